@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The only header with build switches: what the compiler and the build offer.
+ * Everything else is decided at run time by data. */
+#ifndef IZ_CODELETS_BUILD_H
+#define IZ_CODELETS_BUILD_H
+
+/* A function with this attribute is compiled once per SIMD level and chosen when
+ * the program is loaded.  Sanitizers cannot instrument the resolver, which runs
+ * before they are set up, so their builds take the portable version. */
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) &&                   \
+    !defined(__clang__)
+#define IZ_SIMD                                                                \
+    __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3",           \
+                                 "default")))
+#else
+#define IZ_SIMD
+#endif
+
+#define IZ_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define IZ_NORETURN __attribute__((noreturn))
+
+#endif

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Element types and the conversion of flat buffers on the CPU. */
+#include "codelets/dtype.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "codelets/build.h"
+#include "codelets/half.h"
+
+enum { BLOCK = 512 }; /* elements on the stack between two 16-bit types */
+
+int64_t iz_dtype_bytes(enum iz_dtype t)
+{
+    static const int64_t bytes[] = {
+        [IZ_F32] = 4, [IZ_BF16] = 2, [IZ_F16] = 2, [IZ_I32] = 4, [IZ_U8] = 1};
+
+    return bytes[t];
+}
+
+const char *iz_dtype_name(enum iz_dtype t)
+{
+    static const char *const name[] = {[IZ_F32] = "fp32",
+                                       [IZ_BF16] = "bf16",
+                                       [IZ_F16] = "fp16",
+                                       [IZ_I32] = "int32",
+                                       [IZ_U8] = "uint8"};
+
+    return name[t];
+}
+
+IZ_SIMD static void bf16_load(float *restrict y, const uint16_t *restrict x,
+                              int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_bf16_load(x[i]);
+}
+
+IZ_SIMD static void bf16_round(uint16_t *restrict y, const float *restrict x,
+                               int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_bf16_round(x[i]);
+}
+
+IZ_SIMD static void f16_load(float *restrict y, const uint16_t *restrict x,
+                             int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_f16_load(x[i]);
+}
+
+IZ_SIMD static void f16_round(uint16_t *restrict y, const float *restrict x,
+                              int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_f16_round(x[i]);
+}
+
+static void load(float *dst, const void *src, enum iz_dtype from, int64_t n)
+{
+    if (from == IZ_BF16)
+        bf16_load(dst, src, n);
+    else
+        f16_load(dst, src, n);
+}
+
+static void round_to(void *dst, enum iz_dtype to, const float *src, int64_t n)
+{
+    if (to == IZ_BF16)
+        bf16_round(dst, src, n);
+    else
+        f16_round(dst, src, n);
+}
+
+/* bf16 <-> fp16: fp32 holds both exactly, so there is one rounding. */
+static void cast_halves(uint16_t *dst, enum iz_dtype to, const uint16_t *src,
+                        enum iz_dtype from, int64_t n)
+{
+    float buf[BLOCK];
+
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        int64_t k = n - i < BLOCK ? n - i : BLOCK;
+
+        load(buf, src + i, from, k);
+        round_to(dst + i, to, buf, k);
+    }
+}
+
+void iz_cast(void *dst, enum iz_dtype to, const void *src, enum iz_dtype from,
+             int64_t n)
+{
+    assert(to <= IZ_F16 && from <= IZ_F16 && n >= 0);
+    if (n <= 0 || (dst == src && to == from))
+        return;
+    if (to == from)
+        memcpy(dst, src, (size_t)(n * iz_dtype_bytes(to)));
+    else if (to == IZ_F32)
+        load(dst, src, from, n);
+    else if (from == IZ_F32)
+        round_to(dst, to, src, n);
+    else
+        cast_halves(dst, to, src, from, n);
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One message, then the end of the job, from whichever thread comes first. */
+#include "codelets/die.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static char prefix[64];
+static void (*end_job)(int status);
+static atomic_flag dying = ATOMIC_FLAG_INIT;
+
+void iz_die_set(const char *text, void (*end)(int status))
+{
+    snprintf(prefix, sizeof prefix, "%s", text);
+    end_job = end;
+}
+
+static int clamp_len(int len, int room)
+{
+    return len < 0 ? 0 : len < room ? len : room - 1;
+}
+
+/* One write, so that lines of several ranks do not mix. */
+static void print_line(const char *fmt, va_list ap)
+{
+    char line[1024];
+    const int room = (int)sizeof line - 1; /* the newline */
+    int len = clamp_len(snprintf(line, (size_t)room, "izar: %s", prefix), room);
+    int left = room - len;
+    ssize_t done;
+
+    len += clamp_len(vsnprintf(line + len, (size_t)left, fmt, ap), left);
+    line[len++] = '\n';
+    done = write(STDERR_FILENO, line, (size_t)len);
+    (void)done; /* nobody is left to tell */
+}
+
+void iz_die(const char *fmt, ...)
+{
+    va_list ap;
+
+    /* The first message names the cause; later ones would only follow from it.
+     */
+    while (atomic_flag_test_and_set(&dying))
+        pause();
+    va_start(ap, fmt);
+    print_line(fmt, ap);
+    va_end(ap);
+    if (end_job != NULL)
+        end_job(EXIT_FAILURE);
+    abort();
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Element types of tensors, and the conversion between them. */
+#ifndef IZ_CODELETS_DTYPE_H
+#define IZ_CODELETS_DTYPE_H
+
+#include <stdint.h>
+
+enum iz_dtype { IZ_F32, IZ_BF16, IZ_F16, IZ_I32, IZ_U8 };
+
+/* Bytes of one element. */
+int64_t iz_dtype_bytes(enum iz_dtype t);
+/* "fp32", "bf16", "fp16", "int32", "uint8". */
+const char *iz_dtype_name(enum iz_dtype t);
+
+/* Converts n floating-point elements, rounding to nearest even; fp16 overflow
+ * becomes infinity, NaN stays NaN.  dst and src must not overlap unless they are
+ * the same pointer and the same type (then nothing is done). */
+void iz_cast(void *dst, enum iz_dtype to, const void *src, enum iz_dtype from,
+             int64_t n);
+
+#endif

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The arenas and counters of a running (or merely counted) layer. */
+#include "codelets/exec.h"
+
+#include <assert.h>
+#include <stdint.h>
+
+#include "codelets/die.h"
+
+#define ALIGN 64
+
+static struct iz_view take(struct iz_arena *a, const char *name,
+                           enum iz_dtype t, int64_t rows, int64_t cols)
+{
+    struct iz_view v = {.dtype = t, .rows = rows, .cols = cols};
+    int64_t bytes = (iz_view_bytes(v) + ALIGN - 1) / ALIGN * ALIGN;
+
+    assert(rows >= 0 && cols >= 0);
+    assert((uintptr_t)a->base % ALIGN == 0);
+    if (bytes > a->size - a->used)
+        iz_die("%s arena too small: %lld bytes used of %lld, %lld more wanted",
+               name, (long long)a->used, (long long)a->size, (long long)bytes);
+    if (a->base)
+        v.p = a->base + a->used;
+    a->used += bytes;
+    if (a->used > a->peak)
+        a->peak = a->used;
+    return v;
+}
+
+struct iz_view iz_work(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                       int64_t cols)
+{
+    return take(&x->work, "work", t, rows, cols);
+}
+
+int64_t iz_work_mark(const struct iz_exec *x)
+{
+    return x->work.used;
+}
+
+void iz_work_release(struct iz_exec *x, int64_t mark)
+{
+    assert(mark >= 0 && mark <= x->work.used);
+    x->work.used = mark;
+}
+
+struct iz_view iz_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                       int64_t cols)
+{
+    return take(&x->save, "save", t, rows, cols);
+}
+
+struct iz_exec iz_exec_dry(enum iz_dtype act)
+{
+    return (struct iz_exec){.backend = IZ_DRY,
+                            .act = act,
+                            .work = {.size = INT64_MAX},
+                            .save = {.size = INT64_MAX}};
+}
+
+void iz_count(struct iz_exec *x, double flops, double bytes)
+{
+    x->flops += flops;
+    x->bytes += bytes;
+}

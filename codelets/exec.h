@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a layer function sees while it runs inside a task: where to compute, scratch
+ * memory, and counters.  A layer is written once against this and the functions of
+ * ops.h; in a dry run (IZ_DRY) every op only counts, which is how the planner learns
+ * the bytes and flops of a layer from the layer itself. */
+#ifndef IZ_CODELETS_EXEC_H
+#define IZ_CODELETS_EXEC_H
+
+#include <stdint.h>
+
+#include "codelets/dtype.h"
+
+enum iz_backend { IZ_DRY, IZ_CPU, IZ_CUDA };
+
+/* A row-major matrix [rows, cols] without gaps.  Borrowed memory; p is NULL in a
+ * dry run and for a gradient that nobody wants. */
+struct iz_view {
+    void *p;
+    enum iz_dtype dtype;
+    int64_t rows, cols;
+};
+
+/* Bump allocator over memory owned by somebody else. */
+struct iz_arena {
+    char *base;
+    int64_t size, used, peak; /* bytes; size is INT64_MAX in a dry run */
+};
+
+struct iz_exec {
+    enum iz_backend backend;
+    enum iz_dtype act;    /* type of activations: fp32 on the CPU */
+    void *stream, *blas;  /* of the CUDA worker, else NULL */
+    struct iz_arena work; /* scratch of this task */
+    struct iz_arena save; /* what forward keeps for backward */
+    double flops, bytes;  /* counted by every op; bytes = compulsory traffic */
+};
+
+/* Takes a matrix from the scratch arena; 64-byte aligned, not cleared, valid until
+ * released or the task ends.  iz_die when the arena is too small: the dry run
+ * and the run then disagree. */
+struct iz_view iz_work(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                       int64_t cols);
+int64_t iz_work_mark(const struct iz_exec *x);
+void iz_work_release(struct iz_exec *x, int64_t mark);
+
+/* Takes a matrix from the arena that lives from forward to backward.  Forward and
+ * backward of a layer must make the same calls in the same order. */
+struct iz_view iz_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                       int64_t cols);
+
+/* An exec for a dry run, all counters zero. */
+struct iz_exec iz_exec_dry(enum iz_dtype act);
+
+/* Adds to the counters. */
+void iz_count(struct iz_exec *x, double flops, double bytes);
+
+static inline int64_t iz_view_len(struct iz_view v)
+{
+    return v.rows * v.cols;
+}
+
+static inline int64_t iz_view_bytes(struct iz_view v)
+{
+    return v.rows * v.cols * iz_dtype_bytes(v.dtype);
+}
+
+/* The rows [from, from + n) of v. */
+static inline struct iz_view iz_view_rows(struct iz_view v, int64_t from,
+                                          int64_t n)
+{
+    v.rows = n;
+    if (v.p)
+        v.p = (char *)v.p + from * v.cols * iz_dtype_bytes(v.dtype);
+    return v;
+}
+
+#endif

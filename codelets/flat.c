@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums, norms and hashes of flat buffers on the CPU.  The bits are part of the
+ * contract: build this file with -ffp-contract=off. */
+#include "codelets/flat.h"
+
+#include <assert.h>
+
+#include "codelets/build.h"
+#include "codelets/half.h"
+#include "codelets/mix.h"
+
+enum {
+    BLOCK = 1024, /* elements expanded at a time, in the first-level cache */
+    LANES = 32 /* partial sums of the norm: element i goes to lane i % LANES */
+};
+
+/* n <= BLOCK elements of x as fp32: x itself or its expansion in buf. */
+static const float *as_f32(float *buf, const void *x, enum iz_dtype type,
+                           int64_t n)
+{
+    if (type == IZ_F32)
+        return x;
+    iz_cast(buf, IZ_F32, x, type, n);
+    return buf;
+}
+
+static const void *at(const void *x, enum iz_dtype type, int64_t i)
+{
+    return (const char *)x + i * iz_dtype_bytes(type);
+}
+
+static int64_t block_len(int64_t n, int64_t i)
+{
+    return n - i < BLOCK ? n - i : BLOCK;
+}
+
+/* The square of an fp32 is exact in double. */
+IZ_SIMD static void add_squares(double *restrict lane, const float *restrict x,
+                                int64_t n)
+{
+    int64_t i = 0;
+
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            lane[j] += (double)x[i + j] * (double)x[i + j];
+    for (int j = 0; i + j < n; j++)
+        lane[j] += (double)x[i + j] * (double)x[i + j];
+}
+
+double iz_flat_norm2(const void *x, enum iz_dtype type, int64_t n)
+{
+    double lane[LANES] = {0};
+    float buf[BLOCK];
+
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        int64_t k = block_len(n, i);
+
+        add_squares(lane, as_f32(buf, at(x, type, i), type, k), k);
+    }
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int j = 0; j < half; j++)
+            lane[j] += lane[j + half];
+    return lane[0];
+}
+
+/* y may be a or b. */
+IZ_SIMD static void add(float *y, const float *a, const float *b, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = a[i] + b[i];
+}
+
+void iz_flat_add(void *out, enum iz_dtype out_type, const void *in,
+                 enum iz_dtype in_type, int64_t n)
+{
+    iz_flat_sum(out, out_type, true, &in, 1, in_type, n);
+}
+
+/* The sum of the elements [i, i + k) of all inputs: where it is, in buf or in
+ * the only input. */
+static const float *sum_block(float *buf, float *next, const void *const *in,
+                              int n_in, enum iz_dtype type, int64_t i,
+                              int64_t k)
+{
+    const float *sum = as_f32(buf, at(in[0], type, i), type, k);
+
+    for (int s = 1; s < n_in; s++) {
+        add(buf, sum, as_f32(next, at(in[s], type, i), type, k), k);
+        sum = buf;
+    }
+    return sum;
+}
+
+void iz_flat_sum(void *out, enum iz_dtype out_type, bool accumulate,
+                 const void *const *in, int n_in, enum iz_dtype in_type,
+                 int64_t n)
+{
+    float buf[BLOCK], next[BLOCK];
+
+    assert(n_in >= 1);
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        int64_t k = block_len(n, i);
+        char *dst = (char *)out + i * iz_dtype_bytes(out_type);
+        const float *sum = sum_block(buf, next, in, n_in, in_type, i, k);
+
+        if (accumulate) {
+            add(buf, as_f32(next, dst, out_type, k), sum, k);
+            sum = buf;
+        }
+        iz_cast(dst, out_type, sum, IZ_F32, k);
+    }
+}
+
+IZ_SIMD static uint64_t hash(uint64_t first, const float *x, int64_t n)
+{
+    uint64_t sum = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        sum += iz_mix((first + (uint64_t)i) * IZ_GOLDEN +
+                      iz_float_bits(x[i]) * 0xd1342543de82ef95u);
+    return sum;
+}
+
+uint64_t iz_flat_hash(int64_t first, const float *x, int64_t n)
+{
+    return hash((uint64_t)first, x, n);
+}

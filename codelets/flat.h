@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels on flat buffers of n elements on the CPU.  All of them give the same
+ * bits at every SIMD level; buffers of one call must not overlap unless a
+ * function says otherwise.  Types are fp32, bf16 and fp16. */
+#ifndef IZ_CODELETS_FLAT_H
+#define IZ_CODELETS_FLAT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "codelets/dtype.h"
+
+/* Sum of x[i]^2 in double, in an order fixed by n alone.  Infinity or NaN in x
+ * makes the result not finite; nothing else does. */
+double iz_flat_norm2(const void *x, enum iz_dtype type, int64_t n);
+
+/* out[i] = out[i] + in[i] in fp32, rounded to out_type. */
+void iz_flat_add(void *out, enum iz_dtype out_type, const void *in,
+                 enum iz_dtype in_type, int64_t n);
+
+/* sum = ((in_0[i] + in_1[i]) + in_2[i]) + ... in fp32, then
+ * out[i] = accumulate ? out[i] + sum : sum, rounded to out_type.  Without
+ * accumulate out may be one of the n_in >= 1 inputs, if it has their type. */
+void iz_flat_sum(void *out, enum iz_dtype out_type, bool accumulate,
+                 const void *const *in, int n_in, enum iz_dtype in_type,
+                 int64_t n);
+
+/* Hash of the bits and the positions of x: the sum modulo 2^64 over the pieces
+ * of a buffer is the hash of the buffer, however it is cut.  first: index of
+ * x[0]. */
+uint64_t iz_flat_hash(int64_t first, const float *x, int64_t n);
+
+/* out[i] = std * z, z standard normal and a function of (seed, stream, first +
+ * i) alone: the same on every machine and however a buffer is cut.  |z| < 8.5.
+ */
+void iz_flat_normal(float *out, int64_t n, uint64_t seed, uint64_t stream,
+                    int64_t first, float std);
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The matrix product through CBLAS. */
+#include "codelets/gemm.h"
+
+#include <assert.h>
+#include <limits.h>
+
+#include <cblas.h>
+
+void iz_gemm_open(void)
+{
+    openblas_set_num_threads(1);
+}
+
+void iz_gemm_cpu(const struct iz_gemm *g)
+{
+    assert(g->m <= INT_MAX && g->n <= INT_MAX && g->k <= INT_MAX);
+    assert(g->lda <= INT_MAX && g->ldb <= INT_MAX && g->ldc <= INT_MAX);
+    cblas_sgemm(CblasRowMajor, g->ta ? CblasTrans : CblasNoTrans,
+                g->tb ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n,
+                (int)g->k, g->alpha, g->a, (int)g->lda, g->b, (int)g->ldb,
+                g->beta, g->c, (int)g->ldc);
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one door to the CPU's BLAS: a single-threaded fp32 matrix product that
+ * any number of workers may call at the same time. */
+#ifndef IZ_CODELETS_GEMM_H
+#define IZ_CODELETS_GEMM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* C = alpha op(A) op(B) + beta C, all row-major; op(A) is [m,k], op(B) [k,n],
+ * and ta, tb say that the matrix is stored transposed.  With beta = 0 C is not
+ * read. */
+struct iz_gemm {
+    int64_t m, n, k;
+    const float *a;
+    int64_t lda;
+    bool ta;
+    const float *b;
+    int64_t ldb;
+    bool tb;
+    float *c;
+    int64_t ldc;
+    float alpha, beta;
+};
+
+/* Once per process, before any task runs: one BLAS thread per caller. */
+void iz_gemm_open(void);
+
+void iz_gemm_cpu(const struct iz_gemm *g);
+
+#endif

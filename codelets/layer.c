@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Building the list of units of a model. */
+#include "codelets/layer.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void close_model(struct iz_model *m)
+{
+    for (int u = 0; m->unit && u < m->n_units; u++)
+        free(m->unit[u].param);
+    free(m->unit);
+    free(m->self);
+    free(m);
+}
+
+int iz_model_open(struct iz_model **out, const char *name, int n_units,
+                  size_t self_bytes)
+{
+    struct iz_model *m = calloc(1, sizeof *m);
+
+    *out = m;
+    if (!m)
+        return -ENOMEM;
+    m->name = name;
+    m->close = close_model;
+    m->n_units = n_units;
+    m->unit = calloc((size_t)n_units, sizeof *m->unit);
+    m->self = calloc(1, self_bytes);
+    if (!m->unit || !m->self) {
+        iz_model_close(out);
+        return -ENOMEM;
+    }
+    for (int u = 0; u < n_units; u++)
+        m->unit[u].tied_unit = -1;
+    return 0;
+}
+
+void iz_model_close(struct iz_model **model)
+{
+    if (*model)
+        (*model)->close(*model);
+    *model = NULL;
+}
+
+int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
+                   const char *prefix)
+{
+    u->param = calloc((size_t)n, sizeof *u->param);
+    if (!u->param)
+        return -ENOMEM;
+    u->n_params = n;
+    for (int i = 0; i < n; i++) {
+        size_t size = sizeof u->param[i].name;
+        int len;
+
+        u->param[i] = list[i];
+        len = snprintf(u->param[i].name, size, "%s%s", prefix, list[i].name);
+        assert(len > 0 && (size_t)len < size);
+        (void)len;
+    }
+    return 0;
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The mixing step of the hashes and of the counter-based random numbers. */
+#ifndef IZ_CODELETS_MIX_H
+#define IZ_CODELETS_MIX_H
+
+#include <stdint.h>
+
+/* 2^64 / golden ratio: odd, so that multiples of it are all different. */
+#define IZ_GOLDEN 0x9e3779b97f4a7c15u
+
+/* A bijection of 64 bits in which every input bit reaches every output bit. */
+static inline uint64_t iz_mix(uint64_t z)
+{
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+#endif

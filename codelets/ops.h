@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The mathematics a layer may call inside a task.  Every op counts its flops
+ * and bytes, takes its scratch from the work arena and gives it back, and in a
+ * dry run does nothing else.
+ *
+ * Activations have the type x->act (fp32 on the CPU), weights and their
+ * gradients fp32, bf16 or fp16; sums are formed in fp32 in a fixed order, so
+ * equal inputs give equal bits on every worker.  Flops are those of matrix
+ * products only, so that they compare with the usual 6 N per token.  NaN and
+ * infinity are never hidden.  M = number of rows (tokens of all samples), C =
+ * width.
+ *
+ * A view with rows = 0 is an absent argument.  A weight gradient whose p is
+ * NULL outside a dry run is not computed. */
+#ifndef IZ_CODELETS_OPS_H
+#define IZ_CODELETS_OPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "codelets/exec.h"
+
+#define IZ_NONE ((struct iz_view){0})
+
+/* Whether the gradient v is to be computed. */
+static inline bool iz_wanted(const struct iz_exec *x, struct iz_view v)
+{
+    return v.rows && (v.p || x->backend == IZ_DRY);
+}
+
+/* w [in,out], or [out,in] when `out_in`; b [1,out] or absent.  dw and db are
+ * written by iz_matmul_dw only; with `add` it adds to dw, which is then fp32.
+ */
+struct iz_linear {
+    struct iz_view w, b, dw, db;
+    bool out_in, add;
+};
+
+/* y = r + a w + b: a [M,in], y and r [M,out]; r may be absent or y itself. */
+void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                   struct iz_view a, const struct iz_linear *l);
+/* da = dy w^T. */
+void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
+                  const struct iz_linear *l);
+/* dw = a^T dy, db = sum of the rows of dy. */
+void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                  const struct iz_linear *l);
+
+/* w b dw db [1,C]; mean and rstd fp32 [M,1] are written by forward. */
+struct iz_norm {
+    struct iz_view w, b, dw, db, mean, rstd;
+};
+
+/* y = (a - mean) / sqrt(var + 1e-5) w + b, by row; all [M,C]. */
+void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                      const struct iz_norm *n);
+/* The same y again, bit for bit, from the saved mean and rstd. */
+void iz_layernorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                        const struct iz_norm *n);
+/* dx = r + d(layernorm)/da dy, dw, db; dx may be r or dy, r may be absent. */
+void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                      struct iz_view dy, struct iz_view a,
+                      const struct iz_norm *n);
+
+/* y = a/2 (1 + tanh(sqrt(2/pi) (a + 0.044715 a^3))); y may be a. */
+void iz_gelu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
+/* du = dy gelu'(a), y = gelu(a) again; du may be dy and y may be a. */
+void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
+                 struct iz_view dy, struct iz_view a);
+
+/* Causal self-attention of M / seq samples; every row of qkv [M,3C] holds the
+ * heads' queries, then their keys, then their values. */
+struct iz_attention {
+    struct iz_view qkv; /* [M,3C] */
+    struct iz_view o;   /* [M,C], written by forward, read by backward */
+    struct iz_view lse; /* fp32 [M / seq * heads, seq]: log of the sum of
+                         * exponentials; written by forward, read by backward */
+    int64_t seq;
+    int heads;
+};
+
+/* o = softmax(q k^T / sqrt(C / heads), causal) v. */
+void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a);
+/* dqkv [M,3C] from dy = gradient of o. */
+void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
+                      const struct iz_attention *a);
+
+/* y[t] = wte[token[t]] + wpe[t mod seq]: token [M], wte [V,C], wpe [seq,C] or
+ * absent.  iz_die on a token outside 0..V-1. */
+void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
+                      struct iz_view wte, struct iz_view wpe);
+/* Overwrites dwte and dwpe with the gradients; rows are added in ascending t.
+ */
+void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
+                      struct iz_view dwpe, struct iz_view dy,
+                      const int32_t *token);
+
+/* Logits a w^T and the cross-entropy with the targets, a chunk of rows at a
+ * time, so that the logits are never whole.  The loss is the mean over the rows
+ * whose target is not -1 (0 where there is none). */
+struct iz_classifier {
+    struct iz_view a, w;   /* [M,C], [V,C] */
+    const int32_t *target; /* [M], -1 = ignored */
+    struct iz_view da, dw; /* of loss * loss_scale; da may be a */
+    float loss_scale;
+    double *loss;
+};
+
+void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c);
+/* Loss and gradients in one go. */
+void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c);
+
+#endif

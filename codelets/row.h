@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Building blocks of the CPU kernels that work row by row: an exponential that
+ * the compiler vectorises, and reductions.  For use inside IZ_SIMD functions.
+ * The order of a sum depends on the length and on the SIMD level of the
+ * processor, so it is the same for all workers of a machine; NaN and infinity
+ * pass through. */
+#ifndef IZ_CODELETS_ROW_H
+#define IZ_CODELETS_ROW_H
+
+#include <stdint.h>
+
+/* e^x to about 1 ulp; 0 below -86.5 (where the result would come near the
+ * subnormal range), infinity from 88.73 up. */
+static inline float iz_expf(float x)
+{
+    const float magic =
+        12582912.f; /* 1.5 * 2^23: the sum is a rounded integer */
+    union {
+        float f;
+        uint32_t u;
+    } t, s;
+    float c = x < -86.5f ? -86.5f : x;
+    c = c > 89.f ? 89.f : c;
+    t.f = c * 1.44269504f + magic;
+    float n = t.f - magic;
+    float r = (c - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.392618359e-3f;
+    p = p * r + 8.363179053e-3f;
+    p = p * r + 4.166655462e-2f;
+    p = p * r + 1.666657699e-1f;
+    p = p * r + 0.5f;
+    p = p * (r * r) + r + 1.f;
+    /* 2^(n-1), doubled afterwards, so that n = 128 does not overflow early. */
+    s.u = (t.u + 126u) << 23;
+    p = p * s.f * 2.f;
+    return x < -86.5f ? 0.f : p;
+}
+
+/* The largest of n > 0 numbers; NaN may be skipped. */
+static inline float iz_row_max(const float *s, int64_t n)
+{
+    float m = s[0];
+
+#pragma omp simd reduction(max : m)
+    for (int64_t j = 0; j < n; j++)
+        m = s[j] > m ? s[j] : m;
+    return m;
+}
+
+/* s = exp(s - m); returns the sum. */
+static inline float iz_row_exp(float *s, float m, int64_t n)
+{
+    float sum = 0;
+
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < n; j++) {
+        float e = iz_expf(s[j] - m);
+
+        s[j] = e;
+        sum += e;
+    }
+    return sum;
+}
+
+#endif

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one door through which tasks enter StarPU.  A task is a kind (name, colour,
+ * priority), a function, the data it touches and a small argument that is copied.
+ * Everything that happens around every task happens here: placement on the right
+ * workers, the order of the lane, cost for the scheduler, the span log. */
+#ifndef IZ_CODELETS_TASK_H
+#define IZ_CODELETS_TASK_H
+
+#include <starpu.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "codelets/exec.h"
+
+enum iz_kind {
+    IZ_BATCH,    /* copy the samples of a micro-batch out of the data set */
+    IZ_LOAD,     /* nvme -> staging buffer */
+    IZ_FETCH,    /* all-gather and/or copy of a unit's parameters */
+    IZ_FORWARD,  /* one unit, one micro-batch */
+    IZ_BACKWARD, /* same, recomputation included */
+    IZ_REDUCE,   /* reduce-scatter and/or accumulation of a unit's gradient */
+    IZ_NORM,     /* sums: squares of a gradient shard, losses */
+    IZ_CLIP,     /* the scalars of a step: loss, norm, scale, learning rate */
+    IZ_ADAM,     /* one chunk of the optimizer */
+    IZ_STORE,    /* staging buffer -> nvme */
+    IZ_EVAL,     /* forward without gradients */
+    IZ_SAMPLE,   /* forward of generation and the choice of the next token */
+    IZ_KINDS
+};
+
+struct iz_kind_info {
+    const char *name;
+    unsigned color; /* 0xRRGGBB, distinguishable by colour-blind people */
+    int priority;   /* larger first */
+};
+extern const struct iz_kind_info iz_kinds[IZ_KINDS];
+
+/* Which workers may run a task. */
+enum iz_where {
+    IZ_ON_COMPUTE,
+    IZ_ON_LANE, /* collectives: one worker, in submission order on every rank */
+    IZ_ON_IO    /* disk: workers that sleep in the kernel */
+};
+
+struct iz_access {
+    starpu_data_handle_t handle;
+    enum starpu_data_access_mode mode; /* STARPU_R, STARPU_W or STARPU_RW */
+};
+
+#define IZ_TASK_DATA 16
+
+struct iz_task {
+    enum iz_kind kind;
+    enum iz_where where;
+    /* buf[i] is the memory of data[i]; x is the worker's exec (arenas empty). */
+    void (*run)(struct iz_exec *x, void **buf, const void *arg);
+    const void *arg; /* copied */
+    size_t arg_bytes;
+    struct iz_access data[IZ_TASK_DATA]; /* ends at the first NULL handle */
+    const struct iz_access *more;        /* n_more further ones */
+    int n_more;
+    int urgency;    /* added to the kind's priority (small numbers) */
+    double flops, bytes; /* for the scheduler's cost and the trace */
+    int unit, step; /* what the trace and the messages call it */
+};
+
+/* One executed task: times of CLOCK_MONOTONIC in ns. */
+struct iz_span {
+    int64_t begin_ns, end_ns;
+    double flops;
+    short kind, worker;
+    int unit, step;
+};
+
+struct iz_graph_config {
+    int workers;    /* compute workers */
+    bool lane;      /* one more worker for collectives */
+    int io_workers; /* more workers for the disk */
+    const char *scheduler; /* StarPU's name; STARPU_SCHED wins */
+    int rank;              /* names the trace file */
+    int64_t work_bytes;    /* scratch of each compute worker */
+    int delay_us;          /* random delay before each task: 0 = none */
+    uint64_t delay_seed;
+};
+
+struct iz_graph;
+
+/* Starts StarPU.  Negative errno with the reason printed (unknown scheduler, no
+ * worker, ...).  `scratch` gives the scratch memory of compute worker i, borrowed
+ * until close (NULL when work_bytes is 0). */
+int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
+                  char *const *scratch);
+/* Waits for all tasks, stops StarPU. */
+void iz_graph_close(struct iz_graph **g);
+
+/* Submits.  An error sticks: later calls do nothing and return it. */
+int iz_submit(struct iz_graph *g, const struct iz_task *t);
+int iz_graph_error(const struct iz_graph *g);
+void iz_graph_wait(struct iz_graph *g); /* until every task has ended */
+
+/* Name of the scheduler in force. */
+const char *iz_graph_scheduler(const struct iz_graph *g);
+int64_t iz_graph_submitted(const struct iz_graph *g);
+
+/* Hands every span since the last call to `take`, oldest first per worker.  Only the
+ * submitting thread calls it.  Returns how many spans were lost to a full log. */
+int64_t iz_graph_spans(struct iz_graph *g,
+                       void (*take)(void *arg, const struct iz_span *s),
+                       void *arg);
+
+/* Runs fn on every compute worker at the same time and waits. */
+void iz_graph_on_workers(struct iz_graph *g, void (*fn)(void *arg), void *arg);
+
+int64_t iz_now_ns(void);
+
+#endif

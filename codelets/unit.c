@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Forward and backward of one unit as tasks; see unit.h. */
+#include "codelets/unit.h"
+
+#include <assert.h>
+#include <string.h>
+
+#define MAX_PARAMS 64
+
+static void *at(void **buf, int i)
+{
+    return i < 0 ? NULL : buf[i];
+}
+
+/* Views of all parameters of a unit, the tied one last, over flat buffers. */
+static int make_views(const struct iz_unit_layout *l, enum iz_dtype type,
+                      char *own, char *tied, struct iz_view *out)
+{
+    const struct iz_unit *u = &l->model->unit[l->unit];
+    int64_t size = iz_dtype_bytes(type);
+    int n = u->n_params;
+    assert(n < MAX_PARAMS);
+    for (int i = 0; i < n; i++)
+        out[i] = (struct iz_view){own ? own + l->offset[i] * size : NULL, type,
+                                  u->param[i].rows, u->param[i].cols};
+    if (u->tied_unit < 0)
+        return n;
+    const struct iz_param *t =
+        &l->model->unit[u->tied_unit].param[u->tied_param];
+    out[n] = (struct iz_view){tied ? tied + l->tied_offset * size : NULL, type,
+                              t->rows, t->cols};
+    return n + 1;
+}
+
+/* A gradient buffer is summed whole: what no parameter covers must be zero. */
+static void clear_uncovered(char *p, int64_t n, enum iz_dtype type,
+                            int64_t from, int64_t to)
+{
+    int64_t size = iz_dtype_bytes(type);
+    memset(p, 0, (size_t)(from * size));
+    memset(p + to * size, 0, (size_t)((n - to) * size));
+}
+
+static void clear_gradients(const struct iz_unit_arg *a, void **buf)
+{
+    const struct iz_unit_layout *l = a->layout;
+    const struct iz_unit *u = &l->model->unit[l->unit];
+    if (a->at_grad >= 0) {
+        const struct iz_param *last = &u->param[u->n_params - 1];
+        int64_t end = l->offset[u->n_params - 1] + last->rows * last->cols;
+        clear_uncovered(buf[a->at_grad], l->n, a->grad_type, 0, end);
+    }
+    if (a->at_tied_grad >= 0) {
+        const struct iz_param *t =
+            &l->model->unit[u->tied_unit].param[u->tied_param];
+        clear_uncovered(buf[a->at_tied_grad], l->tied_n, a->grad_type,
+                        l->tied_offset, l->tied_offset + t->rows * t->cols);
+    }
+}
+
+static struct iz_view boundary(enum iz_dtype act, const struct iz_model *m,
+                               int unit, int samples,
+                               void *p)
+{
+    int64_t cols = unit < 0 ? 0 : m->unit[unit].out_elems;
+    return (struct iz_view){p, act, samples, cols};
+}
+
+static void call_layer(struct iz_exec *x, const struct iz_unit *u,
+                       struct iz_layer *l, enum iz_unit_call call)
+{
+    switch (call) {
+    case IZ_CALL_FORWARD:
+        u->forward(x, l);
+        break;
+    case IZ_CALL_BACKWARD:
+        u->backward(x, l);
+        break;
+    case IZ_CALL_EVALUATE:
+        u->evaluate(x, l);
+        break;
+    case IZ_CALL_GENERATE:
+        u->generate(x, l);
+        break;
+    }
+}
+
+/* Recomputation: forward again into scratch, its output thrown away, so that
+ * backward finds what it would have kept. */
+static void recompute(struct iz_exec *x, const struct iz_unit *u,
+                      struct iz_layer l)
+{
+    int64_t mark = iz_work_mark(x);
+    struct iz_view y = iz_work(x, x->act, l.samples, u->out_elems);
+    l.y = y;
+    u->forward(x, &l);
+    iz_work_release(x, mark);
+    x->save.used = 0;
+}
+
+/* Kept activations come from their own buffer or, when nobody keeps them, from the
+ * scratch of the task. */
+static void attach_save(struct iz_exec *x, const struct iz_unit_arg *a,
+                        void **buf)
+{
+    void *p = at(buf, a->at_save);
+    if (!p && a->save_bytes)
+        p = iz_work(x, IZ_U8, 1, a->save_bytes).p;
+    x->save = (struct iz_arena){.base = p, .size = a->save_bytes};
+}
+
+void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct iz_unit_arg *a = arg;
+    const struct iz_unit_layout *l = a->layout;
+    const struct iz_model *m = l->model;
+    const struct iz_unit *u = &m->unit[l->unit];
+    struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
+    make_views(l, a->param_type, at(buf, a->at_param), at(buf, a->at_tied), w);
+    make_views(l, a->grad_type, at(buf, a->at_grad), at(buf, a->at_tied_grad),
+               dw);
+    char *batch = at(buf, a->at_batch);
+    struct iz_layer layer = {
+        .self = m->self,
+        .unit = l->unit,
+        .samples = a->samples,
+        .w = w,
+        .dw = dw,
+        .x = boundary(x->act, m, l->unit - 1, a->samples, at(buf, a->at_x)),
+        .y = boundary(x->act, m, l->unit, a->samples, at(buf, a->at_y)),
+        .dy = boundary(x->act, m, l->unit, a->samples, at(buf, a->at_d)),
+        .dx = boundary(x->act, m, l->unit - 1, a->samples, at(buf, a->at_d)),
+        .input = batch,
+        .target = batch ? batch + a->samples * m->input_bytes : NULL,
+        .loss = at(buf, a->at_loss),
+        .loss_scale = a->at_scale < 0 ? 1 : *(float *)buf[a->at_scale],
+        .row = a->row,
+        .logits = at(buf, a->at_logits),
+    };
+    attach_save(x, a, buf);
+    if (a->call == IZ_CALL_BACKWARD && a->at_save < 0 && u->forward)
+        recompute(x, u, layer);
+    call_layer(x, u, &layer, a->call);
+    clear_gradients(a, buf);
+}
+
+/* ---- dry runs ---- */
+
+static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
+                     int samples, enum iz_dtype type, enum iz_unit_call call)
+{
+    int64_t offset[MAX_PARAMS] = {0};
+    struct iz_unit_layout l = {.model = m, .unit = unit, .offset = offset};
+    struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
+    make_views(&l, type, NULL, NULL, w);
+    make_views(&l, type, NULL, NULL, dw);
+    struct iz_layer a = {.self = m->self,
+                         .unit = unit,
+                         .samples = samples,
+                         .w = w,
+                         .dw = dw,
+                         .x = boundary(x->act, m, unit - 1, samples, NULL),
+                         .y = boundary(x->act, m, unit, samples, NULL),
+                         .dy = boundary(x->act, m, unit, samples, NULL),
+                         .dx = boundary(x->act, m, unit - 1, samples, NULL)};
+    call_layer(x, &m->unit[unit], &a, call);
+}
+
+static int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit, int samples,
+                                 enum iz_dtype param_type)
+{
+    const struct iz_unit *u = &m->unit[unit];
+    struct iz_unit_cost c = {0};
+    struct iz_exec x = iz_exec_dry(IZ_F32);
+    if (u->forward) {
+        /* A recomputed forward also writes its output into scratch. */
+        iz_work(&x, x.act, samples, u->out_elems);
+        dry_call(&x, m, unit, samples, param_type, IZ_CALL_FORWARD);
+        c.save_bytes = x.save.peak;
+        c.work_bytes = x.work.peak;
+        c.forward_flops = x.flops;
+        c.forward_bytes = x.bytes;
+    }
+    x = iz_exec_dry(IZ_F32);
+    dry_call(&x, m, unit, samples, param_type, IZ_CALL_BACKWARD);
+    c.save_bytes = max64(c.save_bytes, x.save.peak);
+    c.work_bytes = max64(c.work_bytes, x.work.peak);
+    c.backward_flops = x.flops;
+    c.backward_bytes = x.bytes;
+    for (int call = IZ_CALL_EVALUATE; call <= IZ_CALL_GENERATE; call++) {
+        if (call == IZ_CALL_EVALUATE ? !u->evaluate : !u->generate)
+            continue;
+        x = iz_exec_dry(IZ_F32);
+        dry_call(&x, m, unit, call == IZ_CALL_GENERATE ? 1 : samples,
+                 param_type, (enum iz_unit_call)call);
+        c.work_bytes = max64(c.work_bytes, x.work.peak);
+        c.save_bytes = max64(c.save_bytes, x.save.peak);
+    }
+    return c;
+}

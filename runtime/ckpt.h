@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints: a directory step-00000100/ with one safetensors file per rank
+ * and an index that names every logical parameter, so that the files mean the
+ * same at any number of ranks.  Written under a temporary name, synced, then
+ * renamed: a crash leaves the previous checkpoint as it was. */
+#ifndef IZ_RUNTIME_CKPT_H
+#define IZ_RUNTIME_CKPT_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "runtime/coll.h"
+
+/* One flat fp32 array of which this rank holds the elements [first, first +
+ * count): master, m or v of one unit's parameters laid end to end (without
+ * padding). */
+struct iz_ckpt_part {
+    char name[64]; /* "h.3/m" */
+    int64_t total, first, count;
+    /* Copies elements [from, from + n) of the rank's piece out of or into the
+     * run. Called with n <= IZ_CKPT_PIECE, in ascending order. */
+    void (*get)(void *arg, int64_t from, float *out, int64_t n);
+    void (*put)(void *arg, int64_t from, const float *in, int64_t n);
+    void *arg;
+};
+
+#define IZ_CKPT_PIECE (1 << 20)
+
+/* One logical parameter inside a flat array: for the index. */
+struct iz_ckpt_name {
+    char name[64], array[64]; /* "h.3.ln_1.weight" lies in "h.3/..." */
+    int64_t offset, rows, cols;
+};
+
+/* Scalars that resume needs; stored as decimal or hex-float text, exactly. */
+struct iz_ckpt_scalar {
+    char name[48];
+    double value;
+};
+
+struct iz_ckpt {
+    const char *dir; /* run's output; checkpoints lie in dir/checkpoints */
+    int keep_last; /* older ones are removed after a successful save; 0 = all */
+    struct iz_ckpt_part *part;
+    int n_parts;
+    const struct iz_ckpt_name *names;
+    int n_names;
+    struct iz_ckpt_scalar *scalar;
+    int n_scalars;
+    const char
+        *model_text; /* JSON text of the model section; checked on load */
+};
+
+/* All ranks, with no task running.  On failure (disk full, ...) the reason is
+ * printed, the half-written directory is removed, the last good checkpoint
+ * stays, and a negative errno is returned on every rank. */
+int iz_ckpt_save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c);
+
+/* Finds the newest complete checkpoint; its step in *step.  -ENOENT if none. */
+int iz_ckpt_latest(const struct iz_ckpt *k, int64_t *step);
+
+/* Fills parts and scalars from the checkpoint of `step`.  Any number of ranks
+ * may have written it.  A missing, truncated or foreign file is named; nothing
+ * is put before every file has been checked.  Negative errno on every rank. */
+int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The directories of checkpoints: dir/checkpoints/step-00000100 is complete
+ * because it has that name; step-....tmp is being written or removed;
+ * step-....old is one that is just being replaced, and complete as well. */
+#ifndef IZ_RUNTIME_CKPT_DIR_H
+#define IZ_RUNTIME_CKPT_DIR_H
+
+#include <stdint.h>
+
+#define IZ_CKPT_PATH 1280
+/* Of a file in such a directory. */
+#define IZ_CKPT_FILE_PATH (IZ_CKPT_PATH + 64)
+
+/* Prints "izar: checkpoint: path: what: strerror(err)", returns -err. */
+int iz_ckpt_dir_refuse(const char *path, const char *what, int err);
+
+/* Removes what a crash left, and makes the directory in which the checkpoint of
+ * `step` is written; its path in `path`.  Negative errno with the reason
+ * printed. */
+int iz_ckpt_dir_begin(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
+
+/* Gives the written and synced directory its name, in place of an older
+ * checkpoint of the same step. */
+int iz_ckpt_dir_commit(const char *dir, int64_t step);
+
+/* Removes the directory of iz_ckpt_dir_begin. */
+void iz_ckpt_dir_abort(const char *dir, int64_t step);
+
+/* Removes all but the `keep` newest checkpoints up to `step`. */
+void iz_ckpt_dir_prune(const char *dir, int64_t step, int keep);
+
+/* The newest complete checkpoint below `limit`; -ENOENT if there is none. */
+int64_t iz_ckpt_dir_newest(const char *dir, int64_t limit);
+
+/* Where the complete checkpoint of `step` lies.  -ENOENT if nowhere. */
+int iz_ckpt_dir_find(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
+
+#endif

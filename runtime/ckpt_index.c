@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing, reading and comparing index.json.  Its last member is a hash of the
+ * text before it, so that a damaged index is told from a foreign one. */
+#define _POSIX_C_SOURCE 200809L
+
+#include "runtime/ckpt_index.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "codelets/build.h"
+#include "runtime/hash.h"
+
+#define FORMAT 1
+#define SEAL ",\n\"seal\": \"%016" PRIx64 "\"\n}\n"
+#define SEAL_BYTES 32
+#define TEXT_MAX ((int64_t)1 << 30)
+
+struct iz_ckpt_index {
+    char *path;
+    json_t *root;
+    int64_t step;
+    int ranks;
+    struct iz_ckpt_file *file;
+};
+
+/* ---- writing ---- */
+
+/* Names are ours, but paths and words of a user may be among them one day. */
+static void put_string(FILE *f, const char *s)
+{
+    fputc('"', f);
+    for (; *s; s++)
+        if (*s == '"' || *s == '\\' || (unsigned char)*s < 0x20)
+            fprintf(f, "\\u%04x", *s);
+        else
+            fputc(*s, f);
+    fputc('"', f);
+}
+
+static void put_files(FILE *f, int ranks, const struct iz_ckpt_file *file)
+{
+    fputs(",\n\"files\": [", f);
+    for (int i = 0; i < ranks; i++)
+        fprintf(f,
+                "%s\n  {\"name\": \"" IZ_CKPT_FILE "\", \"bytes\": %" PRId64
+                ", \"header\": \"%016" PRIx64 "\"}",
+                i ? "," : "", i, ranks, file[i].bytes, file[i].header_hash);
+    fputs("]", f);
+}
+
+static void put_arrays(FILE *f, const struct iz_ckpt *k)
+{
+    fputs(",\n\"arrays\": [", f);
+    for (int i = 0; i < k->n_parts; i++) {
+        fprintf(f, "%s\n  {\"name\": ", i ? "," : "");
+        put_string(f, k->part[i].name);
+        fprintf(f, ", \"total\": %" PRId64 "}", k->part[i].total);
+    }
+    fputs("]", f);
+}
+
+static void put_parameters(FILE *f, const struct iz_ckpt *k)
+{
+    fputs(",\n\"parameters\": [", f);
+    for (int i = 0; i < k->n_names; i++) {
+        const struct iz_ckpt_name *p = &k->names[i];
+
+        fprintf(f, "%s\n  {\"name\": ", i ? "," : "");
+        put_string(f, p->name);
+        fputs(", \"array\": ", f);
+        put_string(f, p->array);
+        fprintf(f,
+                ", \"offset\": %" PRId64 ", \"shape\": [%" PRId64 ", %" PRId64
+                "]}",
+                p->offset, p->rows, p->cols);
+    }
+    fputs("]", f);
+}
+
+/* The hex text is what counts; the decimal one is for people. */
+static void put_scalars(FILE *f, const struct iz_ckpt *k)
+{
+    fputs(",\n\"scalars\": {", f);
+    for (int i = 0; i < k->n_scalars; i++) {
+        double v = k->scalar[i].value;
+
+        fprintf(f, "%s\n  ", i ? "," : "");
+        put_string(f, k->scalar[i].name);
+        fprintf(f, ": {\"hex\": \"%a\", \"decimal\": \"%.17g\"}", v, v);
+    }
+    fputs("}", f);
+}
+
+static const char *model_of(const struct iz_ckpt *k)
+{
+    return k->model_text ? k->model_text : "null";
+}
+
+/* malloc'ed; NULL: no memory. */
+static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
+                        const struct iz_ckpt_file *file, size_t *bytes)
+{
+    char *text = NULL;
+    FILE *f = open_memstream(&text, bytes);
+
+    if (!f)
+        return NULL;
+    fprintf(f, "{\n\"izar\": %d,\n\"step\": %" PRId64 ",\n\"ranks\": %d",
+            FORMAT, step, ranks);
+    fprintf(f, ",\n\"model\": %s", model_of(k));
+    put_scalars(f, k);
+    put_files(f, ranks, file);
+    put_arrays(f, k);
+    put_parameters(f, k);
+    if (fflush(f) == 0)
+        fprintf(f, SEAL, iz_hash(text, (int64_t)*bytes));
+    if (ferror(f) | (fclose(f) != 0)) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+static int write_synced(const char *path, const char *text, size_t bytes)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    size_t done = 0;
+    int err = fd < 0 ? errno : 0;
+
+    while (!err && done < bytes) {
+        ssize_t n = write(fd, text + done, bytes - done);
+
+        if (n >= 0)
+            done += (size_t)n;
+        else if (errno != EINTR)
+            err = errno;
+    }
+    if (!err && fsync(fd) != 0)
+        err = errno;
+    if (fd >= 0 && close(fd) != 0 && !err)
+        err = errno;
+    if (err)
+        fprintf(stderr, "izar: checkpoint: %s: %s\n", path, strerror(err));
+    return -err;
+}
+
+int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
+                        int ranks, const struct iz_ckpt_file *file)
+{
+    json_t *model =
+        json_loads(model_of(k), JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    size_t bytes = 0;
+    char *text;
+    int err;
+
+    if (!model) {
+        fprintf(stderr, "izar: checkpoint: the model section is not JSON\n");
+        return -EINVAL;
+    }
+    json_decref(model);
+    text = index_text(k, step, ranks, file, &bytes);
+    err = text ? write_synced(path, text, bytes) : -ENOMEM;
+    free(text);
+    return err;
+}
+
+/* ---- reading ---- */
+
+static int fault(const struct iz_ckpt_index *x, const char *fmt, ...)
+    IZ_PRINTF(2, 3);
+
+static int fault(const struct iz_ckpt_index *x, const char *fmt, ...)
+{
+    va_list args;
+
+    fprintf(stderr, "izar: checkpoint: %s: ", x->path);
+    va_start(args, fmt);
+    vfprintf(stderr, fmt, args);
+    va_end(args);
+    fputc('\n', stderr);
+    return -EINVAL;
+}
+
+/* malloc'ed; NULL with errno. */
+static char *read_file(const char *path, int64_t *bytes)
+{
+    FILE *f = fopen(path, "rb");
+    struct stat st;
+    char *text = NULL;
+
+    if (!f)
+        return NULL;
+    errno = EINVAL;
+    if (fstat(fileno(f), &st) == 0 && S_ISREG(st.st_mode) &&
+        st.st_size <= TEXT_MAX)
+        text = malloc((size_t)st.st_size + 1);
+    if (text) {
+        *bytes = (int64_t)fread(text, 1, (size_t)st.st_size, f);
+        text[*bytes] = '\0';
+    }
+    fclose(f);
+    return text;
+}
+
+static bool sealed(const char *text, int64_t bytes)
+{
+    char seal[SEAL_BYTES + 1];
+    int64_t body;
+    int n = snprintf(seal, sizeof seal, SEAL, (uint64_t)0);
+
+    assert(n < (int)sizeof seal);
+    if (bytes < n)
+        return false;
+    body = bytes - n;
+    snprintf(seal, sizeof seal, SEAL, iz_hash(text, body));
+    return memcmp(text + body, seal, (size_t)n) == 0;
+}
+
+/* A non-negative integer member, or -1. */
+static int64_t member(const json_t *object, const char *key, int64_t max)
+{
+    const json_t *v = json_object_get(object, key);
+    int64_t n = json_is_integer(v) ? json_integer_value(v) : -1;
+
+    return n <= max ? n : -1;
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *s = json_string_value(json_object_get(object, key));
+
+    return s ? s : "";
+}
+
+static int files_parse(struct iz_ckpt_index *x)
+{
+    const json_t *files = json_object_get(x->root, "files");
+
+    if (x->ranks < 1 || json_array_size(files) != (size_t)x->ranks)
+        return -EINVAL;
+    x->file = calloc((size_t)x->ranks, sizeof *x->file);
+    if (!x->file)
+        return -ENOMEM;
+    for (int i = 0; i < x->ranks; i++) {
+        const json_t *v = json_array_get(files, (size_t)i);
+
+        x->file[i].bytes = member(v, "bytes", INT64_MAX);
+        x->file[i].header_hash = strtoull(text_of(v, "header"), NULL, 16);
+    }
+    return 0;
+}
+
+static int index_parse(struct iz_ckpt_index *x, const char *text, int64_t bytes,
+                       bool quiet)
+{
+    int64_t format;
+
+    if (!sealed(text, bytes))
+        return quiet ? -EINVAL
+                     : fault(x, "damaged or truncated: the text does not have "
+                                "its checksum");
+    x->root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, NULL);
+    format = member(x->root, "izar", INT_MAX);
+    if (format != FORMAT)
+        return quiet ? -EINVAL
+                     : fault(x, "version %" PRId64 ", this program reads %d",
+                             format, FORMAT);
+    x->step = member(x->root, "step", INT64_MAX);
+    x->ranks = (int)member(x->root, "ranks", INT_MAX);
+    if (x->step < 0 || files_parse(x))
+        return quiet ? -EINVAL : fault(x, "has no step, ranks or files");
+    return 0;
+}
+
+static int index_read(struct iz_ckpt_index *x, bool quiet)
+{
+    int64_t bytes = 0;
+    char *text = read_file(x->path, &bytes);
+    int err = -errno;
+
+    if (!text && !quiet)
+        fault(x, "%s", strerror(-err));
+    if (text)
+        err = index_parse(x, text, bytes, quiet);
+    free(text);
+    return err;
+}
+
+int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path, bool quiet)
+{
+    struct iz_ckpt_index *x = calloc(1, sizeof *x);
+    int err = -ENOMEM;
+
+    *out = NULL;
+    if (!x)
+        return err;
+    x->path = strdup(path);
+    if (x->path)
+        err = index_read(x, quiet);
+    if (err)
+        iz_ckpt_index_close(&x);
+    *out = x;
+    return err;
+}
+
+void iz_ckpt_index_close(struct iz_ckpt_index **x)
+{
+    if (!*x)
+        return;
+    json_decref((*x)->root);
+    free((*x)->file);
+    free((*x)->path);
+    free(*x);
+    *x = NULL;
+}
+
+int64_t iz_ckpt_index_step(const struct iz_ckpt_index *x)
+{
+    return x->step;
+}
+
+int iz_ckpt_index_ranks(const struct iz_ckpt_index *x)
+{
+    return x->ranks;
+}
+
+struct iz_ckpt_file iz_ckpt_index_file(const struct iz_ckpt_index *x, int rank)
+{
+    return x->file[rank];
+}
+
+/* ---- comparing ---- */
+
+/* The value as text on a few lines of a message; "nothing" where there is none.
+ */
+static void show(const char *who, const json_t *v)
+{
+    char *text = v ? json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+
+    fprintf(stderr, "%s %.200s", who, text ? text : "nothing");
+    free(text);
+}
+
+static int model_differs(const struct iz_ckpt_index *x, const char *key,
+                         const json_t *saved, const json_t *run)
+{
+    fprintf(stderr, "izar: checkpoint: %s: model%s%s differs: ", x->path,
+            *key ? "." : "", key);
+    show("the checkpoint has", saved);
+    show(", the run", run);
+    fputc('\n', stderr);
+    return -EINVAL;
+}
+
+static int model_compare(const struct iz_ckpt_index *x, json_t *saved,
+                         json_t *run)
+{
+    const char *key;
+    json_t *v;
+
+    if (json_equal(saved, run))
+        return 0;
+    json_object_foreach(
+        saved, key,
+        v) if (!json_equal(v,
+                           json_object_get(
+                               run, key))) return model_differs(x, key, v,
+                                                                json_object_get(
+                                                                    run, key));
+    json_object_foreach(
+        run, key,
+        v) if (!json_object_get(saved, key)) return model_differs(x, key, NULL,
+                                                                  v);
+    return model_differs(x, "", saved, run);
+}
+
+static int model_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
+{
+    json_t *run = json_loads(model_of(k), JSON_DECODE_ANY, NULL);
+    int err = model_compare(x, json_object_get(x->root, "model"), run);
+
+    json_decref(run);
+    return err;
+}
+
+static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
+                                            const char *name)
+{
+    for (int i = 0; i < k->n_parts; i++)
+        if (strcmp(k->part[i].name, name) == 0)
+            return &k->part[i];
+    return NULL;
+}
+
+static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
+{
+    json_t *arrays = json_object_get(x->root, "arrays"), *v;
+    size_t i;
+
+    json_array_foreach(arrays, i, v)
+    {
+        const char *name = text_of(v, "name");
+        const struct iz_ckpt_part *p = part_find(k, name);
+        int64_t total = member(v, "total", INT64_MAX);
+
+        if (!p)
+            return fault(x, "array %s is not part of this run", name);
+        if (p->total != total)
+            return fault(
+                x, "array %s has %" PRId64 " elements, in this run %" PRId64,
+                name, total, p->total);
+    }
+    /* All saved ones are in the run: if the numbers agree, so do the sets. */
+    if (json_array_size(arrays) != (size_t)k->n_parts)
+        return fault(x, "%zu arrays, this run has %d", json_array_size(arrays),
+                     k->n_parts);
+    return 0;
+}
+
+static bool name_equal(const json_t *v, const struct iz_ckpt_name *p)
+{
+    const json_t *shape = json_object_get(v, "shape");
+
+    return strcmp(text_of(v, "name"), p->name) == 0 &&
+           strcmp(text_of(v, "array"), p->array) == 0 &&
+           member(v, "offset", INT64_MAX) == p->offset &&
+           json_integer_value(json_array_get(shape, 0)) == p->rows &&
+           json_integer_value(json_array_get(shape, 1)) == p->cols;
+}
+
+static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
+{
+    const json_t *names = json_object_get(x->root, "parameters");
+
+    for (int i = 0; i < k->n_names; i++)
+        if (!name_equal(json_array_get(names, (size_t)i), &k->names[i]))
+            return fault(x,
+                         "parameter %d (%s, [%" PRId64 ", %" PRId64 "] in %s) "
+                         "has another name, shape or place",
+                         i, k->names[i].name, k->names[i].rows,
+                         k->names[i].cols, k->names[i].array);
+    if (json_array_size(names) != (size_t)k->n_names)
+        return fault(x, "%zu parameters, this run has %d",
+                     json_array_size(names), k->n_names);
+    return 0;
+}
+
+static bool scalar_get(const struct iz_ckpt_index *x, const char *name,
+                       double *out)
+{
+    const json_t *v =
+        json_object_get(json_object_get(x->root, "scalars"), name);
+    const char *text = text_of(v, "hex");
+    char *end;
+
+    *out = strtod(text, &end);
+    return *text && !*end;
+}
+
+static int scalars_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
+{
+    size_t n = json_object_size(json_object_get(x->root, "scalars"));
+    double v;
+
+    for (int i = 0; i < k->n_scalars; i++)
+        if (!scalar_get(x, k->scalar[i].name, &v))
+            return fault(x, "scalar %s is missing", k->scalar[i].name);
+    if (n != (size_t)k->n_scalars)
+        return fault(x, "%zu scalars, this run has %d", n, k->n_scalars);
+    return 0;
+}
+
+int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
+{
+    int err = model_check(x, k);
+
+    if (!err)
+        err = arrays_check(x, k);
+    if (!err)
+        err = names_check(x, k);
+    return err ? err : scalars_check(x, k);
+}
+
+void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k)
+{
+    for (int i = 0; i < k->n_scalars; i++)
+        scalar_get(x, k->scalar[i].name, &k->scalar[i].value);
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* index.json of a checkpoint: what its rank files mean together, and what a run
+ * must have in common with it to resume. */
+#ifndef IZ_RUNTIME_CKPT_INDEX_H
+#define IZ_RUNTIME_CKPT_INDEX_H
+
+#include <stdint.h>
+
+#include "runtime/ckpt.h"
+
+struct iz_ckpt_index;
+
+/* What the index says of a rank's file. */
+struct iz_ckpt_file {
+    int64_t bytes;
+    uint64_t header_hash;
+};
+
+/* The name of a rank's file: "rank-00000-of-00002.safetensors". */
+#define IZ_CKPT_FILE "rank-%05d-of-%05d.safetensors"
+
+/* Writes and syncs `path`; file[ranks].  Negative errno with the reason
+ * printed. */
+int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
+                        int ranks, const struct iz_ckpt_file *file);
+
+/* Reads an index and checks it against its own checksum.  `quiet` prints
+ * nothing. */
+int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path,
+                       bool quiet);
+void iz_ckpt_index_close(struct iz_ckpt_index **x);
+
+int64_t iz_ckpt_index_step(const struct iz_ckpt_index *x);
+int iz_ckpt_index_ranks(const struct iz_ckpt_index *x);
+struct iz_ckpt_file iz_ckpt_index_file(const struct iz_ckpt_index *x, int rank);
+
+/* Whether the run has the model, arrays, parameters and scalars of the
+ * checkpoint. -EINVAL with the first difference printed. */
+int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k);
+
+/* Fills k's scalars; after a check that succeeded. */
+void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k);
+
+#endif

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loading: each rank reads the blocks that hold its elements, whichever rank
+ * wrote them: once to check them all, and once more to put them. */
+#define _POSIX_C_SOURCE 200809L
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "runtime/ckpt.h"
+#include "runtime/ckpt_dir.h"
+#include "runtime/ckpt_index.h"
+#include "runtime/ckpt_share.h"
+#include "runtime/safetensors.h"
+
+struct load {
+    struct iz_ckpt *k;
+    int64_t step;
+    char dir[IZ_CKPT_PATH];
+    struct iz_ckpt_index *index;
+    float *block;
+    int64_t *done; /* per part: elements found so far */
+    bool put;      /* false: everything is read and checked, nothing is put */
+};
+
+static int fault(const struct iz_safetensors *f, const char *what)
+{
+    fprintf(stderr, "izar: checkpoint: %s: %s\n", f->path, what);
+    return -EINVAL;
+}
+
+static int file_check(const struct load *l, const struct iz_safetensors *f,
+                      int rank)
+{
+    struct iz_ckpt_file want = iz_ckpt_index_file(l->index, rank);
+
+    if (f->bytes != want.bytes)
+        return fault(f, "has not the size that index.json gives (truncated?)");
+    if (f->header_hash != want.header_hash)
+        return fault(
+            f, "damaged: the header has not the hash that index.json gives");
+    if (f->rank != rank || f->ranks != iz_ckpt_index_ranks(l->index) ||
+        f->step != l->step)
+        return fault(f, "belongs to another rank, number of ranks or step");
+    return 0;
+}
+
+/* Takes from a file what part i still lacks.  Files come in order of ranks, and
+ * so do the elements in them. */
+static int part_take(struct load *l, int i, const struct iz_safetensors *f,
+                     const struct iz_piece *p)
+{
+    struct iz_ckpt_part *part = &l->k->part[i];
+    int64_t at = part->first + l->done[i], end = part->first + part->count;
+    int err = 0;
+
+    if (p->first > at)
+        return 0; /* a gap: reported when all files have been seen */
+    if (end > p->first + p->count)
+        end = p->first + p->count;
+    while (at < end && !err) {
+        int64_t b = (at - p->first) / IZ_BLOCK, from = p->first + b * IZ_BLOCK;
+        int64_t n =
+            (end - from < IZ_BLOCK ? end - from : IZ_BLOCK) - (at - from);
+
+        err = iz_safetensors_read(f, p, b, l->block);
+        if (!err && l->put)
+            part->put(part->arg, at - part->first, l->block + (at - from), n);
+        at += n;
+        l->done[i] = at - part->first;
+    }
+    return err;
+}
+
+static int file_take(struct load *l, const struct iz_safetensors *f)
+{
+    int err = 0;
+
+    for (int i = 0; i < l->k->n_parts && !err; i++) {
+        const struct iz_piece *p = iz_safetensors_find(f, l->k->part[i].name);
+
+        if (!p || p->total != l->k->part[i].total)
+            err = fault(f, "has not the arrays that index.json gives");
+        else
+            err = part_take(l, i, f, p);
+    }
+    return err;
+}
+
+static int file_open(const struct load *l, int rank, struct iz_safetensors **f)
+{
+    char path[IZ_CKPT_FILE_PATH];
+    int err;
+
+    snprintf(path, sizeof path, "%s/" IZ_CKPT_FILE, l->dir, rank,
+             iz_ckpt_index_ranks(l->index));
+    err = iz_safetensors_open(f, path);
+    return err ? err : file_check(l, *f, rank);
+}
+
+/* All elements of this rank's parts were in the files. */
+static int parts_complete(const struct load *l)
+{
+    for (int i = 0; i < l->k->n_parts; i++) {
+        const struct iz_ckpt_part *part = &l->k->part[i];
+
+        if (l->done[i] == part->count)
+            continue;
+        fprintf(
+            stderr,
+            "izar: checkpoint: %s: the files lack elements of %s from %" PRId64
+            "\n",
+            l->dir, part->name, part->first + l->done[i]);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+static int files_take(struct load *l, bool put)
+{
+    int err = 0;
+
+    l->put = put;
+    memset(l->done, 0, (size_t)l->k->n_parts * sizeof *l->done);
+    for (int q = 0; q < iz_ckpt_index_ranks(l->index) && !err; q++) {
+        struct iz_safetensors *f = NULL;
+
+        err = file_open(l, q, &f);
+        if (!err)
+            err = file_take(l, f);
+        iz_safetensors_close(&f);
+    }
+    return err ? err : parts_complete(l);
+}
+
+static int load_open(struct load *l)
+{
+    char path[IZ_CKPT_FILE_PATH];
+    int err = iz_ckpt_dir_find(l->k->dir, l->step, l->dir);
+
+    if (err) {
+        fprintf(stderr,
+                "izar: checkpoint: no complete one of step %" PRId64
+                " in %s/checkpoints\n",
+                l->step, l->k->dir);
+        return err;
+    }
+    snprintf(path, sizeof path, "%s/index.json", l->dir);
+    err = iz_ckpt_index_open(&l->index, path, false);
+    if (!err && iz_ckpt_index_step(l->index) != l->step)
+        err = iz_ckpt_dir_refuse(path, "is of another step", EINVAL);
+    if (!err)
+        err = iz_ckpt_index_check(l->index, l->k);
+    l->block = malloc(IZ_BLOCK * sizeof *l->block);
+    l->done = calloc((size_t)l->k->n_parts + 1, sizeof *l->done);
+    return err || (l->block && l->done) ? err : -ENOMEM;
+}
+
+/* What every rank would find alike, and report alike: the first one looks
+ * alone. */
+static int load_check(struct load *l)
+{
+    int err = load_open(l);
+
+    for (int q = 0; !err && q < iz_ckpt_index_ranks(l->index); q++) {
+        struct iz_safetensors *f = NULL;
+
+        err = file_open(l, q, &f);
+        iz_safetensors_close(&f);
+    }
+    return err;
+}
+
+/* Index intact and all files there with their sizes. */
+static bool usable(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
+{
+    struct iz_ckpt_index *x = NULL;
+    char name[IZ_CKPT_FILE_PATH];
+    bool ok = iz_ckpt_dir_find(dir, step, path) == 0;
+
+    snprintf(name, sizeof name, "%s/index.json", path);
+    ok = ok && iz_ckpt_index_open(&x, name, true) == 0;
+    for (int q = 0; ok && q < iz_ckpt_index_ranks(x); q++) {
+        struct stat st;
+
+        snprintf(name, sizeof name, "%s/" IZ_CKPT_FILE, path, q,
+                 iz_ckpt_index_ranks(x));
+        ok = stat(name, &st) == 0 &&
+             st.st_size == iz_ckpt_index_file(x, q).bytes;
+    }
+    iz_ckpt_index_close(&x);
+    return ok;
+}
+
+/* Never taken by itself: the user decides whether to lose the steps between. */
+static void suggest(const char *dir, int64_t step)
+{
+    char path[IZ_CKPT_PATH];
+
+    while ((step = iz_ckpt_dir_newest(dir, step)) >= 0)
+        if (usable(dir, step, path)) {
+            fprintf(
+                stderr,
+                "izar: checkpoint: the previous one, %s, looks complete: move "
+                "the newer ones away to resume from it\n",
+                path);
+            return;
+        }
+}
+
+int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c)
+{
+    struct load l = {.k = k, .step = step};
+    int err = iz_ckpt_agree(c, c->rank == 0 ? load_check(&l) : 0);
+
+    if (!err)
+        err = iz_ckpt_agree(c, c->rank == 0 ? 0 : load_open(&l));
+    if (!err)
+        err = iz_ckpt_agree(c, files_take(&l, false));
+    if (!err)
+        err = iz_ckpt_agree(c, files_take(&l, true));
+    if (!err)
+        iz_ckpt_index_scalars(l.index, k);
+    else if (c->rank == 0)
+        suggest(k->dir, step);
+    iz_ckpt_index_close(&l.index);
+    free(l.block);
+    free(l.done);
+    return err;
+}

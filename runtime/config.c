@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads a config: the file, then the overrides, into the fields the tables
+ * name. Every fault is reported, not only the first.  The only file that knows
+ * the JSON library. */
+#include "runtime/config.h"
+
+#include "runtime/config_keys.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct reader {
+    struct iz_config_file *file;
+    const struct iz_section *model; /* may be NULL */
+    struct iz_faults faults;
+};
+
+static const struct iz_key *find_key(const struct iz_key *k, const char *name)
+{
+    for (; k->name != NULL; k++)
+        if (strcmp(k->name, name) == 0)
+            return k;
+    return NULL;
+}
+
+static const struct iz_foreign_key *find_foreign(const char *name)
+{
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL; k++)
+        if (strcmp(k->name, name) == 0)
+            return k;
+    return NULL;
+}
+
+static bool starts_section(const char *key, const char *name)
+{
+    size_t n = strlen(name);
+    return strncmp(key, name, n) == 0 && key[n] == '.';
+}
+
+static bool is_section(const char *name)
+{
+    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
+        if (starts_section(k->name, name))
+            return true;
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL; k++)
+        if (starts_section(k->name, name))
+            return true;
+    return false;
+}
+
+static bool is_auto(const struct iz_key *k, const json_t *v)
+{
+    return json_is_string(v) && strcmp(json_string_value(v), "auto") == 0 &&
+           k->type != IZ_KEY_STRING &&
+           (k->words == NULL || strstr(k->words, "auto") == NULL);
+}
+
+static void unknown(struct reader *r, const char *name)
+{
+    char near[IZ_CONFIG_NAME_MAX];
+
+    iz_config_nearest(near, name, r->model);
+    if (near[0] != '\0')
+        iz_fault(&r->faults, name, "unknown key; did you mean %s?", near);
+    else
+        iz_fault(&r->faults, name, "unknown key");
+}
+
+/* Of our own table: k is in iz_config_keys. */
+static void read_key(struct reader *r, const struct iz_key *k, const json_t *v)
+{
+    enum iz_given *given = &r->file->given[k - iz_config_keys];
+    char why[IZ_WHY_MAX];
+
+    if (is_auto(k, v) && iz_config_auto(k->name)) {
+        iz_json_store_default(r->file, k);
+        *given = IZ_GIVEN_AUTO;
+    } else if (is_auto(k, v)) {
+        iz_fault(&r->faults, k->name,
+                 "\"auto\" cannot be resolved here; write a value (default %s)",
+                 k->fallback);
+        *given = IZ_GIVEN_BAD;
+    } else if (iz_json_store(why, r->file, k, v)) {
+        *given = json_is_null(v) ? IZ_GIVEN_NOT : IZ_GIVEN_VALUE;
+    } else {
+        iz_fault(&r->faults, k->name, "%s", why);
+        *given = IZ_GIVEN_BAD;
+    }
+}
+
+/* Whether v is one of the JSON values of "a|b"; numbers compare as numbers. */
+static bool is_one_of(const char *values, const json_t *v)
+{
+    char word[IZ_CONFIG_NAME_MAX];
+    bool same = false;
+
+    for (int i = 0; !same && iz_word(word, sizeof word, values, i); i++) {
+        json_t *w = json_loads(word, JSON_DECODE_ANY, NULL);
+        same = json_is_number(w) && json_is_number(v)
+                   ? json_number_value(w) == json_number_value(v)
+                   : json_equal(w, v);
+        json_decref(w);
+    }
+    return same;
+}
+
+static bool is_off(const json_t *v)
+{
+    const json_t *on = json_is_object(v) ? json_object_get(v, "enabled") : v;
+
+    return on == NULL || json_is_null(on) || json_is_false(on);
+}
+
+static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
+                         const json_t *v)
+{
+    const char *accept = k->accept;
+    bool is_auto_word =
+        json_is_string(v) && strcmp(json_string_value(v), "auto") == 0;
+    char found[IZ_WHY_MAX / 2];
+
+    iz_json_describe(found, sizeof found, v);
+    if (strcmp(accept, "any") == 0)
+        return;
+    if (strcmp(accept, "bool") == 0 || strcmp(accept, "number") == 0 ||
+        strcmp(accept, "string") == 0) {
+        if (!json_is_null(v) && !is_auto_word &&
+            !(accept[0] == 'b' && json_is_boolean(v)) &&
+            !(accept[0] == 'n' && json_is_number(v)) &&
+            !(accept[0] == 's' && json_is_string(v)))
+            iz_fault(&r->faults, k->name, "expected a %s, found %s",
+                     accept[0] == 'b' ? "boolean" : accept, found);
+    } else if (strcmp(accept, "off") == 0) {
+        if (!is_off(v))
+            iz_fault(&r->faults, k->name, "not supported. %s", k->doc);
+    } else if (!is_one_of(accept, v)) {
+        iz_fault(&r->faults, k->name, "%s is not supported. %s", found, k->doc);
+    }
+}
+
+static const struct iz_preset *find_preset(const struct iz_section *s,
+                                           const char *name)
+{
+    for (const struct iz_preset *p = s->presets; p != NULL && p->name; p++)
+        if (strcmp(p->name, name) == 0)
+            return p;
+    return NULL;
+}
+
+static void read_model_key(struct reader *r, const char *name, const json_t *v)
+{
+    const struct iz_key *k = find_key(r->model->keys, name);
+    char why[IZ_WHY_MAX], full[IZ_CONFIG_NAME_MAX];
+
+    snprintf(full, sizeof full, "model.%s", name);
+    if (k == NULL)
+        unknown(r, full);
+    else if (is_auto(k, v))
+        iz_fault(&r->faults, full,
+                 "\"auto\" cannot be resolved here; write a value");
+    else if (!iz_json_store(why, r->model->target, k, v))
+        iz_fault(&r->faults, full, "%s", why);
+}
+
+static void read_preset(struct reader *r, const json_t *v)
+{
+    const char *name = json_string_value(v), *key;
+    const struct iz_preset *p =
+        name != NULL ? find_preset(r->model, name) : NULL;
+    char near[IZ_CONFIG_NAME_MAX];
+    json_t *object, *value;
+
+    if (v == NULL || json_is_null(v))
+        return;
+    if (name == NULL || p == NULL) {
+        iz_preset_nearest(near, name != NULL ? name : "", r->model->presets);
+        iz_fault(&r->faults, "model.preset", "unknown preset%s%s%s",
+                 near[0] != '\0' ? "; did you mean " : "", near,
+                 near[0] != '\0' ? "?" : "");
+        return;
+    }
+    object = json_loads(p->json, 0, NULL);
+    assert(
+        json_is_object(object)); /* a preset that is no JSON is our mistake */
+    json_object_foreach(object, key, value) read_model_key(r, key, value);
+    json_decref(object);
+}
+
+static void read_model(struct reader *r, json_t *object)
+{
+    const char *key;
+    json_t *v;
+
+    read_preset(r, json_object_get(object, "preset"));
+    json_object_foreach(object, key, v) if (strcmp(key, "preset") != 0)
+        read_model_key(r, key, v);
+}
+
+static void read_object(struct reader *r, const char *prefix, json_t *object);
+
+/* `name` is dotted, `v` its value. */
+static void read_value(struct reader *r, const char *name, json_t *v)
+{
+    const struct iz_key *k = find_key(iz_config_keys, name);
+    const struct iz_foreign_key *foreign = find_foreign(name);
+    bool model = r->model != NULL && strcmp(name, "model") == 0;
+    char found[IZ_WHY_MAX / 2];
+
+    if (k != NULL) {
+        read_key(r, k, v);
+    } else if (foreign != NULL) {
+        read_foreign(r, foreign, v);
+    } else if (!model && !is_section(name)) {
+        unknown(r, name);
+    } else if (json_is_object(v)) {
+        if (model)
+            read_model(r, v);
+        else
+            read_object(r, name, v);
+    } else if (!json_is_null(v)) { /* DeepSpeed's null: an absent section */
+        iz_json_describe(found, sizeof found, v);
+        iz_fault(&r->faults, name, "expected an object, found %s", found);
+    }
+}
+
+static void read_object(struct reader *r, const char *prefix, json_t *object)
+{
+    char name[IZ_CONFIG_NAME_MAX];
+    const char *key;
+    json_t *v;
+
+    json_object_foreach(object, key, v)
+    {
+        int n = snprintf(name, sizeof name, "%s%s%s", prefix,
+                         prefix[0] != '\0' ? "." : "", key);
+        if (n >= (int)sizeof name)
+            iz_fault(&r->faults, name, "unknown key");
+        else if (strchr(key, '.') != NULL)
+            iz_fault(&r->faults, name,
+                     "a dot in a key; write the sections as nested objects");
+        else
+            read_value(r, name, v);
+    }
+}
+
+static bool is_text(const struct reader *r, const char *name)
+{
+    const struct iz_key *k = find_key(iz_config_keys, name);
+
+    if (k == NULL && r->model != NULL && strncmp(name, "model.", 6) == 0)
+        k = find_key(r->model->keys, name + 6);
+    return k != NULL && k->type == IZ_KEY_STRING;
+}
+
+/* A path that looks like a number is still a path.  New reference. */
+static json_t *override_value(const struct reader *r, const char *name,
+                              const char *text)
+{
+    json_t *v = NULL;
+
+    if (!is_text(r, name) || text[0] == '"' || strcmp(text, "null") == 0)
+        v = json_loads(text, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    return v != NULL ? v : json_string(text);
+}
+
+/* Puts v (stolen) at the dotted name, making sections on the way. */
+static void insert(json_t *object, char *name, json_t *v)
+{
+    char *dot;
+
+    for (; (dot = strchr(name, '.')) != NULL; name = dot + 1) {
+        json_t *child;
+        *dot = '\0';
+        child = json_object_get(object, name);
+        if (!json_is_object(child)) {
+            child = json_object();
+            json_object_set_new(object, name, child);
+        }
+        object = child;
+    }
+    json_object_set_new(object, name, v);
+}
+
+static void apply_override(struct reader *r, json_t *root, const char *set)
+{
+    char name[IZ_CONFIG_NAME_MAX];
+    size_t n = strcspn(set, "=");
+    json_t *utf8 = json_string(set);
+
+    if (set[n] != '=' || n == 0 || n >= sizeof name || utf8 == NULL) {
+        iz_fault(&r->faults, NULL, "--set %s: %s", set,
+                 utf8 != NULL ? "expected key=value" : "not UTF-8");
+    } else {
+        snprintf(name, sizeof name, "%.*s", (int)n, set);
+        insert(root, name, override_value(r, name, set + n + 1));
+    }
+    json_decref(utf8);
+}
+
+/* The parsed file, or NULL after a fault; *rc is then a negative errno. */
+static json_t *load(struct reader *r, const char *path, int *rc)
+{
+    json_error_t e;
+    json_t *root;
+    FILE *f = fopen(path, "r");
+
+    if (f == NULL) {
+        *rc = -errno;
+        iz_fault(&r->faults, NULL, "cannot be read: %s", strerror(-*rc));
+        return NULL;
+    }
+    errno = 0;
+    root = json_loadf(f, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
+    if (root == NULL && ferror(f) && errno != 0)
+        iz_fault(&r->faults, NULL, "cannot be read: %s", strerror(errno));
+    else if (root == NULL)
+        iz_fault(&r->faults, NULL, "line %d, column %d: %s", e.line, e.column,
+                 e.text);
+    else if (!json_is_object(root))
+        iz_fault(&r->faults, NULL, "expected an object in braces");
+    fclose(f);
+    *rc = -EINVAL;
+    if (!json_is_object(root)) {
+        json_decref(root);
+        return NULL;
+    }
+    return root;
+}
+
+int iz_config_read(struct iz_config *c, const struct iz_section *model,
+                   const char *path, char *const *set, int n_set, int ranks,
+                   FILE *err)
+{
+    struct iz_config_file file;
+    struct reader r = {.file = &file, .model = model};
+    json_t *root;
+    int rc = 0;
+
+    r.faults = (struct iz_faults){err, path, set, n_set, 0};
+    root = path != NULL ? load(&r, path, &rc) : json_object();
+    if (root == NULL)
+        return rc != 0 ? rc : -ENOMEM;
+    memset(&file, 0, sizeof file);
+    iz_json_store_defaults(&file, iz_config_keys);
+    if (model != NULL)
+        iz_json_store_defaults(model->target, model->keys);
+    for (int i = 0; i < n_set; i++)
+        apply_override(&r, root, set[i]);
+    read_object(&r, "", root);
+    json_decref(root);
+    iz_config_resolve(&file, &r.faults, ranks);
+    if (r.faults.count > 0)
+        return -EINVAL;
+    memcpy(c, &file.c, sizeof *c);
+    return 0;
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The run as the user wrote it: DeepSpeed's JSON with our sections model, data
+ * and run.  Read and validated once; afterwards nothing asks the JSON again. */
+#ifndef IZ_RUNTIME_CONFIG_H
+#define IZ_RUNTIME_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "codelets/dtype.h"
+
+#define IZ_PATH_MAX 1024
+
+enum iz_home {
+    IZ_HOME_NONE,
+    IZ_HOME_CPU,
+    IZ_HOME_NVME
+}; /* DeepSpeed's words */
+enum iz_order { IZ_DEPTH_FIRST, IZ_BREADTH_FIRST };
+enum iz_recompute { IZ_RECOMPUTE_AUTO, IZ_RECOMPUTE_FULL, IZ_RECOMPUTE_NONE };
+
+struct iz_optimizer_config {
+    bool adamw; /* decoupled weight decay; false: L2 added to the gradient */
+    bool bias_correction;
+    double lr, beta1, beta2, eps, weight_decay;
+};
+
+enum iz_lr_kind { IZ_LR_CONST, IZ_LR_WARMUP, IZ_LR_DECAY, IZ_LR_COSINE };
+
+struct iz_lr_config {
+    enum iz_lr_kind kind;
+    bool log_warmup; /* DeepSpeed's warmup_type: "log" (its default) or "linear"
+                      */
+    double warmup_min_lr, warmup_max_lr; /* max: optimizer's lr if unset */
+    int64_t warmup_num_steps, total_num_steps;
+    double warmup_min_ratio, cos_min_ratio;
+};
+
+struct iz_fp16_config {
+    double loss_scale; /* 0 = dynamic */
+    int initial_scale_power, loss_scale_window, hysteresis;
+    bool consecutive_hysteresis;
+    double min_loss_scale;
+};
+
+struct iz_offload_config {
+    enum iz_home home;
+    char nvme_path[IZ_PATH_MAX];
+    bool pin_memory;
+    int buffer_count; /* staging buffers of the nvme tier */
+    double ratio; /* offload_optimizer only: part of the chunks not kept on the
+                     device */
+};
+
+struct iz_zero_config {
+    int stage;
+    struct iz_offload_config optimizer, param;
+    int64_t sub_group_size; /* elements per optimizer chunk */
+    bool overlap_comm;      /* false: collectives do not run beside compute */
+    bool contiguous_gradients;    /* only true can be honoured */
+    int64_t prefetch_bucket_size; /* elements fetched ahead; sets the ring */
+    int64_t max_live_parameters;  /* elements; upper bound of the ring */
+    int64_t max_reuse_distance; /* elements; 0: a slot is never reused within a
+                                   step */
+};
+
+struct iz_data_config {
+    char path[IZ_PATH_MAX]; /* token shard (.bin, 256-int header) or bytes */
+    char val_path[IZ_PATH_MAX]; /* "" : the last val_fraction of path */
+    double val_fraction;
+    bool bytes; /* the file is raw bytes: token = byte (vocab 256) */
+};
+
+struct iz_run_config {
+    char output[IZ_PATH_MAX]; /* directory: metrics, effective config,
+                                 checkpoints */
+    int64_t steps;
+    uint64_t seed;
+    int64_t save_interval; /* 0: only at the end; see save */
+    bool save;             /* checkpoint at the end and when interrupted */
+    int keep_last;
+    int64_t eval_interval; /* 0: only at the end when eval_batches > 0 */
+    int eval_batches;      /* micro-batches per rank in one evaluation */
+    int sample_tokens;     /* generated at the end; 0: none */
+    char sample_prompt[256];
+    double sample_temperature;
+    char scheduler[32]; /* StarPU's; STARPU_SCHED in the environment wins */
+    int workers;        /* compute workers of each rank; 0 = its cores */
+    enum iz_order schedule;
+    enum iz_recompute recompute;
+    bool overlap;  /* false: barriers around the optimizer, for comparison */
+    int in_flight; /* steps submitted ahead at most */
+    int parallel_micro_batches; /* of a depth-first wave; 0 = workers */
+    int slices; /* tasks per micro-batch; 0 = enough to occupy all workers */
+    int ring;   /* gathered-unit buffers; 0 = from the zero section */
+    int64_t log_interval;
+    double comm_timeout_s;
+    int inject_delay_us; /* random delay before every task up to this: tests */
+    uint64_t inject_seed;
+    bool nvme_checksum;
+    int64_t
+        memory_limit_bytes; /* of this rank's node share; 0 = what is free */
+    bool hash;              /* print a hash of the final weights */
+};
+
+struct iz_config {
+    int64_t train_batch_size; /* samples per step, all ranks */
+    int micro_batch;          /* samples per task chain */
+    int grad_accum;           /* micro-batches per rank and step */
+    double gradient_clipping; /* 0 = off */
+    enum iz_dtype dtype;  /* of parameters and gradients: fp32, bf16, fp16 */
+    bool grad_accum_fp32; /* accumulators between micro-batches */
+    struct iz_optimizer_config optimizer;
+    struct iz_lr_config lr;
+    struct iz_fp16_config fp16;
+    struct iz_zero_config zero;
+    struct iz_data_config data;
+    struct iz_run_config run;
+};
+
+/* The table of keys: parser, --help, docs/config.md and the effective config.
+ */
+
+enum iz_key_type {
+    IZ_KEY_BOOL,   /* bool */
+    IZ_KEY_INT,    /* int */
+    IZ_KEY_INT64,  /* int64_t */
+    IZ_KEY_UINT64, /* uint64_t */
+    IZ_KEY_DOUBLE, /* double */
+    IZ_KEY_STRING, /* char[size] */
+    IZ_KEY_PAIR,   /* double[2] */
+    /* int-sized enum, one of `words` ("a|b|c", value = position); the word null
+     * stands for JSON's null */
+    IZ_KEY_ENUM,
+};
+
+struct iz_key {
+    const char *name; /* dotted: "zero_optimization.offload_param.device" */
+    enum iz_key_type type;
+    size_t offset, size; /* of the field in its struct; size for strings */
+    double min, max; /* of numbers, inclusive; both 0 or min > max: unchecked */
+    const char *words;    /* of IZ_KEY_ENUM */
+    const char *fallback; /* default, as JSON text */
+    const char *doc;      /* one sentence */
+};
+
+/* "gpt2-124m": model.preset = name applies `json` before the other keys. */
+struct iz_preset {
+    const char *name, *json, *doc;
+};
+
+/* A model's own section "model": its keys and the struct they fill. */
+struct iz_section {
+    const struct iz_key *keys; /* ends with name = NULL; without "model." */
+    void *target;
+    const struct iz_preset *presets; /* ends with name = NULL; may be NULL */
+};
+
+/* Reads `path`, applies the `set` overrides ("key=value", n of them), fills *c
+ * and the model's section.  On error prints one line per fault on `err`
+ * ("config.json: zero_optimization.stage: 5 is not in 0..3") and returns a
+ * negative errno. `ranks` resolves DeepSpeed's batch rule. */
+int iz_config_read(struct iz_config *c, const struct iz_section *model,
+                   const char *path, char *const *set, int n_set, int ranks,
+                   FILE *err);
+
+/* Writes the effective config (every key with its value) as JSON that
+ * iz_config_read takes again.  Written to a temporary name and renamed.
+ * Negative errno. */
+int iz_config_write(const struct iz_config *c, const struct iz_section *model,
+                    const char *path);
+
+/* Prints the keys for --help (markdown = false) or docs/config.md (true). */
+void iz_config_doc(const struct iz_section *model, bool markdown, FILE *out);
+
+#endif

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Prints the keys for people: --help, and docs/config.md.  Everything but the
+ * headings comes from the tables the parser uses. */
+#include "runtime/config_keys.h"
+
+#include <string.h>
+
+/* Keys whose name starts with `prefix`; "" are those without a dot. */
+static const struct {
+    const char *prefix, *title, *text;
+} sections[] = {
+    {"", "Top level", "DeepSpeed's."},
+    {"optimizer.", "optimizer", "DeepSpeed's."},
+    {"scheduler.", "scheduler",
+     "DeepSpeed's. A parameter the chosen type does not have is refused."},
+    {"bf16.", "bf16", "DeepSpeed's. Without bf16 and fp16 all is fp32."},
+    {"fp16.", "fp16",
+     "DeepSpeed's. A step whose gradients overflow is skipped on all ranks."},
+    {"data_types.", "data_types", "DeepSpeed's."},
+    {"zero_optimization.", "zero_optimization",
+     "DeepSpeed's. Stage, homes and sizes never change a result: for one "
+     "number "
+     "of ranks the losses are the same bit for bit."},
+    {"data.", "data", "izar's."},
+    {"run.", "run", "izar's."},
+};
+
+static void print_range(FILE *out, const struct iz_key *k)
+{
+    bool unchecked = k->min > k->max || (k->min == 0 && k->max == 0);
+
+    if (unchecked)
+        return;
+    if (k->max > 1e5)
+        fprintf(out, " >= %.15g", k->min);
+    else
+        fprintf(out, ", %.15g..%.15g", k->min, k->max);
+}
+
+static void print_type(FILE *out, const struct iz_key *k)
+{
+    char word[IZ_CONFIG_NAME_MAX];
+
+    switch (k->type) {
+    case IZ_KEY_BOOL:
+        fputs("true, false", out);
+        break;
+    case IZ_KEY_INT:
+    case IZ_KEY_INT64:
+    case IZ_KEY_UINT64:
+        fputs("integer", out);
+        print_range(out, k);
+        break;
+    case IZ_KEY_DOUBLE:
+        fputs("number", out);
+        print_range(out, k);
+        break;
+    case IZ_KEY_PAIR:
+        fputs("two numbers", out);
+        print_range(out, k);
+        break;
+    case IZ_KEY_STRING:
+        fputs("string", out);
+        break;
+    case IZ_KEY_ENUM:
+        for (int i = 0; iz_word(word, sizeof word, k->words, i); i++)
+            fprintf(out, "%s%s", i > 0 ? ", " : "", word);
+        break;
+    }
+}
+
+/* "auto" is a value too where it is resolved. */
+static void print_key(FILE *out, const struct iz_key *k, const char *prefix,
+                      bool markdown)
+{
+    bool is_auto = prefix[0] == '\0' && iz_config_auto(k->name);
+
+    if (markdown)
+        fprintf(out, "| `%s%s` | ", prefix, k->name);
+    else
+        fprintf(out, "  %s%s  (", prefix, k->name);
+    print_type(out, k);
+    fputs(is_auto ? ", \"auto\"" : "", out);
+    fprintf(out, markdown ? " | `%s` | %s |\n" : "; default %s)\n      %s\n",
+            k->fallback != NULL ? k->fallback : "null", k->doc);
+}
+
+static void print_head(FILE *out, const char *title, const char *text,
+                       bool markdown)
+{
+    if (markdown)
+        fprintf(out,
+                "\n## %s\n\n%s\n\n| Key | Values | Default | Meaning |\n"
+                "|---|---|---|---|\n",
+                title, text);
+    else
+        fprintf(out, "\n%s: %s\n", title, text);
+}
+
+static bool is_of(const char *name, const char *prefix)
+{
+    return prefix[0] == '\0' ? strchr(name, '.') == NULL
+                             : strncmp(name, prefix, strlen(prefix)) == 0;
+}
+
+static void print_sections(FILE *out, bool markdown)
+{
+    for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) {
+        print_head(out, sections[i].title, sections[i].text, markdown);
+        for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
+            if (is_of(k->name, sections[i].prefix))
+                print_key(out, k, "", markdown);
+    }
+}
+
+static void print_model(FILE *out, const struct iz_section *model,
+                        bool markdown)
+{
+    const struct iz_preset *p = model->presets;
+
+    print_head(out, "model",
+               "izar's. `preset` is applied first, then the other keys.",
+               markdown);
+    for (const struct iz_key *k = model->keys; k->name != NULL; k++)
+        print_key(out, k, "model.", markdown);
+    if (p != NULL)
+        fputs(markdown ? "\n| `model.preset` | Sets |\n|---|---|\n"
+                       : "  model.preset, one of\n",
+              out);
+    for (; p != NULL && p->name != NULL; p++)
+        fprintf(out, markdown ? "| `%s` | %s |\n" : "      %s: %s\n", p->name,
+                p->doc);
+}
+
+static bool is_ignored(const struct iz_foreign_key *k)
+{
+    return strcmp(k->accept, "bool") == 0 || strcmp(k->accept, "number") == 0 ||
+           strcmp(k->accept, "string") == 0 || strcmp(k->accept, "any") == 0;
+}
+
+static void print_accept(FILE *out, const char *accept)
+{
+    char word[IZ_CONFIG_NAME_MAX];
+
+    if (strcmp(accept, "off") == 0)
+        fputs("`\"enabled\": false`", out);
+    else if (accept[0] == '\0')
+        fputs("none", out);
+    else
+        for (int i = 0; iz_word(word, sizeof word, accept, i); i++)
+            fprintf(out, "%s`%s`", i > 0 ? ", " : "", word);
+}
+
+static void print_foreign(FILE *out)
+{
+    fputs("\n## DeepSpeed's keys that are accepted and set nothing\n\n"
+          "What they ask for is always so, or has no meaning here. A value of "
+          "the wrong type is refused.\n\n"
+          "| Key | Values | What happens |\n|---|---|---|\n",
+          out);
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL; k++)
+        if (is_ignored(k))
+            fprintf(out, "| `%s` | %s | %s |\n", k->name, k->accept, k->doc);
+    fputs("\n## DeepSpeed's keys that are refused\n\n"
+          "Unless their value asks for nothing.\n\n"
+          "| Key | Accepted value | What to do |\n|---|---|---|\n",
+          out);
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL;
+         k++) {
+        if (is_ignored(k))
+            continue;
+        fprintf(out, "| `%s` | ", k->name);
+        print_accept(out, k->accept);
+        fprintf(out, " | %s |\n", k->doc);
+    }
+}
+
+static const char intro[] =
+    "# The config file\n\n"
+    "This page is printed by the program from the table its parser uses; do "
+    "not edit it.\n\n"
+    "A run is one JSON file with DeepSpeed's keys, and three sections of our "
+    "own: `model`, `data` and `run`. Only a batch size must be given. A key "
+    "written `a.b` below is `\"b\"` in the object `\"a\"`. `--set a.b=value` "
+    "overrides "
+    "the file; the value is JSON, or else a string.\n\n"
+    "All faults are reported at once, and nothing is ignored in silence: an "
+    "unknown key is refused with the nearest known one, and so is a key of "
+    "DeepSpeed whose wish cannot be met. `\"auto\"` is accepted where the "
+    "value follows from others or cannot change a result, and is refused "
+    "elsewhere. `null` means absent where the default is `null`, and for a "
+    "whole section. Integers may be written as `5e8`, words in any case.\n\n"
+    "The values in effect are written beside the output of the run, as a file "
+    "that gives the same run again.\n";
+
+void iz_config_doc(const struct iz_section *model, bool markdown, FILE *out)
+{
+    if (markdown)
+        fputs(intro, out);
+    print_sections(out, markdown);
+    if (model != NULL)
+        print_model(out, model, markdown);
+    if (markdown)
+        print_foreign(out);
+}

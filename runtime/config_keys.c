@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The keys that set something, in the order of docs/config.md and of the
+ * effective config.  Names and defaults outside data and run are DeepSpeed's.
+ */
+#include "runtime/config_keys.h"
+
+#include <string.h>
+
+/* Designated initializers, one line per kind of key. */
+#define KEY(name_, type_, field, fallback_, doc_)                              \
+    .name = (name_), .type = IZ_KEY_##type_,                                   \
+    .offset = offsetof(struct iz_config_file, field), .fallback = (fallback_), \
+    .doc = (doc_)
+#define BOOL(name, field, fallback, doc)                                       \
+    {                                                                          \
+        KEY(name, BOOL, field, fallback, doc)                                  \
+    }
+#define TEXT(name, field, fallback, doc)                                       \
+    {                                                                          \
+        KEY(name, STRING, field, fallback, doc),                               \
+            .size = sizeof(((struct iz_config_file *)0)->field)                \
+    }
+#define WORD(name, field, words_, fallback, doc)                               \
+    {                                                                          \
+        KEY(name, ENUM, field, fallback, doc), .words = (words_)               \
+    }
+#define NUMBER(name, type, field, min_, max_, fallback, doc)                   \
+    {                                                                          \
+        KEY(name, type, field, fallback, doc), .min = (min_), .max = (max_)    \
+    }
+#define BATCH_MAX 1e6 /* samples: products stay far below 2^63 */
+#define COUNT_MAX 1e15
+
+const struct iz_key iz_config_keys[] = {
+    NUMBER("train_batch_size", INT64, c.train_batch_size, 1, 1e18, "null",
+           "Samples per step of all ranks = micro-batch x accumulation steps x "
+           "ranks; of these three, what is missing follows from the others."),
+    NUMBER("train_micro_batch_size_per_gpu", INT64, micro_batch, 1, BATCH_MAX,
+           "null",
+           "Samples of one micro-batch: one chain of tasks on one rank."),
+    NUMBER("gradient_accumulation_steps", INT64, grad_accum, 1, BATCH_MAX,
+           "null",
+           "Micro-batches per rank and step; 1 when only one of the other two "
+           "is given."),
+    NUMBER("gradient_clipping", DOUBLE, c.gradient_clipping, 0, 1e18, "1.0",
+           "Largest norm of the gradient of all ranks; 0: no clipping. 1.0 is "
+           "DeepSpeed's default since 2026, before it was 0."),
+    NUMBER("steps_per_print", INT64, steps_per_print, 1, COUNT_MAX, "null",
+           "DeepSpeed's name of run.log_interval; if both are given they must "
+           "agree."),
+    WORD("communication_data_type", communication_dtype, "null|fp32|bf16|fp16",
+         "null",
+         "Type of gradients between ranks. It is the type of the parameters "
+         "here; any other is refused."),
+
+    WORD("optimizer.type", optimizer_type, "Adam|AdamW", "\"AdamW\"",
+         "Both decouple the weight decay, unless Adam has adam_w_mode: "
+         "false."),
+    NUMBER("optimizer.params.lr", DOUBLE, c.optimizer.lr, 0, 1e6, "0.001",
+           "Learning rate, unless the scheduler sets it."),
+    NUMBER("optimizer.params.betas", PAIR, c.optimizer.beta1, 0, 0.999999999,
+           "[0.9, 0.999]", "Decay of the first and of the second moment."),
+    NUMBER("optimizer.params.eps", DOUBLE, c.optimizer.eps, 0, 1, "1e-08",
+           "Added to the root of the second moment."),
+    NUMBER("optimizer.params.weight_decay", DOUBLE, c.optimizer.weight_decay, 0,
+           1e6, "0.0", "Of every parameter the model does not exempt."),
+    BOOL("optimizer.params.adam_w_mode", adam_w_mode, "true",
+         "Decoupled weight decay. false needs type Adam and adds the decay to "
+         "the gradient."),
+    BOOL("optimizer.params.bias_correction", c.optimizer.bias_correction,
+         "true", "Divide the moments by 1 - beta^t."),
+    BOOL("optimizer.params.torch_adam", torch_adam, "false",
+         "The same formula here. With AdamW, weight_decay must be written, "
+         "because PyTorch's default is 0.01 and DeepSpeed's 0."),
+
+    WORD("scheduler.type", c.lr.kind,
+         "null|WarmupLR|WarmupDecayLR|WarmupCosineLR", "null",
+         "null: constant. The first update has the rate before the warm-up "
+         "(warmup_min_lr; 0 for the cosine), the next one that of iteration "
+         "0, as DeepSpeed's engine does. Skipped steps do not count."),
+    NUMBER("scheduler.params.warmup_min_lr", DOUBLE, c.lr.warmup_min_lr, 0, 1e6,
+           "0.0", "Rate at the start of WarmupLR and WarmupDecayLR."),
+    NUMBER("scheduler.params.warmup_max_lr", DOUBLE, c.lr.warmup_max_lr, 0, 1e6,
+           "null",
+           "Rate after the warm-up. Default: optimizer.params.lr for WarmupLR, "
+           "0.001 for WarmupDecayLR."),
+    NUMBER("scheduler.params.warmup_num_steps", INT64, c.lr.warmup_num_steps, 1,
+           COUNT_MAX, "1000", "Updates of the warm-up; 1 counts as 2."),
+    WORD("scheduler.params.warmup_type", warmup_type, "log|linear", "\"log\"",
+         "Growth during the warm-up: log(i + 1) / log(warmup_num_steps) or "
+         "i / warmup_num_steps."),
+    NUMBER("scheduler.params.total_num_steps", INT64, c.lr.total_num_steps, 1,
+           COUNT_MAX, "null",
+           "Where WarmupDecayLR reaches 0 and WarmupCosineLR its minimum; both "
+           "need it. \"auto\": run.steps."),
+    NUMBER("scheduler.params.warmup_min_ratio", DOUBLE, c.lr.warmup_min_ratio,
+           0, 1, "0.0",
+           "WarmupCosineLR: part of optimizer.params.lr where the warm-up "
+           "starts."),
+    NUMBER("scheduler.params.cos_min_ratio", DOUBLE, c.lr.cos_min_ratio, 0, 1,
+           "0.0001",
+           "WarmupCosineLR: part of optimizer.params.lr where it ends."),
+
+    BOOL("bf16.enabled", bf16, "false",
+         "Parameters and gradients in bfloat16; master weights and moments "
+         "stay fp32."),
+    BOOL("fp16.enabled", fp16, "false",
+         "Parameters and gradients in half precision, with loss scaling; "
+         "master weights and moments stay fp32."),
+    NUMBER("fp16.loss_scale", DOUBLE, c.fp16.loss_scale, 0, 1e18, "0.0",
+           "Constant loss scale; 0: dynamic."),
+    NUMBER("fp16.initial_scale_power", INT, c.fp16.initial_scale_power, 0, 60,
+           "16", "The dynamic scale starts at 2 to this power."),
+    NUMBER("fp16.loss_scale_window", INT, c.fp16.loss_scale_window, 1, 1e9,
+           "1000", "Steps without overflow after which the scale doubles."),
+    NUMBER("fp16.hysteresis", INT, c.fp16.hysteresis, 1, 1e9, "2",
+           "Overflows until the scale is halved; the step of each is skipped."),
+    BOOL("fp16.consecutive_hysteresis", c.fp16.consecutive_hysteresis, "false",
+         "Every step without overflow refills the hysteresis; else only a "
+         "doubling does."),
+    NUMBER("fp16.min_loss_scale", DOUBLE, c.fp16.min_loss_scale, 1e-6, 1e18,
+           "1.0", "The run stops when the scale is here and must shrink."),
+    WORD("data_types.grad_accum_dtype", grad_accum_dtype, "null|fp32|bf16|fp16",
+         "null",
+         "Type in which micro-batches are summed: fp32 or the type of the "
+         "parameters. null: fp32 when there is more than one micro-batch."),
+
+    NUMBER("zero_optimization.stage", INT, c.zero.stage, 0, 3, "0",
+           "What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 "
+           "and gradients, 3 and parameters."),
+    WORD("zero_optimization.offload_optimizer.device", c.zero.optimizer.home,
+         "none|cpu|nvme", "\"none\"",
+         "Home of master weights and moments. Needs stage 1 or more, also "
+         "for nvme (DeepSpeed: 3)."),
+    TEXT("zero_optimization.offload_optimizer.nvme_path",
+         c.zero.optimizer.nvme_path, "null",
+         "Folder of the files when device is nvme."),
+    BOOL("zero_optimization.offload_optimizer.pin_memory",
+         c.zero.optimizer.pin_memory, "true",
+         "Page-locked host memory; means something only beside a GPU."),
+    NUMBER("zero_optimization.offload_optimizer.buffer_count", INT,
+           c.zero.optimizer.buffer_count, 1, 4096, "4",
+           "Staging buffers between host and nvme, each of one chunk."),
+    NUMBER("zero_optimization.offload_optimizer.ratio", DOUBLE,
+           c.zero.optimizer.ratio, 0, 1, "1.0",
+           "Part of the chunks not kept on the device. Only 1.0 until a GPU "
+           "holds chunks."),
+    WORD("zero_optimization.offload_param.device", c.zero.param.home,
+         "none|cpu|nvme", "\"none\"",
+         "Home of the sharded parameters. Needs stage 3."),
+    TEXT("zero_optimization.offload_param.nvme_path", c.zero.param.nvme_path,
+         "null", "Folder of the files when device is nvme."),
+    BOOL("zero_optimization.offload_param.pin_memory", c.zero.param.pin_memory,
+         "true", "Page-locked host memory; means something only beside a GPU."),
+    NUMBER("zero_optimization.offload_param.buffer_count", INT,
+           c.zero.param.buffer_count, 1, 4096, "5",
+           "Staging buffers between host and nvme, each of one shard of a "
+           "unit."),
+    NUMBER("zero_optimization.sub_group_size", INT64, c.zero.sub_group_size, 1,
+           COUNT_MAX, "1000000000",
+           "Elements of one chunk of optimizer states: one adam task. A chunk "
+           "never spans two units."),
+    BOOL("zero_optimization.overlap_comm", c.zero.overlap_comm, "true",
+         "Collectives run beside compute. DeepSpeed's default is true only "
+         "for stage 3; the losses are the same bit for bit."),
+    BOOL("zero_optimization.contiguous_gradients", c.zero.contiguous_gradients,
+         "true", "Gradients of a unit are one flat buffer. false is refused."),
+    NUMBER("zero_optimization.stage3_prefetch_bucket_size", INT64,
+           c.zero.prefetch_bucket_size, 0, COUNT_MAX, "50000000",
+           "Elements gathered ahead of their use; with the next key it sets "
+           "the number of buffers of the ring unless run.ring does."),
+    NUMBER("zero_optimization.stage3_max_live_parameters", INT64,
+           c.zero.max_live_parameters, 0, COUNT_MAX, "1000000000",
+           "Elements of gathered parameters at most; the ring never has less "
+           "than a step needs."),
+    NUMBER("zero_optimization.stage3_max_reuse_distance", INT64,
+           c.zero.max_reuse_distance, 0, COUNT_MAX, "1000000000",
+           "A gathered unit still in the ring is used again when it comes back "
+           "within this many elements; 0: it is always gathered again."),
+
+    TEXT("data.path", c.data.path, "\"\"",
+         "Training tokens: a shard (.bin with a header of 256 integers) or, "
+         "with data.bytes, any file."),
+    TEXT("data.val_path", c.data.val_path, "\"\"",
+         "Validation tokens; empty: the last val_fraction of data.path."),
+    NUMBER("data.val_fraction", DOUBLE, c.data.val_fraction, 0, 0.9, "0.05",
+           "Part of data.path kept for validation when val_path is empty."),
+    BOOL("data.bytes", c.data.bytes, "false",
+         "The file is raw bytes: one token each, 0..255."),
+
+    TEXT("run.output", c.run.output, "\"out\"",
+         "Folder of metrics, effective config and checkpoints."),
+    NUMBER("run.steps", INT64, c.run.steps, 0, COUNT_MAX, "100",
+           "Optimizer updates of the run."),
+    NUMBER("run.seed", UINT64, c.run.seed, 0, 9.2e18, "1",
+           "Of initial weights, batches and samples."),
+    BOOL("run.save", c.run.save, "true",
+         "Write a checkpoint at the end and when interrupted."),
+    NUMBER("run.save_interval", INT64, c.run.save_interval, 0, COUNT_MAX, "0",
+           "Steps between checkpoints; 0: only at the end."),
+    NUMBER("run.keep_last", INT, c.run.keep_last, 1, 1e6, "2",
+           "Checkpoints kept; older ones are removed."),
+    NUMBER("run.eval_interval", INT64, c.run.eval_interval, 0, COUNT_MAX, "0",
+           "Steps between evaluations; 0: only at the end."),
+    NUMBER("run.eval_batches", INT, c.run.eval_batches, 0, 1e9, "0",
+           "Micro-batches per rank in one evaluation; 0: none."),
+    NUMBER("run.sample_tokens", INT, c.run.sample_tokens, 0, 1e9, "0",
+           "Tokens generated at the end; 0: none."),
+    TEXT("run.sample_prompt", c.run.sample_prompt, "\"\"",
+         "What the generated text continues."),
+    NUMBER("run.sample_temperature", DOUBLE, c.run.sample_temperature, 0, 1e6,
+           "0.8", "Of the samples; 0: always the most probable token."),
+    TEXT("run.scheduler", c.run.scheduler, "\"prio\"",
+         "StarPU's scheduler; STARPU_SCHED in the environment wins."),
+    NUMBER("run.workers", INT, c.run.workers, 0, 4096, "0",
+           "Compute workers of each rank; 0: its cores."),
+    WORD("run.schedule", c.run.schedule, "depth_first|breadth_first",
+         "\"depth_first\"",
+         "A micro-batch through all units, or a unit for all micro-batches: "
+         "this one fetches parameters once per step and direction."),
+    WORD("run.recompute", c.run.recompute, "auto|full|none", "\"auto\"",
+         "Backward repeats the forward of its unit (full) or finds its "
+         "activations kept (none); auto: none where memory allows."),
+    BOOL("run.overlap", c.run.overlap, "true",
+         "false: barriers around the optimizer, for comparison. The losses "
+         "are the same bit for bit."),
+    NUMBER("run.in_flight", INT, c.run.in_flight, 1, 1024, "2",
+           "Steps submitted ahead at most."),
+    NUMBER("run.parallel_micro_batches", INT, c.run.parallel_micro_batches, 0,
+           BATCH_MAX, "0",
+           "Micro-batches of a depth-first wave; 0: as many as workers."),
+    NUMBER("run.ring", INT, c.run.ring, 0, BATCH_MAX, "0",
+           "Buffers of gathered units; 0: from zero_optimization."),
+    NUMBER("run.log_interval", INT64, c.run.log_interval, 1, COUNT_MAX, "10",
+           "Steps between printed lines."),
+    NUMBER("run.comm_timeout_s", DOUBLE, c.run.comm_timeout_s, 0.001, 1e9,
+           "300.0", "A collective that takes longer ends the run."),
+    NUMBER("run.inject_delay_us", INT, c.run.inject_delay_us, 0, 1e9, "0",
+           "Random delay of up to this before every task, for tests."),
+    NUMBER("run.inject_seed", UINT64, c.run.inject_seed, 0, 9.2e18, "1",
+           "Of those delays."),
+    BOOL("run.nvme_checksum", c.run.nvme_checksum, "false",
+         "Check every chunk read from nvme against its checksum."),
+    NUMBER("run.memory_limit_bytes", INT64, c.run.memory_limit_bytes, 0,
+           COUNT_MAX, "0",
+           "Host memory this rank may plan with; 0: what is free."),
+    BOOL("run.hash", c.run.hash, "false", "Print a hash of the final weights."),
+    {.name = NULL},
+};
+
+_Static_assert(sizeof iz_config_keys / sizeof iz_config_keys[0] <=
+                   IZ_CONFIG_KEYS_MAX,
+               "struct iz_config_file.given holds every key");
+
+/* Only keys whose value is given by others, or that cannot change a loss. */
+bool iz_config_auto(const char *name)
+{
+    static const char *const names[] = {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "scheduler.params.total_num_steps",
+        "zero_optimization.sub_group_size",
+        "zero_optimization.overlap_comm",
+        "zero_optimization.stage3_prefetch_bucket_size",
+        "zero_optimization.stage3_max_live_parameters",
+        "zero_optimization.stage3_max_reuse_distance",
+    };
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return false;
+}

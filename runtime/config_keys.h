@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of the config reader share: the file as it is written, before
+ * the rules between keys turn it into a struct iz_config, and the tables of its
+ * keys. Nothing outside runtime/config*.c includes this. */
+#ifndef IZ_RUNTIME_CONFIG_KEYS_H
+#define IZ_RUNTIME_CONFIG_KEYS_H
+
+#include "codelets/build.h"
+#include "runtime/config.h"
+
+#define IZ_CONFIG_KEYS_MAX 128
+#define IZ_CONFIG_NAME_MAX 256 /* bytes of a dotted key */
+
+enum iz_given { IZ_GIVEN_NOT, IZ_GIVEN_AUTO, IZ_GIVEN_BAD, IZ_GIVEN_VALUE };
+
+/* Fields of the file that are not one to one a field of struct iz_config. */
+struct iz_config_file {
+    struct iz_config c;
+    int64_t micro_batch, grad_accum; /* 0: not given */
+    bool bf16, fp16;
+    int grad_accum_dtype, communication_dtype; /* 0: null, else 1 + iz_dtype */
+    int optimizer_type;                        /* 0: Adam, 1: AdamW */
+    bool adam_w_mode, torch_adam;
+    int warmup_type; /* 0: log, 1: linear */
+    int64_t steps_per_print;
+    /* Of iz_config_keys[i]: what the file or an override says about it. */
+    enum iz_given given[IZ_CONFIG_KEYS_MAX];
+};
+
+/* Keys that set something; offsets are in struct iz_config_file.  Ends with
+ * name = NULL. */
+extern const struct iz_key iz_config_keys[];
+
+/* Keys DeepSpeed has and that set nothing here.  `accept` says which values
+ * pass: bool, number, string: any of that type; any; off: an object whose
+ * "enabled" is not true; else JSON values separated by |.  Ends with name =
+ * NULL. */
+struct iz_foreign_key {
+    const char *name, *accept;
+    const char *doc; /* what happens, or what to do instead */
+};
+
+extern const struct iz_foreign_key iz_foreign_keys[];
+
+/* Whether "auto" stands for the default of this key, or is resolved by a rule.
+ */
+bool iz_config_auto(const char *name);
+
+/* Counts and prints faults, each with the place it comes from. */
+struct iz_faults {
+    FILE *err; /* may be NULL */
+    const char *path;
+    char *const *set;
+    int n_set, count;
+};
+
+/* One line "place: key: text"; key may be NULL. */
+void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
+    IZ_PRINTF(3, 4);
+
+/* The known key nearest to `name` by edit distance, or "" when none is near.
+ * `near` holds IZ_CONFIG_NAME_MAX bytes. */
+void iz_config_nearest(char *near, const char *name,
+                       const struct iz_section *model);
+/* The same among the words of an IZ_KEY_ENUM ("a|b|c"). */
+void iz_word_nearest(char *near, const char *word, const char *words);
+/* The same among presets. */
+void iz_preset_nearest(char *near, const char *name,
+                       const struct iz_preset *presets);
+
+/* Copies word i of "a|b|c" to `word` (`size` bytes); false behind the last. */
+bool iz_word(char *word, size_t size, const char *words, int i);
+
+struct json_t; /* the JSON library's value */
+
+#define IZ_WHY_MAX 512
+
+/* `5e8 (a number)`, `"x" (a string)`, `an object`. */
+void iz_json_describe(char *out, size_t size, const struct json_t *v);
+/* Puts v where k says in the struct at `base`, or says why not in `why`
+ * (IZ_WHY_MAX bytes). */
+bool iz_json_store(char *why, void *base, const struct iz_key *k,
+                   const struct json_t *v);
+void iz_json_store_default(void *base, const struct iz_key *k);
+void iz_json_store_defaults(void *base, const struct iz_key *k);
+
+/* Turns the file's fields into those of file->c and reports every rule between
+ * keys that is broken. */
+void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
+                       int ranks);
+
+/* The inverse: the file's fields that give *c.  given[i] is IZ_GIVEN_VALUE for
+ * the keys that have a meaning in this config. */
+void iz_config_unresolve(struct iz_config_file *file,
+                         const struct iz_config *c);
+
+#endif

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Puts one JSON value into the field a key of a table names, or says why it
+ * does not fit. */
+#include "runtime/config_keys.h"
+
+#include <assert.h>
+#include <jansson.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* `5e8 (a number)`, `"x" (a string)`, `an object`. */
+void iz_json_describe(char *out, size_t size, const json_t *v)
+{
+    static const char *const kinds[] = {
+        [JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array",
+        [JSON_STRING] = "a string",  [JSON_INTEGER] = "an integer",
+        [JSON_REAL] = "a number",    [JSON_TRUE] = "a boolean",
+        [JSON_FALSE] = "a boolean",  [JSON_NULL] = NULL,
+    };
+    const char *kind = kinds[json_typeof(v)];
+    char *text =
+        json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15));
+
+    if (json_is_object(v) || text == NULL)
+        snprintf(out, size, "%s", kind != NULL ? kind : "null");
+    else if (kind == NULL)
+        snprintf(out, size, "%s", text);
+    else
+        snprintf(out, size, "%.60s%s (%s)", text,
+                 strlen(text) > 60 ? "..." : "", kind);
+    free(text);
+}
+
+static bool mismatch(char *why, const char *expected, const json_t *v)
+{
+    char found[IZ_WHY_MAX / 2];
+
+    iz_json_describe(found, sizeof found, v);
+    snprintf(why, IZ_WHY_MAX, "expected %s, found %s", expected, found);
+    return false;
+}
+
+static bool in_range(char *why, const struct iz_key *k, double x)
+{
+    bool unchecked = k->min > k->max || (k->min == 0 && k->max == 0);
+
+    if (unchecked || (x >= k->min && x <= k->max))
+        return true;
+    if (x < k->min && k->max > 1e5)
+        snprintf(why, IZ_WHY_MAX, "%.15g is less than %.15g", x, k->min);
+    else
+        snprintf(why, IZ_WHY_MAX, "%.15g is not in %.15g..%.15g", x, k->min,
+                 k->max);
+    return false;
+}
+
+/* DeepSpeed's files write 5e8 where an integer is meant. */
+static bool whole_number(int64_t *n, const json_t *v)
+{
+    double x;
+
+    if (json_is_integer(v)) {
+        *n = json_integer_value(v);
+        return true;
+    }
+    if (!json_is_real(v))
+        return false;
+    x = json_real_value(v);
+    if (!(fabs(x) < 9.2e18) || x != floor(x))
+        return false;
+    *n = (int64_t)x;
+    return true;
+}
+
+static bool store_integer(char *why, void *at, const struct iz_key *k,
+                          const json_t *v)
+{
+    int64_t n;
+
+    if (!whole_number(&n, v))
+        return mismatch(why, "an integer", v);
+    if (!in_range(why, k, (double)n))
+        return false;
+    if (k->type == IZ_KEY_INT && (n < INT_MIN || n > INT_MAX))
+        return mismatch(why, "an integer of 32 bits", v);
+    if (k->type == IZ_KEY_UINT64 && n < 0)
+        return mismatch(why, "an integer >= 0", v);
+    if (k->type == IZ_KEY_INT)
+        *(int *)at = (int)n;
+    else if (k->type == IZ_KEY_UINT64)
+        *(uint64_t *)at = (uint64_t)n;
+    else
+        *(int64_t *)at = n;
+    return true;
+}
+
+static bool store_pair(char *why, double *at, const struct iz_key *k,
+                       const json_t *v)
+{
+    double x[2];
+
+    if (json_array_size(v) != 2)
+        return mismatch(why, "an array of two numbers", v);
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *e = json_array_get(v, i);
+        if (!json_is_number(e))
+            return mismatch(why, "an array of two numbers", v);
+        x[i] = json_number_value(e);
+        if (!in_range(why, k, x[i]))
+            return false;
+    }
+    memcpy(at, x, sizeof x);
+    return true;
+}
+
+static bool store_string(char *why, char *at, const struct iz_key *k,
+                         const json_t *v)
+{
+    if (!json_is_string(v))
+        return mismatch(why, "a string", v);
+    if (json_string_length(v) >= k->size) {
+        snprintf(why, IZ_WHY_MAX, "%zu bytes, at most %zu fit",
+                 json_string_length(v), k->size - 1);
+        return false;
+    }
+    memset(at, 0, k->size);
+    memcpy(at, json_string_value(v), json_string_length(v));
+    return true;
+}
+
+static bool store_word(char *why, int *at, const struct iz_key *k,
+                       const json_t *v)
+{
+    const char *s = json_string_value(v);
+    char word[IZ_CONFIG_NAME_MAX], near[IZ_CONFIG_NAME_MAX];
+
+    if (s == NULL)
+        return mismatch(why, k->words, v);
+    for (int i = 0; iz_word(word, sizeof word, k->words, i); i++) {
+        if (strcasecmp(word, s) == 0 && strcmp(word, "null") != 0) {
+            *at = i;
+            return true;
+        }
+    }
+    iz_word_nearest(near, s, k->words);
+    snprintf(why, IZ_WHY_MAX, "\"%.60s\" is not one of %s%s%s%s", s, k->words,
+             near[0] != '\0' ? "; did you mean " : "", near,
+             near[0] != '\0' ? "?" : "");
+    return false;
+}
+
+static bool nullable(const struct iz_key *k)
+{
+    return (k->fallback != NULL && strcmp(k->fallback, "null") == 0) ||
+           (k->type == IZ_KEY_ENUM && strncmp(k->words, "null", 4) == 0);
+}
+
+static void store_null(void *at, const struct iz_key *k)
+{
+    static const size_t bytes[] = {
+        [IZ_KEY_BOOL] = sizeof(bool),     [IZ_KEY_INT] = sizeof(int),
+        [IZ_KEY_INT64] = sizeof(int64_t), [IZ_KEY_UINT64] = sizeof(uint64_t),
+        [IZ_KEY_DOUBLE] = sizeof(double), [IZ_KEY_PAIR] = 2 * sizeof(double),
+        [IZ_KEY_ENUM] = sizeof(int),
+    };
+    memset(at, 0, k->type == IZ_KEY_STRING ? k->size : bytes[k->type]);
+}
+
+/* Puts v where k says, or says why not. */
+bool iz_json_store(char *why, void *base, const struct iz_key *k,
+                   const json_t *v)
+{
+    void *at = (char *)base + k->offset;
+
+    if (json_is_null(v) && nullable(k)) {
+        store_null(at, k);
+        return true;
+    }
+    switch (k->type) {
+    case IZ_KEY_BOOL:
+        if (!json_is_boolean(v))
+            return mismatch(why, "true or false", v);
+        *(bool *)at = json_is_true(v);
+        return true;
+    case IZ_KEY_INT:
+    case IZ_KEY_INT64:
+    case IZ_KEY_UINT64:
+        return store_integer(why, at, k, v);
+    case IZ_KEY_DOUBLE:
+        if (!json_is_number(v))
+            return mismatch(why, "a number", v);
+        if (!in_range(why, k, json_number_value(v)))
+            return false;
+        *(double *)at = json_number_value(v);
+        return true;
+    case IZ_KEY_PAIR:
+        return store_pair(why, at, k, v);
+    case IZ_KEY_STRING:
+        return store_string(why, at, k, v);
+    case IZ_KEY_ENUM:
+        return store_word(why, at, k, v);
+    }
+    return false;
+}
+
+/* A fallback in a table that does not parse is our mistake. */
+void iz_json_store_default(void *base, const struct iz_key *k)
+{
+    char why[IZ_WHY_MAX];
+    json_t *v = json_loads(k->fallback != NULL ? k->fallback : "null",
+                           JSON_DECODE_ANY, NULL);
+    bool stored = v != NULL && iz_json_store(why, base, k, v);
+
+    assert(stored);
+    (void)stored;
+    json_decref(v);
+}
+
+void iz_json_store_defaults(void *base, const struct iz_key *k)
+{
+    for (; k->name != NULL; k++)
+        iz_json_store_default(base, k);
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writes the effective config: every key that has a meaning in this run with
+ * its resolved value, in the order of the table, as JSON that reads back the
+ * same. */
+#include "runtime/config_keys.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The sections open while keys are written. */
+struct nest {
+    FILE *out;
+    char open[IZ_CONFIG_NAME_MAX]; /* dotted, "" at the top level */
+    int depth;
+    bool first; /* nothing in the innermost section yet */
+};
+
+static void new_line(struct nest *n)
+{
+    fprintf(n->out, "%s\n%*s", n->first ? "" : ",", 4 * (n->depth + 1), "");
+    n->first = false;
+}
+
+static void close_section(struct nest *n)
+{
+    char *dot = strrchr(n->open, '.');
+
+    *(dot != NULL ? dot : n->open) = '\0';
+    n->depth--;
+    fprintf(n->out, "\n%*s}", 4 * (n->depth + 1), "");
+    n->first = false;
+}
+
+static bool is_inside(const char *section, const char *name)
+{
+    size_t n = strlen(section);
+    return n == 0 || (strncmp(section, name, n) == 0 && name[n] == '.');
+}
+
+static void print_string(FILE *out, const char *s)
+{
+    fputc('"', out);
+    for (; *s != '\0'; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\')
+            fprintf(out, "\\%c", c);
+        else if (c < 0x20)
+            fprintf(out, "\\u%04x", c);
+        else
+            fputc(c, out);
+    }
+    fputc('"', out);
+}
+
+/* Ends and opens sections until the key can follow, and writes its name. */
+static void print_name(struct nest *n, const char *name)
+{
+    size_t at;
+
+    while (!is_inside(n->open, name))
+        close_section(n);
+    at = n->open[0] != '\0' ? strlen(n->open) + 1 : 0;
+    for (const char *dot; (dot = strchr(name + at, '.')) != NULL;) {
+        size_t end = (size_t)(dot - name);
+        new_line(n);
+        fprintf(n->out, "\"%.*s\": {", (int)(end - at), name + at);
+        snprintf(n->open, sizeof n->open, "%.*s", (int)end, name);
+        n->depth++;
+        n->first = true;
+        at = end + 1;
+    }
+    new_line(n);
+    print_string(n->out, name + at);
+    fputs(": ", n->out);
+}
+
+/* The fewest digits that read back as x. */
+static void print_double(FILE *out, double x)
+{
+    char text[32];
+
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        if (strtod(text, NULL) == x)
+            break;
+    }
+    fprintf(out, "%s%s", text, strpbrk(text, ".e") != NULL ? "" : ".0");
+}
+
+static void print_word(FILE *out, const char *words, int i)
+{
+    char word[IZ_CONFIG_NAME_MAX];
+
+    if (!iz_word(word, sizeof word, words, i) || strcmp(word, "null") == 0)
+        fputs("null", out);
+    else
+        print_string(out, word);
+}
+
+static void print_value(FILE *out, const struct iz_key *k, const void *base)
+{
+    const void *at = (const char *)base + k->offset;
+
+    switch (k->type) {
+    case IZ_KEY_BOOL:
+        fputs(*(const bool *)at ? "true" : "false", out);
+        break;
+    case IZ_KEY_INT:
+        fprintf(out, "%d", *(const int *)at);
+        break;
+    case IZ_KEY_INT64:
+        fprintf(out, "%lld", (long long)*(const int64_t *)at);
+        break;
+    case IZ_KEY_UINT64:
+        fprintf(out, "%llu", (unsigned long long)*(const uint64_t *)at);
+        break;
+    case IZ_KEY_DOUBLE:
+        print_double(out, *(const double *)at);
+        break;
+    case IZ_KEY_PAIR:
+        fputc('[', out);
+        print_double(out, ((const double *)at)[0]);
+        fputs(", ", out);
+        print_double(out, ((const double *)at)[1]);
+        fputc(']', out);
+        break;
+    case IZ_KEY_STRING:
+        print_string(out, at);
+        break;
+    case IZ_KEY_ENUM:
+        print_word(out, k->words, *(const int *)at);
+        break;
+    }
+}
+
+static void print_config(FILE *out, const struct iz_config_file *file,
+                         const struct iz_section *model)
+{
+    struct nest n = {.out = out, .first = true};
+    char name[IZ_CONFIG_NAME_MAX];
+
+    fputc('{', out);
+    for (int i = 0; iz_config_keys[i].name != NULL; i++) {
+        if (file->given[i] != IZ_GIVEN_VALUE)
+            continue;
+        print_name(&n, iz_config_keys[i].name);
+        print_value(out, &iz_config_keys[i], file);
+    }
+    for (const struct iz_key *k = model != NULL ? model->keys : NULL;
+         k != NULL && k->name != NULL; k++) {
+        snprintf(name, sizeof name, "model.%s", k->name);
+        print_name(&n, name);
+        print_value(out, k, model->target);
+    }
+    while (n.depth > 0)
+        close_section(&n);
+    fputs("\n}\n", out);
+}
+
+/* Written and on the disk, or a negative errno. */
+static int finish(FILE *out)
+{
+    int rc = 0;
+
+    if (fflush(out) != 0 || fsync(fileno(out)) != 0 || ferror(out))
+        rc = errno != 0 ? -errno : -EIO;
+    if (fclose(out) != 0 && rc == 0)
+        rc = -errno;
+    return rc;
+}
+
+int iz_config_write(const struct iz_config *c, const struct iz_section *model,
+                    const char *path)
+{
+    struct iz_config_file file;
+    char tmp[IZ_PATH_MAX + 8];
+    FILE *out;
+    int rc;
+
+    if (snprintf(tmp, sizeof tmp, "%s.tmp", path) >= (int)sizeof tmp)
+        return -ENAMETOOLONG;
+    out = fopen(tmp, "w");
+    if (out == NULL)
+        return -errno;
+    iz_config_unresolve(&file, c);
+    print_config(out, &file, model);
+    rc = finish(out);
+    if (rc == 0 && rename(tmp, path) != 0)
+        rc = -errno;
+    if (rc != 0)
+        remove(tmp);
+    return rc;
+}

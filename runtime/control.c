@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The scalars of a step: mean loss, gradient norm, clipping, loss scale, learning
+ * rate.  One task per step that every rank executes with the same numbers in the
+ * same order, so that all come to the same decision. */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/die.h"
+#include "runtime/engine.h"
+
+struct control_arg {
+    struct iz_engine *e;
+    int64_t step;
+};
+
+bool iz_control_early(const struct iz_config *c)
+{
+    return c->dtype != IZ_F16 && c->gradient_clipping == 0;
+}
+
+static void put_event(struct iz_engine *e, const struct iz_event *v)
+{
+    int64_t n = atomic_load(&e->events_put);
+    e->event[n % IZ_EVENTS] = *v;
+    atomic_store(&e->events_put, n + 1);
+    sem_post(&e->event_ready);
+}
+
+/* All ranks' numbers, in rank order, `per` each; own ones are `own`. */
+static const double *gather(struct iz_engine *e, const double *own, int per)
+{
+    memcpy(e->gathered + e->plan.rank * per, own, (size_t)per * sizeof(*own));
+    if (e->plan.ranks > 1)
+        iz_coll_gather_doubles(e->coll, e->gathered, per, "step scalars");
+    return e->gathered;
+}
+
+static double sum_ranks(const struct iz_engine *e, const double *all, int per,
+                        int i)
+{
+    double sum = 0;
+    for (int r = 0; r < e->plan.ranks; r++)
+        sum += all[r * per + i];
+    return sum;
+}
+
+/* DeepSpeed's rule in fp16: a gradient that is not finite skips the step and shrinks
+ * the scale.  In other types it is an error of the run. */
+static void decide(struct iz_engine *e, struct iz_event *v, double norm2)
+{
+    struct iz_control *c = &e->control;
+    bool fp16 = e->config->dtype == IZ_F16;
+    bool finite = isfinite(norm2);
+    c->skip = !finite || c->failed;
+    if (fp16 && !c->failed &&
+        iz_loss_scale_update(&c->scale, &e->config->fp16, !finite))
+        v->failure = IZ_SCALE_AT_MINIMUM;
+    if (!fp16 && (!finite || !isfinite(v->loss)))
+        v->failure = IZ_LOSS_NOT_FINITE;
+    if (v->failure)
+        c->skip = c->failed = true;
+    v->skipped = c->skip;
+}
+
+static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
+                 int per)
+{
+    struct iz_control *c = &e->control;
+    double tasks = (double)(e->plan.micro_batches * e->plan.slices) *
+                   e->plan.ranks;
+    double divisor = tasks * c->scale.scale, norm2 = 0;
+    for (int u = 0; u < e->plan.n_groups; u++)
+        norm2 += sum_ranks(e, all, per, 2 + u);
+    v->loss = sum_ranks(e, all, per, 0) / tasks;
+    v->grad_norm = sqrt(norm2) / divisor;
+    v->loss_scale = c->scale.scale;
+    decide(e, v, norm2);
+    v->lr = iz_lr(&e->config->lr, e->config->optimizer.lr, c->updates);
+    if (c->skip)
+        return;
+    c->lr = v->lr;
+    c->grad_scale =
+        iz_clip_factor(v->grad_norm, e->config->gradient_clipping) / divisor;
+    c->updates++;
+}
+
+/* buf: control, scale, sum of losses, then the sums of squares of all groups. */
+static void run_clip(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct control_arg *a = arg;
+    struct iz_engine *e = a->e;
+    int per = 2 + e->plan.n_groups;
+    double *own = malloc((size_t)per * sizeof(*own));
+    (void)x;
+    if (!own)
+        iz_die("clip: out of memory");
+    own[0] = *(double *)buf[2];
+    own[1] = e->stop ? atomic_load(e->stop) : 0;
+    for (int u = 0; u < e->plan.n_groups; u++)
+        own[2 + u] = *(double *)buf[3 + u];
+    const double *all = gather(e, own, per);
+    free(own);
+    struct iz_event v = {.step = a->step, .time_ns = iz_now_ns()};
+    v.stop = sum_ranks(e, all, per, 1) > 0;
+    clip(e, &v, all, per);
+    *(float *)buf[1] = (float)e->control.scale.scale;
+    *(double *)buf[2] = 0;
+    put_event(e, &v);
+}
+
+void iz_control_clip(struct iz_engine *e, int64_t step)
+{
+    struct control_arg a = {e, step};
+    int n = e->plan.n_groups;
+    struct iz_access *more = malloc((size_t)n * sizeof(*more));
+    if (!more)
+        iz_die("clip: out of memory");
+    for (int u = 0; u < n; u++)
+        more[u] = (struct iz_access){e->group[u].norm2_handle, STARPU_R};
+    iz_submit(e->graph, &(struct iz_task){
+                            .kind = IZ_CLIP,
+                            .where = IZ_ON_LANE,
+                            .run = run_clip,
+                            .arg = &a,
+                            .arg_bytes = sizeof(a),
+                            .data = {{e->control_handle, STARPU_RW},
+                                     {e->scale_handle, STARPU_W},
+                                     {e->loss_handle, STARPU_RW}},
+                            .more = more,
+                            .n_more = n,
+                            .unit = -1,
+                            .step = (int)e->step});
+    free(more);
+}
+
+/* buf: control (for the order of events), sum of losses. */
+static void run_eval(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct control_arg *a = arg;
+    struct iz_engine *e = a->e;
+    (void)x;
+    double own = *(double *)buf[1];
+    const double *all = gather(e, &own, 1);
+    struct iz_event v = {.eval = true, .step = a->step};
+    v.loss = sum_ranks(e, all, 1, 0) / (double)e->eval_samples;
+    v.time_ns = iz_now_ns();
+    *(double *)buf[1] = 0;
+    put_event(e, &v);
+}
+
+void iz_control_eval(struct iz_engine *e, int64_t step)
+{
+    struct control_arg a = {e, step};
+    iz_submit(e->graph,
+              &(struct iz_task){.kind = IZ_CLIP,
+                                .where = IZ_ON_LANE,
+                                .run = run_eval,
+                                .arg = &a,
+                                .arg_bytes = sizeof(a),
+                                .data = {{e->control_handle, STARPU_RW},
+                                         {e->loss_handle, STARPU_RW}},
+                                .unit = -1,
+                                .step = (int)e->step});
+}

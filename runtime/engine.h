@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state of a run, shared by the files that submit its tasks.  Not for models or
+ * tools: they use runtime/train.h. */
+#ifndef IZ_RUNTIME_ENGINE_H
+#define IZ_RUNTIME_ENGINE_H
+
+#include <semaphore.h>
+
+#include "codelets/task.h"
+#include "codelets/unit.h"
+#include "runtime/coll.h"
+#include "runtime/config.h"
+#include "runtime/data.h"
+#include "runtime/memory.h"
+#include "runtime/nvme.h"
+#include "runtime/plan.h"
+#include "runtime/schedule.h"
+
+/* The optimizer's state and this rank's parameters are updated chunk by chunk. */
+struct iz_chunk {
+    int64_t first, count;       /* in the owned elements of the group */
+    float *state;               /* [arrays][count]; NULL when on disk */
+    int64_t state_at, param_at; /* file offsets, bytes */
+    starpu_data_handle_t state_handle; /* the state, or a void token of the file */
+    starpu_data_handle_t param_handle; /* piece of the parameters, or a token */
+};
+
+/* One unit's parameters, gradients and states: where they are. */
+struct iz_group {
+    const struct iz_plan_group *plan;
+    struct iz_unit_layout layout;
+    int64_t *offset;
+    void *param; /* full or shard; NULL when on disk */
+    starpu_data_handle_t param_handle;
+    void *grad[2]; /* accumulators: of its own unit and of the tied use */
+    starpu_data_handle_t grad_handle[2];
+    int contributions[2]; /* of this step so far: the first one overwrites */
+    double norm2;
+    starpu_data_handle_t norm2_handle;
+    struct iz_chunk *chunk;
+    starpu_data_handle_t *piece; /* children of param_handle */
+    int64_t version; /* counts updates, so that a ring slot knows it is stale */
+};
+
+/* A buffer of a ring. */
+struct iz_slot {
+    void *p;
+    starpu_data_handle_t handle;
+    int group;       /* -1: nothing */
+    int64_t version; /* of the group when it was fetched */
+    int64_t used;    /* elements fetched or reused when it was last needed */
+};
+
+struct iz_ring {
+    struct iz_slot *param, *grad;
+    int next_grad;
+};
+
+/* The order in which the units of a pass need the groups (a tied unit needs two);
+ * unit step i begins at position item[i]. */
+struct iz_uses {
+    int *group, *item;
+    int n, steps;
+};
+
+/* A staging buffer between disk and memory. */
+struct iz_stage {
+    void *p;
+    starpu_data_handle_t handle;
+};
+
+/* Buffers of the micro-batches that are under way together. */
+struct iz_lane {
+    void *batch, **boundary, **saved, *d;
+    starpu_data_handle_t batch_handle, *boundary_handle, *saved_handle,
+        d_handle;
+    double loss;
+    starpu_data_handle_t loss_handle;
+};
+
+/* What a step decides for itself, in the task `clip`; read by adam. */
+struct iz_control {
+    struct iz_loss_scale scale;
+    int64_t updates; /* not skipped */
+    bool skip;       /* this step changes nothing */
+    bool failed;     /* and neither does any later one */
+    double lr, grad_scale;
+    double tokens; /* seen in training */
+};
+
+/* Why a run ends early. */
+enum iz_failure { IZ_FINE, IZ_LOSS_NOT_FINITE, IZ_SCALE_AT_MINIMUM };
+
+struct iz_event {
+    bool eval; /* loss is that of the validation split */
+    int64_t step; /* 1-based: after this many steps */
+    double loss, grad_norm, lr, loss_scale;
+    bool skipped, stop;
+    enum iz_failure failure;
+    int64_t time_ns;
+};
+
+#define IZ_EVENTS 256 /* more than can be under way */
+
+struct iz_engine {
+    const struct iz_config *config;
+    const struct iz_model *model;
+    struct iz_coll *coll;
+    const struct iz_data *data;
+    struct iz_plan plan;
+    struct iz_memory *memory;
+    struct iz_graph *graph;
+    struct iz_nvme *state_file, *param_file;
+    struct iz_group *group;
+    struct iz_ring *ring;
+    struct iz_stage *state_stage, *param_stage;
+    int next_state_stage, next_param_stage;
+    struct iz_lane *lane;
+    struct iz_uses training, forward;
+    struct iz_control control;
+    starpu_data_handle_t control_handle;
+    float loss_scale;
+    starpu_data_handle_t scale_handle;
+    double loss_sum;
+    starpu_data_handle_t loss_handle;
+    float *logits;
+    starpu_data_handle_t logits_handle;
+    double *gathered; /* scratch of clip */
+    int64_t step;     /* steps submitted */
+    int64_t eval_samples;
+    int64_t fetch_clock;   /* elements fetched or reused so far */
+    int64_t fetched_bytes; /* counted at submission: the plan's figure */
+    struct iz_event event[IZ_EVENTS];
+    int64_t events_taken, events_due; /* due: submitted */
+    _Atomic int64_t events_put;
+    sem_t event_ready;
+    _Atomic int *stop; /* set by a signal; borrowed */
+};
+
+/* ---- homes.c: allocation and registration ---- */
+int iz_homes_open(struct iz_engine *e);
+void iz_homes_close(struct iz_engine *e);
+
+enum iz_array { IZ_MASTER, IZ_M, IZ_V };
+/* Elements [from, from + n) of this rank's owned part of a group, with no task
+ * running.  put(MASTER) also sets the parameters of compute type. */
+void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
+                  float *out, int64_t n);
+void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
+                  const float *in, int64_t n);
+
+/* ---- zero.c: where parameters and gradients go ---- */
+
+
+/* Submits fetches so that the groups of uses[from...] are on their way, as far
+ * ahead as the rings allow. */
+void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from);
+/* Buffer that holds the parameters of a group now. */
+starpu_data_handle_t iz_zero_param(struct iz_engine *e, int group);
+/* Buffer for the next gradient contribution to a group. */
+starpu_data_handle_t iz_zero_grad(struct iz_engine *e, int group);
+/* Adds the contribution in `slots` (one per slice) to the accumulator; use: 0 the
+ * group's own unit, 1 the tied one. */
+void iz_zero_reduce(struct iz_engine *e, int group, int use,
+                    const starpu_data_handle_t *slot, int slots);
+void iz_zero_norm(struct iz_engine *e, int group);
+void iz_zero_update(struct iz_engine *e, int group);
+/* All-gather of the parameters that the stage keeps whole. */
+void iz_zero_publish(struct iz_engine *e, int group);
+
+/* ---- control.c: the scalars of a step ---- */
+void iz_control_clip(struct iz_engine *e, int64_t step);
+void iz_control_eval(struct iz_engine *e, int64_t step);
+/* Scalars of an update that does not wait for the norm. */
+bool iz_control_early(const struct iz_config *c);
+
+#endif

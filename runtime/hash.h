@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A fast 64-bit hash against accidents (flipped bits, torn writes, wrong
+ * blocks), not against an adversary; the same value on every machine of our
+ * byte order. */
+#ifndef IZ_RUNTIME_HASH_H
+#define IZ_RUNTIME_HASH_H
+
+#include <stdint.h>
+
+/* Any alignment.  Two inputs that differ in one 8-byte word alone never have
+ * the same hash. */
+uint64_t iz_hash(const void *p, int64_t bytes);
+
+/* A bijection of 64 bits that scatters: the finish of iz_hash, and a
+ * counter-based generator when fed with seed and counter. */
+uint64_t iz_hash_mix(uint64_t x);
+
+#endif

@@ -1,0 +1,540 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the bytes of a run live: allocates what the plan says, registers it with
+ * StarPU, and reads and writes parameters and states when no task runs. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/engine.h"
+
+static int64_t size_of(enum iz_dtype t)
+{
+    return iz_dtype_bytes(t);
+}
+
+static void *take(struct iz_engine *e, enum iz_tier tier, enum iz_class c,
+                  int64_t bytes)
+{
+    return iz_memory_take(e->memory, tier, c, bytes);
+}
+
+static starpu_data_handle_t variable(void *p, int64_t bytes, const char *name,
+                                     int x, int y)
+{
+    starpu_data_handle_t h;
+    starpu_variable_data_register(&h, STARPU_MAIN_RAM, (uintptr_t)p,
+                                  (size_t)bytes);
+    starpu_data_set_name(h, name);
+    starpu_data_set_coordinates(h, 2, x, y);
+    return h;
+}
+
+static void unregister(starpu_data_handle_t *h)
+{
+    if (*h)
+        starpu_data_unregister(*h);
+    *h = NULL;
+}
+
+/* ---- groups ---- */
+
+static enum iz_tier tier_of(enum iz_home h)
+{
+    return h == IZ_HOME_CPU ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+}
+
+/* First owned element within `param`: a full buffer holds every rank's shard. */
+static int64_t own_param(const struct iz_engine *e, const struct iz_group *g)
+{
+    bool shard_of_full = e->plan.params_full && !e->plan.states_full;
+    return shard_of_full ? g->plan->shard * e->plan.rank : 0;
+}
+
+static void piece_filter(void *parent, void *child,
+                         struct starpu_data_filter *f, unsigned id,
+                         unsigned parts)
+{
+    const struct starpu_vector_interface *v = parent;
+    struct starpu_vector_interface *w = child;
+    const struct iz_chunk *k = (const struct iz_chunk *)f->filter_arg_ptr + id;
+    (void)parts;
+    size_t at = (size_t)f->filter_arg + (size_t)k->first;
+    *w = *v;
+    w->nx = (uint32_t)k->count;
+    w->allocsize = w->nx * v->elemsize;
+    if (v->dev_handle) {
+        w->ptr = v->ptr + at * v->elemsize;
+        w->offset = v->offset + at * v->elemsize;
+    }
+}
+
+/* StarPU switches between the whole and its pieces by itself: adam's chunks write
+ * pieces side by side, fetch reads the whole. */
+static int register_pieces(struct iz_engine *e, struct iz_group *g)
+{
+    int n = g->plan->chunks;
+    int64_t base = own_param(e, g);
+    if (n == 1 && g->plan->owned == (e->plan.params_full ? g->plan->padded
+                                                         : g->plan->shard)) {
+        g->chunk[0].param_handle = g->param_handle;
+        return 0;
+    }
+    g->piece = calloc((size_t)n, sizeof(*g->piece));
+    if (!g->piece)
+        return -ENOMEM;
+    struct starpu_data_filter f = {.filter_func = piece_filter,
+                                   .nchildren = (unsigned)n,
+                                   .filter_arg = (unsigned)base,
+                                   .filter_arg_ptr = g->chunk};
+    starpu_data_partition_plan(g->param_handle, &f, g->piece);
+    for (int i = 0; i < n; i++)
+        g->chunk[i].param_handle = g->piece[i];
+    return 0;
+}
+
+static int open_params(struct iz_engine *e, struct iz_group *g, int u)
+{
+    int64_t size = size_of(e->plan.param_type);
+    if (e->plan.param_home == IZ_HOME_NVME) {
+        for (int i = 0; i < g->plan->chunks; i++)
+            starpu_void_data_register(&g->chunk[i].param_handle);
+        return 0;
+    }
+    int64_t held = e->plan.params_full ? g->plan->padded : g->plan->shard;
+    g->param = take(e, tier_of(e->plan.param_home), IZ_MEM_PARAM, held * size);
+    if (!g->param)
+        return -ENOMEM;
+    starpu_vector_data_register(&g->param_handle, STARPU_MAIN_RAM,
+                                (uintptr_t)g->param, (uint32_t)held,
+                                (size_t)size);
+    starpu_data_set_name(g->param_handle, "param");
+    starpu_data_set_coordinates(g->param_handle, 2, u, 0);
+    return register_pieces(e, g);
+}
+
+static int open_states(struct iz_engine *e, struct iz_group *g, int u)
+{
+    int64_t arrays = e->plan.state_arrays;
+    bool disk = e->plan.state_home == IZ_HOME_NVME;
+    for (int i = 0; i < g->plan->chunks; i++) {
+        struct iz_chunk *k = &g->chunk[i];
+        if (disk) {
+            starpu_void_data_register(&k->state_handle);
+            continue;
+        }
+        int64_t bytes = k->count * 4 * arrays;
+        k->state = take(e, tier_of(e->plan.state_home), IZ_MEM_STATE, bytes);
+        if (!k->state)
+            return -ENOMEM;
+        k->state_handle = variable(k->state, bytes, "state", u, 2);
+    }
+    return 0;
+}
+
+static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
+{
+    int64_t n = e->plan.grads_full ? g->plan->padded : g->plan->shard;
+    int64_t bytes = n * size_of(e->plan.grad_type);
+    enum iz_tier tier =
+        e->plan.state_home == IZ_HOME_NONE || e->plan.grads_full
+            ? IZ_TIER_DEVICE
+            : IZ_TIER_CPU;
+    for (int i = 0; i <= g->plan->split_accum; i++) {
+        g->grad[i] = take(e, tier, IZ_MEM_GRAD, bytes);
+        if (!g->grad[i])
+            return -ENOMEM;
+        g->grad_handle[i] = variable(g->grad[i], bytes, "grad", u, 1);
+    }
+    g->norm2_handle = variable(&g->norm2, sizeof(g->norm2), "norm", u, 3);
+    return 0;
+}
+
+static int open_layout(struct iz_engine *e, struct iz_group *g, int u)
+{
+    const struct iz_unit *unit = &e->model->unit[u];
+    g->offset = calloc((size_t)unit->n_params + 1, sizeof(*g->offset));
+    g->chunk = calloc((size_t)g->plan->chunks, sizeof(*g->chunk));
+    if (!g->offset || !g->chunk)
+        return -ENOMEM;
+    for (int i = 0; i < unit->n_params; i++)
+        g->offset[i + 1] =
+            g->offset[i] + unit->param[i].rows * unit->param[i].cols;
+    g->layout = (struct iz_unit_layout){.model = e->model,
+                                        .unit = u,
+                                        .offset = g->offset,
+                                        .n = g->plan->padded};
+    if (unit->tied_unit >= 0) {
+        const struct iz_group *t = &e->group[unit->tied_unit];
+        g->layout.tied_offset = t->offset[unit->tied_param];
+        g->layout.tied_n = t->plan->padded;
+    }
+    for (int i = 0; i < g->plan->chunks; i++) {
+        int64_t first = i * g->plan->chunk, left = g->plan->owned - first;
+        g->chunk[i].first = first;
+        g->chunk[i].count = left < g->plan->chunk ? left : g->plan->chunk;
+    }
+    return 0;
+}
+
+static int open_group(struct iz_engine *e, int u)
+{
+    struct iz_group *g = &e->group[u];
+    g->plan = &e->plan.group[u];
+    int r = open_layout(e, g, u);
+    if (!r)
+        r = open_params(e, g, u);
+    if (!r)
+        r = open_states(e, g, u);
+    return r ? r : open_grads(e, g, u);
+}
+
+static void close_group(struct iz_group *g)
+{
+    if (g->piece)
+        starpu_data_partition_clean(g->param_handle,
+                                    (unsigned)g->plan->chunks, g->piece);
+    for (int i = 0; g->chunk && i < g->plan->chunks; i++) {
+        bool own = !g->piece && g->chunk[i].param_handle != g->param_handle;
+        if (own)
+            unregister(&g->chunk[i].param_handle);
+        unregister(&g->chunk[i].state_handle);
+    }
+    unregister(&g->param_handle);
+    unregister(&g->grad_handle[0]);
+    unregister(&g->grad_handle[1]);
+    unregister(&g->norm2_handle);
+    free(g->piece);
+    free(g->chunk);
+    free(g->offset);
+}
+
+/* ---- disk ---- */
+
+static int open_file(struct iz_engine *e, struct iz_nvme **f, const char *what,
+                     const struct iz_offload_config *c, enum iz_class class,
+                     int64_t bytes)
+{
+    char name[64];
+    snprintf(name, sizeof(name), "izar-%d-rank%d-%s", (int)getpid(),
+             e->plan.rank, what);
+    int r = iz_nvme_open(f, c->nvme_path, name, bytes,
+                         e->config->run.nvme_checksum);
+    if (!r)
+        iz_memory_note(e->memory, IZ_TIER_NVME, class, bytes);
+    return r;
+}
+
+static int open_files(struct iz_engine *e)
+{
+    int64_t state = 0, param = 0, param_size = size_of(e->plan.param_type);
+    for (int u = 0; u < e->plan.n_groups; u++)
+        for (int i = 0; i < e->plan.group[u].chunks; i++) {
+            struct iz_chunk *k = &e->group[u].chunk[i];
+            k->state_at = state;
+            k->param_at = param;
+            state += e->plan.group[u].chunk * 4 * e->plan.state_arrays;
+            param += e->plan.group[u].chunk * param_size;
+        }
+    int r = 0;
+    if (e->plan.state_home == IZ_HOME_NVME)
+        r = open_file(e, &e->state_file, "state", &e->config->zero.optimizer,
+                      IZ_MEM_STATE, state);
+    if (!r && e->plan.param_home == IZ_HOME_NVME)
+        r = open_file(e, &e->param_file, "param", &e->config->zero.param,
+                      IZ_MEM_PARAM, param);
+    return r;
+}
+
+static struct iz_stage *open_stages(struct iz_engine *e, int n, int64_t bytes)
+{
+    struct iz_stage *s = calloc((size_t)n + 1, sizeof(*s));
+    for (int i = 0; s && i < n; i++) {
+        s[i].p = take(e, IZ_TIER_CPU, IZ_MEM_STAGING, bytes);
+        if (!s[i].p)
+            return s;
+        s[i].handle = variable(s[i].p, bytes, "stage", -1, i);
+    }
+    return s;
+}
+
+static void close_stages(struct iz_stage **s, int n)
+{
+    for (int i = 0; *s && i < n; i++)
+        unregister(&(*s)[i].handle);
+    free(*s);
+    *s = NULL;
+}
+
+/* ---- rings and lanes ---- */
+
+static struct iz_slot *open_slots(struct iz_engine *e, int n, int64_t bytes,
+                                  enum iz_class class, const char *name)
+{
+    struct iz_slot *s = calloc((size_t)n + 1, sizeof(*s));
+    for (int i = 0; s && i < n; i++) {
+        s[i].group = -1;
+        s[i].p = take(e, IZ_TIER_DEVICE, class, bytes);
+        if (!s[i].p)
+            return s;
+        s[i].handle = variable(s[i].p, bytes, name, -1, i);
+    }
+    return s;
+}
+
+static void close_slots(struct iz_slot **s, int n)
+{
+    for (int i = 0; *s && i < n; i++)
+        unregister(&(*s)[i].handle);
+    free(*s);
+    *s = NULL;
+}
+
+static int open_rings(struct iz_engine *e)
+{
+    int64_t size = size_of(e->plan.param_type);
+    e->ring = calloc((size_t)e->plan.n_rings, sizeof(*e->ring));
+    for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
+        const struct iz_plan_ring *r = &e->plan.ring[i];
+        e->ring[i].param = open_slots(e, r->params, r->elems * size,
+                                      IZ_MEM_RING, "gathered");
+        e->ring[i].grad = open_slots(e, r->grads, r->elems * size,
+                                     IZ_MEM_GRAD_RING, "unit gradient");
+        if (!e->ring[i].param || !e->ring[i].grad ||
+            (r->params && !e->ring[i].param[r->params - 1].handle) ||
+            (r->grads && !e->ring[i].grad[r->grads - 1].handle))
+            return -ENOMEM;
+    }
+    return e->ring ? 0 : -ENOMEM;
+}
+
+static int open_boundaries(struct iz_engine *e, struct iz_lane *l, int b)
+{
+    int units = e->model->n_units;
+    l->boundary = calloc((size_t)units, sizeof(*l->boundary));
+    l->boundary_handle = calloc((size_t)units, sizeof(*l->boundary_handle));
+    l->saved = calloc((size_t)units, sizeof(*l->saved));
+    l->saved_handle = calloc((size_t)units, sizeof(*l->saved_handle));
+    if (!l->boundary || !l->boundary_handle || !l->saved || !l->saved_handle)
+        return -ENOMEM;
+    for (int u = 0; u + 1 < units; u++) {
+        int64_t bytes = 4 * e->model->unit[u].out_elems * e->plan.samples;
+        int64_t saved = e->plan.cost[u].save_bytes;
+        l->boundary[u] = take(e, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, bytes);
+        if (!l->boundary[u])
+            return -ENOMEM;
+        l->boundary_handle[u] =
+            variable(l->boundary[u], bytes, "boundary", u, b);
+        if (e->plan.recompute || !saved)
+            continue;
+        l->saved[u] = take(e, IZ_TIER_DEVICE, IZ_MEM_SAVED, saved);
+        if (!l->saved[u])
+            return -ENOMEM;
+        l->saved_handle[u] = variable(l->saved[u], saved, "saved", u, b);
+    }
+    return 0;
+}
+
+static int open_lane(struct iz_engine *e, int b)
+{
+    struct iz_lane *l = &e->lane[b];
+    int64_t batch = (e->model->input_bytes + e->model->target_bytes) *
+                    e->plan.samples;
+    int64_t d = 4 * e->plan.boundary_elems;
+    l->batch = take(e, IZ_TIER_DEVICE, IZ_MEM_BATCH, batch);
+    l->d = take(e, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, d);
+    if (!l->batch || !l->d)
+        return -ENOMEM;
+    l->batch_handle = variable(l->batch, batch, "batch", 0, b);
+    l->d_handle = variable(l->d, d, "dy", 0, b);
+    l->loss_handle = variable(&l->loss, sizeof(l->loss), "loss", 0, b);
+    return open_boundaries(e, l, b);
+}
+
+static void close_lane(struct iz_engine *e, struct iz_lane *l)
+{
+    for (int u = 0; l->saved_handle && u < e->model->n_units; u++) {
+        unregister(&l->boundary_handle[u]);
+        unregister(&l->saved_handle[u]);
+    }
+    unregister(&l->batch_handle);
+    unregister(&l->d_handle);
+    unregister(&l->loss_handle);
+    free(l->boundary);
+    free(l->boundary_handle);
+    free(l->saved);
+    free(l->saved_handle);
+}
+
+static int open_scalars(struct iz_engine *e)
+{
+    e->control_handle =
+        variable(&e->control, sizeof(e->control), "control", -1, 0);
+    e->scale_handle =
+        variable(&e->loss_scale, sizeof(e->loss_scale), "scale", -1, 0);
+    e->loss_handle =
+        variable(&e->loss_sum, sizeof(e->loss_sum), "losses", -1, 0);
+    e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 2)),
+                         sizeof(*e->gathered));
+    int64_t logits = 4 * (int64_t)e->model->vocab;
+    e->logits = take(e, IZ_TIER_DEVICE, IZ_MEM_BATCH, logits);
+    if (!e->gathered || !e->logits)
+        return -ENOMEM;
+    if (logits)
+        e->logits_handle = variable(e->logits, logits, "logits", -1, 0);
+    return 0;
+}
+
+int iz_homes_open(struct iz_engine *e)
+{
+    int r = 0;
+    e->group = calloc((size_t)e->plan.n_groups, sizeof(*e->group));
+    e->lane = calloc((size_t)e->plan.lanes, sizeof(*e->lane));
+    if (!e->group || !e->lane)
+        return -ENOMEM;
+    for (int u = 0; u < e->plan.n_groups && !r; u++)
+        r = open_group(e, u);
+    if (!r)
+        r = open_files(e);
+    e->state_stage =
+        open_stages(e, e->plan.state_stages, e->plan.state_stage_bytes);
+    e->param_stage =
+        open_stages(e, e->plan.param_stages, e->plan.param_stage_bytes);
+    if (!r)
+        r = open_rings(e);
+    for (int b = 0; b < e->plan.lanes && !r; b++)
+        r = open_lane(e, b);
+    if (!r)
+        r = open_scalars(e);
+    if (e->plan.ranks > 1)
+        iz_memory_note(e->memory, IZ_TIER_DEVICE, IZ_MEM_COMM,
+                       e->plan.bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM]);
+    return r;
+}
+
+void iz_homes_close(struct iz_engine *e)
+{
+    for (int u = 0; e->group && u < e->plan.n_groups; u++)
+        close_group(&e->group[u]);
+    for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
+        close_slots(&e->ring[i].param, e->plan.ring[i].params);
+        close_slots(&e->ring[i].grad, e->plan.ring[i].grads);
+    }
+    for (int b = 0; e->lane && b < e->plan.lanes; b++)
+        close_lane(e, &e->lane[b]);
+    close_stages(&e->state_stage, e->plan.state_stages);
+    close_stages(&e->param_stage, e->plan.param_stages);
+    unregister(&e->control_handle);
+    unregister(&e->scale_handle);
+    unregister(&e->loss_handle);
+    unregister(&e->logits_handle);
+    iz_nvme_close(&e->state_file);
+    iz_nvme_close(&e->param_file);
+    free(e->gathered);
+    free(e->group);
+    free(e->ring);
+    free(e->lane);
+}
+
+/* ---- outside of tasks ---- */
+
+/* The chunk's state arrays or parameters in memory, read from disk if need be into
+ * the staging buffer `at` bytes in. */
+static char *chunk_state(struct iz_engine *e, int group, struct iz_chunk *k)
+{
+    if (k->state)
+        return (char *)k->state;
+    iz_nvme_read(e->state_file, e->state_stage[0].p, k->state_at,
+                 e->group[group].plan->chunk * 4 * e->plan.state_arrays);
+    return e->state_stage[0].p;
+}
+
+static char *chunk_param(struct iz_engine *e, int group, struct iz_chunk *k)
+{
+    struct iz_group *g = &e->group[group];
+    int64_t size = size_of(e->plan.param_type);
+    if (g->param)
+        return (char *)g->param + (own_param(e, g) + k->first) * size;
+    iz_nvme_read(e->param_file, e->param_stage[0].p, k->param_at,
+                 g->plan->chunk * size);
+    return e->param_stage[0].p;
+}
+
+static void store_state(struct iz_engine *e, int group, struct iz_chunk *k)
+{
+    if (!k->state)
+        iz_nvme_write(e->state_file, e->state_stage[0].p, k->state_at,
+                      e->group[group].plan->chunk * 4 * e->plan.state_arrays);
+}
+
+static void store_param(struct iz_engine *e, int group, struct iz_chunk *k)
+{
+    if (!e->group[group].param)
+        iz_nvme_write(e->param_file, e->param_stage[0].p, k->param_at,
+                      e->group[group].plan->chunk *
+                          size_of(e->plan.param_type));
+}
+
+/* Where an array of a chunk lies; in fp32 the parameters are the master. */
+static float *chunk_array(struct iz_engine *e, int group, struct iz_chunk *k,
+                          enum iz_array a)
+{
+    bool separate = e->plan.state_arrays == 3;
+    if (a == IZ_MASTER && !separate)
+        return (float *)chunk_param(e, group, k);
+    int64_t stride = k->state ? k->count : e->group[group].plan->chunk;
+    int index = (int)a - !separate;
+    return (float *)chunk_state(e, group, k) + index * stride;
+}
+
+/* Calls for every chunk that [from, from + n) touches. */
+struct piece {
+    struct iz_chunk *chunk;
+    int64_t at, n, done; /* in the chunk; length; elements before it */
+};
+
+static bool next_piece(struct iz_engine *e, int group, int64_t from, int64_t n,
+                       struct piece *p)
+{
+    p->done += p->n;
+    if (p->done >= n)
+        return false;
+    int64_t chunk = e->group[group].plan->chunk, pos = from + p->done;
+    p->chunk = &e->group[group].chunk[pos / chunk];
+    p->at = pos % chunk;
+    p->n = p->chunk->count - p->at;
+    if (p->n > n - p->done)
+        p->n = n - p->done;
+    return true;
+}
+
+void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
+                  float *out, int64_t n)
+{
+    struct piece p = {0};
+    while (next_piece(e, group, from, n, &p)) {
+        const float *src = chunk_array(e, group, p.chunk, a);
+        memcpy(out + p.done, src + p.at, (size_t)p.n * 4);
+    }
+}
+
+void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
+                  const float *in, int64_t n)
+{
+    struct piece p = {0};
+    bool separate = e->plan.state_arrays == 3;
+    while (next_piece(e, group, from, n, &p)) {
+        float *dst = chunk_array(e, group, p.chunk, a);
+        memcpy(dst + p.at, in + p.done, (size_t)p.n * 4);
+        if (a != IZ_MASTER || separate)
+            store_state(e, group, p.chunk);
+        if (a != IZ_MASTER)
+            continue;
+        if (separate) {
+            char *param = chunk_param(e, group, p.chunk);
+            iz_cast(param + p.at * size_of(e->plan.param_type),
+                    e->plan.param_type, in + p.done, IZ_F32, p.n);
+        }
+        store_param(e, group, p.chunk);
+    }
+}

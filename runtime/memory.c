@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Allocation and accounting of large buffers; see memory.h. */
+#define _GNU_SOURCE
+#include "runtime/memory.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+const char *const iz_class_names[IZ_MEM_CLASSES] = {
+    [IZ_MEM_PARAM] = "parameters",
+    [IZ_MEM_GRAD] = "gradients",
+    [IZ_MEM_STATE] = "optimizer",
+    [IZ_MEM_RING] = "gathered units",
+    [IZ_MEM_GRAD_RING] = "unit gradients",
+    [IZ_MEM_BOUNDARY] = "boundaries",
+    [IZ_MEM_SAVED] = "activations",
+    [IZ_MEM_SCRATCH] = "scratch",
+    [IZ_MEM_STAGING] = "nvme staging",
+    [IZ_MEM_BATCH] = "batches",
+    [IZ_MEM_COMM] = "collectives",
+};
+
+const char *const iz_tier_names[IZ_TIERS] = {"device", "cpu", "nvme"};
+
+int64_t iz_bytes_tier(const struct iz_bytes *t, enum iz_tier tier)
+{
+    int64_t sum = 0;
+    for (int c = 0; c < IZ_MEM_CLASSES; c++)
+        sum += t->b[tier][c];
+    return sum;
+}
+
+static double mib(int64_t bytes)
+{
+    return (double)bytes / 1048576;
+}
+
+void iz_bytes_print(const struct iz_bytes *t, FILE *out)
+{
+    fprintf(out, "  %-16s %12s %12s %12s\n", "MiB per rank", "device", "cpu",
+            "nvme");
+    for (int c = 0; c < IZ_MEM_CLASSES; c++) {
+        if (!(t->b[0][c] | t->b[1][c] | t->b[2][c]))
+            continue;
+        fprintf(out, "  %-16s %12.2f %12.2f %12.2f\n", iz_class_names[c],
+                mib(t->b[0][c]), mib(t->b[1][c]), mib(t->b[2][c]));
+    }
+    fprintf(out, "  %-16s %12.2f %12.2f %12.2f\n", "total",
+            mib(iz_bytes_tier(t, IZ_TIER_DEVICE)),
+            mib(iz_bytes_tier(t, IZ_TIER_CPU)),
+            mib(iz_bytes_tier(t, IZ_TIER_NVME)));
+}
+
+struct block {
+    struct block *next;
+    void *p;
+    size_t bytes;
+};
+
+struct iz_memory {
+    bool pin_cpu;
+    struct iz_bytes count;
+    struct block *blocks;
+};
+
+int iz_memory_open(struct iz_memory **out, bool pin_cpu)
+{
+    *out = calloc(1, sizeof(**out));
+    if (!*out)
+        return -ENOMEM;
+    (*out)->pin_cpu = pin_cpu;
+    return 0;
+}
+
+void iz_memory_close(struct iz_memory **m)
+{
+    if (!*m)
+        return;
+    for (struct block *b = (*m)->blocks, *next; b; b = next) {
+        next = b->next;
+        munmap(b->p, b->bytes);
+        free(b);
+    }
+    free(*m);
+    *m = NULL;
+}
+
+static void *refuse(enum iz_tier tier, enum iz_class c, int64_t bytes,
+                    const char *what)
+{
+    fprintf(stderr, "izar: %s %.1f MiB for %s (%s tier) failed: %s\n", what,
+            mib(bytes), iz_class_names[c], iz_tier_names[tier],
+            strerror(errno));
+    return NULL;
+}
+
+void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
+                     int64_t bytes)
+{
+    struct block *b = malloc(sizeof(*b));
+    size_t round = ((size_t)bytes + 4095) & ~(size_t)4095;
+    if (!round)
+        round = 4096;
+    void *p = b ? mmap(NULL, round, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                : MAP_FAILED;
+    if (p == MAP_FAILED) {
+        free(b);
+        return refuse(tier, c, bytes, "allocating");
+    }
+    if (round >= (2u << 20))
+        madvise(p, round, MADV_HUGEPAGE);
+    *b = (struct block){.next = m->blocks, .p = p, .bytes = round};
+    m->blocks = b;
+    if (tier == IZ_TIER_CPU && m->pin_cpu && mlock(p, round))
+        return refuse(tier, c, bytes, "pin_memory: locking");
+    m->count.b[tier][c] += bytes;
+    return p;
+}
+
+void iz_memory_note(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
+                    int64_t bytes)
+{
+    m->count.b[tier][c] += bytes;
+}
+
+const struct iz_bytes *iz_memory_bytes(const struct iz_memory *m)
+{
+    return &m->count;
+}
+
+int64_t iz_memory_peak_resident(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return u.ru_maxrss * INT64_C(1024);
+}
+
+/* First number in a file, or -1. */
+static int64_t read_number(const char *path)
+{
+    FILE *f = fopen(path, "r");
+    long long v = -1;
+    if (f) {
+        if (fscanf(f, "%lld", &v) != 1)
+            v = -1; /* "max" */
+        fclose(f);
+    }
+    return v;
+}
+
+static int64_t meminfo_available(void)
+{
+    FILE *f = fopen("/proc/meminfo", "r");
+    char line[128];
+    long long kib = -1;
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return kib < 0 ? INT64_MAX : kib * 1024;
+}
+
+/* The process's own cgroup v2 directory, e.g. "/user.slice/job". */
+static void cgroup_path(char *out, size_t size)
+{
+    char line[512];
+    FILE *f = fopen("/proc/self/cgroup", "r");
+    snprintf(out, size, "/sys/fs/cgroup");
+    while (f && fgets(line, sizeof(line), f))
+        if (!strncmp(line, "0::", 3)) {
+            line[strcspn(line, "\n")] = 0;
+            snprintf(out, size, "/sys/fs/cgroup%s", line + 3);
+        }
+    if (f)
+        fclose(f);
+}
+
+static int64_t cgroup_left(void)
+{
+    char dir[600], path[700];
+    cgroup_path(dir, sizeof(dir));
+    int64_t left = INT64_MAX;
+    /* A limit may stand at any level above us. */
+    for (char *end = dir + strlen(dir); end > dir + 13; *end = 0) {
+        snprintf(path, sizeof(path), "%s/memory.max", dir);
+        int64_t max = read_number(path);
+        snprintf(path, sizeof(path), "%s/memory.current", dir);
+        int64_t used = read_number(path);
+        if (max >= 0 && used >= 0 && max - used < left)
+            left = max - used;
+        while (end > dir && *end != '/')
+            end--;
+    }
+    int64_t v1 = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+    int64_t v1_used = read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes");
+    if (v1 >= 0 && v1_used >= 0 && v1 - v1_used < left)
+        left = v1 - v1_used;
+    return left;
+}
+
+int64_t iz_memory_available(void)
+{
+    int64_t a = meminfo_available(), b = cgroup_left();
+    return a < b ? a : b;
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command line; see options.h. */
+#include "runtime/options.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int wrong(const char *what, const char *arg)
+{
+    fprintf(stderr, "izar: %s '%s' (--help lists the options)\n", what, arg);
+    return -EINVAL;
+}
+
+/* A positive whole number, or 0. */
+static long long positive(const char *s)
+{
+    char *end;
+    errno = 0;
+    long long v = strtoll(s, &end, 10);
+    return errno || *end || end == s || v < 1 ? 0 : v;
+}
+
+static int read_value(struct iz_options *o, const char *name, char *value)
+{
+    if (!value)
+        return wrong("missing value after", name);
+    if (!strcmp(name, "--set")) {
+        if (!strchr(value, '='))
+            return wrong("--set needs key=value, not", value);
+        o->set[o->n_set++] = value;
+        return 0;
+    }
+    long long n = positive(value);
+    if (!n || n > 1000000000)
+        return wrong("not a positive number:", value);
+    if (!strcmp(name, "--ranks"))
+        o->ranks = (int)n;
+    else
+        snprintf(o->steps, sizeof(o->steps), "run.steps=%lld", n);
+    return 0;
+}
+
+static bool takes_value(const char *a)
+{
+    return !strcmp(a, "--set") || !strcmp(a, "--steps") || !strcmp(a, "--ranks");
+}
+
+static int read_flag(struct iz_options *o, char *a)
+{
+    if (!strcmp(a, "--resume"))
+        o->resume = true;
+    else if (!strcmp(a, "--plan"))
+        o->plan = true;
+    else if (!strcmp(a, "--help") || !strcmp(a, "-h"))
+        o->help = true;
+    else if (!strcmp(a, "--help-markdown"))
+        o->help_markdown = true;
+    else if (!strcmp(a, "--version"))
+        o->version = true;
+    else if (a[0] == '-')
+        return wrong("unknown option", a);
+    else if (o->path)
+        return wrong("one config only; what is", a);
+    else
+        o->path = a;
+    return 0;
+}
+
+int iz_options_read(struct iz_options *o, int argc, char **argv)
+{
+    int r = 0;
+    *o = (struct iz_options){
+        .set = calloc((size_t)argc + 2, sizeof(*o->set))};
+    if (!o->set)
+        return -ENOMEM;
+    for (int i = 1; i < argc && !r; i++) {
+        if (takes_value(argv[i])) {
+            r = read_value(o, argv[i], argv[i + 1]);
+            i++;
+        } else {
+            r = read_flag(o, argv[i]);
+        }
+    }
+    if (o->steps[0])
+        o->set[o->n_set++] = o->steps;
+    if (!r && !o->path && !o->help && !o->help_markdown && !o->version) {
+        fprintf(stderr, "usage: %s config.json [--set key=value ...] "
+                        "[--resume] [--steps N] [--plan]\n",
+                argv[0]);
+        r = -EINVAL;
+    }
+    if (!r && o->ranks && !o->plan)
+        r = wrong("--ranks only goes with --plan; start ranks with",
+                  "mpirun -np");
+    return r;
+}
+
+void iz_options_clear(struct iz_options *o)
+{
+    free(o->set);
+    o->set = NULL;
+}
+
+void iz_options_help(const struct iz_program *p, const char *argv0)
+{
+    printf("%s: %s\n\n"
+           "usage: %s config.json [options]\n"
+           "       mpirun -np N %s config.json [options]\n\n"
+           "  --set key=value  overrides a key of the config, e.g.\n"
+           "                   --set zero_optimization.stage=3; repeatable\n"
+           "  --steps N        short for --set run.steps=N\n"
+           "  --resume         continues from the newest checkpoint in "
+           "run.output\n"
+           "  --plan           prints the memory plan and ends\n"
+           "  --ranks N        with --plan: for N ranks\n"
+           "  --help           this text and every key of the config\n"
+           "  --help-markdown  the keys as docs/config.md\n"
+           "  --version        version and libraries\n\n"
+           "Ctrl-C or SIGTERM (SIGUSR1 too) finishes the step, saves a "
+           "checkpoint and\ntells how to resume; a second one stops at once.\n"
+           "Exit status: 0 finished or interrupted with a checkpoint, 1 error, "
+           "2 usage.\n\nKeys of the config:\n",
+           p->name, p->about, argv0, argv0);
+    iz_config_doc(&p->section, false, stdout);
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command line of a model's program. */
+#ifndef IZ_RUNTIME_OPTIONS_H
+#define IZ_RUNTIME_OPTIONS_H
+
+#include "runtime/run.h"
+
+struct iz_options {
+    const char *path;        /* config.json */
+    char **set;              /* key=value, borrowed from argv; array owned */
+    int n_set;
+    bool resume, plan, help, help_markdown, version;
+    int ranks; /* --plan for this many; 0: those of the run */
+    char steps[64]; /* "run.steps=N" or "" */
+};
+
+/* Returns 0, or -EINVAL with the reason printed. */
+int iz_options_read(struct iz_options *o, int argc, char **argv);
+void iz_options_clear(struct iz_options *o);
+void iz_options_help(const struct iz_program *p, const char *argv0);
+
+#endif

@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory plan; see plan.h. */
+#include "runtime/plan.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/coll.h"
+#include "runtime/nvme.h"
+
+/* Shards and chunks are multiples of this many elements: whole cache lines, and
+ * whole disk pages for every element type. */
+#define ALIGN_SHARD 64
+#define ALIGN_CHUNK 2048
+#define CHUNK_DEFAULT (1 << 20) /* enough chunks for all workers, few tasks */
+#define CHUNKS_MAX 64           /* submission cost grows with the square */
+
+static int64_t round_up(int64_t n, int64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* ---- groups ---- */
+
+static int64_t unit_elems(const struct iz_unit *u)
+{
+    int64_t n = 0;
+    for (int i = 0; i < u->n_params; i++)
+        n += u->param[i].rows * u->param[i].cols;
+    return n;
+}
+
+static int64_t chunk_elems(const struct iz_config *c, int64_t owned)
+{
+    int64_t chunk = min64(c->zero.sub_group_size, CHUNK_DEFAULT);
+    chunk = max64(chunk, (owned + CHUNKS_MAX - 1) / CHUNKS_MAX);
+    return round_up(max64(chunk, 1), ALIGN_CHUNK);
+}
+
+static void plan_group(struct iz_plan *p, const struct iz_config *c,
+                       const struct iz_model *m, int u)
+{
+    struct iz_plan_group *g = &p->group[u];
+    g->n = unit_elems(&m->unit[u]);
+    g->shard = round_up((g->n + p->ranks - 1) / p->ranks, ALIGN_SHARD);
+    g->padded = g->shard * p->ranks;
+    g->owned = p->states_full ? g->padded : g->shard;
+    g->chunk = chunk_elems(c, g->owned);
+    g->chunks = (int)((g->owned + g->chunk - 1) / g->chunk);
+    for (int v = 0; v < m->n_units; v++)
+        if (m->unit[v].tied_unit == u)
+            g->tied = true;
+    bool many = p->micro_batches > 1;
+    g->split_accum = g->tied && many;
+    g->direct = c->zero.stage <= 1 && !many && p->slices == 1 && !g->tied;
+}
+
+/* ---- rings ---- */
+
+static int by_size(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static int64_t median_padded(const struct iz_plan *p)
+{
+    int64_t *n = malloc((size_t)p->n_groups * sizeof(*n));
+    if (!n)
+        return 0;
+    for (int i = 0; i < p->n_groups; i++)
+        n[i] = p->group[i].padded;
+    qsort(n, (size_t)p->n_groups, sizeof(*n), by_size);
+    int64_t median = n[p->n_groups / 2];
+    free(n);
+    return median;
+}
+
+/* Slots of the common ring: asked for directly, or as DeepSpeed's elements to fetch
+ * ahead, bounded by its live parameters; two are the least that overlap. */
+static int ring_slots(const struct iz_config *c, int64_t elems, int members)
+{
+    int64_t k = c->run.ring;
+    if (!k) {
+        k = 1 + (c->zero.prefetch_bucket_size + elems - 1) / elems;
+        k = min64(k, max64(c->zero.max_live_parameters / elems, 1));
+        k = max64(k, 2);
+    }
+    if (!c->zero.overlap_comm)
+        k = 1;
+    return (int)min64(k, members);
+}
+
+/* Units near the median size share ring 0; a much larger or smaller one gets a slot of
+ * its own, or every slot of the ring would have the size of the largest. */
+static void plan_rings(struct iz_plan *p, const struct iz_config *c)
+{
+    int64_t median = median_padded(p);
+    int members = 0, parallel = p->lanes < p->workers ? p->lanes : p->workers;
+    p->n_rings = 1;
+    for (int u = 0; u < p->n_groups; u++) {
+        struct iz_plan_group *g = &p->group[u];
+        bool common = g->padded * 4 <= median * 5 && g->padded * 4 >= median;
+        g->ring = common ? 0 : p->n_rings++;
+        struct iz_plan_ring *r = &p->ring[g->ring];
+        r->elems = max64(r->elems, g->padded);
+        members += common;
+        if (!common)
+            *r = (struct iz_plan_ring){g->padded, 1, parallel};
+    }
+    p->ring[0].params = ring_slots(c, p->ring[0].elems, members);
+    p->ring[0].grads = parallel + (p->ranks > 1 ? parallel : 1);
+    for (int i = 0; i < p->n_rings; i++) {
+        bool needed = false;
+        for (int u = 0; u < p->n_groups; u++)
+            needed |= p->group[u].ring == i && !p->group[u].direct;
+        if (!p->fetch)
+            p->ring[i].params = 0;
+        if (!needed)
+            p->ring[i].grads = 0;
+        /* All slices of a micro-batch are held until they are added. */
+        else if (p->ring[i].grads < p->slices)
+            p->ring[i].grads = p->slices;
+    }
+}
+
+/* ---- schedule ---- */
+
+/* A micro-batch is cut into slices when there would be fewer tasks than workers. */
+static int auto_slices(const struct iz_config *c, int workers)
+{
+    for (int s = 1; s <= c->micro_batch; s++)
+        if (c->micro_batch % s == 0 && s * c->grad_accum >= workers)
+            return s;
+    return c->micro_batch;
+}
+
+static void plan_schedule(struct iz_plan *p, const struct iz_config *c)
+{
+    p->slices = c->run.slices ? c->run.slices : auto_slices(c, p->workers);
+    p->samples = c->micro_batch / p->slices;
+    p->micro_batches = c->grad_accum;
+    int wave = c->run.parallel_micro_batches;
+    if (!wave)
+        wave = (p->workers + p->slices - 1) / p->slices;
+    if (c->run.schedule == IZ_BREADTH_FIRST)
+        wave = c->grad_accum;
+    p->wave = wave < c->grad_accum ? wave : c->grad_accum;
+    p->lanes = p->wave * p->slices;
+}
+
+static void plan_stage(struct iz_plan *p, const struct iz_config *c)
+{
+    int stage = c->zero.stage;
+    bool once = c->grad_accum == 1 && p->slices == 1;
+    p->params_full = stage < 3;
+    p->states_full = stage < 1;
+    p->grads_full = stage < 1 || (stage == 1 && once);
+    p->param_home = c->zero.param.home;
+    p->state_home = c->zero.optimizer.home;
+    p->fetch = stage == 3 && (p->ranks > 1 || p->param_home != IZ_HOME_NONE);
+    p->param_type = c->dtype;
+    p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
+    p->state_arrays = c->dtype == IZ_F32 ? 2 : 3;
+}
+
+/* ---- bytes ---- */
+
+static enum iz_tier tier_of(enum iz_home h)
+{
+    static const enum iz_tier tiers[] = {IZ_TIER_DEVICE, IZ_TIER_CPU,
+                                         IZ_TIER_NVME};
+    return tiers[h];
+}
+
+static void count_groups(struct iz_plan *p)
+{
+    int64_t param = iz_dtype_bytes(p->param_type);
+    int64_t grad = iz_dtype_bytes(p->grad_type);
+    enum iz_tier grad_tier = p->state_home == IZ_HOME_NONE || p->grads_full
+                                 ? IZ_TIER_DEVICE
+                                 : IZ_TIER_CPU;
+    int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
+    for (int u = 0; u < p->n_groups; u++) {
+        const struct iz_plan_group *g = &p->group[u];
+        int64_t held = p->params_full ? g->padded : g->shard;
+        int64_t grads = (p->grads_full ? g->padded : g->shard) * grad;
+        bool file = p->param_home == IZ_HOME_NVME;
+        b[tier_of(p->param_home)][IZ_MEM_PARAM] +=
+            (file ? g->chunk * g->chunks : held) * param;
+        b[grad_tier][IZ_MEM_GRAD] += grads * (g->split_accum ? 2 : 1);
+        file = p->state_home == IZ_HOME_NVME;
+        b[tier_of(p->state_home)][IZ_MEM_STATE] +=
+            (file ? g->chunk * g->chunks : g->owned) * 4 * p->state_arrays;
+    }
+}
+
+static void count_staging(struct iz_plan *p, const struct iz_config *c)
+{
+    int64_t chunk = 0, shard = 0;
+    for (int u = 0; u < p->n_groups; u++) {
+        chunk = max64(chunk, p->group[u].chunk);
+        shard = max64(shard, p->group[u].chunk * p->group[u].chunks);
+    }
+    int64_t param = iz_dtype_bytes(p->param_type);
+    if (p->state_home == IZ_HOME_NVME)
+        p->state_stage_bytes = chunk * 4 * p->state_arrays;
+    if (p->param_home == IZ_HOME_NVME) {
+        p->state_stage_bytes += chunk * param;
+        p->param_stage_bytes = shard * param;
+    }
+    p->state_stages = p->state_stage_bytes ? c->zero.optimizer.buffer_count : 0;
+    p->param_stages = p->param_stage_bytes ? c->zero.param.buffer_count : 0;
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] =
+        p->state_stage_bytes * p->state_stages +
+        p->param_stage_bytes * p->param_stages;
+}
+
+static void count_activations(struct iz_plan *p, const struct iz_model *m)
+{
+    int64_t sum = 0, saved = 0;
+    for (int u = 0; u < m->n_units; u++) {
+        int64_t out = u + 1 < m->n_units ? m->unit[u].out_elems : 0;
+        sum += out;
+        p->boundary_elems = max64(p->boundary_elems, out * p->samples);
+        if (m->unit[u].forward)
+            saved += p->cost[u].save_bytes;
+    }
+    int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
+    b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] =
+        4 * p->lanes * (sum * p->samples + p->boundary_elems);
+    b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->recompute ? 0 : saved * p->lanes;
+    b[IZ_TIER_DEVICE][IZ_MEM_BATCH] =
+        p->lanes * p->samples * (m->input_bytes + m->target_bytes) +
+        4 * (int64_t)m->vocab;
+    b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->scratch_bytes * p->workers;
+}
+
+static void count_rings(struct iz_plan *p)
+{
+    int64_t size = iz_dtype_bytes(p->param_type);
+    for (int i = 0; i < p->n_rings; i++) {
+        const struct iz_plan_ring *r = &p->ring[i];
+        p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_RING] += r->elems * r->params * size;
+        p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_GRAD_RING] +=
+            r->elems * r->grads * size;
+    }
+}
+
+static void count_bytes(struct iz_plan *p, const struct iz_config *c,
+                        const struct iz_model *m)
+{
+    memset(&p->bytes, 0, sizeof(p->bytes));
+    count_groups(p);
+    count_staging(p, c);
+    count_activations(p, m);
+    count_rings(p);
+    int64_t shard = 0;
+    for (int u = 0; u < p->n_groups; u++)
+        shard = max64(shard, p->group[u].shard * 4);
+    struct iz_coll coll = {.size = p->ranks, .rank = p->rank};
+    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM] =
+        p->ranks > 1 ? iz_coll_scratch_bytes(&coll, shard) : 0;
+}
+
+/* ---- costs ---- */
+
+static void plan_costs(struct iz_plan *p, const struct iz_model *m)
+{
+    int tasks = p->micro_batches * p->slices;
+    for (int u = 0; u < m->n_units; u++) {
+        int same = 0;
+        while (same < u && m->unit[same].kind != m->unit[u].kind)
+            same++;
+        p->cost[u] = same < u ? p->cost[same]
+                              : iz_unit_cost(m, u, p->samples, p->param_type);
+        /* Every kept buffer is a whole number of cache lines. */
+        p->cost[u].save_bytes = round_up(p->cost[u].save_bytes, 64);
+        p->save_bytes = max64(p->save_bytes, p->cost[u].save_bytes);
+        p->scratch_bytes = max64(p->scratch_bytes, p->cost[u].work_bytes);
+        p->step_flops += tasks * (p->cost[u].forward_flops +
+                                  p->cost[u].backward_flops);
+    }
+    p->scratch_bytes = round_up(p->scratch_bytes, 64) + p->save_bytes + 4096;
+}
+
+int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
+                 const struct iz_model *m, int ranks, int rank, int workers)
+{
+    memset(p, 0, sizeof(*p));
+    p->ranks = ranks;
+    p->rank = rank;
+    p->workers = workers;
+    p->n_groups = m->n_units;
+    p->group = calloc((size_t)m->n_units, sizeof(*p->group));
+    p->ring = calloc((size_t)m->n_units + 1, sizeof(*p->ring));
+    p->cost = calloc((size_t)m->n_units, sizeof(*p->cost));
+    if (!p->group || !p->ring || !p->cost) {
+        iz_plan_clear(p);
+        return -ENOMEM;
+    }
+    plan_schedule(p, c);
+    plan_stage(p, c);
+    plan_costs(p, m);
+    for (int u = 0; u < m->n_units; u++)
+        plan_group(p, c, m, u);
+    plan_rings(p, c);
+    p->recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
+    count_bytes(p, c, m);
+    return 0;
+}
+
+void iz_plan_clear(struct iz_plan *p)
+{
+    free(p->group);
+    free(p->ring);
+    free(p->cost);
+    memset(p, 0, sizeof(*p));
+}
+
+int64_t iz_plan_host_bytes(const struct iz_plan *p)
+{
+    return iz_bytes_tier(&p->bytes, IZ_TIER_DEVICE) +
+           iz_bytes_tier(&p->bytes, IZ_TIER_CPU);
+}
+
+/* ---- fitting ---- */
+
+struct change {
+    const char *text;
+    bool (*apply)(struct iz_config *c); /* false: changes nothing */
+};
+
+static bool full_recompute(struct iz_config *c)
+{
+    bool was = c->run.recompute != IZ_RECOMPUTE_FULL;
+    c->run.recompute = IZ_RECOMPUTE_FULL;
+    return was;
+}
+
+static bool small_micro_batch(struct iz_config *c)
+{
+    if (c->micro_batch == 1)
+        return false;
+    c->grad_accum *= c->micro_batch;
+    c->micro_batch = 1;
+    c->run.slices = 0;
+    return true;
+}
+
+static bool depth_first(struct iz_config *c)
+{
+    bool was = c->run.schedule != IZ_DEPTH_FIRST;
+    c->run.schedule = IZ_DEPTH_FIRST;
+    return was;
+}
+
+static bool stage_three(struct iz_config *c)
+{
+    bool was = c->zero.stage != 3;
+    c->zero.stage = 3;
+    return was;
+}
+
+static bool small_ring(struct iz_config *c)
+{
+    bool was = c->run.ring != 2;
+    c->run.ring = 2;
+    return was;
+}
+
+static bool optimizer_to_disk(struct iz_config *c)
+{
+    bool was = c->zero.optimizer.home != IZ_HOME_NVME;
+    c->zero.optimizer.home = IZ_HOME_NVME;
+    return was && c->zero.stage > 0;
+}
+
+static bool params_to_disk(struct iz_config *c)
+{
+    bool was = c->zero.param.home != IZ_HOME_NVME;
+    c->zero.param.home = IZ_HOME_NVME;
+    return was && c->zero.stage == 3;
+}
+
+/* Cheapest first; each is tried alone, then on top of those before it. */
+static const struct change changes[] = {
+    {"run.recompute=full", full_recompute},
+    {"run.schedule=depth_first", depth_first},
+    {"run.ring=2", small_ring},
+    {"train_micro_batch_size_per_gpu=1 (with more "
+     "gradient_accumulation_steps)",
+     small_micro_batch},
+    {"zero_optimization.stage=3", stage_three},
+    {"zero_optimization.offload_optimizer.device=nvme", optimizer_to_disk},
+    {"zero_optimization.offload_param.device=nvme", params_to_disk},
+};
+#define CHANGES ((int)(sizeof(changes) / sizeof(changes[0])))
+
+static int64_t bytes_with(const struct iz_plan *p, const struct iz_config *c,
+                          const struct iz_model *m)
+{
+    struct iz_plan q;
+    if (iz_plan_make(&q, c, m, p->ranks, p->rank, p->workers))
+        return INT64_MAX;
+    int64_t bytes = iz_plan_host_bytes(&q);
+    iz_plan_clear(&q);
+    return bytes;
+}
+
+static bool try_one(const struct iz_plan *p, const struct iz_config *c,
+                    const struct iz_model *m, int64_t limit, FILE *err)
+{
+    for (int i = 0; i < CHANGES; i++) {
+        struct iz_config d = *c;
+        if (!changes[i].apply(&d))
+            continue;
+        int64_t bytes = bytes_with(p, &d, m);
+        if (bytes <= limit) {
+            fprintf(err, "izar: it fits with %s (%.1f MiB)\n",
+                    changes[i].text, (double)bytes / 1048576);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void try_all(const struct iz_plan *p, const struct iz_config *c,
+                    const struct iz_model *m, int64_t limit, FILE *err)
+{
+    struct iz_config d = *c;
+    char text[1024] = "";
+    for (int i = 0; i < CHANGES; i++) {
+        if (!changes[i].apply(&d))
+            continue;
+        strncat(text, *text ? " and " : "", sizeof(text) - strlen(text) - 1);
+        strncat(text, changes[i].text, sizeof(text) - strlen(text) - 1);
+        int64_t bytes = bytes_with(p, &d, m);
+        if (bytes > limit)
+            continue;
+        fprintf(err, "izar: it fits with %s (%.1f MiB)\n", text,
+                (double)bytes / 1048576);
+        return;
+    }
+    fprintf(err, "izar: no setting makes it fit: it needs more ranks or a "
+                 "smaller model\n");
+}
+
+static void keep_activations(struct iz_plan *p, const struct iz_config *c,
+                             const struct iz_model *m, bool keep)
+{
+    p->recompute = !keep;
+    count_activations(p, m);
+    (void)c;
+}
+
+int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
+                const struct iz_model *m, int64_t limit, FILE *err)
+{
+    if (c->run.recompute == IZ_RECOMPUTE_AUTO) {
+        keep_activations(p, c, m, true);
+        if (iz_plan_host_bytes(p) > limit)
+            keep_activations(p, c, m, false);
+    }
+    if (iz_plan_host_bytes(p) <= limit)
+        return 0;
+    fprintf(err,
+            "izar: this run needs %.1f MiB of memory per rank, there are "
+            "%.1f MiB:\n",
+            (double)iz_plan_host_bytes(p) / 1048576, (double)limit / 1048576);
+    iz_plan_print(p, m, err);
+    if (!try_one(p, c, m, limit, err))
+        try_all(p, c, m, limit, err);
+    return -ENOMEM;
+}
+
+void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
+{
+    int64_t n = 0;
+    for (int u = 0; u < p->n_groups; u++)
+        n += p->group[u].n;
+    fprintf(out,
+            "plan: %s, %.2fM parameters in %d units, %d rank%s, %s, "
+            "activations %s\n",
+            m->name, (double)n / 1e6, m->n_units, p->ranks,
+            p->ranks > 1 ? "s" : "", iz_dtype_name(p->param_type),
+            p->recompute ? "recomputed" : "kept");
+    fprintf(out,
+            "      %d micro-batch%s a step, %d at a time, %d slice%s of %d "
+            "sample%s; ring of %d units\n",
+            p->micro_batches, p->micro_batches > 1 ? "es" : "", p->wave,
+            p->slices, p->slices > 1 ? "s" : "", p->samples,
+            p->samples > 1 ? "s" : "", p->ring[0].params);
+    iz_bytes_print(&p->bytes, out);
+}

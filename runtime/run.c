@@ -1,0 +1,515 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From the command line to the summary; see run.h. */
+#include "runtime/run.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "codelets/rate.h"
+#include "runtime/metrics.h"
+#include "runtime/options.h"
+#include "runtime/state.h"
+#include "runtime/topo.h"
+
+#ifndef IZ_VERSION
+#define IZ_VERSION "0"
+#endif
+
+struct run {
+    const struct iz_program *p;
+    struct iz_options o;
+    struct iz_config c;
+    struct iz_coll *coll;
+    struct iz_topo *topo;
+    struct iz_model *model;
+    struct iz_plan plan;
+    struct iz_data *data;
+    struct iz_engine *e;
+    struct iz_metrics *metrics;
+    int workers;
+    double gemm_rate;
+    char *model_text;
+    int64_t taken; /* steps whose event came */
+    bool stopped;
+    enum iz_failure failure;
+};
+
+static _Atomic int stop_signal;
+
+static void on_signal(int number)
+{
+    static const char text[] =
+        "\nizar: finishing the step and saving; once more stops at once\n";
+    if (atomic_exchange(&stop_signal, number))
+        _exit(128 + number);
+    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
+        return;
+}
+
+static void catch_signals(void)
+{
+    struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&a.sa_mask);
+    sigaction(SIGINT, &a, NULL);
+    sigaction(SIGTERM, &a, NULL);
+    sigaction(SIGUSR1, &a, NULL);
+}
+
+static bool first_rank(const struct run *r)
+{
+    return r->coll->rank == 0;
+}
+
+/* One rank's failure is everybody's: nobody waits for a rank that has gone. */
+static int agree(struct run *r, int status)
+{
+    bool ok = iz_coll_all_ok(r->coll, status == 0);
+    if (ok)
+        return 0;
+    return status ? status : -ECANCELED;
+}
+
+/* ---- before step 0 ---- */
+
+/* Only one rank speaks about what is the same for all. */
+static int read_config(struct run *r)
+{
+    int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
+    return iz_config_read(&r->c, &r->p->section, r->o.path, r->o.set,
+                          r->o.n_set, ranks, first_rank(r) ? stderr : NULL);
+}
+
+static int64_t memory_limit(const struct run *r)
+{
+    if (r->c.run.memory_limit_bytes)
+        return r->c.run.memory_limit_bytes;
+    return iz_memory_available() / r->coll->local_size;
+}
+
+static int check_locked(const struct run *r)
+{
+    struct rlimit l;
+    int64_t need = iz_bytes_tier(&r->plan.bytes, IZ_TIER_CPU);
+    bool pin = (r->c.zero.optimizer.home != IZ_HOME_NONE &&
+                r->c.zero.optimizer.pin_memory) ||
+               (r->c.zero.param.home != IZ_HOME_NONE &&
+                r->c.zero.param.pin_memory);
+    if (!pin || geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &l) ||
+        l.rlim_cur == RLIM_INFINITY || (int64_t)l.rlim_cur >= need)
+        return 0;
+    fprintf(stderr,
+            "izar: pin_memory: true locks %.1f MiB, but the limit of locked "
+            "memory is %.1f MiB: raise it (ulimit -l) or set "
+            "zero_optimization.offload_*.pin_memory to false\n",
+            (double)need / 1048576, (double)l.rlim_cur / 1048576);
+    return -ENOMEM;
+}
+
+static int make_plan(struct run *r)
+{
+    int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
+    int rank = r->o.ranks ? 0 : r->coll->rank;
+    int s = iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, r->workers);
+    if (!s)
+        s = iz_plan_fit(&r->plan, &r->c, r->model, memory_limit(r),
+                        first_rank(r) ? stderr : NULL);
+    if (!s && !r->o.plan)
+        s = check_locked(r);
+    return agree(r, s);
+}
+
+static int make_directory(const char *path)
+{
+    char part[IZ_PATH_MAX];
+    snprintf(part, sizeof(part), "%s", path);
+    for (char *p = part + 1;; p++) {
+        if (*p && *p != '/')
+            continue;
+        char c = *p;
+        *p = 0;
+        if (mkdir(part, 0777) && errno != EEXIST)
+            return -errno;
+        *p = c;
+        if (!c)
+            return 0;
+    }
+}
+
+/* The effective config beside the output; a run that would write over another
+ * one's checkpoints is refused. */
+static int open_output(struct run *r)
+{
+    char path[IZ_PATH_MAX + 32];
+    int64_t step;
+    if (!first_rank(r))
+        return 0;
+    int s = make_directory(r->c.run.output);
+    if (s) {
+        fprintf(stderr, "izar: run.output: %s: %s\n", r->c.run.output,
+                strerror(-s));
+        return s;
+    }
+    if (!r->o.resume && !iz_state_latest(r->c.run.output, &step)) {
+        fprintf(stderr,
+                "izar: run.output: %s holds a checkpoint of step %lld: "
+                "continue it with --resume, or choose another directory\n",
+                r->c.run.output, (long long)step);
+        return -EEXIST;
+    }
+    snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
+    s = iz_config_write(&r->c, &r->p->section, path);
+    if (s)
+        fprintf(stderr, "izar: %s: %s\n", path, strerror(-s));
+    return s;
+}
+
+/* The model section as text: what a checkpoint must agree with. */
+static char *model_text(const struct run *r)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    const struct iz_key *k = r->p->section.keys;
+    if (!f)
+        return NULL;
+    fprintf(f, "{\"name\": \"%s\"", r->model->name);
+    for (; k->name; k++)
+        if (k->type == IZ_KEY_INT)
+            fprintf(f, ", \"%s\": %d", k->name,
+                    *(const int *)((const char *)r->p->section.target +
+                                   k->offset));
+    fprintf(f, "}");
+    fclose(f);
+    return text;
+}
+
+struct rate_arg {
+    double rate[STARPU_NMAXWORKERS];
+};
+
+static void measure(void *arg)
+{
+    struct rate_arg *a = arg;
+    a->rate[starpu_worker_get_id()] = iz_blas_rate(512, 1536, 384, 0.15);
+}
+
+static void measure_gemm(struct run *r)
+{
+    struct rate_arg a = {{0}};
+    iz_coll_barrier(r->coll, "start of the measurement");
+    iz_graph_on_workers(r->e->graph, measure, &a);
+    for (int w = 0; w < r->workers; w++)
+        r->gemm_rate += a.rate[w];
+}
+
+static void print_header(struct run *r)
+{
+    char cores[256], blas[128], warning[256];
+    if (!first_rank(r))
+        return;
+    iz_topo_describe(r->topo, cores, sizeof(cores));
+    iz_blas_name(blas, sizeof(blas));
+    iz_blas_warning(warning, sizeof(warning));
+    iz_plan_print(&r->e->plan, r->model, stdout);
+    printf("run:  %d rank%s, rank 0 with %d worker%s on %s; scheduler %s; %s, "
+           "%.1f GFLOP/s in GEMM\n",
+           r->coll->size, r->coll->size > 1 ? "s" : "", r->workers,
+           r->workers > 1 ? "s" : "", cores, iz_graph_scheduler(r->e->graph),
+           blas, r->gemm_rate * 1e-9);
+    printf("      train %lld windows, output %s\n",
+           (long long)iz_data_windows(r->data, IZ_TRAIN), r->c.run.output);
+    if (warning[0])
+        printf("warning: %s\n", warning);
+    fflush(stdout);
+}
+
+static int open_data(struct run *r)
+{
+    bool val = r->c.run.eval_batches > 0;
+    return iz_data_open(&r->data, &r->c.data, r->p->seq(r->p->section.target),
+                        r->model->vocab, r->c.run.seed, val);
+}
+
+static int open_engine(struct run *r)
+{
+    struct iz_train_config t = {.config = &r->c,
+                                .model = r->model,
+                                .coll = r->coll,
+                                .data = r->data,
+                                .stop = &stop_signal,
+                                .workers = r->workers};
+    iz_topo_prepare(r->topo);
+    int s = agree(r, iz_train_open(&r->e, &t, &r->plan));
+    if (s)
+        return s;
+    iz_topo_bind(r->topo, r->e->graph);
+    s = r->o.resume ? iz_state_load(r->e, r->model_text) : iz_train_init(r->e);
+    if (s == -ENOENT && first_rank(r))
+        fprintf(stderr, "izar: --resume: no checkpoint in %s\n",
+                r->c.run.output);
+    return agree(r, s);
+}
+
+/* ---- the loop ---- */
+
+static void take_event(struct run *r)
+{
+    struct iz_event v = iz_train_event(r->e);
+    iz_metrics_event(r->metrics, &v);
+    if (v.eval)
+        return;
+    r->taken = v.step;
+    r->stopped |= v.stop;
+    if (v.failure && !r->failure)
+        r->failure = v.failure;
+}
+
+/* Every rank takes the same events before it submits the same step, so all end at
+ * the same one. */
+static void throttle(struct run *r)
+{
+    while (r->e->step - r->taken >= r->c.run.in_flight)
+        take_event(r);
+}
+
+static void take_all(struct run *r)
+{
+    while (r->e->events_taken < r->e->events_due)
+        take_event(r);
+}
+
+static int save(struct run *r)
+{
+    take_all(r);
+    if (r->failure)
+        return 0;
+    int s = iz_state_save(r->e, r->model_text);
+    iz_metrics_pause(r->metrics);
+    if (!s && first_rank(r))
+        printf("saved step %lld in %s/checkpoints\n", (long long)r->e->step,
+               r->c.run.output);
+    return s;
+}
+
+static bool every(int64_t interval, int64_t step)
+{
+    return interval > 0 && step % interval == 0;
+}
+
+static int train(struct run *r)
+{
+    int s = 0;
+    while (r->e->step < r->c.run.steps && !s) {
+        throttle(r);
+        if (r->stopped || r->failure || iz_graph_error(r->e->graph))
+            break;
+        iz_train_step(r->e);
+        bool end = r->e->step == r->c.run.steps;
+        if (r->c.run.eval_batches &&
+            (end || every(r->c.run.eval_interval, r->e->step)))
+            iz_train_eval(r->e);
+        if (!end && every(r->c.run.save_interval, r->e->step))
+            s = save(r);
+    }
+    take_all(r);
+    return s ? s : iz_graph_error(r->e->graph);
+}
+
+/* ---- after the last step ---- */
+
+static void print_text(const int32_t *t, int n)
+{
+    for (int i = 0; i < n; i++) {
+        bool plain = t[i] == '\n' || (t[i] >= 32 && t[i] < 127);
+        putchar(plain ? (int)t[i] : '?');
+    }
+}
+
+static int print_sample(struct run *r)
+{
+    const struct iz_run_config *c = &r->c.run;
+    int prompt_n = (int)strlen(c->sample_prompt), n = c->sample_tokens;
+    if (!n || !prompt_n)
+        return 0;
+    int32_t *text = calloc((size_t)(prompt_n + n) * 2, sizeof(*text));
+    if (!text)
+        return -ENOMEM;
+    int32_t *prompt = text + prompt_n + n;
+    for (int i = 0; i < prompt_n; i++)
+        prompt[i] = (unsigned char)c->sample_prompt[i];
+    int s = iz_train_sample(r->e, prompt, prompt_n, text, n,
+                            c->sample_temperature);
+    if (!s && first_rank(r)) {
+        printf("\nsample (temperature %g):\n", c->sample_temperature);
+        print_text(text, prompt_n + n);
+        printf("\n");
+    }
+    free(text);
+    return s;
+}
+
+static void print_hash(struct run *r)
+{
+    uint64_t sum = iz_train_hash(r->e);
+    /* 32 bits per double are exact; sums modulo 2^64 need no carry between. */
+    double *all = calloc((size_t)r->coll->size * 2, sizeof(*all));
+    if (!all)
+        return;
+    all[2 * r->coll->rank] = (double)(sum >> 32);
+    all[2 * r->coll->rank + 1] = (double)(sum & 0xffffffffU);
+    iz_coll_gather_doubles(r->coll, all, 2, "hash");
+    sum = 0;
+    for (int i = 0; i < r->coll->size; i++)
+        sum += ((uint64_t)all[2 * i] << 32) + (uint64_t)all[2 * i + 1];
+    free(all);
+    if (!first_rank(r))
+        return;
+    printf("weights hash %016llx\n", (unsigned long long)sum);
+    iz_metrics_line(r->metrics, "{\"weights_hash\": \"%016llx\"}",
+                    (unsigned long long)sum);
+}
+
+static void report_failure(struct run *r)
+{
+    int64_t step;
+    if (!first_rank(r))
+        return;
+    if (r->failure == IZ_SCALE_AT_MINIMUM)
+        fprintf(stderr,
+                "izar: gradients overflow at the smallest loss scale "
+                "(fp16.min_loss_scale %g): training diverges\n",
+                r->c.fp16.min_loss_scale);
+    else
+        fprintf(stderr, "izar: the loss or its gradient is not finite after "
+                        "step %lld: nothing was saved since\n",
+                (long long)r->taken);
+    if (!iz_state_latest(r->c.run.output, &step))
+        fprintf(stderr,
+                "izar: the checkpoint of step %lld is intact: continue from "
+                "it with --resume, with a smaller learning rate or clipping\n",
+                (long long)step);
+}
+
+static int finish(struct run *r)
+{
+    int s = 0;
+    if (r->failure) {
+        report_failure(r);
+        iz_metrics_summary(r->metrics, "failed");
+        return -ERANGE;
+    }
+    if (r->c.run.save)
+        s = save(r);
+    if (!s && !r->stopped)
+        s = print_sample(r);
+    if (r->c.run.hash)
+        print_hash(r);
+    iz_metrics_summary(r->metrics, r->stopped ? "interrupted" : "finished");
+    if (r->stopped && first_rank(r) && !s && r->c.run.save)
+        printf("interrupted: continue with the same command and --resume\n");
+    return s;
+}
+
+/* ---- order of it all ---- */
+
+static int prepare(struct run *r)
+{
+    int s = agree(r, read_config(r));
+    if (!s)
+        s = agree(r, r->p->open(&r->model, r->p->section.target));
+    r->workers = r->c.run.workers;
+    r->coll->timeout_s = r->c.run.comm_timeout_s;
+    if (!s)
+        s = agree(r, iz_topo_open(&r->topo, r->coll, &r->workers));
+    if (!s)
+        s = make_plan(r);
+    return s;
+}
+
+static int start(struct run *r)
+{
+    int s = agree(r, open_data(r));
+    if (!s)
+        s = agree(r, open_output(r));
+    if (s)
+        return s;
+    r->model_text = model_text(r);
+    iz_blas_single_thread();
+    s = open_engine(r);
+    if (s)
+        return s;
+    measure_gemm(r);
+    print_header(r);
+    return agree(r, iz_metrics_open(&r->metrics, r->e, r->gemm_rate,
+                                    !first_rank(r)));
+}
+
+static int run_all(struct run *r)
+{
+    int s = prepare(r);
+    if (s)
+        return s;
+    if (r->o.plan) {
+        if (first_rank(r))
+            iz_plan_print(&r->plan, r->model, stdout);
+        return 0;
+    }
+    s = start(r);
+    if (s)
+        return s;
+    r->taken = r->e->step;
+    catch_signals();
+    s = train(r);
+    return s ? s : finish(r);
+}
+
+static void close_all(struct run *r)
+{
+    iz_metrics_close(&r->metrics);
+    iz_train_close(&r->e);
+    iz_data_close(&r->data);
+    iz_plan_clear(&r->plan);
+    iz_topo_close(&r->topo);
+    if (r->model)
+        r->model->close(r->model);
+    free(r->model_text);
+    iz_coll_close(&r->coll);
+}
+
+static int print_texts(const struct iz_program *p, const struct iz_options *o,
+                       const char *argv0)
+{
+    if (o->help)
+        iz_options_help(p, argv0);
+    else if (o->help_markdown)
+        iz_config_doc(&p->section, true, stdout);
+    else
+        printf("izar %s\n", IZ_VERSION);
+    return 0;
+}
+
+int iz_run(int argc, char **argv, const struct iz_program *p)
+{
+    struct run r = {.p = p};
+    int s = iz_options_read(&r.o, argc, argv);
+    if (s || r.o.help || r.o.help_markdown || r.o.version) {
+        if (!s)
+            print_texts(p, &r.o, argv[0]);
+        iz_options_clear(&r.o);
+        return s ? 2 : 0;
+    }
+    s = iz_coll_open(&r.coll, &argc, &argv);
+    if (!s)
+        s = run_all(&r);
+    if (r.coll)
+        close_all(&r);
+    iz_options_clear(&r.o);
+    return s ? 1 : 0;
+}

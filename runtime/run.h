@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The program around a model: arguments, config, plan, training, summary.  Every
+ * model's main is one call of iz_run. */
+#ifndef IZ_RUNTIME_RUN_H
+#define IZ_RUNTIME_RUN_H
+
+#include "codelets/layer.h"
+#include "runtime/config.h"
+
+/* What a model's program needs to know of its model. */
+struct iz_program {
+    const char *name;   /* "gpt2" */
+    const char *about;  /* one line for --help */
+    struct iz_section section; /* keys of "model"; target is filled */
+    /* Creates the model from section.target.  Negative errno, reason printed. */
+    int (*open)(struct iz_model **out, const void *target);
+    /* Samples are windows of this many tokens, from section.target. */
+    int (*seq)(const void *target);
+};
+
+/* Returns the exit status. */
+int iz_run(int argc, char **argv, const struct iz_program *p);
+
+#endif

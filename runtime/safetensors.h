@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One rank's file of a checkpoint, in safetensors layout: 8 bytes header
+ * length, JSON header, then the data.  Every tensor is a piece of a flat fp32
+ * array; where the piece lies in the array and a hash of each block of it are
+ * in the header's metadata. */
+#ifndef IZ_RUNTIME_SAFETENSORS_H
+#define IZ_RUNTIME_SAFETENSORS_H
+
+#include <stdint.h>
+
+/* Elements of a block: the unit of hashing and of reading. */
+#define IZ_BLOCK (1 << 20)
+
+/* Elements [first, first + count) of the array `name` of `total` elements. */
+struct iz_piece {
+    char name[64];
+    int64_t total, first, count;
+    int64_t offset; /* bytes, from the start of the data */
+    uint64_t *hash; /* per block; owned by whoever made the piece */
+};
+
+struct iz_safetensors {
+    char *path;
+    int fd;
+    int64_t step;
+    int rank, ranks;
+    struct iz_piece *piece;
+    int n_pieces;
+    int64_t data_offset;  /* of the data in the file; length field and header
+                             before */
+    uint64_t header_hash; /* of these bytes */
+    int64_t bytes;        /* of the file */
+};
+
+int64_t iz_piece_blocks(const struct iz_piece *p);
+
+/* The bytes before the data; malloc'ed, *bytes of them.  Their number does not
+ * depend on the hashes, so that the data can be written first.  NULL: no
+ * memory. */
+char *iz_safetensors_header(const struct iz_piece *piece, int n, int64_t step,
+                            int rank, int ranks, int64_t *bytes);
+
+/* Opens a file and checks everything in its header against itself and against
+ * the file's size; the data is checked when read.  Negative errno with the file
+ * and the fault printed. */
+int iz_safetensors_open(struct iz_safetensors **out, const char *path);
+void iz_safetensors_close(struct iz_safetensors **s);
+
+/* NULL if the file has no such piece. */
+const struct iz_piece *iz_safetensors_find(const struct iz_safetensors *s,
+                                           const char *name);
+
+/* Reads block b of a piece (IZ_BLOCK elements, fewer in the last) and checks
+ * its hash. Negative errno with the reason printed. */
+int iz_safetensors_read(const struct iz_safetensors *s,
+                        const struct iz_piece *p, int64_t b, float *out);
+
+#endif

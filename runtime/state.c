@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Engine and checkpoint; see state.h. */
+#include "runtime/state.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/ckpt.h"
+
+static const char *const array_names[] = {"master", "m", "v"};
+
+struct part_arg {
+    struct iz_engine *e;
+    int group;
+    enum iz_array array;
+    int64_t skip; /* owned elements before the part */
+};
+
+struct state {
+    struct iz_ckpt k;
+    struct part_arg *arg;
+};
+
+static void get(void *arg, int64_t from, float *out, int64_t n)
+{
+    struct part_arg *a = arg;
+    iz_homes_get(a->e, a->group, a->array, from + a->skip, out, n);
+}
+
+static void put(void *arg, int64_t from, const float *in, int64_t n)
+{
+    struct part_arg *a = arg;
+    iz_homes_put(a->e, a->group, a->array, from + a->skip, in, n);
+}
+
+/* A rank saves its shard; where it owns the whole it must also load the whole. */
+static void make_part(struct state *s, struct iz_engine *e, int u, int a,
+                      bool load)
+{
+    const struct iz_plan_group *p = e->group[u].plan;
+    struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
+    struct part_arg *arg = &s->arg[s->k.n_parts++];
+    int64_t base = p->shard * e->plan.rank;
+    bool whole = load && e->plan.states_full;
+    int64_t first = whole ? 0 : base, count = whole ? p->n : p->shard;
+    if (first > p->n)
+        first = p->n;
+    if (count > p->n - first)
+        count = p->n - first;
+    *arg = (struct part_arg){e, u, (enum iz_array)a,
+                             e->plan.states_full && !load ? base : 0};
+    *q = (struct iz_ckpt_part){.total = p->n,
+                               .first = first,
+                               .count = count,
+                               .get = get,
+                               .put = put,
+                               .arg = arg};
+    snprintf(q->name, sizeof(q->name), "%s/%s", e->model->unit[u].name,
+             array_names[a]);
+}
+
+static void make_names(struct iz_engine *e, struct iz_ckpt_name *n)
+{
+    for (int u = 0; u < e->model->n_units; u++)
+        for (int i = 0; i < e->model->unit[u].n_params; i++, n++) {
+            const struct iz_param *p = &e->model->unit[u].param[i];
+            *n = (struct iz_ckpt_name){.offset = e->group[u].offset[i],
+                                       .rows = p->rows,
+                                       .cols = p->cols};
+            snprintf(n->name, sizeof(n->name), "%s", p->name);
+            snprintf(n->array, sizeof(n->array), "%s", e->model->unit[u].name);
+        }
+}
+
+enum { STEP, UPDATES, SCALE, ITERATION, OVERFLOW, HYSTERESIS, SAMPLES, SCALARS };
+static const char *const scalar_names[SCALARS] = {
+    "step",         "updates",         "loss_scale", "scale_iteration",
+    "last_overflow", "hysteresis_left", "samples"};
+
+static void make_scalars(const struct iz_engine *e, struct iz_ckpt_scalar *s)
+{
+    const struct iz_control *c = &e->control;
+    double v[SCALARS] = {(double)e->step,
+                         (double)c->updates,
+                         c->scale.scale,
+                         (double)c->scale.iteration,
+                         (double)c->scale.last_overflow,
+                         c->scale.hysteresis_left,
+                         (double)(e->step * e->config->train_batch_size)};
+    for (int i = 0; i < SCALARS; i++) {
+        snprintf(s[i].name, sizeof(s[i].name), "%s", scalar_names[i]);
+        s[i].value = v[i];
+    }
+}
+
+static void close_state(struct state *s)
+{
+    free(s->k.part);
+    free((void *)s->k.names);
+    free(s->k.scalar);
+    free(s->arg);
+}
+
+static int open_state(struct state *s, struct iz_engine *e,
+                      const char *model_text, bool load)
+{
+    int units = e->model->n_units, names = 0;
+    for (int u = 0; u < units; u++)
+        names += e->model->unit[u].n_params;
+    struct iz_ckpt_name *name = calloc((size_t)names, sizeof(*name));
+    *s = (struct state){.k = {.dir = e->config->run.output,
+                              .keep_last = e->config->run.keep_last,
+                              .part = calloc(3 * (size_t)units,
+                                             sizeof(struct iz_ckpt_part)),
+                              .names = name,
+                              .n_names = names,
+                              .scalar = calloc(SCALARS,
+                                               sizeof(struct iz_ckpt_scalar)),
+                              .n_scalars = SCALARS,
+                              .model_text = model_text},
+                        .arg = calloc(3 * (size_t)units, sizeof(*s->arg))};
+    if (!name || !s->k.part || !s->k.scalar || !s->arg) {
+        close_state(s);
+        return -ENOMEM;
+    }
+    for (int u = 0; u < units; u++)
+        for (int a = 0; a < 3; a++)
+            make_part(s, e, u, a, load);
+    make_names(e, name);
+    make_scalars(e, s->k.scalar);
+    return 0;
+}
+
+int iz_state_save(struct iz_engine *e, const char *model_text)
+{
+    struct state s;
+    iz_graph_wait(e->graph);
+    int r = open_state(&s, e, model_text, false);
+    if (!iz_coll_all_ok(e->coll, r == 0)) {
+        if (!r)
+            close_state(&s);
+        return r ? r : -ENOMEM;
+    }
+    r = iz_ckpt_save(&s.k, e->step, e->coll);
+    close_state(&s);
+    return r;
+}
+
+static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
+{
+    double samples = (double)e->config->train_batch_size * s[STEP].value;
+    if (samples != s[SAMPLES].value) {
+        fprintf(stderr,
+                "izar: train_batch_size is %lld, but the checkpoint of step "
+                "%.0f was trained on %.0f samples: the data position would "
+                "not be the same\n",
+                (long long)e->config->train_batch_size, s[STEP].value,
+                s[SAMPLES].value);
+        return -EINVAL;
+    }
+    struct iz_control *c = &e->control;
+    e->step = (int64_t)s[STEP].value;
+    c->updates = (int64_t)s[UPDATES].value;
+    if (e->config->dtype == IZ_F16)
+        c->scale = (struct iz_loss_scale){
+            .scale = s[SCALE].value,
+            .iteration = (int64_t)s[ITERATION].value,
+            .last_overflow = (int64_t)s[OVERFLOW].value,
+            .hysteresis_left = (int)s[HYSTERESIS].value};
+    e->loss_scale = (float)c->scale.scale;
+    return 0;
+}
+
+int iz_state_load(struct iz_engine *e, const char *model_text)
+{
+    struct state s;
+    int64_t step;
+    int r = open_state(&s, e, model_text, true);
+    if (r)
+        return r;
+    r = iz_ckpt_latest(&s.k, &step);
+    if (!r)
+        r = iz_ckpt_load(&s.k, step, e->coll);
+    if (!r)
+        r = take_scalars(e, s.k.scalar);
+    close_state(&s);
+    if (!r)
+        iz_train_publish(e);
+    return r;
+}
+
+int iz_state_latest(const char *dir, int64_t *step)
+{
+    struct iz_ckpt k = {.dir = dir};
+    return iz_ckpt_latest(&k, step);
+}

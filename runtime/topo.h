@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which cores this rank computes on, and the binding of its workers to them. */
+#ifndef IZ_RUNTIME_TOPO_H
+#define IZ_RUNTIME_TOPO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "codelets/task.h"
+#include "runtime/coll.h"
+
+struct iz_topo;
+
+/* Reads the machine.  Cores: the launcher's binding if it gave this rank its own,
+ * else an equal part of the host's.  workers: run.workers, or STARPU_NCPU, or one
+ * per core; *workers is set.  Negative errno with the reason printed. */
+int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, int *workers);
+void iz_topo_close(struct iz_topo **t);
+
+/* To be called before iz_graph_open: StarPU leaves binding to us unless the user
+ * set it. */
+void iz_topo_prepare(struct iz_topo *t);
+/* Binds compute worker i to the rank's core i (modulo their number). */
+void iz_topo_bind(struct iz_topo *t, struct iz_graph *g);
+
+/* "cores 0-1 of 2, shared by 2 ranks". */
+void iz_topo_describe(const struct iz_topo *t, char *out, size_t size);
+
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Training as submissions: open an engine, submit steps, take events, close. */
+#ifndef IZ_RUNTIME_TRAIN_H
+#define IZ_RUNTIME_TRAIN_H
+
+#include "runtime/engine.h"
+
+struct iz_train_config {
+    const struct iz_config *config; /* all borrowed until close */
+    const struct iz_model *model;
+    struct iz_coll *coll;
+    const struct iz_data *data;
+    _Atomic int *stop; /* nonzero: finish the steps under way, then stop */
+    int workers;
+};
+
+/* Allocates everything that `plan` (taken over) says and starts StarPU.  Negative
+ * errno with the reason printed; *out is NULL then. */
+int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
+                  struct iz_plan *plan);
+void iz_train_close(struct iz_engine **e);
+
+/* Fills the parameters with the model's initial values, states with zero. */
+int iz_train_init(struct iz_engine *e);
+
+/* Gives parameters to ranks that hold them whole after they were set by
+ * iz_train_init or iz_homes_put; all ranks. */
+void iz_train_publish(struct iz_engine *e);
+
+/* Submits one step and returns at once. */
+void iz_train_step(struct iz_engine *e);
+/* Submits the validation loss after the steps so far. */
+void iz_train_eval(struct iz_engine *e);
+
+/* Waits for the next event.  Ends the job if none comes while tasks are stuck. */
+struct iz_event iz_train_event(struct iz_engine *e);
+
+/* Generates n tokens after the prompt's (n_prompt >= 1) into out[n_prompt + n], all
+ * ranks the same; waits for it. */
+int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,
+                    int32_t *out, int n, double temperature);
+
+/* Hash of the final master weights, the same for any number of ranks; waits. */
+uint64_t iz_train_hash(struct iz_engine *e);
+
+#endif

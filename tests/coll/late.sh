@@ -1,0 +1,31 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: late.sh TEST_COLL
+# A rank that stops ends the others by their time-out, with a message; a rank that is
+# killed ends the others at once.
+set -u
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# fails MODE: two ranks end with a failure within 30 s.
+fails() {
+    timeout 30 mpirun --oversubscribe -np 2 "$prog" "$1" >"$log" 2>&1
+    status=$?
+    if [ $status -eq 0 ] || [ $status -eq 124 ]; then
+        echo "FAILED: $1: status $status"
+        cat "$log"
+        exit 1
+    fi
+}
+
+prog=$1
+fails late
+line='izar: rank 0: waited 0.5 s for the last barrier: is another rank dead or stopped?'
+if ! grep -qxF "$line" "$log"; then
+    echo "FAILED: late: no such line: $line"
+    cat "$log"
+    exit 1
+fi
+fails killed
+echo ok

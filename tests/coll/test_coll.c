@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The collectives, as one process per rank under mpirun or alone.  Sums are
+ * compared bit by bit with a serial sum in rank order.  With the argument
+ * "late" or "killed" the last rank stops or dies before a barrier (see
+ * late.sh). */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "codelets/dtype.h"
+#include "codelets/mix.h"
+#include "runtime/coll.h"
+
+static struct iz_coll *coll;
+
+static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
+
+static void *take(int64_t bytes)
+{
+    void *p = malloc((size_t)bytes + 1);
+
+    assert_non_null(p);
+    return p;
+}
+
+static void ranks_are_numbered(void **state)
+{
+    double all[64] = {0};
+
+    (void)state;
+    assert_in_range(coll->size, 1, 64);
+    assert_in_range(coll->rank, 0, coll->size - 1);
+    assert_in_range(coll->local_rank, 0, coll->local_size - 1);
+    all[coll->rank] = coll->rank + 0.5;
+    iz_coll_gather_doubles(coll, all, 1, "ranks");
+    for (int r = 0; r < coll->size; r++)
+        assert_true(all[r] == r + 0.5);
+}
+
+/* The byte that rank r has at i. */
+static unsigned char byte_of(int r, int64_t i)
+{
+    return (unsigned char)(iz_mix((uint64_t)i * 64 + (uint64_t)r) >> 13);
+}
+
+static void check_all_gather(int64_t shard)
+{
+    unsigned char *full = take(coll->size * shard);
+    int64_t sent = coll->sent_bytes, received = coll->received_bytes, wrong = 0;
+
+    memset(full, 0x5a, (size_t)(coll->size * shard + 1));
+    for (int64_t i = 0; i < shard; i++)
+        full[coll->rank * shard + i] = byte_of(coll->rank, i);
+    iz_coll_all_gather(coll, full, shard, "gather");
+    for (int r = 0; r < coll->size; r++)
+        for (int64_t i = 0; i < shard; i++)
+            wrong += full[r * shard + i] != byte_of(r, i);
+    assert_int_equal(wrong, 0);
+    assert_int_equal(full[coll->size * shard], 0x5a);
+    assert_int_equal(coll->sent_bytes - sent, (coll->size - 1) * shard);
+    assert_int_equal(coll->received_bytes - received, (coll->size - 1) * shard);
+    free(full);
+}
+
+static void all_gather_gives_all_shards_to_all(void **state)
+{
+    static const int64_t shards[] = {0,       1,       7,       4096,
+                                     1000003, 4194304, 4194305, 13000001};
+
+    (void)state;
+    for (int k = 0; k < 8; k++)
+        check_all_gather(shards[k]);
+}
+
+/* Element i of the buffer of rank r; sums of them depend on their order. */
+static float element(int r, int64_t i, enum iz_dtype t)
+{
+    uint64_t h = iz_mix((uint64_t)i * 64 + (uint64_t)r);
+    float x = (float)((double)(h >> 11) * 0x1p-53 - 0.5);
+    uint16_t y;
+
+    x *= (float)(1 << (h % 8));
+    if (t == IZ_F32)
+        return x;
+    iz_cast(&y, t, &x, IZ_F32, 1);
+    iz_cast(&x, IZ_F32, &y, t, 1);
+    return x;
+}
+
+struct reduce_case {
+    int64_t shard;
+    enum iz_dtype wire, out;
+    bool accumulate, in_place;
+};
+
+/* The serial sum of this rank's shard as values, before the rounding to `out`.
+ */
+static float *expected(const struct reduce_case *k)
+{
+    float *sum = take(k->shard * 4);
+
+    for (int64_t i = 0; i < k->shard; i++) {
+        int64_t at = coll->rank * k->shard + i;
+        volatile float x = element(0, at, k->wire);
+
+        for (int r = 1; r < coll->size; r++)
+            x = x + element(r, at, k->wire);
+        sum[i] = k->accumulate ? element(99, i, k->out) + x : x;
+    }
+    return sum;
+}
+
+static void fill(void *p, int r, enum iz_dtype t, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float x = element(r, i, t);
+
+        iz_cast((char *)p + i * iz_dtype_bytes(t), t, &x, IZ_F32, 1);
+    }
+}
+
+static void check_reduce(const struct reduce_case *k)
+{
+    int64_t out_bytes = k->shard * iz_dtype_bytes(k->out);
+    int64_t wire_bytes = k->shard * iz_dtype_bytes(k->wire);
+    char *full = take(wire_bytes * coll->size), *own = take(out_bytes);
+    char *out = k->in_place ? full + coll->rank * wire_bytes : own;
+    float *sum = expected(k);
+    void *want = take(out_bytes);
+    int64_t sent = coll->sent_bytes;
+
+    fill(own, 99, k->out, k->shard);
+    fill(full, coll->rank, k->wire, k->shard * coll->size);
+    iz_cast(want, k->out, sum, IZ_F32, k->shard);
+    iz_coll_reduce_scatter(coll, out, k->out, k->accumulate, full, k->wire,
+                           k->shard, "reduce");
+    assert_memory_equal(out, want, (size_t)out_bytes);
+    assert_int_equal(coll->sent_bytes - sent, (coll->size - 1) * wire_bytes);
+    free(full);
+    free(own);
+    free(sum);
+    free(want);
+}
+
+static void reduce_scatter_is_the_serial_sum(void **state)
+{
+    static const int64_t shards[] = {1, 7, 1023, 65537};
+
+    (void)state;
+    for (int k = 0; k < 4 * 9 * 2; k++) {
+        struct reduce_case c = {.shard = shards[k % 4],
+                                .wire = floats[k / 4 % 3],
+                                .out = floats[k / 12 % 3],
+                                .accumulate = k / 36 != 0};
+
+        check_reduce(&c);
+    }
+}
+
+static void reduce_scatter_of_nothing_writes_nothing(void **state)
+{
+    float out = 3.0f, full = 4.0f;
+
+    (void)state;
+    iz_coll_reduce_scatter(coll, &out, IZ_F32, false, &full, IZ_F32, 0,
+                           "nothing");
+    assert_true(out == 3.0f && full == 4.0f);
+}
+
+/* Several pieces, the last one odd. */
+static void reduce_scatter_in_pieces(void **state)
+{
+    (void)state;
+    check_reduce(&(struct reduce_case){1500001, IZ_F32, IZ_F32, true, false});
+    check_reduce(&(struct reduce_case){1500001, IZ_BF16, IZ_F32, true, false});
+    check_reduce(&(struct reduce_case){524288, IZ_F32, IZ_BF16, false, false});
+    check_reduce(&(struct reduce_case){262145, IZ_F32, IZ_F32, false, false});
+}
+
+static void reduce_scatter_in_place(void **state)
+{
+    (void)state;
+    for (int t = 0; t < 3; t++) {
+        check_reduce(
+            &(struct reduce_case){1, floats[t], floats[t], false, true});
+        check_reduce(
+            &(struct reduce_case){700001, floats[t], floats[t], false, true});
+    }
+}
+
+static void scratch_is_bounded(void **state)
+{
+    struct iz_coll c = {.size = 1};
+    const int64_t mib = 1 << 20;
+
+    (void)state;
+    assert_int_equal(iz_coll_scratch_bytes(&c, mib * 100), 0);
+    c.size = 2;
+    assert_int_equal(iz_coll_scratch_bytes(&c, 0), 0);
+    assert_int_equal(iz_coll_scratch_bytes(&c, 100), 2 * 128);
+    assert_int_equal(iz_coll_scratch_bytes(&c, mib * 100), 2 * mib);
+    for (c.size = 2; c.size <= 129; c.size++)
+        assert_true(iz_coll_scratch_bytes(&c, mib * 100) <= 16 * mib);
+}
+
+static void broadcast_reaches_all(void **state)
+{
+    const int64_t n = 3000001;
+    unsigned char *p = take(n);
+
+    (void)state;
+    for (int root = 0; root < coll->size; root++) {
+        int64_t wrong = 0;
+
+        for (int64_t i = 0; i < n; i++)
+            p[i] = coll->rank == root ? byte_of(root, i) : 0;
+        iz_coll_broadcast(coll, p, n, root, "file");
+        for (int64_t i = 0; i < n; i++)
+            wrong += p[i] != byte_of(root, i);
+        assert_int_equal(wrong, 0);
+    }
+    free(p);
+}
+
+static void doubles_are_gathered(void **state)
+{
+    double all[64 * 3];
+
+    (void)state;
+    for (int j = 0; j < 3; j++)
+        all[coll->rank * 3 + j] = 1.0 / (coll->rank * 3 + j + 1);
+    iz_coll_gather_doubles(coll, all, 3, "norms");
+    for (int i = 0; i < 3 * coll->size; i++)
+        assert_true(all[i] == 1.0 / (i + 1));
+}
+
+static void one_refusal_is_seen_by_all(void **state)
+{
+    (void)state;
+    assert_true(iz_coll_all_ok(coll, true));
+    for (int r = 0; r < coll->size; r++)
+        assert_false(iz_coll_all_ok(coll, coll->rank != r));
+}
+
+/* True if all ranks have the order hash of rank 0. */
+static bool hashes_agree(void)
+{
+    uint64_t h = coll->order_hash;
+    double all[64 * 2];
+    bool same = true;
+
+    all[2 * coll->rank] = (double)(h >> 32);
+    all[2 * coll->rank + 1] = (double)(h & 0xffffffffu);
+    iz_coll_gather_doubles(coll, all, 2, "hashes");
+    for (int r = 1; r < coll->size; r++)
+        same = same && all[2 * r] == all[0] && all[2 * r + 1] == all[1];
+    return same;
+}
+
+static void order_hash_shows_a_different_order(void **state)
+{
+    uint64_t before = coll->order_hash;
+
+    (void)state;
+    assert_true(hashes_agree());
+    iz_coll_barrier(coll, "step");
+    assert_true(coll->order_hash != before);
+    assert_true(hashes_agree());
+    before = coll->order_hash;
+    iz_coll_barrier(coll, coll->rank == 0 ? "h.1" : "h.2");
+    assert_true(hashes_agree() == (coll->size == 1));
+    coll->order_hash = before;
+}
+
+static int end_late(const char *how)
+{
+    coll->timeout_s = 0.5;
+    if (coll->rank == coll->size - 1) {
+        if (strcmp(how, "killed") == 0)
+            raise(SIGKILL);
+        for (;;)
+            pause();
+    }
+    iz_coll_barrier(coll, "the last barrier");
+    return 0;
+}
+
+static int check_all(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_are_numbered),
+        cmocka_unit_test(all_gather_gives_all_shards_to_all),
+        cmocka_unit_test(reduce_scatter_is_the_serial_sum),
+        cmocka_unit_test(reduce_scatter_of_nothing_writes_nothing),
+        cmocka_unit_test(reduce_scatter_in_pieces),
+        cmocka_unit_test(reduce_scatter_in_place),
+        cmocka_unit_test(scratch_is_bounded),
+        cmocka_unit_test(broadcast_reaches_all),
+        cmocka_unit_test(doubles_are_gathered),
+        cmocka_unit_test(one_refusal_is_seen_by_all),
+        cmocka_unit_test(order_hash_shows_a_different_order),
+    };
+
+    /* A rank that fails falls out of step; the others must not wait for ever.
+     */
+    coll->timeout_s = 60;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(int argc, char **argv)
+{
+    int failed;
+
+    if (iz_coll_open(&coll, &argc, &argv) != 0)
+        return 1;
+    failed = argc > 1 ? end_late(argv[1]) : check_all();
+    iz_coll_close(&coll);
+    return failed != 0;
+}

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every key of the tables, and the page generated from them.
+ * `test_keys --markdown` prints the page; `test_keys PAGE` compares it. */
+#include "runtime/config_keys.h"
+#include "tests/config/reading.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *page = "docs/config.md";
+
+static bool type_is_checked(const struct iz_key *k)
+{
+    const char *wrong = k->type == IZ_KEY_STRING ? "{}" : "{\"a\": 1}";
+    char found[128];
+
+    assert_int_equal(read_override(k->name, wrong), -EINVAL);
+    snprintf(found, sizeof found, "%s: expected ", k->name);
+    return k->type == IZ_KEY_STRING || strstr(said, found) != NULL;
+}
+
+static void every_key_checks_its_type(void **state)
+{
+    (void)state;
+    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++) {
+        if (k->type == IZ_KEY_STRING)
+            continue; /* an override is always text */
+        if (!type_is_checked(k))
+            fail_msg("%s:\n%s", k->name, said);
+    }
+}
+
+static void every_number_checks_its_range(void **state)
+{
+    char value[64], found[128];
+
+    (void)state;
+    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++) {
+        bool pair = k->type == IZ_KEY_PAIR;
+        if (k->type == IZ_KEY_BOOL || k->type == IZ_KEY_STRING ||
+            k->type == IZ_KEY_ENUM)
+            continue;
+        assert_true(k->min < k->max);
+        snprintf(value, sizeof value, pair ? "[%.17g, 0.5]" : "%.17g",
+                 k->min - 1);
+        snprintf(found, sizeof found, "%s: %.15g is ", k->name, k->min - 1);
+        assert_int_equal(read_override(k->name, value), -EINVAL);
+        assert_said(found);
+        snprintf(value, sizeof value, pair ? "[0.5, %.17g]" : "%.17g",
+                 k->max > 9e18 ? 1e19 : k->max * 2 + 1);
+        assert_int_equal(read_override(k->name, value), -EINVAL);
+        assert_said(k->name);
+    }
+}
+
+/* Misspelt by a letter, every key finds itself. */
+static void every_key_is_its_own_nearest(void **state)
+{
+    char name[IZ_CONFIG_NAME_MAX], found[IZ_CONFIG_NAME_MAX + 32];
+
+    (void)state;
+    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++) {
+        size_t n = strlen(k->name);
+        snprintf(name, sizeof name, "%.*s~%c", (int)n - 1, k->name,
+                 k->name[n - 1]);
+        snprintf(found, sizeof found, "did you mean %s?", k->name);
+        assert_int_equal(read_override(name, "1"), -EINVAL);
+        assert_said(found);
+    }
+}
+
+static void auto_is_resolved_or_refused(void **state)
+{
+    (void)state;
+    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++) {
+        if (k->type == IZ_KEY_STRING || strcmp(k->name, "run.recompute") == 0)
+            continue;
+        read_override(k->name, "auto");
+        if (iz_config_auto(k->name))
+            assert_null(strstr(said, "cannot be resolved"));
+        else
+            assert_said("\"auto\" cannot be resolved here; write a value");
+    }
+}
+
+/* A value of each key that asks for nothing, and one that asks for something.
+ */
+static void foreign_values(const struct iz_foreign_key *k, char *good,
+                           const char **bad)
+{
+    *bad = "{\"enabled\": true}";
+    if (strcmp(k->accept, "bool") == 0)
+        strcpy(good, "true");
+    else if (strcmp(k->accept, "number") == 0)
+        strcpy(good, "5e8");
+    else if (strcmp(k->accept, "string") == 0)
+        strcpy(good, "\"x\"");
+    else if (strcmp(k->accept, "off") == 0)
+        strcpy(good, "{\"enabled\": false, \"more\": 3}");
+    else if (strcmp(k->accept, "any") == 0)
+        *bad = strcpy(good, "[1]");
+    else
+        assert_true(iz_word(good, 64, k->accept, 0));
+}
+
+static void every_foreign_key_is_accepted_or_refused_by_name(void **state)
+{
+    char good[64], name[128];
+    const char *bad;
+
+    (void)state;
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL;
+         k++) {
+        assert_true(strlen(k->doc) > 5);
+        foreign_values(k, good, &bad);
+        if (k->accept[0] != '\0' && read_override(k->name, good) != 0)
+            fail_msg("%s", said);
+        snprintf(name, sizeof name, "%s: ", k->name);
+        if (strcmp(good, bad) == 0)
+            continue;
+        assert_int_equal(read_override(k->name, bad), -EINVAL);
+        assert_said(name);
+        if (strcmp(k->accept, "bool") != 0 &&
+            strcmp(k->accept, "number") != 0 &&
+            strcmp(k->accept, "string") != 0)
+            assert_said(k->doc);
+    }
+    assert_int_equal(read_override("zero_optimization.reduce_scatter", "false"),
+                     -EINVAL);
+    assert_int_equal(read_override("gradient_predivide_factor", "1.0"), 0);
+    assert_int_equal(read_override("gradient_predivide_factor", "2"), -EINVAL);
+    assert_int_equal(read_override("fp16.auto_cast", "true"), -EINVAL);
+}
+
+static void no_key_is_in_both_tables(void **state)
+{
+    (void)state;
+    for (const struct iz_key *a = iz_config_keys; a->name != NULL; a++) {
+        for (const struct iz_key *b = a + 1; b->name != NULL; b++)
+            assert_string_not_equal(a->name, b->name);
+        for (const struct iz_foreign_key *b = iz_foreign_keys; b->name; b++)
+            assert_string_not_equal(a->name, b->name);
+    }
+    for (const struct iz_foreign_key *a = iz_foreign_keys; a->name; a++)
+        for (const struct iz_foreign_key *b = a + 1; b->name != NULL; b++)
+            assert_string_not_equal(a->name, b->name);
+}
+
+static void the_page_is_the_generators(void **state)
+{
+    static char want[131072], got[131072];
+    FILE *out = fmemopen(want, sizeof want, "w");
+
+    (void)state;
+    iz_config_doc(NULL, true, out);
+    fclose(out);
+    read_whole(page, got, sizeof got);
+    assert_string_equal(got, want);
+}
+
+static void help_and_page_have_every_key(void **state)
+{
+    static char text[131072];
+
+    (void)state;
+    for (int markdown = 0; markdown < 2; markdown++) {
+        FILE *out = fmemopen(text, sizeof text, "w");
+        iz_config_doc(&toy_section, markdown, out);
+        fclose(out);
+        for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
+            assert_non_null(strstr(text, k->name));
+        for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
+            assert_true(!markdown || strstr(text, k->name) != NULL);
+        assert_non_null(strstr(text, "model.dropout"));
+        assert_non_null(strstr(text, "toy-large"));
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_key_checks_its_type),
+        cmocka_unit_test(every_number_checks_its_range),
+        cmocka_unit_test(every_key_is_its_own_nearest),
+        cmocka_unit_test(auto_is_resolved_or_refused),
+        cmocka_unit_test(every_foreign_key_is_accepted_or_refused_by_name),
+        cmocka_unit_test(no_key_is_in_both_tables),
+        cmocka_unit_test(the_page_is_the_generators),
+        cmocka_unit_test(help_and_page_have_every_key),
+    };
+
+    if (argc > 1 && strcmp(argv[1], "--markdown") == 0) {
+        iz_config_doc(NULL, true, stdout);
+        return 0;
+    }
+    if (argc > 1)
+        page = argv[1];
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

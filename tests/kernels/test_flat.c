@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels on flat buffers: sums, norm, hash and normal numbers, bit by bit
+ * against scalar loops, so that a SIMD level that differs fails on the machine
+ * that has it. */
+#include <float.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "codelets/dtype.h"
+#include "codelets/flat.h"
+#include "codelets/half.h"
+#include "codelets/mix.h"
+
+static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
+
+static void *take(size_t bytes)
+{
+    void *p = malloc(bytes > 0 ? bytes : 1);
+
+    assert_non_null(p);
+    return p;
+}
+
+/* A small deterministic generator of its own: xorshift64. */
+static uint64_t random_state = 88172645463325252u;
+
+static uint64_t random_bits(void)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state;
+}
+
+static float random_float(double scale)
+{
+    return (float)(scale * ((double)(random_bits() >> 11) * 0x1p-53 - 0.5));
+}
+
+static void fill(void *x, enum iz_dtype t, int64_t n, double scale)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float f = random_float(scale);
+
+        iz_cast((char *)x + i * iz_dtype_bytes(t), t, &f, IZ_F32, 1);
+    }
+}
+
+static double value(const void *x, enum iz_dtype t, int64_t i)
+{
+    float f;
+
+    iz_cast(&f, IZ_F32, (const char *)x + i * iz_dtype_bytes(t), t, 1);
+    return f;
+}
+
+/* The order that flat.c promises nowhere but must keep at every SIMD level:
+ * element i in lane i % 32 of its block of 1024, then halves added. */
+static double norm2_scalar(const void *x, enum iz_dtype t, int64_t n)
+{
+    volatile double lane[32] = {0};
+
+    for (int64_t i = 0; i < n; i++)
+        lane[i % 32] = lane[i % 32] + value(x, t, i) * value(x, t, i);
+    for (int half = 16; half > 0; half /= 2)
+        for (int j = 0; j < half; j++)
+            lane[j] = lane[j] + lane[j + half];
+    return lane[0];
+}
+
+static void norm_is_exact_enough_and_fixed(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 7, 31, 32, 1023, 1025, 40001};
+    float *x = take(40001 * 4);
+
+    (void)state;
+    for (int k = 0; k < 8 * 3; k++) {
+        enum iz_dtype t = floats[k % 3];
+        int64_t n = sizes[k / 3];
+        double sum = 0, got;
+
+        fill(x, t, n, 8.0);
+        for (int64_t i = 0; i < n; i++)
+            sum += value(x, t, i) * value(x, t, i);
+        got = iz_flat_norm2(x, t, n);
+        assert_true(fabs(got - sum) <= 1e-13 * sum);
+        assert_true(got == norm2_scalar(x, t, n));
+    }
+    free(x);
+}
+
+static void norm_shows_every_non_finite(void **state)
+{
+    float x[100];
+
+    (void)state;
+    for (int i = 0; i < 100; i++) {
+        for (int j = 0; j < 100; j++)
+            x[j] = FLT_MAX;
+        assert_true(isfinite(iz_flat_norm2(x, IZ_F32, 100)));
+        x[i] = -INFINITY;
+        assert_true(isinf(iz_flat_norm2(x, IZ_F32, 100)));
+        x[i] = NAN;
+        assert_true(isnan(iz_flat_norm2(x, IZ_F32, 100)));
+    }
+}
+
+static void check_sum(enum iz_dtype out_type, enum iz_dtype in_type, int n_in,
+                      bool accumulate, int64_t n)
+{
+    void *in[4], *out = take((size_t)n * 4), *want = take((size_t)n * 4);
+
+    fill(out, out_type, n, 4.0);
+    for (int s = 0; s < n_in; s++) {
+        in[s] = take((size_t)n * 4);
+        fill(in[s], in_type, n, 4.0);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        volatile float sum = (float)value(in[0], in_type, i);
+
+        for (int s = 1; s < n_in; s++)
+            sum = sum + (float)value(in[s], in_type, i);
+        if (accumulate)
+            sum = (float)value(out, out_type, i) + sum;
+        iz_cast((char *)want + i * iz_dtype_bytes(out_type), out_type,
+                (const void *)(const float *)&(float){sum}, IZ_F32, 1);
+    }
+    iz_flat_sum(out, out_type, accumulate, (const void *const *)in, n_in,
+                in_type, n);
+    assert_memory_equal(out, want, (size_t)(n * iz_dtype_bytes(out_type)));
+    for (int s = 0; s < n_in; s++)
+        free(in[s]);
+    free(out);
+    free(want);
+}
+
+static void sum_is_in_order_and_rounded_once(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 7, 1024, 2051};
+
+    (void)state;
+    for (int k = 0; k < 3 * 3 * 4 * 2; k++)
+        for (int s = 0; s < 5; s++)
+            check_sum(floats[k % 3], floats[k / 3 % 3], 1 + k / 9 % 4,
+                      k / 36 != 0, sizes[s]);
+}
+
+static void sum_may_overwrite_an_input(void **state)
+{
+    float a[1500], b[1500];
+    const void *in[] = {a, b};
+
+    (void)state;
+    for (int i = 0; i < 1500; i++) {
+        a[i] = (float)i;
+        b[i] = 0.5f;
+    }
+    iz_flat_sum(b, IZ_F32, false, in, 2, IZ_F32, 1500);
+    iz_flat_sum(a, IZ_F32, false, in, 1, IZ_F32, 1500);
+    for (int i = 0; i < 1500; i++)
+        assert_true(b[i] == (float)i + 0.5f && a[i] == (float)i);
+}
+
+static void add_adds(void **state)
+{
+    uint16_t in[33];
+    float out[33];
+
+    (void)state;
+    fill(in, IZ_BF16, 33, 1.0);
+    for (int i = 0; i < 33; i++)
+        out[i] = 2.0f;
+    iz_flat_add(out, IZ_F32, in, IZ_BF16, 33);
+    for (int i = 0; i < 33; i++)
+        assert_true(out[i] == 2.0f + (float)value(in, IZ_BF16, i));
+}
+
+static uint64_t hash_scalar(int64_t first, const float *x, int64_t n)
+{
+    volatile uint64_t sum = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        volatile uint64_t z = (uint64_t)(first + i) * 0x9e3779b97f4a7c15u;
+
+        z = z + iz_float_bits(x[i]) * 0xd1342543de82ef95u;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        sum = sum + (z ^ (z >> 31));
+    }
+    return sum;
+}
+
+static void hash_does_not_depend_on_pieces(void **state)
+{
+    enum { N = 3001 };
+    static float x[N];
+    const int64_t first = ((int64_t)1 << 40) - 100;
+    uint64_t whole, sum = 0;
+
+    (void)state;
+    fill(x, IZ_F32, N, 1.0);
+    whole = iz_flat_hash(first, x, N);
+    for (int64_t at = N, k; at > 0; at -= k) {
+        k = 1 + (int64_t)(random_bits() % 200);
+        k = k < at ? k : at;
+        sum += iz_flat_hash(first + at - k, x + at - k, k);
+    }
+    assert_true(sum == whole);
+    assert_true(whole == hash_scalar(first, x, N));
+    assert_true(iz_flat_hash(5, x, 0) == 0);
+}
+
+/* Any changed bit and any two elements swapped change the hash. */
+static void hash_sees_bits_and_positions(void **state)
+{
+    float x[64];
+    uint64_t whole;
+
+    (void)state;
+    fill(x, IZ_F32, 64, 1.0);
+    whole = iz_flat_hash(0, x, 64);
+    assert_true(iz_flat_hash(1, x, 64) != whole);
+    for (int k = 0; k < 64 * 32; k++) {
+        uint32_t bit = (uint32_t)1 << k % 32;
+
+        x[k / 32] = iz_bits_float(iz_float_bits(x[k / 32]) ^ bit);
+        assert_true(iz_flat_hash(0, x, 64) != whole);
+        x[k / 32] = iz_bits_float(iz_float_bits(x[k / 32]) ^ bit);
+    }
+    for (int i = 1; i < 64; i++) {
+        float t = x[0];
+
+        x[0] = x[i];
+        x[i] = t;
+        assert_true(iz_flat_hash(0, x, 64) != whole);
+        x[i] = x[0];
+        x[0] = t;
+    }
+    x[5] = 0.0f;
+    whole = iz_flat_hash(0, x, 64);
+    x[5] = -0.0f;
+    assert_true(iz_flat_hash(0, x, 64) != whole);
+}
+
+enum { SAMPLES = 1 << 20 };
+
+static float *samples(uint64_t seed, uint64_t stream)
+{
+    float *x = take(SAMPLES * sizeof *x);
+
+    iz_flat_normal(x, SAMPLES, seed, stream, 0, 1.0f);
+    return x;
+}
+
+static double mean_power(const float *x, int64_t n, int power)
+{
+    double sum = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        sum += pow(x[i], power);
+    return sum / (double)n;
+}
+
+/* Bounds are five standard errors of the mean of z, z^2, z^3, z^4. */
+static void normal_has_normal_moments(void **state)
+{
+    const double error = 1.0 / sqrt(SAMPLES);
+
+    (void)state;
+    for (uint64_t k = 0; k < 3; k++) {
+        float *x = samples(k * 1234567, k);
+
+        assert_true(fabs(mean_power(x, SAMPLES, 1)) < 5 * error);
+        assert_true(fabs(mean_power(x, SAMPLES, 2) - 1) < 5 * 1.42 * error);
+        assert_true(fabs(mean_power(x, SAMPLES, 3)) < 5 * 3.88 * error);
+        assert_true(fabs(mean_power(x, SAMPLES, 4) - 3) < 5 * 9.80 * error);
+        free(x);
+    }
+}
+
+static int compare_floats(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Kolmogorov-Smirnov at 1 in 10^5, so the tails' shape too. */
+static void normal_has_normal_distribution(void **state)
+{
+    float *x = samples(7, 3);
+    double worst = 0;
+
+    (void)state;
+    qsort(x, SAMPLES, sizeof *x, compare_floats);
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        double cdf = 0.5 * erfc(-x[i] / sqrt(2.0));
+        double d = fabs(cdf - ((double)i + 0.5) / SAMPLES);
+
+        worst = d > worst ? d : worst;
+    }
+    assert_true(worst < 2.47 / sqrt(SAMPLES));
+    assert_true(x[0] < -4.2f && x[SAMPLES - 1] > 4.2f);
+    free(x);
+}
+
+static double correlation(const float *x, const float *y, int64_t n)
+{
+    double sum = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        sum += (double)x[i] * (double)y[i];
+    return sum / (double)n;
+}
+
+static void normal_streams_are_independent(void **state)
+{
+    const double bound = 5.0 / sqrt(SAMPLES - 2);
+    float *a = samples(1, 1), *b = samples(1, 2), *c = samples(2, 1);
+
+    (void)state;
+    assert_true(fabs(correlation(a, a + 1, SAMPLES - 1)) < bound);
+    assert_true(fabs(correlation(a, a + 2, SAMPLES - 2)) < bound);
+    assert_true(fabs(correlation(a, b, SAMPLES)) < bound);
+    assert_true(fabs(correlation(a, c, SAMPLES)) < bound);
+    assert_true(fabs(correlation(b, c, SAMPLES)) < bound);
+    free(a);
+    free(b);
+    free(c);
+}
+
+static void normal_does_not_depend_on_pieces(void **state)
+{
+    enum { N = 2999 };
+    static float whole[N], cut[N];
+    const int64_t first = ((int64_t)1 << 33) + 1;
+
+    (void)state;
+    iz_flat_normal(whole, N, 42, 9, first, 0.02f);
+    for (int64_t at = 0, k; at < N; at += k) {
+        k = 1 + (int64_t)(random_bits() % 300);
+        k = k < N - at ? k : N - at;
+        iz_flat_normal(cut + at, k, 42, 9, first + at, 0.02f);
+    }
+    assert_memory_equal(whole, cut, sizeof whole);
+}
+
+/* The same hashed bits through libm: angle in quarters of a turn, pairs of
+ * elements. */
+static void normal_pair(double z[2], uint64_t key, uint64_t pair)
+{
+    uint64_t h0 = iz_mix(key + 2 * pair * IZ_GOLDEN);
+    uint64_t h = iz_mix(key + (2 * pair + 1) * IZ_GOLDEN);
+    double u = 1.0 - (double)(h0 >> 12) * 0x1p-52;
+    double x = (double)((h << 2) >> 12) * 0x1p-52 - 0.5;
+    static const double quarter[] = {0, 2, 3, 1};
+    double turn = (x + quarter[h >> 62]) * acos(0.0);
+
+    z[0] = sqrt(-2 * log(u)) * cos(turn);
+    z[1] = sqrt(-2 * log(u)) * sin(turn);
+}
+
+static void normal_agrees_with_libm(void **state)
+{
+    const uint64_t key = iz_mix(iz_mix(11 + IZ_GOLDEN) + 12);
+    float *x = take(SAMPLES * sizeof *x);
+
+    (void)state;
+    iz_flat_normal(x, SAMPLES, 11, 12, 0, 1.0f);
+    for (int i = 0; i < SAMPLES; i++) {
+        double z[2];
+
+        normal_pair(z, key, (uint64_t)i / 2);
+        assert_true(fabs(x[i] - z[i % 2]) <= 1e-7 * fabs(z[i % 2]) + 1e-11);
+    }
+    free(x);
+}
+
+/* The bits are the same on every machine. */
+static void normal_bits_are_known(void **state)
+{
+    float x[4096];
+
+    (void)state;
+    iz_flat_normal(x, 4096, 2024, 5, 77, 0.02f);
+    assert_true(iz_flat_hash(0, x, 4096) == 0x0u);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(norm_is_exact_enough_and_fixed),
+        cmocka_unit_test(norm_shows_every_non_finite),
+        cmocka_unit_test(sum_is_in_order_and_rounded_once),
+        cmocka_unit_test(sum_may_overwrite_an_input),
+        cmocka_unit_test(add_adds),
+        cmocka_unit_test(hash_does_not_depend_on_pieces),
+        cmocka_unit_test(hash_sees_bits_and_positions),
+        cmocka_unit_test(normal_has_normal_moments),
+        cmocka_unit_test(normal_has_normal_distribution),
+        cmocka_unit_test(normal_streams_are_independent),
+        cmocka_unit_test(normal_does_not_depend_on_pieces),
+        cmocka_unit_test(normal_agrees_with_libm),
+        cmocka_unit_test(normal_bits_are_known),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the tests of ops and models share: random tensors that exist both in the
+ * type under test and in double, and an exec whose arenas have exactly the size
+ * that a dry run found. */
+#ifndef IZ_TESTS_OPS_FIXTURE_H
+#define IZ_TESTS_OPS_FIXTURE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "codelets/ops.h"
+
+/* d holds the same values as v, exactly. */
+struct tensor {
+    struct iz_view v;
+    double *d;
+};
+
+/* Restarts the random numbers from the seed, which is printed: the environment
+ * variable IZ_SEED or 1. */
+void fixture_seed(void);
+double fixture_uniform(void); /* [-1, 1) */
+int32_t fixture_below(int64_t n);
+
+/* Uniform in [-scale, scale), rounded to the type. */
+struct tensor tensor_new(enum iz_dtype t, int64_t rows, int64_t cols,
+                         double scale);
+/* Rounds d into v and back again: after a change of d. */
+void tensor_store(struct tensor *t);
+/* Reads v into d: after an op has written v. */
+void tensor_load(struct tensor *t);
+void tensor_free(struct tensor *t);
+
+/* Calls op dry, then on the CPU with arenas of the peaks found and filled with
+ * NaN, and checks that peaks, flops and bytes agree. */
+void fixture_run(void (*op)(struct iz_exec *x, void *arg), void *arg);
+
+/* The sum of n products. */
+double fixture_dot(const double *a, const double *b, int64_t n);
+
+/* |got - want| <= tol max|want| + (rounding error of got's type) |want|; what
+ * names the tensor in the message. */
+void fixture_close(const char *what, struct tensor *got, const double *want,
+                   double tol);
+void fixture_same_bits(const char *what, struct iz_view a, struct iz_view b);
+
+extern const enum iz_dtype fixture_types[3];
+
+int ops_matmul(void);
+int ops_rows(void);
+int ops_attention(void);
+int ops_tokens(void);
+int ops_bench(void);
+
+#endif

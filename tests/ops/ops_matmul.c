@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Matrix products against the reference: all sizes, layouts and types. */
+#include "tests/ops/fixture.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "tests/ops/reference.h"
+
+struct product {
+    struct tensor y, r, a, w, b, da, dw, db;
+    struct iz_linear l;
+    struct ref_matmul ref;
+};
+
+static struct product product_new(enum iz_dtype t, int64_t m, int64_t in,
+                                  int64_t out, bool out_in)
+{
+    struct product p = {
+        .y = tensor_new(IZ_F32, m, out, 1),
+        .r = tensor_new(IZ_F32, m, out, 1),
+        .a = tensor_new(IZ_F32, m, in, 1),
+        .w = tensor_new(t, out_in ? out : in, out_in ? in : out, 1),
+        .b = tensor_new(t, 1, out, 1),
+        .da = tensor_new(IZ_F32, m, in, 1),
+        .dw = tensor_new(t, out_in ? out : in, out_in ? in : out, 1),
+        .db = tensor_new(t, 1, out, 1),
+    };
+
+    p.l = (struct iz_linear){
+        .w = p.w.v, .b = p.b.v, .dw = p.dw.v, .db = p.db.v, .out_in = out_in};
+    p.ref = (struct ref_matmul){.r = p.r.d,
+                                .a = p.a.d,
+                                .w = p.w.d,
+                                .b = p.b.d,
+                                .m = m,
+                                .in = in,
+                                .out = out,
+                                .out_in = out_in};
+    p.ref.y = calloc((size_t)(m * out), sizeof(double));
+    return p;
+}
+
+static void product_free(struct product *p)
+{
+    struct tensor *all[] = {&p->y, &p->r,  &p->a,  &p->w,
+                            &p->b, &p->da, &p->dw, &p->db};
+
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        tensor_free(all[i]);
+    free(p->ref.y);
+}
+
+/* r absent when the product has no bias either, so both ways are seen. */
+static void forward(struct iz_exec *x, void *arg)
+{
+    struct product *p = arg;
+
+    iz_matmul_fwd(x, p->y.v, p->ref.r ? p->r.v : IZ_NONE, p->a.v, &p->l);
+}
+
+/* r plays the gradient of y. */
+static void backward(struct iz_exec *x, void *arg)
+{
+    struct product *p = arg;
+
+    iz_matmul_dw(x, p->r.v, p->a.v, &p->l);
+    iz_matmul_da(x, p->da.v, p->r.v, &p->l);
+}
+
+static double objective(void *arg)
+{
+    struct product *p = arg;
+
+    p->ref.r = NULL;
+    ref_matmul(&p->ref);
+    return fixture_dot(p->ref.y, p->r.d, iz_view_len(p->y.v));
+}
+
+static void check_gradient(const char *what, struct product *p,
+                           struct tensor *got, double *in)
+{
+    int64_t n = iz_view_len(got->v);
+    double *want = calloc((size_t)n, sizeof *want);
+
+    ref_gradient(want, objective, p, in, n);
+    fixture_close(what, got, want, 2e-6);
+    free(want);
+}
+
+static void check_product(enum iz_dtype t, const int64_t s[3], bool out_in)
+{
+    struct product p = product_new(t, s[0], s[1], s[2], out_in);
+
+    fixture_run(forward, &p);
+    ref_matmul(&p.ref);
+    fixture_close("y = r + a w + b", &p.y, p.ref.y, 2e-6);
+    p.ref.b = p.ref.r = NULL;
+    p.l.b = IZ_NONE;
+    fixture_run(forward, &p);
+    ref_matmul(&p.ref);
+    fixture_close("y = a w", &p.y, p.ref.y, 2e-6);
+    p.ref.b = p.b.d;
+    fixture_run(backward, &p);
+    check_gradient("da", &p, &p.da, p.a.d);
+    check_gradient("dw", &p, &p.dw, p.w.d);
+    check_gradient("db", &p, &p.db, p.b.d);
+    product_free(&p);
+}
+
+static void matmul_agrees_with_reference(void **state)
+{
+    static const int64_t size[][3] = {{1, 1, 1},  {3, 7, 1},   {1, 17, 3},
+                                      {7, 3, 17}, {17, 1, 33}, {33, 17, 7},
+                                      {4, 16, 16}};
+
+    (void)state;
+    fixture_seed();
+    for (int t = 0; t < 3; t++)
+        for (size_t i = 0; i < sizeof size / sizeof size[0]; i++) {
+            check_product(fixture_types[t], size[i], false);
+            check_product(fixture_types[t], size[i], true);
+        }
+}
+
+/* dst [n,m] = transposed src [m,n]. */
+static void transpose(double *dst, const double *src, int64_t m, int64_t n)
+{
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++)
+            dst[j * m + i] = src[i * n + j];
+}
+
+/* 1500 x 900 16-bit weights take two panels. */
+static void check_panels(enum iz_dtype t, bool out_in)
+{
+    int64_t m = 3, in = out_in ? 900 : 1500, out = out_in ? 1500 : 900;
+    struct product p = product_new(t, m, in, out, out_in);
+    double *want = calloc((size_t)(in * out), sizeof *want);
+    double *left = calloc((size_t)(m * 1500), sizeof *left);
+    struct ref_matmul da = {.y = want,
+                            .a = p.r.d,
+                            .w = p.w.d,
+                            .m = m,
+                            .in = out,
+                            .out = in,
+                            .out_in = !out_in};
+    struct ref_matmul dw = {.y = want,
+                            .a = left,
+                            .m = 1500,
+                            .in = m,
+                            .out = 900,
+                            .w = out_in ? p.a.d : p.r.d};
+
+    fixture_run(forward, &p);
+    ref_matmul(&p.ref);
+    fixture_close("y of panels", &p.y, p.ref.y, 2e-6);
+    fixture_run(backward, &p);
+    ref_matmul(&da);
+    fixture_close("da of panels", &p.da, want, 2e-6);
+    transpose(left, out_in ? p.r.d : p.a.d, m, 1500);
+    ref_matmul(&dw);
+    fixture_close("dw of panels", &p.dw, want, 2e-6);
+    free(left);
+    free(want);
+    product_free(&p);
+}
+
+static void matmul_panels_agree(void **state)
+{
+    (void)state;
+    fixture_seed();
+    check_panels(IZ_BF16, false);
+    check_panels(IZ_BF16, true);
+    check_panels(IZ_F16, false);
+}
+
+static void matmul_dw_adds(void **state)
+{
+    struct product p;
+    double *once;
+
+    (void)state;
+    fixture_seed();
+    p = product_new(IZ_F32, 5, 7, 3, true);
+    once = calloc(21, sizeof *once);
+    fixture_run(backward, &p);
+    tensor_load(&p.dw);
+    for (int i = 0; i < 21; i++)
+        once[i] = 2 * p.dw.d[i];
+    p.l.add = true;
+    fixture_run(backward, &p);
+    fixture_close("dw added to itself", &p.dw, once, 1e-6);
+    free(once);
+    product_free(&p);
+}
+
+/* y may be r; a gradient with p = NULL is left alone. */
+static void matmul_in_place_and_unwanted(void **state)
+{
+    struct product p;
+
+    (void)state;
+    fixture_seed();
+    p = product_new(IZ_F32, 5, 7, 3, false);
+    ref_matmul(&p.ref);
+    struct tensor y = p.y;
+    p.y = p.r;
+    fixture_run(forward, &p);
+    fixture_close("y = y + a w + b", &p.r, p.ref.y, 1e-6);
+    p.y = y;
+    p.l.db.p = p.l.dw.p = NULL;
+    struct iz_exec x = {.backend = IZ_CPU};
+    iz_matmul_dw(&x, p.r.v, p.a.v, &p.l);
+    assert_true(x.flops == 0);
+    product_free(&p);
+}
+
+static void matmul_shows_nan_and_overflow(void **state)
+{
+    struct product p;
+
+    (void)state;
+    fixture_seed();
+    p = product_new(IZ_F32, 3, 5, 2, false);
+    p.a.d[5] = NAN; /* row 1 */
+    p.a.d[10] = 3e38;
+    p.w.d[0] = 3e38;
+    tensor_store(&p.a);
+    tensor_store(&p.w);
+    fixture_run(forward, &p);
+    tensor_load(&p.y);
+    assert_true(isfinite(p.y.d[1]));
+    assert_true(isnan(p.y.d[2]) && isnan(p.y.d[3]));
+    assert_true(isinf(p.y.d[4]));
+    product_free(&p);
+}
+
+static void *backward_thread(void *arg)
+{
+    struct product *p = arg;
+    struct iz_exec x = {.backend = IZ_CPU};
+
+    iz_matmul_da(&x, p->da.v, p->r.v, &p->l);
+    return NULL;
+}
+
+static void matmul_gives_equal_bits_on_every_thread(void **state)
+{
+    struct product p[2];
+    pthread_t id[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        fixture_seed();
+        p[i] = product_new(IZ_F32, 130, 70, 90, false);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_create(&id[i], NULL, backward_thread, &p[i]);
+    for (int i = 0; i < 2; i++)
+        pthread_join(id[i], NULL);
+    fixture_same_bits("da", p[0].da.v, p[1].da.v);
+    product_free(&p[0]);
+    product_free(&p[1]);
+}
+
+int ops_matmul(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(matmul_agrees_with_reference),
+        cmocka_unit_test(matmul_panels_agree),
+        cmocka_unit_test(matmul_dw_adds),
+        cmocka_unit_test(matmul_in_place_and_unwanted),
+        cmocka_unit_test(matmul_shows_nan_and_overflow),
+        cmocka_unit_test(matmul_gives_equal_bits_on_every_thread),
+    };
+
+    return cmocka_run_group_tests_name("matmul", tests, NULL, NULL);
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ops once more, as plain loops in double precision, forward only:
+ * gradients come from central differences. */
+#ifndef IZ_TESTS_OPS_REFERENCE_H
+#define IZ_TESTS_OPS_REFERENCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* y [m,out] = r + a [m,in] w + b; r and b may be NULL. */
+struct ref_matmul {
+    double *y, *r, *a, *w, *b;
+    int64_t m, in, out;
+    bool out_in;
+};
+void ref_matmul(const struct ref_matmul *p);
+
+/* a, y [m,c]; w, b [c]. */
+void ref_layernorm(double *y, const double *a, const double *w, const double *b,
+                   int64_t m, int64_t c);
+
+double ref_gelu(double a);
+
+/* o [samples*seq, c], lse [samples*heads, seq] or NULL, from qkv [.., 3c]. */
+struct ref_attention {
+    double *o, *lse;
+    const double *qkv;
+    int64_t samples, seq, heads, c;
+};
+void ref_attention(const struct ref_attention *p);
+
+/* y [m,c]; wpe may be NULL. */
+void ref_embedding(double *y, const int32_t *token, const double *wte,
+                   const double *wpe, int64_t m, int64_t c, int64_t seq);
+
+/* Mean cross-entropy of a [m,c] times w [v,c] transposed. */
+double ref_classifier(const double *a, const double *w, const int32_t *target,
+                      int64_t m, int64_t c, int64_t v);
+
+/* grad[i] = df/din[i] by central differences; `in` is put back. */
+void ref_gradient(double *grad, double (*f)(void *), void *arg, double *in,
+                  int64_t n);
+
+#endif
