@@ -339,7 +339,8 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     json_t *root;
     int rc = 0;
 
-    r.faults = (struct iz_faults){err, path, set, n_set, 0};
+    r.faults =
+        (struct iz_faults){err, path != NULL ? path : "config", set, n_set, 0};
     root = path != NULL ? load(&r, path, &rc) : json_object();
     if (root == NULL)
         return rc != 0 ? rc : -ENOMEM;

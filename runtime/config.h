@@ -158,8 +158,9 @@ struct iz_section {
     const struct iz_preset *presets; /* ends with name = NULL; may be NULL */
 };
 
-/* Reads `path`, applies the `set` overrides ("key=value", n of them), fills *c
- * and the model's section.  On error prints one line per fault on `err`
+/* Reads `path` (NULL: no file), applies the `set` overrides ("key=value", n of
+ * them), fills *c and the model's section.  On error prints one line per fault
+ * on `err`
  * ("config.json: zero_optimization.stage: 5 is not in 0..3") and returns a
  * negative errno. `ranks` resolves DeepSpeed's batch rule. */
 int iz_config_read(struct iz_config *c, const struct iz_section *model,

@@ -56,6 +56,10 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
                  "gradient_accumulation_steps %lld x %lld rank%s",
                  (long long)t, (long long)m, (long long)g, (long long)ranks,
                  ranks == 1 ? "" : "s");
+    else if (file->c.run.slices && m % file->c.run.slices)
+        iz_fault(f, "run.slices",
+                 "%d does not divide train_micro_batch_size_per_gpu %lld",
+                 file->c.run.slices, (long long)m);
     file->c.train_batch_size = t;
     file->c.micro_batch = (int)m;
     file->c.grad_accum = (int)g;
@@ -251,13 +255,14 @@ void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)
     file->bf16 = c->dtype == IZ_BF16;
     file->fp16 = c->dtype == IZ_F16;
     file->grad_accum_dtype = 1 + (int)(c->grad_accum_fp32 ? IZ_F32 : c->dtype);
-    file->communication_dtype = 1 + (int)c->dtype;
     file->optimizer_type = c->optimizer.adamw ? 1 : 0;
     file->adam_w_mode = c->optimizer.adamw;
     file->warmup_type = c->lr.log_warmup ? 0 : 1;
-    file->steps_per_print = c->run.log_interval;
     for (int i = 0; iz_config_keys[i].name != NULL; i++)
         file->given[i] = IZ_GIVEN_VALUE;
+    /* They only repeat others, and an override of those would contradict. */
+    *given(file, "steps_per_print") = IZ_GIVEN_NOT;
+    *given(file, "communication_data_type") = IZ_GIVEN_NOT;
     for (size_t i = 0; i < N_LR_PARAMS; i++)
         if (!has_param(c->lr.kind, i))
             *given(file, lr_params[i].name) = IZ_GIVEN_NOT;

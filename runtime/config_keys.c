@@ -229,6 +229,9 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("run.parallel_micro_batches", INT, c.run.parallel_micro_batches, 0,
            BATCH_MAX, "0",
            "Micro-batches of a depth-first wave; 0: as many as workers."),
+    NUMBER("run.slices", INT, c.run.slices, 0, 64, "0",
+           "Tasks that a micro-batch is cut into, so that all workers have "
+           "one; must divide it. 0: the least that occupies all workers."),
     NUMBER("run.ring", INT, c.run.ring, 0, BATCH_MAX, "0",
            "Buffers of gathered units; 0: from zero_optimization."),
     NUMBER("run.log_interval", INT64, c.run.log_interval, 1, COUNT_MAX, "10",

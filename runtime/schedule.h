@@ -13,7 +13,7 @@ double iz_lr(const struct iz_lr_config *lr, double base_lr, int64_t update);
 struct iz_loss_scale {
     double scale; /* 1 when the run is not fp16 */
     int64_t iteration, last_overflow;
-    int hysteresis_left;
+    int hysteresis_left; /* 0: the scale never changes */
 };
 
 void iz_loss_scale_init(struct iz_loss_scale *s, const struct iz_config *c);

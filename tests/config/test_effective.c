@@ -76,6 +76,20 @@ static void the_effective_config_is_nested_and_in_order(void **state)
     assert_int_equal(access(config_json, F_OK), 0);
 }
 
+static void the_effective_config_takes_overrides(void **state)
+{
+    static char text[65536];
+    char *set[] = {"run.log_interval=3", "bf16.enabled=true"};
+
+    (void)state;
+    assert_accepted("\"steps_per_print\": 7");
+    assert_int_equal(iz_config_write(&config, &toy_section, effective_json), 0);
+    read_whole(effective_json, text, sizeof text);
+    if (read_set(text, set, N_OF(set), 1) != 0)
+        fail_msg("%s", said);
+    assert_int_equal(config.run.log_interval, 3);
+}
+
 static void an_impossible_path_is_an_error(void **state)
 {
     (void)state;
@@ -130,7 +144,7 @@ static void random_damage_never_crashes(void **state)
     print_message("seed %u\n", (unsigned)random_state);
     for (int i = 0; i < 2000; i++) {
         int rc;
-        strcpy(text, users_file);
+        snprintf(text, sizeof text, "%s", users_file);
         for (uint32_t k = 1 + random_below(3); k > 0 && text[0] != '\0'; k--)
             damage(text, sizeof text);
         rc = read_set(text, NULL, 0, 3);
@@ -148,6 +162,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_effective_config_reads_back_the_same),
         cmocka_unit_test(the_effective_config_is_nested_and_in_order),
+        cmocka_unit_test(the_effective_config_takes_overrides),
         cmocka_unit_test(an_impossible_path_is_an_error),
         cmocka_unit_test(random_damage_never_crashes),
     };

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every key of the tables, and the page generated from them.
- * `test_keys --markdown` prints the page; `test_keys PAGE` compares it. */
+ * `test_keys PAGE` compares another page. */
 #include "runtime/config_keys.h"
+#include "runtime/run.h"
 #include "tests/config/reading.h"
 
 #include <errno.h>
@@ -91,15 +92,15 @@ static void foreign_values(const struct iz_foreign_key *k, char *good,
 {
     *bad = "{\"enabled\": true}";
     if (strcmp(k->accept, "bool") == 0)
-        strcpy(good, "true");
+        snprintf(good, 64, "true");
     else if (strcmp(k->accept, "number") == 0)
-        strcpy(good, "5e8");
+        snprintf(good, 64, "5e8");
     else if (strcmp(k->accept, "string") == 0)
-        strcpy(good, "\"x\"");
+        snprintf(good, 64, "\"x\"");
     else if (strcmp(k->accept, "off") == 0)
-        strcpy(good, "{\"enabled\": false, \"more\": 3}");
+        snprintf(good, 64, "{\"enabled\": false, \"more\": 3}");
     else if (strcmp(k->accept, "any") == 0)
-        *bad = strcpy(good, "[1]");
+        snprintf(good, 64, "[1]");
     else
         assert_true(iz_word(good, 64, k->accept, 0));
 }
@@ -117,7 +118,7 @@ static void every_foreign_key_is_accepted_or_refused_by_name(void **state)
         if (k->accept[0] != '\0' && read_override(k->name, good) != 0)
             fail_msg("%s", said);
         snprintf(name, sizeof name, "%s: ", k->name);
-        if (strcmp(good, bad) == 0)
+        if (strcmp(k->accept, "any") == 0)
             continue;
         assert_int_equal(read_override(k->name, bad), -EINVAL);
         assert_said(name);
@@ -147,13 +148,16 @@ static void no_key_is_in_both_tables(void **state)
             assert_string_not_equal(a->name, b->name);
 }
 
+/* docs/config.md is what this program prints with --help-markdown. */
+extern const struct iz_program iz_program;
+
 static void the_page_is_the_generators(void **state)
 {
     static char want[131072], got[131072];
     FILE *out = fmemopen(want, sizeof want, "w");
 
     (void)state;
-    iz_config_doc(NULL, true, out);
+    iz_config_doc(&iz_program.section, true, out);
     fclose(out);
     read_whole(page, got, sizeof got);
     assert_string_equal(got, want);
@@ -190,10 +194,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(help_and_page_have_every_key),
     };
 
-    if (argc > 1 && strcmp(argv[1], "--markdown") == 0) {
-        iz_config_doc(NULL, true, stdout);
-        return 0;
-    }
     if (argc > 1)
         page = argv[1];
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -223,6 +223,8 @@ static void a_file_that_cannot_be_read_says_why(void **state)
     fclose(err);
     assert_said("/nonexistent/a.json: cannot be read: No such file");
     assert_said("/: cannot be read: Is a directory");
+    assert_int_equal(read_set(NULL, NULL, 0, 1), -EINVAL);
+    assert_said("config: train_batch_size: missing");
     assert_int_equal(iz_config_read(&config, NULL, "/", NULL, 0, 1, NULL),
                      -EINVAL);
 }

@@ -151,15 +151,6 @@ static void call(struct run *r, int u, call_fn *f, struct iz_exec *x,
     f(x, &a);
 }
 
-static void *take(int64_t bytes)
-{
-    void *p = aligned_alloc(64, (size_t)bytes + 64);
-
-    assert_non_null(p);
-    memset(p, 0xff, (size_t)bytes + 64);
-    return p;
-}
-
 /* Calls f with work of exactly the size that a dry run asks for.  x->save is
  * the caller's. */
 static void call_exact(struct run *r, int u, call_fn *f, struct iz_exec *x,
@@ -171,11 +162,11 @@ static void call_exact(struct run *r, int u, call_fn *f, struct iz_exec *x,
     x->backend = IZ_CPU;
     x->act = IZ_F32;
     x->flops = x->bytes = 0;
-    x->work =
-        (struct iz_arena){.base = take(dry.work.peak), .size = dry.work.peak};
+    x->work = (struct iz_arena){.base = fixture_take(dry.work.peak),
+                                .size = dry.work.peak};
     x->save.used = 0;
     if (!x->save.base && dry.save.peak) {
-        x->save.base = take(dry.save.peak);
+        x->save.base = fixture_take(dry.save.peak);
         x->save.size = dry.save.peak;
     }
     call(r, u, f, x, logits);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <sys/mman.h>
+
 const enum iz_dtype fixture_types[3] = {IZ_F32, IZ_BF16, IZ_F16};
 
 static uint64_t state;
@@ -38,12 +40,16 @@ int32_t fixture_below(int64_t n)
     return (int32_t)(next() % (uint64_t)n);
 }
 
-static void *take(int64_t bytes)
+void *fixture_take(int64_t bytes)
 {
-    void *p = aligned_alloc(64, (size_t)(bytes + 63) / 64 * 64 + 64);
+    size_t align = bytes < (4 << 20) ? 64 : 2 << 20;
+    size_t size = ((size_t)bytes / align + 1) * align;
+    void *p = aligned_alloc(align, size);
 
     assert_non_null(p);
-    memset(p, 0xff, (size_t)(bytes + 63) / 64 * 64 + 64);
+    if (align > 64)
+        madvise(p, size, MADV_HUGEPAGE);
+    memset(p, 0xff, size);
     return p;
 }
 
@@ -52,8 +58,8 @@ struct tensor tensor_new(enum iz_dtype t, int64_t rows, int64_t cols,
 {
     struct tensor r = {.v = {.dtype = t, .rows = rows, .cols = cols}};
 
-    r.v.p = take(iz_view_bytes(r.v));
-    r.d = take(iz_view_len(r.v) * (int64_t)sizeof *r.d);
+    r.v.p = fixture_take(iz_view_bytes(r.v));
+    r.d = fixture_take(iz_view_len(r.v) * (int64_t)sizeof *r.d);
     for (int64_t i = 0; i < rows * cols; i++)
         r.d[i] = scale * fixture_uniform();
     tensor_store(&r);
@@ -92,10 +98,10 @@ void fixture_run(void (*op)(struct iz_exec *x, void *arg), void *arg)
 
     op(&dry, arg);
     assert_int_equal(dry.work.used, 0);
-    x.work =
-        (struct iz_arena){.base = take(dry.work.peak), .size = dry.work.peak};
-    x.save =
-        (struct iz_arena){.base = take(dry.save.peak), .size = dry.save.peak};
+    x.work = (struct iz_arena){.base = fixture_take(dry.work.peak),
+                               .size = dry.work.peak};
+    x.save = (struct iz_arena){.base = fixture_take(dry.save.peak),
+                               .size = dry.save.peak};
     op(&x, arg);
     assert_int_equal(x.work.used, 0);
     assert_int_equal(x.work.peak, dry.work.peak);

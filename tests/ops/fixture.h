@@ -14,6 +14,10 @@
 
 #include "codelets/ops.h"
 
+/* Memory for tensors and arenas, filled with NaN, to be freed by the caller;
+ * large pieces lie on huge pages, as the program's do. */
+void *fixture_take(int64_t bytes);
+
 /* d holds the same values as v, exactly. */
 struct tensor {
     struct iz_view v;
