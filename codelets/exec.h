@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layer function sees while it runs inside a task: where to compute, scratch
- * memory, and counters.  A layer is written once against this and the functions of
- * ops.h; in a dry run (IZ_DRY) every op only counts, which is how the planner learns
- * the bytes and flops of a layer from the layer itself. */
+/* What a layer function sees while it runs inside a task: where to compute,
+ * scratch memory, and counters.  A layer is written once against this and the
+ * functions of ops.h; in a dry run (IZ_DRY) every op only counts, which is how
+ * the planner learns the bytes and flops of a layer from the layer itself. */
 #ifndef IZ_CODELETS_EXEC_H
 #define IZ_CODELETS_EXEC_H
 
@@ -12,8 +12,8 @@
 
 enum iz_backend { IZ_DRY, IZ_CPU, IZ_CUDA };
 
-/* A row-major matrix [rows, cols] without gaps.  Borrowed memory; p is NULL in a
- * dry run and for a gradient that nobody wants. */
+/* A row-major matrix [rows, cols] without gaps.  Borrowed memory; p is NULL in
+ * a dry run and for a gradient that nobody wants. */
 struct iz_view {
     void *p;
     enum iz_dtype dtype;
@@ -35,16 +35,16 @@ struct iz_exec {
     double flops, bytes;  /* counted by every op; bytes = compulsory traffic */
 };
 
-/* Takes a matrix from the scratch arena; 64-byte aligned, not cleared, valid until
- * released or the task ends.  iz_die when the arena is too small: the dry run
- * and the run then disagree. */
+/* Takes a matrix from the scratch arena; 64-byte aligned, not cleared, valid
+ * until released or the task ends.  iz_die when the arena is too small: the dry
+ * run and the run then disagree. */
 struct iz_view iz_work(struct iz_exec *x, enum iz_dtype t, int64_t rows,
                        int64_t cols);
 int64_t iz_work_mark(const struct iz_exec *x);
 void iz_work_release(struct iz_exec *x, int64_t mark);
 
-/* Takes a matrix from the arena that lives from forward to backward.  Forward and
- * backward of a layer must make the same calls in the same order. */
+/* Takes a matrix from the arena that lives from forward to backward.  Forward
+ * and backward of a layer must make the same calls in the same order. */
 struct iz_view iz_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
                        int64_t cols);
 

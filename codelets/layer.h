@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a model must provide: a list of units (embedding, blocks, head), the
- * parameters of each, and one forward and one backward function per unit.  Nothing
- * here knows where a parameter lives or how many processes there are. */
+ * parameters of each, and one forward and one backward function per unit.
+ * Nothing here knows where a parameter lives or how many processes there are.
+ */
 #ifndef IZ_CODELETS_LAYER_H
 #define IZ_CODELETS_LAYER_H
 
@@ -14,7 +15,8 @@
 enum iz_init { IZ_INIT_ZERO, IZ_INIT_ONE, IZ_INIT_NORMAL };
 
 struct iz_param {
-    char name[64];      /* logical name, as in checkpoints: "h.3.attn.c_attn.weight" */
+    char name[64]; /* logical name, as in checkpoints: "h.3.attn.c_attn.weight"
+                    */
     int64_t rows, cols; /* a vector has rows = 1 */
     enum iz_init init;
     float std;  /* of IZ_INIT_NORMAL */
@@ -26,9 +28,9 @@ struct iz_layer {
     const void *self; /* the model's own constants */
     int unit;
     int samples; /* in this micro-batch */
-    /* Parameters of the unit in the order of its list, then the tied one if any.
-     * dw has the same order: backward overwrites every entry whose p is not NULL
-     * (entries of parameters that take no gradient are NULL). */
+    /* Parameters of the unit in the order of its list, then the tied one if
+     * any. dw has the same order: backward overwrites every entry whose p is
+     * not NULL (entries of parameters that take no gradient are NULL). */
     const struct iz_view *w;
     const struct iz_view *dw;
     /* x: [samples, elements of the previous boundary]; y: [samples, out_elems].
@@ -37,7 +39,8 @@ struct iz_layer {
     /* Backward: dy in, dx out.  They may be the same memory: a backward reads
      * all it needs of dy before it writes dx. */
     struct iz_view dy, dx;
-    const void *input, *target; /* records of the micro-batch, samples * bytes */
+    const void *input,
+        *target; /* records of the micro-batch, samples * bytes */
     /* Last unit only.  *loss is written: the mean over the micro-batch.  The
      * gradients are those of loss * loss_scale. */
     double *loss;
@@ -57,12 +60,12 @@ struct iz_unit {
     int64_t out_elems; /* boundary tensor after the unit, elements per sample */
     /* Same kind = same shapes and functions, so one dry run serves all. */
     int kind;
-    /* Training forward; takes with iz_save what backward needs.  NULL in the last
-     * unit, whose backward computes loss and gradients in one go. */
+    /* Training forward; takes with iz_save what backward needs.  NULL in the
+     * last unit, whose backward computes loss and gradients in one go. */
     void (*forward)(struct iz_exec *x, const struct iz_layer *a);
     void (*backward)(struct iz_exec *x, const struct iz_layer *a);
-    /* Last unit only: loss without gradients, and logits of one row (NULL if the
-     * model generates nothing). */
+    /* Last unit only: loss without gradients, and logits of one row (NULL if
+     * the model generates nothing). */
     void (*evaluate)(struct iz_exec *x, const struct iz_layer *a);
     void (*generate)(struct iz_exec *x, const struct iz_layer *a);
 };
@@ -74,13 +77,14 @@ struct iz_model {
     struct iz_unit *unit;
     /* Bytes per sample of the two records that a data set hands over. */
     int64_t input_bytes, target_bytes;
-    int tokens;   /* per sample, for tokens/s (1 where the word means nothing) */
-    int vocab;    /* valid values are 0..vocab-1; 0: records are not checked */
+    int tokens; /* per sample, for tokens/s (1 where the word means nothing) */
+    int vocab;  /* valid values are 0..vocab-1; 0: records are not checked */
     void (*close)(struct iz_model *m);
 };
 
-/* For models.  Creates a model with n_units empty units and self_bytes of zeroed
- * `self`; its close is set.  Returns 0 or -ENOMEM (*out is then NULL). */
+/* For models.  Creates a model with n_units empty units and self_bytes of
+ * zeroed `self`; its close is set.  Returns 0 or -ENOMEM (*out is then NULL).
+ */
 int iz_model_open(struct iz_model **out, const char *name, int n_units,
                   size_t self_bytes);
 /* Calls the model's close; accepts NULL. */

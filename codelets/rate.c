@@ -42,8 +42,7 @@ double iz_blas_rate(int m, int n, int k, double seconds)
         int64_t begin = iz_now_ns();
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, n, k, 1, a, k,
                     a + na, n, 0, a + na + nb, n);
-        double rate =
-            2.0 * m * n * k * 1e9 / (double)(iz_now_ns() - begin + 1);
+        double rate = 2.0 * m * n * k * 1e9 / (double)(iz_now_ns() - begin + 1);
         if (rate > best)
             best = rate;
     } while (iz_now_ns() < end);

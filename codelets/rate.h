@@ -8,14 +8,15 @@
 /* One BLAS thread per calling worker, for the rest of the process. */
 void iz_blas_single_thread(void);
 
-/* Best rate of y[m,n] = a[m,k] b[k,n] in fp32 on the calling thread within about
- * `seconds`, flop/s. */
+/* Best rate of y[m,n] = a[m,k] b[k,n] in fp32 on the calling thread within
+ * about `seconds`, flop/s. */
 double iz_blas_rate(int m, int n, int k, double seconds);
 
 /* "OpenBLAS 0.3.21 SkylakeX" or what the library tells; "" if nothing. */
 void iz_blas_name(char *out, size_t size);
 
-/* Sentence about a setting of the environment that makes BLAS slow here, or "". */
+/* Sentence about a setting of the environment that makes BLAS slow here, or "".
+ */
 void iz_blas_warning(char *out, size_t size);
 
 #endif

@@ -78,8 +78,7 @@ int64_t iz_now_ns(void)
 static void log_span(struct span_log *log, const struct iz_span *s)
 {
     uint64_t head = atomic_load_explicit(&log->head, memory_order_relaxed);
-    uint64_t tail =
-        __atomic_load_n(&log->tail, __ATOMIC_ACQUIRE);
+    uint64_t tail = __atomic_load_n(&log->tail, __ATOMIC_ACQUIRE);
     if (head - tail == SPANS) {
         atomic_fetch_add_explicit(&log->lost, 1, memory_order_relaxed);
         return;
@@ -93,8 +92,8 @@ static void delay(struct iz_graph *g, struct worker *w)
     if (!g->config.delay_us)
         return;
     w->random = w->random * UINT64_C(6364136223846793005) + 1442695040888963407;
-    int64_t ns = (int64_t)((w->random >> 33) %
-                           ((uint64_t)g->config.delay_us * 1000));
+    int64_t ns =
+        (int64_t)((w->random >> 33) % ((uint64_t)g->config.delay_us * 1000));
     struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
     nanosleep(&t, NULL);
 }
@@ -140,8 +139,9 @@ static void run_cpu(void *buffers[], void *arg)
         free(buf);
 }
 
-/* Idle StarPU workers spin.  Lanes mostly wait and may share a core with a compute
- * worker, so after a while without work every worker naps between looks. */
+/* Idle StarPU workers spin.  Lanes mostly wait and may share a core with a
+ * compute worker, so after a while without work every worker naps between
+ * looks. */
 static unsigned nap(void *arg)
 {
     struct iz_graph *g = arg;
@@ -170,9 +170,9 @@ static double cost_us(struct starpu_task *task,
 
 #define MODEL(k) [k] = {.type = STARPU_PER_ARCH, .arch_cost_function = cost_us}
 static struct starpu_perfmodel models[IZ_KINDS] = {
-    MODEL(IZ_BATCH),   MODEL(IZ_LOAD), MODEL(IZ_FETCH),    MODEL(IZ_FORWARD),
-    MODEL(IZ_BACKWARD), MODEL(IZ_REDUCE), MODEL(IZ_NORM), MODEL(IZ_CLIP),
-    MODEL(IZ_ADAM),    MODEL(IZ_STORE), MODEL(IZ_EVAL),    MODEL(IZ_SAMPLE),
+    MODEL(IZ_BATCH),    MODEL(IZ_LOAD),   MODEL(IZ_FETCH), MODEL(IZ_FORWARD),
+    MODEL(IZ_BACKWARD), MODEL(IZ_REDUCE), MODEL(IZ_NORM),  MODEL(IZ_CLIP),
+    MODEL(IZ_ADAM),     MODEL(IZ_STORE),  MODEL(IZ_EVAL),  MODEL(IZ_SAMPLE),
 };
 #undef MODEL
 
@@ -217,7 +217,8 @@ static int count_data(const struct iz_task *t)
     return n + t->n_more;
 }
 
-/* StarPU keeps few handles inside the task and takes over malloced arrays beyond. */
+/* StarPU keeps few handles inside the task and takes over malloced arrays
+ * beyond. */
 static int attach_data(struct starpu_task *task, const struct iz_task *t)
 {
     int n = count_data(t), own = n - t->n_more;
@@ -229,8 +230,7 @@ static int attach_data(struct starpu_task *task, const struct iz_task *t)
             return -ENOMEM;
     }
     for (int i = 0; i < n; i++) {
-        const struct iz_access *a =
-            i < own ? &t->data[i] : &t->more[i - own];
+        const struct iz_access *a = i < own ? &t->data[i] : &t->more[i - own];
         STARPU_TASK_SET_HANDLE(task, a->handle, i);
         STARPU_TASK_SET_MODE(task, a->mode, i);
     }
@@ -315,8 +315,7 @@ int64_t iz_graph_spans(struct iz_graph *g,
     int64_t lost = 0;
     for (int i = 0; i < g->n_workers; i++) {
         struct span_log *log = &g->worker[i].log;
-        uint64_t head =
-            atomic_load_explicit(&log->head, memory_order_acquire);
+        uint64_t head = atomic_load_explicit(&log->head, memory_order_acquire);
         for (uint64_t k = log->tail; k < head; k++)
             take(arg, &log->span[k % SPANS]);
         __atomic_store_n(&log->tail, head, __ATOMIC_RELEASE);
@@ -373,8 +372,8 @@ static int check_scheduler(const char *name, const char *from)
 {
     if (known_scheduler(name))
         return 0;
-    fprintf(stderr, "izar: %s: this StarPU has no scheduler '%s'; it has",
-            from, name);
+    fprintf(stderr, "izar: %s: this StarPU has no scheduler '%s'; it has", from,
+            name);
     struct starpu_sched_policy **p = starpu_sched_get_predefined_policies();
     for (; *p; p++)
         fprintf(stderr, " %s", (*p)->policy_name);
@@ -395,8 +394,8 @@ static int start_starpu(struct iz_graph *g)
     conf.ncuda = 0;
     conf.nopencl = 0;
     conf.catch_signals = 0;
-    /* The user's STARPU_NCPU counts compute workers (topo.c has read it); StarPU
-     * must also make the lanes. */
+    /* The user's STARPU_NCPU counts compute workers (topo.c has read it);
+     * StarPU must also make the lanes. */
     char ncpu[16];
     snprintf(ncpu, sizeof(ncpu), "%d", g->n_workers);
     setenv("STARPU_NCPU", ncpu, 1);

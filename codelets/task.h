@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one door through which tasks enter StarPU.  A task is a kind (name, colour,
- * priority), a function, the data it touches and a small argument that is copied.
- * Everything that happens around every task happens here: placement on the right
- * workers, the order of the lane, cost for the scheduler, the span log. */
+/* The one door through which tasks enter StarPU.  A task is a kind (name,
+ * colour, priority), a function, the data it touches and a small argument that
+ * is copied. Everything that happens around every task happens here: placement
+ * on the right workers, the order of the lane, cost for the scheduler, the span
+ * log. */
 #ifndef IZ_CODELETS_TASK_H
 #define IZ_CODELETS_TASK_H
 
@@ -52,16 +53,17 @@ struct iz_access {
 struct iz_task {
     enum iz_kind kind;
     enum iz_where where;
-    /* buf[i] is the memory of data[i]; x is the worker's exec (arenas empty). */
+    /* buf[i] is the memory of data[i]; x is the worker's exec (arenas empty).
+     */
     void (*run)(struct iz_exec *x, void **buf, const void *arg);
     const void *arg; /* copied */
     size_t arg_bytes;
     struct iz_access data[IZ_TASK_DATA]; /* ends at the first NULL handle */
     const struct iz_access *more;        /* n_more further ones */
     int n_more;
-    int urgency;    /* added to the kind's priority (small numbers) */
+    int urgency;         /* added to the kind's priority (small numbers) */
     double flops, bytes; /* for the scheduler's cost and the trace */
-    int unit, step; /* what the trace and the messages call it */
+    int unit, step;      /* what the trace and the messages call it */
 };
 
 /* One executed task: times of CLOCK_MONOTONIC in ns. */
@@ -73,9 +75,9 @@ struct iz_span {
 };
 
 struct iz_graph_config {
-    int workers;    /* compute workers */
-    bool lane;      /* one more worker for collectives */
-    int io_workers; /* more workers for the disk */
+    int workers;           /* compute workers */
+    bool lane;             /* one more worker for collectives */
+    int io_workers;        /* more workers for the disk */
     const char *scheduler; /* StarPU's name; STARPU_SCHED wins */
     int rank;              /* names the trace file */
     int64_t work_bytes;    /* scratch of each compute worker */
@@ -86,8 +88,8 @@ struct iz_graph_config {
 struct iz_graph;
 
 /* Starts StarPU.  Negative errno with the reason printed (unknown scheduler, no
- * worker, ...).  `scratch` gives the scratch memory of compute worker i, borrowed
- * until close (NULL when work_bytes is 0). */
+ * worker, ...).  `scratch` gives the scratch memory of compute worker i,
+ * borrowed until close (NULL when work_bytes is 0). */
 int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
                   char *const *scratch);
 /* Waits for all tasks, stops StarPU. */
@@ -102,8 +104,9 @@ void iz_graph_wait(struct iz_graph *g); /* until every task has ended */
 const char *iz_graph_scheduler(const struct iz_graph *g);
 int64_t iz_graph_submitted(const struct iz_graph *g);
 
-/* Hands every span since the last call to `take`, oldest first per worker.  Only the
- * submitting thread calls it.  Returns how many spans were lost to a full log. */
+/* Hands every span since the last call to `take`, oldest first per worker. Only
+ * the submitting thread calls it.  Returns how many spans were lost to a full
+ * log. */
 int64_t iz_graph_spans(struct iz_graph *g,
                        void (*take)(void *arg, const struct iz_span *s),
                        void *arg);

@@ -59,8 +59,7 @@ static void clear_gradients(const struct iz_unit_arg *a, void **buf)
 }
 
 static struct iz_view boundary(enum iz_dtype act, const struct iz_model *m,
-                               int unit, int samples,
-                               void *p)
+                               int unit, int samples, void *p)
 {
     int64_t cols = unit < 0 ? 0 : m->unit[unit].out_elems;
     return (struct iz_view){p, act, samples, cols};
@@ -98,8 +97,8 @@ static void recompute(struct iz_exec *x, const struct iz_unit *u,
     x->save.used = 0;
 }
 
-/* Kept activations come from their own buffer or, when nobody keeps them, from the
- * scratch of the task. */
+/* Kept activations come from their own buffer or, when nobody keeps them, from
+ * the scratch of the task. */
 static void attach_save(struct iz_exec *x, const struct iz_unit_arg *a,
                         void **buf)
 {
@@ -171,8 +170,8 @@ static int64_t max64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit, int samples,
-                                 enum iz_dtype param_type)
+struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
+                                 int samples, enum iz_dtype param_type)
 {
     const struct iz_unit *u = &m->unit[unit];
     struct iz_unit_cost c = {0};

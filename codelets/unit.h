@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tasks that call a model's layer functions: they turn buffers into views of
- * parameters and hand over to the model. */
+/* The tasks that call a model's layer functions: they turn buffers into views
+ * of parameters and hand over to the model. */
 #ifndef IZ_CODELETS_UNIT_H
 #define IZ_CODELETS_UNIT_H
 
@@ -14,8 +14,8 @@ enum iz_unit_call {
     IZ_CALL_GENERATE
 };
 
-/* Where the parameters of a unit lie in its flat buffer; shared by all tasks of the
- * unit, valid as long as the run. */
+/* Where the parameters of a unit lie in its flat buffer; shared by all tasks of
+ * the unit, valid as long as the run. */
 struct iz_unit_layout {
     const struct iz_model *model;
     int unit;
@@ -32,11 +32,11 @@ struct iz_unit_arg {
     enum iz_dtype param_type, grad_type;
     signed char at_param, at_tied; /* flat parameters */
     signed char at_grad, at_tied_grad;
-    signed char at_batch; /* input records, then target records */
+    signed char at_batch;         /* input records, then target records */
     signed char at_x, at_y, at_d; /* boundaries; d: dy in, dx out */
-    signed char at_save; /* kept activations; -1: scratch (recomputed) */
-    signed char at_loss; /* double */
-    signed char at_scale; /* float: loss scale */
+    signed char at_save;   /* kept activations; -1: scratch (recomputed) */
+    signed char at_loss;   /* double */
+    signed char at_scale;  /* float: loss scale */
     signed char at_logits; /* float[vocab] */
     int64_t save_bytes;
     int64_t row;
@@ -44,14 +44,15 @@ struct iz_unit_arg {
 
 void iz_unit_run(struct iz_exec *x, void **buf, const void *arg);
 
-/* Bytes and flops of a unit on `samples` samples, from dry runs of its functions. */
+/* Bytes and flops of a unit on `samples` samples, from dry runs of its
+ * functions. */
 struct iz_unit_cost {
     int64_t save_bytes; /* what forward keeps */
     int64_t work_bytes; /* scratch of the hungriest call, kept part excluded */
     double forward_flops, backward_flops; /* backward without recomputation */
     double forward_bytes, backward_bytes;
 };
-struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit, int samples,
-                                 enum iz_dtype param_type);
+struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
+                                 int samples, enum iz_dtype param_type);
 
 #endif

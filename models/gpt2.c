@@ -402,8 +402,9 @@ static const struct iz_key keys[] = {
     ", \"seq\": 1024, \"vocab\": 50257}"
 
 static const struct iz_preset presets[] = {
-    {"tiny", "{\"layers\": 2, \"heads\": 2, \"width\": 32, \"seq\": 16, "
-             "\"vocab\": 256}",
+    {"tiny",
+     "{\"layers\": 2, \"heads\": 2, \"width\": 32, \"seq\": 16, "
+     "\"vocab\": 256}",
      "for tests"},
     {"gpt2-124m", SHAPE(12, 12, 768), "GPT-2 small"},
     {"gpt2-350m", SHAPE(24, 16, 1024), "GPT-2 medium"},
@@ -411,10 +412,10 @@ static const struct iz_preset presets[] = {
     {"gpt2-1.5b", SHAPE(48, 25, 1600), "GPT-2 XL"},
     {"gpt3-2.7b", SHAPE(32, 32, 2560), "shape of GPT-3 2.7B"},
     {"gpt3-6.7b", SHAPE(32, 32, 4096), "shape of GPT-3 6.7B"},
-    {"gpt3-10b", SHAPE(50, 32, 4096), "10B of the ZeRO-3 Offload blog"},
-    {"gpt3-13b", SHAPE(40, 40, 5120), "shape of GPT-3 13B"},
-    {"gpt3-20b", SHAPE(62, 40, 5120), "20B of the ZeRO-3 Offload blog"},
-    {"gpt3-40b", SHAPE(79, 64, 6400), "40B of the ZeRO-3 Offload blog"},
+    {"gpt3-10b", SHAPE(50, 32, 4096), "10B of ZeRO-Offload's evaluation"},
+    {"gpt3-13b", SHAPE(65, 32, 4096), "13B, as above"},
+    {"gpt3-20b", SHAPE(25, 64, 8192), "20B, as above"},
+    {"gpt3-40b", SHAPE(50, 64, 8192), "40B, as above"},
     {0},
 };
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Saving: every rank writes and syncs its file in a directory under a temporary
  * name, the first one adds the index and renames the directory. */
-#define _POSIX_C_SOURCE 200809L
-
 #include "runtime/ckpt.h"
 
 #include <assert.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What makes a checkpoint atomic: a directory is renamed into place when all in
  * it is on the disk, and renamed away before anything in it is removed. */
-#define _POSIX_C_SOURCE 200809L
-
 #include "runtime/ckpt_dir.h"
 
 #include <dirent.h>

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writing, reading and comparing index.json.  Its last member is a hash of the
  * text before it, so that a damaged index is told from a foreign one. */
-#define _POSIX_C_SOURCE 200809L
-
 #include "runtime/ckpt_index.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -19,6 +16,7 @@
 
 #include "codelets/build.h"
 #include "runtime/hash.h"
+#include "runtime/json.h"
 
 #define FORMAT 1
 #define SEAL ",\n\"seal\": \"%016" PRIx64 "\"\n}\n"
@@ -27,7 +25,7 @@
 
 struct iz_ckpt_index {
     char *path;
-    json_t *root;
+    struct iz_json *root;
     int64_t step;
     int ranks;
     struct iz_ckpt_file *file;
@@ -154,11 +152,15 @@ static int write_synced(const char *path, const char *text, size_t bytes)
     return -err;
 }
 
+static struct iz_json *model_json(const struct iz_ckpt *k)
+{
+    return iz_json_open(model_of(k), (int64_t)strlen(model_of(k)));
+}
+
 int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
                         int ranks, const struct iz_ckpt_file *file)
 {
-    json_t *model =
-        json_loads(model_of(k), JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    struct iz_json *model = model_json(k);
     size_t bytes = 0;
     char *text;
     int err;
@@ -167,7 +169,7 @@ int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
         fprintf(stderr, "izar: checkpoint: the model section is not JSON\n");
         return -EINVAL;
     }
-    json_decref(model);
+    iz_json_close(&model);
     text = index_text(k, step, ranks, file, &bytes);
     err = text ? write_synced(path, text, bytes) : -ENOMEM;
     free(text);
@@ -226,25 +228,22 @@ static bool sealed(const char *text, int64_t bytes)
     return memcmp(text + body, seal, (size_t)n) == 0;
 }
 
-/* A non-negative integer member, or -1. */
-static int64_t member(const json_t *object, const char *key, int64_t max)
+/* -1 if there is no such number. */
+static int64_t number(const struct iz_json *object, const char *key, int64_t max)
 {
-    const json_t *v = json_object_get(object, key);
-    int64_t n = json_is_integer(v) ? json_integer_value(v) : -1;
-
-    return n <= max ? n : -1;
+    return iz_json_number(iz_json_member(object, key), max);
 }
 
-static const char *text_of(const json_t *object, const char *key)
+static const char *text_of(const struct iz_json *object, const char *key)
 {
-    const char *s = json_string_value(json_object_get(object, key));
+    const char *s = iz_json_text(iz_json_member(object, key));
 
     return s ? s : "";
 }
 
 static int files_parse(struct iz_ckpt_index *x)
 {
-    const json_t *files = json_object_get(x->root, "files");
+    const struct iz_json *files = iz_json_member(x->root, "files");
 
     if (x->ranks < 1 || json_array_size(files) != (size_t)x->ranks)
         return -EINVAL;
@@ -252,9 +251,9 @@ static int files_parse(struct iz_ckpt_index *x)
     if (!x->file)
         return -ENOMEM;
     for (int i = 0; i < x->ranks; i++) {
-        const json_t *v = json_array_get(files, (size_t)i);
+        const struct iz_json *v = iz_json_item(files, i);
 
-        x->file[i].bytes = member(v, "bytes", INT64_MAX);
+        x->file[i].bytes = number(v, "bytes", INT64_MAX);
         x->file[i].header_hash = strtoull(text_of(v, "header"), NULL, 16);
     }
     return 0;
@@ -269,14 +268,14 @@ static int index_parse(struct iz_ckpt_index *x, const char *text, int64_t bytes,
         return quiet ? -EINVAL
                      : fault(x, "damaged or truncated: the text does not have "
                                 "its checksum");
-    x->root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, NULL);
-    format = member(x->root, "izar", INT_MAX);
+    x->root = iz_json_open(text, bytes);
+    format = number(x->root, "izar", INT_MAX);
     if (format != FORMAT)
         return quiet ? -EINVAL
                      : fault(x, "version %" PRId64 ", this program reads %d",
                              format, FORMAT);
-    x->step = member(x->root, "step", INT64_MAX);
-    x->ranks = (int)member(x->root, "ranks", INT_MAX);
+    x->step = number(x->root, "step", INT64_MAX);
+    x->ranks = (int)number(x->root, "ranks", INT_MAX);
     if (x->step < 0 || files_parse(x))
         return quiet ? -EINVAL : fault(x, "has no step, ranks or files");
     return 0;
@@ -317,7 +316,7 @@ void iz_ckpt_index_close(struct iz_ckpt_index **x)
 {
     if (!*x)
         return;
-    json_decref((*x)->root);
+    iz_json_close(&(*x)->root);
     free((*x)->file);
     free((*x)->path);
     free(*x);
@@ -343,16 +342,16 @@ struct iz_ckpt_file iz_ckpt_index_file(const struct iz_ckpt_index *x, int rank)
 
 /* The value as text on a few lines of a message; "nothing" where there is none.
  */
-static void show(const char *who, const json_t *v)
+static void show(const char *who, const struct iz_json *v)
 {
-    char *text = v ? json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+    char *text = v ? iz_json_dump(v) : NULL;
 
     fprintf(stderr, "%s %.200s", who, text ? text : "nothing");
     free(text);
 }
 
 static int model_differs(const struct iz_ckpt_index *x, const char *key,
-                         const json_t *saved, const json_t *run)
+                         const struct iz_json *saved, const struct iz_json *run)
 {
     fprintf(stderr, "izar: checkpoint: %s: model%s%s differs: ", x->path,
             *key ? "." : "", key);
@@ -373,13 +372,13 @@ static int model_compare(const struct iz_ckpt_index *x, json_t *saved,
     json_object_foreach(
         saved, key,
         v) if (!json_equal(v,
-                           json_object_get(
+                           iz_json_member(
                                run, key))) return model_differs(x, key, v,
-                                                                json_object_get(
+                                                                iz_json_member(
                                                                     run, key));
     json_object_foreach(
         run, key,
-        v) if (!json_object_get(saved, key)) return model_differs(x, key, NULL,
+        v) if (!iz_json_member(saved, key)) return model_differs(x, key, NULL,
                                                                   v);
     return model_differs(x, "", saved, run);
 }
@@ -387,7 +386,7 @@ static int model_compare(const struct iz_ckpt_index *x, json_t *saved,
 static int model_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     json_t *run = json_loads(model_of(k), JSON_DECODE_ANY, NULL);
-    int err = model_compare(x, json_object_get(x->root, "model"), run);
+    int err = model_compare(x, iz_json_member(x->root, "model"), run);
 
     json_decref(run);
     return err;
@@ -404,14 +403,14 @@ static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
 
 static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    json_t *arrays = json_object_get(x->root, "arrays"), *v;
+    json_t *arrays = iz_json_member(x->root, "arrays"), *v;
     size_t i;
 
     json_array_foreach(arrays, i, v)
     {
         const char *name = text_of(v, "name");
         const struct iz_ckpt_part *p = part_find(k, name);
-        int64_t total = member(v, "total", INT64_MAX);
+        int64_t total = number(v, "total", INT64_MAX);
 
         if (!p)
             return fault(x, "array %s is not part of this run", name);
@@ -427,23 +426,23 @@ static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
     return 0;
 }
 
-static bool name_equal(const json_t *v, const struct iz_ckpt_name *p)
+static bool name_equal(const struct iz_json *v, const struct iz_ckpt_name *p)
 {
-    const json_t *shape = json_object_get(v, "shape");
+    const struct iz_json *shape = iz_json_member(v, "shape");
 
     return strcmp(text_of(v, "name"), p->name) == 0 &&
            strcmp(text_of(v, "array"), p->array) == 0 &&
-           member(v, "offset", INT64_MAX) == p->offset &&
-           json_integer_value(json_array_get(shape, 0)) == p->rows &&
-           json_integer_value(json_array_get(shape, 1)) == p->cols;
+           number(v, "offset", INT64_MAX) == p->offset &&
+           json_integer_value(iz_json_item(shape, 0)) == p->rows &&
+           json_integer_value(iz_json_item(shape, 1)) == p->cols;
 }
 
 static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    const json_t *names = json_object_get(x->root, "parameters");
+    const struct iz_json *names = iz_json_member(x->root, "parameters");
 
     for (int i = 0; i < k->n_names; i++)
-        if (!name_equal(json_array_get(names, (size_t)i), &k->names[i]))
+        if (!name_equal(iz_json_item(names, i), &k->names[i]))
             return fault(x,
                          "parameter %d (%s, [%" PRId64 ", %" PRId64 "] in %s) "
                          "has another name, shape or place",
@@ -458,8 +457,8 @@ static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 static bool scalar_get(const struct iz_ckpt_index *x, const char *name,
                        double *out)
 {
-    const json_t *v =
-        json_object_get(json_object_get(x->root, "scalars"), name);
+    const struct iz_json *v =
+        iz_json_member(iz_json_member(x->root, "scalars"), name);
     const char *text = text_of(v, "hex");
     char *end;
 
@@ -469,7 +468,7 @@ static bool scalar_get(const struct iz_ckpt_index *x, const char *name,
 
 static int scalars_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    size_t n = json_object_size(json_object_get(x->root, "scalars"));
+    size_t n = json_object_size(iz_json_member(x->root, "scalars"));
     double v;
 
     for (int i = 0; i < k->n_scalars; i++)

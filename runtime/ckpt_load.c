@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading: each rank reads the blocks that hold its elements, whichever rank
  * wrote them: once to check them all, and once more to put them. */
-#define _POSIX_C_SOURCE 200809L
-
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>

@@ -39,6 +39,7 @@ int iz_ckpt_agree(struct iz_coll *c, int err)
     return err;
 }
 
+/* How the arrays are held, and what this rank writes of them. */
 struct share {
     const struct iz_ckpt *k;
     struct iz_coll *c;
@@ -119,10 +120,12 @@ static int share_set(struct share *s, int i)
         p->count = p->total / size * (rank + 1) +
                    p->total % size * (rank + 1) / size - p->first;
     } else if (!tiled(s, i)) {
-        fprintf(stderr,
-                "izar: checkpoint: the pieces of %s do not make %" PRId64
-                " elements (rank %d has %" PRId64 " from %" PRId64 ")\n",
-                part->name, part->total, s->c->rank, part->count, part->first);
+        if (rank == 0) /* all of them see it */
+            fprintf(
+                stderr,
+                "izar: checkpoint: the ranks' pieces of %s do not lie end to "
+                "end over %" PRId64 " elements\n",
+                part->name, part->total);
         return -EINVAL;
     }
     p->hash = calloc((size_t)iz_piece_blocks(p) + 1, sizeof *p->hash);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Collectives between the ranks of a run, as blocking functions.  During a step only
- * the lane (one thread) calls them; before and after, the main thread does.  All
- * ranks must make the same calls in the same order: the task graph sees to that.
- * A wait that lasts longer than the time-out ends the job with iz_die. */
+/* Collectives between the ranks of a run, as blocking functions.  During a step
+ * only the lane (one thread) calls them; before and after, the main thread
+ * does.  All ranks must make the same calls in the same order: the task graph
+ * sees to that. A wait that lasts longer than the time-out ends the job with
+ * iz_die. */
 #ifndef IZ_RUNTIME_COLL_H
 #define IZ_RUNTIME_COLL_H
 
@@ -20,26 +21,27 @@ struct iz_coll {
     struct iz_coll_state *state;
 };
 
-/* Initialises MPI (a program started alone is rank 0 of 1) and sets iz_die's prefix
- * and ending.  Negative errno with the reason printed. */
+/* Initialises MPI (a program started alone is rank 0 of 1) and sets iz_die's
+ * prefix and ending.  Negative errno with the reason printed. */
 int iz_coll_open(struct iz_coll **out, int *argc, char ***argv);
 /* Finalises MPI; accepts NULL and sets *c to NULL.  All ranks. */
 void iz_coll_close(struct iz_coll **c);
 
-/* In place: rank r owns bytes [r, r+1) * shard_bytes of `full`; afterwards every rank
- * has all.  `what` names the operation in messages. */
+/* In place: rank r owns bytes [r, r+1) * shard_bytes of `full`; afterwards
+ * every rank has all.  `what` names the operation in messages. */
 void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
                         const char *what);
 
-/* `full`: size * shard elements of type `wire` (clobbered).  Rank r computes, for
- * each element i of its own shard,
- *     sum = ((full_0[i] + full_1[i]) + full_2[i]) + ...   in fp32, ranks in order,
- * and then out[i] = accumulate ? out[i] + sum : sum, rounded to `out_type`.
- * out: shard elements; it may be this rank's own shard inside `full` when
- * accumulate is false and out_type == wire. */
-void iz_coll_reduce_scatter(struct iz_coll *c, void *out, enum iz_dtype out_type,
-                            bool accumulate, void *full, enum iz_dtype wire,
-                            int64_t shard, const char *what);
+/* `full`: size * shard elements of type `wire` (clobbered).  Rank r computes,
+ * for each element i of its own shard, sum = ((full_0[i] + full_1[i]) +
+ * full_2[i]) + ...   in fp32, ranks in order, and then out[i] = accumulate ?
+ * out[i] + sum : sum, rounded to `out_type`. out: shard elements; it may be
+ * this rank's own shard inside `full` when accumulate is false and out_type ==
+ * wire. */
+void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
+                            enum iz_dtype out_type, bool accumulate, void *full,
+                            enum iz_dtype wire, int64_t shard,
+                            const char *what);
 
 /* In place like iz_coll_all_gather, for a few doubles per rank. */
 void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
@@ -52,8 +54,8 @@ void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
 /* True on all ranks if `ok` is true on all ranks. */
 bool iz_coll_all_ok(struct iz_coll *c, bool ok);
 
-/* Bytes of scratch that the collectives need for shards of at most `shard_bytes`;
- * allocated at first use, counted by the planner. */
+/* Bytes of scratch that the collectives need for shards of at most
+ * `shard_bytes`; allocated at first use, counted by the planner. */
 int64_t iz_coll_scratch_bytes(const struct iz_coll *c, int64_t shard_bytes);
 
 #endif

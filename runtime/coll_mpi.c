@@ -25,7 +25,7 @@
  * reduce-scatter are received into scratch and summed while they are in the
  * cache. */
 #define GATHER_PIECE ((int64_t)4 << 20)
-#define REDUCE_PIECE ((int64_t)1 << 20)
+#define REDUCE_PIECE ((int64_t)256 << 10)
 #define REDUCE_TOTAL ((int64_t)8 << 20) /* of all peers, one of two halves */
 #define REDUCE_LEAST ((int64_t)64 << 10)
 #define BROADCAST_PIECE ((int64_t)1 << 28)
@@ -62,11 +62,11 @@ static double now_s(void)
  * give way to a thread that has work, then sleep. */
 static void relax(double waited_s)
 {
-    long ns = waited_s < 0.002 ? 20000 : 50000;
+    long ns = waited_s < 0.02 ? 20000 : 50000;
 
     if (waited_s < 20e-6)
         return;
-    if (waited_s < 200e-6)
+    if (waited_s < 2e-3)
         sched_yield();
     else
         nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scalars of a step: mean loss, gradient norm, clipping, loss scale, learning
- * rate.  One task per step that every rank executes with the same numbers in the
- * same order, so that all come to the same decision. */
+/* The scalars of a step: mean loss, gradient norm, clipping, loss scale,
+ * learning rate.  One task per step that every rank executes with the same
+ * numbers in the same order, so that all come to the same decision. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -46,8 +46,8 @@ static double sum_ranks(const struct iz_engine *e, const double *all, int per,
     return sum;
 }
 
-/* DeepSpeed's rule in fp16: a gradient that is not finite skips the step and shrinks
- * the scale.  In other types it is an error of the run. */
+/* DeepSpeed's rule in fp16: a gradient that is not finite skips the step and
+ * shrinks the scale.  In other types it is an error of the run. */
 static void decide(struct iz_engine *e, struct iz_event *v, double norm2)
 {
     struct iz_control *c = &e->control;
@@ -68,8 +68,8 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
                  int per)
 {
     struct iz_control *c = &e->control;
-    double tasks = (double)(e->plan.micro_batches * e->plan.slices) *
-                   e->plan.ranks;
+    double tasks =
+        (double)(e->plan.micro_batches * e->plan.slices) * e->plan.ranks;
     double divisor = tasks * c->scale.scale, norm2 = 0;
     for (int u = 0; u < e->plan.n_groups; u++)
         norm2 += sum_ranks(e, all, per, 2 + u);
@@ -86,7 +86,8 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
     c->updates++;
 }
 
-/* buf: control, scale, sum of losses, then the sums of squares of all groups. */
+/* buf: control, scale, sum of losses, then the sums of squares of all groups.
+ */
 static void run_clip(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
@@ -119,19 +120,19 @@ void iz_control_clip(struct iz_engine *e, int64_t step)
         iz_die("clip: out of memory");
     for (int u = 0; u < n; u++)
         more[u] = (struct iz_access){e->group[u].norm2_handle, STARPU_R};
-    iz_submit(e->graph, &(struct iz_task){
-                            .kind = IZ_CLIP,
-                            .where = IZ_ON_LANE,
-                            .run = run_clip,
-                            .arg = &a,
-                            .arg_bytes = sizeof(a),
-                            .data = {{e->control_handle, STARPU_RW},
-                                     {e->scale_handle, STARPU_W},
-                                     {e->loss_handle, STARPU_RW}},
-                            .more = more,
-                            .n_more = n,
-                            .unit = -1,
-                            .step = (int)e->step});
+    iz_submit(e->graph,
+              &(struct iz_task){.kind = IZ_CLIP,
+                                .where = IZ_ON_LANE,
+                                .run = run_clip,
+                                .arg = &a,
+                                .arg_bytes = sizeof(a),
+                                .data = {{e->control_handle, STARPU_RW},
+                                         {e->scale_handle, STARPU_W},
+                                         {e->loss_handle, STARPU_RW}},
+                                .more = more,
+                                .n_more = n,
+                                .unit = -1,
+                                .step = (int)e->step});
     free(more);
 }
 

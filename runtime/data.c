@@ -2,8 +2,6 @@
 /* Token files and the order of samples.  A split is cut into windows of seq
  * tokens; epoch e visits them in a permutation that is computed, not stored: a
  * Feistel network over the window numbers, keyed by seed and e. */
-#define _POSIX_C_SOURCE 200809L
-
 #include "runtime/data.h"
 
 #include <assert.h>

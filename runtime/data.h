@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token files, mapped read-only, and which sample comes when: a function of seed and
- * position alone, so that a run resumes at any step and every number of ranks
- * sees the same samples in the same global order. */
+/* Token files, mapped read-only, and which sample comes when: a function of
+ * seed and position alone, so that a run resumes at any step and every number
+ * of ranks sees the same samples in the same global order. */
 #ifndef IZ_RUNTIME_DATA_H
 #define IZ_RUNTIME_DATA_H
 
@@ -14,9 +14,9 @@ struct iz_data;
 
 enum iz_split { IZ_TRAIN, IZ_VAL };
 
-/* Maps the files and checks them whole: header, length against size, every token
- * below `vocab`, at least one window of seq + 1 tokens in each split that is used.
- * Refuses with file, position and reason printed.  Negative errno. */
+/* Maps the files and checks them whole: header, length against size, every
+ * token below `vocab`, at least one window of seq + 1 tokens in each split that
+ * is used. Refuses with file, position and reason printed.  Negative errno. */
 int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
                  int vocab, uint64_t seed, bool need_val);
 void iz_data_close(struct iz_data **d);
@@ -25,9 +25,10 @@ void iz_data_close(struct iz_data **d);
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s);
 int64_t iz_data_tokens(const struct iz_data *d, enum iz_split s);
 
-/* Sample number `index` (0, 1, ... over all epochs; each epoch a new permutation of
- * the training windows by a counter-based generator; validation in file order) as int32:
- * input[seq] and target[seq] = the following tokens.  Thread-safe, allocates nothing. */
+/* Sample number `index` (0, 1, ... over all epochs; each epoch a new
+ * permutation of the training windows by a counter-based generator; validation
+ * in file order) as int32: input[seq] and target[seq] = the following tokens.
+ * Thread-safe, allocates nothing. */
 void iz_data_sample(const struct iz_data *d, enum iz_split s, int64_t index,
                     int32_t *input, int32_t *target);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of a run, shared by the files that submit its tasks.  Not for models or
- * tools: they use runtime/train.h. */
+/* The state of a run, shared by the files that submit its tasks.  Not for
+ * models or tools: they use runtime/train.h. */
 #ifndef IZ_RUNTIME_ENGINE_H
 #define IZ_RUNTIME_ENGINE_H
 
@@ -16,12 +16,14 @@
 #include "runtime/plan.h"
 #include "runtime/schedule.h"
 
-/* The optimizer's state and this rank's parameters are updated chunk by chunk. */
+/* The optimizer's state and this rank's parameters are updated chunk by chunk.
+ */
 struct iz_chunk {
     int64_t first, count;       /* in the owned elements of the group */
     float *state;               /* [arrays][count]; NULL when on disk */
     int64_t state_at, param_at; /* file offsets, bytes */
-    starpu_data_handle_t state_handle; /* the state, or a void token of the file */
+    starpu_data_handle_t
+        state_handle; /* the state, or a void token of the file */
     starpu_data_handle_t param_handle; /* piece of the parameters, or a token */
 };
 
@@ -56,8 +58,8 @@ struct iz_ring {
     int next_grad;
 };
 
-/* The order in which the units of a pass need the groups (a tied unit needs two);
- * unit step i begins at position item[i]. */
+/* The order in which the units of a pass need the groups (a tied unit needs
+ * two); unit step i begins at position item[i]. */
 struct iz_uses {
     int *group, *item;
     int n, steps;
@@ -92,7 +94,7 @@ struct iz_control {
 enum iz_failure { IZ_FINE, IZ_LOSS_NOT_FINITE, IZ_SCALE_AT_MINIMUM };
 
 struct iz_event {
-    bool eval; /* loss is that of the validation split */
+    bool eval;    /* loss is that of the validation split */
     int64_t step; /* 1-based: after this many steps */
     double loss, grad_norm, lr, loss_scale;
     bool skipped, stop;
@@ -151,7 +153,6 @@ void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
 
 /* ---- zero.c: where parameters and gradients go ---- */
 
-
 /* Submits fetches so that the groups of uses[from...] are on their way, as far
  * ahead as the rings allow. */
 void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from);
@@ -159,14 +160,37 @@ void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from);
 starpu_data_handle_t iz_zero_param(struct iz_engine *e, int group);
 /* Buffer for the next gradient contribution to a group. */
 starpu_data_handle_t iz_zero_grad(struct iz_engine *e, int group);
-/* Adds the contribution in `slots` (one per slice) to the accumulator; use: 0 the
- * group's own unit, 1 the tied one. */
+/* Adds the contribution in `slots` (one per slice) to the accumulator; use: 0
+ * the group's own unit, 1 the tied one. */
 void iz_zero_reduce(struct iz_engine *e, int group, int use,
                     const starpu_data_handle_t *slot, int slots);
 void iz_zero_norm(struct iz_engine *e, int group);
 void iz_zero_update(struct iz_engine *e, int group);
 /* All-gather of the parameters that the stage keeps whole. */
 void iz_zero_publish(struct iz_engine *e, int group);
+
+/* ---- pass.c: the tasks of a pass over the units ---- */
+
+struct iz_call {
+    enum iz_kind kind;
+    enum iz_unit_call call;
+    int unit, samples;
+    starpu_data_handle_t grad, tied_grad; /* backward: what it writes */
+    int64_t row; /* generation: position whose logits are wanted */
+};
+
+int iz_pass_open(struct iz_engine *e);
+void iz_pass_close(struct iz_engine *e);
+/* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
+int iz_pass_unit(const struct iz_engine *e, int i);
+void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
+                   int64_t first);
+int64_t iz_pass_first_sample(const struct iz_engine *e, int micro, int slice);
+void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
+                  struct iz_lane *l);
+/* Adds the lane's loss to the sum; the order of calls is the order of the sum.
+ */
+void iz_pass_add_loss(struct iz_engine *e, struct iz_lane *l);
 
 /* ---- control.c: the scalars of a step ---- */
 void iz_control_clip(struct iz_engine *e, int64_t step);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the bytes of a run live: allocates what the plan says, registers it with
- * StarPU, and reads and writes parameters and states when no task runs. */
+/* Where the bytes of a run live: allocates what the plan says, registers it
+ * with StarPU, and reads and writes parameters and states when no task runs. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +44,8 @@ static enum iz_tier tier_of(enum iz_home h)
     return h == IZ_HOME_CPU ? IZ_TIER_CPU : IZ_TIER_DEVICE;
 }
 
-/* First owned element within `param`: a full buffer holds every rank's shard. */
+/* First owned element within `param`: a full buffer holds every rank's shard.
+ */
 static int64_t own_param(const struct iz_engine *e, const struct iz_group *g)
 {
     bool shard_of_full = e->plan.params_full && !e->plan.states_full;
@@ -69,8 +70,8 @@ static void piece_filter(void *parent, void *child,
     }
 }
 
-/* StarPU switches between the whole and its pieces by itself: adam's chunks write
- * pieces side by side, fetch reads the whole. */
+/* StarPU switches between the whole and its pieces by itself: adam's chunks
+ * write pieces side by side, fetch reads the whole. */
 static int register_pieces(struct iz_engine *e, struct iz_group *g)
 {
     int n = g->plan->chunks;
@@ -136,10 +137,9 @@ static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
 {
     int64_t n = e->plan.grads_full ? g->plan->padded : g->plan->shard;
     int64_t bytes = n * size_of(e->plan.grad_type);
-    enum iz_tier tier =
-        e->plan.state_home == IZ_HOME_NONE || e->plan.grads_full
-            ? IZ_TIER_DEVICE
-            : IZ_TIER_CPU;
+    enum iz_tier tier = e->plan.state_home == IZ_HOME_NONE || e->plan.grads_full
+                            ? IZ_TIER_DEVICE
+                            : IZ_TIER_CPU;
     for (int i = 0; i <= g->plan->split_accum; i++) {
         g->grad[i] = take(e, tier, IZ_MEM_GRAD, bytes);
         if (!g->grad[i])
@@ -192,8 +192,8 @@ static int open_group(struct iz_engine *e, int u)
 static void close_group(struct iz_group *g)
 {
     if (g->piece)
-        starpu_data_partition_clean(g->param_handle,
-                                    (unsigned)g->plan->chunks, g->piece);
+        starpu_data_partition_clean(g->param_handle, (unsigned)g->plan->chunks,
+                                    g->piece);
     for (int i = 0; g->chunk && i < g->plan->chunks; i++) {
         bool own = !g->piece && g->chunk[i].param_handle != g->param_handle;
         if (own)
@@ -296,8 +296,8 @@ static int open_rings(struct iz_engine *e)
     e->ring = calloc((size_t)e->plan.n_rings, sizeof(*e->ring));
     for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
         const struct iz_plan_ring *r = &e->plan.ring[i];
-        e->ring[i].param = open_slots(e, r->params, r->elems * size,
-                                      IZ_MEM_RING, "gathered");
+        e->ring[i].param =
+            open_slots(e, r->params, r->elems * size, IZ_MEM_RING, "gathered");
         e->ring[i].grad = open_slots(e, r->grads, r->elems * size,
                                      IZ_MEM_GRAD_RING, "unit gradient");
         if (!e->ring[i].param || !e->ring[i].grad ||
@@ -338,8 +338,8 @@ static int open_boundaries(struct iz_engine *e, struct iz_lane *l, int b)
 static int open_lane(struct iz_engine *e, int b)
 {
     struct iz_lane *l = &e->lane[b];
-    int64_t batch = (e->model->input_bytes + e->model->target_bytes) *
-                    e->plan.samples;
+    int64_t batch =
+        (e->model->input_bytes + e->model->target_bytes) * e->plan.samples;
     int64_t d = 4 * e->plan.boundary_elems;
     l->batch = take(e, IZ_TIER_DEVICE, IZ_MEM_BATCH, batch);
     l->d = take(e, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, d);
@@ -438,8 +438,8 @@ void iz_homes_close(struct iz_engine *e)
 
 /* ---- outside of tasks ---- */
 
-/* The chunk's state arrays or parameters in memory, read from disk if need be into
- * the staging buffer `at` bytes in. */
+/* The chunk's state arrays or parameters in memory, read from disk if need be
+ * into the staging buffer `at` bytes in. */
 static char *chunk_state(struct iz_engine *e, int group, struct iz_chunk *k)
 {
     if (k->state)

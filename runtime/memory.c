@@ -10,16 +10,11 @@
 #include <sys/resource.h>
 
 const char *const iz_class_names[IZ_MEM_CLASSES] = {
-    [IZ_MEM_PARAM] = "parameters",
-    [IZ_MEM_GRAD] = "gradients",
-    [IZ_MEM_STATE] = "optimizer",
-    [IZ_MEM_RING] = "gathered units",
-    [IZ_MEM_GRAD_RING] = "unit gradients",
-    [IZ_MEM_BOUNDARY] = "boundaries",
-    [IZ_MEM_SAVED] = "activations",
-    [IZ_MEM_SCRATCH] = "scratch",
-    [IZ_MEM_STAGING] = "nvme staging",
-    [IZ_MEM_BATCH] = "batches",
+    [IZ_MEM_PARAM] = "parameters",         [IZ_MEM_GRAD] = "gradients",
+    [IZ_MEM_STATE] = "optimizer",          [IZ_MEM_RING] = "gathered units",
+    [IZ_MEM_GRAD_RING] = "unit gradients", [IZ_MEM_BOUNDARY] = "boundaries",
+    [IZ_MEM_SAVED] = "activations",        [IZ_MEM_SCRATCH] = "scratch",
+    [IZ_MEM_STAGING] = "nvme staging",     [IZ_MEM_BATCH] = "batches",
     [IZ_MEM_COMM] = "collectives",
 };
 
@@ -197,7 +192,8 @@ static int64_t cgroup_left(void)
             end--;
     }
     int64_t v1 = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-    int64_t v1_used = read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes");
+    int64_t v1_used =
+        read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes");
     if (v1 >= 0 && v1_used >= 0 && v1 - v1_used < left)
         left = v1 - v1_used;
     return left;

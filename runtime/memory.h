@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every large buffer of a run, by class (what it is for) and tier (where it lives).
- * The planner fills one such table by arithmetic, the allocations of a run fill
- * another; they must be equal. */
+/* Every large buffer of a run, by class (what it is for) and tier (where it
+ * lives). The planner fills one such table by arithmetic, the allocations of a
+ * run fill another; they must be equal. */
 #ifndef IZ_RUNTIME_MEMORY_H
 #define IZ_RUNTIME_MEMORY_H
 
@@ -43,8 +43,8 @@ struct iz_memory;
 int iz_memory_open(struct iz_memory **out, bool pin_cpu);
 void iz_memory_close(struct iz_memory **m);
 
-/* Zeroed, page-aligned, huge pages where large; counted; freed by close.  NULL with
- * the reason printed when the system refuses. */
+/* Zeroed, page-aligned, huge pages where large; counted; freed by close.  NULL
+ * with the reason printed when the system refuses. */
 void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
                      int64_t bytes);
 /* Counts memory that somebody else allocated (files, libraries). */
@@ -55,8 +55,8 @@ const struct iz_bytes *iz_memory_bytes(const struct iz_memory *m);
 /* Largest resident set of this process so far, bytes. */
 int64_t iz_memory_peak_resident(void);
 
-/* What this host can still give, bytes: the smaller of MemAvailable and what the
- * control group leaves. */
+/* What this host can still give, bytes: the smaller of MemAvailable and what
+ * the control group leaves. */
 int64_t iz_memory_available(void);
 
 #endif

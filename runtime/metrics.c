@@ -18,9 +18,9 @@ struct iz_metrics {
     bool quiet, tty;
     bool live; /* an unfinished line stands on the terminal */
     double gemm_rate;
-    int64_t last_ns;    /* time of the previous step; 0: not to be counted */
-    int64_t first_ns;   /* of the first step that counts */
-    double train_s;     /* time of `steps` steps */
+    int64_t last_ns;  /* time of the previous step; 0: not to be counted */
+    int64_t first_ns; /* of the first step that counts */
+    double train_s;   /* time of `steps` steps */
     int64_t steps, skipped, lost_spans;
     double last_loss, last_eval, best_rate;
     int64_t open_ns;
@@ -132,7 +132,10 @@ static const char *number(char *out, size_t size, double v)
     if (isfinite(v))
         snprintf(out, size, "%.17g", v);
     else
-        snprintf(out, size, "\"%s\"", isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
+        snprintf(out, size, "\"%s\"",
+                 isnan(v) ? "nan"
+                 : v > 0  ? "inf"
+                          : "-inf");
     return out;
 }
 
@@ -240,8 +243,7 @@ static void print_bytes(const struct iz_metrics *m)
 {
     const struct iz_engine *e = m->e;
     int64_t read = 0, written = 0, r, w;
-    printf("  parameters fetched %.1f MiB",
-           (double)e->fetched_bytes / 1048576);
+    printf("  parameters fetched %.1f MiB", (double)e->fetched_bytes / 1048576);
     if (e->plan.ranks > 1)
         printf(", collectives sent %.1f MiB received %.1f MiB",
                (double)e->coll->sent_bytes / 1048576,
@@ -255,8 +257,8 @@ static void print_bytes(const struct iz_metrics *m)
         written += w;
     }
     if (read | written)
-        printf(", disk read %.1f MiB written %.1f MiB",
-               (double)read / 1048576, (double)written / 1048576);
+        printf(", disk read %.1f MiB written %.1f MiB", (double)read / 1048576,
+               (double)written / 1048576);
     printf("\n");
 }
 
@@ -332,11 +334,11 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
            m->last_loss);
     if (isfinite(m->last_eval))
         printf(", validation loss %.4f", m->last_eval);
-    printf("\n  %.0f tokens/s, %.1f GFLOP/s per rank = %.1f %% of the GEMM rate "
-           "measured at the start (%.1f GFLOP/s on %d worker%s)\n",
-           rate, flops * 1e-9, percent(flops, m->gemm_rate),
-           m->gemm_rate * 1e-9, e->plan.workers,
-           e->plan.workers > 1 ? "s" : "");
+    printf(
+        "\n  %.0f tokens/s, %.1f GFLOP/s per rank = %.1f %% of the GEMM rate "
+        "measured at the start (%.1f GFLOP/s on %d worker%s)\n",
+        rate, flops * 1e-9, percent(flops, m->gemm_rate), m->gemm_rate * 1e-9,
+        e->plan.workers, e->plan.workers > 1 ? "s" : "");
     print_hidden(m);
     print_bytes(m);
     print_kinds(m);

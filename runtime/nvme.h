@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nvme tier: one preallocated file per rank, read and written in large aligned
- * pieces past the page cache (O_DIRECT, io_uring).  A call blocks its thread, which
- * sleeps in the kernel meanwhile. */
+/* The nvme tier: one preallocated file per rank, read and written in large
+ * aligned pieces past the page cache (O_DIRECT, io_uring).  A call blocks its
+ * thread, which sleeps in the kernel meanwhile. */
 #ifndef IZ_RUNTIME_NVME_H
 #define IZ_RUNTIME_NVME_H
 
@@ -12,18 +12,19 @@
 
 struct iz_nvme;
 
-/* Creates dir/name with `bytes` (rounded up to the alignment) of allocated space and
- * removes the name at once where the file system allows, so that a crash leaves
- * nothing behind.  Refuses with the reason printed: directory missing, not writable,
- * not enough space (asked and free bytes), no O_DIRECT.  Negative errno. */
+/* Creates dir/name with `bytes` (rounded up to the alignment) of allocated
+ * space and removes the name at once where the file system allows, so that a
+ * crash leaves nothing behind.  Refuses with the reason printed: directory
+ * missing, not writable, not enough space (asked and free bytes), no O_DIRECT.
+ * Negative errno. */
 int iz_nvme_open(struct iz_nvme **out, const char *dir, const char *name,
                  int64_t bytes, bool checksum);
 void iz_nvme_close(struct iz_nvme **f);
 
-/* Offset, bytes and buf aligned to IZ_NVME_ALIGN.  Any thread; regions in flight must
- * not overlap (the task graph sees to that).  Errors end the job: iz_die with file,
- * offset and reason.  With checksum on, a read region that was written as one
- * region must have the checksum it was written with. */
+/* Offset, bytes and buf aligned to IZ_NVME_ALIGN.  Any thread; regions in
+ * flight must not overlap (the task graph sees to that).  Errors end the job:
+ * iz_die with file, offset and reason.  With checksum on, a read region that
+ * was written as one region must have the checksum it was written with. */
 void iz_nvme_read(struct iz_nvme *f, void *buf, int64_t offset, int64_t bytes);
 void iz_nvme_write(struct iz_nvme *f, const void *buf, int64_t offset,
                    int64_t bytes);

@@ -44,7 +44,8 @@ static int read_value(struct iz_options *o, const char *name, char *value)
 
 static bool takes_value(const char *a)
 {
-    return !strcmp(a, "--set") || !strcmp(a, "--steps") || !strcmp(a, "--ranks");
+    return !strcmp(a, "--set") || !strcmp(a, "--steps") ||
+           !strcmp(a, "--ranks");
 }
 
 static int read_flag(struct iz_options *o, char *a)
@@ -71,8 +72,7 @@ static int read_flag(struct iz_options *o, char *a)
 int iz_options_read(struct iz_options *o, int argc, char **argv)
 {
     int r = 0;
-    *o = (struct iz_options){
-        .set = calloc((size_t)argc + 2, sizeof(*o->set))};
+    *o = (struct iz_options){.set = calloc((size_t)argc + 2, sizeof(*o->set))};
     if (!o->set)
         return -ENOMEM;
     for (int i = 1; i < argc && !r; i++) {
@@ -86,8 +86,9 @@ int iz_options_read(struct iz_options *o, int argc, char **argv)
     if (o->steps[0])
         o->set[o->n_set++] = o->steps;
     if (!r && !o->path && !o->help && !o->help_markdown && !o->version) {
-        fprintf(stderr, "usage: %s config.json [--set key=value ...] "
-                        "[--resume] [--steps N] [--plan]\n",
+        fprintf(stderr,
+                "usage: %s config.json [--set key=value ...] "
+                "[--resume] [--steps N] [--plan]\n",
                 argv[0]);
         r = -EINVAL;
     }

@@ -6,11 +6,11 @@
 #include "runtime/run.h"
 
 struct iz_options {
-    const char *path;        /* config.json */
-    char **set;              /* key=value, borrowed from argv; array owned */
+    const char *path; /* config.json */
+    char **set;       /* key=value, borrowed from argv; array owned */
     int n_set;
     bool resume, plan, help, help_markdown, version;
-    int ranks; /* --plan for this many; 0: those of the run */
+    int ranks;      /* --plan for this many; 0: those of the run */
     char steps[64]; /* "run.steps=N" or "" */
 };
 

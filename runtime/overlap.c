@@ -126,7 +126,8 @@ static void account(struct iz_overlap *o)
     }
 }
 
-/* Spans wait one round: a computation that ran beside them is then in the log. */
+/* Spans wait one round: a computation that ran beside them is then in the log.
+ */
 void iz_overlap_settle(struct iz_overlap *o, bool last)
 {
     account(o);

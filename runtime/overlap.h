@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much of one kind of work ran while units were computed: the time of its spans
- * during which at least one forward or backward was running on the same rank. */
+/* How much of one kind of work ran while units were computed: the time of its
+ * spans during which at least one forward or backward was running on the same
+ * rank. */
 #ifndef IZ_RUNTIME_OVERLAP_H
 #define IZ_RUNTIME_OVERLAP_H
 
@@ -12,8 +13,8 @@ int iz_overlap_open(struct iz_overlap **out);
 void iz_overlap_close(struct iz_overlap **o);
 
 void iz_overlap_add(struct iz_overlap *o, const struct iz_span *s);
-/* Accounts all spans but those so young that a computation beside them may still be
- * running; `last` accounts everything. */
+/* Accounts all spans but those so young that a computation beside them may
+ * still be running; `last` accounts everything. */
 void iz_overlap_settle(struct iz_overlap *o, bool last);
 
 /* Totals so far: seconds, number of tasks, and the part hidden (seconds). */

@@ -87,8 +87,9 @@ static int64_t median_padded(const struct iz_plan *p)
     return median;
 }
 
-/* Slots of the common ring: asked for directly, or as DeepSpeed's elements to fetch
- * ahead, bounded by its live parameters; two are the least that overlap. */
+/* Slots of the common ring: asked for directly, or as DeepSpeed's elements to
+ * fetch ahead, bounded by its live parameters; two are the least that overlap.
+ */
 static int ring_slots(const struct iz_config *c, int64_t elems, int members)
 {
     int64_t k = c->run.ring;
@@ -102,8 +103,9 @@ static int ring_slots(const struct iz_config *c, int64_t elems, int members)
     return (int)min64(k, members);
 }
 
-/* Units near the median size share ring 0; a much larger or smaller one gets a slot of
- * its own, or every slot of the ring would have the size of the largest. */
+/* Units near the median size share ring 0; a much larger or smaller one gets a
+ * slot of its own, or every slot of the ring would have the size of the
+ * largest. */
 static void plan_rings(struct iz_plan *p, const struct iz_config *c)
 {
     int64_t median = median_padded(p);
@@ -137,7 +139,8 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
 
 /* ---- schedule ---- */
 
-/* A micro-batch is cut into slices when there would be fewer tasks than workers. */
+/* A micro-batch is cut into slices when there would be fewer tasks than
+ * workers. */
 static int auto_slices(const struct iz_config *c, int workers)
 {
     for (int s = 1; s <= c->micro_batch; s++)
@@ -289,8 +292,8 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
         p->cost[u].save_bytes = round_up(p->cost[u].save_bytes, 64);
         p->save_bytes = max64(p->save_bytes, p->cost[u].save_bytes);
         p->scratch_bytes = max64(p->scratch_bytes, p->cost[u].work_bytes);
-        p->step_flops += tasks * (p->cost[u].forward_flops +
-                                  p->cost[u].backward_flops);
+        p->step_flops +=
+            tasks * (p->cost[u].forward_flops + p->cost[u].backward_flops);
     }
     p->scratch_bytes = round_up(p->scratch_bytes, 64) + p->save_bytes + 4096;
 }
@@ -428,8 +431,8 @@ static bool try_one(const struct iz_plan *p, const struct iz_config *c,
             continue;
         int64_t bytes = bytes_with(p, &d, m);
         if (bytes <= limit) {
-            fprintf(err, "izar: it fits with %s (%.1f MiB)\n",
-                    changes[i].text, (double)bytes / 1048576);
+            fprintf(err, "izar: it fits with %s (%.1f MiB)\n", changes[i].text,
+                    (double)bytes / 1048576);
             return true;
         }
     }

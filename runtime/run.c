@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "codelets/rate.h"
@@ -97,10 +98,10 @@ static int check_locked(const struct run *r)
 {
     struct rlimit l;
     int64_t need = iz_bytes_tier(&r->plan.bytes, IZ_TIER_CPU);
-    bool pin = (r->c.zero.optimizer.home != IZ_HOME_NONE &&
-                r->c.zero.optimizer.pin_memory) ||
-               (r->c.zero.param.home != IZ_HOME_NONE &&
-                r->c.zero.param.pin_memory);
+    bool pin =
+        (r->c.zero.optimizer.home != IZ_HOME_NONE &&
+         r->c.zero.optimizer.pin_memory) ||
+        (r->c.zero.param.home != IZ_HOME_NONE && r->c.zero.param.pin_memory);
     if (!pin || geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &l) ||
         l.rlim_cur == RLIM_INFINITY || (int64_t)l.rlim_cur >= need)
         return 0;
@@ -110,6 +111,40 @@ static int check_locked(const struct run *r)
             "zero_optimization.offload_*.pin_memory to false\n",
             (double)need / 1048576, (double)l.rlim_cur / 1048576);
     return -ENOMEM;
+}
+
+static int check_free(const struct run *r, const char *path, const char *key,
+                      int64_t need)
+{
+    struct statvfs f;
+    if (!need)
+        return 0;
+    if (statvfs(path, &f)) {
+        fprintf(stderr, "izar: %s: %s: %s\n", key, path, strerror(errno));
+        return -errno;
+    }
+    int64_t have = (int64_t)f.f_bavail * (int64_t)f.f_frsize;
+    if (need * r->coll->local_size <= have)
+        return 0;
+    fprintf(stderr,
+            "izar: %s: %s has %.1f MiB free, the %d rank%s of this host need "
+            "%.1f MiB\n",
+            key, path, (double)have / 1048576, r->coll->local_size,
+            r->coll->local_size > 1 ? "s" : "",
+            (double)(need * r->coll->local_size) / 1048576);
+    return -ENOSPC;
+}
+
+static int check_disk(const struct run *r)
+{
+    const int64_t *b = r->plan.bytes.b[IZ_TIER_NVME];
+    int s = check_free(r, r->c.zero.optimizer.nvme_path,
+                       "zero_optimization.offload_optimizer.nvme_path",
+                       b[IZ_MEM_STATE]);
+    return s ? s
+             : check_free(r, r->c.zero.param.nvme_path,
+                          "zero_optimization.offload_param.nvme_path",
+                          b[IZ_MEM_PARAM]);
 }
 
 static int make_plan(struct run *r)
@@ -122,6 +157,8 @@ static int make_plan(struct run *r)
                         first_rank(r) ? stderr : NULL);
     if (!s && !r->o.plan)
         s = check_locked(r);
+    if (!s && !r->o.plan)
+        s = check_disk(r);
     return agree(r, s);
 }
 
@@ -182,9 +219,9 @@ static char *model_text(const struct run *r)
     fprintf(f, "{\"name\": \"%s\"", r->model->name);
     for (; k->name; k++)
         if (k->type == IZ_KEY_INT)
-            fprintf(f, ", \"%s\": %d", k->name,
-                    *(const int *)((const char *)r->p->section.target +
-                                   k->offset));
+            fprintf(
+                f, ", \"%s\": %d", k->name,
+                *(const int *)((const char *)r->p->section.target + k->offset));
     fprintf(f, "}");
     fclose(f);
     return text;
@@ -271,8 +308,8 @@ static void take_event(struct run *r)
         r->failure = v.failure;
 }
 
-/* Every rank takes the same events before it submits the same step, so all end at
- * the same one. */
+/* Every rank takes the same events before it submits the same step, so all end
+ * at the same one. */
 static void throttle(struct run *r)
 {
     while (r->e->step - r->taken >= r->c.run.in_flight)
@@ -344,8 +381,8 @@ static int print_sample(struct run *r)
     int32_t *prompt = text + prompt_n + n;
     for (int i = 0; i < prompt_n; i++)
         prompt[i] = (unsigned char)c->sample_prompt[i];
-    int s = iz_train_sample(r->e, prompt, prompt_n, text, n,
-                            c->sample_temperature);
+    int s =
+        iz_train_sample(r->e, prompt, prompt_n, text, n, c->sample_temperature);
     if (!s && first_rank(r)) {
         printf("\nsample (temperature %g):\n", c->sample_temperature);
         print_text(text, prompt_n + n);
@@ -387,8 +424,9 @@ static void report_failure(struct run *r)
                 "(fp16.min_loss_scale %g): training diverges\n",
                 r->c.fp16.min_loss_scale);
     else
-        fprintf(stderr, "izar: the loss or its gradient is not finite after "
-                        "step %lld: nothing was saved since\n",
+        fprintf(stderr,
+                "izar: the loss or its gradient is not finite after "
+                "step %lld: nothing was saved since\n",
                 (long long)r->taken);
     if (!iz_state_latest(r->c.run.output, &step))
         fprintf(stderr,
@@ -447,8 +485,8 @@ static int start(struct run *r)
         return s;
     measure_gemm(r);
     print_header(r);
-    return agree(r, iz_metrics_open(&r->metrics, r->e, r->gemm_rate,
-                                    !first_rank(r)));
+    return agree(
+        r, iz_metrics_open(&r->metrics, r->e, r->gemm_rate, !first_rank(r)));
 }
 
 static int run_all(struct run *r)

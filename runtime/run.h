@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program around a model: arguments, config, plan, training, summary.  Every
+/* The program around a model: arguments, config, plan, training, summary. Every
  * model's main is one call of iz_run. */
 #ifndef IZ_RUNTIME_RUN_H
 #define IZ_RUNTIME_RUN_H
@@ -9,10 +9,11 @@
 
 /* What a model's program needs to know of its model. */
 struct iz_program {
-    const char *name;   /* "gpt2" */
-    const char *about;  /* one line for --help */
+    const char *name;          /* "gpt2" */
+    const char *about;         /* one line for --help */
     struct iz_section section; /* keys of "model"; target is filled */
-    /* Creates the model from section.target.  Negative errno, reason printed. */
+    /* Creates the model from section.target.  Negative errno, reason printed.
+     */
     int (*open)(struct iz_model **out, const void *target);
     /* Samples are windows of this many tokens, from section.target. */
     int (*seq)(const void *target);

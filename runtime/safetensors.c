@@ -2,15 +2,12 @@
 /* The file format only: nothing here knows directories, ranks' shares or the
  * run. Whatever comes from a file is checked before it is used as a size or an
  * offset. */
-#define _POSIX_C_SOURCE 200809L
-
 #include "runtime/safetensors.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,6 +18,7 @@
 
 #include "codelets/build.h"
 #include "runtime/hash.h"
+#include "runtime/json.h"
 
 #define FORMAT "1"
 #define PREFIX 8               /* bytes of the length field */
@@ -151,10 +149,10 @@ static int64_t number(const char **text)
     return v;
 }
 
-static int metadata_number(const struct iz_safetensors *s, const json_t *meta,
+static int metadata_number(const struct iz_safetensors *s, const struct iz_json *meta,
                            const char *key, int64_t max, int64_t *out)
 {
-    const char *text = json_string_value(json_object_get(meta, key));
+    const char *text = iz_json_text(iz_json_member(meta, key));
 
     *out = text ? number(&text) : -1;
     if (*out < 0 || *out > max || *text)
@@ -162,15 +160,6 @@ static int metadata_number(const struct iz_safetensors *s, const json_t *meta,
             s, "__metadata__.%s is missing or not a number up to %" PRId64, key,
             max);
     return 0;
-}
-
-/* An integer in [0, max] in place `i` of an array; -1 if it is not one. */
-static int64_t array_number(const json_t *array, size_t i, int64_t max)
-{
-    const json_t *v = json_array_get(array, i);
-    int64_t n = json_is_integer(v) ? json_integer_value(v) : -1;
-
-    return n <= max ? n : -1;
 }
 
 static int hashes_parse(struct iz_piece *p, const char *text)
@@ -215,12 +204,12 @@ static int piece_place(const struct iz_safetensors *s, struct iz_piece *p,
 }
 
 static int piece_parse(const struct iz_safetensors *s, struct iz_piece *p,
-                       const char *name, const json_t *v, const json_t *meta)
+                       const char *name, const struct iz_json *v, const struct iz_json *meta)
 {
     int64_t data = s->bytes - s->data_offset, end;
-    const json_t *shape = json_object_get(v, "shape");
-    const json_t *span = json_object_get(v, "data_offsets");
-    const char *dtype = json_string_value(json_object_get(v, "dtype"));
+    const struct iz_json *shape = iz_json_member(v, "shape");
+    const struct iz_json *span = iz_json_member(v, "data_offsets");
+    const char *dtype = iz_json_text(iz_json_member(v, "dtype"));
 
     if (strlen(name) >= sizeof p->name)
         return fault(s, "tensor name %.80s... is too long", name);
@@ -228,12 +217,12 @@ static int piece_parse(const struct iz_safetensors *s, struct iz_piece *p,
     if (!dtype || strcmp(dtype, "F32") != 0)
         return fault(s, "tensor %s has type %s, not F32", name,
                      dtype ? dtype : "(none)");
-    p->count = array_number(shape, 0, INT64_MAX / 8);
-    if (json_array_size(shape) != 1 || p->count < 0)
+    p->count = iz_json_number(iz_json_item(shape, 0), INT64_MAX / 8);
+    if (iz_json_count(shape) != 1 || p->count < 0)
         return fault(s, "tensor %s: shape is not [count]", name);
-    p->offset = array_number(span, 0, data);
-    end = array_number(span, 1, data);
-    if (json_array_size(span) != 2 || p->offset < 0 || end < p->offset)
+    p->offset = iz_json_number(iz_json_item(span, 0), data);
+    end = iz_json_number(iz_json_item(span, 1), data);
+    if (iz_json_count(span) != 2 || p->offset < 0 || end < p->offset)
         return fault(s,
                      "tensor %s: data_offsets do not lie in the %" PRId64
                      " bytes of data that the file has (truncated?)",
@@ -241,48 +230,45 @@ static int piece_parse(const struct iz_safetensors *s, struct iz_piece *p,
     if (end - p->offset != 4 * p->count)
         return fault(s, "tensor %s: %" PRId64 " elements in %" PRId64 " bytes",
                      name, p->count, end - p->offset);
-    return piece_place(s, p, json_string_value(json_object_get(meta, name)));
+    return piece_place(s, p, iz_json_text(iz_json_member(meta, name)));
 }
 
-static int pieces_parse(struct iz_safetensors *s, json_t *header,
-                        const json_t *meta)
+/* Data bytes of all tensors must be those of the file. */
+static int pieces_parse(struct iz_safetensors *s, const struct iz_json *header,
+                        const struct iz_json *meta)
 {
-    size_t n = json_object_size(header);
     int64_t bytes = 0;
-    const char *name;
-    json_t *v;
+    const char *name = NULL;
 
-    if (n > INT_MAX)
-        return fault(s, "too many tensors");
-    s->piece = calloc(n, sizeof *s->piece);
+    s->piece = calloc((size_t)iz_json_count(header), sizeof *s->piece);
     if (!s->piece)
         return -ENOMEM;
-    json_object_foreach(header, name, v)
-    {
+    while ((name = iz_json_key(header, name))) {
+        const struct iz_json *v = iz_json_member(header, name);
+        struct iz_piece *p = &s->piece[s->n_pieces];
         int err;
 
         if (v == meta)
             continue;
-        err = piece_parse(s, &s->piece[s->n_pieces++], name, v, meta);
+        s->n_pieces++;
+        err = piece_parse(s, p, name, v, meta);
         if (err)
             return err;
-        /* Bounded: more than the file holds is refused before it can overflow.
-         */
-        bytes += 4 * s->piece[s->n_pieces - 1].count;
+        bytes += 4 * p->count; /* each at most the file's: no overflow below */
         if (bytes > s->bytes)
             return fault(s, "tensors overlap");
     }
-    if (bytes != s->bytes - s->data_offset)
-        return fault(s,
-                     "tensors have %" PRId64 " bytes, the file's data %" PRId64,
-                     bytes, s->bytes - s->data_offset);
-    return 0;
+    if (bytes == s->bytes - s->data_offset)
+        return 0;
+    return fault(s, "tensors have %" PRId64 " bytes, the file's data %" PRId64, bytes,
+                 s->bytes - s->data_offset);
 }
 
-static int header_parse(struct iz_safetensors *s, json_t *header)
+static int header_parse(struct iz_safetensors *s,
+                        const struct iz_json *header)
 {
-    const json_t *meta = json_object_get(header, "__metadata__");
-    const char *format = json_string_value(json_object_get(meta, "izar"));
+    const struct iz_json *meta = iz_json_member(header, "__metadata__");
+    const char *format = iz_json_text(iz_json_member(meta, "izar"));
     int64_t rank = 0, ranks = 0;
     int err;
 
@@ -329,19 +315,15 @@ static int header_read(struct iz_safetensors *s, char **text)
 static int contents_open(struct iz_safetensors *s)
 {
     char *text = NULL;
-    json_error_t where;
-    json_t *header = NULL;
+    struct iz_json *header = NULL;
     int err = header_read(s, &text);
 
     if (!err) {
-        header = json_loadb(text + PREFIX, (size_t)(s->data_offset - PREFIX),
-                            JSON_REJECT_DUPLICATES, &where);
-        if (json_is_object(header))
-            err = header_parse(s, header);
-        else
-            err = fault(s, "the header is not JSON: %s", where.text);
+        header = iz_json_open(text + PREFIX, s->data_offset - PREFIX);
+        err = iz_json_is_object(header) ? header_parse(s, header)
+                                        : fault(s, "the header is not JSON");
     }
-    json_decref(header);
+    iz_json_close(&header);
     free(text);
     return err;
 }

@@ -34,7 +34,8 @@ static void put(void *arg, int64_t from, const float *in, int64_t n)
     iz_homes_put(a->e, a->group, a->array, from + a->skip, in, n);
 }
 
-/* A rank saves its shard; where it owns the whole it must also load the whole. */
+/* A rank saves its shard; where it owns the whole it must also load the whole.
+ */
 static void make_part(struct state *s, struct iz_engine *e, int u, int a,
                       bool load)
 {
@@ -73,9 +74,18 @@ static void make_names(struct iz_engine *e, struct iz_ckpt_name *n)
         }
 }
 
-enum { STEP, UPDATES, SCALE, ITERATION, OVERFLOW, HYSTERESIS, SAMPLES, SCALARS };
+enum {
+    STEP,
+    UPDATES,
+    SCALE,
+    ITERATION,
+    OVERFLOW,
+    HYSTERESIS,
+    SAMPLES,
+    SCALARS
+};
 static const char *const scalar_names[SCALARS] = {
-    "step",         "updates",         "loss_scale", "scale_iteration",
+    "step",          "updates",         "loss_scale", "scale_iteration",
     "last_overflow", "hysteresis_left", "samples"};
 
 static void make_scalars(const struct iz_engine *e, struct iz_ckpt_scalar *s)
@@ -109,17 +119,16 @@ static int open_state(struct state *s, struct iz_engine *e,
     for (int u = 0; u < units; u++)
         names += e->model->unit[u].n_params;
     struct iz_ckpt_name *name = calloc((size_t)names, sizeof(*name));
-    *s = (struct state){.k = {.dir = e->config->run.output,
-                              .keep_last = e->config->run.keep_last,
-                              .part = calloc(3 * (size_t)units,
-                                             sizeof(struct iz_ckpt_part)),
-                              .names = name,
-                              .n_names = names,
-                              .scalar = calloc(SCALARS,
-                                               sizeof(struct iz_ckpt_scalar)),
-                              .n_scalars = SCALARS,
-                              .model_text = model_text},
-                        .arg = calloc(3 * (size_t)units, sizeof(*s->arg))};
+    *s = (struct state){
+        .k = {.dir = e->config->run.output,
+              .keep_last = e->config->run.keep_last,
+              .part = calloc(3 * (size_t)units, sizeof(struct iz_ckpt_part)),
+              .names = name,
+              .n_names = names,
+              .scalar = calloc(SCALARS, sizeof(struct iz_ckpt_scalar)),
+              .n_scalars = SCALARS,
+              .model_text = model_text},
+        .arg = calloc(3 * (size_t)units, sizeof(*s->arg))};
     if (!name || !s->k.part || !s->k.scalar || !s->arg) {
         close_state(s);
         return -ENOMEM;
@@ -163,11 +172,11 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
     e->step = (int64_t)s[STEP].value;
     c->updates = (int64_t)s[UPDATES].value;
     if (e->config->dtype == IZ_F16)
-        c->scale = (struct iz_loss_scale){
-            .scale = s[SCALE].value,
-            .iteration = (int64_t)s[ITERATION].value,
-            .last_overflow = (int64_t)s[OVERFLOW].value,
-            .hysteresis_left = (int)s[HYSTERESIS].value};
+        c->scale =
+            (struct iz_loss_scale){.scale = s[SCALE].value,
+                                   .iteration = (int64_t)s[ITERATION].value,
+                                   .last_overflow = (int64_t)s[OVERFLOW].value,
+                                   .hysteresis_left = (int)s[HYSTERESIS].value};
     e->loss_scale = (float)c->scale.scale;
     return 0;
 }

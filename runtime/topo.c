@@ -25,8 +25,7 @@ static void list_cores(struct iz_topo *t, hwloc_const_cpuset_t allowed)
     hwloc_obj_type_t type = n > 0 ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
     n = hwloc_get_nbobjs_by_type(t->machine, type);
     for (int i = 0; i < n && t->n_cores < CORES_MAX; i++) {
-        hwloc_obj_t o =
-            hwloc_get_obj_by_type(t->machine, type, (unsigned)i);
+        hwloc_obj_t o = hwloc_get_obj_by_type(t->machine, type, (unsigned)i);
         hwloc_cpuset_t s = hwloc_bitmap_dup(o->cpuset);
         hwloc_bitmap_and(s, s, allowed);
         if (hwloc_bitmap_iszero(s)) {
@@ -39,7 +38,8 @@ static void list_cores(struct iz_topo *t, hwloc_const_cpuset_t allowed)
     t->host_cores = n;
 }
 
-/* The launcher bound the ranks of this host apart if the masks of any two differ. */
+/* The launcher bound the ranks of this host apart if the masks of any two
+ * differ. */
 static bool bound_apart(struct iz_coll *coll, hwloc_const_cpuset_t mine)
 {
     enum { WORDS = 16 };
@@ -60,10 +60,12 @@ static bool bound_apart(struct iz_coll *coll, hwloc_const_cpuset_t mine)
     return differ;
 }
 
-/* Equal parts in order of local rank; with fewer cores than ranks, round robin. */
+/* Equal parts in order of local rank; with fewer cores than ranks, round robin.
+ */
 static void share_cores(struct iz_topo *t, int rank, int ranks)
 {
-    int first = t->n_cores * rank / ranks, end = t->n_cores * (rank + 1) / ranks;
+    int first = t->n_cores * rank / ranks,
+        end = t->n_cores * (rank + 1) / ranks;
     if (first == end) {
         first = rank % t->n_cores;
         end = first + 1;
@@ -98,8 +100,7 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, int *workers)
     }
     hwloc_cpuset_t mask = hwloc_bitmap_alloc();
     if (hwloc_get_cpubind(t->machine, mask, HWLOC_CPUBIND_PROCESS))
-        hwloc_bitmap_copy(mask,
-                          hwloc_topology_get_allowed_cpuset(t->machine));
+        hwloc_bitmap_copy(mask, hwloc_topology_get_allowed_cpuset(t->machine));
     list_cores(t, mask);
     bool apart = coll->local_size > 1 && bound_apart(coll, mask);
     if (coll->local_size > 1 && !apart)

@@ -11,14 +11,14 @@
 
 struct iz_topo;
 
-/* Reads the machine.  Cores: the launcher's binding if it gave this rank its own,
- * else an equal part of the host's.  workers: run.workers, or STARPU_NCPU, or one
- * per core; *workers is set.  Negative errno with the reason printed. */
+/* Reads the machine.  Cores: the launcher's binding if it gave this rank its
+ * own, else an equal part of the host's.  workers: run.workers, or STARPU_NCPU,
+ * or one per core; *workers is set.  Negative errno with the reason printed. */
 int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, int *workers);
 void iz_topo_close(struct iz_topo **t);
 
-/* To be called before iz_graph_open: StarPU leaves binding to us unless the user
- * set it. */
+/* To be called before iz_graph_open: StarPU leaves binding to us unless the
+ * user set it. */
 void iz_topo_prepare(struct iz_topo *t);
 /* Binds compute worker i to the rank's core i (modulo their number). */
 void iz_topo_bind(struct iz_topo *t, struct iz_graph *g);

@@ -14,8 +14,8 @@ struct iz_train_config {
     int workers;
 };
 
-/* Allocates everything that `plan` (taken over) says and starts StarPU.  Negative
- * errno with the reason printed; *out is NULL then. */
+/* Allocates everything that `plan` (taken over) says and starts StarPU.
+ * Negative errno with the reason printed; *out is NULL then. */
 int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
                   struct iz_plan *plan);
 void iz_train_close(struct iz_engine **e);
@@ -32,11 +32,12 @@ void iz_train_step(struct iz_engine *e);
 /* Submits the validation loss after the steps so far. */
 void iz_train_eval(struct iz_engine *e);
 
-/* Waits for the next event.  Ends the job if none comes while tasks are stuck. */
+/* Waits for the next event.  Ends the job if none comes while tasks are stuck.
+ */
 struct iz_event iz_train_event(struct iz_engine *e);
 
-/* Generates n tokens after the prompt's (n_prompt >= 1) into out[n_prompt + n], all
- * ranks the same; waits for it. */
+/* Generates n tokens after the prompt's (n_prompt >= 1) into out[n_prompt + n],
+ * all ranks the same; waits for it. */
 int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,
                     int32_t *out, int n, double temperature);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ZeRO as submissions: which task brings a unit's parameters, takes its gradient
- * and updates it.  The stage has already become data in the plan: what is whole
- * on every rank and what is a shard. */
+/* ZeRO as submissions: which task brings a unit's parameters, takes its
+ * gradient and updates it.  The stage has already become data in the plan: what
+ * is whole on every rank and what is a shard. */
 #include <assert.h>
 #include <string.h>
 
@@ -99,12 +99,12 @@ static void run_publish(struct iz_exec *x, void **buf, const void *arg)
 static struct fetch_arg fetch_arg(const struct iz_engine *e, int group,
                                   int64_t elem_bytes)
 {
-    return (struct fetch_arg){
-        .coll = e->coll,
-        .shard_bytes = e->group[group].plan->shard * elem_bytes,
-        .rank = e->plan.rank,
-        .ranks = e->plan.ranks,
-        .unit = unit_name(e, group)};
+    return (struct fetch_arg){.coll = e->coll,
+                              .shard_bytes =
+                                  e->group[group].plan->shard * elem_bytes,
+                              .rank = e->plan.rank,
+                              .ranks = e->plan.ranks,
+                              .unit = unit_name(e, group)};
 }
 
 /* Shards on disk first come into a staging buffer, chunk by chunk. */
@@ -232,15 +232,15 @@ void iz_zero_publish(struct iz_engine *e, int group)
         return;
     struct fetch_arg a =
         fetch_arg(e, group, iz_dtype_bytes(e->plan.param_type));
-    iz_submit(e->graph, &(struct iz_task){.kind = IZ_FETCH,
-                                          .where = IZ_ON_LANE,
-                                          .run = run_publish,
-                                          .arg = &a,
-                                          .arg_bytes = sizeof(a),
-                                          .data = {{g->param_handle,
-                                                    STARPU_RW}},
-                                          .unit = group,
-                                          .step = (int)e->step});
+    iz_submit(e->graph,
+              &(struct iz_task){.kind = IZ_FETCH,
+                                .where = IZ_ON_LANE,
+                                .run = run_publish,
+                                .arg = &a,
+                                .arg_bytes = sizeof(a),
+                                .data = {{g->param_handle, STARPU_RW}},
+                                .unit = group,
+                                .step = (int)e->step});
     e->fetched_bytes += param_bytes(e, g->plan->padded);
 }
 
@@ -321,23 +321,24 @@ void iz_zero_reduce(struct iz_engine *e, int group, int use,
     struct iz_access more[MAX_SLICES];
     assert(slots <= MAX_SLICES);
     for (int i = 0; i < slots; i++)
-        more[i] = (struct iz_access){slot[i], i || !many ? STARPU_R : STARPU_RW};
-    iz_submit(e->graph,
-              &(struct iz_task){
-                  .kind = IZ_REDUCE,
-                  .where = many ? IZ_ON_LANE : IZ_ON_COMPUTE,
-                  .run = direct ? run_reduce_direct : run_reduce,
-                  .arg = &a,
-                  .arg_bytes = sizeof(a),
-                  .data = {{g->grad_handle[acc],
-                            first && !direct && a.own == 0 ? STARPU_W
-                                                           : STARPU_RW}},
-                  .more = more,
-                  .n_more = direct ? 0 : slots,
-                  .urgency = in_order(group),
-                  .bytes = 3 * (double)param_bytes(e, g->plan->padded),
-                  .unit = group,
-                  .step = (int)e->step});
+        more[i] =
+            (struct iz_access){slot[i], i || !many ? STARPU_R : STARPU_RW};
+    iz_submit(
+        e->graph,
+        &(struct iz_task){
+            .kind = IZ_REDUCE,
+            .where = many ? IZ_ON_LANE : IZ_ON_COMPUTE,
+            .run = direct ? run_reduce_direct : run_reduce,
+            .arg = &a,
+            .arg_bytes = sizeof(a),
+            .data = {{g->grad_handle[acc],
+                      first && !direct && a.own == 0 ? STARPU_W : STARPU_RW}},
+            .more = more,
+            .n_more = direct ? 0 : slots,
+            .urgency = in_order(group),
+            .bytes = 3 * (double)param_bytes(e, g->plan->padded),
+            .unit = group,
+            .step = (int)e->step});
 }
 
 /* ---- norm ---- */
@@ -363,41 +364,39 @@ static void run_norm(struct iz_exec *x, void **buf, const void *arg)
 static void gather_gradient(struct iz_engine *e, int group)
 {
     struct fetch_arg a = fetch_arg(e, group, iz_dtype_bytes(e->plan.grad_type));
-    iz_submit(e->graph,
-              &(struct iz_task){
-                  .kind = IZ_REDUCE,
-                  .where = IZ_ON_LANE,
-                  .run = run_publish,
-                  .arg = &a,
-                  .arg_bytes = sizeof(a),
-                  .data = {{e->group[group].grad_handle[0], STARPU_RW}},
-                  .unit = group,
-                  .step = (int)e->step});
+    iz_submit(
+        e->graph,
+        &(struct iz_task){.kind = IZ_REDUCE,
+                          .where = IZ_ON_LANE,
+                          .run = run_publish,
+                          .arg = &a,
+                          .arg_bytes = sizeof(a),
+                          .data = {{e->group[group].grad_handle[0], STARPU_RW}},
+                          .unit = group,
+                          .step = (int)e->step});
 }
 
 void iz_zero_norm(struct iz_engine *e, int group)
 {
     struct iz_group *g = &e->group[group];
-    struct norm_arg a = {.n = g->plan->shard,
-                         .own = e->plan.grads_full
-                                    ? g->plan->shard * e->plan.rank
-                                    : 0,
-                         .type = e->plan.grad_type,
-                         .add = g->plan->split_accum};
+    struct norm_arg a = {
+        .n = g->plan->shard,
+        .own = e->plan.grads_full ? g->plan->shard * e->plan.rank : 0,
+        .type = e->plan.grad_type,
+        .add = g->plan->split_accum};
     g->contributions[0] = g->contributions[1] = 0;
-    iz_submit(
-        e->graph,
-        &(struct iz_task){
-            .kind = IZ_NORM,
-            .run = run_norm,
-            .arg = &a,
-            .arg_bytes = sizeof(a),
-            .data = {{g->grad_handle[0], a.add ? STARPU_RW : STARPU_R},
-                     {g->norm2_handle, STARPU_W},
-                     {a.add ? g->grad_handle[1] : NULL, STARPU_R}},
-            .bytes = (double)a.n * (double)iz_dtype_bytes(a.type),
-            .unit = group,
-            .step = (int)e->step});
+    iz_submit(e->graph,
+              &(struct iz_task){
+                  .kind = IZ_NORM,
+                  .run = run_norm,
+                  .arg = &a,
+                  .arg_bytes = sizeof(a),
+                  .data = {{g->grad_handle[0], a.add ? STARPU_RW : STARPU_R},
+                           {g->norm2_handle, STARPU_W},
+                           {a.add ? g->grad_handle[1] : NULL, STARPU_R}},
+                  .bytes = (double)a.n * (double)iz_dtype_bytes(a.type),
+                  .unit = group,
+                  .step = (int)e->step});
     if (e->plan.states_full && e->plan.ranks > 1)
         gather_gradient(e, group);
 }
@@ -411,7 +410,7 @@ struct adam_arg {
     bool separate_master;
     bool early; /* the scalars are those above; the control is not read */
     int64_t state_floats; /* between the arrays of a staged chunk: its length */
-    int64_t param_at; /* byte in the staging buffer, -1: own buffer */
+    int64_t param_at;     /* byte in the staging buffer, -1: own buffer */
 };
 
 /* buf: gradient, state, parameters (unless staged with the state), control. */
@@ -466,9 +465,9 @@ static struct adam_arg adam_arg(const struct iz_engine *e, int group,
         .param_at = -1};
 }
 
-static void submit_adam(struct iz_engine *e, int group, const struct iz_chunk *k,
-                        const struct adam_arg *a, starpu_data_handle_t state,
-                        starpu_data_handle_t param)
+static void submit_adam(struct iz_engine *e, int group,
+                        const struct iz_chunk *k, const struct adam_arg *a,
+                        starpu_data_handle_t state, starpu_data_handle_t param)
 {
     struct iz_task t = {.kind = IZ_ADAM,
                         .run = run_adam,
@@ -500,11 +499,9 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
     e->next_state_stage = (e->next_state_stage + 1) % p->state_stages;
     bool state_disk = p->state_home == IZ_HOME_NVME;
     bool param_disk = p->param_home == IZ_HOME_NVME;
-    int64_t state_bytes =
-        state_disk ? g->plan->chunk * 4 * p->state_arrays : 0;
-    struct io_arg state = {.file = e->state_file,
-                           .offset = k->state_at,
-                           .bytes = state_bytes};
+    int64_t state_bytes = state_disk ? g->plan->chunk * 4 * p->state_arrays : 0;
+    struct io_arg state = {
+        .file = e->state_file, .offset = k->state_at, .bytes = state_bytes};
     struct io_arg param = {.file = e->param_file,
                            .offset = k->param_at,
                            .bytes = param_bytes(e, g->plan->chunk),

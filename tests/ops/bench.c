@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Times the ops and the whole model in the shapes of a GPT of 6 layers x 384
  * and two samples of 256 tokens, on one thread, against bare matrix products of
- * the same shapes in the same run.  CPU time, best of several rounds. */
+ * the same shapes in the same run.  CPU time. */
 #include "tests/ops/fixture.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "models/gpt2.h"
 
 enum { SAMPLES = 2, SEQ = 256, C = 384, HEADS = 6, LAYERS = 6 };
-enum { M = SAMPLES * SEQ, ROUNDS = 7 };
+enum { M = SAMPLES * SEQ, ROUNDS = 9, MAX_PARAMS = 16 };
 
 static double now_s(void)
 {
@@ -22,36 +22,52 @@ static double now_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static struct iz_arena arena_new(int64_t bytes)
-{
-    return (struct iz_arena){.base = fixture_take(bytes), .size = bytes};
-}
+/* One function to time, `times` per step of the model. */
+struct job {
+    const char *name;
+    void (*op)(struct iz_exec *x, void *arg);
+    void *arg;
+    int times;
+    bool product; /* a bare matrix product, for comparison */
+    struct iz_exec x;
+    double flops, bytes, last_s, best_s;
+};
 
-/* Best time of one call of op; what it counts is added to *count. */
-static double time_op(void (*op)(struct iz_exec *x, void *arg), void *arg,
-                      struct iz_exec *count)
+static struct job job_new(const char *name,
+                          void (*op)(struct iz_exec *x, void *arg), void *arg,
+                          int times)
 {
-    struct iz_exec dry = iz_exec_dry(IZ_F32), x = {.backend = IZ_CPU};
-    double best = 1e30;
+    struct iz_exec dry = iz_exec_dry(IZ_F32);
+    struct job j = {.name = name,
+                    .op = op,
+                    .arg = arg,
+                    .times = times,
+                    .x = {.backend = IZ_CPU},
+                    .best_s = 1e30};
 
     op(&dry, arg);
-    x.work = arena_new(dry.work.peak);
-    for (int r = 0; r < ROUNDS; r++) {
-        double t = now_s();
-        op(&x, arg);
-        t = now_s() - t;
-        best = t < best ? t : best;
-    }
-    count->flops += dry.flops;
-    count->bytes += dry.bytes;
-    free(x.work.base);
-    return best;
+    j.x.work = (struct iz_arena){.base = fixture_take(dry.work.peak),
+                                 .size = dry.work.peak};
+    j.flops = dry.flops;
+    j.bytes = dry.bytes;
+    op(&j.x, arg); /* touches all memory */
+    return j;
 }
 
-static void show(const char *name, double s, const struct iz_exec *count)
+static void job_run(struct job *j)
 {
-    printf("%-28s %9.0f us  %6.1f GFLOP/s  %6.1f GB/s\n", name, 1e6 * s,
-           1e-9 * count->flops / s, 1e-9 * count->bytes / s);
+    double t = now_s();
+
+    j->op(&j->x, j->arg);
+    j->last_s = now_s() - t;
+    j->best_s = j->last_s < j->best_s ? j->last_s : j->best_s;
+}
+
+static void job_show(const struct job *j)
+{
+    printf("  %-26s %9.0f us  %6.1f GFLOP/s  %6.1f GB/s\n", j->name,
+           1e6 * j->best_s, 1e-9 * j->flops / j->best_s,
+           1e-9 * j->bytes / j->best_s);
 }
 
 /* Every tensor an op may want, of the largest shape. */
@@ -169,10 +185,14 @@ static void bench_ops(void)
                         .db = view_new(1, C)};
     struct iz_view *all = (struct iz_view *)&b;
 
+    printf("ops\n");
     for (size_t i = 0; i < sizeof op / sizeof op[0]; i++) {
-        struct iz_exec count = {0};
-        double s = time_op(op[i].op, &b, &count);
-        show(op[i].name, s, &count);
+        struct job t = job_new(op[i].name, op[i].op, &b, 1);
+
+        for (int r = 0; r < ROUNDS; r++)
+            job_run(&t);
+        job_show(&t);
+        free(t.x.work.base);
     }
     for (size_t i = 0; i < sizeof b / sizeof *all; i++)
         free(all[i].p);
@@ -206,39 +226,13 @@ static void products(struct iz_exec *x, void *arg)
             iz_gemm_cpu(&g[i]);
 }
 
-/* Flops and best seconds of the bare products of the whole model. */
-static double bare(int64_t vocab, struct iz_exec *count)
-{
-    struct products p[] = {{.rows = M, .in = C, .out = 3 * C},
-                           {.rows = M, .in = C, .out = C},
-                           {.rows = M, .in = C, .out = 4 * C},
-                           {.rows = M, .in = 4 * C, .out = C},
-                           {.rows = M, .in = C, .out = vocab, .out_in = true}};
-    int64_t most = vocab > 4 * C ? vocab : 4 * C;
-    struct iz_view a = view_new(M, 4 * C), y = view_new(M, most);
-    struct iz_view w = view_new(4 * C, most);
-    double s = 0;
-
-    for (int i = 0; i < 5; i++) {
-        struct iz_exec one = {0};
-        int times = i < 4 ? LAYERS : 1;
-        p[i].a = a.p;
-        p[i].y = y.p;
-        p[i].w = w.p;
-        s += times * time_op(products, &p[i], &one);
-        count->flops += times * one.flops;
-    }
-    free(a.p);
-    free(y.p);
-    free(w.p);
-    return s;
-}
-
 /* One unit on buffers of its own; saved activations are kept. */
 struct step {
     struct iz_layer a;
     const struct iz_unit *u;
     struct iz_arena save;
+    struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
+    double loss;
 };
 
 static void forward(struct iz_exec *x, void *arg)
@@ -273,84 +267,135 @@ static struct iz_view weight_new(const struct iz_param *p)
     return t.v;
 }
 
-static double bench_unit(const struct iz_model *m, int unit, int32_t *tokens,
-                         struct iz_exec *count)
+static void step_open(struct step *s, const struct iz_model *m, int unit,
+                      int32_t *tokens)
 {
     const struct iz_unit *u = &m->unit[unit];
-    struct iz_view w[16], dw[16], x = view_new(SAMPLES, SEQ * C);
-    struct iz_view y = view_new(SAMPLES, SEQ * C),
-                   d = view_new(SAMPLES, SEQ * C);
+    struct iz_view x = view_new(SAMPLES, SEQ * C),
+                   y = view_new(SAMPLES, SEQ * C);
+    struct iz_view d = view_new(SAMPLES, SEQ * C);
     int n = u->n_params;
-    double loss, forward_s = 0, backward_s;
-    struct step s = {.u = u,
-                     .a = {.self = m->self,
-                           .unit = unit,
-                           .samples = SAMPLES,
-                           .w = w,
-                           .dw = dw,
-                           .x = x,
-                           .y = y,
-                           .dy = d,
-                           .dx = d,
-                           .input = tokens,
-                           .target = tokens,
-                           .loss = &loss,
-                           .loss_scale = 1},
-                     .save = arena_new((int64_t)1 << 26)};
 
+    *s = (struct step){.u = u, .save = {.size = 1 << 26}};
+    s->save.base = fixture_take(s->save.size);
     for (int i = 0; i < n; i++) {
-        w[i] = weight_new(&u->param[i]);
-        dw[i] = view_new(u->param[i].rows, u->param[i].cols);
+        s->w[i] = weight_new(&u->param[i]);
+        s->dw[i] = view_new(u->param[i].rows, u->param[i].cols);
     }
     if (u->tied_unit >= 0) {
-        w[n] = weight_new(&m->unit[0].param[0]);
-        dw[n++] = view_new(m->vocab, C);
+        s->w[n] = weight_new(&m->unit[0].param[0]);
+        s->dw[n] = view_new(m->vocab, C);
     }
-    if (u->forward)
-        forward_s = time_op(forward, &s, count);
-    backward_s = time_op(backward, &s, count);
-    printf("  %-8s forward %8.0f us, backward %8.0f us\n", u->name,
-           1e6 * forward_s, 1e6 * backward_s);
-    for (int i = 0; i < n; i++) {
-        free(w[i].p);
-        free(dw[i].p);
+    s->a = (struct iz_layer){.self = m->self,
+                             .unit = unit,
+                             .samples = SAMPLES,
+                             .w = s->w,
+                             .dw = s->dw,
+                             .x = x,
+                             .y = y,
+                             .dy = d,
+                             .dx = d,
+                             .input = tokens,
+                             .target = tokens,
+                             .loss = &s->loss,
+                             .loss_scale = 1};
+}
+
+static void step_close(struct step *s)
+{
+    for (int i = 0; i < MAX_PARAMS; i++) {
+        free(s->w[i].p);
+        free(s->dw[i].p);
     }
-    free(x.p);
-    free(y.p);
-    free(d.p);
-    free(s.save.base);
-    return forward_s + backward_s;
+    free(s->a.x.p);
+    free(s->a.y.p);
+    free(s->a.dy.p);
+    free(s->save.base);
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Runs all jobs in turn, again and again: model and bare products see the same
+ * neighbours on the machine.  Prints the median over the rounds. */
+static void compare(struct job *job, int n)
+{
+    double ratio[ROUNDS], rate[ROUNDS], bare[ROUNDS];
+
+    for (int r = 0; r < ROUNDS; r++) {
+        double s[2] = {0}, flops[2] = {0};
+
+        for (int i = 0; i < n; i++) {
+            job_run(&job[i]);
+            s[job[i].product] += job[i].times * job[i].last_s;
+            flops[job[i].product] += job[i].times * job[i].flops;
+        }
+        rate[r] = flops[0] / s[0];
+        bare[r] = flops[1] / s[1];
+        ratio[r] = rate[r] / bare[r];
+    }
+    for (int i = 0; i < n; i++)
+        job_show(&job[i]);
+    qsort(ratio, ROUNDS, sizeof *ratio, ascending);
+    qsort(rate, ROUNDS, sizeof *rate, ascending);
+    qsort(bare, ROUNDS, sizeof *bare, ascending);
+    printf("  model %.1f GFLOP/s, its bare products %.1f: %.1f %% (%.1f to "
+           "%.1f)\n",
+           1e-9 * rate[ROUNDS / 2], 1e-9 * bare[ROUNDS / 2],
+           100 * ratio[ROUNDS / 2], 100 * ratio[0], 100 * ratio[ROUNDS - 1]);
 }
 
 static void bench_model(int vocab)
 {
     struct iz_gpt2_config c = {LAYERS, HEADS, C, SEQ, vocab};
-    struct iz_exec count = {0}, gemm = {0};
-    struct iz_model *m;
+    int64_t most = vocab > 4 * C ? vocab : 4 * C;
+    struct iz_view a = view_new(M, 4 * C), y = view_new(M, most);
+    struct iz_view w = view_new(4 * C, most);
+    struct products p[] = {{M, C, 3 * C, false, a.p, y.p, w.p},
+                           {M, C, C, false, a.p, y.p, w.p},
+                           {M, C, 4 * C, false, a.p, y.p, w.p},
+                           {M, 4 * C, C, false, a.p, y.p, w.p},
+                           {M, C, vocab, true, a.p, y.p, w.p}};
+    static const char *name[] = {"c_attn", "attn.c_proj", "c_fc", "mlp.c_proj",
+                                 "logits"};
     int32_t *tokens = calloc(M, sizeof *tokens);
-    double s = 0, gemm_s = bare(vocab, &gemm), again;
+    struct step step[3];
+    struct iz_model *m;
+    struct job job[10];
+    int n = 0;
 
     for (int i = 0; i < M; i++)
         tokens[i] = fixture_below(vocab);
     assert_int_equal(iz_gpt2_open(&m, &c), 0);
     printf("GPT 6 x 384, vocabulary %d, 2 x 256 tokens\n", vocab);
-    for (int u = 0; u < m->n_units; u += u == 1 ? LAYERS : 1) {
-        struct iz_exec one = {0};
-        int times = u == 1 ? LAYERS : 1;
-        s += times * bench_unit(m, u, tokens, &one);
-        count.flops += times * one.flops;
+    for (int i = 0; i < 3; i++) {
+        step_open(&step[i], m, i < 2 ? i : LAYERS + 1, tokens);
+        if (step[i].u->forward)
+            job[n++] = job_new(i ? "block forward" : "embed forward", forward,
+                               &step[i], i == 1 ? LAYERS : 1);
+        job[n++] = job_new(i == 0   ? "embed backward"
+                           : i == 1 ? "block backward"
+                                    : "head backward",
+                           backward, &step[i], i == 1 ? LAYERS : 1);
     }
-    again =
-        bare(vocab, &(struct iz_exec){0}); /* the machine may have changed */
-    gemm_s = again < gemm_s ? again : gemm_s;
-    printf(
-        "  forward + backward %.1f ms, %.1f GFLOP/s = %.1f %% of the %.1f of "
-        "its bare products\n",
-        1e3 * s, 1e-9 * count.flops / s,
-        100 * (count.flops / s) / (gemm.flops / gemm_s),
-        1e-9 * gemm.flops / gemm_s);
-    iz_model_close(&m);
+    for (int i = 0; i < 5; i++) {
+        job[n] = job_new(name[i], products, &p[i], i < 4 ? LAYERS : 1);
+        job[n++].product = true;
+    }
+    compare(job, n);
+    for (int i = 0; i < n; i++)
+        free(job[i].x.work.base);
+    for (int i = 0; i < 3; i++)
+        step_close(&step[i]);
+    free(a.p);
+    free(y.p);
+    free(w.p);
     free(tokens);
+    iz_model_close(&m);
 }
 
 int ops_bench(void)

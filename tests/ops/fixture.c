@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random tensors, exact arenas, comparisons. */
+/* madvise */
+#define _DEFAULT_SOURCE
+
 #include "tests/ops/fixture.h"
 
 #include <math.h>

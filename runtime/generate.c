@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Generation of text, token by token, through the same units and rings as
+ * training.  Every rank computes the same text: nothing has to be sent. */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "runtime/train.h"
+
+struct pick_arg {
+    int32_t *text; /* whole text; this call writes text[at] */
+    int at, seq;   /* tokens so far; length of the window */
+    int vocab;
+    double temperature;
+    uint64_t seed;
+};
+
+static double uniform(uint64_t seed, uint64_t i)
+{
+    uint64_t z = seed + (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
+static int32_t choose(const struct pick_arg *a, const float *logits)
+{
+    float max = logits[0];
+    int best = 0;
+    for (int i = 1; i < a->vocab; i++)
+        if (logits[i] > max) {
+            max = logits[i];
+            best = i;
+        }
+    if (a->temperature <= 0)
+        return best;
+    double sum = 0;
+    for (int i = 0; i < a->vocab; i++)
+        sum += exp((logits[i] - max) / a->temperature);
+    double left = uniform(a->seed, (uint64_t)a->at) * sum;
+    for (int i = 0; i < a->vocab; i++) {
+        left -= exp((logits[i] - max) / a->temperature);
+        if (left < 0)
+            return i;
+    }
+    return best;
+}
+
+/* Puts the last `seq` tokens of the text into the window. */
+static void fill_window(int32_t *window, const int32_t *text, int n, int seq)
+{
+    int from = n > seq ? n - seq : 0;
+    memset(window, 0, (size_t)seq * 4);
+    memcpy(window, text + from, (size_t)(n - from) * 4);
+}
+
+static void run_pick(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct pick_arg *a = arg;
+    (void)x;
+    a->text[a->at] = choose(a, buf[0]);
+    fill_window(buf[1], a->text, a->at + 1, a->seq);
+}
+
+static void submit_token(struct iz_engine *e, const struct pick_arg *a)
+{
+    int units = e->model->n_units;
+    int row = (a->at < a->seq ? a->at : a->seq) - 1;
+    iz_zero_fetch(e, &e->forward, 0);
+    for (int u = 0; u < units; u++) {
+        struct iz_call c = {.kind = IZ_SAMPLE,
+                            .call = u + 1 < units ? IZ_CALL_FORWARD
+                                                  : IZ_CALL_GENERATE,
+                            .unit = u,
+                            .samples = 1,
+                            .row = row};
+        iz_pass_call(e, &c, &e->lane[0]);
+        iz_zero_fetch(e, &e->forward, e->forward.item[u + 1]);
+    }
+    iz_submit(e->graph,
+              &(struct iz_task){.kind = IZ_SAMPLE,
+                                .run = run_pick,
+                                .arg = a,
+                                .arg_bytes = sizeof(*a),
+                                .data = {{e->logits_handle, STARPU_R},
+                                         {e->lane[0].batch_handle, STARPU_RW}},
+                                .unit = -1,
+                                .step = (int)e->step});
+}
+
+int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,
+                    int32_t *out, int n, double temperature)
+{
+    if (!e->model->unit[e->model->n_units - 1].generate || n_prompt < 1)
+        return -EINVAL;
+    iz_graph_wait(e->graph);
+    memcpy(out, prompt, (size_t)n_prompt * 4);
+    struct pick_arg a = {.text = out,
+                         .seq = (int)(e->model->input_bytes / 4),
+                         .vocab = e->model->vocab,
+                         .temperature = temperature,
+                         .seed = e->config->run.seed};
+    fill_window(e->lane[0].batch, out, n_prompt, a.seq);
+    for (a.at = n_prompt; a.at < n_prompt + n; a.at++)
+        submit_token(e, &a);
+    iz_graph_wait(e->graph);
+    return iz_graph_error(e->graph);
+}

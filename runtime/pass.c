@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tasks of a pass over the units: samples come in, layers are called,
+ * losses are added.  Training, evaluation and generation are loops over these.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "runtime/engine.h"
+
+/* ---- batches ---- */
+
+struct batch_arg {
+    const struct iz_data *data;
+    enum iz_split split;
+    int64_t first; /* index of the first sample */
+    int samples;
+    int64_t input_bytes, target_bytes;
+};
+
+static void run_batch(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct batch_arg *a = arg;
+    char *input = buf[0], *target = input + a->samples * a->input_bytes;
+    (void)x;
+    for (int i = 0; i < a->samples; i++)
+        iz_data_sample(a->data, a->split, a->first + i,
+                       (int32_t *)(input + i * a->input_bytes),
+                       (int32_t *)(target + i * a->target_bytes));
+}
+
+void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
+                   int64_t first)
+{
+    struct batch_arg a = {.data = e->data,
+                          .split = split,
+                          .first = first,
+                          .samples = e->plan.samples,
+                          .input_bytes = e->model->input_bytes,
+                          .target_bytes = e->model->target_bytes};
+    iz_submit(e->graph, &(struct iz_task){.kind = IZ_BATCH,
+                                          .run = run_batch,
+                                          .arg = &a,
+                                          .arg_bytes = sizeof(a),
+                                          .data = {{l->batch_handle, STARPU_W}},
+                                          .unit = 0,
+                                          .step = (int)e->step});
+}
+
+/* First sample of a task: global order is step, micro-batch, rank, slice, so
+ * that it does not depend on the number of ranks for one global batch. */
+int64_t iz_pass_first_sample(const struct iz_engine *e, int micro, int slice)
+{
+    int64_t per_micro = (int64_t)e->plan.samples * e->plan.slices;
+    int64_t row = (e->step * e->plan.micro_batches + micro) * e->plan.ranks +
+                  e->plan.rank;
+    return row * per_micro + (int64_t)slice * e->plan.samples;
+}
+
+/* ---- units ---- */
+
+static double call_flops(const struct iz_engine *e, int u,
+                         enum iz_unit_call call)
+{
+    const struct iz_unit_cost *c = &e->plan.cost[u];
+    if (call == IZ_CALL_BACKWARD)
+        return c->backward_flops + (e->plan.recompute ? c->forward_flops : 0);
+    return call == IZ_CALL_FORWARD ? c->forward_flops : c->backward_flops / 3;
+}
+
+/* Appends an access and returns its position; -1 for no handle. */
+static signed char add(struct iz_task *t, starpu_data_handle_t h,
+                       enum starpu_data_access_mode mode)
+{
+    int n = 0;
+    if (!h)
+        return -1;
+    while (t->data[n].handle)
+        n++;
+    t->data[n] = (struct iz_access){h, mode};
+    return (signed char)n;
+}
+
+static void attach_params(struct iz_engine *e, const struct iz_call *c,
+                          struct iz_task *t, struct iz_unit_arg *a)
+{
+    int tied = e->model->unit[c->unit].tied_unit;
+    a->at_param = add(t, iz_zero_param(e, c->unit), STARPU_R);
+    a->at_tied = tied < 0 ? -1 : add(t, iz_zero_param(e, tied), STARPU_R);
+    a->at_grad = add(t, c->grad, STARPU_W);
+    a->at_tied_grad = add(t, c->tied_grad, STARPU_W);
+}
+
+/* Which activations a call reads and writes. */
+static void attach_activations(struct iz_engine *e, const struct iz_call *c,
+                               struct iz_lane *l, struct iz_task *t,
+                               struct iz_unit_arg *a)
+{
+    int u = c->unit;
+    bool first = u == 0, last = u + 1 == e->model->n_units;
+    bool forward = c->call == IZ_CALL_FORWARD;
+    bool backward = c->call == IZ_CALL_BACKWARD;
+    bool training = c->kind == IZ_FORWARD || backward;
+    a->at_batch =
+        first || last ? add(t, l->batch_handle, STARPU_R) : (signed char)-1;
+    a->at_x = first ? -1 : add(t, l->boundary_handle[u - 1], STARPU_R);
+    a->at_y = forward ? add(t, l->boundary_handle[u], STARPU_W) : -1;
+    a->at_d = !backward ? -1
+                        : add(t, l->d_handle,
+                              last    ? STARPU_W
+                              : first ? STARPU_R
+                                      : STARPU_RW);
+    a->at_save =
+        !training ? -1
+                  : add(t, l->saved_handle[u], forward ? STARPU_W : STARPU_R);
+    a->at_loss = -1;
+    a->at_scale = -1;
+    a->at_logits = -1;
+    if (!last)
+        return;
+    if (c->call == IZ_CALL_GENERATE)
+        a->at_logits = add(t, e->logits_handle, STARPU_W);
+    else
+        a->at_loss = add(t, l->loss_handle, STARPU_W);
+    if (backward)
+        a->at_scale = add(t, e->scale_handle, STARPU_R);
+}
+
+void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
+                  struct iz_lane *l)
+{
+    const struct iz_unit_cost *cost = &e->plan.cost[c->unit];
+    struct iz_unit_arg a = {.layout = &e->group[c->unit].layout,
+                            .call = c->call,
+                            .samples = c->samples,
+                            .param_type = e->plan.param_type,
+                            .grad_type = e->plan.param_type,
+                            .save_bytes = cost->save_bytes,
+                            .row = c->row};
+    struct iz_task t = {.kind = c->kind,
+                        .run = iz_unit_run,
+                        .arg = &a,
+                        .arg_bytes = sizeof(a),
+                        .flops = call_flops(e, c->unit, c->call),
+                        .bytes = c->call == IZ_CALL_BACKWARD
+                                     ? cost->backward_bytes
+                                     : cost->forward_bytes,
+                        .unit = c->unit,
+                        .step = (int)e->step};
+    attach_params(e, c, &t, &a);
+    attach_activations(e, c, l, &t, &a);
+    iz_submit(e->graph, &t);
+}
+
+static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
+{
+    (void)x;
+    (void)arg;
+    *(double *)buf[1] += *(double *)buf[0];
+}
+
+void iz_pass_add_loss(struct iz_engine *e, struct iz_lane *l)
+{
+    iz_submit(e->graph, &(struct iz_task){.kind = IZ_NORM,
+                                          .run = run_add_loss,
+                                          .data = {{l->loss_handle, STARPU_R},
+                                                   {e->loss_handle, STARPU_RW}},
+                                          .unit = -1,
+                                          .step = (int)e->step});
+}
+
+/* ---- order ---- */
+
+/* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
+int iz_pass_unit(const struct iz_engine *e, int i)
+{
+    int units = e->model->n_units;
+    return i < units ? i : 2 * units - 2 - i;
+}
+
+static int list_uses(const struct iz_engine *e, bool training,
+                     struct iz_uses *uses)
+{
+    size_t units = (size_t)e->model->n_units;
+    uses->steps = (int)(training ? 2 * units - 1 : units);
+    uses->group = calloc(4 * units, sizeof(*uses->group));
+    uses->item = calloc(2 * units, sizeof(*uses->item));
+    if (!uses->group || !uses->item)
+        return -ENOMEM;
+    for (int i = 0; i < uses->steps; i++) {
+        const struct iz_unit *u = &e->model->unit[iz_pass_unit(e, i)];
+        uses->item[i] = uses->n;
+        uses->group[uses->n++] = iz_pass_unit(e, i);
+        if (u->tied_unit >= 0)
+            uses->group[uses->n++] = u->tied_unit;
+    }
+    uses->item[uses->steps] = uses->n;
+    return 0;
+}
+
+int iz_pass_open(struct iz_engine *e)
+{
+    int r = list_uses(e, true, &e->training);
+    return r ? r : list_uses(e, false, &e->forward);
+}
+
+void iz_pass_close(struct iz_engine *e)
+{
+    free(e->training.group);
+    free(e->training.item);
+    free(e->forward.group);
+    free(e->forward.item);
+}

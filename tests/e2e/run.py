@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the program the way a user does, always under a time limit, and reads
+back what it left: exit status, both streams and metrics.jsonl."""
+import contextlib
+import copy
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("IZ_PROGRAM", str(ROOT / "build" / "models" / "gpt2"))
+FULL = os.environ.get("IZ_TEST_FULL") == "1"
+TIMEOUT_S = 120  # of one run; a run takes about a second on an idle machine
+MIB = 1 << 20
+
+# Odd on purpose: nothing divides by 2, 3 and 4 ranks, so shards are padded, and
+# five equal blocks are more than the rings of the tests hold.
+MODEL = {"layers": 5, "heads": 3, "width": 24, "seq": 16, "vocab": 256}
+
+
+def parameters(model):
+    """Number of parameters of a GPT-2; the head's weight is the embedding's."""
+    c = model["width"]
+    block = 12 * c * c + 13 * c
+    return (model["vocab"] + model["seq"]) * c + model["layers"] * block + 2 * c
+
+
+def merge(into, changes):
+    """Applies dotted keys, {"run.steps": 3}, or nested ones."""
+    for key, value in changes.items():
+        place = into
+        *sections, last = key.split(".")
+        for s in sections:
+            place = place.setdefault(s, {})
+        if isinstance(value, dict) and isinstance(place.get(last), dict):
+            merge(place[last], value)
+        else:
+            place[last] = copy.deepcopy(value)
+    return into
+
+
+def text_file(path, size=60000):
+    """Words in a seeded random order: learnable, the same on every machine."""
+    rng = random.Random(7)
+    words = ("the of and a to in is it you that he was for on are with as his "
+             "they be at one have this from or had by hot word but what some "
+             "we can out other were all there when up use your how").split()
+    out = []
+    n = 0
+    while n < size:
+        w = rng.choice(words)
+        out.append(w)
+        n += len(w) + 1
+    path.write_bytes((" ".join(out) + "\n").encode()[:size])
+    return path
+
+
+def base_config(data, output):
+    """Three steps of the small model, everything that may vary at its plainest."""
+    return {
+        "train_batch_size": 4,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW",
+                      "params": {"lr": 3e-3, "weight_decay": 0.1}},
+        "model": dict(MODEL),
+        "data": {"path": str(data), "bytes": True},
+        "run": {"output": str(output), "steps": 3, "workers": 2, "slices": 1,
+                "hash": True, "save": False, "recompute": "full"},
+    }
+
+
+def environment(extra=None):
+    """The caller's, without what would override a config."""
+    drop = ("STARPU_SCHED", "STARPU_NCPU", "STARPU_NCPUS", "OPENBLAS_CORETYPE")
+    env = {k: v for k, v in os.environ.items() if k not in drop}
+    env["IZ_PLAIN"] = "1"
+    if os.geteuid() == 0:
+        env["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
+        env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    env.update(extra or {})
+    return env
+
+
+def command(ranks, config, options=()):
+    line = [PROGRAM, str(config), *map(str, options)]
+    if ranks is None:
+        return line
+    return ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none",
+            *line]
+
+
+class Result:
+    """What a run left behind."""
+
+    def __init__(self, rc, out, err, output, seconds, line):
+        self.rc, self.out, self.err, self.seconds = rc, out, err, seconds
+        self.output, self.line = pathlib.Path(output), line
+        self.lines = read_lines(self.output / "metrics.jsonl")
+
+    @property
+    def steps(self):
+        return [x for x in self.lines if "loss" in x]
+
+    @property
+    def losses(self):
+        return [x["loss"] for x in self.steps]
+
+    @property
+    def bits(self):
+        """All that must be the same bit for bit: 17 digits tell doubles apart."""
+        return [(x["step"], x["loss"], x["grad_norm"], x["lr"],
+                 x["loss_scale"], x["skipped"]) for x in self.steps]
+
+    def last(self, key):
+        found = [x[key] for x in self.lines if key in x]
+        assert found, f"no {key} in metrics.jsonl\n{self}"
+        return found[-1]
+
+    @property
+    def hash(self):
+        return self.last("weights_hash")
+
+    @property
+    def summary(self):
+        return self.last("summary")
+
+    @property
+    def memory(self):
+        """{(class, tier): (planned, allocated)} of the last run."""
+        return {(x["memory"], x["tier"]):
+                (x["planned_bytes"], x["allocated_bytes"])
+                for x in self.lines if "memory" in x}
+
+    def bytes_of(self, *classes):
+        return sum(have for (name, _), (_, have) in self.memory.items()
+                   if name in classes)
+
+    def __str__(self):
+        return (f"$ {' '.join(self.line)}\nexit status {self.rc} after "
+                f"{self.seconds:.1f} s\n--- stdout\n{self.out[-3000:]}"
+                f"\n--- stderr\n{self.err[-3000:]}")
+
+
+def read_lines(path):
+    """The complete lines of a file that may still be written."""
+    if not path.is_file():
+        return []
+    text = path.read_text()
+    return [json.loads(x) for x in text[:text.rfind("\n") + 1].splitlines()]
+
+
+def children(pid):
+    """Pids of the direct children of a process."""
+    found = []
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+class Run:
+    """A run that is under way.  `ranks` None: without mpirun."""
+
+    def __init__(self, ranks, config, options=(), env=None):
+        self.output = pathlib.Path(json.loads(
+            pathlib.Path(config).read_text())["run"]["output"])
+        self.ranks = ranks
+        self.line = command(ranks, config, options)
+        self.begin = time.monotonic()
+        # Files, not pipes: nobody reads while the run is under way.
+        self.streams = [pathlib.Path(f"{config}.{x}") for x in ("out", "err")]
+        with open(self.streams[0], "wb") as out, \
+                open(self.streams[1], "wb") as err:
+            self.process = subprocess.Popen(
+                self.line, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                env=environment(env), start_new_session=True)
+
+    def pids(self):
+        """Those of the ranks."""
+        if self.ranks is None:
+            return [self.process.pid]
+        return children(self.process.pid)
+
+    def text(self, stream):
+        return self.streams[stream].read_text(errors="replace")
+
+    def signal(self, number, only=None):
+        pids = self.pids()
+        for pid in pids if only is None else [pids[only]]:
+            os.kill(pid, number)
+
+    def until(self, condition, what):
+        """Waits for what must come while the run goes on."""
+        end = time.monotonic() + TIMEOUT_S
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise AssertionError(f"ended before {what}\n{self.finish()}")
+            time.sleep(0.01)
+
+    def until_step(self, step):
+        def there():
+            return any(x.get("step", 0) >= step
+                       for x in read_lines(self.output / "metrics.jsonl"))
+        self.until(there, f"step {step}")
+
+    def kill(self):
+        """mpirun puts its ranks into process groups of their own."""
+        for pid in [*self.pids(), self.process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def finish(self, timeout_s=TIMEOUT_S):
+        late = False
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            late = True
+            self.kill()
+        r = Result(self.process.returncode, self.text(0), self.text(1),
+                   self.output, time.monotonic() - self.begin, self.line)
+        assert not late, f"still running after {timeout_s} s\n{r}"
+        return r
+
+
+class Place:
+    """A folder of a test with its data, in which runs are started."""
+
+    def __init__(self, folder, data):
+        self.folder, self.data, self.count = folder, data, 0
+
+    def config(self, overrides, output=None):
+        """Writes a config of its own for each run; returns its path."""
+        self.count += 1
+        output = output or self.folder / f"out{self.count}"
+        path = self.folder / f"config{self.count}.json"
+        config = merge(base_config(self.data, output), overrides)
+        path.write_text(json.dumps(config, indent=1))
+        return path
+
+    def start(self, ranks, overrides, options=(), output=None, env=None):
+        return Run(ranks, self.config(overrides, output), options, env)
+
+    def launch(self, ranks, overrides, options=(), output=None, env=None,
+               timeout_s=TIMEOUT_S):
+        run = self.start(ranks, overrides, options, output, env)
+        return run.finish(timeout_s)
+
+    def good(self, *args, **kwargs):
+        """A run that must succeed and allocate exactly its plan."""
+        r = self.launch(*args, **kwargs)
+        assert r.rc == 0, str(r)
+        for (name, tier), (planned, allocated) in r.memory.items():
+            assert planned == allocated, f"{name} in {tier}\n{r}"
+        return r
+
+    def clear(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def offload(stage, optimizer, param, nvme):
+    """The zero section; homes as in DeepSpeed's config, nvme a folder."""
+    zero = {"stage": stage}
+    for name, home in (("offload_optimizer", optimizer),
+                       ("offload_param", param)):
+        if home != "none":
+            zero[name] = {"device": home}
+        if home == "nvme":
+            zero[name]["nvme_path"] = str(nvme)
+    return {"zero_optimization": zero}
+
+
+DUMPS = re.compile(r"Assertion|\*\*\*|core dumped|Backtrace|Segmentation|"
+                   r"AddressSanitizer|runtime error|\[starpu\]\[|Traceback|"
+                   r"Aborted|Process received signal")
+
+
+def refused(r, *words, status=1):
+    """A clean refusal: the status, one message with these words, no dump."""
+    assert r.rc == status, str(r)
+    assert not DUMPS.search(r.out + r.err), str(r)
+    lines = [x for x in r.err.splitlines() if all(w in x for w in words)]
+    assert len(lines) == 1, f"wanted one line with {words}\n{r}"
+    return lines[0]
