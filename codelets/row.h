@@ -36,15 +36,25 @@ static inline float iz_expf(float x)
     return x < -86.5f ? 0.f : p;
 }
 
-/* The largest of n > 0 numbers; NaN may be skipped. */
+/* The largest of n > 0 numbers; NaN may be skipped.  Side by side, because a
+ * compiler may not reorder a maximum of numbers that could be NaN. */
 static inline float iz_row_max(const float *s, int64_t n)
 {
-    float m = s[0];
+    enum { LANES = 64 };
+    float m[LANES], best = s[0];
+    int64_t j = 0;
 
-#pragma omp simd reduction(max : m)
-    for (int64_t j = 0; j < n; j++)
-        m = s[j] > m ? s[j] : m;
-    return m;
+    for (int l = 0; l < LANES; l++)
+        m[l] = s[0];
+    for (; j + LANES <= n; j += LANES)
+#pragma omp simd
+        for (int l = 0; l < LANES; l++)
+            m[l] = s[j + l] > m[l] ? s[j + l] : m[l];
+    for (; j < n; j++)
+        best = s[j] > best ? s[j] : best;
+    for (int l = 0; l < LANES; l++)
+        best = m[l] > best ? m[l] : best;
+    return best;
 }
 
 /* s = exp(s - m); returns the sum. */

@@ -25,6 +25,7 @@
 
 struct iz_ckpt_index {
     char *path;
+    bool quiet;
     struct iz_json *root;
     int64_t step;
     int ranks;
@@ -185,6 +186,8 @@ static int fault(const struct iz_ckpt_index *x, const char *fmt, ...)
 {
     va_list args;
 
+    if (x->quiet)
+        return -EINVAL;
     fprintf(stderr, "izar: checkpoint: %s: ", x->path);
     va_start(args, fmt);
     vfprintf(stderr, fmt, args);
@@ -229,7 +232,8 @@ static bool sealed(const char *text, int64_t bytes)
 }
 
 /* -1 if there is no such number. */
-static int64_t number(const struct iz_json *object, const char *key, int64_t max)
+static int64_t number(const struct iz_json *object, const char *key,
+                      int64_t max)
 {
     return iz_json_number(iz_json_member(object, key), max);
 }
@@ -245,7 +249,7 @@ static int files_parse(struct iz_ckpt_index *x)
 {
     const struct iz_json *files = iz_json_member(x->root, "files");
 
-    if (x->ranks < 1 || json_array_size(files) != (size_t)x->ranks)
+    if (x->ranks < 1 || iz_json_count(files) != x->ranks)
         return -EINVAL;
     x->file = calloc((size_t)x->ranks, sizeof *x->file);
     if (!x->file)
@@ -259,38 +263,35 @@ static int files_parse(struct iz_ckpt_index *x)
     return 0;
 }
 
-static int index_parse(struct iz_ckpt_index *x, const char *text, int64_t bytes,
-                       bool quiet)
+static int index_parse(struct iz_ckpt_index *x, const char *text, int64_t bytes)
 {
     int64_t format;
 
     if (!sealed(text, bytes))
-        return quiet ? -EINVAL
-                     : fault(x, "damaged or truncated: the text does not have "
-                                "its checksum");
+        return fault(x,
+                     "damaged or truncated: the text does not have its hash");
     x->root = iz_json_open(text, bytes);
     format = number(x->root, "izar", INT_MAX);
     if (format != FORMAT)
-        return quiet ? -EINVAL
-                     : fault(x, "version %" PRId64 ", this program reads %d",
-                             format, FORMAT);
+        return fault(x, "version %" PRId64 ", this program reads %d", format,
+                     FORMAT);
     x->step = number(x->root, "step", INT64_MAX);
     x->ranks = (int)number(x->root, "ranks", INT_MAX);
     if (x->step < 0 || files_parse(x))
-        return quiet ? -EINVAL : fault(x, "has no step, ranks or files");
+        return fault(x, "has no step, ranks or files");
     return 0;
 }
 
-static int index_read(struct iz_ckpt_index *x, bool quiet)
+static int index_read(struct iz_ckpt_index *x)
 {
     int64_t bytes = 0;
     char *text = read_file(x->path, &bytes);
-    int err = -errno;
+    int err = text ? 0 : -errno;
 
-    if (!text && !quiet)
+    if (!text)
         fault(x, "%s", strerror(-err));
-    if (text)
-        err = index_parse(x, text, bytes, quiet);
+    else
+        err = index_parse(x, text, bytes);
     free(text);
     return err;
 }
@@ -303,9 +304,10 @@ int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path, bool quiet)
     *out = NULL;
     if (!x)
         return err;
+    x->quiet = quiet;
     x->path = strdup(path);
     if (x->path)
-        err = index_read(x, quiet);
+        err = index_read(x);
     if (err)
         iz_ckpt_index_close(&x);
     *out = x;
@@ -361,34 +363,33 @@ static int model_differs(const struct iz_ckpt_index *x, const char *key,
     return -EINVAL;
 }
 
-static int model_compare(const struct iz_ckpt_index *x, json_t *saved,
-                         json_t *run)
+/* The first member of the model section that is not the same in both. */
+static int model_compare(const struct iz_ckpt_index *x,
+                         const struct iz_json *saved, const struct iz_json *run)
 {
-    const char *key;
-    json_t *v;
+    const char *key = NULL;
 
-    if (json_equal(saved, run))
+    if (iz_json_equal(saved, run))
         return 0;
-    json_object_foreach(
-        saved, key,
-        v) if (!json_equal(v,
-                           iz_json_member(
-                               run, key))) return model_differs(x, key, v,
-                                                                iz_json_member(
-                                                                    run, key));
-    json_object_foreach(
-        run, key,
-        v) if (!iz_json_member(saved, key)) return model_differs(x, key, NULL,
-                                                                  v);
+    while ((key = iz_json_key(saved, key))) {
+        const struct iz_json *a = iz_json_member(saved, key);
+        const struct iz_json *b = iz_json_member(run, key);
+
+        if (!iz_json_equal(a, b))
+            return model_differs(x, key, a, b);
+    }
+    while ((key = iz_json_key(run, key)))
+        if (!iz_json_member(saved, key))
+            return model_differs(x, key, NULL, iz_json_member(run, key));
     return model_differs(x, "", saved, run);
 }
 
 static int model_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    json_t *run = json_loads(model_of(k), JSON_DECODE_ANY, NULL);
+    struct iz_json *run = model_json(k);
     int err = model_compare(x, iz_json_member(x->root, "model"), run);
 
-    json_decref(run);
+    iz_json_close(&run);
     return err;
 }
 
@@ -401,13 +402,20 @@ static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
     return NULL;
 }
 
+static int same_count(const struct iz_ckpt_index *x, const char *what,
+                      int64_t saved, int64_t run)
+{
+    return saved == run ? 0
+                        : fault(x, "%" PRId64 " %s, this run has %" PRId64,
+                                saved, what, run);
+}
+
 static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    json_t *arrays = iz_json_member(x->root, "arrays"), *v;
-    size_t i;
+    const struct iz_json *arrays = iz_json_member(x->root, "arrays");
 
-    json_array_foreach(arrays, i, v)
-    {
+    for (int64_t i = 0; i < iz_json_count(arrays); i++) {
+        const struct iz_json *v = iz_json_item(arrays, i);
         const char *name = text_of(v, "name");
         const struct iz_ckpt_part *p = part_find(k, name);
         int64_t total = number(v, "total", INT64_MAX);
@@ -420,10 +428,7 @@ static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
                 name, total, p->total);
     }
     /* All saved ones are in the run: if the numbers agree, so do the sets. */
-    if (json_array_size(arrays) != (size_t)k->n_parts)
-        return fault(x, "%zu arrays, this run has %d", json_array_size(arrays),
-                     k->n_parts);
-    return 0;
+    return same_count(x, "arrays", iz_json_count(arrays), k->n_parts);
 }
 
 static bool name_equal(const struct iz_json *v, const struct iz_ckpt_name *p)
@@ -433,8 +438,8 @@ static bool name_equal(const struct iz_json *v, const struct iz_ckpt_name *p)
     return strcmp(text_of(v, "name"), p->name) == 0 &&
            strcmp(text_of(v, "array"), p->array) == 0 &&
            number(v, "offset", INT64_MAX) == p->offset &&
-           json_integer_value(iz_json_item(shape, 0)) == p->rows &&
-           json_integer_value(iz_json_item(shape, 1)) == p->cols;
+           iz_json_number(iz_json_item(shape, 0), INT64_MAX) == p->rows &&
+           iz_json_number(iz_json_item(shape, 1), INT64_MAX) == p->cols;
 }
 
 static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
@@ -448,10 +453,7 @@ static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
                          "has another name, shape or place",
                          i, k->names[i].name, k->names[i].rows,
                          k->names[i].cols, k->names[i].array);
-    if (json_array_size(names) != (size_t)k->n_names)
-        return fault(x, "%zu parameters, this run has %d",
-                     json_array_size(names), k->n_names);
-    return 0;
+    return same_count(x, "parameters", iz_json_count(names), k->n_names);
 }
 
 static bool scalar_get(const struct iz_ckpt_index *x, const char *name,
@@ -468,15 +470,13 @@ static bool scalar_get(const struct iz_ckpt_index *x, const char *name,
 
 static int scalars_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    size_t n = json_object_size(iz_json_member(x->root, "scalars"));
+    int64_t n = iz_json_count(iz_json_member(x->root, "scalars"));
     double v;
 
     for (int i = 0; i < k->n_scalars; i++)
         if (!scalar_get(x, k->scalar[i].name, &v))
             return fault(x, "scalar %s is missing", k->scalar[i].name);
-    if (n != (size_t)k->n_scalars)
-        return fault(x, "%zu scalars, this run has %d", n, k->n_scalars);
-    return 0;
+    return same_count(x, "scalars", n, k->n_scalars);
 }
 
 int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)

@@ -13,9 +13,8 @@ static json_t *value(const struct iz_json *v)
 
 struct iz_json *iz_json_open(const char *text, int64_t bytes)
 {
-    return (struct iz_json *)json_loadb(text, (size_t)bytes,
-                                        JSON_REJECT_DUPLICATES | JSON_DECODE_ANY,
-                                        NULL);
+    return (struct iz_json *)json_loadb(
+        text, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
 }
 
 void iz_json_close(struct iz_json **v)
@@ -24,7 +23,8 @@ void iz_json_close(struct iz_json **v)
     *v = NULL;
 }
 
-const struct iz_json *iz_json_member(const struct iz_json *object, const char *key)
+const struct iz_json *iz_json_member(const struct iz_json *object,
+                                     const char *key)
 {
     return (struct iz_json *)json_object_get(value(object), key);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading JSON that the program wrote itself: checkpoint headers and indexes.  Nothing
- * here fails on what it finds; a missing or foreign value reads as NULL or -1. */
+/* Reading JSON that the program wrote itself: checkpoint headers and indexes.
+ * Nothing here fails on what it finds; a missing or foreign value reads as NULL
+ * or -1. */
 #ifndef IZ_RUNTIME_JSON_H
 #define IZ_RUNTIME_JSON_H
 
@@ -14,7 +15,8 @@ struct iz_json *iz_json_open(const char *text, int64_t bytes);
 void iz_json_close(struct iz_json **v);
 
 /* Values inside others live as long as the outermost one. */
-const struct iz_json *iz_json_member(const struct iz_json *object, const char *key);
+const struct iz_json *iz_json_member(const struct iz_json *object,
+                                     const char *key);
 const struct iz_json *iz_json_item(const struct iz_json *array, int64_t i);
 /* Members or items; 0 of anything else. */
 int64_t iz_json_count(const struct iz_json *v);

@@ -323,6 +323,7 @@ static void memory_json(struct iz_metrics *m)
 void iz_metrics_summary(struct iz_metrics *m, const char *reason)
 {
     struct iz_engine *e = m->e;
+    iz_graph_wait(e->graph); /* the last updates count too */
     drain(m, true);
     if (m->quiet)
         return;

@@ -45,7 +45,7 @@ static int64_t chunk_elems(const struct iz_config *c, int64_t owned)
 {
     int64_t chunk = min64(c->zero.sub_group_size, CHUNK_DEFAULT);
     chunk = max64(chunk, (owned + CHUNKS_MAX - 1) / CHUNKS_MAX);
-    return round_up(max64(chunk, 1), ALIGN_CHUNK);
+    return round_up(max64(min64(chunk, owned), 1), ALIGN_CHUNK);
 }
 
 static void plan_group(struct iz_plan *p, const struct iz_config *c,

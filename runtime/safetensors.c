@@ -149,8 +149,9 @@ static int64_t number(const char **text)
     return v;
 }
 
-static int metadata_number(const struct iz_safetensors *s, const struct iz_json *meta,
-                           const char *key, int64_t max, int64_t *out)
+static int metadata_number(const struct iz_safetensors *s,
+                           const struct iz_json *meta, const char *key,
+                           int64_t max, int64_t *out)
 {
     const char *text = iz_json_text(iz_json_member(meta, key));
 
@@ -204,7 +205,8 @@ static int piece_place(const struct iz_safetensors *s, struct iz_piece *p,
 }
 
 static int piece_parse(const struct iz_safetensors *s, struct iz_piece *p,
-                       const char *name, const struct iz_json *v, const struct iz_json *meta)
+                       const char *name, const struct iz_json *v,
+                       const struct iz_json *meta)
 {
     int64_t data = s->bytes - s->data_offset, end;
     const struct iz_json *shape = iz_json_member(v, "shape");
@@ -260,12 +262,11 @@ static int pieces_parse(struct iz_safetensors *s, const struct iz_json *header,
     }
     if (bytes == s->bytes - s->data_offset)
         return 0;
-    return fault(s, "tensors have %" PRId64 " bytes, the file's data %" PRId64, bytes,
-                 s->bytes - s->data_offset);
+    return fault(s, "tensors have %" PRId64 " bytes, the file's data %" PRId64,
+                 bytes, s->bytes - s->data_offset);
 }
 
-static int header_parse(struct iz_safetensors *s,
-                        const struct iz_json *header)
+static int header_parse(struct iz_safetensors *s, const struct iz_json *header)
 {
     const struct iz_json *meta = iz_json_member(header, "__metadata__");
     const char *format = iz_json_text(iz_json_member(meta, "izar"));
