@@ -57,19 +57,27 @@ static inline float iz_row_max(const float *s, int64_t n)
     return best;
 }
 
-/* s = exp(s - m); returns the sum. */
+/* s = exp(s - m); returns the sum, formed in short pieces because a row may
+ * have a vocabulary's length. */
 static inline float iz_row_exp(float *s, float m, int64_t n)
 {
-    float sum = 0;
+    enum { PIECE = 1024 };
+    double sum = 0;
 
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < n; j++) {
-        float e = iz_expf(s[j] - m);
+    for (int64_t from = 0; from < n; from += PIECE) {
+        int64_t to = n - from < PIECE ? n : from + PIECE;
+        float part = 0;
 
-        s[j] = e;
-        sum += e;
+#pragma omp simd reduction(+ : part)
+        for (int64_t j = from; j < to; j++) {
+            float e = iz_expf(s[j] - m);
+
+            s[j] = e;
+            part += e;
+        }
+        sum += (double)part;
     }
-    return sum;
+    return (float)sum;
 }
 
 #endif

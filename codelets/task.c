@@ -254,10 +254,8 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
     return h;
 }
 
-int iz_submit(struct iz_graph *g, const struct iz_task *t)
+static int submit(struct iz_graph *g, const struct iz_task *t)
 {
-    if (g->error)
-        return g->error;
     struct starpu_task *task = starpu_task_create();
     struct head *h = make_head(g, t);
     if (!task || !h) {
@@ -284,6 +282,20 @@ int iz_submit(struct iz_graph *g, const struct iz_task *t)
     }
     g->submitted++;
     return 0;
+}
+
+int iz_submit(struct iz_graph *g, const struct iz_task *t)
+{
+    bool alone =
+        g->config.lane_alone && g->config.lane && t->where == IZ_ON_LANE;
+    if (g->error)
+        return g->error;
+    if (alone)
+        starpu_task_wait_for_all();
+    int r = submit(g, t);
+    if (alone)
+        starpu_task_wait_for_all();
+    return r;
 }
 
 int iz_graph_error(const struct iz_graph *g)

@@ -96,6 +96,7 @@ struct iz_run_config {
     int slices; /* tasks per micro-batch; 0 = enough to occupy all workers */
     int ring;   /* gathered-unit buffers; 0 = from the zero section */
     int64_t log_interval;
+    bool task_log; /* every task of rank 0 with its times: output/tasks.jsonl */
     double comm_timeout_s;
     int inject_delay_us; /* random delay before every task up to this: tests */
     uint64_t inject_seed;

@@ -234,6 +234,9 @@ const struct iz_key iz_config_keys[] = {
            "one; must divide it. 0: the least that occupies all workers."),
     NUMBER("run.ring", INT, c.run.ring, 0, BATCH_MAX, "0",
            "Buffers of gathered units; 0: from zero_optimization."),
+    BOOL("run.task_log", c.run.task_log, "false",
+         "Write kind, unit, step, worker and times of every task of the first "
+         "rank to tasks.jsonl in run.output."),
     NUMBER("run.log_interval", INT64, c.run.log_interval, 1, COUNT_MAX, "10",
            "Steps between printed lines."),
     NUMBER("run.comm_timeout_s", DOUBLE, c.run.comm_timeout_s, 0.001, 1e9,

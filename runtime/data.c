@@ -246,8 +246,10 @@ static void split_one_file(struct iz_data *d, double fraction)
     int64_t windows = (t->count - 1) / d->seq, held, cut;
 
     held = (int64_t)(fraction * (double)windows + 0.5);
-    if (fraction > 0 && held < 1 && windows > 1)
+    if (fraction > 0 && held < 1)
         held = 1;
+    if (held >= windows) /* training comes first */
+        held = windows > 0 ? windows - 1 : 0;
     cut = t->count - 1 - held * d->seq;
     split_set(&d->split[IZ_TRAIN], t, 0, cut + 1, d->seq);
     split_set(&d->split[IZ_VAL], t, cut, held > 0 ? t->count - cut : 0, d->seq);

@@ -14,7 +14,7 @@
 struct iz_metrics {
     struct iz_engine *e;
     struct iz_overlap *overlap;
-    FILE *json;
+    FILE *json, *tasks;
     bool quiet, tty;
     bool live; /* an unfinished line stands on the terminal */
     double gemm_rate;
@@ -25,6 +25,17 @@ struct iz_metrics {
     double last_loss, last_eval, best_rate;
     int64_t open_ns;
 };
+
+static int open_file(struct iz_metrics *m, FILE **f, const char *name)
+{
+    char path[IZ_PATH_MAX + 32];
+    snprintf(path, sizeof(path), "%s/%s", m->e->config->run.output, name);
+    *f = fopen(path, "a");
+    if (*f)
+        return 0;
+    fprintf(stderr, "izar: %s: %s\n", path, strerror(errno));
+    return -errno;
+}
 
 int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
                     double gemm_rate, bool quiet)
@@ -41,15 +52,10 @@ int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
     m->last_eval = m->last_loss = NAN;
     m->open_ns = m->last_ns = iz_now_ns();
     int r = iz_overlap_open(&m->overlap);
-    if (!r && !quiet) {
-        char path[IZ_PATH_MAX + 32];
-        snprintf(path, sizeof(path), "%s/metrics.jsonl", e->config->run.output);
-        m->json = fopen(path, "a");
-        if (!m->json) {
-            r = -errno;
-            fprintf(stderr, "izar: %s: %s\n", path, strerror(errno));
-        }
-    }
+    if (!r && !quiet)
+        r = open_file(m, &m->json, "metrics.jsonl");
+    if (!r && !quiet && e->config->run.task_log)
+        r = open_file(m, &m->tasks, "tasks.jsonl");
     if (r)
         iz_metrics_close(out);
     return r;
@@ -61,6 +67,8 @@ void iz_metrics_close(struct iz_metrics **m)
         return;
     if ((*m)->json)
         fclose((*m)->json);
+    if ((*m)->tasks)
+        fclose((*m)->tasks);
     iz_overlap_close(&(*m)->overlap);
     free(*m);
     *m = NULL;
@@ -80,12 +88,20 @@ void iz_metrics_line(struct iz_metrics *m, const char *fmt, ...)
 
 static void take_span(void *arg, const struct iz_span *s)
 {
-    iz_overlap_add(arg, s);
+    struct iz_metrics *m = arg;
+    iz_overlap_add(m->overlap, s);
+    if (m->tasks)
+        fprintf(m->tasks,
+                "{\"task\": \"%s\", \"unit\": %d, \"step\": %d, "
+                "\"worker\": %d, \"begin_us\": %.3f, \"end_us\": %.3f}\n",
+                iz_kinds[s->kind].name, s->unit, s->step, s->worker,
+                (double)(s->begin_ns - m->open_ns) * 1e-3,
+                (double)(s->end_ns - m->open_ns) * 1e-3);
 }
 
 static void drain(struct iz_metrics *m, bool last)
 {
-    m->lost_spans += iz_graph_spans(m->e->graph, take_span, m->overlap);
+    m->lost_spans += iz_graph_spans(m->e->graph, take_span, m);
     iz_overlap_settle(m->overlap, last);
 }
 

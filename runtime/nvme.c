@@ -273,7 +273,8 @@ static bool piece_end(struct transfer *t, struct piece *p, int res)
     res = res > 0 ? res / IZ_NVME_ALIGN * IZ_NVME_ALIGN : 0;
     p->idle_rounds = res > 0 ? 0 : p->idle_rounds + 1;
     if (p->idle_rounds > PATIENCE)
-        transfer_die(t, p->offset, p->bytes, "no progress");
+        transfer_die(t, p->offset, p->bytes,
+                     "gets no further (was the file cut?)");
     p->offset += res;
     p->bytes -= res;
     piece_queue(t, p);

@@ -98,8 +98,6 @@ static int ring_slots(const struct iz_config *c, int64_t elems, int members)
         k = min64(k, max64(c->zero.max_live_parameters / elems, 1));
         k = max64(k, 2);
     }
-    if (!c->zero.overlap_comm)
-        k = 1;
     return (int)min64(k, members);
 }
 

@@ -170,6 +170,7 @@ static int open_graph(struct iz_engine *e, int workers)
     }
     struct iz_graph_config g = {.workers = workers,
                                 .lane = e->plan.ranks > 1,
+                                .lane_alone = !c->zero.overlap_comm,
                                 .io_workers = disk ? 2 : 0,
                                 .scheduler = c->run.scheduler,
                                 .rank = e->plan.rank,

@@ -156,6 +156,11 @@ static void check_panels(enum iz_dtype t, bool out_in)
     fixture_run(forward, &p);
     ref_matmul(&p.ref);
     fixture_close("y of panels", &p.y, p.ref.y, 2e-6);
+    p.ref.b = p.ref.r = NULL;
+    p.l.b = IZ_NONE;
+    fixture_run(forward, &p);
+    ref_matmul(&p.ref);
+    fixture_close("y of panels alone", &p.y, p.ref.y, 2e-6);
     fixture_run(backward, &p);
     ref_matmul(&da);
     fixture_close("da of panels", &p.da, want, 2e-6);

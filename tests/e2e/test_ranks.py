@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same global batches on another number of ranks: the same sums in another
+order, so the same numbers but for rounding."""
+import math
+
+import pytest
+
+import run
+
+BATCH = 24
+STEPS = 6
+# Relative bounds.  Only the order of sums differs, and only where a sum is
+# rounded.  fp32: sums of up to 24 x 16 tokens' terms of one gradient element are
+# cut in parts, each partial sum rounded to 2^-24; the loss sees a change of the
+# weights only through the gradient, i.e. at 2^-24 x (depth of about 100 dependent
+# roundings in 6 steps) = 6e-6.  bf16 and fp16: each rank's gradient is rounded to
+# 2^-9 or 2^-12 before the sum over ranks, an update of the weights has that
+# relative error, and the loss moves by less than 30 % in 6 steps: 0.3 x 2^-9 =
+# 6e-4; fp16 also loses small elements (2^-24 / the scale of 256), which Adam's
+# first steps make as large as any, and gets the same bound.
+BOUNDS = {"fp32": (1e-5, 1e-5), "bf16": (6e-4, 1e-2), "fp16": (6e-4, 1e-2)}
+
+
+def config(dtype):
+    c = {"train_batch_size": BATCH, "run.steps": STEPS,
+         "gradient_clipping": 0.5, "zero_optimization.stage": 3}
+    if dtype != "fp32":
+        c[f"{dtype}.enabled"] = True
+    if dtype == "fp16":
+        c["fp16.initial_scale_power"] = 8
+    return c
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return {}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("ranks", (2, 3, 4))
+def test_same_losses_on_any_number_of_ranks(ranks, dtype, alone, place):
+    if dtype not in alone:
+        alone[dtype] = place.good(None, config(dtype)).steps
+    steps = place.good(ranks, config(dtype)).steps
+    assert len(steps) == len(alone[dtype]) == STEPS
+    loss_bound, norm_bound = BOUNDS[dtype]
+    for a, b in zip(alone[dtype], steps):
+        assert math.isclose(a["loss"], b["loss"], rel_tol=loss_bound)
+        assert math.isclose(a["grad_norm"], b["grad_norm"], rel_tol=norm_bound)
+    # It learns, so the comparison is not one of constants.
+    assert steps[-1]["loss"] < 0.95 * steps[0]["loss"]
+
+
+@pytest.mark.parametrize("ranks", (None, 2, 4))
+def test_accumulation_is_exact_up_to_rounding(ranks, place):
+    n = ranks or 1
+    one = place.good(ranks, config("fp32"))
+    cut = place.good(ranks, {**config("fp32"),
+                             "train_micro_batch_size_per_gpu": 1,
+                             "gradient_accumulation_steps": BATCH // n})
+    for a, b in zip(one.steps, cut.steps, strict=True):
+        assert math.isclose(a["loss"], b["loss"], rel_tol=1e-5)
+        assert math.isclose(a["grad_norm"], b["grad_norm"], rel_tol=1e-5)
+
+
+def test_bound_tells_another_batch_apart(place):
+    a = place.good(None, config("fp32")).losses
+    b = place.good(None, {**config("fp32"), "train_batch_size": 23}).losses
+    assert not any(math.isclose(x, y, rel_tol=1e-5) for x, y in zip(a, b))
+    assert not all(math.isclose(x, y, rel_tol=6e-4) for x, y in zip(a, b))

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Token files: what is read, in which order, and what is refused. */
+#include "tests/files/fixture.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/data.h"
+
+#define MANY (1 << 30) /* a vocabulary that holds positions as tokens */
+
+static struct iz_data_config config;
+
+/* A shard with `count` in its header and `n` tokens in its data. */
+static const char *shard(const char *name, int32_t magic, int32_t version,
+                         int32_t count, const void *data, size_t bytes)
+{
+    int32_t header[256] = {magic, version, count};
+    const char *path = in_folder(name);
+    FILE *f = fopen(path, "wb");
+
+    assert_non_null(f);
+    assert_int_equal(fwrite(header, sizeof header, 1, f), 1);
+    assert_int_equal(fwrite(data, 1, bytes, f), bytes);
+    fclose(f);
+    return path;
+}
+
+/* Token i is i: a sample shows where it was taken from. */
+static const char *positions(const char *name, int n)
+{
+    uint32_t *t = malloc((size_t)n * sizeof *t);
+    const char *path;
+
+    for (int i = 0; i < n; i++)
+        t[i] = (uint32_t)i;
+    path = shard(name, 20240801, 7, n, t, (size_t)n * sizeof *t);
+    free(t);
+    return path;
+}
+
+static const char *raw(const char *name, const char *text)
+{
+    const char *path = in_folder(name);
+    FILE *f = fopen(path, "wb");
+
+    fwrite(text, 1, strlen(text), f);
+    fclose(f);
+    return path;
+}
+
+static void use(const char *path, const char *val, double fraction, bool bytes)
+{
+    config = (struct iz_data_config){.val_fraction = fraction, .bytes = bytes};
+    snprintf(config.path, sizeof config.path, "%s", path);
+    snprintf(config.val_path, sizeof config.val_path, "%s", val);
+}
+
+static struct iz_data *opened(int seq, int vocab, uint64_t seed, bool need_val)
+{
+    struct iz_data *d = NULL;
+
+    assert_int_equal(iz_data_open(&d, &config, seq, vocab, seed, need_val), 0);
+    return d;
+}
+
+static void refused(int seq, int vocab, bool need_val, const char *words)
+{
+    struct iz_data *d = NULL;
+    int err;
+
+    listen_begin();
+    err = iz_data_open(&d, &config, seq, vocab, 1, need_val);
+    listen_end();
+    assert_true(err < 0);
+    assert_null(d);
+    assert_said(config.path);
+    assert_said(words);
+}
+
+/* First token of a sample of `positions`, after a look at all of it. */
+static int start(const struct iz_data *d, enum iz_split s, int seq, int64_t i)
+{
+    static int32_t input[4096], target[4096];
+
+    iz_data_sample(d, s, i, input, target);
+    for (int j = 0; j < seq; j++) {
+        assert_int_equal(input[j], input[0] + j);
+        assert_int_equal(target[j], input[j] + 1);
+    }
+    return input[0];
+}
+
+static void samples_are_the_tokens_of_each_format(void **state)
+{
+    uint16_t narrow[] = {1, 2, 65535, 4, 5};
+    uint32_t wide[] = {1, 2, 128255, 4, 5};
+    int32_t input[4], target[4];
+    struct iz_data *d;
+
+    (void)state;
+    use(shard("a", 20240520, 1, 5, narrow, sizeof narrow), "", 0, false);
+    d = opened(2, 65536, 0, false);
+    assert_int_equal(iz_data_windows(d, IZ_TRAIN), 2);
+    for (int i = 0; i < 2; i++) {
+        iz_data_sample(d, IZ_TRAIN, i, input, target);
+        assert_true(input[0] == 1 ? target[1] == 65535 : input[0] == 65535);
+    }
+    iz_data_close(&d);
+    assert_null(d);
+    use(shard("b", 20240801, 7, 5, wide, sizeof wide), "", 0, false);
+    d = opened(4, 128256, 0, false);
+    iz_data_sample(d, IZ_TRAIN, 0, input, target);
+    assert_int_equal(input[2], 128255);
+    assert_int_equal(target[3], 5);
+    iz_data_close(&d);
+}
+
+static void every_window_comes_once_an_epoch(void **state)
+{
+    (void)state;
+    for (int windows = 1; windows <= 200; windows++) {
+        const int seq = 3, rest = windows % 3;
+        struct iz_data *d;
+
+        use(positions("p", windows * seq + 1 + rest), "", 0, false);
+        d = opened(seq, MANY, random_next(), false);
+        assert_int_equal(iz_data_windows(d, IZ_TRAIN), windows);
+        for (int epoch = 0; epoch < 4; epoch++) {
+            char seen[200] = {0};
+            int shift = start(d, IZ_TRAIN, seq, (int64_t)epoch * windows) % seq;
+
+            assert_true(shift <= rest);
+            for (int i = 0; i < windows; i++) {
+                int at = start(d, IZ_TRAIN, seq, (int64_t)epoch * windows + i);
+
+                assert_int_equal(at % seq, shift);
+                assert_false(seen[at / seq]++);
+            }
+        }
+        iz_data_close(&d);
+    }
+}
+
+static void every_window_of_many_comes_once_an_epoch(void **state)
+{
+    const int sizes[] = {4096, 4097, 65535, 65537, 1000003};
+
+    (void)state;
+    for (int k = 0; k < N_OF(sizes); k++) {
+        char *seen = calloc((size_t)sizes[k], 1);
+        struct iz_data *d;
+        int64_t in_place = 0;
+
+        use(positions("p", sizes[k] + 1), "", 0, false);
+        d = opened(1, MANY, random_next(), false);
+        for (int64_t i = 0; i < sizes[k]; i++) {
+            int at = start(d, IZ_TRAIN, 1, sizes[k] + i);
+
+            assert_false(seen[at]++);
+            in_place += at == i;
+        }
+        assert_true(in_place < 20); /* expected: 1 */
+        iz_data_close(&d);
+        free(seen);
+    }
+}
+
+static void windows_fall_on_every_place_alike(void **state)
+{
+    enum { WINDOWS = 10, EPOCHS = 4000 };
+    int count[WINDOWS][WINDOWS] = {0};
+    double chi = 0, mean = (double)EPOCHS / WINDOWS;
+    struct iz_data *d;
+
+    (void)state;
+    use(positions("p", WINDOWS + 1), "", 0, false);
+    d = opened(1, MANY, 7, false);
+    for (int e = 0; e < EPOCHS; e++)
+        for (int i = 0; i < WINDOWS; i++)
+            count[i][start(d, IZ_TRAIN, 1, e * WINDOWS + i)]++;
+    for (int i = 0; i < WINDOWS * WINDOWS; i++) {
+        double off = count[i / WINDOWS][i % WINDOWS] - mean;
+
+        chi += off * off / mean;
+    }
+    /* 81 degrees of freedom: above 130 once in 3000 seeds. */
+    assert_true(chi < 130);
+    iz_data_close(&d);
+}
+
+static void the_order_is_of_seed_and_epoch_alone(void **state)
+{
+    struct iz_data *a, *b, *c;
+    int same_seed = 0, same_epoch = 0, n = 100;
+
+    (void)state;
+    use(positions("p", n * 2 + 1), "", 0, false);
+    a = opened(2, MANY, 5, false);
+    b = opened(2, MANY, 5, false);
+    c = opened(2, MANY, 6, false);
+    for (int64_t i = 1000 * n; i-- > 999 * n;) /* backwards: no state */
+        assert_int_equal(start(a, IZ_TRAIN, 2, i), start(b, IZ_TRAIN, 2, i));
+    for (int i = 0; i < n; i++) {
+        same_seed += start(a, IZ_TRAIN, 2, i) == start(c, IZ_TRAIN, 2, i);
+        same_epoch += start(a, IZ_TRAIN, 2, i) == start(a, IZ_TRAIN, 2, n + i);
+    }
+    assert_true(same_seed < 15 && same_epoch < 15);
+    iz_data_close(&a);
+    iz_data_close(&b);
+    iz_data_close(&c);
+}
+
+static void training_and_validation_share_no_target(void **state)
+{
+    (void)state;
+    for (int n = 8; n < 90; n += 3)
+        for (int seq = 1; seq <= 3; seq++) {
+            double fraction = (double)(random_next() % 60 + 1) / 100;
+            int last_trained = 0;
+            struct iz_data *d;
+
+            use(positions("p", n), "", fraction, false);
+            d = opened(seq, MANY, random_next(), true);
+            for (int i = 0; i < 5 * iz_data_windows(d, IZ_TRAIN); i++) {
+                int at = start(d, IZ_TRAIN, seq, i) + seq;
+
+                last_trained = at > last_trained ? at : last_trained;
+            }
+            for (int i = 0; i < iz_data_windows(d, IZ_VAL); i++) {
+                int at = start(d, IZ_VAL, seq, i);
+
+                assert_true(at >= last_trained); /* its first target: at + 1 */
+                assert_true(at + seq < n);
+            }
+            assert_int_equal(iz_data_windows(d, IZ_TRAIN) +
+                                 iz_data_windows(d, IZ_VAL),
+                             (n - 1) / seq);
+            iz_data_close(&d);
+        }
+}
+
+static void validation_is_in_file_order_and_comes_again(void **state)
+{
+    struct iz_data *d;
+
+    (void)state;
+    use(positions("p", 101), positions("v", 31), 0.5, false);
+    d = opened(10, MANY, 1, true);
+    assert_int_equal(iz_data_windows(d, IZ_TRAIN), 10);
+    assert_int_equal(iz_data_windows(d, IZ_VAL), 3);
+    assert_int_equal(iz_data_tokens(d, IZ_VAL), 31);
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(start(d, IZ_VAL, 10, i), i % 3 * 10);
+    iz_data_close(&d);
+}
+
+static void wanting_validation_does_not_change_the_training(void **state)
+{
+    struct iz_data *a, *b;
+
+    (void)state;
+    use(positions("p", 1001), "", 0.1, false);
+    a = opened(5, MANY, 1, true);
+    b = opened(5, MANY, 1, false);
+    assert_int_equal(iz_data_windows(a, IZ_TRAIN),
+                     iz_data_windows(b, IZ_TRAIN));
+    for (int i = 0; i < 400; i++)
+        assert_int_equal(start(a, IZ_TRAIN, 5, i), start(b, IZ_TRAIN, 5, i));
+    iz_data_close(&a);
+    iz_data_close(&b);
+}
+
+static void bytes_are_tokens(void **state)
+{
+    int32_t input[3], target[3];
+    struct iz_data *d;
+
+    (void)state;
+    use(raw("t", "ab\xff\x80"), "", 0, true);
+    d = opened(3, 256, 1, false);
+    iz_data_sample(d, IZ_TRAIN, 0, input, target);
+    assert_int_equal(input[0], 'a');
+    assert_int_equal(input[2], 255);
+    assert_int_equal(target[2], 128);
+    iz_data_close(&d);
+}
+
+static void what_is_no_token_file_is_named(void **state)
+{
+    (void)state;
+    use(in_folder("nothing"), "", 0, false);
+    refused(4, MANY, false, "No such file");
+    use(folder, "", 0, false);
+    refused(4, MANY, false, "not a regular file");
+    use(raw("e", ""), "", 0, true);
+    refused(4, MANY, false, "is empty");
+    use(raw("s", "short"), "", 0, false);
+    refused(4, MANY, false, "5 bytes");
+    assert_int_equal(mkfifo(in_folder("f"), 0600), 0);
+    use(in_folder("f"), "", 0, false);
+    refused(4, MANY, false, "not a regular file");
+}
+
+static void a_foreign_header_is_named(void **state)
+{
+    uint16_t t[20] = {0};
+
+    (void)state;
+    use(shard("a", 20240521, 1, 20, t, sizeof t), "", 0, false);
+    refused(4, MANY, false, "magic 20240521 version 1");
+    use(shard("a", 20240520, 2, 20, t, sizeof t), "", 0, false);
+    refused(4, MANY, false, "magic 20240520 version 2");
+    use(shard("a", 20240801, 1, 20, t, sizeof t), "", 0, false);
+    refused(4, MANY, false, "magic 20240801 version 1");
+    use(shard("a", 20240520, 1, -3, t, sizeof t), "", 0, false);
+    refused(4, MANY, false, "-3 tokens");
+}
+
+static void a_wrong_length_is_named_with_both_numbers(void **state)
+{
+    uint16_t t[20] = {0};
+
+    (void)state;
+    use(shard("a", 20240520, 1, 21, t, sizeof t), "", 0, false);
+    refused(4, MANY, false,
+            "1066 bytes, but the file has 1064 bytes (truncated)");
+    use(shard("a", 20240520, 1, 20, t, sizeof t - 1), "", 0, false);
+    refused(4, MANY, false,
+            "1064 bytes, but the file has 1063 bytes (truncated)");
+    use(shard("a", 20240520, 1, 19, t, sizeof t), "", 0, false);
+    refused(4, MANY, false,
+            "1062 bytes, but the file has 1064 bytes (oversized)");
+    use(shard("a", 20240520, 1, INT32_MAX, t, sizeof t), "", 0, false);
+    refused(4, MANY, false, "(truncated)");
+}
+
+static void a_token_outside_the_vocabulary_is_named(void **state)
+{
+    enum { N = 200000 };
+    uint16_t *t = calloc(N, sizeof *t);
+    char words[64];
+
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        int at = (int)(random_next() % N);
+
+        at = i == 0 ? 0 : i == 1 ? N - 1 : at;
+        t[at] = 50257;
+        use(shard("a", 20240520, 1, N, t, N * sizeof *t), "", 0, false);
+        snprintf(words, sizeof words, "token %d is 50257", at);
+        refused(4, 50257, false, words);
+        t[at] = 50256;
+    }
+    free(t);
+    use(raw("t", "abcdefg\xc8"), "", 0, true);
+    refused(4, 200, false, "token 7 is 200, outside the vocabulary of 200");
+}
+
+static void too_few_tokens_are_named(void **state)
+{
+    struct iz_data *d;
+
+    (void)state;
+    use(positions("p", 8), "", 0, false);
+    refused(8, MANY, false, "8 tokens for training, but one window needs 9");
+    use(positions("p", 9), "", 0, false);
+    refused(8, MANY, true, "0 tokens for validation");
+    use(positions("p", 9), "", 0.5,
+        false); /* the only window is for training */
+    refused(8, MANY, true, "for validation");
+    d = opened(8, MANY, 1, false);
+    iz_data_close(&d);
+    use(positions("p", 9), positions("v", 8), 0, false);
+    listen_begin();
+    assert_true(iz_data_open(&d, &config, 8, MANY, 1, true) < 0);
+    listen_end();
+    assert_said(config.val_path);
+    assert_said("8 tokens for validation, but one window needs 9");
+}
+
+#define CASE(f) cmocka_unit_test_setup_teardown(f, make_folder, remove_folder)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(samples_are_the_tokens_of_each_format),
+        CASE(every_window_comes_once_an_epoch),
+        CASE(every_window_of_many_comes_once_an_epoch),
+        CASE(windows_fall_on_every_place_alike),
+        CASE(the_order_is_of_seed_and_epoch_alone),
+        CASE(training_and_validation_share_no_target),
+        CASE(validation_is_in_file_order_and_comes_again),
+        CASE(wanting_validation_does_not_change_the_training),
+        CASE(bytes_are_tokens),
+        CASE(what_is_no_token_file_is_named),
+        CASE(a_foreign_header_is_named),
+        CASE(a_wrong_length_is_named_with_both_numbers),
+        CASE(a_token_outside_the_vocabulary_is_named),
+        CASE(too_few_tokens_are_named),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
