@@ -19,10 +19,6 @@
 #include "runtime/state.h"
 #include "runtime/topo.h"
 
-#ifndef IZ_VERSION
-#define IZ_VERSION "0"
-#endif
-
 struct run {
     const struct iz_program *p;
     struct iz_options o;

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes: what the plan says, what is allocated, what is resident and what is
+fetched.  (That planned and allocated bytes are equal class by class is checked
+in every successful run of these tests: Place.good.)"""
+import re
+
+import pytest
+
+import run
+
+# ---- the table of the ZeRO paper ----
+
+PAPER = {0: lambda n: 16, 1: lambda n: 4 + 12 / n, 2: lambda n: 2 + 14 / n,
+         3: lambda n: 16 / n}
+STATES = ("parameters", "gradients", "optimizer")
+GPT2 = {"layers": 12, "heads": 12, "width": 768, "seq": 1024, "vocab": 50257}
+
+
+def planned(text, names):
+    """Bytes of the classes in the printed table, all tiers together."""
+    rows = re.findall(r"^  ([a-z ]+?) +([\d.]+) +([\d.]+) +([\d.]+)$", text,
+                      re.M)
+    assert {name for name, *_ in rows} >= set(names), text
+    return sum(float(x) for name, *mib in rows if name in names
+               for x in mib) * run.MIB
+
+
+def big(**more):
+    return {"train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1, "train_batch_size": "auto",
+            "bf16.enabled": True, "model": GPT2, "run.workers": 1,
+            "run.memory_limit_bytes": 10**15, **more}
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 4))
+@pytest.mark.parametrize("stage", PAPER)
+def test_bytes_per_parameter_are_the_papers(stage, ranks, place):
+    r = place.launch(None, big(**{"zero_optimization.stage": stage}),
+                     ["--plan", "--ranks", ranks])
+    assert r.rc == 0, str(r)
+    per = planned(r.out, STATES) / run.parameters(GPT2)
+    # Shards are padded to 64 elements in each of 14 units: less than 0.01 %.
+    assert per == pytest.approx(PAPER[stage](ranks), rel=1e-3), r.out
+
+
+@pytest.mark.parametrize("home", ("none", "cpu", "nvme"))
+def test_a_home_moves_bytes_and_adds_none(home, place, nvme):
+    zero = run.offload(3, home, home, nvme)
+    r = place.launch(None, big(**zero), ["--plan", "--ranks", 4])
+    per = planned(r.out, STATES) / run.parameters(GPT2)
+    # Regions of a file are whole chunks, of 4 KiB and more.
+    assert per == pytest.approx(4, rel=5e-3 if home == "nvme" else 1e-3), r.out
+
+
+@pytest.mark.parametrize("stage", PAPER)
+def test_a_run_allocates_the_papers_bytes(stage, place):
+    model = {**run.MODEL, "width": 96, "layers": 3}
+    r = place.good(2, {"bf16.enabled": True, "model": model,
+                       "train_batch_size": 2, "run.steps": 1,
+                       "zero_optimization.stage": stage})
+    per = r.bytes_of(*STATES) / run.parameters(model)
+    assert per == pytest.approx(PAPER[stage](2), rel=5e-3)
+
+
+def test_plan_alone_writes_nothing(place):
+    r = place.launch(None, {}, ["--plan"])
+    assert r.rc == 0 and not r.output.exists()
+
+
+# ---- resident memory ----
+
+# What a rank occupies before its first tensor: libraries (OpenBLAS has a buffer
+# per thread), StarPU, MPI, the log of tasks.  Measured 207-221 MiB with an
+# almost empty model, of 1 to 4 workers, alone and on 4 ranks.
+CONSTANT_MIB = 280
+EMPTY = {"layers": 1, "heads": 1, "width": 8, "seq": 8, "vocab": 256}
+LARGE = {"layers": 8, "heads": 8, "width": 512, "seq": 16, "vocab": 256}
+
+
+def host_bytes(r):
+    return sum(have for (_, tier), (_, have) in r.memory.items()
+               if tier != "nvme")
+
+
+@pytest.mark.parametrize("ranks", (None, 2))
+def test_an_empty_run_is_below_the_stated_constant(ranks, place):
+    r = place.good(ranks, {"model": EMPTY})
+    assert host_bytes(r) < run.MIB
+    assert r.summary["peak_resident_bytes"] < CONSTANT_MIB * run.MIB
+
+
+@pytest.mark.parametrize("ranks, home, dtype", [
+    (None, (0, "none", "none"), "fp32"), (None, (2, "cpu", "none"), "bf16"),
+    (None, (3, "cpu", "cpu"), "fp32"), (None, (3, "nvme", "nvme"), "fp32"),
+    (2, (1, "none", "none"), "bf16"), (2, (3, "nvme", "none"), "fp32"),
+    (2, (3, "cpu", "cpu"), "fp16")])
+def test_resident_memory_is_the_plan(ranks, home, dtype, place, nvme):
+    config = {"model": LARGE, "run.steps": 2, **run.offload(*home, nvme)}
+    if dtype != "fp32":
+        config[f"{dtype}.enabled"] = True
+    r = place.good(ranks, config)
+    empty = place.good(ranks, {"model": EMPTY, "run.steps": 1})
+    plan = host_bytes(r)
+    grown = (r.summary["peak_resident_bytes"] -
+             empty.summary["peak_resident_bytes"])
+    assert plan > 200 * run.MIB  # so that a tenth of it means something
+    assert 0.9 * plan <= grown <= 1.1 * plan, f"{plan} {grown}\n{r}"
+    assert r.summary["peak_resident_bytes"] <= \
+        1.1 * plan + CONSTANT_MIB * run.MIB
+
+
+# ---- parameter traffic ----
+
+LAYERS, STEPS, G = run.MODEL["layers"], 3, 4
+
+
+def padded(n, ranks):
+    """Elements of a unit: each rank's shard is a multiple of 64."""
+    return -(-(-(-n // ranks)) // 64) * 64 * ranks
+
+
+def units(ranks):
+    """Elements of embedding, block and head."""
+    c = run.MODEL["width"]
+    embed = (run.MODEL["vocab"] + run.MODEL["seq"]) * c
+    return (padded(embed, ranks), padded(12 * c * c + 13 * c, ranks),
+            padded(2 * c, ranks))
+
+
+def fetched(place, ranks, schedule, ring, reuse, size):
+    n = ranks or 1
+    zero = {"stage": 3, "stage3_max_reuse_distance": reuse,
+            "offload_param": {"device": "cpu"}}
+    config = {"train_batch_size": G * n, "run.steps": STEPS,
+              "train_micro_batch_size_per_gpu": 1,
+              "gradient_accumulation_steps": G,
+              "zero_optimization": zero, "run.schedule": schedule,
+              "run.parallel_micro_batches": 1, "run.ring": ring}
+    if size == 2:
+        config["bf16.enabled"] = True
+    return place.good(ranks, config)
+
+
+@pytest.mark.parametrize("ranks, size", [(None, 4), (2, 4), (3, 2)])
+def test_breadth_first_divides_traffic_by_the_accumulation(ranks, size, place):
+    """Without reuse a pass fetches what it uses: embedding three times (it is
+    the head's weight too), blocks twice, head once.  Where a pass follows
+    another in a step, the embedding is still there from the one before."""
+    embed, block, head = units(ranks or 1)
+    one_pass = 3 * embed + 2 * LAYERS * block + head
+    deep = fetched(place, ranks, "depth_first", 2, 0, size)
+    broad = fetched(place, ranks, "breadth_first", 2, 0, size)
+    assert broad.summary["fetched_bytes"] == STEPS * size * one_pass
+    assert deep.summary["fetched_bytes"] == \
+        STEPS * size * (G * one_pass - (G - 1) * embed)
+    assert deep.bits == broad.bits and deep.hash == broad.hash
+
+
+@pytest.mark.parametrize("schedule", ("depth_first", "breadth_first"))
+def test_a_ring_that_holds_all_fetches_once_a_step(schedule, place):
+    embed, block, head = units(1)
+    r = fetched(place, None, schedule, LAYERS, 10**9, 4)
+    assert r.summary["fetched_bytes"] == \
+        STEPS * 4 * (embed + LAYERS * block + head)
+
+
+@pytest.mark.parametrize("ring", (1, 2, 3, 4))
+def test_a_small_ring_is_used_as_well_as_one_can(ring, place):
+    """At the turn of a pass, and between two, a full ring is used again."""
+    embed, block, head = units(1)
+    passes = {"breadth_first": 1, "depth_first": G}
+    for schedule, n in passes.items():
+        r = fetched(place, None, schedule, ring, 10**9, 4)
+        blocks = LAYERS + (2 * n - 1) * (LAYERS - ring)
+        assert r.summary["fetched_bytes"] == \
+            STEPS * 4 * (embed + blocks * block + head), (schedule, str(r))
+
+
+@pytest.mark.parametrize("stage", (0, 1, 2, 3))
+def test_nothing_is_fetched_that_is_there(stage, place):
+    r = place.good(None, {"zero_optimization.stage": stage})
+    assert r.summary["fetched_bytes"] == 0
+    assert r.summary["sent_bytes"] == 0
+
+
+@pytest.mark.parametrize("stage", (1, 2))
+def test_a_kept_copy_is_gathered_once_a_step(stage, place):
+    embed, block, head = units(2)
+    r = place.good(2, {"zero_optimization.stage": stage, "run.steps": STEPS})
+    assert r.summary["fetched_bytes"] == \
+        STEPS * 4 * (embed + LAYERS * block + head)
