@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* usage: gemm THREADS LAYERS WIDTH ROWS VOCAB [SECONDS]
  * The yardstick of bench/throughput: the matrix products of one forward and
- * backward of a GPT (ROWS tokens), and nothing else, on THREADS threads at the same
- * time, one BLAS thread each.  Prints the GFLOP/s of all threads: median and
- * best of the repetitions. */
+ * backward of a GPT (ROWS tokens), and nothing else, on THREADS threads at the
+ * same time, one BLAS thread each.  Prints the GFLOP/s of all threads: median
+ * and best of the repetitions. */
 #include <cblas.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "codelets/rate.h"
+#include "codelets/gemm.h"
 #include "codelets/task.h"
 
 #define HEAD_ROWS 128 /* the classifier takes tokens in chunks */
@@ -59,8 +59,7 @@ static void *work(void *arg)
     size_t c = (size_t)j->width, m = (size_t)j->rows, v = (size_t)j->vocab;
     size_t wide = 4 * c > v ? 4 * c : v;
     float *x = calloc(m * 4 * c, sizeof(*x)), *y = calloc(m * wide, sizeof(*y));
-    float *w =
-        calloc((size_t)j->layers * 12 * c * c + c * v, sizeof(*w));
+    float *w = calloc((size_t)j->layers * 12 * c * c + c * v, sizeof(*w));
     if (!x || !y || !w)
         abort();
     int64_t end = iz_now_ns() + (int64_t)(j->seconds * 1e9);
@@ -87,8 +86,7 @@ int main(int argc, char **argv)
     int threads = argc > 5 ? atoi(argv[1]) : 0;
     double median = 0, best = 0;
     if (threads < 1) {
-        fprintf(stderr,
-                "usage: %s THREADS LAYERS WIDTH ROWS VOCAB [SECONDS]\n",
+        fprintf(stderr, "usage: %s THREADS LAYERS WIDTH ROWS VOCAB [SECONDS]\n",
                 argv[0]);
         return 2;
     }
@@ -96,7 +94,7 @@ int main(int argc, char **argv)
     pthread_t *t = calloc((size_t)threads, sizeof(*t));
     if (!j || !t)
         return 1;
-    iz_blas_single_thread();
+    iz_gemm_open();
     for (int i = 0; i < threads; i++) {
         j[i] = (struct job){.layers = atoi(argv[2]),
                             .width = atoi(argv[3]),

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* usage: overhead [TASKS]
- * What a task costs: tasks that do nothing, through our submission door, against
- * StarPU's own.  Prints us per task, submission and execution together. */
+ * What a task costs: tasks that do nothing, through our submission door,
+ * against StarPU's own.  Prints us per task, submission and execution together.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -32,11 +33,11 @@ static double ours(struct iz_graph *g, starpu_data_handle_t *h, int n,
 {
     int64_t begin = iz_now_ns();
     for (int i = 0; i < n; i++)
-        iz_submit(g, &(struct iz_task){
-                         .kind = IZ_NORM,
-                         .run = nothing,
-                         .data = {{h[i % HANDLES], STARPU_R},
-                                  {h[(i + 1) % HANDLES], STARPU_RW}}});
+        iz_submit(
+            g, &(struct iz_task){.kind = IZ_NORM,
+                                 .run = nothing,
+                                 .data = {{h[i % HANDLES], STARPU_R},
+                                          {h[(i + 1) % HANDLES], STARPU_RW}}});
     *submit_us = (double)(iz_now_ns() - begin) * 1e-3 / n;
     iz_graph_wait(g);
     return (double)(iz_now_ns() - begin) * 1e-3 / n;

@@ -4,14 +4,13 @@
 #ifndef IZ_CODELETS_BUILD_H
 #define IZ_CODELETS_BUILD_H
 
-/* A function with this attribute is compiled once per SIMD level and chosen when
- * the program is loaded.  Sanitizers cannot instrument the resolver, which runs
- * before they are set up, so their builds take the portable version. */
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) &&                   \
-    !defined(__clang__)
+/* A function with this attribute is compiled once per SIMD level and chosen
+ * when the program is loaded.  Sanitizers cannot instrument the resolver, which
+ * runs before they are set up, so their builds take the portable version. */
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__clang__)
 #define IZ_SIMD                                                                \
-    __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3",           \
-                                 "default")))
+    __attribute__((                                                            \
+        target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define IZ_SIMD
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of the job from inside a task: other ranks wait for us, so one message
- * and then everything stops. */
+/* The end of the job from inside a task: other ranks wait for us, so one
+ * message and then everything stops. */
 #ifndef IZ_CODELETS_DIE_H
 #define IZ_CODELETS_DIE_H
 
@@ -9,8 +9,8 @@
 /* Prints "izar: rank R: <message>" on standard error and ends the job. */
 IZ_NORETURN void iz_die(const char *fmt, ...) IZ_PRINTF(1, 2);
 
-/* What iz_die calls to end the job (MPI_Abort when ranks exist); abort() until set.
- * The prefix is printed before the message, e.g. "rank 1: ". */
+/* What iz_die calls to end the job (MPI_Abort when ranks exist); abort() until
+ * set. The prefix is printed before the message, e.g. "rank 1: ". */
 void iz_die_set(const char *prefix, void (*end)(int status));
 
 #endif

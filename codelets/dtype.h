@@ -13,8 +13,8 @@ int64_t iz_dtype_bytes(enum iz_dtype t);
 const char *iz_dtype_name(enum iz_dtype t);
 
 /* Converts n floating-point elements, rounding to nearest even; fp16 overflow
- * becomes infinity, NaN stays NaN.  dst and src must not overlap unless they are
- * the same pointer and the same type (then nothing is done). */
+ * becomes infinity, NaN stays NaN.  dst and src must not overlap unless they
+ * are the same pointer and the same type (then nothing is done). */
 void iz_cast(void *dst, enum iz_dtype to, const void *src, enum iz_dtype from,
              int64_t n);
 

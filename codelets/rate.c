@@ -3,31 +3,18 @@
 #define _GNU_SOURCE
 #include "codelets/rate.h"
 
-#include <cblas.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/gemm.h"
 #include "codelets/task.h"
 
 /* Extensions of OpenBLAS and BLIS; absent in other libraries, so looked up. */
 static void *symbol(const char *name)
 {
     return dlsym(RTLD_DEFAULT, name);
-}
-
-void iz_blas_single_thread(void)
-{
-    static const char *const names[] = {"openblas_set_num_threads",
-                                        "bli_thread_set_num_threads",
-                                        "MKL_Set_Num_Threads"};
-    for (int i = 0; i < 3; i++) {
-        void (*set)(long) = NULL;
-        *(void **)&set = symbol(names[i]);
-        if (set)
-            set(1);
-    }
 }
 
 double iz_blas_rate(int m, int n, int k, double seconds)
@@ -40,8 +27,16 @@ double iz_blas_rate(int m, int n, int k, double seconds)
     int64_t end = iz_now_ns() + (int64_t)(seconds * 1e9);
     do {
         int64_t begin = iz_now_ns();
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, n, k, 1, a, k,
-                    a + na, n, 0, a + na + nb, n);
+        iz_gemm_cpu(&(struct iz_gemm){.m = m,
+                                      .n = n,
+                                      .k = k,
+                                      .a = a,
+                                      .lda = k,
+                                      .b = a + na,
+                                      .ldb = n,
+                                      .c = a + na + nb,
+                                      .ldc = n,
+                                      .alpha = 1});
         double rate = 2.0 * m * n * k * 1e9 / (double)(iz_now_ns() - begin + 1);
         if (rate > best)
             best = rate;

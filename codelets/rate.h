@@ -5,9 +5,6 @@
 
 #include <stddef.h>
 
-/* One BLAS thread per calling worker, for the rest of the process. */
-void iz_blas_single_thread(void);
-
 /* Best rate of y[m,n] = a[m,k] b[k,n] in fp32 on the calling thread within
  * about `seconds`, flop/s. */
 double iz_blas_rate(int m, int n, int k, double seconds);

@@ -75,10 +75,10 @@ struct iz_span {
 };
 
 struct iz_graph_config {
-    int workers;           /* compute workers */
-    bool lane;             /* one more worker for collectives */
+    int workers;     /* compute workers */
+    bool lane;       /* one more worker for collectives */
     bool lane_alone; /* collectives never run beside other tasks: it waits */
-    int io_workers;        /* more workers for the disk */
+    int io_workers;  /* more workers for the disk */
     const char *scheduler; /* StarPU's name; STARPU_SCHED wins */
     int rank;              /* names the trace file */
     int64_t work_bytes;    /* scratch of each compute worker */

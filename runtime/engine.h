@@ -50,6 +50,7 @@ struct iz_slot {
     starpu_data_handle_t handle;
     int group;       /* -1: nothing */
     int64_t version; /* of the group when it was fetched */
+    bool waiting;    /* fetched, not used yet */
     int64_t used;    /* elements fetched or reused when it was last needed */
 };
 

@@ -109,9 +109,10 @@ static void attach_activations(struct iz_engine *e, const struct iz_call *c,
                               last    ? STARPU_W
                               : first ? STARPU_R
                                       : STARPU_RW);
+    /* Backward may work in what forward kept. */
     a->at_save =
         !training ? -1
-                  : add(t, l->saved_handle[u], forward ? STARPU_W : STARPU_R);
+                  : add(t, l->saved_handle[u], forward ? STARPU_W : STARPU_RW);
     a->at_loss = -1;
     a->at_scale = -1;
     a->at_logits = -1;

@@ -13,6 +13,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "codelets/gemm.h"
 #include "codelets/rate.h"
 #include "runtime/metrics.h"
 #include "runtime/options.h"
@@ -475,7 +476,7 @@ static int start(struct run *r)
     if (s)
         return s;
     r->model_text = model_text(r);
-    iz_blas_single_thread();
+    iz_gemm_open();
     s = open_engine(r);
     if (s)
         return s;

@@ -145,6 +145,7 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
                   .step = (int)e->step});
     slot->group = group;
     slot->version = g->version;
+    slot->waiting = true;
     e->fetched_bytes += param_bytes(e, g->plan->padded);
 }
 
@@ -158,10 +159,12 @@ static struct iz_slot *find_slot(struct iz_engine *e, int group)
     return NULL;
 }
 
-/* DeepSpeed's max_reuse_distance: what was used longer ago is fetched anew. */
+/* DeepSpeed's max_reuse_distance: what was used longer ago is fetched anew, but
+ * what was fetched ahead is there for its use, however far away. */
 static bool reusable(const struct iz_engine *e, const struct iz_slot *s)
 {
-    return e->fetch_clock - s->used <= e->config->zero.max_reuse_distance;
+    return s->waiting ||
+           e->fetch_clock - s->used <= e->config->zero.max_reuse_distance;
 }
 
 /* Position in u of the next use of a group at or after `from`; n if none. */
@@ -219,6 +222,7 @@ starpu_data_handle_t iz_zero_param(struct iz_engine *e, int group)
     struct iz_slot *s = find_slot(e, group);
     if (!s)
         iz_die("%s is used before it was fetched", unit_name(e, group));
+    s->waiting = false;
     s->used = e->fetch_clock;
     return s->handle;
 }

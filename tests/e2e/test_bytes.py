@@ -46,10 +46,11 @@ def test_bytes_per_parameter_are_the_papers(stage, ranks, place):
 @pytest.mark.parametrize("home", ("none", "cpu", "nvme"))
 def test_a_home_moves_bytes_and_adds_none(home, place, nvme):
     zero = run.offload(3, home, home, nvme)
+    zero["zero_optimization"]["sub_group_size"] = 32768
     r = place.launch(None, big(**zero), ["--plan", "--ranks", 4])
     per = planned(r.out, STATES) / run.parameters(GPT2)
-    # Regions of a file are whole chunks, of 4 KiB and more.
-    assert per == pytest.approx(4, rel=5e-3 if home == "nvme" else 1e-3), r.out
+    # A file holds whole chunks: less than one of each unit's 54 is waste.
+    assert per == pytest.approx(4, rel=2e-2 if home == "nvme" else 1e-3), r.out
 
 
 @pytest.mark.parametrize("stage", PAPER)
@@ -111,7 +112,9 @@ def test_resident_memory_is_the_plan(ranks, home, dtype, place, nvme):
 
 # ---- parameter traffic ----
 
-LAYERS, STEPS, G = run.MODEL["layers"], 3, 4
+# An embedding that is too large for the blocks' ring has a buffer of its own.
+MODEL = {**run.MODEL, "vocab": 512}
+LAYERS, STEPS, G = MODEL["layers"], 3, 4
 
 
 def padded(n, ranks):
@@ -121,8 +124,8 @@ def padded(n, ranks):
 
 def units(ranks):
     """Elements of embedding, block and head."""
-    c = run.MODEL["width"]
-    embed = (run.MODEL["vocab"] + run.MODEL["seq"]) * c
+    c = MODEL["width"]
+    embed = (MODEL["vocab"] + MODEL["seq"]) * c
     return (padded(embed, ranks), padded(12 * c * c + 13 * c, ranks),
             padded(2 * c, ranks))
 
@@ -131,7 +134,7 @@ def fetched(place, ranks, schedule, ring, reuse, size):
     n = ranks or 1
     zero = {"stage": 3, "stage3_max_reuse_distance": reuse,
             "offload_param": {"device": "cpu"}}
-    config = {"train_batch_size": G * n, "run.steps": STEPS,
+    config = {"model": MODEL, "train_batch_size": G * n, "run.steps": STEPS,
               "train_micro_batch_size_per_gpu": 1,
               "gradient_accumulation_steps": G,
               "zero_optimization": zero, "run.schedule": schedule,
@@ -186,6 +189,7 @@ def test_nothing_is_fetched_that_is_there(stage, place):
 @pytest.mark.parametrize("stage", (1, 2))
 def test_a_kept_copy_is_gathered_once_a_step(stage, place):
     embed, block, head = units(2)
-    r = place.good(2, {"zero_optimization.stage": stage, "run.steps": STEPS})
+    r = place.good(2, {"model": MODEL, "run.steps": STEPS,
+                       "zero_optimization.stage": stage})
     assert r.summary["fetched_bytes"] == \
         STEPS * 4 * (embed + LAYERS * block + head)
