@@ -16,6 +16,7 @@ struct list {
 struct iz_overlap {
     struct list compute, fresh, settled; /* settled: next to be accounted */
     struct iz_kind_time kind[IZ_KINDS];
+    int64_t end[3]; /* latest end seen up to the last rounds, oldest first */
 };
 
 int iz_overlap_open(struct iz_overlap **out)
@@ -57,6 +58,8 @@ void iz_overlap_add(struct iz_overlap *o, const struct iz_span *s)
     k->seconds += (double)(s->end_ns - s->begin_ns) * 1e-9;
     k->flops += s->flops;
     k->tasks++;
+    if (s->end_ns > o->end[2])
+        o->end[2] = s->end_ns;
     push(computes(s->kind) ? &o->compute : &o->fresh, s);
 }
 
@@ -102,18 +105,21 @@ static int64_t covered(const struct list *l, const struct iz_span *s)
     return sum;
 }
 
-/* Computation that ended before everything still to be accounted began. */
+/* Computation that ended before everything still to be accounted began.  A task
+ * that is still running may have begun two rounds ago. */
 static void forget(struct iz_overlap *o)
 {
-    int64_t oldest = INT64_MAX;
+    int64_t oldest = o->end[0];
+    int n = 0;
     for (int i = 0; i < o->settled.n; i++)
         if (o->settled.s[i].begin_ns < oldest)
             oldest = o->settled.s[i].begin_ns;
-    int n = 0;
     for (int i = 0; i < o->compute.n; i++)
-        if (o->compute.s[i].end_ns > oldest || oldest == INT64_MAX)
+        if (o->compute.s[i].end_ns > oldest)
             o->compute.s[n++] = o->compute.s[i];
     o->compute.n = n;
+    o->end[0] = o->end[1];
+    o->end[1] = o->end[2];
 }
 
 static void account(struct iz_overlap *o)

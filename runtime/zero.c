@@ -164,7 +164,7 @@ static struct iz_slot *find_slot(struct iz_engine *e, int group)
 static bool reusable(const struct iz_engine *e, const struct iz_slot *s)
 {
     return s->waiting ||
-           e->fetch_clock - s->used <= e->config->zero.max_reuse_distance;
+           e->fetch_clock - s->used < e->config->zero.max_reuse_distance;
 }
 
 /* Position in u of the next use of a group at or after `from`; n if none. */

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The planner's arithmetic: the ZeRO paper's table, shards, chunks, refusals.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka.h needs those above. */
+#include <cmocka.h>
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "models/gpt2.h"
+#include "runtime/plan.h"
+
+static struct iz_model *model;
+
+static int open_model(void **state)
+{
+    struct iz_gpt2_config c = {32, 32, 2560, 1024, 50257};
+    (void)state;
+    return iz_gpt2_open(&model, &c);
+}
+
+static int close_model(void **state)
+{
+    (void)state;
+    iz_model_close(&model);
+    return 0;
+}
+
+static struct iz_config config(int stage, enum iz_dtype t)
+{
+    return (struct iz_config){.train_batch_size = 4,
+                              .micro_batch = 1,
+                              .grad_accum = 1,
+                              .dtype = t,
+                              .zero = {.stage = stage,
+                                       .sub_group_size = 1000000000,
+                                       .overlap_comm = true,
+                                       .prefetch_bucket_size = 50000000,
+                                       .max_live_parameters = 1000000000,
+                                       .max_reuse_distance = 1000000000,
+                                       .optimizer = {.buffer_count = 4},
+                                       .param = {.buffer_count = 5}},
+                              .run = {.slices = 1}};
+}
+
+static double parameters(void)
+{
+    double n = 0;
+    for (int u = 0; u < model->n_units; u++)
+        for (int i = 0; i < model->unit[u].n_params; i++)
+            n += (double)(model->unit[u].param[i].rows *
+                          model->unit[u].param[i].cols);
+    return n;
+}
+
+static double bytes_per_param(const struct iz_plan *p)
+{
+    double sum = 0;
+    for (int t = 0; t < IZ_TIERS; t++)
+        sum +=
+            (double)(p->bytes.b[t][IZ_MEM_PARAM] + p->bytes.b[t][IZ_MEM_GRAD] +
+                     p->bytes.b[t][IZ_MEM_STATE]);
+    return sum / parameters();
+}
+
+static void the_zero_papers_table_holds(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int stage = 0; stage <= 3; stage++) {
+            const double want[] = {16, 4 + 12.0 / ranks, 2 + 14.0 / ranks,
+                                   16.0 / ranks};
+            struct iz_config c = config(stage, IZ_BF16);
+            struct iz_plan p;
+            assert_int_equal(iz_plan_make(&p, &c, model, ranks, 0, 1), 0);
+            /* Padding: at most a cache line per rank and unit. */
+            assert_true(fabs(bytes_per_param(&p) - want[stage]) < 0.001);
+            iz_plan_clear(&p);
+        }
+}
+
+static void fp32_needs_no_separate_master(void **state)
+{
+    struct iz_config c = config(0, IZ_F32);
+    struct iz_plan p;
+    (void)state;
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, 1), 0);
+    assert_true(fabs(bytes_per_param(&p) - 16) < 0.001);
+    iz_plan_clear(&p);
+}
+
+static void shards_cover_every_unit(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 7; ranks++) {
+        struct iz_config c = config(3, IZ_BF16);
+        struct iz_plan p;
+        assert_int_equal(iz_plan_make(&p, &c, model, ranks, ranks - 1, 2), 0);
+        for (int u = 0; u < p.n_groups; u++) {
+            const struct iz_plan_group *g = &p.group[u];
+            assert_true(g->padded >= g->n && g->padded < g->n + 64 * ranks);
+            assert_true(g->padded == g->shard * ranks);
+            assert_true(g->chunk * g->chunks >= g->owned);
+            assert_true(g->chunk * (g->chunks - 1) < g->owned);
+            assert_true(g->chunks <= 64);
+        }
+        iz_plan_clear(&p);
+    }
+}
+
+static void placement_moves_bytes_and_adds_none(void **state)
+{
+    struct iz_config a = config(3, IZ_BF16), b = a;
+    struct iz_plan p, q;
+    (void)state;
+    b.zero.optimizer.home = IZ_HOME_CPU;
+    b.zero.param.home = IZ_HOME_CPU;
+    assert_int_equal(iz_plan_make(&p, &a, model, 2, 0, 1), 0);
+    assert_int_equal(iz_plan_make(&q, &b, model, 2, 0, 1), 0);
+    assert_true(iz_plan_host_bytes(&p) == iz_plan_host_bytes(&q));
+    assert_true(q.bytes.b[IZ_TIER_DEVICE][IZ_MEM_STATE] == 0);
+    assert_true(q.bytes.b[IZ_TIER_CPU][IZ_MEM_STATE] ==
+                p.bytes.b[IZ_TIER_DEVICE][IZ_MEM_STATE]);
+    assert_true(q.bytes.b[IZ_TIER_CPU][IZ_MEM_PARAM] ==
+                p.bytes.b[IZ_TIER_DEVICE][IZ_MEM_PARAM]);
+    iz_plan_clear(&p);
+    iz_plan_clear(&q);
+}
+
+static void what_does_not_fit_is_refused_with_a_way_out(void **state)
+{
+    struct iz_config c = config(3, IZ_BF16);
+    static char text[8192];
+    struct iz_plan p;
+    FILE *f = fmemopen(text, sizeof(text), "w");
+    (void)state;
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, 1), 0);
+    int64_t need = iz_plan_host_bytes(&p);
+    assert_int_equal(iz_plan_fit(&p, &c, model, need, f), 0);
+    assert_int_equal(iz_plan_fit(&p, &c, model, need / 2, f), -ENOMEM);
+    fclose(f);
+    assert_non_null(strstr(text, "optimizer"));
+    assert_non_null(strstr(text, "it fits with "
+                                 "zero_optimization.offload_optimizer.device="
+                                 "nvme"));
+    iz_plan_clear(&p);
+}
+
+static void activations_are_kept_where_they_fit(void **state)
+{
+    struct iz_config c = config(3, IZ_BF16);
+    struct iz_plan p;
+    (void)state;
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, 1), 0);
+    int64_t lean = iz_plan_host_bytes(&p);
+    assert_int_equal(iz_plan_fit(&p, &c, model, INT64_MAX, NULL), 0);
+    assert_false(p.recompute);
+    assert_true(iz_plan_host_bytes(&p) > lean);
+    assert_int_equal(iz_plan_fit(&p, &c, model, lean, NULL), 0);
+    assert_true(p.recompute);
+    assert_true(iz_plan_host_bytes(&p) == lean);
+    iz_plan_clear(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest plan_tests[] = {
+        cmocka_unit_test(the_zero_papers_table_holds),
+        cmocka_unit_test(fp32_needs_no_separate_master),
+        cmocka_unit_test(shards_cover_every_unit),
+        cmocka_unit_test(placement_moves_bytes_and_adds_none),
+        cmocka_unit_test(what_does_not_fit_is_refused_with_a_way_out),
+        cmocka_unit_test(activations_are_kept_where_they_fit),
+    };
+    return cmocka_run_group_tests(plan_tests, open_model, close_model);
+}
