@@ -161,7 +161,7 @@ static int index_write(const struct save *s, const int64_t *all)
 
     if (!file)
         return -ENOMEM;
-    for (int q = 0; q < s->c->size; q++) {
+    for (int64_t q = 0; q < s->c->size; q++) {
         file[q].bytes = all[2 * q];
         file[q].header_hash = (uint64_t)all[2 * q + 1];
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading: each rank reads the blocks that hold its elements, whichever rank
  * wrote them: once to check them all, and once more to put them. */
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -120,6 +121,7 @@ static int files_take(struct load *l, bool put)
 {
     int err = 0;
 
+    assert(l->done);
     l->put = put;
     memset(l->done, 0, (size_t)l->k->n_parts * sizeof *l->done);
     for (int q = 0; q < iz_ckpt_index_ranks(l->index) && !err; q++) {

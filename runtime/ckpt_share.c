@@ -140,7 +140,7 @@ static int64_t *spans_gather(const struct iz_ckpt *k, struct iz_coll *c)
 
     if (!mine)
         iz_die("checkpoint: no memory for %d arrays", n);
-    for (int i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         mine[2 * i] = k->part[i].first;
         mine[2 * i + 1] = k->part[i].count;
     }

@@ -96,6 +96,7 @@ static int header_check(struct tokens *t)
     const struct format *f;
     int64_t want;
 
+    assert(t->map);
     t->header_bytes = HEADER_INTS * (int64_t)sizeof(int32_t);
     if (t->map_bytes < t->header_bytes) {
         fprintf(

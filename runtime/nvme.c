@@ -187,7 +187,7 @@ void iz_nvme_close(struct iz_nvme **out)
         io_uring_queue_exit(&f->ring[i]);
     if (f->fd >= 0)
         close(f->fd);
-    if (f->linked)
+    if (f->linked && f->path)
         unlink(f->path);
     pthread_cond_destroy(&f->ring_free);
     pthread_mutex_destroy(&f->lock);

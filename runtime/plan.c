@@ -476,6 +476,8 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
     }
     if (iz_plan_host_bytes(p) <= limit)
         return 0;
+    if (!err)
+        return -ENOMEM;
     fprintf(err,
             "izar: this run needs %.1f MiB of memory per rank, there are "
             "%.1f MiB:\n",

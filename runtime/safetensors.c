@@ -215,7 +215,7 @@ static int piece_parse(const struct iz_safetensors *s, struct iz_piece *p,
 
     if (strlen(name) >= sizeof p->name)
         return fault(s, "tensor name %.80s... is too long", name);
-    strcpy(p->name, name);
+    memcpy(p->name, name, strlen(name) + 1);
     if (!dtype || strcmp(dtype, "F32") != 0)
         return fault(s, "tensor %s has type %s, not F32", name,
                      dtype ? dtype : "(none)");

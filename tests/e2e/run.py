@@ -283,10 +283,13 @@ DUMPS = re.compile(r"Assertion|\*\*\*|core dumped|Backtrace|Segmentation|"
                    r"Aborted|Process received signal")
 
 
-def refused(r, *words, status=1):
-    """A clean refusal: the status, one message with these words, no dump."""
+def refused(r, *words, status=1, everyone=False):
+    """A clean refusal: the status, one message with these words, no dump.
+    `everyone`: each rank may say the same."""
     assert r.rc == status, str(r)
     assert not DUMPS.search(r.out + r.err), str(r)
     lines = [x for x in r.err.splitlines() if all(w in x for w in words)]
+    if everyone:
+        lines = list(set(lines))
     assert len(lines) == 1, f"wanted one line with {words}\n{r}"
     return lines[0]

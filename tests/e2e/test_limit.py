@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A state four times as large as the memory: refused with the way out, and
+trained from disk in bounded memory with the numbers of an unlimited run."""
+import re
+
+import pytest
+
+import run
+from test_bytes import CONSTANT_MIB, host_bytes
+
+MODEL = {"layers": 80, "heads": 4, "width": 192, "seq": 16, "vocab": 256}
+ZERO = {"stage": 3, "sub_group_size": 1 << 16}
+CONFIG = {"model": MODEL, "bf16.enabled": True, "run.steps": 3,
+          "train_batch_size": 1, "zero_optimization": ZERO, "run.ring": 2,
+          "run.recompute": "full"}
+STATE = 12 * run.parameters(MODEL)  # bytes of master, m and v
+LIMIT = STATE // 4
+
+
+def disk(nvme):
+    zero = run.offload(3, "nvme", "nvme", nvme)["zero_optimization"]
+    return {"zero_optimization": {**ZERO, **zero}}
+
+
+def limited(bytes_):
+    return {"run.memory_limit_bytes": bytes_}
+
+
+@pytest.mark.single
+def test_what_does_not_fit_is_refused_with_what_would(place):
+    r = place.launch(None, {**CONFIG, **limited(LIMIT)})
+    line = run.refused(r, "this run needs", "MiB of memory per rank")
+    need, have = map(float, re.findall(r"([\d.]+) MiB", line))
+    assert have == pytest.approx(LIMIT / run.MIB, abs=0.1)
+    assert need > 4 * have
+    # The table, class by class, and the total that the message names.
+    for word in ("parameters", "gradients", "optimizer"):
+        assert re.search(rf"^  {word} +[\d.]+ +[\d.]+ +[\d.]+$", r.err, re.M)
+    total = re.search(r"^  total +([\d.]+) +([\d.]+) +[\d.]+$", r.err, re.M)
+    assert sum(map(float, total.groups())) == pytest.approx(need, abs=0.11)
+    assert re.search(r"it fits with .*offload_optimizer.device=nvme", r.err)
+    assert not (r.output / "metrics.jsonl").exists()
+
+
+@pytest.mark.single
+def test_the_suggested_change_does_fit(place, nvme):
+    """What the message says is what --plan then takes, with that total."""
+    keys = {"zero_optimization.offload_optimizer.device=nvme":
+            [f"zero_optimization.offload_optimizer.nvme_path={nvme}"],
+            "zero_optimization.offload_param.device=nvme":
+            [f"zero_optimization.offload_param.nvme_path={nvme}"]}
+    seen = set()
+    for part in (0.97, LIMIT / STATE):
+        config = {**CONFIG, "run.ring": 60, **limited(int(part * STATE))}
+        r = place.launch(None, config, ["--plan"])
+        assert r.rc == 1, str(r)
+        change = re.search(r"it fits with (.*) \(([\d.]+) MiB\)", r.err)
+        assert change, str(r)
+        options = ["--plan"]
+        for item in change[1].split(" and "):
+            for x in [item, *keys.get(item, [])]:
+                options += ["--set", x]
+        seen.add(change[1])
+        again = place.launch(None, config, options)
+        assert again.rc == 0, str(again)
+        total = re.search(r"^  total +([\d.]+) +([\d.]+)", again.out, re.M)
+        assert sum(map(float, total.groups())) == \
+            pytest.approx(float(change[2]), abs=0.2)
+    assert len(seen) == 2, seen
+
+
+@pytest.mark.single
+def test_hopeless_limit_says_so(place):
+    r = place.launch(None, {**CONFIG, **limited(1 << 20)})
+    run.refused(r, "no setting makes it fit")
+
+
+def test_one_rank_speaks_for_all(place):
+    r = place.launch(2, {**CONFIG, "train_batch_size": 2,
+                         **limited(1 << 20)})
+    run.refused(r, "this run needs", "MiB of memory per rank")
+
+
+@pytest.mark.parametrize("ranks", (None, 2))
+def test_four_times_the_memory_trains_with_the_same_losses(ranks, place, nvme):
+    config = {**CONFIG, "train_batch_size": ranks or 1}
+    limit = LIMIT // (ranks or 1)
+    free = place.good(ranks, config)
+    r = place.good(ranks, {**config, **disk(nvme), **limited(limit),
+                           "run.nvme_checksum": True})
+    assert r.bits == free.bits and r.hash == free.hash
+    on_disk = sum(have for (_, tier), (_, have) in r.memory.items()
+                  if tier == "nvme")
+    assert on_disk >= 4 * limit
+    assert host_bytes(r) <= limit
+    peak = r.summary["peak_resident_bytes"]
+    assert peak <= limit + CONSTANT_MIB * run.MIB
+    # All that is resident is less than the state alone.
+    assert ranks or peak < STATE

@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input and dying ranks: one clear message that names the thing, a status
+that is not zero, no dump, nothing damaged and never a hang."""
+import array
+import contextlib
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import time
+
+import pytest
+
+import run
+
+MAGIC16, MAGIC32 = (20240520, 1), (20240801, 7)
+PROMPT_S = 30  # "within seconds", on a busy machine
+
+
+def shard(path, tokens, magic=MAGIC16, count=None):
+    """A token file: a header of 256 integers, then the tokens."""
+    head = [*magic, len(tokens) if count is None else count] + [0] * 253
+    kind = "H" if magic == MAGIC16 else "I"
+    path.write_bytes(struct.pack("<256i", *head) +
+                     array.array(kind, tokens).tobytes())
+    return path
+
+
+TOKENS = [i * 7 % 256 for i in range(5000)]
+
+
+# ---- data ----
+
+@pytest.mark.single
+def test_shards_of_either_width_train_as_their_bytes(place):
+    raw = place.folder / "raw"
+    raw.write_bytes(bytes(TOKENS))
+    want = place.good(None, {"data.path": str(raw)})
+    for magic in (MAGIC16, MAGIC32):
+        path = shard(place.folder / f"{magic[1]}.bin", TOKENS, magic)
+        r = place.good(None, {"data": {"path": str(path), "bytes": False}})
+        assert r.bits == want.bits and r.hash == want.hash
+
+
+def missing(path):
+    pass
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def folder(path):
+    path.mkdir()
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def header_only(path):
+    path.write_bytes(shard(path, TOKENS).read_bytes()[:700])
+
+
+def truncated(path):
+    path.write_bytes(shard(path, TOKENS).read_bytes()[:-2])
+
+
+def oversized(path):
+    path.write_bytes(shard(path, TOKENS).read_bytes() + b"\0\0")
+
+
+def lying(path):
+    shard(path, TOKENS, count=-5)
+
+
+def foreign(path):
+    path.write_bytes(b"PK\3\4" + bytes(3000))
+
+
+def stranger(path):
+    shard(path, TOKENS[:4321] + [256] + TOKENS[4322:])
+
+
+def wide_stranger(path):
+    shard(path, TOKENS[:100] + [2**31 + 5], MAGIC32)
+
+
+def short(path):
+    shard(path, TOKENS[:16])
+
+
+DATA = [(missing, "No such file"), (empty, "is empty"),
+        (folder, "not a regular file"), (pipe, "not a regular file"),
+        (header_only, "700 bytes"), (truncated, "truncated"),
+        (oversized, "oversized"), (lying, "-5 tokens"), (foreign, "magic"),
+        (stranger, "token 4321 is 256"), (wide_stranger, "2147483653"),
+        (short, "16 tokens")]
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("make, word", DATA, ids=lambda x: getattr(
+    x, "__name__", ""))
+def test_bad_token_file_is_named(make, word, place):
+    path = place.folder / "tokens.bin"
+    make(path)
+    r = place.launch(None, {"data": {"path": str(path), "bytes": False}})
+    run.refused(r, "data", str(path), word)
+    assert not r.output.exists() or not list(r.output.glob("checkpoints"))
+
+
+@pytest.mark.single
+def test_bytes_outside_a_small_vocabulary_are_named(place):
+    path = place.folder / "text"
+    path.write_bytes(b"a" * 2000 + b"\xff" + b"b" * 99)
+    r = place.launch(None, {"model.vocab": 128, "data.path": str(path)})
+    run.refused(r, str(path), "token 2000 is 255", "vocabulary of 128")
+
+
+def test_bad_data_ends_all_ranks(place):
+    path = place.folder / "gone"
+    r = place.launch(3, {"train_batch_size": 3, "data.path": str(path)})
+    run.refused(r, str(path), "No such file", everyone=True)
+
+
+# ---- config ----
+
+def raw_config(place, text):
+    path = place.folder / "raw.json"
+    path.write_text(text)
+    p = subprocess.run(run.command(None, path), env=run.environment(),
+                       capture_output=True, text=True, timeout=run.TIMEOUT_S,
+                       cwd=place.folder)
+    return run.Result(p.returncode, p.stdout, p.stderr, place.folder, 0,
+                      p.args)
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("text, words", [
+    ('{\n "train_batch_size": 4,,\n}', ("raw.json", "line 2", "column 24")),
+    ('{"run": {"steps": 3}', ("raw.json", "line 1")),
+    ("", ("raw.json", "line 1")),
+    ("[1, 2]", ("raw.json",)),
+    ('{"run": {"steps": 1}, "run": {}}', ("raw.json", "run")),
+    ("\udce4".encode("utf-8", "surrogateescape").decode("latin-1"),
+     ("raw.json", "line 1"))])
+def test_bad_json_is_placed(text, words, place):
+    run.refused(raw_config(place, text), *words)
+
+
+@pytest.mark.single
+def test_missing_config_is_named(place):
+    r = raw_config(place, "{}")
+    for name in ("nowhere.json", str(place.folder)):
+        p = subprocess.run([run.PROGRAM, name], env=run.environment(),
+                           capture_output=True, text=True, cwd=place.folder,
+                           timeout=run.TIMEOUT_S)
+        r = run.Result(p.returncode, p.stdout, p.stderr, place.folder, 0,
+                       p.args)
+        run.refused(r, name)
+
+
+BAD = [
+    # unknown, with the nearest known key
+    ({"run.stepz": 3}, ("run.stepz", "run.steps")),
+    ({"zero_optimisation": {"stage": 1}}, ("zero_optimisation",
+                                           "zero_optimization")),
+    ({"model.widht": 3}, ("model.widht", "model.width")),
+    ({"stage": 3}, ("stage", "zero_optimization.stage")),
+    ({"model": {"preset": "gpt2-125m"}}, ("gpt2-125m", "gpt2-124m")),
+    ({"run.schedule": "breath_first"}, ("run.schedule", "breadth_first")),
+    # wrong types and ranges
+    ({"run.steps": "many"}, ("run.steps", "integer", "many")),
+    ({"run.steps": 2.5}, ("run.steps", "2.5")),
+    ({"run.steps": -1}, ("run.steps", "-1")),
+    ({"run.overlap": 1}, ("run.overlap", "1")),
+    ({"run": 5}, ("run", "5")),
+    ({"run.output": 5}, ("run.output", "5")),
+    ({"optimizer.params.betas": [0.9]}, ("optimizer.params.betas",)),
+    ({"optimizer.params.lr": "fast"}, ("optimizer.params.lr", "fast")),
+    ({"zero_optimization.stage": 4}, ("zero_optimization.stage", "4")),
+    ({"model.heads": 5}, ("heads", "24", "5")),
+    ({"model.width": 0}, ("width", "0")),
+    ({"run.scheduler": "fastest"}, ("run.scheduler", "fastest", "lws")),
+    # impossible batches
+    ({"train_batch_size": 5, "train_micro_batch_size_per_gpu": 2},
+     ("train_batch_size", "5", "2")),
+    ({"train_batch_size": 0}, ("train_batch_size", "0")),
+    ({"train_batch_size": 4, "gradient_accumulation_steps": 3},
+     ("train_batch_size", "4", "3")),
+    ({"train_batch_size": 4, "run.slices": 3}, ("run.slices", "3", "4")),
+    # what cannot be together, or is DeepSpeed's and not ours
+    ({"bf16.enabled": True, "fp16.enabled": True}, ("bf16", "fp16")),
+    ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+     ("offload_param", "stage", "2")),
+    ({"zero_optimization": {"stage": 0,
+                            "offload_optimizer": {"device": "cpu"}}},
+     ("offload_optimizer", "stage")),
+    ({"zero_optimization": {"stage": 3,
+                            "offload_optimizer": {"device": "nvme"}}},
+     ("offload_optimizer.nvme_path", "missing")),
+    ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+     ("zero_quantized_weights",)),
+    ({"optimizer": {"type": "Lamb"}}, ("optimizer.type", "Lamb")),
+    ({"gradient_clipping": "auto"}, ("gradient_clipping", "auto")),
+]
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("change, words", BAD,
+                         ids=[str(x[0])[:60] for x in BAD])
+def test_bad_setting_is_named(change, words, place):
+    r = place.launch(None, change)
+    run.refused(r, *words)
+    assert not list(r.output.glob("checkpoints"))
+
+
+def test_batch_that_ranks_do_not_divide_is_refused_once(place):
+    r = place.launch(3, {"train_batch_size": 4})
+    run.refused(r, "train_batch_size", "4", "3 ranks")
+
+
+@pytest.mark.single
+def test_scheduler_of_the_environment_is_named(place):
+    r = place.launch(None, {}, env={"STARPU_SCHED": "quickest"})
+    run.refused(r, "STARPU_SCHED", "quickest", "lws")
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("options, word", [
+    (["--stpes", "3"], "--stpes"), (["--set"], "--set"),
+    (["--set", "run.steps"], "run.steps"), (["--steps", "0"], "0"),
+    (["--steps", "few"], "few"), (["--ranks", "2"], "--ranks"),
+    (["other.json"], "other.json")])
+def test_wrong_usage_exits_2(options, word, place):
+    run.refused(place.launch(None, {}, options), word, status=2)
+
+
+@pytest.mark.single
+def test_no_config_is_wrong_usage():
+    p = subprocess.run([run.PROGRAM], env=run.environment(), text=True,
+                       capture_output=True, timeout=run.TIMEOUT_S)
+    assert p.returncode == 2 and "usage:" in p.stderr
+    p = subprocess.run([run.PROGRAM, "--help"], env=run.environment(),
+                       text=True, capture_output=True, timeout=run.TIMEOUT_S)
+    assert p.returncode == 0 and not p.stderr
+    for word in ("--resume", "--plan", "--set", "zero_optimization.stage",
+                 "run.in_flight", "model.width", "Exit status"):
+        assert word in p.stdout
+
+
+# ---- places ----
+
+@contextlib.contextmanager
+def read_only(path):
+    """Root writes where it may not: the immutable bit stops it as well."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o555)
+    fixed = os.geteuid() == 0 and subprocess.run(
+        ["chattr", "+i", path], capture_output=True).returncode == 0
+    try:
+        if os.access(path, os.W_OK) and not fixed:
+            pytest.skip("nothing is read-only for this user")
+        yield path
+    finally:
+        if fixed:
+            subprocess.run(["chattr", "-i", path], check=True)
+        path.chmod(0o755)
+
+
+@contextlib.contextmanager
+def small_disk(folder, mib):
+    """A file system of its own, with O_DIRECT: a file mounted as ext4."""
+    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+        pytest.skip("needs root and mkfs.ext4")
+    image, mount = folder / "image", folder / "mount"
+    mount.mkdir()
+    with open(image, "wb") as f:
+        f.truncate(mib * run.MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
+    if subprocess.run(["mount", "-o", "loop", image, mount],
+                      capture_output=True).returncode:
+        pytest.skip("mounting is not permitted")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+def on_disk(path, **more):
+    return {**run.offload(3, "nvme", "nvme", path), **more}
+
+
+@pytest.mark.parametrize("ranks", (None, 2))
+def test_missing_nvme_path_is_named(ranks, place):
+    path = place.folder / "nowhere"
+    r = place.launch(ranks, on_disk(path))
+    run.refused(r, "nvme", str(path), "No such file", everyone=True)
+
+
+@pytest.mark.single
+def test_nvme_path_that_is_a_file_is_named(place):
+    path = place.folder / "file"
+    path.write_bytes(b"mine")
+    run.refused(place.launch(None, on_disk(path)), "nvme", str(path))
+    assert path.read_bytes() == b"mine"
+
+
+@pytest.mark.single
+def test_nvme_path_not_writable_is_named(place):
+    with read_only(place.folder / "fixed") as path:
+        run.refused(place.launch(None, on_disk(path)), "nvme", str(path),
+                    "cannot create")
+
+
+@pytest.mark.single
+def test_full_nvme_is_named_with_its_bytes(place):
+    with small_disk(place.folder, 8) as path:
+        model = {"layers": 4, "heads": 4, "width": 256}
+        r = place.launch(None, on_disk(path, model=model))
+        run.refused(r, "nvme", str(path), "cannot allocate", "are free")
+        assert [p.name for p in path.iterdir()] == ["lost+found"]
+
+
+@pytest.mark.single
+def test_nvme_leaves_no_file(place, nvme):
+    before = sorted(nvme.iterdir())
+    place.good(None, on_disk(nvme))
+    place.launch(None, on_disk(nvme, **{"run.scheduler": "none such"}))
+    assert sorted(nvme.iterdir()) == before
+
+
+@pytest.mark.single
+def test_output_not_writable_is_named(place):
+    with read_only(place.folder / "fixed") as path:
+        r = place.launch(None, {}, output=path / "out")
+        run.refused(r, "run.output", str(path / "out"))
+        r = place.launch(None, {}, output=path)
+        run.refused(r, str(path))
+
+
+@pytest.mark.single
+def test_output_that_is_a_file_is_named(place):
+    path = place.folder / "file"
+    path.write_bytes(b"mine")
+    r = place.launch(None, {}, output=path)
+    run.refused(r, str(path))
+    assert path.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("ranks", (None, 2))
+def test_full_output_keeps_the_checkpoint_before(ranks, place):
+    """The disk fills between two saves: the second fails, the first stays."""
+    with small_disk(place.folder, 8) as path:
+        out = path / "out"
+        model = {"layers": 2, "heads": 4, "width": 128}
+        c = {"model": model, "run.save": True, "run.keep_last": 5}
+        place.good(ranks, {**c, "run.steps": 1}, output=out)
+        free = os.statvfs(path)
+        with open(path / "filler", "wb") as f:
+            f.write(bytes(free.f_bavail * free.f_frsize - run.MIB))
+        r = place.launch(ranks, {**c, "run.steps": 2}, ["--resume"],
+                         output=out)
+        run.refused(r, "checkpoint", str(out), "No space left", everyone=True)
+        kept = [p.name for p in (out / "checkpoints").iterdir()]
+        assert kept == ["step-00000001"]
+        (path / "filler").unlink()
+        place.good(ranks, {**c, "run.steps": 2}, ["--resume"], output=out)
+
+
+# ---- losses ----
+
+@pytest.mark.parametrize("ranks", (None, 2))
+@pytest.mark.parametrize("dtype", ("fp32", "bf16"))
+def test_loss_that_is_not_finite_ends_the_run(ranks, dtype, place):
+    c = {"run.save": True, "run.steps": 3}
+    if dtype == "bf16":
+        c["bf16.enabled"] = True
+    out = place.folder / "out"
+    place.good(ranks, c, output=out)
+    def content():
+        return {p: p.read_bytes() for p in (out / "checkpoints").rglob("*")
+                if p.is_file()}
+    before = content()
+    wild = {**c, "optimizer.params.lr": 1e6, "gradient_clipping": 0,
+            "optimizer.params.weight_decay": 1e5,
+            "run.save_interval": 1, "run.steps": 200}
+    r = place.launch(ranks, wild, ["--resume"], output=out)
+    run.refused(r, "not finite", "step")
+    assert r.summary["reason"] == "failed"
+    assert isinstance(r.last("grad_norm"), str) or \
+        isinstance(r.losses[-1], str)
+    after = content()
+    saved = sorted((out / "checkpoints").iterdir())
+    # What is there can be continued: every one was saved before the fault.
+    last = int(saved[-1].name[5:])
+    assert last < r.steps[-1]["step"] and "checkpoint of step" in r.err
+    assert after.items() >= {k: v for k, v in before.items()
+                             if k in after}.items()
+    if last == 3:
+        place.good(ranks, {**c, "run.steps": 5}, ["--resume"], output=out)
+
+
+# ---- ranks that die ----
+
+FOREVER = {"run.steps": 10**6, "run.inject_delay_us": 3000, "run.save": True,
+           "run.save_interval": 2, "train_batch_size": 6,
+           "zero_optimization.stage": 3}
+
+
+@pytest.mark.parametrize("ranks, victim", [(2, 0), (2, 1), (3, 1)])
+def test_killed_rank_ends_the_others(ranks, victim, place):
+    run_ = place.start(ranks, FOREVER)
+    run_.until_step(4)
+    pids = run_.pids()
+    assert len(pids) == ranks
+    begin = time.monotonic()
+    run_.signal(signal.SIGKILL, victim)
+    r = run_.finish(PROMPT_S)
+    assert time.monotonic() - begin < PROMPT_S and r.rc != 0, str(r)
+    assert "Killed" in r.err, str(r)
+    left = [p for p in pids if os.path.exists(f"/proc/{p}")]
+    assert not left
+    more = {**FOREVER, "run.inject_delay_us": 0, "run.steps": 2 * (
+        int(sorted((r.output / "checkpoints").glob("step-*[0-9]"))[-1]
+            .name[5:]) // 2 + 1)}
+    place.good(ranks, more, ["--resume"], output=r.output)
+
+
+def test_stopped_rank_is_noticed(place):
+    run_ = place.start(2, {**FOREVER, "run.comm_timeout_s": 3})
+    run_.until_step(2)
+    pids = run_.pids()
+    run_.signal(signal.SIGSTOP, 1)
+    try:
+        r = run_.finish(PROMPT_S + 3)
+    finally:
+        run_.kill()
+    assert r.rc != 0
+    lines = [x for x in r.err.splitlines()
+             if "izar: rank 0: waited 3 s for" in x]
+    assert len(lines) == 1 and "dead or stopped" in lines[0], str(r)
+    assert not [p for p in pids if os.path.exists(f"/proc/{p}")]
+
+
+def test_fault_of_one_rank_is_said_by_that_rank(place, nvme):
+    """One rank alone cannot go on: the others end with it, and do not wait."""
+    folder_ = place.folder / "only"
+    folder_.mkdir()
+    r = place.launch(2, {**on_disk(nvme), "run.workers": 4096})
+    assert r.rc != 0 and r.seconds < PROMPT_S + 30
+    assert "izar:" in r.err and not run.DUMPS.search(r.err), str(r)

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A run to save and load: a few arrays whose every element says which one it is
+ * and of which step. */
+#ifndef IZ_TESTS_FILES_SAMPLE_H
+#define IZ_TESTS_FILES_SAMPLE_H
+
+#include "tests/files/fixture.h"
+
+#include "runtime/ckpt.h"
+
+#define ARRAYS 4
+#define MODEL "{\"layers\": 2, \"width\": 64, \"rope\": 1e4}"
+
+/* Elements of the arrays: of less and of more than a block. */
+extern const int64_t small[ARRAYS], large[ARRAYS];
+
+/* A run's state on one rank: get computes it, put compares. */
+struct piece {
+    int array;
+    int64_t first, count, next;
+    int64_t step;
+    int64_t put, wrong;
+};
+
+struct run {
+    struct iz_ckpt k;
+    struct iz_ckpt_part part[ARRAYS];
+    struct iz_ckpt_name name[2];
+    struct iz_ckpt_scalar scalar[4];
+    struct piece piece[ARRAYS];
+};
+
+/* What rank `rank` of `ranks` holds of arrays of these sizes, at `step`. */
+void run_set(struct run *r, const int64_t *total, int rank, int ranks,
+             int64_t step);
+/* Every rank has the arrays whole. */
+void run_replicate(struct run *r);
+void scalars_forget(struct run *r);
+
+/* Elements put, and calls or elements that were wrong. */
+int64_t number_put(const struct run *r);
+int64_t wrong(const struct run *r);
+/* All elements and scalars came, as they were saved at `step`. */
+int run_is(const struct run *r, int64_t step);
+void get(void *arg, int64_t from, float *out, int64_t n);
+
+/* A run of one rank and small arrays.  load_alone expects what was saved at
+ * step `contents`, and nothing put when it fails. */
+int save_alone(int64_t step, int keep_last);
+int load_alone(int64_t step, int64_t contents);
+int64_t latest(void);
+
+/* On several ranks; f of on_ranks. */
+struct job {
+    const int64_t *total;
+    int64_t step;
+    bool replicated;
+};
+
+int save_one(struct iz_coll *c, void *job);
+int load_one(struct iz_coll *c, void *job);
+void all_return(int n, int (*f)(struct iz_coll *, void *), void *arg, int want);
+
+/* Whole files: malloc'ed contents; size, or -1 if there is none. */
+char *contents(const char *path, int64_t *bytes);
+void replace(const char *path, const char *p, int64_t bytes);
+int64_t size_of(const char *path);
+
+#endif
