@@ -155,6 +155,15 @@ def read_lines(path):
     return [json.loads(x) for x in text[:text.rfind("\n") + 1].splitlines()]
 
 
+def alive(pid):
+    """Not gone, and not a zombie that nobody has asked after."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def children(pid):
     """Pids of the direct children of a process."""
     found = []
