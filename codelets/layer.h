@@ -19,8 +19,7 @@ struct iz_param {
                     */
     int64_t rows, cols; /* a vector has rows = 1 */
     enum iz_init init;
-    float std;  /* of IZ_INIT_NORMAL */
-    bool decay; /* weight decay applies when the config excludes vectors */
+    float std; /* of IZ_INIT_NORMAL */
 };
 
 /* The arguments of one call of a layer function, on one micro-batch. */

@@ -241,11 +241,8 @@ static void head_generate(struct iz_exec *x, const struct iz_layer *a)
 static struct iz_param weight(const char *name, int64_t rows, int64_t cols,
                               float std)
 {
-    struct iz_param p = {.rows = rows,
-                         .cols = cols,
-                         .init = IZ_INIT_NORMAL,
-                         .std = std,
-                         .decay = true};
+    struct iz_param p = {
+        .rows = rows, .cols = cols, .init = IZ_INIT_NORMAL, .std = std};
 
     snprintf(p.name, sizeof p.name, "%s", name);
     return p;

@@ -63,7 +63,7 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("optimizer.params.eps", DOUBLE, c.optimizer.eps, 0, 1, "1e-08",
            "Added to the root of the second moment."),
     NUMBER("optimizer.params.weight_decay", DOUBLE, c.optimizer.weight_decay, 0,
-           1e6, "0.0", "Of every parameter the model does not exempt."),
+           1e6, "0.0", "Of every parameter, biases and norms too."),
     BOOL("optimizer.params.adam_w_mode", adam_w_mode, "true",
          "Decoupled weight decay. false needs type Adam and adds the decay to "
          "the gradient."),
@@ -224,7 +224,7 @@ const struct iz_key iz_config_keys[] = {
     BOOL("run.overlap", c.run.overlap, "true",
          "false: barriers around the optimizer, for comparison. The losses "
          "are the same bit for bit."),
-    NUMBER("run.in_flight", INT, c.run.in_flight, 1, 1024, "2",
+    NUMBER("run.in_flight", INT, c.run.in_flight, 1, 64, "2",
            "Steps submitted ahead at most."),
     NUMBER("run.parallel_micro_batches", INT, c.run.parallel_micro_batches, 0,
            BATCH_MAX, "0",

@@ -160,7 +160,9 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
 {
     double samples = (double)e->config->train_batch_size * s[STEP].value;
     if (samples != s[SAMPLES].value) {
-        fprintf(stderr,
+        if (e->plan.rank == 0)
+            fprintf(
+                stderr,
                 "izar: train_batch_size is %lld, but the checkpoint of step "
                 "%.0f was trained on %.0f samples: the data position would "
                 "not be the same\n",

@@ -259,6 +259,63 @@ static void check_gradients(struct iz_gpt2_config c, enum iz_dtype type,
     run_free(&r);
 }
 
+/* Tensor i along a random direction of +-1: one number for the whole tensor, so
+ * that a model of a real shape can be checked. */
+static void check_direction(struct run *r, const struct gpt2_double *g, int i,
+                            const char *name)
+{
+    int64_t n = iz_view_len(r->dw[i].v);
+    double got = 0, norm = 0, eps = 1e-6, *p = g->param[i], up;
+    double *sign = calloc((size_t)n, sizeof *sign);
+
+    tensor_load(&r->dw[i]);
+    tensor_load(&r->tied);
+    for (int64_t k = 0; k < n; k++) {
+        double d = r->dw[i].d[k] + (i ? 0 : r->tied.d[k]);
+        sign[k] = fixture_below(2) ? 1 : -1;
+        got += d * sign[k];
+        norm += d * d;
+        p[k] += eps * sign[k];
+    }
+    up = loss_of(r, g);
+    for (int64_t k = 0; k < n; k++)
+        p[k] -= 2 * eps * sign[k];
+    double want = (up - loss_of(r, g)) / (2 * eps);
+    for (int64_t k = 0; k < n; k++)
+        p[k] += eps * sign[k];
+    free(sign);
+    if (!(fabs(got - want) <= 1e-4 * sqrt(norm) + 1e-7))
+        fail_msg("%s: %.6g along a direction, not %.6g", name, got, want);
+}
+
+static void check_directions(struct iz_gpt2_config c, int samples)
+{
+    double *param[64];
+    struct run r = run_new(c, IZ_F32, samples);
+    struct gpt2_double g = double_of(&r, param);
+
+    for (int i = 0; i < first_param(r.m, r.m->n_units); i++) {
+        struct tensor *t = &r.w[i]; /* as small as real weights are */
+        for (int64_t k = 0; t->v.rows > 1 && k < iz_view_len(t->v); k++)
+            t->d[k] = ((float *)t->v.p)[k] *= 0.1F;
+    }
+    train(&r, true);
+    assert_true(fabs(r.loss - loss_of(&r, &g)) <= 1e-5 * r.loss);
+    for (int u = 0, i = 0; u < r.m->n_units; u++)
+        for (int k = 0; k < r.m->unit[u].n_params; k++, i++)
+            check_direction(&r, &g, i, r.m->unit[u].param[k].name);
+    run_free(&r);
+}
+
+/* Every loop over tiles and chunks turns several times. */
+static void gradients_of_a_real_shape_agree(void **state)
+{
+    (void)state;
+    fixture_seed();
+    check_directions((struct iz_gpt2_config){2, 4, 128, 160, 256}, 2);
+    check_directions((struct iz_gpt2_config){1, 2, 96, 257, 1031}, 1);
+}
+
 static const struct iz_gpt2_config tiny = {2, 2, 6, 5, 7};
 static const struct iz_gpt2_config longer = {1, 3, 9, 67, 11};
 
@@ -438,6 +495,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_agree_with_central_differences),
+        cmocka_unit_test(gradients_of_a_real_shape_agree),
         cmocka_unit_test(gradients_of_16_bit_weights_agree),
         cmocka_unit_test(recomputed_activations_give_the_same_bits),
         cmocka_unit_test(loss_scale_scales_exactly),
