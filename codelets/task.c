@@ -351,6 +351,19 @@ static void split_workers(struct iz_graph *g)
     }
 }
 
+static int check_workers(const struct iz_graph *g)
+{
+    if (g->n_workers <= STARPU_MAXCPUS)
+        return 0;
+    if (g->config.rank == 0)
+        fprintf(stderr,
+                "izar: run.workers: %d compute workers and %d lanes are more "
+                "than the %d CPU workers this StarPU is built for\n",
+                g->config.workers, g->n_workers - g->config.workers,
+                STARPU_MAXCPUS);
+    return -EINVAL;
+}
+
 static int open_workers(struct iz_graph *g, char *const *scratch)
 {
     g->worker = calloc((size_t)g->n_workers, sizeof(*g->worker));
@@ -429,7 +442,9 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
     g->config = *c;
     g->idle_hook = -1;
     g->n_workers = c->workers + c->lane + c->io_workers;
-    int r = open_workers(g, scratch);
+    int r = check_workers(g);
+    if (!r)
+        r = open_workers(g, scratch);
     if (!r)
         r = start_starpu(g);
     if (r) {

@@ -340,7 +340,7 @@ int64_t iz_plan_host_bytes(const struct iz_plan *p)
 
 struct change {
     const char *text;
-    bool (*apply)(struct iz_config *c); /* false: changes nothing */
+    bool (*apply)(struct iz_config *c); /* false: changed nothing */
 };
 
 static bool full_recompute(struct iz_config *c)
@@ -383,36 +383,62 @@ static bool small_ring(struct iz_config *c)
 
 static bool optimizer_to_disk(struct iz_config *c)
 {
-    bool was = c->zero.optimizer.home != IZ_HOME_NVME;
+    if (c->zero.stage == 0 || c->zero.optimizer.home == IZ_HOME_NVME)
+        return false;
     c->zero.optimizer.home = IZ_HOME_NVME;
-    return was && c->zero.stage > 0;
+    return true;
 }
 
 static bool params_to_disk(struct iz_config *c)
 {
-    bool was = c->zero.param.home != IZ_HOME_NVME;
+    if (c->zero.stage != 3 || c->zero.param.home == IZ_HOME_NVME)
+        return false;
     c->zero.param.home = IZ_HOME_NVME;
-    return was && c->zero.stage == 3;
+    return true;
 }
 
-/* Cheapest first; each is tried alone, then on top of those before it. */
+static bool fewer(struct iz_offload_config *o)
+{
+    if (o->home != IZ_HOME_NVME || o->buffer_count <= 2)
+        return false;
+    o->buffer_count = 2;
+    return true;
+}
+
+static bool few_state_buffers(struct iz_config *c)
+{
+    return fewer(&c->zero.optimizer);
+}
+
+static bool few_param_buffers(struct iz_config *c)
+{
+    return fewer(&c->zero.param);
+}
+
+/* Cheapest first.  %d: the accumulation steps that keep the batch. */
 static const struct change changes[] = {
     {"run.recompute=full", full_recompute},
     {"run.schedule=depth_first", depth_first},
     {"run.ring=2", small_ring},
-    {"train_micro_batch_size_per_gpu=1 (with more "
-     "gradient_accumulation_steps)",
+    {"train_micro_batch_size_per_gpu=1 and gradient_accumulation_steps=%d",
      small_micro_batch},
     {"zero_optimization.stage=3", stage_three},
     {"zero_optimization.offload_optimizer.device=nvme", optimizer_to_disk},
     {"zero_optimization.offload_param.device=nvme", params_to_disk},
+    {"zero_optimization.offload_optimizer.buffer_count=2", few_state_buffers},
+    {"zero_optimization.offload_param.buffer_count=2", few_param_buffers},
 };
 #define CHANGES ((int)(sizeof(changes) / sizeof(changes[0])))
 
-static int64_t bytes_with(const struct iz_plan *p, const struct iz_config *c,
-                          const struct iz_model *m)
+/* Applies the changes of the set `used`, as far as each changes anything; those
+ * that do remain in the set.  Returns the bytes of host memory. */
+static int64_t bytes_with(const struct iz_plan *p, struct iz_config *c,
+                          const struct iz_model *m, unsigned *used)
 {
     struct iz_plan q;
+    for (int i = 0; i < CHANGES; i++)
+        if (*used & 1U << i && !changes[i].apply(c))
+            *used &= ~(1U << i);
     if (iz_plan_make(&q, c, m, p->ranks, p->rank, p->workers))
         return INT64_MAX;
     int64_t bytes = iz_plan_host_bytes(&q);
@@ -420,42 +446,59 @@ static int64_t bytes_with(const struct iz_plan *p, const struct iz_config *c,
     return bytes;
 }
 
-static bool try_one(const struct iz_plan *p, const struct iz_config *c,
-                    const struct iz_model *m, int64_t limit, FILE *err)
-{
-    for (int i = 0; i < CHANGES; i++) {
-        struct iz_config d = *c;
-        if (!changes[i].apply(&d))
-            continue;
-        int64_t bytes = bytes_with(p, &d, m);
-        if (bytes <= limit) {
-            fprintf(err, "izar: it fits with %s (%.1f MiB)\n", changes[i].text,
-                    (double)bytes / 1048576);
-            return true;
-        }
-    }
-    return false;
-}
-
-static void try_all(const struct iz_plan *p, const struct iz_config *c,
-                    const struct iz_model *m, int64_t limit, FILE *err)
+static bool fits(const struct iz_plan *p, const struct iz_config *c,
+                 const struct iz_model *m, int64_t limit, unsigned *used)
 {
     struct iz_config d = *c;
-    char text[1024] = "";
+    return bytes_with(p, &d, m, used) <= limit && *used;
+}
+
+static void print_changes(const struct iz_plan *p, const struct iz_config *c,
+                          const struct iz_model *m, unsigned used, FILE *err)
+{
+    struct iz_config d = *c;
+    const char *glue = "izar: it fits with ";
+    int64_t bytes = bytes_with(p, &d, m, &used);
     for (int i = 0; i < CHANGES; i++) {
-        if (!changes[i].apply(&d))
+        if (!(used & 1U << i))
             continue;
-        strncat(text, *text ? " and " : "", sizeof(text) - strlen(text) - 1);
-        strncat(text, changes[i].text, sizeof(text) - strlen(text) - 1);
-        int64_t bytes = bytes_with(p, &d, m);
-        if (bytes > limit)
-            continue;
-        fprintf(err, "izar: it fits with %s (%.1f MiB)\n", text,
-                (double)bytes / 1048576);
+        const char *number = strstr(changes[i].text, "%d");
+        int len = number ? (int)(number - changes[i].text)
+                         : (int)strlen(changes[i].text);
+        fprintf(err, "%s%.*s", glue, len, changes[i].text);
+        if (number)
+            fprintf(err, "%d", d.grad_accum);
+        glue = " and ";
+    }
+    fprintf(err, " (%.1f MiB)\n", (double)bytes / 1048576);
+}
+
+/* The first single change that is enough; else all of them, less those that are
+ * not needed, dearest kept last. */
+static void suggest(const struct iz_plan *p, const struct iz_config *c,
+                    const struct iz_model *m, int64_t limit, FILE *err)
+{
+    unsigned used = 0;
+    for (int i = 0; i < CHANGES; i++) {
+        used = 1U << i;
+        if (fits(p, c, m, limit, &used)) {
+            print_changes(p, c, m, used, err);
+            return;
+        }
+    }
+    used = (1U << CHANGES) - 1;
+    if (!fits(p, c, m, limit, &used)) {
+        fprintf(err, "izar: recomputing, a smaller ring or micro-batch, stage "
+                     "3 and nvme are not enough: it needs more ranks or a "
+                     "smaller model\n");
         return;
     }
-    fprintf(err, "izar: no setting makes it fit: it needs more ranks or a "
-                 "smaller model\n");
+    for (int i = CHANGES - 1; i >= 0; i--) {
+        unsigned less = used & ~(1U << i);
+        if (less != used && fits(p, c, m, limit, &less))
+            used = less;
+    }
+    print_changes(p, c, m, used, err);
 }
 
 static void keep_activations(struct iz_plan *p, const struct iz_config *c,
@@ -483,8 +526,7 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
             "%.1f MiB:\n",
             (double)iz_plan_host_bytes(p) / 1048576, (double)limit / 1048576);
     iz_plan_print(p, m, err);
-    if (!try_one(p, c, m, limit, err))
-        try_all(p, c, m, limit, err);
+    suggest(p, c, m, limit, err);
     return -ENOMEM;
 }
 

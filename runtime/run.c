@@ -124,10 +124,8 @@ static int check_free(const struct run *r, const char *path, const char *key,
     if (need * r->coll->local_size <= have)
         return 0;
     fprintf(stderr,
-            "izar: %s: %s has %.1f MiB free, the %d rank%s of this host need "
-            "%.1f MiB\n",
-            key, path, (double)have / 1048576, r->coll->local_size,
-            r->coll->local_size > 1 ? "s" : "",
+            "izar: %s: %s has %.1f MiB free, this run needs %.1f MiB there\n",
+            key, path, (double)have / 1048576,
             (double)(need * r->coll->local_size) / 1048576);
     return -ENOSPC;
 }

@@ -72,7 +72,7 @@ def test_the_suggested_change_does_fit(place, nvme):
 @pytest.mark.single
 def test_hopeless_limit_says_so(place):
     r = place.launch(None, {**CONFIG, **limited(1 << 20)})
-    run.refused(r, "no setting makes it fit")
+    run.refused(r, "are not enough: it needs more ranks")
 
 
 def test_one_rank_speaks_for_all(place):

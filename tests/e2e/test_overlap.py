@@ -35,3 +35,32 @@ def test_optimizer_hides_only_without_barriers(ranks, home, place, nvme):
             break
     # Ranks that share two cores have one each: nothing need run beside.
     assert hidden > 0 or not CAN_OVERLAP or ranks, str(r)
+
+
+def task_times(r):
+    """{(kind, step): (first begin, last end)} of the run's tasks."""
+    times = {}
+    for t in run.read_lines(r.output / "tasks.jsonl"):
+        key = t["task"], t["step"]
+        begin, end = times.get(key, (t["begin_us"], t["end_us"]))
+        times[key] = min(begin, t["begin_us"]), max(end, t["end_us"])
+    return times
+
+
+def steps_that_overlap(times, steps):
+    """Those whose last update ends after the forward of the next step began."""
+    return [s for s in range(steps - 1)
+            if times["adam", s][1] > times["forward", s + 1][0]]
+
+
+def test_adam_runs_under_the_next_steps_forward(place):
+    config = {**CONFIG, "run.task_log": True}
+    wait = place.good(None, {**config, "run.overlap": False})
+    assert not steps_that_overlap(task_times(wait), config["run.steps"])
+    r = place.good(None, config)
+    assert r.bits == wait.bits and r.hash == wait.hash
+    times = task_times(r)
+    assert steps_that_overlap(times, config["run.steps"]), str(r)
+    # Exact: an update never begins before the clip factor of its step is known.
+    for s in range(config["run.steps"]):
+        assert times["adam", s][0] >= times["clip", s][1]
