@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "codelets/die.h"
+#include "codelets/mix.h"
 #include "runtime/hash.h"
 
 int64_t *iz_ckpt_gather(struct iz_coll *c, const int64_t *mine, int n)
@@ -54,8 +55,8 @@ static uint64_t parts_hash(const struct iz_ckpt *k)
     for (int i = 0; i < k->n_parts; i++) {
         const char *name = k->part[i].name;
 
-        h = iz_hash_mix(h + iz_hash(name, (int64_t)strlen(name)));
-        h = iz_hash_mix(h + (uint64_t)k->part[i].total);
+        h = iz_mix(h + iz_hash(name, (int64_t)strlen(name)));
+        h = iz_mix(h + (uint64_t)k->part[i].total);
     }
     return h;
 }

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "codelets/build.h"
-#include "runtime/hash.h"
+#include "codelets/mix.h"
 
 #define HEADER_INTS 256
 
@@ -341,7 +341,7 @@ static uint64_t feistel(uint64_t x, int half, uint64_t key)
     uint64_t left = x >> half, right = x & mask;
 
     for (uint64_t round = 0; round < 8; round++) {
-        uint64_t f = iz_hash_mix(key + iz_hash_mix((round << 56) ^ right));
+        uint64_t f = iz_mix(key + iz_mix((round << 56) ^ right));
         uint64_t next = left ^ (f & mask);
 
         left = right;
@@ -374,8 +374,8 @@ static int64_t train_start(const struct iz_data *d, int64_t index)
     const struct split *s = &d->split[IZ_TRAIN];
     int64_t epoch = index / s->windows,
             rest = s->count - 1 - s->windows * d->seq;
-    uint64_t key = iz_hash_mix(d->seed + iz_hash_mix((uint64_t)epoch + 1));
-    int64_t shift = (int64_t)(iz_hash_mix(key ^ 1) % (uint64_t)(rest + 1));
+    uint64_t key = iz_mix(d->seed + iz_mix((uint64_t)epoch + 1));
+    int64_t shift = (int64_t)(iz_mix(key ^ 1) % (uint64_t)(rest + 1));
 
     return shift + d->seq * permute(index % s->windows, s->windows, key);
 }

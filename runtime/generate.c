@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "codelets/mix.h"
 #include "runtime/train.h"
 
 struct pick_arg {
@@ -15,12 +16,10 @@ struct pick_arg {
     uint64_t seed;
 };
 
+/* In [0, 1), a function of seed and position alone. */
 static double uniform(uint64_t seed, uint64_t i)
 {
-    uint64_t z = seed + (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+    return (double)(iz_mix(seed + (i + 1) * IZ_GOLDEN) >> 11) * 0x1p-53;
 }
 
 static int32_t choose(const struct pick_arg *a, const float *logits)

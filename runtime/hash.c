@@ -6,22 +6,15 @@
 #include <assert.h>
 #include <string.h>
 
+#include "codelets/mix.h"
+
 #define LANES 8
-
-static const uint64_t odd = 0x9e3779b97f4a7c15u; /* 2^64 / golden ratio */
-
-uint64_t iz_hash_mix(uint64_t x)
-{
-    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93u;
-    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93u;
-    return x ^ (x >> 32);
-}
 
 /* For a fixed lane a bijection of the word, for a fixed word one of the lane: a
  * single changed word can never be lost on the way to the end. */
 static uint64_t absorb(uint64_t lane, uint64_t word)
 {
-    lane = (lane ^ word) * odd;
+    lane = (lane ^ word) * IZ_GOLDEN;
     return lane ^ (lane >> 32);
 }
 
@@ -44,7 +37,7 @@ uint64_t iz_hash(const void *p, int64_t bytes)
 
     assert(bytes >= 0);
     for (int j = 0; j < LANES; j++)
-        lane[j] = iz_hash_mix((uint64_t)j + 1);
+        lane[j] = iz_mix((uint64_t)j + 1);
     for (i = 0; i + block <= bytes; i += block)
         absorb_block(lane, from + i);
     if (i < bytes) {
@@ -52,6 +45,6 @@ uint64_t iz_hash(const void *p, int64_t bytes)
         absorb_block(lane, tail);
     }
     for (int j = 0; j < LANES; j++)
-        h = iz_hash_mix(absorb(h, lane[j]));
+        h = iz_mix(absorb(h, lane[j]));
     return h;
 }

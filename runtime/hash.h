@@ -11,8 +11,4 @@
  * the same hash. */
 uint64_t iz_hash(const void *p, int64_t bytes);
 
-/* A bijection of 64 bits that scatters: the finish of iz_hash, and a
- * counter-based generator when fed with seed and counter. */
-uint64_t iz_hash_mix(uint64_t x);
-
 #endif

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "runtime/hash.h"
+#include "codelets/mix.h"
 
 const int64_t small[ARRAYS] = {1000, 5, 1, 0};
 const int64_t large[ARRAYS] = {IZ_CKPT_PIECE + 7, 2 * IZ_CKPT_PIECE, 1, 3};
@@ -17,8 +17,7 @@ const int64_t large[ARRAYS] = {IZ_CKPT_PIECE + 7, 2 * IZ_CKPT_PIECE, 1, 3};
 /* Any bits, not-a-numbers included. */
 static uint32_t bits(int array, int64_t i, int64_t step)
 {
-    return (uint32_t)iz_hash_mix((uint64_t)(i * 64 + array) ^ (uint64_t)step
-                                                                  << 40);
+    return (uint32_t)iz_mix((uint64_t)(i * 64 + array) ^ (uint64_t)step << 40);
 }
 
 void get(void *arg, int64_t from, float *out, int64_t n)

@@ -18,32 +18,9 @@
 #include "codelets/adamw.h"
 #include "codelets/dtype.h"
 #include "codelets/half.h"
+#include "tests/kernels/random.h"
 
 static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
-
-static void *take(size_t bytes)
-{
-    void *p = malloc(bytes > 0 ? bytes : 1);
-
-    assert_non_null(p);
-    return p;
-}
-
-/* A small deterministic generator of its own: xorshift64. */
-static uint64_t random_state = 88172645463325252u;
-
-static uint64_t random_bits(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
-}
-
-static float random_float(double scale)
-{
-    return (float)(scale * ((double)(random_bits() >> 11) * 0x1p-53 - 0.5));
-}
 
 /* The value of a 16-bit float from its definition. */
 static double half_value(uint16_t h, int exponent_bits)
