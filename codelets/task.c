@@ -32,8 +32,7 @@ const struct iz_kind_info iz_kinds[IZ_KINDS] = {
 
 /* Written by its worker, read by the submitting thread. */
 struct span_log {
-    _Atomic uint64_t head;
-    uint64_t tail;
+    _Atomic uint64_t head, tail;
     _Atomic int64_t lost;
     struct iz_span *span;
 };
@@ -47,7 +46,7 @@ struct worker {
 
 struct iz_graph {
     struct iz_graph_config config;
-    int error, n_workers;
+    int n_workers;
     unsigned lane_worker, lane_order;
     uint32_t compute_mask[MASK_WORDS], io_mask[MASK_WORDS];
     struct worker *worker;
@@ -78,7 +77,7 @@ int64_t iz_now_ns(void)
 static void log_span(struct span_log *log, const struct iz_span *s)
 {
     uint64_t head = atomic_load_explicit(&log->head, memory_order_relaxed);
-    uint64_t tail = __atomic_load_n(&log->tail, __ATOMIC_ACQUIRE);
+    uint64_t tail = atomic_load_explicit(&log->tail, memory_order_acquire);
     if (head - tail == SPANS) {
         atomic_fetch_add_explicit(&log->lost, 1, memory_order_relaxed);
         return;
@@ -219,7 +218,7 @@ static int count_data(const struct iz_task *t)
 
 /* StarPU keeps few handles inside the task and takes over malloced arrays
  * beyond. */
-static int attach_data(struct starpu_task *task, const struct iz_task *t)
+static void attach_data(struct starpu_task *task, const struct iz_task *t)
 {
     int n = count_data(t), own = n - t->n_more;
     task->nbuffers = n;
@@ -227,14 +226,14 @@ static int attach_data(struct starpu_task *task, const struct iz_task *t)
         task->dyn_handles = malloc((size_t)n * sizeof(*task->dyn_handles));
         task->dyn_modes = malloc((size_t)n * sizeof(*task->dyn_modes));
         if (!task->dyn_handles || !task->dyn_modes)
-            return -ENOMEM;
+            iz_die("%s: out of memory for %d buffers", iz_kinds[t->kind].name,
+                   n);
     }
     for (int i = 0; i < n; i++) {
         const struct iz_access *a = i < own ? &t->data[i] : &t->more[i - own];
         STARPU_TASK_SET_HANDLE(task, a->handle, i);
         STARPU_TASK_SET_MODE(task, a->mode, i);
     }
-    return 0;
 }
 
 static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
@@ -254,14 +253,12 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
     return h;
 }
 
-static int submit(struct iz_graph *g, const struct iz_task *t)
+static void submit(struct iz_graph *g, const struct iz_task *t)
 {
     struct starpu_task *task = starpu_task_create();
     struct head *h = make_head(g, t);
-    if (!task || !h) {
-        free(h);
-        return g->error = -ENOMEM;
-    }
+    if (!task || !h)
+        iz_die("%s: out of memory for a task", iz_kinds[t->kind].name);
     task->cl = &codelets[t->kind];
     task->cl_arg = h;
     task->cl_arg_size = sizeof(*h) + t->arg_bytes;
@@ -270,37 +267,23 @@ static int submit(struct iz_graph *g, const struct iz_task *t)
     task->flops = t->flops;
     task->name = iz_kinds[t->kind].name;
     place(g, task, t->where);
-    g->error = attach_data(task, t);
-    if (!g->error)
-        g->error = starpu_task_submit(task);
-    if (g->error) {
-        fprintf(stderr, "izar: submission of %s failed: %s\n",
-                iz_kinds[t->kind].name, strerror(-g->error));
-        task->destroy = 0;
-        starpu_task_destroy(task);
-        return g->error;
-    }
+    attach_data(task, t);
+    int r = starpu_task_submit(task);
+    if (r)
+        iz_die("submission of %s failed: %s", iz_kinds[t->kind].name,
+               strerror(-r));
     g->submitted++;
-    return 0;
 }
 
-int iz_submit(struct iz_graph *g, const struct iz_task *t)
+void iz_submit(struct iz_graph *g, const struct iz_task *t)
 {
     bool alone =
         g->config.lane_alone && g->config.lane && t->where == IZ_ON_LANE;
-    if (g->error)
-        return g->error;
     if (alone)
         starpu_task_wait_for_all();
-    int r = submit(g, t);
+    submit(g, t);
     if (alone)
         starpu_task_wait_for_all();
-    return r;
-}
-
-int iz_graph_error(const struct iz_graph *g)
-{
-    return g->error;
 }
 
 void iz_graph_wait(struct iz_graph *g)
@@ -328,9 +311,9 @@ int64_t iz_graph_spans(struct iz_graph *g,
     for (int i = 0; i < g->n_workers; i++) {
         struct span_log *log = &g->worker[i].log;
         uint64_t head = atomic_load_explicit(&log->head, memory_order_acquire);
-        for (uint64_t k = log->tail; k < head; k++)
+        for (uint64_t k = atomic_load(&log->tail); k < head; k++)
             take(arg, &log->span[k % SPANS]);
-        __atomic_store_n(&log->tail, head, __ATOMIC_RELEASE);
+        atomic_store_explicit(&log->tail, head, memory_order_release);
         lost += atomic_exchange(&log->lost, 0);
     }
     return lost;

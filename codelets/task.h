@@ -96,9 +96,8 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
 /* Waits for all tasks, stops StarPU. */
 void iz_graph_close(struct iz_graph **g);
 
-/* Submits.  An error sticks: later calls do nothing and return it. */
-int iz_submit(struct iz_graph *g, const struct iz_task *t);
-int iz_graph_error(const struct iz_graph *g);
+/* Submits.  What StarPU refuses ends the job: other ranks would wait for it. */
+void iz_submit(struct iz_graph *g, const struct iz_task *t);
 void iz_graph_wait(struct iz_graph *g); /* until every task has ended */
 
 /* Name of the scheduler in force. */

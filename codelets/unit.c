@@ -48,12 +48,12 @@ static void clear_gradients(const struct iz_unit_arg *a, void **buf)
     if (a->at_grad >= 0) {
         const struct iz_param *last = &u->param[u->n_params - 1];
         int64_t end = l->offset[u->n_params - 1] + last->rows * last->cols;
-        clear_uncovered(buf[a->at_grad], l->n, a->grad_type, 0, end);
+        clear_uncovered(buf[a->at_grad], l->n, a->type, 0, end);
     }
     if (a->at_tied_grad >= 0) {
         const struct iz_param *t =
             &l->model->unit[u->tied_unit].param[u->tied_param];
-        clear_uncovered(buf[a->at_tied_grad], l->tied_n, a->grad_type,
+        clear_uncovered(buf[a->at_tied_grad], l->tied_n, a->type,
                         l->tied_offset, l->tied_offset + t->rows * t->cols);
     }
 }
@@ -115,9 +115,8 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     const struct iz_model *m = l->model;
     const struct iz_unit *u = &m->unit[l->unit];
     struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
-    make_views(l, a->param_type, at(buf, a->at_param), at(buf, a->at_tied), w);
-    make_views(l, a->grad_type, at(buf, a->at_grad), at(buf, a->at_tied_grad),
-               dw);
+    make_views(l, a->type, at(buf, a->at_param), at(buf, a->at_tied), w);
+    make_views(l, a->type, at(buf, a->at_grad), at(buf, a->at_tied_grad), dw);
     char *batch = at(buf, a->at_batch);
     struct iz_layer layer = {
         .self = m->self,

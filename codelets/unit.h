@@ -29,7 +29,7 @@ struct iz_unit_arg {
     const struct iz_unit_layout *layout;
     enum iz_unit_call call;
     int samples;
-    enum iz_dtype param_type, grad_type;
+    enum iz_dtype type;            /* of parameters and unit gradients */
     signed char at_param, at_tied; /* flat parameters */
     signed char at_grad, at_tied_grad;
     signed char at_batch;         /* input records, then target records */

@@ -217,6 +217,8 @@ static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_run_config *run = &file->c.run;
 
+    if (run->output[0] == '\0')
+        iz_fault(f, "run.output", "is empty: name a directory");
     if (is_given(file, "steps_per_print") &&
         is_given(file, "run.log_interval") &&
         file->steps_per_print != run->log_interval)

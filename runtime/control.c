@@ -145,7 +145,7 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
     double own = *(double *)buf[1];
     const double *all = gather(e, &own, 1);
     struct iz_event v = {.eval = true, .step = a->step};
-    v.loss = sum_ranks(e, all, 1, 0) / (double)e->eval_samples;
+    v.loss = sum_ranks(e, all, 1, 0) / (double)e->eval_tasks;
     v.time_ns = iz_now_ns();
     *(double *)buf[1] = 0;
     put_event(e, &v);

@@ -51,7 +51,7 @@ struct iz_slot {
     int group;       /* -1: nothing */
     int64_t version; /* of the group when it was fetched */
     bool waiting;    /* fetched, not used yet */
-    int64_t used;    /* elements fetched or reused when it was last needed */
+    int64_t used;    /* the clock after its last use */
 };
 
 struct iz_ring {
@@ -129,9 +129,11 @@ struct iz_engine {
     float *logits;
     starpu_data_handle_t logits_handle;
     double *gathered; /* scratch of clip */
+    int64_t updates;  /* submitted; right only where none can be skipped */
     int64_t step;     /* steps submitted */
-    int64_t eval_samples;
-    int64_t fetch_clock;   /* elements fetched or reused so far */
+    int64_t eval_tasks;
+    int64_t fetch_clock;   /* elements used so far, each time anew */
+    int marked;            /* uses of the pass under way that it counted */
     int64_t fetched_bytes; /* counted at submission: the plan's figure */
     struct iz_event event[IZ_EVENTS];
     int64_t events_taken, events_due; /* due: submitted */

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "runtime/overlap.h"
@@ -16,7 +17,9 @@ struct iz_metrics {
     struct iz_overlap *overlap;
     FILE *json, *tasks;
     bool quiet, tty;
-    bool live; /* an unfinished line stands on the terminal */
+    int columns; /* of the terminal */
+    bool broken; /* a line could not be written */
+    bool live;   /* an unfinished line stands on the terminal */
     double gemm_rate;
     int64_t last_ns;  /* time of the previous step; 0: not to be counted */
     int64_t first_ns; /* of the first step that counts */
@@ -33,8 +36,23 @@ static int open_file(struct iz_metrics *m, FILE **f, const char *name)
     *f = fopen(path, "a");
     if (*f)
         return 0;
-    fprintf(stderr, "izar: %s: %s\n", path, strerror(errno));
-    return -errno;
+    int why = errno;
+    fprintf(stderr, "izar: %s: %s\n", path, strerror(why));
+    return -why;
+}
+
+/* Columns of the terminal that somebody watches, or 0.  Open MPI gives every
+ * rank a terminal, watched or not, so with several ranks the caller has to say
+ * so. */
+static int terminal_columns(int ranks)
+{
+    struct winsize w;
+    const char *live = getenv("IZ_LIVE");
+    if (getenv("IZ_PLAIN") || !isatty(STDOUT_FILENO) || (ranks > 1 && !live))
+        return 0;
+    if (live && atoi(live) > 1)
+        return atoi(live);
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) || !w.ws_col ? 80 : w.ws_col;
 }
 
 int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
@@ -47,8 +65,8 @@ int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
     m->e = e;
     m->quiet = quiet;
     m->gemm_rate = gemm_rate;
-    /* mpirun gives every rank a terminal even when nobody watches. */
-    m->tty = isatty(STDOUT_FILENO) && !getenv("IZ_PLAIN");
+    m->columns = terminal_columns(e->plan.ranks);
+    m->tty = m->columns > 0;
     m->last_eval = m->last_loss = NAN;
     m->open_ns = m->last_ns = iz_now_ns();
     int r = iz_overlap_open(&m->overlap);
@@ -83,7 +101,11 @@ void iz_metrics_line(struct iz_metrics *m, const char *fmt, ...)
     vfprintf(m->json, fmt, ap);
     va_end(ap);
     fputc('\n', m->json);
-    fflush(m->json);
+    if (fflush(m->json) && !m->broken) {
+        m->broken = true;
+        fprintf(stderr, "izar: %s/metrics.jsonl: %s: lines are being lost\n",
+                m->e->config->run.output, strerror(errno));
+    }
 }
 
 static void take_span(void *arg, const struct iz_span *s)
@@ -157,21 +179,29 @@ static const char *number(char *out, size_t size, double v)
 
 /* ---- lines ---- */
 
+/* The whole line; a terminal shows as much of it as it has columns. */
 static void print_step(struct iz_metrics *m, const struct iz_event *v,
                        double rate, double flops)
 {
-    char scale[32] = "";
+    char line[256], scale[32] = "", adam[32] = "";
     if (m->e->config->dtype == IZ_F16)
         snprintf(scale, sizeof(scale), "  scale %g%s", v->loss_scale,
                  v->skipped ? " skipped" : "");
-    printf("%sstep %lld/%lld  loss %.4f  grad %.3f  lr %.3g%s  %.0f tok/s  "
-           "%.0f%% of GEMM  hidden: adam %.0f%% comm %.0f%%  %.0f MiB%s",
-           m->tty ? "\r\033[K" : "", (long long)v->step,
-           (long long)m->e->config->run.steps, v->loss, v->grad_norm, v->lr,
-           scale, rate, percent(flops, m->gemm_rate),
-           hidden_percent(m, optimizer_kinds, 1),
-           hidden_percent(m, comm_kinds, 2),
-           (double)iz_memory_peak_resident() / 1048576, m->tty ? "" : "\n");
+    if (m->e->plan.workers > 1) /* else nothing can run beside it */
+        snprintf(adam, sizeof(adam), " adam %.0f%%",
+                 hidden_percent(m, optimizer_kinds, 1));
+    snprintf(
+        line, sizeof(line),
+        "step %lld/%lld  loss %.4f  %.0f tok/s  %.0f%% of GEMM  grad %.3f  "
+        "lr %.3g%s  hidden:%s comm %.0f%%  %.0f MiB",
+        (long long)v->step, (long long)m->e->config->run.steps, v->loss, rate,
+        percent(flops, m->gemm_rate), v->grad_norm, v->lr, scale, adam,
+        hidden_percent(m, comm_kinds, 2),
+        (double)iz_memory_peak_resident() / 1048576);
+    if (m->tty)
+        printf("\r\033[K%.*s", m->columns - 1, line);
+    else
+        printf("%s\n", line);
     m->live = m->tty;
     fflush(stdout);
 }

@@ -118,7 +118,7 @@ void iz_options_help(const struct iz_program *p, const char *argv0)
            "  --ranks N        with --plan: for N ranks\n"
            "  --help           this text and every key of the config\n"
            "  --help-markdown  the keys as docs/config.md\n"
-           "  --version        version and libraries\n\n"
+           "  --version        version\n\n"
            "Ctrl-C or SIGTERM (SIGUSR1 too) finishes the step, saves a "
            "checkpoint and\ntells how to resume; a second one stops at once.\n"
            "Exit status: 0 finished or interrupted with a checkpoint, 1 error, "

@@ -64,7 +64,10 @@ static double call_flops(const struct iz_engine *e, int u,
     const struct iz_unit_cost *c = &e->plan.cost[u];
     if (call == IZ_CALL_BACKWARD)
         return c->backward_flops + (e->plan.recompute ? c->forward_flops : 0);
-    return call == IZ_CALL_FORWARD ? c->forward_flops : c->backward_flops / 3;
+    if (call == IZ_CALL_FORWARD)
+        return c->forward_flops;
+    /* The last unit's loss alone is its one product of three. */
+    return c->backward_flops / 3;
 }
 
 /* Appends an access and returns its position; -1 for no handle. */
@@ -133,8 +136,7 @@ void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
     struct iz_unit_arg a = {.layout = &e->group[c->unit].layout,
                             .call = c->call,
                             .samples = c->samples,
-                            .param_type = e->plan.param_type,
-                            .grad_type = e->plan.param_type,
+                            .type = e->plan.param_type,
                             .save_bytes = cost->save_bytes,
                             .row = c->row};
     struct iz_task t = {.kind = c->kind,

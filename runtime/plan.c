@@ -141,10 +141,15 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
  * workers. */
 static int auto_slices(const struct iz_config *c, int workers)
 {
-    for (int s = 1; s <= c->micro_batch; s++)
-        if (c->micro_batch % s == 0 && s * c->grad_accum >= workers)
-            return s;
-    return c->micro_batch;
+    int most = 1;
+    for (int n = 1; n <= c->micro_batch && n <= IZ_SLICES_MAX; n++) {
+        if (c->micro_batch % n)
+            continue;
+        most = n;
+        if (n * c->grad_accum >= workers)
+            break;
+    }
+    return most;
 }
 
 static void plan_schedule(struct iz_plan *p, const struct iz_config *c)
@@ -174,6 +179,9 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->param_type = c->dtype;
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
     p->state_arrays = c->dtype == IZ_F32 ? 2 : 3;
+    p->pin_cpu =
+        (p->state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
+        (p->param_home != IZ_HOME_NONE && c->zero.param.pin_memory);
 }
 
 /* ---- bytes ---- */
@@ -543,9 +551,10 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
             p->recompute ? "recomputed" : "kept");
     fprintf(out,
             "      %d micro-batch%s a step, %d at a time, %d slice%s of %d "
-            "sample%s; ring of %d units\n",
+            "sample%s; %d worker%s; ring of %d units\n",
             p->micro_batches, p->micro_batches > 1 ? "es" : "", p->wave,
             p->slices, p->slices > 1 ? "s" : "", p->samples,
-            p->samples > 1 ? "s" : "", p->ring[0].params);
+            p->samples > 1 ? "s" : "", p->workers, p->workers > 1 ? "s" : "",
+            p->ring[0].params);
     iz_bytes_print(&p->bytes, out);
 }

@@ -31,6 +31,8 @@ struct iz_plan_ring {
     int params, grads; /* how many buffers of each */
 };
 
+#define IZ_SLICES_MAX 64
+
 struct iz_plan {
     int ranks, rank, n_groups, n_rings, workers;
     struct iz_plan_group *group;
@@ -44,6 +46,7 @@ struct iz_plan {
     bool params_full, grads_full, states_full; /* on every rank, or shards */
     bool fetch; /* units are copied or gathered into a ring */
     bool recompute;
+    bool pin_cpu;                        /* lock the cpu tier into memory */
     enum iz_dtype param_type, grad_type; /* grad_type: of the accumulators */
     int state_arrays;                    /* 2: m, v; 3: master too */
     enum iz_home state_home, param_home;

@@ -13,6 +13,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "codelets/die.h"
 #include "codelets/gemm.h"
 #include "codelets/rate.h"
 #include "runtime/metrics.h"
@@ -34,6 +35,7 @@ struct run {
     int workers;
     double gemm_rate;
     char *model_text;
+    int64_t begun; /* step at which this process began */
     int64_t taken; /* steps whose event came */
     bool stopped;
     enum iz_failure failure;
@@ -44,7 +46,7 @@ static _Atomic int stop_signal;
 static void on_signal(int number)
 {
     static const char text[] =
-        "\nizar: finishing the step and saving; once more stops at once\n";
+        "\nizar: finishing the step; once more stops at once\n";
     if (atomic_exchange(&stop_signal, number))
         _exit(128 + number);
     if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
@@ -95,11 +97,7 @@ static int check_locked(const struct run *r)
 {
     struct rlimit l;
     int64_t need = iz_bytes_tier(&r->plan.bytes, IZ_TIER_CPU);
-    bool pin =
-        (r->c.zero.optimizer.home != IZ_HOME_NONE &&
-         r->c.zero.optimizer.pin_memory) ||
-        (r->c.zero.param.home != IZ_HOME_NONE && r->c.zero.param.pin_memory);
-    if (!pin || geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &l) ||
+    if (!r->plan.pin_cpu || geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &l) ||
         l.rlim_cur == RLIM_INFINITY || (int64_t)l.rlim_cur >= need)
         return 0;
     fprintf(stderr,
@@ -117,8 +115,9 @@ static int check_free(const struct run *r, const char *path, const char *key,
     if (!need)
         return 0;
     if (statvfs(path, &f)) {
-        fprintf(stderr, "izar: %s: %s: %s\n", key, path, strerror(errno));
-        return -errno;
+        int why = errno;
+        fprintf(stderr, "izar: %s: %s: %s\n", key, path, strerror(why));
+        return -why;
     }
     int64_t have = (int64_t)f.f_bavail * (int64_t)f.f_frsize;
     if (need * r->coll->local_size <= have)
@@ -340,7 +339,7 @@ static int train(struct run *r)
     int s = 0;
     while (r->e->step < r->c.run.steps && !s) {
         throttle(r);
-        if (r->stopped || r->failure || iz_graph_error(r->e->graph))
+        if (r->stopped || r->failure)
             break;
         iz_train_step(r->e);
         bool end = r->e->step == r->c.run.steps;
@@ -351,7 +350,7 @@ static int train(struct run *r)
             s = save(r);
     }
     take_all(r);
-    return s ? s : iz_graph_error(r->e->graph);
+    return s;
 }
 
 /* ---- after the last step ---- */
@@ -393,7 +392,7 @@ static void print_hash(struct run *r)
     /* 32 bits per double are exact; sums modulo 2^64 need no carry between. */
     double *all = calloc((size_t)r->coll->size * 2, sizeof(*all));
     if (!all)
-        return;
+        iz_die("out of memory for the hash");
     all[2 * r->coll->rank] = (double)(sum >> 32);
     all[2 * r->coll->rank + 1] = (double)(sum & 0xffffffffU);
     iz_coll_gather_doubles(r->coll, all, 2, "hash");
@@ -430,6 +429,13 @@ static void report_failure(struct run *r)
                 (long long)step);
 }
 
+static const char *ending(const struct run *r, int status)
+{
+    if (status)
+        return "not saved";
+    return r->stopped ? "interrupted" : "finished";
+}
+
 static int finish(struct run *r)
 {
     int s = 0;
@@ -438,25 +444,56 @@ static int finish(struct run *r)
         iz_metrics_summary(r->metrics, "failed");
         return -ERANGE;
     }
-    if (r->c.run.save)
+    if (r->c.run.save && r->e->step > r->begun)
         s = save(r);
     if (!s && !r->stopped)
         s = print_sample(r);
     if (r->c.run.hash)
         print_hash(r);
-    iz_metrics_summary(r->metrics, r->stopped ? "interrupted" : "finished");
-    if (r->stopped && first_rank(r) && !s && r->c.run.save)
+    iz_metrics_summary(r->metrics, ending(r, s));
+    if (!r->stopped || s)
+        return s;
+    if (first_rank(r) && r->c.run.save)
         printf("interrupted: continue with the same command and --resume\n");
-    return s;
+    return r->c.run.save ? 0 : -EINTR;
 }
 
 /* ---- order of it all ---- */
+
+static int check_sample(const struct run *r)
+{
+    const struct iz_run_config *c = &r->c.run;
+    bool wanted = c->sample_tokens > 0 && c->sample_prompt[0];
+    FILE *err = first_rank(r) ? stderr : NULL;
+    if (!wanted)
+        return 0;
+    if (!r->model->unit[r->model->n_units - 1].generate) {
+        if (err)
+            fprintf(err,
+                    "izar: run.sample_tokens: %s generates nothing: set "
+                    "it to 0\n",
+                    r->model->name);
+        return -EINVAL;
+    }
+    for (const char *p = c->sample_prompt; *p; p++)
+        if ((unsigned char)*p >= r->model->vocab) {
+            if (err)
+                fprintf(err,
+                        "izar: run.sample_prompt: '%c' is not below the "
+                        "vocabulary of %d\n",
+                        *p, r->model->vocab);
+            return -EINVAL;
+        }
+    return 0;
+}
 
 static int prepare(struct run *r)
 {
     int s = agree(r, read_config(r));
     if (!s)
         s = agree(r, r->p->open(&r->model, r->p->section.target));
+    if (!s)
+        s = check_sample(r);
     r->workers = r->c.run.workers;
     r->coll->timeout_s = r->c.run.comm_timeout_s;
     if (!s)
@@ -497,7 +534,10 @@ static int run_all(struct run *r)
     s = start(r);
     if (s)
         return s;
-    r->taken = r->e->step;
+    r->taken = r->begun = r->e->step;
+    if (first_rank(r) && r->begun >= r->c.run.steps)
+        printf("nothing left to train: step %lld of %lld\n",
+               (long long)r->begun, (long long)r->c.run.steps);
     catch_signals();
     s = train(r);
     return s ? s : finish(r);

@@ -173,6 +173,7 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
     struct iz_control *c = &e->control;
     e->step = (int64_t)s[STEP].value;
     c->updates = (int64_t)s[UPDATES].value;
+    e->updates = c->updates;
     if (e->config->dtype == IZ_F16)
         c->scale =
             (struct iz_loss_scale){.scale = s[SCALE].value,
@@ -188,8 +189,11 @@ int iz_state_load(struct iz_engine *e, const char *model_text)
     struct state s;
     int64_t step;
     int r = open_state(&s, e, model_text, true);
-    if (r)
-        return r;
+    if (!iz_coll_all_ok(e->coll, r == 0)) {
+        if (!r)
+            close_state(&s);
+        return r ? r : -ENOMEM;
+    }
     r = iz_ckpt_latest(&s.k, &step);
     if (!r)
         r = iz_ckpt_load(&s.k, step, e->coll);

@@ -14,7 +14,8 @@
 static void backward_micro(struct iz_engine *e, int u, int lane)
 {
     int tied = e->model->unit[u].tied_unit;
-    starpu_data_handle_t grad[64] = {0}, tied_grad[64] = {0};
+    starpu_data_handle_t grad[IZ_SLICES_MAX] = {0},
+                         tied_grad[IZ_SLICES_MAX] = {0};
     for (int s = 0; s < e->plan.slices; s++) {
         grad[s] = iz_zero_grad(e, u);
         tied_grad[s] = tied < 0 ? NULL : iz_zero_grad(e, tied);
@@ -104,6 +105,7 @@ void iz_train_step(struct iz_engine *e)
     }
     barrier(e);
     e->step++;
+    e->updates++;
     e->events_due++;
     starpu_iteration_pop();
 }
@@ -131,7 +133,7 @@ static void evaluate_lanes(struct iz_engine *e, int lanes)
 void iz_train_eval(struct iz_engine *e)
 {
     int tasks = e->config->run.eval_batches * e->plan.slices;
-    e->eval_samples = (int64_t)tasks * e->plan.ranks;
+    e->eval_tasks = (int64_t)tasks * e->plan.ranks;
     for (int t = 0; t < tasks; t += e->plan.lanes) {
         int n = tasks - t < e->plan.lanes ? tasks - t : e->plan.lanes;
         for (int b = 0; b < n; b++)
@@ -184,13 +186,6 @@ static int open_graph(struct iz_engine *e, int workers)
     return r;
 }
 
-static bool pin_memory(const struct iz_config *c)
-{
-    return (c->zero.optimizer.home != IZ_HOME_NONE &&
-            c->zero.optimizer.pin_memory) ||
-           (c->zero.param.home != IZ_HOME_NONE && c->zero.param.pin_memory);
-}
-
 int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
                   struct iz_plan *plan)
 {
@@ -208,7 +203,7 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     sem_init(&e->event_ready, 0, 0);
     iz_loss_scale_init(&e->control.scale, c->config);
     e->loss_scale = (float)e->control.scale.scale;
-    int r = iz_memory_open(&e->memory, pin_memory(c->config));
+    int r = iz_memory_open(&e->memory, e->plan.pin_cpu);
     if (!r)
         r = open_graph(e, c->workers);
     if (!r)

@@ -32,8 +32,7 @@ void iz_train_step(struct iz_engine *e);
 /* Submits the validation loss after the steps so far. */
 void iz_train_eval(struct iz_engine *e);
 
-/* Waits for the next event.  Ends the job if none comes while tasks are stuck.
- */
+/* Waits for the next event. */
 struct iz_event iz_train_event(struct iz_engine *e);
 
 /* Generates n tokens after the prompt's (n_prompt >= 1) into out[n_prompt + n],

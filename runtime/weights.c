@@ -51,6 +51,8 @@ void iz_train_publish(struct iz_engine *e)
         e->group[u].version++;
     }
     e->fetched_bytes = 0;
+    /* The lane must be idle before this thread calls a collective itself. */
+    iz_graph_wait(e->graph);
 }
 
 uint64_t iz_train_hash(struct iz_engine *e)

@@ -20,10 +20,12 @@ static const char *unit_name(const struct iz_engine *e, int group)
     return e->model->unit[group].name;
 }
 
-/* Small numbers that put the units which are needed first in front. */
+/* Small numbers that put the units which are needed first in front, and less
+ * than the distance between the priorities of kinds. */
 static int in_order(int group)
 {
-    return group < 900 ? -group : -900;
+    enum { LAST = 900 };
+    return group < LAST ? -group : -LAST;
 }
 
 /* ---- disk ---- */
@@ -89,7 +91,7 @@ static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
         iz_coll_all_gather(a->coll, buf[1], a->shard_bytes, a->unit);
 }
 
-static void run_publish(struct iz_exec *x, void **buf, const void *arg)
+static void run_gather(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct fetch_arg *a = arg;
     (void)x;
@@ -132,17 +134,17 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
                                      : g->param_handle;
     struct fetch_arg a =
         fetch_arg(e, group, iz_dtype_bytes(e->plan.param_type));
-    iz_submit(e->graph,
-              &(struct iz_task){
-                  .kind = IZ_FETCH,
-                  .where = e->plan.ranks > 1 ? IZ_ON_LANE : IZ_ON_COMPUTE,
-                  .run = run_fetch,
-                  .arg = &a,
-                  .arg_bytes = sizeof(a),
-                  .data = {{shard, STARPU_R}, {slot->handle, STARPU_W}},
-                  .bytes = 2 * (double)param_bytes(e, g->plan->padded),
-                  .unit = group,
-                  .step = (int)e->step});
+    iz_submit(
+        e->graph,
+        &(struct iz_task){.kind = IZ_FETCH,
+                          .where = IZ_ON_LANE,
+                          .run = run_fetch,
+                          .arg = &a,
+                          .arg_bytes = sizeof(a),
+                          .data = {{shard, STARPU_R}, {slot->handle, STARPU_W}},
+                          .bytes = 2 * (double)param_bytes(e, g->plan->padded),
+                          .unit = group,
+                          .step = (int)e->step});
     slot->group = group;
     slot->version = g->version;
     slot->waiting = true;
@@ -196,13 +198,30 @@ static struct iz_slot *victim(struct iz_engine *e, const struct iz_uses *u,
     return best;
 }
 
+/* Everything before position `from` has been used: the clock counts elements.
+ */
+static void mark_used(struct iz_engine *e, const struct iz_uses *u, int from)
+{
+    if (from == 0)
+        e->marked = 0;
+    for (; e->marked < from; e->marked++) {
+        int group = u->group[e->marked];
+        struct iz_slot *s = find_slot(e, group);
+        e->fetch_clock += e->group[group].plan->padded;
+        if (!s)
+            continue;
+        s->waiting = false;
+        s->used = e->fetch_clock;
+    }
+}
+
 void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from)
 {
     if (!e->plan.fetch)
         return;
+    mark_used(e, u, from);
     for (int j = from; j < u->n; j++) {
         struct iz_slot *s = find_slot(e, u->group[j]);
-        int64_t elems = e->group[u->group[j]].plan->padded;
         if (s && (reusable(e, s) || next_use(u, u->group[j], from) < j))
             continue;
         if (!s)
@@ -210,8 +229,6 @@ void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from)
         if (!s)
             return;
         submit_fetch(e, u->group[j], s);
-        e->fetch_clock += elems;
-        s->used = e->fetch_clock;
     }
 }
 
@@ -222,8 +239,6 @@ starpu_data_handle_t iz_zero_param(struct iz_engine *e, int group)
     struct iz_slot *s = find_slot(e, group);
     if (!s)
         iz_die("%s is used before it was fetched", unit_name(e, group));
-    s->waiting = false;
-    s->used = e->fetch_clock;
     return s->handle;
 }
 
@@ -239,7 +254,7 @@ void iz_zero_publish(struct iz_engine *e, int group)
     iz_submit(e->graph,
               &(struct iz_task){.kind = IZ_FETCH,
                                 .where = IZ_ON_LANE,
-                                .run = run_publish,
+                                .run = run_gather,
                                 .arg = &a,
                                 .arg_bytes = sizeof(a),
                                 .data = {{g->param_handle, STARPU_RW}},
@@ -265,13 +280,11 @@ struct reduce_arg {
     struct iz_coll *coll;
     int64_t shard;
     int64_t own; /* first element of this rank's part of the accumulator */
-    int rank, ranks, slots;
+    int ranks, slots;
     bool accumulate;
     enum iz_dtype wire, type;
     const char *unit;
 };
-
-#define MAX_SLICES 64
 
 /* buf[0]: accumulator; buf[1...]: the slices' contributions. */
 static void run_reduce(struct iz_exec *x, void **buf, const void *arg)
@@ -315,15 +328,14 @@ void iz_zero_reduce(struct iz_engine *e, int group, int use,
         .coll = e->coll,
         .shard = g->plan->shard,
         .own = e->plan.grads_full ? g->plan->shard * e->plan.rank : 0,
-        .rank = e->plan.rank,
         .ranks = e->plan.ranks,
         .slots = slots,
         .accumulate = !first,
         .wire = e->plan.param_type,
         .type = e->plan.grad_type,
         .unit = unit_name(e, group)};
-    struct iz_access more[MAX_SLICES];
-    assert(slots <= MAX_SLICES);
+    struct iz_access more[IZ_SLICES_MAX];
+    assert(slots <= IZ_SLICES_MAX);
     for (int i = 0; i < slots; i++)
         more[i] =
             (struct iz_access){slot[i], i || !many ? STARPU_R : STARPU_RW};
@@ -331,12 +343,13 @@ void iz_zero_reduce(struct iz_engine *e, int group, int use,
         e->graph,
         &(struct iz_task){
             .kind = IZ_REDUCE,
-            .where = many ? IZ_ON_LANE : IZ_ON_COMPUTE,
+            .where = IZ_ON_LANE,
             .run = direct ? run_reduce_direct : run_reduce,
             .arg = &a,
             .arg_bytes = sizeof(a),
             .data = {{g->grad_handle[acc],
-                      first && !direct && a.own == 0 ? STARPU_W : STARPU_RW}},
+                      first && !direct && !e->plan.grads_full ? STARPU_W
+                                                              : STARPU_RW}},
             .more = more,
             .n_more = direct ? 0 : slots,
             .urgency = in_order(group),
@@ -372,7 +385,7 @@ static void gather_gradient(struct iz_engine *e, int group)
         e->graph,
         &(struct iz_task){.kind = IZ_REDUCE,
                           .where = IZ_ON_LANE,
-                          .run = run_publish,
+                          .run = run_gather,
                           .arg = &a,
                           .arg_bytes = sizeof(a),
                           .data = {{e->group[group].grad_handle[0], STARPU_RW}},
@@ -450,14 +463,14 @@ static struct adam_arg adam_arg(const struct iz_engine *e, int group,
     int64_t tasks = (int64_t)e->plan.micro_batches * e->plan.slices;
     bool shard_of_full = e->plan.grads_full && !e->plan.states_full;
     return (struct adam_arg){
-        .adam = {.lr = iz_lr(&e->config->lr, o->lr, e->step),
+        .adam = {.lr = iz_lr(&e->config->lr, o->lr, e->updates),
                  .beta1 = o->beta1,
                  .beta2 = o->beta2,
                  .eps = o->eps,
                  .weight_decay = o->weight_decay,
                  .adamw = o->adamw,
                  .bias_correction = o->bias_correction,
-                 .t = e->step + 1,
+                 .t = e->updates + 1,
                  .grad_scale = (float)(1.0 / (double)(tasks * e->plan.ranks))},
         .n = k->count,
         .grad_first = k->first + (shard_of_full ? p->shard * e->plan.rank : 0),

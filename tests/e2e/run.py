@@ -164,6 +164,14 @@ def alive(pid):
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+def all_gone(pids, within_s=10):
+    """Whether all have ended, now or soon: a launcher may end before its ranks."""
+    end = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
 def children(pid):
     """Pids of the direct children of a process."""
     found = []

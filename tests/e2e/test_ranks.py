@@ -73,3 +73,16 @@ def test_bounds_tell_another_batch_apart(place):
                    for x, y in zip(want, losses(BATCH - 1)))
     assert not all(math.isclose(x, y, rel_tol=BOUNDS["bf16"][0])
                    for x, y in zip(want, losses(BATCH // 2)))
+
+
+@pytest.mark.parametrize("stage", (1, 2, 3))
+def test_collectives_start_in_one_order(stage, place):
+    """The hash of kinds, sizes and names in order is the same however tasks are
+    delayed."""
+    hashes = set()
+    for seed in range(4):
+        r = place.good(2, {"zero_optimization.stage": stage,
+                           "run.inject_delay_us": 300 * (seed > 0),
+                           "run.inject_seed": seed})
+        hashes.add(r.summary["order_hash"])
+    assert len(hashes) == 1

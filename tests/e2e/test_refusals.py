@@ -424,7 +424,7 @@ def test_killed_rank_ends_the_others(ranks, victim, place):
     r = run_.finish(PROMPT_S)
     assert time.monotonic() - begin < PROMPT_S and r.rc != 0, str(r)
     assert "Killed" in r.err, str(r)
-    assert not any(map(run.alive, pids))
+    assert run.all_gone(pids)
     more = {**FOREVER, "run.inject_delay_us": 0, "run.steps": 2 * (
         int(sorted((r.output / "checkpoints").glob("step-*[0-9]"))[-1]
             .name[5:]) // 2 + 1)}
@@ -444,7 +444,7 @@ def test_stopped_rank_is_noticed(place):
     lines = [x for x in r.err.splitlines()
              if "izar: rank 0: waited 3 s for" in x]
     assert len(lines) == 1 and "dead or stopped" in lines[0], str(r)
-    assert not any(map(run.alive, pids))
+    assert run.all_gone(pids)
 
 
 def test_one_ranks_fault_ends_the_others(place):
