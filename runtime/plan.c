@@ -120,7 +120,7 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
             *r = (struct iz_plan_ring){g->padded, 1, parallel};
     }
     p->ring[0].params = ring_slots(c, p->ring[0].elems, members);
-    p->ring[0].grads = parallel + (p->ranks > 1 ? parallel : 1);
+    p->ring[0].grads = 2 * parallel;
     for (int i = 0; i < p->n_rings; i++) {
         bool needed = false;
         for (int u = 0; u < p->n_groups; u++)
@@ -175,7 +175,9 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->grads_full = stage < 1 || (stage == 1 && once);
     p->param_home = c->zero.param.home;
     p->state_home = c->zero.optimizer.home;
-    p->fetch = stage == 3 && (p->ranks > 1 || p->param_home != IZ_HOME_NONE);
+    /* On a CPU the cpu tier is the memory that units are computed in: one rank
+     * reads its parameters where they are. */
+    p->fetch = stage == 3 && (p->ranks > 1 || p->param_home == IZ_HOME_NVME);
     p->param_type = c->dtype;
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
     p->state_arrays = c->dtype == IZ_F32 ? 2 : 3;

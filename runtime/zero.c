@@ -352,7 +352,7 @@ void iz_zero_reduce(struct iz_engine *e, int group, int use,
                                                               : STARPU_RW}},
             .more = more,
             .n_more = direct ? 0 : slots,
-            .urgency = in_order(group),
+            .urgency = in_order(group) - (many ? 0 : 3500),
             .bytes = 3 * (double)param_bytes(e, g->plan->padded),
             .unit = group,
             .step = (int)e->step});
