@@ -133,7 +133,7 @@ def test_signal_saves_and_resume_goes_on(ranks, only, number, place, nvme):
     run_.signal(number, only)
     r = run_.finish()
     assert r.rc == 0, str(r)
-    assert "izar: finishing the step and saving" in r.err
+    assert "izar: finishing the step;" in r.err
     assert "interrupted: continue with the same command and --resume" in r.out
     assert not run.DUMPS.search(r.out + r.err), str(r)
     assert r.summary["reason"] == "interrupted"
