@@ -25,7 +25,7 @@ struct iz_metrics {
     int64_t first_ns; /* of the first step that counts */
     double train_s;   /* time of `steps` steps */
     int64_t steps, skipped, lost_spans;
-    double last_loss, last_eval, best_rate;
+    double last_loss, last_eval;
     int64_t open_ns;
 };
 
