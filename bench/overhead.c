@@ -62,7 +62,8 @@ static double starpus(starpu_data_handle_t *h, int n, double *submit_us)
 int main(int argc, char **argv)
 {
     int n = argc > 1 ? atoi(argv[1]) : 20000;
-    struct iz_graph_config c = {.workers = 2, .scheduler = "prio"};
+    struct iz_graph_config c = {
+        .workers = 2, .device = -1, .scheduler = "prio"};
     struct iz_graph *g = NULL;
     starpu_data_handle_t h[HANDLES];
     static double value[HANDLES];

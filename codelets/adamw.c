@@ -14,23 +14,13 @@ enum {
     BLOCK = 1024
 }; /* elements converted at a time, in the first-level cache */
 
-/* The constants of one update, rounded to fp32 once. */
-struct consts {
-    float scale, beta1, rest1, beta2, rest2;
-    float l2;     /* L2 decay, 0 with AdamW */
-    float keep;   /* 1 - lr * decay with AdamW, else 1 */
-    float step;   /* lr / (1 - beta1^t) */
-    float unbias; /* sqrt(1 - beta2^t) */
-    float eps;
-};
-
-static struct consts consts_of(const struct iz_adam *a)
+struct iz_adam_consts iz_adam_consts_of(const struct iz_adam *a)
 {
     double t = (double)a->t, wd = a->weight_decay;
     double c1 = a->bias_correction ? 1.0 - pow(a->beta1, t) : 1.0;
     double c2 = a->bias_correction ? 1.0 - pow(a->beta2, t) : 1.0;
 
-    return (struct consts){
+    return (struct iz_adam_consts){
         .scale = a->grad_scale,
         .beta1 = (float)a->beta1,
         .rest1 = (float)(1.0 - a->beta1),
@@ -51,11 +41,11 @@ static inline float flush(float x)
 
 /* Decay that differs between elements would come in here, as arrays or as runs
  * in place of c->l2 and c->keep. */
-IZ_SIMD static void update(const struct consts *restrict c, int64_t n,
+IZ_SIMD static void update(const struct iz_adam_consts *restrict c, int64_t n,
                            float *restrict p, float *restrict m,
                            float *restrict v, const float *restrict g)
 {
-    const struct consts k = *c;
+    const struct iz_adam_consts k = *c;
 
     for (int64_t i = 0; i < n; i++) {
         float gi = g[i] * k.scale + k.l2 * p[i];
@@ -69,8 +59,9 @@ IZ_SIMD static void update(const struct consts *restrict c, int64_t n,
 }
 
 /* One block: g is expanded and p is narrowed while they are in the cache. */
-static void update_block(const struct consts *c, int64_t n, float *p, float *m,
-                         float *v, const void *g, enum iz_dtype g_type)
+static void update_block(const struct iz_adam_consts *c, int64_t n, float *p,
+                         float *m, float *v, const void *g,
+                         enum iz_dtype g_type)
 {
     float buf[BLOCK];
 
@@ -85,7 +76,7 @@ void iz_adam_chunk(const struct iz_adam *a, int64_t n, float *p, float *m,
                    float *v, const void *g, enum iz_dtype g_type, void *out,
                    enum iz_dtype out_type)
 {
-    const struct consts c = consts_of(a);
+    const struct iz_adam_consts c = iz_adam_consts_of(a);
     const int64_t g_bytes = iz_dtype_bytes(g_type);
     const int64_t out_bytes = iz_dtype_bytes(out_type);
 

@@ -9,6 +9,8 @@
 
 #include "codelets/dtype.h"
 
+IZ_C_BEGIN
+
 struct iz_adam {
     double lr, beta1, beta2, eps, weight_decay;
     bool adamw;           /* decay the parameter; false: add wd * p to g (L2) */
@@ -16,6 +18,18 @@ struct iz_adam {
     int64_t t;            /* 1-based number of this update */
     float grad_scale;     /* multiplies g: clip / (loss scale * N * G) */
 };
+
+/* What an update of an element needs, rounded to fp32 once. */
+struct iz_adam_consts {
+    float scale, beta1, rest1, beta2, rest2;
+    float l2;     /* L2 decay, 0 with AdamW */
+    float keep;   /* 1 - lr * decay with AdamW, else 1 */
+    float step;   /* lr / (1 - beta1^t) */
+    float unbias; /* sqrt(1 - beta2^t) */
+    float eps;
+};
+
+struct iz_adam_consts iz_adam_consts_of(const struct iz_adam *a);
 
 /* With g scaled:
  *     m = b1 m + (1 - b1) g         v = b2 v + (1 - b2) g^2
@@ -29,5 +43,7 @@ struct iz_adam {
 void iz_adam_chunk(const struct iz_adam *a, int64_t n, float *p, float *m,
                    float *v, const void *g, enum iz_dtype g_type, void *out,
                    enum iz_dtype out_type);
+
+IZ_C_END
 
 #endif

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "codelets/build.h"
+#include "codelets/cuda.h"
+#include "codelets/die.h"
 #include "codelets/gemm.h"
 #include "codelets/row.h"
 
@@ -259,6 +261,12 @@ static struct head head_at(const struct iz_attention *a, int64_t i, float *dqkv,
     return h;
 }
 
+/* Heads of all samples. */
+static int64_t all_heads(const struct iz_attention *a)
+{
+    return a->o.rows / a->seq * a->heads;
+}
+
 /* Flops of one product of all heads below and on the diagonal. */
 static double flops(const struct iz_attention *a)
 {
@@ -273,24 +281,93 @@ static void check(const struct iz_attention *a)
     (void)a;
 }
 
+/* Scratch of one head on the CPU. */
+struct scratch {
+    struct iz_view s, dp, line, kt, vt;
+};
+
+static struct scratch cpu_scratch(struct iz_exec *x,
+                                  const struct iz_attention *a, bool bwd)
+{
+    int64_t tile = a->seq < TILE ? a->seq : TILE, d = a->o.cols / a->heads;
+    struct scratch w = {.s = iz_work(x, IZ_F32, tile, a->seq),
+                        .line = iz_work(x, IZ_F32, 1, tile),
+                        .kt = iz_work(x, IZ_F32, d, a->seq)};
+
+    if (bwd) {
+        w.dp = iz_work(x, IZ_F32, tile, a->seq);
+        w.vt = iz_work(x, IZ_F32, d, a->seq);
+    }
+    return w;
+}
+
+static void cpu_fwd(struct iz_exec *x, const struct iz_attention *a)
+{
+    struct scratch w = cpu_scratch(x, a, false);
+
+    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < all_heads(a); i++) {
+        struct head h = head_at(a, i, NULL, NULL);
+
+        h.kt = w.kt.p;
+        head_fwd(&h, w.s.p, w.line.p);
+    }
+}
+
+static void cpu_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
+                    const struct iz_attention *a)
+{
+    struct scratch w = cpu_scratch(x, a, true);
+
+    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < all_heads(a); i++) {
+        struct head h = head_at(a, i, dqkv.p, dy.p);
+
+        h.kt = w.kt.p;
+        h.vt = w.vt.p;
+        head_bwd(&h, w.s.p, w.dp.p, w.line.p);
+    }
+}
+
+/* The kernels' registers and 16-byte pieces set the limits. */
+static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
+{
+    int64_t d = a->o.cols / a->heads;
+
+    if (d > 256 || (x->act != IZ_F32 && d % 8))
+        iz_die("attention in %s on a GPU: heads of %lld columns; possible are "
+               "%s up to 256",
+               iz_dtype_name(x->act), (long long)d,
+               x->act == IZ_F32 ? "all" : "multiples of 8");
+}
+
+static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
+{
+    check_cuda(x, a);
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->attention_fwd(x, a, IZ_NONE);
+}
+
+/* The scratch has the dy . o of every row of every head. */
+static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
+                     const struct iz_attention *a)
+{
+    struct iz_view delta = iz_work(x, IZ_F32, a->lse.rows, a->lse.cols);
+
+    check_cuda(x, a);
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->attention_bwd(x, dqkv, dy, a, delta);
+}
+
 void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
-    int64_t mark = iz_work_mark(x), heads = a->o.rows / a->seq * a->heads;
-    int64_t tile = a->seq < TILE ? a->seq : TILE;
-    struct iz_view s = iz_work(x, IZ_F32, tile, a->seq);
-    struct iz_view inv = iz_work(x, IZ_F32, 1, tile);
-    struct iz_view kt = iz_work(x, IZ_F32, a->o.cols / a->heads, a->seq);
+    int64_t mark = iz_work_mark(x);
 
     check(a);
     iz_count(x, 2 * flops(a),
              (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
     if (x->backend == IZ_CPU)
-        for (int64_t i = 0; i < heads; i++) {
-            struct head h = head_at(a, i, NULL, NULL);
-
-            h.kt = kt.p;
-            head_fwd(&h, s.p, inv.p);
-        }
+        cpu_fwd(x, a);
+    else
+        cuda_fwd(x, a);
     iz_work_release(x, mark);
 }
 
@@ -299,25 +376,15 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a)
 {
-    int64_t mark = iz_work_mark(x), heads = a->o.rows / a->seq * a->heads;
-    int64_t tile = a->seq < TILE ? a->seq : TILE, d = a->o.cols / a->heads;
-    struct iz_view s = iz_work(x, IZ_F32, tile, a->seq);
-    struct iz_view dp = iz_work(x, IZ_F32, tile, a->seq);
-    struct iz_view delta = iz_work(x, IZ_F32, 1, tile);
-    struct iz_view kt = iz_work(x, IZ_F32, d, a->seq);
-    struct iz_view vt = iz_work(x, IZ_F32, d, a->seq);
+    int64_t mark = iz_work_mark(x);
 
     check(a);
     iz_count(x, 4 * flops(a),
              (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +
                       iz_view_bytes(dqkv) + iz_view_bytes(dy)));
     if (x->backend == IZ_CPU)
-        for (int64_t i = 0; i < heads; i++) {
-            struct head h = head_at(a, i, dqkv.p, dy.p);
-
-            h.kt = kt.p;
-            h.vt = vt.p;
-            head_bwd(&h, s.p, dp.p, delta.p);
-        }
+        cpu_bwd(x, dqkv, dy, a);
+    else
+        cuda_bwd(x, dqkv, dy, a);
     iz_work_release(x, mark);
 }

@@ -15,6 +15,15 @@
 #define IZ_SIMD
 #endif
 
+/* Around the declarations of a header that CUDA sources include. */
+#ifdef __cplusplus
+#define IZ_C_BEGIN extern "C" {
+#define IZ_C_END }
+#else
+#define IZ_C_BEGIN
+#define IZ_C_END
+#endif
+
 #define IZ_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define IZ_NORETURN __attribute__((noreturn))
 

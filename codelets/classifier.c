@@ -1,23 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The output layer with its cross-entropy, fused over chunks of rows: logits,
- * loss, gradient of the logits in place, then both products of the backward. */
-#include "codelets/ops.h"
+ * loss, gradient of the logits in place, then both products of the backward.
+ * The side of the CPU, and the memory that the GPU's side in classifier.cu
+ * works in. */
+#include "codelets/classifier.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
 #include "codelets/build.h"
+#include "codelets/cuda.h"
+#include "codelets/cuda_lib.h"
 #include "codelets/die.h"
 #include "codelets/row.h"
 
 /* Of logits at a time: the more rows, the fewer passes over dw. */
 #define CHUNK_BYTES (64 << 20)
+#define CUDA_CHUNK_BYTES (256 << 20)
 
-/* Rows of a chunk, chunks being as equal as possible. */
-static int64_t chunk_rows(int64_t rows, int64_t vocab)
+/* On a GPU a row of logits starts on a multiple of so many elements, because a
+ * product of rows that lie at odd addresses is several times slower. */
+#define CUDA_ROW_ALIGN 64
+
+/* Rows of a chunk of logits in fp32, chunks being as equal as possible. */
+static int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t bytes)
 {
-    int64_t most = CHUNK_BYTES / (vocab * iz_dtype_bytes(IZ_F32)), chunks;
+    int64_t most = bytes / (vocab * iz_dtype_bytes(IZ_F32)), chunks;
 
     most = most < 1 ? 1 : most;
     chunks = (rows + most - 1) / most;
@@ -93,27 +102,95 @@ static void check(const struct iz_classifier *c)
     (void)c;
 }
 
-void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c)
+struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
+                                               const struct iz_classifier *c,
+                                               bool grad, void *base)
 {
-    int64_t mark = iz_work_mark(x), rows = chunk_rows(c->a.rows, c->w.rows);
+    struct iz_exec e = iz_exec_dry(IZ_CUDA, x->act);
+    struct iz_classifier_parts p = {0};
+    int64_t m = c->a.rows, v = c->w.rows, ld;
+
+    ld = (v + CUDA_ROW_ALIGN - 1) / CUDA_ROW_ALIGN * CUDA_ROW_ALIGN;
+    p.rows = chunk_rows(m, ld, CUDA_CHUNK_BYTES);
+    e.work.base = base;
+    p.product = iz_work(&e, IZ_U8, 1, IZ_PRODUCT_SCRATCH);
+    p.loss = iz_work(&e, IZ_U8, m, sizeof(double)).p;
+    p.target = iz_work(&e, IZ_I32, m, 1).p;
+    p.logits = iz_work(&e, IZ_F32, p.rows, ld);
+    p.grad = p.logits;
+    if (grad && x->act != IZ_F32)
+        p.grad = iz_work(&e, x->act, p.rows, ld);
+    p.dw = iz_wanted(x, c->dw) ? c->dw : IZ_NONE;
+    if (grad && p.dw.rows && p.dw.dtype != IZ_F32 && p.rows < m)
+        p.dw = iz_work(&e, IZ_F32, p.dw.rows, p.dw.cols);
+    p.bytes = e.work.peak;
+    return p;
+}
+
+/* The products that iz_matmul_* count on a CPU. */
+static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
+                       const struct iz_classifier_parts *p, bool grad)
+{
+    double rows = (double)c->a.rows, v = (double)c->w.rows;
+    double chunks = (double)((c->a.rows + p->rows - 1) / p->rows);
+    double flops = 2 * rows * (double)iz_view_len(c->w);
+    double a = (double)iz_view_bytes(c->a), w = (double)iz_view_bytes(c->w);
+    double dlogits = rows * v * (double)iz_dtype_bytes(p->grad.dtype);
+
+    iz_count(x, flops, rows * v * 4 + a + chunks * w);
+    if (grad)
+        iz_count(x, flops, dlogits + (double)iz_view_bytes(c->da) + chunks * w);
+    if (grad && p->dw.rows)
+        iz_count(x, flops, dlogits + a + chunks * (double)iz_view_bytes(p->dw));
+}
+
+static void on_cuda(struct iz_exec *x, const struct iz_classifier *c, bool grad)
+{
+    struct iz_classifier_parts p = iz_classifier_parts(x, c, grad, NULL);
+    struct iz_view scratch = iz_work(x, IZ_U8, 1, p.bytes);
+    int64_t count;
+
+    count_cuda(x, c, &p, grad);
+    if (x->dry)
+        return;
+    count = check_targets(c->target, c->a.rows, c->w.rows);
+    if (grad)
+        iz_cuda_ops->classifier_bwd(x, c, count, scratch);
+    else
+        iz_cuda_ops->classifier_fwd(x, c, count, scratch);
+}
+
+static void fwd_on_cpu(struct iz_exec *x, const struct iz_classifier *c)
+{
+    int64_t rows = chunk_rows(c->a.rows, c->w.rows, CHUNK_BYTES);
     struct iz_view logits = iz_work(x, IZ_F32, rows, c->w.rows);
     struct iz_linear l = {.w = c->w, .out_in = true};
     int64_t count = 0;
     double sum = 0;
 
-    check(c);
-    if (x->backend == IZ_CPU)
+    if (!x->dry)
         count = check_targets(c->target, c->a.rows, c->w.rows);
     for (int64_t at = 0; at < c->a.rows; at += rows) {
         int64_t n = c->a.rows - at < rows ? c->a.rows - at : rows;
         struct iz_view chunk = iz_view_rows(logits, 0, n);
 
         iz_matmul_fwd(x, chunk, IZ_NONE, iz_view_rows(c->a, at, n), &l);
-        if (x->backend == IZ_CPU)
+        if (!x->dry)
             sum += rows_fwd(chunk, c->target + at);
     }
-    if (x->backend == IZ_CPU)
+    if (!x->dry)
         *c->loss = count ? sum / (double)count : 0;
+}
+
+void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c)
+{
+    int64_t mark = iz_work_mark(x);
+
+    check(c);
+    if (x->backend == IZ_CUDA)
+        on_cuda(x, c, false);
+    else
+        fwd_on_cpu(x, c);
     iz_work_release(x, mark);
 }
 
@@ -126,16 +203,15 @@ static struct iz_view sum_take(struct iz_exec *x, struct iz_view dw)
     return iz_work(x, IZ_F32, dw.rows, dw.cols);
 }
 
-void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c)
+static void bwd_on_cpu(struct iz_exec *x, const struct iz_classifier *c)
 {
-    int64_t mark = iz_work_mark(x), rows = chunk_rows(c->a.rows, c->w.rows);
+    int64_t rows = chunk_rows(c->a.rows, c->w.rows, CHUNK_BYTES);
     struct iz_view logits = iz_work(x, IZ_F32, rows, c->w.rows);
     struct iz_linear l = {.w = c->w, .out_in = true, .dw = sum_take(x, c->dw)};
     int64_t count = 0;
     double sum = 0;
 
-    check(c);
-    if (x->backend == IZ_CPU)
+    if (!x->dry)
         count = check_targets(c->target, c->a.rows, c->w.rows);
     for (int64_t at = 0; at < c->a.rows; at += rows) {
         int64_t n = c->a.rows - at < rows ? c->a.rows - at : rows;
@@ -143,16 +219,28 @@ void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c)
         struct iz_view a = iz_view_rows(c->a, at, n);
 
         iz_matmul_fwd(x, chunk, IZ_NONE, a, &l);
-        if (x->backend == IZ_CPU)
+        if (!x->dry)
             sum += rows_bwd(chunk, c->target + at,
                             count ? c->loss_scale / (float)count : 0);
         l.add = at > 0;
         iz_matmul_dw(x, chunk, a, &l); /* reads a, which da may replace */
         iz_matmul_da(x, iz_view_rows(c->da, at, n), chunk, &l);
     }
-    if (x->backend == IZ_CPU)
-        *c->loss = count ? sum / (double)count : 0;
-    if (x->backend == IZ_CPU && l.dw.p != c->dw.p)
+    if (x->dry)
+        return;
+    *c->loss = count ? sum / (double)count : 0;
+    if (l.dw.p != c->dw.p)
         iz_cast(c->dw.p, c->dw.dtype, l.dw.p, IZ_F32, iz_view_len(c->dw));
+}
+
+void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c)
+{
+    int64_t mark = iz_work_mark(x);
+
+    check(c);
+    if (x->backend == IZ_CUDA)
+        on_cuda(x, c, true);
+    else
+        bwd_on_cpu(x, c);
     iz_work_release(x, mark);
 }

@@ -5,6 +5,10 @@
 
 #include <stdint.h>
 
+#include "codelets/build.h"
+
+IZ_C_BEGIN
+
 enum iz_dtype { IZ_F32, IZ_BF16, IZ_F16, IZ_I32, IZ_U8 };
 
 /* Bytes of one element. */
@@ -17,5 +21,7 @@ const char *iz_dtype_name(enum iz_dtype t);
  * are the same pointer and the same type (then nothing is done). */
 void iz_cast(void *dst, enum iz_dtype to, const void *src, enum iz_dtype from,
              int64_t n);
+
+IZ_C_END
 
 #endif

@@ -8,7 +8,9 @@
 #include <string.h>
 
 #include "codelets/build.h"
+#include "codelets/cuda.h"
 #include "codelets/die.h"
+#include "codelets/embedding.h"
 
 static const void *row_at(struct iz_view v, int64_t i)
 {
@@ -36,7 +38,6 @@ static void fwd_cpu(struct iz_view y, const int32_t *token, struct iz_view wte,
 {
     int64_t c = y.cols;
 
-    check_tokens(token, y.rows, wte.rows);
     for (int64_t t = 0; t < y.rows; t++) {
         float *to = (float *)y.p + t * c;
 
@@ -48,17 +49,29 @@ static void fwd_cpu(struct iz_view y, const int32_t *token, struct iz_view wte,
     }
 }
 
-void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
-                      struct iz_view wte, struct iz_view wpe)
+static void run_fwd_cpu(struct iz_exec *x, struct iz_view y,
+                        const int32_t *token, struct iz_view wte,
+                        struct iz_view wpe)
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view row = iz_work(x, IZ_F32, 1, y.cols);
 
-    assert(wte.cols == y.cols);
-    iz_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(wpe)));
-    if (x->backend == IZ_CPU)
+    if (iz_runs(x, IZ_CPU))
         fwd_cpu(y, token, wte, wpe, row.p);
     iz_work_release(x, mark);
+}
+
+void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
+                      struct iz_view wte, struct iz_view wpe)
+{
+    assert(wte.cols == y.cols);
+    iz_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(wpe)));
+    if (!x->dry)
+        check_tokens(token, y.rows, wte.rows);
+    if (x->backend == IZ_CPU)
+        run_fwd_cpu(x, y, token, wte, wpe);
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->embedding_fwd(x, y, token, wte, wpe);
 }
 
 /* first[v] = the first position of token v or -1, next[t] = the following one.
@@ -107,25 +120,49 @@ static void bwd_position(struct iz_view dwpe, struct iz_view dy, float *row)
     }
 }
 
-void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
-                      struct iz_view dwpe, struct iz_view dy,
-                      const int32_t *token)
+static void run_bwd_cpu(struct iz_exec *x, struct iz_view dwte,
+                        struct iz_view dwpe, struct iz_view dy,
+                        const int32_t *token)
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view row = iz_work(x, IZ_F32, 1, dy.cols);
     struct iz_view first = iz_work(x, IZ_I32, 1, dwte.rows);
     struct iz_view next = iz_work(x, IZ_I32, 1, dy.rows);
 
+    if (iz_runs(x, IZ_CPU) && iz_wanted(x, dwte)) {
+        link_positions(first.p, next.p, token, dy.rows, dwte.rows);
+        bwd_token(dwte, dy, first.p, next.p, row.p);
+    }
+    if (iz_runs(x, IZ_CPU) && iz_wanted(x, dwpe))
+        bwd_position(dwpe, dy, row.p);
+    iz_work_release(x, mark);
+}
+
+static void run_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
+                         struct iz_view dwpe, struct iz_view dy,
+                         const int32_t *token)
+{
+    int64_t mark = iz_work_mark(x);
+    int64_t bytes = iz_embedding_scratch_of(dy.rows, dwte.rows, dy.cols).total;
+    struct iz_view scratch = iz_work(x, IZ_U8, 1, bytes);
+
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->embedding_bwd(x, dwte, dwpe, dy, token, scratch);
+    iz_work_release(x, mark);
+}
+
+void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
+                      struct iz_view dwpe, struct iz_view dy,
+                      const int32_t *token)
+{
     assert(dwte.cols == dy.cols && dy.rows <= INT32_MAX);
     iz_count(x, 0,
              (double)(2 * iz_view_bytes(dy) + iz_view_bytes(dwte) +
                       iz_view_bytes(dwpe)));
-    if (x->backend == IZ_CPU && iz_wanted(x, dwte)) {
+    if (!x->dry)
         check_tokens(token, dy.rows, dwte.rows);
-        link_positions(first.p, next.p, token, dy.rows, dwte.rows);
-        bwd_token(dwte, dy, first.p, next.p, row.p);
-    }
-    if (x->backend == IZ_CPU && iz_wanted(x, dwpe))
-        bwd_position(dwpe, dy, row.p);
-    iz_work_release(x, mark);
+    if (x->backend == IZ_CPU)
+        run_bwd_cpu(x, dwte, dwpe, dy, token);
+    else
+        run_bwd_cuda(x, dwte, dwpe, dy, token);
 }

@@ -51,9 +51,10 @@ struct iz_view iz_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
     return take(&x->save, "save", t, rows, cols);
 }
 
-struct iz_exec iz_exec_dry(enum iz_dtype act)
+struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act)
 {
-    return (struct iz_exec){.backend = IZ_DRY,
+    return (struct iz_exec){.backend = b,
+                            .dry = true,
                             .act = act,
                             .work = {.size = INT64_MAX},
                             .save = {.size = INT64_MAX}};

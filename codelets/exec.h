@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a layer function sees while it runs inside a task: where to compute,
  * scratch memory, and counters.  A layer is written once against this and the
- * functions of ops.h; in a dry run (IZ_DRY) every op only counts, which is how
- * the planner learns the bytes and flops of a layer from the layer itself. */
+ * functions of ops.h; in a dry run every op only counts, which is how the
+ * planner learns the bytes and flops of a layer from the layer itself. */
 #ifndef IZ_CODELETS_EXEC_H
 #define IZ_CODELETS_EXEC_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "codelets/build.h"
 #include "codelets/dtype.h"
 
-enum iz_backend { IZ_DRY, IZ_CPU, IZ_CUDA };
+IZ_C_BEGIN
+
+enum iz_backend { IZ_CPU, IZ_CUDA };
 
 /* A row-major matrix [rows, cols] without gaps.  Borrowed memory; p is NULL in
  * a dry run and for a gradient that nobody wants. */
@@ -27,9 +31,14 @@ struct iz_arena {
 };
 
 struct iz_exec {
-    enum iz_backend backend;
-    enum iz_dtype act;    /* type of activations: fp32 on the CPU */
-    void *stream, *blas;  /* of the CUDA worker, else NULL */
+    enum iz_backend backend; /* whose kernels, whose scratch */
+    bool dry;                /* only count */
+    bool tf32;         /* fp32 products may round their operands to tf32 */
+    enum iz_dtype act; /* type of activations: fp32 on the CPU */
+    /* On a GPU: the CUDA stream that work is enqueued on, and the handles of
+     * its libraries (struct iz_cuda).  A lane that copies has a stream too. */
+    void *stream;
+    struct iz_cuda *cuda;
     struct iz_arena work; /* scratch of this task */
     struct iz_arena save; /* what forward keeps for backward */
     double flops, bytes;  /* counted by every op; bytes = compulsory traffic */
@@ -49,7 +58,13 @@ struct iz_view iz_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
                        int64_t cols);
 
 /* An exec for a dry run, all counters zero. */
-struct iz_exec iz_exec_dry(enum iz_dtype act);
+struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act);
+
+/* Whether an op has to work, and with the kernels of b. */
+static inline bool iz_runs(const struct iz_exec *x, enum iz_backend b)
+{
+    return !x->dry && x->backend == b;
+}
 
 /* Adds to the counters. */
 void iz_count(struct iz_exec *x, double flops, double bytes);
@@ -73,5 +88,7 @@ static inline struct iz_view iz_view_rows(struct iz_view v, int64_t from,
         v.p = (char *)v.p + from * v.cols * iz_dtype_bytes(v.dtype);
     return v;
 }
+
+IZ_C_END
 
 #endif

@@ -4,6 +4,7 @@
 #include "codelets/flat.h"
 
 #include <assert.h>
+#include <string.h>
 
 #include "codelets/build.h"
 #include "codelets/half.h"
@@ -11,7 +12,8 @@
 
 enum {
     BLOCK = 1024, /* elements expanded at a time, in the first-level cache */
-    LANES = 32 /* partial sums of the norm: element i goes to lane i % LANES */
+    LANES = 32,   /* partial sums of a block of the norm */
+    LEVELS = 6    /* of block sums: BLOCK^(LEVELS + 1) is beyond an int64_t */
 };
 
 /* n <= BLOCK elements of x as fp32: x itself or its expansion in buf. */
@@ -34,10 +36,27 @@ static int64_t block_len(int64_t n, int64_t i)
     return n - i < BLOCK ? n - i : BLOCK;
 }
 
-/* The square of an fp32 is exact in double. */
-IZ_SIMD static void add_squares(double *restrict lane, const float *restrict x,
-                                int64_t n)
+static inline void fold(double *lane, int half)
 {
+    for (int j = 0; j < half; j++)
+        lane[j] += lane[j + half];
+}
+
+/* Calls with constants, which a compiler turns into a few vector additions. */
+static inline double sum_lanes(double *lane)
+{
+    fold(lane, 16);
+    fold(lane, 8);
+    fold(lane, 4);
+    fold(lane, 2);
+    fold(lane, 1);
+    return lane[0];
+}
+
+/* The square of an fp32 is exact in double. */
+IZ_SIMD static double block_squares(const float *x, int64_t n)
+{
+    double lane[LANES] = {0};
     int64_t i = 0;
 
     for (; i + LANES <= n; i += LANES)
@@ -45,22 +64,51 @@ IZ_SIMD static void add_squares(double *restrict lane, const float *restrict x,
             lane[j] += (double)x[i + j] * (double)x[i + j];
     for (int j = 0; i + j < n; j++)
         lane[j] += (double)x[i + j] * (double)x[i + j];
+    return sum_lanes(lane);
 }
 
+/* The block of one level that is being filled. */
+struct level {
+    double lane[LANES];
+    int64_t count;
+};
+
+/* Adds a value to the first level; a full block becomes a value of the next. */
+static void push(struct level *l, double value)
+{
+    l->lane[l->count++ % LANES] += value;
+    if (l->count < BLOCK)
+        return;
+    value = sum_lanes(l->lane);
+    memset(l, 0, sizeof *l);
+    push(l + 1, value);
+}
+
+/* The sum of one value is that value, so levels that are not needed do not
+ * change it. */
 double iz_flat_norm2(const void *x, enum iz_dtype type, int64_t n)
 {
-    double lane[LANES] = {0};
+    struct level level[LEVELS + 1] = {0};
     float buf[BLOCK];
 
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t k = block_len(n, i);
 
-        add_squares(lane, as_f32(buf, at(x, type, i), type, k), k);
+        push(level, block_squares(as_f32(buf, at(x, type, i), type, k), k));
     }
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int j = 0; j < half; j++)
-            lane[j] += lane[j + half];
-    return lane[0];
+    for (int l = 0; l < LEVELS; l++)
+        if (level[l].count)
+            push(level + l + 1, sum_lanes(level[l].lane));
+    return sum_lanes(level[LEVELS].lane);
+}
+
+int64_t iz_flat_norm2_scratch_bytes(int64_t n)
+{
+    int64_t values = 0;
+
+    for (n = (n + BLOCK - 1) / BLOCK; n > 1; n = (n + BLOCK - 1) / BLOCK)
+        values += n;
+    return values * (int64_t)sizeof(double);
 }
 
 /* y may be a or b. */

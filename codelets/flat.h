@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels on flat buffers of n elements on the CPU.  All of them give the same
- * bits at every SIMD level; buffers of one call must not overlap unless a
- * function says otherwise.  Types are fp32, bf16 and fp16. */
+ * bits at every SIMD level, and flat.cu gives these bits on a GPU; buffers of
+ * one call must not overlap unless a function says otherwise.  Types are fp32,
+ * bf16 and fp16. */
 #ifndef IZ_CODELETS_FLAT_H
 #define IZ_CODELETS_FLAT_H
 
@@ -10,9 +11,18 @@
 
 #include "codelets/dtype.h"
 
-/* Sum of x[i]^2 in double, in an order fixed by n alone.  Infinity or NaN in x
- * makes the result not finite; nothing else does. */
+IZ_C_BEGIN
+
+/* Sum of x[i]^2 in double.  The order: in each block of 1024 elements lane j of
+ * 32 adds the squares of the elements 32 i + j, i ascending; then lane j adds
+ * lane j + 16, then + 8, 4, 2, 1.  The sums of the blocks are summed by the
+ * same rule (as they are, not squared), until one is left.  Infinity or NaN in
+ * x makes the result not finite; nothing else does. */
 double iz_flat_norm2(const void *x, enum iz_dtype type, int64_t n);
+
+/* What the GPU needs for that: the sums of the blocks of all levels but the
+ * last. */
+int64_t iz_flat_norm2_scratch_bytes(int64_t n);
 
 /* out[i] = out[i] + in[i] in fp32, rounded to out_type. */
 void iz_flat_add(void *out, enum iz_dtype out_type, const void *in,
@@ -35,5 +45,7 @@ uint64_t iz_flat_hash(int64_t first, const float *x, int64_t n);
  */
 void iz_flat_normal(float *out, int64_t n, uint64_t seed, uint64_t stream,
                     int64_t first, float std);
+
+IZ_C_END
 
 #endif

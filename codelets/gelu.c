@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "codelets/build.h"
+#include "codelets/cuda.h"
 #include "codelets/row.h"
 
 #define TWO_ROOT_2_PI 1.5957691216f /* 2 sqrt(2/pi) */
@@ -68,8 +69,10 @@ void iz_gelu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     assert(y.rows == a.rows && y.cols == a.cols);
     iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    if (x->backend == IZ_CPU)
+    if (iz_runs(x, IZ_CPU))
         fwd_cpu(y.p, a.p, iz_view_len(a));
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->gelu_fwd(x, y, a);
 }
 
 void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
@@ -79,6 +82,8 @@ void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
     iz_count(x, 0,
              (double)(iz_view_bytes(du) + iz_view_bytes(y) + iz_view_bytes(dy) +
                       iz_view_bytes(a)));
-    if (x->backend == IZ_CPU)
+    if (iz_runs(x, IZ_CPU))
         bwd_cpu(du.p, y.p, dy.p, a.p, iz_view_len(a));
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->gelu_bwd(x, du, y, dy, a);
 }

@@ -7,8 +7,11 @@
 #include <string.h>
 
 #include "codelets/build.h"
+#include "codelets/cuda.h"
 
 #define EPSILON 1e-5f
+
+enum { PARTS = 264 }; /* blocks of a GPU that add up dw and db: two per SM */
 
 static inline float row_sum(const float *a, int64_t n)
 {
@@ -60,9 +63,17 @@ static struct iz_view widen(struct iz_exec *x, struct iz_view v)
 {
     struct iz_view f = iz_work(x, IZ_F32, 1, v.cols);
 
-    if (x->backend == IZ_CPU)
+    if (iz_runs(x, IZ_CPU))
         iz_cast(f.p, IZ_F32, v.p, v.dtype, v.cols);
     return f;
+}
+
+static void count(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                  const struct iz_norm *n)
+{
+    assert(a.rows == y.rows && a.cols == y.cols && a.cols == n->w.cols);
+    assert(n->mean.rows == a.rows && n->rstd.rows == a.rows);
+    iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
 }
 
 static void apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
@@ -71,9 +82,7 @@ static void apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
     int64_t mark = iz_work_mark(x);
     struct iz_view w = widen(x, n->w), b = widen(x, n->b);
 
-    assert(a.rows == y.rows && a.cols == y.cols && a.cols == w.cols);
-    iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    if (x->backend == IZ_CPU)
+    if (iz_runs(x, IZ_CPU))
         apply_cpu(y, a, n->mean.p, n->rstd.p, w.p, b.p);
     iz_work_release(x, mark);
 }
@@ -81,16 +90,23 @@ static void apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
 void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       const struct iz_norm *n)
 {
-    assert(n->mean.rows == a.rows && n->rstd.rows == a.rows);
-    if (x->backend == IZ_CPU)
+    count(x, y, a, n);
+    if (iz_runs(x, IZ_CPU))
         stats_cpu(n->mean.p, n->rstd.p, a);
-    apply(x, y, a, n);
+    if (x->backend == IZ_CPU)
+        apply(x, y, a, n);
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->layernorm_fwd(x, y, a, n);
 }
 
 void iz_layernorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
                         const struct iz_norm *n)
 {
-    apply(x, y, a, n);
+    count(x, y, a, n);
+    if (x->backend == IZ_CPU)
+        apply(x, y, a, n);
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->layernorm_again(x, y, a, n);
 }
 
 /* Means over a row of g = dy w and of g xhat. */
@@ -146,27 +162,50 @@ IZ_SIMD static void bwd_cpu(struct iz_view dx, struct iz_view r,
 
 static void store(const struct iz_exec *x, struct iz_view to, const float *from)
 {
-    if (x->backend == IZ_CPU && iz_wanted(x, to))
+    if (iz_runs(x, IZ_CPU) && iz_wanted(x, to))
         iz_cast(to.p, to.dtype, from, IZ_F32, to.cols);
 }
 
-void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
-                      struct iz_view dy, struct iz_view a,
-                      const struct iz_norm *n)
+static void run_bwd_cpu(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                        struct iz_view dy, struct iz_view a,
+                        const struct iz_norm *n)
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view w = widen(x, n->w);
     struct iz_view scratch = iz_work(x, IZ_F32, 3, a.cols);
 
-    assert(dx.rows == a.rows && dy.rows == a.rows && dx.cols == a.cols);
-    iz_count(x, 0,
-             (double)(iz_view_bytes(dx) + iz_view_bytes(r) + iz_view_bytes(dy) +
-                      iz_view_bytes(a)));
-    if (x->backend == IZ_CPU) {
+    if (iz_runs(x, IZ_CPU)) {
         float *g = scratch.p;
         bwd_cpu(dx, r, dy, a, n, w.p, g);
         store(x, n->dw, g);
         store(x, n->db, g + a.cols);
     }
     iz_work_release(x, mark);
+}
+
+/* Scratch: per part a row of dw and one of db. */
+static void run_bwd_cuda(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                         struct iz_view dy, struct iz_view a,
+                         const struct iz_norm *n)
+{
+    int64_t mark = iz_work_mark(x), parts = a.rows < PARTS ? a.rows : PARTS;
+    struct iz_view scratch = iz_work(x, IZ_F32, 2 * parts, a.cols);
+
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->layernorm_bwd(x, dx, r, dy, a, n, scratch);
+    iz_work_release(x, mark);
+}
+
+void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                      struct iz_view dy, struct iz_view a,
+                      const struct iz_norm *n)
+{
+    assert(dx.rows == a.rows && dy.rows == a.rows && dx.cols == a.cols);
+    iz_count(x, 0,
+             (double)(iz_view_bytes(dx) + iz_view_bytes(r) + iz_view_bytes(dy) +
+                      iz_view_bytes(a)));
+    if (x->backend == IZ_CPU)
+        run_bwd_cpu(x, dx, r, dy, a, n);
+    else
+        run_bwd_cuda(x, dx, r, dy, a, n);
 }

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrix products with weights, forward and backward.  16-bit weights are
- * widened and 16-bit gradients rounded a panel of rows of w at a time, so that
- * the scratch stays bounded whatever the size of the model. */
+/* Matrix products with weights, forward and backward, and their side on the
+ * CPU.  There, 16-bit weights are widened and 16-bit gradients rounded a panel
+ * of rows of w at a time, so that the scratch stays bounded whatever the size
+ * of the model.  On a GPU the library needs a workspace of a fixed size. */
 #include "codelets/ops.h"
 
 #include <assert.h>
 #include <string.h>
 
 #include "codelets/build.h"
+#include "codelets/cuda.h"
+#include "codelets/cuda_lib.h"
 #include "codelets/gemm.h"
 
 #define PANEL_BYTES (4 << 20)
@@ -91,25 +94,43 @@ static void fwd_cpu(struct iz_view y, struct iz_view a, struct iz_view panel,
     }
 }
 
+static struct iz_view cuda_scratch(struct iz_exec *x)
+{
+    return iz_work(x, IZ_U8, 1, IZ_PRODUCT_SCRATCH);
+}
+
+static void fwd_on_cpu(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                       struct iz_view a, const struct iz_linear *l)
+{
+    struct iz_view panel = panel_take(x, l->w);
+    struct iz_view bias = iz_work(x, IZ_F32, l->b.rows, l->b.cols);
+
+    if (x->dry)
+        return;
+    if (bias.rows)
+        iz_cast(bias.p, IZ_F32, l->b.p, l->b.dtype, bias.cols);
+    if (bias.rows || r.rows)
+        fill(y, r, bias.rows ? bias.p : NULL);
+    fwd_cpu(y, a, panel, l, panel_rows(x, l->w), bias.rows || r.rows ? 1 : 0);
+}
+
 void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
                    struct iz_view a, const struct iz_linear *l)
 {
     int64_t mark = iz_work_mark(x);
-    struct iz_view panel = panel_take(x, l->w);
-    struct iz_view bias = iz_work(x, IZ_F32, l->b.rows, l->b.cols);
 
     assert((l->out_in ? l->w.rows : l->w.cols) == y.cols);
     assert((l->out_in ? l->w.cols : l->w.rows) == a.cols && y.rows == a.rows);
     iz_count(x, 2. * (double)y.rows * (double)iz_view_len(l->w),
              (double)(iz_view_bytes(y) + iz_view_bytes(r) + iz_view_bytes(a) +
                       iz_view_bytes(l->w) + iz_view_bytes(l->b)));
-    if (x->backend == IZ_CPU) {
-        if (bias.rows)
-            iz_cast(bias.p, IZ_F32, l->b.p, l->b.dtype, bias.cols);
-        if (bias.rows || r.rows)
-            fill(y, r, bias.rows ? bias.p : NULL);
-        fwd_cpu(y, a, panel, l, panel_rows(x, l->w),
-                bias.rows || r.rows ? 1 : 0);
+    if (x->backend == IZ_CUDA) {
+        struct iz_view scratch = cuda_scratch(x);
+
+        if (!x->dry)
+            iz_cuda_ops->matmul_fwd(x, y, r, a, l, scratch);
+    } else {
+        fwd_on_cpu(x, y, r, a, l);
     }
     iz_work_release(x, mark);
 }
@@ -146,14 +167,17 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                   const struct iz_linear *l)
 {
     int64_t mark = iz_work_mark(x);
-    struct iz_view panel = panel_take(x, l->w);
+    struct iz_view scratch =
+        x->backend == IZ_CUDA ? cuda_scratch(x) : panel_take(x, l->w);
 
     assert(da.rows == dy.rows);
     iz_count(
         x, 2. * (double)dy.rows * (double)iz_view_len(l->w),
         (double)(iz_view_bytes(da) + iz_view_bytes(dy) + iz_view_bytes(l->w)));
-    if (x->backend == IZ_CPU)
-        da_cpu(da, dy, panel, l, panel_rows(x, l->w));
+    if (iz_runs(x, IZ_CPU))
+        da_cpu(da, dy, scratch, l, panel_rows(x, l->w));
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->matmul_da(x, da, dy, l, scratch);
     iz_work_release(x, mark);
 }
 
@@ -202,6 +226,33 @@ IZ_SIMD static void sum_rows(float *restrict sum, struct iz_view dy)
     }
 }
 
+/* db = the sum of the rows of dy. */
+static void db_on_cpu(struct iz_exec *x, struct iz_view dy,
+                      const struct iz_linear *l)
+{
+    int64_t mark = iz_work_mark(x);
+    struct iz_view sum = iz_work(x, IZ_F32, 1, l->db.cols);
+
+    if (!x->dry) {
+        sum_rows(sum.p, dy);
+        iz_cast(l->db.p, l->db.dtype, sum.p, IZ_F32, sum.cols);
+    }
+    iz_work_release(x, mark);
+}
+
+static void dw_on_cpu(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                      const struct iz_linear *l)
+{
+    if (iz_wanted(x, l->db))
+        db_on_cpu(x, dy, l);
+    if (iz_wanted(x, l->dw)) {
+        struct iz_view panel = panel_take(x, l->dw);
+
+        if (!x->dry)
+            dw_cpu(dy, a, panel, l, panel_rows(x, l->dw));
+    }
+}
+
 void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                   const struct iz_linear *l)
 {
@@ -209,24 +260,19 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     int64_t mark = iz_work_mark(x);
 
     assert(a.rows == dy.rows && (!l->add || l->dw.dtype == IZ_F32));
-    if (db) {
-        struct iz_view sum = iz_work(x, IZ_F32, 1, l->db.cols);
-
+    if (db)
         iz_count(x, 0, (double)iz_view_bytes(l->db));
-        if (x->backend == IZ_CPU) {
-            sum_rows(sum.p, dy);
-            iz_cast(l->db.p, l->db.dtype, sum.p, IZ_F32, sum.cols);
-        }
-    }
-    iz_work_release(x, mark);
-    if (dw) {
-        struct iz_view panel = panel_take(x, l->dw);
-
+    if (dw)
         iz_count(x, 2. * (double)dy.rows * (double)iz_view_len(l->dw),
                  (double)(iz_view_bytes(dy) + iz_view_bytes(a) +
                           iz_view_bytes(l->dw)));
-        if (x->backend == IZ_CPU)
-            dw_cpu(dy, a, panel, l, panel_rows(x, l->dw));
+    if (x->backend == IZ_CPU) {
+        dw_on_cpu(x, dy, a, l);
+    } else if (dw || db) {
+        struct iz_view scratch = cuda_scratch(x);
+
+        if (!x->dry)
+            iz_cuda_ops->matmul_dw(x, dy, a, l, scratch);
     }
     iz_work_release(x, mark);
 }

@@ -16,4 +16,12 @@ static inline uint64_t iz_mix(uint64_t z)
     return z ^ (z >> 31);
 }
 
+/* h with the characters of a text mixed in. */
+static inline uint64_t iz_mix_text(uint64_t h, const char *s)
+{
+    for (; *s; s++)
+        h = iz_mix(h + (unsigned char)*s);
+    return h;
+}
+
 #endif

@@ -20,12 +20,14 @@
 
 #include "codelets/exec.h"
 
+IZ_C_BEGIN
+
 #define IZ_NONE ((struct iz_view){0})
 
 /* Whether the gradient v is to be computed. */
 static inline bool iz_wanted(const struct iz_exec *x, struct iz_view v)
 {
-    return v.rows && (v.p || x->backend == IZ_DRY);
+    return v.rows && (v.p || x->dry);
 }
 
 /* w [in,out], or [out,in] when `out_in`; b [1,out] or absent.  dw and db are
@@ -109,5 +111,7 @@ struct iz_classifier {
 void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c);
 /* Loss and gradients in one go. */
 void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c);
+
+IZ_C_END
 
 #endif

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "codelets/cuda.h"
+#include "codelets/device.h"
 #include "codelets/die.h"
 
 /* Okabe-Ito palette and shades of it: told apart with any colour vision. */
@@ -19,6 +21,7 @@ const struct iz_kind_info iz_kinds[IZ_KINDS] = {
     [IZ_FORWARD] = {"forward", 0x009e73, 4000},
     [IZ_BACKWARD] = {"backward", 0x0072b2, 5000},
     [IZ_REDUCE] = {"reduce", 0xcc79a7, 8000},
+    [IZ_OFFLOAD] = {"offload", 0x882255, 8500},
     [IZ_NORM] = {"norm", 0xf0e442, 4500},
     [IZ_CLIP] = {"clip", 0x000000, 9500},
     [IZ_ADAM] = {"adam", 0xd55e00, 3000},
@@ -41,15 +44,22 @@ struct worker {
     struct iz_exec exec;
     struct span_log log;
     uint64_t random;
-    int idle; /* empty turns since the last task */
+    int64_t last_end_ns; /* of its last task */
+    int index;           /* among the compute workers of the CPU */
+    int idle;            /* empty turns since the last task */
 };
+
+typedef uint32_t worker_mask[MASK_WORDS];
 
 struct iz_graph {
     struct iz_graph_config config;
     int n_workers;
+    bool gpu;
     unsigned lane_worker, lane_order;
-    uint32_t compute_mask[MASK_WORDS], io_mask[MASK_WORDS];
-    struct worker *worker;
+    worker_mask mask[IZ_ON_IO + 1]; /* workers of each place; empty: none */
+    unsigned *host_worker;          /* compute workers of the CPU */
+    unsigned gpu_worker;
+    struct worker *worker; /* by StarPU's number */
     int idle_hook;
     int64_t submitted;
     bool started;
@@ -62,6 +72,7 @@ struct head {
     double flops, bytes;
     enum iz_kind kind;
     int unit, step;
+    int64_t begin_ns;
     _Alignas(16) char arg[];
 };
 
@@ -97,17 +108,59 @@ static void delay(struct iz_graph *g, struct worker *w)
     nanosleep(&t, NULL);
 }
 
-/* Memory of a buffer; tokens have none. */
-static void *pointer(starpu_data_handle_t handle, void *buffer)
+/* Memory of a buffer as StarPU knows it; tokens have none. */
+static char *registered(starpu_data_handle_t handle, void *buffer)
 {
     switch ((int)starpu_data_get_interface_id(handle)) {
     case STARPU_VECTOR_INTERFACE_ID:
-        return (void *)STARPU_VECTOR_GET_PTR(buffer);
+        return (char *)STARPU_VECTOR_GET_PTR(buffer);
     case STARPU_VARIABLE_INTERFACE_ID:
-        return (void *)STARPU_VARIABLE_GET_PTR(buffer);
+        return (char *)STARPU_VARIABLE_GET_PTR(buffer);
     default:
         return NULL;
     }
+}
+
+static void *pointer(const struct iz_graph *g, starpu_data_handle_t handle,
+                     void *buffer)
+{
+    const struct iz_shadow *s = &g->config.shadow;
+    char *p = registered(handle, buffer);
+    return p >= s->shadow && p < s->shadow + s->bytes
+               ? s->base + (p - s->shadow)
+               : p;
+}
+
+static void log_task(const struct head *h, int id, int64_t begin_ns,
+                     int64_t end_ns)
+{
+    struct iz_span s = {.kind = (short)h->kind,
+                        .worker = (short)id,
+                        .unit = h->unit,
+                        .step = h->step,
+                        .flops = h->flops,
+                        .begin_ns = begin_ns,
+                        .end_ns = end_ns};
+    log_span(&h->g->worker[id].log, &s);
+}
+
+/* Calls the task's function with the memory of its buffers. */
+static void call(void *buffers[], struct head *h, struct worker *w)
+{
+    struct starpu_task *task = starpu_task_get_current();
+    int n = STARPU_TASK_GET_NBUFFERS(task);
+    void *few[IZ_TASK_DATA], **buf = few;
+    if (n > IZ_TASK_DATA && !(buf = malloc((size_t)n * sizeof(*buf))))
+        iz_die("%s: out of memory for %d buffers", iz_kinds[h->kind].name, n);
+    for (int i = 0; i < n; i++)
+        buf[i] = pointer(h->g, STARPU_TASK_GET_HANDLE(task, i), buffers[i]);
+    delay(h->g, w);
+    w->idle = 0;
+    w->exec.work.used = w->exec.save.used = 0;
+    h->begin_ns = iz_now_ns();
+    h->run(&w->exec, buf, h->arg);
+    if (buf != few)
+        free(buf);
 }
 
 static void run_cpu(void *buffers[], void *arg)
@@ -115,27 +168,30 @@ static void run_cpu(void *buffers[], void *arg)
     struct head *h = arg;
     int id = starpu_worker_get_id();
     struct worker *w = &h->g->worker[id];
-    struct starpu_task *task = starpu_task_get_current();
-    int n = STARPU_TASK_GET_NBUFFERS(task);
-    void *few[IZ_TASK_DATA], **buf = few;
-    if (n > IZ_TASK_DATA && !(buf = malloc((size_t)n * sizeof(*buf))))
-        iz_die("%s: out of memory for %d buffers", iz_kinds[h->kind].name, n);
-    for (int i = 0; i < n; i++)
-        buf[i] = pointer(STARPU_TASK_GET_HANDLE(task, i), buffers[i]);
-    delay(h->g, w);
-    w->idle = 0;
-    w->exec.work.used = w->exec.save.used = 0;
-    struct iz_span s = {.kind = (short)h->kind,
-                        .worker = (short)id,
-                        .unit = h->unit,
-                        .step = h->step,
-                        .flops = h->flops,
-                        .begin_ns = iz_now_ns()};
-    h->run(&w->exec, buf, h->arg);
-    s.end_ns = iz_now_ns();
-    log_span(&w->log, &s);
-    if (buf != few)
-        free(buf);
+    call(buffers, h, w);
+    if (w->exec.stream)
+        iz_device_wait(w->exec.stream);
+    log_task(h, id, h->begin_ns, iz_now_ns());
+}
+
+/* Returns when everything is enqueued; StarPU sees the end by an event. */
+static void run_cuda(void *buffers[], void *arg)
+{
+    struct head *h = arg;
+    call(buffers, h, &h->g->worker[starpu_worker_get_id()]);
+}
+
+/* The stream runs one task after the other: a task begins when it has been
+ * enqueued and the one before it has ended. */
+static void end_cuda(void *arg)
+{
+    struct head *h = arg;
+    int id = starpu_worker_get_id();
+    struct worker *w = &h->g->worker[id];
+    int64_t now = iz_now_ns();
+    int64_t begin = h->begin_ns > w->last_end_ns ? h->begin_ns : w->last_end_ns;
+    w->last_end_ns = now;
+    log_task(h, id, begin, now);
 }
 
 /* Idle StarPU workers spin.  Lanes mostly wait and may share a core with a
@@ -145,8 +201,8 @@ static unsigned nap(void *arg)
 {
     struct iz_graph *g = arg;
     int id = starpu_worker_get_id();
-    if (id < 0)
-        return 1;
+    if (id < 0 || (g->gpu && (unsigned)id == g->gpu_worker))
+        return 1; /* the GPU's driver polls for the end of its tasks */
     struct worker *w = &g->worker[id];
     if (++w->idle < 64)
         return 1;
@@ -160,24 +216,39 @@ static unsigned nap(void *arg)
 static double cost_us(struct starpu_task *task,
                       struct starpu_perfmodel_arch *arch, unsigned impl)
 {
-    (void)arch;
     (void)impl;
     const struct head *h = task->cl_arg;
-    double compute = h->flops / 50e3, memory = h->bytes / 10e3; /* per us */
+    bool gpu = arch->devices[0].type == STARPU_CUDA_WORKER;
+    double compute = h->flops / (gpu ? 400e6 : 50e3); /* per us */
+    double memory = h->bytes / (gpu ? 3e6 : 10e3);
     return 1 + (compute > memory ? compute : memory);
 }
 
 #define MODEL(k) [k] = {.type = STARPU_PER_ARCH, .arch_cost_function = cost_us}
 static struct starpu_perfmodel models[IZ_KINDS] = {
-    MODEL(IZ_BATCH),    MODEL(IZ_LOAD),   MODEL(IZ_FETCH), MODEL(IZ_FORWARD),
-    MODEL(IZ_BACKWARD), MODEL(IZ_REDUCE), MODEL(IZ_NORM),  MODEL(IZ_CLIP),
-    MODEL(IZ_ADAM),     MODEL(IZ_STORE),  MODEL(IZ_EVAL),  MODEL(IZ_SAMPLE),
+    MODEL(IZ_BATCH),    MODEL(IZ_LOAD),   MODEL(IZ_FETCH),   MODEL(IZ_FORWARD),
+    MODEL(IZ_BACKWARD), MODEL(IZ_REDUCE), MODEL(IZ_OFFLOAD), MODEL(IZ_NORM),
+    MODEL(IZ_CLIP),     MODEL(IZ_ADAM),   MODEL(IZ_STORE),   MODEL(IZ_EVAL),
+    MODEL(IZ_SAMPLE),
 };
 #undef MODEL
 
 static struct starpu_codelet codelets[IZ_KINDS];
 
-static void codelets_init(void)
+/* Every buffer has its planned place for the whole run, on the GPU too, so
+ * StarPU has nothing to move: for it, all data are in main memory, and a task
+ * on the GPU takes the pointers as they are. */
+static void codelet_init_cuda(struct starpu_codelet *c)
+{
+    c->where |= STARPU_CUDA;
+    c->cuda_funcs[0] = run_cuda;
+    c->cuda_flags[0] = STARPU_CUDA_ASYNC;
+    c->specific_nodes = 1;
+    for (int i = 0; i < STARPU_NMAXBUFS; i++)
+        c->nodes[i] = STARPU_SPECIFIC_NODE_CPU;
+}
+
+static void codelets_init(bool gpu)
 {
     for (int k = 0; k < IZ_KINDS; k++) {
         starpu_codelet_init(&codelets[k]);
@@ -188,6 +259,9 @@ static void codelets_init(void)
         codelets[k].model = &models[k];
         codelets[k].name = iz_kinds[k].name;
         codelets[k].color = iz_kinds[k].color;
+        /* clip has a buffer per unit, more than `nodes` has room for. */
+        if (gpu && k != IZ_CLIP)
+            codelet_init_cuda(&codelets[k]);
     }
 }
 
@@ -202,9 +276,11 @@ static void place(struct iz_graph *g, struct starpu_task *task,
         task->workerorder = ++g->lane_order;
         return;
     }
-    task->workerids = where == IZ_ON_IO && g->config.io_workers
-                          ? g->io_mask
-                          : g->compute_mask;
+    if (where == IZ_ON_LANE || (where == IZ_ON_IO && !g->config.io_workers))
+        where = IZ_ON_HOST;
+    if (!g->gpu && where != IZ_ON_IO)
+        where = IZ_ON_HOST;
+    task->workerids = g->mask[where];
     task->workerids_len = MASK_WORDS;
 }
 
@@ -267,6 +343,10 @@ static void submit(struct iz_graph *g, const struct iz_task *t)
     task->flops = t->flops;
     task->name = iz_kinds[t->kind].name;
     place(g, task, t->where);
+    if (g->gpu && t->where == IZ_ON_COMPUTE) {
+        task->callback_func = end_cuda;
+        task->callback_arg = h;
+    }
     attach_data(task, t);
     int r = starpu_task_submit(task);
     if (r)
@@ -321,50 +401,127 @@ int64_t iz_graph_spans(struct iz_graph *g,
 
 /* ---- start and end ---- */
 
-static void split_workers(struct iz_graph *g)
+static void mark(worker_mask m, unsigned id)
 {
-    int compute = g->config.workers;
-    for (int w = 0; w < g->n_workers; w++) {
-        bool lane = g->config.lane && w == compute;
-        uint32_t *mask = w < compute ? g->compute_mask : g->io_mask;
-        if (!lane)
-            mask[w / 32] |= UINT32_C(1) << (w % 32);
-        else
-            g->lane_worker = (unsigned)w;
+    m[id / 32] |= UINT32_C(1) << (id % 32);
+}
+
+/* Gives the CPU's workers their parts, in order: compute, lane, the two
+ * directions of copies, disk. */
+static void split_workers(struct iz_graph *g, const int *cpu, int n)
+{
+    int at = 0;
+    for (; at < g->config.workers; at++) {
+        g->host_worker[at] = (unsigned)cpu[at];
+        g->worker[cpu[at]].index = at;
+        mark(g->mask[IZ_ON_HOST], (unsigned)cpu[at]);
     }
+    if (g->config.lane)
+        g->lane_worker = (unsigned)cpu[at++];
+    if (g->gpu) {
+        mark(g->mask[IZ_ON_UP], (unsigned)cpu[at++]);
+        mark(g->mask[IZ_ON_DOWN], (unsigned)cpu[at++]);
+        mark(g->mask[IZ_ON_COMPUTE], g->gpu_worker);
+    }
+    while (at < n)
+        mark(g->mask[IZ_ON_IO], (unsigned)cpu[at++]);
+}
+
+static int lanes(const struct iz_graph *g)
+{
+    return g->config.lane + (g->gpu ? 2 : 0) + g->config.io_workers;
 }
 
 static int check_workers(const struct iz_graph *g)
 {
-    if (g->n_workers <= STARPU_MAXCPUS)
+    int cpu = g->config.workers + lanes(g);
+    if (cpu <= STARPU_MAXCPUS)
         return 0;
     if (g->config.rank == 0)
         fprintf(stderr,
                 "izar: run.workers: %d compute workers and %d lanes are more "
                 "than the %d CPU workers this StarPU is built for\n",
-                g->config.workers, g->n_workers - g->config.workers,
-                STARPU_MAXCPUS);
+                g->config.workers, lanes(g), STARPU_MAXCPUS);
     return -EINVAL;
 }
 
-static int open_workers(struct iz_graph *g, char *const *scratch)
+static int open_workers(struct iz_graph *g)
 {
     g->worker = calloc((size_t)g->n_workers, sizeof(*g->worker));
-    if (!g->worker)
+    g->host_worker = calloc((size_t)g->config.workers, sizeof(*g->host_worker));
+    if (!g->worker || !g->host_worker)
         return -ENOMEM;
     for (int w = 0; w < g->n_workers; w++) {
         struct worker *k = &g->worker[w];
         k->exec.backend = IZ_CPU;
         k->exec.act = IZ_F32;
         k->random = g->config.delay_seed * 1000003 + (uint64_t)w + 1;
-        if (w < g->config.workers && scratch)
-            k->exec.work = (struct iz_arena){.base = scratch[w],
-                                             .size = g->config.work_bytes};
         k->log.span = malloc(SPANS * sizeof(*k->log.span));
         if (!k->log.span)
             return -ENOMEM;
     }
     return 0;
+}
+
+static void give_scratch(struct iz_graph *g, char *const *scratch)
+{
+    for (int i = 0; !g->gpu && scratch && i < g->config.workers; i++)
+        g->worker[g->host_worker[i]].exec.work =
+            (struct iz_arena){.base = scratch[i], .size = g->config.work_bytes};
+    if (g->gpu)
+        g->worker[g->gpu_worker].exec.work = (struct iz_arena){
+            .base = g->config.device_scratch, .size = g->config.work_bytes};
+}
+
+/* On a lane: a stream of its own. */
+static void open_lane(void *arg)
+{
+    struct iz_graph *g = arg;
+    struct iz_exec *x = &g->worker[starpu_worker_get_id()].exec;
+    if (iz_device_use(g->config.device, NULL) ||
+        !(x->stream = iz_device_stream_open()))
+        iz_die("a lane has no GPU");
+}
+
+static void close_lane(void *arg)
+{
+    struct iz_graph *g = arg;
+    struct iz_exec *x = &g->worker[starpu_worker_get_id()].exec;
+    iz_device_stream_close(x->stream);
+    x->stream = NULL;
+}
+
+static void on_lanes(struct iz_graph *g, void (*fn)(void *arg))
+{
+    unsigned ids[STARPU_NMAXWORKERS], n = 0;
+    for (unsigned w = 0; w < (unsigned)g->n_workers; w++) {
+        bool copies =
+            (g->mask[IZ_ON_UP][w / 32] | g->mask[IZ_ON_DOWN][w / 32]) &
+            UINT32_C(1) << (w % 32);
+        if (copies || (g->config.lane && w == g->lane_worker))
+            ids[n++] = w;
+    }
+    starpu_execute_on_specific_workers(fn, g, n, ids, "izar");
+}
+
+static void open_cuda(void *arg, int i, struct iz_exec *x)
+{
+    struct iz_graph *g = arg;
+    (void)i;
+    x->backend = IZ_CUDA;
+    x->act = g->config.act;
+    x->tf32 = g->config.tf32;
+    x->stream = iz_device_worker_stream();
+    if (iz_cuda_ops->open(&x->cuda, x->stream))
+        iz_die("the libraries of the GPU cannot be used");
+}
+
+static void close_cuda(void *arg, int i, struct iz_exec *x)
+{
+    (void)arg;
+    (void)i;
+    if (x->cuda)
+        iz_cuda_ops->close(&x->cuda);
 }
 
 static bool known_scheduler(const char *name)
@@ -399,13 +556,15 @@ static int start_starpu(struct iz_graph *g)
         return r;
     starpu_conf_init(&conf);
     conf.sched_policy_name = name;
-    conf.ncuda = 0;
+    conf.ncuda = g->gpu ? 1 : 0;
+    conf.use_explicit_workers_cuda_gpuid = g->gpu;
+    conf.workers_cuda_gpuid[0] = g->gpu ? (unsigned)g->config.device : 0;
     conf.nopencl = 0;
     conf.catch_signals = 0;
     /* The user's STARPU_NCPU counts compute workers (topo.c has read it);
      * StarPU must also make the lanes. */
     char ncpu[16];
-    snprintf(ncpu, sizeof(ncpu), "%d", g->n_workers);
+    snprintf(ncpu, sizeof(ncpu), "%d", g->config.workers + lanes(g));
     setenv("STARPU_NCPU", ncpu, 1);
     unsetenv("STARPU_NCPUS");
     starpu_profiling_set_id(g->config.rank);
@@ -413,6 +572,34 @@ static int start_starpu(struct iz_graph *g)
     if (r)
         fprintf(stderr, "izar: starpu_init failed: %s\n", strerror(-r));
     return r;
+}
+
+/* Takes over the workers that StarPU has started. */
+static int take_workers(struct iz_graph *g, char *const *scratch)
+{
+    int cpu[STARPU_NMAXWORKERS], gpu[STARPU_NMAXWORKERS];
+    int n = (int)starpu_worker_get_ids_by_type(STARPU_CPU_WORKER, cpu,
+                                               STARPU_NMAXWORKERS);
+    int n_gpu = (int)starpu_worker_get_ids_by_type(STARPU_CUDA_WORKER, gpu,
+                                                   STARPU_NMAXWORKERS);
+    int wanted = g->config.workers + lanes(g);
+    if (n != wanted || n_gpu != g->gpu) {
+        fprintf(stderr,
+                "izar: StarPU started %d CPU workers of the %d asked for and "
+                "%d of %d for a GPU (is it built with a smaller "
+                "--enable-maxcpus or without CUDA, or is STARPU_NCUDA or "
+                "STARPU_NWORKER_PER_CUDA set?)\n",
+                n, wanted, n_gpu, g->gpu);
+        return -ENODEV;
+    }
+    g->gpu_worker = g->gpu ? (unsigned)gpu[0] : 0;
+    split_workers(g, cpu, n);
+    give_scratch(g, scratch);
+    if (!g->gpu)
+        return 0;
+    on_lanes(g, open_lane);
+    iz_graph_on_device(g, open_cuda, g);
+    return 0;
 }
 
 int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
@@ -423,29 +610,22 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
         return -ENOMEM;
     *out = g;
     g->config = *c;
+    g->gpu = c->device >= 0;
     g->idle_hook = -1;
-    g->n_workers = c->workers + c->lane + c->io_workers;
+    g->n_workers = c->workers + lanes(g) + g->gpu;
     int r = check_workers(g);
     if (!r)
-        r = open_workers(g, scratch);
+        r = open_workers(g);
     if (!r)
         r = start_starpu(g);
+    g->started = !r;
+    if (!r)
+        r = take_workers(g, scratch);
     if (r) {
         iz_graph_close(out);
         return r;
     }
-    g->started = true;
-    codelets_init();
-    int have = (int)starpu_cpu_worker_get_count();
-    if (have != g->n_workers) {
-        fprintf(stderr,
-                "izar: StarPU started %d CPU workers of the %d asked for "
-                "(is it built with a smaller --enable-maxcpus?)\n",
-                have, g->n_workers);
-        iz_graph_close(out);
-        return -ENODEV;
-    }
-    split_workers(g);
+    codelets_init(g->gpu);
     g->idle_hook = starpu_idle_hook_register(nap, g);
     return 0;
 }
@@ -459,20 +639,43 @@ void iz_graph_close(struct iz_graph **out)
         starpu_task_wait_for_all();
         if (g->idle_hook >= 0)
             starpu_idle_hook_deregister(g->idle_hook);
+        if (g->gpu && g->idle_hook >= 0) {
+            iz_graph_on_device(g, close_cuda, g);
+            on_lanes(g, close_lane);
+        }
         starpu_shutdown();
     }
     for (int w = 0; g->worker && w < g->n_workers; w++)
         free(g->worker[w].log.span);
     free(g->worker);
+    free(g->host_worker);
     free(g);
     *out = NULL;
 }
 
-void iz_graph_on_workers(struct iz_graph *g, void (*fn)(void *arg), void *arg)
+struct on_workers {
+    struct iz_graph *g;
+    iz_worker_fn *fn;
+    void *arg;
+};
+
+static void on_worker(void *arg)
 {
-    unsigned ids[STARPU_NMAXWORKERS];
-    for (int w = 0; w < g->config.workers; w++)
-        ids[w] = (unsigned)w;
-    starpu_execute_on_specific_workers(fn, arg, (unsigned)g->config.workers,
-                                       ids, "izar");
+    const struct on_workers *a = arg;
+    struct worker *w = &a->g->worker[starpu_worker_get_id()];
+    a->fn(a->arg, w->index, &w->exec);
+}
+
+void iz_graph_on_workers(struct iz_graph *g, iz_worker_fn *fn, void *arg)
+{
+    struct on_workers a = {g, fn, arg};
+    starpu_execute_on_specific_workers(
+        on_worker, &a, (unsigned)g->config.workers, g->host_worker, "izar");
+}
+
+void iz_graph_on_device(struct iz_graph *g, iz_worker_fn *fn, void *arg)
+{
+    struct on_workers a = {g, fn, arg};
+    starpu_execute_on_specific_workers(on_worker, &a, 1, &g->gpu_worker,
+                                       "izar");
 }

@@ -20,6 +20,7 @@ enum iz_kind {
     IZ_FORWARD,  /* one unit, one micro-batch */
     IZ_BACKWARD, /* same, recomputation included */
     IZ_REDUCE,   /* reduce-scatter and/or accumulation of a unit's gradient */
+    IZ_OFFLOAD,  /* a unit's gradient from the GPU to the host */
     IZ_NORM,     /* sums: squares of a gradient shard, losses */
     IZ_CLIP,     /* the scalars of a step: loss, norm, scale, learning rate */
     IZ_ADAM,     /* one chunk of the optimizer */
@@ -37,9 +38,21 @@ struct iz_kind_info {
 extern const struct iz_kind_info iz_kinds[IZ_KINDS];
 
 /* Which workers may run a task. */
+/* StarPU reads the first bytes of what is registered with it in main memory, so
+ * memory of a GPU is registered by addresses that stand for it: `shadow` is as
+ * large as `base`, readable, and has nothing behind it.  Tasks are given the
+ * real addresses. */
+struct iz_shadow {
+    char *shadow, *base;
+    int64_t bytes;
+};
+
 enum iz_where {
-    IZ_ON_COMPUTE,
+    IZ_ON_COMPUTE, /* the GPU if there is one, else as IZ_ON_HOST */
+    IZ_ON_HOST,    /* the CPU's compute workers */
     IZ_ON_LANE, /* collectives: one worker, in submission order on every rank */
+    IZ_ON_UP,   /* copies to the GPU */
+    IZ_ON_DOWN, /* copies to the host */
     IZ_ON_IO    /* disk: workers that sleep in the kernel */
 };
 
@@ -54,7 +67,8 @@ struct iz_task {
     enum iz_kind kind;
     enum iz_where where;
     /* buf[i] is the memory of data[i]; x is the worker's exec (arenas empty).
-     */
+     * On the GPU's worker it only enqueues on x->stream; what a lane enqueues
+     * there is waited for after it returns. */
     void (*run)(struct iz_exec *x, void **buf, const void *arg);
     const void *arg; /* copied */
     size_t arg_bytes;
@@ -75,13 +89,18 @@ struct iz_span {
 };
 
 struct iz_graph_config {
-    int workers;     /* compute workers */
+    int workers;       /* compute workers of the CPU */
+    int device;        /* index of the rank's GPU, -1: none */
+    enum iz_dtype act; /* type of activations */
+    bool tf32;
+    char *device_scratch; /* work_bytes of it for the GPU's worker */
+    struct iz_shadow shadow;
     bool lane;       /* one more worker for collectives */
     bool lane_alone; /* collectives never run beside other tasks: it waits */
     int io_workers;  /* more workers for the disk */
     const char *scheduler; /* StarPU's name; STARPU_SCHED wins */
     int rank;              /* names the trace file */
-    int64_t work_bytes;    /* scratch of each compute worker */
+    int64_t work_bytes;    /* scratch of each worker that computes units */
     int delay_us;          /* random delay before each task: 0 = none */
     uint64_t delay_seed;
 };
@@ -89,8 +108,8 @@ struct iz_graph_config {
 struct iz_graph;
 
 /* Starts StarPU.  Negative errno with the reason printed (unknown scheduler, no
- * worker, ...).  `scratch` gives the scratch memory of compute worker i,
- * borrowed until close (NULL when work_bytes is 0). */
+ * worker, ...).  `scratch` gives the scratch memory of the CPU's compute worker
+ * i, borrowed until close (NULL when there is none or a GPU computes). */
 int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
                   char *const *scratch);
 /* Waits for all tasks, stops StarPU. */
@@ -111,8 +130,11 @@ int64_t iz_graph_spans(struct iz_graph *g,
                        void (*take)(void *arg, const struct iz_span *s),
                        void *arg);
 
-/* Runs fn on every compute worker at the same time and waits. */
-void iz_graph_on_workers(struct iz_graph *g, void (*fn)(void *arg), void *arg);
+/* Runs fn(arg, i, its exec) on every compute worker i of the CPU at the same
+ * time and waits; iz_graph_on_device does so on the GPU's worker (i = 0). */
+typedef void iz_worker_fn(void *arg, int i, struct iz_exec *x);
+void iz_graph_on_workers(struct iz_graph *g, iz_worker_fn *fn, void *arg);
+void iz_graph_on_device(struct iz_graph *g, iz_worker_fn *fn, void *arg);
 
 int64_t iz_now_ns(void);
 

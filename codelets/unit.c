@@ -3,7 +3,8 @@
 #include "codelets/unit.h"
 
 #include <assert.h>
-#include <string.h>
+
+#include "codelets/buffer.h"
 
 #define MAX_PARAMS 64
 
@@ -33,27 +34,30 @@ static int make_views(const struct iz_unit_layout *l, enum iz_dtype type,
 }
 
 /* A gradient buffer is summed whole: what no parameter covers must be zero. */
-static void clear_uncovered(char *p, int64_t n, enum iz_dtype type,
-                            int64_t from, int64_t to)
+static void clear_uncovered(struct iz_exec *x, char *p, int64_t n,
+                            enum iz_dtype type, int64_t from, int64_t to)
 {
     int64_t size = iz_dtype_bytes(type);
-    memset(p, 0, (size_t)(from * size));
-    memset(p + to * size, 0, (size_t)((n - to) * size));
+    if (from)
+        iz_buffer_clear(x, p, from * size);
+    if (n > to)
+        iz_buffer_clear(x, p + to * size, (n - to) * size);
 }
 
-static void clear_gradients(const struct iz_unit_arg *a, void **buf)
+static void clear_gradients(struct iz_exec *x, const struct iz_unit_arg *a,
+                            void **buf)
 {
     const struct iz_unit_layout *l = a->layout;
     const struct iz_unit *u = &l->model->unit[l->unit];
     if (a->at_grad >= 0) {
         const struct iz_param *last = &u->param[u->n_params - 1];
         int64_t end = l->offset[u->n_params - 1] + last->rows * last->cols;
-        clear_uncovered(buf[a->at_grad], l->n, a->type, 0, end);
+        clear_uncovered(x, buf[a->at_grad], l->n, a->type, 0, end);
     }
     if (a->at_tied_grad >= 0) {
         const struct iz_param *t =
             &l->model->unit[u->tied_unit].param[u->tied_param];
-        clear_uncovered(buf[a->at_tied_grad], l->tied_n, a->type,
+        clear_uncovered(x, buf[a->at_tied_grad], l->tied_n, a->type,
                         l->tied_offset, l->tied_offset + t->rows * t->cols);
     }
 }
@@ -139,7 +143,7 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     if (a->call == IZ_CALL_BACKWARD && a->at_save < 0 && u->forward)
         recompute(x, u, layer);
     call_layer(x, u, &layer, a->call);
-    clear_gradients(a, buf);
+    clear_gradients(x, a, buf);
 }
 
 /* ---- dry runs ---- */
@@ -170,11 +174,12 @@ static int64_t max64(int64_t a, int64_t b)
 }
 
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
-                                 int samples, enum iz_dtype param_type)
+                                 int samples, enum iz_dtype param_type,
+                                 enum iz_backend backend, enum iz_dtype act)
 {
     const struct iz_unit *u = &m->unit[unit];
     struct iz_unit_cost c = {0};
-    struct iz_exec x = iz_exec_dry(IZ_F32);
+    struct iz_exec x = iz_exec_dry(backend, act);
     if (u->forward) {
         /* A recomputed forward also writes its output into scratch. */
         iz_work(&x, x.act, samples, u->out_elems);
@@ -184,7 +189,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
         c.forward_flops = x.flops;
         c.forward_bytes = x.bytes;
     }
-    x = iz_exec_dry(IZ_F32);
+    x = iz_exec_dry(backend, act);
     dry_call(&x, m, unit, samples, param_type, IZ_CALL_BACKWARD);
     c.save_bytes = max64(c.save_bytes, x.save.peak);
     c.work_bytes = max64(c.work_bytes, x.work.peak);
@@ -193,7 +198,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     for (int call = IZ_CALL_EVALUATE; call <= IZ_CALL_GENERATE; call++) {
         if (call == IZ_CALL_EVALUATE ? !u->evaluate : !u->generate)
             continue;
-        x = iz_exec_dry(IZ_F32);
+        x = iz_exec_dry(backend, act);
         dry_call(&x, m, unit, call == IZ_CALL_GENERATE ? 1 : samples,
                  param_type, (enum iz_unit_call)call);
         c.work_bytes = max64(c.work_bytes, x.work.peak);

@@ -53,6 +53,7 @@ struct iz_unit_cost {
     double forward_bytes, backward_bytes;
 };
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
-                                 int samples, enum iz_dtype param_type);
+                                 int samples, enum iz_dtype param_type,
+                                 enum iz_backend backend, enum iz_dtype act);
 
 #endif

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/dtype.h"
+#include "codelets/exec.h"
 
 struct iz_coll {
     int rank, size;             /* in the run */
@@ -19,6 +19,7 @@ struct iz_coll {
     int64_t sent_bytes, received_bytes; /* payload counted by the collectives */
     uint64_t order_hash; /* of every collective started so far: kind, bytes */
     struct iz_coll_state *state;
+    struct iz_coll_gpu *gpu;
 };
 
 /* Initialises MPI (a program started alone is rank 0 of 1) and sets iz_die's
@@ -46,6 +47,42 @@ void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
 /* In place like iz_coll_all_gather, for a few doubles per rank. */
 void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
                             const char *what);
+
+/* Counts a collective that another library does. */
+void iz_coll_note(struct iz_coll *c, const char *what, int64_t sent_bytes,
+                  int64_t received_bytes);
+
+/* Collectives of GPU memory, through NCCL or through the host's.  Called with
+ * the exec of the lane; what it has enqueued when the function returns
+ * completes the operation. */
+struct iz_coll_gpu {
+    bool nccl;
+    /* NCCL: device memory for a unit's gradient of the wire type.  Else pinned
+     * host memory for a unit, and for a shard in fp32 behind it where sums are
+     * taken to the GPU.  Borrowed. */
+    char *buffer;
+    int64_t buffer_bytes;
+    struct iz_nccl *comm;
+};
+
+int iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g);
+/* Connects the GPUs where g->nccl says so.  All ranks.  Negative errno with the
+ * reason printed. */
+int iz_coll_gpu_connect(struct iz_coll *c);
+void iz_coll_gpu_close(struct iz_coll *c);
+
+/* Like iz_coll_all_gather with `full` on the GPU; `shard` is this rank's part,
+ * anywhere, and need not be in its place. */
+void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
+                            const void *shard, int64_t shard_bytes,
+                            const char *what);
+/* Like iz_coll_reduce_scatter with `full` on the GPU, and `out` there too or on
+ * the host; the same bits.  With NCCL nothing can be accumulated on the host.
+ */
+void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x, void *out,
+                                bool out_on_gpu, enum iz_dtype out_type,
+                                bool accumulate, void *full, enum iz_dtype wire,
+                                int64_t shard, const char *what);
 
 void iz_coll_barrier(struct iz_coll *c, const char *what);
 /* bytes of rank `root` to all. */

@@ -97,12 +97,18 @@ static void begin(struct iz_coll *c, int kind, int64_t bytes, const char *what)
     uint64_t h = iz_mix(c->order_hash + IZ_GOLDEN * (uint64_t)(kind + 1));
 
     h = iz_mix(h + (uint64_t)bytes);
-    for (const char *s = what; *s != '\0'; s++)
-        h = iz_mix(h + (unsigned char)*s);
-    c->order_hash = h;
+    c->order_hash = iz_mix_text(h, what);
 }
 
-enum { ALL_GATHER, REDUCE_SCATTER, DOUBLES, BARRIER, BROADCAST, ALL_OK };
+enum { ALL_GATHER, REDUCE_SCATTER, DOUBLES, BARRIER, BROADCAST, ALL_OK, NOTE };
+
+void iz_coll_note(struct iz_coll *c, const char *what, int64_t sent_bytes,
+                  int64_t received_bytes)
+{
+    begin(c, NOTE, sent_bytes, what);
+    c->sent_bytes += sent_bytes;
+    c->received_bytes += received_bytes;
+}
 
 static int64_t min64(int64_t a, int64_t b)
 {

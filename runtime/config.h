@@ -19,6 +19,8 @@ enum iz_home {
     IZ_HOME_NVME
 }; /* DeepSpeed's words */
 enum iz_order { IZ_DEPTH_FIRST, IZ_BREADTH_FIRST };
+enum iz_device_kind { IZ_DEVICE_AUTO, IZ_DEVICE_CUDA, IZ_DEVICE_CPU };
+enum iz_comm { IZ_COMM_AUTO, IZ_COMM_NCCL, IZ_COMM_MPI };
 enum iz_recompute { IZ_RECOMPUTE_AUTO, IZ_RECOMPUTE_FULL, IZ_RECOMPUTE_NONE };
 
 struct iz_optimizer_config {
@@ -87,7 +89,11 @@ struct iz_run_config {
     char sample_prompt[256];
     double sample_temperature;
     char scheduler[32]; /* StarPU's; STARPU_SCHED in the environment wins */
-    int workers;        /* compute workers of each rank; 0 = its cores */
+    enum iz_device_kind device;
+    enum iz_comm comm;                 /* between GPUs */
+    bool tf32;                         /* fp32 products on a GPU may use tf32 */
+    int64_t device_memory_limit_bytes; /* of the GPU; 0 = what is free */
+    int workers; /* compute workers of each rank; 0 = its cores */
     enum iz_order schedule;
     enum iz_recompute recompute;
     bool overlap;  /* false: barriers around the optimizer, for comparison */

@@ -212,6 +212,16 @@ const struct iz_key iz_config_keys[] = {
            "0.8", "Of the samples; 0: always the most probable token."),
     TEXT("run.scheduler", c.run.scheduler, "\"prio\"",
          "StarPU's scheduler; STARPU_SCHED in the environment wins."),
+    WORD("run.device", c.run.device, "auto|cuda|cpu", "\"auto\"",
+         "Where units are computed; auto: on the GPU if this rank can have "
+         "one, else on the CPU."),
+    WORD("run.comm", c.run.comm, "auto|nccl|mpi", "\"auto\"",
+         "Collectives between GPUs; mpi goes through pinned host memory, and "
+         "then several ranks may share a GPU. auto: nccl if every rank has a "
+         "GPU of its own."),
+    BOOL("run.tf32", c.run.tf32, "false",
+         "On a GPU: products of fp32 matrices may round their operands to "
+         "tf32."),
     NUMBER("run.workers", INT, c.run.workers, 0, 4096, "0",
            "Compute workers of each rank; 0: its cores."),
     WORD("run.schedule", c.run.schedule, "depth_first|breadth_first",
@@ -250,6 +260,9 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("run.memory_limit_bytes", INT64, c.run.memory_limit_bytes, 0,
            COUNT_MAX, "0",
            "Host memory this rank may plan with; 0: what is free."),
+    NUMBER("run.device_memory_limit_bytes", INT64,
+           c.run.device_memory_limit_bytes, 0, COUNT_MAX, "0",
+           "Memory of the GPU this rank may plan with; 0: what is free."),
     BOOL("run.hash", c.run.hash, "false", "Print a hash of the final weights."),
     {.name = NULL},
 };

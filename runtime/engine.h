@@ -37,7 +37,7 @@ struct iz_group {
     void *grad[2]; /* accumulators: of its own unit and of the tied use */
     starpu_data_handle_t grad_handle[2];
     int contributions[2]; /* of this step so far: the first one overwrites */
-    double norm2;
+    double *norm2;
     starpu_data_handle_t norm2_handle;
     struct iz_chunk *chunk;
     starpu_data_handle_t *piece; /* children of param_handle */
@@ -77,7 +77,7 @@ struct iz_lane {
     void *batch, **boundary, **saved, *d;
     starpu_data_handle_t batch_handle, *boundary_handle, *saved_handle,
         d_handle;
-    double loss;
+    double *loss;
     starpu_data_handle_t loss_handle;
 };
 
@@ -113,11 +113,14 @@ struct iz_engine {
     struct iz_plan plan;
     struct iz_memory *memory;
     struct iz_graph *graph;
+    /* Of the main thread, for copies to and from a GPU between steps. */
+    void *stream, *bounce;
     struct iz_nvme *state_file, *param_file;
     struct iz_group *group;
     struct iz_ring *ring;
-    struct iz_stage *state_stage, *param_stage;
-    int next_state_stage, next_param_stage;
+    struct iz_stage *state_stage, *param_stage, *grad_stage, *update_stage;
+    int next_state_stage, next_param_stage, next_grad_stage, next_update_stage;
+    double *scalars; /* sums of squares of the groups, losses of the lanes */
     struct iz_lane *lane;
     struct iz_uses training, forward;
     struct iz_control control;
@@ -132,9 +135,10 @@ struct iz_engine {
     int64_t updates;  /* submitted; right only where none can be skipped */
     int64_t step;     /* steps submitted */
     int64_t eval_tasks;
-    int64_t fetch_clock;   /* elements used so far, each time anew */
-    int marked;            /* uses of the pass under way that it counted */
-    int64_t fetched_bytes; /* counted at submission: the plan's figure */
+    int64_t fetch_clock; /* elements used so far, each time anew */
+    int marked;          /* uses of the pass under way that it counted */
+    /* Counted at submission: the plan's figures. */
+    int64_t fetched_bytes, up_bytes, down_bytes;
     struct iz_event event[IZ_EVENTS];
     int64_t events_taken, events_due; /* due: submitted */
     _Atomic int64_t events_put;

@@ -78,6 +78,7 @@ static void submit_token(struct iz_engine *e, const struct pick_arg *a)
     }
     iz_submit(e->graph,
               &(struct iz_task){.kind = IZ_SAMPLE,
+                                .where = IZ_ON_HOST,
                                 .run = run_pick,
                                 .arg = a,
                                 .arg_bytes = sizeof(*a),

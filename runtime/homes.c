@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "codelets/device.h"
 #include "runtime/engine.h"
 
 static int64_t size_of(enum iz_dtype t)
@@ -19,11 +20,22 @@ static void *take(struct iz_engine *e, enum iz_tier tier, enum iz_class c,
     return iz_memory_take(e->memory, tier, c, bytes);
 }
 
-static starpu_data_handle_t variable(void *p, int64_t bytes, const char *name,
-                                     int x, int y)
+/* What StarPU knows an address by. */
+static uintptr_t known_as(const struct iz_engine *e, const void *p)
+{
+    struct iz_shadow s = iz_memory_shadow(e->memory);
+    const char *c = p;
+    if (c >= s.base && c < s.base + s.bytes)
+        return (uintptr_t)(s.shadow + (c - s.base));
+    return (uintptr_t)p;
+}
+
+static starpu_data_handle_t variable(struct iz_engine *e, void *p,
+                                     int64_t bytes, const char *name, int x,
+                                     int y)
 {
     starpu_data_handle_t h;
-    starpu_variable_data_register(&h, STARPU_MAIN_RAM, (uintptr_t)p,
+    starpu_variable_data_register(&h, STARPU_MAIN_RAM, known_as(e, p),
                                   (size_t)bytes);
     starpu_data_set_name(h, name);
     starpu_data_set_coordinates(h, 2, x, y);
@@ -42,6 +54,12 @@ static void unregister(starpu_data_handle_t *h)
 static enum iz_tier tier_of(enum iz_home h)
 {
     return h == IZ_HOME_CPU ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+}
+
+/* What host and device both touch is on the host. */
+static enum iz_tier near_tier(const struct iz_engine *e)
+{
+    return e->plan.target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
 }
 
 /* First owned element within `param`: a full buffer holds every rank's shard.
@@ -107,7 +125,7 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
     if (!g->param)
         return -ENOMEM;
     starpu_vector_data_register(&g->param_handle, STARPU_MAIN_RAM,
-                                (uintptr_t)g->param, (uint32_t)held,
+                                known_as(e, g->param), (uint32_t)held,
                                 (size_t)size);
     starpu_data_set_name(g->param_handle, "param");
     starpu_data_set_coordinates(g->param_handle, 2, u, 0);
@@ -128,7 +146,7 @@ static int open_states(struct iz_engine *e, struct iz_group *g, int u)
         k->state = take(e, tier_of(e->plan.state_home), IZ_MEM_STATE, bytes);
         if (!k->state)
             return -ENOMEM;
-        k->state_handle = variable(k->state, bytes, "state", u, 2);
+        k->state_handle = variable(e, k->state, bytes, "state", u, 2);
     }
     return 0;
 }
@@ -137,16 +155,15 @@ static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
 {
     int64_t n = e->plan.grads_full ? g->plan->padded : g->plan->shard;
     int64_t bytes = n * size_of(e->plan.grad_type);
-    enum iz_tier tier = e->plan.state_home == IZ_HOME_NONE || e->plan.grads_full
-                            ? IZ_TIER_DEVICE
-                            : IZ_TIER_CPU;
+    enum iz_tier tier = iz_plan_grad_tier(&e->plan);
     for (int i = 0; i <= g->plan->split_accum; i++) {
         g->grad[i] = take(e, tier, IZ_MEM_GRAD, bytes);
         if (!g->grad[i])
             return -ENOMEM;
-        g->grad_handle[i] = variable(g->grad[i], bytes, "grad", u, 1);
+        g->grad_handle[i] = variable(e, g->grad[i], bytes, "grad", u, 1);
     }
-    g->norm2_handle = variable(&g->norm2, sizeof(g->norm2), "norm", u, 3);
+    g->norm2 = e->scalars + u;
+    g->norm2_handle = variable(e, g->norm2, sizeof(*g->norm2), "norm", u, 3);
     return 0;
 }
 
@@ -253,7 +270,7 @@ static struct iz_stage *open_stages(struct iz_engine *e, int n, int64_t bytes)
         s[i].p = take(e, IZ_TIER_CPU, IZ_MEM_STAGING, bytes);
         if (!s[i].p)
             return s;
-        s[i].handle = variable(s[i].p, bytes, "stage", -1, i);
+        s[i].handle = variable(e, s[i].p, bytes, "stage", -1, i);
     }
     return s;
 }
@@ -277,7 +294,7 @@ static struct iz_slot *open_slots(struct iz_engine *e, int n, int64_t bytes,
         s[i].p = take(e, IZ_TIER_DEVICE, class, bytes);
         if (!s[i].p)
             return s;
-        s[i].handle = variable(s[i].p, bytes, name, -1, i);
+        s[i].handle = variable(e, s[i].p, bytes, name, -1, i);
     }
     return s;
 }
@@ -318,19 +335,20 @@ static int open_boundaries(struct iz_engine *e, struct iz_lane *l, int b)
     if (!l->boundary || !l->boundary_handle || !l->saved || !l->saved_handle)
         return -ENOMEM;
     for (int u = 0; u + 1 < units; u++) {
-        int64_t bytes = 4 * e->model->unit[u].out_elems * e->plan.samples;
+        int64_t bytes = size_of(e->plan.target.act) *
+                        e->model->unit[u].out_elems * e->plan.samples;
         int64_t saved = e->plan.cost[u].save_bytes;
         l->boundary[u] = take(e, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, bytes);
         if (!l->boundary[u])
             return -ENOMEM;
         l->boundary_handle[u] =
-            variable(l->boundary[u], bytes, "boundary", u, b);
+            variable(e, l->boundary[u], bytes, "boundary", u, b);
         if (e->plan.recompute || !saved)
             continue;
         l->saved[u] = take(e, IZ_TIER_DEVICE, IZ_MEM_SAVED, saved);
         if (!l->saved[u])
             return -ENOMEM;
-        l->saved_handle[u] = variable(l->saved[u], saved, "saved", u, b);
+        l->saved_handle[u] = variable(e, l->saved[u], saved, "saved", u, b);
     }
     return 0;
 }
@@ -340,14 +358,15 @@ static int open_lane(struct iz_engine *e, int b)
     struct iz_lane *l = &e->lane[b];
     int64_t batch =
         (e->model->input_bytes + e->model->target_bytes) * e->plan.samples;
-    int64_t d = 4 * e->plan.boundary_elems;
-    l->batch = take(e, IZ_TIER_DEVICE, IZ_MEM_BATCH, batch);
+    int64_t d = size_of(e->plan.target.act) * e->plan.boundary_elems;
+    l->batch = take(e, near_tier(e), IZ_MEM_BATCH, batch);
     l->d = take(e, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, d);
     if (!l->batch || !l->d)
         return -ENOMEM;
-    l->batch_handle = variable(l->batch, batch, "batch", 0, b);
-    l->d_handle = variable(l->d, d, "dy", 0, b);
-    l->loss_handle = variable(&l->loss, sizeof(l->loss), "loss", 0, b);
+    l->batch_handle = variable(e, l->batch, batch, "batch", 0, b);
+    l->d_handle = variable(e, l->d, d, "dy", 0, b);
+    l->loss = e->scalars + e->plan.n_groups + b;
+    l->loss_handle = variable(e, l->loss, sizeof(*l->loss), "loss", 0, b);
     return open_boundaries(e, l, b);
 }
 
@@ -369,20 +388,39 @@ static void close_lane(struct iz_engine *e, struct iz_lane *l)
 static int open_scalars(struct iz_engine *e)
 {
     e->control_handle =
-        variable(&e->control, sizeof(e->control), "control", -1, 0);
+        variable(e, &e->control, sizeof(e->control), "control", -1, 0);
     e->scale_handle =
-        variable(&e->loss_scale, sizeof(e->loss_scale), "scale", -1, 0);
+        variable(e, &e->loss_scale, sizeof(e->loss_scale), "scale", -1, 0);
     e->loss_handle =
-        variable(&e->loss_sum, sizeof(e->loss_sum), "losses", -1, 0);
+        variable(e, &e->loss_sum, sizeof(e->loss_sum), "losses", -1, 0);
     e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 2)),
                          sizeof(*e->gathered));
     int64_t logits = 4 * (int64_t)e->model->vocab;
-    e->logits = take(e, IZ_TIER_DEVICE, IZ_MEM_BATCH, logits);
+    e->logits = take(e, near_tier(e), IZ_MEM_BATCH, logits);
     if (!e->gathered || !e->logits)
         return -ENOMEM;
     if (logits)
-        e->logits_handle = variable(e->logits, logits, "logits", -1, 0);
+        e->logits_handle = variable(e, e->logits, logits, "logits", -1, 0);
     return 0;
+}
+
+/* Buffers of the collectives; those of MPI are the library's own. */
+static int open_comm(struct iz_engine *e)
+{
+    const struct iz_plan *p = &e->plan;
+    struct iz_coll_gpu g = {.nccl = p->target.nccl};
+    if (p->ranks > 1 && !p->target.nccl)
+        iz_memory_note(e->memory, near_tier(e), IZ_MEM_COMM,
+                       p->bytes.b[near_tier(e)][IZ_MEM_COMM]);
+    if (p->ranks == 1 || !p->target.gpu)
+        return 0;
+    if (p->comm_stage_bytes)
+        g.buffer = take(e, IZ_TIER_CPU, IZ_MEM_STAGING,
+                        g.buffer_bytes = p->comm_stage_bytes);
+    else
+        g.buffer = take(e, IZ_TIER_DEVICE, IZ_MEM_COMM,
+                        g.buffer_bytes = p->exchange_bytes);
+    return g.buffer ? iz_coll_gpu_open(e->coll, &g) : -ENOMEM;
 }
 
 int iz_homes_open(struct iz_engine *e)
@@ -390,7 +428,14 @@ int iz_homes_open(struct iz_engine *e)
     int r = 0;
     e->group = calloc((size_t)e->plan.n_groups, sizeof(*e->group));
     e->lane = calloc((size_t)e->plan.lanes, sizeof(*e->lane));
-    if (!e->group || !e->lane)
+    e->scalars = take(e, near_tier(e), IZ_MEM_BATCH,
+                      8 * ((int64_t)e->plan.n_groups + e->plan.lanes));
+    if (e->plan.target.gpu) {
+        e->bounce = take(e, IZ_TIER_CPU, IZ_MEM_STAGING, IZ_BOUNCE_BYTES);
+        e->stream = iz_device_stream_open();
+    }
+    if (!e->group || !e->lane || !e->scalars ||
+        (e->plan.target.gpu && (!e->bounce || !e->stream)))
         return -ENOMEM;
     for (int u = 0; u < e->plan.n_groups && !r; u++)
         r = open_group(e, u);
@@ -400,16 +445,17 @@ int iz_homes_open(struct iz_engine *e)
         open_stages(e, e->plan.state_stages, e->plan.state_stage_bytes);
     e->param_stage =
         open_stages(e, e->plan.param_stages, e->plan.param_stage_bytes);
+    e->grad_stage =
+        open_stages(e, e->plan.grad_stages, e->plan.grad_stage_bytes);
+    e->update_stage =
+        open_stages(e, e->plan.update_stages, e->plan.update_stage_bytes);
     if (!r)
         r = open_rings(e);
     for (int b = 0; b < e->plan.lanes && !r; b++)
         r = open_lane(e, b);
     if (!r)
         r = open_scalars(e);
-    if (e->plan.ranks > 1)
-        iz_memory_note(e->memory, IZ_TIER_DEVICE, IZ_MEM_COMM,
-                       e->plan.bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM]);
-    return r;
+    return r ? r : open_comm(e);
 }
 
 void iz_homes_close(struct iz_engine *e)
@@ -424,6 +470,10 @@ void iz_homes_close(struct iz_engine *e)
         close_lane(e, &e->lane[b]);
     close_stages(&e->state_stage, e->plan.state_stages);
     close_stages(&e->param_stage, e->plan.param_stages);
+    close_stages(&e->grad_stage, e->plan.grad_stages);
+    close_stages(&e->update_stage, e->plan.update_stages);
+    iz_coll_gpu_close(e->coll);
+    iz_device_stream_close(e->stream);
     unregister(&e->control_handle);
     unregister(&e->scale_handle);
     unregister(&e->loss_handle);
@@ -437,6 +487,53 @@ void iz_homes_close(struct iz_engine *e)
 }
 
 /* ---- outside of tasks ---- */
+
+static bool on_gpu(const struct iz_engine *e, enum iz_home h)
+{
+    return e->plan.target.gpu && h == IZ_HOME_NONE;
+}
+
+/* Through a pinned buffer to and from the GPU. */
+static void copy_up(struct iz_engine *e, char *gpu, const char *host,
+                    int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += IZ_BOUNCE_BYTES) {
+        int64_t n = bytes - i < IZ_BOUNCE_BYTES ? bytes - i : IZ_BOUNCE_BYTES;
+        memcpy(e->bounce, host + i, (size_t)n);
+        iz_device_copy(e->stream, gpu + i, e->bounce, n);
+        iz_device_wait(e->stream);
+    }
+}
+
+static void copy_down(struct iz_engine *e, char *host, const char *gpu,
+                      int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += IZ_BOUNCE_BYTES) {
+        int64_t n = bytes - i < IZ_BOUNCE_BYTES ? bytes - i : IZ_BOUNCE_BYTES;
+        iz_device_copy(e->stream, e->bounce, gpu + i, n);
+        iz_device_wait(e->stream);
+        memcpy(host + i, e->bounce, (size_t)n);
+    }
+}
+
+/* To a place whose home is h. */
+static void put_bytes(struct iz_engine *e, enum iz_home h, void *dst,
+                      const void *src, int64_t bytes)
+{
+    if (on_gpu(e, h))
+        copy_up(e, dst, src, bytes);
+    else
+        memcpy(dst, src, (size_t)bytes);
+}
+
+static void get_bytes(struct iz_engine *e, enum iz_home h, void *dst,
+                      const void *src, int64_t bytes)
+{
+    if (on_gpu(e, h))
+        copy_down(e, dst, src, bytes);
+    else
+        memcpy(dst, src, (size_t)bytes);
+}
 
 /* The chunk's state arrays or parameters in memory, read from disk if need be
  * into the staging buffer `at` bytes in. */
@@ -487,6 +584,13 @@ static float *chunk_array(struct iz_engine *e, int group, struct iz_chunk *k,
     return (float *)chunk_state(e, group, k) + index * stride;
 }
 
+/* Home of what chunk_array finds. */
+static enum iz_home array_home(const struct iz_engine *e, enum iz_array a)
+{
+    return a == IZ_MASTER && e->plan.state_arrays == 2 ? e->plan.param_home
+                                                       : e->plan.state_home;
+}
+
 /* Calls for every chunk that [from, from + n) touches. */
 struct piece {
     struct iz_chunk *chunk;
@@ -514,7 +618,22 @@ void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
     struct piece p = {0};
     while (next_piece(e, group, from, n, &p)) {
         const float *src = chunk_array(e, group, p.chunk, a);
-        memcpy(out + p.done, src + p.at, (size_t)p.n * 4);
+        get_bytes(e, array_home(e, a), out + p.done, src + p.at, p.n * 4);
+    }
+}
+
+/* Rounds to the type of the parameters on the way. */
+static void put_param(struct iz_engine *e, int group, const struct piece *p,
+                      const float *in)
+{
+    enum { BLOCK = 8192 };
+    char buf[BLOCK * 4];
+    int64_t size = size_of(e->plan.param_type);
+    char *param = chunk_param(e, group, p->chunk) + p->at * size;
+    for (int64_t i = 0; i < p->n; i += BLOCK) {
+        int64_t n = p->n - i < BLOCK ? p->n - i : BLOCK;
+        iz_cast(buf, e->plan.param_type, in + i, IZ_F32, n);
+        put_bytes(e, e->plan.param_home, param + i * size, buf, n * size);
     }
 }
 
@@ -525,16 +644,13 @@ void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
     bool separate = e->plan.state_arrays == 3;
     while (next_piece(e, group, from, n, &p)) {
         float *dst = chunk_array(e, group, p.chunk, a);
-        memcpy(dst + p.at, in + p.done, (size_t)p.n * 4);
+        put_bytes(e, array_home(e, a), dst + p.at, in + p.done, p.n * 4);
         if (a != IZ_MASTER || separate)
             store_state(e, group, p.chunk);
         if (a != IZ_MASTER)
             continue;
-        if (separate) {
-            char *param = chunk_param(e, group, p.chunk);
-            iz_cast(param + p.at * size_of(e->plan.param_type),
-                    e->plan.param_type, in + p.done, IZ_F32, p.n);
-        }
+        if (separate)
+            put_param(e, group, &p, in + p.done);
         store_param(e, group, p.chunk);
     }
 }

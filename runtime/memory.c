@@ -9,6 +9,10 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include "codelets/device.h"
+
+#define ALIGN 4096 /* of pieces of a pool: as disks want it */
+
 const char *const iz_class_names[IZ_MEM_CLASSES] = {
     [IZ_MEM_PARAM] = "parameters",         [IZ_MEM_GRAD] = "gradients",
     [IZ_MEM_STATE] = "optimizer",          [IZ_MEM_RING] = "gathered units",
@@ -55,10 +59,18 @@ struct block {
     size_t bytes;
 };
 
+/* One allocation that is given out from front to back. */
+struct pool {
+    char *base;
+    char *shadow; /* of device memory: addresses without memory */
+    int64_t bytes, used;
+};
+
 struct iz_memory {
-    bool pin_cpu;
+    bool pin_cpu, gpu;
     struct iz_bytes count;
     struct block *blocks;
+    struct pool device, cpu;
 };
 
 int iz_memory_open(struct iz_memory **out, bool pin_cpu)
@@ -74,6 +86,12 @@ void iz_memory_close(struct iz_memory **m)
 {
     if (!*m)
         return;
+    if ((*m)->device.base)
+        iz_device_give((*m)->device.base);
+    if ((*m)->device.shadow)
+        munmap((*m)->device.shadow, (size_t)(*m)->device.bytes);
+    if ((*m)->cpu.base)
+        iz_device_unpin((*m)->cpu.base);
     for (struct block *b = (*m)->blocks, *next; b; b = next) {
         next = b->next;
         munmap(b->p, b->bytes);
@@ -92,8 +110,8 @@ static void *refuse(enum iz_tier tier, enum iz_class c, int64_t bytes,
     return NULL;
 }
 
-void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
-                     int64_t bytes)
+/* Zeroed pages of the host; NULL with errno. */
+static struct block *map(struct iz_memory *m, int64_t bytes)
 {
     struct block *b = malloc(sizeof(*b));
     size_t round = ((size_t)bytes + 4095) & ~(size_t)4095;
@@ -104,16 +122,89 @@ void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
                 : MAP_FAILED;
     if (p == MAP_FAILED) {
         free(b);
-        return refuse(tier, c, bytes, "allocating");
+        return NULL;
     }
     if (round >= (2u << 20))
         madvise(p, round, MADV_HUGEPAGE);
     *b = (struct block){.next = m->blocks, .p = p, .bytes = round};
     m->blocks = b;
-    if (tier == IZ_TIER_CPU && m->pin_cpu && mlock(p, round))
-        return refuse(tier, c, bytes, "pin_memory: locking");
-    m->count.b[tier][c] += bytes;
+    return b;
+}
+
+/* Pages are touched by the thread that pins them, so they come to lie on the
+ * memory near the cores that this rank is bound to. */
+static int open_cpu_pool(struct iz_memory *m, int64_t bytes)
+{
+    struct block *b = map(m, bytes);
+    if (!b) {
+        refuse(IZ_TIER_CPU, IZ_MEM_PARAM, bytes, "allocating");
+        return -ENOMEM;
+    }
+    int r = iz_device_pin(b->p, (int64_t)b->bytes);
+    if (r)
+        return r;
+    m->cpu = (struct pool){.base = b->p, .bytes = (int64_t)b->bytes};
+    return 0;
+}
+
+int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
+                       int64_t buffers)
+{
+    int64_t device = iz_bytes_tier(bytes, IZ_TIER_DEVICE) + buffers * ALIGN;
+    int64_t cpu = iz_bytes_tier(bytes, IZ_TIER_CPU) -
+                  bytes->b[IZ_TIER_CPU][IZ_MEM_STATE] + buffers * ALIGN;
+    m->gpu = true;
+    m->device.base = iz_device_take(device);
+    if (!m->device.base)
+        return -ENOMEM;
+    m->device.bytes = device;
+    void *shadow = mmap(NULL, (size_t)device, PROT_READ,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (shadow == MAP_FAILED) {
+        refuse(IZ_TIER_DEVICE, IZ_MEM_PARAM, device, "addresses of");
+        return -ENOMEM;
+    }
+    m->device.shadow = shadow;
+    return open_cpu_pool(m, cpu);
+}
+
+static void *give_out(struct pool *p, enum iz_tier tier, enum iz_class c,
+                      int64_t bytes)
+{
+    int64_t round = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    errno = ENOMEM;
+    if (round > p->bytes - p->used)
+        return refuse(tier, c, bytes, "beyond the plan: taking");
+    void *piece = p->base + p->used;
+    p->used += round;
+    return piece;
+}
+
+void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
+                     int64_t bytes)
+{
+    void *p;
+    /* States stay on the host: nothing copies them. */
+    if (m->gpu && (tier == IZ_TIER_DEVICE || c != IZ_MEM_STATE)) {
+        p = give_out(tier == IZ_TIER_DEVICE ? &m->device : &m->cpu, tier, c,
+                     bytes);
+    } else {
+        struct block *b = map(m, bytes);
+        if (!b)
+            return refuse(tier, c, bytes, "allocating");
+        p = b->p;
+        if (tier == IZ_TIER_CPU && m->pin_cpu && mlock(p, b->bytes))
+            return refuse(tier, c, bytes, "pin_memory: locking");
+    }
+    if (p)
+        m->count.b[tier][c] += bytes;
     return p;
+}
+
+struct iz_shadow iz_memory_shadow(const struct iz_memory *m)
+{
+    const struct pool *p = &m->device;
+    return (struct iz_shadow){p->shadow, p->base, p->shadow ? p->bytes : 0};
 }
 
 void iz_memory_note(struct iz_memory *m, enum iz_tier tier, enum iz_class c,

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "codelets/task.h"
+
 enum iz_class {
     IZ_MEM_PARAM,     /* parameters: full or this rank's shards */
     IZ_MEM_GRAD,      /* gradients, reduced */
@@ -41,12 +43,21 @@ struct iz_memory;
 
 /* pin_cpu: the cpu tier is locked into memory (pin_memory). */
 int iz_memory_open(struct iz_memory **out, bool pin_cpu);
+/* The device tier is a GPU's from now on.  Both tiers become one allocation
+ * each, of `bytes` plus what the alignment of `buffers` pieces may cost; that
+ * of the cpu tier is pinned and has all but the optimizer's states, which
+ * nothing copies.  Negative errno with the reason printed. */
+int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
+                       int64_t buffers);
 void iz_memory_close(struct iz_memory **m);
 
-/* Zeroed, page-aligned, huge pages where large; counted; freed by close.  NULL
+/* Zeroed, page-aligned, huge pages where large; counted; freed by
+ * close.  NULL
  * with the reason printed when the system refuses. */
 void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
                      int64_t bytes);
+/* What StarPU knows device memory by. */
+struct iz_shadow iz_memory_shadow(const struct iz_memory *m);
 /* Counts memory that somebody else allocated (files, libraries). */
 void iz_memory_note(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
                     int64_t bytes);

@@ -154,7 +154,7 @@ static double percent(double part, double whole)
 }
 
 static const enum iz_kind optimizer_kinds[] = {IZ_ADAM};
-static const enum iz_kind comm_kinds[] = {IZ_FETCH, IZ_REDUCE};
+static const enum iz_kind comm_kinds[] = {IZ_FETCH, IZ_REDUCE, IZ_OFFLOAD};
 static const enum iz_kind disk_kinds[] = {IZ_LOAD, IZ_STORE};
 
 static double hidden_percent(const struct iz_metrics *m,
@@ -187,7 +187,8 @@ static void print_step(struct iz_metrics *m, const struct iz_event *v,
     if (m->e->config->dtype == IZ_F16)
         snprintf(scale, sizeof(scale), "  scale %g%s", v->loss_scale,
                  v->skipped ? " skipped" : "");
-    if (m->e->plan.workers > 1) /* else nothing can run beside it */
+    if (m->e->plan.target.workers > 1 ||
+        m->e->plan.target.gpu) /* else nothing can run beside it */
         snprintf(adam, sizeof(adam), " adam %.0f%%",
                  hidden_percent(m, optimizer_kinds, 1));
     snprintf(
@@ -196,7 +197,7 @@ static void print_step(struct iz_metrics *m, const struct iz_event *v,
         "lr %.3g%s  hidden:%s comm %.0f%%  %.0f MiB",
         (long long)v->step, (long long)m->e->config->run.steps, v->loss, rate,
         percent(flops, m->gemm_rate), v->grad_norm, v->lr, scale, adam,
-        hidden_percent(m, comm_kinds, 2),
+        hidden_percent(m, comm_kinds, 3),
         (double)iz_memory_peak_resident() / 1048576);
     if (m->tty)
         printf("\r\033[K%.*s", m->columns - 1, line);
@@ -294,6 +295,9 @@ static void print_bytes(const struct iz_metrics *m)
         printf(", collectives sent %.1f MiB received %.1f MiB",
                (double)e->coll->sent_bytes / 1048576,
                (double)e->coll->received_bytes / 1048576);
+    if (e->plan.target.gpu)
+        printf(", to the GPU %.1f MiB, from it %.1f MiB",
+               (double)e->up_bytes / 1048576, (double)e->down_bytes / 1048576);
     for (int i = 0; i < 2; i++) {
         struct iz_nvme *f = i ? e->param_file : e->state_file;
         if (!f)
@@ -311,11 +315,11 @@ static void print_bytes(const struct iz_metrics *m)
 static void print_hidden(const struct iz_metrics *m)
 {
     struct iz_kind_time o = sum_kinds(m, optimizer_kinds, 1);
-    struct iz_kind_time c = sum_kinds(m, comm_kinds, 2);
+    struct iz_kind_time c = sum_kinds(m, comm_kinds, 3);
     struct iz_kind_time d = sum_kinds(m, disk_kinds, 2);
     printf("  optimizer %.2f s, %.1f %% of it beside forward or backward%s\n",
            o.seconds, percent(o.hidden_s, o.seconds),
-           m->e->plan.workers == 1
+           m->e->plan.target.workers == 1 && !m->e->plan.target.gpu
                ? " (one compute worker: nothing can run beside it)"
                : "");
     printf("  fetch and reduce %.2f s, %.1f %% of it beside forward or "
@@ -339,14 +343,16 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         "\"gemm_percent\": %.2f, \"optimizer_hidden_percent\": %.1f, "
         "\"comm_hidden_percent\": %.1f, \"tasks\": %lld, "
         "\"fetched_bytes\": %lld, \"sent_bytes\": %lld, "
+        "\"up_bytes\": %lld, \"down_bytes\": %lld, "
         "\"peak_resident_bytes\": %lld, \"skipped_steps\": %lld, "
         "\"order_hash\": \"%016llx\"}}",
         reason, (long long)e->step, number(loss, sizeof(loss), m->last_loss),
         number(val, sizeof(val), m->last_eval), rate, flops * 1e-9,
         m->gemm_rate * 1e-9, percent(flops, m->gemm_rate),
-        hidden_percent(m, optimizer_kinds, 1), hidden_percent(m, comm_kinds, 2),
+        hidden_percent(m, optimizer_kinds, 1), hidden_percent(m, comm_kinds, 3),
         (long long)iz_graph_submitted(e->graph), (long long)e->fetched_bytes,
-        (long long)e->coll->sent_bytes, (long long)iz_memory_peak_resident(),
+        (long long)e->coll->sent_bytes, (long long)e->up_bytes,
+        (long long)e->down_bytes, (long long)iz_memory_peak_resident(),
         (long long)m->skipped, (unsigned long long)e->coll->order_hash);
 }
 
@@ -385,7 +391,7 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
         "\n  %.0f tokens/s, %.1f GFLOP/s per rank = %.1f %% of the GEMM rate "
         "measured at the start (%.1f GFLOP/s on %d worker%s)\n",
         rate, flops * 1e-9, percent(flops, m->gemm_rate), m->gemm_rate * 1e-9,
-        e->plan.workers, e->plan.workers > 1 ? "s" : "");
+        e->plan.tasks_at_once, e->plan.tasks_at_once > 1 ? "s" : "");
     print_hidden(m);
     print_bytes(m);
     print_kinds(m);

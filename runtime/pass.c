@@ -38,6 +38,7 @@ void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
                           .input_bytes = e->model->input_bytes,
                           .target_bytes = e->model->target_bytes};
     iz_submit(e->graph, &(struct iz_task){.kind = IZ_BATCH,
+                                          .where = IZ_ON_HOST,
                                           .run = run_batch,
                                           .arg = &a,
                                           .arg_bytes = sizeof(a),
@@ -164,6 +165,7 @@ static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
 void iz_pass_add_loss(struct iz_engine *e, struct iz_lane *l)
 {
     iz_submit(e->graph, &(struct iz_task){.kind = IZ_NORM,
+                                          .where = IZ_ON_HOST,
                                           .run = run_add_loss,
                                           .data = {{l->loss_handle, STARPU_R},
                                                    {e->loss_handle, STARPU_RW}},

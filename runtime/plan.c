@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/flat.h"
 #include "runtime/coll.h"
 #include "runtime/nvme.h"
 
@@ -15,6 +16,7 @@
 #define ALIGN_CHUNK 2048
 #define CHUNK_DEFAULT (1 << 20) /* enough chunks for all workers, few tasks */
 #define CHUNKS_MAX 64           /* submission cost grows with the square */
+#define UPDATE_STAGES 4         /* updated chunks on their way to a GPU */
 
 static int64_t round_up(int64_t n, int64_t to)
 {
@@ -63,7 +65,8 @@ static void plan_group(struct iz_plan *p, const struct iz_config *c,
             g->tied = true;
     bool many = p->micro_batches > 1;
     g->split_accum = g->tied && many;
-    g->direct = c->zero.stage <= 1 && !many && p->slices == 1 && !g->tied;
+    g->direct = c->zero.stage <= 1 && !many && p->slices == 1 && !g->tied &&
+                !p->grads_down;
 }
 
 /* ---- rings ---- */
@@ -107,7 +110,7 @@ static int ring_slots(const struct iz_config *c, int64_t elems, int members)
 static void plan_rings(struct iz_plan *p, const struct iz_config *c)
 {
     int64_t median = median_padded(p);
-    int members = 0, parallel = p->lanes < p->workers ? p->lanes : p->workers;
+    int members = 0, parallel = (int)min64(p->lanes, p->tasks_at_once);
     p->n_rings = 1;
     for (int u = 0; u < p->n_groups; u++) {
         struct iz_plan_group *g = &p->group[u];
@@ -154,12 +157,16 @@ static int auto_slices(const struct iz_config *c, int workers)
 
 static void plan_schedule(struct iz_plan *p, const struct iz_config *c)
 {
-    p->slices = c->run.slices ? c->run.slices : auto_slices(c, p->workers);
+    p->tasks_at_once = p->target.gpu ? 1 : p->target.workers;
+    p->slices =
+        c->run.slices ? c->run.slices : auto_slices(c, p->tasks_at_once);
+    if (p->target.gpu)
+        p->slices = 1; /* more would only be smaller kernels */
     p->samples = c->micro_batch / p->slices;
     p->micro_batches = c->grad_accum;
     int wave = c->run.parallel_micro_batches;
     if (!wave)
-        wave = (p->workers + p->slices - 1) / p->slices;
+        wave = (p->tasks_at_once + p->slices - 1) / p->slices;
     if (c->run.schedule == IZ_BREADTH_FIRST)
         wave = c->grad_accum;
     p->wave = wave < c->grad_accum ? wave : c->grad_accum;
@@ -170,17 +177,22 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
 {
     int stage = c->zero.stage;
     bool once = c->grad_accum == 1 && p->slices == 1;
+    bool gpu = p->target.gpu;
     p->params_full = stage < 3;
     p->states_full = stage < 1;
-    p->grads_full = stage < 1 || (stage == 1 && once);
     p->param_home = c->zero.param.home;
     p->state_home = c->zero.optimizer.home;
+    p->grads_down = gpu && p->state_home != IZ_HOME_NONE;
+    p->params_up = p->grads_down && p->param_home == IZ_HOME_NONE;
+    p->grads_full = stage < 1 || (stage == 1 && once && !p->grads_down);
     /* On a CPU the cpu tier is the memory that units are computed in: one rank
      * reads its parameters where they are. */
-    p->fetch = stage == 3 && (p->ranks > 1 || p->param_home == IZ_HOME_NVME);
+    enum iz_home near = gpu ? IZ_HOME_NONE : IZ_HOME_CPU;
+    p->fetch = stage == 3 && (p->ranks > 1 || p->param_home > near);
     p->param_type = c->dtype;
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
-    p->state_arrays = c->dtype == IZ_F32 ? 2 : 3;
+    /* Parameters in fp32 are their own master where the optimizer sees them. */
+    p->state_arrays = c->dtype == IZ_F32 && !p->params_up ? 2 : 3;
     p->pin_cpu =
         (p->state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
         (p->param_home != IZ_HOME_NONE && c->zero.param.pin_memory);
@@ -199,9 +211,7 @@ static void count_groups(struct iz_plan *p)
 {
     int64_t param = iz_dtype_bytes(p->param_type);
     int64_t grad = iz_dtype_bytes(p->grad_type);
-    enum iz_tier grad_tier = p->state_home == IZ_HOME_NONE || p->grads_full
-                                 ? IZ_TIER_DEVICE
-                                 : IZ_TIER_CPU;
+    enum iz_tier grad_tier = iz_plan_grad_tier(p);
     int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
     for (int u = 0; u < p->n_groups; u++) {
         const struct iz_plan_group *g = &p->group[u];
@@ -238,6 +248,36 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
         p->param_stage_bytes * p->param_stages;
 }
 
+static void count_copies(struct iz_plan *p)
+{
+    int64_t unit = 0, chunk = 0, size = iz_dtype_bytes(p->param_type);
+    bool many = p->ranks > 1, once = p->micro_batches == 1, tied = false;
+    for (int u = 0; u < p->n_groups; u++) {
+        tied |= p->group[u].tied;
+        unit = max64(unit, p->group[u].padded);
+        chunk = max64(chunk, p->group[u].chunk);
+    }
+    if (!p->target.gpu)
+        return;
+    /* One contribution goes straight to its accumulator; the host's
+     * collectives add to it themselves. */
+    if (p->grads_down && (!once || tied) && (!many || p->target.nccl))
+        p->grad_stage_bytes = many ? unit / p->ranks * 4 : unit * size;
+    p->grad_stages = p->grad_stage_bytes ? 2 : 0;
+    p->update_stage_bytes = p->params_up ? chunk * size : 0;
+    p->update_stages = p->update_stage_bytes ? UPDATE_STAGES : 0;
+    if (many && p->target.nccl)
+        p->exchange_bytes = unit * size;
+    else if (many)
+        p->comm_stage_bytes = unit * max64(size, iz_dtype_bytes(p->grad_type)) +
+                              (p->grads_down ? 0 : unit / p->ranks * 4);
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
+        p->grad_stage_bytes * p->grad_stages +
+        p->update_stage_bytes * p->update_stages + p->comm_stage_bytes +
+        IZ_BOUNCE_BYTES;
+    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM] += p->exchange_bytes;
+}
+
 static void count_activations(struct iz_plan *p, const struct iz_model *m)
 {
     int64_t sum = 0, saved = 0;
@@ -249,13 +289,16 @@ static void count_activations(struct iz_plan *p, const struct iz_model *m)
             saved += p->cost[u].save_bytes;
     }
     int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
-    b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] =
-        4 * p->lanes * (sum * p->samples + p->boundary_elems);
+    /* Kernels read samples and write losses and logits in pinned memory. */
+    enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+    b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] = iz_dtype_bytes(p->target.act) *
+                                         p->lanes *
+                                         (sum * p->samples + p->boundary_elems);
     b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->recompute ? 0 : saved * p->lanes;
-    b[IZ_TIER_DEVICE][IZ_MEM_BATCH] =
+    b[near][IZ_MEM_BATCH] =
         p->lanes * p->samples * (m->input_bytes + m->target_bytes) +
-        4 * (int64_t)m->vocab;
-    b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->scratch_bytes * p->workers;
+        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_groups + p->lanes);
+    b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->scratch_bytes * p->tasks_at_once;
 }
 
 static void count_rings(struct iz_plan *p)
@@ -275,14 +318,16 @@ static void count_bytes(struct iz_plan *p, const struct iz_config *c,
     memset(&p->bytes, 0, sizeof(p->bytes));
     count_groups(p);
     count_staging(p, c);
+    count_copies(p);
     count_activations(p, m);
     count_rings(p);
     int64_t shard = 0;
     for (int u = 0; u < p->n_groups; u++)
         shard = max64(shard, p->group[u].shard * 4);
     struct iz_coll coll = {.size = p->ranks, .rank = p->rank};
-    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM] =
-        p->ranks > 1 ? iz_coll_scratch_bytes(&coll, shard) : 0;
+    enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+    if (p->ranks > 1 && !p->target.nccl)
+        p->bytes.b[near][IZ_MEM_COMM] += iz_coll_scratch_bytes(&coll, shard);
 }
 
 /* ---- costs ---- */
@@ -295,7 +340,9 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
         while (same < u && m->unit[same].kind != m->unit[u].kind)
             same++;
         p->cost[u] = same < u ? p->cost[same]
-                              : iz_unit_cost(m, u, p->samples, p->param_type);
+                              : iz_unit_cost(m, u, p->samples, p->param_type,
+                                             p->target.gpu ? IZ_CUDA : IZ_CPU,
+                                             p->target.act);
         /* Every kept buffer is a whole number of cache lines. */
         p->cost[u].save_bytes = round_up(p->cost[u].save_bytes, 64);
         p->save_bytes = max64(p->save_bytes, p->cost[u].save_bytes);
@@ -303,16 +350,23 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
         p->step_flops +=
             tasks * (p->cost[u].forward_flops + p->cost[u].backward_flops);
     }
+    /* Tasks on flat buffers need little: the norm's partial sums. */
+    if (p->target.gpu)
+        for (int u = 0; u < p->n_groups; u++)
+            p->scratch_bytes =
+                max64(p->scratch_bytes,
+                      iz_flat_norm2_scratch_bytes(p->group[u].padded));
     p->scratch_bytes = round_up(p->scratch_bytes, 64) + p->save_bytes + 4096;
 }
 
 int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
-                 const struct iz_model *m, int ranks, int rank, int workers)
+                 const struct iz_model *m, int ranks, int rank,
+                 const struct iz_target *target)
 {
     memset(p, 0, sizeof(*p));
     p->ranks = ranks;
     p->rank = rank;
-    p->workers = workers;
+    p->target = *target;
     p->n_groups = m->n_units;
     p->group = calloc((size_t)m->n_units, sizeof(*p->group));
     p->ring = calloc((size_t)m->n_units + 1, sizeof(*p->ring));
@@ -323,9 +377,9 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     }
     plan_schedule(p, c);
     plan_stage(p, c);
-    plan_costs(p, m);
     for (int u = 0; u < m->n_units; u++)
         plan_group(p, c, m, u);
+    plan_costs(p, m);
     plan_rings(p, c);
     p->recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
     count_bytes(p, c, m);
@@ -342,8 +396,38 @@ void iz_plan_clear(struct iz_plan *p)
 
 int64_t iz_plan_host_bytes(const struct iz_plan *p)
 {
-    return iz_bytes_tier(&p->bytes, IZ_TIER_DEVICE) +
-           iz_bytes_tier(&p->bytes, IZ_TIER_CPU);
+    int64_t cpu = iz_bytes_tier(&p->bytes, IZ_TIER_CPU);
+    return p->target.gpu ? cpu : cpu + iz_bytes_tier(&p->bytes, IZ_TIER_DEVICE);
+}
+
+int64_t iz_plan_device_bytes(const struct iz_plan *p)
+{
+    return p->target.gpu ? iz_bytes_tier(&p->bytes, IZ_TIER_DEVICE) : 0;
+}
+
+int64_t iz_up_bytes(const struct iz_plan *p, const struct iz_plan_group *g)
+{
+    int64_t size = iz_dtype_bytes(p->param_type);
+    if (p->ranks > 1 && !p->target.nccl)
+        return g->padded * size; /* the collective's result */
+    return p->param_home == IZ_HOME_NONE ? 0 : g->shard * size;
+}
+
+enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
+{
+    return p->state_home == IZ_HOME_NONE || p->grads_full ? IZ_TIER_DEVICE
+                                                          : IZ_TIER_CPU;
+}
+
+int64_t iz_plan_buffers(const struct iz_plan *p)
+{
+    int64_t n = 16 + p->state_stages + p->param_stages + p->grad_stages +
+                p->update_stages + p->lanes * (2 * (int64_t)p->n_groups + 3);
+    for (int i = 0; i < p->n_rings; i++)
+        n += p->ring[i].params + p->ring[i].grads;
+    for (int u = 0; u < p->n_groups; u++)
+        n += 3 + p->group[u].chunks;
+    return n;
 }
 
 /* ---- fitting ---- */
@@ -351,6 +435,7 @@ int64_t iz_plan_host_bytes(const struct iz_plan *p)
 struct change {
     const char *text;
     bool (*apply)(struct iz_config *c); /* false: changed nothing */
+    bool gpu;                           /* only helps where there is one */
 };
 
 static bool full_recompute(struct iz_config *c)
@@ -382,6 +467,23 @@ static bool stage_three(struct iz_config *c)
     bool was = c->zero.stage != 3;
     c->zero.stage = 3;
     return was;
+}
+
+static bool optimizer_to_cpu(struct iz_config *c)
+{
+    if (c->zero.stage == 0 || c->zero.optimizer.home != IZ_HOME_NONE)
+        return false;
+    c->zero.optimizer.home = IZ_HOME_CPU;
+    return true;
+}
+
+static bool params_to_cpu(struct iz_config *c)
+{
+    if (c->zero.stage != 3 || c->zero.optimizer.home == IZ_HOME_NONE ||
+        c->zero.param.home != IZ_HOME_NONE)
+        return false;
+    c->zero.param.home = IZ_HOME_CPU;
+    return true;
 }
 
 static bool small_ring(struct iz_config *c)
@@ -427,48 +529,64 @@ static bool few_param_buffers(struct iz_config *c)
 
 /* Cheapest first.  %d: the accumulation steps that keep the batch. */
 static const struct change changes[] = {
-    {"run.recompute=full", full_recompute},
-    {"run.schedule=depth_first", depth_first},
-    {"run.ring=2", small_ring},
+    {"run.recompute=full", full_recompute, false},
+    {"run.schedule=depth_first", depth_first, false},
+    {"run.ring=2", small_ring, false},
     {"train_micro_batch_size_per_gpu=1 and gradient_accumulation_steps=%d",
-     small_micro_batch},
-    {"zero_optimization.stage=3", stage_three},
-    {"zero_optimization.offload_optimizer.device=nvme", optimizer_to_disk},
-    {"zero_optimization.offload_param.device=nvme", params_to_disk},
-    {"zero_optimization.offload_optimizer.buffer_count=2", few_state_buffers},
-    {"zero_optimization.offload_param.buffer_count=2", few_param_buffers},
+     small_micro_batch, false},
+    {"zero_optimization.stage=3", stage_three, false},
+    {"zero_optimization.offload_optimizer.device=cpu", optimizer_to_cpu, true},
+    {"zero_optimization.offload_param.device=cpu", params_to_cpu, true},
+    {"zero_optimization.offload_optimizer.device=nvme", optimizer_to_disk,
+     false},
+    {"zero_optimization.offload_param.device=nvme", params_to_disk, false},
+    {"zero_optimization.offload_optimizer.buffer_count=2", few_state_buffers,
+     false},
+    {"zero_optimization.offload_param.buffer_count=2", few_param_buffers,
+     false},
 };
 #define CHANGES ((int)(sizeof(changes) / sizeof(changes[0])))
 
-/* Applies the changes of the set `used`, as far as each changes anything; those
- * that do remain in the set.  Returns the bytes of host memory. */
-static int64_t bytes_with(const struct iz_plan *p, struct iz_config *c,
-                          const struct iz_model *m, unsigned *used)
+static bool within(const struct iz_plan *p, const struct iz_limits *l)
 {
-    struct iz_plan q;
+    return iz_plan_host_bytes(p) <= l->host &&
+           iz_plan_device_bytes(p) <= l->device;
+}
+
+/* Applies the changes of the set `used`, as far as each changes anything; those
+ * that do remain in the set.  q is the plan with them; false: there is none. */
+static bool plan_with(const struct iz_plan *p, struct iz_config *c,
+                      const struct iz_model *m, unsigned *used,
+                      struct iz_plan *q)
+{
     for (int i = 0; i < CHANGES; i++)
-        if (*used & 1U << i && !changes[i].apply(c))
+        if (*used & 1U << i &&
+            ((changes[i].gpu && !p->target.gpu) || !changes[i].apply(c)))
             *used &= ~(1U << i);
-    if (iz_plan_make(&q, c, m, p->ranks, p->rank, p->workers))
-        return INT64_MAX;
-    int64_t bytes = iz_plan_host_bytes(&q);
-    iz_plan_clear(&q);
-    return bytes;
+    return !iz_plan_make(q, c, m, p->ranks, p->rank, &p->target);
 }
 
 static bool fits(const struct iz_plan *p, const struct iz_config *c,
-                 const struct iz_model *m, int64_t limit, unsigned *used)
+                 const struct iz_model *m, const struct iz_limits *limit,
+                 unsigned *used)
 {
     struct iz_config d = *c;
-    return bytes_with(p, &d, m, used) <= limit && *used;
+    struct iz_plan q;
+    if (!plan_with(p, &d, m, used, &q))
+        return false;
+    bool fit = within(&q, limit) && *used;
+    iz_plan_clear(&q);
+    return fit;
 }
 
 static void print_changes(const struct iz_plan *p, const struct iz_config *c,
                           const struct iz_model *m, unsigned used, FILE *err)
 {
     struct iz_config d = *c;
+    struct iz_plan q;
     const char *glue = "izar: it fits with ";
-    int64_t bytes = bytes_with(p, &d, m, &used);
+    if (!plan_with(p, &d, m, &used, &q))
+        return;
     for (int i = 0; i < CHANGES; i++) {
         if (!(used & 1U << i))
             continue;
@@ -480,13 +598,19 @@ static void print_changes(const struct iz_plan *p, const struct iz_config *c,
             fprintf(err, "%d", d.grad_accum);
         glue = " and ";
     }
-    fprintf(err, " (%.1f MiB)\n", (double)bytes / 1048576);
+    fprintf(err, " (%.1f MiB", (double)iz_plan_host_bytes(&q) / 1048576);
+    if (p->target.gpu)
+        fprintf(err, " of the host, %.1f MiB of the GPU",
+                (double)iz_plan_device_bytes(&q) / 1048576);
+    fprintf(err, ")\n");
+    iz_plan_clear(&q);
 }
 
 /* The first single change that is enough; else all of them, less those that are
  * not needed, dearest kept last. */
 static void suggest(const struct iz_plan *p, const struct iz_config *c,
-                    const struct iz_model *m, int64_t limit, FILE *err)
+                    const struct iz_model *m, const struct iz_limits *limit,
+                    FILE *err)
 {
     unsigned used = 0;
     for (int i = 0; i < CHANGES; i++) {
@@ -520,21 +644,30 @@ static void keep_activations(struct iz_plan *p, const struct iz_config *c,
 }
 
 int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
-                const struct iz_model *m, int64_t limit, FILE *err)
+                const struct iz_model *m, const struct iz_limits *limit,
+                FILE *err)
 {
     if (c->run.recompute == IZ_RECOMPUTE_AUTO) {
         keep_activations(p, c, m, true);
-        if (iz_plan_host_bytes(p) > limit)
+        if (!within(p, limit))
             keep_activations(p, c, m, false);
     }
-    if (iz_plan_host_bytes(p) <= limit)
+    if (within(p, limit))
         return 0;
     if (!err)
         return -ENOMEM;
-    fprintf(err,
-            "izar: this run needs %.1f MiB of memory per rank, there are "
-            "%.1f MiB:\n",
-            (double)iz_plan_host_bytes(p) / 1048576, (double)limit / 1048576);
+    if (iz_plan_host_bytes(p) > limit->host)
+        fprintf(err,
+                "izar: this run needs %.1f MiB of memory per rank, there are "
+                "%.1f MiB:\n",
+                (double)iz_plan_host_bytes(p) / 1048576,
+                (double)limit->host / 1048576);
+    if (iz_plan_device_bytes(p) > limit->device)
+        fprintf(err,
+                "izar: this run needs %.1f MiB of the GPU's memory, there are "
+                "%.1f MiB:\n",
+                (double)iz_plan_device_bytes(p) / 1048576,
+                (double)limit->device / 1048576);
     iz_plan_print(p, m, err);
     suggest(p, c, m, limit, err);
     return -ENOMEM;
@@ -556,7 +689,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
             "sample%s; %d worker%s; ring of %d units\n",
             p->micro_batches, p->micro_batches > 1 ? "es" : "", p->wave,
             p->slices, p->slices > 1 ? "s" : "", p->samples,
-            p->samples > 1 ? "s" : "", p->workers, p->workers > 1 ? "s" : "",
-            p->ring[0].params);
+            p->samples > 1 ? "s" : "", p->target.workers,
+            p->target.workers > 1 ? "s" : "", p->ring[0].params);
     iz_bytes_print(&p->bytes, out);
 }

@@ -32,9 +32,20 @@ struct iz_plan_ring {
 };
 
 #define IZ_SLICES_MAX 64
+#define IZ_BOUNCE_BYTES (INT64_C(1) << 22) /* pinned, for single copies */
+
+/* What one rank computes on. */
+struct iz_target {
+    int workers;       /* of the CPU */
+    bool gpu;          /* units are computed on a GPU with memory of its own */
+    bool nccl;         /* between GPUs; else collectives go through the host */
+    enum iz_dtype act; /* type of activations */
+};
 
 struct iz_plan {
-    int ranks, rank, n_groups, n_rings, workers;
+    int ranks, rank, n_groups, n_rings;
+    struct iz_target target;
+    int tasks_at_once; /* units that are computed side by side */
     struct iz_plan_group *group;
     struct iz_plan_ring *ring;
     struct iz_unit_cost *cost; /* of each unit at `samples` */
@@ -45,6 +56,9 @@ struct iz_plan {
     int lanes;         /* activation buffers: wave * slices */
     bool params_full, grads_full, states_full; /* on every rank, or shards */
     bool fetch; /* units are copied or gathered into a ring */
+    /* On a GPU: gradients are kept on the host, and parameters on the GPU are
+     * updated by the host. */
+    bool grads_down, params_up;
     bool recompute;
     bool pin_cpu;                        /* lock the cpu tier into memory */
     enum iz_dtype param_type, grad_type; /* grad_type: of the accumulators */
@@ -55,24 +69,43 @@ struct iz_plan {
     int64_t state_stage_bytes,
         param_stage_bytes; /* one staging buffer, 0: none */
     int state_stages, param_stages;
+    /* Pinned buffers between host and GPU: gradients on their way to their
+     * accumulator, updated chunks, and one for collectives. */
+    int64_t grad_stage_bytes, update_stage_bytes, comm_stage_bytes;
+    int grad_stages, update_stages;
+    int64_t exchange_bytes; /* what NCCL receives a unit's gradient in */
     struct iz_bytes bytes;
     double step_flops; /* of one rank and step, recomputation excluded */
 };
 
 /* Negative errno with the reason printed on `err` (which may be NULL). */
 int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
-                 const struct iz_model *m, int ranks, int rank, int workers);
+                 const struct iz_model *m, int ranks, int rank,
+                 const struct iz_target *target);
 void iz_plan_clear(struct iz_plan *p);
 
-/* Bytes of host memory that the plan needs (device and cpu tier: one memory
- * here). */
+/* Bytes of host memory that the plan needs (without a GPU the device tier is
+ * host memory too), and of the GPU's. */
 int64_t iz_plan_host_bytes(const struct iz_plan *p);
+int64_t iz_plan_device_bytes(const struct iz_plan *p);
+/* Bytes that one fetch of a group copies to a GPU. */
+int64_t iz_up_bytes(const struct iz_plan *p, const struct iz_plan_group *g);
+/* Where gradients are accumulated. */
+enum iz_tier iz_plan_grad_tier(const struct iz_plan *p);
+/* Separate buffers of a tier at most: what their alignment may cost. */
+int64_t iz_plan_buffers(const struct iz_plan *p);
 
-/* Fits the plan into `limit` bytes per rank: with recompute "auto" keeps
- * activations if they fit.  Where nothing fits, prints the table and the
- * smallest change of the config that would, and returns -ENOMEM. */
+/* Memory that a rank may use, bytes. */
+struct iz_limits {
+    int64_t host, device;
+};
+
+/* Fits the plan into the limits: with recompute "auto" keeps activations if
+ * they fit.  Where nothing fits, prints the table and the smallest change of
+ * the config that would, and returns -ENOMEM. */
 int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
-                const struct iz_model *m, int64_t limit, FILE *err);
+                const struct iz_model *m, const struct iz_limits *limit,
+                FILE *err);
 
 void iz_plan_print(const struct iz_plan *p, const struct iz_model *m,
                    FILE *out);

@@ -13,11 +13,13 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "codelets/cuda.h"
 #include "codelets/die.h"
 #include "codelets/gemm.h"
 #include "codelets/rate.h"
 #include "runtime/metrics.h"
 #include "runtime/options.h"
+#include "runtime/place.h"
 #include "runtime/state.h"
 #include "runtime/topo.h"
 
@@ -27,6 +29,7 @@ struct run {
     struct iz_config c;
     struct iz_coll *coll;
     struct iz_topo *topo;
+    struct iz_place place;
     struct iz_model *model;
     struct iz_plan plan;
     struct iz_data *data;
@@ -145,9 +148,12 @@ static int make_plan(struct run *r)
 {
     int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
     int rank = r->o.ranks ? 0 : r->coll->rank;
-    int s = iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, r->workers);
+    struct iz_target t = iz_place_target(&r->place, &r->c, r->workers);
+    struct iz_limits limit = {.host = memory_limit(r),
+                              .device = iz_place_memory(&r->place, &r->c)};
+    int s = iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t);
     if (!s)
-        s = iz_plan_fit(&r->plan, &r->c, r->model, memory_limit(r),
+        s = iz_plan_fit(&r->plan, &r->c, r->model, &limit,
                         first_rank(r) ? stderr : NULL);
     if (!s && !r->o.plan)
         s = check_locked(r);
@@ -225,19 +231,44 @@ struct rate_arg {
     double rate[STARPU_NMAXWORKERS];
 };
 
-static void measure(void *arg)
+static void measure(void *arg, int i, struct iz_exec *x)
 {
     struct rate_arg *a = arg;
-    a->rate[starpu_worker_get_id()] = iz_blas_rate(512, 1536, 384, 0.15);
+    a->rate[i] = x->backend == IZ_CUDA
+                     ? iz_cuda_ops->gemm_rate(x, 8192, 8192, 8192, 0.3)
+                     : iz_blas_rate(512, 1536, 384, 0.15);
 }
 
 static void measure_gemm(struct run *r)
 {
     struct rate_arg a = {{0}};
+    bool gpu = r->place.device >= 0;
     iz_coll_barrier(r->coll, "start of the measurement");
-    iz_graph_on_workers(r->e->graph, measure, &a);
-    for (int w = 0; w < r->workers; w++)
+    if (gpu)
+        iz_graph_on_device(r->e->graph, measure, &a);
+    else
+        iz_graph_on_workers(r->e->graph, measure, &a);
+    for (int w = 0; w < (gpu ? 1 : r->workers); w++)
         r->gemm_rate += a.rate[w];
+}
+
+static void print_place(const struct run *r)
+{
+    const struct iz_place *p = &r->place;
+    if (p->why_cpu[0])
+        printf("      on the CPU: %s\n", p->why_cpu);
+    if (p->device < 0)
+        return;
+    printf("      GPU %d (%s, compute capability %d.%d), %.1f of %.1f MiB free",
+           p->device, p->info.pci, p->info.capability / 10,
+           p->info.capability % 10, (double)p->info.free_bytes / 1048576,
+           (double)p->info.total_bytes / 1048576);
+    if (p->sharing > 1)
+        printf(", shared by %d ranks", p->sharing);
+    if (r->coll->size > 1)
+        printf("; collectives through %s",
+               p->nccl ? "NCCL" : "MPI and pinned memory");
+    printf("\n");
 }
 
 static void print_header(struct run *r)
@@ -253,7 +284,9 @@ static void print_header(struct run *r)
            "%.1f GFLOP/s in GEMM\n",
            r->coll->size, r->coll->size > 1 ? "s" : "", r->workers,
            r->workers > 1 ? "s" : "", cores, iz_graph_scheduler(r->e->graph),
-           blas, r->gemm_rate * 1e-9);
+           r->place.device < 0 ? blas : r->place.info.name,
+           r->gemm_rate * 1e-9);
+    print_place(r);
     printf("      train %lld windows, output %s\n",
            (long long)iz_data_windows(r->data, IZ_TRAIN), r->c.run.output);
     if (warning[0])
@@ -275,9 +308,11 @@ static int open_engine(struct run *r)
                                 .coll = r->coll,
                                 .data = r->data,
                                 .stop = &stop_signal,
-                                .workers = r->workers};
+                                .device = r->place.device};
     iz_topo_prepare(r->topo);
     int s = agree(r, iz_train_open(&r->e, &t, &r->plan));
+    if (!s)
+        s = agree(r, iz_coll_gpu_connect(r->coll));
     if (s)
         return s;
     iz_topo_bind(r->topo, r->e->graph);
@@ -497,7 +532,12 @@ static int prepare(struct run *r)
     r->workers = r->c.run.workers;
     r->coll->timeout_s = r->c.run.comm_timeout_s;
     if (!s)
-        s = agree(r, iz_topo_open(&r->topo, r->coll, &r->workers));
+        s = agree(r, iz_place_choose(&r->place, &r->c, r->coll));
+    if (!s)
+        s = agree(r,
+                  iz_topo_open(&r->topo, r->coll,
+                               r->place.device < 0 ? NULL : r->place.info.pci,
+                               &r->workers));
     if (!s)
         s = make_plan(r);
     return s;

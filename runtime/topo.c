@@ -7,6 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "codelets/mix.h"
 
 #define CORES_MAX 1024
 
@@ -15,6 +18,7 @@ struct iz_topo {
     int n_cores, host_cores;
     bool shared; /* a core computes for several ranks */
     bool bind;
+    bool gpu; /* one core drives it */
     hwloc_cpuset_t core[CORES_MAX], all;
 };
 
@@ -38,29 +42,39 @@ static void list_cores(struct iz_topo *t, hwloc_const_cpuset_t allowed)
     t->host_cores = n;
 }
 
-/* The launcher bound the ranks of this host apart if the masks of any two
- * differ. */
-static bool bound_apart(struct iz_coll *coll, hwloc_const_cpuset_t mine)
+/* Ranks of this host with the same cores: ranks that the launcher bound apart,
+ * or whose GPUs are near different cores, have none in common. */
+struct sharing {
+    int index, count; /* of this rank among them */
+};
+
+static int find_sharing(struct iz_coll *coll, hwloc_const_cpuset_t mine,
+                        struct sharing *out)
 {
-    enum { WORDS = 16 };
+    enum { WORDS = 33 }; /* the host, and 32 bits of the mask each */
     double *all = calloc((size_t)coll->size * WORDS, sizeof(*all));
+    char host[128] = "";
     if (!all)
-        return false;
-    /* 32 bits of the mask per double are exact. */
-    for (int i = 0; i < WORDS; i++) {
+        return -ENOMEM;
+    double *own = all + coll->rank * WORDS;
+    gethostname(host, sizeof(host) - 1);
+    own[0] = (double)(iz_mix_text(IZ_GOLDEN, host) >> 12);
+    for (int i = 0; i + 1 < WORDS; i++) {
         unsigned long w = hwloc_bitmap_to_ith_ulong(mine, (unsigned)i / 2);
-        all[coll->rank * WORDS + i] =
-            (double)(i % 2 ? w >> 32 : w & 0xffffffffUL);
+        own[1 + i] = (double)(i % 2 ? w >> 32 : w & 0xffffffffUL);
     }
     iz_coll_gather_doubles(coll, all, WORDS, "cpu masks");
-    bool differ = false;
-    for (int r = 1; r < coll->size; r++)
-        differ |= memcmp(all, all + r * WORDS, WORDS * sizeof(*all)) != 0;
+    *out = (struct sharing){0, 0};
+    for (int r = 0; r < coll->size; r++) {
+        bool same = !memcmp(own, all + r * WORDS, WORDS * sizeof(*all));
+        out->index += same && r < coll->rank;
+        out->count += same;
+    }
     free(all);
-    return differ;
+    return 0;
 }
 
-/* Equal parts in order of local rank; with fewer cores than ranks, round robin.
+/* Equal parts in order of rank; with fewer cores than ranks, round robin.
  */
 static void share_cores(struct iz_topo *t, int rank, int ranks)
 {
@@ -88,24 +102,43 @@ static int user_workers(void)
     return s ? atoi(s) : 0;
 }
 
-int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, int *workers)
+/* The part of `mask` that is near the GPU, if any is. */
+static void keep_near(struct iz_topo *t, hwloc_cpuset_t mask, const char *pci)
+{
+    hwloc_obj_t o = hwloc_get_pcidev_by_busidstring(t->machine, pci);
+    o = o ? hwloc_get_non_io_ancestor_obj(t->machine, o) : NULL;
+    if (o && o->cpuset && hwloc_bitmap_intersects(o->cpuset, mask))
+        hwloc_bitmap_and(mask, mask, o->cpuset);
+}
+
+int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
+                 int *workers)
 {
     struct iz_topo *t = calloc(1, sizeof(*t));
     if (!t)
         return -ENOMEM;
     *out = t;
-    if (hwloc_topology_init(&t->machine) || hwloc_topology_load(t->machine)) {
+    t->gpu = pci != NULL;
+    if (hwloc_topology_init(&t->machine) ||
+        hwloc_topology_set_io_types_filter(t->machine,
+                                           HWLOC_TYPE_FILTER_KEEP_IMPORTANT) ||
+        hwloc_topology_load(t->machine)) {
         fprintf(stderr, "izar: hwloc cannot read this machine\n");
         return -EIO;
     }
     hwloc_cpuset_t mask = hwloc_bitmap_alloc();
     if (hwloc_get_cpubind(t->machine, mask, HWLOC_CPUBIND_PROCESS))
         hwloc_bitmap_copy(mask, hwloc_topology_get_allowed_cpuset(t->machine));
+    if (pci)
+        keep_near(t, mask, pci);
     list_cores(t, mask);
-    bool apart = coll->local_size > 1 && bound_apart(coll, mask);
-    if (coll->local_size > 1 && !apart)
-        share_cores(t, coll->local_rank, coll->local_size);
+    struct sharing share;
+    int r = find_sharing(coll, mask, &share);
     hwloc_bitmap_free(mask);
+    if (r)
+        return r;
+    if (share.count > 1)
+        share_cores(t, share.index, share.count);
     t->all = hwloc_bitmap_alloc();
     for (int i = 0; i < t->n_cores; i++)
         hwloc_bitmap_or(t->all, t->all, t->core[i]);
@@ -113,7 +146,7 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, int *workers)
     if (user > 0)
         *workers = user;
     if (*workers <= 0)
-        *workers = t->n_cores;
+        *workers = t->n_cores - (t->gpu && t->n_cores > 1);
     return 0;
 }
 
@@ -140,17 +173,21 @@ void iz_topo_prepare(struct iz_topo *t)
         setenv("STARPU_WORKERS_NOBIND", "1", 1);
 }
 
-static void bind_here(void *arg)
+/* The first core is the GPU driver's, where there is one and another core. */
+static void bind_here(void *arg, int i, struct iz_exec *x)
 {
     struct iz_topo *t = arg;
-    int i = starpu_worker_get_id() % t->n_cores;
-    hwloc_set_cpubind(t->machine, t->core[i], HWLOC_CPUBIND_THREAD);
+    int first = t->gpu && t->n_cores > 1, n = t->n_cores - first;
+    int core = x->backend == IZ_CUDA ? 0 : first + i % n;
+    hwloc_set_cpubind(t->machine, t->core[core], HWLOC_CPUBIND_THREAD);
 }
 
 void iz_topo_bind(struct iz_topo *t, struct iz_graph *g)
 {
     if (t->bind)
         iz_graph_on_workers(g, bind_here, t);
+    if (t->bind && t->gpu)
+        iz_graph_on_device(g, bind_here, t);
 }
 
 void iz_topo_describe(const struct iz_topo *t, char *out, size_t size)

@@ -13,8 +13,11 @@ struct iz_topo;
 
 /* Reads the machine.  Cores: the launcher's binding if it gave this rank its
  * own, else an equal part of the host's.  workers: run.workers, or STARPU_NCPU,
- * or one per core; *workers is set.  Negative errno with the reason printed. */
-int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, int *workers);
+ * or one per core; *workers is set.  pci: of this rank's GPU, or NULL: its
+ * cores are those near it, less one for the thread that drives it.  Negative
+ * errno with the reason printed. */
+int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
+                 int *workers);
 void iz_topo_close(struct iz_topo **t);
 
 /* To be called before iz_graph_open: StarPU leaves binding to us unless the

@@ -158,31 +158,51 @@ struct iz_event iz_train_event(struct iz_engine *e)
 
 /* ---- open, close ---- */
 
-static int open_graph(struct iz_engine *e, int workers)
+static int take_scratch(struct iz_engine *e, char **scratch, int n)
 {
-    const struct iz_config *c = e->config;
-    bool disk = e->plan.state_home == IZ_HOME_NVME ||
-                e->plan.param_home == IZ_HOME_NVME;
-    char **scratch = calloc((size_t)workers, sizeof(*scratch));
-    int r = scratch ? 0 : -ENOMEM;
-    for (int w = 0; w < workers && !r; w++) {
+    for (int w = 0; w < n; w++) {
         scratch[w] = iz_memory_take(e->memory, IZ_TIER_DEVICE, IZ_MEM_SCRATCH,
                                     e->plan.scratch_bytes);
-        r = scratch[w] ? 0 : -ENOMEM;
+        if (!scratch[w])
+            return -ENOMEM;
     }
-    struct iz_graph_config g = {.workers = workers,
-                                .lane = e->plan.ranks > 1,
-                                .lane_alone = !c->zero.overlap_comm,
-                                .io_workers = disk ? 2 : 0,
-                                .scheduler = c->run.scheduler,
-                                .rank = e->plan.rank,
-                                .work_bytes = e->plan.scratch_bytes,
-                                .delay_us = c->run.inject_delay_us,
-                                .delay_seed = c->run.inject_seed * 64 +
-                                              (uint64_t)e->plan.rank};
+    return 0;
+}
+
+static int open_graph(struct iz_engine *e, int device)
+{
+    const struct iz_config *c = e->config;
+    const struct iz_plan *p = &e->plan;
+    bool disk = p->state_home == IZ_HOME_NVME || p->param_home == IZ_HOME_NVME;
+    char **scratch = calloc((size_t)p->tasks_at_once, sizeof(*scratch));
+    int r = scratch ? take_scratch(e, scratch, p->tasks_at_once) : -ENOMEM;
+    struct iz_graph_config g = {
+        .workers = p->target.workers,
+        .device = device,
+        .act = p->target.act,
+        .tf32 = c->run.tf32,
+        .device_scratch = !r && p->target.gpu ? scratch[0] : NULL,
+        .shadow = iz_memory_shadow(e->memory),
+        .lane = p->ranks > 1,
+        .lane_alone = !c->zero.overlap_comm,
+        .io_workers = disk ? 2 : 0,
+        .scheduler = c->run.scheduler,
+        .rank = p->rank,
+        .work_bytes = p->scratch_bytes,
+        .delay_us = c->run.inject_delay_us,
+        .delay_seed = c->run.inject_seed * 64 + (uint64_t)p->rank};
     if (!r)
-        r = iz_graph_open(&e->graph, &g, scratch);
+        r = iz_graph_open(&e->graph, &g, p->target.gpu ? NULL : scratch);
     free(scratch);
+    return r;
+}
+
+static int open_memory(struct iz_engine *e)
+{
+    int r = iz_memory_open(&e->memory, e->plan.pin_cpu);
+    if (!r && e->plan.target.gpu)
+        r = iz_memory_open_gpu(e->memory, &e->plan.bytes,
+                               iz_plan_buffers(&e->plan));
     return r;
 }
 
@@ -203,9 +223,9 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     sem_init(&e->event_ready, 0, 0);
     iz_loss_scale_init(&e->control.scale, c->config);
     e->loss_scale = (float)e->control.scale.scale;
-    int r = iz_memory_open(&e->memory, e->plan.pin_cpu);
+    int r = open_memory(e);
     if (!r)
-        r = open_graph(e, c->workers);
+        r = open_graph(e, c->device);
     if (!r)
         r = iz_homes_open(e);
     if (!r)

@@ -11,7 +11,7 @@ struct iz_train_config {
     struct iz_coll *coll;
     const struct iz_data *data;
     _Atomic int *stop; /* nonzero: finish the steps under way, then stop */
-    int workers;
+    int device;        /* index of the GPU, -1: none */
 };
 
 /* Allocates everything that `plan` (taken over) says and starts StarPU.

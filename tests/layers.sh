@@ -80,6 +80,8 @@ never "quoted includes are paths from the root" \
 
 only "mpi.h is included by two files at most" "$(include 'mpi\.h')" 2
 only "nccl.h is included by one file" "$(include 'nccl\.h')" 1
+only "cublasLt.h is included by one file" "$(include 'cublasLt\.h')" 1
+only "cudnn.h is included by one file" "$(include 'cudnn.*\.h')" 1
 only "jansson.h is included by the config reader (two files) and json.c" \
     "$(include 'jansson\.h')" 3
 only "liburing.h is included by one file" "$(include 'liburing\.h')" 1
@@ -91,7 +93,7 @@ rule "#if outside codelets/build.h" "$(
     code codelets runtime models tools |
         grep -E ':[0-9]+:[ ]*#[ ]*(if|ifdef|ifndef|elif)([^a-z]|$)' |
         grep -vE '^codelets/build\.h:' |
-        grep -vE '#ifndef IZ_[A-Z0-9_]+_H$' || true
+        grep -vE '#ifndef IZ_[A-Z0-9_]+_(H|CUH)$' || true
 )"
 
 exit "$broken"

@@ -109,7 +109,7 @@ static struct iz_view without_memory(struct iz_view v)
 static void call(struct run *r, int u, call_fn *f, struct iz_exec *x,
                  float *logits)
 {
-    bool dry = x->backend == IZ_DRY;
+    bool dry = x->dry;
     const struct iz_unit *unit = &r->m->unit[u];
     struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
     int at = first_param(r->m, u), n = unit->n_params;
@@ -156,10 +156,11 @@ static void call(struct run *r, int u, call_fn *f, struct iz_exec *x,
 static void call_exact(struct run *r, int u, call_fn *f, struct iz_exec *x,
                        float *logits)
 {
-    struct iz_exec dry = iz_exec_dry(IZ_F32);
+    struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32);
 
     call(r, u, f, &dry, logits);
     x->backend = IZ_CPU;
+    x->dry = false;
     x->act = IZ_F32;
     x->flops = x->bytes = 0;
     x->work = (struct iz_arena){.base = fixture_take(dry.work.peak),
@@ -467,7 +468,7 @@ static void flops_follow_the_closed_form(void **state)
 
     (void)state;
     for (int u = 0; u < r.m->n_units; u++) {
-        struct iz_exec x = iz_exec_dry(IZ_F32);
+        struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
         if (r.m->unit[u].forward)
             call(&r, u, r.m->unit[u].forward, &x, NULL);
         call(&r, u, r.m->unit[u].backward, &x, NULL);

@@ -37,7 +37,7 @@ static struct job job_new(const char *name,
                           void (*op)(struct iz_exec *x, void *arg), void *arg,
                           int times)
 {
-    struct iz_exec dry = iz_exec_dry(IZ_F32);
+    struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32);
     struct job j = {.name = name,
                     .op = op,
                     .arg = arg,

@@ -97,7 +97,7 @@ void tensor_free(struct tensor *t)
 
 void fixture_run(void (*op)(struct iz_exec *x, void *arg), void *arg)
 {
-    struct iz_exec dry = iz_exec_dry(IZ_F32), x = {.backend = IZ_CPU};
+    struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32), x = {.backend = IZ_CPU};
 
     op(&dry, arg);
     assert_int_equal(dry.work.used, 0);

@@ -47,6 +47,16 @@ static struct iz_config config(int stage, enum iz_dtype t)
                               .run = {.slices = 1}};
 }
 
+static const struct iz_target target1 = {.workers = 1},
+                              target2 = {.workers = 2};
+
+static int fit(struct iz_plan *p, const struct iz_config *c, int64_t bytes,
+               FILE *err)
+{
+    struct iz_limits l = {.host = bytes};
+    return iz_plan_fit(p, c, model, &l, err);
+}
+
 static double parameters(void)
 {
     double n = 0;
@@ -76,7 +86,8 @@ static void the_zero_papers_table_holds(void **state)
                                    16.0 / ranks};
             struct iz_config c = config(stage, IZ_BF16);
             struct iz_plan p;
-            assert_int_equal(iz_plan_make(&p, &c, model, ranks, 0, 1), 0);
+            assert_int_equal(iz_plan_make(&p, &c, model, ranks, 0, &target1),
+                             0);
             /* Padding: at most a cache line per rank and unit. */
             assert_true(fabs(bytes_per_param(&p) - want[stage]) < 0.001);
             iz_plan_clear(&p);
@@ -88,7 +99,7 @@ static void fp32_needs_no_separate_master(void **state)
     struct iz_config c = config(0, IZ_F32);
     struct iz_plan p;
     (void)state;
-    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, 1), 0);
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, &target1), 0);
     assert_true(fabs(bytes_per_param(&p) - 16) < 0.001);
     iz_plan_clear(&p);
 }
@@ -99,7 +110,8 @@ static void shards_cover_every_unit(void **state)
     for (int ranks = 1; ranks <= 7; ranks++) {
         struct iz_config c = config(3, IZ_BF16);
         struct iz_plan p;
-        assert_int_equal(iz_plan_make(&p, &c, model, ranks, ranks - 1, 2), 0);
+        assert_int_equal(
+            iz_plan_make(&p, &c, model, ranks, ranks - 1, &target2), 0);
         for (int u = 0; u < p.n_groups; u++) {
             const struct iz_plan_group *g = &p.group[u];
             assert_true(g->padded >= g->n && g->padded < g->n + 64 * ranks);
@@ -119,8 +131,8 @@ static void placement_moves_bytes_and_adds_none(void **state)
     (void)state;
     b.zero.optimizer.home = IZ_HOME_CPU;
     b.zero.param.home = IZ_HOME_CPU;
-    assert_int_equal(iz_plan_make(&p, &a, model, 2, 0, 1), 0);
-    assert_int_equal(iz_plan_make(&q, &b, model, 2, 0, 1), 0);
+    assert_int_equal(iz_plan_make(&p, &a, model, 2, 0, &target1), 0);
+    assert_int_equal(iz_plan_make(&q, &b, model, 2, 0, &target1), 0);
     assert_true(iz_plan_host_bytes(&p) == iz_plan_host_bytes(&q));
     assert_true(q.bytes.b[IZ_TIER_DEVICE][IZ_MEM_STATE] == 0);
     assert_true(q.bytes.b[IZ_TIER_CPU][IZ_MEM_STATE] ==
@@ -138,10 +150,10 @@ static void what_does_not_fit_is_refused_with_a_way_out(void **state)
     struct iz_plan p;
     FILE *f = fmemopen(text, sizeof(text), "w");
     (void)state;
-    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, 1), 0);
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, &target1), 0);
     int64_t need = iz_plan_host_bytes(&p);
-    assert_int_equal(iz_plan_fit(&p, &c, model, need, f), 0);
-    assert_int_equal(iz_plan_fit(&p, &c, model, need / 2, f), -ENOMEM);
+    assert_int_equal(fit(&p, &c, need, f), 0);
+    assert_int_equal(fit(&p, &c, need / 2, f), -ENOMEM);
     fclose(f);
     assert_non_null(strstr(text, "optimizer"));
     assert_non_null(strstr(text, "it fits with "
@@ -155,12 +167,12 @@ static void activations_are_kept_where_they_fit(void **state)
     struct iz_config c = config(3, IZ_BF16);
     struct iz_plan p;
     (void)state;
-    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, 1), 0);
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, &target1), 0);
     int64_t lean = iz_plan_host_bytes(&p);
-    assert_int_equal(iz_plan_fit(&p, &c, model, INT64_MAX, NULL), 0);
+    assert_int_equal(fit(&p, &c, INT64_MAX, NULL), 0);
     assert_false(p.recompute);
     assert_true(iz_plan_host_bytes(&p) > lean);
-    assert_int_equal(iz_plan_fit(&p, &c, model, lean, NULL), 0);
+    assert_int_equal(fit(&p, &c, lean, NULL), 0);
     assert_true(p.recompute);
     assert_true(iz_plan_host_bytes(&p) == lean);
     iz_plan_clear(&p);

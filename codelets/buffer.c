@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Flat buffers on either side; see buffer.h. */
+#include "codelets/buffer.h"
+
+#include <string.h>
+
+#include "codelets/cuda.h"
+#include "codelets/device.h"
+#include "codelets/flat.h"
+
+void iz_buffer_copy(struct iz_exec *x, void *dst, const void *src,
+                    int64_t bytes)
+{
+    if (x->stream)
+        iz_device_copy(x->stream, dst, src, bytes);
+    else
+        memcpy(dst, src, (size_t)bytes);
+}
+
+void iz_buffer_clear(struct iz_exec *x, void *p, int64_t bytes)
+{
+    if (x->stream)
+        iz_device_clear(x->stream, p, bytes);
+    else
+        memset(p, 0, (size_t)bytes);
+}
+
+void iz_buffer_sum(struct iz_exec *x, void *out, enum iz_dtype out_type,
+                   bool accumulate, const void *const *in, int n_in,
+                   enum iz_dtype in_type, int64_t n)
+{
+    if (x->backend == IZ_CUDA)
+        iz_cuda_ops->sum(x, out, out_type, accumulate, in, n_in, in_type, n);
+    else
+        iz_flat_sum(out, out_type, accumulate, in, n_in, in_type, n);
+}
+
+void iz_buffer_norm2(struct iz_exec *x, double *norm2, const void *p,
+                     enum iz_dtype type, int64_t n)
+{
+    if (x->backend != IZ_CUDA) {
+        *norm2 = iz_flat_norm2(p, type, n);
+        return;
+    }
+    int64_t mark = iz_work_mark(x);
+    struct iz_view scratch =
+        iz_work(x, IZ_U8, 1, iz_flat_norm2_scratch_bytes(n));
+    iz_cuda_ops->norm2(x, norm2, p, type, n, scratch);
+    iz_work_release(x, mark);
+}
+
+void iz_buffer_adam(struct iz_exec *x, const struct iz_adam *a, int64_t n,
+                    float *p, float *m, float *v, const void *g,
+                    enum iz_dtype g_type, void *out, enum iz_dtype out_type)
+{
+    if (x->backend == IZ_CUDA)
+        iz_cuda_ops->adam(x, a, n, p, m, v, g, g_type, out, out_type);
+    else
+        iz_adam_chunk(a, n, p, m, v, g, g_type, out, out_type);
+}

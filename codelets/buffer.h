@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What tasks do to flat buffers, on whichever side the exec of the task works:
+ * a GPU's worker enqueues, a lane with a stream enqueues copies, everything
+ * else is done when the function returns. */
+#ifndef IZ_CODELETS_BUFFER_H
+#define IZ_CODELETS_BUFFER_H
+
+#include <stdbool.h>
+
+#include "codelets/adamw.h"
+#include "codelets/exec.h"
+
+/* Buffers must not overlap.  With a stream either may be device memory. */
+void iz_buffer_copy(struct iz_exec *x, void *dst, const void *src,
+                    int64_t bytes);
+void iz_buffer_clear(struct iz_exec *x, void *p, int64_t bytes);
+
+/* iz_flat_sum, iz_flat_norm2 and iz_adam_chunk with the same bits on both
+ * sides. *norm2 is host memory, pinned where there is a GPU. */
+void iz_buffer_sum(struct iz_exec *x, void *out, enum iz_dtype out_type,
+                   bool accumulate, const void *const *in, int n_in,
+                   enum iz_dtype in_type, int64_t n);
+void iz_buffer_norm2(struct iz_exec *x, double *norm2, const void *p,
+                     enum iz_dtype type, int64_t n);
+void iz_buffer_adam(struct iz_exec *x, const struct iz_adam *a, int64_t n,
+                    float *p, float *m, float *v, const void *g,
+                    enum iz_dtype g_type, void *out, enum iz_dtype out_type);
+
+#endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The scratch of the classifier on a GPU: the plan of a build without CUDA has
+ * to know it too, so its arithmetic is C. */
+#ifndef IZ_CODELETS_CLASSIFIER_H
+#define IZ_CODELETS_CLASSIFIER_H
+
+#include "codelets/ops.h"
+
+IZ_C_BEGIN
+
+/* logits and grad are [rows, cols], cols being the vocabulary rounded up; the
+ * columns beyond it hold nothing. */
+struct iz_classifier_parts {
+    struct iz_view product; /* workspace of the matrix products */
+    double *loss;           /* [M]: of every row */
+    int32_t *target;        /* [M]: a copy in device memory */
+    struct iz_view logits;  /* fp32 */
+    struct iz_view grad;    /* of the logits; the same memory where fp32 */
+    struct iz_view dw;      /* where dw is summed over the chunks: in place, or
+                             * fp32 scratch where it must be rounded at the end;
+                             * rows = 0: not wanted */
+    int64_t rows;           /* of a chunk */
+    int64_t bytes;          /* of all scratch */
+};
+
+/* base: the scratch, or NULL to learn its size. */
+struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
+                                               const struct iz_classifier *c,
+                                               bool grad, void *base);
+
+IZ_C_END
+
+#endif

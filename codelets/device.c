@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The GPU through the CUDA runtime; see device.h. */
+#include "codelets/device.h"
+
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <starpu.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "codelets/die.h"
+
+static const char *text(cudaError_t e)
+{
+    return cudaGetErrorString(e);
+}
+
+static void check(cudaError_t e, const char *what)
+{
+    if (e != cudaSuccess)
+        iz_die("CUDA: %s: %s", what, text(e));
+}
+
+int iz_device_count(void)
+{
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+}
+
+const char *iz_device_why_none(void)
+{
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess)
+        return text(e);
+    return n ? "" : "no GPU is visible";
+}
+
+int iz_device_use(int index, struct iz_device_info *info)
+{
+    struct cudaDeviceProp p;
+    size_t free_bytes = 0, total = 0;
+    cudaError_t e = cudaSetDevice(index);
+    if (e == cudaSuccess && info)
+        e = cudaMemGetInfo(&free_bytes, &total);
+    if (e == cudaSuccess && info)
+        e = cudaGetDeviceProperties(&p, index);
+    if (e != cudaSuccess) {
+        fprintf(stderr, "izar: GPU %d: %s\n", index, text(e));
+        return -ENODEV;
+    }
+    if (!info)
+        return 0;
+    memset(info, 0, sizeof(*info));
+    snprintf(info->name, sizeof(info->name), "%.*s",
+             (int)sizeof(info->name) - 1, p.name);
+    snprintf(info->pci, sizeof(info->pci), "%04x:%02x:%02x.0",
+             (unsigned)p.pciDomainID & 0xffff, (unsigned)p.pciBusID & 0xff,
+             (unsigned)p.pciDeviceID & 0xff);
+    info->capability = p.major * 10 + p.minor;
+    info->total_bytes = (int64_t)total;
+    info->free_bytes = (int64_t)free_bytes;
+    return 0;
+}
+
+void *iz_device_take(int64_t bytes)
+{
+    void *p = NULL;
+    cudaError_t e = cudaMalloc(&p, (size_t)bytes);
+    if (e == cudaSuccess)
+        e = cudaMemset(p, 0, (size_t)bytes);
+    if (e == cudaSuccess)
+        e = cudaDeviceSynchronize();
+    if (e == cudaSuccess)
+        return p;
+    fprintf(stderr, "izar: allocating %.1f MiB on the GPU failed: %s\n",
+            (double)bytes / 1048576, text(e));
+    return NULL;
+}
+
+void iz_device_give(void *p)
+{
+    check(cudaFree(p), "cudaFree");
+}
+
+int iz_device_pin(void *p, int64_t bytes)
+{
+    cudaError_t e =
+        cudaHostRegister(p, (size_t)bytes, cudaHostRegisterPortable);
+    if (e == cudaSuccess)
+        return 0;
+    fprintf(stderr, "izar: pinning %.1f MiB of host memory failed: %s\n",
+            (double)bytes / 1048576, text(e));
+    return -ENOMEM;
+}
+
+void iz_device_unpin(void *p)
+{
+    check(cudaHostUnregister(p), "cudaHostUnregister");
+}
+
+void *iz_device_stream_open(void)
+{
+    cudaStream_t s = NULL;
+    cudaError_t e = cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    if (e == cudaSuccess)
+        return s;
+    fprintf(stderr, "izar: cudaStreamCreate: %s\n", text(e));
+    return NULL;
+}
+
+void iz_device_stream_close(void *stream)
+{
+    if (stream)
+        check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+void *iz_device_worker_stream(void)
+{
+    return starpu_cuda_get_local_stream();
+}
+
+void iz_device_copy(void *stream, void *dst, const void *src, int64_t bytes)
+{
+    check(cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, stream),
+          "cudaMemcpyAsync");
+}
+
+void iz_device_clear(void *stream, void *p, int64_t bytes)
+{
+    check(cudaMemsetAsync(p, 0, (size_t)bytes, stream), "cudaMemsetAsync");
+}
+
+bool iz_device_done(void *stream)
+{
+    cudaError_t e = cudaStreamQuery(stream);
+    if (e != cudaErrorNotReady)
+        check(e, "a copy or kernel");
+    return e == cudaSuccess;
+}
+
+/* A copy takes milliseconds: naps of a few microseconds cost it nothing and
+ * leave the core to others. */
+void iz_device_wait(void *stream)
+{
+    for (int turn = 0; !iz_device_done(stream); turn++) {
+        struct timespec t = {.tv_nsec = turn < 64 ? 5000 : 20000};
+        nanosleep(&t, NULL);
+    }
+}

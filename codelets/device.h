@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The GPU of a rank, without a type of CUDA: memory, pinned host memory, and
+ * streams that copy.  A rank uses one GPU.  In a build without CUDA there is
+ * none.  What fails while tasks run ends the job (iz_die). */
+#ifndef IZ_CODELETS_DEVICE_H
+#define IZ_CODELETS_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct iz_device_info {
+    char name[128];
+    char pci[16];   /* "0000:41:00.0" */
+    int capability; /* 90 for 9.0 */
+    int64_t total_bytes, free_bytes;
+};
+
+/* GPUs that this process may use; 0 without a driver or without CUDA.  Why
+ * there is none is one sentence, or "". */
+int iz_device_count(void);
+const char *iz_device_why_none(void);
+
+/* Makes `index` the GPU of the calling thread and tells about it.  Negative
+ * errno with the reason printed. */
+int iz_device_use(int index, struct iz_device_info *info);
+
+/* Device memory, set to zero; NULL with the reason printed. */
+void *iz_device_take(int64_t bytes);
+void iz_device_give(void *p);
+
+/* Locks host memory and makes it known to the GPU, so that copies run beside
+ * everything else.  Negative errno with the reason printed. */
+int iz_device_pin(void *p, int64_t bytes);
+void iz_device_unpin(void *p);
+
+/* A queue of copies of the calling thread's GPU; NULL with the reason printed.
+ */
+void *iz_device_stream_open(void);
+void iz_device_stream_close(void *stream);
+/* The stream of the GPU's worker, which calls this. */
+void *iz_device_worker_stream(void);
+
+/* Enqueue; any of the pointers may be host or device memory. */
+void iz_device_copy(void *stream, void *dst, const void *src, int64_t bytes);
+void iz_device_clear(void *stream, void *p, int64_t bytes);
+/* Whether all that was enqueued is done. */
+bool iz_device_done(void *stream);
+/* Until it is: polls, with naps that grow. */
+void iz_device_wait(void *stream);
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A build without CUDA has no GPU. */
+#include <errno.h>
+#include <stddef.h>
+
+#include "codelets/device.h"
+
+int iz_device_count(void)
+{
+    return 0;
+}
+
+const char *iz_device_why_none(void)
+{
+    return "this program was built without CUDA";
+}
+
+int iz_device_use(int index, struct iz_device_info *info)
+{
+    (void)index;
+    (void)info;
+    return -ENODEV;
+}
+
+void *iz_device_take(int64_t bytes)
+{
+    (void)bytes;
+    return NULL;
+}
+
+void iz_device_give(void *p)
+{
+    (void)p;
+}
+
+int iz_device_pin(void *p, int64_t bytes)
+{
+    (void)p;
+    (void)bytes;
+    return -ENODEV;
+}
+
+void iz_device_unpin(void *p)
+{
+    (void)p;
+}
+
+void *iz_device_stream_open(void)
+{
+    return NULL;
+}
+
+void iz_device_stream_close(void *stream)
+{
+    (void)stream;
+}
+
+void *iz_device_worker_stream(void)
+{
+    return NULL;
+}
+
+void iz_device_copy(void *stream, void *dst, const void *src, int64_t bytes)
+{
+    (void)stream;
+    (void)dst;
+    (void)src;
+    (void)bytes;
+}
+
+void iz_device_clear(void *stream, void *p, int64_t bytes)
+{
+    (void)stream;
+    (void)p;
+    (void)bytes;
+}
+
+bool iz_device_done(void *stream)
+{
+    (void)stream;
+    return true;
+}
+
+void iz_device_wait(void *stream)
+{
+    (void)stream;
+}

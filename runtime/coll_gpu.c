@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Collectives of GPU memory: NCCL moves the bytes between the GPUs, or they go
+ * through pinned memory and the collectives of the host.  Sums are our own in
+ * both cases, in rank order and in fp32: NCCL's reductions fix no order and
+ * round at every hop.  See coll.h. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "codelets/buffer.h"
+#include "codelets/device.h"
+#include "runtime/coll.h"
+#include "runtime/coll_nccl.h"
+
+enum { RANKS_MAX = 4096 };
+
+int iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g)
+{
+    c->gpu = malloc(sizeof(*c->gpu));
+    if (!c->gpu)
+        return -ENOMEM;
+    *c->gpu = *g;
+    return 0;
+}
+
+int iz_coll_gpu_connect(struct iz_coll *c)
+{
+    return c->gpu && c->gpu->nccl ? iz_nccl_open(&c->gpu->comm, c) : 0;
+}
+
+void iz_coll_gpu_close(struct iz_coll *c)
+{
+    if (!c->gpu)
+        return;
+    iz_nccl_close(&c->gpu->comm);
+    free(c->gpu);
+    c->gpu = NULL;
+}
+
+static void note(struct iz_coll *c, const char *what, int64_t shard_bytes)
+{
+    int64_t bytes = shard_bytes * (c->size - 1);
+    iz_coll_note(c, what, bytes, bytes);
+}
+
+void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
+                            const void *shard, int64_t shard_bytes,
+                            const char *what)
+{
+    struct iz_coll_gpu *g = c->gpu;
+    int64_t at = c->rank * shard_bytes;
+    char *mine = (g->nccl ? (char *)full : g->buffer) + at;
+    if (mine != shard)
+        iz_buffer_copy(x, mine, shard, shard_bytes);
+    if (g->nccl) {
+        note(c, what, shard_bytes);
+        iz_nccl_all_gather(g->comm, x->stream, full, shard_bytes, what);
+        return;
+    }
+    assert(shard_bytes * c->size <= g->buffer_bytes);
+    iz_device_wait(x->stream);
+    iz_coll_all_gather(c, g->buffer, shard_bytes, what);
+    iz_buffer_copy(x, full, g->buffer, shard_bytes * c->size);
+}
+
+/* A sum as iz_coll_reduce_scatter forms it. */
+struct reduction {
+    void *out, *full;
+    bool out_on_gpu, accumulate;
+    enum iz_dtype out_type, wire;
+    int64_t shard;
+    const char *what;
+};
+
+static struct iz_exec on_gpu(const struct iz_exec *x)
+{
+    struct iz_exec y = *x;
+    y.backend = IZ_CUDA;
+    return y;
+}
+
+/* All ranks' parts come into the buffer in rank order, are added there, and
+ * leave for the host if that is where they belong. */
+static void reduce_nccl(struct iz_coll *c, struct iz_exec *x,
+                        const struct reduction *r)
+{
+    int64_t bytes = r->shard * iz_dtype_bytes(r->wire);
+    char *buffer = c->gpu->buffer;
+    const void *part[RANKS_MAX];
+    struct iz_exec y = on_gpu(x);
+    assert(c->size <= RANKS_MAX && bytes * c->size <= c->gpu->buffer_bytes);
+    assert(r->out_on_gpu || !r->accumulate);
+    iz_buffer_copy(x, buffer + c->rank * bytes,
+                   (char *)r->full + c->rank * bytes, bytes);
+    note(c, r->what, bytes);
+    iz_nccl_exchange(c->gpu->comm, x->stream, buffer, r->full, bytes, r->what);
+    for (int i = 0; i < c->size; i++)
+        part[i] = buffer + i * bytes;
+    void *sum = r->out_on_gpu ? r->out : r->full;
+    iz_buffer_sum(&y, sum, r->out_type, r->accumulate, part, c->size, r->wire,
+                  r->shard);
+    if (!r->out_on_gpu)
+        iz_buffer_copy(x, r->out, sum, r->shard * iz_dtype_bytes(r->out_type));
+}
+
+/* The host's sum goes back up; what is added to there goes in fp32 through
+ * `full`, which has served. */
+static void take_up(struct iz_exec *x, const struct reduction *r, void *sum,
+                    enum iz_dtype type)
+{
+    const void *in = r->full;
+    struct iz_exec y = on_gpu(x);
+    iz_buffer_copy(x, r->accumulate ? r->full : r->out, sum,
+                   r->shard * iz_dtype_bytes(type));
+    if (r->accumulate)
+        iz_buffer_sum(&y, r->out, r->out_type, true, &in, 1, type, r->shard);
+}
+
+static void reduce_mpi(struct iz_coll *c, struct iz_exec *x,
+                       const struct reduction *r)
+{
+    char *buffer = c->gpu->buffer;
+    int64_t bytes = r->shard * iz_dtype_bytes(r->wire) * c->size;
+    enum iz_dtype type = r->out_on_gpu && r->accumulate ? IZ_F32 : r->out_type;
+    void *sum = r->out_on_gpu ? buffer + bytes : r->out;
+    assert(bytes + (r->out_on_gpu ? r->shard * 4 : 0) <= c->gpu->buffer_bytes);
+    iz_buffer_copy(x, buffer, r->full, bytes);
+    iz_device_wait(x->stream);
+    iz_coll_reduce_scatter(c, sum, type, r->accumulate && !r->out_on_gpu,
+                           buffer, r->wire, r->shard, r->what);
+    if (r->out_on_gpu)
+        take_up(x, r, sum, type);
+}
+
+void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x, void *out,
+                                bool out_on_gpu, enum iz_dtype out_type,
+                                bool accumulate, void *full, enum iz_dtype wire,
+                                int64_t shard, const char *what)
+{
+    struct reduction r = {.out = out,
+                          .full = full,
+                          .out_on_gpu = out_on_gpu,
+                          .accumulate = accumulate,
+                          .out_type = out_type,
+                          .wire = wire,
+                          .shard = shard,
+                          .what = what};
+    if (c->gpu->nccl)
+        reduce_nccl(c, x, &r);
+    else
+        reduce_mpi(c, x, &r);
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Movement of bytes between the GPUs of all ranks through NCCL.  Each call
+ * enqueues on the stream and waits, but only for as long as all ranks answer.
+ * Errors end the job. */
+#ifndef IZ_RUNTIME_COLL_NCCL_H
+#define IZ_RUNTIME_COLL_NCCL_H
+
+#include "runtime/coll.h"
+
+struct iz_nccl;
+
+/* Whether this program has NCCL. */
+bool iz_nccl_built(void);
+
+/* All ranks, each with a GPU of its own in use.  Negative errno with the reason
+ * printed. */
+int iz_nccl_open(struct iz_nccl **out, struct iz_coll *c);
+void iz_nccl_close(struct iz_nccl **n);
+
+/* In place on device memory. */
+void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
+                        int64_t shard_bytes, const char *what);
+/* Part r of every rank's `full` comes to rank r: in[k] is what rank k had.  The
+ * own part is not moved. */
+void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
+                      const void *full, int64_t part_bytes, const char *what);
+
+#endif

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The choice between GPU and CPU; see place.h. */
+#include "runtime/place.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "codelets/cuda.h"
+#include "codelets/mix.h"
+#include "runtime/coll_nccl.h"
+
+/* Left to the libraries on the GPU: context, NCCL's buffers, handles. */
+#define RESERVE_BYTES (INT64_C(768) << 20)
+#define RESERVE_SHARE 16 /* at most this part of a small memory */
+
+static bool first(const struct iz_coll *c)
+{
+    return c->rank == 0;
+}
+
+static int no_gpu(struct iz_place *p, const struct iz_config *c,
+                  const struct iz_coll *coll)
+{
+    p->device = -1;
+    p->why_cpu = iz_device_why_none();
+    if (!p->why_cpu[0])
+        p->why_cpu = "another rank has no GPU";
+    if (c->run.device == IZ_DEVICE_AUTO)
+        return 0;
+    if (first(coll))
+        fprintf(stderr, "izar: run.device: cuda: %s\n", p->why_cpu);
+    return -ENODEV;
+}
+
+/* Exact in a double: the same number on the same GPU of the same host. */
+static double identity(const struct iz_place *p)
+{
+    char name[128] = "";
+    gethostname(name, sizeof(name) - 1);
+    return (double)(iz_mix_text(iz_mix_text(IZ_GOLDEN, name), p->info.pci) >>
+                    12);
+}
+
+/* Ranks on the same GPU as rank r. */
+static int count_same(const double *all, int n, int r)
+{
+    int same = 0;
+    for (int i = 0; i < n; i++)
+        same += all[i] == all[r];
+    return same;
+}
+
+/* How many ranks share this GPU; *most: of all GPUs. */
+static int count_sharing(struct iz_place *p, struct iz_coll *coll, int *most)
+{
+    double *all = calloc((size_t)coll->size, sizeof(*all));
+    if (!all)
+        return -ENOMEM;
+    all[coll->rank] = identity(p);
+    iz_coll_gather_doubles(coll, all, 1, "GPUs");
+    p->sharing = count_same(all, coll->size, coll->rank);
+    for (int r = 0; r < coll->size; r++) {
+        int same = count_same(all, coll->size, r);
+        if (same > *most)
+            *most = same;
+    }
+    free(all);
+    return 0;
+}
+
+static int choose_comm(struct iz_place *p, const struct iz_config *c,
+                       const struct iz_coll *coll, int most)
+{
+    const char *why = NULL;
+    p->nccl = c->run.comm == IZ_COMM_NCCL ||
+              (c->run.comm == IZ_COMM_AUTO && iz_nccl_built());
+    if (most > 1 && c->run.comm != IZ_COMM_MPI)
+        why = "several ranks have the same GPU: use fewer ranks, run.comm: mpi "
+              "to share it on purpose, or run.device: cpu";
+    else if (p->nccl && !iz_nccl_built())
+        why = "this program was built without NCCL: use run.comm: mpi";
+    if (!why)
+        return 0;
+    if (first(coll))
+        fprintf(stderr, "izar: run.comm: %s\n", why);
+    return -EINVAL;
+}
+
+/* What a GPU cannot do, in words of the config; NULL: nothing. */
+static const char *cannot(const struct iz_place *p, const struct iz_config *c)
+{
+    if (c->dtype == IZ_BF16 && p->info.capability < 80)
+        return "bf16.enabled: this GPU has no bf16 (compute capability 8.0): "
+               "use fp16";
+    if (c->run.slices > 1)
+        return "run.slices: slices give several CPU workers something to do; "
+               "set it to 0 or 1 on a GPU";
+    if (c->zero.param.home != IZ_HOME_NONE &&
+        c->zero.optimizer.home == IZ_HOME_NONE)
+        return "zero_optimization.offload_param.device: the optimizer on the "
+               "GPU cannot update parameters on the host: offload the "
+               "optimizer too";
+    return NULL;
+}
+
+static int choose_gpu(struct iz_place *p, const struct iz_config *c,
+                      struct iz_coll *coll)
+{
+    int most = 1;
+    p->device = coll->local_rank % iz_device_count();
+    int r = iz_device_use(p->device, &p->info);
+    bool ok = iz_coll_all_ok(coll, r == 0);
+    if (!ok)
+        return r ? r : -ENODEV;
+    r = count_sharing(p, coll, &most);
+    if (!r && coll->size > 1)
+        r = choose_comm(p, c, coll, most);
+    const char *why = cannot(p, c);
+    if (r || !why)
+        return r;
+    if (first(coll))
+        fprintf(stderr, "izar: %s\n", why);
+    return -EINVAL;
+}
+
+int iz_place_choose(struct iz_place *p, const struct iz_config *c,
+                    struct iz_coll *coll)
+{
+    *p = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
+    if (c->run.device == IZ_DEVICE_CPU)
+        return 0;
+    if (!iz_coll_all_ok(coll, iz_device_count() > 0))
+        return no_gpu(p, c, coll);
+    return choose_gpu(p, c, coll);
+}
+
+int64_t iz_place_memory(const struct iz_place *p, const struct iz_config *c)
+{
+    int64_t reserve = p->info.total_bytes / RESERVE_SHARE;
+    if (p->device < 0)
+        return 0;
+    if (c->run.device_memory_limit_bytes)
+        return c->run.device_memory_limit_bytes;
+    if (reserve > RESERVE_BYTES)
+        reserve = RESERVE_BYTES;
+    return p->info.free_bytes / p->sharing - reserve;
+}
+
+struct iz_target iz_place_target(const struct iz_place *p,
+                                 const struct iz_config *c, int workers)
+{
+    bool gpu = p->device >= 0;
+    return (struct iz_target){.workers = workers,
+                              .gpu = gpu,
+                              .nccl = p->nccl,
+                              .act = gpu ? iz_cuda_ops->act(c->dtype) : IZ_F32};
+}

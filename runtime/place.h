@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a rank computes on: a GPU or the CPU, and how GPUs talk.  Decided once,
+ * the same way on all ranks, before anything is planned. */
+#ifndef IZ_RUNTIME_PLACE_H
+#define IZ_RUNTIME_PLACE_H
+
+#include "codelets/device.h"
+#include "runtime/coll.h"
+#include "runtime/config.h"
+#include "runtime/plan.h"
+
+struct iz_place {
+    int device; /* index of this rank's GPU, -1: the CPU */
+    struct iz_device_info info;
+    int sharing; /* ranks on this GPU, this one included */
+    bool nccl;
+    const char *why_cpu; /* run.device auto found no GPU; else "" */
+};
+
+/* All ranks.  A wish of the config that cannot be met is a negative errno with
+ * the reason printed. */
+int iz_place_choose(struct iz_place *p, const struct iz_config *c,
+                    struct iz_coll *coll);
+/* Memory of the GPU that this rank may plan with, bytes. */
+int64_t iz_place_memory(const struct iz_place *p, const struct iz_config *c);
+/* What the plan has to know about it. */
+struct iz_target iz_place_target(const struct iz_place *p,
+                                 const struct iz_config *c, int workers);
+
+#endif

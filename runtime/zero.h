@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ZeRO as submissions: which task brings a unit's parameters (zero_fetch.c),
+ * takes its gradient (zero_reduce.c) and updates it (zero_update.c).  The stage
+ * has already become data in the plan: what is whole on every rank and what is
+ * a shard.  Here is what these files share. */
+#ifndef IZ_RUNTIME_ZERO_H
+#define IZ_RUNTIME_ZERO_H
+
+#include "codelets/buffer.h"
+#include "runtime/engine.h"
+
+static inline int64_t iz_param_bytes(const struct iz_engine *e, int64_t n)
+{
+    return n * iz_dtype_bytes(e->plan.param_type);
+}
+
+static inline const char *iz_unit_name(const struct iz_engine *e, int group)
+{
+    return e->model->unit[group].name;
+}
+
+/* Small numbers that put the units which are needed first in front, and less
+ * than the distance between the priorities of kinds. */
+static inline int iz_in_order(int group)
+{
+    enum { LAST = 900 };
+    return group < LAST ? -group : -LAST;
+}
+
+/* Bytes between a file and `at` in a buffer. */
+struct iz_io {
+    struct iz_nvme *file;
+    int64_t offset, bytes, at;
+};
+
+/* The token stands for the region of the file: a load reads it and a store
+ * writes it, so that a load waits for the store before it.  mode: of the
+ * buffer. */
+void iz_zero_io(struct iz_engine *e, enum iz_kind kind, int group,
+                starpu_data_handle_t buffer, enum starpu_data_access_mode mode,
+                starpu_data_handle_t token, struct iz_io a);
+
+/* The next of n staging buffers that take turns. */
+struct iz_stage *iz_zero_stage(struct iz_stage *all, int *next, int n);
+
+/* All-gather in place of what a rank keeps whole: parameters or gradients, of
+ * elem_bytes each. */
+void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
+                    starpu_data_handle_t whole, int64_t elem_bytes);
+
+#endif

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The optimizer: one task per chunk of a shard, where the chunk's states are,
+ * and the way of the new parameters to where they are used.  See zero.h. */
+#include "runtime/zero.h"
+
+struct adam_arg {
+    struct iz_adam adam; /* lr, t and grad_scale come from the control */
+    int64_t n, grad_first;
+    enum iz_dtype grad_type, param_type;
+    bool separate_master;
+    bool early; /* the scalars are those above; the control is not read */
+    int64_t state_floats; /* between the arrays of a staged chunk: its length */
+    int64_t param_at;     /* byte in the staging buffer, -1: own buffer */
+};
+
+/* buf: gradient, state, parameters (unless staged with the state), control. */
+static void run_adam(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct adam_arg *a = arg;
+    struct iz_adam adam = a->adam;
+    if (!a->early) {
+        const struct iz_control *c = buf[a->param_at < 0 ? 3 : 2];
+        if (c->skip)
+            return;
+        adam.lr = c->lr;
+        adam.t = c->updates;
+        adam.grad_scale = (float)c->grad_scale;
+    }
+    float *state = buf[1];
+    char *param = a->param_at < 0 ? buf[2] : (char *)buf[1] + a->param_at;
+    const char *grad =
+        (char *)buf[0] + a->grad_first * iz_dtype_bytes(a->grad_type);
+    float *m = a->separate_master ? state + a->state_floats : state;
+    float *v = m + a->state_floats;
+    iz_buffer_adam(x, &adam, a->n, a->separate_master ? state : (float *)param,
+                   m, v, grad, a->grad_type, a->separate_master ? param : NULL,
+                   a->param_type);
+}
+
+static struct adam_arg adam_arg(const struct iz_engine *e, int group,
+                                const struct iz_chunk *k)
+{
+    const struct iz_optimizer_config *o = &e->config->optimizer;
+    const struct iz_plan_group *p = e->group[group].plan;
+    int64_t tasks = (int64_t)e->plan.micro_batches * e->plan.slices;
+    bool shard_of_full = e->plan.grads_full && !e->plan.states_full;
+    return (struct adam_arg){
+        .adam = {.lr = iz_lr(&e->config->lr, o->lr, e->updates),
+                 .beta1 = o->beta1,
+                 .beta2 = o->beta2,
+                 .eps = o->eps,
+                 .weight_decay = o->weight_decay,
+                 .adamw = o->adamw,
+                 .bias_correction = o->bias_correction,
+                 .t = e->updates + 1,
+                 .grad_scale = (float)(1.0 / (double)(tasks * e->plan.ranks))},
+        .n = k->count,
+        .grad_first = k->first + (shard_of_full ? p->shard * e->plan.rank : 0),
+        .grad_type = e->plan.grad_type,
+        .param_type = e->plan.param_type,
+        .separate_master = e->plan.state_arrays == 3,
+        .early = iz_control_early(e->config),
+        .state_floats = k->state ? k->count : p->chunk,
+        .param_at = -1};
+}
+
+static void submit_adam(struct iz_engine *e, int group,
+                        const struct iz_chunk *k, const struct adam_arg *a,
+                        starpu_data_handle_t state, starpu_data_handle_t param)
+{
+    struct iz_task t = {.kind = IZ_ADAM,
+                        .where = e->plan.state_home == IZ_HOME_NONE
+                                     ? IZ_ON_COMPUTE
+                                     : IZ_ON_HOST,
+                        .run = run_adam,
+                        .arg = a,
+                        .arg_bytes = sizeof(*a),
+                        .urgency = iz_in_order(group),
+                        .bytes = 28.0 * (double)k->count,
+                        .unit = group,
+                        .step = (int)e->step};
+    struct iz_access *d = t.data;
+    *d++ = (struct iz_access){e->group[group].grad_handle[0], STARPU_R};
+    *d++ = (struct iz_access){state, STARPU_RW};
+    /* A 16-bit copy is overwritten, an fp32 master updated; a skipped step
+     * leaves both as they are, so never a plain STARPU_W. */
+    if (param)
+        *d++ = (struct iz_access){param, STARPU_RW};
+    if (!a->early)
+        *d++ = (struct iz_access){e->control_handle, STARPU_R};
+    iz_submit(e->graph, &t);
+}
+
+/* ---- parameters that live on the GPU, updated by the host ---- */
+
+struct up_arg {
+    int64_t bytes;
+    bool early;
+};
+
+/* buf: staging buffer, piece of the parameters, control. */
+static void run_up(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct up_arg *a = arg;
+    if (a->early || !((const struct iz_control *)buf[2])->skip)
+        iz_buffer_copy(x, buf[1], buf[0], a->bytes);
+}
+
+static void submit_up(struct iz_engine *e, int group, const struct iz_chunk *k,
+                      starpu_data_handle_t stage)
+{
+    struct up_arg a = {.bytes = iz_param_bytes(e, k->count),
+                       .early = iz_control_early(e->config)};
+    iz_submit(e->graph,
+              &(struct iz_task){
+                  .kind = IZ_FETCH,
+                  .where = IZ_ON_UP,
+                  .run = run_up,
+                  .arg = &a,
+                  .arg_bytes = sizeof(a),
+                  .data = {{stage, STARPU_R},
+                           {k->param_handle, STARPU_RW},
+                           {a.early ? NULL : e->control_handle, STARPU_R}},
+                  .urgency = iz_in_order(group),
+                  .bytes = (double)a.bytes,
+                  .unit = group,
+                  .step = (int)e->step});
+    e->up_bytes += a.bytes;
+}
+
+/* What adam writes the new parameters of a chunk to. */
+static starpu_data_handle_t param_out(struct iz_engine *e,
+                                      const struct iz_chunk *k)
+{
+    if (!e->plan.params_up)
+        return k->param_handle;
+    return iz_zero_stage(e->update_stage, &e->next_update_stage,
+                         e->plan.update_stages)
+        ->handle;
+}
+
+/* ---- chunks ---- */
+
+/* A chunk with anything on disk: load, update, store through one staging buffer
+ * that holds [state arrays][parameters]. */
+static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
+{
+    struct iz_group *g = &e->group[group];
+    const struct iz_plan *p = &e->plan;
+    struct iz_stage *s =
+        iz_zero_stage(e->state_stage, &e->next_state_stage, p->state_stages);
+    bool state_disk = p->state_home == IZ_HOME_NVME;
+    bool param_disk = p->param_home == IZ_HOME_NVME;
+    int64_t state_bytes = state_disk ? g->plan->chunk * 4 * p->state_arrays : 0;
+    struct iz_io state = {
+        .file = e->state_file, .offset = k->state_at, .bytes = state_bytes};
+    struct iz_io param = {.file = e->param_file,
+                          .offset = k->param_at,
+                          .bytes = iz_param_bytes(e, g->plan->chunk),
+                          .at = state_bytes};
+    /* A 16-bit copy is loaded too: a skipped step must store what it found. */
+    if (state_disk)
+        iz_zero_io(e, IZ_LOAD, group, s->handle, STARPU_W, k->state_handle,
+                   state);
+    if (param_disk)
+        iz_zero_io(e, IZ_LOAD, group, s->handle,
+                   state_disk ? STARPU_RW : STARPU_W, k->param_handle, param);
+    struct adam_arg a = adam_arg(e, group, k);
+    a.param_at = param_disk && state_disk ? state_bytes : -1;
+    starpu_data_handle_t out = param_disk ? NULL : param_out(e, k);
+    if (state_disk)
+        submit_adam(e, group, k, &a, s->handle, out);
+    else
+        submit_adam(e, group, k, &a, k->state_handle, s->handle);
+    if (state_disk)
+        iz_zero_io(e, IZ_STORE, group, s->handle, STARPU_R, k->state_handle,
+                   state);
+    if (param_disk)
+        iz_zero_io(e, IZ_STORE, group, s->handle, STARPU_R, k->param_handle,
+                   param);
+    if (p->params_up)
+        submit_up(e, group, k, out);
+}
+
+void iz_zero_update(struct iz_engine *e, int group)
+{
+    struct iz_group *g = &e->group[group];
+    bool disk = e->plan.state_home == IZ_HOME_NVME ||
+                e->plan.param_home == IZ_HOME_NVME;
+    for (int i = 0; i < g->plan->chunks; i++) {
+        struct iz_chunk *k = &g->chunk[i];
+        if (disk) {
+            update_on_disk(e, group, k);
+            continue;
+        }
+        struct adam_arg a = adam_arg(e, group, k);
+        starpu_data_handle_t out = param_out(e, k);
+        submit_adam(e, group, k, &a, k->state_handle, out);
+        if (e->plan.params_up)
+            submit_up(e, group, k, out);
+    }
+    g->version++;
+}

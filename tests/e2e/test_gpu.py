@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units computed on a GPU.  On the stand-in of tests/standin the numbers are
+those of a run on the CPU, bit for bit, in every stage and placement, with
+random delays in front of tasks and of everything on a stream; on a real GPU
+(IZ_TEST_GPU=real) they are those of the plainest run there.  What crosses
+between host and GPU is what the run says it planned."""
+import itertools
+import json
+import os
+import pathlib
+import random
+import tempfile
+
+import pytest
+
+import cover
+import run
+
+KIND = os.environ.get("IZ_TEST_GPU", "")
+pytestmark = pytest.mark.skipif(KIND not in ("standin", "real"),
+                                reason="needs a GPU or its stand-in")
+REAL = KIND == "real"
+BATCH = 8
+MEM_MB = 96
+
+SUMS = {
+    "ranks": (1, 2, 3),
+    "dtype": ("fp32", "bf16", "fp16"),
+    "micro": (1, 2, 0),  # samples of a micro-batch; 0: all of the rank's
+    "clip": (0.0, 0.5),
+}
+FREE = {
+    "stage": (0, 1, 2, 3),
+    "optimizer": ("none", "cpu", "nvme"),
+    "param": ("none", "cpu", "nvme"),
+    "comm": ("mpi", "nccl"),
+    "schedule": ("depth_first", "breadth_first"),
+    "scheduler": ("eager", "lws", "prio", "dmda"),
+    "delay_us": (0, 300),
+    "jitter_us": (0, 500),
+    "overlap": (True, False),
+    "recompute": ("full", "none"),
+    "ring": (0, 1, 3),
+    "workers": (1, 2),
+}
+if REAL:  # one GPU: ranks share it through MPI
+    FREE["comm"], FREE["jitter_us"] = ("mpi",), (0,)
+FACTORS = {**SUMS, **FREE}
+PLAIN = {"stage": 0, "optimizer": "none", "param": "none", "comm": "mpi",
+         "schedule": "depth_first", "scheduler": "prio", "delay_us": 0,
+         "jitter_us": 0, "overlap": True, "recompute": "full", "ring": 0,
+         "workers": 2}
+
+
+def valid(row):
+    stage = row.get("stage", 3)
+    optimizer, param = row.get("optimizer", "cpu"), row.get("param", "none")
+    if optimizer != "none" and stage == 0 or param != "none" and stage != 3:
+        return False
+    return not (param != "none" and optimizer == "none")
+
+
+ROWS = cover.rows(FACTORS, valid, [
+    dict(zip(("stage", "optimizer", "param"), v))
+    for v in itertools.product(FREE["stage"], FREE["optimizer"], FREE["param"])
+    if valid(dict(zip(("stage", "optimizer", "param"), v)))])
+if run.FULL:
+    rng = random.Random(11)
+    every = [dict(zip(FACTORS, v)) for v in itertools.product(*FACTORS.values())]
+    ROWS += rng.sample([r for r in every if valid(r)], 300)
+
+
+def config_of(row, nvme):
+    rank = BATCH * 3 // row["ranks"]
+    config = {
+        **run.offload(row["stage"], row["optimizer"], row["param"], nvme),
+        "train_batch_size": BATCH * 3,
+        "train_micro_batch_size_per_gpu": row["micro"] or rank,
+        "gradient_clipping": row["clip"],
+        "zero_optimization.sub_group_size": 4096,
+        "run.device": "cuda", "run.steps": 3,
+        "run.inject_delay_us": row["delay_us"],
+    }
+    for key in ("comm", "schedule", "scheduler", "overlap", "recompute", "ring",
+                "workers"):
+        config[f"run.{key}"] = row[key]
+    if row["dtype"] != "fp32":
+        config[f"{row['dtype']}.enabled"] = True
+    if row["dtype"] == "fp16":
+        config["fp16.initial_scale_power"] = 8
+        config["fp16.loss_scale_window"] = 2
+    return config
+
+
+def environment(place, row, stats=None):
+    env = {"STARPU_HOME": str(place.folder.parent), "STARPU_SILENT": "1",
+           "IZ_STANDIN_DEVICES": str(row["ranks"]),
+           "IZ_STANDIN_MEM_MB": str(MEM_MB), "IZ_STANDIN_PAGEABLE": "abort",
+           "IZ_STANDIN_JITTER_US": str(row["jitter_us"])}
+    if stats:
+        env["IZ_STANDIN_STATS"] = str(stats)
+    return env
+
+
+def start(place, row, nvme, changes=None, stats=None):
+    ranks = None if row["ranks"] == 1 else row["ranks"]
+    return place.good(ranks, {**config_of(row, nvme), **(changes or {})},
+                      env=environment(place, row, stats))
+
+
+@pytest.fixture(scope="session")
+def references():
+    return {}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def calibrated(workplace, text):
+    """StarPU measures the bus when it first starts, with copies of its own."""
+    p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=workplace)), text)
+    start(p, {**PLAIN, "ranks": 1, "dtype": "fp32", "micro": 0, "clip": 0.5},
+          workplace)
+    p.clear()
+
+
+def reference(references, place, row, nvme):
+    key = tuple(row[k] for k in SUMS)
+    if key not in references:
+        plain = {**row, **PLAIN}
+        changes = {} if REAL else {"run.device": "cpu"}
+        r = start(place, plain, nvme, changes)
+        references[key] = r.bits, r.hash
+    return references[key]
+
+
+def name_of(row):
+    return "-".join({True: "yes", False: "no"}.get(v, str(v))
+                    if isinstance(v, bool) else str(v) for v in row.values())
+
+
+@pytest.mark.parametrize("row", [pytest.param(r, id=name_of(r)) for r in ROWS])
+def test_same_bits_as_the_plain_run(row, place, nvme, references):
+    bits, weights = reference(references, place, row, nvme)
+    r = start(place, row, nvme)
+    assert len(bits) == 3 and r.bits == bits and r.hash == weights, str(r)
+
+
+# ---- bytes ----
+
+ROW = {**PLAIN, "ranks": 1, "dtype": "bf16", "micro": 0, "clip": 0.5}
+standin = pytest.mark.skipif(KIND != "standin", reason="counted by the stand-in")
+
+
+def counted(place, row, nvme, **changes):
+    stats = place.folder / f"stats{place.count}.json"
+    r = start(place, row, nvme, changes, stats)
+    return r, json.loads(stats.read_text())
+
+
+def traffic(place, row, nvme, **changes):
+    """Bytes of two more steps, without those of start and end."""
+    few, at_first = counted(place, row, nvme, **{**changes, "run.steps": 2})
+    many, later = counted(place, row, nvme, **{**changes, "run.steps": 4})
+    return ({k: later[k] - at_first[k] for k in ("h2d_bytes", "d2h_bytes")},
+            {k: many.summary[k] - few.summary[k]
+             for k in ("up_bytes", "down_bytes", "fetched_bytes")})
+
+
+@standin
+@pytest.mark.parametrize("stage,optimizer,param", [
+    (0, "none", "none"), (2, "cpu", "none"), (3, "cpu", "cpu"),
+    (3, "nvme", "nvme"), (3, "cpu", "none")])
+def test_bytes_over_the_bus_are_the_planned_ones(stage, optimizer, param, place,
+                                                 nvme):
+    row = {**ROW, "stage": stage, "optimizer": optimizer, "param": param}
+    real, planned = traffic(place, row, nvme)
+    assert real["h2d_bytes"] == planned["up_bytes"]
+    assert real["d2h_bytes"] == planned["down_bytes"]
+
+
+def padded(n):
+    return -(-n // 64) * 64
+
+
+@standin
+def test_offload_moves_what_the_arithmetic_says(place, nvme):
+    """Per step: a ring of 2 keeps what backward begins with, so that every
+    block but the last goes up twice; every gradient comes down once."""
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": "cpu", "ring": 2}
+    c, layers = 16, 8
+    model = {"layers": layers, "heads": 2, "width": c, "seq": 16, "vocab": 256}
+    real, _ = traffic(place, row, nvme, **{"model": model})
+    block = padded(12 * c * c + 13 * c) * 2
+    embed = padded((256 + 16) * c) * 2
+    head = padded(2 * c) * 2
+    # embedding and head have slots of their own; of two block slots the last
+    # two blocks are still there when backward begins
+    up = embed + head + block * (2 * layers - 2)
+    down = 2 * embed + head + block * layers  # the tied weight: two uses
+    assert real["h2d_bytes"] == 2 * up
+    assert real["d2h_bytes"] == 2 * down
+
+
+@standin
+def test_breadth_first_divides_the_way_up(place, nvme):
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": "cpu", "ring": 2,
+           "micro": 3}
+    model = {"layers": 8, "heads": 2, "width": 32, "seq": 16, "vocab": 256}
+    deep, _ = traffic(place, row, nvme, **{"model": model})
+    wide, _ = traffic(place, {**row, "schedule": "breadth_first"}, nvme,
+                      **{"model": model})
+    assert 7 * wide["h2d_bytes"] < deep["h2d_bytes"]
+
+
+@standin
+def test_nothing_is_left_and_nothing_was_pageable(place, nvme):
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": "cpu"}
+    _, stats = counted(place, row, nvme)
+    assert stats["kernels"] > 0
+    assert stats["pageable"] == 0 and stats["leaked_bytes"] == 0
+
+
+# ---- memory ----
+
+@standin
+def test_states_beyond_the_gpu_train_there(place, nvme):
+    """Four times as much as the GPU may hold, and the same losses."""
+    model = {"layers": 40, "heads": 2, "width": 64, "seq": 16, "vocab": 256}
+    small = {"model": model, "run.steps": 2, "train_micro_batch_size_per_gpu": 4}
+    row = {**ROW, "dtype": "fp32", "stage": 3, "optimizer": "cpu",
+           "param": "cpu", "ring": 2}
+    states = 16 * run.parameters(model)
+    plain = start(place, {**ROW, "dtype": "fp32"}, nvme,
+                  {**small, "run.device": "cpu"})
+    r = start(place, row, nvme, small)
+    used = sum(have for (name, tier), (_, have) in r.memory.items()
+               if tier == "device" and name != "scratch")
+    assert 4 * used < states
+    assert r.bits == plain.bits and r.hash == plain.hash
+
+
+@standin
+def test_too_small_a_gpu_is_refused_with_what_fits(place, nvme):
+    r = place.launch(None, {**config_of(ROW, nvme), "zero_optimization.stage": 1,
+                            "run.device_memory_limit_bytes": 64 << 20,
+                            "model.layers": 60, "model.width": 96},
+                     env=environment(place, ROW))
+    run.refused(r, "MiB of the GPU's memory")
+    assert "it fits with" in r.err and "offload_optimizer.device" in r.err
+
+
+# ---- choice ----
+
+@standin
+def test_more_ranks_than_gpus_is_refused_unless_wished(place, nvme):
+    row = {**ROW, "ranks": 2}
+    env = {**environment(place, row), "IZ_STANDIN_DEVICES": "1"}
+    r = place.launch(2, {**config_of(row, nvme), "run.comm": "auto"}, env=env)
+    run.refused(r, "several ranks have the same GPU")
+    place.good(2, {**config_of(row, nvme), "run.comm": "mpi"}, env=env)
+
+
+@pytest.mark.parametrize("changes,words", [
+    ({"run.slices": 2}, ("run.slices",)),
+    ({"zero_optimization.stage": 3,
+      "zero_optimization.offload_param.device": "cpu"}, ("offload_param",)),
+])
+def test_what_a_gpu_cannot_do_is_refused(changes, words, place, nvme):
+    r = place.launch(None, {**config_of(ROW, nvme), **changes},
+                     env=environment(place, ROW))
+    run.refused(r, *words)
+
+
+@standin
+def test_resume_on_the_gpu_and_on_the_cpu(place, nvme):
+    """A checkpoint has no trace of where it was written."""
+    row = {**ROW, "dtype": "fp32", "stage": 3, "optimizer": "cpu",
+           "param": "cpu"}
+    save = {"run.save": True}
+    whole = start(place, row, nvme, {**save, "run.steps": 5})
+    out = place.folder / "resumed"
+    place.good(None, {**config_of(row, nvme), **save, "run.steps": 2},
+               output=out, env=environment(place, row))
+    r = place.good(None, {**config_of(row, nvme), **save, "run.steps": 5,
+                          "run.device": "cpu"}, ("--resume",), out,
+                   env=environment(place, row))
+    assert r.bits[-3:] == whole.bits[-3:] and r.hash == whole.hash
