@@ -12,6 +12,7 @@
 #include "codelets/cuda.h"
 #include "codelets/device.h"
 #include "codelets/die.h"
+#include "codelets/mix.h"
 
 /* Okabe-Ito palette and shades of it: told apart with any colour vision. */
 const struct iz_kind_info iz_kinds[IZ_KINDS] = {
@@ -56,8 +57,8 @@ struct iz_graph {
     int n_workers;
     bool gpu;
     unsigned lane_worker, lane_order;
-    worker_mask mask[IZ_ON_IO + 1]; /* workers of each place; empty: none */
-    unsigned *host_worker;          /* compute workers of the CPU */
+    worker_mask mask[IZ_PLACES]; /* workers of each place; empty: none */
+    unsigned *host_worker;       /* compute workers of the CPU */
     unsigned gpu_worker;
     struct worker *worker; /* by StarPU's number */
     int idle_hook;
@@ -71,6 +72,7 @@ struct head {
     void (*run)(struct iz_exec *x, void **buf, const void *arg);
     double flops, bytes;
     enum iz_kind kind;
+    enum iz_where where;
     int unit, step;
     int64_t begin_ns;
     _Alignas(16) char arg[];
@@ -194,6 +196,17 @@ static void end_cuda(void *arg)
     log_task(h, id, begin, now);
 }
 
+/* In a simulation only StarPU knows when a task began. */
+static void end_simulated(void *arg)
+{
+    const struct head *h = arg;
+    struct starpu_profiling_task_info *p =
+        starpu_task_get_current()->profiling_info;
+    log_task(h, starpu_worker_get_id(),
+             (int64_t)(starpu_timing_timespec_to_us(&p->start_time) * 1e3),
+             (int64_t)(starpu_timing_timespec_to_us(&p->end_time) * 1e3));
+}
+
 /* Idle StarPU workers spin.  Lanes mostly wait and may share a core with a
  * compute worker, so after a while without work every worker naps between
  * looks. */
@@ -213,15 +226,32 @@ static unsigned nap(void *arg)
 
 /* ---- cost: the same roofline for every kind ---- */
 
+static const struct iz_rate plausible[IZ_PLACES] = {
+    [IZ_ON_COMPUTE] = {400e12, 3e12, 5e-6}, [IZ_ON_HOST] = {50e9, 10e9, 1e-6},
+    [IZ_ON_LANE] = {0, 10e9, 10e-6},        [IZ_ON_UP] = {0, 25e9, 10e-6},
+    [IZ_ON_DOWN] = {0, 25e9, 10e-6},        [IZ_ON_IO] = {0, 2e9, 50e-6},
+};
+
+static void set_rates(struct iz_graph *g)
+{
+    for (int w = 0; w < IZ_PLACES; w++)
+        if (g->config.rate[w].bytes_per_s == 0)
+            g->config.rate[w] = plausible[w];
+    if (!g->gpu)
+        g->config.rate[IZ_ON_COMPUTE] = g->config.rate[IZ_ON_HOST];
+}
+
 static double cost_us(struct starpu_task *task,
                       struct starpu_perfmodel_arch *arch, unsigned impl)
 {
+    (void)arch;
     (void)impl;
     const struct head *h = task->cl_arg;
-    bool gpu = arch->devices[0].type == STARPU_CUDA_WORKER;
-    double compute = h->flops / (gpu ? 400e6 : 50e3); /* per us */
-    double memory = h->bytes / (gpu ? 3e6 : 10e3);
-    return 1 + (compute > memory ? compute : memory);
+    const struct iz_rate *r = &h->g->config.rate[h->where];
+    double compute = r->flops_per_s > 0 ? h->flops / r->flops_per_s : 0;
+    double memory = h->bytes / r->bytes_per_s;
+    double s = r->latency_s + (compute > memory ? compute : memory);
+    return s > 1e-6 ? s * 1e6 : 1;
 }
 
 #define MODEL(k) [k] = {.type = STARPU_PER_ARCH, .arch_cost_function = cost_us}
@@ -322,6 +352,7 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
                        .flops = t->flops,
                        .bytes = t->bytes,
                        .kind = t->kind,
+                       .where = t->where,
                        .unit = t->unit,
                        .step = t->step};
     if (t->arg_bytes)
@@ -343,8 +374,8 @@ static void submit(struct iz_graph *g, const struct iz_task *t)
     task->flops = t->flops;
     task->name = iz_kinds[t->kind].name;
     place(g, task, t->where);
-    if (g->gpu && t->where == IZ_ON_COMPUTE) {
-        task->callback_func = end_cuda;
+    if (g->config.simulated || (g->gpu && t->where == IZ_ON_COMPUTE)) {
+        task->callback_func = g->config.simulated ? end_simulated : end_cuda;
         task->callback_arg = h;
     }
     attach_data(task, t);
@@ -595,7 +626,7 @@ static int take_workers(struct iz_graph *g, char *const *scratch)
     g->gpu_worker = g->gpu ? (unsigned)gpu[0] : 0;
     split_workers(g, cpu, n);
     give_scratch(g, scratch);
-    if (!g->gpu)
+    if (!g->gpu || g->config.simulated)
         return 0;
     on_lanes(g, open_lane);
     iz_graph_on_device(g, open_cuda, g);
@@ -612,6 +643,7 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
     g->config = *c;
     g->gpu = c->device >= 0;
     g->idle_hook = -1;
+    set_rates(g);
     g->n_workers = c->workers + lanes(g) + g->gpu;
     int r = check_workers(g);
     if (!r)
@@ -626,7 +658,10 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
         return r;
     }
     codelets_init(g->gpu);
-    g->idle_hook = starpu_idle_hook_register(nap, g);
+    if (c->simulated)
+        starpu_profiling_status_set(STARPU_PROFILING_ENABLE);
+    else
+        g->idle_hook = starpu_idle_hook_register(nap, g);
     return 0;
 }
 
@@ -651,6 +686,21 @@ void iz_graph_close(struct iz_graph **out)
     free(g->host_worker);
     free(g);
     *out = NULL;
+}
+
+bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w)
+{
+    if (where == IZ_ON_LANE)
+        return g->config.lane && (unsigned)w == g->lane_worker;
+    return g->mask[where][w / 32] >> (w % 32) & 1;
+}
+
+uint64_t iz_span_hash(uint64_t h, const struct iz_span *s)
+{
+    h = iz_mix(h + (uint64_t)s->begin_ns);
+    h = iz_mix(h + (uint64_t)s->end_ns);
+    return iz_mix(h + (uint64_t)(s->kind * 4096 + s->worker) * IZ_GOLDEN +
+                  (uint64_t)s->unit);
 }
 
 struct on_workers {

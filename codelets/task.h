@@ -53,7 +53,16 @@ enum iz_where {
     IZ_ON_LANE, /* collectives: one worker, in submission order on every rank */
     IZ_ON_UP,   /* copies to the GPU */
     IZ_ON_DOWN, /* copies to the host */
-    IZ_ON_IO    /* disk: workers that sleep in the kernel */
+    IZ_ON_IO,   /* disk: workers that sleep in the kernel */
+    IZ_PLACES
+};
+
+/* What one worker of a place does: a task lasts latency plus the longer of its
+ * flops and its bytes.  Bytes are those of the place: of its memory for compute
+ * and host, of the link for up and down, of the network for the lane, of the
+ * disk. */
+struct iz_rate {
+    double flops_per_s, bytes_per_s, latency_s;
 };
 
 struct iz_access {
@@ -95,6 +104,10 @@ struct iz_graph_config {
     bool tf32;
     char *device_scratch; /* work_bytes of it for the GPU's worker */
     struct iz_shadow shadow;
+    /* For schedulers that ask what a task costs, and for a simulation, which
+     * takes the cost for the truth.  Zero: plausible rates. */
+    struct iz_rate rate[IZ_PLACES];
+    bool simulated;  /* tasks are not executed, times are virtual */
     bool lane;       /* one more worker for collectives */
     bool lane_alone; /* collectives never run beside other tasks: it waits */
     int io_workers;  /* more workers for the disk */
@@ -135,6 +148,12 @@ int64_t iz_graph_spans(struct iz_graph *g,
 typedef void iz_worker_fn(void *arg, int i, struct iz_exec *x);
 void iz_graph_on_workers(struct iz_graph *g, iz_worker_fn *fn, void *arg);
 void iz_graph_on_device(struct iz_graph *g, iz_worker_fn *fn, void *arg);
+
+/* Whether StarPU's worker w executes tasks of a place. */
+bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w);
+
+/* h with a span mixed in. */
+uint64_t iz_span_hash(uint64_t h, const struct iz_span *s);
 
 int64_t iz_now_ns(void);
 

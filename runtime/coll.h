@@ -94,5 +94,7 @@ bool iz_coll_all_ok(struct iz_coll *c, bool ok);
 /* Bytes of scratch that the collectives need for shards of at most
  * `shard_bytes`; allocated at first use, counted by the planner. */
 int64_t iz_coll_scratch_bytes(const struct iz_coll *c, int64_t shard_bytes);
+/* Bytes per peer and piece of a reduce-scatter of such shards. */
+int64_t iz_coll_piece_bytes(const struct iz_coll *c, int64_t shard_bytes);
 
 #endif

@@ -21,13 +21,8 @@
 #include "codelets/mix.h"
 
 /* Bytes per peer and message, so that a buffer may be larger than an int, and
- * so that every few megabytes a new wait starts with fast polling.  Those of a
- * reduce-scatter are received into scratch and summed while they are in the
- * cache. */
+ * so that every few megabytes a new wait starts with fast polling. */
 #define GATHER_PIECE ((int64_t)4 << 20)
-#define REDUCE_PIECE ((int64_t)256 << 10)
-#define REDUCE_TOTAL ((int64_t)8 << 20) /* of all peers, one of two halves */
-#define REDUCE_LEAST ((int64_t)64 << 10)
 #define BROADCAST_PIECE ((int64_t)1 << 28)
 
 enum { ABORT_S = 5 }; /* how long MPI_Abort may take */
@@ -201,24 +196,6 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
     wait_group(&f, !group);
 }
 
-/* Bytes per peer and piece.  Many peers get smaller ones, so that the scratch
- * stays bounded until the messages become too small. */
-static int64_t piece_bytes(const struct iz_coll *c, int64_t shard_bytes)
-{
-    int64_t peers = c->size - 1, piece = REDUCE_PIECE;
-
-    if (piece * peers > REDUCE_TOTAL)
-        piece = REDUCE_TOTAL / peers / 64 * 64;
-    if (piece < REDUCE_LEAST)
-        piece = REDUCE_LEAST;
-    return min64(piece, (shard_bytes + 63) / 64 * 64);
-}
-
-int64_t iz_coll_scratch_bytes(const struct iz_coll *c, int64_t shard_bytes)
-{
-    return 2 * (c->size - 1) * piece_bytes(c, shard_bytes);
-}
-
 static void need_scratch(struct iz_coll *c, int64_t bytes, const char *what)
 {
     struct iz_coll_state *s = c->state;
@@ -300,7 +277,7 @@ void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
                           .wire = wire,
                           .accumulate = accumulate,
                           .shard_bytes = bytes,
-                          .piece_bytes = piece_bytes(c, bytes)};
+                          .piece_bytes = iz_coll_piece_bytes(c, bytes)};
     int group = 0;
 
     begin(c, REDUCE_SCATTER, bytes, what);

@@ -32,6 +32,10 @@ static int read_value(struct iz_options *o, const char *name, char *value)
         o->set[o->n_set++] = value;
         return 0;
     }
+    if (!strcmp(name, "--machine")) {
+        o->machine = value;
+        return 0;
+    }
     long long n = positive(value);
     if (!n || n > 1000000000)
         return wrong("not a positive number:", value);
@@ -45,7 +49,7 @@ static int read_value(struct iz_options *o, const char *name, char *value)
 static bool takes_value(const char *a)
 {
     return !strcmp(a, "--set") || !strcmp(a, "--steps") ||
-           !strcmp(a, "--ranks");
+           !strcmp(a, "--ranks") || !strcmp(a, "--machine");
 }
 
 static int read_flag(struct iz_options *o, char *a)
@@ -92,9 +96,6 @@ int iz_options_read(struct iz_options *o, int argc, char **argv)
                 argv[0]);
         r = -EINVAL;
     }
-    if (!r && o->ranks && !o->plan)
-        r = wrong("--ranks only goes with --plan; start ranks with",
-                  "mpirun -np");
     return r;
 }
 
@@ -116,6 +117,8 @@ void iz_options_help(const struct iz_program *p, const char *argv0)
            "run.output\n"
            "  --plan           prints the memory plan and ends\n"
            "  --ranks N        with --plan: for N ranks\n"
+           "  --machine FILE   with --plan: on that machine "
+           "(configs/machines)\n"
            "  --help           this text and every key of the config\n"
            "  --help-markdown  the keys as docs/config.md\n"
            "  --version        version\n\n"

@@ -10,8 +10,9 @@ struct iz_options {
     char **set;       /* key=value, borrowed from argv; array owned */
     int n_set;
     bool resume, plan, help, help_markdown, version;
-    int ranks;      /* --plan for this many; 0: those of the run */
-    char steps[64]; /* "run.steps=N" or "" */
+    int ranks;           /* --plan for this many; 0: those of the run */
+    const char *machine; /* --plan for this one, or NULL; borrowed */
+    char steps[64];      /* "run.steps=N" or "" */
 };
 
 /* Returns 0, or -EINVAL with the reason printed. */

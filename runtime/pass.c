@@ -71,6 +71,15 @@ static double call_flops(const struct iz_engine *e, int u,
     return c->backward_flops / 3;
 }
 
+static double call_bytes(const struct iz_engine *e, int u,
+                         enum iz_unit_call call)
+{
+    const struct iz_unit_cost *c = &e->plan.cost[u];
+    if (call != IZ_CALL_BACKWARD)
+        return c->forward_bytes;
+    return c->backward_bytes + (e->plan.recompute ? c->forward_bytes : 0);
+}
+
 /* Appends an access and returns its position; -1 for no handle. */
 static signed char add(struct iz_task *t, starpu_data_handle_t h,
                        enum starpu_data_access_mode mode)
@@ -145,9 +154,7 @@ void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
                         .arg = &a,
                         .arg_bytes = sizeof(a),
                         .flops = call_flops(e, c->unit, c->call),
-                        .bytes = c->call == IZ_CALL_BACKWARD
-                                     ? cost->backward_bytes
-                                     : cost->forward_bytes,
+                        .bytes = call_bytes(e, c->unit, c->call),
                         .unit = c->unit,
                         .step = (int)e->step};
     attach_params(e, c, &t, &a);

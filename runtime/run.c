@@ -17,6 +17,7 @@
 #include "codelets/die.h"
 #include "codelets/gemm.h"
 #include "codelets/rate.h"
+#include "runtime/machine.h"
 #include "runtime/metrics.h"
 #include "runtime/options.h"
 #include "runtime/place.h"
@@ -144,13 +145,35 @@ static int check_disk(const struct run *r)
                           b[IZ_MEM_PARAM]);
 }
 
+/* What the plan is for: this machine, or the one of --machine. */
+static int find_target(struct run *r, int ranks, struct iz_target *t,
+                       struct iz_limits *limit)
+{
+    struct iz_machine m;
+    if (!r->o.machine) {
+        *t = iz_place_target(&r->place, &r->c, r->workers);
+        *limit =
+            (struct iz_limits){.host = memory_limit(r),
+                               .device = iz_place_memory(&r->place, &r->c)};
+        return 0;
+    }
+    int s = iz_machine_read(&m, r->o.machine, first_rank(r) ? stderr : NULL);
+    if (s)
+        return s;
+    *t = iz_machine_target(&m, r->c.dtype, ranks);
+    *limit = iz_machine_limits(&m, ranks);
+    return 0;
+}
+
 static int make_plan(struct run *r)
 {
     int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
     int rank = r->o.ranks ? 0 : r->coll->rank;
-    struct iz_target t = iz_place_target(&r->place, &r->c, r->workers);
-    struct iz_limits limit = {.host = memory_limit(r),
-                              .device = iz_place_memory(&r->place, &r->c)};
+    struct iz_target t;
+    struct iz_limits limit;
+    int f = find_target(r, ranks, &t, &limit);
+    if (f)
+        return agree(r, f);
     int s = iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t);
     if (!s)
         s = iz_plan_fit(&r->plan, &r->c, r->model, &limit,
@@ -612,6 +635,11 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
 {
     struct run r = {.p = p};
     int s = iz_options_read(&r.o, argc, argv);
+    if (!s && !r.o.plan && (r.o.ranks || r.o.machine)) {
+        fprintf(stderr, "izar: --ranks and --machine only go with --plan; "
+                        "start ranks with mpirun -np\n");
+        s = -EINVAL;
+    }
     if (s || r.o.help || r.o.help_markdown || r.o.version) {
         if (!s)
             print_texts(p, &r.o, argv[0]);

@@ -169,7 +169,7 @@ static int take_scratch(struct iz_engine *e, char **scratch, int n)
     return 0;
 }
 
-static int open_graph(struct iz_engine *e, int device)
+static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
 {
     const struct iz_config *c = e->config;
     const struct iz_plan *p = &e->plan;
@@ -178,7 +178,7 @@ static int open_graph(struct iz_engine *e, int device)
     int r = scratch ? take_scratch(e, scratch, p->tasks_at_once) : -ENOMEM;
     struct iz_graph_config g = {
         .workers = p->target.workers,
-        .device = device,
+        .device = t->device,
         .act = p->target.act,
         .tf32 = c->run.tf32,
         .device_scratch = !r && p->target.gpu ? scratch[0] : NULL,
@@ -188,9 +188,11 @@ static int open_graph(struct iz_engine *e, int device)
         .io_workers = disk ? 2 : 0,
         .scheduler = c->run.scheduler,
         .rank = p->rank,
+        .simulated = t->simulated,
         .work_bytes = p->scratch_bytes,
         .delay_us = c->run.inject_delay_us,
         .delay_seed = c->run.inject_seed * 64 + (uint64_t)p->rank};
+    memcpy(g.rate, t->rate, sizeof(g.rate));
     if (!r)
         r = iz_graph_open(&e->graph, &g, p->target.gpu ? NULL : scratch);
     free(scratch);
@@ -225,7 +227,7 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     e->loss_scale = (float)e->control.scale.scale;
     int r = open_memory(e);
     if (!r)
-        r = open_graph(e, c->device);
+        r = open_graph(e, c);
     if (!r)
         r = iz_homes_open(e);
     if (!r)

@@ -12,6 +12,8 @@ struct iz_train_config {
     const struct iz_data *data;
     _Atomic int *stop; /* nonzero: finish the steps under way, then stop */
     int device;        /* index of the GPU, -1: none */
+    bool simulated;
+    struct iz_rate rate[IZ_PLACES]; /* zero: plausible ones */
 };
 
 /* Allocates everything that `plan` (taken over) says and starts StarPU.

@@ -111,11 +111,13 @@ void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
                     starpu_data_handle_t whole, int64_t elem_bytes)
 {
     struct fetch_arg a = fetch_arg(e, group, elem_bytes);
+    double bytes = (double)a.shard_bytes * (e->plan.ranks - 1);
     iz_submit(e->graph, &(struct iz_task){.kind = kind,
                                           .where = IZ_ON_LANE,
                                           .run = run_gather,
                                           .arg = &a,
                                           .arg_bytes = sizeof(a),
+                                          .bytes = bytes,
                                           .data = {{whole, STARPU_RW}},
                                           .unit = group,
                                           .step = (int)e->step});
@@ -144,7 +146,11 @@ static void submit_shard(struct iz_engine *e, int group, enum iz_where where,
 {
     struct fetch_arg a =
         fetch_arg(e, group, iz_dtype_bytes(e->plan.param_type));
-    double bytes = (double)a.shard_bytes * (gathers ? 2 * e->plan.ranks : 2);
+    /* What the link or the network moves; a copy within the host is both. */
+    int parts = where == IZ_ON_UP   ? 1
+                : e->plan.ranks > 1 ? e->plan.ranks - 1
+                                    : 2;
+    double bytes = (double)a.shard_bytes * parts;
     iz_submit(e->graph,
               &(struct iz_task){.kind = IZ_FETCH,
                                 .where = where,

@@ -106,23 +106,35 @@ struct move {
     int n_from, urgency;
 };
 
+/* What the link or the network moves, or a sum reads and writes. */
+static double moved_bytes(const struct move *m, const struct reduce_arg *a)
+{
+    double wire = (double)a->shard * (double)iz_dtype_bytes(a->wire);
+    if (m->where == IZ_ON_DOWN)
+        return wire;
+    if (m->where == IZ_ON_LANE && a->ranks > 1)
+        return wire * (a->ranks - 1);
+    return wire * a->slots + (double)a->shard *
+                                 (double)iz_dtype_bytes(a->type) *
+                                 (a->accumulate ? 2 : 1);
+}
+
 static void submit(struct iz_engine *e, int group, const struct move *m,
                    const struct reduce_arg *a)
 {
     iz_submit(e->graph,
-              &(struct iz_task){
-                  .kind = m->kind,
-                  .where = m->where,
-                  .run = m->run,
-                  .arg = a,
-                  .arg_bytes = sizeof(*a),
-                  .data = {m->to},
-                  .more = m->from,
-                  .n_more = m->n_from,
-                  .urgency = iz_in_order(group) + m->urgency,
-                  .bytes = 3 * (double)iz_param_bytes(e, a->shard * a->ranks),
-                  .unit = group,
-                  .step = (int)e->step});
+              &(struct iz_task){.kind = m->kind,
+                                .where = m->where,
+                                .run = m->run,
+                                .arg = a,
+                                .arg_bytes = sizeof(*a),
+                                .data = {m->to},
+                                .more = m->from,
+                                .n_more = m->n_from,
+                                .urgency = iz_in_order(group) + m->urgency,
+                                .bytes = moved_bytes(m, a),
+                                .unit = group,
+                                .step = (int)e->step});
 }
 
 /* Nobody waits for the sum of a single rank. */

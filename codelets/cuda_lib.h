@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the CUDA ops share and nobody else sees: the libraries' handles of a
+ * compute worker, and the matrix product that they are built of. */
+#ifndef IZ_CODELETS_CUDA_LIB_H
+#define IZ_CODELETS_CUDA_LIB_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "codelets/exec.h"
+
+IZ_C_BEGIN
+
+struct iz_cublas; /* handle of cuBLASLt and the algorithms found so far */
+
+/* One per compute worker; no two threads use the same at a time. */
+struct iz_cuda {
+    struct iz_cublas *blas;
+    void *cudnn; /* of attention_cudnn.c; NULL: cuDNN is not used */
+};
+
+/* -errno with the reason printed; close accepts NULL. */
+int iz_cublas_open(struct iz_cublas **out);
+void iz_cublas_close(struct iz_cublas **b);
+
+/* What a product does with its vector. */
+enum iz_product_bias {
+    IZ_BIAS_NONE,
+    IZ_BIAS_ADD,   /* bias[j] is added to column j of d; n elements */
+    IZ_BIAS_SUM_A, /* bias[i] = sum over k of op(a)[i,k]; m elements */
+    IZ_BIAS_SUM_B, /* bias[j] = sum over k of op(b)[k,j]; n elements */
+};
+
+/* d = op(a) op(b) + c + bias, all row-major: op(a) is [m,k], op(b) [k,n], d and
+ * c [m,n], and ta, tb say that the matrix is stored transposed.  The ld count
+ * the elements from one row in memory to the next.  a and b have type `in`, the
+ * others `out`.  c may be NULL or d, and has d's ld. */
+struct iz_product {
+    int64_t m, n, k, lda, ldb, ldd;
+    const void *a, *b, *c;
+    void *d, *bias;
+    bool ta, tb;
+    enum iz_dtype in, out;
+    enum iz_product_bias use;
+};
+
+/* Enqueues the product; scratch is the workspace, IZ_PRODUCT_SCRATCH bytes at
+ * least.  False when the library cannot do a product with this `use`, which
+ * happens for the two sums alone; then nothing is enqueued. */
+bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
+                     struct iz_view scratch);
+
+/* 32 MiB, as NVIDIA recommends for compute capability 9, and room to align. */
+#define IZ_PRODUCT_SCRATCH ((int64_t)(32 << 20) + 256)
+
+/* sum[j] = the sum of column j of dy, in fp32, rounded once: sum [1,N] of the
+ * type of dy or fp32.  scratch as for a product. */
+void iz_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
+                        struct iz_view dy, struct iz_view scratch);
+
+/* State of attention_cudnn.c; *state stays NULL where cuDNN is not to be used.
+ * -errno with the reason printed. */
+int iz_attention_cudnn_open(void **state, void *stream);
+void iz_attention_cudnn_close(void **state);
+
+IZ_C_END
+
+#endif

@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Matrix products with weights on a GPU, through cuBLASLt: the only file that
+ * knows this library.  A product is one call; how the library does it is asked
+ * once per shape, types and alignment, and kept.
+ *
+ * The bias is added by the product (BIAS epilogue).  GELU is not, although the
+ * library could: the backward needs the sum before GELU too, so the product
+ * would write both, and a GELU of its own costs the same bytes once more but
+ * lets the backward compute GELU again instead of keeping it. */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cublasLt.h>
+
+#include "codelets/cuda_launch.h"
+#include "codelets/cuda_lib.h"
+#include "codelets/die.h"
+#include "codelets/mix.h"
+
+#define PLANS 512
+#define WORKSPACE_ALIGN 256
+#define WORKSPACE_BYTES (IZ_PRODUCT_SCRATCH - WORKSPACE_ALIGN)
+
+/* Reductions of a product whose k is split.  The same inputs have to give the
+ * same bits.  By its documentation ("Results Reproducibility") the library
+ * keeps that on one kind of GPU, as long as a stream has a workspace of its
+ * own, as here.  Of the ways to split k we still allow only the one that does
+ * not lean on this promise: by cublasLt.h all partial sums go in fp32 to the
+ * workspace and a separate step adds them.  INPLACE adds to the output, in a
+ * sequence of which the header does not say that it is always the same, and
+ * like OUTPUT_TYPE it rounds every partial sum to the type of the output. */
+#define REDUCTIONS                                                             \
+    (CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+
+/* All that the choice of an algorithm depends on; no padding. */
+struct key {
+    int64_t m, n, k, lda, ldb, ldd, ta, tb, in, out, use, compute;
+    int64_t align_a, align_b, align_c, align_d, align_bias;
+};
+
+struct plan {
+    struct key key;
+    bool taken, possible;
+    cublasLtMatmulDescOpaque_t op;
+    cublasLtMatrixLayoutOpaque_t a, b, d; /* c has the layout of d */
+    cublasLtMatmulAlgo_t algo;
+};
+
+/* Open addressing; entries are never removed. */
+struct iz_cublas {
+    cublasLtHandle_t lt;
+    struct plan plan[PLANS];
+};
+
+int iz_cublas_open(struct iz_cublas **out)
+{
+    struct iz_cublas *b = calloc(1, sizeof *b);
+    cublasStatus_t s;
+
+    *out = b;
+    if (!b) {
+        fprintf(stderr, "izar: no memory for the table of products\n");
+        return -ENOMEM;
+    }
+    s = cublasLtCreate(&b->lt);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        return 0;
+    fprintf(stderr, "izar: cublasLtCreate: %s\n", cublasLtGetStatusString(s));
+    b->lt = NULL;
+    iz_cublas_close(out);
+    return -EIO;
+}
+
+void iz_cublas_close(struct iz_cublas **b)
+{
+    if (*b && (*b)->lt)
+        cublasLtDestroy((*b)->lt);
+    free(*b);
+    *b = NULL;
+}
+
+static void check(cublasStatus_t s, const char *call, const struct key *k)
+{
+    if (s != CUBLAS_STATUS_SUCCESS)
+        iz_die("%s for [%lld,%lld] [%lld,%lld], %s to %s: %s", call,
+               (long long)k->m, (long long)k->k, (long long)k->k,
+               (long long)k->n, iz_dtype_name((enum iz_dtype)k->in),
+               iz_dtype_name((enum iz_dtype)k->out),
+               cublasLtGetStatusString(s));
+}
+
+static cudaDataType data_type(int64_t t)
+{
+    assert(t == IZ_F32 || t == IZ_BF16 || t == IZ_F16);
+    return t == IZ_F32 ? CUDA_R_32F : t == IZ_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+/* Of an address in bytes, and no more than the arenas give to everything: else
+ * the algorithm, and with it the bits, would depend on where scratch lies. */
+static int64_t alignment(const void *p)
+{
+    uintptr_t u = (uintptr_t)p | 64;
+
+    return (int64_t)(u & -u);
+}
+
+static struct key key_of(const struct iz_exec *x, const struct iz_product *p)
+{
+    bool tf32 = x->tf32 && p->in == IZ_F32;
+
+    return (struct key){.m = p->m,
+                        .n = p->n,
+                        .k = p->k,
+                        .lda = p->lda,
+                        .ldb = p->ldb,
+                        .ldd = p->ldd,
+                        .ta = p->ta,
+                        .tb = p->tb,
+                        .in = p->in,
+                        .out = p->out,
+                        .use = p->use,
+                        .compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                        : CUBLAS_COMPUTE_32F,
+                        .align_a = alignment(p->a),
+                        .align_b = alignment(p->b),
+                        .align_c = alignment(p->c ? p->c : p->d),
+                        .align_d = alignment(p->d),
+                        .align_bias = alignment(p->bias)};
+}
+
+static uint64_t hash_of(const struct key *k)
+{
+    int64_t field[sizeof *k / sizeof(int64_t)];
+    uint64_t h = 0;
+
+    memcpy(field, k, sizeof field);
+    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
+        h = iz_mix(h + IZ_GOLDEN + (uint64_t)field[i]);
+    return h;
+}
+
+static void set(struct plan *q, cublasLtMatmulDescAttributes_t attr,
+                const void *value, size_t size)
+{
+    check(cublasLtMatmulDescSetAttribute(&q->op, attr, value, size),
+          "cublasLtMatmulDescSetAttribute", &q->key);
+}
+
+static void set_operation(struct plan *q, int64_t transposed,
+                          cublasLtMatmulDescAttributes_t attr)
+{
+    int32_t op = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+
+    set(q, attr, &op, sizeof op);
+}
+
+/* The search reads the alignment of the vector off its address, so it gets one
+ * that is aligned as the key says and no better. */
+static void set_bias(struct plan *q)
+{
+    static const uint32_t epilogue[] = {
+        [IZ_BIAS_NONE] = CUBLASLT_EPILOGUE_DEFAULT,
+        [IZ_BIAS_ADD] = CUBLASLT_EPILOGUE_BIAS,
+        /* the library's A is our b and the other way round */
+        [IZ_BIAS_SUM_A] = CUBLASLT_EPILOGUE_BGRADB,
+        [IZ_BIAS_SUM_B] = CUBLASLT_EPILOGUE_BGRADA,
+    };
+    const void *bias = (const void *)(uintptr_t)q->key.align_bias;
+    int32_t type = data_type(q->key.out);
+
+    if (q->key.use == IZ_BIAS_NONE)
+        return;
+    set(q, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue[q->key.use],
+        sizeof epilogue[0]);
+    set(q, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
+    set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+}
+
+/* A row-major matrix with rows of `cols` elements: to the library, which counts
+ * by columns, the same memory is the transposed matrix. */
+static void set_layout(struct plan *q, cublasLtMatrixLayoutOpaque_t *m,
+                       int64_t type, int64_t rows, int64_t cols, int64_t ld)
+{
+    assert(ld >= cols);
+    check(cublasLtMatrixLayoutInit(m, data_type(type), (uint64_t)cols,
+                                   (uint64_t)rows, ld),
+          "cublasLtMatrixLayoutInit", &q->key);
+}
+
+/* d = op(a) op(b) by rows is d' = op(b)' op(a)' by columns, so the operands
+ * change places and nothing is copied. */
+static void describe(struct plan *q)
+{
+    const struct key *k = &q->key;
+
+    check(cublasLtMatmulDescInit(&q->op, (cublasComputeType_t)k->compute,
+                                 CUDA_R_32F),
+          "cublasLtMatmulDescInit", k);
+    set_operation(q, k->tb, CUBLASLT_MATMUL_DESC_TRANSA);
+    set_operation(q, k->ta, CUBLASLT_MATMUL_DESC_TRANSB);
+    set_bias(q);
+    set_layout(q, &q->a, k->in, k->ta ? k->k : k->m, k->ta ? k->m : k->k,
+               k->lda);
+    set_layout(q, &q->b, k->in, k->tb ? k->n : k->k, k->tb ? k->k : k->n,
+               k->ldb);
+    set_layout(q, &q->d, k->out, k->m, k->n, k->ldd);
+}
+
+static void prefer(cublasLtMatmulPreferenceOpaque_t *pref, const struct key *k,
+                   cublasLtMatmulPreferenceAttributes_t attr, uint32_t value)
+{
+    check(
+        cublasLtMatmulPreferenceSetAttribute(pref, attr, &value, sizeof value),
+        "cublasLtMatmulPreferenceSetAttribute", k);
+}
+
+static void describe_wish(cublasLtMatmulPreferenceOpaque_t *pref,
+                          const struct key *k)
+{
+    uint64_t bytes = WORKSPACE_BYTES;
+
+    check(cublasLtMatmulPreferenceInit(pref), "cublasLtMatmulPreferenceInit",
+          k);
+    check(cublasLtMatmulPreferenceSetAttribute(
+              pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+              sizeof bytes),
+          "cublasLtMatmulPreferenceSetAttribute", k);
+    prefer(pref, k, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, REDUCTIONS);
+    prefer(pref, k, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+           (uint32_t)k->align_b);
+    prefer(pref, k, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+           (uint32_t)k->align_a);
+    prefer(pref, k, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+           (uint32_t)k->align_c);
+    prefer(pref, k, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+           (uint32_t)k->align_d);
+}
+
+/* The library's first choice that exists; none leaves the plan impossible. */
+static void choose(struct iz_cublas *b, struct plan *q)
+{
+    cublasLtMatmulPreferenceOpaque_t pref;
+    cublasLtMatmulHeuristicResult_t found[4];
+    cublasStatus_t s;
+    int n = 0;
+
+    describe_wish(&pref, &q->key);
+    s = cublasLtMatmulAlgoGetHeuristic(b->lt, &q->op, &q->b, &q->a, &q->d,
+                                       &q->d, &pref, 4, found, &n);
+    if (s != CUBLAS_STATUS_NOT_SUPPORTED)
+        check(s, "cublasLtMatmulAlgoGetHeuristic", &q->key);
+    for (int i = 0; s == CUBLAS_STATUS_SUCCESS && i < n; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS) {
+            q->algo = found[i].algo;
+            q->possible = true;
+            return;
+        }
+    if (q->key.use != IZ_BIAS_SUM_A && q->key.use != IZ_BIAS_SUM_B)
+        check(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic",
+              &q->key);
+}
+
+static struct plan *plan_of(struct iz_cublas *b, const struct key *k)
+{
+    uint64_t h = hash_of(k);
+
+    for (uint64_t i = 0; i < PLANS; i++) {
+        struct plan *q = &b->plan[(h + i) % PLANS];
+
+        if (q->taken && memcmp(&q->key, k, sizeof *k) == 0)
+            return q;
+        if (q->taken)
+            continue;
+        q->key = *k;
+        q->taken = true;
+        describe(q);
+        choose(b, q);
+        return q;
+    }
+    iz_die("more than %d kinds of matrix products", PLANS);
+}
+
+bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
+                     struct iz_view scratch)
+{
+    struct key k = key_of(x, p);
+    struct plan *q = plan_of(x->cuda->blas, &k);
+    float one = 1, beta = p->c ? 1 : 0;
+    uintptr_t space = ((uintptr_t)scratch.p + WORKSPACE_ALIGN - 1) /
+                      WORKSPACE_ALIGN * WORKSPACE_ALIGN;
+
+    assert(iz_view_bytes(scratch) >= IZ_PRODUCT_SCRATCH);
+    if (!q->possible)
+        return false;
+    if (p->use != IZ_BIAS_NONE)
+        set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
+    check(cublasLtMatmul(x->cuda->blas->lt, &q->op, &one, p->b, &q->b, p->a,
+                         &q->a, &beta, p->c ? p->c : p->d, &q->d, p->d, &q->d,
+                         &q->algo, (void *)space, WORKSPACE_BYTES,
+                         (cudaStream_t)x->stream),
+          "cublasLtMatmul", &k);
+    return true;
+}
+
+void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                        struct iz_view a, const struct iz_linear *l,
+                        struct iz_view scratch)
+{
+    struct iz_product p = {.m = y.rows,
+                           .n = y.cols,
+                           .k = a.cols,
+                           .a = a.p,
+                           .lda = a.cols,
+                           .b = l->w.p,
+                           .ldb = l->w.cols,
+                           .tb = l->out_in,
+                           .c = r.rows ? r.p : NULL,
+                           .d = y.p,
+                           .ldd = y.cols,
+                           .bias = l->b.rows ? l->b.p : NULL,
+                           .use = l->b.rows ? IZ_BIAS_ADD : IZ_BIAS_NONE,
+                           .in = a.dtype,
+                           .out = y.dtype};
+
+    assert(l->w.dtype == a.dtype && (!r.rows || r.dtype == y.dtype));
+    assert(!l->b.rows || l->b.dtype == y.dtype);
+    iz_product_cuda(x, &p, scratch);
+}
+
+void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
+                       const struct iz_linear *l, struct iz_view scratch)
+{
+    struct iz_product p = {.m = da.rows,
+                           .n = da.cols,
+                           .k = dy.cols,
+                           .a = dy.p,
+                           .lda = dy.cols,
+                           .b = l->w.p,
+                           .ldb = l->w.cols,
+                           .tb = !l->out_in,
+                           .d = da.p,
+                           .ldd = da.cols,
+                           .in = dy.dtype,
+                           .out = da.dtype};
+
+    assert(l->w.dtype == dy.dtype);
+    iz_product_cuda(x, &p, scratch);
+}
+
+/* dw = left^T right; the columns of dy are rows of op(left) or columns of
+ * right, and their sums are db. */
+static struct iz_product product_dw(struct iz_view dy, struct iz_view a,
+                                    const struct iz_linear *l)
+{
+    struct iz_view left = l->out_in ? dy : a, right = l->out_in ? a : dy;
+
+    assert(dy.dtype == a.dtype);
+    return (struct iz_product){.m = l->dw.rows,
+                               .n = l->dw.cols,
+                               .k = dy.rows,
+                               .a = left.p,
+                               .lda = left.cols,
+                               .ta = true,
+                               .b = right.p,
+                               .ldb = right.cols,
+                               .c = l->add ? l->dw.p : NULL,
+                               .d = l->dw.p,
+                               .ldd = l->dw.cols,
+                               .in = a.dtype,
+                               .out = l->dw.dtype};
+}
+
+/* db together with dw where the library can, else by a kernel of ours, which
+ * reads dy once more.  What the library can depends on nothing but the key, so
+ * db comes from the same code in every step. */
+void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                       const struct iz_linear *l, struct iz_view scratch)
+{
+    bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db), both = false;
+    struct iz_product p = {0};
+
+    if (dw)
+        p = product_dw(dy, a, l);
+    if (dw && db && l->db.dtype == l->dw.dtype) {
+        p.use = l->out_in ? IZ_BIAS_SUM_A : IZ_BIAS_SUM_B;
+        p.bias = l->db.p;
+        both = iz_product_cuda(x, &p, scratch);
+    }
+    if (dw && !both) {
+        p.use = IZ_BIAS_NONE;
+        p.bias = NULL;
+        iz_product_cuda(x, &p, scratch);
+    }
+    if (db && !both)
+        iz_column_sum_cuda(x, l->db, dy, scratch);
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How fast matrix products are on this GPU: the yardstick of a run.  Outside of
+ * steps, so it takes memory of its own. */
+#include <stdlib.h>
+
+#include <cuda_runtime_api.h>
+
+#include "codelets/cuda_launch.h"
+#include "codelets/cuda_lib.h"
+#include "codelets/die.h"
+#include "codelets/mix.h"
+
+/* Products between two looks at the clock, and random elements that the
+ * operands repeat: a product of zeros would draw less power and run faster. */
+enum { PRODUCTS = 10, PATTERN = 1 << 18 };
+
+static void check(cudaError_t e, const char *call)
+{
+    if (e != cudaSuccess)
+        iz_die("%s: %s", call, cudaGetErrorString(e));
+}
+
+/* PATTERN numbers, uniform in [-1, 1). */
+static void make_pattern(void *to, enum iz_dtype t)
+{
+    for (uint64_t i = 0; i < PATTERN; i++) {
+        float f = (float)(iz_mix(i * IZ_GOLDEN) >> 40) * 0x1p-23f - 1;
+
+        iz_cast((char *)to + (int64_t)i * iz_dtype_bytes(t), t, &f, IZ_F32, 1);
+    }
+}
+
+/* Fills device memory with the pattern, doubling what is there. */
+static void fill(char *p, int64_t bytes, enum iz_dtype t)
+{
+    int64_t done = PATTERN * iz_dtype_bytes(t);
+    void *pattern = malloc((size_t)done);
+
+    if (!pattern)
+        iz_die("no memory for %lld bytes of random numbers", (long long)done);
+    make_pattern(pattern, t);
+    done = done < bytes ? done : bytes;
+    check(cudaMemcpy(p, pattern, (size_t)done, cudaMemcpyHostToDevice),
+          "cudaMemcpy");
+    free(pattern);
+    while (done < bytes) {
+        int64_t n = done < bytes - done ? done : bytes - done;
+
+        check(cudaMemcpy(p + done, p, (size_t)n, cudaMemcpyDeviceToDevice),
+              "cudaMemcpy");
+        done += n;
+    }
+}
+
+/* Seconds of PRODUCTS products. */
+static double time_products(struct iz_exec *x, const struct iz_product *p,
+                            struct iz_view scratch, const cudaEvent_t at[2])
+{
+    float ms;
+
+    check(cudaEventRecord(at[0], (cudaStream_t)x->stream), "cudaEventRecord");
+    for (int i = 0; i < PRODUCTS; i++)
+        iz_product_cuda(x, p, scratch);
+    check(cudaEventRecord(at[1], (cudaStream_t)x->stream), "cudaEventRecord");
+    check(cudaEventSynchronize(at[1]), "cudaEventSynchronize");
+    check(cudaEventElapsedTime(&ms, at[0], at[1]), "cudaEventElapsedTime");
+    return (double)ms / 1e3;
+}
+
+/* flop/s of the fastest series; the first one only warms up. */
+static double best_rate(struct iz_exec *x, const struct iz_product *p,
+                        struct iz_view scratch, double seconds)
+{
+    double flops = 2. * (double)p->m * (double)p->n * (double)p->k;
+    double best = 0, total = 0;
+    cudaEvent_t at[2];
+
+    check(cudaEventCreate(&at[0]), "cudaEventCreate");
+    check(cudaEventCreate(&at[1]), "cudaEventCreate");
+    time_products(x, p, scratch, at);
+    do {
+        double s = time_products(x, p, scratch, at);
+        double rate = PRODUCTS * flops / (s > 1e-9 ? s : 1e-9);
+
+        best = rate > best ? rate : best;
+        total += s;
+    } while (total < seconds);
+    check(cudaEventDestroy(at[0]), "cudaEventDestroy");
+    check(cudaEventDestroy(at[1]), "cudaEventDestroy");
+    return best;
+}
+
+/* Bytes of a matrix of x->act, so that the next one is well aligned. */
+static int64_t room(const struct iz_exec *x, int64_t rows, int64_t cols)
+{
+    return (rows * cols * iz_dtype_bytes(x->act) + 255) / 256 * 256;
+}
+
+/* The rate of p, whose operands and result follow the workspace in mem. */
+static double rate_in(struct iz_exec *x, struct iz_product *p, char *mem,
+                      double seconds)
+{
+    struct iz_view scratch = {
+        .p = mem, .dtype = IZ_U8, .rows = 1, .cols = IZ_PRODUCT_SCRATCH};
+    int64_t a = room(x, p->m, p->k), b = room(x, p->k, p->n);
+
+    mem += IZ_PRODUCT_SCRATCH;
+    fill(mem, a + b, x->act);
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    p->a = mem;
+    p->b = mem + a;
+    p->d = mem + a + b;
+    return best_rate(x, p, scratch, seconds);
+}
+
+/* 0 where the GPU has no room for the matrices. */
+double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
+                         double seconds)
+{
+    struct iz_product p = {.m = m,
+                           .n = n,
+                           .k = k,
+                           .lda = k,
+                           .ldb = n,
+                           .ldd = n,
+                           .in = x->act,
+                           .out = x->act};
+    int64_t bytes =
+        IZ_PRODUCT_SCRATCH + room(x, m, k) + room(x, k, n) + room(x, m, n);
+    void *mem;
+    double rate;
+
+    if (cudaMalloc(&mem, (size_t)bytes) != cudaSuccess) {
+        cudaGetLastError(); /* forget it: nothing is broken */
+        return 0;
+    }
+    rate = rate_in(x, &p, mem, seconds);
+    check(cudaFree(mem), "cudaFree");
+    return rate;
+}

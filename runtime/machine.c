@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Machine files; see machine.h. */
+#include "runtime/machine.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/json.h"
+
+#define MOST INT64_C(4000000000000000000)
+/* Of a GPU's memory: the context, libraries, what StarPU takes. */
+#define RESERVE_BYTES (INT64_C(768) << 20)
+
+struct field {
+    const char *name;
+    size_t offset;
+    bool count; /* an int */
+};
+
+#define NUMBER(key, member)                                                    \
+    {                                                                          \
+        key, offsetof(struct iz_machine, member), false                        \
+    }
+#define COUNT(key, member)                                                     \
+    {                                                                          \
+        key, offsetof(struct iz_machine, member), true                         \
+    }
+
+static const struct field fields[] = {
+    COUNT("gpus", gpus),
+    COUNT("cores", cores),
+    NUMBER("host_bytes", host_bytes),
+    NUMBER("host_bytes_per_s", host_bytes_per_s),
+    NUMBER("core_flops_per_s", core_flops_per_s),
+    NUMBER("disk_bytes", disk_bytes),
+    NUMBER("disk_bytes_per_s", disk_bytes_per_s),
+    NUMBER("node_bytes_per_s", node_bytes_per_s),
+    NUMBER("gpu_bytes", gpu_bytes),
+    NUMBER("gpu_bytes_per_s", gpu_bytes_per_s),
+    NUMBER("fp32_flops_per_s", flops_per_s[IZ_F32]),
+    NUMBER("bf16_flops_per_s", flops_per_s[IZ_BF16]),
+    NUMBER("fp16_flops_per_s", flops_per_s[IZ_F16]),
+    NUMBER("up_bytes_per_s", up_bytes_per_s),
+    NUMBER("down_bytes_per_s", down_bytes_per_s),
+    NUMBER("peer_bytes_per_s", peer_bytes_per_s),
+    NUMBER("launch_ns", launch_ns),
+    NUMBER("copy_ns", copy_ns),
+    NUMBER("message_ns", message_ns),
+};
+#define FIELDS ((int)(sizeof(fields) / sizeof(fields[0])))
+
+static char *read_text(const char *path, int64_t *bytes)
+{
+    FILE *f = fopen(path, "r");
+    enum { ROOM = 1 << 16 };
+    char *text = f ? malloc(ROOM) : NULL;
+    if (text)
+        *bytes = (int64_t)fread(text, 1, ROOM, f);
+    if (f)
+        fclose(f);
+    return text;
+}
+
+static int read_field(struct iz_machine *m, const struct field *f,
+                      const struct iz_json *v, const char *path, FILE *err)
+{
+    int64_t n = iz_json_number(v, f->count ? 1 << 20 : MOST);
+    char *at = (char *)m + f->offset;
+    if (n < 0) {
+        if (err)
+            fprintf(err, "izar: %s: %s: %s\n", path, f->name,
+                    v ? "is not a whole number" : "is missing");
+        return -EINVAL;
+    }
+    if (f->count)
+        *(int *)at = (int)n;
+    else
+        *(int64_t *)at = n;
+    return 0;
+}
+
+static bool known(const char *key)
+{
+    for (int i = 0; i < FIELDS; i++)
+        if (!strcmp(fields[i].name, key))
+            return true;
+    return !strcmp(key, "name") || !strcmp(key, "sources");
+}
+
+static int read_fields(struct iz_machine *m, const struct iz_json *j,
+                       const char *path, FILE *err)
+{
+    int r = 0;
+    const char *name = iz_json_text(iz_json_member(j, "name"));
+    snprintf(m->name, sizeof(m->name), "%s", name ? name : path);
+    for (int i = 0; i < FIELDS; i++)
+        if (read_field(m, &fields[i], iz_json_member(j, fields[i].name), path,
+                       err))
+            r = -EINVAL;
+    for (const char *k = iz_json_key(j, NULL); k; k = iz_json_key(j, k))
+        if (!known(k)) {
+            if (err)
+                fprintf(err, "izar: %s: %s: unknown key\n", path, k);
+            r = -EINVAL;
+        }
+    if (!r && (m->host_bytes_per_s < 1 || m->cores < 1)) {
+        if (err)
+            fprintf(err, "izar: %s: a machine has cores and memory\n", path);
+        r = -EINVAL;
+    }
+    return r;
+}
+
+int iz_machine_read(struct iz_machine *m, const char *path, FILE *err)
+{
+    int64_t bytes = 0;
+    *m = (struct iz_machine){0};
+    errno = ENOMEM;
+    char *text = read_text(path, &bytes);
+    if (!text) {
+        int why = errno;
+        if (err)
+            fprintf(err, "izar: --machine: %s: %s\n", path, strerror(why));
+        return -why;
+    }
+    struct iz_json *j = iz_json_open(text, bytes);
+    int r = j && iz_json_is_object(j) ? 0 : -EINVAL;
+    if (r && err)
+        fprintf(err, "izar: %s: is not a JSON object\n", path);
+    if (!r)
+        r = read_fields(m, j, path, err);
+    iz_json_close(&j);
+    free(text);
+    return r;
+}
+
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+int iz_machine_ranks(const struct iz_machine *m, int ranks)
+{
+    return min_int(ranks, m->gpus ? m->gpus : 1);
+}
+
+struct iz_target iz_machine_target(const struct iz_machine *m,
+                                   enum iz_dtype params, int ranks)
+{
+    int cores = m->cores / iz_machine_ranks(m, ranks);
+    bool gpu = m->gpus > 0;
+    int workers = gpu && cores > 1 ? cores - 1 : cores;
+    return (struct iz_target){.workers = workers > 0 ? workers : 1,
+                              .gpu = gpu,
+                              .nccl = gpu && ranks > 1,
+                              .act = gpu ? params : IZ_F32};
+}
+
+struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
+{
+    return (struct iz_limits){.host =
+                                  m->host_bytes / iz_machine_ranks(m, ranks),
+                              .device = m->gpu_bytes - RESERVE_BYTES};
+}
+
+static double seconds(int64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+/* All-gather and exchange among all ranks: every byte that a rank receives
+ * comes over its share of the slowest link in between, and each of the N - 1
+ * messages starts anew. */
+static struct iz_rate network(const struct iz_machine *m,
+                              const struct iz_plan *p)
+{
+    int near = iz_machine_ranks(m, p->ranks);
+    bool far = p->ranks > near;
+    double bytes =
+        far ? (double)m->node_bytes_per_s / near : (double)m->peer_bytes_per_s;
+    return (struct iz_rate){.bytes_per_s = bytes,
+                            .latency_s =
+                                seconds(m->message_ns) * (p->ranks - 1)};
+}
+
+void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
+                      struct iz_rate rate[IZ_PLACES])
+{
+    double ranks = iz_machine_ranks(m, p->ranks);
+    double workers = p->target.workers;
+    enum iz_dtype t = p->target.gpu ? p->param_type : IZ_F32;
+    rate[IZ_ON_HOST] = (struct iz_rate){
+        .flops_per_s = (double)m->core_flops_per_s,
+        .bytes_per_s = (double)m->host_bytes_per_s / ranks / workers,
+        .latency_s = 1e-6};
+    rate[IZ_ON_COMPUTE] =
+        p->target.gpu
+            ? (struct iz_rate){.flops_per_s = (double)m->flops_per_s[t],
+                               .bytes_per_s = (double)m->gpu_bytes_per_s,
+                               .latency_s = seconds(m->launch_ns)}
+            : rate[IZ_ON_HOST];
+    rate[IZ_ON_LANE] = network(m, p);
+    rate[IZ_ON_UP] = (struct iz_rate){.bytes_per_s = (double)m->up_bytes_per_s,
+                                      .latency_s = seconds(m->copy_ns)};
+    rate[IZ_ON_DOWN] =
+        (struct iz_rate){.bytes_per_s = (double)m->down_bytes_per_s,
+                         .latency_s = seconds(m->copy_ns)};
+    rate[IZ_ON_IO] =
+        (struct iz_rate){.bytes_per_s = (double)m->disk_bytes_per_s / ranks / 2,
+                         .latency_s = 100e-6};
+    for (int w = 0; w < IZ_PLACES; w++)
+        if (rate[w].bytes_per_s <= 0)
+            rate[w].bytes_per_s = 1; /* not there: nothing should use it */
+}

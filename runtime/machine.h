@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The description of a machine that need not be here: what one rank of a run on
+ * it has, from a file of configs/machines. */
+#ifndef IZ_RUNTIME_MACHINE_H
+#define IZ_RUNTIME_MACHINE_H
+
+#include "runtime/plan.h"
+
+/* All figures are sustained ones: what a large product, copy or message
+ * reaches. */
+struct iz_machine {
+    char name[64];
+    /* Of one node, which its ranks share. */
+    int gpus, cores;
+    int64_t host_bytes, host_bytes_per_s, core_flops_per_s;
+    int64_t disk_bytes, disk_bytes_per_s;
+    int64_t node_bytes_per_s; /* network of a node, each way */
+    /* Of one GPU; up and down: between it and the host. */
+    int64_t gpu_bytes, gpu_bytes_per_s, flops_per_s[3]; /* by enum iz_dtype */
+    int64_t up_bytes_per_s, down_bytes_per_s;
+    int64_t peer_bytes_per_s; /* between GPUs of a node, each way */
+    int64_t launch_ns, copy_ns, message_ns; /* latencies */
+};
+
+/* Negative errno with the reason printed on `err`. */
+int iz_machine_read(struct iz_machine *m, const char *path, FILE *err);
+
+/* Ranks of one node: one per GPU, or one on a machine without. */
+int iz_machine_ranks(const struct iz_machine *m, int ranks);
+struct iz_target iz_machine_target(const struct iz_machine *m,
+                                   enum iz_dtype params, int ranks);
+struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks);
+/* What one worker of each place of a rank does. */
+void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
+                      struct iz_rate rate[IZ_PLACES]);
+
+#endif

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* iz_run of a program that is linked with a simulating StarPU: the same config,
+ * plan and submissions as a run, on a machine described by a file.  One rank
+ * stands for all; what its collectives cost follows from the number of ranks.
+ * Nothing is computed and no data exist. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/machine.h"
+#include "runtime/options.h"
+#include "runtime/overlap.h"
+#include "runtime/train.h"
+
+#define STEPS 4 /* the first two fill the pipeline */
+
+struct simulation {
+    const struct iz_program *p;
+    struct iz_options o;
+    struct iz_config c;
+    struct iz_machine machine;
+    struct iz_model *model;
+    struct iz_plan plan;
+    struct iz_coll coll;
+    struct iz_engine *e;
+    struct iz_overlap *overlap;
+    int ranks, steps, clips;
+    double clip_end_s[STEPS + 1];
+    double busy_s[STARPU_NMAXWORKERS]; /* within the window */
+    double begin_s, end_s;             /* of the window of whole steps */
+    struct iz_span *span;
+    int n_spans, room;
+    int64_t lost;
+    uint64_t hash; /* of every task's kind, unit, begin and end */
+};
+
+static int prepare(struct simulation *s)
+{
+    const char *why =
+        "a simulation needs --machine FILE (see configs/machines)";
+    s->ranks = s->o.ranks ? s->o.ranks : 1;
+    if (!s->o.machine) {
+        fprintf(stderr, "izar: %s\n", why);
+        return -EINVAL;
+    }
+    int r = iz_machine_read(&s->machine, s->o.machine, stderr);
+    if (!r)
+        r = iz_config_read(&s->c, &s->p->section, s->o.path, s->o.set,
+                           s->o.n_set, s->ranks, stderr);
+    if (!r)
+        r = s->p->open(&s->model, s->p->section.target);
+    if (r)
+        return r;
+    struct iz_target t = iz_machine_target(&s->machine, s->c.dtype, s->ranks);
+    if (s->c.run.workers)
+        t.workers = s->c.run.workers;
+    struct iz_limits limit = iz_machine_limits(&s->machine, s->ranks);
+    if (s->c.run.memory_limit_bytes)
+        limit.host = s->c.run.memory_limit_bytes;
+    if (s->c.run.device_memory_limit_bytes)
+        limit.device = s->c.run.device_memory_limit_bytes;
+    r = iz_plan_make(&s->plan, &s->c, s->model, s->ranks, 0, &t);
+    return r ? r : iz_plan_fit(&s->plan, &s->c, s->model, &limit, stderr);
+}
+
+static int open_engine(struct simulation *s)
+{
+    s->coll = (struct iz_coll){.size = s->ranks, .local_size = 1};
+    struct iz_train_config t = {.config = &s->c,
+                                .model = s->model,
+                                .coll = &s->coll,
+                                .device = s->plan.target.gpu ? 0 : -1,
+                                .simulated = true};
+    iz_machine_rates(&s->machine, &s->plan, t.rate);
+    int r = iz_train_open(&s->e, &t, &s->plan);
+    return r ? r : iz_overlap_open(&s->overlap);
+}
+
+/* ---- what the tasks did ---- */
+
+static void keep(void *arg, const struct iz_span *span)
+{
+    struct simulation *s = arg;
+    if (s->n_spans == s->room) {
+        s->room = s->room ? 2 * s->room : 4096;
+        s->span = realloc(s->span, (size_t)s->room * sizeof(*s->span));
+        if (!s->span)
+            abort();
+    }
+    s->span[s->n_spans++] = *span;
+    if (span->kind == IZ_CLIP && s->clips <= STEPS)
+        s->clip_end_s[s->clips++] = (double)span->end_ns * 1e-9;
+}
+
+static double within(double v, double from, double to)
+{
+    return v < from ? from : v > to ? to : v;
+}
+
+/* From the end of one step's `clip` to that of the last one: whole steps, with
+ * the optimizer of the one before under each. */
+static void measure(struct simulation *s)
+{
+    s->begin_s = s->clip_end_s[s->clips > 2 ? 1 : 0];
+    s->end_s = s->clip_end_s[s->clips - 1];
+    for (int i = 0; i < s->n_spans; i++) {
+        const struct iz_span *p = &s->span[i];
+        double b = (double)p->begin_ns * 1e-9, e = (double)p->end_ns * 1e-9;
+        s->busy_s[p->worker] +=
+            within(e, s->begin_s, s->end_s) - within(b, s->begin_s, s->end_s);
+        s->hash = iz_span_hash(s->hash, p);
+        /* What follows the last step has nothing to be under. */
+        if (e <= s->end_s)
+            iz_overlap_add(s->overlap, p);
+    }
+    iz_overlap_settle(s->overlap, true);
+}
+
+static double mib(int64_t bytes)
+{
+    return (double)bytes / 1048576;
+}
+
+static double hidden(const struct simulation *s, const enum iz_kind *k, int n)
+{
+    double all = 0, under = 0;
+    for (int i = 0; i < n; i++) {
+        const struct iz_kind_time *t = iz_overlap_kind(s->overlap, k[i]);
+        all += t->seconds;
+        under += t->hidden_s;
+    }
+    return all > 0 ? 100 * under / all : 100;
+}
+
+/* ---- report ---- */
+
+struct place_use {
+    const char *name, *advice;
+    enum iz_where where;
+    double share; /* of the window that its busiest worker works */
+};
+
+static void use_of(const struct simulation *s, struct place_use *u)
+{
+    u->share = 0;
+    for (int w = 0; w < STARPU_NMAXWORKERS; w++)
+        if (iz_graph_has(s->e->graph, u->where, w)) {
+            double share = s->busy_s[w] / (s->end_s - s->begin_s);
+            if (share > u->share)
+                u->share = share;
+        }
+}
+
+static void print_uses(const struct simulation *s)
+{
+    struct place_use use[] = {
+        {"GPU", "it is the limit that should be", IZ_ON_COMPUTE, 0},
+        {"host cores", "more workers, or ratio and chunks", IZ_ON_HOST, 0},
+        {"network", "more samples a step, or run.schedule=breadth_first",
+         IZ_ON_LANE, 0},
+        {"link to the GPU",
+         "more samples a step, or "
+         "run.schedule=breadth_first",
+         IZ_ON_UP, 0},
+        {"link to the host", "fewer accumulation steps", IZ_ON_DOWN, 0},
+        {"disk", "a home in memory", IZ_ON_IO, 0},
+    };
+    int most = s->e->plan.target.gpu ? 0 : 1,
+        n = (int)(sizeof(use) / sizeof(use[0]));
+    for (int i = s->e->plan.target.gpu ? 0 : 1; i < n; i++) {
+        use_of(s, &use[i]);
+        if (use[i].share > use[most].share)
+            most = i;
+        if (use[i].share > 0)
+            printf("  %-18s %5.1f %% busy\n", use[i].name, 100 * use[i].share);
+    }
+    printf("  limited by: %s (%.0f %% busy): %s\n", use[most].name,
+           100 * use[most].share, use[most].advice);
+}
+
+static void report(const struct simulation *s)
+{
+    static const enum iz_kind adam[] = {IZ_ADAM};
+    static const enum iz_kind link[] = {IZ_FETCH, IZ_OFFLOAD, IZ_REDUCE};
+    const struct iz_engine *e = s->e;
+    int counted = s->clips - (s->clips > 2 ? 2 : 1);
+    double step = (s->end_s - s->begin_s) / counted;
+    double tokens = (double)s->c.train_batch_size * s->model->tokens / step;
+    double flops = e->plan.step_flops / step;
+    double peak = (double)s->machine.flops_per_s[e->plan.param_type];
+    double up = (double)e->up_bytes / s->steps;
+    double down = (double)e->down_bytes / s->steps;
+    printf("simulated on %s, rank 0 of %d: step %.4f s, %.0f tokens/s, "
+           "%.2f TFLOP/s per rank",
+           s->machine.name, s->ranks, step, tokens, flops * 1e-12);
+    if (e->plan.target.gpu)
+        printf(" = %.1f %% of the machine's", 100 * flops / peak);
+    printf("\n  a step moves %.1f MiB to the GPU, %.1f MiB to the host; "
+           "hidden: copies and collectives %.1f %%, optimizer %.1f %%\n",
+           mib((int64_t)up), mib((int64_t)down), hidden(s, link, 3),
+           hidden(s, adam, 1));
+    print_uses(s);
+    if (s->ranks > 1)
+        printf("  left out: ranks that are late, other jobs, the links "
+               "between hosts shared in time; collectives cost N - 1 messages "
+               "and (N - 1) / N of the bytes over the slowest link\n");
+    printf("{\"simulation\": {\"machine\": \"%s\", \"ranks\": %d, "
+           "\"step_s\": %.9f, \"tokens_per_s\": %.3f, \"flop_per_s\": %.6g, "
+           "\"up_bytes\": %.0f, \"down_bytes\": %.0f, \"tasks\": %lld, "
+           "\"copies_hidden_percent\": %.3f, \"adam_hidden_percent\": %.3f, "
+           "\"device_bytes\": %lld, \"host_bytes\": %lld, "
+           "\"lost_spans\": %lld, \"task_hash\": \"%016llx\"}}\n",
+           s->machine.name, s->ranks, step, tokens, flops, up, down,
+           (long long)iz_graph_submitted(e->graph), hidden(s, link, 3),
+           hidden(s, adam, 1), (long long)iz_plan_device_bytes(&e->plan),
+           (long long)iz_plan_host_bytes(&e->plan), (long long)s->lost,
+           (unsigned long long)s->hash);
+}
+
+static int simulate(struct simulation *s)
+{
+    int r = open_engine(s);
+    if (r)
+        return r;
+    iz_plan_print(&s->e->plan, s->model, stdout);
+    fflush(stdout);
+    s->steps = STEPS;
+    for (int i = 0; i < s->steps; i++)
+        iz_train_step(s->e);
+    iz_graph_wait(s->e->graph);
+    s->lost = iz_graph_spans(s->e->graph, keep, s);
+    if (s->clips < 2)
+        return -EIO;
+    measure(s);
+    report(s);
+    return 0;
+}
+
+static int run_all(struct simulation *s)
+{
+    int r = prepare(s);
+    if (r)
+        return r;
+    if (!s->o.plan)
+        return simulate(s);
+    iz_plan_print(&s->plan, s->model, stdout);
+    return 0;
+}
+
+int iz_run(int argc, char **argv, const struct iz_program *p)
+{
+    struct simulation s = {.p = p};
+    int r = iz_options_read(&s.o, argc, argv);
+    if (r)
+        return 2;
+    if (s.o.help)
+        iz_options_help(p, argv[0]);
+    else
+        r = run_all(&s);
+    iz_overlap_close(&s.overlap);
+    iz_train_close(&s.e);
+    iz_plan_clear(&s.plan);
+    iz_model_close(&s.model);
+    iz_options_clear(&s.o);
+    free(s.span);
+    return r ? 1 : 0;
+}

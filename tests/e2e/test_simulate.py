@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step on a machine that is not here: the submissions of a run, simulated.
+The window of a ring, the copies' hiding and the place of the optimizer are
+what the design promises, and the design without a ring fails the same test."""
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_SIMGRID") != "1",
+                                reason="needs tools/setup --simgrid")
+MACHINE = ROOT / "configs/machines/v100-32-dgx2.json"
+LAYERS, WIDTH, VOCAB, SEQ = 40, 5120, 50257, 1024
+GIB = 1 << 30
+
+
+def config():
+    return {
+        "train_batch_size": 8, "train_micro_batch_size_per_gpu": 8,
+        "fp16": {"enabled": True},
+        "zero_optimization": {"stage": 3,
+                              "offload_optimizer": {"device": "cpu"},
+                              "offload_param": {"device": "cpu"}},
+        "model": {"layers": LAYERS, "heads": 40, "width": WIDTH, "seq": SEQ,
+                  "vocab": VOCAB},
+        "data": {"path": "none", "bytes": True},
+        "run": {"ring": 2, "workers": 8, "recompute": "full",
+                "device_memory_limit_bytes": 8 * GIB},
+    }
+
+
+def simulate(folder, *sets, ranks=1, machine=MACHINE, timeout_s=600):
+    path = folder / "config.json"
+    path.write_text(json.dumps(config()))
+    line = [ROOT / "tools/simulate", path, "--machine", machine,
+            "--ranks", str(ranks)]
+    for s in sets:
+        line += ["--set", s]
+    r = subprocess.run(line, capture_output=True, text=True, timeout=timeout_s)
+    last = r.stdout.strip().splitlines()[-1:] if r.stdout else []
+    if r.returncode or not last or not last[0].startswith('{"simulation"'):
+        return None, r
+    return json.loads(last[0])["simulation"], r
+
+
+@pytest.fixture(scope="module")
+def offload(tmp_path_factory):
+    """13 billion parameters under 8 GiB of GPU memory."""
+    s, r = simulate(tmp_path_factory.mktemp("simulate"))
+    assert s, r.stdout + r.stderr
+    return s
+
+
+def block_bytes():
+    return 2 * (12 * WIDTH * WIDTH + 13 * WIDTH)
+
+
+def embed_bytes():
+    return 2 * (VOCAB + SEQ) * WIDTH
+
+
+def test_moves_no_more_than_the_arithmetic(offload):
+    """Up: every block for forward and again for backward, but the one that is
+    still in the ring; the embedding, which has about a block's size and shares
+    the ring, for its forward, for the head and for its backward.  Down: every
+    gradient once, the embedding's from both of its uses."""
+    up = 3 * embed_bytes() + (2 * LAYERS - 1) * block_bytes()
+    down = 2 * embed_bytes() + LAYERS * block_bytes()
+    assert up <= offload["up_bytes"] <= 1.01 * up
+    assert down <= offload["down_bytes"] <= 1.01 * down
+
+
+def test_stays_in_the_memory_of_the_gpu(offload):
+    assert offload["device_bytes"] <= 8 * GIB
+
+
+def hides(s):
+    return (s["copies_hidden_percent"] >= 85 and
+            s["adam_hidden_percent"] >= 85)
+
+
+def test_copies_and_optimizer_are_hidden(offload):
+    assert hides(offload), offload
+    assert offload["lost_spans"] == 0
+
+
+def test_without_a_ring_nothing_is_hidden(tmp_path, offload):
+    """One slot: a fetch cannot run ahead of the unit before it."""
+    s, r = simulate(tmp_path, "run.ring=1")
+    assert s, r.stdout + r.stderr
+    assert s["copies_hidden_percent"] < 20 and not hides(s)
+    assert s["step_s"] > 1.2 * offload["step_s"]
+
+
+def test_a_barrier_before_the_optimizer_costs_its_time(tmp_path, offload):
+    """An optimizer that waits for nothing but runs under nothing."""
+    adam = (12 * WIDTH * WIDTH * LAYERS + VOCAB * WIDTH) * 28
+    machine = json.loads(MACHINE.read_text())
+    alone_s = adam / machine["host_bytes_per_s"]
+    s, r = simulate(tmp_path, "run.ring=2", "gradient_clipping=0")
+    assert s, r.stdout + r.stderr
+    assert s["step_s"] < offload["step_s"] + 0.1 * alone_s
+
+
+SMALL = ("model.layers=6", "model.width=1024", "model.heads=16",
+         "model.vocab=8192", "run.device_memory_limit_bytes=0",
+         "run.workers=4")
+
+
+def test_the_same_to_the_bit(tmp_path):
+    a, _ = simulate(tmp_path, *SMALL)
+    b, _ = simulate(tmp_path, *SMALL)
+    assert a and a == b
+    c, _ = simulate(tmp_path, *SMALL, "run.ring=3")
+    assert c["task_hash"] != a["task_hash"]
+
+
+@pytest.mark.parametrize("ring", (1, 2, 4))
+@pytest.mark.parametrize("schedule", ("depth_first", "breadth_first"))
+@pytest.mark.parametrize("scheduler", ("prio", "lws", "eager"))
+def test_ends_whatever_is_tight(ring, schedule, scheduler, tmp_path):
+    sets = (*SMALL, f"run.ring={ring}", f"run.schedule={schedule}",
+            f"run.scheduler={scheduler}", "train_micro_batch_size_per_gpu=2",
+            "zero_optimization.sub_group_size=300000")
+    s, r = simulate(tmp_path, *sets)
+    assert s, r.stdout + r.stderr
+
+
+@pytest.mark.parametrize("zero", (
+    ("zero_optimization.stage=0",),
+    ("zero_optimization.stage=2", "zero_optimization.offload_param.device=none"),
+    ("zero_optimization.offload_optimizer.device=nvme",
+     "zero_optimization.offload_optimizer.nvme_path=/none"),
+))
+def test_every_placement_on_many_ranks(zero, tmp_path):
+    if zero[0].endswith("=0"):
+        zero += ("zero_optimization.offload_param.device=none",
+                 "zero_optimization.offload_optimizer.device=none")
+    s, r = simulate(tmp_path, *SMALL, *zero, "train_batch_size=64",
+                    "train_micro_batch_size_per_gpu=1", ranks=32)
+    assert s, r.stdout + r.stderr
+    assert s["ranks"] == 32
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    s, r = simulate(tmp_path, "run.device_memory_limit_bytes=3600000000")
+    assert s is None and r.returncode == 1
+    assert "of the GPU's memory" in r.stderr and "it fits with" in r.stderr
+
+
+def test_a_machine_file_is_checked(tmp_path):
+    bad = json.loads(MACHINE.read_text())
+    bad["gpu_byte"] = bad.pop("gpu_bytes")
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(bad))
+    s, r = simulate(tmp_path, machine=path)
+    assert s is None
+    assert "gpu_bytes: is missing" in r.stderr
+    assert "gpu_byte: unknown key" in r.stderr

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the stand-in's CUDA runtime share. */
+#ifndef IZ_STANDIN_CUDART_H
+#define IZ_STANDIN_CUDART_H
+
+#include <pthread.h>
+
+#include <cuda_runtime_api.h>
+
+#include "codelets/build.h"
+#include "tests/standin/standin.h"
+
+#define IZ_STANDIN_MAX_DEVICES 16
+
+/* Guards memory, streams and events. */
+extern pthread_mutex_t iz_standin_lock;
+
+extern struct iz_standin_stats iz_standin_counts;
+
+/* Settings of the environment, fixed at the first call of CUDA. */
+struct iz_standin_settings {
+    int devices;
+    int64_t mem_bytes, jitter_us, seed;
+    bool abort_pageable;
+    const char *stats_path;
+};
+extern struct iz_standin_settings iz_standin_settings;
+
+/* Reads the settings and maps the devices, once. */
+void iz_standin_open(void);
+void iz_standin_map_devices(void);
+
+/* Must begin every call of the API: opens, and ends the program in a function
+ * that a stream calls, where CUDA allows no call of CUDA. */
+void iz_standin_enter(void);
+void iz_standin_forbid(bool on);
+
+/* The device of this thread. */
+int iz_standin_device(void);
+
+/* The device whose memory p points into, or -1. */
+int iz_standin_device_of(const void *p);
+
+/* Remembers an error for cudaGetLastError; returns it. */
+cudaError_t iz_standin_error(cudaError_t e);
+
+IZ_NORETURN void iz_standin_die(const char *fmt, ...) IZ_PRINTF(1, 2);
+
+/* Lets the stream call run(arg), after what is in it. */
+cudaError_t iz_standin_push(cudaStream_t s, void (*run)(void *), void *arg);
+
+/* Waits for all that is in a stream, or in all streams of a device. */
+void iz_standin_drain(cudaStream_t s);
+void iz_standin_drain_device(int device);
+
+/* A copy of n bytes that the caller owns. */
+void *iz_standin_dup(const void *p, size_t n);
+
+#endif

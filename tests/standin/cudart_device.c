@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stand-in for the CUDA runtime: settings, devices and their properties,
+ * errors, statistics. */
+#define _GNU_SOURCE
+#include "tests/standin/cudart.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+pthread_mutex_t iz_standin_lock = PTHREAD_MUTEX_INITIALIZER;
+struct iz_standin_stats iz_standin_counts;
+struct iz_standin_settings iz_standin_settings;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static _Thread_local int current;
+static _Thread_local bool forbidden;
+static _Thread_local cudaError_t last_error;
+
+void iz_standin_die(const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    fputs("stand-in: ", stderr);
+    vfprintf(stderr, fmt, args);
+    fputc('\n', stderr);
+    va_end(args);
+    abort();
+}
+
+void *iz_standin_dup(const void *p, size_t n)
+{
+    void *copy = malloc(n);
+
+    if (!copy)
+        iz_standin_die("no memory");
+    return memcpy(copy, p, n);
+}
+
+/* ---- settings and statistics -------------------------------------------- */
+
+static int64_t setting(const char *name, int64_t usual, int64_t most)
+{
+    const char *s = getenv(name);
+    char *end;
+
+    if (!s || !*s)
+        return usual;
+    int64_t v = strtoll(s, &end, 10);
+    if (*end || v < 0 || v > most)
+        iz_standin_die("%s=%s is not a number from 0 to %" PRId64, name, s,
+                       most);
+    return v;
+}
+
+static void print_way(FILE *f, const char *name, enum iz_standin_way w)
+{
+    fprintf(f, "\"%s_bytes\": %" PRId64 ", \"%s_copies\": %" PRId64 ", ", name,
+            iz_standin_counts.bytes[w], name, iz_standin_counts.copies[w]);
+}
+
+static void print_stats(void)
+{
+    const struct iz_standin_stats *c = &iz_standin_counts;
+    FILE *f = fopen(iz_standin_settings.stats_path, "a");
+
+    if (!f) {
+        perror(iz_standin_settings.stats_path);
+        return;
+    }
+    fputc('{', f);
+    print_way(f, "h2d", IZ_STANDIN_H2D);
+    print_way(f, "d2h", IZ_STANDIN_D2H);
+    print_way(f, "d2d", IZ_STANDIN_D2D);
+    print_way(f, "h2h", IZ_STANDIN_H2H);
+    fprintf(f,
+            "\"kernels\": %" PRId64 ", \"pageable\": %" PRId64
+            ", \"mallocs\": %" PRId64 ", \"ooms\": %" PRId64
+            ", \"leaked_bytes\": %" PRId64 ", \"leaked_pinned\": %" PRId64
+            ", \"peak_bytes\": %" PRId64 "}\n",
+            c->kernels, c->pageable, c->mallocs, c->ooms, c->used_bytes,
+            c->pinned_ranges, c->peak_bytes);
+    fclose(f);
+}
+
+static void open_once(void)
+{
+    struct iz_standin_settings *s = &iz_standin_settings;
+    const char *pageable = getenv("IZ_STANDIN_PAGEABLE");
+
+    s->devices = (int)setting("IZ_STANDIN_DEVICES", 1, IZ_STANDIN_MAX_DEVICES);
+    s->mem_bytes = setting("IZ_STANDIN_MEM_MB", 512, 1 << 24) << 20;
+    s->jitter_us = setting("IZ_STANDIN_JITTER_US", 0, 60 * 1000 * 1000);
+    s->seed = setting("IZ_STANDIN_SEED", 1, INT64_MAX);
+    s->abort_pageable = pageable && strcmp(pageable, "abort") == 0;
+    s->stats_path = getenv("IZ_STANDIN_STATS");
+    iz_standin_map_devices();
+    if (s->stats_path && *s->stats_path)
+        atexit(print_stats);
+}
+
+void iz_standin_open(void)
+{
+    pthread_once(&once, open_once);
+}
+
+const struct iz_standin_stats *iz_standin_stats(void)
+{
+    return &iz_standin_counts;
+}
+
+/* ---- calls -------------------------------------------------------------- */
+
+void iz_standin_forbid(bool on)
+{
+    forbidden = on;
+}
+
+void iz_standin_enter(void)
+{
+    iz_standin_open();
+    if (forbidden)
+        iz_standin_die("a function that a stream calls has called CUDA");
+}
+
+cudaError_t iz_standin_error(cudaError_t e)
+{
+    if (e)
+        last_error = e;
+    return e;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t e = last_error;
+
+    last_error = cudaSuccess;
+    return e;
+}
+
+cudaError_t cudaPeekAtLastError(void)
+{
+    return last_error;
+}
+
+const char *cudaGetErrorName(cudaError_t e)
+{
+    switch (e) {
+    case cudaSuccess:
+        return "cudaSuccess";
+    case cudaErrorInvalidValue:
+        return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+        return "cudaErrorMemoryAllocation";
+    case cudaErrorNoDevice:
+        return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice:
+        return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle:
+        return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady:
+        return "cudaErrorNotReady";
+    case cudaErrorHostMemoryAlreadyRegistered:
+        return "cudaErrorHostMemoryAlreadyRegistered";
+    case cudaErrorHostMemoryNotRegistered:
+        return "cudaErrorHostMemoryNotRegistered";
+    default:
+        return "cudaErrorUnknown";
+    }
+}
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+    return e == cudaErrorMemoryAllocation ? "out of memory"
+                                          : cudaGetErrorName(e);
+}
+
+/* ---- devices ------------------------------------------------------------ */
+
+static bool exists(int device)
+{
+    return device >= 0 && device < iz_standin_settings.devices;
+}
+
+int iz_standin_device(void)
+{
+    return current;
+}
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    iz_standin_enter();
+    *n = iz_standin_settings.devices;
+    return iz_standin_error(*n ? cudaSuccess : cudaErrorNoDevice);
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    iz_standin_enter();
+    if (!exists(device))
+        return iz_standin_error(cudaErrorInvalidDevice);
+    current = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    iz_standin_enter();
+    *device = current;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceReset(void)
+{
+    return cudaDeviceSynchronize();
+}
+
+cudaError_t cudaDeviceSynchronize(void)
+{
+    iz_standin_enter();
+    iz_standin_drain_device(current);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    iz_standin_enter();
+    *can = device != peer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+    (void)flags;
+    iz_standin_enter();
+    return iz_standin_error(exists(peer) ? cudaSuccess
+                                         : cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
+{
+    iz_standin_enter();
+    if (!exists(device))
+        return iz_standin_error(cudaErrorInvalidDevice);
+    *prop = (struct cudaDeviceProp){.name = "stand-in",
+                                    .totalGlobalMem =
+                                        (size_t)iz_standin_settings.mem_bytes,
+                                    .major = 9,
+                                    .multiProcessorCount = 1,
+                                    .warpSize = 32,
+                                    .concurrentKernels = 1,
+                                    .asyncEngineCount = 2,
+                                    .pciBusID = device + 1,
+                                    .canMapHostMemory = 1,
+                                    .unifiedAddressing = 1};
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr a, int dev)
+{
+    struct cudaDeviceProp p;
+    cudaError_t e = cudaGetDeviceProperties(&p, dev);
+
+    if (e)
+        return e;
+    switch (a) {
+    case cudaDevAttrMultiProcessorCount:
+        *value = p.multiProcessorCount;
+        return cudaSuccess;
+    case cudaDevAttrComputeMode:
+        *value = cudaComputeModeDefault;
+        return cudaSuccess;
+    case cudaDevAttrPciBusId:
+        *value = p.pciBusID;
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = p.major;
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = p.minor;
+        return cudaSuccess;
+    }
+    return iz_standin_error(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *id, int size, int device)
+{
+    iz_standin_enter();
+    if (!exists(device) || size < 13)
+        return iz_standin_error(cudaErrorInvalidValue);
+    snprintf(id, (size_t)size, "0000:%02x:00.0", (unsigned)device + 1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    iz_standin_enter();
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    return cudaRuntimeGetVersion(version);
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The part of NCCL that the stand-in (tests/standin) has, with NCCL's names
+ * and meanings. */
+#ifndef IZ_STANDIN_NCCL_H
+#define IZ_STANDIN_NCCL_H
+
+#include <cuda_runtime_api.h>
+
+#define NCCL_MAJOR 2
+#define NCCL_MINOR 28
+#define NCCL_PATCH 0
+#define NCCL_VERSION_CODE 22800
+#define NCCL_UNIQUE_ID_BYTES 128
+
+#pragma GCC visibility push(default)
+
+typedef struct ncclComm *ncclComm_t;
+
+typedef struct {
+    char internal[NCCL_UNIQUE_ID_BYTES];
+} ncclUniqueId;
+
+typedef enum {
+    ncclSuccess = 0,
+    ncclUnhandledCudaError = 1,
+    ncclSystemError = 2,
+    ncclInternalError = 3,
+    ncclInvalidArgument = 4,
+    ncclInvalidUsage = 5,
+    ncclRemoteError = 6,
+    ncclInProgress = 7
+} ncclResult_t;
+
+typedef enum {
+    ncclInt8 = 0,
+    ncclChar = 0,
+    ncclUint8 = 1,
+    ncclInt32 = 2,
+    ncclInt = 2,
+    ncclUint32 = 3,
+    ncclInt64 = 4,
+    ncclUint64 = 5,
+    ncclFloat16 = 6,
+    ncclHalf = 6,
+    ncclFloat32 = 7,
+    ncclFloat = 7,
+    ncclFloat64 = 8,
+    ncclDouble = 8,
+    ncclBfloat16 = 9
+} ncclDataType_t;
+
+ncclResult_t ncclGetVersion(int *version);
+const char *ncclGetErrorString(ncclResult_t r);
+const char *ncclGetLastError(ncclComm_t c);
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
+ncclResult_t ncclCommInitRank(ncclComm_t *c, int ranks, ncclUniqueId id,
+                              int rank);
+ncclResult_t ncclCommFinalize(ncclComm_t c);
+ncclResult_t ncclCommDestroy(ncclComm_t c);
+ncclResult_t ncclCommAbort(ncclComm_t c);
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r);
+ncclResult_t ncclCommCount(ncclComm_t c, int *ranks);
+ncclResult_t ncclCommUserRank(ncclComm_t c, int *rank);
+ncclResult_t ncclCommCuDevice(ncclComm_t c, int *device);
+
+ncclResult_t ncclGroupStart(void);
+ncclResult_t ncclGroupEnd(void);
+
+/* count: elements that each rank sends. */
+ncclResult_t ncclAllGather(const void *src, void *dst, size_t count,
+                           ncclDataType_t type, ncclComm_t c, cudaStream_t s);
+ncclResult_t ncclBroadcast(const void *src, void *dst, size_t count,
+                           ncclDataType_t type, int root, ncclComm_t c,
+                           cudaStream_t s);
+ncclResult_t ncclSend(const void *src, size_t count, ncclDataType_t type,
+                      int peer, ncclComm_t c, cudaStream_t s);
+ncclResult_t ncclRecv(void *dst, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t c, cudaStream_t s);
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stand-in for NCCL: the board that ranks share, waiting for others, and what
+ * is said when they do not do the same. */
+#define _GNU_SOURCE
+#include "tests/standin/nccl_board.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TIMEOUT_S 60
+
+/* ---- waiting ------------------------------------------------------------ */
+
+static double now_s(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double timeout_s(void)
+{
+    const char *s = getenv("IZ_STANDIN_TIMEOUT_S");
+
+    return s && *s ? atof(s) : TIMEOUT_S;
+}
+
+struct iz_wait iz_wait_begin(const struct ncclComm *c, const char *what)
+{
+    return (struct iz_wait){c, what, now_s(), 0};
+}
+
+/* Leaves the processor, because there are more ranks than processors. */
+static void look_away(int looks)
+{
+    struct timespec t = {0, 50 * 1000};
+
+    if (looks < 100)
+        sched_yield();
+    else
+        nanosleep(&t, NULL);
+}
+
+bool iz_wait_more(struct iz_wait *w)
+{
+    if (w->c->aborted)
+        return false;
+    if (now_s() - w->since_s > timeout_s()) {
+        fprintf(stderr, "stand-in: rank %d of %d waits in %s for too long\n",
+                w->c->rank, w->c->ranks, w->what);
+        abort();
+    }
+    look_away(w->looks++);
+    return true;
+}
+
+bool iz_board_barrier(struct ncclComm *c, const char *what)
+{
+    struct iz_board *b = c->board;
+    struct iz_wait w = iz_wait_begin(c, what);
+    int phase = b->phase;
+
+    if (atomic_fetch_add(&b->arrived, 1) == c->ranks - 1) {
+        b->arrived = 0;
+        b->phase = phase + 1;
+        return true;
+    }
+    while (b->phase == phase)
+        if (!iz_wait_more(&w))
+            return false;
+    return true;
+}
+
+/* ---- agreement ---------------------------------------------------------- */
+
+bool iz_signature_same(const struct iz_signature *a,
+                       const struct iz_signature *b)
+{
+    return a->verb == b->verb && a->type == b->type && a->root == b->root &&
+           a->count == b->count && a->number == b->number;
+}
+
+static void print_signature(int rank, const struct iz_signature *s)
+{
+    static const char *const verbs[] = {"AllGather", "Broadcast", "Send",
+                                        "Recv"};
+
+    fprintf(stderr,
+            "  rank %d: %s number %" PRId64 ", %" PRId64
+            " elements of type %d, root or peer %d\n",
+            rank, verbs[s->verb], s->number, s->count, s->type, s->root);
+}
+
+void iz_board_mismatch(const struct ncclComm *c,
+                       const struct iz_signature *mine, int other,
+                       const struct iz_signature *theirs)
+{
+    fprintf(stderr, "stand-in: mismatch of NCCL calls\n");
+    print_signature(c->rank, mine);
+    print_signature(other, theirs);
+    abort();
+}
+
+bool iz_board_lost(const struct ncclComm *c)
+{
+    for (int r = 0; r < c->ranks; r++) {
+        const struct iz_seat *s = &c->board->seat[r];
+
+        if (!s->left && kill(s->pid, 0) && errno == ESRCH)
+            return true;
+    }
+    return false;
+}
+
+/* ---- open and close ----------------------------------------------------- */
+
+static struct iz_board *board_map(const char *name)
+{
+    int fd = shm_open(name, O_CREAT | O_RDWR, 0600);
+    void *p = MAP_FAILED;
+
+    if (fd < 0)
+        return NULL;
+    if (ftruncate(fd, sizeof(struct iz_board)) == 0)
+        p = mmap(NULL, sizeof(struct iz_board), PROT_READ | PROT_WRITE,
+                 MAP_SHARED, fd, 0);
+    close(fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+ncclResult_t iz_board_open(struct ncclComm *c, const char *name)
+{
+    c->board = board_map(name);
+    if (!c->board)
+        return ncclSystemError;
+    c->board->seat[c->rank].pid = getpid();
+    iz_board_barrier(c, "ncclCommInitRank");
+    if (c->rank == 0)
+        shm_unlink(name);
+    return ncclSuccess;
+}
+
+void iz_board_close(struct ncclComm *c)
+{
+    c->board->seat[c->rank].left = 1;
+    munmap(c->board, sizeof *c->board);
+    c->board = NULL;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What tests and emulated kernels may ask of the stand-in for CUDA: a library
+ * with CUDA's interface on the memory and threads of the host.  Programs know
+ * nothing of it; they use CUDA's own calls.
+ *
+ * Its environment: IZ_STANDIN_DEVICES (1), IZ_STANDIN_MEM_MB per device (512),
+ * IZ_STANDIN_JITTER_US (0): each operation of a stream first waits a random
+ * time up to this, IZ_STANDIN_SEED (1) of that, IZ_STANDIN_PAGEABLE=abort:
+ * asynchronous copies from or to memory that is not pinned end the program
+ * instead of being counted, IZ_STANDIN_STATS: a file to which a line of JSON
+ * is added at exit, IZ_STANDIN_TIMEOUT_S (60): how long a rank waits for
+ * others in the stand-in for NCCL. */
+#ifndef IZ_STANDIN_H
+#define IZ_STANDIN_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#pragma GCC visibility push(default)
+
+enum iz_standin_way {
+    IZ_STANDIN_H2D,
+    IZ_STANDIN_D2H,
+    IZ_STANDIN_D2D,
+    IZ_STANDIN_H2H,
+    IZ_STANDIN_WAYS
+};
+
+struct iz_standin_stats {
+    _Atomic int64_t bytes[IZ_STANDIN_WAYS], copies[IZ_STANDIN_WAYS];
+    _Atomic int64_t kernels;       /* functions that streams have called */
+    _Atomic int64_t pageable;      /* asynchronous copies that were not */
+    _Atomic int64_t mallocs, ooms; /* of device memory */
+    _Atomic int64_t used_bytes, peak_bytes;
+    _Atomic int64_t pinned_ranges; /* now */
+};
+
+/* Counters of this process; they change as streams work. */
+const struct iz_standin_stats *iz_standin_stats(void);
+
+/* Where the byte at a device address can be reached; any other address is
+ * returned unchanged. */
+void *iz_standin_host(const void *p);
+
+/* The same for the n bytes that a kernel touches: ends the program unless they
+ * lie in one live allocation of device or pinned memory. */
+void *iz_standin_kernel(const void *p, size_t n);
+
+/* Whether n bytes of host memory are pinned. */
+bool iz_standin_pinned(const void *p, size_t n);
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stand-in for NCCL: ranks are processes that a child of this program
+ * forks before it first calls CUDA.  Data arrives, groups move side by side,
+ * and calls in another order on one rank are named. */
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <nccl.h>
+
+#include "tests/standin/child.h"
+#include "tests/standin/standin.h"
+
+/* Larger than what moves at once, and odd. */
+enum { RANKS = 3, COUNT = 100003 };
+
+struct rank {
+    int rank;
+    ncclComm_t comm;
+    cudaStream_t stream;
+    int32_t *all, *own, *in; /* device: [RANKS,COUNT], [COUNT], [RANKS,COUNT] */
+    int32_t *host;           /* pinned [RANKS,COUNT] */
+};
+
+/* The test's own check: ranks have no framework. */
+static void must(int ok, const char *what)
+{
+    if (!ok) {
+        fprintf(stderr, "wrong: %s\n", what);
+        _exit(3);
+    }
+}
+
+static void *take(size_t n)
+{
+    void *p = NULL;
+
+    must(!cudaMalloc(&p, n * sizeof(int32_t)), "cudaMalloc");
+    return p;
+}
+
+static void rank_open(struct rank *k, int rank, ncclUniqueId id)
+{
+    k->rank = rank;
+    k->all = take(RANKS * COUNT);
+    k->in = take(RANKS * COUNT);
+    k->own = take(COUNT);
+    must(!cudaHostAlloc((void **)&k->host, RANKS * COUNT * sizeof *k->host, 0),
+         "cudaHostAlloc");
+    must(!cudaStreamCreate(&k->stream), "stream");
+    must(!ncclCommInitRank(&k->comm, RANKS, id, rank), "ncclCommInitRank");
+}
+
+/* Element i of a rank. */
+static int32_t value(int rank, int i)
+{
+    return rank * 1000003 + i * 17;
+}
+
+static void fill_own(struct rank *k)
+{
+    for (int i = 0; i < COUNT; i++)
+        k->host[i] = value(k->rank, i);
+    cudaMemcpyAsync(k->own, k->host, COUNT * sizeof *k->host, cudaMemcpyDefault,
+                    k->stream);
+    cudaStreamSynchronize(k->stream);
+}
+
+/* Rows of RANKS * COUNT on the device against what each rank has given. */
+static void check_all(struct rank *k, const int32_t *device, int but)
+{
+    cudaMemcpyAsync(k->host, device, RANKS * COUNT * sizeof *k->host,
+                    cudaMemcpyDefault, k->stream);
+    cudaStreamSynchronize(k->stream);
+    for (int r = 0; r < RANKS; r++)
+        for (int i = 0; i < COUNT && r != but; i++)
+            must(k->host[r * COUNT + i] == value(r, i), "an element");
+}
+
+static void all_gather(struct rank *k)
+{
+    fill_own(k);
+    must(!ncclAllGather(k->own, k->all, COUNT, ncclInt32, k->comm, k->stream),
+         "ncclAllGather");
+    check_all(k, k->all, -1);
+    /* in place, and a byte at a time */
+    must(!ncclAllGather(k->all + k->rank * COUNT, k->all,
+                        COUNT * sizeof *k->all, ncclUint8, k->comm, k->stream),
+         "ncclAllGather in place");
+    check_all(k, k->all, -1);
+    ncclCommDestroy(k->comm);
+}
+
+static void broadcast(struct rank *k)
+{
+    fill_own(k);
+    for (int root = 0; root < RANKS; root++)
+        must(!ncclBroadcast(k->own, k->all + root * COUNT, COUNT, ncclFloat,
+                            root, k->comm, k->stream),
+             "ncclBroadcast");
+    check_all(k, k->all, -1);
+    ncclCommDestroy(k->comm);
+}
+
+/* Each rank gives every other a row of its own; twice in one group, so that
+ * messages of a pair must not overtake. */
+static void exchange(struct rank *k)
+{
+    fill_own(k);
+    ncclGroupStart();
+    for (int turn = 0; turn < 2; turn++)
+        for (int r = 0; r < RANKS; r++) {
+            size_t n = turn ? COUNT - 1 : 1, at = turn ? 1 : 0;
+
+            if (r == k->rank)
+                continue;
+            ncclSend(k->own + at, n, ncclInt32, r, k->comm, k->stream);
+            ncclRecv(k->in + r * COUNT + at, n, ncclInt32, r, k->comm,
+                     k->stream);
+        }
+    must(!ncclGroupEnd(), "ncclGroupEnd");
+    check_all(k, k->in, k->rank);
+    ncclCommDestroy(k->comm);
+}
+
+static void nothing_sent(struct rank *k)
+{
+    int to = (k->rank + 1) % RANKS, from = (k->rank + RANKS - 1) % RANKS;
+
+    ncclGroupStart();
+    ncclSend(k->own, 0, ncclInt32, to, k->comm, k->stream);
+    ncclRecv(k->in, 0, ncclInt32, from, k->comm, k->stream);
+    must(!ncclGroupEnd(), "ncclGroupEnd");
+    must(!cudaStreamSynchronize(k->stream), "synchronize");
+    ncclCommDestroy(k->comm);
+}
+
+/* ---- mistakes ----------------------------------------------------------- */
+
+static void other_collective(struct rank *k)
+{
+    if (k->rank == 1)
+        ncclBroadcast(k->own, k->all, 5, ncclInt32, 0, k->comm, k->stream);
+    else
+        ncclAllGather(k->own, k->all, 5, ncclInt32, k->comm, k->stream);
+    cudaStreamSynchronize(k->stream);
+}
+
+static void other_count(struct rank *k)
+{
+    ncclAllGather(k->own, k->all, k->rank == 2 ? 6 : 5, ncclInt32, k->comm,
+                  k->stream);
+    cudaStreamSynchronize(k->stream);
+}
+
+/* The receiver is in a collective that the sender comes to afterwards. */
+static void message_or_collective(struct rank *k)
+{
+    if (k->rank == 0)
+        ncclSend(k->own, 5, ncclInt32, 1, k->comm, k->stream);
+    ncclAllGather(k->own, k->all, 5, ncclInt32, k->comm, k->stream);
+    cudaStreamSynchronize(k->stream);
+}
+
+static void other_length(struct rank *k)
+{
+    if (k->rank == 0)
+        ncclSend(k->own, 5, ncclInt32, 1, k->comm, k->stream);
+    if (k->rank == 1)
+        ncclRecv(k->in, 4, ncclInt32, 0, k->comm, k->stream);
+    cudaStreamSynchronize(k->stream);
+}
+
+static void late(struct rank *k)
+{
+    if (k->rank)
+        ncclAllGather(k->own, k->all, 5, ncclInt32, k->comm, k->stream);
+    cudaStreamSynchronize(k->stream);
+    ncclCommDestroy(k->comm);
+}
+
+static void overlap(struct rank *k)
+{
+    ncclAllGather(k->all + 1, k->all, 5, ncclInt32, k->comm, k->stream);
+    cudaStreamSynchronize(k->stream);
+}
+
+/* Rank 1 dies; the others see it and give up. */
+static void death(struct rank *k)
+{
+    ncclResult_t r = ncclSuccess;
+
+    if (k->rank == 1)
+        _exit(0);
+    ncclAllGather(k->own, k->all, 5, ncclInt32, k->comm, k->stream);
+    while (r == ncclSuccess)
+        ncclCommGetAsyncError(k->comm, &r);
+    must(r == ncclRemoteError, "ncclRemoteError");
+    must(cudaStreamQuery(k->stream) == cudaErrorNotReady, "a call waits");
+    must(!ncclCommAbort(k->comm), "ncclCommAbort");
+    must(!cudaStreamSynchronize(k->stream), "synchronize");
+}
+
+/* ---- ranks -------------------------------------------------------------- */
+
+static int worst(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+/* Runs a part on all ranks; exits with the worst ending of them. */
+static void on_ranks(void (*part)(struct rank *))
+{
+    struct rank k;
+    ncclUniqueId id;
+    int end = 0, status;
+
+    ncclGetUniqueId(&id);
+    for (int r = 0; r < RANKS; r++)
+        if (fork() == 0) {
+            rank_open(&k, r, id);
+            part(&k);
+            _exit(0);
+        }
+    while (wait(&status) > 0)
+        end = worst(end, WIFSIGNALED(status) ? 128 + WTERMSIG(status)
+                                             : WEXITSTATUS(status));
+    _exit(end);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(struct rank *);
+} parts[] = {{"all_gather", all_gather},
+             {"broadcast", broadcast},
+             {"exchange", exchange},
+             {"nothing_sent", nothing_sent},
+             {"other_collective", other_collective},
+             {"other_count", other_count},
+             {"message_or_collective", message_or_collective},
+             {"other_length", other_length},
+             {"late", late},
+             {"overlap", overlap},
+             {"death", death}};
+
+static void expect_good(const char *name)
+{
+    struct child c;
+
+    child_run(&c, name);
+    assert_string_equal(c.text, "");
+    assert_int_equal(c.status, 0);
+}
+
+static void expect_message(const char *name, const char *a, const char *b)
+{
+    struct child c;
+
+    child_run(&c, name);
+    assert_non_null(strstr(c.text, a));
+    assert_non_null(strstr(c.text, b));
+    assert_true(WIFEXITED(c.status));
+    assert_int_equal(WEXITSTATUS(c.status), 128 + SIGABRT);
+}
+
+static void test_data_arrives(void **state)
+{
+    (void)state;
+    expect_good("all_gather");
+    expect_good("broadcast");
+    expect_good("exchange");
+    expect_good("nothing_sent");
+}
+
+static void test_mismatches_are_named(void **state)
+{
+    (void)state;
+    expect_message("other_collective", "rank 1: Broadcast number 0, 5 ele",
+                   "rank 0: AllGather number 0, 5 ele");
+    expect_message("other_count", "rank 2: AllGather number 0, 6 ele",
+                   "AllGather number 0, 5 ele");
+    expect_message("message_or_collective", "rank 0: Send number 0, 5 ele",
+                   "rank 1: AllGather number 0, 5 ele");
+    expect_message("other_length", "rank 1: Recv number 0, 4 ele",
+                   "rank 0: Send number 0, 5 ele");
+    expect_message("overlap", "overlaps", "in place");
+}
+
+static void test_a_missing_rank_is_waited_for_in_vain(void **state)
+{
+    (void)state;
+    expect_message("late", "of 3 waits in ncclAllGather", "too long");
+}
+
+static void test_a_dead_rank_is_seen(void **state)
+{
+    (void)state;
+    setenv("IZ_STANDIN_JITTER_US", "0", 1); /* the others are in the call */
+    expect_good("death");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_data_arrives),
+        cmocka_unit_test(test_mismatches_are_named),
+        cmocka_unit_test(test_a_missing_rank_is_waited_for_in_vain),
+        cmocka_unit_test(test_a_dead_rank_is_seen),
+    };
+
+    setenv("IZ_STANDIN_MEM_MB", "8", 0);
+    setenv("IZ_STANDIN_JITTER_US", "500", 0);
+    setenv("IZ_STANDIN_TIMEOUT_S", "2", 0);
+    for (size_t i = 0; argc == 2 && i < sizeof parts / sizeof *parts; i++)
+        if (strcmp(argv[1], parts[i].name) == 0)
+            on_ranks(parts[i].run);
+    return cmocka_run_group_tests_name("standin-nccl", tests, NULL, NULL);
+}

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every op on a GPU of the stand-in against the same op on the CPU, bit for
+ * bit: through the op itself, with tensors and scratch in device memory and the
+ * arguments gone before the op runs. */
+#include "tests/ops/fixture.h"
+
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/buffer.h"
+#include "codelets/cuda.h"
+#include "codelets/flat.h"
+
+enum { M = 6, C = 8, OUT = 12, VOCAB = 20, SEQ = 3, HEADS = 2, N = 1003 };
+enum { VIEWS = 10 };
+
+/* Arguments of one op. */
+struct scene {
+    struct iz_view v[VIEWS];
+    const int32_t *token; /* pinned [M] */
+    double *number;       /* pinned */
+};
+
+typedef void (*op_fn)(struct iz_exec *x, const struct scene *s);
+
+struct shape {
+    enum iz_dtype type;
+    int64_t rows, cols;
+};
+
+static cudaStream_t stream;
+
+/* ---- the two runs ------------------------------------------------------- */
+
+static void *device_take(int64_t bytes)
+{
+    void *p = NULL;
+
+    assert_int_equal(cudaMalloc(&p, (size_t)bytes), cudaSuccess);
+    return p;
+}
+
+static void copy(void *dst, const void *src, int64_t bytes)
+{
+    assert_int_equal(cudaMemcpy(dst, src, (size_t)bytes, cudaMemcpyDefault),
+                     cudaSuccess);
+}
+
+/* Nothing of an op stays in its scratch. */
+static void check_scratch(const struct iz_arena *a)
+{
+    unsigned char first = 0xff;
+
+    if (a->peak)
+        copy(&first, a->base, 1);
+    assert_int_equal(first, 0xff);
+}
+
+static void run_gpu(op_fn op, const struct scene *s)
+{
+    struct iz_exec x = iz_exec_dry(IZ_CUDA, IZ_F32);
+    struct scene again = *s;
+
+    op(&x, &again);
+    x.dry = false;
+    x.stream = stream;
+    x.work = (struct iz_arena){.base = device_take(x.work.peak),
+                               .size = x.work.peak};
+    cudaMemset(x.work.base, 0, (size_t)x.work.size);
+    op(&x, &again);
+    memset(&again, 0xff, sizeof again);
+    assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
+    check_scratch(&x.work);
+    cudaFree(x.work.base);
+}
+
+static void run_cpu(op_fn op, const struct scene *s)
+{
+    struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
+
+    op(&x, s);
+    x.dry = false;
+    x.work = (struct iz_arena){.base = fixture_take(x.work.peak),
+                               .size = x.work.peak};
+    op(&x, s);
+    free(x.work.base);
+}
+
+static void check_bits(const struct scene *cpu, const struct scene *gpu)
+{
+    for (int i = 0; i < VIEWS && cpu->v[i].rows; i++) {
+        struct iz_view back = cpu->v[i];
+
+        if (!back.p)
+            continue;
+        back.p = fixture_take(iz_view_bytes(back));
+        copy(back.p, gpu->v[i].p, iz_view_bytes(back));
+        fixture_same_bits("a tensor", back, cpu->v[i]);
+        free(back.p);
+        cudaFree(gpu->v[i].p);
+        free(cpu->v[i].p);
+    }
+    assert_memory_equal(cpu->number, gpu->number, sizeof *cpu->number);
+}
+
+/* Random tensors, the same on both sides; flat buffers are positive, because
+ * the square root of some is taken. */
+static void make(struct scene *cpu, struct scene *gpu, const struct shape *s)
+{
+    for (int i = 0; i < VIEWS && s[i].rows; i++) {
+        struct tensor t = tensor_new(s[i].type, s[i].rows, s[i].cols, 1);
+
+        for (int64_t k = 0; s[i].cols == N && k < N; k++)
+            t.d[k] = fabs(t.d[k]);
+        tensor_store(&t);
+        cpu->v[i] = gpu->v[i] = t.v;
+        gpu->v[i].p = device_take(iz_view_bytes(t.v));
+        copy(gpu->v[i].p, t.v.p, iz_view_bytes(t.v));
+        free(t.d);
+    }
+}
+
+static void *pinned_take(size_t bytes)
+{
+    void *p = NULL;
+
+    assert_int_equal(cudaHostAlloc(&p, bytes, 0), cudaSuccess);
+    memset(p, 0, bytes);
+    return p;
+}
+
+static void compare(op_fn op, const struct shape *shapes)
+{
+    struct scene cpu = {.number = pinned_take(sizeof(double))}, gpu;
+    int32_t *token = pinned_take(M * sizeof *token);
+
+    for (int i = 0; i < M; i++)
+        token[i] = i == 2 ? 0 : fixture_below(VOCAB);
+    cpu.token = token;
+    gpu = cpu;
+    gpu.number = pinned_take(sizeof(double));
+    make(&cpu, &gpu, shapes);
+    run_cpu(op, &cpu);
+    run_gpu(op, &gpu);
+    check_bits(&cpu, &gpu);
+    cudaFreeHost(token);
+    cudaFreeHost(cpu.number);
+    cudaFreeHost(gpu.number);
+}
+
+/* ---- products ----------------------------------------------------------- */
+
+static void matmul_fwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_linear l = {.w = s->v[3], .b = s->v[4]};
+
+    iz_matmul_fwd(x, s->v[0], s->v[1], s->v[2], &l);
+}
+
+static void matmul_da(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_linear l = {.w = s->v[2], .out_in = true};
+
+    iz_matmul_da(x, s->v[0], s->v[1], &l);
+}
+
+static void matmul_dw(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_linear l = {.dw = s->v[2], .db = s->v[3]};
+
+    iz_matmul_dw(x, s->v[0], s->v[1], &l);
+}
+
+static void matmul_db_only(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_linear l = {.dw = s->v[2], .db = s->v[3]};
+
+    l.dw.p = NULL;
+    iz_matmul_dw(x, s->v[0], s->v[1], &l);
+}
+
+static void test_products(void **state)
+{
+    const struct shape dw[VIEWS] = {
+        {IZ_F32, M, OUT}, {IZ_F32, M, C}, {IZ_BF16, C, OUT}, {IZ_F16, 1, OUT}};
+
+    (void)state;
+    compare(matmul_fwd, (struct shape[VIEWS]){{IZ_F32, M, OUT},
+                                              {IZ_F32, M, OUT},
+                                              {IZ_F32, M, C},
+                                              {IZ_BF16, C, OUT},
+                                              {IZ_BF16, 1, OUT}});
+    compare(matmul_da, (struct shape[VIEWS]){
+                           {IZ_F32, M, C}, {IZ_F32, M, OUT}, {IZ_F16, OUT, C}});
+    compare(matmul_dw, dw);
+    compare(matmul_db_only, dw);
+}
+
+/* ---- row by row --------------------------------------------------------- */
+
+static struct iz_norm norm_of(const struct scene *s)
+{
+    return (struct iz_norm){.mean = s->v[2],
+                            .rstd = s->v[3],
+                            .w = s->v[4],
+                            .b = s->v[5],
+                            .dw = s->v[6],
+                            .db = s->v[7]};
+}
+
+static void layernorm_fwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_norm n = norm_of(s);
+
+    iz_layernorm_fwd(x, s->v[0], s->v[1], &n);
+}
+
+static void layernorm_again(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_norm n = norm_of(s);
+
+    iz_layernorm_again(x, s->v[0], s->v[1], &n);
+}
+
+static void layernorm_bwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_norm n = norm_of(s);
+
+    iz_layernorm_bwd(x, s->v[0], s->v[8], s->v[9], s->v[1], &n);
+}
+
+static void gelu_fwd(struct iz_exec *x, const struct scene *s)
+{
+    iz_gelu_fwd(x, s->v[0], s->v[1]);
+}
+
+static void gelu_bwd(struct iz_exec *x, const struct scene *s)
+{
+    iz_gelu_bwd(x, s->v[0], s->v[1], s->v[2], s->v[3]);
+}
+
+static void test_rows(void **state)
+{
+    const struct shape norm[VIEWS] = {
+        {IZ_F32, M, C},  {IZ_F32, M, C}, {IZ_F32, M, 1}, {IZ_F32, M, 1},
+        {IZ_BF16, 1, C}, {IZ_F16, 1, C}, {IZ_F32, 1, C}, {IZ_BF16, 1, C},
+        {IZ_F32, M, C},  {IZ_F32, M, C}};
+    const struct shape gelu[VIEWS] = {
+        {IZ_F32, M, C}, {IZ_F32, M, C}, {IZ_F32, M, C}, {IZ_F32, M, C}};
+
+    (void)state;
+    compare(layernorm_fwd, norm);
+    compare(layernorm_again, norm);
+    compare(layernorm_bwd, norm);
+    compare(gelu_fwd, gelu);
+    compare(gelu_bwd, gelu);
+}
+
+/* ---- attention ---------------------------------------------------------- */
+
+static struct iz_attention attention_of(const struct scene *s)
+{
+    return (struct iz_attention){.qkv = s->v[0],
+                                 .o = s->v[1],
+                                 .lse = s->v[2],
+                                 .seq = SEQ,
+                                 .heads = HEADS};
+}
+
+static void attention_fwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_attention a = attention_of(s);
+
+    iz_attention_fwd(x, &a);
+}
+
+static void attention_bwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_attention a = attention_of(s);
+
+    iz_attention_bwd(x, s->v[3], s->v[4], &a);
+}
+
+static void test_attention(void **state)
+{
+    const struct shape shapes[VIEWS] = {{IZ_F32, M, 3 * C},
+                                        {IZ_F32, M, C},
+                                        {IZ_F32, M / SEQ * HEADS, SEQ},
+                                        {IZ_F32, M, 3 * C},
+                                        {IZ_F32, M, C}};
+
+    (void)state;
+    compare(attention_fwd, shapes);
+    compare(attention_bwd, shapes);
+}
+
+/* ---- tokens ------------------------------------------------------------- */
+
+static void embedding_fwd(struct iz_exec *x, const struct scene *s)
+{
+    iz_embedding_fwd(x, s->v[0], s->token, s->v[1], s->v[2]);
+}
+
+static void embedding_bwd(struct iz_exec *x, const struct scene *s)
+{
+    iz_embedding_bwd(x, s->v[1], s->v[2], s->v[0], s->token);
+}
+
+static struct iz_classifier classifier_of(const struct scene *s)
+{
+    return (struct iz_classifier){.a = s->v[0],
+                                  .w = s->v[1],
+                                  .da = s->v[2],
+                                  .dw = s->v[3],
+                                  .target = s->token,
+                                  .loss_scale = 2,
+                                  .loss = s->number};
+}
+
+static void classifier_fwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_classifier c = classifier_of(s);
+
+    iz_classifier_fwd(x, &c);
+}
+
+static void classifier_bwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_classifier c = classifier_of(s);
+
+    iz_classifier_bwd(x, &c);
+}
+
+static void test_tokens(void **state)
+{
+    const struct shape embedding[VIEWS] = {
+        {IZ_F32, M, C}, {IZ_BF16, VOCAB, C}, {IZ_BF16, SEQ, C}};
+    const struct shape classifier[VIEWS] = {{IZ_F32, M, C},
+                                            {IZ_BF16, VOCAB, C},
+                                            {IZ_F32, M, C},
+                                            {IZ_F32, VOCAB, C}};
+
+    (void)state;
+    compare(embedding_fwd, embedding);
+    compare(embedding_bwd, embedding);
+    compare(classifier_fwd, classifier);
+    compare(classifier_bwd, classifier);
+}
+
+/* ---- flat buffers ------------------------------------------------------- */
+
+/* The list of inputs is gone when the call returns. */
+static void sum(struct iz_exec *x, const struct scene *s)
+{
+    const void *in[] = {s->v[1].p, s->v[2].p, s->v[3].p};
+
+    if (!x->dry)
+        iz_buffer_sum(x, s->v[0].p, IZ_F32, true, in, 3, IZ_BF16, N);
+    memset(in, 0xff, sizeof in);
+}
+
+static void norm2(struct iz_exec *x, const struct scene *s)
+{
+    if (x->dry)
+        iz_work(x, IZ_U8, 1, iz_flat_norm2_scratch_bytes(N));
+    else
+        iz_buffer_norm2(x, s->number, s->v[0].p, IZ_F16, N);
+}
+
+static void adam(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_adam a = {.lr = 1e-2,
+                        .beta1 = 0.9,
+                        .beta2 = 0.999,
+                        .eps = 1e-8,
+                        .weight_decay = 0.1,
+                        .adamw = true,
+                        .bias_correction = true,
+                        .t = 3,
+                        .grad_scale = 0.5f};
+
+    if (!x->dry)
+        iz_buffer_adam(x, &a, N, s->v[0].p, s->v[1].p, s->v[2].p, s->v[3].p,
+                       IZ_BF16, s->v[4].p, IZ_F16);
+}
+
+static void test_flat(void **state)
+{
+    (void)state;
+    compare(sum, (struct shape[VIEWS]){{IZ_F32, 1, N},
+                                       {IZ_BF16, 1, N},
+                                       {IZ_BF16, 1, N},
+                                       {IZ_BF16, 1, N}});
+    compare(norm2, (struct shape[VIEWS]){{IZ_F16, 1, N}});
+    compare(adam, (struct shape[VIEWS]){{IZ_F32, 1, N},
+                                        {IZ_F32, 1, N},
+                                        {IZ_F32, 1, N},
+                                        {IZ_BF16, 1, N},
+                                        {IZ_F16, 1, N}});
+}
+
+/* ---- the rest ----------------------------------------------------------- */
+
+static void test_handles_and_rate(void **state)
+{
+    struct iz_exec x = {.backend = IZ_CUDA, .act = IZ_F32, .stream = stream};
+    struct iz_cuda *c = NULL;
+
+    (void)state;
+    assert_int_equal(iz_cuda_ops->open(&c, stream), 0);
+    assert_non_null(c);
+    iz_cuda_ops->close(&c);
+    assert_null(c);
+    assert_int_equal(iz_cuda_ops->act(IZ_BF16), IZ_F32);
+    assert_true(iz_cuda_ops->gemm_rate(&x, 32, 32, 32, 0.1) > 0);
+}
+
+static int group_setup(void **state)
+{
+    (void)state;
+    fixture_seed();
+    return cudaStreamCreate(&stream);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_flat),
+        cmocka_unit_test(test_handles_and_rate),
+    };
+
+    setenv("IZ_STANDIN_JITTER_US", "500", 1);
+    setenv("IZ_STANDIN_PAGEABLE", "abort", 1);
+    return cmocka_run_group_tests_name("standin-ops", tests, group_setup, NULL);
+}
