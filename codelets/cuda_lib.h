@@ -16,7 +16,6 @@ struct iz_cublas; /* handle of cuBLASLt and the algorithms found so far */
 /* One per compute worker; no two threads use the same at a time. */
 struct iz_cuda {
     struct iz_cublas *blas;
-    void *cudnn; /* of attention_cudnn.c; NULL: cuDNN is not used */
 };
 
 /* -errno with the reason printed; close accepts NULL. */
@@ -57,11 +56,6 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
  * type of dy or fp32.  scratch as for a product. */
 void iz_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
                         struct iz_view dy, struct iz_view scratch);
-
-/* State of attention_cudnn.c; *state stays NULL where cuDNN is not to be used.
- * -errno with the reason printed. */
-int iz_attention_cudnn_open(void **state, void *stream);
-void iz_attention_cudnn_close(void **state);
 
 IZ_C_END
 

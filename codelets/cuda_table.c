@@ -10,10 +10,8 @@
 
 static void libraries_close(struct iz_cuda **c)
 {
-    if (*c) {
-        iz_attention_cudnn_close(&(*c)->cudnn);
+    if (*c)
         iz_cublas_close(&(*c)->blas);
-    }
     free(*c);
     *c = NULL;
 }
@@ -23,14 +21,13 @@ static int libraries_open(struct iz_cuda **out, void *stream)
     struct iz_cuda *c = calloc(1, sizeof *c);
     int err;
 
+    (void)stream;
     *out = c;
     if (!c) {
         fprintf(stderr, "izar: no memory for the handles of CUDA\n");
         return -ENOMEM;
     }
     err = iz_cublas_open(&c->blas);
-    if (!err)
-        err = iz_attention_cudnn_open(&c->cudnn, stream);
     if (err)
         libraries_close(out);
     return err;

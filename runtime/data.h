@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token files, mapped read-only, and which sample comes when: a function of
+/* Token shards, mapped read-only, and which sample comes when: a function of
  * seed and position alone, so that a run resumes at any step and every number
  * of ranks sees the same samples in the same global order. */
 #ifndef IZ_RUNTIME_DATA_H
@@ -16,7 +16,9 @@ enum iz_split { IZ_TRAIN, IZ_VAL };
 
 /* Maps the files and checks them whole: header, length against size, every
  * token below `vocab`, at least one window of seq + 1 tokens in each split that
- * is used. Refuses with file, position and reason printed.  Negative errno. */
+ * is used. data.path and val_path may name several files (data_shard.h): they
+ * are one stream in the order of the list. Refuses with file, position and
+ * reason printed.  Negative errno. */
 int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
                  int vocab, uint64_t seed, bool need_val);
 void iz_data_close(struct iz_data **d);
@@ -27,7 +29,8 @@ int64_t iz_data_tokens(const struct iz_data *d, enum iz_split s);
 
 /* Sample number `index` (0, 1, ... over all epochs; each epoch a new
  * permutation of the training windows by a counter-based generator; validation
- * in file order) as int32: input[seq] and target[seq] = the following tokens.
+ * in file order) as int32: input[seq] and target[seq] = the following tokens,
+ * or -1 where the loss mask beside a shard excludes one.
  * Thread-safe, allocates nothing. */
 void iz_data_sample(const struct iz_data *d, enum iz_split s, int64_t index,
                     int32_t *input, int32_t *target);

@@ -107,6 +107,12 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 const struct iz_model *m, const struct iz_limits *limit,
                 FILE *err);
 
+/* Blocks of the largest model of this shape that fits with this config, 0: not
+ * one; *params: its parameters. */
+int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
+                    const struct iz_model *m, const struct iz_limits *limit,
+                    double *params);
+
 void iz_plan_print(const struct iz_plan *p, const struct iz_model *m,
                    FILE *out);
 

@@ -33,6 +33,7 @@ struct run {
     struct iz_place place;
     struct iz_model *model;
     struct iz_plan plan;
+    struct iz_limits limit;
     struct iz_data *data;
     struct iz_engine *e;
     struct iz_metrics *metrics;
@@ -165,19 +166,32 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
     return 0;
 }
 
+static void print_largest(const struct run *r)
+{
+    double params;
+    int blocks = iz_plan_largest(&r->plan, &r->c, r->model, &r->limit, &params);
+    if (blocks)
+        printf("with this config up to %d blocks of this shape fit: %.2fB "
+               "parameters\n",
+               blocks, params * 1e-9);
+    else
+        printf("with this config not one block of this shape fits\n");
+}
+
 static int make_plan(struct run *r)
 {
     int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
     int rank = r->o.ranks ? 0 : r->coll->rank;
     struct iz_target t;
-    struct iz_limits limit;
-    int f = find_target(r, ranks, &t, &limit);
+    int f = find_target(r, ranks, &t, &r->limit);
     if (f)
         return agree(r, f);
     int s = iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t);
     if (!s)
-        s = iz_plan_fit(&r->plan, &r->c, r->model, &limit,
+        s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit,
                         first_rank(r) ? stderr : NULL);
+    if (s == -ENOMEM && r->o.plan && first_rank(r))
+        print_largest(r);
     if (!s && !r->o.plan)
         s = check_locked(r);
     if (!s && !r->o.plan)
@@ -590,8 +604,10 @@ static int run_all(struct run *r)
     if (s)
         return s;
     if (r->o.plan) {
-        if (first_rank(r))
+        if (first_rank(r)) {
             iz_plan_print(&r->plan, r->model, stdout);
+            print_largest(r);
+        }
         return 0;
     }
     s = start(r);

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The entries of attention on the GPU, and what backward does before its
+ * products. */
+#include "codelets/attention.cuh"
+
+#include <assert.h>
+#include <math.h>
+
+#include "codelets/cuda_launch.h"
+
+/* delta[head, t] = dy . o over the d columns of a head: the part of the softmax
+ * gradient that its normalisation takes away.  `lanes` neighbours share a row
+ * of a head, N elements at a time.  Moves 2 sizeof(T) bytes per element, 256
+ * threads with 2 N of them on their way each. */
+template <class T, int N>
+static __global__ void __launch_bounds__(256)
+    form_delta(struct iz_heads a, int lanes)
+{
+    int64_t item = ((int64_t)blockIdx.x * 256 + threadIdx.x) / lanes;
+    int64_t row = item / a.heads, sample = row / a.seq;
+    int lane = (int)threadIdx.x % lanes;
+    bool live = sample < a.all / a.heads;
+    const T *o = (const T *)a.o + item * a.d;
+    const T *dy = (const T *)a.dy + item * a.d;
+    float sum = 0;
+
+    for (int i = lane * N; live && i < a.d; i += lanes * N) {
+        float u[N], v[N];
+
+        iz_load_row<N>(u, o + i);
+        iz_load_row<N>(v, dy + i);
+        for (int j = 0; j < N; j++)
+            sum += u[j] * v[j];
+    }
+    for (int step = lanes / 2; step > 0; step /= 2)
+        sum += __shfl_xor_sync(IZ_ALL_LANES, sum, step);
+    if (live && lane == 0)
+        a.delta[(sample * a.heads + item % a.heads) * a.seq + row % a.seq] =
+            sum;
+}
+
+/* The largest power of two up to 32 with which every lane has work. */
+static int lanes_for(int pieces)
+{
+    int lanes = 1;
+
+    while (lanes < 32 && 2 * lanes <= pieces)
+        lanes *= 2;
+    return lanes;
+}
+
+template <class T, int N>
+static void delta_of(const struct iz_heads *a, void *stream)
+{
+    int lanes = lanes_for(a->d / N);
+    int64_t threads = (int64_t)a->all * a->seq * lanes;
+    void (*k)(struct iz_heads, int) = form_delta<T, N>;
+
+    IZ_LAUNCH(k, (int)((threads + 255) / 256), 256, 0, stream, *a, lanes);
+}
+
+static struct iz_heads heads_of(const struct iz_attention *a)
+{
+    struct iz_heads h = {};
+
+    assert(a->qkv.dtype == a->o.dtype);
+    assert(3 * a->o.cols <= INT32_MAX / 128); /* offsets within a tile */
+    h.qkv = a->qkv.p;
+    h.o = a->o.p;
+    h.lse = (float *)a->lse.p;
+    h.c = a->o.cols;
+    h.seq = (int)a->seq;
+    h.heads = a->heads;
+    h.d = (int)(a->o.cols / a->heads);
+    h.all = (int)(a->o.rows / a->seq * a->heads);
+    h.scale = 1 / sqrtf((float)h.d);
+    return h;
+}
+
+void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,
+                           struct iz_view scratch)
+{
+    struct iz_heads h = heads_of(a);
+
+    (void)scratch;
+    if (a->o.dtype == IZ_F32)
+        iz_attention_fwd_32(&h, x->stream);
+    else
+        iz_attention_fwd_16(&h, a->o.dtype, x->stream);
+}
+
+void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
+                           struct iz_view dy, const struct iz_attention *a,
+                           struct iz_view scratch)
+{
+    struct iz_heads h = heads_of(a);
+
+    assert(dqkv.dtype == a->o.dtype && dy.dtype == a->o.dtype);
+    h.dy = dy.p;
+    h.dqkv = dqkv.p;
+    h.delta = (float *)scratch.p;
+    switch (a->o.dtype) {
+    case IZ_BF16:
+        delta_of<iz_bf16, 8>(&h, x->stream);
+        iz_attention_bwd_16(&h, IZ_BF16, x->stream);
+        break;
+    case IZ_F16:
+        delta_of<iz_f16, 8>(&h, x->stream);
+        iz_attention_bwd_16(&h, IZ_F16, x->stream);
+        break;
+    default:
+        delta_of<float, 1>(&h, x->stream);
+        iz_attention_bwd_32(&h, x->stream);
+    }
+}

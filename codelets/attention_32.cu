@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention of fp32 activations with fp32 multiply-adds, by the same algorithm
+ * as attention_16.cu, for heads of any width up to 256.
+ *
+ * A block has 16 x 16 threads and tiles of B rows: thread (y, x) has the rows y
+ * + 16 i and the columns x + 16 j of a tile of scores, and of a sum over such a
+ * tile the columns 4 x + 64 g and the three after each.  Scores go through
+ * shared memory to be summed over.  Widths are padded to DP columns of zeros;
+ * rows in shared memory are 16 bytes longer, so that 16-byte reads of eight of
+ * them lie in different banks. */
+#include "codelets/attention.cuh"
+#include "codelets/launch.cuh"
+
+enum { THREADS = 256, SIDE = 16 };
+
+/* Elements from one row in shared memory to the next. */
+template <int N> constexpr int pitch = N + 4;
+
+static __device__ __forceinline__ int thread_row(int i)
+{
+    return (int)threadIdx.x / SIDE + SIDE * i;
+}
+
+static __device__ __forceinline__ int thread_col(int j)
+{
+    return (int)threadIdx.x % SIDE + SIDE * j;
+}
+
+/* Copies B rows, zeros after the first `left` of them. */
+template <int DP, int B>
+static __device__ __forceinline__ void load_rows(float *to, const float *from,
+                                                 int64_t ld, int left, int d)
+{
+    for (int i = (int)threadIdx.x; i < B * DP; i += THREADS) {
+        int r = i / DP, c = i % DP;
+
+        to[r * pitch<DP> + c] = r < left && c < d ? from[r * ld + c] : 0;
+    }
+}
+
+/* s = a b^T: two tiles of rows. */
+template <int DP, int R>
+static __device__ __forceinline__ void
+rows_by_rows(float (&s)[R][R], const float *a, const float *b)
+{
+    for (int i = 0; i < R * R; i++)
+        s[i / R][i % R] = 0;
+    for (int k = 0; k < DP; k += 4) {
+        float ra[R][4], rb[R][4];
+
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+            iz_load_row<4>(ra[i], a + thread_row(i) * pitch<DP> + k);
+            iz_load_row<4>(rb[i], b + thread_col(i) * pitch<DP> + k);
+        }
+#pragma unroll
+        for (int i = 0; i < R * R * 4; i++)
+            s[i / 4 / R][i / 4 % R] +=
+                ra[i / 4 / R][i % 4] * rb[i / 4 % R][i % 4];
+    }
+}
+
+template <int R>
+static __device__ __forceinline__ void put(float *w, const float (&s)[R][R])
+{
+#pragma unroll
+    for (int i = 0; i < R * R; i++)
+        w[thread_row(i / R) * pitch<R * SIDE> + thread_col(i % R)] =
+            s[i / R][i % R];
+}
+
+/* acc += w b: w [B,B] and b [B,DP] in shared memory. */
+template <int DP, int R>
+static __device__ __forceinline__ void
+add_product(float (&acc)[R][DP / 16], const float *w, const float *b)
+{
+    b += threadIdx.x % SIDE * 4;
+#pragma unroll 4
+    for (int k = 0; k < R * SIDE; k++) {
+        float rb[DP / 16];
+
+#pragma unroll
+        for (int g = 0; g < DP / 64; g++) {
+            float part[4];
+
+            iz_load_row<4>(part, b + k * pitch<DP> + 64 * g);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                rb[4 * g + i] = part[i];
+        }
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+            float p = w[thread_row(i) * pitch<R * SIDE> + k];
+
+#pragma unroll
+            for (int x = 0; x < DP / 16; x++)
+                acc[i][x] += p * rb[x];
+        }
+    }
+}
+
+/* Writes acc, row i times by[i]; `left` rows and d columns exist. */
+template <int DP, int R>
+static __device__ __forceinline__ void
+store_rows(float *to, int64_t ld, int left, int d,
+           const float (&acc)[R][DP / 16], const float (&by)[R])
+{
+    int first = (int)threadIdx.x % SIDE * 4;
+
+#pragma unroll
+    for (int i = 0; i < R * DP / 16; i++) {
+        int x = i % (DP / 16), r = thread_row(i / (DP / 16));
+        int c = first + x / 4 * 64 + x % 4;
+
+        if (r < left && c < d)
+            to[r * ld + c] = acc[i / (DP / 16)][x] * by[i / (DP / 16)];
+    }
+}
+
+/* Over the threads that share a row: half a warp. */
+static __device__ __forceinline__ float row_max(float v)
+{
+#pragma unroll
+    for (int step = SIDE / 2; step > 0; step /= 2)
+        v = fmaxf(v, __shfl_xor_sync(IZ_ALL_LANES, v, step));
+    return v;
+}
+
+static __device__ __forceinline__ float row_sum(float v)
+{
+#pragma unroll
+    for (int step = SIDE / 2; step > 0; step /= 2)
+        v += __shfl_xor_sync(IZ_ALL_LANES, v, step);
+    return v;
+}
+
+/* One more tile of scores of one row: turns them into exponentials relative to
+ * the largest score so far, and what was summed before as well.  `live` keys
+ * are not after the query.  sum is this thread's part. */
+template <int R, int N>
+static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
+                                              float *top, float *sum, int live,
+                                              float scale)
+{
+    float high = *top, keep;
+
+#pragma unroll
+    for (int j = 0; j < R; j++) {
+        s[j] = thread_col(j) < live ? s[j] * scale : -INFINITY;
+        high = fmaxf(high, s[j]);
+    }
+    high = row_max(high);
+    keep = expf(*top - high);
+    *sum *= keep;
+#pragma unroll
+    for (int j = 0; j < R; j++) {
+        s[j] = expf(s[j] - high);
+        *sum += s[j];
+    }
+#pragma unroll
+    for (int x = 0; x < N; x++)
+        acc[x] *= keep;
+    *top = high;
+}
+
+/* One tile of queries of one head against all keys up to its last query; keys
+ * and values take turns in shared memory. */
+template <int DP, int B>
+static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
+{
+    constexpr int R = B / SIDE;
+    IZ_SHARED(float, qs);
+    float *ks = qs + B * pitch<DP>, *w = ks + B * pitch<DP>;
+    int head = (int)blockIdx.x % a.all, tile = (int)blockIdx.x / a.all;
+    int i0 = ((int)gridDim.x / a.all - 1 - tile) * B, left = a.seq - i0;
+    int64_t ld = 3 * a.c;
+    const float *q = (const float *)a.qkv + iz_head_qkv(a, head);
+    const float *k = q + a.c, *v = k + a.c;
+    float *lse = a.lse + (int64_t)head * a.seq + i0;
+    float acc[R][DP / 16] = {}, s[R][R], top[R], sum[R], inv[R];
+
+    for (int i = 0; i < R; i++) {
+        top[i] = -INFINITY;
+        sum[i] = 0;
+    }
+    load_rows<DP, B>(qs, q + i0 * ld, ld, left, a.d);
+    for (int j0 = 0; j0 <= i0; j0 += B) {
+        __syncthreads();
+        load_rows<DP, B>(ks, k + j0 * ld, ld, a.seq - j0, a.d);
+        __syncthreads();
+        rows_by_rows<DP>(s, qs, ks);
+        for (int i = 0; i < R; i++)
+            soften(s[i], acc[i], &top[i], &sum[i], i0 - j0 + thread_row(i) + 1,
+                   a.scale);
+        put(w, s);
+        __syncthreads();
+        load_rows<DP, B>(ks, v + j0 * ld, ld, a.seq - j0, a.d);
+        __syncthreads();
+        add_product<DP>(acc, w, ks);
+    }
+    for (int i = 0; i < R; i++) {
+        float all = row_sum(sum[i]);
+
+        inv[i] = 1 / all;
+        if (thread_row(i) < left && thread_col(0) == 0)
+            lse[thread_row(i)] = top[i] + logf(all);
+    }
+    store_rows<DP>((float *)a.o + iz_head_o(a, head) + i0 * a.c, a.c, left, a.d,
+                   acc, inv);
+}
+
+/* Probability of a score, and the gradient of the score from that of the
+ * probability, before `scale`; zeros for keys after the query. */
+static __device__ __forceinline__ void grad(float *s, float *ds, float lse,
+                                            float delta, bool dead, float scale)
+{
+    float p = dead ? 0 : expf(*s * scale - lse);
+
+    *s = p;
+    *ds = dead ? 0 : p * (*ds - delta);
+}
+
+/* dk and dv of one tile of keys of one head, over all queries from its first
+ * key on. */
+template <int DP, int B>
+static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
+{
+    constexpr int R = B / SIDE;
+    IZ_SHARED(float, ks);
+    float *vs = ks + B * pitch<DP>, *qs = vs + B * pitch<DP>;
+    float *ys = qs + B * pitch<DP>, *w = ys + B * pitch<DP>;
+    int head = (int)blockIdx.x % a.all, k0 = (int)blockIdx.x / a.all * B;
+    int64_t ld = 3 * a.c;
+    const float *q = (const float *)a.qkv + iz_head_qkv(a, head);
+    const float *k = q + a.c + k0 * ld;
+    const float *dy = (const float *)a.dy + iz_head_o(a, head);
+    const float *lse = a.lse + (int64_t)head * a.seq;
+    const float *delta = a.delta + (int64_t)head * a.seq;
+    float *dk = (float *)a.dqkv + iz_head_qkv(a, head) + a.c + k0 * ld;
+    float acc_k[R][DP / 16] = {}, acc_v[R][DP / 16] = {}, by[R], one[R];
+    float s[R][R], ds[R][R];
+
+    load_rows<DP, B>(ks, k, ld, a.seq - k0, a.d);
+    load_rows<DP, B>(vs, k + a.c, ld, a.seq - k0, a.d);
+    for (int i0 = k0; i0 < a.seq; i0 += B) {
+        load_rows<DP, B>(qs, q + i0 * ld, ld, a.seq - i0, a.d);
+        load_rows<DP, B>(ys, dy + i0 * a.c, a.c, a.seq - i0, a.d);
+        __syncthreads();
+        rows_by_rows<DP>(s, ks, qs);
+        rows_by_rows<DP>(ds, vs, ys);
+        for (int i = 0; i < R * R; i++) {
+            int t = i0 + thread_col(i % R);
+            bool dead = t >= a.seq || k0 + thread_row(i / R) > t;
+
+            grad(&s[i / R][i % R], &ds[i / R][i % R], dead ? 0 : lse[t],
+                 dead ? 0 : delta[t], dead, a.scale);
+        }
+        put(w, s);
+        __syncthreads();
+        add_product<DP>(acc_v, w, ys);
+        __syncthreads();
+        put(w, ds);
+        __syncthreads();
+        add_product<DP>(acc_k, w, qs);
+        __syncthreads();
+    }
+    for (int i = 0; i < R; i++) {
+        by[i] = a.scale;
+        one[i] = 1;
+    }
+    store_rows<DP>(dk, ld, a.seq - k0, a.d, acc_k, by);
+    store_rows<DP>(dk + a.c, ld, a.seq - k0, a.d, acc_v, one);
+}
+
+/* dq of one tile of queries of one head, over all keys up to its last query. */
+template <int DP, int B>
+static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
+{
+    constexpr int R = B / SIDE;
+    IZ_SHARED(float, qs);
+    float *ys = qs + B * pitch<DP>, *ks = ys + B * pitch<DP>;
+    float *vs = ks + B * pitch<DP>, *w = vs + B * pitch<DP>;
+    int head = (int)blockIdx.x % a.all, tile = (int)blockIdx.x / a.all;
+    int i0 = ((int)gridDim.x / a.all - 1 - tile) * B, left = a.seq - i0;
+    int64_t ld = 3 * a.c, at = (int64_t)head * a.seq + i0;
+    const float *q = (const float *)a.qkv + iz_head_qkv(a, head);
+    const float *k = q + a.c;
+    const float *dy = (const float *)a.dy + iz_head_o(a, head) + i0 * a.c;
+    float *dq = (float *)a.dqkv + iz_head_qkv(a, head) + i0 * ld;
+    float acc[R][DP / 16] = {}, s[R][R], ds[R][R], by[R], lse[R], delta[R];
+
+    for (int i = 0; i < R; i++) {
+        bool dead = thread_row(i) >= left;
+
+        lse[i] = dead ? 0 : a.lse[at + thread_row(i)];
+        delta[i] = dead ? 0 : a.delta[at + thread_row(i)];
+        by[i] = a.scale;
+    }
+    load_rows<DP, B>(qs, q + i0 * ld, ld, left, a.d);
+    load_rows<DP, B>(ys, dy, a.c, left, a.d);
+    for (int j0 = 0; j0 <= i0; j0 += B) {
+        load_rows<DP, B>(ks, k + j0 * ld, ld, a.seq - j0, a.d);
+        load_rows<DP, B>(vs, k + a.c + j0 * ld, ld, a.seq - j0, a.d);
+        __syncthreads();
+        rows_by_rows<DP>(s, qs, ks);
+        rows_by_rows<DP>(ds, ys, vs);
+        for (int i = 0; i < R * R; i++)
+            grad(&s[i / R][i % R], &ds[i / R][i % R], lse[i / R], delta[i / R],
+                 j0 + thread_col(i % R) > i0 + thread_row(i / R), a.scale);
+        put(w, ds);
+        __syncthreads();
+        add_product<DP>(acc, w, ks);
+        __syncthreads();
+    }
+    store_rows<DP>(dq, ld, left, a.d, acc, by);
+}
+
+/* Bytes of shared memory: tiles of rows, and one of scores. */
+template <int DP, int B> static int bytes_of(int tiles)
+{
+    return (tiles * B * pitch<DP> + B * pitch<B>)*(int)sizeof(float);
+}
+
+template <int DP, int B>
+static void run_forward(const struct iz_heads *a, void *stream)
+{
+    void (*k)(struct iz_heads) = forward<DP, B>;
+
+    IZ_LAUNCH(k, iz_attention_blocks(a, B), THREADS, (bytes_of<DP, B>(2)),
+              stream, *a);
+}
+
+template <int DP, int B>
+static void run_backward(const struct iz_heads *a, void *stream)
+{
+    void (*keys)(struct iz_heads) = key_grads<DP, B>;
+    void (*queries)(struct iz_heads) = query_grads<DP, B>;
+    int n = iz_attention_blocks(a, B), bytes = bytes_of<DP, B>(4);
+
+    IZ_LAUNCH(keys, n, THREADS, bytes, stream, *a);
+    IZ_LAUNCH(queries, n, THREADS, bytes, stream, *a);
+}
+
+/* Tiles are smaller for wider heads, so that all tiles of backward fit into
+ * the 99 KiB that a block may have on every GPU since compute capability 8.0.
+ */
+void iz_attention_fwd_32(const struct iz_heads *a, void *stream)
+{
+    if (a->d <= 64)
+        run_forward<64, 64>(a, stream);
+    else if (a->d <= 128)
+        run_forward<128, 32>(a, stream);
+    else
+        run_forward<256, 16>(a, stream);
+}
+
+void iz_attention_bwd_32(const struct iz_heads *a, void *stream)
+{
+    if (a->d <= 64)
+        run_backward<64, 64>(a, stream);
+    else if (a->d <= 128)
+        run_backward<128, 32>(a, stream);
+    else
+        run_backward<256, 16>(a, stream);
+}

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Token and position embedding on a GPU.  Backward sorts the positions by token
+ * and adds each token's rows in ascending order of position.  The keys, token
+ * and position together, are all different, so that there is only one sorted
+ * order and timing has no part in the result. */
+#include "codelets/launch.cuh"
+
+#include "codelets/cuda_launch.h"
+#include "codelets/embedding.h"
+
+enum {
+    THREADS = 256,
+    WARPS = THREADS / 32,
+    RUN = 1024, /* keys that a block sorts */
+    AHEAD = 4,  /* rows that a thread loads at once */
+    PIECE = IZ_EMBEDDING_PIECE,
+    SLOT = IZ_EMBEDDING_SLOT
+};
+
+/* y [rows, c], a warp per row and 32 N columns of it.  The tokens lie in host
+ * memory, so a block reads them in one go.  Moves with 16-bit types 4 bytes per
+ * element and wpe once. */
+template <class T, int N>
+static __global__ void __launch_bounds__(THREADS)
+    forward(T *y, const int32_t *token, const T *wte, const T *wpe,
+            int64_t rows, int64_t seq, int64_t c)
+{
+    __shared__ int32_t tokens[WARPS];
+    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x;
+    float v[N], p[N];
+
+    if (threadIdx.x < WARPS && row < rows)
+        tokens[threadIdx.x] = token[row];
+    __syncthreads();
+    row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    if (row >= rows)
+        return;
+    wte += tokens[threadIdx.x / 32] * c;
+    wpe += wpe ? row % seq * c : 0;
+    for (int64_t at = threadIdx.x % 32 * N; at < c; at += 32 * N) {
+        iz_load_row(v, wte + at);
+        if (wpe) {
+            iz_load_row(p, wpe + at);
+            for (int j = 0; j < N; j++)
+                v[j] += p[j];
+        }
+        iz_store_row(y + row * c + at, v);
+    }
+}
+
+/* Sorts runs of RUN keys, token * 2^32 + position, by bitonic merging; keys
+ * beyond n are larger than all. */
+static __global__ void __launch_bounds__(RUN / 2)
+    sort_runs(uint64_t *keys, const int32_t *token, int64_t n)
+{
+    __shared__ uint64_t key[RUN];
+    int64_t base = (int64_t)blockIdx.x * RUN;
+
+    for (int i = threadIdx.x; i < RUN; i += RUN / 2)
+        key[i] = base + i < n ? (uint64_t)token[base + i] << 32 | (base + i)
+                              : UINT64_MAX;
+    for (int size = 2; size <= RUN; size *= 2)
+        for (int step = size / 2; step > 0; step /= 2) {
+            int i = threadIdx.x / step * 2 * step + threadIdx.x % step;
+            bool down = i & size;
+
+            __syncthreads();
+            uint64_t a = key[i], b = key[i + step];
+
+            if ((a > b) != down) {
+                key[i] = b;
+                key[i + step] = a;
+            }
+        }
+    __syncthreads();
+    for (int i = threadIdx.x; i < RUN && base + i < n; i += RUN / 2)
+        keys[base + i] = key[i];
+}
+
+/* The number of keys[0..n) that are less than key. */
+static __device__ int64_t count_less(const uint64_t *keys, int64_t n,
+                                     uint64_t key)
+{
+    int64_t from = 0;
+
+    while (n > 0) {
+        int64_t half = n / 2;
+        bool less = keys[from + half] < key;
+
+        from = less ? from + half + 1 : from;
+        n = less ? n - half - 1 : half;
+    }
+    return from;
+}
+
+/* Merges neighbouring sorted runs of len keys: a key goes to its place in its
+ * own run plus its place in the other. */
+static __global__ void __launch_bounds__(THREADS)
+    merge_runs(uint64_t *to, const uint64_t *keys, int64_t n, int64_t len)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t run = i / len, other = (run ^ 1) * len;
+
+    if (i >= n)
+        return;
+    int64_t room = min(len, max((int64_t)0, n - other));
+    int64_t at = i - run * len + count_less(keys + other, room, keys[i]);
+
+    to[run / 2 * 2 * len + at] = keys[i];
+}
+
+/* first[v] = the first of token v's keys, or of the next token's. */
+static __global__ void __launch_bounds__(THREADS)
+    find_tokens(int32_t *first, const uint64_t *keys, int64_t n, int64_t vocab)
+{
+    int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+
+    if (v <= vocab)
+        first[v] = (int32_t)count_less(keys, n, (uint64_t)v << 32);
+}
+
+/* sum = the rows of `from` with the numbers that keys[0..n) end with, in
+ * order. */
+template <class T, int N>
+static __device__ void add_rows(float (&sum)[N], const T *from,
+                                const uint64_t *keys, int64_t n, int64_t c)
+{
+    float v[AHEAD][N];
+
+    for (int64_t i = 0; i < n; i += AHEAD) {
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            iz_load_row(v[k], from + (uint32_t)keys[min(i + k, n - 1)] * c);
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            for (int j = 0; j < N; j++)
+                sum[j] = i + k < n ? sum[j] + v[k][j] : sum[j];
+    }
+}
+
+struct sorted {
+    const uint64_t *keys; /* [n] */
+    const int32_t *first; /* [vocab + 1] */
+    int64_t n, vocab, c;
+};
+
+/* A token with more than PIECE positions is summed in pieces.  The sum of its
+ * piece k is in slot first / SLOT + k.  Slots of different tokens differ, as a
+ * token with count > 2 SLOT positions has at most count / SLOT pieces, rounded
+ * down; and position SLOT s + SLOT - 1 belongs to the token of slot s, if that
+ * slot has one. */
+template <class T, int N>
+static __global__ void __launch_bounds__(32)
+    sum_pieces(float *sums, const T *dy, struct sorted s)
+{
+    int64_t slot = blockIdx.x,
+            at = ((int64_t)blockIdx.y * 32 + threadIdx.x) * N;
+    int64_t token = s.keys[min(slot * SLOT + SLOT - 1, s.n - 1)] >> 32;
+    int64_t first = s.first[token], end = s.first[token + 1];
+    int64_t from = first + (slot - first / SLOT) * PIECE;
+    float sum[N] = {};
+
+    if (end - first <= PIECE || from < first || from >= end || at >= s.c)
+        return;
+    add_rows(sum, dy + at, s.keys + from, min((int64_t)PIECE, end - from), s.c);
+    iz_store_row(sums + slot * s.c + at, sum);
+}
+
+/* A row of dwte: zero, the rows of dy, or the sums of pieces in order.  A warp
+ * for 32 N columns.  Moves dwte once and the rows of dy once. */
+template <class T, int N>
+static __global__ void __launch_bounds__(THREADS)
+    sum_tokens(T *dwte, const float *sums, const T *dy, struct sorted s)
+{
+    int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    int64_t at = ((int64_t)blockIdx.y * 32 + threadIdx.x % 32) * N;
+    float sum[N] = {}, part[N];
+
+    if (v >= s.vocab || at >= s.c)
+        return;
+    int64_t first = s.first[v], count = s.first[v + 1] - first;
+
+    if (count <= PIECE)
+        add_rows(sum, dy + at, s.keys + first, count, s.c);
+    for (int64_t k = 0; count > PIECE && k * PIECE < count; k++) {
+        iz_load_row(part, sums + (first / SLOT + k) * s.c + at);
+        for (int j = 0; j < N; j++)
+            sum[j] += part[j];
+    }
+    iz_store_row(dwte + v * s.c + at, sum);
+}
+
+/* A row of dwpe: the rows p, p + seq, ... of dy in order.  Moves dy once. */
+template <class T, int N>
+static __global__ void __launch_bounds__(THREADS)
+    sum_positions(T *dwpe, const T *dy, int64_t seq, int64_t rows, int64_t c)
+{
+    int64_t p = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    int64_t at = ((int64_t)blockIdx.y * 32 + threadIdx.x % 32) * N;
+    float sum[N] = {}, v[AHEAD][N];
+
+    if (p >= seq || at >= c)
+        return;
+    for (int64_t t = p; t < rows; t += AHEAD * seq) {
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            iz_load_row(v[k],
+                        dy + (t + k * seq < rows ? t + k * seq : t) * c + at);
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            for (int j = 0; j < N; j++)
+                sum[j] = t + k * seq < rows ? sum[j] + v[k][j] : sum[j];
+    }
+    iz_store_row(dwpe + p * c + at, sum);
+}
+
+static int blocks_for(int64_t n, int64_t per)
+{
+    return (int)((n + per - 1) / per);
+}
+
+/* Whether rows of c elements of a buffer consist of whole aligned pieces. */
+template <class T> static bool aligned(const void *p, int64_t c)
+{
+    return (uintptr_t)p % 16 == 0 && c * sizeof(T) % 16 == 0;
+}
+
+template <class T>
+static void start_forward(struct iz_exec *x, struct iz_view y,
+                          const int32_t *token, struct iz_view wte,
+                          struct iz_view wpe)
+{
+    bool pieces = aligned<T>(y.p, y.cols) && aligned<T>(wte.p, y.cols) &&
+                  aligned<T>(wpe.p, y.cols);
+    void (*k)(T *, const int32_t *, const T *, const T *, int64_t, int64_t,
+              int64_t) = pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>;
+
+    IZ_LAUNCH(k, blocks_for(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p,
+              token, (const T *)wte.p, (const T *)(wpe.rows ? wpe.p : NULL),
+              y.rows, wpe.rows, y.cols);
+}
+
+void iz_embedding_fwd_cuda(struct iz_exec *x, struct iz_view y,
+                           const int32_t *token, struct iz_view wte,
+                           struct iz_view wpe)
+{
+    if (wte.dtype != y.dtype || (wpe.rows && wpe.dtype != y.dtype))
+        iz_die("embedding of %s with weights of %s", iz_dtype_name(y.dtype),
+               iz_dtype_name(wte.dtype));
+    if (y.dtype == IZ_BF16)
+        start_forward<iz_bf16>(x, y, token, wte, wpe);
+    else if (y.dtype == IZ_F16)
+        start_forward<iz_f16>(x, y, token, wte, wpe);
+    else
+        start_forward<float>(x, y, token, wte, wpe);
+}
+
+/* Returns where the sorted keys are. */
+static uint64_t *sort_keys(struct iz_exec *x, uint64_t *keys, uint64_t *other,
+                           const int32_t *token, int64_t n)
+{
+    IZ_LAUNCH(sort_runs, blocks_for(n, RUN), RUN / 2, 0, x->stream, keys, token,
+              n);
+    for (int64_t len = RUN; len < n; len *= 2) {
+        uint64_t *from = keys;
+
+        IZ_LAUNCH(merge_runs, blocks_for(n, THREADS), THREADS, 0, x->stream,
+                  other, (const uint64_t *)from, n, len);
+        keys = other;
+        other = from;
+    }
+    return keys;
+}
+
+template <class T, int N>
+static void launch_tokens(struct iz_exec *x, struct iz_view dwte,
+                          struct iz_view dy, const int32_t *token, char *base)
+{
+    struct iz_embedding_scratch at =
+        iz_embedding_scratch_of(dy.rows, dwte.rows, dy.cols);
+    uint64_t *keys = (uint64_t *)(base + at.keys);
+    uint64_t *other = (uint64_t *)(base + at.other);
+    int32_t *first = (int32_t *)(base + at.first);
+    float *sums = (float *)(base + at.sums);
+    int chunks = blocks_for(dy.cols, 32 * N);
+
+    keys = sort_keys(x, keys, other, token, dy.rows);
+    IZ_LAUNCH(find_tokens, blocks_for(dwte.rows + 1, THREADS), THREADS, 0,
+              x->stream, first, (const uint64_t *)keys, dy.rows, dwte.rows);
+
+    struct sorted s = {keys, first, dy.rows, dwte.rows, dy.cols};
+
+    IZ_LAUNCH((sum_pieces<T, N>), dim3((unsigned)at.slots, chunks), 32, 0,
+              x->stream, sums, (const T *)dy.p, s);
+    IZ_LAUNCH((sum_tokens<T, N>), dim3(blocks_for(dwte.rows, WARPS), chunks),
+              THREADS, 0, x->stream, (T *)dwte.p, (const float *)sums,
+              (const T *)dy.p, s);
+}
+
+template <class T, int N>
+static void launch_backward(struct iz_exec *x, struct iz_view dwte,
+                            struct iz_view dwpe, struct iz_view dy,
+                            const int32_t *token, char *scratch)
+{
+    dim3 grid(blocks_for(dwpe.rows, WARPS), blocks_for(dy.cols, 32 * N));
+
+    if (dwte.p)
+        launch_tokens<T, N>(x, dwte, dy, token, scratch);
+    if (dwpe.rows && dwpe.p)
+        IZ_LAUNCH((sum_positions<T, N>), grid, THREADS, 0, x->stream,
+                  (T *)dwpe.p, (const T *)dy.p, dwpe.rows, dy.rows, dy.cols);
+}
+
+template <class T>
+static void start_backward(struct iz_exec *x, struct iz_view dwte,
+                           struct iz_view dwpe, struct iz_view dy,
+                           const int32_t *token, char *scratch)
+{
+    if (aligned<T>(dwte.p, dy.cols) && aligned<T>(dwpe.p, dy.cols) &&
+        aligned<T>(dy.p, dy.cols))
+        launch_backward<T, 16 / sizeof(T)>(x, dwte, dwpe, dy, token, scratch);
+    else
+        launch_backward<T, 1>(x, dwte, dwpe, dy, token, scratch);
+}
+
+void iz_embedding_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
+                           struct iz_view dwpe, struct iz_view dy,
+                           const int32_t *token, struct iz_view scratch)
+{
+    if (dwte.dtype != dy.dtype || (dwpe.rows && dwpe.dtype != dy.dtype))
+        iz_die("embedding's gradient of %s from %s", iz_dtype_name(dwte.dtype),
+               iz_dtype_name(dy.dtype));
+    if (dy.dtype == IZ_BF16)
+        start_backward<iz_bf16>(x, dwte, dwpe, dy, token, (char *)scratch.p);
+    else if (dy.dtype == IZ_F16)
+        start_backward<iz_f16>(x, dwte, dwpe, dy, token, (char *)scratch.p);
+    else
+        start_backward<float>(x, dwte, dwpe, dy, token, (char *)scratch.p);
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gradient of a bias where cuBLASLt does not compute it beside that of the
+ * weights: sums of columns, in an order that depends on the shape alone. */
+#include <assert.h>
+
+#include "codelets/cuda_lib.h"
+#include "codelets/launch.cuh"
+
+enum { WARPS = 8 };
+
+/* Blocks that fill a GPU of 132 multiprocessors with 8 each. */
+enum { FULL = 1056 };
+
+/* sum[y, j] = the sum of the elements (i, j) of dy [rows, cols] whose row i
+ * belongs to block row y: 8 rows in turn, one per warp.  N neighbouring columns
+ * per thread.  Moves sizeof(T) bytes per element. */
+template <int N, class T, class O>
+static __global__ void __launch_bounds__(32 * WARPS)
+    column_sum(O *sum, const T *dy, int64_t rows, int64_t cols)
+{
+    __shared__ float part[WARPS][32 * N];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int64_t first = (int64_t)blockIdx.x * 32 * N, col = first + lane * N;
+    int64_t step = (int64_t)gridDim.y * WARPS;
+    float acc[N] = {};
+
+    if (col < cols)
+#pragma unroll 4
+        for (int64_t i = blockIdx.y * WARPS + warp; i < rows; i += step) {
+            float v[N];
+
+            iz_load_row<N>(v, dy + i * cols + col);
+            for (int j = 0; j < N; j++)
+                acc[j] += v[j];
+        }
+    for (int j = 0; j < N; j++)
+        part[warp][lane * N + j] = acc[j];
+    __syncthreads();
+    for (int j = threadIdx.x; j < 32 * N && first + j < cols; j += 32 * WARPS) {
+        float s = part[0][j];
+
+        for (int w = 1; w < WARPS; w++)
+            s += part[w][j];
+        iz_store(sum + blockIdx.y * cols + first + j, s);
+    }
+}
+
+/* `pieces` rows of sums, each of a share of the rows of dy. */
+template <class T, class O>
+static void launch(struct iz_exec *x, O *sum, const T *dy, int64_t rows,
+                   int64_t cols, int pieces)
+{
+    constexpr int wide = 16 / sizeof(T);
+    bool whole = cols % wide == 0 && (uintptr_t)dy % 16 == 0;
+    int64_t width = 32 * (whole ? wide : 1);
+    void (*k)(O *, const T *, int64_t, int64_t) =
+        whole ? column_sum<wide, T, O> : column_sum<1, T, O>;
+    dim3 grid((unsigned)((cols + width - 1) / width), (unsigned)pieces);
+
+    IZ_LAUNCH(k, grid, 32 * WARPS, 0, x->stream, sum, dy, rows, cols);
+}
+
+/* As many shares of the rows as fill the GPU, a warp having 4 rows at least,
+ * and as the scratch holds. */
+static int pieces_of(struct iz_view dy, struct iz_view scratch)
+{
+    int64_t across = (dy.cols + 255) / 256, n = FULL / across;
+    int64_t room = iz_view_bytes(scratch) / (dy.cols * (int64_t)sizeof(float));
+    int64_t most = dy.rows / (4 * WARPS);
+
+    n = n < most ? n : most;
+    n = n < room ? n : room;
+    return n > 1 ? (int)n : 1;
+}
+
+/* The sums of the shares are summed by the same kernel. */
+template <class T, class O>
+static void sum_twice(struct iz_exec *x, O *sum, struct iz_view dy,
+                      struct iz_view scratch)
+{
+    int pieces = pieces_of(dy, scratch);
+    float *part = (float *)scratch.p;
+
+    if (pieces == 1) {
+        launch(x, sum, (const T *)dy.p, dy.rows, dy.cols, 1);
+    } else {
+        launch(x, part, (const T *)dy.p, dy.rows, dy.cols, pieces);
+        launch(x, sum, (const float *)part, pieces, dy.cols, 1);
+    }
+}
+
+template <class T>
+static void sum_columns(struct iz_exec *x, struct iz_view sum,
+                        struct iz_view dy, struct iz_view scratch)
+{
+    if (sum.dtype == IZ_F32)
+        sum_twice<T>(x, (float *)sum.p, dy, scratch);
+    else
+        sum_twice<T>(x, (T *)sum.p, dy, scratch);
+}
+
+void iz_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
+                        struct iz_view dy, struct iz_view scratch)
+{
+    assert(sum.dtype == IZ_F32 || sum.dtype == dy.dtype);
+    if (dy.dtype == IZ_F32)
+        sum_columns<float>(x, sum, dy, scratch);
+    else if (dy.dtype == IZ_BF16)
+        sum_columns<iz_bf16>(x, sum, dy, scratch);
+    else
+        sum_columns<iz_f16>(x, sum, dy, scratch);
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A token shard and its mask: every length in a file is checked against the
+ * file before it is used; see data_shard.h. */
+#include "runtime/data_shard.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "codelets/build.h"
+
+const struct iz_shard_format iz_shard_formats[2] = {
+    {20240520, 1, 2}, /* vocabularies up to 65536 */
+    {20240801, 7, 4},
+};
+
+/* ---- files ---- */
+
+static int refuse(const char *path, int err)
+{
+    fprintf(stderr, "izar: data: %s: %s\n", path, strerror(err));
+    return -err;
+}
+
+static int map(struct iz_mapping *m, int fd, const char *path)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) != 0)
+        return refuse(path, errno);
+    if (!S_ISREG(st.st_mode)) {
+        fprintf(stderr, "izar: data: %s is not a regular file\n", path);
+        return -EINVAL;
+    }
+    if (st.st_size == 0) {
+        fprintf(stderr, "izar: data: %s is empty\n", path);
+        return -EINVAL;
+    }
+    m->bytes = st.st_size;
+    m->at = mmap(NULL, (size_t)m->bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (m->at == MAP_FAILED) {
+        m->at = NULL;
+        return refuse(path, errno);
+    }
+    return 0;
+}
+
+int iz_mapping_open(struct iz_mapping *m, const char *path)
+{
+    /* Not blocking: a named pipe is refused, not waited for. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), err;
+
+    *m = (struct iz_mapping){0};
+    if (fd < 0)
+        return refuse(path, errno);
+    err = map(m, fd, path);
+    close(fd);
+    return err;
+}
+
+void iz_mapping_close(struct iz_mapping *m)
+{
+    if (m->at)
+        munmap(m->at, (size_t)m->bytes);
+    m->at = NULL;
+}
+
+/* ---- headers ---- */
+
+/* The first three integers; refuses a file that ends within the header. */
+static int header_read(int32_t h[3], const struct iz_mapping *m,
+                       const char *path)
+{
+    int64_t need = IZ_SHARD_HEADER * (int64_t)sizeof(int32_t);
+
+    if (m->bytes < need) {
+        fprintf(
+            stderr,
+            "izar: data: %s has %" PRId64 " bytes, fewer than the %" PRId64
+            " of a token shard's header (data.bytes = true reads raw text)\n",
+            path, m->bytes, need);
+        return -EINVAL;
+    }
+    memcpy(h, m->at, 3 * sizeof *h);
+    return 0;
+}
+
+static int length_check(const struct iz_mapping *m, const char *path,
+                        int64_t count, int64_t token_bytes)
+{
+    int64_t want = IZ_SHARD_HEADER * (int64_t)sizeof(int32_t);
+
+    want += count * token_bytes;
+    if (count > 0 && want == m->bytes)
+        return 0;
+    fprintf(stderr,
+            "izar: data: %s: the header says %" PRId64
+            " tokens, that is %" PRId64 " bytes, but the file has %" PRId64
+            " bytes (%s)\n",
+            path, count, want, m->bytes,
+            want > m->bytes ? "truncated" : "oversized");
+    return -EINVAL;
+}
+
+static const struct iz_shard_format *format_find(int32_t magic, int32_t version)
+{
+    for (int i = 0; i < 2; i++)
+        if (iz_shard_formats[i].magic == magic &&
+            iz_shard_formats[i].version == version)
+            return &iz_shard_formats[i];
+    return NULL;
+}
+
+static int header_check(struct iz_shard *s)
+{
+    int32_t h[3];
+    const struct iz_shard_format *f;
+    int err = header_read(h, &s->tokens, s->path);
+
+    if (err)
+        return err;
+    f = format_find(h[0], h[1]);
+    if (!f) {
+        fprintf(stderr,
+                "izar: data: %s begins with magic %" PRId32 " version %" PRId32
+                "; a token shard has 20240520 version 1 or 20240801 version 7"
+                " (data.bytes = true reads raw text)\n",
+                s->path, h[0], h[1]);
+        return -EINVAL;
+    }
+    s->header_bytes = IZ_SHARD_HEADER * (int64_t)sizeof(int32_t);
+    s->count = h[2];
+    s->token_bytes = f->token_bytes;
+    return length_check(&s->tokens, s->path, s->count, s->token_bytes);
+}
+
+/* ---- tokens ---- */
+
+static IZ_SIMD uint32_t max_u8(const uint8_t *t, int64_t n)
+{
+    uint8_t m = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        m = t[i] > m ? t[i] : m;
+    return m;
+}
+
+static IZ_SIMD uint32_t max_u16(const uint16_t *t, int64_t n)
+{
+    uint16_t m = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        m = t[i] > m ? t[i] : m;
+    return m;
+}
+
+static IZ_SIMD uint32_t max_u32(const uint32_t *t, int64_t n)
+{
+    uint32_t m = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        m = t[i] > m ? t[i] : m;
+    return m;
+}
+
+/* The tokens from position `at`; the map is page-aligned and the header a
+ * multiple of the token size. */
+static const void *tokens_at(const struct iz_shard *s, int64_t at)
+{
+    return s->tokens.at + s->header_bytes + at * s->token_bytes;
+}
+
+static uint32_t tokens_max(const struct iz_shard *s, int64_t at, int64_t n)
+{
+    const void *p = tokens_at(s, at);
+
+    if (s->token_bytes == 1)
+        return max_u8(p, n);
+    return s->token_bytes == 2 ? max_u16(p, n) : max_u32(p, n);
+}
+
+/* Reads the whole file once, in blocks, so that a fault in the middle of a run
+ * (a token outside the embedding) is a fault before it. */
+static int tokens_check(const struct iz_shard *s, int vocab)
+{
+    const int64_t block = 1 << 16;
+
+    if (s->token_bytes == 1 && vocab >= 256)
+        return 0;
+    posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_SEQUENTIAL);
+    for (int64_t i = 0; i < s->count; i += block) {
+        int64_t n = s->count - i < block ? s->count - i : block;
+
+        if (tokens_max(s, i, n) < (uint32_t)vocab)
+            continue;
+        while (tokens_max(s, i, 1) < (uint32_t)vocab)
+            i++;
+        fprintf(stderr,
+                "izar: data: %s: token %" PRId64 " is %" PRIu32
+                ", outside the vocabulary of %d\n",
+                s->path, i, tokens_max(s, i, 1), vocab);
+        return -EINVAL;
+    }
+    posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_NORMAL);
+    return 0;
+}
+
+/* ---- masks ---- */
+
+char *iz_shard_mask_path(const char *path)
+{
+    size_t n = strlen(path);
+    char *out = malloc(n + sizeof ".mask");
+
+    if (!out)
+        return NULL;
+    if (n > 4 && strcmp(path + n - 4, ".bin") == 0)
+        n -= 4;
+    memcpy(out, path, n);
+    memcpy(out + n, ".mask", sizeof ".mask");
+    return out;
+}
+
+static int mask_check(const struct iz_shard *s, const char *path)
+{
+    int32_t h[3];
+    const unsigned char *mask = s->mask.at + IZ_SHARD_HEADER * sizeof(int32_t);
+    int err = header_read(h, &s->mask, path);
+
+    if (err)
+        return err;
+    if (h[0] != IZ_MASK_MAGIC || h[1] != IZ_MASK_VERSION || h[2] != s->count) {
+        fprintf(stderr,
+                "izar: data: %s begins with magic %" PRId32 " version %" PRId32
+                " and %" PRId32 " tokens; the mask of %s has %d version %d and "
+                "%" PRId64 " tokens\n",
+                path, h[0], h[1], h[2], s->path, IZ_MASK_MAGIC, IZ_MASK_VERSION,
+                s->count);
+        return -EINVAL;
+    }
+    err = length_check(&s->mask, path, s->count, 1);
+    if (err || max_u8(mask, s->count) <= 1)
+        return err;
+    fprintf(stderr, "izar: data: %s: a byte is neither 0 nor 1\n", path);
+    return -EINVAL;
+}
+
+/* No file is no mask; any other fault of it is one. */
+static int mask_open(struct iz_shard *s)
+{
+    char *path = iz_shard_mask_path(s->path);
+    int err = 0;
+
+    if (!path)
+        return -ENOMEM;
+    if (access(path, F_OK) == 0 || errno != ENOENT) {
+        err = iz_mapping_open(&s->mask, path);
+        if (!err)
+            err = mask_check(s, path);
+    }
+    free(path);
+    return err;
+}
+
+/* ---- shards ---- */
+
+int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab)
+{
+    int err;
+
+    assert(vocab > 0);
+    *s = (struct iz_shard){.path = strdup(path)};
+    if (!s->path)
+        return -ENOMEM;
+    err = iz_mapping_open(&s->tokens, path);
+    if (err)
+        return err;
+    s->count = s->tokens.bytes;
+    s->token_bytes = 1;
+    if (!bytes)
+        err = header_check(s);
+    if (!err)
+        err = tokens_check(s, vocab);
+    return err || bytes ? err : mask_open(s);
+}
+
+void iz_shard_close(struct iz_shard *s)
+{
+    iz_mapping_close(&s->tokens);
+    iz_mapping_close(&s->mask);
+    free(s->path);
+    s->path = NULL;
+}
+
+void iz_shard_tokens(const struct iz_shard *s, int64_t at, int32_t *out,
+                     int64_t n)
+{
+    const uint8_t *t8 = tokens_at(s, at);
+    const uint16_t *t16 = tokens_at(s, at);
+
+    assert(at >= 0 && n >= 0 && n <= s->count - at);
+    if (s->token_bytes == 4)
+        memcpy(out, t8, (size_t)n * sizeof *out);
+    else if (s->token_bytes == 2)
+        for (int64_t i = 0; i < n; i++)
+            out[i] = t16[i];
+    else
+        for (int64_t i = 0; i < n; i++)
+            out[i] = t8[i];
+}
+
+void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,
+                     int64_t n)
+{
+    const unsigned char *mask;
+
+    if (!s->mask.at)
+        return;
+    mask = s->mask.at + IZ_SHARD_HEADER * sizeof(int32_t) + at;
+    for (int64_t i = 0; i < n; i++)
+        if (!mask[i])
+            target[i] = -1;
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One file of tokens, mapped and checked whole, with its loss mask if there is
+ * one; and the files that a pattern or a list names.  The layouts are llm.c's
+ * and are written by runtime/data_write.c. */
+#ifndef IZ_RUNTIME_DATA_SHARD_H
+#define IZ_RUNTIME_DATA_SHARD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define IZ_SHARD_HEADER 256      /* int32 */
+#define IZ_MASK_MAGIC 1802723693 /* "mask", little-endian */
+#define IZ_MASK_VERSION 1
+
+/* The layouts of a token shard: tokens of 16 and of 32 bits. */
+struct iz_shard_format {
+    int32_t magic, version;
+    int token_bytes;
+};
+
+extern const struct iz_shard_format iz_shard_formats[2];
+
+struct iz_mapping {
+    unsigned char *at;
+    int64_t bytes;
+};
+
+struct iz_shard {
+    char *path; /* owned */
+    struct iz_mapping tokens, mask;
+    int64_t header_bytes, count;
+    int token_bytes; /* 1, 2, 4 */
+};
+
+/* Maps a file read-only; nothing but a regular file with something in it.
+ * Says on standard error, after "izar: data: PATH", why not. */
+int iz_mapping_open(struct iz_mapping *m, const char *path);
+void iz_mapping_close(struct iz_mapping *m);
+
+/* `bytes`: any file, a token is a byte.  Else a token shard; X.mask beside
+ * X.bin is its loss mask.  Every token is checked against `vocab`. */
+int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab);
+void iz_shard_close(struct iz_shard *s);
+
+/* Tokens [at, at + n) as int32. */
+void iz_shard_tokens(const struct iz_shard *s, int64_t at, int32_t *out,
+                     int64_t n);
+/* Replaces by -1 the tokens [at, at + n) that the mask excludes. */
+void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,
+                     int64_t n);
+
+/* "X.mask" of "X.bin" (of any other name: with .mask appended), malloc'ed. */
+char *iz_shard_mask_path(const char *path);
+
+struct iz_paths {
+    char **path;
+    int count;
+};
+
+/* The files that a list with commas names: each entry a file or, where no file
+ * has that name, a pattern of glob(7), whose files come in the order of their
+ * names.  A name that is no pattern is kept even if no file has it.  A pattern
+ * without a file and a file named twice are refused, both printed. */
+int iz_paths_open(struct iz_paths *p, const char *list);
+void iz_paths_close(struct iz_paths *p);
+
+#endif

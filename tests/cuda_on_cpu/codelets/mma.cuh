@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* codelets/mma.cuh for kernels that run on the CPU: the same movement of data,
+ * lane by lane.  The lanes of a warp meet where the instruction would make them
+ * meet.  A copy to shared memory arrives as late as it may: until its wait, the
+ * destination holds NaN.  Blocks are one-dimensional. */
+#ifndef IZ_CODELETS_MMA_CUH
+#define IZ_CODELETS_MMA_CUH
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "codelets/dtype.h"
+#include "codelets/half.h"
+#include "codelets/launch.cuh"
+
+enum { COPIES = 256 };
+
+/* One copy on its way; a group's end is an entry without bytes. */
+struct copy {
+    void *dst;
+    const void *src;
+    int bytes;
+    bool valid;
+};
+
+static struct {
+    struct copy copy[COPIES];
+    int n, groups;
+} on_way[1024];
+
+/* Two registers of two numbers to k = 2t, 2t + 1, 2t + 8, 2t + 9. */
+template <enum iz_dtype T>
+static inline void unpack(float (&to)[16], int t, uint32_t low, uint32_t high)
+{
+    for (int i = 0; i < 4; i++) {
+        uint16_t h = (uint16_t)((i < 2 ? low : high) >> 16 * (i % 2));
+
+        to[2 * t + i % 2 + i / 2 * 8] =
+            T == IZ_BF16 ? iz_bf16_load(h) : iz_f16_load(h);
+    }
+}
+
+template <enum iz_dtype T>
+static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
+                          const uint32_t *b)
+{
+    struct pair {
+        uint32_t r[2];
+    };
+    struct quad {
+        uint32_t r[4];
+    };
+    int g = emu_lane() / 4, t = emu_lane() % 4;
+    float row[2][16], col[2][16];
+    emu_lanes<quad> as =
+        emu_exchange("mma a", IZ_ALL_LANES, quad{{a[0], a[1], a[2], a[3]}});
+
+    for (int i = 0; i < 4; i++) {
+        quad q = as.at(4 * g + i);
+
+        unpack<T>(row[0], i, q.r[0], q.r[2]);
+        unpack<T>(row[1], i, q.r[1], q.r[3]);
+    }
+    emu_lanes<pair> bs =
+        emu_exchange("mma b", IZ_ALL_LANES, pair{{b[0], b[1]}});
+
+    for (int i = 0; i < 8; i++) {
+        pair p = bs.at(4 * (2 * t + i / 4) + i % 4);
+
+        unpack<T>(col[i / 4], i % 4, p.r[0], p.r[1]);
+    }
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 16; k++)
+            c[i] += row[i / 2][k] * col[i % 2][k];
+}
+
+template <enum iz_dtype T> static inline uint32_t iz_pack(float lo, float hi)
+{
+    if (T == IZ_BF16)
+        return iz_bf16_round(lo) | (uint32_t)iz_bf16_round(hi) << 16;
+    return iz_f16_round(lo) | (uint32_t)iz_f16_round(hi) << 16;
+}
+
+static inline float iz_exp2(float x)
+{
+    float y = exp2f(x);
+
+    return y < 0x1p-126f ? 0 : y;
+}
+
+/* The address of row r of matrix i, as its lane gave it. */
+static inline const uint16_t *row_of(emu_lanes<const uint16_t *> rows, int i,
+                                     int r)
+{
+    const uint16_t *p = rows.at(8 * i + r);
+
+    emu_aligned(p, 16);
+    return p;
+}
+
+static inline void iz_load_matrices(uint32_t (&r)[4], const uint16_t *row)
+{
+    int g = emu_lane() / 4, t = emu_lane() % 4;
+    auto rows = emu_exchange("ldmatrix", IZ_ALL_LANES, row);
+
+    for (int i = 0; i < 4; i++)
+        memcpy(&r[i], row_of(rows, i, g) + 2 * t, sizeof r[i]);
+}
+
+static inline void iz_load_transposed(uint32_t (&r)[4], const uint16_t *row)
+{
+    int g = emu_lane() / 4, t = emu_lane() % 4;
+    auto rows = emu_exchange("ldmatrix.trans", IZ_ALL_LANES, row);
+
+    for (int i = 0; i < 4; i++)
+        r[i] = row_of(rows, i, 2 * t)[g] |
+               (uint32_t)row_of(rows, i, 2 * t + 1)[g] << 16;
+}
+
+static inline void iz_move16(void *dst, const void *src)
+{
+    emu_aligned(dst, 16);
+    emu_aligned(src, 16);
+    memcpy(dst, src, 16);
+}
+
+static inline void iz_put_pair(uint16_t *dst, uint32_t pair)
+{
+    emu_aligned(dst, 4);
+    memcpy(dst, &pair, sizeof pair);
+}
+
+template <int BYTES>
+static inline void iz_copy_start(void *dst, const void *src, bool valid)
+{
+    auto *q = &on_way[threadIdx.x];
+
+    static_assert(BYTES == 16 || BYTES == 4, "what the instruction can");
+    emu_aligned(dst, BYTES);
+    if (valid)
+        emu_aligned(src, BYTES);
+    if (q->n == COPIES)
+        emu_fail("more than %d copies on their way", COPIES);
+    memset(dst, 0xff, BYTES);
+    q->copy[q->n++] = {dst, src, BYTES, valid};
+}
+
+static inline void iz_copy_group(void)
+{
+    auto *q = &on_way[threadIdx.x];
+
+    if (q->n == COPIES)
+        emu_fail("more than %d copies on their way", COPIES);
+    q->copy[q->n++] = {};
+    q->groups++;
+}
+
+static inline void copy_arrive(const struct copy *c)
+{
+    if (c->valid)
+        memcpy(c->dst, c->src, (size_t)c->bytes);
+    else
+        memset(c->dst, 0, (size_t)c->bytes);
+}
+
+/* Lets the oldest groups arrive. */
+template <int LEFT> static inline void iz_copy_wait(void)
+{
+    auto *q = &on_way[threadIdx.x];
+    int i = 0;
+
+    for (; q->groups > LEFT; i++) {
+        if (q->copy[i].bytes)
+            copy_arrive(&q->copy[i]);
+        else
+            q->groups--;
+    }
+    q->n -= i;
+    memmove(q->copy, q->copy + i, (size_t)q->n * sizeof *q->copy);
+}
+
+#endif

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Runs a grid of CUDA threads on one CPU thread: blocks one after another in a
+ * shuffled order, the threads of a block as fibers in a shuffled order.  It
+ * finds wrong indices, missing or divergent barriers, use of shared memory that
+ * nobody wrote, and results that depend on the order of threads.  It does not
+ * find races inside a warp that hardware hides, nor anything about speed. */
+#ifndef IZ_TESTS_CUDA_ON_CPU_EMULATE_H
+#define IZ_TESTS_CUDA_ON_CPU_EMULATE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z)
+    {
+    }
+};
+struct uint3 {
+    unsigned x, y, z;
+};
+
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+/* The dynamic shared memory of the block that runs. */
+extern void *emu_shared;
+
+/* Calls kernel(arg) once per thread; what names the kernel in messages. */
+void emu_grid(const char *what, dim3 grid, dim3 block, size_t shared_bytes,
+              void (*kernel)(void *arg), void *arg);
+
+/* A barrier of the block; file and line tell divergent ones apart. */
+void emu_block_barrier(const char *file, int line);
+
+/* All lanes of the warp give a value of at most 16 bytes and get a table of all
+ * 32, valid until the lane's next call but one; NaN where there is no lane.
+ * `what` must be the same for all. */
+typedef struct {
+    unsigned char byte[16];
+} emu_value;
+const emu_value *emu_warp_exchange(const char *what, unsigned mask,
+                                   const void *value, size_t bytes);
+/* Prints the message with kernel, block and thread, and aborts. */
+void emu_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)))
+__attribute__((noreturn));
+
+template <class F> static void emu_call(void *f)
+{
+    (*(F *)f)();
+}
+
+/* The type itself, not to be deduced from an argument. */
+template <class T> struct emu_same {
+    typedef T type;
+};
+
+/* Arguments are converted to the kernel's parameters once, as at a launch. */
+template <class... P>
+static void emu_launch(const char *what, dim3 grid, dim3 block,
+                       size_t shared_bytes, void (*kernel)(P...),
+                       typename emu_same<P>::type... args)
+{
+    auto call = [&] { kernel(args...); };
+
+    emu_grid(what, grid, block, shared_bytes, emu_call<decltype(call)>, &call);
+}
+
+#endif

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The emulation itself: what it computes, and that it catches the faults it is
+ * there to catch. */
+#include "codelets/launch.cuh"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern "C" {
+#include <cmocka.h>
+}
+
+/* f in a child process ends by `signal` with a message that contains text. */
+static void ends(void (*f)(void), int signal, const char *text)
+{
+    char said[1024] = "";
+    int fd[2], status;
+
+    assert_int_equal(pipe(fd), 0);
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        dup2(fd[1], STDERR_FILENO);
+        ::signal(SIGSEGV, SIG_DFL);
+        ::signal(SIGABRT, SIG_DFL);
+        f();
+        _exit(0);
+    }
+    close(fd[1]);
+    assert_true(read(fd[0], said, sizeof said - 1) >= 0);
+    close(fd[0]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == signal);
+    if (!strstr(said, text))
+        fail_msg("it said: %s", said);
+}
+
+static __global__ void indices(int *out)
+{
+    int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    int thread =
+        threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    int size = blockDim.x * blockDim.y * blockDim.z;
+
+    atomicAdd(out + block * size + thread, block * 1000 + thread + 1);
+}
+
+static void every_thread_runs_once(void **)
+{
+    enum { BLOCKS = 3 * 4 * 5, SIZE = 6 * 7 * 2 };
+    static int out[BLOCKS * SIZE];
+
+    IZ_LAUNCH(indices, dim3(3, 4, 5), dim3(6, 7, 2), 0, NULL, out);
+    for (int i = 0; i < BLOCKS * SIZE; i++)
+        assert_int_equal(out[i], i / SIZE * 1000 + i % SIZE + 1);
+}
+
+static __global__ void note_order(int *order, int *count)
+{
+    order[atomicAdd(count, 1)] = blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+static void order_is_shuffled_and_changes(void **)
+{
+    int a[128], b[128], count = 0, moved = 0, other = 0;
+
+    IZ_LAUNCH(note_order, 4, 32, 0, NULL, a, &count);
+    count = 0;
+    IZ_LAUNCH(note_order, 4, 32, 0, NULL, b, &count);
+    for (int i = 0; i < 128; i++) {
+        moved += a[i] != i;
+        other += a[i] != b[i];
+    }
+    assert_true(moved > 64 && other > 64);
+}
+
+static __global__ void exchange(int *out)
+{
+    int lane = threadIdx.x % 32, v = lane * lane;
+    int *to = out + threadIdx.x * 8;
+
+    to[0] = __shfl_xor_sync(IZ_ALL_LANES, v, 5);
+    to[1] = __shfl_down_sync(IZ_ALL_LANES, v, 3);
+    to[2] = __shfl_up_sync(IZ_ALL_LANES, v, 3);
+    to[3] = __shfl_sync(IZ_ALL_LANES, v, 7);
+    to[4] = __shfl_sync(IZ_ALL_LANES, v, 1, 8);
+    to[5] = (int)__ballot_sync(IZ_ALL_LANES, lane % 3 == 0);
+    to[6] = __any_sync(IZ_ALL_LANES, threadIdx.x == 40);
+    to[7] = __all_sync(IZ_ALL_LANES, threadIdx.x < 40);
+}
+
+static int square(int v)
+{
+    return v * v;
+}
+
+static void warps_exchange(void **)
+{
+    enum { THREADS = 96 };
+    int out[THREADS * 8];
+
+    IZ_LAUNCH(exchange, 1, THREADS, 0, NULL, out);
+    for (int i = 0; i < THREADS; i++) {
+        int lane = i % 32, *got = out + i * 8;
+
+        assert_int_equal(got[0], square(lane ^ 5));
+        assert_int_equal(got[1], square(lane + 3 < 32 ? lane + 3 : lane));
+        assert_int_equal(got[2], square(lane >= 3 ? lane - 3 : lane));
+        assert_int_equal(got[3], 49);
+        assert_int_equal(got[4], square(lane / 8 * 8 + 1));
+        assert_int_equal(got[5], 0x49249249);
+        assert_int_equal(got[6], i / 32 == 1);
+        assert_int_equal(got[7], i / 32 == 0);
+    }
+}
+
+/* Two sums and a maximum one after another share memory. */
+static __global__ void reduce(double *sum, double *again, float *most)
+{
+    sum[threadIdx.x] = iz_block_sum((double)threadIdx.x);
+    again[threadIdx.x] = iz_block_sum((double)threadIdx.x * 2 + 1);
+    most[threadIdx.x] = iz_block_max(-fabsf(100 - (float)threadIdx.x));
+}
+
+static void blocks_sum_and_find_the_largest(void **)
+{
+    double sum[1024], again[1024];
+    float most[1024];
+
+    for (int n = 32; n <= 1024; n += 32) {
+        IZ_LAUNCH(reduce, 1, n, 0, NULL, sum, again, most);
+        for (int i = 0; i < n; i++) {
+            assert_true(sum[i] == n * (n - 1) / 2);
+            assert_true(again[i] == (double)n * n);
+            assert_true(most[i] == (n > 100 ? 0 : n - 101));
+        }
+    }
+}
+
+static __global__ void look_at_shared(int *nan)
+{
+    IZ_SHARED(float, dynamic);
+    __shared__ float fixed[64];
+    int i = threadIdx.x;
+
+    nan[blockIdx.x * 64 + i] = isnan(dynamic[i]) && isnan(fixed[i]);
+    dynamic[i] = 0;
+    fixed[i] = 0;
+}
+
+static void shared_memory_starts_as_nan(void **)
+{
+    int nan[3 * 64];
+
+    IZ_LAUNCH(look_at_shared, 3, 64, 64 * sizeof(float), NULL, nan);
+    for (int i = 0; i < 3 * 64; i++)
+        assert_true(nan[i]);
+}
+
+static __global__ void shift(float *out, bool wait)
+{
+    IZ_SHARED(float, s);
+    int n = blockDim.x, i = threadIdx.x;
+
+    s[i] = (float)i;
+    if (wait)
+        __syncthreads();
+    out[i] = s[(i + 1) % n];
+}
+
+static bool shifted(bool wait)
+{
+    float out[256];
+
+    IZ_LAUNCH(shift, 1, 256, 256 * sizeof(float), NULL, out, wait);
+    for (int i = 0; i < 256; i++)
+        if (out[i] != (float)((i + 1) % 256))
+            return false;
+    return true;
+}
+
+static void missing_barrier_shows(void **)
+{
+    assert_true(shifted(true));
+    assert_false(shifted(false));
+}
+
+/* Threads that have returned are not waited for. */
+static __global__ void leave_early(int *out)
+{
+    if (threadIdx.x >= 40)
+        return;
+    __syncthreads();
+    out[threadIdx.x] = __popc(__ballot_sync(IZ_ALL_LANES, 1));
+}
+
+static void returned_threads_are_not_waited_for(void **)
+{
+    int out[40];
+
+    IZ_LAUNCH(leave_early, 1, 70, 0, NULL, out);
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(out[i], i < 32 ? 32 : 8);
+}
+
+static __global__ void two_barriers(void *)
+{
+    if (threadIdx.x < 5)
+        __syncthreads();
+    else
+        __syncthreads();
+}
+
+static __global__ void barrier_and_warp(void *)
+{
+    if (threadIdx.x < 5)
+        __syncthreads();
+    else
+        __syncwarp();
+}
+
+static __global__ void two_exchanges(void *)
+{
+    if (threadIdx.x < 5)
+        __shfl_xor_sync(IZ_ALL_LANES, 1, 1);
+    else
+        __shfl_down_sync(IZ_ALL_LANES, 1, 1);
+}
+
+static __global__ void half_mask(void *)
+{
+    __shfl_xor_sync(0xffffu, 1, 1);
+}
+
+static __global__ void write_shared(int at)
+{
+    IZ_SHARED(char, s);
+
+    *(volatile char *)(s + at) = 1;
+}
+
+static __global__ void load_unaligned(float *p)
+{
+    float v[4];
+
+    iz_load_row(v, p + 1);
+    p[0] = v[0];
+}
+
+alignas(16) static float some[16];
+
+static void faults_end_the_program(void **)
+{
+    ends([] { IZ_LAUNCH(two_barriers, 1, 32, 0, NULL, (void *)NULL); }, SIGABRT,
+         "divergent __syncthreads");
+    ends([] { IZ_LAUNCH(barrier_and_warp, 1, 32, 0, NULL, (void *)NULL); },
+         SIGABRT, "5 threads at __syncthreads");
+    ends([] { IZ_LAUNCH(two_exchanges, 1, 32, 0, NULL, (void *)NULL); },
+         SIGABRT, "divergent warp");
+    ends([] { IZ_LAUNCH(half_mask, 1, 32, 0, NULL, (void *)NULL); }, SIGABRT,
+         "mask ffff");
+    ends([] { IZ_LAUNCH(load_unaligned, 1, 1, 0, NULL, some); }, SIGABRT,
+         "access of 16 bytes");
+    ends([] { IZ_LAUNCH(write_shared, 1, 1, 256, NULL, 256); }, SIGSEGV, "");
+    ends([] { IZ_LAUNCH(write_shared, 1, 1, 228 << 10, NULL, 0); }, SIGABRT,
+         "bytes of shared memory");
+    ends([] { IZ_LAUNCH(write_shared, 0, 1, 0, NULL, 0); }, SIGABRT, "grid");
+    ends([] { IZ_LAUNCH(write_shared, 1, 1025, 0, NULL, 0); }, SIGABRT,
+         "block");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_thread_runs_once),
+        cmocka_unit_test(order_is_shuffled_and_changes),
+        cmocka_unit_test(warps_exchange),
+        cmocka_unit_test(blocks_sum_and_find_the_largest),
+        cmocka_unit_test(shared_memory_starts_as_nan),
+        cmocka_unit_test(missing_barrier_shows),
+        cmocka_unit_test(returned_threads_are_not_waited_for),
+        cmocka_unit_test(faults_end_the_program),
+    };
+
+    return cmocka_run_group_tests_name("emulation", tests, NULL, NULL);
+}

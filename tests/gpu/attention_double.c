@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One head at a time, with whole matrices of scores. */
+#include "tests/gpu/attention_double.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* Matrices [n,n] of one head, and its vectors [n,d] as rows of the inputs. */
+struct head {
+    int64_t n, d, c;
+    const double *q, *k, *v, *dy;
+    struct near *o, *lse, *dq, *dk, *dv;
+    struct near *p, *ds; /* scratch: probabilities, gradients of scores */
+    double scale;
+    double unit, tiny; /* rounding to the type: relative, absolute */
+};
+
+/* Relative and absolute error of rounding; below 2^-14 fp16 has fewer bits. */
+static double unit_of(enum iz_dtype t)
+{
+    return t == IZ_BF16 ? 0x1p-8 : t == IZ_F16 ? 0x1p-11 : 0x1p-24;
+}
+
+static double tiny_of(enum iz_dtype t)
+{
+    return t == IZ_F16 ? 0x1p-25 : 0x1p-126;
+}
+
+/* Relative error of n roundings to fp32, one after another. */
+static double steps(int64_t n)
+{
+    return (double)n * 0x1p-24;
+}
+
+/* a . b; within: the sum of |a||b|. */
+static struct near dot(const double *a, const double *b, int64_t n)
+{
+    struct near s = {0, 0};
+
+    for (int64_t i = 0; i < n; i++) {
+        s.is += a[i] * b[i];
+        s.within += fabs(a[i] * b[i]);
+    }
+    return s;
+}
+
+/* A score and its error when it is summed in fp32. */
+static struct near score(const struct head *h, int64_t i, int64_t j)
+{
+    struct near s = dot(h->q + i * 3 * h->c, h->k + j * 3 * h->c, h->d);
+
+    s.is *= h->scale;
+    s.within *= h->scale * steps(h->d + 4);
+    return s;
+}
+
+/* Row i of p and its lse.  An error of the exponent is a relative error of the
+ * probability; 4 units more are those of the exponential and its argument. */
+static void softmax(const struct head *h, int64_t i)
+{
+    struct near *p = h->p + i * h->n;
+    double max = -INFINITY, sum = 0, off = 0;
+
+    for (int64_t j = 0; j <= i; j++) {
+        p[j] = score(h, i, j);
+        max = fmax(max, p[j].is);
+        off = fmax(off, p[j].within);
+    }
+    for (int64_t j = 0; j <= i; j++)
+        sum += exp(p[j].is - max);
+    h->lse[i].is = max + log(sum);
+    h->lse[i].within =
+        off + steps(i + 8) + 4 * steps(1) * (fabs(max) + fabs(log(sum)));
+    for (int64_t j = 0; j <= i; j++) {
+        double e = p[j].within + h->lse[i].within + steps(4) * (1 + fabs(max));
+
+        p[j].is = exp(p[j].is - h->lse[i].is);
+        p[j].within = p[j].is * e;
+    }
+}
+
+/* What rounding to the type adds to an error. */
+static double rounded(const struct head *h, struct near a)
+{
+    return a.within + h->unit * (fabs(a.is) + a.within) + h->tiny;
+}
+
+static void output(const struct head *h, int64_t i)
+{
+    for (int64_t x = 0; x < h->d; x++) {
+        struct near o = {0, 0};
+
+        for (int64_t j = 0; j <= i; j++) {
+            struct near p = h->p[i * h->n + j];
+            double v = h->v[j * 3 * h->c + x];
+
+            o.is += p.is * v;
+            o.within += (rounded(h, p) + steps(i + 4) * p.is) * fabs(v);
+        }
+        o.within = rounded(h, o);
+        h->o[i * h->c + x] = o;
+    }
+}
+
+/* Row i of ds, before `scale`: p (dp - delta). */
+static void scores_grad(const struct head *h, int64_t i)
+{
+    const double *dy = h->dy + i * h->c;
+    struct near delta = {0, 0};
+
+    for (int64_t x = 0; x < h->d; x++) {
+        struct near o = h->o[i * h->c + x];
+
+        delta.is += dy[x] * o.is;
+        delta.within += fabs(dy[x]) * (o.within + steps(h->d) * fabs(o.is));
+    }
+    for (int64_t j = 0; j <= i; j++) {
+        struct near p = h->p[i * h->n + j];
+        struct near dp = dot(dy, h->v + j * 3 * h->c, h->d);
+        double off = dp.within * steps(h->d) + delta.within;
+        struct near ds = {p.is * (dp.is - delta.is), 0};
+
+        ds.within = p.is * off + p.within * (fabs(dp.is - delta.is) + off) +
+                    2 * steps(1) * fabs(ds.is);
+        h->ds[i * h->n + j] = ds;
+    }
+}
+
+/* g[x] of row `at` of out += a b[x]: a is rounded first, n numbers are added.
+ */
+static void add(const struct head *h, struct near *out, struct near a,
+                const double *b, int64_t n)
+{
+    for (int64_t x = 0; x < h->d; x++) {
+        out[x].is += a.is * b[x];
+        out[x].within += (rounded(h, a) + steps(n) * fabs(a.is)) * fabs(b[x]);
+    }
+}
+
+static void finish(const struct head *h, struct near *out, double by)
+{
+    for (int64_t i = 0; i < h->n; i++)
+        for (int64_t x = 0; x < h->d; x++) {
+            struct near *g = out + i * 3 * h->c + x;
+
+            g->is *= by;
+            g->within = rounded(h, (struct near){g->is, g->within * by});
+        }
+}
+
+static void head_bwd(const struct head *h)
+{
+    int64_t ld = 3 * h->c, n = h->n + 4;
+
+    for (int64_t i = 0; i < h->n; i++) {
+        scores_grad(h, i);
+        for (int64_t j = 0; j <= i; j++) {
+            struct near ds = h->ds[i * h->n + j], p = h->p[i * h->n + j];
+
+            add(h, h->dq + i * ld, ds, h->k + j * ld, n);
+            add(h, h->dk + j * ld, ds, h->q + i * ld, n);
+            add(h, h->dv + j * ld, p, h->dy + i * h->c, n);
+        }
+    }
+    finish(h, h->dq, h->scale);
+    finish(h, h->dk, h->scale);
+    finish(h, h->dv, 1);
+}
+
+static struct near *take(int64_t n)
+{
+    return calloc((size_t)n, sizeof(struct near));
+}
+
+static void head_at(struct head *h, const struct attention_double *a, int64_t i)
+{
+    int64_t row = i / a->heads * a->seq, col = i % a->heads * a->d;
+
+    h->q = a->qkv + row * 3 * h->c + col;
+    h->k = h->q + h->c;
+    h->v = h->k + h->c;
+    h->o = a->o + row * h->c + col;
+    h->lse = a->lse + i * a->seq;
+    if (!a->dy)
+        return;
+    h->dy = a->dy + row * h->c + col;
+    h->dq = a->dqkv + row * 3 * h->c + col;
+    h->dk = h->dq + h->c;
+    h->dv = h->dk + h->c;
+}
+
+void attention_double_run(struct attention_double *a)
+{
+    int64_t m = a->samples * a->seq, c = a->heads * a->d;
+    struct head h = {.n = a->seq,
+                     .d = a->d,
+                     .c = c,
+                     .p = take(a->seq * a->seq),
+                     .ds = take(a->seq * a->seq),
+                     .scale = 1 / sqrt((double)a->d),
+                     .unit = unit_of(a->t),
+                     .tiny = tiny_of(a->t)};
+
+    a->o = take(m * c);
+    a->lse = take(m * a->heads);
+    a->dqkv = take(3 * m * c);
+    for (int64_t i = 0; i < a->samples * a->heads; i++) {
+        head_at(&h, a, i);
+        for (int64_t j = 0; j < a->seq; j++) {
+            softmax(&h, j);
+            output(&h, j);
+        }
+        if (a->dy)
+            head_bwd(&h);
+    }
+    free(h.p);
+    free(h.ds);
+}
+
+void attention_double_free(struct attention_double *a)
+{
+    free(a->o);
+    free(a->lse);
+    free(a->dqkv);
+}

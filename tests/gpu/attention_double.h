@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Causal attention and its gradient in double precision, and how far a kernel
+ * may be from them that multiplies numbers of type t, sums in fp32, and rounds
+ * probabilities, their gradients and results to t. */
+#ifndef IZ_TESTS_GPU_ATTENTION_DOUBLE_H
+#define IZ_TESTS_GPU_ATTENTION_DOUBLE_H
+
+#include "codelets/dtype.h"
+
+/* A number that is expected, and a bound on the error. */
+struct near {
+    double is, within;
+};
+
+/* Inputs are borrowed: qkv [samples seq, 3C], dy [samples seq, C] or NULL. */
+struct attention_double {
+    int64_t samples, seq, heads, d;
+    enum iz_dtype t;
+    const double *qkv, *dy;
+    struct near *o, *lse, *dqkv; /* owned; shaped as in codelets/ops.h */
+};
+
+/* Fills o and lse, and dqkv where there is a dy. */
+void attention_double_run(struct attention_double *a);
+void attention_double_free(struct attention_double *a);
+
+#endif

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of kernels that the fronts of the ops call here: those whose .cu
+ * file is compiled for the CPU. */
+#include "tests/gpu/emulated.h"
+
+#include <stdlib.h>
+
+#include "codelets/cuda.h"
+#include "codelets/cuda_launch.h"
+
+static const struct iz_cuda_ops ops = {
+    .layernorm_fwd = iz_layernorm_fwd_cuda,
+    .layernorm_again = iz_layernorm_again_cuda,
+    .layernorm_bwd = iz_layernorm_bwd_cuda,
+    .gelu_fwd = iz_gelu_fwd_cuda,
+    .gelu_bwd = iz_gelu_bwd_cuda,
+    .embedding_fwd = iz_embedding_fwd_cuda,
+    .embedding_bwd = iz_embedding_bwd_cuda,
+    .sum = iz_flat_sum_cuda,
+    .norm2 = iz_flat_norm2_cuda,
+    .adam = iz_adam_chunk_cuda,
+};
+
+const struct iz_cuda_ops *const iz_cuda_ops = &ops;
+
+void emulated_run(void (*op)(struct iz_exec *x, void *arg), void *arg,
+                  enum iz_dtype act)
+{
+    struct iz_exec dry = iz_exec_dry(IZ_CUDA, act);
+    struct iz_exec x = {.backend = IZ_CUDA, .act = act};
+
+    op(&dry, arg);
+    assert_int_equal(dry.work.used, 0);
+    x.work = (struct iz_arena){.base = fixture_take(dry.work.peak),
+                               .size = dry.work.peak};
+    op(&x, arg);
+    assert_int_equal(x.work.used, 0);
+    assert_int_equal(x.work.peak, dry.work.peak);
+    assert_true(x.flops == dry.flops && x.bytes == dry.bytes);
+    free(x.work.base);
+}

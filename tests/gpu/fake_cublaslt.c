@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The few functions of cuBLASLt that the program calls; see the header.  The
+ * descriptors live in the library's opaque structs.  An algorithm remembers the
+ * problem that it was found for, and refuses any other. */
+#include "tests/gpu/fake_cublaslt.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cublasLt.h>
+
+#include "codelets/dtype.h"
+#include "codelets/mix.h"
+
+struct fake_cublaslt fake_cublaslt;
+
+struct op {
+    int32_t compute, scale, trans_a, trans_b, bias_type;
+    uint32_t epilogue;
+    void *bias;
+};
+
+struct layout {
+    int64_t type, rows, cols, ld;
+};
+
+struct wish {
+    uint64_t workspace;
+    uint32_t reductions, align[4]; /* of A, B, C, D */
+};
+
+struct algo {
+    uint64_t problem, workspace;
+    uint32_t align[5]; /* of A, B, C, D and the bias */
+};
+
+static struct op *op_of(cublasLtMatmulDesc_t d)
+{
+    return (struct op *)d->data;
+}
+
+static struct layout *layout_of(cublasLtMatrixLayout_t m)
+{
+    return (struct layout *)m->data;
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)
+{
+    *h = malloc(1);
+    return *h ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h)
+{
+    free(h);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t s)
+{
+    return s == CUBLAS_STATUS_NOT_SUPPORTED ? "not supported" : "an error";
+}
+
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d,
+                                               size_t size,
+                                               cublasComputeType_t compute,
+                                               cudaDataType_t scale)
+{
+    if (size < sizeof *d || sizeof(struct op) > sizeof *d)
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    memset(d, 0, size);
+    *op_of(d) = (struct op){.compute = (int32_t)compute,
+                            .scale = (int32_t)scale,
+                            .bias_type = -1,
+                            .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t
+cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
+                               cublasLtMatmulDescAttributes_t attr,
+                               const void *value, size_t size)
+{
+    struct op *o = op_of(d);
+    void *to = attr == CUBLASLT_MATMUL_DESC_TRANSA           ? &o->trans_a
+               : attr == CUBLASLT_MATMUL_DESC_TRANSB         ? &o->trans_b
+               : attr == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE ? &o->bias_type
+               : attr == CUBLASLT_MATMUL_DESC_EPILOGUE ? (void *)&o->epilogue
+               : attr == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? (void *)&o->bias
+                                                           : NULL;
+    size_t want = attr == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8 : 4;
+
+    if (!to || size != want)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(to, value, size);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t m,
+                                                 size_t size, cudaDataType type,
+                                                 uint64_t rows, uint64_t cols,
+                                                 int64_t ld)
+{
+    if (size < sizeof *m || rows == 0 || cols == 0 || ld < (int64_t)rows)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memset(m, 0, size);
+    *layout_of(m) =
+        (struct layout){(int64_t)type, (int64_t)rows, (int64_t)cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t
+cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t size)
+{
+    struct wish w = {.reductions = CUBLASLT_REDUCTION_SCHEME_MASK,
+                     .align = {256, 256, 256, 256}};
+
+    memset(p, 0, size);
+    memcpy(p, &w, sizeof w);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t
+cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                     cublasLtMatmulPreferenceAttributes_t attr,
+                                     const void *value, size_t size)
+{
+    struct wish *w = (struct wish *)p->data;
+    void *to = NULL;
+
+    if (attr >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES &&
+        attr <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)
+        to = &w->align[attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES];
+    if (attr == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
+        to = &w->reductions;
+    if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        to = &w->workspace;
+    if (!to || size != (to == &w->workspace ? 8u : 4u))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(to, value, size);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static uint64_t hash(uint64_t h, const void *p, size_t bytes)
+{
+    const unsigned char *c = p;
+
+    for (size_t i = 0; i < bytes; i++)
+        h = iz_mix(h * IZ_GOLDEN + c[i]);
+    return h;
+}
+
+/* Everything but addresses. */
+static uint64_t problem(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                        cublasLtMatrixLayout_t out)
+{
+    struct op o = *op_of(d);
+    uint64_t h;
+
+    o.bias = NULL;
+    h = hash(1, &o, sizeof o);
+    h = hash(h, a, sizeof *a);
+    h = hash(h, b, sizeof *b);
+    h = hash(h, c, sizeof *c);
+    return hash(h, out, sizeof *out);
+}
+
+static bool is_sum(const struct op *o)
+{
+    return o->epilogue == CUBLASLT_EPILOGUE_BGRADA ||
+           o->epilogue == CUBLASLT_EPILOGUE_BGRADB;
+}
+
+static uint32_t align_of(const void *p)
+{
+    uintptr_t u = (uintptr_t)p | 256;
+
+    return (uint32_t)(u & -u);
+}
+
+/* Whether op(A) op(B) fits into D, and the types go together: 16-bit operands
+ * with an output of their type or fp32, or all fp32. */
+static bool fits(const struct op *o, const struct layout *a,
+                 const struct layout *b, const struct layout *d)
+{
+    int64_t m = o->trans_a ? a->cols : a->rows;
+    int64_t ka = o->trans_a ? a->rows : a->cols;
+    int64_t kb = o->trans_b ? b->cols : b->rows;
+    int64_t n = o->trans_b ? b->rows : b->cols;
+
+    return m == d->rows && n == d->cols && ka == kb && a->type == b->type &&
+           (d->type == a->type || d->type == CUDA_R_32F) &&
+           o->scale == CUDA_R_32F &&
+           (o->epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
+            (o->bias && o->bias_type == d->type));
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
+    cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+    cublasLtMatrixLayout_t out, cublasLtMatmulPreference_t p, int wanted,
+    cublasLtMatmulHeuristicResult_t found[], int *n)
+{
+    const struct wish *w = (const struct wish *)p->data;
+    struct algo g = {.problem = problem(d, a, b, c, out),
+                     .workspace = w->workspace};
+
+    if (!h || wanted < 2 ||
+        !fits(op_of(d), layout_of(a), layout_of(b), layout_of(out)) ||
+        memcmp(c, out, sizeof *c) != 0)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    fake_cublaslt.searches++;
+    *n = 0;
+    if (fake_cublaslt.none)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (fake_cublaslt.no_sums && is_sum(op_of(d)))
+        return CUBLAS_STATUS_SUCCESS;
+    /* only sums that do not depend on who comes first */
+    if (w->reductions & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(g.align, w->align, sizeof w->align);
+    g.align[4] = align_of(op_of(d)->bias);
+    memset(found, 0, 2 * sizeof *found);
+    found[0].state = CUBLAS_STATUS_NOT_SUPPORTED;
+    memcpy(&found[1].algo, &g, sizeof g);
+    *n = 2;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static enum iz_dtype dtype(int64_t t)
+{
+    return t == CUDA_R_32F ? IZ_F32 : t == CUDA_R_16BF ? IZ_BF16 : IZ_F16;
+}
+
+static double get(const void *p, int64_t type, int64_t i)
+{
+    enum iz_dtype t = dtype(type);
+    float f;
+
+    iz_cast(&f, IZ_F32, (const char *)p + i * iz_dtype_bytes(t), t, 1);
+    return (double)f;
+}
+
+static void put(void *p, int64_t type, int64_t i, double value)
+{
+    enum iz_dtype t = dtype(type);
+    float f = (float)value;
+
+    iz_cast((char *)p + i * iz_dtype_bytes(t), t, &f, IZ_F32, 1);
+}
+
+/* An operand as op(m) [rows, cols] in double, by rows. */
+struct operand {
+    double *x;
+    int64_t rows, cols;
+};
+
+static struct operand operand(const void *p, const struct layout *m,
+                              bool transposed)
+{
+    struct operand o = {.rows = transposed ? m->cols : m->rows,
+                        .cols = transposed ? m->rows : m->cols};
+
+    o.x = malloc((size_t)(o.rows * o.cols) * sizeof *o.x);
+    for (int64_t j = 0; j < m->cols; j++)
+        for (int64_t i = 0; i < m->rows; i++)
+            o.x[transposed ? j * o.cols + i : i * o.cols + j] =
+                get(p, m->type, j * m->ld + i);
+    return o;
+}
+
+struct product {
+    const struct op *o;
+    struct operand a, b;
+    const void *c;
+    void *d;
+    const struct layout *l; /* of c and d */
+    double alpha, beta;
+};
+
+static double element(const struct product *p, int64_t i, int64_t j)
+{
+    double s = 0;
+
+    for (int64_t k = 0; k < p->a.cols; k++)
+        s += p->a.x[i * p->a.cols + k] * p->b.x[k * p->b.cols + j];
+    s *= p->alpha;
+    if (p->beta != 0)
+        s += p->beta * get(p->c, p->l->type, j * p->l->ld + i);
+    if (p->o->epilogue == CUBLASLT_EPILOGUE_BIAS)
+        s += get(p->o->bias, p->o->bias_type, i);
+    return s;
+}
+
+/* The sums of the rows of op(A), or of the columns of op(B). */
+static void sum_operand(const struct product *p)
+{
+    bool of_a = p->o->epilogue == CUBLASLT_EPILOGUE_BGRADA;
+    int64_t n = of_a ? p->a.rows : p->b.cols;
+
+    for (int64_t i = 0; i < n; i++) {
+        double s = 0;
+
+        for (int64_t k = 0; k < p->a.cols; k++)
+            s += of_a ? p->a.x[i * p->a.cols + k] : p->b.x[k * n + i];
+        put(p->o->bias, p->o->bias_type, i, s);
+    }
+}
+
+static void multiply(const struct product *p)
+{
+    for (int64_t j = 0; j < p->l->cols; j++)
+        for (int64_t i = 0; i < p->l->rows; i++)
+            put(p->d, p->l->type, j * p->l->ld + i, element(p, i, j));
+    if (is_sum(p->o))
+        sum_operand(p);
+}
+
+static bool as_promised(const struct algo *g, const void *const address[5])
+{
+    for (int i = 0; i < 5; i++)
+        if ((uintptr_t)address[i] % g->align[i] != 0)
+            return false;
+    return true;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                              const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t la, const void *b,
+                              cublasLtMatrixLayout_t lb, const void *beta,
+                              const void *c, cublasLtMatrixLayout_t lc,
+                              void *out, cublasLtMatrixLayout_t ld,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream)
+{
+    const void *const address[] = {a, b, c, out, op_of(d)->bias};
+    const struct op *o = op_of(d);
+    struct product p = {.o = o,
+                        .c = c,
+                        .d = out,
+                        .l = layout_of(ld),
+                        .alpha = *(const float *)alpha,
+                        .beta = *(const float *)beta};
+    struct algo g;
+
+    (void)stream;
+    memcpy(&g, algo, sizeof g);
+    if (!h || g.problem != problem(d, la, lb, lc, ld) ||
+        !as_promised(&g, address) || workspace_bytes < g.workspace ||
+        (uintptr_t)workspace % 256 != 0)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memset(workspace, 0x5a, workspace_bytes);
+    p.a = operand(a, layout_of(la), o->trans_a);
+    p.b = operand(b, layout_of(lb), o->trans_b);
+    multiply(&p);
+    free(p.a.x);
+    free(p.b.x);
+    fake_cublaslt.products++;
+    fake_cublaslt.sums += is_sum(o);
+    fake_cublaslt.compute = o->compute;
+    return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A stand-in for cuBLASLt on the CPU, with the real header: it does the product
+ * that the descriptors ask for, in double, at once, and refuses what the
+ * library would refuse.  This is what a test may set and see. */
+#ifndef IZ_TESTS_GPU_FAKE_CUBLASLT_H
+#define IZ_TESTS_GPU_FAKE_CUBLASLT_H
+
+#include <stdbool.h>
+
+struct fake_cublaslt {
+    bool no_sums; /* no algorithm for the bias gradients */
+    bool none;    /* no algorithm for anything */
+    int searches; /* calls of cublasLtMatmulAlgoGetHeuristic */
+    int products; /* calls of cublasLtMatmul */
+    int sums;     /* of these, with a bias gradient */
+    int compute;  /* compute type of the last product */
+};
+
+extern struct fake_cublaslt fake_cublaslt;
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels around single instructions of codelets/mma.cuh: c [16,8] in fp32 from
+ * a [16,16] and b [16,8], row-major, of a 16-bit type t. */
+#ifndef IZ_TESTS_GPU_MMA_LAYOUT_H
+#define IZ_TESTS_GPU_MMA_LAYOUT_H
+
+#include <stdint.h>
+
+#include "codelets/dtype.h"
+
+IZ_C_BEGIN
+
+/* Every lane picks its elements by the formulas of the PTX ISA. */
+void mma_by_formulas(float *c, const uint16_t *a, const uint16_t *b,
+                     enum iz_dtype t, void *stream);
+/* Through asynchronous copies to shared memory, loads of matrices for a and for
+ * b = bt^T [8,16] with `as_rows`, else transposed loads of b. */
+void mma_by_loads(float *c, const uint16_t *a, const uint16_t *b, int as_rows,
+                  enum iz_dtype t, void *stream);
+
+IZ_C_END
+
+#endif

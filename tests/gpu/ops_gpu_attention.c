@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention on a GPU against double precision. */
+#include "tests/gpu/ops_gpu.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/gpu/attention_double.h"
+
+enum { QKV, O, LSE, DQKV, DY, TENSORS };
+
+struct shape {
+    int64_t samples, seq, heads, d;
+};
+
+static struct iz_attention attention_of(const struct iz_view *v,
+                                        const struct shape *s)
+{
+    return (struct iz_attention){v[QKV], v[O], v[LSE], s->seq, (int)s->heads};
+}
+
+static void forward(struct iz_exec *x, const struct iz_view *v, const void *arg)
+{
+    struct iz_attention a = attention_of(v, arg);
+
+    iz_attention_fwd(x, &a);
+}
+
+static void backward(struct iz_exec *x, const struct iz_view *v,
+                     const void *arg)
+{
+    struct iz_attention a = attention_of(v, arg);
+
+    iz_attention_bwd(x, v[DQKV], v[DY], &a);
+}
+
+static void run(struct tensor *t, const struct shape *s,
+                void (*op)(struct iz_exec *, const struct iz_view *,
+                           const void *),
+                unsigned reads, unsigned writes)
+{
+    gpu_run(&(struct gpu_op){.run = op,
+                             .arg = s,
+                             .t = t,
+                             .n = TENSORS,
+                             .reads = reads,
+                             .writes = writes,
+                             .act = t[QKV].v.dtype});
+}
+
+/* With IZ_SHOW the largest error of a shape is printed, as a part of the
+ * bound. */
+static void check_near(const struct shape *s, const char *what,
+                       struct tensor *got, const struct near *want)
+{
+    double worst = 0;
+
+    tensor_load(got);
+    for (int64_t i = 0; i < iz_view_len(got->v); i++) {
+        double off = fabs(got->d[i] - want[i].is);
+
+        if (!(off <= want[i].within))
+            fail_msg("%s %s, %d samples of %d tokens, %d heads of %d: element "
+                     "%lld is %.9g, not %.9g within %.3g",
+                     iz_dtype_name(got->v.dtype), what, (int)s->samples,
+                     (int)s->seq, (int)s->heads, (int)s->d, (long long)i,
+                     got->d[i], want[i].is, want[i].within);
+        worst = fmax(worst, off / want[i].within);
+    }
+    if (getenv("IZ_SHOW"))
+        printf("%s %s [%d,%d,%d,%d]: %.3f of the bound\n",
+               iz_dtype_name(got->v.dtype), what, (int)s->samples, (int)s->seq,
+               (int)s->heads, (int)s->d, worst);
+}
+
+static void check_shape(enum iz_dtype act, const struct shape *s)
+{
+    int64_t m = s->samples * s->seq, c = s->heads * s->d;
+    struct tensor t[TENSORS] = {
+        [QKV] = tensor_new(act, m, 3 * c, 2),
+        [O] = tensor_new(act, m, c, 1),
+        [LSE] = tensor_new(IZ_F32, s->samples * s->heads, s->seq, 1),
+        [DQKV] = tensor_new(act, m, 3 * c, 1),
+        [DY] = tensor_new(act, m, c, 1)};
+    struct attention_double ref = {s->samples, s->seq,   s->heads, s->d,
+                                   act,        t[QKV].d, t[DY].d,  .o = NULL};
+
+    attention_double_run(&ref);
+    run(t, s, forward, 1u << QKV, 1u << O | 1u << LSE);
+    check_near(s, "o", &t[O], ref.o);
+    check_near(s, "lse", &t[LSE], ref.lse);
+    run(t, s, backward, 1u << QKV | 1u << O | 1u << LSE | 1u << DY, 1u << DQKV);
+    check_near(s, "dqkv", &t[DQKV], ref.dqkv);
+    attention_double_free(&ref);
+    for (int i = 0; i < TENSORS; i++)
+        tensor_free(&t[i]);
+}
+
+/* Every width of a kernel and every length of a tile; the heads of a 1.5B
+ * model have 64 columns, those of a 7B and a 14B model 128. */
+static void attention_agrees(void **state)
+{
+    static const struct shape shape[] = {
+        {1, 1, 1, 8},    {3, 5, 2, 16},    {2, 64, 2, 40},   {1, 65, 3, 64},
+        {1, 257, 1, 32}, {2, 33, 1, 128},  {1, 130, 1, 80},  {1, 70, 1, 200},
+        {2, 512, 2, 64}, {1, 1024, 1, 64}, {1, 1000, 1, 128}};
+
+    (void)state;
+    fixture_seed();
+    for (int t = 0; t < 3; t++)
+        for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+            check_shape(iz_cuda_ops->act(fixture_types[t]), &shape[i]);
+}
+
+/* In fp32 any width is possible. */
+static void attention_of_odd_heads_agrees(void **state)
+{
+    static const struct shape shape[] = {
+        {1, 1, 1, 1}, {3, 5, 2, 7}, {2, 65, 3, 17}, {2, 33, 2, 81}};
+
+    (void)state;
+    fixture_seed();
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        check_shape(IZ_F32, &shape[i]);
+}
+
+int ops_gpu_attention(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_agrees),
+        cmocka_unit_test(attention_of_odd_heads_agrees),
+    };
+
+    return cmocka_run_group_tests_name("gpu attention", tests, NULL, NULL);
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies, sums, norms and Adam on a GPU: the bits of the CPU. */
+#include "tests/gpu/ops_gpu.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/buffer.h"
+#include "codelets/flat.h"
+
+enum { MOST_IN = 4, SIZES = 7 };
+
+/* Sizes of less than, exactly and more than a thread's piece, a block's part
+ * and a level of partial sums. */
+static const int64_t sizes[SIZES] = {1,         7,       1024,   4099,
+                                     (1 << 20), 1048583, 3000001};
+
+/* n elements; the first `shift` of the memory are not part of them. */
+static void *at(struct iz_view v, int shift)
+{
+    return v.p ? (char *)v.p + shift * iz_dtype_bytes(v.dtype) : NULL;
+}
+
+static struct tensor flat_new(enum iz_dtype t, int64_t n, int shift)
+{
+    return tensor_new(t, 1, n + shift, 4);
+}
+
+static struct iz_view copy_of(struct iz_view v)
+{
+    int64_t bytes = iz_view_bytes(v);
+    void *p = fixture_take(bytes);
+
+    memcpy(p, v.p, (size_t)bytes);
+    v.p = p;
+    return v;
+}
+
+static void run(struct tensor *t, int n,
+                void (*op)(struct iz_exec *, const struct iz_view *,
+                           const void *),
+                const void *arg, unsigned reads, unsigned writes)
+{
+    gpu_run(&(struct gpu_op){.run = op,
+                             .arg = arg,
+                             .t = t,
+                             .n = n,
+                             .reads = reads,
+                             .writes = writes,
+                             .act = IZ_F32});
+}
+
+/* ---- copies ------------------------------------------------------------- */
+
+static void copy_and_clear(struct iz_exec *x, const struct iz_view *v,
+                           const void *arg)
+{
+    int64_t part = *(const int64_t *)arg, all = iz_view_bytes(v[0]);
+
+    if (x->dry)
+        return;
+    iz_buffer_copy(x, v[1].p, v[0].p, all);
+    iz_buffer_clear(x, v[1].p, part);
+}
+
+static void copies_move_every_byte(void **state)
+{
+    (void)state;
+    fixture_seed();
+    for (int i = 0; i < SIZES; i++) {
+        struct tensor t[2] = {flat_new(IZ_BF16, sizes[i], 0),
+                              flat_new(IZ_BF16, sizes[i], 0)};
+        int64_t part = sizes[i] / 3;
+        struct iz_view want = copy_of(t[0].v);
+
+        memset(want.p, 0, (size_t)part);
+        run(t, 2, copy_and_clear, &part, 1, 2);
+        fixture_same_bits("a copy", t[1].v, want);
+        free(want.p);
+        tensor_free(&t[0]);
+        tensor_free(&t[1]);
+    }
+}
+
+/* ---- sums --------------------------------------------------------------- */
+
+struct sum {
+    int64_t n;
+    enum iz_dtype out, in;
+    int n_in, shift;
+    bool accumulate;
+};
+
+/* v[0]: out; then the inputs. */
+static void sum(struct iz_exec *x, const struct iz_view *v, const void *arg)
+{
+    const struct sum *s = arg;
+    const void *in[MOST_IN];
+
+    if (x->dry)
+        return;
+    for (int i = 0; i < s->n_in; i++)
+        in[i] = at(v[1 + i], s->shift);
+    iz_buffer_sum(x, at(v[0], s->shift), s->out, s->accumulate, in, s->n_in,
+                  s->in, s->n);
+    memset(in, 0xff, sizeof in); /* a call keeps nothing of its arguments */
+}
+
+static void check_sum(const struct sum *s)
+{
+    struct tensor t[1 + MOST_IN] = {flat_new(s->out, s->n, s->shift)};
+    const void *in[MOST_IN];
+    struct iz_view want = copy_of(t[0].v);
+
+    for (int i = 0; i < s->n_in; i++) {
+        t[1 + i] = flat_new(s->in, s->n, s->shift);
+        in[i] = at(t[1 + i].v, s->shift);
+    }
+    iz_flat_sum(at(want, s->shift), s->out, s->accumulate, in, s->n_in, s->in,
+                s->n);
+    run(t, 1 + s->n_in, sum, s, ~0u, 1);
+    fixture_same_bits("a sum", t[0].v, want);
+    free(want.p);
+    for (int i = 0; i <= s->n_in; i++)
+        tensor_free(&t[i]);
+}
+
+static void sum_has_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    fixture_seed();
+    for (int k = 0; k < 3 * 3 * 3 * 2; k++)
+        for (int i = 0; i < 4; i++)
+            check_sum(&(struct sum){
+                sizes[i], fixture_types[k % 3], fixture_types[k / 3 % 3],
+                k / 9 % 3 ? k / 9 % 3 * 2 : 1, k % 2, k / 27});
+    for (int t = 0; t < 3; t++)
+        check_sum(&(struct sum){sizes[SIZES - 1], IZ_F32, fixture_types[t], 2,
+                                0, true});
+}
+
+/* ---- norm --------------------------------------------------------------- */
+
+struct norm2 {
+    int64_t n;
+    int shift;
+    double *result; /* pinned */
+};
+
+static void norm2(struct iz_exec *x, const struct iz_view *v, const void *arg)
+{
+    const struct norm2 *s = arg;
+    int64_t mark = iz_work_mark(x);
+
+    if (x->dry) {
+        iz_work(x, IZ_U8, 1, iz_flat_norm2_scratch_bytes(s->n));
+        iz_work_release(x, mark);
+    } else {
+        iz_buffer_norm2(x, s->result, at(v[0], s->shift), v[0].dtype, s->n);
+    }
+}
+
+static void norm_has_the_bits_of_the_cpu(void **state)
+{
+    double *result = gpu_pinned(sizeof *result);
+
+    (void)state;
+    fixture_seed();
+    for (int k = 0; k < 3 * 2 * SIZES; k++) {
+        struct norm2 s = {sizes[k / 6], k / 3 % 2, result};
+        struct tensor t = flat_new(fixture_types[k % 3], s.n, s.shift);
+
+        *result = -1;
+        run(&t, 1, norm2, &s, 1, 0);
+        assert_true(*result == iz_flat_norm2(at(t.v, s.shift), t.v.dtype, s.n));
+        tensor_free(&t);
+    }
+    gpu_unpin(result);
+}
+
+/* ---- Adam --------------------------------------------------------------- */
+
+enum { P, M, V, G, OUT, ADAM_TENSORS };
+
+struct adam {
+    int64_t n;
+    enum iz_dtype g, out;
+    int shift;
+    bool copies;
+    struct iz_adam a;
+};
+
+static void adam(struct iz_exec *x, const struct iz_view *v, const void *arg)
+{
+    const struct adam *k = arg;
+    int s = k->shift;
+
+    if (!x->dry)
+        iz_buffer_adam(x, &k->a, k->n, at(v[P], s), at(v[M], s), at(v[V], s),
+                       at(v[G], s), k->g, k->copies ? at(v[OUT], s) : NULL,
+                       k->out);
+}
+
+/* Every fifth element has no gradient and a state that is about to become
+ * subnormal. */
+static void prepare(struct tensor *t)
+{
+    for (int64_t i = 0; i < iz_view_len(t[P].v); i++) {
+        t[V].d[i] = fabs(t[V].d[i]);
+        if (i % 5 == 0) {
+            t[M].d[i] = -1.2e-38;
+            t[V].d[i] = 1.2e-38;
+            t[G].d[i] = 0;
+        }
+    }
+    tensor_store(&t[M]);
+    tensor_store(&t[V]);
+    tensor_store(&t[G]);
+}
+
+static void check_adam(const struct adam *k)
+{
+    const enum iz_dtype type[ADAM_TENSORS] = {IZ_F32, IZ_F32, IZ_F32, k->g,
+                                              k->out};
+    struct tensor t[ADAM_TENSORS];
+    struct iz_view w[ADAM_TENSORS];
+    int s = k->shift;
+
+    for (int i = 0; i < ADAM_TENSORS; i++)
+        t[i] = flat_new(type[i], k->n, s);
+    prepare(t);
+    for (int i = 0; i < ADAM_TENSORS; i++)
+        w[i] = copy_of(t[i].v);
+    iz_adam_chunk(&k->a, k->n, at(w[P], s), at(w[M], s), at(w[V], s),
+                  at(w[G], s), k->g, k->copies ? at(w[OUT], s) : NULL, k->out);
+    run(t, ADAM_TENSORS, adam, k, ~0u, 1u << P | 1u << M | 1u << V | 1u << OUT);
+    for (int i = 0; i < ADAM_TENSORS; i++) {
+        fixture_same_bits("adam", t[i].v, w[i]);
+        tensor_free(&t[i]);
+        free(w[i].p);
+    }
+}
+
+static void adam_has_the_bits_of_the_cpu(void **state)
+{
+    struct iz_adam a = {.lr = 1e-3,
+                        .beta1 = 0.9,
+                        .beta2 = 0.95,
+                        .eps = 1e-8,
+                        .weight_decay = 0.1,
+                        .grad_scale = 0.37f};
+
+    (void)state;
+    fixture_seed();
+    for (int k = 0; k < 3 * 3 * 2 * 2; k++) {
+        a.adamw = k / 18;
+        a.bias_correction = k % 2;
+        a.t = 1 + k;
+        for (int i = 0; i < 4; i++)
+            check_adam(&(struct adam){sizes[i], fixture_types[k % 3],
+                                      fixture_types[k / 3 % 3], k / 9 % 2,
+                                      k % 5 != 4, a});
+    }
+    check_adam(&(struct adam){sizes[SIZES - 1], IZ_BF16, IZ_BF16, 0, true, a});
+}
+
+int ops_gpu_flat(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(copies_move_every_byte),
+        cmocka_unit_test(sum_has_the_bits_of_the_cpu),
+        cmocka_unit_test(norm_has_the_bits_of_the_cpu),
+        cmocka_unit_test(adam_has_the_bits_of_the_cpu),
+    };
+
+    return cmocka_run_group_tests_name("gpu flat", tests, NULL, NULL);
+}

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels of attention, run on the CPU, through the op itself: against
+ * double precision for sequences and widths below, at and above those of a
+ * tile. */
+#include "tests/ops/fixture.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/cuda_launch.h"
+#include "tests/gpu/attention_double.h"
+#include "tests/gpu/dies.h"
+#include "tests/gpu/mma_layout.h"
+#include "tests/ops/reference.h"
+
+static const struct iz_cuda_ops table = {
+    .attention_fwd = iz_attention_fwd_cuda,
+    .attention_bwd = iz_attention_bwd_cuda,
+};
+
+const struct iz_cuda_ops *const iz_cuda_ops = &table;
+
+struct shape {
+    int64_t samples, seq, heads, d;
+};
+
+struct attention {
+    struct tensor qkv, o, lse, dqkv, dy;
+    struct iz_attention a;
+    struct attention_double ref;
+};
+
+static struct attention attention_new(enum iz_dtype t, struct shape s,
+                                      double scale)
+{
+    int64_t m = s.samples * s.seq, c = s.heads * s.d;
+    struct attention n = {
+        .qkv = tensor_new(t, m, 3 * c, scale),
+        .o = tensor_new(t, m, c, 1),
+        .lse = tensor_new(IZ_F32, s.samples * s.heads, s.seq, 1),
+        .dqkv = tensor_new(t, m, 3 * c, 1),
+        .dy = tensor_new(t, m, c, 1),
+        .ref = {s.samples, s.seq, s.heads, s.d, .t = t},
+    };
+
+    n.a = (struct iz_attention){n.qkv.v, n.o.v, n.lse.v, s.seq, (int)s.heads};
+    n.ref.qkv = n.qkv.d;
+    n.ref.dy = n.dy.d;
+    return n;
+}
+
+static void attention_free(struct attention *t)
+{
+    tensor_free(&t->qkv);
+    tensor_free(&t->o);
+    tensor_free(&t->lse);
+    tensor_free(&t->dqkv);
+    tensor_free(&t->dy);
+    attention_double_free(&t->ref);
+}
+
+/* Dry first, then with exactly the scratch that was asked for, full of NaN. */
+static void run(const struct attention *t, bool bwd)
+{
+    struct iz_exec dry = iz_exec_dry(IZ_CUDA, t->qkv.v.dtype), x = dry;
+
+    for (int real = 0; real < 2; real++) {
+        struct iz_exec *e = real ? &x : &dry;
+
+        if (real) {
+            x.dry = false;
+            x.work.size = dry.work.peak;
+            x.work.base = fixture_take(dry.work.peak);
+        }
+        if (bwd)
+            iz_attention_bwd(e, t->dqkv.v, t->dy.v, &t->a);
+        else
+            iz_attention_fwd(e, &t->a);
+        assert_int_equal(e->work.used, 0);
+    }
+    assert_true(x.flops == dry.flops && x.bytes == dry.bytes);
+    assert_int_equal(x.work.peak, dry.work.peak);
+    free(x.work.base);
+}
+
+/* The largest error, as a part of the bound. */
+static void check_near(const struct attention *t, const char *what,
+                       struct tensor *got, const struct near *want)
+{
+    double worst = 0;
+
+    tensor_load(got);
+    for (int64_t i = 0; i < iz_view_len(got->v); i++) {
+        double off = fabs(got->d[i] - want[i].is);
+
+        if (!(off <= want[i].within))
+            fail_msg("%s %s of %d heads of %d, %d tokens: element %lld is "
+                     "%.9g, not %.9g within %.3g",
+                     iz_dtype_name(t->qkv.v.dtype), what, t->a.heads,
+                     (int)t->ref.d, (int)t->a.seq, (long long)i, got->d[i],
+                     want[i].is, want[i].within);
+        worst = fmax(worst, off / want[i].within);
+    }
+    if (getenv("IZ_SHOW"))
+        printf("%s %s T %d d %d: %.3f of the bound\n",
+               iz_dtype_name(t->qkv.v.dtype), what, (int)t->a.seq,
+               (int)t->ref.d, worst);
+}
+
+static void check_shape(enum iz_dtype type, struct shape s, double scale)
+{
+    struct attention t = attention_new(type, s, scale);
+
+    attention_double_run(&t.ref);
+    run(&t, false);
+    check_near(&t, "o", &t.o, t.ref.o);
+    check_near(&t, "lse", &t.lse, t.ref.lse);
+    run(&t, true);
+    check_near(&t, "dqkv", &t.dqkv, t.ref.dqkv);
+    attention_free(&t);
+}
+
+/* Every width of a kernel, filled and not, and every length of a tile. */
+static void sixteen_bits_agree_with_double(void **state)
+{
+    static const struct shape shape[] = {
+        {1, 1, 1, 8},    {3, 5, 2, 16},   {2, 64, 2, 40},   {1, 65, 3, 64},
+        {1, 130, 2, 64}, {2, 130, 1, 96}, {1, 257, 1, 32},  {2, 33, 1, 128},
+        {1, 257, 1, 64}, {1, 130, 1, 80}, {1, 130, 1, 128}, {1, 70, 1, 200},
+        {1, 100, 1, 256}};
+
+    (void)state;
+    fixture_seed();
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++) {
+        check_shape(IZ_BF16, shape[i], 2);
+        check_shape(IZ_F16, shape[i], 2);
+    }
+}
+
+/* Odd widths too. */
+static void fp32_agrees_with_double(void **state)
+{
+    static const struct shape shape[] = {
+        {1, 1, 1, 1},  {3, 5, 2, 7},    {2, 65, 3, 17}, {1, 130, 2, 64},
+        {1, 64, 2, 1}, {1, 70, 1, 128}, {2, 33, 2, 81}, {1, 40, 1, 255}};
+
+    (void)state;
+    fixture_seed();
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        check_shape(IZ_F32, shape[i], 2);
+}
+
+/* Scores of thousands: one key takes everything, nothing overflows. */
+static void huge_scores_are_survived(void **state)
+{
+    (void)state;
+    fixture_seed();
+    for (int k = 0; k < 3; k++) {
+        struct attention t =
+            attention_new(fixture_types[k], (struct shape){1, 67, 1, 8}, 1);
+
+        for (int64_t i = 0; i < 67; i++)
+            for (int j = 0; j < 16; j++)
+                t.qkv.d[i * 24 + j] = 64 * floor(2 * t.qkv.d[i * 24 + j]);
+        tensor_store(&t.qkv);
+        attention_double_run(&t.ref);
+        run(&t, false);
+        check_near(&t, "o", &t.o, t.ref.o);
+        check_near(&t, "lse", &t.lse, t.ref.lse);
+        run(&t, true);
+        check_near(&t, "dqkv", &t.dqkv, t.ref.dqkv);
+        attention_free(&t);
+    }
+}
+
+/* Rows before a changed token keep their bits; with a NaN those of its own tile
+ * may be NaN, those of earlier tiles not, and no row after it hides it. */
+static void check_causal(enum iz_dtype type)
+{
+    enum { T = 150, AT = 100, C = 16 };
+    struct attention t = attention_new(type, (struct shape){1, T, 2, 8}, 1);
+    struct tensor before = tensor_new(type, T, C, 1);
+
+    run(&t, false);
+    memcpy(before.v.p, t.o.v.p, (size_t)iz_view_bytes(t.o.v));
+    for (int i = AT * 3 * C; i < T * 3 * C; i++)
+        t.qkv.d[i] = fixture_uniform();
+    tensor_store(&t.qkv);
+    run(&t, false);
+    fixture_same_bits("rows before", iz_view_rows(before.v, 0, AT),
+                      iz_view_rows(t.o.v, 0, AT));
+    for (int i = C; i < 3 * C; i++)
+        t.qkv.d[AT * 3 * C + i] = NAN;
+    tensor_store(&t.qkv);
+    run(&t, false);
+    fixture_same_bits("tile before", iz_view_rows(before.v, 0, 64),
+                      iz_view_rows(t.o.v, 0, 64));
+    tensor_load(&t.o);
+    for (int i = AT * C; i < T * C; i++)
+        assert_true(isnan(t.o.d[i]));
+    tensor_free(&before);
+    attention_free(&t);
+}
+
+static void no_row_sees_a_later_one(void **state)
+{
+    (void)state;
+    fixture_seed();
+    for (int i = 0; i < 3; i++)
+        check_causal(fixture_types[i]);
+}
+
+/* The emulation shuffles blocks and threads differently each time. */
+static void bits_are_the_same_every_time(void **state)
+{
+    (void)state;
+    fixture_seed();
+    for (int i = 0; i < 3; i++) {
+        struct attention t =
+            attention_new(fixture_types[i], (struct shape){2, 140, 2, 24}, 2);
+        struct tensor o = t.o, dqkv = t.dqkv;
+
+        run(&t, false);
+        run(&t, true);
+        t.o = tensor_new(o.v.dtype, o.v.rows, o.v.cols, 1);
+        t.dqkv = tensor_new(o.v.dtype, dqkv.v.rows, dqkv.v.cols, 1);
+        t.a.o = t.o.v;
+        run(&t, false);
+        run(&t, true);
+        fixture_same_bits("o", o.v, t.o.v);
+        fixture_same_bits("dqkv", dqkv.v, t.dqkv.v);
+        tensor_free(&o);
+        tensor_free(&dqkv);
+        attention_free(&t);
+    }
+}
+
+/* c against a b, which is exact but for sums in fp32. */
+static void check_product(const struct tensor *c, const struct tensor *a,
+                          const struct tensor *b)
+{
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 8; j++) {
+            double want = 0, got = (double)((float *)c->v.p)[i * 8 + j];
+
+            for (int k = 0; k < 16; k++)
+                want += a->d[i * 16 + k] * b->d[k * 8 + j];
+            assert_true(fabs(got - want) < 16 * 16 * 0x1p-24);
+        }
+}
+
+static void check_mma(enum iz_dtype t)
+{
+    struct tensor a = tensor_new(t, 16, 16, 1), b = tensor_new(t, 16, 8, 1);
+    struct tensor bt = tensor_new(t, 8, 16, 1),
+                  c = tensor_new(IZ_F32, 16, 8, 1);
+
+    for (int i = 0; i < 128; i++)
+        bt.d[i % 8 * 16 + i / 8] = b.d[i];
+    tensor_store(&bt);
+    mma_by_formulas(c.v.p, a.v.p, b.v.p, t, NULL);
+    check_product(&c, &a, &b);
+    memset(c.v.p, 0xff, 16 * 8 * sizeof(float));
+    mma_by_loads(c.v.p, a.v.p, b.v.p, 0, t, NULL);
+    check_product(&c, &a, &b);
+    memset(c.v.p, 0xff, 16 * 8 * sizeof(float));
+    mma_by_loads(c.v.p, a.v.p, bt.v.p, 1, t, NULL);
+    check_product(&c, &a, &b);
+    tensor_free(&a);
+    tensor_free(&b);
+    tensor_free(&bt);
+    tensor_free(&c);
+}
+
+static void fragments_are_as_documented(void **state)
+{
+    (void)state;
+    fixture_seed();
+    check_mma(IZ_BF16);
+    check_mma(IZ_F16);
+}
+
+static void heads_of(enum iz_dtype type, int64_t d)
+{
+    struct iz_exec x = iz_exec_dry(IZ_CUDA, type);
+    struct iz_attention a = {
+        .qkv = {.dtype = type, .rows = 4, .cols = 3 * d},
+        .o = {.dtype = type, .rows = 4, .cols = d},
+        .lse = {.dtype = IZ_F32, .rows = 1, .cols = 4},
+        .seq = 4,
+        .heads = 1,
+    };
+
+    iz_attention_fwd(&x, &a);
+}
+
+static void odd_heads(void)
+{
+    heads_of(IZ_BF16, 12);
+}
+
+static void wide_heads(void)
+{
+    heads_of(IZ_F32, 257);
+}
+
+/* Already in the dry run, which is before the first step. */
+static void impossible_heads_are_refused(void **state)
+{
+    (void)state;
+    dies(odd_heads, "12 columns; possible are multiples of 8 up to 256");
+    dies(wide_heads, "257 columns; possible are all up to 256");
+    heads_of(IZ_F16, 256);
+    heads_of(IZ_F32, 255);
+}
+
+static double objective(void *arg)
+{
+    struct attention *t = arg;
+    struct ref_attention r = {
+        .o = t->o.d,
+        .lse = t->lse.d,
+        .qkv = t->qkv.d,
+        .samples = t->ref.samples,
+        .seq = t->ref.seq,
+        .heads = t->ref.heads,
+        .c = t->ref.heads * t->ref.d,
+    };
+
+    ref_attention(&r);
+    return fixture_dot(t->o.d, t->dy.d, iz_view_len(t->o.v));
+}
+
+/* The gradient in double against differences of the reference of the ops. */
+static void double_agrees_with_differences(void **state)
+{
+    struct attention t;
+    int64_t n;
+    double *want;
+
+    (void)state;
+    fixture_seed();
+    t = attention_new(IZ_F32, (struct shape){2, 7, 2, 5}, 2);
+    n = iz_view_len(t.qkv.v);
+    want = fixture_take(n * (int64_t)sizeof *want);
+    attention_double_run(&t.ref);
+    ref_gradient(want, objective, &t, t.qkv.d, n);
+    objective(&t);
+    for (int64_t i = 0; i < n; i++)
+        assert_true(fabs(want[i] - t.ref.dqkv[i].is) < 1e-8);
+    for (int64_t i = 0; i < iz_view_len(t.o.v); i++)
+        assert_true(fabs(t.o.d[i] - t.ref.o[i].is) < 1e-13);
+    for (int64_t i = 0; i < iz_view_len(t.lse.v); i++)
+        assert_true(fabs(t.lse.d[i] - t.ref.lse[i].is) < 1e-13);
+    free(want);
+    attention_free(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(double_agrees_with_differences),
+        cmocka_unit_test(fragments_are_as_documented),
+        cmocka_unit_test(sixteen_bits_agree_with_double),
+        cmocka_unit_test(fp32_agrees_with_double),
+        cmocka_unit_test(huge_scores_are_survived),
+        cmocka_unit_test(no_row_sees_a_later_one),
+        cmocka_unit_test(bits_are_the_same_every_time),
+        cmocka_unit_test(impossible_heads_are_refused),
+    };
+
+    return cmocka_run_group_tests_name("attention_cuda", tests, NULL, NULL);
+}

@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Runs the CUDA kernels of rows, tokens and flat buffers on the CPU and checks
+ * what they compute. */
+#include "tests/gpu/emulated.h"
+
+int main(void)
+{
+    return gpu_flat() + gpu_rows() + gpu_tokens();
+}
