@@ -6,11 +6,15 @@
 
 #include "codelets/build.h"
 
+IZ_C_BEGIN
+
 /* Prints "izar: rank R: <message>" on standard error and ends the job. */
 IZ_NORETURN void iz_die(const char *fmt, ...) IZ_PRINTF(1, 2);
 
 /* What iz_die calls to end the job (MPI_Abort when ranks exist); abort() until
  * set. The prefix is printed before the message, e.g. "rank 1: ". */
 void iz_die_set(const char *prefix, void (*end)(int status));
+
+IZ_C_END
 
 #endif

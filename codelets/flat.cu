@@ -4,17 +4,18 @@
 #include "codelets/launch.cuh"
 
 #include "codelets/cuda_launch.h"
+#include "codelets/flat.h"
 
 enum {
     BLOCK = 1024, /* of the norm, see flat.h */
     THREADS = 256,
-    PER_THREAD = 8, /* elements of a sum: 16 bytes of a 16-bit type */
-    MAX_INPUTS = 128
+    PER_THREAD = 8 /* elements of a sum: 16 bytes of a 16-bit type */
 };
 
-/* Goes to the kernel by value: the caller's array is not valid for long. */
+/* Goes to the kernel by value (CUDA 12.1 takes up to 32 KiB): the caller's
+ * array is not valid for long. */
 struct inputs {
-    const void *p[MAX_INPUTS];
+    const void *p[IZ_SUM_INPUTS_MAX];
 };
 
 /* N elements from i on. */
@@ -86,8 +87,8 @@ void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,
 {
     struct inputs all = {};
 
-    if (n_in > MAX_INPUTS)
-        iz_die("a sum of %d buffers, %d is the most", n_in, MAX_INPUTS);
+    if (n_in > IZ_SUM_INPUTS_MAX)
+        iz_die("a sum of %d buffers, %d is the most", n_in, IZ_SUM_INPUTS_MAX);
     if (n == 0)
         return;
     for (int s = 0; s < n_in; s++)

@@ -13,6 +13,8 @@
 
 IZ_C_BEGIN
 
+IZ_C_BEGIN
+
 /* Sum of x[i]^2 in double.  The order: in each block of 1024 elements lane j of
  * 32 adds the squares of the elements 32 i + j, i ascending; then lane j adds
  * lane j + 16, then + 8, 4, 2, 1.  The sums of the blocks are summed by the
@@ -27,6 +29,9 @@ int64_t iz_flat_norm2_scratch_bytes(int64_t n);
 /* out[i] = out[i] + in[i] in fp32, rounded to out_type. */
 void iz_flat_add(void *out, enum iz_dtype out_type, const void *in,
                  enum iz_dtype in_type, int64_t n);
+
+/* Buffers that a GPU adds in one pass. */
+#define IZ_SUM_INPUTS_MAX 1024
 
 /* sum = ((in_0[i] + in_1[i]) + in_2[i]) + ... in fp32, then
  * out[i] = accumulate ? out[i] + sum : sum, rounded to out_type.  Without
@@ -45,6 +50,8 @@ uint64_t iz_flat_hash(int64_t first, const float *x, int64_t n);
  */
 void iz_flat_normal(float *out, int64_t n, uint64_t seed, uint64_t stream,
                     int64_t first, float std);
+
+IZ_C_END
 
 IZ_C_END
 

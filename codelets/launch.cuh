@@ -14,9 +14,7 @@
 #include "codelets/build.h"
 #include "codelets/dtype.h"
 
-IZ_C_BEGIN
 #include "codelets/die.h"
-IZ_C_END
 
 typedef __nv_bfloat16 iz_bf16;
 typedef __half iz_f16;

@@ -9,10 +9,9 @@
 
 #include "codelets/buffer.h"
 #include "codelets/device.h"
+#include "codelets/flat.h"
 #include "runtime/coll.h"
 #include "runtime/coll_nccl.h"
-
-enum { RANKS_MAX = 4096 };
 
 int iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g)
 {
@@ -86,9 +85,10 @@ static void reduce_nccl(struct iz_coll *c, struct iz_exec *x,
 {
     int64_t bytes = r->shard * iz_dtype_bytes(r->wire);
     char *buffer = c->gpu->buffer;
-    const void *part[RANKS_MAX];
+    const void *part[IZ_SUM_INPUTS_MAX];
     struct iz_exec y = on_gpu(x);
-    assert(c->size <= RANKS_MAX && bytes * c->size <= c->gpu->buffer_bytes);
+    assert(c->size <= IZ_SUM_INPUTS_MAX &&
+           bytes * c->size <= c->gpu->buffer_bytes);
     assert(r->out_on_gpu || !r->accumulate);
     iz_buffer_copy(x, buffer + c->rank * bytes,
                    (char *)r->full + c->rank * bytes, bytes);

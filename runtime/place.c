@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "codelets/cuda.h"
+#include "codelets/flat.h"
 #include "codelets/mix.h"
 #include "runtime/coll_nccl.h"
 
@@ -80,6 +81,9 @@ static int choose_comm(struct iz_place *p, const struct iz_config *c,
     if (most > 1 && c->run.comm != IZ_COMM_MPI)
         why = "several ranks have the same GPU: use fewer ranks, run.comm: mpi "
               "to share it on purpose, or run.device: cpu";
+    else if (p->nccl && coll->size > IZ_SUM_INPUTS_MAX)
+        why = "more ranks than a GPU adds the parts of at once: use run.comm: "
+              "mpi";
     else if (p->nccl && !iz_nccl_built())
         why = "this program was built without NCCL: use run.comm: mpi";
     if (!why)

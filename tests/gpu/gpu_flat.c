@@ -105,17 +105,18 @@ static void sum_may_overwrite_an_input(void **state)
 static void sum_too_many(void)
 {
     float out = 0;
-    const void *in[129];
+    const void *in[IZ_SUM_INPUTS_MAX + 1];
 
-    for (int i = 0; i < 129; i++)
+    for (int i = 0; i < IZ_SUM_INPUTS_MAX + 1; i++)
         in[i] = &out;
-    iz_cuda_ops->sum(&x, &out, IZ_F32, false, in, 129, IZ_F32, 1);
+    iz_cuda_ops->sum(&x, &out, IZ_F32, false, in, IZ_SUM_INPUTS_MAX + 1, IZ_F32,
+                     1);
 }
 
 static void sum_refuses_too_many_inputs(void **state)
 {
     (void)state;
-    dies(sum_too_many, "a sum of 129 buffers");
+    dies(sum_too_many, "a sum of 1025 buffers");
 }
 
 static double norm2_of(const void *p, enum iz_dtype t, int64_t n)

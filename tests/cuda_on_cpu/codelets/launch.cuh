@@ -15,9 +15,7 @@
 #include "codelets/half.h"
 #include "tests/cuda_on_cpu/emulate.h"
 
-IZ_C_BEGIN
 #include "codelets/die.h"
-IZ_C_END
 
 #define __global__
 #define __device__
