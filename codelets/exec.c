@@ -62,6 +62,12 @@ struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act)
 
 void iz_count(struct iz_exec *x, double flops, double bytes)
 {
+    const struct iz_rate *r = &x->rate;
     x->flops += flops;
     x->bytes += bytes;
+    if (r->bytes_per_s <= 0)
+        return;
+    double compute = r->flops_per_s > 0 ? flops / r->flops_per_s : 0;
+    double memory = bytes / r->bytes_per_s;
+    x->seconds += r->latency_s + (compute > memory ? compute : memory);
 }

@@ -30,6 +30,12 @@ struct iz_arena {
     int64_t size, used, peak; /* bytes; size is INT64_MAX in a dry run */
 };
 
+/* What a worker does: something lasts latency plus the longer of its flops and
+ * its bytes. */
+struct iz_rate {
+    double flops_per_s, bytes_per_s, latency_s;
+};
+
 struct iz_exec {
     enum iz_backend backend; /* whose kernels, whose scratch */
     bool dry;                /* only count */
@@ -42,6 +48,9 @@ struct iz_exec {
     struct iz_arena work; /* scratch of this task */
     struct iz_arena save; /* what forward keeps for backward */
     double flops, bytes;  /* counted by every op; bytes = compulsory traffic */
+    /* In a dry run with rates: seconds of all ops, one after the other. */
+    struct iz_rate rate;
+    double seconds;
 };
 
 /* Takes a matrix from the scratch arena; 64-byte aligned, not cleared, valid

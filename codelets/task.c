@@ -70,7 +70,7 @@ struct iz_graph {
 struct head {
     struct iz_graph *g;
     void (*run)(struct iz_exec *x, void **buf, const void *arg);
-    double flops, bytes;
+    double flops, bytes, seconds;
     enum iz_kind kind;
     enum iz_where where;
     int unit, step;
@@ -234,11 +234,11 @@ static const struct iz_rate plausible[IZ_PLACES] = {
 
 static void set_rates(struct iz_graph *g)
 {
+    if (!g->gpu && g->config.rate[IZ_ON_COMPUTE].bytes_per_s == 0)
+        g->config.rate[IZ_ON_COMPUTE] = plausible[IZ_ON_HOST];
     for (int w = 0; w < IZ_PLACES; w++)
         if (g->config.rate[w].bytes_per_s == 0)
             g->config.rate[w] = plausible[w];
-    if (!g->gpu)
-        g->config.rate[IZ_ON_COMPUTE] = g->config.rate[IZ_ON_HOST];
 }
 
 static double cost_us(struct starpu_task *task,
@@ -250,7 +250,9 @@ static double cost_us(struct starpu_task *task,
     const struct iz_rate *r = &h->g->config.rate[h->where];
     double compute = r->flops_per_s > 0 ? h->flops / r->flops_per_s : 0;
     double memory = h->bytes / r->bytes_per_s;
-    double s = r->latency_s + (compute > memory ? compute : memory);
+    double s = h->seconds > 0
+                   ? h->seconds
+                   : r->latency_s + (compute > memory ? compute : memory);
     return s > 1e-6 ? s * 1e6 : 1;
 }
 
@@ -351,6 +353,7 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
                        .run = t->run,
                        .flops = t->flops,
                        .bytes = t->bytes,
+                       .seconds = t->seconds,
                        .kind = t->kind,
                        .where = t->where,
                        .unit = t->unit,

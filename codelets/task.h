@@ -57,13 +57,8 @@ enum iz_where {
     IZ_PLACES
 };
 
-/* What one worker of a place does: a task lasts latency plus the longer of its
- * flops and its bytes.  Bytes are those of the place: of its memory for compute
- * and host, of the link for up and down, of the network for the lane, of the
- * disk. */
-struct iz_rate {
-    double flops_per_s, bytes_per_s, latency_s;
-};
+/* The bytes of a task are those of its place: of memory for compute and host,
+ * of the link for up and down, of the network for the lane, of the disk. */
 
 struct iz_access {
     starpu_data_handle_t handle;
@@ -86,6 +81,7 @@ struct iz_task {
     int n_more;
     int urgency;         /* added to the kind's priority (small numbers) */
     double flops, bytes; /* for the scheduler's cost and the trace */
+    double seconds;      /* if known: what it costs */
     int unit, step;      /* what the trace and the messages call it */
 };
 

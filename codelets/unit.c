@@ -173,13 +173,20 @@ static int64_t max64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
+static struct iz_exec dry_like(const struct iz_exec *like)
+{
+    struct iz_exec x = iz_exec_dry(like->backend, like->act);
+    x.rate = like->rate;
+    return x;
+}
+
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
                                  int samples, enum iz_dtype param_type,
-                                 enum iz_backend backend, enum iz_dtype act)
+                                 const struct iz_exec *like)
 {
     const struct iz_unit *u = &m->unit[unit];
     struct iz_unit_cost c = {0};
-    struct iz_exec x = iz_exec_dry(backend, act);
+    struct iz_exec x = dry_like(like);
     if (u->forward) {
         /* A recomputed forward also writes its output into scratch. */
         iz_work(&x, x.act, samples, u->out_elems);
@@ -188,17 +195,19 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
         c.work_bytes = x.work.peak;
         c.forward_flops = x.flops;
         c.forward_bytes = x.bytes;
+        c.forward_s = x.seconds;
     }
-    x = iz_exec_dry(backend, act);
+    x = dry_like(like);
     dry_call(&x, m, unit, samples, param_type, IZ_CALL_BACKWARD);
     c.save_bytes = max64(c.save_bytes, x.save.peak);
     c.work_bytes = max64(c.work_bytes, x.work.peak);
     c.backward_flops = x.flops;
     c.backward_bytes = x.bytes;
+    c.backward_s = x.seconds;
     for (int call = IZ_CALL_EVALUATE; call <= IZ_CALL_GENERATE; call++) {
         if (call == IZ_CALL_EVALUATE ? !u->evaluate : !u->generate)
             continue;
-        x = iz_exec_dry(backend, act);
+        x = dry_like(like);
         dry_call(&x, m, unit, call == IZ_CALL_GENERATE ? 1 : samples,
                  param_type, (enum iz_unit_call)call);
         c.work_bytes = max64(c.work_bytes, x.work.peak);

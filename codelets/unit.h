@@ -51,9 +51,11 @@ struct iz_unit_cost {
     int64_t work_bytes; /* scratch of the hungriest call, kept part excluded */
     double forward_flops, backward_flops; /* backward without recomputation */
     double forward_bytes, backward_bytes;
+    double forward_s, backward_s; /* at the given rates; 0 without */
 };
+/* like: side, type of activations and rates of the exec that will run it. */
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
                                  int samples, enum iz_dtype param_type,
-                                 enum iz_backend backend, enum iz_dtype act);
+                                 const struct iz_exec *like);
 
 #endif

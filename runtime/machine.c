@@ -34,6 +34,7 @@ static const struct field fields[] = {
     NUMBER("host_bytes", host_bytes),
     NUMBER("host_bytes_per_s", host_bytes_per_s),
     NUMBER("core_flops_per_s", core_flops_per_s),
+    NUMBER("core_bytes_per_s", core_bytes_per_s),
     NUMBER("disk_bytes", disk_bytes),
     NUMBER("disk_bytes_per_s", disk_bytes_per_s),
     NUMBER("node_bytes_per_s", node_bytes_per_s),
@@ -46,6 +47,7 @@ static const struct field fields[] = {
     NUMBER("down_bytes_per_s", down_bytes_per_s),
     NUMBER("peer_bytes_per_s", peer_bytes_per_s),
     NUMBER("launch_ns", launch_ns),
+    NUMBER("kernel_ns", kernel_ns),
     NUMBER("copy_ns", copy_ns),
     NUMBER("message_ns", message_ns),
 };
@@ -146,6 +148,22 @@ int iz_machine_ranks(const struct iz_machine *m, int ranks)
     return min_int(ranks, m->gpus ? m->gpus : 1);
 }
 
+static double seconds(int64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+/* Of one op on the GPU, or on one core. */
+static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t)
+{
+    if (!m->gpus)
+        return (struct iz_rate){.flops_per_s = (double)m->core_flops_per_s,
+                                .bytes_per_s = (double)m->core_bytes_per_s};
+    return (struct iz_rate){.flops_per_s = (double)m->flops_per_s[t],
+                            .bytes_per_s = (double)m->gpu_bytes_per_s,
+                            .latency_s = seconds(m->kernel_ns)};
+}
+
 struct iz_target iz_machine_target(const struct iz_machine *m,
                                    enum iz_dtype params, int ranks)
 {
@@ -155,7 +173,8 @@ struct iz_target iz_machine_target(const struct iz_machine *m,
     return (struct iz_target){.workers = workers > 0 ? workers : 1,
                               .gpu = gpu,
                               .nccl = gpu && ranks > 1,
-                              .act = gpu ? params : IZ_F32};
+                              .act = gpu ? params : IZ_F32,
+                              .compute = compute_rate(m, params)};
 }
 
 struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
@@ -163,11 +182,6 @@ struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
     return (struct iz_limits){.host =
                                   m->host_bytes / iz_machine_ranks(m, ranks),
                               .device = m->gpu_bytes - RESERVE_BYTES};
-}
-
-static double seconds(int64_t ns)
-{
-    return (double)ns * 1e-9;
 }
 
 /* All-gather and exchange among all ranks: every byte that a rank receives
@@ -190,17 +204,12 @@ void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
 {
     double ranks = iz_machine_ranks(m, p->ranks);
     double workers = p->target.workers;
-    enum iz_dtype t = p->target.gpu ? p->param_type : IZ_F32;
     rate[IZ_ON_HOST] = (struct iz_rate){
         .flops_per_s = (double)m->core_flops_per_s,
         .bytes_per_s = (double)m->host_bytes_per_s / ranks / workers,
         .latency_s = 1e-6};
-    rate[IZ_ON_COMPUTE] =
-        p->target.gpu
-            ? (struct iz_rate){.flops_per_s = (double)m->flops_per_s[t],
-                               .bytes_per_s = (double)m->gpu_bytes_per_s,
-                               .latency_s = seconds(m->launch_ns)}
-            : rate[IZ_ON_HOST];
+    rate[IZ_ON_COMPUTE] = p->target.compute;
+    rate[IZ_ON_COMPUTE].latency_s = p->target.gpu ? seconds(m->launch_ns) : 0;
     rate[IZ_ON_LANE] = network(m, p);
     rate[IZ_ON_UP] = (struct iz_rate){.bytes_per_s = (double)m->up_bytes_per_s,
                                       .latency_s = seconds(m->copy_ns)};

@@ -13,13 +13,16 @@ struct iz_machine {
     /* Of one node, which its ranks share. */
     int gpus, cores;
     int64_t host_bytes, host_bytes_per_s, core_flops_per_s;
+    int64_t core_bytes_per_s; /* of ops that are no products, all cores busy */
     int64_t disk_bytes, disk_bytes_per_s;
     int64_t node_bytes_per_s; /* network of a node, each way */
     /* Of one GPU; up and down: between it and the host. */
     int64_t gpu_bytes, gpu_bytes_per_s, flops_per_s[3]; /* by enum iz_dtype */
     int64_t up_bytes_per_s, down_bytes_per_s;
     int64_t peer_bytes_per_s; /* between GPUs of a node, each way */
-    int64_t launch_ns, copy_ns, message_ns; /* latencies */
+    /* Latencies: between dependent tasks, of a kernel, of a copy, of a
+     * message. */
+    int64_t launch_ns, kernel_ns, copy_ns, message_ns;
 };
 
 /* Negative errno with the reason printed on `err`. */

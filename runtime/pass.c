@@ -80,6 +80,15 @@ static double call_bytes(const struct iz_engine *e, int u,
     return c->backward_bytes + (e->plan.recompute ? c->forward_bytes : 0);
 }
 
+static double call_seconds(const struct iz_engine *e, int u,
+                           enum iz_unit_call call)
+{
+    const struct iz_unit_cost *c = &e->plan.cost[u];
+    if (call == IZ_CALL_BACKWARD)
+        return c->backward_s + (e->plan.recompute ? c->forward_s : 0);
+    return call == IZ_CALL_FORWARD ? c->forward_s : 0;
+}
+
 /* Appends an access and returns its position; -1 for no handle. */
 static signed char add(struct iz_task *t, starpu_data_handle_t h,
                        enum starpu_data_access_mode mode)
@@ -155,6 +164,7 @@ void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
                         .arg_bytes = sizeof(a),
                         .flops = call_flops(e, c->unit, c->call),
                         .bytes = call_bytes(e, c->unit, c->call),
+                        .seconds = call_seconds(e, c->unit, c->call),
                         .unit = c->unit,
                         .step = (int)e->step};
     attach_params(e, c, &t, &a);

@@ -335,14 +335,16 @@ static void count_bytes(struct iz_plan *p, const struct iz_config *c,
 static void plan_costs(struct iz_plan *p, const struct iz_model *m)
 {
     int tasks = p->micro_batches * p->slices;
+    struct iz_exec like = {.backend = p->target.gpu ? IZ_CUDA : IZ_CPU,
+                           .act = p->target.act,
+                           .rate = p->target.compute};
     for (int u = 0; u < m->n_units; u++) {
         int same = 0;
         while (same < u && m->unit[same].kind != m->unit[u].kind)
             same++;
-        p->cost[u] = same < u ? p->cost[same]
-                              : iz_unit_cost(m, u, p->samples, p->param_type,
-                                             p->target.gpu ? IZ_CUDA : IZ_CPU,
-                                             p->target.act);
+        p->cost[u] = same < u
+                         ? p->cost[same]
+                         : iz_unit_cost(m, u, p->samples, p->param_type, &like);
         /* Every kept buffer is a whole number of cache lines. */
         p->cost[u].save_bytes = round_up(p->cost[u].save_bytes, 64);
         p->save_bytes = max64(p->save_bytes, p->cost[u].save_bytes);

@@ -40,6 +40,8 @@ struct iz_target {
     bool gpu;          /* units are computed on a GPU with memory of its own */
     bool nccl;         /* between GPUs; else collectives go through the host */
     enum iz_dtype act; /* type of activations */
+    /* Of a worker that computes units; zero where nothing is predicted. */
+    struct iz_rate compute;
 };
 
 struct iz_plan {

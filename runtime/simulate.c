@@ -14,7 +14,7 @@
 #include "runtime/overlap.h"
 #include "runtime/train.h"
 
-#define STEPS 4 /* the first two fill the pipeline */
+#define STEPS 3 /* the first two fill the pipeline */
 
 struct simulation {
     const struct iz_program *p;

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Measures this machine in less than a minute and writes the description that
+ * plans and simulations take: products, ops and Adam with all cores busy, a
+ * disk, and a GPU with both directions of its link. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "codelets/adamw.h"
+#include "codelets/cuda.h"
+#include "codelets/device.h"
+#include "codelets/gemm.h"
+#include "codelets/ops.h"
+#include "codelets/task.h"
+#include "runtime/memory.h"
+#include "runtime/nvme.h"
+
+#define CORES_MAX 1024
+#define SECONDS 3.0 /* of each measurement */
+
+enum what { PRODUCTS, OPS, ADAM, WHATS };
+
+/* One core's work and what it gave. */
+struct core {
+    pthread_t thread;
+    pthread_barrier_t *start;
+    enum what what;
+    double per_s;
+};
+
+static double now_s(void)
+{
+    return (double)iz_now_ns() * 1e-9;
+}
+
+static void *take(int64_t bytes)
+{
+    void *p = aligned_alloc(4096, (size_t)(bytes + 4095) / 4096 * 4096);
+    if (!p) {
+        fprintf(stderr, "calibrate: no memory\n");
+        exit(1);
+    }
+    memset(p, 0, (size_t)bytes);
+    return p;
+}
+
+/* The products of a block of moderate width on one task's tokens. */
+static double products(void)
+{
+    enum { M = 512, K = 384, N = 1536 };
+    float *a = take(4 * M * K), *b = take(4 * K * N), *c = take(4 * M * N);
+    struct iz_gemm g = {.m = M,
+                        .n = N,
+                        .k = K,
+                        .a = a,
+                        .lda = K,
+                        .b = b,
+                        .ldb = N,
+                        .c = c,
+                        .ldc = N,
+                        .alpha = 1};
+    double begin = now_s(), flops = 0;
+    while (now_s() - begin < SECONDS) {
+        iz_gemm_cpu(&g);
+        flops += 2.0 * M * N * K;
+    }
+    double rate = flops / (now_s() - begin);
+    free(a);
+    free(b);
+    free(c);
+    return rate;
+}
+
+/* What is no product in a block, forward and backward, by counted bytes. */
+static double ops(void)
+{
+    enum { M = 512, C = 384 };
+    struct iz_exec x = {.backend = IZ_CPU, .act = IZ_F32};
+    struct iz_view a = {take(4 * M * C), IZ_F32, M, C}, y = a;
+    struct iz_view u = {take(16 * M * C), IZ_F32, M, 4 * C}, v = u;
+    struct iz_norm n = {.w = {take(4 * C), IZ_F32, 1, C},
+                        .b = {take(4 * C), IZ_F32, 1, C},
+                        .dw = {take(4 * C), IZ_F32, 1, C},
+                        .db = {take(4 * C), IZ_F32, 1, C},
+                        .mean = {take(4 * M), IZ_F32, M, 1},
+                        .rstd = {take(4 * M), IZ_F32, M, 1}};
+    y.p = take(4 * M * C);
+    v.p = take(16 * M * C);
+    x.work = (struct iz_arena){.base = take(1 << 20), .size = 1 << 20};
+    double begin = now_s();
+    while (now_s() - begin < SECONDS) {
+        iz_layernorm_fwd(&x, y, a, &n);
+        iz_gelu_fwd(&x, v, u);
+        iz_gelu_bwd(&x, v, u, v, u);
+        iz_layernorm_bwd(&x, y, IZ_NONE, y, a, &n);
+    }
+    double rate = x.bytes / (now_s() - begin);
+    void *all[] = {a.p,    y.p,    u.p,      v.p,      n.w.p,      n.b.p,
+                   n.dw.p, n.db.p, n.mean.p, n.rstd.p, x.work.base};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        free(all[i]);
+    return rate;
+}
+
+/* Far beyond the caches: what the cores get of the memory. */
+static double adam(void)
+{
+    enum { N = 1 << 24 };
+    struct iz_adam o = {.lr = 1e-3,
+                        .beta1 = 0.9,
+                        .beta2 = 0.999,
+                        .eps = 1e-8,
+                        .adamw = true,
+                        .bias_correction = true,
+                        .t = 1,
+                        .grad_scale = 1};
+    float *p = take(4L * N), *m = take(4L * N), *v = take(4L * N),
+          *g = take(4L * N);
+    double begin = now_s(), bytes = 0;
+    while (now_s() - begin < SECONDS) {
+        iz_adam_chunk(&o, N, p, m, v, g, IZ_F32, NULL, IZ_F32);
+        bytes += 28.0 * N;
+    }
+    double rate = bytes / (now_s() - begin);
+    free(p);
+    free(m);
+    free(v);
+    free(g);
+    return rate;
+}
+
+static void *work(void *arg)
+{
+    struct core *c = arg;
+    pthread_barrier_wait(c->start);
+    c->per_s = c->what == PRODUCTS ? products()
+               : c->what == OPS    ? ops()
+                                   : adam();
+    return NULL;
+}
+
+/* The mean of all cores, which work at the same time. */
+static double on_all(enum what what, int cores)
+{
+    static struct core core[CORES_MAX];
+    pthread_barrier_t start;
+    double sum = 0;
+    pthread_barrier_init(&start, NULL, (unsigned)cores);
+    for (int i = 0; i < cores; i++) {
+        core[i] = (struct core){.start = &start, .what = what};
+        if (pthread_create(&core[i].thread, NULL, work, &core[i])) {
+            fprintf(stderr, "calibrate: no thread for core %d\n", i);
+            exit(1);
+        }
+    }
+    for (int i = 0; i < cores; i++) {
+        pthread_join(core[i].thread, NULL);
+        sum += core[i].per_s;
+    }
+    pthread_barrier_destroy(&start);
+    return sum / cores;
+}
+
+/* The slower of writing and reading; 0 without a folder. */
+static double disk(const char *folder)
+{
+    enum { PIECE = 8 << 20, PIECES = 64 };
+    struct iz_nvme *f = NULL;
+    if (!folder)
+        return 0;
+    if (iz_nvme_open(&f, folder, "calibrate", (int64_t)PIECE * PIECES, false))
+        exit(1);
+    char *p = take(PIECE);
+    double least = 1e300;
+    for (int pass = 0; pass < 3; pass++) { /* the first one allocates blocks */
+        double begin = now_s();
+        for (int i = 0; i < PIECES; i++) {
+            if (pass < 2)
+                iz_nvme_write(f, p, (int64_t)i * PIECE, PIECE);
+            else
+                iz_nvme_read(f, p, (int64_t)i * PIECE, PIECE);
+        }
+        double rate = (double)PIECE * PIECES / (now_s() - begin);
+        if (pass && rate < least)
+            least = rate;
+    }
+    free(p);
+    iz_nvme_close(&f);
+    return least;
+}
+
+/* ---- GPU ---- */
+
+struct gpu {
+    struct iz_device_info info;
+    double flops[3], up, down;
+};
+
+enum { LINK_BYTES = 256 << 20 };
+
+/* Both directions at once if the second stream is there. */
+static double copies(void *stream, void *dst, const void *src)
+{
+    double begin = now_s(), bytes = 0;
+    while (now_s() - begin < 1) {
+        iz_device_copy(stream, dst, src, LINK_BYTES);
+        iz_device_wait(stream);
+        bytes += LINK_BYTES;
+    }
+    return bytes / (now_s() - begin);
+}
+
+static int measure_gpu(struct gpu *g)
+{
+    struct iz_exec x = {.backend = IZ_CUDA};
+    if (iz_device_use(0, &g->info))
+        return -ENODEV;
+    x.stream = iz_device_stream_open();
+    if (!x.stream || iz_cuda_ops->open(&x.cuda, x.stream))
+        return -EIO;
+    for (int t = IZ_F32; t <= IZ_F16; t++) {
+        x.act = (enum iz_dtype)t;
+        x.work = (struct iz_arena){.base = iz_device_take(INT64_C(2) << 30),
+                                   .size = INT64_C(2) << 30};
+        if (!x.work.base)
+            return -ENOMEM;
+        g->flops[t] = iz_cuda_ops->gemm_rate(&x, 8192, 8192, 8192, 0.5);
+        iz_device_give(x.work.base);
+    }
+    iz_cuda_ops->close(&x.cuda);
+    char *device = iz_device_take(LINK_BYTES), *host = take(LINK_BYTES);
+    if (!device || iz_device_pin(host, LINK_BYTES))
+        return -ENOMEM;
+    g->up = copies(x.stream, device, host);
+    g->down = copies(x.stream, host, device);
+    iz_device_unpin(host);
+    iz_device_give(device);
+    iz_device_stream_close(x.stream);
+    free(host);
+    return 0;
+}
+
+/* ---- the file ---- */
+
+static void line(FILE *f, const char *key, double value)
+{
+    fprintf(f, "  \"%s\": %.0f,\n", key, value);
+}
+
+static void write_file(FILE *f, const char *name, int cores,
+                       const double per_s[WHATS], double disk_per_s, int gpus,
+                       const struct gpu *g)
+{
+    fprintf(f, "{\n  \"name\": \"%s\",\n", name);
+    line(f, "gpus", gpus);
+    line(f, "cores", cores);
+    line(f, "host_bytes", (double)iz_memory_available());
+    line(f, "host_bytes_per_s", per_s[ADAM] * cores);
+    line(f, "core_flops_per_s", per_s[PRODUCTS]);
+    line(f, "core_bytes_per_s", per_s[OPS]);
+    line(f, "disk_bytes", 0);
+    line(f, "disk_bytes_per_s", disk_per_s);
+    line(f, "node_bytes_per_s", 0);
+    line(f, "gpu_bytes", (double)g->info.free_bytes);
+    /* no op of ours measures it alone: a link to the data sheet is better */
+    line(f, "gpu_bytes_per_s", gpus ? 1e12 : 0);
+    line(f, "fp32_flops_per_s", g->flops[IZ_F32]);
+    line(f, "bf16_flops_per_s", g->flops[IZ_BF16]);
+    line(f, "fp16_flops_per_s", g->flops[IZ_F16]);
+    line(f, "up_bytes_per_s", g->up);
+    line(f, "down_bytes_per_s", g->down);
+    line(f, "peer_bytes_per_s", per_s[ADAM] * cores / 4);
+    line(f, "launch_ns", 20000);
+    line(f, "kernel_ns", 4000);
+    line(f, "copy_ns", 10000);
+    line(f, "message_ns", 20000);
+    fprintf(f, "  \"sources\": {\"all rates but latencies and messages\": "
+               "\"measured by calibrate\"}\n}\n");
+}
+
+int main(int argc, char **argv)
+{
+    const char *path = argc > 1 ? argv[1] : NULL, *folder = NULL;
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    double per_s[WHATS];
+    struct gpu g = {.up = 0};
+    char name[64] = "this-machine";
+    if (argc > 2)
+        folder = argv[2];
+    if (!path || path[0] == '-') {
+        fprintf(stderr, "usage: calibrate FILE [FOLDER-ON-THE-DISK]\n");
+        return 2;
+    }
+    iz_gemm_open();
+    if (cores > CORES_MAX)
+        cores = CORES_MAX;
+    gethostname(name, sizeof(name) - 1);
+    for (int w = 0; w < WHATS; w++)
+        per_s[w] = on_all((enum what)w, cores);
+    int gpus = iz_device_count();
+    if (gpus && measure_gpu(&g))
+        return 1;
+    FILE *f = fopen(path, "w");
+    if (!f) {
+        fprintf(stderr, "calibrate: %s: %s\n", path, strerror(errno));
+        return 1;
+    }
+    write_file(f, name, cores, per_s, disk(folder), gpus, &g);
+    if (fclose(f)) {
+        fprintf(stderr, "calibrate: %s: %s\n", path, strerror(errno));
+        return 1;
+    }
+    printf("%d cores: %.1f GFLOP/s a core in products, %.1f GB/s a core in "
+           "other ops, %.1f GB/s of memory in Adam\n",
+           cores, per_s[PRODUCTS] * 1e-9, per_s[OPS] * 1e-9,
+           per_s[ADAM] * cores * 1e-9);
+    return 0;
+}
