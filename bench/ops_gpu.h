@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of bench/ops_gpu share: the GPU, times, and lines of the
+ * result. */
+#ifndef IZ_BENCH_OPS_GPU_H
+#define IZ_BENCH_OPS_GPU_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "codelets/cuda.h"
+
+struct bench {
+    void *stream;
+    struct iz_cuda *cuda;
+    FILE *json;     /* may be NULL */
+    bool tiny;      /* small sizes: to try the program */
+    double copy;    /* bytes/s of a copy on the GPU, read and written */
+    double gemm;    /* best flop/s of a product so far */
+    int lines;      /* of ops in the result so far */
+    char *pattern;  /* on the GPU: numbers in -1..1 of the type act */
+    char *positive; /* on the GPU: fp32 numbers in 0..1 */
+    enum iz_dtype act;
+};
+
+/* Bytes of each of the two patterns. */
+#define PATTERN_BYTES (INT64_C(16) << 20)
+
+/* Sets of tensors that the inputs of an op rotate over, at most. */
+enum { BENCH_SETS = 8 };
+
+double bench_now_s(void);
+
+/* Memory of the GPU and pinned memory of the host; exits where there is none.
+ */
+char *bench_device(int64_t bytes);
+char *bench_pinned(int64_t bytes);
+void bench_unpin(char *p);
+
+/* Enqueues copies of a pattern until p is full. */
+void bench_fill(const struct bench *b, char *p, int64_t bytes,
+                const void *pattern);
+
+/* Returns when the stream has done all; never sleeps. */
+void bench_wait(void *stream);
+
+/* Median seconds of one call of run(arg, i), i counting the calls; it
+ * enqueues on b->stream. */
+double bench_time(const struct bench *b, void (*run)(void *arg, int i),
+                  void *arg);
+
+/* Every op in the shapes of a 1.5B, a 7B and a 14B model. */
+void bench_models(struct bench *b);
+
+/* Copies on the GPU and over the link, sums, norms and Adam on both sides. */
+void bench_memory(struct bench *b);
+
+#endif

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ops of a transformer block, with embedding and head, in the shapes of
+ * three models. */
+#include "bench/ops_gpu.h"
+
+#include <stdlib.h>
+
+#include "codelets/device.h"
+#include "codelets/mix.h"
+
+#define ROTATE_BYTES (INT64_C(512) << 20) /* of the smallest tensor */
+
+/* ---- a block ------------------------------------------------------------ */
+
+struct model {
+    const char *name;
+    int64_t width, heads, seq, vocab;
+};
+
+/* The tensors of a block with M tokens: [M,C], [M,4C], [M,3C], ... */
+struct tensors {
+    struct iz_view y, a, dy, u, du, qkv, dqkv, lse, mean, rstd;
+    struct iz_view w, dw, b, db; /* [C,4C], or what an op makes of it */
+    struct iz_view wte, dwte, wpe, dwpe;
+};
+
+/* All that one op needs. */
+struct job {
+    const struct bench *bench;
+    const struct model *model;
+    struct iz_exec x;
+    struct tensors t[BENCH_SETS];
+    int sets;
+    const struct op *op;
+    int32_t *token; /* pinned */
+    double *loss;   /* pinned */
+};
+
+/* in and out: sides of a matrix in units of the width. */
+struct op {
+    const char *name;
+    void (*run)(struct job *j, struct tensors *t);
+    int in, out;
+};
+
+/* A [rows,cols] view of memory that may belong to a larger matrix. */
+static struct iz_view as(struct iz_view v, int64_t rows, int64_t cols)
+{
+    v.rows = rows;
+    v.cols = cols;
+    return v;
+}
+
+/* x wide `n` widths: the tensors whose rows have that many columns. */
+static struct iz_view wide(const struct job *j, const struct tensors *t, int n,
+                           bool gradient)
+{
+    int64_t m = t->a.rows, c = j->model->width;
+
+    if (n == 1)
+        return gradient ? t->dy : t->a;
+    return as(gradient ? t->du : t->u, m, n * c);
+}
+
+static struct iz_linear linear(const struct job *j, const struct tensors *t)
+{
+    int64_t c = j->model->width, in = j->op->in * c, out = j->op->out * c;
+
+    return (struct iz_linear){.w = as(t->w, in, out),
+                              .b = as(t->b, 1, out),
+                              .dw = as(t->dw, in, out),
+                              .db = as(t->db, 1, out)};
+}
+
+/* As a block does it: those back to the width add the residual. */
+static void product(struct job *j, struct tensors *t)
+{
+    struct iz_linear l = linear(j, t);
+    bool residual = j->op->out == 1;
+
+    iz_matmul_fwd(&j->x, residual ? t->y : wide(j, t, j->op->out, true),
+                  residual ? t->dy : IZ_NONE, wide(j, t, j->op->in, false), &l);
+}
+
+static void product_da(struct job *j, struct tensors *t)
+{
+    struct iz_linear l = linear(j, t);
+    bool narrow = j->op->in == 1;
+
+    iz_matmul_da(&j->x, narrow ? t->y : wide(j, t, j->op->in, false),
+                 wide(j, t, j->op->out, true), &l);
+}
+
+static void product_dw(struct job *j, struct tensors *t)
+{
+    struct iz_linear l = linear(j, t);
+
+    iz_matmul_dw(&j->x, wide(j, t, j->op->out, true),
+                 wide(j, t, j->op->in, false), &l);
+}
+
+static struct iz_attention attention_of(const struct job *j,
+                                        const struct tensors *t)
+{
+    return (struct iz_attention){.qkv = t->qkv,
+                                 .o = t->y,
+                                 .lse = t->lse,
+                                 .seq = j->model->seq,
+                                 .heads = (int)j->model->heads};
+}
+
+static void attention_fwd(struct job *j, struct tensors *t)
+{
+    struct iz_attention a = attention_of(j, t);
+
+    iz_attention_fwd(&j->x, &a);
+}
+
+static void attention_bwd(struct job *j, struct tensors *t)
+{
+    struct iz_attention a = attention_of(j, t);
+
+    iz_attention_bwd(&j->x, t->dqkv, t->dy, &a);
+}
+
+static struct iz_norm norm_of(const struct job *j, const struct tensors *t)
+{
+    int64_t c = j->model->width;
+
+    return (struct iz_norm){as(t->b, 1, c),  as(t->b, 1, c), as(t->db, 1, c),
+                            as(t->dw, 1, c), t->mean,        t->rstd};
+}
+
+static void norm_fwd(struct job *j, struct tensors *t)
+{
+    struct iz_norm n = norm_of(j, t);
+
+    iz_layernorm_fwd(&j->x, t->y, t->a, &n);
+}
+
+static void norm_again(struct job *j, struct tensors *t)
+{
+    struct iz_norm n = norm_of(j, t);
+
+    iz_layernorm_again(&j->x, t->y, t->a, &n);
+}
+
+static void norm_bwd(struct job *j, struct tensors *t)
+{
+    struct iz_norm n = norm_of(j, t);
+
+    iz_layernorm_bwd(&j->x, t->y, as(t->dqkv, t->y.rows, t->y.cols), t->dy,
+                     t->a, &n);
+}
+
+static void gelu_fwd(struct job *j, struct tensors *t)
+{
+    iz_gelu_fwd(&j->x, t->du, t->u);
+}
+
+/* In place, as a block does it. */
+static void gelu_bwd(struct job *j, struct tensors *t)
+{
+    iz_gelu_bwd(&j->x, t->du, t->u, t->du, t->u);
+}
+
+static void embed_fwd(struct job *j, struct tensors *t)
+{
+    iz_embedding_fwd(&j->x, t->y, j->token, t->wte, t->wpe);
+}
+
+static void embed_bwd(struct job *j, struct tensors *t)
+{
+    iz_embedding_bwd(&j->x, t->dwte, t->dwpe, t->dy, j->token);
+}
+
+static void classify(struct job *j, struct tensors *t)
+{
+    struct iz_classifier c = {.a = t->a,
+                              .w = t->wte,
+                              .target = j->token,
+                              .da = t->y,
+                              .dw = t->dwte,
+                              .loss_scale = 1,
+                              .loss = j->loss};
+
+    iz_classifier_bwd(&j->x, &c);
+}
+
+static const struct op ops[] = {
+    {"layernorm", norm_fwd, 0, 0},
+    {"layernorm again", norm_again, 0, 0},
+    {"layernorm backward", norm_bwd, 0, 0},
+    {"c_attn [C,3C]", product, 1, 3},
+    {"c_attn da", product_da, 1, 3},
+    {"c_attn dw", product_dw, 1, 3},
+    {"attention", attention_fwd, 0, 0},
+    {"attention backward", attention_bwd, 0, 0},
+    {"c_proj [C,C]", product, 1, 1},
+    {"c_proj da", product_da, 1, 1},
+    {"c_proj dw", product_dw, 1, 1},
+    {"c_fc [C,4C]", product, 1, 4},
+    {"c_fc da", product_da, 1, 4},
+    {"c_fc dw", product_dw, 1, 4},
+    {"gelu", gelu_fwd, 0, 0},
+    {"gelu backward", gelu_bwd, 0, 0},
+    {"mlp c_proj [4C,C]", product, 4, 1},
+    {"mlp c_proj da", product_da, 4, 1},
+    {"mlp c_proj dw", product_dw, 4, 1},
+    {"embedding", embed_fwd, 0, 0},
+    {"embedding backward", embed_bwd, 0, 0},
+    {"head: loss, da, dw", classify, 0, 0},
+};
+enum { OPS = sizeof ops / sizeof ops[0] };
+
+/* ---- the run of a shape ------------------------------------------------- */
+
+/* Takes a matrix from the pool at *used; base NULL: only counts. */
+static struct iz_view take(char *base, int64_t *used, enum iz_dtype t,
+                           int64_t rows, int64_t cols)
+{
+    struct iz_view v = {.dtype = t, .rows = rows, .cols = cols};
+
+    v.p = base ? base + *used : NULL;
+    *used += (iz_view_bytes(v) + 511) / 512 * 512;
+    return v;
+}
+
+/* Weights are shared by all sets: only activations rotate. */
+static void take_weights(struct job *j, struct tensors *t, char *base,
+                         int64_t *used)
+{
+    const struct model *m = j->model;
+    enum iz_dtype type = j->x.act;
+    int64_t c = m->width;
+
+    t->w = take(base, used, type, c, 4 * c);
+    t->dw = take(base, used, type, c, 4 * c);
+    t->b = take(base, used, type, 1, 4 * c);
+    t->db = take(base, used, type, 1, 4 * c);
+    t->wte = take(base, used, type, m->vocab, c);
+    t->dwte = take(base, used, type, m->vocab, c);
+    t->wpe = take(base, used, type, m->seq, c);
+    t->dwpe = take(base, used, type, m->seq, c);
+}
+
+static void take_set(struct job *j, struct tensors *t, int64_t m, char *base,
+                     int64_t *used)
+{
+    enum iz_dtype type = j->x.act;
+    int64_t c = j->model->width, rows = m / j->model->seq * j->model->heads;
+
+    t->y = take(base, used, type, m, c);
+    t->a = take(base, used, type, m, c);
+    t->dy = take(base, used, type, m, c);
+    t->u = take(base, used, type, m, 4 * c);
+    t->du = take(base, used, type, m, 4 * c);
+    t->qkv = take(base, used, type, m, 3 * c);
+    t->dqkv = take(base, used, type, m, 3 * c);
+    t->lse = take(base, used, IZ_F32, rows, j->model->seq);
+    t->mean = take(base, used, IZ_F32, m, 1);
+    t->rstd = take(base, used, IZ_F32, m, 1);
+}
+
+/* Bytes of all tensors. */
+static int64_t take_all(struct job *j, int64_t m, char *base)
+{
+    int64_t used = 0;
+
+    take_weights(j, &j->t[0], base, &used);
+    for (int i = 0; i < j->sets; i++) {
+        struct tensors *t = &j->t[i];
+
+        *t = j->t[0];
+        take_set(j, t, m, base, &used);
+    }
+    return used;
+}
+
+/* The largest scratch of an op, from dry runs. */
+static int64_t scratch_bytes(struct job *j)
+{
+    int64_t most = 0;
+
+    for (int i = 0; i < OPS; i++) {
+        j->x = iz_exec_dry(IZ_CUDA, j->bench->act);
+        j->op = &ops[i];
+        ops[i].run(j, &j->t[0]);
+        most = j->x.work.peak > most ? j->x.work.peak : most;
+    }
+    return most;
+}
+
+static void run_op(void *arg, int i)
+{
+    struct job *j = arg;
+
+    j->op->run(j, &j->t[i % j->sets]);
+}
+
+static void show(struct bench *b, const struct job *j, int64_t m, double s)
+{
+    double bytes = j->x.bytes / s, flops = j->x.flops / s;
+    double copy = 100 * bytes / b->copy, gemm = 100 * flops / b->gemm;
+
+    printf("  %-20s %10.1f us %8.1f GB/s %5.1f %%  %8.2f TFLOP/s %5.1f %%\n",
+           j->op->name, 1e6 * s, 1e-9 * bytes, copy, 1e-12 * flops, gemm);
+    if (b->json)
+        fprintf(b->json,
+                "%s\n    {\"model\": \"%s\", \"tokens\": %lld, \"op\": \"%s\", "
+                "\"us\": %.3f, \"gb_per_s\": %.2f, \"copy_percent\": %.2f, "
+                "\"tflop_per_s\": %.4f, \"gemm_percent\": %.2f}",
+                b->lines ? "," : "", j->model->name, (long long)m, j->op->name,
+                1e6 * s, 1e-9 * bytes, copy, 1e-12 * flops, gemm);
+    b->lines++;
+    fflush(stdout);
+}
+
+/* Random inputs, and what the forward of a backward has to leave. */
+static void prepare(struct job *j, char *mem, int64_t bytes)
+{
+    bench_fill(j->bench, mem, bytes, j->bench->pattern);
+    for (int i = 0; i < j->sets; i++) {
+        norm_fwd(j, &j->t[i]);
+        attention_fwd(j, &j->t[i]);
+    }
+    bench_wait(j->bench->stream);
+}
+
+static void time_ops(struct bench *b, struct job *j, int64_t m, char *mem,
+                     int64_t bytes)
+{
+    struct iz_exec x = j->x;
+
+    for (int i = 0; i < OPS; i++) {
+        double s;
+
+        j->op = &ops[i];
+        prepare(j, mem, bytes);
+        s = bench_time(b, run_op, j);
+        j->x = x; /* one call's counts */
+        run_op(j, 0);
+        bench_wait(b->stream);
+        show(b, j, m, s);
+        j->x = x;
+    }
+}
+
+static int sets_of(const struct bench *b, int64_t m, int64_t width)
+{
+    int64_t bytes = m * width * iz_dtype_bytes(b->act);
+    int64_t sets = (ROTATE_BYTES + bytes - 1) / bytes;
+
+    return b->tiny             ? 2
+           : sets < 1          ? 1
+           : sets > BENCH_SETS ? BENCH_SETS
+                               : (int)sets;
+}
+
+static void bench_shape(struct bench *b, const struct model *model, int64_t m)
+{
+    struct job j = {.bench = b,
+                    .model = model,
+                    .x = iz_exec_dry(IZ_CUDA, b->act),
+                    .sets = sets_of(b, m, model->width),
+                    .loss = (double *)bench_pinned(8)};
+    int64_t bytes = take_all(&j, m, NULL), scratch = scratch_bytes(&j);
+    char *mem = bench_device(bytes + scratch);
+
+    printf("%s, %lld tokens, %d sets of tensors, %.1f MiB\n", model->name,
+           (long long)m, j.sets, (double)(bytes + scratch) / 1048576);
+    j.token = (int32_t *)bench_pinned(m * 4);
+    for (int64_t i = 0; i < m; i++)
+        j.token[i] = (int32_t)(iz_mix((uint64_t)i) % (uint64_t)model->vocab);
+    j.x = (struct iz_exec){.backend = IZ_CUDA,
+                           .act = b->act,
+                           .stream = b->stream,
+                           .cuda = b->cuda,
+                           .work = {.base = mem + bytes, .size = scratch}};
+    take_all(&j, m, mem);
+    time_ops(b, &j, m, mem, bytes);
+    bench_unpin((char *)j.token);
+    bench_unpin((char *)j.loss);
+    iz_device_give(mem);
+}
+
+void bench_models(struct bench *b)
+{
+    static const struct model model[] = {{"1.5B", 1600, 25, 1024, 50257},
+                                         {"7B", 4096, 32, 2048, 50257},
+                                         {"14B", 5120, 40, 2048, 50257}};
+    static const struct model tiny = {"tiny", 48, 3, 16, 256};
+
+    if (b->tiny) {
+        bench_shape(b, &tiny, 64);
+        return;
+    }
+    for (int i = 0; i < 3; i++)
+        for (int64_t m = 8192; m <= 16384; m *= 2)
+            bench_shape(b, &model[i], m);
+}

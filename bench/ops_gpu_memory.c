@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bandwidth: of copies on the GPU, of the link in both directions, of the
+ * kernels on flat buffers, and of Adam on all cores of the host. */
+#include "bench/ops_gpu.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "codelets/buffer.h"
+#include "codelets/device.h"
+#include "codelets/flat.h"
+
+enum { THREADS = 256, ROUNDS = 5 };
+
+static void show(const struct bench *b, const char *what, const char *key,
+                 double bytes_per_s)
+{
+    printf("  %-34s %10.1f GB/s\n", what, 1e-9 * bytes_per_s);
+    if (b->json)
+        fprintf(b->json, "  \"%s\": %.2f,\n", key, 1e-9 * bytes_per_s);
+}
+
+/* ---- copies ------------------------------------------------------------- */
+
+struct copy {
+    const struct bench *b;
+    char *to, *from;
+    int64_t bytes;
+};
+
+static void copy(void *arg, int i)
+{
+    struct copy *c = arg;
+
+    (void)i;
+    iz_device_copy(c->b->stream, c->to, c->from, c->bytes);
+}
+
+static double copy_rate(const struct bench *b, char *to, char *from,
+                        int64_t bytes)
+{
+    struct copy c = {b, to, from, bytes};
+
+    return (double)bytes / bench_time(b, copy, &c);
+}
+
+static void on_device(struct bench *b)
+{
+    int64_t bytes = b->tiny ? 4 << 20 : INT64_C(2) << 30;
+    char *p = bench_device(2 * bytes);
+
+    bench_fill(b, p, bytes, b->pattern);
+    b->copy = 2 * copy_rate(b, p + bytes, p, bytes);
+    show(b, "copy on the GPU, read and written", "copy_gb_per_s", b->copy);
+    iz_device_give(p);
+}
+
+/* Both ways at once: each of two streams copies `times`; the seconds of the
+ * slower one. */
+static double both_ways(const struct bench *b, void *second, char *device,
+                        char *host, int64_t bytes)
+{
+    enum { TIMES = 6 };
+    double begin = bench_now_s();
+
+    for (int i = 0; i < TIMES; i++) {
+        iz_device_copy(b->stream, device, host, bytes);
+        iz_device_copy(second, host + bytes, device + bytes, bytes);
+    }
+    bench_wait(b->stream);
+    bench_wait(second);
+    return (bench_now_s() - begin) / TIMES;
+}
+
+static void over_the_link(const struct bench *b)
+{
+    int64_t bytes = b->tiny ? 4 << 20 : INT64_C(512) << 20;
+    char *device = bench_device(2 * bytes), *host = bench_pinned(2 * bytes);
+    void *second = iz_device_stream_open();
+
+    bench_fill(b, device, 2 * bytes, b->pattern);
+    show(b, "host to GPU", "up_gb_per_s", copy_rate(b, device, host, bytes));
+    show(b, "GPU to host", "down_gb_per_s", copy_rate(b, host, device, bytes));
+    both_ways(b, second, device, host, bytes);
+    show(b, "both at once, each way", "both_gb_per_s",
+         (double)bytes / both_ways(b, second, device, host, bytes));
+    iz_device_stream_close(second);
+    bench_unpin(host);
+    iz_device_give(device);
+}
+
+/* ---- flat buffers on the GPU -------------------------------------------- */
+
+struct flat {
+    struct iz_exec x;
+    int64_t n;
+    float *p, *m, *v;
+    char *g, *out; /* bf16 */
+    double *norm2; /* pinned */
+};
+
+static const struct iz_adam options = {1e-3, 0.9,  0.95, 1e-8, 0.1,
+                                       true, true, 1,    1.0f};
+
+static void run_adam(void *arg, int i)
+{
+    struct flat *f = arg;
+
+    (void)i;
+    iz_buffer_adam(&f->x, &options, f->n, f->p, f->m, f->v, f->g, IZ_BF16,
+                   f->out, IZ_BF16);
+}
+
+static void run_norm(void *arg, int i)
+{
+    struct flat *f = arg;
+
+    (void)i;
+    iz_buffer_norm2(&f->x, f->norm2, f->g, IZ_BF16, f->n);
+}
+
+static void run_sum(void *arg, int i)
+{
+    struct flat *f = arg;
+    const void *in[] = {f->g};
+
+    (void)i;
+    iz_buffer_sum(&f->x, f->p, IZ_F32, true, in, 1, IZ_BF16, f->n);
+}
+
+static void flat_show(struct flat *f, const struct bench *b, const char *what,
+                      const char *key, void (*run)(void *, int),
+                      int64_t bytes_each)
+{
+    double rate = (double)(f->n * bytes_each) / bench_time(b, run, f);
+    char name[64];
+
+    snprintf(name, sizeof name, "%s, %.0f %% of a copy", what,
+             100 * rate / b->copy);
+    show(b, name, key, rate);
+}
+
+static void flat_on_device(const struct bench *b)
+{
+    int64_t n = b->tiny ? 1 << 18 : INT64_C(1) << 27;
+    int64_t scratch = iz_flat_norm2_scratch_bytes(n) + 4096;
+    char *mem = bench_device(16 * n + scratch);
+    struct flat f = {.n = n,
+                     .p = (float *)mem,
+                     .m = (float *)(mem + 4 * n),
+                     .v = (float *)(mem + 8 * n),
+                     .g = mem + 12 * n,
+                     .out = mem + 14 * n,
+                     .norm2 = (double *)bench_pinned(8)};
+
+    f.x = (struct iz_exec){.backend = IZ_CUDA,
+                           .act = b->act,
+                           .stream = b->stream,
+                           .cuda = b->cuda,
+                           .work = {.base = mem + 16 * n, .size = scratch}};
+    bench_fill(b, mem, 16 * n, b->positive);
+    flat_show(&f, b, "Adam, 28 bytes", "adam_gpu_gb_per_s", run_adam, 28);
+    flat_show(&f, b, "norm, 2 bytes", "norm_gpu_gb_per_s", run_norm, 2);
+    flat_show(&f, b, "sum, 10 bytes", "sum_gpu_gb_per_s", run_sum, 10);
+    bench_unpin((char *)f.norm2);
+    iz_device_give(mem);
+}
+
+/* ---- Adam on the host --------------------------------------------------- */
+
+struct part {
+    pthread_t thread;
+    pthread_barrier_t *barrier;
+    int64_t n;
+};
+
+/* Memory is touched first by the thread that uses it. */
+static void *update(void *arg)
+{
+    struct part *t = arg;
+    size_t bytes = (size_t)t->n * 16;
+    char *mem = aligned_alloc(2 << 20, (bytes + (2 << 20)) >> 21 << 21);
+    float *p = (float *)mem, *m = p + t->n, *v = m + t->n;
+
+    if (!mem)
+        abort();
+    memset(mem, 0, bytes);
+    for (int64_t i = 0; i < t->n; i++)
+        p[i] = m[i] = v[i] = (float)(i % 1000 + 1) * 1e-3f;
+    for (int r = 0; r <= 2 * ROUNDS; r++) {
+        pthread_barrier_wait(t->barrier);
+        if (r % 2)
+            iz_adam_chunk(&options, t->n, p, m, v, mem + 12 * t->n, IZ_BF16,
+                          mem + 14 * t->n, IZ_BF16);
+    }
+    free(mem);
+    return NULL;
+}
+
+/* Best seconds of one update of all parts, which wait at the barrier before the
+ * clock is read. */
+static double time_updates(pthread_barrier_t *barrier)
+{
+    double best = 1e30;
+
+    pthread_barrier_wait(barrier);
+    for (int r = 0; r < ROUNDS; r++) {
+        double s = bench_now_s();
+
+        pthread_barrier_wait(barrier);
+        pthread_barrier_wait(barrier);
+        s = bench_now_s() - s;
+        best = s < best ? s : best;
+    }
+    return best;
+}
+
+static double update_all(struct part *t, int threads, int64_t n)
+{
+    pthread_barrier_t barrier;
+    double best;
+
+    pthread_barrier_init(&barrier, NULL, (unsigned)threads + 1);
+    for (int i = 0; i < threads; i++) {
+        t[i] = (struct part){.barrier = &barrier, .n = n};
+        if (pthread_create(&t[i].thread, NULL, update, &t[i]))
+            abort();
+    }
+    best = time_updates(&barrier);
+    for (int i = 0; i < threads; i++)
+        pthread_join(t[i].thread, NULL);
+    pthread_barrier_destroy(&barrier);
+    return best;
+}
+
+static void adam_on_host(const struct bench *b)
+{
+    struct part t[THREADS];
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int threads = cores > THREADS ? THREADS : (int)cores;
+    int64_t n = b->tiny ? 1 << 16 : 1 << 25;
+    double s = update_all(t, threads, n);
+    char name[64];
+
+    snprintf(name, sizeof name, "Adam on %d cores of the host", threads);
+    show(b, name, "adam_cpu_gb_per_s", 28. * (double)(n * threads) / s);
+    if (b->json)
+        fprintf(b->json, "  \"adam_cpu_threads\": %d,\n", threads);
+}
+
+void bench_memory(struct bench *b)
+{
+    on_device(b);
+    over_the_link(b);
+    flat_on_device(b);
+    adam_on_host(b);
+}
