@@ -179,14 +179,16 @@ const struct iz_key iz_config_keys[] = {
            "within this many elements; 0: it is always gathered again."),
 
     TEXT("data.path", c.data.path, "\"\"",
-         "Training tokens: a shard (.bin with a header of 256 integers) or, "
-         "with data.bytes, any file."),
+         "Training tokens: shards (.bin with a header of 256 integers) or, "
+         "with data.bytes, any files; one, a pattern (*.bin), or several with "
+         "commas between. See docs/data.md."),
     TEXT("data.val_path", c.data.val_path, "\"\"",
-         "Validation tokens; empty: the last val_fraction of data.path."),
+         "Validation tokens, named in the same way; empty: the last "
+         "val_fraction of data.path."),
     NUMBER("data.val_fraction", DOUBLE, c.data.val_fraction, 0, 0.9, "0.05",
            "Part of data.path kept for validation when val_path is empty."),
     BOOL("data.bytes", c.data.bytes, "false",
-         "The file is raw bytes: one token each, 0..255."),
+         "The files are raw bytes: one token each, 0..255."),
 
     TEXT("run.output", c.run.output, "\"out\"",
          "Folder of metrics, effective config and checkpoints."),

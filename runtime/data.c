@@ -1,259 +1,161 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token files and the order of samples.  A split is cut into windows of seq
- * tokens; epoch e visits them in a permutation that is computed, not stored: a
- * Feistel network over the window numbers, keyed by seed and e. */
+/* Token shards as one stream, and the order of samples.  A split is cut into
+ * windows of seq tokens; epoch e visits them in a permutation that is computed,
+ * not stored: a Feistel network over the window numbers, keyed by seed and e.
+ */
 #include "runtime/data.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "codelets/build.h"
 #include "codelets/mix.h"
+#include "runtime/data_shard.h"
 
-#define HEADER_INTS 256
-
-/* The two layouts of llm.c's token shards. */
-static const struct format {
-    int32_t magic, version;
-    int token_bytes;
-} formats[] = {
-    {20240520, 1, 2}, /* vocabularies up to 65536 */
-    {20240801, 7, 4},
+/* Shards one after the other: token i of the stream is in shard k where
+ * first[k] <= i < first[k + 1]. */
+struct stream {
+    struct iz_shard *shard;
+    int64_t *first; /* shards + 1; the last is the length */
+    int shards;     /* as many are open or half-open */
 };
 
-struct tokens {
-    const char
-        *path; /* of the caller's config; only for messages while opening */
-    unsigned char *map;
-    int64_t map_bytes, header_bytes;
-    int64_t count;
-    int token_bytes; /* 1, 2, 4 */
-};
-
-/* Tokens [first, first + count) of a file. */
+/* Tokens [first, first + count) of a stream. */
 struct split {
-    const struct tokens *tokens;
+    const struct stream *stream;
     int64_t first, count, windows;
 };
 
 struct iz_data {
-    struct tokens train, val;
+    struct stream train, val;
     struct split split[2];
     int seq;
     uint64_t seed;
 };
 
-/* ---- files ---- */
+/* ---- streams ---- */
 
-static int refuse(const struct tokens *t, int err)
+/* A mask that was left behind would train on prompts in silence. */
+static int masks_check(const struct stream *t)
 {
-    fprintf(stderr, "izar: data: %s: %s\n", t->path, strerror(err));
-    return -err;
-}
-
-static int tokens_map(struct tokens *t, int fd)
-{
-    struct stat st;
-
-    if (fstat(fd, &st) != 0)
-        return refuse(t, errno);
-    if (!S_ISREG(st.st_mode)) {
-        fprintf(stderr, "izar: data: %s is not a regular file\n", t->path);
-        return -EINVAL;
-    }
-    t->map_bytes = st.st_size;
-    if (t->map_bytes == 0) {
-        fprintf(stderr, "izar: data: %s is empty\n", t->path);
-        return -EINVAL;
-    }
-    t->map = mmap(NULL, (size_t)t->map_bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (t->map == MAP_FAILED) {
-        t->map = NULL;
-        return refuse(t, errno);
-    }
+    for (int i = 1; i < t->shards; i++)
+        if (!t->shard[i].mask.at != !t->shard[0].mask.at) {
+            fprintf(stderr,
+                    "izar: data: %s has a loss mask beside it and %s has "
+                    "none: all shards of a split have one or none\n",
+                    t->shard[t->shard[i].mask.at ? i : 0].path,
+                    t->shard[t->shard[i].mask.at ? 0 : i].path);
+            return -EINVAL;
+        }
     return 0;
 }
 
-static const struct format *format_find(int32_t magic, int32_t version)
-{
-    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
-        if (formats[i].magic == magic && formats[i].version == version)
-            return &formats[i];
-    return NULL;
-}
-
-static int header_check(struct tokens *t)
-{
-    int32_t h[3];
-    const struct format *f;
-    int64_t want;
-
-    assert(t->map);
-    t->header_bytes = HEADER_INTS * (int64_t)sizeof(int32_t);
-    if (t->map_bytes < t->header_bytes) {
-        fprintf(
-            stderr,
-            "izar: data: %s has %" PRId64 " bytes, fewer than the %" PRId64
-            " of a token shard's header (data.bytes = true reads raw text)\n",
-            t->path, t->map_bytes, t->header_bytes);
-        return -EINVAL;
-    }
-    memcpy(h, t->map, sizeof h);
-    f = format_find(h[0], h[1]);
-    if (!f) {
-        fprintf(stderr,
-                "izar: data: %s begins with magic %" PRId32 " version %" PRId32
-                "; a token shard has 20240520 version 1 or 20240801 version 7"
-                " (data.bytes = true reads raw text)\n",
-                t->path, h[0], h[1]);
-        return -EINVAL;
-    }
-    t->count = h[2];
-    t->token_bytes = f->token_bytes;
-    want = t->header_bytes + t->count * t->token_bytes;
-    if (t->count <= 0 || want != t->map_bytes) {
-        fprintf(stderr,
-                "izar: data: %s: the header says %" PRId64
-                " tokens, that is %" PRId64 " bytes, but the file has %" PRId64
-                " bytes (%s)\n",
-                t->path, t->count, want, t->map_bytes,
-                want > t->map_bytes ? "truncated" : "oversized");
-        return -EINVAL;
-    }
-    return 0;
-}
-
-static IZ_SIMD uint32_t max_u8(const uint8_t *t, int64_t n)
-{
-    uint8_t m = 0;
-
-    for (int64_t i = 0; i < n; i++)
-        m = t[i] > m ? t[i] : m;
-    return m;
-}
-
-static IZ_SIMD uint32_t max_u16(const uint16_t *t, int64_t n)
-{
-    uint16_t m = 0;
-
-    for (int64_t i = 0; i < n; i++)
-        m = t[i] > m ? t[i] : m;
-    return m;
-}
-
-static IZ_SIMD uint32_t max_u32(const uint32_t *t, int64_t n)
-{
-    uint32_t m = 0;
-
-    for (int64_t i = 0; i < n; i++)
-        m = t[i] > m ? t[i] : m;
-    return m;
-}
-
-/* The tokens from position `at`; the map is page-aligned and the header a
- * multiple of the token size. */
-static const void *tokens_at(const struct tokens *t, int64_t at)
-{
-    return t->map + t->header_bytes + at * t->token_bytes;
-}
-
-static uint32_t tokens_max(const struct tokens *t, int64_t at, int64_t n)
-{
-    const void *p = tokens_at(t, at);
-
-    if (t->token_bytes == 1)
-        return max_u8(p, n);
-    return t->token_bytes == 2 ? max_u16(p, n) : max_u32(p, n);
-}
-
-/* Reads the whole file once, in blocks, so that a fault in the middle of a run
- * (a token outside the embedding) is a fault before it. */
-static int tokens_check(const struct tokens *t, int vocab)
-{
-    const int64_t block = 1 << 16;
-
-    if (t->token_bytes == 1 && vocab >= 256)
-        return 0;
-    posix_madvise(t->map, (size_t)t->map_bytes, POSIX_MADV_SEQUENTIAL);
-    for (int64_t i = 0; i < t->count; i += block) {
-        int64_t n = t->count - i < block ? t->count - i : block;
-
-        if (tokens_max(t, i, n) < (uint32_t)vocab)
-            continue;
-        while (tokens_max(t, i, 1) < (uint32_t)vocab)
-            i++;
-        fprintf(stderr,
-                "izar: data: %s: token %" PRId64 " is %" PRIu32
-                ", outside the vocabulary of %d\n",
-                t->path, i, tokens_max(t, i, 1), vocab);
-        return -EINVAL;
-    }
-    posix_madvise(t->map, (size_t)t->map_bytes, POSIX_MADV_NORMAL);
-    return 0;
-}
-
-static int tokens_open(struct tokens *t, const char *path, bool bytes,
+static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
                        int vocab)
 {
-    /* Not blocking: a named pipe is refused, not waited for. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), err;
+    t->shard = calloc((size_t)p->count, sizeof *t->shard);
+    t->first = calloc((size_t)p->count + 1, sizeof *t->first);
+    if (!t->shard || !t->first)
+        return -ENOMEM;
+    for (int i = 0; i < p->count; i++) {
+        int err = iz_shard_open(&t->shard[i], p->path[i], bytes, vocab);
 
-    t->path = path;
-    if (fd < 0)
-        return refuse(t, errno);
-    err = tokens_map(t, fd);
-    close(fd);
-    if (err)
-        return err;
-    t->count = t->map_bytes;
-    t->token_bytes = 1;
-    if (!bytes)
-        err = header_check(t);
-    return err ? err : tokens_check(t, vocab);
+        t->shards = i + 1;
+        if (err)
+            return err;
+        t->first[i + 1] = t->first[i] + t->shard[i].count;
+    }
+    return masks_check(t);
 }
 
-static void tokens_close(struct tokens *t)
+static int stream_open(struct stream *t, const char *list, bool bytes,
+                       int vocab)
 {
-    if (t->map)
-        munmap(t->map, (size_t)t->map_bytes);
-    t->map = NULL;
+    struct iz_paths p;
+    int err = iz_paths_open(&p, list);
+
+    if (!err)
+        err = stream_fill(t, &p, bytes, vocab);
+    iz_paths_close(&p);
+    return err;
+}
+
+static void stream_close(struct stream *t)
+{
+    for (int i = 0; i < t->shards; i++)
+        iz_shard_close(&t->shard[i]);
+    free(t->shard);
+    free(t->first);
+    *t = (struct stream){0};
+}
+
+static int64_t stream_count(const struct stream *t)
+{
+    return t->first[t->shards];
+}
+
+/* The shard that holds a token. */
+static int stream_find(const struct stream *t, int64_t at)
+{
+    int low = 0, high = t->shards;
+
+    assert(at >= 0 && at < stream_count(t));
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+
+        *(at < t->first[middle] ? &high : &low) = middle;
+    }
+    return low;
+}
+
+/* Tokens [at, at + n); as targets: -1 where a mask excludes them. */
+static void stream_read(const struct stream *t, int64_t at, int32_t *out,
+                        int64_t n, bool target)
+{
+    for (int k = stream_find(t, at); n > 0; k++) {
+        int64_t here = t->first[k + 1] - at, from = at - t->first[k];
+
+        here = here < n ? here : n;
+        iz_shard_tokens(&t->shard[k], from, out, here);
+        if (target)
+            iz_shard_ignore(&t->shard[k], from, out, here);
+        at += here;
+        out += here;
+        n -= here;
+    }
 }
 
 /* ---- splits ---- */
 
-static void split_set(struct split *s, const struct tokens *t, int64_t first,
+static void split_set(struct split *s, const struct stream *t, int64_t first,
                       int64_t count, int seq)
 {
-    s->tokens = t;
+    s->stream = t;
     s->first = first;
     s->count = count;
     s->windows = count > 0 ? (count - 1) / seq : 0;
 }
 
-/* The last windows of one file are for validation.  Its first input is the last
- * target of training: no target belongs to both.  The cut does not ask whether
- * validation is wanted, or switching it on would change the training. */
-static void split_one_file(struct iz_data *d, double fraction)
+/* The last windows of one stream are for validation.  Its first input is the
+ * last target of training: no target belongs to both.  The cut does not ask
+ * whether validation is wanted, or switching it on would change the training.
+ */
+static void split_one_stream(struct iz_data *d, double fraction)
 {
-    const struct tokens *t = &d->train;
-    int64_t windows = (t->count - 1) / d->seq, held, cut;
+    const struct stream *t = &d->train;
+    int64_t count = stream_count(t), windows = (count - 1) / d->seq, held, cut;
 
     held = (int64_t)(fraction * (double)windows + 0.5);
     if (fraction > 0 && held < 1)
         held = 1;
     if (held >= windows) /* training comes first */
         held = windows > 0 ? windows - 1 : 0;
-    cut = t->count - 1 - held * d->seq;
+    cut = count - 1 - held * d->seq;
     split_set(&d->split[IZ_TRAIN], t, 0, cut + 1, d->seq);
-    split_set(&d->split[IZ_VAL], t, cut, held > 0 ? t->count - cut : 0, d->seq);
+    split_set(&d->split[IZ_VAL], t, cut, held > 0 ? count - cut : 0, d->seq);
 }
 
 static int split_check(const struct iz_data *d, enum iz_split s,
@@ -275,15 +177,15 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
                        int vocab, bool need_val)
 {
     bool own_val = c->val_path[0] != '\0';
-    int err = tokens_open(&d->train, c->path, c->bytes, vocab);
+    int err = stream_open(&d->train, c->path, c->bytes, vocab);
 
     if (!err && own_val)
-        err = tokens_open(&d->val, c->val_path, c->bytes, vocab);
+        err = stream_open(&d->val, c->val_path, c->bytes, vocab);
     if (err)
         return err;
-    split_one_file(d, own_val ? 0 : c->val_fraction);
+    split_one_stream(d, own_val ? 0 : c->val_fraction);
     if (own_val)
-        split_set(&d->split[IZ_VAL], &d->val, 0, d->val.count, d->seq);
+        split_set(&d->split[IZ_VAL], &d->val, 0, stream_count(&d->val), d->seq);
     err = split_check(d, IZ_TRAIN, c->path);
     if (!err && need_val)
         err = split_check(d, IZ_VAL, own_val ? c->val_path : c->path);
@@ -303,7 +205,6 @@ int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
     d->seq = seq;
     d->seed = seed;
     err = splits_open(d, c, vocab, need_val);
-    d->train.path = d->val.path = NULL; /* borrowed until here */
     if (err) {
         iz_data_close(&d);
         return err;
@@ -316,8 +217,8 @@ void iz_data_close(struct iz_data **d)
 {
     if (!*d)
         return;
-    tokens_close(&(*d)->train);
-    tokens_close(&(*d)->val);
+    stream_close(&(*d)->train);
+    stream_close(&(*d)->val);
     free(*d);
     *d = NULL;
 }
@@ -380,21 +281,6 @@ static int64_t train_start(const struct iz_data *d, int64_t index)
     return shift + d->seq * permute(index % s->windows, s->windows, key);
 }
 
-static void widen(const struct tokens *t, int64_t at, int32_t *out, int64_t n)
-{
-    const uint8_t *t8 = tokens_at(t, at);
-    const uint16_t *t16 = tokens_at(t, at);
-
-    if (t->token_bytes == 4)
-        memcpy(out, t8, (size_t)n * sizeof *out);
-    else if (t->token_bytes == 2)
-        for (int64_t i = 0; i < n; i++)
-            out[i] = t16[i];
-    else
-        for (int64_t i = 0; i < n; i++)
-            out[i] = t8[i];
-}
-
 void iz_data_sample(const struct iz_data *d, enum iz_split which, int64_t index,
                     int32_t *input, int32_t *target)
 {
@@ -404,6 +290,6 @@ void iz_data_sample(const struct iz_data *d, enum iz_split which, int64_t index,
     assert(index >= 0 && s->windows > 0);
     at = s->first + (which == IZ_TRAIN ? train_start(d, index)
                                        : index % s->windows * d->seq);
-    widen(s->tokens, at, input, d->seq);
-    widen(s->tokens, at + 1, target, d->seq);
+    stream_read(s->stream, at, input, d->seq, false);
+    stream_read(s->stream, at + 1, target, d->seq, true);
 }

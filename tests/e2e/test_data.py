@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where tokens come from does not change a run: one shard or several, raw bytes
+or tokenize's output; and what a mask excludes is not learnt."""
+import json
+import os
+import pathlib
+import random
+import subprocess
+
+import pytest
+
+import run
+from test_refusals import MAGIC32, TOKENS, shard
+
+TOKENIZE = os.environ.get("IZ_TOKENIZE",
+                          str(run.ROOT / "build" / "tools" / "tokenize"))
+
+
+def mask(path, learn):
+    """The loss mask beside a shard."""
+    head = b"mask" + (1).to_bytes(4, "little") + len(learn).to_bytes(4, "little")
+    pathlib.Path(str(path)[:-4] + ".mask").write_bytes(
+        head + bytes(1012) + bytes(learn))
+
+
+def tokens(place, name, ids, learn=None):
+    path = shard(place.folder / name, ids)
+    if learn is not None:
+        mask(path, learn)
+    return path
+
+
+def data(path, **more):
+    return {"data": {"path": str(path), "bytes": False, **more},
+            "run.eval_batches": 2}
+
+
+def tokenize(place, *args):
+    if not pathlib.Path(TOKENIZE).is_file():
+        pytest.skip(f"{TOKENIZE} is not built")
+    p = subprocess.run([TOKENIZE, *map(str, args)], capture_output=True,
+                       text=True, timeout=run.TIMEOUT_S, cwd=place.folder)
+    assert p.returncode == 0, p.stderr
+    return p.stdout
+
+
+@pytest.mark.parametrize("ranks", (None, 2))
+def test_several_shards_train_as_one(ranks, place):
+    whole = tokens(place, "whole.bin", TOKENS)
+    want = place.good(ranks, data(whole))
+    for i, (a, b) in enumerate([(0, 1), (1, 18), (18, 2500), (2500, 5000)]):
+        name = place.folder / f"part{i}.bin"
+        if i == 2:
+            shard(name, TOKENS[a:b], MAGIC32)
+        else:
+            shard(name, TOKENS[a:b])
+    parts = place.folder / "part?.bin"
+    listed = ",".join(str(place.folder / f"part{i}.bin") for i in range(4))
+    for path in (parts, listed):
+        r = place.good(ranks, data(path))
+        assert r.bits == want.bits and r.hash == want.hash
+
+
+@pytest.mark.single
+def test_tokens_of_bytes_train_as_the_bytes(place, text):
+    want = place.good(None, {"run.eval_batches": 2})
+    tokenize(place, "--tokenizer", "bytes", "--end", "none", "--out", "t",
+             "--shard-tokens", 7000, text)
+    r = place.good(None, data(place.folder / "t_train_*.bin"))
+    assert r.bits == want.bits and r.hash == want.hash
+
+
+@pytest.mark.single
+def test_a_mask_of_ones_changes_nothing(place):
+    want = place.good(None, data(tokens(place, "a.bin", TOKENS)))
+    r = place.good(None, data(tokens(place, "b.bin", TOKENS, [1] * 5000)))
+    assert r.bits == want.bits and r.hash == want.hash
+
+
+@pytest.mark.single
+def test_a_mask_of_zeros_leaves_no_loss(place):
+    r = place.good(None, data(tokens(place, "a.bin", TOKENS, [0] * 5000)))
+    assert set(r.losses) == {0.0}
+
+
+@pytest.mark.single
+def test_what_is_masked_is_not_learnt(place):
+    """Noise and one letter in turn: only the letter can be learnt, and the loss
+    says so only where the noise is masked."""
+    rng = random.Random(4)
+    ids = [rng.randrange(255) if i % 2 else 255 for i in range(20000)]
+    change = {"run.steps": 30, "optimizer.params.lr": 0.01}
+    learn = [1 - i % 2 for i in range(20000)]
+    masked = place.good(None, {**data(tokens(place, "a.bin", ids, learn)),
+                               **change})
+    free = place.good(None, {**data(tokens(place, "b.bin", ids)), **change})
+    assert masked.losses[-1] < 0.1 and free.losses[-1] > 2
+
+
+@pytest.mark.single
+def test_a_mask_of_another_length_is_named(place):
+    path = tokens(place, "a.bin", TOKENS, [1] * 4999)
+    r = place.launch(None, data(path))
+    run.refused(r, "a.mask", "4999 tokens", str(path))
+
+
+@pytest.mark.single
+def test_conversations_train_from_text_to_loss(place):
+    (place.folder / "c.jsonl").write_text("".join(json.dumps(
+        {"prompt": f"{i} and {i}?", "completion": f" {2 * i}."}) + "\n"
+        for i in range(2000)))
+    said = tokenize(place, "--tokenizer", "bytes", "--out", "c",
+                    "--val-fraction", "0.1", "c.jsonl")
+    assert "2000 documents" in said and "to be learnt" in said
+    r = place.good(None, data(place.folder / "c_train_*.bin",
+                              val_path=str(place.folder / "c_val_*.bin")))
+    assert 0 < r.losses[-1] < r.losses[0]
+
+
+@pytest.mark.single
+def test_a_pattern_without_files_is_named(place):
+    path = place.folder / "none*.bin"
+    r = place.launch(None, data(path))
+    run.refused(r, str(path), "no file matches")

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the fuzz targets with clang, ASan and UBSan, and runs each for some
+# seconds from its corpus: tests/fuzz/fuzz.sh [SECONDS] [TARGET ...].  0 seconds
+# only replays the corpus.  New inputs stay in the build folder.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+seconds=${1:-60}
+shift || true
+targets=("$@")
+[ "${#targets[@]}" -gt 0 ] || targets=(tokenizer text shard)
+build=${IZ_FUZZ_BUILD:-build/fuzz}
+mkdir -p "$build"
+
+command -v clang >/dev/null || {
+    echo "[fuzz] clang is missing" >&2
+    exit 77
+}
+sources=(runtime/data.c runtime/data_shard.c runtime/data_paths.c
+    runtime/json.c runtime/tokenizer.c runtime/tokenizer_bpe.c
+    runtime/tokenizer_cut.c runtime/tokenizer_json.c
+    runtime/tokenizer_json_cut.c
+    runtime/tokenizer_sp_none.c runtime/tokenizer_unicode.c
+    runtime/tokenizer_words.c tests/tokenizer/small.c)
+
+for t in "${targets[@]}"; do
+    clang -std=c11 -D_XOPEN_SOURCE=700 -O1 -g -I. \
+        -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+        -o "$build/fuzz_$t" "tests/fuzz/fuzz_$t.c" "${sources[@]}" \
+        -ljansson -lpcre2-8 -lutf8proc
+    mkdir -p "$build/new_$t"
+    limit=(-max_total_time="$seconds")
+    [ "$seconds" -gt 0 ] || limit=(-runs=0)
+    # Standard error of the code under test is closed: it says why it refuses.
+    "$build/fuzz_$t" "${limit[@]}" -close_fd_mask=2 -timeout=20 \
+        -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 \
+        -artifact_prefix="$build/" \
+        "$build/new_$t" "tests/fuzz/corpus/$t"
+done
