@@ -81,6 +81,45 @@ struct iz_model {
     void (*close)(struct iz_model *m);
 };
 
+/* ---- published checkpoints: what a model's tensors are called there ---- */
+
+/* How a parameter [rows, cols] lies in its tensor, and in several of them if it
+ * is cut. */
+enum iz_hf_layout {
+    IZ_HF_SAME,       /* [rows, cols], a vector [cols]; cut by columns */
+    IZ_HF_TRANSPOSED, /* [cols, rows]; cut by columns of the parameter, too */
+    IZ_HF_ROWS,       /* [rows, cols]; cut by rows */
+};
+
+/* "h.{}.attn.c_attn.weight": {} is a number, the same in both names. */
+struct iz_hf_name {
+    const char *tensor; /* "q|k|v": the parameter is cut into these */
+    const char *param;  /* NULL: a tensor that may be there and means nothing */
+    enum iz_hf_layout layout;
+    /* A second name of what another unit uses: need not be there, must be equal
+     * if it is, and is not written. */
+    bool tied;
+    /* Columns (or rows) of tensor i, from the model's self; NULL: all alike. */
+    int64_t (*cut)(const void *self, int i);
+};
+
+/* A key of config.json. */
+struct iz_hf_key {
+    const char *name; /* "a.b": b in the object a; those stand together */
+    const char *key;  /* of the section "model"; NULL: always one of `values` */
+    /* JSON "a|b".  Without key: what is accepted; the first one is written, and
+     * an absent key means it.  With key: what an absent one means; NULL: it
+     * must be there, "": it need not. */
+    const char *values;
+};
+
+struct iz_hf {
+    const char *architecture;       /* "GPT2LMHeadModel" */
+    const char *prefix;             /* of tensors, which a file may lack */
+    const struct iz_hf_name *names; /* ends with tensor = NULL */
+    const struct iz_hf_key *keys;   /* ends with name = NULL */
+};
+
 /* For models.  Creates a model with n_units empty units and self_bytes of
  * zeroed `self`; its close is set.  Returns 0 or -ENOMEM (*out is then NULL).
  */

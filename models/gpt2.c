@@ -377,6 +377,63 @@ fail:
     return rc;
 }
 
+/* ---- published checkpoints ---- */
+
+/* Conv1D there has our layout.  Old files have the mask as a tensor. */
+static const struct iz_hf_name hf_names[] = {
+    {.tensor = "transformer.wte.weight", .param = "wte.weight"},
+    {.tensor = "transformer.wpe.weight", .param = "wpe.weight"},
+    {.tensor = "transformer.h.{}.ln_1.weight", .param = "h.{}.ln_1.weight"},
+    {.tensor = "transformer.h.{}.ln_1.bias", .param = "h.{}.ln_1.bias"},
+    {.tensor = "transformer.h.{}.attn.c_attn.weight",
+     .param = "h.{}.attn.c_attn.weight"},
+    {.tensor = "transformer.h.{}.attn.c_attn.bias",
+     .param = "h.{}.attn.c_attn.bias"},
+    {.tensor = "transformer.h.{}.attn.c_proj.weight",
+     .param = "h.{}.attn.c_proj.weight"},
+    {.tensor = "transformer.h.{}.attn.c_proj.bias",
+     .param = "h.{}.attn.c_proj.bias"},
+    {.tensor = "transformer.h.{}.ln_2.weight", .param = "h.{}.ln_2.weight"},
+    {.tensor = "transformer.h.{}.ln_2.bias", .param = "h.{}.ln_2.bias"},
+    {.tensor = "transformer.h.{}.mlp.c_fc.weight",
+     .param = "h.{}.mlp.c_fc.weight"},
+    {.tensor = "transformer.h.{}.mlp.c_fc.bias", .param = "h.{}.mlp.c_fc.bias"},
+    {.tensor = "transformer.h.{}.mlp.c_proj.weight",
+     .param = "h.{}.mlp.c_proj.weight"},
+    {.tensor = "transformer.h.{}.mlp.c_proj.bias",
+     .param = "h.{}.mlp.c_proj.bias"},
+    {.tensor = "transformer.ln_f.weight", .param = "ln_f.weight"},
+    {.tensor = "transformer.ln_f.bias", .param = "ln_f.bias"},
+    {.tensor = "lm_head.weight", .param = "wte.weight", .tied = true},
+    {.tensor = "transformer.h.{}.attn.bias"},
+    {.tensor = "transformer.h.{}.attn.masked_bias"},
+    {0},
+};
+
+/* What is not here does not change what the model computes, but for dropout,
+ * which this one has not. */
+static const struct iz_hf_key hf_keys[] = {
+    {"model_type", NULL, "\"gpt2\""},
+    {"n_layer", "layers", NULL},
+    {"n_head", "heads", NULL},
+    {"n_embd", "width", NULL},
+    {"n_positions", "seq", NULL},
+    {"n_ctx", "seq", ""},
+    {"vocab_size", "vocab", NULL},
+    {"activation_function", NULL, "\"gelu_new\"|\"gelu_pytorch_tanh\""},
+    {"layer_norm_epsilon", NULL, "1e-05"},
+    {"scale_attn_weights", NULL, "true"},
+    {"scale_attn_by_inverse_layer_idx", NULL, "false"},
+    {"add_cross_attention", NULL, "false"},
+    {"tie_word_embeddings", NULL, "true"},
+    {0},
+};
+
+static const struct iz_hf hf = {.architecture = "GPT2LMHeadModel",
+                                .prefix = "transformer.",
+                                .names = hf_names,
+                                .keys = hf_keys};
+
 /* ---- the program ---- */
 
 static struct iz_gpt2_config config;
@@ -429,7 +486,7 @@ static int window(const void *target)
 const struct iz_program iz_program = {
     .name = "gpt2",
     .about = "trains models of the GPT-2 family",
-    .section = {.keys = keys, .target = &config, .presets = presets},
+    .section = {.keys = keys, .target = &config, .presets = presets, .hf = &hf},
     .open = open_program,
     .seq = window,
 };

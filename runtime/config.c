@@ -5,6 +5,7 @@
 #include "runtime/config.h"
 
 #include "runtime/config_keys.h"
+#include "runtime/hf_config.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -15,6 +16,7 @@
 struct reader {
     struct iz_config_file *file;
     const struct iz_section *model; /* may be NULL */
+    json_t *imported; /* keys of the model that model.import sets, or NULL */
     struct iz_faults faults;
 };
 
@@ -40,8 +42,11 @@ static bool starts_section(const char *key, const char *name)
     return strncmp(key, name, n) == 0 && key[n] == '.';
 }
 
+/* "model" is one only where there is a model. */
 static bool is_section(const char *name)
 {
+    if (strcmp(name, "model") == 0)
+        return false;
     for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
         if (starts_section(k->name, name))
             return true;
@@ -91,6 +96,13 @@ static void read_key(struct reader *r, const struct iz_key *k, const json_t *v)
     }
 }
 
+static bool same_json(const json_t *a, const json_t *b)
+{
+    return json_is_number(a) && json_is_number(b)
+               ? json_number_value(a) == json_number_value(b)
+               : json_equal(a, b);
+}
+
 /* Whether v is one of the JSON values of "a|b"; numbers compare as numbers. */
 static bool is_one_of(const char *values, const json_t *v)
 {
@@ -99,9 +111,7 @@ static bool is_one_of(const char *values, const json_t *v)
 
     for (int i = 0; !same && iz_word(word, sizeof word, values, i); i++) {
         json_t *w = json_loads(word, JSON_DECODE_ANY, NULL);
-        same = json_is_number(w) && json_is_number(v)
-                   ? json_number_value(w) == json_number_value(v)
-                   : json_equal(w, v);
+        same = same_json(w, v);
         json_decref(w);
     }
     return same;
@@ -150,6 +160,21 @@ static const struct iz_preset *find_preset(const struct iz_section *s,
     return NULL;
 }
 
+/* What is written beside model.import may only repeat it. */
+static void check_imported(struct reader *r, const char *full, const char *name,
+                           const json_t *v)
+{
+    const json_t *theirs = json_object_get(r->imported, name);
+    char a[IZ_WHY_MAX / 2], b[IZ_WHY_MAX / 2];
+
+    if (theirs == NULL || same_json(theirs, v))
+        return;
+    iz_json_describe(a, sizeof a, v);
+    iz_json_describe(b, sizeof b, theirs);
+    iz_fault(&r->faults, full, "%s, but in %s/config.json it is %s", a,
+             r->file->c.import, b);
+}
+
 static void read_model_key(struct reader *r, const char *name, const json_t *v)
 {
     const struct iz_key *k = find_key(r->model->keys, name);
@@ -163,6 +188,8 @@ static void read_model_key(struct reader *r, const char *name, const json_t *v)
                  "\"auto\" cannot be resolved here; write a value");
     else if (!iz_json_store(why, r->model->target, k, v))
         iz_fault(&r->faults, full, "%s", why);
+    else
+        check_imported(r, full, name, v);
 }
 
 static void read_preset(struct reader *r, const json_t *v)
@@ -189,14 +216,42 @@ static void read_preset(struct reader *r, const json_t *v)
     json_decref(object);
 }
 
+/* The shape that the imported folder's config.json has. */
+static void read_import(struct reader *r, const json_t *v)
+{
+    const char *key, *folder = r->file->c.import;
+    char *text;
+    json_t *value;
+
+    if (v == NULL)
+        return;
+    read_key(r, find_key(iz_config_keys, "model.import"), v);
+    if (folder[0] == '\0')
+        return;
+    if (r->model->hf == NULL) {
+        iz_fault(&r->faults, "model.import", "this model has no names for it");
+        return;
+    }
+    text = iz_hf_config_read(r->model->hf, folder, r->faults.err);
+    if (text != NULL)
+        r->imported = json_loads(text, 0, NULL);
+    else
+        iz_fault(&r->faults, "model.import", "%s cannot be imported", folder);
+    free(text);
+    json_object_foreach(r->imported, key, value) read_model_key(r, key, value);
+}
+
 static void read_model(struct reader *r, json_t *object)
 {
     const char *key;
     json_t *v;
 
+    read_import(r, json_object_get(object, "import"));
     read_preset(r, json_object_get(object, "preset"));
-    json_object_foreach(object, key, v) if (strcmp(key, "preset") != 0)
+    json_object_foreach(object, key, v) if (strcmp(key, "preset") != 0 &&
+                                            strcmp(key, "import") != 0)
         read_model_key(r, key, v);
+    json_decref(r->imported);
 }
 
 static void read_object(struct reader *r, const char *prefix, json_t *object);

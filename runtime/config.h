@@ -11,6 +11,8 @@
 
 #include "codelets/dtype.h"
 
+struct iz_hf; /* codelets/layer.h */
+
 #define IZ_PATH_MAX 1024
 
 enum iz_home {
@@ -69,10 +71,11 @@ struct iz_zero_config {
 };
 
 struct iz_data_config {
-    char path[IZ_PATH_MAX]; /* token shard (.bin, 256-int header) or bytes */
+    /* Token shards or bytes: a file, a pattern, or a list with commas. */
+    char path[IZ_PATH_MAX];
     char val_path[IZ_PATH_MAX]; /* "" : the last val_fraction of path */
     double val_fraction;
-    bool bytes; /* the file is raw bytes: token = byte (vocab 256) */
+    bool bytes; /* the files are raw bytes: token = byte (vocab 256) */
 };
 
 struct iz_run_config {
@@ -108,8 +111,11 @@ struct iz_run_config {
     uint64_t inject_seed;
     bool nvme_checksum;
     int64_t
-        memory_limit_bytes; /* of this rank's node share; 0 = what is free */
-    bool hash;              /* print a hash of the final weights */
+        memory_limit_bytes;   /* of this rank's node share; 0 = what is free */
+    bool hash;                /* print a hash of the final weights */
+    char export[IZ_PATH_MAX]; /* folder for the final weights; "": none */
+    int export_dtype;         /* 0: that of the parameters, else 1 + iz_dtype */
+    int64_t export_shard_bytes; /* tensors of a file at most */
 };
 
 struct iz_config {
@@ -125,6 +131,7 @@ struct iz_config {
     struct iz_zero_config zero;
     struct iz_data_config data;
     struct iz_run_config run;
+    char import[IZ_PATH_MAX]; /* model.import: initial weights; "": random */
 };
 
 /* The table of keys: parser, --help, docs/config.md and the effective config.
@@ -163,6 +170,7 @@ struct iz_section {
     const struct iz_key *keys; /* ends with name = NULL; without "model." */
     void *target;
     const struct iz_preset *presets; /* ends with name = NULL; may be NULL */
+    const struct iz_hf *hf; /* published checkpoints; NULL: there are none */
 };
 
 /* Reads `path` (NULL: no file), applies the `set` overrides ("key=value", n of

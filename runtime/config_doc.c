@@ -119,10 +119,15 @@ static void print_model(FILE *out, const struct iz_section *model,
     const struct iz_preset *p = model->presets;
 
     print_head(out, "model",
-               "izar's. `preset` is applied first, then the other keys.",
+               "izar's. `preset` is applied first, then the other keys. "
+               "`import` sets the shape, too; then the others may only repeat "
+               "it.",
                markdown);
     for (const struct iz_key *k = model->keys; k->name != NULL; k++)
         print_key(out, k, "model.", markdown);
+    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
+        if (is_of(k->name, "model."))
+            print_key(out, k, "", markdown);
     if (p != NULL)
         fputs(markdown ? "\n| `model.preset` | Sets |\n|---|---|\n"
                        : "  model.preset, one of\n",

@@ -266,6 +266,19 @@ const struct iz_key iz_config_keys[] = {
            c.run.device_memory_limit_bytes, 0, COUNT_MAX, "0",
            "Memory of the GPU this rank may plan with; 0: what is free."),
     BOOL("run.hash", c.run.hash, "false", "Print a hash of the final weights."),
+    TEXT("run.export", c.run.export, "\"\"",
+         "Folder for the final weights as a Hugging Face model; must not exist "
+         "or be empty. Empty: none."),
+    WORD("run.export_dtype", c.run.export_dtype, "null|fp32|bf16|fp16", "null",
+         "Type of the exported weights; null: that of the parameters."),
+    NUMBER("run.export_shard_bytes", INT64, c.run.export_shard_bytes, 1,
+           COUNT_MAX, "5000000000",
+           "Bytes of tensors in one exported file; above that they are split "
+           "over several files with an index."),
+
+    TEXT("model.import", c.import, "\"\"",
+         "Folder of a Hugging Face model: config.json sets the shape, and the "
+         "weights start from its safetensors. Empty: random weights."),
     {.name = NULL},
 };
 

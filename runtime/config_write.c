@@ -143,7 +143,8 @@ static void print_config(FILE *out, const struct iz_config_file *file,
 
     fputc('{', out);
     for (int i = 0; iz_config_keys[i].name != NULL; i++) {
-        if (file->given[i] != IZ_GIVEN_VALUE)
+        if (file->given[i] != IZ_GIVEN_VALUE ||
+            (model == NULL && is_inside("model", iz_config_keys[i].name)))
             continue;
         print_name(&n, iz_config_keys[i].name);
         print_value(out, &iz_config_keys[i], file);

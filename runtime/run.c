@@ -17,6 +17,7 @@
 #include "codelets/die.h"
 #include "codelets/gemm.h"
 #include "codelets/rate.h"
+#include "runtime/hf.h"
 #include "runtime/machine.h"
 #include "runtime/metrics.h"
 #include "runtime/options.h"
@@ -237,6 +238,9 @@ static int open_output(struct run *r)
                 r->c.run.output, (long long)step);
         return -EEXIST;
     }
+    s = iz_hf_export_check(&r->c, &r->p->section);
+    if (s)
+        return s;
     snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
     s = iz_config_write(&r->c, &r->p->section, path);
     if (s)
@@ -353,7 +357,12 @@ static int open_engine(struct run *r)
     if (s)
         return s;
     iz_topo_bind(r->topo, r->e->graph);
-    s = r->o.resume ? iz_state_load(r->e, r->model_text) : iz_train_init(r->e);
+    if (r->o.resume)
+        s = iz_state_load(r->e, r->model_text);
+    else if (r->c.import[0])
+        s = iz_hf_import(r->e, &r->p->section);
+    else
+        s = iz_train_init(r->e);
     if (s == -ENOENT && first_rank(r))
         fprintf(stderr, "izar: --resume: no checkpoint in %s\n",
                 r->c.run.output);
@@ -508,6 +517,17 @@ static const char *ending(const struct run *r, int status)
     return r->stopped ? "interrupted" : "finished";
 }
 
+static int export_weights(struct run *r)
+{
+    if (!r->c.run.export[0])
+        return 0;
+    int s = iz_hf_export(r->e, &r->p->section);
+    if (!s && first_rank(r))
+        printf("exported step %lld to %s\n", (long long)r->e->step,
+               r->c.run.export);
+    return s;
+}
+
 static int finish(struct run *r)
 {
     int s = 0;
@@ -518,6 +538,8 @@ static int finish(struct run *r)
     }
     if (r->c.run.save && r->e->step > r->begun)
         s = save(r);
+    if (!s && !r->stopped)
+        s = export_weights(r);
     if (!s && !r->stopped)
         s = print_sample(r);
     if (r->c.run.hash)

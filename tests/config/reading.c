@@ -60,7 +60,8 @@ static const struct iz_preset toy_presets[] = {
     {NULL, NULL, NULL},
 };
 
-const struct iz_section toy_section = {toy_keys, &toy, toy_presets};
+const struct iz_section toy_section = {
+    .keys = toy_keys, .target = &toy, .presets = toy_presets};
 
 const char users_file[] =
     "{\n"

@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 seconds=${1:-60}
 shift || true
 targets=("$@")
-[ "${#targets[@]}" -gt 0 ] || targets=(tokenizer text shard)
+[ "${#targets[@]}" -gt 0 ] || targets=(tokenizer text shard safetensors)
 build=${IZ_FUZZ_BUILD:-build/fuzz}
 mkdir -p "$build"
 
@@ -22,7 +22,8 @@ sources=(runtime/data.c runtime/data_shard.c runtime/data_paths.c
     runtime/tokenizer_cut.c runtime/tokenizer_json.c
     runtime/tokenizer_json_cut.c
     runtime/tokenizer_sp_none.c runtime/tokenizer_unicode.c
-    runtime/tokenizer_words.c tests/tokenizer/small.c)
+    runtime/tokenizer_words.c tests/tokenizer/small.c
+    runtime/hf_file.c runtime/safetensors.c runtime/hash.c codelets/cast.c)
 
 for t in "${targets[@]}"; do
     clang -std=c11 -D_XOPEN_SOURCE=700 -O1 -g -I. \

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Engine and published checkpoints; see hf.h. */
+#include "runtime/hf.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "runtime/ckpt_share.h"
+#include "runtime/hf_read.h"
+#include "runtime/hf_write.h"
+
+/* ---- import ---- */
+
+/* This rank's elements of a group: those it owns, without padding. */
+static int import_group(struct iz_engine *e, int u, struct iz_hf_reader *r,
+                        float *buf)
+{
+    const struct iz_plan_group *p = e->group[u].plan;
+    int64_t base = e->plan.states_full ? 0 : p->shard * e->plan.rank;
+    int64_t end = base + p->owned < p->n ? base + p->owned : p->n;
+    int err = 0;
+
+    for (int64_t i = base; i < end && !err; i += IZ_HF_PIECE) {
+        int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
+
+        err = iz_hf_read(r, u, i, n, buf);
+        if (!err)
+            iz_homes_put(e, u, IZ_MASTER, i - base, buf, n);
+    }
+    return err;
+}
+
+static int import_groups(struct iz_engine *e, struct iz_hf_reader *r)
+{
+    float *buf = malloc(IZ_HF_PIECE * sizeof *buf);
+    int err = buf ? 0 : -ENOMEM;
+
+    for (int u = 0; u < e->plan.n_groups && !err; u++)
+        err = import_group(e, u, r, buf);
+    free(buf);
+    return err;
+}
+
+int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
+{
+    struct iz_hf_reader *r = NULL;
+    const char *path = e->config->import;
+    bool first = e->coll->rank == 0;
+    int err = 0;
+
+    /* What all ranks would find alike is told by the first one. */
+    if (first)
+        err = iz_hf_read_open(&r, section->hf, e->model, path, stderr);
+    err = iz_ckpt_agree(e->coll, err);
+    if (!err && !first)
+        err = iz_hf_read_open(&r, section->hf, e->model, path, stderr);
+    err = iz_ckpt_agree(e->coll, err);
+    if (!err)
+        err = iz_ckpt_agree(e->coll, import_groups(e, r));
+    iz_hf_read_close(&r);
+    if (!err)
+        iz_train_publish(e);
+    return err;
+}
+
+/* ---- export ---- */
+
+int iz_hf_export_check(const struct iz_config *c,
+                       const struct iz_section *section)
+{
+    if (!c->run.export[0])
+        return 0;
+    if (section->hf)
+        return iz_hf_write_check(c->run.export);
+    fprintf(stderr, "izar: run.export: this model has no names for it\n");
+    return -EINVAL;
+}
+
+static void export_group(struct iz_engine *e, int u, struct iz_hf_writer *w,
+                         float *buf)
+{
+    const struct iz_plan_group *p = e->group[u].plan;
+    int64_t base = p->shard * e->plan.rank;
+    int64_t skip = e->plan.states_full ? base : 0;
+    int64_t end = base + p->shard < p->n ? base + p->shard : p->n;
+
+    for (int64_t i = base; i < end; i += IZ_HF_PIECE) {
+        int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
+
+        iz_homes_get(e, u, IZ_MASTER, i - base + skip, buf, n);
+        iz_hf_write(w, u, i, buf, n);
+    }
+}
+
+int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
+{
+    const struct iz_run_config *c = &e->config->run;
+    int type = c->export_dtype;
+    struct iz_hf_order o = {.section = section,
+                            .model = e->model,
+                            .folder = c->export,
+                            .type = type ? (enum iz_dtype)(type - 1)
+                                         : e->config->dtype,
+                            .file_bytes = c->export_shard_bytes};
+    struct iz_hf_writer *w;
+    float *buf = malloc(IZ_HF_PIECE * sizeof *buf);
+    int err;
+
+    iz_graph_wait(e->graph);
+    err = iz_ckpt_agree(e->coll, buf ? 0 : -ENOMEM);
+    if (!err)
+        err = iz_hf_write_open(&w, &o, e->coll);
+    if (!err) {
+        for (int u = 0; u < e->plan.n_groups; u++)
+            export_group(e, u, w, buf);
+        err = iz_hf_write_close(&w, 0);
+    }
+    free(buf);
+    return err;
+}

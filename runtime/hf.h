@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The weights of a run from and to folders in the layout of Hugging Face. */
+#ifndef IZ_RUNTIME_HF_H
+#define IZ_RUNTIME_HF_H
+
+#include "runtime/train.h"
+
+/* Fills the parameters from the folder of model.import, states with zero; each
+ * rank reads what it owns.  All ranks.  Negative errno on every rank with the
+ * reason printed. */
+int iz_hf_import(struct iz_engine *e, const struct iz_section *section);
+
+/* Whether run.export can be met: to be asked before step 0, on one rank.
+ * Negative errno with the reason printed. */
+int iz_hf_export_check(const struct iz_config *c,
+                       const struct iz_section *section);
+
+/* Writes the master weights to the folder of run.export; waits for the tasks
+ * under way.  All ranks.  Negative errno on every rank with the reason
+ * printed. */
+int iz_hf_export(struct iz_engine *e, const struct iz_section *section);
+
+#endif

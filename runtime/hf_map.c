@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Instantiates the table of a model for its units, and cuts ranges of flat
+ * arrays into rectangles of tensors. */
+#include "runtime/hf_map.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DIGITS "0123456789"
+#define CUTS 16 /* tensors of one parameter at most */
+
+/* ---- names ---- */
+
+/* Whether `name` is the pattern with a number for {}, which goes to `number`
+ * (empty where the pattern has none). */
+static bool matches(const char *pattern, size_t n, const char *name,
+                    char number[16])
+{
+    const char *hole = memchr(pattern, '{', n);
+    size_t before = hole ? (size_t)(hole - pattern) : n;
+    size_t after = hole ? n - before - 2 : 0, digits;
+
+    number[0] = '\0';
+    if (strncmp(name, pattern, before) != 0)
+        return false;
+    if (!hole)
+        return name[n] == '\0';
+    name += before;
+    digits = strspn(name, DIGITS);
+    if (digits < 1 || digits > 9 || strlen(name) != digits + after ||
+        memcmp(name + digits, hole + 2, after) != 0)
+        return false;
+    memcpy(number, name, digits);
+    number[digits] = '\0';
+    return true;
+}
+
+/* The pattern's n bytes with the number in its hole. */
+static bool fill(char out[IZ_HF_NAME], const char *pattern, size_t n,
+                 const char *number)
+{
+    const char *hole = memchr(pattern, '{', n);
+    size_t before = hole ? (size_t)(hole - pattern) : n;
+    size_t after = hole ? n - before - 2 : 0;
+    int len = snprintf(out, IZ_HF_NAME, "%.*s%s%.*s", (int)before, pattern,
+                       number, (int)after, hole ? hole + 2 : "");
+
+    return len < IZ_HF_NAME;
+}
+
+/* The next of "a|b|c" from *at; its length, or 0 behind the last. */
+static size_t next_word(const char **at, const char **word)
+{
+    size_t n = strcspn(*at, "|");
+
+    *word = *at;
+    *at += n + ((*at)[n] == '|');
+    return n;
+}
+
+static int count_words(const char *s)
+{
+    int n = 1;
+
+    for (; *s; s++)
+        n += *s == '|';
+    return n;
+}
+
+/* ---- tensors ---- */
+
+struct builder {
+    struct iz_hf_map *m;
+    const struct iz_model *model;
+    int room;
+};
+
+static struct iz_hf_tensor *add(struct builder *b)
+{
+    struct iz_hf_map *m = b->m;
+
+    if (m->n == b->room) {
+        int room = 2 * b->room + 64;
+        struct iz_hf_tensor *t =
+            realloc(m->tensor, (size_t)room * sizeof *m->tensor);
+
+        if (!t)
+            return NULL;
+        m->tensor = t;
+        b->room = room;
+    }
+    memset(&m->tensor[m->n], 0, sizeof m->tensor[m->n]);
+    return &m->tensor[m->n++];
+}
+
+static int refuse(const struct iz_param *p, const char *why)
+{
+    fprintf(stderr, "izar: parameter %s: %s\n", p->name, why);
+    return -EINVAL;
+}
+
+/* What each of n tensors has of the columns (rows); false if that is not all of
+ * them. */
+static bool cuts(int64_t *out, int n, const struct iz_hf_name *row,
+                 const struct iz_model *model, int64_t total)
+{
+    int64_t sum = 0;
+
+    for (int i = 0; i < n; i++) {
+        out[i] = row->cut ? row->cut(model->self, i) : total / n;
+        if (out[i] < 1)
+            return false;
+        sum += out[i];
+    }
+    return sum == total;
+}
+
+/* The tensors of one parameter. */
+static int add_tensors(struct builder *b, const struct iz_hf_name *row,
+                       const struct iz_hf_tensor *like, const char *number)
+{
+    const struct iz_param *p = &b->model->unit[like->unit].param[like->param];
+    bool by_rows = row->layout == IZ_HF_ROWS;
+    int n = count_words(row->tensor);
+    int64_t cut[CUTS], at = 0;
+    const char *next = row->tensor, *word;
+
+    if (n > CUTS || !cuts(cut, n, row, b->model, by_rows ? p->rows : p->cols))
+        return refuse(p, "its tensors do not cover it");
+    for (int i = 0; i < n; at += cut[i++]) {
+        size_t len = next_word(&next, &word);
+        struct iz_hf_tensor *t = add(b);
+
+        if (!t)
+            return -ENOMEM;
+        *t = *like;
+        if (!fill(t->name, word, len, number))
+            return refuse(p, "the name of its tensor is too long");
+        t->row = by_rows ? at : 0;
+        t->col = by_rows ? 0 : at;
+        t->rows = by_rows ? cut[i] : p->rows;
+        t->cols = by_rows ? p->cols : cut[i];
+        t->vector = p->rows == 1 && !by_rows;
+        t->transposed = row->layout == IZ_HF_TRANSPOSED && !t->vector;
+    }
+    return 0;
+}
+
+/* Only the rows with this value of `tied`; the number of rows that matched in
+ * *found. */
+static int add_param(struct builder *b, const struct iz_hf_tensor *like,
+                     int *found)
+{
+    const struct iz_param *p = &b->model->unit[like->unit].param[like->param];
+    const struct iz_hf_name *row = b->m->hf->names;
+    char number[16];
+    int err = 0;
+
+    *found = 0;
+    for (; row->tensor && !err; row++) {
+        if (!row->param || row->tied != like->tied ||
+            !matches(row->param, strlen(row->param), p->name, number))
+            continue;
+        ++*found;
+        if (!like->tied || !iz_hf_map_find(b->m, row->tensor))
+            err = add_tensors(b, row, like, number);
+    }
+    return err;
+}
+
+static int add_params(struct builder *b, bool tied)
+{
+    int err = 0, found;
+
+    for (int u = 0; u < b->model->n_units && !err; u++) {
+        const struct iz_unit *unit = &b->model->unit[u];
+        struct iz_hf_tensor like = {.unit = u, .tied = tied};
+
+        for (int p = 0; p < unit->n_params && !err; p++) {
+            like.param = p;
+            like.width = unit->param[p].cols;
+            err = add_param(b, &like, &found);
+            if (!err && !tied && found != 1)
+                err = refuse(&unit->param[p],
+                             "its name in published checkpoints is not known");
+            like.offset += unit->param[p].rows * unit->param[p].cols;
+        }
+    }
+    return err;
+}
+
+int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
+                   const struct iz_model *model)
+{
+    struct builder b = {.m = m, .model = model};
+    int err;
+
+    *m = (struct iz_hf_map){.hf = hf};
+    err = add_params(&b, false);
+    if (!err)
+        err = add_params(&b, true);
+    if (err)
+        iz_hf_map_close(m);
+    return err;
+}
+
+void iz_hf_map_close(struct iz_hf_map *m)
+{
+    free(m->tensor);
+    *m = (struct iz_hf_map){0};
+}
+
+static const char *bare(const struct iz_hf_map *m, const char *name)
+{
+    size_t n = m->hf->prefix ? strlen(m->hf->prefix) : 0;
+
+    return n && strncmp(name, m->hf->prefix, n) == 0 ? name + n : name;
+}
+
+const struct iz_hf_tensor *iz_hf_map_find(const struct iz_hf_map *m,
+                                          const char *name)
+{
+    for (int i = 0; i < m->n; i++)
+        if (strcmp(bare(m, m->tensor[i].name), bare(m, name)) == 0)
+            return &m->tensor[i];
+    return NULL;
+}
+
+bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name)
+{
+    const struct iz_hf_name *row = m->hf->names;
+    char number[16];
+
+    for (; row->tensor; row++) {
+        const char *pattern = bare(m, row->tensor);
+
+        if (!row->param &&
+            matches(pattern, strlen(pattern), bare(m, name), number))
+            return true;
+    }
+    return false;
+}
+
+int iz_hf_shape(const struct iz_hf_tensor *t, int64_t shape[2])
+{
+    shape[0] = t->transposed || t->vector ? t->cols : t->rows;
+    shape[1] = t->transposed ? t->rows : t->cols;
+    return t->vector ? 1 : 2;
+}
+
+/* ---- rectangles ---- */
+
+/* The part of a rectangle of the parameter that is the tensor's, counted from
+ * the tensor's own rows and columns; false: none. */
+static bool inside(const struct iz_hf_tensor *t, int64_t row, int64_t rows,
+                   int64_t col, int64_t cols, struct iz_hf_rect *out)
+{
+    int64_t r0 = row > t->row ? row : t->row;
+    int64_t r1 = row + rows < t->row + t->rows ? row + rows : t->row + t->rows;
+    int64_t c0 = col > t->col ? col : t->col;
+    int64_t c1 = col + cols < t->col + t->cols ? col + cols : t->col + t->cols;
+
+    *out = (struct iz_hf_rect){r0 - t->row, c0 - t->col, r1 - r0, c1 - c0};
+    return r1 > r0 && c1 > c0;
+}
+
+/* A part of the first row, whole rows, a part of the last one. */
+int iz_hf_rects(const struct iz_hf_tensor *t, int64_t from, int64_t to,
+                struct iz_hf_rect out[3])
+{
+    int64_t w = t->width, end = (t->row + t->rows) * w;
+    int64_t row, whole;
+    int n = 0;
+
+    from = from > t->offset ? from - t->offset : 0;
+    to = to - t->offset < end ? to - t->offset : end;
+    if (from >= to)
+        return 0;
+    row = from / w;
+    if (from % w) {
+        int64_t stop = (row + 1) * w < to ? (row + 1) * w : to;
+
+        n += inside(t, row, 1, from % w, stop - from, &out[n]);
+        from = stop;
+        row++;
+    }
+    whole = (to - from) / w;
+    n += inside(t, row, whole, 0, w, &out[n]);
+    from += whole * w;
+    if (from < to)
+        n += inside(t, row + whole, 1, 0, to - from, &out[n]);
+    return n;
+}
+
+int64_t iz_hf_flat(const struct iz_hf_tensor *t, const struct iz_hf_rect *r)
+{
+    return t->offset + (t->row + r->row) * t->width + t->col + r->col;
+}
+
+int64_t iz_hf_place(const struct iz_hf_tensor *t, const struct iz_hf_rect *r)
+{
+    return t->transposed ? r->col * t->rows + r->row
+                         : r->row * t->cols + r->col;
+}

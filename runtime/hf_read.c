@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading parameters through the map; see hf_read.h. */
+#define _DEFAULT_SOURCE /* madvise: the one of POSIX does nothing here */
+
+#include "runtime/hf_read.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "codelets/dtype.h"
+#include "runtime/hf_file.h"
+#include "runtime/hf_map.h"
+
+enum { RUN = 512 }; /* elements converted at a time */
+/* Of a transposition: runs of 64 bytes and more on both sides. */
+enum { TILE_ROWS = 64, TILE_COLS = 16 };
+
+struct iz_hf_reader {
+    struct iz_hf_folder folder;
+    struct iz_hf_map map;
+    const struct iz_hf_entry **entry; /* per tensor of the map; NULL: none */
+    FILE *err;
+};
+
+/* ---- comparing with the model ---- */
+
+static void tell(const struct iz_hf_reader *r, const char *name,
+                 const char *what)
+{
+    if (r->err)
+        fprintf(r->err, "izar: model.import: %s: %s\n", name, what);
+}
+
+static void shape_text(char *out, size_t size, const int64_t *shape, int dims)
+{
+    size_t n = (size_t)snprintf(out, size, "[");
+
+    for (int i = 0; i < dims && n < size; i++)
+        n += (size_t)snprintf(out + n, size - n, "%s%" PRId64, i ? ", " : "",
+                              shape[i]);
+    if (n < size)
+        snprintf(out + n, size - n, "]");
+}
+
+/* 1 if the entry cannot be the tensor, after saying so. */
+static int check_entry(const struct iz_hf_reader *r,
+                       const struct iz_hf_tensor *t,
+                       const struct iz_hf_entry *e)
+{
+    char have[256], need[64], text[384];
+    int64_t want[2];
+    int dims = iz_hf_shape(t, want);
+    enum iz_dtype type;
+
+    if (!iz_hf_dtype_read(e->dtype, &type)) {
+        snprintf(text, sizeof text,
+                 "has type %s; only F32, BF16 and F16 can be imported",
+                 e->dtype);
+        tell(r, e->name, text);
+        return 1;
+    }
+    if (e->dims == dims && e->shape[0] == want[0] &&
+        (dims == 1 || e->shape[1] == want[1]))
+        return 0;
+    shape_text(have, sizeof have, e->shape, e->dims);
+    shape_text(need, sizeof need, want, dims);
+    snprintf(text, sizeof text, "has shape %s, the model needs %s", have, need);
+    tell(r, e->name, text);
+    return 1;
+}
+
+/* Gives the entry its place in the map; the number of faults. */
+static int take_entry(struct iz_hf_reader *r, const struct iz_hf_entry *e)
+{
+    const struct iz_hf_tensor *t = iz_hf_map_find(&r->map, e->name);
+    ptrdiff_t i = t ? t - r->map.tensor : 0;
+
+    if (!t && iz_hf_map_ignores(&r->map, e->name))
+        return 0;
+    if (!t || r->entry[i]) {
+        tell(r, e->name,
+             t ? "is there twice, with and without prefix"
+               : "is no tensor of this model");
+        return 1;
+    }
+    r->entry[i] = e;
+    return check_entry(r, t, e);
+}
+
+static int compare(struct iz_hf_reader *r)
+{
+    int faults = 0;
+
+    r->entry = calloc((size_t)r->map.n + 1, sizeof *r->entry);
+    if (!r->entry)
+        return -ENOMEM;
+    for (int i = 0; i < r->folder.n_files; i++)
+        for (int k = 0; k < r->folder.file[i].n_entries; k++)
+            faults += take_entry(r, &r->folder.file[i].entry[k]);
+    for (int i = 0; i < r->map.n; i++)
+        if (!r->entry[i] && !r->map.tensor[i].tied) {
+            tell(r, r->map.tensor[i].name, "is missing");
+            faults++;
+        }
+    if (faults && r->err)
+        fprintf(r->err,
+                "izar: model.import: %s does not fit the model: %d fault%s\n",
+                r->folder.path, faults, faults > 1 ? "s" : "");
+    return faults ? -EINVAL : 0;
+}
+
+int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
+                    const struct iz_model *model, const char *path, FILE *err)
+{
+    struct iz_hf_reader *r = calloc(1, sizeof *r);
+    int why = -ENOMEM;
+
+    *out = r;
+    if (!r)
+        return why;
+    r->err = err;
+    why = iz_hf_map_open(&r->map, hf, model);
+    if (!why)
+        why = iz_hf_folder_open(&r->folder, path, err);
+    if (!why)
+        why = compare(r);
+    if (why)
+        iz_hf_read_close(out);
+    return why;
+}
+
+void iz_hf_read_close(struct iz_hf_reader **r)
+{
+    if (!*r)
+        return;
+    iz_hf_folder_close(&(*r)->folder);
+    iz_hf_map_close(&(*r)->map);
+    free((*r)->entry);
+    free(*r);
+    *r = NULL;
+}
+
+/* ---- reading ---- */
+
+/* n elements from element `at` of the entry; it may lie at an odd address. */
+static void load(const struct iz_hf_entry *e, enum iz_dtype type, int64_t at,
+                 float *out, int64_t n)
+{
+    float aligned[RUN];
+    int64_t size = iz_dtype_bytes(type);
+
+    for (int64_t i = 0; i < n; i += RUN) {
+        int64_t k = n - i < RUN ? n - i : RUN;
+
+        memcpy(aligned, e->data + (at + i) * size, (size_t)(k * size));
+        iz_cast(out + i, IZ_F32, aligned, type, k);
+    }
+}
+
+/* A rectangle of at most TILE_ROWS x TILE_COLS; theirs has columns where ours
+ * has rows. */
+static void load_tile(const struct iz_hf_tensor *t, const struct iz_hf_entry *e,
+                      enum iz_dtype type, const struct iz_hf_rect *r,
+                      float *out)
+{
+    float tile[TILE_COLS][TILE_ROWS];
+
+    for (int64_t c = 0; c < r->cols; c++) {
+        struct iz_hf_rect at = {r->row, r->col + c, r->rows, 1};
+
+        load(e, type, iz_hf_place(t, &at), tile[c], r->rows);
+    }
+    for (int64_t i = 0; i < r->rows; i++)
+        for (int64_t c = 0; c < r->cols; c++)
+            out[i * t->width + c] = tile[c][i];
+}
+
+static void load_transposed(const struct iz_hf_tensor *t,
+                            const struct iz_hf_entry *e, enum iz_dtype type,
+                            const struct iz_hf_rect *r, float *out)
+{
+    for (int64_t i = 0; i < r->rows; i += TILE_ROWS)
+        for (int64_t c = 0; c < r->cols; c += TILE_COLS) {
+            struct iz_hf_rect tile = {r->row + i, r->col + c, r->rows - i,
+                                      r->cols - c};
+
+            tile.rows = tile.rows < TILE_ROWS ? tile.rows : TILE_ROWS;
+            tile.cols = tile.cols < TILE_COLS ? tile.cols : TILE_COLS;
+            load_tile(t, e, type, &tile, out + i * t->width + c);
+        }
+}
+
+static void load_rows(const struct iz_hf_tensor *t, const struct iz_hf_entry *e,
+                      enum iz_dtype type, const struct iz_hf_rect *r,
+                      float *out)
+{
+    for (int64_t i = 0; i < r->rows; i++) {
+        struct iz_hf_rect at = {r->row + i, r->col, 1, r->cols};
+
+        load(e, type, iz_hf_place(t, &at), out + i * t->width, r->cols);
+    }
+}
+
+/* The pages are clean and can be read again, but count as this process's. */
+static void forget(const struct iz_hf_entry *e)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t from = ((uintptr_t)e->data + page - 1) / page * page;
+    uintptr_t to = ((uintptr_t)e->data + (uintptr_t)e->bytes) / page * page;
+
+    if (to > from)
+        madvise((void *)from, to - from, MADV_DONTNEED);
+}
+
+static int same_values(const struct iz_hf_reader *r,
+                       const struct iz_hf_tensor *t,
+                       const struct iz_hf_rect *rect, const float *a,
+                       const float *b)
+{
+    for (int64_t i = 0; i < rect->rows; i++)
+        if (memcmp(a + i * t->width, b + i * t->width,
+                   (size_t)rect->cols * sizeof *a) != 0) {
+            tell(r, t->name,
+                 "is not equal to the tensor that the model uses in its "
+                 "place");
+            return -EINVAL;
+        }
+    return 0;
+}
+
+static void take(const struct iz_hf_tensor *t, const struct iz_hf_entry *e,
+                 const struct iz_hf_rect *rect, float *out)
+{
+    enum iz_dtype type = IZ_F32;
+
+    iz_hf_dtype_read(e->dtype, &type);
+    if (t->transposed)
+        load_transposed(t, e, type, rect, out);
+    else
+        load_rows(t, e, type, rect, out);
+}
+
+/* Where the tensor's last row ends in the unit's flat array. */
+static int64_t end_of(const struct iz_hf_tensor *t)
+{
+    return t->offset + (t->row + t->rows) * t->width;
+}
+
+/* What tensor i has of the range. */
+static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
+                       int64_t n, float *out, float *second)
+{
+    const struct iz_hf_tensor *t = &r->map.tensor[i];
+    struct iz_hf_rect rect[3];
+    int rects = iz_hf_rects(t, from, from + n, rect), err = 0;
+
+    for (int k = 0; k < rects && !err; k++) {
+        int64_t at = iz_hf_flat(t, &rect[k]) - from;
+
+        take(t, r->entry[i], &rect[k], (t->tied ? second : out) + at);
+        if (t->tied)
+            err = same_values(r, t, &rect[k], out + at, second + at);
+    }
+    /* One that lies the other way round is needed whole again and again. */
+    if (rects && (!t->transposed || from + n >= end_of(t)))
+        forget(r->entry[i]);
+    return err;
+}
+
+static bool has_second_names(const struct iz_hf_reader *r, int unit)
+{
+    for (int i = 0; i < r->map.n; i++)
+        if (r->map.tensor[i].tied && r->map.tensor[i].unit == unit &&
+            r->entry[i])
+            return true;
+    return false;
+}
+
+int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
+               float *out)
+{
+    float *second = NULL;
+    int err = 0;
+
+    if (has_second_names(r, unit) &&
+        !(second = malloc((size_t)n * sizeof *second + 1)))
+        return -ENOMEM;
+    /* Tied tensors come last in the map: what they are compared with is there.
+     */
+    for (int i = 0; i < r->map.n && !err; i++)
+        if (r->map.tensor[i].unit == unit && r->entry[i])
+            err = read_tensor(r, i, from, n, out, second);
+    free(second);
+    return err;
+}

@@ -1,0 +1,541 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints from the command line: lists them, checks every byte of them, and
+ * writes their weights as a Hugging Face model.  Never changes one. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "runtime/ckpt.h"
+#include "runtime/ckpt_dir.h"
+#include "runtime/ckpt_index.h"
+#include "runtime/hf_file.h"
+#include "runtime/hf_write.h"
+#include "runtime/run.h"
+
+/* The iz_program of each model, which the build gives this name. */
+extern const struct iz_program iz_program_gpt2;
+
+static const struct iz_program *const programs[] = {&iz_program_gpt2};
+
+enum { PROGRAMS = sizeof programs / sizeof programs[0] };
+
+struct options {
+    const char *command, *dir, *out;
+    int64_t step; /* -1: the newest */
+    int dtype;    /* -1: that of the run */
+    int64_t file_bytes;
+};
+
+/* A checkpoint as its own index describes it. */
+struct checkpoint {
+    int64_t step;
+    char path[IZ_CKPT_PATH];
+    struct iz_ckpt_index *index;
+    struct iz_json *root;
+    struct iz_ckpt k;
+    char *model_text;
+};
+
+/* ---- opening ---- */
+
+static void checkpoint_close(struct checkpoint *c)
+{
+    iz_ckpt_index_close(&c->index);
+    iz_json_close(&c->root);
+    free(c->k.part);
+    free((void *)(uintptr_t)c->k.names);
+    free(c->k.scalar);
+    free(c->model_text);
+}
+
+static const char *text_of(const struct iz_json *object, const char *key)
+{
+    const char *s = iz_json_text(iz_json_member(object, key));
+
+    return s ? s : "";
+}
+
+static int64_t number_of(const struct iz_json *object, const char *key)
+{
+    return iz_json_number(iz_json_member(object, key), INT64_MAX);
+}
+
+static void forget(void *arg, int64_t from, const float *in, int64_t n)
+{
+    (void)arg, (void)from, (void)in, (void)n;
+}
+
+static void describe_arrays(struct checkpoint *c)
+{
+    const struct iz_json *arrays = iz_json_member(c->root, "arrays");
+
+    for (int i = 0; i < c->k.n_parts; i++) {
+        const struct iz_json *v = iz_json_item(arrays, i);
+        struct iz_ckpt_part *p = &c->k.part[i];
+
+        snprintf(p->name, sizeof p->name, "%s", text_of(v, "name"));
+        p->total = p->count = number_of(v, "total");
+        p->put = forget;
+    }
+}
+
+static void describe_names(const struct checkpoint *c, struct iz_ckpt_name *n)
+{
+    const struct iz_json *names = iz_json_member(c->root, "parameters");
+
+    for (int i = 0; i < c->k.n_names; i++) {
+        const struct iz_json *v = iz_json_item(names, i);
+        const struct iz_json *shape = iz_json_member(v, "shape");
+
+        snprintf(n[i].name, sizeof n[i].name, "%s", text_of(v, "name"));
+        snprintf(n[i].array, sizeof n[i].array, "%s", text_of(v, "array"));
+        n[i].offset = number_of(v, "offset");
+        n[i].rows = iz_json_number(iz_json_item(shape, 0), INT64_MAX);
+        n[i].cols = iz_json_number(iz_json_item(shape, 1), INT64_MAX);
+    }
+}
+
+static void describe_scalars(struct checkpoint *c)
+{
+    const struct iz_json *scalars = iz_json_member(c->root, "scalars");
+    const char *name = NULL;
+
+    for (int i = 0; i < c->k.n_scalars; i++) {
+        name = iz_json_key(scalars, name);
+        snprintf(c->k.scalar[i].name, sizeof c->k.scalar[i].name, "%s", name);
+    }
+}
+
+static int describe(struct checkpoint *c, const char *dir)
+{
+    int parts = (int)iz_json_count(iz_json_member(c->root, "arrays"));
+    int names = (int)iz_json_count(iz_json_member(c->root, "parameters"));
+    int scalars = (int)iz_json_count(iz_json_member(c->root, "scalars"));
+    struct iz_ckpt_name *name = calloc((size_t)names + 1, sizeof *name);
+
+    c->k = (struct iz_ckpt){
+        .dir = dir,
+        .part = calloc((size_t)parts + 1, sizeof *c->k.part),
+        .n_parts = parts,
+        .names = name,
+        .n_names = names,
+        .scalar = calloc((size_t)scalars + 1, sizeof *c->k.scalar),
+        .n_scalars = scalars};
+    c->model_text = iz_json_dump(iz_json_member(c->root, "model"));
+    c->k.model_text = c->model_text;
+    if (!name || !c->k.part || !c->k.scalar || !c->model_text)
+        return -ENOMEM;
+    describe_arrays(c);
+    describe_names(c, name);
+    describe_scalars(c);
+    return 0;
+}
+
+/* Negative errno with the reason printed. */
+static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
+{
+    char path[IZ_CKPT_FILE_PATH];
+    int err;
+
+    *c = (struct checkpoint){.step = step};
+    err = iz_ckpt_dir_find(dir, step, c->path);
+    if (err) {
+        fprintf(stderr, "ckpt: %s has no checkpoint of step %" PRId64 "\n", dir,
+                step);
+        return err;
+    }
+    snprintf(path, sizeof path, "%s/index.json", c->path);
+    err = iz_ckpt_index_open(&c->index, path, false);
+    if (!err) {
+        c->root = iz_hf_json_read(path, stderr);
+        err = c->root ? describe(c, dir) : -EINVAL;
+    }
+    if (err)
+        checkpoint_close(c);
+    return err;
+}
+
+static int64_t newest(const char *dir, int64_t below)
+{
+    int64_t step = iz_ckpt_dir_newest(dir, below);
+
+    if (step < 0 && below == INT64_MAX)
+        fprintf(stderr, "ckpt: no checkpoint in %s/checkpoints\n", dir);
+    return step;
+}
+
+/* ---- list ---- */
+
+/* Bytes of all files; -1 after naming one that has another size. */
+static int64_t size_of(const struct checkpoint *c)
+{
+    int ranks = iz_ckpt_index_ranks(c->index);
+    int64_t sum = 0;
+
+    for (int q = 0; q < ranks; q++) {
+        struct iz_ckpt_file want = iz_ckpt_index_file(c->index, q);
+        char path[IZ_CKPT_FILE_PATH];
+        struct stat st;
+
+        snprintf(path, sizeof path, "%s/" IZ_CKPT_FILE, c->path, q, ranks);
+        if (stat(path, &st) != 0 || st.st_size != want.bytes) {
+            fprintf(stderr, "ckpt: %s is missing or not of %" PRId64 " bytes\n",
+                    path, want.bytes);
+            return -1;
+        }
+        sum += want.bytes;
+    }
+    return sum;
+}
+
+static int list_one(const char *dir, int64_t step)
+{
+    struct checkpoint c;
+    int ranks, err = checkpoint_open(&c, dir, step);
+    int64_t bytes;
+
+    if (err) {
+        printf("step %-8" PRId64 "  damaged\n", step);
+        return err;
+    }
+    ranks = iz_ckpt_index_ranks(c.index);
+    bytes = size_of(&c);
+    if (bytes < 0)
+        printf("step %-8" PRId64 "  incomplete\n", step);
+    else
+        printf("step %-8" PRId64 "  %d file%s  %.1f MiB  %s\n", step, ranks,
+               ranks > 1 ? "s" : "", (double)bytes / 1048576, c.model_text);
+    checkpoint_close(&c);
+    return bytes < 0 ? -EINVAL : 0;
+}
+
+static int list(const struct options *o, struct iz_coll *coll)
+{
+    int64_t step = newest(o->dir, INT64_MAX);
+    int err = step < 0 ? (int)step : 0;
+
+    (void)coll;
+    for (; step >= 0; step = newest(o->dir, step)) {
+        int one = list_one(o->dir, step);
+
+        err = err ? err : one;
+    }
+    return err;
+}
+
+/* ---- verify ---- */
+
+/* What resuming does before it puts anything, and nothing else: all checksums,
+ * and that all elements are there. */
+static int verify_one(const char *dir, int64_t step, struct iz_coll *coll)
+{
+    struct checkpoint c;
+    int err = checkpoint_open(&c, dir, step);
+
+    if (!err) {
+        err = iz_ckpt_load(&c.k, step, coll);
+        checkpoint_close(&c);
+    }
+    printf("step %-8" PRId64 "  %s\n", step, err ? "damaged" : "intact");
+    return err;
+}
+
+static int verify(const struct options *o, struct iz_coll *coll)
+{
+    int64_t step = o->step >= 0 ? o->step : newest(o->dir, INT64_MAX);
+    int err = step < 0 ? (int)step : 0;
+
+    for (; step >= 0; step = o->step >= 0 ? -1 : newest(o->dir, step)) {
+        int one = verify_one(o->dir, step, coll);
+
+        err = err ? err : one;
+    }
+    return err;
+}
+
+/* ---- export ---- */
+
+/* The weights of a unit on their way out. */
+struct stream {
+    struct iz_hf_writer *w;
+    int unit;
+};
+
+static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
+{
+    const struct stream *s = arg;
+
+    iz_hf_write(s->w, s->unit, from, in, n);
+}
+
+/* Only the master weights are read. */
+static void set_streams(struct checkpoint *c, const struct iz_model *m,
+                        struct iz_hf_writer *w, struct stream *s)
+{
+    for (int i = 0; i < c->k.n_parts; i++)
+        c->k.part[i].count = 0;
+    for (int u = 0; u < m->n_units; u++) {
+        char name[64];
+
+        s[u] = (struct stream){w, u};
+        snprintf(name, sizeof name, "%s/master", m->unit[u].name);
+        for (int i = 0; i < c->k.n_parts; i++)
+            if (strcmp(c->k.part[i].name, name) == 0) {
+                c->k.part[i].count = c->k.part[i].total;
+                c->k.part[i].put = pass_on;
+                c->k.part[i].arg = &s[u];
+            }
+    }
+}
+
+/* The parameters that the model has, in place of those of the index: the load
+ * compares them. */
+static int set_names(struct checkpoint *c, const struct iz_model *m)
+{
+    struct iz_ckpt_name *n;
+    int names = 0;
+
+    for (int u = 0; u < m->n_units; u++)
+        names += m->unit[u].n_params;
+    n = calloc((size_t)names + 1, sizeof *n);
+    if (!n)
+        return -ENOMEM;
+    free((void *)(uintptr_t)c->k.names);
+    c->k.names = n;
+    c->k.n_names = names;
+    for (int u = 0; u < m->n_units; u++)
+        for (int64_t i = 0, at = 0; i < m->unit[u].n_params; i++, n++) {
+            const struct iz_param *p = &m->unit[u].param[i];
+
+            n->offset = at;
+            n->rows = p->rows;
+            n->cols = p->cols;
+            at += p->rows * p->cols;
+            snprintf(n->name, sizeof n->name, "%s", p->name);
+            snprintf(n->array, sizeof n->array, "%s", m->unit[u].name);
+        }
+    return 0;
+}
+
+static const struct iz_program *find_program(const struct checkpoint *c)
+{
+    const char *name = text_of(iz_json_member(c->root, "model"), "name");
+
+    for (int i = 0; i < PROGRAMS; i++)
+        if (strcmp(programs[i]->name, name) == 0 && programs[i]->section.hf)
+            return programs[i];
+    fprintf(stderr, "ckpt: %s: a model \"%s\" cannot be exported\n", c->path,
+            name);
+    return NULL;
+}
+
+/* The section "model" of the index as overrides of a config. */
+static int read_shape(const struct checkpoint *c, const struct iz_program *p)
+{
+    const struct iz_json *model = iz_json_member(c->root, "model");
+    char **set = calloc((size_t)iz_json_count(model) + 1, sizeof *set);
+    char batch[] = "train_batch_size=1";
+    const char *key = NULL;
+    struct iz_config config;
+    int n = 0, err;
+
+    if (!set)
+        return -ENOMEM;
+    set[n++] = batch;
+    while ((key = iz_json_key(model, key))) {
+        char *value = iz_json_dump(iz_json_member(model, key));
+        size_t bytes = strlen(key) + (value ? strlen(value) : 0) + 16;
+
+        if (value && strcmp(key, "name") != 0 && (set[n] = malloc(bytes)))
+            snprintf(set[n++], bytes, "model.%s=%s", key, value);
+        free(value);
+    }
+    err = iz_config_read(&config, &p->section, NULL, set, n, 1, stderr);
+    while (--n > 0)
+        free(set[n]);
+    free(set);
+    return err;
+}
+
+/* The type of the run's parameters, as its effective config says. */
+static enum iz_dtype run_dtype(const char *dir)
+{
+    static const struct {
+        const char *section;
+        enum iz_dtype type;
+    } types[] = {{"bf16", IZ_BF16}, {"fp16", IZ_F16}};
+    char path[IZ_PATH_MAX + 32];
+    enum iz_dtype t = IZ_F32;
+    struct iz_json *config, *on = iz_json_open("true", 4);
+
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    config = iz_hf_json_read(path, NULL);
+    for (int i = 0; config && i < 2; i++) {
+        const struct iz_json *v =
+            iz_json_member(iz_json_member(config, types[i].section), "enabled");
+
+        if (v && iz_json_equal(v, on))
+            t = types[i].type;
+    }
+    iz_json_close(&config);
+    iz_json_close(&on);
+    return t;
+}
+
+static int export_model(const struct options *o, struct checkpoint *c,
+                        const struct iz_program *p, const struct iz_model *m,
+                        struct iz_coll *coll)
+{
+    struct iz_hf_order order = {.section = &p->section,
+                                .model = m,
+                                .folder = o->out,
+                                .type = o->dtype >= 0 ? (enum iz_dtype)o->dtype
+                                                      : run_dtype(o->dir),
+                                .file_bytes = o->file_bytes};
+    struct stream *s = calloc((size_t)m->n_units, sizeof *s);
+    struct iz_hf_writer *w;
+    int err = s ? set_names(c, m) : -ENOMEM;
+
+    if (!err)
+        err = iz_hf_write_open(&w, &order, coll);
+    if (!err) {
+        set_streams(c, m, w, s);
+        err = iz_ckpt_load(&c->k, c->step, coll);
+        err = iz_hf_write_close(&w, err);
+    }
+    free(s);
+    if (!err)
+        printf("step %" PRId64 " is in %s as %s\n", c->step, o->out,
+               iz_dtype_name(order.type));
+    return err;
+}
+
+static int export(const struct options *o, struct iz_coll *coll)
+{
+    int64_t step = o->step >= 0 ? o->step : newest(o->dir, INT64_MAX);
+    const struct iz_program *p;
+    struct iz_model *m = NULL;
+    struct checkpoint c;
+    int err = step < 0 ? (int)step : checkpoint_open(&c, o->dir, step);
+
+    if (err)
+        return err;
+    p = find_program(&c);
+    err = p ? read_shape(&c, p) : -EINVAL;
+    if (!err)
+        err = p->open(&m, p->section.target);
+    if (!err)
+        err = export_model(o, &c, p, m, coll);
+    iz_model_close(&m);
+    checkpoint_close(&c);
+    return err;
+}
+
+/* ---- the command line ---- */
+
+static const struct {
+    const char *name;
+    int (*run)(const struct options *o, struct iz_coll *coll);
+} commands[] = {{"list", list}, {"verify", verify}, {"export", export}};
+
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static int find_command(const char *name)
+{
+    int i = 0;
+
+    while (i < COMMANDS && strcmp(commands[i].name, name) != 0)
+        i++;
+    return i;
+}
+
+static void usage(FILE *out)
+{
+    fputs("usage: ckpt list DIR\n"
+          "       ckpt verify DIR [--step N]\n"
+          "       ckpt export DIR --out FOLDER [--step N] "
+          "[--dtype fp32|bf16|fp16]\n"
+          "                       [--shard-bytes N]\n\n"
+          "DIR is a run's output.  list tells its checkpoints, newest first; "
+          "verify reads\nall of them (or one) and compares every checksum; "
+          "export writes the weights of\nthe newest one (or of step N) as a "
+          "Hugging Face model, in the run's type unless\nanother is given.\n"
+          "Exit status: 0 all is well, 1 it is not, 2 usage.\n",
+          out);
+}
+
+/* -1: not a whole number >= 0. */
+static int64_t whole(const char *text)
+{
+    char *end;
+    long long v;
+
+    errno = 0;
+    v = strtoll(text, &end, 10);
+    return errno || end == text || *end || v < 0 ? -1 : v;
+}
+
+static int read_dtype(const char *text)
+{
+    for (int t = IZ_F32; t <= IZ_F16; t++)
+        if (strcmp(iz_dtype_name((enum iz_dtype)t), text) == 0)
+            return t;
+    return -1;
+}
+
+static bool read_option(struct options *o, const char *name, const char *value)
+{
+    bool is_export = strcmp(o->command, "export") == 0;
+
+    if (strcmp(name, "--step") == 0 && strcmp(o->command, "list") != 0)
+        return (o->step = whole(value)) >= 0;
+    if (strcmp(name, "--out") == 0 && is_export)
+        return *(o->out = value) != '\0';
+    if (strcmp(name, "--dtype") == 0 && is_export)
+        return (o->dtype = read_dtype(value)) >= 0;
+    if (strcmp(name, "--shard-bytes") == 0 && is_export)
+        return (o->file_bytes = whole(value)) > 0;
+    return false;
+}
+
+static bool read_options(struct options *o, int argc, char **argv)
+{
+    *o = (struct options){.step = -1, .dtype = -1, .file_bytes = 5000000000};
+    if (argc < 3 || argv[2][0] == '-')
+        return false;
+    o->command = argv[1];
+    o->dir = argv[2];
+    if (find_command(o->command) == COMMANDS)
+        return false;
+    for (int i = 3; i < argc; i += 2)
+        if (i + 1 == argc || !read_option(o, argv[i], argv[i + 1])) {
+            fprintf(stderr, "ckpt: %s %s: not understood\n", argv[i],
+                    i + 1 < argc ? argv[i + 1] : "");
+            return false;
+        }
+    return o->out || strcmp(o->command, "export") != 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o;
+    struct iz_coll *coll = NULL;
+    int err;
+
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        usage(stdout);
+        return 0;
+    }
+    if (!read_options(&o, argc, argv)) {
+        usage(stderr);
+        return 2;
+    }
+    err = iz_coll_open(&coll, &argc, &argv);
+    if (!err)
+        err = commands[find_command(o.command)].run(&o, coll);
+    iz_coll_close(&coll);
+    return err ? 1 : 0;
+}
