@@ -32,9 +32,13 @@ def config():
     }
 
 
-def simulate(folder, *sets, ranks=1, machine=MACHINE, timeout_s=600):
+def simulate(folder, *sets, ranks=1, machine=MACHINE):
     path = folder / "config.json"
     path.write_text(json.dumps(config()))
+    return simulate_file(path, *sets, ranks=ranks, machine=machine)
+
+
+def simulate_file(path, *sets, ranks=1, machine=MACHINE, timeout_s=600):
     line = [ROOT / "tools/simulate", path, "--machine", machine,
             "--ranks", str(ranks)]
     for s in sets:
@@ -160,3 +164,35 @@ def test_a_machine_file_is_checked(tmp_path):
     assert s is None
     assert "gpu_bytes: is missing" in r.stderr
     assert "gpu_byte: unknown key" in r.stderr
+
+
+def test_tune_writes_a_config_that_is_the_fastest_it_tried(tmp_path):
+    path, best = tmp_path / "config.json", tmp_path / "best.json"
+    base = config()
+    base["model"].update(layers=4, width=512, heads=8, vocab=1024)
+    base["run"]["device_memory_limit_bytes"] = 0
+    path.write_text(json.dumps(base))
+    r = subprocess.run([ROOT / "tools/tune", path, "--machine", MACHINE, "--try",
+                        "5", "--out", best], capture_output=True, text=True,
+                       timeout=600)
+    assert r.returncode == 0, r.stdout + r.stderr
+    rows = [line.split() for line in r.stdout.splitlines()
+            if line.strip()[:1].isdigit()]
+    tried, front = rows[:5], rows[5:]
+    assert len(front) >= 1 and all(f in tried for f in front)
+    fastest = max(float(t[0]) for t in tried)
+    s, out = simulate_file(best)
+    assert abs(s["tokens_per_s"] - fastest) <= 1, out.stdout
+    for a in front:  # nothing tried is better in both
+        assert not any(float(t[0]) > float(a[0]) and float(t[1]) < float(a[1])
+                       for t in tried)
+
+
+def test_tune_says_when_nothing_fits(tmp_path):
+    path = tmp_path / "config.json"
+    base = config()
+    base["run"]["device_memory_limit_bytes"] = 1 << 20
+    path.write_text(json.dumps(base))
+    r = subprocess.run([ROOT / "tools/tune", path, "--machine", MACHINE],
+                       capture_output=True, text=True, timeout=600)
+    assert r.returncode == 1 and "nothing fits" in r.stderr
