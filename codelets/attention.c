@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "codelets/build.h"
@@ -23,7 +24,9 @@
 /* Side of the squares that are transposed at once. */
 #define BLOCK 16
 
-/* One head of one sample: rows are `ld` (of qkv) or `ldo` (of o) apart. */
+/* One head of one sample: rows are `ld` (of qkv) or `ldo` (of o) apart. The
+ * first head of a group that shares keys transposes them and writes their
+ * gradients, the others add. */
 struct head {
     const float *q, *k, *v, *o, *dy;
     float *dq, *dk, *dv;
@@ -31,6 +34,7 @@ struct head {
     float *kt, *vt;   /* scratch [d,seq]: keys and values transposed */
     int64_t d, ld, ldo, seq;
     float scale;
+    bool first;
 };
 
 /* One operand of a product, and whether it is transposed. */
@@ -149,7 +153,8 @@ IZ_SIMD static void scale_rows(float *o, int64_t ld, const float *by,
 
 static void head_fwd(const struct head *h, float *s, float *inv)
 {
-    transpose(h->kt, h->k, h->seq, h->d, h->ld);
+    if (h->first)
+        transpose(h->kt, h->k, h->seq, h->d, h->ld);
     for (int64_t i0 = 0; i0 < h->seq; i0 += TILE) {
         int64_t rows = h->seq - i0 < TILE ? h->seq - i0 : TILE;
         int64_t n = i0 + rows;
@@ -204,18 +209,20 @@ IZ_SIMD static void softmax_bwd(float *restrict s, float *restrict dp,
     }
 }
 
-/* From the last tile to the first: the last one reaches every key, so it writes
- * dk and dv and the others add. */
+/* From the last tile to the first: the last one reaches every key, so that of
+ * the first head writes dk and dv and the others add. */
 static void head_bwd(const struct head *h, float *s, float *dp, float *delta)
 {
     int64_t d = h->d, ld = h->ld;
 
-    transpose(h->kt, h->k, h->seq, d, ld);
-    transpose(h->vt, h->v, h->seq, d, ld);
+    if (h->first) {
+        transpose(h->kt, h->k, h->seq, d, ld);
+        transpose(h->vt, h->v, h->seq, d, ld);
+    }
     for (int64_t i0 = (h->seq - 1) / TILE * TILE; i0 >= 0; i0 -= TILE) {
         int64_t rows = h->seq - i0 < TILE ? h->seq - i0 : TILE;
         int64_t n = i0 + rows;
-        float beta = n == h->seq ? 0 : 1;
+        float beta = h->first && n == h->seq ? 0 : 1;
         struct side q = {h->q + i0 * ld, ld, false};
         struct side dy = {h->dy + i0 * h->ldo, h->ldo, false};
 
@@ -236,27 +243,31 @@ static void head_bwd(const struct head *h, float *s, float *dp, float *delta)
 static struct head head_at(const struct iz_attention *a, int64_t i, float *dqkv,
                            const float *dy)
 {
-    int64_t c = a->o.cols, d = c / a->heads;
-    int64_t row = i / a->heads * a->seq, col = i % a->heads * d;
-    const float *q = (float *)a->qkv.p + row * 3 * c + col;
-    float *o = (float *)a->o.p + row * c + col;
-    struct head h = {.q = q,
-                     .k = q + c,
-                     .v = q + 2 * c,
+    int64_t c = a->o.cols, ld = a->qkv.cols, d = c / a->heads;
+    int64_t row = i / a->heads * a->seq, head = i % a->heads;
+    int64_t keys = iz_attention_keys(a), group = a->heads / keys;
+    /* From the first column of a row to the keys of this head. */
+    int64_t to_k = c + head / group * d, to_v = to_k + keys * d;
+    const float *qkv = (float *)a->qkv.p + row * ld;
+    float *o = (float *)a->o.p + row * c + head * d;
+    struct head h = {.q = qkv + head * d,
+                     .k = qkv + to_k,
+                     .v = qkv + to_v,
                      .o = o,
                      .out = o,
                      .lse = (float *)a->lse.p + i * a->seq,
                      .d = d,
-                     .ld = 3 * c,
+                     .ld = ld,
                      .ldo = c,
                      .seq = a->seq,
-                     .scale = 1 / sqrtf((float)d)};
+                     .scale = 1 / sqrtf((float)d),
+                     .first = head % group == 0};
 
     if (dqkv) {
-        h.dy = dy + row * c + col;
-        h.dq = dqkv + row * 3 * c + col;
-        h.dk = h.dq + c;
-        h.dv = h.dq + 2 * c;
+        h.dy = dy + row * c + head * d;
+        h.dq = dqkv + row * ld + head * d;
+        h.dk = dqkv + row * ld + to_k;
+        h.dv = dqkv + row * ld + to_v;
     }
     return h;
 }
@@ -275,8 +286,12 @@ static double flops(const struct iz_attention *a)
 
 static void check(const struct iz_attention *a)
 {
-    assert(a->qkv.rows == a->o.rows && a->qkv.cols == 3 * a->o.cols);
+    int keys = iz_attention_keys(a);
+
     assert(a->o.rows % a->seq == 0 && a->o.cols % a->heads == 0);
+    assert(a->heads % keys == 0 && a->qkv.rows == a->o.rows);
+    assert(a->qkv.cols == a->o.cols / a->heads * (a->heads + 2 * keys));
+    (void)keys;
     assert(iz_view_len(a->lse) == a->o.rows * a->heads);
     (void)a;
 }

@@ -64,13 +64,17 @@ static struct iz_heads heads_of(const struct iz_attention *a)
     struct iz_heads h = {};
 
     assert(a->qkv.dtype == a->o.dtype);
-    assert(3 * a->o.cols <= INT32_MAX / 128); /* offsets within a tile */
+    assert(a->qkv.cols <= INT32_MAX / 128); /* offsets within a tile */
     h.qkv = a->qkv.p;
     h.o = a->o.p;
     h.lse = (float *)a->lse.p;
     h.c = a->o.cols;
+    h.ld = a->qkv.cols;
+    h.kv = (h.ld - h.c) / 2;
     h.seq = (int)a->seq;
     h.heads = a->heads;
+    h.kv_heads = iz_attention_keys(a);
+    h.group = h.heads / h.kv_heads;
     h.d = (int)(a->o.cols / a->heads);
     h.all = (int)(a->o.rows / a->seq * a->heads);
     h.scale = 1 / sqrtf((float)h.d);

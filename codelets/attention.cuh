@@ -11,20 +11,23 @@
 
 /* All heads of all samples; in forward dy, dqkv and delta are NULL. */
 struct iz_heads {
-    const void *qkv, *dy; /* [M,3C], [M,C] */
-    void *o, *dqkv;       /* [M,C], [M,3C] */
+    const void *qkv, *dy; /* [M,ld], [M,C] */
+    void *o, *dqkv;       /* [M,C], [M,ld] */
     float *lse, *delta;   /* [all,seq] */
     int64_t c;            /* = heads d */
-    int seq, heads, d;
-    int all; /* heads of all samples */
+    int64_t kv;           /* = kv_heads d, from keys to values */
+    int64_t ld;           /* = c + 2 kv */
+    int seq, heads, kv_heads, d;
+    int group; /* = heads / kv_heads */
+    int all;   /* heads of all samples; head i has the keys i / group */
     float scale;
 };
 
-/* First element of a head: its queries in a [M,3C], its output in a [M,C]. */
-static __device__ __forceinline__ int64_t iz_head_qkv(const struct iz_heads &a,
-                                                      int head)
+/* First element of a head: its queries in a [M,ld], its output in a [M,C]. */
+static __device__ __forceinline__ int64_t iz_head_q(const struct iz_heads &a,
+                                                    int head)
 {
-    return head / a.heads * (int64_t)a.seq * 3 * a.c + head % a.heads * a.d;
+    return head / a.heads * (int64_t)a.seq * a.ld + head % a.heads * a.d;
 }
 
 static __device__ __forceinline__ int64_t iz_head_o(const struct iz_heads &a,
@@ -33,11 +36,20 @@ static __device__ __forceinline__ int64_t iz_head_o(const struct iz_heads &a,
     return head / a.heads * (int64_t)a.seq * a.c + head % a.heads * a.d;
 }
 
-/* Blocks for all tiles of all heads, in one dimension: block i has head i mod
- * all. */
-static inline int iz_attention_blocks(const struct iz_heads *a, int tile)
+/* First element of keys that a group of heads shares, in a [M,ld]. */
+static __device__ __forceinline__ int64_t iz_head_k(const struct iz_heads &a,
+                                                    int group)
 {
-    int64_t n = (a->seq + tile - 1) / tile * (int64_t)a->all;
+    return group / a.kv_heads * (int64_t)a.seq * a.ld + a.c +
+           group % a.kv_heads * a.d;
+}
+
+/* Blocks for all tiles of `all` heads or groups, in one dimension: block i has
+ * head i mod all. */
+static inline int iz_attention_blocks(const struct iz_heads *a, int tile,
+                                      int all)
+{
+    int64_t n = (a->seq + tile - 1) / tile * (int64_t)all;
 
     if (n > INT32_MAX)
         iz_die("attention: %lld tiles are too many", (long long)n);

@@ -271,9 +271,10 @@ static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
     int i0 = ((int)gridDim.x / a.all - 1 - tile) * BM;
     int end = i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT;
-    int64_t ld = 3 * a.c;
-    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_qkv(a, head);
-    const uint16_t *k = q + a.c, *v = k + a.c;
+    int64_t ld = a.ld;
+    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
+    const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, head / a.group);
+    const uint16_t *v = k + a.kv;
     float acc[MT][DP / 8][4] = {}, s[MT][BN / 8][4], top[MT][2], sum[MT][2];
     uint32_t kept[KEPT][MT][4];
 
@@ -326,33 +327,28 @@ load_pair(uint16_t *to, const uint16_t *a, int lda, const uint16_t *b, int ldb,
     load_rows<DP, ROWS, NW>(to + ROWS * pitch<DP>, b, ldb, left, d);
 }
 
-/* What key_grads reads of one head: queries, gradients of the output, and one
- * of lse and delta, whose elements this thread copies. */
-struct queries {
-    const uint16_t *q, *dy;
-    const float *stat;
-};
-
 /* Elements of BQ queries in shared memory: q, dy, then lse and delta. */
 template <int DP, int BQ> constexpr int query_tile = 2 * BQ *pitch<DP> + 4 * BQ;
 
-/* Starts the copy of the next BQ queries, `left` of which exist. */
+/* Starts the copy of what key_grads reads of BQ queries of a head, from row i0
+ * on: queries, gradients of the output, lse and delta. */
 template <int DP, int BQ, int NW>
 static __device__ __forceinline__ void
-load_queries(uint16_t *to, struct queries *from, int ld, int c, int left, int d)
+load_queries(uint16_t *to, const struct iz_heads &a, int head, int i0)
 {
-    int i = (int)threadIdx.x;
+    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
+    const uint16_t *dy = (const uint16_t *)a.dy + iz_head_o(a, head);
     float *stats = (float *)(to + 2 * BQ * pitch<DP>);
+    int i = (int)threadIdx.x, left = a.seq - i0;
 
-    load_pair<DP, BQ, NW>(to, from->q, ld, from->dy, c, left, d);
+    load_pair<DP, BQ, NW>(to, q + i0 * a.ld, a.ld, dy + i0 * a.c, a.c, left,
+                          a.d);
     if (i < 2 * BQ) {
-        bool valid = i % BQ < left;
+        const float *stat = i < BQ ? a.lse : a.delta;
 
-        iz_copy_start<4>(stats + i, from->stat, valid);
+        iz_copy_start<4>(stats + i, stat + (int64_t)head * a.seq + i0 + i % BQ,
+                         i % BQ < left);
     }
-    from->q += BQ * (int64_t)ld;
-    from->dy += BQ * (int64_t)c;
-    from->stat += BQ;
 }
 
 /* Scores (a row per key) and the gradients of their probabilities become
@@ -387,20 +383,9 @@ grad_by_query(float (&s)[MT][N][4], float (&ds)[MT][N][4],
     }
 }
 
-/* The queries of a head from row i0 on; threads after BQ have delta. */
-static __device__ __forceinline__ struct queries
-queries_at(const struct iz_heads &a, int head, int i0, int BQ)
-{
-    int i = (int)threadIdx.x;
-    const float *stat = i < BQ ? a.lse : a.delta;
-
-    return {(const uint16_t *)a.qkv + iz_head_qkv(a, head) + i0 * 3 * a.c,
-            (const uint16_t *)a.dy + iz_head_o(a, head) + i0 * a.c,
-            stat + (int64_t)head * a.seq + i0 + i % BQ};
-}
-
-/* dk and dv of one tile of BK keys of one head, over all queries from the first
- * of its keys on, BQ at a time; the next queries arrive meanwhile.  The tile's
+/* dk and dv of one tile of BK keys of a group of heads, over all queries of
+ * these from the first of its keys on, head by head and BQ at a time; the next
+ * queries arrive meanwhile.  The tile's
  * columns may be shared out over blockIdx.y, 8 C each, so that the sums fit
  * into registers; the scores are then formed by each.  Early tiles have most
  * queries: they go first. */
@@ -411,26 +396,27 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     constexpr int BK = 16 * MT * NW, P = pitch<DP>, TILE = query_tile<DP, BQ>;
     IZ_SHARED(uint16_t, ks);
     uint16_t *vs = ks + BK * P, *tiles = vs + BK * P;
-    int head = (int)blockIdx.x % a.all, k0 = (int)blockIdx.x / a.all * BK;
+    int groups = a.all / a.group, group = (int)blockIdx.x % groups;
+    int k0 = (int)blockIdx.x / groups * BK, stage = 0;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - k0 - own;
     int part = 8 * C < DP ? (int)blockIdx.y * 8 * C : 0;
-    int stage = 0, i0 = k0 / BQ * BQ;
-    int64_t ld = 3 * a.c, first = iz_head_qkv(a, head) + a.c + k0 * ld;
-    const uint16_t *k = (const uint16_t *)a.qkv + first;
+    int head = group * a.group, i0 = k0 / BQ * BQ;
+    int64_t ld = a.ld;
+    const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, group) + k0 * ld;
     uint16_t *dk;
-    struct queries next = queries_at(a, head, i0, BQ);
     float s[MT][BQ / 8][4], ds[MT][BQ / 8][4];
     float acc_k[MT][C][4] = {}, acc_v[MT][C][4] = {};
 
-    load_pair<DP, BK, NW>(ks, k, ld, k + a.c, ld, a.seq - k0, a.d);
-    load_queries<DP, BQ, NW>(tiles, &next, ld, a.c, a.seq - i0, a.d);
+    load_pair<DP, BK, NW>(ks, k, ld, k + a.kv, ld, a.seq - k0, a.d);
+    load_queries<DP, BQ, NW>(tiles, a, head, i0);
     iz_copy_group();
-    for (; i0 < a.seq; i0 += BQ, stage = TILE - stage) {
+    while (head < (group + 1) * a.group) {
         const uint16_t *qs = tiles + stage, *ys = qs + BQ * P;
+        bool more = i0 + BQ < a.seq;
+        int next = more ? i0 + BQ : k0 / BQ * BQ, next_head = head + !more;
 
-        if (i0 + BQ < a.seq)
-            load_queries<DP, BQ, NW>(tiles + TILE - stage, &next, ld, a.c,
-                                     a.seq - i0 - BQ, a.d);
+        if (next_head < (group + 1) * a.group)
+            load_queries<DP, BQ, NW>(tiles + TILE - stage, a, next_head, next);
         iz_copy_group();
         iz_copy_wait<1>();
         __syncthreads(); /* these queries are there */
@@ -446,10 +432,15 @@ static __global__ void __launch_bounds__(32 * NW, 2)
             add_product<T, DP>(acc_k, ds, qs + part);
         }
         __syncthreads(); /* and used up */
+        i0 = next;
+        head = next_head;
+        stage = TILE - stage;
     }
-    dk = (uint16_t *)a.dqkv + first + own * ld + part;
+    /* From what the loop has left, so that no register has waited for it. */
+    dk = (uint16_t *)a.dqkv + iz_head_k(a, head / a.group - 1) +
+         (k0 + own) * ld + part;
     store_rows<T, DP>(dk, ld, left, a.d - part, ks + own * P, acc_k, a.scale);
-    store_rows<T, DP>(dk + a.c, ld, left, a.d - part, vs + own * P, acc_v, 1);
+    store_rows<T, DP>(dk + a.kv, ld, left, a.d - part, vs + own * P, acc_v, 1);
 }
 
 /* dq of one tile of BM queries of one head, over all keys up to its last query,
@@ -465,9 +456,9 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     int end = i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - i0 - own;
     int stage = 0;
-    int64_t ld = 3 * a.c, row = (int64_t)head * a.seq + i0 + own;
-    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_qkv(a, head);
-    const uint16_t *k = q + a.c;
+    int64_t ld = a.ld, row = (int64_t)head * a.seq + i0 + own;
+    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
+    const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, head / a.group);
     const uint16_t *dy = (const uint16_t *)a.dy + iz_head_o(a, head);
     float acc[MT][DP / 8][4] = {}, s[MT][BN / 8][4], ds[MT][BN / 8][4];
     float lse2[MT][2], delta[MT][2];
@@ -481,7 +472,7 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     }
     load_pair<DP, BM, NW>(qs, q + i0 * ld, ld, dy + i0 * a.c, a.c, a.seq - i0,
                           a.d);
-    load_pair<DP, BN, NW>(tiles, k, ld, k + a.c, ld, a.seq, a.d);
+    load_pair<DP, BN, NW>(tiles, k, ld, k + a.kv, ld, a.seq, a.d);
     iz_copy_group();
     for (int j0 = 0; j0 < end; j0 += BN, stage = TILE - stage) {
         int next = j0 + BN;
@@ -489,7 +480,7 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
 
         if (next < end)
             load_pair<DP, BN, NW>(tiles + TILE - stage, k + next * ld, ld,
-                                  k + a.c + next * ld, ld, a.seq - next, a.d);
+                                  k + a.kv + next * ld, ld, a.seq - next, a.d);
         iz_copy_group();
         iz_copy_wait<1>();
         __syncthreads(); /* these keys are there */
@@ -503,8 +494,7 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
         }
         __syncthreads(); /* and used up */
     }
-    store_rows<T, DP>((uint16_t *)a.dqkv + iz_head_qkv(a, head) +
-                          (i0 + own) * ld,
+    store_rows<T, DP>((uint16_t *)a.dqkv + iz_head_q(a, head) + (i0 + own) * ld,
                       ld, left, a.d, qs + own * P, acc, a.scale);
 }
 
@@ -520,8 +510,8 @@ static void run_forward(const struct iz_heads *a, void *stream)
     constexpr int BM = 16 * MT * NW;
     void (*k)(struct iz_heads) = forward<T, DP, MT, NW, BN>;
 
-    IZ_LAUNCH(k, iz_attention_blocks(a, BM), 32 * NW, bytes_of<DP>(BM + 2 * BN),
-              stream, *a);
+    IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW,
+              bytes_of<DP>(BM + 2 * BN), stream, *a);
 }
 
 template <enum iz_dtype T, int DP, int MT, int NW, int BQ, int C>
@@ -529,7 +519,8 @@ static void run_key_grads(const struct iz_heads *a, void *stream)
 {
     constexpr int BK = 16 * MT * NW;
     void (*k)(struct iz_heads) = key_grads<T, DP, MT, NW, BQ, C>;
-    dim3 grid((unsigned)iz_attention_blocks(a, BK), DP / (8 * C));
+    dim3 grid((unsigned)iz_attention_blocks(a, BK, a->all / a->group),
+              DP / (8 * C));
     int bytes =
         bytes_of<DP>(2 * BK) + 2 * query_tile<DP, BQ> * (int)sizeof(uint16_t);
 
@@ -543,7 +534,8 @@ static void run_query_grads(const struct iz_heads *a, void *stream)
     void (*k)(struct iz_heads) = query_grads<T, DP, MT, NW, BN>;
     int bytes = bytes_of<DP>(2 * BM + 4 * BN);
 
-    IZ_LAUNCH(k, iz_attention_blocks(a, BM), 32 * NW, bytes, stream, *a);
+    IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW, bytes, stream,
+              *a);
 }
 
 /* Tiles are as large as registers allow without spills.  Backward of more than

@@ -173,9 +173,10 @@ static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
     float *ks = qs + B * pitch<DP>, *w = ks + B * pitch<DP>;
     int head = (int)blockIdx.x % a.all, tile = (int)blockIdx.x / a.all;
     int i0 = ((int)gridDim.x / a.all - 1 - tile) * B, left = a.seq - i0;
-    int64_t ld = 3 * a.c;
-    const float *q = (const float *)a.qkv + iz_head_qkv(a, head);
-    const float *k = q + a.c, *v = k + a.c;
+    int64_t ld = a.ld;
+    const float *q = (const float *)a.qkv + iz_head_q(a, head);
+    const float *k = (const float *)a.qkv + iz_head_k(a, head / a.group);
+    const float *v = k + a.kv;
     float *lse = a.lse + (int64_t)head * a.seq + i0;
     float acc[R][DP / 16] = {}, s[R][R], top[R], sum[R], inv[R];
 
@@ -220,8 +221,8 @@ static __device__ __forceinline__ void grad(float *s, float *ds, float lse,
     *ds = dead ? 0 : p * (*ds - delta);
 }
 
-/* dk and dv of one tile of keys of one head, over all queries from its first
- * key on. */
+/* dk and dv of one tile of keys of a group of heads, over all queries of these
+ * from its first key on, head by head. */
 template <int DP, int B>
 static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
 {
@@ -229,20 +230,22 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
     IZ_SHARED(float, ks);
     float *vs = ks + B * pitch<DP>, *qs = vs + B * pitch<DP>;
     float *ys = qs + B * pitch<DP>, *w = ys + B * pitch<DP>;
-    int head = (int)blockIdx.x % a.all, k0 = (int)blockIdx.x / a.all * B;
-    int64_t ld = 3 * a.c;
-    const float *q = (const float *)a.qkv + iz_head_qkv(a, head);
-    const float *k = q + a.c + k0 * ld;
-    const float *dy = (const float *)a.dy + iz_head_o(a, head);
-    const float *lse = a.lse + (int64_t)head * a.seq;
-    const float *delta = a.delta + (int64_t)head * a.seq;
-    float *dk = (float *)a.dqkv + iz_head_qkv(a, head) + a.c + k0 * ld;
+    int groups = a.all / a.group, group = (int)blockIdx.x % groups;
+    int k0 = (int)blockIdx.x / groups * B, head = group * a.group, i0 = k0;
+    int64_t ld = a.ld, first = iz_head_k(a, group) + k0 * ld;
+    const float *k = (const float *)a.qkv + first;
+    float *dk = (float *)a.dqkv + first;
     float acc_k[R][DP / 16] = {}, acc_v[R][DP / 16] = {}, by[R], one[R];
     float s[R][R], ds[R][R];
 
     load_rows<DP, B>(ks, k, ld, a.seq - k0, a.d);
-    load_rows<DP, B>(vs, k + a.c, ld, a.seq - k0, a.d);
-    for (int i0 = k0; i0 < a.seq; i0 += B) {
+    load_rows<DP, B>(vs, k + a.kv, ld, a.seq - k0, a.d);
+    while (head < (group + 1) * a.group) {
+        const float *q = (const float *)a.qkv + iz_head_q(a, head);
+        const float *dy = (const float *)a.dy + iz_head_o(a, head);
+        const float *lse = a.lse + (int64_t)head * a.seq;
+        const float *delta = a.delta + (int64_t)head * a.seq;
+
         load_rows<DP, B>(qs, q + i0 * ld, ld, a.seq - i0, a.d);
         load_rows<DP, B>(ys, dy + i0 * a.c, a.c, a.seq - i0, a.d);
         __syncthreads();
@@ -263,13 +266,18 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
         __syncthreads();
         add_product<DP>(acc_k, w, qs);
         __syncthreads();
+        i0 += B;
+        if (i0 >= a.seq) {
+            i0 = k0;
+            head++;
+        }
     }
     for (int i = 0; i < R; i++) {
         by[i] = a.scale;
         one[i] = 1;
     }
     store_rows<DP>(dk, ld, a.seq - k0, a.d, acc_k, by);
-    store_rows<DP>(dk + a.c, ld, a.seq - k0, a.d, acc_v, one);
+    store_rows<DP>(dk + a.kv, ld, a.seq - k0, a.d, acc_v, one);
 }
 
 /* dq of one tile of queries of one head, over all keys up to its last query. */
@@ -282,11 +290,11 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
     float *vs = ks + B * pitch<DP>, *w = vs + B * pitch<DP>;
     int head = (int)blockIdx.x % a.all, tile = (int)blockIdx.x / a.all;
     int i0 = ((int)gridDim.x / a.all - 1 - tile) * B, left = a.seq - i0;
-    int64_t ld = 3 * a.c, at = (int64_t)head * a.seq + i0;
-    const float *q = (const float *)a.qkv + iz_head_qkv(a, head);
-    const float *k = q + a.c;
+    int64_t ld = a.ld, at = (int64_t)head * a.seq + i0;
+    const float *q = (const float *)a.qkv + iz_head_q(a, head);
+    const float *k = (const float *)a.qkv + iz_head_k(a, head / a.group);
     const float *dy = (const float *)a.dy + iz_head_o(a, head) + i0 * a.c;
-    float *dq = (float *)a.dqkv + iz_head_qkv(a, head) + i0 * ld;
+    float *dq = (float *)a.dqkv + iz_head_q(a, head) + i0 * ld;
     float acc[R][DP / 16] = {}, s[R][R], ds[R][R], by[R], lse[R], delta[R];
 
     for (int i = 0; i < R; i++) {
@@ -300,7 +308,7 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
     load_rows<DP, B>(ys, dy, a.c, left, a.d);
     for (int j0 = 0; j0 <= i0; j0 += B) {
         load_rows<DP, B>(ks, k + j0 * ld, ld, a.seq - j0, a.d);
-        load_rows<DP, B>(vs, k + a.c + j0 * ld, ld, a.seq - j0, a.d);
+        load_rows<DP, B>(vs, k + a.kv + j0 * ld, ld, a.seq - j0, a.d);
         __syncthreads();
         rows_by_rows<DP>(s, qs, ks);
         rows_by_rows<DP>(ds, ys, vs);
@@ -326,8 +334,8 @@ static void run_forward(const struct iz_heads *a, void *stream)
 {
     void (*k)(struct iz_heads) = forward<DP, B>;
 
-    IZ_LAUNCH(k, iz_attention_blocks(a, B), THREADS, (bytes_of<DP, B>(2)),
-              stream, *a);
+    IZ_LAUNCH(k, iz_attention_blocks(a, B, a->all), THREADS,
+              (bytes_of<DP, B>(2)), stream, *a);
 }
 
 template <int DP, int B>
@@ -335,10 +343,12 @@ static void run_backward(const struct iz_heads *a, void *stream)
 {
     void (*keys)(struct iz_heads) = key_grads<DP, B>;
     void (*queries)(struct iz_heads) = query_grads<DP, B>;
-    int n = iz_attention_blocks(a, B), bytes = bytes_of<DP, B>(4);
+    int bytes = bytes_of<DP, B>(4);
 
-    IZ_LAUNCH(keys, n, THREADS, bytes, stream, *a);
-    IZ_LAUNCH(queries, n, THREADS, bytes, stream, *a);
+    IZ_LAUNCH(keys, iz_attention_blocks(a, B, a->all / a->group), THREADS,
+              bytes, stream, *a);
+    IZ_LAUNCH(queries, iz_attention_blocks(a, B, a->all), THREADS, bytes,
+              stream, *a);
 }
 
 /* Tiles are smaller for wider heads, so that all tiles of backward fit into

@@ -35,6 +35,24 @@ struct iz_cuda_ops {
     void (*gelu_fwd)(struct iz_exec *x, struct iz_view y, struct iz_view a);
     void (*gelu_bwd)(struct iz_exec *x, struct iz_view du, struct iz_view y,
                      struct iz_view dy, struct iz_view a);
+    void (*rmsnorm_fwd)(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                        const struct iz_rmsnorm *n);
+    void (*rmsnorm_again)(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                          const struct iz_rmsnorm *n);
+    void (*rmsnorm_bwd)(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                        struct iz_view dy, struct iz_view a,
+                        const struct iz_rmsnorm *n, struct iz_view scratch);
+    void (*headnorm_fwd)(struct iz_exec *x, struct iz_view a,
+                         struct iz_view kept, const struct iz_rmsnorm *n,
+                         int64_t first);
+    void (*headnorm_bwd)(struct iz_exec *x, struct iz_view da,
+                         struct iz_view kept, const struct iz_rmsnorm *n,
+                         int64_t first, struct iz_view scratch);
+    void (*rope)(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
+                 bool back);
+    void (*swiglu_fwd)(struct iz_exec *x, struct iz_view y, struct iz_view a);
+    void (*swiglu_bwd)(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                       struct iz_view dy, struct iz_view a);
     void (*attention_fwd)(struct iz_exec *x, const struct iz_attention *a,
                           struct iz_view scratch);
     void (*attention_bwd)(struct iz_exec *x, struct iz_view dqkv,

@@ -42,6 +42,30 @@ void iz_gelu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
 void iz_gelu_bwd_cuda(struct iz_exec *x, struct iz_view du, struct iz_view y,
                       struct iz_view dy, struct iz_view a);
 
+/* rmsnorm.cu */
+void iz_rmsnorm_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                         const struct iz_rmsnorm *n);
+void iz_rmsnorm_again_cuda(struct iz_exec *x, struct iz_view y,
+                           struct iz_view a, const struct iz_rmsnorm *n);
+void iz_rmsnorm_bwd_cuda(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                         struct iz_view dy, struct iz_view a,
+                         const struct iz_rmsnorm *n, struct iz_view scratch);
+void iz_headnorm_fwd_cuda(struct iz_exec *x, struct iz_view a,
+                          struct iz_view kept, const struct iz_rmsnorm *n,
+                          int64_t first);
+void iz_headnorm_bwd_cuda(struct iz_exec *x, struct iz_view da,
+                          struct iz_view kept, const struct iz_rmsnorm *n,
+                          int64_t first, struct iz_view scratch);
+
+/* rope.cu */
+void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
+                  bool back);
+
+/* swiglu.cu */
+void iz_swiglu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
+void iz_swiglu_bwd_cuda(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                        struct iz_view dy, struct iz_view a);
+
 /* embedding.cu */
 void iz_embedding_fwd_cuda(struct iz_exec *x, struct iz_view y,
                            const int32_t *token, struct iz_view wte,

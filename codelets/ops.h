@@ -70,20 +70,80 @@ void iz_gelu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
 void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
                  struct iz_view dy, struct iz_view a);
 
-/* Causal self-attention of M / seq samples; every row of qkv [M,3C] holds the
- * heads' queries, then their keys, then their values. */
+/* w and dw [1,C]; rstd fp32 [M,1] is written by forward. */
+struct iz_rmsnorm {
+    struct iz_view w, dw, rstd;
+    float eps;
+};
+
+/* y = a / sqrt(mean of a^2 + eps) w, by row; all [M,C]. */
+void iz_rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                    const struct iz_rmsnorm *n);
+/* The same y again, bit for bit, from the saved rstd. */
+void iz_rmsnorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                      const struct iz_rmsnorm *n);
+/* dx = r + d(rmsnorm)/da dy, dw; dx may be r or dy, r may be absent. */
+void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                    struct iz_view dy, struct iz_view a,
+                    const struct iz_rmsnorm *n);
+
+/* The same for each head of a packed row: normalises, in place, the columns of
+ * a [M,ld] from `first` on, C at a time; kept [M,heads C] gets what was there.
+ * rstd fp32 [M,heads]. */
+void iz_headnorm_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
+                     const struct iz_rmsnorm *n, int64_t first);
+/* The gradient of these columns, in place in da [M,ld], and dw. */
+void iz_headnorm_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
+                     const struct iz_rmsnorm *n, int64_t first);
+
+enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
+
+/* Rotary positions of the first `heads` heads of d columns, d even.  Columns i
+ * and i + d/2 turn by t theta^(-2i/d), t being the row mod seq.  With a factor
+ * other than 1 (Llama 3), frequencies that turn at most low_freq_factor times
+ * in original_seq tokens are divided by it, those that turn at least
+ * high_freq_factor times are kept, and between them the two are mixed. */
+struct iz_rope {
+    int64_t seq;
+    int heads, d;
+    double theta;
+    double factor, low_freq_factor, high_freq_factor, original_seq;
+};
+
+/* Turns the heads of a [M,ld] in place, the other way where `back`: the
+ * gradient of a rotation is the rotation back. */
+void iz_rope(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
+             bool back);
+
+/* y = g / (1 + exp(-g)) u: a row of a [M,2F] holds g, then u; y [M,F]. */
+void iz_swiglu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
+/* da from dy, y again; da may be a and y may be dy. */
+void iz_swiglu_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                   struct iz_view dy, struct iz_view a);
+
+/* Causal self-attention of M / seq samples.  Every row of qkv [M,W] holds the
+ * queries of the heads, d columns each, then kv_heads keys, then kv_heads
+ * values; heads / kv_heads neighbours share a key and its value. */
 struct iz_attention {
-    struct iz_view qkv; /* [M,3C] */
-    struct iz_view o;   /* [M,C], written by forward, read by backward */
+    struct iz_view qkv; /* [M,W], W = (heads + 2 kv_heads) d */
+    struct iz_view o;   /* [M,C], C = heads d; written by forward, read by
+                         * backward */
     struct iz_view lse; /* fp32 [M / seq * heads, seq]: log of the sum of
                          * exponentials; written by forward, read by backward */
     int64_t seq;
     int heads;
+    int kv_heads; /* 0: as many as heads */
 };
 
-/* o = softmax(q k^T / sqrt(C / heads), causal) v. */
+/* Of kv_heads. */
+static inline int iz_attention_keys(const struct iz_attention *a)
+{
+    return a->kv_heads ? a->kv_heads : a->heads;
+}
+
+/* o = softmax(q k^T / sqrt(d), causal) v. */
 void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a);
-/* dqkv [M,3C] from dy = gradient of o. */
+/* dqkv [M,W] from dy = gradient of o. */
 void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a);
 

@@ -3,11 +3,15 @@
 #include "tests/gpu/attention_double.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
-/* Matrices [n,n] of one head, and its vectors [n,d] as rows of the inputs. */
+/* Matrices [n,n] of one head, and its vectors [n,d] as rows of the inputs, ld
+ * apart in qkv, c in o. */
 struct head {
-    int64_t n, d, c;
+    int64_t n, d, c, ld;
+    int64_t group; /* heads that share keys */
+    bool last;     /* of its group */
     const double *q, *k, *v, *dy;
     struct near *o, *lse, *dq, *dk, *dv;
     struct near *p, *ds; /* scratch: probabilities, gradients of scores */
@@ -47,7 +51,7 @@ static struct near dot(const double *a, const double *b, int64_t n)
 /* A score and its error when it is summed in fp32. */
 static struct near score(const struct head *h, int64_t i, int64_t j)
 {
-    struct near s = dot(h->q + i * 3 * h->c, h->k + j * 3 * h->c, h->d);
+    struct near s = dot(h->q + i * h->ld, h->k + j * h->ld, h->d);
 
     s.is *= h->scale;
     s.within *= h->scale * steps(h->d + 4);
@@ -92,7 +96,7 @@ static void output(const struct head *h, int64_t i)
 
         for (int64_t j = 0; j <= i; j++) {
             struct near p = h->p[i * h->n + j];
-            double v = h->v[j * 3 * h->c + x];
+            double v = h->v[j * h->ld + x];
 
             o.is += p.is * v;
             o.within += (rounded(h, p) + steps(i + 4) * p.is) * fabs(v);
@@ -116,7 +120,7 @@ static void scores_grad(const struct head *h, int64_t i)
     }
     for (int64_t j = 0; j <= i; j++) {
         struct near p = h->p[i * h->n + j];
-        struct near dp = dot(dy, h->v + j * 3 * h->c, h->d);
+        struct near dp = dot(dy, h->v + j * h->ld, h->d);
         double off = dp.within * steps(h->d) + delta.within;
         struct near ds = {p.is * (dp.is - delta.is), 0};
 
@@ -141,7 +145,7 @@ static void finish(const struct head *h, struct near *out, double by)
 {
     for (int64_t i = 0; i < h->n; i++)
         for (int64_t x = 0; x < h->d; x++) {
-            struct near *g = out + i * 3 * h->c + x;
+            struct near *g = out + i * h->ld + x;
 
             g->is *= by;
             g->within = rounded(h, (struct near){g->is, g->within * by});
@@ -150,7 +154,7 @@ static void finish(const struct head *h, struct near *out, double by)
 
 static void head_bwd(const struct head *h)
 {
-    int64_t ld = 3 * h->c, n = h->n + 4;
+    int64_t ld = h->ld, n = h->n + 4, all = h->group * h->n + 4;
 
     for (int64_t i = 0; i < h->n; i++) {
         scores_grad(h, i);
@@ -158,11 +162,13 @@ static void head_bwd(const struct head *h)
             struct near ds = h->ds[i * h->n + j], p = h->p[i * h->n + j];
 
             add(h, h->dq + i * ld, ds, h->k + j * ld, n);
-            add(h, h->dk + j * ld, ds, h->q + i * ld, n);
-            add(h, h->dv + j * ld, p, h->dy + i * h->c, n);
+            add(h, h->dk + j * ld, ds, h->q + i * ld, all);
+            add(h, h->dv + j * ld, p, h->dy + i * h->c, all);
         }
     }
     finish(h, h->dq, h->scale);
+    if (!h->last)
+        return;
     finish(h, h->dk, h->scale);
     finish(h, h->dv, 1);
 }
@@ -174,27 +180,33 @@ static struct near *take(int64_t n)
 
 static void head_at(struct head *h, const struct attention_double *a, int64_t i)
 {
-    int64_t row = i / a->heads * a->seq, col = i % a->heads * a->d;
+    int64_t row = i / a->heads * a->seq, head = i % a->heads;
+    int64_t col = head * a->d, key = h->c + head / h->group * a->d;
+    int64_t value = key + a->kv_heads * a->d;
 
-    h->q = a->qkv + row * 3 * h->c + col;
-    h->k = h->q + h->c;
-    h->v = h->k + h->c;
+    h->last = head % h->group == h->group - 1;
+    h->q = a->qkv + row * h->ld + col;
+    h->k = a->qkv + row * h->ld + key;
+    h->v = a->qkv + row * h->ld + value;
     h->o = a->o + row * h->c + col;
     h->lse = a->lse + i * a->seq;
     if (!a->dy)
         return;
     h->dy = a->dy + row * h->c + col;
-    h->dq = a->dqkv + row * 3 * h->c + col;
-    h->dk = h->dq + h->c;
-    h->dv = h->dk + h->c;
+    h->dq = a->dqkv + row * h->ld + col;
+    h->dk = a->dqkv + row * h->ld + key;
+    h->dv = a->dqkv + row * h->ld + value;
 }
 
 void attention_double_run(struct attention_double *a)
 {
     int64_t m = a->samples * a->seq, c = a->heads * a->d;
+    int64_t ld = c + 2 * a->kv_heads * a->d;
     struct head h = {.n = a->seq,
                      .d = a->d,
                      .c = c,
+                     .ld = ld,
+                     .group = a->heads / a->kv_heads,
                      .p = take(a->seq * a->seq),
                      .ds = take(a->seq * a->seq),
                      .scale = 1 / sqrt((double)a->d),
@@ -203,7 +215,7 @@ void attention_double_run(struct attention_double *a)
 
     a->o = take(m * c);
     a->lse = take(m * a->heads);
-    a->dqkv = take(3 * m * c);
+    a->dqkv = take(m * ld);
     for (int64_t i = 0; i < a->samples * a->heads; i++) {
         head_at(&h, a, i);
         for (int64_t j = 0; j < a->seq; j++) {

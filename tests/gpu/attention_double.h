@@ -12,9 +12,10 @@ struct near {
     double is, within;
 };
 
-/* Inputs are borrowed: qkv [samples seq, 3C], dy [samples seq, C] or NULL. */
+/* Inputs are borrowed: qkv [samples seq, (heads + 2 kv_heads) d], dy [samples
+ * seq, C] or NULL. */
 struct attention_double {
-    int64_t samples, seq, heads, d;
+    int64_t samples, seq, heads, d, kv_heads;
     enum iz_dtype t;
     const double *qkv, *dy;
     struct near *o, *lse, *dqkv; /* owned; shaped as in codelets/ops.h */

@@ -13,6 +13,7 @@ void emulated_run(void (*op)(struct iz_exec *x, void *arg), void *arg,
                   enum iz_dtype act);
 
 int gpu_flat(void);
+int gpu_llama(void);
 int gpu_rows(void);
 int gpu_tokens(void);
 

@@ -54,6 +54,7 @@ void gpu_close(void);
 
 int ops_gpu_matmul(void);
 int ops_gpu_rows(void);
+int ops_gpu_llama(void);
 int ops_gpu_attention(void);
 int ops_gpu_tokens(void);
 int ops_gpu_flat(void);

@@ -11,13 +11,18 @@
 enum { QKV, O, LSE, DQKV, DY, TENSORS };
 
 struct shape {
-    int64_t samples, seq, heads, d;
+    int64_t samples, seq, heads, d, kv_heads;
 };
 
 static struct iz_attention attention_of(const struct iz_view *v,
                                         const struct shape *s)
 {
-    return (struct iz_attention){v[QKV], v[O], v[LSE], s->seq, (int)s->heads};
+    return (struct iz_attention){.qkv = v[QKV],
+                                 .o = v[O],
+                                 .lse = v[LSE],
+                                 .seq = s->seq,
+                                 .heads = (int)s->heads,
+                                 .kv_heads = (int)s->kv_heads};
 }
 
 static void forward(struct iz_exec *x, const struct iz_view *v, const void *arg)
@@ -77,14 +82,16 @@ static void check_near(const struct shape *s, const char *what,
 static void check_shape(enum iz_dtype act, const struct shape *s)
 {
     int64_t m = s->samples * s->seq, c = s->heads * s->d;
+    int64_t ld = c + 2 * s->kv_heads * s->d;
     struct tensor t[TENSORS] = {
-        [QKV] = tensor_new(act, m, 3 * c, 2),
+        [QKV] = tensor_new(act, m, ld, 2),
         [O] = tensor_new(act, m, c, 1),
         [LSE] = tensor_new(IZ_F32, s->samples * s->heads, s->seq, 1),
-        [DQKV] = tensor_new(act, m, 3 * c, 1),
+        [DQKV] = tensor_new(act, m, ld, 1),
         [DY] = tensor_new(act, m, c, 1)};
-    struct attention_double ref = {s->samples, s->seq,   s->heads, s->d,
-                                   act,        t[QKV].d, t[DY].d,  .o = NULL};
+    struct attention_double ref = {s->samples, s->seq,      s->heads,
+                                   s->d,       s->kv_heads, act,
+                                   t[QKV].d,   t[DY].d,     .o = NULL};
 
     attention_double_run(&ref);
     run(t, s, forward, 1u << QKV, 1u << O | 1u << LSE);
@@ -102,9 +109,25 @@ static void check_shape(enum iz_dtype act, const struct shape *s)
 static void attention_agrees(void **state)
 {
     static const struct shape shape[] = {
-        {1, 1, 1, 8},    {3, 5, 2, 16},    {2, 64, 2, 40},   {1, 65, 3, 64},
-        {1, 257, 1, 32}, {2, 33, 1, 128},  {1, 130, 1, 80},  {1, 70, 1, 200},
-        {2, 512, 2, 64}, {1, 1024, 1, 64}, {1, 1000, 1, 128}};
+        {1, 1, 1, 8, 1},     {3, 5, 2, 16, 2},    {2, 64, 2, 40, 2},
+        {1, 65, 3, 64, 3},   {1, 257, 1, 32, 1},  {2, 33, 1, 128, 1},
+        {1, 130, 1, 80, 1},  {1, 70, 1, 200, 1},  {2, 512, 2, 64, 2},
+        {1, 1024, 1, 64, 1}, {1, 1000, 1, 128, 1}};
+
+    (void)state;
+    fixture_seed();
+    for (int t = 0; t < 3; t++)
+        for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+            check_shape(iz_cuda_ops->act(fixture_types[t]), &shape[i]);
+}
+
+/* The groups of Llama 3.2, Llama 3 and Qwen 2.5. */
+static void attention_of_groups_agrees(void **state)
+{
+    static const struct shape shape[] = {{2, 130, 4, 64, 1},
+                                         {1, 513, 8, 128, 2},
+                                         {1, 300, 7, 64, 1},
+                                         {3, 33, 6, 32, 2}};
 
     (void)state;
     fixture_seed();
@@ -117,7 +140,7 @@ static void attention_agrees(void **state)
 static void attention_of_odd_heads_agrees(void **state)
 {
     static const struct shape shape[] = {
-        {1, 1, 1, 1}, {3, 5, 2, 7}, {2, 65, 3, 17}, {2, 33, 2, 81}};
+        {1, 1, 1, 1, 1}, {3, 5, 2, 7, 2}, {2, 65, 3, 17, 3}, {2, 33, 2, 81, 2}};
 
     (void)state;
     fixture_seed();
@@ -129,6 +152,7 @@ int ops_gpu_attention(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_agrees),
+        cmocka_unit_test(attention_of_groups_agrees),
         cmocka_unit_test(attention_of_odd_heads_agrees),
     };
 

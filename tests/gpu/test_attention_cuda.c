@@ -23,7 +23,7 @@ static const struct iz_cuda_ops table = {
 const struct iz_cuda_ops *const iz_cuda_ops = &table;
 
 struct shape {
-    int64_t samples, seq, heads, d;
+    int64_t samples, seq, heads, d, kv_heads;
 };
 
 struct attention {
@@ -36,16 +36,18 @@ static struct attention attention_new(enum iz_dtype t, struct shape s,
                                       double scale)
 {
     int64_t m = s.samples * s.seq, c = s.heads * s.d;
+    int64_t ld = c + 2 * s.kv_heads * s.d;
     struct attention n = {
-        .qkv = tensor_new(t, m, 3 * c, scale),
+        .qkv = tensor_new(t, m, ld, scale),
         .o = tensor_new(t, m, c, 1),
         .lse = tensor_new(IZ_F32, s.samples * s.heads, s.seq, 1),
-        .dqkv = tensor_new(t, m, 3 * c, 1),
+        .dqkv = tensor_new(t, m, ld, 1),
         .dy = tensor_new(t, m, c, 1),
-        .ref = {s.samples, s.seq, s.heads, s.d, .t = t},
+        .ref = {s.samples, s.seq, s.heads, s.d, s.kv_heads, .t = t},
     };
 
-    n.a = (struct iz_attention){n.qkv.v, n.o.v, n.lse.v, s.seq, (int)s.heads};
+    n.a = (struct iz_attention){n.qkv.v, n.o.v,        n.lse.v,
+                                s.seq,   (int)s.heads, (int)s.kv_heads};
     n.ref.qkv = n.qkv.d;
     n.ref.dy = n.dy.d;
     return n;
@@ -126,10 +128,11 @@ static void check_shape(enum iz_dtype type, struct shape s, double scale)
 static void sixteen_bits_agree_with_double(void **state)
 {
     static const struct shape shape[] = {
-        {1, 1, 1, 8},    {3, 5, 2, 16},   {2, 64, 2, 40},   {1, 65, 3, 64},
-        {1, 130, 2, 64}, {2, 130, 1, 96}, {1, 257, 1, 32},  {2, 33, 1, 128},
-        {1, 257, 1, 64}, {1, 130, 1, 80}, {1, 130, 1, 128}, {1, 70, 1, 200},
-        {1, 100, 1, 256}};
+        {1, 1, 1, 8, 1},    {3, 5, 2, 16, 2},    {2, 64, 2, 40, 2},
+        {1, 65, 3, 64, 3},  {1, 130, 2, 64, 2},  {2, 130, 1, 96, 1},
+        {1, 257, 1, 32, 1}, {2, 33, 1, 128, 1},  {1, 257, 1, 64, 1},
+        {1, 130, 1, 80, 1}, {1, 130, 1, 128, 1}, {1, 70, 1, 200, 1},
+        {1, 100, 1, 256, 1}};
 
     (void)state;
     fixture_seed();
@@ -142,14 +145,31 @@ static void sixteen_bits_agree_with_double(void **state)
 /* Odd widths too. */
 static void fp32_agrees_with_double(void **state)
 {
-    static const struct shape shape[] = {
-        {1, 1, 1, 1},  {3, 5, 2, 7},    {2, 65, 3, 17}, {1, 130, 2, 64},
-        {1, 64, 2, 1}, {1, 70, 1, 128}, {2, 33, 2, 81}, {1, 40, 1, 255}};
+    static const struct shape shape[] = {{1, 1, 1, 1, 1},   {3, 5, 2, 7, 2},
+                                         {2, 65, 3, 17, 3}, {1, 130, 2, 64, 2},
+                                         {1, 64, 2, 1, 2},  {1, 70, 1, 128, 1},
+                                         {2, 33, 2, 81, 2}, {1, 40, 1, 255, 1}};
 
     (void)state;
     fixture_seed();
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
         check_shape(IZ_F32, shape[i], 2);
+}
+
+/* Groups of two, three, four and all heads: short ones, and tiles in which the
+ * turn from one head to the next comes early, late and in the middle. */
+static void grouped_queries_agree_with_double(void **state)
+{
+    static const struct shape shape[] = {{2, 5, 2, 16, 1},   {1, 130, 4, 64, 2},
+                                         {1, 33, 6, 128, 2}, {2, 97, 3, 32, 1},
+                                         {1, 65, 8, 80, 2},  {1, 70, 2, 200, 1},
+                                         {3, 64, 4, 64, 4}};
+
+    (void)state;
+    fixture_seed();
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        for (int t = 0; t < 3; t++)
+            check_shape(fixture_types[t], shape[i], 2);
 }
 
 /* Scores of thousands: one key takes everything, nothing overflows. */
@@ -159,7 +179,7 @@ static void huge_scores_are_survived(void **state)
     fixture_seed();
     for (int k = 0; k < 3; k++) {
         struct attention t =
-            attention_new(fixture_types[k], (struct shape){1, 67, 1, 8}, 1);
+            attention_new(fixture_types[k], (struct shape){1, 67, 1, 8, 1}, 1);
 
         for (int64_t i = 0; i < 67; i++)
             for (int j = 0; j < 16; j++)
@@ -180,7 +200,7 @@ static void huge_scores_are_survived(void **state)
 static void check_causal(enum iz_dtype type)
 {
     enum { T = 150, AT = 100, C = 16 };
-    struct attention t = attention_new(type, (struct shape){1, T, 2, 8}, 1);
+    struct attention t = attention_new(type, (struct shape){1, T, 2, 8, 2}, 1);
     struct tensor before = tensor_new(type, T, C, 1);
 
     run(&t, false);
@@ -218,8 +238,8 @@ static void bits_are_the_same_every_time(void **state)
     (void)state;
     fixture_seed();
     for (int i = 0; i < 3; i++) {
-        struct attention t =
-            attention_new(fixture_types[i], (struct shape){2, 140, 2, 24}, 2);
+        struct attention t = attention_new(fixture_types[i],
+                                           (struct shape){2, 140, 2, 24, 2}, 2);
         struct tensor o = t.o, dqkv = t.dqkv;
 
         run(&t, false);
@@ -326,6 +346,7 @@ static double objective(void *arg)
         .samples = t->ref.samples,
         .seq = t->ref.seq,
         .heads = t->ref.heads,
+        .kv_heads = t->ref.kv_heads,
         .c = t->ref.heads * t->ref.d,
     };
 
@@ -342,7 +363,7 @@ static void double_agrees_with_differences(void **state)
 
     (void)state;
     fixture_seed();
-    t = attention_new(IZ_F32, (struct shape){2, 7, 2, 5}, 2);
+    t = attention_new(IZ_F32, (struct shape){2, 7, 4, 5, 2}, 2);
     n = iz_view_len(t.qkv.v);
     want = fixture_take(n * (int64_t)sizeof *want);
     attention_double_run(&t.ref);
@@ -365,6 +386,7 @@ int main(void)
         cmocka_unit_test(fragments_are_as_documented),
         cmocka_unit_test(sixteen_bits_agree_with_double),
         cmocka_unit_test(fp32_agrees_with_double),
+        cmocka_unit_test(grouped_queries_agree_with_double),
         cmocka_unit_test(huge_scores_are_survived),
         cmocka_unit_test(no_row_sees_a_later_one),
         cmocka_unit_test(bits_are_the_same_every_time),

@@ -17,8 +17,8 @@ int main(void)
     if (!iz_cuda_ops || !gpu_open())
         return 77;
     iz_gemm_open();
-    failed = ops_gpu_matmul() + ops_gpu_rows() + ops_gpu_attention() +
-             ops_gpu_tokens() + ops_gpu_flat();
+    failed = ops_gpu_matmul() + ops_gpu_rows() + ops_gpu_llama() +
+             ops_gpu_attention() + ops_gpu_tokens() + ops_gpu_flat();
     gpu_close();
     return failed != 0;
 }

@@ -87,16 +87,17 @@ static void attention_fwd(struct iz_exec *x, void *arg)
 {
     struct buffers *b = arg;
 
-    iz_attention_fwd(x,
-                     &(struct iz_attention){b->qkv, b->y, b->lse, SEQ, HEADS});
+    iz_attention_fwd(
+        x, &(struct iz_attention){b->qkv, b->y, b->lse, SEQ, HEADS, 0});
 }
 
 static void attention_bwd(struct iz_exec *x, void *arg)
 {
     struct buffers *b = arg;
 
-    iz_attention_bwd(x, b->dqkv, b->dy,
-                     &(struct iz_attention){b->qkv, b->y, b->lse, SEQ, HEADS});
+    iz_attention_bwd(
+        x, b->dqkv, b->dy,
+        &(struct iz_attention){b->qkv, b->y, b->lse, SEQ, HEADS, 0});
 }
 
 static void gelu_fwd(struct iz_exec *x, void *arg)

@@ -56,6 +56,7 @@ extern const enum iz_dtype fixture_types[3];
 
 int ops_matmul(void);
 int ops_rows(void);
+int ops_llama(void);
 int ops_attention(void);
 int ops_tokens(void);
 int ops_bench(void);

@@ -16,26 +16,29 @@ struct attention {
 };
 
 struct shape {
-    int64_t samples, seq, heads, d;
+    int64_t samples, seq, heads, d, kv_heads; /* 0: heads */
 };
 
 static struct attention attention_new(struct shape s, double scale)
 {
     int64_t m = s.samples * s.seq, c = s.heads * s.d;
+    int64_t keys = s.kv_heads ? s.kv_heads : s.heads, ld = c + 2 * keys * s.d;
     struct attention t = {
-        .qkv = tensor_new(IZ_F32, m, 3 * c, scale),
+        .qkv = tensor_new(IZ_F32, m, ld, scale),
         .o = tensor_new(IZ_F32, m, c, 1),
         .lse = tensor_new(IZ_F32, s.samples * s.heads, s.seq, 1),
-        .dqkv = tensor_new(IZ_F32, m, 3 * c, 1),
+        .dqkv = tensor_new(IZ_F32, m, ld, 1),
         .dy = tensor_new(IZ_F32, m, c, 1),
     };
 
-    t.a = (struct iz_attention){t.qkv.v, t.o.v, t.lse.v, s.seq, (int)s.heads};
+    t.a = (struct iz_attention){t.qkv.v, t.o.v,        t.lse.v,
+                                s.seq,   (int)s.heads, (int)s.kv_heads};
     t.ref = (struct ref_attention){.qkv = t.qkv.d,
                                    .samples = s.samples,
                                    .seq = s.seq,
                                    .heads = s.heads,
-                                   .c = c};
+                                   .c = c,
+                                   .kv_heads = s.kv_heads};
     t.ref.o = calloc((size_t)(m * c), sizeof(double));
     t.ref.lse = calloc((size_t)(m * s.heads), sizeof(double));
     return t;
@@ -98,9 +101,25 @@ static void check_attention(struct shape s, double scale)
 
 static void attention_agrees_with_reference(void **state)
 {
-    static const struct shape shape[] = {
-        {1, 1, 1, 1},  {2, 3, 2, 3},  {1, 17, 3, 7}, {3, 7, 1, 17},
-        {1, 33, 1, 5}, {1, 64, 1, 2}, {2, 65, 1, 3}, {1, 130, 1, 2}};
+    static const struct shape shape[] = {{1, 1, 1, 1, 0},  {2, 3, 2, 3, 0},
+                                         {1, 17, 3, 7, 0}, {3, 7, 1, 17, 0},
+                                         {1, 33, 1, 5, 0}, {1, 64, 1, 2, 0},
+                                         {2, 65, 1, 3, 0}, {1, 130, 1, 2, 0}};
+
+    (void)state;
+    fixture_seed();
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        check_attention(shape[i], 2);
+}
+
+/* Groups of two, three and all heads; one key head of several tiles. */
+static void grouped_queries_agree_with_reference(void **state)
+{
+    static const struct shape shape[] = {{2, 3, 2, 3, 1},
+                                         {1, 17, 6, 5, 3},
+                                         {2, 33, 6, 2, 2},
+                                         {1, 70, 3, 4, 1},
+                                         {3, 7, 4, 17, 4}};
 
     (void)state;
     fixture_seed();
@@ -115,7 +134,7 @@ static void attention_survives_huge_scores(void **state)
 
     (void)state;
     fixture_seed();
-    t = attention_new((struct shape){1, 67, 1, 4}, 1);
+    t = attention_new((struct shape){1, 67, 1, 4, 0}, 1);
     for (int64_t i = 0; i < 67; i++)
         for (int k = 0; k < 8; k++)
             t.qkv.d[i * 12 + k] = 64 * floor(2 * t.qkv.d[i * 12 + k]);
@@ -138,7 +157,7 @@ static void attention_is_causal(void **state)
 
     (void)state;
     fixture_seed();
-    t = attention_new((struct shape){1, T, 2, 3}, 1);
+    t = attention_new((struct shape){1, T, 2, 3, 0}, 1);
     before = tensor_new(IZ_F32, T, C, 1);
     fixture_run(forward, &t);
     memcpy(before.v.p, t.o.v.p, (size_t)iz_view_bytes(t.o.v));
@@ -163,6 +182,7 @@ int ops_attention(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_agrees_with_reference),
+        cmocka_unit_test(grouped_queries_agree_with_reference),
         cmocka_unit_test(attention_survives_huge_scores),
         cmocka_unit_test(attention_is_causal),
     };

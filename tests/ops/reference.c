@@ -2,6 +2,7 @@
 /* The ops in double precision. */
 #include "tests/ops/reference.h"
 
+#include <complex.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -37,25 +38,74 @@ double ref_gelu(double a)
     return a / 2 * (1 + tanh(sqrt(2 / M_PI) * (a + 0.044715 * a * a * a)));
 }
 
-/* One query row i of one head. */
-static void attend(double *o, double *lse, const double *qkv, int64_t i,
-                   int64_t d, int64_t c)
+void ref_rmsnorm(double *y, const double *a, const double *w, int64_t m,
+                 int64_t c, double eps)
+{
+    for (int64_t i = 0; i < m; i++, y += c, a += c) {
+        double sum = eps * (double)c;
+        for (int64_t j = 0; j < c; j++)
+            sum += a[j] * a[j];
+        for (int64_t j = 0; j < c; j++)
+            y[j] = w[j] * a[j] / sqrt(sum / (double)c);
+    }
+}
+
+/* By wavelengths, case by case, as it is usually written. */
+double ref_rope_frequency(const struct iz_rope *r, int i)
+{
+    double f = exp(-2. * i / r->d * log(r->theta)), wave = 2 * M_PI / f;
+    double low = r->original_seq / r->low_freq_factor;
+    double high = r->original_seq / r->high_freq_factor;
+
+    if (r->factor == 1 || wave < high)
+        return f;
+    if (wave > low)
+        return f / r->factor;
+    double smooth = (r->original_seq / wave - r->low_freq_factor) /
+                    (r->high_freq_factor - r->low_freq_factor);
+    return (1 - smooth) * f / r->factor + smooth * f;
+}
+
+void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
+              bool back)
+{
+    for (int64_t t = 0; t < m; t++, a += ld)
+        for (int i = 0; i < r->heads * r->d; i++) {
+            int k = i % r->d, half = r->d / 2;
+            if (k >= half)
+                continue;
+            double turn = (double)(t % r->seq) * ref_rope_frequency(r, k);
+            double complex z = a[i] + a[i + half] * I;
+            z *= cexp((back ? -turn : turn) * I);
+            a[i] = creal(z);
+            a[i + half] = cimag(z);
+        }
+}
+
+double ref_swiglu(double g, double u)
+{
+    return g / (1 + exp(-g)) * u;
+}
+
+/* One query row i of one head: q, k, v are its rows 0, ld apart. */
+static void attend(double *o, double *lse, const double *q, const double *k,
+                   const double *v, int64_t i, int64_t d, int64_t ld)
 {
     double max = -INFINITY, sum = 0, *s = malloc((size_t)(i + 1) * sizeof *s);
 
     for (int64_t j = 0; j <= i; j++) {
         s[j] = 0;
-        for (int64_t k = 0; k < d; k++)
-            s[j] += qkv[i * 3 * c + k] * qkv[j * 3 * c + c + k];
+        for (int64_t x = 0; x < d; x++)
+            s[j] += q[i * ld + x] * k[j * ld + x];
         s[j] /= sqrt((double)d);
         max = fmax(max, s[j]);
     }
     for (int64_t j = 0; j <= i; j++)
         sum += s[j] = exp(s[j] - max);
-    for (int64_t k = 0; k < d; k++) {
-        o[k] = 0;
+    for (int64_t x = 0; x < d; x++) {
+        o[x] = 0;
         for (int64_t j = 0; j <= i; j++)
-            o[k] += s[j] / sum * qkv[j * 3 * c + 2 * c + k];
+            o[x] += s[j] / sum * v[j * ld + x];
     }
     if (lse)
         *lse = max + log(sum);
@@ -64,14 +114,18 @@ static void attend(double *o, double *lse, const double *qkv, int64_t i,
 
 void ref_attention(const struct ref_attention *p)
 {
-    int64_t d = p->c / p->heads;
+    int64_t d = p->c / p->heads, n = p->kv_heads ? p->kv_heads : p->heads;
+    int64_t ld = (p->heads + 2 * n) * d;
 
     for (int64_t b = 0; b < p->samples; b++)
         for (int64_t h = 0; h < p->heads; h++)
-            for (int64_t i = 0; i < p->seq; i++)
+            for (int64_t i = 0; i < p->seq; i++) {
+                const double *row = p->qkv + b * p->seq * ld;
+                const double *k = row + p->c + h * n / p->heads * d;
                 attend(p->o + (b * p->seq + i) * p->c + h * d,
                        p->lse ? p->lse + (b * p->heads + h) * p->seq + i : NULL,
-                       p->qkv + b * p->seq * 3 * p->c + h * d, i, d, p->c);
+                       row + h * d, k, k + n * d, i, d, ld);
+            }
 }
 
 void ref_embedding(double *y, const int32_t *token, const double *wte,

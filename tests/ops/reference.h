@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "codelets/ops.h"
+
 /* y [m,out] = r + a [m,in] w + b; r and b may be NULL. */
 struct ref_matmul {
     double *y, *r, *a, *w, *b;
@@ -21,11 +23,25 @@ void ref_layernorm(double *y, const double *a, const double *w, const double *b,
 
 double ref_gelu(double a);
 
-/* o [samples*seq, c], lse [samples*heads, seq] or NULL, from qkv [.., 3c]. */
+/* a, y [m,c]; w [c]; y may be a. */
+void ref_rmsnorm(double *y, const double *a, const double *w, int64_t m,
+                 int64_t c, double eps);
+
+/* Turns heads of a [m,ld] in place, by complex numbers. */
+void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
+              bool back);
+
+/* The frequency of column i of a head, radians per token. */
+double ref_rope_frequency(const struct iz_rope *r, int i);
+
+double ref_swiglu(double g, double u);
+
+/* o [samples*seq, c], lse [samples*heads, seq] or NULL, from qkv [..,
+ * (heads + 2 kv_heads) c/heads]; kv_heads = 0 means heads. */
 struct ref_attention {
     double *o, *lse;
     const double *qkv;
-    int64_t samples, seq, heads, c;
+    int64_t samples, seq, heads, c, kv_heads;
 };
 void ref_attention(const struct ref_attention *p);
 

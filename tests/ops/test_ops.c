@@ -11,5 +11,6 @@ int main(int argc, char **argv)
     iz_gemm_open();
     if (argc > 1 && strcmp(argv[1], "--bench") == 0)
         return ops_bench();
-    return ops_matmul() + ops_rows() + ops_attention() + ops_tokens();
+    return ops_matmul() + ops_rows() + ops_llama() + ops_attention() +
+           ops_tokens();
 }

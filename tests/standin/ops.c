@@ -46,13 +46,16 @@ struct call {
     union {
         struct iz_linear linear;
         struct iz_norm norm;
+        struct iz_rmsnorm rmsnorm;
+        struct iz_rope rope;
         struct iz_attention attention;
         struct iz_classifier classifier;
         struct iz_adam adam;
     };
     struct flat flat;
     const int32_t *token;
-    int64_t count;
+    int64_t count; /* of tokens, or the first column of heads */
+    bool back;
     const void *in[]; /* flat.n_in of them */
 };
 
@@ -121,7 +124,7 @@ static void submit_more(struct iz_exec *x, const struct call *c,
     if (!copy)
         iz_die("no memory for a call");
     *copy = *c;
-    if (more)
+    if (in)
         memcpy(copy->in, in, more);
     if (cudaLaunchHostFunc(x->stream, run, copy))
         iz_die("the stand-in refuses a call: is %p a stream?", x->stream);
@@ -263,6 +266,123 @@ static void gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
                      struct iz_view dy, struct iz_view a)
 {
     submit(x, &(struct call){.op = gelu_bwd_op, .v = {du, y, dy, a}});
+}
+
+static void rmsnorm_reach(struct call *c)
+{
+    reach_view(&c->rmsnorm.w);
+    reach_view(&c->rmsnorm.dw);
+    reach_view(&c->rmsnorm.rstd);
+}
+
+static void rmsnorm_fwd_op(struct iz_exec *x, const struct call *c)
+{
+    iz_rmsnorm_fwd(x, c->v[0], c->v[1], &c->rmsnorm);
+}
+
+static void rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                        const struct iz_rmsnorm *n)
+{
+    submit(x, &(struct call){.op = rmsnorm_fwd_op,
+                             .reach = rmsnorm_reach,
+                             .v = {y, a},
+                             .rmsnorm = *n});
+}
+
+static void rmsnorm_again_op(struct iz_exec *x, const struct call *c)
+{
+    iz_rmsnorm_again(x, c->v[0], c->v[1], &c->rmsnorm);
+}
+
+static void rmsnorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                          const struct iz_rmsnorm *n)
+{
+    submit(x, &(struct call){.op = rmsnorm_again_op,
+                             .reach = rmsnorm_reach,
+                             .v = {y, a},
+                             .rmsnorm = *n});
+}
+
+static void rmsnorm_bwd_op(struct iz_exec *x, const struct call *c)
+{
+    iz_rmsnorm_bwd(x, c->v[0], c->v[1], c->v[2], c->v[3], &c->rmsnorm);
+}
+
+static void rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                        struct iz_view dy, struct iz_view a,
+                        const struct iz_rmsnorm *n, struct iz_view scratch)
+{
+    submit(x, &(struct call){.op = rmsnorm_bwd_op,
+                             .reach = rmsnorm_reach,
+                             .v = {dx, r, dy, a},
+                             .scratch = scratch,
+                             .rmsnorm = *n});
+}
+
+static void headnorm_fwd_op(struct iz_exec *x, const struct call *c)
+{
+    iz_headnorm_fwd(x, c->v[0], c->v[1], &c->rmsnorm, c->count);
+}
+
+static void headnorm_fwd(struct iz_exec *x, struct iz_view a,
+                         struct iz_view kept, const struct iz_rmsnorm *n,
+                         int64_t first)
+{
+    submit(x, &(struct call){.op = headnorm_fwd_op,
+                             .reach = rmsnorm_reach,
+                             .v = {a, kept},
+                             .rmsnorm = *n,
+                             .count = first});
+}
+
+static void headnorm_bwd_op(struct iz_exec *x, const struct call *c)
+{
+    iz_headnorm_bwd(x, c->v[0], c->v[1], &c->rmsnorm, c->count);
+}
+
+static void headnorm_bwd(struct iz_exec *x, struct iz_view da,
+                         struct iz_view kept, const struct iz_rmsnorm *n,
+                         int64_t first, struct iz_view scratch)
+{
+    submit(x, &(struct call){.op = headnorm_bwd_op,
+                             .reach = rmsnorm_reach,
+                             .v = {da, kept},
+                             .scratch = scratch,
+                             .rmsnorm = *n,
+                             .count = first});
+}
+
+static void rope_op(struct iz_exec *x, const struct call *c)
+{
+    iz_rope(x, c->v[0], &c->rope, c->back);
+}
+
+static void rope(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
+                 bool back)
+{
+    submit(x,
+           &(struct call){.op = rope_op, .v = {a}, .rope = *r, .back = back});
+}
+
+static void swiglu_fwd_op(struct iz_exec *x, const struct call *c)
+{
+    iz_swiglu_fwd(x, c->v[0], c->v[1]);
+}
+
+static void swiglu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a)
+{
+    submit(x, &(struct call){.op = swiglu_fwd_op, .v = {y, a}});
+}
+
+static void swiglu_bwd_op(struct iz_exec *x, const struct call *c)
+{
+    iz_swiglu_bwd(x, c->v[0], c->v[1], c->v[2], c->v[3]);
+}
+
+static void swiglu_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                       struct iz_view dy, struct iz_view a)
+{
+    submit(x, &(struct call){.op = swiglu_bwd_op, .v = {da, y, dy, a}});
 }
 
 /* ---- attention ---------------------------------------------------------- */
@@ -526,6 +646,14 @@ static const struct iz_cuda_ops table = {.matmul_fwd = matmul_fwd,
                                          .layernorm_bwd = layernorm_bwd,
                                          .gelu_fwd = gelu_fwd,
                                          .gelu_bwd = gelu_bwd,
+                                         .rmsnorm_fwd = rmsnorm_fwd,
+                                         .rmsnorm_again = rmsnorm_again,
+                                         .rmsnorm_bwd = rmsnorm_bwd,
+                                         .headnorm_fwd = headnorm_fwd,
+                                         .headnorm_bwd = headnorm_bwd,
+                                         .rope = rope,
+                                         .swiglu_fwd = swiglu_fwd,
+                                         .swiglu_bwd = swiglu_bwd,
                                          .attention_fwd = attention_fwd,
                                          .attention_bwd = attention_bwd,
                                          .embedding_fwd = embedding_fwd,

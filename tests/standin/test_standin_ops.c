@@ -258,6 +258,103 @@ static void test_rows(void **state)
     compare(gelu_bwd, gelu);
 }
 
+/* ---- the Llama family --------------------------------------------------- */
+
+static struct iz_rmsnorm rmsnorm_of(const struct scene *s)
+{
+    return (struct iz_rmsnorm){
+        .w = s->v[2], .dw = s->v[3], .rstd = s->v[4], .eps = 1e-5f};
+}
+
+static void rmsnorm_fwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_rmsnorm n = rmsnorm_of(s);
+
+    iz_rmsnorm_fwd(x, s->v[0], s->v[1], &n);
+}
+
+static void rmsnorm_again(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_rmsnorm n = rmsnorm_of(s);
+
+    iz_rmsnorm_again(x, s->v[0], s->v[1], &n);
+}
+
+static void rmsnorm_bwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_rmsnorm n = rmsnorm_of(s);
+
+    iz_rmsnorm_bwd(x, s->v[0], s->v[5], s->v[6], s->v[1], &n);
+}
+
+/* Two heads of two columns, from the third on. */
+static void headnorm_fwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_rmsnorm n = rmsnorm_of(s);
+
+    iz_headnorm_fwd(x, s->v[0], s->v[1], &n, 3);
+}
+
+static void headnorm_bwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_rmsnorm n = rmsnorm_of(s);
+
+    iz_headnorm_bwd(x, s->v[0], s->v[1], &n, 3);
+}
+
+static void turn(struct iz_exec *x, const struct scene *s, bool back)
+{
+    struct iz_rope r = {
+        .seq = SEQ, .heads = 3, .d = 2, .theta = 10, .factor = 1};
+
+    iz_rope(x, s->v[0], &r, back);
+}
+
+static void rope(struct iz_exec *x, const struct scene *s)
+{
+    turn(x, s, false);
+}
+
+static void rope_back(struct iz_exec *x, const struct scene *s)
+{
+    turn(x, s, true);
+}
+
+static void swiglu_fwd(struct iz_exec *x, const struct scene *s)
+{
+    iz_swiglu_fwd(x, s->v[0], s->v[1]);
+}
+
+static void swiglu_bwd(struct iz_exec *x, const struct scene *s)
+{
+    iz_swiglu_bwd(x, s->v[1], s->v[0], s->v[2], s->v[3]);
+}
+
+static void test_llama(void **state)
+{
+    const struct shape norm[VIEWS] = {
+        {IZ_F32, M, C}, {IZ_F32, M, C}, {IZ_BF16, 1, C}, {IZ_F16, 1, C},
+        {IZ_F32, M, 1}, {IZ_F32, M, C}, {IZ_F32, M, C}};
+    const struct shape heads[VIEWS] = {{IZ_F32, M, C},
+                                       {IZ_F32, M, 4},
+                                       {IZ_BF16, 1, 2},
+                                       {IZ_F16, 1, 2},
+                                       {IZ_F32, M, 2}};
+    const struct shape swiglu[VIEWS] = {
+        {IZ_F32, M, C}, {IZ_F32, M, 2 * C}, {IZ_F32, M, C}, {IZ_F32, M, 2 * C}};
+
+    (void)state;
+    compare(rmsnorm_fwd, norm);
+    compare(rmsnorm_again, norm);
+    compare(rmsnorm_bwd, norm);
+    compare(headnorm_fwd, heads);
+    compare(headnorm_bwd, heads);
+    compare(rope, (struct shape[VIEWS]){{IZ_F32, M, C}});
+    compare(rope_back, (struct shape[VIEWS]){{IZ_F32, M, C}});
+    compare(swiglu_fwd, swiglu);
+    compare(swiglu_bwd, swiglu);
+}
+
 /* ---- attention ---------------------------------------------------------- */
 
 static struct iz_attention attention_of(const struct scene *s)
@@ -283,8 +380,30 @@ static void attention_bwd(struct iz_exec *x, const struct scene *s)
     iz_attention_bwd(x, s->v[3], s->v[4], &a);
 }
 
+/* Both heads share a key. */
+static void groups_fwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_attention a = attention_of(s);
+
+    a.kv_heads = 1;
+    iz_attention_fwd(x, &a);
+}
+
+static void groups_bwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_attention a = attention_of(s);
+
+    a.kv_heads = 1;
+    iz_attention_bwd(x, s->v[3], s->v[4], &a);
+}
+
 static void test_attention(void **state)
 {
+    const struct shape groups[VIEWS] = {{IZ_F32, M, 2 * C},
+                                        {IZ_F32, M, C},
+                                        {IZ_F32, M / SEQ * HEADS, SEQ},
+                                        {IZ_F32, M, 2 * C},
+                                        {IZ_F32, M, C}};
     const struct shape shapes[VIEWS] = {{IZ_F32, M, 3 * C},
                                         {IZ_F32, M, C},
                                         {IZ_F32, M / SEQ * HEADS, SEQ},
@@ -294,6 +413,8 @@ static void test_attention(void **state)
     (void)state;
     compare(attention_fwd, shapes);
     compare(attention_bwd, shapes);
+    compare(groups_fwd, groups);
+    compare(groups_bwd, groups);
 }
 
 /* ---- tokens ------------------------------------------------------------- */
@@ -429,6 +550,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_llama),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_tokens),
         cmocka_unit_test(test_flat),

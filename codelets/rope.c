@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rotary positions.  An angle is the position times a frequency in full
+ * circles, in double, of which only the fraction counts; its sine and cosine
+ * are fp32, so that a position of a million is as exact as the first. */
+#include "codelets/rope.h"
+
+#include <assert.h>
+#include <math.h>
+
+#include "codelets/build.h"
+#include "codelets/cuda.h"
+
+#define TWO_PI 6.28318530717958647692
+
+/* How much of a frequency that turns n times in the original context is kept
+ * as it is. */
+static double kept(const struct iz_rope *r, double n)
+{
+    double part =
+        (n - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+
+    return fmin(fmax(part, 0), 1);
+}
+
+void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r)
+{
+    for (int i = 0; i < r->d / 2; i++) {
+        double f = pow(r->theta, -2. * i / r->d) / TWO_PI;
+        double keep = r->factor == 1 ? 1 : kept(r, f * r->original_seq);
+
+        out->f[i] = f * keep + f * (1 - keep) / r->factor;
+    }
+}
+
+/* Cosines and sines of position t, [d/2] each. */
+static void angles(float *restrict cs, float *restrict sn,
+                   const struct iz_rope_turns *f, int64_t t, int half,
+                   bool back)
+{
+    for (int i = 0; i < half; i++) {
+        double turns = (double)t * f->f[i];
+        float angle = (float)((turns - rint(turns)) * TWO_PI);
+
+        cs[i] = cosf(angle);
+        sn[i] = back ? -sinf(angle) : sinf(angle);
+    }
+}
+
+IZ_SIMD static void turn_row(float *row, const float *cs, const float *sn,
+                             int heads, int half)
+{
+    for (int h = 0; h < heads; h++) {
+        float *lo = row + (int64_t)h * 2 * half, *hi = lo + half;
+
+#pragma omp simd
+        for (int i = 0; i < half; i++) {
+            float a = lo[i], b = hi[i];
+
+            lo[i] = a * cs[i] - b * sn[i];
+            hi[i] = b * cs[i] + a * sn[i];
+        }
+    }
+}
+
+/* Position by position, so that all samples use its angles. */
+static void turn_cpu(struct iz_view a, const struct iz_rope *r, bool back)
+{
+    struct iz_rope_turns f;
+    float cs[IZ_ROPE_MOST / 2], sn[IZ_ROPE_MOST / 2];
+
+    iz_rope_turns_of(&f, r);
+    for (int64_t t = 0; t < r->seq; t++) {
+        angles(cs, sn, &f, t, r->d / 2, back);
+        for (int64_t row = t; row < a.rows; row += r->seq)
+            turn_row((float *)a.p + row * a.cols, cs, sn, r->heads, r->d / 2);
+    }
+}
+
+void iz_rope(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
+             bool back)
+{
+    int64_t cols = (int64_t)r->heads * r->d;
+
+    assert(r->d % 2 == 0 && r->d <= IZ_ROPE_MOST && cols <= a.cols);
+    assert(r->factor > 0 && a.rows % r->seq == 0);
+    iz_count(x, 0, 2. * (double)(a.rows * cols * iz_dtype_bytes(a.dtype)));
+    if (iz_runs(x, IZ_CPU))
+        turn_cpu(a, r, back);
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->rope(x, a, r, back);
+}

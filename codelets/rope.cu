@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rotary positions on a GPU, with the angles of rope.c.  A block has as many
+ * neighbouring rows as it has threads for their angles; it forms sines and
+ * cosines once for all heads. */
+#include "codelets/launch.cuh"
+
+#include "codelets/cuda_launch.h"
+#include "codelets/rope.h"
+
+#define TWO_PI 6.28318530717958647692
+
+enum { THREADS = 256 };
+
+struct job {
+    int64_t rows, ld, seq;
+    int heads, half; /* half a head */
+    int each;        /* rows of a block */
+    bool back;
+};
+
+/* The fraction of a circle is exact but for one rounding to double. */
+static __device__ float angle_of(int64_t t, double turns_per_token)
+{
+    double turns = __dmul_rn((double)t, turns_per_token);
+
+    return (float)((turns - rint(turns)) * TWO_PI);
+}
+
+/* N columns of the first half of a head, at lo, and of the second. */
+template <class T, int N>
+static __device__ void turn(T *lo, int half, const float *cs, const float *sn)
+{
+    float a[N], b[N];
+
+    iz_load_row(a, lo);
+    iz_load_row(b, lo + half);
+    for (int i = 0; i < N; i++) {
+        float low = a[i], high = b[i];
+
+        a[i] = low * cs[i] - high * sn[i];
+        b[i] = high * cs[i] + low * sn[i];
+    }
+    iz_store_row(lo, a);
+    iz_store_row(lo + half, b);
+}
+
+/* Moves each element of the heads in and out: 4 bytes with 16-bit types. */
+template <class T, int N>
+static __global__ void __launch_bounds__(THREADS)
+    rotate(T *a, struct iz_rope_turns f, struct job j)
+{
+    __shared__ float cs[THREADS], sn[THREADS];
+    int64_t first = (int64_t)blockIdx.x * j.each;
+    int left = j.rows - first < j.each ? (int)(j.rows - first) : j.each;
+    int per = j.half / N;
+
+    for (int i = (int)threadIdx.x; i < left * j.half; i += THREADS) {
+        float v = angle_of((first + i / j.half) % j.seq, f.f[i % j.half]);
+
+        cs[i] = cosf(v);
+        sn[i] = j.back ? -sinf(v) : sinf(v);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < left * j.heads * per; i += THREADS) {
+        int col = i % per * N, head = i / per % j.heads, r = i / per / j.heads;
+
+        turn<T, N>(a + (first + r) * j.ld + head * 2 * j.half + col, j.half,
+                   cs + r * j.half + col, sn + r * j.half + col);
+    }
+}
+
+template <class T, int N>
+static void launch(struct iz_exec *x, struct iz_view a,
+                   const struct iz_rope_turns *f, const struct job *j)
+{
+    int64_t blocks = (j->rows + j->each - 1) / j->each;
+
+    if (blocks > INT32_MAX)
+        iz_die("rope of %lld rows: too many", (long long)j->rows);
+    IZ_LAUNCH((rotate<T, N>), (int)blocks, THREADS, 0, x->stream, (T *)a.p, *f,
+              *j);
+}
+
+template <class T>
+static void choose(struct iz_exec *x, struct iz_view a,
+                   const struct iz_rope_turns *f, const struct job *j)
+{
+    constexpr int per = 16 / sizeof(T);
+
+    if ((uintptr_t)a.p % 16 == 0 && j->half % per == 0 && j->ld % per == 0)
+        launch<T, per>(x, a, f, j);
+    else
+        launch<T, 1>(x, a, f, j);
+}
+
+void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
+                  bool back)
+{
+    struct iz_rope_turns f = {};
+    int half = r->d / 2;
+    struct job j = {a.rows, a.cols,         r->seq, r->heads,
+                    half,   THREADS / half, back};
+
+    iz_rope_turns_of(&f, r);
+    if (a.dtype == IZ_BF16)
+        choose<iz_bf16>(x, a, &f, &j);
+    else if (a.dtype == IZ_F16)
+        choose<iz_f16>(x, a, &f, &j);
+    else
+        choose<float>(x, a, &f, &j);
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The arithmetic of rotary positions that the CPU and the GPU share. */
+#ifndef IZ_CODELETS_ROPE_H
+#define IZ_CODELETS_ROPE_H
+
+#include "codelets/ops.h"
+
+IZ_C_BEGIN
+
+/* Turns per token, in full circles, of column i and i + d/2. */
+struct iz_rope_turns {
+    double f[IZ_ROPE_MOST / 2];
+};
+
+/* The d/2 frequencies of r. */
+void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r);
+
+IZ_C_END
+
+#endif

@@ -1,0 +1,613 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Llama and its relatives, written once for training, evaluation and
+ * generation.  M = samples * seq rows, C = width, H = heads, K = kv_heads,
+ * D = head_dim, F = ffn, V = vocab. */
+#include "models/llama.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "codelets/ops.h"
+#include "runtime/run.h"
+
+#define INIT_STD 0.02f
+/* Larger widths, depths or vocabularies are typing errors. */
+#define MOST (1 << 24)
+
+enum kind { KIND_EMBED, KIND_BLOCK, KIND_HEAD };
+
+/* Parameters of a block in the order of its list; behind them, where the model
+ * has them, the bias of QKV, then the norms of queries and keys. */
+enum { NORM_1, QKV, ATTN_PROJ, NORM_2, GATE_UP, DOWN, OPTIONAL };
+enum { BLOCK_MOST = OPTIONAL + 3 };
+
+/* Parameters of the head: its norm, then the matrix, its own or the tied one.
+ */
+enum { HEAD_NORM, HEAD_MATRIX };
+
+/* A boundary tensor [samples, T*C] as [M,C]. */
+static struct iz_view tokens(struct iz_view v, int width)
+{
+    v.rows = iz_view_len(v) / width;
+    v.cols = width;
+    return v;
+}
+
+/* Parameter i of the unit; its gradient in backward only. */
+static struct iz_linear linear(const struct iz_layer *a, int i)
+{
+    struct iz_linear l = {.w = a->w[i], .out_in = true};
+
+    if (a->dw)
+        l.dw = a->dw[i];
+    return l;
+}
+
+static struct iz_linear qkv_linear(const struct iz_layer *a)
+{
+    const struct iz_llama_config *c = a->self;
+    struct iz_linear l = linear(a, QKV);
+
+    if (c->qkv_bias) {
+        l.b = a->w[OPTIONAL];
+        if (a->dw)
+            l.db = a->dw[OPTIONAL];
+    }
+    return l;
+}
+
+static struct iz_rmsnorm norm(const struct iz_layer *a, int i)
+{
+    const struct iz_llama_config *c = a->self;
+    struct iz_rmsnorm n = {.w = a->w[i], .eps = (float)c->norm_eps};
+
+    if (a->dw)
+        n.dw = a->dw[i];
+    return n;
+}
+
+static struct iz_rope rope(const struct iz_llama_config *c)
+{
+    return (struct iz_rope){
+        .seq = c->seq,
+        .heads = c->heads + c->kv_heads,
+        .d = c->head_dim,
+        .theta = c->rope_theta,
+        .factor = c->rope_scaling_factor,
+        .low_freq_factor = c->rope_scaling_low_freq_factor,
+        .high_freq_factor = c->rope_scaling_high_freq_factor,
+        .original_seq = c->rope_scaling_original_seq,
+    };
+}
+
+static void embed_forward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_llama_config *c = a->self;
+
+    iz_embedding_fwd(x, tokens(a->y, c->width), a->input, a->w[0], IZ_NONE);
+}
+
+static void embed_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_llama_config *c = a->self;
+
+    iz_embedding_bwd(x, a->dw[0], IZ_NONE, tokens(a->dy, c->width), a->input);
+}
+
+/* What a block keeps for its backward; outputs of the norms of rows and of the
+ * MLP's gate are computed again.  Backward overwrites u. */
+struct block {
+    struct iz_attention attn; /* with normalised and turned queries and keys */
+    struct iz_rmsnorm norm_1, norm_2;
+    struct iz_rmsnorm norm_q, norm_k; /* of heads */
+    struct iz_view q, k;              /* [M,HD], [M,KD] before their norms */
+    struct iz_view x2;                /* [M,C] after attention */
+    struct iz_view u;                 /* [M,2F]: gate, up */
+};
+
+static void head_norm_saves(struct iz_exec *x, const struct iz_layer *a,
+                            struct block *b, int64_t m)
+{
+    const struct iz_llama_config *c = a->self;
+    int first = OPTIONAL + c->qkv_bias;
+
+    b->norm_q = norm(a, first);
+    b->norm_k = norm(a, first + 1);
+    b->norm_q.rstd = iz_save(x, IZ_F32, m, c->heads);
+    b->norm_k.rstd = iz_save(x, IZ_F32, m, c->kv_heads);
+    b->q = iz_save(x, x->act, m, (int64_t)c->heads * c->head_dim);
+    b->k = iz_save(x, x->act, m, (int64_t)c->kv_heads * c->head_dim);
+}
+
+static struct block block_saves(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_llama_config *c = a->self;
+    int64_t m = (int64_t)a->samples * c->seq, d = c->head_dim;
+    int64_t heads = (int64_t)a->samples * c->heads;
+    struct block b = {.norm_1 = norm(a, NORM_1), .norm_2 = norm(a, NORM_2)};
+
+    b.norm_1.rstd = iz_save(x, IZ_F32, m, 1);
+    b.attn.qkv = iz_save(x, x->act, m, (c->heads + 2 * c->kv_heads) * d);
+    b.attn.o = iz_save(x, x->act, m, c->heads * d);
+    b.attn.lse = iz_save(x, IZ_F32, heads, c->seq);
+    b.attn.seq = c->seq;
+    b.attn.heads = c->heads;
+    b.attn.kv_heads = c->kv_heads;
+    if (c->qk_norm)
+        head_norm_saves(x, a, &b, m);
+    b.x2 = iz_save(x, x->act, m, c->width);
+    b.norm_2.rstd = iz_save(x, IZ_F32, m, 1);
+    b.u = iz_save(x, x->act, m, 2 * (int64_t)c->ffn);
+    return b;
+}
+
+/* Queries and keys as attention takes them. */
+static void positions_forward(struct iz_exec *x,
+                              const struct iz_llama_config *c,
+                              const struct block *b)
+{
+    struct iz_rope r = rope(c);
+
+    if (c->qk_norm) {
+        iz_headnorm_fwd(x, b->attn.qkv, b->q, &b->norm_q, 0);
+        iz_headnorm_fwd(x, b->attn.qkv, b->k, &b->norm_k, b->q.cols);
+    }
+    iz_rope(x, b->attn.qkv, &r, false);
+}
+
+static void positions_backward(struct iz_exec *x,
+                               const struct iz_llama_config *c,
+                               const struct block *b, struct iz_view dqkv)
+{
+    struct iz_rope r = rope(c);
+
+    iz_rope(x, dqkv, &r, true);
+    if (c->qk_norm) {
+        iz_headnorm_bwd(x, dqkv, b->q, &b->norm_q, 0);
+        iz_headnorm_bwd(x, dqkv, b->k, &b->norm_k, b->q.cols);
+    }
+}
+
+static void block_forward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_llama_config *c = a->self;
+    struct block b = block_saves(x, a);
+    struct iz_linear qkv = qkv_linear(a), proj = linear(a, ATTN_PROJ);
+    struct iz_linear gate_up = linear(a, GATE_UP), down = linear(a, DOWN);
+    struct iz_view in = tokens(a->x, c->width), out = tokens(a->y, c->width);
+    int64_t mark = iz_work_mark(x);
+    struct iz_view h = iz_work(x, x->act, in.rows, c->width); /* [M,C] */
+    struct iz_view g;
+
+    iz_rmsnorm_fwd(x, h, in, &b.norm_1);
+    iz_matmul_fwd(x, b.attn.qkv, IZ_NONE, h, &qkv); /* [M,(H+2K)D] */
+    positions_forward(x, c, &b);
+    iz_attention_fwd(x, &b.attn);                /* [M,HD] */
+    iz_matmul_fwd(x, b.x2, in, b.attn.o, &proj); /* [M,C] */
+    iz_rmsnorm_fwd(x, h, b.x2, &b.norm_2);
+    iz_matmul_fwd(x, b.u, IZ_NONE, h, &gate_up); /* [M,2F] */
+    iz_work_release(x, mark);
+    g = iz_work(x, x->act, in.rows, c->ffn);
+    iz_swiglu_fwd(x, g, b.u);
+    iz_matmul_fwd(x, out, b.x2, g, &down); /* [M,C] */
+    iz_work_release(x, mark);
+}
+
+/* dx2 = dy + the gradient through norm_2 and the MLP, into `dx`. */
+static void mlp_backward(struct iz_exec *x, const struct iz_layer *a,
+                         const struct block *b, struct iz_view dx,
+                         struct iz_view dy)
+{
+    struct iz_linear gate_up = linear(a, GATE_UP), down = linear(a, DOWN);
+    int64_t mark = iz_work_mark(x);
+    struct iz_view g = iz_work(x, x->act, b->u.rows, b->u.cols / 2); /* [M,F] */
+    struct iz_view h;
+
+    iz_matmul_da(x, g, dy, &down);
+    iz_swiglu_bwd(x, b->u, g, g, b->u); /* u becomes du, g the down's input */
+    iz_matmul_dw(x, dy, g, &down);
+    iz_work_release(x, mark);
+    h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+    iz_rmsnorm_again(x, h, b->x2, &b->norm_2);
+    iz_matmul_dw(x, b->u, h, &gate_up);
+    iz_matmul_da(x, h, b->u, &gate_up); /* h becomes its own gradient */
+    iz_rmsnorm_bwd(x, dx, dy, h, b->x2, &b->norm_2);
+    iz_work_release(x, mark);
+}
+
+/* dqkv, behind norms and positions, from the gradient of x2. */
+static void scores_backward(struct iz_exec *x, const struct iz_layer *a,
+                            const struct block *b, struct iz_view dqkv,
+                            struct iz_view dx2)
+{
+    struct iz_linear proj = linear(a, ATTN_PROJ);
+    int64_t mark = iz_work_mark(x);
+    struct iz_view d = iz_work(x, x->act, dx2.rows, b->attn.o.cols);
+
+    iz_matmul_dw(x, dx2, b->attn.o, &proj);
+    iz_matmul_da(x, d, dx2, &proj);
+    iz_attention_bwd(x, dqkv, d, &b->attn);
+    positions_backward(x, a->self, b, dqkv);
+    iz_work_release(x, mark);
+}
+
+/* dx = dx2 + the gradient through norm_1 and attention, dx2 being in `dx`. */
+static void attention_backward(struct iz_exec *x, const struct iz_layer *a,
+                               const struct block *b, struct iz_view dx,
+                               struct iz_view in)
+{
+    struct iz_linear qkv = qkv_linear(a);
+    int64_t mark = iz_work_mark(x);
+    struct iz_view dqkv = iz_work(x, x->act, dx.rows, b->attn.qkv.cols);
+    struct iz_view h;
+
+    scores_backward(x, a, b, dqkv, dx);
+    h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+    iz_rmsnorm_again(x, h, in, &b->norm_1);
+    iz_matmul_dw(x, dqkv, h, &qkv);
+    iz_matmul_da(x, h, dqkv, &qkv);
+    iz_rmsnorm_bwd(x, dx, dx, h, in, &b->norm_1);
+    iz_work_release(x, mark);
+}
+
+static void block_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_llama_config *c = a->self;
+    struct block b = block_saves(x, a);
+    struct iz_view dx = tokens(a->dx, c->width);
+
+    mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
+    attention_backward(x, a, &b, dx, tokens(a->x, c->width));
+}
+
+/* h = norm(in) in scratch; n gets the statistics. */
+static struct iz_view head_norm(struct iz_exec *x, struct iz_rmsnorm *n,
+                                struct iz_view in)
+{
+    struct iz_view h = iz_work(x, x->act, in.rows, in.cols);
+
+    n->rstd = iz_work(x, IZ_F32, in.rows, 1);
+    iz_rmsnorm_fwd(x, h, in, n);
+    return h;
+}
+
+static void head_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_llama_config *c = a->self;
+    int64_t mark = iz_work_mark(x);
+    struct iz_view in = tokens(a->x, c->width);
+    struct iz_rmsnorm n = norm(a, HEAD_NORM);
+    struct iz_view h = head_norm(x, &n, in); /* [M,C] */
+    struct iz_classifier k = {.a = h,
+                              .w = a->w[HEAD_MATRIX],
+                              .target = a->target,
+                              .da = h,
+                              .dw = a->dw[HEAD_MATRIX],
+                              .loss_scale = a->loss_scale,
+                              .loss = a->loss};
+
+    iz_classifier_bwd(x, &k);
+    iz_rmsnorm_bwd(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
+    iz_work_release(x, mark);
+}
+
+static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_llama_config *c = a->self;
+    int64_t mark = iz_work_mark(x);
+    struct iz_rmsnorm n = norm(a, HEAD_NORM);
+    struct iz_view h = head_norm(x, &n, tokens(a->x, c->width));
+    struct iz_classifier k = {
+        .a = h, .w = a->w[HEAD_MATRIX], .target = a->target, .loss = a->loss};
+
+    iz_classifier_fwd(x, &k);
+    iz_work_release(x, mark);
+}
+
+static void head_generate(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_llama_config *c = a->self;
+    int64_t mark = iz_work_mark(x);
+    struct iz_rmsnorm n = norm(a, HEAD_NORM);
+    struct iz_view in = iz_view_rows(tokens(a->x, c->width), a->row, 1);
+    struct iz_linear l = {.w = a->w[HEAD_MATRIX], .out_in = true};
+    struct iz_view logits = {a->logits, IZ_F32, 1, c->vocab};
+
+    iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, &n, in), &l);
+    iz_work_release(x, mark);
+}
+
+static struct iz_param weight(const char *name, int64_t rows, int64_t cols,
+                              float std)
+{
+    struct iz_param p = {
+        .rows = rows, .cols = cols, .init = IZ_INIT_NORMAL, .std = std};
+
+    snprintf(p.name, sizeof p.name, "%s", name);
+    return p;
+}
+
+static struct iz_param vector(const char *name, int64_t n, enum iz_init init)
+{
+    struct iz_param p = {.rows = 1, .cols = n, .init = init};
+
+    snprintf(p.name, sizeof p.name, "%s", name);
+    return p;
+}
+
+static int embed_open(struct iz_unit *u, const struct iz_llama_config *c)
+{
+    const struct iz_param list[] = {
+        weight("embed_tokens.weight", c->vocab, c->width, INIT_STD),
+    };
+
+    snprintf(u->name, sizeof u->name, "embed");
+    u->kind = KIND_EMBED;
+    u->out_elems = (int64_t)c->seq * c->width;
+    u->forward = embed_forward;
+    u->backward = embed_backward;
+    return iz_unit_params(u, list, 1, "");
+}
+
+/* The parameters of a block; returns how many.  Those of one product are
+ * stacked by rows: queries, keys, values; gate, up. */
+static int block_params(struct iz_param *list, const struct iz_llama_config *c)
+{
+    int64_t w = c->width, d = c->head_dim, o = c->heads * d;
+    int64_t qkv = o + 2 * c->kv_heads * d;
+    /* So that the sum over all residual additions keeps its variance. */
+    float residual = INIT_STD / sqrtf(2 * (float)c->layers);
+    int n = OPTIONAL;
+
+    list[NORM_1] = vector("input_layernorm.weight", w, IZ_INIT_ONE);
+    list[QKV] = weight("self_attn.qkv_proj.weight", qkv, w, INIT_STD);
+    list[ATTN_PROJ] = weight("self_attn.o_proj.weight", w, o, residual);
+    list[NORM_2] = vector("post_attention_layernorm.weight", w, IZ_INIT_ONE);
+    list[GATE_UP] =
+        weight("mlp.gate_up_proj.weight", 2 * (int64_t)c->ffn, w, INIT_STD);
+    list[DOWN] = weight("mlp.down_proj.weight", w, c->ffn, residual);
+    if (c->qkv_bias)
+        list[n++] = vector("self_attn.qkv_proj.bias", qkv, IZ_INIT_ZERO);
+    if (c->qk_norm) {
+        list[n++] = vector("self_attn.q_norm.weight", d, IZ_INIT_ONE);
+        list[n++] = vector("self_attn.k_norm.weight", d, IZ_INIT_ONE);
+    }
+    return n;
+}
+
+static int block_open(struct iz_unit *u, const struct iz_llama_config *c, int i)
+{
+    struct iz_param list[BLOCK_MOST];
+    char prefix[32];
+
+    snprintf(u->name, sizeof u->name, "layers.%d", i);
+    snprintf(prefix, sizeof prefix, "layers.%d.", i);
+    u->kind = KIND_BLOCK;
+    u->out_elems = (int64_t)c->seq * c->width;
+    u->forward = block_forward;
+    u->backward = block_backward;
+    return iz_unit_params(u, list, block_params(list, c), prefix);
+}
+
+static int head_open(struct iz_unit *u, const struct iz_llama_config *c)
+{
+    const struct iz_param list[] = {
+        vector("norm.weight", c->width, IZ_INIT_ONE),
+        weight("lm_head.weight", c->vocab, c->width, INIT_STD),
+    };
+
+    snprintf(u->name, sizeof u->name, "head");
+    u->kind = KIND_HEAD;
+    if (c->tie_embeddings) {
+        u->tied_unit = 0;
+        u->tied_param = 0;
+    }
+    u->backward = head_backward;
+    u->evaluate = head_evaluate;
+    u->generate = head_generate;
+    return iz_unit_params(u, list, c->tie_embeddings ? 1 : 2, "");
+}
+
+static int check_sizes(const struct iz_llama_config *c)
+{
+    const struct {
+        const char *name;
+        int value, most;
+    } field[] = {{"layers", c->layers, MOST},
+                 {"heads", c->heads, MOST},
+                 {"kv_heads", c->kv_heads, MOST},
+                 {"width", c->width, MOST},
+                 {"ffn", c->ffn, MOST},
+                 {"head_dim", c->head_dim, IZ_ROPE_MOST},
+                 {"seq", c->seq, MOST},
+                 {"vocab", c->vocab, MOST}};
+
+    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
+        if (field[i].value < 1 || field[i].value > field[i].most) {
+            fprintf(stderr, "llama: %s = %d: must be in 1..%d\n", field[i].name,
+                    field[i].value, field[i].most);
+            return -EINVAL;
+        }
+    return 0;
+}
+
+static int check(const struct iz_llama_config *c)
+{
+    const char *why = NULL;
+
+    if (c->head_dim == 0 && c->heads > 0)
+        why = "width is not divisible by heads, and there is no head_dim";
+    else if (check_sizes(c))
+        return -EINVAL;
+    else if (c->heads % c->kv_heads)
+        why = "heads is not divisible by kv_heads";
+    else if (c->head_dim % 2)
+        why = "head_dim is odd, but columns turn in pairs";
+    else if (!(c->rope_theta > 0 && c->rope_scaling_factor > 0))
+        why = "rope_theta and rope_scaling_factor must be positive";
+    else if (c->rope_scaling_factor != 1 && !(c->rope_scaling_high_freq_factor >
+                                              c->rope_scaling_low_freq_factor))
+        why = "rope_scaling_high_freq_factor must be above "
+              "rope_scaling_low_freq_factor";
+    if (!why)
+        return 0;
+    fprintf(stderr, "llama: %s\n", why);
+    return -EINVAL;
+}
+
+/* With what zeros stand for. */
+static struct iz_llama_config complete(struct iz_llama_config c)
+{
+    if (c.kv_heads == 0)
+        c.kv_heads = c.heads;
+    if (c.head_dim == 0 && c.heads > 0 && c.width % c.heads == 0)
+        c.head_dim = c.width / c.heads;
+    return c;
+}
+
+static int open_units(struct iz_model *m, const struct iz_llama_config *c)
+{
+    int rc = embed_open(&m->unit[0], c);
+
+    for (int i = 0; rc == 0 && i < c->layers; i++)
+        rc = block_open(&m->unit[1 + i], c, i);
+    return rc ? rc : head_open(&m->unit[1 + c->layers], c);
+}
+
+int iz_llama_open(struct iz_model **out, const struct iz_llama_config *given)
+{
+    struct iz_llama_config c = complete(*given);
+    int rc = check(&c);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    rc = iz_model_open(out, "llama", c.layers + 2, sizeof c);
+    if (rc)
+        goto fail;
+    *(struct iz_llama_config *)(*out)->self = c;
+    (*out)->input_bytes = (int64_t)c.seq * (int64_t)sizeof(int32_t);
+    (*out)->target_bytes = (*out)->input_bytes;
+    (*out)->tokens = c.seq;
+    (*out)->vocab = c.vocab;
+    rc = open_units(*out, &c);
+    if (rc)
+        goto fail;
+    return 0;
+fail:
+    fprintf(stderr, "llama: no memory for a model of %d layers\n", c.layers);
+    iz_model_close(out);
+    return rc;
+}
+
+/* ---- the program ---- */
+
+static struct iz_llama_config config;
+
+#define AT(f)                                                                  \
+    offsetof(struct iz_llama_config, f),                                       \
+        sizeof(((struct iz_llama_config *)0)->f)
+
+static const struct iz_key keys[] = {
+    {"layers", IZ_KEY_INT, AT(layers), 1, MOST, NULL, "16",
+     "Transformer blocks."},
+    {"heads", IZ_KEY_INT, AT(heads), 1, MOST, NULL, "32",
+     "Query heads of a block."},
+    {"kv_heads", IZ_KEY_INT, AT(kv_heads), 0, MOST, NULL, "0",
+     "Key and value heads; a divisor of heads, 0: as many."},
+    {"width", IZ_KEY_INT, AT(width), 1, MOST, NULL, "2048", "Channels."},
+    {"ffn", IZ_KEY_INT, AT(ffn), 1, MOST, NULL, "8192",
+     "Hidden channels of the MLP."},
+    {"head_dim", IZ_KEY_INT, AT(head_dim), 0, IZ_ROPE_MOST, NULL, "0",
+     "Columns of a head, even; 0: width / heads."},
+    {"seq", IZ_KEY_INT, AT(seq), 1, MOST, NULL, "1024", "Tokens of a sample."},
+    {"vocab", IZ_KEY_INT, AT(vocab), 1, MOST, NULL, "128256",
+     "Different tokens; 256 for bytes."},
+    {"rope_theta", IZ_KEY_DOUBLE, AT(rope_theta), 1, 1e12, NULL, "500000",
+     "Base of the rotary frequencies."},
+    {"rope_scaling_factor", IZ_KEY_DOUBLE, AT(rope_scaling_factor), 1, 1e6,
+     NULL, "1", "Divides low rotary frequencies (Llama 3); 1: none."},
+    {"rope_scaling_low_freq_factor", IZ_KEY_DOUBLE,
+     AT(rope_scaling_low_freq_factor), 0, 1e6, NULL, "1",
+     "Turns in the original context below which a frequency is divided."},
+    {"rope_scaling_high_freq_factor", IZ_KEY_DOUBLE,
+     AT(rope_scaling_high_freq_factor), 0, 1e6, NULL, "4",
+     "Turns in the original context above which a frequency is kept."},
+    {"rope_scaling_original_seq", IZ_KEY_INT, AT(rope_scaling_original_seq), 1,
+     MOST, NULL, "8192", "Tokens of the original context."},
+    {"norm_eps", IZ_KEY_DOUBLE, AT(norm_eps), 1e-12, 1, NULL, "1e-5",
+     "Added to mean squares."},
+    {"tie_embeddings", IZ_KEY_BOOL, AT(tie_embeddings), 0, 0, NULL, "false",
+     "Whether the output layer uses the embedding's matrix."},
+    {"qkv_bias", IZ_KEY_BOOL, AT(qkv_bias), 0, 0, NULL, "false",
+     "Whether queries, keys and values have a bias (Qwen 2.5)."},
+    {"qk_norm", IZ_KEY_BOOL, AT(qk_norm), 0, 0, NULL, "false",
+     "Whether heads of queries and keys are normalised (Qwen 3)."},
+    {0},
+};
+
+static const struct iz_preset presets[] = {
+    {"tiny",
+     "{\"layers\": 2, \"heads\": 4, \"kv_heads\": 2, \"width\": 32, "
+     "\"ffn\": 48, \"seq\": 16, \"vocab\": 256, \"rope_theta\": 10000}",
+     "for tests"},
+    {"llama-3.2-1b",
+     "{\"layers\": 16, \"heads\": 32, \"kv_heads\": 8, \"width\": 2048, "
+     "\"ffn\": 8192, \"head_dim\": 64, \"seq\": 4096, \"vocab\": 128256, "
+     "\"rope_theta\": 500000, \"rope_scaling_factor\": 32, "
+     "\"tie_embeddings\": true}",
+     "Llama 3.2 1B"},
+    {"llama-3-8b",
+     "{\"layers\": 32, \"heads\": 32, \"kv_heads\": 8, \"width\": 4096, "
+     "\"ffn\": 14336, \"seq\": 4096, \"vocab\": 128256, "
+     "\"rope_theta\": 500000}",
+     "Llama 3 8B"},
+    {"qwen2.5-0.5b",
+     "{\"layers\": 24, \"heads\": 14, \"kv_heads\": 2, \"width\": 896, "
+     "\"ffn\": 4864, \"seq\": 4096, \"vocab\": 151936, "
+     "\"rope_theta\": 1000000, \"norm_eps\": 1e-6, \"qkv_bias\": true, "
+     "\"tie_embeddings\": true}",
+     "Qwen 2.5 0.5B"},
+    {"qwen2.5-7b",
+     "{\"layers\": 28, \"heads\": 28, \"kv_heads\": 4, \"width\": 3584, "
+     "\"ffn\": 18944, \"seq\": 4096, \"vocab\": 152064, "
+     "\"rope_theta\": 1000000, \"norm_eps\": 1e-6, \"qkv_bias\": true}",
+     "Qwen 2.5 7B"},
+    {"qwen3-0.6b",
+     "{\"layers\": 28, \"heads\": 16, \"kv_heads\": 8, \"width\": 1024, "
+     "\"ffn\": 3072, \"head_dim\": 128, \"seq\": 4096, \"vocab\": 151936, "
+     "\"rope_theta\": 1000000, \"norm_eps\": 1e-6, \"qk_norm\": true, "
+     "\"tie_embeddings\": true}",
+     "Qwen 3 0.6B"},
+    {"qwen3-8b",
+     "{\"layers\": 36, \"heads\": 32, \"kv_heads\": 8, \"width\": 4096, "
+     "\"ffn\": 12288, \"head_dim\": 128, \"seq\": 4096, \"vocab\": 151936, "
+     "\"rope_theta\": 1000000, \"norm_eps\": 1e-6, \"qk_norm\": true}",
+     "Qwen 3 8B"},
+    {"mistral-7b",
+     "{\"layers\": 32, \"heads\": 32, \"kv_heads\": 8, \"width\": 4096, "
+     "\"ffn\": 14336, \"seq\": 4096, \"vocab\": 32768, "
+     "\"rope_theta\": 1000000}",
+     "Mistral 7B v0.3"},
+    {0},
+};
+
+static int open_program(struct iz_model **out, const void *target)
+{
+    return iz_llama_open(out, target);
+}
+
+static int window(const void *target)
+{
+    return ((const struct iz_llama_config *)target)->seq;
+}
+
+const struct iz_program iz_program = {
+    .name = "llama",
+    .about = "trains models of the Llama family",
+    .section = {.keys = keys, .target = &config, .presets = presets},
+    .open = open_program,
+    .seq = window,
+};

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The Llama family: rotary positions, RMSNorm before attention and MLP, groups
+ * of heads that share keys, and a gated MLP; with the options that make it
+ * Llama 3, Mistral, Qwen 2.5 or Qwen 3.  Parameters have the layouts of the
+ * published checkpoints, where those that one product uses are stacked. */
+#ifndef IZ_MODELS_LLAMA_H
+#define IZ_MODELS_LLAMA_H
+
+#include <stdbool.h>
+
+#include "codelets/layer.h"
+
+struct iz_llama_config {
+    int layers, heads, width, ffn, seq, vocab;
+    int kv_heads; /* 0: heads */
+    int head_dim; /* 0: width / heads */
+    double norm_eps, rope_theta;
+    /* Llama 3's longer context; a factor of 1 is none. */
+    double rope_scaling_factor, rope_scaling_low_freq_factor;
+    double rope_scaling_high_freq_factor;
+    int rope_scaling_original_seq;
+    bool tie_embeddings; /* the head uses the embedding's matrix */
+    bool qkv_bias, qk_norm;
+};
+
+/* Creates a model; close it with iz_model_close.  Returns 0, or -EINVAL or
+ * -ENOMEM after printing the reason. */
+int iz_llama_open(struct iz_model **out, const struct iz_llama_config *c);
+
+#endif
