@@ -93,7 +93,10 @@ def config_of(row, nvme):
 
 
 def environment(place, row, stats=None):
-    env = {"STARPU_HOME": str(place.folder.parent), "STARPU_SILENT": "1",
+    # StarPU measures the bus anew when the number of GPUs changes.
+    home = place.folder.parent / f"starpu-{row['ranks']}"
+    home.mkdir(exist_ok=True)
+    env = {"STARPU_HOME": str(home), "STARPU_SILENT": "1",
            "IZ_STANDIN_DEVICES": str(row["ranks"]),
            "IZ_STANDIN_MEM_MB": str(MEM_MB), "IZ_STANDIN_PAGEABLE": "abort",
            "IZ_STANDIN_JITTER_US": str(row["jitter_us"])}
