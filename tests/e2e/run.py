@@ -80,6 +80,11 @@ def environment(extra=None):
     drop = ("STARPU_SCHED", "STARPU_NCPU", "STARPU_NCPUS", "OPENBLAS_CORETYPE")
     env = {k: v for k, v in os.environ.items() if k not in drop}
     env["IZ_PLAIN"] = "1"
+    # What StarPU measures once belongs to one build: another one, with a GPU or
+    # without, would measure again and say so.
+    home = pathlib.Path(PROGRAM).resolve().parents[1] / "starpu-home"
+    home.mkdir(exist_ok=True)
+    env["STARPU_HOME"] = str(home)
     if os.geteuid() == 0:
         env["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
         env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
