@@ -96,9 +96,9 @@ static int choose_comm(struct iz_place *p, const struct iz_config *c,
 /* What a GPU cannot do, in words of the config; NULL: nothing. */
 static const char *cannot(const struct iz_place *p, const struct iz_config *c)
 {
-    if (c->dtype == IZ_BF16 && p->info.capability < 80)
-        return "bf16.enabled: this GPU has no bf16 (compute capability 8.0): "
-               "use fp16";
+    if (p->info.capability < 80)
+        return "run.device: the kernels need compute capability 8.0, this GPU "
+               "has less: use run.device: cpu";
     if (c->run.slices > 1)
         return "run.slices: slices give several CPU workers something to do; "
                "set it to 0 or 1 on a GPU";

@@ -590,7 +590,9 @@ static int prepare(struct run *r)
         s = check_sample(r);
     r->workers = r->c.run.workers;
     r->coll->timeout_s = r->c.run.comm_timeout_s;
-    if (!s)
+    /* What is planned for another machine needs no GPU here. */
+    r->place = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
+    if (!s && !r->o.machine)
         s = agree(r, iz_place_choose(&r->place, &r->c, r->coll));
     if (!s)
         s = agree(r,
