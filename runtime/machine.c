@@ -179,9 +179,9 @@ struct iz_target iz_machine_target(const struct iz_machine *m,
 
 struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
 {
-    return (struct iz_limits){.host =
-                                  m->host_bytes / iz_machine_ranks(m, ranks),
-                              .device = m->gpu_bytes - RESERVE_BYTES};
+    int64_t device = m->gpus ? m->gpu_bytes - RESERVE_BYTES : 0;
+    return (struct iz_limits){
+        .host = m->host_bytes / iz_machine_ranks(m, ranks), .device = device};
 }
 
 /* All-gather and exchange among all ranks: every byte that a rank receives

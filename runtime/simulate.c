@@ -90,8 +90,11 @@ static void keep(void *arg, const struct iz_span *span)
             abort();
     }
     s->span[s->n_spans++] = *span;
-    if (span->kind == IZ_CLIP && s->clips <= STEPS)
-        s->clip_end_s[s->clips++] = (double)span->end_ns * 1e-9;
+    /* Spans come worker by worker, so the step says which one it is. */
+    if (span->kind == IZ_CLIP && span->step < STEPS) {
+        s->clip_end_s[span->step] = (double)span->end_ns * 1e-9;
+        s->clips++;
+    }
 }
 
 static double within(double v, double from, double to)

@@ -155,6 +155,17 @@ def test_what_does_not_fit_is_refused(tmp_path):
     assert "of the GPU's memory" in r.stderr and "it fits with" in r.stderr
 
 
+def test_a_machine_without_a_gpu(tmp_path):
+    bare = json.loads(MACHINE.read_text())
+    bare.update(gpus=0, gpu_bytes=0)
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(bare))
+    s, r = simulate(tmp_path, *SMALL, machine=path)
+    assert s, r.stdout + r.stderr
+    assert s["device_bytes"] == s["up_bytes"] == s["down_bytes"] == 0
+    assert s["step_s"] > 0
+
+
 def test_a_machine_file_is_checked(tmp_path):
     bad = json.loads(MACHINE.read_text())
     bad["gpu_byte"] = bad.pop("gpu_bytes")
