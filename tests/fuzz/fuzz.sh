@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 seconds=${1:-60}
 shift || true
 targets=("$@")
-[ "${#targets[@]}" -gt 0 ] || targets=(tokenizer text shard safetensors)
+[ "${#targets[@]}" -gt 0 ] || targets=(config tokenizer text shard safetensors)
 build=${IZ_FUZZ_BUILD:-build/fuzz}
 mkdir -p "$build"
 
@@ -17,7 +17,10 @@ command -v clang >/dev/null || {
     echo "[fuzz] clang is missing" >&2
     exit 77
 }
-sources=(runtime/data.c runtime/data_shard.c runtime/data_paths.c
+sources=(runtime/config.c runtime/config_check.c runtime/config_doc.c
+    runtime/config_fault.c runtime/config_foreign.c runtime/config_keys.c
+    runtime/config_store.c runtime/config_write.c runtime/hf_config.c
+    runtime/data.c runtime/data_shard.c runtime/data_paths.c
     runtime/json.c runtime/tokenizer.c runtime/tokenizer_bpe.c
     runtime/tokenizer_cut.c runtime/tokenizer_json.c
     runtime/tokenizer_json_cut.c
