@@ -12,7 +12,7 @@
 #define SETS 3
 
 struct shape {
-    int layers, width;
+    int layers, heads, width, seq, vocab;
     double dropout;
     char name[16];
 };
@@ -22,8 +22,14 @@ static struct shape shape;
 static const struct iz_key keys[] = {
     {"layers", IZ_KEY_INT, offsetof(struct shape, layers), 0, 1, 1000, NULL,
      "2", "Blocks."},
+    {"heads", IZ_KEY_INT, offsetof(struct shape, heads), 0, 1, 1000, NULL, "4",
+     "Heads."},
     {"width", IZ_KEY_INT, offsetof(struct shape, width), 0, 1, 1e6, NULL, "64",
      "Columns."},
+    {"seq", IZ_KEY_INT, offsetof(struct shape, seq), 0, 1, 1e6, NULL, "64",
+     "Tokens."},
+    {"vocab", IZ_KEY_INT, offsetof(struct shape, vocab), 0, 1, 1e6, NULL, "256",
+     "Words."},
     {"dropout", IZ_KEY_DOUBLE, offsetof(struct shape, dropout), 0, 0, 1, NULL,
      "0.0", "Share."},
     {"name", IZ_KEY_STRING, offsetof(struct shape, name), sizeof shape.name, 0,
