@@ -85,6 +85,8 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target);
 void iz_plan_clear(struct iz_plan *p);
+/* Counts anew with activations kept, or recomputed. */
+void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep);
 
 /* Bytes of host memory that the plan needs (without a GPU the device tier is
  * host memory too), and of the GPU's. */
