@@ -73,6 +73,7 @@ struct head {
     double flops, bytes, seconds;
     enum iz_kind kind;
     enum iz_where where;
+    bool gathers;
     int unit, step;
     int64_t begin_ns;
     _Alignas(16) char arg[];
@@ -226,17 +227,18 @@ static unsigned nap(void *arg)
 
 /* ---- cost: the same roofline for every kind ---- */
 
-static const struct iz_rate plausible[IZ_PLACES] = {
+static const struct iz_rate plausible[IZ_RATES] = {
     [IZ_ON_COMPUTE] = {400e12, 3e12, 5e-6}, [IZ_ON_HOST] = {50e9, 10e9, 1e-6},
     [IZ_ON_LANE] = {0, 10e9, 10e-6},        [IZ_ON_UP] = {0, 25e9, 10e-6},
     [IZ_ON_DOWN] = {0, 25e9, 10e-6},        [IZ_ON_IO] = {0, 2e9, 50e-6},
+    [IZ_RATE_GATHER] = {0, 10e9, 10e-6},
 };
 
 static void set_rates(struct iz_graph *g)
 {
     if (!g->gpu && g->config.rate[IZ_ON_COMPUTE].bytes_per_s == 0)
         g->config.rate[IZ_ON_COMPUTE] = plausible[IZ_ON_HOST];
-    for (int w = 0; w < IZ_PLACES; w++)
+    for (int w = 0; w < IZ_RATES; w++)
         if (g->config.rate[w].bytes_per_s == 0)
             g->config.rate[w] = plausible[w];
 }
@@ -247,7 +249,8 @@ static double cost_us(struct starpu_task *task,
     (void)arch;
     (void)impl;
     const struct head *h = task->cl_arg;
-    const struct iz_rate *r = &h->g->config.rate[h->where];
+    const struct iz_rate *r =
+        &h->g->config.rate[h->gathers ? IZ_RATE_GATHER : (int)h->where];
     double compute = r->flops_per_s > 0 ? h->flops / r->flops_per_s : 0;
     double memory = h->bytes / r->bytes_per_s;
     double s = h->seconds > 0
@@ -356,6 +359,7 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
                        .seconds = t->seconds,
                        .kind = t->kind,
                        .where = t->where,
+                       .gathers = t->gathers,
                        .unit = t->unit,
                        .step = t->step};
     if (t->arg_bytes)

@@ -16,11 +16,12 @@
 enum iz_kind {
     IZ_BATCH,    /* copy the samples of a micro-batch out of the data set */
     IZ_LOAD,     /* nvme -> staging buffer */
-    IZ_FETCH,    /* all-gather and/or copy of a unit's parameters */
+    IZ_FETCH,    /* all-gather and/or copy of a unit's parameters, and copies of
+                  boundaries to the GPU */
     IZ_FORWARD,  /* one unit, one micro-batch */
     IZ_BACKWARD, /* same, recomputation included */
     IZ_REDUCE,   /* reduce-scatter and/or accumulation of a unit's gradient */
-    IZ_OFFLOAD,  /* a unit's gradient from the GPU to the host */
+    IZ_OFFLOAD,  /* a unit's gradient or boundary from the GPU to the host */
     IZ_NORM,     /* sums: squares of a gradient shard, losses */
     IZ_CLIP,     /* the scalars of a step: loss, norm, scale, learning rate */
     IZ_ADAM,     /* one chunk of the optimizer */
@@ -54,7 +55,11 @@ enum iz_where {
     IZ_ON_UP,   /* copies to the GPU */
     IZ_ON_DOWN, /* copies to the host */
     IZ_ON_IO,   /* disk: workers that sleep in the kernel */
-    IZ_PLACES
+    IZ_PLACES,
+    /* The lane's rate of an all-gather: a host need take in only once what all
+     * its ranks receive. */
+    IZ_RATE_GATHER = IZ_PLACES,
+    IZ_RATES
 };
 
 /* The bytes of a task are those of its place: of memory for compute and host,
@@ -81,6 +86,7 @@ struct iz_task {
     int n_more;
     int urgency;         /* added to the kind's priority (small numbers) */
     double flops, bytes; /* for the scheduler's cost and the trace */
+    bool gathers;        /* on the lane: what it receives, all ranks receive */
     double seconds;      /* if known: what it costs */
     int unit, step;      /* what the trace and the messages call it */
 };
@@ -102,7 +108,7 @@ struct iz_graph_config {
     struct iz_shadow shadow;
     /* For schedulers that ask what a task costs, and for a simulation, which
      * takes the cost for the truth.  Zero: plausible rates. */
-    struct iz_rate rate[IZ_PLACES];
+    struct iz_rate rate[IZ_RATES];
     bool simulated;  /* tasks are not executed, times are virtual */
     bool lane;       /* one more worker for collectives */
     bool lane_alone; /* collectives never run beside other tasks: it waits */

@@ -145,7 +145,9 @@ static int min_int(int a, int b)
 
 int iz_machine_ranks(const struct iz_machine *m, int ranks)
 {
-    return min_int(ranks, m->gpus ? m->gpus : 1);
+    if (m->gpus)
+        return min_int(ranks, m->gpus);
+    return m->node_bytes_per_s ? 1 : ranks;
 }
 
 static double seconds(int64_t ns)
@@ -153,12 +155,16 @@ static double seconds(int64_t ns)
     return (double)ns * 1e-9;
 }
 
-/* Of one op on the GPU, or on one core. */
-static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t)
+/* Of one op on the GPU, or on one core, which several of `ranks` may share. */
+static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
+                                   int ranks)
 {
+    double part = (double)m->cores / iz_machine_ranks(m, ranks);
+    part = part < 1 ? part : 1;
     if (!m->gpus)
-        return (struct iz_rate){.flops_per_s = (double)m->core_flops_per_s,
-                                .bytes_per_s = (double)m->core_bytes_per_s};
+        return (struct iz_rate){
+            .flops_per_s = (double)m->core_flops_per_s * part,
+            .bytes_per_s = (double)m->core_bytes_per_s * part};
     return (struct iz_rate){.flops_per_s = (double)m->flops_per_s[t],
                             .bytes_per_s = (double)m->gpu_bytes_per_s,
                             .latency_s = seconds(m->kernel_ns)};
@@ -174,7 +180,7 @@ struct iz_target iz_machine_target(const struct iz_machine *m,
                               .gpu = gpu,
                               .nccl = gpu && ranks > 1,
                               .act = gpu ? params : IZ_F32,
-                              .compute = compute_rate(m, params)};
+                              .compute = compute_rate(m, params, ranks)};
 }
 
 struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
@@ -184,23 +190,27 @@ struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
         .host = m->host_bytes / iz_machine_ranks(m, ranks), .device = device};
 }
 
-/* All-gather and exchange among all ranks: every byte that a rank receives
- * comes over its share of the slowest link in between, and each of the N - 1
- * messages starts anew. */
+/* Collectives among all ranks: each of the N - 1 messages starts anew.  In an
+ * exchange every rank receives bytes of its own, over its share of the slowest
+ * link in between.  In an all-gather the ranks of a node receive the same ones:
+ * a ring that passes all ranks of a node before it leaves it crosses the node's
+ * link once. */
 static struct iz_rate network(const struct iz_machine *m,
-                              const struct iz_plan *p)
+                              const struct iz_plan *p, bool gathers)
 {
     int near = iz_machine_ranks(m, p->ranks);
-    bool far = p->ranks > near;
-    double bytes =
-        far ? (double)m->node_bytes_per_s / near : (double)m->peer_bytes_per_s;
+    double peer = (double)m->peer_bytes_per_s, bytes = peer;
+    if (p->ranks > near)
+        bytes = (double)m->node_bytes_per_s / (gathers ? 1 : near);
+    if (near > 1 && bytes > peer)
+        bytes = peer;
     return (struct iz_rate){.bytes_per_s = bytes,
                             .latency_s =
                                 seconds(m->message_ns) * (p->ranks - 1)};
 }
 
 void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
-                      struct iz_rate rate[IZ_PLACES])
+                      struct iz_rate rate[IZ_RATES])
 {
     double ranks = iz_machine_ranks(m, p->ranks);
     double workers = p->target.workers;
@@ -210,7 +220,8 @@ void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
         .latency_s = 1e-6};
     rate[IZ_ON_COMPUTE] = p->target.compute;
     rate[IZ_ON_COMPUTE].latency_s = p->target.gpu ? seconds(m->launch_ns) : 0;
-    rate[IZ_ON_LANE] = network(m, p);
+    rate[IZ_ON_LANE] = network(m, p, false);
+    rate[IZ_RATE_GATHER] = network(m, p, true);
     rate[IZ_ON_UP] = (struct iz_rate){.bytes_per_s = (double)m->up_bytes_per_s,
                                       .latency_s = seconds(m->copy_ns)};
     rate[IZ_ON_DOWN] =
@@ -219,7 +230,7 @@ void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
     rate[IZ_ON_IO] =
         (struct iz_rate){.bytes_per_s = (double)m->disk_bytes_per_s / ranks / 2,
                          .latency_s = 100e-6};
-    for (int w = 0; w < IZ_PLACES; w++)
+    for (int w = 0; w < IZ_RATES; w++)
         if (rate[w].bytes_per_s <= 0)
             rate[w].bytes_per_s = 1; /* not there: nothing should use it */
 }

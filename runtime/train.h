@@ -13,7 +13,7 @@ struct iz_train_config {
     _Atomic int *stop; /* nonzero: finish the steps under way, then stop */
     int device;        /* index of the GPU, -1: none */
     bool simulated;
-    struct iz_rate rate[IZ_PLACES]; /* zero: plausible ones */
+    struct iz_rate rate[IZ_RATES]; /* zero: plausible ones */
 };
 
 /* Allocates everything that `plan` (taken over) says and starts StarPU.

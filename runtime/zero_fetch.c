@@ -118,6 +118,7 @@ void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
                                           .arg = &a,
                                           .arg_bytes = sizeof(a),
                                           .bytes = bytes,
+                                          .gathers = true,
                                           .data = {{whole, STARPU_RW}},
                                           .unit = group,
                                           .step = (int)e->step});
@@ -159,6 +160,7 @@ static void submit_shard(struct iz_engine *e, int group, enum iz_where where,
                                 .arg_bytes = sizeof(a),
                                 .data = {{shard, STARPU_R}, {slot, STARPU_W}},
                                 .bytes = bytes,
+                                .gathers = gathers && e->plan.ranks > 1,
                                 .unit = group,
                                 .step = (int)e->step});
 }
