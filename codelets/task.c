@@ -63,6 +63,8 @@ struct iz_graph {
     struct worker *worker; /* by StarPU's number */
     int idle_hook;
     int64_t submitted;
+    double bytes[IZ_PLACES]; /* of what was submitted */
+    int64_t waited_ns;       /* that the submitting thread waited for tasks */
     bool started;
 };
 
@@ -391,6 +393,14 @@ static void submit(struct iz_graph *g, const struct iz_task *t)
         iz_die("submission of %s failed: %s", iz_kinds[t->kind].name,
                strerror(-r));
     g->submitted++;
+    g->bytes[t->where] += t->bytes;
+}
+
+static void wait_all(struct iz_graph *g)
+{
+    int64_t begin = iz_now_ns();
+    starpu_task_wait_for_all();
+    g->waited_ns += iz_now_ns() - begin;
 }
 
 void iz_submit(struct iz_graph *g, const struct iz_task *t)
@@ -398,16 +408,25 @@ void iz_submit(struct iz_graph *g, const struct iz_task *t)
     bool alone =
         g->config.lane_alone && g->config.lane && t->where == IZ_ON_LANE;
     if (alone)
-        starpu_task_wait_for_all();
+        wait_all(g);
     submit(g, t);
     if (alone)
-        starpu_task_wait_for_all();
+        wait_all(g);
 }
 
 void iz_graph_wait(struct iz_graph *g)
 {
-    (void)g;
-    starpu_task_wait_for_all();
+    wait_all(g);
+}
+
+int64_t iz_graph_waited_ns(const struct iz_graph *g)
+{
+    return g->waited_ns;
+}
+
+double iz_graph_bytes(const struct iz_graph *g, enum iz_where where)
+{
+    return g->bytes[where];
 }
 
 int64_t iz_graph_submitted(const struct iz_graph *g)

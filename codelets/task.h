@@ -133,6 +133,10 @@ void iz_graph_close(struct iz_graph **g);
 /* Submits.  What StarPU refuses ends the job: other ranks would wait for it. */
 void iz_submit(struct iz_graph *g, const struct iz_task *t);
 void iz_graph_wait(struct iz_graph *g); /* until every task has ended */
+/* Time that the submitting thread has waited in the two functions above. */
+int64_t iz_graph_waited_ns(const struct iz_graph *g);
+/* Sum of `bytes` of the tasks submitted for a place. */
+double iz_graph_bytes(const struct iz_graph *g, enum iz_where where);
 
 /* Name of the scheduler in force. */
 const char *iz_graph_scheduler(const struct iz_graph *g);

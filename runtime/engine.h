@@ -141,6 +141,7 @@ struct iz_engine {
     int64_t fetched_bytes, up_bytes, down_bytes;
     struct iz_event event[IZ_EVENTS];
     int64_t events_taken, events_due; /* due: submitted */
+    int64_t waited_ns; /* that the main thread waited for events */
     _Atomic int64_t events_put;
     sem_t event_ready;
     _Atomic int *stop; /* set by a signal; borrowed */

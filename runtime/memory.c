@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "codelets/device.h"
 
@@ -188,6 +189,17 @@ int64_t iz_memory_peak_resident(void)
     struct rusage u;
     getrusage(RUSAGE_SELF, &u);
     return u.ru_maxrss * INT64_C(1024);
+}
+
+int64_t iz_memory_resident(void)
+{
+    FILE *f = fopen("/proc/self/statm", "r");
+    long long pages = 0;
+    if (f && fscanf(f, "%*s %lld", &pages) != 1)
+        pages = 0;
+    if (f)
+        fclose(f);
+    return pages * sysconf(_SC_PAGESIZE);
 }
 
 /* First number in a file, or -1. */

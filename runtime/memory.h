@@ -66,6 +66,9 @@ const struct iz_bytes *iz_memory_bytes(const struct iz_memory *m);
 /* Largest resident set of this process so far, bytes. */
 int64_t iz_memory_peak_resident(void);
 
+/* Resident set of this process now, bytes. */
+int64_t iz_memory_resident(void);
+
 /* What this host can still give, bytes: the smaller of MemAvailable and what
  * the control group leaves. */
 int64_t iz_memory_available(void);

@@ -8,13 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "runtime/overlap.h"
+#include "runtime/summary.h"
+#include "runtime/usage.h"
 
 struct iz_metrics {
     struct iz_engine *e;
     struct iz_overlap *overlap;
+    struct iz_usage *usage; /* of the rank that speaks */
     FILE *json, *tasks;
     bool quiet, tty;
     int columns; /* of the terminal */
@@ -27,6 +31,8 @@ struct iz_metrics {
     int64_t steps, skipped, lost_spans;
     double last_loss, last_eval;
     int64_t open_ns;
+    /* Of the main thread, between events: how long, and how long it waited. */
+    int64_t seen_ns, seen_waited_ns, watched_ns, waited_ns;
 };
 
 static int open_file(struct iz_metrics *m, FILE **f, const char *name)
@@ -71,6 +77,8 @@ int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
     m->open_ns = m->last_ns = iz_now_ns();
     int r = iz_overlap_open(&m->overlap);
     if (!r && !quiet)
+        r = iz_summary_usage_open(&m->usage, e);
+    if (!r && !quiet)
         r = open_file(m, &m->json, "metrics.jsonl");
     if (!r && !quiet && e->config->run.task_log)
         r = open_file(m, &m->tasks, "tasks.jsonl");
@@ -88,8 +96,18 @@ void iz_metrics_close(struct iz_metrics **m)
     if ((*m)->tasks)
         fclose((*m)->tasks);
     iz_overlap_close(&(*m)->overlap);
+    iz_usage_close(&(*m)->usage);
     free(*m);
     *m = NULL;
+}
+
+static void flush(struct iz_metrics *m)
+{
+    if (!fflush(m->json) || m->broken)
+        return;
+    m->broken = true;
+    fprintf(stderr, "izar: %s/metrics.jsonl: %s: lines are being lost\n",
+            m->e->config->run.output, strerror(errno));
 }
 
 void iz_metrics_line(struct iz_metrics *m, const char *fmt, ...)
@@ -101,17 +119,15 @@ void iz_metrics_line(struct iz_metrics *m, const char *fmt, ...)
     vfprintf(m->json, fmt, ap);
     va_end(ap);
     fputc('\n', m->json);
-    if (fflush(m->json) && !m->broken) {
-        m->broken = true;
-        fprintf(stderr, "izar: %s/metrics.jsonl: %s: lines are being lost\n",
-                m->e->config->run.output, strerror(errno));
-    }
+    flush(m);
 }
 
 static void take_span(void *arg, const struct iz_span *s)
 {
     struct iz_metrics *m = arg;
     iz_overlap_add(m->overlap, s);
+    if (m->usage)
+        iz_usage_add(m->usage, s);
     if (m->tasks)
         fprintf(m->tasks,
                 "{\"task\": \"%s\", \"unit\": %d, \"step\": %d, "
@@ -125,6 +141,27 @@ static void drain(struct iz_metrics *m, bool last)
 {
     m->lost_spans += iz_graph_spans(m->e->graph, take_span, m);
     iz_overlap_settle(m->overlap, last);
+}
+
+/* The window of the summary reaches to this event. */
+static void watch(struct iz_metrics *m, int64_t time_ns)
+{
+    int64_t waited = m->e->waited_ns + iz_graph_waited_ns(m->e->graph);
+    if (!m->usage)
+        return;
+    iz_usage_until(m->usage, time_ns);
+    if (m->seen_ns) {
+        m->watched_ns += time_ns - m->seen_ns;
+        m->waited_ns += waited - m->seen_waited_ns;
+    }
+    m->seen_ns = time_ns;
+    m->seen_waited_ns = waited;
+}
+
+static double submitting(const struct iz_metrics *m)
+{
+    double waited = (double)m->waited_ns / (double)m->watched_ns;
+    return m->watched_ns <= 0 || waited > 1 ? 0 : 1 - waited;
 }
 
 /* ---- figures ---- */
@@ -155,7 +192,6 @@ static double percent(double part, double whole)
 
 static const enum iz_kind optimizer_kinds[] = {IZ_ADAM};
 static const enum iz_kind comm_kinds[] = {IZ_FETCH, IZ_REDUCE, IZ_OFFLOAD};
-static const enum iz_kind disk_kinds[] = {IZ_LOAD, IZ_STORE};
 
 static double hidden_percent(const struct iz_metrics *m,
                              const enum iz_kind *kinds, int n)
@@ -214,6 +250,13 @@ static void finish_line(struct iz_metrics *m)
     m->live = false;
 }
 
+static double unix_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
 static void step_event(struct iz_metrics *m, const struct iz_event *v)
 {
     double s = (double)(v->time_ns - m->last_ns) * 1e-9;
@@ -230,15 +273,18 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
     m->last_ns = v->time_ns;
     m->last_loss = v->loss;
     m->skipped += v->skipped;
-    iz_metrics_line(m,
-                    "{\"step\": %lld, \"loss\": %s, \"grad_norm\": %s, "
-                    "\"lr\": %.17g, \"loss_scale\": %.17g, \"skipped\": %s, "
-                    "\"seconds\": %.6f, \"tokens_per_s\": %.1f, "
-                    "\"gflop_per_s\": %.2f, \"gemm_percent\": %.2f}",
-                    (long long)v->step, number(loss, sizeof(loss), v->loss),
-                    number(norm, sizeof(norm), v->grad_norm), v->lr,
-                    v->loss_scale, v->skipped ? "true" : "false", s, rate,
-                    flops * 1e-9, percent(flops, m->gemm_rate));
+    iz_metrics_line(
+        m,
+        "{\"step\": %lld, \"time\": %.3f, \"loss\": %s, "
+        "\"grad_norm\": %s, "
+        "\"lr\": %.17g, \"loss_scale\": %.17g, \"skipped\": %s, "
+        "\"seconds\": %.6f, \"tokens_per_s\": %.1f, "
+        "\"gflop_per_s\": %.2f, \"gemm_percent\": %.2f, "
+        "\"resident_bytes\": %lld}",
+        (long long)v->step, unix_s(), number(loss, sizeof(loss), v->loss),
+        number(norm, sizeof(norm), v->grad_norm), v->lr, v->loss_scale,
+        v->skipped ? "true" : "false", s, rate, flops * 1e-9,
+        percent(flops, m->gemm_rate), (long long)iz_memory_resident());
     int64_t every = m->e->config->run.log_interval;
     bool show = m->tty || v->step % every == 0 || v->step == 1 ||
                 v->step == m->e->config->run.steps || v->failure;
@@ -249,14 +295,18 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
 void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
 {
     drain(m, false);
+    watch(m, v->time_ns);
     if (!v->eval) {
         step_event(m, v);
         return;
     }
     m->last_eval = v->loss;
     char loss[40];
-    iz_metrics_line(m, "{\"step\": %lld, \"validation_loss\": %s}",
-                    (long long)v->step, number(loss, sizeof(loss), v->loss));
+    iz_metrics_line(m,
+                    "{\"step\": %lld, \"time\": %.3f, "
+                    "\"validation_loss\": %s}",
+                    (long long)v->step, unix_s(),
+                    number(loss, sizeof(loss), v->loss));
     if (m->quiet)
         return;
     finish_line(m);
@@ -268,67 +318,15 @@ void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
 
 void iz_metrics_pause(struct iz_metrics *m)
 {
+    drain(m, false);
+    if (m->usage)
+        iz_usage_stop(m->usage);
+    m->seen_ns = 0;
     finish_line(m);
     m->last_ns = iz_now_ns();
 }
 
 /* ---- summary ---- */
-
-static void print_kinds(const struct iz_metrics *m)
-{
-    printf("  %-10s %10s %10s %10s\n", "task", "count", "seconds", "hidden %");
-    for (int k = 0; k < IZ_KINDS; k++) {
-        const struct iz_kind_time *t = iz_overlap_kind(m->overlap, k);
-        if (t->tasks)
-            printf("  %-10s %10lld %10.2f %10.1f\n", iz_kinds[k].name,
-                   (long long)t->tasks, t->seconds,
-                   percent(t->hidden_s, t->seconds));
-    }
-}
-
-static void print_bytes(const struct iz_metrics *m)
-{
-    const struct iz_engine *e = m->e;
-    int64_t read = 0, written = 0, r, w;
-    printf("  parameters fetched %.1f MiB", (double)e->fetched_bytes / 1048576);
-    if (e->plan.ranks > 1)
-        printf(", collectives sent %.1f MiB received %.1f MiB",
-               (double)e->coll->sent_bytes / 1048576,
-               (double)e->coll->received_bytes / 1048576);
-    if (e->plan.target.gpu)
-        printf(", to the GPU %.1f MiB, from it %.1f MiB",
-               (double)e->up_bytes / 1048576, (double)e->down_bytes / 1048576);
-    for (int i = 0; i < 2; i++) {
-        struct iz_nvme *f = i ? e->param_file : e->state_file;
-        if (!f)
-            continue;
-        iz_nvme_counts(f, &r, &w);
-        read += r;
-        written += w;
-    }
-    if (read | written)
-        printf(", disk read %.1f MiB written %.1f MiB", (double)read / 1048576,
-               (double)written / 1048576);
-    printf("\n");
-}
-
-static void print_hidden(const struct iz_metrics *m)
-{
-    struct iz_kind_time o = sum_kinds(m, optimizer_kinds, 1);
-    struct iz_kind_time c = sum_kinds(m, comm_kinds, 3);
-    struct iz_kind_time d = sum_kinds(m, disk_kinds, 2);
-    printf("  optimizer %.2f s, %.1f %% of it beside forward or backward%s\n",
-           o.seconds, percent(o.hidden_s, o.seconds),
-           m->e->plan.target.workers == 1 && !m->e->plan.target.gpu
-               ? " (one compute worker: nothing can run beside it)"
-               : "");
-    printf("  fetch and reduce %.2f s, %.1f %% of it beside forward or "
-           "backward\n",
-           c.seconds, percent(c.hidden_s, c.seconds));
-    if (d.tasks)
-        printf("  disk %.2f s, %.1f %% of it beside forward or backward\n",
-               d.seconds, percent(d.hidden_s, d.seconds));
-}
 
 static void summary_json(struct iz_metrics *m, const char *reason, double rate,
                          double flops)
@@ -356,22 +354,6 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         (long long)m->skipped, (unsigned long long)e->coll->order_hash);
 }
 
-static void memory_json(struct iz_metrics *m)
-{
-    const struct iz_bytes *plan = &m->e->plan.bytes;
-    const struct iz_bytes *have = iz_memory_bytes(m->e->memory);
-    for (int t = 0; t < IZ_TIERS; t++)
-        for (int c = 0; c < IZ_MEM_CLASSES; c++)
-            if (plan->b[t][c] | have->b[t][c])
-                iz_metrics_line(m,
-                                "{\"memory\": \"%s\", \"tier\": \"%s\", "
-                                "\"planned_bytes\": %lld, "
-                                "\"allocated_bytes\": %lld}",
-                                iz_class_names[c], iz_tier_names[t],
-                                (long long)plan->b[t][c],
-                                (long long)have->b[t][c]);
-}
-
 void iz_metrics_summary(struct iz_metrics *m, const char *reason)
 {
     struct iz_engine *e = m->e;
@@ -380,6 +362,11 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
     if (m->quiet)
         return;
     finish_line(m);
+    iz_usage_stop(m->usage);
+    struct iz_summary t = {.e = e,
+                           .overlap = m->overlap,
+                           .usage = m->usage,
+                           .submitting = submitting(m)};
     double s = m->steps ? m->train_s / (double)m->steps : 0;
     double rate = s > 0 ? tokens_per_step(e) / s : 0;
     double flops = s > 0 ? e->plan.step_flops / s : 0;
@@ -387,15 +374,18 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
            m->last_loss);
     if (isfinite(m->last_eval))
         printf(", validation loss %.4f", m->last_eval);
-    printf(
-        "\n  %.0f tokens/s, %.1f GFLOP/s per rank = %.1f %% of the GEMM rate "
-        "measured at the start (%.1f GFLOP/s on %d worker%s)\n",
-        rate, flops * 1e-9, percent(flops, m->gemm_rate), m->gemm_rate * 1e-9,
-        e->plan.tasks_at_once, e->plan.tasks_at_once > 1 ? "s" : "");
-    print_hidden(m);
-    print_bytes(m);
-    print_kinds(m);
-    iz_bytes_print(iz_memory_bytes(e->memory), stdout);
+    printf("\n");
+    iz_summary_print_limit(&t, stdout);
+    printf("\n  %.0f tokens/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
+           "GFLOP/s on %d worker%s)\n",
+           rate, flops * 1e-9, percent(flops, m->gemm_rate),
+           m->gemm_rate * 1e-9, e->plan.tasks_at_once,
+           e->plan.tasks_at_once > 1 ? "s" : "");
+    if (e->fetched_bytes)
+        printf("  parameters fetched %.1f MiB\n",
+               (double)e->fetched_bytes / 1048576);
+    iz_summary_print_time(&t, stdout);
+    iz_summary_print_memory(&t, stdout);
     printf("  largest resident set %.1f MiB\n",
            (double)iz_memory_peak_resident() / 1048576);
     if (m->lost_spans)
@@ -403,5 +393,6 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
                (long long)m->lost_spans);
     fflush(stdout);
     summary_json(m, reason, rate, flops);
-    memory_json(m);
+    iz_summary_json(&t, m->json);
+    flush(m);
 }

@@ -12,6 +12,7 @@
 #include "codelets/flat.h"
 #include "codelets/mix.h"
 #include "runtime/coll_nccl.h"
+#include "runtime/environment.h"
 
 /* Left to the libraries on the GPU: context, NCCL's buffers, handles. */
 #define RESERVE_BYTES (INT64_C(768) << 20)
@@ -22,17 +23,21 @@ static bool first(const struct iz_coll *c)
     return c->rank == 0;
 }
 
+/* asked: STARPU_NCUDA, or -1. */
 static int no_gpu(struct iz_place *p, const struct iz_config *c,
-                  const struct iz_coll *coll)
+                  const struct iz_coll *coll, int asked)
 {
     p->device = -1;
-    p->why_cpu = iz_device_why_none();
+    p->why_cpu = asked == 0 ? "STARPU_NCUDA is 0" : iz_device_why_none();
     if (!p->why_cpu[0])
         p->why_cpu = "another rank has no GPU";
-    if (c->run.device == IZ_DEVICE_AUTO)
+    if (c->run.device == IZ_DEVICE_AUTO && asked < 1)
         return 0;
     if (first(coll))
-        fprintf(stderr, "izar: run.device: cuda: %s\n", p->why_cpu);
+        fprintf(stderr, "izar: %s: %s\n",
+                c->run.device == IZ_DEVICE_AUTO ? "STARPU_NCUDA"
+                                                : "run.device: cuda",
+                p->why_cpu);
     return -ENODEV;
 }
 
@@ -110,12 +115,43 @@ static const char *cannot(const struct iz_place *p, const struct iz_config *c)
     return NULL;
 }
 
+/* The GPU of this rank: of those in the user's STARPU_WORKERS_CUDAID, or of
+ * all, the ranks of a host take one each in turn.  StarPU reads the variable
+ * too and must come to the same.  Negative: the list is not understood. */
+static int choose_device(const struct iz_coll *coll)
+{
+    const char *list = getenv("STARPU_WORKERS_CUDAID");
+    int id[64], n = 0, count = iz_device_count();
+    char text[16], *end;
+    if (!list)
+        return coll->local_rank % count;
+    for (const char *at = list; n < 64; at = end + (*end == ',')) {
+        long v = strtol(at, &end, 10);
+        if (end == at)
+            break;
+        if (v < 0 || v >= count)
+            n = 64; /* and refuse */
+        else
+            id[n++] = (int)v;
+    }
+    if (!n || n == 64 || *end) {
+        fprintf(stderr,
+                "izar: STARPU_WORKERS_CUDAID: '%s' is no list of numbers "
+                "below %d, the GPUs that this rank sees\n",
+                list, count);
+        return -EINVAL;
+    }
+    snprintf(text, sizeof(text), "%d", id[coll->local_rank % n]);
+    setenv("STARPU_WORKERS_CUDAID", text, 1);
+    return id[coll->local_rank % n];
+}
+
 static int choose_gpu(struct iz_place *p, const struct iz_config *c,
                       struct iz_coll *coll)
 {
     int most = 1;
-    p->device = coll->local_rank % iz_device_count();
-    int r = iz_device_use(p->device, &p->info);
+    p->device = choose_device(coll);
+    int r = p->device < 0 ? p->device : iz_device_use(p->device, &p->info);
     bool ok = iz_coll_all_ok(coll, r == 0);
     if (!ok)
         return r ? r : -ENODEV;
@@ -130,14 +166,30 @@ static int choose_gpu(struct iz_place *p, const struct iz_config *c,
     return -EINVAL;
 }
 
+/* What the user's STARPU_NCUDA asks for and cannot have; NULL: nothing. */
+static const char *cannot_have(int asked, const struct iz_config *c)
+{
+    if (asked > 1)
+        return "a rank computes on one GPU: start a rank for each";
+    if (asked == 1 && c->run.device == IZ_DEVICE_CPU)
+        return "1 contradicts run.device: cpu";
+    return NULL;
+}
+
 int iz_place_choose(struct iz_place *p, const struct iz_config *c,
                     struct iz_coll *coll)
 {
+    int asked = iz_environment_number("STARPU_NCUDA", -1);
+    const char *why = cannot_have(asked, c);
     *p = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
+    if (why && first(coll))
+        fprintf(stderr, "izar: STARPU_NCUDA: %s\n", why);
+    if (!iz_coll_all_ok(coll, !why))
+        return -EINVAL;
     if (c->run.device == IZ_DEVICE_CPU)
         return 0;
-    if (!iz_coll_all_ok(coll, iz_device_count() > 0))
-        return no_gpu(p, c, coll);
+    if (!iz_coll_all_ok(coll, asked != 0 && iz_device_count() > 0))
+        return no_gpu(p, c, coll, asked);
     return choose_gpu(p, c, coll);
 }
 

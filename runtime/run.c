@@ -17,6 +17,7 @@
 #include "codelets/die.h"
 #include "codelets/gemm.h"
 #include "codelets/rate.h"
+#include "runtime/environment.h"
 #include "runtime/hf.h"
 #include "runtime/machine.h"
 #include "runtime/metrics.h"
@@ -328,6 +329,7 @@ static void print_header(struct run *r)
            r->place.device < 0 ? blas : r->place.info.name,
            r->gemm_rate * 1e-9);
     print_place(r);
+    iz_environment_print(stdout);
     printf("      train %lld windows, output %s\n",
            (long long)iz_data_windows(r->data, IZ_TRAIN), r->c.run.output);
     if (warning[0])
@@ -674,6 +676,7 @@ static int print_texts(const struct iz_program *p, const struct iz_options *o,
 int iz_run(int argc, char **argv, const struct iz_program *p)
 {
     struct run r = {.p = p};
+    iz_environment_keep();
     int s = iz_options_read(&r.o, argc, argv);
     if (!s && !r.o.plan && (r.o.ranks || r.o.machine)) {
         fprintf(stderr, "izar: --ranks and --machine only go with --plan; "

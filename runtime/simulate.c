@@ -12,6 +12,7 @@
 #include "runtime/machine.h"
 #include "runtime/options.h"
 #include "runtime/overlap.h"
+#include "runtime/summary.h"
 #include "runtime/train.h"
 
 #define STEPS 3 /* the first two fill the pipeline */
@@ -27,9 +28,9 @@ struct simulation {
     struct iz_engine *e;
     struct iz_overlap *overlap;
     int ranks, steps, clips;
-    double clip_end_s[STEPS + 1];
-    double busy_s[STARPU_NMAXWORKERS]; /* within the window */
-    double begin_s, end_s;             /* of the window of whole steps */
+    int64_t clip_end_ns[STEPS + 1];
+    struct iz_usage *usage;
+    double begin_s, end_s; /* of the window of whole steps */
     struct iz_span *span;
     int n_spans, room;
     int64_t lost;
@@ -75,6 +76,8 @@ static int open_engine(struct simulation *s)
                                 .simulated = true};
     iz_machine_rates(&s->machine, &s->plan, t.rate);
     int r = iz_train_open(&s->e, &t, &s->plan);
+    if (!r)
+        r = iz_summary_usage_open(&s->usage, s->e);
     return r ? r : iz_overlap_open(&s->overlap);
 }
 
@@ -92,33 +95,31 @@ static void keep(void *arg, const struct iz_span *span)
     s->span[s->n_spans++] = *span;
     /* Spans come worker by worker, so the step says which one it is. */
     if (span->kind == IZ_CLIP && span->step < STEPS) {
-        s->clip_end_s[span->step] = (double)span->end_ns * 1e-9;
+        s->clip_end_ns[span->step] = span->end_ns;
         s->clips++;
     }
-}
-
-static double within(double v, double from, double to)
-{
-    return v < from ? from : v > to ? to : v;
 }
 
 /* From the end of one step's `clip` to that of the last one: whole steps, with
  * the optimizer of the one before under each. */
 static void measure(struct simulation *s)
 {
-    s->begin_s = s->clip_end_s[s->clips > 2 ? 1 : 0];
-    s->end_s = s->clip_end_s[s->clips - 1];
+    int64_t begin = s->clip_end_ns[s->clips > 2 ? 1 : 0];
+    int64_t end = s->clip_end_ns[s->clips - 1];
     for (int i = 0; i < s->n_spans; i++) {
         const struct iz_span *p = &s->span[i];
-        double b = (double)p->begin_ns * 1e-9, e = (double)p->end_ns * 1e-9;
-        s->busy_s[p->worker] +=
-            within(e, s->begin_s, s->end_s) - within(b, s->begin_s, s->end_s);
         s->hash = iz_span_hash(s->hash, p);
+        iz_usage_add(s->usage, p);
         /* What follows the last step has nothing to be under. */
-        if (e <= s->end_s)
+        if (p->end_ns <= end)
             iz_overlap_add(s->overlap, p);
     }
     iz_overlap_settle(s->overlap, true);
+    iz_usage_until(s->usage, begin);
+    iz_usage_until(s->usage, end);
+    iz_usage_stop(s->usage);
+    s->begin_s = (double)begin * 1e-9;
+    s->end_s = (double)end * 1e-9;
 }
 
 static double mib(int64_t bytes)
@@ -139,55 +140,14 @@ static double hidden(const struct simulation *s, const enum iz_kind *k, int n)
 
 /* ---- report ---- */
 
-struct place_use {
-    const char *name, *advice;
-    enum iz_where where;
-    double share; /* of the window that its busiest worker works */
-};
-
-static void use_of(const struct simulation *s, struct place_use *u)
-{
-    u->share = 0;
-    for (int w = 0; w < STARPU_NMAXWORKERS; w++)
-        if (iz_graph_has(s->e->graph, u->where, w)) {
-            double share = s->busy_s[w] / (s->end_s - s->begin_s);
-            if (share > u->share)
-                u->share = share;
-        }
-}
-
-static void print_uses(const struct simulation *s)
-{
-    struct place_use use[] = {
-        {"GPU", "it is the limit that should be", IZ_ON_COMPUTE, 0},
-        {"host cores", "more workers, or ratio and chunks", IZ_ON_HOST, 0},
-        {"network", "more samples a step, or run.schedule=breadth_first",
-         IZ_ON_LANE, 0},
-        {"link to the GPU",
-         "more samples a step, or "
-         "run.schedule=breadth_first",
-         IZ_ON_UP, 0},
-        {"link to the host", "fewer accumulation steps", IZ_ON_DOWN, 0},
-        {"disk", "a home in memory", IZ_ON_IO, 0},
-    };
-    int most = s->e->plan.target.gpu ? 0 : 1,
-        n = (int)(sizeof(use) / sizeof(use[0]));
-    for (int i = s->e->plan.target.gpu ? 0 : 1; i < n; i++) {
-        use_of(s, &use[i]);
-        if (use[i].share > use[most].share)
-            most = i;
-        if (use[i].share > 0)
-            printf("  %-18s %5.1f %% busy\n", use[i].name, 100 * use[i].share);
-    }
-    printf("  limited by: %s (%.0f %% busy): %s\n", use[most].name,
-           100 * use[most].share, use[most].advice);
-}
-
 static void report(const struct simulation *s)
 {
     static const enum iz_kind adam[] = {IZ_ADAM};
     static const enum iz_kind link[] = {IZ_FETCH, IZ_OFFLOAD, IZ_REDUCE};
     const struct iz_engine *e = s->e;
+    struct iz_summary t = {.e = e, .overlap = s->overlap, .usage = s->usage};
+    char text[512];
+    enum iz_limit limit = iz_summary_limit(&t, text, sizeof(text));
     int counted = s->clips - (s->clips > 2 ? 2 : 1);
     double step = (s->end_s - s->begin_s) / counted;
     double tokens = (double)s->c.train_batch_size * s->model->tokens / step;
@@ -204,7 +164,8 @@ static void report(const struct simulation *s)
            "hidden: copies and collectives %.1f %%, optimizer %.1f %%\n",
            mib((int64_t)up), mib((int64_t)down), hidden(s, link, 3),
            hidden(s, adam, 1));
-    print_uses(s);
+    iz_summary_print_limit(&t, stdout);
+    iz_summary_print_time(&t, stdout);
     if (s->ranks > 1)
         printf("  left out: ranks that are late, other jobs, the links "
                "between hosts shared in time; collectives cost N - 1 messages "
@@ -214,12 +175,13 @@ static void report(const struct simulation *s)
            "\"up_bytes\": %.0f, \"down_bytes\": %.0f, \"tasks\": %lld, "
            "\"copies_hidden_percent\": %.3f, \"adam_hidden_percent\": %.3f, "
            "\"device_bytes\": %lld, \"host_bytes\": %lld, "
-           "\"lost_spans\": %lld, \"task_hash\": \"%016llx\"}}\n",
+           "\"lost_spans\": %lld, \"limited_by\": \"%s\", "
+           "\"task_hash\": \"%016llx\"}}\n",
            s->machine.name, s->ranks, step, tokens, flops, up, down,
            (long long)iz_graph_submitted(e->graph), hidden(s, link, 3),
            hidden(s, adam, 1), (long long)iz_plan_device_bytes(&e->plan),
            (long long)iz_plan_host_bytes(&e->plan), (long long)s->lost,
-           (unsigned long long)s->hash);
+           iz_limit_names[limit], (unsigned long long)s->hash);
 }
 
 static int simulate(struct simulation *s)
@@ -263,6 +225,7 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
     else
         r = run_all(&s);
     iz_overlap_close(&s.overlap);
+    iz_usage_close(&s.usage);
     iz_train_close(&s.e);
     iz_plan_clear(&s.plan);
     iz_model_close(&s.model);

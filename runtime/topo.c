@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "codelets/mix.h"
+#include "runtime/environment.h"
 
 #define CORES_MAX 1024
 
@@ -93,13 +94,19 @@ static void share_cores(struct iz_topo *t, int rank, int ranks)
     t->n_cores = end - first;
 }
 
-/* A user's setting wins: STARPU_NCPU is the number of compute workers. */
-static int user_workers(void)
+/* A user's setting wins: STARPU_NCPU is the number of compute workers, and
+ * STARPU_RESERVE_NCPU counts where no number is given. */
+static int count_workers(const struct iz_topo *t, int wanted)
 {
-    const char *s = getenv("STARPU_NCPU");
-    if (!s)
-        s = getenv("STARPU_NCPUS");
-    return s ? atoi(s) : 0;
+    int user = iz_environment_number("STARPU_NCPU",
+                                     iz_environment_number("STARPU_NCPUS", -1));
+    int spare = (t->gpu && t->n_cores > 1) +
+                iz_environment_number("STARPU_RESERVE_NCPU", 0);
+    if (user >= 0)
+        return user;
+    if (wanted > 0)
+        return wanted;
+    return t->n_cores - spare;
 }
 
 /* The part of `mask` that is near the GPU, if any is. */
@@ -142,12 +149,15 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
     t->all = hwloc_bitmap_alloc();
     for (int i = 0; i < t->n_cores; i++)
         hwloc_bitmap_or(t->all, t->all, t->core[i]);
-    int user = user_workers();
-    if (user > 0)
-        *workers = user;
-    if (*workers <= 0)
-        *workers = t->n_cores - (t->gpu && t->n_cores > 1);
-    return 0;
+    *workers = count_workers(t, *workers);
+    if (*workers > 0)
+        return 0;
+    if (coll->rank == 0)
+        fprintf(stderr,
+                "izar: STARPU_NCPU or STARPU_RESERVE_NCPU leaves no "
+                "worker on %d core%s\n",
+                t->n_cores, t->n_cores > 1 ? "s" : "");
+    return -EINVAL;
 }
 
 void iz_topo_close(struct iz_topo **out)

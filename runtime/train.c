@@ -151,8 +151,10 @@ void iz_train_eval(struct iz_engine *e)
 
 struct iz_event iz_train_event(struct iz_engine *e)
 {
+    int64_t begin = iz_now_ns();
     while (sem_wait(&e->event_ready) && errno == EINTR)
         ;
+    e->waited_ns += iz_now_ns() - begin;
     return e->event[e->events_taken++ % IZ_EVENTS];
 }
 

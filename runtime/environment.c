@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* STARPU_ variables of the user; see environment.h. */
+#include "runtime/environment.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST 64
+#define LONGEST 160
+
+extern char **environ;
+
+static char kept[MOST][LONGEST];
+static int n_kept;
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+void iz_environment_keep(void)
+{
+    n_kept = 0;
+    for (char **v = environ; *v && n_kept < MOST; v++)
+        if (!strncmp(*v, "STARPU_", 7))
+            snprintf(kept[n_kept++], LONGEST, "%s", *v);
+    qsort(kept, (size_t)n_kept, LONGEST, by_name);
+}
+
+/* Why a variable changes nothing here; docs/tuning.md shows it. */
+static const char *no_effect(const char *name, size_t n)
+{
+    static const struct {
+        const char *name, *why;
+    } none[] = {
+        {"STARPU_LIMIT_CUDA_MEM", "memory is planned: use "
+                                  "run.device_memory_limit_bytes"},
+        {"STARPU_LIMIT_CPU_MEM", "memory is planned: use "
+                                 "run.memory_limit_bytes"},
+        {"STARPU_LIMIT_CPU_NUMA_MEM", "memory is planned"},
+        {"STARPU_PREFETCH", "copies are tasks: StarPU moves no data"},
+        {"STARPU_MINIMUM_AVAILABLE_MEM", "nothing is ever evicted"},
+        {"STARPU_TARGET_AVAILABLE_MEM", "nothing is ever evicted"},
+        {"STARPU_MINIMUM_CLEAN_BUFFERS", "nothing is ever evicted"},
+        {"STARPU_TARGET_CLEAN_BUFFERS", "nothing is ever evicted"},
+        {"STARPU_CALIBRATE", "costs of tasks are computed, not measured"},
+        {"STARPU_DISK_SWAP", "the disk is izar's own"},
+    };
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
+        if (strlen(none[i].name) == n && !strncmp(none[i].name, name, n))
+            return none[i].why;
+    return NULL;
+}
+
+void iz_environment_print(FILE *out)
+{
+    for (int i = 0; i < n_kept; i++) {
+        const char *why = no_effect(kept[i], strcspn(kept[i], "="));
+        fprintf(out, "      environment: %s%s%s%s\n", kept[i],
+                why ? " (no effect: " : "", why ? why : "", why ? ")" : "");
+    }
+}
+
+int iz_environment_number(const char *name, int none)
+{
+    const char *s = getenv(name);
+    char *end;
+    long v = s ? strtol(s, &end, 10) : 0;
+    return !s || end == s || *end || v < 0 || v > 1 << 20 ? none : (int)v;
+}

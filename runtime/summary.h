@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where time, bytes and memory of a run went, as text and as JSON lines; of a
+ * simulated run too. */
+#ifndef IZ_RUNTIME_SUMMARY_H
+#define IZ_RUNTIME_SUMMARY_H
+
+#include <stdio.h>
+
+#include "runtime/engine.h"
+#include "runtime/limit.h"
+#include "runtime/overlap.h"
+#include "runtime/usage.h"
+
+struct iz_summary { /* all borrowed */
+    const struct iz_engine *e;
+    const struct iz_overlap *overlap; /* settled */
+    const struct iz_usage *usage;     /* stopped */
+    double submitting; /* part of the window; 0 in a simulation */
+};
+
+/* For the workers of e. */
+int iz_summary_usage_open(struct iz_usage **out, const struct iz_engine *e);
+
+/* The limit in one sentence of at most `size` bytes. */
+enum iz_limit iz_summary_limit(const struct iz_summary *s, char *text,
+                               size_t size);
+/* "limited by: ...", folded to 96 columns. */
+void iz_summary_print_limit(const struct iz_summary *s, FILE *out);
+/* Tasks, links, workers. */
+void iz_summary_print_time(const struct iz_summary *s, FILE *out);
+/* Bytes of each tier, planned and allocated. */
+void iz_summary_print_memory(const struct iz_summary *s, FILE *out);
+/* {"tasks": ...}, {"links": ...}, {"workers": ...}, {"limit": ...}, and the
+ * bytes of each class and tier, a line each. */
+void iz_summary_json(const struct iz_summary *s, FILE *out);
+
+#endif
