@@ -103,7 +103,8 @@ struct iz_hf_name {
     int64_t (*cut)(const void *self, int i);
 };
 
-/* A key of config.json. */
+/* A key of config.json.  Several rows of one key of ours are several names of
+ * it: what an absent one means is said by the first of them. */
 struct iz_hf_key {
     const char *name; /* "a.b": b in the object a; those stand together */
     const char *key;  /* of the section "model"; NULL: always one of `values` */
@@ -111,10 +112,26 @@ struct iz_hf_key {
      * an absent key means it.  With key: what an absent one means; NULL: it
      * must be there, "": it need not. */
     const char *values;
+    const char *types; /* "a|b": the types that have this row; NULL: all */
+    bool null_is_zero; /* null there is 0 here */
+    /* Whether it is written, from the model's self; NULL: it is. */
+    bool (*write)(const void *self);
 };
 
+/* One of the kinds of config.json that are this model. */
+struct iz_hf_type {
+    const char *name;         /* its model_type: "gpt2" */
+    const char *architecture; /* "GPT2LMHeadModel" */
+    const char *implies;      /* members of the section "model"; may be NULL */
+};
+
+/* The model's self is the struct that the section's keys fill, complete. */
 struct iz_hf {
-    const char *architecture;       /* "GPT2LMHeadModel" */
+    const struct iz_hf_type *types; /* ends with name = NULL; an absent one is
+                                       the first */
+    /* The name of the type to write; NULL: no type is such a model.  Without
+     * the function: the first. */
+    const char *(*type)(const void *self);
     const char *prefix;             /* of tensors, which a file may lack */
     const struct iz_hf_name *names; /* ends with tensor = NULL */
     const struct iz_hf_key *keys;   /* ends with name = NULL */

@@ -413,23 +413,28 @@ static const struct iz_hf_name hf_names[] = {
 /* What is not here does not change what the model computes, but for dropout,
  * which this one has not. */
 static const struct iz_hf_key hf_keys[] = {
-    {"model_type", NULL, "\"gpt2\""},
-    {"n_layer", "layers", NULL},
-    {"n_head", "heads", NULL},
-    {"n_embd", "width", NULL},
-    {"n_positions", "seq", NULL},
-    {"n_ctx", "seq", ""},
-    {"vocab_size", "vocab", NULL},
-    {"activation_function", NULL, "\"gelu_new\"|\"gelu_pytorch_tanh\""},
-    {"layer_norm_epsilon", NULL, "1e-05"},
-    {"scale_attn_weights", NULL, "true"},
-    {"scale_attn_by_inverse_layer_idx", NULL, "false"},
-    {"add_cross_attention", NULL, "false"},
-    {"tie_word_embeddings", NULL, "true"},
+    {.name = "n_layer", .key = "layers"},
+    {.name = "n_head", .key = "heads"},
+    {.name = "n_embd", .key = "width"},
+    {.name = "n_positions", .key = "seq"},
+    {.name = "n_ctx", .key = "seq"},
+    {.name = "vocab_size", .key = "vocab"},
+    {.name = "activation_function",
+     .values = "\"gelu_new\"|\"gelu_pytorch_tanh\""},
+    {.name = "layer_norm_epsilon", .values = "1e-05"},
+    {.name = "scale_attn_weights", .values = "true"},
+    {.name = "scale_attn_by_inverse_layer_idx", .values = "false"},
+    {.name = "add_cross_attention", .values = "false"},
+    {.name = "tie_word_embeddings", .values = "true"},
     {0},
 };
 
-static const struct iz_hf hf = {.architecture = "GPT2LMHeadModel",
+static const struct iz_hf_type hf_types[] = {
+    {.name = "gpt2", .architecture = "GPT2LMHeadModel"},
+    {0},
+};
+
+static const struct iz_hf hf = {.types = hf_types,
                                 .prefix = "transformer.",
                                 .names = hf_names,
                                 .keys = hf_keys};

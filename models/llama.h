@@ -21,6 +21,9 @@ struct iz_llama_config {
     int rope_scaling_original_seq;
     bool tie_embeddings; /* the head uses the embedding's matrix */
     bool qkv_bias, qk_norm;
+    int family;  /* as which it is published; 0: by the two above */
+    int context; /* longest sequence it is made for; 0: seq */
+    int window;  /* tokens that attention looks back at most; 0: all */
 };
 
 /* Creates a model; close it with iz_model_close.  Returns 0, or -EINVAL or

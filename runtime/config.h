@@ -188,6 +188,9 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
 int iz_config_write(const struct iz_config *c, const struct iz_section *model,
                     const char *path);
 
+/* One value of the struct at `base` as JSON that reads back the same. */
+void iz_config_value(FILE *out, const struct iz_key *k, const void *base);
+
 /* Prints the keys for --help (markdown = false) or docs/config.md (true). */
 void iz_config_doc(const struct iz_section *model, bool markdown, FILE *out);
 

@@ -99,7 +99,7 @@ static void print_word(FILE *out, const char *words, int i)
         print_string(out, word);
 }
 
-static void print_value(FILE *out, const struct iz_key *k, const void *base)
+void iz_config_value(FILE *out, const struct iz_key *k, const void *base)
 {
     const void *at = (const char *)base + k->offset;
 
@@ -147,13 +147,13 @@ static void print_config(FILE *out, const struct iz_config_file *file,
             (model == NULL && is_inside("model", iz_config_keys[i].name)))
             continue;
         print_name(&n, iz_config_keys[i].name);
-        print_value(out, &iz_config_keys[i], file);
+        iz_config_value(out, &iz_config_keys[i], file);
     }
     for (const struct iz_key *k = model != NULL ? model->keys : NULL;
          k != NULL && k->name != NULL; k++) {
         snprintf(name, sizeof name, "model.%s", k->name);
         print_name(&n, name);
-        print_value(out, k, model->target);
+        iz_config_value(out, k, model->target);
     }
     while (n.depth > 0)
         close_section(&n);

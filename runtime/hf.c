@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "runtime/ckpt_share.h"
+#include "runtime/hf_config.h"
 #include "runtime/hf_read.h"
 #include "runtime/hf_write.h"
 
@@ -66,13 +67,16 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
 /* ---- export ---- */
 
 int iz_hf_export_check(const struct iz_config *c,
-                       const struct iz_section *section)
+                       const struct iz_section *section,
+                       const struct iz_model *m)
 {
     if (!c->run.export[0])
         return 0;
-    if (section->hf)
+    if (section->hf && iz_hf_type(section->hf, m->self))
         return iz_hf_write_check(c->run.export);
-    fprintf(stderr, "izar: run.export: this model has no names for it\n");
+    fprintf(stderr, "izar: run.export: %s\n",
+            section->hf ? "no published type of model has this shape"
+                        : "this model has no names for it");
     return -EINVAL;
 }
 
@@ -99,6 +103,7 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
     struct iz_hf_order o = {.section = section,
                             .model = e->model,
                             .folder = c->export,
+                            .like = e->config->import,
                             .type = type ? (enum iz_dtype)(type - 1)
                                          : e->config->dtype,
                             .file_bytes = c->export_shard_bytes};

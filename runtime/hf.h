@@ -13,7 +13,8 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section);
 /* Whether run.export can be met: to be asked before step 0, on one rank.
  * Negative errno with the reason printed. */
 int iz_hf_export_check(const struct iz_config *c,
-                       const struct iz_section *section);
+                       const struct iz_section *section,
+                       const struct iz_model *m);
 
 /* Writes the master weights to the folder of run.export; waits for the tasks
  * under way.  All ranks.  Negative errno on every rank with the reason

@@ -12,6 +12,7 @@
 struct reader {
     const char *path;
     const struct iz_json *root;
+    const struct iz_hf_type *type;
     FILE *err, *out;
     int faults, members;
 };
@@ -66,19 +67,62 @@ static void put_member(struct reader *r, const char *key, const char *text)
     fprintf(r->out, "%s\"%s\": %s", r->members++ ? ", " : "", key, text);
 }
 
+/* Whether `word` is in "a|b". */
+static bool has_word(const char *words, const char *word)
+{
+    size_t n = strlen(word);
+
+    for (; *words; words += *words == '|') {
+        size_t k = strcspn(words, "|");
+
+        if (k == n && strncmp(words, word, n) == 0)
+            return true;
+        words += k;
+    }
+    return false;
+}
+
+static bool applies(const struct iz_hf_key *k, const struct iz_hf_type *t)
+{
+    return !k->types || has_word(k->types, t->name);
+}
+
+/* The value of a row of our keys; NULL: absent. */
+static const struct iz_json *row_value(const struct reader *r,
+                                       const struct iz_hf_key *k)
+{
+    return k->key && applies(k, r->type) ? lookup(r->root, k->name) : NULL;
+}
+
+static bool same_key(const struct iz_hf_key *a, const struct iz_hf_key *b)
+{
+    return a->key && b->key && strcmp(a->key, b->key) == 0;
+}
+
 /* Two names of one key must say the same: only the first is put. */
 static bool seen(struct reader *r, const struct iz_hf *hf,
                  const struct iz_hf_key *k, const struct iz_json *v)
 {
     for (const struct iz_hf_key *p = hf->keys; p < k; p++) {
-        const struct iz_json *w = lookup(r->root, p->name);
+        const struct iz_json *w = same_key(p, k) ? row_value(r, p) : NULL;
 
-        if (!p->key || strcmp(p->key, k->key) != 0 || !w)
+        if (!w)
             continue;
         if (!iz_json_equal(v, w))
             fault(r, k->name, ", which is not ", v, p->name);
         return true;
     }
+    return false;
+}
+
+/* Whether another row of the same key speaks for a row without value. */
+static bool spoken_for(const struct reader *r, const struct iz_hf *hf,
+                       const struct iz_hf_key *k)
+{
+    for (const struct iz_hf_key *p = hf->keys; p->name; p++)
+        if (same_key(p, k) &&
+            (row_value(r, p) || (p < k && applies(p, r->type))))
+            return true;
     return false;
 }
 
@@ -88,12 +132,15 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
     const struct iz_json *v = lookup(r->root, k->name);
     char *text = v ? iz_json_dump(v) : NULL;
 
+    if (!v && spoken_for(r, hf, k))
+        return;
     if (!v && !k->values)
         fault(r, k->name, " is missing", NULL, "");
     else if (!v && *k->values)
         put_member(r, k->key, k->values);
     else if (text && !seen(r, hf, k, v))
-        put_member(r, k->key, text);
+        put_member(r, k->key,
+                   k->null_is_zero && strcmp(text, "null") == 0 ? "0" : text);
     free(text);
 }
 
@@ -105,20 +152,53 @@ static void read_constant(struct reader *r, const struct iz_hf_key *k)
         fault(r, k->name, "; this model only has ", v, k->values);
 }
 
-static char *read_keys(struct reader *r, const struct iz_hf *hf)
+/* The type that the file is of; NULL after a fault. */
+static const struct iz_hf_type *read_type(struct reader *r,
+                                          const struct iz_hf *hf)
 {
-    char *text = NULL;
-    size_t bytes = 0;
+    const struct iz_json *v = lookup(r->root, "model_type");
+    const char *name = iz_json_text(v);
+    const struct iz_hf_type *t = hf->types;
+    char known[256];
+    size_t n = 0;
 
-    r->out = open_memstream(&text, &bytes);
-    if (!r->out)
-        return NULL;
-    fputc('{', r->out);
-    for (const struct iz_hf_key *k = hf->keys; k->name; k++)
+    if (!v)
+        return t;
+    for (; t->name && (!name || strcmp(t->name, name) != 0); t++)
+        n += (size_t)snprintf(known + n, sizeof known - n, "%s\"%s\"",
+                              n ? "|" : "", t->name);
+    if (t->name)
+        return t;
+    fault(r, "model_type", "; this model only has ", v, known);
+    return NULL;
+}
+
+static void read_rows(struct reader *r, const struct iz_hf *hf)
+{
+    if (r->type->implies)
+        fprintf(r->out, "%s%s", r->members++ ? ", " : "", r->type->implies);
+    for (const struct iz_hf_key *k = hf->keys; k->name; k++) {
+        if (!applies(k, r->type))
+            continue;
         if (k->key)
             read_shape(r, hf, k);
         else
             read_constant(r, k);
+    }
+}
+
+static char *read_keys(struct reader *r, const struct iz_hf *hf)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    const struct iz_hf_type *type = read_type(r, hf);
+
+    r->type = type ? type : hf->types;
+    r->out = open_memstream(&text, &bytes);
+    if (!r->out)
+        return NULL;
+    fputc('{', r->out);
+    read_rows(r, hf);
     fputc('}', r->out);
     if ((fclose(r->out) != 0) | (r->faults != 0)) {
         free(text);
@@ -144,27 +224,14 @@ char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err)
 
 /* ---- writing ---- */
 
-/* With a point even if it is whole: others tell the types apart. */
-static void put_double(FILE *out, double x)
+const struct iz_hf_type *iz_hf_type(const struct iz_hf *hf, const void *self)
 {
-    char text[32];
+    const char *name = hf->type ? hf->type(self) : hf->types->name;
 
-    snprintf(text, sizeof text, "%.17g", x);
-    fprintf(out, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
-}
-
-static void put_value(FILE *out, const struct iz_key *k, const void *target)
-{
-    const void *at = (const char *)target + k->offset;
-
-    if (k->type == IZ_KEY_INT)
-        fprintf(out, "%d", *(const int *)at);
-    else if (k->type == IZ_KEY_DOUBLE)
-        put_double(out, *(const double *)at);
-    else if (k->type == IZ_KEY_BOOL)
-        fputs(*(const bool *)at ? "true" : "false", out);
-    else
-        assert(!"a shape is a number or a boolean");
+    for (const struct iz_hf_type *t = hf->types; name && t->name; t++)
+        if (strcmp(t->name, name) == 0)
+            return t;
+    return NULL;
 }
 
 /* Bytes of the section in "section.key"; 0: none. */
@@ -191,10 +258,8 @@ static void put_name(FILE *out, const struct iz_hf_key *k, const char *before)
 }
 
 static void put_key(FILE *out, const struct iz_hf_key *k,
-                    const struct iz_section *model)
+                    const struct iz_key *ours, const void *self)
 {
-    const struct iz_key *ours = model->keys;
-
     if (!k->key) {
         fprintf(out, "%.*s", (int)strcspn(k->values, "|"), k->values);
         return;
@@ -202,28 +267,83 @@ static void put_key(FILE *out, const struct iz_hf_key *k,
     while (ours->name && strcmp(ours->name, k->key) != 0)
         ours++;
     assert(ours->name);
-    put_value(out, ours, model->target);
+    if (k->null_is_zero &&
+        *(const int *)((const char *)self + ours->offset) == 0)
+        fputs("null", out);
+    else
+        iz_config_value(out, ours, self);
 }
 
-char *iz_hf_config_text(const struct iz_section *model, enum iz_dtype t)
+/* Whether a member of a config.json is said by this program. */
+static bool is_ours(const struct iz_hf *hf, const struct iz_hf_type *t,
+                    const char *member)
+{
+    static const char others[] = "architectures|model_type|torch_dtype|dtype|"
+                                 "transformers_version";
+    size_t n = strlen(member);
+
+    for (const struct iz_hf_key *k = hf->keys; k->name; k++)
+        if (applies(k, t) && strncmp(k->name, member, n) == 0 &&
+            (k->name[n] == '.' || !k->name[n]))
+            return true;
+    return has_word(others, member);
+}
+
+/* What means nothing here, such as the ids of the tokenizer, is kept. */
+static void put_rest(FILE *out, const struct iz_hf *hf,
+                     const struct iz_hf_type *t, const char *like)
+{
+    char path[IZ_PATH_MAX + 32];
+    const char *key = NULL;
+    struct iz_json *root;
+
+    snprintf(path, sizeof path, "%s/" IZ_HF_CONFIG, like);
+    root = iz_hf_json_read(path, stderr);
+    while (root && (key = iz_json_key(root, key))) {
+        char *text = iz_json_dump(iz_json_member(root, key));
+
+        if (text && !strpbrk(key, "\"\\") && !is_ours(hf, t, key))
+            fprintf(out, ",\n  \"%s\": %s", key, text);
+        free(text);
+    }
+    iz_json_close(&root);
+}
+
+static void put_rows(FILE *out, const struct iz_section *model,
+                     const struct iz_hf_type *t, const void *self)
+{
+    const char *before = "";
+
+    for (const struct iz_hf_key *k = model->hf->keys; k->name; k++) {
+        if (!applies(k, t) || (k->write && !k->write(self)))
+            continue;
+        put_name(out, k, before);
+        put_key(out, k, model->keys, self);
+        before = k->name;
+    }
+    if (section_of(before))
+        fputs("\n  }", out);
+}
+
+char *iz_hf_config_text(const struct iz_section *model, const void *self,
+                        enum iz_dtype t, const char *like)
 {
     static const char *const types[] = {
         [IZ_F32] = "float32", [IZ_BF16] = "bfloat16", [IZ_F16] = "float16"};
-    const char *before = "";
+    const struct iz_hf_type *type = iz_hf_type(model->hf, self);
     char *text = NULL;
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
 
     if (!out)
         return NULL;
-    fprintf(out, "{\n  \"architectures\": [\"%s\"]", model->hf->architecture);
-    for (const struct iz_hf_key *k = model->hf->keys; k->name; k++) {
-        put_name(out, k, before);
-        put_key(out, k, model);
-        before = k->name;
-    }
-    fprintf(out, "%s,\n  \"torch_dtype\": \"%s\"\n}\n",
-            section_of(before) ? "\n  }" : "", types[t]);
+    assert(type);
+    fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
+            type->architecture, type->name);
+    put_rows(out, model, type, self);
+    if (like && *like)
+        put_rest(out, model->hf, type, like);
+    fprintf(out, ",\n  \"torch_dtype\": \"%s\"\n}\n", types[t]);
     if (ferror(out) | (fclose(out) != 0)) {
         free(text);
         return NULL;

@@ -14,8 +14,13 @@
  * NULL): a key is missing, or the model is of another kind. */
 char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err);
 
-/* The text of config.json for weights of type t; malloc'ed.  NULL: no memory.
- */
-char *iz_hf_config_text(const struct iz_section *model, enum iz_dtype t);
+/* The type as which a model is published; NULL: none. */
+const struct iz_hf_type *iz_hf_type(const struct iz_hf *hf, const void *self);
+
+/* The text of config.json for weights of type t of the model that `self` is;
+ * malloc'ed.  `like`: keys that folder/config.json has beyond those of the
+ * table are kept; NULL or "": none.  NULL: no memory. */
+char *iz_hf_config_text(const struct iz_section *model, const void *self,
+                        enum iz_dtype t, const char *like);
 
 #endif

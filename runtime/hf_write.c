@@ -250,6 +250,11 @@ static int lay_out(struct iz_hf_writer *w)
 
     if (err)
         return err;
+    if (!iz_hf_type(w->o.section->hf, w->o.model->self)) {
+        fprintf(stderr,
+                "izar: export: no published type of model has this shape\n");
+        return -EINVAL;
+    }
     w->place = calloc((size_t)w->map.n + 1, sizeof *w->place);
     w->turned = malloc(piece);
     w->cast = malloc(piece);
@@ -378,7 +383,8 @@ static int make_folder(struct iz_hf_writer *w)
     remove_flat(w->tmp);
     if (mkdir(w->tmp, 0777) != 0)
         return refuse(w->tmp, "cannot make", errno);
-    text = iz_hf_config_text(w->o.section, w->o.type);
+    text =
+        iz_hf_config_text(w->o.section, w->o.model->self, w->o.type, w->o.like);
     err = put_text(w, IZ_HF_CONFIG, text);
     free(text);
     if (err || w->n_files == 1)

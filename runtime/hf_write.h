@@ -18,6 +18,9 @@ struct iz_hf_order {
     const struct iz_section *section;
     const struct iz_model *model;
     const char *folder; /* must not exist, or be empty */
+    const char *like;   /* folder of the model it comes from; NULL or "": none;
+                           keys of its config.json that mean nothing here are
+                           kept */
     enum iz_dtype type;
     int64_t file_bytes; /* tensors of a file at most, if there are several */
 };

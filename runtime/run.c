@@ -239,7 +239,7 @@ static int open_output(struct run *r)
                 r->c.run.output, (long long)step);
         return -EEXIST;
     }
-    s = iz_hf_export_check(&r->c, &r->p->section);
+    s = iz_hf_export_check(&r->c, &r->p->section, r->model);
     if (s)
         return s;
     snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
@@ -259,11 +259,10 @@ static char *model_text(const struct run *r)
     if (!f)
         return NULL;
     fprintf(f, "{\"name\": \"%s\"", r->model->name);
-    for (; k->name; k++)
-        if (k->type == IZ_KEY_INT)
-            fprintf(
-                f, ", \"%s\": %d", k->name,
-                *(const int *)((const char *)r->p->section.target + k->offset));
+    for (; k->name; k++) {
+        fprintf(f, ", \"%s\": ", k->name);
+        iz_config_value(f, k, r->p->section.target);
+    }
     fprintf(f, "}");
     fclose(f);
     return text;

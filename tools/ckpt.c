@@ -15,10 +15,7 @@
 #include "runtime/hf_write.h"
 #include "runtime/run.h"
 
-/* The iz_program of each model, which the build gives this name. */
-extern const struct iz_program iz_program_gpt2;
-
-static const struct iz_program *const programs[] = {&iz_program_gpt2};
+#include "programs.h" /* of all models; the build writes it */
 
 enum { PROGRAMS = sizeof programs / sizeof programs[0] };
 
@@ -360,19 +357,25 @@ static int read_shape(const struct checkpoint *c, const struct iz_program *p)
     return err;
 }
 
-/* The type of the run's parameters, as its effective config says. */
-static enum iz_dtype run_dtype(const char *dir)
+/* The run's effective config; NULL: not there. */
+static struct iz_json *run_config(const char *dir)
+{
+    char path[IZ_PATH_MAX + 32];
+
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    return iz_hf_json_read(path, NULL);
+}
+
+/* The type of the run's parameters. */
+static enum iz_dtype run_dtype(const struct iz_json *config)
 {
     static const struct {
         const char *section;
         enum iz_dtype type;
     } types[] = {{"bf16", IZ_BF16}, {"fp16", IZ_F16}};
-    char path[IZ_PATH_MAX + 32];
     enum iz_dtype t = IZ_F32;
-    struct iz_json *config, *on = iz_json_open("true", 4);
+    struct iz_json *on = iz_json_open("true", 4);
 
-    snprintf(path, sizeof path, "%s/config.json", dir);
-    config = iz_hf_json_read(path, NULL);
     for (int i = 0; config && i < 2; i++) {
         const struct iz_json *v =
             iz_json_member(iz_json_member(config, types[i].section), "enabled");
@@ -380,7 +383,6 @@ static enum iz_dtype run_dtype(const char *dir)
         if (v && iz_json_equal(v, on))
             t = types[i].type;
     }
-    iz_json_close(&config);
     iz_json_close(&on);
     return t;
 }
@@ -389,12 +391,14 @@ static int export_model(const struct options *o, struct checkpoint *c,
                         const struct iz_program *p, const struct iz_model *m,
                         struct iz_coll *coll)
 {
-    struct iz_hf_order order = {.section = &p->section,
-                                .model = m,
-                                .folder = o->out,
-                                .type = o->dtype >= 0 ? (enum iz_dtype)o->dtype
-                                                      : run_dtype(o->dir),
-                                .file_bytes = o->file_bytes};
+    struct iz_json *config = run_config(o->dir);
+    struct iz_hf_order order = {
+        .section = &p->section,
+        .model = m,
+        .folder = o->out,
+        .like = text_of(iz_json_member(config, "model"), "import"),
+        .type = o->dtype >= 0 ? (enum iz_dtype)o->dtype : run_dtype(config),
+        .file_bytes = o->file_bytes};
     struct stream *s = calloc((size_t)m->n_units, sizeof *s);
     struct iz_hf_writer *w;
     int err = s ? set_names(c, m) : -ENOMEM;
@@ -407,6 +411,7 @@ static int export_model(const struct options *o, struct checkpoint *c,
         err = iz_hf_write_close(&w, err);
     }
     free(s);
+    iz_json_close(&config);
     if (!err)
         printf("step %" PRId64 " is in %s as %s\n", c->step, o->out,
                iz_dtype_name(order.type));

@@ -24,6 +24,15 @@ MIB = 1 << 20
 MODEL = {"layers": 5, "heads": 3, "width": 24, "seq": 16, "vocab": 256}
 
 
+def use_program(monkeypatch, name):
+    """Another model's program beside that of the other tests, whose shape the
+    test gives whole."""
+    program = pathlib.Path(PROGRAM).with_name(name)
+    assert program.is_file(), f"{program} is not built"
+    monkeypatch.setattr("run.PROGRAM", str(program))
+    monkeypatch.setattr("run.MODEL", {})
+
+
 def parameters(model):
     """Number of parameters of a GPT-2; the head's weight is the embedding's."""
     c = model["width"]

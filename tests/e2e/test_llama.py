@@ -3,7 +3,6 @@
 the same bits as its plainest run.  A small part of the matrix that covers every
 pair of settings; test_matrix.py has the rest."""
 import os
-import pathlib
 
 import pytest
 
@@ -54,10 +53,7 @@ def parameters(model):
 @pytest.fixture(autouse=True)
 def llama(monkeypatch):
     """The program beside that of the other tests."""
-    program = pathlib.Path(run.PROGRAM).with_name("llama")
-    assert program.is_file(), f"{program} is not built"
-    monkeypatch.setattr(run, "PROGRAM", str(program))
-    monkeypatch.setattr(run, "MODEL", {})
+    run.use_program(monkeypatch, "llama")
     base = run.base_config
 
     def on_cpu(data, output):

@@ -118,10 +118,82 @@ def gpt2_shapes(m, prefix="transformer."):
     return {prefix + k: v for k, v in shapes.items()}
 
 
-def gpt2_tensors(m, dtype, prefix="transformer.", seed=3):
+def random_tensors(shapes, dtype, seed=3):
     """A model of random numbers."""
     rng, out = random.Random(seed), {}
-    for name, shape in gpt2_shapes(m, prefix).items():
+    for name, shape in shapes.items():
         n = shape[0] * (shape[1] if len(shape) > 1 else 1)
         out[name] = (dtype, shape, encode(dtype, numbers(rng, n)))
     return out
+
+
+def gpt2_tensors(m, dtype, prefix="transformer.", seed=3):
+    return random_tensors(gpt2_shapes(m, prefix), dtype, seed)
+
+
+# Of each type of the Llama family: its architecture, and a small shape with what
+# it has beside the others; groups of heads and widths that nothing divides.
+LLAMA_SHAPE = {"num_hidden_layers": 3, "num_attention_heads": 6,
+               "num_key_value_heads": 2, "hidden_size": 24,
+               "intermediate_size": 20, "vocab_size": 256,
+               "max_position_embeddings": 64, "hidden_act": "silu",
+               "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+               "tie_word_embeddings": False}
+LLAMA = {
+    "llama": ("LlamaForCausalLM",
+              {"attention_bias": False, "mlp_bias": False, "head_dim": 4,
+               "pretraining_tp": 1, "bos_token_id": 1, "eos_token_id": [2, 3],
+               "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
+                                "high_freq_factor": 4.0,
+                                "original_max_position_embeddings": 32,
+                                "rope_type": "llama3"}}),
+    "mistral": ("MistralForCausalLM",
+                {"sliding_window": 16, "rope_theta": 1e6, "head_dim": None,
+                 "num_key_value_heads": 3}),
+    "qwen2": ("Qwen2ForCausalLM",
+              {"use_sliding_window": False, "sliding_window": 8,
+               "max_window_layers": 2, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3ForCausalLM",
+              {"attention_bias": False, "head_dim": 6, "rope_scaling": None,
+               "use_sliding_window": False, "eos_token_id": 7}),
+}
+
+
+def llama_config(kind, **changes):
+    """What transformers writes for a small model of this type."""
+    architecture, own = LLAMA[kind]
+    return {"architectures": [architecture], "model_type": kind,
+            "attention_dropout": 0.0, "initializer_range": 0.02,
+            "use_cache": True, "transformers_version": "4.57.0",
+            **LLAMA_SHAPE, **own, **changes}
+
+
+def llama_shapes(c, prefix="model."):
+    """The tensors of a config of the Llama family."""
+    w, f = c["hidden_size"], c["intermediate_size"]
+    heads, kind = c["num_attention_heads"], c["model_type"]
+    d = c.get("head_dim") or w // heads
+    q, kv = heads * d, c["num_key_value_heads"] * d
+    shapes = {"embed_tokens.weight": (c["vocab_size"], w)}
+    for i in range(c["num_hidden_layers"]):
+        block = {"input_layernorm.weight": (w,),
+                 "post_attention_layernorm.weight": (w,),
+                 "self_attn.q_proj.weight": (q, w),
+                 "self_attn.k_proj.weight": (kv, w),
+                 "self_attn.v_proj.weight": (kv, w),
+                 "self_attn.o_proj.weight": (w, q),
+                 "mlp.gate_proj.weight": (f, w), "mlp.up_proj.weight": (f, w),
+                 "mlp.down_proj.weight": (w, f)}
+        if kind == "qwen2":
+            block |= {"self_attn.q_proj.bias": (q,),
+                      "self_attn.k_proj.bias": (kv,),
+                      "self_attn.v_proj.bias": (kv,)}
+        if kind == "qwen3":
+            block |= {"self_attn.q_norm.weight": (d,),
+                      "self_attn.k_norm.weight": (d,)}
+        shapes |= {f"layers.{i}.{k}": s for k, s in block.items()}
+    shapes["norm.weight"] = (w,)
+    shapes = {prefix + k: s for k, s in shapes.items()}
+    if not c["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (c["vocab_size"], w)
+    return shapes

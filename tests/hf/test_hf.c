@@ -25,8 +25,15 @@ enum { BIG = 150, WIDE = 40, ROOM = 8192 };
 static struct toy {
     int layers;
     double base;
-    bool gated;
-} toy = {LAYERS, 1e4, true};
+    bool gated, two;
+    int window;
+} toy = {LAYERS, 1e4, true, false, 0};
+
+static bool never(const void *self)
+{
+    (void)self;
+    return false;
+}
 
 /* Queries have C columns, keys and values KV each. */
 static int64_t cut_qkv(const void *self, int i)
@@ -64,13 +71,40 @@ static const struct iz_hf_name names[] = {
 };
 
 static const struct iz_hf_key hf_keys[] = {
-    {"model_type", NULL, "\"toy\""},     {"num_layers", "layers", NULL},
-    {"n_layer", "layers", ""},           {"rope_theta", "base", "10000.0"},
-    {"mlp.gated", "gated", "true"},      {"mlp.kind", NULL, "\"dense\""},
-    {"act", NULL, "\"silu\"|\"swish\""}, {0},
+    {.name = "num_layers", .key = "layers"},
+    {.name = "n_layer", .key = "layers", .write = never},
+    {.name = "rope_theta", .key = "base", .values = "10000.0"},
+    {.name = "window",
+     .key = "window",
+     .values = "7",
+     .types = "toy2|toy",
+     .null_is_zero = true},
+    {.name = "kind", .values = "2", .types = "toy2"},
+    {.name = "mlp.gated", .key = "gated", .values = "true"},
+    {.name = "mlp.kind", .values = "\"dense\""},
+    {.name = "act", .values = "\"silu\"|\"swish\""},
+    {0},
 };
 
-static const struct iz_hf hf = {"ToyForCausalLM", "model.", names, hf_keys};
+static const struct iz_hf_type hf_types[] = {
+    {"toy", "ToyForCausalLM", NULL},
+    {"toy2", "Toy2ForCausalLM", "\"two\": true"},
+    {"toy3", "Toy3ForCausalLM", NULL},
+    {0},
+};
+
+static const char *hf_type(const void *self)
+{
+    const struct toy *t = self;
+
+    return t->layers > 9 ? NULL : t->two ? "toy2" : "toy";
+}
+
+static const struct iz_hf hf = {.types = hf_types,
+                                .type = hf_type,
+                                .prefix = "model.",
+                                .names = names,
+                                .keys = hf_keys};
 
 static const struct iz_key keys[] = {
     {.name = "layers",
@@ -82,6 +116,9 @@ static const struct iz_key keys[] = {
     {.name = "gated",
      .type = IZ_KEY_BOOL,
      .offset = offsetof(struct toy, gated)},
+    {.name = "window",
+     .type = IZ_KEY_INT,
+     .offset = offsetof(struct toy, window)},
     {.name = NULL},
 };
 
@@ -113,7 +150,8 @@ static struct iz_model *model_open(void)
     };
     struct iz_model *m;
 
-    assert_int_equal(iz_model_open(&m, "toy", UNITS, 1), 0);
+    assert_int_equal(iz_model_open(&m, "toy", UNITS, sizeof toy), 0);
+    *(struct toy *)m->self = toy;
     assert_int_equal(iz_unit_params(&m->unit[0], &wte, 1, ""), 0);
     for (int i = 0; i < LAYERS; i++)
         assert_int_equal(block_open(&m->unit[1 + i], i), 0);
@@ -150,8 +188,8 @@ static int write_shards(struct iz_coll *c, void *arg)
 {
     const struct job *j = arg;
     struct iz_model *m = model_open();
-    struct iz_hf_order o = {&section, m, in_folder(j->name), j->type,
-                            j->file_bytes};
+    struct iz_hf_order o = {&section, m,       in_folder(j->name),
+                            NULL,     j->type, j->file_bytes};
     struct iz_hf_writer *w;
     float in[ROOM];
 
@@ -413,32 +451,83 @@ static void shapes_are_read(const char *text, const char *want)
     free(got);
 }
 
+static char *text_of(struct toy t, const char *like)
+{
+    char *text = iz_hf_config_text(&section, &t, IZ_BF16, like);
+
+    assert_non_null(text);
+    return text;
+}
+
 static void keys_of_the_model_come_from_the_config(void **state)
 {
-    char *text = iz_hf_config_text(&section, IZ_BF16);
+    char *text = text_of(toy, NULL);
 
     (void)state;
-    shapes_are_read(text,
-                    "{\"layers\": 2, \"base\": 10000.0, \"gated\": true}");
-    shapes_are_read(
-        "{\"num_layers\": 3, \"rope_theta\": 5e5, \"act\": "
-        "\"swish\", \"mlp\": {\"gated\": false}, \"n_layer\": 3, \"x\": []}",
-        "{\"layers\": 3, \"base\": 500000.0, \"gated\": false}");
+    shapes_are_read(text, "{\"layers\": 2, \"base\": 10000.0, \"window\": 0, "
+                          "\"gated\": true}");
+    assert_non_null(strstr(text, "\"window\": null"));
+    assert_null(strstr(text, "n_layer\""));
     assert_non_null(strstr(text, "\"mlp\": {\n    \"gated\": true,\n    "
                                  "\"kind\": \"dense\"\n  },"));
     free(text);
-    shapes_are_read("{\"num_layers\": 3, \"mlp\": null}",
+    shapes_are_read("{\"num_layers\": 3, \"rope_theta\": 5e5, \"act\": "
+                    "\"swish\", \"mlp\": {\"gated\": false}, \"n_layer\": 3, "
+                    "\"x\": [], \"window\": 9}",
+                    "{\"layers\": 3, \"base\": 500000.0, \"window\": 9, "
+                    "\"gated\": false}");
+    shapes_are_read("{\"n_layer\": 3, \"mlp\": null}",
+                    "{\"layers\": 3, \"base\": 10000.0, \"window\": 7, "
+                    "\"gated\": true}");
+}
+
+static void types_have_rows_of_their_own(void **state)
+{
+    struct toy two = toy;
+    char *text;
+
+    (void)state;
+    two.two = true;
+    text = text_of(two, NULL);
+    assert_non_null(strstr(text, "[\"Toy2ForCausalLM\"],\n  \"model_type\": "
+                                 "\"toy2\""));
+    assert_non_null(strstr(text, "\"kind\": 2,"));
+    shapes_are_read(text, "{\"two\": true, \"layers\": 2, \"base\": 10000.0, "
+                          "\"window\": 0, \"gated\": true}");
+    free(text);
+    shapes_are_read("{\"model_type\": \"toy3\", \"num_layers\": 3, "
+                    "\"window\": \"x\", \"kind\": 1}",
                     "{\"layers\": 3, \"base\": 10000.0, \"gated\": true}");
+    two.layers = 10;
+    assert_null(iz_hf_type(&hf, &two));
+}
+
+/* A tokenizer's ids go with the weights; what the table says wins. */
+static void keys_that_mean_nothing_are_kept(void **state)
+{
+    char *text = config_of("{\"num_layers\": 9, \"eos_token_id\": [5, 6], "
+                           "\"kind\": 3, \"torch_dtype\": \"float64\", "
+                           "\"mlp\": 4}");
+
+    (void)state;
+    free(text);
+    text = text_of(toy, folder);
+    assert_non_null(strstr(text, "\"eos_token_id\": [5,6]"));
+    assert_non_null(strstr(text, "\"kind\": 3,"));
+    assert_non_null(strstr(text, "\"num_layers\": 2"));
+    assert_null(strstr(text, "float64"));
+    assert_null(strstr(text, "\"mlp\": 4"));
+    free(text);
 }
 
 static void every_fault_of_a_config_is_told(void **state)
 {
     (void)state;
-    assert_null(config_of("{\"n_layer\": 3, \"act\": \"relu\", "
-                          "\"model_type\": \"llama\"}"));
+    assert_null(config_of("{\"act\": \"relu\", \"model_type\": \"llama\"}"));
     assert_said("num_layers is missing");
     assert_said("act is \"relu\"; this model only has \"silu\"|\"swish\"");
-    assert_said("model_type is \"llama\"");
+    assert_said("model_type is \"llama\"; this model only has "
+                "\"toy\"|\"toy2\"|\"toy3\"");
     assert_null(config_of("{\"num_layers\": 3, \"n_layer\": 4}"));
     assert_said("n_layer is 4, which is not num_layers");
     assert_null(config_of("[]"));
@@ -456,6 +545,8 @@ int main(void)
         CASE(a_table_that_does_not_fit_is_refused),
         CASE(a_full_disk_leaves_nothing),
         CASE(keys_of_the_model_come_from_the_config),
+        CASE(types_have_rows_of_their_own),
+        CASE(keys_that_mean_nothing_are_kept),
         CASE(every_fault_of_a_config_is_told),
     };
 
