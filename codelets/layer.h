@@ -20,6 +20,8 @@ struct iz_param {
     int64_t rows, cols; /* a vector has rows = 1 */
     enum iz_init init;
     float std; /* of IZ_INIT_NORMAL */
+    /* Set by the runtime (runtime/rules.h), not by a model. */
+    double lr_scale, weight_decay;
 };
 
 /* The arguments of one call of a layer function, on one micro-batch. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads a config: the file, then the overrides, into the fields the tables
- * name. Every fault is reported, not only the first.  The only file that knows
- * the JSON library. */
+ * name. Every fault is reported, not only the first.  Only this file,
+ * config_store.c and config_rules.c know the JSON library. */
 #include "runtime/config.h"
 
 #include "runtime/config_keys.h"
@@ -266,6 +266,8 @@ static void read_value(struct reader *r, const char *name, json_t *v)
 
     if (k != NULL) {
         read_key(r, k, v);
+    } else if (strcmp(name, "parameters") == 0) {
+        iz_config_rules(r->file, &r->faults, v);
     } else if (foreign != NULL) {
         read_foreign(r, foreign, v);
     } else if (!model && !is_section(name)) {

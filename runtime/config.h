@@ -14,6 +14,8 @@
 struct iz_hf; /* codelets/layer.h */
 
 #define IZ_PATH_MAX 1024
+#define IZ_MATCH_MAX 128
+#define IZ_RULES_MAX 64
 
 enum iz_home {
     IZ_HOME_NONE,
@@ -118,6 +120,16 @@ struct iz_run_config {
     int64_t export_shard_bytes; /* tensors of a file at most */
 };
 
+enum { IZ_RULE_MATCH, IZ_RULE_DECAY, IZ_RULE_LR, IZ_RULE_KEYS };
+
+/* "parameters": what the tensors whose names match get; of several rules that
+ * match one, a later one overrides what it gives. */
+struct iz_rule {
+    char match[IZ_MATCH_MAX]; /* a pattern as in a shell: * ? [...] */
+    double weight_decay, lr_scale;
+    bool given[IZ_RULE_KEYS]; /* in the order of iz_rule_keys */
+};
+
 struct iz_config {
     int64_t train_batch_size; /* samples per step, all ranks */
     int micro_batch;          /* samples per task chain */
@@ -132,6 +144,8 @@ struct iz_config {
     struct iz_data_config data;
     struct iz_run_config run;
     char import[IZ_PATH_MAX]; /* model.import: initial weights; "": random */
+    struct iz_rule rule[IZ_RULES_MAX];
+    int n_rules;
 };
 
 /* The table of keys: parser, --help, docs/config.md and the effective config.

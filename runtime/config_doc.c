@@ -113,6 +113,18 @@ static void print_sections(FILE *out, bool markdown)
     }
 }
 
+static void print_rules(FILE *out, bool markdown)
+{
+    print_head(out, "parameters",
+               "izar's. An array of rules for tensors by name, such as "
+               "[{\"match\": \"*.bias\", \"weight_decay\": 0}]; of several "
+               "rules that match a tensor a later one overrides what it gives. "
+               "`--parameters` lists the names and what each tensor gets.",
+               markdown);
+    for (const struct iz_key *k = iz_rule_keys; k->name != NULL; k++)
+        print_key(out, k, "parameters[].", markdown);
+}
+
 static void print_model(FILE *out, const struct iz_section *model,
                         bool markdown)
 {
@@ -184,8 +196,9 @@ static const char intro[] =
     "# The config file\n\n"
     "This page is printed by the program from the table its parser uses; do "
     "not edit it.\n\n"
-    "A run is one JSON file with DeepSpeed's keys, and three sections of our "
-    "own: `model`, `data` and `run`. Only a batch size must be given. A key "
+    "A run is one JSON file with DeepSpeed's keys, and four sections of our "
+    "own: `parameters`, `model`, `data` and `run`. Only a batch size must be "
+    "given. A key "
     "written `a.b` below is `\"b\"` in the object `\"a\"`. `--set a.b=value` "
     "overrides "
     "the file; the value is JSON, or else a string.\n\n"
@@ -203,6 +216,7 @@ void iz_config_doc(const struct iz_section *model, bool markdown, FILE *out)
     if (markdown)
         fputs(intro, out);
     print_sections(out, markdown);
+    print_rules(out, markdown);
     if (model != NULL)
         print_model(out, model, markdown);
     if (markdown)

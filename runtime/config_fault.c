@@ -25,7 +25,7 @@ static const char *override_of(const struct iz_faults *f, const char *key)
     for (int i = f->n_set - 1; i >= 0 && key != NULL; i--) {
         size_t n = strcspn(f->set[i], "=");
         if (strncmp(f->set[i], key, n) == 0 &&
-            (key[n] == '\0' || key[n] == '.'))
+            (key[n] == '\0' || key[n] == '.' || key[n] == '['))
             return f->set[i];
     }
     return NULL;
@@ -169,6 +169,7 @@ void iz_config_nearest(char *near, const char *name,
     }
     for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL; k++)
         nearest_try_key(&n, "", k->name);
+    nearest_try(&n, "parameters");
 }
 
 void iz_word_nearest(char *near, const char *word, const char *words)

@@ -63,7 +63,9 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("optimizer.params.eps", DOUBLE, c.optimizer.eps, 0, 1, "1e-08",
            "Added to the root of the second moment."),
     NUMBER("optimizer.params.weight_decay", DOUBLE, c.optimizer.weight_decay, 0,
-           1e6, "0.0", "Of every parameter, biases and norms too."),
+           1e6, "0.0",
+           "Of every parameter, biases and norms too, unless a rule of "
+           "`parameters` says otherwise."),
     BOOL("optimizer.params.adam_w_mode", adam_w_mode, "true",
          "Decoupled weight decay. false needs type Adam and adds the decay to "
          "the gradient."),

@@ -31,6 +31,10 @@ struct iz_config_file {
  * name = NULL. */
 extern const struct iz_key iz_config_keys[];
 
+/* Keys of one member of the array "parameters"; offsets are in struct iz_rule.
+ * Ends with name = NULL. */
+extern const struct iz_key iz_rule_keys[];
+
 /* Keys DeepSpeed has and that set nothing here.  `accept` says which values
  * pass: bool, number, string: any of that type; any; off: an object whose
  * "enabled" is not true; else JSON values separated by |.  Ends with name =
@@ -83,6 +87,10 @@ bool iz_json_store(char *why, void *base, const struct iz_key *k,
                    const struct json_t *v);
 void iz_json_store_default(void *base, const struct iz_key *k);
 void iz_json_store_defaults(void *base, const struct iz_key *k);
+
+/* Reads the array "parameters" into file->c. */
+void iz_config_rules(struct iz_config_file *file, struct iz_faults *f,
+                     const struct json_t *v);
 
 /* Turns the file's fields into those of file->c and reports every rule between
  * keys that is broken. */

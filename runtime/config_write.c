@@ -135,6 +135,29 @@ void iz_config_value(FILE *out, const struct iz_key *k, const void *base)
     }
 }
 
+/* One rule per line, with what it gives. */
+static void print_rules(struct nest *n, const struct iz_config *c)
+{
+    print_name(n, "parameters");
+    fputc('[', n->out);
+    for (int i = 0; i < c->n_rules; i++) {
+        const char *glue = "";
+
+        fprintf(n->out, "%s\n%*s{", i > 0 ? "," : "", 8, "");
+        for (int k = 0; k < IZ_RULE_KEYS; k++) {
+            if (!c->rule[i].given[k])
+                continue;
+            fputs(glue, n->out);
+            print_string(n->out, iz_rule_keys[k].name);
+            fputs(": ", n->out);
+            iz_config_value(n->out, &iz_rule_keys[k], &c->rule[i]);
+            glue = ", ";
+        }
+        fputc('}', n->out);
+    }
+    fputs("\n    ]", n->out);
+}
+
 static void print_config(FILE *out, const struct iz_config_file *file,
                          const struct iz_section *model)
 {
@@ -155,6 +178,8 @@ static void print_config(FILE *out, const struct iz_config_file *file,
         print_name(&n, name);
         iz_config_value(out, k, model->target);
     }
+    if (file->c.n_rules > 0)
+        print_rules(&n, &file->c);
     while (n.depth > 0)
         close_section(&n);
     fputs("\n}\n", out);

@@ -14,6 +14,7 @@
 #include "runtime/memory.h"
 #include "runtime/nvme.h"
 #include "runtime/plan.h"
+#include "runtime/rules.h"
 #include "runtime/schedule.h"
 
 /* The optimizer's state and this rank's parameters are updated chunk by chunk.
@@ -32,7 +33,8 @@ struct iz_group {
     const struct iz_plan_group *plan;
     struct iz_unit_layout layout;
     int64_t *offset;
-    void *param; /* full or shard; NULL when on disk */
+    struct iz_segment *segment; /* of parameters that are updated alike */
+    void *param;                /* full or shard; NULL when on disk */
     starpu_data_handle_t param_handle;
     void *grad[2]; /* accumulators: of its own unit and of the tied use */
     starpu_data_handle_t grad_handle[2];

@@ -172,7 +172,8 @@ static int open_layout(struct iz_engine *e, struct iz_group *g, int u)
     const struct iz_unit *unit = &e->model->unit[u];
     g->offset = calloc((size_t)unit->n_params + 1, sizeof(*g->offset));
     g->chunk = calloc((size_t)g->plan->chunks, sizeof(*g->chunk));
-    if (!g->offset || !g->chunk)
+    g->segment = iz_rules_segments(unit);
+    if (!g->offset || !g->chunk || !g->segment)
         return -ENOMEM;
     for (int i = 0; i < unit->n_params; i++)
         g->offset[i + 1] =
@@ -223,6 +224,7 @@ static void close_group(struct iz_group *g)
     unregister(&g->norm2_handle);
     free(g->piece);
     free(g->chunk);
+    free(g->segment);
     free(g->offset);
 }
 

@@ -58,6 +58,8 @@ static int read_flag(struct iz_options *o, char *a)
         o->resume = true;
     else if (!strcmp(a, "--plan"))
         o->plan = true;
+    else if (!strcmp(a, "--parameters"))
+        o->parameters = true;
     else if (!strcmp(a, "--help") || !strcmp(a, "-h"))
         o->help = true;
     else if (!strcmp(a, "--help-markdown"))
@@ -116,6 +118,8 @@ void iz_options_help(const struct iz_program *p, const char *argv0)
            "  --resume         continues from the newest checkpoint in "
            "run.output\n"
            "  --plan           prints the memory plan and ends\n"
+           "  --parameters     lists every parameter tensor and how it is "
+           "updated,\n                   and ends\n"
            "  --ranks N        with --plan: for N ranks\n"
            "  --machine FILE   with --plan: on that machine "
            "(configs/machines)\n"

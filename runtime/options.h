@@ -9,7 +9,7 @@ struct iz_options {
     const char *path; /* config.json */
     char **set;       /* key=value, borrowed from argv; array owned */
     int n_set;
-    bool resume, plan, help, help_markdown, version;
+    bool resume, plan, parameters, help, help_markdown, version;
     int ranks;           /* --plan for this many; 0: those of the run */
     const char *machine; /* --plan for this one, or NULL; borrowed */
     char steps[64];      /* "run.steps=N" or "" */

@@ -23,6 +23,7 @@
 #include "runtime/metrics.h"
 #include "runtime/options.h"
 #include "runtime/place.h"
+#include "runtime/rules.h"
 #include "runtime/state.h"
 #include "runtime/topo.h"
 
@@ -582,18 +583,26 @@ static int check_sample(const struct run *r)
     return 0;
 }
 
-static int prepare(struct run *r)
+/* The model, and which of its parameters are updated how. */
+static int prepare_model(struct run *r)
 {
     int s = agree(r, read_config(r));
     if (!s)
         s = agree(r, r->p->open(&r->model, r->p->section.target));
     if (!s)
-        s = check_sample(r);
+        s = agree(
+            r, iz_rules_apply(r->model, &r->c, first_rank(r) ? stderr : NULL));
+    return s ? s : check_sample(r);
+}
+
+static int prepare(struct run *r)
+{
+    int s = 0;
     r->workers = r->c.run.workers;
     r->coll->timeout_s = r->c.run.comm_timeout_s;
     /* What is planned for another machine needs no GPU here. */
     r->place = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
-    if (!s && !r->o.machine)
+    if (!r->o.machine)
         s = agree(r, iz_place_choose(&r->place, &r->c, r->coll));
     if (!s)
         s = agree(r,
@@ -625,7 +634,14 @@ static int start(struct run *r)
 
 static int run_all(struct run *r)
 {
-    int s = prepare(r);
+    int s = prepare_model(r);
+    if (!s && r->o.parameters) {
+        if (first_rank(r))
+            iz_rules_print(r->model, stdout);
+        return 0;
+    }
+    if (!s)
+        s = prepare(r);
     if (s)
         return s;
     if (r->o.plan) {

@@ -52,6 +52,8 @@ static int prepare(struct simulation *s)
                            s->o.n_set, s->ranks, stderr);
     if (!r)
         r = s->p->open(&s->model, s->p->section.target);
+    if (!r)
+        r = iz_rules_apply(s->model, &s->c, stderr);
     if (r)
         return r;
     struct iz_target t = iz_machine_target(&s->machine, s->c.dtype, s->ranks);

@@ -4,14 +4,49 @@
 #include "runtime/zero.h"
 
 struct adam_arg {
-    struct iz_adam adam; /* lr, t and grad_scale come from the control */
+    struct iz_adam adam; /* lr, t and grad_scale come from the control, decay
+                            from the segments */
     int64_t n, grad_first;
+    const struct iz_segment *segment; /* of the group; of its elements, this */
+    int64_t first;                    /* one is the chunk's first */
     enum iz_dtype grad_type, param_type;
     bool separate_master;
     bool early; /* the scalars are those above; the control is not read */
     int64_t state_floats; /* between the arrays of a staged chunk: its length */
     int64_t param_at;     /* byte in the staging buffer, -1: own buffer */
 };
+
+/* Where the arrays of a chunk are. */
+struct adam_arrays {
+    float *master, *m, *v;
+    const char *grad;
+    char *param; /* in another type than the master; NULL: there is none */
+};
+
+/* Decay and rate change where one tensor ends and the next one begins.  The
+ * bits of an element do not depend on where a call begins. */
+static void update_segments(struct iz_exec *x, const struct adam_arg *a,
+                            const struct iz_adam *step,
+                            const struct adam_arrays *p)
+{
+    const struct iz_segment *s = a->segment;
+    int64_t grad_size = iz_dtype_bytes(a->grad_type);
+    int64_t param_size = iz_dtype_bytes(a->param_type);
+
+    for (int64_t i = 0, end; i < a->n; i = end, s++) {
+        struct iz_adam adam = *step;
+
+        while (s->end <= a->first + i)
+            s++;
+        end = s->end - a->first < a->n ? s->end - a->first : a->n;
+        adam.lr *= s->lr_scale;
+        adam.weight_decay = s->weight_decay;
+        iz_buffer_adam(x, &adam, end - i, p->master + i, p->m + i, p->v + i,
+                       p->grad + i * grad_size, a->grad_type,
+                       p->param ? p->param + i * param_size : NULL,
+                       a->param_type);
+    }
+}
 
 /* buf: gradient, state, parameters (unless staged with the state), control. */
 static void run_adam(struct iz_exec *x, void **buf, const void *arg)
@@ -28,13 +63,15 @@ static void run_adam(struct iz_exec *x, void **buf, const void *arg)
     }
     float *state = buf[1];
     char *param = a->param_at < 0 ? buf[2] : (char *)buf[1] + a->param_at;
-    const char *grad =
-        (char *)buf[0] + a->grad_first * iz_dtype_bytes(a->grad_type);
     float *m = a->separate_master ? state + a->state_floats : state;
-    float *v = m + a->state_floats;
-    iz_buffer_adam(x, &adam, a->n, a->separate_master ? state : (float *)param,
-                   m, v, grad, a->grad_type, a->separate_master ? param : NULL,
-                   a->param_type);
+    update_segments(x, a, &adam,
+                    &(struct adam_arrays){
+                        .master = a->separate_master ? state : (float *)param,
+                        .m = m,
+                        .v = m + a->state_floats,
+                        .grad = (char *)buf[0] +
+                                a->grad_first * iz_dtype_bytes(a->grad_type),
+                        .param = a->separate_master ? param : NULL});
 }
 
 static struct adam_arg adam_arg(const struct iz_engine *e, int group,
@@ -49,13 +86,14 @@ static struct adam_arg adam_arg(const struct iz_engine *e, int group,
                  .beta1 = o->beta1,
                  .beta2 = o->beta2,
                  .eps = o->eps,
-                 .weight_decay = o->weight_decay,
                  .adamw = o->adamw,
                  .bias_correction = o->bias_correction,
                  .t = e->updates + 1,
                  .grad_scale = (float)(1.0 / (double)(tasks * e->plan.ranks))},
         .n = k->count,
         .grad_first = k->first + (shard_of_full ? p->shard * e->plan.rank : 0),
+        .segment = e->group[group].segment,
+        .first = k->first + (e->plan.states_full ? 0 : p->shard * e->plan.rank),
         .grad_type = e->plan.grad_type,
         .param_type = e->plan.param_type,
         .separate_master = e->plan.state_arrays == 3,

@@ -69,6 +69,28 @@ static void wrong_types_say_what_was_found(void **state)
     assert_refused("\"run\": {\"seed\": -1}", "run.seed: -1 is less than 0");
 }
 
+static void rules_say_where_they_are_wrong(void **state)
+{
+    (void)state;
+    assert_refused("\"parameters\": {\"match\": \"*\"}",
+                   "parameters: expected an array of rules, found an object");
+    assert_refused("\"parameters\": [3]",
+                   "parameters[0]: expected an object, found 3 (an integer)");
+    assert_refused("\"parameters\": [{\"lr_scale\": 1}]",
+                   "parameters[0]: has no \"match\"");
+    assert_refused("\"parameters\": [{\"match\": \"*\"}, "
+                   "{\"match\": \"*\", \"wieght_decay\": 0}]",
+                   "parameters[1].wieght_decay: unknown key; did you mean "
+                   "weight_decay?");
+    assert_refused("\"parameters\": [{\"match\": \"*\", \"lr_scale\": -1}]",
+                   "parameters[0].lr_scale: -1 is less than 0");
+    assert_refused("\"parameters\": [{\"match\": 3}]",
+                   "parameters[0].match: expected a string, found 3");
+    assert_refused("\"parameter\": []", "did you mean parameters?");
+    assert_accepted("\"parameters\": null");
+    assert_int_equal(config.n_rules, 0);
+}
+
 static void presets_are_known(void **state)
 {
     (void)state;
@@ -246,6 +268,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unknown_keys_get_the_nearest_known_one),
         cmocka_unit_test(wrong_types_say_what_was_found),
+        cmocka_unit_test(rules_say_where_they_are_wrong),
         cmocka_unit_test(presets_are_known),
         cmocka_unit_test(rules_between_keys_hold),
         cmocka_unit_test(rules_are_silent_about_faulty_keys),

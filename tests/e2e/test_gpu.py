@@ -15,6 +15,7 @@ import pytest
 
 import cover
 import run
+from test_matrix import TUNED
 
 KIND = os.environ.get("IZ_TEST_GPU", "")
 pytestmark = pytest.mark.skipif(KIND not in ("standin", "real"),
@@ -28,6 +29,7 @@ SUMS = {
     "dtype": ("fp32", "bf16", "fp16"),
     "micro": (1, 2, 0),  # samples of a micro-batch; 0: all of the rank's
     "clip": (0.0, 0.5),
+    "tuned": tuple(TUNED),
 }
 FREE = {
     "stage": (0, 1, 2, 3),
@@ -80,6 +82,7 @@ def config_of(row, nvme):
         "zero_optimization.sub_group_size": 4096,
         "run.device": "cuda", "run.steps": 3,
         "run.inject_delay_us": row["delay_us"],
+        **TUNED[row["tuned"]],
     }
     for key in ("comm", "schedule", "scheduler", "overlap", "recompute", "ring",
                 "workers"):
@@ -120,7 +123,8 @@ def references():
 def calibrated(workplace, text):
     """StarPU measures the bus when it first starts, with copies of its own."""
     p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=workplace)), text)
-    start(p, {**PLAIN, "ranks": 1, "dtype": "fp32", "micro": 0, "clip": 0.5},
+    start(p, {**PLAIN, "ranks": 1, "dtype": "fp32", "micro": 0, "clip": 0.5,
+       "tuned": "all"},
           workplace)
     p.clear()
 
@@ -149,7 +153,8 @@ def test_same_bits_as_the_plain_run(row, place, nvme, references):
 
 # ---- bytes ----
 
-ROW = {**PLAIN, "ranks": 1, "dtype": "bf16", "micro": 0, "clip": 0.5}
+ROW = {**PLAIN, "ranks": 1, "dtype": "bf16", "micro": 0, "clip": 0.5,
+       "tuned": "all"}
 standin = pytest.mark.skipif(KIND != "standin", reason="counted by the stand-in")
 
 

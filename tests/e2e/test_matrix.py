@@ -19,6 +19,15 @@ SUMS = {
     "dtype": ("fp32", "bf16", "fp16"),
     "shape": ("one", "sliced", "accumulated", "both"),
     "clip": (0.0, 0.5),
+    "tuned": ("all", "rules"),  # keys of TUNED
+}
+# Which parameters are updated how.
+TUNED = {
+    "all": {},
+    "rules": {"parameters": [
+        {"match": "*.bias", "weight_decay": 0},
+        {"match": "*ln_?.weight", "weight_decay": 0, "lr_scale": 3},
+        {"match": "wpe.weight", "lr_scale": 0.5}]},
 }
 # What must not.
 FREE = {
@@ -94,7 +103,7 @@ def config_of(row, nvme):
         if isinstance(section, dict):
             section["buffer_count"] = row["buffers"]
     config = {
-        **zero, **batch_of(row),
+        **zero, **batch_of(row), **TUNED[row["tuned"]],
         "gradient_clipping": row["clip"],
         "zero_optimization.sub_group_size": row["chunk"],
         "zero_optimization.overlap_comm": row["overlap_comm"],
@@ -165,7 +174,8 @@ def test_every_pair_of_settings_is_covered():
 
 def test_other_seed_gives_other_bits(place, nvme):
     """The comparison above can fail."""
-    row = {**PLAIN, "ranks": 1, "dtype": "fp32", "shape": "one", "clip": 0.5}
+    row = {**PLAIN, "ranks": 1, "dtype": "fp32", "shape": "one", "clip": 0.5,
+           "tuned": "all"}
     config = config_of(row, nvme)
     a = place.good(None, config)
     b = place.good(None, {**config, "run.seed": 2})

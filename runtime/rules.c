@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rules for parameters by name; see rules.h. */
+#include "runtime/rules.h"
+
+#include <errno.h>
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/config_keys.h"
+
+/* All names as "a|b|c"; malloc'ed, NULL: no memory. */
+static char *names_of(const struct iz_model *m)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    const char *glue = "";
+
+    if (!f)
+        return NULL;
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < m->unit[u].n_params; i++, glue = "|")
+            fprintf(f, "%s%s", glue, m->unit[u].param[i].name);
+    if (ferror(f) | (fclose(f) != 0)) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+static int refuse(const struct iz_model *m, int i, const char *match, FILE *err)
+{
+    char near[IZ_CONFIG_NAME_MAX] = "", *names = names_of(m);
+
+    if (names)
+        iz_word_nearest(near, match, names);
+    free(names);
+    if (err)
+        fprintf(err,
+                "izar: parameters[%d].match: \"%s\" matches no tensor of "
+                "%s%s%s (--parameters lists them)\n",
+                i, match, m->name, near[0] ? "; the nearest is " : "", near);
+    return -EINVAL;
+}
+
+static void apply(struct iz_param *p, const struct iz_rule *r)
+{
+    if (r->given[IZ_RULE_DECAY])
+        p->weight_decay = r->weight_decay;
+    if (r->given[IZ_RULE_LR])
+        p->lr_scale = r->lr_scale;
+}
+
+static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
+                      FILE *err)
+{
+    const struct iz_rule *r = &c->rule[i];
+    int found = 0;
+
+    for (int u = 0; u < m->n_units; u++)
+        for (int k = 0; k < m->unit[u].n_params; k++) {
+            struct iz_param *p = &m->unit[u].param[k];
+
+            if (fnmatch(r->match, p->name, 0) != 0)
+                continue;
+            apply(p, r);
+            found++;
+        }
+    return found ? 0 : refuse(m, i, r->match, err);
+}
+
+int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
+{
+    int status = 0;
+
+    for (int u = 0; u < m->n_units; u++)
+        for (int k = 0; k < m->unit[u].n_params; k++) {
+            m->unit[u].param[k].weight_decay = c->optimizer.weight_decay;
+            m->unit[u].param[k].lr_scale = 1;
+        }
+    for (int i = 0; i < c->n_rules; i++) {
+        int s = apply_rule(m, c, i, err);
+
+        status = status ? status : s;
+    }
+    return status;
+}
+
+void iz_rules_print(const struct iz_model *m, FILE *out)
+{
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < m->unit[u].n_params; i++) {
+            const struct iz_param *p = &m->unit[u].param[i];
+
+            fprintf(out,
+                    "%-40s [%" PRId64 ", %" PRId64 "]  weight_decay %g  "
+                    "lr_scale %g\n",
+                    p->name, p->rows, p->cols, p->weight_decay, p->lr_scale);
+        }
+}
+
+struct iz_segment *iz_rules_segments(const struct iz_unit *u)
+{
+    struct iz_segment *s = calloc((size_t)u->n_params + 1, sizeof(*s));
+    int64_t at = 0;
+    int n = 0;
+
+    for (int i = 0; s && i < u->n_params; i++) {
+        const struct iz_param *p = &u->param[i];
+        struct iz_segment next = {.lr_scale = p->lr_scale,
+                                  .weight_decay = p->weight_decay};
+
+        at += p->rows * p->cols;
+        if (n == 0 || s[n - 1].lr_scale != next.lr_scale ||
+            s[n - 1].weight_decay != next.weight_decay)
+            s[n++] = next;
+        s[n - 1].end = at;
+    }
+    if (n)
+        s[n - 1].end = INT64_MAX;
+    return s;
+}

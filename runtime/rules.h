@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which tensor is updated how: the section "parameters" of a config, applied to
+ * the parameters of a model. */
+#ifndef IZ_RUNTIME_RULES_H
+#define IZ_RUNTIME_RULES_H
+
+#include <stdio.h>
+
+#include "codelets/layer.h"
+#include "runtime/config.h"
+
+/* Sets weight decay and rate of every parameter.  -EINVAL with all patterns
+ * that match nothing told on `err` (NULL: nothing is), or -ENOMEM. */
+int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
+
+/* One line per parameter: name, shape, how it is updated. */
+void iz_rules_print(const struct iz_model *m, FILE *out);
+
+/* Neighbours in a unit's flat parameters that are updated alike. */
+struct iz_segment {
+    int64_t end; /* the last one holds the padding too: INT64_MAX */
+    double lr_scale, weight_decay;
+};
+
+/* Segments of a unit, in order; malloc'ed, NULL: no memory. */
+struct iz_segment *iz_rules_segments(const struct iz_unit *u);
+
+#endif

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for parameters by name: weight decay and learning rate of a tensor."""
+import array
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import run
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
+import folder as hf  # noqa: E402
+
+LR, DECAY = 3e-3, 0.25
+ONE = {"run.steps": 1, "optimizer.params.lr": LR}
+
+
+def weights(place, name, overrides, ranks=None):
+    """A run's weights at its end as numbers, by tensor."""
+    out = place.folder / name
+    place.good(ranks, {**overrides, "run.export": str(out)})
+    return {k.removeprefix("transformer."): array.array("f", t[2])
+            for k, t in hf.read(out).items()}
+
+
+def is_vector(name):
+    return name.endswith(".bias") or ".ln_" in name or name.startswith("ln_")
+
+
+@pytest.fixture(scope="module")
+def start(workplace, text):
+    """The weights before the first step, and after one without decay."""
+    place = run.Place(workplace / "rules", text)
+    place.folder.mkdir()
+    still = {**ONE, "optimizer.params.lr": 0.0}
+    no_decay = {**ONE, "optimizer.params.weight_decay": 0.0}
+    yield weights(place, "start", still), weights(place, "plain", no_decay)
+    place.clear()
+
+
+# No bias, no norm decays: two patterns, and the same ones as a whole and an
+# exception.
+EXCLUDE = (
+    [{"match": "*.bias", "weight_decay": 0},
+     {"match": "*ln_*.weight", "weight_decay": 0}],
+    [{"match": "*", "weight_decay": 0},
+     {"match": "*wt[e].weight", "weight_decay": DECAY},
+     {"match": "wpe.weight", "weight_decay": DECAY},
+     {"match": "h.?.attn.*.weight", "weight_decay": DECAY},
+     {"match": "h.?.mlp.*.weight", "weight_decay": DECAY}],
+)
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("rules", EXCLUDE, ids=("exclude", "include"))
+def test_decay_leaves_out_what_the_rules_say(rules, place, start):
+    """One step of AdamW: p (1 - lr decay) - lr u, with the same u."""
+    begin, plain = start
+    decayed = weights(place, "out", {
+        **ONE, "parameters": rules, "optimizer.params.weight_decay":
+        DECAY if rules is EXCLUDE[0] else 0.0})
+    for name, after in decayed.items():
+        if is_vector(name):
+            assert after == plain[name], name
+            continue
+        assert after != plain[name]
+        for p, q, p0 in zip(after, plain[name], begin[name]):
+            assert abs(p - (q - LR * DECAY * p0)) <= 1e-8 + 3e-7 * abs(p), name
+
+
+@pytest.mark.single
+def test_the_rate_of_a_tensor_is_a_multiple(place, start):
+    begin, plain = start
+    scaled = weights(place, "out", {
+        **ONE, "optimizer.params.weight_decay": 0.0,
+        "parameters": [{"match": "h.1.*", "lr_scale": 0.5},
+                       {"match": "wpe.*", "lr_scale": 0},
+                       {"match": "h.1.ln_2.*", "lr_scale": 2}]})
+    for name, after in scaled.items():
+        by = (2 if name.startswith("h.1.ln_2") else 0.5
+              if name.startswith("h.1.") else 0 if name.startswith("wpe") else 1)
+        if by == 1:
+            assert after == plain[name], name
+        if by == 0:
+            assert after == begin[name], name
+        for p, q, p0 in zip(after, plain[name], begin[name]):
+            assert abs((p - p0) - by * (q - p0)) <= 3e-7 * (abs(p) + 1e-3), name
+
+
+@pytest.mark.single
+def test_rules_that_say_what_is_so_change_nothing(place):
+    plain = place.good(None, {})
+    r = place.good(None, {"parameters": [
+        {"match": "*.bias", "weight_decay": 0, "lr_scale": 7},
+        {"match": "*", "weight_decay": 0.1, "lr_scale": 1}]})
+    assert r.bits == plain.bits and r.hash == plain.hash
+    r = place.good(None, {"parameters": [
+        {"match": "h.3.mlp.c_fc.bias", "weight_decay": 0.2, "lr_scale": 2}]})
+    assert r.hash != plain.hash
+
+
+@pytest.mark.single
+def test_every_tensor_and_what_it_gets_are_listed(place):
+    path = place.config({"parameters": [{"match": "h.*.bias",
+                                         "weight_decay": 0, "lr_scale": 2}]})
+    r = subprocess.run([run.PROGRAM, str(path), "--parameters"],
+                       capture_output=True, text=True, check=True,
+                       env=run.environment())
+    lines = {x.split()[0]: x for x in r.stdout.splitlines()}
+    assert {"transformer." + k for k in lines} == set(hf.gpt2_shapes(run.MODEL))
+    assert "[1, 96]  weight_decay 0  lr_scale 2" in lines["h.4.mlp.c_fc.bias"]
+    assert "[24, 96]  weight_decay 0.1  lr_scale 1" in \
+        lines["h.4.mlp.c_fc.weight"]
+
+
+@pytest.mark.single
+def test_a_pattern_without_a_tensor_is_refused(place):
+    r = place.launch(None, {"parameters": [{"match": "h.0.ln_1.wieght",
+                                            "lr_scale": 1},
+                                           {"match": "*", "lr_scale": 1},
+                                           {"match": "nothing"}]})
+    run.refused(r, "parameters[0].match", "h.0.ln_1.wieght",
+                "the nearest is h.0.ln_1.weight")
+    run.refused(r, "parameters[2].match", "nothing")
+    assert not r.steps
+
+
+@pytest.mark.single
+def test_decay_may_change_when_a_run_is_continued(place):
+    """The rules are of the run, not of the checkpoint."""
+    c = {"run.save": True, "run.steps": 4}
+    whole = place.good(None, c)
+    out = place.folder / "halves"
+    place.good(None, {**c, "run.steps": 2}, output=out)
+    r = place.good(None, {**c, "parameters": [
+        {"match": "*", "weight_decay": 0}]}, ["--resume"], output=out)
+    assert r.bits[:3] == whole.bits[:3] and r.bits[3] != whole.bits[3]
