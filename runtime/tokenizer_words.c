@@ -96,7 +96,8 @@ int iz_words_add(struct iz_words *w, int32_t id, const void *text,
             return -EEXIST;
         *slot = id;
     }
-    memcpy(w->text + w->text_bytes, text, (size_t)bytes);
+    if (bytes > 0)
+        memcpy(w->text + w->text_bytes, text, (size_t)bytes);
     w->word[id] = (struct iz_word){w->text_bytes, (int32_t)bytes};
     w->text_bytes += bytes;
     return 0;

@@ -37,7 +37,7 @@ for t in "${targets[@]}"; do
     limit=(-max_total_time="$seconds")
     [ "$seconds" -gt 0 ] || limit=(-runs=0)
     # Standard error of the code under test is closed: it says why it refuses.
-    "$build/fuzz_$t" "${limit[@]}" -close_fd_mask=2 -timeout=20 \
+    "$build/fuzz_$t" "${limit[@]}" -close_fd_mask=2 -timeout=300 \
         -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 \
         -artifact_prefix="$build/" \
         "$build/new_$t" "tests/fuzz/corpus/$t"
