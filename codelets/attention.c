@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Causal multi-head attention, a tile of query rows of one head at a time: the
- * scores of a tile against all earlier keys are the only scratch, and keys
- * after the last row of the tile are never touched. */
+/* Multi-head attention, a tile of query rows of one head at a time: the scores
+ * of a tile against all keys it sees are the only scratch.  Where it is causal,
+ * keys after the last row of the tile are never touched. */
 #include "codelets/ops.h"
 
 #include <assert.h>
@@ -35,6 +35,7 @@ struct head {
     int64_t d, ld, ldo, seq;
     float scale;
     bool first;
+    bool full; /* not causal */
 };
 
 /* One operand of a product, and whether it is transposed. */
@@ -128,18 +129,25 @@ IZ_SIMD static void transpose(float *restrict to, const float *restrict from,
     }
 }
 
-/* Turns scores into exponentials, zero after the diagonal; inv = 1 / sum. */
-IZ_SIMD static void softmax(float *s, float *inv, float *lse, int64_t i0,
-                            int64_t rows, int64_t n)
+/* Keys that row i sees. */
+static inline int64_t keys_seen(const struct head *h, int64_t i)
+{
+    return h->full ? h->seq : i + 1;
+}
+
+/* Turns scores into exponentials, zero for keys that a row does not see; inv =
+ * 1 / sum. */
+IZ_SIMD static void softmax(float *s, float *inv, const struct head *h,
+                            int64_t i0, int64_t rows, int64_t n)
 {
     for (int64_t r = 0; r < rows; r++) {
         float *row = s + r * n;
-        int64_t live = i0 + r + 1;
+        int64_t live = keys_seen(h, i0 + r);
         float m = iz_row_max(row, live), sum = iz_row_exp(row, m, live);
 
         memset(row + live, 0, (size_t)(n - live) * sizeof *row);
         inv[r] = 1 / sum;
-        lse[r] = m + logf(sum);
+        h->lse[i0 + r] = m + logf(sum);
     }
 }
 
@@ -157,13 +165,13 @@ static void head_fwd(const struct head *h, float *s, float *inv)
         transpose(h->kt, h->k, h->seq, h->d, h->ld);
     for (int64_t i0 = 0; i0 < h->seq; i0 += TILE) {
         int64_t rows = h->seq - i0 < TILE ? h->seq - i0 : TILE;
-        int64_t n = i0 + rows;
+        int64_t n = keys_seen(h, i0 + rows - 1);
         float *out = h->out + i0 * h->ldo;
 
         against_keys(s, rows, n, h->scale,
                      (struct side){h->q + i0 * h->ld, h->ld, false},
                      (struct side){h->kt, h->seq, false}, h->d);
-        softmax(s, inv, h->lse + i0, i0, rows, n);
+        softmax(s, inv, h, i0, rows, n);
         over_keys(out, h->ldo, s, rows, n, (struct side){h->v, h->ld, false},
                   h->d);
         scale_rows(out, h->ldo, inv, rows, h->d);
@@ -192,12 +200,12 @@ IZ_SIMD static void softmax_bwd(float *restrict s, float *restrict dp,
                                 const float *delta, const struct head *h,
                                 int64_t i0, int64_t rows)
 {
-    int64_t n = i0 + rows;
+    int64_t n = keys_seen(h, i0 + rows - 1);
 
     for (int64_t r = 0; r < rows; r++) {
         float *restrict p = s + r * n, *restrict g = dp + r * n;
         float lse = h->lse[i0 + r], d = delta[r], scale = h->scale;
-        int64_t live = i0 + r + 1;
+        int64_t live = keys_seen(h, i0 + r);
 
         for (int64_t j = 0; j < live; j++) {
             float e = iz_expf(p[j] - lse);
@@ -221,8 +229,8 @@ static void head_bwd(const struct head *h, float *s, float *dp, float *delta)
     }
     for (int64_t i0 = (h->seq - 1) / TILE * TILE; i0 >= 0; i0 -= TILE) {
         int64_t rows = h->seq - i0 < TILE ? h->seq - i0 : TILE;
-        int64_t n = i0 + rows;
-        float beta = h->first && n == h->seq ? 0 : 1;
+        int64_t n = keys_seen(h, i0 + rows - 1);
+        float beta = h->first && i0 + rows == h->seq ? 0 : 1;
         struct side q = {h->q + i0 * ld, ld, false};
         struct side dy = {h->dy + i0 * h->ldo, h->ldo, false};
 
@@ -261,7 +269,8 @@ static struct head head_at(const struct iz_attention *a, int64_t i, float *dqkv,
                      .ldo = c,
                      .seq = a->seq,
                      .scale = 1 / sqrtf((float)d),
-                     .first = head % group == 0};
+                     .first = head % group == 0,
+                     .full = a->full};
 
     if (dqkv) {
         h.dy = dy + row * c + head * d;
@@ -278,10 +287,12 @@ static int64_t all_heads(const struct iz_attention *a)
     return a->o.rows / a->seq * a->heads;
 }
 
-/* Flops of one product of all heads below and on the diagonal. */
+/* Flops of one product of all heads, of the keys that are seen. */
 static double flops(const struct iz_attention *a)
 {
-    return (double)a->o.rows * (double)a->o.cols * (double)(a->seq + 1);
+    int64_t twice = a->full ? 2 * a->seq : a->seq + 1;
+
+    return (double)a->o.rows * (double)a->o.cols * (double)twice;
 }
 
 static void check(const struct iz_attention *a)

@@ -77,6 +77,7 @@ static struct iz_heads heads_of(const struct iz_attention *a)
     h.group = h.heads / h.kv_heads;
     h.d = (int)(a->o.cols / a->heads);
     h.all = (int)(a->o.rows / a->seq * a->heads);
+    h.full = a->full;
     h.scale = 1 / sqrtf((float)h.d);
     return h;
 }

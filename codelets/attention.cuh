@@ -20,6 +20,7 @@ struct iz_heads {
     int seq, heads, kv_heads, d;
     int group; /* = heads / kv_heads */
     int all;   /* heads of all samples; head i has the keys i / group */
+    bool full; /* not causal */
     float scale;
 };
 

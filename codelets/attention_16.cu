@@ -207,6 +207,17 @@ static __device__ __forceinline__ void mask(float (&s)[MT][N][4], int row,
     }
 }
 
+/* Sets the elements of the keys from column `left` on: those after the last. */
+template <int MT, int N>
+static __device__ __forceinline__ void mask_end(float (&s)[MT][N][4], int left,
+                                                float to)
+{
+#pragma unroll
+    for (int i = 0; i < MT * N * 4; i++)
+        if (frag_col(i / 4 % N, i % 4) >= left)
+            s[i / (4 * N)][i / 4 % N][i % 4] = to;
+}
+
 /* One more tile of scores of a 16-row piece, rows g (h = 0) or g + 8 (h = 1):
  * turns them into exponentials relative to the largest score so far, and what
  * was summed before as well.  sum is this lane's part, before rounding; scale2
@@ -256,8 +267,8 @@ finish(float (&acc)[MT][C][4], const float (&top)[MT][2],
     }
 }
 
-/* One tile of BM queries of one head against all keys up to its last query, BN
- * at a time.  The values of a tile arrive while its scores are formed, the next
+/* One tile of BM queries of one head against all keys that it sees, BN at a
+ * time.  The values of a tile arrive while its scores are formed, the next
  * keys while the values are summed.  Late tiles have most keys: they go first.
  */
 template <enum iz_dtype T, int DP, int MT, int NW, int BN>
@@ -269,7 +280,7 @@ static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
     uint16_t *ks = qs + BM * P, *vs = ks + BN * P;
     int head = (int)blockIdx.x % a.all, tile = (int)blockIdx.x / a.all;
     int i0 = ((int)gridDim.x / a.all - 1 - tile) * BM;
-    int end = i0 + BM < a.seq ? i0 + BM : a.seq;
+    int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT;
     int64_t ld = a.ld;
     const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
@@ -287,7 +298,7 @@ static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
     load_rows<DP, BN, NW>(ks, k, ld, a.seq, a.d);
     iz_copy_group();
     for (int j0 = 0; j0 < end; j0 += BN) {
-        bool live = j0 < i0 + own + 16 * MT;
+        bool live = a.full || j0 < i0 + own + 16 * MT;
 
         iz_copy_wait<0>();
         __syncthreads(); /* keys are there, the last values are used up */
@@ -295,7 +306,9 @@ static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
         iz_copy_group();
         if (live) {
             rows_by_rows<T, DP>(s, kept, qs + own * P, ks, j0 == 0);
-            if (j0 + BN > i0 + own + 1)
+            if (a.full)
+                mask_end(s, a.seq - j0, -INFINITY);
+            else if (j0 + BN > i0 + own + 1)
                 mask<false>(s, i0 + own, j0, -INFINITY);
 #pragma unroll
             for (int i = 0; i < 2 * MT; i++)
@@ -384,7 +397,7 @@ grad_by_query(float (&s)[MT][N][4], float (&ds)[MT][N][4],
 }
 
 /* dk and dv of one tile of BK keys of a group of heads, over all queries of
- * these from the first of its keys on, head by head and BQ at a time; the next
+ * these that see the first of its keys, head by head and BQ at a time; the next
  * queries arrive meanwhile.  The tile's
  * columns may be shared out over blockIdx.y, 8 C each, so that the sums fit
  * into registers; the scores are then formed by each.  Early tiles have most
@@ -400,7 +413,7 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     int k0 = (int)blockIdx.x / groups * BK, stage = 0;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - k0 - own;
     int part = 8 * C < DP ? (int)blockIdx.y * 8 * C : 0;
-    int head = group * a.group, i0 = k0 / BQ * BQ;
+    int head = group * a.group, i0 = a.full ? 0 : k0 / BQ * BQ;
     int64_t ld = a.ld;
     const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, group) + k0 * ld;
     uint16_t *dk;
@@ -413,18 +426,19 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     while (head < (group + 1) * a.group) {
         const uint16_t *qs = tiles + stage, *ys = qs + BQ * P;
         bool more = i0 + BQ < a.seq;
-        int next = more ? i0 + BQ : k0 / BQ * BQ, next_head = head + !more;
+        int start = a.full ? 0 : k0 / BQ * BQ;
+        int next = more ? i0 + BQ : start, next_head = head + !more;
 
         if (next_head < (group + 1) * a.group)
             load_queries<DP, BQ, NW>(tiles + TILE - stage, a, next_head, next);
         iz_copy_group();
         iz_copy_wait<1>();
         __syncthreads(); /* these queries are there */
-        if (i0 + BQ > k0 + own) {
+        if (a.full || i0 + BQ > k0 + own) {
             rows_by_rows<T, DP>(s, ks + own * P, qs);
             rows_by_rows<T, DP>(ds, vs + own * P, ys);
             grad_by_key(s, ds, (const float *)(ys + BQ * P), a.scale * LOG2E);
-            if (i0 < k0 + own + 16 * MT - 1) {
+            if (!a.full && i0 < k0 + own + 16 * MT - 1) {
                 mask<true>(s, k0 + own, i0, 0);
                 mask<true>(ds, k0 + own, i0, 0);
             }
@@ -443,8 +457,8 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     store_rows<T, DP>(dk + a.kv, ld, left, a.d - part, vs + own * P, acc_v, 1);
 }
 
-/* dq of one tile of BM queries of one head, over all keys up to its last query,
- * BN at a time; the next keys arrive meanwhile. */
+/* dq of one tile of BM queries of one head, over all keys that it sees, BN at a
+ * time; the next keys arrive meanwhile. */
 template <enum iz_dtype T, int DP, int MT, int NW, int BN>
 static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
 {
@@ -453,7 +467,7 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     uint16_t *ys = qs + BM * P, *tiles = ys + BM * P;
     int head = (int)blockIdx.x % a.all, tile = (int)blockIdx.x / a.all;
     int i0 = ((int)gridDim.x / a.all - 1 - tile) * BM;
-    int end = i0 + BM < a.seq ? i0 + BM : a.seq;
+    int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - i0 - own;
     int stage = 0;
     int64_t ld = a.ld, row = (int64_t)head * a.seq + i0 + own;
@@ -484,11 +498,13 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
         iz_copy_group();
         iz_copy_wait<1>();
         __syncthreads(); /* these keys are there */
-        if (j0 < i0 + own + 16 * MT) {
+        if (a.full || j0 < i0 + own + 16 * MT) {
             rows_by_rows<T, DP>(s, qs + own * P, ks);
             rows_by_rows<T, DP>(ds, ys + own * P, vs);
             grad_by_query(s, ds, lse2, delta, a.scale * LOG2E);
-            if (j0 + BN > i0 + own + 1)
+            if (a.full)
+                mask_end(ds, a.seq - j0, 0);
+            else if (j0 + BN > i0 + own + 1)
                 mask<false>(ds, i0 + own, j0, 0);
             add_product<T, DP>(acc, ds, ks);
         }

@@ -136,7 +136,7 @@ static __device__ __forceinline__ float row_sum(float v)
 
 /* One more tile of scores of one row: turns them into exponentials relative to
  * the largest score so far, and what was summed before as well.  `live` keys
- * are not after the query.  sum is this thread's part. */
+ * are seen.  sum is this thread's part. */
 template <int R, int N>
 static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
                                               float *top, float *sum, int live,
@@ -163,8 +163,8 @@ static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
     *top = high;
 }
 
-/* One tile of queries of one head against all keys up to its last query; keys
- * and values take turns in shared memory. */
+/* One tile of queries of one head against all keys that it sees; keys and
+ * values take turns in shared memory. */
 template <int DP, int B>
 static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
 {
@@ -179,20 +179,21 @@ static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
     const float *v = k + a.kv;
     float *lse = a.lse + (int64_t)head * a.seq + i0;
     float acc[R][DP / 16] = {}, s[R][R], top[R], sum[R], inv[R];
+    int end = a.full ? a.seq : i0 + 1;
 
     for (int i = 0; i < R; i++) {
         top[i] = -INFINITY;
         sum[i] = 0;
     }
     load_rows<DP, B>(qs, q + i0 * ld, ld, left, a.d);
-    for (int j0 = 0; j0 <= i0; j0 += B) {
+    for (int j0 = 0; j0 < end; j0 += B) {
         __syncthreads();
         load_rows<DP, B>(ks, k + j0 * ld, ld, a.seq - j0, a.d);
         __syncthreads();
         rows_by_rows<DP>(s, qs, ks);
         for (int i = 0; i < R; i++)
-            soften(s[i], acc[i], &top[i], &sum[i], i0 - j0 + thread_row(i) + 1,
-                   a.scale);
+            soften(s[i], acc[i], &top[i], &sum[i],
+                   a.full ? a.seq - j0 : i0 - j0 + thread_row(i) + 1, a.scale);
         put(w, s);
         __syncthreads();
         load_rows<DP, B>(ks, v + j0 * ld, ld, a.seq - j0, a.d);
@@ -211,7 +212,7 @@ static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
 }
 
 /* Probability of a score, and the gradient of the score from that of the
- * probability, before `scale`; zeros for keys after the query. */
+ * probability, before `scale`; zeros for keys that the query does not see. */
 static __device__ __forceinline__ void grad(float *s, float *ds, float lse,
                                             float delta, bool dead, float scale)
 {
@@ -222,7 +223,7 @@ static __device__ __forceinline__ void grad(float *s, float *ds, float lse,
 }
 
 /* dk and dv of one tile of keys of a group of heads, over all queries of these
- * from its first key on, head by head. */
+ * that see its first key, head by head. */
 template <int DP, int B>
 static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
 {
@@ -231,7 +232,8 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
     float *vs = ks + B * pitch<DP>, *qs = vs + B * pitch<DP>;
     float *ys = qs + B * pitch<DP>, *w = ys + B * pitch<DP>;
     int groups = a.all / a.group, group = (int)blockIdx.x % groups;
-    int k0 = (int)blockIdx.x / groups * B, head = group * a.group, i0 = k0;
+    int k0 = (int)blockIdx.x / groups * B, head = group * a.group;
+    int start = a.full ? 0 : k0, i0 = start;
     int64_t ld = a.ld, first = iz_head_k(a, group) + k0 * ld;
     const float *k = (const float *)a.qkv + first;
     float *dk = (float *)a.dqkv + first;
@@ -253,7 +255,7 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
         rows_by_rows<DP>(ds, vs, ys);
         for (int i = 0; i < R * R; i++) {
             int t = i0 + thread_col(i % R);
-            bool dead = t >= a.seq || k0 + thread_row(i / R) > t;
+            bool dead = t >= a.seq || (!a.full && k0 + thread_row(i / R) > t);
 
             grad(&s[i / R][i % R], &ds[i / R][i % R], dead ? 0 : lse[t],
                  dead ? 0 : delta[t], dead, a.scale);
@@ -268,7 +270,7 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
         __syncthreads();
         i0 += B;
         if (i0 >= a.seq) {
-            i0 = k0;
+            i0 = start;
             head++;
         }
     }
@@ -280,7 +282,7 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
     store_rows<DP>(dk + a.kv, ld, a.seq - k0, a.d, acc_v, one);
 }
 
-/* dq of one tile of queries of one head, over all keys up to its last query. */
+/* dq of one tile of queries of one head, over all keys that it sees. */
 template <int DP, int B>
 static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
 {
@@ -296,6 +298,7 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
     const float *dy = (const float *)a.dy + iz_head_o(a, head) + i0 * a.c;
     float *dq = (float *)a.dqkv + iz_head_q(a, head) + i0 * ld;
     float acc[R][DP / 16] = {}, s[R][R], ds[R][R], by[R], lse[R], delta[R];
+    int end = a.full ? a.seq : i0 + 1;
 
     for (int i = 0; i < R; i++) {
         bool dead = thread_row(i) >= left;
@@ -306,15 +309,18 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
     }
     load_rows<DP, B>(qs, q + i0 * ld, ld, left, a.d);
     load_rows<DP, B>(ys, dy, a.c, left, a.d);
-    for (int j0 = 0; j0 <= i0; j0 += B) {
+    for (int j0 = 0; j0 < end; j0 += B) {
         load_rows<DP, B>(ks, k + j0 * ld, ld, a.seq - j0, a.d);
         load_rows<DP, B>(vs, k + a.kv + j0 * ld, ld, a.seq - j0, a.d);
         __syncthreads();
         rows_by_rows<DP>(s, qs, ks);
         rows_by_rows<DP>(ds, ys, vs);
-        for (int i = 0; i < R * R; i++)
+        for (int i = 0; i < R * R; i++) {
+            int seen = a.full ? a.seq - 1 : i0 + thread_row(i / R);
+
             grad(&s[i / R][i % R], &ds[i / R][i % R], lse[i / R], delta[i / R],
-                 j0 + thread_col(i % R) > i0 + thread_row(i / R), a.scale);
+                 j0 + thread_col(i % R) > seen, a.scale);
+        }
         put(w, ds);
         __syncthreads();
         add_product<DP>(acc, w, ks);

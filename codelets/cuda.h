@@ -58,13 +58,23 @@ struct iz_cuda_ops {
     void (*attention_bwd)(struct iz_exec *x, struct iz_view dqkv,
                           struct iz_view dy, const struct iz_attention *a,
                           struct iz_view scratch);
-    /* Tokens and targets lie in pinned host memory; the op has checked them. */
+    /* Tokens, rows and targets lie in pinned host memory; the op has checked
+     * those that it may. */
     void (*embedding_fwd)(struct iz_exec *x, struct iz_view y,
                           const int32_t *token, struct iz_view wte,
                           struct iz_view wpe);
     void (*embedding_bwd)(struct iz_exec *x, struct iz_view dwte,
                           struct iz_view dwpe, struct iz_view dy,
                           const int32_t *token, struct iz_view scratch);
+    void (*table_fwd)(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                      const struct iz_table *t);
+    void (*table_bwd)(struct iz_exec *x, struct iz_view dy,
+                      const struct iz_table *t, struct iz_view scratch);
+    void (*interact_fwd)(struct iz_exec *x, struct iz_view y, struct iz_view z,
+                         struct iz_view e);
+    void (*interact_bwd)(struct iz_exec *x, struct iz_view dz,
+                         struct iz_view de, struct iz_view dy, struct iz_view z,
+                         struct iz_view e);
     /* count: targets that are not ignored.  *c->loss is in pinned memory. */
     void (*classifier_fwd)(struct iz_exec *x, const struct iz_classifier *c,
                            int64_t count, struct iz_view scratch);

@@ -74,6 +74,18 @@ void iz_embedding_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
                            struct iz_view dwpe, struct iz_view dy,
                            const int32_t *token, struct iz_view scratch);
 
+void iz_table_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                       const struct iz_table *t);
+void iz_table_bwd_cuda(struct iz_exec *x, struct iz_view dy,
+                       const struct iz_table *t, struct iz_view scratch);
+
+/* interact.cu */
+void iz_interact_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view z,
+                          struct iz_view e);
+void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
+                          struct iz_view de, struct iz_view dy,
+                          struct iz_view z, struct iz_view e);
+
 /* flat.cu */
 void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,
                       bool accumulate, const void *const *in, int n_in,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token and position embedding.  Backward visits the rows of the table in order
- * and adds the positions of each token in ascending order: the result does not
- * depend on who runs it. */
+/* Token and position embedding, and tables of rows.  Backward visits the rows
+ * of the table in order and adds the positions of each token in ascending
+ * order: the result does not depend on who runs it. */
 #include "codelets/ops.h"
 
 #include <assert.h>
@@ -74,17 +74,23 @@ void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
         iz_cuda_ops->embedding_fwd(x, y, token, wte, wpe);
 }
 
-/* first[v] = the first position of token v or -1, next[t] = the following one.
- */
-static void link_positions(int32_t *first, int32_t *next, const int32_t *token,
-                           int64_t n, int64_t vocab)
+/* Whether row r of the longer table is in this one. */
+static inline bool has_row(const struct iz_table *t, int32_t r)
 {
-    for (int64_t v = 0; v < vocab; v++)
+    return r >= t->first && r < t->first + t->w.rows;
+}
+
+/* first[v] = the first position of row v or -1, next[t] = the following one. */
+static void link_positions(int32_t *first, int32_t *next,
+                           const struct iz_table *a, int64_t n)
+{
+    for (int64_t v = 0; v < a->w.rows; v++)
         first[v] = -1;
-    for (int64_t t = n - 1; t >= 0; t--) {
-        next[t] = first[token[t]];
-        first[token[t]] = (int32_t)t;
-    }
+    for (int64_t t = n - 1; t >= 0; t--)
+        if (has_row(a, a->row[t])) {
+            next[t] = first[a->row[t] - a->first];
+            first[a->row[t] - a->first] = (int32_t)t;
+        }
 }
 
 static void bwd_token(struct iz_view dwte, struct iz_view dy,
@@ -120,22 +126,41 @@ static void bwd_position(struct iz_view dwpe, struct iz_view dy, float *row)
     }
 }
 
+static void run_table_bwd(struct iz_exec *x, struct iz_view dy,
+                          const struct iz_table *t)
+{
+    int64_t mark = iz_work_mark(x);
+    struct iz_view row = iz_work(x, IZ_F32, 1, dy.cols);
+    struct iz_view first = iz_work(x, IZ_I32, 1, t->dw.rows);
+    struct iz_view next = iz_work(x, IZ_I32, 1, dy.rows);
+
+    if (iz_runs(x, IZ_CPU) && iz_wanted(x, t->dw)) {
+        link_positions(first.p, next.p, t, dy.rows);
+        bwd_token(t->dw, dy, first.p, next.p, row.p);
+    }
+    iz_work_release(x, mark);
+}
+
 static void run_bwd_cpu(struct iz_exec *x, struct iz_view dwte,
                         struct iz_view dwpe, struct iz_view dy,
                         const int32_t *token)
 {
     int64_t mark = iz_work_mark(x);
-    struct iz_view row = iz_work(x, IZ_F32, 1, dy.cols);
-    struct iz_view first = iz_work(x, IZ_I32, 1, dwte.rows);
-    struct iz_view next = iz_work(x, IZ_I32, 1, dy.rows);
+    struct iz_view row;
 
-    if (iz_runs(x, IZ_CPU) && iz_wanted(x, dwte)) {
-        link_positions(first.p, next.p, token, dy.rows, dwte.rows);
-        bwd_token(dwte, dy, first.p, next.p, row.p);
-    }
+    run_table_bwd(x, dy,
+                  &(struct iz_table){.w = dwte, .dw = dwte, .row = token});
+    row = iz_work(x, IZ_F32, 1, dy.cols);
     if (iz_runs(x, IZ_CPU) && iz_wanted(x, dwpe))
         bwd_position(dwpe, dy, row.p);
     iz_work_release(x, mark);
+}
+
+static struct iz_view cuda_scratch(struct iz_exec *x, struct iz_view dy,
+                                   int64_t rows)
+{
+    return iz_work(x, IZ_U8, 1,
+                   iz_embedding_scratch_of(dy.rows, rows, dy.cols).total);
 }
 
 static void run_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
@@ -143,8 +168,7 @@ static void run_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
                          const int32_t *token)
 {
     int64_t mark = iz_work_mark(x);
-    int64_t bytes = iz_embedding_scratch_of(dy.rows, dwte.rows, dy.cols).total;
-    struct iz_view scratch = iz_work(x, IZ_U8, 1, bytes);
+    struct iz_view scratch = cuda_scratch(x, dy, dwte.rows);
 
     if (iz_runs(x, IZ_CUDA))
         iz_cuda_ops->embedding_bwd(x, dwte, dwpe, dy, token, scratch);
@@ -165,4 +189,51 @@ void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
         run_bwd_cpu(x, dwte, dwpe, dy, token);
     else
         run_bwd_cuda(x, dwte, dwpe, dy, token);
+}
+
+/* ---- tables ---- */
+
+static void table_fwd_cpu(struct iz_view y, struct iz_view r,
+                          const struct iz_table *a)
+{
+    for (int64_t t = 0; t < y.rows; t++) {
+        float *to = (float *)y.p + t * y.cols;
+
+        if (has_row(a, a->row[t]))
+            iz_cast(to, IZ_F32, row_at(a->w, a->row[t] - a->first), a->w.dtype,
+                    y.cols);
+        else if (!r.rows)
+            memset(to, 0, (size_t)y.cols * sizeof *to);
+        else if (r.p != y.p)
+            memcpy(to, row_at(r, t), (size_t)y.cols * sizeof *to);
+    }
+}
+
+void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                  const struct iz_table *t)
+{
+    assert(t->w.cols == y.cols && (!r.rows || r.rows == y.rows));
+    iz_count(x, 0, (double)(2 * iz_view_bytes(y)));
+    if (iz_runs(x, IZ_CPU))
+        table_fwd_cpu(y, r, t);
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->table_fwd(x, y, r, t);
+}
+
+void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
+                  const struct iz_table *t)
+{
+    int64_t mark = iz_work_mark(x);
+
+    assert(t->dw.cols == dy.cols && dy.rows <= INT32_MAX);
+    iz_count(x, 0, (double)(iz_view_bytes(dy) + iz_view_bytes(t->dw)));
+    if (x->backend == IZ_CPU) {
+        run_table_bwd(x, dy, t);
+    } else {
+        struct iz_view scratch = cuda_scratch(x, dy, t->dw.rows);
+
+        if (iz_runs(x, IZ_CUDA))
+            iz_cuda_ops->table_bwd(x, dy, t, scratch);
+    }
+    iz_work_release(x, mark);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token and position embedding on a GPU.  Backward sorts the positions by token
- * and adds each token's rows in ascending order of position.  The keys, token
- * and position together, are all different, so that there is only one sorted
- * order and timing has no part in the result. */
+/* Token and position embedding, and tables of rows, on a GPU.  Backward sorts
+ * the positions by token and adds each token's rows in ascending order of
+ * position.  The keys, token and position together, are all different, so that
+ * there is only one sorted order and timing has no part in the result. */
 #include "codelets/launch.cuh"
 
 #include "codelets/cuda_launch.h"
@@ -17,28 +17,49 @@ enum {
     SLOT = IZ_EMBEDDING_SLOT
 };
 
-/* y [rows, c], a warp per row and 32 N columns of it.  The tokens lie in host
- * memory, so a block reads them in one go.  Moves with 16-bit types 4 bytes per
- * element and wpe once. */
+/* Tokens, and the part of the vocabulary that a table has. */
+struct lookup {
+    const int32_t *token; /* [rows] */
+    int64_t rows, first, vocab;
+};
+
+/* The table's row of a token, or its number of rows. */
+static __device__ int64_t row_of(int32_t token, int64_t first, int64_t vocab)
+{
+    int64_t row = token - first;
+
+    return row >= 0 && row < vocab ? row : vocab;
+}
+
+/* y [rows, c], a warp per row and 32 N columns of it; r or zeros where the
+ * table has not the token.  The tokens lie in host memory, so a block reads
+ * them in one go.  Moves with 16-bit types 4 bytes per element and wpe once. */
 template <class T, int N>
 static __global__ void __launch_bounds__(THREADS)
-    forward(T *y, const int32_t *token, const T *wte, const T *wpe,
-            int64_t rows, int64_t seq, int64_t c)
+    forward(T *y, struct lookup l, const T *wte, const T *wpe, const T *r,
+            int64_t seq, int64_t c)
 {
     __shared__ int32_t tokens[WARPS];
     int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x;
     float v[N], p[N];
 
-    if (threadIdx.x < WARPS && row < rows)
-        tokens[threadIdx.x] = token[row];
+    if (threadIdx.x < WARPS && row < l.rows)
+        tokens[threadIdx.x] = l.token[row];
     __syncthreads();
     row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (row >= rows)
+    if (row >= l.rows)
         return;
-    wte += tokens[threadIdx.x / 32] * c;
+    int64_t at_table = row_of(tokens[threadIdx.x / 32], l.first, l.vocab);
+    const T *from = r ? r + row * c : NULL;
+
+    if (at_table < l.vocab)
+        from = wte + at_table * c;
     wpe += wpe ? row % seq * c : 0;
     for (int64_t at = threadIdx.x % 32 * N; at < c; at += 32 * N) {
-        iz_load_row(v, wte + at);
+        for (int j = 0; j < N; j++)
+            v[j] = 0;
+        if (from)
+            iz_load_row(v, from + at);
         if (wpe) {
             iz_load_row(p, wpe + at);
             for (int j = 0; j < N; j++)
@@ -48,17 +69,20 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Sorts runs of RUN keys, token * 2^32 + position, by bitonic merging; keys
- * beyond n are larger than all. */
+/* Sorts runs of RUN keys, row of the table * 2^32 + position, by bitonic
+ * merging; keys beyond n are larger than all. */
 static __global__ void __launch_bounds__(RUN / 2)
-    sort_runs(uint64_t *keys, const int32_t *token, int64_t n)
+    sort_runs(uint64_t *keys, struct lookup l)
 {
     __shared__ uint64_t key[RUN];
     int64_t base = (int64_t)blockIdx.x * RUN;
 
     for (int i = threadIdx.x; i < RUN; i += RUN / 2)
-        key[i] = base + i < n ? (uint64_t)token[base + i] << 32 | (base + i)
-                              : UINT64_MAX;
+        key[i] = base + i < l.rows
+                     ? (uint64_t)row_of(l.token[base + i], l.first, l.vocab)
+                               << 32 |
+                           (base + i)
+                     : UINT64_MAX;
     for (int size = 2; size <= RUN; size *= 2)
         for (int step = size / 2; step > 0; step /= 2) {
             int i = threadIdx.x / step * 2 * step + threadIdx.x % step;
@@ -73,7 +97,7 @@ static __global__ void __launch_bounds__(RUN / 2)
             }
         }
     __syncthreads();
-    for (int i = threadIdx.x; i < RUN && base + i < n; i += RUN / 2)
+    for (int i = threadIdx.x; i < RUN && base + i < l.rows; i += RUN / 2)
         keys[base + i] = key[i];
 }
 
@@ -156,6 +180,8 @@ static __global__ void __launch_bounds__(32)
     int64_t slot = blockIdx.x,
             at = ((int64_t)blockIdx.y * 32 + threadIdx.x) * N;
     int64_t token = s.keys[min(slot * SLOT + SLOT - 1, s.n - 1)] >> 32;
+    if (token >= s.vocab) /* not in the table */
+        return;
     int64_t first = s.first[token], end = s.first[token + 1];
     int64_t from = first + (slot - first / SLOT) * PIECE;
     float sum[N] = {};
@@ -225,42 +251,62 @@ template <class T> static bool aligned(const void *p, int64_t c)
     return (uintptr_t)p % 16 == 0 && c * sizeof(T) % 16 == 0;
 }
 
+/* Of y: a table and what is added, or a table and what is kept. */
+struct sources {
+    struct iz_view table, wpe, r;
+};
+
 template <class T>
 static void start_forward(struct iz_exec *x, struct iz_view y,
-                          const int32_t *token, struct iz_view wte,
-                          struct iz_view wpe)
+                          const struct lookup &l, const struct sources &s)
 {
-    bool pieces = aligned<T>(y.p, y.cols) && aligned<T>(wte.p, y.cols) &&
-                  aligned<T>(wpe.p, y.cols);
-    void (*k)(T *, const int32_t *, const T *, const T *, int64_t, int64_t,
+    bool pieces = aligned<T>(y.p, y.cols) && aligned<T>(s.table.p, y.cols) &&
+                  aligned<T>(s.wpe.p, y.cols) && aligned<T>(s.r.p, y.cols);
+    void (*k)(T *, struct lookup, const T *, const T *, const T *, int64_t,
               int64_t) = pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>;
 
-    IZ_LAUNCH(k, blocks_for(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p,
-              token, (const T *)wte.p, (const T *)(wpe.rows ? wpe.p : NULL),
-              y.rows, wpe.rows, y.cols);
+    IZ_LAUNCH(k, blocks_for(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p, l,
+              (const T *)s.table.p, (const T *)(s.wpe.rows ? s.wpe.p : NULL),
+              (const T *)(s.r.rows ? s.r.p : NULL), s.wpe.rows, y.cols);
+}
+
+static void forward_of(struct iz_exec *x, struct iz_view y,
+                       const int32_t *token, int64_t first,
+                       const struct sources &s)
+{
+    struct lookup l = {token, y.rows, first, s.table.rows};
+
+    if (s.table.dtype != y.dtype || (s.wpe.rows && s.wpe.dtype != y.dtype))
+        iz_die("embedding of %s with weights of %s", iz_dtype_name(y.dtype),
+               iz_dtype_name(s.table.dtype));
+    if (y.dtype == IZ_BF16)
+        start_forward<iz_bf16>(x, y, l, s);
+    else if (y.dtype == IZ_F16)
+        start_forward<iz_f16>(x, y, l, s);
+    else
+        start_forward<float>(x, y, l, s);
 }
 
 void iz_embedding_fwd_cuda(struct iz_exec *x, struct iz_view y,
                            const int32_t *token, struct iz_view wte,
                            struct iz_view wpe)
 {
-    if (wte.dtype != y.dtype || (wpe.rows && wpe.dtype != y.dtype))
-        iz_die("embedding of %s with weights of %s", iz_dtype_name(y.dtype),
-               iz_dtype_name(wte.dtype));
-    if (y.dtype == IZ_BF16)
-        start_forward<iz_bf16>(x, y, token, wte, wpe);
-    else if (y.dtype == IZ_F16)
-        start_forward<iz_f16>(x, y, token, wte, wpe);
-    else
-        start_forward<float>(x, y, token, wte, wpe);
+    forward_of(x, y, token, 0, {wte, wpe, {}});
+}
+
+void iz_table_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                       const struct iz_table *t)
+{
+    forward_of(x, y, t->row, t->first, {t->w, {}, r});
 }
 
 /* Returns where the sorted keys are. */
 static uint64_t *sort_keys(struct iz_exec *x, uint64_t *keys, uint64_t *other,
-                           const int32_t *token, int64_t n)
+                           const struct lookup &l)
 {
-    IZ_LAUNCH(sort_runs, blocks_for(n, RUN), RUN / 2, 0, x->stream, keys, token,
-              n);
+    int64_t n = l.rows;
+
+    IZ_LAUNCH(sort_runs, blocks_for(n, RUN), RUN / 2, 0, x->stream, keys, l);
     for (int64_t len = RUN; len < n; len *= 2) {
         uint64_t *from = keys;
 
@@ -274,7 +320,7 @@ static uint64_t *sort_keys(struct iz_exec *x, uint64_t *keys, uint64_t *other,
 
 template <class T, int N>
 static void launch_tokens(struct iz_exec *x, struct iz_view dwte,
-                          struct iz_view dy, const int32_t *token, char *base)
+                          struct iz_view dy, const struct lookup &l, char *base)
 {
     struct iz_embedding_scratch at =
         iz_embedding_scratch_of(dy.rows, dwte.rows, dy.cols);
@@ -284,7 +330,7 @@ static void launch_tokens(struct iz_exec *x, struct iz_view dwte,
     float *sums = (float *)(base + at.sums);
     int chunks = blocks_for(dy.cols, 32 * N);
 
-    keys = sort_keys(x, keys, other, token, dy.rows);
+    keys = sort_keys(x, keys, other, l);
     IZ_LAUNCH(find_tokens, blocks_for(dwte.rows + 1, THREADS), THREADS, 0,
               x->stream, first, (const uint64_t *)keys, dy.rows, dwte.rows);
 
@@ -300,12 +346,12 @@ static void launch_tokens(struct iz_exec *x, struct iz_view dwte,
 template <class T, int N>
 static void launch_backward(struct iz_exec *x, struct iz_view dwte,
                             struct iz_view dwpe, struct iz_view dy,
-                            const int32_t *token, char *scratch)
+                            const struct lookup &l, char *scratch)
 {
     dim3 grid(blocks_for(dwpe.rows, WARPS), blocks_for(dy.cols, 32 * N));
 
     if (dwte.p)
-        launch_tokens<T, N>(x, dwte, dy, token, scratch);
+        launch_tokens<T, N>(x, dwte, dy, l, scratch);
     if (dwpe.rows && dwpe.p)
         IZ_LAUNCH((sum_positions<T, N>), grid, THREADS, 0, x->stream,
                   (T *)dwpe.p, (const T *)dy.p, dwpe.rows, dy.rows, dy.cols);
@@ -314,26 +360,41 @@ static void launch_backward(struct iz_exec *x, struct iz_view dwte,
 template <class T>
 static void start_backward(struct iz_exec *x, struct iz_view dwte,
                            struct iz_view dwpe, struct iz_view dy,
-                           const int32_t *token, char *scratch)
+                           const struct lookup &l, char *scratch)
 {
     if (aligned<T>(dwte.p, dy.cols) && aligned<T>(dwpe.p, dy.cols) &&
         aligned<T>(dy.p, dy.cols))
-        launch_backward<T, 16 / sizeof(T)>(x, dwte, dwpe, dy, token, scratch);
+        launch_backward<T, 16 / sizeof(T)>(x, dwte, dwpe, dy, l, scratch);
     else
-        launch_backward<T, 1>(x, dwte, dwpe, dy, token, scratch);
+        launch_backward<T, 1>(x, dwte, dwpe, dy, l, scratch);
+}
+
+static void backward_of(struct iz_exec *x, struct iz_view dwte,
+                        struct iz_view dwpe, struct iz_view dy,
+                        const struct lookup &l, char *scratch)
+{
+    if (dwte.dtype != dy.dtype || (dwpe.rows && dwpe.dtype != dy.dtype))
+        iz_die("embedding's gradient of %s from %s", iz_dtype_name(dwte.dtype),
+               iz_dtype_name(dy.dtype));
+    if (dy.dtype == IZ_BF16)
+        start_backward<iz_bf16>(x, dwte, dwpe, dy, l, scratch);
+    else if (dy.dtype == IZ_F16)
+        start_backward<iz_f16>(x, dwte, dwpe, dy, l, scratch);
+    else
+        start_backward<float>(x, dwte, dwpe, dy, l, scratch);
 }
 
 void iz_embedding_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
                            struct iz_view dwpe, struct iz_view dy,
                            const int32_t *token, struct iz_view scratch)
 {
-    if (dwte.dtype != dy.dtype || (dwpe.rows && dwpe.dtype != dy.dtype))
-        iz_die("embedding's gradient of %s from %s", iz_dtype_name(dwte.dtype),
-               iz_dtype_name(dy.dtype));
-    if (dy.dtype == IZ_BF16)
-        start_backward<iz_bf16>(x, dwte, dwpe, dy, token, (char *)scratch.p);
-    else if (dy.dtype == IZ_F16)
-        start_backward<iz_f16>(x, dwte, dwpe, dy, token, (char *)scratch.p);
-    else
-        start_backward<float>(x, dwte, dwpe, dy, token, (char *)scratch.p);
+    backward_of(x, dwte, dwpe, dy, {token, dy.rows, 0, dwte.rows},
+                (char *)scratch.p);
+}
+
+void iz_table_bwd_cuda(struct iz_exec *x, struct iz_view dy,
+                       const struct iz_table *t, struct iz_view scratch)
+{
+    backward_of(x, t->dw, {}, dy, {t->row, dy.rows, t->first, t->dw.rows},
+                (char *)scratch.p);
 }

@@ -121,9 +121,9 @@ void iz_swiglu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
 void iz_swiglu_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
                    struct iz_view dy, struct iz_view a);
 
-/* Causal self-attention of M / seq samples.  Every row of qkv [M,W] holds the
- * queries of the heads, d columns each, then kv_heads keys, then kv_heads
- * values; heads / kv_heads neighbours share a key and its value. */
+/* Self-attention of M / seq samples.  Every row of qkv [M,W] holds the queries
+ * of the heads, d columns each, then kv_heads keys, then kv_heads values; heads
+ * / kv_heads neighbours share a key and its value. */
 struct iz_attention {
     struct iz_view qkv; /* [M,W], W = (heads + 2 kv_heads) d */
     struct iz_view o;   /* [M,C], C = heads d; written by forward, read by
@@ -133,6 +133,7 @@ struct iz_attention {
     int64_t seq;
     int heads;
     int kv_heads; /* 0: as many as heads */
+    bool full;    /* a row sees all keys of its sample; else none after it */
 };
 
 /* Of kv_heads. */
@@ -141,7 +142,7 @@ static inline int iz_attention_keys(const struct iz_attention *a)
     return a->kv_heads ? a->kv_heads : a->heads;
 }
 
-/* o = softmax(q k^T / sqrt(d), causal) v. */
+/* o = softmax(q k^T / sqrt(d), causal unless `full`) v. */
 void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a);
 /* dqkv [M,W] from dy = gradient of o. */
 void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
@@ -156,6 +157,35 @@ void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
 void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
                       struct iz_view dwpe, struct iz_view dy,
                       const int32_t *token);
+
+/* A table [V,C] that may be a part of a longer one: it has the rows first to
+ * first + V - 1 of that. */
+struct iz_table {
+    struct iz_view w, dw;
+    const int32_t *row; /* [M], of the longer one */
+    int64_t first;
+};
+
+/* y[t] = row[t] of the table where it is here, else r[t]: y and r [M,C]; r may
+ * be y, or absent: zeros. */
+void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                  const struct iz_table *t);
+/* Overwrites dw; rows of dy are added in ascending t. */
+void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
+                  const struct iz_table *t);
+
+/* y = a, rounded to y's type; y may be a.  a may be numbers of a sample. */
+void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a);
+
+/* Products of all pairs of vectors of a sample (Naumov et al. 2019): v_0 is its
+ * row of z [M,D], v_1 ... v_N are its rows of e [M N,D].  A row of
+ * y [M,D + N (N + 1) / 2] is v_0, then v_i . v_j, i = 1 ... N, j = 0 ... i - 1.
+ */
+void iz_interact_fwd(struct iz_exec *x, struct iz_view y, struct iz_view z,
+                     struct iz_view e);
+/* dz and de from dy; neither may be another argument. */
+void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
+                     struct iz_view dy, struct iz_view z, struct iz_view e);
 
 /* Logits a w^T and the cross-entropy with the targets, a chunk of rows at a
  * time, so that the logits are never whole.  The loss is the mean over the rows

@@ -10,6 +10,7 @@
  * apart in qkv, c in o. */
 struct head {
     int64_t n, d, c, ld;
+    bool full;     /* not causal */
     int64_t group; /* heads that share keys */
     bool last;     /* of its group */
     const double *q, *k, *v, *dy;
@@ -58,6 +59,12 @@ static struct near score(const struct head *h, int64_t i, int64_t j)
     return s;
 }
 
+/* Keys that row i sees. */
+static int64_t keys_seen(const struct head *h, int64_t i)
+{
+    return h->full ? h->n : i + 1;
+}
+
 /* Row i of p and its lse.  An error of the exponent is a relative error of the
  * probability; 4 units more are those of the exponential and its argument. */
 static void softmax(const struct head *h, int64_t i)
@@ -65,17 +72,17 @@ static void softmax(const struct head *h, int64_t i)
     struct near *p = h->p + i * h->n;
     double max = -INFINITY, sum = 0, off = 0;
 
-    for (int64_t j = 0; j <= i; j++) {
+    for (int64_t j = 0; j < keys_seen(h, i); j++) {
         p[j] = score(h, i, j);
         max = fmax(max, p[j].is);
         off = fmax(off, p[j].within);
     }
-    for (int64_t j = 0; j <= i; j++)
+    for (int64_t j = 0; j < keys_seen(h, i); j++)
         sum += exp(p[j].is - max);
     h->lse[i].is = max + log(sum);
-    h->lse[i].within =
-        off + steps(i + 8) + 4 * steps(1) * (fabs(max) + fabs(log(sum)));
-    for (int64_t j = 0; j <= i; j++) {
+    h->lse[i].within = off + steps(keys_seen(h, i) + 7) +
+                       4 * steps(1) * (fabs(max) + fabs(log(sum)));
+    for (int64_t j = 0; j < keys_seen(h, i); j++) {
         double e = p[j].within + h->lse[i].within + steps(4) * (1 + fabs(max));
 
         p[j].is = exp(p[j].is - h->lse[i].is);
@@ -94,12 +101,13 @@ static void output(const struct head *h, int64_t i)
     for (int64_t x = 0; x < h->d; x++) {
         struct near o = {0, 0};
 
-        for (int64_t j = 0; j <= i; j++) {
+        for (int64_t j = 0; j < keys_seen(h, i); j++) {
             struct near p = h->p[i * h->n + j];
             double v = h->v[j * h->ld + x];
 
             o.is += p.is * v;
-            o.within += (rounded(h, p) + steps(i + 4) * p.is) * fabs(v);
+            o.within +=
+                (rounded(h, p) + steps(keys_seen(h, i) + 3) * p.is) * fabs(v);
         }
         o.within = rounded(h, o);
         h->o[i * h->c + x] = o;
@@ -118,7 +126,7 @@ static void scores_grad(const struct head *h, int64_t i)
         delta.is += dy[x] * o.is;
         delta.within += fabs(dy[x]) * (o.within + steps(h->d) * fabs(o.is));
     }
-    for (int64_t j = 0; j <= i; j++) {
+    for (int64_t j = 0; j < keys_seen(h, i); j++) {
         struct near p = h->p[i * h->n + j];
         struct near dp = dot(dy, h->v + j * h->ld, h->d);
         double off = dp.within * steps(h->d) + delta.within;
@@ -158,7 +166,7 @@ static void head_bwd(const struct head *h)
 
     for (int64_t i = 0; i < h->n; i++) {
         scores_grad(h, i);
-        for (int64_t j = 0; j <= i; j++) {
+        for (int64_t j = 0; j < keys_seen(h, i); j++) {
             struct near ds = h->ds[i * h->n + j], p = h->p[i * h->n + j];
 
             add(h, h->dq + i * ld, ds, h->k + j * ld, n);
@@ -206,6 +214,7 @@ void attention_double_run(struct attention_double *a)
                      .d = a->d,
                      .c = c,
                      .ld = ld,
+                     .full = a->full,
                      .group = a->heads / a->kv_heads,
                      .p = take(a->seq * a->seq),
                      .ds = take(a->seq * a->seq),

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Causal attention and its gradient in double precision, and how far a kernel
+/* Attention and its gradient in double precision, and how far a kernel
  * may be from them that multiplies numbers of type t, sums in fp32, and rounds
  * probabilities, their gradients and results to t. */
 #ifndef IZ_TESTS_GPU_ATTENTION_DOUBLE_H
 #define IZ_TESTS_GPU_ATTENTION_DOUBLE_H
+
+#include <stdbool.h>
 
 #include "codelets/dtype.h"
 
@@ -19,6 +21,7 @@ struct attention_double {
     enum iz_dtype t;
     const double *qkv, *dy;
     struct near *o, *lse, *dqkv; /* owned; shaped as in codelets/ops.h */
+    bool full;                   /* not causal */
 };
 
 /* Fills o and lse, and dqkv where there is a dy. */

@@ -16,5 +16,6 @@ int gpu_flat(void);
 int gpu_llama(void);
 int gpu_rows(void);
 int gpu_tokens(void);
+int gpu_tables(void);
 
 #endif

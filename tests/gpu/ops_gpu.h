@@ -57,6 +57,7 @@ int ops_gpu_rows(void);
 int ops_gpu_llama(void);
 int ops_gpu_attention(void);
 int ops_gpu_tokens(void);
+int ops_gpu_tables(void);
 int ops_gpu_flat(void);
 
 #endif

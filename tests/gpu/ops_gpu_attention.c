@@ -14,15 +14,24 @@ struct shape {
     int64_t samples, seq, heads, d, kv_heads;
 };
 
+/* One of them, causal or not. */
+struct task {
+    struct shape s;
+    bool full;
+};
+
 static struct iz_attention attention_of(const struct iz_view *v,
-                                        const struct shape *s)
+                                        const struct task *t)
 {
+    const struct shape *s = &t->s;
+
     return (struct iz_attention){.qkv = v[QKV],
                                  .o = v[O],
                                  .lse = v[LSE],
                                  .seq = s->seq,
                                  .heads = (int)s->heads,
-                                 .kv_heads = (int)s->kv_heads};
+                                 .kv_heads = (int)s->kv_heads,
+                                 .full = t->full};
 }
 
 static void forward(struct iz_exec *x, const struct iz_view *v, const void *arg)
@@ -40,7 +49,7 @@ static void backward(struct iz_exec *x, const struct iz_view *v,
     iz_attention_bwd(x, v[DQKV], v[DY], &a);
 }
 
-static void run(struct tensor *t, const struct shape *s,
+static void run(struct tensor *t, const struct task *s,
                 void (*op)(struct iz_exec *, const struct iz_view *,
                            const void *),
                 unsigned reads, unsigned writes)
@@ -79,8 +88,9 @@ static void check_near(const struct shape *s, const char *what,
                (int)s->heads, (int)s->d, worst);
 }
 
-static void check_shape(enum iz_dtype act, const struct shape *s)
+static void check_keys(enum iz_dtype act, const struct shape *s, bool full)
 {
+    struct task task = {*s, full};
     int64_t m = s->samples * s->seq, c = s->heads * s->d;
     int64_t ld = c + 2 * s->kv_heads * s->d;
     struct tensor t[TENSORS] = {
@@ -91,17 +101,23 @@ static void check_shape(enum iz_dtype act, const struct shape *s)
         [DY] = tensor_new(act, m, c, 1)};
     struct attention_double ref = {s->samples, s->seq,      s->heads,
                                    s->d,       s->kv_heads, act,
-                                   t[QKV].d,   t[DY].d,     .o = NULL};
+                                   t[QKV].d,   t[DY].d,     .full = full};
 
     attention_double_run(&ref);
-    run(t, s, forward, 1u << QKV, 1u << O | 1u << LSE);
+    run(t, &task, forward, 1u << QKV, 1u << O | 1u << LSE);
     check_near(s, "o", &t[O], ref.o);
     check_near(s, "lse", &t[LSE], ref.lse);
-    run(t, s, backward, 1u << QKV | 1u << O | 1u << LSE | 1u << DY, 1u << DQKV);
+    run(t, &task, backward, 1u << QKV | 1u << O | 1u << LSE | 1u << DY,
+        1u << DQKV);
     check_near(s, "dqkv", &t[DQKV], ref.dqkv);
     attention_double_free(&ref);
     for (int i = 0; i < TENSORS; i++)
         tensor_free(&t[i]);
+}
+
+static void check_shape(enum iz_dtype act, const struct shape *s)
+{
+    check_keys(act, s, false);
 }
 
 /* Every width of a kernel and every length of a tile; the heads of a 1.5B
@@ -136,6 +152,22 @@ static void attention_of_groups_agrees(void **state)
             check_shape(iz_cuda_ops->act(fixture_types[t]), &shape[i]);
 }
 
+/* As in an encoder; 197 are the patches of an image of 224 x 224, and one. */
+static void attention_of_all_keys_agrees(void **state)
+{
+    static const struct shape shape[] = {{3, 1, 2, 8, 2},
+                                         {2, 65, 3, 64, 3},
+                                         {4, 197, 12, 64, 12},
+                                         {1, 257, 2, 80, 2},
+                                         {2, 130, 4, 128, 2}};
+
+    (void)state;
+    fixture_seed();
+    for (int t = 0; t < 3; t++)
+        for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+            check_keys(iz_cuda_ops->act(fixture_types[t]), &shape[i], true);
+}
+
 /* In fp32 any width is possible. */
 static void attention_of_odd_heads_agrees(void **state)
 {
@@ -153,6 +185,7 @@ int ops_gpu_attention(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_agrees),
         cmocka_unit_test(attention_of_groups_agrees),
+        cmocka_unit_test(attention_of_all_keys_agrees),
         cmocka_unit_test(attention_of_odd_heads_agrees),
     };
 

@@ -46,8 +46,8 @@ static struct attention attention_new(enum iz_dtype t, struct shape s,
         .ref = {s.samples, s.seq, s.heads, s.d, s.kv_heads, .t = t},
     };
 
-    n.a = (struct iz_attention){n.qkv.v, n.o.v,        n.lse.v,
-                                s.seq,   (int)s.heads, (int)s.kv_heads};
+    n.a = (struct iz_attention){n.qkv.v,      n.o.v,           n.lse.v, s.seq,
+                                (int)s.heads, (int)s.kv_heads, false};
     n.ref.qkv = n.qkv.d;
     n.ref.dy = n.dy.d;
     return n;
@@ -111,10 +111,12 @@ static void check_near(const struct attention *t, const char *what,
                (int)t->ref.d, worst);
 }
 
-static void check_shape(enum iz_dtype type, struct shape s, double scale)
+static void check_keys(enum iz_dtype type, struct shape s, double scale,
+                       bool full)
 {
     struct attention t = attention_new(type, s, scale);
 
+    t.a.full = t.ref.full = full;
     attention_double_run(&t.ref);
     run(&t, false);
     check_near(&t, "o", &t.o, t.ref.o);
@@ -122,6 +124,11 @@ static void check_shape(enum iz_dtype type, struct shape s, double scale)
     run(&t, true);
     check_near(&t, "dqkv", &t.dqkv, t.ref.dqkv);
     attention_free(&t);
+}
+
+static void check_shape(enum iz_dtype type, struct shape s, double scale)
+{
+    check_keys(type, s, scale, false);
 }
 
 /* Every width of a kernel, filled and not, and every length of a tile. */
@@ -170,6 +177,21 @@ static void grouped_queries_agree_with_double(void **state)
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
         for (int t = 0; t < 3; t++)
             check_shape(fixture_types[t], shape[i], 2);
+}
+
+/* As in an encoder: every width of a kernel, lengths around those of a tile. */
+static void attention_of_all_keys_agrees(void **state)
+{
+    static const struct shape shape[] = {
+        {3, 1, 2, 8, 2},    {2, 5, 2, 16, 2},   {1, 64, 2, 40, 2},
+        {1, 65, 3, 64, 3},  {2, 130, 2, 64, 1}, {1, 197, 1, 64, 1},
+        {1, 130, 1, 96, 1}, {2, 70, 1, 128, 1}, {1, 70, 2, 200, 1}};
+
+    (void)state;
+    fixture_seed();
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        for (int t = 0; t < 3; t++)
+            check_keys(fixture_types[t], shape[i], 2, true);
 }
 
 /* Scores of thousands: one key takes everything, nothing overflows. */
@@ -387,6 +409,7 @@ int main(void)
         cmocka_unit_test(sixteen_bits_agree_with_double),
         cmocka_unit_test(fp32_agrees_with_double),
         cmocka_unit_test(grouped_queries_agree_with_double),
+        cmocka_unit_test(attention_of_all_keys_agrees),
         cmocka_unit_test(huge_scores_are_survived),
         cmocka_unit_test(no_row_sees_a_later_one),
         cmocka_unit_test(bits_are_the_same_every_time),

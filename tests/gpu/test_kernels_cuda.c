@@ -5,5 +5,5 @@
 
 int main(void)
 {
-    return gpu_flat() + gpu_llama() + gpu_rows() + gpu_tokens();
+    return gpu_flat() + gpu_llama() + gpu_rows() + gpu_tokens() + gpu_tables();
 }

@@ -18,7 +18,8 @@ int main(void)
         return 77;
     iz_gemm_open();
     failed = ops_gpu_matmul() + ops_gpu_rows() + ops_gpu_llama() +
-             ops_gpu_attention() + ops_gpu_tokens() + ops_gpu_flat();
+             ops_gpu_attention() + ops_gpu_tokens() + ops_gpu_tables() +
+             ops_gpu_flat();
     gpu_close();
     return failed != 0;
 }

@@ -88,7 +88,7 @@ static void attention_fwd(struct iz_exec *x, void *arg)
     struct buffers *b = arg;
 
     iz_attention_fwd(
-        x, &(struct iz_attention){b->qkv, b->y, b->lse, SEQ, HEADS, 0});
+        x, &(struct iz_attention){b->qkv, b->y, b->lse, SEQ, HEADS, 0, false});
 }
 
 static void attention_bwd(struct iz_exec *x, void *arg)
@@ -97,7 +97,7 @@ static void attention_bwd(struct iz_exec *x, void *arg)
 
     iz_attention_bwd(
         x, b->dqkv, b->dy,
-        &(struct iz_attention){b->qkv, b->y, b->lse, SEQ, HEADS, 0});
+        &(struct iz_attention){b->qkv, b->y, b->lse, SEQ, HEADS, 0, false});
 }
 
 static void gelu_fwd(struct iz_exec *x, void *arg)

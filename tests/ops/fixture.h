@@ -59,6 +59,7 @@ int ops_rows(void);
 int ops_llama(void);
 int ops_attention(void);
 int ops_tokens(void);
+int ops_tables(void);
 int ops_bench(void);
 
 #endif

@@ -31,8 +31,8 @@ static struct attention attention_new(struct shape s, double scale)
         .dy = tensor_new(IZ_F32, m, c, 1),
     };
 
-    t.a = (struct iz_attention){t.qkv.v, t.o.v,        t.lse.v,
-                                s.seq,   (int)s.heads, (int)s.kv_heads};
+    t.a = (struct iz_attention){t.qkv.v,      t.o.v,           t.lse.v, s.seq,
+                                (int)s.heads, (int)s.kv_heads, false};
     t.ref = (struct ref_attention){.qkv = t.qkv.d,
                                    .samples = s.samples,
                                    .seq = s.seq,
@@ -85,18 +85,24 @@ static void check_forward(struct attention *t)
     fixture_close("lse", &t->lse, t->ref.lse, 2e-6);
 }
 
-static void check_attention(struct shape s, double scale)
+static void check_keys(struct shape s, double scale, bool full)
 {
     struct attention t = attention_new(s, scale);
     int64_t n = iz_view_len(t.qkv.v);
     double *want = calloc((size_t)n, sizeof *want);
 
+    t.a.full = t.ref.full = full;
     check_forward(&t);
     fixture_run(backward, &t);
     ref_gradient(want, objective, &t, t.qkv.d, n);
     fixture_close("dqkv", &t.dqkv, want, 2e-5);
     free(want);
     attention_free(&t);
+}
+
+static void check_attention(struct shape s, double scale)
+{
+    check_keys(s, scale, false);
 }
 
 static void attention_agrees_with_reference(void **state)
@@ -125,6 +131,19 @@ static void grouped_queries_agree_with_reference(void **state)
     fixture_seed();
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
         check_attention(shape[i], 2);
+}
+
+/* As in an encoder: one tile, several, and groups. */
+static void attention_of_all_keys_agrees(void **state)
+{
+    static const struct shape shape[] = {{3, 1, 2, 3, 0},  {2, 5, 2, 4, 0},
+                                         {1, 33, 3, 5, 0}, {2, 70, 1, 4, 0},
+                                         {1, 65, 4, 2, 2}, {1, 300, 1, 3, 0}};
+
+    (void)state;
+    fixture_seed();
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        check_keys(shape[i], 2, true);
 }
 
 /* Scores of thousands: one key takes everything, nothing overflows. */
@@ -183,6 +202,7 @@ int ops_attention(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_agrees_with_reference),
         cmocka_unit_test(grouped_queries_agree_with_reference),
+        cmocka_unit_test(attention_of_all_keys_agrees),
         cmocka_unit_test(attention_survives_huge_scores),
         cmocka_unit_test(attention_is_causal),
     };

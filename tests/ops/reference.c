@@ -87,24 +87,24 @@ double ref_swiglu(double g, double u)
     return g / (1 + exp(-g)) * u;
 }
 
-/* One query row i of one head: q, k, v are its rows 0, ld apart. */
+/* A query q of one head that sees n keys: k, v are its rows 0, ld apart. */
 static void attend(double *o, double *lse, const double *q, const double *k,
-                   const double *v, int64_t i, int64_t d, int64_t ld)
+                   const double *v, int64_t n, int64_t d, int64_t ld)
 {
-    double max = -INFINITY, sum = 0, *s = malloc((size_t)(i + 1) * sizeof *s);
+    double max = -INFINITY, sum = 0, *s = malloc((size_t)n * sizeof *s);
 
-    for (int64_t j = 0; j <= i; j++) {
+    for (int64_t j = 0; j < n; j++) {
         s[j] = 0;
         for (int64_t x = 0; x < d; x++)
-            s[j] += q[i * ld + x] * k[j * ld + x];
+            s[j] += q[x] * k[j * ld + x];
         s[j] /= sqrt((double)d);
         max = fmax(max, s[j]);
     }
-    for (int64_t j = 0; j <= i; j++)
+    for (int64_t j = 0; j < n; j++)
         sum += s[j] = exp(s[j] - max);
     for (int64_t x = 0; x < d; x++) {
         o[x] = 0;
-        for (int64_t j = 0; j <= i; j++)
+        for (int64_t j = 0; j < n; j++)
             o[x] += s[j] / sum * v[j * ld + x];
     }
     if (lse)
@@ -124,7 +124,8 @@ void ref_attention(const struct ref_attention *p)
                 const double *k = row + p->c + h * n / p->heads * d;
                 attend(p->o + (b * p->seq + i) * p->c + h * d,
                        p->lse ? p->lse + (b * p->heads + h) * p->seq + i : NULL,
-                       row + h * d, k, k + n * d, i, d, ld);
+                       row + i * ld + h * d, k, k + n * d,
+                       p->full ? p->seq : i + 1, d, ld);
             }
 }
 
@@ -135,6 +136,38 @@ void ref_embedding(double *y, const int32_t *token, const double *wte,
         for (int64_t j = 0; j < c; j++)
             y[t * c + j] =
                 wte[token[t] * c + j] + (wpe ? wpe[t % seq * c + j] : 0);
+}
+
+void ref_table(const struct ref_table *p)
+{
+    for (int64_t t = 0; t < p->m; t++)
+        for (int64_t j = 0; j < p->c; j++) {
+            int64_t row = p->row[t] - p->first;
+            double kept = p->r ? p->r[t * p->c + j] : 0;
+
+            p->y[t * p->c + j] =
+                row < 0 || row >= p->v ? kept : p->w[row * p->c + j];
+        }
+}
+
+/* By whole matrices of products, of which the lower triangle is taken. */
+void ref_interact(double *y, const double *z, const double *e, int64_t m,
+                  int64_t n, int64_t d)
+{
+    for (int64_t s = 0; s < m; s++, z += d, e += n * d) {
+        for (int64_t k = 0; k < d; k++)
+            *y++ = z[k];
+        for (int64_t ij = 0; ij < (n + 1) * (n + 1); ij++) {
+            int64_t i = ij / (n + 1), j = ij % (n + 1);
+            double sum = 0;
+
+            for (int64_t k = 0; k < d; k++)
+                sum += (i ? e[(i - 1) * d + k] : z[k]) *
+                       (j ? e[(j - 1) * d + k] : z[k]);
+            if (j < i)
+                *y++ = sum;
+        }
+    }
 }
 
 static double row_loss(const double *a, const double *w, int32_t target,

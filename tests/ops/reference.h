@@ -37,17 +37,32 @@ double ref_rope_frequency(const struct iz_rope *r, int i);
 double ref_swiglu(double g, double u);
 
 /* o [samples*seq, c], lse [samples*heads, seq] or NULL, from qkv [..,
- * (heads + 2 kv_heads) c/heads]; kv_heads = 0 means heads. */
+ * (heads + 2 kv_heads) c/heads]; kv_heads = 0 means heads; causal unless full.
+ */
 struct ref_attention {
     double *o, *lse;
     const double *qkv;
     int64_t samples, seq, heads, c, kv_heads;
+    bool full;
 };
 void ref_attention(const struct ref_attention *p);
 
 /* y [m,c]; wpe may be NULL. */
 void ref_embedding(double *y, const int32_t *token, const double *wte,
                    const double *wpe, int64_t m, int64_t c, int64_t seq);
+
+/* y [m,c] from w [v,c] and r [m,c], which may be NULL. */
+struct ref_table {
+    double *y;
+    const double *w, *r;
+    const int32_t *row;
+    int64_t m, c, v, first;
+};
+void ref_table(const struct ref_table *p);
+
+/* y [m, d + n (n + 1) / 2] from z [m,d] and e [m n, d]. */
+void ref_interact(double *y, const double *z, const double *e, int64_t m,
+                  int64_t n, int64_t d);
 
 /* Mean cross-entropy of a [m,c] times w [v,c] transposed. */
 double ref_classifier(const double *a, const double *w, const int32_t *target,

@@ -12,5 +12,5 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "--bench") == 0)
         return ops_bench();
     return ops_matmul() + ops_rows() + ops_llama() + ops_attention() +
-           ops_tokens();
+           ops_tokens() + ops_tables();
 }

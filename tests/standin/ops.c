@@ -42,7 +42,7 @@ struct flat {
 struct call {
     void (*op)(struct iz_exec *x, const struct call *c);
     void (*reach)(struct call *c); /* makes them pointers of the host */
-    struct iz_view v[4], scratch;
+    struct iz_view v[5], scratch;
     union {
         struct iz_linear linear;
         struct iz_norm norm;
@@ -51,6 +51,7 @@ struct call {
         struct iz_attention attention;
         struct iz_classifier classifier;
         struct iz_adam adam;
+        struct iz_table table;
     };
     struct flat flat;
     const int32_t *token;
@@ -102,7 +103,7 @@ static void run(void *arg)
     x.dry = false;
     x.work.size = x.work.peak;
     x.work.base = arena_take(x.work.size);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 5; i++)
         reach_view(&c->v[i]);
     reach_view(&c->scratch);
     if (c->reach)
@@ -465,6 +466,70 @@ static void embedding_bwd(struct iz_exec *x, struct iz_view dwte,
                              .count = dy.rows});
 }
 
+/* count: rows of y. */
+static void table_reach(struct call *c)
+{
+    struct iz_table *t = &c->table;
+
+    reach_view(&t->w);
+    reach_view(&t->dw);
+    t->row = reach(t->row, c->count * (int64_t)sizeof *t->row);
+}
+
+static void table_fwd_op(struct iz_exec *x, const struct call *c)
+{
+    iz_table_fwd(x, c->v[0], c->v[1], &c->table);
+}
+
+static void table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                      const struct iz_table *t)
+{
+    submit(x, &(struct call){.op = table_fwd_op,
+                             .reach = table_reach,
+                             .v = {y, r},
+                             .table = *t,
+                             .count = y.rows});
+}
+
+static void table_bwd_op(struct iz_exec *x, const struct call *c)
+{
+    iz_table_bwd(x, c->v[0], &c->table);
+}
+
+static void table_bwd(struct iz_exec *x, struct iz_view dy,
+                      const struct iz_table *t, struct iz_view scratch)
+{
+    submit(x, &(struct call){.op = table_bwd_op,
+                             .reach = table_reach,
+                             .v = {dy},
+                             .scratch = scratch,
+                             .table = *t,
+                             .count = dy.rows});
+}
+
+static void interact_fwd_op(struct iz_exec *x, const struct call *c)
+{
+    iz_interact_fwd(x, c->v[0], c->v[1], c->v[2]);
+}
+
+static void interact_fwd(struct iz_exec *x, struct iz_view y, struct iz_view z,
+                         struct iz_view e)
+{
+    submit(x, &(struct call){.op = interact_fwd_op, .v = {y, z, e}});
+}
+
+static void interact_bwd_op(struct iz_exec *x, const struct call *c)
+{
+    iz_interact_bwd(x, c->v[0], c->v[1], c->v[2], c->v[3], c->v[4]);
+}
+
+static void interact_bwd(struct iz_exec *x, struct iz_view dz,
+                         struct iz_view de, struct iz_view dy, struct iz_view z,
+                         struct iz_view e)
+{
+    submit(x, &(struct call){.op = interact_bwd_op, .v = {dz, de, dy, z, e}});
+}
+
 /* Also holds the count that the caller has formed against the targets. */
 static void classifier_reach(struct call *c)
 {
@@ -658,6 +723,10 @@ static const struct iz_cuda_ops table = {.matmul_fwd = matmul_fwd,
                                          .attention_bwd = attention_bwd,
                                          .embedding_fwd = embedding_fwd,
                                          .embedding_bwd = embedding_bwd,
+                                         .table_fwd = table_fwd,
+                                         .table_bwd = table_bwd,
+                                         .interact_fwd = interact_fwd,
+                                         .interact_bwd = interact_bwd,
                                          .classifier_fwd = classifier_fwd,
                                          .classifier_bwd = classifier_bwd,
                                          .sum = sum,

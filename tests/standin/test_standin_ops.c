@@ -397,6 +397,23 @@ static void groups_bwd(struct iz_exec *x, const struct scene *s)
     iz_attention_bwd(x, s->v[3], s->v[4], &a);
 }
 
+/* Every row sees every key. */
+static void full_fwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_attention a = attention_of(s);
+
+    a.full = true;
+    iz_attention_fwd(x, &a);
+}
+
+static void full_bwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_attention a = attention_of(s);
+
+    a.full = true;
+    iz_attention_bwd(x, s->v[3], s->v[4], &a);
+}
+
 static void test_attention(void **state)
 {
     const struct shape groups[VIEWS] = {{IZ_F32, M, 2 * C},
@@ -413,6 +430,8 @@ static void test_attention(void **state)
     (void)state;
     compare(attention_fwd, shapes);
     compare(attention_bwd, shapes);
+    compare(full_fwd, shapes);
+    compare(full_bwd, shapes);
     compare(groups_fwd, groups);
     compare(groups_bwd, groups);
 }
@@ -468,6 +487,63 @@ static void test_tokens(void **state)
     compare(embedding_bwd, embedding);
     compare(classifier_fwd, classifier);
     compare(classifier_bwd, classifier);
+}
+
+/* ---- tables ------------------------------------------------------------- */
+
+static struct iz_table table_of(const struct scene *s)
+{
+    return (struct iz_table){s->v[2], s->v[3], s->token, VOCAB / 4};
+}
+
+static void table_fwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_table t = table_of(s);
+
+    iz_table_fwd(x, s->v[0], s->v[1], &t);
+}
+
+static void table_bwd(struct iz_exec *x, const struct scene *s)
+{
+    struct iz_table t = table_of(s);
+
+    iz_table_bwd(x, s->v[0], &t);
+}
+
+static void interact_fwd(struct iz_exec *x, const struct scene *s)
+{
+    iz_interact_fwd(x, s->v[0], s->v[1], s->v[2]);
+}
+
+static void interact_bwd(struct iz_exec *x, const struct scene *s)
+{
+    iz_interact_bwd(x, s->v[3], s->v[4], s->v[0], s->v[1], s->v[2]);
+}
+
+static void convert(struct iz_exec *x, const struct scene *s)
+{
+    iz_convert(x, s->v[0], s->v[1]);
+}
+
+static void test_tables(void **state)
+{
+    const struct shape table[VIEWS] = {{IZ_F32, M, C},
+                                       {IZ_F32, M, C},
+                                       {IZ_BF16, VOCAB / 2, C},
+                                       {IZ_BF16, VOCAB / 2, C}};
+    const struct shape pairs[VIEWS] = {{IZ_F32, M, C + 6},
+                                       {IZ_F32, M, C},
+                                       {IZ_F32, M * 3, C},
+                                       {IZ_F32, M, C},
+                                       {IZ_F32, M * 3, C}};
+    const struct shape types[VIEWS] = {{IZ_BF16, M, C}, {IZ_F32, M, C}};
+
+    (void)state;
+    compare(table_fwd, table);
+    compare(table_bwd, table);
+    compare(interact_fwd, pairs);
+    compare(interact_bwd, pairs);
+    compare(convert, types);
 }
 
 /* ---- flat buffers ------------------------------------------------------- */
@@ -553,6 +629,7 @@ int main(void)
         cmocka_unit_test(test_llama),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_tables),
         cmocka_unit_test(test_flat),
         cmocka_unit_test(test_handles_and_rate),
     };

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of all pairs of a sample's vectors on a GPU, a block per sample: its
+ * vectors stay in the first-level cache.  Sums are fp32 in the order of the
+ * columns (forward) or of the vectors (backward). */
+#include "codelets/launch.cuh"
+
+#include "codelets/cuda_launch.h"
+
+enum { THREADS = 128 };
+
+/* The larger vector of product p = i (i - 1) / 2 + j, j < i. */
+static __device__ int larger_of(int p)
+{
+    int i = (int)((1 + sqrtf(1 + 8 * (float)p)) / 2);
+
+    while (i * (i - 1) / 2 > p)
+        i--;
+    while (i * (i + 1) / 2 <= p)
+        i++;
+    return i;
+}
+
+template <class T>
+static __device__ const T *vector_at(const T *z, const T *e, int i, int d)
+{
+    return i ? e + (i - 1) * d : z;
+}
+
+/* n vectors beside z; moves each element of e once and y. */
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    forward(T *y, const T *z, const T *e, int n, int d)
+{
+    int64_t m = blockIdx.x, pairs = (int64_t)n * (n + 1) / 2;
+
+    z += m * d;
+    e += m * n * d;
+    y += m * (d + pairs);
+    for (int k = (int)threadIdx.x; k < d; k += THREADS)
+        y[k] = z[k];
+    for (int p = (int)threadIdx.x; p < pairs; p += THREADS) {
+        int i = larger_of(p), j = p - i * (i - 1) / 2;
+        const T *a = vector_at(z, e, i, d), *b = vector_at(z, e, j, d);
+        float sum = 0;
+
+        for (int k = 0; k < d; k++)
+            sum += iz_load(a + k) * iz_load(b + k);
+        iz_store(y + d + p, sum);
+    }
+}
+
+/* A thread for a column of a vector: every other one times their product's
+ * gradient. */
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    backward(T *dz, T *de, const T *dy, const T *z, const T *e, int n, int d)
+{
+    int64_t m = blockIdx.x, pairs = (int64_t)n * (n + 1) / 2;
+
+    z += m * d;
+    e += m * n * d;
+    dz += m * d;
+    de += m * n * d;
+    dy += m * (d + pairs);
+    for (int at = (int)threadIdx.x; at < (n + 1) * d; at += THREADS) {
+        int i = at / d, k = at % d;
+        float sum = i ? 0 : iz_load(dy + k);
+
+        for (int j = 0; j <= n; j++) {
+            int high = i > j ? i : j, low = i > j ? j : i;
+
+            if (i != j)
+                sum += iz_load(dy + d + high * (high - 1) / 2 + low) *
+                       iz_load(vector_at(z, e, j, d) + k);
+        }
+        iz_store((i ? de + (i - 1) * d : dz) + k, sum);
+    }
+}
+
+template <class T>
+static void start_forward(struct iz_exec *x, struct iz_view y, struct iz_view z,
+                          struct iz_view e)
+{
+    IZ_LAUNCH(forward<T>, (int)z.rows, THREADS, 0, x->stream, (T *)y.p,
+              (const T *)z.p, (const T *)e.p, (int)(e.rows / z.rows),
+              (int)z.cols);
+}
+
+template <class T>
+static void start_backward(struct iz_exec *x, struct iz_view dz,
+                           struct iz_view de, struct iz_view dy,
+                           struct iz_view z, struct iz_view e)
+{
+    IZ_LAUNCH(backward<T>, (int)z.rows, THREADS, 0, x->stream, (T *)dz.p,
+              (T *)de.p, (const T *)dy.p, (const T *)z.p, (const T *)e.p,
+              (int)(e.rows / z.rows), (int)z.cols);
+}
+
+void iz_interact_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view z,
+                          struct iz_view e)
+{
+    if (y.dtype == IZ_BF16)
+        start_forward<iz_bf16>(x, y, z, e);
+    else if (y.dtype == IZ_F16)
+        start_forward<iz_f16>(x, y, z, e);
+    else
+        start_forward<float>(x, y, z, e);
+}
+
+void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
+                          struct iz_view de, struct iz_view dy,
+                          struct iz_view z, struct iz_view e)
+{
+    if (dy.dtype == IZ_BF16)
+        start_backward<iz_bf16>(x, dz, de, dy, z, e);
+    else if (dy.dtype == IZ_F16)
+        start_backward<iz_f16>(x, dz, de, dy, z, e);
+    else
+        start_backward<float>(x, dz, de, dy, z, e);
+}
