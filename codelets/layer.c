@@ -27,6 +27,8 @@ int iz_model_open(struct iz_model **out, const char *name, int n_units,
         return -ENOMEM;
     m->name = name;
     m->close = close_model;
+    m->item = "token";
+    m->tokens = 1;
     m->n_units = n_units;
     m->unit = calloc((size_t)n_units, sizeof *m->unit);
     m->self = calloc(1, self_bytes);

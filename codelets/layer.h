@@ -41,7 +41,8 @@ struct iz_layer {
      * all it needs of dy before it writes dx. */
     struct iz_view dy, dx;
     const void *input,
-        *target; /* records of the micro-batch, samples * bytes */
+        *target; /* records of the micro-batch, samples * bytes; the first and
+                  * the last unit have them, and those that ask for them */
     /* Last unit only.  *loss is written: the mean over the micro-batch.  The
      * gradients are those of loss * loss_scale. */
     double *loss;
@@ -59,6 +60,7 @@ struct iz_unit {
      * gradient), or tied_unit = -1. */
     int tied_unit, tied_param;
     int64_t out_elems; /* boundary tensor after the unit, elements per sample */
+    bool reads_input;  /* in the middle of the model too */
     /* Same kind = same shapes and functions, so one dry run serves all. */
     int kind;
     /* Training forward; takes with iz_save what backward needs.  NULL in the
@@ -71,6 +73,18 @@ struct iz_unit {
     void (*generate)(struct iz_exec *x, const struct iz_layer *a);
 };
 
+/* How samples come from files of fixed-size records.  Both functions are called
+ * on the host from several threads; a record may lie at any address. */
+struct iz_record {
+    int64_t bytes; /* of a record; 0: samples are windows of tokens */
+    /* What is wrong with a record, or NULL. */
+    const char *(*check)(const void *self, const void *record);
+    /* Writes sample i of n into the input and target records of all n; how
+     * these lie there is the model's own affair. */
+    void (*unpack)(const void *self, const void *record, int64_t i, int64_t n,
+                   void *input, void *target);
+};
+
 struct iz_model {
     const char *name;
     void *self; /* owned, freed by close */
@@ -78,8 +92,11 @@ struct iz_model {
     struct iz_unit *unit;
     /* Bytes per sample of the two records that a data set hands over. */
     int64_t input_bytes, target_bytes;
-    int tokens; /* per sample, for tokens/s (1 where the word means nothing) */
-    int vocab;  /* valid values are 0..vocab-1; 0: records are not checked */
+    /* Without records: tokens of a window, valid ones are 0..vocab-1; input and
+     * target are windows of int32. */
+    int tokens, vocab;
+    struct iz_record record;
+    const char *item; /* what is counted per second: "token", "image" */
     void (*close)(struct iz_model *m);
 };
 

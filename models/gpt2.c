@@ -483,15 +483,9 @@ static int open_program(struct iz_model **out, const void *target)
     return iz_gpt2_open(out, target);
 }
 
-static int window(const void *target)
-{
-    return ((const struct iz_gpt2_config *)target)->seq;
-}
-
 const struct iz_program iz_program = {
     .name = "gpt2",
     .about = "trains models of the GPT-2 family",
     .section = {.keys = keys, .target = &config, .presets = presets, .hf = &hf},
     .open = open_program,
-    .seq = window,
 };

@@ -780,15 +780,9 @@ static int open_program(struct iz_model **out, const void *target)
     return iz_llama_open(out, target);
 }
 
-static int window(const void *target)
-{
-    return ((const struct iz_llama_config *)target)->seq;
-}
-
 const struct iz_program iz_program = {
     .name = "llama",
     .about = "trains models of the Llama family",
     .section = {.keys = keys, .target = &config, .presets = presets, .hf = &hf},
     .open = open_program,
-    .seq = window,
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token shards as one stream, and the order of samples.  A split is cut into
+/* Shards as one stream, and the order of samples.  A split is cut into
  * windows of seq tokens; epoch e visits them in a permutation that is computed,
  * not stored: a Feistel network over the window numbers, keyed by seed and e.
  */
@@ -33,6 +33,8 @@ struct iz_data {
     struct stream train, val;
     struct split split[2];
     int seq;
+    int ahead; /* targets are so many tokens behind their inputs */
+    const struct iz_model *model; /* whose records they are; NULL: tokens */
     uint64_t seed;
 };
 
@@ -54,14 +56,15 @@ static int masks_check(const struct stream *t)
 }
 
 static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
-                       int vocab)
+                       int vocab, const struct iz_model *m)
 {
     t->shard = calloc((size_t)p->count, sizeof *t->shard);
     t->first = calloc((size_t)p->count + 1, sizeof *t->first);
     if (!t->shard || !t->first)
         return -ENOMEM;
     for (int i = 0; i < p->count; i++) {
-        int err = iz_shard_open(&t->shard[i], p->path[i], bytes, vocab);
+        int err = m ? iz_shard_open_records(&t->shard[i], p->path[i], m)
+                    : iz_shard_open(&t->shard[i], p->path[i], bytes, vocab);
 
         t->shards = i + 1;
         if (err)
@@ -72,13 +75,13 @@ static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
 }
 
 static int stream_open(struct stream *t, const char *list, bool bytes,
-                       int vocab)
+                       int vocab, const struct iz_model *m)
 {
     struct iz_paths p;
     int err = iz_paths_open(&p, list);
 
     if (!err)
-        err = stream_fill(t, &p, bytes, vocab);
+        err = stream_fill(t, &p, bytes, vocab, m);
     iz_paths_close(&p);
     return err;
 }
@@ -131,12 +134,12 @@ static void stream_read(const struct stream *t, int64_t at, int32_t *out,
 /* ---- splits ---- */
 
 static void split_set(struct split *s, const struct stream *t, int64_t first,
-                      int64_t count, int seq)
+                      int64_t count, const struct iz_data *d)
 {
     s->stream = t;
     s->first = first;
     s->count = count;
-    s->windows = count > 0 ? (count - 1) / seq : 0;
+    s->windows = count > 0 ? (count - d->ahead) / d->seq : 0;
 }
 
 /* The last windows of one stream are for validation.  Its first input is the
@@ -146,16 +149,17 @@ static void split_set(struct split *s, const struct stream *t, int64_t first,
 static void split_one_stream(struct iz_data *d, double fraction)
 {
     const struct stream *t = &d->train;
-    int64_t count = stream_count(t), windows = (count - 1) / d->seq, held, cut;
+    int64_t count = stream_count(t), held, cut;
+    int64_t windows = (count - d->ahead) / d->seq;
 
     held = (int64_t)(fraction * (double)windows + 0.5);
     if (fraction > 0 && held < 1)
         held = 1;
     if (held >= windows) /* training comes first */
         held = windows > 0 ? windows - 1 : 0;
-    cut = count - 1 - held * d->seq;
-    split_set(&d->split[IZ_TRAIN], t, 0, cut + 1, d->seq);
-    split_set(&d->split[IZ_VAL], t, cut, held > 0 ? count - cut : 0, d->seq);
+    cut = count - d->ahead - held * d->seq;
+    split_set(&d->split[IZ_TRAIN], t, 0, cut + d->ahead, d);
+    split_set(&d->split[IZ_VAL], t, cut, held > 0 ? count - cut : 0, d);
 }
 
 static int split_check(const struct iz_data *d, enum iz_split s,
@@ -165,10 +169,11 @@ static int split_check(const struct iz_data *d, enum iz_split s,
         return 0;
     fprintf(stderr,
             "izar: data: %s: %" PRId64
-            " tokens for %s, but one window needs %" PRId64
-            " (sequence length %d + 1)%s\n",
-            path, d->split[s].count, s == IZ_TRAIN ? "training" : "validation",
-            (int64_t)d->seq + 1, d->seq,
+            " %s for %s, but one window needs %" PRId64
+            " (sequence length %d + %d)%s\n",
+            path, d->split[s].count, d->model ? "records" : "tokens",
+            s == IZ_TRAIN ? "training" : "validation",
+            (int64_t)d->seq + d->ahead, d->seq, d->ahead,
             s == IZ_VAL ? "; see data.val_path, data.val_fraction" : "");
     return -EINVAL;
 }
@@ -177,33 +182,31 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
                        int vocab, bool need_val)
 {
     bool own_val = c->val_path[0] != '\0';
-    int err = stream_open(&d->train, c->path, c->bytes, vocab);
+    int err = stream_open(&d->train, c->path, c->bytes, vocab, d->model);
 
     if (!err && own_val)
-        err = stream_open(&d->val, c->val_path, c->bytes, vocab);
+        err = stream_open(&d->val, c->val_path, c->bytes, vocab, d->model);
     if (err)
         return err;
     split_one_stream(d, own_val ? 0 : c->val_fraction);
     if (own_val)
-        split_set(&d->split[IZ_VAL], &d->val, 0, stream_count(&d->val), d->seq);
+        split_set(&d->split[IZ_VAL], &d->val, 0, stream_count(&d->val), d);
     err = split_check(d, IZ_TRAIN, c->path);
     if (!err && need_val)
         err = split_check(d, IZ_VAL, own_val ? c->val_path : c->path);
     return err;
 }
 
-int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
-                 int vocab, uint64_t seed, bool need_val)
+static int data_open(struct iz_data **out, const struct iz_data_config *c,
+                     struct iz_data kind, int vocab, bool need_val)
 {
     struct iz_data *d = calloc(1, sizeof *d);
     int err;
 
-    assert(seq > 0 && vocab > 0);
     *out = NULL;
     if (!d)
         return -ENOMEM;
-    d->seq = seq;
-    d->seed = seed;
+    *d = kind;
     err = splits_open(d, c, vocab, need_val);
     if (err) {
         iz_data_close(&d);
@@ -211,6 +214,29 @@ int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
     }
     *out = d;
     return 0;
+}
+
+int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
+                 int vocab, uint64_t seed, bool need_val)
+{
+    assert(seq > 0 && vocab > 0);
+    return data_open(out, c,
+                     (struct iz_data){.seq = seq, .ahead = 1, .seed = seed},
+                     vocab, need_val);
+}
+
+int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
+                         const struct iz_model *m, uint64_t seed, bool need_val)
+{
+    *out = NULL;
+    if (c->bytes) {
+        fprintf(stderr, "izar: data.bytes: true: %s reads records, no tokens\n",
+                m->name);
+        return -EINVAL;
+    }
+    return data_open(out, c,
+                     (struct iz_data){.seq = 1, .model = m, .seed = seed}, 0,
+                     need_val);
 }
 
 void iz_data_close(struct iz_data **d)
@@ -274,22 +300,54 @@ static int64_t train_start(const struct iz_data *d, int64_t index)
 {
     const struct split *s = &d->split[IZ_TRAIN];
     int64_t epoch = index / s->windows,
-            rest = s->count - 1 - s->windows * d->seq;
+            rest = s->count - d->ahead - s->windows * d->seq;
     uint64_t key = iz_mix(d->seed + iz_mix((uint64_t)epoch + 1));
     int64_t shift = (int64_t)(iz_mix(key ^ 1) % (uint64_t)(rest + 1));
 
     return shift + d->seq * permute(index % s->windows, s->windows, key);
 }
 
+/* Where in its stream a sample begins. */
+static int64_t sample_start(const struct iz_data *d, enum iz_split which,
+                            int64_t index)
+{
+    const struct split *s = &d->split[which];
+
+    assert(index >= 0 && s->windows > 0);
+    return s->first + (which == IZ_TRAIN ? train_start(d, index)
+                                         : index % s->windows * d->seq);
+}
+
 void iz_data_sample(const struct iz_data *d, enum iz_split which, int64_t index,
                     int32_t *input, int32_t *target)
 {
     const struct split *s = &d->split[which];
-    int64_t at;
+    int64_t at = sample_start(d, which, index);
 
-    assert(index >= 0 && s->windows > 0);
-    at = s->first + (which == IZ_TRAIN ? train_start(d, index)
-                                       : index % s->windows * d->seq);
     stream_read(s->stream, at, input, d->seq, false);
     stream_read(s->stream, at + 1, target, d->seq, true);
+}
+
+static const void *record_at(const struct stream *t, int64_t at)
+{
+    int k = stream_find(t, at);
+
+    return iz_shard_record(&t->shard[k], at - t->first[k]);
+}
+
+void iz_data_batch(const struct iz_data *d, enum iz_split which, int64_t first,
+                   int n, void *input, void *target)
+{
+    const struct iz_model *m = d->model;
+
+    for (int i = 0; i < n; i++)
+        if (m)
+            m->record.unpack(m->self,
+                             record_at(d->split[which].stream,
+                                       sample_start(d, which, first + i)),
+                             i, n, input, target);
+        else
+            iz_data_sample(d, which, first + i,
+                           (int32_t *)input + (int64_t)i * d->seq,
+                           (int32_t *)target + (int64_t)i * d->seq);
 }

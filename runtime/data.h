@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token shards, mapped read-only, and which sample comes when: a function of
+/* Token shards or files of records, mapped read-only, and which sample comes
+ * when: a function of
  * seed and position alone, so that a run resumes at any step and every number
  * of ranks sees the same samples in the same global order. */
 #ifndef IZ_RUNTIME_DATA_H
@@ -8,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "codelets/layer.h"
 #include "runtime/config.h"
 
 struct iz_data;
@@ -21,6 +23,11 @@ enum iz_split { IZ_TRAIN, IZ_VAL };
  * reason printed.  Negative errno. */
 int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
                  int vocab, uint64_t seed, bool need_val);
+/* The same with files of the model's records, a window being a record.  The
+ * model is borrowed until close. */
+int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
+                         const struct iz_model *m, uint64_t seed,
+                         bool need_val);
 void iz_data_close(struct iz_data **d);
 
 /* Windows of seq tokens (+ 1 for the target) in a split. */
@@ -34,5 +41,10 @@ int64_t iz_data_tokens(const struct iz_data *d, enum iz_split s);
  * Thread-safe, allocates nothing. */
 void iz_data_sample(const struct iz_data *d, enum iz_split s, int64_t index,
                     int32_t *input, int32_t *target);
+
+/* Samples first to first + n - 1, as a model that reads tokens or records takes
+ * them. */
+void iz_data_batch(const struct iz_data *d, enum iz_split s, int64_t first,
+                   int n, void *input, void *target);
 
 #endif

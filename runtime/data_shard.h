@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "codelets/layer.h"
+
 #define IZ_SHARD_HEADER 256      /* int32 */
 #define IZ_MASK_MAGIC 1802723693 /* "mask", little-endian */
 #define IZ_MASK_VERSION 1
@@ -29,7 +31,7 @@ struct iz_shard {
     char *path; /* owned */
     struct iz_mapping tokens, mask;
     int64_t header_bytes, count;
-    int token_bytes; /* 1, 2, 4 */
+    int token_bytes; /* 1, 2, 4; of records any number */
 };
 
 /* Maps a file read-only; nothing but a regular file with something in it.
@@ -40,7 +42,14 @@ void iz_mapping_close(struct iz_mapping *m);
 /* `bytes`: any file, a token is a byte.  Else a token shard; X.mask beside
  * X.bin is its loss mask.  Every token is checked against `vocab`. */
 int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab);
+/* A file of the model's records, without header: data_record.c.  Its tokens are
+ * records, each of them checked. */
+int iz_shard_open_records(struct iz_shard *s, const char *path,
+                          const struct iz_model *m);
 void iz_shard_close(struct iz_shard *s);
+
+/* Record `at`, in place. */
+const void *iz_shard_record(const struct iz_shard *s, int64_t at);
 
 /* Tokens [at, at + n) as int32. */
 void iz_shard_tokens(const struct iz_shard *s, int64_t at, int32_t *out,

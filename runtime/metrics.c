@@ -213,6 +213,13 @@ static const char *number(char *out, size_t size, double v)
     return out;
 }
 
+/* The usual short form where there is one. */
+static const char *short_item(const struct iz_metrics *m)
+{
+    const char *item = m->e->model->item;
+    return strcmp(item, "token") ? item : "tok";
+}
+
 /* ---- lines ---- */
 
 /* The whole line; a terminal shows as much of it as it has columns. */
@@ -227,14 +234,13 @@ static void print_step(struct iz_metrics *m, const struct iz_event *v,
         m->e->plan.target.gpu) /* else nothing can run beside it */
         snprintf(adam, sizeof(adam), " adam %.0f%%",
                  hidden_percent(m, optimizer_kinds, 1));
-    snprintf(
-        line, sizeof(line),
-        "step %lld/%lld  loss %.4f  %.0f tok/s  %.0f%% of GEMM  grad %.3f  "
-        "lr %.3g%s  hidden:%s comm %.0f%%  %.0f MiB",
-        (long long)v->step, (long long)m->e->config->run.steps, v->loss, rate,
-        percent(flops, m->gemm_rate), v->grad_norm, v->lr, scale, adam,
-        hidden_percent(m, comm_kinds, 3),
-        (double)iz_memory_peak_resident() / 1048576);
+    snprintf(line, sizeof(line),
+             "step %lld/%lld  loss %.4f  %.0f %s/s  %.0f%% of GEMM  grad %.3f  "
+             "lr %.3g%s  hidden:%s comm %.0f%%  %.0f MiB",
+             (long long)v->step, (long long)m->e->config->run.steps, v->loss,
+             rate, short_item(m), percent(flops, m->gemm_rate), v->grad_norm,
+             v->lr, scale, adam, hidden_percent(m, comm_kinds, 3),
+             (double)iz_memory_peak_resident() / 1048576);
     if (m->tty)
         printf("\r\033[K%.*s", m->columns - 1, line);
     else
@@ -278,12 +284,12 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
         "{\"step\": %lld, \"time\": %.3f, \"loss\": %s, "
         "\"grad_norm\": %s, "
         "\"lr\": %.17g, \"loss_scale\": %.17g, \"skipped\": %s, "
-        "\"seconds\": %.6f, \"tokens_per_s\": %.1f, "
+        "\"seconds\": %.6f, \"%ss_per_s\": %.1f, "
         "\"gflop_per_s\": %.2f, \"gemm_percent\": %.2f, "
         "\"resident_bytes\": %lld}",
         (long long)v->step, unix_s(), number(loss, sizeof(loss), v->loss),
         number(norm, sizeof(norm), v->grad_norm), v->lr, v->loss_scale,
-        v->skipped ? "true" : "false", s, rate, flops * 1e-9,
+        v->skipped ? "true" : "false", s, m->e->model->item, rate, flops * 1e-9,
         percent(flops, m->gemm_rate), (long long)iz_memory_resident());
     int64_t every = m->e->config->run.log_interval;
     bool show = m->tty || v->step % every == 0 || v->step == 1 ||
@@ -310,8 +316,8 @@ void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
     if (m->quiet)
         return;
     finish_line(m);
-    printf("step %lld  validation loss %.4f nats per token\n",
-           (long long)v->step, v->loss);
+    printf("step %lld  validation loss %.4f nats per %s\n", (long long)v->step,
+           v->loss, m->e->model->item);
     fflush(stdout);
     m->last_ns = v->time_ns;
 }
@@ -336,7 +342,7 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
     iz_metrics_line(
         m,
         "{\"summary\": {\"reason\": \"%s\", \"steps\": %lld, \"loss\": %s, "
-        "\"validation_loss\": %s, \"tokens_per_s\": %.1f, "
+        "\"validation_loss\": %s, \"%ss_per_s\": %.1f, "
         "\"gflop_per_s\": %.2f, \"gemm_gflop_per_s\": %.2f, "
         "\"gemm_percent\": %.2f, \"optimizer_hidden_percent\": %.1f, "
         "\"comm_hidden_percent\": %.1f, \"tasks\": %lld, "
@@ -345,8 +351,8 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         "\"peak_resident_bytes\": %lld, \"skipped_steps\": %lld, "
         "\"order_hash\": \"%016llx\"}}",
         reason, (long long)e->step, number(loss, sizeof(loss), m->last_loss),
-        number(val, sizeof(val), m->last_eval), rate, flops * 1e-9,
-        m->gemm_rate * 1e-9, percent(flops, m->gemm_rate),
+        number(val, sizeof(val), m->last_eval), e->model->item, rate,
+        flops * 1e-9, m->gemm_rate * 1e-9, percent(flops, m->gemm_rate),
         hidden_percent(m, optimizer_kinds, 1), hidden_percent(m, comm_kinds, 3),
         (long long)iz_graph_submitted(e->graph), (long long)e->fetched_bytes,
         (long long)e->coll->sent_bytes, (long long)e->up_bytes,
@@ -376,9 +382,9 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
         printf(", validation loss %.4f", m->last_eval);
     printf("\n");
     iz_summary_print_limit(&t, stdout);
-    printf("\n  %.0f tokens/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
+    printf("\n  %.0f %ss/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
            "GFLOP/s on %d worker%s)\n",
-           rate, flops * 1e-9, percent(flops, m->gemm_rate),
+           rate, e->model->item, flops * 1e-9, percent(flops, m->gemm_rate),
            m->gemm_rate * 1e-9, e->plan.tasks_at_once,
            e->plan.tasks_at_once > 1 ? "s" : "");
     if (e->fetched_bytes)

@@ -14,18 +14,16 @@ struct batch_arg {
     enum iz_split split;
     int64_t first; /* index of the first sample */
     int samples;
-    int64_t input_bytes, target_bytes;
+    int64_t input_bytes; /* of all */
 };
 
 static void run_batch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct batch_arg *a = arg;
-    char *input = buf[0], *target = input + a->samples * a->input_bytes;
+    char *input = buf[0];
     (void)x;
-    for (int i = 0; i < a->samples; i++)
-        iz_data_sample(a->data, a->split, a->first + i,
-                       (int32_t *)(input + i * a->input_bytes),
-                       (int32_t *)(target + i * a->target_bytes));
+    iz_data_batch(a->data, a->split, a->first, a->samples, input,
+                  input + a->input_bytes);
 }
 
 void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
@@ -35,8 +33,8 @@ void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
                           .split = split,
                           .first = first,
                           .samples = e->plan.samples,
-                          .input_bytes = e->model->input_bytes,
-                          .target_bytes = e->model->target_bytes};
+                          .input_bytes =
+                              e->plan.samples * e->model->input_bytes};
     iz_submit(e->graph, &(struct iz_task){.kind = IZ_BATCH,
                                           .where = IZ_ON_HOST,
                                           .run = run_batch,
@@ -122,8 +120,8 @@ static void attach_activations(struct iz_engine *e, const struct iz_call *c,
     bool forward = c->call == IZ_CALL_FORWARD;
     bool backward = c->call == IZ_CALL_BACKWARD;
     bool training = c->kind == IZ_FORWARD || backward;
-    a->at_batch =
-        first || last ? add(t, l->batch_handle, STARPU_R) : (signed char)-1;
+    bool batch = first || last || e->model->unit[u].reads_input;
+    a->at_batch = batch ? add(t, l->batch_handle, STARPU_R) : (signed char)-1;
     a->at_x = first ? -1 : add(t, l->boundary_handle[u - 1], STARPU_R);
     a->at_y = forward ? add(t, l->boundary_handle[u], STARPU_W) : -1;
     a->at_d = !backward ? -1

@@ -330,8 +330,9 @@ static void print_header(struct run *r)
            r->gemm_rate * 1e-9);
     print_place(r);
     iz_environment_print(stdout);
-    printf("      train %lld windows, output %s\n",
-           (long long)iz_data_windows(r->data, IZ_TRAIN), r->c.run.output);
+    printf("      train %lld %s, output %s\n",
+           (long long)iz_data_windows(r->data, IZ_TRAIN),
+           r->model->record.bytes ? "records" : "windows", r->c.run.output);
     if (warning[0])
         printf("warning: %s\n", warning);
     fflush(stdout);
@@ -340,8 +341,11 @@ static void print_header(struct run *r)
 static int open_data(struct run *r)
 {
     bool val = r->c.run.eval_batches > 0;
-    return iz_data_open(&r->data, &r->c.data, r->p->seq(r->p->section.target),
-                        r->model->vocab, r->c.run.seed, val);
+    if (r->model->record.bytes)
+        return iz_data_open_records(&r->data, &r->c.data, r->model,
+                                    r->c.run.seed, val);
+    return iz_data_open(&r->data, &r->c.data, r->model->tokens, r->model->vocab,
+                        r->c.run.seed, val);
 }
 
 static int open_engine(struct run *r)

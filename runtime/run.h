@@ -15,8 +15,6 @@ struct iz_program {
     /* Creates the model from section.target.  Negative errno, reason printed.
      */
     int (*open)(struct iz_model **out, const void *target);
-    /* Samples are windows of this many tokens, from section.target. */
-    int (*seq)(const void *target);
 };
 
 /* Returns the exit status. */

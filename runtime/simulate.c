@@ -157,9 +157,10 @@ static void report(const struct simulation *s)
     double peak = (double)s->machine.flops_per_s[e->plan.param_type];
     double up = (double)e->up_bytes / s->steps;
     double down = (double)e->down_bytes / s->steps;
-    printf("simulated on %s, rank 0 of %d: step %.4f s, %.0f tokens/s, "
+    printf("simulated on %s, rank 0 of %d: step %.4f s, %.0f %ss/s, "
            "%.2f TFLOP/s per rank",
-           s->machine.name, s->ranks, step, tokens, flops * 1e-12);
+           s->machine.name, s->ranks, step, tokens, s->model->item,
+           flops * 1e-12);
     if (e->plan.target.gpu)
         printf(" = %.1f %% of the machine's", 100 * flops / peak);
     printf("\n  a step moves %.1f MiB to the GPU, %.1f MiB to the host; "
@@ -173,14 +174,14 @@ static void report(const struct simulation *s)
                "between hosts shared in time; collectives cost N - 1 messages "
                "and (N - 1) / N of the bytes over the slowest link\n");
     printf("{\"simulation\": {\"machine\": \"%s\", \"ranks\": %d, "
-           "\"step_s\": %.9f, \"tokens_per_s\": %.3f, \"flop_per_s\": %.6g, "
+           "\"step_s\": %.9f, \"%ss_per_s\": %.3f, \"flop_per_s\": %.6g, "
            "\"up_bytes\": %.0f, \"down_bytes\": %.0f, \"tasks\": %lld, "
            "\"copies_hidden_percent\": %.3f, \"adam_hidden_percent\": %.3f, "
            "\"device_bytes\": %lld, \"host_bytes\": %lld, "
            "\"lost_spans\": %lld, \"limited_by\": \"%s\", "
            "\"task_hash\": \"%016llx\"}}\n",
-           s->machine.name, s->ranks, step, tokens, flops, up, down,
-           (long long)iz_graph_submitted(e->graph), hidden(s, link, 3),
+           s->machine.name, s->ranks, step, s->model->item, tokens, flops, up,
+           down, (long long)iz_graph_submitted(e->graph), hidden(s, link, 3),
            hidden(s, adam, 1), (long long)iz_plan_device_bytes(&e->plan),
            (long long)iz_plan_host_bytes(&e->plan), (long long)s->lost,
            iz_limit_names[limit], (unsigned long long)s->hash);

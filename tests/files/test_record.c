@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files of fixed-size records: what is read, in which order, and what is
+ * refused. */
+#include "tests/files/fixture.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/data.h"
+
+enum { BYTES = 3, TAGS = 5 };
+
+/* A record is a tag and its number in two bytes. */
+static const char *check(const void *self, const void *record)
+{
+    const unsigned char *r = record;
+
+    (void)self;
+    return r[0] < TAGS ? NULL : "its tag is not below 5";
+}
+
+/* Numbers of all samples first, then their tags: no sample's bytes lie
+ * together. */
+static void unpack(const void *self, const void *record, int64_t i, int64_t n,
+                   void *input, void *target)
+{
+    const unsigned char *r = record;
+
+    (void)self;
+    ((unsigned char *)input)[i] = r[1];
+    ((unsigned char *)input)[n + i] = r[2];
+    ((unsigned char *)target)[i] = r[0];
+}
+
+static const struct iz_model model = {.name = "tags",
+                                      .record = {BYTES, check, unpack}};
+static struct iz_data_config config;
+
+/* Records first to first + n - 1, and `more` bytes. */
+static const char *records(const char *name, int first, int n, int more)
+{
+    const char *path = in_folder(name);
+    FILE *f = fopen(path, "wb");
+
+    assert_non_null(f);
+    for (int i = first; i < first + n; i++) {
+        unsigned char r[BYTES] = {(unsigned char)(i % TAGS),
+                                  (unsigned char)(i % 256),
+                                  (unsigned char)(i / 256)};
+        fwrite(r, 1, BYTES, f);
+    }
+    fwrite("abcdef", 1, (size_t)more, f);
+    fclose(f);
+    return path;
+}
+
+static void use(const char *path, const char *val, double fraction)
+{
+    config = (struct iz_data_config){.val_fraction = fraction};
+    snprintf(config.path, sizeof config.path, "%s", path);
+    snprintf(config.val_path, sizeof config.val_path, "%s", val);
+}
+
+static struct iz_data *opened(uint64_t seed)
+{
+    struct iz_data *d = NULL;
+
+    assert_int_equal(iz_data_open_records(&d, &config, &model, seed, false), 0);
+    return d;
+}
+
+static void refused(bool need_val, const char *words)
+{
+    struct iz_data *d = NULL;
+
+    listen_begin();
+    assert_true(iz_data_open_records(&d, &config, &model, 1, need_val) < 0);
+    listen_end();
+    assert_null(d);
+    assert_said(words);
+}
+
+/* The number of one sample, after a look at its tag. */
+static int number(const struct iz_data *d, enum iz_split s, int64_t i)
+{
+    unsigned char input[2], target;
+    int n;
+
+    iz_data_batch(d, s, i, 1, input, &target);
+    n = input[0] + 256 * input[1];
+    assert_int_equal(target, n % TAGS);
+    return n;
+}
+
+static void every_record_comes_once_an_epoch(void **state)
+{
+    (void)state;
+    for (int n = 1; n <= 300; n += 1 + n / 4) {
+        struct iz_data *d;
+
+        use(records("r", 0, n, 0), "", 0);
+        d = opened(random_next());
+        assert_int_equal(iz_data_windows(d, IZ_TRAIN), n);
+        for (int epoch = 0; epoch < 2; epoch++) {
+            char seen[300] = {0};
+
+            for (int i = 0; i < n; i++)
+                seen[number(d, IZ_TRAIN, epoch * n + i)]++;
+            for (int i = 0; i < n; i++)
+                assert_int_equal(seen[i], 1);
+        }
+        iz_data_close(&d);
+    }
+}
+
+static void epochs_and_seeds_have_orders_of_their_own(void **state)
+{
+    enum { N = 100 };
+    struct iz_data *a, *b;
+    int same = 0, again = 0;
+
+    (void)state;
+    use(records("r", 0, N, 0), "", 0);
+    a = opened(1);
+    b = opened(2);
+    for (int i = 0; i < N; i++) {
+        same += number(a, IZ_TRAIN, i) == number(b, IZ_TRAIN, i);
+        again += number(a, IZ_TRAIN, i) == number(a, IZ_TRAIN, N + i);
+    }
+    assert_true(same < N / 4 && again < N / 4);
+    iz_data_close(&a);
+    iz_data_close(&b);
+}
+
+static void the_last_records_are_for_validation(void **state)
+{
+    struct iz_data *d;
+
+    (void)state;
+    use(records("r", 0, 100, 0), "", 0.2);
+    d = opened(1);
+    assert_int_equal(iz_data_windows(d, IZ_TRAIN), 80);
+    assert_int_equal(iz_data_windows(d, IZ_VAL), 20);
+    for (int i = 0; i < 160; i++)
+        assert_true(number(d, IZ_TRAIN, i) < 80);
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(number(d, IZ_VAL, i), 80 + i % 20);
+    iz_data_close(&d);
+}
+
+static void a_batch_is_its_samples_side_by_side(void **state)
+{
+    enum { N = 7 };
+    unsigned char input[2 * N], target[N];
+    struct iz_data *d;
+
+    (void)state;
+    use(records("r", 0, 400, 0), "", 0);
+    d = opened(3);
+    iz_data_batch(d, IZ_TRAIN, 395, N, input, target);
+    for (int i = 0; i < N; i++) {
+        int want = number(d, IZ_TRAIN, 395 + i);
+
+        assert_int_equal(input[i] + 256 * input[N + i], want);
+        assert_int_equal(target[i], want % TAGS);
+    }
+    iz_data_close(&d);
+}
+
+static void several_files_are_one_stream(void **state)
+{
+    char list[256];
+    struct iz_data *d;
+
+    (void)state;
+    records("b", 30, 12, 0);
+    snprintf(list, sizeof list, "%s,%s", records("a", 0, 30, 0),
+             in_folder("b"));
+    use(list, records("v", 500, 4, 0), 0);
+    d = opened(1);
+    assert_int_equal(iz_data_windows(d, IZ_TRAIN), 42);
+    assert_int_equal(number(d, IZ_VAL, 5), 501);
+    for (int i = 0, sum = 0; i < 42; i++) {
+        sum += number(d, IZ_TRAIN, i);
+        assert_true(i < 41 || sum == 42 * 41 / 2);
+    }
+    iz_data_close(&d);
+}
+
+static void a_wrong_file_is_named(void **state)
+{
+    FILE *f;
+
+    (void)state;
+    use(records("r", 0, 10, 2), "", 0);
+    refused(false, "32 bytes, which is no multiple of the 3 of a record");
+    use(records("r", 0, 10, 3), "", 0); /* 'a' is no tag */
+    refused(false, "record 10: its tag is not below 5");
+    use(in_folder("none"), "", 0);
+    refused(false, "No such file");
+    f = fopen(in_folder("empty"), "wb");
+    fclose(f);
+    use(in_folder("empty"), "", 0);
+    refused(false, "is empty");
+    use(records("r", 0, 1, 0), "", 0.5);
+    refused(true, "0 records for validation");
+    use(records("r", 0, 9, 0), "", 0);
+    config.bytes = true;
+    refused(false, "data.bytes");
+}
+
+#define CASE(f) cmocka_unit_test_setup_teardown(f, make_folder, remove_folder)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(every_record_comes_once_an_epoch),
+        CASE(epochs_and_seeds_have_orders_of_their_own),
+        CASE(the_last_records_are_for_validation),
+        CASE(a_batch_is_its_samples_side_by_side),
+        CASE(several_files_are_one_stream),
+        CASE(a_wrong_file_is_named),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
