@@ -4,63 +4,18 @@
 #include "models/gpt2.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 
 #include "codelets/ops.h"
+#include "models/block.h"
+#include "models/parts.h"
 #include "runtime/run.h"
 
-#define INIT_STD 0.02f
 /* Larger widths, depths or vocabularies are typing errors. */
 #define MOST (1 << 24)
 
 enum kind { KIND_EMBED, KIND_BLOCK, KIND_HEAD };
-
-/* Parameters of a block in the order of its list. */
-enum {
-    LN_1 = 0,
-    C_ATTN = 2,
-    ATTN_PROJ = 4,
-    LN_2 = 6,
-    C_FC = 8,
-    MLP_PROJ = 10,
-    BLOCK_PARAMS = 12
-};
-
-/* Parameters of the head: ln_f, then the tied wte. */
-enum { LN_F = 0, HEAD_PARAMS = 2, HEAD_WTE = 2 };
-
-/* A boundary tensor [samples, T*C] as [M,C]. */
-static struct iz_view tokens(struct iz_view v, int width)
-{
-    v.rows = iz_view_len(v) / width;
-    v.cols = width;
-    return v;
-}
-
-/* Weight i and bias i + 1 of the unit; gradients in backward only. */
-static struct iz_linear linear(const struct iz_layer *a, int i)
-{
-    struct iz_linear l = {.w = a->w[i], .b = a->w[i + 1]};
-
-    if (a->dw) {
-        l.dw = a->dw[i];
-        l.db = a->dw[i + 1];
-    }
-    return l;
-}
-
-static struct iz_norm norm(const struct iz_layer *a, int i)
-{
-    struct iz_norm n = {.w = a->w[i], .b = a->w[i + 1]};
-
-    if (a->dw) {
-        n.dw = a->dw[i];
-        n.db = a->dw[i + 1];
-    }
-    return n;
-}
 
 static void embed_forward(struct iz_exec *x, const struct iz_layer *a)
 {
@@ -76,191 +31,54 @@ static void embed_backward(struct iz_exec *x, const struct iz_layer *a)
     iz_embedding_bwd(x, a->dw[0], a->dw[1], tokens(a->dy, c->width), a->input);
 }
 
-/* What a block keeps for its backward, 9 C + small per token; outputs of the
- * norms and of GELU are computed again.  Backward overwrites u. */
-struct block {
-    struct iz_attention attn;
-    struct iz_norm ln_1, ln_2;
-    struct iz_view x2; /* [M,C] after attention */
-    struct iz_view u;  /* [M,4C] before GELU */
-};
-
-static struct block block_saves(struct iz_exec *x, const struct iz_layer *a)
+static struct iz_block shape(const struct iz_gpt2_config *c)
 {
-    const struct iz_gpt2_config *c = a->self;
-    int64_t m = (int64_t)a->samples * c->seq, w = c->width;
-    int64_t heads = (int64_t)a->samples * c->heads;
-    struct block b = {.ln_1 = norm(a, LN_1), .ln_2 = norm(a, LN_2)};
-
-    b.ln_1.mean = iz_save(x, IZ_F32, m, 1);
-    b.ln_1.rstd = iz_save(x, IZ_F32, m, 1);
-    b.attn.qkv = iz_save(x, x->act, m, 3 * w);
-    b.attn.o = iz_save(x, x->act, m, w);
-    b.attn.lse = iz_save(x, IZ_F32, heads, c->seq);
-    b.attn.seq = c->seq;
-    b.attn.heads = c->heads;
-    b.x2 = iz_save(x, x->act, m, w);
-    b.ln_2.mean = iz_save(x, IZ_F32, m, 1);
-    b.ln_2.rstd = iz_save(x, IZ_F32, m, 1);
-    b.u = iz_save(x, x->act, m, 4 * w);
-    return b;
+    return (struct iz_block){.layers = c->layers,
+                             .heads = c->heads,
+                             .width = c->width,
+                             .hidden = 4 * c->width,
+                             .seq = c->seq};
 }
 
 static void block_forward(struct iz_exec *x, const struct iz_layer *a)
 {
-    const struct iz_gpt2_config *c = a->self;
-    struct block b = block_saves(x, a);
-    struct iz_linear c_attn = linear(a, C_ATTN), proj = linear(a, ATTN_PROJ);
-    struct iz_linear c_fc = linear(a, C_FC), mlp = linear(a, MLP_PROJ);
-    struct iz_view in = tokens(a->x, c->width), out = tokens(a->y, c->width);
-    int64_t mark = iz_work_mark(x);
-    struct iz_view h = iz_work(x, x->act, in.rows, c->width); /* [M,C] */
-    struct iz_view g;
+    struct iz_block b = shape(a->self);
 
-    iz_layernorm_fwd(x, h, in, &b.ln_1);
-    iz_matmul_fwd(x, b.attn.qkv, IZ_NONE, h, &c_attn); /* [M,3C] */
-    iz_attention_fwd(x, &b.attn);                      /* [M,C] */
-    iz_matmul_fwd(x, b.x2, in, b.attn.o, &proj);       /* [M,C] */
-    iz_layernorm_fwd(x, h, b.x2, &b.ln_2);
-    iz_matmul_fwd(x, b.u, IZ_NONE, h, &c_fc); /* [M,4C] */
-    iz_work_release(x, mark);
-    g = iz_work(x, x->act, in.rows, 4 * c->width);
-    iz_gelu_fwd(x, g, b.u);
-    iz_matmul_fwd(x, out, b.x2, g, &mlp); /* [M,C] */
-    iz_work_release(x, mark);
-}
-
-/* dx2 = dy + the gradient through ln_2 and the MLP, into `dx`. */
-static void mlp_backward(struct iz_exec *x, const struct iz_layer *a,
-                         const struct block *b, struct iz_view dx,
-                         struct iz_view dy)
-{
-    struct iz_linear c_fc = linear(a, C_FC), proj = linear(a, MLP_PROJ);
-    int64_t mark = iz_work_mark(x);
-    struct iz_view du = iz_work(x, x->act, b->u.rows, b->u.cols); /* [M,4C] */
-    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols);      /* [M,C] */
-
-    iz_matmul_da(x, du, dy, &proj);
-    iz_gelu_bwd(x, du, b->u, du, b->u); /* u becomes gelu(u) */
-    iz_matmul_dw(x, dy, b->u, &proj);
-    iz_layernorm_again(x, h, b->x2, &b->ln_2);
-    iz_matmul_dw(x, du, h, &c_fc);
-    iz_matmul_da(x, h, du, &c_fc); /* h becomes its own gradient */
-    iz_layernorm_bwd(x, dx, dy, h, b->x2, &b->ln_2);
-    iz_work_release(x, mark);
-}
-
-/* dx = dx2 + the gradient through ln_1 and attention, dx2 being in `dx`. */
-static void attention_backward(struct iz_exec *x, const struct iz_layer *a,
-                               const struct block *b, struct iz_view dx,
-                               struct iz_view in)
-{
-    struct iz_linear c_attn = linear(a, C_ATTN), proj = linear(a, ATTN_PROJ);
-    int64_t mark = iz_work_mark(x);
-    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
-    struct iz_view dqkv = iz_work(x, x->act, dx.rows, 3 * dx.cols);
-
-    iz_matmul_dw(x, dx, b->attn.o, &proj);
-    iz_matmul_da(x, h, dx, &proj);
-    iz_attention_bwd(x, dqkv, h, &b->attn); /* [M,3C] */
-    iz_layernorm_again(x, h, in, &b->ln_1);
-    iz_matmul_dw(x, dqkv, h, &c_attn);
-    iz_matmul_da(x, h, dqkv, &c_attn);
-    iz_layernorm_bwd(x, dx, dx, h, in, &b->ln_1);
-    iz_work_release(x, mark);
+    iz_block_forward(x, a, &b);
 }
 
 static void block_backward(struct iz_exec *x, const struct iz_layer *a)
 {
-    const struct iz_gpt2_config *c = a->self;
-    struct block b = block_saves(x, a);
-    struct iz_view dx = tokens(a->dx, c->width);
+    struct iz_block b = shape(a->self);
 
-    mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
-    attention_backward(x, a, &b, dx, tokens(a->x, c->width));
+    iz_block_backward(x, a, &b);
 }
 
-/* h = ln_f(in) in scratch; n gets the statistics. */
-static struct iz_view head_norm(struct iz_exec *x, struct iz_norm *n,
-                                struct iz_view in)
+static int width_of(const struct iz_layer *a)
 {
-    struct iz_view h = iz_work(x, x->act, in.rows, in.cols);
-
-    n->mean = iz_work(x, IZ_F32, in.rows, 1);
-    n->rstd = iz_work(x, IZ_F32, in.rows, 1);
-    iz_layernorm_fwd(x, h, in, n);
-    return h;
+    return ((const struct iz_gpt2_config *)a->self)->width;
 }
 
 static void head_backward(struct iz_exec *x, const struct iz_layer *a)
 {
-    const struct iz_gpt2_config *c = a->self;
-    int64_t mark = iz_work_mark(x);
-    struct iz_view in = tokens(a->x, c->width);
-    struct iz_norm n = norm(a, LN_F);
-    struct iz_view h = head_norm(x, &n, in); /* [M,C] */
-    struct iz_classifier k = {.a = h,
-                              .w = a->w[HEAD_WTE],
-                              .target = a->target,
-                              .da = h,
-                              .dw = a->dw[HEAD_WTE],
-                              .loss_scale = a->loss_scale,
-                              .loss = a->loss};
-
-    iz_classifier_bwd(x, &k);
-    iz_layernorm_bwd(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
-    iz_work_release(x, mark);
+    iz_head_backward(x, a, width_of(a));
 }
 
 static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
-    const struct iz_gpt2_config *c = a->self;
-    int64_t mark = iz_work_mark(x);
-    struct iz_norm n = norm(a, LN_F);
-    struct iz_view h = head_norm(x, &n, tokens(a->x, c->width));
-    struct iz_classifier k = {
-        .a = h, .w = a->w[HEAD_WTE], .target = a->target, .loss = a->loss};
-
-    iz_classifier_fwd(x, &k);
-    iz_work_release(x, mark);
+    iz_head_evaluate(x, a, width_of(a));
 }
 
 static void head_generate(struct iz_exec *x, const struct iz_layer *a)
 {
-    const struct iz_gpt2_config *c = a->self;
-    int64_t mark = iz_work_mark(x);
-    struct iz_norm n = norm(a, LN_F);
-    struct iz_view in = iz_view_rows(tokens(a->x, c->width), a->row, 1);
-    struct iz_linear l = {.w = a->w[HEAD_WTE], .out_in = true};
-    struct iz_view logits = {a->logits, IZ_F32, 1, c->vocab};
-
-    iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, &n, in), &l);
-    iz_work_release(x, mark);
-}
-
-static struct iz_param weight(const char *name, int64_t rows, int64_t cols,
-                              float std)
-{
-    struct iz_param p = {
-        .rows = rows, .cols = cols, .init = IZ_INIT_NORMAL, .std = std};
-
-    snprintf(p.name, sizeof p.name, "%s", name);
-    return p;
-}
-
-static struct iz_param vector(const char *name, int64_t n, enum iz_init init)
-{
-    struct iz_param p = {.rows = 1, .cols = n, .init = init};
-
-    snprintf(p.name, sizeof p.name, "%s", name);
-    return p;
+    iz_head_generate(x, a, width_of(a));
 }
 
 static int embed_open(struct iz_unit *u, const struct iz_gpt2_config *c)
 {
     const struct iz_param list[] = {
-        weight("wte.weight", c->vocab, c->width, INIT_STD),
-        weight("wpe.weight", c->seq, c->width, INIT_STD),
+        weight("wte.weight", c->vocab, c->width, IZ_BLOCK_STD),
+        weight("wpe.weight", c->seq, c->width, IZ_BLOCK_STD),
     };
 
     snprintf(u->name, sizeof u->name, "embed");
@@ -271,25 +89,16 @@ static int embed_open(struct iz_unit *u, const struct iz_gpt2_config *c)
     return iz_unit_params(u, list, 2, "");
 }
 
+static const struct iz_block_names names = {.norm_1 = "ln_1",
+                                            .qkv = "attn.c_attn",
+                                            .attn_proj = "attn.c_proj",
+                                            .norm_2 = "ln_2",
+                                            .fc = "mlp.c_fc",
+                                            .mlp_proj = "mlp.c_proj"};
+
 static int block_open(struct iz_unit *u, const struct iz_gpt2_config *c, int i)
 {
-    int64_t w = c->width;
-    /* So that the sum over all residual additions keeps its variance. */
-    float residual = INIT_STD / sqrtf(2 * (float)c->layers);
-    const struct iz_param list[BLOCK_PARAMS] = {
-        vector("ln_1.weight", w, IZ_INIT_ONE),
-        vector("ln_1.bias", w, IZ_INIT_ZERO),
-        weight("attn.c_attn.weight", w, 3 * w, INIT_STD),
-        vector("attn.c_attn.bias", 3 * w, IZ_INIT_ZERO),
-        weight("attn.c_proj.weight", w, w, residual),
-        vector("attn.c_proj.bias", w, IZ_INIT_ZERO),
-        vector("ln_2.weight", w, IZ_INIT_ONE),
-        vector("ln_2.bias", w, IZ_INIT_ZERO),
-        weight("mlp.c_fc.weight", w, 4 * w, INIT_STD),
-        vector("mlp.c_fc.bias", 4 * w, IZ_INIT_ZERO),
-        weight("mlp.c_proj.weight", 4 * w, w, residual),
-        vector("mlp.c_proj.bias", w, IZ_INIT_ZERO),
-    };
+    struct iz_block b = shape(c);
     char prefix[32];
 
     snprintf(u->name, sizeof u->name, "h.%d", i);
@@ -298,12 +107,12 @@ static int block_open(struct iz_unit *u, const struct iz_gpt2_config *c, int i)
     u->out_elems = (int64_t)c->seq * c->width;
     u->forward = block_forward;
     u->backward = block_backward;
-    return iz_unit_params(u, list, BLOCK_PARAMS, prefix);
+    return iz_block_params(u, &b, &names, prefix);
 }
 
 static int head_open(struct iz_unit *u, const struct iz_gpt2_config *c)
 {
-    const struct iz_param list[HEAD_PARAMS] = {
+    const struct iz_param list[] = {
         vector("ln_f.weight", c->width, IZ_INIT_ONE),
         vector("ln_f.bias", c->width, IZ_INIT_ZERO),
     };
@@ -315,7 +124,7 @@ static int head_open(struct iz_unit *u, const struct iz_gpt2_config *c)
     u->backward = head_backward;
     u->evaluate = head_evaluate;
     u->generate = head_generate;
-    return iz_unit_params(u, list, HEAD_PARAMS, "");
+    return iz_unit_params(u, list, IZ_HEAD_MATRIX, "");
 }
 
 static int check(const struct iz_gpt2_config *c)

@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "codelets/ops.h"
+#include "models/parts.h"
 #include "runtime/run.h"
 
 #define INIT_STD 0.02f
@@ -30,14 +31,6 @@ enum { AUTO, LLAMA, MISTRAL, QWEN2, QWEN3 };
 /* Parameters of the head: its norm, then the matrix, its own or the tied one.
  */
 enum { HEAD_NORM, HEAD_MATRIX };
-
-/* A boundary tensor [samples, T*C] as [M,C]. */
-static struct iz_view tokens(struct iz_view v, int width)
-{
-    v.rows = iz_view_len(v) / width;
-    v.cols = width;
-    return v;
-}
 
 /* Parameter i of the unit; its gradient in backward only. */
 static struct iz_linear linear(const struct iz_layer *a, int i)
@@ -321,24 +314,6 @@ static void head_generate(struct iz_exec *x, const struct iz_layer *a)
 
     iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, &n, in), &l);
     iz_work_release(x, mark);
-}
-
-static struct iz_param weight(const char *name, int64_t rows, int64_t cols,
-                              float std)
-{
-    struct iz_param p = {
-        .rows = rows, .cols = cols, .init = IZ_INIT_NORMAL, .std = std};
-
-    snprintf(p.name, sizeof p.name, "%s", name);
-    return p;
-}
-
-static struct iz_param vector(const char *name, int64_t n, enum iz_init init)
-{
-    struct iz_param p = {.rows = 1, .cols = n, .init = init};
-
-    snprintf(p.name, sizeof p.name, "%s", name);
-    return p;
 }
 
 static int embed_open(struct iz_unit *u, const struct iz_llama_config *c)

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Small things that every model says: views of its tensors, descriptions of its
+ * parameters. */
+#ifndef IZ_MODELS_PARTS_H
+#define IZ_MODELS_PARTS_H
+
+#include <stdio.h>
+
+#include "codelets/layer.h"
+#include "codelets/ops.h"
+
+/* A boundary tensor [samples, T*C] as [M,C]. */
+static inline struct iz_view tokens(struct iz_view v, int width)
+{
+    v.rows = iz_view_len(v) / width;
+    v.cols = width;
+    return v;
+}
+
+/* Weight i and bias i + 1 of the unit; gradients in backward only. */
+static inline struct iz_linear affine(const struct iz_layer *a, int i)
+{
+    struct iz_linear l = {.w = a->w[i], .b = a->w[i + 1]};
+
+    if (a->dw) {
+        l.dw = a->dw[i];
+        l.db = a->dw[i + 1];
+    }
+    return l;
+}
+
+static inline struct iz_param weight(const char *name, int64_t rows,
+                                     int64_t cols, float std)
+{
+    struct iz_param p = {
+        .rows = rows, .cols = cols, .init = IZ_INIT_NORMAL, .std = std};
+
+    snprintf(p.name, sizeof p.name, "%s", name);
+    return p;
+}
+
+static inline struct iz_param vector(const char *name, int64_t n,
+                                     enum iz_init init)
+{
+    struct iz_param p = {.rows = 1, .cols = n, .init = init};
+
+    snprintf(p.name, sizeof p.name, "%s", name);
+    return p;
+}
+
+#endif
