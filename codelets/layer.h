@@ -97,6 +97,9 @@ struct iz_model {
     int tokens, vocab;
     struct iz_record record;
     const char *item; /* what is counted per second: "token", "image" */
+    /* Rows of embedding tables, and how many of them a sample reads; 0: none
+     * that is worth a line in the plan. */
+    int64_t table_rows, table_reads;
     void (*close)(struct iz_model *m);
 };
 

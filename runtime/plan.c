@@ -438,6 +438,21 @@ int64_t iz_plan_buffers(const struct iz_plan *p)
     return n;
 }
 
+/* Rows of a table are parameters like others: all of them are gathered, reduced
+ * and updated, whether a step reads them or not. */
+static void print_tables(const struct iz_plan *p, const struct iz_model *m,
+                         FILE *out)
+{
+    int64_t rows = m->table_rows, samples = p->samples * p->slices;
+    int64_t read = samples * p->micro_batches * p->ranks * m->table_reads;
+    read = min64(read, rows);
+    fprintf(out,
+            "      %.2fM rows of tables: a step reads at most %lld of them "
+            "(%.3g %%), all are moved and updated\n",
+            (double)rows / 1e6, (long long)read,
+            100 * (double)read / (double)rows);
+}
+
 void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
 {
     int64_t n = 0;
@@ -456,5 +471,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
             p->slices, p->slices > 1 ? "s" : "", p->samples,
             p->samples > 1 ? "s" : "", p->target.workers,
             p->target.workers > 1 ? "s" : "", p->ring[0].params);
+    if (m->table_rows)
+        print_tables(p, m, out);
     iz_bytes_print(&p->bytes, out);
 }
