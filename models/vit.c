@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The vision transformer, for the classification of images.  T = 1 + patches of
+ * an image, M = samples * T rows, C = width, K = numbers of a patch. */
+#include "models/vit.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "codelets/ops.h"
+#include "models/block.h"
+#include "models/parts.h"
+#include "runtime/run.h"
+
+/* Larger widths or depths are typing errors; a label is a byte. */
+#define MOST (1 << 20)
+#define LABELS 256
+
+enum kind { KIND_EMBED, KIND_BLOCK, KIND_HEAD };
+
+/* What a row of the first block is: the token whose output is classified, or a
+ * patch.  Each has a learned vector, which for patches is a bias. */
+enum { CLASS_TOKEN, PATCH_TOKEN, TOKENS };
+
+/* Parameters of the embedding. */
+enum { TOKEN = 0, POSITION = 1, PATCH = 2, EMBED_PARAMS = 3 };
+
+static int patches(const struct iz_vit_config *c)
+{
+    return c->image / c->patch * (c->image / c->patch);
+}
+
+static int rows(const struct iz_vit_config *c)
+{
+    return 1 + patches(c);
+}
+
+static int numbers(const struct iz_vit_config *c)
+{
+    return c->channels * c->patch * c->patch;
+}
+
+/* ---- samples ---- */
+
+/* The input of n samples: int32 [n T], what each row is; then fp32 [n T,K], the
+ * patches, with zeros for the class tokens. */
+static float *pixels(const void *input, const struct iz_vit_config *c,
+                     int64_t samples)
+{
+    return input ? (float *)((int32_t *)(uintptr_t)input + samples * rows(c))
+                 : NULL;
+}
+
+static const char *check_record(const void *self, const void *record)
+{
+    const struct iz_vit_config *c = self;
+
+    return *(const unsigned char *)record < c->classes
+               ? NULL
+               : "its label is not below model.classes";
+}
+
+/* One patch of an image, channel by channel and row by row, in [-1, 1]. */
+static void unpack_patch(float *to, const unsigned char *image,
+                         const struct iz_vit_config *c, int patch)
+{
+    int side = c->image / c->patch;
+    int64_t row = patch / side * c->patch, col = patch % side * c->patch;
+
+    for (int64_t k = 0; k < c->channels; k++)
+        for (int64_t y = row; y < row + c->patch; y++)
+            for (int64_t x = col; x < col + c->patch; x++)
+                *to++ =
+                    (float)image[(k * c->image + y) * c->image + x] / 127.5f -
+                    1;
+}
+
+/* Only the class token has a target: the label. */
+static void unpack(const void *self, const void *record, int64_t i, int64_t n,
+                   void *input, void *target)
+{
+    const struct iz_vit_config *c = self;
+    const unsigned char *r = record;
+    int64_t t = rows(c), k = numbers(c);
+    int32_t *token = (int32_t *)input + i * t, *label = target;
+    float *to = pixels(input, c, n) + i * t * k;
+
+    label += i * t;
+    token[0] = CLASS_TOKEN;
+    label[0] = r[0];
+    memset(to, 0, (size_t)k * sizeof *to);
+    for (int p = 0; p < patches(c); p++) {
+        token[1 + p] = PATCH_TOKEN;
+        label[1 + p] = -1;
+        unpack_patch(to + (1 + p) * k, r + 1, c, p);
+    }
+}
+
+/* ---- layers ---- */
+
+/* The patches in the type of activations, in scratch. */
+static struct iz_view patch_rows(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_vit_config *c = a->self;
+    struct iz_view in = {.p = pixels(a->input, c, a->samples),
+                         .dtype = IZ_F32,
+                         .rows = (int64_t)a->samples * rows(c),
+                         .cols = numbers(c)};
+    struct iz_view out = iz_work(x, x->act, in.rows, in.cols);
+
+    iz_convert(x, out, in);
+    return out;
+}
+
+static void embed_forward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_vit_config *c = a->self;
+    struct iz_view y = tokens(a->y, c->width);
+    struct iz_linear l = {.w = a->w[PATCH]};
+    int64_t mark = iz_work_mark(x);
+
+    iz_embedding_fwd(x, y, a->input, a->w[TOKEN], a->w[POSITION]);
+    iz_matmul_fwd(x, y, y, patch_rows(x, a), &l);
+    iz_work_release(x, mark);
+}
+
+static void embed_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_vit_config *c = a->self;
+    struct iz_view dy = tokens(a->dy, c->width);
+    struct iz_linear l = {.w = a->w[PATCH], .dw = a->dw[PATCH]};
+    int64_t mark = iz_work_mark(x);
+
+    iz_embedding_bwd(x, a->dw[TOKEN], a->dw[POSITION], dy, a->input);
+    iz_matmul_dw(x, dy, patch_rows(x, a), &l);
+    iz_work_release(x, mark);
+}
+
+static struct iz_block shape(const struct iz_vit_config *c)
+{
+    return (struct iz_block){.layers = c->layers,
+                             .heads = c->heads,
+                             .width = c->width,
+                             .hidden = c->hidden,
+                             .seq = rows(c),
+                             .full = true};
+}
+
+static void block_forward(struct iz_exec *x, const struct iz_layer *a)
+{
+    struct iz_block b = shape(a->self);
+
+    iz_block_forward(x, a, &b);
+}
+
+static void block_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    struct iz_block b = shape(a->self);
+
+    iz_block_backward(x, a, &b);
+}
+
+static int width_of(const struct iz_layer *a)
+{
+    return ((const struct iz_vit_config *)a->self)->width;
+}
+
+static void head_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    iz_head_backward(x, a, width_of(a));
+}
+
+static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
+{
+    iz_head_evaluate(x, a, width_of(a));
+}
+
+/* ---- units ---- */
+
+static int embed_open(struct iz_unit *u, const struct iz_vit_config *c)
+{
+    const struct iz_param list[EMBED_PARAMS] = {
+        weight("token", TOKENS, c->width, IZ_BLOCK_STD),
+        weight("position", rows(c), c->width, IZ_BLOCK_STD),
+        weight("patch", numbers(c), c->width, IZ_BLOCK_STD),
+    };
+
+    snprintf(u->name, sizeof u->name, "embed");
+    u->kind = KIND_EMBED;
+    u->out_elems = (int64_t)rows(c) * c->width;
+    u->forward = embed_forward;
+    u->backward = embed_backward;
+    return iz_unit_params(u, list, EMBED_PARAMS, "embed.");
+}
+
+static const struct iz_block_names names = {.norm_1 = "norm1",
+                                            .qkv = "attn.qkv",
+                                            .attn_proj = "attn.proj",
+                                            .norm_2 = "norm2",
+                                            .fc = "mlp.fc1",
+                                            .mlp_proj = "mlp.fc2"};
+
+static int block_open(struct iz_unit *u, const struct iz_vit_config *c, int i)
+{
+    struct iz_block b = shape(c);
+    char prefix[32];
+
+    snprintf(u->name, sizeof u->name, "blocks.%d", i);
+    snprintf(prefix, sizeof prefix, "blocks.%d.", i);
+    u->kind = KIND_BLOCK;
+    u->out_elems = (int64_t)rows(c) * c->width;
+    u->forward = block_forward;
+    u->backward = block_backward;
+    return iz_block_params(u, &b, &names, prefix);
+}
+
+static int head_open(struct iz_unit *u, const struct iz_vit_config *c)
+{
+    const struct iz_param list[] = {
+        vector("norm.weight", c->width, IZ_INIT_ONE),
+        vector("norm.bias", c->width, IZ_INIT_ZERO),
+        weight("head.weight", c->classes, c->width, IZ_BLOCK_STD),
+    };
+
+    snprintf(u->name, sizeof u->name, "head");
+    u->kind = KIND_HEAD;
+    u->backward = head_backward;
+    u->evaluate = head_evaluate;
+    return iz_unit_params(u, list, IZ_HEAD_MATRIX + 1, "");
+}
+
+static int check_sizes(const struct iz_vit_config *c)
+{
+    const struct {
+        const char *name;
+        int value, most;
+    } field[] = {
+        {"layers", c->layers, MOST},   {"heads", c->heads, MOST},
+        {"width", c->width, MOST},     {"hidden", c->hidden, MOST},
+        {"image", c->image, 8192},     {"patch", c->patch, 1024},
+        {"channels", c->channels, 64}, {"classes", c->classes, LABELS}};
+
+    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
+        if (field[i].value < 1 || field[i].value > field[i].most) {
+            fprintf(stderr, "vit: %s = %d: must be in 1..%d\n", field[i].name,
+                    field[i].value, field[i].most);
+            return -EINVAL;
+        }
+    return 0;
+}
+
+static int check(const struct iz_vit_config *c)
+{
+    if (check_sizes(c))
+        return -EINVAL;
+    if (c->width % c->heads) {
+        fprintf(stderr, "vit: width %d is not divisible by heads = %d\n",
+                c->width, c->heads);
+        return -EINVAL;
+    }
+    if (c->image % c->patch) {
+        fprintf(stderr, "vit: image %d is not divisible by patch = %d\n",
+                c->image, c->patch);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+static int open_units(struct iz_model *m, const struct iz_vit_config *c)
+{
+    int rc = embed_open(&m->unit[0], c);
+
+    for (int i = 0; rc == 0 && i < c->layers; i++)
+        rc = block_open(&m->unit[1 + i], c, i);
+    return rc ? rc : head_open(&m->unit[1 + c->layers], c);
+}
+
+int iz_vit_open(struct iz_model **out, const struct iz_vit_config *given)
+{
+    struct iz_vit_config c = *given;
+    int rc;
+
+    *out = NULL;
+    if (c.hidden == 0 && c.width > 0 && c.width <= MOST / 4)
+        c.hidden = 4 * c.width;
+    rc = check(&c);
+    if (rc)
+        return rc;
+    rc = iz_model_open(out, "vit", c.layers + 2, sizeof c);
+    if (rc)
+        goto fail;
+    *(struct iz_vit_config *)(*out)->self = c;
+    (*out)->input_bytes = (int64_t)rows(&c) * (4 + 4 * (int64_t)numbers(&c));
+    (*out)->target_bytes = (int64_t)rows(&c) * 4;
+    (*out)->item = "image";
+    (*out)->record = (struct iz_record){
+        .bytes = 1 + (int64_t)c.channels * c.image * c.image,
+        .check = check_record,
+        .unpack = unpack,
+    };
+    rc = open_units(*out, &c);
+    if (rc)
+        goto fail;
+    return 0;
+fail:
+    fprintf(stderr, "vit: no memory for a model of %d layers\n", c.layers);
+    iz_model_close(out);
+    return rc;
+}
+
+/* ---- the program ---- */
+
+static struct iz_vit_config config;
+
+#define FIELD(f, most)                                                         \
+    IZ_KEY_INT, offsetof(struct iz_vit_config, f), sizeof(int), 1, most, NULL
+
+static const struct iz_key keys[] = {
+    {"layers", FIELD(layers, MOST), "12", "Transformer blocks."},
+    {"heads", FIELD(heads, MOST), "12", "Attention heads of a block."},
+    {"width", FIELD(width, MOST), "768", "Channels; a multiple of heads."},
+    {"hidden", IZ_KEY_INT, offsetof(struct iz_vit_config, hidden), sizeof(int),
+     0, MOST, NULL, "0", "Hidden channels of the MLP; 0: 4 width."},
+    {"image", FIELD(image, 8192), "224",
+     "Pixels of a side; a multiple of patch."},
+    {"patch", FIELD(patch, 1024), "16", "Pixels of a side of a patch."},
+    {"channels", FIELD(channels, 64), "3", "Colours of a pixel."},
+    {"classes", FIELD(classes, LABELS), "10", "Different labels."},
+    {0},
+};
+
+#define SHAPE(l, h, w, p)                                                      \
+    "{\"layers\": " #l ", \"heads\": " #h ", \"width\": " #w                   \
+    ", \"patch\": " #p ", \"image\": 224}"
+
+static const struct iz_preset presets[] = {
+    {"tiny",
+     "{\"layers\": 2, \"heads\": 2, \"width\": 32, \"image\": 8, "
+     "\"patch\": 4, \"channels\": 1}",
+     "for tests"},
+    {"vit-b16", SHAPE(12, 12, 768, 16), "ViT-Base, patches of 16 pixels"},
+    {"vit-l16", SHAPE(24, 16, 1024, 16), "ViT-Large, patches of 16 pixels"},
+    {"vit-h14", SHAPE(32, 16, 1280, 14), "ViT-Huge, patches of 14 pixels"},
+    {0},
+};
+
+static int open_program(struct iz_model **out, const void *target)
+{
+    return iz_vit_open(out, target);
+}
+
+const struct iz_program iz_program = {
+    .name = "vit",
+    .about = "trains vision transformers to classify images",
+    .section = {.keys = keys, .target = &config, .presets = presets},
+    .open = open_program,
+};

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See twin.h. */
+#include "tests/model/twin.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/adamw.h"
+
+static int first_param(const struct iz_model *m, int unit)
+{
+    int n = 0;
+
+    for (int u = 0; u < unit; u++)
+        n += m->unit[u].n_params;
+    return n;
+}
+
+static void fill_params(struct twin *t, double scale)
+{
+    for (int u = 0, k = 0; u < t->m->n_units; u++)
+        for (int i = 0; i < t->m->unit[u].n_params; i++, k++) {
+            const struct iz_param *p = &t->m->unit[u].param[i];
+
+            assert_true(k < TWIN_PARAMS);
+            t->w[k] = tensor_new(t->type, p->rows, p->cols,
+                                 p->rows == 1 ? 0.5 : scale);
+            for (int64_t j = 0; p->init == IZ_INIT_ONE && j < p->cols; j++)
+                t->w[k].d[j] += 1;
+            tensor_store(&t->w[k]);
+            t->dw[k] = tensor_new(t->type, p->rows, p->cols, 1);
+            t->param[k] = t->w[k].d;
+        }
+}
+
+static void fill_samples(struct twin *t,
+                         void (*fill)(const struct iz_model *m, void *record))
+{
+    const struct iz_record *r = &t->m->record;
+
+    t->records = calloc((size_t)(t->samples * r->bytes), 1);
+    t->input = fixture_take(t->samples * t->m->input_bytes);
+    t->target = fixture_take(t->samples * t->m->target_bytes);
+    for (int i = 0; i < t->samples; i++) {
+        fill(t->m, t->records + i * r->bytes);
+        assert_null(r->check(t->m->self, t->records + i * r->bytes));
+        r->unpack(t->m->self, t->records + i * r->bytes, i, t->samples,
+                  t->input, t->target);
+    }
+}
+
+struct twin twin_new(struct iz_model *m, enum iz_dtype type, int samples,
+                     double scale,
+                     void (*fill)(const struct iz_model *m, void *record))
+{
+    struct twin t = {.m = m, .type = type, .samples = samples};
+    int64_t most = 1;
+
+    t.n = first_param(m, m->n_units);
+    fill_params(&t, scale);
+    fill_samples(&t, fill);
+    t.y = calloc((size_t)m->n_units, sizeof *t.y);
+    t.saved = calloc((size_t)m->n_units, sizeof *t.saved);
+    for (int u = 0; u < m->n_units; u++) {
+        t.y[u] = tensor_new(IZ_F32, samples, m->unit[u].out_elems, 1);
+        most = m->unit[u].out_elems > most ? m->unit[u].out_elems : most;
+    }
+    t.d = tensor_new(IZ_F32, samples, most, 1);
+    return t;
+}
+
+void twin_free(struct twin *t)
+{
+    for (int i = 0; i < t->n; i++) {
+        tensor_free(&t->w[i]);
+        tensor_free(&t->dw[i]);
+    }
+    for (int u = 0; u < t->m->n_units; u++)
+        tensor_free(&t->y[u]);
+    tensor_free(&t->d);
+    free(t->y);
+    free(t->saved);
+    free(t->records);
+    free(t->input);
+    free(t->target);
+    iz_model_close(&t->m);
+}
+
+typedef void call_fn(struct iz_exec *x, const struct iz_layer *a);
+
+static struct iz_view view_of(struct iz_view v, int64_t cols, bool dry)
+{
+    v.cols = cols;
+    if (dry)
+        v.p = NULL;
+    return v;
+}
+
+/* Calls a layer function of unit u, dry (every pointer NULL) or not. */
+static void call(struct twin *t, int u, call_fn *f, struct iz_exec *x)
+{
+    const struct iz_unit *unit = &t->m->unit[u];
+    int64_t out = unit->out_elems, in = u ? unit[-1].out_elems : 0;
+    bool dry = x->dry, reads = u == 0 || u + 1 == t->m->n_units;
+    struct iz_view w[TWIN_PARAMS], dw[TWIN_PARAMS];
+    int at = first_param(t->m, u);
+    struct iz_layer a = {
+        .self = t->m->self,
+        .unit = u,
+        .samples = t->samples,
+        .w = w,
+        .dw = dw,
+        .x = u ? view_of(t->y[u - 1].v, in, dry) : IZ_NONE,
+        .y = view_of(t->y[u].v, out, dry),
+        .dy = view_of(t->d.v, out, dry),
+        .dx = view_of(t->d.v, in, dry),
+        .input = dry || !(reads || unit->reads_input) ? NULL : t->input,
+        .target = dry || !reads ? NULL : t->target,
+        .loss = dry ? NULL : &t->got,
+        .loss_scale = 1};
+
+    for (int i = 0; i < unit->n_params; i++) {
+        w[i] = view_of(t->w[at + i].v, t->w[at + i].v.cols, dry);
+        dw[i] = view_of(t->dw[at + i].v, t->w[at + i].v.cols, dry);
+    }
+    f(x, &a);
+}
+
+/* Calls f with work of exactly the size that a dry run asks for.  x->save is
+ * the caller's. */
+static void call_exact(struct twin *t, int u, call_fn *f, struct iz_exec *x)
+{
+    struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32);
+
+    call(t, u, f, &dry);
+    x->backend = IZ_CPU;
+    x->dry = false;
+    x->act = IZ_F32;
+    x->flops = x->bytes = 0;
+    x->work = (struct iz_arena){.base = fixture_take(dry.work.peak),
+                                .size = dry.work.peak};
+    x->save.used = 0;
+    if (!x->save.base && dry.save.peak) {
+        x->save.base = fixture_take(dry.save.peak);
+        x->save.size = dry.save.peak;
+    }
+    call(t, u, f, x);
+    assert_int_equal(x->work.used, 0);
+    assert_int_equal(x->work.peak, dry.work.peak);
+    assert_int_equal(x->save.used, dry.save.peak);
+    assert_true(x->flops == dry.flops && x->bytes == dry.bytes);
+    free(x->work.base);
+    x->work = (struct iz_arena){0};
+}
+
+static void forget(struct iz_exec *x)
+{
+    free(x->save.base);
+    x->save = (struct iz_arena){0};
+}
+
+void twin_train(struct twin *t, bool keep)
+{
+    int last = t->m->n_units - 1;
+
+    for (int u = 0; u < last; u++) {
+        call_exact(t, u, t->m->unit[u].forward, &t->saved[u]);
+        if (!keep)
+            forget(&t->saved[u]);
+    }
+    for (int u = last; u >= 0; u--) {
+        struct iz_exec *x = &t->saved[u];
+
+        if (!keep && u < last)
+            call_exact(t, u, t->m->unit[u].forward, x);
+        call_exact(t, u, t->m->unit[u].backward, x);
+        forget(x);
+    }
+}
+
+void twin_evaluate(struct twin *t)
+{
+    int last = t->m->n_units - 1;
+    struct iz_exec x = {0};
+
+    call_exact(t, last, t->m->unit[last].evaluate, &x);
+}
+
+/* By central differences. */
+static double slope(const struct twin *t, int i, int64_t k)
+{
+    double *p = t->param[i], was = p[k], up;
+
+    p[k] = was + 1e-5;
+    up = t->loss(t);
+    p[k] = was - 1e-5;
+    up -= t->loss(t);
+    p[k] = was;
+    return up / 2e-5;
+}
+
+/* The error is measured against the norm of the tensor. */
+static void check_tensor(struct twin *t, int i, const char *name, int step,
+                         double tol)
+{
+    double error = 0, norm = 0;
+
+    tensor_load(&t->dw[i]);
+    for (int64_t k = 0; k < iz_view_len(t->dw[i].v); k += step) {
+        double want = slope(t, i, k);
+
+        norm += want * want;
+        error += pow(t->dw[i].d[k] - want, 2);
+    }
+    if (!(sqrt(error) <= tol * sqrt(norm) + 1e-8))
+        fail_msg("%s: gradient off by %.3g of its norm %.3g", name,
+                 sqrt(error / norm), sqrt(norm));
+}
+
+void twin_check(struct twin *t, int step)
+{
+    double want = t->loss(t), tol = 2e-5;
+
+    if (t->type != IZ_F32)
+        tol = t->type == IZ_BF16 ? 0x1p-8 : 0x1p-11;
+    twin_train(t, true);
+    assert_true(fabs(t->got - want) <= 1e-5 * fmax(1, want));
+    for (int u = 0, i = 0; u < t->m->n_units; u++)
+        for (int k = 0; k < t->m->unit[u].n_params; k++, i++)
+            check_tensor(t, i, t->m->unit[u].param[k].name, step, tol);
+}
+
+/* ---- training ---- */
+
+struct state {
+    double *m, *v, *g;
+    float *low_m, *low_v;
+};
+
+/* AdamW in double, by the book. */
+static void step_in_double(double *p, double *m, double *v, double g,
+                           const struct iz_adam *a)
+{
+    *m = a->beta1 * *m + (1 - a->beta1) * g;
+    *v = a->beta2 * *v + (1 - a->beta2) * g * g;
+    *p -= a->lr * a->weight_decay * *p;
+    *p -= a->lr * (*m / (1 - pow(a->beta1, (double)a->t))) /
+          (sqrt(*v / (1 - pow(a->beta2, (double)a->t))) + a->eps);
+}
+
+/* One step of both. */
+static void step(struct twin *t, struct state *s, const struct iz_adam *a)
+{
+    twin_train(t, true);
+    for (int i = 0; i < t->n; i++)
+        for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++)
+            s[i].g[k] = slope(t, i, k);
+    for (int i = 0; i < t->n; i++) {
+        int64_t n = iz_view_len(t->w[i].v);
+
+        for (int64_t k = 0; k < n; k++)
+            step_in_double(&t->param[i][k], &s[i].m[k], &s[i].v[k], s[i].g[k],
+                           a);
+        iz_adam_chunk(a, n, t->w[i].v.p, s[i].low_m, s[i].low_v, t->dw[i].v.p,
+                      IZ_F32, NULL, IZ_F32);
+    }
+}
+
+static void check_weights(const struct twin *t)
+{
+    for (int i = 0; i < t->n; i++)
+        for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++) {
+            double got = (double)((float *)t->w[i].v.p)[k];
+
+            if (!(fabs(got - t->param[i][k]) <= 2e-5))
+                fail_msg("parameter %d, element %d: %.9g, not %.9g", i, (int)k,
+                         got, t->param[i][k]);
+        }
+}
+
+/* eps is far above the error of a gradient, which a small gradient would
+ * otherwise make a step of. */
+void twin_check_steps(struct twin *t, double fall)
+{
+    struct iz_adam a = {.lr = 0.02,
+                        .beta1 = 0.9,
+                        .beta2 = 0.95,
+                        .eps = 1e-3,
+                        .weight_decay = 0.1,
+                        .adamw = true,
+                        .bias_correction = true,
+                        .grad_scale = 1};
+    struct state s[TWIN_PARAMS];
+    double first = t->loss(t), loss = first;
+
+    for (int i = 0; i < t->n; i++) {
+        size_t n = (size_t)iz_view_len(t->w[i].v);
+
+        s[i] = (struct state){calloc(n, 8), calloc(n, 8), calloc(n, 8),
+                              calloc(n, 4), calloc(n, 4)};
+    }
+    for (a.t = 1; a.t <= 10; a.t++) {
+        loss = t->loss(t);
+        step(t, s, &a);
+        assert_true(fabs(t->got - loss) <= 1e-5 * loss);
+    }
+    assert_true(loss < first - fall);
+    check_weights(t);
+    for (int i = 0; i < t->n; i++) {
+        free(s[i].m);
+        free(s[i].v);
+        free(s[i].g);
+        free(s[i].low_m);
+        free(s[i].low_v);
+    }
+}
+
+void twin_check_recompute(struct twin *a, struct twin *b)
+{
+    double loss;
+
+    twin_train(a, true);
+    twin_train(b, false);
+    for (int i = 0; i < a->n; i++)
+        fixture_same_bits("gradient", a->dw[i].v, b->dw[i].v);
+    assert_memory_equal(&a->got, &b->got, sizeof a->got);
+    loss = a->got;
+    a->got = -1;
+    twin_evaluate(a);
+    assert_true(a->got == loss);
+}
