@@ -54,6 +54,7 @@ typedef uint32_t worker_mask[MASK_WORDS];
 
 struct iz_graph {
     struct iz_graph_config config;
+    struct iz_rate given[IZ_PLACES]; /* rates that the config had */
     int n_workers;
     bool gpu;
     unsigned lane_worker, lane_order;
@@ -65,6 +66,7 @@ struct iz_graph {
     int64_t submitted;
     double bytes[IZ_PLACES]; /* of what was submitted */
     int64_t waited_ns;       /* that the submitting thread waited for tasks */
+    int turn;
     bool started;
 };
 
@@ -77,6 +79,7 @@ struct head {
     enum iz_where where;
     bool gathers;
     int unit, step;
+    bool ends_step;
     int64_t begin_ns;
     _Alignas(16) char arg[];
 };
@@ -147,6 +150,11 @@ static void log_task(const struct head *h, int id, int64_t begin_ns,
                         .begin_ns = begin_ns,
                         .end_ns = end_ns};
     log_span(&h->g->worker[id].log, &s);
+    if (h->ends_step) {
+        char text[32];
+        snprintf(text, sizeof(text), "end of step %d", h->step);
+        starpu_fxt_trace_user_event_string(text);
+    }
 }
 
 /* Calls the task's function with the memory of its buffers. */
@@ -304,14 +312,15 @@ static void codelets_init(bool gpu)
 
 /* ---- submission ---- */
 
-static void place(struct iz_graph *g, struct starpu_task *task,
-                  enum iz_where where)
+/* Returns where it will be: what has no worker of its own is the host's. */
+static enum iz_where place(struct iz_graph *g, struct starpu_task *task,
+                           enum iz_where where)
 {
     if (where == IZ_ON_LANE && g->config.lane) {
         task->execute_on_a_specific_worker = 1;
         task->workerid = g->lane_worker;
         task->workerorder = ++g->lane_order;
-        return;
+        return where;
     }
     if (where == IZ_ON_LANE || (where == IZ_ON_IO && !g->config.io_workers))
         where = IZ_ON_HOST;
@@ -319,6 +328,7 @@ static void place(struct iz_graph *g, struct starpu_task *task,
         where = IZ_ON_HOST;
     task->workerids = g->mask[where];
     task->workerids_len = MASK_WORDS;
+    return where;
 }
 
 static int count_data(const struct iz_task *t)
@@ -363,10 +373,31 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
                        .where = t->where,
                        .gathers = t->gathers,
                        .unit = t->unit,
-                       .step = t->step};
+                       .step = t->step,
+                       .ends_step = t->ends_step};
     if (t->arg_bytes)
         memcpy(h->arg, t->arg, t->arg_bytes);
     return h;
+}
+
+static uint64_t tag(enum iz_where where, const struct iz_task *t)
+{
+    uint64_t unit = (uint64_t)t->unit & ((UINT64_C(1) << IZ_TAG_UNIT_BITS) - 1);
+    return (uint64_t)where << (IZ_TAG_UNIT_BITS + IZ_TAG_BYTES_BITS) |
+           unit << IZ_TAG_BYTES_BITS | (uint64_t)t->bytes;
+}
+
+/* StarPU forgets to clear the outer number when it is popped, so both are given
+ * with every task. */
+static int submit_numbered(struct iz_graph *g, struct starpu_task *task,
+                           int step)
+{
+    starpu_iteration_push((unsigned long)step);
+    starpu_iteration_push((unsigned long)g->turn);
+    int r = starpu_task_submit(task);
+    starpu_iteration_pop();
+    starpu_iteration_pop();
+    return r;
 }
 
 static void submit(struct iz_graph *g, const struct iz_task *t)
@@ -382,13 +413,13 @@ static void submit(struct iz_graph *g, const struct iz_task *t)
     task->priority = iz_kinds[t->kind].priority + t->urgency;
     task->flops = t->flops;
     task->name = iz_kinds[t->kind].name;
-    place(g, task, t->where);
+    task->tag_id = tag(place(g, task, t->where), t);
     if (g->config.simulated || (g->gpu && t->where == IZ_ON_COMPUTE)) {
         task->callback_func = g->config.simulated ? end_simulated : end_cuda;
         task->callback_arg = h;
     }
     attach_data(task, t);
-    int r = starpu_task_submit(task);
+    int r = submit_numbered(g, task, t->step);
     if (r)
         iz_die("submission of %s failed: %s", iz_kinds[t->kind].name,
                strerror(-r));
@@ -427,6 +458,13 @@ int64_t iz_graph_waited_ns(const struct iz_graph *g)
 double iz_graph_bytes(const struct iz_graph *g, enum iz_where where)
 {
     return g->bytes[where];
+}
+
+int iz_graph_turn(struct iz_graph *g, int turn)
+{
+    int before = g->turn;
+    g->turn = turn;
+    return before;
 }
 
 int64_t iz_graph_submitted(const struct iz_graph *g)
@@ -669,6 +707,7 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
     g->config = *c;
     g->gpu = c->device >= 0;
     g->idle_hook = -1;
+    memcpy(g->given, c->rate, sizeof(g->given));
     set_rates(g);
     g->n_workers = c->workers + lanes(g) + g->gpu;
     int r = check_workers(g);
@@ -719,6 +758,16 @@ bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w)
     if (where == IZ_ON_LANE)
         return g->config.lane && (unsigned)w == g->lane_worker;
     return g->mask[where][w / 32] >> (w % 32) & 1;
+}
+
+struct iz_rate iz_graph_rate(const struct iz_graph *g, enum iz_where where)
+{
+    return g->given[where];
+}
+
+int iz_graph_workers(const struct iz_graph *g)
+{
+    return g->n_workers;
 }
 
 uint64_t iz_span_hash(uint64_t h, const struct iz_span *s)

@@ -89,7 +89,12 @@ struct iz_task {
     bool gathers;        /* on the lane: what it receives, all ranks receive */
     double seconds;      /* if known: what it costs */
     int unit, step;      /* what the trace and the messages call it */
+    bool ends_step;      /* its end is marked in the trace */
 };
+
+/* The tag of a task in StarPU's trace: its place, its unit (all ones: none) and
+ * its bytes, from the highest bit down.  Nothing else reads it. */
+enum { IZ_TAG_UNIT_BITS = 16, IZ_TAG_BYTES_BITS = 44 };
 
 /* One executed task: times of CLOCK_MONOTONIC in ns. */
 struct iz_span {
@@ -130,6 +135,10 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
 /* Waits for all tasks, stops StarPU. */
 void iz_graph_close(struct iz_graph **g);
 
+/* Where in the graph of a step the tasks to come are: StarPU's sub-iteration,
+ * so that traces show them in this order.  Returns what it was. */
+int iz_graph_turn(struct iz_graph *g, int turn);
+
 /* Submits.  What StarPU refuses ends the job: other ranks would wait for it. */
 void iz_submit(struct iz_graph *g, const struct iz_task *t);
 void iz_graph_wait(struct iz_graph *g); /* until every task has ended */
@@ -154,6 +163,11 @@ int64_t iz_graph_spans(struct iz_graph *g,
 typedef void iz_worker_fn(void *arg, int i, struct iz_exec *x);
 void iz_graph_on_workers(struct iz_graph *g, iz_worker_fn *fn, void *arg);
 void iz_graph_on_device(struct iz_graph *g, iz_worker_fn *fn, void *arg);
+
+/* What a place does according to the config; zero: nobody said. */
+struct iz_rate iz_graph_rate(const struct iz_graph *g, enum iz_where where);
+/* Number of StarPU's workers. */
+int iz_graph_workers(const struct iz_graph *g);
 
 /* Whether StarPU's worker w executes tasks of a place. */
 bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w);

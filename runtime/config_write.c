@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/json.h"
+
 /* The sections open while keys are written. */
 struct nest {
     FILE *out;
@@ -39,21 +41,6 @@ static bool is_inside(const char *section, const char *name)
     return n == 0 || (strncmp(section, name, n) == 0 && name[n] == '.');
 }
 
-static void print_string(FILE *out, const char *s)
-{
-    fputc('"', out);
-    for (; *s != '\0'; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\')
-            fprintf(out, "\\%c", c);
-        else if (c < 0x20)
-            fprintf(out, "\\u%04x", c);
-        else
-            fputc(c, out);
-    }
-    fputc('"', out);
-}
-
 /* Ends and opens sections until the key can follow, and writes its name. */
 static void print_name(struct nest *n, const char *name)
 {
@@ -72,7 +59,7 @@ static void print_name(struct nest *n, const char *name)
         at = end + 1;
     }
     new_line(n);
-    print_string(n->out, name + at);
+    iz_json_print(n->out, name + at);
     fputs(": ", n->out);
 }
 
@@ -96,7 +83,7 @@ static void print_word(FILE *out, const char *words, int i)
     if (!iz_word(word, sizeof word, words, i) || strcmp(word, "null") == 0)
         fputs("null", out);
     else
-        print_string(out, word);
+        iz_json_print(out, word);
 }
 
 void iz_config_value(FILE *out, const struct iz_key *k, const void *base)
@@ -127,7 +114,7 @@ void iz_config_value(FILE *out, const struct iz_key *k, const void *base)
         fputc(']', out);
         break;
     case IZ_KEY_STRING:
-        print_string(out, at);
+        iz_json_print(out, at);
         break;
     case IZ_KEY_ENUM:
         print_word(out, k->words, *(const int *)at);
@@ -148,7 +135,7 @@ static void print_rules(struct nest *n, const struct iz_config *c)
             if (!c->rule[i].given[k])
                 continue;
             fputs(glue, n->out);
-            print_string(n->out, iz_rule_keys[k].name);
+            iz_json_print(n->out, iz_rule_keys[k].name);
             fputs(": ", n->out);
             iz_config_value(n->out, &iz_rule_keys[k], &c->rule[i]);
             glue = ", ";

@@ -132,7 +132,8 @@ void iz_control_clip(struct iz_engine *e, int64_t step)
                                 .more = more,
                                 .n_more = n,
                                 .unit = -1,
-                                .step = (int)e->step});
+                                .step = (int)e->step,
+                                .ends_step = true});
     free(more);
 }
 

@@ -137,6 +137,9 @@ struct iz_engine {
     int64_t updates;  /* submitted; right only where none can be skipped */
     int64_t step;     /* steps submitted */
     int64_t eval_tasks;
+    bool simulated;
+    double gemm_rate; /* flop/s of all compute workers, 0: not measured */
+    struct iz_trace *trace;
     int64_t fetch_clock; /* elements used so far, each time anew */
     int marked;          /* uses of the pass under way that it counted */
     /* Counted at submission: the plan's figures. */
@@ -148,6 +151,37 @@ struct iz_engine {
     sem_t event_ready;
     _Atomic int *stop; /* set by a signal; borrowed */
 };
+
+/* ---- trace.c: what a trace calls things, and when it is taken ---- */
+
+/* What a buffer holds; the second coordinate of its handle, after the unit or
+ * the place in its ring. */
+enum iz_datum {
+    IZ_DATUM_PARAM,
+    IZ_DATUM_GRAD,
+    IZ_DATUM_STATE,
+    IZ_DATUM_GATHERED,
+    IZ_DATUM_UNIT_GRAD,
+    IZ_DATUM_BOUNDARY,
+    IZ_DATUM_SAVED,
+    IZ_DATUM_DY,
+    IZ_DATUM_BATCH,
+    IZ_DATUM_STAGE,
+    IZ_DATUM_SCALAR, /* losses, norms, control */
+    IZ_DATUM_PIECE,  /* a part of a parameter that has a handle of its own */
+    IZ_DATA
+};
+/* Names and places a handle for traces. */
+void iz_trace_datum(starpu_data_handle_t h, enum iz_datum d, int x);
+
+/* Reads IZ_TRACE and IZ_TRACE_STEPS; before StarPU starts.  Negative errno with
+ * the reason printed. */
+int iz_trace_open(struct iz_engine *e);
+void iz_trace_close(struct iz_engine *e);
+/* Before the submission of a step: begins or ends the trace there. */
+void iz_trace_step(struct iz_engine *e);
+/* Ends the trace if it is being taken; waits for all tasks then. */
+void iz_trace_stop(struct iz_engine *e);
 
 /* ---- homes.c: allocation and registration ---- */
 int iz_homes_open(struct iz_engine *e);
@@ -193,6 +227,7 @@ int iz_pass_open(struct iz_engine *e);
 void iz_pass_close(struct iz_engine *e);
 /* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
 int iz_pass_unit(const struct iz_engine *e, int i);
+int iz_pass_turn(const struct iz_engine *e, int i);
 void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
                    int64_t first);
 int64_t iz_pass_first_sample(const struct iz_engine *e, int micro, int slice);

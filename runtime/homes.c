@@ -31,14 +31,12 @@ static uintptr_t known_as(const struct iz_engine *e, const void *p)
 }
 
 static starpu_data_handle_t variable(struct iz_engine *e, void *p,
-                                     int64_t bytes, const char *name, int x,
-                                     int y)
+                                     int64_t bytes, enum iz_datum d, int x)
 {
     starpu_data_handle_t h;
     starpu_variable_data_register(&h, STARPU_MAIN_RAM, known_as(e, p),
                                   (size_t)bytes);
-    starpu_data_set_name(h, name);
-    starpu_data_set_coordinates(h, 2, x, y);
+    iz_trace_datum(h, d, x);
     return h;
 }
 
@@ -90,7 +88,7 @@ static void piece_filter(void *parent, void *child,
 
 /* StarPU switches between the whole and its pieces by itself: adam's chunks
  * write pieces side by side, fetch reads the whole. */
-static int register_pieces(struct iz_engine *e, struct iz_group *g)
+static int register_pieces(struct iz_engine *e, struct iz_group *g, int u)
 {
     int n = g->plan->chunks;
     int64_t base = own_param(e, g);
@@ -107,8 +105,10 @@ static int register_pieces(struct iz_engine *e, struct iz_group *g)
                                    .filter_arg = (unsigned)base,
                                    .filter_arg_ptr = g->chunk};
     starpu_data_partition_plan(g->param_handle, &f, g->piece);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         g->chunk[i].param_handle = g->piece[i];
+        iz_trace_datum(g->piece[i], IZ_DATUM_PIECE, u);
+    }
     return 0;
 }
 
@@ -116,8 +116,10 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
 {
     int64_t size = size_of(e->plan.param_type);
     if (e->plan.param_home == IZ_HOME_NVME) {
-        for (int i = 0; i < g->plan->chunks; i++)
+        for (int i = 0; i < g->plan->chunks; i++) {
             starpu_void_data_register(&g->chunk[i].param_handle);
+            iz_trace_datum(g->chunk[i].param_handle, IZ_DATUM_PARAM, u);
+        }
         return 0;
     }
     int64_t held = e->plan.params_full ? g->plan->padded : g->plan->shard;
@@ -127,9 +129,8 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
     starpu_vector_data_register(&g->param_handle, STARPU_MAIN_RAM,
                                 known_as(e, g->param), (uint32_t)held,
                                 (size_t)size);
-    starpu_data_set_name(g->param_handle, "param");
-    starpu_data_set_coordinates(g->param_handle, 2, u, 0);
-    return register_pieces(e, g);
+    iz_trace_datum(g->param_handle, IZ_DATUM_PARAM, u);
+    return register_pieces(e, g, u);
 }
 
 static int open_states(struct iz_engine *e, struct iz_group *g, int u)
@@ -140,13 +141,14 @@ static int open_states(struct iz_engine *e, struct iz_group *g, int u)
         struct iz_chunk *k = &g->chunk[i];
         if (disk) {
             starpu_void_data_register(&k->state_handle);
+            iz_trace_datum(k->state_handle, IZ_DATUM_STATE, u);
             continue;
         }
         int64_t bytes = k->count * 4 * arrays;
         k->state = take(e, tier_of(e->plan.state_home), IZ_MEM_STATE, bytes);
         if (!k->state)
             return -ENOMEM;
-        k->state_handle = variable(e, k->state, bytes, "state", u, 2);
+        k->state_handle = variable(e, k->state, bytes, IZ_DATUM_STATE, u);
     }
     return 0;
 }
@@ -160,10 +162,11 @@ static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
         g->grad[i] = take(e, tier, IZ_MEM_GRAD, bytes);
         if (!g->grad[i])
             return -ENOMEM;
-        g->grad_handle[i] = variable(e, g->grad[i], bytes, "grad", u, 1);
+        g->grad_handle[i] = variable(e, g->grad[i], bytes, IZ_DATUM_GRAD, u);
     }
     g->norm2 = e->scalars + u;
-    g->norm2_handle = variable(e, g->norm2, sizeof(*g->norm2), "norm", u, 3);
+    g->norm2_handle =
+        variable(e, g->norm2, sizeof(*g->norm2), IZ_DATUM_SCALAR, u);
     return 0;
 }
 
@@ -272,7 +275,7 @@ static struct iz_stage *open_stages(struct iz_engine *e, int n, int64_t bytes)
         s[i].p = take(e, IZ_TIER_CPU, IZ_MEM_STAGING, bytes);
         if (!s[i].p)
             return s;
-        s[i].handle = variable(e, s[i].p, bytes, "stage", -1, i);
+        s[i].handle = variable(e, s[i].p, bytes, IZ_DATUM_STAGE, i);
     }
     return s;
 }
@@ -288,7 +291,7 @@ static void close_stages(struct iz_stage **s, int n)
 /* ---- rings and lanes ---- */
 
 static struct iz_slot *open_slots(struct iz_engine *e, int n, int64_t bytes,
-                                  enum iz_class class, const char *name)
+                                  enum iz_class class, enum iz_datum d)
 {
     struct iz_slot *s = calloc((size_t)n + 1, sizeof(*s));
     for (int i = 0; s && i < n; i++) {
@@ -296,7 +299,7 @@ static struct iz_slot *open_slots(struct iz_engine *e, int n, int64_t bytes,
         s[i].p = take(e, IZ_TIER_DEVICE, class, bytes);
         if (!s[i].p)
             return s;
-        s[i].handle = variable(e, s[i].p, bytes, name, -1, i);
+        s[i].handle = variable(e, s[i].p, bytes, d, i);
     }
     return s;
 }
@@ -315,10 +318,10 @@ static int open_rings(struct iz_engine *e)
     e->ring = calloc((size_t)e->plan.n_rings, sizeof(*e->ring));
     for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
         const struct iz_plan_ring *r = &e->plan.ring[i];
-        e->ring[i].param =
-            open_slots(e, r->params, r->elems * size, IZ_MEM_RING, "gathered");
+        e->ring[i].param = open_slots(e, r->params, r->elems * size,
+                                      IZ_MEM_RING, IZ_DATUM_GATHERED);
         e->ring[i].grad = open_slots(e, r->grads, r->elems * size,
-                                     IZ_MEM_GRAD_RING, "unit gradient");
+                                     IZ_MEM_GRAD_RING, IZ_DATUM_UNIT_GRAD);
         if (!e->ring[i].param || !e->ring[i].grad ||
             (r->params && !e->ring[i].param[r->params - 1].handle) ||
             (r->grads && !e->ring[i].grad[r->grads - 1].handle))
@@ -344,13 +347,13 @@ static int open_boundaries(struct iz_engine *e, struct iz_lane *l, int b)
         if (!l->boundary[u])
             return -ENOMEM;
         l->boundary_handle[u] =
-            variable(e, l->boundary[u], bytes, "boundary", u, b);
+            variable(e, l->boundary[u], bytes, IZ_DATUM_BOUNDARY, u);
         if (e->plan.recompute || !saved)
             continue;
         l->saved[u] = take(e, IZ_TIER_DEVICE, IZ_MEM_SAVED, saved);
         if (!l->saved[u])
             return -ENOMEM;
-        l->saved_handle[u] = variable(e, l->saved[u], saved, "saved", u, b);
+        l->saved_handle[u] = variable(e, l->saved[u], saved, IZ_DATUM_SAVED, u);
     }
     return 0;
 }
@@ -365,10 +368,10 @@ static int open_lane(struct iz_engine *e, int b)
     l->d = take(e, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, d);
     if (!l->batch || !l->d)
         return -ENOMEM;
-    l->batch_handle = variable(e, l->batch, batch, "batch", 0, b);
-    l->d_handle = variable(e, l->d, d, "dy", 0, b);
+    l->batch_handle = variable(e, l->batch, batch, IZ_DATUM_BATCH, b);
+    l->d_handle = variable(e, l->d, d, IZ_DATUM_DY, b);
     l->loss = e->scalars + e->plan.n_groups + b;
-    l->loss_handle = variable(e, l->loss, sizeof(*l->loss), "loss", 0, b);
+    l->loss_handle = variable(e, l->loss, sizeof(*l->loss), IZ_DATUM_SCALAR, b);
     return open_boundaries(e, l, b);
 }
 
@@ -390,11 +393,11 @@ static void close_lane(struct iz_engine *e, struct iz_lane *l)
 static int open_scalars(struct iz_engine *e)
 {
     e->control_handle =
-        variable(e, &e->control, sizeof(e->control), "control", -1, 0);
+        variable(e, &e->control, sizeof(e->control), IZ_DATUM_SCALAR, 0);
     e->scale_handle =
-        variable(e, &e->loss_scale, sizeof(e->loss_scale), "scale", -1, 0);
+        variable(e, &e->loss_scale, sizeof(e->loss_scale), IZ_DATUM_SCALAR, 0);
     e->loss_handle =
-        variable(e, &e->loss_sum, sizeof(e->loss_sum), "losses", -1, 0);
+        variable(e, &e->loss_sum, sizeof(e->loss_sum), IZ_DATUM_SCALAR, 0);
     e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 2)),
                          sizeof(*e->gathered));
     int64_t logits = 4 * (int64_t)e->model->vocab;
@@ -402,7 +405,7 @@ static int open_scalars(struct iz_engine *e)
     if (!e->gathered || !e->logits)
         return -ENOMEM;
     if (logits)
-        e->logits_handle = variable(e, e->logits, logits, "logits", -1, 0);
+        e->logits_handle = variable(e, e->logits, logits, IZ_DATUM_BATCH, 0);
     return 0;
 }
 

@@ -74,3 +74,18 @@ char *iz_json_dump(const struct iz_json *v)
 {
     return json_dumps(value(v), JSON_ENCODE_ANY | JSON_COMPACT);
 }
+
+void iz_json_print(FILE *out, const char *s)
+{
+    fputc('"', out);
+    for (; *s != '\0'; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\')
+            fprintf(out, "\\%c", c);
+        else if (c < 0x20)
+            fprintf(out, "\\u%04x", c);
+        else
+            fputc(c, out);
+    }
+    fputc('"', out);
+}

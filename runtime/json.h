@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading JSON that the program wrote itself: checkpoint headers and indexes.
+/* Reading JSON that the program wrote itself: checkpoint headers and indexes;
+ * writing a string.
  * Nothing here fails on what it finds; a missing or foreign value reads as NULL
  * or -1. */
 #ifndef IZ_RUNTIME_JSON_H
@@ -7,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 struct iz_json;
 
@@ -27,6 +29,9 @@ const char *iz_json_key(const struct iz_json *object, const char *after);
 const char *iz_json_text(const struct iz_json *v);
 /* -1 if it is not an integer from 0 to max. */
 int64_t iz_json_number(const struct iz_json *v, int64_t max);
+
+/* A string with its quotes. */
+void iz_json_print(FILE *out, const char *s);
 
 bool iz_json_is_object(const struct iz_json *v);
 bool iz_json_equal(const struct iz_json *a, const struct iz_json *b);

@@ -197,6 +197,13 @@ int iz_pass_unit(const struct iz_engine *e, int i)
     return i < units ? i : 2 * units - 2 - i;
 }
 
+/* Where step i of a pass is in the graph: forward of unit u is u, backward is
+ * 2U-1-u. */
+int iz_pass_turn(const struct iz_engine *e, int i)
+{
+    return i + (i + 1 >= e->model->n_units);
+}
+
 static int list_uses(const struct iz_engine *e, bool training,
                      struct iz_uses *uses)
 {

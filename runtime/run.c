@@ -437,6 +437,7 @@ static int train(struct run *r)
             s = save(r);
     }
     take_all(r);
+    iz_trace_stop(r->e);
     return s;
 }
 
@@ -631,6 +632,7 @@ static int start(struct run *r)
     if (s)
         return s;
     measure_gemm(r);
+    r->e->gemm_rate = r->gemm_rate;
     print_header(r);
     return agree(
         r, iz_metrics_open(&r->metrics, r->e, r->gemm_rate, !first_rank(r)));

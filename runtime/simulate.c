@@ -198,6 +198,7 @@ static int simulate(struct simulation *s)
     for (int i = 0; i < s->steps; i++)
         iz_train_step(s->e);
     iz_graph_wait(s->e->graph);
+    iz_trace_stop(s->e);
     s->lost = iz_graph_spans(s->e->graph, keep, s);
     if (s->clips < 2)
         return -EIO;

@@ -68,11 +68,13 @@ static void submit_wave(struct iz_engine *e, int first, int micros)
 {
     const struct iz_uses *uses = &e->training;
     bool last_wave = first + micros == e->plan.micro_batches;
+    iz_graph_turn(e->graph, 0);
     submit_batches(e, first, micros);
     iz_zero_fetch(e, uses, 0);
     for (int i = 0; i < uses->steps; i++) {
         int u = iz_pass_unit(e, i);
         bool backward = i + 1 >= e->model->n_units;
+        iz_graph_turn(e->graph, iz_pass_turn(e, i));
         if (!backward)
             forward_lanes(e, u, micros * e->plan.slices);
         for (int g = 0; backward && g < micros; g++)
@@ -93,12 +95,14 @@ void iz_train_step(struct iz_engine *e)
 {
     int all = e->plan.micro_batches, wave = e->plan.wave;
     bool early = iz_control_early(e->config) && e->config->run.overlap;
-    starpu_iteration_push((unsigned long)e->step);
+    iz_trace_step(e);
     for (int g = 0; g < all; g += wave)
         submit_wave(e, g, all - g < wave ? all - g : wave);
     barrier(e);
+    iz_graph_turn(e->graph, 2 * e->model->n_units);
     iz_control_clip(e, e->step + 1);
     for (int u = 0; u < e->plan.n_groups; u++) {
+        iz_graph_turn(e->graph, iz_pass_turn(e, 2 * e->model->n_units - 2 - u));
         if (!early)
             iz_zero_update(e, u);
         iz_zero_publish(e, u);
@@ -107,7 +111,6 @@ void iz_train_step(struct iz_engine *e)
     e->step++;
     e->updates++;
     e->events_due++;
-    starpu_iteration_pop();
 }
 
 /* ---- evaluation ---- */
@@ -116,6 +119,7 @@ static void evaluate_lanes(struct iz_engine *e, int lanes)
 {
     int units = e->model->n_units;
     for (int u = 0; u < units; u++) {
+        iz_graph_turn(e->graph, u);
         for (int b = 0; b < lanes; b++) {
             struct iz_call c = {.kind = IZ_EVAL,
                                 .call = u + 1 < units ? IZ_CALL_FORWARD
@@ -222,12 +226,15 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     e->coll = c->coll;
     e->data = c->data;
     e->stop = c->stop;
+    e->simulated = c->simulated;
     e->plan = *plan;
     memset(plan, 0, sizeof(*plan));
     sem_init(&e->event_ready, 0, 0);
     iz_loss_scale_init(&e->control.scale, c->config);
     e->loss_scale = (float)e->control.scale.scale;
     int r = open_memory(e);
+    if (!r)
+        r = iz_trace_open(e);
     if (!r)
         r = open_graph(e, c);
     if (!r)
@@ -248,6 +255,7 @@ void iz_train_close(struct iz_engine **out)
         iz_graph_wait(e->graph);
         iz_homes_close(e);
     }
+    iz_trace_close(e);
     iz_graph_close(&e->graph);
     iz_memory_close(&e->memory);
     iz_plan_clear(&e->plan);

@@ -254,6 +254,15 @@ static void mark_used(struct iz_engine *e, const struct iz_uses *u, int from)
     }
 }
 
+/* A fetch belongs to the use that it serves. */
+static int turn_of(const struct iz_engine *e, const struct iz_uses *u, int j)
+{
+    int i = 0;
+    while (u->item[i + 1] <= j)
+        i++;
+    return iz_pass_turn(e, i);
+}
+
 void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from)
 {
     if (!e->plan.fetch)
@@ -267,7 +276,9 @@ void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from)
             s = victim(e, u, from, j);
         if (!s)
             return;
+        int turn = iz_graph_turn(e->graph, turn_of(e, u, j));
         submit_fetch(e, u->group[j], s);
+        iz_graph_turn(e->graph, turn);
     }
 }
 

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What StarPU's trace of a run needs beside the tasks: which steps it is taken
+ * of, a buffer of the right size, names and places of the data, and a
+ * description of the run in a file beside it.  StarPU writes the trace itself;
+ * tools/trace makes pictures of both. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/engine.h"
+#include "runtime/json.h"
+
+#define BYTES_PER_TASK 4096 /* of the trace; about 2 KiB were seen */
+#define MOST_BYTES (INT64_C(4) << 30)
+
+struct iz_trace {
+    char dir[IZ_PATH_MAX];
+    /* Steps [from, to) of this process, the first of which is `first`. */
+    long long from, to, first;
+    int64_t begin_ns; /* when its first event was recorded */
+    bool seen, on, done;
+};
+
+/* ---- data ---- */
+
+static const struct {
+    const char *name;
+    enum iz_class class;
+} data[IZ_DATA] = {
+    [IZ_DATUM_PARAM] = {"param", IZ_MEM_PARAM},
+    [IZ_DATUM_GRAD] = {"grad", IZ_MEM_GRAD},
+    [IZ_DATUM_STATE] = {"state", IZ_MEM_STATE},
+    [IZ_DATUM_GATHERED] = {"gathered", IZ_MEM_RING},
+    [IZ_DATUM_UNIT_GRAD] = {"unit grad", IZ_MEM_GRAD_RING},
+    [IZ_DATUM_BOUNDARY] = {"boundary", IZ_MEM_BOUNDARY},
+    [IZ_DATUM_SAVED] = {"saved", IZ_MEM_SAVED},
+    [IZ_DATUM_DY] = {"dy", IZ_MEM_BOUNDARY},
+    [IZ_DATUM_BATCH] = {"batch", IZ_MEM_BATCH},
+    [IZ_DATUM_STAGE] = {"stage", IZ_MEM_STAGING},
+    [IZ_DATUM_SCALAR] = {"scalar", IZ_MEM_CLASSES},
+    [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
+};
+
+void iz_trace_datum(starpu_data_handle_t h, enum iz_datum d, int x)
+{
+    starpu_data_set_name(h, data[d].name);
+    starpu_data_set_coordinates(h, 2, x, (int)d);
+}
+
+static enum iz_tier home_tier(enum iz_home h)
+{
+    return h == IZ_HOME_NVME  ? IZ_TIER_NVME
+           : h == IZ_HOME_CPU ? IZ_TIER_CPU
+                              : IZ_TIER_DEVICE;
+}
+
+static enum iz_tier datum_tier(const struct iz_plan *p, enum iz_datum d)
+{
+    switch (d) {
+    case IZ_DATUM_PARAM:
+        return home_tier(p->param_home);
+    case IZ_DATUM_STATE:
+        return home_tier(p->state_home);
+    case IZ_DATUM_GRAD:
+        return iz_plan_grad_tier(p);
+    case IZ_DATUM_STAGE:
+        return IZ_TIER_CPU;
+    case IZ_DATUM_BATCH:
+        return p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+    default:
+        return IZ_TIER_DEVICE;
+    }
+}
+
+/* ---- what to trace ---- */
+
+static int refuse(const struct iz_engine *e, const char *why)
+{
+    if (e->plan.rank == 0)
+        fprintf(stderr, "izar: %s\n", why);
+    return -EINVAL;
+}
+
+/* The first steps of a run warm up; a simulation is short and never does. */
+static bool read_steps(struct iz_trace *t, const struct iz_engine *e,
+                       const char *text)
+{
+    char rest;
+    t->from = e->config->run.steps > 3 && !e->simulated ? 2 : 0;
+    t->to = t->from + 4;
+    if (!text)
+        return true;
+    return sscanf(text, "%lld:%lld%c", &t->from, &t->to, &rest) == 2 &&
+           t->from >= 0 && t->to > t->from;
+}
+
+/* Tasks of a step at most. */
+static int64_t tasks_per_step(const struct iz_plan *p)
+{
+    int64_t waves = (p->micro_batches + p->wave - 1) / p->wave;
+    int64_t units = p->n_groups, chunks = 0;
+    for (int u = 0; u < p->n_groups; u++)
+        chunks += p->group[u].chunks;
+    int64_t slices = (int64_t)p->micro_batches * p->slices;
+    int64_t compute = slices * (2 + 2 * units);
+    int64_t reduce = 2 * p->micro_batches * (units + 1) + 2 * units;
+    int64_t fetch = waves * 2 * (2 * units + 2 * (units + chunks));
+    return compute + reduce + fetch + 1 + units + 6 * chunks;
+}
+
+/* A trace that outgrows its buffer stops the run again and again to write it.
+ * The user's size wins. */
+static int size_buffer(const struct iz_engine *e, const struct iz_trace *t)
+{
+    char mib[24];
+    int64_t end = e->config->run.steps, steps;
+    if (t->to < end || e->simulated)
+        end = t->to;
+    steps = end - t->from;
+    int64_t bytes = steps * tasks_per_step(&e->plan) * BYTES_PER_TASK;
+    if (bytes > MOST_BYTES && !getenv("STARPU_TRACE_BUFFER_SIZE"))
+        return refuse(e, "IZ_TRACE_STEPS: a trace of so many tasks needs more "
+                         "than 4 GiB per rank: take fewer steps");
+    snprintf(mib, sizeof(mib), "%lld", (long long)(bytes >> 20) + 16);
+    setenv("STARPU_TRACE_BUFFER_SIZE", mib, 0);
+    return 0;
+}
+
+int iz_trace_open(struct iz_engine *e)
+{
+    const char *dir = getenv("IZ_TRACE"), *steps = getenv("IZ_TRACE_STEPS");
+    if (!dir)
+        return steps ? refuse(e, "IZ_TRACE_STEPS: goes with IZ_TRACE, the "
+                                 "folder of the trace")
+                     : 0;
+    if (!IZ_FXT)
+        return refuse(e, "IZ_TRACE: this StarPU was built without FxT, with "
+                         "which it takes traces");
+    struct iz_trace *t = calloc(1, sizeof(*t));
+    if (!t)
+        return -ENOMEM;
+    e->trace = t;
+    snprintf(t->dir, sizeof(t->dir), "%s", dir);
+    if (!read_steps(t, e, steps))
+        return refuse(e, "IZ_TRACE_STEPS: is not a:b with 0 <= a < b, the "
+                         "steps done before the trace begins and ends");
+    if (t->from >= e->config->run.steps && !e->simulated)
+        return refuse(e, "IZ_TRACE_STEPS: begins after run.steps");
+    setenv("STARPU_FXT_TRACE", "1", 1);
+    setenv("STARPU_FXT_PREFIX", dir, 1);
+    starpu_fxt_autostart_profiling(0);
+    return size_buffer(e, t);
+}
+
+void iz_trace_close(struct iz_engine *e)
+{
+    free(e->trace);
+    e->trace = NULL;
+}
+
+/* ---- the description ---- */
+
+static const char *const place_names[IZ_PLACES] = {
+    [IZ_ON_COMPUTE] = "compute", [IZ_ON_HOST] = "host", [IZ_ON_LANE] = "lane",
+    [IZ_ON_UP] = "up",           [IZ_ON_DOWN] = "down", [IZ_ON_IO] = "io",
+};
+
+/* Separates the items of a list. */
+static const char *comma(bool *first)
+{
+    const char *s = *first ? "" : ", ";
+    *first = false;
+    return s;
+}
+
+static void write_kinds(FILE *f)
+{
+    fprintf(f, "\"kinds\": [");
+    for (int k = 0; k < IZ_KINDS; k++)
+        fprintf(f,
+                "%s{\"name\": \"%s\", \"color\": \"#%06x\", \"priority\": %d}",
+                k ? ", " : "", iz_kinds[k].name, iz_kinds[k].color,
+                iz_kinds[k].priority);
+    fprintf(f, "],\n");
+}
+
+static void write_workers(const struct iz_engine *e, FILE *f)
+{
+    fprintf(f, "\"workers\": [");
+    for (int w = 0; w < iz_graph_workers(e->graph); w++) {
+        const char *place = "host";
+        for (enum iz_where p = 0; p < IZ_PLACES; p++)
+            if (iz_graph_has(e->graph, p, w))
+                place = place_names[p];
+        fprintf(f, "%s\"%s\"", w ? ", " : "", place);
+    }
+    fprintf(f, "],\n");
+}
+
+/* What a place could do at most: of the machine that is simulated, or what was
+ * measured at the start. */
+static void write_rates(const struct iz_engine *e, FILE *f)
+{
+    bool first = true;
+    fprintf(f, "\"places\": [");
+    for (enum iz_where p = 0; p < IZ_PLACES; p++)
+        fprintf(f, "%s\"%s\"", p ? ", " : "", place_names[p]);
+    fprintf(f, "],\n\"rates\": {");
+    for (enum iz_where p = 0; p < IZ_PLACES; p++) {
+        struct iz_rate r = iz_graph_rate(e->graph, p);
+        bool computes =
+            e->plan.target.gpu ? p == IZ_ON_COMPUTE : p == IZ_ON_HOST;
+        if (computes && !e->simulated)
+            r.flops_per_s = e->gemm_rate / e->plan.tasks_at_once;
+        if (computes && r.flops_per_s <= 0)
+            r = iz_graph_rate(e->graph, IZ_ON_COMPUTE);
+        if (r.flops_per_s > 0 || r.bytes_per_s > 0)
+            fprintf(
+                f, "%s\"%s\": {\"flops_per_s\": %.0f, \"bytes_per_s\": %.0f}",
+                comma(&first), place_names[p], r.flops_per_s, r.bytes_per_s);
+    }
+    fprintf(f, "},\n");
+}
+
+static void write_data(const struct iz_engine *e, FILE *f)
+{
+    bool first = true;
+    fprintf(f, "\"data\": {");
+    for (enum iz_datum d = 0; d < IZ_DATA; d++)
+        if (data[d].class != IZ_MEM_CLASSES)
+            fprintf(f, "%s\"%s\": {\"class\": \"%s\", \"tier\": \"%s\"}",
+                    comma(&first), data[d].name, iz_class_names[data[d].class],
+                    iz_tier_names[datum_tier(&e->plan, d)]);
+    fprintf(f, "},\n\"plan\": [");
+    first = true;
+    for (int t = 0; t < IZ_TIERS; t++)
+        for (int c = 0; c < IZ_MEM_CLASSES; c++)
+            if (e->plan.bytes.b[t][c])
+                fprintf(f,
+                        "%s{\"tier\": \"%s\", \"class\": \"%s\", "
+                        "\"bytes\": %lld}",
+                        comma(&first), iz_tier_names[t], iz_class_names[c],
+                        (long long)e->plan.bytes.b[t][c]);
+    fprintf(f, "],\n");
+}
+
+static void write_run(const struct iz_engine *e, FILE *f)
+{
+    const struct iz_plan *p = &e->plan;
+    const struct iz_trace *t = e->trace;
+    char host[256] = "", program[IZ_PATH_MAX] = "";
+    gethostname(host, sizeof(host) - 1);
+    if (readlink("/proc/self/exe", program, sizeof(program) - 1) < 0)
+        program[0] = 0;
+    fprintf(f, "\"program\": ");
+    iz_json_print(f, program);
+    fprintf(f, ", \"host\": ");
+    iz_json_print(f, host);
+    fprintf(f, ",\n");
+    fprintf(f,
+            "\"version\": \"%s\",\n"
+            "\"rank\": %d, \"ranks\": %d, \"simulated\": %s, \"gpu\": %s, "
+            "\"nccl\": %s,\n\"from\": %lld, \"to\": %lld, "
+            "\"begin_ns\": %lld,\n",
+            IZ_VERSION, p->rank, p->ranks, e->simulated ? "true" : "false",
+            p->target.gpu ? "true" : "false", p->target.nccl ? "true" : "false",
+            t->first + t->from, (long long)e->step, (long long)t->begin_ns);
+    fprintf(f,
+            "\"stage_fetches\": %s, \"micro_batches\": %d, \"slices\": %d, "
+            "\"wave\": %d,\n\"ring\": %d, \"recompute\": %s, "
+            "\"compute_workers\": %d,\n\"units\": [",
+            p->fetch ? "true" : "false", p->micro_batches, p->slices, p->wave,
+            p->n_rings ? p->ring[0].params : 0, p->recompute ? "true" : "false",
+            p->tasks_at_once);
+    for (int u = 0; u < e->model->n_units; u++)
+        fprintf(f, "%s\"%s\"", u ? ", " : "", e->model->unit[u].name);
+    fprintf(f, "]\n");
+}
+
+static void describe(const struct iz_engine *e)
+{
+    char path[IZ_PATH_MAX + 32];
+    snprintf(path, sizeof(path), "%s/rank-%d.json", e->trace->dir,
+             e->plan.rank);
+    FILE *f = fopen(path, "w");
+    if (f) {
+        fprintf(f, "{");
+        write_kinds(f);
+        write_workers(e, f);
+        write_rates(e, f);
+        write_data(e, f);
+        write_run(e, f);
+        fprintf(f, "}\n");
+    }
+    if (!f || fclose(f))
+        fprintf(stderr, "izar: %s: %s: the trace has no description\n", path,
+                strerror(errno));
+}
+
+/* ---- begin and end ---- */
+
+/* All ranks come here at the same time; on one host their clocks agree. */
+static void begin(struct iz_engine *e)
+{
+    iz_graph_wait(e->graph);
+    if (e->plan.ranks > 1 && !e->simulated)
+        iz_coll_barrier(e->coll, "begin of the trace");
+    starpu_fxt_start_profiling();
+    e->trace->begin_ns = iz_now_ns();
+    starpu_fxt_trace_user_event_string("begin of the trace");
+    e->trace->on = true;
+}
+
+void iz_trace_stop(struct iz_engine *e)
+{
+    struct iz_trace *t = e->trace;
+    if (!t || !t->on)
+        return;
+    iz_graph_wait(e->graph);
+    starpu_fxt_stop_profiling();
+    describe(e);
+    t->on = false;
+    t->done = true;
+}
+
+void iz_trace_step(struct iz_engine *e)
+{
+    struct iz_trace *t = e->trace;
+    if (!t || t->done)
+        return;
+    if (!t->seen)
+        t->first = e->step;
+    t->seen = true;
+    int64_t step = e->step - t->first;
+    if (t->on && step >= t->to)
+        iz_trace_stop(e);
+    else if (!t->on && step >= t->from && step < t->to)
+        begin(e);
+}

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the numbers of a trace say: busy times, hidden shares, bytes per link,
+memory in use.  Times in us."""
+import bisect
+import statistics
+
+COMPUTE = ("forward", "backward", "eval", "sample")
+TRANSFER = ("load", "fetch", "reduce", "offload", "store")
+PLACES = ("compute", "host", "lane", "up", "down", "io")  # enum iz_where
+LINKS = ("network", "to the GPU", "to the host", "disk read", "disk write")
+
+
+# ---- intervals ----
+
+def unite(spans):
+    """Sorted, joined where they touch."""
+    out = []
+    for a, b in sorted(spans):
+        if b <= a:
+            continue
+        if out and a <= out[-1][1]:
+            if b > out[-1][1]:
+                out[-1][1] = b
+        else:
+            out.append([a, b])
+    return out
+
+
+def length(united):
+    return sum(b - a for a, b in united)
+
+
+def cut(spans, begin, end):
+    return [(max(a, begin), min(b, end)) for a, b in spans
+            if b > begin and a < end]
+
+
+class Cover:
+    """How much of a span lies in a united list."""
+
+    def __init__(self, united):
+        self.begin = [a for a, _ in united]
+        self.end = [b for _, b in united]
+
+    def of(self, a, b):
+        total, i = 0.0, bisect.bisect_right(self.end, a)
+        while i < len(self.begin) and self.begin[i] < b:
+            total += min(b, self.end[i]) - max(a, self.begin[i])
+            i += 1
+        return total
+
+
+# ---- the window ----
+
+def step_ends(rank):
+    """[(step, end of its last task clip)] in order.  An evaluation has a clip
+    too, but not at the end of the graph of a step."""
+    t, clip = rank.tasks, rank.kinds.index("clip")
+    last = 2 * len(rank.units)
+    return sorted((t.step[i], t.end[i]) for i in range(len(t))
+                  if t.kind[i] == clip and t.turn[i] == last)
+
+
+def window(ranks):
+    """From the end of one step to that of another: whole steps, each with the
+    optimizer of the one before under it.  (begin, end, steps).  A trace of one
+    step is taken as it is."""
+    ends = step_ends(ranks[0])
+    if len(ends) > 1:
+        return ends[0][1], ends[-1][1], len(ends) - 1
+    t = ranks[0].tasks
+    return min(t.begin), max(t.end), 1
+
+
+def indexes(rank, begin, end):
+    t = rank.tasks
+    return [i for i in range(len(t)) if t.end[i] > begin and t.begin[i] < end]
+
+
+# ---- workers ----
+
+def place_of_worker(rank, w):
+    places = rank.about["workers"]
+    return places[w] if w < len(places) else "host"
+
+
+def worker_name(rank, w):
+    """What a worker is there for, numbered where there are several."""
+    title = {"compute": "GPU", "host": "CPU", "lane": "collectives",
+             "up": "copies to GPU", "down": "copies to host", "io": "disk"}
+    place = place_of_worker(rank, w)
+    same = [i for i, p in enumerate(rank.about["workers"]) if p == place]
+    number = f" {same.index(w)}" if len(same) > 1 else ""
+    return title[place] + number
+
+
+def is_transfer(rank, i):
+    """Moves bytes over a link, rather than adding within one memory."""
+    t = rank.tasks
+    return (rank.kinds[t.kind[i]] in TRANSFER and
+            PLACES[t.place[i]] not in ("compute", "host"))
+
+
+def workers(ranks, begin, end):
+    """Rows of busy, transfer, runtime and idle parts of the window."""
+    rows, span = [], end - begin
+    for rank in ranks:
+        t = rank.tasks
+        busy = {w: [[], []] for w in range(len(rank.about["workers"]))}
+        count = dict.fromkeys(busy, 0)
+        for i in indexes(rank, begin, end):
+            w = t.worker[i]
+            busy[w][is_transfer(rank, i)].append((t.begin[i], t.end[i]))
+            count[w] += 1
+        for w, (work, moves) in busy.items():
+            work_us = length(unite(cut(work, begin, end)))
+            moves_us = length(unite(cut(moves, begin, end)))
+            taken = Cover(unite(work + moves))
+            own = unite(cut(rank.runtime_us.get(w, ()), begin, end))
+            runtime_us = sum(b - a - taken.of(a, b) for a, b in own)
+            rows.append({
+                "rank": rank.number, "worker": w, "name": worker_name(rank, w),
+                "place": place_of_worker(rank, w), "tasks": count[w],
+                "busy_us": work_us, "transfer_us": moves_us,
+                "runtime_us": runtime_us,
+                "idle_us": max(0.0, span - work_us - moves_us - runtime_us)})
+    return rows
+
+
+# ---- kinds ----
+
+def limit_of(rank, place):
+    return rank.about["rates"].get(PLACES[place])
+
+
+def kinds(ranks, begin, end):
+    """Rows per kind and place: tasks that end in the window, with their rates
+    and the part of their time that a forward or backward ran beside them."""
+    groups = {}
+    for rank in ranks:
+        t = rank.tasks
+        inside = indexes(rank, begin, end)
+        compute = Cover(unite([(t.begin[i], t.end[i]) for i in inside
+                               if rank.kinds[t.kind[i]] in COMPUTE]))
+        for i in inside:
+            if not begin < t.end[i] <= end:
+                continue
+            key = t.kind[i], t.place[i]
+            g = groups.setdefault(key, {
+                "kind": rank.kinds[t.kind[i]], "place": PLACES[t.place[i]],
+                "us": [], "bytes": 0, "flops": 0.0, "hidden_us": 0.0,
+                "limit": limit_of(rank, t.place[i])})
+            g["us"].append(t.end[i] - t.begin[i])
+            g["bytes"] += t.bytes[i]
+            g["flops"] += t.flops[i]
+            if g["kind"] not in COMPUTE:
+                g["hidden_us"] += compute.of(t.begin[i], t.end[i])
+    return [finish_kind(groups[k]) for k in sorted(groups)]
+
+
+def finish_kind(g):
+    us = g.pop("us")
+    total = sum(us)
+    limit = g.pop("limit") or {}
+    g.update(count=len(us), total_us=total, mean_us=total / len(us),
+             median_us=statistics.median(us), max_us=max(us),
+             flops_per_s=g["flops"] / total * 1e6 if total else 0,
+             bytes_per_s=g["bytes"] / total * 1e6 if total else 0)
+    g["hidden_percent"] = (100 * g["hidden_us"] / total
+                           if total and g["kind"] not in COMPUTE else None)
+    rate = "flops_per_s" if g["flops"] else "bytes_per_s"
+    most = limit.get(rate, 0)
+    g["limit_percent"] = (100 * g[rate] / most if most and g[rate] else None)
+    return g
+
+
+# ---- links ----
+
+def link_of(rank, i):
+    """Which link a task uses, or None."""
+    t = rank.tasks
+    place, kind = PLACES[t.place[i]], rank.kinds[t.kind[i]]
+    if place == "io":
+        return "disk read" if kind == "load" else "disk write"
+    return {"lane": "network", "up": "to the GPU",
+            "down": "to the host"}.get(place) if t.bytes[i] else None
+
+
+def links(ranks, begin, end):
+    """Rows per rank and link: bytes of the tasks that end in the window."""
+    rows = []
+    for rank in ranks:
+        t, found = rank.tasks, {}
+        inside = indexes(rank, begin, end)
+        compute = Cover(unite([(t.begin[i], t.end[i]) for i in inside
+                               if rank.kinds[t.kind[i]] in COMPUTE]))
+        for i in inside:
+            link = link_of(rank, i)
+            if not link or not begin < t.end[i] <= end:
+                continue
+            f = found.setdefault(link, {"tasks": 0, "bytes": 0, "spans": [],
+                                        "limit": limit_of(rank, t.place[i])})
+            f["tasks"] += 1
+            f["bytes"] += t.bytes[i]
+            f["spans"].append((t.begin[i], t.end[i]))
+        for link in LINKS:
+            if link in found:
+                rows.append(finish_link(rank.number, link, found[link],
+                                        compute))
+    return rows
+
+
+def finish_link(rank, link, f, compute):
+    spans = unite(f["spans"])
+    busy = length(spans)
+    most = (f["limit"] or {}).get("bytes_per_s", 0)
+    rate = f["bytes"] / busy * 1e6 if busy else 0
+    return {"rank": rank, "link": link, "tasks": f["tasks"],
+            "bytes": f["bytes"], "busy_us": busy, "bytes_per_s": rate,
+            "limit_percent": 100 * rate / most if most else None,
+            "hidden_percent": 100 * sum(compute.of(a, b) for a, b in spans) /
+            busy if busy else 0}
+
+
+def link_series(rank, begin, end, bins):
+    """{link: [bytes per second in each bin]}: a task's bytes are spread over
+    its time."""
+    t, width, out = rank.tasks, (end - begin) / bins, {}
+    for i in indexes(rank, begin, end):
+        link = link_of(rank, i)
+        if not link:
+            continue
+        row = out.setdefault(link, [0.0] * bins)
+        a, b = t.begin[i], max(t.end[i], t.begin[i] + 1e-3)
+        rate = t.bytes[i] / (b - a)
+        first = max(0, int((a - begin) / width))
+        for k in range(first, min(bins - 1, int((b - begin) / width)) + 1):
+            left = begin + k * width
+            row[k] += rate * max(0.0, min(b, left + width) - max(a, left))
+    return {link: [v / width * 1e6 for v in row] for link, row in out.items()}
+
+
+# ---- memory ----
+
+def live_spans(rank, begin, end):
+    """[(handle, begin, end)] in which the content of each handle is needed: from
+    the begin of the task that overwrites it to the end of the last one that
+    uses that content."""
+    t, open_since, last, out = rank.tasks, {}, {}, []
+    for i in sorted(range(len(t)), key=t.begin.__getitem__):
+        for code in t.data_of(i):
+            h, fresh = code >> 1, code & 1
+            if fresh:
+                if h in last:
+                    out.append((h, open_since.get(h, begin), last[h]))
+                open_since[h] = t.begin[i]
+                last[h] = t.end[i]
+            else:
+                last[h] = max(t.end[i], last.get(h, 0))
+    for h, until in last.items():
+        # What was never overwritten is kept for good.
+        kept = h not in open_since
+        out.append((h, open_since.get(h, begin), end if kept else until))
+    return out
+
+
+def memory(rank, begin, end):
+    """{tier: {"plan": bytes, "classes": {class: plan}, "series": {class:
+    [(time, bytes)]}}}: bytes in use, by class.  Classes without handles (scratch,
+    the collectives' own buffers, files) count as in use all the time."""
+    where = rank.about["data"]
+    tiers, events = {}, {}
+    for row in rank.about["plan"]:
+        tier = tiers.setdefault(row["tier"],
+                                {"plan": 0, "classes": {}, "series": {}})
+        tier["plan"] += row["bytes"]
+        tier["classes"][row["class"]] = row["bytes"]
+    for h, a, b in live_spans(rank, begin, end):
+        name, size = rank.handles[h]
+        if name in where and size:
+            key = where[name]["tier"], where[name]["class"]
+            if key[0] in tiers:
+                events.setdefault(key, []).extend(((a, size), (b, -size)))
+    for (tier, name), list_ in events.items():
+        tiers[tier]["series"][name] = running(list_)
+    for tier in tiers.values():
+        for name, size in tier["classes"].items():
+            tier["series"].setdefault(name, [(begin, size)])
+    return tiers
+
+
+def running(events):
+    """[(time, sum so far)], one entry per time."""
+    total, out = 0, []
+    for when, change in sorted(events):
+        total += change
+        if out and out[-1][0] == when:
+            out[-1] = (when, total)
+        else:
+            out.append((when, total))
+    return out
+
+
+def peak(series):
+    """Largest sum of several step functions."""
+    events = []
+    for points in series:
+        last = 0
+        for when, value in points:
+            events.append((when, value - last))
+            last = value
+    return max((v for _, v in running(events)), default=0)
+
+
+# ---- clocks ----
+
+def matched(ranks):
+    """Lists of (rank, task) that are one collective.  Every rank starts the
+    same ones in the same order, so the n-th of a kind is the same."""
+    found = {}
+    for r, rank in enumerate(ranks):
+        t, count = rank.tasks, {}
+        lane = PLACES.index("lane")
+        for i in sorted((i for i in range(len(t)) if t.place[i] == lane),
+                        key=t.begin.__getitem__):
+            key = t.kind[i], t.unit[i], t.step[i], t.turn[i]
+            n = count[key] = count.get(key, 0) + 1
+            found.setdefault((*key, n), []).append((r, i))
+    return [m for m in found.values() if len(m) == len(ranks) > 1]
+
+
+def backward(ranks, groups):
+    """(how many collectives end on one rank before another began, the largest
+    such time): by so much the clocks are apart at least."""
+    worst, n = 0.0, 0
+    for g in groups:
+        gap = (max(ranks[r].tasks.begin[i] for r, i in g) -
+               min(ranks[r].tasks.end[i] for r, i in g))
+        n += gap > 0
+        worst = max(worst, gap)
+    return n, worst

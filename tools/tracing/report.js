@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pictures of a report: all share one time axis, which is dragged over to
+// zoom.  D is the data that report.py wrote into the page.
+"use strict";
+const D = JSON.parse(document.getElementById("data").textContent);
+const MOVES_IN = ["batch", "load", "fetch"], UPDATES = ["adam"];
+const MOVES_OUT = ["reduce", "offload", "norm", "clip", "store"];
+// Okabe and Ito's colours, and lighter ones of them where there are more.
+const COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9",
+    "#d55e00", "#f0e442", "#999999", "#88ccee", "#ddcc77", "#aa4499"];
+const view = { from: D.range[0], to: D.range[1], rank: -1, only: -1 };
+const panels = [];
+const tip = document.getElementById("tip");
+
+function css(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function luminance(color) {
+    const n = parseInt(color.slice(1), 16);
+    return (0.299 * (n >> 16) + 0.587 * (n >> 8 & 255) + 0.114 * (n & 255)) / 255;
+}
+
+// A colour that cannot be told from the paper is drawn as ink.
+function shown(color) {
+    return Math.abs(luminance(color) - luminance(css("--paper"))) < 0.08
+        ? css("--ink") : color;
+}
+
+// ---- text ----
+
+function time(us) {
+    const a = Math.abs(us);
+    if (a >= 1e6) return (us / 1e6).toFixed(3) + " s";
+    if (a >= 1e3) return (us / 1e3).toFixed(a >= 1e5 ? 1 : 2) + " ms";
+    return us.toFixed(1) + " µs";
+}
+
+function bytes(n) {
+    const unit = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let i = 0;
+    while (n >= 1024 && i < 4) { n /= 1024; i++; }
+    return n.toFixed(i && n < 100 ? 1 : 0) + " " + unit[i];
+}
+
+function perSecond(n, unit) {
+    const prefix = ["", "k", "M", "G", "T", "P"];
+    let i = 0;
+    while (n >= 1000 && i < 5) { n /= 1000; i++; }
+    return n.toPrecision(3) + " " + prefix[i] + unit + "/s";
+}
+
+// ---- the frame of a picture ----
+
+function gutter(width) {
+    return width < 700 ? 92 : 150;
+}
+
+function ticks(from, to, most) {
+    const raw = (to - from) / most, power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map(m => m * power).find(s => s >= raw);
+    const out = [];
+    for (let t = Math.ceil(from / step) * step; t <= to; t += step) out.push(t);
+    return out;
+}
+
+class Panel {
+    // draw(p) and tip(x, y, p) get the panel; height(): pixels without axis.
+    constructor(id, height, draw, tell) {
+        this.canvas = document.getElementById(id);
+        this.height = height;
+        this.draw = draw;
+        this.tell = tell;
+        panels.push(this);
+        this.listen();
+    }
+
+    x(t) {
+        return this.left + (t - view.from) / (view.to - view.from) * this.width;
+    }
+
+    time(x) {
+        return view.from + (x - this.left) / this.width * (view.to - view.from);
+    }
+
+    render() {
+        const c = this.canvas, ratio = window.devicePixelRatio || 1;
+        const width = c.parentElement.clientWidth, height = this.height() + 20;
+        c.style.height = height + "px";
+        c.width = Math.round(width * ratio);
+        c.height = Math.round(height * ratio);
+        this.left = gutter(width);
+        this.width = width - this.left - 8;
+        this.bottom = height - 20;
+        const g = this.g = c.getContext("2d");
+        g.setTransform(ratio, 0, 0, ratio, 0, 0);
+        g.font = "12px system-ui, 'DejaVu Sans', sans-serif";
+        g.clearRect(0, 0, width, height);
+        this.grid();
+        this.draw(this);
+        this.marks();
+    }
+
+    grid() {
+        const g = this.g, most = this.width < 500 ? 4 : 9;
+        g.fillStyle = css("--panel");
+        g.fillRect(this.left, 0, this.width, this.bottom);
+        g.strokeStyle = css("--grid");
+        g.fillStyle = css("--faint");
+        g.textAlign = "center";
+        g.textBaseline = "top";
+        g.lineWidth = 1;
+        for (const t of ticks(view.from, view.to, most)) {
+            const x = Math.round(this.x(t)) + 0.5;
+            g.beginPath();
+            g.moveTo(x, 0);
+            g.lineTo(x, this.bottom);
+            g.stroke();
+            if (x < this.left + this.width - 24)
+                g.fillText(time(t).replace(/\.0+ /, " "), Math.max(x, this.left + 18), this.bottom + 5);
+        }
+    }
+
+    // Ends of steps.
+    marks() {
+        const g = this.g;
+        g.strokeStyle = css("--mark");
+        g.setLineDash([4, 3]);
+        for (const [, end] of D.steps) {
+            if (end < view.from || end > view.to) continue;
+            const x = Math.round(this.x(end)) + 0.5;
+            g.beginPath();
+            g.moveTo(x, 0);
+            g.lineTo(x, this.bottom);
+            g.stroke();
+        }
+        g.setLineDash([]);
+    }
+
+    label(text, y, faint) {
+        const g = this.g;
+        g.fillStyle = css(faint ? "--faint" : "--ink");
+        g.textAlign = "right";
+        g.textBaseline = "middle";
+        let s = text;
+        while (s.length > 3 && g.measureText(s).width > this.left - 8)
+            s = s.slice(0, -2) + "…";
+        g.fillText(s, this.left - 6, y);
+    }
+
+    listen() {
+        const c = this.canvas;
+        let down = null;
+        const at = e => e.clientX - c.getBoundingClientRect().left;
+        c.addEventListener("pointerdown", e => { down = at(e); });
+        c.addEventListener("pointermove", e => {
+            if (down !== null && Math.abs(at(e) - down) > 4) {
+                this.render();
+                this.g.fillStyle = css("--mark");
+                this.g.globalAlpha = 0.2;
+                this.g.fillRect(Math.min(down, at(e)), 0, Math.abs(at(e) - down), this.bottom);
+                this.g.globalAlpha = 1;
+                return;
+            }
+            const y = e.clientY - c.getBoundingClientRect().top;
+            showTip(at(e) >= this.left ? this.tell(at(e), y, this) : null, e);
+        });
+        c.addEventListener("pointerup", e => {
+            const [a, b] = [down, at(e)].map(x => this.time(x)).sort((p, q) => p - q);
+            const far = down !== null && Math.abs(at(e) - down) > 4;
+            down = null;
+            if (far) zoom(a, b);
+        });
+        c.addEventListener("pointerleave", () => { down = null; showTip(null); });
+        c.addEventListener("dblclick", () => zoom(...D.range));
+    }
+}
+
+function showTip(text, e) {
+    tip.style.display = text ? "block" : "none";
+    if (!text) return;
+    tip.textContent = text;
+    const w = tip.offsetWidth, h = tip.offsetHeight;
+    tip.style.left = Math.max(4, Math.min(e.clientX + 14, innerWidth - w - 6)) + "px";
+    tip.style.top = (e.clientY + h + 24 > innerHeight ? e.clientY - h - 10 : e.clientY + 16) + "px";
+}
+
+function zoom(from, to) {
+    const least = 1;
+    from = Math.max(D.range[0], from);
+    to = Math.min(D.range[1], to);
+    if (to - from < least) return;
+    view.from = from;
+    view.to = to;
+    renderAll();
+}
+
+function renderAll() {
+    for (const p of panels) p.render();
+}
+
+// ---- tasks ----
+
+// Tasks of one row, sorted by begin; indexes into the rank's arrays.
+function firstFrom(rank, row, t) {
+    let lo = 0, hi = row.length;
+    while (lo < hi) {
+        const mid = (lo + hi) >> 1;
+        const i = row[mid];
+        if (rank.b[i] + rank.d[i] < t) lo = mid + 1; else hi = mid;
+    }
+    return lo;
+}
+
+function dimmed(rank, i) {
+    return view.only >= 0 && rank.k[i] !== view.only;
+}
+
+function drawRow(p, rank, row, y, h) {
+    const g = p.g;
+    let lastX = -9, lastKind = -1;
+    for (let n = firstFrom(rank, row, view.from); n < row.length; n++) {
+        const i = row[n];
+        if (rank.b[i] > view.to) break;
+        const x = Math.max(p.x(rank.b[i]), p.left);
+        const end = Math.min(p.x(rank.b[i] + rank.d[i]), p.left + p.width);
+        const w = Math.max(end - x, 0.7);
+        if (w < 1 && x - lastX < 0.7 && rank.k[i] === lastKind) continue;
+        lastX = x;
+        lastKind = rank.k[i];
+        g.globalAlpha = dimmed(rank, i) ? 0.12 : 1;
+        g.fillStyle = shown(D.kinds[rank.k[i]].color);
+        g.fillRect(x, y, w, h);
+        if (w > 3) {
+            g.strokeStyle = css("--paper");
+            g.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
+        }
+        name(p, rank, i, x, y, w, h);
+        g.globalAlpha = 1;
+    }
+}
+
+function name(p, rank, i, x, y, w, h) {
+    const text = D.units[rank.u[i]] || "";
+    if (!text || w < 26 || h < 13) return;
+    const g = p.g;
+    if (g.measureText(text).width > w - 4) return;
+    g.fillStyle = luminance(shown(D.kinds[rank.k[i]].color)) > 0.45 ? "#000" : "#fff";
+    g.textAlign = "center";
+    g.textBaseline = "middle";
+    g.fillText(text, x + w / 2, y + h / 2 + 0.5);
+}
+
+function describe(rank, i) {
+    const k = D.kinds[rank.k[i]].name, unit = D.units[rank.u[i]];
+    const lines = [`${k}${unit ? " " + unit : ""}, step ${rank.s[i] + 1}`,
+        `rank ${rank.rank}, ${rank.workers[rank.w[i]]}`,
+        `${time(rank.d[i])} from ${time(rank.b[i])}`];
+    if (rank.n[i]) lines.push(`${bytes(rank.n[i])}, ${perSecond(rank.n[i] / rank.d[i] * 1e6, "B")}`);
+    if (rank.f[i]) lines.push(perSecond(rank.f[i] / rank.d[i] * 1e6, "FLOP"));
+    return lines.join("\n");
+}
+
+// The task of a row at time t, or one that is at most 3 pixels away.
+function taskAt(p, rank, row, x) {
+    const near = 3 / p.width * (view.to - view.from), t = p.time(x);
+    let best = -1, distance = near;
+    for (let n = firstFrom(rank, row, t - near); n < row.length; n++) {
+        const i = row[n], b = rank.b[i];
+        if (b > t + near) break;
+        const d = Math.max(b - t, t - b - rank.d[i], 0);
+        if (d < distance || (d === distance && best < 0)) { best = i; distance = d; }
+    }
+    return best;
+}
+
+function rowsBy(rank, key) {
+    const rows = {};
+    const order = [...rank.b.keys()].sort((a, b) => rank.b[a] - rank.b[b]);
+    for (const i of order) (rows[key(i)] ||= []).push(i);
+    return rows;
+}
+
+function lane(kind) {
+    const n = D.kinds[kind].name;
+    return MOVES_IN.includes(n) ? 0 : MOVES_OUT.includes(n) ? 2 : UPDATES.includes(n) ? 3 : 1;
+}
+
+for (const r of D.ranks) {
+    r.byWorker = rowsBy(r, i => r.w[i]);
+    r.byUnit = rowsBy(r, i => r.u[i] * 4 + lane(r.k[i]));
+}
+
+function chosen() {
+    return view.rank < 0 ? D.ranks : [D.ranks[view.rank]];
+}
+
+function one() {
+    return D.ranks[Math.max(view.rank, 0)];
+}
+
+// ---- Gantt ----
+
+const ROW = 22;
+
+function ganttRows() {
+    return chosen().flatMap(r => r.workers.map((name, w) => ({ r, w, name })));
+}
+
+new Panel("gantt", () => ganttRows().length * ROW, p => {
+    ganttRows().forEach(({ r, w, name }, n) => {
+        const many = chosen().length > 1 ? `r${r.rank} ` : "";
+        p.label(many + name, n * ROW + ROW / 2);
+        drawRow(p, r, r.byWorker[w] || [], n * ROW + 2, ROW - 4);
+        if (n && !w) {
+            p.g.strokeStyle = css("--line");
+            p.g.strokeRect(0, n * ROW, p.left + p.width, 0);
+        }
+    });
+}, (x, y, p) => {
+    const row = ganttRows()[Math.floor(y / ROW)];
+    if (!row) return null;
+    const i = taskAt(p, row.r, row.r.byWorker[row.w] || [], x);
+    return i < 0 ? null : describe(row.r, i);
+});
+
+// ---- unit x time ----
+
+function unitHeight() {
+    return Math.max(4, Math.min(28, Math.floor(420 / D.units.length)));
+}
+
+new Panel("units", () => unitHeight() * D.units.length, p => {
+    const h = unitHeight(), part = (h - 1) / 4, r = one();
+    D.units.forEach((unit, u) => {
+        if (h >= 11 || u % Math.ceil(12 / h) === 0) p.label(unit, u * h + h / 2);
+        for (let k = 0; k < 4; k++)
+            drawRow(p, r, r.byUnit[u * 4 + k] || [], u * h + k * part, Math.max(part, 1));
+        p.g.strokeStyle = css("--line");
+        p.g.globalAlpha = 0.5;
+        p.g.strokeRect(p.left, u * h - 0.5, p.width, 0);
+        p.g.globalAlpha = 1;
+    });
+}, (x, y, p) => {
+    const h = unitHeight(), u = Math.floor(y / h), r = one();
+    const k = Math.min(3, Math.floor((y - u * h) / ((h - 1) / 4)));
+    const i = taskAt(p, r, r.byUnit[u * 4 + k] || [], x);
+    return i < 0 ? D.units[u] || null : describe(r, i);
+});
+
+// ---- curves ----
+
+// Value of a step function [times, values] at t.
+function valueAt([times, values], t) {
+    let lo = 0, hi = times.length;
+    while (lo < hi) {
+        const mid = (lo + hi) >> 1;
+        if (times[mid] <= t) lo = mid + 1; else hi = mid;
+    }
+    return lo ? values[lo - 1] : 0;
+}
+
+// Largest value in [a, b).
+function maxIn(series, a, b) {
+    const [times, values] = series;
+    let most = valueAt(series, a), lo = 0, hi = times.length;
+    while (lo < hi) {
+        const mid = (lo + hi) >> 1;
+        if (times[mid] <= a) lo = mid + 1; else hi = mid;
+    }
+    for (; lo < times.length && times[lo] < b; lo++) most = Math.max(most, values[lo]);
+    return most;
+}
+
+function scale(p, top, text) {
+    p.label(text, 8, true);
+    p.g.fillStyle = css("--faint");
+    return v => p.bottom - v / top * (p.bottom - 6);
+}
+
+function columns(p) {
+    const out = [];
+    for (let x = 0; x < p.width; x++)
+        out.push([p.left + x, p.time(p.left + x), p.time(p.left + x + 1)]);
+    return out;
+}
+
+function line(p, series, y, color) {
+    const g = p.g;
+    g.strokeStyle = color;
+    g.lineWidth = 1.5;
+    g.beginPath();
+    for (const [x, a, b] of columns(p)) g.lineTo(x, y(maxIn(series, a, b)));
+    g.stroke();
+    g.lineWidth = 1;
+}
+
+function dashed(p, y, color) {
+    p.g.strokeStyle = color;
+    p.g.setLineDash([7, 4]);
+    p.g.beginPath();
+    p.g.moveTo(p.left, y);
+    p.g.lineTo(p.left + p.width, y);
+    p.g.stroke();
+    p.g.setLineDash([]);
+}
+
+// In use by class, one over the other, under the plan.
+function memoryPanel(tier) {
+    const of = () => one().memory[tier];
+    new Panel("memory-" + tier, () => of() ? 110 : 0, p => {
+        if (!of()) return;
+        const m = of(), y = scale(p, m.plan * 1.06, bytes(m.plan * 1.06));
+        p.label(tier, p.bottom / 2);
+        const under = new Array(Math.ceil(p.width)).fill(0);
+        m.classes.forEach((c, n) => {
+            p.g.fillStyle = shown(D.classes[c.name]);
+            columns(p).forEach(([x, a, b], i) => {
+                const v = maxIn(c.points, a, b);
+                const h = v / (m.plan * 1.06) * (p.bottom - 6);
+                if (h > 0) p.g.fillRect(x, y(under[i] + v), 1, h);
+                under[i] += v;
+            });
+        });
+        dashed(p, y(m.plan), css("--mark"));
+        p.g.fillStyle = css("--ink");
+        p.g.textAlign = "left";
+        p.g.textBaseline = "top";
+        p.g.fillText("plan " + bytes(m.plan), p.left + 6, Math.max(0, y(m.plan) + 2));
+    }, (x, y, p) => {
+        const m = of(), t = p.time(x);
+        const rows = m.classes.map(c => [c.name, valueAt(c.points, t), c.plan]);
+        const sum = rows.reduce((s, r) => s + r[1], 0);
+        return [`${tier} at ${time(t)}: ${bytes(sum)} of ${bytes(m.plan)}`,
+            ...rows.reverse().map(r => `${r[0]}: ${bytes(r[1])} of ${bytes(r[2])}`)].join("\n");
+    });
+}
+D.tiers.forEach(memoryPanel);
+
+function linkRows() {
+    return Object.entries(one().links);
+}
+
+new Panel("links", () => linkRows().length ? 120 : 0, p => {
+    const rows = linkRows();
+    const top = Math.max(1, ...rows.flatMap(([, l]) => [...l.v, l.limit || 0])) * 1.06;
+    const y = scale(p, top, perSecond(top, "B"));
+    rows.forEach(([link, l]) => {
+        line(p, [D.bins, l.v], y, shown(D.linkColors[link]));
+        if (l.limit) dashed(p, y(l.limit), shown(D.linkColors[link]));
+    });
+}, (x, y, p) => linkRows().map(([link, l]) =>
+    `${link}: ${perSecond(valueAt([D.bins, l.v], p.time(x)), "B")}` +
+    (l.limit ? ` of ${perSecond(l.limit, "B")}` : "")).join("\n"));
+
+new Panel("ready", () => one().ready[0].length ? 80 : 0, p => {
+    const top = Math.max(1, ...one().ready[1]) * 1.06;
+    line(p, one().ready, scale(p, top, Math.floor(top) + " tasks"), shown("#0072b2"));
+}, (x, y, p) => `${valueAt(one().ready, p.time(x))} tasks ready`);
+
+// ---- controls ----
+
+function legend() {
+    const place = document.getElementById("legend");
+    D.kinds.forEach((k, n) => {
+        if (!k.used) return;
+        const b = document.createElement("button"), i = document.createElement("i");
+        i.style.background = shown(k.color);
+        b.append(i, k.name);
+        b.title = "show only these";
+        b.onclick = () => {
+            view.only = view.only === n ? -1 : n;
+            for (const o of place.children) o.className = view.only < 0 || o === b ? "" : "off";
+            renderAll();
+        };
+        place.append(b);
+    });
+}
+
+function paintKeys() {
+    for (const i of document.querySelectorAll("i[data-color]"))
+        i.style.background = shown(i.dataset.color);
+    document.getElementById("legend").replaceChildren();
+    legend();
+}
+
+function setTheme(theme) {
+    document.documentElement.dataset.theme = theme;
+    paintKeys();
+    renderAll();
+}
+
+document.getElementById("all").onclick = () => zoom(...D.range);
+document.getElementById("in").onclick = () => {
+    const w = (view.to - view.from) / 4;
+    zoom(view.from + w, view.to - w);
+};
+document.getElementById("out").onclick = () => {
+    const w = (view.to - view.from) / 2;
+    zoom(view.from - w, view.to + w);
+};
+for (const [id, sign] of [["left", -1], ["right", 1]])
+    document.getElementById(id).onclick = () => {
+        const w = view.to - view.from;
+        const from = Math.max(D.range[0], Math.min(D.range[1] - w, view.from + sign * w / 2));
+        zoom(from, from + w);
+    };
+document.getElementById("step").onclick = () => {
+    const ends = [D.range[0], ...D.steps.map(s => s[1])];
+    const next = ends.findIndex(e => e > view.from + (view.to - view.from) * 0.02);
+    const n = next > 0 && next < ends.length ? next : 1;
+    zoom(ends[n - 1], ends[n] || D.range[1]);
+};
+document.getElementById("theme").onclick = () => {
+    const dark = luminance(css("--paper")) < 0.5;
+    setTheme(dark ? "light" : "dark");
+};
+const pick = document.getElementById("rank");
+if (pick) pick.onchange = () => { view.rank = Number(pick.value); renderAll(); };
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { paintKeys(); renderAll(); });
+addEventListener("resize", renderAll);
+if (D.ranks.length > 4) view.rank = 0;
+paintKeys();
+zoom(...D.first);
+renderAll();
+document.documentElement.dataset.drawn = panels.length;

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes report.html: one file that needs nothing else."""
+import html
+import json
+import pathlib
+
+from . import figures
+
+HERE = pathlib.Path(__file__).parent
+MOST_RANKS = 8  # in the pictures; the tables have all
+MOST_TASKS = 60000  # in the pictures
+MOST_POINTS = 4000  # of a curve
+BINS = 600
+COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00",
+          "#f0e442", "#999999", "#88ccee", "#ddcc77", "#aa4499"]
+
+# ---- text ----
+
+
+def ms(us):
+    return f"{us / 1e3:.3f}" if us < 1e6 else f"{us / 1e3:.1f}"
+
+
+def duration(us):
+    if us >= 1e6:
+        return f"{us / 1e6:.3f} s"
+    return f"{us / 1e3:.2f} ms" if us >= 1e3 else f"{us:.1f} µs"
+
+
+def percent(v):
+    return "" if v is None else f"{v:.1f}"
+
+
+def mib(n):
+    return f"{n / 2**20:.2f}" if n < 2**30 else f"{n / 2**20:.0f}"
+
+
+def rate(v, unit):
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if v < 1000:
+            return f"{v:.3g} {prefix}{unit}/s" if v else ""
+        v /= 1000
+    return f"{v * 1000:.3g} P{unit}/s"
+
+
+def esc(v):
+    return html.escape(str(v))
+
+
+def table(head, rows, text=1):
+    """The first `text` columns are words; a cell may be (colour, words)."""
+    def cell(tag, v, i):
+        mark = ' class="text"' if i < text else ""
+        if isinstance(v, tuple):
+            v, inner = v[1], f'<i data-color="{v[0]}"></i>'
+        else:
+            inner = ""
+        return f"<{tag}{mark}>{inner}{esc(v)}</{tag}>"
+    out = ['<div class="scroll"><table><thead><tr>']
+    out += [cell("th", v, i) for i, v in enumerate(head)]
+    out.append("</tr></thead><tbody>")
+    for row in rows:
+        out.append("<tr>")
+        out += [cell("td", v, i) for i, v in enumerate(row)]
+        out.append("</tr>")
+    out.append("</tbody></table></div>")
+    return "".join(out)
+
+
+# ---- tables ----
+
+def worker_table(rows):
+    many = len({r["rank"] for r in rows}) > 1
+    def row(r):
+        span = (r["busy_us"] + r["transfer_us"] + r["runtime_us"] +
+                r["idle_us"]) or 1
+        name = (f'rank {r["rank"]}: ' if many else "") + r["name"]
+        return [name, r["tasks"], *(percent(100 * r[k] / span) for k in
+                ("busy_us", "transfer_us", "runtime_us", "idle_us"))]
+    return table(["worker", "tasks", "busy %", "transfer %", "StarPU %",
+                  "idle %"], [row(r) for r in rows])
+
+
+def kind_table(rows, colors):
+    def row(k):
+        speed = (rate(k["flops_per_s"], "FLOP") if k["flops"] else
+                 rate(k["bytes_per_s"], "B"))
+        return [(colors[k["kind"]], k["kind"]), k["place"], k["count"],
+                ms(k["total_us"]), ms(k["mean_us"]), ms(k["median_us"]),
+                ms(k["max_us"]), speed, percent(k["limit_percent"]),
+                percent(k["hidden_percent"])]
+    return table(["task", "place", "count", "total ms", "mean ms", "median ms",
+                  "longest ms", "achieved", "% of limit", "hidden %"],
+                 [row(k) for k in rows], 2)
+
+
+def hidden_rows(kinds):
+    """What ran beside a forward or backward, by what it is."""
+    groups = {"up": "copies to the GPU", "down": "copies to the host",
+              "lane": "collectives", "io": "disk"}
+    sums = {}
+    for k in kinds:
+        if k["hidden_percent"] is None:
+            continue
+        name = ("optimizer" if k["kind"] == "adam" else
+                groups.get(k["place"]) if k["kind"] in figures.TRANSFER else
+                None)
+        name = name or ("copies and sums in memory"
+                        if k["kind"] in figures.TRANSFER else "the rest")
+        s = sums.setdefault(name, [0, 0.0, 0.0, 0])
+        s[0] += k["count"]
+        s[1] += k["total_us"]
+        s[2] += k["hidden_us"]
+        s[3] += k["bytes"]
+    return sums
+
+
+def hidden_table(sums):
+    return table(["kind", "tasks", "total ms", "hidden ms", "hidden %", "MiB"],
+                 [[name, n, ms(total), ms(under),
+                   percent(100 * under / total if total else 0),
+                   mib(size) if size else ""]
+                  for name, (n, total, under, size) in sums.items()])
+
+
+def link_table(rows):
+    many = len({r["rank"] for r in rows}) > 1
+    return table(["link", "tasks", "MiB", "busy ms", "while busy",
+                  "% of limit", "hidden %"],
+                 [[(f'rank {r["rank"]}: ' if many else "") + r["link"],
+                   r["tasks"], mib(r["bytes"]), ms(r["busy_us"]),
+                   rate(r["bytes_per_s"], "B"), percent(r["limit_percent"]),
+                   percent(r["hidden_percent"])] for r in rows])
+
+
+def memory_table(ranks, memories):
+    rows = []
+    for rank, tiers in zip(ranks, memories):
+        for tier, m in tiers.items():
+            used = figures.peak(m["series"].values())
+            rows.append([f"rank {rank.number}: {tier}", mib(used),
+                         mib(m["plan"]), percent(100 * used / m["plan"])])
+    return table(["memory", "most in use, MiB", "planned MiB", "%"], rows)
+
+
+def path_section(path, colors):
+    step = path["step_us"]
+    rows = [[(colors[k], k), ms(us), percent(100 * us / step),
+             percent(100 * path["saved"].get(k, 0))]
+            for k, us in sorted(path["kinds"].items(), key=lambda x: -x[1])]
+    rows.append(["between tasks", ms(path["gaps_us"]),
+                 percent(100 * path["gaps_us"] / step), ""])
+    words = "".join(f"<li>{esc(w)}</li>" for w in path["words"])
+    return (f"<ul>{words or '<li>nothing stands out</li>'}</ul>" +
+            table(["on the path", "ms per step", "% of it",
+                   "saved % by half of all such tasks"], rows) +
+            chain_details(path["chain"], colors))
+
+
+def chain_details(chain, colors, most=400):
+    """The path of the last step, task by task."""
+    last = max((c["step"] for c in chain), default=0)
+    tail = [c for c in chain if c["step"] == last][-most:]
+    rows = [[(colors[c["kind"]], f'{c["kind"]} {c["unit"]}'.strip()),
+             f'rank {c["rank"]}', c["worker"], ms(c["begin_us"]), ms(c["us"]),
+             ms(c["gap_us"])] for c in tail]
+    return (f"<details><summary>the path of step {last + 1}, {len(rows)} tasks"
+            "</summary>" + table(["task", "", "worker", "begins ms", "takes ms",
+                                  "after a gap of ms"], rows, 3) + "</details>")
+
+
+# ---- data of the pictures ----
+
+def thin(points):
+    """At most MOST_POINTS of a step function, the largest of each bucket."""
+    if len(points) <= MOST_POINTS:
+        return points
+    size, out = len(points) / MOST_POINTS, []
+    for n in range(MOST_POINTS):
+        part = points[int(n * size):int((n + 1) * size)]
+        if part:
+            out.append((part[0][0], max(v for _, v in part)))
+    return out
+
+
+def columns(points):
+    points = thin(points)
+    return [[round(t, 1) for t, _ in points], [v for _, v in points]]
+
+
+def task_data(rank, begin, end):
+    t = rank.tasks
+    inside = [i for i in range(len(t)) if t.end[i] >= begin and
+              t.begin[i] <= end]
+    return {"b": [round(t.begin[i], 1) for i in inside],
+            "d": [round(t.end[i] - t.begin[i], 1) for i in inside],
+            **{key: [column[i] for i in inside] for key, column in
+               (("w", t.worker), ("k", t.kind), ("u", t.unit), ("s", t.step),
+                ("n", t.bytes))},
+            "f": [round(t.flops[i]) for i in inside]}
+
+
+def rank_data(rank, memory, begin, end, bins):
+    ready = rank.ready
+    pairs = [(ready[i], int(ready[i + 1])) for i in range(0, len(ready), 2)
+             if ready[i] <= end]
+    series = figures.link_series(rank, begin, end, bins)
+    place = {"network": "lane", "to the GPU": "up", "to the host": "down"}
+    links = {}
+    for link in figures.LINKS:
+        if link in series:
+            limit = rank.about["rates"].get(place.get(link, "io"), {})
+            links[link] = {"v": [round(v) for v in series[link]],
+                           "limit": limit.get("bytes_per_s", 0)}
+    tiers = {tier: {"plan": m["plan"], "classes": [
+        {"name": name, "plan": m["classes"].get(name, 0),
+         "points": columns(m["series"][name])}
+        for name in sorted(m["series"],
+                           key=lambda n: -m["classes"].get(n, 0))]}
+        for tier, m in memory.items()}
+    return {"rank": rank.number,
+            "workers": [figures.worker_name(rank, w)
+                        for w in range(len(rank.about["workers"]))],
+            "links": links, "memory": tiers, "ready": columns(pairs),
+            **task_data(rank, begin, end)}
+
+
+def picture_range(ranks, begin, end):
+    """Everything, or as many whole steps as the pictures hold."""
+    first = min(min(r.tasks.begin) for r in ranks)
+    last = max(max(r.tasks.end) for r in ranks)
+    total = sum(len(r.tasks) for r in ranks)
+    if total <= MOST_TASKS:
+        return first, last, ""
+    ends = [e for _, e in figures.step_ends(ranks[0]) if begin <= e <= end]
+    count, stop = 0, end
+    for a, b in zip(ends, ends[1:]):
+        count += sum(len(figures.indexes(r, a, b)) for r in ranks)
+        if count > MOST_TASKS:
+            break
+        stop = b
+    return begin, stop, (f"The pictures show part of the {total} tasks; the "
+                         "tables count all.")
+
+
+def shown_ranks(ranks):
+    if len(ranks) <= MOST_RANKS:
+        return ranks
+    step = len(ranks) / MOST_RANKS
+    return [ranks[int(i * step)] for i in range(MOST_RANKS)]
+
+
+def picture_data(ranks, memories, window, span):
+    shown = shown_ranks(ranks)
+    begin, end = span
+    used = {k for r in shown for k in set(r.tasks.kind)}
+    classes = {}
+    for m in memories:
+        for tier in m.values():
+            for name in tier["series"]:
+                classes.setdefault(name, COLORS[len(classes) % len(COLORS)])
+    data = [rank_data(r, memories[ranks.index(r)], begin, end, BINS)
+            for r in shown]
+    return {
+        "kinds": [{"name": k["name"], "color": k["color"], "used": i in used}
+                  for i, k in enumerate(ranks[0].about["kinds"])],
+        "units": ranks[0].units, "range": [begin, end],
+        "first": [begin, end], "window": list(window[:2]),
+        "steps": [[s, round(e, 1)] for s, e in figures.step_ends(ranks[0])],
+        "bins": [round(begin + i * (end - begin) / BINS, 1)
+                 for i in range(BINS)],
+        "classes": classes, "ranks": data,
+        "linkColors": dict(zip(figures.LINKS, COLORS)),
+        "tiers": sorted({t for m in memories for t in m},
+                        key=("device", "cpu", "nvme").index)}
+
+
+# ---- the page ----
+
+def keys(colors):
+    return '<div class="keys">' + "".join(
+        f'<span><i data-color="{c}"></i>{esc(n)}</span>'
+        for n, c in colors.items()) + "</div>"
+
+
+def cards(window, workers, hidden, path):
+    begin, end, steps = window
+    compute = [w for w in workers if w["place"] in ("compute", "host")]
+    gpu = [w for w in compute if w["place"] == "compute"] or compute
+    busy = 100 * sum(w["busy_us"] for w in gpu) / ((end - begin) * len(gpu))
+    items = [(duration((end - begin) / steps),
+              f"a step (mean of {steps})"),
+             (f"{busy:.1f} %", "GPU busy" if gpu is not compute else
+              "compute workers busy")]
+    for name, (_, total, under, _) in hidden.items():
+        if name != "the rest" and total:
+            items.append((f"{100 * under / total:.1f} %", f"{name} hidden"))
+    return '<div class="cards">' + "".join(
+        f'<div class="card"><b>{esc(v)}</b><span>{esc(t)}</span></div>'
+        for v, t in items) + "</div>"
+
+
+def about_line(ranks, command):
+    a = ranks[0].about
+    where = ("a simulated run" if a["simulated"] else
+             f"a run on {a['host']}" + (" with a GPU" if a["gpu"] else ""))
+    return (f"<p>Steps {a['from'] + 1} to {a['to']} of {where}, "
+            f"{a['ranks']} rank{'s' if a['ranks'] > 1 else ''}, "
+            f"{len(a['units'])} units, izar {esc(a['version'])}."
+            f"<br><code>{esc(command)}</code></p>")
+
+
+CONTROLS = """<div class="bar"><button id="all">all</button><button
+id="step">next step</button><button id="in">+</button><button id="out">−</button><button
+id="left">◀</button><button id="right">▶</button>{ranks}<button id="theme">light or dark</button>
+<div class="legend" id="legend"></div></div>"""
+
+NOTES = """<h2>What the figures mean</h2><ul>
+<li>Tables count whole steps: from the end of the first traced step's <code>clip</code> to that of
+the last ({begin} to {end} in the pictures), so each step has the optimizer of the one before under
+it. Dashed lines are ends of steps.</li>
+<li>Hidden: the part of a task's time in which a forward, backward or evaluation ran on the same rank.</li>
+<li>Bytes are those that izar counts for a task: what the link, the network, the disk or the memory
+moves for it. Flops are those of matrix products.</li>
+<li>The limit is the measured rate of matrix products, or that of the simulated machine; empty: not
+measured.</li>
+<li>Memory in use: a buffer counts from the begin of the task that overwrites it to the end of the
+last one that uses that content; scratch, files and the collectives' own buffers always.</li>
+<li>The critical path is walked back from the end of the last step: each time to the task whose end
+came last among those that had to come before. "Saved" replays all tasks with the same order on each
+worker and half the time for one kind.</li>{more}</ul>"""
+
+
+def page(title, body, data):
+    css = (HERE / "report.css").read_text(encoding="utf-8")
+    js = (HERE / "report.js").read_text(encoding="utf-8")
+    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, '
+            f'initial-scale=1"><title>{esc(title)}</title><style>{css}</style>'
+            f'</head><body>{body}<div id="tip"></div><script '
+            f'type="application/json" id="data">{text}</script><script>{js}'
+            "</script></body></html>\n")
+
+
+def rank_choice(shown):
+    if len(shown) < 2:
+        return ""
+    options = "".join(f'<option value="{i}">rank {r.number}</option>'
+                      for i, r in enumerate(shown))
+    return ('<select id="rank"><option value="-1">all ranks</option>'
+            f"{options}</select>")
+
+
+def notes(window, path, warnings, cut):
+    more = [w for w in (cut, *warnings) if w]
+    n, worst = path["backward"]
+    if n:
+        more.append(f"{n} collectives end on one rank before another began "
+                    f"them: the ranks' clocks are at least {worst:.1f} µs "
+                    "apart.")
+    return NOTES.format(begin=duration(window[0]), end=duration(window[1]),
+                        more="".join(f"<li>{esc(m)}</li>" for m in more))
+
+
+def write(path_out, ranks, memories, path, command, warnings):
+    """memories: of each rank; path: what path.analyse found."""
+    window = figures.window(ranks)
+    begin, end, _ = window
+    colors = {k["name"]: k["color"] for k in ranks[0].about["kinds"]}
+    span = picture_range(ranks, begin, end)
+    data = picture_data(ranks, memories, window, span[:2])
+    workers = figures.workers(ranks, begin, end)
+    kinds = figures.kinds(ranks, begin, end)
+    hidden = hidden_rows(kinds)
+    used = {k: c for k, c in data["linkColors"].items()
+            if any(k in r["links"] for r in data["ranks"])}
+    ring = "".join(f'<div><canvas id="memory-{t}"></canvas></div>'
+                   for t in data["tiers"])
+    body = [
+        "<h1>Where the time went</h1>", about_line(ranks, command),
+        *(f'<p style="color:var(--mark)">{esc(w)}</p>' for w in warnings),
+        cards(window, workers, hidden, path),
+        "<h2>What would shorten a step</h2>", path_section(path, colors),
+        CONTROLS.format(ranks=rank_choice(data["ranks"]
+                                          and shown_ranks(ranks))),
+        "<h2>Workers</h2>",
+        '<p class="faint">Drag to zoom, double-click for everything.</p>',
+        '<div><canvas id="gantt"></canvas></div>',
+        "<h2>Units</h2>",
+        '<p class="faint">In each unit from top to bottom: what brings '
+        "parameters, computation, what takes gradients away, the optimizer.</p>",
+        '<div><canvas id="units"></canvas></div>',
+        "<h2>Memory in use</h2>", keys(data["classes"]), ring,
+        "<h2>Links</h2>", keys(used) if used else
+        "<p>Nothing crossed a link.</p>",
+        '<div><canvas id="links"></canvas></div>',
+        "<h2>Ready tasks</h2>", '<div><canvas id="ready"></canvas></div>',
+        "<h2>Tables</h2>", "<h3>Workers</h3>", worker_table(workers),
+        "<h3>Tasks</h3>", kind_table(kinds, colors),
+        "<h3>Hidden behind computation</h3>", hidden_table(hidden),
+        "<h3>Links</h3>", link_table(figures.links(ranks, begin, end)),
+        "<h3>Memory</h3>", memory_table(ranks, memories),
+        notes(window, path, warnings, span[2])]
+    title = f"izar: {' '.join(command.split()[-2:])}"
+    path_out.write_text(page(title, "\n".join(body), data), encoding="utf-8")

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a command traced and converts what StarPU wrote."""
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+from . import records
+
+FLUSH = "FxT is flushing"
+OURS = ("raw", "starvz", "report.html", "trace.json")
+
+
+class Refused(Exception):
+    """Something that the user has to change."""
+
+
+def say(text):
+    print(f"[trace] {text}", file=sys.stderr, flush=True)
+
+
+def prepare(out):
+    """An empty folder for the trace: nothing of an earlier one may be mixed
+    in."""
+    if out.exists() and any(out.iterdir()) and not (out / "raw").is_dir():
+        raise Refused(f"{out} is not empty and holds no trace: choose another "
+                      "folder")
+    for name in OURS:
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    (out / "raw").mkdir(parents=True)
+    return (out / "raw").resolve()
+
+
+def environment(raw, steps):
+    env = {k: v for k, v in os.environ.items()
+           if k not in ("STARPU_GENERATE_TRACE", "STARPU_FXT_SUFFIX",
+                        "IZ_TRACE_STEPS")}
+    env["IZ_TRACE"] = str(raw)
+    if steps:
+        env["IZ_TRACE_STEPS"] = steps
+    return env
+
+
+def is_open_mpi(launcher):
+    try:
+        r = subprocess.run([launcher, "--version"], capture_output=True,
+                           text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "Open MPI" in r.stdout
+
+
+def hand_on(command, names):
+    """Open MPI gives ranks on other hosts only the variables it is told."""
+    launcher = pathlib.Path(command[0]).name
+    if launcher in ("mpirun", "mpiexec", "orterun") and is_open_mpi(command[0]):
+        extra = [x for n in names for x in ("-x", n)]
+        return [command[0], *extra, *command[1:]]
+    return command
+
+
+class Watch(threading.Thread):
+    """Passes the error stream on and counts what FxT says in it."""
+
+    def __init__(self, stream):
+        super().__init__(daemon=True)
+        self.stream, self.flushes = stream, 0
+
+    def run(self):
+        for line in self.stream:
+            self.flushes += line.count(FLUSH.encode())
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+
+
+def run(command, raw, steps):
+    """Returns the exit status and how often FxT wrote in the middle of it."""
+    env = environment(raw, steps)
+    names = [n for n in ("IZ_TRACE", "IZ_TRACE_STEPS",
+                         "STARPU_TRACE_BUFFER_SIZE") if n in env]
+    try:
+        p = subprocess.Popen(hand_on(command, names), env=env,
+                             stderr=subprocess.PIPE)
+    except OSError as e:
+        raise Refused(f"{command[0]}: {e.strerror}") from e
+    watch = Watch(p.stderr)
+    watch.start()
+    # Ctrl-C is for the command: it ends its step, and the trace is made of it.
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    status = p.wait()
+    watch.join(10)
+    signal.signal(signal.SIGINT, old)
+    return status, watch.flushes
+
+
+# ---- conversion ----
+
+def descriptions(raw):
+    found = [records.read_about(p) for p in raw.glob("rank-*.json")]
+    return sorted(found, key=lambda a: a["rank"])
+
+
+def find_fxt_tool(program):
+    """That of the StarPU which the program runs with: each build has a format
+    of its own."""
+    r = subprocess.run(["ldd", program], capture_output=True, text=True)
+    m = re.search(r"libstarpu-\S+ => (\S+)", r.stdout)
+    places = []
+    if m:
+        lib = pathlib.Path(m.group(1)).parent
+        places = [lib.parent / "bin", lib.parent.parent / "bin"]
+    for place in places:
+        tool = place / "starpu_fxt_tool"
+        if os.access(tool, os.X_OK):
+            return tool
+    raise Refused(f"no starpu_fxt_tool beside {m.group(1) if m else 'StarPU'}, "
+                  f"which {program} runs with")
+
+
+def prof_file(raw, rank):
+    found = [p for p in raw.glob("prof_file_*")
+             if p.name.rpartition("_")[2] == str(rank)]
+    if len(found) != 1:
+        raise Refused(f"{raw} holds {len(found)} traces of rank {rank}; with "
+                      "several hosts, copy them there and use --again")
+    return found[0]
+
+
+def convert(tool, raw, rank):
+    """Lets starpu_fxt_tool write one rank's files; returns their folder.  Each
+    rank by itself: no limit of their number, and the clocks are ours."""
+    folder = raw / f"rank-{rank}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    r = subprocess.run([tool, "-memory-states", "-i", prof_file(raw, rank)],
+                       cwd=folder, capture_output=True, text=True)
+    if r.returncode or not (folder / "tasks.rec").is_file():
+        raise Refused(f"{tool} failed on rank {rank}:\n{r.stderr[-1000:]}")
+    backward = re.search(r".*communications? finished before.*",
+                         r.stderr + r.stdout)
+    if backward:
+        say(f"rank {rank}: {backward.group(0).strip()}")
+    return folder
+
+
+def read_all(raw):
+    """All ranks on one clock."""
+    raw = raw.resolve()
+    about = descriptions(raw)
+    if not about:
+        raise Refused("the command left no trace: it must start a program of "
+                      "izar that trains or simulates")
+    lost = set(range(about[0]["ranks"])) - {a["rank"] for a in about}
+    if about[0]["simulated"]:
+        lost = set()
+    if lost:
+        raise Refused(f"no trace of rank {min(lost)} in {raw}; with several "
+                      "hosts, copy the files there and use --again")
+    tool = find_fxt_tool(about[0]["program"])
+    try:
+        ranks = [records.read_rank(a, convert(tool, raw, a["rank"]))
+                 for a in about]
+    except records.BadTrace as e:
+        raise Refused(str(e)) from e
+    records.align(ranks)
+    return ranks

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StarVZ's pictures, where R, StarVZ and pajeng are installed.  StarVZ 0.8 reads
+columns of Paje events by their place, and StarPU added some in 1.4.8, so the
+trace is written over into the layout that StarVZ knows."""
+import os
+import pathlib
+import shutil
+import subprocess
+
+from . import run
+
+# Debian's packages of what StarVZ needs; R packages of StarVZ and what Debian
+# has no package of.
+PACKAGES = """r-base-core r-base-dev r-cran-tidyverse r-cran-patchwork
+r-cran-yaml r-cran-zoo r-cran-gtools r-cran-ggrepel r-cran-viridis r-cran-rcpp
+r-cran-bh r-cran-lpsolve pajeng recutils zlib1g-dev""".split()
+R_PACKAGES = ("data.tree", "arrow", "starvz")
+PROGRAMS = ("Rscript", "pj_dump", "rec2csv", "awk", "gzip")
+
+
+# ---- the layout of columns that StarVZ knows ----
+
+EVENT_20 = ("Time Container Type Value Size Params Footprint Tag JobId "
+            "SubmitOrder GFlop X Y Iteration Subiteration NumaNodes").split()
+LINK_MORE = "MPITAG MPIType Priority Handle".split()
+
+
+class Layout:
+    """Writes events with the fields that StarVZ wants; what the trace lacks is
+    filled in."""
+
+    def __init__(self):
+        self.number, self.fields = None, {}
+        self.wanted = {"20": EVENT_20}
+        self.fill = {"MPITAG": "0", "MPIType": "IntraNode", "Priority": "0"}
+
+    def header(self, line):
+        """One line of the definitions: what is kept of it."""
+        words = line[1:].split()
+        if not words:
+            return [line]
+        if words[0] == "EventDef":
+            self.number = words[2]
+            self.fields[self.number] = []
+            return [line]
+        if words[0] == "EndEventDef":
+            return self.end(line)
+        self.fields[self.number].append(words[0])
+        keep = self.number in self.wanted or self.number in ("23", "24")
+        return [] if keep else [line]
+
+    def end(self, line):
+        n, have = self.number, self.fields[self.number]
+        if n in ("23", "24"):
+            self.wanted[n] = (have[:6] + LINK_MORE if n == "24" else
+                              [f for f in have if f not in
+                               ("HName", "X", "Y")])
+        if n not in self.wanted:
+            return [line]
+        types = {"Time": "date"}
+        return [f"%\t{f}\t{types.get(f, 'string')}\n"
+                for f in self.wanted[n]] + [line]
+
+    def event(self, line):
+        number, _, rest = line.partition("\t")
+        if number not in self.wanted:
+            return line
+        have = dict(zip(self.fields[number], rest.rstrip("\n").split("\t")))
+        return "\t".join([number, *(have.get(f, self.fill.get(f, '""'))
+                                    for f in self.wanted[number])]) + "\n"
+
+
+def compatible(source, target):
+    """Copies a paje.trace into StarVZ's layout, line by line."""
+    layout = Layout()
+    with open(source, encoding="utf-8", errors="replace") as f, \
+            open(target, "w", encoding="utf-8") as out:
+        for line in f:
+            if line.startswith("%"):
+                out.writelines(layout.header(line))
+            else:
+                out.write(layout.event(line))
+
+
+# ---- its configuration, from the colours of the program ----
+
+def panel(name, active, **more):
+    body = ", ".join([f"active: {'TRUE' if active else 'FALSE'}",
+                      *(f"{k}: {v}" for k, v in more.items())])
+    return f"{name}: {{{body}}}\n"
+
+
+def configuration(about):
+    """The colours are those of the codelets, and all panels that mean something
+    for this run."""
+    tasks = "".join(f"  {k['name']}: {{color: \"{k['color']}\", use: TRUE}}\n"
+                    for k in about["kinds"])
+    return ("app_tasks:\n" + tasks + "base_size: 14\nexpand: 0.02\n" +
+            panel("guided", False) + panel("title", True, height=0.5) +
+            panel("kiteration", True, legend="TRUE", height=3, subite="TRUE") +
+            "st:\n  active: TRUE\n  outliers: FALSE\n  alpha: 1.0\n"
+            "  idleness: TRUE\n  makespan: TRUE\n  cpb: FALSE\n"
+            "  abe: {active: FALSE}\n  height: 3\n  expand: 0.05\n" +
+            panel("starpu", True, legend="TRUE", height=3) +
+            panel("submitted", True, legend="TRUE", height=1.5) +
+            panel("ready", True, legend="TRUE", height=1.5))
+
+
+# ---- is it here? ----
+
+def r_has(package):
+    r = subprocess.run(["Rscript", "-e", f"cat(nzchar(system.file(package="
+                        f"'{package}')))"], capture_output=True, text=True)
+    return r.stdout.strip().endswith("TRUE")
+
+
+def missing():
+    """What StarVZ's pictures need and is not here."""
+    lost = [p for p in PROGRAMS if not shutil.which(p)]
+    if "Rscript" in lost:
+        return lost + [f"R package {p}" for p in R_PACKAGES]
+    return lost + [f"R package {p}" for p in R_PACKAGES if not r_has(p)]
+
+
+def tools_folder():
+    r = subprocess.run(["Rscript", "-e", "cat(system.file('tools', "
+                        "package='starvz'))"], capture_output=True, text=True)
+    return pathlib.Path(r.stdout.strip())
+
+
+# ---- draw ----
+
+FILES = ("tasks.rec", "data.rec", "dag.dot")
+
+
+def draw_rank(tool, raw, out, rank):
+    """One rank in a fresh folder: StarVZ deletes what it has read."""
+    work = out / f"rank-{rank.number}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    folder = raw / f"rank-{rank.number}"
+    compatible(folder / "paje.trace", work / "paje.trace")
+    for name in FILES:
+        shutil.copy(folder / name, work / name)
+    (out / "starvz.yaml").write_text(configuration(rank.about),
+                                     encoding="utf-8")
+    picture = out / f"rank-{rank.number}.png"
+    env = {**os.environ, "STARVZ_TOOLS": str(tool.parent)}
+    r = subprocess.run([tool, "-t", "-k", "-c", out / "starvz.yaml", "-s",
+                        picture, work], env=env, capture_output=True,
+                       text=True)
+    made = sorted(out.glob(f"rank-{rank.number}*.png"))
+    if r.returncode or not made:
+        run.say(f"StarVZ drew nothing of rank {rank.number}:\n"
+                f"{(r.stdout + r.stderr)[-1000:]}")
+        return False
+    shutil.rmtree(work)
+    return True
+
+
+def draw(folder, ranks):
+    """True where it drew; without StarVZ nothing is said but that."""
+    lost = missing()
+    if lost:
+        run.say(f"no StarVZ pictures: {', '.join(lost)} not installed "
+                "(tools/trace --install-starvz)")
+        return False
+    out = (folder / "starvz").resolve()
+    out.mkdir(exist_ok=True)
+    tool = tools_folder() / "starvz"
+    raw = (folder / "raw").resolve()
+    return all([draw_rank(tool, raw, out, r) for r in ranks])
+
+
+# ---- install ----
+
+def apt_knows(package):
+    r = subprocess.run(["apt-cache", "policy", package], capture_output=True,
+                       text=True)
+    return "Candidate: (none)" not in r.stdout and "Candidate:" in r.stdout
+
+
+def install():
+    """Installs what the distribution has, then tells what is still missing and
+    where it is."""
+    if not shutil.which("apt-get"):
+        run.say("no apt-get here: install R, pajeng and recutils yourself")
+    elif os.geteuid():
+        run.say("as root: apt-get install --no-install-recommends " +
+                " ".join(PACKAGES))
+    else:
+        have = [p for p in PACKAGES if apt_knows(p)]
+        subprocess.run(["apt-get", "install", "-y", "--no-install-recommends",
+                        *have], env={**os.environ,
+                                     "DEBIAN_FRONTEND": "noninteractive"})
+        for p in sorted(set(PACKAGES) - set(have)):
+            run.say(f"{p}: this distribution has no such package")
+    if shutil.which("Rscript"):
+        for p in R_PACKAGES:
+            if not r_has(p):
+                install_r(p)
+    lost = missing()
+    for p in lost:
+        run.say(f"missing: {p}")
+    if any("R package" in p for p in lost):
+        run.say("R packages: in R, install.packages(c('data.tree', 'arrow')) "
+                "from CRAN and remotes::install_github('schnorr/starvz'); or "
+                "conda install -c conda-forge r-arrow. Everything else works "
+                "without them.")
+    return 1 if lost else 0
+
+
+def install_r(package):
+    source = ("remotes::install_github('schnorr/starvz')"
+              if package == "starvz" else
+              f"install.packages('{package}', repos='https://cloud.r-project.org')")
+    run.say(f"R package {package} ...")
+    r = subprocess.run(["Rscript", "-e", source], capture_output=True,
+                       text=True)
+    if not r_has(package):
+        run.say(f"R package {package} could not be installed: " +
+                (r.stderr.strip().splitlines() or ["no reason given"])[-1])
