@@ -329,6 +329,21 @@ def matched(ranks):
     return [m for m in found.values() if len(m) == len(ranks) > 1]
 
 
+def waits(ranks, groups, begin, end):
+    """({rank: us its collectives waited for a rank that came later}, {rank: how
+    often it came last}) in the window."""
+    waited, last = dict.fromkeys(range(len(ranks)), 0.0), {}
+    for g in groups:
+        latest, who = max((ranks[r].tasks.begin[i], r) for r, i in g)
+        if not begin <= latest < end:
+            continue
+        last[who] = last.get(who, 0) + 1
+        for r, i in g:
+            waited[r] += (min(latest, ranks[r].tasks.end[i]) -
+                          ranks[r].tasks.begin[i])
+    return waited, last
+
+
 def backward(ranks, groups):
     """(how many collectives end on one rank before another began, the largest
     such time): by so much the clocks are apart at least."""

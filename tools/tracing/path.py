@@ -108,8 +108,8 @@ def savings(graph, begin, end, kinds):
 
 
 ADVICE = {
-    ("forward", None): "computation: it is the limit that should be",
-    ("backward", None): "computation: it is the limit that should be",
+    ("forward", None): "forward: computation is the limit that should be",
+    ("backward", None): "backward: computation is the limit that should be",
     ("fetch", "lane"): "fetches over the network: more samples per step, or "
                        "run.schedule=breadth_first, which fetches a unit once "
                        "for all micro-batches",
@@ -176,6 +176,20 @@ def words(graph, chain, saved, gap_percent):
     return out
 
 
+def late_words(graph, begin, end):
+    """Whether ranks wait for each other."""
+    waited, last = figures.waits(graph.ranks, graph.groups, begin, end)
+    if not last:
+        return []
+    part = 100 * sum(waited.values()) / len(waited) / (end - begin)
+    who = max(last, key=last.get)
+    if part < 5:
+        return []
+    return [f"{part:.0f} % of the time a rank's collectives wait for a rank "
+            f"that comes later; rank {graph.ranks[who].number} is last at "
+            f"{100 * last[who] / sum(last.values()):.0f} % of them."]
+
+
 def analyse(ranks, begin, end, steps):
     graph = Graph(ranks)
     _, last = window_clips(graph, begin, end)
@@ -184,11 +198,14 @@ def analyse(ranks, begin, end, steps):
     present = sorted({graph.kind(n) for n in graph.order})
     saved = savings(graph, begin, end, present)
     gap_percent = 100 * gaps / (end - begin)
+    spoken = (words(graph, chain, saved, gap_percent) +
+              late_words(graph, begin, end))
     return {
         "step_us": (end - begin) / steps, "steps": steps,
         "kinds": {k: v / steps for k, v in kinds.items()},
         "gaps_us": gaps / steps, "saved": saved,
-        "words": words(graph, chain, saved, gap_percent),
+        "words": spoken,
+        "waits": figures.waits(ranks, graph.groups, begin, end),
         "chain": [describe(graph, n, gap, begin) for n, gap in tasks],
         "backward": figures.backward(ranks, graph.groups)}
 

@@ -8,6 +8,7 @@ const MOVES_OUT = ["reduce", "offload", "norm", "clip", "store"];
 // Okabe and Ito's colours, and lighter ones of them where there are more.
 const COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9",
     "#d55e00", "#f0e442", "#999999", "#88ccee", "#ddcc77", "#aa4499"];
+addEventListener("error", e => { document.documentElement.dataset.error = e.message; });
 const view = { from: D.range[0], to: D.range[1], rank: -1, only: -1 };
 const panels = [];
 const tip = document.getElementById("tip");
@@ -23,7 +24,7 @@ function luminance(color) {
 
 // A colour that cannot be told from the paper is drawn as ink.
 function shown(color) {
-    return Math.abs(luminance(color) - luminance(css("--paper"))) < 0.08
+    return Math.abs(luminance(color) - luminance(css("--paper"))) < 0.12
         ? css("--ink") : color;
 }
 
@@ -330,12 +331,16 @@ function unitHeight() {
     return Math.max(4, Math.min(28, Math.floor(420 / D.units.length)));
 }
 
+// Upper ends of the four lanes of a unit, as parts of its height.
+const LANES = [0, 0.22, 0.6, 0.8, 1];
+
 new Panel("units", () => unitHeight() * D.units.length, p => {
-    const h = unitHeight(), part = (h - 1) / 4, r = one();
+    const h = unitHeight(), r = one();
     D.units.forEach((unit, u) => {
         if (h >= 11 || u % Math.ceil(12 / h) === 0) p.label(unit, u * h + h / 2);
         for (let k = 0; k < 4; k++)
-            drawRow(p, r, r.byUnit[u * 4 + k] || [], u * h + k * part, Math.max(part, 1));
+            drawRow(p, r, r.byUnit[u * 4 + k] || [], u * h + LANES[k] * (h - 1),
+                Math.max((LANES[k + 1] - LANES[k]) * (h - 1), 1));
         p.g.strokeStyle = css("--line");
         p.g.globalAlpha = 0.5;
         p.g.strokeRect(p.left, u * h - 0.5, p.width, 0);
@@ -343,7 +348,7 @@ new Panel("units", () => unitHeight() * D.units.length, p => {
     });
 }, (x, y, p) => {
     const h = unitHeight(), u = Math.floor(y / h), r = one();
-    const k = Math.min(3, Math.floor((y - u * h) / ((h - 1) / 4)));
+    const k = LANES.findLastIndex(l => l * (h - 1) <= y - u * h && l < 1);
     const i = taskAt(p, r, r.byUnit[u * 4 + k] || [], x);
     return i < 0 ? D.units[u] || null : describe(r, i);
 });
@@ -520,7 +525,8 @@ if (pick) pick.onchange = () => { view.rank = Number(pick.value); renderAll(); }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { paintKeys(); renderAll(); });
 addEventListener("resize", renderAll);
 if (D.ranks.length > 4) view.rank = 0;
+if (["#light", "#dark"].includes(location.hash))
+    document.documentElement.dataset.theme = location.hash.slice(1);
 paintKeys();
 zoom(...D.first);
-renderAll();
 document.documentElement.dataset.drawn = panels.length;

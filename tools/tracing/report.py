@@ -123,14 +123,23 @@ def hidden_table(sums):
                   for name, (n, total, under, size) in sums.items()])
 
 
-def link_table(rows):
-    many = len({r["rank"] for r in rows}) > 1
+def link_table(rows, ranks, waited):
+    """waited: us that each rank's collectives waited for others."""
+    numbers = [r.number for r in ranks]
+    def waits(r):
+        if r["link"] != "network" or len(ranks) < 2:
+            return ""
+        us = waited[numbers.index(r["rank"])]
+        return percent(100 * us / r["busy_us"] if r["busy_us"] else 0)
+    def row(r):
+        many = f'rank {r["rank"]}: ' if len(ranks) > 1 else ""
+        return [many + r["link"], r["tasks"], mib(r["bytes"]),
+                ms(r["busy_us"]), rate(r["bytes_per_s"], "B"),
+                percent(r["limit_percent"]), percent(r["hidden_percent"]),
+                waits(r)]
     return table(["link", "tasks", "MiB", "busy ms", "while busy",
-                  "% of limit", "hidden %"],
-                 [[(f'rank {r["rank"]}: ' if many else "") + r["link"],
-                   r["tasks"], mib(r["bytes"]), ms(r["busy_us"]),
-                   rate(r["bytes_per_s"], "B"), percent(r["limit_percent"]),
-                   percent(r["hidden_percent"])] for r in rows])
+                  "% of limit", "hidden %", "waits for ranks %"],
+                 [row(r) for r in rows])
 
 
 def memory_table(ranks, memories):
@@ -153,7 +162,7 @@ def path_section(path, colors):
     words = "".join(f"<li>{esc(w)}</li>" for w in path["words"])
     return (f"<ul>{words or '<li>nothing stands out</li>'}</ul>" +
             table(["on the path", "ms per step", "% of it",
-                   "saved % by half of all such tasks"], rows) +
+                   "saved by half, %"], rows) +
             chain_details(path["chain"], colors))
 
 
@@ -283,6 +292,9 @@ def keys(colors):
         for n, c in colors.items()) + "</div>"
 
 
+UNSUNG = ("the rest", "copies and sums in memory")  # without a card
+
+
 def cards(window, workers, hidden, path):
     begin, end, steps = window
     compute = [w for w in workers if w["place"] in ("compute", "host")]
@@ -293,7 +305,7 @@ def cards(window, workers, hidden, path):
              (f"{busy:.1f} %", "GPU busy" if gpu is not compute else
               "compute workers busy")]
     for name, (_, total, under, _) in hidden.items():
-        if name != "the rest" and total:
+        if name not in UNSUNG and total:
             items.append((f"{100 * under / total:.1f} %", f"{name} hidden"))
     return '<div class="cards">' + "".join(
         f'<div class="card"><b>{esc(v)}</b><span>{esc(t)}</span></div>'
@@ -399,7 +411,8 @@ def write(path_out, ranks, memories, path, command, warnings):
         "<h2>Tables</h2>", "<h3>Workers</h3>", worker_table(workers),
         "<h3>Tasks</h3>", kind_table(kinds, colors),
         "<h3>Hidden behind computation</h3>", hidden_table(hidden),
-        "<h3>Links</h3>", link_table(figures.links(ranks, begin, end)),
+        "<h3>Links</h3>", link_table(figures.links(ranks, begin, end), ranks,
+                   path["waits"][0]),
         "<h3>Memory</h3>", memory_table(ranks, memories),
         notes(window, path, warnings, span[2])]
     title = f"izar: {' '.join(command.split()[-2:])}"
