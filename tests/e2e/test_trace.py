@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/trace around real runs: the traced tasks are those of the graph, the
+bytes those that the run counts, and tracing changes no bit."""
+import collections
+import json
+import subprocess
+
+import pytest
+
+import run
+
+TRACE = run.ROOT / "tools" / "trace"
+UNITS = run.MODEL["layers"] + 2
+MICROS, SLICES = 2, 2
+CONFIG = {
+    **run.offload(3, "cpu", "cpu", None), "train_batch_size": 16,
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": MICROS,
+    "run.slices": SLICES, "run.steps": 7, "run.ring": UNITS,
+}
+
+
+ALONE = {**CONFIG, "train_batch_size": 8}  # for one rank
+
+
+def trace(place, ranks, config, *options, env=None):
+    """Runs tools/trace; returns its process, the run and the trace's folder."""
+    path = place.config(config)
+    out = path.with_suffix(".trace")
+    r = subprocess.run([TRACE, out, "--no-starvz", *options, "--",
+                        *run.command(ranks, path)], capture_output=True,
+                       text=True, env=run.environment(env),
+                       timeout=run.TIMEOUT_S)
+    output = json.loads(path.read_text())["run"]["output"]
+    return r, run.Result(r.returncode, r.stdout, r.stderr, output, 0,
+                         r.args[4:]), out
+
+
+def tasks(out):
+    events = json.loads((out / "trace.json").read_text())["traceEvents"]
+    return [e for e in events if e.get("cat") == "task"]
+
+
+def counts(out):
+    """{(rank, step): {kind: tasks}}; steps from 1."""
+    found = collections.defaultdict(collections.Counter)
+    for e in tasks(out):
+        found[e["pid"], e["args"]["step"]][e["name"]] += 1
+    return found
+
+
+def of_a_step(fetches):
+    """The graph's formula.  The embedding is reduced for its own use and for
+    the head's; norm is one per unit and one per loss."""
+    return {"batch": MICROS * SLICES, "fetch": fetches,
+            "forward": (UNITS - 1) * MICROS * SLICES,
+            "backward": UNITS * MICROS * SLICES, "reduce": (UNITS + 1) * MICROS,
+            "norm": UNITS + MICROS * SLICES, "clip": 1, "adam": UNITS}
+
+
+# A ring for all units fetches each once.  Embedding and blocks have about one
+# size: with one slot, every block is fetched twice, the embedding three times
+# (its own forward, the head's, its backward); the head has a slot of its own.
+@pytest.mark.parametrize("ring,fetches",
+                         ((UNITS, UNITS), (1, 2 * run.MODEL["layers"] + 4)))
+def test_the_tasks_of_a_step_are_those_of_the_graph(place, ring, fetches):
+    config = {**CONFIG, "run.ring": ring, "run.schedule": "breadth_first"}
+    plain = place.good(2, config)
+    r, result, out = trace(place, 2, config)
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert result.bits == plain.bits and result.hash == plain.hash
+    found = counts(out)
+    assert sorted(found) == [(rank, step) for rank in (0, 1)
+                             for step in (3, 4, 5, 6)]
+    for key, kinds in found.items():
+        assert kinds == of_a_step(fetches), key
+    assert "http" not in (out / "report.html").read_text()
+
+
+def test_the_bytes_are_those_that_the_run_counts(place):
+    """All steps, so that the sums are the run's.  What collectives send beside
+    parameters and gradients are the few numbers of clip."""
+    r, result, out = trace(place, 2, CONFIG, "--steps", "0:7")
+    assert r.returncode == 0, r.stdout + r.stderr
+    sent = sum(e["args"].get("bytes", 0) for e in tasks(out)
+               if e["pid"] == 0 and e["name"] in ("fetch", "reduce"))
+    scalars = 7 * 8 * (2 + UNITS)
+    told = result.summary["sent_bytes"]
+    assert sent <= told <= sent + scalars + 8 * 64, (sent, told)
+    gathered = sum(e["args"]["bytes"] for e in tasks(out)
+                   if e["pid"] == 0 and e["name"] == "fetch")
+    assert 2 * gathered == result.summary["fetched_bytes"]
+
+
+def test_the_window_is_what_was_asked_for(place):
+    r, _, out = trace(place, None, ALONE, "--steps", "3:5")
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert sorted(counts(out)) == [(0, 4), (0, 5)]
+
+
+def test_a_trace_replaces_an_earlier_one(place):
+    """No file of the earlier, larger run is taken for one of this."""
+    for ranks, config in ((2, CONFIG), (None, ALONE)):
+        path = place.config(config)
+        out = place.folder / "trace"
+        r = subprocess.run([TRACE, out, "--no-starvz", "--",
+                            *run.command(ranks, path)], capture_output=True,
+                           text=True, env=run.environment())
+        assert r.returncode == 0, r.stdout + r.stderr
+    assert {rank for rank, _ in counts(out)} == {0}
+    assert not (out / "raw" / "rank-1.json").exists()
+
+
+def test_a_buffer_that_overflows_is_told(place):
+    config = {**ALONE, "run.steps": 40}
+    r, _, out = trace(place, None, config, "--steps", "0:40",
+                      env={"STARPU_TRACE_BUFFER_SIZE": "1"})
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert "in the middle of the run" in r.stderr
+    assert "in the middle of the run" in (out / "report.html").read_text()
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("env,word", (
+    ({"IZ_TRACE_STEPS": "1:2"}, "goes with IZ_TRACE"),
+    ({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": "3"}, "is not a:b"),
+    ({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": "5:5"}, "is not a:b"),
+    ({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": "7:9"}, "after run.steps"),
+))
+def test_steps_that_cannot_be_traced_are_refused(place, env, word):
+    run.refused(place.launch(None, ALONE, env=env), "IZ_TRACE", word)
+
+
+def test_a_command_without_a_trace_is_told(tmp_path):
+    r = subprocess.run([TRACE, tmp_path / "out", "--", "true"],
+                       capture_output=True, text=True)
+    assert r.returncode == 1 and "left no trace" in r.stderr
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("")
+    r = subprocess.run([TRACE, tmp_path, "--", "true"], capture_output=True,
+                       text=True)
+    assert r.returncode == 1 and "holds no trace" in r.stderr
+    assert (tmp_path / "mine").exists()

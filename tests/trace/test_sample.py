@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The converter on the small committed trace.  What it finds must be what the
+simulation said of itself, which the program computes in C from its own log of
+tasks, and what the arithmetic of the model says."""
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+import sample
+
+from tracing import (chrome, figures, path, records, report, run,
+                     starvz)
+
+LAYERS, WIDTH, SEQ, VOCAB, MICROS, UNITS = 3, 512, 256, 2048, 2, 5
+BLOCK = 12 * WIDTH * WIDTH + 13 * WIDTH
+EMBED = (VOCAB + SEQ) * WIDTH
+HEAD = 2 * WIDTH
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    f = tmp_path_factory.mktemp("sample")
+    sample.unpack(f)
+    return f
+
+
+@pytest.fixture(scope="module")
+def rank(folder):
+    return records.read_rank(sample.unpack(folder), folder)
+
+
+@pytest.fixture(scope="module")
+def says():
+    return json.loads((sample.FILES / "simulation.json").read_text())
+
+
+def of_kind(rank, name):
+    k = rank.kinds.index(name)
+    return [i for i in range(len(rank.tasks)) if rank.tasks.kind[i] == k]
+
+
+# ---- counts ----
+
+def test_counts(rank, says):
+    """Per step; on one GPU a unit's first contribution of a step goes straight
+    into the accumulator if types agree, here all are added on the host."""
+    counts = {name: len(of_kind(rank, name)) / 3 for name in rank.kinds
+              if of_kind(rank, name)}
+    chunks = counts.pop("adam")
+    assert counts == {
+        "batch": MICROS, "fetch": counts["fetch"],
+        "forward": (UNITS - 1) * MICROS, "backward": UNITS * MICROS,
+        "offload": (UNITS + 1) * MICROS, "reduce": (UNITS + 1) * MICROS,
+        "norm": UNITS + MICROS, "clip": 1}
+    assert chunks == 15
+    assert len(rank.tasks) == says["tasks"]
+    assert says["lost_spans"] == 0
+
+
+def test_steps_and_places_in_the_graph(rank):
+    t = rank.tasks
+    assert sorted(set(t.step)) == [0, 1, 2]
+    for i in of_kind(rank, "forward"):
+        assert t.turn[i] == t.unit[i] < UNITS - 1
+    for kind in ("backward", "adam"):
+        for i in of_kind(rank, kind):
+            assert t.turn[i] == 2 * UNITS - 1 - t.unit[i]
+    assert {t.turn[i] for i in of_kind(rank, "clip")} == {2 * UNITS}
+
+
+# ---- bytes ----
+
+def test_bytes_are_those_of_the_model_and_of_the_simulation(rank, says):
+    t = rank.tasks
+    fp16 = {0: 2 * EMBED, UNITS - 1: 2 * HEAD}
+    for i in of_kind(rank, "fetch"):
+        assert t.bytes[i] == fp16.get(t.unit[i], 2 * BLOCK)
+    for i in of_kind(rank, "offload"):
+        assert t.bytes[i] == fp16.get(t.unit[i], 2 * BLOCK)
+    steps = 3
+    up = sum(t.bytes[i] for i in of_kind(rank, "fetch"))
+    down = sum(t.bytes[i] for i in of_kind(rank, "offload"))
+    assert (up, down) == (steps * says["up_bytes"], steps * says["down_bytes"])
+    adam = sum(t.bytes[i] for i in of_kind(rank, "adam"))
+    assert adam == steps * 28 * (LAYERS * BLOCK + EMBED + HEAD)
+
+
+def test_bytes_per_link(rank):
+    begin, end, steps = figures.window([rank])
+    rows = {r["link"]: r for r in figures.links([rank], begin, end)}
+    assert set(rows) == {"to the GPU", "to the host"}
+    assert rows["to the GPU"]["bytes"] == 2 * 68541440
+    assert rows["to the host"]["bytes"] == 2 * 47269888
+    series = figures.link_series(rank, begin, end, 600)
+    width = (end - begin) / 600 / 1e6
+    for link, bins in series.items():
+        inside = figures.link_series(rank, begin, end, 1)[link][0]
+        assert sum(bins) * width == pytest.approx(inside * (end - begin) / 1e6,
+                                                  rel=1e-9)
+
+
+# ---- times ----
+
+def test_the_step_is_that_of_the_simulation(rank, says):
+    begin, end, steps = figures.window([rank])
+    assert steps == 2
+    assert (end - begin) / steps == pytest.approx(says["step_s"] * 1e6,
+                                                  abs=1e-3)
+
+
+# The machine file's rates: a copy takes 10 us and its bytes at 12 GB/s.
+def test_a_copy_lasts_what_the_machine_says(rank):
+    t = rank.tasks
+    for i in of_kind(rank, "fetch") + of_kind(rank, "offload"):
+        assert t.end[i] - t.begin[i] == pytest.approx(
+            10 + t.bytes[i] / 12e3, abs=2e-3)
+
+
+BUSY = {  # us in the window of two steps, worker by worker
+    "GPU": 5867.928, "CPU 0": 5354.724, "CPU 1": 8838.010,
+    "copies to GPU": 11723.574, "copies to host": 8118.316}
+
+
+def test_busy_times(rank):
+    begin, end, _ = figures.window([rank])
+    rows = figures.workers([rank], begin, end)
+    for r in rows:
+        work = (r["transfer_us"] if r["name"].startswith("copies") else
+                r["busy_us"])
+        assert work == pytest.approx(BUSY[r["name"]], abs=2e-3)
+        assert (r["busy_us"] + r["transfer_us"] + r["runtime_us"] +
+                r["idle_us"]) == pytest.approx(end - begin, abs=1e-6)
+
+
+def test_hidden_parts_are_those_of_the_simulation(rank, says):
+    begin, end, _ = figures.window([rank])
+    kinds = {}
+    for k in figures.kinds([rank], begin, end):
+        total, under = kinds.get(k["kind"], (0, 0))
+        kinds[k["kind"]] = total + k["total_us"], under + k["hidden_us"]
+    moves = [kinds[k] for k in ("fetch", "offload", "reduce")]
+    assert 100 * kinds["adam"][1] / kinds["adam"][0] == pytest.approx(
+        says["adam_hidden_percent"], abs=0.02)
+    assert 100 * sum(m[1] for m in moves) / sum(m[0] for m in moves) == (
+        pytest.approx(says["copies_hidden_percent"], abs=0.5))
+
+
+# ---- memory ----
+
+def test_memory_stays_within_the_plan(rank, says):
+    last = max(rank.tasks.end)
+    tiers = figures.memory(rank, 0, last)
+    assert tiers["device"]["plan"] == says["device_bytes"]
+    assert tiers["cpu"]["plan"] == says["host_bytes"]
+    for tier in tiers.values():
+        for name, points in tier["series"].items():
+            most = max(v for _, v in points)
+            assert 0 < most <= tier["classes"][name], name
+    ring = tiers["device"]["series"]["gathered units"]
+    assert max(v for _, v in ring) == tiers["device"]["classes"][
+        "gathered units"]
+    states = tiers["cpu"]["series"]["optimizer"]
+    assert {v for _, v in states if v} == {12 * (LAYERS * BLOCK + EMBED + HEAD)}
+
+
+# ---- the critical path ----
+
+def test_the_path_has_no_holes_and_ends_the_step(rank):
+    begin, end, steps = figures.window([rank])
+    found = path.analyse([rank], begin, end, steps)
+    assert sum(found["kinds"].values()) + found["gaps_us"] == pytest.approx(
+        found["step_us"], rel=1e-9)
+    assert found["chain"][-1]["kind"] == "clip"
+    for a, b in zip(found["chain"], found["chain"][1:]):
+        assert b["begin_us"] >= a["begin_us"]
+    # The GPU idles most of the time: copies, not products, make this step long.
+    assert found["saved"]["fetch"] > found["saved"]["backward"] > 0
+    assert "fetches to the GPU" in found["words"][0]
+    assert found["backward"] == (0, 0.0)
+
+
+def test_half_the_time_for_everything_halves_a_replayed_step(rank):
+    graph = path.Graph([rank])
+    begin, end, _ = figures.window([rank])
+    first, last = path.window_clips(graph, begin, end)
+    base = path.replay(graph, first, last, {})
+    half = path.replay(graph, first, last, dict.fromkeys(rank.kinds, 0.5))
+    assert half == pytest.approx(base / 2)
+    assert base <= end - begin + 1
+
+
+# ---- several ranks ----
+
+def two_ranks(folder, shift_us, host):
+    """The sample and a copy of it as another rank that is `shift_us` late."""
+    about = {**sample.unpack(folder), "ranks": 2}
+    late = {**about, "rank": 1, "host": host,
+            "begin_ns": about["begin_ns"] + int(shift_us * 1e3)}
+    ranks = [records.read_rank(a, folder) for a in (about, late)]
+    for r in ranks:  # as if the copies up were collectives
+        for i in of_kind(r, "fetch"):
+            r.tasks.place[i] = figures.PLACES.index("lane")
+    records.align(ranks)
+    return ranks
+
+
+def test_ranks_of_one_host_are_on_one_clock(folder):
+    ranks = two_ranks(folder, 250, "sample")
+    for a, b in zip(ranks[0].tasks.begin, ranks[1].tasks.begin):
+        assert b - a == pytest.approx(250)
+    groups = figures.matched(ranks)
+    assert len(groups) == len(of_kind(ranks[0], "fetch"))
+    begin, end, _ = figures.window(ranks)
+    waited, last = figures.waits(ranks, groups, begin, end)
+    assert waited[0] > 0 == waited[1] and set(last) == {1}
+    # The shortest copy takes 10.17 us, so those end before the other begins.
+    assert figures.backward(ranks, groups)[1] == pytest.approx(239.8, abs=0.1)
+
+
+def test_ranks_of_several_hosts_begin_together(folder):
+    ranks = two_ranks(folder, 1e9, "another")
+    assert ranks[0].tasks.begin[0] == ranks[1].tasks.begin[0]
+
+
+# ---- the files ----
+
+def test_columns_are_found_by_name(folder, rank, tmp_path):
+    """A StarPU that puts a new column in front changes nothing."""
+    for name in sample.CONVERTED:
+        shutil.copy(folder / name, tmp_path / name)
+    text = []
+    for line in (folder / "paje.trace").read_text().splitlines():
+        if line.startswith("%EventDef"):
+            text += [line, "%\tNovelty\tstring"]
+        elif line.startswith("%"):
+            text.append(line)
+        else:
+            text.append(re.sub(r"^(\S+)", r"\1\tnew", line))
+    (tmp_path / "paje.trace").write_text("\n".join(text) + "\n")
+    again = records.read_rank(rank.about, tmp_path)
+    assert again.ready == rank.ready and again.zero_ms == rank.zero_ms
+    assert again.runtime_us == rank.runtime_us and rank.runtime_us
+
+
+def test_a_trace_without_its_begin_is_refused(folder, rank, tmp_path):
+    for name in sample.CONVERTED:
+        shutil.copy(folder / name, tmp_path / name)
+    text = (folder / "paje.trace").read_text()
+    (tmp_path / "paje.trace").write_text(
+        text.replace("begin of the trace", "something else"))
+    with pytest.raises(records.BadTrace, match="begins"):
+        records.read_rank(rank.about, tmp_path)
+
+
+def make(rank, folder):
+    memories = [figures.memory(rank, 0, max(rank.tasks.end))]
+    begin, end, steps = figures.window([rank])
+    found = path.analyse([rank], begin, end, steps)
+    report.write(folder / "report.html", [rank], memories, found,
+                 "tools/simulate config.json", [])
+    chrome.write(folder / "trace.json", [rank], memories)
+    return folder
+
+
+def test_trace_json_is_what_perfetto_reads(rank, tmp_path):
+    """The Trace Event Format: complete events with ts and dur in us, names of
+    processes and threads, counters."""
+    events = json.loads((make(rank, tmp_path) / "trace.json").read_text())
+    events = events["traceEvents"]
+    assert {e["ph"] for e in events} == {"M", "X", "C", "i"}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events
+               if e["name"] == "thread_name"}
+    assert threads[0, 0] in BUSY and len(threads) == 5
+    done = [e for e in events if e.get("cat") == "task"]
+    assert len(done) == len(rank.tasks)
+    for e in done:
+        assert e["dur"] >= 0 and (e["pid"], e["tid"]) in threads
+
+
+def test_the_report_needs_nothing_else(rank, tmp_path):
+    text = (make(rank, tmp_path) / "report.html").read_text()
+    for word in ("http:", "https:", "src=", "@import", "url("):
+        assert word not in text
+
+
+# ---- StarVZ ----
+
+def test_starvz_gets_the_columns_that_it_knows(folder, tmp_path):
+    starvz.compatible(folder / "paje.trace", tmp_path / "paje.trace")
+    paje = records.Paje(tmp_path / "paje.trace")
+    seen = 0
+    for name, e in paje.events({"SetState"}):
+        if len(e) > 5:
+            seen += 1
+            assert list(e) == starvz.EVENT_20
+            assert e["Iteration"] in "012" and 0 <= int(e["Subiteration"]) <= 10
+    assert seen == 246
+    assert "Priority" not in paje.fields["20"]
+
+
+def test_colours_are_those_of_the_program(rank):
+    text = starvz.configuration(rank.about)
+    for k in rank.about["kinds"]:
+        assert f'  {k["name"]}: {{color: "{k["color"]}", use: TRUE}}' in text
+    colors = [k["color"] for k in rank.about["kinds"]]
+    assert len(set(colors)) == len(colors)
+
+
+@pytest.mark.skipif(not shutil.which("pj_dump"), reason="pajeng is missing")
+@pytest.mark.parametrize("compatible", (False, True))
+def test_pj_dump_takes_the_trace(folder, tmp_path, compatible):
+    source = folder / "paje.trace"
+    if compatible:
+        source = tmp_path / "paje.trace"
+        starvz.compatible(folder / "paje.trace", source)
+    # StarVZ sorts first, as pj_dump wants time to go on.
+    r = subprocess.run(["pj_dump", "--user-defined", "--ignore-incomplete-links",
+                        source], capture_output=True, text=True)
+    assert r.returncode == 0 and "rror" not in r.stderr, r.stderr[-2000:]
+    adam = [x for x in r.stdout.splitlines()
+            if x.startswith("State") and ", adam," in x]
+    assert len(adam) == 45
+
+
+@pytest.mark.skipif("Rscript" in starvz.missing() or bool(starvz.missing()),
+                    reason="R or StarVZ is missing")
+def test_starvz_draws(rank, folder, tmp_path):
+    raw = tmp_path / "raw" / "rank-0"
+    raw.mkdir(parents=True)
+    for name in sample.CONVERTED:
+        shutil.copy(folder / name, raw / name)
+    (raw / "dag.dot").write_text("digraph G {}\n")
+    assert starvz.draw(tmp_path, [rank])
+
+
+# ---- large traces ----
+
+LARGE = 70000
+MOST_BYTES = 512 << 20
+
+
+def large_trace(folder, target):
+    """The sample's records again and again, later and with new numbers."""
+    tasks = list(records.records(folder / "tasks.rec"))
+    for name in ("data.rec", "paje.trace"):
+        shutil.copy(folder / name, target / name)
+    with open(target / "tasks.rec", "w") as f:
+        for n in range(LARGE // 246 + 1):
+            for r in tasks:
+                r = dict(r, JobId=str(int(r["JobId"]) + n * 10000))
+                r.pop("DependsOn", None)
+                for key in ("StartTime", "EndTime"):
+                    if key in r:
+                        r[key] = f"{float(r[key]) + n * 30:.6f}"
+                f.write("".join(f"{k}: {v}\n" for k, v in r.items()) + "\n")
+
+
+def test_a_large_trace_fits_into_memory(folder, tmp_path):
+    """Under 512 MiB of address space."""
+    large_trace(folder, tmp_path)
+    program = (f"import sys; sys.path[:0] = {sys.path[:3]!r}\n"
+               "import pathlib, sample, test_sample\n"
+               "from tracing import records\n"
+               f"f = pathlib.Path({str(tmp_path)!r})\n"
+               "import json\n"
+               "a = json.loads((sample.FILES / 'rank-0.json').read_text())\n"
+               "r = records.read_rank(a, f)\n"
+               f"assert len(r.tasks) >= {LARGE}\n"
+               "test_sample.make(r, f)\n")
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    r = subprocess.run([sys.executable, "-c", program], capture_output=True,
+                       text=True, preexec_fn=limit, timeout=600)
+    assert r.returncode == 0, r.stderr[-2000:]
+    text = (tmp_path / "report.html").read_text()
+    assert "The pictures show part of the" in text
+    assert len(text) < 12 << 20
+
+
+# ---- made again ----
+
+@pytest.mark.skipif(os.environ.get("IZ_TEST_SIMGRID") != "1",
+                    reason="needs tools/setup --simgrid")
+def test_the_simulation_gives_the_same_trace_again(rank, says, tmp_path):
+    assert sample.trace(tmp_path) == says
+    again = run.read_all(tmp_path / "raw")[0]
+    for column in ("begin", "end", "kind", "worker", "place", "unit", "turn",
+                   "step", "bytes", "flops", "deps"):
+        assert getattr(again.tasks, column) == getattr(rank.tasks, column)
