@@ -431,7 +431,11 @@ function memoryPanel(tier) {
         p.g.fillStyle = css("--ink");
         p.g.textAlign = "left";
         p.g.textBaseline = "top";
-        p.g.fillText("plan " + bytes(m.plan), p.left + 6, Math.max(0, y(m.plan) + 2));
+        p.g.strokeStyle = css("--panel");
+        p.g.lineWidth = 4;
+        for (const write of ["strokeText", "fillText"])
+            p.g[write]("plan " + bytes(m.plan), p.left + 6, Math.max(0, y(m.plan) + 3));
+        p.g.lineWidth = 1;
     }, (x, y, p) => {
         const m = of(), t = p.time(x);
         const rows = m.classes.map(c => [c.name, valueAt(c.points, t), c.plan]);
