@@ -135,8 +135,9 @@ struct iz_config {
     int micro_batch;          /* samples per task chain */
     int grad_accum;           /* micro-batches per rank and step */
     double gradient_clipping; /* 0 = off */
-    enum iz_dtype dtype;  /* of parameters and gradients: fp32, bf16, fp16 */
-    bool grad_accum_fp32; /* accumulators between micro-batches */
+    enum iz_dtype dtype;    /* of parameters and gradients: fp32, bf16, fp16 */
+    bool grad_accum_fp32;   /* accumulators between micro-batches */
+    bool cpu_checkpointing; /* boundaries of units live on the host */
     struct iz_optimizer_config optimizer;
     struct iz_lr_config lr;
     struct iz_fp16_config fp16;

@@ -235,6 +235,14 @@ static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
                  (long long)run->eval_interval);
 }
 
+static void check_boundaries(struct iz_config_file *file, struct iz_faults *f)
+{
+    if (file->c.cpu_checkpointing && file->c.run.recompute == IZ_RECOMPUTE_NONE)
+        iz_fault(f, "activation_checkpointing.cpu_checkpointing",
+                 "true, but run.recompute none keeps all activations where "
+                 "units are computed; choose full");
+}
+
 void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
                        int ranks)
 {
@@ -245,6 +253,7 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
     resolve_scheduler(file, f);
     check_fp16(file, f);
     check_zero(file, f);
+    check_boundaries(file, f);
     resolve_run(file, f);
 }
 

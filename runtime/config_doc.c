@@ -21,6 +21,7 @@ static const struct {
      "DeepSpeed's. Stage, homes and sizes never change a result: for one "
      "number "
      "of ranks the losses are the same bit for bit."},
+    {"activation_checkpointing.", "activation_checkpointing", "DeepSpeed's."},
     {"data.", "data", "izar's."},
     {"run.", "run", "izar's."},
 };

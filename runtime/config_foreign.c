@@ -161,8 +161,6 @@ const struct iz_foreign_key iz_foreign_keys[] = {
      "1-bit Adam is not built; remove it."},
     {"activation_checkpointing.partition_activations", "false",
      "There is no model parallelism to partition over; set false."},
-    {"activation_checkpointing.cpu_checkpointing", "false",
-     "Set false and choose with run.recompute."},
     {"activation_checkpointing.contiguous_memory_optimization", "false",
      "Activations have planned buffers already; set false."},
     {"activation_checkpointing.number_checkpoints", "null",

@@ -180,6 +180,13 @@ const struct iz_key iz_config_keys[] = {
            "A gathered unit still in the ring is used again when it comes back "
            "within this many elements; 0: it is always gathered again."),
 
+    BOOL(
+        "activation_checkpointing.cpu_checkpointing", c.cpu_checkpointing,
+        "false",
+        "What recomputation begins from, one activation per unit, lives on the "
+        "host and passes through a few buffers of the GPU; run.recompute auto "
+        "is then full. Units computed on the CPU have it there already."),
+
     TEXT("data.path", c.data.path, "\"\"",
          "Training tokens: shards (.bin with a header of 256 integers) or, "
          "with data.bytes, any files; one, a pattern (*.bin), or several with "

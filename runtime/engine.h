@@ -61,6 +61,15 @@ struct iz_ring {
     int next_grad;
 };
 
+/* Boundaries that live on the host pass through slots of the GPU. */
+struct iz_boundaries {
+    struct iz_slot *slot;
+    int *content; /* of each slot, -1: none; see boundary.c */
+    int *slot_of; /* of each content, -1: none */
+    int lanes;    /* of the pass under way */
+    bool training;
+};
+
 /* The order in which the units of a pass need the groups (a tied unit needs
  * two); unit step i begins at position item[i]. */
 struct iz_uses {
@@ -74,7 +83,8 @@ struct iz_stage {
     starpu_data_handle_t handle;
 };
 
-/* Buffers of the micro-batches that are under way together. */
+/* Buffers of the micro-batches that are under way together.  Boundaries are
+ * those of the host where a GPU has only slots for them. */
 struct iz_lane {
     void *batch, **boundary, **saved, *d;
     starpu_data_handle_t batch_handle, *boundary_handle, *saved_handle,
@@ -124,6 +134,7 @@ struct iz_engine {
     int next_state_stage, next_param_stage, next_grad_stage, next_update_stage;
     double *scalars; /* sums of squares of the groups, losses of the lanes */
     struct iz_lane *lane;
+    struct iz_boundaries boundaries;
     struct iz_uses training, forward;
     struct iz_control control;
     starpu_data_handle_t control_handle;
@@ -163,6 +174,7 @@ enum iz_datum {
     IZ_DATUM_GATHERED,
     IZ_DATUM_UNIT_GRAD,
     IZ_DATUM_BOUNDARY,
+    IZ_DATUM_RAISED, /* a boundary that came back from the host */
     IZ_DATUM_SAVED,
     IZ_DATUM_DY,
     IZ_DATUM_BATCH,
@@ -236,6 +248,20 @@ void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
 /* Adds the lane's loss to the sum; the order of calls is the order of the sum.
  */
 void iz_pass_add_loss(struct iz_engine *e, struct iz_lane *l);
+
+/* ---- boundary.c: where activations between units are ---- */
+int iz_boundary_open(struct iz_engine *e);
+void iz_boundary_close(struct iz_engine *e);
+/* Every pass begins with this: lanes that take part in it. */
+void iz_boundary_begin(struct iz_engine *e, int lanes, bool training);
+/* What forward of a unit writes its output to. */
+starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
+                                         int lane);
+/* Where the output of a unit is now. */
+starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int lane);
+/* After backward of a unit was submitted: submits copies of what the next ones
+ * read, as far ahead as there are slots. */
+void iz_boundary_ahead(struct iz_engine *e, int unit, int lane);
 
 /* ---- control.c: the scalars of a step ---- */
 void iz_control_clip(struct iz_engine *e, int64_t step);

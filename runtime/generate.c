@@ -65,6 +65,7 @@ static void submit_token(struct iz_engine *e, const struct pick_arg *a)
 {
     int units = e->model->n_units;
     int row = (a->at < a->seq ? a->at : a->seq) - 1;
+    iz_boundary_begin(e, 1, false);
     iz_zero_fetch(e, &e->forward, 0);
     for (int u = 0; u < units; u++) {
         struct iz_call c = {.kind = IZ_SAMPLE,

@@ -327,10 +327,31 @@ static int open_rings(struct iz_engine *e)
             (r->grads && !e->ring[i].grad[r->grads - 1].handle))
             return -ENOMEM;
     }
-    return e->ring ? 0 : -ENOMEM;
+    int n = e->plan.boundary_slots;
+    e->boundaries.slot =
+        open_slots(e, n, size_of(e->plan.target.act) * e->plan.boundary_elems,
+                   IZ_MEM_BOUNDARY, IZ_DATUM_RAISED);
+    bool slots = e->boundaries.slot && (!n || e->boundaries.slot[n - 1].handle);
+    return e->ring && slots ? 0 : -ENOMEM;
 }
 
-static int open_boundaries(struct iz_engine *e, struct iz_lane *l, int b)
+/* The last one is used at once: it never goes to the host. */
+static int open_boundary(struct iz_engine *e, struct iz_lane *l, int u)
+{
+    const struct iz_plan *p = &e->plan;
+    int64_t bytes = iz_plan_boundary_bytes(p, e->model, u);
+    if (p->boundary_slots && u + 2 == e->model->n_units)
+        return 0;
+    l->boundary[u] = take(e, p->boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE,
+                          IZ_MEM_BOUNDARY, bytes);
+    if (!l->boundary[u])
+        return -ENOMEM;
+    l->boundary_handle[u] =
+        variable(e, l->boundary[u], bytes, IZ_DATUM_BOUNDARY, u);
+    return 0;
+}
+
+static int open_boundaries(struct iz_engine *e, struct iz_lane *l)
 {
     int units = e->model->n_units;
     l->boundary = calloc((size_t)units, sizeof(*l->boundary));
@@ -340,14 +361,9 @@ static int open_boundaries(struct iz_engine *e, struct iz_lane *l, int b)
     if (!l->boundary || !l->boundary_handle || !l->saved || !l->saved_handle)
         return -ENOMEM;
     for (int u = 0; u + 1 < units; u++) {
-        int64_t bytes = size_of(e->plan.target.act) *
-                        e->model->unit[u].out_elems * e->plan.samples;
         int64_t saved = e->plan.cost[u].save_bytes;
-        l->boundary[u] = take(e, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, bytes);
-        if (!l->boundary[u])
+        if (open_boundary(e, l, u))
             return -ENOMEM;
-        l->boundary_handle[u] =
-            variable(e, l->boundary[u], bytes, IZ_DATUM_BOUNDARY, u);
         if (e->plan.recompute || !saved)
             continue;
         l->saved[u] = take(e, IZ_TIER_DEVICE, IZ_MEM_SAVED, saved);
@@ -372,7 +388,7 @@ static int open_lane(struct iz_engine *e, int b)
     l->d_handle = variable(e, l->d, d, IZ_DATUM_DY, b);
     l->loss = e->scalars + e->plan.n_groups + b;
     l->loss_handle = variable(e, l->loss, sizeof(*l->loss), IZ_DATUM_SCALAR, b);
-    return open_boundaries(e, l, b);
+    return open_boundaries(e, l);
 }
 
 static void close_lane(struct iz_engine *e, struct iz_lane *l)
@@ -473,6 +489,7 @@ void iz_homes_close(struct iz_engine *e)
     }
     for (int b = 0; e->lane && b < e->plan.lanes; b++)
         close_lane(e, &e->lane[b]);
+    close_slots(&e->boundaries.slot, e->plan.boundary_slots);
     close_stages(&e->state_stage, e->plan.state_stages);
     close_stages(&e->param_stage, e->plan.param_stages);
     close_stages(&e->grad_stage, e->plan.grad_stages);

@@ -115,15 +115,15 @@ static void attach_activations(struct iz_engine *e, const struct iz_call *c,
                                struct iz_lane *l, struct iz_task *t,
                                struct iz_unit_arg *a)
 {
-    int u = c->unit;
+    int u = c->unit, lane = (int)(l - e->lane);
     bool first = u == 0, last = u + 1 == e->model->n_units;
     bool forward = c->call == IZ_CALL_FORWARD;
     bool backward = c->call == IZ_CALL_BACKWARD;
     bool training = c->kind == IZ_FORWARD || backward;
     bool batch = first || last || e->model->unit[u].reads_input;
     a->at_batch = batch ? add(t, l->batch_handle, STARPU_R) : (signed char)-1;
-    a->at_x = first ? -1 : add(t, l->boundary_handle[u - 1], STARPU_R);
-    a->at_y = forward ? add(t, l->boundary_handle[u], STARPU_W) : -1;
+    a->at_x = first ? -1 : add(t, iz_boundary_read(e, u - 1, lane), STARPU_R);
+    a->at_y = forward ? add(t, iz_boundary_written(e, u, lane), STARPU_W) : -1;
     a->at_d = !backward ? -1
                         : add(t, l->d_handle,
                               last    ? STARPU_W
@@ -168,6 +168,8 @@ void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
     attach_params(e, c, &t, &a);
     attach_activations(e, c, l, &t, &a);
     iz_submit(e->graph, &t);
+    if (c->call == IZ_CALL_BACKWARD)
+        iz_boundary_ahead(e, c->unit, (int)(l - e->lane));
 }
 
 static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
@@ -227,11 +229,14 @@ static int list_uses(const struct iz_engine *e, bool training,
 int iz_pass_open(struct iz_engine *e)
 {
     int r = list_uses(e, true, &e->training);
-    return r ? r : list_uses(e, false, &e->forward);
+    if (!r)
+        r = list_uses(e, false, &e->forward);
+    return r ? r : iz_boundary_open(e);
 }
 
 void iz_pass_close(struct iz_engine *e)
 {
+    iz_boundary_close(e);
     free(e->training.group);
     free(e->training.item);
     free(e->forward.group);

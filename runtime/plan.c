@@ -17,6 +17,9 @@
 #define CHUNK_DEFAULT (1 << 20) /* enough chunks for all workers, few tasks */
 #define CHUNKS_MAX 64           /* submission cost grows with the square */
 #define UPDATE_STAGES 4         /* updated chunks on their way to a GPU */
+/* Slots of boundaries beyond one for each lane: one is copied down or up, one
+ * is in reserve. */
+#define SPARE_SLOTS 2
 
 static int64_t round_up(int64_t n, int64_t to)
 {
@@ -278,22 +281,44 @@ static void count_copies(struct iz_plan *p)
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM] += p->exchange_bytes;
 }
 
+int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
+                               const struct iz_model *m, int unit)
+{
+    return iz_dtype_bytes(p->target.act) * m->unit[unit].out_elems * p->samples;
+}
+
+/* One of each unit and a gradient, per lane.  On the host all but the last,
+ * which backward begins with; the GPU then has slots for what is under way. */
+static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
+{
+    int64_t sum = 0, largest = 0, bytes = 0;
+    bool slots = p->boundaries_down && p->target.gpu;
+    for (int u = 0; u + 1 < m->n_units; u++) {
+        bytes = iz_plan_boundary_bytes(p, m, u);
+        sum += bytes;
+        largest = max64(largest, bytes);
+    }
+    p->boundary_elems = largest / iz_dtype_bytes(p->target.act);
+    p->boundary_slots =
+        slots ? (int)min64(p->lanes + SPARE_SLOTS, p->lanes * (m->n_units - 1))
+              : 0;
+    int64_t home = p->lanes * (slots ? sum - bytes : sum);
+    int64_t device = (p->lanes + p->boundary_slots) * largest;
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] = p->boundaries_down ? home : 0;
+    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] =
+        device + (p->boundaries_down ? 0 : home);
+}
+
 static void count_activations(struct iz_plan *p, const struct iz_model *m)
 {
-    int64_t sum = 0, saved = 0;
-    for (int u = 0; u < m->n_units; u++) {
-        int64_t out = u + 1 < m->n_units ? m->unit[u].out_elems : 0;
-        sum += out;
-        p->boundary_elems = max64(p->boundary_elems, out * p->samples);
+    int64_t saved = 0;
+    for (int u = 0; u < m->n_units; u++)
         if (m->unit[u].forward)
             saved += p->cost[u].save_bytes;
-    }
+    count_boundaries(p, m);
     int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
     /* Kernels read samples and write losses and logits in pinned memory. */
     enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
-    b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] = iz_dtype_bytes(p->target.act) *
-                                         p->lanes *
-                                         (sum * p->samples + p->boundary_elems);
     b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->recompute ? 0 : saved * p->lanes;
     b[near][IZ_MEM_BATCH] =
         p->lanes * p->samples * (m->input_bytes + m->target_bytes) +
@@ -384,6 +409,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     plan_costs(p, m);
     plan_rings(p, c);
     p->recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
+    p->boundaries_down = c->cpu_checkpointing;
     count_bytes(p, c, m);
     return 0;
 }
@@ -430,7 +456,8 @@ enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
 int64_t iz_plan_buffers(const struct iz_plan *p)
 {
     int64_t n = 16 + p->state_stages + p->param_stages + p->grad_stages +
-                p->update_stages + p->lanes * (2 * (int64_t)p->n_groups + 3);
+                p->update_stages + p->boundary_slots +
+                p->lanes * (2 * (int64_t)p->n_groups + 3);
     for (int i = 0; i < p->n_rings; i++)
         n += p->ring[i].params + p->ring[i].grads;
     for (int u = 0; u < p->n_groups; u++)
@@ -460,10 +487,11 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         n += p->group[u].n;
     fprintf(out,
             "plan: %s, %.2fM parameters in %d units, %d rank%s, %s, "
-            "activations %s\n",
+            "activations %s%s\n",
             m->name, (double)n / 1e6, m->n_units, p->ranks,
             p->ranks > 1 ? "s" : "", iz_dtype_name(p->param_type),
-            p->recompute ? "recomputed" : "kept");
+            p->recompute ? "recomputed" : "kept",
+            p->boundaries_down ? ", boundaries on the host" : "");
     fprintf(out,
             "      %d micro-batch%s a step, %d at a time, %d slice%s of %d "
             "sample%s; %d worker%s; ring of %d units\n",

@@ -62,6 +62,9 @@ struct iz_plan {
      * updated by the host. */
     bool grads_down, params_up;
     bool recompute;
+    /* Boundaries live on the host; on a GPU they pass through so many slots. */
+    bool boundaries_down;
+    int boundary_slots;
     bool pin_cpu;                        /* lock the cpu tier into memory */
     enum iz_dtype param_type, grad_type; /* grad_type: of the accumulators */
     int state_arrays;                    /* 2: m, v; 3: master too */
@@ -94,6 +97,9 @@ int64_t iz_plan_host_bytes(const struct iz_plan *p);
 int64_t iz_plan_device_bytes(const struct iz_plan *p);
 /* Bytes that one fetch of a group copies to a GPU. */
 int64_t iz_up_bytes(const struct iz_plan *p, const struct iz_plan_group *g);
+/* Bytes of a unit's output, for one lane. */
+int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
+                               const struct iz_model *m, int unit);
 /* Where gradients are accumulated. */
 enum iz_tier iz_plan_grad_tier(const struct iz_plan *p);
 /* Separate buffers of a tier at most: what their alignment may cost. */

@@ -19,6 +19,14 @@ static bool full_recompute(struct iz_config *c)
     return was;
 }
 
+static bool boundaries_to_cpu(struct iz_config *c)
+{
+    if (c->run.recompute == IZ_RECOMPUTE_NONE || c->cpu_checkpointing)
+        return false;
+    c->cpu_checkpointing = true;
+    return true;
+}
+
 static bool small_micro_batch(struct iz_config *c)
 {
     if (c->micro_batch == 1)
@@ -104,6 +112,8 @@ static bool few_param_buffers(struct iz_config *c)
 /* Cheapest first.  %d: the accumulation steps that keep the batch. */
 static const struct change changes[] = {
     {"run.recompute=full", full_recompute, false},
+    {"activation_checkpointing.cpu_checkpointing=true", boundaries_to_cpu,
+     true},
     {"run.schedule=depth_first", depth_first, false},
     {"run.ring=2", small_ring, false},
     {"train_micro_batch_size_per_gpu=1 and gradient_accumulation_steps=%d",
@@ -213,7 +223,9 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 const struct iz_model *m, const struct iz_limits *limit,
                 FILE *err)
 {
-    if (c->run.recompute == IZ_RECOMPUTE_AUTO) {
+    /* What lives on the host so that the GPU has room is not kept there. */
+    bool lean = p->boundaries_down && p->target.gpu;
+    if (c->run.recompute == IZ_RECOMPUTE_AUTO && !lean) {
         iz_plan_keep(p, m, true);
         if (!within(p, limit))
             iz_plan_keep(p, m, false);

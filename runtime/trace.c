@@ -35,6 +35,7 @@ static const struct {
     [IZ_DATUM_GATHERED] = {"gathered", IZ_MEM_RING},
     [IZ_DATUM_UNIT_GRAD] = {"unit grad", IZ_MEM_GRAD_RING},
     [IZ_DATUM_BOUNDARY] = {"boundary", IZ_MEM_BOUNDARY},
+    [IZ_DATUM_RAISED] = {"raised", IZ_MEM_BOUNDARY},
     [IZ_DATUM_SAVED] = {"saved", IZ_MEM_SAVED},
     [IZ_DATUM_DY] = {"dy", IZ_MEM_BOUNDARY},
     [IZ_DATUM_BATCH] = {"batch", IZ_MEM_BATCH},
@@ -67,6 +68,8 @@ static enum iz_tier datum_tier(const struct iz_plan *p, enum iz_datum d)
         return iz_plan_grad_tier(p);
     case IZ_DATUM_STAGE:
         return IZ_TIER_CPU;
+    case IZ_DATUM_BOUNDARY:
+        return p->boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE;
     case IZ_DATUM_BATCH:
         return p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
     default:

@@ -70,6 +70,7 @@ static void submit_wave(struct iz_engine *e, int first, int micros)
     bool last_wave = first + micros == e->plan.micro_batches;
     iz_graph_turn(e->graph, 0);
     submit_batches(e, first, micros);
+    iz_boundary_begin(e, micros * e->plan.slices, true);
     iz_zero_fetch(e, uses, 0);
     for (int i = 0; i < uses->steps; i++) {
         int u = iz_pass_unit(e, i);
@@ -118,6 +119,7 @@ void iz_train_step(struct iz_engine *e)
 static void evaluate_lanes(struct iz_engine *e, int lanes)
 {
     int units = e->model->n_units;
+    iz_boundary_begin(e, lanes, false);
     for (int u = 0; u < units; u++) {
         iz_graph_turn(e->graph, u);
         for (int b = 0; b < lanes; b++) {

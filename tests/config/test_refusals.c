@@ -154,6 +154,9 @@ static void rules_between_keys_hold(void **state)
          "ratio: 0.4: only 1.0 until a GPU holds chunks"},
         {"\"zero_optimization\": {\"contiguous_gradients\": false}",
          "contiguous_gradients: false is not supported"},
+        {"\"activation_checkpointing\": {\"cpu_checkpointing\": true}, "
+         "\"run\": {\"recompute\": \"none\"}",
+         "cpu_checkpointing: true, but run.recompute none keeps"},
         {"\"steps_per_print\": 3, \"run\": {\"log_interval\": 4}",
          "steps_per_print: 3, but run.log_interval is 4"},
         {"\"run\": {\"eval_interval\": 4}",
@@ -169,6 +172,8 @@ static void rules_between_keys_hold(void **state)
     assert_accepted("\"optimizer\": {\"params\": {\"torch_adam\": true, "
                     "\"weight_decay\": 0.01}}");
     assert_accepted("\"steps_per_print\": 3, \"run\": {\"log_interval\": 3}");
+    assert_accepted("\"activation_checkpointing\": {\"cpu_checkpointing\": "
+                    "true}");
 }
 
 /* A rule must not blame a key for the fault of another. */

@@ -42,6 +42,7 @@ FREE = {
     "jitter_us": (0, 500),
     "overlap": (True, False),
     "recompute": ("full", "none"),
+    "boundaries": ("gpu", "host"),
     "ring": (0, 1, 3),
     "workers": (1, 2),
 }
@@ -50,14 +51,16 @@ if REAL:  # one GPU: ranks share it through MPI
 FACTORS = {**SUMS, **FREE}
 PLAIN = {"stage": 0, "optimizer": "none", "param": "none", "comm": "mpi",
          "schedule": "depth_first", "scheduler": "prio", "delay_us": 0,
-         "jitter_us": 0, "overlap": True, "recompute": "full", "ring": 0,
-         "workers": 2}
+         "jitter_us": 0, "overlap": True, "recompute": "full",
+         "boundaries": "gpu", "ring": 0, "workers": 2}
 
 
 def valid(row):
     stage = row.get("stage", 3)
     optimizer, param = row.get("optimizer", "cpu"), row.get("param", "none")
     if optimizer != "none" and stage == 0 or param != "none" and stage != 3:
+        return False
+    if row.get("recompute") == "none" and row.get("boundaries") == "host":
         return False
     return not (param != "none" and optimizer == "none")
 
@@ -80,6 +83,8 @@ def config_of(row, nvme):
         "train_micro_batch_size_per_gpu": row["micro"] or rank,
         "gradient_clipping": row["clip"],
         "zero_optimization.sub_group_size": 4096,
+        "activation_checkpointing.cpu_checkpointing":
+            row["boundaries"] == "host",
         "run.device": "cuda", "run.steps": 3,
         "run.inject_delay_us": row["delay_us"],
         **TUNED[row["tuned"]],
@@ -220,6 +225,29 @@ def test_breadth_first_divides_the_way_up(place, nvme):
 
 
 @standin
+@pytest.mark.parametrize("schedule, micro, waves, lanes", [
+    ("depth_first", 0, 1, 1), ("depth_first", 8, 3, 1),
+    ("breadth_first", 8, 1, 3), ("breadth_first", 3, 1, 8)])
+def test_boundaries_on_the_host_cross_once_each_way(schedule, micro, waves,
+                                                    lanes, place, nvme):
+    """All but those that the slots still hold when backward begins, which are
+    one for each micro-batch under way and two more."""
+    c, layers, seq = 16, 8, 16
+    model = {"layers": layers, "heads": 2, "width": c, "seq": seq, "vocab": 256}
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": "cpu", "ring": 2,
+           "micro": micro, "schedule": schedule}
+    near, _ = traffic(place, row, nvme, **{"model": model})
+    far, planned = traffic(place, {**row, "boundaries": "host"}, nvme,
+                           **{"model": model})
+    boundary = (micro or BATCH * 3) * seq * c * 4  # fp32 on the stand-in
+    moved = waves * ((layers + 1) * lanes - (lanes + 2)) * boundary
+    assert far["h2d_bytes"] - near["h2d_bytes"] == 2 * moved
+    assert far["d2h_bytes"] - near["d2h_bytes"] == 2 * moved
+    assert far["h2d_bytes"] == planned["up_bytes"]
+    assert far["d2h_bytes"] == planned["down_bytes"]
+
+
+@standin
 def test_nothing_is_left_and_nothing_was_pageable(place, nvme):
     row = {**ROW, "stage": 3, "optimizer": "cpu", "param": "cpu"}
     _, stats = counted(place, row, nvme)
@@ -244,6 +272,42 @@ def test_states_beyond_the_gpu_train_there(place, nvme):
                if tier == "device" and name != "scratch")
     assert 4 * used < states
     assert r.bits == plain.bits and r.hash == plain.hash
+
+
+@standin
+@pytest.mark.parametrize("schedule, lanes", [("depth_first", 1),
+                                             ("breadth_first", 3)])
+def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, lanes, place,
+                                                   nvme):
+    """Deep and narrow, so that boundaries are most of it: a GPU that holds them
+    only as they pass.  Evaluation and text pass through the same slots."""
+    c, layers, seq, micro = 32, 60, 16, 8
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": "cpu", "ring": 2,
+           "micro": micro, "schedule": schedule}
+    small = {"model": {"layers": layers, "heads": 2, "width": c, "seq": seq,
+                       "vocab": 256},
+             "run.eval_batches": 2, "run.eval_interval": 1,
+             "run.sample_tokens": 4, "run.sample_prompt": "In"}
+    near = start(place, row, nvme, small)
+    far = start(place, {**row, "boundaries": "host"}, nvme, small)
+    one = micro * seq * c * 4  # fp32 on the stand-in
+    for r, device, cpu in ((near, lanes * (layers + 2), 0),
+                           (far, 2 * lanes + 2, lanes * layers)):
+        held = {tier: have for (name, tier), (_, have) in r.memory.items()
+                if name == "boundaries" and have}
+        assert held == {t: n * one for t, n in (("device", device),
+                                                ("cpu", cpu)) if n}, str(r)
+    assert far.bits == near.bits and far.hash == near.hash
+    assert far.out.split("sample")[1].splitlines()[1] == \
+        near.out.split("sample")[1].splitlines()[1]
+    limit = sum(have for (_, tier), (_, have) in far.memory.items()
+                if tier == "device")
+    tight = {**small, "run.device_memory_limit_bytes": limit}
+    start(place, {**row, "boundaries": "host"}, nvme, tight)
+    r = place.launch(None, {**config_of(row, nvme), **tight},
+                     env=environment(place, row))
+    run.refused(r, "MiB of the GPU's memory")
+    assert "cpu_checkpointing=true" in r.err
 
 
 @standin

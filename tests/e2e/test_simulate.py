@@ -91,6 +91,20 @@ def test_copies_and_optimizer_are_hidden(offload):
     assert offload["lost_spans"] == 0
 
 
+def test_boundaries_on_the_host_are_hidden(tmp_path, offload):
+    """Each crosses once each way, but three that are still there when backward
+    begins.  The embedding makes one, every block one."""
+    on = "activation_checkpointing.cpu_checkpointing=true"
+    s, r = simulate(tmp_path, on)
+    assert s, r.stdout + r.stderr
+    moved = (LAYERS + 1 - 3) * 8 * SEQ * WIDTH * 2
+    assert s["up_bytes"] == offload["up_bytes"] + moved
+    assert s["down_bytes"] == offload["down_bytes"] + moved
+    assert hides(s), s
+    assert s["step_s"] < 1.02 * offload["step_s"]
+    assert offload["device_bytes"] - s["device_bytes"] == moved
+
+
 def test_without_a_ring_nothing_is_hidden(tmp_path, offload):
     """One slot: a fetch cannot run ahead of the unit before it."""
     s, r = simulate(tmp_path, "run.ring=1")

@@ -178,6 +178,46 @@ static void activations_are_kept_where_they_fit(void **state)
     iz_plan_clear(&p);
 }
 
+/* 32 blocks and an embedding pass on 33 boundaries. */
+static void boundaries_on_the_host_leave_slots(void **state)
+{
+    struct iz_config c = config(3, IZ_BF16);
+    struct iz_target gpu = {.workers = 2, .gpu = true, .act = IZ_BF16};
+    const int64_t one = 2 * INT64_C(1024) * 2560;
+    struct iz_plan p;
+    (void)state;
+    c.grad_accum = 4;
+    c.cpu_checkpointing = true;
+    for (int order = IZ_DEPTH_FIRST; order <= IZ_BREADTH_FIRST; order++) {
+        int64_t lanes = order == IZ_BREADTH_FIRST ? 4 : 1;
+        c.run.schedule = (enum iz_order)order;
+        assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, &gpu), 0);
+        assert_int_equal(p.bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY],
+                         (2 * lanes + 2) * one);
+        assert_int_equal(p.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY],
+                         32 * lanes * one);
+        iz_plan_clear(&p);
+    }
+}
+
+/* There is one memory: the same bytes, on its other tier. */
+static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
+{
+    struct iz_config c = config(3, IZ_BF16);
+    struct iz_plan p, q;
+    (void)state;
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, &target2), 0);
+    c.cpu_checkpointing = true;
+    assert_int_equal(iz_plan_make(&q, &c, model, 1, 0, &target2), 0);
+    assert_int_equal(q.boundary_slots, 0);
+    assert_true(q.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] > 0);
+    assert_true(iz_plan_host_bytes(&p) == iz_plan_host_bytes(&q));
+    assert_int_equal(fit(&q, &c, INT64_MAX, NULL), 0);
+    assert_false(q.recompute);
+    iz_plan_clear(&p);
+    iz_plan_clear(&q);
+}
+
 int main(void)
 {
     const struct CMUnitTest plan_tests[] = {
@@ -187,6 +227,8 @@ int main(void)
         cmocka_unit_test(placement_moves_bytes_and_adds_none),
         cmocka_unit_test(what_does_not_fit_is_refused_with_a_way_out),
         cmocka_unit_test(activations_are_kept_where_they_fit),
+        cmocka_unit_test(boundaries_on_the_host_leave_slots),
+        cmocka_unit_test(boundaries_of_a_cpu_are_on_the_host_anyway),
     };
     return cmocka_run_group_tests(plan_tests, open_model, close_model);
 }
