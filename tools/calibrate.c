@@ -3,10 +3,12 @@
  * plans and simulations take: products, ops and Adam with all cores busy, a
  * disk, and a GPU with both directions of its link. */
 #include <errno.h>
+#include <hwloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "codelets/adamw.h"
@@ -15,6 +17,7 @@
 #include "codelets/gemm.h"
 #include "codelets/ops.h"
 #include "codelets/task.h"
+#include "runtime/coll.h"
 #include "runtime/memory.h"
 #include "runtime/nvme.h"
 
@@ -248,26 +251,99 @@ static int measure_gpu(struct gpu *g)
     return 0;
 }
 
+/* ---- collectives ---- */
+
+struct network {
+    double bytes_per_s, message_s;
+};
+
+/* Seconds of one all-gather (or reduce-scatter of bf16) of such shards. */
+static double collective(struct iz_coll *c, char *full, int64_t shard_bytes,
+                         bool gathers)
+{
+    double begin = now_s(), spent = 0;
+    int n = 0;
+    for (bool more = true; more; n++) {
+        if (gathers)
+            iz_coll_all_gather(c, full, shard_bytes, "calibrate");
+        else
+            iz_coll_reduce_scatter(c, full + c->rank * shard_bytes, IZ_BF16,
+                                   false, full, IZ_BF16, shard_bytes / 2,
+                                   "calibrate");
+        spent = now_s() - begin;
+        more = iz_coll_all_ok(c, spent < SECONDS / 2);
+    }
+    return spent / n;
+}
+
+/* Among the ranks that were started: bytes that each receives, and what starts
+ * a message. */
+static struct network network(struct iz_coll *c)
+{
+    enum { SMALL = 64, LARGE = 8 << 20 };
+    char *full = take((int64_t)LARGE * c->size);
+    double per = c->size - 1, large = 0;
+    double small = collective(c, full, SMALL, true);
+    for (int gathers = 0; gathers <= 1; gathers++)
+        large += collective(c, full, LARGE, gathers) / 2;
+    free(full);
+    return (struct network){.bytes_per_s = per * LARGE / (large - small),
+                            .message_s = small / per};
+}
+
 /* ---- the file ---- */
+
+/* What stands in a file that only describes. */
+static const double plausible[WHATS] = {
+    [PRODUCTS] = 50e9, [OPS] = 5e9, [ADAM] = 5e9};
+
+/* Everything that is known of this machine. */
+struct machine {
+    char name[64];
+    int cores, gpus, ranks;
+    bool measured;
+    double per_s[WHATS]; /* of one core */
+    double disk_bytes, disk_per_s;
+    struct gpu gpu;
+    struct network network;
+};
 
 static void line(FILE *f, const char *key, double value)
 {
     fprintf(f, "  \"%s\": %.0f,\n", key, value);
 }
 
-static void write_file(FILE *f, const char *name, int cores,
-                       const double per_s[WHATS], double disk_per_s, int gpus,
-                       const struct gpu *g)
+static void write_sources(FILE *f, const struct machine *m)
 {
-    fprintf(f, "{\n  \"name\": \"%s\",\n", name);
-    line(f, "gpus", gpus);
-    line(f, "cores", cores);
+    const char *assumed = !m->measured   ? "all rates"
+                          : m->ranks > 1 ? "launch_ns, kernel_ns, copy_ns"
+                                         : "peer_bytes_per_s, latencies";
+    fprintf(f, "  \"sources\": {\"%s\": \"assumptions%s\"", assumed,
+            !m->measured || m->ranks > 1
+                ? ""
+                : ": a quarter of the memory's rate, and plausible times");
+    if (m->measured)
+        fprintf(f, ", \"all other rates\": \"measured by calibrate\"");
+    if (m->ranks > 1)
+        fprintf(f,
+                ", \"peer_bytes_per_s, message_ns\": \"collectives "
+                "of %d ranks\"",
+                m->ranks);
+    fprintf(f, "}\n}\n");
+}
+
+static void write_file(FILE *f, const struct machine *m)
+{
+    const struct gpu *g = &m->gpu;
+    fprintf(f, "{\n  \"name\": \"%s\",\n", m->name);
+    line(f, "gpus", m->gpus);
+    line(f, "cores", m->cores);
     line(f, "host_bytes", (double)iz_memory_available());
-    line(f, "host_bytes_per_s", per_s[ADAM] * cores);
-    line(f, "core_flops_per_s", per_s[PRODUCTS]);
-    line(f, "core_bytes_per_s", per_s[OPS]);
-    line(f, "disk_bytes", 0);
-    line(f, "disk_bytes_per_s", disk_per_s);
+    line(f, "host_bytes_per_s", m->per_s[ADAM] * m->cores);
+    line(f, "core_flops_per_s", m->per_s[PRODUCTS]);
+    line(f, "core_bytes_per_s", m->per_s[OPS]);
+    line(f, "disk_bytes", m->disk_bytes);
+    line(f, "disk_bytes_per_s", m->disk_per_s);
     line(f, "node_bytes_per_s", 0);
     line(f, "gpu_bytes", (double)g->info.free_bytes);
     line(f, "gpu_bytes_per_s", g->memory);
@@ -276,51 +352,121 @@ static void write_file(FILE *f, const char *name, int cores,
     line(f, "fp16_flops_per_s", g->flops[IZ_F16]);
     line(f, "up_bytes_per_s", g->up);
     line(f, "down_bytes_per_s", g->down);
-    line(f, "peer_bytes_per_s", per_s[ADAM] * cores / 4);
-    line(f, "launch_ns", 20000);
+    line(f, "peer_bytes_per_s",
+         m->network.bytes_per_s > 0 ? m->network.bytes_per_s
+                                    : m->per_s[ADAM] * m->cores / 4);
+    line(f, "launch_ns", m->gpus ? 20000 : 0);
     line(f, "kernel_ns", 4000);
     line(f, "copy_ns", 10000);
-    line(f, "message_ns", 20000);
-    fprintf(f, "  \"sources\": {\"peer_bytes_per_s, latencies\": "
-               "\"assumptions: a quarter of the memory's rate, and plausible "
-               "times\", \"all other rates\": \"measured by calibrate\"}\n}\n");
+    line(f, "message_ns",
+         m->network.message_s > 0 ? m->network.message_s * 1e9 : 20000);
+    write_sources(f, m);
+}
+
+/* Cores that this process may use. */
+static int count_cores(void)
+{
+    hwloc_topology_t t;
+    int n = 0;
+    if (hwloc_topology_init(&t) || hwloc_topology_load(t)) {
+        fprintf(stderr, "calibrate: hwloc cannot read this machine\n");
+        exit(1);
+    }
+    hwloc_cpuset_t mine = hwloc_bitmap_alloc();
+    if (hwloc_get_cpubind(t, mine, HWLOC_CPUBIND_PROCESS))
+        hwloc_bitmap_copy(mine, hwloc_topology_get_allowed_cpuset(t));
+    hwloc_obj_type_t type = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_CORE) > 0
+                                ? HWLOC_OBJ_CORE
+                                : HWLOC_OBJ_PU;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_obj_by_type(t, type, o));)
+        n += hwloc_bitmap_intersects(o->cpuset, mine);
+    hwloc_bitmap_free(mine);
+    hwloc_topology_destroy(t);
+    return n < CORES_MAX ? n : CORES_MAX;
+}
+
+static double free_bytes(const char *folder)
+{
+    struct statvfs f;
+    if (!folder || statvfs(folder, &f))
+        return 0;
+    return (double)f.f_bavail * (double)f.f_frsize;
+}
+
+/* What can be read without measuring. */
+static int describe(struct machine *m, const char *folder)
+{
+    snprintf(m->name, sizeof(m->name), "this-machine");
+    gethostname(m->name, sizeof(m->name) - 1);
+    m->cores = count_cores();
+    m->gpus = iz_device_count();
+    m->disk_bytes = free_bytes(folder);
+    m->disk_per_s = m->disk_bytes > 0 ? 1e9 : 0;
+    for (int w = 0; w < WHATS; w++)
+        m->per_s[w] = plausible[w];
+    return m->gpus ? iz_device_use(0, &m->gpu.info) : 0;
+}
+
+static int measure(struct machine *m, const char *folder)
+{
+    m->measured = true;
+    for (int w = 0; w < WHATS; w++)
+        m->per_s[w] = on_all((enum what)w, m->cores);
+    m->disk_per_s = disk(folder);
+    int r = m->gpus ? measure_gpu(&m->gpu) : 0;
+    printf("%d cores: %.1f GFLOP/s a core in products, %.1f GB/s a core in "
+           "other ops, %.1f GB/s of memory in Adam\n",
+           m->cores, m->per_s[PRODUCTS] * 1e-9, m->per_s[OPS] * 1e-9,
+           m->per_s[ADAM] * m->cores * 1e-9);
+    return r;
+}
+
+static int save(const struct machine *m, const char *path)
+{
+    FILE *f = fopen(path, "w");
+    if (!f) {
+        fprintf(stderr, "calibrate: %s: %s\n", path, strerror(errno));
+        return -EIO;
+    }
+    write_file(f, m);
+    return fclose(f) ? -EIO : 0;
+}
+
+/* The other ranks wait while the first one measures what is not shared. */
+static int calibrate(struct iz_coll *c, const char *path, const char *folder,
+                     bool rates)
+{
+    struct machine m = {.ranks = c->size};
+    int r = 0;
+    iz_gemm_open();
+    if (c->rank == 0)
+        r = describe(&m, folder);
+    if (c->rank == 0 && !r && rates)
+        r = measure(&m, folder);
+    if (!iz_coll_all_ok(c, r == 0))
+        return r ? r : -ECANCELED;
+    if (c->size > 1 && rates)
+        m.network = network(c);
+    return c->rank == 0 ? save(&m, path) : 0;
 }
 
 int main(int argc, char **argv)
 {
-    const char *path = argc > 1 ? argv[1] : NULL, *folder = NULL;
-    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    double per_s[WHATS];
-    struct gpu g = {.up = 0};
-    char name[64] = "this-machine";
-    if (argc > 2)
-        folder = argv[2];
-    if (!path || path[0] == '-') {
-        fprintf(stderr, "usage: calibrate FILE [FOLDER-ON-THE-DISK]\n");
+    struct iz_coll *c = NULL;
+    bool rates = !(argc > 1 && !strcmp(argv[1], "--describe"));
+    char **arg = argv + (rates ? 1 : 2);
+    if (!arg[0] || arg[0][0] == '-') {
+        fprintf(stderr, "usage: calibrate [--describe] FILE "
+                        "[FOLDER-ON-THE-DISK]\n"
+                        "  --describe  cores, memory, GPU and disk, without "
+                        "rates: at once\n"
+                        "mpirun -np N --bind-to none calibrate ... measures "
+                        "collectives too\n");
         return 2;
     }
-    iz_gemm_open();
-    if (cores > CORES_MAX)
-        cores = CORES_MAX;
-    gethostname(name, sizeof(name) - 1);
-    for (int w = 0; w < WHATS; w++)
-        per_s[w] = on_all((enum what)w, cores);
-    int gpus = iz_device_count();
-    if (gpus && measure_gpu(&g))
-        return 1;
-    FILE *f = fopen(path, "w");
-    if (!f) {
-        fprintf(stderr, "calibrate: %s: %s\n", path, strerror(errno));
-        return 1;
-    }
-    write_file(f, name, cores, per_s, disk(folder), gpus, &g);
-    if (fclose(f)) {
-        fprintf(stderr, "calibrate: %s: %s\n", path, strerror(errno));
-        return 1;
-    }
-    printf("%d cores: %.1f GFLOP/s a core in products, %.1f GB/s a core in "
-           "other ops, %.1f GB/s of memory in Adam\n",
-           cores, per_s[PRODUCTS] * 1e-9, per_s[OPS] * 1e-9,
-           per_s[ADAM] * cores * 1e-9);
-    return 0;
+    int r = iz_coll_open(&c, &argc, &argv);
+    if (!r)
+        r = calibrate(c, arg[0], arg[1], rates);
+    iz_coll_close(&c);
+    return r ? 1 : 0;
 }

@@ -2,7 +2,11 @@
 """Bytes: what the plan says, what is allocated, what is resident and what is
 fetched.  (That planned and allocated bytes are equal class by class is checked
 in every successful run of these tests: Place.good.)"""
+import json
+import os
+import pathlib
 import re
+import subprocess
 
 import pytest
 
@@ -66,6 +70,43 @@ def test_a_run_allocates_the_papers_bytes(stage, place):
 def test_plan_alone_writes_nothing(place):
     r = place.launch(None, {}, ["--plan"])
     assert r.rc == 0 and not r.output.exists()
+
+
+# ---- a machine that is described ----
+
+CALIBRATE = pathlib.Path(run.PROGRAM).parents[1] / "tools/calibrate"
+
+
+def described(place):
+    """This machine, as tools/plan --this-machine asks for it."""
+    path = place.folder / "machine.json"
+    subprocess.run([CALIBRATE, "--describe", path, place.folder], check=True,
+                   timeout=run.TIMEOUT_S, env=run.environment(None))
+    return path, json.loads(path.read_text())
+
+
+def test_a_description_of_this_machine_is_what_a_run_finds(place):
+    path, machine = described(place)
+    assert 1 <= machine["cores"] <= len(os.sched_getaffinity(0))
+    assert machine["disk_bytes"] > 0 and machine["gpus"] == 0
+    here = place.launch(None, big(**{"run.memory_limit_bytes": 0}), ["--plan"])
+    there = place.launch(None, big(), ["--plan", "--machine", path])
+    assert planned(here.out, STATES) == planned(there.out, STATES)
+    # What is free changes while others run; what there is does not.
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < machine["host_bytes"] <= total
+
+
+def test_ranks_share_a_machine_without_a_network(place):
+    path, machine = described(place)
+    machine["host_bytes"] = 8 * 1000 * run.MIB
+    path.write_text(json.dumps(machine))
+    for ranks, fits in ((1, True), (8, False)):
+        r = place.launch(None, big(**{"zero_optimization.stage": 0}),
+                         ["--plan", "--machine", path, "--ranks", ranks])
+        assert (r.rc == 0) == fits, str(r)
+        if not fits:
+            assert "there are 1000.0 MiB" in r.err
 
 
 # ---- resident memory ----

@@ -5,9 +5,12 @@ what the design promises, and the design without a ring fails the same test."""
 import json
 import os
 import pathlib
+import resource
 import subprocess
 
 import pytest
+
+import cover
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_SIMGRID") != "1",
@@ -136,15 +139,55 @@ def test_the_same_to_the_bit(tmp_path):
     assert c["task_hash"] != a["task_hash"]
 
 
-@pytest.mark.parametrize("ring", (1, 2, 4))
-@pytest.mark.parametrize("schedule", ("depth_first", "breadth_first"))
-@pytest.mark.parametrize("scheduler", ("prio", "lws", "eager"))
-def test_ends_whatever_is_tight(ring, schedule, scheduler, tmp_path):
-    sets = (*SMALL, f"run.ring={ring}", f"run.schedule={schedule}",
-            f"run.scheduler={scheduler}", "train_micro_batch_size_per_gpu=2",
-            "zero_optimization.sub_group_size=300000")
-    s, r = simulate(tmp_path, *sets)
+# What could wait for each other: slots, chunks, staging buffers, lanes.
+SWEEP = {
+    "run.ring": (1, 2, 4),
+    "run.schedule": ("depth_first", "breadth_first"),
+    "run.scheduler": ("prio", "lws", "eager", "dmda"),
+    "zero_optimization.sub_group_size": (300000, 3000000),
+    "activation_checkpointing.cpu_checkpointing": ("false", "true"),
+    "homes": ("none/none", "cpu/none", "cpu/cpu", "nvme/cpu", "nvme/nvme"),
+    "buffer_count": (1, 4),
+    "ranks": (1, 32),
+    "train_micro_batch_size_per_gpu": (1, 2),
+    "limit": ("the plan", "the machine"),
+}
+
+
+def sets_of(row):
+    sets = [f"{k}={v}" for k, v in row.items() if "." in k or "train" in k]
+    for key, home in zip(("offload_optimizer", "offload_param"),
+                         row["homes"].split("/")):
+        at = f"zero_optimization.{key}"
+        sets += [f"{at}.device={home}"]
+        if home == "nvme":
+            sets += [f"{at}.nvme_path=/none",
+                     f"{at}.buffer_count={row['buffer_count']}"]
+    return (*SMALL, *sets, f"train_batch_size={8 * row['ranks']}")
+
+
+@pytest.mark.parametrize("row", cover.rows(SWEEP, lambda row: True),
+                         ids=lambda r: "-".join(map(str, r.values())))
+def test_ends_whatever_is_tight(row, tmp_path):
+    """The watchdog ends what waits for ever, and without the last line nothing
+    has ended.  With the plan's own bytes as limits nothing changes, and one
+    byte less is refused."""
+    sets = sets_of(row)
+    s, r = simulate(tmp_path, *sets, ranks=row["ranks"])
     assert s, r.stdout + r.stderr
+    if row["limit"] == "the machine":
+        return
+    limits = {"run.memory_limit_bytes": s["host_bytes"],
+              "run.device_memory_limit_bytes": s["device_bytes"]}
+    tight, r = simulate(tmp_path, *sets, *(f"{k}={v}" for k, v in limits.items()),
+                        ranks=row["ranks"])
+    assert tight == s, r.stdout + r.stderr
+    for key in limits:
+        less = {**limits, key: limits[key] - 1}
+        none, r = simulate(tmp_path, *sets,
+                           *(f"{k}={v}" for k, v in less.items()),
+                           ranks=row["ranks"])
+        assert none is None and "this run needs" in r.stderr, r.stdout + r.stderr
 
 
 @pytest.mark.parametrize("zero", (
@@ -161,6 +204,23 @@ def test_every_placement_on_many_ranks(zero, tmp_path):
                     "train_micro_batch_size_per_gpu=1", ranks=32)
     assert s, r.stdout + r.stderr
     assert s["ranks"] == 32
+
+
+def test_a_trillion_on_512_ranks_is_simulated_in_seconds(tmp_path):
+    """Processor time and memory: a machine may be busy with other things."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    s, r = simulate(tmp_path, "model.layers=552", "model.width=12288",
+                    "model.heads=96", "train_micro_batch_size_per_gpu=4",
+                    "train_batch_size=2048", "run.device_memory_limit_bytes=0",
+                    "activation_checkpointing.cpu_checkpointing=true", ranks=512)
+    assert s, r.stdout + r.stderr
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert spent < 30
+    assert after.ru_maxrss * 1024 < 500e6
+    assert hides(s), s
+    # three quarters of the products count: the forward is done twice
+    assert 0.9 < s["flop_per_s"] * 4 / 3 / 53e12 < 1
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
