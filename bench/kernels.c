@@ -1,8 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Times the flat-buffer kernels on one core against an update in place, and,
- * with two or more ranks under mpirun, the collectives.  Best of some
- * repetitions: the machine may be shared.  GB/s count every byte read and every
- * byte written; of the collectives, the bytes of the full buffer. */
+/* usage: kernels [THREADS [SECONDS [NAME]]]
+ * Times the flat-buffer kernels (those whose name begins with NAME) on THREADS
+ * threads, each on memory of its own, against a loop that moves the same
+ * streams and computes next to nothing, and, with two or more ranks under
+ * mpirun, the collectives.  GB/s count every byte read and every byte written;
+ * of the collectives, the bytes of the full buffer.
+ *
+ * The machine may be shared, so limit and kernel take turns, piece by piece,
+ * and a pair counts only when every thread had its processor all the time: when
+ * its CPU time is its wall time.  Printed are medians over these pairs and, of
+ * the ratio, the quartiles. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,25 +21,42 @@
 #include "codelets/build.h"
 #include "codelets/dtype.h"
 #include "codelets/flat.h"
+#include "codelets/half.h"
+#include "codelets/simd.h"
 #include "runtime/coll.h"
 
-enum { N = 1 << 24, REPEAT = 12, COLL_REPEAT = 40 };
+/* PIECE elements of all streams are beyond a core's own cache, N beyond any
+ * cache: a piece is out of it again when its turn comes. */
+enum {
+    N = 1 << 24,
+    PIECE = 1 << 19,
+    PIECES = N / PIECE,
+    PAIRS_MAX = 1 << 14,
+    COLL_REPEAT = 40
+};
+#define HAD_ITS_PROCESSOR 0.985
 
+/* The streams of one thread. */
 struct buffers {
     float *p, *m, *v, *g;
-    void *half;       /* written by casts and copies */
-    void *bf16, *f16; /* gradients */
+    uint16_t *out, *half; /* written by copies; gradients in 16 bits */
 };
 
-static double now_s(void)
+static double clock_s(clockid_t id)
 {
     struct timespec t;
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(id, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Zeroed, on huge pages if the system has them. */
+static double now_s(void)
+{
+    return clock_s(CLOCK_MONOTONIC);
+}
+
+/* Zeroed by the thread that will use it, on huge pages if the system has them.
+ */
 static void *pages(size_t bytes)
 {
     void *p = aligned_alloc((size_t)2 << 20, bytes);
@@ -45,146 +70,402 @@ static void *pages(size_t bytes)
     return p;
 }
 
-IZ_SIMD static void scale(float *x, int64_t n, float s)
+static struct buffers at(const struct buffers *b, int64_t i)
 {
-    for (int64_t i = 0; i < n; i++)
-        x[i] *= s;
+    return (struct buffers){b->p + i, b->m + i,   b->v + i,
+                            b->g + i, b->out + i, b->half + i};
 }
+
+/* ---- limits: the same streams, next to no arithmetic ---- */
+
+static volatile double sink;
+#define BY 0.999f
+
+IZ_SIMD static void limit_scale(const struct buffers *b)
+{
+    float *restrict p = b->p;
+
+    for (int64_t i = 0; i < PIECE; i++)
+        p[i] *= BY;
+}
+
+IZ_SIMD static void limit_adam(const struct buffers *b)
+{
+    float *restrict p = b->p, *restrict m = b->m, *restrict v = b->v;
+    const float *restrict g = b->g;
+
+    for (int64_t i = 0; i < PIECE; i++) {
+        m[i] *= BY;
+        v[i] *= BY;
+        p[i] += g[i];
+    }
+}
+
+IZ_SIMD static void limit_adam_out(const struct buffers *b)
+{
+    float *restrict p = b->p, *restrict m = b->m, *restrict v = b->v;
+    const float *restrict g = b->g;
+    uint16_t *restrict out = b->out;
+
+    for (int64_t i = 0; i < PIECE; i++) {
+        m[i] *= BY;
+        v[i] *= BY;
+        p[i] += g[i];
+        out[i] = (uint16_t)(iz_float_bits(p[i]) >> 16);
+    }
+}
+
+IZ_SIMD static void limit_adam_half(const struct buffers *b)
+{
+    float *restrict p = b->p, *restrict m = b->m, *restrict v = b->v;
+    const uint16_t *restrict g = b->half;
+    uint16_t *restrict out = b->out;
+
+    for (int64_t i = 0; i < PIECE; i++) {
+        m[i] *= BY;
+        v[i] *= BY;
+        p[i] += (float)g[i];
+        out[i] = (uint16_t)(iz_float_bits(p[i]) >> 16);
+    }
+}
+
+IZ_SIMD static void limit_narrow(const struct buffers *b)
+{
+    const float *restrict g = b->g;
+    uint16_t *restrict out = b->out;
+
+    for (int64_t i = 0; i < PIECE; i++)
+        out[i] = (uint16_t)(iz_float_bits(g[i]) >> 16);
+}
+
+IZ_SIMD static void limit_widen(const struct buffers *b)
+{
+    float *restrict g = b->g;
+    const uint16_t *restrict half = b->half;
+
+    for (int64_t i = 0; i < PIECE; i++)
+        g[i] = (float)half[i];
+}
+
+/* Any order of integers is the same sum. */
+IZ_SIMD static void limit_read(const struct buffers *b)
+{
+    const uint32_t *x = (const uint32_t *)b->p;
+    uint32_t sum = 0;
+
+    for (int64_t i = 0; i < PIECE; i++)
+        sum += x[i];
+    sink = sum;
+}
+
+IZ_SIMD static void limit_read_half(const struct buffers *b)
+{
+    const uint32_t *x = (const uint32_t *)b->half;
+    uint32_t sum = 0;
+
+    for (int64_t i = 0; i < PIECE / 2; i++)
+        sum += x[i];
+    sink = sum;
+}
+
+IZ_SIMD static void limit_add(const struct buffers *b)
+{
+    float *restrict p = b->p;
+    const float *restrict g = b->g;
+
+    for (int64_t i = 0; i < PIECE; i++)
+        p[i] += g[i];
+}
+
+IZ_SIMD static void limit_add_half(const struct buffers *b)
+{
+    float *restrict p = b->p;
+    const uint16_t *restrict g = b->half;
+
+    for (int64_t i = 0; i < PIECE; i++)
+        p[i] += (float)g[i];
+}
+
+IZ_SIMD static void limit_write(const struct buffers *b)
+{
+    float *restrict g = b->g;
+
+    for (int64_t i = 0; i < PIECE; i++)
+        g[i] = BY;
+}
+
+/* ---- kernels ---- */
 
 static const struct iz_adam options = {1e-3, 0.9,  0.999, 1e-8, 0.1,
                                        true, true, 1,     1.0f};
 
-static void run_scale(const struct buffers *b)
-{
-    scale(b->p, N, 0.999f);
-}
-
 static void run_adam(const struct buffers *b)
 {
-    iz_adam_chunk(&options, N, b->p, b->m, b->v, b->g, IZ_F32, NULL, IZ_F32);
+    iz_adam_chunk(&options, PIECE, b->p, b->m, b->v, b->g, IZ_F32, NULL,
+                  IZ_F32);
 }
 
-static void run_adam_bf16_out(const struct buffers *b)
+static void run_adam_out(const struct buffers *b)
 {
-    iz_adam_chunk(&options, N, b->p, b->m, b->v, b->g, IZ_F32, b->half,
+    iz_adam_chunk(&options, PIECE, b->p, b->m, b->v, b->g, IZ_F32, b->out,
                   IZ_BF16);
 }
 
 static void run_adam_bf16(const struct buffers *b)
 {
-    iz_adam_chunk(&options, N, b->p, b->m, b->v, b->bf16, IZ_BF16, b->half,
+    iz_adam_chunk(&options, PIECE, b->p, b->m, b->v, b->half, IZ_BF16, b->out,
                   IZ_BF16);
 }
 
 static void run_adam_f16(const struct buffers *b)
 {
-    iz_adam_chunk(&options, N, b->p, b->m, b->v, b->f16, IZ_F16, b->half,
+    iz_adam_chunk(&options, PIECE, b->p, b->m, b->v, b->half, IZ_F16, b->out,
                   IZ_F16);
 }
 
 static void run_to_bf16(const struct buffers *b)
 {
-    iz_cast(b->half, IZ_BF16, b->g, IZ_F32, N);
+    iz_cast(b->out, IZ_BF16, b->g, IZ_F32, PIECE);
 }
 
 static void run_from_bf16(const struct buffers *b)
 {
-    iz_cast(b->g, IZ_F32, b->bf16, IZ_BF16, N);
+    iz_cast(b->g, IZ_F32, b->half, IZ_BF16, PIECE);
 }
 
 static void run_to_f16(const struct buffers *b)
 {
-    iz_cast(b->half, IZ_F16, b->g, IZ_F32, N);
+    iz_cast(b->out, IZ_F16, b->g, IZ_F32, PIECE);
 }
 
 static void run_from_f16(const struct buffers *b)
 {
-    iz_cast(b->g, IZ_F32, b->f16, IZ_F16, N);
+    iz_cast(b->g, IZ_F32, b->half, IZ_F16, PIECE);
 }
-
-static volatile double sink;
 
 static void run_norm2(const struct buffers *b)
 {
-    sink = iz_flat_norm2(b->p, IZ_F32, N);
+    sink = iz_flat_norm2(b->p, IZ_F32, PIECE);
 }
 
 static void run_norm2_bf16(const struct buffers *b)
 {
-    sink = iz_flat_norm2(b->bf16, IZ_BF16, N);
+    sink = iz_flat_norm2(b->half, IZ_BF16, PIECE);
 }
 
 static void run_add(const struct buffers *b)
 {
-    iz_flat_add(b->p, IZ_F32, b->g, IZ_F32, N);
+    iz_flat_add(b->p, IZ_F32, b->g, IZ_F32, PIECE);
 }
 
 static void run_add_bf16(const struct buffers *b)
 {
-    iz_flat_add(b->p, IZ_F32, b->bf16, IZ_BF16, N);
+    iz_flat_add(b->p, IZ_F32, b->half, IZ_BF16, PIECE);
 }
 
 static void run_hash(const struct buffers *b)
 {
-    sink = (double)iz_flat_hash(0, b->p, N);
+    sink = (double)iz_flat_hash(0, b->p, PIECE);
 }
 
 static void run_normal(const struct buffers *b)
 {
-    iz_flat_normal(b->g, N, 1, 2, 0, 0.02f);
+    iz_flat_normal(b->g, PIECE, 1, 2, 0, 0.02f);
 }
 
 static const struct kernel {
     const char *name;
     int bytes; /* per element */
-    void (*run)(const struct buffers *b);
+    enum iz_dtype half;
+    void (*limit)(const struct buffers *b), (*run)(const struct buffers *b);
 } kernels[] = {
-    {"update in place", 8, run_scale},
-    {"adam, fp32 gradient", 28, run_adam},
-    {"adam, fp32 gradient, bf16 copy", 30, run_adam_bf16_out},
-    {"adam, bf16 gradient and copy", 28, run_adam_bf16},
-    {"adam, fp16 gradient and copy", 28, run_adam_f16},
-    {"fp32 to bf16", 6, run_to_bf16},
-    {"bf16 to fp32", 6, run_from_bf16},
-    {"fp32 to fp16", 6, run_to_f16},
-    {"fp16 to fp32", 6, run_from_f16},
-    {"norm2 fp32", 4, run_norm2},
-    {"norm2 bf16", 2, run_norm2_bf16},
-    {"add fp32 to fp32", 12, run_add},
-    {"add bf16 to fp32", 10, run_add_bf16},
-    {"hash", 4, run_hash},
-    {"normal", 4, run_normal},
+    {"update in place", 8, IZ_BF16, limit_scale, limit_scale},
+    {"adam fp32 gradient", 28, IZ_BF16, limit_adam, run_adam},
+    {"adam fp32 gradient, bf16 copy", 30, IZ_BF16, limit_adam_out,
+     run_adam_out},
+    {"adam bf16 gradient and copy", 28, IZ_BF16, limit_adam_half,
+     run_adam_bf16},
+    {"adam fp16 gradient and copy", 28, IZ_F16, limit_adam_half, run_adam_f16},
+    {"fp32 to bf16", 6, IZ_BF16, limit_narrow, run_to_bf16},
+    {"bf16 to fp32", 6, IZ_BF16, limit_widen, run_from_bf16},
+    {"fp32 to fp16", 6, IZ_F16, limit_narrow, run_to_f16},
+    {"fp16 to fp32", 6, IZ_F16, limit_widen, run_from_f16},
+    {"norm2 fp32", 4, IZ_BF16, limit_read, run_norm2},
+    {"norm2 bf16", 2, IZ_BF16, limit_read_half, run_norm2_bf16},
+    {"add fp32 to fp32", 12, IZ_BF16, limit_add, run_add},
+    {"add bf16 to fp32", 10, IZ_BF16, limit_add_half, run_add_bf16},
+    {"hash", 4, IZ_BF16, limit_read, run_hash},
+    {"normal", 4, IZ_BF16, limit_write, run_normal},
 };
 
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
-/* Rounds over all kernels, so that a slow moment of the machine hits them all.
- */
-static void time_kernels(void)
+/* ---- measurement ---- */
+
+struct sample {
+    double wall_s;
+    bool clean;
+};
+
+struct team {
+    int threads, pairs; /* pairs: taken of the kernel under way */
+    double seconds;
+    const char *name;
+    pthread_barrier_t barrier;
+    bool more;
+    struct sample *limit, *run; /* [PAIRS_MAX] of each thread */
+};
+
+struct worker {
+    struct team *team;
+    int i;
+};
+
+static struct buffers fill(void)
 {
     const size_t bytes = (size_t)N * 4;
-    struct buffers b = {pages(bytes),    pages(bytes),     pages(bytes),
-                        pages(bytes),    pages(bytes / 2), pages(bytes / 2),
-                        pages(bytes / 2)};
-    double best[KERNELS];
+    struct buffers b = {pages(bytes), pages(bytes),     pages(bytes),
+                        pages(bytes), pages(bytes / 2), pages(bytes / 2)};
 
-    for (int r = 0; r < REPEAT; r++) {
-        iz_flat_normal(b.p, N, 1, 1, 0, 1.0f);
-        iz_flat_normal(b.g, N, 1, 2, 0, 1.0f);
-        iz_cast(b.bf16, IZ_BF16, b.g, IZ_F32, N);
-        iz_cast(b.f16, IZ_F16, b.g, IZ_F32, N);
-        for (int k = 0; k < KERNELS; k++) {
-            double t = now_s();
+    iz_flat_normal(b.p, N, 1, 1, 0, 1.0f);
+    iz_flat_normal(b.g, N, 1, 2, 0, 1.0f);
+    return b;
+}
 
-            kernels[k].run(&b);
-            t = now_s() - t;
-            best[k] = r == 0 || t < best[k] ? t : best[k];
-        }
+static struct sample timed(struct team *t, void (*run)(const struct buffers *b),
+                           struct buffers b)
+{
+    double wall, cpu;
+
+    pthread_barrier_wait(&t->barrier);
+    cpu = clock_s(CLOCK_THREAD_CPUTIME_ID);
+    wall = now_s();
+    run(&b);
+    wall = now_s() - wall;
+    cpu = clock_s(CLOCK_THREAD_CPUTIME_ID) - cpu;
+    return (struct sample){wall, cpu > HAD_ITS_PROCESSOR * wall};
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The slowest thread's time of pair i, or 0 when one lost its processor. */
+static double pair_s(const struct team *t, const struct sample *s, int i)
+{
+    double most = 0;
+
+    for (int j = 0; j < t->threads; j++) {
+        if (!s[j * PAIRS_MAX + i].clean)
+            return 0;
+        if (s[j * PAIRS_MAX + i].wall_s > most)
+            most = s[j * PAIRS_MAX + i].wall_s;
     }
-    for (int k = 0; k < KERNELS; k++)
-        printf("%-32s %7.1f GB/s %8.0f M/s\n", kernels[k].name,
-               (double)kernels[k].bytes * N / best[k] * 1e-9,
-               N / best[k] * 1e-6);
+    return most;
+}
+
+static void show(const struct team *t, const struct kernel *k)
+{
+    static double ratio[PAIRS_MAX], limit[PAIRS_MAX], run[PAIRS_MAX];
+    double bytes = (double)k->bytes * PIECE * t->threads;
+    int n = 0;
+
+    for (int i = 0; i < t->pairs; i++) {
+        double a = pair_s(t, t->limit, i), b = pair_s(t, t->run, i);
+
+        if (a <= 0 || b <= 0)
+            continue;
+        ratio[n] = a / b;
+        limit[n] = bytes / a;
+        run[n++] = bytes / b;
+    }
+    if (n == 0) {
+        printf("%-30s no clean pair of %d\n", k->name, t->pairs);
+        return;
+    }
+    qsort(ratio, (size_t)n, sizeof *ratio, by_value);
+    qsort(limit, (size_t)n, sizeof *limit, by_value);
+    qsort(run, (size_t)n, sizeof *run, by_value);
+    printf("%-30s %6.1f GB/s %7.0f M/s, limit %6.1f GB/s, ratio %.3f (%.3f to "
+           "%.3f), %d of %d pairs\n",
+           k->name, 1e-9 * run[n / 2], 1e-6 * run[n / 2] / k->bytes,
+           1e-9 * limit[n / 2], ratio[n / 2], ratio[n / 4], ratio[n * 3 / 4], n,
+           t->pairs);
+    fflush(stdout);
+}
+
+/* Thread 0 decides when a kernel has had its time. */
+static void time_kernel(struct worker *w, const struct kernel *k,
+                        const struct buffers *b)
+{
+    struct team *t = w->team;
+    struct sample *limit = t->limit + w->i * PAIRS_MAX;
+    struct sample *run = t->run + w->i * PAIRS_MAX;
+    double end = now_s() + t->seconds;
+    int n = 0;
+
+    iz_cast(b->half, k->half, b->g, IZ_F32, N);
+    do {
+        int64_t i = n % PIECES, j = (n + PIECES / 2) % PIECES;
+
+        limit[n] = timed(t, k->limit, at(b, i * PIECE));
+        run[n] = timed(t, k->run, at(b, j * PIECE));
+        n++;
+        if (w->i == 0)
+            t->more = n < PAIRS_MAX && now_s() < end;
+        pthread_barrier_wait(&t->barrier);
+    } while (t->more);
+    if (w->i == 0) {
+        t->pairs = n;
+        show(t, k);
+    }
+}
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    struct buffers b = fill();
+
+    for (int i = 0; i < KERNELS; i++)
+        if (!strncmp(kernels[i].name, w->team->name, strlen(w->team->name)))
+            time_kernel(w, &kernels[i], &b);
+    return NULL;
+}
+
+static int time_kernels(int argc, char **argv)
+{
+    int threads = argc > 1 ? atoi(argv[1]) : 1;
+    struct team t = {.threads = threads,
+                     .seconds = argc > 2 ? atof(argv[2]) : 2,
+                     .name = argc > 3 ? argv[3] : ""};
+    pthread_t *id;
+    struct worker *w;
+
+    if (threads < 1)
+        return 2;
+    id = calloc((size_t)threads, sizeof *id);
+    w = calloc((size_t)threads, sizeof *w);
+    t.limit = calloc((size_t)threads * PAIRS_MAX, sizeof *t.limit);
+    t.run = calloc((size_t)threads * PAIRS_MAX, sizeof *t.run);
+    if (!id || !w || !t.limit || !t.run ||
+        pthread_barrier_init(&t.barrier, NULL, (unsigned)threads))
+        return 1;
+    printf("%d threads, SIMD level %s\n", threads, iz_simd_name());
+    for (int i = 0; i < threads; i++) {
+        w[i] = (struct worker){&t, i};
+        if (pthread_create(&id[i], NULL, work, &w[i]))
+            return 1;
+    }
+    for (int i = 0; i < threads; i++)
+        pthread_join(id[i], NULL);
+    free(id);
+    free(w);
+    free(t.limit);
+    free(t.run);
+    return 0;
 }
 
 static void gather(struct iz_coll *c, char *full, float *out, int64_t shard)
@@ -235,16 +516,17 @@ static void time_collective(struct iz_coll *c, const char *name, int64_t mib,
 int main(int argc, char **argv)
 {
     struct iz_coll *c;
+    int rc = 0;
 
     if (iz_coll_open(&c, &argc, &argv) != 0)
         return 1;
     if (c->size == 1)
-        time_kernels();
+        rc = time_kernels(argc, argv);
     for (int64_t mib = 1; c->size > 1 && mib <= 64; mib *= 4) {
         time_collective(c, "all-gather", mib, gather);
         time_collective(c, "reduce-scatter", mib, reduce);
         time_collective(c, "reduce-scatter bf16", mib, reduce_bf16);
     }
     iz_coll_close(&c);
-    return 0;
+    return rc;
 }

@@ -17,14 +17,13 @@ static __device__ float flush(float x)
 static __device__ void update(const struct iz_adam_consts &k, float &p,
                               float &m, float &v, float g)
 {
-    float root, quotient;
+    float quotient;
 
     g = __fadd_rn(__fmul_rn(g, k.scale), __fmul_rn(k.l2, p));
     m = flush(__fadd_rn(__fmul_rn(k.beta1, m), __fmul_rn(k.rest1, g)));
     v = flush(
         __fadd_rn(__fmul_rn(k.beta2, v), __fmul_rn(k.rest2, __fmul_rn(g, g))));
-    root = __fdiv_rn(__fsqrt_rn(v), k.unbias);
-    quotient = __fdiv_rn(m, __fadd_rn(root, k.eps));
+    quotient = __fdiv_rn(m, __fadd_rn(__fsqrt_rn(v), k.eps));
     p = __fsub_rn(__fmul_rn(p, k.keep), __fmul_rn(k.step, quotient));
 }
 

@@ -22,11 +22,10 @@ struct iz_adam {
 /* What an update of an element needs, rounded to fp32 once. */
 struct iz_adam_consts {
     float scale, beta1, rest1, beta2, rest2;
-    float l2;     /* L2 decay, 0 with AdamW */
-    float keep;   /* 1 - lr * decay with AdamW, else 1 */
-    float step;   /* lr / (1 - beta1^t) */
-    float unbias; /* sqrt(1 - beta2^t) */
-    float eps;
+    float l2;   /* L2 decay, 0 with AdamW */
+    float keep; /* 1 - lr * decay with AdamW, else 1 */
+    float step; /* lr / (1 - beta1^t) * sqrt(1 - beta2^t) */
+    float eps;  /* eps * sqrt(1 - beta2^t) */
 };
 
 struct iz_adam_consts iz_adam_consts_of(const struct iz_adam *a);
@@ -34,8 +33,9 @@ struct iz_adam_consts iz_adam_consts_of(const struct iz_adam *a);
 /* With g scaled:
  *     m = b1 m + (1 - b1) g         v = b2 v + (1 - b2) g^2
  *     p = p (1 - lr wd) - lr/(1 - b1^t) * m / (sqrt(v)/sqrt(1 - b2^t) + eps)
- * in fp32, each operation rounded once, so that the bits of an element depend
- * neither on where a chunk starts nor on the SIMD level.  p is the fp32 master;
+ * the fraction times sqrt(1 - b2^t), so that one division does it; in fp32,
+ * each operation rounded once, so that the bits of an element depend neither on
+ * where a chunk starts nor on the SIMD level.  p is the fp32 master;
  * p, m and v are updated in place.  out receives the new p as out_type, or is
  * NULL.  m and v below FLT_MIN become 0: an element without gradient would
  * otherwise stay subnormal for ever, at a hundred times the cost.  No two

@@ -5,8 +5,7 @@
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/half.h"
+#include "codelets/simd.h"
 
 enum { BLOCK = 512 }; /* elements on the stack between two 16-bit types */
 
@@ -29,48 +28,20 @@ const char *iz_dtype_name(enum iz_dtype t)
     return name[t];
 }
 
-IZ_SIMD static void bf16_load(float *restrict y, const uint16_t *restrict x,
-                              int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        y[i] = iz_bf16_load(x[i]);
-}
-
-IZ_SIMD static void bf16_round(uint16_t *restrict y, const float *restrict x,
-                               int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        y[i] = iz_bf16_round(x[i]);
-}
-
-IZ_SIMD static void f16_load(float *restrict y, const uint16_t *restrict x,
-                             int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        y[i] = iz_f16_load(x[i]);
-}
-
-IZ_SIMD static void f16_round(uint16_t *restrict y, const float *restrict x,
-                              int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        y[i] = iz_f16_round(x[i]);
-}
-
 static void load(float *dst, const void *src, enum iz_dtype from, int64_t n)
 {
     if (from == IZ_BF16)
-        bf16_load(dst, src, n);
+        iz_simd()->load_bf16(dst, src, n);
     else
-        f16_load(dst, src, n);
+        iz_simd()->load_f16(dst, src, n);
 }
 
 static void round_to(void *dst, enum iz_dtype to, const float *src, int64_t n)
 {
     if (to == IZ_BF16)
-        bf16_round(dst, src, n);
+        iz_simd()->round_bf16(dst, src, n);
     else
-        f16_round(dst, src, n);
+        iz_simd()->round_f16(dst, src, n);
 }
 
 /* bf16 <-> fp16: fp32 holds both exactly, so there is one rounding. */

@@ -6,13 +6,10 @@
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/half.h"
-#include "codelets/mix.h"
+#include "codelets/simd.h"
 
 enum {
     BLOCK = 1024, /* elements expanded at a time, in the first-level cache */
-    LANES = 32,   /* partial sums of a block of the norm */
     LEVELS = 6    /* of block sums: BLOCK^(LEVELS + 1) is beyond an int64_t */
 };
 
@@ -36,50 +33,19 @@ static int64_t block_len(int64_t n, int64_t i)
     return n - i < BLOCK ? n - i : BLOCK;
 }
 
-static inline void fold(double *lane, int half)
-{
-    for (int j = 0; j < half; j++)
-        lane[j] += lane[j + half];
-}
-
-/* Calls with constants, which a compiler turns into a few vector additions. */
-static inline double sum_lanes(double *lane)
-{
-    fold(lane, 16);
-    fold(lane, 8);
-    fold(lane, 4);
-    fold(lane, 2);
-    fold(lane, 1);
-    return lane[0];
-}
-
-/* The square of an fp32 is exact in double. */
-IZ_SIMD static double block_squares(const float *x, int64_t n)
-{
-    double lane[LANES] = {0};
-    int64_t i = 0;
-
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++)
-            lane[j] += (double)x[i + j] * (double)x[i + j];
-    for (int j = 0; i + j < n; j++)
-        lane[j] += (double)x[i + j] * (double)x[i + j];
-    return sum_lanes(lane);
-}
-
 /* The block of one level that is being filled. */
 struct level {
-    double lane[LANES];
+    double lane[IZ_NORM_LANES];
     int64_t count;
 };
 
 /* Adds a value to the first level; a full block becomes a value of the next. */
 static void push(struct level *l, double value)
 {
-    l->lane[l->count++ % LANES] += value;
+    l->lane[l->count++ % IZ_NORM_LANES] += value;
     if (l->count < BLOCK)
         return;
-    value = sum_lanes(l->lane);
+    value = iz_sum_lanes(l->lane);
     memset(l, 0, sizeof *l);
     push(l + 1, value);
 }
@@ -94,12 +60,13 @@ double iz_flat_norm2(const void *x, enum iz_dtype type, int64_t n)
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t k = block_len(n, i);
 
-        push(level, block_squares(as_f32(buf, at(x, type, i), type, k), k));
+        push(level,
+             iz_simd()->squares(as_f32(buf, at(x, type, i), type, k), k));
     }
     for (int l = 0; l < LEVELS; l++)
         if (level[l].count)
-            push(level + l + 1, sum_lanes(level[l].lane));
-    return sum_lanes(level[LEVELS].lane);
+            push(level + l + 1, iz_sum_lanes(level[l].lane));
+    return iz_sum_lanes(level[LEVELS].lane);
 }
 
 int64_t iz_flat_norm2_scratch_bytes(int64_t n)
@@ -109,13 +76,6 @@ int64_t iz_flat_norm2_scratch_bytes(int64_t n)
     for (n = (n + BLOCK - 1) / BLOCK; n > 1; n = (n + BLOCK - 1) / BLOCK)
         values += n;
     return values * (int64_t)sizeof(double);
-}
-
-/* y may be a or b. */
-IZ_SIMD static void add(float *y, const float *a, const float *b, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        y[i] = a[i] + b[i];
 }
 
 void iz_flat_add(void *out, enum iz_dtype out_type, const void *in,
@@ -133,7 +93,7 @@ static const float *sum_block(float *buf, float *next, const void *const *in,
     const float *sum = as_f32(buf, at(in[0], type, i), type, k);
 
     for (int s = 1; s < n_in; s++) {
-        add(buf, sum, as_f32(next, at(in[s], type, i), type, k), k);
+        iz_simd()->add(buf, sum, as_f32(next, at(in[s], type, i), type, k), k);
         sum = buf;
     }
     return sum;
@@ -151,25 +111,19 @@ void iz_flat_sum(void *out, enum iz_dtype out_type, bool accumulate,
         char *dst = (char *)out + i * iz_dtype_bytes(out_type);
         const float *sum = sum_block(buf, next, in, n_in, in_type, i, k);
 
+        if (accumulate && out_type == IZ_F32) {
+            iz_simd()->add((float *)dst, (float *)dst, sum, k);
+            continue;
+        }
         if (accumulate) {
-            add(buf, as_f32(next, dst, out_type, k), sum, k);
+            iz_simd()->add(buf, as_f32(next, dst, out_type, k), sum, k);
             sum = buf;
         }
         iz_cast(dst, out_type, sum, IZ_F32, k);
     }
 }
 
-IZ_SIMD static uint64_t hash(uint64_t first, const float *x, int64_t n)
-{
-    uint64_t sum = 0;
-
-    for (int64_t i = 0; i < n; i++)
-        sum += iz_mix((first + (uint64_t)i) * IZ_GOLDEN +
-                      iz_float_bits(x[i]) * 0xd1342543de82ef95u);
-    return sum;
-}
-
 uint64_t iz_flat_hash(int64_t first, const float *x, int64_t n)
 {
-    return hash((uint64_t)first, x, n);
+    return iz_simd()->hash((uint64_t)first, x, n);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* iz_die in a child process: one whole line, then the ending that was set,
- * whatever other threads do. */
+ * whatever other threads do; and the choice of a SIMD level, which may end so.
+ */
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -17,6 +18,7 @@
 #include <cmocka.h>
 
 #include "codelets/die.h"
+#include "codelets/simd.h"
 
 enum { THREADS = 8 };
 
@@ -147,6 +149,30 @@ static void only_the_first_thread_speaks(void **state)
     assert_true(WIFEXITED(e.status) && WEXITSTATUS(e.status) == 3);
 }
 
+static void choose_an_unknown_level(void)
+{
+    setenv("IZ_SIMD", "mmx", 1);
+    iz_simd();
+}
+
+static void choose_the_last_level(void)
+{
+    setenv("IZ_SIMD", "portable", 1);
+    _exit(strcmp(iz_simd_name(), "portable") == 0 ? 7 : 8);
+}
+
+static void a_simd_level_is_obeyed_or_refused(void **state)
+{
+    struct ending e = {0};
+
+    (void)state;
+    run_child(&e, choose_an_unknown_level);
+    assert_string_equal(e.text, "izar: IZ_SIMD=mmx: no such SIMD level in this "
+                                "build\n");
+    run_child(&e, choose_the_last_level);
+    assert_true(WIFEXITED(e.status) && WEXITSTATUS(e.status) == 7);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -154,6 +180,7 @@ int main(void)
         cmocka_unit_test(the_ending_gets_a_failure_status),
         cmocka_unit_test(a_long_message_is_cut_to_one_line),
         cmocka_unit_test(only_the_first_thread_speaks),
+        cmocka_unit_test(a_simd_level_is_obeyed_or_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loops of simd.h: compiled once per SIMD level, each time with another
+ * IZ_SIMD_TABLE as the name of the table at the end, always with
+ * -ffp-contract=off. */
+#include "codelets/simd.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "codelets/half.h"
+#include "codelets/mix.h"
+#include "codelets/moment.h"
+
+extern const struct iz_simd IZ_SIMD_TABLE;
+
+/* ---- conversions and sums ---- */
+
+static inline void load_bf16(float *restrict y, const uint16_t *restrict x,
+                             int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_bf16_load(x[i]);
+}
+
+static inline void load_f16(float *restrict y, const uint16_t *restrict x,
+                            int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_f16_load(x[i]);
+}
+
+static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
+                              int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_bf16_round(x[i]);
+}
+
+static inline void round_f16(uint16_t *restrict y, const float *restrict x,
+                             int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_f16_round(x[i]);
+}
+
+static void add(float *y, const float *a, const float *b, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = a[i] + b[i];
+}
+
+/* Elements fetched ahead of a sum: at the end of a block the processor would
+ * forget what it had found out about the stream. */
+enum { AHEAD = 1024 };
+
+/* The square of an fp32 is exact in double. */
+static double squares(const float *x, int64_t n)
+{
+    double lane[IZ_NORM_LANES] = {0};
+    int64_t i = 0;
+
+    for (; i + IZ_NORM_LANES <= n; i += IZ_NORM_LANES) {
+        __builtin_prefetch(x + i + AHEAD);
+        __builtin_prefetch(x + i + AHEAD + 16);
+        for (int j = 0; j < IZ_NORM_LANES; j++)
+            lane[j] += (double)x[i + j] * (double)x[i + j];
+    }
+    for (int j = 0; i + j < n; j++)
+        lane[j] += (double)x[i + j] * (double)x[i + j];
+    return iz_sum_lanes(lane);
+}
+
+static uint64_t hash(uint64_t first, const float *x, int64_t n)
+{
+    uint64_t sum = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        sum += iz_mix((first + (uint64_t)i) * IZ_GOLDEN +
+                      iz_float_bits(x[i]) * 0xd1342543de82ef95u);
+    return sum;
+}
+
+/* ---- normal numbers ----
+ *
+ * Box-Muller on two hashed uniforms per pair of elements.  Logarithm, sine and
+ * cosine are our own series in double, because libm's bits differ between
+ * machines. */
+
+static inline double bits_double(uint64_t u)
+{
+    double x;
+
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static inline uint64_t double_bits(double x)
+{
+    uint64_t u;
+
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+/* The upper 52 bits as a multiple of 2^-52 in [0, 1). */
+static inline double uniform(uint64_t h)
+{
+    return bits_double((h >> 12) | 0x3ff0000000000000u) - 1.0;
+}
+
+/* log(x) of a normal x > 0: x = 2^e m with m in [0.70, 1.41), then
+ * log(m) = 2 atanh(s), s = (m - 1) / (m + 1), |s| < 0.18. */
+static inline double log_series(double x)
+{
+    uint64_t u = double_bits(x) - 0x3fe6a09e00000000u;
+    /* e + 2048 in the low bits of 2^52, to convert it without an int64
+     * instruction */
+    double e =
+        bits_double(((u + 0x8000000000000000u) >> 52) | 0x4330000000000000u) -
+        (0x1p52 + 2048.0);
+    double m = bits_double((u & 0x000fffffffffffffu) + 0x3fe6a09e00000000u);
+    double s = (m - 1.0) / (m + 1.0), q = s * s;
+    double sum = 1.0 / 13.0;
+
+    sum = sum * q + 1.0 / 11.0;
+    sum = sum * q + 1.0 / 9.0;
+    sum = sum * q + 1.0 / 7.0;
+    sum = sum * q + 1.0 / 5.0;
+    sum = sum * q + 1.0 / 3.0;
+    sum = sum * q + 1.0;
+    return e * 0.69314718055994530942 + 2.0 * s * sum;
+}
+
+/* sin(x) and cos(x) for |x| <= pi / 4. */
+static inline double sin_series(double x)
+{
+    double q = x * x, sum = 1.0 / 6227020800.0;
+
+    sum = sum * q - 1.0 / 39916800.0;
+    sum = sum * q + 1.0 / 362880.0;
+    sum = sum * q - 1.0 / 5040.0;
+    sum = sum * q + 1.0 / 120.0;
+    sum = sum * q - 1.0 / 6.0;
+    return x + x * q * sum;
+}
+
+static inline double cos_series(double x)
+{
+    double q = x * x, sum = 1.0 / 479001600.0;
+
+    sum = sum * q - 1.0 / 3628800.0;
+    sum = sum * q + 1.0 / 40320.0;
+    sum = sum * q - 1.0 / 720.0;
+    sum = sum * q + 1.0 / 24.0;
+    sum = sum * q - 0.5;
+    return 1.0 + q * sum;
+}
+
+/* Elements 2k and 2k+1 for k = first, ..., first + IZ_NORMAL_PAIRS - 1.  The
+ * angle is an eighth of a turn to either side of a quadrant that two bits of h
+ * choose. */
+static void normal(float *restrict out, uint64_t key, uint64_t first,
+                   double std)
+{
+    for (int i = 0; i < IZ_NORMAL_PAIRS; i++) {
+        uint64_t n = 2 * (first + (uint64_t)i);
+        uint64_t h = iz_mix(key + (n + 1) * IZ_GOLDEN);
+        double u = 1.0 - uniform(iz_mix(key + n * IZ_GOLDEN));
+        double r = std * sqrt(-2.0 * log_series(u));
+        double x = (uniform(h << 2) - 0.5) * 1.57079632679489661923;
+        double s = sin_series(x), c = cos_series(x);
+        double a = h >> 63 ? s : c, b = h >> 63 ? c : s;
+
+        out[2 * i] = (float)(r * ((h >> 62) & 1 ? -a : a));
+        out[2 * i + 1] = (float)(r * ((h >> 63) ^ ((h >> 62) & 1) ? -b : b));
+    }
+}
+
+/* ---- Adam ---- */
+
+static inline float flush(float x)
+{
+    return fabsf(x) < FLT_MIN ? 0.0f : x;
+}
+
+static inline void update(const struct iz_adam_consts *c, int64_t n,
+                          float *restrict p, float *restrict m,
+                          float *restrict v, const float *restrict g)
+{
+    const struct iz_adam_consts k = *c;
+
+    for (int64_t i = 0; i < n; i++) {
+        float gi = g[i] * k.scale + k.l2 * p[i];
+        float mi = flush(k.beta1 * m[i] + k.rest1 * gi);
+        float vi = flush(k.beta2 * v[i] + k.rest2 * (gi * gi));
+
+        m[i] = mi;
+        v[i] = vi;
+        p[i] = p[i] * k.keep - k.step * (mi / (sqrtf(vi) + k.eps));
+    }
+}
+
+enum { TILE = 64 };
+
+/* n <= TILE elements from i on, so that all streams are read and written at the
+ * same time. */
+static inline void update_tile(const struct iz_adam_consts *c,
+                               const struct iz_adam_streams *s, int64_t i,
+                               int64_t n)
+{
+    float buf[TILE];
+    const float *g = buf;
+
+    if (s->g_type == IZ_F32)
+        g = (const float *)s->g + i;
+    else if (s->g_type == IZ_BF16)
+        load_bf16(buf, (const uint16_t *)s->g + i, n);
+    else
+        load_f16(buf, (const uint16_t *)s->g + i, n);
+    update(c, n, s->p + i, s->m + i, s->v + i, g);
+    if (s->out == NULL)
+        return;
+    if (s->out_type == IZ_F32)
+        memcpy((float *)s->out + i, s->p + i, (size_t)n * sizeof(float));
+    else if (s->out_type == IZ_BF16)
+        round_bf16((uint16_t *)s->out + i, s->p + i, n);
+    else
+        round_f16((uint16_t *)s->out + i, s->p + i, n);
+}
+
+static void adam(const struct iz_adam_consts *c,
+                 const struct iz_adam_streams *streams, int64_t n)
+{
+    const struct iz_adam_streams s = *streams;
+    int64_t i = 0;
+
+    for (; i + TILE <= n; i += TILE)
+        update_tile(c, &s, i, TILE);
+    update_tile(c, &s, i, n - i);
+}
+
+/* ---- m and v in fewer bytes: see moment.h ---- */
+
+enum {
+    BLOCK = IZ_MOMENT_BLOCK,
+    MANTISSA = 3,        /* bits of a code of fp8 */
+    CUT = 23 - MANTISSA, /* bits of an fp32 that a code drops */
+    M_BINADES = 15,      /* exponents above 0, the number zero */
+    V_BINADES = 31
+};
+
+/* 16 random bits of element i of a block with random bits h. */
+static inline uint32_t random16(uint32_t h, uint32_t i)
+{
+    h += i * 0x9e3779b9u;
+    h = (h ^ (h >> 16)) * 0x7feb352du;
+    h = (h ^ (h >> 15)) * 0x846ca68bu;
+    return h >> 16;
+}
+
+static inline uint32_t block_bits(uint64_t key, int64_t first)
+{
+    return (uint32_t)(iz_mix(key + (uint64_t)(first / BLOCK) * IZ_GOLDEN) >>
+                      32);
+}
+
+static void store_m16(uint16_t *restrict y, const float *restrict x, int64_t n,
+                      uint64_t key, int64_t first)
+{
+    for (int64_t b = 0; b < n; b += BLOCK) {
+        uint32_t h = block_bits(key, first + b);
+
+        for (int i = 0; i < BLOCK; i++) {
+            uint32_t u = iz_float_bits(x[b + i]);
+            uint32_t up = (u + random16(h, (uint32_t)i)) >> 16;
+            uint32_t nan = (u >> 16) | 0x40u;
+
+            y[b + i] = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : up);
+        }
+    }
+}
+
+/* The exponent field of the fp32 numbers that have the largest exponent of a
+ * code; 255 when there is infinity or NaN.  One more when the largest number
+ * could be rounded up out of its binade; never so small that a code or its
+ * inverse would leave the range of fp32. */
+static inline uint32_t block_power(const float *x, uint32_t binades)
+{
+    uint32_t most = 0;
+
+    for (int i = 0; i < BLOCK; i++) {
+        uint32_t u = iz_float_bits(x[i]) & 0x7fffffffu;
+
+        most = u > most ? u : most;
+    }
+    if (most >= 0x7f000000u)
+        return 255;
+    most = (most + ((1u << CUT) - 1)) >> 23;
+    return most < binades + 16 ? binades + 16 : most;
+}
+
+/* What a code of power p has more in the exponent field than it shows. */
+static inline uint32_t hidden(uint32_t power, uint32_t binades)
+{
+    return (power - binades) << 23;
+}
+
+static void load_m8(float *restrict y, const uint8_t *restrict x,
+                    const uint8_t *restrict power, int64_t n)
+{
+    for (int64_t b = 0; b < n; b += BLOCK) {
+        uint32_t p = power[b / BLOCK], more = hidden(p, M_BINADES);
+        uint32_t bad = p == 255 ? 0x7fc00000u : 0;
+
+        for (int i = 0; i < BLOCK; i++) {
+            uint32_t c = x[b + i], a = c & 0x7fu;
+            uint32_t u = a ? (a << CUT) + more : 0;
+
+            y[b + i] = iz_bits_float(u | (c & 0x80u) << 24 | bad);
+        }
+    }
+}
+
+static void load_v8(float *restrict y, const uint8_t *restrict x,
+                    const uint8_t *restrict power, int64_t n)
+{
+    for (int64_t b = 0; b < n; b += BLOCK) {
+        uint32_t p = power[b / BLOCK], more = hidden(p, V_BINADES);
+        uint32_t bad = p == 255 ? 0x7fc00000u : 0;
+
+        for (int i = 0; i < BLOCK; i++) {
+            uint32_t c = x[b + i], u = c ? (c << CUT) + more : 0;
+
+            y[b + i] = iz_bits_float(u | bad);
+        }
+    }
+}
+
+static void store_m8(uint8_t *restrict y, uint8_t *restrict power,
+                     const float *restrict x, int64_t n, uint64_t key,
+                     int64_t first)
+{
+    for (int64_t b = 0; b < n; b += BLOCK) {
+        uint32_t h = block_bits(key, first + b);
+        uint32_t p = block_power(x + b, M_BINADES);
+        uint32_t more = p == 255 ? 0 : hidden(p, M_BINADES);
+        uint32_t least = more + (1u << 23);
+        /* 2^16 divided by the smallest number, of which it is a fraction */
+        float by = iz_bits_float((254u - (least >> 23) + 16u) << 23);
+
+        power[b / BLOCK] = (uint8_t)p;
+        for (int i = 0; i < BLOCK; i++) {
+            uint32_t u = iz_float_bits(x[b + i]), a = u & 0x7fffffffu;
+            uint32_t r = random16(h, (uint32_t)i);
+            uint32_t c = (a + (r << (CUT - 16)) - more) >> CUT;
+            uint32_t tiny =
+                iz_bits_float(a) * by > (float)(int32_t)r ? 1u << MANTISSA : 0;
+
+            c = a < least ? tiny : c;
+            y[b + i] = (uint8_t)(c | (c ? (u >> 24) & 0x80u : 0));
+        }
+    }
+}
+
+static void store_v8(uint8_t *restrict y, uint8_t *restrict power,
+                     const float *restrict x, int64_t n, uint64_t key,
+                     int64_t first)
+{
+    for (int64_t b = 0; b < n; b += BLOCK) {
+        uint32_t h = block_bits(key, first + b);
+        uint32_t p = block_power(x + b, V_BINADES);
+        uint32_t more = p == 255 ? 0 : hidden(p, V_BINADES);
+        uint32_t least = more + (1u << 23);
+
+        power[b / BLOCK] = (uint8_t)p;
+        for (int i = 0; i < BLOCK; i++) {
+            uint32_t u = iz_float_bits(x[b + i]) & 0x7fffffffu;
+            uint32_t r = random16(h, (uint32_t)i);
+            uint32_t c = (u + (r << (CUT - 16)) - more) >> CUT;
+
+            c = u < least ? 1u << MANTISSA : c;
+            y[b + i] = (uint8_t)(u ? c : 0);
+        }
+    }
+}
+
+const struct iz_simd IZ_SIMD_TABLE = {.load_bf16 = load_bf16,
+                                      .load_f16 = load_f16,
+                                      .round_bf16 = round_bf16,
+                                      .round_f16 = round_f16,
+                                      .add = add,
+                                      .squares = squares,
+                                      .hash = hash,
+                                      .normal = normal,
+                                      .adam = adam,
+                                      .store_m16 = store_m16,
+                                      .load_m8 = load_m8,
+                                      .load_v8 = load_v8,
+                                      .store_m8 = store_m8,
+                                      .store_v8 = store_v8};

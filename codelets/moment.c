@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Arrays of m and v in fewer bytes; the loops are in exact.c. */
+#include "codelets/moment.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "codelets/dtype.h"
+#include "codelets/simd.h"
+
+int64_t iz_moment_bytes(enum iz_moment_type t, int64_t n)
+{
+    if (t == IZ_MOMENT_FP8)
+        return n + n / IZ_MOMENT_BLOCK;
+    return n * (t == IZ_MOMENT_F32 ? 4 : 2);
+}
+
+const char *iz_moment_name(enum iz_moment_type t)
+{
+    static const char *const names[] = {"fp32", "bf16", "fp8"};
+
+    return names[t];
+}
+
+static void check(const struct iz_moments *x, int64_t at, int64_t n)
+{
+    assert(at % IZ_MOMENT_BLOCK == 0 && n % IZ_MOMENT_BLOCK == 0);
+    assert(x->n % IZ_MOMENT_BLOCK == 0 && at >= 0 && at + n <= x->n);
+    (void)x;
+    (void)at;
+    (void)n;
+}
+
+void iz_moment_load(float *out, const struct iz_moments *x, int64_t at,
+                    int64_t n)
+{
+    uint8_t *codes = x->p;
+
+    check(x, at, n);
+    if (x->type == IZ_MOMENT_F32)
+        memcpy(out, (float *)x->p + at, (size_t)n * sizeof *out);
+    else if (x->type == IZ_MOMENT_BF16)
+        iz_simd()->load_bf16(out, (uint16_t *)x->p + at, n);
+    else
+        (x->which == IZ_MOMENT_M ? iz_simd()->load_m8 : iz_simd()->load_v8)(
+            out, codes + at, codes + x->n + at / IZ_MOMENT_BLOCK, n);
+}
+
+void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
+                     int64_t n, uint64_t key, int64_t first)
+{
+    uint8_t *codes = x->p;
+
+    check(x, at, n);
+    assert(first % IZ_MOMENT_BLOCK == 0);
+    key += x->which;
+    if (x->type == IZ_MOMENT_F32)
+        memcpy((float *)x->p + at, in, (size_t)n * sizeof *in);
+    else if (x->type == IZ_MOMENT_BF16)
+        iz_simd()->store_m16((uint16_t *)x->p + at, in, n, key, first);
+    else
+        (x->which == IZ_MOMENT_M ? iz_simd()->store_m8 : iz_simd()->store_v8)(
+            codes + at, codes + x->n + at / IZ_MOMENT_BLOCK, in, n, key, first);
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Adam's m and v in fewer bytes.  They are rounded stochastically with a
+ * counter-based generator: the bits depend on the key and on the position in
+ * the group alone, not on chunks, ranks, stages or the SIMD level.  Without
+ * that, v would stand still: an update changes it by 1 - beta2, less than half
+ * a step of these types.
+ *
+ * fp8 shares a power of two per block of 64 elements, as block formats do
+ * (OCP Microscaling; block-wise 8-bit optimizers: Dettmers et al., 2021,
+ * arXiv:2110.02861).  m: sign, 4 bits of exponent, 3 of mantissa; v: 5 and 3.
+ * What is below the smallest m is rounded stochastically to 0 or to it; a v
+ * that is not 0 stays at least the smallest, or an element would divide by eps.
+ * A value that these types hold exactly is stored exactly. */
+#ifndef IZ_CODELETS_MOMENT_H
+#define IZ_CODELETS_MOMENT_H
+
+#include <stdint.h>
+
+#include "codelets/build.h"
+
+enum iz_moment_type { IZ_MOMENT_F32, IZ_MOMENT_BF16, IZ_MOMENT_FP8 };
+enum iz_moment { IZ_MOMENT_M, IZ_MOMENT_V };
+
+enum { IZ_MOMENT_BLOCK = 64 }; /* n, at and first are multiples of it */
+
+/* An array of n elements: the codes, then in fp8 a byte per block. */
+struct iz_moments {
+    void *p;
+    enum iz_moment_type type;
+    enum iz_moment which;
+    int64_t n;
+};
+
+/* Of an array of n elements. */
+int64_t iz_moment_bytes(enum iz_moment_type t, int64_t n);
+const char *iz_moment_name(enum iz_moment_type t);
+
+/* out[i] = element at + i as fp32, 0 <= i < n. */
+void iz_moment_load(float *out, const struct iz_moments *x, int64_t at,
+                    int64_t n);
+
+/* The element at + i becomes in[i], rounded by (key, first + i). */
+void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
+                     int64_t n, uint64_t key, int64_t first);
+
+#endif

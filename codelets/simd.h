@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loops whose bits are part of the contract, compiled once per SIMD level
+ * (exact.c) and chosen by the processor when the first of them is needed.  All
+ * levels give the same bits: every operation is rounded by itself, none is
+ * fused, and the order of a sum is written down in flat.h. */
+#ifndef IZ_CODELETS_SIMD_H
+#define IZ_CODELETS_SIMD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "codelets/adamw.h"
+
+/* The arrays of an update; out may be NULL. */
+struct iz_adam_streams {
+    float *p, *m, *v;
+    const void *g;
+    enum iz_dtype g_type;
+    void *out;
+    enum iz_dtype out_type;
+};
+
+/* Buffers do not overlap, but for y = a or y = b in add. */
+struct iz_simd {
+    void (*load_bf16)(float *y, const uint16_t *x, int64_t n);
+    void (*load_f16)(float *y, const uint16_t *x, int64_t n);
+    void (*round_bf16)(uint16_t *y, const float *x, int64_t n);
+    void (*round_f16)(uint16_t *y, const float *x, int64_t n);
+    void (*add)(float *y, const float *a, const float *b, int64_t n);
+    /* At most a block of the norm. */
+    double (*squares)(const float *x, int64_t n);
+    uint64_t (*hash)(uint64_t first, const float *x, int64_t n);
+    /* out [2 IZ_NORMAL_PAIRS]: the elements from 2 first on. */
+    void (*normal)(float *out, uint64_t key, uint64_t first, double std);
+    void (*adam)(const struct iz_adam_consts *k,
+                 const struct iz_adam_streams *s, int64_t n);
+    /* The arrays of moment.h: bf16; codes and powers of two of m and of v. */
+    void (*store_m16)(uint16_t *y, const float *x, int64_t n, uint64_t key,
+                      int64_t first);
+    void (*load_m8)(float *y, const uint8_t *x, const uint8_t *power,
+                    int64_t n);
+    void (*load_v8)(float *y, const uint8_t *x, const uint8_t *power,
+                    int64_t n);
+    void (*store_m8)(uint8_t *y, uint8_t *power, const float *x, int64_t n,
+                     uint64_t key, int64_t first);
+    void (*store_v8)(uint8_t *y, uint8_t *power, const float *x, int64_t n,
+                     uint64_t key, int64_t first);
+};
+
+enum {
+    IZ_NORM_LANES = 32,   /* partial sums of a block of the norm */
+    IZ_NORMAL_PAIRS = 128 /* normal numbers generated at a time, by twos */
+};
+
+static inline void iz_fold_lanes(double *lane, int half)
+{
+    for (int j = 0; j < half; j++)
+        lane[j] += lane[j + half];
+}
+
+/* The sum of the lanes of a block.  Calls with constants, which a compiler
+ * turns into a few vector additions. */
+static inline double iz_sum_lanes(double *lane)
+{
+    iz_fold_lanes(lane, 16);
+    iz_fold_lanes(lane, 8);
+    iz_fold_lanes(lane, 4);
+    iz_fold_lanes(lane, 2);
+    iz_fold_lanes(lane, 1);
+    return lane[0];
+}
+
+/* What this build has for its kind of processor, best first; the last runs on
+ * all.  The list ends with a NULL name. */
+struct iz_simd_level {
+    const char *name;
+    const struct iz_simd *loops;
+    bool (*runs)(void); /* on this processor */
+};
+
+extern const struct iz_simd_level iz_simd_levels[];
+
+/* The loops of the level in use: that of the environment's IZ_SIMD, or the best
+ * one.  iz_die on a name that this processor or this build does not have. */
+const struct iz_simd *iz_simd(void);
+const char *iz_simd_name(void);
+
+/* For tests: uses this level from now on.  false: the processor lacks it. */
+bool iz_simd_use(const struct iz_simd_level *l);
+
+#endif

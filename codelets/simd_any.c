@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A processor without SIMD levels of its own: what the compiler does anyway. */
+#include <stddef.h>
+
+#include "codelets/simd.h"
+
+extern const struct iz_simd iz_simd_portable;
+
+static bool always(void)
+{
+    return true;
+}
+
+const struct iz_simd_level iz_simd_levels[] = {
+    {"portable", &iz_simd_portable, always}, {NULL, NULL, NULL}};

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The SIMD levels of AArch64: NEON, which all of them have, and SVE. */
+#include <stddef.h>
+#include <sys/auxv.h>
+
+#include "codelets/simd.h"
+
+#define HWCAP_BIT_SVE (1ul << 22) /* HWCAP_SVE of the kernel's asm/hwcap.h */
+
+extern const struct iz_simd iz_simd_sve, iz_simd_portable;
+
+static bool has_sve(void)
+{
+    return getauxval(AT_HWCAP) & HWCAP_BIT_SVE;
+}
+
+static bool always(void)
+{
+    return true;
+}
+
+const struct iz_simd_level iz_simd_levels[] = {
+    {"sve", &iz_simd_sve, has_sve},
+    {"portable", &iz_simd_portable, always},
+    {NULL, NULL, NULL}};

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The SIMD levels of x86-64.  What is asked for here is what meson.build lets
+ * the compiler use. */
+#include <stddef.h>
+
+#include "codelets/simd.h"
+
+extern const struct iz_simd iz_simd_avx512, iz_simd_avx2, iz_simd_portable;
+
+static bool has_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2");
+}
+
+static bool always(void)
+{
+    return true;
+}
+
+const struct iz_simd_level iz_simd_levels[] = {
+    {"avx512", &iz_simd_avx512, has_avx512},
+    {"avx2", &iz_simd_avx2, has_avx2},
+    {"portable", &iz_simd_portable, always},
+    {NULL, NULL, NULL}};
