@@ -62,3 +62,36 @@ void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
         (x->which == IZ_MOMENT_M ? iz_simd()->store_m8 : iz_simd()->store_v8)(
             codes + at, codes + x->n + at / IZ_MOMENT_BLOCK, in, n, key, first);
 }
+
+/* The part of a block that begins at element `at` of an array: its place in the
+ * block, and its length if n more elements are left. */
+static int64_t part_of_block(int64_t at, int64_t n, int64_t *from)
+{
+    *from = at % IZ_MOMENT_BLOCK;
+    return IZ_MOMENT_BLOCK - *from < n ? IZ_MOMENT_BLOCK - *from : n;
+}
+
+void iz_moment_get(float *out, const struct iz_moments *x, int64_t at,
+                   int64_t n)
+{
+    float block[IZ_MOMENT_BLOCK];
+
+    for (int64_t i = 0, k, from; i < n; i += k) {
+        k = part_of_block(at + i, n - i, &from);
+        iz_moment_load(block, x, at + i - from, IZ_MOMENT_BLOCK);
+        memcpy(out + i, block + from, (size_t)k * sizeof *out);
+    }
+}
+
+void iz_moment_put(const struct iz_moments *x, int64_t at, const float *in,
+                   int64_t n)
+{
+    float block[IZ_MOMENT_BLOCK];
+
+    for (int64_t i = 0, k, from; i < n; i += k) {
+        k = part_of_block(at + i, n - i, &from);
+        iz_moment_load(block, x, at + i - from, IZ_MOMENT_BLOCK);
+        memcpy(block + from, in + i, (size_t)k * sizeof *in);
+        iz_moment_store(x, at + i - from, block, IZ_MOMENT_BLOCK, 0, 0);
+    }
+}

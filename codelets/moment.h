@@ -21,7 +21,7 @@
 enum iz_moment_type { IZ_MOMENT_F32, IZ_MOMENT_BF16, IZ_MOMENT_FP8 };
 enum iz_moment { IZ_MOMENT_M, IZ_MOMENT_V };
 
-enum { IZ_MOMENT_BLOCK = 64 }; /* n, at and first are multiples of it */
+enum { IZ_MOMENT_BLOCK = 64 };
 
 /* An array of n elements: the codes, then in fp8 a byte per block. */
 struct iz_moments {
@@ -35,12 +35,20 @@ struct iz_moments {
 int64_t iz_moment_bytes(enum iz_moment_type t, int64_t n);
 const char *iz_moment_name(enum iz_moment_type t);
 
-/* out[i] = element at + i as fp32, 0 <= i < n. */
+/* out[i] = element at + i as fp32, 0 <= i < n; here and in iz_moment_store at,
+ * n and first are multiples of IZ_MOMENT_BLOCK. */
 void iz_moment_load(float *out, const struct iz_moments *x, int64_t at,
                     int64_t n);
 
 /* The element at + i becomes in[i], rounded by (key, first + i). */
 void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
                      int64_t n, uint64_t key, int64_t first);
+
+/* The same for any at and n, of values that the type holds: what was read from
+ * an array can be written to another one piece by piece, and reads the same. */
+void iz_moment_get(float *out, const struct iz_moments *x, int64_t at,
+                   int64_t n);
+void iz_moment_put(const struct iz_moments *x, int64_t at, const float *in,
+                   int64_t n);
 
 #endif

@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "codelets/dtype.h"
+#include "codelets/moment.h"
 
 struct iz_hf; /* codelets/layer.h */
 
@@ -113,8 +114,9 @@ struct iz_run_config {
     uint64_t inject_seed;
     bool nvme_checksum;
     int64_t
-        memory_limit_bytes;   /* of this rank's node share; 0 = what is free */
-    bool hash;                /* print a hash of the final weights */
+        memory_limit_bytes; /* of this rank's node share; 0 = what is free */
+    enum iz_moment_type state_dtype; /* of m and v */
+    bool hash;                       /* print a hash of the final weights */
     char export[IZ_PATH_MAX]; /* folder for the final weights; "": none */
     int export_dtype;         /* 0: that of the parameters, else 1 + iz_dtype */
     int64_t export_shard_bytes; /* tensors of a file at most */

@@ -275,6 +275,10 @@ const struct iz_key iz_config_keys[] = {
            c.run.device_memory_limit_bytes, 0, COUNT_MAX, "0",
            "Memory of the GPU this rank may plan with; 0: what is free."),
     BOOL("run.hash", c.run.hash, "false", "Print a hash of the final weights."),
+    WORD("run.state_dtype", c.run.state_dtype, "fp32|bf16|fp8", "\"fp32\"",
+         "How Adam keeps m and v: 8, 4 or 2.03 bytes per parameter, the last "
+         "two rounded stochastically; fp8 shares a power of two per 64 "
+         "elements. The optimizer is then updated by the CPU."),
     TEXT("run.export", c.run.export, "\"\"",
          "Folder for the final weights as a Hugging Face model; must not exist "
          "or be empty. Empty: none."),

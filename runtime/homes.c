@@ -135,7 +135,6 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
 
 static int open_states(struct iz_engine *e, struct iz_group *g, int u)
 {
-    int64_t arrays = e->plan.state_arrays;
     bool disk = e->plan.state_home == IZ_HOME_NVME;
     for (int i = 0; i < g->plan->chunks; i++) {
         struct iz_chunk *k = &g->chunk[i];
@@ -144,7 +143,7 @@ static int open_states(struct iz_engine *e, struct iz_group *g, int u)
             iz_trace_datum(k->state_handle, IZ_DATUM_STATE, u);
             continue;
         }
-        int64_t bytes = k->count * 4 * arrays;
+        int64_t bytes = iz_plan_state_bytes(&e->plan, k->count);
         k->state = take(e, tier_of(e->plan.state_home), IZ_MEM_STATE, bytes);
         if (!k->state)
             return -ENOMEM;
@@ -255,7 +254,7 @@ static int open_files(struct iz_engine *e)
             struct iz_chunk *k = &e->group[u].chunk[i];
             k->state_at = state;
             k->param_at = param;
-            state += e->plan.group[u].chunk * 4 * e->plan.state_arrays;
+            state += iz_plan_chunk_bytes(&e->plan, &e->plan.group[u]);
             param += e->plan.group[u].chunk * param_size;
         }
     int r = 0;
@@ -564,7 +563,7 @@ static char *chunk_state(struct iz_engine *e, int group, struct iz_chunk *k)
     if (k->state)
         return (char *)k->state;
     iz_nvme_read(e->state_file, e->state_stage[0].p, k->state_at,
-                 e->group[group].plan->chunk * 4 * e->plan.state_arrays);
+                 iz_plan_chunk_bytes(&e->plan, e->group[group].plan));
     return e->state_stage[0].p;
 }
 
@@ -583,7 +582,7 @@ static void store_state(struct iz_engine *e, int group, struct iz_chunk *k)
 {
     if (!k->state)
         iz_nvme_write(e->state_file, e->state_stage[0].p, k->state_at,
-                      e->group[group].plan->chunk * 4 * e->plan.state_arrays);
+                      iz_plan_chunk_bytes(&e->plan, e->group[group].plan));
 }
 
 static void store_param(struct iz_engine *e, int group, struct iz_chunk *k)
@@ -594,6 +593,33 @@ static void store_param(struct iz_engine *e, int group, struct iz_chunk *k)
                           size_of(e->plan.param_type));
 }
 
+/* Elements that each array of the chunk's states has room for. */
+static int64_t state_room(const struct iz_engine *e, int group,
+                          const struct iz_chunk *k)
+{
+    return k->state ? k->count : e->group[group].plan->chunk;
+}
+
+/* Whether an array is kept in fewer bytes than it is read and written in. */
+static bool narrow(const struct iz_engine *e, enum iz_array a)
+{
+    return a != IZ_MASTER && e->plan.moments != IZ_MOMENT_F32;
+}
+
+/* m or v of a chunk. */
+static struct iz_moments chunk_moments(struct iz_engine *e, int group,
+                                       struct iz_chunk *k, enum iz_array a)
+{
+    int64_t room = state_room(e, group, k);
+    int64_t bytes = iz_moment_bytes(e->plan.moments, room);
+    int64_t master = e->plan.state_arrays == 3 ? 4 * room : 0;
+    enum iz_moment which = a == IZ_M ? IZ_MOMENT_M : IZ_MOMENT_V;
+
+    return (struct iz_moments){chunk_state(e, group, k) + master +
+                                   which * bytes,
+                               e->plan.moments, which, room};
+}
+
 /* Where an array of a chunk lies; in fp32 the parameters are the master. */
 static float *chunk_array(struct iz_engine *e, int group, struct iz_chunk *k,
                           enum iz_array a)
@@ -601,7 +627,7 @@ static float *chunk_array(struct iz_engine *e, int group, struct iz_chunk *k,
     bool separate = e->plan.state_arrays == 3;
     if (a == IZ_MASTER && !separate)
         return (float *)chunk_param(e, group, k);
-    int64_t stride = k->state ? k->count : e->group[group].plan->chunk;
+    int64_t stride = state_room(e, group, k);
     int index = (int)a - !separate;
     return (float *)chunk_state(e, group, k) + index * stride;
 }
@@ -639,6 +665,11 @@ void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
 {
     struct piece p = {0};
     while (next_piece(e, group, from, n, &p)) {
+        if (narrow(e, a)) {
+            struct iz_moments x = chunk_moments(e, group, p.chunk, a);
+            iz_moment_get(out + p.done, &x, p.at, p.n);
+            continue;
+        }
         const float *src = chunk_array(e, group, p.chunk, a);
         get_bytes(e, array_home(e, a), out + p.done, src + p.at, p.n * 4);
     }
@@ -665,6 +696,12 @@ void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
     struct piece p = {0};
     bool separate = e->plan.state_arrays == 3;
     while (next_piece(e, group, from, n, &p)) {
+        if (narrow(e, a)) {
+            struct iz_moments x = chunk_moments(e, group, p.chunk, a);
+            iz_moment_put(&x, p.at, in + p.done, p.n);
+            store_state(e, group, p.chunk);
+            continue;
+        }
         float *dst = chunk_array(e, group, p.chunk, a);
         put_bytes(e, array_home(e, a), dst + p.at, in + p.done, p.n * 4);
         if (a != IZ_MASTER || separate)

@@ -112,6 +112,10 @@ static const char *cannot(const struct iz_place *p, const struct iz_config *c)
         return "zero_optimization.offload_param.device: the optimizer on the "
                "GPU cannot update parameters on the host: offload the "
                "optimizer too";
+    if (c->run.state_dtype != IZ_MOMENT_F32 &&
+        c->zero.optimizer.home == IZ_HOME_NONE)
+        return "run.state_dtype: the optimizer on the GPU keeps m and v in "
+               "fp32: offload the optimizer, or use fp32";
     return NULL;
 }
 

@@ -16,6 +16,7 @@
 #define ALIGN_CHUNK 2048
 #define CHUNK_DEFAULT (1 << 20) /* enough chunks for all workers, few tasks */
 #define CHUNKS_MAX 64           /* submission cost grows with the square */
+#define PAGE_BYTES 4096         /* of a disk */
 #define UPDATE_STAGES 4         /* updated chunks on their way to a GPU */
 /* Slots of boundaries beyond one for each lane: one is copied down or up, one
  * is in reserve. */
@@ -196,6 +197,7 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
     /* Parameters in fp32 are their own master where the optimizer sees them. */
     p->state_arrays = c->dtype == IZ_F32 && !p->params_up ? 2 : 3;
+    p->moments = c->run.state_dtype;
     p->pin_cpu =
         (p->state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
         (p->param_home != IZ_HOME_NONE && c->zero.param.pin_memory);
@@ -208,6 +210,19 @@ static enum iz_tier tier_of(enum iz_home h)
     static const enum iz_tier tiers[] = {IZ_TIER_DEVICE, IZ_TIER_CPU,
                                          IZ_TIER_NVME};
     return tiers[h];
+}
+
+int64_t iz_plan_state_bytes(const struct iz_plan *p, int64_t n)
+{
+    int64_t master = p->state_arrays == 3 ? 4 * n : 0;
+
+    return master + 2 * iz_moment_bytes(p->moments, n);
+}
+
+int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
+                            const struct iz_plan_group *g)
+{
+    return round_up(iz_plan_state_bytes(p, g->chunk), PAGE_BYTES);
 }
 
 static void count_groups(struct iz_plan *p)
@@ -226,20 +241,22 @@ static void count_groups(struct iz_plan *p)
         b[grad_tier][IZ_MEM_GRAD] += grads * (g->split_accum ? 2 : 1);
         file = p->state_home == IZ_HOME_NVME;
         b[tier_of(p->state_home)][IZ_MEM_STATE] +=
-            (file ? g->chunk * g->chunks : g->owned) * 4 * p->state_arrays;
+            file ? g->chunks * iz_plan_chunk_bytes(p, g)
+                 : iz_plan_state_bytes(p, g->owned);
     }
 }
 
 static void count_staging(struct iz_plan *p, const struct iz_config *c)
 {
-    int64_t chunk = 0, shard = 0;
+    int64_t chunk = 0, shard = 0, state = 0;
     for (int u = 0; u < p->n_groups; u++) {
         chunk = max64(chunk, p->group[u].chunk);
+        state = max64(state, iz_plan_chunk_bytes(p, &p->group[u]));
         shard = max64(shard, p->group[u].chunk * p->group[u].chunks);
     }
     int64_t param = iz_dtype_bytes(p->param_type);
     if (p->state_home == IZ_HOME_NVME)
-        p->state_stage_bytes = chunk * 4 * p->state_arrays;
+        p->state_stage_bytes = state;
     if (p->param_home == IZ_HOME_NVME) {
         p->state_stage_bytes += chunk * param;
         p->param_stage_bytes = shard * param;

@@ -68,6 +68,7 @@ struct iz_plan {
     bool pin_cpu;                        /* lock the cpu tier into memory */
     enum iz_dtype param_type, grad_type; /* grad_type: of the accumulators */
     int state_arrays;                    /* 2: m, v; 3: master too */
+    enum iz_moment_type moments;         /* how m and v are kept */
     enum iz_home state_home, param_home;
     int64_t save_bytes, scratch_bytes,
         boundary_elems; /* largest of all units */
@@ -90,6 +91,13 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
 void iz_plan_clear(struct iz_plan *p);
 /* Counts anew with activations kept, or recomputed. */
 void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep);
+
+/* Bytes of the states of n elements: [master fp32][m][v]; the master only where
+ * it is separate. */
+int64_t iz_plan_state_bytes(const struct iz_plan *p, int64_t n);
+/* Of a chunk in a file: whole pages. */
+int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
+                            const struct iz_plan_group *g);
 
 /* Bytes of host memory that the plan needs (without a GPU the device tier is
  * host memory too), and of the GPU's. */

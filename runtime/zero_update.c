@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer: one task per chunk of a shard, where the chunk's states are,
  * and the way of the new parameters to where they are used.  See zero.h. */
+#include "codelets/mix.h"
 #include "runtime/zero.h"
 
 struct adam_arg {
@@ -12,8 +13,10 @@ struct adam_arg {
     enum iz_dtype grad_type, param_type;
     bool separate_master;
     bool early; /* the scalars are those above; the control is not read */
-    int64_t state_floats; /* between the arrays of a staged chunk: its length */
-    int64_t param_at;     /* byte in the staging buffer, -1: own buffer */
+    enum iz_moment_type moments;
+    uint64_t key;       /* of their rounding: seed and group */
+    int64_t state_room; /* elements that each array of the chunk has room for */
+    int64_t param_at;   /* byte in the staging buffer, -1: own buffer */
 };
 
 /* Where the arrays of a chunk are. */
@@ -48,6 +51,49 @@ static void update_segments(struct iz_exec *x, const struct adam_arg *a,
     }
 }
 
+/* Elements whose m and v are fp32 at a time, in the first-level cache. */
+enum { TILE = 1024 };
+
+/* The part of a chunk from element i on. */
+static struct adam_arrays arrays_at(const struct adam_arg *a,
+                                    const struct adam_arrays *p, int64_t i)
+{
+    return (struct adam_arrays){
+        .master = p->master + i,
+        .grad = p->grad + i * iz_dtype_bytes(a->grad_type),
+        .param =
+            p->param ? p->param + i * iz_dtype_bytes(a->param_type) : NULL};
+}
+
+/* The same update with m and v kept in fewer bytes: they are widened, updated
+ * and rounded a tile at a time. */
+static void update_tiles(struct iz_exec *x, const struct adam_arg *a,
+                         const struct iz_adam *step,
+                         const struct adam_arrays *p)
+{
+    uint64_t key = iz_mix(a->key + (uint64_t)step->t * IZ_GOLDEN);
+    int64_t bytes = iz_moment_bytes(a->moments, a->state_room);
+    struct iz_moments m = {p->m, a->moments, IZ_MOMENT_M, a->state_room};
+    struct iz_moments v = {(char *)m.p + bytes, a->moments, IZ_MOMENT_V,
+                           a->state_room};
+    float m_tile[TILE], v_tile[TILE];
+
+    for (int64_t i = 0; i < a->n; i += TILE) {
+        struct adam_arg part = *a;
+        struct adam_arrays tile = arrays_at(a, p, i);
+
+        part.n = a->n - i < TILE ? a->n - i : TILE;
+        part.first = a->first + i;
+        tile.m = m_tile;
+        tile.v = v_tile;
+        iz_moment_load(m_tile, &m, i, part.n);
+        iz_moment_load(v_tile, &v, i, part.n);
+        update_segments(x, &part, step, &tile);
+        iz_moment_store(&m, i, m_tile, part.n, key, part.first);
+        iz_moment_store(&v, i, v_tile, part.n, key, part.first);
+    }
+}
+
 /* buf: gradient, state, parameters (unless staged with the state), control. */
 static void run_adam(struct iz_exec *x, void **buf, const void *arg)
 {
@@ -63,15 +109,17 @@ static void run_adam(struct iz_exec *x, void **buf, const void *arg)
     }
     float *state = buf[1];
     char *param = a->param_at < 0 ? buf[2] : (char *)buf[1] + a->param_at;
-    float *m = a->separate_master ? state + a->state_floats : state;
-    update_segments(x, a, &adam,
-                    &(struct adam_arrays){
-                        .master = a->separate_master ? state : (float *)param,
-                        .m = m,
-                        .v = m + a->state_floats,
-                        .grad = (char *)buf[0] +
-                                a->grad_first * iz_dtype_bytes(a->grad_type),
-                        .param = a->separate_master ? param : NULL});
+    float *m = a->separate_master ? state + a->state_room : state;
+    struct adam_arrays p = {
+        .master = a->separate_master ? state : (float *)param,
+        .m = m,
+        .v = m + a->state_room, /* where m is fp32 */
+        .grad = (char *)buf[0] + a->grad_first * iz_dtype_bytes(a->grad_type),
+        .param = a->separate_master ? param : NULL};
+    if (a->moments == IZ_MOMENT_F32)
+        update_segments(x, a, &adam, &p);
+    else
+        update_tiles(x, a, &adam, &p);
 }
 
 static struct adam_arg adam_arg(const struct iz_engine *e, int group,
@@ -98,7 +146,10 @@ static struct adam_arg adam_arg(const struct iz_engine *e, int group,
         .param_type = e->plan.param_type,
         .separate_master = e->plan.state_arrays == 3,
         .early = iz_control_early(e->config),
-        .state_floats = k->state ? k->count : p->chunk,
+        .moments = e->plan.moments,
+        .key = iz_mix(iz_mix_text(iz_mix(e->config->run.seed), "moments") +
+                      (uint64_t)group),
+        .state_room = k->state ? k->count : p->chunk,
         .param_at = -1};
 }
 
@@ -106,17 +157,18 @@ static void submit_adam(struct iz_engine *e, int group,
                         const struct iz_chunk *k, const struct adam_arg *a,
                         starpu_data_handle_t state, starpu_data_handle_t param)
 {
-    struct iz_task t = {.kind = IZ_ADAM,
-                        .where = e->plan.state_home == IZ_HOME_NONE
-                                     ? IZ_ON_COMPUTE
-                                     : IZ_ON_HOST,
-                        .run = run_adam,
-                        .arg = a,
-                        .arg_bytes = sizeof(*a),
-                        .urgency = iz_in_order(group),
-                        .bytes = 28.0 * (double)k->count,
-                        .unit = group,
-                        .step = (int)e->step};
+    struct iz_task t = {
+        .kind = IZ_ADAM,
+        .where =
+            e->plan.state_home == IZ_HOME_NONE ? IZ_ON_COMPUTE : IZ_ON_HOST,
+        .run = run_adam,
+        .arg = a,
+        .arg_bytes = sizeof(*a),
+        .urgency = iz_in_order(group),
+        .bytes = 12.0 * (double)k->count +
+                 4.0 * (double)iz_moment_bytes(e->plan.moments, k->count),
+        .unit = group,
+        .step = (int)e->step};
     struct iz_access *d = t.data;
     *d++ = (struct iz_access){e->group[group].grad_handle[0], STARPU_R};
     *d++ = (struct iz_access){state, STARPU_RW};
@@ -189,7 +241,7 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
         iz_zero_stage(e->state_stage, &e->next_state_stage, p->state_stages);
     bool state_disk = p->state_home == IZ_HOME_NVME;
     bool param_disk = p->param_home == IZ_HOME_NVME;
-    int64_t state_bytes = state_disk ? g->plan->chunk * 4 * p->state_arrays : 0;
+    int64_t state_bytes = state_disk ? iz_plan_chunk_bytes(p, g->plan) : 0;
     struct iz_io state = {
         .file = e->state_file, .offset = k->state_at, .bytes = state_bytes};
     struct iz_io param = {.file = e->param_file,

@@ -160,6 +160,36 @@ static void bits_do_not_depend_on_pieces(void **state)
     }
 }
 
+/* As a checkpoint does it: pieces of any length, in any order. */
+static void pieces_of_any_length_read_the_same(void **state)
+{
+    float x[N], y[N];
+
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        struct iz_moments a = moments_new(types[i / 2], i % 2);
+        struct iz_moments b = moments_new(types[i / 2], i % 2);
+        const int64_t half = N / 2 + 17;
+
+        fill(x, i % 2);
+        iz_moment_store(&a, 0, x, N, 7, 128);
+        for (int64_t at = 0, n; at < N; at += n) {
+            int64_t to = (at + half) % N;
+
+            n = 1 + (int64_t)(random_bits() % 100);
+            n = n < N - at ? n : N - at;
+            n = n < N - to ? n : N - to;
+            iz_moment_get(y, &a, to, n);
+            iz_moment_put(&b, to, y, n);
+        }
+        iz_moment_load(x, &a, 0, N);
+        iz_moment_load(y, &b, 0, N);
+        assert_memory_equal(x, y, sizeof x);
+        free(a.p);
+        free(b.p);
+    }
+}
+
 /* m and v of one element are rounded by numbers of their own. */
 static void m_and_v_are_independent(void **state)
 {
@@ -231,6 +261,7 @@ int main(void)
         cmocka_unit_test(what_is_representable_stays),
         cmocka_unit_test(rounding_has_no_bias),
         cmocka_unit_test(bits_do_not_depend_on_pieces),
+        cmocka_unit_test(pieces_of_any_length_read_the_same),
         cmocka_unit_test(m_and_v_are_independent),
         cmocka_unit_test(what_is_not_finite_shows),
         cmocka_unit_test(bits_are_known),
