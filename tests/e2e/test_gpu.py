@@ -335,6 +335,7 @@ def test_more_ranks_than_gpus_is_refused_unless_wished(place, nvme):
     ({"run.slices": 2}, ("run.slices",)),
     ({"zero_optimization.stage": 3,
       "zero_optimization.offload_param.device": "cpu"}, ("offload_param",)),
+    ({"run.state_dtype": "bf16"}, ("run.state_dtype", "offload")),
 ])
 def test_what_a_gpu_cannot_do_is_refused(changes, words, place, nvme):
     r = place.launch(None, {**config_of(ROW, nvme), **changes},
