@@ -25,6 +25,10 @@ struct iz_coll {
 /* Initialises MPI (a program started alone is rank 0 of 1) and sets iz_die's
  * prefix and ending.  Negative errno with the reason printed. */
 int iz_coll_open(struct iz_coll **out, int *argc, char ***argv);
+/* Whether ranks of one host read each other's memory (they do after open where
+ * the system allows it) or send messages.  All ranks, with the same wish.
+ * NULL, or why memory cannot be read: messages are sent then. */
+const char *iz_coll_near(struct iz_coll *c, bool wanted);
 /* Finalises MPI; accepts NULL and sets *c to NULL.  All ranks. */
 void iz_coll_close(struct iz_coll **c);
 

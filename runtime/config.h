@@ -26,6 +26,7 @@ enum iz_home {
 enum iz_order { IZ_DEPTH_FIRST, IZ_BREADTH_FIRST };
 enum iz_device_kind { IZ_DEVICE_AUTO, IZ_DEVICE_CUDA, IZ_DEVICE_CPU };
 enum iz_comm { IZ_COMM_AUTO, IZ_COMM_NCCL, IZ_COMM_MPI };
+enum iz_host_comm { IZ_HOST_AUTO, IZ_HOST_MEMORY, IZ_HOST_MESSAGES };
 enum iz_recompute { IZ_RECOMPUTE_AUTO, IZ_RECOMPUTE_FULL, IZ_RECOMPUTE_NONE };
 
 struct iz_optimizer_config {
@@ -97,6 +98,7 @@ struct iz_run_config {
     char scheduler[32]; /* StarPU's; STARPU_SCHED in the environment wins */
     enum iz_device_kind device;
     enum iz_comm comm;                 /* between GPUs */
+    enum iz_host_comm host_comm;       /* between ranks of one host */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */
     int64_t device_memory_limit_bytes; /* of the GPU; 0 = what is free */
     int workers; /* compute workers of each rank; 0 = its cores */

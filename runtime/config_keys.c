@@ -230,6 +230,11 @@ const struct iz_key iz_config_keys[] = {
          "Collectives between GPUs; mpi goes through pinned host memory, and "
          "then several ranks may share a GPU. auto: nccl if every rank has a "
          "GPU of its own."),
+    WORD("run.host_comm", c.run.host_comm, "auto|memory|messages", "\"auto\"",
+         "Collectives between ranks of one host. memory: each reads the "
+         "buffers of the others where they are; refused where the system "
+         "forbids it. messages: through MPI, as between hosts. auto: memory "
+         "if it is allowed. The bits are the same."),
     BOOL("run.tf32", c.run.tf32, "false",
          "On a GPU: products of fp32 matrices may round their operands to "
          "tf32."),

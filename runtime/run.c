@@ -42,6 +42,7 @@ struct run {
     struct iz_metrics *metrics;
     int workers;
     double gemm_rate;
+    const char *why_messages; /* between ranks of one host; NULL: by choice */
     char *model_text;
     int64_t begun; /* step at which this process began */
     int64_t taken; /* steps whose event came */
@@ -330,6 +331,8 @@ static void print_header(struct run *r)
            r->gemm_rate * 1e-9);
     print_place(r);
     iz_environment_print(stdout);
+    if (r->why_messages)
+        printf("      ranks of one host send messages: %s\n", r->why_messages);
     printf("      train %lld %s, output %s\n",
            (long long)iz_data_windows(r->data, IZ_TRAIN),
            r->model->record.bytes ? "records" : "windows", r->c.run.output);
@@ -588,10 +591,25 @@ static int check_sample(const struct run *r)
     return 0;
 }
 
+static int choose_host_comm(struct run *r)
+{
+    enum iz_host_comm wish = r->c.run.host_comm;
+    const char *why = iz_coll_near(r->coll, wish != IZ_HOST_MESSAGES);
+    if (wish == IZ_HOST_AUTO)
+        r->why_messages = why;
+    if (wish != IZ_HOST_MEMORY || !why)
+        return 0;
+    fprintf(stderr, "izar: run.host_comm: memory: %s: set auto or messages\n",
+            why);
+    return -ENOTSUP;
+}
+
 /* The model, and which of its parameters are updated how. */
 static int prepare_model(struct run *r)
 {
     int s = agree(r, read_config(r));
+    if (!s)
+        s = agree(r, choose_host_comm(r));
     if (!s)
         s = agree(r, r->p->open(&r->model, r->p->section.target));
     if (!s)

@@ -20,12 +20,19 @@ fails() {
 }
 
 prog=$1
-fails late
-line='izar: rank 0: waited 0.5 s for the last barrier: is another rank dead or stopped?'
-if ! grep -qxF "$line" "$log"; then
-    echo "FAILED: late: no such line: $line"
-    cat "$log"
-    exit 1
-fi
+# stopped MODE WHAT: the message names what was waited for.
+stopped() {
+    fails "$1"
+    line="izar: rank 0: waited 0.5 s for $2: is another rank dead or stopped?"
+    if ! grep -qxF "$line" "$log"; then
+        echo "FAILED: $1: no such line: $line"
+        cat "$log"
+        exit 1
+    fi
+}
+
+stopped late 'the last barrier'
+stopped late-read 'the last unit'
 fails killed
+fails killed-read
 echo ok

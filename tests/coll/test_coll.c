@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The collectives, as one process per rank under mpirun or alone.  Sums are
- * compared bit by bit with a serial sum in rank order.  With the argument
- * "late" or "killed" the last rank stops or dies before a barrier (see
- * late.sh). */
+/* The collectives, as one process per rank under mpirun or alone, by reading
+ * memory, by messages, and with both as on several hosts.  Sums are compared
+ * bit by bit with a serial sum in rank order.  With an argument the last rank
+ * stops
+ * ("late") or dies ("killed") before a barrier, or before an all-gather
+ * ("late-read", "killed-read"; see late.sh). */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -11,13 +13,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "codelets/dtype.h"
 #include "codelets/mix.h"
-#include "runtime/coll.h"
+#include "runtime/coll_state.h"
 
 static struct iz_coll *coll;
 
@@ -282,26 +285,145 @@ static void order_hash_shows_a_different_order(void **state)
 
 static int end_late(const char *how)
 {
+    char full[64] = {0};
+
     coll->timeout_s = 0.5;
     if (coll->rank == coll->size - 1) {
-        if (strcmp(how, "killed") == 0)
+        if (strncmp(how, "killed", 6) == 0)
             raise(SIGKILL);
         for (;;)
             pause();
     }
-    iz_coll_barrier(coll, "the last barrier");
+    if (strstr(how, "read") != NULL)
+        iz_coll_all_gather(coll, full, (int64_t)sizeof full / coll->size,
+                           "the last unit");
+    else
+        iz_coll_barrier(coll, "the last barrier");
     return 0;
+}
+
+/* ---- as on several hosts ---- */
+
+/* Ranks [0, cut) on one host, the others on another, for what follows. */
+struct hosts {
+    int host[64], index[64], local_size;
+    struct iz_seat *seat[64];
+};
+
+static void pretend_hosts(struct hosts *real, int cut)
+{
+    struct iz_coll_state *s = coll->state;
+
+    real->local_size = coll->local_size;
+    for (int r = 0; r < coll->size; r++) {
+        real->host[r] = s->host[r];
+        real->index[r] = s->index[r];
+        real->seat[r] = s->seat[r];
+        s->host[r] = r < cut ? 0 : cut;
+        s->index[r] = r < cut ? r : r - cut;
+        if ((r < cut) != (coll->rank < cut))
+            s->seat[r] = NULL;
+    }
+    coll->local_size = coll->rank < cut ? cut : coll->size - cut;
+}
+
+static void end_hosts(const struct hosts *real)
+{
+    struct iz_coll_state *s = coll->state;
+
+    coll->local_size = real->local_size;
+    for (int r = 0; r < coll->size; r++) {
+        s->host[r] = real->host[r];
+        s->index[r] = real->index[r];
+        s->seat[r] = real->seat[r];
+    }
+}
+
+static void need_memory(void)
+{
+    const char *why = iz_coll_near(coll, true);
+
+    if (why != NULL) {
+        print_message("%s\n", why);
+        skip();
+    }
+}
+
+static void all_gather_between_hosts(void **state)
+{
+    (void)state;
+    need_memory();
+    for (int cut = 1; cut < coll->size; cut++) {
+        struct hosts real;
+
+        pretend_hosts(&real, cut);
+        all_gather_gives_all_shards_to_all(NULL);
+        end_hosts(&real);
+    }
+}
+
+static void reduce_scatter_between_hosts(void **state)
+{
+    (void)state;
+    need_memory();
+    for (int cut = 1; cut < coll->size; cut++) {
+        struct hosts real;
+
+        pretend_hosts(&real, cut);
+        reduce_scatter_in_pieces(NULL);
+        reduce_scatter_in_place(NULL);
+        end_hosts(&real);
+    }
+}
+
+/* ---- how ---- */
+
+static int by_memory(void **state)
+{
+    (void)state;
+    iz_coll_near(coll, true);
+    return 0;
+}
+
+static int by_messages(void **state)
+{
+    (void)state;
+    iz_coll_near(coll, false);
+    return 0;
+}
+
+/* A rank that is never late does not show that the others wait for it. */
+static void memory_is_read_when_it_is_ready(void **state)
+{
+    (void)state;
+    need_memory();
+    for (int late = 0; late < coll->size; late++) {
+        unsigned char full[64] = {0};
+
+        if (coll->rank == late)
+            nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        full[coll->rank] = (unsigned char)(coll->rank + 1);
+        iz_coll_all_gather(coll, full, 1, "late");
+        for (int r = 0; r < coll->size; r++)
+            assert_int_equal(full[r], r + 1);
+        memset(full, 0, sizeof full); /* nobody may still be reading it */
+    }
 }
 
 static int check_all(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_are_numbered),
+    const struct CMUnitTest moves[] = {
         cmocka_unit_test(all_gather_gives_all_shards_to_all),
         cmocka_unit_test(reduce_scatter_is_the_serial_sum),
         cmocka_unit_test(reduce_scatter_of_nothing_writes_nothing),
         cmocka_unit_test(reduce_scatter_in_pieces),
         cmocka_unit_test(reduce_scatter_in_place),
+    };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_are_numbered),
+        cmocka_unit_test(memory_is_read_when_it_is_ready),
+        cmocka_unit_test(all_gather_between_hosts),
+        cmocka_unit_test(reduce_scatter_between_hosts),
         cmocka_unit_test(scratch_is_bounded),
         cmocka_unit_test(broadcast_reaches_all),
         cmocka_unit_test(doubles_are_gathered),
@@ -312,7 +434,10 @@ static int check_all(void)
     /* A rank that fails falls out of step; the others must not wait for ever.
      */
     coll->timeout_s = 60;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests_name("by memory", moves, by_memory, NULL) +
+           cmocka_run_group_tests_name("by messages", moves, by_messages,
+                                       NULL) +
+           cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 int main(int argc, char **argv)

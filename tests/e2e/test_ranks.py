@@ -86,3 +86,13 @@ def test_collectives_start_in_one_order(stage, place):
                            "run.inject_seed": seed})
         hashes.add(r.summary["order_hash"])
     assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("stage, dtype", [(0, "fp32"), (2, "bf16"), (3, "fp32")])
+def test_memory_and_messages_give_the_same_bits(stage, dtype, place):
+    c = {**config(dtype), "zero_optimization.stage": stage}
+    memory = place.good(3, {**c, "run.host_comm": "memory"})
+    messages = place.good(3, {**c, "run.host_comm": "messages"})
+    assert memory.bits == messages.bits and memory.hash == messages.hash
+    assert memory.summary["order_hash"] == messages.summary["order_hash"]
+    assert memory.summary["sent_bytes"] == messages.summary["sent_bytes"] > 0

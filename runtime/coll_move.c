@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* All-gather and reduce-scatter.  A rank of the same host is near: its buffer
+ * is read.  The others are far: messages.  The sums are our own: MPI fixes no
+ * order of summation. */
+#include <stdlib.h>
+
+#include "codelets/die.h"
+#include "codelets/flat.h"
+#include "runtime/coll_state.h"
+
+/* Bytes per peer and message, so that a buffer may be larger than an int, and
+ * so that every few megabytes a new wait starts with fast polling. */
+#define GATHER_PIECE ((int64_t)4 << 20)
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The k-th peer to receive from and to send to: everybody at another one first,
+ * so that no rank is the target of all. */
+static int peer_from(const struct iz_coll *c, int k)
+{
+    return (c->rank + c->size - k) % c->size;
+}
+
+static int peer_to(const struct iz_coll *c, int k)
+{
+    return (c->rank + k) % c->size;
+}
+
+/* What every rank sends and receives in the end, whatever the way. */
+static void count(struct iz_coll *c, int64_t shard_bytes)
+{
+    c->sent_bytes += shard_bytes * (c->size - 1);
+    c->received_bytes += shard_bytes * (c->size - 1);
+}
+
+/* ---- all-gather ---- */
+
+/* A far shard comes to each host once, to the rank whose position there is the
+ * owner's, modulo their number; the others of the host read it from that rank.
+ * True if rank `to` is the one for the shard of `owner`, a rank far from it. */
+static bool brings(const struct iz_coll *c, int to, int owner)
+{
+    const struct iz_coll_state *s = c->state;
+    int ranks = 0;
+
+    if (!s->near)
+        return true;
+    for (int r = 0; r < c->size; r++)
+        ranks += s->host[r] == s->host[to];
+    return s->index[owner] % ranks == s->index[to];
+}
+
+struct gather {
+    struct iz_flight f;
+    char *full;
+    int64_t shard_bytes;
+};
+
+static int64_t gather_bytes(const struct gather *g, int64_t k)
+{
+    return min64(GATHER_PIECE, g->shard_bytes - k * GATHER_PIECE);
+}
+
+/* Where piece k of rank r's shard is. */
+static int64_t gather_at(const struct gather *g, int r, int64_t k)
+{
+    return r * g->shard_bytes + k * GATHER_PIECE;
+}
+
+static void gather_post(struct gather *g, int64_t k)
+{
+    const struct iz_coll *c = g->f.c;
+    int64_t bytes = gather_bytes(g, k);
+    int group = (int)(k % 2);
+
+    for (int i = 1; i < c->size; i++) {
+        int from = peer_from(c, i);
+
+        if (!iz_is_near(c, from) && brings(c, c->rank, from))
+            iz_flight_recv(&g->f, group, g->full + gather_at(g, from, k), bytes,
+                           from);
+    }
+    for (int i = 1; i < c->size; i++) {
+        int to = peer_to(c, i);
+
+        if (!iz_is_near(c, to) && brings(c, to, c->rank))
+            iz_flight_send(&g->f, group, g->full + gather_at(g, c->rank, k),
+                           bytes, to);
+    }
+}
+
+/* Piece k of the shard of `owner`, from the near rank that has it. */
+static void gather_read(struct gather *g, int64_t k, int near, int owner,
+                        int64_t pieces)
+{
+    int64_t at = gather_at(g, owner, k), bytes = gather_bytes(g, k);
+
+    iz_near_read(g->f.c, near, g->full + at, at, bytes, pieces, g->f.what);
+}
+
+/* What near ranks own. */
+static void gather_near(struct gather *g, int64_t k)
+{
+    const struct iz_coll *c = g->f.c;
+
+    for (int i = 1; i < c->size; i++) {
+        int r = peer_from(c, i);
+
+        if (iz_is_near(c, r))
+            gather_read(g, k, r, r, 0);
+    }
+}
+
+/* What they have received for this one. */
+static void gather_brought(struct gather *g, int64_t k)
+{
+    const struct iz_coll *c = g->f.c;
+
+    for (int i = 1; i < c->size; i++) {
+        int r = peer_from(c, i);
+
+        for (int owner = 0; iz_is_near(c, r) && owner < c->size; owner++)
+            if (!iz_is_near(c, owner) && owner != c->rank &&
+                brings(c, r, owner))
+                gather_read(g, k, r, owner, k + 1);
+    }
+}
+
+void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
+                        const char *what)
+{
+    struct gather g = {
+        .f = {.c = c, .what = what}, .full = full, .shard_bytes = shard_bytes};
+    int64_t pieces = (shard_bytes + GATHER_PIECE - 1) / GATHER_PIECE;
+
+    iz_coll_begin(c, IZ_COLL_ALL_GATHER, shard_bytes, what);
+    if (pieces == 0 || c->size == 1)
+        return;
+    count(c, shard_bytes);
+    iz_near_enter(c, full);
+    for (int64_t k = 0; k <= pieces; k++) {
+        if (k < pieces) {
+            gather_post(&g, k);
+            gather_near(&g, k);
+        }
+        if (k == 0)
+            continue;
+        iz_flight_wait(&g.f, (int)((k - 1) % 2));
+        iz_near_announce(c, k);
+        gather_brought(&g, k - 1);
+    }
+    iz_near_leave(c, what);
+}
+
+/* ---- reduce-scatter ---- */
+
+static void need_scratch(struct iz_coll *c, int64_t bytes, const char *what)
+{
+    struct iz_coll_state *s = c->state;
+
+    if (bytes <= s->scratch_bytes)
+        return;
+    free(s->scratch);
+    s->scratch = aligned_alloc(64, (size_t)bytes);
+    if (s->scratch == NULL)
+        iz_die("%s: no memory for %lld bytes of scratch", what,
+               (long long)bytes);
+    s->scratch_bytes = bytes;
+}
+
+/* Piece k of the shard comes into one half of the scratch while piece k - 1 is
+ * being summed from the other. */
+struct reduction {
+    struct iz_flight f;
+    char *out, *full;
+    enum iz_dtype out_type, wire;
+    bool accumulate;
+    int64_t shard_bytes, piece_bytes; /* of the wire type */
+};
+
+/* Where the piece at `at` of this rank's shard as rank `from` has it is, or
+ * will be when the group has arrived. */
+static char *reduce_source(const struct reduction *d, int group, int from,
+                           int64_t at)
+{
+    const struct iz_coll *c = d->f.c;
+    int slot = from < c->rank ? from : from - 1;
+
+    if (from == c->rank)
+        return d->full + from * d->shard_bytes + at;
+    return c->state->scratch + (group * (c->size - 1) + slot) * d->piece_bytes;
+}
+
+static void reduce_post(struct reduction *d, int group, int64_t at)
+{
+    const struct iz_coll *c = d->f.c;
+    int64_t bytes = min64(d->piece_bytes, d->shard_bytes - at);
+
+    for (int k = 1; k < c->size; k++) {
+        int from = peer_from(c, k);
+
+        if (!iz_is_near(c, from))
+            iz_flight_recv(&d->f, group, reduce_source(d, group, from, at),
+                           bytes, from);
+    }
+    for (int k = 1; k < c->size; k++) {
+        int to = peer_to(c, k);
+
+        if (!iz_is_near(c, to))
+            iz_flight_send(&d->f, group, d->full + to * d->shard_bytes + at,
+                           bytes, to);
+    }
+}
+
+static void reduce_read(struct reduction *d, int group, int64_t at)
+{
+    struct iz_coll *c = d->f.c;
+    int64_t bytes = min64(d->piece_bytes, d->shard_bytes - at);
+
+    for (int k = 1; k < c->size; k++) {
+        int from = peer_from(c, k);
+
+        if (iz_is_near(c, from))
+            iz_near_read(c, from, reduce_source(d, group, from, at),
+                         c->rank * d->shard_bytes + at, bytes, 0, d->f.what);
+    }
+}
+
+static void reduce_sum(struct reduction *d, int group, int64_t at)
+{
+    const struct iz_coll *c = d->f.c;
+    const void **piece = c->state->piece;
+    int64_t bytes = min64(d->piece_bytes, d->shard_bytes - at);
+    int64_t size = iz_dtype_bytes(d->wire);
+    char *out = d->out + at / size * iz_dtype_bytes(d->out_type);
+
+    reduce_read(d, group, at);
+    iz_flight_wait(&d->f, group);
+    for (int r = 0; r < c->size; r++)
+        piece[r] = reduce_source(d, group, r, at);
+    iz_flat_sum(out, d->out_type, d->accumulate, piece, c->size, d->wire,
+                bytes / size);
+}
+
+void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
+                            enum iz_dtype out_type, bool accumulate, void *full,
+                            enum iz_dtype wire, int64_t shard, const char *what)
+{
+    int64_t bytes = shard * iz_dtype_bytes(wire), last = 0;
+    struct reduction d = {.f = {.c = c, .what = what},
+                          .out = out,
+                          .full = full,
+                          .out_type = out_type,
+                          .wire = wire,
+                          .accumulate = accumulate,
+                          .shard_bytes = bytes,
+                          .piece_bytes = iz_coll_piece_bytes(c, bytes)};
+    int group = 0;
+
+    iz_coll_begin(c, IZ_COLL_REDUCE_SCATTER, bytes, what);
+    if (bytes == 0)
+        return;
+    need_scratch(c, iz_coll_scratch_bytes(c, bytes), what);
+    count(c, bytes);
+    iz_near_enter(c, full);
+    reduce_post(&d, group, 0);
+    for (int64_t at = d.piece_bytes; at < bytes; at += d.piece_bytes) {
+        reduce_post(&d, !group, at);
+        reduce_sum(&d, group, last);
+        group = !group;
+        last = at;
+    }
+    reduce_sum(&d, group, last);
+    iz_near_leave(c, what);
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the collectives share; nobody else includes it.
+ * coll_mpi.c starts MPI and sends messages, coll_near.c reads the memory of
+ * ranks of the same host, coll_move.c moves and sums buffers with both. */
+#ifndef IZ_RUNTIME_COLL_STATE_H
+#define IZ_RUNTIME_COLL_STATE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "runtime/coll.h"
+
+/* ---- coll_mpi.c ---- */
+
+enum iz_coll_kind {
+    IZ_COLL_ALL_GATHER,
+    IZ_COLL_REDUCE_SCATTER,
+    IZ_COLL_DOUBLES,
+    IZ_COLL_BARRIER,
+    IZ_COLL_BROADCAST,
+    IZ_COLL_ALL_OK,
+    IZ_COLL_NOTE
+};
+
+struct iz_requests; /* MPI's */
+
+/* Every collective starts with this. */
+void iz_coll_begin(struct iz_coll *c, enum iz_coll_kind kind, int64_t bytes,
+                   const char *what);
+
+/* A wait that began at start_s (iz_coll_now): naps, longer with time, and ends
+ * the job after the time-out. */
+double iz_coll_now(void);
+void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what);
+
+/* Lets messages go on while something else is waited for: a far rank may wait
+ * for one of this rank's before it can send what a near rank waits for. */
+void iz_coll_progress(const struct iz_coll *c);
+
+/* The messages of one collective.  Two groups of requests: the pieces number k
+ * and k + 1 are in flight at the same time, in group k % 2. */
+struct iz_flight {
+    struct iz_coll *c;
+    const char *what;
+    int n[2];
+};
+
+void iz_flight_recv(struct iz_flight *f, int group, void *p, int64_t bytes,
+                    int from);
+void iz_flight_send(struct iz_flight *f, int group, const void *p,
+                    int64_t bytes, int to);
+void iz_flight_wait(struct iz_flight *f, int group);
+
+/* ---- coll_near.c ---- */
+
+/* Of each rank, in memory that all ranks of its host see. */
+struct iz_seat {
+    _Atomic uint64_t at;     /* number of the collective that `full` is for */
+    _Atomic uint64_t pieces; /* of it: far pieces that have arrived in `full` */
+    _Atomic uint64_t left;   /* the last collective that it read others for */
+    uint64_t full;           /* address in that process */
+    int64_t pid;
+};
+
+/* Finds out whether this rank can read all others of its host; seats and pids
+ * are filled in.  False with c->state->why set. */
+bool iz_near_try(struct iz_coll *c);
+/* From now on the others may read `full` as this rank's. */
+void iz_near_enter(struct iz_coll *c, const void *full);
+/* Ends when all of the host have read what they need. */
+void iz_near_leave(struct iz_coll *c, const char *what);
+/* This rank's far pieces [0, n) have arrived. */
+void iz_near_announce(struct iz_coll *c, int64_t n);
+/* Copies bytes of rank r's `full`, as soon as `pieces` far ones of it have
+ * arrived. */
+void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
+                  int64_t bytes, int64_t pieces, const char *what);
+
+/* ---- all ---- */
+
+struct iz_coll_state {
+    struct iz_requests *requests;
+    const void **piece; /* size: what is summed, in rank order */
+    char *scratch;
+    int64_t scratch_bytes;
+
+    int *host, *index;     /* of each rank: first rank of its host, position */
+    struct iz_seat **seat; /* of each rank of this host; NULL: other hosts */
+    bool can_near, near;   /* memory of the host's ranks can be, is read */
+    char why[160];         /* why it cannot */
+    uint64_t number;       /* of collectives that read memory */
+};
+
+/* Whether the memory of rank r is read; other ranks get messages. */
+static inline bool iz_is_near(const struct iz_coll *c, int r)
+{
+    return c->state->near && c->state->seat[r] != NULL;
+}
+
+#endif
