@@ -198,6 +198,9 @@ void iz_trace_stop(struct iz_engine *e);
 /* ---- homes.c: allocation and registration ---- */
 int iz_homes_open(struct iz_engine *e);
 void iz_homes_close(struct iz_engine *e);
+/* First owned element within g->param: a full buffer holds every rank's shard.
+ */
+int64_t iz_homes_own(const struct iz_engine *e, const struct iz_group *g);
 
 enum iz_array { IZ_MASTER, IZ_M, IZ_V };
 /* Elements [from, from + n) of this rank's owned part of a group, with no task

@@ -60,9 +60,7 @@ static enum iz_tier near_tier(const struct iz_engine *e)
     return e->plan.target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
 }
 
-/* First owned element within `param`: a full buffer holds every rank's shard.
- */
-static int64_t own_param(const struct iz_engine *e, const struct iz_group *g)
+int64_t iz_homes_own(const struct iz_engine *e, const struct iz_group *g)
 {
     bool shard_of_full = e->plan.params_full && !e->plan.states_full;
     return shard_of_full ? g->plan->shard * e->plan.rank : 0;
@@ -91,7 +89,7 @@ static void piece_filter(void *parent, void *child,
 static int register_pieces(struct iz_engine *e, struct iz_group *g, int u)
 {
     int n = g->plan->chunks;
-    int64_t base = own_param(e, g);
+    int64_t base = iz_homes_own(e, g);
     if (n == 1 && g->plan->owned == (e->plan.params_full ? g->plan->padded
                                                          : g->plan->shard)) {
         g->chunk[0].param_handle = g->param_handle;
@@ -572,7 +570,7 @@ static char *chunk_param(struct iz_engine *e, int group, struct iz_chunk *k)
     struct iz_group *g = &e->group[group];
     int64_t size = size_of(e->plan.param_type);
     if (g->param)
-        return (char *)g->param + (own_param(e, g) + k->first) * size;
+        return (char *)g->param + (iz_homes_own(e, g) + k->first) * size;
     iz_nvme_read(e->param_file, e->param_stage[0].p, k->param_at,
                  g->plan->chunk * size);
     return e->param_stage[0].p;
