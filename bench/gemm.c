@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* usage: gemm THREADS LAYERS WIDTH ROWS VOCAB [SECONDS]
- * The yardstick of bench/throughput: the matrix products of one forward and
+ * The yardstick of training: the matrix products of one forward and
  * backward of a GPT (ROWS tokens), and nothing else, on THREADS threads at the
  * same time, one BLAS thread each.  Prints the GFLOP/s of all threads: median
  * and best of the repetitions. */

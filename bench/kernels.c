@@ -2,9 +2,8 @@
 /* usage: kernels [THREADS [SECONDS [NAME]]]
  * Times the flat-buffer kernels (those whose name begins with NAME) on THREADS
  * threads, each on memory of its own, against a loop that moves the same
- * streams and computes next to nothing, and, with two or more ranks under
- * mpirun, the collectives.  GB/s count every byte read and every byte written;
- * of the collectives, the bytes of the full buffer.
+ * streams and computes next to nothing.  GB/s count every byte read and every
+ * byte written.
  *
  * The machine may be shared, so limit and kernel take turns, piece by piece,
  * and a pair counts only when every thread had its processor all the time: when
@@ -23,17 +22,10 @@
 #include "codelets/flat.h"
 #include "codelets/half.h"
 #include "codelets/simd.h"
-#include "runtime/coll.h"
 
 /* PIECE elements of all streams are beyond a core's own cache, N beyond any
  * cache: a piece is out of it again when its turn comes. */
-enum {
-    N = 1 << 24,
-    PIECE = 1 << 19,
-    PIECES = N / PIECE,
-    PAIRS_MAX = 1 << 14,
-    COLL_REPEAT = 40
-};
+enum { N = 1 << 24, PIECE = 1 << 19, PIECES = N / PIECE, PAIRS_MAX = 1 << 14 };
 #define HAD_ITS_PROCESSOR 0.985
 
 /* The streams of one thread. */
@@ -468,65 +460,7 @@ static int time_kernels(int argc, char **argv)
     return 0;
 }
 
-static void gather(struct iz_coll *c, char *full, float *out, int64_t shard)
-{
-    (void)out;
-    iz_coll_all_gather(c, full, shard * 4, "gather");
-}
-
-static void reduce(struct iz_coll *c, char *full, float *out, int64_t shard)
-{
-    iz_coll_reduce_scatter(c, out, IZ_F32, true, full, IZ_F32, shard, "reduce");
-}
-
-static void reduce_bf16(struct iz_coll *c, char *full, float *out,
-                        int64_t shard)
-{
-    iz_coll_reduce_scatter(c, out, IZ_F32, true, full, IZ_BF16, shard * 2,
-                           "reduce");
-}
-
-static void time_collective(struct iz_coll *c, const char *name, int64_t mib,
-                            void (*run)(struct iz_coll *c, char *full,
-                                        float *out, int64_t shard))
-{
-    int64_t shard = (mib << 20) / 4 / c->size;
-    char *full = pages((size_t)mib << 21);
-    float *out = pages((size_t)mib << 21);
-    double best = 1e9, sum = 0;
-
-    for (int r = 0; r < COLL_REPEAT; r++) {
-        double t;
-
-        iz_coll_barrier(c, "start");
-        t = now_s();
-        run(c, full, out, shard);
-        t = now_s() - t;
-        best = t < best ? t : best;
-        sum += t;
-    }
-    if (c->rank == 0)
-        printf("%-20s %3d MiB, %d ranks: best %6.1f, mean %6.1f GB/s\n", name,
-               (int)mib, c->size, (double)(mib << 20) / best * 1e-9,
-               (double)(mib << 20) / (sum / COLL_REPEAT) * 1e-9);
-    free(full);
-    free(out);
-}
-
 int main(int argc, char **argv)
 {
-    struct iz_coll *c;
-    int rc = 0;
-
-    if (iz_coll_open(&c, &argc, &argv) != 0)
-        return 1;
-    if (c->size == 1)
-        rc = time_kernels(argc, argv);
-    for (int64_t mib = 1; c->size > 1 && mib <= 64; mib *= 4) {
-        time_collective(c, "all-gather", mib, gather);
-        time_collective(c, "reduce-scatter", mib, reduce);
-        time_collective(c, "reduce-scatter bf16", mib, reduce_bf16);
-    }
-    iz_coll_close(&c);
-    return rc;
+    return time_kernels(argc, argv);
 }

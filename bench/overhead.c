@@ -1,20 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* usage: overhead [TASKS]
- * What a task costs: tasks that do nothing, through our submission door,
- * against StarPU's own.  Prints us per task, submission and execution together.
- */
+/* usage: overhead [TASKS [ROUNDS [WORKERS]]]
+ * What a task costs: tasks that do nothing, through our submission door and
+ * through StarPU's own, alternating.  Prints a JSON object per round and door:
+ * us per task to submit, and until all have run; and KiB that StarPU and we
+ * hold per task that waits. */
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "codelets/task.h"
 
 #define HANDLES 8
+
+static sem_t gate;
 
 static void nothing(struct iz_exec *x, void **buf, const void *arg)
 {
     (void)x;
     (void)buf;
     (void)arg;
+}
+
+static void hold(struct iz_exec *x, void **buf, const void *arg)
+{
+    nothing(x, buf, arg);
+    sem_wait(&gate);
 }
 
 static void nothing_cpu(void *buffers[], void *arg)
@@ -28,59 +39,113 @@ static struct starpu_codelet bare = {.cpu_funcs = {nothing_cpu},
                                      .modes = {STARPU_R, STARPU_RW},
                                      .name = "bare"};
 
-static double ours(struct iz_graph *g, starpu_data_handle_t *h, int n,
-                   double *submit_us)
+struct setup {
+    struct iz_graph *g;
+    starpu_data_handle_t h[HANDLES];
+};
+
+static void ours(struct setup *s, int i)
 {
-    int64_t begin = iz_now_ns();
-    for (int i = 0; i < n; i++)
-        iz_submit(
-            g, &(struct iz_task){.kind = IZ_NORM,
-                                 .run = nothing,
-                                 .data = {{h[i % HANDLES], STARPU_R},
-                                          {h[(i + 1) % HANDLES], STARPU_RW}}});
-    *submit_us = (double)(iz_now_ns() - begin) * 1e-3 / n;
-    iz_graph_wait(g);
-    return (double)(iz_now_ns() - begin) * 1e-3 / n;
+    iz_submit(s->g, &(struct iz_task){
+                        .kind = IZ_NORM,
+                        .run = nothing,
+                        .data = {{s->h[i % HANDLES], STARPU_R},
+                                 {s->h[(i + 1) % HANDLES], STARPU_RW}}});
 }
 
-static double starpus(starpu_data_handle_t *h, int n, double *submit_us)
+static void starpus(struct setup *s, int i)
+{
+    struct starpu_task *t = starpu_task_create();
+
+    t->cl = &bare;
+    t->handles[0] = s->h[i % HANDLES];
+    t->handles[1] = s->h[(i + 1) % HANDLES];
+    if (starpu_task_submit(t))
+        abort();
+}
+
+static const struct door {
+    const char *name;
+    void (*submit)(struct setup *s, int i);
+} doors[] = {{"izar", ours}, {"StarPU", starpus}};
+
+static double since_us(int64_t begin)
+{
+    return (double)(iz_now_ns() - begin) * 1e-3;
+}
+
+static double resident_kib(void)
+{
+    long pages = 0, all;
+    FILE *f = fopen("/proc/self/statm", "r");
+
+    if (!f || fscanf(f, "%ld %ld", &all, &pages) != 2)
+        abort();
+    fclose(f);
+    return (double)pages * (double)sysconf(_SC_PAGESIZE) / 1024;
+}
+
+static void time_door(struct setup *s, const struct door *d, int n)
 {
     int64_t begin = iz_now_ns();
-    for (int i = 0; i < n; i++) {
-        struct starpu_task *t = starpu_task_create();
-        t->cl = &bare;
-        t->handles[0] = h[i % HANDLES];
-        t->handles[1] = h[(i + 1) % HANDLES];
-        if (starpu_task_submit(t))
-            return 0;
-    }
-    *submit_us = (double)(iz_now_ns() - begin) * 1e-3 / n;
+    double submit;
+
+    for (int i = 0; i < n; i++)
+        d->submit(s, i);
+    submit = since_us(begin) / n;
     starpu_task_wait_for_all();
-    return (double)(iz_now_ns() - begin) * 1e-3 / n;
+    printf("{\"door\": \"%s\", \"submit_us\": %.3f, \"total_us\": %.3f}\n",
+           d->name, submit, since_us(begin) / n);
+}
+
+/* All tasks wait for one that holds the data of all. */
+static void weigh_door(struct setup *s, const struct door *d, int n)
+{
+    double before = resident_kib(), after;
+    struct iz_task t = {.kind = IZ_NORM, .run = hold};
+
+    for (int i = 0; i < HANDLES; i++)
+        t.data[i] = (struct iz_access){s->h[i], STARPU_RW};
+    iz_submit(s->g, &t);
+    for (int i = 0; i < n; i++)
+        d->submit(s, i);
+    after = resident_kib();
+    sem_post(&gate);
+    starpu_task_wait_for_all();
+    printf("{\"door\": \"%s\", \"waiting\": %d, \"kib_per_task\": %.3f}\n",
+           d->name, n, (after - before) / n);
 }
 
 int main(int argc, char **argv)
 {
     int n = argc > 1 ? atoi(argv[1]) : 20000;
-    struct iz_graph_config c = {
-        .workers = 2, .device = -1, .scheduler = "prio"};
-    struct iz_graph *g = NULL;
-    starpu_data_handle_t h[HANDLES];
+    int rounds = argc > 2 ? atoi(argv[2]) : 3;
+    struct iz_graph_config c = {.workers = argc > 3 ? atoi(argv[3]) : 2,
+                                .device = -1,
+                                .scheduler = "prio"};
     static double value[HANDLES];
-    if (iz_graph_open(&g, &c, NULL))
-        return 1;
-    for (int i = 0; i < HANDLES; i++)
-        starpu_variable_data_register(&h[i], STARPU_MAIN_RAM,
-                                      (uintptr_t)&value[i], sizeof(value[i]));
-    printf("%-10s %12s %18s\n", "door", "submit us", "submit and run us");
-    for (int round = 0; round < 3; round++) {
-        double a_submit = 0, b_submit = 0;
-        double a = ours(g, h, n, &a_submit), b = starpus(h, n, &b_submit);
-        printf("%-10s %12.2f %18.2f\n", "izar", a_submit, a);
-        printf("%-10s %12.2f %18.2f\n", "StarPU", b_submit, b);
+    struct setup s = {0};
+
+    if (n < 1 || rounds < 1 || c.workers < 1) {
+        fprintf(stderr, "usage: overhead [TASKS [ROUNDS [WORKERS]]]\n");
+        return 2;
     }
+    if (iz_graph_open(&s.g, &c, NULL))
+        return 1;
+    sem_init(&gate, 0, 0);
     for (int i = 0; i < HANDLES; i++)
-        starpu_data_unregister(h[i]);
-    iz_graph_close(&g);
+        starpu_variable_data_register(&s.h[i], STARPU_MAIN_RAM,
+                                      (uintptr_t)&value[i], sizeof(value[i]));
+    /* What is freed is not given back to the system: the first door's weight
+     * would be the second's too, if the second came with fewer tasks. */
+    for (int d = 0; d < 2; d++)
+        weigh_door(&s, &doors[d], n * (d + 1));
+    for (int r = 0; r < rounds; r++)
+        for (int d = 0; d < 2; d++)
+            time_door(&s, &doors[(r + d) % 2], n);
+    for (int i = 0; i < HANDLES; i++)
+        starpu_data_unregister(s.h[i]);
+    sem_destroy(&gate);
+    iz_graph_close(&s.g);
     return 0;
 }

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-gather and reduce-scatter between the ranks of one host."""
+from harness import ranks_line
+
+ABOUT = "collectives of one host against a copy of the same bytes, same cores"
+
+
+def run(b):
+    for ranks in (2,) if b.quick else (2, 4):
+        rows = b.call_json([*ranks_line(ranks), b.program("bench/bench_coll"),
+                            20 if b.quick else 60])
+        b.raw += rows
+        copy = {r["mib"]: r for r in rows if r["what"] == "copy"}
+        for r in rows:
+            if r["what"] == "copy":
+                continue
+            limit = copy[r["mib"]]
+            # Bytes read and written a second over those of the copy.
+            scale = r["moved"] / limit["moved"] / limit["median"]
+            memory = r["path"] == "memory"
+            b.figure(f"{r['what']}, {r['mib']:.0f} MiB, {ranks} ranks, "
+                     f"{r['path']} / copy",
+                     [r[k] * scale for k in ("least", "median", "most")],
+                     "ratio", 0.8 if memory and ranks == 2 else None,
+                     note=f"{r['median']:.1f} GB/s of the buffer")

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""izar beside what a user would take instead, on the same cores, alternating: ratios of
+tokens per second.  PyTorch, DeepSpeed and FSDP2 run in the Python of IZ_BENCH_PYTHON
+(default /usr/bin/python3); IZ_BENCH_LLMC names the train_gpt2 of an llm.c built with
+OpenMP, and IZ_BENCH_LLMC_DIR the folder with its data and its gpt2_124M.bin."""
+import os
+import re
+import statistics
+import subprocess
+
+from harness import GPT, OFFLOAD, ROOT, gpt_config
+
+ABOUT = "tokens per second against PyTorch, DeepSpeed, FSDP2 and llm.c"
+
+PYTHON = os.environ.get("IZ_BENCH_PYTHON", "/usr/bin/python3")
+PEERS = ROOT / "bench" / "peers"
+GPT2_124M = {"layers": 12, "heads": 12, "width": 768, "seq": 256, "vocab": 50257}
+
+# name, model, samples, steps, quick
+SHAPES = (("GPT 6x384, vocabulary 256", GPT, 4, 8),
+          ("GPT 6x384, vocabulary 50304", {**GPT, "vocab": 50304}, 4, 5),
+          ("GPT-2 124M, 256 tokens", GPT2_124M, 4, 4))
+
+
+def importable(module):
+    return subprocess.run([PYTHON, "-c", f"import {module}"],
+                          capture_output=True, check=False).returncode == 0
+
+
+def absent(b, name, how):
+    print(f"  {name}: absent: {how}", flush=True)
+    b.raw.append({"peer": name, "absent": how})
+
+
+def median_s(seconds):
+    """Without the first two steps, in which memory is touched."""
+    return statistics.median(seconds[2:] or seconds)
+
+
+def shape_args(model, samples, steps, threads):
+    return [*(model[k] for k in ("layers", "heads", "width", "seq", "vocab")),
+            samples, steps, threads]
+
+
+def ours(b, model, samples, steps, ranks=None):
+    """Tokens per second of all ranks; `samples` of each."""
+    zero = OFFLOAD if ranks else {"stage": 0}
+    t = b.train(gpt_config(samples, 1, zero, steps, model), ranks)
+    return t.median("tokens_per_s")
+
+
+def ratio(b, name, pairs, version):
+    b.figure(f"izar / {name}", [o / p for o, p in pairs], "ratio", 1.0,
+             note=f"{statistics.median(o for o, _ in pairs):.0f} and "
+             f"{statistics.median(p for _, p in pairs):.0f} tokens/s, {version}")
+
+
+def torch_modes():
+    """Eager, and compiled where PyTorch can."""
+    probe = subprocess.run([PYTHON, "-c", "import torch; "
+                            "print(hasattr(torch, 'compile'))"],
+                           capture_output=True, text=True, check=False)
+    return ("eager", "compile") if probe.stdout.strip() == "True" else ("eager",)
+
+
+def against_torch(b):
+    threads = len(os.sched_getaffinity(0))
+    if not importable("torch"):
+        absent(b, "PyTorch", "apt install python3-torch, or IZ_BENCH_PYTHON")
+        return
+    modes = torch_modes()
+    if "compile" not in modes:
+        absent(b, "torch.compile", "needs PyTorch 2 in IZ_BENCH_PYTHON")
+    for name, model, samples, steps in SHAPES[:1] + SHAPES[2:] if b.quick \
+            else SHAPES:
+        for mode in modes:
+            pairs, row = [], {}
+            for _ in range(2 if b.quick else 5):
+                row = b.call_json([PYTHON, PEERS / "torch_gpt.py",
+                                   *shape_args(model, samples, steps, threads),
+                                   mode])[0]
+                peer = samples * model["seq"] / median_s(row["seconds"])
+                pairs.append((ours(b, model, samples, steps), peer))
+            ratio(b, f"PyTorch {mode}, {name}", pairs, f"torch {row['torch']}")
+
+
+def against_sharded(b, kind, module, how):
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    if not importable(module):
+        absent(b, kind, how)
+        return
+    name, model, samples, steps = SHAPES[0]
+    pairs, row = [], {}
+    for _ in range(2 if b.quick else 5):
+        row = b.call_json([PYTHON, "-m", "torch.distributed.run",
+                           "--nproc-per-node", 2, PEERS / "sharded_gpt.py", kind,
+                           *shape_args(model, samples, steps, threads)],
+                          cwd=PEERS)[0]
+        peer = 2 * samples * model["seq"] / median_s(row["seconds"])
+        pairs.append((ours(b, model, samples, steps, 2), peer))
+    ratio(b, f"{kind} on 2 ranks, {name}", pairs, row["version"])
+
+
+LLMC_STEP = re.compile(r"^step \d+: train loss \S+ \(took ([\d.]+) ms\)")
+
+
+def against_llmc(b):
+    """llm.c's CPU program trains GPT-2 124M with 4 samples of 64 tokens."""
+    program = os.environ.get("IZ_BENCH_LLMC")
+    folder = os.environ.get("IZ_BENCH_LLMC_DIR")
+    if not program or not folder:
+        absent(b, "llm.c", "IZ_BENCH_LLMC=.../train_gpt2 (make train_gpt2) and "
+               "IZ_BENCH_LLMC_DIR=its folder")
+        return
+    model, pairs = {**GPT2_124M, "seq": 64}, []
+    for _ in range(1 if b.quick else 3):
+        text = b.call([program], cwd=folder, timeout=1800)
+        ms = [float(m[1]) for m in map(LLMC_STEP.match, text.splitlines()) if m]
+        pairs.append((ours(b, model, 4, 6),
+                      4 * 64 / (median_s(ms) * 1e-3)))
+    ratio(b, "llm.c, GPT-2 124M, 64 tokens", pairs, program)
+
+
+def run(b):
+    against_torch(b)
+    against_sharded(b, "deepspeed", "deepspeed",
+                    "pip install deepspeed in the Python of IZ_BENCH_PYTHON")
+    against_sharded(b, "fsdp2", "torch.distributed._composable.fsdp",
+                    "needs PyTorch 2.6 in IZ_BENCH_PYTHON")
+    against_llmc(b)

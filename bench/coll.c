@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* usage: mpirun -np N coll [ROUNDS]
+ * Times the collectives between ranks against a copy of the same bytes on the
+ * same cores, in one run and alternating.  Each round of each size measures (1)
+ * the copy: all ranks, at the same time, copy as many bytes as they would
+ * receive, from memory that another rank has just written; (2) the collectives
+ * by reading memory, where ranks share a host, and by messages.  Prints a JSON
+ * object per line: GB/s of the full buffer, the middle half of the rounds;
+ * `moved`: shards that each rank reads and writes, so that rate * moved of two
+ * lines can be compared. */
+#define _GNU_SOURCE /* madvise */
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "codelets/dtype.h"
+#include "runtime/coll.h"
+
+enum { MOST_ROUNDS = 200 };
+
+struct buffers {
+    char *full, *out;
+    char *own, *other;    /* memory of this rank and of the next, both see */
+    int64_t bytes, shard; /* of full; of a rank's part */
+};
+
+static double now_s(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Zeroed, on huge pages if the system has them. */
+static char *pages(int64_t bytes)
+{
+    size_t huge = (size_t)2 << 20, n = ((size_t)bytes + huge - 1) / huge * huge;
+    char *p = aligned_alloc(huge, n);
+
+    if (p == NULL)
+        exit(1);
+    madvise(p, n, MADV_HUGEPAGE);
+    memset(p, 0, n);
+    return p;
+}
+
+/* `bytes` of each rank in memory that the ranks of a host share. */
+static char *shared_pages(struct iz_coll *c, int64_t bytes)
+{
+    int64_t pid = getpid();
+    char name[64], *p;
+    int fd;
+
+    iz_coll_broadcast(c, &pid, sizeof pid, 0, "name");
+    snprintf(name, sizeof name, "/izar-bench-%lld", (long long)pid);
+    fd = shm_open(name, O_RDWR | O_CREAT, 0600);
+    if (fd < 0 || ftruncate(fd, bytes * c->size) != 0) {
+        perror(name);
+        exit(1);
+    }
+    p = mmap(NULL, (size_t)(bytes * c->size), PROT_READ | PROT_WRITE,
+             MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        exit(1);
+    close(fd);
+    iz_coll_barrier(c, "opened");
+    if (c->rank == 0)
+        shm_unlink(name);
+    return p;
+}
+
+static void copy(struct iz_coll *c, const struct buffers *b)
+{
+    memcpy(b->out, b->other, (size_t)(b->shard * (c->size - 1)));
+}
+
+static void gather(struct iz_coll *c, const struct buffers *b)
+{
+    iz_coll_all_gather(c, b->full, b->shard, "gather");
+}
+
+static void reduce(struct iz_coll *c, const struct buffers *b)
+{
+    iz_coll_reduce_scatter(c, b->out, IZ_F32, false, b->full, IZ_F32,
+                           b->shard / 4, "reduce");
+}
+
+static void reduce_bf16(struct iz_coll *c, const struct buffers *b)
+{
+    iz_coll_reduce_scatter(c, b->out, IZ_F32, true, b->full, IZ_BF16,
+                           b->shard / 2, "reduce");
+}
+
+/* Bytes read and written in shards, of one rank of n: the sum reads n shards
+ * and writes one; of 16-bit numbers it reads and writes fp32 ones besides. */
+static double moved_copy(int n)
+{
+    return 2.0 * (n - 1);
+}
+
+static double moved_reduce(int n)
+{
+    return n + 1.0;
+}
+
+static double moved_reduce_bf16(int n)
+{
+    return n + 4.0;
+}
+
+static const struct way {
+    const char *name, *path;
+    bool near;
+    void (*run)(struct iz_coll *c, const struct buffers *b);
+    double (*moved)(int n);
+} ways[] = {
+    {"copy", "own memory", false, copy, moved_copy},
+    {"all-gather", "memory", true, gather, moved_copy},
+    {"all-gather", "messages", false, gather, moved_copy},
+    {"reduce-scatter fp32", "memory", true, reduce, moved_reduce},
+    {"reduce-scatter fp32", "messages", false, reduce, moved_reduce},
+    {"reduce-scatter bf16", "memory", true, reduce_bf16, moved_reduce_bf16},
+    {"reduce-scatter bf16", "messages", false, reduce_bf16, moved_reduce_bf16},
+};
+
+enum { WAYS = sizeof ways / sizeof ways[0] };
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* From the common start to the end of the last rank. */
+static double time_once(struct iz_coll *c, const struct way *w,
+                        const struct buffers *b)
+{
+    double all[1024] = {0}, last = 0, start;
+
+    /* Each has just written its part or its gradient, as in training. */
+    if (w->run == copy)
+        memset(b->own, 0, (size_t)b->bytes);
+    else
+        memset(b->full, 0, (size_t)b->bytes);
+    iz_coll_near(c, w->near);
+    iz_coll_barrier(c, "start");
+    start = now_s();
+    w->run(c, b);
+    all[c->rank] = now_s() - start;
+    iz_coll_gather_doubles(c, all, 1, "times");
+    for (int r = 0; r < c->size; r++)
+        last = all[r] > last ? all[r] : last;
+    return last;
+}
+
+static void report(const struct iz_coll *c, const struct way *w, int64_t bytes,
+                   double *s, int rounds)
+{
+    double gb = (double)bytes * 1e-9;
+
+    qsort(s, (size_t)rounds, sizeof *s, by_value);
+    printf("{\"what\": \"%s\", \"path\": \"%s\", \"mib\": %g, \"ranks\": %d, "
+           "\"hosts_ranks\": %d, \"median\": %.3f, \"best\": %.3f, "
+           "\"least\": %.3f, \"most\": %.3f, \"moved\": %g}\n",
+           w->name, w->path, (double)bytes / 1048576, c->size, c->local_size,
+           gb / s[rounds / 2], gb / s[0], gb / s[rounds * 3 / 4],
+           gb / s[rounds / 4], w->moved(c->size));
+    fflush(stdout);
+}
+
+static void time_size(struct iz_coll *c, int64_t mib, int rounds, bool near)
+{
+    static double s[WAYS][MOST_ROUNDS];
+    char *shared;
+    struct buffers b = {.shard = (mib << 20) / c->size / 64 * 64};
+
+    b.bytes = b.shard * c->size;
+    b.full = pages(b.bytes);
+    b.out = pages(b.bytes * 2);
+    shared = shared_pages(c, b.bytes);
+    b.own = shared + c->rank * b.bytes;
+    b.other = shared + (c->rank + 1) % c->size * b.bytes;
+    for (int r = 0; r < rounds; r++)
+        for (int w = 0; w < WAYS; w++)
+            if (near || !ways[w].near)
+                s[w][r] = time_once(c, &ways[w], &b);
+    for (int w = 0; w < WAYS && c->rank == 0; w++)
+        if (near || !ways[w].near)
+            report(c, &ways[w], b.bytes, s[w], rounds);
+    free(b.full);
+    free(b.out);
+    munmap(shared, (size_t)(b.bytes * c->size));
+}
+
+int main(int argc, char **argv)
+{
+    struct iz_coll *c;
+    const char *why;
+    int rounds = 40;
+
+    if (iz_coll_open(&c, &argc, &argv) != 0)
+        return 1;
+    if (argc > 1)
+        rounds = atoi(argv[1]);
+    if (c->size < 2 || rounds < 1 || rounds > MOST_ROUNDS) {
+        fprintf(stderr, "usage: mpirun -np N coll [ROUNDS]\n");
+        return 2;
+    }
+    c->timeout_s = 60;
+    why = iz_coll_near(c, true);
+    if (why != NULL && c->rank == 0)
+        fprintf(stderr, "messages only: %s\n", why);
+    for (int64_t mib = 1; mib <= 64; mib *= 4)
+        time_size(c, mib, mib > 8 ? (rounds + 1) / 2 : rounds, why == NULL);
+    iz_coll_close(&c);
+    return 0;
+}

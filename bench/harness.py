@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all measurements share: figures with their spread, the machine, programs and
+training runs.  A case is a module of bench/cases with ABOUT and run(bench)."""
+import json
+import math
+import os
+import pathlib
+import platform
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DROP = ("STARPU_SCHED", "STARPU_NCPU", "STARPU_NCPUS", "OPENBLAS_CORETYPE")
+
+
+def first_line(*argv):
+    try:
+        out = subprocess.run(argv, capture_output=True, text=True, check=False)
+    except OSError:
+        return "absent"
+    return (out.stdout or out.stderr).strip().splitlines()[0:1][0:1] and \
+        (out.stdout or out.stderr).strip().splitlines()[0] or "?"
+
+
+def package(name):
+    """Version as pkg-config knows it."""
+    return first_line("pkg-config", "--modversion", name)
+
+
+def cpu_name():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def memory_mib():
+    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def machine():
+    return {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)),
+            "memory_mib": memory_mib(), "kernel": platform.release(),
+            "system": first_line("sh", "-c", ". /etc/os-release; echo $PRETTY_NAME"),
+            "compiler": first_line("cc", "--version"),
+            "mpi": first_line("mpirun", "--version"),
+            "starpu": package("starpu-1.4"), "blas": package("openblas"),
+            "liburing": package("liburing"),
+            "izar": first_line("git", "-C", str(ROOT), "describe", "--always",
+                               "--dirty")}
+
+
+def spread(values):
+    """Median and the middle half: what is outside is the machine's noise."""
+    v = sorted(values)
+
+    def at(q):
+        x = q * (len(v) - 1)
+        low = math.floor(x)
+        high = min(low + 1, len(v) - 1)
+        return v[low] + (v[high] - v[low]) * (x - low)
+    return {"median": statistics.median(v), "low": at(0.25), "high": at(0.75),
+            "n": len(v)}
+
+
+def environment():
+    """The caller's, without what would override a config."""
+    env = {k: v for k, v in os.environ.items() if k not in DROP}
+    home = ROOT / "build" / "starpu-home"
+    home.mkdir(parents=True, exist_ok=True)
+    env.update(IZ_PLAIN="1", STARPU_SILENT="1", STARPU_HOME=str(home))
+    if os.geteuid() == 0:
+        env.update(OMPI_ALLOW_RUN_AS_ROOT="1",
+                   OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    return env
+
+
+def ranks_line(ranks):
+    if not ranks or ranks == 1:
+        return []
+    return ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none"]
+
+
+class Absent(Exception):
+    """What a case needs is not on this machine; the text says how to get it."""
+
+
+class Case:
+    """The figures of one case."""
+
+    def __init__(self, bench, name, about):
+        self.bench, self.name, self.about = bench, name, about
+        self.quick, self.folder = bench.quick, bench.folder
+        self.figures, self.commands, self.raw = [], [], []
+
+    def figure(self, name, values, unit, target=None, better="more", note=""):
+        """values: a number, or one per round.  target: the least (or, with better
+        "less", the most) that is wanted."""
+        values = list(values) if isinstance(values, (list, tuple)) else [values]
+        f = {"name": name, "unit": unit, "better": better, **spread(values)}
+        if target is not None:
+            f["target"] = target
+        if note:
+            f["note"] = note
+        self.figures.append(f)
+        print("  " + figure_line(f), flush=True)
+        return f["median"]
+
+    def call(self, argv, **more):
+        """Runs a program of ours or another and returns what it printed."""
+        line = [str(x) for x in argv]
+        text = " ".join(line).replace(str(ROOT) + "/", "")
+        if text not in self.commands:
+            self.commands.append(text)
+        env = {**environment(), **more.pop("env", {})}
+        p = subprocess.run(line, capture_output=True, text=True, env=env,
+                           stdin=subprocess.DEVNULL, cwd=more.pop("cwd", ROOT),
+                           timeout=more.pop("timeout", 600), check=False)
+        if p.returncode:
+            raise RuntimeError(f"{text}: exit status {p.returncode}\n"
+                               f"{p.stdout[-2000:]}{p.stderr[-2000:]}")
+        return p.stdout
+
+    def call_json(self, argv, **more):
+        """What a program printed, a JSON object per line."""
+        return [json.loads(x) for x in self.call(argv, **more).splitlines()
+                if x.startswith("{")]
+
+    def program(self, name):
+        """Path of a program of build/, made if need be."""
+        return self.bench.program(name)
+
+    def train(self, config, ranks=None, program="models/gpt2", prefix=()):
+        """A training run; the lines of its metrics.jsonl."""
+        out = pathlib.Path(tempfile.mkdtemp(prefix="run-", dir=self.folder))
+        try:
+            path = out / "in.json"
+            config = json.loads(json.dumps(config))
+            config.setdefault("data", {"path": str(self.bench.text()),
+                                       "bytes": True})
+            config.setdefault("run", {})
+            config["run"].update(output=str(out / "out"), save=False)
+            path.write_text(json.dumps(config))
+            line = [*(prefix or ranks_line(ranks)), self.program(program), path]
+            self.call(line)
+            text = (out / "out/metrics.jsonl").read_text()
+            tasks = out / "out/tasks.jsonl"
+            return Training([json.loads(x) for x in text.splitlines()],
+                            [json.loads(x) for x in
+                             tasks.read_text().splitlines()]
+                            if tasks.exists() else [], config)
+        finally:
+            shutil.rmtree(out)
+
+
+class Training:
+    """What a training run wrote."""
+
+    SKIP = 2  # steps in which memory is touched for the first time
+
+    def __init__(self, lines, tasks, config):
+        self.lines, self.tasks, self.config = lines, tasks, config
+        steps = [x for x in lines if "seconds" in x]
+        self.steps = steps[self.SKIP:] or steps
+        self.summary = self.last("summary")
+
+    def last(self, key):
+        found = [x[key] for x in self.lines if key in x]
+        return found[-1] if found else None
+
+    def median(self, key):
+        return statistics.median(x[key] for x in self.steps)
+
+    def most(self, key):
+        return max(x[key] for x in self.steps)
+
+    @property
+    def step_s(self):
+        return self.median("seconds")
+
+    @property
+    def tasks_per_step(self):
+        return self.summary["tasks"] / self.summary["steps"]
+
+
+class Bench:
+    def __init__(self, quick, folder):
+        self.quick, self.folder = quick, pathlib.Path(folder)
+        self.built = set()
+
+    def program(self, name):
+        path = ROOT / "build" / name
+        if name not in self.built:
+            subprocess.run(["ninja", "-C", ROOT / "build", name], check=True,
+                           stdout=subprocess.DEVNULL)
+            self.built.add(name)
+        return path
+
+    def text(self):
+        path = self.folder / "text"
+        if not path.exists():
+            path.write_bytes(bytes(range(32, 127)) * 40000)
+        return path
+
+
+GPT = {"layers": 6, "heads": 6, "width": 384, "seq": 256, "vocab": 256}
+OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"},
+           "offload_param": {"device": "cpu"}}
+
+
+def gpt_config(micro=4, accum=1, zero=None, steps=8, model=None, **run):
+    """A GPT of 6 layers of width 384 unless `model` says otherwise."""
+    return {"train_micro_batch_size_per_gpu": micro,
+            "gradient_accumulation_steps": accum,
+            "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}},
+            "zero_optimization": zero or {"stage": 0},
+            "model": {**GPT, **(model or {})},
+            "run": {"steps": steps, **run}}
+
+
+# ---- the table ----
+
+def number(x):
+    return f"{x:.3g}" if abs(x) < 1000 else f"{x:.0f}"
+
+
+def met(f):
+    """Whether the target is met, None without one."""
+    if "target" not in f:
+        return None
+    return f["median"] >= f["target"] if f["better"] == "more" \
+        else f["median"] <= f["target"]
+
+
+def figure_line(f):
+    text = f"{f['name']:<52} {number(f['median']):>8} {f['unit']:<10}"
+    if f["n"] > 1:
+        text += f" {number(f['low'])} .. {number(f['high'])}"
+    if met(f) is not None:
+        sign = ">=" if f["better"] == "more" else "<="
+        text += f"  target {sign} {number(f['target'])}: " + \
+            ("met" if met(f) else "MISSED")
+    return text + (f"  ({f['note']})" if f.get("note") else "")
+
+
+def print_table(report):
+    m = report["machine"]
+    print(f"\n{m['cpu']}, {m['cores']} cores, {m['memory_mib']} MiB; "
+          f"load {report['load_before']:.1f} before, "
+          f"{report['load_after']:.1f} after; izar {m['izar']}")
+    for name, case in report["cases"].items():
+        print(f"\n{name}: {case['about']} [{case['seconds']:.0f} s]")
+        if "absent" in case:
+            print(f"  absent: {case['absent']}")
+        if "error" in case:
+            print(f"  FAILED: {case['error'].splitlines()[0]}")
+        for f in case["figures"]:
+            print("  " + figure_line(f))
+
+
+def run_case(bench, name, module):
+    case = Case(bench, name, module.ABOUT)
+    print(f"{name}: {module.ABOUT}", flush=True)
+    begin, out = time.monotonic(), {}
+    try:
+        module.run(case)
+    except Absent as why:
+        out["absent"] = str(why)
+        print(f"  absent: {why}", flush=True)
+    except (RuntimeError, OSError, subprocess.SubprocessError) as why:
+        out["error"] = str(why)
+        print(f"  FAILED: {why}", flush=True)
+    return {"about": module.ABOUT, "seconds": time.monotonic() - begin,
+            "commands": case.commands, "figures": case.figures, **out,
+            **({"raw": case.raw} if case.raw else {})}

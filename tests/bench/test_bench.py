@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tools around the measurements: figures and their spread, what counts as a change,
+parsing, fitted exponents.  No timing."""
+import importlib.machinery
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import harness  # noqa: E402
+from cases import kernels, peers, scaling  # noqa: E402
+
+
+def load(name):
+    loader = importlib.machinery.SourceFileLoader(f"bench_{name}",
+                                                  str(ROOT / "bench" / name))
+    module = importlib.util.module_from_spec(
+        importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+compare = load("compare")
+
+
+def figure(values, better="more", name="f", **more):
+    return {"name": name, "unit": "u", "better": better,
+            **harness.spread(values), **more}
+
+
+def report(*figures, cpu="a", case="c"):
+    return {"machine": {"cpu": cpu, "cores": 2, "memory_mib": 1, "izar": "x"},
+            "load_before": 0.0, "load_after": 0.0,
+            "cases": {case: {"about": "", "seconds": 1.0,
+                             "figures": list(figures)}}}
+
+
+def test_the_spread_is_the_middle_half():
+    s = harness.spread([5, 1, 2, 4, 3])
+    assert (s["median"], s["low"], s["high"], s["n"]) == (3, 2, 4, 5)
+    assert harness.spread([7])["low"] == harness.spread([7])["high"] == 7
+
+
+@pytest.mark.parametrize("old, new, better, verdict", [
+    ([1.0, 1.1, 1.2], [1.3, 1.4, 1.5], "more", "better"),
+    ([1.0, 1.1, 1.2], [1.3, 1.4, 1.5], "less", "WORSE"),
+    ([1.3, 1.4, 1.5], [1.0, 1.1, 1.2], "more", "WORSE"),
+    ([1.0, 1.4, 1.8], [1.2, 1.6, 2.0], "more", "same"),  # within the noise
+    ([1.00, 1.00, 1.00], [1.02, 1.02, 1.02], "more", "same"),  # too little
+    ([1.0], [1.15], "more", "same"),  # one round says little
+    ([1.0], [1.3], "more", "better"),
+])
+def test_a_change_is_told_from_noise(old, new, better, verdict):
+    assert compare.line(("c", "f"), figure(old, better),
+                        figure(new, better))[0] == verdict
+
+
+def test_compare_names_what_came_and_went_and_another_machine():
+    old = report(figure([1, 1, 1], name="kept"), figure([1], name="old"))
+    new = report(figure([1, 1, 1], name="kept"), figure([1], name="new"), cpu="b")
+    text = "\n".join(compare.compare(old, new))
+    assert "not the same machine" in text
+    assert "gone   c: old" in text and "new    c: new" in text
+    assert "kept" not in text
+    assert "kept" in "\n".join(compare.compare(old, new, True))
+    # A case that was not run is not "gone".
+    assert compare.compare(old, report(case="d")) == ["nothing moved"]
+
+
+def test_compare_reads_files(tmp_path):
+    for name, value in (("old", 1.0), ("new", 2.0)):
+        (tmp_path / name).write_text(json.dumps(report(figure([value] * 3))))
+    out = subprocess.run([ROOT / "bench/compare", tmp_path / "old",
+                          tmp_path / "new"], capture_output=True, text=True,
+                         check=True).stdout
+    assert out.startswith("better c: f") and "+100.0 %" in out
+
+
+def test_targets_have_a_direction():
+    assert harness.met(figure([0.9], target=0.8))
+    assert not harness.met(figure([0.7], target=0.8))
+    assert harness.met(figure([0.7], "less", target=0.8))
+    assert harness.met(figure([1.0])) is None
+    assert "MISSED" in harness.figure_line(figure([0.7], target=0.8))
+
+
+def test_output_of_programs_is_parsed():
+    text = ("1 threads, SIMD level AVX-512\n"
+            "adam, fp32 gradient, bf16 copy   54.0 GB/s    1800 M/s, limit   55.1 "
+            "GB/s, ratio 0.980 (0.970 to 0.991), 80 of 90 pairs\n"
+            "hash                           no clean pair of 9\n")
+    assert kernels.parse(text) == {"adam, fp32 gradient, bf16 copy": (54.0, 0.98)}
+    line = peers.LLMC_STEP.match("step 3: train loss 4.1 (took 812.5 ms)")
+    assert float(line[1]) == 812.5
+
+
+def test_an_exponent_is_fitted():
+    assert scaling.fit([1, 2, 4, 8], [3, 12, 48, 192]) == pytest.approx(2)
+    assert scaling.fit([1, 10, 100], [5, 5, 5]) == pytest.approx(0)
+
+
+class FakeCase:
+    """A case that fails, or needs what is not here."""
+
+    ABOUT = "x"
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def run(self, b):
+        b.figure("first", 1, "u")
+        raise self.fault
+
+
+@pytest.mark.parametrize("fault, key", [(RuntimeError("boom"), "error"),
+                                        (harness.Absent("tool"), "absent")])
+def test_a_case_that_fails_keeps_its_figures(fault, key, tmp_path, capsys):
+    out = harness.run_case(harness.Bench(True, tmp_path), "fake", FakeCase(fault))
+    assert out[key] == str(fault) and [f["name"] for f in out["figures"]] == ["first"]
+    assert str(fault) in capsys.readouterr().out
+
+
+def test_every_case_is_listed():
+    out = subprocess.run([ROOT / "bench/run", "--list"], capture_output=True,
+                         text=True, check=True).stdout
+    cases = {p.stem for p in (ROOT / "bench/cases").glob("*.py")}
+    assert {line.split()[0] for line in out.splitlines()} == cases
+    bad = subprocess.run([ROOT / "bench/run", "nonsense"], capture_output=True,
+                         text=True, check=False)
+    assert bad.returncode == 2 and "no case nonsense" in bad.stderr
