@@ -160,7 +160,9 @@ struct iz_engine {
     int64_t waited_ns; /* that the main thread waited for events */
     _Atomic int64_t events_put;
     sem_t event_ready;
-    _Atomic int *stop; /* set by a signal; borrowed */
+    int64_t submit_ns;               /* spent in submitting steps */
+    int64_t submitted_ns[IZ_EVENTS]; /* when a step was, modulo IZ_EVENTS */
+    _Atomic int *stop;               /* set by a signal; borrowed */
 };
 
 /* ---- trace.c: what a trace calls things, and when it is taken ---- */

@@ -33,6 +33,8 @@ struct iz_metrics {
     int64_t open_ns;
     /* Of the main thread, between events: how long, and how long it waited. */
     int64_t seen_ns, seen_waited_ns, watched_ns, waited_ns;
+    double least_lead_s, sum_lead_s; /* of submission over execution */
+    int64_t leads;
 };
 
 static int open_file(struct iz_metrics *m, FILE **f, const char *name)
@@ -298,11 +300,37 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
         print_step(m, v, rate, flops);
 }
 
+/* When a step ended, how long had all of the next one been submitted?  Below
+ * zero, workers may have waited for the main thread. */
+static void count_lead(struct iz_metrics *m, const struct iz_event *v)
+{
+    const struct iz_engine *e = m->e;
+    if (e->step <= v->step)
+        return;
+    double s =
+        (double)(v->time_ns - e->submitted_ns[v->step % IZ_EVENTS]) * 1e-9;
+    if (m->leads++ == 0 || s < m->least_lead_s)
+        m->least_lead_s = s;
+    m->sum_lead_s += s;
+}
+
+static void submission_json(struct iz_metrics *m)
+{
+    const struct iz_engine *e = m->e;
+    if (m->leads)
+        iz_metrics_line(m,
+                        "{\"submission\": {\"seconds\": %.6f, "
+                        "\"least_lead_s\": %.6f, \"mean_lead_s\": %.6f}}",
+                        (double)e->submit_ns * 1e-9, m->least_lead_s,
+                        m->sum_lead_s / (double)m->leads);
+}
+
 void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
 {
     drain(m, false);
     watch(m, v->time_ns);
     if (!v->eval) {
+        count_lead(m, v);
         step_event(m, v);
         return;
     }
@@ -400,5 +428,6 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
     fflush(stdout);
     summary_json(m, reason, rate, flops);
     iz_summary_json(&t, m->json);
+    submission_json(m);
     flush(m);
 }

@@ -42,6 +42,7 @@ struct run {
     struct iz_metrics *metrics;
     int workers;
     double gemm_rate;
+    double open_s, init_s;    /* to allocate and connect; to set the weights */
     const char *why_messages; /* between ranks of one host; NULL: by choice */
     char *model_text;
     int64_t begun; /* step at which this process began */
@@ -359,6 +360,7 @@ static int open_engine(struct run *r)
                                 .data = r->data,
                                 .stop = &stop_signal,
                                 .device = r->place.device};
+    int64_t begin = iz_now_ns();
     iz_topo_prepare(r->topo);
     int s = agree(r, iz_train_open(&r->e, &t, &r->plan));
     if (!s)
@@ -366,6 +368,8 @@ static int open_engine(struct run *r)
     if (s)
         return s;
     iz_topo_bind(r->topo, r->e->graph);
+    int64_t opened = iz_now_ns();
+    r->open_s = (double)(opened - begin) * 1e-9;
     if (r->o.resume)
         s = iz_state_load(r->e, r->model_text);
     else if (r->c.import[0])
@@ -375,6 +379,7 @@ static int open_engine(struct run *r)
     if (s == -ENOENT && first_rank(r))
         fprintf(stderr, "izar: --resume: no checkpoint in %s\n",
                 r->c.run.output);
+    r->init_s = (double)(iz_now_ns() - opened) * 1e-9;
     return agree(r, s);
 }
 
@@ -652,8 +657,13 @@ static int start(struct run *r)
     measure_gemm(r);
     r->e->gemm_rate = r->gemm_rate;
     print_header(r);
-    return agree(
-        r, iz_metrics_open(&r->metrics, r->e, r->gemm_rate, !first_rank(r)));
+    s = iz_metrics_open(&r->metrics, r->e, r->gemm_rate, !first_rank(r));
+    if (!s)
+        iz_metrics_line(r->metrics,
+                        "{\"start\": {\"open_s\": %.3f, \"weights_s\": "
+                        "%.3f}}",
+                        r->open_s, r->init_s);
+    return agree(r, s);
 }
 
 static int run_all(struct run *r)

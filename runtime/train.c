@@ -96,6 +96,8 @@ void iz_train_step(struct iz_engine *e)
 {
     int all = e->plan.micro_batches, wave = e->plan.wave;
     bool early = iz_control_early(e->config) && e->config->run.overlap;
+    int64_t begin = iz_now_ns();
+
     iz_trace_step(e);
     for (int g = 0; g < all; g += wave)
         submit_wave(e, g, all - g < wave ? all - g : wave);
@@ -109,6 +111,8 @@ void iz_train_step(struct iz_engine *e)
         iz_zero_publish(e, u);
     }
     barrier(e);
+    e->submitted_ns[e->step % IZ_EVENTS] = iz_now_ns();
+    e->submit_ns += iz_now_ns() - begin;
     e->step++;
     e->updates++;
     e->events_due++;
