@@ -27,6 +27,8 @@ const struct iz_kind_info iz_kinds[IZ_KINDS] = {
     [IZ_CLIP] = {"clip", 0x000000, 9500},
     [IZ_ADAM] = {"adam", 0xd55e00, 3000},
     [IZ_STORE] = {"store", 0xe69f00, 8000},
+    [IZ_SNAPSHOT] = {"snapshot", 0xaa4499, 3900},
+    [IZ_SAVE] = {"save", 0xddcc77, 7000},
     [IZ_EVAL] = {"eval", 0x66c2a5, 4000},
     [IZ_SAMPLE] = {"sample", 0x117733, 4000},
 };
@@ -271,10 +273,11 @@ static double cost_us(struct starpu_task *task,
 
 #define MODEL(k) [k] = {.type = STARPU_PER_ARCH, .arch_cost_function = cost_us}
 static struct starpu_perfmodel models[IZ_KINDS] = {
-    MODEL(IZ_BATCH),    MODEL(IZ_LOAD),   MODEL(IZ_FETCH),   MODEL(IZ_FORWARD),
-    MODEL(IZ_BACKWARD), MODEL(IZ_REDUCE), MODEL(IZ_OFFLOAD), MODEL(IZ_NORM),
-    MODEL(IZ_CLIP),     MODEL(IZ_ADAM),   MODEL(IZ_STORE),   MODEL(IZ_EVAL),
-    MODEL(IZ_SAMPLE),
+    MODEL(IZ_BATCH),   MODEL(IZ_LOAD),     MODEL(IZ_FETCH),
+    MODEL(IZ_FORWARD), MODEL(IZ_BACKWARD), MODEL(IZ_REDUCE),
+    MODEL(IZ_OFFLOAD), MODEL(IZ_NORM),     MODEL(IZ_CLIP),
+    MODEL(IZ_ADAM),    MODEL(IZ_STORE),    MODEL(IZ_EVAL),
+    MODEL(IZ_SAMPLE),  MODEL(IZ_SNAPSHOT), MODEL(IZ_SAVE),
 };
 #undef MODEL
 
@@ -304,8 +307,9 @@ static void codelets_init(bool gpu)
         codelets[k].model = &models[k];
         codelets[k].name = iz_kinds[k].name;
         codelets[k].color = iz_kinds[k].color;
-        /* clip has a buffer per unit, more than `nodes` has room for. */
-        if (gpu && k != IZ_CLIP)
+        /* clip has a buffer per unit, more than `nodes` has room for, and
+         * snapshot one per chunk. */
+        if (gpu && k != IZ_CLIP && k != IZ_SNAPSHOT)
             codelet_init_cuda(&codelets[k]);
     }
 }

@@ -26,6 +26,8 @@ enum iz_kind {
     IZ_CLIP,     /* the scalars of a step: loss, norm, scale, learning rate */
     IZ_ADAM,     /* one chunk of the optimizer */
     IZ_STORE,    /* staging buffer -> nvme */
+    IZ_SNAPSHOT, /* a part of the states into a buffer of a checkpoint */
+    IZ_SAVE,     /* such a buffer to the checkpoint's file */
     IZ_EVAL,     /* forward without gradients */
     IZ_SAMPLE,   /* forward of generation and the choice of the next token */
     IZ_KINDS

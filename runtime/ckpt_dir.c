@@ -157,16 +157,41 @@ static int make_dir(const char *path)
     return iz_ckpt_dir_refuse(path, "cannot make", errno);
 }
 
-int iz_ckpt_dir_begin(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
+static int make_parents(const char *dir)
 {
+    char path[IZ_CKPT_PATH];
     int err = parent_of(path, dir);
 
     if (!err)
         err = make_dir(dir);
+    return err ? err : make_dir(path);
+}
+
+int iz_ckpt_dir_sweep(const char *dir)
+{
+    int err = make_parents(dir);
+
+    return err ? err : sweep(dir);
+}
+
+int iz_ckpt_dir_tmp(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
+{
+    return path_of(path, dir, step, ".tmp");
+}
+
+int iz_ckpt_dir_join(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
+{
+    int err = make_parents(dir);
+
     if (!err)
-        err = make_dir(path);
-    if (!err)
-        err = sweep(dir);
+        err = path_of(path, dir, step, ".tmp");
+    return err ? err : make_dir(path);
+}
+
+int iz_ckpt_dir_begin(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
+{
+    int err = iz_ckpt_dir_sweep(dir);
+
     if (!err)
         err = path_of(path, dir, step, ".tmp");
     if (!err && mkdir(path, 0777) != 0)

@@ -19,6 +19,15 @@ int iz_ckpt_dir_refuse(const char *path, const char *what, int err);
  * printed. */
 int iz_ckpt_dir_begin(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
 
+/* The same in two parts, for ranks that do not wait for each other: the first
+ * rank removes what a crash left, before anybody saves; then each makes the
+ * directory if it is not there. */
+int iz_ckpt_dir_sweep(const char *dir);
+int iz_ckpt_dir_join(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
+
+/* The path of that directory. */
+int iz_ckpt_dir_tmp(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
+
 /* Gives the written and synced directory its name, in place of an older
  * checkpoint of the same step. */
 int iz_ckpt_dir_commit(const char *dir, int64_t step);

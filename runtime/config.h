@@ -82,6 +82,10 @@ struct iz_data_config {
     bool bytes; /* the files are raw bytes: token = byte (vocab 256) */
 };
 
+/* Whether training waits while a checkpoint of run.save_interval is written;
+ * auto: where it must. */
+enum iz_save_mode { IZ_SAVE_AUTO, IZ_SAVE_ASYNC, IZ_SAVE_SYNC };
+
 struct iz_run_config {
     char output[IZ_PATH_MAX]; /* directory: metrics, effective config,
                                  checkpoints */
@@ -115,6 +119,8 @@ struct iz_run_config {
     int inject_delay_us; /* random delay before every task up to this: tests */
     uint64_t inject_seed;
     bool nvme_checksum;
+    int save_mode;    /* of interval saves: enum iz_save_mode */
+    int save_buffers; /* between states and the file of an asynchronous one */
     int64_t
         memory_limit_bytes; /* of this rank's node share; 0 = what is free */
     enum iz_moment_type state_dtype; /* of m and v */

@@ -228,6 +228,12 @@ static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
                  (long long)run->log_interval);
     if (is_given(file, "steps_per_print"))
         run->log_interval = file->steps_per_print;
+    if (run->save_mode == IZ_SAVE_ASYNC && run->nvme_checksum &&
+        (file->c.zero.optimizer.home == IZ_HOME_NVME ||
+         file->c.zero.param.home == IZ_HOME_NVME))
+        iz_fault(f, "run.save_mode",
+                 "async reads parts of what run.nvme_checksum checks as a "
+                 "whole; use auto or sync");
     if (run->eval_interval > 0 && run->eval_batches == 0 &&
         !is_bad(file, "run.eval_batches"))
         iz_fault(f, "run.eval_interval",

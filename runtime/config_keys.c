@@ -209,6 +209,15 @@ const struct iz_key iz_config_keys[] = {
          "Write a checkpoint at the end and when interrupted."),
     NUMBER("run.save_interval", INT64, c.run.save_interval, 0, COUNT_MAX, "0",
            "Steps between checkpoints; 0: only at the end."),
+    WORD("run.save_mode", c.run.save_mode, "auto|async|sync", "\"auto\"",
+         "Whether training goes on while a checkpoint of save_interval is "
+         "written (async) or waits (sync); auto: async, but sync with "
+         "nvme_checksum and states on nvme. The losses are the same bit for "
+         "bit."),
+    NUMBER("run.save_buffers", INT, c.run.save_buffers, 1, 1e6, "8",
+           "Buffers of 4 MiB at most between states and the file of an "
+           "asynchronous save; with enough for all states no update waits for "
+           "the disk."),
     NUMBER("run.keep_last", INT, c.run.keep_last, 1, 1e6, "2",
            "Checkpoints kept; older ones are removed."),
     NUMBER("run.eval_interval", INT64, c.run.eval_interval, 0, COUNT_MAX, "0",

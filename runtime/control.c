@@ -86,13 +86,48 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
     c->updates++;
 }
 
+/* How far this rank's file of the checkpoint under way is: four numbers, exact
+ * as doubles. */
+static void tell_sealed(struct iz_engine *e, double *own)
+{
+    struct iz_sealed *s = &e->sealed;
+    int64_t step = atomic_load(&s->step);
+    own[0] = (double)step;
+    own[1] = step > 0 ? (double)s->bytes : 0;
+    own[2] = step > 0 ? (double)(s->header_hash >> 32) : 0;
+    own[3] = step > 0 ? (double)(s->header_hash & 0xffffffffU) : 0;
+}
+
+/* What the ranks told; see struct iz_event. */
+static int64_t hear_sealed(struct iz_engine *e, const double *all, int per)
+{
+    int64_t step = (int64_t)all[0];
+    for (int r = 0; r < e->plan.ranks; r++) {
+        const double *v = all + r * per;
+        if (v[0] < 0)
+            return -1;
+        if ((int64_t)v[0] != step)
+            step = 0;
+    }
+    if (step == e->sealed_heard)
+        return step;
+    e->sealed_heard = step;
+    for (int r = 0; step && r < e->plan.ranks; r++) {
+        const double *v = all + r * per;
+        e->sealed_by[r].bytes = (int64_t)v[1];
+        e->sealed_by[r].header_hash = ((uint64_t)v[2] << 32) + (uint64_t)v[3];
+    }
+    return step;
+}
+
 /* buf: control, scale, sum of losses, then the sums of squares of all groups.
  */
 static void run_clip(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
-    int per = 2 + e->plan.n_groups;
+    bool saves = e->plan.save_stages > 0;
+    int squares = 2 + e->plan.n_groups, per = squares + (saves ? 4 : 0);
     double *own = malloc((size_t)per * sizeof(*own));
     (void)x;
     if (!own)
@@ -101,10 +136,13 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     own[1] = e->stop ? atomic_load(e->stop) : 0;
     for (int u = 0; u < e->plan.n_groups; u++)
         own[2 + u] = *(double *)buf[3 + u];
+    if (saves)
+        tell_sealed(e, own + squares);
     const double *all = gather(e, own, per);
     free(own);
     struct iz_event v = {.step = a->step, .time_ns = iz_now_ns()};
     v.stop = sum_ranks(e, all, per, 1) > 0;
+    v.sealed = saves ? hear_sealed(e, all + squares, per) : 0;
     clip(e, &v, all, per);
     *(float *)buf[1] = (float)e->control.scale.scale;
     *(double *)buf[2] = 0;

@@ -112,7 +112,16 @@ struct iz_event {
     double loss, grad_norm, lr, loss_scale;
     bool skipped, stop;
     enum iz_failure failure;
+    int64_t sealed; /* step whose files all ranks have written; -1: one cannot
+                       write its own, 0: neither */
     int64_t time_ns;
+};
+
+/* How far a rank's file of the checkpoint under way is; see save.h. */
+struct iz_sealed {
+    _Atomic int64_t step; /* as in struct iz_event, of this rank */
+    int64_t bytes;
+    uint64_t header_hash;
 };
 
 #define IZ_EVENTS 256 /* more than can be under way */
@@ -132,6 +141,10 @@ struct iz_engine {
     struct iz_ring *ring;
     struct iz_stage *state_stage, *param_stage, *grad_stage, *update_stage;
     int next_state_stage, next_param_stage, next_grad_stage, next_update_stage;
+    struct iz_stage *save_stage;
+    int next_save_stage;
+    struct iz_sealed sealed, *sealed_by; /* sealed_by: of all ranks */
+    int64_t sealed_heard; /* the step of sealed_by; of `clip` alone */
     double *scalars; /* sums of squares of the groups, losses of the lanes */
     struct iz_lane *lane;
     struct iz_boundaries boundaries;

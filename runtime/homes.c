@@ -411,11 +411,12 @@ static int open_scalars(struct iz_engine *e)
         variable(e, &e->loss_scale, sizeof(e->loss_scale), IZ_DATUM_SCALAR, 0);
     e->loss_handle =
         variable(e, &e->loss_sum, sizeof(e->loss_sum), IZ_DATUM_SCALAR, 0);
-    e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 2)),
+    e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 6)),
                          sizeof(*e->gathered));
     int64_t logits = 4 * (int64_t)e->model->vocab;
     e->logits = take(e, near_tier(e), IZ_MEM_BATCH, logits);
-    if (!e->gathered || !e->logits)
+    e->sealed_by = calloc((size_t)e->plan.ranks, sizeof(*e->sealed_by));
+    if (!e->gathered || !e->logits || !e->sealed_by)
         return -ENOMEM;
     if (logits)
         e->logits_handle = variable(e, e->logits, logits, IZ_DATUM_BATCH, 0);
@@ -467,6 +468,8 @@ int iz_homes_open(struct iz_engine *e)
         open_stages(e, e->plan.grad_stages, e->plan.grad_stage_bytes);
     e->update_stage =
         open_stages(e, e->plan.update_stages, e->plan.update_stage_bytes);
+    e->save_stage =
+        open_stages(e, e->plan.save_stages, e->plan.save_stage_bytes);
     if (!r)
         r = open_rings(e);
     for (int b = 0; b < e->plan.lanes && !r; b++)
@@ -491,6 +494,7 @@ void iz_homes_close(struct iz_engine *e)
     close_stages(&e->param_stage, e->plan.param_stages);
     close_stages(&e->grad_stage, e->plan.grad_stages);
     close_stages(&e->update_stage, e->plan.update_stages);
+    close_stages(&e->save_stage, e->plan.save_stages);
     iz_coll_gpu_close(e->coll);
     iz_device_stream_close(e->stream);
     unregister(&e->control_handle);
@@ -500,6 +504,7 @@ void iz_homes_close(struct iz_engine *e)
     iz_nvme_close(&e->state_file);
     iz_nvme_close(&e->param_file);
     free(e->gathered);
+    free(e->sealed_by);
     free(e->group);
     free(e->ring);
     free(e->lane);

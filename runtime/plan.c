@@ -9,6 +9,7 @@
 #include "codelets/flat.h"
 #include "runtime/coll.h"
 #include "runtime/nvme.h"
+#include "runtime/safetensors.h"
 
 /* Shards and chunks are multiples of this many elements: whole cache lines, and
  * whole disk pages for every element type. */
@@ -268,6 +269,24 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
         p->param_stage_bytes * p->param_stages;
 }
 
+static void count_saves(struct iz_plan *p, const struct iz_config *c)
+{
+    bool disk = p->state_home == IZ_HOME_NVME || p->param_home == IZ_HOME_NVME;
+    /* Parts of what a checksum covers cannot be checked. */
+    bool wait =
+        c->run.save_mode == IZ_SAVE_SYNC || (disk && c->run.nvme_checksum);
+    int64_t elems = 0;
+    p->save_stages = 0;
+    if (!c->run.save_interval || wait)
+        return;
+    for (int u = 0; u < p->n_groups; u++)
+        elems = max64(elems, round_up(p->group[u].shard, ALIGN_CHUNK));
+    p->save_stages = c->run.save_buffers;
+    p->save_stage_bytes = 4 * min64(elems, IZ_BLOCK);
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
+        p->save_stages * p->save_stage_bytes;
+}
+
 static void count_copies(struct iz_plan *p)
 {
     int64_t unit = 0, chunk = 0, size = iz_dtype_bytes(p->param_type);
@@ -360,6 +379,7 @@ static void count_bytes(struct iz_plan *p, const struct iz_config *c,
     memset(&p->bytes, 0, sizeof(p->bytes));
     count_groups(p);
     count_staging(p, c);
+    count_saves(p, c);
     count_copies(p);
     count_activations(p, m);
     count_rings(p);
@@ -473,7 +493,7 @@ enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
 int64_t iz_plan_buffers(const struct iz_plan *p)
 {
     int64_t n = 16 + p->state_stages + p->param_stages + p->grad_stages +
-                p->update_stages + p->boundary_slots +
+                p->update_stages + p->boundary_slots + p->save_stages +
                 p->lanes * (2 * (int64_t)p->n_groups + 3);
     for (int i = 0; i < p->n_rings; i++)
         n += p->ring[i].params + p->ring[i].grads;

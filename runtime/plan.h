@@ -79,6 +79,10 @@ struct iz_plan {
      * accumulator, updated chunks, and one for collectives. */
     int64_t grad_stage_bytes, update_stage_bytes, comm_stage_bytes;
     int grad_stages, update_stages;
+    /* Buffers between states and a checkpoint that is written beside training;
+     * 0: training waits while one is written. */
+    int64_t save_stage_bytes;
+    int save_stages;
     int64_t exchange_bytes; /* what NCCL receives a unit's gradient in */
     struct iz_bytes bytes;
     double step_flops; /* of one rank and step, recomputation excluded */

@@ -24,6 +24,7 @@
 #include "runtime/options.h"
 #include "runtime/place.h"
 #include "runtime/rules.h"
+#include "runtime/save.h"
 #include "runtime/state.h"
 #include "runtime/topo.h"
 
@@ -39,6 +40,8 @@ struct run {
     struct iz_limits limit;
     struct iz_data *data;
     struct iz_engine *e;
+    struct iz_saver *saver; /* of checkpoints beside training; may be NULL */
+    int save_error;
     struct iz_metrics *metrics;
     int workers;
     double gemm_rate;
@@ -385,10 +388,28 @@ static int open_engine(struct run *r)
 
 /* ---- the loop ---- */
 
+static void print_saved(struct run *r, int64_t step)
+{
+    iz_metrics_pause(r->metrics);
+    printf("saved step %lld in %s/checkpoints\n", (long long)step,
+           r->c.run.output);
+}
+
+/* Of a save beside training, when it has become a checkpoint. */
+static void report_save(struct run *r)
+{
+    int64_t step = r->saver ? iz_save_done(r->saver) : 0;
+    if (step && first_rank(r))
+        print_saved(r, step);
+}
+
 static void take_event(struct run *r)
 {
     struct iz_event v = iz_train_event(r->e);
     iz_metrics_event(r->metrics, &v);
+    if (r->saver && !r->save_error)
+        r->save_error = iz_save_event(r->saver, &v);
+    report_save(r);
     if (v.eval)
         return;
     r->taken = v.step;
@@ -411,7 +432,8 @@ static void take_all(struct run *r)
         take_event(r);
 }
 
-static int save(struct run *r)
+/* Training waits. */
+static int save_now(struct run *r)
 {
     take_all(r);
     if (r->failure)
@@ -419,8 +441,30 @@ static int save(struct run *r)
     int s = iz_state_save(r->e, r->model_text);
     iz_metrics_pause(r->metrics);
     if (!s && first_rank(r))
-        printf("saved step %lld in %s/checkpoints\n", (long long)r->e->step,
-               r->c.run.output);
+        print_saved(r, r->e->step);
+    return s;
+}
+
+/* The save under way, if any, becomes a checkpoint. */
+static int end_saves(struct run *r)
+{
+    int s = r->saver ? iz_save_finish(r->saver) : 0;
+    report_save(r);
+    return s;
+}
+
+/* One save at a time: the one before is waited for. */
+static int save(struct run *r)
+{
+    int s = 0;
+    if (!r->saver)
+        return save_now(r);
+    if (iz_save_pending(r->saver)) {
+        take_all(r);
+        s = end_saves(r);
+    }
+    if (!s && !r->failure && !r->save_error)
+        iz_save_begin(r->saver);
     return s;
 }
 
@@ -434,7 +478,7 @@ static int train(struct run *r)
     int s = 0;
     while (r->e->step < r->c.run.steps && !s) {
         throttle(r);
-        if (r->stopped || r->failure)
+        if (r->stopped || r->failure || r->save_error)
             break;
         iz_train_step(r->e);
         bool end = r->e->step == r->c.run.steps;
@@ -446,7 +490,9 @@ static int train(struct run *r)
     }
     take_all(r);
     iz_trace_stop(r->e);
-    return s;
+    if (!s)
+        s = end_saves(r);
+    return s ? s : r->save_error;
 }
 
 /* ---- after the last step ---- */
@@ -552,7 +598,7 @@ static int finish(struct run *r)
         return -ERANGE;
     }
     if (r->c.run.save && r->e->step > r->begun)
-        s = save(r);
+        s = save_now(r);
     if (!s && !r->stopped)
         s = export_weights(r);
     if (!s && !r->stopped)
@@ -657,6 +703,10 @@ static int start(struct run *r)
     measure_gemm(r);
     r->e->gemm_rate = r->gemm_rate;
     print_header(r);
+    if (r->e->plan.save_stages)
+        s = iz_save_open(&r->saver, r->e, r->model_text);
+    if (s)
+        return s;
     s = iz_metrics_open(&r->metrics, r->e, r->gemm_rate, !first_rank(r));
     if (!s)
         iz_metrics_line(r->metrics,
@@ -700,6 +750,7 @@ static int run_all(struct run *r)
 static void close_all(struct run *r)
 {
     iz_metrics_close(&r->metrics);
+    iz_save_close(&r->saver);
     iz_train_close(&r->e);
     iz_data_close(&r->data);
     iz_plan_clear(&r->plan);

@@ -32,6 +32,13 @@ int64_t iz_piece_blocks(const struct iz_piece *p)
     return p->count / IZ_BLOCK + (p->count % IZ_BLOCK != 0);
 }
 
+int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b)
+{
+    int64_t left = p->count - b * IZ_BLOCK;
+
+    return left < IZ_BLOCK ? left : IZ_BLOCK;
+}
+
 /* ---- writing ---- */
 
 static void header_metadata(FILE *f, const struct iz_piece *piece, int n,
@@ -393,7 +400,7 @@ int iz_safetensors_read(const struct iz_safetensors *s,
                         const struct iz_piece *p, int64_t b, float *out)
 {
     int64_t from = b * IZ_BLOCK;
-    int64_t n = p->count - from < IZ_BLOCK ? p->count - from : IZ_BLOCK;
+    int64_t n = iz_piece_block_elems(p, b);
     int err;
 
     assert(b >= 0 && n > 0);

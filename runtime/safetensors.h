@@ -33,6 +33,8 @@ struct iz_safetensors {
 };
 
 int64_t iz_piece_blocks(const struct iz_piece *p);
+/* IZ_BLOCK, fewer in the last. */
+int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b);
 
 /* The bytes before the data; malloc'ed, *bytes of them.  Their number does not
  * depend on the hashes, so that the data can be written first.  NULL: no

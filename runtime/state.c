@@ -6,42 +6,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/ckpt.h"
-
 static const char *const array_names[] = {"master", "m", "v"};
-
-struct part_arg {
-    struct iz_engine *e;
-    int group;
-    enum iz_array array;
-    int64_t skip; /* owned elements before the part */
-};
-
-struct state {
-    struct iz_ckpt k;
-    struct part_arg *arg;
-};
 
 static void get(void *arg, int64_t from, float *out, int64_t n)
 {
-    struct part_arg *a = arg;
+    struct iz_state_part *a = arg;
     iz_homes_get(a->e, a->group, a->array, from + a->skip, out, n);
 }
 
 static void put(void *arg, int64_t from, const float *in, int64_t n)
 {
-    struct part_arg *a = arg;
+    struct iz_state_part *a = arg;
     iz_homes_put(a->e, a->group, a->array, from + a->skip, in, n);
 }
 
 /* A rank saves its shard; where it owns the whole it must also load the whole.
  */
-static void make_part(struct state *s, struct iz_engine *e, int u, int a,
+static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
                       bool load)
 {
     const struct iz_plan_group *p = e->group[u].plan;
     struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
-    struct part_arg *arg = &s->arg[s->k.n_parts++];
+    struct iz_state_part *arg = &s->arg[s->k.n_parts++];
     int64_t base = p->shard * e->plan.rank;
     bool whole = load && e->plan.states_full;
     int64_t first = whole ? 0 : base, count = whole ? p->n : p->shard;
@@ -49,8 +35,8 @@ static void make_part(struct state *s, struct iz_engine *e, int u, int a,
         first = p->n;
     if (count > p->n - first)
         count = p->n - first;
-    *arg = (struct part_arg){e, u, (enum iz_array)a,
-                             e->plan.states_full && !load ? base : 0};
+    *arg = (struct iz_state_part){e, u, (enum iz_array)a,
+                                  e->plan.states_full && !load ? base : 0};
     *q = (struct iz_ckpt_part){.total = p->n,
                                .first = first,
                                .count = count,
@@ -88,23 +74,23 @@ static const char *const scalar_names[SCALARS] = {
     "step",          "updates",         "loss_scale", "scale_iteration",
     "last_overflow", "hysteresis_left", "samples"};
 
-static void make_scalars(const struct iz_engine *e, struct iz_ckpt_scalar *s)
+void iz_state_scalars(const struct iz_engine *e, const struct iz_control *c,
+                      int64_t step, struct iz_ckpt_scalar *s)
 {
-    const struct iz_control *c = &e->control;
-    double v[SCALARS] = {(double)e->step,
+    double v[SCALARS] = {(double)step,
                          (double)c->updates,
                          c->scale.scale,
                          (double)c->scale.iteration,
                          (double)c->scale.last_overflow,
                          c->scale.hysteresis_left,
-                         (double)(e->step * e->config->train_batch_size)};
+                         (double)(step * e->config->train_batch_size)};
     for (int i = 0; i < SCALARS; i++) {
         snprintf(s[i].name, sizeof(s[i].name), "%s", scalar_names[i]);
         s[i].value = v[i];
     }
 }
 
-static void close_state(struct state *s)
+void iz_state_close(struct iz_state *s)
 {
     free(s->k.part);
     free((void *)s->k.names);
@@ -112,14 +98,14 @@ static void close_state(struct state *s)
     free(s->arg);
 }
 
-static int open_state(struct state *s, struct iz_engine *e,
-                      const char *model_text, bool load)
+int iz_state_open(struct iz_state *s, struct iz_engine *e,
+                  const char *model_text, bool load)
 {
     int units = e->model->n_units, names = 0;
     for (int u = 0; u < units; u++)
         names += e->model->unit[u].n_params;
     struct iz_ckpt_name *name = calloc((size_t)names, sizeof(*name));
-    *s = (struct state){
+    *s = (struct iz_state){
         .k = {.dir = e->config->run.output,
               .keep_last = e->config->run.keep_last,
               .part = calloc(3 * (size_t)units, sizeof(struct iz_ckpt_part)),
@@ -130,29 +116,29 @@ static int open_state(struct state *s, struct iz_engine *e,
               .model_text = model_text},
         .arg = calloc(3 * (size_t)units, sizeof(*s->arg))};
     if (!name || !s->k.part || !s->k.scalar || !s->arg) {
-        close_state(s);
+        iz_state_close(s);
         return -ENOMEM;
     }
     for (int u = 0; u < units; u++)
         for (int a = 0; a < 3; a++)
             make_part(s, e, u, a, load);
     make_names(e, name);
-    make_scalars(e, s->k.scalar);
+    iz_state_scalars(e, &e->control, e->step, s->k.scalar);
     return 0;
 }
 
 int iz_state_save(struct iz_engine *e, const char *model_text)
 {
-    struct state s;
+    struct iz_state s;
     iz_graph_wait(e->graph);
-    int r = open_state(&s, e, model_text, false);
+    int r = iz_state_open(&s, e, model_text, false);
     if (!iz_coll_all_ok(e->coll, r == 0)) {
         if (!r)
-            close_state(&s);
+            iz_state_close(&s);
         return r ? r : -ENOMEM;
     }
     r = iz_ckpt_save(&s.k, e->step, e->coll);
-    close_state(&s);
+    iz_state_close(&s);
     return r;
 }
 
@@ -186,12 +172,12 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
 
 int iz_state_load(struct iz_engine *e, const char *model_text)
 {
-    struct state s;
+    struct iz_state s;
     int64_t step;
-    int r = open_state(&s, e, model_text, true);
+    int r = iz_state_open(&s, e, model_text, true);
     if (!iz_coll_all_ok(e->coll, r == 0)) {
         if (!r)
-            close_state(&s);
+            iz_state_close(&s);
         return r ? r : -ENOMEM;
     }
     r = iz_ckpt_latest(&s.k, &step);
@@ -199,7 +185,7 @@ int iz_state_load(struct iz_engine *e, const char *model_text)
         r = iz_ckpt_load(&s.k, step, e->coll);
     if (!r)
         r = take_scalars(e, s.k.scalar);
-    close_state(&s);
+    iz_state_close(&s);
     if (!r)
         iz_train_publish(e);
     return r;

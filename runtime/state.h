@@ -4,7 +4,29 @@
 #ifndef IZ_RUNTIME_STATE_H
 #define IZ_RUNTIME_STATE_H
 
+#include "runtime/ckpt.h"
 #include "runtime/train.h"
+
+/* Which elements of the engine a part of a checkpoint is. */
+struct iz_state_part {
+    struct iz_engine *e;
+    int group;
+    enum iz_array array;
+    int64_t skip; /* owned elements before the part */
+};
+
+struct iz_state {
+    struct iz_ckpt k;
+    struct iz_state_part *arg; /* of each of k's parts */
+};
+
+/* What a rank saves or loads of the run.  -ENOMEM. */
+int iz_state_open(struct iz_state *s, struct iz_engine *e,
+                  const char *model_text, bool load);
+void iz_state_close(struct iz_state *s);
+/* The scalars after `step` steps, of which c is the control. */
+void iz_state_scalars(const struct iz_engine *e, const struct iz_control *c,
+                      int64_t step, struct iz_ckpt_scalar *s);
 
 /* All ranks.  Waits for the tasks under way.  model_text: what must be equal
  * for a checkpoint to fit.  Negative errno on every rank, reason printed. */

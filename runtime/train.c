@@ -197,7 +197,9 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
         .shadow = iz_memory_shadow(e->memory),
         .lane = p->ranks > 1,
         .lane_alone = !c->zero.overlap_comm,
-        .io_workers = disk ? 2 : 0,
+        .io_workers = disk             ? 2
+                      : p->save_stages ? 1
+                                       : 0,
         .scheduler = c->run.scheduler,
         .rank = p->rank,
         .simulated = t->simulated,

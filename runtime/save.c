@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Saving as tasks; see save.h.  Every order is one of data:
+ *   snapshot  reads a chunk's state, writes a buffer
+ *   write     reads the buffer, reads `file`
+ *   seal      reads and writes `file`, reads `scalars`
+ *   commit    reads `scalars`
+ * and the first task of a save, which opens the file and copies the scalars,
+ * writes both, so that two saves never mix. */
+#include "runtime/save.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/die.h"
+#include "runtime/ckpt_share.h"
+#include "runtime/ckpt_write.h"
+#include "runtime/state.h"
+#include "runtime/zero.h"
+
+/* Of one group at most 64, and a block may begin and end inside of one. */
+#define PIECES_MAX 72
+
+struct iz_saver {
+    struct iz_engine *e;
+    struct iz_state state; /* its scalars: of the step that is saved */
+    struct iz_piece *piece;
+    struct iz_ckpt_writer writer;
+    starpu_data_handle_t file, scalars;
+    int64_t pending; /* step being saved, 0: none */
+    int64_t failed;  /* first step whose loss was not finite, 0: none */
+    _Atomic int err; /* of a task; nothing is written after it */
+    _Atomic int64_t done;
+};
+
+/* What became of a block between an array and its file. */
+struct block_arg {
+    struct iz_saver *s;
+    int part;
+    int64_t block;
+};
+
+struct step_arg {
+    struct iz_saver *s;
+    int64_t step;
+};
+
+static bool good(const struct iz_saver *s)
+{
+    return atomic_load(&s->err) == 0;
+}
+
+static void fail(struct iz_saver *s, int err)
+{
+    int none = 0;
+
+    if (err)
+        atomic_compare_exchange_strong(&s->err, &none, err);
+}
+
+/* ---- from the states into a buffer ---- */
+
+struct source {
+    int64_t at, bytes; /* in what the handle stands for */
+};
+
+struct snapshot_arg {
+    int n;
+    struct source source[PIECES_MAX];
+};
+
+/* buf: buffer, then what holds the pieces. */
+static void run_snapshot(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct snapshot_arg *a = arg;
+    char *out = buf[0];
+
+    for (int i = 0; i < a->n; i++) {
+        iz_buffer_copy(x, out, (char *)buf[1 + i] + a->source[i].at,
+                       a->source[i].bytes);
+        out += a->source[i].bytes;
+    }
+}
+
+/* Elements of one array of a group, and where they lie. */
+struct range {
+    struct iz_engine *e;
+    int group;
+    enum iz_array array;
+    int64_t from, n;
+};
+
+static bool in_params(const struct range *r)
+{
+    return r->array == IZ_MASTER && r->e->plan.state_arrays == 2;
+}
+
+/* Elements before the array in a chunk of states whose arrays are `stride`
+ * apart. */
+static int64_t before_array(const struct range *r, int64_t stride)
+{
+    int index = (int)r->array - (r->e->plan.state_arrays == 2);
+
+    return in_params(r) ? 0 : index * stride;
+}
+
+static void snapshot_memory(const struct range *r, starpu_data_handle_t buffer,
+                            bool gpu)
+{
+    struct iz_group *g = &r->e->group[r->group];
+    struct iz_access more[PIECES_MAX];
+    struct snapshot_arg a = {0};
+
+    for (int64_t done = 0; done < r->n; a.n++) {
+        int64_t pos = r->from + done, at = pos % g->plan->chunk;
+        struct iz_chunk *k = &g->chunk[pos / g->plan->chunk];
+        int64_t n = k->count - at < r->n - done ? k->count - at : r->n - done;
+
+        if (a.n == PIECES_MAX)
+            iz_die("checkpoint: a block of more than %d chunks", PIECES_MAX);
+        a.source[a.n] =
+            (struct source){4 * (before_array(r, k->count) + at), 4 * n};
+        more[a.n] = (struct iz_access){
+            in_params(r) ? k->param_handle : k->state_handle, STARPU_R};
+        done += n;
+    }
+    iz_submit(
+        r->e->graph,
+        &(struct iz_task){.kind = IZ_SNAPSHOT,
+                          .where = gpu ? IZ_ON_DOWN : IZ_ON_HOST,
+                          .run = run_snapshot,
+                          .arg = &a,
+                          .arg_bytes = offsetof(struct snapshot_arg, source) +
+                                       (size_t)a.n * sizeof(struct source),
+                          .data = {{buffer, STARPU_W}},
+                          .more = more,
+                          .n_more = a.n,
+                          .urgency = iz_in_order(r->group),
+                          .bytes = 4.0 * (double)r->n,
+                          .unit = r->group,
+                          .step = (int)r->e->step});
+}
+
+/* A file holds whole chunks, so that what is read beyond the end of the last
+ * one is padding. */
+static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
+{
+    struct iz_group *g = &r->e->group[r->group];
+    int64_t chunk = g->plan->chunk;
+
+    for (int64_t done = 0; done < r->n;) {
+        int64_t pos = r->from + done, at = pos % chunk;
+        struct iz_chunk *k = &g->chunk[pos / chunk];
+        int64_t n = chunk - at < r->n - done ? chunk - at : r->n - done;
+        bool params = in_params(r);
+        struct iz_io io = {.file = params ? r->e->param_file : r->e->state_file,
+                           .offset = (params ? k->param_at : k->state_at) +
+                                     4 * (before_array(r, chunk) + at),
+                           .bytes = (4 * n + IZ_NVME_ALIGN - 1) /
+                                    IZ_NVME_ALIGN * IZ_NVME_ALIGN,
+                           .at = 4 * done};
+
+        iz_zero_io(r->e, IZ_LOAD, r->group, buffer, done ? STARPU_RW : STARPU_W,
+                   params ? k->param_handle : k->state_handle, io);
+        done += n;
+    }
+}
+
+static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
+{
+    const struct iz_plan *p = &r->e->plan;
+    enum iz_home home = in_params(r) ? p->param_home : p->state_home;
+
+    if (home == IZ_HOME_NVME)
+        snapshot_disk(r, buffer);
+    else
+        snapshot_memory(r, buffer, p->target.gpu && home == IZ_HOME_NONE);
+}
+
+/* ---- from a buffer to the file ---- */
+
+/* buf: buffer, file. */
+static void run_write(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct block_arg *a = arg;
+
+    (void)x;
+    if (good(a->s))
+        fail(a->s,
+             iz_ckpt_writer_block(&a->s->writer, a->part, a->block, buf[0]));
+}
+
+static void submit_io(struct iz_saver *s, struct iz_task t, int64_t step)
+{
+    t.kind = IZ_SAVE;
+    t.where = IZ_ON_IO;
+    t.step = (int)step;
+    iz_submit(s->e->graph, &t);
+}
+
+static void submit_block(struct iz_saver *s, int part, int64_t block)
+{
+    const struct iz_state_part *p = &s->state.arg[part];
+    struct iz_engine *e = s->e;
+    struct iz_stage *stage =
+        iz_zero_stage(e->save_stage, &e->next_save_stage, e->plan.save_stages);
+    struct block_arg a = {s, part, block};
+    struct range r = {e, p->group, p->array, p->skip + block * IZ_BLOCK,
+                      iz_piece_block_elems(&s->piece[part], block)};
+
+    submit_snapshot(&r, stage->handle);
+    submit_io(s,
+              (struct iz_task){
+                  .run = run_write,
+                  .arg = &a,
+                  .arg_bytes = sizeof a,
+                  .data = {{stage->handle, STARPU_R}, {s->file, STARPU_R}},
+                  .urgency = iz_in_order(p->group),
+                  .bytes = 4.0 * (double)r.n,
+                  .unit = p->group},
+              e->step - 1);
+}
+
+/* ---- the file as a whole ---- */
+
+/* buf: control.  Which of the step's numbers resuming needs. */
+static void run_begin(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct step_arg *a = arg;
+    struct iz_saver *s = a->s;
+    char dir[IZ_CKPT_PATH];
+    int err;
+
+    (void)x;
+    iz_state_scalars(s->e, buf[0], a->step, s->state.k.scalar);
+    s->writer = (struct iz_ckpt_writer){.k = &s->state.k,
+                                        .piece = s->piece,
+                                        .step = a->step,
+                                        .rank = s->e->plan.rank,
+                                        .ranks = s->e->plan.ranks,
+                                        .fd = -1};
+    if (!good(s))
+        return;
+    err = iz_ckpt_dir_join(s->state.k.dir, a->step, dir);
+    fail(s, err ? err : iz_ckpt_writer_open(&s->writer, dir));
+}
+
+static void run_seal(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct step_arg *a = arg;
+    struct iz_sealed *sealed = &a->s->e->sealed;
+    struct iz_ckpt_file file = {0};
+
+    (void)x;
+    (void)buf;
+    fail(a->s,
+         iz_ckpt_writer_close(&a->s->writer, atomic_load(&a->s->err), &file));
+    sealed->bytes = file.bytes;
+    sealed->header_hash = file.header_hash;
+    atomic_store(&sealed->step, good(a->s) ? a->step : -1);
+}
+
+static void commit(struct iz_saver *s, int64_t step)
+{
+    struct iz_engine *e = s->e;
+    struct iz_ckpt_file *file = calloc((size_t)e->plan.ranks, sizeof *file);
+    int err = file ? 0 : -ENOMEM;
+
+    for (int64_t q = 0; q < e->plan.ranks && file; q++)
+        file[q] = (struct iz_ckpt_file){e->sealed_by[q].bytes,
+                                        e->sealed_by[q].header_hash};
+    if (!err)
+        err = iz_ckpt_commit(&s->state.k, step, e->plan.ranks, file);
+    free(file);
+    fail(s, err);
+    if (err)
+        atomic_store(&e->sealed.step, -1);
+    else
+        atomic_store(&s->done, step);
+}
+
+static void run_commit(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct step_arg *a = arg;
+
+    (void)x;
+    (void)buf;
+    commit(a->s, a->step);
+}
+
+static void submit_step(struct iz_saver *s, int64_t step,
+                        void (*run)(struct iz_exec *, void **, const void *),
+                        const struct iz_access data[3])
+{
+    struct step_arg a = {s, step};
+    struct iz_task t = {
+        .run = run, .arg = &a, .arg_bytes = sizeof a, .unit = -1};
+
+    memcpy(t.data, data, 3 * sizeof *data);
+    submit_io(s, t, step - 1);
+}
+
+/* ---- public ---- */
+
+static int open_pieces(struct iz_saver *s, const char *model_text)
+{
+    struct iz_coll *c = s->e->coll;
+    int err = iz_state_open(&s->state, s->e, model_text, false);
+
+    err = iz_ckpt_agree(c, err);
+    if (err)
+        return err;
+    s->piece = calloc((size_t)s->state.k.n_parts + 1, sizeof *s->piece);
+    err = iz_ckpt_agree(c, s->piece ? 0 : -ENOMEM);
+    if (!err)
+        err = iz_ckpt_shares(&s->state.k, c, s->piece);
+    return err;
+}
+
+int iz_save_open(struct iz_saver **out, struct iz_engine *e,
+                 const char *model_text)
+{
+    struct iz_saver *s = calloc(1, sizeof *s);
+    int err;
+
+    if (!s)
+        iz_die("checkpoint: no memory");
+    *out = s;
+    s->e = e;
+    err = open_pieces(s, model_text);
+    if (!err && e->plan.rank == 0)
+        err = iz_ckpt_dir_sweep(s->state.k.dir);
+    err = iz_ckpt_agree(e->coll, err);
+    if (err)
+        return err;
+    starpu_void_data_register(&s->file);
+    starpu_void_data_register(&s->scalars);
+    return 0;
+}
+
+void iz_save_close(struct iz_saver **out)
+{
+    struct iz_saver *s = *out;
+
+    if (!s)
+        return;
+    iz_graph_wait(s->e->graph);
+    if (s->pending && s->e->plan.rank == 0)
+        iz_ckpt_dir_abort(s->state.k.dir, s->pending);
+    if (s->file)
+        starpu_data_unregister(s->file);
+    if (s->scalars)
+        starpu_data_unregister(s->scalars);
+    for (int i = 0; s->piece && i < s->state.k.n_parts; i++)
+        free(s->piece[i].hash);
+    free(s->piece);
+    iz_state_close(&s->state);
+    free(s);
+    *out = NULL;
+}
+
+void iz_save_begin(struct iz_saver *s)
+{
+    struct iz_engine *e = s->e;
+
+    s->pending = e->step;
+    atomic_store(&e->sealed.step, 0);
+    submit_step(s, e->step, run_begin,
+                (struct iz_access[3]){{e->control_handle, STARPU_R},
+                                      {s->file, STARPU_W},
+                                      {s->scalars, STARPU_W}});
+    for (int i = 0; i < s->state.k.n_parts; i++)
+        for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]); b++)
+            submit_block(s, i, b);
+    submit_step(
+        s, e->step, run_seal,
+        (struct iz_access[3]){{s->file, STARPU_RW}, {s->scalars, STARPU_R}});
+}
+
+bool iz_save_pending(const struct iz_saver *s)
+{
+    return s->pending != 0;
+}
+
+int iz_save_event(struct iz_saver *s, const struct iz_event *v)
+{
+    if (v->eval)
+        return 0;
+    if (v->failure && !s->failed)
+        s->failed = v->step;
+    if (v->sealed < 0)
+        return -EIO;
+    if (!s->pending || v->sealed != s->pending ||
+        (s->failed && s->failed <= s->pending))
+        return 0;
+    if (s->e->plan.rank == 0)
+        submit_step(s, s->pending, run_commit,
+                    (struct iz_access[3]){{s->scalars, STARPU_R}});
+    s->pending = 0;
+    return 0;
+}
+
+int iz_save_finish(struct iz_saver *s)
+{
+    struct iz_engine *e = s->e;
+    struct iz_ckpt_file mine;
+    int err;
+
+    iz_graph_wait(e->graph);
+    err = iz_ckpt_agree(e->coll, atomic_load(&s->err));
+    if (err || !s->pending || (s->failed && s->failed <= s->pending))
+        return err;
+    mine = (struct iz_ckpt_file){e->sealed.bytes, e->sealed.header_hash};
+    err = iz_ckpt_gather_commit(&s->state.k, s->pending, e->coll, &mine);
+    if (!err) {
+        atomic_store(&s->done, s->pending);
+        s->pending = 0;
+    }
+    return err;
+}
+
+int64_t iz_save_done(struct iz_saver *s)
+{
+    return atomic_exchange(&s->done, 0);
+}

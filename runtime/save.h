@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints written beside training: tasks copy the states of a step, block
+ * by block, into buffers that take turns, and others write these to this rank's
+ * file.  The next update of a chunk waits for its copy and for nothing else.
+ * When all ranks' files are on the disk, which they learn from the scalars of a
+ * later step, the first rank makes them a checkpoint. */
+#ifndef IZ_RUNTIME_SAVE_H
+#define IZ_RUNTIME_SAVE_H
+
+#include "runtime/train.h"
+
+struct iz_saver;
+
+/* Before the first step, if the plan has buffers for it; all ranks.  model_text
+ * is borrowed until close.  Negative errno on every rank, reason printed. */
+int iz_save_open(struct iz_saver **out, struct iz_engine *e,
+                 const char *model_text);
+/* After the last task; what has not become a checkpoint is removed. */
+void iz_save_close(struct iz_saver **s);
+
+/* Submits the saving of the step submitted last; none is pending. */
+void iz_save_begin(struct iz_saver *s);
+/* Whether one has begun that not all ranks have written; the same on all. */
+bool iz_save_pending(const struct iz_saver *s);
+/* To be told every event of a step, in order: a step that failed is not saved,
+ * and what all ranks have written becomes a checkpoint.  -EIO, on all ranks at
+ * the same event, when one of them could not write. */
+int iz_save_event(struct iz_saver *s, const struct iz_event *v);
+/* Waits for all tasks, and makes the save that is pending a checkpoint; all
+ * ranks, after all events.  Negative errno on every one. */
+int iz_save_finish(struct iz_saver *s);
+
+/* The step of the newest save that became a checkpoint since the last call; 0:
+ * none.  Only known to the first rank. */
+int64_t iz_save_done(struct iz_saver *s);
+
+#endif

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints written beside training: the same files as those for which
+training waits, and the same losses as without any."""
+import json
+import re
+
+import pytest
+
+import run
+
+HOMES = [(0, "none", "none"), (1, "cpu", "none"), (2, "nvme", "none"),
+         (3, "none", "none"), (3, "cpu", "cpu"), (3, "nvme", "nvme")]
+
+
+def config(home=(0, "none", "none"), nvme=None, dtype="fp32", **more):
+    c = {"run.save": False, "run.save_interval": 2, "run.keep_last": 9,
+         "run.steps": 7, "train_batch_size": 12, "run.save_buffers": 2,
+         **run.offload(*home, nvme), **more}
+    if dtype != "fp32":
+        c[f"{dtype}.enabled"] = True
+    if dtype == "fp16":  # with a history of the scale
+        c["fp16.initial_scale_power"] = 18
+    return c
+
+
+def files(r):
+    """{name: bytes} of all checkpoints of a run."""
+    folder = r.output / "checkpoints"
+    return {str(p.relative_to(folder)): p.read_bytes()
+            for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def steps_of(r):
+    return sorted(int(p.name[5:]) for p in (r.output / "checkpoints").iterdir()
+                  if re.fullmatch(r"step-\d+", p.name))
+
+
+CASES = [("fp32", None, HOMES[0]), ("fp32", 2, HOMES[1]),
+         ("bf16", None, HOMES[5]), ("fp16", 2, HOMES[5]),
+         ("bf16", 3, HOMES[2]), ("fp32", 3, HOMES[5]), ("fp16", 2, HOMES[3]),
+         ("fp32", None, HOMES[4])]
+
+
+@pytest.mark.parametrize("dtype, ranks, home", CASES,
+                         ids=lambda x: "-".join(map(str, x))
+                         if isinstance(x, tuple) else str(x))
+def test_same_files_and_losses_as_when_training_waits(dtype, ranks, home, place,
+                                                      nvme):
+    """Chunks that no block respects, and fewer buffers than blocks."""
+    c = config(home, nvme, dtype)
+    c["zero_optimization"]["sub_group_size"] = 2048
+    c["run.inject_delay_us"] = 300
+    wait = place.good(ranks, {**c, "run.save_mode": "sync"})
+    free = place.good(ranks, {**c, "run.save_mode": "async"})
+    none = place.good(ranks, {**c, "run.save_interval": 0})
+    assert wait.bits == free.bits == none.bits and len(none.bits) == 7
+    assert wait.hash == free.hash == none.hash
+    assert steps_of(free) == steps_of(wait) == [2, 4, 6]
+    a, b = files(wait), files(free)
+    assert sorted(a) == sorted(b)
+    assert [k for k in a if a[k] != b[k]] == []
+    for s in (2, 4, 6):
+        assert f"saved step {s} in" in free.out
+
+
+def spans(r, *kinds):
+    return [t for t in run.read_lines(r.output / "tasks.jsonl")
+            if t["task"] in kinds]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(place):
+    """By the order of what the tasks did, not by their speed: the next step's
+    forward begins before the last write, and no chunk is updated before it
+    was copied."""
+    c = config(**{"run.task_log": True, "run.inject_delay_us": 2000,
+                  "run.save_interval": 3, "run.steps": 5,
+                  "run.save_buffers": 64})
+    r = place.good(None, {**c, "run.save_mode": "async"})
+    last_write = max(t["end_us"] for t in spans(r, "save"))
+    forward = min(t["begin_us"] for t in spans(r, "forward")
+                  if t["step"] == 3)
+    assert forward < last_write, str(r)
+    copies = {}
+    for t in spans(r, "snapshot"):
+        copies[t["unit"]] = max(t["end_us"], copies.get(t["unit"], 0))
+    assert len(copies) == run.MODEL["layers"] + 2
+    for t in spans(r, "adam"):
+        if t["step"] >= 3:
+            assert t["begin_us"] >= copies[t["unit"]]
+        else:
+            assert t["end_us"] <= copies[t["unit"]]
+    wait = place.good(None, {**c, "run.save_mode": "sync"})
+    assert not spans(wait, "save", "snapshot")
+
+
+@pytest.mark.single
+def test_buffers_are_planned_and_bound(place):
+    """One buffer is enough; each more is that much more staging."""
+    def staging(**more):
+        r = place.good(None, config(**more))
+        return r.memory.get(("staging", "cpu"), (0, 0))[1], files(r)
+    none, _ = staging(**{"run.save_mode": "sync"})
+    one, a = staging(**{"run.save_buffers": 1})
+    nine, b = staging(**{"run.save_buffers": 9})
+    assert none == 0 < one <= 4 * run.MIB and nine == 9 * one
+    assert a == b
+
+
+@pytest.mark.parametrize("ranks", (None, 2))
+def test_a_save_that_cannot_be_written_ends_the_run(ranks, place):
+    """On all ranks, with the one before intact."""
+    out = place.folder / "out"
+    (out / "checkpoints").mkdir(parents=True)
+    (out / "checkpoints" / "step-00000004.tmp").write_text("in the way")
+    r = place.launch(ranks, config(**{"run.steps": 60,
+                                      "run.save_mode": "async"}), output=out)
+    assert r.rc == 1 and not run.DUMPS.search(r.out + r.err), str(r)
+    assert "step-00000004.tmp" in r.err and "Not a directory" in r.err
+    assert steps_of(r) == [2] and len(r.steps) < 60
+
+
+def test_what_is_not_finite_is_not_saved(place):
+    """The last checkpoint is that of the last good step, as with waiting."""
+    c = config(**{"run.save_interval": 1, "run.steps": 40, "run.keep_last": 99,
+                  "optimizer.params.lr": 1e6, "gradient_clipping": 0,
+                  "optimizer.params.weight_decay": 1e5,
+                  "run.in_flight": 4})
+    free = place.launch(None, {**c, "run.save_mode": "async"})
+    wait = place.launch(None, {**c, "run.save_mode": "sync"})
+    for r in (free, wait):
+        assert r.rc == 1 and "is not finite" in r.err, str(r)
+        assert "is intact" in r.err
+    assert steps_of(free) == steps_of(wait) == \
+        list(range(1, steps_of(wait)[-1] + 1))
+    assert files(free) == files(wait)
+
+
+@pytest.mark.single
+def test_async_with_checksums_of_the_disk_is_refused(place, nvme):
+    c = {**config((3, "nvme", "nvme"), nvme), "run.nvme_checksum": True}
+    run.refused(place.launch(None, {**c, "run.save_mode": "async"}),
+                "run.save_mode", "nvme_checksum")
+    r = place.good(None, c)  # auto waits
+    assert steps_of(r) == [2, 4, 6]
+
+
+def test_a_signal_ends_the_save_under_way(place):
+    """Nothing half-written is left, and the step it stopped at is saved too."""
+    run_ = place.start(None, config(**{
+        "run.save": True, "run.inject_delay_us": 5000, "run.steps": 10**6}))
+    run_.until_step(3)
+    run_.signal(2)
+    r = run_.finish()
+    assert r.rc == 0, str(r)
+    assert not list((r.output / "checkpoints").glob("*.tmp"))
+    assert steps_of(r)[-1] == r.summary["steps"] and 2 in steps_of(r)
+    for p in (r.output / "checkpoints").glob("*/index.json"):
+        assert json.loads(p.read_text())["ranks"] == 1
