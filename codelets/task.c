@@ -666,6 +666,8 @@ static int start_starpu(struct iz_graph *g)
     snprintf(ncpu, sizeof(ncpu), "%d", g->config.workers + lanes(g));
     setenv("STARPU_NCPU", ncpu, 1);
     unsetenv("STARPU_NCPUS");
+    unsetenv("STARPU_RESERVE_NCPU"); /* has been counted too */
+    conf.reserve_ncpus = -1;
     starpu_profiling_set_id(g->config.rank);
     r = starpu_init(&conf);
     if (r)

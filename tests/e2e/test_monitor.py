@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/monitor on files as runs leave them: resumed, cut short, not finite; what it
+exports is read back by other means than it was written with."""
+import csv
+import io
+import json
+import math
+import os
+import pathlib
+import pty
+import re
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import time
+import xml.etree.ElementTree as xml
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MONITOR = ROOT / "tools/monitor"
+
+
+def line(step, loss, **more):
+    return json.dumps({"step": step, "time": 1000.0 + step, "loss": loss,
+                       "grad_norm": 2.0 / step, "lr": 1e-3,
+                       "tokens_per_s": 100.0 * step, "seconds": 0.5,
+                       "resident_bytes": step << 20, **more}) + "\n"
+
+
+END = (json.dumps({"summary": {"reason": "finished", "steps": 30}}) + "\n" +
+       json.dumps({"limit": {"by": "disk", "text": "the disk: it is slow"}}) +
+       "\n")
+
+
+def write_run(folder, text):
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text(text)
+    return folder
+
+
+def monitor(*args, rc=0, **env):
+    r = subprocess.run([sys.executable, MONITOR, *map(str, args)], text=True,
+                       capture_output=True, timeout=60,
+                       env={**os.environ, **env})
+    assert r.returncode == rc, r.stdout + r.stderr
+    assert "Traceback" not in r.stderr, r.stderr
+    return r
+
+
+def rows(run, *more):
+    return list(csv.DictReader(io.StringIO(
+        monitor(run, *more, "--csv", "-").stdout)))
+
+
+@pytest.fixture
+def resumed(tmp_path):
+    """30 steps, then again from a checkpoint of step 20, to 25: cut in a line.
+    Step 22 is not finite."""
+    text = "".join(line(s, 5.0) for s in range(1, 31)) + END
+    text += "".join(line(s, "nan" if s == 22 else 3.0) for s in range(21, 26))
+    text += '{"step": 25, "validation_loss": 2.5}\nno json\n{"step": 26, "lo'
+    return write_run(tmp_path / "a", text)
+
+
+def test_what_a_resumed_run_repeats_counts_once(resumed):
+    got = rows(resumed)
+    assert [int(r["step"]) for r in got] == list(range(1, 26))
+    assert [float(r["loss"]) for r in got[:20]] == [5.0] * 20
+    assert [r["loss"] for r in got[20:]] == ["3.0", "nan", "3.0", "3.0", "3.0"]
+    assert got[24]["validation_loss"] == "2.5"
+    assert all(r["run"] == "a" for r in got)
+    shown = monitor(resumed).stdout
+    assert "step 25" in shown and "resumed at step 21" in shown
+    assert "1 lines not understood" in shown and "not finite: step 22" in shown
+
+
+def test_missing_fields_and_files(tmp_path):
+    run = write_run(tmp_path / "b", '{"step": 1, "loss": 2}\n{"step": 2}\n[1]\n'
+                    '{"step": 3, "loss": null, "lr": true}\n')
+    assert [(r["step"], r["loss"]) for r in rows(run)] == [("1", "2.0")]
+    empty = write_run(tmp_path / "c", "")
+    assert "no step yet" in monitor(empty).stdout
+    r = monitor(tmp_path / "none", rc=1)
+    assert "none" in r.stderr and "No such file" in r.stderr
+    assert "no series pace" in monitor(run, "--only", "pace", rc=2).stderr
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    for x in "12":
+        (tmp_path / x).mkdir()
+        write_run(tmp_path / x / "out", line(1, float(x)))
+    got = rows(tmp_path / "1/out", tmp_path / "2/out")
+    assert len({r["run"] for r in got}) == 2
+
+
+# ---- TensorBoard ----
+
+def crc32c(data):
+    """Bit by bit, as the polynomial says."""
+    crc = 0xffffffff
+    for byte in data:
+        for bit in range(8):
+            feedback = (crc ^ byte >> bit) & 1
+            crc = crc >> 1 ^ (0x82f63b78 if feedback else 0)
+    return crc ^ 0xffffffff
+
+
+def masked(data):
+    c = crc32c(data)
+    return (((c >> 15) | (c << 17)) + 0xa282ead8) % (1 << 32)
+
+
+def records(data):
+    at = 0
+    while at < len(data):
+        head = data[at:at + 8]
+        size, crc = struct.unpack("<QI", data[at:at + 12])
+        body = data[at + 12:at + 12 + size]
+        assert crc == masked(head)
+        assert struct.unpack("<I", data[at + 12 + size:at + 16 + size])[0] == \
+            masked(body)
+        yield body
+        at += 16 + size
+
+
+def fields(message):
+    """(number, value) of a message in protobuf's wire format."""
+    at = 0
+
+    def varint():
+        nonlocal at
+        n = shift = 0
+        while True:
+            b = message[at]
+            at += 1
+            n |= (b & 127) << shift
+            shift += 7
+            if b < 128:
+                return n
+    while at < len(message):
+        key = varint()
+        kind = key & 7
+        if kind == 0:
+            yield key >> 3, varint()
+        else:
+            size = {1: 8, 5: 4}.get(kind) or varint()
+            yield key >> 3, message[at:at + size]
+            at += size
+
+
+def test_the_checksum_is_the_published_one():
+    assert crc32c(b"123456789") == 0xe3069283
+
+
+def test_tensorboard_has_every_value(resumed, tmp_path):
+    monitor(resumed, "--tensorboard", tmp_path / "tb")
+    files = list((tmp_path / "tb/a").iterdir())
+    assert len(files) == 1 and "tfevents" in files[0].name
+    got, versions, times = {}, [], {}
+    for body in records(files[0].read_bytes()):
+        message = dict(fields(body))
+        if 3 in message:
+            versions.append(message[3])
+            continue
+        step = message[2]
+        times[step] = struct.unpack("<d", message[1])[0]
+        for _, value in fields(message[5]):
+            value = dict(fields(value))
+            got[value[1].decode(), step] = struct.unpack("<f", value[2])[0]
+    assert versions == [b"brain.Event:2"]
+    assert {s for t, s in got if t == "train/loss"} == set(range(1, 26))
+    assert got["train/loss", 7] == 5 and got["train/loss", 21] == 3
+    assert math.isnan(got["train/loss", 22])
+    assert got["validation/loss", 25] == 2.5
+    assert got["speed/tokens_per_s", 9] == 900
+    assert times[9] == 1009
+    before = files[0].read_bytes()
+    monitor(resumed, "--tensorboard", tmp_path / "tb")  # replaces
+    assert [f.read_bytes() for f in (tmp_path / "tb/a").iterdir()] == [before]
+    write_run(resumed, line(1, 2.0, time=5000.0))
+    r = monitor(resumed, "--tensorboard", tmp_path / "tb", rc=1)
+    assert "would mix" in r.stderr
+
+
+# ---- pictures ----
+
+def test_the_page_needs_nothing_else(resumed, tmp_path):
+    other = write_run(tmp_path / "<b>", "".join(line(s, 4.0)
+                                                for s in range(1, 9)) + END)
+    monitor(resumed, other, "--html", tmp_path / "p.html")
+    page = (tmp_path / "p.html").read_text()
+    assert not re.search(r"https?:|<link|<img|src=|@import", page)
+    assert "prefers-color-scheme: dark" in page
+    assert "&lt;b&gt;" in page and "<b>:" not in page
+    assert "limited by the disk" in page
+    drawings = [xml.fromstring(s) for s in
+                re.findall(r"<svg.*?</svg>", page, re.S)]
+    assert [d.get("aria-label").split(",")[0].split(" over")[0]
+            for d in drawings] == ["loss", "gradient norm", "learning rate",
+                                   "tokens/s", "resident memory"]
+    for d in drawings:
+        lines = [p.get("d") for g in d.findall("g") for p in g.findall("path")]
+        assert len(lines) == 2, "a line per run"
+    # the step that is not finite is a gap
+    assert drawings[0].find("g").find("path").get("d").count("M") == 2
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert [len(r["points"]) for r in data[0]["runs"]] == [25, 8]
+    assert data[0]["runs"][0]["points"][21] == [22, None]
+
+
+def matplotlib_here():
+    return subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"],
+                          capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not matplotlib_here(), reason="no matplotlib")
+def test_png_and_svg(resumed, tmp_path):
+    monitor(resumed, "--png", tmp_path / "p.png", "--svg", tmp_path / "p.svg",
+            "--smooth", "5")
+    png = (tmp_path / "p.png").read_bytes()
+    assert png[:8] == b"\x89PNG\r\n\x1a\n" and len(png) > 20000
+    width, height = struct.unpack(">II", png[16:24])
+    assert width > 1000 and height > 800
+    assert xml.parse(tmp_path / "p.svg").getroot().tag.endswith("svg")
+
+
+def test_says_what_pictures_need(resumed, tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError\n")
+    r = monitor(resumed, "--png", tmp_path / "p.png", rc=1,
+                PYTHONPATH=str(tmp_path))
+    assert "apt-get install python3-matplotlib" in r.stderr
+    assert not (tmp_path / "p.png").exists()
+
+
+# ---- the terminal ----
+
+def test_letters_where_there_are_no_dots(resumed, tmp_path):
+    other = write_run(tmp_path / "b", "".join(line(s, 4.0)
+                                              for s in range(1, 9)))
+    out = monitor(resumed, other, PYTHONIOENCODING="ascii").stdout
+    assert out.isascii() and "a a: step 25" in out and "b b: step 8" in out
+    plot = [x for x in out.splitlines() if "|" in x]
+    assert any("a" in x for x in plot) and any("b" in x for x in plot)
+    assert max(map(len, out.splitlines())) <= 110
+
+
+class Terminal:
+    """The tool on a terminal of 100 x 40."""
+
+    def __init__(self, *args):
+        self.master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (40, 100))
+        self.text = ""
+        self.process = subprocess.Popen(
+            [sys.executable, MONITOR, *map(str, args), "--interval", "0.05"],
+            stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
+            # the terminal is the one that Ctrl-C comes from
+            preexec_fn=lambda: __import__("fcntl").ioctl(0, termios.TIOCSCTTY,
+                                                         0))
+        os.close(slave)
+
+    def until(self, what, within_s=30):
+        end = time.monotonic() + within_s
+        while what not in self.text:
+            assert time.monotonic() < end, f"no {what!r} in\n{self.text}"
+            self.take(0.1)
+
+    def take(self, wait_s):
+        if select.select([self.master], [], [], wait_s)[0]:
+            try:
+                self.text += os.read(self.master, 65536).decode()
+            except OSError:  # nobody has it open any more
+                time.sleep(0.01)
+
+    def end(self):
+        end = time.monotonic() + 30
+        while self.process.poll() is None:
+            assert time.monotonic() < end, "it goes on"
+            self.take(0.1)
+        self.take(0.1)
+        os.close(self.master)
+        return self.process.returncode
+
+
+def test_follows_a_file_until_the_run_ends(tmp_path):
+    run = write_run(tmp_path / "a", "".join(line(s, 4.0) for s in range(1, 6)))
+    t = Terminal(run)
+    t.until("step 5")
+    with open(run / "metrics.jsonl", "a") as f:
+        f.write(line(6, 3.75)[:20])
+        f.flush()
+        t.take(0.3)
+        f.write(line(6, 3.75)[20:])
+        f.flush()
+        t.until("step 6")
+        assert "not understood" not in t.text
+        f.write(END)
+    t.until("limited by the disk")
+    assert t.end() == 0
+    assert "\x1b[38;5;" in t.text and "\u28ff"[0] > "\u2800"
+    assert re.search("[\u2801-\u28ff]", t.text), "dots"
+
+
+def test_ctrl_c_ends_it(tmp_path):
+    t = Terminal(write_run(tmp_path / "a", line(1, 4.0)))
+    t.until("step 1")
+    os.write(t.master, b"\x03")
+    assert t.end() == 0
+    assert "Traceback" not in t.text
+
+
+def test_a_run_as_it_is(place):
+    """What a program writes, is understood."""
+    r = place.good(None, {"run.steps": 4, "run.eval_batches": 1})
+    got = rows(r.output)
+    assert [float(x["loss"]) for x in got] == r.losses
+    assert all(float(x["resident_bytes"]) > 1 << 20 for x in got)
+    assert got[3]["validation_loss"] and float(got[3]["time"]) > 1e9
+    shown = monitor(r.output).stdout
+    assert "step 4 of 4" in shown and "finished" in shown
+    assert "limited by" in shown
+    shutil.copy(r.output / "metrics.jsonl", place.folder / "copy.jsonl")
+    assert rows(place.folder / "copy.jsonl")[0]["run"] == "copy"

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says at its end: shares that add up, bytes that were moved, one
+sentence about the limit; and the user's STARPU_ variables in its header."""
+import pytest
+
+from run import DUMPS, offload, refused
+
+SMALL = {"run.steps": 6, "run.eval_batches": 1}
+
+
+def check(r):
+    """What holds for every summary."""
+    limit = r.last("limit")
+    assert abs(sum(limit["share"].values()) - 1) < 1e-3, limit
+    assert all(0 <= s <= 1.0001 for s in limit["share"].values()), limit
+    assert limit["window_s"] > 0
+    kinds = r.last("tasks")
+    assert sum(k["count"] for k in kinds.values()) == r.summary["tasks"]
+    for idle in r.last("workers").values():
+        assert all(-0.01 <= x <= 100.01 for x in idle)
+    # "limited by: " and the sentence, folded, is there once
+    words = " ".join(r.out.split())
+    assert words.count("limited by: " + limit["text"]) == 1, str(r)
+    end = r.out[r.out.index("finished after"):]
+    assert max(map(len, end.splitlines())) <= 96, end
+    return limit
+
+
+@pytest.mark.single
+def test_one_rank_alone(place):
+    r = place.good(None, SMALL)
+    check(r)
+    assert r.last("links") == {}
+    assert set(r.last("workers")) == {"compute"}
+    assert len(r.last("workers")["compute"]) == 2
+
+
+def test_two_ranks_and_a_disk(place, nvme):
+    r = place.good(2, {**SMALL, **offload(3, "nvme", "cpu", nvme)})
+    check(r)
+    links = r.last("links")
+    assert set(links) == {"network", "disk"}
+    # The collectives count for themselves; scalars of steps come on top.
+    sent = r.summary["sent_bytes"]
+    assert 0 <= sent - links["network"]["bytes"] < 0.05 * sent
+    # Each step loads and stores the states, in whole chunks.
+    states = r.memory["optimizer", "nvme"][1]
+    assert links["disk"]["bytes"] == 2 * 6 * states
+    assert links["disk"]["seconds"] > 0
+    assert set(r.last("workers")) == {"compute", "network", "disk"}
+
+
+def test_one_step_is_not_enough_to_tell(place):
+    r = place.good(None, {"run.steps": 1})
+    assert r.last("limit")["by"] == "unknown"
+    assert "limited by: not known" in r.out
+
+
+def test_slow_tasks_without_a_second_chain_lack_tasks(place):
+    """One slice, delays that make each task long: the other worker idles."""
+    r = place.good(None, {**SMALL, "run.inject_delay_us": 1,
+                          "model.width": 192, "model.heads": 3,
+                          "model.seq": 64})
+    limit = check(r)
+    assert limit["share"]["no task"] > 0.25, limit
+
+
+# ---- the environment ----
+
+def test_the_header_shows_the_users_variables(place):
+    env = {"STARPU_SCHED": "lws", "STARPU_PREFETCH": "0", "STARPU_NCPU": "1"}
+    r = place.good(None, {"run.steps": 2, "run.scheduler": "eager",
+                          "run.workers": 2}, env=env)
+    head = r.out[:r.out.index("step 1/")]
+    for name, value in env.items():
+        assert f"environment: {name}={value}" in head
+    assert "STARPU_PREFETCH=0 (no effect" in head
+    assert "scheduler lws" in head and "with 1 worker " in head
+    assert len(r.last("workers")["compute"]) == 1
+
+
+def test_what_izar_sets_itself_is_not_shown(place):
+    r = place.good(None, {"run.steps": 1})
+    assert "STARPU_WORKERS_NOBIND" not in r.out
+    assert "environment: STARPU_NCPU" not in r.out
+
+
+def test_cores_can_be_kept_free(place):
+    """The same as one worker less."""
+    import os
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2:
+        pytest.skip("one core")
+    r = place.good(None, {"run.steps": 1, "run.workers": 0},
+                   env={"STARPU_RESERVE_NCPU": "1"})
+    assert len(r.last("workers")["compute"]) == cores - 1
+    r = place.launch(None, {"run.steps": 1, "run.workers": 0},
+                     env={"STARPU_RESERVE_NCPU": "999"})
+    refused(r, "STARPU_RESERVE_NCPU", "leaves no worker")
+
+
+@pytest.mark.parametrize("sets,env,words", (
+    ({}, {"STARPU_NCPU": "0"}, ("STARPU_NCPU", "leaves no worker")),
+    ({}, {"STARPU_NCUDA": "2"}, ("STARPU_NCUDA", "one GPU")),
+    ({"run.device": "cpu"}, {"STARPU_NCUDA": "1"},
+     ("STARPU_NCUDA", "contradicts run.device")),
+    ({}, {"STARPU_SCHED": "none"}, ("STARPU_SCHED", "no scheduler 'none'")),
+))
+def test_what_cannot_be_honoured_is_refused(sets, env, words, place):
+    refused(place.launch(None, {"run.steps": 1, **sets}, env=env), *words)
+
+
+def test_no_gpu_on_request(place):
+    r = place.good(None, {"run.steps": 1}, env={"STARPU_NCUDA": "0"})
+    assert "on the CPU: STARPU_NCUDA is 0" in r.out
+    assert not DUMPS.search(r.out + r.err)
