@@ -387,7 +387,8 @@ def test_a_large_trace_fits_into_memory(folder, tmp_path):
 @pytest.mark.skipif(os.environ.get("IZ_TEST_SIMGRID") != "1",
                     reason="needs tools/setup --simgrid")
 def test_the_simulation_gives_the_same_trace_again(rank, says, tmp_path):
-    assert sample.trace(tmp_path) == says
+    again = sample.trace(tmp_path)
+    assert {k: again[k] for k in says} == says
     again = run.read_all(tmp_path / "raw")[0]
     for column in ("begin", "end", "kind", "worker", "place", "unit", "turn",
                    "step", "bytes", "flops", "deps"):
