@@ -232,7 +232,7 @@ function drawRow(p, rank, row, y, h) {
         g.globalAlpha = dimmed(rank, i) ? 0.12 : 1;
         g.fillStyle = shown(D.kinds[rank.k[i]].color);
         g.fillRect(x, y, w, h);
-        if (w > 3) {
+        if (w > 6) {
             g.strokeStyle = css("--paper");
             g.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
         }
