@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Recommendation: embedding tables, which are nearly all of the model, and two
+ * small MLPs.  n = samples, E = tables, D = dim.  All tables are one long one
+ * of E * rows rows, cut into units of equal size whatever the sizes of tables;
+ * each unit fills in the vectors that it has and hands on the others. */
+#include "models/dlrm.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "codelets/ops.h"
+#include "models/parts.h"
+#include "runtime/run.h"
+
+/* Larger widths are typing errors. */
+#define MOST (1 << 20)
+#define ROWS_MOST (1 << 30)
+
+/* The first unit has nothing to hand on, the last may have fewer rows. */
+enum kind { KIND_FIRST, KIND_MIDDLE, KIND_LAST, KIND_HEAD };
+
+static int64_t all_rows(const struct iz_dlrm_config *c)
+{
+    return (int64_t)c->tables * c->rows;
+}
+
+static int64_t units(const struct iz_dlrm_config *c)
+{
+    return (all_rows(c) + c->unit_rows - 1) / c->unit_rows;
+}
+
+/* Columns that the top MLP reads: the bottom's vector, products of pairs. */
+static int64_t pairs(const struct iz_dlrm_config *c)
+{
+    return c->dim + (int64_t)c->tables * (c->tables + 1) / 2;
+}
+
+/* ---- samples ---- */
+
+/* The input of n samples: int32 [n E], rows of the long table; then fp32 [n,
+ * dense]. */
+static float *numbers(const void *input, const struct iz_dlrm_config *c,
+                      int64_t samples)
+{
+    return input ? (float *)((int32_t *)(uintptr_t)input + samples * c->tables)
+                 : NULL;
+}
+
+static int32_t word(const void *record, int64_t i)
+{
+    int32_t v;
+
+    memcpy(&v, (const char *)record + 4 * i, sizeof v);
+    return v;
+}
+
+static const char *check_record(const void *self, const void *record)
+{
+    int32_t label = word(record, 0);
+
+    (void)self;
+    return label == 0 || label == 1 ? NULL : "its label is neither 0 nor 1";
+}
+
+static void unpack(const void *self, const void *record, int64_t i, int64_t n,
+                   void *input, void *target)
+{
+    const struct iz_dlrm_config *c = self;
+    int32_t *row = (int32_t *)input + i * c->tables;
+    float *x = numbers(input, c, n) + i * c->dense;
+
+    ((int32_t *)target)[i] = word(record, 0);
+    for (int k = 0; k < c->dense; k++) {
+        int32_t v = word(record, 1 + k);
+
+        x[k] = log1pf(v > 0 ? (float)v : 0);
+    }
+    for (int k = 0; k < c->tables; k++) {
+        uint32_t v = (uint32_t)word(record, 1 + c->dense + k);
+
+        row[k] = (int32_t)(k * (int64_t)c->rows + v % (uint32_t)c->rows);
+    }
+}
+
+/* ---- tables ---- */
+
+/* A boundary: the vectors [n E,D]. */
+static struct iz_view vectors(struct iz_view v, const struct iz_layer *a)
+{
+    return tokens(v, ((const struct iz_dlrm_config *)a->self)->dim);
+}
+
+static struct iz_table table(const struct iz_layer *a)
+{
+    const struct iz_dlrm_config *c = a->self;
+    struct iz_table t = {.w = a->w[0],
+                         .row = a->input,
+                         .first = (int64_t)a->unit * c->unit_rows};
+
+    if (a->dw)
+        t.dw = a->dw[0];
+    return t;
+}
+
+static void first_forward(struct iz_exec *x, const struct iz_layer *a)
+{
+    struct iz_table t = table(a);
+
+    iz_table_fwd(x, vectors(a->y, a), IZ_NONE, &t);
+}
+
+static void first_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    struct iz_table t = table(a);
+
+    iz_table_bwd(x, vectors(a->dy, a), &t);
+}
+
+static void table_forward(struct iz_exec *x, const struct iz_layer *a)
+{
+    struct iz_table t = table(a);
+
+    iz_table_fwd(x, vectors(a->y, a), vectors(a->x, a), &t);
+}
+
+/* What earlier units filled in has its gradient here too; what is from this
+ * one they do not look at. */
+static void table_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    struct iz_table t = table(a);
+
+    iz_table_bwd(x, vectors(a->dy, a), &t);
+    iz_convert(x, a->dx, a->dy);
+}
+
+/* ---- the MLPs ---- */
+
+/* u: before GELU, g: behind it; of each layer [n,width]. */
+struct mlp {
+    int first, layers; /* first parameter of the unit, hidden layers */
+    struct iz_view in, u[IZ_DLRM_LAYERS], g[IZ_DLRM_LAYERS];
+};
+
+static struct iz_view mlp_input(const struct mlp *m, int layer)
+{
+    return layer ? m->g[layer - 1] : m->in;
+}
+
+/* The output of the last hidden layer. */
+static struct iz_view mlp_forward(struct iz_exec *x, const struct iz_layer *a,
+                                  struct mlp *m)
+{
+    for (int i = 0; i < m->layers; i++) {
+        struct iz_linear l = affine(a, m->first + 2 * i);
+
+        m->u[i] = iz_work(x, x->act, m->in.rows, l.w.cols);
+        m->g[i] = iz_work(x, x->act, m->in.rows, l.w.cols);
+        iz_matmul_fwd(x, m->u[i], IZ_NONE, mlp_input(m, i), &l);
+        iz_gelu_fwd(x, m->g[i], m->u[i]);
+    }
+    return m->g[m->layers - 1];
+}
+
+/* From dy, the gradient of the output, which is lost; that of the input goes
+ * into dx unless dx is absent. */
+static void mlp_backward(struct iz_exec *x, const struct iz_layer *a,
+                         const struct mlp *m, struct iz_view dx,
+                         struct iz_view dy)
+{
+    for (int i = m->layers - 1; i >= 0; i--) {
+        struct iz_linear l = affine(a, m->first + 2 * i);
+        struct iz_view to = dx;
+
+        if (i)
+            to = iz_work(x, x->act, dy.rows, m->u[i - 1].cols);
+        iz_gelu_bwd(x, dy, m->g[i], dy, m->u[i]);
+        iz_matmul_dw(x, dy, mlp_input(m, i), &l);
+        if (to.rows)
+            iz_matmul_da(x, to, dy, &l);
+        dy = to;
+    }
+}
+
+/* ---- the head ---- */
+
+/* z is the bottom's vector [n,D], y the products; h is classified. */
+struct head {
+    struct mlp bottom, top;
+    struct iz_view z, y, h;
+    int last, matrix; /* parameters: of the bottom's last layer, the answers */
+};
+
+static struct iz_view dense_rows(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_dlrm_config *c = a->self;
+    struct iz_view in = {.p = numbers(a->input, c, a->samples),
+                         .dtype = IZ_F32,
+                         .rows = a->samples,
+                         .cols = c->dense};
+    struct iz_view out = iz_work(x, x->act, in.rows, in.cols);
+
+    iz_convert(x, out, in);
+    return out;
+}
+
+static struct head head_forward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_dlrm_config *c = a->self;
+    struct head h = {.bottom = {.layers = c->bottom_layers},
+                     .last = 2 * c->bottom_layers};
+    struct iz_linear l;
+
+    h.top.first = h.last + 2;
+    h.top.layers = c->top_layers;
+    h.matrix = h.top.first + 2 * c->top_layers;
+    l = affine(a, h.last);
+    h.bottom.in = dense_rows(x, a);
+    h.z = iz_work(x, x->act, a->samples, c->dim);
+    iz_matmul_fwd(x, h.z, IZ_NONE, mlp_forward(x, a, &h.bottom), &l);
+    h.y = iz_work(x, x->act, a->samples, pairs(c));
+    iz_interact_fwd(x, h.y, h.z, vectors(a->x, a));
+    h.top.in = h.y;
+    h.h = mlp_forward(x, a, &h.top);
+    return h;
+}
+
+static struct iz_classifier classifier(const struct iz_layer *a,
+                                       const struct head *h)
+{
+    return (struct iz_classifier){
+        .a = h->h, .w = a->w[h->matrix], .target = a->target, .loss = a->loss};
+}
+
+static void head_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    int64_t mark = iz_work_mark(x);
+    struct head h = head_forward(x, a);
+    struct iz_classifier k = classifier(a, &h);
+    struct iz_linear l = affine(a, h.last);
+    struct iz_view hidden = h.bottom.g[h.bottom.layers - 1];
+    struct iz_view dh = iz_work(x, x->act, h.h.rows, h.h.cols);
+    struct iz_view dy = iz_work(x, x->act, h.y.rows, h.y.cols);
+    struct iz_view dz = iz_work(x, x->act, h.z.rows, h.z.cols);
+    struct iz_view dg = iz_work(x, x->act, hidden.rows, hidden.cols);
+
+    k.da = dh;
+    k.dw = a->dw[h.matrix];
+    k.loss_scale = a->loss_scale;
+    iz_classifier_bwd(x, &k);
+    mlp_backward(x, a, &h.top, dy, dh);
+    iz_interact_bwd(x, dz, vectors(a->dx, a), dy, h.z, vectors(a->x, a));
+    iz_matmul_dw(x, dz, hidden, &l);
+    iz_matmul_da(x, dg, dz, &l);
+    mlp_backward(x, a, &h.bottom, IZ_NONE, dg);
+    iz_work_release(x, mark);
+}
+
+static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
+{
+    int64_t mark = iz_work_mark(x);
+    struct head h = head_forward(x, a);
+    struct iz_classifier k = classifier(a, &h);
+
+    iz_classifier_fwd(x, &k);
+    iz_work_release(x, mark);
+}
+
+/* ---- units ---- */
+
+static int table_open(struct iz_unit *u, const struct iz_dlrm_config *c, int i)
+{
+    int64_t first = (int64_t)i * c->unit_rows, left = all_rows(c) - first;
+    struct iz_param rows =
+        weight("rows", left < c->unit_rows ? left : c->unit_rows, c->dim,
+               1 / sqrtf((float)c->dim));
+    char prefix[32];
+
+    snprintf(u->name, sizeof u->name, "tables.%d", i);
+    snprintf(prefix, sizeof prefix, "tables.%d.", i);
+    u->kind = i == 0 ? KIND_FIRST : i + 1 < units(c) ? KIND_MIDDLE : KIND_LAST;
+    u->out_elems = (int64_t)c->tables * c->dim;
+    u->forward = i ? table_forward : first_forward;
+    u->backward = i ? table_backward : first_backward;
+    u->reads_input = true;
+    return iz_unit_params(u, &rows, 1, prefix);
+}
+
+/* Appends a layer [in,out] with a bias and returns the next place. */
+static int add_layer(struct iz_param *list, int n, const char *mlp, int layer,
+                     int64_t in, int64_t out)
+{
+    char name[64];
+
+    snprintf(name, sizeof name, "%s.%d.weight", mlp, layer);
+    list[n] = weight(name, in, out, sqrtf(2 / (float)(in + out)));
+    snprintf(name, sizeof name, "%s.%d.bias", mlp, layer);
+    list[n + 1] = vector(name, out, IZ_INIT_ZERO);
+    return n + 2;
+}
+
+static int head_open(struct iz_unit *u, const struct iz_dlrm_config *c)
+{
+    struct iz_param list[4 * IZ_DLRM_LAYERS + 3];
+    int64_t in = c->dense;
+    int n = 0;
+
+    for (int i = 0; i < c->bottom_layers; i++, in = c->bottom_width)
+        n = add_layer(list, n, "bottom", i, in, c->bottom_width);
+    n = add_layer(list, n, "bottom", c->bottom_layers, in, c->dim);
+    in = pairs(c);
+    for (int i = 0; i < c->top_layers; i++, in = c->top_width)
+        n = add_layer(list, n, "top", i, in, c->top_width);
+    list[n++] = weight("answers.weight", 2, in, sqrtf(2 / (float)(in + 2)));
+    snprintf(u->name, sizeof u->name, "head");
+    u->kind = KIND_HEAD;
+    u->backward = head_backward;
+    u->evaluate = head_evaluate;
+    return iz_unit_params(u, list, n, "");
+}
+
+static int check(const struct iz_dlrm_config *c)
+{
+    const struct {
+        const char *name;
+        int value, most;
+    } field[] = {{"dense", c->dense, MOST},
+                 {"tables", c->tables, 1024},
+                 {"rows", c->rows, ROWS_MOST},
+                 {"dim", c->dim, MOST},
+                 {"unit_rows", c->unit_rows, ROWS_MOST},
+                 {"bottom_layers", c->bottom_layers, IZ_DLRM_LAYERS},
+                 {"bottom_width", c->bottom_width, MOST},
+                 {"top_layers", c->top_layers, IZ_DLRM_LAYERS},
+                 {"top_width", c->top_width, MOST}};
+
+    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
+        if (field[i].value < 1 || field[i].value > field[i].most) {
+            fprintf(stderr, "dlrm: %s = %d: must be in 1..%d\n", field[i].name,
+                    field[i].value, field[i].most);
+            return -EINVAL;
+        }
+    if (all_rows(c) > INT32_MAX) {
+        fprintf(stderr, "dlrm: tables * rows = %lld: must be below 2^31\n",
+                (long long)all_rows(c));
+        return -EINVAL;
+    }
+    if (units(c) > MOST) {
+        fprintf(stderr,
+                "dlrm: unit_rows = %d cuts the tables into %lld units; "
+                "%d are the most\n",
+                c->unit_rows, (long long)units(c), MOST);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+static int open_units(struct iz_model *m, const struct iz_dlrm_config *c)
+{
+    int n = (int)units(c), rc = 0;
+
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = table_open(&m->unit[i], c, i);
+    return rc ? rc : head_open(&m->unit[n], c);
+}
+
+int iz_dlrm_open(struct iz_model **out, const struct iz_dlrm_config *c)
+{
+    int rc = check(c);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    rc = iz_model_open(out, "dlrm", (int)units(c) + 1, sizeof *c);
+    if (rc)
+        goto fail;
+    *(struct iz_dlrm_config *)(*out)->self = *c;
+    (*out)->input_bytes = 4 * ((int64_t)c->tables + c->dense);
+    (*out)->target_bytes = 4;
+    (*out)->item = "sample";
+    (*out)->table_rows = all_rows(c);
+    (*out)->table_reads = c->tables;
+    (*out)->record = (struct iz_record){
+        .bytes = 4 * (1 + (int64_t)c->dense + c->tables),
+        .check = check_record,
+        .unpack = unpack,
+    };
+    rc = open_units(*out, c);
+    if (rc)
+        goto fail;
+    return 0;
+fail:
+    fprintf(stderr, "dlrm: no memory for a model of %lld units\n",
+            (long long)units(c) + 1);
+    iz_model_close(out);
+    return rc;
+}
+
+/* ---- the program ---- */
+
+static struct iz_dlrm_config config;
+
+#define FIELD(f, most)                                                         \
+    IZ_KEY_INT, offsetof(struct iz_dlrm_config, f), sizeof(int), 1, most, NULL
+
+static const struct iz_key keys[] = {
+    {"dense", FIELD(dense, MOST), "13", "Numbers of a sample."},
+    {"tables", FIELD(tables, 1024), "26", "Categories of a sample."},
+    {"rows", FIELD(rows, ROWS_MOST), "1000000",
+     "Rows of each table; a category is taken modulo this."},
+    {"dim", FIELD(dim, MOST), "64", "Numbers of a row."},
+    {"unit_rows", FIELD(unit_rows, ROWS_MOST), "1000000",
+     "Rows of all tables that are gathered and updated as one unit."},
+    {"bottom_layers", FIELD(bottom_layers, IZ_DLRM_LAYERS), "2",
+     "Hidden layers of the MLP over the numbers."},
+    {"bottom_width", FIELD(bottom_width, MOST), "512", "Of these layers."},
+    {"top_layers", FIELD(top_layers, IZ_DLRM_LAYERS), "3",
+     "Hidden layers of the MLP over the products."},
+    {"top_width", FIELD(top_width, MOST), "512", "Of these layers."},
+    {0},
+};
+
+static const struct iz_preset presets[] = {
+    {"tiny",
+     "{\"dense\": 3, \"tables\": 4, \"rows\": 50, \"dim\": 4, "
+     "\"unit_rows\": 64, \"bottom_layers\": 1, \"bottom_width\": 8, "
+     "\"top_layers\": 1, \"top_width\": 8}",
+     "for tests"},
+    {"criteo-1m", "{\"rows\": 1000000, \"dim\": 64, \"unit_rows\": 1000000}",
+     "1.7B parameters over Criteo's fields"},
+    {"criteo-40m", "{\"rows\": 40000000, \"dim\": 128, \"unit_rows\": 2000000}",
+     "133B parameters over Criteo's fields"},
+    {0},
+};
+
+static int open_program(struct iz_model **out, const void *target)
+{
+    return iz_dlrm_open(out, target);
+}
+
+const struct iz_program iz_program = {
+    .name = "dlrm",
+    .about = "trains recommendation models with large embedding tables",
+    .section = {.keys = keys, .target = &config, .presets = presets},
+    .open = open_program,
+};
