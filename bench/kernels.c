@@ -21,6 +21,7 @@
 #include "codelets/dtype.h"
 #include "codelets/flat.h"
 #include "codelets/half.h"
+#include "codelets/moment.h"
 #include "codelets/simd.h"
 
 /* PIECE elements of all streams are beyond a core's own cache, N beyond any
@@ -215,6 +216,35 @@ static void run_adam_f16(const struct buffers *b)
                   IZ_F16);
 }
 
+/* As the optimizer's task does it. */
+static void adam_narrow(const struct buffers *b, enum iz_moment_type type)
+{
+    enum { TILE = 256 };
+    const struct iz_adam_consts c = iz_adam_consts_of(&options);
+    struct iz_moments m = {b->m, type, IZ_MOMENT_M, PIECE};
+    struct iz_moments v = {b->v, type, IZ_MOMENT_V, PIECE};
+    float m_tile[TILE], v_tile[TILE];
+
+    for (int64_t i = 0; i < PIECE; i += TILE) {
+        iz_moment_load(m_tile, &m, i, TILE);
+        iz_moment_load(v_tile, &v, i, TILE);
+        iz_adam_piece(&c, TILE, b->p + i, m_tile, v_tile, b->g + i, IZ_F32,
+                      NULL, IZ_F32);
+        iz_moment_store(&m, i, m_tile, TILE, 1, i);
+        iz_moment_store(&v, i, v_tile, TILE, 1, i);
+    }
+}
+
+static void run_adam_m16(const struct buffers *b)
+{
+    adam_narrow(b, IZ_MOMENT_BF16);
+}
+
+static void run_adam_m8(const struct buffers *b)
+{
+    adam_narrow(b, IZ_MOMENT_FP8);
+}
+
 static void run_to_bf16(const struct buffers *b)
 {
     iz_cast(b->out, IZ_BF16, b->g, IZ_F32, PIECE);
@@ -278,6 +308,9 @@ static const struct kernel {
     {"adam bf16 gradient and copy", 28, IZ_BF16, limit_adam_half,
      run_adam_bf16},
     {"adam fp16 gradient and copy", 28, IZ_F16, limit_adam_half, run_adam_f16},
+    /* Of these the limit is Adam with m and v in fp32. */
+    {"m and v bf16 against adam", 20, IZ_BF16, run_adam, run_adam_m16},
+    {"m and v fp8 against adam", 16, IZ_BF16, run_adam, run_adam_m8},
     {"fp32 to bf16", 6, IZ_BF16, limit_narrow, run_to_bf16},
     {"bf16 to fp32", 6, IZ_BF16, limit_widen, run_from_bf16},
     {"fp32 to fp16", 6, IZ_F16, limit_narrow, run_to_f16},

@@ -27,13 +27,22 @@ struct iz_adam_consts iz_adam_consts_of(const struct iz_adam *a)
     };
 }
 
+void iz_adam_piece(const struct iz_adam_consts *c, int64_t n, float *p,
+                   float *m, float *v, const void *g, enum iz_dtype g_type,
+                   void *out, enum iz_dtype out_type)
+{
+    const struct iz_adam_streams s = {p, m, v, g, g_type, out, out_type};
+
+    assert(n >= 0);
+    iz_simd()->adam(c, &s, n);
+}
+
 void iz_adam_chunk(const struct iz_adam *a, int64_t n, float *p, float *m,
                    float *v, const void *g, enum iz_dtype g_type, void *out,
                    enum iz_dtype out_type)
 {
     const struct iz_adam_consts c = iz_adam_consts_of(a);
-    const struct iz_adam_streams s = {p, m, v, g, g_type, out, out_type};
 
-    assert(a->t >= 1 && n >= 0);
-    iz_simd()->adam(&c, &s, n);
+    assert(a->t >= 1);
+    iz_adam_piece(&c, n, p, m, v, g, g_type, out, out_type);
 }

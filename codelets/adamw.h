@@ -44,6 +44,11 @@ void iz_adam_chunk(const struct iz_adam *a, int64_t n, float *p, float *m,
                    float *v, const void *g, enum iz_dtype g_type, void *out,
                    enum iz_dtype out_type);
 
+/* The same with the numbers of iz_adam_consts_of, for many short pieces. */
+void iz_adam_piece(const struct iz_adam_consts *c, int64_t n, float *p,
+                   float *m, float *v, const void *g, enum iz_dtype g_type,
+                   void *out, enum iz_dtype out_type);
+
 IZ_C_END
 
 #endif

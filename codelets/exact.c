@@ -250,13 +250,12 @@ enum {
     V_BINADES = 31
 };
 
-/* 16 random bits of element i of a block with random bits h. */
+/* 16 random bits of element i of a block with random bits h: the upper half of a
+ * product, on which all bits of its factors act. */
 static inline uint32_t random16(uint32_t h, uint32_t i)
 {
     h += i * 0x9e3779b9u;
-    h = (h ^ (h >> 16)) * 0x7feb352du;
-    h = (h ^ (h >> 15)) * 0x846ca68bu;
-    return h >> 16;
+    return ((h ^ (h >> 16)) * 0x7feb352du) >> 16;
 }
 
 static inline uint32_t block_bits(uint64_t key, int64_t first)

@@ -51,46 +51,75 @@ static void update_segments(struct iz_exec *x, const struct adam_arg *a,
     }
 }
 
-/* Elements whose m and v are fp32 at a time, in the first-level cache. */
-enum { TILE = 1024 };
+/* Elements whose m and v are fp32 at a time: few, so that the loops over them
+ * overlap in the processor. */
+enum { TILE = 256 };
 
-/* The part of a chunk from element i on. */
-static struct adam_arrays arrays_at(const struct adam_arg *a,
-                                    const struct adam_arrays *p, int64_t i)
+/* Segment by segment through the tiles of a chunk. */
+struct narrow_update {
+    const struct adam_arg *a;
+    const struct iz_adam *step;
+    const struct adam_arrays *p;
+    const struct iz_segment *segment; /* NULL: before the first */
+    struct iz_adam_consts consts;     /* of the segment */
+    float m[TILE], v[TILE];
+};
+
+static void find_segment(struct narrow_update *u, int64_t element)
 {
-    return (struct adam_arrays){
-        .master = p->master + i,
-        .grad = p->grad + i * iz_dtype_bytes(a->grad_type),
-        .param =
-            p->param ? p->param + i * iz_dtype_bytes(a->param_type) : NULL};
+    const struct iz_segment *s = u->segment ? u->segment : u->a->segment;
+    struct iz_adam adam = *u->step;
+
+    while (s->end <= element)
+        s++;
+    if (s == u->segment)
+        return;
+    adam.lr *= s->lr_scale;
+    adam.weight_decay = s->weight_decay;
+    u->segment = s;
+    u->consts = iz_adam_consts_of(&adam);
 }
 
-/* The same update with m and v kept in fewer bytes: they are widened, updated
- * and rounded a tile at a time. */
-static void update_tiles(struct iz_exec *x, const struct adam_arg *a,
-                         const struct iz_adam *step,
-                         const struct adam_arrays *p)
+/* Elements [i, i + n) of the chunk. */
+static void update_tile(struct narrow_update *u, int64_t i, int64_t n)
+{
+    const struct adam_arg *a = u->a;
+    const struct adam_arrays *p = u->p;
+
+    for (int64_t j = 0, k; j < n; j += k) {
+        int64_t at = i + j;
+
+        find_segment(u, a->first + at);
+        k = u->segment->end - a->first - at;
+        k = k < n - j ? k : n - j;
+        iz_adam_piece(&u->consts, k, p->master + at, u->m + j, u->v + j,
+                      p->grad + at * iz_dtype_bytes(a->grad_type), a->grad_type,
+                      p->param ? p->param + at * iz_dtype_bytes(a->param_type)
+                               : NULL,
+                      a->param_type);
+    }
+}
+
+/* The same update, on the host, with m and v kept in fewer bytes: they are
+ * widened, updated and rounded a tile at a time. */
+static void update_narrow(const struct adam_arg *a, const struct iz_adam *step,
+                          const struct adam_arrays *p)
 {
     uint64_t key = iz_mix(a->key + (uint64_t)step->t * IZ_GOLDEN);
     int64_t bytes = iz_moment_bytes(a->moments, a->state_room);
     struct iz_moments m = {p->m, a->moments, IZ_MOMENT_M, a->state_room};
     struct iz_moments v = {(char *)m.p + bytes, a->moments, IZ_MOMENT_V,
                            a->state_room};
-    float m_tile[TILE], v_tile[TILE];
+    struct narrow_update u = {.a = a, .step = step, .p = p};
 
     for (int64_t i = 0; i < a->n; i += TILE) {
-        struct adam_arg part = *a;
-        struct adam_arrays tile = arrays_at(a, p, i);
+        int64_t n = a->n - i < TILE ? a->n - i : TILE;
 
-        part.n = a->n - i < TILE ? a->n - i : TILE;
-        part.first = a->first + i;
-        tile.m = m_tile;
-        tile.v = v_tile;
-        iz_moment_load(m_tile, &m, i, part.n);
-        iz_moment_load(v_tile, &v, i, part.n);
-        update_segments(x, &part, step, &tile);
-        iz_moment_store(&m, i, m_tile, part.n, key, part.first);
-        iz_moment_store(&v, i, v_tile, part.n, key, part.first);
+        iz_moment_load(u.m, &m, i, n);
+        iz_moment_load(u.v, &v, i, n);
+        update_tile(&u, i, n);
+        iz_moment_store(&m, i, u.m, n, key, a->first + i);
+        iz_moment_store(&v, i, u.v, n, key, a->first + i);
     }
 }
 
@@ -119,7 +148,7 @@ static void run_adam(struct iz_exec *x, void **buf, const void *arg)
     if (a->moments == IZ_MOMENT_F32)
         update_segments(x, a, &adam, &p);
     else
-        update_tiles(x, a, &adam, &p);
+        update_narrow(a, &adam, &p);
 }
 
 static struct adam_arg adam_arg(const struct iz_engine *e, int group,
