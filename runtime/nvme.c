@@ -22,8 +22,9 @@
 #include "codelets/die.h"
 #include "runtime/hash.h"
 
-#define RINGS 4 /* callers at a time; more of them wait for a ring */
-#define DEPTH 8 /* pieces in flight of one caller */
+#define RINGS 4  /* callers at a time; more of them wait for a ring */
+#define DEPTH 32 /* pieces in flight of one caller: a whole chunk by default   \
+                  */
 #define PIECE ((int64_t)1 << 20)
 #define PATIENCE 1000 /* completions in a row that bring nothing */
 
@@ -281,6 +282,17 @@ static bool piece_end(struct transfer *t, struct piece *p, int res)
     return true;
 }
 
+/* How many completions to sleep for.  The cores are busy with compute, so every
+ * time this thread has to be woken costs milliseconds in which the disk must
+ * have work: it sleeps until all is done, or half of what is in flight where
+ * there is more to come. */
+static unsigned sleep_for(const struct transfer *t, int in_flight)
+{
+    bool more = t->issued < t->bytes;
+
+    return (unsigned)(more ? (in_flight + 1) / 2 : in_flight);
+}
+
 static void transfer_run(struct transfer *t)
 {
     int in_flight = 0;
@@ -289,7 +301,7 @@ static void transfer_run(struct transfer *t)
         in_flight += piece_next(t, &t->piece[i]);
     while (in_flight > 0) {
         struct io_uring_cqe *cqe;
-        int err = io_uring_submit_and_wait(t->ring, 1);
+        int err = io_uring_submit_and_wait(t->ring, sleep_for(t, in_flight));
 
         if (err < 0 && err != -EINTR && err != -EAGAIN && err != -EBUSY)
             transfer_die(t, t->offset, t->bytes, strerror(-err));
