@@ -650,8 +650,9 @@ static int choose_host_comm(struct run *r)
         r->why_messages = why;
     if (wish != IZ_HOST_MEMORY || !why)
         return 0;
-    fprintf(stderr, "izar: run.host_comm: memory: %s: set auto or messages\n",
-            why);
+    if (first_rank(r))
+        fprintf(stderr,
+                "izar: run.host_comm: memory: %s: set auto or messages\n", why);
     return -ENOTSUP;
 }
 

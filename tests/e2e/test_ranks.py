@@ -2,6 +2,8 @@
 """The same global batches on another number of ranks: the same sums in another
 order, so the same numbers but for rounding."""
 import math
+import pathlib
+import subprocess
 
 import pytest
 
@@ -96,3 +98,28 @@ def test_memory_and_messages_give_the_same_bits(stage, dtype, place):
     assert memory.bits == messages.bits and memory.hash == messages.hash
     assert memory.summary["order_hash"] == messages.summary["order_hash"]
     assert memory.summary["sent_bytes"] == messages.summary["sent_bytes"] > 0
+
+
+@pytest.fixture
+def forbidden(tmp_path, monkeypatch):
+    """No rank may read the memory of another, as in some containers."""
+    forbid = pathlib.Path(run.PROGRAM).parents[1] / "tests" / "forbid"
+    if subprocess.run([forbid, "true"], check=False).returncode:
+        pytest.skip("no seccomp here")
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\nexec {forbid} {run.PROGRAM} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(run, "PROGRAM", str(program))
+    return {"STARPU_HOME": str(pathlib.Path(forbid).parents[1] / "starpu-home"),
+            "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+
+
+def test_memory_that_cannot_be_read(forbidden, place):
+    c = config("fp32")
+    r = place.launch(2, {**c, "run.host_comm": "memory"}, env=forbidden)
+    run.refused(r, "run.host_comm", "may not read the memory of rank")
+    messages = place.good(2, {**c, "run.host_comm": "messages"}, env=forbidden)
+    auto = place.good(2, c, env=forbidden)
+    assert "ranks of one host send messages: rank 0 may not read" in auto.out
+    assert "send messages" not in messages.out
+    assert auto.bits == messages.bits
