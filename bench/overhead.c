@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* usage: overhead [TASKS [ROUNDS [WORKERS]]]
+/* usage: overhead TASKS [ROUNDS | izar | StarPU]
  * What a task costs: tasks that do nothing, through our submission door and
  * through StarPU's own, alternating.  Prints a JSON object per round and door:
- * us per task to submit, and until all have run; and KiB that StarPU and we
- * hold per task that waits. */
+ * us per task to submit, and until all have run.  With the name of a door: KiB
+ * per task that waits; in a process of its own, because what is freed is not
+ * given back to the system. */
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "codelets/task.h"
@@ -116,18 +118,28 @@ static void weigh_door(struct setup *s, const struct door *d, int n)
            d->name, n, (after - before) / n);
 }
 
+static void time_doors(struct setup *s, int n, int rounds)
+{
+    for (int r = 0; r < rounds; r++)
+        for (int d = 0; d < 2; d++)
+            time_door(s, &doors[(r + d) % 2], n);
+}
+
 int main(int argc, char **argv)
 {
     int n = argc > 1 ? atoi(argv[1]) : 20000;
     int rounds = argc > 2 ? atoi(argv[2]) : 3;
-    struct iz_graph_config c = {.workers = argc > 3 ? atoi(argv[3]) : 2,
-                                .device = -1,
-                                .scheduler = "prio"};
+    struct iz_graph_config c = {
+        .workers = 2, .device = -1, .scheduler = "prio"};
     static double value[HANDLES];
     struct setup s = {0};
+    const struct door *weighed = NULL;
 
-    if (n < 1 || rounds < 1 || c.workers < 1) {
-        fprintf(stderr, "usage: overhead [TASKS [ROUNDS [WORKERS]]]\n");
+    for (int d = 0; d < 2 && argc > 2; d++)
+        if (strcmp(argv[2], doors[d].name) == 0)
+            weighed = &doors[d];
+    if (n < 1 || (rounds < 1 && !weighed)) {
+        fprintf(stderr, "usage: overhead TASKS [ROUNDS | izar | StarPU]\n");
         return 2;
     }
     if (iz_graph_open(&s.g, &c, NULL))
@@ -136,13 +148,10 @@ int main(int argc, char **argv)
     for (int i = 0; i < HANDLES; i++)
         starpu_variable_data_register(&s.h[i], STARPU_MAIN_RAM,
                                       (uintptr_t)&value[i], sizeof(value[i]));
-    /* What is freed is not given back to the system: the first door's weight
-     * would be the second's too, if the second came with fewer tasks. */
-    for (int d = 0; d < 2; d++)
-        weigh_door(&s, &doors[d], n * (d + 1));
-    for (int r = 0; r < rounds; r++)
-        for (int d = 0; d < 2; d++)
-            time_door(&s, &doors[(r + d) % 2], n);
+    if (weighed)
+        weigh_door(&s, weighed, n);
+    else
+        time_doors(&s, n, rounds);
     for (int i = 0; i < HANDLES; i++)
         starpu_data_unregister(s.h[i]);
     sem_destroy(&gate);

@@ -27,14 +27,23 @@ def run(b):
         steps = max(5, (8 if b.quick else 14) // (1 if vocab == 256 else 2) // accum)
         name = f"vocabulary {vocab}, {MICRO * accum} samples"
         bare, plain, offload, tokens = [], [], [], []
-        for _ in range(2 if b.quick else 5):
-            bare.append(gemm(b, vocab, accum))
-            runs = [b.train(gpt_config(MICRO, accum, zero, steps,
-                                       {"vocab": vocab}))
-                    for zero in ({"stage": 0}, OFFLOAD)]
-            plain.append(runs[0].median("gflop_per_s"))
-            tokens.append(runs[0].median("tokens_per_s"))
-            offload.append(runs[1].median("gflop_per_s"))
+
+        def stage_0():
+            t = b.train(gpt_config(MICRO, accum, {"stage": 0}, steps,
+                                   {"vocab": vocab}))
+            plain.append(t.median("gflop_per_s"))
+            tokens.append(t.median("tokens_per_s"))
+
+        def stage_3():
+            t = b.train(gpt_config(MICRO, accum, OFFLOAD, steps,
+                                   {"vocab": vocab}))
+            offload.append(t.median("gflop_per_s"))
+        sides = [lambda: bare.append(gemm(b, vocab, accum)), stage_0, stage_3]
+        # Every second round in the other order, so that a machine which slows
+        # down or speeds up favours none.
+        for i in range(2 if b.quick else 5):
+            for side in sides[::-1] if i % 2 else sides:
+                side()
         b.figure(f"bare products, {name}", bare, "GFLOP/s")
         b.figure(f"stage 0, {name}", tokens, "tokens/s")
         b.figure(f"stage 0 / bare products, {name}",
