@@ -44,6 +44,7 @@ struct iz_group {
     struct iz_chunk *chunk;
     starpu_data_handle_t *piece; /* children of param_handle */
     int64_t version; /* counts updates, so that a ring slot knows it is stale */
+    struct iz_slot *slot; /* it was fetched into last; NULL: none yet */
 };
 
 /* A buffer of a ring. */
@@ -74,6 +75,10 @@ struct iz_boundaries {
  * two); unit step i begins at position item[i]. */
 struct iz_uses {
     int *group, *item;
+    int *step;  /* of each position */
+    int *after; /* of each position: the next one of the same group, or n */
+    int *first; /* of each group: position of its first use, or n */
+    int *next;  /* of each group: of its first use not marked yet, or n */
     int n, steps;
 };
 

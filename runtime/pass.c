@@ -212,18 +212,40 @@ static int list_uses(const struct iz_engine *e, bool training,
     size_t units = (size_t)e->model->n_units;
     uses->steps = (int)(training ? 2 * units - 1 : units);
     uses->group = calloc(4 * units, sizeof(*uses->group));
+    uses->step = calloc(4 * units, sizeof(*uses->step));
+    uses->after = calloc(4 * units, sizeof(*uses->after));
     uses->item = calloc(2 * units, sizeof(*uses->item));
-    if (!uses->group || !uses->item)
+    uses->first = calloc(units, sizeof(*uses->first));
+    uses->next = calloc(units, sizeof(*uses->next));
+    if (!uses->group || !uses->step || !uses->after || !uses->item ||
+        !uses->first || !uses->next)
         return -ENOMEM;
     for (int i = 0; i < uses->steps; i++) {
-        const struct iz_unit *u = &e->model->unit[iz_pass_unit(e, i)];
+        int u = iz_pass_unit(e, i), tied = e->model->unit[u].tied_unit;
         uses->item[i] = uses->n;
-        uses->group[uses->n++] = iz_pass_unit(e, i);
-        if (u->tied_unit >= 0)
-            uses->group[uses->n++] = u->tied_unit;
+        for (int k = 0; k < 1 + (tied >= 0); k++) {
+            uses->step[uses->n] = i;
+            uses->group[uses->n++] = k ? tied : u;
+        }
     }
     uses->item[uses->steps] = uses->n;
+    for (size_t u = 0; u < units; u++)
+        uses->first[u] = uses->n;
+    for (int i = uses->n - 1; i >= 0; i--) {
+        uses->after[i] = uses->first[uses->group[i]];
+        uses->first[uses->group[i]] = i;
+    }
     return 0;
+}
+
+static void free_uses(struct iz_uses *uses)
+{
+    free(uses->group);
+    free(uses->item);
+    free(uses->step);
+    free(uses->after);
+    free(uses->first);
+    free(uses->next);
 }
 
 int iz_pass_open(struct iz_engine *e)
@@ -237,8 +259,6 @@ int iz_pass_open(struct iz_engine *e)
 void iz_pass_close(struct iz_engine *e)
 {
     iz_boundary_close(e);
-    free(e->training.group);
-    free(e->training.item);
-    free(e->forward.group);
-    free(e->forward.item);
+    free_uses(&e->training);
+    free_uses(&e->forward);
 }

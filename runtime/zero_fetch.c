@@ -185,6 +185,7 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
     slot->group = group;
     slot->version = g->version;
     slot->waiting = true;
+    g->slot = slot;
     e->fetched_bytes += iz_param_bytes(e, g->plan->padded);
     if (p->target.gpu)
         e->up_bytes += iz_up_bytes(p, g->plan);
@@ -193,11 +194,8 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
 static struct iz_slot *find_slot(struct iz_engine *e, int group)
 {
     const struct iz_group *g = &e->group[group];
-    struct iz_ring *r = &e->ring[g->plan->ring];
-    for (int i = 0; i < e->plan.ring[g->plan->ring].params; i++)
-        if (r->param[i].group == group && r->param[i].version == g->version)
-            return &r->param[i];
-    return NULL;
+    struct iz_slot *s = g->slot;
+    return s && s->group == group && s->version == g->version ? s : NULL;
 }
 
 /* DeepSpeed's max_reuse_distance: what was used longer ago is fetched anew, but
@@ -208,19 +206,10 @@ static bool reusable(const struct iz_engine *e, const struct iz_slot *s)
            e->fetch_clock - s->used < e->config->zero.max_reuse_distance;
 }
 
-/* Position in u of the next use of a group at or after `from`; n if none. */
-static int next_use(const struct iz_uses *u, int group, int from)
-{
-    int i = from;
-    while (i < u->n && u->group[i] != group)
-        i++;
-    return i;
-}
-
 /* The slot whose content is needed last, but not before position j.  With the
  * order of uses known, this is Belady's optimal replacement. */
 static struct iz_slot *victim(struct iz_engine *e, const struct iz_uses *u,
-                              int from, int j)
+                              int j)
 {
     int ring = e->group[u->group[j]].plan->ring, best_use = j;
     struct iz_slot *best = NULL;
@@ -228,7 +217,7 @@ static struct iz_slot *victim(struct iz_engine *e, const struct iz_uses *u,
         struct iz_slot *s = &e->ring[ring].param[i];
         if (s->group < 0 || s->version != e->group[s->group].version)
             return s;
-        int use = next_use(u, s->group, from);
+        int use = u->next[s->group];
         if (use > best_use) {
             best = s;
             best_use = use;
@@ -241,26 +230,20 @@ static struct iz_slot *victim(struct iz_engine *e, const struct iz_uses *u,
  */
 static void mark_used(struct iz_engine *e, const struct iz_uses *u, int from)
 {
-    if (from == 0)
+    if (from == 0) {
         e->marked = 0;
+        memcpy(u->next, u->first, (size_t)e->plan.n_groups * sizeof(*u->next));
+    }
     for (; e->marked < from; e->marked++) {
         int group = u->group[e->marked];
         struct iz_slot *s = find_slot(e, group);
+        u->next[group] = u->after[e->marked];
         e->fetch_clock += e->group[group].plan->padded;
         if (!s)
             continue;
         s->waiting = false;
         s->used = e->fetch_clock;
     }
-}
-
-/* A fetch belongs to the use that it serves. */
-static int turn_of(const struct iz_engine *e, const struct iz_uses *u, int j)
-{
-    int i = 0;
-    while (u->item[i + 1] <= j)
-        i++;
-    return iz_pass_turn(e, i);
 }
 
 void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from)
@@ -270,13 +253,14 @@ void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from)
     mark_used(e, u, from);
     for (int j = from; j < u->n; j++) {
         struct iz_slot *s = find_slot(e, u->group[j]);
-        if (s && (reusable(e, s) || next_use(u, u->group[j], from) < j))
+        if (s && (reusable(e, s) || u->next[u->group[j]] < j))
             continue;
         if (!s)
-            s = victim(e, u, from, j);
+            s = victim(e, u, j);
         if (!s)
             return;
-        int turn = iz_graph_turn(e->graph, turn_of(e, u, j));
+        /* A fetch belongs to the use that it serves. */
+        int turn = iz_graph_turn(e->graph, iz_pass_turn(e, u->step[j]));
         submit_fetch(e, u->group[j], s);
         iz_graph_turn(e->graph, turn);
     }
