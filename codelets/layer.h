@@ -43,8 +43,9 @@ struct iz_layer {
     const void *input,
         *target; /* records of the micro-batch, samples * bytes; the first and
                   * the last unit have them, and those that ask for them */
-    /* Last unit only.  *loss is written: the mean over the micro-batch.  The
-     * gradients are those of loss * loss_scale. */
+    /* Last unit only.  *loss is written: the mean over the micro-batch, of
+     * those targets that count.  The gradients are those of
+     * loss * loss_scale. */
     double *loss;
     float loss_scale;
     /* Last unit, generation only: row of sample 0 whose logits are wanted. */

@@ -112,6 +112,15 @@ static void attach_save(struct iz_exec *x, const struct iz_unit_arg *a,
     x->save = (struct iz_arena){.base = p, .size = a->save_bytes};
 }
 
+/* What the gradients are scaled by: 16-bit types want large ones, and a mean
+ * over few targets counts less than one over many. */
+static float loss_scale(const struct iz_unit_arg *a, void **buf)
+{
+    float scale = a->at_scale < 0 ? 1 : *(float *)buf[a->at_scale];
+    double weight = a->at_weight < 0 ? 1 : *(double *)buf[a->at_weight];
+    return (float)(scale * weight);
+}
+
 void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct iz_unit_arg *a = arg;
@@ -135,7 +144,7 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
         .input = batch,
         .target = batch ? batch + a->samples * m->input_bytes : NULL,
         .loss = at(buf, a->at_loss),
-        .loss_scale = a->at_scale < 0 ? 1 : *(float *)buf[a->at_scale],
+        .loss_scale = loss_scale(a, buf),
         .row = a->row,
         .logits = at(buf, a->at_logits),
     };

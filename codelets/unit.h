@@ -37,6 +37,7 @@ struct iz_unit_arg {
     signed char at_save;   /* kept activations; -1: scratch (recomputed) */
     signed char at_loss;   /* double */
     signed char at_scale;  /* float: loss scale */
+    signed char at_weight; /* double: of this call's loss in the step's */
     signed char at_logits; /* float[vocab] */
     int64_t save_bytes;
     int64_t row;

@@ -131,6 +131,21 @@ static void stream_read(const struct stream *t, int64_t at, int32_t *out,
     }
 }
 
+static int64_t stream_learnt(const struct stream *t, int64_t at, int64_t n)
+{
+    int64_t learnt = 0;
+
+    for (int k = stream_find(t, at); n > 0; k++) {
+        int64_t here = t->first[k + 1] - at;
+
+        here = here < n ? here : n;
+        learnt += iz_shard_learnt(&t->shard[k], at - t->first[k], here);
+        at += here;
+        n -= here;
+    }
+    return learnt;
+}
+
 /* ---- splits ---- */
 
 static void split_set(struct split *s, const struct stream *t, int64_t first,
@@ -316,6 +331,22 @@ static int64_t sample_start(const struct iz_data *d, enum iz_split which,
     assert(index >= 0 && s->windows > 0);
     return s->first + (which == IZ_TRAIN ? train_start(d, index)
                                          : index % s->windows * d->seq);
+}
+
+bool iz_data_masked(const struct iz_data *d, enum iz_split s)
+{
+    return d->split[s].stream->shard[0].mask.at != NULL;
+}
+
+int64_t iz_data_learnt(const struct iz_data *d, enum iz_split which,
+                       int64_t first, int64_t n)
+{
+    int64_t learnt = 0;
+
+    for (int64_t i = first; i < first + n; i++)
+        learnt += stream_learnt(d->split[which].stream,
+                                sample_start(d, which, i) + 1, d->seq);
+    return learnt;
 }
 
 void iz_data_sample(const struct iz_data *d, enum iz_split which, int64_t index,

@@ -34,6 +34,12 @@ void iz_data_close(struct iz_data **d);
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s);
 int64_t iz_data_tokens(const struct iz_data *d, enum iz_split s);
 
+/* Whether a loss mask excludes targets of a split, and how many of those of
+ * samples [first, first + n) none excludes.  Thread-safe. */
+bool iz_data_masked(const struct iz_data *d, enum iz_split s);
+int64_t iz_data_learnt(const struct iz_data *d, enum iz_split s, int64_t first,
+                       int64_t n);
+
 /* Sample number `index` (0, 1, ... over all epochs; each epoch a new
  * permutation of the training windows by a counter-based generator; validation
  * in file order) as int32: input[seq] and target[seq] = the following tokens,

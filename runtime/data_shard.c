@@ -316,6 +316,22 @@ void iz_shard_tokens(const struct iz_shard *s, int64_t at, int32_t *out,
             out[i] = t8[i];
 }
 
+static const unsigned char *mask_at(const struct iz_shard *s, int64_t at)
+{
+    return s->mask.at + IZ_SHARD_HEADER * sizeof(int32_t) + at;
+}
+
+int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n)
+{
+    int64_t learnt = 0;
+
+    if (!s->mask.at)
+        return n;
+    for (int64_t i = 0; i < n; i++)
+        learnt += mask_at(s, at)[i] != 0;
+    return learnt;
+}
+
 void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,
                      int64_t n)
 {
@@ -323,7 +339,7 @@ void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,
 
     if (!s->mask.at)
         return;
-    mask = s->mask.at + IZ_SHARD_HEADER * sizeof(int32_t) + at;
+    mask = mask_at(s, at);
     for (int64_t i = 0; i < n; i++)
         if (!mask[i])
             target[i] = -1;

@@ -58,6 +58,9 @@ void iz_shard_tokens(const struct iz_shard *s, int64_t at, int32_t *out,
 void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,
                      int64_t n);
 
+/* How many of the tokens [at, at + n) the mask does not exclude. */
+int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n);
+
 /* "X.mask" of "X.bin" (of any other name: with .mask appended), malloc'ed. */
 char *iz_shard_mask_path(const char *path);
 

@@ -94,8 +94,8 @@ struct iz_lane {
     void *batch, **boundary, **saved, *d;
     starpu_data_handle_t batch_handle, *boundary_handle, *saved_handle,
         d_handle;
-    double *loss;
-    starpu_data_handle_t loss_handle;
+    double *loss, *weight; /* of this lane's mean loss in the whole one */
+    starpu_data_handle_t loss_handle, weight_handle;
 };
 
 /* What a step decides for itself, in the task `clip`; read by adam. */
@@ -160,6 +160,8 @@ struct iz_engine {
     starpu_data_handle_t scale_handle;
     double loss_sum;
     starpu_data_handle_t loss_handle;
+    double learnt; /* targets of the step that no mask excludes, all ranks */
+    starpu_data_handle_t learnt_handle;
     float *logits;
     starpu_data_handle_t logits_handle;
     double *gathered; /* scratch of clip */
@@ -263,8 +265,13 @@ void iz_pass_close(struct iz_engine *e);
 /* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
 int iz_pass_unit(const struct iz_engine *e, int i);
 int iz_pass_turn(const struct iz_engine *e, int i);
+/* Where a mask excludes targets: counts those that are left among `samples` of
+ * all ranks, which the next batches belong to. */
+void iz_pass_count(struct iz_engine *e, enum iz_split split, int64_t first,
+                   int64_t samples);
+/* `tasks`: batches of all ranks whose mean losses are added to one. */
 void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
-                   int64_t first);
+                   int64_t first, int64_t tasks);
 int64_t iz_pass_first_sample(const struct iz_engine *e, int micro, int slice);
 void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
                   struct iz_lane *l);

@@ -385,6 +385,9 @@ static int open_lane(struct iz_engine *e, int b)
     l->d_handle = variable(e, l->d, d, IZ_DATUM_DY, b);
     l->loss = e->scalars + e->plan.n_groups + b;
     l->loss_handle = variable(e, l->loss, sizeof(*l->loss), IZ_DATUM_SCALAR, b);
+    l->weight = l->loss + e->plan.lanes;
+    l->weight_handle =
+        variable(e, l->weight, sizeof(*l->weight), IZ_DATUM_SCALAR, b);
     return open_boundaries(e, l);
 }
 
@@ -397,6 +400,7 @@ static void close_lane(struct iz_engine *e, struct iz_lane *l)
     unregister(&l->batch_handle);
     unregister(&l->d_handle);
     unregister(&l->loss_handle);
+    unregister(&l->weight_handle);
     free(l->boundary);
     free(l->boundary_handle);
     free(l->saved);
@@ -411,6 +415,8 @@ static int open_scalars(struct iz_engine *e)
         variable(e, &e->loss_scale, sizeof(e->loss_scale), IZ_DATUM_SCALAR, 0);
     e->loss_handle =
         variable(e, &e->loss_sum, sizeof(e->loss_sum), IZ_DATUM_SCALAR, 0);
+    e->learnt_handle =
+        variable(e, &e->learnt, sizeof(e->learnt), IZ_DATUM_SCALAR, 0);
     e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 6)),
                          sizeof(*e->gathered));
     int64_t logits = 4 * (int64_t)e->model->vocab;
@@ -448,7 +454,7 @@ int iz_homes_open(struct iz_engine *e)
     e->group = calloc((size_t)e->plan.n_groups, sizeof(*e->group));
     e->lane = calloc((size_t)e->plan.lanes, sizeof(*e->lane));
     e->scalars = take(e, near_tier(e), IZ_MEM_BATCH,
-                      8 * ((int64_t)e->plan.n_groups + e->plan.lanes));
+                      8 * ((int64_t)e->plan.n_groups + 2 * e->plan.lanes));
     if (e->plan.target.gpu) {
         e->bounce = take(e, IZ_TIER_CPU, IZ_MEM_STAGING, IZ_BOUNCE_BYTES);
         e->stream = iz_device_stream_open();
@@ -500,6 +506,7 @@ void iz_homes_close(struct iz_engine *e)
     unregister(&e->control_handle);
     unregister(&e->scale_handle);
     unregister(&e->loss_handle);
+    unregister(&e->learnt_handle);
     unregister(&e->logits_handle);
     iz_nvme_close(&e->state_file);
     iz_nvme_close(&e->param_file);

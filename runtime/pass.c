@@ -15,34 +15,94 @@ struct batch_arg {
     int64_t first; /* index of the first sample */
     int samples;
     int64_t input_bytes; /* of all */
+    double tasks;        /* whose losses are added; 0: all targets count */
 };
 
+/* A simulation has no data. */
+static bool is_masked(const struct iz_engine *e, enum iz_split split)
+{
+    return e->data && iz_data_masked(e->data, split);
+}
+
+struct count_arg {
+    const struct iz_data *data;
+    enum iz_split split;
+    int64_t first, samples;
+};
+
+/* buf: targets that are learnt. */
+static void run_count(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct count_arg *a = arg;
+    (void)x;
+    *(double *)buf[0] =
+        (double)iz_data_learnt(a->data, a->split, a->first, a->samples);
+}
+
+void iz_pass_count(struct iz_engine *e, enum iz_split split, int64_t first,
+                   int64_t samples)
+{
+    struct count_arg a = {e->data, split, first, samples};
+    if (!is_masked(e, split))
+        return;
+    iz_submit(e->graph,
+              &(struct iz_task){.kind = IZ_BATCH,
+                                .where = IZ_ON_HOST,
+                                .run = run_count,
+                                .arg = &a,
+                                .arg_bytes = sizeof(a),
+                                .data = {{e->learnt_handle, STARPU_W}},
+                                .unit = -1,
+                                .step = (int)e->step});
+}
+
+/* The loss of a step is the mean over its targets, wherever they are: a batch's
+ * mean counts by the number of its own.  1 where no target is excluded, to the
+ * bit. */
+static double weight(const struct batch_arg *a, const double *learnt)
+{
+    if (!a->tasks)
+        return 1;
+    if (*learnt == 0)
+        return 0;
+    return (double)iz_data_learnt(a->data, a->split, a->first, a->samples) *
+           a->tasks / *learnt;
+}
+
+/* buf: samples, their weight, targets that are learnt. */
 static void run_batch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct batch_arg *a = arg;
     char *input = buf[0];
     (void)x;
+    *(double *)buf[1] = weight(a, a->tasks > 0 ? buf[2] : NULL);
     iz_data_batch(a->data, a->split, a->first, a->samples, input,
                   input + a->input_bytes);
 }
 
 void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
-                   int64_t first)
+                   int64_t first, int64_t tasks)
 {
+    bool masked = is_masked(e, split);
     struct batch_arg a = {.data = e->data,
                           .split = split,
                           .first = first,
                           .samples = e->plan.samples,
                           .input_bytes =
-                              e->plan.samples * e->model->input_bytes};
-    iz_submit(e->graph, &(struct iz_task){.kind = IZ_BATCH,
-                                          .where = IZ_ON_HOST,
-                                          .run = run_batch,
-                                          .arg = &a,
-                                          .arg_bytes = sizeof(a),
-                                          .data = {{l->batch_handle, STARPU_W}},
-                                          .unit = 0,
-                                          .step = (int)e->step});
+                              e->plan.samples * e->model->input_bytes,
+                          .tasks = masked ? (double)tasks : 0};
+    iz_submit(e->graph,
+              &(struct iz_task){
+                  .kind = IZ_BATCH,
+                  .where = IZ_ON_HOST,
+                  .run = run_batch,
+                  .arg = &a,
+                  .arg_bytes = sizeof(a),
+                  .data = {{l->batch_handle, STARPU_W},
+                           {l->weight_handle, STARPU_W},
+                           {masked ? e->learnt_handle : NULL, STARPU_R}},
+                  .unit = 0,
+                  .step = (int)e->step});
 }
 
 /* First sample of a task: global order is step, micro-batch, rank, slice, so
@@ -135,6 +195,7 @@ static void attach_activations(struct iz_engine *e, const struct iz_call *c,
                   : add(t, l->saved_handle[u], forward ? STARPU_W : STARPU_RW);
     a->at_loss = -1;
     a->at_scale = -1;
+    a->at_weight = -1;
     a->at_logits = -1;
     if (!last)
         return;
@@ -142,8 +203,10 @@ static void attach_activations(struct iz_engine *e, const struct iz_call *c,
         a->at_logits = add(t, e->logits_handle, STARPU_W);
     else
         a->at_loss = add(t, l->loss_handle, STARPU_W);
-    if (backward)
-        a->at_scale = add(t, e->scale_handle, STARPU_R);
+    if (!backward)
+        return;
+    a->at_scale = add(t, e->scale_handle, STARPU_R);
+    a->at_weight = add(t, l->weight_handle, STARPU_R);
 }
 
 void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
@@ -172,22 +235,25 @@ void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
         iz_boundary_ahead(e, c->unit, (int)(l - e->lane));
 }
 
+/* buf: loss, sum, weight. */
 static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
 {
     (void)x;
     (void)arg;
-    *(double *)buf[1] += *(double *)buf[0];
+    *(double *)buf[1] += *(double *)buf[0] * *(double *)buf[2];
 }
 
 void iz_pass_add_loss(struct iz_engine *e, struct iz_lane *l)
 {
-    iz_submit(e->graph, &(struct iz_task){.kind = IZ_NORM,
-                                          .where = IZ_ON_HOST,
-                                          .run = run_add_loss,
-                                          .data = {{l->loss_handle, STARPU_R},
-                                                   {e->loss_handle, STARPU_RW}},
-                                          .unit = -1,
-                                          .step = (int)e->step});
+    iz_submit(e->graph,
+              &(struct iz_task){.kind = IZ_NORM,
+                                .where = IZ_ON_HOST,
+                                .run = run_add_loss,
+                                .data = {{l->loss_handle, STARPU_R},
+                                         {e->loss_handle, STARPU_RW},
+                                         {l->weight_handle, STARPU_R}},
+                                .unit = -1,
+                                .step = (int)e->step});
 }
 
 /* ---- order ---- */

@@ -358,7 +358,7 @@ static void count_activations(struct iz_plan *p, const struct iz_model *m)
     b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->recompute ? 0 : saved * p->lanes;
     b[near][IZ_MEM_BATCH] =
         p->lanes * p->samples * (m->input_bytes + m->target_bytes) +
-        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_groups + p->lanes);
+        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_groups + 2 * p->lanes);
     b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->scratch_bytes * p->tasks_at_once;
 }
 

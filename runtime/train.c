@@ -58,10 +58,16 @@ static void after_backward(struct iz_engine *e, int u, bool last_wave)
 
 static void submit_batches(struct iz_engine *e, int first, int micros)
 {
+    int64_t tasks =
+        (int64_t)e->plan.micro_batches * e->plan.slices * e->plan.ranks;
+    if (first == 0)
+        iz_pass_count(e, IZ_TRAIN, e->step * tasks * e->plan.samples,
+                      tasks * e->plan.samples);
     for (int b = 0; b < micros * e->plan.slices; b++)
         iz_pass_batch(e, &e->lane[b], IZ_TRAIN,
                       iz_pass_first_sample(e, first + b / e->plan.slices,
-                                           b % e->plan.slices));
+                                           b % e->plan.slices),
+                      tasks);
 }
 
 static void submit_wave(struct iz_engine *e, int first, int micros)
@@ -144,12 +150,14 @@ void iz_train_eval(struct iz_engine *e)
 {
     int tasks = e->config->run.eval_batches * e->plan.slices;
     e->eval_tasks = (int64_t)tasks * e->plan.ranks;
+    iz_pass_count(e, IZ_VAL, 0, e->eval_tasks * e->plan.samples);
     for (int t = 0; t < tasks; t += e->plan.lanes) {
         int n = tasks - t < e->plan.lanes ? tasks - t : e->plan.lanes;
         for (int b = 0; b < n; b++)
             iz_pass_batch(e, &e->lane[b], IZ_VAL,
                           ((int64_t)e->plan.rank * tasks + t + b) *
-                              e->plan.samples);
+                              e->plan.samples,
+                          e->eval_tasks);
         iz_zero_fetch(e, &e->forward, 0);
         evaluate_lanes(e, n);
     }

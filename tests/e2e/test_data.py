@@ -97,6 +97,52 @@ def test_what_is_masked_is_not_learnt(place):
     assert masked.losses[-1] < 0.1 and free.losses[-1] > 2
 
 
+def uneven(place):
+    """Windows with many answers, few and none."""
+    rng = random.Random(11)
+    learn = []
+    while len(learn) < 5000:
+        part = rng.choice([0, 0, 0.1, 0.3, 1])
+        learn += [int(rng.random() < part) for _ in range(16)]
+    return data(tokens(place, "uneven.bin", TOKENS, learn[:5000]))
+
+
+# Ways to cut a batch of 12: ranks, samples of a micro-batch, slices.
+CUTS = [(None, 12, 1), (None, 1, 1), (None, 6, 3), (3, 2, 1), (2, 3, 3)]
+
+
+def test_a_step_is_the_mean_over_its_targets(place):
+    """However the batch is cut: one task for all of it divides by their number
+    itself.  Validation too."""
+    c = {**uneven(place), "train_batch_size": 12, "gradient_clipping": 0.5}
+    runs = []
+    for ranks, micro, slices in CUTS:
+        r = place.good(ranks, {
+            **c, "train_micro_batch_size_per_gpu": micro, "run.workers": 1,
+            "gradient_accumulation_steps": 12 // micro // (ranks or 1),
+            "run.slices": slices,
+            "run.eval_batches": 12 // micro // (ranks or 1)})
+        runs.append([(x["loss"], x["grad_norm"]) for x in r.steps] +
+                    [(r.last("validation_loss"), 0)])
+    for got in runs[1:]:
+        assert got == [pytest.approx(want, rel=2e-5) for want in runs[0]]
+    assert len({x[0] for x in runs[0]}) == len(runs[0]) == 4
+
+
+@pytest.mark.parametrize("dtype", ("fp32", "bf16"))
+def test_masks_keep_the_bits_at_every_stage(dtype, place, nvme):
+    c = {**uneven(place), "train_batch_size": 12,
+         "gradient_accumulation_steps": 3, "run.slices": 2}
+    if dtype != "fp32":
+        c[f"{dtype}.enabled"] = True
+    want = place.good(2, c)
+    for home in ((1, "cpu", "none"), (3, "nvme", "nvme")):
+        r = place.good(2, {**c, **run.offload(*home, nvme),
+                           "run.schedule": "breadth_first",
+                           "run.inject_delay_us": 300})
+        assert r.bits == want.bits and r.hash == want.hash
+
+
 @pytest.mark.single
 def test_a_mask_of_another_length_is_named(place):
     path = tokens(place, "a.bin", TOKENS, [1] * 4999)
