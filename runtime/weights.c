@@ -52,7 +52,7 @@ static void init_chunk(const struct init *a, int u, const struct iz_chunk *k,
     struct iz_engine *e = a->e;
     const struct iz_plan *p = &e->plan;
     int64_t size = iz_dtype_bytes(p->param_type), chunk = p->group[u].chunk;
-    int64_t state_bytes = chunk * 4 * p->state_arrays;
+    int64_t state_bytes = iz_plan_chunk_bytes(p, &p->group[u]);
     bool separate = p->state_arrays == 3;
     float *state = k->state ? k->state : e->state_stage[i].p;
     char *param = e->group[u].param
