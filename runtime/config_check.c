@@ -234,6 +234,11 @@ static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
         iz_fault(f, "run.save_mode",
                  "async reads parts of what run.nvme_checksum checks as a "
                  "whole; use auto or sync");
+    if (run->save_mode == IZ_SAVE_ASYNC && run->state_dtype != IZ_MOMENT_F32 &&
+        file->c.zero.optimizer.home == IZ_HOME_NVME)
+        iz_fault(f, "run.save_mode",
+                 "async cannot read m and v of run.state_dtype from nvme; use "
+                 "auto or sync");
     if (run->eval_interval > 0 && run->eval_batches == 0 &&
         !is_bad(file, "run.eval_batches"))
         iz_fault(f, "run.eval_interval",

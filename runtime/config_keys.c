@@ -211,9 +211,9 @@ const struct iz_key iz_config_keys[] = {
            "Steps between checkpoints; 0: only at the end."),
     WORD("run.save_mode", c.run.save_mode, "auto|async|sync", "\"auto\"",
          "Whether training goes on while a checkpoint of save_interval is "
-         "written (async) or waits (sync); auto: async, but sync with "
-         "nvme_checksum and states on nvme. The losses are the same bit for "
-         "bit."),
+         "written (async) or waits (sync); auto: async, but sync where states "
+         "are on nvme with nvme_checksum or state_dtype. The losses are the "
+         "same bit for bit."),
     NUMBER("run.save_buffers", INT, c.run.save_buffers, 1, 1e6, "8",
            "Buffers of 4 MiB at most between states and the file of an "
            "asynchronous save; with enough for all states no update waits for "

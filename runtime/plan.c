@@ -272,9 +272,11 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
 static void count_saves(struct iz_plan *p, const struct iz_config *c)
 {
     bool disk = p->state_home == IZ_HOME_NVME || p->param_home == IZ_HOME_NVME;
-    /* Parts of what a checksum covers cannot be checked. */
-    bool wait =
-        c->run.save_mode == IZ_SAVE_SYNC || (disk && c->run.nvme_checksum);
+    /* Parts of what a checksum covers cannot be checked, and m and v in fewer
+     * bytes are read as a whole. */
+    bool wait = c->run.save_mode == IZ_SAVE_SYNC ||
+                (disk && c->run.nvme_checksum) ||
+                (p->state_home == IZ_HOME_NVME && p->moments != IZ_MOMENT_F32);
     int64_t elems = 0;
     p->save_stages = 0;
     if (!c->run.save_interval || wait)

@@ -62,11 +62,15 @@ static void fail(struct iz_saver *s, int err)
 /* ---- from the states into a buffer ---- */
 
 struct source {
-    int64_t at, bytes; /* in what the handle stands for */
+    int64_t base;  /* byte at which the array begins in its buffer */
+    int64_t at, n; /* elements of it */
+    int64_t room;  /* that it has */
 };
 
 struct snapshot_arg {
     int n;
+    enum iz_moment_type type; /* of m and v */
+    enum iz_moment which;
     struct source source[PIECES_MAX];
 };
 
@@ -74,12 +78,18 @@ struct snapshot_arg {
 static void run_snapshot(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct snapshot_arg *a = arg;
-    char *out = buf[0];
+    float *out = buf[0];
 
     for (int i = 0; i < a->n; i++) {
-        iz_buffer_copy(x, out, (char *)buf[1 + i] + a->source[i].at,
-                       a->source[i].bytes);
-        out += a->source[i].bytes;
+        const struct source *s = &a->source[i];
+        char *array = (char *)buf[1 + i] + s->base;
+        struct iz_moments m = {array, a->type, a->which, s->room};
+
+        if (a->type == IZ_MOMENT_F32)
+            iz_buffer_copy(x, out, array + 4 * s->at, 4 * s->n);
+        else
+            iz_moment_get(out, &m, s->at, s->n);
+        out += s->n;
     }
 }
 
@@ -96,13 +106,16 @@ static bool in_params(const struct range *r)
     return r->array == IZ_MASTER && r->e->plan.state_arrays == 2;
 }
 
-/* Elements before the array in a chunk of states whose arrays are `stride`
- * apart. */
-static int64_t before_array(const struct range *r, int64_t stride)
+/* Byte at which the array begins in a chunk of states, each of whose arrays has
+ * room for so many elements. */
+static int64_t array_base(const struct range *r, int64_t room)
 {
-    int index = (int)r->array - (r->e->plan.state_arrays == 2);
+    const struct iz_plan *p = &r->e->plan;
+    int64_t master = p->state_arrays == 3 ? 4 * room : 0;
 
-    return in_params(r) ? 0 : index * stride;
+    if (r->array == IZ_MASTER)
+        return 0;
+    return master + (r->array == IZ_V ? iz_moment_bytes(p->moments, room) : 0);
 }
 
 static void snapshot_memory(const struct range *r, starpu_data_handle_t buffer,
@@ -110,7 +123,9 @@ static void snapshot_memory(const struct range *r, starpu_data_handle_t buffer,
 {
     struct iz_group *g = &r->e->group[r->group];
     struct iz_access more[PIECES_MAX];
-    struct snapshot_arg a = {0};
+    struct snapshot_arg a = {
+        .type = r->array == IZ_MASTER ? IZ_MOMENT_F32 : r->e->plan.moments,
+        .which = r->array == IZ_V ? IZ_MOMENT_V : IZ_MOMENT_M};
 
     for (int64_t done = 0; done < r->n; a.n++) {
         int64_t pos = r->from + done, at = pos % g->plan->chunk;
@@ -120,7 +135,7 @@ static void snapshot_memory(const struct range *r, starpu_data_handle_t buffer,
         if (a.n == PIECES_MAX)
             iz_die("checkpoint: a block of more than %d chunks", PIECES_MAX);
         a.source[a.n] =
-            (struct source){4 * (before_array(r, k->count) + at), 4 * n};
+            (struct source){array_base(r, k->count), at, n, k->count};
         more[a.n] = (struct iz_access){
             in_params(r) ? k->param_handle : k->state_handle, STARPU_R};
         done += n;
@@ -156,7 +171,7 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
         bool params = in_params(r);
         struct iz_io io = {.file = params ? r->e->param_file : r->e->state_file,
                            .offset = (params ? k->param_at : k->state_at) +
-                                     4 * (before_array(r, chunk) + at),
+                                     array_base(r, chunk) + 4 * at,
                            .bytes = (4 * n + IZ_NVME_ALIGN - 1) /
                                     IZ_NVME_ALIGN * IZ_NVME_ALIGN,
                            .at = 4 * done};

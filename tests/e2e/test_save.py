@@ -63,6 +63,24 @@ def test_same_files_and_losses_as_when_training_waits(dtype, ranks, home, place,
         assert f"saved step {s} in" in free.out
 
 
+@pytest.mark.parametrize("dtype", ("bf16", "fp8"))
+@pytest.mark.parametrize("home", (HOMES[1], HOMES[5]),
+                         ids=lambda h: "-".join(h[1:]))
+def test_moments_in_fewer_bytes_are_saved_alike(dtype, home, place, nvme):
+    """In memory beside training; on disk training waits."""
+    c = config(home, nvme, **{"run.state_dtype": dtype, "run.steps": 5})
+    c["zero_optimization"]["sub_group_size"] = 2048
+    wait = place.good(2, {**c, "run.save_mode": "sync"})
+    free = place.good(2, c)
+    assert wait.bits == free.bits and wait.hash == free.hash
+    assert steps_of(free) == [2, 4] and files(wait) == files(free)
+    assert (free.bytes_of("staging") > wait.bytes_of("staging")) == \
+        (home == HOMES[1])
+    if home == HOMES[5]:
+        run.refused(place.launch(2, {**c, "run.save_mode": "async"}),
+                    "run.save_mode", "state_dtype")
+
+
 def spans(r, *kinds):
     return [t for t in run.read_lines(r.output / "tasks.jsonl")
             if t["task"] in kinds]
