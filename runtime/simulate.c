@@ -172,7 +172,9 @@ static void report(const struct simulation *s)
     if (s->ranks > 1)
         printf("  left out: ranks that are late, other jobs, the links "
                "between hosts shared in time; collectives cost N - 1 messages "
-               "and (N - 1) / N of the bytes over the slowest link\n");
+               "and (N - 1) / N of the bytes over the slowest link: an "
+               "all-gather once for a host, a sum once for each of its "
+               "ranks\n");
     printf("{\"simulation\": {\"machine\": \"%s\", \"ranks\": %d, "
            "\"step_s\": %.9f, \"%ss_per_s\": %.3f, \"flop_per_s\": %.6g, "
            "\"up_bytes\": %.0f, \"down_bytes\": %.0f, \"tasks\": %lld, "

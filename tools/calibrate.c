@@ -287,7 +287,8 @@ static struct network network(struct iz_coll *c)
     for (int gathers = 0; gathers <= 1; gathers++)
         large += collective(c, full, LARGE, gathers) / 2;
     free(full);
-    return (struct network){.bytes_per_s = per * LARGE / (large - small),
+    double moving = large > small ? large - small : large;
+    return (struct network){.bytes_per_s = per * LARGE / moving,
                             .message_s = small / per};
 }
 
