@@ -11,6 +11,7 @@
 #include "runtime/ckpt_dir.h"
 #include "runtime/ckpt_share.h"
 #include "runtime/ckpt_write.h"
+#include "runtime/progress.h"
 #include "runtime/safetensors.h"
 
 static_assert(IZ_BLOCK == IZ_CKPT_PIECE, "a block is copied in one call");
@@ -25,7 +26,8 @@ struct save {
 
 /* ---- a rank's file ---- */
 
-static int piece_write(struct iz_ckpt_writer *w, int i, float *block)
+static int piece_write(struct iz_ckpt_writer *w, int i, float *block,
+                       struct iz_progress *progress)
 {
     const struct iz_piece *p = &w->piece[i];
     const struct iz_ckpt_part *part = &w->k->part[i];
@@ -36,6 +38,7 @@ static int piece_write(struct iz_ckpt_writer *w, int i, float *block)
         part->get(part->arg, skip + b * IZ_BLOCK, block,
                   iz_piece_block_elems(p, b));
         err = iz_ckpt_writer_block(w, i, b, block);
+        iz_progress_add(progress, 4 * iz_piece_block_elems(p, b));
     }
     return err;
 }
@@ -48,10 +51,16 @@ static int rank_write(struct save *s, struct iz_ckpt_file *file)
                                .rank = s->c->rank,
                                .ranks = s->c->size};
     float *block = malloc(IZ_BLOCK * sizeof *block);
+    struct iz_progress progress;
+    int64_t bytes = 0;
     int err = block ? iz_ckpt_writer_open(&w, s->dir) : -ENOMEM;
 
+    for (int i = 0; i < s->k->n_parts; i++)
+        bytes += 4 * s->piece[i].count;
+    iz_progress_begin(&progress, "saving", bytes, s->c->rank, s->c->size);
     for (int i = 0; i < s->k->n_parts && !err; i++)
-        err = piece_write(&w, i, block);
+        err = piece_write(&w, i, block, &progress);
+    iz_progress_end(&progress);
     if (block)
         err = iz_ckpt_writer_close(&w, err, file);
     free(block);

@@ -12,6 +12,7 @@
 #include "runtime/ckpt_dir.h"
 #include "runtime/ckpt_index.h"
 #include "runtime/ckpt_share.h"
+#include "runtime/progress.h"
 #include "runtime/safetensors.h"
 
 struct load {
@@ -22,6 +23,8 @@ struct load {
     float *block;
     int64_t *done; /* per part: elements found so far */
     bool put;      /* false: everything is read and checked, nothing is put */
+    const struct iz_coll *c;
+    struct iz_progress progress;
 };
 
 static int fault(const struct iz_safetensors *f, const char *what)
@@ -69,6 +72,7 @@ static int part_take(struct load *l, int i, const struct iz_safetensors *f,
             part->put(part->arg, at - part->first, l->block + (at - from), n);
         at += n;
         l->done[i] = at - part->first;
+        iz_progress_add(&l->progress, 4 * n);
     }
     return err;
 }
@@ -119,10 +123,17 @@ static int parts_complete(const struct load *l)
 
 static int files_take(struct load *l, bool put)
 {
+    int64_t bytes = 0;
     int err = 0;
 
     assert(l->done);
     l->put = put;
+    for (int i = 0; i < l->k->n_parts; i++)
+        bytes += 4 * l->k->part[i].count;
+    iz_progress_begin(&l->progress,
+                      put ? "loading the checkpoint"
+                          : "checking the checkpoint",
+                      bytes, l->c->rank, l->c->size);
     memset(l->done, 0, (size_t)l->k->n_parts * sizeof *l->done);
     for (int q = 0; q < iz_ckpt_index_ranks(l->index) && !err; q++) {
         struct iz_safetensors *f = NULL;
@@ -132,6 +143,7 @@ static int files_take(struct load *l, bool put)
             err = file_take(l, f);
         iz_safetensors_close(&f);
     }
+    iz_progress_end(&l->progress);
     return err ? err : parts_complete(l);
 }
 
@@ -212,7 +224,7 @@ static void suggest(const char *dir, int64_t step)
 
 int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c)
 {
-    struct load l = {.k = k, .step = step};
+    struct load l = {.k = k, .step = step, .c = c};
     int err = iz_ckpt_agree(c, c->rank == 0 ? load_check(&l) : 0);
 
     if (!err)

@@ -9,12 +9,13 @@
 #include "runtime/hf_config.h"
 #include "runtime/hf_read.h"
 #include "runtime/hf_write.h"
+#include "runtime/progress.h"
 
 /* ---- import ---- */
 
 /* This rank's elements of a group: those it owns, without padding. */
 static int import_group(struct iz_engine *e, int u, struct iz_hf_reader *r,
-                        float *buf)
+                        float *buf, struct iz_progress *progress)
 {
     const struct iz_plan_group *p = e->group[u].plan;
     int64_t base = e->plan.states_full ? 0 : p->shard * e->plan.rank;
@@ -27,6 +28,7 @@ static int import_group(struct iz_engine *e, int u, struct iz_hf_reader *r,
         err = iz_hf_read(r, u, i, n, buf);
         if (!err)
             iz_homes_put(e, u, IZ_MASTER, i - base, buf, n);
+        iz_progress_add(progress, 4 * n);
     }
     return err;
 }
@@ -35,9 +37,16 @@ static int import_groups(struct iz_engine *e, struct iz_hf_reader *r)
 {
     float *buf = malloc(IZ_HF_PIECE * sizeof *buf);
     int err = buf ? 0 : -ENOMEM;
+    struct iz_progress progress;
+    int64_t owned = 0;
 
+    for (int u = 0; u < e->plan.n_groups; u++)
+        owned += e->group[u].plan->owned;
+    iz_progress_begin(&progress, "importing", 4 * owned, e->plan.rank,
+                      e->plan.ranks);
     for (int u = 0; u < e->plan.n_groups && !err; u++)
-        err = import_group(e, u, r, buf);
+        err = import_group(e, u, r, buf, &progress);
+    iz_progress_end(&progress);
     free(buf);
     return err;
 }
@@ -81,7 +90,7 @@ int iz_hf_export_check(const struct iz_config *c,
 }
 
 static void export_group(struct iz_engine *e, int u, struct iz_hf_writer *w,
-                         float *buf)
+                         float *buf, struct iz_progress *progress)
 {
     const struct iz_plan_group *p = e->group[u].plan;
     int64_t base = p->shard * e->plan.rank;
@@ -93,7 +102,24 @@ static void export_group(struct iz_engine *e, int u, struct iz_hf_writer *w,
 
         iz_homes_get(e, u, IZ_MASTER, i - base + skip, buf, n);
         iz_hf_write(w, u, i, buf, n);
+        iz_progress_add(progress, 4 * n);
     }
+}
+
+/* All groups, after the writer was opened. */
+static void export_groups(struct iz_engine *e, struct iz_hf_writer *w,
+                          float *buf)
+{
+    struct iz_progress progress;
+    int64_t mine = 0;
+
+    for (int u = 0; u < e->plan.n_groups; u++)
+        mine += e->group[u].plan->shard;
+    iz_progress_begin(&progress, "exporting", 4 * mine, e->plan.rank,
+                      e->plan.ranks);
+    for (int u = 0; u < e->plan.n_groups; u++)
+        export_group(e, u, w, buf, &progress);
+    iz_progress_end(&progress);
 }
 
 int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
@@ -116,8 +142,7 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
     if (!err)
         err = iz_hf_write_open(&w, &o, e->coll);
     if (!err) {
-        for (int u = 0; u < e->plan.n_groups; u++)
-            export_group(e, u, w, buf);
+        export_groups(e, w, buf);
         err = iz_hf_write_close(&w, 0);
     }
     free(buf);

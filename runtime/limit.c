@@ -94,10 +94,12 @@ static const char *of_traffic(const struct iz_limit_setting *s)
 
 static const char *of_disk(const struct iz_limit_setting *s)
 {
-    return s->param_on_disk
-               ? "offload_param.device=cpu would take parameters off the disk"
-               : "offload_optimizer.device=cpu, or more samples a step, would "
-                 "relieve it";
+    if (s->param_on_disk)
+        return "offload_param.device=cpu would take parameters off the disk";
+    if (s->state_on_disk)
+        return "offload_optimizer.device=cpu, or more samples a step, would "
+               "relieve it";
+    return "a larger run.save_interval would save less often";
 }
 
 static const char *of_late(char *out, size_t size, enum iz_use link,

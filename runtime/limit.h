@@ -42,7 +42,7 @@ struct iz_limit_measured {
 /* What the sentence needs to know to name a setting that is not there yet. */
 struct iz_limit_setting {
     bool gpu, recompute, overlap, overlap_comm, breadth_first, rings, half;
-    bool param_on_disk, slices_fixed; /* by run.slices */
+    bool param_on_disk, state_on_disk, slices_fixed; /* by run.slices */
     int ranks, workers, ring, slices, micro_batches, in_flight;
 };
 

@@ -7,11 +7,11 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "runtime/overlap.h"
+#include "runtime/progress.h"
 #include "runtime/summary.h"
 #include "runtime/usage.h"
 
@@ -49,20 +49,6 @@ static int open_file(struct iz_metrics *m, FILE **f, const char *name)
     return -why;
 }
 
-/* Columns of the terminal that somebody watches, or 0.  Open MPI gives every
- * rank a terminal, watched or not, so with several ranks the caller has to say
- * so. */
-static int terminal_columns(int ranks)
-{
-    struct winsize w;
-    const char *live = getenv("IZ_LIVE");
-    if (getenv("IZ_PLAIN") || !isatty(STDOUT_FILENO) || (ranks > 1 && !live))
-        return 0;
-    if (live && atoi(live) > 1)
-        return atoi(live);
-    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) || !w.ws_col ? 80 : w.ws_col;
-}
-
 int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
                     double gemm_rate, bool quiet)
 {
@@ -73,7 +59,7 @@ int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
     m->e = e;
     m->quiet = quiet;
     m->gemm_rate = gemm_rate;
-    m->columns = terminal_columns(e->plan.ranks);
+    m->columns = iz_terminal_columns(STDOUT_FILENO, e->plan.ranks);
     m->tty = m->columns > 0;
     m->last_eval = m->last_loss = NAN;
     m->open_ns = m->last_ns = iz_now_ns();

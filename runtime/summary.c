@@ -91,6 +91,7 @@ static struct iz_limit_setting setting_of(const struct iz_engine *e)
         .rings = p->fetch,
         .half = c->dtype != IZ_F32,
         .param_on_disk = p->param_home == IZ_HOME_NVME,
+        .state_on_disk = p->state_home == IZ_HOME_NVME,
         .slices_fixed = c->run.slices > 0,
         .ranks = p->ranks,
         .workers = p->target.workers,

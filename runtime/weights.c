@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "codelets/flat.h"
+#include "runtime/progress.h"
 #include "runtime/train.h"
 
 #define PIECE (1 << 18)
@@ -42,6 +43,7 @@ struct init {
     int *first;           /* parameters of the units before each */
     int most;             /* workers that may take part */
     _Atomic int64_t next; /* chunk, counted over all units */
+    struct iz_progress progress;
 };
 
 /* Where the states and the parameters of a chunk are, or are put together for
@@ -86,11 +88,12 @@ static void init_chunks(void *arg, int i, struct iz_exec *x)
         if (u == a->e->plan.n_groups)
             return;
         init_chunk(a, u, &a->e->group[u].chunk[n], i);
+        iz_progress_add(&a->progress, 4 * a->e->group[u].chunk[n].count);
     }
 }
 
 /* Through the main thread, which can copy to a GPU between steps. */
-static int init_serial(const struct init *a)
+static int init_serial(struct init *a)
 {
     struct iz_engine *e = a->e;
     float *buf = malloc(PIECE * sizeof(*buf));
@@ -104,6 +107,7 @@ static int init_serial(const struct init *a)
             int64_t n = owned - i < PIECE ? owned - i : PIECE;
             fill(e, u, a->first[u], buf, from + i, n);
             iz_homes_put(e, u, IZ_MASTER, i, buf, n);
+            iz_progress_add(&a->progress, 4 * n);
         }
     }
     free(buf);
@@ -126,16 +130,22 @@ int iz_train_init(struct iz_engine *e)
     struct init a = {.e = e, .most = workers_for_init(e)};
     bool on_gpu = p->target.gpu && (p->param_home == IZ_HOME_NONE ||
                                     p->state_home == IZ_HOME_NONE);
+    int64_t owned = 0;
     int r = 0;
     a.first = calloc((size_t)p->n_groups, sizeof(*a.first));
     if (!a.first)
         return -ENOMEM;
     for (int u = 1; u < p->n_groups; u++)
         a.first[u] = a.first[u - 1] + e->model->unit[u - 1].n_params;
+    for (int u = 0; u < p->n_groups; u++)
+        owned += p->group[u].owned;
+    iz_progress_begin(&a.progress, "initial weights", 4 * owned, p->rank,
+                      p->ranks);
     if (on_gpu)
         r = init_serial(&a);
     else
         iz_graph_on_workers(e->graph, init_chunks, &a);
+    iz_progress_end(&a.progress);
     free(a.first);
     if (!r)
         iz_train_publish(e);

@@ -247,6 +247,8 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
     assert_text(&m, &s, "train_micro_batch_size_per_gpu");
     m = measured(IZ_USE_DISK, 0.25);
     m.usage.busy[IZ_USE_DISK] = 0.9;
+    assert_text(&m, &s, "run.save_interval");
+    s.state_on_disk = true;
     assert_text(&m, &s, "offload_optimizer.device=cpu");
     s.param_on_disk = true;
     assert_text(&m, &s, "offload_param.device=cpu");

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work on many bytes says how far it is: a line from time to time, or on a terminal
+one that changes and is gone at the end."""
+import os
+import pathlib
+import re
+import subprocess
+
+import run
+
+LINE = re.compile(r"^(.+): (\d+) of (\d+) MiB  (\d+) %  \d+ MiB/s  \d+ s left$",
+                  re.M)
+CKPT = str(pathlib.Path(run.PROGRAM).resolve().parents[1] / "tools/ckpt")
+# 4.8 million parameters: several pieces of each job.
+LARGE = {"model.width": 256, "model.heads": 4, "model.layers": 6,
+         "run.steps": 1, "run.save": True, "run.hash": False}
+
+
+def jobs(text):
+    """{job: its percentages}"""
+    found = {}
+    for what, done, total, percent in LINE.findall(text):
+        assert int(done) <= int(total)
+        found.setdefault(what, []).append(int(percent))
+    for what, percents in found.items():
+        assert percents == sorted(percents), what
+        assert percents[-1] == 100, what
+    return found
+
+
+def test_set_up_save_load_import_export(place):
+    often = {"IZ_PROGRESS": "0"}
+    first = {**LARGE, "run.export": str(place.folder / "hf")}
+    r = place.good(2, first, env=often)
+    assert set(jobs(r.err)) == {"initial weights", "saving", "exporting"}
+    output = r.output
+    r = place.good(2, {**LARGE, "run.steps": 2}, ["--resume"], output=output,
+                   env=often)
+    assert set(jobs(r.err)) == {"checking the checkpoint",
+                                "loading the checkpoint", "saving"}
+    r = place.good(1, {**LARGE, "model": {"import": str(place.folder / "hf"),
+                                          "seq": 16}}, env=often)
+    assert set(jobs(r.err)) == {"importing", "saving"}
+    r = subprocess.run([CKPT, "verify", str(output), "--step", "2"], text=True,
+                       env=run.environment(often), capture_output=True)
+    assert r.returncode == 0 and "intact" in r.stdout
+    assert "checking the checkpoint" in jobs(r.stderr)
+    assert not LINE.search(r.stdout), "results stay clean"
+
+
+def test_short_work_says_nothing(place):
+    r = place.good(None, {"run.steps": 1, "run.save": True})
+    assert not LINE.search(r.out + r.err)
+
+
+def test_nothing_stays_on_a_terminal(place):
+    """A quick job never shows, a terminal or not."""
+    config = place.config({"run.steps": 1, "run.save": True})
+    env = run.environment()
+    env.pop("IZ_PLAIN")
+    out = subprocess.run(["script", "-qec", f"{run.PROGRAM} {config}",
+                          os.devnull], env=env, capture_output=True,
+                         timeout=run.TIMEOUT_S)
+    assert out.returncode == 0
+    assert b"MiB/s" not in out.stdout
