@@ -2,6 +2,7 @@
 /* STARPU_ variables of the user; see environment.h. */
 #include "runtime/environment.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,11 +19,25 @@ static int by_name(const void *a, const void *b)
     return strcmp(a, b);
 }
 
+/* Whether a tool of ours has set it, not the user: IZ_SET names those. */
+static bool ours(const char *variable)
+{
+    size_t n = strcspn(variable, "=");
+    const char *s = getenv("IZ_SET");
+    for (; s && *s; s += strspn(s, " ")) {
+        size_t k = strcspn(s, " ");
+        if (k == n && !strncmp(s, variable, n))
+            return true;
+        s += k;
+    }
+    return false;
+}
+
 void iz_environment_keep(void)
 {
     n_kept = 0;
     for (char **v = environ; *v && n_kept < MOST; v++)
-        if (!strncmp(*v, "STARPU_", 7))
+        if (!strncmp(*v, "STARPU_", 7) && !ours(*v))
             snprintf(kept[n_kept++], LONGEST, "%s", *v);
     qsort(kept, (size_t)n_kept, LONGEST, by_name);
 }

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/environment.h"
 #include "runtime/machine.h"
 #include "runtime/options.h"
 #include "runtime/overlap.h"
@@ -57,8 +58,9 @@ static int prepare(struct simulation *s)
     if (r)
         return r;
     struct iz_target t = iz_machine_target(&s->machine, s->c.dtype, s->ranks);
-    if (s->c.run.workers)
-        t.workers = s->c.run.workers;
+    int user = iz_environment_number("STARPU_NCPU", 0);
+    if (user || s->c.run.workers)
+        t.workers = user ? user : s->c.run.workers;
     struct iz_limits limit = iz_machine_limits(&s->machine, s->ranks);
     if (s->c.run.memory_limit_bytes)
         limit.host = s->c.run.memory_limit_bytes;
@@ -195,6 +197,7 @@ static int simulate(struct simulation *s)
     if (r)
         return r;
     iz_plan_print(&s->e->plan, s->model, stdout);
+    iz_environment_print(stdout);
     fflush(stdout);
     s->steps = STEPS;
     for (int i = 0; i < s->steps; i++)
@@ -223,6 +226,7 @@ static int run_all(struct simulation *s)
 int iz_run(int argc, char **argv, const struct iz_program *p)
 {
     struct simulation s = {.p = p};
+    iz_environment_keep();
     int r = iz_options_read(&s.o, argc, argv);
     if (r)
         return 2;
