@@ -250,8 +250,8 @@ enum {
     V_BINADES = 31
 };
 
-/* 16 random bits of element i of a block with random bits h: the upper half of a
- * product, on which all bits of its factors act. */
+/* 16 random bits of element i of a block with random bits h: the upper half of
+ * a product, on which all bits of its factors act. */
 static inline uint32_t random16(uint32_t h, uint32_t i)
 {
     h += i * 0x9e3779b9u;

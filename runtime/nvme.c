@@ -22,9 +22,10 @@
 #include "codelets/die.h"
 #include "runtime/hash.h"
 
-#define RINGS 4  /* callers at a time; more of them wait for a ring */
-#define DEPTH 32 /* pieces in flight of one caller: a whole chunk by default   \
-                  */
+#define RINGS 4 /* callers at a time; more of them wait for a ring */
+#define DEPTH                                                                  \
+    32 /* pieces in flight of one caller: a whole chunk by default             \
+        */
 #define PIECE ((int64_t)1 << 20)
 #define PATIENCE 1000 /* completions in a row that bring nothing */
 
