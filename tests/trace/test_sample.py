@@ -137,6 +137,24 @@ def test_busy_times(rank):
                 r["idle_us"]) == pytest.approx(end - begin, abs=1e-6)
 
 
+def test_a_task_that_was_handed_over_early_begins_when_its_worker_is_free(
+        folder, rank, tmp_path):
+    """A GPU is given its next task while it still has one."""
+    for name in sample.CONVERTED:
+        shutil.copy(folder / name, tmp_path / name)
+    text, n = re.subn(r"(?m)^StartTime: .*$", "StartTime: 0.001",
+                      (folder / "tasks.rec").read_text())
+    assert n > 240
+    (tmp_path / "tasks.rec").write_text(text)
+    again = records.read_rank(rank.about, tmp_path).tasks
+    last = {}
+    for i in range(len(again)):
+        w = again.worker[i]
+        if w in last:
+            assert again.begin[i] == last[w]
+        last[w] = again.end[i]
+
+
 def test_hidden_parts_are_those_of_the_simulation(rank, says):
     begin, end, _ = figures.window([rank])
     kinds = {}
@@ -164,6 +182,11 @@ def test_memory_stays_within_the_plan(rank, says):
     ring = tiers["device"]["series"]["gathered units"]
     assert max(v for _, v in ring) == tiers["device"]["classes"][
         "gathered units"]
+    # Between steps no gathered unit and no unit's gradient is needed.
+    for name in ("gathered units", "unit gradients"):
+        points = tiers["device"]["series"][name]
+        empty = [t for t, v in points if v == 0 and t < last - 1]
+        assert len(empty) >= 2, name
     states = tiers["cpu"]["series"]["optimizer"]
     assert {v for _, v in states if v} == {12 * (LAYERS * BLOCK + EMBED + HEAD)}
 
