@@ -188,11 +188,11 @@ const struct iz_key iz_config_keys[] = {
         "is then full. Units computed on the CPU have it there already."),
 
     TEXT("data.path", c.data.path, "\"\"",
-         "Training tokens: shards (.bin with a header of 256 integers) or, "
-         "with data.bytes, any files; one, a pattern (*.bin), or several with "
-         "commas between. See docs/data.md."),
+         "Training data: token shards (.bin with a header of 256 integers), "
+         "with data.bytes any files, or the model's records; one, a pattern "
+         "(*.bin), or several with commas between. See docs/data.md."),
     TEXT("data.val_path", c.data.val_path, "\"\"",
-         "Validation tokens, named in the same way; empty: the last "
+         "Validation data, named in the same way; empty: the last "
          "val_fraction of data.path."),
     NUMBER("data.val_fraction", DOUBLE, c.data.val_fraction, 0, 0.9, "0.05",
            "Part of data.path kept for validation when val_path is empty."),
