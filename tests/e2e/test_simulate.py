@@ -223,6 +223,24 @@ def test_a_trillion_on_512_ranks_is_simulated_in_seconds(tmp_path):
     assert 0.9 < s["flop_per_s"] * 4 / 3 / 53e12 < 1
 
 
+def test_collectives_cost_what_a_node_receives(tmp_path):
+    """Two nodes of 16 with a slow link between them, which is then the step:
+    parameters enter a node once, of a sum each of its ranks receives a part."""
+    slow = {**json.loads(MACHINE.read_text()), "node_bytes_per_s": 10**9,
+            "message_ns": 0}
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(slow))
+    s, r = simulate(tmp_path, *SMALL, "run.ring=8", "train_batch_size=32",
+                    "train_micro_batch_size_per_gpu=1", ranks=32, machine=path)
+    assert s, r.stdout + r.stderr
+    c, layers = 1024, 6
+    embed, blocks, head = (8192 + SEQ) * c, layers * (12 * c * c + 13 * c), 2 * c
+    gathers = 2 * (embed + blocks + head)  # the ring holds all: once a step
+    sums = 2 * (2 * embed + blocks + head)  # both uses of the embedding
+    link_s = (gathers + 16 * sums) * 31 / 32 * 1e-9
+    assert link_s <= s["step_s"] < 1.05 * link_s, r.stdout
+
+
 def test_what_does_not_fit_is_refused(tmp_path):
     s, r = simulate(tmp_path, "run.device_memory_limit_bytes=3600000000")
     assert s is None and r.returncode == 1

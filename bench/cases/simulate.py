@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated steps against real ones on this machine's cores, on one rank and on
+several, whose collectives are then real MPI.  A round measures the machine with as
+many ranks as the runs have, so that collectives are measured between them, then for
+each size trains and simulates with what was just measured."""
+import json
+
+from harness import OFFLOAD, ROOT, Absent, gpt_config, ranks_line
+
+ABOUT = "simulated steps against real ones: three sizes, 1, 2 and 4 ranks"
+SIMULATE = ROOT / "tools/simulate"
+# name, model, samples a step
+SIZES = (("2.9M", {"layers": 4, "width": 240, "heads": 4}, 8),
+         ("11M", {}, 8), ("39M", {"layers": 12, "width": 512, "heads": 8}, 8))
+
+
+def simulated(b, config, machine, ranks):
+    path = b.folder / "simulate.json"
+    path.write_text(json.dumps({**config, "data": {"path": "none",
+                                                   "bytes": True}}))
+    return b.call_json([SIMULATE, path, "--machine", machine, "--ranks",
+                        ranks])[-1]["simulation"]["step_s"]
+
+
+def run(b):
+    if not (ROOT / "build-simgrid/models/gpt2").exists():
+        raise Absent("needs tools/setup --simgrid")
+    machine, ratios = b.folder / "machine.json", {}
+    for _ in range(1 if b.quick else 4):
+        for ranks in (1, 2) if b.quick else (1, 2, 4):
+            b.call([*ranks_line(ranks), b.program("tools/calibrate"), machine])
+            for name, model, samples in SIZES:
+                config = gpt_config(1, samples // ranks, OFFLOAD, 8, model,
+                                    device="cpu")
+                real = b.train(config, ranks).step_s
+                ratios.setdefault((name, ranks), []).append(
+                    simulated(b, config, machine, ranks) / real)
+    for (name, ranks), r in ratios.items():
+        where = f"{name} on {ranks} rank{'s' if ranks > 1 else ''}"
+        middle = b.figure(f"simulated / real, {where}", r, "ratio")
+        b.figure(f"its distance from 1, {where}", abs(middle - 1), "", 0.15,
+                 "less")
