@@ -180,7 +180,7 @@ struct iz_engine {
     int64_t waited_ns; /* that the main thread waited for events */
     _Atomic int64_t events_put;
     sem_t event_ready;
-    int64_t submit_ns;               /* spent in submitting steps */
+    int64_t submit_ns;               /* of CPU time, to submit steps */
     int64_t submitted_ns[IZ_EVENTS]; /* when a step was, modulo IZ_EVENTS */
     _Atomic int *stop;               /* set by a signal; borrowed */
 };
