@@ -632,8 +632,15 @@ static bool known_scheduler(const char *name)
     return false;
 }
 
-static int check_scheduler(const char *name, const char *from)
+static int check_scheduler(const char *name, const char *from, bool gpu)
 {
+    if (gpu && !strcmp(name, "heteroprio")) {
+        fprintf(stderr,
+                "izar: %s: with a GPU, tasks under heteroprio never end: use "
+                "another scheduler\n",
+                from);
+        return -EINVAL;
+    }
     if (known_scheduler(name))
         return 0;
     fprintf(stderr, "izar: %s: this StarPU has no scheduler '%s'; it has", from,
@@ -650,7 +657,8 @@ static int start_starpu(struct iz_graph *g)
     struct starpu_conf conf;
     const char *env = getenv("STARPU_SCHED");
     const char *name = env ? env : g->config.scheduler;
-    int r = check_scheduler(name, env ? "STARPU_SCHED" : "run.scheduler");
+    int r =
+        check_scheduler(name, env ? "STARPU_SCHED" : "run.scheduler", g->gpu);
     if (r)
         return r;
     starpu_conf_init(&conf);

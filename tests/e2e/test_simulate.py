@@ -91,6 +91,7 @@ def hides(s):
 
 def test_copies_and_optimizer_are_hidden(offload):
     assert hides(offload), offload
+    assert offload["limited_by"] == "compute"
     assert offload["lost_spans"] == 0
 
 
@@ -114,6 +115,8 @@ def test_without_a_ring_nothing_is_hidden(tmp_path, offload):
     assert s, r.stdout + r.stderr
     assert s["copies_hidden_percent"] < 20 and not hides(s)
     assert s["step_s"] > 1.2 * offload["step_s"]
+    assert s["limited_by"] == "late fetches"
+    assert "run.ring=2 in place of 1" in " ".join(r.stdout.split())
 
 
 def test_a_barrier_before_the_optimizer_costs_its_time(tmp_path, offload):
@@ -129,6 +132,35 @@ def test_a_barrier_before_the_optimizer_costs_its_time(tmp_path, offload):
 SMALL = ("model.layers=6", "model.width=1024", "model.heads=16",
          "model.vocab=8192", "run.device_memory_limit_bytes=0",
          "run.workers=4")
+
+
+@pytest.mark.parametrize("variable", (
+    "STARPU_PREFETCH=0", "STARPU_CALIBRATE=1", "STARPU_LIMIT_CUDA_MEM=64",
+    "STARPU_LIMIT_CPU_MEM=64", "STARPU_MINIMUM_CLEAN_BUFFERS=50"))
+def test_what_the_header_calls_without_effect_has_none(variable, tmp_path,
+                                                      monkeypatch):
+    """Every task at the same time on the same worker."""
+    plain, _ = simulate(tmp_path, *SMALL)
+    monkeypatch.setenv(*variable.split("="))
+    s, r = simulate(tmp_path, *SMALL)
+    assert s == plain, r.stderr
+    assert f"environment: {variable} (no effect: " in r.stdout
+    assert r.stdout.count("environment: ") == 1, "only what the user set"
+
+
+def test_a_scheduler_that_would_hang_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("STARPU_SCHED", "heteroprio")
+    s, r = simulate(tmp_path, *SMALL)
+    assert s is None and r.returncode == 1
+    assert "STARPU_SCHED: with a GPU, tasks under heteroprio never end" in r.stderr
+
+
+def test_a_users_workers_count(tmp_path, monkeypatch):
+    s, r = simulate(tmp_path, *SMALL, "run.workers=4")
+    monkeypatch.setenv("STARPU_NCPU", "2")
+    t, u = simulate(tmp_path, *SMALL, "run.workers=4")
+    assert "; 4 workers" in r.stdout and "; 2 workers" in u.stdout
+    assert s["task_hash"] != t["task_hash"]
 
 
 def test_the_same_to_the_bit(tmp_path):
