@@ -19,17 +19,20 @@ command -v clang >/dev/null || {
 }
 sources=(runtime/config.c runtime/config_check.c runtime/config_doc.c
     runtime/config_fault.c runtime/config_foreign.c runtime/config_keys.c
-    runtime/config_store.c runtime/config_write.c runtime/hf_config.c
-    runtime/data.c runtime/data_shard.c runtime/data_paths.c
+    runtime/config_rules.c runtime/config_store.c
+    runtime/config_write.c runtime/hf_config.c
+    runtime/data.c runtime/data_record.c runtime/data_shard.c runtime/data_paths.c
     runtime/json.c runtime/tokenizer.c runtime/tokenizer_bpe.c
     runtime/tokenizer_cut.c runtime/tokenizer_json.c
     runtime/tokenizer_json_cut.c
     runtime/tokenizer_sp_none.c runtime/tokenizer_unicode.c
     runtime/tokenizer_words.c tests/tokenizer/small.c
-    runtime/hf_file.c runtime/safetensors.c runtime/hash.c codelets/cast.c)
+    runtime/hf_file.c runtime/safetensors.c runtime/hash.c codelets/cast.c
+    codelets/die.c codelets/exact.c codelets/simd.c codelets/simd_any.c)
 
 for t in "${targets[@]}"; do
-    clang -std=c11 -D_XOPEN_SOURCE=700 -O1 -g -I. \
+    clang -std=c11 -D_XOPEN_SOURCE=700 -DIZ_SIMD_TABLE=iz_simd_portable \
+        -O1 -g -I. \
         -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
         -o "$build/fuzz_$t" "tests/fuzz/fuzz_$t.c" "${sources[@]}" \
         -ljansson -lpcre2-8 -lutf8proc
