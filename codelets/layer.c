@@ -66,3 +66,34 @@ int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
     }
     return 0;
 }
+
+int64_t iz_unit_elems(const struct iz_unit *u, bool frozen)
+{
+    int64_t n = 0;
+
+    for (int i = 0; i < u->n_params; i++)
+        if (u->param[i].frozen == frozen)
+            n += u->param[i].rows * u->param[i].cols;
+    return n;
+}
+
+void iz_unit_offsets(const struct iz_unit *u, int64_t frozen_at,
+                     int64_t *offset)
+{
+    int64_t at[2] = {0, frozen_at};
+
+    for (int i = 0; i < u->n_params; i++) {
+        const struct iz_param *p = &u->param[i];
+
+        offset[i] = at[p->frozen];
+        at[p->frozen] += p->rows * p->cols;
+    }
+}
+
+bool iz_unit_ties_trained(const struct iz_model *m, int unit)
+{
+    const struct iz_unit *u = &m->unit[unit];
+
+    return u->tied_unit >= 0 &&
+           !m->unit[u->tied_unit].param[u->tied_param].frozen;
+}

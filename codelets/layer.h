@@ -22,6 +22,7 @@ struct iz_param {
     float std; /* of IZ_INIT_NORMAL */
     /* Set by the runtime (runtime/rules.h), not by a model. */
     double lr_scale, weight_decay;
+    bool frozen; /* has no gradient: its view in dw is absent (rows = 0) */
 };
 
 /* The arguments of one call of a layer function, on one micro-batch. */
@@ -31,7 +32,7 @@ struct iz_layer {
     int samples; /* in this micro-batch */
     /* Parameters of the unit in the order of its list, then the tied one if
      * any. dw has the same order: backward overwrites every entry whose p is
-     * not NULL (entries of parameters that take no gradient are NULL). */
+     * not NULL (entries of parameters that take no gradient are absent). */
     const struct iz_view *w;
     const struct iz_view *dw;
     /* x: [samples, elements of the previous boundary]; y: [samples, out_elems].
@@ -170,5 +171,14 @@ void iz_model_close(struct iz_model **model);
 /* Gives u a copy of n parameters, each name after the prefix; 0 or -ENOMEM. */
 int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
                    const char *prefix);
+
+/* Elements of a unit's trained or of its frozen parameters. */
+int64_t iz_unit_elems(const struct iz_unit *u, bool frozen);
+/* Where each parameter begins in the unit's flat ones: the trained ones end to
+ * end from 0 on, the frozen ones from frozen_at on.  offset[n_params]. */
+void iz_unit_offsets(const struct iz_unit *u, int64_t frozen_at,
+                     int64_t *offset);
+/* Whether the unit uses a parameter of another one that is trained. */
+bool iz_unit_ties_trained(const struct iz_model *m, int unit);
 
 #endif

@@ -13,24 +13,45 @@ static void *at(void **buf, int i)
     return i < 0 ? NULL : buf[i];
 }
 
-/* Views of all parameters of a unit, the tied one last, over flat buffers. */
+static struct iz_view view_of(const struct iz_param *p, enum iz_dtype type,
+                              char *flat, int64_t at)
+{
+    if (flat)
+        flat += at * iz_dtype_bytes(type);
+    return (struct iz_view){flat, type, p->rows, p->cols};
+}
+
+/* Views of all parameters of a unit, the tied one last, over flat buffers;
+ * returns how many. */
 static int make_views(const struct iz_unit_layout *l, enum iz_dtype type,
                       char *own, char *tied, struct iz_view *out)
 {
     const struct iz_unit *u = &l->model->unit[l->unit];
-    int64_t size = iz_dtype_bytes(type);
     int n = u->n_params;
     assert(n < MAX_PARAMS);
     for (int i = 0; i < n; i++)
-        out[i] = (struct iz_view){own ? own + l->offset[i] * size : NULL, type,
-                                  u->param[i].rows, u->param[i].cols};
+        out[i] = view_of(&u->param[i], type, own, l->offset[i]);
     if (u->tied_unit < 0)
         return n;
-    const struct iz_param *t =
-        &l->model->unit[u->tied_unit].param[u->tied_param];
-    out[n] = (struct iz_view){tied ? tied + l->tied_offset * size : NULL, type,
-                              t->rows, t->cols};
+    out[n] = view_of(&l->model->unit[u->tied_unit].param[u->tied_param], type,
+                     tied, l->tied_offset);
     return n + 1;
+}
+
+/* The same of gradients: what is frozen has none. */
+static void make_gradient_views(const struct iz_unit_layout *l,
+                                enum iz_dtype type, char *own, char *tied,
+                                struct iz_view *out)
+{
+    const struct iz_unit *u = &l->model->unit[l->unit];
+    int n = make_views(l, type, own, tied, out);
+    for (int i = 0; i < n; i++) {
+        bool frozen = i < u->n_params
+                          ? u->param[i].frozen
+                          : !iz_unit_ties_trained(l->model, l->unit);
+        if (frozen)
+            out[i] = (struct iz_view){NULL, type, 0, out[i].cols};
+    }
 }
 
 /* A gradient buffer is summed whole: what no parameter covers must be zero. */
@@ -50,9 +71,8 @@ static void clear_gradients(struct iz_exec *x, const struct iz_unit_arg *a,
     const struct iz_unit_layout *l = a->layout;
     const struct iz_unit *u = &l->model->unit[l->unit];
     if (a->at_grad >= 0) {
-        const struct iz_param *last = &u->param[u->n_params - 1];
-        int64_t end = l->offset[u->n_params - 1] + last->rows * last->cols;
-        clear_uncovered(x, buf[a->at_grad], l->n, a->type, 0, end);
+        clear_uncovered(x, buf[a->at_grad], l->n, a->type, 0,
+                        iz_unit_elems(u, false));
     }
     if (a->at_tied_grad >= 0) {
         const struct iz_param *t =
@@ -129,7 +149,8 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     const struct iz_unit *u = &m->unit[l->unit];
     struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
     make_views(l, a->type, at(buf, a->at_param), at(buf, a->at_tied), w);
-    make_views(l, a->type, at(buf, a->at_grad), at(buf, a->at_tied_grad), dw);
+    make_gradient_views(l, a->type, at(buf, a->at_grad),
+                        at(buf, a->at_tied_grad), dw);
     char *batch = at(buf, a->at_batch);
     struct iz_layer layer = {
         .self = m->self,
@@ -164,7 +185,7 @@ static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
     struct iz_unit_layout l = {.model = m, .unit = unit, .offset = offset};
     struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
     make_views(&l, type, NULL, NULL, w);
-    make_views(&l, type, NULL, NULL, dw);
+    make_gradient_views(&l, type, NULL, NULL, dw);
     struct iz_layer a = {.self = m->self,
                          .unit = unit,
                          .samples = samples,

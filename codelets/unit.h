@@ -21,7 +21,7 @@ struct iz_unit_layout {
     int unit;
     const int64_t *offset; /* of each own parameter, elements */
     int64_t tied_offset;   /* of the tied parameter in its own unit's buffer */
-    int64_t n, tied_n;     /* elements of both flat buffers, padding included */
+    int64_t n, tied_n; /* elements of both flat gradients, padding included */
 };
 
 /* Argument of iz_unit_run: which buffer plays which part (-1: none). */

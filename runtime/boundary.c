@@ -27,7 +27,8 @@ static int next_use(const struct iz_engine *e, int content, int from)
     int backward = (2 * e->model->n_units - 3 - unit) * k->lanes + lane;
     if (forward >= from)
         return forward;
-    return k->training && backward >= from ? backward : NEVER;
+    bool trained = k->training && unit + 1 >= e->plan.first_trained;
+    return trained && backward >= from ? backward : NEVER;
 }
 
 struct copy_arg {
@@ -140,7 +141,9 @@ void iz_boundary_ahead(struct iz_engine *e, int unit, int lane)
     int from = (2 * units - 2 - unit) * k->lanes + lane + 1;
     if (!e->plan.boundary_slots)
         return;
-    for (int j = from; j < (2 * units - 2) * k->lanes; j++) {
+    /* The last unit with a backward reads one, but for the first unit. */
+    int below = e->plan.first_trained > 1 ? e->plan.first_trained - 1 : 0;
+    for (int j = from; j < (2 * units - 2 - below) * k->lanes; j++) {
         int reads = iz_pass_unit(e, j / k->lanes) - 1;
         int content = reads * k->lanes + j % k->lanes;
         if (k->slot_of[content] >= 0)

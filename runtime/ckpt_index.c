@@ -442,6 +442,26 @@ static bool name_equal(const struct iz_json *v, const struct iz_ckpt_name *p)
            iz_json_number(iz_json_item(shape, 1), INT64_MAX) == p->cols;
 }
 
+/* The same tensors, trained or frozen alike: a difference is one of the config
+ * and not of the model. */
+static int places_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
+{
+    const struct iz_json *names = iz_json_member(x->root, "parameters");
+
+    for (int i = 0; i < k->n_names; i++) {
+        const struct iz_json *v = iz_json_item(names, i);
+        const char *array = text_of(v, "array"), *name = k->names[i].name;
+
+        if (strcmp(text_of(v, "name"), name) == 0 &&
+            strcmp(array, k->names[i].array) != 0)
+            return fault(x,
+                         "%s is part of %s, in this run of %s: other tensors "
+                         "are frozen",
+                         name, array, k->names[i].array);
+    }
+    return 0;
+}
+
 static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     const struct iz_json *names = iz_json_member(x->root, "parameters");
@@ -483,6 +503,8 @@ int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     int err = model_check(x, k);
 
+    if (!err)
+        err = places_check(x, k);
     if (!err)
         err = arrays_check(x, k);
     if (!err)

@@ -130,12 +130,13 @@ struct iz_run_config {
     int64_t export_shard_bytes; /* tensors of a file at most */
 };
 
-enum { IZ_RULE_MATCH, IZ_RULE_DECAY, IZ_RULE_LR, IZ_RULE_KEYS };
+enum { IZ_RULE_MATCH, IZ_RULE_FROZEN, IZ_RULE_DECAY, IZ_RULE_LR, IZ_RULE_KEYS };
 
 /* "parameters": what the tensors whose names match get; of several rules that
  * match one, a later one overrides what it gives. */
 struct iz_rule {
     char match[IZ_MATCH_MAX]; /* a pattern as in a shell: * ? [...] */
+    bool frozen;
     double weight_decay, lr_scale;
     bool given[IZ_RULE_KEYS]; /* in the order of iz_rule_keys */
 };

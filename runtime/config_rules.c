@@ -17,6 +17,10 @@ const struct iz_key iz_rule_keys[] = {
                            "[...] as in a shell. One that matches none is "
                            "refused."),
                        .size = IZ_MATCH_MAX},
+    [IZ_RULE_FROZEN] = {KEY("frozen", BOOL, frozen,
+                            "Never updated: no gradient and no optimizer "
+                            "state; no backward below the lowest unit that is "
+                            "trained.")},
     [IZ_RULE_DECAY] = {KEY("weight_decay", DOUBLE, weight_decay,
                            "In place of optimizer.params.weight_decay; 0: "
                            "none."),
@@ -45,7 +49,7 @@ static void read_member(const struct rule_reader *r, const char *name,
     if (k == IZ_RULE_KEYS) {
         char near[IZ_CONFIG_NAME_MAX];
 
-        iz_word_nearest(near, name, "match|weight_decay|lr_scale");
+        iz_word_nearest(near, name, "match|frozen|weight_decay|lr_scale");
         iz_fault(r->faults, key, "unknown key%s%s%s",
                  near[0] != '\0' ? "; did you mean " : "", near,
                  near[0] != '\0' ? "?" : "");
@@ -73,6 +77,11 @@ static void read_rule(const struct rule_reader *r, json_t *v)
     if (member == NULL || json_is_null(member) ||
         (json_is_string(member) && json_string_length(member) == 0))
         iz_fault(r->faults, key, "has no \"match\": the names it is for");
+    if (r->rule->frozen &&
+        (r->rule->given[IZ_RULE_DECAY] || r->rule->given[IZ_RULE_LR]))
+        iz_fault(r->faults, key,
+                 "frozen: true, but what is frozen has neither weight_decay "
+                 "nor lr_scale");
 }
 
 void iz_config_rules(struct iz_config_file *file, struct iz_faults *f,

@@ -21,6 +21,8 @@
  */
 struct iz_chunk {
     int64_t first, count;       /* in the owned elements of the group */
+    int64_t param_first;        /* in its parameters in memory */
+    int64_t filed;              /* elements between two chunks of a file */
     float *state;               /* [arrays][count]; NULL when on disk */
     int64_t state_at, param_at; /* file offsets, bytes */
     starpu_data_handle_t
@@ -42,6 +44,7 @@ struct iz_group {
     double *norm2;
     starpu_data_handle_t norm2_handle;
     struct iz_chunk *chunk;
+    struct iz_chunk *frozen;     /* of the frozen parameters: without states */
     starpu_data_handle_t *piece; /* children of param_handle */
     int64_t version; /* counts updates, so that a ring slot knows it is stale */
     struct iz_slot *slot; /* it was fetched into last; NULL: none yet */
@@ -224,9 +227,10 @@ void iz_homes_close(struct iz_engine *e);
  */
 int64_t iz_homes_own(const struct iz_engine *e, const struct iz_group *g);
 
-enum iz_array { IZ_MASTER, IZ_M, IZ_V };
-/* Elements [from, from + n) of this rank's owned part of a group, with no task
- * running.  put(MASTER) also sets the parameters of compute type. */
+enum iz_array { IZ_MASTER, IZ_M, IZ_V, IZ_FROZEN };
+/* Elements [from, from + n) of this rank's owned part of a group's trained
+ * parameters (IZ_FROZEN: of its frozen ones), with no task running.
+ * put(MASTER) also sets the parameters of compute type. */
 void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
                   float *out, int64_t n);
 void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
@@ -247,8 +251,9 @@ void iz_zero_reduce(struct iz_engine *e, int group, int use,
                     const starpu_data_handle_t *slot, int slots);
 void iz_zero_norm(struct iz_engine *e, int group);
 void iz_zero_update(struct iz_engine *e, int group);
-/* All-gather of the parameters that the stage keeps whole. */
-void iz_zero_publish(struct iz_engine *e, int group);
+/* All-gather of the parameters that the stage keeps whole; of the frozen ones,
+ * too, where they were set. */
+void iz_zero_publish(struct iz_engine *e, int group, bool frozen);
 
 /* ---- pass.c: the tasks of a pass over the units ---- */
 

@@ -13,11 +13,30 @@
 
 /* ---- import ---- */
 
-/* This rank's elements of a group: those it owns, without padding. */
-static int import_group(struct iz_engine *e, int u, struct iz_hf_reader *r,
-                        float *buf, struct iz_progress *progress)
+/* Trained or frozen parameters of a group: n elements, which in the unit's
+ * parameters end to end begin at `at`. */
+struct part {
+    enum iz_array array;
+    int64_t n, shard, owned, at;
+};
+
+enum { PARTS = 2 };
+
+static struct part part_of(const struct iz_engine *e, int u, int i)
 {
     const struct iz_plan_group *p = e->group[u].plan;
+    const struct iz_plan_frozen *f = &p->frozen;
+
+    if (i == 0)
+        return (struct part){IZ_MASTER, p->n, p->shard, p->owned, 0};
+    return (struct part){IZ_FROZEN, f->n, f->shard, f->owned, p->n};
+}
+
+/* This rank's elements of a part: those it owns, without padding. */
+static int import_part(struct iz_engine *e, int u, const struct part *p,
+                       struct iz_hf_reader *r, float *buf,
+                       struct iz_progress *progress)
+{
     int64_t base = e->plan.states_full ? 0 : p->shard * e->plan.rank;
     int64_t end = base + p->owned < p->n ? base + p->owned : p->n;
     int err = 0;
@@ -25,9 +44,9 @@ static int import_group(struct iz_engine *e, int u, struct iz_hf_reader *r,
     for (int64_t i = base; i < end && !err; i += IZ_HF_PIECE) {
         int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
 
-        err = iz_hf_read(r, u, i, n, buf);
+        err = iz_hf_read(r, u, p->at + i, n, buf);
         if (!err)
-            iz_homes_put(e, u, IZ_MASTER, i - base, buf, n);
+            iz_homes_put(e, u, p->array, i - base, buf, n);
         iz_progress_add(progress, 4 * n);
     }
     return err;
@@ -41,11 +60,15 @@ static int import_groups(struct iz_engine *e, struct iz_hf_reader *r)
     int64_t owned = 0;
 
     for (int u = 0; u < e->plan.n_groups; u++)
-        owned += e->group[u].plan->owned;
+        owned += e->group[u].plan->owned + e->group[u].plan->frozen.owned;
     iz_progress_begin(&progress, "importing", 4 * owned, e->plan.rank,
                       e->plan.ranks);
-    for (int u = 0; u < e->plan.n_groups && !err; u++)
-        err = import_group(e, u, r, buf, &progress);
+    for (int u = 0; u < e->plan.n_groups; u++)
+        for (int i = 0; i < PARTS && !err; i++) {
+            struct part p = part_of(e, u, i);
+
+            err = import_part(e, u, &p, r, buf, &progress);
+        }
     iz_progress_end(&progress);
     free(buf);
     return err;
@@ -89,10 +112,10 @@ int iz_hf_export_check(const struct iz_config *c,
     return -EINVAL;
 }
 
-static void export_group(struct iz_engine *e, int u, struct iz_hf_writer *w,
-                         float *buf, struct iz_progress *progress)
+static void export_part(struct iz_engine *e, int u, const struct part *p,
+                        struct iz_hf_writer *w, float *buf,
+                        struct iz_progress *progress)
 {
-    const struct iz_plan_group *p = e->group[u].plan;
     int64_t base = p->shard * e->plan.rank;
     int64_t skip = e->plan.states_full ? base : 0;
     int64_t end = base + p->shard < p->n ? base + p->shard : p->n;
@@ -100,8 +123,8 @@ static void export_group(struct iz_engine *e, int u, struct iz_hf_writer *w,
     for (int64_t i = base; i < end; i += IZ_HF_PIECE) {
         int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
 
-        iz_homes_get(e, u, IZ_MASTER, i - base + skip, buf, n);
-        iz_hf_write(w, u, i, buf, n);
+        iz_homes_get(e, u, p->array, i - base + skip, buf, n);
+        iz_hf_write(w, u, p->at + i, buf, n);
         iz_progress_add(progress, 4 * n);
     }
 }
@@ -114,11 +137,15 @@ static void export_groups(struct iz_engine *e, struct iz_hf_writer *w,
     int64_t mine = 0;
 
     for (int u = 0; u < e->plan.n_groups; u++)
-        mine += e->group[u].plan->shard;
+        mine += e->group[u].plan->shard + e->group[u].plan->frozen.shard;
     iz_progress_begin(&progress, "exporting", 4 * mine, e->plan.rank,
                       e->plan.ranks);
     for (int u = 0; u < e->plan.n_groups; u++)
-        export_group(e, u, w, buf, &progress);
+        for (int i = 0; i < PARTS; i++) {
+            struct part p = part_of(e, u, i);
+
+            export_part(e, u, &p, w, buf, &progress);
+        }
     iz_progress_end(&progress);
 }
 

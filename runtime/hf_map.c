@@ -177,15 +177,18 @@ static int add_params(struct builder *b, bool tied)
     for (int u = 0; u < b->model->n_units && !err; u++) {
         const struct iz_unit *unit = &b->model->unit[u];
         struct iz_hf_tensor like = {.unit = u, .tied = tied};
+        int64_t at[2] = {0, iz_unit_elems(unit, false)};
 
         for (int p = 0; p < unit->n_params && !err; p++) {
             like.param = p;
             like.width = unit->param[p].cols;
+            like.offset = at[unit->param[p].frozen];
             err = add_param(b, &like, &found);
             if (!err && !tied && found != 1)
                 err = refuse(&unit->param[p],
                              "its name in published checkpoints is not known");
-            like.offset += unit->param[p].rows * unit->param[p].cols;
+            at[unit->param[p].frozen] +=
+                unit->param[p].rows * unit->param[p].cols;
         }
     }
     return err;

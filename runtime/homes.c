@@ -66,6 +66,14 @@ int64_t iz_homes_own(const struct iz_engine *e, const struct iz_group *g)
     return shard_of_full ? g->plan->shard * e->plan.rank : 0;
 }
 
+/* The same of the frozen ones, which lie behind the trained ones. */
+static int64_t own_frozen(const struct iz_engine *e, const struct iz_group *g)
+{
+    bool shard_of_full = e->plan.params_full && !e->plan.states_full;
+    int64_t first = shard_of_full ? g->plan->frozen.shard * e->plan.rank : 0;
+    return first + (e->plan.params_full ? g->plan->padded : g->plan->shard);
+}
+
 static void piece_filter(void *parent, void *child,
                          struct starpu_data_filter *f, unsigned id,
                          unsigned parts)
@@ -90,8 +98,9 @@ static int register_pieces(struct iz_engine *e, struct iz_group *g, int u)
 {
     int n = g->plan->chunks;
     int64_t base = iz_homes_own(e, g);
-    if (n == 1 && g->plan->owned == (e->plan.params_full ? g->plan->padded
-                                                         : g->plan->shard)) {
+    if (n == 0)
+        return 0;
+    if (n == 1 && g->plan->owned == iz_plan_held(&e->plan, g->plan)) {
         g->chunk[0].param_handle = g->param_handle;
         return 0;
     }
@@ -118,9 +127,13 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
             starpu_void_data_register(&g->chunk[i].param_handle);
             iz_trace_datum(g->chunk[i].param_handle, IZ_DATUM_PARAM, u);
         }
+        for (int i = 0; i < g->plan->frozen.chunks; i++) {
+            starpu_void_data_register(&g->frozen[i].param_handle);
+            iz_trace_datum(g->frozen[i].param_handle, IZ_DATUM_PARAM, u);
+        }
         return 0;
     }
-    int64_t held = e->plan.params_full ? g->plan->padded : g->plan->shard;
+    int64_t held = iz_plan_held(&e->plan, g->plan);
     g->param = take(e, tier_of(e->plan.param_home), IZ_MEM_PARAM, held * size);
     if (!g->param)
         return -ENOMEM;
@@ -155,7 +168,7 @@ static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
     int64_t n = e->plan.grads_full ? g->plan->padded : g->plan->shard;
     int64_t bytes = n * size_of(e->plan.grad_type);
     enum iz_tier tier = iz_plan_grad_tier(&e->plan);
-    for (int i = 0; i <= g->plan->split_accum; i++) {
+    for (int i = 0; n && i <= g->plan->split_accum; i++) {
         g->grad[i] = take(e, tier, IZ_MEM_GRAD, bytes);
         if (!g->grad[i])
             return -ENOMEM;
@@ -167,17 +180,33 @@ static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
     return 0;
 }
 
+/* Chunks of so many elements over the owned ones, the first of which is `own`
+ * in the group's parameters; NULL: no memory. */
+static struct iz_chunk *open_chunks(int64_t chunk, int64_t owned, int64_t own)
+{
+    int64_t n = (owned + chunk - 1) / chunk;
+    struct iz_chunk *c = calloc((size_t)n + 1, sizeof(*c));
+    for (int64_t i = 0; c && i < n; i++) {
+        int64_t first = i * chunk, left = owned - first;
+        c[i].first = first;
+        c[i].count = left < chunk ? left : chunk;
+        c[i].param_first = own + first;
+        c[i].filed = chunk;
+    }
+    return c;
+}
+
 static int open_layout(struct iz_engine *e, struct iz_group *g, int u)
 {
     const struct iz_unit *unit = &e->model->unit[u];
     g->offset = calloc((size_t)unit->n_params + 1, sizeof(*g->offset));
-    g->chunk = calloc((size_t)g->plan->chunks, sizeof(*g->chunk));
+    g->chunk = open_chunks(g->plan->chunk, g->plan->owned, iz_homes_own(e, g));
+    g->frozen = open_chunks(g->plan->frozen.chunk, g->plan->frozen.owned,
+                            own_frozen(e, g));
     g->segment = iz_rules_segments(unit);
-    if (!g->offset || !g->chunk || !g->segment)
+    if (!g->offset || !g->chunk || !g->frozen || !g->segment)
         return -ENOMEM;
-    for (int i = 0; i < unit->n_params; i++)
-        g->offset[i + 1] =
-            g->offset[i] + unit->param[i].rows * unit->param[i].cols;
+    iz_unit_offsets(unit, g->plan->padded, g->offset);
     g->layout = (struct iz_unit_layout){.model = e->model,
                                         .unit = u,
                                         .offset = g->offset,
@@ -186,11 +215,6 @@ static int open_layout(struct iz_engine *e, struct iz_group *g, int u)
         const struct iz_group *t = &e->group[unit->tied_unit];
         g->layout.tied_offset = t->offset[unit->tied_param];
         g->layout.tied_n = t->plan->padded;
-    }
-    for (int i = 0; i < g->plan->chunks; i++) {
-        int64_t first = i * g->plan->chunk, left = g->plan->owned - first;
-        g->chunk[i].first = first;
-        g->chunk[i].count = left < g->plan->chunk ? left : g->plan->chunk;
     }
     return 0;
 }
@@ -218,12 +242,15 @@ static void close_group(struct iz_group *g)
             unregister(&g->chunk[i].param_handle);
         unregister(&g->chunk[i].state_handle);
     }
+    for (int i = 0; g->frozen && i < g->plan->frozen.chunks; i++)
+        unregister(&g->frozen[i].param_handle);
     unregister(&g->param_handle);
     unregister(&g->grad_handle[0]);
     unregister(&g->grad_handle[1]);
     unregister(&g->norm2_handle);
     free(g->piece);
     free(g->chunk);
+    free(g->frozen);
     free(g->segment);
     free(g->offset);
 }
@@ -247,14 +274,20 @@ static int open_file(struct iz_engine *e, struct iz_nvme **f, const char *what,
 static int open_files(struct iz_engine *e)
 {
     int64_t state = 0, param = 0, param_size = size_of(e->plan.param_type);
-    for (int u = 0; u < e->plan.n_groups; u++)
-        for (int i = 0; i < e->plan.group[u].chunks; i++) {
+    for (int u = 0; u < e->plan.n_groups; u++) {
+        const struct iz_plan_group *g = &e->plan.group[u];
+        for (int i = 0; i < g->chunks; i++) {
             struct iz_chunk *k = &e->group[u].chunk[i];
             k->state_at = state;
             k->param_at = param;
-            state += iz_plan_chunk_bytes(&e->plan, &e->plan.group[u]);
-            param += e->plan.group[u].chunk * param_size;
+            state += iz_plan_chunk_bytes(&e->plan, g);
+            param += g->chunk * param_size;
         }
+        for (int i = 0; i < g->frozen.chunks; i++) {
+            e->group[u].frozen[i].param_at = param;
+            param += g->frozen.chunk * param_size;
+        }
+    }
     int r = 0;
     if (e->plan.state_home == IZ_HOME_NVME)
         r = open_file(e, &e->state_file, "state", &e->config->zero.optimizer,
@@ -317,7 +350,7 @@ static int open_rings(struct iz_engine *e)
         const struct iz_plan_ring *r = &e->plan.ring[i];
         e->ring[i].param = open_slots(e, r->params, r->elems * size,
                                       IZ_MEM_RING, IZ_DATUM_GATHERED);
-        e->ring[i].grad = open_slots(e, r->grads, r->elems * size,
+        e->ring[i].grad = open_slots(e, r->grads, r->grad_elems * size,
                                      IZ_MEM_GRAD_RING, IZ_DATUM_UNIT_GRAD);
         if (!e->ring[i].param || !e->ring[i].grad ||
             (r->params && !e->ring[i].param[r->params - 1].handle) ||
@@ -358,10 +391,11 @@ static int open_boundaries(struct iz_engine *e, struct iz_lane *l)
     if (!l->boundary || !l->boundary_handle || !l->saved || !l->saved_handle)
         return -ENOMEM;
     for (int u = 0; u + 1 < units; u++) {
-        int64_t saved = e->plan.cost[u].save_bytes;
+        bool kept = !e->plan.recompute && u >= e->plan.first_trained;
+        int64_t saved = kept ? e->plan.cost[u].save_bytes : 0;
         if (open_boundary(e, l, u))
             return -ENOMEM;
-        if (e->plan.recompute || !saved)
+        if (!saved)
             continue;
         l->saved[u] = take(e, IZ_TIER_DEVICE, IZ_MEM_SAVED, saved);
         if (!l->saved[u])
@@ -582,9 +616,9 @@ static char *chunk_param(struct iz_engine *e, int group, struct iz_chunk *k)
     struct iz_group *g = &e->group[group];
     int64_t size = size_of(e->plan.param_type);
     if (g->param)
-        return (char *)g->param + (iz_homes_own(e, g) + k->first) * size;
+        return (char *)g->param + k->param_first * size;
     iz_nvme_read(e->param_file, e->param_stage[0].p, k->param_at,
-                 g->plan->chunk * size);
+                 k->filed * size);
     return e->param_stage[0].p;
 }
 
@@ -599,8 +633,7 @@ static void store_param(struct iz_engine *e, int group, struct iz_chunk *k)
 {
     if (!e->group[group].param)
         iz_nvme_write(e->param_file, e->param_stage[0].p, k->param_at,
-                      e->group[group].plan->chunk *
-                          size_of(e->plan.param_type));
+                      k->filed * size_of(e->plan.param_type));
 }
 
 /* Elements that each array of the chunk's states has room for. */
@@ -655,26 +688,47 @@ struct piece {
     int64_t at, n, done; /* in the chunk; length; elements before it */
 };
 
-static bool next_piece(struct iz_engine *e, int group, int64_t from, int64_t n,
+static bool next_piece(struct iz_chunk *chunks, int64_t from, int64_t n,
                        struct piece *p)
 {
     p->done += p->n;
     if (p->done >= n)
         return false;
-    int64_t chunk = e->group[group].plan->chunk, pos = from + p->done;
-    p->chunk = &e->group[group].chunk[pos / chunk];
-    p->at = pos % chunk;
+    int64_t pos = from + p->done;
+    p->chunk = &chunks[pos / chunks->filed];
+    p->at = pos % chunks->filed;
     p->n = p->chunk->count - p->at;
     if (p->n > n - p->done)
         p->n = n - p->done;
     return true;
 }
 
+enum { CAST = 8192 }; /* elements at a time */
+
+static void get_frozen(struct iz_engine *e, int group, const struct piece *p,
+                       float *out)
+{
+    char buf[CAST * 4];
+    int64_t size = size_of(e->plan.param_type);
+    const char *param = chunk_param(e, group, p->chunk) + p->at * size;
+    for (int64_t i = 0; i < p->n; i += CAST) {
+        int64_t n = p->n - i < CAST ? p->n - i : CAST;
+        get_bytes(e, e->plan.param_home, buf, param + i * size, n * size);
+        iz_cast(out + i, IZ_F32, buf, e->plan.param_type, n);
+    }
+}
+
 void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
                   float *out, int64_t n)
 {
+    struct iz_group *g = &e->group[group];
     struct piece p = {0};
-    while (next_piece(e, group, from, n, &p)) {
+    if (a == IZ_FROZEN) {
+        while (next_piece(g->frozen, from, n, &p))
+            get_frozen(e, group, &p, out + p.done);
+        return;
+    }
+    while (next_piece(g->chunk, from, n, &p)) {
         if (narrow(e, a)) {
             struct iz_moments x = chunk_moments(e, group, p.chunk, a);
             iz_moment_get(out + p.done, &x, p.at, p.n);
@@ -689,12 +743,11 @@ void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
 static void put_param(struct iz_engine *e, int group, const struct piece *p,
                       const float *in)
 {
-    enum { BLOCK = 8192 };
-    char buf[BLOCK * 4];
+    char buf[CAST * 4];
     int64_t size = size_of(e->plan.param_type);
     char *param = chunk_param(e, group, p->chunk) + p->at * size;
-    for (int64_t i = 0; i < p->n; i += BLOCK) {
-        int64_t n = p->n - i < BLOCK ? p->n - i : BLOCK;
+    for (int64_t i = 0; i < p->n; i += CAST) {
+        int64_t n = p->n - i < CAST ? p->n - i : CAST;
         iz_cast(buf, e->plan.param_type, in + i, IZ_F32, n);
         put_bytes(e, e->plan.param_home, param + i * size, buf, n * size);
     }
@@ -703,9 +756,14 @@ static void put_param(struct iz_engine *e, int group, const struct piece *p,
 void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
                   const float *in, int64_t n)
 {
+    struct iz_group *g = &e->group[group];
     struct piece p = {0};
     bool separate = e->plan.state_arrays == 3;
-    while (next_piece(e, group, from, n, &p)) {
+    while (a == IZ_FROZEN && next_piece(g->frozen, from, n, &p)) {
+        put_param(e, group, &p, in + p.done);
+        store_param(e, group, p.chunk);
+    }
+    while (a != IZ_FROZEN && next_piece(g->chunk, from, n, &p)) {
         if (narrow(e, a)) {
             struct iz_moments x = chunk_moments(e, group, p.chunk, a);
             iz_moment_put(&x, p.at, in + p.done, p.n);

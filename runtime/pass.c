@@ -276,7 +276,9 @@ static int list_uses(const struct iz_engine *e, bool training,
                      struct iz_uses *uses)
 {
     size_t units = (size_t)e->model->n_units;
-    uses->steps = (int)(training ? 2 * units - 1 : units);
+    uses->steps = (int)units;
+    if (training)
+        uses->steps += (int)units - 1 - e->plan.first_trained;
     uses->group = calloc(4 * units, sizeof(*uses->group));
     uses->step = calloc(4 * units, sizeof(*uses->step));
     uses->after = calloc(4 * units, sizeof(*uses->after));

@@ -40,14 +40,6 @@ static int64_t max64(int64_t a, int64_t b)
 
 /* ---- groups ---- */
 
-static int64_t unit_elems(const struct iz_unit *u)
-{
-    int64_t n = 0;
-    for (int i = 0; i < u->n_params; i++)
-        n += u->param[i].rows * u->param[i].cols;
-    return n;
-}
-
 static int64_t chunk_elems(const struct iz_config *c, int64_t owned)
 {
     int64_t chunk = min64(c->zero.sub_group_size, CHUNK_DEFAULT);
@@ -59,14 +51,25 @@ static void plan_group(struct iz_plan *p, const struct iz_config *c,
                        const struct iz_model *m, int u)
 {
     struct iz_plan_group *g = &p->group[u];
-    g->n = unit_elems(&m->unit[u]);
-    g->shard = round_up((g->n + p->ranks - 1) / p->ranks, ALIGN_SHARD);
-    g->padded = g->shard * p->ranks;
-    g->owned = p->states_full ? g->padded : g->shard;
-    g->chunk = chunk_elems(c, g->owned);
-    g->chunks = (int)((g->owned + g->chunk - 1) / g->chunk);
+    struct iz_plan_frozen part[2]; /* trained, frozen */
+    for (int i = 0; i < 2; i++) {
+        int64_t n = iz_unit_elems(&m->unit[u], i == 1);
+        int64_t shard = round_up((n + p->ranks - 1) / p->ranks, ALIGN_SHARD);
+        int64_t owned = p->states_full ? shard * p->ranks : shard;
+        int64_t chunk = chunk_elems(c, owned);
+        part[i] = (struct iz_plan_frozen){
+            n,     shard, shard * p->ranks,
+            owned, chunk, (int)((owned + chunk - 1) / chunk)};
+    }
+    g->n = part[0].n;
+    g->shard = part[0].shard;
+    g->padded = part[0].padded;
+    g->owned = part[0].owned;
+    g->chunk = part[0].chunk;
+    g->chunks = part[0].chunks;
+    g->frozen = part[1];
     for (int v = 0; v < m->n_units; v++)
-        if (m->unit[v].tied_unit == u)
+        if (m->unit[v].tied_unit == u && iz_unit_ties_trained(m, v))
             g->tied = true;
     bool many = p->micro_batches > 1;
     g->split_accum = g->tied && many;
@@ -88,7 +91,7 @@ static int64_t median_padded(const struct iz_plan *p)
     if (!n)
         return 0;
     for (int i = 0; i < p->n_groups; i++)
-        n[i] = p->group[i].padded;
+        n[i] = iz_plan_gathered(&p->group[i]);
     qsort(n, (size_t)p->n_groups, sizeof(*n), by_size);
     int64_t median = n[p->n_groups / 2];
     free(n);
@@ -119,20 +122,23 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
     p->n_rings = 1;
     for (int u = 0; u < p->n_groups; u++) {
         struct iz_plan_group *g = &p->group[u];
-        bool common = g->padded * 4 <= median * 5 && g->padded * 4 >= median;
+        int64_t elems = iz_plan_gathered(g);
+        bool common = elems * 4 <= median * 5 && elems * 4 >= median;
         g->ring = common ? 0 : p->n_rings++;
         struct iz_plan_ring *r = &p->ring[g->ring];
-        r->elems = max64(r->elems, g->padded);
+        r->elems = max64(r->elems, elems);
+        r->grad_elems = max64(r->grad_elems, g->padded);
         members += common;
         if (!common)
-            *r = (struct iz_plan_ring){g->padded, 1, parallel};
+            *r = (struct iz_plan_ring){elems, g->padded, 1, parallel};
     }
     p->ring[0].params = ring_slots(c, p->ring[0].elems, members);
     p->ring[0].grads = 2 * parallel;
     for (int i = 0; i < p->n_rings; i++) {
         bool needed = false;
         for (int u = 0; u < p->n_groups; u++)
-            needed |= p->group[u].ring == i && !p->group[u].direct;
+            needed |=
+                p->group[u].ring == i && p->group[u].n && !p->group[u].direct;
         if (!p->fetch)
             p->ring[i].params = 0;
         if (!needed)
@@ -234,11 +240,10 @@ static void count_groups(struct iz_plan *p)
     int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
     for (int u = 0; u < p->n_groups; u++) {
         const struct iz_plan_group *g = &p->group[u];
-        int64_t held = p->params_full ? g->padded : g->shard;
         int64_t grads = (p->grads_full ? g->padded : g->shard) * grad;
         bool file = p->param_home == IZ_HOME_NVME;
         b[tier_of(p->param_home)][IZ_MEM_PARAM] +=
-            (file ? g->chunk * g->chunks : held) * param;
+            (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
         b[grad_tier][IZ_MEM_GRAD] += grads * (g->split_accum ? 2 : 1);
         file = p->state_home == IZ_HOME_NVME;
         b[tier_of(p->state_home)][IZ_MEM_STATE] +=
@@ -251,9 +256,10 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
 {
     int64_t chunk = 0, shard = 0, state = 0;
     for (int u = 0; u < p->n_groups; u++) {
-        chunk = max64(chunk, p->group[u].chunk);
+        if (p->group[u].n)
+            chunk = max64(chunk, p->group[u].chunk);
         state = max64(state, iz_plan_chunk_bytes(p, &p->group[u]));
-        shard = max64(shard, p->group[u].chunk * p->group[u].chunks);
+        shard = max64(shard, iz_plan_filed(&p->group[u]));
     }
     int64_t param = iz_dtype_bytes(p->param_type);
     if (p->state_home == IZ_HOME_NVME)
@@ -278,6 +284,9 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
                 (disk && c->run.nvme_checksum) ||
                 (p->state_home == IZ_HOME_NVME && p->moments != IZ_MOMENT_F32);
     int64_t elems = 0;
+    /* What is frozen has no state that a snapshot could take. */
+    for (int u = 0; u < p->n_groups; u++)
+        wait |= p->group[u].frozen.n > 0;
     p->save_stages = 0;
     if (!c->run.save_interval || wait)
         return;
@@ -291,13 +300,17 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
 
 static void count_copies(struct iz_plan *p)
 {
-    int64_t unit = 0, chunk = 0, size = iz_dtype_bytes(p->param_type);
+    int64_t unit = 0, whole = 0, chunk = 0;
+    int64_t size = iz_dtype_bytes(p->param_type);
     bool many = p->ranks > 1, once = p->micro_batches == 1, tied = false;
     for (int u = 0; u < p->n_groups; u++) {
         tied |= p->group[u].tied;
         unit = max64(unit, p->group[u].padded);
-        chunk = max64(chunk, p->group[u].chunk);
+        whole = max64(whole, p->group[u].frozen.padded);
+        if (p->group[u].n)
+            chunk = max64(chunk, p->group[u].chunk);
     }
+    whole = max64(whole, unit);
     if (!p->target.gpu)
         return;
     /* One contribution goes straight to its accumulator; the host's
@@ -310,8 +323,9 @@ static void count_copies(struct iz_plan *p)
     if (many && p->target.nccl)
         p->exchange_bytes = unit * size;
     else if (many)
-        p->comm_stage_bytes = unit * max64(size, iz_dtype_bytes(p->grad_type)) +
-                              (p->grads_down ? 0 : unit / p->ranks * 4);
+        p->comm_stage_bytes = max64(
+            whole * size, unit * max64(size, iz_dtype_bytes(p->grad_type)) +
+                              (p->grads_down ? 0 : unit / p->ranks * 4));
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
         p->grad_stage_bytes * p->grad_stages +
         p->update_stage_bytes * p->update_stages + p->comm_stage_bytes +
@@ -351,7 +365,7 @@ static void count_activations(struct iz_plan *p, const struct iz_model *m)
 {
     int64_t saved = 0;
     for (int u = 0; u < m->n_units; u++)
-        if (m->unit[u].forward)
+        if (m->unit[u].forward && u >= p->first_trained)
             saved += p->cost[u].save_bytes;
     count_boundaries(p, m);
     int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
@@ -371,7 +385,7 @@ static void count_rings(struct iz_plan *p)
         const struct iz_plan_ring *r = &p->ring[i];
         p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_RING] += r->elems * r->params * size;
         p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_GRAD_RING] +=
-            r->elems * r->grads * size;
+            r->grad_elems * r->grads * size;
     }
 }
 
@@ -396,6 +410,17 @@ static void count_bytes(struct iz_plan *p, const struct iz_config *c,
 
 /* ---- costs ---- */
 
+/* Whether what unit v costs holds for u, too. */
+static bool same_cost(const struct iz_model *m, int u, int v)
+{
+    const struct iz_unit *a = &m->unit[u], *b = &m->unit[v];
+    bool same = a->kind == b->kind && a->n_params == b->n_params &&
+                iz_unit_ties_trained(m, u) == iz_unit_ties_trained(m, v);
+    for (int i = 0; same && i < a->n_params; i++)
+        same = a->param[i].frozen == b->param[i].frozen;
+    return same;
+}
+
 static void plan_costs(struct iz_plan *p, const struct iz_model *m)
 {
     int tasks = p->micro_batches * p->slices;
@@ -404,7 +429,7 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
                            .rate = p->target.compute};
     for (int u = 0; u < m->n_units; u++) {
         int same = 0;
-        while (same < u && m->unit[same].kind != m->unit[u].kind)
+        while (same < u && !same_cost(m, same, u))
             same++;
         p->cost[u] = same < u
                          ? p->cost[same]
@@ -414,7 +439,8 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
         p->save_bytes = max64(p->save_bytes, p->cost[u].save_bytes);
         p->scratch_bytes = max64(p->scratch_bytes, p->cost[u].work_bytes);
         p->step_flops +=
-            tasks * (p->cost[u].forward_flops + p->cost[u].backward_flops);
+            tasks * (p->cost[u].forward_flops +
+                     (u < p->first_trained ? 0 : p->cost[u].backward_flops));
     }
     /* Tasks on flat buffers need little: the norm's partial sums. */
     if (p->target.gpu)
@@ -445,6 +471,8 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     plan_stage(p, c);
     for (int u = 0; u < m->n_units; u++)
         plan_group(p, c, m, u);
+    while (p->first_trained + 1 < m->n_units && !p->group[p->first_trained].n)
+        p->first_trained++;
     plan_costs(p, m);
     plan_rings(p, c);
     p->recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
@@ -478,12 +506,28 @@ int64_t iz_plan_device_bytes(const struct iz_plan *p)
     return p->target.gpu ? iz_bytes_tier(&p->bytes, IZ_TIER_DEVICE) : 0;
 }
 
+int64_t iz_plan_gathered(const struct iz_plan_group *g)
+{
+    return g->padded + g->frozen.padded;
+}
+
+int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_group *g)
+{
+    return p->params_full ? iz_plan_gathered(g) : g->shard + g->frozen.shard;
+}
+
+int64_t iz_plan_filed(const struct iz_plan_group *g)
+{
+    return g->chunk * g->chunks + g->frozen.chunk * g->frozen.chunks;
+}
+
 int64_t iz_up_bytes(const struct iz_plan *p, const struct iz_plan_group *g)
 {
     int64_t size = iz_dtype_bytes(p->param_type);
     if (p->ranks > 1 && !p->target.nccl)
-        return g->padded * size; /* the collective's result */
-    return p->param_home == IZ_HOME_NONE ? 0 : g->shard * size;
+        return iz_plan_gathered(g) * size; /* the collective's result */
+    return p->param_home == IZ_HOME_NONE ? 0
+                                         : (g->shard + g->frozen.shard) * size;
 }
 
 enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
@@ -521,14 +565,17 @@ static void print_tables(const struct iz_plan *p, const struct iz_model *m,
 
 void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
 {
-    int64_t n = 0;
-    for (int u = 0; u < p->n_groups; u++)
+    int64_t n = 0, frozen = 0;
+    for (int u = 0; u < p->n_groups; u++) {
         n += p->group[u].n;
-    fprintf(out,
-            "plan: %s, %.2fM parameters in %d units, %d rank%s, %s, "
-            "activations %s%s\n",
-            m->name, (double)n / 1e6, m->n_units, p->ranks,
-            p->ranks > 1 ? "s" : "", iz_dtype_name(p->param_type),
+        frozen += p->group[u].frozen.n;
+    }
+    fprintf(out, "plan: %s, %.2fM parameters", m->name,
+            (double)(n + frozen) / 1e6);
+    if (frozen)
+        fprintf(out, " (%.2fM trained)", (double)n / 1e6);
+    fprintf(out, " in %d units, %d rank%s, %s, activations %s%s\n", m->n_units,
+            p->ranks, p->ranks > 1 ? "s" : "", iz_dtype_name(p->param_type),
             p->recompute ? "recomputed" : "kept",
             p->boundaries_down ? ", boundaries on the host" : "");
     fprintf(out,

@@ -9,8 +9,16 @@
 #include "runtime/config.h"
 #include "runtime/memory.h"
 
-/* The flat parameters of one unit.  The whole is padded so that every rank's
- * shard has the same length; padding is zero everywhere and stays zero. */
+/* Parameters that are never updated; the names mean what they do below. */
+struct iz_plan_frozen {
+    int64_t n, shard, padded, owned, chunk;
+    int chunks;
+};
+
+/* The flat parameters of one unit: those that are trained, then the frozen
+ * ones, each padded so that every rank's shard has the same length; padding is
+ * zero everywhere and stays zero.  Gradients and states are of the trained ones
+ * alone. */
 struct iz_plan_group {
     int64_t n;      /* real elements */
     int64_t shard;  /* elements per rank */
@@ -19,6 +27,7 @@ struct iz_plan_group {
     int64_t
         chunk; /* elements per optimizer task; the last one may be shorter */
     int chunks;
+    struct iz_plan_frozen frozen;
     int ring;         /* which ring of gathered units and of unit gradients */
     bool tied;        /* another unit uses one of its parameters too */
     bool split_accum; /* ... and has an accumulator of its own */
@@ -27,8 +36,8 @@ struct iz_plan_group {
 
 /* Buffers of one size that take turns. */
 struct iz_plan_ring {
-    int64_t elems;
-    int params, grads; /* how many buffers of each */
+    int64_t elems, grad_elems; /* of a buffer */
+    int params, grads;         /* how many buffers of each */
 };
 
 #define IZ_SLICES_MAX 64
@@ -48,6 +57,7 @@ struct iz_plan {
     int ranks, rank, n_groups, n_rings;
     struct iz_target target;
     int tasks_at_once; /* units that are computed side by side */
+    int first_trained; /* backward ends with this unit */
     struct iz_plan_group *group;
     struct iz_plan_ring *ring;
     struct iz_unit_cost *cost; /* of each unit at `samples` */
@@ -107,6 +117,11 @@ int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
  * host memory too), and of the GPU's. */
 int64_t iz_plan_host_bytes(const struct iz_plan *p);
 int64_t iz_plan_device_bytes(const struct iz_plan *p);
+/* Elements of a group's parameters: gathered; where a rank keeps them; in whole
+ * chunks, as on disk. */
+int64_t iz_plan_gathered(const struct iz_plan_group *g);
+int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_group *g);
+int64_t iz_plan_filed(const struct iz_plan_group *g);
 /* Bytes that one fetch of a group copies to a GPU. */
 int64_t iz_up_bytes(const struct iz_plan *p, const struct iz_plan_group *g);
 /* Bytes of a unit's output, for one lane. */

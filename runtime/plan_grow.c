@@ -60,7 +60,7 @@ static bool fits(const struct iz_plan *p, const struct iz_config *c,
         fit = iz_plan_host_bytes(&q) <= limit->host &&
               iz_plan_device_bytes(&q) <= limit->device;
         for (int u = 0; u < q.n_groups; u++)
-            *params += (double)q.group[u].n;
+            *params += (double)(q.group[u].n + q.group[u].frozen.n);
         iz_plan_clear(&q);
     }
     free(grown.unit);

@@ -51,6 +51,8 @@ static void apply(struct iz_param *p, const struct iz_rule *r)
         p->weight_decay = r->weight_decay;
     if (r->given[IZ_RULE_LR])
         p->lr_scale = r->lr_scale;
+    if (r->given[IZ_RULE_FROZEN])
+        p->frozen = r->frozen;
 }
 
 static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
@@ -71,6 +73,17 @@ static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
     return found ? 0 : refuse(m, i, r->match, err);
 }
 
+static int check_trained(const struct iz_model *m, FILE *err)
+{
+    for (int u = 0; u < m->n_units; u++)
+        if (iz_unit_elems(&m->unit[u], false))
+            return 0;
+    if (err)
+        fprintf(err, "izar: parameters: every tensor is frozen: there is "
+                     "nothing to train\n");
+    return -EINVAL;
+}
+
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
 {
     int status = 0;
@@ -79,13 +92,14 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
         for (int k = 0; k < m->unit[u].n_params; k++) {
             m->unit[u].param[k].weight_decay = c->optimizer.weight_decay;
             m->unit[u].param[k].lr_scale = 1;
+            m->unit[u].param[k].frozen = false;
         }
     for (int i = 0; i < c->n_rules; i++) {
         int s = apply_rule(m, c, i, err);
 
         status = status ? status : s;
     }
-    return status;
+    return status ? status : check_trained(m, err);
 }
 
 void iz_rules_print(const struct iz_model *m, FILE *out)
@@ -94,10 +108,13 @@ void iz_rules_print(const struct iz_model *m, FILE *out)
         for (int i = 0; i < m->unit[u].n_params; i++) {
             const struct iz_param *p = &m->unit[u].param[i];
 
-            fprintf(out,
-                    "%-40s [%" PRId64 ", %" PRId64 "]  weight_decay %g  "
-                    "lr_scale %g\n",
-                    p->name, p->rows, p->cols, p->weight_decay, p->lr_scale);
+            fprintf(out, "%-40s [%" PRId64 ", %" PRId64 "]  ", p->name, p->rows,
+                    p->cols);
+            if (p->frozen)
+                fprintf(out, "frozen\n");
+            else
+                fprintf(out, "weight_decay %g  lr_scale %g\n", p->weight_decay,
+                        p->lr_scale);
         }
 }
 
@@ -112,6 +129,8 @@ struct iz_segment *iz_rules_segments(const struct iz_unit *u)
         struct iz_segment next = {.lr_scale = p->lr_scale,
                                   .weight_decay = p->weight_decay};
 
+        if (p->frozen)
+            continue;
         at += p->rows * p->cols;
         if (n == 0 || s[n - 1].lr_scale != next.lr_scale ||
             s[n - 1].weight_decay != next.weight_decay)

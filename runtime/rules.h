@@ -9,14 +9,15 @@
 #include "codelets/layer.h"
 #include "runtime/config.h"
 
-/* Sets weight decay and rate of every parameter.  -EINVAL with all patterns
- * that match nothing told on `err` (NULL: nothing is), or -ENOMEM. */
+/* Sets weight decay and rate of every parameter, and which are frozen.  -EINVAL
+ * with all patterns that match nothing told on `err` (NULL: nothing is), or
+ * -ENOMEM. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
 /* One line per parameter: name, shape, how it is updated. */
 void iz_rules_print(const struct iz_model *m, FILE *out);
 
-/* Neighbours in a unit's flat parameters that are updated alike. */
+/* Neighbours in a unit's flat trained parameters that are updated alike. */
 struct iz_segment {
     int64_t end; /* the last one holds the padding too: INT64_MAX */
     double lr_scale, weight_decay;

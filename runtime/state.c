@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const array_names[] = {"master", "m", "v"};
+/* Behind the name of a unit. */
+static const char *const array_names[] = {"/master", "/m", "/v",
+                                          ".frozen/master"};
+enum { ARRAYS = sizeof(array_names) / sizeof(array_names[0]) };
 
 static void get(void *arg, int64_t from, float *out, int64_t n)
 {
@@ -26,24 +29,29 @@ static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
                       bool load)
 {
     const struct iz_plan_group *p = e->group[u].plan;
+    int64_t n = a == IZ_FROZEN ? p->frozen.n : p->n;
+    int64_t shard = a == IZ_FROZEN ? p->frozen.shard : p->shard;
     struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
-    struct iz_state_part *arg = &s->arg[s->k.n_parts++];
-    int64_t base = p->shard * e->plan.rank;
+    struct iz_state_part *arg = &s->arg[s->k.n_parts];
+    int64_t base = shard * e->plan.rank;
     bool whole = load && e->plan.states_full;
-    int64_t first = whole ? 0 : base, count = whole ? p->n : p->shard;
-    if (first > p->n)
-        first = p->n;
-    if (count > p->n - first)
-        count = p->n - first;
+    int64_t first = whole ? 0 : base, count = whole ? n : shard;
+    if (n == 0)
+        return;
+    s->k.n_parts++;
+    if (first > n)
+        first = n;
+    if (count > n - first)
+        count = n - first;
     *arg = (struct iz_state_part){e, u, (enum iz_array)a,
                                   e->plan.states_full && !load ? base : 0};
-    *q = (struct iz_ckpt_part){.total = p->n,
+    *q = (struct iz_ckpt_part){.total = n,
                                .first = first,
                                .count = count,
                                .get = get,
                                .put = put,
                                .arg = arg};
-    snprintf(q->name, sizeof(q->name), "%s/%s", e->model->unit[u].name,
+    snprintf(q->name, sizeof(q->name), "%s%s", e->model->unit[u].name,
              array_names[a]);
 }
 
@@ -52,11 +60,13 @@ static void make_names(struct iz_engine *e, struct iz_ckpt_name *n)
     for (int u = 0; u < e->model->n_units; u++)
         for (int i = 0; i < e->model->unit[u].n_params; i++, n++) {
             const struct iz_param *p = &e->model->unit[u].param[i];
-            *n = (struct iz_ckpt_name){.offset = e->group[u].offset[i],
+            int64_t before = p->frozen ? e->group[u].plan->padded : 0;
+            *n = (struct iz_ckpt_name){.offset = e->group[u].offset[i] - before,
                                        .rows = p->rows,
                                        .cols = p->cols};
             snprintf(n->name, sizeof(n->name), "%s", p->name);
-            snprintf(n->array, sizeof(n->array), "%s", e->model->unit[u].name);
+            snprintf(n->array, sizeof(n->array), "%s%s", e->model->unit[u].name,
+                     p->frozen ? ".frozen" : "");
         }
 }
 
@@ -108,19 +118,20 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
     *s = (struct iz_state){
         .k = {.dir = e->config->run.output,
               .keep_last = e->config->run.keep_last,
-              .part = calloc(3 * (size_t)units, sizeof(struct iz_ckpt_part)),
+              .part =
+                  calloc(ARRAYS * (size_t)units, sizeof(struct iz_ckpt_part)),
               .names = name,
               .n_names = names,
               .scalar = calloc(SCALARS, sizeof(struct iz_ckpt_scalar)),
               .n_scalars = SCALARS,
               .model_text = model_text},
-        .arg = calloc(3 * (size_t)units, sizeof(*s->arg))};
+        .arg = calloc(ARRAYS * (size_t)units, sizeof(*s->arg))};
     if (!name || !s->k.part || !s->k.scalar || !s->arg) {
         iz_state_close(s);
         return -ENOMEM;
     }
     for (int u = 0; u < units; u++)
-        for (int a = 0; a < 3; a++)
+        for (int a = 0; a < ARRAYS; a++)
             make_part(s, e, u, a, load);
     make_names(e, name);
     iz_state_scalars(e, &e->control, e->step, s->k.scalar);

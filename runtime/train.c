@@ -14,11 +14,13 @@
  * next buffers: a ring buffer must be reduced before its turn comes again. */
 static void backward_micro(struct iz_engine *e, int u, int lane)
 {
-    int tied = e->model->unit[u].tied_unit;
+    int tied =
+        iz_unit_ties_trained(e->model, u) ? e->model->unit[u].tied_unit : -1;
+    bool trained = e->plan.group[u].n > 0;
     starpu_data_handle_t grad[IZ_SLICES_MAX] = {0},
                          tied_grad[IZ_SLICES_MAX] = {0};
     for (int s = 0; s < e->plan.slices; s++) {
-        grad[s] = iz_zero_grad(e, u);
+        grad[s] = trained ? iz_zero_grad(e, u) : NULL;
         tied_grad[s] = tied < 0 ? NULL : iz_zero_grad(e, tied);
         struct iz_call c = {.kind = IZ_BACKWARD,
                             .call = IZ_CALL_BACKWARD,
@@ -30,7 +32,8 @@ static void backward_micro(struct iz_engine *e, int u, int lane)
         if (u + 1 == e->model->n_units)
             iz_pass_add_loss(e, &e->lane[lane + s]);
     }
-    iz_zero_reduce(e, u, 0, grad, e->plan.slices);
+    if (trained)
+        iz_zero_reduce(e, u, 0, grad, e->plan.slices);
     if (tied >= 0)
         iz_zero_reduce(e, tied, 1, tied_grad, e->plan.slices);
 }
@@ -123,7 +126,7 @@ void iz_train_step(struct iz_engine *e)
         iz_graph_turn(e->graph, iz_pass_turn(e, 2 * e->model->n_units - 2 - u));
         if (!early)
             iz_zero_update(e, u);
-        iz_zero_publish(e, u);
+        iz_zero_publish(e, u, false);
     }
     barrier(e);
     e->submitted_ns[e->step % IZ_EVENTS] = iz_now_ns();

@@ -11,31 +11,38 @@
 
 #define PIECE (1 << 18)
 
-/* Initial values of elements [from, from + n) of a unit's flat parameters,
- * which depend on the seed, the parameter and the position alone.  Behind the
- * last parameter there is nothing to set.  first: parameters of earlier units.
- */
-static void fill(const struct iz_engine *e, int u, int first, float *out,
-                 int64_t from, int64_t n)
+/* Initial values of elements [from, from + n) of a unit's trained or of its
+ * frozen parameters, which depend on the seed, the parameter and the position
+ * alone.  Behind the last one there is nothing to set.  first: parameters of
+ * earlier units. */
+static void fill(const struct iz_engine *e, int u, bool frozen, int first,
+                 float *out, int64_t from, int64_t n)
 {
     const struct iz_unit *unit = &e->model->unit[u];
-    const int64_t *offset = e->group[u].offset;
+    int64_t before = frozen ? e->plan.group[u].padded : 0;
     for (int p = 0; p < unit->n_params; p++) {
         const struct iz_param *q = &unit->param[p];
-        int64_t i = from > offset[p] ? from : offset[p];
-        int64_t end = from + n < offset[p + 1] ? from + n : offset[p + 1];
+        int64_t begin = e->group[u].offset[p] - before;
+        int64_t i = from > begin ? from : begin;
+        int64_t end = begin + q->rows * q->cols;
+        if (q->frozen != frozen)
+            continue;
+        if (end > from + n)
+            end = from + n;
         if (q->init == IZ_INIT_NORMAL && i < end)
             iz_flat_normal(out + (i - from), end - i, e->config->run.seed,
-                           (uint64_t)(first + p), i - offset[p], q->std);
+                           (uint64_t)(first + p), i - begin, q->std);
         for (; q->init != IZ_INIT_NORMAL && i < end; i++)
             out[i - from] = q->init == IZ_INIT_ONE ? 1 : 0;
     }
 }
 
-/* First element that this rank updates in the flat parameters of a unit. */
-static int64_t owned_from(const struct iz_engine *e, int u)
+/* First element that this rank updates, or keeps of the frozen ones. */
+static int64_t owned_from(const struct iz_engine *e, int u, bool frozen)
 {
-    return e->plan.states_full ? 0 : e->group[u].plan->shard * e->plan.rank;
+    const struct iz_plan_group *g = &e->plan.group[u];
+    int64_t shard = frozen ? g->frozen.shard : g->shard;
+    return e->plan.states_full ? 0 : shard * e->plan.rank;
 }
 
 struct init {
@@ -58,21 +65,50 @@ static void init_chunk(const struct init *a, int u, const struct iz_chunk *k,
     bool separate = p->state_arrays == 3;
     float *state = k->state ? k->state : e->state_stage[i].p;
     char *param = e->group[u].param
-                      ? (char *)e->group[u].param +
-                            (iz_homes_own(e, &e->group[u]) + k->first) * size
+                      ? (char *)e->group[u].param + k->param_first * size
                       : e->param_stage[i].p;
     float *master = separate ? state : (float *)param;
     if (!k->state)
         memset(state, 0, (size_t)state_bytes);
     if (!e->group[u].param)
         memset(param, 0, (size_t)(chunk * size));
-    fill(e, u, a->first[u], master, owned_from(e, u) + k->first, k->count);
+    fill(e, u, false, a->first[u], master, owned_from(e, u, false) + k->first,
+         k->count);
     if (separate)
         iz_cast(param, p->param_type, master, IZ_F32, k->count);
     if (!k->state)
         iz_nvme_write(e->state_file, state, k->state_at, state_bytes);
     if (!e->group[u].param)
         iz_nvme_write(e->param_file, param, k->param_at, chunk * size);
+}
+
+/* The same of a chunk of frozen parameters. */
+static void init_frozen(const struct init *a, int u, const struct iz_chunk *k,
+                        int i)
+{
+    enum { BLOCK = 4096 };
+    struct iz_engine *e = a->e;
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    bool file = !e->group[u].param;
+    char *param = file ? e->param_stage[i].p
+                       : (char *)e->group[u].param + k->param_first * size;
+    float buf[BLOCK];
+    if (file)
+        memset(param, 0, (size_t)(k->filed * size));
+    for (int64_t at = 0; at < k->count; at += BLOCK) {
+        int64_t n = k->count - at < BLOCK ? k->count - at : BLOCK;
+        memset(buf, 0, sizeof(buf)); /* padding */
+        fill(e, u, true, a->first[u], buf,
+             owned_from(e, u, true) + k->first + at, n);
+        iz_cast(param + at * size, e->plan.param_type, buf, IZ_F32, n);
+    }
+    if (file)
+        iz_nvme_write(e->param_file, param, k->param_at, k->filed * size);
+}
+
+static int chunks_of(const struct iz_plan_group *g)
+{
+    return g->chunks + g->frozen.chunks;
 }
 
 /* Every worker takes the next chunk. */
@@ -83,32 +119,48 @@ static void init_chunks(void *arg, int i, struct iz_exec *x)
     while (i < a->most) {
         int64_t n = atomic_fetch_add(&a->next, 1);
         int u = 0;
-        while (u < a->e->plan.n_groups && n >= a->e->plan.group[u].chunks)
-            n -= a->e->plan.group[u++].chunks;
+        while (u < a->e->plan.n_groups && n >= chunks_of(&a->e->plan.group[u]))
+            n -= chunks_of(&a->e->plan.group[u++]);
         if (u == a->e->plan.n_groups)
             return;
-        init_chunk(a, u, &a->e->group[u].chunk[n], i);
-        iz_progress_add(&a->progress, 4 * a->e->group[u].chunk[n].count);
+        int trained = a->e->plan.group[u].chunks;
+        const struct iz_chunk *k = n < trained
+                                       ? &a->e->group[u].chunk[n]
+                                       : &a->e->group[u].frozen[n - trained];
+        if (n < trained)
+            init_chunk(a, u, k, i);
+        else
+            init_frozen(a, u, k, i);
+        iz_progress_add(&a->progress, 4 * k->count);
     }
 }
 
-/* Through the main thread, which can copy to a GPU between steps. */
-static int init_serial(struct init *a)
+/* Trained or frozen parameters of a unit, through the main thread. */
+static void init_part(struct init *a, int u, bool frozen, float *buf)
 {
     struct iz_engine *e = a->e;
+    const struct iz_plan_group *g = &e->plan.group[u];
+    int64_t from = owned_from(e, u, frozen);
+    int64_t owned = frozen ? g->frozen.owned : g->owned;
+    int64_t left = (frozen ? g->frozen.n : g->n) - from;
+    owned = left < owned ? left : owned;
+    for (int64_t i = 0; i < owned; i += PIECE) {
+        int64_t n = owned - i < PIECE ? owned - i : PIECE;
+        fill(e, u, frozen, a->first[u], buf, from + i, n);
+        iz_homes_put(e, u, frozen ? IZ_FROZEN : IZ_MASTER, i, buf, n);
+        iz_progress_add(&a->progress, 4 * n);
+    }
+}
+
+/* The main thread can copy to a GPU between steps. */
+static int init_serial(struct init *a)
+{
     float *buf = malloc(PIECE * sizeof(*buf));
     if (!buf)
         return -ENOMEM;
-    for (int u = 0; u < e->plan.n_groups; u++) {
-        int64_t from = owned_from(e, u), owned = e->plan.group[u].owned;
-        int64_t left = e->plan.group[u].n - from;
-        owned = left < owned ? left : owned;
-        for (int64_t i = 0; i < owned; i += PIECE) {
-            int64_t n = owned - i < PIECE ? owned - i : PIECE;
-            fill(e, u, a->first[u], buf, from + i, n);
-            iz_homes_put(e, u, IZ_MASTER, i, buf, n);
-            iz_progress_add(&a->progress, 4 * n);
-        }
+    for (int u = 0; u < a->e->plan.n_groups; u++) {
+        init_part(a, u, false, buf);
+        init_part(a, u, true, buf);
     }
     free(buf);
     return 0;
@@ -155,12 +207,29 @@ int iz_train_init(struct iz_engine *e)
 void iz_train_publish(struct iz_engine *e)
 {
     for (int u = 0; u < e->plan.n_groups; u++) {
-        iz_zero_publish(e, u);
+        iz_zero_publish(e, u, true);
         e->group[u].version++;
     }
     e->fetched_bytes = 0;
     /* The lane must be idle before this thread calls a collective itself. */
     iz_graph_wait(e->graph);
+}
+
+/* Of this rank's shard of an array of n elements, which begins at `first` in
+ * the unit's parameters end to end. */
+static uint64_t hash_shard(struct iz_engine *e, int u, enum iz_array a,
+                           int64_t shard, int64_t n, int64_t first, float *buf)
+{
+    int64_t base = shard * e->plan.rank;
+    int64_t skip = e->plan.states_full ? base : 0;
+    int64_t end = base + shard < n ? base + shard : n;
+    uint64_t sum = 0;
+    for (int64_t i = base; i < end; i += PIECE) {
+        int64_t k = end - i < PIECE ? end - i : PIECE;
+        iz_homes_get(e, u, a, i - base + skip, buf, k);
+        sum += iz_flat_hash(((int64_t)u << 40) + first + i, buf, k);
+    }
+    return sum;
 }
 
 uint64_t iz_train_hash(struct iz_engine *e)
@@ -170,14 +239,9 @@ uint64_t iz_train_hash(struct iz_engine *e)
     iz_graph_wait(e->graph);
     for (int u = 0; buf && u < e->plan.n_groups; u++) {
         const struct iz_plan_group *p = e->group[u].plan;
-        int64_t base = p->shard * e->plan.rank;
-        int64_t skip = e->plan.states_full ? base : 0;
-        int64_t end = base + p->shard < p->n ? base + p->shard : p->n;
-        for (int64_t i = base; i < end; i += PIECE) {
-            int64_t n = end - i < PIECE ? end - i : PIECE;
-            iz_homes_get(e, u, IZ_MASTER, i - base + skip, buf, n);
-            sum += iz_flat_hash(((int64_t)u << 40) + i, buf, n);
-        }
+        sum += hash_shard(e, u, IZ_MASTER, p->shard, p->n, 0, buf);
+        sum += hash_shard(e, u, IZ_FROZEN, p->frozen.shard, p->frozen.n, p->n,
+                          buf);
     }
     free(buf);
     return sum;

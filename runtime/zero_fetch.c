@@ -50,78 +50,150 @@ void iz_zero_io(struct iz_engine *e, enum iz_kind kind, int group,
 
 /* ---- fetch ---- */
 
+/* Trained or frozen parameters: bytes of a shard, and where they begin in what
+ * is fetched and in the whole. */
+struct fetch_part {
+    int64_t shard_bytes, from, at;
+};
+
 struct fetch_arg {
     struct iz_coll *coll;
-    int64_t shard_bytes;
+    struct fetch_part part[2];
+    int parts;
     int rank, ranks;
     bool gpu;
     const char *unit;
 };
 
-static char *own(const struct fetch_arg *a, void *whole)
+static char *own(const struct fetch_arg *a, int i, void *whole)
 {
-    return (char *)whole + a->rank * a->shard_bytes;
+    const struct fetch_part *p = &a->part[i];
+    return (char *)whole + p->at + a->rank * p->shard_bytes;
 }
 
 /* buf: shard, whole.  The shard comes into its place. */
 static void run_copy(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct fetch_arg *a = arg;
-    iz_buffer_copy(x, own(a, buf[1]), buf[0], a->shard_bytes);
+    for (int i = 0; i < a->parts; i++)
+        iz_buffer_copy(x, own(a, i, buf[1]), (char *)buf[0] + a->part[i].from,
+                       a->part[i].shard_bytes);
+}
+
+/* The parts of a whole, the own shards of which are at `mine` (NULL: in their
+ * places). */
+static void gather(struct iz_exec *x, const struct fetch_arg *a, char *whole,
+                   char *mine)
+{
+    for (int i = 0; i < a->parts; i++) {
+        const struct fetch_part *p = &a->part[i];
+        char *from = mine ? mine + p->from : own(a, i, whole);
+        if (a->gpu)
+            iz_coll_gpu_all_gather(a->coll, x, whole + p->at, from,
+                                   p->shard_bytes, a->unit);
+        else
+            iz_coll_all_gather(a->coll, whole + p->at, p->shard_bytes, a->unit);
+    }
 }
 
 /* buf: whole. */
 static void run_gather(struct iz_exec *x, void **buf, const void *arg)
 {
-    const struct fetch_arg *a = arg;
-    if (a->gpu)
-        iz_coll_gpu_all_gather(a->coll, x, buf[0], own(a, buf[0]),
-                               a->shard_bytes, a->unit);
-    else
-        iz_coll_all_gather(a->coll, buf[0], a->shard_bytes, a->unit);
+    gather(x, arg, buf[0], NULL);
 }
 
 /* buf: shard, whole.  Both in one task of the lane. */
 static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct fetch_arg *a = arg;
-    if (a->gpu) {
-        iz_coll_gpu_all_gather(a->coll, x, buf[1], buf[0], a->shard_bytes,
-                               a->unit);
-        return;
-    }
-    run_copy(x, buf, arg);
-    if (a->ranks > 1)
-        iz_coll_all_gather(a->coll, buf[1], a->shard_bytes, a->unit);
+    if (!a->gpu)
+        run_copy(x, buf, arg);
+    if (a->gpu || a->ranks > 1)
+        gather(x, a, buf[1], buf[0]);
 }
 
+static void add_part(struct fetch_arg *a, int64_t bytes, int64_t from,
+                     int64_t at)
+{
+    if (bytes)
+        a->part[a->parts++] = (struct fetch_part){bytes, from, at};
+}
+
+/* Of the trained elements, of elem_bytes each. */
 static struct fetch_arg fetch_arg(const struct iz_engine *e, int group,
                                   int64_t elem_bytes)
 {
-    return (struct fetch_arg){.coll = e->coll,
-                              .shard_bytes =
-                                  e->group[group].plan->shard * elem_bytes,
-                              .rank = e->plan.rank,
-                              .ranks = e->plan.ranks,
-                              .gpu = e->plan.target.gpu,
-                              .unit = iz_unit_name(e, group)};
+    struct fetch_arg a = {.coll = e->coll,
+                          .rank = e->plan.rank,
+                          .ranks = e->plan.ranks,
+                          .gpu = e->plan.target.gpu,
+                          .unit = iz_unit_name(e, group)};
+    add_part(&a, e->group[group].plan->shard * elem_bytes, 0, 0);
+    return a;
+}
+
+static void add_frozen(const struct iz_engine *e, int group,
+                       struct fetch_arg *a)
+{
+    const struct iz_plan_group *g = e->group[group].plan;
+    bool file = e->plan.param_home == IZ_HOME_NVME;
+    int64_t before = file ? g->chunk * g->chunks : g->shard;
+    add_part(a, iz_param_bytes(e, g->frozen.shard), iz_param_bytes(e, before),
+             iz_param_bytes(e, g->padded));
+}
+
+static double shard_bytes(const struct fetch_arg *a)
+{
+    double sum = 0;
+    for (int i = 0; i < a->parts; i++)
+        sum += (double)a->part[i].shard_bytes;
+    return sum;
+}
+
+static void submit_gather(struct iz_engine *e, enum iz_kind kind, int group,
+                          starpu_data_handle_t whole, const struct fetch_arg *a)
+{
+    if (a->parts)
+        iz_submit(e->graph, &(struct iz_task){.kind = kind,
+                                              .where = IZ_ON_LANE,
+                                              .run = run_gather,
+                                              .arg = a,
+                                              .arg_bytes = sizeof(*a),
+                                              .bytes = shard_bytes(a) *
+                                                       (e->plan.ranks - 1),
+                                              .gathers = true,
+                                              .data = {{whole, STARPU_RW}},
+                                              .unit = group,
+                                              .step = (int)e->step});
 }
 
 void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
                     starpu_data_handle_t whole, int64_t elem_bytes)
 {
     struct fetch_arg a = fetch_arg(e, group, elem_bytes);
-    double bytes = (double)a.shard_bytes * (e->plan.ranks - 1);
-    iz_submit(e->graph, &(struct iz_task){.kind = kind,
-                                          .where = IZ_ON_LANE,
-                                          .run = run_gather,
-                                          .arg = &a,
-                                          .arg_bytes = sizeof(a),
-                                          .bytes = bytes,
-                                          .gathers = true,
-                                          .data = {{whole, STARPU_RW}},
-                                          .unit = group,
-                                          .step = (int)e->step});
+    submit_gather(e, kind, group, whole, &a);
+}
+
+static struct fetch_arg param_arg(const struct iz_engine *e, int group)
+{
+    struct fetch_arg a =
+        fetch_arg(e, group, iz_dtype_bytes(e->plan.param_type));
+    add_frozen(e, group, &a);
+    return a;
+}
+
+/* n chunks of a file into a staging buffer from element `at` on. */
+static void load_chunks(struct iz_engine *e, int group, struct iz_stage *s,
+                        const struct iz_chunk *k, int n, int64_t at)
+{
+    for (int i = 0; i < n; i++) {
+        struct iz_io a = {.file = e->param_file,
+                          .offset = k[i].param_at,
+                          .bytes = iz_param_bytes(e, k[i].filed),
+                          .at = iz_param_bytes(e, at + k[i].first)};
+        iz_zero_io(e, IZ_LOAD, group, s->handle, at || i ? STARPU_RW : STARPU_W,
+                   k[i].param_handle, a);
+    }
 }
 
 /* Shards on disk first come into a staging buffer, chunk by chunk. */
@@ -130,14 +202,9 @@ static starpu_data_handle_t load_shard(struct iz_engine *e, int group)
     struct iz_group *g = &e->group[group];
     struct iz_stage *s = iz_zero_stage(e->param_stage, &e->next_param_stage,
                                        e->plan.param_stages);
-    for (int i = 0; i < g->plan->chunks; i++) {
-        struct iz_io a = {.file = e->param_file,
-                          .offset = g->chunk[i].param_at,
-                          .bytes = iz_param_bytes(e, g->plan->chunk),
-                          .at = iz_param_bytes(e, g->chunk[i].first)};
-        iz_zero_io(e, IZ_LOAD, group, s->handle, i ? STARPU_RW : STARPU_W,
-                   g->chunk[i].param_handle, a);
-    }
+    load_chunks(e, group, s, g->chunk, g->plan->chunks, 0);
+    load_chunks(e, group, s, g->frozen, g->plan->frozen.chunks,
+                g->plan->chunk * g->plan->chunks);
     return s->handle;
 }
 
@@ -145,13 +212,12 @@ static void submit_shard(struct iz_engine *e, int group, enum iz_where where,
                          starpu_data_handle_t shard, starpu_data_handle_t slot,
                          bool gathers)
 {
-    struct fetch_arg a =
-        fetch_arg(e, group, iz_dtype_bytes(e->plan.param_type));
+    struct fetch_arg a = param_arg(e, group);
     /* What the link or the network moves; a copy within the host is both. */
     int parts = where == IZ_ON_UP   ? 1
                 : e->plan.ranks > 1 ? e->plan.ranks - 1
                                     : 2;
-    double bytes = (double)a.shard_bytes * parts;
+    double bytes = shard_bytes(&a) * parts;
     iz_submit(e->graph,
               &(struct iz_task){.kind = IZ_FETCH,
                                 .where = where,
@@ -179,14 +245,15 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
         submit_shard(e, group, IZ_ON_UP, shard, slot->handle, false);
     else
         submit_shard(e, group, IZ_ON_LANE, shard, slot->handle, true);
-    if (from_host && nccl)
-        iz_zero_gather(e, IZ_FETCH, group, slot->handle,
-                       iz_dtype_bytes(p->param_type));
+    if (from_host && nccl) {
+        struct fetch_arg a = param_arg(e, group);
+        submit_gather(e, IZ_FETCH, group, slot->handle, &a);
+    }
     slot->group = group;
     slot->version = g->version;
     slot->waiting = true;
     g->slot = slot;
-    e->fetched_bytes += iz_param_bytes(e, g->plan->padded);
+    e->fetched_bytes += iz_param_bytes(e, iz_plan_gathered(g->plan));
     if (p->target.gpu)
         e->up_bytes += iz_up_bytes(p, g->plan);
 }
@@ -238,7 +305,7 @@ static void mark_used(struct iz_engine *e, const struct iz_uses *u, int from)
         int group = u->group[e->marked];
         struct iz_slot *s = find_slot(e, group);
         u->next[group] = u->after[e->marked];
-        e->fetch_clock += e->group[group].plan->padded;
+        e->fetch_clock += iz_plan_gathered(e->group[group].plan);
         if (!s)
             continue;
         s->waiting = false;
@@ -278,12 +345,15 @@ starpu_data_handle_t iz_zero_param(struct iz_engine *e, int group)
 
 /* Padding past a short last chunk is never touched: the pieces cover the owned
  * elements exactly, so only the part behind them needs the all-gather. */
-void iz_zero_publish(struct iz_engine *e, int group)
+void iz_zero_publish(struct iz_engine *e, int group, bool frozen)
 {
     struct iz_group *g = &e->group[group];
+    struct fetch_arg a =
+        fetch_arg(e, group, iz_dtype_bytes(e->plan.param_type));
     if (!e->plan.params_full || e->plan.states_full || e->plan.ranks == 1)
         return;
-    iz_zero_gather(e, IZ_FETCH, group, g->param_handle,
-                   iz_dtype_bytes(e->plan.param_type));
+    if (frozen)
+        add_frozen(e, group, &a);
+    submit_gather(e, IZ_FETCH, group, g->param_handle, &a);
     e->fetched_bytes += iz_param_bytes(e, g->plan->padded);
 }

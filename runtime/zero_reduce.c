@@ -260,6 +260,8 @@ void iz_zero_norm(struct iz_engine *e, int group)
         .own = e->plan.grads_full ? g->plan->shard * e->plan.rank : 0,
         .type = e->plan.grad_type,
         .add = g->plan->split_accum};
+    if (!g->plan->n)
+        return;
     g->contributions[0] = g->contributions[1] = 0;
     iz_submit(e->graph,
               &(struct iz_task){

@@ -306,6 +306,8 @@ void iz_zero_update(struct iz_engine *e, int group)
     struct iz_group *g = &e->group[group];
     bool disk = e->plan.state_home == IZ_HOME_NVME ||
                 e->plan.param_home == IZ_HOME_NVME;
+    if (!g->plan->n)
+        return;
     for (int i = 0; i < g->plan->chunks; i++) {
         struct iz_chunk *k = &g->chunk[i];
         if (disk) {

@@ -19,7 +19,7 @@ SUMS = {
     "dtype": ("fp32", "bf16", "fp16"),
     "shape": ("one", "sliced", "accumulated", "both"),
     "clip": (0.0, 0.5),
-    "tuned": ("all", "rules"),  # keys of TUNED
+    "tuned": ("all", "rules", "frozen", "top"),  # keys of TUNED
 }
 # Which parameters are updated how.
 TUNED = {
@@ -28,6 +28,14 @@ TUNED = {
         {"match": "*.bias", "weight_decay": 0},
         {"match": "*ln_?.weight", "weight_decay": 0, "lr_scale": 3},
         {"match": "wpe.weight", "lr_scale": 0.5}]},
+    "frozen": {"parameters": [
+        {"match": "wte.weight", "frozen": True},
+        {"match": "h.[02].*.weight", "frozen": True},
+        {"match": "h.3.*", "frozen": True}]},
+    "top": {"parameters": [
+        {"match": "*", "frozen": True},
+        {"match": "h.[34].*", "frozen": False, "weight_decay": 0.3},
+        {"match": "h.3.a*", "frozen": True}]},
 }
 # What must not.
 FREE = {

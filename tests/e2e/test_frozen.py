@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen parameters: no gradient, no state, and no backward below the lowest
+unit that is trained."""
+import json
+import pathlib
+import sys
+
+import pytest
+
+import run
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
+import folder as hf  # noqa: E402
+
+
+def only(*patterns):
+    """Nothing is trained but what matches."""
+    return {"parameters": [{"match": "*", "frozen": True}] +
+            [{"match": p, "frozen": False} for p in patterns]}
+
+
+def but(*patterns):
+    return {"parameters": [{"match": p, "frozen": True} for p in patterns]}
+
+
+def is_frozen(name, rules):
+    import fnmatch
+    frozen = False
+    for r in rules["parameters"]:
+        if fnmatch.fnmatchcase(name, r["match"]):
+            frozen = r["frozen"]
+    return frozen
+
+
+def weights(place, name, overrides, ranks=None):
+    out = place.folder / name
+    r = place.good(ranks, {**overrides, "run.export": str(out)})
+    return r, {k.removeprefix("transformer."): t[2]
+               for k, t in hf.read(out).items()}
+
+
+# ---- bytes ----
+
+def padded(n, ranks):
+    return -(-n // ranks // 64) * 64 * ranks
+
+
+def sizes(rules):
+    """Elements of each unit, trained and frozen."""
+    units = {}
+    for name, shape in hf.gpt2_shapes(run.MODEL, "").items():
+        unit = (name.split(".")[1] if name.startswith("h.") else
+                "head" if name.startswith("ln_f") else "embed")
+        n = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        pair = units.setdefault(unit, [0, 0])
+        pair[is_frozen(name, rules)] += n
+    return units.values()
+
+
+CASES = {"bottom": but("w[tp]e.weight", "h.[012].*"),
+         "attention": but("h.?.attn.*", "wte.weight"),
+         "vectors": only("*.bias", "*ln_?.weight"),
+         "head": only("ln_f.*"),
+         "positions": only("wpe.weight")}
+
+
+@pytest.mark.parametrize("stage, ranks", ((0, None), (2, 3), (3, 2)))
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_are_those_of_the_arithmetic(case, stage, ranks, place):
+    n = ranks or 1
+    rules = CASES[case]
+    r = place.good(ranks, {**rules, "zero_optimization.stage": stage,
+                           "bf16.enabled": True, "train_batch_size": 4 * n,
+                           "run.steps": 1, "run.slices": 1})
+    trained = sum(padded(t, n) for t, _ in sizes(rules))
+    whole = trained + sum(padded(f, n) for _, f in sizes(rules))
+    assert r.bytes_of("parameters") == 2 * whole // (n if stage == 3 else 1)
+    assert r.bytes_of("optimizer") == 12 * trained // (n if stage else 1)
+    assert r.bytes_of("gradients") == 2 * trained // (n if stage > 1 else 1)
+
+
+# ---- numbers ----
+
+@pytest.mark.parametrize("case, dtype", [("bottom", "fp32"),
+                                         ("attention", "fp16"),
+                                         ("vectors", "bf16")])
+def test_frozen_weights_keep_their_bits(case, dtype, place):
+    c = {"run.steps": 2}
+    if dtype != "fp32":
+        c[f"{dtype}.enabled"] = True
+    _, start = weights(place, "start", {**c, "optimizer.params.lr": 0.0})
+    _, end = weights(place, "end", {**c, **CASES[case]})
+    for name, data in end.items():
+        assert (data == start[name]) == is_frozen(name, CASES[case]), name
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_trained_has_the_gradient_of_full_training(case, place):
+    """One step without clipping: the same losses, the same weights."""
+    c = {"run.steps": 1, "gradient_clipping": 0.0}
+    a, full = weights(place, "full", c)
+    b, part = weights(place, "part", {**c, **CASES[case]})
+    assert a.losses == b.losses
+    assert b.steps[0]["grad_norm"] < a.steps[0]["grad_norm"]
+    for name, data in part.items():
+        if not is_frozen(name, CASES[case]):
+            assert data == full[name], name
+
+
+# ---- work ----
+
+@pytest.mark.parametrize("home", ("none", "cpu", "nvme"))
+def test_no_task_for_what_is_frozen(home, place, nvme):
+    """Units 0 to 3 are frozen: no backward, no reduce, norm or adam of them."""
+    c = {**CASES["bottom"], **run.offload(3, "cpu", home, nvme),
+         "run.task_log": True, "run.steps": 2, "run.recompute": "none"}
+    done = {}
+    for t in run.read_lines(place.good(2, c).output / "tasks.jsonl"):
+        done.setdefault(t["task"], []).append(t["unit"])
+    assert sorted(set(done["forward"])) == [0, 1, 2, 3, 4, 5]
+    for kind in ("backward", "reduce", "adam"):
+        assert min(done[kind]) == 4, kind
+    assert sorted(u for u in done["norm"] if u >= 0) == [4, 4, 5, 5, 6, 6]
+
+
+@pytest.mark.single
+def test_activations_below_are_not_kept(place):
+    """Of five equal blocks the upper two are kept."""
+    c = {"run.recompute": "none", "run.steps": 1}
+    all_of_them = place.good(None, c).bytes_of("activations")
+    some = place.good(None, {**c, **CASES["bottom"]}).bytes_of("activations")
+    assert 5 * some == 2 * all_of_them
+
+
+# ---- checkpoints ----
+
+def test_a_checkpoint_is_continued_bit_for_bit_and_on_other_ranks(place):
+    c = {**CASES["attention"], "zero_optimization.stage": 3, "run.save": True,
+         "run.steps": 4, "train_batch_size": 12}
+    whole = place.good(2, c)
+    out = place.folder / "halves"
+    place.good(2, {**c, "run.steps": 2}, output=out)
+    index = json.loads(
+        (out / "checkpoints" / "step-00000002" / "index.json").read_text())
+    arrays = {a["name"]: a["total"] for a in index["arrays"]}
+    width = run.MODEL["width"]
+    assert arrays["h.1.frozen/master"] == 4 * width * width + 4 * width
+    assert "h.1.frozen/m" not in arrays and "h.1/v" in arrays
+    r = place.good(2, c, ["--resume"], output=out)
+    assert r.bits == whole.bits and r.hash == whole.hash
+
+    other = place.folder / "other"
+    place.good(3, {**c, "run.steps": 2}, output=other)
+    r = place.good(1, {**c, "zero_optimization.stage": 0}, ["--resume"],
+                   output=other)
+    for a, b in zip(r.losses, whole.losses):
+        assert abs(a - b) < 1e-4
+
+
+@pytest.mark.single
+def test_another_set_is_refused(place):
+    c = {"run.save": True, "run.steps": 2}
+    out = place.folder / "out"
+    place.good(None, {**c, **CASES["attention"]}, output=out)
+    r = place.launch(None, {**c, **CASES["bottom"], "run.steps": 3},
+                     ["--resume"], output=out)
+    run.refused(r, "checkpoint", "frozen")
+
+
+@pytest.mark.single
+def test_nothing_to_train_is_refused(place):
+    r = place.launch(None, but("*"))
+    run.refused(r, "parameters", "every tensor", "frozen")
