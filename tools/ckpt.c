@@ -255,46 +255,71 @@ static int verify(const struct options *o, struct iz_coll *coll)
 
 /* ---- export ---- */
 
-/* The weights of a unit on their way out. */
+/* The weights of a unit on their way out: those of an array, which in the
+ * unit's parameters end to end begin at `at`. */
 struct stream {
     struct iz_hf_writer *w;
     int unit;
+    int64_t at;
 };
 
 static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
 {
     const struct stream *s = arg;
 
-    iz_hf_write(s->w, s->unit, from, in, n);
+    iz_hf_write(s->w, s->unit, s->at + from, in, n);
 }
 
-/* Only the master weights are read. */
+static void set_stream(struct checkpoint *c, const char *array,
+                       struct stream *s)
+{
+    for (int i = 0; i < c->k.n_parts; i++)
+        if (strcmp(c->k.part[i].name, array) == 0) {
+            c->k.part[i].count = c->k.part[i].total;
+            c->k.part[i].put = pass_on;
+            c->k.part[i].arg = s;
+        }
+}
+
+/* Only the master weights are read; s[2 * units]. */
 static void set_streams(struct checkpoint *c, const struct iz_model *m,
                         struct iz_hf_writer *w, struct stream *s)
 {
     for (int i = 0; i < c->k.n_parts; i++)
         c->k.part[i].count = 0;
-    for (int u = 0; u < m->n_units; u++) {
-        char name[64];
+    for (int u = 0; u < m->n_units; u++)
+        for (int frozen = 0; frozen < 2; frozen++, s++) {
+            const struct iz_unit *unit = &m->unit[u];
+            char name[64];
 
-        s[u] = (struct stream){w, u};
-        snprintf(name, sizeof name, "%s/master", m->unit[u].name);
-        for (int i = 0; i < c->k.n_parts; i++)
-            if (strcmp(c->k.part[i].name, name) == 0) {
-                c->k.part[i].count = c->k.part[i].total;
-                c->k.part[i].put = pass_on;
-                c->k.part[i].arg = &s[u];
-            }
-    }
+            *s = (struct stream){w, u, frozen ? iz_unit_elems(unit, false) : 0};
+            snprintf(name, sizeof name, "%s%s/master", unit->name,
+                     frozen ? ".frozen" : "");
+            set_stream(c, name, s);
+        }
+}
+
+/* What the index says of a parameter: whether it was frozen. */
+static void set_frozen(const struct checkpoint *c, struct iz_model *m)
+{
+    const struct iz_ckpt_name *n = c->k.names;
+
+    for (int u = 0; u < m->n_units; u++)
+        for (int p = 0; p < m->unit[u].n_params; p++)
+            for (int i = 0; i < c->k.n_names; i++)
+                if (strcmp(n[i].name, m->unit[u].param[p].name) == 0)
+                    m->unit[u].param[p].frozen =
+                        strcmp(n[i].array, m->unit[u].name) != 0;
 }
 
 /* The parameters that the model has, in place of those of the index: the load
  * compares them. */
-static int set_names(struct checkpoint *c, const struct iz_model *m)
+static int set_names(struct checkpoint *c, struct iz_model *m)
 {
     struct iz_ckpt_name *n;
     int names = 0;
 
+    set_frozen(c, m);
     for (int u = 0; u < m->n_units; u++)
         names += m->unit[u].n_params;
     n = calloc((size_t)names + 1, sizeof *n);
@@ -304,15 +329,16 @@ static int set_names(struct checkpoint *c, const struct iz_model *m)
     c->k.names = n;
     c->k.n_names = names;
     for (int u = 0; u < m->n_units; u++)
-        for (int64_t i = 0, at = 0; i < m->unit[u].n_params; i++, n++) {
+        for (int64_t i = 0, at[2] = {0}; i < m->unit[u].n_params; i++, n++) {
             const struct iz_param *p = &m->unit[u].param[i];
 
-            n->offset = at;
+            n->offset = at[p->frozen];
             n->rows = p->rows;
             n->cols = p->cols;
-            at += p->rows * p->cols;
+            at[p->frozen] += p->rows * p->cols;
             snprintf(n->name, sizeof n->name, "%s", p->name);
-            snprintf(n->array, sizeof n->array, "%s", m->unit[u].name);
+            snprintf(n->array, sizeof n->array, "%s%s", m->unit[u].name,
+                     p->frozen ? ".frozen" : "");
         }
     return 0;
 }
@@ -388,7 +414,7 @@ static enum iz_dtype run_dtype(const struct iz_json *config)
 }
 
 static int export_model(const struct options *o, struct checkpoint *c,
-                        const struct iz_program *p, const struct iz_model *m,
+                        const struct iz_program *p, struct iz_model *m,
                         struct iz_coll *coll)
 {
     struct iz_json *config = run_config(o->dir);
@@ -399,7 +425,7 @@ static int export_model(const struct options *o, struct checkpoint *c,
         .like = text_of(iz_json_member(config, "model"), "import"),
         .type = o->dtype >= 0 ? (enum iz_dtype)o->dtype : run_dtype(config),
         .file_bytes = o->file_bytes};
-    struct stream *s = calloc((size_t)m->n_units, sizeof *s);
+    struct stream *s = calloc(2 * (size_t)m->n_units, sizeof *s);
     struct iz_hf_writer *w;
     int err = s ? set_names(c, m) : -ENOMEM;
 

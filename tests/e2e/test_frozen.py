@@ -3,6 +3,7 @@
 unit that is trained."""
 import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -11,6 +12,8 @@ import run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
 import folder as hf  # noqa: E402
+
+TOOL = pathlib.Path(run.PROGRAM).resolve().parents[1] / "tools" / "ckpt"
 
 
 def only(*patterns):
@@ -140,7 +143,13 @@ def test_a_checkpoint_is_continued_bit_for_bit_and_on_other_ranks(place):
          "run.steps": 4, "train_batch_size": 12}
     whole = place.good(2, c)
     out = place.folder / "halves"
-    place.good(2, {**c, "run.steps": 2}, output=out)
+    exported = place.folder / "exported"
+    place.good(2, {**c, "run.steps": 2, "run.export": str(exported)},
+               output=out)
+    again = place.folder / "again"
+    subprocess.run([TOOL, "export", str(out), "--out", str(again)], check=True,
+                   env=run.environment(), stdout=subprocess.DEVNULL)
+    assert hf.read(again) == hf.read(exported)
     index = json.loads(
         (out / "checkpoints" / "step-00000002" / "index.json").read_text())
     arrays = {a["name"]: a["total"] for a in index["arrays"]}
