@@ -184,13 +184,15 @@ static void fwd_on_cpu(struct iz_exec *x, const struct iz_classifier *c)
 
 void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c)
 {
+    struct iz_classifier plain = *c; /* no linear layer: without an adapter */
     int64_t mark = iz_work_mark(x);
 
     check(c);
+    plain.w.adapter = NULL;
     if (x->backend == IZ_CUDA)
-        on_cuda(x, c, false);
+        on_cuda(x, &plain, false);
     else
-        fwd_on_cpu(x, c);
+        fwd_on_cpu(x, &plain);
     iz_work_release(x, mark);
 }
 
@@ -235,12 +237,14 @@ static void bwd_on_cpu(struct iz_exec *x, const struct iz_classifier *c)
 
 void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c)
 {
+    struct iz_classifier plain = *c;
     int64_t mark = iz_work_mark(x);
 
     check(c);
+    plain.w.adapter = NULL;
     if (x->backend == IZ_CUDA)
-        on_cuda(x, c, true);
+        on_cuda(x, &plain, true);
     else
-        bwd_on_cpu(x, c);
+        bwd_on_cpu(x, &plain);
     iz_work_release(x, mark);
 }

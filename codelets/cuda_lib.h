@@ -30,10 +30,11 @@ enum iz_product_bias {
     IZ_BIAS_SUM_B, /* bias[j] = sum over k of op(b)[k,j]; n elements */
 };
 
-/* d = op(a) op(b) + c + bias, all row-major: op(a) is [m,k], op(b) [k,n], d and
- * c [m,n], and ta, tb say that the matrix is stored transposed.  The ld count
- * the elements from one row in memory to the next.  a and b have type `in`, the
- * others `out`.  c may be NULL or d, and has d's ld. */
+/* d = scale op(a) op(b) + c + bias (scale 0 for 1), all row-major: op(a) is
+ * [m,k], op(b) [k,n], d and c [m,n], and ta, tb say that the matrix is stored
+ * transposed.  The ld count the elements from one row in memory to the next.  a
+ * and b have type `in`, the others `out`.  c may be NULL or d, and has d's ld.
+ */
 struct iz_product {
     int64_t m, n, k, lda, ldb, ldd;
     const void *a, *b, *c;
@@ -41,6 +42,7 @@ struct iz_product {
     bool ta, tb;
     enum iz_dtype in, out;
     enum iz_product_bias use;
+    float scale;
 };
 
 /* Enqueues the product; scratch is the workspace, IZ_PRODUCT_SCRATCH bytes at

@@ -16,12 +16,15 @@ IZ_C_BEGIN
 
 enum iz_backend { IZ_CPU, IZ_CUDA };
 
+struct iz_adapter; /* codelets/ops.h */
+
 /* A row-major matrix [rows, cols] without gaps.  Borrowed memory; p is NULL in
  * a dry run and for a gradient that nobody wants. */
 struct iz_view {
     void *p;
     enum iz_dtype dtype;
     int64_t rows, cols;
+    struct iz_adapter *adapter; /* of a weight that has one */
 };
 
 /* Bump allocator over memory owned by somebody else. */

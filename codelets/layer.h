@@ -23,6 +23,8 @@ struct iz_param {
     /* Set by the runtime (runtime/rules.h), not by a model. */
     double lr_scale, weight_decay;
     bool frozen; /* has no gradient: its view in dw is absent (rows = 0) */
+    int adapts;  /* of an adapter: the parameter, and how that one lies */
+    bool out_in;
 };
 
 /* The arguments of one call of a layer function, on one micro-batch. */
@@ -58,6 +60,9 @@ struct iz_unit {
     char name[32]; /* "wte", "h.3", "head" */
     struct iz_param *param;
     int n_params;
+    /* At the end of the list, set by the runtime (runtime/lora.h): a, then b of
+     * each.  The layer finds them in its weights' views. */
+    int n_adapters;
     /* A parameter of an earlier unit that this one uses too (one parameter, one
      * gradient), or tied_unit = -1. */
     int tied_unit, tied_param;
@@ -94,6 +99,7 @@ struct iz_model {
     struct iz_unit *unit;
     /* Bytes per sample of the two records that a data set hands over. */
     int64_t input_bytes, target_bytes;
+    float adapter_scale;
     /* Without records: tokens of a window, valid ones are 0..vocab-1; input and
      * target are windows of int32. */
     int tokens, vocab;
@@ -171,6 +177,12 @@ void iz_model_close(struct iz_model **model);
 /* Gives u a copy of n parameters, each name after the prefix; 0 or -ENOMEM. */
 int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
                    const char *prefix);
+
+/* The parameters of a unit but for its adapters'. */
+static inline int iz_unit_base(const struct iz_unit *u)
+{
+    return u->n_params - 2 * u->n_adapters;
+}
 
 /* Elements of a unit's trained or of its frozen parameters. */
 int64_t iz_unit_elems(const struct iz_unit *u, bool frozen);

@@ -82,6 +82,8 @@ static void fwd_cpu(struct iz_view y, struct iz_view a, struct iz_view panel,
                             .ldc = y.cols,
                             .alpha = 1,
                             .beta = beta};
+        if (l->scale != 0)
+            g.alpha = l->scale;
         if (l->out_in) {
             g.n = n;
             g.c += at;
@@ -114,11 +116,12 @@ static void fwd_on_cpu(struct iz_exec *x, struct iz_view y, struct iz_view r,
     fwd_cpu(y, a, panel, l, panel_rows(x, l->w), bias.rows || r.rows ? 1 : 0);
 }
 
-void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
-                   struct iz_view a, const struct iz_linear *l)
+static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                        struct iz_view a, const struct iz_linear *l)
 {
     int64_t mark = iz_work_mark(x);
 
+    assert(l->scale == 0 || (l->b.rows == 0 && r.rows == 0));
     assert((l->out_in ? l->w.rows : l->w.cols) == y.cols);
     assert((l->out_in ? l->w.cols : l->w.rows) == a.cols && y.rows == a.rows);
     iz_count(x, 2. * (double)y.rows * (double)iz_view_len(l->w),
@@ -163,8 +166,8 @@ static void da_cpu(struct iz_view da, struct iz_view dy, struct iz_view panel,
     }
 }
 
-void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
-                  const struct iz_linear *l)
+static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
+                       const struct iz_linear *l)
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view scratch =
@@ -253,8 +256,8 @@ static void dw_on_cpu(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     }
 }
 
-void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
-                  const struct iz_linear *l)
+static void product_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                       const struct iz_linear *l)
 {
     bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db);
     int64_t mark = iz_work_mark(x);
@@ -273,6 +276,95 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
 
         if (!x->dry)
             iz_cuda_ops->matmul_dw(x, dy, a, l, scratch);
+    }
+    iz_work_release(x, mark);
+}
+
+/* ---- adapters ---- */
+
+/* The layer without its adapter. */
+static struct iz_linear base_of(const struct iz_linear *l)
+{
+    struct iz_linear base = *l;
+
+    base.w.adapter = NULL;
+    return base;
+}
+
+static struct iz_adapter *adapter_of(const struct iz_linear *l)
+{
+    struct iz_adapter *f = l->w.adapter;
+
+    return f && f->a.rows ? f : NULL;
+}
+
+/* scale v a^T [M,rank] of the layer's input v, or scale v b of the gradient of
+ * its output; in scratch. */
+static struct iz_view narrow(struct iz_exec *x, struct iz_view v,
+                             const struct iz_adapter *f, bool gradient)
+{
+    struct iz_view t = iz_work(x, x->act, v.rows, f->a.rows);
+    struct iz_linear l = {
+        .w = gradient ? f->b : f->a, .out_in = !gradient, .scale = f->scale};
+
+    product_fwd(x, t, IZ_NONE, v, &l);
+    return t;
+}
+
+void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                   struct iz_view a, const struct iz_linear *l)
+{
+    const struct iz_adapter *f = adapter_of(l);
+    struct iz_linear base = base_of(l);
+    int64_t mark = iz_work_mark(x);
+
+    product_fwd(x, y, r, a, &base);
+    if (f) {
+        struct iz_linear wide = {.w = f->b, .out_in = true};
+
+        product_fwd(x, y, y, narrow(x, a, f, false), &wide);
+    }
+    iz_work_release(x, mark);
+}
+
+void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
+                  const struct iz_linear *l)
+{
+    const struct iz_adapter *f = adapter_of(l);
+    struct iz_linear base = base_of(l);
+    int64_t mark = iz_work_mark(x);
+
+    product_da(x, da, dy, &base);
+    if (f) {
+        struct iz_linear wide = {.w = f->a};
+
+        product_fwd(x, da, da, narrow(x, dy, f, true), &wide);
+    }
+    iz_work_release(x, mark);
+}
+
+void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                  const struct iz_linear *l)
+{
+    const struct iz_adapter *f = adapter_of(l);
+    struct iz_linear base = base_of(l);
+    int64_t mark = iz_work_mark(x);
+
+    if (l->w.adapter) {
+        l->w.adapter->seen = true;
+        l->w.adapter->out_in = l->out_in;
+    }
+    product_dw(x, dy, a, &base);
+    if (f && iz_wanted(x, f->da)) {
+        struct iz_linear to_a = {.w = f->a, .dw = f->da, .out_in = true};
+
+        product_dw(x, narrow(x, dy, f, true), a, &to_a);
+    }
+    iz_work_release(x, mark);
+    if (f && iz_wanted(x, f->db)) {
+        struct iz_linear to_b = {.w = f->b, .dw = f->db, .out_in = true};
+
+        product_dw(x, dy, narrow(x, a, f, false), &to_b);
     }
     iz_work_release(x, mark);
 }

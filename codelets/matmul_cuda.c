@@ -288,7 +288,7 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
 {
     struct key k = key_of(x, p);
     struct plan *q = plan_of(x->cuda->blas, &k);
-    float one = 1, beta = p->c ? 1 : 0;
+    float alpha = p->scale != 0 ? p->scale : 1, beta = p->c ? 1 : 0;
     uintptr_t space = ((uintptr_t)scratch.p + WORKSPACE_ALIGN - 1) /
                       WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 
@@ -297,7 +297,7 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
         return false;
     if (p->use != IZ_BIAS_NONE)
         set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
-    check(cublasLtMatmul(x->cuda->blas->lt, &q->op, &one, p->b, &q->b, p->a,
+    check(cublasLtMatmul(x->cuda->blas->lt, &q->op, &alpha, p->b, &q->b, p->a,
                          &q->a, &beta, p->c ? p->c : p->d, &q->d, p->d, &q->d,
                          &q->algo, (void *)space, WORKSPACE_BYTES,
                          (cudaStream_t)x->stream),
@@ -323,7 +323,8 @@ void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                            .bias = l->b.rows ? l->b.p : NULL,
                            .use = l->b.rows ? IZ_BIAS_ADD : IZ_BIAS_NONE,
                            .in = a.dtype,
-                           .out = y.dtype};
+                           .out = y.dtype,
+                           .scale = l->scale};
 
     assert(l->w.dtype == a.dtype && (!r.rows || r.dtype == y.dtype));
     assert(!l->b.rows || l->b.dtype == y.dtype);

@@ -32,10 +32,21 @@ static inline bool iz_wanted(const struct iz_exec *x, struct iz_view v)
 
 /* w [in,out], or [out,in] when `out_in`; b [1,out] or absent.  dw and db are
  * written by iz_matmul_dw only; with `add` it adds to dw, which is then fp32.
- */
+ * scale: of the product, 0 for 1; only of a forward without b. */
 struct iz_linear {
     struct iz_view w, b, dw, db;
     bool out_in, add;
+    float scale;
+};
+
+/* What a product with the weight w adds: y += scale (x a^T) b^T, with a
+ * [rank,in] and b [out,rank] (LoRA, arXiv 2106.09685).  The three products
+ * below do so for every w that has one, and write da and db with dw; of an
+ * adapter without a, they only tell how w lies. */
+struct iz_adapter {
+    struct iz_view a, b, da, db;
+    float scale;
+    bool seen, out_in; /* set by iz_matmul_dw: by a linear layer, as there */
 };
 
 /* y = r + a w + b: a [M,in], y and r [M,out]; r may be absent or y itself. */

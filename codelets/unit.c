@@ -18,17 +18,18 @@ static struct iz_view view_of(const struct iz_param *p, enum iz_dtype type,
 {
     if (flat)
         flat += at * iz_dtype_bytes(type);
-    return (struct iz_view){flat, type, p->rows, p->cols};
+    return (struct iz_view){
+        .p = flat, .dtype = type, .rows = p->rows, .cols = p->cols};
 }
 
-/* Views of all parameters of a unit, the tied one last, over flat buffers;
- * returns how many. */
+/* Views of all parameters of a unit but for adapters, the tied one last, over
+ * flat buffers; returns how many. */
 static int make_views(const struct iz_unit_layout *l, enum iz_dtype type,
                       char *own, char *tied, struct iz_view *out)
 {
     const struct iz_unit *u = &l->model->unit[l->unit];
-    int n = u->n_params;
-    assert(n < MAX_PARAMS);
+    int n = iz_unit_base(u);
+    assert(u->n_params < MAX_PARAMS);
     for (int i = 0; i < n; i++)
         out[i] = view_of(&u->param[i], type, own, l->offset[i]);
     if (u->tied_unit < 0)
@@ -36,6 +37,11 @@ static int make_views(const struct iz_unit_layout *l, enum iz_dtype type,
     out[n] = view_of(&l->model->unit[u->tied_unit].param[u->tied_param], type,
                      tied, l->tied_offset);
     return n + 1;
+}
+
+static struct iz_view no_gradient(struct iz_view v)
+{
+    return (struct iz_view){.dtype = v.dtype, .cols = v.cols};
 }
 
 /* The same of gradients: what is frozen has none. */
@@ -46,11 +52,32 @@ static void make_gradient_views(const struct iz_unit_layout *l,
     const struct iz_unit *u = &l->model->unit[l->unit];
     int n = make_views(l, type, own, tied, out);
     for (int i = 0; i < n; i++) {
-        bool frozen = i < u->n_params
+        bool frozen = i < iz_unit_base(u)
                           ? u->param[i].frozen
                           : !iz_unit_ties_trained(l->model, l->unit);
         if (frozen)
-            out[i] = (struct iz_view){NULL, type, 0, out[i].cols};
+            out[i] = no_gradient(out[i]);
+    }
+}
+
+/* Gives the weights in w their adapters, which are made in f. */
+static void make_adapters(const struct iz_unit_layout *l, enum iz_dtype type,
+                          char *own, char *grad, struct iz_adapter *f,
+                          struct iz_view *w)
+{
+    const struct iz_unit *u = &l->model->unit[l->unit];
+    for (int i = iz_unit_base(u); i < u->n_params; i += 2, f++) {
+        const struct iz_param *a = &u->param[i], *b = a + 1;
+        *f = (struct iz_adapter){.a = view_of(a, type, own, l->offset[i]),
+                                 .b = view_of(b, type, own, l->offset[i + 1]),
+                                 .da = view_of(a, type, grad, l->offset[i]),
+                                 .db = view_of(b, type, grad, l->offset[i + 1]),
+                                 .scale = l->model->adapter_scale};
+        if (a->frozen)
+            f->da = no_gradient(f->da);
+        if (b->frozen)
+            f->db = no_gradient(f->db);
+        w[a->adapts].adapter = f;
     }
 }
 
@@ -86,7 +113,8 @@ static struct iz_view boundary(enum iz_dtype act, const struct iz_model *m,
                                int unit, int samples, void *p)
 {
     int64_t cols = unit < 0 ? 0 : m->unit[unit].out_elems;
-    return (struct iz_view){p, act, samples, cols};
+    return (struct iz_view){
+        .p = p, .dtype = act, .rows = samples, .cols = cols};
 }
 
 static void call_layer(struct iz_exec *x, const struct iz_unit *u,
@@ -148,9 +176,12 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     const struct iz_model *m = l->model;
     const struct iz_unit *u = &m->unit[l->unit];
     struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
+    struct iz_adapter adapter[MAX_PARAMS / 2];
     make_views(l, a->type, at(buf, a->at_param), at(buf, a->at_tied), w);
     make_gradient_views(l, a->type, at(buf, a->at_grad),
                         at(buf, a->at_tied_grad), dw);
+    make_adapters(l, a->type, at(buf, a->at_param), at(buf, a->at_grad),
+                  adapter, w);
     char *batch = at(buf, a->at_batch);
     struct iz_layer layer = {
         .self = m->self,
@@ -178,14 +209,20 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
 
 /* ---- dry runs ---- */
 
+/* probe: adapters for all weights in place of the unit's own; or NULL. */
 static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
-                     int samples, enum iz_dtype type, enum iz_unit_call call)
+                     int samples, enum iz_dtype type, enum iz_unit_call call,
+                     struct iz_adapter *probe)
 {
+    struct iz_adapter adapter[MAX_PARAMS / 2];
     int64_t offset[MAX_PARAMS] = {0};
     struct iz_unit_layout l = {.model = m, .unit = unit, .offset = offset};
     struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
     make_views(&l, type, NULL, NULL, w);
     make_gradient_views(&l, type, NULL, NULL, dw);
+    make_adapters(&l, type, NULL, NULL, adapter, w);
+    for (int i = 0; probe && i < iz_unit_base(&m->unit[unit]); i++)
+        w[i].adapter = &probe[i];
     struct iz_layer a = {.self = m->self,
                          .unit = unit,
                          .samples = samples,
@@ -220,7 +257,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     if (u->forward) {
         /* A recomputed forward also writes its output into scratch. */
         iz_work(&x, x.act, samples, u->out_elems);
-        dry_call(&x, m, unit, samples, param_type, IZ_CALL_FORWARD);
+        dry_call(&x, m, unit, samples, param_type, IZ_CALL_FORWARD, NULL);
         c.save_bytes = x.save.peak;
         c.work_bytes = x.work.peak;
         c.forward_flops = x.flops;
@@ -228,7 +265,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
         c.forward_s = x.seconds;
     }
     x = dry_like(like);
-    dry_call(&x, m, unit, samples, param_type, IZ_CALL_BACKWARD);
+    dry_call(&x, m, unit, samples, param_type, IZ_CALL_BACKWARD, NULL);
     c.save_bytes = max64(c.save_bytes, x.save.peak);
     c.work_bytes = max64(c.work_bytes, x.work.peak);
     c.backward_flops = x.flops;
@@ -239,9 +276,15 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
             continue;
         x = dry_like(like);
         dry_call(&x, m, unit, call == IZ_CALL_GENERATE ? 1 : samples,
-                 param_type, (enum iz_unit_call)call);
+                 param_type, (enum iz_unit_call)call, NULL);
         c.work_bytes = max64(c.work_bytes, x.work.peak);
         c.save_bytes = max64(c.save_bytes, x.save.peak);
     }
     return c;
+}
+
+void iz_unit_probe(const struct iz_model *m, int unit, struct iz_adapter *probe)
+{
+    struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
+    dry_call(&x, m, unit, 1, IZ_F32, IZ_CALL_BACKWARD, probe);
 }

@@ -5,6 +5,7 @@
 #define IZ_CODELETS_UNIT_H
 
 #include "codelets/layer.h"
+#include "codelets/ops.h"
 #include "codelets/task.h"
 
 enum iz_unit_call {
@@ -58,5 +59,11 @@ struct iz_unit_cost {
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
                                  int samples, enum iz_dtype param_type,
                                  const struct iz_exec *like);
+
+/* Calls the unit's backward dry, each of its parameters with an adapter of
+ * probe[], empty on entry: which are weights of linear layers, and how they
+ * lie. */
+void iz_unit_probe(const struct iz_model *m, int unit,
+                   struct iz_adapter *probe);
 
 #endif

@@ -187,7 +187,8 @@ void iz_head_generate(struct iz_exec *x, const struct iz_layer *a, int width)
     struct iz_norm n = norm(a, IZ_HEAD_NORM);
     struct iz_view in = iz_view_rows(tokens(a->x, width), a->row, 1);
     struct iz_linear l = {.w = a->w[IZ_HEAD_MATRIX], .out_in = true};
-    struct iz_view logits = {a->logits, IZ_F32, 1, l.w.rows};
+    struct iz_view logits = {
+        .p = a->logits, .dtype = IZ_F32, .rows = 1, .cols = l.w.rows};
 
     iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, &n, in), &l);
     iz_work_release(x, mark);

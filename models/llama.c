@@ -310,7 +310,8 @@ static void head_generate(struct iz_exec *x, const struct iz_layer *a)
     struct iz_rmsnorm n = norm(a, HEAD_NORM);
     struct iz_view in = iz_view_rows(tokens(a->x, c->width), a->row, 1);
     struct iz_linear l = {.w = a->w[HEAD_MATRIX], .out_in = true};
-    struct iz_view logits = {a->logits, IZ_F32, 1, c->vocab};
+    struct iz_view logits = {
+        .p = a->logits, .dtype = IZ_F32, .rows = 1, .cols = c->vocab};
 
     iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, &n, in), &l);
     iz_work_release(x, mark);

@@ -130,6 +130,15 @@ struct iz_run_config {
     int64_t export_shard_bytes; /* tensors of a file at most */
 };
 
+enum iz_lora_export { IZ_LORA_MERGED, IZ_LORA_ADAPTER };
+
+struct iz_lora_config {
+    int rank; /* 0: no adapters */
+    double alpha;
+    char targets[IZ_PATH_MAX]; /* patterns with commas between */
+    enum iz_lora_export export;
+};
+
 enum { IZ_RULE_MATCH, IZ_RULE_FROZEN, IZ_RULE_DECAY, IZ_RULE_LR, IZ_RULE_KEYS };
 
 /* "parameters": what the tensors whose names match get; of several rules that
@@ -156,6 +165,7 @@ struct iz_config {
     struct iz_data_config data;
     struct iz_run_config run;
     char import[IZ_PATH_MAX]; /* model.import: initial weights; "": random */
+    struct iz_lora_config lora;
     struct iz_rule rule[IZ_RULES_MAX];
     int n_rules;
 };

@@ -254,6 +254,22 @@ static void check_boundaries(struct iz_config_file *file, struct iz_faults *f)
                  "units are computed; choose full");
 }
 
+static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
+{
+    struct iz_lora_config *l = &file->c.lora;
+
+    if (is_bad(file, "lora.rank") || is_bad(file, "lora.targets"))
+        return;
+    if (l->rank > 0 && l->targets[strspn(l->targets, " ,")] == '\0')
+        iz_fault(f, "lora.targets", "missing, and lora.rank is %d", l->rank);
+    if (l->rank == 0 && l->targets[0] != '\0')
+        iz_fault(f, "lora.targets", "there are no adapters: lora.rank is 0");
+    if (l->rank == 0 && l->export != IZ_LORA_MERGED)
+        iz_fault(f, "lora.export", "there are no adapters: lora.rank is 0");
+    if (l->alpha == 0)
+        l->alpha = l->rank;
+}
+
 void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
                        int ranks)
 {
@@ -266,6 +282,7 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
     check_zero(file, f);
     check_boundaries(file, f);
     resolve_run(file, f);
+    resolve_lora(file, f);
 }
 
 void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)

@@ -22,6 +22,7 @@ static const struct {
      "number "
      "of ranks the losses are the same bit for bit."},
     {"activation_checkpointing.", "activation_checkpointing", "DeepSpeed's."},
+    {"lora.", "lora", "izar's. Low-rank adapters, arXiv 2106.09685."},
     {"data.", "data", "izar's."},
     {"run.", "run", "izar's."},
 };
@@ -197,8 +198,9 @@ static const char intro[] =
     "# The config file\n\n"
     "This page is printed by the program from the table its parser uses; do "
     "not edit it.\n\n"
-    "A run is one JSON file with DeepSpeed's keys, and four sections of our "
-    "own: `parameters`, `model`, `data` and `run`. Only a batch size must be "
+    "A run is one JSON file with DeepSpeed's keys, and five sections of our "
+    "own: `parameters`, `lora`, `model`, `data` and `run`. Only a batch size "
+    "must be "
     "given. A key "
     "written `a.b` below is `\"b\"` in the object `\"a\"`. `--set a.b=value` "
     "overrides "

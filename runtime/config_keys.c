@@ -187,6 +187,18 @@ const struct iz_key iz_config_keys[] = {
         "host and passes through a few buffers of the GPU; run.recompute auto "
         "is then full. Units computed on the CPU have it there already."),
 
+    NUMBER("lora.rank", INT, c.lora.rank, 0, 4096, "0",
+           "Rank of the adapters (LoRA); 0: none. All else is frozen then, "
+           "unless a rule of `parameters` says otherwise."),
+    NUMBER("lora.alpha", DOUBLE, c.lora.alpha, 0, 1e6, "0.0",
+           "Adapters are multiplied by alpha / rank; 0: alpha is the rank."),
+    TEXT("lora.targets", c.lora.targets, "\"\"",
+         "Names of weights of linear layers, as in `parameters`, with commas "
+         "between; \"*\": all of them."),
+    WORD("lora.export", c.lora.export, "merged|adapter", "\"merged\"",
+         "What run.export writes: the model with the adapters added to its "
+         "weights, or the adapters alone in the layout of PEFT."),
+
     TEXT("data.path", c.data.path, "\"\"",
          "Training data: token shards (.bin with a header of 256 integers), "
          "with data.bytes any files, or the model's records; one, a pattern "

@@ -4,11 +4,14 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/ckpt_share.h"
 #include "runtime/hf_config.h"
 #include "runtime/hf_read.h"
 #include "runtime/hf_write.h"
+#include "runtime/lora.h"
+#include "runtime/lora_write.h"
 #include "runtime/progress.h"
 
 /* ---- import ---- */
@@ -44,6 +47,7 @@ static int import_part(struct iz_engine *e, int u, const struct part *p,
     for (int64_t i = base; i < end && !err; i += IZ_HF_PIECE) {
         int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
 
+        memset(buf, 0, (size_t)n * sizeof *buf); /* adapters are not there */
         err = iz_hf_read(r, u, p->at + i, n, buf);
         if (!err)
             iz_homes_put(e, u, p->array, i - base, buf, n);
@@ -91,9 +95,7 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
     if (!err)
         err = iz_ckpt_agree(e->coll, import_groups(e, r));
     iz_hf_read_close(&r);
-    if (!err)
-        iz_train_publish(e);
-    return err;
+    return err ? err : iz_ckpt_agree(e->coll, iz_train_init_adapters(e));
 }
 
 /* ---- export ---- */
@@ -104,17 +106,23 @@ int iz_hf_export_check(const struct iz_config *c,
 {
     if (!c->run.export[0])
         return 0;
-    if (section->hf && iz_hf_type(section->hf, m->self))
-        return iz_hf_write_check(c->run.export);
+    if (section->hf && iz_hf_type(section->hf, m->self)) {
+        int err = c->lora.export == IZ_LORA_ADAPTER
+                      ? iz_lora_export_check(section->hf, m)
+                      : 0;
+
+        return err ? err : iz_hf_write_check(c->run.export);
+    }
     fprintf(stderr, "izar: run.export: %s\n",
             section->hf ? "no published type of model has this shape"
                         : "this model has no names for it");
     return -EINVAL;
 }
 
+/* trained: what is merged, or NULL. */
 static void export_part(struct iz_engine *e, int u, const struct part *p,
-                        struct iz_hf_writer *w, float *buf,
-                        struct iz_progress *progress)
+                        const float *trained, struct iz_hf_writer *w,
+                        float *buf, struct iz_progress *progress)
 {
     int64_t base = p->shard * e->plan.rank;
     int64_t skip = e->plan.states_full ? base : 0;
@@ -124,6 +132,9 @@ static void export_part(struct iz_engine *e, int u, const struct part *p,
         int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
 
         iz_homes_get(e, u, p->array, i - base + skip, buf, n);
+        if (trained)
+            iz_lora_merge(e->model, u, p->array == IZ_FROZEN, trained, i, buf,
+                          n);
         iz_hf_write(w, u, p->at + i, buf, n);
         iz_progress_add(progress, 4 * n);
     }
@@ -140,12 +151,17 @@ static void export_groups(struct iz_engine *e, struct iz_hf_writer *w,
         mine += e->group[u].plan->shard + e->group[u].plan->frozen.shard;
     iz_progress_begin(&progress, "exporting", 4 * mine, e->plan.rank,
                       e->plan.ranks);
-    for (int u = 0; u < e->plan.n_groups; u++)
+    for (int u = 0; u < e->plan.n_groups; u++) {
+        bool merges = e->model->unit[u].n_adapters > 0;
+        float *trained = merges ? iz_lora_gather(e, u) : NULL;
+
         for (int i = 0; i < PARTS; i++) {
             struct part p = part_of(e, u, i);
 
-            export_part(e, u, &p, w, buf, &progress);
+            export_part(e, u, &p, trained, w, buf, &progress);
         }
+        free(trained);
+    }
     iz_progress_end(&progress);
 }
 
@@ -165,6 +181,10 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
     int err;
 
     iz_graph_wait(e->graph);
+    if (e->config->lora.export == IZ_LORA_ADAPTER) {
+        free(buf);
+        return iz_lora_export(e, section);
+    }
     err = iz_ckpt_agree(e->coll, buf ? 0 : -ENOMEM);
     if (!err)
         err = iz_hf_write_open(&w, &o, e->coll);

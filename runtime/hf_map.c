@@ -179,7 +179,7 @@ static int add_params(struct builder *b, bool tied)
         struct iz_hf_tensor like = {.unit = u, .tied = tied};
         int64_t at[2] = {0, iz_unit_elems(unit, false)};
 
-        for (int p = 0; p < unit->n_params && !err; p++) {
+        for (int p = 0; p < iz_unit_base(unit) && !err; p++) {
             like.param = p;
             like.width = unit->param[p].cols;
             like.offset = at[unit->param[p].frozen];

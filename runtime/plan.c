@@ -415,9 +415,11 @@ static bool same_cost(const struct iz_model *m, int u, int v)
 {
     const struct iz_unit *a = &m->unit[u], *b = &m->unit[v];
     bool same = a->kind == b->kind && a->n_params == b->n_params &&
+                a->n_adapters == b->n_adapters &&
                 iz_unit_ties_trained(m, u) == iz_unit_ties_trained(m, v);
     for (int i = 0; same && i < a->n_params; i++)
-        same = a->param[i].frozen == b->param[i].frozen;
+        same = a->param[i].frozen == b->param[i].frozen &&
+               a->param[i].adapts == b->param[i].adapts;
     return same;
 }
 

@@ -30,18 +30,43 @@ static char *names_of(const struct iz_model *m)
     return text;
 }
 
-static int refuse(const struct iz_model *m, int i, const char *match, FILE *err)
+static void replace(char *s, char from, char to)
 {
-    char near[IZ_CONFIG_NAME_MAX] = "", *names = names_of(m);
+    for (; *s; s++)
+        if (*s == from)
+            *s = to;
+}
 
-    if (names)
-        iz_word_nearest(near, match, names);
+/* The name nearest to a pattern, "" if none is near.  Names are compared as a
+ * whole: the words of a config are also compared from their last dot on. */
+static void nearest(char near[IZ_CONFIG_NAME_MAX], const struct iz_model *m,
+                    const char *match)
+{
+    char whole[IZ_CONFIG_NAME_MAX], *names = names_of(m);
+
+    near[0] = '\0';
+    if (!names)
+        return;
+    snprintf(whole, sizeof whole, "%s", match);
+    replace(whole, '.', '/');
+    replace(names, '.', '/');
+    iz_word_nearest(near, whole, names);
+    replace(near, '/', '.');
     free(names);
+}
+
+int iz_rules_none(const struct iz_model *m, const char *key, const char *match,
+                  const char *what, FILE *err)
+{
+    char near[IZ_CONFIG_NAME_MAX];
+
+    nearest(near, m, match);
     if (err)
         fprintf(err,
-                "izar: parameters[%d].match: \"%s\" matches no tensor of "
-                "%s%s%s (--parameters lists them)\n",
-                i, match, m->name, near[0] ? "; the nearest is " : "", near);
+                "izar: %s: \"%s\" matches no %s of %s%s%s (--parameters lists "
+                "them)\n",
+                key, match, what, m->name, near[0] ? "; the nearest is " : "",
+                near);
     return -EINVAL;
 }
 
@@ -59,6 +84,7 @@ static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
                       FILE *err)
 {
     const struct iz_rule *r = &c->rule[i];
+    char key[64];
     int found = 0;
 
     for (int u = 0; u < m->n_units; u++)
@@ -70,7 +96,8 @@ static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
             apply(p, r);
             found++;
         }
-    return found ? 0 : refuse(m, i, r->match, err);
+    snprintf(key, sizeof key, "parameters[%d].match", i);
+    return found ? 0 : iz_rules_none(m, key, r->match, "tensor", err);
 }
 
 static int check_trained(const struct iz_model *m, FILE *err)
@@ -90,9 +117,11 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
 
     for (int u = 0; u < m->n_units; u++)
         for (int k = 0; k < m->unit[u].n_params; k++) {
-            m->unit[u].param[k].weight_decay = c->optimizer.weight_decay;
-            m->unit[u].param[k].lr_scale = 1;
-            m->unit[u].param[k].frozen = false;
+            struct iz_param *p = &m->unit[u].param[k];
+
+            p->weight_decay = c->optimizer.weight_decay;
+            p->lr_scale = 1;
+            p->frozen = c->lora.rank > 0 && k < iz_unit_base(&m->unit[u]);
         }
     for (int i = 0; i < c->n_rules; i++) {
         int s = apply_rule(m, c, i, err);

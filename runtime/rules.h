@@ -9,10 +9,16 @@
 #include "codelets/layer.h"
 #include "runtime/config.h"
 
-/* Sets weight decay and rate of every parameter, and which are frozen.  -EINVAL
+/* Sets weight decay and rate of every parameter, and which are frozen: without
+ * a rule, all but the adapters if there are any.  -EINVAL
  * with all patterns that match nothing told on `err` (NULL: nothing is), or
  * -ENOMEM. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
+
+/* Tells that a pattern matches nothing of `what`, with the nearest name;
+ * returns -EINVAL. */
+int iz_rules_none(const struct iz_model *m, const char *key, const char *match,
+                  const char *what, FILE *err);
 
 /* One line per parameter: name, shape, how it is updated. */
 void iz_rules_print(const struct iz_model *m, FILE *out);

@@ -19,6 +19,7 @@
 #include "codelets/rate.h"
 #include "runtime/environment.h"
 #include "runtime/hf.h"
+#include "runtime/lora.h"
 #include "runtime/machine.h"
 #include "runtime/metrics.h"
 #include "runtime/options.h"
@@ -269,6 +270,9 @@ static char *model_text(const struct run *r)
         fprintf(f, ", \"%s\": ", k->name);
         iz_config_value(f, k, r->p->section.target);
     }
+    if (r->c.lora.rank)
+        fprintf(f, ", \"lora_rank\": %d, \"lora_alpha\": %.17g", r->c.lora.rank,
+                r->c.lora.alpha);
     fprintf(f, "}");
     fclose(f);
     return text;
@@ -664,6 +668,9 @@ static int prepare_model(struct run *r)
         s = agree(r, choose_host_comm(r));
     if (!s)
         s = agree(r, r->p->open(&r->model, r->p->section.target));
+    if (!s)
+        s = agree(
+            r, iz_lora_apply(r->model, &r->c, first_rank(r) ? stderr : NULL));
     if (!s)
         s = agree(
             r, iz_rules_apply(r->model, &r->c, first_rank(r) ? stderr : NULL));

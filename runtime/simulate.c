@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "runtime/environment.h"
+#include "runtime/lora.h"
 #include "runtime/machine.h"
 #include "runtime/options.h"
 #include "runtime/overlap.h"
@@ -53,6 +54,8 @@ static int prepare(struct simulation *s)
                            s->o.n_set, s->ranks, stderr);
     if (!r)
         r = s->p->open(&s->model, s->p->section.target);
+    if (!r)
+        r = iz_lora_apply(s->model, &s->c, stderr);
     if (!r)
         r = iz_rules_apply(s->model, &s->c, stderr);
     if (r)

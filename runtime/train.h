@@ -24,6 +24,8 @@ void iz_train_close(struct iz_engine **e);
 
 /* Fills the parameters with the model's initial values, states with zero. */
 int iz_train_init(struct iz_engine *e);
+/* Of the adapters alone, when the others have been put; publishes all. */
+int iz_train_init_adapters(struct iz_engine *e);
 
 /* Gives parameters to ranks that hold them whole after they were set by
  * iz_train_init or iz_homes_put; all ranks. */

@@ -11,6 +11,15 @@
 
 #define PIECE (1 << 18)
 
+/* Adapters have streams of their own: those of the others are the same as in
+ * the model without. */
+static uint64_t stream_of(const struct iz_unit *unit, int u, int first, int p)
+{
+    return p < iz_unit_base(unit)
+               ? (uint64_t)(first + p)
+               : (UINT64_C(1) << 63) + ((uint64_t)u << 16) + (uint64_t)p;
+}
+
 /* Initial values of elements [from, from + n) of a unit's trained or of its
  * frozen parameters, which depend on the seed, the parameter and the position
  * alone.  Behind the last one there is nothing to set.  first: parameters of
@@ -31,7 +40,7 @@ static void fill(const struct iz_engine *e, int u, bool frozen, int first,
             end = from + n;
         if (q->init == IZ_INIT_NORMAL && i < end)
             iz_flat_normal(out + (i - from), end - i, e->config->run.seed,
-                           (uint64_t)(first + p), i - begin, q->std);
+                           stream_of(unit, u, first, p), i - begin, q->std);
         for (; q->init != IZ_INIT_NORMAL && i < end; i++)
             out[i - from] = q->init == IZ_INIT_ONE ? 1 : 0;
     }
@@ -176,6 +185,15 @@ static int workers_for_init(const struct iz_engine *e)
     return n;
 }
 
+/* Parameters of the units before each, without adapters; malloc'ed. */
+static int *count_first(const struct iz_engine *e)
+{
+    int *first = calloc((size_t)e->plan.n_groups, sizeof(*first));
+    for (int u = 1; first && u < e->plan.n_groups; u++)
+        first[u] = first[u - 1] + iz_unit_base(&e->model->unit[u - 1]);
+    return first;
+}
+
 int iz_train_init(struct iz_engine *e)
 {
     const struct iz_plan *p = &e->plan;
@@ -184,13 +202,11 @@ int iz_train_init(struct iz_engine *e)
                                     p->state_home == IZ_HOME_NONE);
     int64_t owned = 0;
     int r = 0;
-    a.first = calloc((size_t)p->n_groups, sizeof(*a.first));
+    a.first = count_first(e);
     if (!a.first)
         return -ENOMEM;
-    for (int u = 1; u < p->n_groups; u++)
-        a.first[u] = a.first[u - 1] + e->model->unit[u - 1].n_params;
     for (int u = 0; u < p->n_groups; u++)
-        owned += p->group[u].owned;
+        owned += p->group[u].owned + p->group[u].frozen.owned;
     iz_progress_begin(&a.progress, "initial weights", 4 * owned, p->rank,
                       p->ranks);
     if (on_gpu)
@@ -198,6 +214,41 @@ int iz_train_init(struct iz_engine *e)
     else
         iz_graph_on_workers(e->graph, init_chunks, &a);
     iz_progress_end(&a.progress);
+    free(a.first);
+    if (!r)
+        iz_train_publish(e);
+    return r;
+}
+
+/* What this rank keeps of parameter p. */
+static void init_param(const struct init *a, int u, int p, float *buf)
+{
+    struct iz_engine *e = a->e;
+    const struct iz_plan_group *g = &e->plan.group[u];
+    const struct iz_param *q = &e->model->unit[u].param[p];
+    int64_t begin = e->group[u].offset[p] - (q->frozen ? g->padded : 0);
+    int64_t base = owned_from(e, u, q->frozen), end = begin + q->rows * q->cols;
+    int64_t owned = base + (q->frozen ? g->frozen.owned : g->owned);
+    int64_t from = begin > base ? begin : base;
+    end = end < owned ? end : owned;
+    for (int64_t i = from; i < end; i += PIECE) {
+        int64_t n = end - i < PIECE ? end - i : PIECE;
+        fill(e, u, q->frozen, a->first[u], buf, i, n);
+        iz_homes_put(e, u, q->frozen ? IZ_FROZEN : IZ_MASTER, i - base, buf, n);
+    }
+}
+
+int iz_train_init_adapters(struct iz_engine *e)
+{
+    float *buf = malloc(PIECE * sizeof(*buf));
+    struct init a = {.e = e, .first = count_first(e)};
+    int r = buf && a.first ? 0 : -ENOMEM;
+    for (int u = 0; u < e->plan.n_groups && !r; u++) {
+        const struct iz_unit *unit = &e->model->unit[u];
+        for (int p = iz_unit_base(unit); p < unit->n_params; p++)
+            init_param(&a, u, p, buf);
+    }
+    free(buf);
     free(a.first);
     if (!r)
         iz_train_publish(e);

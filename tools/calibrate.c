@@ -77,21 +77,27 @@ static double products(void)
     return rate;
 }
 
+static struct iz_view matrix(int64_t rows, int64_t cols)
+{
+    return (struct iz_view){.p = take(4 * rows * cols),
+                            .dtype = IZ_F32,
+                            .rows = rows,
+                            .cols = cols};
+}
+
 /* What is no product in a block, forward and backward, by counted bytes. */
 static double ops(void)
 {
     enum { M = 512, C = 384 };
     struct iz_exec x = {.backend = IZ_CPU, .act = IZ_F32};
-    struct iz_view a = {take(4 * M * C), IZ_F32, M, C}, y = a;
-    struct iz_view u = {take(16 * M * C), IZ_F32, M, 4 * C}, v = u;
-    struct iz_norm n = {.w = {take(4 * C), IZ_F32, 1, C},
-                        .b = {take(4 * C), IZ_F32, 1, C},
-                        .dw = {take(4 * C), IZ_F32, 1, C},
-                        .db = {take(4 * C), IZ_F32, 1, C},
-                        .mean = {take(4 * M), IZ_F32, M, 1},
-                        .rstd = {take(4 * M), IZ_F32, M, 1}};
-    y.p = take(4 * M * C);
-    v.p = take(16 * M * C);
+    struct iz_view a = matrix(M, C), y = matrix(M, C);
+    struct iz_view u = matrix(M, 4 * C), v = matrix(M, 4 * C);
+    struct iz_norm n = {.w = matrix(1, C),
+                        .b = matrix(1, C),
+                        .dw = matrix(1, C),
+                        .db = matrix(1, C),
+                        .mean = matrix(M, 1),
+                        .rstd = matrix(M, 1)};
     x.work = (struct iz_arena){.base = take(1 << 20), .size = 1 << 20};
     double begin = now_s();
     while (now_s() - begin < SECONDS) {

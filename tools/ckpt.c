@@ -347,6 +347,13 @@ static const struct iz_program *find_program(const struct checkpoint *c)
 {
     const char *name = text_of(iz_json_member(c->root, "model"), "name");
 
+    if (iz_json_member(iz_json_member(c->root, "model"), "lora_rank")) {
+        fprintf(stderr,
+                "ckpt: %s has adapters: export it with run.export of a run "
+                "with --resume\n",
+                c->path);
+        return NULL;
+    }
     for (int i = 0; i < PROGRAMS; i++)
         if (strcmp(programs[i]->name, name) == 0 && programs[i]->section.hf)
             return programs[i];

@@ -19,7 +19,7 @@ SUMS = {
     "dtype": ("fp32", "bf16", "fp16"),
     "shape": ("one", "sliced", "accumulated", "both"),
     "clip": (0.0, 0.5),
-    "tuned": ("all", "rules", "frozen", "top"),  # keys of TUNED
+    "tuned": ("all", "rules", "frozen", "top", "lora"),  # keys of TUNED
 }
 # Which parameters are updated how.
 TUNED = {
@@ -36,6 +36,9 @@ TUNED = {
         {"match": "*", "frozen": True},
         {"match": "h.[34].*", "frozen": False, "weight_decay": 0.3},
         {"match": "h.3.a*", "frozen": True}]},
+    "lora": {"lora": {"rank": 3, "alpha": 5, "targets": "*attn*,h.2.*"},
+             "parameters": [{"match": "h.[13].*.bias", "frozen": False},
+                            {"match": "*lora_B*", "lr_scale": 8}]},
 }
 # What must not.
 FREE = {

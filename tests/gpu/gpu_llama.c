@@ -334,9 +334,11 @@ static void check_heads(enum iz_dtype t, const int64_t s[5])
     for (int64_t i = 0; i < m; i++)
         fixture_same_bits(
             "kept", iz_view_rows(h.kept.v, i, 1),
-            (struct iz_view){(char *)a.v.p +
-                                 (i * ld + first) * iz_dtype_bytes(t),
-                             t, 1, heads * c});
+            (struct iz_view){.p = (char *)a.v.p +
+                                  (i * ld + first) * iz_dtype_bytes(t),
+                             .dtype = t,
+                             .rows = 1,
+                             .cols = heads * c});
     emulated_run(heads_backward, &h, t);
     fixture_close("da", &h.da, da, 2e-6);
     fixture_close("dw", &h.dw, dw, 2e-6);

@@ -125,6 +125,20 @@ static void check_forward(struct product *p, bool with_r, bool with_b)
     fixture_close("y", &p->y, p->want, TOL);
 }
 
+/* scale a w: what adapters take. */
+static void check_scale(struct product *p)
+{
+    p->ref.r = p->ref.b = NULL;
+    p->l.b = IZ_NONE;
+    p->l.scale = 0.375F;
+    run(forward, p);
+    p->l.scale = 0;
+    ref_matmul(&p->ref);
+    for (int64_t i = 0; i < iz_view_len(p->y.v); i++)
+        p->want[i] *= 0.375;
+    fixture_close("scale a w", &p->y, p->want, TOL);
+}
+
 /* da = dy w^T is a forward with the weights the other way round. */
 static void check_da(struct product *p)
 {
@@ -206,6 +220,7 @@ static void four_forwards(struct product *p)
     check_forward(p, false, true);
     check_forward(p, true, false);
     check_forward(p, true, true);
+    check_scale(p);
 }
 
 static void forward_agrees(void **state)

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/ops/reference.h"
 
@@ -107,6 +108,107 @@ static void check_product(enum iz_dtype t, const int64_t s[3], bool out_in)
     check_gradient("dw", &p, &p.dw, p.w.d);
     check_gradient("db", &p, &p.db, p.b.d);
     product_free(&p);
+}
+
+/* A product with an adapter of rank `rank`: that of w + scale b a. */
+struct adapted {
+    struct product p;
+    struct tensor a, b, da, db;
+    struct iz_adapter f;
+    double *plain; /* w without */
+};
+
+/* What the reference computes with. */
+static void adapted_merge(struct adapted *t)
+{
+    int64_t in = t->p.ref.in, out = t->p.ref.out, rank = t->a.v.rows;
+
+    for (int64_t i = 0; i < in; i++)
+        for (int64_t o = 0; o < out; o++) {
+            int64_t at = t->p.ref.out_in ? o * in + i : i * out + o;
+            double sum = 0;
+
+            for (int64_t r = 0; r < rank; r++)
+                sum += t->b.d[o * rank + r] * t->a.d[r * in + i];
+            t->p.w.d[at] = t->plain[at] + (double)t->f.scale * sum;
+        }
+}
+
+static double adapted_objective(void *arg)
+{
+    struct adapted *t = arg;
+
+    adapted_merge(t);
+    return objective(&t->p);
+}
+
+static void adapted_forward(struct iz_exec *x, void *arg)
+{
+    forward(x, &((struct adapted *)arg)->p);
+}
+
+static void adapted_backward(struct iz_exec *x, void *arg)
+{
+    backward(x, &((struct adapted *)arg)->p);
+}
+
+static void adapted_check(const char *what, struct adapted *t,
+                          struct tensor *got, double *in)
+{
+    int64_t n = iz_view_len(got->v);
+    double *want = calloc((size_t)n, sizeof *want);
+
+    ref_gradient(want, adapted_objective, t, in, n);
+    fixture_close(what, got, want, 4e-6);
+    free(want);
+}
+
+static void check_adapted(enum iz_dtype type, const int64_t s[3], int64_t rank,
+                          bool out_in)
+{
+    struct adapted t = {.p = product_new(type, s[0], s[1], s[2], out_in),
+                        .a = tensor_new(type, rank, s[1], 1),
+                        .b = tensor_new(type, s[2], rank, 1),
+                        .da = tensor_new(type, rank, s[1], 1),
+                        .db = tensor_new(type, s[2], rank, 1)};
+    int64_t n = iz_view_len(t.p.w.v);
+
+    t.plain = calloc((size_t)n, sizeof *t.plain);
+    memcpy(t.plain, t.p.w.d, (size_t)n * sizeof *t.plain);
+    t.f = (struct iz_adapter){
+        .a = t.a.v, .b = t.b.v, .da = t.da.v, .db = t.db.v, .scale = 0.75F};
+    t.p.l.w.adapter = &t.f;
+    t.p.l.dw = (struct iz_view){.dtype = type, .cols = t.p.dw.v.cols};
+    fixture_run(adapted_forward, &t);
+    adapted_merge(&t);
+    ref_matmul(&t.p.ref);
+    fixture_close("y = r + a (w + s b a) + bias", &t.p.y, t.p.ref.y, 4e-6);
+    fixture_run(adapted_backward, &t);
+    assert_true(t.f.seen && t.f.out_in == out_in);
+    adapted_check("da of the layer", &t, &t.p.da, t.p.a.d);
+    adapted_check("da", &t, &t.da, t.a.d);
+    adapted_check("db", &t, &t.db, t.b.d);
+    free(t.plain);
+    tensor_free(&t.a);
+    tensor_free(&t.b);
+    tensor_free(&t.da);
+    tensor_free(&t.db);
+    product_free(&t.p);
+}
+
+static void an_adapter_adds_its_product(void **state)
+{
+    static const int64_t size[][3] = {
+        {1, 1, 1}, {5, 7, 3}, {17, 4, 33}, {4, 16, 16}};
+
+    (void)state;
+    fixture_seed();
+    for (int t = 0; t < 3; t++)
+        for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
+            for (int64_t rank = 1; rank < 6; rank += 2) {
+                check_adapted(fixture_types[t], size[i], rank, false);
+                check_adapted(fixture_types[t], size[i], rank, true);
+            }
 }
 
 static void matmul_agrees_with_reference(void **state)
@@ -274,6 +376,7 @@ int ops_matmul(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matmul_agrees_with_reference),
+        cmocka_unit_test(an_adapter_adds_its_product),
         cmocka_unit_test(matmul_panels_agree),
         cmocka_unit_test(matmul_dw_adds),
         cmocka_unit_test(matmul_in_place_and_unwanted),

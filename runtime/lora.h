@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* LoRA (arXiv 2106.09685): low-rank adapters for the linear layers of any
+ * model, by the section "lora" of a config. */
+#ifndef IZ_RUNTIME_LORA_H
+#define IZ_RUNTIME_LORA_H
+
+#include <stdio.h>
+
+#include "codelets/layer.h"
+#include "runtime/config.h"
+
+/* Appends an adapter to the unit's parameters for every weight of a linear
+ * layer that a pattern of lora.targets matches.  -EINVAL with all patterns that
+ * match none told on `err` (NULL: nothing is), or -ENOMEM. */
+int iz_lora_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
+
+/* Whether parameter i of a unit belongs to an adapter. */
+bool iz_lora_is_adapter(const struct iz_unit *u, int i);
+
+/* w += scale b a in a part of a unit's parameters: `in` holds the n elements
+ * from `first` on of the array that the weights of `frozen` lie in, end to end.
+ * trained: all trained parameters of the unit. */
+void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
+                   const float *trained, int64_t first, float *in, int64_t n);
+
+#endif

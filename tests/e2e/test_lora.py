@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters: what they cost, what they compute, how they leave."""
+import array
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import run
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
+import folder as hf  # noqa: E402
+
+BIN = pathlib.Path(run.PROGRAM).resolve().parents[1]
+RANK, ALPHA = 4, 6.0
+# All linear layers of the blocks; without the rest nothing else is trained.
+LORA = {"lora": {"rank": RANK, "alpha": ALPHA, "targets": "*"}}
+SOME = {"lora": {"rank": RANK, "alpha": ALPHA,
+                 "targets": "*.c_attn.weight, h.2.mlp.*"}}
+ADAPTER = {"lora.export": "adapter"}
+LAYERS = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4),
+          "mlp.c_proj": (4, 1)}  # inputs and outputs in widths
+
+
+def validation(r):
+    return [x["validation_loss"] for x in r.lines if "validation_loss" in x]
+
+
+def floats(t):
+    assert t[0] == "F32"
+    return array.array("f", t[2])
+
+
+def adapters(folder):
+    """{module: (a, b)} of a folder of PEFT, and its config."""
+    assert sorted(p.name for p in folder.iterdir()) == \
+        ["adapter_config.json", "adapter_model.safetensors"]
+    tensors = hf.read_file(folder / "adapter_model.safetensors")
+    head, out = "base_model.model.", {}
+    for name, t in tensors.items():
+        assert name.startswith(head) and name.endswith(".weight")
+        module, matrix = name[len(head):-len(".weight")].rsplit(".", 1)
+        out.setdefault(module, {})[matrix] = t
+    for pair in out.values():
+        assert sorted(pair) == ["lora_A", "lora_B"]
+    return out, json.loads((folder / "adapter_config.json").read_text())
+
+
+def product(a, b):
+    """scale b a as [outputs][inputs]."""
+    (_, (rank, n_in), _), (_, (n_out, _), _) = a, b
+    av, bv = floats(a), floats(b)
+    return [[ALPHA / RANK * sum(bv[o * rank + k] * av[k * n_in + i]
+                                for k in range(rank)) for i in range(n_in)]
+            for o in range(n_out)]
+
+
+def weight_bytes(n, ranks):
+    return -(-n // ranks // 64) * 64 * ranks
+
+
+# ---- what it costs ----
+
+def test_bytes_are_those_of_the_arithmetic(place):
+    r = place.good(2, {**LORA, "zero_optimization.stage": 3,
+                       "bf16.enabled": True})
+    c, layers = run.MODEL["width"], run.MODEL["layers"]
+    adapter = sum(RANK * c * (i + o) for i, o in LAYERS.values())
+    trained = layers * weight_bytes(adapter, 2)
+    frozen = (weight_bytes((256 + 16) * c, 2) + weight_bytes(2 * c, 2) +
+              layers * weight_bytes(12 * c * c + 13 * c, 2))
+    assert r.bytes_of("optimizer") == 12 * trained // 2
+    assert r.bytes_of("gradients") == 2 * trained // 2
+    assert r.bytes_of("parameters") == 2 * (trained + frozen) // 2
+
+
+# ---- what it computes ----
+
+@pytest.mark.parametrize("dtype", ("fp32", "bf16", "fp16"))
+def test_the_first_step_is_that_of_the_model_without(dtype, place):
+    c = {"run.steps": 2}
+    if dtype != "fp32":
+        c[f"{dtype}.enabled"] = True
+    plain = place.good(None, c)
+    r = place.good(None, {**c, **LORA})
+    assert r.losses[0] == plain.losses[0]
+    assert r.losses[1] != plain.losses[1]
+
+
+@pytest.mark.parametrize("targets, ranks", ((LORA, None), (SOME, 3)))
+def test_merged_is_the_base_and_the_product_of_the_adapter(targets, ranks,
+                                                           place):
+    """The two exports of one run, and of its base, agree."""
+    c = {**targets, "optimizer.params.lr": 0.05, "run.steps": 4,
+         "train_batch_size": 12, "zero_optimization.stage": 3 if ranks else 0}
+    base = place.folder / "base"
+    merged, alone = place.folder / "merged", place.folder / "alone"
+    place.good(ranks, {**c, "optimizer.params.lr": 0.0, "run.steps": 1,
+                       "run.export": str(base)})
+    a = place.good(ranks, {**c, "run.export": str(merged)})
+    b = place.good(ranks, {**c, **ADAPTER, "run.export": str(alone)})
+    assert a.hash == b.hash
+    before, after = hf.read(base), hf.read(merged)
+    pairs, _ = adapters(alone)
+    for name, t in after.items():
+        module = name.removesuffix(".weight")
+        if module not in pairs:
+            assert t == before[name], name
+            continue
+        assert t != before[name], name
+        delta = product(pairs[module]["lora_A"], pairs[module]["lora_B"])
+        rows, cols = t[1]
+        now, was = floats(t), floats(before[name])
+        for i in range(rows):  # inputs, as GPT-2's files have them
+            for o in range(cols):
+                want = was[i * cols + o] + delta[o][i]
+                assert abs(now[i * cols + o] - want) <= 1e-6 * (1 + abs(want))
+
+
+@pytest.mark.parametrize("dtype, bound", (("fp32", 2e-6), ("bf16", 2e-2)))
+def test_the_merged_model_has_the_loss_of_the_run(dtype, bound, place):
+    c = {"optimizer.params.lr": 0.02, "run.steps": 6, "run.eval_batches": 2}
+    if dtype != "fp32":
+        c[f"{dtype}.enabled"] = True
+    folder = place.folder / "merged"
+    tuned = place.good(None, {**c, **LORA, "run.export": str(folder)})
+    still = {**c, "optimizer.params.lr": 0.0, "run.steps": 1}
+    merged = place.good(None, {**still, "model.import": str(folder)})
+    start = place.good(None, still)
+    assert abs(validation(tuned)[0] - validation(merged)[0]) < bound
+    assert validation(start)[0] - validation(tuned)[0] > 5 * bound
+
+
+def test_an_imported_model_is_the_base(place):
+    """Adapters begin at zero: exported at once, the weights are the same."""
+    t = hf.gpt2_tensors(run.MODEL, "F32")
+    folder = hf.write(place.folder / "in", t, hf.gpt2_config(run.MODEL))
+    out = place.folder / "out"
+    place.good(2, {**LORA, "model.import": str(folder), "run.export": str(out),
+                   "optimizer.params.lr": 0.0, "zero_optimization.stage": 3})
+    assert hf.read(out) == t
+    place.good(1, {**LORA, **ADAPTER, "model.import": str(folder),
+                   "run.export": str(place.folder / "alone")})
+    pairs, c = adapters(place.folder / "alone")
+    assert c["base_model_name_or_path"] == str(folder)
+    a = floats(pairs["transformer.h.0.attn.c_attn"]["lora_A"])
+    width = run.MODEL["width"]
+    assert 0.5 < sum(x * x for x in a) / RANK * 3 < 2 and len(a) == RANK * width
+
+
+# ---- checkpoints ----
+
+@pytest.mark.single
+def test_a_run_with_adapters_is_continued(place):
+    c = {**LORA, "run.save": True, "run.steps": 4}
+    whole = place.good(None, c)
+    out = place.folder / "halves"
+    place.good(None, {**c, "run.steps": 2}, output=out)
+    r = place.launch(None, {**c, "lora.alpha": 5.0}, ["--resume"], output=out)
+    run.refused(r, "lora_alpha")
+    r = place.launch(None, {"run.steps": 4}, ["--resume"], output=out)
+    run.refused(r, "lora_rank")
+    r = subprocess.run([BIN / "tools" / "ckpt", "export", str(out), "--out",
+                        str(place.folder / "x")], capture_output=True,
+                       text=True, env=run.environment())
+    assert r.returncode == 1 and "adapters" in r.stderr
+    r = place.good(None, c, ["--resume"], output=out)
+    assert r.bits == whole.bits and r.hash == whole.hash
+
+
+# ---- the layout of PEFT ----
+
+@pytest.mark.single
+def test_the_adapter_is_what_peft_reads(place):
+    out = place.folder / "out"
+    place.good(None, {**SOME, **ADAPTER, "run.export": str(out),
+                      "run.export_dtype": "bf16"})
+    pairs, c = adapters(out)
+    width = run.MODEL["width"]
+    modules = [f"transformer.h.{i}.attn.c_attn" for i in range(5)] + \
+        ["transformer.h.2.mlp.c_fc", "transformer.h.2.mlp.c_proj"]
+    assert sorted(pairs) == sorted(modules) == sorted(c["target_modules"])
+    for module, pair in pairs.items():
+        n_in, n_out = LAYERS[module.split(".", 3)[3]]
+        assert pair["lora_A"][:2] == ("BF16", (RANK, n_in * width))
+        assert pair["lora_B"][:2] == ("BF16", (n_out * width, RANK))
+    assert c["peft_type"] == "LORA" and c["task_type"] == "CAUSAL_LM"
+    assert (c["r"], c["lora_alpha"], c["bias"]) == (RANK, ALPHA, "none")
+    assert c["fan_in_fan_out"] is True  # Conv1D
+
+
+LLAMA = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 24, "head_dim": 6,
+         "ffn": 20, "seq": 16, "vocab": 256}
+
+
+@pytest.mark.single
+def test_a_stacked_weight_shares_its_a(place, monkeypatch):
+    """Queries, keys and values are one product here and three modules there."""
+    run.use_program(monkeypatch, "llama")
+    out = place.folder / "out"
+    path = place.config({"lora": {"rank": 2, "targets": "*qkv*,*down*"},
+                         **ADAPTER, "run.export": str(out), "run.steps": 2})
+    config = json.loads(path.read_text())
+    config["model"] = LLAMA
+    path.write_text(json.dumps(config))
+    r = run.Run(None, path).finish()
+    assert r.rc == 0, str(r)
+    pairs, c = adapters(out)
+    attn = "model.layers.1.self_attn."
+    q, k, v = (pairs[f"{attn}{x}_proj"] for x in "qkv")
+    assert q["lora_A"] == k["lora_A"] == v["lora_A"]
+    assert [x["lora_B"][1] for x in (q, k, v)] == [(24, 2), (12, 2), (12, 2)]
+    assert k["lora_B"] != v["lora_B"]
+    assert pairs["model.layers.0.mlp.down_proj"]["lora_A"][1] == (2, 20)
+    assert c["fan_in_fan_out"] is False and len(pairs) == 8
+    assert (c["r"], c["lora_alpha"]) == (2, 2.0)
+
+
+# ---- refusals ----
+
+@pytest.mark.single
+def test_what_has_no_adapter_is_refused(place):
+    for targets in ("wte.weight", "*.bias", "ln_f*"):
+        r = place.launch(None, {"lora": {"rank": 2, "targets": targets}})
+        run.refused(r, "lora.targets", targets, "linear layer")
+    r = place.launch(None, {"lora": {"rank": 2, "targets":
+                                     "h.1.attn.c_atn.weight"}})
+    run.refused(r, "lora.targets", "the nearest is h.1.attn.c_attn.weight")
+
+
+@pytest.mark.single
+def test_an_adapter_alone_must_be_all_that_is_trained(place):
+    out = place.folder / "out"
+    c = {**LORA, "run.export": str(out), "parameters": [
+        {"match": "h.0.ln_1.bias", "frozen": False}]}
+    run.refused(place.launch(None, {**c, **ADAPTER}), "lora.export",
+                "h.0.ln_1.bias")
+    place.good(None, c)  # merged it is
