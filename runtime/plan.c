@@ -284,14 +284,14 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
                 (disk && c->run.nvme_checksum) ||
                 (p->state_home == IZ_HOME_NVME && p->moments != IZ_MOMENT_F32);
     int64_t elems = 0;
-    /* What is frozen has no state that a snapshot could take. */
-    for (int u = 0; u < p->n_groups; u++)
-        wait |= p->group[u].frozen.n > 0;
     p->save_stages = 0;
     if (!c->run.save_interval || wait)
         return;
-    for (int u = 0; u < p->n_groups; u++)
+    for (int u = 0; u < p->n_groups; u++) {
+        int64_t frozen = p->group[u].frozen.shard;
         elems = max64(elems, round_up(p->group[u].shard, ALIGN_CHUNK));
+        elems = max64(elems, round_up(frozen, ALIGN_CHUNK));
+    }
     p->save_stages = c->run.save_buffers;
     p->save_stage_bytes = 4 * min64(elems, IZ_BLOCK);
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=

@@ -182,9 +182,106 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
     }
 }
 
+/* ---- frozen parameters ---- */
+
+/* They are in the type of parameters: the bytes of n elements go to the end of
+ * the room that as many fp32 have in a buffer, in whole pages, and are widened
+ * from there. */
+static int64_t raw_at(const struct iz_engine *e, int64_t n)
+{
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    int64_t room =
+        (n * size + IZ_NVME_ALIGN - 1) / IZ_NVME_ALIGN * IZ_NVME_ALIGN / size;
+
+    return (4 - size) * room;
+}
+
+static void widen(const struct iz_engine *e, char *buffer, int64_t n)
+{
+    enum { BLOCK = 1024 };
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    const char *raw = buffer + raw_at(e, n);
+    char block[4 * BLOCK];
+
+    if (e->plan.param_type == IZ_F32)
+        return;
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        int64_t k = n - i < BLOCK ? n - i : BLOCK;
+
+        memcpy(block, raw + i * size, (size_t)(k * size));
+        iz_cast(buffer + 4 * i, IZ_F32, block, e->plan.param_type, k);
+    }
+}
+
+struct raw_arg {
+    const char *from;
+    int64_t at, bytes;
+};
+
+/* buf: buffer.  Nobody writes what is read. */
+static void run_raw(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct raw_arg *a = arg;
+
+    iz_buffer_copy(x, (char *)buf[0] + a->at, a->from, a->bytes);
+}
+
+static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
+{
+    const struct iz_plan *p = &r->e->plan;
+    const struct iz_group *g = &r->e->group[r->group];
+    int64_t size = iz_dtype_bytes(p->param_type);
+    bool gpu = p->target.gpu && p->param_home == IZ_HOME_NONE;
+    struct raw_arg a = {.from = (char *)g->param +
+                                (g->frozen->param_first + r->from) * size,
+                        .at = raw_at(r->e, r->n),
+                        .bytes = r->n * size};
+
+    iz_submit(r->e->graph,
+              &(struct iz_task){.kind = IZ_SNAPSHOT,
+                                .where = gpu ? IZ_ON_DOWN : IZ_ON_HOST,
+                                .run = run_raw,
+                                .arg = &a,
+                                .arg_bytes = sizeof a,
+                                .data = {{buffer, STARPU_W}},
+                                .urgency = iz_in_order(r->group),
+                                .bytes = (double)a.bytes,
+                                .unit = r->group,
+                                .step = (int)r->e->step});
+}
+
+static void frozen_disk(const struct range *r, starpu_data_handle_t buffer)
+{
+    struct iz_group *g = &r->e->group[r->group];
+    int64_t chunk = g->frozen->filed;
+    int64_t size = iz_dtype_bytes(r->e->plan.param_type);
+
+    for (int64_t done = 0; done < r->n;) {
+        int64_t pos = r->from + done, at = pos % chunk;
+        struct iz_chunk *k = &g->frozen[pos / chunk];
+        int64_t n = chunk - at < r->n - done ? chunk - at : r->n - done;
+        struct iz_io io = {.file = r->e->param_file,
+                           .offset = k->param_at + size * at,
+                           .bytes = (size * n + IZ_NVME_ALIGN - 1) /
+                                    IZ_NVME_ALIGN * IZ_NVME_ALIGN,
+                           .at = raw_at(r->e, r->n) + size * done};
+
+        iz_zero_io(r->e, IZ_LOAD, r->group, buffer, done ? STARPU_RW : STARPU_W,
+                   k->param_handle, io);
+        done += n;
+    }
+}
+
 static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 {
     const struct iz_plan *p = &r->e->plan;
+    if (r->array == IZ_FROZEN) {
+        if (p->param_home == IZ_HOME_NVME)
+            frozen_disk(r, buffer);
+        else
+            frozen_memory(r, buffer);
+        return;
+    }
     enum iz_home home = in_params(r) ? p->param_home : p->state_home;
 
     if (home == IZ_HOME_NVME)
@@ -201,6 +298,9 @@ static void run_write(struct iz_exec *x, void **buf, const void *arg)
     const struct block_arg *a = arg;
 
     (void)x;
+    if (a->s->state.arg[a->part].array == IZ_FROZEN)
+        widen(a->s->e, buf[0],
+              iz_piece_block_elems(&a->s->piece[a->part], a->block));
     if (good(a->s))
         fail(a->s,
              iz_ckpt_writer_block(&a->s->writer, a->part, a->block, buf[0]));
@@ -225,12 +325,14 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
                       iz_piece_block_elems(&s->piece[part], block)};
 
     submit_snapshot(&r, stage->handle);
+    bool frozen = p->array == IZ_FROZEN;
     submit_io(s,
               (struct iz_task){
                   .run = run_write,
                   .arg = &a,
                   .arg_bytes = sizeof a,
-                  .data = {{stage->handle, STARPU_R}, {s->file, STARPU_R}},
+                  .data = {{stage->handle, frozen ? STARPU_RW : STARPU_R},
+                           {s->file, STARPU_R}},
                   .urgency = iz_in_order(p->group),
                   .bytes = 4.0 * (double)r.n,
                   .unit = p->group},

@@ -81,6 +81,22 @@ def test_moments_in_fewer_bytes_are_saved_alike(dtype, home, place, nvme):
                     "run.save_mode", "state_dtype")
 
 
+@pytest.mark.parametrize("dtype, ranks, home", [
+    ("bf16", None, HOMES[5]), ("fp16", 3, HOMES[3]), ("fp32", 2, HOMES[2]),
+    ("bf16", 2, HOMES[0])])
+def test_frozen_parameters_are_in_both(dtype, ranks, home, place, nvme):
+    c = config(home, nvme, dtype, parameters=[
+        {"match": "h.?.mlp.*", "frozen": True},
+        {"match": "h.1.*", "frozen": True}])
+    c["run.steps"] = 5
+    wait = place.good(ranks, {**c, "run.save_mode": "sync"})
+    free = place.good(ranks, {**c, "run.save_mode": "async"})
+    assert steps_of(free) == [2, 4] and wait.bits == free.bits
+    a, b = files(wait), files(free)
+    assert sorted(a) == sorted(b)
+    assert [k for k in a if a[k] != b[k]] == []
+
+
 def spans(r, *kinds):
     return [t for t in run.read_lines(r.output / "tasks.jsonl")
             if t["task"] in kinds]
