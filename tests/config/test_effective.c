@@ -45,6 +45,8 @@ static void the_effective_config_reads_back_the_same(void **state)
         "\\u00e9\\u0001\", \"comm_timeout_s\": 0.1}, \"optimizer\": "
         "{\"params\": {\"lr\": 0.30000000000000004, \"betas\": [0.1, 0.7]}}}",
         "{\"train_batch_size\": 8, \"run\": {\"seed\": 9007199254740993}}",
+        "{\"train_batch_size\": 8, \"lora\": {\"rank\": 2, \"targets\": "
+        "\"a*, b\"}, \"parameters\": [{\"match\": \"x\", \"frozen\": false}]}",
         "{\"train_batch_size\": 8, \"parameters\": [{\"match\": \"*.bias\", "
         "\"weight_decay\": 0}, {\"match\": \"a\\\"b\", \"lr_scale\": 0.1, "
         "\"weight_decay\": null}]}",

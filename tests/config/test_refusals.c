@@ -86,9 +86,30 @@ static void rules_say_where_they_are_wrong(void **state)
                    "parameters[0].lr_scale: -1 is less than 0");
     assert_refused("\"parameters\": [{\"match\": 3}]",
                    "parameters[0].match: expected a string, found 3");
+    assert_refused("\"parameters\": [{\"match\": \"*\", \"frozen\": true, "
+                   "\"lr_scale\": 2}]",
+                   "parameters[0]: frozen: true, but");
+    assert_refused("\"parameters\": [{\"match\": \"*\", \"frozen\": 1}]",
+                   "parameters[0].frozen: expected true or false");
     assert_refused("\"parameter\": []", "did you mean parameters?");
     assert_accepted("\"parameters\": null");
     assert_int_equal(config.n_rules, 0);
+}
+
+static void adapters_need_a_rank_and_targets(void **state)
+{
+    (void)state;
+    assert_refused("\"lora\": {\"rank\": 4}",
+                   "lora.targets: missing, and lora.rank is 4");
+    assert_refused("\"lora\": {\"rank\": 4, \"targets\": \" , \"}",
+                   "lora.targets: missing");
+    assert_refused("\"lora\": {\"targets\": \"*\"}",
+                   "lora.targets: there are no adapters: lora.rank is 0");
+    assert_refused("\"lora\": {\"export\": \"adapter\"}",
+                   "lora.export: there are no adapters");
+    assert_refused("\"lora\": {\"dropout\": 0.1}", "lora.dropout: unknown key");
+    assert_accepted("\"lora\": {\"rank\": 4, \"targets\": \"*\"}");
+    assert_true(config.lora.alpha == 4);
 }
 
 static void presets_are_known(void **state)
@@ -274,6 +295,7 @@ int main(void)
         cmocka_unit_test(unknown_keys_get_the_nearest_known_one),
         cmocka_unit_test(wrong_types_say_what_was_found),
         cmocka_unit_test(rules_say_where_they_are_wrong),
+        cmocka_unit_test(adapters_need_a_rank_and_targets),
         cmocka_unit_test(presets_are_known),
         cmocka_unit_test(rules_between_keys_hold),
         cmocka_unit_test(rules_are_silent_about_faulty_keys),
