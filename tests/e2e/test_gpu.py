@@ -357,3 +357,20 @@ def test_resume_on_the_gpu_and_on_the_cpu(place, nvme):
                           "run.device": "cpu"}, ("--resume",), out,
                    env=environment(place, row))
     assert r.bits[-3:] == whole.bits[-3:] and r.hash == whole.hash
+
+
+def test_a_users_choice_of_gpu(place):
+    """STARPU_ variables win, or the run is refused before step 0."""
+    one = {"run.steps": 2, "run.device": "auto"}
+    r = place.good(None, one, env={"STARPU_NCUDA": "0"})
+    assert "on the CPU: STARPU_NCUDA is 0" in r.out
+    assert "up" not in r.last("links")
+    r = place.good(None, {**one, **run.offload(3, "cpu", "cpu", None)},
+                   env={"STARPU_NCUDA": "1", "STARPU_WORKERS_CUDAID": "0"})
+    assert set(r.last("links")) == {"up", "down"}
+    assert "environment: STARPU_WORKERS_CUDAID=0" in r.out
+    for wrong in ("99", "gpu", "0;1"):
+        r = place.launch(None, one, env={"STARPU_WORKERS_CUDAID": wrong})
+        run.refused(r, "STARPU_WORKERS_CUDAID", wrong, "no list of numbers")
+    r = place.launch(None, one, env={"STARPU_SCHED": "heteroprio"})
+    run.refused(r, "STARPU_SCHED", "heteroprio")
