@@ -669,9 +669,12 @@ static int start_starpu(struct iz_graph *g)
     conf.nopencl = 0;
     conf.catch_signals = 0;
     /* The user's STARPU_NCPU counts compute workers (topo.c has read it);
-     * StarPU must also make the lanes. */
+     * StarPU must also make the lanes, and takes one from the number for a
+     * bound main thread. */
+    const char *main_thread = getenv("STARPU_MAIN_THREAD_BIND");
+    bool taken = main_thread && atoi(main_thread) != 0;
     char ncpu[16];
-    snprintf(ncpu, sizeof(ncpu), "%d", g->config.workers + lanes(g));
+    snprintf(ncpu, sizeof(ncpu), "%d", g->config.workers + lanes(g) + taken);
     setenv("STARPU_NCPU", ncpu, 1);
     unsetenv("STARPU_NCPUS");
     unsetenv("STARPU_RESERVE_NCPU"); /* has been counted too */

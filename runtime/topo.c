@@ -95,13 +95,15 @@ static void share_cores(struct iz_topo *t, int rank, int ranks)
 }
 
 /* A user's setting wins: STARPU_NCPU is the number of compute workers, and
- * STARPU_RESERVE_NCPU counts where no number is given. */
+ * STARPU_RESERVE_NCPU and a core for a bound main thread count where no number
+ * is given. */
 static int count_workers(const struct iz_topo *t, int wanted)
 {
     int user = iz_environment_number("STARPU_NCPU",
                                      iz_environment_number("STARPU_NCPUS", -1));
     int spare = (t->gpu && t->n_cores > 1) +
-                iz_environment_number("STARPU_RESERVE_NCPU", 0);
+                iz_environment_number("STARPU_RESERVE_NCPU", 0) +
+                (iz_environment_number("STARPU_MAIN_THREAD_BIND", 0) > 0);
     if (user >= 0)
         return user;
     if (wanted > 0)

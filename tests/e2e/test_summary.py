@@ -94,6 +94,11 @@ def test_cores_can_be_kept_free(place):
     r = place.good(None, {"run.steps": 1, "run.workers": 0},
                    env={"STARPU_RESERVE_NCPU": "1"})
     assert len(r.last("workers")["compute"]) == cores - 1
+    bind = {"STARPU_MAIN_THREAD_BIND": "1"}
+    r = place.good(None, {"run.steps": 1, "run.workers": 0}, env=bind)
+    assert len(r.last("workers")["compute"]) == cores - 1
+    r = place.good(None, {"run.steps": 1, "run.workers": 2}, env=bind)
+    assert len(r.last("workers")["compute"]) == 2
     r = place.launch(None, {"run.steps": 1, "run.workers": 0},
                      env={"STARPU_RESERVE_NCPU": "999"})
     refused(r, "STARPU_RESERVE_NCPU", "leaves no worker")
