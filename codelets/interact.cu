@@ -6,18 +6,16 @@
 
 #include "codelets/cuda_launch.h"
 
-enum { THREADS = 128 };
+enum {
+    THREADS = 128,
+    MOST = 1024 /* vectors beside z: 8 p + 1 is exact in fp32 */
+};
 
-/* The larger vector of product p = i (i - 1) / 2 + j, j < i. */
+/* The larger vector i of product p = i (i - 1) / 2 + j, j < i.  The root is
+ * rounded correctly, so it is never below a whole number that it reaches. */
 static __device__ int larger_of(int p)
 {
-    int i = (int)((1 + sqrtf(1 + 8 * (float)p)) / 2);
-
-    while (i * (i - 1) / 2 > p)
-        i--;
-    while (i * (i + 1) / 2 <= p)
-        i++;
-    return i;
+    return (int)((1 + sqrtf((float)(8 * p + 1))) / 2);
 }
 
 template <class T>
@@ -77,6 +75,13 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+static void check(struct iz_view z, struct iz_view e)
+{
+    if (e.rows / z.rows > MOST)
+        iz_die("products of %lld vectors; possible are %d",
+               (long long)(e.rows / z.rows), MOST);
+}
+
 template <class T>
 static void start_forward(struct iz_exec *x, struct iz_view y, struct iz_view z,
                           struct iz_view e)
@@ -99,6 +104,7 @@ static void start_backward(struct iz_exec *x, struct iz_view dz,
 void iz_interact_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view z,
                           struct iz_view e)
 {
+    check(z, e);
     if (y.dtype == IZ_BF16)
         start_forward<iz_bf16>(x, y, z, e);
     else if (y.dtype == IZ_F16)
@@ -111,6 +117,7 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
                           struct iz_view de, struct iz_view dy,
                           struct iz_view z, struct iz_view e)
 {
+    check(z, e);
     if (dy.dtype == IZ_BF16)
         start_backward<iz_bf16>(x, dz, de, dy, z, e);
     else if (dy.dtype == IZ_F16)

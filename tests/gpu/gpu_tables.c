@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/gpu/dies.h"
 #include "tests/ops/reference.h"
 
 enum { FIRST = 3 }; /* row of a longer table that a table begins with */
@@ -180,6 +181,23 @@ static void products_of_pairs_agree_with_reference(void **state)
         check_interact(fixture_types[t], 1, 26, 16);
         check_interact(fixture_types[t], 2, 2, 150);
     }
+    check_interact(IZ_F32, 1, 300, 1);
+}
+
+static void too_many_vectors(void)
+{
+    enum { N = 1025 };
+    struct interact t = {.y = tensor_new(IZ_F32, 1, 1 + N * (N + 1) / 2, 1),
+                         .z = tensor_new(IZ_F32, 1, 1, 1),
+                         .e = tensor_new(IZ_F32, N, 1, 1)};
+
+    emulated_run(interact_forward, &t, IZ_F32);
+}
+
+static void too_many_vectors_are_refused(void **state)
+{
+    (void)state;
+    dies(too_many_vectors, "products of 1025 vectors; possible are 1024");
 }
 
 /* ---- conversion ---- */
@@ -215,6 +233,7 @@ int gpu_tables(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tables_agree_with_reference),
         cmocka_unit_test(products_of_pairs_agree_with_reference),
+        cmocka_unit_test(too_many_vectors_are_refused),
         cmocka_unit_test(conversion_rounds),
     };
 
