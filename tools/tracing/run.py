@@ -12,6 +12,7 @@ import threading
 from . import records
 
 FLUSH = "FxT is flushing"
+MOST_TASKS = 600000
 OURS = ("raw", "starvz", "report.html", "trace.json")
 
 
@@ -148,6 +149,11 @@ def convert(tool, raw, rank):
     return folder
 
 
+def count_tasks(folder):
+    with open(folder / "tasks.rec", "rb") as f:
+        return sum(line.startswith(b"EndTime:") for line in f)
+
+
 def read_all(raw):
     """All ranks on one clock."""
     raw = raw.resolve()
@@ -162,10 +168,17 @@ def read_all(raw):
         raise Refused(f"no trace of rank {min(lost)} in {raw}; with several "
                       "hosts, copy the files there and use --again")
     tool = find_fxt_tool(about[0]["program"])
-    try:
-        ranks = [records.read_rank(a, convert(tool, raw, a["rank"]))
-                 for a in about]
-    except records.BadTrace as e:
-        raise Refused(str(e)) from e
+    ranks, tasks = [], 0
+    for a in about:
+        folder = convert(tool, raw, a["rank"])
+        tasks += count_tasks(folder)
+        if tasks > MOST_TASKS:
+            raise Refused(f"the trace has {tasks} tasks or more, and this tool "
+                          f"takes {MOST_TASKS} of all ranks together, which "
+                          "keeps it under 2 GB: take fewer steps (--steps)")
+        try:
+            ranks.append(records.read_rank(a, folder))
+        except records.BadTrace as e:
+            raise Refused(str(e)) from e
     records.align(ranks)
     return ranks

@@ -149,7 +149,8 @@ def draw_rank(tool, raw, out, rank):
     r = subprocess.run([tool, "-t", "-k", "-c", out / "starvz.yaml", "-s",
                         picture, work], env=env, capture_output=True,
                        text=True)
-    made = sorted(out.glob(f"rank-{rank.number}*.png"))
+    made = [p for p in out.glob("*.png")
+            if p.stem == picture.stem or p.stem.startswith(picture.stem + "-")]
     if r.returncode or not made:
         run.say(f"StarVZ drew nothing of rank {rank.number}:\n"
                 f"{(r.stdout + r.stderr)[-1000:]}")
