@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """The small trace of these tests: three steps of a simulated run on a GPU with
-offload.  A simulation is the same to the bit each time, so the trace can be
-made again and compared.  `tests/trace/sample.py` writes the files anew."""
+offload.  `tests/trace/sample.py FOLDER` makes it anew; it need not be of the
+program as it is now, since it is the converter that it tests."""
 import gzip
 import json
 import pathlib
