@@ -3,6 +3,7 @@
 bytes those that the run counts, and tracing changes no bit."""
 import collections
 import json
+import os
 import subprocess
 
 import pytest
@@ -89,6 +90,29 @@ def test_the_bytes_are_those_that_the_run_counts(place):
     gathered = sum(e["args"]["bytes"] for e in tasks(out)
                    if e["pid"] == 0 and e["name"] == "fetch")
     assert 2 * gathered == result.summary["fetched_bytes"]
+
+
+@pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
+                    reason="needs tools/setup --standin")
+def test_copies_of_a_gpu_are_counted_as_the_run_does(place):
+    config = {**ALONE, "run.slices": 1, "run.device": "cuda",
+              "run.workers": 1}
+    env = {"IZ_STANDIN_DEVICES": "1", "STARPU_SILENT": "1"}
+    plain = place.good(None, config, env=env)
+    r, result, out = trace(place, None, config, "--steps", "0:7", env=env)
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert result.bits == plain.bits and result.hash == plain.hash
+    events = json.loads((out / "trace.json").read_text())["traceEvents"]
+    workers = {e["tid"]: e["args"]["name"] for e in events
+               if e["name"] == "thread_name"}
+    crossed = collections.Counter()
+    for e in tasks(out):
+        worker = workers[e["tid"]]
+        crossed[worker] += e["args"].get("bytes", 0)
+        if e["name"] in ("forward", "backward"):
+            assert worker == "GPU"
+    assert crossed["copies to GPU"] == result.summary["up_bytes"] > 0
+    assert crossed["copies to host"] == result.summary["down_bytes"] > 0
 
 
 def test_the_window_is_what_was_asked_for(place):
