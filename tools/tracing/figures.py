@@ -5,7 +5,7 @@ import bisect
 import statistics
 
 COMPUTE = ("forward", "backward", "eval", "sample")
-TRANSFER = ("load", "fetch", "reduce", "offload", "store")
+TRANSFER = ("load", "fetch", "reduce", "offload", "store", "snapshot", "save")
 PLACES = ("compute", "host", "lane", "up", "down", "io")  # enum iz_where
 LINKS = ("network", "to the GPU", "to the host", "disk read", "disk write")
 

@@ -128,6 +128,8 @@ ADVICE = {
                     "(buffer_count), or a home in memory",
     ("store", None): "writes to disk: a faster disk, more buffers "
                      "(buffer_count), or a home in memory",
+    ("snapshot", None): "copies for a checkpoint: a longer run.save_interval",
+    ("save", None): "writes of a checkpoint: a longer run.save_interval",
     ("clip", None): "the scalars of a step: ranks that come late to it",
     ("batch", None): "reading samples: faster storage for the data",
 }

@@ -4,7 +4,7 @@
 "use strict";
 const D = JSON.parse(document.getElementById("data").textContent);
 const MOVES_IN = ["batch", "load", "fetch"], UPDATES = ["adam"];
-const MOVES_OUT = ["reduce", "offload", "norm", "clip", "store"];
+const MOVES_OUT = ["reduce", "offload", "norm", "clip", "store", "snapshot", "save"];
 // Okabe and Ito's colours, and lighter ones of them where there are more.
 const COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9",
     "#d55e00", "#f0e442", "#999999", "#88ccee", "#ddcc77", "#aa4499"];
