@@ -24,10 +24,6 @@ enum kind { KIND_EMBED, KIND_BLOCK, KIND_HEAD };
 enum { NORM_1, QKV, ATTN_PROJ, NORM_2, GATE_UP, DOWN, OPTIONAL };
 enum { BLOCK_MOST = OPTIONAL + 3 };
 
-/* config.family: which published models have this shape. */
-#define FAMILIES "auto|llama|mistral|qwen2|qwen3"
-enum { AUTO, LLAMA, MISTRAL, QWEN2, QWEN3 };
-
 /* Parameters of the head: its norm, then the matrix, its own or the tied one.
  */
 enum { HEAD_NORM, HEAD_MATRIX };
@@ -431,8 +427,9 @@ static int check(const struct iz_llama_config *c)
                                               c->rope_scaling_low_freq_factor))
         why = "rope_scaling_high_freq_factor must be above "
               "rope_scaling_low_freq_factor";
-    else if (c->family != AUTO && (c->qkv_bias != (c->family == QWEN2) ||
-                                   c->qk_norm != (c->family == QWEN3)))
+    else if (c->family != IZ_LLAMA_AUTO &&
+             (c->qkv_bias != (c->family == IZ_LLAMA_QWEN2) ||
+              c->qk_norm != (c->family == IZ_LLAMA_QWEN3)))
         why = "family contradicts qkv_bias or qk_norm";
     else if (c->seq > c->context)
         why = "seq is above context, the longest that the model is made for";
@@ -453,8 +450,10 @@ static struct iz_llama_config complete(struct iz_llama_config c)
         c.head_dim = c.width / c.heads;
     if (c.context == 0)
         c.context = c.seq;
-    if (c.family == AUTO && !(c.qkv_bias && c.qk_norm))
-        c.family = c.qkv_bias ? QWEN2 : c.qk_norm ? QWEN3 : LLAMA;
+    if (c.family == IZ_LLAMA_AUTO && !(c.qkv_bias && c.qk_norm))
+        c.family = c.qkv_bias  ? IZ_LLAMA_QWEN2
+                   : c.qk_norm ? IZ_LLAMA_QWEN3
+                               : IZ_LLAMA_LLAMA;
     return c;
 }
 
@@ -492,164 +491,6 @@ fail:
     iz_model_close(out);
     return rc;
 }
-
-/* ---- published checkpoints ---- */
-
-static int64_t qkv_rows(const void *self, int i)
-{
-    const struct iz_llama_config *c = self;
-
-    return (int64_t)(i == 0 ? c->heads : c->kv_heads) * c->head_dim;
-}
-
-#define BLOCK "model.layers.{}."
-#define ATTN BLOCK "self_attn."
-#define MLP BLOCK "mlp."
-
-static const struct iz_hf_name hf_names[] = {
-    {.tensor = "model.embed_tokens.weight", .param = "embed_tokens.weight"},
-    {.tensor = BLOCK "input_layernorm.weight",
-     .param = "layers.{}.input_layernorm.weight"},
-    {.tensor = ATTN "q_proj.weight|" ATTN "k_proj.weight|" ATTN "v_proj.weight",
-     .param = "layers.{}.self_attn.qkv_proj.weight",
-     .layout = IZ_HF_ROWS,
-     .cut = qkv_rows},
-    {.tensor = ATTN "q_proj.bias|" ATTN "k_proj.bias|" ATTN "v_proj.bias",
-     .param = "layers.{}.self_attn.qkv_proj.bias",
-     .cut = qkv_rows},
-    {.tensor = ATTN "o_proj.weight",
-     .param = "layers.{}.self_attn.o_proj.weight"},
-    {.tensor = ATTN "q_norm.weight",
-     .param = "layers.{}.self_attn.q_norm.weight"},
-    {.tensor = ATTN "k_norm.weight",
-     .param = "layers.{}.self_attn.k_norm.weight"},
-    {.tensor = BLOCK "post_attention_layernorm.weight",
-     .param = "layers.{}.post_attention_layernorm.weight"},
-    {.tensor = MLP "gate_proj.weight|" MLP "up_proj.weight",
-     .param = "layers.{}.mlp.gate_up_proj.weight",
-     .layout = IZ_HF_ROWS},
-    {.tensor = MLP "down_proj.weight",
-     .param = "layers.{}.mlp.down_proj.weight"},
-    {.tensor = "model.norm.weight", .param = "norm.weight"},
-    {.tensor = "lm_head.weight", .param = "lm_head.weight"},
-    {.tensor = "lm_head.weight", .param = "embed_tokens.weight", .tied = true},
-    {.tensor = ATTN "rotary_emb.inv_freq"},
-    {0},
-};
-
-#undef BLOCK
-#undef ATTN
-#undef MLP
-
-static bool never(const void *self)
-{
-    (void)self;
-    return false;
-}
-
-static bool is_scaled(const void *self)
-{
-    return ((const struct iz_llama_config *)self)->rope_scaling_factor != 1;
-}
-
-/* Frequencies have had three places: newer files have all of them in
- * rope_parameters, and every reader knows the older place, which is written. */
-static const struct iz_hf_key hf_keys[] = {
-    {.name = "num_hidden_layers", .key = "layers"},
-    {.name = "num_attention_heads", .key = "heads"},
-    {.name = "num_key_value_heads",
-     .key = "kv_heads",
-     .values = "0",
-     .null_is_zero = true},
-    {.name = "head_dim",
-     .key = "head_dim",
-     .values = "0",
-     .types = "llama|mistral|qwen2",
-     .null_is_zero = true},
-    {.name = "head_dim", .key = "head_dim", .values = "128", .types = "qwen3"},
-    {.name = "hidden_size", .key = "width"},
-    {.name = "intermediate_size", .key = "ffn"},
-    {.name = "vocab_size", .key = "vocab"},
-    {.name = "max_position_embeddings", .key = "context"},
-    {.name = "rms_norm_eps", .key = "norm_eps", .values = "1e-06"},
-    {.name = "tie_word_embeddings", .key = "tie_embeddings", .values = "false"},
-    {.name = "hidden_act", .values = "\"silu\""},
-    {.name = "attention_bias", .values = "false", .types = "llama|qwen3"},
-    {.name = "mlp_bias", .values = "false", .types = "llama"},
-    {.name = "sliding_window",
-     .key = "window",
-     .values = "4096",
-     .types = "mistral",
-     .null_is_zero = true},
-    {.name = "use_sliding_window", .values = "false", .types = "qwen2|qwen3"},
-    {.name = "rope_theta", .key = "rope_theta", .values = "10000.0"},
-    {.name = "partial_rotary_factor", .values = "1.0|1", .write = never},
-    {.name = "rope_scaling.factor",
-     .key = "rope_scaling_factor",
-     .values = "1.0",
-     .write = is_scaled},
-    {.name = "rope_scaling.low_freq_factor",
-     .key = "rope_scaling_low_freq_factor",
-     .values = "1.0",
-     .write = is_scaled},
-    {.name = "rope_scaling.high_freq_factor",
-     .key = "rope_scaling_high_freq_factor",
-     .values = "4.0",
-     .write = is_scaled},
-    {.name = "rope_scaling.original_max_position_embeddings",
-     .key = "rope_scaling_original_seq",
-     .values = "8192",
-     .write = is_scaled},
-    {.name = "rope_scaling.rope_type",
-     .values = "\"llama3\"|\"default\"",
-     .write = is_scaled},
-    {.name = "rope_scaling.type",
-     .values = "\"llama3\"|\"default\"",
-     .write = never},
-    {.name = "rope_parameters.rope_theta", .key = "rope_theta", .write = never},
-    {.name = "rope_parameters.factor",
-     .key = "rope_scaling_factor",
-     .write = never},
-    {.name = "rope_parameters.low_freq_factor",
-     .key = "rope_scaling_low_freq_factor",
-     .write = never},
-    {.name = "rope_parameters.high_freq_factor",
-     .key = "rope_scaling_high_freq_factor",
-     .write = never},
-    {.name = "rope_parameters.original_max_position_embeddings",
-     .key = "rope_scaling_original_seq",
-     .write = never},
-    {.name = "rope_parameters.rope_type",
-     .values = "\"llama3\"|\"default\"",
-     .write = never},
-    {0},
-};
-
-#define IMPLIES(family, bias, norm)                                            \
-    "\"family\": \"" family "\", \"qkv_bias\": " bias ", \"qk_norm\": " norm
-
-static const struct iz_hf_type hf_types[] = {
-    {"llama", "LlamaForCausalLM", IMPLIES("llama", "false", "false")},
-    {"mistral", "MistralForCausalLM", IMPLIES("mistral", "false", "false")},
-    {"qwen2", "Qwen2ForCausalLM", IMPLIES("qwen2", "true", "false")},
-    {"qwen3", "Qwen3ForCausalLM", IMPLIES("qwen3", "false", "true")},
-    {0},
-};
-
-#undef IMPLIES
-
-static const char *hf_type(const void *self)
-{
-    int family = ((const struct iz_llama_config *)self)->family;
-
-    return family == AUTO ? NULL : hf_types[family - LLAMA].name;
-}
-
-static const struct iz_hf hf = {.types = hf_types,
-                                .type = hf_type,
-                                .prefix = "model.",
-                                .names = hf_names,
-                                .keys = hf_keys};
 
 /* ---- the program ---- */
 
@@ -694,7 +535,7 @@ static const struct iz_key keys[] = {
      "Whether queries, keys and values have a bias (Qwen 2.5)."},
     {"qk_norm", IZ_KEY_BOOL, AT(qk_norm), 0, 0, NULL, "false",
      "Whether heads of queries and keys are normalised (Qwen 3)."},
-    {"family", IZ_KEY_ENUM, AT(family), 0, 0, FAMILIES, "\"auto\"",
+    {"family", IZ_KEY_ENUM, AT(family), 0, 0, IZ_LLAMA_FAMILIES, "\"auto\"",
      "As which model weights are exported; auto: the first that has this "
      "shape."},
     {"context", IZ_KEY_INT, AT(context), 0, MOST, NULL, "0",
@@ -759,6 +600,9 @@ static int open_program(struct iz_model **out, const void *target)
 const struct iz_program iz_program = {
     .name = "llama",
     .about = "trains models of the Llama family",
-    .section = {.keys = keys, .target = &config, .presets = presets, .hf = &hf},
+    .section = {.keys = keys,
+                .target = &config,
+                .presets = presets,
+                .hf = &iz_llama_hf},
     .open = open_program,
 };

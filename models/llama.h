@@ -10,6 +10,16 @@
 
 #include "codelets/layer.h"
 
+/* config.family: which published models have this shape. */
+#define IZ_LLAMA_FAMILIES "auto|llama|mistral|qwen2|qwen3"
+enum {
+    IZ_LLAMA_AUTO,
+    IZ_LLAMA_LLAMA,
+    IZ_LLAMA_MISTRAL,
+    IZ_LLAMA_QWEN2,
+    IZ_LLAMA_QWEN3
+};
+
 struct iz_llama_config {
     int layers, heads, width, ffn, seq, vocab;
     int kv_heads; /* 0: heads */
@@ -25,6 +35,9 @@ struct iz_llama_config {
     int context; /* longest sequence it is made for; 0: seq */
     int window;  /* tokens that attention looks back at most; 0: all */
 };
+
+/* Their tensors and keys; its self is a struct iz_llama_config. */
+extern const struct iz_hf iz_llama_hf;
 
 /* Creates a model; close it with iz_model_close.  Returns 0, or -EINVAL or
  * -ENOMEM after printing the reason. */
