@@ -374,3 +374,23 @@ def test_a_users_choice_of_gpu(place):
         run.refused(r, "STARPU_WORKERS_CUDAID", wrong, "no list of numbers")
     r = place.launch(None, one, env={"STARPU_SCHED": "heteroprio"})
     run.refused(r, "STARPU_SCHED", "heteroprio")
+
+
+@pytest.mark.parametrize("stage,optimizer,param", [
+    (0, "none", "none"), (2, "cpu", "none"), (3, "none", "none"),
+    (3, "nvme", "nvme")])
+def test_a_checkpoint_beside_training_is_that_of_one_for_which_it_waits(
+        stage, optimizer, param, place, nvme):
+    """States on the GPU come down through a lane of their own."""
+    row = {**PLAIN, "ranks": 2, "dtype": "bf16", "micro": 2, "clip": 0.5,
+           "tuned": "all", "stage": stage, "optimizer": optimizer,
+           "param": param, "delay_us": 300, "jitter_us": 500}
+    c = {"run.save_interval": 1, "run.save": False, "run.keep_last": 9}
+
+    def files(r):
+        return {p.relative_to(r.output): p.read_bytes()
+                for p in (r.output / "checkpoints").rglob("*.*") if p.is_file()}
+    wait = start(place, row, nvme, {**c, "run.save_mode": "sync"})
+    free = start(place, row, nvme, {**c, "run.save_mode": "async"})
+    assert wait.bits == free.bits and wait.hash == free.hash
+    assert len(files(wait)) == 2 * 3 and files(wait) == files(free)
