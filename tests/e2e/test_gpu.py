@@ -394,3 +394,16 @@ def test_a_checkpoint_beside_training_is_that_of_one_for_which_it_waits(
     free = start(place, row, nvme, {**c, "run.save_mode": "async"})
     assert wait.bits == free.bits and wait.hash == free.hash
     assert len(files(wait)) == 2 * 3 and files(wait) == files(free)
+
+
+@standin
+@pytest.mark.parametrize("home", ("cpu", "nvme"))
+def test_narrow_states_are_updated_on_the_host(home, place, nvme):
+    row = {**ROW, "dtype": "fp32", "stage": 3, "optimizer": home,
+           "param": "cpu"}
+    narrow = {"run.state_dtype": "fp8"}
+    gpu = start(place, row, nvme, narrow)
+    cpu = start(place, row, nvme, {**narrow, "run.device": "cpu"})
+    wide = start(place, row, nvme)
+    assert gpu.bits == cpu.bits and gpu.hash == cpu.hash
+    assert gpu.hash != wide.hash

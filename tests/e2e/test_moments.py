@@ -45,13 +45,15 @@ def test_three_and_three_are_six(kind, a, b, place, nvme):
     assert got.bits == want.bits and got.hash == want.hash
 
 
-def test_continues_on_another_number_of_ranks(place):
+def test_continues_on_another_number_of_ranks_and_kind(place, nvme):
     """fp8's blocks are cut elsewhere in the files, not elsewhere in a group."""
     out = place.folder / "halves"
     more = {"run.save": True, "train_batch_size": 8}
     place.good(2, {**config("fp8", **more), "run.steps": 3,
                    "train_micro_batch_size_per_gpu": 2}, output=out)
-    place.good(1, config("fp8", home=HOMES[3], **more), ["--resume"],
+    place.good(1, {**config("fp8", home=HOMES[3], **more), "run.steps": 4},
+               ["--resume"], output=out)
+    place.good(1, config("bf16", home=HOMES[1], nvme=nvme, **more), ["--resume"],
                output=out)
 
 
