@@ -179,7 +179,23 @@ struct reduction {
     enum iz_dtype out_type, wire;
     bool accumulate;
     int64_t shard_bytes, piece_bytes; /* of the wire type */
+    int direct; /* near rank whose pieces are read into `out`, -1: none */
 };
+
+/* Where nothing is added to `out`, one near rank's part is read straight into
+ * it: the sum then finds `out` in the cache. */
+static int direct_source(const struct reduction *d)
+{
+    const struct iz_coll *c = d->f.c;
+    int r = 0;
+
+    if (d->accumulate || d->out_type != d->wire ||
+        d->out == d->full + c->rank * d->shard_bytes)
+        return -1;
+    while (r < c->size && (r == c->rank || !iz_is_near(c, r)))
+        r++;
+    return r < c->size ? r : -1;
+}
 
 /* Where the piece at `at` of this rank's shard as rank `from` has it is, or
  * will be when the group has arrived. */
@@ -191,6 +207,8 @@ static char *reduce_source(const struct reduction *d, int group, int from,
 
     if (from == c->rank)
         return d->full + from * d->shard_bytes + at;
+    if (from == d->direct)
+        return d->out + at;
     return c->state->scratch + (group * (c->size - 1) + slot) * d->piece_bytes;
 }
 
@@ -264,6 +282,7 @@ void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
     if (bytes == 0)
         return;
     need_scratch(c, iz_coll_scratch_bytes(c, bytes), what);
+    d.direct = direct_source(&d);
     count(c, bytes);
     iz_near_enter(c, full);
     reduce_post(&d, group, 0);
