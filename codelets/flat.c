@@ -84,17 +84,20 @@ void iz_flat_add(void *out, enum iz_dtype out_type, const void *in,
     iz_flat_sum(out, out_type, true, &in, 1, in_type, n);
 }
 
-/* The sum of the elements [i, i + k) of all inputs: where it is, in buf or in
- * the only input. */
-static const float *sum_block(float *buf, float *next, const void *const *in,
-                              int n_in, enum iz_dtype type, int64_t i,
-                              int64_t k)
+/* The sum of the elements [i, i + k) of all inputs: where it is, in `last`, or
+ * in the only input.  Only the last addition writes `last`, which may be an
+ * input; it may be buf, which holds the sum before that. */
+static const float *sum_block(float *last, float *buf, float *next,
+                              const void *const *in, int n_in,
+                              enum iz_dtype type, int64_t i, int64_t k)
 {
     const float *sum = as_f32(buf, at(in[0], type, i), type, k);
 
     for (int s = 1; s < n_in; s++) {
-        iz_simd()->add(buf, sum, as_f32(next, at(in[s], type, i), type, k), k);
-        sum = buf;
+        float *to = s + 1 < n_in ? buf : last;
+
+        iz_simd()->add(to, sum, as_f32(next, at(in[s], type, i), type, k), k);
+        sum = to;
     }
     return sum;
 }
@@ -109,8 +112,12 @@ void iz_flat_sum(void *out, enum iz_dtype out_type, bool accumulate,
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t k = block_len(n, i);
         char *dst = (char *)out + i * iz_dtype_bytes(out_type);
-        const float *sum = sum_block(buf, next, in, n_in, in_type, i, k);
+        bool straight = out_type == IZ_F32 && !accumulate;
+        const float *sum = sum_block(straight ? (float *)dst : buf, buf, next,
+                                     in, n_in, in_type, i, k);
 
+        if (straight && sum == (const float *)dst)
+            continue;
         if (accumulate && out_type == IZ_F32) {
             iz_simd()->add((float *)dst, (float *)dst, sum, k);
             continue;

@@ -16,10 +16,12 @@ def run(b):
                 continue
             limit = copy[r["mib"]]
             # Bytes read and written a second over those of the copy.
-            scale = r["moved"] / limit["moved"] / limit["median"]
+            moved = r["moved"] / limit["moved"]
+            scale = moved / limit["median"]
             memory = r["path"] == "memory"
             b.figure(f"{r['what']}, {r['mib']:.0f} MiB, {ranks} ranks, "
                      f"{r['path']} / copy",
                      [r[k] * scale for k in ("least", "median", "most")],
                      "ratio", 0.8 if memory and ranks == 2 else None,
-                     note=f"{r['median']:.1f} GB/s of the buffer")
+                     note=f"{r['median']:.1f} GB/s of the buffer; in CPU time "
+                     f"{r['cpu'] / limit['cpu'] * moved:.2f} of the copy")
