@@ -225,6 +225,8 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
 {
     int64_t mark = iz_work_mark(x);
 
+    if (!t->dw.rows) /* the table is frozen */
+        return;
     assert(t->dw.cols == dy.cols && dy.rows <= INT32_MAX);
     iz_count(x, 0, (double)(iz_view_bytes(dy) + iz_view_bytes(t->dw)));
     if (x->backend == IZ_CPU) {

@@ -206,6 +206,23 @@ def test_dlrm_learns_clicks(start, place):
     assert r.summary["validation_loss"] < 0.56, str(r)
 
 
+@pytest.mark.parametrize("model, settings", [
+    ("dlrm", {"parameters": [{"match": "tables.*", "frozen": True}]}),
+    ("dlrm", {"parameters": [{"match": "tables.2.*", "frozen": True}]}),
+    ("vit", {"parameters": [{"match": "embed.*", "frozen": True}]}),
+    ("vit", {"parameters": [{"match": "embed.token", "frozen": True}]}),
+    ("vit", {"lora": {"rank": 2, "targets": "*.attn.*"}})])
+def test_frozen_parts_have_the_same_bits_too(model, settings, start):
+    settings = {"train_batch_size": BATCH, **settings}
+    a = start(model, 2, {**settings, "zero_optimization": {"stage": 0}})
+    b = start(model, 2, {**settings, **run.offload(3, "cpu", "cpu", None)})
+    assert (a.bits, a.hash) == (b.bits, b.hash), str(b)
+    whole = start(model, 2, {"train_batch_size": BATCH})
+    assert whole.hash != a.hash
+    # a few rows may be lost in the padding
+    assert whole.bytes_of("optimizer") >= a.bytes_of("optimizer")
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_resume_gives_the_same_bits(model, start, place):
     output = place.folder / "again"
