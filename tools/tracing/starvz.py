@@ -4,6 +4,7 @@ columns of Paje events by their place, and StarPU added some in 1.4.8, so the
 trace is written over into the layout that StarVZ knows."""
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -15,6 +16,7 @@ PACKAGES = """r-base-core r-base-dev r-cran-tidyverse r-cran-patchwork
 r-cran-yaml r-cran-zoo r-cran-gtools r-cran-ggrepel r-cran-viridis r-cran-rcpp
 r-cran-bh r-cran-lpsolve pajeng recutils zlib1g-dev""".split()
 R_PACKAGES = ("data.tree", "arrow", "starvz")
+CRAN = "https://cloud.r-project.org"
 PROGRAMS = ("Rscript", "pj_dump", "rec2csv", "awk", "gzip")
 
 
@@ -212,12 +214,16 @@ def install():
 
 
 def install_r(package):
-    source = ("remotes::install_github('schnorr/starvz')"
-              if package == "starvz" else
-              f"install.packages('{package}', repos='https://cloud.r-project.org')")
+    source = f"install.packages('{package}', repos='{CRAN}')"
+    if package == "starvz":
+        source = ("if (!requireNamespace('remotes', quietly=TRUE)) "
+                  f"install.packages('remotes', repos='{CRAN}'); "
+                  "remotes::install_github('schnorr/starvz')")
     run.say(f"R package {package} ...")
     r = subprocess.run(["Rscript", "-e", source], capture_output=True,
                        text=True)
     if not r_has(package):
-        run.say(f"R package {package} could not be installed: " +
-                (r.stderr.strip().splitlines() or ["no reason given"])[-1])
+        lines = [x.strip() for x in r.stderr.splitlines()]
+        why = [x for x in lines if re.search(r"cannot|unable|rror|no package",
+                                             x)] or lines or ["no reason"]
+        run.say(f"R package {package} could not be installed: {why[0]}")
