@@ -17,12 +17,12 @@ DROP = ("STARPU_SCHED", "STARPU_NCPU", "STARPU_NCPUS", "OPENBLAS_CORETYPE")
 
 
 def first_line(*argv):
+    """Of what a command prints; "absent" if it is not there."""
     try:
         out = subprocess.run(argv, capture_output=True, text=True, check=False)
     except OSError:
         return "absent"
-    return (out.stdout or out.stderr).strip().splitlines()[0:1][0:1] and \
-        (out.stdout or out.stderr).strip().splitlines()[0] or "?"
+    return ((out.stdout or out.stderr).splitlines() or ["?"])[0].strip()
 
 
 def package(name):
