@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tasks on their workers: calls, the log of spans, and what StarPU takes a task
+ * to cost. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "codelets/device.h"
+#include "codelets/die.h"
+#include "codelets/task_state.h"
+
+/* ---- inside a worker ---- */
+
+static void log_span(struct span_log *log, const struct iz_span *s)
+{
+    uint64_t head = atomic_load_explicit(&log->head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&log->tail, memory_order_acquire);
+    if (head - tail == SPANS) {
+        atomic_fetch_add_explicit(&log->lost, 1, memory_order_relaxed);
+        return;
+    }
+    log->span[head % SPANS] = *s;
+    atomic_store_explicit(&log->head, head + 1, memory_order_release);
+}
+
+static void delay(struct iz_graph *g, struct worker *w)
+{
+    if (!g->config.delay_us)
+        return;
+    w->random = w->random * UINT64_C(6364136223846793005) + 1442695040888963407;
+    int64_t ns =
+        (int64_t)((w->random >> 33) % ((uint64_t)g->config.delay_us * 1000));
+    struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    nanosleep(&t, NULL);
+}
+
+/* Memory of a buffer as StarPU knows it; tokens have none. */
+static char *registered(starpu_data_handle_t handle, void *buffer)
+{
+    switch ((int)starpu_data_get_interface_id(handle)) {
+    case STARPU_VECTOR_INTERFACE_ID:
+        return (char *)STARPU_VECTOR_GET_PTR(buffer);
+    case STARPU_VARIABLE_INTERFACE_ID:
+        return (char *)STARPU_VARIABLE_GET_PTR(buffer);
+    default:
+        return NULL;
+    }
+}
+
+static void *pointer(const struct iz_graph *g, starpu_data_handle_t handle,
+                     void *buffer)
+{
+    const struct iz_shadow *s = &g->config.shadow;
+    char *p = registered(handle, buffer);
+    return p >= s->shadow && p < s->shadow + s->bytes
+               ? s->base + (p - s->shadow)
+               : p;
+}
+
+static void log_task(const struct head *h, int id, int64_t begin_ns,
+                     int64_t end_ns)
+{
+    struct iz_span s = {.kind = (short)h->kind,
+                        .worker = (short)id,
+                        .unit = h->unit,
+                        .step = h->step,
+                        .flops = h->flops,
+                        .begin_ns = begin_ns,
+                        .end_ns = end_ns};
+    log_span(&h->g->worker[id].log, &s);
+    if (h->ends_step) {
+        char text[32];
+        snprintf(text, sizeof(text), "end of step %d", h->step);
+        starpu_fxt_trace_user_event_string(text);
+    }
+}
+
+/* Calls the task's function with the memory of its buffers. */
+static void call(void *buffers[], struct head *h, struct worker *w)
+{
+    struct starpu_task *task = starpu_task_get_current();
+    int n = STARPU_TASK_GET_NBUFFERS(task);
+    void *few[IZ_TASK_DATA], **buf = few;
+    if (n > IZ_TASK_DATA && !(buf = malloc((size_t)n * sizeof(*buf))))
+        iz_die("%s: out of memory for %d buffers", iz_kinds[h->kind].name, n);
+    for (int i = 0; i < n; i++)
+        buf[i] = pointer(h->g, STARPU_TASK_GET_HANDLE(task, i), buffers[i]);
+    delay(h->g, w);
+    w->idle = 0;
+    w->exec.work.used = w->exec.save.used = 0;
+    h->begin_ns = iz_now_ns();
+    h->run(&w->exec, buf, h->arg);
+    if (buf != few)
+        free(buf);
+}
+
+static void run_cpu(void *buffers[], void *arg)
+{
+    struct head *h = arg;
+    int id = starpu_worker_get_id();
+    struct worker *w = &h->g->worker[id];
+    call(buffers, h, w);
+    if (w->exec.stream)
+        iz_device_wait(w->exec.stream);
+    log_task(h, id, h->begin_ns, iz_now_ns());
+}
+
+/* Returns when everything is enqueued; StarPU sees the end by an event. */
+static void run_cuda(void *buffers[], void *arg)
+{
+    struct head *h = arg;
+    call(buffers, h, &h->g->worker[starpu_worker_get_id()]);
+}
+
+/* The stream runs one task after the other: a task begins when it has been
+ * enqueued and the one before it has ended. */
+void iz_end_cuda(void *arg)
+{
+    struct head *h = arg;
+    int id = starpu_worker_get_id();
+    struct worker *w = &h->g->worker[id];
+    int64_t now = iz_now_ns();
+    int64_t begin = h->begin_ns > w->last_end_ns ? h->begin_ns : w->last_end_ns;
+    w->last_end_ns = now;
+    log_task(h, id, begin, now);
+}
+
+/* In a simulation only StarPU knows when a task began. */
+void iz_end_simulated(void *arg)
+{
+    const struct head *h = arg;
+    struct starpu_profiling_task_info *p =
+        starpu_task_get_current()->profiling_info;
+    log_task(h, starpu_worker_get_id(),
+             (int64_t)(starpu_timing_timespec_to_us(&p->start_time) * 1e3),
+             (int64_t)(starpu_timing_timespec_to_us(&p->end_time) * 1e3));
+}
+
+/* Idle StarPU workers spin.  Lanes mostly wait and may share a core with a
+ * compute worker, so after a while without work every worker naps between
+ * looks. */
+unsigned iz_nap(void *arg)
+{
+    struct iz_graph *g = arg;
+    int id = starpu_worker_get_id();
+    if (id < 0 || (g->gpu && (unsigned)id == g->gpu_worker))
+        return 1; /* the GPU's driver polls for the end of its tasks */
+    struct worker *w = &g->worker[id];
+    if (++w->idle < 64)
+        return 1;
+    struct timespec t = {.tv_nsec = w->idle < 1024 ? 20000 : 50000};
+    nanosleep(&t, NULL);
+    return 1;
+}
+
+/* ---- cost: the same roofline for every kind ---- */
+
+static const struct iz_rate plausible[IZ_RATES] = {
+    [IZ_ON_COMPUTE] = {400e12, 3e12, 5e-6}, [IZ_ON_HOST] = {50e9, 10e9, 1e-6},
+    [IZ_ON_LANE] = {0, 10e9, 10e-6},        [IZ_ON_UP] = {0, 25e9, 10e-6},
+    [IZ_ON_DOWN] = {0, 25e9, 10e-6},        [IZ_ON_IO] = {0, 2e9, 50e-6},
+    [IZ_RATE_GATHER] = {0, 10e9, 10e-6},
+};
+
+void iz_set_rates(struct iz_graph *g)
+{
+    if (!g->gpu && g->config.rate[IZ_ON_COMPUTE].bytes_per_s == 0)
+        g->config.rate[IZ_ON_COMPUTE] = plausible[IZ_ON_HOST];
+    for (int w = 0; w < IZ_RATES; w++)
+        if (g->config.rate[w].bytes_per_s == 0)
+            g->config.rate[w] = plausible[w];
+}
+
+static double cost_us(struct starpu_task *task,
+                      struct starpu_perfmodel_arch *arch, unsigned impl)
+{
+    (void)arch;
+    (void)impl;
+    const struct head *h = task->cl_arg;
+    const struct iz_rate *r =
+        &h->g->config.rate[h->gathers ? IZ_RATE_GATHER : (int)h->where];
+    double compute = r->flops_per_s > 0 ? h->flops / r->flops_per_s : 0;
+    double memory = h->bytes / r->bytes_per_s;
+    double s = h->seconds > 0
+                   ? h->seconds
+                   : r->latency_s + (compute > memory ? compute : memory);
+    return s > 1e-6 ? s * 1e6 : 1;
+}
+
+#define MODEL(k) [k] = {.type = STARPU_PER_ARCH, .arch_cost_function = cost_us}
+static struct starpu_perfmodel models[IZ_KINDS] = {
+    MODEL(IZ_BATCH),   MODEL(IZ_LOAD),     MODEL(IZ_FETCH),
+    MODEL(IZ_FORWARD), MODEL(IZ_BACKWARD), MODEL(IZ_REDUCE),
+    MODEL(IZ_OFFLOAD), MODEL(IZ_NORM),     MODEL(IZ_CLIP),
+    MODEL(IZ_ADAM),    MODEL(IZ_STORE),    MODEL(IZ_EVAL),
+    MODEL(IZ_SAMPLE),  MODEL(IZ_SNAPSHOT), MODEL(IZ_SAVE),
+};
+#undef MODEL
+
+struct starpu_codelet iz_codelets[IZ_KINDS];
+
+/* Every buffer has its planned place for the whole run, on the GPU too, so
+ * StarPU has nothing to move: for it, all data are in main memory, and a task
+ * on the GPU takes the pointers as they are. */
+static void codelet_init_cuda(struct starpu_codelet *c)
+{
+    c->where |= STARPU_CUDA;
+    c->cuda_funcs[0] = run_cuda;
+    c->cuda_flags[0] = STARPU_CUDA_ASYNC;
+    c->specific_nodes = 1;
+    for (int i = 0; i < STARPU_NMAXBUFS; i++)
+        c->nodes[i] = STARPU_SPECIFIC_NODE_CPU;
+}
+
+void iz_codelets_init(bool gpu)
+{
+    for (int k = 0; k < IZ_KINDS; k++) {
+        starpu_codelet_init(&iz_codelets[k]);
+        models[k].symbol = iz_kinds[k].name;
+        iz_codelets[k].where = STARPU_CPU;
+        iz_codelets[k].cpu_funcs[0] = run_cpu;
+        iz_codelets[k].nbuffers = STARPU_VARIABLE_NBUFFERS;
+        iz_codelets[k].model = &models[k];
+        iz_codelets[k].name = iz_kinds[k].name;
+        iz_codelets[k].color = iz_kinds[k].color;
+        /* clip has a buffer per unit, more than `nodes` has room for, and
+         * snapshot one per chunk. */
+        if (gpu && k != IZ_CLIP && k != IZ_SNAPSHOT)
+            codelet_init_cuda(&iz_codelets[k]);
+    }
+}

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Starts StarPU with the workers that a graph needs, and ends it. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/cuda.h"
+#include "codelets/device.h"
+#include "codelets/die.h"
+#include "codelets/mix.h"
+#include "codelets/task_state.h"
+
+static void mark(worker_mask m, unsigned id)
+{
+    m[id / 32] |= UINT32_C(1) << (id % 32);
+}
+
+/* Gives the CPU's workers their parts, in order: compute, lane, the two
+ * directions of copies, disk. */
+static void split_workers(struct iz_graph *g, const int *cpu, int n)
+{
+    int at = 0;
+    for (; at < g->config.workers; at++) {
+        g->host_worker[at] = (unsigned)cpu[at];
+        g->worker[cpu[at]].index = at;
+        mark(g->mask[IZ_ON_HOST], (unsigned)cpu[at]);
+    }
+    if (g->config.lane)
+        g->lane_worker = (unsigned)cpu[at++];
+    if (g->gpu) {
+        mark(g->mask[IZ_ON_UP], (unsigned)cpu[at++]);
+        mark(g->mask[IZ_ON_DOWN], (unsigned)cpu[at++]);
+        mark(g->mask[IZ_ON_COMPUTE], g->gpu_worker);
+    }
+    while (at < n)
+        mark(g->mask[IZ_ON_IO], (unsigned)cpu[at++]);
+}
+
+static int lanes(const struct iz_graph *g)
+{
+    return g->config.lane + (g->gpu ? 2 : 0) + g->config.io_workers;
+}
+
+static int check_workers(const struct iz_graph *g)
+{
+    int cpu = g->config.workers + lanes(g);
+    if (cpu <= STARPU_MAXCPUS)
+        return 0;
+    if (g->config.rank == 0)
+        fprintf(stderr,
+                "izar: run.workers: %d compute workers and %d lanes are more "
+                "than the %d CPU workers this StarPU is built for\n",
+                g->config.workers, lanes(g), STARPU_MAXCPUS);
+    return -EINVAL;
+}
+
+static int open_workers(struct iz_graph *g)
+{
+    g->worker = calloc((size_t)g->n_workers, sizeof(*g->worker));
+    g->host_worker = calloc((size_t)g->config.workers, sizeof(*g->host_worker));
+    if (!g->worker || !g->host_worker)
+        return -ENOMEM;
+    for (int w = 0; w < g->n_workers; w++) {
+        struct worker *k = &g->worker[w];
+        k->exec.backend = IZ_CPU;
+        k->exec.act = IZ_F32;
+        k->random = g->config.delay_seed * 1000003 + (uint64_t)w + 1;
+        k->log.span = malloc(SPANS * sizeof(*k->log.span));
+        if (!k->log.span)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+static void give_scratch(struct iz_graph *g, char *const *scratch)
+{
+    for (int i = 0; !g->gpu && scratch && i < g->config.workers; i++)
+        g->worker[g->host_worker[i]].exec.work =
+            (struct iz_arena){.base = scratch[i], .size = g->config.work_bytes};
+    if (g->gpu)
+        g->worker[g->gpu_worker].exec.work = (struct iz_arena){
+            .base = g->config.device_scratch, .size = g->config.work_bytes};
+}
+
+/* On a lane: a stream of its own. */
+static void open_lane(void *arg)
+{
+    struct iz_graph *g = arg;
+    struct iz_exec *x = &g->worker[starpu_worker_get_id()].exec;
+    if (iz_device_use(g->config.device, NULL) ||
+        !(x->stream = iz_device_stream_open()))
+        iz_die("a lane has no GPU");
+}
+
+static void close_lane(void *arg)
+{
+    struct iz_graph *g = arg;
+    struct iz_exec *x = &g->worker[starpu_worker_get_id()].exec;
+    iz_device_stream_close(x->stream);
+    x->stream = NULL;
+}
+
+static void on_lanes(struct iz_graph *g, void (*fn)(void *arg))
+{
+    unsigned ids[STARPU_NMAXWORKERS], n = 0;
+    for (unsigned w = 0; w < (unsigned)g->n_workers; w++) {
+        bool copies =
+            (g->mask[IZ_ON_UP][w / 32] | g->mask[IZ_ON_DOWN][w / 32]) &
+            UINT32_C(1) << (w % 32);
+        if (copies || (g->config.lane && w == g->lane_worker))
+            ids[n++] = w;
+    }
+    starpu_execute_on_specific_workers(fn, g, n, ids, "izar");
+}
+
+static void open_cuda(void *arg, int i, struct iz_exec *x)
+{
+    struct iz_graph *g = arg;
+    (void)i;
+    x->backend = IZ_CUDA;
+    x->act = g->config.act;
+    x->tf32 = g->config.tf32;
+    x->stream = iz_device_worker_stream();
+    if (iz_cuda_ops->open(&x->cuda, x->stream))
+        iz_die("the libraries of the GPU cannot be used");
+}
+
+static void close_cuda(void *arg, int i, struct iz_exec *x)
+{
+    (void)arg;
+    (void)i;
+    if (x->cuda)
+        iz_cuda_ops->close(&x->cuda);
+}
+
+static bool known_scheduler(const char *name)
+{
+    struct starpu_sched_policy **p = starpu_sched_get_predefined_policies();
+    for (; *p; p++)
+        if (!strcmp((*p)->policy_name, name))
+            return true;
+    return false;
+}
+
+static int check_scheduler(const char *name, const char *from, bool gpu)
+{
+    if (gpu && !strcmp(name, "heteroprio")) {
+        fprintf(stderr,
+                "izar: %s: with a GPU, tasks under heteroprio never end: use "
+                "another scheduler\n",
+                from);
+        return -EINVAL;
+    }
+    if (known_scheduler(name))
+        return 0;
+    fprintf(stderr, "izar: %s: this StarPU has no scheduler '%s'; it has", from,
+            name);
+    struct starpu_sched_policy **p = starpu_sched_get_predefined_policies();
+    for (; *p; p++)
+        fprintf(stderr, " %s", (*p)->policy_name);
+    fprintf(stderr, "\n");
+    return -EINVAL;
+}
+
+static int start_starpu(struct iz_graph *g)
+{
+    struct starpu_conf conf;
+    const char *env = getenv("STARPU_SCHED");
+    const char *name = env ? env : g->config.scheduler;
+    int r =
+        check_scheduler(name, env ? "STARPU_SCHED" : "run.scheduler", g->gpu);
+    if (r)
+        return r;
+    starpu_conf_init(&conf);
+    conf.sched_policy_name = name;
+    conf.ncuda = g->gpu ? 1 : 0;
+    conf.use_explicit_workers_cuda_gpuid = g->gpu;
+    conf.workers_cuda_gpuid[0] = g->gpu ? (unsigned)g->config.device : 0;
+    conf.nopencl = 0;
+    conf.catch_signals = 0;
+    /* The user's STARPU_NCPU counts compute workers (topo.c has read it);
+     * StarPU must also make the lanes, and takes one from the number for a
+     * bound main thread. */
+    const char *main_thread = getenv("STARPU_MAIN_THREAD_BIND");
+    bool taken = main_thread && atoi(main_thread) != 0;
+    char ncpu[16];
+    snprintf(ncpu, sizeof(ncpu), "%d", g->config.workers + lanes(g) + taken);
+    setenv("STARPU_NCPU", ncpu, 1);
+    unsetenv("STARPU_NCPUS");
+    unsetenv("STARPU_RESERVE_NCPU"); /* has been counted too */
+    conf.reserve_ncpus = -1;
+    starpu_profiling_set_id(g->config.rank);
+    r = starpu_init(&conf);
+    if (r)
+        fprintf(stderr, "izar: starpu_init failed: %s\n", strerror(-r));
+    return r;
+}
+
+/* Takes over the workers that StarPU has started. */
+static int take_workers(struct iz_graph *g, char *const *scratch)
+{
+    int cpu[STARPU_NMAXWORKERS], gpu[STARPU_NMAXWORKERS];
+    int n = (int)starpu_worker_get_ids_by_type(STARPU_CPU_WORKER, cpu,
+                                               STARPU_NMAXWORKERS);
+    int n_gpu = (int)starpu_worker_get_ids_by_type(STARPU_CUDA_WORKER, gpu,
+                                                   STARPU_NMAXWORKERS);
+    int wanted = g->config.workers + lanes(g);
+    if (n != wanted || n_gpu != g->gpu) {
+        fprintf(stderr,
+                "izar: StarPU started %d CPU workers of the %d asked for and "
+                "%d of %d for a GPU (is it built with a smaller "
+                "--enable-maxcpus or without CUDA, or is STARPU_NCUDA or "
+                "STARPU_NWORKER_PER_CUDA set?)\n",
+                n, wanted, n_gpu, g->gpu);
+        return -ENODEV;
+    }
+    g->gpu_worker = g->gpu ? (unsigned)gpu[0] : 0;
+    split_workers(g, cpu, n);
+    give_scratch(g, scratch);
+    if (!g->gpu || g->config.simulated)
+        return 0;
+    on_lanes(g, open_lane);
+    iz_graph_on_device(g, open_cuda, g);
+    return 0;
+}
+
+int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
+                  char *const *scratch)
+{
+    struct iz_graph *g = calloc(1, sizeof(*g));
+    if (!g)
+        return -ENOMEM;
+    *out = g;
+    g->config = *c;
+    g->gpu = c->device >= 0;
+    g->idle_hook = -1;
+    memcpy(g->given, c->rate, sizeof(g->given));
+    iz_set_rates(g);
+    g->n_workers = c->workers + lanes(g) + g->gpu;
+    int r = check_workers(g);
+    if (!r)
+        r = open_workers(g);
+    if (!r)
+        r = start_starpu(g);
+    g->started = !r;
+    if (!r)
+        r = take_workers(g, scratch);
+    if (r) {
+        iz_graph_close(out);
+        return r;
+    }
+    iz_codelets_init(g->gpu);
+    if (c->simulated)
+        starpu_profiling_status_set(STARPU_PROFILING_ENABLE);
+    else
+        g->idle_hook = starpu_idle_hook_register(iz_nap, g);
+    return 0;
+}
+
+void iz_graph_close(struct iz_graph **out)
+{
+    struct iz_graph *g = *out;
+    if (!g)
+        return;
+    if (g->started) {
+        starpu_task_wait_for_all();
+        if (g->idle_hook >= 0)
+            starpu_idle_hook_deregister(g->idle_hook);
+        if (g->gpu && g->idle_hook >= 0) {
+            iz_graph_on_device(g, close_cuda, g);
+            on_lanes(g, close_lane);
+        }
+        starpu_shutdown();
+    }
+    for (int w = 0; g->worker && w < g->n_workers; w++)
+        free(g->worker[w].log.span);
+    free(g->worker);
+    free(g->host_worker);
+    free(g);
+    *out = NULL;
+}
+
+bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w)
+{
+    if (where == IZ_ON_LANE)
+        return g->config.lane && (unsigned)w == g->lane_worker;
+    return g->mask[where][w / 32] >> (w % 32) & 1;
+}
+
+struct iz_rate iz_graph_rate(const struct iz_graph *g, enum iz_where where)
+{
+    return g->given[where];
+}
+
+int iz_graph_workers(const struct iz_graph *g)
+{
+    return g->n_workers;
+}
+
+uint64_t iz_span_hash(uint64_t h, const struct iz_span *s)
+{
+    h = iz_mix(h + (uint64_t)s->begin_ns);
+    h = iz_mix(h + (uint64_t)s->end_ns);
+    return iz_mix(h + (uint64_t)(s->kind * 4096 + s->worker) * IZ_GOLDEN +
+                  (uint64_t)s->unit);
+}
+
+struct on_workers {
+    struct iz_graph *g;
+    iz_worker_fn *fn;
+    void *arg;
+};
+
+static void on_worker(void *arg)
+{
+    const struct on_workers *a = arg;
+    struct worker *w = &a->g->worker[starpu_worker_get_id()];
+    a->fn(a->arg, w->index, &w->exec);
+}
+
+void iz_graph_on_workers(struct iz_graph *g, iz_worker_fn *fn, void *arg)
+{
+    struct on_workers a = {g, fn, arg};
+    starpu_execute_on_specific_workers(
+        on_worker, &a, (unsigned)g->config.workers, g->host_worker, "izar");
+}
+
+void iz_graph_on_device(struct iz_graph *g, iz_worker_fn *fn, void *arg)
+{
+    struct on_workers a = {g, fn, arg};
+    starpu_execute_on_specific_workers(on_worker, &a, 1, &g->gpu_worker,
+                                       "izar");
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of task.h share: a graph of tasks, its workers, and what
+ * travels with a task. */
+#ifndef IZ_CODELETS_TASK_STATE_H
+#define IZ_CODELETS_TASK_STATE_H
+
+#include <stdatomic.h>
+
+#include "codelets/task.h"
+
+#define SPANS 32768 /* per worker; a power of two */
+#define MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
+
+/* Written by its worker, read by the submitting thread. */
+struct span_log {
+    _Atomic uint64_t head, tail;
+    _Atomic int64_t lost;
+    struct iz_span *span;
+};
+
+struct worker {
+    struct iz_exec exec;
+    struct span_log log;
+    uint64_t random;
+    int64_t last_end_ns; /* of its last task */
+    int index;           /* among the compute workers of the CPU */
+    int idle;            /* empty turns since the last task */
+};
+
+typedef uint32_t worker_mask[MASK_WORDS];
+
+struct iz_graph {
+    struct iz_graph_config config;
+    struct iz_rate given[IZ_PLACES]; /* rates that the config had */
+    int n_workers;
+    bool gpu;
+    unsigned lane_worker, lane_order;
+    worker_mask mask[IZ_PLACES]; /* workers of each place; empty: none */
+    unsigned *host_worker;       /* compute workers of the CPU */
+    unsigned gpu_worker;
+    struct worker *worker; /* by StarPU's number */
+    int idle_hook;
+    int64_t submitted;
+    double bytes[IZ_PLACES]; /* of what was submitted */
+    int64_t waited_ns;       /* that the submitting thread waited for tasks */
+    int turn;
+    bool started;
+};
+
+/* What travels with a task; the argument of `run` follows. */
+struct head {
+    struct iz_graph *g;
+    void (*run)(struct iz_exec *x, void **buf, const void *arg);
+    double flops, bytes, seconds;
+    enum iz_kind kind;
+    enum iz_where where;
+    bool gathers;
+    int unit, step;
+    bool ends_step;
+    int64_t begin_ns;
+    _Alignas(16) char arg[];
+};
+
+/* ---- task_run.c: tasks on their workers ---- */
+
+extern struct starpu_codelet iz_codelets[IZ_KINDS];
+
+/* After StarPU has started. */
+void iz_codelets_init(bool gpu);
+/* Rates that nobody gave become plausible ones. */
+void iz_set_rates(struct iz_graph *g);
+/* Callbacks of tasks whose end only StarPU sees; arg: the head. */
+void iz_end_cuda(void *arg);
+void iz_end_simulated(void *arg);
+/* StarPU's idle hook; arg: the graph. */
+unsigned iz_nap(void *arg);
+
+#endif

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads and writes parameters and states where they live, when no task runs. */
+#include <string.h>
+
+#include "codelets/device.h"
+#include "runtime/engine.h"
+
+static bool on_gpu(const struct iz_engine *e, enum iz_home h)
+{
+    return e->plan.target.gpu && h == IZ_HOME_NONE;
+}
+
+/* Through a pinned buffer to and from the GPU. */
+static void copy_up(struct iz_engine *e, char *gpu, const char *host,
+                    int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += IZ_BOUNCE_BYTES) {
+        int64_t n = bytes - i < IZ_BOUNCE_BYTES ? bytes - i : IZ_BOUNCE_BYTES;
+        memcpy(e->bounce, host + i, (size_t)n);
+        iz_device_copy(e->stream, gpu + i, e->bounce, n);
+        iz_device_wait(e->stream);
+    }
+}
+
+static void copy_down(struct iz_engine *e, char *host, const char *gpu,
+                      int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += IZ_BOUNCE_BYTES) {
+        int64_t n = bytes - i < IZ_BOUNCE_BYTES ? bytes - i : IZ_BOUNCE_BYTES;
+        iz_device_copy(e->stream, e->bounce, gpu + i, n);
+        iz_device_wait(e->stream);
+        memcpy(host + i, e->bounce, (size_t)n);
+    }
+}
+
+/* To a place whose home is h. */
+static void put_bytes(struct iz_engine *e, enum iz_home h, void *dst,
+                      const void *src, int64_t bytes)
+{
+    if (on_gpu(e, h))
+        copy_up(e, dst, src, bytes);
+    else
+        memcpy(dst, src, (size_t)bytes);
+}
+
+static void get_bytes(struct iz_engine *e, enum iz_home h, void *dst,
+                      const void *src, int64_t bytes)
+{
+    if (on_gpu(e, h))
+        copy_down(e, dst, src, bytes);
+    else
+        memcpy(dst, src, (size_t)bytes);
+}
+
+/* The chunk's state arrays or parameters in memory, read from disk if need be
+ * into the staging buffer `at` bytes in. */
+static char *chunk_state(struct iz_engine *e, int group, struct iz_chunk *k)
+{
+    if (k->state)
+        return (char *)k->state;
+    iz_nvme_read(e->state_file, e->state_stage[0].p, k->state_at,
+                 iz_plan_chunk_bytes(&e->plan, e->group[group].plan));
+    return e->state_stage[0].p;
+}
+
+static char *chunk_param(struct iz_engine *e, int group, struct iz_chunk *k)
+{
+    struct iz_group *g = &e->group[group];
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    if (g->param)
+        return (char *)g->param + k->param_first * size;
+    iz_nvme_read(e->param_file, e->param_stage[0].p, k->param_at,
+                 k->filed * size);
+    return e->param_stage[0].p;
+}
+
+static void store_state(struct iz_engine *e, int group, struct iz_chunk *k)
+{
+    if (!k->state)
+        iz_nvme_write(e->state_file, e->state_stage[0].p, k->state_at,
+                      iz_plan_chunk_bytes(&e->plan, e->group[group].plan));
+}
+
+static void store_param(struct iz_engine *e, int group, struct iz_chunk *k)
+{
+    if (!e->group[group].param)
+        iz_nvme_write(e->param_file, e->param_stage[0].p, k->param_at,
+                      k->filed * iz_dtype_bytes(e->plan.param_type));
+}
+
+/* Elements that each array of the chunk's states has room for. */
+static int64_t state_room(const struct iz_engine *e, int group,
+                          const struct iz_chunk *k)
+{
+    return k->state ? k->count : e->group[group].plan->chunk;
+}
+
+/* Whether an array is kept in fewer bytes than it is read and written in. */
+static bool narrow(const struct iz_engine *e, enum iz_array a)
+{
+    return a != IZ_MASTER && e->plan.moments != IZ_MOMENT_F32;
+}
+
+/* m or v of a chunk. */
+static struct iz_moments chunk_moments(struct iz_engine *e, int group,
+                                       struct iz_chunk *k, enum iz_array a)
+{
+    int64_t room = state_room(e, group, k);
+    int64_t bytes = iz_moment_bytes(e->plan.moments, room);
+    int64_t master = e->plan.state_arrays == 3 ? 4 * room : 0;
+    enum iz_moment which = a == IZ_M ? IZ_MOMENT_M : IZ_MOMENT_V;
+
+    return (struct iz_moments){chunk_state(e, group, k) + master +
+                                   which * bytes,
+                               e->plan.moments, which, room};
+}
+
+/* Where an array of a chunk lies; in fp32 the parameters are the master. */
+static float *chunk_array(struct iz_engine *e, int group, struct iz_chunk *k,
+                          enum iz_array a)
+{
+    bool separate = e->plan.state_arrays == 3;
+    if (a == IZ_MASTER && !separate)
+        return (float *)chunk_param(e, group, k);
+    int64_t stride = state_room(e, group, k);
+    int index = (int)a - !separate;
+    return (float *)chunk_state(e, group, k) + index * stride;
+}
+
+/* Home of what chunk_array finds. */
+static enum iz_home array_home(const struct iz_engine *e, enum iz_array a)
+{
+    return a == IZ_MASTER && e->plan.state_arrays == 2 ? e->plan.param_home
+                                                       : e->plan.state_home;
+}
+
+/* Calls for every chunk that [from, from + n) touches. */
+struct piece {
+    struct iz_chunk *chunk;
+    int64_t at, n, done; /* in the chunk; length; elements before it */
+};
+
+static bool next_piece(struct iz_chunk *chunks, int64_t from, int64_t n,
+                       struct piece *p)
+{
+    p->done += p->n;
+    if (p->done >= n)
+        return false;
+    int64_t pos = from + p->done;
+    p->chunk = &chunks[pos / chunks->filed];
+    p->at = pos % chunks->filed;
+    p->n = p->chunk->count - p->at;
+    if (p->n > n - p->done)
+        p->n = n - p->done;
+    return true;
+}
+
+enum { CAST = 8192 }; /* elements at a time */
+
+static void get_frozen(struct iz_engine *e, int group, const struct piece *p,
+                       float *out)
+{
+    char buf[CAST * 4];
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    const char *param = chunk_param(e, group, p->chunk) + p->at * size;
+    for (int64_t i = 0; i < p->n; i += CAST) {
+        int64_t n = p->n - i < CAST ? p->n - i : CAST;
+        get_bytes(e, e->plan.param_home, buf, param + i * size, n * size);
+        iz_cast(out + i, IZ_F32, buf, e->plan.param_type, n);
+    }
+}
+
+void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
+                  float *out, int64_t n)
+{
+    struct iz_group *g = &e->group[group];
+    struct piece p = {0};
+    if (a == IZ_FROZEN) {
+        while (next_piece(g->frozen, from, n, &p))
+            get_frozen(e, group, &p, out + p.done);
+        return;
+    }
+    while (next_piece(g->chunk, from, n, &p)) {
+        if (narrow(e, a)) {
+            struct iz_moments x = chunk_moments(e, group, p.chunk, a);
+            iz_moment_get(out + p.done, &x, p.at, p.n);
+            continue;
+        }
+        const float *src = chunk_array(e, group, p.chunk, a);
+        get_bytes(e, array_home(e, a), out + p.done, src + p.at, p.n * 4);
+    }
+}
+
+/* Rounds to the type of the parameters on the way. */
+static void put_param(struct iz_engine *e, int group, const struct piece *p,
+                      const float *in)
+{
+    char buf[CAST * 4];
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    char *param = chunk_param(e, group, p->chunk) + p->at * size;
+    for (int64_t i = 0; i < p->n; i += CAST) {
+        int64_t n = p->n - i < CAST ? p->n - i : CAST;
+        iz_cast(buf, e->plan.param_type, in + i, IZ_F32, n);
+        put_bytes(e, e->plan.param_home, param + i * size, buf, n * size);
+    }
+}
+
+void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
+                  const float *in, int64_t n)
+{
+    struct iz_group *g = &e->group[group];
+    struct piece p = {0};
+    bool separate = e->plan.state_arrays == 3;
+    while (a == IZ_FROZEN && next_piece(g->frozen, from, n, &p)) {
+        put_param(e, group, &p, in + p.done);
+        store_param(e, group, p.chunk);
+    }
+    while (a != IZ_FROZEN && next_piece(g->chunk, from, n, &p)) {
+        if (narrow(e, a)) {
+            struct iz_moments x = chunk_moments(e, group, p.chunk, a);
+            iz_moment_put(&x, p.at, in + p.done, p.n);
+            store_state(e, group, p.chunk);
+            continue;
+        }
+        float *dst = chunk_array(e, group, p.chunk, a);
+        put_bytes(e, array_home(e, a), dst + p.at, in + p.done, p.n * 4);
+        if (a != IZ_MASTER || separate)
+            store_state(e, group, p.chunk);
+        if (a != IZ_MASTER)
+            continue;
+        if (separate)
+            put_param(e, group, &p, in + p.done);
+        store_param(e, group, p.chunk);
+    }
+}
