@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loops of simd.h: compiled once per SIMD level, each time with another
- * IZ_SIMD_TABLE as the name of the table at the end, always with
- * -ffp-contract=off. */
+ * IZ_SIMD_TABLE as the name of the table at the end and another IZ_HALF_ROWS,
+ * always with -ffp-contract=off. */
 #include "codelets/simd.h"
 
 #include <float.h>
@@ -11,6 +11,9 @@
 #include "codelets/half.h"
 #include "codelets/mix.h"
 #include "codelets/moment.h"
+
+/* load_f16 and round_f16. */
+#include IZ_HALF_ROWS
 
 extern const struct iz_simd IZ_SIMD_TABLE;
 
@@ -23,25 +26,11 @@ static inline void load_bf16(float *restrict y, const uint16_t *restrict x,
         y[i] = iz_bf16_load(x[i]);
 }
 
-static inline void load_f16(float *restrict y, const uint16_t *restrict x,
-                            int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        y[i] = iz_f16_load(x[i]);
-}
-
 static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
                               int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         y[i] = iz_bf16_round(x[i]);
-}
-
-static inline void round_f16(uint16_t *restrict y, const float *restrict x,
-                             int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        y[i] = iz_f16_round(x[i]);
 }
 
 static void add(float *y, const float *a, const float *b, int64_t n)

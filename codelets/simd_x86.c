@@ -17,7 +17,7 @@ static bool has_avx512(void)
 
 static bool has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
 }
 
 static bool always(void)

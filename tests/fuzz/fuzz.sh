@@ -32,6 +32,7 @@ sources=(runtime/config.c runtime/config_check.c runtime/config_doc.c
 
 for t in "${targets[@]}"; do
     clang -std=c11 -D_XOPEN_SOURCE=700 -DIZ_SIMD_TABLE=iz_simd_portable \
+        -DIZ_HALF_ROWS='"codelets/half_any.h"' \
         -O1 -g -I. \
         -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
         -o "$build/fuzz_$t" "tests/fuzz/fuzz_$t.c" "${sources[@]}" \
