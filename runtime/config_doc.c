@@ -137,6 +137,11 @@ static void print_model(FILE *out, const struct iz_section *model,
                "`import` sets the shape, too; then the others may only repeat "
                "it.",
                markdown);
+    if (markdown)
+        fputs("\nThese are the keys of gpt2; `build/models/NAME --help` has "
+              "those "
+              "of another model.\n",
+              out);
     for (const struct iz_key *k = model->keys; k->name != NULL; k++)
         print_key(out, k, "model.", markdown);
     for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)

@@ -9,7 +9,9 @@
 #define OFFLOAD_PARAM ZERO "offload_param."
 #define FLAT "A unit is reduced and gathered whole; its size is the bucket."
 #define LATER "Not built; remove the section or set enabled to false."
-#define LOGS "run.output has every step as JSON lines; remove the section."
+#define LOGS                                                                   \
+    "run.output has every step as JSON lines; tools/monitor draws them and "   \
+    "writes CSV and TensorBoard; remove the section."
 
 const struct iz_foreign_key iz_foreign_keys[] = {
     /* No effect, whatever they say. */
@@ -27,7 +29,7 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {"use_data_before_expert_parallelism", "bool", "No experts here."},
     {"timers", "any", "Times come from StarPU's own profiling."},
     {"dataloader_drop_last", "bool",
-     "Batches are windows of the token file; none is incomplete."},
+     "Batches are windows of tokens or whole records; none is incomplete."},
     {"checkpoint.tag_validation", "string",
      "Ranks always agree on the step they save."},
     {"checkpoint.use_node_local_storage", "false",
@@ -35,7 +37,8 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {"checkpoint.load_universal", "false",
      "Checkpoints here have one format; resume with --resume."},
     {"checkpoint.parallel_write", "any", "Every rank writes its own shard."},
-    {"checkpoint.writer", "null", "Not built; remove it."},
+    {"checkpoint.writer", "null",
+     "run.save_mode: async writes beside training; remove it."},
     {"aio.block_size", "number", "The nvme tier moves whole chunks."},
     {"aio.queue_depth", "number", "See offload_optimizer.buffer_count."},
     {"aio.intra_op_parallelism", "number", "Every transfer is a task."},
@@ -49,7 +52,8 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {"optimizer.params.set_grad_none", "bool",
      "A gradient lives from its backward to its adam task."},
     {"optimizer.params.fp32_optimizer_states", "true",
-     "Master weights and moments are fp32; set true."},
+     "Master weights are fp32, and moments unless run.state_dtype says "
+     "otherwise; set true."},
     {"bf16.immediate_grad_update", "bool",
      "Gradients are accumulated as soon as they exist."},
     {"fp16.fused_mode", "bool", "The loss scale is applied in the adam task."},
@@ -86,7 +90,7 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {ZERO "stage3_gather_fp16_weights_on_model_save", "bool",
      "Nothing is gathered to save: every rank writes its shard."},
     {ZERO "ignore_unused_parameters", "bool",
-     "Every parameter of a model here has a gradient."},
+     "Every parameter that is not frozen has a gradient."},
     {ZERO "memory_efficient_linear", "bool",
      "Backward frees what it has used, always."},
     {ZERO "override_module_apply", "bool", "There are no modules to override."},
@@ -141,7 +145,7 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {"data_types.param_dtype", "null", "Use bf16.enabled or fp16.enabled."},
     {"data_types.buffer_dtype", "null", "There are no buffers; remove it."},
     {"fp16.auto_cast", "false",
-     "Inputs are token numbers, there is nothing to cast; set false."},
+     "Models convert their inputs themselves; set false."},
     {"fp16.fp16_master_weights_and_grads", "false",
      "Master weights are fp32; set false."},
     {"bf16.check_grad_overflow", "false",
@@ -149,7 +153,8 @@ const struct iz_foreign_key iz_foreign_keys[] = {
      "false, or use fp16."},
     {"bf16.bf16_master_weights_and_grads", "false",
      "Master weights are fp32; set false."},
-    {"bf16.bf16_optimizer_states", "false", "Moments are fp32; set false."},
+    {"bf16.bf16_optimizer_states", "false",
+     "Set false; m and v in bf16 are run.state_dtype: bf16."},
     {"bfloat16", "null", "The old name; write bf16."},
     {"optimizer.params.amsgrad", "false", "Not built; set false."},
     {"optimizer.params.maximize", "false", "Not built; set false."},
@@ -173,7 +178,9 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     /* Whole sections: accepted when they are switched off. */
     {"amp", "off", "Use bf16 or fp16."},
     {"torch_autocast", "off", "Use bf16 or fp16."},
-    {"autotuning", "off", "--plan prints the memory of a config."},
+    {"autotuning", "off",
+     "tools/tune searches settings by simulation; --plan prints the memory of "
+     "a config."},
     {"flops_profiler", "off", "The summary has the flops of every run."},
     {"comms_logger", "off", "The summary has the bytes of collectives."},
     {"tensorboard", "off", LOGS},

@@ -108,7 +108,8 @@ const struct iz_key iz_config_keys[] = {
          "stay fp32."),
     BOOL("fp16.enabled", fp16, "false",
          "Parameters and gradients in half precision, with loss scaling; "
-         "master weights and moments stay fp32."),
+         "master weights stay fp32, and moments unless run.state_dtype says "
+         "otherwise."),
     NUMBER("fp16.loss_scale", DOUBLE, c.fp16.loss_scale, 0, 1e18, "0.0",
            "Constant loss scale; 0: dynamic."),
     NUMBER("fp16.initial_scale_power", INT, c.fp16.initial_scale_power, 0, 60,
@@ -139,7 +140,8 @@ const struct iz_key iz_config_keys[] = {
          "Folder of the files when device is nvme."),
     BOOL("zero_optimization.offload_optimizer.pin_memory",
          c.zero.optimizer.pin_memory, "true",
-         "Page-locked host memory; means something only beside a GPU."),
+         "Host memory of this home is locked, without a GPU too: a normal user "
+         "needs `ulimit -l` for it, or false."),
     NUMBER("zero_optimization.offload_optimizer.buffer_count", INT,
            c.zero.optimizer.buffer_count, 1, 4096, "4",
            "Staging buffers between host and nvme, each of one chunk."),
@@ -153,7 +155,9 @@ const struct iz_key iz_config_keys[] = {
     TEXT("zero_optimization.offload_param.nvme_path", c.zero.param.nvme_path,
          "null", "Folder of the files when device is nvme."),
     BOOL("zero_optimization.offload_param.pin_memory", c.zero.param.pin_memory,
-         "true", "Page-locked host memory; means something only beside a GPU."),
+         "true",
+         "Host memory of this home is locked, without a GPU too: a normal user "
+         "needs `ulimit -l` for it, or false."),
     NUMBER("zero_optimization.offload_param.buffer_count", INT,
            c.zero.param.buffer_count, 1, 4096, "5",
            "Staging buffers between host and nvme, each of one shard of a "
