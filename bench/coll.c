@@ -10,6 +10,7 @@
  * lines can be compared. */
 #define _GNU_SOURCE /* madvise */
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,8 +66,10 @@ static char *shared_pages(struct iz_coll *c, int64_t bytes)
     iz_coll_broadcast(c, &pid, sizeof pid, 0, "name");
     snprintf(name, sizeof name, "/izar-bench-%lld", (long long)pid);
     fd = shm_open(name, O_RDWR | O_CREAT, 0600);
-    if (fd < 0 || ftruncate(fd, bytes * c->size) != 0) {
-        perror(name);
+    errno = fd < 0 ? errno : posix_fallocate(fd, 0, bytes * c->size);
+    if (errno) {
+        fprintf(stderr, "%s, %lld bytes: %s\n", name,
+                (long long)bytes * c->size, strerror(errno));
         exit(1);
     }
     p = mmap(NULL, (size_t)(bytes * c->size), PROT_READ | PROT_WRITE,

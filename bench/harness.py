@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import traceback
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DROP = ("STARPU_SCHED", "STARPU_NCPU", "STARPU_NCPUS", "OPENBLAS_CORETYPE")
@@ -273,9 +274,10 @@ def run_case(bench, name, module):
     except Absent as why:
         out["absent"] = str(why)
         print(f"  absent: {why}", flush=True)
-    except (RuntimeError, OSError, subprocess.SubprocessError) as why:
-        out["error"] = str(why)
-        print(f"  FAILED: {why}", flush=True)
+    except Exception as why:  # one case must not lose what others measured
+        out["error"] = f"{type(why).__name__}: {why}"
+        out["traceback"] = traceback.format_exc()
+        print(f"  FAILED: {out['error']}", flush=True)
     return {"about": module.ABOUT, "seconds": time.monotonic() - begin,
             "commands": case.commands, "figures": case.figures, **out,
             **({"raw": case.raw} if case.raw else {})}

@@ -9,6 +9,7 @@
  * and a pair counts only when every thread had its processor all the time: when
  * its CPU time is its wall time.  Printed are medians over these pairs and, of
  * the ratio, the quartiles. */
+#define _GNU_SOURCE /* MADV_HUGEPAGE */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -56,6 +56,9 @@ struct iz_layer {
     float *logits;
 };
 
+/* A unit has fewer parameters than this, adapters and a tied one included. */
+#define IZ_UNIT_PARAMS 128
+
 struct iz_unit {
     char name[32]; /* "wte", "h.3", "head" */
     struct iz_param *param;

@@ -6,8 +6,6 @@
 
 #include "codelets/buffer.h"
 
-#define MAX_PARAMS 64
-
 static void *at(void **buf, int i)
 {
     return i < 0 ? NULL : buf[i];
@@ -29,7 +27,7 @@ static int make_views(const struct iz_unit_layout *l, enum iz_dtype type,
 {
     const struct iz_unit *u = &l->model->unit[l->unit];
     int n = iz_unit_base(u);
-    assert(u->n_params < MAX_PARAMS);
+    assert(u->n_params < IZ_UNIT_PARAMS);
     for (int i = 0; i < n; i++)
         out[i] = view_of(&u->param[i], type, own, l->offset[i]);
     if (u->tied_unit < 0)
@@ -175,8 +173,8 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     const struct iz_unit_layout *l = a->layout;
     const struct iz_model *m = l->model;
     const struct iz_unit *u = &m->unit[l->unit];
-    struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
-    struct iz_adapter adapter[MAX_PARAMS / 2];
+    struct iz_view w[IZ_UNIT_PARAMS], dw[IZ_UNIT_PARAMS];
+    struct iz_adapter adapter[IZ_UNIT_PARAMS / 2];
     make_views(l, a->type, at(buf, a->at_param), at(buf, a->at_tied), w);
     make_gradient_views(l, a->type, at(buf, a->at_grad),
                         at(buf, a->at_tied_grad), dw);
@@ -214,10 +212,10 @@ static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
                      int samples, enum iz_dtype type, enum iz_unit_call call,
                      struct iz_adapter *probe)
 {
-    struct iz_adapter adapter[MAX_PARAMS / 2];
-    int64_t offset[MAX_PARAMS] = {0};
+    struct iz_adapter adapter[IZ_UNIT_PARAMS / 2];
+    int64_t offset[IZ_UNIT_PARAMS] = {0};
     struct iz_unit_layout l = {.model = m, .unit = unit, .offset = offset};
-    struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
+    struct iz_view w[IZ_UNIT_PARAMS], dw[IZ_UNIT_PARAMS];
     make_views(&l, type, NULL, NULL, w);
     make_gradient_views(&l, type, NULL, NULL, dw);
     make_adapters(&l, type, NULL, NULL, adapter, w);

@@ -283,6 +283,13 @@ static int criteo(const char *from, const char *path)
                     "categories\n",
                     from, (long long)o.count + 1);
     }
+    if (good && ferror(in)) {
+        fprintf(stderr, "records: %s: %s\n", from, strerror(errno));
+        good = false;
+    } else if (good && o.count == 0) {
+        fprintf(stderr, "records: %s: no lines\n", from);
+        good = false;
+    }
     free(line);
     fclose(in);
     return output_close(&o, good);

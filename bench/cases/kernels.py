@@ -19,7 +19,10 @@ def run(b):
         rounds = [parse(b.call([b.program("bench/bench_kernels"), threads,
                                 0.5 if b.quick else 2]))
                   for _ in range(1 if b.quick else 3)]
-        for name in rounds[0]:
+        names = list(dict.fromkeys(n for r in rounds for n in r))
+        if not names:
+            raise RuntimeError("bench_kernels printed no figure")
+        for name in names:
             seen = [r[name] for r in rounds if name in r]
             b.figure(f"{name}, {threads} threads", [ratio for _, ratio in seen],
                      "ratio", 0.95 if name.startswith("adam") else None,

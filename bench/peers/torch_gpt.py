@@ -6,6 +6,7 @@ fp32, random tokens.  Prints a JSON object: seconds of each step, and versions.
 """
 import json
 import math
+import re
 import sys
 import time
 
@@ -64,7 +65,8 @@ def main():
     torch.manual_seed(1)
     model = GPT(layers, heads, width, seq, vocab)
     step_of = torch.compile(model) if "compile" in sys.argv[9:] else model
-    kind = {"fused": True} if torch.__version__ >= "2.4" else {}
+    version = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
+    kind = {"fused": True} if version >= (2, 4) else {}
     adam = torch.optim.AdamW(model.parameters(), lr=3e-4, **kind)
     seconds = []
     for _ in range(steps):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/monitor on files as runs leave them: resumed, cut short, not finite; what it
 exports is read back by other means than it was written with."""
+import codecs
 import csv
 import fcntl
 import io
@@ -30,6 +31,18 @@ def line(step, loss, **more):
                        "grad_norm": 2.0 / step, "lr": 1e-3,
                        "tokens_per_s": 100.0 * step, "seconds": 0.5,
                        "resident_bytes": step << 20, **more}) + "\n"
+
+
+def test_the_rate_is_that_of_what_the_model_reads(tmp_path):
+    text = line(1, 2.0).replace("tokens_per_s", "images_per_s")
+    folder = write_run(tmp_path / "vit", text)
+    out = subprocess.run([MONITOR, folder, "--csv", "-"], capture_output=True,
+                         text=True, check=True).stdout
+    assert dict(zip(*map(lambda x: x.split(","), out.splitlines()[:2])))[
+        "items_per_s"] == "100.0"
+    shown = subprocess.run([MONITOR, folder, "--once"], capture_output=True,
+                           text=True, check=True).stdout
+    assert "100 images/s" in shown
 
 
 END = (json.dumps({"summary": {"reason": "finished", "steps": 30}}) + "\n" +
@@ -177,7 +190,7 @@ def test_tensorboard_has_every_value(resumed, tmp_path):
     assert got["train/loss", 7] == 5 and got["train/loss", 21] == 3
     assert math.isnan(got["train/loss", 22])
     assert got["validation/loss", 25] == 2.5
-    assert got["speed/tokens_per_s", 9] == 900
+    assert got["speed/items_per_s", 9] == 900
     assert times[9] == 1009
     before = files[0].read_bytes()
     monitor(resumed, "--tensorboard", tmp_path / "tb")  # replaces
@@ -202,7 +215,7 @@ def test_the_page_needs_nothing_else(resumed, tmp_path):
                 re.findall(r"<svg.*?</svg>", page, re.S)]
     assert [d.get("aria-label").split(",")[0].split(" over")[0]
             for d in drawings] == ["loss", "gradient norm", "learning rate",
-                                   "tokens/s", "resident memory"]
+                                   "throughput", "resident memory"]
     for d in drawings:
         lines = [p.get("d") for g in d.findall("g") for p in g.findall("path")]
         assert len(lines) == 2, "a line per run"
@@ -257,6 +270,8 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ,
                     struct.pack("HHHH", 40, 100, 0, 0))
         self.text = ""
+        # a read may end within a character
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
         self.process = subprocess.Popen(
             [sys.executable, MONITOR, *map(str, args), "--interval", "0.05"],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
@@ -274,7 +289,7 @@ class Terminal:
     def take(self, wait_s):
         if select.select([self.master], [], [], wait_s)[0]:
             try:
-                self.text += os.read(self.master, 65536).decode()
+                self.text += self.decoder.decode(os.read(self.master, 65536))
             except OSError:  # nobody has it open any more
                 time.sleep(0.01)
 

@@ -118,6 +118,12 @@ def test_a_wrong_line_is_named(bad, tmp_path):
     refused("line 2 is not", "criteo", text, tmp_path / "out")
 
 
+def test_what_cannot_be_read_is_named(tmp_path):
+    refused("Is a directory", "criteo", tmp_path, tmp_path / "out")
+    (tmp_path / "empty").write_text("")
+    refused("no lines", "criteo", tmp_path / "empty", tmp_path / "out")
+
+
 @pytest.mark.parametrize("args", [
     (), ("shapes",), ("shapes", "x"), ("shapes", "x", "0"),
     ("shapes", "x", "1", "-1"), ("shapes", "x", "1k"), ("cubes", "x", "1"),

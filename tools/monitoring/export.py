@@ -14,7 +14,7 @@ from monitoring.runs import KEYS
 TAGS = {"loss": "train/loss", "validation_loss": "validation/loss",
         "grad_norm": "train/grad_norm", "lr": "train/lr",
         "loss_scale": "train/loss_scale",
-        "tokens_per_s": "speed/tokens_per_s",
+        "items_per_s": "speed/items_per_s",
         "resident_bytes": "memory/resident_bytes"}
 
 

@@ -182,7 +182,7 @@ class Picture:
 
 
 def table(runs):
-    head = ("run", "step", "loss", "validation", "tokens/s", "ended")
+    head = ("run", "step", "loss", "validation", "items/s", "ended")
     rows = []
     for i, r in enumerate(runs):
         def value(key, form):
@@ -193,7 +193,7 @@ def table(runs):
             f"<td>{r.last_step if r.last_step is not None else ''}",
             f"<td>{value('loss', '.4f')}",
             f"<td>{value('validation_loss', '.4f')}",
-            f"<td>{value('tokens_per_s', '.0f')}",
+            f"<td>{value('items_per_s', '.0f')}",
             f"<td>{html.escape(str((r.summary or {}).get('reason', '')))}",
             "</tr>")))
     limits = "".join(

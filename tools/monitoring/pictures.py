@@ -14,14 +14,17 @@ MOST = 4000  # points of a line
 
 
 SYSTEM = "/usr/bin/python3"  # the one that packages of the distribution are for
+AGAIN = "IZ_MONITOR_AGAIN"
 
 
 def library():
     try:
         import matplotlib
     except ImportError:
-        if os.access(SYSTEM, os.X_OK) and \
-                not os.path.samefile(SYSTEM, sys.executable):
+        other = sys.prefix != sys.base_prefix or \
+            not os.path.samefile(SYSTEM, sys.executable)
+        if os.access(SYSTEM, os.X_OK) and other and not os.environ.get(AGAIN):
+            os.environ[AGAIN] = "1"
             os.execv(SYSTEM, [SYSTEM, *sys.argv])
         sys.exit("monitor: PNG and SVG need matplotlib: apt-get install "
                  "python3-matplotlib (or --html, which needs nothing)")

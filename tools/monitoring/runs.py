@@ -27,11 +27,11 @@ class Series:
 
 
 SERIES = (
-    Series("loss", "loss", "nats per token", smooth=True,
+    Series("loss", "loss", "nats per item", smooth=True,
            marks="validation_loss"),
     Series("grad_norm", "gradient norm", log=True, smooth=True),
     Series("lr", "learning rate"),
-    Series("tokens_per_s", "tokens/s", smooth=True),
+    Series("items_per_s", "throughput", "items/s", smooth=True),
     Series("resident_bytes", "resident memory", "MiB", scale=1 / MIB),
     Series("loss_scale", "loss scale", log=True),
 )
@@ -63,6 +63,7 @@ class Run:
         self.last_step, self.restarts = None, []
         self.summary = self.limit = None
         self.ended, self.faulty = False, 0
+        self.item = "item"  # token, image, ...
 
     # ---- reading ----
 
@@ -103,6 +104,7 @@ class Run:
                 self.go_back(step)
             self.last_step = step
             self.ended = False
+        self.take_rate(fields)
         for key in KEYS:
             value = number(fields.get(key))
             if value is None:
@@ -113,6 +115,15 @@ class Run:
                     points[-1] = (step, value)
                 continue
             points.append((step, value))
+
+    def take_rate(self, fields):
+        """A run names its rate after what the model reads: tokens_per_s,
+        images_per_s, ..."""
+        for key in list(fields):
+            item, found, rest = key.partition("s_per_s")
+            if found and not rest:
+                self.item = item
+                fields["items_per_s"] = fields[key]
 
     def go_back(self, step):
         """The run was resumed: what comes now replaces what was there."""
@@ -160,13 +171,13 @@ class Run:
         if wanted:
             parts[0] += f" of {wanted}"
         loss, val = self.last("loss"), self.last("validation_loss")
-        rate, seconds = self.last("tokens_per_s"), self.data["seconds"]
+        rate, seconds = self.last("items_per_s"), self.data["seconds"]
         if loss is not None:
             parts.append(f"loss {loss:.4f}")
         if val is not None:
             parts.append(f"validation {val:.4f}")
         if rate is not None:
-            parts.append(f"{rate:.0f} tokens/s")
+            parts.append(f"{rate:.0f} {self.item}s/s")
         if self.ended:
             parts.append(str(self.summary.get("reason", "ended")))
         elif wanted and seconds and wanted > step:
