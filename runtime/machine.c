@@ -170,17 +170,27 @@ static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
                             .latency_s = seconds(m->kernel_ns)};
 }
 
-struct iz_target iz_machine_target(const struct iz_machine *m,
-                                   enum iz_dtype params, int ranks)
+int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
+                      enum iz_dtype params, int ranks, FILE *err)
 {
     int cores = m->cores / iz_machine_ranks(m, ranks);
     bool gpu = m->gpus > 0;
     int workers = gpu && cores > 1 ? cores - 1 : cores;
-    return (struct iz_target){.workers = workers > 0 ? workers : 1,
-                              .gpu = gpu,
-                              .nccl = gpu && ranks > 1,
-                              .act = gpu ? params : IZ_F32,
-                              .compute = compute_rate(m, params, ranks)};
+    if (gpu && m->flops_per_s[params] <= 0) {
+        if (err)
+            fprintf(err,
+                    "izar: %s.enabled: the GPUs of %s do not compute in %s "
+                    "(its %s_flops_per_s is 0): use another type\n",
+                    iz_dtype_name(params), m->name, iz_dtype_name(params),
+                    iz_dtype_name(params));
+        return -EINVAL;
+    }
+    *t = (struct iz_target){.workers = workers > 0 ? workers : 1,
+                            .gpu = gpu,
+                            .nccl = gpu && ranks > 1,
+                            .act = gpu ? params : IZ_F32,
+                            .compute = compute_rate(m, params, ranks)};
+    return 0;
 }
 
 struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)

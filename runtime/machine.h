@@ -31,8 +31,10 @@ int iz_machine_read(struct iz_machine *m, const char *path, FILE *err);
 /* Ranks of one node: one per GPU, or one on a machine without; all of them on a
  * machine that has no network. */
 int iz_machine_ranks(const struct iz_machine *m, int ranks);
-struct iz_target iz_machine_target(const struct iz_machine *m,
-                                   enum iz_dtype params, int ranks);
+/* Refuses a type that the machine's GPUs do not compute in, with the reason on
+ * `err` (may be NULL). */
+int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
+                      enum iz_dtype params, int ranks, FILE *err);
 struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks);
 /* What one worker of each place of a rank does. */
 void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,

@@ -170,9 +170,9 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
     int s = iz_machine_read(&m, r->o.machine, first_rank(r) ? stderr : NULL);
     if (s)
         return s;
-    *t = iz_machine_target(&m, r->c.dtype, ranks);
     *limit = iz_machine_limits(&m, ranks);
-    return 0;
+    return iz_machine_target(t, &m, r->c.dtype, ranks,
+                             first_rank(r) ? stderr : NULL);
 }
 
 static void print_largest(const struct run *r)

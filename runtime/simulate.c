@@ -60,7 +60,10 @@ static int prepare(struct simulation *s)
         r = iz_rules_apply(s->model, &s->c, stderr);
     if (r)
         return r;
-    struct iz_target t = iz_machine_target(&s->machine, s->c.dtype, s->ranks);
+    struct iz_target t;
+    r = iz_machine_target(&t, &s->machine, s->c.dtype, s->ranks, stderr);
+    if (r)
+        return r;
     int user = iz_environment_number("STARPU_NCPU", 0);
     if (user || s->c.run.workers)
         t.workers = user ? user : s->c.run.workers;

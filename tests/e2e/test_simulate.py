@@ -279,6 +279,16 @@ def test_what_does_not_fit_is_refused(tmp_path):
     assert "of the GPU's memory" in r.stderr and "it fits with" in r.stderr
 
 
+def test_a_type_that_the_gpus_lack_is_refused(tmp_path):
+    old = json.loads(MACHINE.read_text())
+    old.update(fp16_flops_per_s=0)
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(old))
+    s, r = simulate(tmp_path, *SMALL, machine=path)
+    assert s is None and r.returncode == 1
+    assert "fp16.enabled: the GPUs of" in r.stderr, r.stderr
+
+
 def test_a_machine_without_a_gpu(tmp_path):
     bare = json.loads(MACHINE.read_text())
     bare.update(gpus=0, gpu_bytes=0)
