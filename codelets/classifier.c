@@ -224,7 +224,7 @@ static void bwd_on_cpu(struct iz_exec *x, const struct iz_classifier *c)
         if (!x->dry)
             sum += rows_bwd(chunk, c->target + at,
                             count ? c->loss_scale / (float)count : 0);
-        l.add = at > 0;
+        l.add = at > 0 && iz_wanted(x, l.dw);
         iz_matmul_dw(x, chunk, a, &l); /* reads a, which da may replace */
         iz_matmul_da(x, iz_view_rows(c->da, at, n), chunk, &l);
     }

@@ -271,9 +271,14 @@ static bool find_seats(struct iz_coll *c, MPI_Comm host)
         MPI_Aint bytes;
         int unit;
 
-        if (s->host[r] == s->host[c->rank])
-            MPI_Win_shared_query(s->requests->seats, s->index[r], &bytes, &unit,
-                                 &s->seat[r]);
+        if (s->host[r] == s->host[c->rank] &&
+            (MPI_Win_shared_query(s->requests->seats, s->index[r], &bytes,
+                                  &unit, &s->seat[r]) != MPI_SUCCESS ||
+             !s->seat[r])) {
+            snprintf(s->why, sizeof s->why,
+                     "MPI does not show what ranks share");
+            return false;
+        }
     }
     return true;
 }
@@ -298,6 +303,8 @@ const char *iz_coll_near(struct iz_coll *c, bool wanted)
 {
     c->state->near = wanted && c->state->can_near &&
                      c->state->requests->seats != MPI_WIN_NULL;
+    if (!c->state->near)
+        iz_near_forbid();
     return c->state->can_near ? NULL : c->state->why;
 }
 

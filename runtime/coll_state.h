@@ -67,6 +67,8 @@ struct iz_seat {
 /* Finds out whether this rank can read all others of its host; seats and pids
  * are filled in.  False with c->state->why set. */
 bool iz_near_try(struct iz_coll *c);
+/* Takes back what iz_near_try allowed to others. */
+void iz_near_forbid(void);
 /* From now on the others may read `full` as this rank's. */
 void iz_near_enter(struct iz_coll *c, const void *full);
 /* Ends when all of the host have read what they need. */

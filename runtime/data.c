@@ -193,6 +193,21 @@ static int split_check(const struct iz_data *d, enum iz_split s,
     return -EINVAL;
 }
 
+/* A loss over no target would be 0 and look like a perfect one. */
+static int mask_check(const struct iz_data *d, enum iz_split s,
+                      const char *path)
+{
+    int64_t windows = d->split[s].windows;
+
+    if (windows == 0 || !iz_data_masked(d, s) ||
+        iz_data_learnt(d, s, 0, windows) > 0)
+        return 0;
+    fprintf(stderr,
+            "izar: data: %s: the mask leaves nothing to be learnt for %s\n",
+            path, s == IZ_TRAIN ? "training" : "validation");
+    return -EINVAL;
+}
+
 static int splits_open(struct iz_data *d, const struct iz_data_config *c,
                        int vocab, bool need_val)
 {
@@ -207,8 +222,12 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
     if (own_val)
         split_set(&d->split[IZ_VAL], &d->val, 0, stream_count(&d->val), d);
     err = split_check(d, IZ_TRAIN, c->path);
+    if (!err)
+        err = mask_check(d, IZ_TRAIN, c->path);
     if (!err && need_val)
         err = split_check(d, IZ_VAL, own_val ? c->val_path : c->path);
+    if (!err && need_val)
+        err = mask_check(d, IZ_VAL, own_val ? c->val_path : c->path);
     return err;
 }
 

@@ -100,6 +100,21 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
 
 /* ---- export ---- */
 
+/* The files are made of what is trained and of the model's own tensors. */
+static int check_adapters(const struct iz_model *m)
+{
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = iz_unit_base(&m->unit[u]); i < m->unit[u].n_params; i++)
+            if (m->unit[u].param[i].frozen) {
+                fprintf(stderr,
+                        "izar: run.export: %s is an adapter that a rule "
+                        "freezes; such adapters cannot be exported\n",
+                        m->unit[u].param[i].name);
+                return -EINVAL;
+            }
+    return 0;
+}
+
 int iz_hf_export_check(const struct iz_config *c,
                        const struct iz_section *section,
                        const struct iz_model *m)
@@ -111,6 +126,8 @@ int iz_hf_export_check(const struct iz_config *c,
                       ? iz_lora_export_check(section->hf, m)
                       : 0;
 
+        if (!err)
+            err = check_adapters(m);
         return err ? err : iz_hf_write_check(c->run.export);
     }
     fprintf(stderr, "izar: run.export: %s\n",

@@ -82,7 +82,7 @@ static void piece_filter(void *parent, void *child,
     struct starpu_vector_interface *w = child;
     const struct iz_chunk *k = (const struct iz_chunk *)f->filter_arg_ptr + id;
     (void)parts;
-    size_t at = (size_t)f->filter_arg + (size_t)k->first;
+    size_t at = (size_t)k->param_first;
     *w = *v;
     w->nx = (uint32_t)k->count;
     w->allocsize = w->nx * v->elemsize;
@@ -97,7 +97,6 @@ static void piece_filter(void *parent, void *child,
 static int register_pieces(struct iz_engine *e, struct iz_group *g, int u)
 {
     int n = g->plan->chunks;
-    int64_t base = iz_homes_own(e, g);
     if (n == 0)
         return 0;
     if (n == 1 && g->plan->owned == iz_plan_held(&e->plan, g->plan)) {
@@ -109,7 +108,6 @@ static int register_pieces(struct iz_engine *e, struct iz_group *g, int u)
         return -ENOMEM;
     struct starpu_data_filter f = {.filter_func = piece_filter,
                                    .nchildren = (unsigned)n,
-                                   .filter_arg = (unsigned)base,
                                    .filter_arg_ptr = g->chunk};
     starpu_data_partition_plan(g->param_handle, &f, g->piece);
     for (int i = 0; i < n; i++) {
@@ -134,6 +132,13 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
         return 0;
     }
     int64_t held = iz_plan_held(&e->plan, g->plan);
+    if (held > UINT32_MAX) {
+        fprintf(stderr,
+                "izar: %s: a rank would hold %lld of its parameters, StarPU "
+                "counts to %u: use smaller units or more ranks\n",
+                e->model->unit[u].name, (long long)held, UINT32_MAX);
+        return -EINVAL;
+    }
     g->param = take(e, tier_of(e->plan.param_home), IZ_MEM_PARAM, held * size);
     if (!g->param)
         return -ENOMEM;

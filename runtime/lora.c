@@ -125,8 +125,14 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
     if (l->rank == 0)
         return 0;
     split(&t, l->targets);
-    for (int u = 0; u < m->n_units && !status; u++)
+    for (int u = 0; u < m->n_units && !status; u++) {
         status = add_adapters(m, u, &t, l->rank);
+        if (status && err)
+            fprintf(err, "izar: lora.targets: %s: adapters of %s: %s\n",
+                    l->targets, m->unit[u].name,
+                    status == -ENAMETOOLONG ? "a name becomes too long"
+                                            : strerror(-status));
+    }
     m->adapter_scale = (float)(l->alpha / l->rank);
     for (int i = 0; i < t.n && !status; i++)
         if (!t.found[i])

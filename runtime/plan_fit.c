@@ -33,6 +33,7 @@ static bool small_micro_batch(struct iz_config *c)
         return false;
     c->grad_accum *= c->micro_batch;
     c->micro_batch = 1;
+    c->grad_accum_fp32 |= c->grad_accum_free;
     c->run.slices = 0;
     return true;
 }

@@ -106,6 +106,7 @@ void iz_state_close(struct iz_state *s)
     free((void *)s->k.names);
     free(s->k.scalar);
     free(s->arg);
+    *s = (struct iz_state){0};
 }
 
 int iz_state_open(struct iz_state *s, struct iz_engine *e,

@@ -238,3 +238,14 @@ def test_an_adapter_alone_must_be_all_that_is_trained(place):
     run.refused(place.launch(None, {**c, **ADAPTER}), "lora.export",
                 "h.0.ln_1.bias")
     place.good(None, c)  # merged it is
+
+
+@pytest.mark.single
+def test_frozen_adapters_are_not_exported(place):
+    rule = {"match": "h.0.*lora_A*", "frozen": True}
+    c = {**LORA, "parameters": [rule]}
+    for more in ({}, ADAPTER):
+        r = place.launch(None, {**c, **more,
+                                "run.export": str(place.folder / "out")})
+        run.refused(r, "run.export", "lora_A", "freezes")
+    place.good(None, c)

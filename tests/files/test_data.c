@@ -533,6 +533,24 @@ static void a_wrong_mask_is_named(void **state)
     assert_said("w.mask: a byte is neither 0 nor 1");
 }
 
+static void a_mask_that_leaves_nothing_is_named(void **state)
+{
+    uint8_t learn[40] = {0};
+
+    (void)state;
+    use(positions("n.bin", 40), "", 0.5, false);
+    mask("n.mask", IZ_MASK_MAGIC, 1, 40, learn, 40);
+    refused(4, MANY, false, "nothing to be learnt for training");
+    learn[2] = 1; /* among the first windows, which are for training */
+    mask("n.mask", IZ_MASK_MAGIC, 1, 40, learn, 40);
+    refused(4, MANY, true, "nothing to be learnt for validation");
+    learn[39] = 1;
+    mask("n.mask", IZ_MASK_MAGIC, 1, 40, learn, 40);
+    struct iz_data *d;
+    assert_int_equal(iz_data_open(&d, &config, 4, MANY, 1, true), 0);
+    iz_data_close(&d);
+}
+
 static void a_mask_beside_some_shards_only_is_named(void **state)
 {
     uint8_t learn[20] = {0};
@@ -629,6 +647,7 @@ int main(void)
         CASE(a_list_names_files_and_patterns_in_order),
         CASE(masked_tokens_are_no_targets),
         CASE(a_wrong_mask_is_named),
+        CASE(a_mask_that_leaves_nothing_is_named),
         CASE(a_mask_beside_some_shards_only_is_named),
         CASE(written_shards_read_back),
         CASE(an_unfinished_shard_leaves_no_file),

@@ -225,6 +225,10 @@ static void check_chunks(enum iz_dtype t)
     assert_true(fabs(k.loss - loss) < 1e-5);
     fixture_close("da of chunks", &k.da, da, 5e-5);
     fixture_close("dw of chunks", &k.dw, dw, 1e-5);
+    /* frozen: its type is all that is left of the gradient */
+    k.c.dw = (struct iz_view){.dtype = t, .cols = k.dw.v.cols};
+    fixture_run(classify_backward, &k);
+    fixture_close("da of chunks, frozen", &k.da, da, 5e-5);
     free(dw);
     classifier_free(&k);
 }
