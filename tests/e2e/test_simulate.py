@@ -238,8 +238,10 @@ def test_every_placement_on_many_ranks(zero, tmp_path):
     assert s["ranks"] == 32
 
 
-def test_a_trillion_on_512_ranks_is_simulated_in_seconds(tmp_path):
+def test_a_trillion_on_512_ranks_is_simulated_in_seconds(tmp_path, monkeypatch):
     """Processor time and memory: a machine may be busy with other things."""
+    # meson sets it; glibc then writes to all memory that is allocated
+    monkeypatch.delenv("MALLOC_PERTURB_", raising=False)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     s, r = simulate(tmp_path, "model.layers=552", "model.width=12288",
                     "model.heads=96", "train_micro_batch_size_per_gpu=4",
