@@ -256,15 +256,14 @@ void iz_summary_print_time(const struct iz_summary *s, FILE *out)
 
 void iz_summary_print_memory(const struct iz_summary *s, FILE *out)
 {
-    const struct iz_bytes *have = iz_memory_bytes(s->e->memory);
-    fprintf(out, "\n  %-12s %10s %10s\n", "memory, MiB", "plan", "taken");
-    for (int t = 0; t < IZ_TIERS; t++) {
-        int64_t plan = iz_bytes_tier(&s->e->plan.bytes, (enum iz_tier)t);
-        int64_t taken = iz_bytes_tier(have, (enum iz_tier)t);
-        if (plan | taken)
-            fprintf(out, "  %-12s %10.1f %10.1f\n", iz_tier_names[t],
-                    mib((double)plan), mib((double)taken));
-    }
+    const struct iz_bytes *plan = &s->e->plan.bytes;
+    fputc('\n', out);
+    iz_bytes_print(iz_memory_bytes(s->e->memory), out);
+    fprintf(out, "  %-16s", "planned");
+    for (int t = 0; t < IZ_TIERS; t++)
+        fprintf(out, " %12.2f",
+                mib((double)iz_bytes_tier(plan, (enum iz_tier)t)));
+    fputc('\n', out);
 }
 
 /* ---- JSON ---- */

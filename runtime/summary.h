@@ -28,7 +28,7 @@ enum iz_limit iz_summary_limit(const struct iz_summary *s, char *text,
 void iz_summary_print_limit(const struct iz_summary *s, FILE *out);
 /* Tasks, links, workers. */
 void iz_summary_print_time(const struct iz_summary *s, FILE *out);
-/* Bytes of each tier, planned and allocated. */
+/* Bytes of each class and tier that were taken, and the sums of the plan. */
 void iz_summary_print_memory(const struct iz_summary *s, FILE *out);
 /* {"tasks": ...}, {"links": ...}, {"workers": ...}, {"limit": ...}, and the
  * bytes of each class and tier, a line each. */
