@@ -157,7 +157,6 @@ struct iz_config {
     double gradient_clipping; /* 0 = off */
     enum iz_dtype dtype;    /* of parameters and gradients: fp32, bf16, fp16 */
     bool grad_accum_fp32;   /* accumulators between micro-batches */
-    bool grad_accum_free;   /* the user gave no type for them */
     bool cpu_checkpointing; /* boundaries of units live on the host */
     struct iz_optimizer_config optimizer;
     struct iz_lr_config lr;

@@ -89,7 +89,6 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
                  "%s, but gradients travel in the type of the parameters, %s; "
                  "remove the key",
                  names[comm - 1], names[c->dtype]);
-    c->grad_accum_free = accum == 0;
     c->grad_accum_fp32 = c->dtype == IZ_F32 || accum == 1 + IZ_F32 ||
                          (accum == 0 && c->grad_accum > 1);
 }

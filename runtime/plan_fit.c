@@ -31,9 +31,10 @@ static bool small_micro_batch(struct iz_config *c)
 {
     if (c->micro_batch == 1)
         return false;
+    /* What more than one micro-batch is added in, unless a type was given. */
+    c->grad_accum_fp32 |= c->grad_accum == 1;
     c->grad_accum *= c->micro_batch;
     c->micro_batch = 1;
-    c->grad_accum_fp32 |= c->grad_accum_free;
     c->run.slices = 0;
     return true;
 }
