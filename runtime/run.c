@@ -21,39 +21,9 @@
 #include "runtime/hf.h"
 #include "runtime/lora.h"
 #include "runtime/machine.h"
-#include "runtime/metrics.h"
-#include "runtime/options.h"
-#include "runtime/place.h"
 #include "runtime/rules.h"
-#include "runtime/save.h"
+#include "runtime/run_state.h"
 #include "runtime/state.h"
-#include "runtime/topo.h"
-
-struct run {
-    const struct iz_program *p;
-    struct iz_options o;
-    struct iz_config c;
-    struct iz_coll *coll;
-    struct iz_topo *topo;
-    struct iz_place place;
-    struct iz_model *model;
-    struct iz_plan plan;
-    struct iz_limits limit;
-    struct iz_data *data;
-    struct iz_engine *e;
-    struct iz_saver *saver; /* of checkpoints beside training; may be NULL */
-    int save_error;
-    struct iz_metrics *metrics;
-    int workers;
-    double gemm_rate;
-    double open_s, init_s;    /* to allocate and connect; to set the weights */
-    const char *why_messages; /* between ranks of one host; NULL: by choice */
-    char *model_text;
-    int64_t begun; /* step at which this process began */
-    int64_t taken; /* steps whose event came */
-    bool stopped;
-    enum iz_failure failure;
-};
 
 static _Atomic int stop_signal;
 
@@ -76,20 +46,6 @@ static void catch_signals(void)
     sigaction(SIGUSR1, &a, NULL);
 }
 
-static bool first_rank(const struct run *r)
-{
-    return r->coll->rank == 0;
-}
-
-/* One rank's failure is everybody's: nobody waits for a rank that has gone. */
-static int agree(struct run *r, int status)
-{
-    bool ok = iz_coll_all_ok(r->coll, status == 0);
-    if (ok)
-        return 0;
-    return status ? status : -ECANCELED;
-}
-
 /* ---- before step 0 ---- */
 
 /* Only one rank speaks about what is the same for all. */
@@ -97,7 +53,7 @@ static int read_config(struct run *r)
 {
     int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
     return iz_config_read(&r->c, &r->p->section, r->o.path, r->o.set,
-                          r->o.n_set, ranks, first_rank(r) ? stderr : NULL);
+                          r->o.n_set, ranks, iz_run_first(r) ? stderr : NULL);
 }
 
 static int64_t memory_limit(const struct run *r)
@@ -167,12 +123,12 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
                                .device = iz_place_memory(&r->place, &r->c)};
         return 0;
     }
-    int s = iz_machine_read(&m, r->o.machine, first_rank(r) ? stderr : NULL);
+    int s = iz_machine_read(&m, r->o.machine, iz_run_first(r) ? stderr : NULL);
     if (s)
         return s;
     *limit = iz_machine_limits(&m, ranks);
     return iz_machine_target(t, &m, r->c.dtype, ranks,
-                             first_rank(r) ? stderr : NULL);
+                             iz_run_first(r) ? stderr : NULL);
 }
 
 static void print_largest(const struct run *r)
@@ -194,18 +150,18 @@ static int make_plan(struct run *r)
     struct iz_target t;
     int f = find_target(r, ranks, &t, &r->limit);
     if (f)
-        return agree(r, f);
+        return iz_run_agree(r, f);
     int s = iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t);
     if (!s)
         s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit,
-                        first_rank(r) ? stderr : NULL);
-    if (s == -ENOMEM && r->o.plan && first_rank(r))
+                        iz_run_first(r) ? stderr : NULL);
+    if (s == -ENOMEM && r->o.plan && iz_run_first(r))
         print_largest(r);
     if (!s && !r->o.plan)
         s = check_locked(r);
     if (!s && !r->o.plan)
         s = check_disk(r);
-    return agree(r, s);
+    return iz_run_agree(r, s);
 }
 
 static int make_directory(const char *path)
@@ -231,7 +187,7 @@ static int open_output(struct run *r)
 {
     char path[IZ_PATH_MAX + 32];
     int64_t step;
-    if (!first_rank(r))
+    if (!iz_run_first(r))
         return 0;
     int s = make_directory(r->c.run.output);
     if (s) {
@@ -325,7 +281,7 @@ static void print_place(const struct run *r)
 static void print_header(struct run *r)
 {
     char cores[256], blas[128], warning[256];
-    if (!first_rank(r))
+    if (!iz_run_first(r))
         return;
     iz_topo_describe(r->topo, cores, sizeof(cores));
     iz_blas_name(blas, sizeof(blas));
@@ -369,9 +325,9 @@ static int open_engine(struct run *r)
                                 .device = r->place.device};
     int64_t begin = iz_now_ns();
     iz_topo_prepare(r->topo);
-    int s = agree(r, iz_train_open(&r->e, &t, &r->plan));
+    int s = iz_run_agree(r, iz_train_open(&r->e, &t, &r->plan));
     if (!s)
-        s = agree(r, iz_coll_gpu_connect(r->coll));
+        s = iz_run_agree(r, iz_coll_gpu_connect(r->coll));
     if (s)
         return s;
     iz_topo_bind(r->topo, r->e->graph);
@@ -383,11 +339,11 @@ static int open_engine(struct run *r)
         s = iz_hf_import(r->e, &r->p->section);
     else
         s = iz_train_init(r->e);
-    if (s == -ENOENT && first_rank(r))
+    if (s == -ENOENT && iz_run_first(r))
         fprintf(stderr, "izar: --resume: no checkpoint in %s\n",
                 r->c.run.output);
     r->init_s = (double)(iz_now_ns() - opened) * 1e-9;
-    return agree(r, s);
+    return iz_run_agree(r, s);
 }
 
 /* ---- the loop ---- */
@@ -403,7 +359,7 @@ static void print_saved(struct run *r, int64_t step)
 static void report_save(struct run *r)
 {
     int64_t step = r->saver ? iz_save_done(r->saver) : 0;
-    if (step && first_rank(r))
+    if (step && iz_run_first(r))
         print_saved(r, step);
 }
 
@@ -437,14 +393,14 @@ static void take_all(struct run *r)
 }
 
 /* Training waits. */
-static int save_now(struct run *r)
+int iz_run_save_now(struct run *r)
 {
     take_all(r);
     if (r->failure)
         return 0;
     int s = iz_state_save(r->e, r->model_text);
     iz_metrics_pause(r->metrics);
-    if (!s && first_rank(r))
+    if (!s && iz_run_first(r))
         print_saved(r, r->e->step);
     return s;
 }
@@ -462,7 +418,7 @@ static int save(struct run *r)
 {
     int s = 0;
     if (!r->saver)
-        return save_now(r);
+        return iz_run_save_now(r);
     if (iz_save_pending(r->saver)) {
         take_all(r);
         s = end_saves(r);
@@ -499,131 +455,13 @@ static int train(struct run *r)
     return s ? s : r->save_error;
 }
 
-/* ---- after the last step ---- */
-
-static void print_text(const int32_t *t, int n)
-{
-    for (int i = 0; i < n; i++) {
-        bool plain = t[i] == '\n' || (t[i] >= 32 && t[i] < 127);
-        putchar(plain ? (int)t[i] : '?');
-    }
-}
-
-static int print_sample(struct run *r)
-{
-    const struct iz_run_config *c = &r->c.run;
-    int prompt_n = (int)strlen(c->sample_prompt), n = c->sample_tokens;
-    if (!n || !prompt_n)
-        return 0;
-    int32_t *text = calloc((size_t)(prompt_n + n) * 2, sizeof(*text));
-    if (!text)
-        return -ENOMEM;
-    int32_t *prompt = text + prompt_n + n;
-    for (int i = 0; i < prompt_n; i++)
-        prompt[i] = (unsigned char)c->sample_prompt[i];
-    int s =
-        iz_train_sample(r->e, prompt, prompt_n, text, n, c->sample_temperature);
-    if (!s && first_rank(r)) {
-        printf("\nsample (temperature %g):\n", c->sample_temperature);
-        print_text(text, prompt_n + n);
-        printf("\n");
-    }
-    free(text);
-    return s;
-}
-
-static void print_hash(struct run *r)
-{
-    uint64_t sum = iz_train_hash(r->e);
-    /* 32 bits per double are exact; sums modulo 2^64 need no carry between. */
-    double *all = calloc((size_t)r->coll->size * 2, sizeof(*all));
-    if (!all)
-        iz_die("out of memory for the hash");
-    all[2 * r->coll->rank] = (double)(sum >> 32);
-    all[2 * r->coll->rank + 1] = (double)(sum & 0xffffffffU);
-    iz_coll_gather_doubles(r->coll, all, 2, "hash");
-    sum = 0;
-    for (int i = 0; i < r->coll->size; i++)
-        sum += ((uint64_t)all[2 * i] << 32) + (uint64_t)all[2 * i + 1];
-    free(all);
-    if (!first_rank(r))
-        return;
-    printf("weights hash %016llx\n", (unsigned long long)sum);
-    iz_metrics_line(r->metrics, "{\"weights_hash\": \"%016llx\"}",
-                    (unsigned long long)sum);
-}
-
-static void report_failure(struct run *r)
-{
-    int64_t step;
-    if (!first_rank(r))
-        return;
-    if (r->failure == IZ_SCALE_AT_MINIMUM)
-        fprintf(stderr,
-                "izar: gradients overflow at the smallest loss scale "
-                "(fp16.min_loss_scale %g): training diverges\n",
-                r->c.fp16.min_loss_scale);
-    else
-        fprintf(stderr,
-                "izar: the loss or its gradient is not finite after "
-                "step %lld: nothing was saved since\n",
-                (long long)r->taken);
-    if (!iz_state_latest(r->c.run.output, &step))
-        fprintf(stderr,
-                "izar: the checkpoint of step %lld is intact: continue from "
-                "it with --resume, with a smaller learning rate or clipping\n",
-                (long long)step);
-}
-
-static const char *ending(const struct run *r, int status)
-{
-    if (status)
-        return "not saved";
-    return r->stopped ? "interrupted" : "finished";
-}
-
-static int export_weights(struct run *r)
-{
-    if (!r->c.run.export[0])
-        return 0;
-    int s = iz_hf_export(r->e, &r->p->section);
-    if (!s && first_rank(r))
-        printf("exported step %lld to %s\n", (long long)r->e->step,
-               r->c.run.export);
-    return s;
-}
-
-static int finish(struct run *r)
-{
-    int s = 0;
-    if (r->failure) {
-        report_failure(r);
-        iz_metrics_summary(r->metrics, "failed");
-        return -ERANGE;
-    }
-    if (r->c.run.save && r->e->step > r->begun)
-        s = save_now(r);
-    if (!s && !r->stopped)
-        s = export_weights(r);
-    if (!s && !r->stopped)
-        s = print_sample(r);
-    if (r->c.run.hash)
-        print_hash(r);
-    iz_metrics_summary(r->metrics, ending(r, s));
-    if (!r->stopped || s)
-        return s;
-    if (first_rank(r) && r->c.run.save)
-        printf("interrupted: continue with the same command and --resume\n");
-    return r->c.run.save ? 0 : -EINTR;
-}
-
 /* ---- order of it all ---- */
 
 static int check_sample(const struct run *r)
 {
     const struct iz_run_config *c = &r->c.run;
     bool wanted = c->sample_tokens > 0 && c->sample_prompt[0];
-    FILE *err = first_rank(r) ? stderr : NULL;
+    FILE *err = iz_run_first(r) ? stderr : NULL;
     if (!wanted)
         return 0;
     if (!r->model->unit[r->model->n_units - 1].generate) {
@@ -654,7 +492,7 @@ static int choose_host_comm(struct run *r)
         r->why_messages = why;
     if (wish != IZ_HOST_MEMORY || !why)
         return 0;
-    if (first_rank(r))
+    if (iz_run_first(r))
         fprintf(stderr,
                 "izar: run.host_comm: memory: %s: set auto or messages\n", why);
     return -ENOTSUP;
@@ -663,17 +501,17 @@ static int choose_host_comm(struct run *r)
 /* The model, and which of its parameters are updated how. */
 static int prepare_model(struct run *r)
 {
-    int s = agree(r, read_config(r));
+    int s = iz_run_agree(r, read_config(r));
     if (!s)
-        s = agree(r, choose_host_comm(r));
+        s = iz_run_agree(r, choose_host_comm(r));
     if (!s)
-        s = agree(r, r->p->open(&r->model, r->p->section.target));
+        s = iz_run_agree(r, r->p->open(&r->model, r->p->section.target));
     if (!s)
-        s = agree(
-            r, iz_lora_apply(r->model, &r->c, first_rank(r) ? stderr : NULL));
+        s = iz_run_agree(
+            r, iz_lora_apply(r->model, &r->c, iz_run_first(r) ? stderr : NULL));
     if (!s)
-        s = agree(
-            r, iz_rules_apply(r->model, &r->c, first_rank(r) ? stderr : NULL));
+        s = iz_run_agree(r, iz_rules_apply(r->model, &r->c,
+                                           iz_run_first(r) ? stderr : NULL));
     return s ? s : check_sample(r);
 }
 
@@ -685,12 +523,12 @@ static int prepare(struct run *r)
     /* What is planned for another machine needs no GPU here. */
     r->place = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
     if (!r->o.machine)
-        s = agree(r, iz_place_choose(&r->place, &r->c, r->coll));
+        s = iz_run_agree(r, iz_place_choose(&r->place, &r->c, r->coll));
     if (!s)
-        s = agree(r,
-                  iz_topo_open(&r->topo, r->coll,
-                               r->place.device < 0 ? NULL : r->place.info.pci,
-                               &r->workers));
+        s = iz_run_agree(
+            r, iz_topo_open(&r->topo, r->coll,
+                            r->place.device < 0 ? NULL : r->place.info.pci,
+                            &r->workers));
     if (!s)
         s = make_plan(r);
     return s;
@@ -698,9 +536,9 @@ static int prepare(struct run *r)
 
 static int start(struct run *r)
 {
-    int s = agree(r, open_data(r));
+    int s = iz_run_agree(r, open_data(r));
     if (!s)
-        s = agree(r, open_output(r));
+        s = iz_run_agree(r, open_output(r));
     if (s)
         return s;
     r->model_text = model_text(r);
@@ -715,20 +553,20 @@ static int start(struct run *r)
         s = iz_save_open(&r->saver, r->e, r->model_text);
     if (s)
         return s;
-    s = iz_metrics_open(&r->metrics, r->e, r->gemm_rate, !first_rank(r));
+    s = iz_metrics_open(&r->metrics, r->e, r->gemm_rate, !iz_run_first(r));
     if (!s)
         iz_metrics_line(r->metrics,
                         "{\"start\": {\"open_s\": %.3f, \"weights_s\": "
                         "%.3f}}",
                         r->open_s, r->init_s);
-    return agree(r, s);
+    return iz_run_agree(r, s);
 }
 
 static int run_all(struct run *r)
 {
     int s = prepare_model(r);
     if (!s && r->o.parameters) {
-        if (first_rank(r))
+        if (iz_run_first(r))
             iz_rules_print(r->model, stdout);
         return 0;
     }
@@ -737,7 +575,7 @@ static int run_all(struct run *r)
     if (s)
         return s;
     if (r->o.plan) {
-        if (first_rank(r)) {
+        if (iz_run_first(r)) {
             iz_plan_print(&r->plan, r->model, stdout);
             print_largest(r);
         }
@@ -747,12 +585,12 @@ static int run_all(struct run *r)
     if (s)
         return s;
     r->taken = r->begun = r->e->step;
-    if (first_rank(r) && r->begun >= r->c.run.steps)
+    if (iz_run_first(r) && r->begun >= r->c.run.steps)
         printf("nothing left to train: step %lld of %lld\n",
                (long long)r->begun, (long long)r->c.run.steps);
     catch_signals();
     s = train(r);
-    return s ? s : finish(r);
+    return s ? s : iz_run_finish(r);
 }
 
 static void close_all(struct run *r)

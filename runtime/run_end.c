@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a run does after its last step, and what its ranks agree on. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "codelets/die.h"
+#include "runtime/hf.h"
+#include "runtime/run_state.h"
+#include "runtime/state.h"
+
+bool iz_run_first(const struct run *r)
+{
+    return r->coll->rank == 0;
+}
+
+/* One rank's failure is everybody's: nobody waits for a rank that has gone. */
+int iz_run_agree(struct run *r, int status)
+{
+    bool ok = iz_coll_all_ok(r->coll, status == 0);
+    if (ok)
+        return 0;
+    return status ? status : -ECANCELED;
+}
+
+static void print_text(const int32_t *t, int n)
+{
+    for (int i = 0; i < n; i++) {
+        bool plain = t[i] == '\n' || (t[i] >= 32 && t[i] < 127);
+        putchar(plain ? (int)t[i] : '?');
+    }
+}
+
+static int print_sample(struct run *r)
+{
+    const struct iz_run_config *c = &r->c.run;
+    int prompt_n = (int)strlen(c->sample_prompt), n = c->sample_tokens;
+    if (!n || !prompt_n)
+        return 0;
+    int32_t *text = calloc((size_t)(prompt_n + n) * 2, sizeof(*text));
+    if (!text)
+        return -ENOMEM;
+    int32_t *prompt = text + prompt_n + n;
+    for (int i = 0; i < prompt_n; i++)
+        prompt[i] = (unsigned char)c->sample_prompt[i];
+    int s =
+        iz_train_sample(r->e, prompt, prompt_n, text, n, c->sample_temperature);
+    if (!s && iz_run_first(r)) {
+        printf("\nsample (temperature %g):\n", c->sample_temperature);
+        print_text(text, prompt_n + n);
+        printf("\n");
+    }
+    free(text);
+    return s;
+}
+
+static void print_hash(struct run *r)
+{
+    uint64_t sum = iz_train_hash(r->e);
+    /* 32 bits per double are exact; sums modulo 2^64 need no carry between. */
+    double *all = calloc((size_t)r->coll->size * 2, sizeof(*all));
+    if (!all)
+        iz_die("out of memory for the hash");
+    all[2 * r->coll->rank] = (double)(sum >> 32);
+    all[2 * r->coll->rank + 1] = (double)(sum & 0xffffffffU);
+    iz_coll_gather_doubles(r->coll, all, 2, "hash");
+    sum = 0;
+    for (int i = 0; i < r->coll->size; i++)
+        sum += ((uint64_t)all[2 * i] << 32) + (uint64_t)all[2 * i + 1];
+    free(all);
+    if (!iz_run_first(r))
+        return;
+    printf("weights hash %016llx\n", (unsigned long long)sum);
+    iz_metrics_line(r->metrics, "{\"weights_hash\": \"%016llx\"}",
+                    (unsigned long long)sum);
+}
+
+static void report_failure(struct run *r)
+{
+    int64_t step;
+    if (!iz_run_first(r))
+        return;
+    if (r->failure == IZ_SCALE_AT_MINIMUM)
+        fprintf(stderr,
+                "izar: gradients overflow at the smallest loss scale "
+                "(fp16.min_loss_scale %g): training diverges\n",
+                r->c.fp16.min_loss_scale);
+    else
+        fprintf(stderr,
+                "izar: the loss or its gradient is not finite after "
+                "step %lld: nothing was saved since\n",
+                (long long)r->taken);
+    if (!iz_state_latest(r->c.run.output, &step))
+        fprintf(stderr,
+                "izar: the checkpoint of step %lld is intact: continue from "
+                "it with --resume, with a smaller learning rate or clipping\n",
+                (long long)step);
+}
+
+static const char *ending(const struct run *r, int status)
+{
+    if (status)
+        return "not saved";
+    return r->stopped ? "interrupted" : "finished";
+}
+
+static int export_weights(struct run *r)
+{
+    if (!r->c.run.export[0])
+        return 0;
+    int s = iz_hf_export(r->e, &r->p->section);
+    if (!s && iz_run_first(r))
+        printf("exported step %lld to %s\n", (long long)r->e->step,
+               r->c.run.export);
+    return s;
+}
+
+int iz_run_finish(struct run *r)
+{
+    int s = 0;
+    if (r->failure) {
+        report_failure(r);
+        iz_metrics_summary(r->metrics, "failed");
+        return -ERANGE;
+    }
+    if (r->c.run.save && r->e->step > r->begun)
+        s = iz_run_save_now(r);
+    if (!s && !r->stopped)
+        s = export_weights(r);
+    if (!s && !r->stopped)
+        s = print_sample(r);
+    if (r->c.run.hash)
+        print_hash(r);
+    iz_metrics_summary(r->metrics, ending(r, s));
+    if (!r->stopped || s)
+        return s;
+    if (iz_run_first(r) && r->c.run.save)
+        printf("interrupted: continue with the same command and --resume\n");
+    return r->c.run.save ? 0 : -EINTR;
+}

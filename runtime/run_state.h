@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of run.h share: a run from its command line to its end. */
+#ifndef IZ_RUNTIME_RUN_STATE_H
+#define IZ_RUNTIME_RUN_STATE_H
+
+#include "runtime/metrics.h"
+#include "runtime/options.h"
+#include "runtime/place.h"
+#include "runtime/run.h"
+#include "runtime/save.h"
+#include "runtime/topo.h"
+
+struct run {
+    const struct iz_program *p;
+    struct iz_options o;
+    struct iz_config c;
+    struct iz_coll *coll;
+    struct iz_topo *topo;
+    struct iz_place place;
+    struct iz_model *model;
+    struct iz_plan plan;
+    struct iz_limits limit;
+    struct iz_data *data;
+    struct iz_engine *e;
+    struct iz_saver *saver; /* of checkpoints beside training; may be NULL */
+    int save_error;
+    struct iz_metrics *metrics;
+    int workers;
+    double gemm_rate;
+    double open_s, init_s;    /* to allocate and connect; to set the weights */
+    const char *why_messages; /* between ranks of one host; NULL: by choice */
+    char *model_text;
+    int64_t begun; /* step at which this process began */
+    int64_t taken; /* steps whose event came */
+    bool stopped;
+    enum iz_failure failure;
+};
+
+/* Whether this rank is the one that prints. */
+bool iz_run_first(const struct run *r);
+/* One rank's failure is everybody's. */
+int iz_run_agree(struct run *r, int status);
+/* Writes a checkpoint while nothing else runs. */
+int iz_run_save_now(struct run *r);
+/* Last checkpoint, sample, export and summary. */
+int iz_run_finish(struct run *r);
+
+#endif
