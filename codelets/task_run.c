@@ -86,6 +86,7 @@ static void call(void *buffers[], struct head *h, struct worker *w)
         iz_die("%s: out of memory for %d buffers", iz_kinds[h->kind].name, n);
     for (int i = 0; i < n; i++)
         buf[i] = pointer(h->g, STARPU_TASK_GET_HANDLE(task, i), buffers[i]);
+    iz_stir(h->g); /* what this worker ended before made others ready */
     delay(h->g, w);
     w->idle = 0;
     w->exec.work.used = w->exec.save.used = 0;
@@ -123,6 +124,7 @@ void iz_end_cuda(void *arg)
     int64_t now = iz_now_ns();
     int64_t begin = h->begin_ns > w->last_end_ns ? h->begin_ns : w->last_end_ns;
     w->last_end_ns = now;
+    w->idle = 0; /* to stir in the next turn */
     log_task(h, id, begin, now);
 }
 
@@ -138,19 +140,36 @@ void iz_end_simulated(void *arg)
 }
 
 /* Idle StarPU workers spin.  Lanes mostly wait and may share a core with a
- * compute worker, so after a while without work every worker naps between
- * looks. */
+ * compute worker, so after some turns without work a worker sleeps.  A task
+ * becomes ready when another one is submitted or has ended; StarPU does the
+ * latter after the codelet's function, so it is over when that worker begins
+ * its next task or has an idle turn.  StarPU's own tasks do not stir anybody:
+ * no sleep is long. */
+#define SPINS 64
+#define NAP_NS 5000000
+
+void iz_stir(struct iz_graph *g)
+{
+    iz_futex_wake(&g->ready);
+}
+
 unsigned iz_nap(void *arg)
 {
     struct iz_graph *g = arg;
     int id = starpu_worker_get_id();
-    if (id < 0 || (g->gpu && (unsigned)id == g->gpu_worker))
-        return 1; /* the GPU's driver polls for the end of its tasks */
-    struct worker *w = &g->worker[id];
-    if (++w->idle < 64)
+    if (id < 0)
         return 1;
-    struct timespec t = {.tv_nsec = w->idle < 1024 ? 20000 : 50000};
-    nanosleep(&t, NULL);
+    struct worker *w = &g->worker[id];
+    if (w->idle == 0)
+        iz_stir(g);
+    if (w->idle < SPINS)
+        w->idle++;
+    uint32_t seen = w->seen;
+    w->seen = iz_futex_look(&g->ready);
+    if (g->gpu && (unsigned)id == g->gpu_worker)
+        return 1; /* the GPU's driver polls for the end of its tasks */
+    if (w->idle == SPINS && seen == w->seen)
+        iz_futex_sleep(&g->ready, seen, NAP_NS);
     return 1;
 }
 

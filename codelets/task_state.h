@@ -6,6 +6,7 @@
 
 #include <stdatomic.h>
 
+#include "codelets/futex.h"
 #include "codelets/task.h"
 
 #define SPANS 32768 /* per worker; a power of two */
@@ -25,6 +26,7 @@ struct worker {
     int64_t last_end_ns; /* of its last task */
     int index;           /* among the compute workers of the CPU */
     int idle;            /* empty turns since the last task */
+    uint32_t seen;       /* of g->ready, before its last look for a task */
 };
 
 typedef uint32_t worker_mask[MASK_WORDS];
@@ -40,6 +42,7 @@ struct iz_graph {
     unsigned gpu_worker;
     struct worker *worker; /* by StarPU's number */
     int idle_hook;
+    struct iz_futex ready; /* where idle workers sleep */
     int64_t submitted;
     double bytes[IZ_PLACES]; /* of what was submitted */
     int64_t waited_ns;       /* that the submitting thread waited for tasks */
@@ -72,6 +75,8 @@ void iz_set_rates(struct iz_graph *g);
 /* Callbacks of tasks whose end only StarPU sees; arg: the head. */
 void iz_end_cuda(void *arg);
 void iz_end_simulated(void *arg);
+/* Something may have made tasks ready. */
+void iz_stir(struct iz_graph *g);
 /* StarPU's idle hook; arg: the graph. */
 unsigned iz_nap(void *arg);
 

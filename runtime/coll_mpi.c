@@ -23,6 +23,9 @@
 enum { SEAT_BYTES = 4096 };
 enum { ABORT_S = 5 }; /* how long MPI_Abort may take */
 
+#define SPIN_S 20e-6        /* what waking takes */
+#define TIMEOUT_NS 20000000 /* between two looks at the clock */
+
 struct iz_requests {
     MPI_Request *group[2]; /* 2 * size each: a piece to and from each rank */
     MPI_Win seats;
@@ -47,37 +50,52 @@ double iz_coll_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Between two polls: nothing for as long as a message takes within a host, then
- * give way to a thread that has work, then sleep. */
-static void relax(double waited_s)
+/* Ends the job after the time-out; otherwise how long the wait has lasted. */
+static double waited_s(const struct iz_coll *c, double start_s,
+                       const char *what)
 {
-    long ns = waited_s < 0.02 ? 20000 : 50000;
+    double s = iz_coll_now() - start_s;
 
-    if (waited_s < 20e-6)
-        return;
-    if (waited_s < 2e-3)
-        sched_yield();
-    else
-        nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
-}
-
-void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what)
-{
-    double waited = iz_coll_now() - start_s;
-
-    if (c->timeout_s > 0 && waited > c->timeout_s)
+    if (c->timeout_s > 0 && s > c->timeout_s)
         iz_die("waited %g s for %s: is another rank dead or stopped?",
                c->timeout_s, what);
-    relax(waited);
+    return s;
 }
 
-void iz_coll_progress(const struct iz_coll *c)
+/* A sixteenth of the wait so far, so that it ends late by no more than that. */
+static long nap_ns(double waited_s)
 {
+    double ns = waited_s * 1e9 / 16;
+
+    return ns < 20e3 ? 20000 : ns > 1e6 ? 1000000 : (long)ns;
+}
+
+/* Between two polls: nothing for as long as a message takes within a host, then
+ * give way to a thread that has work, then sleep. */
+void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what)
+{
+    double s = waited_s(c, start_s, what);
+
+    if (s < SPIN_S)
+        return;
+    if (s < 2e-3)
+        sched_yield();
+    else
+        nanosleep(&(struct timespec){.tv_nsec = nap_ns(s)}, NULL);
+}
+
+void iz_coll_sleep(const struct iz_coll *c, double start_s, const char *what,
+                   struct iz_futex *f, uint32_t seen)
+{
+    double s = waited_s(c, start_s, what);
+    bool far = c->local_size < c->size;
     int flag;
 
-    if (c->local_size < c->size)
+    if (far)
         MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &flag,
                    MPI_STATUS_IGNORE);
+    if (s >= SPIN_S)
+        iz_futex_sleep(f, seen, far ? nap_ns(s) : TIMEOUT_NS);
 }
 
 static void wait_all(const struct iz_coll *c, int n, MPI_Request *r,

@@ -85,50 +85,58 @@ void iz_near_enter(struct iz_coll *c, const void *full)
     s->full = (uint64_t)(uintptr_t)full;
     atomic_store_explicit(&s->pieces, 0, memory_order_relaxed);
     atomic_store_explicit(&s->at, ++c->state->number, memory_order_release);
+    iz_futex_wake(&s->moved);
 }
 
 void iz_near_announce(struct iz_coll *c, int64_t n)
 {
-    if (c->state->near)
-        atomic_store_explicit(&own_seat(c)->pieces, (uint64_t)n,
-                              memory_order_release);
+    struct iz_seat *s = own_seat(c);
+
+    if (!c->state->near)
+        return;
+    atomic_store_explicit(&s->pieces, (uint64_t)n, memory_order_release);
+    iz_futex_wake(&s->moved);
 }
 
-/* A counter of another rank never goes back as long as this rank has not left.
- */
-static void wait_for(struct iz_coll *c, const _Atomic uint64_t *counter,
-                     uint64_t value, const char *what)
+/* A counter in seat s never goes back as long as this rank has not left. */
+static void wait_for(struct iz_coll *c, struct iz_seat *s,
+                     const _Atomic uint64_t *counter, uint64_t value,
+                     const char *what)
 {
-    double start;
+    double start = 0;
 
-    if (atomic_load_explicit(counter, memory_order_acquire) >= value)
-        return;
-    start = iz_coll_now();
-    while (atomic_load_explicit(counter, memory_order_acquire) < value) {
-        iz_coll_progress(c);
-        iz_coll_pause(c, start, what);
+    for (;;) {
+        uint32_t seen = iz_futex_look(&s->moved);
+
+        if (atomic_load_explicit(counter, memory_order_acquire) >= value)
+            return;
+        if (start == 0)
+            start = iz_coll_now();
+        iz_coll_sleep(c, start, what, &s->moved, seen);
     }
 }
 
 void iz_near_leave(struct iz_coll *c, const char *what)
 {
     struct iz_coll_state *s = c->state;
+    struct iz_seat *own = own_seat(c);
 
     if (!s->near)
         return;
-    atomic_store_explicit(&own_seat(c)->left, s->number, memory_order_release);
+    atomic_store_explicit(&own->left, s->number, memory_order_release);
+    iz_futex_wake(&own->moved);
     for (int r = 0; r < c->size; r++)
         if (r != c->rank && iz_is_near(c, r))
-            wait_for(c, &s->seat[r]->left, s->number, what);
+            wait_for(c, s->seat[r], &s->seat[r]->left, s->number, what);
 }
 
 void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
                   int64_t bytes, int64_t pieces, const char *what)
 {
-    const struct iz_seat *s = c->state->seat[r];
+    struct iz_seat *s = c->state->seat[r];
 
-    wait_for(c, &s->at, c->state->number, what);
-    wait_for(c, &s->pieces, (uint64_t)pieces, what);
+    wait_for(c, s, &s->at, c->state->number, what);
+    wait_for(c, s, &s->pieces, (uint64_t)pieces, what);
     for (int64_t done = 0; done < bytes;) {
         ssize_t n = read_memory(s->pid, (char *)dst + done,
                                 s->full + (uint64_t)(at + done), bytes - done);

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "codelets/futex.h"
 #include "runtime/coll.h"
 
 /* ---- coll_mpi.c ---- */
@@ -30,14 +31,17 @@ struct iz_requests; /* MPI's */
 void iz_coll_begin(struct iz_coll *c, enum iz_coll_kind kind, int64_t bytes,
                    const char *what);
 
-/* A wait that began at start_s (iz_coll_now): naps, longer with time, and ends
- * the job after the time-out. */
+/* One turn of a wait for a far rank that began at start_s (iz_coll_now): naps,
+ * longer with time, and ends the job after the time-out. */
 double iz_coll_now(void);
 void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what);
 
-/* Lets messages go on while something else is waited for: a far rank may wait
- * for one of this rank's before it can send what a near rank waits for. */
-void iz_coll_progress(const struct iz_coll *c);
+/* One turn of a wait for a near rank, which wakes this one: `seen` is what
+ * iz_futex_look(f) gave before what is waited for was missing.  Lets messages
+ * go on meanwhile: a far rank may wait for one of this rank's before it can
+ * send what the near rank waits for. */
+void iz_coll_sleep(const struct iz_coll *c, double start_s, const char *what,
+                   struct iz_futex *f, uint32_t seen);
 
 /* The messages of one collective.  Two groups of requests: the pieces number k
  * and k + 1 are in flight at the same time, in group k % 2. */
@@ -57,6 +61,7 @@ void iz_flight_wait(struct iz_flight *f, int group);
 
 /* Of each rank, in memory that all ranks of its host see. */
 struct iz_seat {
+    struct iz_futex moved;   /* one of the counters has */
     _Atomic uint64_t at;     /* number of the collective that `full` is for */
     _Atomic uint64_t pieces; /* of it: far pieces that have arrived in `full` */
     _Atomic uint64_t left;   /* the last collective that it read others for */
