@@ -60,14 +60,26 @@ struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act)
                             .save = {.size = INT64_MAX}};
 }
 
-void iz_count(struct iz_exec *x, double flops, double bytes)
+static void count(struct iz_exec *x, double flops, double bytes,
+                  double flops_per_s)
 {
     const struct iz_rate *r = &x->rate;
     x->flops += flops;
     x->bytes += bytes;
     if (r->bytes_per_s <= 0)
         return;
-    double compute = r->flops_per_s > 0 ? flops / r->flops_per_s : 0;
+    double compute = flops_per_s > 0 ? flops / flops_per_s : 0;
     double memory = bytes / r->bytes_per_s;
     x->seconds += r->latency_s + (compute > memory ? compute : memory);
+}
+
+void iz_count(struct iz_exec *x, double flops, double bytes)
+{
+    count(x, flops, bytes, x->rate.flops_per_s);
+}
+
+void iz_count_attention(struct iz_exec *x, double flops, double bytes)
+{
+    double own = x->rate.attention_flops_per_s;
+    count(x, flops, bytes, own > 0 ? own : x->rate.flops_per_s);
 }

@@ -16,16 +16,21 @@
 struct field {
     const char *name;
     size_t offset;
-    bool count; /* an int */
+    bool count;    /* an int */
+    bool optional; /* 0 where it is missing */
 };
 
 #define NUMBER(key, member)                                                    \
     {                                                                          \
-        key, offsetof(struct iz_machine, member), false                        \
+        key, offsetof(struct iz_machine, member), false, false                 \
+    }
+#define OPTIONAL(key, member)                                                  \
+    {                                                                          \
+        key, offsetof(struct iz_machine, member), false, true                  \
     }
 #define COUNT(key, member)                                                     \
     {                                                                          \
-        key, offsetof(struct iz_machine, member), true                         \
+        key, offsetof(struct iz_machine, member), true, false                  \
     }
 
 static const struct field fields[] = {
@@ -35,6 +40,7 @@ static const struct field fields[] = {
     NUMBER("host_bytes_per_s", host_bytes_per_s),
     NUMBER("core_flops_per_s", core_flops_per_s),
     NUMBER("core_bytes_per_s", core_bytes_per_s),
+    OPTIONAL("core_attention_flops_per_s", core_attention_flops_per_s),
     NUMBER("disk_bytes", disk_bytes),
     NUMBER("disk_bytes_per_s", disk_bytes_per_s),
     NUMBER("node_bytes_per_s", node_bytes_per_s),
@@ -68,7 +74,8 @@ static char *read_text(const char *path, int64_t *bytes)
 static int read_field(struct iz_machine *m, const struct field *f,
                       const struct iz_json *v, const char *path, FILE *err)
 {
-    int64_t n = iz_json_number(v, f->count ? 1 << 20 : MOST);
+    int64_t n =
+        !v && f->optional ? 0 : iz_json_number(v, f->count ? 1 << 20 : MOST);
     char *at = (char *)m + f->offset;
     if (n < 0) {
         if (err)
@@ -164,7 +171,9 @@ static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
     if (!m->gpus)
         return (struct iz_rate){
             .flops_per_s = (double)m->core_flops_per_s * part,
-            .bytes_per_s = (double)m->core_bytes_per_s * part};
+            .bytes_per_s = (double)m->core_bytes_per_s * part,
+            .attention_flops_per_s =
+                (double)m->core_attention_flops_per_s * part};
     return (struct iz_rate){.flops_per_s = (double)m->flops_per_s[t],
                             .bytes_per_s = (double)m->gpu_bytes_per_s,
                             .latency_s = seconds(m->kernel_ns)};

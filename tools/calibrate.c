@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Measures this machine in less than a minute and writes the description that
- * plans and simulations take: products, ops and Adam with all cores busy, a
- * disk, and a GPU with both directions of its link. */
+ * plans and simulations take: products, attention, other ops and Adam with all
+ * cores busy, a disk, and a GPU with both directions of its link. */
 #include <errno.h>
 #include <hwloc.h>
 #include <pthread.h>
@@ -24,7 +24,7 @@
 #define CORES_MAX 1024
 #define SECONDS 3.0 /* of each measurement */
 
-enum what { PRODUCTS, OPS, ADAM, WHATS };
+enum what { PRODUCTS, ATTENTION, OPS, ADAM, WHATS };
 
 /* One core's work and what it gave. */
 struct core {
@@ -50,33 +50,6 @@ static void *take(int64_t bytes)
     return p;
 }
 
-/* The products of a block of moderate width on one task's tokens. */
-static double products(void)
-{
-    enum { M = 512, K = 384, N = 1536 };
-    float *a = take(4 * M * K), *b = take(4 * K * N), *c = take(4 * M * N);
-    struct iz_gemm g = {.m = M,
-                        .n = N,
-                        .k = K,
-                        .a = a,
-                        .lda = K,
-                        .b = b,
-                        .ldb = N,
-                        .c = c,
-                        .ldc = N,
-                        .alpha = 1};
-    double begin = now_s(), flops = 0;
-    while (now_s() - begin < SECONDS) {
-        iz_gemm_cpu(&g);
-        flops += 2.0 * M * N * K;
-    }
-    double rate = flops / (now_s() - begin);
-    free(a);
-    free(b);
-    free(c);
-    return rate;
-}
-
 static struct iz_view matrix(int64_t rows, int64_t cols)
 {
     return (struct iz_view){.p = take(4 * rows * cols),
@@ -85,32 +58,86 @@ static struct iz_view matrix(int64_t rows, int64_t cols)
                             .cols = cols};
 }
 
-/* What is no product in a block, forward and backward, by counted bytes. */
+/* An op's surroundings, as a compute worker of the CPU has them. */
+static struct iz_exec open_exec(void)
+{
+    enum { SCRATCH = 8 << 20 };
+    struct iz_exec x = {.backend = IZ_CPU, .act = IZ_F32};
+    x.work = (struct iz_arena){.base = take(SCRATCH), .size = SCRATCH};
+    return x;
+}
+
+static void give(const struct iz_exec *x, const struct iz_view *v, int n)
+{
+    for (int i = 0; i < n; i++)
+        free(v[i].p);
+    free(x->work.base);
+}
+
+/* The products of a linear layer of moderate width on one task's tokens:
+ * forward and the two of backward. */
+static double products(void)
+{
+    enum { M = 512, K = 384, N = 1536 };
+    struct iz_exec x = open_exec();
+    struct iz_view v[] = {matrix(M, K), matrix(K, N), matrix(M, N),
+                          matrix(M, K), matrix(K, N)};
+    struct iz_linear l = {.w = v[1], .dw = v[4]};
+    double begin = now_s();
+    while (now_s() - begin < SECONDS) {
+        iz_matmul_fwd(&x, v[2], IZ_NONE, v[0], &l);
+        iz_matmul_da(&x, v[3], v[2], &l);
+        iz_matmul_dw(&x, v[2], v[0], &l);
+    }
+    double rate = x.flops / (now_s() - begin);
+    give(&x, v, (int)(sizeof(v) / sizeof(v[0])));
+    return rate;
+}
+
+/* Causal attention of such a width, forward and backward. */
+static double attention(void)
+{
+    enum { M = 512, SEQ = 256, C = 384, HEADS = 6 };
+    struct iz_exec x = open_exec();
+    struct iz_view v[] = {matrix(M, 3 * C), matrix(M, C),
+                          matrix(M / SEQ * HEADS, SEQ), matrix(M, 3 * C),
+                          matrix(M, C)};
+    struct iz_attention a = {
+        .qkv = v[0], .o = v[1], .lse = v[2], .seq = SEQ, .heads = HEADS};
+    double begin = now_s();
+    while (now_s() - begin < SECONDS) {
+        iz_attention_fwd(&x, &a);
+        iz_attention_bwd(&x, v[3], v[4], &a);
+    }
+    double rate = x.flops / (now_s() - begin);
+    give(&x, v, (int)(sizeof(v) / sizeof(v[0])));
+    return rate;
+}
+
+/* What is neither in a block, forward and backward, by counted bytes. */
 static double ops(void)
 {
     enum { M = 512, C = 384 };
-    struct iz_exec x = {.backend = IZ_CPU, .act = IZ_F32};
-    struct iz_view a = matrix(M, C), y = matrix(M, C);
-    struct iz_view u = matrix(M, 4 * C), v = matrix(M, 4 * C);
-    struct iz_norm n = {.w = matrix(1, C),
-                        .b = matrix(1, C),
-                        .dw = matrix(1, C),
-                        .db = matrix(1, C),
-                        .mean = matrix(M, 1),
-                        .rstd = matrix(M, 1)};
-    x.work = (struct iz_arena){.base = take(1 << 20), .size = 1 << 20};
+    struct iz_exec x = open_exec();
+    struct iz_view v[] = {matrix(M, C),     matrix(M, C), matrix(M, 4 * C),
+                          matrix(M, 4 * C), matrix(1, C), matrix(1, C),
+                          matrix(1, C),     matrix(1, C), matrix(M, 1),
+                          matrix(M, 1)};
+    struct iz_norm n = {.w = v[4],
+                        .b = v[5],
+                        .dw = v[6],
+                        .db = v[7],
+                        .mean = v[8],
+                        .rstd = v[9]};
     double begin = now_s();
     while (now_s() - begin < SECONDS) {
-        iz_layernorm_fwd(&x, y, a, &n);
-        iz_gelu_fwd(&x, v, u);
-        iz_gelu_bwd(&x, v, u, v, u);
-        iz_layernorm_bwd(&x, y, IZ_NONE, y, a, &n);
+        iz_layernorm_fwd(&x, v[1], v[0], &n);
+        iz_gelu_fwd(&x, v[3], v[2]);
+        iz_gelu_bwd(&x, v[3], v[2], v[3], v[2]);
+        iz_layernorm_bwd(&x, v[1], IZ_NONE, v[1], v[0], &n);
     }
     double rate = x.bytes / (now_s() - begin);
-    void *all[] = {a.p,    y.p,    u.p,      v.p,      n.w.p,      n.b.p,
-                   n.dw.p, n.db.p, n.mean.p, n.rstd.p, x.work.base};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        free(all[i]);
+    give(&x, v, (int)(sizeof(v) / sizeof(v[0])));
     return rate;
 }
 
@@ -141,13 +168,14 @@ static double adam(void)
     return rate;
 }
 
+static double (*const measures[WHATS])(void) = {
+    [PRODUCTS] = products, [ATTENTION] = attention, [OPS] = ops, [ADAM] = adam};
+
 static void *work(void *arg)
 {
     struct core *c = arg;
     pthread_barrier_wait(c->start);
-    c->per_s = c->what == PRODUCTS ? products()
-               : c->what == OPS    ? ops()
-                                   : adam();
+    c->per_s = measures[c->what]();
     return NULL;
 }
 
@@ -304,7 +332,7 @@ static struct network network(struct iz_coll *c)
 
 /* What stands in a file that only describes. */
 static const double plausible[WHATS] = {
-    [PRODUCTS] = 50e9, [OPS] = 5e9, [ADAM] = 5e9};
+    [PRODUCTS] = 50e9, [ATTENTION] = 25e9, [OPS] = 5e9, [ADAM] = 5e9};
 
 /* Everything that is known of this machine. */
 struct machine {
@@ -351,6 +379,7 @@ static void write_file(FILE *f, const struct machine *m)
     line(f, "host_bytes_per_s", m->per_s[ADAM] * m->cores);
     line(f, "core_flops_per_s", m->per_s[PRODUCTS]);
     line(f, "core_bytes_per_s", m->per_s[OPS]);
+    line(f, "core_attention_flops_per_s", m->per_s[ATTENTION]);
     line(f, "disk_bytes", m->disk_bytes);
     line(f, "disk_bytes_per_s", m->disk_per_s);
     line(f, "node_bytes_per_s", 0);
@@ -423,10 +452,10 @@ static int measure(struct machine *m, const char *folder)
         m->per_s[w] = on_all((enum what)w, m->cores);
     m->disk_per_s = disk(folder);
     int r = m->gpus ? measure_gpu(&m->gpu) : 0;
-    printf("%d cores: %.1f GFLOP/s a core in products, %.1f GB/s a core in "
-           "other ops, %.1f GB/s of memory in Adam\n",
-           m->cores, m->per_s[PRODUCTS] * 1e-9, m->per_s[OPS] * 1e-9,
-           m->per_s[ADAM] * m->cores * 1e-9);
+    printf("%d cores: %.1f GFLOP/s a core in products, %.1f in attention, "
+           "%.1f GB/s a core in other ops, %.1f GB/s of memory in Adam\n",
+           m->cores, m->per_s[PRODUCTS] * 1e-9, m->per_s[ATTENTION] * 1e-9,
+           m->per_s[OPS] * 1e-9, m->per_s[ADAM] * m->cores * 1e-9);
     return r;
 }
 

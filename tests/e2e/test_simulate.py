@@ -302,6 +302,26 @@ def test_a_machine_without_a_gpu(tmp_path):
     assert s["step_s"] > 0
 
 
+def test_attention_has_a_rate_of_its_own(tmp_path):
+    bare = json.loads(MACHINE.read_text())
+    bare.update(gpus=0, gpu_bytes=0, cores=1)
+    path = tmp_path / "machine.json"
+    seconds = []
+    for rate in (None, bare["core_flops_per_s"] // 8):
+        if rate:
+            bare["core_attention_flops_per_s"] = rate
+        path.write_text(json.dumps(bare))
+        s, r = simulate(tmp_path, *SMALL, "run.recompute=none", "run.workers=1",
+                        machine=path)
+        assert s, r.stdout + r.stderr
+        seconds.append(s["step_s"])
+    layers, c = 6, 1024
+    tokens = 8 * SEQ
+    flops = 6 * layers * tokens * c * (SEQ + 1)  # forward and backward
+    more = flops * (8 - 1) / bare["core_flops_per_s"]
+    assert abs(seconds[1] - seconds[0] - more) < 0.02 * more
+
+
 def test_a_machine_file_is_checked(tmp_path):
     bad = json.loads(MACHINE.read_text())
     bad["gpu_byte"] = bad.pop("gpu_bytes")
