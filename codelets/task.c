@@ -12,21 +12,21 @@
 
 /* Okabe-Ito palette and shades of it: told apart with any colour vision. */
 const struct iz_kind_info iz_kinds[IZ_KINDS] = {
-    [IZ_BATCH] = {"batch", 0x999999, 6000},
-    [IZ_LOAD] = {"load", 0x88ccee, 9000},
-    [IZ_FETCH] = {"fetch", 0x56b4e9, 9000},
-    [IZ_FORWARD] = {"forward", 0x009e73, 4000},
-    [IZ_BACKWARD] = {"backward", 0x0072b2, 5000},
-    [IZ_REDUCE] = {"reduce", 0xcc79a7, 8000},
-    [IZ_OFFLOAD] = {"offload", 0x882255, 8500},
-    [IZ_NORM] = {"norm", 0xf0e442, 4500},
-    [IZ_CLIP] = {"clip", 0x000000, 9500},
-    [IZ_ADAM] = {"adam", 0xd55e00, 3000},
-    [IZ_STORE] = {"store", 0xe69f00, 8000},
-    [IZ_SNAPSHOT] = {"snapshot", 0xaa4499, 3900},
-    [IZ_SAVE] = {"save", 0xddcc77, 7000},
-    [IZ_EVAL] = {"eval", 0x66c2a5, 4000},
-    [IZ_SAMPLE] = {"sample", 0x117733, 4000},
+    [IZ_BATCH] = {"batch", "batch", 0x999999, 6000},
+    [IZ_LOAD] = {"load", "fetch", 0x88ccee, 9000},
+    [IZ_FETCH] = {"fetch", "fetch", 0x56b4e9, 9000},
+    [IZ_FORWARD] = {"forward", "forward", 0x009e73, 4000},
+    [IZ_BACKWARD] = {"backward", "backward", 0x0072b2, 5000},
+    [IZ_REDUCE] = {"reduce", "reduce", 0xcc79a7, 8000},
+    [IZ_OFFLOAD] = {"offload", "offload", 0x882255, 8500},
+    [IZ_NORM] = {"norm", "norm", 0xf0e442, 4500},
+    [IZ_CLIP] = {"clip", "norm", 0x000000, 9500},
+    [IZ_ADAM] = {"adam", "adam", 0xd55e00, 3000},
+    [IZ_STORE] = {"store", "offload", 0xe69f00, 8000},
+    [IZ_SNAPSHOT] = {"snapshot", "save", 0xaa4499, 3900},
+    [IZ_SAVE] = {"save", "save", 0xddcc77, 7000},
+    [IZ_EVAL] = {"eval", "forward", 0x66c2a5, 4000},
+    [IZ_SAMPLE] = {"sample", "forward", 0x117733, 4000},
 };
 
 int64_t iz_now_ns(void)
@@ -107,8 +107,9 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
 static uint64_t tag(enum iz_where where, const struct iz_task *t)
 {
     uint64_t unit = (uint64_t)t->unit & ((UINT64_C(1) << IZ_TAG_UNIT_BITS) - 1);
-    return (uint64_t)where << (IZ_TAG_UNIT_BITS + IZ_TAG_BYTES_BITS) |
-           unit << IZ_TAG_BYTES_BITS | (uint64_t)t->bytes;
+    uint64_t tag = (uint64_t)t->kind << IZ_TAG_PLACE_BITS | (uint64_t)where;
+    return (tag << IZ_TAG_UNIT_BITS | unit) << IZ_TAG_BYTES_BITS |
+           (uint64_t)t->bytes;
 }
 
 /* StarPU forgets to clear the outer number when it is popped, so both are given
@@ -137,7 +138,7 @@ static void submit(struct iz_graph *g, const struct iz_task *t)
     task->cl_arg_free = 1;
     task->priority = iz_kinds[t->kind].priority + t->urgency;
     task->flops = t->flops;
-    task->name = iz_kinds[t->kind].name;
+    task->name = iz_kinds[t->kind].codelet;
     task->tag_id = tag(place(g, task, t->where), t);
     if (g->config.simulated || (g->gpu && t->where == IZ_ON_COMPUTE)) {
         task->callback_func =

@@ -33,8 +33,10 @@ enum iz_kind {
     IZ_KINDS
 };
 
+/* Kinds are what izar counts; traces call a task by its codelet, of which there
+ * are few enough for a legend. */
 struct iz_kind_info {
-    const char *name;
+    const char *name, *codelet; /* equal for the kind that lends its colour */
     unsigned color; /* 0xRRGGBB, distinguishable by colour-blind people */
     int priority;   /* larger first */
 };
@@ -94,9 +96,9 @@ struct iz_task {
     bool ends_step;      /* its end is marked in the trace */
 };
 
-/* The tag of a task in StarPU's trace: its place, its unit (all ones: none) and
- * its bytes, from the highest bit down.  Nothing else reads it. */
-enum { IZ_TAG_UNIT_BITS = 16, IZ_TAG_BYTES_BITS = 44 };
+/* The tag of a task in StarPU's trace: its kind, its place, its unit (all ones:
+ * none) and its bytes, from the highest bit down.  Nothing else reads it. */
+enum { IZ_TAG_PLACE_BITS = 4, IZ_TAG_UNIT_BITS = 16, IZ_TAG_BYTES_BITS = 40 };
 
 /* One executed task: times of CLOCK_MONOTONIC in ns. */
 struct iz_span {

@@ -232,6 +232,14 @@ static void codelet_init_cuda(struct starpu_codelet *c)
         c->nodes[i] = STARPU_SPECIFIC_NODE_CPU;
 }
 
+static unsigned codelet_color(const char *codelet)
+{
+    for (int k = 0; k < IZ_KINDS; k++)
+        if (!strcmp(iz_kinds[k].name, codelet))
+            return iz_kinds[k].color;
+    return 0;
+}
+
 void iz_codelets_init(bool gpu)
 {
     for (int k = 0; k < IZ_KINDS; k++) {
@@ -241,8 +249,8 @@ void iz_codelets_init(bool gpu)
         iz_codelets[k].cpu_funcs[0] = run_cpu;
         iz_codelets[k].nbuffers = STARPU_VARIABLE_NBUFFERS;
         iz_codelets[k].model = &models[k];
-        iz_codelets[k].name = iz_kinds[k].name;
-        iz_codelets[k].color = iz_kinds[k].color;
+        iz_codelets[k].name = iz_kinds[k].codelet;
+        iz_codelets[k].color = codelet_color(iz_kinds[k].codelet);
         /* clip has a buffer per unit, more than `nodes` has room for, and
          * snapshot one per chunk. */
         if (gpu && k != IZ_CLIP && k != IZ_SNAPSHOT)

@@ -183,9 +183,10 @@ static void write_kinds(FILE *f)
     fprintf(f, "\"kinds\": [");
     for (int k = 0; k < IZ_KINDS; k++)
         fprintf(f,
-                "%s{\"name\": \"%s\", \"color\": \"#%06x\", \"priority\": %d}",
-                k ? ", " : "", iz_kinds[k].name, iz_kinds[k].color,
-                iz_kinds[k].priority);
+                "%s{\"name\": \"%s\", \"codelet\": \"%s\", "
+                "\"color\": \"#%06x\", \"priority\": %d}",
+                k ? ", " : "", iz_kinds[k].name, iz_kinds[k].codelet,
+                iz_kinds[k].color, iz_kinds[k].priority);
     fprintf(f, "],\n");
 }
 

@@ -329,7 +329,9 @@ def test_starvz_gets_the_columns_that_it_knows(folder, tmp_path):
 def test_colours_are_those_of_the_program(rank):
     text = starvz.configuration(rank.about)
     for k in rank.about["kinds"]:
-        assert f'  {k["name"]}: {{color: "{k["color"]}", use: TRUE}}' in text
+        line = f'  {k["name"]}: {{color: "{k["color"]}", use: TRUE}}'
+        assert (line in text) == (k["name"] == k["codelet"])
+    assert len(rank.codelets) == 9 and rank.codelets < set(rank.kinds)
     colors = [k["color"] for k in rank.about["kinds"]]
     assert len(set(colors)) == len(colors)
 

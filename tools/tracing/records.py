@@ -7,7 +7,8 @@ import json
 import re
 from array import array
 
-UNIT_BITS, BYTES_BITS = 16, 44  # of a task's tag; see codelets/task.h
+# of a task's tag; see codelets/task.h
+PLACE_BITS, UNIT_BITS, BYTES_BITS = 4, 16, 40
 TOKEN = re.compile(r'"([^"]*)"|(\S+)')
 # States of a worker in which it neither works for a task nor prepares one.
 NOT_RUNTIME = {"Idle", "Sleeping", "Initializing", "Deinitializing",
@@ -49,6 +50,7 @@ class Rank:
         self.about = about
         self.number = about["rank"]
         self.kinds = [k["name"] for k in about["kinds"]]
+        self.codelets = {k["codelet"] for k in about["kinds"]}
         self.tasks = Tasks()
         self.handles = []  # (name, bytes)
         self.ready = array("d")  # time, number, time, number, ...
@@ -154,7 +156,7 @@ class PajeReader:
         now, value = float(e["Time"]), e["Value"]
         self.leave(worker, now)
         name = self.label.get(value, value)
-        if name not in self.rank.kinds:
+        if name not in self.rank.codelets:
             self.state[worker] = (now, name)
 
     def read(self, path):
@@ -177,10 +179,11 @@ class PajeReader:
 # ---- tasks.rec ----
 
 def split_tag(tag):
-    """(place, unit, bytes); unit -1: none."""
+    """(kind, place, unit, bytes); unit -1: none."""
     unit = tag >> BYTES_BITS & ((1 << UNIT_BITS) - 1)
-    return (tag >> (UNIT_BITS + BYTES_BITS), -1 if unit >> 15 else unit,
-            tag & ((1 << BYTES_BITS) - 1))
+    where = tag >> (UNIT_BITS + BYTES_BITS)
+    return (where >> PLACE_BITS, where & ((1 << PLACE_BITS) - 1),
+            -1 if unit >> 15 else unit, tag & ((1 << BYTES_BITS) - 1))
 
 
 class TaskReader:
@@ -188,7 +191,6 @@ class TaskReader:
 
     def __init__(self, rank):
         self.rank = rank
-        self.kind = {name: i for i, name in enumerate(rank.kinds)}
         self.handle = {}  # of StarPU: index in rank.handles
         self.before = {}  # job: jobs that it depends on, of what is no task
         self.jobs_before = {}  # the same of the tasks
@@ -210,17 +212,17 @@ class TaskReader:
     def take(self, r, zero_ms):
         job = int(r["JobId"])
         before = [int(j) for j in r.get("DependsOn", "").split()]
-        name = r.get("Name")
-        if name not in self.kind or "EndTime" not in r or "WorkerId" not in r:
+        ours = r.get("Name") in self.rank.codelets
+        if not ours or "EndTime" not in r or "WorkerId" not in r:
             self.before[job] = before
             return
-        place, unit, size = split_tag(int(r["Tag"], 16))
+        kind, place, unit, size = split_tag(int(r["Tag"], 16))
         numbers = [int(n) for n in r.get("Iteration", "").split()] + [-1, -1]
         self.jobs_before[job] = before
         begin = (float(r.get("StartTime", 0)) - zero_ms) * 1e3
         end = (float(r["EndTime"]) - zero_ms) * 1e3
-        self.rows.append((end, begin, int(r["WorkerId"]), self.kind[name],
-                          place, unit, numbers[1], numbers[0], size,
+        self.rows.append((end, begin, int(r["WorkerId"]), kind, place, unit,
+                          numbers[1], numbers[0], size,
                           float(r.get("GFlop", 0)) * 1e9, job,
                           int(r.get("Priority", 0)), self.data_of(r)))
 

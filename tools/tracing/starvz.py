@@ -96,7 +96,7 @@ def configuration(about):
     """The colours are those of the codelets, and all panels that mean something
     for this run."""
     tasks = "".join(f"  {k['name']}: {{color: \"{k['color']}\", use: TRUE}}\n"
-                    for k in about["kinds"])
+                    for k in about["kinds"] if k["name"] == k["codelet"])
     return ("app_tasks:\n" + tasks + "base_size: 14\nexpand: 0.02\n" +
             panel("guided", False) + panel("title", True, height=0.5) +
             panel("kiteration", True, legend="TRUE", height=3, subite="TRUE") +
