@@ -29,13 +29,6 @@ const struct iz_kind_info iz_kinds[IZ_KINDS] = {
     [IZ_SAMPLE] = {"sample", "forward", 0x117733, 4000},
 };
 
-int64_t iz_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
 /* Returns where it will be: what has no worker of its own is the host's. */
 static enum iz_where place(struct iz_graph *g, struct starpu_task *task,
                            enum iz_where where)

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "codelets/clock.h"
 #include "codelets/exec.h"
 
 enum iz_kind {
@@ -178,7 +179,5 @@ bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w);
 
 /* h with a span mixed in. */
 uint64_t iz_span_hash(uint64_t h, const struct iz_span *s);
-
-int64_t iz_now_ns(void);
 
 #endif

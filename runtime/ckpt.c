@@ -57,7 +57,7 @@ static int rank_write(struct save *s, struct iz_ckpt_file *file)
 
     for (int i = 0; i < s->k->n_parts; i++)
         bytes += 4 * s->piece[i].count;
-    iz_progress_begin(&progress, "saving", bytes, s->c->rank, s->c->size);
+    iz_progress_begin(&progress, "saving", bytes);
     for (int i = 0; i < s->k->n_parts && !err; i++)
         err = piece_write(&w, i, block, &progress);
     iz_progress_end(&progress);

@@ -130,10 +130,9 @@ static int files_take(struct load *l, bool put)
     l->put = put;
     for (int i = 0; i < l->k->n_parts; i++)
         bytes += 4 * l->k->part[i].count;
-    iz_progress_begin(&l->progress,
-                      put ? "loading the checkpoint"
-                          : "checking the checkpoint",
-                      bytes, l->c->rank, l->c->size);
+    iz_progress_begin(
+        &l->progress,
+        put ? "loading the checkpoint" : "checking the checkpoint", bytes);
     memset(l->done, 0, (size_t)l->k->n_parts * sizeof *l->done);
     for (int q = 0; q < iz_ckpt_index_ranks(l->index) && !err; q++) {
         struct iz_safetensors *f = NULL;

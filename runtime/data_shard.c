@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "codelets/build.h"
+#include "runtime/progress.h"
 
 const struct iz_shard_format iz_shard_formats[2] = {
     {20240520, 1, 2}, /* vocabularies up to 65536 */
@@ -186,30 +187,47 @@ static uint32_t tokens_max(const struct iz_shard *s, int64_t at, int64_t n)
     return s->token_bytes == 2 ? max_u16(p, n) : max_u32(p, n);
 }
 
-/* Reads the whole file once, in blocks, so that a fault in the middle of a run
- * (a token outside the embedding) is a fault before it. */
-static int tokens_check(const struct iz_shard *s, int vocab)
+/* Of the tokens in order, the first that is not below `vocab`; the number of
+ * tokens if there is none. */
+static int64_t tokens_first_bad(const struct iz_shard *s, int vocab)
 {
     const int64_t block = 1 << 16;
+    struct iz_progress progress;
+    int64_t i = 0;
+
+    iz_progress_begin(&progress, "checking the tokens",
+                      s->count * s->token_bytes);
+    for (; i < s->count; i += block) {
+        int64_t n = s->count - i < block ? s->count - i : block;
+
+        if (tokens_max(s, i, n) >= (uint32_t)vocab)
+            break;
+        iz_progress_add(&progress, n * s->token_bytes);
+    }
+    iz_progress_end(&progress);
+    while (i < s->count && tokens_max(s, i, 1) < (uint32_t)vocab)
+        i++;
+    return i < s->count ? i : s->count;
+}
+
+/* Reads the whole file once, so that a fault in the middle of a run (a token
+ * outside the embedding) is a fault before it. */
+static int tokens_check(const struct iz_shard *s, int vocab)
+{
+    int64_t bad;
 
     if (s->token_bytes == 1 && vocab >= 256)
         return 0;
     posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_SEQUENTIAL);
-    for (int64_t i = 0; i < s->count; i += block) {
-        int64_t n = s->count - i < block ? s->count - i : block;
-
-        if (tokens_max(s, i, n) < (uint32_t)vocab)
-            continue;
-        while (tokens_max(s, i, 1) < (uint32_t)vocab)
-            i++;
-        fprintf(stderr,
-                "izar: data: %s: token %" PRId64 " is %" PRIu32
-                ", outside the vocabulary of %d\n",
-                s->path, i, tokens_max(s, i, 1), vocab);
-        return -EINVAL;
-    }
+    bad = tokens_first_bad(s, vocab);
     posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_NORMAL);
-    return 0;
+    if (bad == s->count)
+        return 0;
+    fprintf(stderr,
+            "izar: data: %s: token %" PRId64 " is %" PRIu32
+            ", outside the vocabulary of %d\n",
+            s->path, bad, tokens_max(s, bad, 1), vocab);
+    return -EINVAL;
 }
 
 /* ---- masks ---- */

@@ -65,8 +65,7 @@ static int import_groups(struct iz_engine *e, struct iz_hf_reader *r)
 
     for (int u = 0; u < e->plan.n_groups; u++)
         owned += e->group[u].plan->owned + e->group[u].plan->frozen.owned;
-    iz_progress_begin(&progress, "importing", 4 * owned, e->plan.rank,
-                      e->plan.ranks);
+    iz_progress_begin(&progress, "importing", 4 * owned);
     for (int u = 0; u < e->plan.n_groups; u++)
         for (int i = 0; i < PARTS && !err; i++) {
             struct part p = part_of(e, u, i);
@@ -166,8 +165,7 @@ static void export_groups(struct iz_engine *e, struct iz_hf_writer *w,
 
     for (int u = 0; u < e->plan.n_groups; u++)
         mine += e->group[u].plan->shard + e->group[u].plan->frozen.shard;
-    iz_progress_begin(&progress, "exporting", 4 * mine, e->plan.rank,
-                      e->plan.ranks);
+    iz_progress_begin(&progress, "exporting", 4 * mine);
     for (int u = 0; u < e->plan.n_groups; u++) {
         bool merges = e->model->unit[u].n_adapters > 0;
         float *trained = merges ? iz_lora_gather(e, u) : NULL;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "codelets/device.h"
+#include "runtime/progress.h"
 
 #define ALIGN 4096 /* of pieces of a pool: as disks want it */
 
@@ -97,8 +98,29 @@ static struct block *map(struct iz_memory *m, int64_t bytes)
     return b;
 }
 
-/* Pages are touched by the thread that pins them, so they come to lie on the
- * memory near the cores that this rank is bound to. */
+enum { STRETCH = 64 << 20 }; /* between two signs of progress */
+
+/* Gives the pages memory, by the calling thread, so that they come to lie near
+ * the cores that this rank is bound to, and locks them there if asked. */
+static int settle(const struct block *b, bool locks)
+{
+    struct iz_progress progress;
+    int r = 0;
+    iz_progress_begin(&progress, locks ? "locking memory" : "taking memory",
+                      (int64_t)b->bytes);
+    for (size_t at = 0; at < b->bytes && !r; at += STRETCH) {
+        char *p = (char *)b->p + at;
+        size_t n = b->bytes - at < STRETCH ? b->bytes - at : STRETCH;
+        if (locks)
+            r = mlock(p, n);
+        else
+            memset(p, 0, n);
+        iz_progress_add(&progress, (int64_t)n);
+    }
+    iz_progress_end(&progress);
+    return r;
+}
+
 static int open_cpu_pool(struct iz_memory *m, int64_t bytes)
 {
     struct block *b = map(m, bytes);
@@ -106,6 +128,7 @@ static int open_cpu_pool(struct iz_memory *m, int64_t bytes)
         refuse(IZ_TIER_CPU, IZ_MEM_PARAM, bytes, "allocating");
         return -ENOMEM;
     }
+    settle(b, false);
     int r = iz_device_pin(b->p, (int64_t)b->bytes);
     if (r)
         return r;
@@ -159,7 +182,7 @@ void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
         if (!b)
             return refuse(tier, c, bytes, "allocating");
         p = b->p;
-        if (tier == IZ_TIER_CPU && m->pin_cpu && mlock(p, b->bytes))
+        if (tier == IZ_TIER_CPU && m->pin_cpu && settle(b, true))
             return refuse(tier, c, bytes, "pin_memory: locking");
     }
     if (p)

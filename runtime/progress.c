@@ -7,7 +7,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "codelets/task.h"
+#include "codelets/clock.h"
 
 #define SECOND INT64_C(1000000000)
 #define LIVE_NS (SECOND / 5)
@@ -25,17 +25,26 @@ int iz_terminal_columns(int fd, int ranks)
     return ioctl(fd, TIOCGWINSZ, &w) || !w.ws_col ? 80 : w.ws_col;
 }
 
-void iz_progress_begin(struct iz_progress *p, const char *what, int64_t bytes,
-                       int rank, int ranks)
+static struct {
+    int rank, ranks;
+} self = {0, 1};
+
+void iz_progress_rank(int rank, int ranks)
+{
+    self.rank = rank;
+    self.ranks = ranks;
+}
+
+void iz_progress_begin(struct iz_progress *p, const char *what, int64_t bytes)
 {
     const char *every = getenv("IZ_PROGRESS");
     *p = (struct iz_progress){.what = what,
                               .total = bytes,
-                              .quiet = rank != 0,
+                              .quiet = self.rank != 0,
                               .begin_ns = iz_now_ns(),
                               .shown = -1,
                               .showing = ATOMIC_FLAG_INIT};
-    p->columns = iz_terminal_columns(STDERR_FILENO, ranks);
+    p->columns = iz_terminal_columns(STDERR_FILENO, self.ranks);
     p->every_ns = (int64_t)((every ? atof(every) : PLAIN_S) * (double)SECOND);
     p->shown_ns = p->begin_ns;
     if (p->columns) {

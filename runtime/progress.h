@@ -19,10 +19,10 @@ struct iz_progress {
     bool live;   /* an unfinished line stands there */
 };
 
-/* `ranks`: of the run; with several, only IZ_LIVE tells that a terminal is
- * watched. */
-void iz_progress_begin(struct iz_progress *p, const char *what, int64_t bytes,
-                       int rank, int ranks);
+/* Who this process is, before the first line: only the first rank speaks, and
+ * with several only IZ_LIVE tells that a terminal is watched. */
+void iz_progress_rank(int rank, int ranks);
+void iz_progress_begin(struct iz_progress *p, const char *what, int64_t bytes);
 /* Any thread. */
 void iz_progress_add(struct iz_progress *p, int64_t bytes);
 void iz_progress_end(struct iz_progress *p);

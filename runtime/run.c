@@ -21,6 +21,7 @@
 #include "runtime/hf.h"
 #include "runtime/lora.h"
 #include "runtime/machine.h"
+#include "runtime/progress.h"
 #include "runtime/rules.h"
 #include "runtime/run_state.h"
 #include "runtime/state.h"
@@ -636,8 +637,10 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
         return s ? 2 : 0;
     }
     s = iz_coll_open(&r.coll, &argc, &argv);
-    if (!s)
+    if (!s) {
+        iz_progress_rank(r.coll->rank, r.coll->size);
         s = run_all(&r);
+    }
     if (r.coll)
         close_all(&r);
     iz_options_clear(&r.o);

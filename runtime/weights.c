@@ -207,8 +207,7 @@ int iz_train_init(struct iz_engine *e)
         return -ENOMEM;
     for (int u = 0; u < p->n_groups; u++)
         owned += p->group[u].owned + p->group[u].frozen.owned;
-    iz_progress_begin(&a.progress, "initial weights", 4 * owned, p->rank,
-                      p->ranks);
+    iz_progress_begin(&a.progress, "initial weights", 4 * owned);
     if (on_gpu)
         r = init_serial(&a);
     else

@@ -13,6 +13,7 @@
 #include "runtime/ckpt_index.h"
 #include "runtime/hf_file.h"
 #include "runtime/hf_write.h"
+#include "runtime/progress.h"
 #include "runtime/run.h"
 
 #include "programs.h" /* of all models; the build writes it */
@@ -572,8 +573,10 @@ int main(int argc, char **argv)
         return 2;
     }
     err = iz_coll_open(&coll, &argc, &argv);
-    if (!err)
+    if (!err) {
+        iz_progress_rank(coll->rank, coll->size);
         err = commands[find_command(o.command)].run(&o, coll);
+    }
     iz_coll_close(&coll);
     return err ? 1 : 0;
 }

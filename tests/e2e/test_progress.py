@@ -7,6 +7,7 @@ import re
 import subprocess
 
 import run
+from test_refusals import shard
 
 LINE = re.compile(r"^(.+): (\d+) of (\d+) MiB  (\d+) %  \d+ MiB/s  \d+ s left$",
                   re.M)
@@ -46,6 +47,16 @@ def test_set_up_save_load_import_export(place):
     assert r.returncode == 0 and "intact" in r.stdout
     assert "checking the checkpoint" in jobs(r.stderr)
     assert not LINE.search(r.stdout), "results stay clean"
+
+
+def test_tokens_that_are_checked_and_memory_that_is_locked(place):
+    path = shard(place.folder / "tokens.bin", [t % 256 for t in range(300000)])
+    r = place.good(1, {"run.steps": 1, "run.save": False, "data.bytes": False,
+                       "data.path": str(path), "zero_optimization": {
+                           "stage": 3, "offload_optimizer": {
+                               "device": "cpu", "pin_memory": True}}},
+                   env={"IZ_PROGRESS": "0"})
+    assert {"checking the tokens", "locking memory"} <= set(jobs(r.err))
 
 
 def test_short_work_says_nothing(place):

@@ -28,7 +28,7 @@ sources=(runtime/config.c runtime/config_check.c runtime/config_doc.c
     runtime/tokenizer_sp_none.c runtime/tokenizer_unicode.c
     runtime/tokenizer_words.c tests/tokenizer/small.c
     runtime/hf_file.c runtime/safetensors.c runtime/hash.c codelets/cast.c
-    codelets/die.c codelets/exact.c codelets/simd.c codelets/simd_any.c)
+    runtime/progress.c codelets/clock.c codelets/die.c codelets/exact.c codelets/simd.c codelets/simd_any.c)
 
 for t in "${targets[@]}"; do
     clang -std=c11 -D_XOPEN_SOURCE=700 -DIZ_SIMD_TABLE=iz_simd_portable \
