@@ -388,8 +388,8 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
     int64_t mark = iz_work_mark(x);
 
     check(a);
-    iz_count_attention(x, 2 * flops(a),
-                       (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
+    iz_count_fused(x, 2 * flops(a),
+                   (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
     if (x->backend == IZ_CPU)
         cpu_fwd(x, a);
     else
@@ -405,9 +405,9 @@ void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
     int64_t mark = iz_work_mark(x);
 
     check(a);
-    iz_count_attention(x, 4 * flops(a),
-                       (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +
-                                iz_view_bytes(dqkv) + iz_view_bytes(dy)));
+    iz_count_fused(x, 4 * flops(a),
+                   (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +
+                            iz_view_bytes(dqkv) + iz_view_bytes(dy)));
     if (x->backend == IZ_CPU)
         cpu_bwd(x, dqkv, dy, a);
     else

@@ -78,8 +78,8 @@ void iz_count(struct iz_exec *x, double flops, double bytes)
     count(x, flops, bytes, x->rate.flops_per_s);
 }
 
-void iz_count_attention(struct iz_exec *x, double flops, double bytes)
+void iz_count_fused(struct iz_exec *x, double flops, double bytes)
 {
-    double own = x->rate.attention_flops_per_s;
+    double own = x->rate.fused_flops_per_s;
     count(x, flops, bytes, own > 0 ? own : x->rate.flops_per_s);
 }

@@ -37,7 +37,7 @@ struct iz_arena {
  * its bytes. */
 struct iz_rate {
     double flops_per_s, bytes_per_s, latency_s;
-    double attention_flops_per_s; /* 0: flops_per_s */
+    double fused_flops_per_s; /* 0: flops_per_s */
 };
 
 struct iz_exec {
@@ -81,8 +81,8 @@ static inline bool iz_runs(const struct iz_exec *x, enum iz_backend b)
 
 /* Adds to the counters. */
 void iz_count(struct iz_exec *x, double flops, double bytes);
-/* The same for attention, whose rate is another. */
-void iz_count_attention(struct iz_exec *x, double flops, double bytes);
+/* The same for products inside a kernel of our own, as in attention. */
+void iz_count_fused(struct iz_exec *x, double flops, double bytes);
 
 static inline int64_t iz_view_len(struct iz_view v)
 {

@@ -40,7 +40,7 @@ static const struct field fields[] = {
     NUMBER("host_bytes_per_s", host_bytes_per_s),
     NUMBER("core_flops_per_s", core_flops_per_s),
     NUMBER("core_bytes_per_s", core_bytes_per_s),
-    OPTIONAL("core_attention_flops_per_s", core_attention_flops_per_s),
+    OPTIONAL("core_fused_flops_per_s", core_fused_flops_per_s),
     NUMBER("disk_bytes", disk_bytes),
     NUMBER("disk_bytes_per_s", disk_bytes_per_s),
     NUMBER("node_bytes_per_s", node_bytes_per_s),
@@ -172,8 +172,7 @@ static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
         return (struct iz_rate){
             .flops_per_s = (double)m->core_flops_per_s * part,
             .bytes_per_s = (double)m->core_bytes_per_s * part,
-            .attention_flops_per_s =
-                (double)m->core_attention_flops_per_s * part};
+            .fused_flops_per_s = (double)m->core_fused_flops_per_s * part};
     return (struct iz_rate){.flops_per_s = (double)m->flops_per_s[t],
                             .bytes_per_s = (double)m->gpu_bytes_per_s,
                             .latency_s = seconds(m->kernel_ns)};

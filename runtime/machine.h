@@ -14,7 +14,8 @@ struct iz_machine {
     int gpus, cores;
     int64_t host_bytes, host_bytes_per_s, core_flops_per_s;
     int64_t core_bytes_per_s; /* of ops that are no products, all cores busy */
-    int64_t core_attention_flops_per_s; /* 0: core_flops_per_s */
+    int64_t core_fused_flops_per_s; /* of products inside a kernel of our own;
+                                     * 0: core_flops_per_s */
     int64_t disk_bytes, disk_bytes_per_s;
     int64_t node_bytes_per_s; /* network of a node, each way */
     /* Of one GPU; up and down: between it and the host. */

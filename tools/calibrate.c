@@ -379,7 +379,7 @@ static void write_file(FILE *f, const struct machine *m)
     line(f, "host_bytes_per_s", m->per_s[ADAM] * m->cores);
     line(f, "core_flops_per_s", m->per_s[PRODUCTS]);
     line(f, "core_bytes_per_s", m->per_s[OPS]);
-    line(f, "core_attention_flops_per_s", m->per_s[ATTENTION]);
+    line(f, "core_fused_flops_per_s", m->per_s[ATTENTION]);
     line(f, "disk_bytes", m->disk_bytes);
     line(f, "disk_bytes_per_s", m->disk_per_s);
     line(f, "node_bytes_per_s", 0);

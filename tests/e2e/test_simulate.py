@@ -309,7 +309,7 @@ def test_attention_has_a_rate_of_its_own(tmp_path):
     seconds = []
     for rate in (None, bare["core_flops_per_s"] // 8):
         if rate:
-            bare["core_attention_flops_per_s"] = rate
+            bare["core_fused_flops_per_s"] = rate
         path.write_text(json.dumps(bare))
         s, r = simulate(tmp_path, *SMALL, "run.recompute=none", "run.workers=1",
                         machine=path)
