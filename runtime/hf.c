@@ -77,6 +77,15 @@ static int import_groups(struct iz_engine *e, struct iz_hf_reader *r)
     return err;
 }
 
+/* Every other fault has been told where it was found. */
+static int agree(const struct iz_engine *e, int err)
+{
+    if (err == -ENOMEM)
+        fprintf(stderr, "izar: rank %d: no memory for model.import: %s\n",
+                e->coll->rank, e->config->import);
+    return iz_ckpt_agree(e->coll, err);
+}
+
 int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
 {
     struct iz_hf_reader *r = NULL;
@@ -87,14 +96,15 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
     /* What all ranks would find alike is told by the first one. */
     if (first)
         err = iz_hf_read_open(&r, section->hf, e->model, path, stderr);
-    err = iz_ckpt_agree(e->coll, err);
-    if (!err && !first)
-        err = iz_hf_read_open(&r, section->hf, e->model, path, stderr);
-    err = iz_ckpt_agree(e->coll, err);
+    err = agree(e, err);
     if (!err)
-        err = iz_ckpt_agree(e->coll, import_groups(e, r));
+        err = agree(e, first ? 0
+                             : iz_hf_read_open(&r, section->hf, e->model, path,
+                                               stderr));
+    if (!err)
+        err = agree(e, import_groups(e, r));
     iz_hf_read_close(&r);
-    return err ? err : iz_ckpt_agree(e->coll, iz_train_init_adapters(e));
+    return err ? err : iz_train_init_adapters(e);
 }
 
 /* ---- export ---- */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "codelets/cuda.h"
+#include "codelets/die.h"
 #include "codelets/flat.h"
 #include "codelets/mix.h"
 #include "runtime/coll_nccl.h"
@@ -60,11 +61,11 @@ static int count_same(const double *all, int n, int r)
 }
 
 /* How many ranks share this GPU; *most: of all GPUs. */
-static int count_sharing(struct iz_place *p, struct iz_coll *coll, int *most)
+static void count_sharing(struct iz_place *p, struct iz_coll *coll, int *most)
 {
     double *all = calloc((size_t)coll->size, sizeof(*all));
     if (!all)
-        return -ENOMEM;
+        iz_die("no memory for the GPUs of %d ranks", coll->size);
     all[coll->rank] = identity(p);
     iz_coll_gather_doubles(coll, all, 1, "GPUs");
     p->sharing = count_same(all, coll->size, coll->rank);
@@ -74,7 +75,6 @@ static int count_sharing(struct iz_place *p, struct iz_coll *coll, int *most)
             *most = same;
     }
     free(all);
-    return 0;
 }
 
 static int choose_comm(struct iz_place *p, const struct iz_config *c,
@@ -159,8 +159,8 @@ static int choose_gpu(struct iz_place *p, const struct iz_config *c,
     bool ok = iz_coll_all_ok(coll, r == 0);
     if (!ok)
         return r ? r : -ENODEV;
-    r = count_sharing(p, coll, &most);
-    if (!r && coll->size > 1)
+    count_sharing(p, coll, &most);
+    if (coll->size > 1)
         r = choose_comm(p, c, coll, most);
     const char *why = cannot(p, c);
     if (r || !why)

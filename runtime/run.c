@@ -151,8 +151,10 @@ static int make_plan(struct run *r)
     struct iz_target t;
     int f = find_target(r, ranks, &t, &r->limit);
     if (f)
-        return iz_run_agree(r, f);
-    int s = iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t);
+        return iz_run_agree(r, f, NULL);
+    int s = iz_run_agree(
+        r, iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t),
+        "the plan");
     if (!s)
         s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit,
                         iz_run_first(r) ? stderr : NULL);
@@ -162,7 +164,7 @@ static int make_plan(struct run *r)
         s = check_locked(r);
     if (!s && !r->o.plan)
         s = check_disk(r);
-    return iz_run_agree(r, s);
+    return iz_run_agree(r, s, NULL);
 }
 
 static int make_directory(const char *path)
@@ -326,9 +328,10 @@ static int open_engine(struct run *r)
                                 .device = r->place.device};
     int64_t begin = iz_now_ns();
     iz_topo_prepare(r->topo);
-    int s = iz_run_agree(r, iz_train_open(&r->e, &t, &r->plan));
+    int s =
+        iz_run_agree(r, iz_train_open(&r->e, &t, &r->plan), "what was planned");
     if (!s)
-        s = iz_run_agree(r, iz_coll_gpu_connect(r->coll));
+        s = iz_run_agree(r, iz_coll_gpu_connect(r->coll), "the connections");
     if (s)
         return s;
     iz_topo_bind(r->topo, r->e->graph);
@@ -340,11 +343,8 @@ static int open_engine(struct run *r)
         s = iz_hf_import(r->e, &r->p->section);
     else
         s = iz_train_init(r->e);
-    if (s == -ENOENT && iz_run_first(r))
-        fprintf(stderr, "izar: --resume: no checkpoint in %s\n",
-                r->c.run.output);
     r->init_s = (double)(iz_now_ns() - opened) * 1e-9;
-    return iz_run_agree(r, s);
+    return s;
 }
 
 /* ---- the loop ---- */
@@ -502,17 +502,20 @@ static int choose_host_comm(struct run *r)
 /* The model, and which of its parameters are updated how. */
 static int prepare_model(struct run *r)
 {
-    int s = iz_run_agree(r, read_config(r));
+    int s = iz_run_agree(r, read_config(r), "the config");
     if (!s)
-        s = iz_run_agree(r, choose_host_comm(r));
+        s = iz_run_agree(r, choose_host_comm(r), NULL);
     if (!s)
-        s = iz_run_agree(r, r->p->open(&r->model, r->p->section.target));
+        s = iz_run_agree(r, r->p->open(&r->model, r->p->section.target),
+                         "the model");
     if (!s)
         s = iz_run_agree(
-            r, iz_lora_apply(r->model, &r->c, iz_run_first(r) ? stderr : NULL));
+            r, iz_lora_apply(r->model, &r->c, iz_run_first(r) ? stderr : NULL),
+            "the adapters");
     if (!s)
-        s = iz_run_agree(r, iz_rules_apply(r->model, &r->c,
-                                           iz_run_first(r) ? stderr : NULL));
+        s = iz_run_agree(
+            r, iz_rules_apply(r->model, &r->c, iz_run_first(r) ? stderr : NULL),
+            "the rules");
     return s ? s : check_sample(r);
 }
 
@@ -524,12 +527,15 @@ static int prepare(struct run *r)
     /* What is planned for another machine needs no GPU here. */
     r->place = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
     if (!r->o.machine)
-        s = iz_run_agree(r, iz_place_choose(&r->place, &r->c, r->coll));
+        s = iz_run_agree(r, iz_place_choose(&r->place, &r->c, r->coll),
+                         "the list of GPUs");
     if (!s)
         s = iz_run_agree(
-            r, iz_topo_open(&r->topo, r->coll,
-                            r->place.device < 0 ? NULL : r->place.info.pci,
-                            &r->workers));
+            r,
+            iz_topo_open(&r->topo, r->coll,
+                         r->place.device < 0 ? NULL : r->place.info.pci,
+                         &r->workers),
+            "the list of cores");
     if (!s)
         s = make_plan(r);
     return s;
@@ -537,12 +543,15 @@ static int prepare(struct run *r)
 
 static int start(struct run *r)
 {
-    int s = iz_run_agree(r, open_data(r));
+    int s = iz_run_agree(r, open_data(r), "the data");
     if (!s)
-        s = iz_run_agree(r, open_output(r));
+        s = iz_run_agree(r, open_output(r), "the output");
     if (s)
         return s;
     r->model_text = model_text(r);
+    s = iz_run_agree(r, r->model_text ? 0 : -ENOMEM, "the model's text");
+    if (s)
+        return s;
     iz_gemm_open();
     s = open_engine(r);
     if (s)
@@ -560,7 +569,7 @@ static int start(struct run *r)
                         "{\"start\": {\"open_s\": %.3f, \"weights_s\": "
                         "%.3f}}",
                         r->open_s, r->init_s);
-    return iz_run_agree(r, s);
+    return iz_run_agree(r, s, "the metrics");
 }
 
 static int run_all(struct run *r)

@@ -17,8 +17,11 @@ bool iz_run_first(const struct run *r)
 }
 
 /* One rank's failure is everybody's: nobody waits for a rank that has gone. */
-int iz_run_agree(struct run *r, int status)
+int iz_run_agree(struct run *r, int status, const char *what)
 {
+    if (status == -ENOMEM && what)
+        fprintf(stderr, "izar: rank %d: no memory for %s\n", r->coll->rank,
+                what);
     bool ok = iz_coll_all_ok(r->coll, status == 0);
     if (ok)
         return 0;
@@ -41,7 +44,7 @@ static int print_sample(struct run *r)
         return 0;
     int32_t *text = calloc((size_t)(prompt_n + n) * 2, sizeof(*text));
     if (!text)
-        return -ENOMEM;
+        iz_die("out of memory for the sample"); /* the others begin it */
     int32_t *prompt = text + prompt_n + n;
     for (int i = 0; i < prompt_n; i++)
         prompt[i] = (unsigned char)c->sample_prompt[i];

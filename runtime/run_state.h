@@ -38,8 +38,9 @@ struct run {
 
 /* Whether this rank is the one that prints. */
 bool iz_run_first(const struct run *r);
-/* One rank's failure is everybody's. */
-int iz_run_agree(struct run *r, int status);
+/* One rank's failure is everybody's.  what: which memory this rank lacks if
+ * that is -ENOMEM, to be told; NULL: it has been told. */
+int iz_run_agree(struct run *r, int status, const char *what);
 /* Writes a checkpoint while nothing else runs. */
 int iz_run_save_now(struct run *r);
 /* Last checkpoint, sample, export and summary. */

@@ -3,8 +3,11 @@
 #include "runtime/state.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "runtime/ckpt_share.h"
 
 /* Behind the name of a unit. */
 static const char *const array_names[] = {"/master", "/m", "/v",
@@ -182,6 +185,44 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
     return 0;
 }
 
+/* `step` of each rank; -1: none. */
+static void tell_seen(const struct iz_ckpt *k, const int64_t *step, int q)
+{
+    char text[2][32] = {"missing", "missing"};
+
+    for (int i = 0; i < 2; i++)
+        if (step[i * q] >= 0)
+            snprintf(text[i], sizeof(text[i]), "step %lld",
+                     (long long)step[i * q]);
+    fprintf(stderr,
+            "izar: --resume: the newest checkpoint in %s is %s for rank 0 and "
+            "%s for rank %d: every rank needs the same folder\n",
+            k->dir, text[0], text[1], q);
+}
+
+/* The newest checkpoint, which every rank must see. */
+static int find_newest(const struct iz_ckpt *k, int64_t *step,
+                       struct iz_coll *c)
+{
+    int64_t *all, mine = -1;
+    int differs = 0;
+
+    if (iz_ckpt_latest(k, &mine))
+        mine = -1;
+    all = iz_ckpt_gather(c, &mine, 1);
+    for (int q = c->size - 1; q > 0; q--)
+        differs = all[q] == all[0] ? differs : q;
+    if (c->rank == 0 && differs)
+        tell_seen(k, all, differs);
+    else if (c->rank == 0 && mine < 0)
+        fprintf(stderr, "izar: --resume: no checkpoint in %s\n", k->dir);
+    free(all);
+    *step = mine;
+    if (differs)
+        return -EINVAL;
+    return mine < 0 ? -ENOENT : 0;
+}
+
 int iz_state_load(struct iz_engine *e, const char *model_text)
 {
     struct iz_state s;
@@ -192,15 +233,13 @@ int iz_state_load(struct iz_engine *e, const char *model_text)
             iz_state_close(&s);
         return r ? r : -ENOMEM;
     }
-    r = iz_ckpt_latest(&s.k, &step);
+    r = find_newest(&s.k, &step, e->coll);
     if (!r)
         r = iz_ckpt_load(&s.k, step, e->coll);
     if (!r)
         r = take_scalars(e, s.k.scalar);
     iz_state_close(&s);
-    if (!r)
-        iz_train_publish(e);
-    return r;
+    return iz_train_publish(e, r);
 }
 
 int iz_state_latest(const char *dir, int64_t *step)

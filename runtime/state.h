@@ -31,7 +31,8 @@ void iz_state_scalars(const struct iz_engine *e, const struct iz_control *c,
 /* All ranks.  Waits for the tasks under way.  model_text: what must be equal
  * for a checkpoint to fit.  Negative errno on every rank, reason printed. */
 int iz_state_save(struct iz_engine *e, const char *model_text);
-/* Loads the newest checkpoint of the run's output; -ENOENT if there is none. */
+/* Loads the newest checkpoint of the run's output, likewise; -ENOENT if there
+ * is none. */
 int iz_state_load(struct iz_engine *e, const char *model_text);
 /* Step of the newest complete checkpoint under `dir`, or -ENOENT. */
 int iz_state_latest(const char *dir, int64_t *step);

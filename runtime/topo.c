@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "codelets/die.h"
 #include "codelets/mix.h"
 #include "runtime/environment.h"
 
@@ -49,14 +50,14 @@ struct sharing {
     int index, count; /* of this rank among them */
 };
 
-static int find_sharing(struct iz_coll *coll, hwloc_const_cpuset_t mine,
-                        struct sharing *out)
+static void find_sharing(struct iz_coll *coll, hwloc_const_cpuset_t mine,
+                         struct sharing *out)
 {
     enum { WORDS = 33 }; /* the host, and 32 bits of the mask each */
     double *all = calloc((size_t)coll->size * WORDS, sizeof(*all));
     char host[128] = "";
     if (!all)
-        return -ENOMEM;
+        iz_die("no memory for the cores of %d ranks", coll->size);
     double *own = all + coll->rank * WORDS;
     gethostname(host, sizeof(host) - 1);
     own[0] = (double)(iz_mix_text(IZ_GOLDEN, host) >> 12);
@@ -72,7 +73,6 @@ static int find_sharing(struct iz_coll *coll, hwloc_const_cpuset_t mine,
         out->count += same;
     }
     free(all);
-    return 0;
 }
 
 /* Equal parts in order of rank; with fewer cores than ranks, round robin.
@@ -125,16 +125,18 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
 {
     struct iz_topo *t = calloc(1, sizeof(*t));
     if (!t)
-        return -ENOMEM;
+        iz_die("no memory for the list of cores");
     *out = t;
     t->gpu = pci != NULL;
-    if (hwloc_topology_init(&t->machine) ||
-        hwloc_topology_set_io_types_filter(t->machine,
-                                           HWLOC_TYPE_FILTER_KEEP_IMPORTANT) ||
-        hwloc_topology_load(t->machine)) {
-        fprintf(stderr, "izar: hwloc cannot read this machine\n");
+    bool fails = hwloc_topology_init(&t->machine) ||
+                 hwloc_topology_set_io_types_filter(
+                     t->machine, HWLOC_TYPE_FILTER_KEEP_IMPORTANT) ||
+                 hwloc_topology_load(t->machine);
+    if (fails)
+        fprintf(stderr, "izar: rank %d: hwloc cannot read this machine\n",
+                coll->rank);
+    if (!iz_coll_all_ok(coll, !fails))
         return -EIO;
-    }
     hwloc_cpuset_t mask = hwloc_bitmap_alloc();
     if (hwloc_get_cpubind(t->machine, mask, HWLOC_CPUBIND_PROCESS))
         hwloc_bitmap_copy(mask, hwloc_topology_get_allowed_cpuset(t->machine));
@@ -142,10 +144,8 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
         keep_near(t, mask, pci);
     list_cores(t, mask);
     struct sharing share;
-    int r = find_sharing(coll, mask, &share);
+    find_sharing(coll, mask, &share);
     hwloc_bitmap_free(mask);
-    if (r)
-        return r;
     if (share.count > 1)
         share_cores(t, share.index, share.count);
     t->all = hwloc_bitmap_alloc();

@@ -22,14 +22,17 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
                   struct iz_plan *plan);
 void iz_train_close(struct iz_engine **e);
 
-/* Fills the parameters with the model's initial values, states with zero. */
+/* Fills the parameters with the model's initial values, states with zero.  All
+ * ranks.  Negative errno on every rank with the reason printed. */
 int iz_train_init(struct iz_engine *e);
 /* Of the adapters alone, when the others have been put; publishes all. */
 int iz_train_init_adapters(struct iz_engine *e);
 
 /* Gives parameters to ranks that hold them whole after they were set by
- * iz_train_init or iz_homes_put; all ranks. */
-void iz_train_publish(struct iz_engine *e);
+ * iz_train_init or iz_homes_put.  All ranks, also one that failed to set its
+ * own: err is its negative errno, the reason printed, else 0.  Then nothing is
+ * given, and the error of the first such rank returned on every rank. */
+int iz_train_publish(struct iz_engine *e, int err);
 
 /* Submits one step and returns at once. */
 void iz_train_step(struct iz_engine *e);

@@ -2,10 +2,13 @@
 /* All parameters at once, with no task running: initial values, hash. */
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/die.h"
 #include "codelets/flat.h"
+#include "runtime/ckpt_share.h"
 #include "runtime/progress.h"
 #include "runtime/train.h"
 
@@ -194,7 +197,14 @@ static int *count_first(const struct iz_engine *e)
     return first;
 }
 
-int iz_train_init(struct iz_engine *e)
+static int no_memory(const struct iz_engine *e)
+{
+    fprintf(stderr, "izar: rank %d: no memory for the initial weights\n",
+            e->plan.rank);
+    return -ENOMEM;
+}
+
+static int init_all(struct iz_engine *e)
 {
     const struct iz_plan *p = &e->plan;
     struct init a = {.e = e, .most = workers_for_init(e)};
@@ -204,7 +214,7 @@ int iz_train_init(struct iz_engine *e)
     int r = 0;
     a.first = count_first(e);
     if (!a.first)
-        return -ENOMEM;
+        return no_memory(e);
     for (int u = 0; u < p->n_groups; u++)
         owned += p->group[u].owned + p->group[u].frozen.owned;
     iz_progress_begin(&a.progress, "initial weights", 4 * owned);
@@ -214,9 +224,12 @@ int iz_train_init(struct iz_engine *e)
         iz_graph_on_workers(e->graph, init_chunks, &a);
     iz_progress_end(&a.progress);
     free(a.first);
-    if (!r)
-        iz_train_publish(e);
-    return r;
+    return r ? no_memory(e) : 0;
+}
+
+int iz_train_init(struct iz_engine *e)
+{
+    return iz_train_publish(e, init_all(e));
 }
 
 /* What this rank keeps of parameter p. */
@@ -241,7 +254,7 @@ int iz_train_init_adapters(struct iz_engine *e)
 {
     float *buf = malloc(PIECE * sizeof(*buf));
     struct init a = {.e = e, .first = count_first(e)};
-    int r = buf && a.first ? 0 : -ENOMEM;
+    int r = buf && a.first ? 0 : no_memory(e);
     for (int u = 0; u < e->plan.n_groups && !r; u++) {
         const struct iz_unit *unit = &e->model->unit[u];
         for (int p = iz_unit_base(unit); p < unit->n_params; p++)
@@ -249,13 +262,14 @@ int iz_train_init_adapters(struct iz_engine *e)
     }
     free(buf);
     free(a.first);
-    if (!r)
-        iz_train_publish(e);
-    return r;
+    return iz_train_publish(e, r);
 }
 
-void iz_train_publish(struct iz_engine *e)
+int iz_train_publish(struct iz_engine *e, int err)
 {
+    err = iz_ckpt_agree(e->coll, err);
+    if (err)
+        return err;
     for (int u = 0; u < e->plan.n_groups; u++) {
         iz_zero_publish(e, u, true);
         e->group[u].version++;
@@ -263,6 +277,7 @@ void iz_train_publish(struct iz_engine *e)
     e->fetched_bytes = 0;
     /* The lane must be idle before this thread calls a collective itself. */
     iz_graph_wait(e->graph);
+    return 0;
 }
 
 /* Of this rank's shard of an array of n elements, which begins at `first` in
@@ -286,8 +301,10 @@ uint64_t iz_train_hash(struct iz_engine *e)
 {
     uint64_t sum = 0;
     float *buf = malloc(PIECE * sizeof(*buf));
+    if (!buf)
+        iz_die("out of memory for the hash");
     iz_graph_wait(e->graph);
-    for (int u = 0; buf && u < e->plan.n_groups; u++) {
+    for (int u = 0; u < e->plan.n_groups; u++) {
         const struct iz_plan_group *p = e->group[u].plan;
         sum += hash_shard(e, u, IZ_MASTER, p->shard, p->n, 0, buf);
         sum += hash_shard(e, u, IZ_FROZEN, p->frozen.shard, p->frozen.n, p->n,

@@ -4,6 +4,7 @@ that is not zero, no dump, nothing damaged and never a hang."""
 import array
 import contextlib
 import os
+import pathlib
 import shutil
 import signal
 import struct
@@ -460,3 +461,64 @@ def test_one_ranks_fault_ends_the_others(place):
                    time.monotonic() - begin, line)
     run.refused(r, "/nowhere", "No such file")
     assert r.seconds < PROMPT_S
+
+
+def scarce(place, c, victim, size, after=0):
+    """A run of two ranks in which the victim does not get size bytes, once
+    others of that size were taken; its one message, or None."""
+    library = pathlib.Path(run.PROGRAM).parents[1] / "tests" / "libscarce.so"
+    assert library.is_file()
+    r = place.launch(2, {**SCARCE, **c}, env={
+        "LD_PRELOAD": str(library), "SCARCE_RANK": str(victim),
+        "SCARCE_BYTES": str(size), "SCARCE_AFTER": str(after)})
+    assert "waited" not in r.err, str(r)
+    if r.rc == 0:
+        return None
+    assert not r.steps, str(r)
+    return run.refused(r, f"rank {victim}: no memory for ")
+
+
+SCARCE = {"train_batch_size": 2, "model.layers": 39, "model.width": 6,
+          "zero_optimization.stage": 3, "run.comm_timeout_s": 20,
+          "run.steps": 1}
+WEIGHTS = "the initial weights"
+
+
+@pytest.mark.parametrize("victim", (0, 1))
+def test_memory_that_one_rank_lacks_at_the_start(victim, place):
+    """Whatever has an int for each of 41 units.  The others are told at once:
+    none waits in a collective."""
+    told = []
+    while not told or told[-1]:
+        told.append(scarce(place, {}, victim, 4 * 41, len(told)))
+    assert sum(WEIGHTS in x for x in told[:-1]) == 1, told
+
+
+@pytest.mark.parametrize("victim", (0, 1))
+def test_memory_that_one_rank_lacks_in_an_import(victim, place):
+    """A piece of the adapters' values, and one of the folder's."""
+    folder = place.folder / "weights"
+    place.good(None, {**SCARCE, "run.export": str(folder)})
+    c = {"model.import": str(folder)}
+    assert WEIGHTS in scarce(place, c, victim, 1 << 20)
+    assert str(folder) in scarce(place, c, victim, 16 << 20)
+
+
+def test_checkpoint_that_one_rank_does_not_see(place):
+    """As in a folder that is not shared between hosts."""
+    c = {"train_batch_size": 2, "run.save": True, "run.comm_timeout_s": 20}
+    there = place.config(c)
+    r = run.Run(2, there).finish()
+    assert r.rc == 0, str(r)
+    other = place.config(c)
+    lines = {}
+    for first, second in ((there, other), (other, there)):
+        line = [*run.command(1, first), "--resume", ":", "-np", "1",
+                run.PROGRAM, str(second), "--resume"]
+        p = subprocess.run(line, env=run.environment(), capture_output=True,
+                           text=True, timeout=run.TIMEOUT_S)
+        r = run.Result(p.returncode, p.stdout, p.stderr, place.folder, 0, line)
+        assert "waited" not in r.err, str(r)
+        lines[first] = run.refused(r, "--resume", "same folder")
+    assert "is step 3 for rank 0 and missing for rank 1" in lines[there]
+    assert "is missing for rank 0 and step 3 for rank 1" in lines[other]
