@@ -120,7 +120,7 @@ void iz_options_help(const struct iz_program *p, const char *argv0)
            "  --plan           prints the memory plan and ends\n"
            "  --parameters     lists every parameter tensor and how it is "
            "updated,\n                   and ends\n"
-           "  --ranks N        with --plan: for N ranks\n"
+           "  --ranks N        with --plan: for N ranks on this machine\n"
            "  --machine FILE   with --plan: on that machine "
            "(configs/machines)\n"
            "  --help           this text and every key of the config\n"

@@ -57,11 +57,29 @@ static int read_config(struct run *r)
                           r->o.n_set, ranks, iz_run_first(r) ? stderr : NULL);
 }
 
+/* Of the run's or of --ranks, those that share a host: as many of all as MPI
+ * shows of the ranks that are here. */
+static int ranks_here(const struct run *r)
+{
+    int64_t here = r->coll->local_size, all = r->coll->size;
+    return r->o.ranks ? (int)((r->o.ranks * here + all - 1) / all) : (int)here;
+}
+
 static int64_t memory_limit(const struct run *r)
 {
     if (r->c.run.memory_limit_bytes)
         return r->c.run.memory_limit_bytes;
-    return iz_memory_available() / r->coll->local_size;
+    return iz_memory_available() / ranks_here(r);
+}
+
+static void print_share(const struct run *r, FILE *out)
+{
+    if (r->o.machine || r->c.run.memory_limit_bytes || ranks_here(r) == 1)
+        return;
+    fprintf(out,
+            "%d ranks share the memory that is free on this host: %.1f MiB "
+            "each; --machine or run.memory_limit_bytes: another host\n",
+            ranks_here(r), (double)r->limit.host / 1048576);
 }
 
 static int check_locked(const struct run *r)
@@ -118,6 +136,9 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
 {
     struct iz_machine m;
     if (!r->o.machine) {
+        if (r->o.ranks)
+            r->workers =
+                iz_topo_workers(r->topo, r->c.run.workers, ranks_here(r));
         *t = iz_place_target(&r->place, &r->c, r->workers);
         *limit =
             (struct iz_limits){.host = memory_limit(r),
@@ -158,8 +179,10 @@ static int make_plan(struct run *r)
     if (!s)
         s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit,
                         iz_run_first(r) ? stderr : NULL);
-    if (s == -ENOMEM && r->o.plan && iz_run_first(r))
+    if (s == -ENOMEM && r->o.plan && iz_run_first(r)) {
+        print_share(r, stdout);
         print_largest(r);
+    }
     if (!s && !r->o.plan)
         s = check_locked(r);
     if (!s && !r->o.plan)
@@ -587,6 +610,7 @@ static int run_all(struct run *r)
     if (r->o.plan) {
         if (iz_run_first(r)) {
             iz_plan_print(&r->plan, r->model, stdout);
+            print_share(r, stdout);
             print_largest(r);
         }
         return 0;

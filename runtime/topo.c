@@ -97,18 +97,24 @@ static void share_cores(struct iz_topo *t, int rank, int ranks)
 /* A user's setting wins: STARPU_NCPU is the number of compute workers, and
  * STARPU_RESERVE_NCPU and a core for a bound main thread count where no number
  * is given. */
-static int count_workers(const struct iz_topo *t, int wanted)
+static int count_workers(const struct iz_topo *t, int cores, int wanted)
 {
     int user = iz_environment_number("STARPU_NCPU",
                                      iz_environment_number("STARPU_NCPUS", -1));
-    int spare = (t->gpu && t->n_cores > 1) +
+    int spare = (t->gpu && cores > 1) +
                 iz_environment_number("STARPU_RESERVE_NCPU", 0) +
                 (iz_environment_number("STARPU_MAIN_THREAD_BIND", 0) > 0);
     if (user >= 0)
         return user;
     if (wanted > 0)
         return wanted;
-    return t->n_cores - spare;
+    return cores - spare;
+}
+
+int iz_topo_workers(const struct iz_topo *t, int wanted, int ranks)
+{
+    int cores = t->n_cores / ranks;
+    return count_workers(t, cores > 0 ? cores : 1, wanted);
 }
 
 /* The part of `mask` that is near the GPU, if any is. */
@@ -151,7 +157,7 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
     t->all = hwloc_bitmap_alloc();
     for (int i = 0; i < t->n_cores; i++)
         hwloc_bitmap_or(t->all, t->all, t->core[i]);
-    *workers = count_workers(t, *workers);
+    *workers = count_workers(t, t->n_cores, *workers);
     if (*workers > 0)
         return 0;
     if (coll->rank == 0)

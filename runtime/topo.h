@@ -18,6 +18,8 @@ struct iz_topo;
  * errno with the reason printed. */
 int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
                  int *workers);
+/* Workers of each of `ranks` on this host, that share this rank's cores. */
+int iz_topo_workers(const struct iz_topo *t, int wanted, int ranks);
 void iz_topo_close(struct iz_topo **t);
 
 /* To be called before iz_graph_open: StarPU leaves binding to us unless the

@@ -109,6 +109,44 @@ def test_ranks_share_a_machine_without_a_network(place):
             assert "there are 1000.0 MiB" in r.err
 
 
+def share(text):
+    """(ranks, MiB of each) as --plan says it, or None."""
+    found = re.search(r"^(\d+) ranks share .* this host: ([\d.]+) MiB each",
+                      text, re.M)
+    return found and (int(found[1]), float(found[2]))
+
+
+def test_ranks_of_a_plan_share_this_machine(place):
+    """As those of a run would: the same table, and memory for each."""
+    c = big(**{"run.memory_limit_bytes": 0, "run.workers": 0, "model": run.MODEL})
+    alone = place.launch(None, c, ["--plan"])
+    assert alone.rc == 0 and share(alone.out) is None, str(alone)
+    said = place.launch(None, c, ["--plan", "--ranks", 2])
+    started = place.launch(2, c, ["--plan"])
+    assert planned(said.out, STATES) == planned(started.out, STATES)
+    assert said.out.splitlines()[:12] == started.out.splitlines()[:12]
+    both = place.launch(2, c, ["--plan", "--ranks", 6])
+    # What is free changes while others run.
+    free = share(said.out)[1] * 2
+    for ranks, r in ((2, said), (2, started), (6, both)):
+        assert share(r.out)[0] == ranks, str(r)
+        assert share(r.out)[1] * ranks == pytest.approx(free, rel=0.5)
+
+
+def test_ranks_of_a_plan_that_fill_this_machine_are_refused(place):
+    """What one rank has room for; at stage 0, as much for each of many."""
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    many = int(free / (16 * run.parameters(GPT2))) + 1
+    c = big(**{"run.memory_limit_bytes": 0})
+    assert place.launch(None, c, ["--plan"]).rc == 0
+    r = place.launch(None, c, ["--plan", "--ranks", many])
+    run.refused(r, "this run needs", "MiB of memory per rank")
+    assert share(r.out)[0] == many
+    r = place.launch(None, {**c, "run.memory_limit_bytes": 10**15},
+                     ["--plan", "--ranks", many])
+    assert r.rc == 0 and share(r.out) is None, str(r)
+
+
 # ---- resident memory ----
 
 # What a rank occupies before its first tensor: libraries (OpenBLAS has a buffer
