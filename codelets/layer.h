@@ -147,6 +147,9 @@ struct iz_hf_key {
     const char *values;
     const char *types; /* "a|b": the types that have this row; NULL: all */
     bool null_is_zero; /* null there is 0 here */
+    /* Members "a|b" that give this one its meaning: one must be `with_value`,
+     * or the file is refused; NULL: it needs none. */
+    const char *with, *with_value;
     /* Whether it is written, from the model's self; NULL: it is. */
     bool (*write)(const void *self);
 };

@@ -63,7 +63,9 @@ static bool is_scaled(const void *self)
 }
 
 /* Frequencies have had three places: newer files have all of them in
- * rope_parameters, and every reader knows the older place, which is written. */
+ * rope_parameters, and every reader knows the older place, which is written.
+ * What a factor divides is said by the type alone: no type means none of those
+ * that have one. */
 static const struct iz_hf_key hf_keys[] = {
     {.name = "num_hidden_layers", .key = "layers"},
     {.name = "num_attention_heads", .key = "heads"},
@@ -97,6 +99,8 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "rope_scaling.factor",
      .key = "rope_scaling_factor",
      .values = "1.0",
+     .with = "rope_scaling.rope_type|rope_scaling.type",
+     .with_value = "\"llama3\"",
      .write = is_scaled},
     {.name = "rope_scaling.low_freq_factor",
      .key = "rope_scaling_low_freq_factor",
@@ -119,6 +123,8 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "rope_parameters.rope_theta", .key = "rope_theta", .write = never},
     {.name = "rope_parameters.factor",
      .key = "rope_scaling_factor",
+     .with = "rope_parameters.rope_type",
+     .with_value = "\"llama3\"",
      .write = never},
     {.name = "rope_parameters.low_freq_factor",
      .key = "rope_scaling_low_freq_factor",

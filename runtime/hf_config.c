@@ -126,6 +126,27 @@ static bool spoken_for(const struct reader *r, const struct iz_hf *hf,
     return false;
 }
 
+/* Refuses a member that stands without what gives it its meaning. */
+static void check_with(struct reader *r, const struct iz_hf_key *k,
+                       const struct iz_json *v)
+{
+    const char *names = k->with;
+    char name[64], want[160];
+
+    while (names && *names) {
+        size_t n = strcspn(names, "|");
+        const struct iz_json *w;
+
+        snprintf(name, sizeof name, "%.*s", (int)n, names);
+        w = lookup(r->root, name);
+        if (w && is_one_of(w, k->with_value))
+            return;
+        names += n + (names[n] == '|');
+    }
+    snprintf(want, sizeof want, "%s in %s", k->with_value, k->with);
+    fault(r, k->name, "; this model only has it with ", v, want);
+}
+
 static void read_shape(struct reader *r, const struct iz_hf *hf,
                        const struct iz_hf_key *k)
 {
@@ -134,6 +155,8 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
 
     if (!v && spoken_for(r, hf, k))
         return;
+    if (v && k->with)
+        check_with(r, k, v);
     if (!v && !k->values)
         fault(r, k->name, " is missing", NULL, "");
     else if (!v && *k->values)
