@@ -193,11 +193,12 @@ static void export_groups(struct iz_engine *e, struct iz_hf_writer *w,
 int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
 {
     const struct iz_run_config *c = &e->config->run;
+    char like[IZ_PATH_MAX + 32] = "";
     int type = c->export_dtype;
     struct iz_hf_order o = {.section = section,
                             .model = e->model,
                             .folder = c->export,
-                            .like = e->config->import,
+                            .like = like,
                             .type = type ? (enum iz_dtype)(type - 1)
                                          : e->config->dtype,
                             .file_bytes = c->export_shard_bytes};
@@ -210,7 +211,11 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
         free(buf);
         return iz_lora_export(e, section);
     }
-    err = iz_ckpt_agree(e->coll, buf ? 0 : -ENOMEM);
+    err = buf ? 0 : -ENOMEM;
+    if (!err && e->coll->rank == 0)
+        err =
+            iz_hf_config_kept(like, sizeof like, c->output, e->config->import);
+    err = iz_ckpt_agree(e->coll, err);
     if (!err)
         err = iz_hf_write_open(&w, &o, e->coll);
     if (!err) {

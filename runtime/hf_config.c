@@ -3,8 +3,10 @@
 #include "runtime/hf_config.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "codelets/layer.h"
 #include "runtime/hf_file.h"
@@ -313,16 +315,15 @@ static bool is_ours(const struct iz_hf *hf, const struct iz_hf_type *t,
 }
 
 /* What means nothing here, such as the ids of the tokenizer, is kept. */
-static void put_rest(FILE *out, const struct iz_hf *hf,
-                     const struct iz_hf_type *t, const char *like)
+static int put_rest(FILE *out, const struct iz_hf *hf,
+                    const struct iz_hf_type *t, const char *like)
 {
-    char path[IZ_PATH_MAX + 32];
     const char *key = NULL;
-    struct iz_json *root;
+    struct iz_json *root = iz_hf_json_read(like, stderr);
 
-    snprintf(path, sizeof path, "%s/" IZ_HF_CONFIG, like);
-    root = iz_hf_json_read(path, stderr);
-    while (root && (key = iz_json_key(root, key))) {
+    if (!root)
+        return -EINVAL;
+    while ((key = iz_json_key(root, key))) {
         char *text = iz_json_dump(iz_json_member(root, key));
 
         if (text && !strpbrk(key, "\"\\") && !is_ours(hf, t, key))
@@ -330,6 +331,7 @@ static void put_rest(FILE *out, const struct iz_hf *hf,
         free(text);
     }
     iz_json_close(&root);
+    return 0;
 }
 
 static void put_rows(FILE *out, const struct iz_section *model,
@@ -357,19 +359,104 @@ char *iz_hf_config_text(const struct iz_section *model, const void *self,
     char *text = NULL;
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
+    int err = 0;
 
-    if (!out)
+    if (!out) {
+        fprintf(stderr, "izar: no memory for " IZ_HF_CONFIG "\n");
         return NULL;
+    }
     assert(type);
     fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
             type->architecture, type->name);
     put_rows(out, model, type, self);
     if (like && *like)
-        put_rest(out, model->hf, type, like);
+        err = put_rest(out, model->hf, type, like);
     fprintf(out, ",\n  \"torch_dtype\": \"%s\"\n}\n", types[t]);
     if (ferror(out) | (fclose(out) != 0)) {
+        fprintf(stderr, "izar: no memory for " IZ_HF_CONFIG "\n");
+        err = -ENOMEM;
+    }
+    if (err) {
         free(text);
         return NULL;
     }
     return text;
+}
+
+/* ---- what a run keeps of the file it began from ---- */
+
+#define KEPT "imported.json"
+
+static int refuse(const char *path, int why)
+{
+    fprintf(stderr, "izar: %s: %s\n", path, strerror(why));
+    return -why;
+}
+
+static int copy(FILE *out, FILE *in)
+{
+    char block[4096];
+    size_t n;
+
+    while ((n = fread(block, 1, sizeof block, in)) > 0)
+        if (fwrite(block, 1, n, out) != n)
+            return -1;
+    return ferror(in) ? -1 : 0;
+}
+
+/* Whole or not at all. */
+static int copy_file(const char *to, const char *from)
+{
+    char tmp[IZ_PATH_MAX + 40];
+    FILE *in = fopen(from, "r"), *out;
+    int bad, why;
+
+    if (!in)
+        return refuse(from, errno);
+    snprintf(tmp, sizeof tmp, "%s.tmp", to);
+    out = fopen(tmp, "w");
+    bad = !out || copy(out, in);
+    why = errno;
+    fclose(in);
+    if (out && fclose(out) != 0 && !bad) {
+        bad = 1;
+        why = errno;
+    }
+    if (!bad && rename(tmp, to) == 0)
+        return 0;
+    why = bad ? why : errno;
+    remove(tmp);
+    return refuse(to, why);
+}
+
+int iz_hf_config_keep(const char *output, const char *folder, bool goes_on)
+{
+    char kept[IZ_PATH_MAX + 32], from[IZ_PATH_MAX + 32];
+
+    snprintf(kept, sizeof kept, "%s/" KEPT, output);
+    snprintf(from, sizeof from, "%s/" IZ_HF_CONFIG, folder);
+    if (goes_on && access(kept, F_OK) == 0)
+        return 0;
+    if (*folder)
+        return copy_file(kept, from);
+    return remove(kept) != 0 && errno != ENOENT ? refuse(kept, errno) : 0;
+}
+
+int iz_hf_config_kept(char *path, size_t size, const char *output,
+                      const char *folder)
+{
+    snprintf(path, size, "%s/" KEPT, output);
+    if (access(path, F_OK) == 0)
+        return 0;
+    *path = 0;
+    if (!folder || !*folder)
+        return 0;
+    snprintf(path, size, "%s/" IZ_HF_CONFIG, folder);
+    if (access(path, F_OK) == 0)
+        return 0;
+    fprintf(stderr,
+            "izar: %s: %s: keys that an export keeps of it are lost; put the "
+            "file back, or {} into %s/" KEPT " to go without them\n",
+            path, strerror(ENOENT), output);
+    return -ENOENT;
 }

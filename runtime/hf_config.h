@@ -4,6 +4,7 @@
 #ifndef IZ_RUNTIME_HF_CONFIG_H
 #define IZ_RUNTIME_HF_CONFIG_H
 
+#include <stdbool.h>
 #include <stdio.h>
 
 #include "codelets/dtype.h"
@@ -18,9 +19,21 @@ char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err);
 const struct iz_hf_type *iz_hf_type(const struct iz_hf *hf, const void *self);
 
 /* The text of config.json for weights of type t of the model that `self` is;
- * malloc'ed.  `like`: keys that folder/config.json has beyond those of the
- * table are kept; NULL or "": none.  NULL: no memory. */
+ * malloc'ed.  `like`: a file such as config.json, whose keys beyond those of
+ * the table are kept; NULL or "": none.  NULL with the reason printed. */
 char *iz_hf_config_text(const struct iz_section *model, const void *self,
                         enum iz_dtype t, const char *like);
+
+/* Copies folder/config.json into the run's output, from where an export takes
+ * what it does not know itself, also when the folder is gone.  One that is
+ * there stays if the run goes on, and goes if this one imports nothing (folder
+ * "").  On one rank; negative errno with the reason printed. */
+int iz_hf_config_keep(const char *output, const char *folder, bool goes_on);
+
+/* The file for `like` above: what the run kept or, of one that kept nothing,
+ * that of the folder it imported (NULL or "": none, path is "").  On one rank;
+ * negative errno with the reason printed. */
+int iz_hf_config_kept(char *path, size_t size, const char *output,
+                      const char *folder);
 
 #endif

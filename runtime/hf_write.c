@@ -307,8 +307,6 @@ static int put_text(const struct iz_hf_writer *w, const char *name,
     int fd, err;
 
     path_of(path, w, name);
-    if (!text)
-        return refuse(path, "cannot write", ENOMEM);
     fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0)
         return refuse(path, "cannot create", errno);
@@ -385,11 +383,15 @@ static int make_folder(struct iz_hf_writer *w)
         return refuse(w->tmp, "cannot make", errno);
     text =
         iz_hf_config_text(w->o.section, w->o.model->self, w->o.type, w->o.like);
+    if (!text)
+        return -EINVAL;
     err = put_text(w, IZ_HF_CONFIG, text);
     free(text);
     if (err || w->n_files == 1)
         return err;
     text = index_text(w);
+    if (!text)
+        return refuse(w->tmp, "cannot index", ENOMEM);
     err = put_text(w, IZ_HF_INDEX, text);
     free(text);
     return err;

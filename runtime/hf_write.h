@@ -18,9 +18,7 @@ struct iz_hf_order {
     const struct iz_section *section;
     const struct iz_model *model;
     const char *folder; /* must not exist, or be empty */
-    const char *like;   /* folder of the model it comes from; NULL or "": none;
-                           keys of its config.json that mean nothing here are
-                           kept */
+    const char *like;   /* of iz_hf_config_text; read on the first rank */
     enum iz_dtype type;
     int64_t file_bytes; /* tensors of a file at most, if there are several */
 };

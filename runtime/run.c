@@ -19,6 +19,7 @@
 #include "codelets/rate.h"
 #include "runtime/environment.h"
 #include "runtime/hf.h"
+#include "runtime/hf_config.h"
 #include "runtime/lora.h"
 #include "runtime/machine.h"
 #include "runtime/progress.h"
@@ -229,6 +230,8 @@ static int open_output(struct run *r)
         return -EEXIST;
     }
     s = iz_hf_export_check(&r->c, &r->p->section, r->model);
+    if (!s)
+        s = iz_hf_config_keep(r->c.run.output, r->c.import, r->o.resume);
     if (s)
         return s;
     snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);

@@ -11,6 +11,7 @@
 #include "runtime/ckpt.h"
 #include "runtime/ckpt_dir.h"
 #include "runtime/ckpt_index.h"
+#include "runtime/hf_config.h"
 #include "runtime/hf_file.h"
 #include "runtime/hf_write.h"
 #include "runtime/progress.h"
@@ -426,17 +427,22 @@ static int export_model(const struct options *o, struct checkpoint *c,
                         struct iz_coll *coll)
 {
     struct iz_json *config = run_config(o->dir);
-    struct iz_hf_order order = {
-        .section = &p->section,
-        .model = m,
-        .folder = o->out,
-        .like = text_of(iz_json_member(config, "model"), "import"),
-        .type = o->dtype >= 0 ? (enum iz_dtype)o->dtype : run_dtype(config),
-        .file_bytes = o->file_bytes};
+    char like[IZ_PATH_MAX + 32];
+    struct iz_hf_order order = {.section = &p->section,
+                                .model = m,
+                                .folder = o->out,
+                                .like = like,
+                                .type = o->dtype >= 0 ? (enum iz_dtype)o->dtype
+                                                      : run_dtype(config),
+                                .file_bytes = o->file_bytes};
     struct stream *s = calloc(2 * (size_t)m->n_units, sizeof *s);
     struct iz_hf_writer *w;
     int err = s ? set_names(c, m) : -ENOMEM;
 
+    if (!err)
+        err = iz_hf_config_kept(
+            like, sizeof like, o->dir,
+            text_of(iz_json_member(config, "model"), "import"));
     if (!err)
         err = iz_hf_write_open(&w, &order, coll);
     if (!err) {

@@ -3,6 +3,7 @@
 Face: the four types of config.json and what they must and must not say."""
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -91,21 +92,74 @@ def test_an_import_has_the_loss_of_the_run_that_exported(kind, place, nvme):
     assert c.hash == a.hash
 
 
+def export(output, out):
+    return subprocess.run([TOOL, "export", output, "--out", out], text=True,
+                          env=run.environment(), capture_output=True)
+
+
+def content(folder):
+    """All of its files, byte by byte."""
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
 @pytest.mark.single
 def test_a_checkpoint_is_exported_by_the_tool(place):
     folder, _, c = written(place, "qwen3")
     out = place.folder / "out"
     r = place.good(None, model(folder, **{"run.save": True,
                                           "run.export": str(out)}))
-    again = place.folder / "again"
-    p = subprocess.run([TOOL, "export", r.output, "--out", again],
-                       env=run.environment(), capture_output=True, text=True)
+    p = export(r.output, place.folder / "again")
     assert p.returncode == 0, p.stderr
-    assert hf.read(again) == hf.read(out)
-    assert (again / "config.json").read_text() == \
-        (out / "config.json").read_text()
-    assert json.loads((again / "config.json").read_text())["eos_token_id"] == \
+    assert content(place.folder / "again") == content(out)
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == \
         c["eos_token_id"]
+
+
+@pytest.mark.single
+def test_an_export_does_not_need_the_folder_any_more(place):
+    """What it had beyond the model's own keys is in the run's output: by the
+    tool, and at the end of a run that goes on without the folder."""
+    folder, _, c = written(place, "qwen3")
+    saved = {"run.save": True, "run.steps": 2}
+    r = place.good(None, model(folder, **saved))
+    assert json.loads((r.output / "imported.json").read_text()) == c
+    want = place.folder / "want"
+    assert export(r.output, want).returncode == 0
+    config = json.loads((r.output / "config.json").read_text())
+    shutil.rmtree(folder)
+    p = export(r.output, place.folder / "gone")
+    assert p.returncode == 0 and not p.stderr, p.stderr
+    assert content(place.folder / "gone") == content(want)
+    del config["model"]["import"]
+    config["run"]["export"] = str(place.folder / "resumed")
+    path = place.folder / "resumed.json"
+    path.write_text(json.dumps(config))
+    again = run.Run(None, path, ["--resume"]).finish()
+    assert again.rc == 0, str(again)
+    assert content(place.folder / "resumed") == content(want)
+
+
+@pytest.mark.single
+def test_an_export_that_would_lose_keys_is_refused(place):
+    """Of a run that kept nothing; {} in its place says that they may go."""
+    folder, _, _ = written(place, "qwen3")
+    r = place.good(None, model(folder, **{"run.save": True, "run.steps": 1}))
+    kept, out = r.output / "imported.json", place.folder / "lost"
+    kept.unlink()
+    assert export(r.output, place.folder / "there").returncode == 0
+    shutil.rmtree(folder)
+    p = export(r.output, out)
+    assert p.returncode == 1 and str(kept) in p.stderr and not out.exists()
+    kept.write_text("[")
+    p = export(r.output, out)
+    assert p.returncode == 1 and str(kept) in p.stderr and not out.exists()
+    kept.write_text("{}")
+    assert export(r.output, out).returncode == 0
+    assert "eos_token_id" not in json.loads((out / "config.json").read_text())
+    # Another model's run in the same place does not inherit them.
+    shutil.rmtree(r.output / "checkpoints")
+    place.good(None, {"model": {"preset": "tiny"}}, output=r.output)
+    assert not kept.exists()
 
 
 @pytest.mark.single

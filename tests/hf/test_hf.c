@@ -511,7 +511,7 @@ static void keys_that_mean_nothing_are_kept(void **state)
 
     (void)state;
     free(text);
-    text = text_of(toy, folder);
+    text = text_of(toy, in_folder("config.json"));
     assert_non_null(strstr(text, "\"eos_token_id\": [5,6]"));
     assert_non_null(strstr(text, "\"kind\": 3,"));
     assert_non_null(strstr(text, "\"num_layers\": 2"));
