@@ -42,6 +42,11 @@ static const struct iz_dlrm_config cut = {.dense = 1,
                                           .top_layers = 2,
                                           .top_width = 3};
 
+static int open_model(struct iz_model **out, const void *config)
+{
+    return iz_dlrm_open(out, config);
+}
+
 static struct iz_model *opened(const struct iz_dlrm_config *c)
 {
     struct iz_model *m;
@@ -65,89 +70,49 @@ static void fill(const struct iz_model *m, void *record)
 
 static double loss(const struct twin *t)
 {
-    return dlrm_double_loss(t->arg, t->param, t->records, t->samples);
+    return dlrm_double_loss(t->config, t->param, t->records, t->samples);
 }
 
-static struct twin twin_of(const struct iz_dlrm_config *c, enum iz_dtype type,
-                           int samples)
-{
-    struct twin t = twin_new(opened(c), type, samples, 0.6, fill);
-
-    t.loss = loss;
-    t.arg = c;
-    return t;
-}
-
-static void check(const struct iz_dlrm_config *c, enum iz_dtype type,
-                  int samples)
-{
-    struct twin t = twin_of(c, type, samples);
-
-    twin_check(&t, 1);
-    twin_free(&t);
-}
+static const struct twin_kind kind = {open_model, loss, fill};
 
 /* Of samples that share rows, and with rows that no sample reads. */
 static void gradients_agree_with_central_differences(void **state)
 {
     (void)state;
     fixture_seed();
-    check(&tiny, IZ_F32, 1);
-    check(&tiny, IZ_F32, 9);
-    check(&odd, IZ_F32, 2);
-    check(&odd, IZ_F32, 12);
-    check(&cut, IZ_F32, 5);
+    twin_check(&kind, &tiny, IZ_F32, 1, 1);
+    twin_check(&kind, &tiny, IZ_F32, 9, 1);
+    twin_check(&kind, &odd, IZ_F32, 2, 1);
+    twin_check(&kind, &odd, IZ_F32, 12, 1);
+    twin_check(&kind, &cut, IZ_F32, 5, 1);
 }
 
 static void gradients_of_16_bit_weights_agree(void **state)
 {
     (void)state;
     fixture_seed();
-    check(&odd, IZ_BF16, 7);
-    check(&odd, IZ_F16, 7);
+    twin_check(&kind, &odd, IZ_BF16, 7, 1);
+    twin_check(&kind, &odd, IZ_F16, 7, 1);
 }
 
 static void ten_steps_agree_with_double(void **state)
 {
-    struct twin t;
-
     (void)state;
     fixture_seed();
-    t = twin_of(&odd, IZ_F32, 8);
-    twin_check_steps(&t, 0.1);
-    twin_free(&t);
+    twin_check_steps(&kind, &odd, 8);
 }
 
 static void recomputed_activations_give_the_same_bits(void **state)
 {
     (void)state;
-    for (int i = 0; i < 3; i++) {
-        struct twin a, b;
-
-        fixture_seed();
-        a = twin_of(&odd, fixture_types[i], 5);
-        fixture_seed();
-        b = twin_of(&odd, fixture_types[i], 5);
-        twin_check_recompute(&a, &b);
-        twin_free(&a);
-        twin_free(&b);
-    }
+    twin_check_recompute(&kind, &odd, 5);
 }
 
 static void nan_reaches_the_loss(void **state)
 {
     (void)state;
     fixture_seed();
-    for (int i = 0; i < 4 + 2 * 6 + 1; i++) {
-        struct twin t = twin_of(&odd, IZ_F32, 30);
-
-        for (int64_t k = 0; k < iz_view_len(t.w[i].v); k++)
-            t.w[i].d[k] = NAN;
-        tensor_store(&t.w[i]);
-        twin_train(&t, true);
-        assert_true(isnan(t.got));
-        twin_free(&t);
-    }
+    twin_check_nan(&kind, &odd, 30, 0, 4 + 2 * 6 + 1);
 }
 
 /* Every unit has unit_rows rows but the last; the head has the rest. */
@@ -198,36 +163,28 @@ static void a_record_becomes_rows_and_numbers(void **state)
     iz_model_close(&m);
 }
 
-static void refuses(struct iz_dlrm_config c)
-{
-    struct iz_model *m;
-
-    assert_true(iz_dlrm_open(&m, &c) < 0);
-    assert_null(m);
-}
-
 static void impossible_models_are_refused(void **state)
 {
     struct iz_dlrm_config c = tiny;
 
     (void)state;
     c.rows = 0;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.unit_rows = 0;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.tables = 1000;
     c.rows = 3000000; /* rows are numbered by 31 bits */
     c.unit_rows = 1 << 30;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.rows = 1 << 22;
     c.unit_rows = 1;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.top_layers = IZ_DLRM_LAYERS + 1;
-    refuses(c);
+    twin_refuses(&kind, &c);
 }
 
 int main(void)

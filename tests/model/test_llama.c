@@ -1,299 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The whole model, as the program runs it unit by unit, against a
- * double-precision model of its own: gradients, training, and what the planner
- * relies on. */
-#include "tests/ops/fixture.h"
+/* The Llama family against a double-precision model. */
+#include "tests/model/twin.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "codelets/adamw.h"
 #include "codelets/gemm.h"
 #include "models/llama.h"
 #include "tests/model/llama_double.h"
-
-enum { MAX_PARAMS = 16, MOST = 64 };
-
-/* A model with its parameters, gradients and boundary tensors. */
-struct run {
-    struct iz_llama_config c;
-    struct iz_model *m;
-    enum iz_dtype type;
-    int samples, n;        /* n: parameters */
-    struct tensor *w, *dw; /* own parameters of all units, one after another */
-    struct tensor tied;    /* the head's part of the embedding's gradient */
-    struct tensor *y, d;   /* boundaries; gradient, in and out in one place */
-    struct iz_exec *saved; /* of each unit, when activations are kept */
-    int32_t *input, *target;
-    double loss;
-};
-
-static int first_param(const struct iz_model *m, int unit)
-{
-    int n = 0;
-
-    for (int u = 0; u < unit; u++)
-        n += m->unit[u].n_params;
-    return n;
-}
-
-static void fill_params(struct run *r)
-{
-    for (int u = 0, k = 0; u < r->m->n_units; u++)
-        for (int i = 0; i < r->m->unit[u].n_params; i++, k++) {
-            const struct iz_param *p = &r->m->unit[u].param[i];
-            /* Large enough that every path of the gradient counts. */
-            double scale = p->rows == 1 ? 0.5 : 0.6;
-
-            r->w[k] = tensor_new(r->type, p->rows, p->cols, scale);
-            for (int64_t j = 0; p->init == IZ_INIT_ONE && j < p->cols; j++)
-                r->w[k].d[j] += 1;
-            tensor_store(&r->w[k]);
-            r->dw[k] = tensor_new(r->type, p->rows, p->cols, 1);
-        }
-}
-
-static struct run run_new(struct iz_llama_config c, enum iz_dtype type,
-                          int samples)
-{
-    struct run r = {.c = c, .type = type, .samples = samples};
-    int m = samples * c.seq;
-
-    assert_int_equal(iz_llama_open(&r.m, &c), 0);
-    r.n = first_param(r.m, r.m->n_units);
-    assert_true(r.n <= MOST);
-    r.w = calloc((size_t)r.n, sizeof *r.w);
-    r.dw = calloc((size_t)r.n, sizeof *r.dw);
-    fill_params(&r);
-    r.tied = tensor_new(type, c.vocab, c.width, 1);
-    r.y = calloc((size_t)r.m->n_units, sizeof *r.y);
-    r.saved = calloc((size_t)r.m->n_units, sizeof *r.saved);
-    for (int u = 0; u < r.m->n_units; u++)
-        r.y[u] = tensor_new(IZ_F32, samples, r.m->unit[u].out_elems, 1);
-    r.d = tensor_new(IZ_F32, samples, (int64_t)c.seq * c.width, 1);
-    r.input = calloc((size_t)m, sizeof *r.input);
-    r.target = calloc((size_t)m, sizeof *r.target);
-    for (int i = 0; i < m; i++) {
-        r.input[i] = fixture_below(c.vocab);
-        r.target[i] = i % 4 == 2 ? -1 : fixture_below(c.vocab);
-    }
-    return r;
-}
-
-static void run_free(struct run *r)
-{
-    for (int i = 0; i < r->n; i++) {
-        tensor_free(&r->w[i]);
-        tensor_free(&r->dw[i]);
-    }
-    for (int u = 0; u < r->m->n_units; u++)
-        tensor_free(&r->y[u]);
-    tensor_free(&r->tied);
-    tensor_free(&r->d);
-    free(r->w);
-    free(r->dw);
-    free(r->y);
-    free(r->saved);
-    free(r->input);
-    free(r->target);
-    iz_model_close(&r->m);
-}
-
-typedef void call_fn(struct iz_exec *x, const struct iz_layer *a);
-
-static struct iz_view view_of(struct iz_view v, bool dry)
-{
-    if (dry)
-        v.p = NULL;
-    return v;
-}
-
-/* Calls a layer function of unit u, dry (every pointer NULL) or not. */
-static void call(struct run *r, int u, call_fn *f, struct iz_exec *x,
-                 float *logits)
-{
-    const struct iz_unit *unit = &r->m->unit[u];
-    bool dry = x->dry;
-    struct iz_view w[MAX_PARAMS], dw[MAX_PARAMS];
-    int at = first_param(r->m, u), n = unit->n_params;
-    struct iz_layer a = {.self = r->m->self,
-                         .unit = u,
-                         .samples = r->samples,
-                         .w = w,
-                         .dw = dw,
-                         .x = u ? view_of(r->y[u - 1].v, dry) : IZ_NONE,
-                         .y = view_of(r->y[u].v, dry),
-                         .dy = view_of(r->d.v, dry),
-                         .dx = view_of(r->d.v, dry),
-                         .input = dry ? NULL : r->input,
-                         .target = dry ? NULL : r->target,
-                         .loss = dry ? NULL : &r->loss,
-                         .loss_scale = 1,
-                         .row = r->c.seq - 1,
-                         .logits = logits};
-
-    for (int i = 0; i < n; i++) {
-        w[i] = view_of(r->w[at + i].v, dry);
-        dw[i] = view_of(r->dw[at + i].v, dry);
-    }
-    if (unit->tied_unit >= 0) {
-        int t = first_param(r->m, unit->tied_unit) + unit->tied_param;
-
-        w[n] = view_of(r->w[t].v, dry);
-        dw[n] = view_of(r->tied.v, dry);
-    }
-    f(x, &a);
-}
-
-/* Calls f with work of exactly the size that a dry run asks for.  x->save is
- * the caller's. */
-static void call_exact(struct run *r, int u, call_fn *f, struct iz_exec *x,
-                       float *logits)
-{
-    struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32);
-
-    call(r, u, f, &dry, logits);
-    x->backend = IZ_CPU;
-    x->dry = false;
-    x->act = IZ_F32;
-    x->flops = x->bytes = 0;
-    x->work = (struct iz_arena){.base = fixture_take(dry.work.peak),
-                                .size = dry.work.peak};
-    x->save.used = 0;
-    if (!x->save.base && dry.save.peak) {
-        x->save.base = fixture_take(dry.save.peak);
-        x->save.size = dry.save.peak;
-    }
-    call(r, u, f, x, logits);
-    assert_int_equal(x->work.used, 0);
-    assert_int_equal(x->work.peak, dry.work.peak);
-    assert_int_equal(x->save.used, dry.save.peak);
-    assert_true(x->flops == dry.flops && x->bytes == dry.bytes);
-    free(x->work.base);
-    x->work = (struct iz_arena){0};
-}
-
-static void forget(struct iz_exec *x)
-{
-    free(x->save.base);
-    x->save = (struct iz_arena){0};
-}
-
-/* Forward and backward of all units; `keep` the saved activations or compute
- * them again right before each backward. */
-static void train(struct run *r, bool keep)
-{
-    int last = r->m->n_units - 1;
-
-    for (int u = 0; u < last; u++) {
-        call_exact(r, u, r->m->unit[u].forward, &r->saved[u], NULL);
-        if (!keep)
-            forget(&r->saved[u]);
-    }
-    for (int u = last; u >= 0; u--) {
-        struct iz_exec *x = &r->saved[u];
-
-        if (!keep && u < last)
-            call_exact(r, u, r->m->unit[u].forward, x, NULL);
-        call_exact(r, u, r->m->unit[u].backward, x, NULL);
-        forget(x);
-    }
-}
-
-/* With the values of the run's parameters. */
-static struct llama_double double_of(const struct run *r, double **param)
-{
-    const struct iz_llama_config *c = &r->c;
-
-    for (int i = 0; i < r->n; i++)
-        param[i] = r->w[i].d;
-    return (struct llama_double){
-        .layers = c->layers,
-        .heads = c->heads,
-        .kv_heads = c->kv_heads ? c->kv_heads : c->heads,
-        .head_dim = c->head_dim ? c->head_dim : c->width / c->heads,
-        .width = c->width,
-        .ffn = c->ffn,
-        .seq = c->seq,
-        .vocab = c->vocab,
-        .theta = c->rope_theta,
-        .eps = c->norm_eps,
-        .factor = c->rope_scaling_factor,
-        .low_freq = c->rope_scaling_low_freq_factor,
-        .high_freq = c->rope_scaling_high_freq_factor,
-        .original_seq = c->rope_scaling_original_seq,
-        .tied = c->tie_embeddings,
-        .qkv_bias = c->qkv_bias,
-        .qk_norm = c->qk_norm,
-        .param = param,
-    };
-}
-
-static double loss_of(const struct run *r, const struct llama_double *g)
-{
-    return llama_double_loss(g, r->input, r->target, r->samples, 0, NULL);
-}
-
-/* By central differences. */
-static double slope(const struct run *r, const struct llama_double *g, int i,
-                    int64_t k)
-{
-    double *p = g->param[i], was = p[k], up;
-
-    p[k] = was + 1e-5;
-    up = loss_of(r, g);
-    p[k] = was - 1e-5;
-    up -= loss_of(r, g);
-    p[k] = was;
-    return up / 2e-5;
-}
-
-static double gradient_at(const struct run *r, int i, int64_t k)
-{
-    bool tied = i == 0 && r->c.tie_embeddings;
-
-    return r->dw[i].d[k] + (tied ? r->tied.d[k] : 0);
-}
-
-/* Tensor i against central differences in double, every step-th element; the
- * error is measured against the norm of the tensor. */
-static void check_tensor(struct run *r, const struct llama_double *g, int i,
-                         const char *name, int step, double tol)
-{
-    double error = 0, norm = 0;
-
-    tensor_load(&r->dw[i]);
-    tensor_load(&r->tied);
-    for (int64_t k = 0; k < iz_view_len(r->dw[i].v); k += step) {
-        double want = slope(r, g, i, k);
-
-        norm += want * want;
-        error += pow(gradient_at(r, i, k) - want, 2);
-    }
-    if (!(sqrt(error) <= tol * sqrt(norm) + 1e-8))
-        fail_msg("%s: gradient off by %.3g of its norm %.3g", name,
-                 sqrt(error / norm), sqrt(norm));
-}
-
-static void check_gradients(struct iz_llama_config c, enum iz_dtype type,
-                            int samples, int step)
-{
-    double *param[MOST], tol = 2e-5;
-    struct run r = run_new(c, type, samples);
-    struct llama_double g = double_of(&r, param);
-
-    if (type != IZ_F32)
-        tol = type == IZ_BF16 ? 0x1p-8 : 0x1p-11;
-    train(&r, true);
-    double want = loss_of(&r, &g);
-    assert_true(fabs(r.loss - want) <= 1e-5 * fmax(1, want));
-    for (int u = 0, i = 0; u < r.m->n_units; u++)
-        for (int k = 0; k < r.m->unit[u].n_params; k++, i++)
-            check_tensor(&r, &g, i, r.m->unit[u].param[k].name, step, tol);
-    run_free(&r);
-}
 
 static const struct iz_llama_config tiny = {.layers = 2,
                                             .heads = 2,
@@ -338,189 +51,117 @@ static struct iz_llama_config longer(void)
     return c;
 }
 
+static int open_model(struct iz_model **out, const void *config)
+{
+    return iz_llama_open(out, config);
+}
+
+/* With the values of the twin's parameters. */
+static struct llama_double double_of(const struct twin *t)
+{
+    const struct iz_llama_config *c = t->config;
+
+    return (struct llama_double){
+        .layers = c->layers,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads ? c->kv_heads : c->heads,
+        .head_dim = c->head_dim ? c->head_dim : c->width / c->heads,
+        .width = c->width,
+        .ffn = c->ffn,
+        .seq = c->seq,
+        .vocab = c->vocab,
+        .theta = c->rope_theta,
+        .eps = c->norm_eps,
+        .factor = c->rope_scaling_factor,
+        .low_freq = c->rope_scaling_low_freq_factor,
+        .high_freq = c->rope_scaling_high_freq_factor,
+        .original_seq = c->rope_scaling_original_seq,
+        .tied = c->tie_embeddings,
+        .qkv_bias = c->qkv_bias,
+        .qk_norm = c->qk_norm,
+        .param = (double **)t->param,
+    };
+}
+
+static double loss(const struct twin *t)
+{
+    struct llama_double g = double_of(t);
+
+    return llama_double_loss(&g, t->input, t->target, t->samples, 0, NULL);
+}
+
+static const struct twin_kind kind = {open_model, loss, NULL};
+
 static void gradients_agree_with_central_differences(void **state)
 {
-    struct iz_llama_config c = tiny;
+    struct iz_llama_config c = tiny, all = all_options(), l = longer();
 
     (void)state;
     fixture_seed();
-    check_gradients(tiny, IZ_F32, 2, 1);
-    check_gradients(all_options(), IZ_F32, 2, 1);
-    check_gradients(longer(), IZ_F32, 2, 3);
+    twin_check(&kind, &tiny, IZ_F32, 2, 1);
+    twin_check(&kind, &all, IZ_F32, 2, 1);
+    twin_check(&kind, &l, IZ_F32, 2, 3);
     c.kv_heads = 1;
     c.tie_embeddings = true;
-    check_gradients(c, IZ_F32, 1, 1);
+    twin_check(&kind, &c, IZ_F32, 1, 1);
     c.tie_embeddings = false;
     c.qk_norm = true;
     c.norm_eps = 0.1; /* not lost beside the squares */
-    check_gradients(c, IZ_F32, 3, 1);
+    twin_check(&kind, &c, IZ_F32, 3, 1);
 }
 
 static void gradients_of_16_bit_weights_agree(void **state)
 {
+    struct iz_llama_config c = all_options();
+
     (void)state;
     fixture_seed();
-    check_gradients(all_options(), IZ_BF16, 2, 1);
-    check_gradients(all_options(), IZ_F16, 2, 1);
+    twin_check(&kind, &c, IZ_BF16, 2, 1);
+    twin_check(&kind, &c, IZ_F16, 2, 1);
 }
 
-/* AdamW in double, by the book. */
-static void step_in_double(double *p, double *m, double *v, double g,
-                           const struct iz_adam *a)
-{
-    *m = a->beta1 * *m + (1 - a->beta1) * g;
-    *v = a->beta2 * *v + (1 - a->beta2) * g * g;
-    *p -= a->lr * a->weight_decay * *p;
-    *p -= a->lr * (*m / (1 - pow(a->beta1, (double)a->t))) /
-          (sqrt(*v / (1 - pow(a->beta2, (double)a->t))) + a->eps);
-}
-
-/* A model that is trained twice, here and in double. */
-struct twins {
-    struct run r;
-    double *param[MOST], *m[MOST], *v[MOST], *g[MOST];
-    float *low_m[MOST], *low_v[MOST];
-    struct llama_double d;
-};
-
-/* In place, because d points into t. */
-static void twins_make(struct twins *t, struct iz_llama_config c)
-{
-    t->r = run_new(c, IZ_F32, 2);
-    t->d = double_of(&t->r, t->param);
-    for (int i = 0; i < t->r.n; i++) {
-        size_t n = (size_t)iz_view_len(t->r.w[i].v);
-
-        t->m[i] = calloc(n, sizeof(double));
-        t->v[i] = calloc(n, sizeof(double));
-        t->g[i] = calloc(n, sizeof(double));
-        t->low_m[i] = calloc(n, sizeof(float));
-        t->low_v[i] = calloc(n, sizeof(float));
-    }
-}
-
-static void twins_free(struct twins *t)
-{
-    for (int i = 0; i < t->r.n; i++) {
-        free(t->m[i]);
-        free(t->v[i]);
-        free(t->g[i]);
-        free(t->low_m[i]);
-        free(t->low_v[i]);
-    }
-    run_free(&t->r);
-}
-
-static void step_double(struct twins *t, const struct iz_adam *a)
-{
-    for (int i = 0; i < t->r.n; i++)
-        for (int64_t k = 0; k < iz_view_len(t->r.w[i].v); k++)
-            t->g[i][k] = slope(&t->r, &t->d, i, k);
-    for (int i = 0; i < t->r.n; i++)
-        for (int64_t k = 0; k < iz_view_len(t->r.w[i].v); k++)
-            step_in_double(&t->param[i][k], &t->m[i][k], &t->v[i][k],
-                           t->g[i][k], a);
-}
-
-static void step_program(struct twins *t, const struct iz_adam *a)
-{
-    struct run *r = &t->r;
-
-    train(r, true);
-    for (int i = 0; i < r->n; i++) {
-        int64_t n = iz_view_len(r->w[i].v);
-        float *dw = r->dw[i].v.p, *tied = r->tied.v.p;
-
-        for (int64_t k = 0; i == 0 && r->c.tie_embeddings && k < n; k++)
-            dw[k] += tied[k];
-        iz_adam_chunk(a, n, r->w[i].v.p, t->low_m[i], t->low_v[i], dw, IZ_F32,
-                      NULL, IZ_F32);
-    }
-}
-
-/* eps is far above the error of a gradient, which a small gradient would
- * otherwise make a step of. */
 static void ten_steps_agree_with_double(void **state)
 {
-    struct iz_adam a = {.lr = 0.02,
-                        .beta1 = 0.9,
-                        .beta2 = 0.95,
-                        .eps = 1e-3,
-                        .weight_decay = 0.1,
-                        .adamw = true,
-                        .bias_correction = true,
-                        .grad_scale = 1};
-    struct twins t;
-    double first = 0, loss = 0;
+    struct iz_llama_config c = all_options();
 
     (void)state;
     fixture_seed();
-    twins_make(&t, all_options());
-    for (a.t = 1; a.t <= 10; a.t++) {
-        loss = loss_of(&t.r, &t.d);
-        first = a.t == 1 ? loss : first;
-        step_program(&t, &a);
-        assert_true(fabs(t.r.loss - loss) <= 1e-5 * loss);
-        step_double(&t, &a);
-    }
-    assert_true(loss < first - 0.1);
-    for (int i = 0; i < t.r.n; i++)
-        for (int64_t k = 0; k < iz_view_len(t.r.w[i].v); k++) {
-            double got = (double)((float *)t.r.w[i].v.p)[k];
-
-            if (!(fabs(got - t.param[i][k]) <= 2e-5))
-                fail_msg("parameter %d, element %d: %.9g, not %.9g", i, (int)k,
-                         got, t.param[i][k]);
-        }
-    twins_free(&t);
-}
-
-static struct run seeded(struct iz_llama_config c, enum iz_dtype type)
-{
-    fixture_seed();
-    return run_new(c, type, 2);
+    twin_check_steps(&kind, &c, 2);
 }
 
 static void recomputed_activations_give_the_same_bits(void **state)
 {
-    (void)state;
-    for (int t = 0; t < 3; t++) {
-        struct run a = seeded(all_options(), fixture_types[t]);
-        struct run b = seeded(all_options(), fixture_types[t]);
+    struct iz_llama_config c = all_options();
 
-        train(&a, true);
-        train(&b, false);
-        for (int i = 0; i < a.n; i++)
-            fixture_same_bits("gradient", a.dw[i].v, b.dw[i].v);
-        fixture_same_bits("tied gradient", a.tied.v, b.tied.v);
-        assert_memory_equal(&a.loss, &b.loss, sizeof a.loss);
-        run_free(&a);
-        run_free(&b);
-    }
+    (void)state;
+    twin_check_recompute(&kind, &c, 2);
 }
 
 static void evaluate_and_generate_agree(void **state)
 {
-    struct run r = seeded(all_options(), IZ_F32);
-    int head = r.m->n_units - 1;
+    struct iz_llama_config c = all_options();
+    struct twin t;
+    struct llama_double g;
     float logits[7];
-    double want[7], *param[MOST], loss;
-    struct llama_double g = double_of(&r, param);
-    struct iz_exec x = {0};
+    double want[7], was;
 
     (void)state;
-    train(&r, true);
-    loss = r.loss;
-    r.loss = -1;
-    call_exact(&r, head, r.m->unit[head].evaluate, &x, NULL);
-    assert_true(r.loss == loss);
-    call_exact(&r, head, r.m->unit[head].generate, &x, logits);
-    llama_double_loss(&g, r.input, r.target, 1, r.c.seq - 1, want);
+    fixture_seed();
+    t = twin_new(&kind, &c, IZ_F32, 2);
+    g = double_of(&t);
+    twin_train(&t, true);
+    was = t.got;
+    t.got = -1;
+    twin_evaluate(&t);
+    assert_true(t.got == was);
+    twin_generate(&t, logits);
+    llama_double_loss(&g, t.input, t.target, 1, c.seq - 1, want);
     for (int v = 0; v < 7; v++)
         assert_true(fabs((double)logits[v] - want[v]) < 1e-5);
-    run_free(&r);
+    twin_free(&t);
 }
 
+/* One element is enough. */
 static void nan_reaches_the_loss(void **state)
 {
     struct iz_llama_config c = all_options();
@@ -528,29 +169,14 @@ static void nan_reaches_the_loss(void **state)
     (void)state;
     fixture_seed();
     for (int i = 0; i < 9; i++) {
-        struct run r = run_new(c, IZ_F32, 1);
+        struct twin t = twin_new(&kind, &c, IZ_F32, 1);
 
-        r.w[1 + i].d[0] = NAN;
-        tensor_store(&r.w[1 + i]);
-        train(&r, true);
-        assert_true(isnan(r.loss));
-        run_free(&r);
+        t.w[1 + i].d[0] = NAN;
+        tensor_store(&t.w[1 + i]);
+        twin_train(&t, true);
+        assert_true(isnan(t.got));
+        twin_free(&t);
     }
-}
-
-static int64_t parameters(struct iz_llama_config c)
-{
-    struct iz_model *m;
-    int64_t n = 0;
-
-    c.seq = 1;
-    c.rope_theta = c.rope_scaling_factor = 1;
-    assert_int_equal(iz_llama_open(&m, &c), 0);
-    for (int u = 0; u < m->n_units; u++)
-        for (int i = 0; i < m->unit[u].n_params; i++)
-            n += m->unit[u].param[i].rows * m->unit[u].param[i].cols;
-    iz_model_close(&m);
-    return n;
 }
 
 /* Numbers of parameters of the published models. */
@@ -621,30 +247,28 @@ static void sizes_are_those_of_the_published_models(void **state)
     };
 
     (void)state;
-    for (size_t i = 0; i < sizeof model / sizeof model[0]; i++)
-        assert_int_equal(parameters(model[i].c), model[i].n);
+    for (size_t i = 0; i < sizeof model / sizeof model[0]; i++) {
+        struct iz_llama_config c = model[i].c;
+
+        c.seq = 1;
+        c.rope_theta = c.rope_scaling_factor = 1;
+        assert_int_equal(twin_parameters(&kind, &c), model[i].n);
+    }
 }
 
 /* 6 N per token for what is multiplied, and attention of all query heads. */
 static void flops_follow_the_closed_form(void **state)
 {
-    struct run r = seeded(all_options(), IZ_F32);
-    double flops = 0, c = r.c.width, t = r.c.seq, o = 6 * 4, kv = 3 * 4;
+    struct iz_llama_config l = all_options();
+    struct twin m = twin_new(&kind, &l, IZ_F32, 2);
+    double c = l.width, t = l.seq, o = 6 * 4, kv = 3 * 4;
     double weights =
-        2 * (c * (o + 2 * kv) + o * c + 3 * c * r.c.ffn) + c * r.c.vocab;
+        2 * (c * (o + 2 * kv) + o * c + 3 * c * l.ffn) + c * l.vocab;
     double attention = 6 * o * (t + 1) * 2;
 
     (void)state;
-    for (int u = 0; u < r.m->n_units; u++) {
-        struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
-
-        if (r.m->unit[u].forward)
-            call(&r, u, r.m->unit[u].forward, &x, NULL);
-        call(&r, u, r.m->unit[u].backward, &x, NULL);
-        flops += x.flops;
-    }
-    assert_true(flops == 2 * t * (6 * weights + attention));
-    run_free(&r);
+    assert_true(twin_flops(&m) == 2 * t * (6 * weights + attention));
+    twin_free(&m);
 }
 
 static void names_are_those_of_checkpoints(void **state)
@@ -678,39 +302,31 @@ static void names_are_those_of_checkpoints(void **state)
     iz_model_close(&m);
 }
 
-static void refuses(struct iz_llama_config c)
-{
-    struct iz_model *m;
-
-    assert_true(iz_llama_open(&m, &c) < 0);
-    assert_null(m);
-}
-
 static void impossible_models_are_refused(void **state)
 {
     struct iz_llama_config c = tiny;
 
     (void)state;
     c.layers = 0;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.heads = 3; /* width 8 */
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.kv_heads = 3;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.head_dim = 5;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.head_dim = 258;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.rope_theta = 0;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = all_options();
     c.rope_scaling_high_freq_factor = c.rope_scaling_low_freq_factor;
-    refuses(c);
+    twin_refuses(&kind, &c);
 }
 
 int main(void)

@@ -36,6 +36,11 @@ static const struct iz_vit_config many = {.layers = 1,
                                           .channels = 1,
                                           .classes = 2};
 
+static int open_model(struct iz_model **out, const void *config)
+{
+    return iz_vit_open(out, config);
+}
+
 static struct iz_model *opened(const struct iz_vit_config *c)
 {
     struct iz_model *m;
@@ -56,98 +61,46 @@ static void fill(const struct iz_model *m, void *record)
 
 static double loss(const struct twin *t)
 {
-    return vit_double_loss(t->arg, t->param, t->records, t->samples);
+    return vit_double_loss(t->config, t->param, t->records, t->samples);
 }
 
-static struct twin twin_of(const struct iz_vit_config *c, enum iz_dtype type,
-                           int samples)
-{
-    struct twin t = twin_new(opened(c), type, samples, 0.6, fill);
-
-    t.loss = loss;
-    t.arg = c;
-    return t;
-}
-
-static void check(const struct iz_vit_config *c, enum iz_dtype type,
-                  int samples, int step)
-{
-    struct twin t = twin_of(c, type, samples);
-
-    twin_check(&t, step);
-    twin_free(&t);
-}
+static const struct twin_kind kind = {open_model, loss, fill};
 
 static void gradients_agree_with_central_differences(void **state)
 {
     (void)state;
     fixture_seed();
-    check(&tiny, IZ_F32, 3, 1);
-    check(&odd, IZ_F32, 2, 1);
-    check(&many, IZ_F32, 2, 1);
+    twin_check(&kind, &tiny, IZ_F32, 3, 1);
+    twin_check(&kind, &odd, IZ_F32, 2, 1);
+    twin_check(&kind, &many, IZ_F32, 2, 1);
 }
 
 static void gradients_of_16_bit_weights_agree(void **state)
 {
     (void)state;
     fixture_seed();
-    check(&odd, IZ_BF16, 2, 1);
-    check(&odd, IZ_F16, 2, 1);
+    twin_check(&kind, &odd, IZ_BF16, 2, 1);
+    twin_check(&kind, &odd, IZ_F16, 2, 1);
 }
 
 static void ten_steps_agree_with_double(void **state)
 {
-    struct twin t;
-
     (void)state;
     fixture_seed();
-    t = twin_of(&odd, IZ_F32, 4);
-    twin_check_steps(&t, 0.1);
-    twin_free(&t);
+    twin_check_steps(&kind, &odd, 4);
 }
 
 static void recomputed_activations_give_the_same_bits(void **state)
 {
     (void)state;
-    for (int i = 0; i < 3; i++) {
-        struct twin a, b;
-
-        fixture_seed();
-        a = twin_of(&odd, fixture_types[i], 3);
-        fixture_seed();
-        b = twin_of(&odd, fixture_types[i], 3);
-        twin_check_recompute(&a, &b);
-        twin_free(&a);
-        twin_free(&b);
-    }
+    twin_check_recompute(&kind, &odd, 3);
 }
 
 static void nan_reaches_the_loss(void **state)
 {
     (void)state;
     fixture_seed();
-    for (int i = 0; i < 3 + 12 + 3; i++) {
-        struct twin t = twin_of(&odd, IZ_F32, 5);
-
-        for (int64_t k = 0; k < iz_view_len(t.w[i].v); k++)
-            t.w[i].d[k] = NAN;
-        tensor_store(&t.w[i]);
-        twin_train(&t, true);
-        assert_true(isnan(t.got));
-        twin_free(&t);
-    }
-}
-
-static int64_t parameters(const struct iz_vit_config *c)
-{
-    struct iz_model *m = opened(c);
-    int64_t n = 0;
-
-    for (int u = 0; u < m->n_units; u++)
-        for (int i = 0; i < m->unit[u].n_params; i++)
-            n += m->unit[u].param[i].rows * m->unit[u].param[i].cols;
-    iz_model_close(&m);
-    return n;
+    twin_check_nan(&kind, &odd, 5, 0, 3 + 12 + 3);
 }
 
 /* Of the paper's table 1: 86, 307 and 632 million; exactly those of the models
@@ -163,11 +116,11 @@ static void sizes_are_those_of_the_published_models(void **state)
                               .classes = 10};
 
     (void)state;
-    assert_int_equal(parameters(&c), 86567656 - 1000 - 990 * 768);
+    assert_int_equal(twin_parameters(&kind, &c), 86567656 - 1000 - 990 * 768);
     c.layers = 24;
     c.heads = 16;
     c.width = 1024;
-    assert_int_equal(parameters(&c), 304326632 - 1000 - 990 * 1024);
+    assert_int_equal(twin_parameters(&kind, &c), 304326632 - 1000 - 990 * 1024);
 }
 
 /* Patches in raster order, channel by channel; only the class token has a
@@ -207,33 +160,25 @@ static void a_record_becomes_patches(void **state)
     iz_model_close(&m);
 }
 
-static void refuses(struct iz_vit_config c)
-{
-    struct iz_model *m;
-
-    assert_true(iz_vit_open(&m, &c) < 0);
-    assert_null(m);
-}
-
 static void impossible_models_are_refused(void **state)
 {
     struct iz_vit_config c = tiny;
 
     (void)state;
     c.layers = 0;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.heads = 3;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.patch = 3;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.classes = 257;
-    refuses(c);
+    twin_refuses(&kind, &c);
     c = tiny;
     c.hidden = -1;
-    refuses(c);
+    twin_refuses(&kind, &c);
 }
 
 int main(void)
