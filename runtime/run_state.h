@@ -33,8 +33,18 @@ struct run {
     int64_t begun; /* step at which this process began */
     int64_t taken; /* steps whose event came */
     bool stopped;
+    _Atomic int *stop; /* the signal that asks for the end, or 0 */
     enum iz_failure failure;
 };
+
+/* The model, and which of its parameters are updated how; then where it runs
+ * and the plan of it; then all of what --plan does without: up to the first
+ * step.  All ranks; negative errno on every rank with the reason printed. */
+int iz_run_prepare_model(struct run *r);
+int iz_run_prepare(struct run *r);
+int iz_run_start(struct run *r);
+/* The plan and the memory it is for. */
+void iz_run_print_plan(const struct run *r);
 
 /* Whether this rank is the one that prints. */
 bool iz_run_first(const struct run *r);

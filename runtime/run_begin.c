@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a run does before its first step: config, model, place, plan, output,
+ * engine. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "codelets/cuda.h"
+#include "codelets/gemm.h"
+#include "codelets/rate.h"
+#include "runtime/environment.h"
+#include "runtime/hf.h"
+#include "runtime/hf_config.h"
+#include "runtime/lora.h"
+#include "runtime/machine.h"
+#include "runtime/rules.h"
+#include "runtime/run_state.h"
+#include "runtime/state.h"
+
+/* Only one rank speaks about what is the same for all. */
+static int read_config(struct run *r)
+{
+    int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
+    return iz_config_read(&r->c, &r->p->section, r->o.path, r->o.set,
+                          r->o.n_set, ranks, iz_run_first(r) ? stderr : NULL);
+}
+
+/* Of the run's or of --ranks, those that share a host: as many of all as MPI
+ * shows of the ranks that are here. */
+static int ranks_here(const struct run *r)
+{
+    int64_t here = r->coll->local_size, all = r->coll->size;
+    return r->o.ranks ? (int)((r->o.ranks * here + all - 1) / all) : (int)here;
+}
+
+static int64_t memory_limit(const struct run *r)
+{
+    if (r->c.run.memory_limit_bytes)
+        return r->c.run.memory_limit_bytes;
+    return iz_memory_available() / ranks_here(r);
+}
+
+static void print_share(const struct run *r, FILE *out)
+{
+    if (r->o.machine || r->c.run.memory_limit_bytes || ranks_here(r) == 1)
+        return;
+    fprintf(out,
+            "%d ranks share the memory that is free on this host: %.1f MiB "
+            "each; --machine or run.memory_limit_bytes: another host\n",
+            ranks_here(r), (double)r->limit.host / 1048576);
+}
+
+static int check_locked(const struct run *r)
+{
+    struct rlimit l;
+    int64_t need = iz_bytes_tier(&r->plan.bytes, IZ_TIER_CPU);
+    if (!r->plan.pin_cpu || geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &l) ||
+        l.rlim_cur == RLIM_INFINITY || (int64_t)l.rlim_cur >= need)
+        return 0;
+    fprintf(stderr,
+            "izar: pin_memory: true locks %.1f MiB, but the limit of locked "
+            "memory is %.1f MiB: raise it (ulimit -l) or set "
+            "zero_optimization.offload_*.pin_memory to false\n",
+            (double)need / 1048576, (double)l.rlim_cur / 1048576);
+    return -ENOMEM;
+}
+
+static int check_free(const struct run *r, const char *path, const char *key,
+                      int64_t need)
+{
+    struct statvfs f;
+    if (!need)
+        return 0;
+    if (statvfs(path, &f)) {
+        int why = errno;
+        fprintf(stderr, "izar: %s: %s: %s\n", key, path, strerror(why));
+        return -why;
+    }
+    int64_t have = (int64_t)f.f_bavail * (int64_t)f.f_frsize;
+    if (need * r->coll->local_size <= have)
+        return 0;
+    fprintf(stderr,
+            "izar: %s: %s has %.1f MiB free, this run needs %.1f MiB there\n",
+            key, path, (double)have / 1048576,
+            (double)(need * r->coll->local_size) / 1048576);
+    return -ENOSPC;
+}
+
+static int check_disk(const struct run *r)
+{
+    const int64_t *b = r->plan.bytes.b[IZ_TIER_NVME];
+    int s = check_free(r, r->c.zero.optimizer.nvme_path,
+                       "zero_optimization.offload_optimizer.nvme_path",
+                       b[IZ_MEM_STATE]);
+    return s ? s
+             : check_free(r, r->c.zero.param.nvme_path,
+                          "zero_optimization.offload_param.nvme_path",
+                          b[IZ_MEM_PARAM]);
+}
+
+/* What the plan is for: this machine, or the one of --machine. */
+static int find_target(struct run *r, int ranks, struct iz_target *t,
+                       struct iz_limits *limit)
+{
+    struct iz_machine m;
+    if (!r->o.machine) {
+        if (r->o.ranks)
+            r->workers =
+                iz_topo_workers(r->topo, r->c.run.workers, ranks_here(r));
+        *t = iz_place_target(&r->place, &r->c, r->workers);
+        *limit =
+            (struct iz_limits){.host = memory_limit(r),
+                               .device = iz_place_memory(&r->place, &r->c)};
+        return 0;
+    }
+    int s = iz_machine_read(&m, r->o.machine, iz_run_first(r) ? stderr : NULL);
+    if (s)
+        return s;
+    *limit = iz_machine_limits(&m, ranks);
+    return iz_machine_target(t, &m, r->c.dtype, ranks,
+                             iz_run_first(r) ? stderr : NULL);
+}
+
+static void print_largest(const struct run *r)
+{
+    double params;
+    int blocks = iz_plan_largest(&r->plan, &r->c, r->model, &r->limit, &params);
+    if (blocks)
+        printf("with this config up to %d blocks of this shape fit: %.2fB "
+               "parameters\n",
+               blocks, params * 1e-9);
+    else
+        printf("with this config not one block of this shape fits\n");
+}
+
+void iz_run_print_plan(const struct run *r)
+{
+    iz_plan_print(&r->plan, r->model, stdout);
+    print_share(r, stdout);
+    print_largest(r);
+}
+
+static int make_plan(struct run *r)
+{
+    int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
+    int rank = r->o.ranks ? 0 : r->coll->rank;
+    struct iz_target t;
+    int f = find_target(r, ranks, &t, &r->limit);
+    if (f)
+        return iz_run_agree(r, f, NULL);
+    int s = iz_run_agree(
+        r, iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t),
+        "the plan");
+    if (!s)
+        s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit,
+                        iz_run_first(r) ? stderr : NULL);
+    if (s == -ENOMEM && r->o.plan && iz_run_first(r)) {
+        print_share(r, stdout);
+        print_largest(r);
+    }
+    if (!s && !r->o.plan)
+        s = check_locked(r);
+    if (!s && !r->o.plan)
+        s = check_disk(r);
+    return iz_run_agree(r, s, NULL);
+}
+
+static int make_directory(const char *path)
+{
+    char part[IZ_PATH_MAX];
+    snprintf(part, sizeof(part), "%s", path);
+    for (char *p = part + 1;; p++) {
+        if (*p && *p != '/')
+            continue;
+        char c = *p;
+        *p = 0;
+        if (mkdir(part, 0777) && errno != EEXIST)
+            return -errno;
+        *p = c;
+        if (!c)
+            return 0;
+    }
+}
+
+/* The effective config beside the output; a run that would write over another
+ * one's checkpoints is refused. */
+static int open_output(struct run *r)
+{
+    char path[IZ_PATH_MAX + 32];
+    int64_t step;
+    if (!iz_run_first(r))
+        return 0;
+    int s = make_directory(r->c.run.output);
+    if (s) {
+        fprintf(stderr, "izar: run.output: %s: %s\n", r->c.run.output,
+                strerror(-s));
+        return s;
+    }
+    if (!r->o.resume && !iz_state_latest(r->c.run.output, &step)) {
+        fprintf(stderr,
+                "izar: run.output: %s holds a checkpoint of step %lld: "
+                "continue it with --resume, or choose another directory\n",
+                r->c.run.output, (long long)step);
+        return -EEXIST;
+    }
+    s = iz_hf_export_check(&r->c, &r->p->section, r->model);
+    if (!s)
+        s = iz_hf_config_keep(r->c.run.output, r->c.import, r->o.resume);
+    if (s)
+        return s;
+    snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
+    s = iz_config_write(&r->c, &r->p->section, path);
+    if (s)
+        fprintf(stderr, "izar: %s: %s\n", path, strerror(-s));
+    return s;
+}
+
+/* The model section as text: what a checkpoint must agree with. */
+static char *model_text(const struct run *r)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    const struct iz_key *k = r->p->section.keys;
+    if (!f)
+        return NULL;
+    fprintf(f, "{\"name\": \"%s\"", r->model->name);
+    for (; k->name; k++) {
+        fprintf(f, ", \"%s\": ", k->name);
+        iz_config_value(f, k, r->p->section.target);
+    }
+    if (r->c.lora.rank)
+        fprintf(f, ", \"lora_rank\": %d, \"lora_alpha\": %.17g", r->c.lora.rank,
+                r->c.lora.alpha);
+    fprintf(f, "}");
+    fclose(f);
+    return text;
+}
+
+struct rate_arg {
+    double rate[STARPU_NMAXWORKERS];
+};
+
+static void measure(void *arg, int i, struct iz_exec *x)
+{
+    struct rate_arg *a = arg;
+    a->rate[i] = x->backend == IZ_CUDA
+                     ? iz_cuda_ops->gemm_rate(x, 8192, 8192, 8192, 0.3)
+                     : iz_blas_rate(512, 1536, 384, 0.15);
+}
+
+static void measure_gemm(struct run *r)
+{
+    struct rate_arg a = {{0}};
+    bool gpu = r->place.device >= 0;
+    iz_coll_barrier(r->coll, "start of the measurement");
+    if (gpu)
+        iz_graph_on_device(r->e->graph, measure, &a);
+    else
+        iz_graph_on_workers(r->e->graph, measure, &a);
+    for (int w = 0; w < (gpu ? 1 : r->workers); w++)
+        r->gemm_rate += a.rate[w];
+}
+
+static void print_place(const struct run *r)
+{
+    const struct iz_place *p = &r->place;
+    if (p->why_cpu[0])
+        printf("      on the CPU: %s\n", p->why_cpu);
+    if (p->device < 0)
+        return;
+    printf("      GPU %d (%s, compute capability %d.%d), %.1f of %.1f MiB free",
+           p->device, p->info.pci, p->info.capability / 10,
+           p->info.capability % 10, (double)p->info.free_bytes / 1048576,
+           (double)p->info.total_bytes / 1048576);
+    if (p->sharing > 1)
+        printf(", shared by %d ranks", p->sharing);
+    if (r->coll->size > 1)
+        printf("; collectives through %s",
+               p->nccl ? "NCCL" : "MPI and pinned memory");
+    printf("\n");
+}
+
+static void print_header(struct run *r)
+{
+    char cores[256], blas[128], warning[256];
+    if (!iz_run_first(r))
+        return;
+    iz_topo_describe(r->topo, cores, sizeof(cores));
+    iz_blas_name(blas, sizeof(blas));
+    iz_blas_warning(warning, sizeof(warning));
+    iz_plan_print(&r->e->plan, r->model, stdout);
+    printf("run:  %d rank%s, rank 0 with %d worker%s on %s; scheduler %s; %s, "
+           "%.1f GFLOP/s in GEMM\n",
+           r->coll->size, r->coll->size > 1 ? "s" : "", r->workers,
+           r->workers > 1 ? "s" : "", cores, iz_graph_scheduler(r->e->graph),
+           r->place.device < 0 ? blas : r->place.info.name,
+           r->gemm_rate * 1e-9);
+    print_place(r);
+    iz_environment_print(stdout);
+    if (r->why_messages)
+        printf("      ranks of one host send messages: %s\n", r->why_messages);
+    printf("      train %lld %s, output %s\n",
+           (long long)iz_data_windows(r->data, IZ_TRAIN),
+           r->model->record.bytes ? "records" : "windows", r->c.run.output);
+    if (warning[0])
+        printf("warning: %s\n", warning);
+    fflush(stdout);
+}
+
+static int open_data(struct run *r)
+{
+    bool val = r->c.run.eval_batches > 0;
+    if (r->model->record.bytes)
+        return iz_data_open_records(&r->data, &r->c.data, r->model,
+                                    r->c.run.seed, val);
+    return iz_data_open(&r->data, &r->c.data, r->model->tokens, r->model->vocab,
+                        r->c.run.seed, val);
+}
+
+static int open_engine(struct run *r)
+{
+    struct iz_train_config t = {.config = &r->c,
+                                .model = r->model,
+                                .coll = r->coll,
+                                .data = r->data,
+                                .stop = r->stop,
+                                .device = r->place.device};
+    int64_t begin = iz_now_ns();
+    iz_topo_prepare(r->topo);
+    int s =
+        iz_run_agree(r, iz_train_open(&r->e, &t, &r->plan), "what was planned");
+    if (!s)
+        s = iz_run_agree(r, iz_coll_gpu_connect(r->coll), "the connections");
+    if (s)
+        return s;
+    iz_topo_bind(r->topo, r->e->graph);
+    int64_t opened = iz_now_ns();
+    r->open_s = (double)(opened - begin) * 1e-9;
+    if (r->o.resume)
+        s = iz_state_load(r->e, r->model_text);
+    else if (r->c.import[0])
+        s = iz_hf_import(r->e, &r->p->section);
+    else
+        s = iz_train_init(r->e);
+    r->init_s = (double)(iz_now_ns() - opened) * 1e-9;
+    return s;
+}
+
+static int check_sample(const struct run *r)
+{
+    const struct iz_run_config *c = &r->c.run;
+    bool wanted = c->sample_tokens > 0 && c->sample_prompt[0];
+    FILE *err = iz_run_first(r) ? stderr : NULL;
+    if (!wanted)
+        return 0;
+    if (!r->model->unit[r->model->n_units - 1].generate) {
+        if (err)
+            fprintf(err,
+                    "izar: run.sample_tokens: %s generates nothing: set "
+                    "it to 0\n",
+                    r->model->name);
+        return -EINVAL;
+    }
+    for (const char *p = c->sample_prompt; *p; p++)
+        if ((unsigned char)*p >= r->model->vocab) {
+            if (err)
+                fprintf(err,
+                        "izar: run.sample_prompt: '%c' is not below the "
+                        "vocabulary of %d\n",
+                        *p, r->model->vocab);
+            return -EINVAL;
+        }
+    return 0;
+}
+
+static int choose_host_comm(struct run *r)
+{
+    enum iz_host_comm wish = r->c.run.host_comm;
+    const char *why = iz_coll_near(r->coll, wish != IZ_HOST_MESSAGES);
+    if (wish == IZ_HOST_AUTO)
+        r->why_messages = why;
+    if (wish != IZ_HOST_MEMORY || !why)
+        return 0;
+    if (iz_run_first(r))
+        fprintf(stderr,
+                "izar: run.host_comm: memory: %s: set auto or messages\n", why);
+    return -ENOTSUP;
+}
+
+int iz_run_prepare_model(struct run *r)
+{
+    int s = iz_run_agree(r, read_config(r), "the config");
+    if (!s)
+        s = iz_run_agree(r, choose_host_comm(r), NULL);
+    if (!s)
+        s = iz_run_agree(r, r->p->open(&r->model, r->p->section.target),
+                         "the model");
+    if (!s)
+        s = iz_run_agree(
+            r, iz_lora_apply(r->model, &r->c, iz_run_first(r) ? stderr : NULL),
+            "the adapters");
+    if (!s)
+        s = iz_run_agree(
+            r, iz_rules_apply(r->model, &r->c, iz_run_first(r) ? stderr : NULL),
+            "the rules");
+    return s ? s : check_sample(r);
+}
+
+int iz_run_prepare(struct run *r)
+{
+    int s = 0;
+    r->workers = r->c.run.workers;
+    r->coll->timeout_s = r->c.run.comm_timeout_s;
+    /* What is planned for another machine needs no GPU here. */
+    r->place = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
+    if (!r->o.machine)
+        s = iz_run_agree(r, iz_place_choose(&r->place, &r->c, r->coll),
+                         "the list of GPUs");
+    if (!s)
+        s = iz_run_agree(
+            r,
+            iz_topo_open(&r->topo, r->coll,
+                         r->place.device < 0 ? NULL : r->place.info.pci,
+                         &r->workers),
+            "the list of cores");
+    if (!s)
+        s = make_plan(r);
+    return s;
+}
+
+int iz_run_start(struct run *r)
+{
+    int s = iz_run_agree(r, open_data(r), "the data");
+    if (!s)
+        s = iz_run_agree(r, open_output(r), "the output");
+    if (s)
+        return s;
+    r->model_text = model_text(r);
+    s = iz_run_agree(r, r->model_text ? 0 : -ENOMEM, "the model's text");
+    if (s)
+        return s;
+    iz_gemm_open();
+    s = open_engine(r);
+    if (s)
+        return s;
+    measure_gemm(r);
+    r->e->gemm_rate = r->gemm_rate;
+    print_header(r);
+    if (r->e->plan.save_stages)
+        s = iz_save_open(&r->saver, r->e, r->model_text);
+    if (s)
+        return s;
+    s = iz_metrics_open(&r->metrics, r->e, r->gemm_rate, !iz_run_first(r));
+    if (!s)
+        iz_metrics_line(r->metrics,
+                        "{\"start\": {\"open_s\": %.3f, \"weights_s\": "
+                        "%.3f}}",
+                        r->open_s, r->init_s);
+    return iz_run_agree(r, s, "the metrics");
+}
