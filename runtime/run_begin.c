@@ -13,6 +13,7 @@
 #include "codelets/cuda.h"
 #include "codelets/gemm.h"
 #include "codelets/rate.h"
+#include "runtime/ckpt_share.h"
 #include "runtime/environment.h"
 #include "runtime/hf.h"
 #include "runtime/hf_config.h"
@@ -145,6 +146,20 @@ void iz_run_print_plan(const struct run *r)
     print_largest(r);
 }
 
+/* The first rank that has too little memory says so; others may have enough. */
+static int fit_plan(struct run *r)
+{
+    int s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit, NULL), q = 0;
+    int64_t mine = s, *all = iz_ckpt_gather(r->coll, &mine, 1);
+
+    while (q < r->coll->size && !all[q])
+        q++;
+    free(all);
+    if (q == r->coll->rank)
+        iz_plan_fit(&r->plan, &r->c, r->model, &r->limit, stderr);
+    return s;
+}
+
 static int make_plan(struct run *r)
 {
     int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
@@ -157,8 +172,7 @@ static int make_plan(struct run *r)
         r, iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t),
         "the plan");
     if (!s)
-        s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit,
-                        iz_run_first(r) ? stderr : NULL);
+        s = fit_plan(r);
     if (s == -ENOMEM && r->o.plan && iz_run_first(r)) {
         print_share(r, stdout);
         print_largest(r);

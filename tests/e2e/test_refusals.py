@@ -449,17 +449,21 @@ def test_stopped_rank_is_noticed(place):
     assert run.all_gone(pids)
 
 
-def test_one_ranks_fault_ends_the_others(place):
-    """Each rank with a config of its own; only the second one has no data."""
+@pytest.mark.parametrize("fault, words", [
+    ({"data.path": "/nowhere"}, ("/nowhere", "No such file")),
+    ({"run.memory_limit_bytes": 10**5}, ("needs", "there are 0.1 MiB"))])
+def test_one_ranks_fault_ends_the_others(fault, words, place):
+    """Each rank with a config of its own; only the second one has no data, or
+    too little memory."""
     good = place.config({"train_batch_size": 2})
-    bad = place.config({"train_batch_size": 2, "data.path": "/nowhere"})
+    bad = place.config({"train_batch_size": 2, **fault})
     line = run.command(1, good) + [":", "-np", "1", run.PROGRAM, str(bad)]
     begin = time.monotonic()
     p = subprocess.run(line, env=run.environment(), capture_output=True,
                        text=True, timeout=run.TIMEOUT_S)
     r = run.Result(p.returncode, p.stdout, p.stderr, place.folder,
                    time.monotonic() - begin, line)
-    run.refused(r, "/nowhere", "No such file")
+    run.refused(r, *words)
     assert r.seconds < PROMPT_S
 
 
