@@ -11,6 +11,7 @@
 #include "codelets/cuda.h"
 #include "codelets/die.h"
 #include "codelets/embedding.h"
+#include "codelets/rows.h"
 
 static const void *row_at(struct iz_view v, int64_t i)
 {
@@ -74,23 +75,34 @@ void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
         iz_cuda_ops->embedding_fwd(x, y, token, wte, wpe);
 }
 
-/* Whether row r of the longer table is in this one. */
-static inline bool has_row(const struct iz_table *t, int32_t r)
+/* Which row of the view v of a table row r of the longer one is; -1: it is not
+ * here. */
+static inline int64_t row_in(struct iz_view v, const struct iz_table *t,
+                             int32_t r)
 {
-    return r >= t->first && r < t->first + t->w.rows;
+    int64_t at = r - t->first;
+
+    if (!v.row)
+        return at >= 0 && at < v.rows ? at : -1;
+    r = (int32_t)at;
+    at = iz_rows_find(v.row, v.rows, r);
+    return at < v.rows && v.row[at] == r ? at : -1;
 }
 
 /* first[v] = the first position of row v or -1, next[t] = the following one. */
 static void link_positions(int32_t *first, int32_t *next,
                            const struct iz_table *a, int64_t n)
 {
-    for (int64_t v = 0; v < a->w.rows; v++)
+    for (int64_t v = 0; v < a->dw.rows; v++)
         first[v] = -1;
-    for (int64_t t = n - 1; t >= 0; t--)
-        if (has_row(a, a->row[t])) {
-            next[t] = first[a->row[t] - a->first];
-            first[a->row[t] - a->first] = (int32_t)t;
+    for (int64_t t = n - 1; t >= 0; t--) {
+        int64_t v = row_in(a->dw, a, a->row[t]);
+
+        if (v >= 0) {
+            next[t] = first[v];
+            first[v] = (int32_t)t;
         }
+    }
 }
 
 static void bwd_token(struct iz_view dwte, struct iz_view dy,
@@ -198,10 +210,10 @@ static void table_fwd_cpu(struct iz_view y, struct iz_view r,
 {
     for (int64_t t = 0; t < y.rows; t++) {
         float *to = (float *)y.p + t * y.cols;
+        int64_t v = row_in(a->w, a, a->row[t]);
 
-        if (has_row(a, a->row[t]))
-            iz_cast(to, IZ_F32, row_at(a->w, a->row[t] - a->first), a->w.dtype,
-                    y.cols);
+        if (v >= 0)
+            iz_cast(to, IZ_F32, row_at(a->w, v), a->w.dtype, y.cols);
         else if (!r.rows)
             memset(to, 0, (size_t)y.cols * sizeof *to);
         else if (r.p != y.p)
@@ -213,6 +225,7 @@ void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
                   const struct iz_table *t)
 {
     assert(t->w.cols == y.cols && (!r.rows || r.rows == y.rows));
+    assert(x->backend == IZ_CPU || !t->w.row);
     iz_count(x, 0, (double)(2 * iz_view_bytes(y)));
     if (iz_runs(x, IZ_CPU))
         table_fwd_cpu(y, r, t);
@@ -228,6 +241,7 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
     if (!t->dw.rows) /* the table is frozen */
         return;
     assert(t->dw.cols == dy.cols && dy.rows <= INT32_MAX);
+    assert(x->backend == IZ_CPU || !t->dw.row);
     iz_count(x, 0, (double)(iz_view_bytes(dy) + iz_view_bytes(t->dw)));
     if (x->backend == IZ_CPU) {
         run_table_bwd(x, dy, t);

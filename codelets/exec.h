@@ -25,6 +25,9 @@ struct iz_view {
     enum iz_dtype dtype;
     int64_t rows, cols;
     struct iz_adapter *adapter; /* of a weight that has one */
+    /* Of a sparse table of which only some rows are here: which ones, ascending
+     * (codelets/rows.h); else NULL. */
+    const int32_t *row;
 };
 
 /* Bump allocator over memory owned by somebody else. */

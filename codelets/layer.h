@@ -23,7 +23,10 @@ struct iz_param {
     /* Set by the runtime (runtime/rules.h), not by a model. */
     double lr_scale, weight_decay;
     bool frozen; /* has no gradient: its view in dw is absent (rows = 0) */
-    int adapts;  /* of an adapter: the parameter, and how that one lies */
+    /* Of it a step moves and updates the rows alone that it touches: views may
+     * have only those (struct iz_view). */
+    bool sparse;
+    int adapts; /* of an adapter: the parameter, and how that one lies */
     bool out_in;
 };
 
@@ -71,6 +74,9 @@ struct iz_unit {
     int tied_unit, tied_param;
     int64_t out_elems; /* boundary tensor after the unit, elements per sample */
     bool reads_input;  /* in the middle of the model too */
+    /* Rows that a sample reads at most of the table that is the unit's only
+     * parameter: the table may be sparse.  0: the unit is something else. */
+    int64_t table_reads;
     /* Same kind = same shapes and functions, so one dry run serves all. */
     int kind;
     /* Training forward; takes with iz_save what backward needs.  NULL in the
@@ -111,6 +117,12 @@ struct iz_model {
     /* Rows of embedding tables, and how many of them a sample reads; 0: none
      * that is worth a line in the plan. */
     int64_t table_rows, table_reads;
+    /* Writes which rows n samples of the input read, unit << 32 | row, in any
+     * order and as often as they are read; returns how many, at most n *
+     * table_reads.  For models with units that have table_reads; called on the
+     * host from several threads. */
+    int64_t (*list_rows)(const void *self, int n, const void *input,
+                         uint64_t *out);
     void (*close)(struct iz_model *m);
 };
 

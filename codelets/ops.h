@@ -170,7 +170,8 @@ void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
                       const int32_t *token);
 
 /* A table [V,C] that may be a part of a longer one: it has the rows first to
- * first + V - 1 of that. */
+ * first + V - 1 of that.  w and dw may be views of some of its rows: of those
+ * at least that are read. */
 struct iz_table {
     struct iz_view w, dw;
     const int32_t *row; /* [M], of the longer one */

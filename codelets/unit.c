@@ -5,6 +5,7 @@
 #include <assert.h>
 
 #include "codelets/buffer.h"
+#include "codelets/rows.h"
 
 static void *at(void **buf, int i)
 {
@@ -79,6 +80,23 @@ static void make_adapters(const struct iz_unit_layout *l, enum iz_dtype type,
     }
 }
 
+/* A sparse table is a unit's only parameter. */
+static void show_rows(const struct iz_unit_arg *a, void **buf,
+                      struct iz_view *w, struct iz_view *dw)
+{
+    const struct iz_unit_layout *l = a->layout;
+    struct iz_rows r;
+    if (a->at_rows < 0)
+        return;
+    r = iz_rows_of(buf[a->at_rows], l->model->n_units, l->unit, w->cols);
+    dw->row = r.row;
+    dw->rows = r.n;
+    if (!a->packed)
+        return;
+    w->row = r.row;
+    w->rows = r.n;
+}
+
 /* A gradient buffer is summed whole: what no parameter covers must be zero. */
 static void clear_uncovered(struct iz_exec *x, char *p, int64_t n,
                             enum iz_dtype type, int64_t from, int64_t to)
@@ -95,7 +113,7 @@ static void clear_gradients(struct iz_exec *x, const struct iz_unit_arg *a,
 {
     const struct iz_unit_layout *l = a->layout;
     const struct iz_unit *u = &l->model->unit[l->unit];
-    if (a->at_grad >= 0) {
+    if (a->at_grad >= 0 && a->at_rows < 0) {
         clear_uncovered(x, buf[a->at_grad], l->n, a->type, 0,
                         iz_unit_elems(u, false));
     }
@@ -180,6 +198,7 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
                         at(buf, a->at_tied_grad), dw);
     make_adapters(l, a->type, at(buf, a->at_param), at(buf, a->at_grad),
                   adapter, w);
+    show_rows(a, buf, w, dw);
     char *batch = at(buf, a->at_batch);
     struct iz_layer layer = {
         .self = m->self,
@@ -207,10 +226,11 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
 
 /* ---- dry runs ---- */
 
-/* probe: adapters for all weights in place of the unit's own; or NULL. */
+/* probe: adapters for all weights in place of the unit's own; or NULL.  rows:
+ * of the gradient of a sparse table, 0: dense. */
 static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
-                     int samples, enum iz_dtype type, enum iz_unit_call call,
-                     struct iz_adapter *probe)
+                     int samples, int64_t rows, enum iz_dtype type,
+                     enum iz_unit_call call, struct iz_adapter *probe)
 {
     struct iz_adapter adapter[IZ_UNIT_PARAMS / 2];
     int64_t offset[IZ_UNIT_PARAMS] = {0};
@@ -219,6 +239,8 @@ static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
     make_views(&l, type, NULL, NULL, w);
     make_gradient_views(&l, type, NULL, NULL, dw);
     make_adapters(&l, type, NULL, NULL, adapter, w);
+    if (rows)
+        dw[0].rows = rows;
     for (int i = 0; probe && i < iz_unit_base(&m->unit[unit]); i++)
         w[i].adapter = &probe[i];
     struct iz_layer a = {.self = m->self,
@@ -246,7 +268,8 @@ static struct iz_exec dry_like(const struct iz_exec *like)
 }
 
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
-                                 int samples, enum iz_dtype param_type,
+                                 int samples, int64_t rows,
+                                 enum iz_dtype param_type,
                                  const struct iz_exec *like)
 {
     const struct iz_unit *u = &m->unit[unit];
@@ -255,7 +278,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     if (u->forward) {
         /* A recomputed forward also writes its output into scratch. */
         iz_work(&x, x.act, samples, u->out_elems);
-        dry_call(&x, m, unit, samples, param_type, IZ_CALL_FORWARD, NULL);
+        dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD, NULL);
         c.save_bytes = x.save.peak;
         c.work_bytes = x.work.peak;
         c.forward_flops = x.flops;
@@ -263,7 +286,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
         c.forward_s = x.seconds;
     }
     x = dry_like(like);
-    dry_call(&x, m, unit, samples, param_type, IZ_CALL_BACKWARD, NULL);
+    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD, NULL);
     c.save_bytes = max64(c.save_bytes, x.save.peak);
     c.work_bytes = max64(c.work_bytes, x.work.peak);
     c.backward_flops = x.flops;
@@ -273,7 +296,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
         if (call == IZ_CALL_EVALUATE ? !u->evaluate : !u->generate)
             continue;
         x = dry_like(like);
-        dry_call(&x, m, unit, call == IZ_CALL_GENERATE ? 1 : samples,
+        dry_call(&x, m, unit, call == IZ_CALL_GENERATE ? 1 : samples, rows,
                  param_type, (enum iz_unit_call)call, NULL);
         c.work_bytes = max64(c.work_bytes, x.work.peak);
         c.save_bytes = max64(c.save_bytes, x.save.peak);
@@ -284,5 +307,5 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
 void iz_unit_probe(const struct iz_model *m, int unit, struct iz_adapter *probe)
 {
     struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
-    dry_call(&x, m, unit, 1, IZ_F32, IZ_CALL_BACKWARD, probe);
+    dry_call(&x, m, unit, 1, 0, IZ_F32, IZ_CALL_BACKWARD, probe);
 }

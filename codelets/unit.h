@@ -40,6 +40,10 @@ struct iz_unit_arg {
     signed char at_scale;  /* float: loss scale */
     signed char at_weight; /* double: of this call's loss in the step's */
     signed char at_logits; /* float[vocab] */
+    /* Of a unit that is a sparse table: the touched rows (codelets/rows.h), of
+     * which gradients are, and parameters if `packed`. */
+    signed char at_rows;
+    bool packed;
     int64_t save_bytes;
     int64_t row;
 };
@@ -55,9 +59,11 @@ struct iz_unit_cost {
     double forward_bytes, backward_bytes;
     double forward_s, backward_s; /* at the given rates; 0 without */
 };
-/* like: side, type of activations and rates of the exec that will run it. */
+/* rows: the gradient is of so many rows of a sparse table, 0: dense.  like:
+ * side, type of activations and rates of the exec that will run it. */
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
-                                 int samples, enum iz_dtype param_type,
+                                 int samples, int64_t rows,
+                                 enum iz_dtype param_type,
                                  const struct iz_exec *like);
 
 /* Calls the unit's backward dry, each of its parameters with an adapter of

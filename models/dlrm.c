@@ -85,6 +85,19 @@ static void unpack(const void *self, const void *record, int64_t i, int64_t n,
     }
 }
 
+static int64_t list_rows(const void *self, int n, const void *input,
+                         uint64_t *out)
+{
+    const struct iz_dlrm_config *c = self;
+    const int32_t *row = input;
+    int64_t reads = (int64_t)n * c->tables;
+
+    for (int64_t i = 0; i < reads; i++)
+        out[i] = (uint64_t)(row[i] / c->unit_rows) << 32 |
+                 (uint32_t)(row[i] % c->unit_rows);
+    return reads;
+}
+
 /* ---- tables ---- */
 
 /* A boundary: the vectors [n E,D]. */
@@ -285,6 +298,8 @@ static int table_open(struct iz_unit *u, const struct iz_dlrm_config *c, int i)
     u->forward = i ? table_forward : first_forward;
     u->backward = i ? table_backward : first_backward;
     u->reads_input = true;
+    /* A sample reads one row of each table that has rows in the unit. */
+    u->table_reads = (first + rows.rows - 1) / c->rows - first / c->rows + 1;
     return iz_unit_params(u, &rows, 1, prefix);
 }
 
@@ -382,6 +397,7 @@ int iz_dlrm_open(struct iz_model **out, const struct iz_dlrm_config *c)
     (*out)->item = "sample";
     (*out)->table_rows = all_rows(c);
     (*out)->table_reads = c->tables;
+    (*out)->list_rows = list_rows;
     (*out)->record = (struct iz_record){
         .bytes = 4 * (1 + (int64_t)c->dense + c->tables),
         .check = check_record,

@@ -18,6 +18,9 @@ struct iz_coll {
     double timeout_s;           /* set by the owner after open; 0 = none */
     int64_t sent_bytes, received_bytes; /* payload counted by the collectives */
     uint64_t order_hash; /* of every collective started so far: kind, bytes */
+    /* [size + 1], for the caller of a collective of unequal parts to say where
+     * each begins; lost with the next one. */
+    int64_t *first;
     struct iz_coll_state *state;
     struct iz_coll_gpu *gpu;
 };
@@ -47,6 +50,16 @@ void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
                             enum iz_dtype out_type, bool accumulate, void *full,
                             enum iz_dtype wire, int64_t shard,
                             const char *what);
+
+/* The two with parts of different lengths: rank r has the bytes, or the
+ * elements, from c->first[r] to c->first[r + 1] - 1 of `full`; all ranks say
+ * the same.  Of a reduce-scatter no part may be longer than the shards that the
+ * scratch was planned for. */
+void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what);
+void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
+                                  enum iz_dtype out_type, bool accumulate,
+                                  void *full, enum iz_dtype wire,
+                                  const char *what);
 
 /* In place like iz_coll_all_gather, for a few doubles per rank. */
 void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,

@@ -29,11 +29,33 @@ static int peer_to(const struct iz_coll *c, int k)
     return (c->rank + k) % c->size;
 }
 
-/* What every rank sends and receives in the end, whatever the way. */
-static void count(struct iz_coll *c, int64_t shard_bytes)
+/* Parts of a buffer: that of rank r is [first[r], first[r + 1]). */
+static int64_t part(const struct iz_coll *c, int r)
 {
-    c->sent_bytes += shard_bytes * (c->size - 1);
-    c->received_bytes += shard_bytes * (c->size - 1);
+    return c->first[r + 1] - c->first[r];
+}
+
+static int64_t longest_part(const struct iz_coll *c)
+{
+    int64_t most = 0;
+
+    for (int r = 0; r < c->size; r++)
+        most = part(c, r) > most ? part(c, r) : most;
+    return most;
+}
+
+static void equal_parts(struct iz_coll *c, int64_t length)
+{
+    for (int r = 0; r <= c->size; r++)
+        c->first[r] = r * length;
+}
+
+/* What a rank has in the end that it did not have, in bytes, and what others
+ * have of it, whatever the way. */
+static void count(struct iz_coll *c, int64_t to_others, int64_t from_others)
+{
+    c->sent_bytes += to_others;
+    c->received_bytes += from_others;
 }
 
 /* ---- all-gather ---- */
@@ -56,37 +78,40 @@ static bool brings(const struct iz_coll *c, int to, int owner)
 struct gather {
     struct iz_flight f;
     char *full;
-    int64_t shard_bytes;
 };
 
-static int64_t gather_bytes(const struct gather *g, int64_t k)
+/* Of piece k of rank r's part; 0: it has no such piece. */
+static int64_t gather_bytes(const struct gather *g, int r, int64_t k)
 {
-    return min64(GATHER_PIECE, g->shard_bytes - k * GATHER_PIECE);
+    int64_t left = part(g->f.c, r) - k * GATHER_PIECE;
+
+    return left < 0 ? 0 : min64(GATHER_PIECE, left);
 }
 
-/* Where piece k of rank r's shard is. */
+/* Where piece k of rank r's part is. */
 static int64_t gather_at(const struct gather *g, int r, int64_t k)
 {
-    return r * g->shard_bytes + k * GATHER_PIECE;
+    return g->f.c->first[r] + k * GATHER_PIECE;
 }
 
 static void gather_post(struct gather *g, int64_t k)
 {
     const struct iz_coll *c = g->f.c;
-    int64_t bytes = gather_bytes(g, k);
     int group = (int)(k % 2);
 
     for (int i = 1; i < c->size; i++) {
         int from = peer_from(c, i);
+        int64_t bytes = gather_bytes(g, from, k);
 
-        if (!iz_is_near(c, from) && brings(c, c->rank, from))
+        if (bytes && !iz_is_near(c, from) && brings(c, c->rank, from))
             iz_flight_recv(&g->f, group, g->full + gather_at(g, from, k), bytes,
                            from);
     }
     for (int i = 1; i < c->size; i++) {
         int to = peer_to(c, i);
+        int64_t bytes = gather_bytes(g, c->rank, k);
 
-        if (!iz_is_near(c, to) && brings(c, to, c->rank))
+        if (bytes && !iz_is_near(c, to) && brings(c, to, c->rank))
             iz_flight_send(&g->f, group, g->full + gather_at(g, c->rank, k),
                            bytes, to);
     }
@@ -96,9 +121,10 @@ static void gather_post(struct gather *g, int64_t k)
 static void gather_read(struct gather *g, int64_t k, int near, int owner,
                         int64_t pieces)
 {
-    int64_t at = gather_at(g, owner, k), bytes = gather_bytes(g, k);
+    int64_t at = gather_at(g, owner, k), bytes = gather_bytes(g, owner, k);
 
-    iz_near_read(g->f.c, near, g->full + at, at, bytes, pieces, g->f.what);
+    if (bytes)
+        iz_near_read(g->f.c, near, g->full + at, at, bytes, pieces, g->f.what);
 }
 
 /* What near ranks own. */
@@ -129,17 +155,16 @@ static void gather_brought(struct gather *g, int64_t k)
     }
 }
 
-void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
-                        const char *what)
+void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
 {
-    struct gather g = {
-        .f = {.c = c, .what = what}, .full = full, .shard_bytes = shard_bytes};
-    int64_t pieces = (shard_bytes + GATHER_PIECE - 1) / GATHER_PIECE;
+    struct gather g = {.f = {.c = c, .what = what}, .full = full};
+    int64_t pieces = (longest_part(c) + GATHER_PIECE - 1) / GATHER_PIECE;
+    int64_t all = c->first[c->size] - c->first[0], own = part(c, c->rank);
 
-    iz_coll_begin(c, IZ_COLL_ALL_GATHER, shard_bytes, what);
+    iz_coll_begin(c, IZ_COLL_ALL_GATHER, all / c->size, what);
     if (pieces == 0 || c->size == 1)
         return;
-    count(c, shard_bytes);
+    count(c, own * (c->size - 1), all - own);
     iz_near_enter(c, full);
     for (int64_t k = 0; k <= pieces; k++) {
         if (k < pieces) {
@@ -153,6 +178,13 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
         gather_brought(&g, k - 1);
     }
     iz_near_leave(c, what);
+}
+
+void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
+                        const char *what)
+{
+    equal_parts(c, shard_bytes);
+    iz_coll_all_gather_parts(c, full, what);
 }
 
 /* ---- reduce-scatter ---- */
@@ -178,7 +210,7 @@ struct reduction {
     char *out, *full;
     enum iz_dtype out_type, wire;
     bool accumulate;
-    int64_t shard_bytes, piece_bytes; /* of the wire type */
+    int64_t piece_bytes; /* of the wire type; so are the parts */
     int direct; /* near rank whose pieces are read into `out`, -1: none */
 };
 
@@ -190,14 +222,22 @@ static int direct_source(const struct reduction *d)
     int r = 0;
 
     if (d->accumulate || d->out_type != d->wire ||
-        d->out == d->full + c->rank * d->shard_bytes)
+        d->out == d->full + c->first[c->rank])
         return -1;
     while (r < c->size && (r == c->rank || !iz_is_near(c, r)))
         r++;
     return r < c->size ? r : -1;
 }
 
-/* Where the piece at `at` of this rank's shard as rank `from` has it is, or
+/* Bytes of the piece at `at` of rank r's part; 0: it has none. */
+static int64_t reduce_bytes(const struct reduction *d, int r, int64_t at)
+{
+    int64_t left = part(d->f.c, r) - at;
+
+    return left < 0 ? 0 : min64(d->piece_bytes, left);
+}
+
+/* Where the piece at `at` of this rank's part as rank `from` has it is, or
  * will be when the group has arrived. */
 static char *reduce_source(const struct reduction *d, int group, int from,
                            int64_t at)
@@ -206,7 +246,7 @@ static char *reduce_source(const struct reduction *d, int group, int from,
     int slot = from < c->rank ? from : from - 1;
 
     if (from == c->rank)
-        return d->full + from * d->shard_bytes + at;
+        return d->full + c->first[from] + at;
     if (from == d->direct)
         return d->out + at;
     return c->state->scratch + (group * (c->size - 1) + slot) * d->piece_bytes;
@@ -215,9 +255,9 @@ static char *reduce_source(const struct reduction *d, int group, int from,
 static void reduce_post(struct reduction *d, int group, int64_t at)
 {
     const struct iz_coll *c = d->f.c;
-    int64_t bytes = min64(d->piece_bytes, d->shard_bytes - at);
+    int64_t bytes = reduce_bytes(d, c->rank, at);
 
-    for (int k = 1; k < c->size; k++) {
+    for (int k = 1; bytes && k < c->size; k++) {
         int from = peer_from(c, k);
 
         if (!iz_is_near(c, from))
@@ -227,23 +267,24 @@ static void reduce_post(struct reduction *d, int group, int64_t at)
     for (int k = 1; k < c->size; k++) {
         int to = peer_to(c, k);
 
-        if (!iz_is_near(c, to))
-            iz_flight_send(&d->f, group, d->full + to * d->shard_bytes + at,
-                           bytes, to);
+        bytes = reduce_bytes(d, to, at);
+        if (bytes && !iz_is_near(c, to))
+            iz_flight_send(&d->f, group, d->full + c->first[to] + at, bytes,
+                           to);
     }
 }
 
 static void reduce_read(struct reduction *d, int group, int64_t at)
 {
     struct iz_coll *c = d->f.c;
-    int64_t bytes = min64(d->piece_bytes, d->shard_bytes - at);
+    int64_t bytes = reduce_bytes(d, c->rank, at);
 
     for (int k = 1; k < c->size; k++) {
         int from = peer_from(c, k);
 
         if (iz_is_near(c, from))
             iz_near_read(c, from, reduce_source(d, group, from, at),
-                         c->rank * d->shard_bytes + at, bytes, 0, d->f.what);
+                         c->first[c->rank] + at, bytes, 0, d->f.what);
     }
 }
 
@@ -251,39 +292,48 @@ static void reduce_sum(struct reduction *d, int group, int64_t at)
 {
     const struct iz_coll *c = d->f.c;
     const void **piece = c->state->piece;
-    int64_t bytes = min64(d->piece_bytes, d->shard_bytes - at);
+    int64_t bytes = reduce_bytes(d, c->rank, at);
     int64_t size = iz_dtype_bytes(d->wire);
     char *out = d->out + at / size * iz_dtype_bytes(d->out_type);
 
-    reduce_read(d, group, at);
+    if (bytes)
+        reduce_read(d, group, at);
     iz_flight_wait(&d->f, group);
+    if (!bytes)
+        return;
     for (int r = 0; r < c->size; r++)
         piece[r] = reduce_source(d, group, r, at);
     iz_flat_sum(out, d->out_type, d->accumulate, piece, c->size, d->wire,
                 bytes / size);
 }
 
-void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
-                            enum iz_dtype out_type, bool accumulate, void *full,
-                            enum iz_dtype wire, int64_t shard, const char *what)
+void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
+                                  enum iz_dtype out_type, bool accumulate,
+                                  void *full, enum iz_dtype wire,
+                                  const char *what)
 {
-    int64_t bytes = shard * iz_dtype_bytes(wire), last = 0;
+    int64_t last = 0, bytes, all, own;
+
+    for (int r = 0; r <= c->size; r++)
+        c->first[r] *= iz_dtype_bytes(wire);
+    bytes = longest_part(c);
+    all = c->first[c->size] - c->first[0];
+    own = part(c, c->rank);
     struct reduction d = {.f = {.c = c, .what = what},
                           .out = out,
                           .full = full,
                           .out_type = out_type,
                           .wire = wire,
                           .accumulate = accumulate,
-                          .shard_bytes = bytes,
                           .piece_bytes = iz_coll_piece_bytes(c, bytes)};
     int group = 0;
 
-    iz_coll_begin(c, IZ_COLL_REDUCE_SCATTER, bytes, what);
+    iz_coll_begin(c, IZ_COLL_REDUCE_SCATTER, all / c->size, what);
     if (bytes == 0)
         return;
     need_scratch(c, iz_coll_scratch_bytes(c, bytes), what);
     d.direct = direct_source(&d);
-    count(c, bytes);
+    count(c, all - own, own * (c->size - 1));
     iz_near_enter(c, full);
     reduce_post(&d, group, 0);
     for (int64_t at = d.piece_bytes; at < bytes; at += d.piece_bytes) {
@@ -294,4 +344,13 @@ void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
     }
     reduce_sum(&d, group, last);
     iz_near_leave(c, what);
+}
+
+void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
+                            enum iz_dtype out_type, bool accumulate, void *full,
+                            enum iz_dtype wire, int64_t shard, const char *what)
+{
+    equal_parts(c, shard);
+    iz_coll_reduce_scatter_parts(c, out, out_type, accumulate, full, wire,
+                                 what);
 }

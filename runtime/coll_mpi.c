@@ -345,11 +345,12 @@ static int make_state(struct iz_coll *c)
         return -ENOMEM;
     s->requests = calloc(1, sizeof *s->requests);
     s->piece = calloc(size, sizeof *s->piece);
+    c->first = calloc(size + 1, sizeof *c->first);
     s->host = calloc(size, sizeof *s->host);
     s->index = calloc(size, sizeof *s->index);
     s->seat = calloc(size, sizeof *s->seat);
     if (s->requests == NULL || s->piece == NULL || s->host == NULL ||
-        s->index == NULL || s->seat == NULL)
+        c->first == NULL || s->index == NULL || s->seat == NULL)
         return -ENOMEM;
     s->requests->seats = MPI_WIN_NULL;
     for (int i = 0; i < 2; i++)
@@ -422,6 +423,7 @@ void iz_coll_close(struct iz_coll **c)
     finalize_mpi();
     if (s != NULL)
         free_state(s);
+    free((*c)->first);
     free(*c);
     *c = NULL;
 }

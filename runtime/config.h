@@ -139,13 +139,20 @@ struct iz_lora_config {
     enum iz_lora_export export;
 };
 
-enum { IZ_RULE_MATCH, IZ_RULE_FROZEN, IZ_RULE_DECAY, IZ_RULE_LR, IZ_RULE_KEYS };
+enum {
+    IZ_RULE_MATCH,
+    IZ_RULE_FROZEN,
+    IZ_RULE_SPARSE,
+    IZ_RULE_DECAY,
+    IZ_RULE_LR,
+    IZ_RULE_KEYS
+};
 
 /* "parameters": what the tensors whose names match get; of several rules that
  * match one, a later one overrides what it gives. */
 struct iz_rule {
     char match[IZ_MATCH_MAX]; /* a pattern as in a shell: * ? [...] */
-    bool frozen;
+    bool frozen, sparse;
     double weight_decay, lr_scale;
     bool given[IZ_RULE_KEYS]; /* in the order of iz_rule_keys */
 };

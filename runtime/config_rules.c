@@ -21,6 +21,10 @@ const struct iz_key iz_rule_keys[] = {
                             "Never updated: no gradient and no optimizer "
                             "state; no backward below the lowest unit that is "
                             "trained.")},
+    [IZ_RULE_SPARSE] = {KEY("sparse", BOOL, sparse,
+                            "Of an embedding table, a step moves and updates "
+                            "only the rows that its samples read; the others "
+                            "keep their weights, m and v.")},
     [IZ_RULE_DECAY] = {KEY("weight_decay", DOUBLE, weight_decay,
                            "In place of optimizer.params.weight_decay; 0: "
                            "none."),
@@ -49,7 +53,8 @@ static void read_member(const struct rule_reader *r, const char *name,
     if (k == IZ_RULE_KEYS) {
         char near[IZ_CONFIG_NAME_MAX];
 
-        iz_word_nearest(near, name, "match|frozen|weight_decay|lr_scale");
+        iz_word_nearest(near, name,
+                        "match|frozen|sparse|weight_decay|lr_scale");
         iz_fault(r->faults, key, "unknown key%s%s%s",
                  near[0] != '\0' ? "; did you mean " : "", near,
                  near[0] != '\0' ? "?" : "");
@@ -82,6 +87,10 @@ static void read_rule(const struct rule_reader *r, json_t *v)
         iz_fault(r->faults, key,
                  "frozen: true, but what is frozen has neither weight_decay "
                  "nor lr_scale");
+    if (r->rule->frozen && r->rule->sparse)
+        iz_fault(r->faults, key,
+                 "frozen: true and sparse: true: what is frozen is never "
+                 "updated");
 }
 
 void iz_config_rules(struct iz_config_file *file, struct iz_faults *f,

@@ -148,6 +148,10 @@ struct iz_engine {
     struct iz_group *group;
     struct iz_ring *ring;
     struct iz_stage *state_stage, *param_stage, *grad_stage, *update_stage;
+    /* Rows that a step touches of sparse tables: one list while the update of
+     * the step before still reads the other. */
+    struct iz_stage row_list[2], row_scratch;
+    int row_turn;
     int next_state_stage, next_param_stage, next_grad_stage, next_update_stage;
     struct iz_stage *save_stage;
     int next_save_stage;
@@ -176,8 +180,10 @@ struct iz_engine {
     struct iz_trace *trace;
     int64_t fetch_clock; /* elements used so far, each time anew */
     int marked;          /* uses of the pass under way that it counted */
-    /* Counted at submission: the plan's figures. */
-    int64_t fetched_bytes, up_bytes, down_bytes;
+    /* Counted at submission: the plan's figures.  Touched rows are counted when
+     * they are fetched. */
+    _Atomic int64_t fetched_bytes;
+    int64_t up_bytes, down_bytes;
     struct iz_event event[IZ_EVENTS];
     int64_t events_taken, events_due; /* due: submitted */
     int64_t waited_ns; /* that the main thread waited for events */
@@ -254,6 +260,21 @@ void iz_zero_update(struct iz_engine *e, int group);
 /* All-gather of the parameters that the stage keeps whole; of the frozen ones,
  * too, where they were set. */
 void iz_zero_publish(struct iz_engine *e, int group, bool frozen);
+
+/* ---- zero_rows.c: rows of sparse tables ---- */
+
+/* Samples of all ranks: n of them from first, first + stride, ... on. */
+struct iz_row_samples {
+    enum iz_split split;
+    int times;
+    int64_t first, n, stride;
+};
+/* From here on these samples are trained with or evaluated: submits the task
+ * that lists the rows which they touch. */
+void iz_rows_begin(struct iz_engine *e, struct iz_row_samples s);
+/* The list of the rows that the step under way touches; NULL: the group is
+ * dense. */
+starpu_data_handle_t iz_rows_list(const struct iz_engine *e, int group);
 
 /* ---- pass.c: the tasks of a pass over the units ---- */
 

@@ -170,7 +170,7 @@ static int open_states(struct iz_engine *e, struct iz_group *g, int u)
 
 static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
 {
-    int64_t n = e->plan.grads_full ? g->plan->padded : g->plan->shard;
+    int64_t n = iz_plan_grads(&e->plan, g->plan);
     int64_t bytes = n * size_of(e->plan.grad_type);
     enum iz_tier tier = iz_plan_grad_tier(&e->plan);
     for (int i = 0; n && i <= g->plan->split_accum; i++) {
@@ -301,6 +301,22 @@ static int open_files(struct iz_engine *e)
         r = open_file(e, &e->param_file, "param", &e->config->zero.param,
                       IZ_MEM_PARAM, param);
     return r;
+}
+
+/* Lists of touched rows, and what it takes to make one. */
+static int open_rows(struct iz_engine *e)
+{
+    struct iz_stage *s[] = {&e->row_list[0], &e->row_list[1], &e->row_scratch};
+    int64_t list = iz_plan_list_bytes(&e->plan);
+    for (int i = 0; list && i < 3; i++) {
+        int64_t bytes =
+            i < 2 ? list : iz_plan_list_scratch_bytes(&e->plan, e->model);
+        s[i]->p = take(e, near_tier(e), IZ_MEM_BATCH, bytes);
+        if (!s[i]->p)
+            return -ENOMEM;
+        s[i]->handle = variable(e, s[i]->p, bytes, IZ_DATUM_BATCH, i);
+    }
+    return 0;
 }
 
 static struct iz_stage *open_stages(struct iz_engine *e, int n, int64_t bytes)
@@ -516,6 +532,8 @@ int iz_homes_open(struct iz_engine *e)
     e->save_stage =
         open_stages(e, e->plan.save_stages, e->plan.save_stage_bytes);
     if (!r)
+        r = open_rows(e);
+    if (!r)
         r = open_rings(e);
     for (int b = 0; b < e->plan.lanes && !r; b++)
         r = open_lane(e, b);
@@ -534,6 +552,9 @@ void iz_homes_close(struct iz_engine *e)
     }
     for (int b = 0; e->lane && b < e->plan.lanes; b++)
         close_lane(e, &e->lane[b]);
+    unregister(&e->row_list[0].handle);
+    unregister(&e->row_list[1].handle);
+    unregister(&e->row_scratch.handle);
     close_slots(&e->boundaries.slot, e->plan.boundary_slots);
     close_stages(&e->state_stage, e->plan.state_stages);
     close_stages(&e->param_stage, e->plan.param_stages);

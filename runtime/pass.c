@@ -164,10 +164,14 @@ static void attach_params(struct iz_engine *e, const struct iz_call *c,
                           struct iz_task *t, struct iz_unit_arg *a)
 {
     int tied = e->model->unit[c->unit].tied_unit;
+    bool needed = e->plan.fetch || c->call == IZ_CALL_BACKWARD;
     a->at_param = add(t, iz_zero_param(e, c->unit), STARPU_R);
     a->at_tied = tied < 0 ? -1 : add(t, iz_zero_param(e, tied), STARPU_R);
     a->at_grad = add(t, c->grad, STARPU_W);
     a->at_tied_grad = add(t, c->tied_grad, STARPU_W);
+    a->at_rows =
+        needed ? add(t, iz_rows_list(e, c->unit), STARPU_R) : (signed char)-1;
+    a->packed = e->plan.fetch;
 }
 
 /* Which activations a call reads and writes. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "codelets/flat.h"
+#include "codelets/rows.h"
 #include "runtime/coll.h"
 #include "runtime/nvme.h"
 #include "runtime/safetensors.h"
@@ -47,6 +48,23 @@ static int64_t chunk_elems(const struct iz_config *c, int64_t owned)
     return round_up(max64(min64(chunk, owned), 1), ALIGN_CHUNK);
 }
 
+/* What a step touches of a sparse table: every sample of every rank may read
+ * other rows. */
+static void plan_rows(struct iz_plan *p, const struct iz_model *m, int u)
+{
+    const struct iz_unit *unit = &m->unit[u];
+    struct iz_plan_group *g = &p->group[u];
+    int64_t samples =
+        (int64_t)p->samples * p->slices * p->micro_batches * p->ranks;
+    if (!unit->table_reads || !unit->param[0].sparse)
+        return;
+    g->rows = min64(unit->param[0].rows, samples * unit->table_reads);
+    g->cols = unit->param[0].cols;
+    g->packed = round_up(g->rows * g->cols, ALIGN_SHARD);
+    p->step_reads = samples * m->table_reads;
+    p->step_rows = min64(p->step_rows + g->rows, p->step_reads);
+}
+
 static void plan_group(struct iz_plan *p, const struct iz_config *c,
                        const struct iz_model *m, int u)
 {
@@ -68,6 +86,7 @@ static void plan_group(struct iz_plan *p, const struct iz_config *c,
     g->chunk = part[0].chunk;
     g->chunks = part[0].chunks;
     g->frozen = part[1];
+    plan_rows(p, m, u);
     for (int v = 0; v < m->n_units; v++)
         if (m->unit[v].tied_unit == u && iz_unit_ties_trained(m, v))
             g->tied = true;
@@ -127,10 +146,11 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
         g->ring = common ? 0 : p->n_rings++;
         struct iz_plan_ring *r = &p->ring[g->ring];
         r->elems = max64(r->elems, elems);
-        r->grad_elems = max64(r->grad_elems, g->padded);
+        int64_t grad = g->rows ? g->packed : g->padded;
+        r->grad_elems = max64(r->grad_elems, grad);
         members += common;
         if (!common)
-            *r = (struct iz_plan_ring){elems, g->padded, 1, parallel};
+            *r = (struct iz_plan_ring){elems, grad, 1, parallel};
     }
     p->ring[0].params = ring_slots(c, p->ring[0].elems, members);
     p->ring[0].grads = 2 * parallel;
@@ -240,7 +260,7 @@ static void count_groups(struct iz_plan *p)
     int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
     for (int u = 0; u < p->n_groups; u++) {
         const struct iz_plan_group *g = &p->group[u];
-        int64_t grads = (p->grads_full ? g->padded : g->shard) * grad;
+        int64_t grads = iz_plan_grads(p, g) * grad;
         bool file = p->param_home == IZ_HOME_NVME;
         b[tier_of(p->param_home)][IZ_MEM_PARAM] +=
             (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
@@ -374,7 +394,8 @@ static void count_activations(struct iz_plan *p, const struct iz_model *m)
     b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->recompute ? 0 : saved * p->lanes;
     b[near][IZ_MEM_BATCH] =
         p->lanes * p->samples * (m->input_bytes + m->target_bytes) +
-        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_groups + 2 * p->lanes);
+        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_groups + 2 * p->lanes) +
+        2 * iz_plan_list_bytes(p) + iz_plan_list_scratch_bytes(p, m);
     b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->scratch_bytes * p->tasks_at_once;
 }
 
@@ -411,10 +432,12 @@ static void count_bytes(struct iz_plan *p, const struct iz_config *c,
 /* ---- costs ---- */
 
 /* Whether what unit v costs holds for u, too. */
-static bool same_cost(const struct iz_model *m, int u, int v)
+static bool same_cost(const struct iz_plan *p, const struct iz_model *m, int u,
+                      int v)
 {
     const struct iz_unit *a = &m->unit[u], *b = &m->unit[v];
     bool same = a->kind == b->kind && a->n_params == b->n_params &&
+                p->group[u].rows == p->group[v].rows &&
                 a->n_adapters == b->n_adapters &&
                 iz_unit_ties_trained(m, u) == iz_unit_ties_trained(m, v);
     for (int i = 0; same && i < a->n_params; i++)
@@ -431,11 +454,11 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
                            .rate = p->target.compute};
     for (int u = 0; u < m->n_units; u++) {
         int same = 0;
-        while (same < u && !same_cost(m, same, u))
+        while (same < u && !same_cost(p, m, same, u))
             same++;
-        p->cost[u] = same < u
-                         ? p->cost[same]
-                         : iz_unit_cost(m, u, p->samples, p->param_type, &like);
+        p->cost[u] = same < u ? p->cost[same]
+                              : iz_unit_cost(m, u, p->samples, p->group[u].rows,
+                                             p->param_type, &like);
         /* Every kept buffer is a whole number of cache lines. */
         p->cost[u].save_bytes = round_up(p->cost[u].save_bytes, 64);
         p->save_bytes = max64(p->save_bytes, p->cost[u].save_bytes);
@@ -510,12 +533,33 @@ int64_t iz_plan_device_bytes(const struct iz_plan *p)
 
 int64_t iz_plan_gathered(const struct iz_plan_group *g)
 {
-    return g->padded + g->frozen.padded;
+    return g->rows ? g->packed : g->padded + g->frozen.padded;
 }
 
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_group *g)
 {
-    return p->params_full ? iz_plan_gathered(g) : g->shard + g->frozen.shard;
+    return p->params_full ? g->padded + g->frozen.padded
+                          : g->shard + g->frozen.shard;
+}
+
+int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_group *g)
+{
+    int64_t n = p->grads_full ? g->padded : g->shard;
+    return g->rows ? min64(n, g->packed) : n;
+}
+
+int64_t iz_plan_list_bytes(const struct iz_plan *p)
+{
+    return p->step_reads ? iz_rows_list_bytes(p->n_groups, p->step_rows) : 0;
+}
+
+/* Keys to sort, twice, and samples. */
+int64_t iz_plan_list_scratch_bytes(const struct iz_plan *p,
+                                   const struct iz_model *m)
+{
+    return p->step_reads ? 2 * (int64_t)sizeof(uint64_t) * p->step_reads +
+                               p->samples * (m->input_bytes + m->target_bytes)
+                         : 0;
 }
 
 int64_t iz_plan_filed(const struct iz_plan_group *g)
@@ -550,19 +594,25 @@ int64_t iz_plan_buffers(const struct iz_plan *p)
     return n;
 }
 
-/* Rows of a table are parameters like others: all of them are gathered, reduced
- * and updated, whether a step reads them or not. */
+/* Unless it is sparse, all rows of a table are gathered, reduced and updated,
+ * whether a step reads them or not. */
 static void print_tables(const struct iz_plan *p, const struct iz_model *m,
                          FILE *out)
 {
     int64_t rows = m->table_rows, samples = p->samples * p->slices;
     int64_t read = samples * p->micro_batches * p->ranks * m->table_reads;
+    bool dense = false;
+    for (int u = 0; u < p->n_groups; u++)
+        dense |= m->unit[u].table_reads && !p->group[u].rows;
+    const char *what = !p->step_reads ? "all"
+                       : dense        ? "these and whole dense tables"
+                                      : "only these";
     read = min64(read, rows);
     fprintf(out,
             "      %.2fM rows of tables: a step reads at most %lld of them "
-            "(%.3g %%), all are moved and updated\n",
+            "(%.3g %%), %s are moved and updated\n",
             (double)rows / 1e6, (long long)read,
-            100 * (double)read / (double)rows);
+            100 * (double)read / (double)rows, what);
 }
 
 void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)

@@ -32,6 +32,10 @@ struct iz_plan_group {
     bool tied;        /* another unit uses one of its parameters too */
     bool split_accum; /* ... and has an accumulator of its own */
     bool direct;      /* backward writes the gradient itself, no ring */
+    /* A sparse table: of it only the rows that a step touches are gathered and
+     * have gradients, `rows` at most of `cols` elements; `packed`: all of them,
+     * in cache lines.  0: the unit is dense. */
+    int64_t rows, cols, packed;
 };
 
 /* Buffers of one size that take turns. */
@@ -93,6 +97,9 @@ struct iz_plan {
      * 0: training waits while one is written. */
     int64_t save_stage_bytes;
     int save_stages;
+    /* Where there are sparse tables: rows that the samples of a step read, each
+     * time anew, and different ones of those at most.  0: there are none. */
+    int64_t step_reads, step_rows;
     int64_t exchange_bytes; /* what NCCL receives a unit's gradient in */
     struct iz_bytes bytes;
     double step_flops; /* of one rank and step, recomputation excluded */
@@ -122,6 +129,13 @@ int64_t iz_plan_device_bytes(const struct iz_plan *p);
 int64_t iz_plan_gathered(const struct iz_plan_group *g);
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_group *g);
 int64_t iz_plan_filed(const struct iz_plan_group *g);
+/* Elements of an accumulator of its gradient. */
+int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_group *g);
+/* Bytes of what lists the touched rows: a list (there are two), and scratch to
+ * make one. */
+int64_t iz_plan_list_bytes(const struct iz_plan *p);
+int64_t iz_plan_list_scratch_bytes(const struct iz_plan *p,
+                                   const struct iz_model *m);
 /* Bytes that one fetch of a group copies to a GPU. */
 int64_t iz_up_bytes(const struct iz_plan *p, const struct iz_plan_group *g);
 /* Bytes of a unit's output, for one lane. */

@@ -78,6 +78,8 @@ static void apply(struct iz_param *p, const struct iz_rule *r)
         p->lr_scale = r->lr_scale;
     if (r->given[IZ_RULE_FROZEN])
         p->frozen = r->frozen;
+    if (r->given[IZ_RULE_SPARSE])
+        p->sparse = r->sparse;
 }
 
 static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
@@ -98,6 +100,66 @@ static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
         }
     snprintf(key, sizeof key, "parameters[%d].match", i);
     return found ? 0 : iz_rules_none(m, key, r->match, "tensor", err);
+}
+
+/* What would be sparse must be a table, and trained. */
+static int check_sparse(const struct iz_unit *u, const struct iz_param *p,
+                        FILE *err)
+{
+    const char *why = NULL;
+
+    if (!p->sparse)
+        return 0;
+    if (!u->table_reads)
+        why = "it is no table of rows that samples choose from";
+    else if (p->frozen)
+        why = "it is frozen: nothing of it is updated";
+    if (why && err)
+        fprintf(err, "izar: parameters: sparse: true for %s: %s\n", p->name,
+                why);
+    return why ? -EINVAL : 0;
+}
+
+static int check_all_sparse(const struct iz_model *m, FILE *err)
+{
+    int status = 0;
+
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < m->unit[u].n_params && !status; i++)
+            status = check_sparse(&m->unit[u], &m->unit[u].param[i], err);
+    return status;
+}
+
+/* Why a sparse tensor cannot be updated in this way; NULL: it can. */
+static const char *sparse_refusal(const struct iz_param *p,
+                                  const struct iz_config *c, bool gpu)
+{
+    if (gpu)
+        return "the kernels of a GPU read and update whole tables: use "
+               "run.device: cpu, or sparse: false";
+    if (c->run.state_dtype == IZ_MOMENT_FP8 && p->cols % IZ_MOMENT_BLOCK)
+        return "with run.state_dtype: fp8, 64 numbers have one exponent, and "
+               "its rows are no multiple of 64: those that no sample reads "
+               "would be rounded anew";
+    return NULL;
+}
+
+int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
+                          bool gpu, FILE *err)
+{
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < m->unit[u].n_params; i++) {
+            const struct iz_param *p = &m->unit[u].param[i];
+            const char *why = p->sparse ? sparse_refusal(p, c, gpu) : NULL;
+
+            if (!why)
+                continue;
+            if (err)
+                fprintf(err, "izar: parameters: sparse: true for %s: %s\n",
+                        p->name, why);
+            return -ENOTSUP;
+        }
+    return 0;
 }
 
 static int check_trained(const struct iz_model *m, FILE *err)
@@ -121,6 +183,7 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
 
             p->weight_decay = c->optimizer.weight_decay;
             p->lr_scale = 1;
+            p->sparse = false;
             p->frozen = c->lora.rank > 0 && k < iz_unit_base(&m->unit[u]);
         }
     for (int i = 0; i < c->n_rules; i++) {
@@ -128,6 +191,8 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
 
         status = status ? status : s;
     }
+    if (!status)
+        status = check_all_sparse(m, err);
     return status ? status : check_trained(m, err);
 }
 
@@ -142,8 +207,9 @@ void iz_rules_print(const struct iz_model *m, FILE *out)
             if (p->frozen)
                 fprintf(out, "frozen\n");
             else
-                fprintf(out, "weight_decay %g  lr_scale %g\n", p->weight_decay,
-                        p->lr_scale);
+                fprintf(out, "weight_decay %g  lr_scale %g%s\n",
+                        p->weight_decay, p->lr_scale,
+                        p->sparse ? "  sparse" : "");
         }
 }
 

@@ -15,6 +15,11 @@
  * -ENOMEM. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
+/* Whether sparse tensors can be updated by this config, and with a GPU.
+ * -ENOTSUP with the reason told on `err` (which may be NULL). */
+int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
+                          bool gpu, FILE *err);
+
 /* Tells that a pattern matches nothing of `what`, with the nearest name;
  * returns -EINVAL. */
 int iz_rules_none(const struct iz_model *m, const char *key, const char *match,

@@ -166,6 +166,9 @@ static int make_plan(struct run *r)
     int rank = r->o.ranks ? 0 : r->coll->rank;
     struct iz_target t;
     int f = find_target(r, ranks, &t, &r->limit);
+    if (!f)
+        f = iz_rules_check_sparse(r->model, &r->c, t.gpu,
+                                  iz_run_first(r) ? stderr : NULL);
     if (f)
         return iz_run_agree(r, f, NULL);
     int s = iz_run_agree(

@@ -62,6 +62,8 @@ static int prepare(struct simulation *s)
         return r;
     struct iz_target t;
     r = iz_machine_target(&t, &s->machine, s->c.dtype, s->ranks, stderr);
+    if (!r)
+        r = iz_rules_check_sparse(s->model, &s->c, t.gpu, stderr);
     if (r)
         return r;
     int user = iz_environment_number("STARPU_NCPU", 0);

@@ -160,6 +160,27 @@ void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
     never(what);
 }
 
+void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
+{
+    (void)c;
+    (void)full;
+    never(what);
+}
+
+void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
+                                  enum iz_dtype out_type, bool accumulate,
+                                  void *full, enum iz_dtype wire,
+                                  const char *what)
+{
+    (void)c;
+    (void)out;
+    (void)out_type;
+    (void)accumulate;
+    (void)full;
+    (void)wire;
+    never(what);
+}
+
 void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
                             const void *shard, int64_t shard_bytes,
                             const char *what)

@@ -65,6 +65,12 @@ static void submit_batches(struct iz_engine *e, int first, int micros)
     int64_t tasks =
         (int64_t)e->plan.micro_batches * e->plan.slices * e->plan.ranks;
     if (first == 0)
+        iz_rows_begin(e, (struct iz_row_samples){.split = IZ_TRAIN,
+                                                 .times = 1,
+                                                 .first = e->step * tasks *
+                                                          e->plan.samples,
+                                                 .n = tasks * e->plan.samples});
+    if (first == 0)
         iz_pass_count(e, IZ_TRAIN, e->step * tasks * e->plan.samples,
                       tasks * e->plan.samples);
     for (int b = 0; b < micros * e->plan.slices; b++)
@@ -170,6 +176,13 @@ void iz_train_eval(struct iz_engine *e)
                           ((int64_t)e->plan.rank * tasks + t + b) *
                               e->plan.samples,
                           e->eval_tasks);
+        if (e->plan.fetch)
+            iz_rows_begin(e, (struct iz_row_samples){
+                                 .split = IZ_VAL,
+                                 .times = e->plan.ranks,
+                                 .first = (int64_t)t * e->plan.samples,
+                                 .n = (int64_t)n * e->plan.samples,
+                                 .stride = (int64_t)tasks * e->plan.samples});
         iz_zero_fetch(e, &e->forward, 0);
         evaluate_lanes(e, n);
     }

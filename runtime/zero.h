@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ZeRO as submissions: which task brings a unit's parameters (zero_fetch.c),
- * takes its gradient (zero_reduce.c) and updates it (zero_update.c).  The stage
+ * takes its gradient (zero_reduce.c) and updates it (zero_update.c); what is
+ * different where only some rows are moved (zero_rows.c).  The stage
  * has already become data in the plan: what is whole on every rank and what is
  * a shard.  Here is what these files share. */
 #ifndef IZ_RUNTIME_ZERO_H
 #define IZ_RUNTIME_ZERO_H
 
 #include "codelets/buffer.h"
+#include "codelets/rows.h"
 #include "runtime/engine.h"
 
 static inline int64_t iz_param_bytes(const struct iz_engine *e, int64_t n)
@@ -47,5 +49,31 @@ struct iz_stage *iz_zero_stage(struct iz_stage *all, int *next, int n);
  * elem_bytes each. */
 void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
                     starpu_data_handle_t whole, int64_t elem_bytes);
+
+/* ---- sparse tables: zero_rows.c ---- */
+
+/* What a task must know to find a group's rows in the list; cols = 0: the group
+ * is dense. */
+struct iz_rows_in {
+    int units, unit, rank, ranks;
+    int64_t cols, shard;
+};
+struct iz_rows_in iz_rows_in(const struct iz_engine *e, int group);
+struct iz_rows iz_rows_get(const struct iz_rows_in *a, const void *list);
+/* Where a rank's shard begins, packed. */
+int64_t iz_rows_first(const struct iz_rows_in *a, const struct iz_rows *r,
+                      int rank);
+/* Says where all ranks' shards begin to the next collective of unequal parts,
+ * in elements of `unit` each. */
+void iz_rows_parts(const struct iz_rows_in *a, const struct iz_rows *r,
+                   struct iz_coll *c, int64_t unit);
+
+/* The same as for dense groups: parameters from a shard into a slot, what is
+ * kept whole of accumulators and of parameters. */
+void iz_rows_fetch(struct iz_engine *e, int group, starpu_data_handle_t shard,
+                   starpu_data_handle_t slot);
+void iz_rows_gather(struct iz_engine *e, enum iz_kind kind, int group,
+                    starpu_data_handle_t whole, int64_t elem_bytes);
+void iz_rows_publish(struct iz_engine *e, int group);
 
 #endif

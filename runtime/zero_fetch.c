@@ -171,6 +171,10 @@ void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
                     starpu_data_handle_t whole, int64_t elem_bytes)
 {
     struct fetch_arg a = fetch_arg(e, group, elem_bytes);
+    if (e->group[group].plan->rows) {
+        iz_rows_gather(e, kind, group, whole, elem_bytes);
+        return;
+    }
     submit_gather(e, kind, group, whole, &a);
 }
 
@@ -241,7 +245,9 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
         p->param_home == IZ_HOME_NVME ? load_shard(e, group) : g->param_handle;
     bool from_host = p->target.gpu && p->param_home != IZ_HOME_NONE;
     bool alone = p->ranks == 1, nccl = p->target.nccl && !alone;
-    if (from_host && (alone || nccl))
+    if (g->plan->rows)
+        iz_rows_fetch(e, group, shard, slot->handle);
+    else if (from_host && (alone || nccl))
         submit_shard(e, group, IZ_ON_UP, shard, slot->handle, false);
     else
         submit_shard(e, group, IZ_ON_LANE, shard, slot->handle, true);
@@ -253,7 +259,8 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
     slot->version = g->version;
     slot->waiting = true;
     g->slot = slot;
-    e->fetched_bytes += iz_param_bytes(e, iz_plan_gathered(g->plan));
+    if (!g->plan->rows)
+        e->fetched_bytes += iz_param_bytes(e, iz_plan_gathered(g->plan));
     if (p->target.gpu)
         e->up_bytes += iz_up_bytes(p, g->plan);
 }
@@ -352,6 +359,10 @@ void iz_zero_publish(struct iz_engine *e, int group, bool frozen)
         fetch_arg(e, group, iz_dtype_bytes(e->plan.param_type));
     if (!e->plan.params_full || e->plan.states_full || e->plan.ranks == 1)
         return;
+    if (g->plan->rows && !frozen) {
+        iz_rows_publish(e, group);
+        return;
+    }
     if (frozen)
         add_frozen(e, group, &a);
     submit_gather(e, IZ_FETCH, group, g->param_handle, &a);

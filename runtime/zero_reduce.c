@@ -26,9 +26,11 @@ struct reduce_arg {
     int64_t own; /* first element of this rank's part of the accumulator */
     int ranks, slots;
     bool accumulate;
+    bool whole;           /* the accumulator has all ranks' parts */
     bool gpu, out_on_gpu; /* of several ranks' sums */
     enum iz_dtype wire, type;
     const char *unit;
+    struct iz_rows_in rows; /* of them the list is the last buffer */
 };
 
 static char *out_of(const struct reduce_arg *a, void *accumulator)
@@ -36,12 +38,35 @@ static char *out_of(const struct reduce_arg *a, void *accumulator)
     return (char *)accumulator + a->own * iz_dtype_bytes(a->type);
 }
 
+/* Elements of a contribution of one rank; list: of touched rows. */
+static int64_t contributed(const struct reduce_arg *a, const void *list)
+{
+    struct iz_rows r;
+    if (!a->rows.cols)
+        return a->shard * a->ranks;
+    r = iz_rows_get(&a->rows, list);
+    return iz_rows_elems(&r);
+}
+
 /* buf[0]: accumulator; buf[1...]: the slices' contributions, of one rank. */
 static void run_sum(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
+    int64_t n = a->rows.cols ? contributed(a, buf[1 + a->slots]) : a->shard;
     iz_buffer_sum(x, out_of(a, buf[0]), a->type, a->accumulate,
-                  (const void *const *)&buf[1], a->slots, a->wire, a->shard);
+                  (const void *const *)&buf[1], a->slots, a->wire, n);
+}
+
+/* acc: the accumulator, of which this rank's part is summed. */
+static void scatter_rows(const struct reduce_arg *a, void *acc, void *full,
+                         const void *list)
+{
+    struct iz_rows r = iz_rows_get(&a->rows, list);
+    int64_t at = a->whole ? iz_rows_first(&a->rows, &r, a->rows.rank) : 0;
+    iz_rows_parts(&a->rows, &r, a->coll, 1);
+    iz_coll_reduce_scatter_parts(
+        a->coll, (char *)acc + at * iz_dtype_bytes(a->type), a->type,
+        a->accumulate, full, a->wire, a->unit);
 }
 
 static void scatter(struct iz_exec *x, const struct reduce_arg *a, void *out,
@@ -60,17 +85,24 @@ static void scatter(struct iz_exec *x, const struct reduce_arg *a, void *out,
 static void run_scatter(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
+    const void *list = a->rows.cols ? buf[1 + a->slots] : NULL;
     if (a->slots > 1)
         iz_buffer_sum(x, buf[1], a->wire, false, (const void *const *)&buf[1],
-                      a->slots, a->wire, a->shard * a->ranks);
-    scatter(x, a, out_of(a, buf[0]), buf[1]);
+                      a->slots, a->wire, contributed(a, list));
+    if (list)
+        scatter_rows(a, buf[0], buf[1], list);
+    else
+        scatter(x, a, out_of(a, buf[0]), buf[1]);
 }
 
 /* The gradient was written in place: the accumulator is the contribution. */
 static void run_scatter_direct(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
-    scatter(x, a, out_of(a, buf[0]), buf[0]);
+    if (a->rows.cols)
+        scatter_rows(a, buf[0], buf[0], buf[1]);
+    else
+        scatter(x, a, out_of(a, buf[0]), buf[0]);
 }
 
 /* buf: host, GPU. */
@@ -93,7 +125,9 @@ static struct reduce_arg reduce_arg(const struct iz_engine *e, int group)
                                .out_on_gpu = !p->grads_down,
                                .wire = p->param_type,
                                .type = p->grad_type,
-                               .unit = iz_unit_name(e, group)};
+                               .unit = iz_unit_name(e, group),
+                               .whole = p->grads_full,
+                               .rows = iz_rows_in(e, group)};
 }
 
 /* One task from `from` (and, of slices, more) into `to`. */
@@ -184,13 +218,16 @@ static void offload(struct iz_engine *e, int group, starpu_data_handle_t acc,
 /* On the side where the gradient is computed, or through collectives of the
  * host. */
 static void accumulate(struct iz_engine *e, int group, starpu_data_handle_t acc,
-                       const struct iz_access *from, int slots, bool first)
+                       struct iz_access *from, int slots, bool first)
 {
     struct reduce_arg a = reduce_arg(e, group);
     bool many = a.ranks > 1, direct = e->group[group].plan->direct;
     a.slots = slots;
     a.accumulate = !first;
     bool whole = direct || e->plan.grads_full;
+    int n_from = direct ? 0 : slots;
+    if (a.rows.cols)
+        from[n_from++] = (struct iz_access){iz_rows_list(e, group), STARPU_R};
     submit(e, group,
            &(struct move){.kind = IZ_REDUCE,
                           .where = many ? IZ_ON_LANE : IZ_ON_COMPUTE,
@@ -199,7 +236,7 @@ static void accumulate(struct iz_engine *e, int group, starpu_data_handle_t acc,
                                         : run_sum,
                           .to = {acc, first && !whole ? STARPU_W : STARPU_RW},
                           .from = from,
-                          .n_from = direct ? 0 : slots,
+                          .n_from = n_from,
                           .urgency = many ? 0 : NOT_WAITED_FOR},
            &a);
     if (many && e->plan.target.gpu && !e->plan.target.nccl) {
@@ -221,7 +258,7 @@ void iz_zero_reduce(struct iz_engine *e, int group, int use,
     bool first = g->contributions[acc]++ == 0;
     if (g->plan->direct && !many)
         return;
-    struct iz_access from[IZ_SLICES_MAX];
+    struct iz_access from[IZ_SLICES_MAX + 1];
     assert(slots <= IZ_SLICES_MAX);
     for (int i = 0; i < slots; i++)
         from[i] =
@@ -238,12 +275,26 @@ struct norm_arg {
     int64_t n, own;
     enum iz_dtype type;
     bool add; /* the tied use's accumulator comes on top */
+    bool whole;
+    struct iz_rows_in rows;
 };
 
-/* buf: accumulator, sum of squares (double), tied accumulator. */
+/* This rank's part of the touched rows. */
+static void norm_rows(struct norm_arg *a, const void *list)
+{
+    struct iz_rows r = iz_rows_get(&a->rows, list);
+    int64_t first = iz_rows_first(&a->rows, &r, a->rows.rank);
+    a->n = iz_rows_first(&a->rows, &r, a->rows.rank + 1) - first;
+    a->own = a->whole ? first : 0;
+}
+
+/* buf: accumulator, sum of squares (double), tied accumulator or list of
+ * touched rows. */
 static void run_norm(struct iz_exec *x, void **buf, const void *arg)
 {
-    const struct norm_arg *a = arg;
+    struct norm_arg part = *(const struct norm_arg *)arg, *a = &part;
+    if (a->rows.cols)
+        norm_rows(a, buf[2]);
     int64_t at = a->own * iz_dtype_bytes(a->type);
     char *acc = (char *)buf[0] + at;
     const void *tied = a->add ? (char *)buf[2] + at : NULL;
@@ -259,7 +310,9 @@ void iz_zero_norm(struct iz_engine *e, int group)
         .n = g->plan->shard,
         .own = e->plan.grads_full ? g->plan->shard * e->plan.rank : 0,
         .type = e->plan.grad_type,
-        .add = g->plan->split_accum};
+        .add = g->plan->split_accum,
+        .whole = e->plan.grads_full,
+        .rows = iz_rows_in(e, group)};
     if (!g->plan->n)
         return;
     g->contributions[0] = g->contributions[1] = 0;
@@ -272,7 +325,8 @@ void iz_zero_norm(struct iz_engine *e, int group)
                   .arg_bytes = sizeof(a),
                   .data = {{g->grad_handle[0], a.add ? STARPU_RW : STARPU_R},
                            {g->norm2_handle, STARPU_W},
-                           {a.add ? g->grad_handle[1] : NULL, STARPU_R}},
+                           {a.add ? g->grad_handle[1] : iz_rows_list(e, group),
+                            STARPU_R}},
                   .bytes = (double)a.n * (double)iz_dtype_bytes(a.type),
                   .unit = group,
                   .step = (int)e->step});

@@ -17,6 +17,9 @@ struct adam_arg {
     uint64_t key;       /* of their rounding: seed and group */
     int64_t state_room; /* elements that each array of the chunk has room for */
     int64_t param_at;   /* byte in the staging buffer, -1: own buffer */
+    struct iz_rows_in rows;
+    int at_rows;      /* buffer that lists the touched rows, 0: dense */
+    bool whole_grads; /* those of all ranks' touched rows */
 };
 
 /* Where the arrays of a chunk are. */
@@ -100,30 +103,109 @@ static void update_tile(struct narrow_update *u, int64_t i, int64_t n)
     }
 }
 
+static uint64_t narrow_key(const struct adam_arg *a, const struct iz_adam *step)
+{
+    return iz_mix(a->key + (uint64_t)step->t * IZ_GOLDEN);
+}
+
+/* m and v of the chunk, one behind the other. */
+static void narrow_moments(const struct adam_arg *a,
+                           const struct adam_arrays *p, struct iz_moments *out)
+{
+    int64_t bytes = iz_moment_bytes(a->moments, a->state_room);
+
+    out[0] = (struct iz_moments){p->m, a->moments, IZ_MOMENT_M, a->state_room};
+    out[1] = (struct iz_moments){(char *)p->m + bytes, a->moments, IZ_MOMENT_V,
+                                 a->state_room};
+}
+
 /* The same update, on the host, with m and v kept in fewer bytes: they are
  * widened, updated and rounded a tile at a time. */
 static void update_narrow(const struct adam_arg *a, const struct iz_adam *step,
                           const struct adam_arrays *p)
 {
-    uint64_t key = iz_mix(a->key + (uint64_t)step->t * IZ_GOLDEN);
-    int64_t bytes = iz_moment_bytes(a->moments, a->state_room);
-    struct iz_moments m = {p->m, a->moments, IZ_MOMENT_M, a->state_room};
-    struct iz_moments v = {(char *)m.p + bytes, a->moments, IZ_MOMENT_V,
-                           a->state_room};
+    uint64_t key = narrow_key(a, step);
+    struct iz_moments moment[2];
     struct narrow_update u = {.a = a, .step = step, .p = p};
 
+    narrow_moments(a, p, moment);
     for (int64_t i = 0; i < a->n; i += TILE) {
         int64_t n = a->n - i < TILE ? a->n - i : TILE;
 
-        iz_moment_load(u.m, &m, i, n);
-        iz_moment_load(u.v, &v, i, n);
+        iz_moment_load(u.m, &moment[0], i, n);
+        iz_moment_load(u.v, &moment[1], i, n);
         update_tile(&u, i, n);
-        iz_moment_store(&m, i, u.m, n, key, a->first + i);
-        iz_moment_store(&v, i, u.v, n, key, a->first + i);
+        iz_moment_store(&moment[0], i, u.m, n, key, a->first + i);
+        iz_moment_store(&moment[1], i, u.v, n, key, a->first + i);
     }
 }
 
-/* buf: gradient, state, parameters (unless staged with the state), control. */
+/* ---- touched rows alone ---- */
+
+/* Elements [i, i + n) of the chunk, their gradient at `grad`; m and v are
+ * narrow: the others of their blocks are rounded to what they were. */
+static void update_narrow_piece(const struct adam_arg *a,
+                                const struct iz_adam_consts *c,
+                                const struct iz_moments *moments, uint64_t key,
+                                const struct adam_arrays *p, int64_t i,
+                                int64_t n, const char *grad)
+{
+    int64_t grad_size = iz_dtype_bytes(a->grad_type);
+    int64_t param_size = iz_dtype_bytes(a->param_type);
+    float m[TILE], v[TILE];
+
+    for (int64_t end = i + n, k; i < end; i += k) {
+        int64_t from = i / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
+        int64_t room = (end - from + IZ_MOMENT_BLOCK - 1) / IZ_MOMENT_BLOCK *
+                       IZ_MOMENT_BLOCK;
+
+        room = room < TILE ? room : TILE;
+        k = (end < from + room ? end : from + room) - i;
+        iz_moment_load(m, &moments[0], from, room);
+        iz_moment_load(v, &moments[1], from, room);
+        iz_adam_piece(c, k, p->master + i, m + (i - from), v + (i - from), grad,
+                      a->grad_type, p->param ? p->param + i * param_size : NULL,
+                      a->param_type);
+        iz_moment_store(&moments[0], from, m, room, key, a->first + from);
+        iz_moment_store(&moments[1], from, v, room, key, a->first + from);
+        grad += k * grad_size;
+    }
+}
+
+/* A sparse table is one segment.  Its gradients are packed. */
+static void update_rows(const struct adam_arg *a, const struct iz_adam *step,
+                        const struct adam_arrays *p, const void *list)
+{
+    int64_t grad_size = iz_dtype_bytes(a->grad_type);
+    int64_t param_size = iz_dtype_bytes(a->param_type);
+    uint64_t key = narrow_key(a, step);
+    struct iz_rows r = iz_rows_get(&a->rows, list);
+    struct iz_rows_piece t = {0};
+    int64_t packed =
+        a->whole_grads ? 0 : iz_rows_first(&a->rows, &r, a->rows.rank);
+    struct iz_adam adam = *step;
+    struct iz_adam_consts c;
+    struct iz_moments moments[2];
+
+    adam.lr *= a->segment->lr_scale;
+    adam.weight_decay = a->segment->weight_decay;
+    c = iz_adam_consts_of(&adam);
+    narrow_moments(a, p, moments);
+    while (iz_rows_next(&r, a->first, a->first + a->n, &t)) {
+        int64_t i = t.flat - a->first;
+        const char *grad = p->grad + (t.packed - packed) * grad_size;
+
+        if (a->moments != IZ_MOMENT_F32)
+            update_narrow_piece(a, &c, moments, key, p, i, t.n, grad);
+        else
+            iz_adam_piece(
+                &c, t.n, p->master + i, p->m + i, p->v + i, grad, a->grad_type,
+                p->param ? p->param + i * param_size : NULL, a->param_type);
+    }
+}
+
+/* buf: gradient, state, parameters (unless staged with the state), control,
+ * list of touched rows. */
 static void run_adam(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct adam_arg *a = arg;
@@ -145,7 +227,9 @@ static void run_adam(struct iz_exec *x, void **buf, const void *arg)
         .v = m + a->state_room, /* where m is fp32 */
         .grad = (char *)buf[0] + a->grad_first * iz_dtype_bytes(a->grad_type),
         .param = a->separate_master ? param : NULL};
-    if (a->moments == IZ_MOMENT_F32)
+    if (a->at_rows)
+        update_rows(a, &adam, &p, buf[a->at_rows]);
+    else if (a->moments == IZ_MOMENT_F32)
         update_segments(x, a, &adam, &p);
     else
         update_narrow(a, &adam, &p);
@@ -168,7 +252,9 @@ static struct adam_arg adam_arg(const struct iz_engine *e, int group,
                  .t = e->updates + 1,
                  .grad_scale = (float)(1.0 / (double)(tasks * e->plan.ranks))},
         .n = k->count,
-        .grad_first = k->first + (shard_of_full ? p->shard * e->plan.rank : 0),
+        .grad_first =
+            p->rows ? 0
+                    : k->first + (shard_of_full ? p->shard * e->plan.rank : 0),
         .segment = e->group[group].segment,
         .first = k->first + (e->plan.states_full ? 0 : p->shard * e->plan.rank),
         .grad_type = e->plan.grad_type,
@@ -179,13 +265,24 @@ static struct adam_arg adam_arg(const struct iz_engine *e, int group,
         .key = iz_mix(iz_mix_text(iz_mix(e->config->run.seed), "moments") +
                       (uint64_t)group),
         .state_room = k->state ? k->count : p->chunk,
-        .param_at = -1};
+        .param_at = -1,
+        .rows = iz_rows_in(e, group),
+        .whole_grads = e->plan.grads_full};
+}
+
+/* Of n elements of a group those that are updated. */
+static int64_t touched_at_most(const struct iz_engine *e, int group, int64_t n)
+{
+    const struct iz_plan_group *p = e->group[group].plan;
+
+    return p->rows && p->packed < n ? p->packed : n;
 }
 
 static void submit_adam(struct iz_engine *e, int group,
-                        const struct iz_chunk *k, const struct adam_arg *a,
+                        const struct iz_chunk *k, struct adam_arg *a,
                         starpu_data_handle_t state, starpu_data_handle_t param)
 {
+    int64_t n = touched_at_most(e, group, k->count);
     struct iz_task t = {
         .kind = IZ_ADAM,
         .where =
@@ -194,8 +291,8 @@ static void submit_adam(struct iz_engine *e, int group,
         .arg = a,
         .arg_bytes = sizeof(*a),
         .urgency = iz_in_order(group),
-        .bytes = 12.0 * (double)k->count +
-                 4.0 * (double)iz_moment_bytes(e->plan.moments, k->count),
+        .bytes = 12.0 * (double)n +
+                 4.0 * (double)iz_moment_bytes(e->plan.moments, n),
         .unit = group,
         .step = (int)e->step};
     struct iz_access *d = t.data;
@@ -207,6 +304,10 @@ static void submit_adam(struct iz_engine *e, int group,
         *d++ = (struct iz_access){param, STARPU_RW};
     if (!a->early)
         *d++ = (struct iz_access){e->control_handle, STARPU_R};
+    if (a->rows.cols) {
+        a->at_rows = (int)(d - t.data);
+        *d++ = (struct iz_access){iz_rows_list(e, group), STARPU_R};
+    }
     iz_submit(e->graph, &t);
 }
 

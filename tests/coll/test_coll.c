@@ -199,6 +199,79 @@ static void reduce_scatter_in_place(void **state)
     }
 }
 
+/* Lengths of the parts of the ranks: none, a few, and several pieces. */
+static int64_t part_of(int r, int k)
+{
+    static const int64_t length[] = {0, 5, 700001, 1, 4200003, 0, 64};
+
+    return length[(r + k) % 7];
+}
+
+static int64_t parts(int k)
+{
+    coll->first[0] = 0;
+    for (int r = 0; r < coll->size; r++)
+        coll->first[r + 1] = coll->first[r] + part_of(r, k);
+    return coll->first[coll->size];
+}
+
+static void check_gather_parts(int k)
+{
+    int64_t all = parts(k), at = coll->first[coll->rank], wrong = 0;
+    int64_t own = part_of(coll->rank, k), sent = coll->sent_bytes;
+    int64_t received = coll->received_bytes;
+    unsigned char *full = take(all);
+
+    memset(full, 0x5a, (size_t)all + 1);
+    for (int64_t i = 0; i < own; i++)
+        full[at + i] = byte_of(0, at + i);
+    iz_coll_all_gather_parts(coll, full, "gather");
+    for (int64_t i = 0; i < all; i++)
+        wrong += full[i] != byte_of(0, i);
+    assert_int_equal(wrong, 0);
+    assert_int_equal(full[all], 0x5a);
+    assert_int_equal(coll->sent_bytes - sent, (coll->size - 1) * own);
+    assert_int_equal(coll->received_bytes - received,
+                     coll->size > 1 ? all - own : 0);
+    free(full);
+}
+
+static void check_reduce_parts(int k, enum iz_dtype wire, bool accumulate)
+{
+    int64_t all = parts(k), at = coll->first[coll->rank];
+    int64_t own = part_of(coll->rank, k), size = iz_dtype_bytes(wire);
+    int64_t sent = coll->sent_bytes;
+    char *full = take(all * size);
+    float *out = take(own * 4), *want = take(own * 4);
+
+    fill(out, 99, IZ_F32, own);
+    fill(full, coll->rank, wire, all);
+    for (int64_t i = 0; i < own; i++) {
+        volatile float x = element(0, at + i, wire);
+
+        for (int r = 1; r < coll->size; r++)
+            x = x + element(r, at + i, wire);
+        want[i] = accumulate ? out[i] + x : x;
+    }
+    iz_coll_reduce_scatter_parts(coll, out, IZ_F32, accumulate, full, wire,
+                                 "reduce");
+    assert_memory_equal(out, want, (size_t)own * 4);
+    assert_int_equal(coll->sent_bytes - sent, (all - own) * size);
+    free(full);
+    free(out);
+    free(want);
+}
+
+static void parts_may_have_different_lengths(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 7; k++) {
+        check_gather_parts(k);
+        check_reduce_parts(k, floats[k % 3], k % 2);
+        check_reduce_parts(k, IZ_F32, k % 2 == 0);
+    }
+}
+
 static void scratch_is_bounded(void **state)
 {
     struct iz_coll c = {.size = 1};
@@ -418,6 +491,7 @@ static int check_all(void)
         cmocka_unit_test(reduce_scatter_of_nothing_writes_nothing),
         cmocka_unit_test(reduce_scatter_in_pieces),
         cmocka_unit_test(reduce_scatter_in_place),
+        cmocka_unit_test(parts_may_have_different_lengths),
     };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_numbered),

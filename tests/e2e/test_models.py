@@ -24,9 +24,13 @@ MODELS = {
              "bottom_layers": 2, "bottom_width": 9, "top_layers": 2,
              "top_width": 11},
 }
+# The same model, whose tables are sparse; too small for a step to miss no row.
+MODELS["sparse"] = MODELS["dlrm"]
+PROGRAM = {"vit": "vit", "dlrm": "dlrm", "sparse": "dlrm"}
+SPARSE = [{"match": "tables.*", "sparse": True}]
 
 # What changes the bits, and what must not.
-SUMS = {"model": ("vit", "dlrm"), "ranks": (1, 2, 3),
+SUMS = {"model": ("vit", "dlrm", "sparse"), "ranks": (1, 2, 3),
         "dtype": ("fp32", "bf16", "fp16")}
 FREE = {"stage": (0, 1, 2, 3), "optimizer": ("none", "cpu", "nvme"),
         "param": ("none", "cpu", "nvme"),
@@ -58,7 +62,7 @@ def click(rng, model):
                        *dense, *tables)
 
 
-RECORD = {"vit": image, "dlrm": click}
+RECORD = {"vit": image, "dlrm": click, "sparse": click}
 
 
 @pytest.fixture(scope="session")
@@ -92,10 +96,12 @@ def start(monkeypatch, place, records):
 
     def start(name, ranks, settings, good=True, **more):
         with monkeypatch.context() as m:
-            m.setattr(run, "PROGRAM", program(name))
+            m.setattr(run, "PROGRAM", program(PROGRAM[name]))
             m.setattr(run, "base_config", plain)
             config = {"model": dict(MODELS[name]),
                       "data": {"path": str(records[name])}}
+            if name == "sparse":
+                config["parameters"] = SPARSE
             act = place.good if good else place.launch
             return act(None if ranks == 1 else ranks,
                        run.merge(config, settings), **more)
@@ -142,7 +148,7 @@ def test_same_bits_as_the_plain_run(row, start, nvme, references):
 
 @pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
                     reason="needs the stand-in for a GPU")
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ("vit", "dlrm"))
 @pytest.mark.parametrize("dtype, stage, optimizer, param, ranks", [
     ("fp32", 0, "none", "none", 1), ("bf16", 3, "none", "none", 2),
     ("fp16", 2, "cpu", "none", 2), ("bf16", 3, "cpu", "cpu", 3),
