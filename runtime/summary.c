@@ -171,10 +171,23 @@ static const struct link_row link_rows[] = {
 };
 #define LINK_ROWS ((int)(sizeof(link_rows) / sizeof(link_rows[0])))
 
+static double file_bytes(const struct iz_nvme *f)
+{
+    int64_t read = 0, written = 0;
+    if (f)
+        iz_nvme_counts(f, &read, &written);
+    return (double)(read + written);
+}
+
 /* Collectives through the host's memory copy to and from the GPU themselves:
  * such bytes are counted apart. */
 static double link_bytes(const struct iz_engine *e, const struct link_row *r)
 {
+    /* Tasks on touched rows were submitted with the most that they may move. */
+    if (e->plan.step_reads && !e->simulated && r->use == IZ_USE_NETWORK)
+        return (double)e->coll->received_bytes;
+    if (e->plan.step_reads && !e->simulated && r->use == IZ_USE_DISK)
+        return file_bytes(e->state_file) + file_bytes(e->param_file);
     switch (r->use) {
     case IZ_USE_UP:
         return (double)e->up_bytes;

@@ -16,6 +16,15 @@ static inline int64_t iz_param_bytes(const struct iz_engine *e, int64_t n)
     return n * iz_dtype_bytes(e->plan.param_type);
 }
 
+/* A chunk's first element in its group. */
+static inline int64_t iz_chunk_first(const struct iz_engine *e, int group,
+                                     const struct iz_chunk *k)
+{
+    return k->first + (e->plan.states_full
+                           ? 0
+                           : e->group[group].plan->shard * e->plan.rank);
+}
+
 static inline const char *iz_unit_name(const struct iz_engine *e, int group)
 {
     return e->model->unit[group].name;
@@ -29,10 +38,24 @@ static inline int iz_in_order(int group)
     return group < LAST ? -group : -LAST;
 }
 
+/* An array in a chunk on disk: from byte `at` on, `bytes` for `per` elements.
+ */
+struct iz_io_array {
+    int64_t at;
+    int bytes, per;
+};
+
+enum { IZ_IO_ARRAYS = 5 };
+
 /* Bytes between a file and `at` in a buffer. */
 struct iz_io {
     struct iz_nvme *file;
     int64_t offset, bytes, at;
+    /* Of a sparse table: the chunk's elements, and its arrays.  Only pages with
+     * touched rows are read and written. */
+    int64_t first, count;
+    struct iz_io_array array[IZ_IO_ARRAYS];
+    int arrays;
 };
 
 /* The token stands for the region of the file: a load reads it and a store

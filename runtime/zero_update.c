@@ -256,7 +256,7 @@ static struct adam_arg adam_arg(const struct iz_engine *e, int group,
             p->rows ? 0
                     : k->first + (shard_of_full ? p->shard * e->plan.rank : 0),
         .segment = e->group[group].segment,
-        .first = k->first + (e->plan.states_full ? 0 : p->shard * e->plan.rank),
+        .first = iz_chunk_first(e, group, k),
         .grad_type = e->plan.grad_type,
         .param_type = e->plan.param_type,
         .separate_master = e->plan.state_arrays == 3,
@@ -361,6 +361,29 @@ static starpu_data_handle_t param_out(struct iz_engine *e,
 
 /* ---- chunks ---- */
 
+/* The arrays of a chunk's states in the file. */
+static int state_arrays(const struct iz_plan *p, const struct iz_plan_group *g,
+                        struct iz_io_array *out)
+{
+    int64_t at = 0;
+    int n = 0;
+
+    if (p->state_arrays == 3) {
+        out[n++] = (struct iz_io_array){at, 4, 1};
+        at += 4 * g->chunk;
+    }
+    for (int i = 0; i < 2; i++) {
+        int bytes = p->moments == IZ_MOMENT_F32    ? 4
+                    : p->moments == IZ_MOMENT_BF16 ? 2
+                                                   : 1;
+        out[n++] = (struct iz_io_array){at, bytes, 1};
+        if (p->moments == IZ_MOMENT_FP8)
+            out[n++] = (struct iz_io_array){at + g->chunk, 1, IZ_MOMENT_BLOCK};
+        at += iz_moment_bytes(p->moments, g->chunk);
+    }
+    return n;
+}
+
 /* A chunk with anything on disk: load, update, store through one staging buffer
  * that holds [state arrays][parameters]. */
 static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
@@ -372,12 +395,20 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
     bool state_disk = p->state_home == IZ_HOME_NVME;
     bool param_disk = p->param_home == IZ_HOME_NVME;
     int64_t state_bytes = state_disk ? iz_plan_chunk_bytes(p, g->plan) : 0;
-    struct iz_io state = {
-        .file = e->state_file, .offset = k->state_at, .bytes = state_bytes};
+    struct iz_io state = {.file = e->state_file,
+                          .offset = k->state_at,
+                          .bytes = state_bytes,
+                          .first = iz_chunk_first(e, group, k),
+                          .count = k->count};
     struct iz_io param = {.file = e->param_file,
                           .offset = k->param_at,
                           .bytes = iz_param_bytes(e, g->plan->chunk),
-                          .at = state_bytes};
+                          .at = state_bytes,
+                          .first = state.first,
+                          .count = k->count,
+                          .array = {{0, iz_param_bytes(e, 1), 1}},
+                          .arrays = 1};
+    state.arrays = state_arrays(p, g->plan, state.array);
     /* A 16-bit copy is loaded too: a skipped step must store what it found. */
     if (state_disk)
         iz_zero_io(e, IZ_LOAD, group, s->handle, STARPU_W, k->state_handle,

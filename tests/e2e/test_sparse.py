@@ -4,6 +4,7 @@ cost nothing.  That the bits do not depend on stage, homes, schedule and type is
 in test_models.py."""
 import json
 import random
+import re
 import shutil
 import struct
 
@@ -174,6 +175,36 @@ def test_a_table_larger_than_the_memory_trains(ranks, start, place, nvme):
     if ranks == 1:
         run.refused(start("dlrm", ranks, more, good=False),
                     "this run needs", "MiB of memory")
+
+
+def disk(r):
+    """MiB between disk and memory, as the summary has them."""
+    return float(re.search(r"^  disk +([0-9.]+)", r.out, re.M)[1])
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("dtype, moments, checksum", [
+    ("fp32", "fp32", False), ("bf16", "bf16", False), ("fp16", "fp32", False),
+    ("fp32", "fp8", False), ("bf16", "fp32", True)])
+def test_only_pages_with_touched_rows_come_from_disk(dtype, moments, checksum,
+                                                     start, nvme):
+    """Tables without their initial weights: a page of weights, m and v for each
+    row, and those between neighbours."""
+    more = {**STEP, "model": {**LARGE, "rows": 4000, "dim": 64},
+            "run.steps": 6, "run.state_dtype": moments,
+            "run.nvme_checksum": checksum,
+            "zero_optimization.sub_group_size": 20000,
+            **({dtype: {"enabled": True}} if dtype != "fp32" else {})}
+    far = run.offload(3, "nvme", "nvme", nvme)
+    far["zero_optimization"]["sub_group_size"] = 20000
+    near = start("sparse", 1, {**more, "zero_optimization": {"stage": 0}})
+    none = start("sparse", 1, {**more, **far, "run.steps": 0})
+    r = start("sparse", 1, {**more, **far})
+    assert (r.bits, r.hash) == (near.bits, near.hash)
+    dense = start("dlrm", 1, {**more, **far})
+    # A checksum is that of a whole chunk.
+    most = 0.8 if checksum else 0.5
+    assert disk(r) - disk(none) < most * (disk(dense) - disk(none))
 
 
 @pytest.mark.single
