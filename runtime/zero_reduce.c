@@ -112,12 +112,20 @@ static void run_down(struct iz_exec *x, void **buf, const void *arg)
     iz_buffer_copy(x, buf[0], buf[1], a->shard * iz_dtype_bytes(a->wire));
 }
 
+/* A rank's part; of a sparse table, which says more in the task itself, at
+ * most on average. */
+static int64_t cost_shard(const struct iz_plan *p,
+                          const struct iz_plan_group *g)
+{
+    return g->rows ? g->packed / p->ranks : g->shard;
+}
+
 static struct reduce_arg reduce_arg(const struct iz_engine *e, int group)
 {
     const struct iz_plan *p = &e->plan;
     const struct iz_plan_group *g = e->group[group].plan;
     return (struct reduce_arg){.coll = e->coll,
-                               .shard = g->shard,
+                               .shard = cost_shard(p, g),
                                .own = p->grads_full ? g->shard * p->rank : 0,
                                .ranks = p->ranks,
                                .slots = 1,
@@ -327,7 +335,8 @@ void iz_zero_norm(struct iz_engine *e, int group)
                            {g->norm2_handle, STARPU_W},
                            {a.add ? g->grad_handle[1] : iz_rows_list(e, group),
                             STARPU_R}},
-                  .bytes = (double)a.n * (double)iz_dtype_bytes(a.type),
+                  .bytes = (double)cost_shard(&e->plan, g->plan) *
+                           (double)iz_dtype_bytes(a.type),
                   .unit = group,
                   .step = (int)e->step});
     if (e->plan.states_full && e->plan.ranks > 1)

@@ -3,6 +3,7 @@
 cost nothing.  That the bits do not depend on stage, homes, schedule and type is
 in test_models.py."""
 import json
+import pathlib
 import random
 import re
 import shutil
@@ -14,6 +15,7 @@ import run
 from test_models import BATCH, MODELS, SPARSE, click, make
 from test_models import records, start  # noqa: F401
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DIM = MODELS["dlrm"]["dim"]
 STEP = {"train_batch_size": BATCH, "gradient_clipping": 0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2,
@@ -270,6 +272,14 @@ def test_refuses_what_cannot_be_sparse(rules, words, start):
 def test_refuses_fp8_of_rows_that_share_blocks(start):
     run.refused(start("sparse", 1, {"run.state_dtype": "fp8"}, good=False),
                 "sparse: true for tables.0.rows", "no multiple of 64")
+
+
+@pytest.mark.single
+def test_refuses_a_gpu(start):
+    machine = ROOT / "configs/machines/v100-32-dgx2.json"
+    r = start("sparse", 1, {"train_batch_size": 4}, good=False,
+              options=["--plan", "--ranks", "4", "--machine", str(machine)])
+    run.refused(r, "sparse: true for tables.0.rows", "run.device: cpu")
 
 
 @pytest.mark.single
