@@ -449,6 +449,19 @@ static void reduce_scatter_between_hosts(void **state)
     }
 }
 
+static void parts_between_hosts(void **state)
+{
+    (void)state;
+    need_memory();
+    for (int cut = 1; cut < coll->size; cut++) {
+        struct hosts real;
+
+        pretend_hosts(&real, cut);
+        parts_may_have_different_lengths(NULL);
+        end_hosts(&real);
+    }
+}
+
 /* ---- how ---- */
 
 static int by_memory(void **state)
@@ -498,6 +511,7 @@ static int check_all(void)
         cmocka_unit_test(memory_is_read_when_it_is_ready),
         cmocka_unit_test(all_gather_between_hosts),
         cmocka_unit_test(reduce_scatter_between_hosts),
+        cmocka_unit_test(parts_between_hosts),
         cmocka_unit_test(scratch_is_bounded),
         cmocka_unit_test(broadcast_reaches_all),
         cmocka_unit_test(doubles_are_gathered),
