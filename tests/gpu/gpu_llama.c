@@ -9,9 +9,10 @@
 
 #include "tests/gpu/dies.h"
 #include "tests/gpu/llama_gradients.h"
+#include "tests/ops/args.h"
 #include "tests/ops/reference.h"
 
-#define EPS 1e-5f
+#define EPS NORM_EPS
 
 static struct tensor copy_of(const struct tensor *from)
 {
@@ -30,67 +31,8 @@ static void put_back(struct tensor *to, struct tensor *copy)
 
 /* ---- rmsnorm ------------------------------------------------------------ */
 
-enum { DX_FRESH, DX_IN_R, DX_IN_DY, DX_NO_R };
-
-struct norm {
-    struct tensor a, w, y, r, dy, dx, dw, rstd;
-    struct iz_rmsnorm n;
-    int place;
-};
-
-static struct norm norm_new(enum iz_dtype t, int64_t m, int64_t c, double scale)
-{
-    struct norm n = {
-        .a = tensor_new(t, m, c, scale),
-        .w = tensor_new(t, 1, c, 1),
-        .y = tensor_new(t, m, c, 1),
-        .r = tensor_new(t, m, c, 1),
-        .dy = tensor_new(t, m, c, 1),
-        .dx = tensor_new(t, m, c, 1),
-        .dw = tensor_new(t, 1, c, 1),
-        .rstd = tensor_new(IZ_F32, m, 1, 1),
-    };
-
-    n.n = (struct iz_rmsnorm){n.w.v, n.dw.v, n.rstd.v, EPS};
-    return n;
-}
-
-static void norm_free(struct norm *n)
-{
-    struct tensor *all[] = {&n->a,  &n->w,  &n->y,  &n->r,
-                            &n->dy, &n->dx, &n->dw, &n->rstd};
-
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        tensor_free(all[i]);
-}
-
-static void norm_forward(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-
-    iz_rmsnorm_fwd(x, n->y.v, n->a.v, &n->n);
-}
-
-static void norm_again(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-
-    iz_rmsnorm_again(x, n->dx.v, n->a.v, &n->n);
-}
-
-static void norm_backward(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-    struct iz_view dx = n->place == DX_IN_R    ? n->r.v
-                        : n->place == DX_IN_DY ? n->dy.v
-                                               : n->dx.v;
-
-    iz_rmsnorm_bwd(x, dx, n->place == DX_NO_R ? IZ_NONE : n->r.v, n->dy.v,
-                   n->a.v, &n->n);
-}
-
 /* A short row may have elements that nearly agree, which loses digits. */
-static void check_backward(struct norm *n, int place)
+static void check_backward(struct norm *n, enum norm_place place)
 {
     int64_t m = n->a.v.rows, c = n->a.v.cols;
     double *dx = calloc((size_t)(m * c), 8), *dw = calloc((size_t)c, 8);
@@ -104,10 +46,10 @@ static void check_backward(struct norm *n, int place)
         for (int64_t j = 0; j < c; j++)
             row[j] += place == DX_NO_R ? 0 : n->r.d[i * c + j];
     }
-    n->place = place;
-    emulated_run(norm_backward, n, n->a.v.dtype);
+    norm_place(n, place);
+    emulated_run(rmsnorm_backward, n, n->a.v.dtype);
     fixture_close("dx", &n->dx, dx, tol);
-    if (n->n.dw.p)
+    if (n->rms.dw.p)
         fixture_close("dw", &n->dw, dw, tol);
     free(dx);
     free(dw);
@@ -115,13 +57,13 @@ static void check_backward(struct norm *n, int place)
 
 static void check_norm(enum iz_dtype t, int64_t m, int64_t c)
 {
-    struct norm n = norm_new(t, m, c, 3);
+    struct norm n = norm_new(t, t, m, c, 3);
     double *y = calloc((size_t)(m * c), sizeof *y);
 
     ref_rmsnorm(y, n.a.d, n.w.d, m, c, (double)EPS);
-    emulated_run(norm_forward, &n, t);
+    emulated_run(rmsnorm_forward, &n, t);
     fixture_close("y", &n.y, y, 1e-6);
-    emulated_run(norm_again, &n, t);
+    emulated_run(rmsnorm_again, &n, t);
     fixture_same_bits("y again", n.dx.v, n.y.v);
     check_backward(&n, DX_FRESH);
     check_backward(&n, DX_NO_R);
@@ -147,12 +89,13 @@ static void rmsnorm_agrees_with_reference(void **state)
 }
 
 /* The gradients with dx in `into`, which gets its content back. */
-static void check_place(struct norm *n, int place, struct tensor *into)
+static void check_place(struct norm *n, enum norm_place place,
+                        struct tensor *into)
 {
     struct tensor kept = copy_of(into), dw = copy_of(&n->dw);
 
-    n->place = place;
-    emulated_run(norm_backward, n, n->a.v.dtype);
+    norm_place(n, place);
+    emulated_run(rmsnorm_backward, n, n->a.v.dtype);
     fixture_same_bits("dx in place", into->v, n->dx.v);
     fixture_same_bits("dw, dx in place", n->dw.v, dw.v);
     put_back(into, &kept);
@@ -161,11 +104,11 @@ static void check_place(struct norm *n, int place, struct tensor *into)
 
 static void check_in_place(enum iz_dtype t, int64_t m, int64_t c)
 {
-    struct norm n = norm_new(t, m, c, 1);
+    struct norm n = norm_new(t, t, m, c, 1);
 
-    emulated_run(norm_forward, &n, t);
-    n.place = DX_FRESH;
-    emulated_run(norm_backward, &n, t);
+    emulated_run(rmsnorm_forward, &n, t);
+    norm_place(&n, DX_FRESH);
+    emulated_run(rmsnorm_backward, &n, t);
     check_place(&n, DX_IN_DY, &n.dy);
     check_place(&n, DX_IN_R, &n.r);
     norm_free(&n);
@@ -188,10 +131,10 @@ static void rmsnorm_leaves_out_an_unwanted_gradient(void **state)
     (void)state;
     fixture_seed();
     for (int64_t c = 40; c < 3000; c *= 5) {
-        struct norm n = norm_new(IZ_BF16, 40, c, 1);
+        struct norm n = norm_new(IZ_BF16, IZ_BF16, 40, c, 1);
 
-        emulated_run(norm_forward, &n, IZ_BF16);
-        n.n.dw.p = NULL;
+        emulated_run(rmsnorm_forward, &n, IZ_BF16);
+        n.rms.dw.p = NULL;
         check_backward(&n, DX_FRESH);
         norm_free(&n);
     }
@@ -203,13 +146,13 @@ static void rmsnorm_does_not_depend_on_order(void **state)
     (void)state;
     fixture_seed();
     for (int64_t c = 30; c < 3000; c *= 9) {
-        struct norm n = norm_new(IZ_F32, 300, c, 1);
+        struct norm n = norm_new(IZ_F32, IZ_F32, 300, c, 1);
         struct tensor dw;
 
-        emulated_run(norm_forward, &n, IZ_F32);
-        emulated_run(norm_backward, &n, IZ_F32);
+        emulated_run(rmsnorm_forward, &n, IZ_F32);
+        emulated_run(rmsnorm_backward, &n, IZ_F32);
         dw = copy_of(&n.dw);
-        emulated_run(norm_backward, &n, IZ_F32);
+        emulated_run(rmsnorm_backward, &n, IZ_F32);
         fixture_same_bits("dw", n.dw.v, dw.v);
         tensor_free(&dw);
         norm_free(&n);
@@ -220,15 +163,15 @@ static void rmsnorm_does_not_depend_on_order(void **state)
 static void check_norm_specials(int64_t c)
 {
     enum { M = 5 };
-    struct norm n = norm_new(IZ_F32, M, c, 1);
+    struct norm n = norm_new(IZ_F32, IZ_F32, M, c, 1);
 
     for (int64_t j = 0; j < c; j++)
         n.a.d[j] = 0;
     n.a.d[2 * c + c / 2] = NAN;
     n.a.d[4 * c + c - 1] = INFINITY;
     tensor_store(&n.a);
-    emulated_run(norm_forward, &n, IZ_F32);
-    emulated_run(norm_backward, &n, IZ_F32);
+    emulated_run(rmsnorm_forward, &n, IZ_F32);
+    emulated_run(rmsnorm_backward, &n, IZ_F32);
     tensor_load(&n.y);
     tensor_load(&n.dx);
     for (int64_t j = 0; j < c; j++) {
@@ -251,10 +194,10 @@ static void rmsnorm_survives_adversarial_values(void **state)
 
 static void mix_types(void)
 {
-    struct norm n = norm_new(IZ_BF16, 2, 8, 1);
+    struct norm n = norm_new(IZ_BF16, IZ_BF16, 2, 8, 1);
 
-    n.n.w.dtype = IZ_F32;
-    emulated_run(norm_forward, &n, IZ_BF16);
+    n.rms.w.dtype = IZ_F32;
+    emulated_run(rmsnorm_forward, &n, IZ_BF16);
 }
 
 static void rmsnorm_refuses_weights_of_another_type(void **state)
@@ -427,38 +370,6 @@ static void rope_is_exact_far_away(void **state)
 
 /* ---- swiglu ------------------------------------------------------------- */
 
-struct swiglu {
-    struct tensor a, y, dy, da;
-};
-
-static struct swiglu swiglu_new(enum iz_dtype t, int64_t m, int64_t f)
-{
-    return (struct swiglu){tensor_new(t, m, 2 * f, 6), tensor_new(t, m, f, 1),
-                           tensor_new(t, m, f, 1), tensor_new(t, m, 2 * f, 1)};
-}
-
-static void swiglu_free(struct swiglu *s)
-{
-    tensor_free(&s->a);
-    tensor_free(&s->y);
-    tensor_free(&s->dy);
-    tensor_free(&s->da);
-}
-
-static void swiglu_forward(struct iz_exec *x, void *arg)
-{
-    struct swiglu *s = arg;
-
-    iz_swiglu_fwd(x, s->y.v, s->a.v);
-}
-
-static void swiglu_backward(struct iz_exec *x, void *arg)
-{
-    struct swiglu *s = arg;
-
-    iz_swiglu_bwd(x, s->da.v, s->y.v, s->dy.v, s->a.v);
-}
-
 static void swiglu_all_in_place(struct iz_exec *x, void *arg)
 {
     struct swiglu *s = arg;
@@ -468,7 +379,7 @@ static void swiglu_all_in_place(struct iz_exec *x, void *arg)
 
 static void check_swiglu(enum iz_dtype t, int64_t m, int64_t f)
 {
-    struct swiglu s = swiglu_new(t, m, f);
+    struct swiglu s = swiglu_new(t, m, f, 6);
     double *y = calloc((size_t)(m * f), 8),
            *da = calloc((size_t)(2 * m * f), 8);
 
@@ -513,7 +424,7 @@ static void swiglu_survives_adversarial_values(void **state)
 
     (void)state;
     fixture_seed();
-    s = swiglu_new(IZ_F32, 1, F);
+    s = swiglu_new(IZ_F32, 1, F, 6);
     memcpy(s.a.d, gate, sizeof gate);
     s.a.d[2 * F - 1] = NAN;
     tensor_store(&s.a);

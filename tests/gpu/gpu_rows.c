@@ -7,69 +7,8 @@
 #include <string.h>
 
 #include "tests/gpu/dies.h"
+#include "tests/ops/args.h"
 #include "tests/ops/reference.h"
-
-enum { DX_FRESH, DX_IN_R, DX_IN_DY, DX_NO_R };
-
-struct norm {
-    struct tensor a, w, b, y, r, dy, dx, dw, db, mean, rstd;
-    struct iz_norm n;
-    int place;
-};
-
-static struct norm norm_new(enum iz_dtype t, int64_t m, int64_t c, double scale)
-{
-    struct norm n = {
-        .a = tensor_new(t, m, c, scale),
-        .w = tensor_new(t, 1, c, 1),
-        .b = tensor_new(t, 1, c, 1),
-        .y = tensor_new(t, m, c, 1),
-        .r = tensor_new(t, m, c, 1),
-        .dy = tensor_new(t, m, c, 1),
-        .dx = tensor_new(t, m, c, 1),
-        .dw = tensor_new(t, 1, c, 1),
-        .db = tensor_new(t, 1, c, 1),
-        .mean = tensor_new(IZ_F32, m, 1, 1),
-        .rstd = tensor_new(IZ_F32, m, 1, 1),
-    };
-
-    n.n = (struct iz_norm){n.w.v, n.b.v, n.dw.v, n.db.v, n.mean.v, n.rstd.v};
-    return n;
-}
-
-static void norm_free(struct norm *n)
-{
-    struct tensor *all[] = {&n->a,  &n->w,  &n->b,  &n->y,    &n->r,   &n->dy,
-                            &n->dx, &n->dw, &n->db, &n->mean, &n->rstd};
-
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        tensor_free(all[i]);
-}
-
-static void norm_forward(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-
-    iz_layernorm_fwd(x, n->y.v, n->a.v, &n->n);
-}
-
-static void norm_again(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-
-    iz_layernorm_again(x, n->dx.v, n->a.v, &n->n);
-}
-
-static void norm_backward(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-    struct iz_view dx = n->place == DX_IN_R    ? n->r.v
-                        : n->place == DX_IN_DY ? n->dy.v
-                                               : n->dx.v;
-
-    iz_layernorm_bwd(x, dx, n->place == DX_NO_R ? IZ_NONE : n->r.v, n->dy.v,
-                     n->a.v, &n->n);
-}
 
 /* Gradients in double: sums of the columns into dw and db, rows into dx. */
 struct gradients {
@@ -97,7 +36,7 @@ static void row_gradient(struct gradients *g, const struct norm *n, int64_t i)
     }
     for (int64_t j = 0; j < c; j++) {
         double hat = (a[j] - mean) * s;
-        double r = n->place == DX_NO_R ? 0 : n->r.d[i * c + j];
+        double r = n->residual.rows ? n->r.d[i * c + j] : 0;
 
         g->dx[i * c + j] = r + s * (dy[j] * w[j] - sum - hat * sum_hat);
     }
@@ -121,14 +60,14 @@ static void gradients_free(struct gradients *g)
 }
 
 /* A short row may have elements that nearly agree, which loses digits. */
-static void check_backward(struct norm *n, int place)
+static void check_backward(struct norm *n, enum norm_place place)
 {
     struct gradients g;
     double tol = n->a.v.cols < 64 ? 2e-5 : 2e-6;
 
-    n->place = place;
+    norm_place(n, place);
     g = gradients_of(n);
-    emulated_run(norm_backward, n, n->a.v.dtype);
+    emulated_run(layernorm_backward, n, n->a.v.dtype);
     fixture_close("dx", &n->dx, g.dx, tol);
     fixture_close("dw", &n->dw, g.dw, tol);
     fixture_close("db", &n->db, g.db, tol);
@@ -137,13 +76,13 @@ static void check_backward(struct norm *n, int place)
 
 static void check_norm(enum iz_dtype t, int64_t m, int64_t c)
 {
-    struct norm n = norm_new(t, m, c, 3);
+    struct norm n = norm_new(t, t, m, c, 3);
     double *y = calloc((size_t)(m * c), sizeof *y);
 
     ref_layernorm(y, n.a.d, n.w.d, n.b.d, m, c);
-    emulated_run(norm_forward, &n, t);
+    emulated_run(layernorm_forward, &n, t);
     fixture_close("y", &n.y, y, 4e-6);
-    emulated_run(norm_again, &n, t);
+    emulated_run(layernorm_again, &n, t);
     fixture_same_bits("y again", n.dx.v, n.y.v);
     check_backward(&n, DX_FRESH);
     check_backward(&n, DX_NO_R);
@@ -177,13 +116,14 @@ static struct tensor copy_of(const struct tensor *from)
 }
 
 /* The gradients with dx in `into`, which gets its content back. */
-static void check_place(struct norm *n, int place, struct tensor *into)
+static void check_place(struct norm *n, enum norm_place place,
+                        struct tensor *into)
 {
     struct tensor kept = copy_of(into), dw = copy_of(&n->dw);
     struct tensor db = copy_of(&n->db);
 
-    n->place = place;
-    emulated_run(norm_backward, n, n->a.v.dtype);
+    norm_place(n, place);
+    emulated_run(layernorm_backward, n, n->a.v.dtype);
     fixture_same_bits("dx in place", into->v, n->dx.v);
     fixture_same_bits("dw, dx in place", n->dw.v, dw.v);
     fixture_same_bits("db, dx in place", n->db.v, db.v);
@@ -195,11 +135,11 @@ static void check_place(struct norm *n, int place, struct tensor *into)
 
 static void check_in_place(enum iz_dtype t, int64_t m, int64_t c)
 {
-    struct norm n = norm_new(t, m, c, 1);
+    struct norm n = norm_new(t, t, m, c, 1);
 
-    emulated_run(norm_forward, &n, t);
-    n.place = DX_FRESH;
-    emulated_run(norm_backward, &n, t);
+    emulated_run(layernorm_forward, &n, t);
+    norm_place(&n, DX_FRESH);
+    emulated_run(layernorm_backward, &n, t);
     check_place(&n, DX_IN_DY, &n.dy);
     check_place(&n, DX_IN_R, &n.r);
     norm_free(&n);
@@ -223,13 +163,13 @@ static void layernorm_leaves_out_unwanted_gradients(void **state)
     (void)state;
     fixture_seed();
     for (int without = 1; without < 4; without++) {
-        struct norm n = norm_new(IZ_BF16, 40, 104, 1);
+        struct norm n = norm_new(IZ_BF16, IZ_BF16, 40, 104, 1);
         struct gradients g = gradients_of(&n);
 
-        emulated_run(norm_forward, &n, IZ_BF16);
+        emulated_run(layernorm_forward, &n, IZ_BF16);
         n.n.dw.p = without & 1 ? NULL : n.n.dw.p;
         n.n.db.p = without & 2 ? NULL : n.n.db.p;
-        emulated_run(norm_backward, &n, IZ_BF16);
+        emulated_run(layernorm_backward, &n, IZ_BF16);
         fixture_close("dx", &n.dx, g.dx, 2e-6);
         if (n.n.dw.p)
             fixture_close("dw", &n.dw, g.dw, 4e-6);
@@ -248,16 +188,16 @@ static void layernorm_does_not_depend_on_order(void **state)
 
     (void)state;
     fixture_seed();
-    n = norm_new(IZ_F32, 300, 90, 1);
-    emulated_run(norm_forward, &n, IZ_F32);
-    emulated_run(norm_backward, &n, IZ_F32);
+    n = norm_new(IZ_F32, IZ_F32, 300, 90, 1);
+    emulated_run(layernorm_forward, &n, IZ_F32);
+    emulated_run(layernorm_backward, &n, IZ_F32);
     dw = n.dw;
     db = n.db;
     n.dw = tensor_new(IZ_F32, 1, 90, 1);
     n.db = tensor_new(IZ_F32, 1, 90, 1);
     n.n.dw = n.dw.v;
     n.n.db = n.db.v;
-    emulated_run(norm_backward, &n, IZ_F32);
+    emulated_run(layernorm_backward, &n, IZ_F32);
     fixture_same_bits("dw", n.dw.v, dw.v);
     fixture_same_bits("db", n.db.v, db.v);
     tensor_free(&dw);
@@ -270,7 +210,7 @@ static void layernorm_does_not_depend_on_order(void **state)
 static void check_norm_specials(int64_t c)
 {
     enum { M = 5 };
-    struct norm n = norm_new(IZ_F32, M, c, 1);
+    struct norm n = norm_new(IZ_F32, IZ_F32, M, c, 1);
     double *y = calloc((size_t)(M * c), sizeof *y);
 
     for (int64_t j = 0; j < c; j++) {
@@ -280,13 +220,13 @@ static void check_norm_specials(int64_t c)
     }
     tensor_store(&n.a);
     ref_layernorm(y, n.a.d, n.w.d, n.b.d, M, c);
-    emulated_run(norm_forward, &n, IZ_F32);
+    emulated_run(layernorm_forward, &n, IZ_F32);
     fixture_close("y", &n.y, y, 4e-6);
     n.a.d[2 * c + c / 2] = NAN;
     n.a.d[4 * c + c - 1] = INFINITY;
     tensor_store(&n.a);
-    emulated_run(norm_forward, &n, IZ_F32);
-    emulated_run(norm_backward, &n, IZ_F32);
+    emulated_run(layernorm_forward, &n, IZ_F32);
+    emulated_run(layernorm_backward, &n, IZ_F32);
     tensor_load(&n.y);
     tensor_load(&n.dx);
     for (int64_t j = 0; j < c; j++) {
@@ -309,10 +249,10 @@ static void layernorm_survives_adversarial_values(void **state)
 
 static void mix_types(void)
 {
-    struct norm n = norm_new(IZ_BF16, 2, 8, 1);
+    struct norm n = norm_new(IZ_BF16, IZ_BF16, 2, 8, 1);
 
     n.n.w.dtype = IZ_F32;
-    emulated_run(norm_forward, &n, IZ_BF16);
+    emulated_run(layernorm_forward, &n, IZ_BF16);
 }
 
 static void layernorm_refuses_weights_of_another_type(void **state)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tests/gpu/dies.h"
+#include "tests/ops/args.h"
 #include "tests/ops/reference.h"
 
 enum { FIRST = 3 }; /* row of a longer table that a table begins with */
@@ -111,64 +112,16 @@ static void tables_agree_with_reference(void **state)
 
 /* ---- products of pairs ---- */
 
-struct interact {
-    struct tensor y, z, e, dy, dz, de;
-    double *out;
-    int64_t n;
-};
-
-static void interact_forward(struct iz_exec *x, void *arg)
-{
-    struct interact *t = arg;
-
-    iz_interact_fwd(x, t->y.v, t->z.v, t->e.v);
-}
-
-static void interact_backward(struct iz_exec *x, void *arg)
-{
-    struct interact *t = arg;
-
-    iz_interact_bwd(x, t->dz.v, t->de.v, t->dy.v, t->z.v, t->e.v);
-}
-
-static double interact_objective(void *arg)
-{
-    struct interact *t = arg;
-
-    ref_interact(t->out, t->z.d, t->e.d, t->z.v.rows, t->n, t->z.v.cols);
-    return fixture_dot(t->out, t->dy.d, iz_view_len(t->y.v));
-}
-
-static void check_gradient(struct interact *t, const char *what,
-                           struct tensor *got, double *in)
-{
-    int64_t n = iz_view_len(got->v);
-    double *want = calloc((size_t)n, sizeof *want);
-
-    ref_gradient(want, interact_objective, t, in, n);
-    fixture_close(what, got, want, 5e-6);
-    free(want);
-}
-
 static void check_interact(enum iz_dtype type, int64_t m, int64_t n, int64_t d)
 {
-    int64_t cols = d + n * (n + 1) / 2;
-    struct interact t = {
-        tensor_new(type, m, cols, 1),  tensor_new(type, m, d, 1),
-        tensor_new(type, m * n, d, 1), tensor_new(type, m, cols, 1),
-        tensor_new(type, m, d, 1),     tensor_new(type, m * n, d, 1),
-        calloc((size_t)(m * cols), 8), n};
-    struct tensor *all[] = {&t.y, &t.z, &t.e, &t.dy, &t.dz, &t.de};
+    struct interact t = interact_new(type, m, n, d);
 
     interact_objective(&t);
     emulated_run(interact_forward, &t, type);
     fixture_close("products", &t.y, t.out, 2e-6);
     emulated_run(interact_backward, &t, type);
-    check_gradient(&t, "dz", &t.dz, t.z.d);
-    check_gradient(&t, "de", &t.de, t.e.d);
-    for (int i = 0; i < 6; i++)
-        tensor_free(all[i]);
-    free(t.out);
+    interact_check_gradients(&t, 5e-6);
+    interact_free(&t);
 }
 
 static void products_of_pairs_agree_with_reference(void **state)

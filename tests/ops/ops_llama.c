@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Root-mean-square normalisation, rotary positions and the gated unit of the
  * Llama family against the reference. */
-#include "tests/ops/fixture.h"
+#include "tests/ops/args.h"
 
 #include <float.h>
 #include <math.h>
@@ -11,66 +11,9 @@
 #include "codelets/rope.h"
 #include "tests/ops/reference.h"
 
-#define EPS 1e-5f
+#define EPS NORM_EPS
 
 /* ---- rmsnorm ------------------------------------------------------------ */
-
-struct norm {
-    struct tensor a, w, y, r, dy, dx, dw, rstd;
-    struct iz_rmsnorm n;
-    struct iz_view residual; /* r or absent */
-    double *out;
-};
-
-static struct norm norm_new(enum iz_dtype t, int64_t m, int64_t c, double scale)
-{
-    struct norm n = {
-        .a = tensor_new(IZ_F32, m, c, scale),
-        .w = tensor_new(t, 1, c, 1),
-        .y = tensor_new(IZ_F32, m, c, 1),
-        .r = tensor_new(IZ_F32, m, c, 1),
-        .dy = tensor_new(IZ_F32, m, c, 1),
-        .dx = tensor_new(IZ_F32, m, c, 1),
-        .dw = tensor_new(t, 1, c, 1),
-        .rstd = tensor_new(IZ_F32, m, 1, 1),
-    };
-
-    n.n = (struct iz_rmsnorm){n.w.v, n.dw.v, n.rstd.v, EPS};
-    n.residual = n.r.v;
-    n.out = calloc((size_t)(m * c), sizeof *n.out);
-    return n;
-}
-
-static void norm_free(struct norm *n)
-{
-    struct tensor *all[] = {&n->a,  &n->w,  &n->y,  &n->r,
-                            &n->dy, &n->dx, &n->dw, &n->rstd};
-
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        tensor_free(all[i]);
-    free(n->out);
-}
-
-static void norm_forward(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-
-    iz_rmsnorm_fwd(x, n->y.v, n->a.v, &n->n);
-}
-
-static void norm_again(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-
-    iz_rmsnorm_again(x, n->dx.v, n->a.v, &n->n);
-}
-
-static void norm_backward(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-
-    iz_rmsnorm_bwd(x, n->dx.v, n->residual, n->dy.v, n->a.v, &n->n);
-}
 
 static double norm_objective(void *arg)
 {
@@ -96,16 +39,16 @@ static void check_gradient(const char *what, struct tensor *got,
 
 static void check_norm(enum iz_dtype t, int64_t m, int64_t c)
 {
-    struct norm n = norm_new(t, m, c, 3);
+    struct norm n = norm_new(IZ_F32, t, m, c, 3);
 
     norm_objective(&n);
-    fixture_run(norm_forward, &n);
+    fixture_run(rmsnorm_forward, &n);
     fixture_close("y", &n.y, n.out, 2e-6);
-    fixture_run(norm_again, &n);
+    fixture_run(rmsnorm_again, &n);
     fixture_same_bits("y again", n.dx.v, n.y.v);
     for (int with = 0; with < 2; with++) {
         n.residual = with ? n.r.v : IZ_NONE;
-        fixture_run(norm_backward, &n);
+        fixture_run(rmsnorm_backward, &n);
         check_gradient("dx", &n.dx, norm_objective, &n, n.a.d);
         check_gradient("dw", &n.dw, norm_objective, &n, n.w.d);
     }
@@ -128,24 +71,20 @@ static void rmsnorm_agrees_with_reference(void **state)
 static void rmsnorm_backward_works_in_place(void **state)
 {
     struct norm n;
-    struct tensor dx;
 
     (void)state;
     fixture_seed();
-    n = norm_new(IZ_F32, 5, 37, 1);
-    dx = n.dx;
-    fixture_run(norm_forward, &n);
-    fixture_run(norm_backward, &n);
-    n.dx = n.r;
-    fixture_run(norm_backward, &n);
-    fixture_same_bits("dx in r", n.dx.v, dx.v);
-    n.residual = IZ_NONE;
-    n.dx = dx;
-    fixture_run(norm_backward, &n);
-    n.dx = n.dy;
-    fixture_run(norm_backward, &n);
-    fixture_same_bits("dx in dy", n.dx.v, dx.v);
-    n.dx = dx;
+    n = norm_new(IZ_F32, IZ_F32, 5, 37, 1);
+    fixture_run(rmsnorm_forward, &n);
+    fixture_run(rmsnorm_backward, &n);
+    norm_place(&n, DX_IN_R);
+    fixture_run(rmsnorm_backward, &n);
+    fixture_same_bits("dx in r", n.r.v, n.dx.v);
+    norm_place(&n, DX_NO_R);
+    fixture_run(rmsnorm_backward, &n);
+    n.into = n.dy.v;
+    fixture_run(rmsnorm_backward, &n);
+    fixture_same_bits("dx in dy", n.dy.v, n.dx.v);
     norm_free(&n);
 }
 
@@ -158,7 +97,7 @@ static void rmsnorm_survives_adversarial_values(void **state)
 
     (void)state;
     fixture_seed();
-    n = norm_new(IZ_F32, M, C, 1);
+    n = norm_new(IZ_F32, IZ_F32, M, C, 1);
     for (int j = 0; j < C; j++) {
         n.a.d[j] = 0;
         n.a.d[2 * C + j] *= 1e-42;
@@ -166,13 +105,13 @@ static void rmsnorm_survives_adversarial_values(void **state)
     }
     tensor_store(&n.a);
     norm_objective(&n);
-    fixture_run(norm_forward, &n);
+    fixture_run(rmsnorm_forward, &n);
     fixture_close("y", &n.y, n.out, 2e-6);
     n.a.d[2 * C + 3] = NAN;
     n.a.d[4 * C + 3] = INFINITY;
     tensor_store(&n.a);
-    fixture_run(norm_forward, &n);
-    fixture_run(norm_backward, &n);
+    fixture_run(rmsnorm_forward, &n);
+    fixture_run(rmsnorm_backward, &n);
     tensor_load(&n.y);
     tensor_load(&n.dx);
     assert_true(isnan(n.y.d[2 * C]) && isnan(n.dx.d[2 * C]));
@@ -394,39 +333,6 @@ static void rope_scaling_is_that_of_llama_3(void **state)
 
 /* ---- swiglu ------------------------------------------------------------- */
 
-struct swiglu {
-    struct tensor a, y, dy, da;
-};
-
-static struct swiglu swiglu_new(int64_t m, int64_t f, double scale)
-{
-    return (struct swiglu){
-        tensor_new(IZ_F32, m, 2 * f, scale), tensor_new(IZ_F32, m, f, 1),
-        tensor_new(IZ_F32, m, f, 1), tensor_new(IZ_F32, m, 2 * f, 1)};
-}
-
-static void swiglu_free(struct swiglu *s)
-{
-    tensor_free(&s->a);
-    tensor_free(&s->y);
-    tensor_free(&s->dy);
-    tensor_free(&s->da);
-}
-
-static void swiglu_forward(struct iz_exec *x, void *arg)
-{
-    struct swiglu *s = arg;
-
-    iz_swiglu_fwd(x, s->y.v, s->a.v);
-}
-
-static void swiglu_backward(struct iz_exec *x, void *arg)
-{
-    struct swiglu *s = arg;
-
-    iz_swiglu_bwd(x, s->da.v, s->y.v, s->dy.v, s->a.v);
-}
-
 /* Element j of row i: y to its own size, gradients to that of dy. */
 static void check_swiglu_at(const struct swiglu *s, int64_t i, int64_t j)
 {
@@ -474,7 +380,7 @@ static void swiglu_agrees_with_reference(void **state)
     fixture_seed();
     for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
         for (double scale = 1e-3; scale < 100; scale *= 10) {
-            struct swiglu s = swiglu_new(size[i][0], size[i][1], scale);
+            struct swiglu s = swiglu_new(IZ_F32, size[i][0], size[i][1], scale);
 
             check_swiglu(&s);
             swiglu_free(&s);
@@ -488,7 +394,7 @@ static void swiglu_backward_works_in_place(void **state)
 
     (void)state;
     fixture_seed();
-    s = swiglu_new(5, 301, 4);
+    s = swiglu_new(IZ_F32, 5, 301, 4);
     fixture_run(swiglu_backward, &s);
     in = s;
     in.da = in.a;
@@ -508,7 +414,7 @@ static void swiglu_survives_adversarial_values(void **state)
 
     (void)state;
     fixture_seed();
-    s = swiglu_new(1, N, 1);
+    s = swiglu_new(IZ_F32, 1, N, 1);
     memcpy(s.a.d, gate, sizeof gate);
     tensor_store(&s.a);
     check_swiglu(&s);

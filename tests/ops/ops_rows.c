@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exponential, GELU and layer normalisation against the reference. */
-#include "tests/ops/fixture.h"
+#include "tests/ops/args.h"
 
 #include <float.h>
 #include <math.h>
@@ -139,66 +139,6 @@ static void gelu_survives_adversarial_values(void **state)
     gelu_free(&g);
 }
 
-struct norm {
-    struct tensor a, w, b, y, r, dy, dx, dw, db, mean, rstd;
-    struct iz_norm n;
-    struct iz_view residual; /* r or absent */
-    double *out;
-};
-
-static struct norm norm_new(enum iz_dtype t, int64_t m, int64_t c, double scale)
-{
-    struct norm n = {
-        .a = tensor_new(IZ_F32, m, c, scale),
-        .w = tensor_new(t, 1, c, 1),
-        .b = tensor_new(t, 1, c, 1),
-        .y = tensor_new(IZ_F32, m, c, 1),
-        .r = tensor_new(IZ_F32, m, c, 1),
-        .dy = tensor_new(IZ_F32, m, c, 1),
-        .dx = tensor_new(IZ_F32, m, c, 1),
-        .dw = tensor_new(t, 1, c, 1),
-        .db = tensor_new(t, 1, c, 1),
-        .mean = tensor_new(IZ_F32, m, 1, 1),
-        .rstd = tensor_new(IZ_F32, m, 1, 1),
-    };
-
-    n.n = (struct iz_norm){n.w.v, n.b.v, n.dw.v, n.db.v, n.mean.v, n.rstd.v};
-    n.residual = n.r.v;
-    n.out = calloc((size_t)(m * c), sizeof *n.out);
-    return n;
-}
-
-static void norm_free(struct norm *n)
-{
-    struct tensor *all[] = {&n->a,  &n->w,  &n->b,  &n->y,    &n->r,   &n->dy,
-                            &n->dx, &n->dw, &n->db, &n->mean, &n->rstd};
-
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        tensor_free(all[i]);
-    free(n->out);
-}
-
-static void norm_forward(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-
-    iz_layernorm_fwd(x, n->y.v, n->a.v, &n->n);
-}
-
-static void norm_again(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-
-    iz_layernorm_again(x, n->dx.v, n->a.v, &n->n);
-}
-
-static void norm_backward(struct iz_exec *x, void *arg)
-{
-    struct norm *n = arg;
-
-    iz_layernorm_bwd(x, n->dx.v, n->residual, n->dy.v, n->a.v, &n->n);
-}
-
 static double norm_objective(void *arg)
 {
     struct norm *n = arg;
@@ -222,16 +162,16 @@ static void check_norm_gradient(const char *what, struct norm *n,
 
 static void check_norm(enum iz_dtype t, int64_t m, int64_t c)
 {
-    struct norm n = norm_new(t, m, c, 3);
+    struct norm n = norm_new(IZ_F32, t, m, c, 3);
 
     norm_objective(&n);
-    fixture_run(norm_forward, &n);
+    fixture_run(layernorm_forward, &n);
     fixture_close("y", &n.y, n.out, 4e-6);
-    fixture_run(norm_again, &n);
+    fixture_run(layernorm_again, &n);
     fixture_same_bits("y again", n.dx.v, n.y.v);
     for (int with = 0; with < 2; with++) {
         n.residual = with ? n.r.v : IZ_NONE;
-        fixture_run(norm_backward, &n);
+        fixture_run(layernorm_backward, &n);
         check_norm_gradient("dx", &n, &n.dx, n.a.d);
         check_norm_gradient("dw", &n, &n.dw, n.w.d);
         check_norm_gradient("db", &n, &n.db, n.b.d);
@@ -255,24 +195,20 @@ static void layernorm_agrees_with_reference(void **state)
 static void layernorm_backward_works_in_place(void **state)
 {
     struct norm n;
-    struct tensor dx;
 
     (void)state;
     fixture_seed();
-    n = norm_new(IZ_F32, 5, 37, 1);
-    dx = n.dx;
-    fixture_run(norm_forward, &n);
-    fixture_run(norm_backward, &n);
-    n.dx = n.r;
-    fixture_run(norm_backward, &n);
-    fixture_same_bits("dx in r", n.dx.v, dx.v);
-    n.residual = IZ_NONE;
-    n.dx = dx;
-    fixture_run(norm_backward, &n);
-    n.dx = n.dy;
-    fixture_run(norm_backward, &n);
-    fixture_same_bits("dx in dy", n.dx.v, dx.v);
-    n.dx = dx;
+    n = norm_new(IZ_F32, IZ_F32, 5, 37, 1);
+    fixture_run(layernorm_forward, &n);
+    fixture_run(layernorm_backward, &n);
+    norm_place(&n, DX_IN_R);
+    fixture_run(layernorm_backward, &n);
+    fixture_same_bits("dx in r", n.r.v, n.dx.v);
+    norm_place(&n, DX_NO_R);
+    fixture_run(layernorm_backward, &n);
+    n.into = n.dy.v;
+    fixture_run(layernorm_backward, &n);
+    fixture_same_bits("dx in dy", n.dy.v, n.dx.v);
     norm_free(&n);
 }
 
@@ -285,7 +221,7 @@ static void layernorm_survives_adversarial_values(void **state)
 
     (void)state;
     fixture_seed();
-    n = norm_new(IZ_F32, M, C, 1);
+    n = norm_new(IZ_F32, IZ_F32, M, C, 1);
     for (int j = 0; j < C; j++) {
         n.a.d[j] = 0;
         n.a.d[C + j] = 7;
@@ -294,13 +230,13 @@ static void layernorm_survives_adversarial_values(void **state)
     }
     tensor_store(&n.a);
     norm_objective(&n);
-    fixture_run(norm_forward, &n);
+    fixture_run(layernorm_forward, &n);
     fixture_close("y", &n.y, n.out, 4e-6);
     n.a.d[2 * C + 3] = NAN;
     n.a.d[4 * C + 3] = INFINITY;
     tensor_store(&n.a);
-    fixture_run(norm_forward, &n);
-    fixture_run(norm_backward, &n);
+    fixture_run(layernorm_forward, &n);
+    fixture_run(layernorm_backward, &n);
     tensor_load(&n.y);
     tensor_load(&n.dx);
     assert_true(isnan(n.y.d[2 * C]) && isnan(n.dx.d[2 * C]));
