@@ -19,7 +19,6 @@
 #define CHUNK_DEFAULT (1 << 20) /* enough chunks for all workers, few tasks */
 #define CHUNKS_MAX 64           /* submission cost grows with the square */
 #define PAGE_BYTES 4096         /* of a disk */
-#define UPDATE_STAGES 4         /* updated chunks on their way to a GPU */
 /* Slots of boundaries beyond one for each lane: one is copied down or up, one
  * is in reserve. */
 #define SPARE_SLOTS 2
@@ -339,7 +338,8 @@ static void count_copies(struct iz_plan *p)
         p->grad_stage_bytes = many ? unit / p->ranks * 4 : unit * size;
     p->grad_stages = p->grad_stage_bytes ? 2 : 0;
     p->update_stage_bytes = p->params_up ? chunk * size : 0;
-    p->update_stages = p->update_stage_bytes ? UPDATE_STAGES : 0;
+    /* Every worker of the host has one, and one is on its way up. */
+    p->update_stages = p->update_stage_bytes ? p->target.workers + 1 : 0;
     if (many && p->target.nccl)
         p->exchange_bytes = unit * size;
     else if (many)

@@ -333,6 +333,22 @@ def test_a_machine_file_is_checked(tmp_path):
     assert "gpu_byte: unknown key" in r.stderr
 
 
+# Few samples: the host's update is what limits where the link is fast.
+SHARED = ("run.device_memory_limit_bytes=0", "model.layers=12",
+          "model.width=2048", "model.heads=16", "train_batch_size=2",
+          "train_micro_batch_size_per_gpu=2")
+
+
+def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(tmp_path):
+    """Each has a buffer for the parameters that go up, so that it takes no
+    longer than with parameters on the host."""
+    near, r = simulate(tmp_path, *SHARED,
+                       'zero_optimization.offload_param.device="none"')
+    assert near, r.stderr
+    far, _ = simulate(tmp_path, *SHARED)
+    assert near["step_s"] < 1.1 * far["step_s"]
+
+
 def test_tune_writes_a_config_that_is_the_fastest_it_tried(tmp_path):
     path, best = tmp_path / "config.json", tmp_path / "best.json"
     base = config()

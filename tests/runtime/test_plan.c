@@ -218,6 +218,20 @@ static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
     iz_plan_clear(&q);
 }
 
+/* A worker that waited for a buffer would be one less. */
+static void every_worker_has_a_buffer_for_what_goes_up(void **state)
+{
+    struct iz_config c = config(3, IZ_BF16);
+    struct iz_target gpu = {.workers = 23, .gpu = true, .act = IZ_BF16};
+    struct iz_plan p;
+    (void)state;
+    c.zero.optimizer.home = IZ_HOME_CPU;
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, &gpu), 0);
+    assert_true(p.update_stages > 23);
+    assert_true(p.update_stage_bytes > 0);
+    iz_plan_clear(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest plan_tests[] = {
@@ -229,6 +243,7 @@ int main(void)
         cmocka_unit_test(activations_are_kept_where_they_fit),
         cmocka_unit_test(boundaries_on_the_host_leave_slots),
         cmocka_unit_test(boundaries_of_a_cpu_are_on_the_host_anyway),
+        cmocka_unit_test(every_worker_has_a_buffer_for_what_goes_up),
     };
     return cmocka_run_group_tests(plan_tests, open_model, close_model);
 }
