@@ -18,11 +18,12 @@ enum iz_kind {
     IZ_BATCH,    /* copy the samples of a micro-batch out of the data set */
     IZ_LOAD,     /* nvme -> staging buffer */
     IZ_FETCH,    /* all-gather and/or copy of a unit's parameters, and copies of
-                  boundaries to the GPU */
+                  boundaries and gradients to the GPU */
     IZ_FORWARD,  /* one unit, one micro-batch */
     IZ_BACKWARD, /* same, recomputation included */
     IZ_REDUCE,   /* reduce-scatter and/or accumulation of a unit's gradient */
-    IZ_OFFLOAD,  /* a unit's gradient or boundary from the GPU to the host */
+    IZ_OFFLOAD,  /* a unit's gradient, boundary or updated parameters from the
+                  GPU to the host */
     IZ_NORM,     /* sums: squares of a gradient shard, losses */
     IZ_CLIP,     /* the scalars of a step: loss, norm, scale, learning rate */
     IZ_ADAM,     /* one chunk of the optimizer */

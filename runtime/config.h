@@ -58,8 +58,8 @@ struct iz_offload_config {
     char nvme_path[IZ_PATH_MAX];
     bool pin_memory;
     int buffer_count; /* staging buffers of the nvme tier */
-    double ratio; /* offload_optimizer only: part of the chunks not kept on the
-                     device */
+    double ratio; /* offload_optimizer only: part of the chunks that the host
+                     keeps and updates, the GPU the others */
 };
 
 struct iz_zero_config {

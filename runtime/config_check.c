@@ -188,6 +188,36 @@ static void check_offload(struct iz_faults *f, const char *section,
         iz_fault(f, key, "missing, and %s.device is nvme", section);
 }
 
+/* What a GPU and the host can share between them. */
+static void check_ratio(struct iz_config_file *file, struct iz_faults *f)
+{
+    const struct iz_config *c = &file->c;
+    static const char section[] = "zero_optimization.offload_optimizer.ratio";
+    double ratio = c->zero.optimizer.ratio;
+
+    if (is_bad(file, "zero_optimization.offload_optimizer.device") ||
+        is_bad(file, "zero_optimization.offload_param.device"))
+        return;
+    if (c->zero.optimizer.home != IZ_HOME_CPU)
+        iz_fault(f, section,
+                 "%.15g divides an optimizer that is offloaded to cpu, "
+                 "offload_optimizer.device is %s",
+                 ratio,
+                 c->zero.optimizer.home == IZ_HOME_NVME ? "nvme" : "none");
+    else if (c->zero.param.home == IZ_HOME_NVME)
+        iz_fault(f, section,
+                 "%.15g needs offload_param.device none or cpu, found nvme",
+                 ratio);
+    else if (c->run.device == IZ_DEVICE_CPU)
+        iz_fault(f, section, "%.15g leaves chunks to a GPU, run.device is cpu",
+                 ratio);
+    else if (c->run.state_dtype != IZ_MOMENT_F32)
+        iz_fault(f, section,
+                 "%.15g leaves chunks to a GPU, which keeps m and v in fp32: "
+                 "use run.state_dtype fp32",
+                 ratio);
+}
+
 static void check_zero(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_zero_config *z = &file->c.zero;
@@ -204,9 +234,7 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
     if (!is_bad(file, "zero_optimization.offload_param.nvme_path"))
         check_offload(f, "offload_param", &z->param);
     if (z->optimizer.ratio < 1)
-        iz_fault(f, "zero_optimization.offload_optimizer.ratio",
-                 "%.15g: only 1.0 until a GPU holds chunks",
-                 z->optimizer.ratio);
+        check_ratio(file, f);
     if (!z->contiguous_gradients)
         iz_fault(f, "zero_optimization.contiguous_gradients",
                  "false is not supported. Gradients of a unit are always one "

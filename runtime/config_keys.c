@@ -147,8 +147,10 @@ const struct iz_key iz_config_keys[] = {
            "Staging buffers between host and nvme, each of one chunk."),
     NUMBER("zero_optimization.offload_optimizer.ratio", DOUBLE,
            c.zero.optimizer.ratio, 0, 1, "1.0",
-           "Part of the chunks not kept on the device. Only 1.0 until a GPU "
-           "holds chunks."),
+           "Part of the optimizer whose states are on the host and which the "
+           "host updates, in whole chunks; the GPU has and updates the rest. "
+           "Below 1 it needs a GPU, device cpu and parameters not on nvme; "
+           "stage 1 or more (DeepSpeed: 3)."),
     WORD("zero_optimization.offload_param.device", c.zero.param.home,
          "none|cpu|nvme", "\"none\"",
          "Home of the sharded parameters. Needs stage 3."),

@@ -20,6 +20,7 @@
 /* The optimizer's state and this rank's parameters are updated chunk by chunk.
  */
 struct iz_chunk {
+    enum iz_home home;          /* of its states */
     int64_t first, count;       /* in the owned elements of the group */
     int64_t param_first;        /* in its parameters in memory */
     int64_t filed;              /* elements between two chunks of a file */
@@ -85,7 +86,7 @@ struct iz_uses {
     int n, steps;
 };
 
-/* A staging buffer between disk and memory. */
+/* A staging buffer between disk and memory, or host and GPU. */
 struct iz_stage {
     void *p;
     starpu_data_handle_t handle;
@@ -153,6 +154,8 @@ struct iz_engine {
     struct iz_stage row_list[2], row_scratch;
     int row_turn;
     int next_state_stage, next_param_stage, next_grad_stage, next_update_stage;
+    struct iz_stage *split_stage;
+    int next_split_stage;
     struct iz_stage *save_stage;
     int next_save_stage;
     struct iz_sealed sealed, *sealed_by; /* sealed_by: of all ranks */
@@ -210,6 +213,8 @@ enum iz_datum {
     IZ_DATUM_DY,
     IZ_DATUM_BATCH,
     IZ_DATUM_STAGE,
+    IZ_DATUM_SPLIT_STATE, /* on the GPU, of an offloaded optimizer */
+    IZ_DATUM_SPLIT_STAGE,
     IZ_DATUM_SCALAR, /* losses, norms, control */
     IZ_DATUM_PIECE,  /* a part of a parameter that has a handle of its own */
     IZ_DATA

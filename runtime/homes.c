@@ -159,11 +159,15 @@ static int open_states(struct iz_engine *e, struct iz_group *g, int u)
             iz_trace_datum(k->state_handle, IZ_DATUM_STATE, u);
             continue;
         }
-        int64_t bytes = iz_plan_state_bytes(&e->plan, k->count);
-        k->state = take(e, tier_of(e->plan.state_home), IZ_MEM_STATE, bytes);
+        int64_t bytes = iz_plan_state_bytes(&e->plan, k->home, k->count);
+        k->state = take(e, tier_of(k->home), IZ_MEM_STATE, bytes);
         if (!k->state)
             return -ENOMEM;
-        k->state_handle = variable(e, k->state, bytes, IZ_DATUM_STATE, u);
+        k->state_handle =
+            variable(e, k->state, bytes,
+                     k->home == e->plan.state_home ? IZ_DATUM_STATE
+                                                   : IZ_DATUM_SPLIT_STATE,
+                     u);
     }
     return 0;
 }
@@ -211,6 +215,9 @@ static int open_layout(struct iz_engine *e, struct iz_group *g, int u)
     g->segment = iz_rules_segments(unit);
     if (!g->offset || !g->chunk || !g->frozen || !g->segment)
         return -ENOMEM;
+    for (int i = 0; i < g->plan->chunks; i++)
+        g->chunk[i].home =
+            i < g->plan->host_chunks ? e->plan.state_home : IZ_HOME_NONE;
     iz_unit_offsets(unit, g->plan->padded, g->offset);
     g->layout = (struct iz_unit_layout){.model = e->model,
                                         .unit = u,
@@ -319,14 +326,17 @@ static int open_rows(struct iz_engine *e)
     return 0;
 }
 
-static struct iz_stage *open_stages(struct iz_engine *e, int n, int64_t bytes)
+static struct iz_stage *open_stages(struct iz_engine *e, enum iz_tier tier,
+                                    int n, int64_t bytes)
 {
+    enum iz_datum d =
+        tier == IZ_TIER_CPU ? IZ_DATUM_STAGE : IZ_DATUM_SPLIT_STAGE;
     struct iz_stage *s = calloc((size_t)n + 1, sizeof(*s));
     for (int i = 0; s && i < n; i++) {
-        s[i].p = take(e, IZ_TIER_CPU, IZ_MEM_STAGING, bytes);
+        s[i].p = take(e, tier, IZ_MEM_STAGING, bytes);
         if (!s[i].p)
             return s;
-        s[i].handle = variable(e, s[i].p, bytes, IZ_DATUM_STAGE, i);
+        s[i].handle = variable(e, s[i].p, bytes, d, i);
     }
     return s;
 }
@@ -521,16 +531,18 @@ int iz_homes_open(struct iz_engine *e)
         r = open_group(e, u);
     if (!r)
         r = open_files(e);
-    e->state_stage =
-        open_stages(e, e->plan.state_stages, e->plan.state_stage_bytes);
-    e->param_stage =
-        open_stages(e, e->plan.param_stages, e->plan.param_stage_bytes);
-    e->grad_stage =
-        open_stages(e, e->plan.grad_stages, e->plan.grad_stage_bytes);
-    e->update_stage =
-        open_stages(e, e->plan.update_stages, e->plan.update_stage_bytes);
-    e->save_stage =
-        open_stages(e, e->plan.save_stages, e->plan.save_stage_bytes);
+    e->state_stage = open_stages(e, IZ_TIER_CPU, e->plan.state_stages,
+                                 e->plan.state_stage_bytes);
+    e->param_stage = open_stages(e, IZ_TIER_CPU, e->plan.param_stages,
+                                 e->plan.param_stage_bytes);
+    e->grad_stage = open_stages(e, IZ_TIER_CPU, e->plan.grad_stages,
+                                e->plan.grad_stage_bytes);
+    e->update_stage = open_stages(e, IZ_TIER_CPU, e->plan.update_stages,
+                                  e->plan.update_stage_bytes);
+    e->save_stage = open_stages(e, IZ_TIER_CPU, e->plan.save_stages,
+                                e->plan.save_stage_bytes);
+    e->split_stage = open_stages(e, IZ_TIER_DEVICE, e->plan.split_stages,
+                                 e->plan.split_stage_bytes);
     if (!r)
         r = open_rows(e);
     if (!r)
@@ -560,6 +572,7 @@ void iz_homes_close(struct iz_engine *e)
     close_stages(&e->param_stage, e->plan.param_stages);
     close_stages(&e->grad_stage, e->plan.grad_stages);
     close_stages(&e->update_stage, e->plan.update_stages);
+    close_stages(&e->split_stage, e->plan.split_stages);
     close_stages(&e->save_stage, e->plan.save_stages);
     iz_coll_gpu_close(e->coll);
     iz_device_stream_close(e->stream);

@@ -101,13 +101,19 @@ static bool narrow(const struct iz_engine *e, enum iz_array a)
     return a != IZ_MASTER && e->plan.moments != IZ_MOMENT_F32;
 }
 
+/* Whether the chunk has a master beside its parameters. */
+static bool separate(const struct iz_engine *e, const struct iz_chunk *k)
+{
+    return iz_plan_arrays(&e->plan, k->home) == 3;
+}
+
 /* m or v of a chunk. */
 static struct iz_moments chunk_moments(struct iz_engine *e, int group,
                                        struct iz_chunk *k, enum iz_array a)
 {
     int64_t room = state_room(e, group, k);
     int64_t bytes = iz_moment_bytes(e->plan.moments, room);
-    int64_t master = e->plan.state_arrays == 3 ? 4 * room : 0;
+    int64_t master = separate(e, k) ? 4 * room : 0;
     enum iz_moment which = a == IZ_M ? IZ_MOMENT_M : IZ_MOMENT_V;
 
     return (struct iz_moments){chunk_state(e, group, k) + master +
@@ -119,19 +125,18 @@ static struct iz_moments chunk_moments(struct iz_engine *e, int group,
 static float *chunk_array(struct iz_engine *e, int group, struct iz_chunk *k,
                           enum iz_array a)
 {
-    bool separate = e->plan.state_arrays == 3;
-    if (a == IZ_MASTER && !separate)
+    if (a == IZ_MASTER && !separate(e, k))
         return (float *)chunk_param(e, group, k);
     int64_t stride = state_room(e, group, k);
-    int index = (int)a - !separate;
+    int index = (int)a - !separate(e, k);
     return (float *)chunk_state(e, group, k) + index * stride;
 }
 
 /* Home of what chunk_array finds. */
-static enum iz_home array_home(const struct iz_engine *e, enum iz_array a)
+static enum iz_home array_home(const struct iz_engine *e,
+                               const struct iz_chunk *k, enum iz_array a)
 {
-    return a == IZ_MASTER && e->plan.state_arrays == 2 ? e->plan.param_home
-                                                       : e->plan.state_home;
+    return a == IZ_MASTER && !separate(e, k) ? e->plan.param_home : k->home;
 }
 
 /* Calls for every chunk that [from, from + n) touches. */
@@ -187,7 +192,8 @@ void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
             continue;
         }
         const float *src = chunk_array(e, group, p.chunk, a);
-        get_bytes(e, array_home(e, a), out + p.done, src + p.at, p.n * 4);
+        get_bytes(e, array_home(e, p.chunk, a), out + p.done, src + p.at,
+                  p.n * 4);
     }
 }
 
@@ -210,7 +216,6 @@ void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
 {
     struct iz_group *g = &e->group[group];
     struct piece p = {0};
-    bool separate = e->plan.state_arrays == 3;
     while (a == IZ_FROZEN && next_piece(g->frozen, from, n, &p)) {
         put_param(e, group, &p, in + p.done);
         store_param(e, group, p.chunk);
@@ -223,12 +228,13 @@ void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
             continue;
         }
         float *dst = chunk_array(e, group, p.chunk, a);
-        put_bytes(e, array_home(e, a), dst + p.at, in + p.done, p.n * 4);
-        if (a != IZ_MASTER || separate)
+        put_bytes(e, array_home(e, p.chunk, a), dst + p.at, in + p.done,
+                  p.n * 4);
+        if (a != IZ_MASTER || separate(e, p.chunk))
             store_state(e, group, p.chunk);
         if (a != IZ_MASTER)
             continue;
-        if (separate)
+        if (separate(e, p.chunk))
             put_param(e, group, &p, in + p.done);
         store_param(e, group, p.chunk);
     }

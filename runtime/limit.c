@@ -77,6 +77,9 @@ static const char *of_optimizer(const struct iz_limit_setting *s)
 {
     if (!s->overlap)
         return "run.overlap=true would run it under the next step's forward";
+    if (s->divisible)
+        return "a smaller offload_optimizer.ratio would give the GPU a larger "
+               "part, if its states fit there and the links have time";
     return "more samples a step (train_batch_size) would spread it";
 }
 

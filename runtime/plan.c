@@ -221,8 +221,6 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->fetch = stage == 3 && (p->ranks > 1 || p->param_home > near);
     p->param_type = c->dtype;
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
-    /* Parameters in fp32 are their own master where the optimizer sees them. */
-    p->state_arrays = c->dtype == IZ_F32 && !p->params_up ? 2 : 3;
     p->moments = c->run.state_dtype;
     p->pin_cpu =
         (p->state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
@@ -238,9 +236,10 @@ static enum iz_tier tier_of(enum iz_home h)
     return tiers[h];
 }
 
-int64_t iz_plan_state_bytes(const struct iz_plan *p, int64_t n)
+int64_t iz_plan_state_bytes(const struct iz_plan *p, enum iz_home home,
+                            int64_t n)
 {
-    int64_t master = p->state_arrays == 3 ? 4 * n : 0;
+    int64_t master = iz_plan_arrays(p, home) == 3 ? 4 * n : 0;
 
     return master + 2 * iz_moment_bytes(p->moments, n);
 }
@@ -248,7 +247,8 @@ int64_t iz_plan_state_bytes(const struct iz_plan *p, int64_t n)
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
                             const struct iz_plan_group *g)
 {
-    return round_up(iz_plan_state_bytes(p, g->chunk), PAGE_BYTES);
+    return round_up(iz_plan_state_bytes(p, p->state_home, g->chunk),
+                    PAGE_BYTES);
 }
 
 static void count_groups(struct iz_plan *p)
@@ -260,6 +260,7 @@ static void count_groups(struct iz_plan *p)
     for (int u = 0; u < p->n_groups; u++) {
         const struct iz_plan_group *g = &p->group[u];
         int64_t grads = iz_plan_grads(p, g) * grad;
+        int64_t host = iz_plan_host_elems(g);
         bool file = p->param_home == IZ_HOME_NVME;
         b[tier_of(p->param_home)][IZ_MEM_PARAM] +=
             (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
@@ -267,7 +268,9 @@ static void count_groups(struct iz_plan *p)
         file = p->state_home == IZ_HOME_NVME;
         b[tier_of(p->state_home)][IZ_MEM_STATE] +=
             file ? g->chunks * iz_plan_chunk_bytes(p, g)
-                 : iz_plan_state_bytes(p, g->owned);
+                 : iz_plan_state_bytes(p, p->state_home, host);
+        b[IZ_TIER_DEVICE][IZ_MEM_STATE] +=
+            iz_plan_state_bytes(p, IZ_HOME_NONE, g->owned - host);
     }
 }
 
@@ -326,7 +329,7 @@ static void count_copies(struct iz_plan *p)
         tied |= p->group[u].tied;
         unit = max64(unit, p->group[u].padded);
         whole = max64(whole, p->group[u].frozen.padded);
-        if (p->group[u].n)
+        if (p->group[u].n && p->group[u].host_chunks)
             chunk = max64(chunk, p->group[u].chunk);
     }
     whole = max64(whole, unit);
@@ -350,6 +353,8 @@ static void count_copies(struct iz_plan *p)
         p->grad_stage_bytes * p->grad_stages +
         p->update_stage_bytes * p->update_stages + p->comm_stage_bytes +
         IZ_BOUNCE_BYTES;
+    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_STAGING] +=
+        p->split_stage_bytes * p->split_stages;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM] += p->exchange_bytes;
 }
 
@@ -496,6 +501,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     plan_stage(p, c);
     for (int u = 0; u < m->n_units; u++)
         plan_group(p, c, m, u);
+    iz_plan_split(p, c);
     while (p->first_trained + 1 < m->n_units && !p->group[p->first_trained].n)
         p->first_trained++;
     plan_costs(p, m);
@@ -585,8 +591,8 @@ enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
 int64_t iz_plan_buffers(const struct iz_plan *p)
 {
     int64_t n = 16 + p->state_stages + p->param_stages + p->grad_stages +
-                p->update_stages + p->boundary_slots + p->save_stages +
-                p->lanes * (2 * (int64_t)p->n_groups + 3);
+                p->update_stages + p->split_stages + p->boundary_slots +
+                p->save_stages + p->lanes * (2 * (int64_t)p->n_groups + 3);
     for (int i = 0; i < p->n_rings; i++)
         n += p->ring[i].params + p->ring[i].grads;
     for (int u = 0; u < p->n_groups; u++)
@@ -639,5 +645,6 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
             p->target.workers > 1 ? "s" : "", p->ring[0].params);
     if (m->table_rows)
         print_tables(p, m, out);
+    iz_plan_split_print(p, out);
     iz_bytes_print(&p->bytes, out);
 }

@@ -27,6 +27,8 @@ struct iz_plan_group {
     int64_t
         chunk; /* elements per optimizer task; the last one may be shorter */
     int chunks;
+    int host_chunks; /* of an offloaded optimizer: the first ones are updated by
+                        the host, the others by the GPU, with states there */
     struct iz_plan_frozen frozen;
     int ring;         /* which ring of gathered units and of unit gradients */
     bool tied;        /* another unit uses one of its parameters too */
@@ -75,13 +77,15 @@ struct iz_plan {
     /* On a GPU: gradients are kept on the host, and parameters on the GPU are
      * updated by the host. */
     bool grads_down, params_up;
+    /* Some chunks of an offloaded optimizer are updated by the GPU: their
+     * gradients go up, and new parameters come down where they live there. */
+    bool split;
     bool recompute;
     /* Boundaries live on the host; on a GPU they pass through so many slots. */
     bool boundaries_down;
     int boundary_slots;
     bool pin_cpu;                        /* lock the cpu tier into memory */
     enum iz_dtype param_type, grad_type; /* grad_type: of the accumulators */
-    int state_arrays;                    /* 2: m, v; 3: master too */
     enum iz_moment_type moments;         /* how m and v are kept */
     enum iz_home state_home, param_home;
     int64_t save_bytes, scratch_bytes,
@@ -93,6 +97,9 @@ struct iz_plan {
      * accumulator, updated chunks, and one for collectives. */
     int64_t grad_stage_bytes, update_stage_bytes, comm_stage_bytes;
     int grad_stages, update_stages;
+    /* Buffers of the GPU for a chunk of the split: [gradient][parameters]. */
+    int64_t split_stage_bytes;
+    int split_stages;
     /* Buffers between states and a checkpoint that is written beside training;
      * 0: training waits while one is written. */
     int64_t save_stage_bytes;
@@ -113,9 +120,24 @@ void iz_plan_clear(struct iz_plan *p);
 /* Counts anew with activations kept, or recomputed. */
 void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep);
 
-/* Bytes of the states of n elements: [master fp32][m][v]; the master only where
- * it is separate. */
-int64_t iz_plan_state_bytes(const struct iz_plan *p, int64_t n);
+/* How the optimizer's chunks are divided between host and GPU (plan_split.c):
+ * sets host_chunks of all groups and what p says of the split. */
+void iz_plan_split(struct iz_plan *p, const struct iz_config *c);
+/* Whether the target can honour the config's ratio: 0, or -EINVAL with the
+ * reason printed on `err` (which may be NULL). */
+int iz_plan_split_check(const struct iz_config *c,
+                        const struct iz_target *target, FILE *err);
+/* Elements of a group whose states are where the offloaded optimizer lives. */
+int64_t iz_plan_host_elems(const struct iz_plan_group *g);
+void iz_plan_split_print(const struct iz_plan *p, FILE *out);
+
+/* Arrays of states with this home: 2: m, v; 3: master too.  Parameters in fp32
+ * are their own master where the optimizer sees them. */
+int iz_plan_arrays(const struct iz_plan *p, enum iz_home home);
+/* Bytes of the states of n elements with this home: [master fp32][m][v]; the
+ * master only where it is separate. */
+int64_t iz_plan_state_bytes(const struct iz_plan *p, enum iz_home home,
+                            int64_t n);
 /* Of a chunk in a file: whole pages. */
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
                             const struct iz_plan_group *g);

@@ -61,6 +61,14 @@ static bool optimizer_to_cpu(struct iz_config *c)
     return true;
 }
 
+/* The whole optimizer on the host. */
+static bool no_split(struct iz_config *c)
+{
+    bool was = c->zero.optimizer.ratio < 1;
+    c->zero.optimizer.ratio = 1;
+    return was;
+}
+
 static bool params_to_cpu(struct iz_config *c)
 {
     if (c->zero.stage != 3 || c->zero.optimizer.home == IZ_HOME_NONE ||
@@ -79,7 +87,8 @@ static bool small_ring(struct iz_config *c)
 
 static bool optimizer_to_disk(struct iz_config *c)
 {
-    if (c->zero.stage == 0 || c->zero.optimizer.home == IZ_HOME_NVME)
+    if (c->zero.stage == 0 || c->zero.optimizer.home == IZ_HOME_NVME ||
+        c->zero.optimizer.ratio < 1)
         return false;
     c->zero.optimizer.home = IZ_HOME_NVME;
     return true;
@@ -87,7 +96,8 @@ static bool optimizer_to_disk(struct iz_config *c)
 
 static bool params_to_disk(struct iz_config *c)
 {
-    if (c->zero.stage != 3 || c->zero.param.home == IZ_HOME_NVME)
+    if (c->zero.stage != 3 || c->zero.param.home == IZ_HOME_NVME ||
+        c->zero.optimizer.ratio < 1)
         return false;
     c->zero.param.home = IZ_HOME_NVME;
     return true;
@@ -122,6 +132,7 @@ static const struct change changes[] = {
      small_micro_batch, false},
     {"zero_optimization.stage=3", stage_three, false},
     {"zero_optimization.offload_optimizer.device=cpu", optimizer_to_cpu, true},
+    {"zero_optimization.offload_optimizer.ratio=1", no_split, true},
     {"zero_optimization.offload_param.device=cpu", params_to_cpu, true},
     {"zero_optimization.offload_optimizer.device=nvme", optimizer_to_disk,
      false},

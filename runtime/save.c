@@ -69,6 +69,7 @@ struct source {
 
 struct snapshot_arg {
     int n;
+    int64_t at; /* element of the buffer at which the first one goes */
     enum iz_moment_type type; /* of m and v */
     enum iz_moment which;
     struct source source[PIECES_MAX];
@@ -78,7 +79,7 @@ struct snapshot_arg {
 static void run_snapshot(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct snapshot_arg *a = arg;
-    float *out = buf[0];
+    float *out = (float *)buf[0] + a->at;
 
     for (int i = 0; i < a->n; i++) {
         const struct source *s = &a->source[i];
@@ -101,43 +102,58 @@ struct range {
     int64_t from, n;
 };
 
-static bool in_params(const struct range *r)
+static bool in_params(const struct range *r, const struct iz_chunk *k)
 {
-    return r->array == IZ_MASTER && r->e->plan.state_arrays == 2;
+    return r->array == IZ_MASTER && iz_plan_arrays(&r->e->plan, k->home) == 2;
+}
+
+static enum iz_home home_of(const struct range *r, const struct iz_chunk *k)
+{
+    return in_params(r, k) ? r->e->plan.param_home : k->home;
 }
 
 /* Byte at which the array begins in a chunk of states, each of whose arrays has
  * room for so many elements. */
-static int64_t array_base(const struct range *r, int64_t room)
+static int64_t array_base(const struct range *r, const struct iz_chunk *k,
+                          int64_t room)
 {
     const struct iz_plan *p = &r->e->plan;
-    int64_t master = p->state_arrays == 3 ? 4 * room : 0;
+    int64_t master = iz_plan_arrays(p, k->home) == 3 ? 4 * room : 0;
 
     if (r->array == IZ_MASTER)
         return 0;
     return master + (r->array == IZ_V ? iz_moment_bytes(p->moments, room) : 0);
 }
 
-static void snapshot_memory(const struct range *r, starpu_data_handle_t buffer,
-                            bool gpu)
+/* From element `done` of the range on as far as the chunks have the same home,
+ * so that one place can copy them; returns the elements done then. */
+static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
+                             int64_t done)
 {
     struct iz_group *g = &r->e->group[r->group];
+    enum iz_home home =
+        home_of(r, &g->chunk[(r->from + done) / g->plan->chunk]);
+    bool gpu = r->e->plan.target.gpu && home == IZ_HOME_NONE;
     struct iz_access more[PIECES_MAX];
+    int64_t begin = done;
     struct snapshot_arg a = {
+        .at = done,
         .type = r->array == IZ_MASTER ? IZ_MOMENT_F32 : r->e->plan.moments,
         .which = r->array == IZ_V ? IZ_MOMENT_V : IZ_MOMENT_M};
 
-    for (int64_t done = 0; done < r->n; a.n++) {
+    for (; done < r->n; a.n++) {
         int64_t pos = r->from + done, at = pos % g->plan->chunk;
         struct iz_chunk *k = &g->chunk[pos / g->plan->chunk];
         int64_t n = k->count - at < r->n - done ? k->count - at : r->n - done;
 
+        if (home_of(r, k) != home)
+            break;
         if (a.n == PIECES_MAX)
             iz_die("checkpoint: a block of more than %d chunks", PIECES_MAX);
         a.source[a.n] =
-            (struct source){array_base(r, k->count), at, n, k->count};
+            (struct source){array_base(r, k, k->count), at, n, k->count};
         more[a.n] = (struct iz_access){
-            in_params(r) ? k->param_handle : k->state_handle, STARPU_R};
+            in_params(r, k) ? k->param_handle : k->state_handle, STARPU_R};
         done += n;
     }
     iz_submit(
@@ -148,13 +164,20 @@ static void snapshot_memory(const struct range *r, starpu_data_handle_t buffer,
                           .arg = &a,
                           .arg_bytes = offsetof(struct snapshot_arg, source) +
                                        (size_t)a.n * sizeof(struct source),
-                          .data = {{buffer, STARPU_W}},
+                          .data = {{buffer, begin ? STARPU_RW : STARPU_W}},
                           .more = more,
                           .n_more = a.n,
                           .urgency = iz_in_order(r->group),
-                          .bytes = 4.0 * (double)r->n,
+                          .bytes = 4.0 * (double)(done - begin),
                           .unit = r->group,
                           .step = (int)r->e->step});
+    return done;
+}
+
+static void snapshot_memory(const struct range *r, starpu_data_handle_t buffer)
+{
+    for (int64_t done = 0; done < r->n;)
+        done = snapshot_home(r, buffer, done);
 }
 
 /* A file holds whole chunks, so that what is read beyond the end of the last
@@ -168,10 +191,10 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
         int64_t pos = r->from + done, at = pos % chunk;
         struct iz_chunk *k = &g->chunk[pos / chunk];
         int64_t n = chunk - at < r->n - done ? chunk - at : r->n - done;
-        bool params = in_params(r);
+        bool params = in_params(r, k);
         struct iz_io io = {.file = params ? r->e->param_file : r->e->state_file,
                            .offset = (params ? k->param_at : k->state_at) +
-                                     array_base(r, chunk) + 4 * at,
+                                     array_base(r, k, chunk) + 4 * at,
                            .bytes = (4 * n + IZ_NVME_ALIGN - 1) /
                                     IZ_NVME_ALIGN * IZ_NVME_ALIGN,
                            .at = 4 * done};
@@ -282,12 +305,10 @@ static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
             frozen_memory(r, buffer);
         return;
     }
-    enum iz_home home = in_params(r) ? p->param_home : p->state_home;
-
-    if (home == IZ_HOME_NVME)
+    if (home_of(r, r->e->group[r->group].chunk) == IZ_HOME_NVME)
         snapshot_disk(r, buffer);
     else
-        snapshot_memory(r, buffer, p->target.gpu && home == IZ_HOME_NONE);
+        snapshot_memory(r, buffer);
 }
 
 /* ---- from a buffer to the file ---- */

@@ -92,6 +92,9 @@ static struct iz_limit_setting setting_of(const struct iz_engine *e)
         .half = c->dtype != IZ_F32,
         .param_on_disk = p->param_home == IZ_HOME_NVME,
         .state_on_disk = p->state_home == IZ_HOME_NVME,
+        .divisible = p->target.gpu && p->state_home == IZ_HOME_CPU &&
+                     p->param_home != IZ_HOME_NVME &&
+                     p->moments == IZ_MOMENT_F32 && c->zero.optimizer.ratio > 0,
         .slices_fixed = c->run.slices > 0,
         .ranks = p->ranks,
         .workers = p->target.workers,

@@ -40,6 +40,8 @@ static const struct {
     [IZ_DATUM_DY] = {"dy", IZ_MEM_BOUNDARY},
     [IZ_DATUM_BATCH] = {"batch", IZ_MEM_BATCH},
     [IZ_DATUM_STAGE] = {"stage", IZ_MEM_STAGING},
+    [IZ_DATUM_SPLIT_STATE] = {"split state", IZ_MEM_STATE},
+    [IZ_DATUM_SPLIT_STAGE] = {"split stage", IZ_MEM_STAGING},
     [IZ_DATUM_SCALAR] = {"scalar", IZ_MEM_CLASSES},
     [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
 };

@@ -16,7 +16,9 @@ struct adam_arg {
     enum iz_moment_type moments;
     uint64_t key;       /* of their rounding: seed and group */
     int64_t state_room; /* elements that each array of the chunk has room for */
-    int64_t param_at;   /* byte in the staging buffer, -1: own buffer */
+    int param_buf;      /* the buffer with the parameters */
+    int64_t param_at;   /* its byte at which they begin */
+    int control_buf;
     struct iz_rows_in rows;
     int at_rows;      /* buffer that lists the touched rows, 0: dense */
     bool whole_grads; /* those of all ranks' touched rows */
@@ -204,14 +206,14 @@ static void update_rows(const struct adam_arg *a, const struct iz_adam *step,
     }
 }
 
-/* buf: gradient, state, parameters (unless staged with the state), control,
+/* buf: gradient, state, parameters (unless staged with one of those), control,
  * list of touched rows. */
 static void run_adam(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct adam_arg *a = arg;
     struct iz_adam adam = a->adam;
     if (!a->early) {
-        const struct iz_control *c = buf[a->param_at < 0 ? 3 : 2];
+        const struct iz_control *c = buf[a->control_buf];
         if (c->skip)
             return;
         adam.lr = c->lr;
@@ -219,7 +221,7 @@ static void run_adam(struct iz_exec *x, void **buf, const void *arg)
         adam.grad_scale = (float)c->grad_scale;
     }
     float *state = buf[1];
-    char *param = a->param_at < 0 ? buf[2] : (char *)buf[1] + a->param_at;
+    char *param = (char *)buf[a->param_buf] + a->param_at;
     float *m = a->separate_master ? state + a->state_room : state;
     struct adam_arrays p = {
         .master = a->separate_master ? state : (float *)param,
@@ -259,13 +261,14 @@ static struct adam_arg adam_arg(const struct iz_engine *e, int group,
         .first = iz_chunk_first(e, group, k),
         .grad_type = e->plan.grad_type,
         .param_type = e->plan.param_type,
-        .separate_master = e->plan.state_arrays == 3,
+        .separate_master = iz_plan_arrays(&e->plan, k->home) == 3,
         .early = iz_control_early(e->config),
         .moments = e->plan.moments,
         .key = iz_mix(iz_mix_text(iz_mix(e->config->run.seed), "moments") +
                       (uint64_t)group),
         .state_room = k->state ? k->count : p->chunk,
-        .param_at = -1,
+        .param_buf = 2,
+        .control_buf = 3,
         .rows = iz_rows_in(e, group),
         .whole_grads = e->plan.grads_full};
 }
@@ -278,15 +281,28 @@ static int64_t touched_at_most(const struct iz_engine *e, int group, int64_t n)
     return p->rows && p->packed < n ? p->packed : n;
 }
 
+/* The parameters are in buffer i, `at` bytes in, which the task has anyway. */
+static void stage_params(struct adam_arg *a, int i, int64_t at)
+{
+    a->param_buf = i;
+    a->param_at = at;
+    a->control_buf = 2;
+}
+
+/* What adam works on; param NULL: staged with one of the others. */
+struct adam_data {
+    struct iz_access grad;
+    starpu_data_handle_t state, param;
+};
+
 static void submit_adam(struct iz_engine *e, int group,
                         const struct iz_chunk *k, struct adam_arg *a,
-                        starpu_data_handle_t state, starpu_data_handle_t param)
+                        const struct adam_data *on)
 {
     int64_t n = touched_at_most(e, group, k->count);
     struct iz_task t = {
         .kind = IZ_ADAM,
-        .where =
-            e->plan.state_home == IZ_HOME_NONE ? IZ_ON_COMPUTE : IZ_ON_HOST,
+        .where = k->home == IZ_HOME_NONE ? IZ_ON_COMPUTE : IZ_ON_HOST,
         .run = run_adam,
         .arg = a,
         .arg_bytes = sizeof(*a),
@@ -296,12 +312,12 @@ static void submit_adam(struct iz_engine *e, int group,
         .unit = group,
         .step = (int)e->step};
     struct iz_access *d = t.data;
-    *d++ = (struct iz_access){e->group[group].grad_handle[0], STARPU_R};
-    *d++ = (struct iz_access){state, STARPU_RW};
+    *d++ = on->grad;
+    *d++ = (struct iz_access){on->state, STARPU_RW};
     /* A 16-bit copy is overwritten, an fp32 master updated; a skipped step
      * leaves both as they are, so never a plain STARPU_W. */
-    if (param)
-        *d++ = (struct iz_access){param, STARPU_RW};
+    if (on->param)
+        *d++ = (struct iz_access){on->param, STARPU_RW};
     if (!a->early)
         *d++ = (struct iz_access){e->control_handle, STARPU_R};
     if (a->rows.cols) {
@@ -311,41 +327,51 @@ static void submit_adam(struct iz_engine *e, int group,
     iz_submit(e->graph, &t);
 }
 
-/* ---- parameters that live on the GPU, updated by the host ---- */
+/* ---- between host and GPU ---- */
 
-struct up_arg {
-    int64_t bytes;
-    bool early;
+struct copy_arg {
+    int64_t from, bytes;
+    bool always; /* in a step that is skipped, too: the control is not read */
 };
 
-/* buf: staging buffer, piece of the parameters, control. */
-static void run_up(struct iz_exec *x, void **buf, const void *arg)
+/* buf: from, to, control. */
+static void run_copy(struct iz_exec *x, void **buf, const void *arg)
 {
-    const struct up_arg *a = arg;
-    if (a->early || !((const struct iz_control *)buf[2])->skip)
-        iz_buffer_copy(x, buf[1], buf[0], a->bytes);
+    const struct copy_arg *a = arg;
+    if (a->always || !((const struct iz_control *)buf[2])->skip)
+        iz_buffer_copy(x, buf[1], (char *)buf[0] + a->from, a->bytes);
 }
 
+static void submit_copy(struct iz_engine *e, int group, enum iz_where where,
+                        starpu_data_handle_t from, struct iz_access to,
+                        const struct copy_arg *a)
+{
+    bool up = where == IZ_ON_UP;
+    iz_submit(e->graph,
+              &(struct iz_task){
+                  .kind = up ? IZ_FETCH : IZ_OFFLOAD,
+                  .where = where,
+                  .run = run_copy,
+                  .arg = a,
+                  .arg_bytes = sizeof(*a),
+                  .data = {{from, STARPU_R},
+                           to,
+                           {a->always ? NULL : e->control_handle, STARPU_R}},
+                  .urgency = iz_in_order(group),
+                  .bytes = (double)a->bytes,
+                  .unit = group,
+                  .step = (int)e->step});
+    *(up ? &e->up_bytes : &e->down_bytes) += a->bytes;
+}
+
+/* Parameters that live on the GPU, updated by the host. */
 static void submit_up(struct iz_engine *e, int group, const struct iz_chunk *k,
                       starpu_data_handle_t stage)
 {
-    struct up_arg a = {.bytes = iz_param_bytes(e, k->count),
-                       .early = iz_control_early(e->config)};
-    iz_submit(e->graph,
-              &(struct iz_task){
-                  .kind = IZ_FETCH,
-                  .where = IZ_ON_UP,
-                  .run = run_up,
-                  .arg = &a,
-                  .arg_bytes = sizeof(a),
-                  .data = {{stage, STARPU_R},
-                           {k->param_handle, STARPU_RW},
-                           {a.early ? NULL : e->control_handle, STARPU_R}},
-                  .urgency = iz_in_order(group),
-                  .bytes = (double)a.bytes,
-                  .unit = group,
-                  .step = (int)e->step});
-    e->up_bytes += a.bytes;
+    struct copy_arg a = {.bytes = iz_param_bytes(e, k->count),
+                         .always = iz_control_early(e->config)};
+    submit_copy(e, group, IZ_ON_UP, stage,
+                (struct iz_access){k->param_handle, STARPU_RW}, &a);
 }
 
 /* What adam writes the new parameters of a chunk to. */
@@ -368,7 +394,7 @@ static int state_arrays(const struct iz_plan *p, const struct iz_plan_group *g,
     int64_t at = 0;
     int n = 0;
 
-    if (p->state_arrays == 3) {
+    if (iz_plan_arrays(p, p->state_home) == 3) {
         out[n++] = (struct iz_io_array){at, 4, 1};
         at += 4 * g->chunk;
     }
@@ -382,6 +408,44 @@ static int state_arrays(const struct iz_plan *p, const struct iz_plan_group *g,
         at += iz_moment_bytes(p->moments, g->chunk);
     }
     return n;
+}
+
+static struct iz_access host_grad(const struct iz_engine *e, int group)
+{
+    return (struct iz_access){e->group[group].grad_handle[0], STARPU_R};
+}
+
+/* A chunk of an offloaded optimizer whose states are on the GPU: its gradient
+ * goes up into a buffer, behind which there is room for new parameters that
+ * live on the host. */
+static void update_on_gpu(struct iz_engine *e, int group,
+                          const struct iz_chunk *k)
+{
+    bool down = e->plan.param_home != IZ_HOME_NONE;
+    starpu_data_handle_t stage =
+        iz_zero_stage(e->split_stage, &e->next_split_stage,
+                      e->plan.split_stages)
+            ->handle;
+    struct adam_arg a = adam_arg(e, group, k);
+    int64_t size = iz_dtype_bytes(a.grad_type);
+    struct copy_arg grad = {
+        .from = a.grad_first * size, .bytes = k->count * size, .always = true};
+    struct copy_arg param = {.from = e->group[group].plan->chunk * size,
+                             .bytes = iz_param_bytes(e, k->count),
+                             .always = a.early};
+    submit_copy(e, group, IZ_ON_UP, e->group[group].grad_handle[0],
+                (struct iz_access){stage, STARPU_W}, &grad);
+    a.grad_first = 0;
+    if (down)
+        stage_params(&a, 0, param.from);
+    submit_adam(
+        e, group, k, &a,
+        &(struct adam_data){.grad = {stage, down ? STARPU_RW : STARPU_R},
+                            .state = k->state_handle,
+                            .param = down ? NULL : k->param_handle});
+    if (down)
+        submit_copy(e, group, IZ_ON_DOWN, stage,
+                    (struct iz_access){k->param_handle, STARPU_RW}, &param);
 }
 
 /* A chunk with anything on disk: load, update, store through one staging buffer
@@ -417,12 +481,13 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
         iz_zero_io(e, IZ_LOAD, group, s->handle,
                    state_disk ? STARPU_RW : STARPU_W, k->param_handle, param);
     struct adam_arg a = adam_arg(e, group, k);
-    a.param_at = param_disk && state_disk ? state_bytes : -1;
     starpu_data_handle_t out = param_disk ? NULL : param_out(e, k);
-    if (state_disk)
-        submit_adam(e, group, k, &a, s->handle, out);
-    else
-        submit_adam(e, group, k, &a, k->state_handle, s->handle);
+    struct adam_data on = {host_grad(e, group), s->handle, out};
+    if (param_disk && state_disk)
+        stage_params(&a, 1, state_bytes);
+    else if (param_disk)
+        on = (struct adam_data){on.grad, k->state_handle, s->handle};
+    submit_adam(e, group, k, &a, &on);
     if (state_disk)
         iz_zero_io(e, IZ_STORE, group, s->handle, STARPU_R, k->state_handle,
                    state);
@@ -446,9 +511,15 @@ void iz_zero_update(struct iz_engine *e, int group)
             update_on_disk(e, group, k);
             continue;
         }
+        if (k->home != e->plan.state_home) {
+            update_on_gpu(e, group, k);
+            continue;
+        }
         struct adam_arg a = adam_arg(e, group, k);
         starpu_data_handle_t out = param_out(e, k);
-        submit_adam(e, group, k, &a, k->state_handle, out);
+        submit_adam(
+            e, group, k, &a,
+            &(struct adam_data){host_grad(e, group), k->state_handle, out});
         if (e->plan.params_up)
             submit_up(e, group, k, out);
     }

@@ -171,8 +171,25 @@ static void rules_between_keys_hold(void **state)
          "\"nvme\"}}",
          "offload_param.nvme_path: missing, and offload_param.device is nvme"},
         {"\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": "
-         "{\"device\": \"cpu\", \"ratio\": 0.4}}",
-         "ratio: 0.4: only 1.0 until a GPU holds chunks"},
+         "{\"ratio\": 0.4}}",
+         "ratio: 0.4 divides an optimizer that is offloaded to cpu, "
+         "offload_optimizer.device is none"},
+        {"\"zero_optimization\": {\"stage\": 1, \"offload_optimizer\": "
+         "{\"device\": \"nvme\", \"nvme_path\": \"/x\", \"ratio\": 0}}",
+         "ratio: 0 divides an optimizer that is offloaded to cpu, "
+         "offload_optimizer.device is nvme"},
+        {"\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": "
+         "{\"device\": \"cpu\", \"ratio\": 0.4}, \"offload_param\": "
+         "{\"device\": \"nvme\", \"nvme_path\": \"/x\"}}",
+         "ratio: 0.4 needs offload_param.device none or cpu, found nvme"},
+        {"\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": "
+         "{\"device\": \"cpu\", \"ratio\": 0.4}}, "
+         "\"run\": {\"device\": \"cpu\"}",
+         "ratio: 0.4 leaves chunks to a GPU, run.device is cpu"},
+        {"\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": "
+         "{\"device\": \"cpu\", \"ratio\": 0.4}}, "
+         "\"run\": {\"state_dtype\": \"bf16\"}",
+         "ratio: 0.4 leaves chunks to a GPU, which keeps m and v in fp32"},
         {"\"zero_optimization\": {\"contiguous_gradients\": false}",
          "contiguous_gradients: false is not supported"},
         {"\"activation_checkpointing\": {\"cpu_checkpointing\": true}, "
@@ -190,6 +207,9 @@ static void rules_between_keys_hold(void **state)
     assert_accepted("\"zero_optimization\": {\"stage\": 1, "
                     "\"offload_optimizer\": {\"device\": \"nvme\", "
                     "\"nvme_path\": \"/x\"}}");
+    assert_accepted("\"zero_optimization\": {\"stage\": 1, "
+                    "\"offload_optimizer\": {\"device\": \"cpu\", "
+                    "\"ratio\": 0.4}}");
     assert_accepted("\"optimizer\": {\"params\": {\"torch_adam\": true, "
                     "\"weight_decay\": 0.01}}");
     assert_accepted("\"steps_per_print\": 3, \"run\": {\"log_interval\": 3}");

@@ -35,6 +35,7 @@ FREE = {
     "stage": (0, 1, 2, 3),
     "optimizer": ("none", "cpu", "nvme"),
     "param": ("none", "cpu", "nvme"),
+    "ratio": (1, 0.7, 0.3, 0),
     "comm": ("mpi", "nccl"),
     "schedule": ("depth_first", "breadth_first"),
     "scheduler": ("eager", "lws", "prio", "dmda"),
@@ -49,7 +50,8 @@ FREE = {
 if REAL:  # one GPU: ranks share it through MPI
     FREE["comm"], FREE["jitter_us"] = ("mpi",), (0,)
 FACTORS = {**SUMS, **FREE}
-PLAIN = {"stage": 0, "optimizer": "none", "param": "none", "comm": "mpi",
+PLAIN = {"stage": 0, "optimizer": "none", "param": "none", "ratio": 1,
+         "comm": "mpi",
          "schedule": "depth_first", "scheduler": "prio", "delay_us": 0,
          "jitter_us": 0, "overlap": True, "recompute": "full",
          "boundaries": "gpu", "ring": 0, "workers": 2}
@@ -60,6 +62,8 @@ def valid(row):
     optimizer, param = row.get("optimizer", "cpu"), row.get("param", "none")
     if optimizer != "none" and stage == 0 or param != "none" and stage != 3:
         return False
+    if row.get("ratio", 1) < 1 and (optimizer, param == "nvme") != ("cpu", False):
+        return False
     if row.get("recompute") == "none" and row.get("boundaries") == "host":
         return False
     return not (param != "none" and optimizer == "none")
@@ -68,7 +72,11 @@ def valid(row):
 ROWS = cover.rows(FACTORS, valid, [
     dict(zip(("stage", "optimizer", "param"), v))
     for v in itertools.product(FREE["stage"], FREE["optimizer"], FREE["param"])
-    if valid(dict(zip(("stage", "optimizer", "param"), v)))])
+    if valid(dict(zip(("stage", "optimizer", "param"), v)))] + [
+    {"stage": stage, "optimizer": "cpu", "param": param, "ratio": ratio,
+     "ranks": ranks}
+    for stage, param in ((1, "none"), (2, "none"), (3, "none"), (3, "cpu"))
+    for ratio in (0.7, 0.3, 0) for ranks in (1, 2)])
 if run.FULL:
     rng = random.Random(11)
     every = [dict(zip(FACTORS, v)) for v in itertools.product(*FACTORS.values())]
@@ -89,6 +97,8 @@ def config_of(row, nvme):
         "run.inject_delay_us": row["delay_us"],
         **TUNED[row["tuned"]],
     }
+    if row["optimizer"] != "none":
+        config["zero_optimization.offload_optimizer.ratio"] = row["ratio"]
     for key in ("comm", "schedule", "scheduler", "overlap", "recompute", "ring",
                 "workers"):
         config[f"run.{key}"] = row[key]
@@ -179,12 +189,14 @@ def traffic(place, row, nvme, **changes):
 
 
 @standin
-@pytest.mark.parametrize("stage,optimizer,param", [
-    (0, "none", "none"), (2, "cpu", "none"), (3, "cpu", "cpu"),
-    (3, "nvme", "nvme"), (3, "cpu", "none")])
-def test_bytes_over_the_bus_are_the_planned_ones(stage, optimizer, param, place,
-                                                 nvme):
-    row = {**ROW, "stage": stage, "optimizer": optimizer, "param": param}
+@pytest.mark.parametrize("stage,optimizer,param,ratio", [
+    (0, "none", "none", 1), (2, "cpu", "none", 1), (3, "cpu", "cpu", 1),
+    (3, "nvme", "nvme", 1), (3, "cpu", "none", 1), (2, "cpu", "none", 0.4),
+    (3, "cpu", "cpu", 0.4)])
+def test_bytes_over_the_bus_are_the_planned_ones(stage, optimizer, param, ratio,
+                                                 place, nvme):
+    row = {**ROW, "stage": stage, "optimizer": optimizer, "param": param,
+           "ratio": ratio}
     real, planned = traffic(place, row, nvme)
     assert real["h2d_bytes"] == planned["up_bytes"]
     assert real["d2h_bytes"] == planned["down_bytes"]
@@ -211,6 +223,38 @@ def test_offload_moves_what_the_arithmetic_says(place, nvme):
     down = 2 * embed + head + block * layers  # the tied weight: two uses
     assert real["h2d_bytes"] == 2 * up
     assert real["d2h_bytes"] == 2 * down
+
+
+def state_elems(r, tier, per_element):
+    return r.memory[("optimizer", tier)][1] // per_element
+
+
+@standin
+@pytest.mark.parametrize("dtype,micro,param,up,down", [
+    ("bf16", 0, "cpu", 2, 2), ("bf16", 8, "cpu", 4, 2), ("bf16", 0, "none", 0, 0),
+    ("fp32", 0, "cpu", 4, 4), ("fp32", 0, "none", 0, 0)])
+def test_a_ratio_moves_its_gradients_and_parameters(dtype, micro, param, up,
+                                                    down, place, nvme):
+    """Of each element that the GPU updates the gradient goes up, and the new
+    parameter down if it lives on the host; if it does not, none goes up that
+    would have."""
+    ratio, chunk = 0.4, 2048
+    row = {**ROW, "dtype": dtype, "micro": micro, "stage": 3, "ring": 2,
+           "optimizer": "cpu", "param": param}
+    small = {"zero_optimization.sub_group_size": chunk}
+    whole, _ = traffic(place, row, nvme, **small)
+    some, planned = traffic(place, {**row, "ratio": ratio}, nvme, **small)
+    r = start(place, {**row, "ratio": ratio}, nvme, small)
+    of_host, of_gpu = ((8, 12) if param == "cpu" else (12, 8)) \
+        if dtype == "fp32" else (12, 12)
+    host = state_elems(r, "cpu", of_host)
+    gpu = state_elems(r, "device", of_gpu)
+    assert abs(host - ratio * (host + gpu)) <= chunk / 2
+    assert f"effective ratio {host / (host + gpu):.3f}" in r.out
+    assert some["h2d_bytes"] - whole["h2d_bytes"] == 2 * gpu * up
+    assert some["d2h_bytes"] - whole["d2h_bytes"] == 2 * gpu * down
+    assert some["h2d_bytes"] == planned["up_bytes"]
+    assert some["d2h_bytes"] == planned["down_bytes"]
 
 
 @standin
@@ -376,24 +420,75 @@ def test_a_users_choice_of_gpu(place):
     run.refused(r, "STARPU_SCHED", "heteroprio")
 
 
-@pytest.mark.parametrize("stage,optimizer,param", [
-    (0, "none", "none"), (2, "cpu", "none"), (3, "none", "none"),
-    (3, "nvme", "nvme")])
-def test_a_checkpoint_beside_training_is_that_of_one_for_which_it_waits(
-        stage, optimizer, param, place, nvme):
-    """States on the GPU come down through a lane of their own."""
-    row = {**PLAIN, "ranks": 2, "dtype": "bf16", "micro": 2, "clip": 0.5,
-           "tuned": "all", "stage": stage, "optimizer": optimizer,
-           "param": param, "delay_us": 300, "jitter_us": 500}
-    c = {"run.save_interval": 1, "run.save": False, "run.keep_last": 9}
+def files(r):
+    return {p.relative_to(r.output): p.read_bytes()
+            for p in (r.output / "checkpoints").rglob("*.*") if p.is_file()}
 
-    def files(r):
-        return {p.relative_to(r.output): p.read_bytes()
-                for p in (r.output / "checkpoints").rglob("*.*") if p.is_file()}
+
+@pytest.mark.parametrize("stage,optimizer,param,ratio,dtype", [
+    (0, "none", "none", 1, "bf16"), (2, "cpu", "none", 1, "bf16"),
+    (3, "none", "none", 1, "bf16"), (3, "nvme", "nvme", 1, "bf16"),
+    (2, "cpu", "none", 0.4, "bf16"), (3, "cpu", "cpu", 0.4, "fp32"),
+    (3, "cpu", "none", 0.4, "fp32")])
+def test_a_checkpoint_beside_training_is_that_of_one_for_which_it_waits(
+        stage, optimizer, param, ratio, dtype, place, nvme):
+    """States on the GPU come down through a lane of their own."""
+    row = {**PLAIN, "ranks": 2, "dtype": dtype, "micro": 2, "clip": 0.5,
+           "tuned": "all", "stage": stage, "optimizer": optimizer,
+           "param": param, "ratio": ratio, "delay_us": 300, "jitter_us": 500}
+    c = {"run.save_interval": 1, "run.save": False, "run.keep_last": 9,
+         "zero_optimization.sub_group_size": 2048}
+
     wait = start(place, row, nvme, {**c, "run.save_mode": "sync"})
     free = start(place, row, nvme, {**c, "run.save_mode": "async"})
     assert wait.bits == free.bits and wait.hash == free.hash
     assert len(files(wait)) == 2 * 3 and files(wait) == files(free)
+
+
+@standin
+@pytest.mark.parametrize("dtype,param", [("fp32", "cpu"), ("fp32", "none"),
+                                         ("bf16", "cpu")])
+def test_a_checkpoint_does_not_know_the_ratio(dtype, param, place, nvme):
+    """Its files are those of any other ratio, and any other one goes on."""
+    row = {**ROW, "dtype": dtype, "stage": 3, "optimizer": "cpu",
+           "param": param}
+    c = {"run.save": True, "zero_optimization.sub_group_size": 2048,
+         "run.steps": 2}
+    whole = start(place, row, nvme, {**c, "run.steps": 5})
+    want = files(start(place, row, nvme, c))
+    out = place.folder / "resumed"
+    r = place.good(None, {**config_of({**row, "ratio": 0.3}, nvme), **c},
+                   output=out, env=environment(place, row))
+    assert len(want) >= 2 and files(r) == want
+    r = place.good(None, {**config_of({**row, "ratio": 0.7}, nvme), **c,
+                          "run.steps": 4}, ("--resume",), out,
+                   env=environment(place, row))
+    r = place.good(None, {**config_of(row, nvme), **c, "run.device": "cpu",
+                          "run.steps": 5}, ("--resume",), out,
+                   env=environment(place, row))
+    assert r.bits[-3:] == whole.bits[-3:] and r.hash == whole.hash
+
+
+@standin
+@pytest.mark.parametrize("param", ("none", "cpu"))
+def test_a_skipped_step_changes_nothing_on_either_side(param, place, nvme):
+    row = {**ROW, "dtype": "fp16", "stage": 3, "optimizer": "cpu",
+           "param": param, "ratio": 0.5}
+    high = {"fp16.initial_scale_power": 22, "fp16.hysteresis": 1,
+            "zero_optimization.sub_group_size": 2048, "run.steps": 8}
+    r = start(place, row, nvme, high)
+    plain = start(place, {**row, **PLAIN}, nvme, {**high, "run.device": "cpu"})
+    skipped = [x["skipped"] for x in r.steps]
+    assert True in skipped and False in skipped
+    assert r.bits == plain.bits and r.hash == plain.hash
+
+
+@standin
+def test_a_ratio_needs_a_gpu(place, nvme):
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "ratio": 0.5}
+    r = place.launch(None, {**config_of(row, nvme), "run.device": "auto"},
+                     env={**environment(place, row), "STARPU_NCUDA": "0"})
+    run.refused(r, "zero_optimization.offload_optimizer.ratio: 0.5", "a GPU")
 
 
 @standin

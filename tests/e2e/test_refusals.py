@@ -300,6 +300,17 @@ def test_missing_nvme_path_is_named(ranks, place):
     run.refused(r, "nvme", str(path), "No such file", everyone=True)
 
 
+@pytest.mark.parametrize("ranks", (None, 2))
+def test_a_share_for_a_gpu_that_is_not_there_is_refused(ranks, place):
+    """run.device auto: the config alone does not tell."""
+    r = place.launch(ranks, {**run.offload(3, "cpu", "cpu", None),
+                             "zero_optimization.offload_optimizer.ratio": 0.5},
+                     env={"STARPU_NCUDA": "0"})
+    run.refused(r, "zero_optimization.offload_optimizer.ratio: 0.5 leaves "
+                "chunks to a GPU")
+    assert not (r.output / "metrics.jsonl").exists()
+
+
 @pytest.mark.single
 def test_nvme_path_that_is_a_file_is_named(place):
     path = place.folder / "file"

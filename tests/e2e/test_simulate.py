@@ -333,10 +333,40 @@ def test_a_machine_file_is_checked(tmp_path):
     assert "gpu_byte: unknown key" in r.stderr
 
 
+# ---- part of the optimizer on the GPU ----
+
 # Few samples: the host's update is what limits where the link is fast.
 SHARED = ("run.device_memory_limit_bytes=0", "model.layers=12",
           "model.width=2048", "model.heads=16", "train_batch_size=2",
           "train_micro_batch_size_per_gpu=2")
+RATIO = "zero_optimization.offload_optimizer.ratio="
+
+
+def elements():
+    """Of that model: embedding, blocks, head."""
+    c = 2048
+    return (VOCAB + SEQ) * c + 12 * (12 * c * c + 13 * c) + 2 * c
+
+
+def test_a_ratio_relieves_the_host(tmp_path):
+    machine = ROOT / "configs/machines/h200-141.json"
+    whole, r = simulate(tmp_path, *SHARED, machine=machine)
+    assert whole["limited_by"] == "optimizer", whole
+    assert "a smaller offload_optimizer.ratio" in " ".join(r.stdout.split())
+    half, r = simulate(tmp_path, *SHARED, RATIO + "0.5", machine=machine)
+    assert half, r.stderr
+    assert "effective ratio 0.5" in r.stdout
+    assert half["step_s"] < 0.8 * whole["step_s"]
+    # Gradients up and parameters down, in fp16, of half of the elements.
+    chunk = 2 * (1 << 20)
+    for way in ("up_bytes", "down_bytes"):
+        assert abs(half[way] - whole[way] - elements()) <= chunk
+    assert abs(whole["host_bytes"] - half["host_bytes"] - 6 * elements()) <= \
+        6 * chunk
+    moved = whole["host_bytes"] - half["host_bytes"]
+    stages = 8 * 4 * (1 << 20) * 1.01  # of the embedding's larger chunks
+    assert moved < half["device_bytes"] - whole["device_bytes"] < \
+        moved + 2 * stages
 
 
 def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(tmp_path):
@@ -349,6 +379,36 @@ def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(tmp_path):
     assert near["step_s"] < 1.1 * far["step_s"]
 
 
+def test_a_ratio_without_a_gpu_is_refused(tmp_path):
+    bare = json.loads(MACHINE.read_text())
+    bare.update(gpus=0, gpu_bytes=0)
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(bare))
+    s, r = simulate(tmp_path, *SMALL, RATIO + "0.5", machine=path)
+    assert s is None and r.returncode == 1
+    assert "offload_optimizer.ratio: 0.5 leaves chunks to a GPU" in r.stderr
+
+
+def test_tune_tries_ratios(tmp_path):
+    path, best = tmp_path / "config.json", tmp_path / "best.json"
+    base = config()
+    base["model"].update(layers=4, width=2048, heads=16, vocab=1024)
+    base["zero_optimization"]["offload_optimizer"]["ratio"] = 0.9
+    base["train_batch_size"] = base["train_micro_batch_size_per_gpu"] = 1
+    base["run"]["device_memory_limit_bytes"] = 0
+    path.write_text(json.dumps(base))
+    r = subprocess.run([ROOT / "tools/tune", path, "--machine", MACHINE, "--try",
+                        "1", "--out", best], capture_output=True, text=True,
+                       timeout=600)
+    assert r.returncode == 0, r.stdout + r.stderr
+    tried = r.stdout.split("front:")[0]
+    rows = [x.split() for x in tried.splitlines() if x.strip()[:1].isdigit()]
+    assert [x[-2] for x in rows] == ["1", "0.75", "0.5", "0.25", "0"]
+    zero = json.loads(best.read_text())["zero_optimization"]
+    fastest = max(rows, key=lambda x: float(x[0]))
+    assert zero["offload_optimizer"]["ratio"] == float(fastest[-2]) < 1
+
+
 def test_tune_writes_a_config_that_is_the_fastest_it_tried(tmp_path):
     path, best = tmp_path / "config.json", tmp_path / "best.json"
     base = config()
@@ -359,9 +419,10 @@ def test_tune_writes_a_config_that_is_the_fastest_it_tried(tmp_path):
                         "5", "--out", best], capture_output=True, text=True,
                        timeout=600)
     assert r.returncode == 0, r.stdout + r.stderr
-    rows = [line.split() for line in r.stdout.splitlines()
-            if line.strip()[:1].isdigit()]
-    tried, front = rows[:5], rows[5:]
+    tried, front = ([line.split() for line in part.splitlines()
+                     if line.strip()[:1].isdigit()]
+                    for part in r.stdout.split("front:"))
+    assert len(tried) >= 5
     assert len(front) >= 1 and all(f in tried for f in front)
     fastest = max(float(t[0]) for t in tried)
     s, out = simulate_file(best)

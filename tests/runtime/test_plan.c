@@ -32,19 +32,20 @@ static int close_model(void **state)
 
 static struct iz_config config(int stage, enum iz_dtype t)
 {
-    return (struct iz_config){.train_batch_size = 4,
-                              .micro_batch = 1,
-                              .grad_accum = 1,
-                              .dtype = t,
-                              .zero = {.stage = stage,
-                                       .sub_group_size = 1000000000,
-                                       .overlap_comm = true,
-                                       .prefetch_bucket_size = 50000000,
-                                       .max_live_parameters = 1000000000,
-                                       .max_reuse_distance = 1000000000,
-                                       .optimizer = {.buffer_count = 4},
-                                       .param = {.buffer_count = 5}},
-                              .run = {.slices = 1}};
+    return (struct iz_config){
+        .train_batch_size = 4,
+        .micro_batch = 1,
+        .grad_accum = 1,
+        .dtype = t,
+        .zero = {.stage = stage,
+                 .sub_group_size = 1000000000,
+                 .overlap_comm = true,
+                 .prefetch_bucket_size = 50000000,
+                 .max_live_parameters = 1000000000,
+                 .max_reuse_distance = 1000000000,
+                 .optimizer = {.buffer_count = 4, .ratio = 1},
+                 .param = {.buffer_count = 5}},
+        .run = {.slices = 1}};
 }
 
 static const struct iz_target target1 = {.workers = 1},
@@ -218,18 +219,167 @@ static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
     iz_plan_clear(&q);
 }
 
+static const struct iz_target gpu_bf16 = {
+    .workers = 2, .gpu = true, .act = IZ_BF16};
+
+static struct iz_config offloaded(double ratio, enum iz_home params)
+{
+    struct iz_config c = config(3, IZ_BF16);
+    c.zero.optimizer.home = IZ_HOME_CPU;
+    c.zero.optimizer.ratio = ratio;
+    c.zero.param.home = params;
+    return c;
+}
+
+static int64_t owned(const struct iz_plan *p)
+{
+    int64_t n = 0;
+    for (int u = 0; u < p->n_groups; u++)
+        n += p->group[u].owned;
+    return n;
+}
+
+static int64_t on_host(const struct iz_plan *p)
+{
+    int64_t n = 0;
+    for (int u = 0; u < p->n_groups; u++)
+        n += iz_plan_host_elems(&p->group[u]);
+    return n;
+}
+
+/* As near to the ratio as the chunk that is cut allows, although a unit's own
+ * share is not a number of chunks. */
+static void the_ratio_is_met_to_half_a_chunk(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 8; ranks++)
+        for (int i = 0; i <= 20; i++) {
+            struct iz_config c = offloaded(i / 20.0, IZ_HOME_CPU);
+            struct iz_plan p;
+            int64_t chunk = 0;
+            assert_int_equal(iz_plan_make(&p, &c, model, ranks, 0, &gpu_bf16),
+                             0);
+            for (int u = 0; u < p.n_groups; u++) {
+                const struct iz_plan_group *g = &p.group[u];
+                chunk = g->chunk > chunk ? g->chunk : chunk;
+                assert_true(g->host_chunks >= 0 && g->host_chunks <= g->chunks);
+            }
+            assert_true(fabs((double)on_host(&p) -
+                             c.zero.optimizer.ratio * (double)owned(&p)) <=
+                        (double)chunk / 2);
+            assert_true(p.split == (i < 20));
+            assert_true(i > 0 || on_host(&p) == 0);
+            assert_true(i < 20 || on_host(&p) == owned(&p));
+            iz_plan_clear(&p);
+        }
+}
+
+/* 12 bytes of every element, here or there, and eight buffers of the GPU for
+ * one chunk's gradient and, where parameters live on the host, those. */
+static void the_ratio_moves_states_and_adds_staging(void **state)
+{
+    (void)state;
+    for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++) {
+        struct iz_config all = offloaded(1, (enum iz_home)home);
+        struct iz_config some = offloaded(0.6, (enum iz_home)home);
+        struct iz_plan p, q;
+        int64_t chunk = 1 << 20, moved;
+        assert_int_equal(iz_plan_make(&p, &all, model, 2, 0, &gpu_bf16), 0);
+        assert_int_equal(iz_plan_make(&q, &some, model, 2, 0, &gpu_bf16), 0);
+        /* The embedding's shard would be 64 chunks at most. */
+        for (int u = 0; u < q.n_groups; u++)
+            chunk = q.group[u].chunk > chunk ? q.group[u].chunk : chunk;
+        moved = 12 * (owned(&q) - on_host(&q));
+        assert_true(moved > 0);
+        for (int c = 0; c < IZ_MEM_CLASSES; c++) {
+            int64_t staging = c == IZ_MEM_STAGING
+                                  ? 8 * chunk * (home == IZ_HOME_CPU ? 4 : 2)
+                                  : 0;
+            int64_t states = c == IZ_MEM_STATE ? moved : 0;
+            assert_int_equal(q.bytes.b[IZ_TIER_DEVICE][c] -
+                                 p.bytes.b[IZ_TIER_DEVICE][c],
+                             states + staging);
+            assert_int_equal(
+                p.bytes.b[IZ_TIER_CPU][c] - q.bytes.b[IZ_TIER_CPU][c], states);
+        }
+        iz_plan_clear(&p);
+        iz_plan_clear(&q);
+    }
+}
+
+/* In fp32 a master of its own is needed where the parameters are not. */
+static void fp32_has_a_master_on_the_other_side_only(void **state)
+{
+    (void)state;
+    for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++) {
+        struct iz_config c = offloaded(0.5, (enum iz_home)home);
+        struct iz_plan p;
+        int64_t host, gpu;
+        bool near = home == IZ_HOME_NONE;
+        c.dtype = IZ_F32;
+        c.grad_accum_fp32 = true;
+        assert_int_equal(iz_plan_make(&p, &c, model, 2, 0, &gpu_bf16), 0);
+        host = on_host(&p);
+        gpu = owned(&p) - host;
+        assert_int_equal(p.bytes.b[IZ_TIER_CPU][IZ_MEM_STATE],
+                         host * (near ? 12 : 8));
+        assert_int_equal(p.bytes.b[IZ_TIER_DEVICE][IZ_MEM_STATE],
+                         gpu * (near ? 8 : 12));
+        iz_plan_clear(&p);
+    }
+}
+
+static void a_cpu_cannot_share_with_a_gpu(void **state)
+{
+    struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
+    char text[256] = "";
+    FILE *f = fmemopen(text, sizeof(text), "w");
+    (void)state;
+    assert_int_equal(iz_plan_split_check(&c, &gpu_bf16, f), 0);
+    assert_int_equal(iz_plan_split_check(&c, &target2, f), -EINVAL);
+    c.zero.optimizer.ratio = 1;
+    assert_int_equal(iz_plan_split_check(&c, &target2, f), 0);
+    fclose(f);
+    assert_non_null(strstr(text, "zero_optimization.offload_optimizer.ratio: "
+                                 "0.5 leaves chunks to a GPU"));
+}
+
 /* A worker that waited for a buffer would be one less. */
 static void every_worker_has_a_buffer_for_what_goes_up(void **state)
 {
-    struct iz_config c = config(3, IZ_BF16);
-    struct iz_target gpu = {.workers = 23, .gpu = true, .act = IZ_BF16};
+    struct iz_config c = offloaded(1, IZ_HOME_NONE);
+    struct iz_target gpu = gpu_bf16;
     struct iz_plan p;
     (void)state;
-    c.zero.optimizer.home = IZ_HOME_CPU;
+    gpu.workers = 23;
     assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, &gpu), 0);
     assert_true(p.update_stages > 23);
     assert_true(p.update_stage_bytes > 0);
     iz_plan_clear(&p);
+}
+
+/* Where the GPU is too small for its part, the host can have all. */
+static void the_whole_optimizer_on_the_host_is_a_way_out(void **state)
+{
+    struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
+    static char text[8192];
+    struct iz_plan p, q;
+    FILE *f = fmemopen(text, sizeof(text), "w");
+    (void)state;
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, &gpu_bf16), 0);
+    c.zero.optimizer.ratio = 1;
+    assert_int_equal(iz_plan_make(&q, &c, model, 1, 0, &gpu_bf16), 0);
+    c.zero.optimizer.ratio = 0.5;
+    struct iz_limits l = {.host = INT64_MAX,
+                          .device = iz_plan_device_bytes(&q)};
+    assert_int_equal(iz_plan_fit(&p, &c, model, &l, f), -ENOMEM);
+    fclose(f);
+    assert_non_null(strstr(text, "effective ratio 0.500"));
+    assert_non_null(strstr(text, "it fits with "
+                                 "zero_optimization.offload_optimizer.ratio=1 "
+                                 "("));
+    iz_plan_clear(&p);
+    iz_plan_clear(&q);
 }
 
 int main(void)
@@ -244,6 +394,11 @@ int main(void)
         cmocka_unit_test(boundaries_on_the_host_leave_slots),
         cmocka_unit_test(boundaries_of_a_cpu_are_on_the_host_anyway),
         cmocka_unit_test(every_worker_has_a_buffer_for_what_goes_up),
+        cmocka_unit_test(the_ratio_is_met_to_half_a_chunk),
+        cmocka_unit_test(the_ratio_moves_states_and_adds_staging),
+        cmocka_unit_test(fp32_has_a_master_on_the_other_side_only),
+        cmocka_unit_test(a_cpu_cannot_share_with_a_gpu),
+        cmocka_unit_test(the_whole_optimizer_on_the_host_is_a_way_out),
     };
     return cmocka_run_group_tests(plan_tests, open_model, close_model);
 }

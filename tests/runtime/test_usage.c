@@ -227,8 +227,10 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
     m = measured(IZ_USE_OPTIMIZER, 0.25);
     assert_text(&m, &s, "train_batch_size");
     s.overlap = false;
+    s.divisible = true;
     assert_text(&m, &s, "run.overlap=true");
     s.overlap = true;
+    assert_text(&m, &s, "a smaller offload_optimizer.ratio");
     m.host_busy = 0.9;
     assert_text(&m, &s, "run.workers");
     m = measured(IZ_USE_NETWORK, 0.25);

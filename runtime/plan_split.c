@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which chunks of an offloaded optimizer are updated by the GPU, and what it
+ * keeps for them; see plan.h. */
+#include <errno.h>
+
+#include "runtime/plan.h"
+
+#define STAGES 8 /* chunks on their way to the GPU and back */
+
+int iz_plan_arrays(const struct iz_plan *p, enum iz_home home)
+{
+    bool apart = p->target.gpu &&
+                 (home == IZ_HOME_NONE) != (p->param_home == IZ_HOME_NONE);
+    return p->param_type == IZ_F32 && !apart ? 2 : 3;
+}
+
+static int64_t elems_of(const struct iz_plan_group *g, int chunks)
+{
+    int64_t n = chunks * g->chunk;
+    return n < g->owned ? n : g->owned;
+}
+
+int64_t iz_plan_host_elems(const struct iz_plan_group *g)
+{
+    return elems_of(g, g->host_chunks);
+}
+
+static double distance(double a, double b)
+{
+    return a > b ? a - b : b - a;
+}
+
+/* The number of chunks whose elements are nearest to `want`, the smaller one of
+ * two. */
+static int nearest(const struct iz_plan_group *g, double want)
+{
+    int best = 0;
+    for (int n = 1; n <= g->chunks; n++)
+        if (distance((double)elems_of(g, n), want) <
+            distance((double)elems_of(g, best), want))
+            best = n;
+    return best;
+}
+
+/* A unit may have one chunk: what its share of whole chunks is too much or too
+ * little, the next units make good. */
+void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
+{
+    bool divided = p->target.gpu && p->state_home == IZ_HOME_CPU;
+    double want = 0, have = 0;
+    int64_t chunk = 0, elem = iz_dtype_bytes(p->grad_type);
+    if (p->param_home != IZ_HOME_NONE)
+        elem += iz_dtype_bytes(p->param_type);
+    for (int u = 0; u < p->n_groups; u++) {
+        struct iz_plan_group *g = &p->group[u];
+        g->host_chunks = g->chunks;
+        if (!divided || !g->n)
+            continue;
+        want += c->zero.optimizer.ratio * (double)g->owned;
+        g->host_chunks = nearest(g, want - have);
+        have += (double)iz_plan_host_elems(g);
+        if (g->host_chunks < g->chunks && g->chunk > chunk)
+            chunk = g->chunk;
+    }
+    p->split = chunk > 0;
+    p->split_stage_bytes = chunk * elem;
+    p->split_stages = p->split ? STAGES : 0;
+}
+
+int iz_plan_split_check(const struct iz_config *c,
+                        const struct iz_target *target, FILE *err)
+{
+    if (c->zero.optimizer.ratio >= 1 || target->gpu)
+        return 0;
+    if (err)
+        fprintf(err,
+                "izar: zero_optimization.offload_optimizer.ratio: %.15g leaves "
+                "chunks to a GPU, and units are computed on the CPU: use 1.0\n",
+                c->zero.optimizer.ratio);
+    return -EINVAL;
+}
+
+void iz_plan_split_print(const struct iz_plan *p, FILE *out)
+{
+    int chunks = 0, host = 0;
+    double owned = 0, of_host = 0;
+    if (!p->split)
+        return;
+    for (int u = 0; u < p->n_groups; u++) {
+        const struct iz_plan_group *g = &p->group[u];
+        chunks += g->chunks;
+        host += g->host_chunks;
+        owned += (double)g->owned;
+        of_host += (double)iz_plan_host_elems(g);
+    }
+    fprintf(out,
+            "      optimizer: %d of %d chunks on the host, the others on the "
+            "GPU; effective ratio %.3f\n",
+            host, chunks, of_host / owned);
+}
