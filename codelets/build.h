@@ -15,6 +15,25 @@
 #define IZ_SIMD
 #endif
 
+/* Of a file that is compiled once per SIMD level: fp32 numbers in a vector, and
+ * how many rows of two vectors fit into the registers as accumulators. */
+#if defined(__AVX512F__)
+#define IZ_LANES 16
+#define IZ_STRIP 8
+#elif defined(__AVX__)
+#define IZ_LANES 8
+#define IZ_STRIP 4
+#elif defined(__aarch64__)
+#define IZ_LANES 4
+#define IZ_STRIP 8
+#else
+#define IZ_LANES 4
+#define IZ_STRIP 4
+#endif
+
+/* A function whose constant arguments make a loop of its own at every call. */
+#define IZ_INLINE static inline __attribute__((always_inline))
+
 /* Around the declarations of a header that CUDA sources include. */
 #ifdef __cplusplus
 #define IZ_C_BEGIN extern "C" {

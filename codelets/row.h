@@ -36,6 +36,29 @@ static inline float iz_expf(float x)
     return x < -86.5f ? 0.f : p;
 }
 
+/* 2^x to about 1 ulp for x up to 127, beyond which it may be anything; 0 below
+ * -125. */
+static inline float iz_exp2f(float x)
+{
+    const float magic =
+        12582912.f; /* 1.5 * 2^23: the sum is a rounded integer */
+    union {
+        float f;
+        uint32_t u;
+    } t, s;
+    t.f = x + magic;
+    float r = x - (t.f - magic);
+    float p = 1.55946778e-4f * r + 1.34066434e-3f;
+    p = p * r + 9.61769279e-3f;
+    p = p * r + 5.55031039e-2f;
+    p = p * r + 2.40226522e-1f;
+    p = p * r + 6.93147242e-1f;
+    p = p * r + 1.f;
+    s.u = (t.u + 127u) << 23;
+    p = p * s.f;
+    return x < -125.f ? 0.f : p;
+}
+
 /* The largest of n > 0 numbers; NaN may be skipped.  Side by side, because a
  * compiler may not reorder a maximum of numbers that could be NaN. */
 static inline float iz_row_max(const float *s, int64_t n)

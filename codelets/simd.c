@@ -42,6 +42,11 @@ const struct iz_simd *iz_simd(void)
     return level()->loops;
 }
 
+const struct iz_fused *iz_fused(void)
+{
+    return level()->fused;
+}
+
 const char *iz_simd_name(void)
 {
     return level()->name;

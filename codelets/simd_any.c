@@ -5,6 +5,7 @@
 #include "codelets/simd.h"
 
 extern const struct iz_simd iz_simd_portable;
+extern const struct iz_fused iz_fused_portable;
 
 static bool always(void)
 {
@@ -12,4 +13,5 @@ static bool always(void)
 }
 
 const struct iz_simd_level iz_simd_levels[] = {
-    {"portable", &iz_simd_portable, always}, {NULL, NULL, NULL}};
+    {"portable", &iz_simd_portable, &iz_fused_portable, always},
+    {NULL, NULL, NULL, NULL}};

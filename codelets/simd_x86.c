@@ -6,6 +6,7 @@
 #include "codelets/simd.h"
 
 extern const struct iz_simd iz_simd_avx512, iz_simd_avx2, iz_simd_portable;
+extern const struct iz_fused iz_fused_avx512, iz_fused_avx2, iz_fused_portable;
 
 static bool has_avx512(void)
 {
@@ -17,7 +18,8 @@ static bool has_avx512(void)
 
 static bool has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+           __builtin_cpu_supports("fma");
 }
 
 static bool always(void)
@@ -26,7 +28,7 @@ static bool always(void)
 }
 
 const struct iz_simd_level iz_simd_levels[] = {
-    {"avx512", &iz_simd_avx512, has_avx512},
-    {"avx2", &iz_simd_avx2, has_avx2},
-    {"portable", &iz_simd_portable, always},
-    {NULL, NULL, NULL}};
+    {"avx512", &iz_simd_avx512, &iz_fused_avx512, has_avx512},
+    {"avx2", &iz_simd_avx2, &iz_fused_avx2, has_avx2},
+    {"portable", &iz_simd_portable, &iz_fused_portable, always},
+    {NULL, NULL, NULL, NULL}};

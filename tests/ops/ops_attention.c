@@ -4,9 +4,11 @@
 #include "tests/ops/fixture.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/simd.h"
 #include "tests/ops/reference.h"
 
 struct attention {
@@ -107,10 +109,11 @@ static void check_attention(struct shape s, double scale)
 
 static void attention_agrees_with_reference(void **state)
 {
-    static const struct shape shape[] = {{1, 1, 1, 1, 0},  {2, 3, 2, 3, 0},
-                                         {1, 17, 3, 7, 0}, {3, 7, 1, 17, 0},
-                                         {1, 33, 1, 5, 0}, {1, 64, 1, 2, 0},
-                                         {2, 65, 1, 3, 0}, {1, 130, 1, 2, 0}};
+    static const struct shape shape[] = {{1, 1, 1, 1, 0},   {2, 3, 2, 3, 0},
+                                         {1, 17, 3, 7, 0},  {3, 7, 1, 17, 0},
+                                         {1, 33, 1, 5, 0},  {1, 64, 1, 2, 0},
+                                         {2, 65, 1, 3, 0},  {1, 130, 1, 2, 0},
+                                         {1, 40, 1, 24, 0}, {1, 9, 1, 256, 0}};
 
     (void)state;
     fixture_seed();
@@ -197,6 +200,31 @@ static void attention_is_causal(void **state)
     attention_free(&t);
 }
 
+/* The second of two samples has the bits that it has alone. */
+static void a_sample_does_not_see_its_neighbours(void **state)
+{
+    enum { T = 77 };
+    struct attention two, one;
+
+    (void)state;
+    fixture_seed();
+    two = attention_new((struct shape){2, T, 4, 20, 2}, 2);
+    one = attention_new((struct shape){1, T, 4, 20, 2}, 2);
+    memcpy(one.qkv.v.p, iz_view_rows(two.qkv.v, T, T).p,
+           (size_t)iz_view_bytes(one.qkv.v));
+    memcpy(one.dy.v.p, iz_view_rows(two.dy.v, T, T).p,
+           (size_t)iz_view_bytes(one.dy.v));
+    fixture_run(forward, &two);
+    fixture_run(backward, &two);
+    fixture_run(forward, &one);
+    fixture_run(backward, &one);
+    fixture_same_bits("o", iz_view_rows(two.o.v, T, T), one.o.v);
+    fixture_same_bits("lse", iz_view_rows(two.lse.v, 4, 4), one.lse.v);
+    fixture_same_bits("dqkv", iz_view_rows(two.dqkv.v, T, T), one.dqkv.v);
+    attention_free(&two);
+    attention_free(&one);
+}
+
 int ops_attention(void)
 {
     const struct CMUnitTest tests[] = {
@@ -205,7 +233,18 @@ int ops_attention(void)
         cmocka_unit_test(attention_of_all_keys_agrees),
         cmocka_unit_test(attention_survives_huge_scores),
         cmocka_unit_test(attention_is_causal),
+        cmocka_unit_test(a_sample_does_not_see_its_neighbours),
     };
+    const struct iz_simd_level *best = NULL;
+    int failed = 0;
 
-    return cmocka_run_group_tests_name("attention", tests, NULL, NULL);
+    for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++) {
+        if (!iz_simd_use(l))
+            continue;
+        best = best ? best : l;
+        printf("attention at level %s\n", l->name);
+        failed += cmocka_run_group_tests_name(l->name, tests, NULL, NULL);
+    }
+    iz_simd_use(best);
+    return failed;
 }

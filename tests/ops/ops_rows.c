@@ -35,6 +35,24 @@ static void exp_keeps_special_values(void **state)
     assert_true(isnan(iz_expf(NAN)));
 }
 
+static void exp2_is_within_two_ulp(void **state)
+{
+    double worst = 0;
+
+    (void)state;
+    for (double x = -125; x < 127; x += 2.3e-4) {
+        double want = exp2((double)(float)x);
+        double ulp = ldexp(1, ilogb(want) - 23);
+        worst = fmax(worst, fabs((double)iz_exp2f((float)x) - want) / ulp);
+    }
+    print_message("worst error %.2f ulp\n", worst);
+    assert_true(worst < 2);
+    assert_true(iz_exp2f(0) == 1 && iz_exp2f(1e-40f) == 1);
+    assert_true(iz_exp2f(-126) == 0 && iz_exp2f(-3e38f) == 0);
+    assert_true(iz_exp2f(-INFINITY) == 0);
+    assert_true(isnan(iz_exp2f(NAN)));
+}
+
 struct gelu {
     struct tensor a, y, dy, du;
 };
@@ -249,6 +267,7 @@ int ops_rows(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exp_is_within_two_ulp),
         cmocka_unit_test(exp_keeps_special_values),
+        cmocka_unit_test(exp2_is_within_two_ulp),
         cmocka_unit_test(gelu_agrees_with_reference),
         cmocka_unit_test(gelu_survives_adversarial_values),
         cmocka_unit_test(layernorm_agrees_with_reference),

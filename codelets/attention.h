@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention of one head of one sample on the CPU: what the loops that are
+ * compiled once per SIMD level are given (attention_head.c), and how much
+ * scratch they take, which is the same at every level. */
+#ifndef IZ_CODELETS_ATTENTION_H
+#define IZ_CODELETS_ATTENTION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Rows are `ld` (of qkv) or `ldo` (of o) apart.  Heads of a group share keys:
+ * the first one packs them, and backward writes the sum of the group's
+ * gradients with the last one. */
+struct iz_head {
+    const float *q, *k, *v, *o, *dy;
+    float *dq, *dk, *dv;
+    float *out, *lse; /* lse: [seq] */
+    int64_t d, ld, ldo, seq;
+    bool first, last;
+    bool full;   /* not causal */
+    float *work; /* [iz_head_floats], 64-byte aligned, kept within a group */
+};
+
+enum {
+    IZ_HEAD_ROWS = 32,  /* queries of a tile */
+    IZ_HEAD_KEYS = 128, /* keys of a tile */
+    IZ_HEAD_PANEL = 8   /* rows of a product's result: see attention_head.c */
+};
+
+/* Keys and columns with the zeros that round them up. */
+static inline int64_t iz_head_keys(int64_t seq)
+{
+    return (seq + IZ_HEAD_PANEL - 1) / IZ_HEAD_PANEL * IZ_HEAD_PANEL;
+}
+
+static inline int64_t iz_head_cols(int64_t d)
+{
+    return (d + 15) / 16 * 16;
+}
+
+/* Scratch: of keys and values and their gradients; of a tile's queries, their
+ * gradients and what it accumulates; of one or two squares of scores. */
+static inline int64_t iz_head_floats(int64_t seq, int64_t d, bool bwd)
+{
+    int64_t n = iz_head_keys(seq), c = iz_head_cols(d);
+
+    return (bwd ? 4 : 2) * n * c + (bwd ? 5 : 3) * IZ_HEAD_ROWS * c +
+           (bwd ? 2 : 1) * IZ_HEAD_ROWS * IZ_HEAD_KEYS;
+}
+
+#endif

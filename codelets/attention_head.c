@@ -1,0 +1,532 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention of one head, a tile of scores at a time (Dao et al. 2022,
+ * FlashAttention): the T x T scores exist for IZ_HEAD_KEYS x IZ_HEAD_ROWS of
+ * them, in the first-level cache.  Scores lie transposed, [key][query], so that
+ * maxima, exponentials and sums of a query go down a lane of a vector, and so
+ * that a tile of them is at once the right operand of the product that sums
+ * over keys and the left one of the product that sums over queries.
+ *
+ * Compiled once per SIMD level.  Levels may give different bits; at one level
+ * those of a head depend on nothing but the head. */
+#include "codelets/attention.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "codelets/build.h"
+#include "codelets/fused.h"
+#include "codelets/row.h"
+
+enum {
+    ROWS = IZ_HEAD_ROWS,
+    KEYS = IZ_HEAD_KEYS,
+    PANEL = IZ_HEAD_PANEL,
+    LANES = IZ_LANES,
+    STRIP = IZ_STRIP /* rows of a result that are in registers at a time */
+};
+
+extern const struct iz_fused IZ_FUSED_TABLE;
+
+#define ALIGNED __attribute__((aligned(64)))
+#define LOG2_E 1.4426950408889634
+
+typedef float vec __attribute__((vector_size(4 * IZ_LANES), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * IZ_LANES), may_alias));
+
+/* Where the mask is -1 that of a, where it is 0 that of b. */
+static inline vec pick(ivec mask, vec a, vec b)
+{
+    return (vec)((mask & (ivec)a) | (~mask & (ivec)b));
+}
+
+/* -1 in the first n lanes, 0 in the others. */
+static inline ivec first_lanes(int64_t n)
+{
+    static const int32_t number[16] __attribute__((aligned(64))) = {
+        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+    return *(const ivec *)number < (int32_t)n;
+}
+
+/* As iz_exp2f. */
+static inline vec exp2_of(vec x)
+{
+    const float magic =
+        12582912.f; /* 1.5 * 2^23: the sum is a rounded integer */
+    ivec low = x < -125.f;
+    vec t = x + magic, r = x - (t - magic);
+    vec p = 1.55946778e-4f * r + 1.34066434e-3f;
+
+    p = p * r + 9.61769279e-3f;
+    p = p * r + 5.55031039e-2f;
+    p = p * r + 2.40226522e-1f;
+    p = p * r + 6.93147242e-1f;
+    p = p * r + 1.f;
+    p *= (vec)(((ivec)t + 127) << 23);
+    return (vec)(~low & (ivec)p);
+}
+
+/* The left operand of a product: element (r, k) is p[r row + k col]. */
+struct left {
+    const float *p;
+    int64_t row, col;
+};
+
+/* c[STRIP, nv LANES] = (add ? c : 0) + a[STRIP,n] b[n, nv LANES]; all
+ * accumulators are in registers. */
+IZ_INLINE void strip(float *c, int64_t ldc, bool add, int nv, struct left a,
+                     const float *b, int64_t ldb, int64_t n)
+{
+    vec sum[STRIP][2];
+
+#pragma GCC unroll 8
+    for (int r = 0; r < STRIP; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < nv; v++)
+            sum[r][v] =
+                add ? *(const vec *)(c + r * ldc + v * LANES) : (vec){0};
+    for (int64_t k = 0; k < n; k++) {
+        vec right[2];
+
+#pragma GCC unroll 2
+        for (int v = 0; v < nv; v++)
+            right[v] = *(const vec *)(b + k * ldb + v * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < STRIP; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < nv; v++)
+                sum[r][v] += a.p[r * a.row + k * a.col] * right[v];
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < STRIP; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < nv; v++)
+            *(vec *)(c + r * ldc + v * LANES) = sum[r][v];
+}
+
+/* c[rows, cols] = (add ? c : 0) + a[rows,n] b[n,cols]; rows is a multiple of
+ * STRIP, cols of LANES. */
+IZ_INLINE void product(float *c, int64_t ldc, bool add, int64_t rows,
+                       int64_t cols, struct left a, const float *b, int64_t ldb,
+                       int64_t n)
+{
+    for (int64_t r = 0; r < rows; r += STRIP) {
+        struct left at = {a.p + r * a.row, a.row, a.col};
+        int64_t j = 0;
+
+        for (; j + 2 * LANES <= cols; j += 2 * LANES)
+            strip(c + r * ldc + j, ldc, add, 2, at, b + j, ldb, n);
+        if (j < cols)
+            strip(c + r * ldc + j, ldc, add, 1, at, b + j, ldb, n);
+    }
+}
+
+/* What a head has in its scratch. */
+struct work {
+    int64_t c;            /* columns, rounded up to vectors */
+    float *keys, *values; /* [keys,c] */
+    float *dk, *dv;       /* [keys,c] */
+    float *q, *dy;        /* [ROWS,c] */
+    float *qt, *dyt;      /* [d,ROWS] */
+    float *sum;           /* [ROWS,c]: o or dq */
+    float *s, *ds;        /* [KEYS,ROWS] */
+};
+
+static float *take(float **p, int64_t floats)
+{
+    float *at = *p;
+
+    *p += floats;
+    return at;
+}
+
+static struct work work_of(const struct iz_head *h, bool bwd)
+{
+    struct work w = {.c = iz_head_cols(h->d)};
+    int64_t all = iz_head_keys(h->seq) * w.c, tile = ROWS * w.c;
+    float *p = h->work;
+
+    w.keys = take(&p, all);
+    w.values = take(&p, all);
+    w.q = take(&p, tile);
+    w.qt = take(&p, tile);
+    w.sum = take(&p, tile);
+    w.s = take(&p, ROWS * KEYS);
+    if (!bwd)
+        return w;
+    w.dk = take(&p, all);
+    w.dv = take(&p, all);
+    w.dy = take(&p, tile);
+    w.dyt = take(&p, tile);
+    w.ds = take(&p, ROWS * KEYS);
+    return w;
+}
+
+/* ---- packing ---- */
+
+/* Rows of a matrix that are fetched ahead: they may lie pages apart, where the
+ * processor does not do it. */
+enum { AHEAD = 2 * PANEL };
+
+typedef float square_row
+    __attribute__((vector_size(4 * PANEL), aligned(sizeof(float)), may_alias));
+
+/* to = from transposed, 8 x 8: three times rows i and i + 4 are interleaved, as
+ * one shuffles two halves of a pack of cards. */
+static inline void turn_square(float *to, int64_t ldto, const float *from,
+                               int64_t ld)
+{
+    square_row a[PANEL], b[PANEL];
+
+#pragma GCC unroll 8
+    for (int i = 0; i < PANEL; i++)
+        a[i] = *(const square_row *)(from + i * ld);
+#pragma GCC unroll 3
+    for (int n = 0; n < 3; n++) {
+#pragma GCC unroll 4
+        for (int i = 0; i < PANEL / 2; i++) {
+            b[2 * i] = __builtin_shufflevector(a[i], a[i + PANEL / 2], 0, 8, 1,
+                                               9, 2, 10, 3, 11);
+            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + PANEL / 2], 4,
+                                                   12, 5, 13, 6, 14, 7, 15);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < PANEL; i++)
+            a[i] = b[i];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < PANEL; i++)
+        *(square_row *)(to + i * ldto) = a[i];
+}
+
+/* to[n,c] = from[rows,d], zeros elsewhere. */
+static void copy(float *restrict to, int64_t n, int64_t c,
+                 const float *restrict from, int64_t ld, int64_t rows,
+                 int64_t d)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t k = 0; k < d; k += 16)
+            __builtin_prefetch(from + (i + AHEAD) * ld + k);
+        memcpy(to + i * c, from + i * ld, (size_t)d * sizeof *to);
+        memset(to + i * c + d, 0, (size_t)(c - d) * sizeof *to);
+    }
+    memset(to + rows * c, 0, (size_t)((n - rows) * c) * sizeof *to);
+}
+
+/* Rows from i0 of q or dy: [ROWS,c] and, of the d columns, transposed. */
+static void pack_tile(float *restrict to, float *restrict turned, int64_t c,
+                      const float *restrict from, int64_t ld, int64_t rows,
+                      int64_t d)
+{
+    copy(to, ROWS, c, from, ld, rows, d);
+    for (int64_t k = 0; k < d; k += PANEL)
+        for (int64_t i = 0; i < ROWS; i += PANEL)
+            turn_square(turned + k * ROWS + i, ROWS, to + i * c + k, c);
+}
+
+/* to[rows,d] = from[rows,c], each row multiplied by a number. */
+static void write_rows(float *restrict to, int64_t ld,
+                       const float *restrict from, int64_t c, int64_t rows,
+                       int64_t d, const float *restrict by)
+{
+    for (int64_t i = 0; i < rows; i++)
+#pragma omp simd
+        for (int64_t k = 0; k < d; k++)
+            to[i * ld + k] = by[i] * from[i * c + k];
+}
+
+/* ---- a tile of scores ---- */
+
+/* Queries from i0 against keys from j0. */
+struct tile {
+    int64_t i0, j0, keys;
+    bool full;
+};
+
+/* The first query of a tile that sees the key: negative where all do. */
+static inline int64_t sees(const struct tile *t, int64_t key)
+{
+    return t->full ? -1 : t->j0 + key - t->i0;
+}
+
+/* That of the first key of its panel, to whole vectors: queries before it are
+ * not computed. */
+static inline int64_t sees_from(const struct tile *t, int64_t key)
+{
+    int64_t q = sees(t, key / PANEL * PANEL);
+
+    return q > 0 ? q / LANES * LANES : 0;
+}
+
+/* Keys of which the queries from c to c + LANES were computed. */
+static inline int64_t seen_by(const struct tile *t, int64_t c)
+{
+    int64_t n = (t->i0 + c + LANES - t->j0 + PANEL - 1) / PANEL * PANEL;
+
+    return t->full || n > t->keys ? t->keys : n;
+}
+
+/* s[keys,ROWS] = keys[keys,d] qt[d,ROWS]. */
+static void scores(float *s, const struct tile *t, const float *keys,
+                   const float *qt, int64_t c, int64_t d)
+{
+    for (int64_t j = 0; j < t->keys; j += PANEL) {
+        int64_t from = sees_from(t, j);
+        struct left a = {keys + (t->j0 + j) * c, c, 1};
+
+        product(s + j * ROWS + from, ROWS, false, PANEL, ROWS - from, a,
+                qt + from, ROWS, d);
+    }
+}
+
+/* sum[ROWS,c] += s[keys,ROWS]^T b[keys,c]: what a tile gives to its queries. */
+static void to_queries(float *sum, const struct tile *t, const float *s,
+                       const float *b, int64_t c)
+{
+    for (int64_t q = 0; q < ROWS; q += PANEL) {
+        int64_t seen = t->full ? t->keys : t->i0 + q + PANEL - t->j0;
+        struct left a = {s + q, 1, ROWS};
+
+        product(sum + q * c, c, true, PANEL, c, a, b + t->j0 * c, c,
+                seen < t->keys ? seen : t->keys);
+    }
+}
+
+/* sum[keys,c] += s[keys,ROWS] b[ROWS,c]: what a tile gives to its keys. */
+static void to_keys(float *sum, const struct tile *t, const float *s,
+                    const float *b, int64_t c)
+{
+    for (int64_t j = 0; j < t->keys; j += PANEL) {
+        int64_t q = sees(t, j) > 0 ? sees(t, j) : 0;
+        struct left a = {s + j * ROWS + q, ROWS, 1};
+
+        product(sum + (t->j0 + j) * c, c, true, PANEL, c, a, b + q * c, c,
+                ROWS - q);
+    }
+}
+
+/* Tiles of the queries from i0: as many keys as they see. */
+static bool next_tile(struct tile *t, const struct iz_head *h)
+{
+    int64_t end = t->i0 + ROWS, left;
+
+    t->j0 += t->keys;
+    if (h->full || end > h->seq)
+        end = h->seq;
+    left = end - t->j0;
+    t->keys = left < KEYS ? left : KEYS;
+    return left > 0;
+}
+
+static float scale_of(const struct iz_head *h)
+{
+    return 1 / sqrtf((float)h->d);
+}
+
+/* A score times this is a power of two. */
+static float power_of(const struct iz_head *h)
+{
+    return (float)(LOG2_E / sqrt((double)h->d));
+}
+
+/* ---- forward ---- */
+
+/* most = max(most, s), where keys that a query does not see become -infinity.
+ */
+static void maxima(float *most, float *s, const struct tile *t)
+{
+    vec m[ROWS / LANES];
+
+    memcpy(m, most, sizeof m);
+    for (int64_t j = 0; j < t->keys; j++)
+#pragma GCC unroll 8
+        for (int v = 0; v < ROWS / LANES; v++) {
+            vec *x = (vec *)(s + j * ROWS) + v;
+            int64_t hidden = sees(t, j) - v * LANES;
+
+            if (hidden > 0)
+                *x = pick(first_lanes(hidden), (vec){0} - INFINITY, *x);
+            m[v] = pick(*x > m[v], *x, m[v]);
+        }
+    memcpy(most, m, sizeof m);
+}
+
+/* s = 2^(by (s - most)), total += s. */
+static void exponentials(float *s, float *total, const float *most, float by,
+                         const struct tile *t)
+{
+    for (int64_t c = 0; c < ROWS; c += LANES) {
+        vec sum = *(vec *)(total + c), m = *(const vec *)(most + c);
+
+        for (int64_t j = 0; j < seen_by(t, c); j++) {
+            vec *x = (vec *)(s + j * ROWS + c);
+
+            *x = exp2_of(by * (*x - m));
+            sum += *x;
+        }
+        *(vec *)(total + c) = sum;
+    }
+}
+
+/* What was summed with the maximum `before` is brought to `most`. */
+static void rescale(float *restrict sum, float *restrict total,
+                    float *restrict before, const float *restrict most,
+                    float by, int64_t c)
+{
+#pragma omp simd
+    for (int q = 0; q < ROWS; q++) {
+        before[q] = iz_exp2f(by * (before[q] - most[q]));
+        total[q] *= before[q];
+    }
+    for (int64_t q = 0; q < ROWS; q++)
+#pragma omp simd
+        for (int64_t k = 0; k < c; k++)
+            sum[q * c + k] *= before[q];
+}
+
+static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
+{
+    int64_t rows = h->seq - i0 < ROWS ? h->seq - i0 : ROWS;
+    struct tile t = {.i0 = i0, .full = h->full};
+    float most[ROWS] ALIGNED, before[ROWS], total[ROWS] ALIGNED = {0};
+    float by = power_of(h);
+
+    for (int q = 0; q < ROWS; q++)
+        most[q] = -INFINITY;
+    memset(w->sum, 0, (size_t)(ROWS * w->c) * sizeof *w->sum);
+    pack_tile(w->q, w->qt, w->c, h->q + i0 * h->ld, h->ld, rows, h->d);
+    while (next_tile(&t, h)) {
+        scores(w->s, &t, w->keys, w->qt, w->c, h->d);
+        memcpy(before, most, sizeof most);
+        maxima(most, w->s, &t);
+        if (t.j0)
+            rescale(w->sum, total, before, most, by, w->c);
+        exponentials(w->s, total, most, by, &t);
+        to_queries(w->sum, &t, w->s, w->values, w->c);
+    }
+    for (int64_t q = 0; q < rows; q++) {
+        h->lse[i0 + q] = scale_of(h) * most[q] + logf(total[q]);
+        total[q] = 1 / total[q];
+    }
+    write_rows(h->out + i0 * h->ldo, h->ldo, w->sum, w->c, rows, h->d, total);
+}
+
+/* Keys and values of a group's first head. */
+static void pack_keys(const struct iz_head *h, const struct work *w)
+{
+    int64_t n = iz_head_keys(h->seq);
+
+    if (h->first) {
+        copy(w->keys, n, w->c, h->k, h->ld, h->seq, h->d);
+        copy(w->values, n, w->c, h->v, h->ld, h->seq, h->d);
+    }
+}
+
+static void head_fwd(const struct iz_head *h)
+{
+    struct work w = work_of(h, false);
+
+    pack_keys(h, &w);
+    for (int64_t i0 = 0; i0 < h->seq; i0 += ROWS)
+        tile_fwd(h, &w, i0);
+}
+
+/* ---- backward ---- */
+
+/* lse in powers of two; delta = dy . o of a row: the part of the softmax
+ * gradient that its normalisation takes away. */
+static void row_sums(float *lse, float *delta, const struct iz_head *h,
+                     int64_t i0, int64_t rows)
+{
+    for (int64_t q = 0; q < ROWS; q++)
+        lse[q] = delta[q] = 0;
+    for (int64_t q = 0; q < rows; q++) {
+        const float *o = h->o + (i0 + q) * h->ldo;
+        const float *dy = h->dy + (i0 + q) * h->ldo;
+        float sum = 0;
+
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < h->d; j++)
+            sum += o[j] * dy[j];
+        delta[q] = sum;
+        lse[q] = (float)(LOG2_E * (double)h->lse[i0 + q]);
+    }
+}
+
+/* s: scores -> probabilities; ds: their gradient -> that of the scores. */
+static void softmax_bwd(float *s, float *ds, const float *lse,
+                        const float *delta, float by, const struct tile *t)
+{
+    for (int64_t c = 0; c < ROWS; c += LANES) {
+        vec l = *(const vec *)(lse + c), d = *(const vec *)(delta + c);
+
+        for (int64_t j = 0; j < seen_by(t, c); j++) {
+            vec *p = (vec *)(s + j * ROWS + c);
+            vec *g = (vec *)(ds + j * ROWS + c);
+            vec e = exp2_of(by * *p - l), de = e * (*g - d);
+
+            if (sees(t, j) > c) {
+                ivec hidden = first_lanes(sees(t, j) - c);
+
+                e = pick(hidden, (vec){0}, e);
+                de = pick(hidden, (vec){0}, de);
+            }
+            *p = e;
+            *g = de;
+        }
+    }
+}
+
+static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
+{
+    int64_t rows = h->seq - i0 < ROWS ? h->seq - i0 : ROWS, c = w->c;
+    struct tile t = {.i0 = i0, .full = h->full};
+    float lse[ROWS] ALIGNED, delta[ROWS] ALIGNED, by[ROWS];
+
+    pack_tile(w->q, w->qt, c, h->q + i0 * h->ld, h->ld, rows, h->d);
+    pack_tile(w->dy, w->dyt, c, h->dy + i0 * h->ldo, h->ldo, rows, h->d);
+    row_sums(lse, delta, h, i0, rows);
+    memset(w->sum, 0, (size_t)(ROWS * c) * sizeof *w->sum);
+    while (next_tile(&t, h)) {
+        scores(w->s, &t, w->keys, w->qt, c, h->d);
+        scores(w->ds, &t, w->values, w->dyt, c, h->d);
+        softmax_bwd(w->s, w->ds, lse, delta, power_of(h), &t);
+        to_queries(w->sum, &t, w->ds, w->keys, c);
+        to_keys(w->dk, &t, w->ds, w->q, c);
+        to_keys(w->dv, &t, w->s, w->dy, c);
+    }
+    for (int q = 0; q < ROWS; q++)
+        by[q] = scale_of(h);
+    write_rows(h->dq + i0 * h->ld, h->ld, w->sum, c, rows, h->d, by);
+}
+
+/* to[seq,d] = by from[seq,c]. */
+static void write_keys(float *restrict to, const float *restrict from,
+                       const struct iz_head *h, int64_t c, float by)
+{
+    for (int64_t i = 0; i < h->seq; i++)
+#pragma omp simd
+        for (int64_t k = 0; k < h->d; k++)
+            to[i * h->ld + k] = by * from[i * c + k];
+}
+
+static void head_bwd(const struct iz_head *h)
+{
+    struct work w = work_of(h, true);
+    int64_t all = iz_head_keys(h->seq) * w.c;
+
+    pack_keys(h, &w);
+    if (h->first) {
+        memset(w.dk, 0, (size_t)all * sizeof *w.dk);
+        memset(w.dv, 0, (size_t)all * sizeof *w.dv);
+    }
+    for (int64_t i0 = 0; i0 < h->seq; i0 += ROWS)
+        tile_bwd(h, &w, i0);
+    if (h->last) {
+        write_keys(h->dk, w.dk, h, w.c, scale_of(h));
+        write_keys(h->dv, w.dv, h, w.c, 1);
+    }
+}
+
+const struct iz_fused IZ_FUSED_TABLE = {.attention_fwd = head_fwd,
+                                        .attention_bwd = head_bwd};

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loops that are compiled once per SIMD level for speed alone: products and
+ * sums are fused and vectors have the level's length, so another level has
+ * other bits.  At one level the bits depend on the arguments alone: not on the
+ * thread, nor on what else a task computes. */
+#ifndef IZ_CODELETS_FUSED_H
+#define IZ_CODELETS_FUSED_H
+
+#include "codelets/attention.h"
+
+struct iz_fused {
+    void (*attention_fwd)(const struct iz_head *h);
+    void (*attention_bwd)(const struct iz_head *h);
+};
+
+#endif
