@@ -11,15 +11,17 @@
 
 #define TWO_ROOT_2_PI 1.5957691216f /* 2 sqrt(2/pi) */
 #define CUBIC 0.044715f
+#define LOG2_E 1.4426950409f
 
-/* 1 / (1 + exp(-2u)), u = sqrt(2/pi) (a + 0.044715 a^3).  What is below 1e-30
- * is 0: subnormal numbers are slow and say nothing. */
+/* 1 / (1 + exp(-2u)), u = sqrt(2/pi) (a + 0.044715 a^3), by a power of two.
+ * What is below 1e-30 is 0: subnormal numbers are slow and say nothing. */
 static inline float gate(float a)
 {
-    float minus_2u = -TWO_ROOT_2_PI * (a + CUBIC * a * a * a);
-    float s = 1 / (1 + iz_expf(minus_2u));
+    float power = a * (-LOG2_E * TWO_ROOT_2_PI +
+                       -LOG2_E * TWO_ROOT_2_PI * CUBIC * (a * a));
+    float s = 1 / (1 + iz_exp2f(power));
 
-    return minus_2u > 69 ? 0 : s;
+    return power > 100 ? 0 : s;
 }
 
 /* d gelu / da.  Beyond 12 the gate is 0 or 1 to fp32; the clamp keeps 0 * inf
