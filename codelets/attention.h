@@ -22,7 +22,7 @@ struct iz_head {
 };
 
 enum {
-    IZ_HEAD_ROWS = 32,  /* queries of a tile */
+    IZ_HEAD_ROWS = 64,  /* queries of a tile */
     IZ_HEAD_KEYS = 128, /* keys of a tile */
     IZ_HEAD_PANEL = 8   /* rows of a product's result: see attention_head.c */
 };
