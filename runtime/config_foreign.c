@@ -138,7 +138,7 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {"fp32_allreduce", "false",
      "Gradients travel in the type of the parameters; for fp32 leave bf16 and "
      "fp16 off."},
-    {"sparse_gradients", "false", "Gradients are dense; set false."},
+    {"sparse_gradients", "false", "See parameters[].sparse; set false."},
     {"disable_allgather", "false", "Set false."},
     {"graph_harvesting", "false", "No CUDA graphs here; set false."},
     {"sequence_parallel_size", "1", "No sequence parallelism here; set 1."},

@@ -87,17 +87,20 @@ static double io_bytes(const struct iz_engine *e, int group,
                        const struct iz_io *a)
 {
     const struct iz_plan_group *g = e->group[group].plan;
-    int64_t pages = g->rows * a->arrays * IZ_NVME_ALIGN;
-    return (double)(g->rows && pages < a->bytes ? pages : a->bytes);
+    int64_t pages = g->rows * a->arrays * (IZ_NVME_ALIGN + IO_GAP);
+    bool rows = g->rows && a->arrays > 0;
+    return (double)(rows && pages < a->bytes ? pages : a->bytes);
 }
 
 void iz_zero_io(struct iz_engine *e, enum iz_kind kind, int group,
                 starpu_data_handle_t buffer, enum starpu_data_access_mode mode,
                 starpu_data_handle_t token, struct iz_io a)
 {
+    bool rows = a.arrays > 0; /* without any, all is moved */
     /* A checksum is that of a whole region. */
     struct io_arg arg = {.io = a,
-                         .rows = iz_rows_in(e, group),
+                         .rows = rows ? iz_rows_in(e, group)
+                                      : (struct iz_rows_in){0},
                          .store = kind == IZ_STORE,
                          .whole = e->config->run.nvme_checksum};
     iz_submit(e->graph,
@@ -109,7 +112,7 @@ void iz_zero_io(struct iz_engine *e, enum iz_kind kind, int group,
                   .arg_bytes = sizeof(arg),
                   .data = {{buffer, mode},
                            {token, kind == IZ_LOAD ? STARPU_R : STARPU_W},
-                           {iz_rows_list(e, group), STARPU_R}},
+                           {rows ? iz_rows_list(e, group) : NULL, STARPU_R}},
                   .urgency = iz_in_order(group),
                   .bytes = io_bytes(e, group, &a),
                   .unit = group,

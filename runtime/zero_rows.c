@@ -2,9 +2,9 @@
 /* Sparse tables: which rows a step touches, and the ways of parameters and
  * gradients that move only those.  Every rank reads the samples of all ranks,
  * so that all know the same rows and nobody has to be asked.  See zero.h. */
-#include <assert.h>
 #include <string.h>
 
+#include "codelets/die.h"
 #include "runtime/zero.h"
 
 starpu_data_handle_t iz_rows_list(const struct iz_engine *e, int group)
@@ -71,8 +71,9 @@ static int64_t read_keys(const struct list_arg *a, uint64_t *key, char *input)
         for (int64_t i = 0; i < a->s.n; i += a->batch) {
             iz_data_batch(a->data, a->s.split, a->s.first + r * a->s.stride + i,
                           a->batch, input, target);
+            if (n + (int64_t)a->batch * m->table_reads > a->reads)
+                iz_die("%s: more samples than there is room for", m->name);
             n += m->list_rows(m->self, a->batch, input, key + n);
-            assert(n <= a->reads);
         }
     return keep_sparse(m, key, n);
 }
@@ -88,7 +89,8 @@ static void run_list(struct iz_exec *x, void **buf, const void *arg)
     int unit = 0;
     (void)x;
     n = iz_rows_sort(key, more, n);
-    assert(n <= a->rows);
+    if (n > a->rows)
+        iz_die("%s lists more rows than its tables have", a->model->name);
     first[0] = 0;
     for (int64_t i = 0; i < n; i++) {
         while (unit < (int)(key[i] >> 32))

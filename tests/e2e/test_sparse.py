@@ -233,6 +233,21 @@ def test_learns_clicks(start, place):
     assert r.summary["validation_loss"] < 0.56, str(r)
 
 
+@pytest.mark.parametrize("mode", ("sync", "async"))
+def test_checkpoints_on_the_way_have_whole_tables(mode, start, place, nvme):
+    """From disk, beside training, and those of tables in memory."""
+    more = {**STEP, "run.steps": 4, "run.save_interval": 1, "run.keep_last": 9,
+            "run.save_mode": mode, "run.save_buffers": 2}
+    homes = {"far": run.offload(3, "nvme", "nvme", nvme),
+             "near": run.offload(3, "cpu", "cpu", nvme)}
+    found = {}
+    for name, home in homes.items():
+        output = place.folder / name
+        start("sparse", 1, {**more, **home}, output=output)
+        found[name] = [tensors(output, step) for step in (1, 2, 3)]
+    assert found["far"] == found["near"]
+
+
 @pytest.mark.parametrize("moments, ranks", [("bf16", 1), ("bf16", 2),
                                             ("fp8", 1), ("fp8", 2)])
 def test_narrow_moments_of_untouched_rows_stay(moments, ranks, start, nvme):
