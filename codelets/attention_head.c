@@ -10,6 +10,7 @@
  * those of a head depend on nothing but the head. */
 #include "codelets/attention.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -152,13 +153,16 @@ static struct work work_of(const struct iz_head *h, bool bwd)
     w.qt = take(&p, tile);
     w.sum = take(&p, tile);
     w.s = take(&p, ROWS * KEYS);
-    if (!bwd)
+    if (!bwd) {
+        assert(p == h->work + iz_head_floats(h->seq, h->d, false));
         return w;
+    }
     w.dk = take(&p, all);
     w.dv = take(&p, all);
     w.dy = take(&p, tile);
     w.dyt = take(&p, tile);
     w.ds = take(&p, ROWS * KEYS);
+    assert(p == h->work + iz_head_floats(h->seq, h->d, true));
     return w;
 }
 
@@ -205,8 +209,9 @@ static void copy(float *restrict to, int64_t n, int64_t c,
                  int64_t d)
 {
     for (int64_t i = 0; i < rows; i++) {
-        for (int64_t k = 0; k < d; k += 16)
-            __builtin_prefetch(from + (i + AHEAD) * ld + k);
+        if (i + AHEAD < rows)
+            for (int64_t k = 0; k < d; k += 16)
+                __builtin_prefetch(from + (i + AHEAD) * ld + k);
         memcpy(to + i * c, from + i * ld, (size_t)d * sizeof *to);
         memset(to + i * c + d, 0, (size_t)(c - d) * sizeof *to);
     }
@@ -463,7 +468,8 @@ static void softmax_bwd(float *s, float *ds, const float *lse,
         for (int64_t j = 0; j < seen_by(t, c); j++) {
             vec *p = (vec *)(s + j * ROWS + c);
             vec *g = (vec *)(ds + j * ROWS + c);
-            vec e = exp2_of(by * *p - l), de = e * (*g - d);
+            vec x = by * *p - l; /* above 0 only where l was rounded */
+            vec e = exp2_of(pick(x > 0.f, (vec){0}, x)), de = e * (*g - d);
 
             if (sees(t, j) > c) {
                 ivec hidden = first_lanes(sees(t, j) - c);

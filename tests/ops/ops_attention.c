@@ -169,6 +169,34 @@ static void attention_survives_huge_scores(void **state)
     attention_free(&t);
 }
 
+/* The logarithm of a sum is rounded, here by more than the largest power that a
+ * float has: still no key weighs more than 1. */
+static void attention_weighs_no_key_more_than_once(void **state)
+{
+    enum { T = 67, C = 4 };
+    struct attention t;
+
+    (void)state;
+    fixture_seed();
+    t = attention_new((struct shape){1, T, 1, C, 0}, 1);
+    for (int64_t i = 0; i < T; i++)
+        for (int k = 0; k < 2 * C; k++)
+            t.qkv.d[i * 3 * C + k] *= 6e4;
+    tensor_store(&t.qkv);
+    fixture_run(forward, &t);
+    fixture_run(backward, &t);
+    tensor_load(&t.dqkv);
+    for (int k = 0; k < C; k++) {
+        double most = 0;
+
+        for (int64_t i = 0; i < T; i++)
+            most += fabs(t.dy.d[i * C + k]);
+        for (int64_t i = 0; i < T; i++)
+            assert_true(fabs(t.dqkv.d[i * 3 * C + 2 * C + k]) <= 1.001 * most);
+    }
+    attention_free(&t);
+}
+
 /* Rows before a changed token keep their bits, in forward; with a NaN the rows
  * of its own tile may be NaN, those of earlier tiles not. */
 static void attention_is_causal(void **state)
@@ -232,6 +260,7 @@ int ops_attention(void)
         cmocka_unit_test(grouped_queries_agree_with_reference),
         cmocka_unit_test(attention_of_all_keys_agrees),
         cmocka_unit_test(attention_survives_huge_scores),
+        cmocka_unit_test(attention_weighs_no_key_more_than_once),
         cmocka_unit_test(attention_is_causal),
         cmocka_unit_test(a_sample_does_not_see_its_neighbours),
     };
