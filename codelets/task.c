@@ -97,12 +97,16 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
     return h;
 }
 
+_Static_assert(IZ_KINDS <= 16 && IZ_PLACES <= 1 << IZ_TAG_PLACE_BITS,
+               "a tag has four bits for each");
+
 static uint64_t tag(enum iz_where where, const struct iz_task *t)
 {
     uint64_t unit = (uint64_t)t->unit & ((UINT64_C(1) << IZ_TAG_UNIT_BITS) - 1);
     uint64_t tag = (uint64_t)t->kind << IZ_TAG_PLACE_BITS | (uint64_t)where;
+    double most = (double)((INT64_C(1) << IZ_TAG_BYTES_BITS) - 1);
     return (tag << IZ_TAG_UNIT_BITS | unit) << IZ_TAG_BYTES_BITS |
-           (uint64_t)t->bytes;
+           (uint64_t)(t->bytes < most ? t->bytes : most);
 }
 
 /* StarPU forgets to clear the outer number when it is popped, so both are given

@@ -124,8 +124,8 @@ void iz_end_cuda(void *arg)
     int64_t now = iz_now_ns();
     int64_t begin = h->begin_ns > w->last_end_ns ? h->begin_ns : w->last_end_ns;
     w->last_end_ns = now;
-    w->idle = 0; /* to stir in the next turn */
     log_task(h, id, begin, now);
+    iz_stir(h->g); /* StarPU calls this when what waited for it is ready */
 }
 
 /* In a simulation only StarPU knows when a task began. */
@@ -143,8 +143,9 @@ void iz_end_simulated(void *arg)
  * compute worker, so after some turns without work a worker sleeps.  A task
  * becomes ready when another one is submitted or has ended; StarPU does the
  * latter after the codelet's function, so it is over when that worker begins
- * its next task or has an idle turn.  StarPU's own tasks do not stir anybody:
- * no sleep is long. */
+ * its next task or has an idle turn, or when the callback of a task on the GPU
+ * is called: its driver has no idle turns.  StarPU's own tasks do not stir
+ * anybody: no sleep is long. */
 #define SPINS 64
 #define NAP_NS 5000000
 
@@ -166,8 +167,6 @@ unsigned iz_nap(void *arg)
         w->idle++;
     uint32_t seen = w->seen;
     w->seen = iz_futex_look(&g->ready);
-    if (g->gpu && (unsigned)id == g->gpu_worker)
-        return 1; /* the GPU's driver polls for the end of its tasks */
     if (w->idle == SPINS && seen == w->seen)
         iz_futex_sleep(&g->ready, seen, NAP_NS);
     return 1;

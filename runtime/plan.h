@@ -79,7 +79,8 @@ struct iz_plan {
     bool grads_down, params_up;
     /* Some chunks of an offloaded optimizer are updated by the GPU: their
      * gradients go up, and new parameters come down where they live there. */
-    bool split;
+    bool divided; /* a ratio below 1 was asked for */
+    bool split;   /* ... and leaves the GPU a chunk */
     bool recompute;
     /* Boundaries live on the host; on a GPU they pass through so many slots. */
     bool boundaries_down;

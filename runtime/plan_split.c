@@ -62,6 +62,7 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
         if (g->host_chunks < g->chunks && g->chunk > chunk)
             chunk = g->chunk;
     }
+    p->divided = divided && c->zero.optimizer.ratio < 1;
     p->split = chunk > 0;
     p->split_stage_bytes = chunk * elem;
     p->split_stages = p->split ? STAGES : 0;
@@ -84,7 +85,7 @@ void iz_plan_split_print(const struct iz_plan *p, FILE *out)
 {
     int chunks = 0, host = 0;
     double owned = 0, of_host = 0;
-    if (!p->split)
+    if (!p->divided)
         return;
     for (int u = 0; u < p->n_groups; u++) {
         const struct iz_plan_group *g = &p->group[u];

@@ -110,9 +110,19 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
 {
     struct iz_machine m;
     if (!r->o.machine) {
-        if (r->o.ranks)
-            r->workers =
-                iz_topo_workers(r->topo, r->c.run.workers, ranks_here(r));
+        if (r->o.ranks) {
+            int started = r->coll->local_size, here = ranks_here(r);
+            r->workers = iz_topo_workers(r->topo, r->c.run.workers,
+                                         (here + started - 1) / started);
+        }
+        if (r->workers < 1) {
+            if (iz_run_first(r))
+                fprintf(stderr,
+                        "izar: --ranks %d: the cores of this host "
+                        "leave a rank no worker\n",
+                        r->o.ranks);
+            return -EINVAL;
+        }
         *t = iz_place_target(&r->place, &r->c, r->workers);
         *limit =
             (struct iz_limits){.host = memory_limit(r),
@@ -428,7 +438,7 @@ int iz_run_prepare_model(struct run *r)
         s = iz_run_agree(
             r, iz_rules_apply(r->model, &r->c, iz_run_first(r) ? stderr : NULL),
             "the rules");
-    return s ? s : check_sample(r);
+    return s ? s : iz_run_agree(r, check_sample(r), NULL);
 }
 
 int iz_run_prepare(struct run *r)

@@ -131,6 +131,8 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
               .model_text = model_text},
         .arg = calloc(ARRAYS * (size_t)units, sizeof(*s->arg))};
     if (!name || !s->k.part || !s->k.scalar || !s->arg) {
+        fprintf(stderr, "izar: rank %d: out of memory for a checkpoint\n",
+                e->plan.rank);
         iz_state_close(s);
         return -ENOMEM;
     }

@@ -160,11 +160,10 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
     *workers = count_workers(t, t->n_cores, *workers);
     if (*workers > 0)
         return 0;
-    if (coll->rank == 0)
-        fprintf(stderr,
-                "izar: STARPU_NCPU or STARPU_RESERVE_NCPU leaves no "
-                "worker on %d core%s\n",
-                t->n_cores, t->n_cores > 1 ? "s" : "");
+    fprintf(stderr,
+            "izar: rank %d: STARPU_NCPU or STARPU_RESERVE_NCPU leaves no "
+            "worker on %d core%s\n",
+            coll->rank, t->n_cores, t->n_cores > 1 ? "s" : "");
     return -EINVAL;
 }
 
