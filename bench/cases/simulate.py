@@ -4,11 +4,13 @@ several, whose collectives are then real MPI.  A round measures the machine with
 many ranks as the runs have, so that collectives are measured between them, then for
 each size trains and simulates with what was just measured."""
 import json
+import os
 
 from harness import OFFLOAD, ROOT, Absent, gpt_config, ranks_line
 
-ABOUT = "simulated steps against real ones: three sizes, 1, 2 and 4 ranks"
+ABOUT = "simulated steps against real ones: three sizes, 1 to 4 ranks"
 SIMULATE = ROOT / "tools/simulate"
+RANKS = [r for r in (1, 2, 4) if r <= len(os.sched_getaffinity(0))]
 # name, model, samples a step
 SIZES = (("2.9M", {"layers": 4, "width": 240, "heads": 4}, 8),
          ("11M", {}, 8), ("39M", {"layers": 12, "width": 512, "heads": 8}, 8))
@@ -27,7 +29,7 @@ def run(b):
         raise Absent("needs tools/setup --simgrid")
     machine, ratios = b.folder / "machine.json", {}
     for _ in range(1 if b.quick else 4):
-        for ranks in (1, 2) if b.quick else (1, 2, 4):
+        for ranks in RANKS:
             b.call([*ranks_line(ranks), b.program("tools/calibrate"), machine])
             for name, model, samples in SIZES:
                 config = gpt_config(1, samples // ranks, OFFLOAD, 8, model,
