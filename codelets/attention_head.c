@@ -56,13 +56,8 @@ static inline vec exp2_of(vec x)
         12582912.f; /* 1.5 * 2^23: the sum is a rounded integer */
     ivec low = x < -125.f;
     vec t = x + magic, r = x - (t - magic);
-    vec p = 1.55946778e-4f * r + 1.34066434e-3f;
+    vec p = IZ_EXP2_PART(r);
 
-    p = p * r + 9.61769279e-3f;
-    p = p * r + 5.55031039e-2f;
-    p = p * r + 2.40226522e-1f;
-    p = p * r + 6.93147242e-1f;
-    p = p * r + 1.f;
     p *= (vec)(((ivec)t + 127) << 23);
     return (vec)(~low & (ivec)p);
 }

@@ -36,6 +36,18 @@ static inline float iz_expf(float x)
     return x < -86.5f ? 0.f : p;
 }
 
+/* 2^r for |r| <= 1/2, a number or a vector. */
+#define IZ_EXP2_PART(r)                                                        \
+    ((((((1.55946778e-4f * (r) + 1.34066434e-3f) * (r) + 9.61769279e-3f) *     \
+            (r) +                                                              \
+        5.55031039e-2f) *                                                      \
+           (r) +                                                               \
+       2.40226522e-1f) *                                                       \
+          (r) +                                                                \
+      6.93147242e-1f) *                                                        \
+         (r) +                                                                 \
+     1.f)
+
 /* 2^x to about 1 ulp for x up to 127, beyond which it may be anything; 0 below
  * -125. */
 static inline float iz_exp2f(float x)
@@ -48,12 +60,7 @@ static inline float iz_exp2f(float x)
     } t, s;
     t.f = x + magic;
     float r = x - (t.f - magic);
-    float p = 1.55946778e-4f * r + 1.34066434e-3f;
-    p = p * r + 9.61769279e-3f;
-    p = p * r + 5.55031039e-2f;
-    p = p * r + 2.40226522e-1f;
-    p = p * r + 6.93147242e-1f;
-    p = p * r + 1.f;
+    float p = IZ_EXP2_PART(r);
     s.u = (t.u + 127u) << 23;
     p = p * s.f;
     return x < -125.f ? 0.f : p;

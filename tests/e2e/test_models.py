@@ -199,15 +199,16 @@ def test_vit_learns_shapes(start, place):
 
 
 @pytest.mark.single
-def test_dlrm_learns_clicks(start, place):
+@pytest.mark.parametrize("name", ("dlrm", "sparse"))
+def test_learns_clicks(name, start, place):
     """Always the mean rate costs 0.59 nats."""
     data = make("clicks", place.folder / "clicks.bin", 20000)
     model = {"dense": 13, "tables": 26, "rows": 500, "dim": 8,
              "unit_rows": 3000, "bottom_layers": 1, "bottom_width": 32,
              "top_layers": 1, "top_width": 64}
-    r = start("dlrm", 1, {"model": model, "data.path": data,
-                          "train_batch_size": 128, "run.steps": 250,
-                          "run.eval_batches": 8})
+    r = start(name, 1, {"model": model, "data.path": data,
+                        "train_batch_size": 128, "run.steps": 250,
+                        "run.eval_batches": 8})
     assert r.losses[0] > 0.6
     assert r.summary["validation_loss"] < 0.56, str(r)
 

@@ -220,19 +220,6 @@ def test_memory_follows_the_rows_of_a_step(start):
     assert r.bytes_of("optimizer") == dense.bytes_of("optimizer")
 
 
-@pytest.mark.single
-def test_learns_clicks(start, place):
-    """As dense tables do: always the mean rate costs 0.59 nats."""
-    data = make("clicks", place.folder / "clicks.bin", 20000)
-    model = {"dense": 13, "tables": 26, "rows": 500, "dim": 8,
-             "unit_rows": 3000, "bottom_layers": 1, "bottom_width": 32,
-             "top_layers": 1, "top_width": 64}
-    r = start("sparse", 1, {"model": model, "data.path": data,
-                            "train_batch_size": 128, "run.steps": 250,
-                            "run.eval_batches": 8})
-    assert r.summary["validation_loss"] < 0.56, str(r)
-
-
 @pytest.mark.parametrize("mode", ("sync", "async"))
 def test_checkpoints_on_the_way_have_whole_tables(mode, start, place, nvme):
     """From disk, beside training, and those of tables in memory."""
