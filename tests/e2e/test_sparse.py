@@ -12,7 +12,7 @@ import struct
 import pytest
 
 import run
-from test_models import BATCH, MODELS, SPARSE, click, make
+from test_models import BATCH, MODELS, SPARSE, click
 from test_models import records, start  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
