@@ -3,6 +3,7 @@
 disk against the longer of disk time and compute."""
 import os
 import pathlib
+import statistics
 
 from harness import gpt_config
 
@@ -11,14 +12,18 @@ ABOUT = "disk tier against the disk's own O_DIRECT rate; step against the longer
 def rates(b, folder):
     """GB/s that the disk itself reads and writes at the same time."""
     rows = b.call_json([b.program("bench/bench_nvme"), folder,
-                        768 if b.quick else 3072, 3 if b.quick else 8])
+                        384 if b.quick else 768, 7 if b.quick else 11])
     b.raw += rows
     disk = 0.0
     for what in ("read", "write", "both"):
         some = [r for r in rows if r["what"] == what]
-        disk = b.figure(f"disk, {what}", [r["disk"] for r in some], "GB/s")
+        # The best shape of all rounds: the best of each would be the luckiest.
+        shape = max((k for k in some[0] if k not in ("what", "ours")),
+                    key=lambda k: statistics.median(r[k] for r in some))
+        disk = b.figure(f"disk, {what}", [r[shape] for r in some], "GB/s",
+                        note=shape)
         b.figure(f"ours, {what}", [r["ours"] for r in some], "GB/s")
-        b.figure(f"ours / disk, {what}", [r["ours"] / r["disk"] for r in some],
+        b.figure(f"ours / disk, {what}", [r["ours"] / r[shape] for r in some],
                  "ratio", 0.9)
     return disk
 

@@ -3,6 +3,7 @@
 tokens per second.  PyTorch, DeepSpeed and FSDP2 run in the Python of IZ_BENCH_PYTHON
 (default /usr/bin/python3); IZ_BENCH_LLMC names the train_gpt2 of an llm.c built with
 OpenMP, and IZ_BENCH_LLMC_DIR the folder with its data and its gpt2_124M.bin."""
+import itertools
 import os
 import re
 import statistics
@@ -16,10 +17,10 @@ PYTHON = os.environ.get("IZ_BENCH_PYTHON", "/usr/bin/python3")
 PEERS = ROOT / "bench" / "peers"
 GPT2_124M = {"layers": 12, "heads": 12, "width": 768, "seq": 256, "vocab": 50257}
 
-# name, model, samples, steps, quick
-SHAPES = (("GPT 6x384, vocabulary 256", GPT, 4, 8),
-          ("GPT 6x384, vocabulary 50304", {**GPT, "vocab": 50304}, 4, 5),
-          ("GPT-2 124M, 256 tokens", GPT2_124M, 4, 4))
+# name, model, samples, steps, types
+SHAPES = (("GPT 6x384, vocabulary 256", GPT, 4, 8, ("fp32", "bf16")),
+          ("GPT 6x384, vocabulary 50304", {**GPT, "vocab": 50304}, 4, 5, ("fp32",)),
+          ("GPT-2 124M, 256 tokens", GPT2_124M, 4, 4, ("fp32", "bf16")))
 
 
 def importable(module):
@@ -42,11 +43,11 @@ def shape_args(model, samples, steps, threads):
             samples, steps, threads]
 
 
-def ours(b, model, samples, steps, ranks=None):
+def ours(b, model, samples, steps, ranks=None, dtype="fp32"):
     """Tokens per second of all ranks; `samples` of each."""
-    zero = OFFLOAD if ranks else {"stage": 0}
-    t = b.train(gpt_config(samples, 1, zero, steps, model), ranks)
-    return t.median("tokens_per_s")
+    config = gpt_config(samples, 1, OFFLOAD if ranks else {"stage": 0}, steps, model)
+    config["bf16"] = {"enabled": dtype == "bf16"}
+    return b.train(config, ranks).median("tokens_per_s")
 
 
 def ratio(b, name, pairs, version):
@@ -71,17 +72,18 @@ def against_torch(b):
     modes = torch_modes()
     if "compile" not in modes:
         absent(b, "torch.compile", "needs PyTorch 2 in IZ_BENCH_PYTHON")
-    for name, model, samples, steps in SHAPES[:1] + SHAPES[2:] if b.quick \
+    for name, model, samples, steps, types in SHAPES[:1] + SHAPES[2:] if b.quick \
             else SHAPES:
-        for mode in modes:
+        for mode, dtype in itertools.product(modes, types):
             pairs, row = [], {}
             for _ in range(2 if b.quick else 5):
                 row = b.call_json([PYTHON, PEERS / "torch_gpt.py",
                                    *shape_args(model, samples, steps, threads),
-                                   mode])[0]
+                                   mode, dtype])[0]
                 peer = samples * model["seq"] / median_s(row["seconds"])
-                pairs.append((ours(b, model, samples, steps), peer))
-            ratio(b, f"PyTorch {mode}, {name}", pairs, f"torch {row['torch']}")
+                pairs.append((ours(b, model, samples, steps, dtype=dtype), peer))
+            ratio(b, f"PyTorch {mode}, {name}, {dtype}", pairs,
+                  f"torch {row['torch']}")
 
 
 def against_sharded(b, kind, module, how):
@@ -89,7 +91,7 @@ def against_sharded(b, kind, module, how):
     if not importable(module):
         absent(b, kind, how)
         return
-    name, model, samples, steps = SHAPES[0]
+    name, model, samples, steps, _ = SHAPES[0]
     pairs, row = [], {}
     for _ in range(2 if b.quick else 5):
         row = b.call_json([PYTHON, "-m", "torch.distributed.run",

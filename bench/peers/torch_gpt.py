@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""usage: torch_gpt.py LAYERS HEADS WIDTH SEQ VOCAB BATCH STEPS THREADS [compile]
+"""usage: torch_gpt.py LAYERS HEADS WIDTH SEQ VOCAB BATCH STEPS THREADS [compile] [bf16]
 
 Trains the GPT of models/gpt2.c with PyTorch: the same shapes, AdamW, gradient clipping,
-fp32, random tokens.  Prints a JSON object: seconds of each step, and versions.
+fp32 or autocast to bf16, random tokens.  Prints a JSON object: seconds of each step, and versions.
 """
 import json
 import math
@@ -72,7 +72,8 @@ def main():
     for _ in range(steps):
         x = torch.randint(vocab, (batch, seq + 1))
         begin = time.perf_counter()
-        loss = step_of(x[:, :-1], x[:, 1:])
+        with torch.autocast("cpu", torch.bfloat16, "bf16" in sys.argv[9:]):
+            loss = step_of(x[:, :-1], x[:, 1:])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
