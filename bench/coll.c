@@ -96,13 +96,13 @@ static void gather(struct iz_coll *c, const struct buffers *b)
 static void reduce(struct iz_coll *c, const struct buffers *b)
 {
     iz_coll_reduce_scatter(c, b->out, IZ_F32, false, b->full, IZ_F32,
-                           b->shard / 4, "reduce");
+                           b->shard / 4, NULL, "reduce");
 }
 
 static void reduce_bf16(struct iz_coll *c, const struct buffers *b)
 {
     iz_coll_reduce_scatter(c, b->out, IZ_F32, true, b->full, IZ_BF16,
-                           b->shard / 2, "reduce");
+                           b->shard / 2, NULL, "reduce");
 }
 
 /* Bytes read and written in shards, of one rank of n: the sum reads n shards

@@ -1,117 +1,226 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* usage: gemm THREADS LAYERS WIDTH ROWS VOCAB [SECONDS]
- * The yardstick of training: the matrix products of one forward and
- * backward of a GPT (ROWS tokens), and nothing else, on THREADS threads at the
- * same time, one BLAS thread each.  Prints the GFLOP/s of all threads: median
- * and best of the repetitions. */
-#include <cblas.h>
+/* usage: gemm THREADS SECONDS fp32|bf16 ROWS LAYERS WIDTH:VOCAB IN:OUT...
+ * The yardstick of training: the matrix products of one forward and backward of
+ * a transformer (ROWS tokens; the linear layers of a block; the classifier) and
+ * nothing else, on THREADS threads at the same time, one BLAS thread each.
+ * bf16: as a CPU with run.cpu_products bf16 makes them, from operands that are
+ * bf16 already.  Prints the GFLOP/s of all threads: median and best of the
+ * repetitions. */
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "codelets/gemm.h"
+#include "codelets/gemm16.h"
+#include "codelets/int64.h"
 #include "codelets/task.h"
 
-#define HEAD_ROWS 128 /* the classifier takes tokens in chunks */
-#define REPEATS 4096
+#define LOGITS (16 << 20) /* at a time, as in codelets/classifier.c */
 
-struct job {
-    int layers, width, rows, vocab;
-    double seconds, flops;
-    double rate[REPEATS];
-    int n;
+enum { REPEATS = 4096, LINEARS = 8 };
+
+struct linear {
+    int in, out;
 };
 
-/* y[m,n] = x[m,k] w[k,n] and its two gradients. */
-static void product(struct job *j, const float *x, const float *w, float *y,
-                    int m, int n, int k)
+struct job {
+    pthread_t id;
+    bool narrow;
+    int rows, layers, n; /* n linear layers of a block */
+    struct linear head, linear[LINEARS];
+    double seconds, flops;
+    double rate[REPEATS];
+    int rates;
+    char *scratch;
+};
+
+static void product(struct job *j, const struct iz_gemm *g)
 {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, n, k, 1, x, k, w,
-                n, 0, y, n);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, k, n, 1, y, n, w, n,
-                0, (float *)x, k);
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, k, n, m, 1, x, k, y, n,
-                0, (float *)w, n);
-    j->flops += 6.0 * m * n * k;
+    struct iz_gemm16 n = {.m = g->m,
+                          .n = g->n,
+                          .k = g->k,
+                          .a = g->a,
+                          .b = g->b,
+                          .ta = g->ta,
+                          .tb = g->tb,
+                          .c = g->c,
+                          .c_type = IZ_F32,
+                          .scratch = j->scratch};
+
+    if (j->narrow)
+        iz_gemm16(&n);
+    else
+        iz_gemm_cpu(g);
+    j->flops += 2. * (double)g->m * (double)g->n * (double)g->k;
+}
+
+/* y[m,out] = x[m,in] w[in,out] and its two gradients. */
+static void three(struct job *j, float *x, float *w, float *y, int m,
+                  struct linear l)
+{
+    int in = l.in, out = l.out;
+    struct iz_gemm g[3] = {
+        {m, out, in, x, in, false, w, out, false, y, out, 1, 0},
+        {m, in, out, y, out, false, w, out, true, x, in, 1, 0},
+        {in, out, m, x, in, true, y, out, false, w, out, 1, 0}};
+
+    for (int i = 0; i < 3; i++)
+        product(j, &g[i]);
+}
+
+/* Rows that the classifier takes at a time, chunks being as equal as possible.
+ */
+static int head_rows(const struct job *j)
+{
+    int most = LOGITS / j->head.out, chunks;
+
+    most = most < 1 ? 1 : most;
+    chunks = (j->rows + most - 1) / most;
+    return (j->rows + chunks - 1) / chunks;
 }
 
 /* Separate weights for each layer, or they would stay in the cache. */
 static void pass(struct job *j, float *x, float *w, float *y)
 {
-    int c = j->width, m = j->rows;
-    for (int l = 0; l < j->layers; l++) {
-        float *p = w + (size_t)l * 12 * (size_t)c * (size_t)c;
-        size_t cc = (size_t)c * (size_t)c;
-        product(j, x, p, y, m, 3 * c, c);
-        product(j, x, p + 3 * cc, y, m, c, c);
-        product(j, x, p + 4 * cc, y, m, 4 * c, c);
-        product(j, x, p + 8 * cc, y, m, c, 4 * c);
-    }
-    float *head = w + (size_t)j->layers * 12 * (size_t)c * (size_t)c;
-    for (int i = 0; i < m; i += HEAD_ROWS)
-        product(j, x, head, y, m - i < HEAD_ROWS ? m - i : HEAD_ROWS, j->vocab,
-                c);
+    int rows = head_rows(j);
+
+    for (int l = 0; l < j->layers; l++)
+        for (int i = 0; i < j->n; i++) {
+            three(j, x, w, y, j->rows, j->linear[i]);
+            w += (size_t)j->linear[i].in * (size_t)j->linear[i].out;
+        }
+    for (int i = 0; i < j->rows; i += rows)
+        three(j, x, w, y, j->rows - i < rows ? j->rows - i : rows, j->head);
+}
+
+/* Zeros, but in memory that has been touched. */
+static float *take(int64_t n)
+{
+    size_t bytes = ((size_t)n * sizeof(float) + 4095) / 4096 * 4096;
+    float *p = aligned_alloc(4096, bytes);
+
+    if (!p)
+        abort();
+    memset(p, 0, bytes);
+    return p;
+}
+
+static int64_t scratch_of(struct linear l, int m)
+{
+    struct iz_gemm16 g[3] = {{.m = m, .n = l.out, .k = l.in},
+                             {.m = m, .n = l.in, .k = l.out, .tb = 1},
+                             {.m = l.in, .n = l.out, .k = m, .ta = 1}};
+    int64_t most = 64;
+
+    for (int k = 0; k < 3; k++)
+        most = max64(most, iz_gemm16_scratch(&g[k]));
+    return most;
+}
+
+static int64_t scratch_bytes(const struct job *j)
+{
+    int rows = head_rows(j);
+    int64_t most = max64(scratch_of(j->head, rows),
+                         scratch_of(j->head, (j->rows - 1) % rows + 1));
+
+    for (int i = 0; i < j->n; i++)
+        most = max64(most, scratch_of(j->linear[i], j->rows));
+    return most;
 }
 
 static void *work(void *arg)
 {
     struct job *j = arg;
-    size_t c = (size_t)j->width, m = (size_t)j->rows, v = (size_t)j->vocab;
-    size_t wide = 4 * c > v ? 4 * c : v;
-    float *x = calloc(m * 4 * c, sizeof(*x)), *y = calloc(m * wide, sizeof(*y));
-    float *w = calloc((size_t)j->layers * 12 * c * c + c * v, sizeof(*w));
-    if (!x || !y || !w)
-        abort();
-    int64_t end = iz_now_ns() + (int64_t)(j->seconds * 1e9);
-    while (j->n < 2 || (iz_now_ns() < end && j->n < REPEATS)) {
+    int64_t in = j->head.in, out = j->head.out, weights = in * out, end;
+    float *x, *y, *w;
+
+    for (int i = 0; i < j->n; i++) {
+        in = max64(in, j->linear[i].in);
+        out = max64(out, j->linear[i].out);
+        weights += (int64_t)j->layers * j->linear[i].in * j->linear[i].out;
+    }
+    x = take(j->rows * in);
+    y = take(j->rows * out);
+    w = take(weights);
+    j->scratch = NULL;
+    if (j->narrow)
+        j->scratch = (char *)take(scratch_bytes(j) / (int64_t)sizeof *x + 1);
+    end = iz_now_ns() + (int64_t)(j->seconds * 1e9);
+    while (j->rates < 2 || (iz_now_ns() < end && j->rates < REPEATS)) {
         int64_t begin = iz_now_ns();
+
         j->flops = 0;
         pass(j, x, w, y);
-        j->rate[j->n++] = j->flops / (double)(iz_now_ns() - begin);
+        j->rate[j->rates++] = j->flops / (double)(iz_now_ns() - begin);
     }
     free(x);
     free(y);
     free(w);
+    free(j->scratch);
     return NULL;
 }
 
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
+
     return (x > y) - (x < y);
+}
+
+static bool read_linear(const char *text, struct linear *l)
+{
+    return sscanf(text, "%d:%d", &l->in, &l->out) == 2 && l->in > 0 &&
+           l->out > 0;
+}
+
+static bool read_job(struct job *j, int argc, char **argv)
+{
+    if (argc < 8 || argc > 7 + LINEARS)
+        return false;
+    *j = (struct job){.narrow = strcmp(argv[3], "bf16") == 0,
+                      .rows = atoi(argv[4]),
+                      .layers = atoi(argv[5]),
+                      .seconds = atof(argv[2]),
+                      .n = argc - 7};
+    for (int i = 0; i < j->n; i++)
+        if (!read_linear(argv[7 + i], &j->linear[i]))
+            return false;
+    return j->rows > 0 && j->layers > 0 && read_linear(argv[6], &j->head) &&
+           (j->narrow || strcmp(argv[3], "fp32") == 0);
 }
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 5 ? atoi(argv[1]) : 0;
+    int threads = argc > 1 ? atoi(argv[1]) : 0;
     double median = 0, best = 0;
-    if (threads < 1) {
-        fprintf(stderr, "usage: %s THREADS LAYERS WIDTH ROWS VOCAB [SECONDS]\n",
+    struct job like, *j = calloc((size_t)threads + 1, sizeof *j);
+
+    if (threads < 1 || !j || !read_job(&like, argc, argv)) {
+        fprintf(stderr,
+                "usage: %s THREADS SECONDS fp32|bf16 ROWS LAYERS WIDTH:VOCAB "
+                "IN:OUT...\n",
                 argv[0]);
         return 2;
     }
-    struct job *j = calloc((size_t)threads, sizeof(*j));
-    pthread_t *t = calloc((size_t)threads, sizeof(*t));
-    if (!j || !t)
+    if (like.narrow && iz_gemm16_missing()) {
+        fprintf(stderr, "gemm: bf16: %s\n", iz_gemm16_missing());
         return 1;
+    }
     iz_gemm_open();
     for (int i = 0; i < threads; i++) {
-        j[i] = (struct job){.layers = atoi(argv[2]),
-                            .width = atoi(argv[3]),
-                            .rows = atoi(argv[4]),
-                            .vocab = atoi(argv[5]),
-                            .seconds = argc > 6 ? atof(argv[6]) : 3};
-        if (pthread_create(&t[i], NULL, work, &j[i]))
+        j[i] = like;
+        if (pthread_create(&j[i].id, NULL, work, &j[i]))
             return 1;
     }
     for (int i = 0; i < threads; i++) {
-        pthread_join(t[i], NULL);
-        qsort(j[i].rate, (size_t)j[i].n, sizeof(double), by_value);
-        median += j[i].rate[j[i].n / 2];
-        best += j[i].rate[j[i].n - 1];
+        pthread_join(j[i].id, NULL);
+        qsort(j[i].rate, (size_t)j[i].rates, sizeof(double), by_value);
+        median += j[i].rate[j[i].rates / 2];
+        best += j[i].rate[j[i].rates - 1];
     }
     printf("%.2f %.2f\n", median, best);
     free(j);
-    free(t);
     return 0;
 }

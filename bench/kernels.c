@@ -286,6 +286,37 @@ static void run_add_bf16(const struct buffers *b)
     iz_flat_add(b->p, IZ_F32, b->half, IZ_BF16, PIECE);
 }
 
+static void run_add_then_norm2(const struct buffers *b)
+{
+    run_add(b);
+    run_norm2(b);
+}
+
+static void run_add_half_then_norm2(const struct buffers *b)
+{
+    run_add_bf16(b);
+    run_norm2(b);
+}
+
+static void add_norm2(const struct buffers *b, const void *in,
+                      enum iz_dtype type)
+{
+    struct iz_norm2 s = {0};
+
+    iz_flat_sum_norm2(&s, b->p, IZ_F32, true, &in, 1, type, PIECE);
+    sink = iz_norm2_end(&s);
+}
+
+static void run_add_norm2(const struct buffers *b)
+{
+    add_norm2(b, b->g, IZ_F32);
+}
+
+static void run_add_half_norm2(const struct buffers *b)
+{
+    add_norm2(b, b->half, IZ_BF16);
+}
+
 static void run_hash(const struct buffers *b)
 {
     sink = (double)iz_flat_hash(0, b->p, PIECE);
@@ -320,6 +351,10 @@ static const struct kernel {
     {"norm2 bf16", 2, IZ_BF16, limit_read_half, run_norm2_bf16},
     {"add fp32 to fp32", 12, IZ_BF16, limit_add, run_add},
     {"add bf16 to fp32", 10, IZ_BF16, limit_add_half, run_add_bf16},
+    /* The limit is the sum and a pass for the norm behind it. */
+    {"add fp32 with the norm", 12, IZ_BF16, run_add_then_norm2, run_add_norm2},
+    {"add bf16 with the norm", 10, IZ_BF16, run_add_half_then_norm2,
+     run_add_half_norm2},
     {"hash", 4, IZ_BF16, limit_read, run_hash},
     {"normal", 4, IZ_BF16, limit_write, run_normal},
 };

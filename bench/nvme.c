@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* usage: nvme FOLDER [MIB [ROUNDS]]
- * The disk's own rate and ours, alternating in one run.  The yardstick: threads
- * that read or write pieces of a file with O_DIRECT and nothing else, the best
- * of a few numbers of threads and sizes of pieces.  Ours: as many callers of
- * iz_nvme_read and iz_nvme_write as a run has, with chunks as large as a run's.
- * Prints a JSON object per line: GB/s, of reading, of writing, and of both at
- * the same time. */
-#define _GNU_SOURCE /* O_DIRECT */
+ * The disk's own rate and ours, alternating in one run, with the same file and
+ * the same kind of memory.  The yardstick: threads that read or write pieces of
+ * the file with O_DIRECT and nothing else, in a few shapes.  Ours: as many
+ * callers of iz_nvme_read and iz_nvme_write as a run has, with chunks as large
+ * as a run's.  Prints a JSON object per round: GB/s of reading, of writing, or
+ * of both at the same time, of every shape and of ours. */
+#define _GNU_SOURCE /* madvise */
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,8 +28,9 @@ enum what { READ, WRITE, BOTH };
 static const char *const names[] = {"read", "write", "both"};
 
 struct job {
-    int fd;            /* of the yardstick, else -1 */
-    struct iz_nvme *f; /* ours */
+    int fd;            /* of the yardstick */
+    struct iz_nvme *f; /* ours, else NULL */
+    char *memory;
     enum what what;
     int64_t piece, pieces;
     _Atomic int64_t next;
@@ -80,6 +81,18 @@ static void *work(void *arg)
     return NULL;
 }
 
+/* A chunk for every thread, on huge pages as a run's buffers are: some disks
+ * take a page per entry of their queue, and are slow with small ones. */
+static char *memory(void)
+{
+    char *p = aligned_alloc((size_t)2 << 20, THREADS * (size_t)CHUNK);
+
+    if (p == NULL)
+        exit(1);
+    madvise(p, THREADS * (size_t)CHUNK, MADV_HUGEPAGE);
+    return memset(p, 1, THREADS * (size_t)CHUNK);
+}
+
 static double gb_per_s(struct job *j, int threads)
 {
     static struct thread t[THREADS];
@@ -87,10 +100,7 @@ static double gb_per_s(struct job *j, int threads)
 
     for (int i = 0; i < threads; i++) {
         t[i].job = j;
-        t[i].buf = aligned_alloc(4096, (size_t)j->piece);
-        if (t[i].buf == NULL)
-            exit(1);
-        memset(t[i].buf, i + 1, (size_t)j->piece);
+        t[i].buf = j->memory + i * CHUNK;
     }
     start = now_s();
     for (int i = 0; i < threads; i++)
@@ -99,79 +109,101 @@ static double gb_per_s(struct job *j, int threads)
     for (int i = 0; i < threads; i++)
         pthread_join(t[i].id, NULL);
     start = now_s() - start;
-    for (int i = 0; i < threads; i++)
-        free(t[i].buf);
     return (double)(j->piece * j->pieces) / start * 1e-9;
 }
 
 static const struct shape {
+    const char *name;
     int threads;
     int64_t piece;
-} shapes[] = {{4, 4 << 20}, {8, 1 << 20}, {16, 1 << 20}, {4, 12 << 20}};
+} shapes[] = {{"4 x 4 MiB", 4, 4 << 20},
+              {"8 x 1 MiB", 8, 1 << 20},
+              {"16 x 1 MiB", 16, 1 << 20},
+              {"4 x 12 MiB", 4, CHUNK},
+              {"ours", CALLERS, CHUNK}};
 
-static double run(int fd, struct iz_nvme *f, enum what what, int64_t bytes,
-                  int threads, int64_t piece)
-{
-    struct job j = {fd, f, what, piece, bytes / piece, 0};
+enum { SHAPES = sizeof shapes / sizeof shapes[0], OURS = SHAPES - 1 };
 
-    return gb_per_s(&j, threads);
-}
-
-static double yardstick(int fd, enum what what, int64_t bytes)
-{
-    double best = 0;
-
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        double r =
-            run(fd, NULL, what, bytes, shapes[i].threads, shapes[i].piece);
-
-        best = r > best ? r : best;
-    }
-    return best;
-}
-
-static int open_own(const char *folder, int64_t bytes)
-{
-    char path[4096];
+/* What all rounds work on. */
+struct disk {
     int fd;
+    struct iz_nvme *f; /* the same file */
+    char *memory;
+    int64_t bytes;
+};
 
-    snprintf(path, sizeof path, "%s/yardstick-%d", folder, (int)getpid());
-    fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_DIRECT, 0600);
-    if (fd < 0 || posix_fallocate(fd, 0, bytes)) {
-        perror(path);
-        exit(1);
+static double run(const struct disk *d, enum what what, int i)
+{
+    const struct shape *s = &shapes[i];
+    struct job j = {.fd = d->fd,
+                    .f = i == OURS ? d->f : NULL,
+                    .memory = d->memory,
+                    .what = what,
+                    .piece = s->piece,
+                    .pieces = d->bytes / s->piece};
+
+    return gb_per_s(&j, s->threads);
+}
+
+/* A round of one kind; every round begins with another one of the shapes. */
+static void measure(const struct disk *d, enum what what, int round)
+{
+    double gb[SHAPES];
+
+    for (int i = 0; i < SHAPES; i++) {
+        int s = (round + i) % SHAPES;
+
+        gb[s] = run(d, what, s);
     }
-    unlink(path);
-    return fd;
+    printf("{\"what\": \"%s\"", names[what]);
+    for (int i = 0; i < SHAPES; i++)
+        printf(", \"%s\": %.3f", shapes[i].name, gb[i]);
+    printf("}\n");
+    fflush(stdout);
+}
+
+/* The file has no name any more; its descriptor knows the one that it had. */
+static int descriptor_of(const char *name)
+{
+    char link[64], path[4096];
+
+    for (int fd = 0; fd < 1024; fd++) {
+        ssize_t n;
+
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        n = readlink(link, path, sizeof path - 1);
+        path[n < 0 ? 0 : n] = '\0';
+        if (strstr(path, name) != NULL)
+            return fd;
+    }
+    fprintf(stderr, "nvme: %s is not open\n", name);
+    exit(1);
 }
 
 int main(int argc, char **argv)
 {
     int64_t bytes = (argc > 2 ? atoll(argv[2]) : 1536) << 20;
-    int rounds = argc > 3 ? atoi(argv[3]) : 3, fd;
-    struct iz_nvme *f;
+    int rounds = argc > 3 ? atoi(argv[3]) : 3;
+    struct disk d;
+    char name[64];
 
     if (argc < 2 || bytes < 16 * CHUNK || rounds < 1) {
         fprintf(stderr, "usage: nvme FOLDER [MIB [ROUNDS]]\n");
         return 2;
     }
     bytes = bytes / (16 * CHUNK) * (16 * CHUNK);
-    fd = open_own(argv[1], bytes);
-    if (iz_nvme_open(&f, argv[1], "bench-nvme", bytes, false))
+    snprintf(name, sizeof name, "bench-nvme-%d", (int)getpid());
+    if (iz_nvme_open(&d.f, argv[1], name, bytes, false))
         return 1;
+    d.fd = descriptor_of(name);
+    d.memory = memory();
+    d.bytes = bytes;
     /* The first write to new extents is slow. */
-    run(fd, NULL, WRITE, bytes, 4, CHUNK);
-    run(-1, f, WRITE, bytes, CALLERS, CHUNK);
+    run(&d, WRITE, OURS);
     for (int r = 0; r < rounds; r++)
-        for (int w = READ; w <= BOTH; w++) {
-            double disk = yardstick(fd, w, bytes);
-            double ours = run(-1, f, w, bytes, CALLERS, CHUNK);
-
-            printf("{\"what\": \"%s\", \"disk\": %.3f, \"ours\": %.3f}\n",
-                   names[w], disk, ours);
-            fflush(stdout);
-        }
-    iz_nvme_close(&f);
-    close(fd);
+        for (int w = READ; w <= BOTH; w++)
+            measure(&d, (enum what)w, r);
+    free(d.memory);
+    iz_nvme_close(&d.f);
     return 0;
 }

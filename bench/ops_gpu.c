@@ -142,7 +142,8 @@ static void measure_gemm(struct bench *b)
 
 static int run_all(struct bench *b, const struct iz_device_info *info)
 {
-    b->act = iz_cuda_ops->act(IZ_BF16);
+    b->capability = info->capability;
+    b->act = iz_cuda_ops->act(b->capability < 80 ? IZ_F16 : IZ_BF16);
     b->stream = iz_device_stream_open();
     if (!b->stream || iz_cuda_ops->open(&b->cuda, b->stream))
         return 1;

@@ -21,6 +21,7 @@ struct bench {
     char *pattern;  /* on the GPU: numbers in -1..1 of the type act */
     char *positive; /* on the GPU: fp32 numbers in 0..1 */
     enum iz_dtype act;
+    int capability; /* of the GPU, 90 for 9.0 */
 };
 
 /* Bytes of each of the two patterns. */

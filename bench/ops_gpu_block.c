@@ -99,6 +99,14 @@ static void product_dw(struct job *j, struct tensors *t)
                  wide(j, t, j->op->in, false), &l);
 }
 
+/* db not by a kernel of ours, but by the library's epilogue where it can. */
+static void product_dw_fused(struct job *j, struct tensors *t)
+{
+    j->x.fused_db = true;
+    product_dw(j, t);
+    j->x.fused_db = false;
+}
+
 static struct iz_attention attention_of(const struct job *j,
                                         const struct tensors *t)
 {
@@ -114,6 +122,13 @@ static void attention_fwd(struct job *j, struct tensors *t)
     struct iz_attention a = attention_of(j, t);
 
     iz_attention_fwd(&j->x, &a);
+}
+
+static void attention_cudnn(struct job *j, struct tensors *t)
+{
+    j->x.cudnn = true;
+    attention_fwd(j, t);
+    j->x.cudnn = false;
 }
 
 static void attention_bwd(struct job *j, struct tensors *t)
@@ -194,19 +209,24 @@ static const struct op ops[] = {
     {"c_attn [C,3C]", product, 1, 3},
     {"c_attn da", product_da, 1, 3},
     {"c_attn dw", product_dw, 1, 3},
+    {"c_attn dw, fused db", product_dw_fused, 1, 3},
     {"attention", attention_fwd, 0, 0},
+    {"attention by cuDNN", attention_cudnn, 0, 0},
     {"attention backward", attention_bwd, 0, 0},
     {"c_proj [C,C]", product, 1, 1},
     {"c_proj da", product_da, 1, 1},
     {"c_proj dw", product_dw, 1, 1},
+    {"c_proj dw, fused db", product_dw_fused, 1, 1},
     {"c_fc [C,4C]", product, 1, 4},
     {"c_fc da", product_da, 1, 4},
     {"c_fc dw", product_dw, 1, 4},
+    {"c_fc dw, fused db", product_dw_fused, 1, 4},
     {"gelu", gelu_fwd, 0, 0},
     {"gelu backward", gelu_bwd, 0, 0},
     {"mlp c_proj [4C,C]", product, 4, 1},
     {"mlp c_proj da", product_da, 4, 1},
     {"mlp c_proj dw", product_dw, 4, 1},
+    {"mlp c_proj dw, fused db", product_dw_fused, 4, 1},
     {"embedding", embed_fwd, 0, 0},
     {"embedding backward", embed_bwd, 0, 0},
     {"head: loss, da, dw", classify, 0, 0},
@@ -284,6 +304,7 @@ static int64_t scratch_bytes(struct job *j)
 
     for (int i = 0; i < OPS; i++) {
         j->x = iz_exec_dry(IZ_CUDA, j->bench->act);
+        j->x.capability = j->bench->capability;
         j->op = &ops[i];
         ops[i].run(j, &j->t[0]);
         most = j->x.work.peak > most ? j->x.work.peak : most;
@@ -303,7 +324,7 @@ static void show(struct bench *b, const struct job *j, int64_t m, double s)
     double bytes = j->x.bytes / s, flops = j->x.flops / s;
     double copy = 100 * bytes / b->copy, gemm = 100 * flops / b->gemm;
 
-    printf("  %-20s %10.1f us %8.1f GB/s %5.1f %%  %8.2f TFLOP/s %5.1f %%\n",
+    printf("  %-23s %10.1f us %8.1f GB/s %5.1f %%  %8.2f TFLOP/s %5.1f %%\n",
            j->op->name, 1e6 * s, 1e-9 * bytes, copy, 1e-12 * flops, gemm);
     if (b->json)
         fprintf(b->json,
@@ -327,6 +348,24 @@ static void prepare(struct job *j, char *mem, int64_t bytes)
     bench_wait(j->bench->stream);
 }
 
+/* What cuDNN cannot do here is left out, and said. */
+static bool left_out(struct job *j)
+{
+    struct iz_attention a = attention_of(j, &j->t[0]);
+    struct iz_refusal why = {""};
+    struct iz_exec asking = j->x;
+
+    if (j->op->run != attention_cudnn)
+        return false;
+    asking.ask = &why;
+    if (!iz_cuda_ops->cudnn_missing() &&
+        iz_cuda_ops->attention_ask(&asking, &a))
+        return false;
+    if (why.why[0])
+        fprintf(stderr, "left out: %s: %s\n", j->op->name, why.why);
+    return true;
+}
+
 static void time_ops(struct bench *b, struct job *j, int64_t m, char *mem,
                      int64_t bytes)
 {
@@ -336,6 +375,8 @@ static void time_ops(struct bench *b, struct job *j, int64_t m, char *mem,
         double s;
 
         j->op = &ops[i];
+        if (left_out(j))
+            continue;
         prepare(j, mem, bytes);
         s = bench_time(b, run_op, j);
         j->x = x; /* one call's counts */
@@ -374,6 +415,7 @@ static void bench_shape(struct bench *b, const struct model *model, int64_t m)
         j.token[i] = (int32_t)(iz_mix((uint64_t)i) % (uint64_t)model->vocab);
     j.x = (struct iz_exec){.backend = IZ_CUDA,
                            .act = b->act,
+                           .capability = b->capability,
                            .stream = b->stream,
                            .cuda = b->cuda,
                            .work = {.base = mem + bytes, .size = scratch}};

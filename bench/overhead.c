@@ -142,7 +142,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: overhead TASKS [ROUNDS | izar | StarPU]\n");
         return 2;
     }
-    if (iz_graph_open(&s.g, &c, NULL))
+    if (iz_graph_open(&s.g, &c))
         return 1;
     sem_init(&gate, 0, 0);
     for (int i = 0; i < HANDLES; i++)

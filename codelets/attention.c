@@ -101,22 +101,54 @@ static void cpu_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
     }
 }
 
-/* The kernels' registers and 16-byte pieces set the limits. */
+/* Of the widest heads whose backward fits into the shared memory of a block, by
+ * CUDA's programming guide ("Technical Specifications per Compute Capability")
+ * 64 KiB at 7.5, 99 KiB at 8.6, 8.9 and 12. */
+static int columns_most(const struct iz_exec *x)
+{
+    switch (x->capability) {
+    case 75:
+        return 128;
+    case 86:
+    case 89:
+    case 120:
+    case 121:
+        return x->act == IZ_F32 ? 256 : 128;
+    default:
+        return 256;
+    }
+}
+
+/* The kernels' registers, shared memory and 16-byte pieces set the limits. */
 static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t d = a->o.cols / a->heads;
 
-    if (d > 256 || (x->act != IZ_F32 && d % 8))
-        iz_die("attention in %s on a GPU: heads of %lld columns; possible are "
-               "%s up to 256",
-               iz_dtype_name(x->act), (long long)d,
-               x->act == IZ_F32 ? "all" : "multiples of 8");
+    assert(x->capability >= (x->act == IZ_BF16 ? 80 : 70));
+    if (d > columns_most(x) || (x->act != IZ_F32 && d % 8))
+        iz_die("attention in %s on a GPU of compute capability %d.%d: heads of "
+               "%lld columns; possible are %s up to %d",
+               iz_dtype_name(x->act), x->capability / 10, x->capability % 10,
+               (long long)d, x->act == IZ_F32 ? "all" : "multiples of 8",
+               columns_most(x));
+}
+
+static void cudnn_fwd(struct iz_exec *x, const struct iz_attention *a)
+{
+    struct iz_view scratch = iz_work(x, IZ_U8, 1, IZ_CUDNN_SCRATCH);
+
+    if (x->ask && !x->ask->why[0])
+        iz_cuda_ops->attention_ask(x, a);
+    if (iz_runs(x, IZ_CUDA))
+        iz_cuda_ops->attention_cudnn(x, a, scratch);
 }
 
 static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     check_cuda(x, a);
-    if (iz_runs(x, IZ_CUDA))
+    if (x->cudnn)
+        cudnn_fwd(x, a);
+    else if (iz_runs(x, IZ_CUDA))
         iz_cuda_ops->attention_fwd(x, a, IZ_NONE);
 }
 

@@ -59,6 +59,24 @@ static void delta_of(const struct iz_heads *a, void *stream)
     IZ_LAUNCH(k, (int)((threads + 255) / 256), 256, 0, stream, *a, lanes);
 }
 
+/* As many heads as have their keys and values, or queries and gradients of the
+ * output, in 16 MiB: an A100 has 40 MiB of level-2 cache, an H100 50, of which
+ * a multiprocessor is near one half. */
+static int chunk_of(const struct iz_heads *a, enum iz_dtype t)
+{
+    int64_t head = 2 * (int64_t)a->seq * a->d * iz_dtype_bytes(t);
+    int64_t n = ((int64_t)16 << 20) / head / a->group * a->group;
+
+    n = n > a->group ? n : a->group;
+    return n < a->all ? (int)n : a->all;
+}
+
+/* On tensor cores, whose kernels need compute capability 8.0. */
+static bool narrow(const struct iz_exec *x, enum iz_dtype t)
+{
+    return t != IZ_F32 && x->capability >= 80;
+}
+
 static struct iz_heads heads_of(const struct iz_attention *a)
 {
     struct iz_heads h = {};
@@ -77,6 +95,7 @@ static struct iz_heads heads_of(const struct iz_attention *a)
     h.group = h.heads / h.kv_heads;
     h.d = (int)(a->o.cols / a->heads);
     h.all = (int)(a->o.rows / a->seq * a->heads);
+    h.chunk = chunk_of(&h, a->o.dtype);
     h.full = a->full;
     h.scale = 1 / sqrtf((float)h.d);
     return h;
@@ -88,10 +107,10 @@ void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,
     struct iz_heads h = heads_of(a);
 
     (void)scratch;
-    if (a->o.dtype == IZ_F32)
-        iz_attention_fwd_32(&h, x->stream);
-    else
+    if (narrow(x, a->o.dtype))
         iz_attention_fwd_16(&h, a->o.dtype, x->stream);
+    else
+        iz_attention_fwd_32(&h, a->o.dtype, x->stream);
 }
 
 void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
@@ -107,14 +126,15 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
     switch (a->o.dtype) {
     case IZ_BF16:
         delta_of<iz_bf16, 8>(&h, x->stream);
-        iz_attention_bwd_16(&h, IZ_BF16, x->stream);
         break;
     case IZ_F16:
         delta_of<iz_f16, 8>(&h, x->stream);
-        iz_attention_bwd_16(&h, IZ_F16, x->stream);
         break;
     default:
         delta_of<float, 1>(&h, x->stream);
-        iz_attention_bwd_32(&h, x->stream);
     }
+    if (narrow(x, a->o.dtype))
+        iz_attention_bwd_16(&h, a->o.dtype, x->stream);
+    else
+        iz_attention_bwd_32(&h, a->o.dtype, x->capability, x->stream);
 }

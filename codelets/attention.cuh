@@ -20,6 +20,7 @@ struct iz_heads {
     int seq, heads, kv_heads, d;
     int group; /* = heads / kv_heads */
     int all;   /* heads of all samples; head i has the keys i / group */
+    int chunk; /* heads that blocks take at a time: whole groups */
     bool full; /* not causal */
     float scale;
 };
@@ -45,8 +46,28 @@ static __device__ __forceinline__ int64_t iz_head_k(const struct iz_heads &a,
            group % a.kv_heads * a.d;
 }
 
-/* Blocks for all tiles of `all` heads or groups, in one dimension: block i has
- * head i mod all. */
+/* The tile of one head or group that a block has; `after`: tiles behind it. */
+struct iz_place {
+    int head, tile, after;
+};
+
+/* A chunk of heads or groups after the other, and in it the first tiles of all,
+ * then the second ones: blocks that run at the same time read the same keys, or
+ * the same queries, while the level-2 cache has them, and the longest tiles of
+ * a chunk start first.  `group` heads to a block, 1 or a.group. */
+static __device__ __forceinline__ struct iz_place
+iz_attention_place(const struct iz_heads &a, int group)
+{
+    unsigned all = (unsigned)(a.all / group), tiles = gridDim.x / all;
+    unsigned chunk = (unsigned)(a.chunk / group);
+    unsigned first = blockIdx.x / (chunk * tiles) * chunk;
+    unsigned n = min(chunk, all - first), i = blockIdx.x - first * tiles;
+    int tile = (int)(i / n);
+
+    return {(int)(first + i % n), tile, (int)tiles - 1 - tile};
+}
+
+/* Blocks for all tiles of `all` heads or groups, in one dimension. */
 static inline int iz_attention_blocks(const struct iz_heads *a, int tile,
                                       int all)
 {
@@ -57,12 +78,15 @@ static inline int iz_attention_blocks(const struct iz_heads *a, int tile,
     return (int)n;
 }
 
-/* Forward, and dqkv once delta is there. */
+/* Forward, and dqkv once delta is there: 16-bit types on tensor cores, from
+ * compute capability 8.0 on; fp32 and fp16 without. */
 void iz_attention_fwd_16(const struct iz_heads *a, enum iz_dtype t,
                          void *stream);
 void iz_attention_bwd_16(const struct iz_heads *a, enum iz_dtype t,
                          void *stream);
-void iz_attention_fwd_32(const struct iz_heads *a, void *stream);
-void iz_attention_bwd_32(const struct iz_heads *a, void *stream);
+void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
+                         void *stream);
+void iz_attention_bwd_32(const struct iz_heads *a, enum iz_dtype t,
+                         int capability, void *stream);
 
 #endif

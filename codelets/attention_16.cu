@@ -35,21 +35,26 @@ static __device__ __forceinline__ int frag_col(int j, int e)
     return 8 * j + (int)threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Starts the copy of ROWS rows, zeros after the first `left` of them. */
+/* Starts the copy of ROWS rows, zeros after the first `left` of them and after
+ * d columns.  LANES neighbours share a row, a power of two, so that a thread's
+ * pieces lie at fixed distances and its turns unroll. */
 template <int DP, int ROWS, int NW>
 static __device__ __forceinline__ void
 load_rows(uint16_t *to, const uint16_t *from, int ld, int left, int d)
 {
-    constexpr int pieces = DP / 8;
+    constexpr int pieces = DP / 8, LANES = pieces & -pieces;
+    constexpr int STEP = 32 * NW / LANES;
+    int row = (int)threadIdx.x / LANES, col = (int)threadIdx.x % LANES * 8;
+    static_assert(ROWS % STEP == 0, "whole turns of all threads");
 
+    to += row * pitch<DP> + col;
+    from += row * ld + col;
 #pragma unroll
-    for (int i = (int)threadIdx.x; i < ROWS * pieces; i += 32 * NW) {
-        int r = i / pieces, c = i % pieces * 8;
-        bool valid = r < left && c < d;
-
-        iz_copy_start<16>(to + r * pitch<DP> + c,
-                          valid ? from + r * ld + c : from, valid);
-    }
+    for (int r = 0; r < ROWS; r += STEP, from += STEP * ld)
+#pragma unroll
+        for (int c = 0; c < DP; c += 8 * LANES)
+            iz_copy_start<16>(to + r * pitch<DP> + c, from + c,
+                              r < left - row && c < d - col);
 }
 
 /* Columns k to k + 15 of 16 MT rows in shared memory. */
@@ -278,8 +283,8 @@ static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
     constexpr int KEPT = DP <= 64 ? DP / 16 : 1; /* what registers have left */
     IZ_SHARED(uint16_t, qs);
     uint16_t *ks = qs + BM * P, *vs = ks + BN * P;
-    int head = (int)blockIdx.x % a.all, tile = (int)blockIdx.x / a.all;
-    int i0 = ((int)gridDim.x / a.all - 1 - tile) * BM;
+    struct iz_place here = iz_attention_place(a, 1);
+    int head = here.head, i0 = here.after * BM;
     int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT;
     int64_t ld = a.ld;
@@ -409,8 +414,8 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     constexpr int BK = 16 * MT * NW, P = pitch<DP>, TILE = query_tile<DP, BQ>;
     IZ_SHARED(uint16_t, ks);
     uint16_t *vs = ks + BK * P, *tiles = vs + BK * P;
-    int groups = a.all / a.group, group = (int)blockIdx.x % groups;
-    int k0 = (int)blockIdx.x / groups * BK, stage = 0;
+    struct iz_place here = iz_attention_place(a, a.group);
+    int group = here.head, k0 = here.tile * BK, stage = 0;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - k0 - own;
     int part = 8 * C < DP ? (int)blockIdx.y * 8 * C : 0;
     int head = group * a.group, i0 = a.full ? 0 : k0 / BQ * BQ;
@@ -465,8 +470,8 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     constexpr int BM = 16 * MT * NW, P = pitch<DP>, TILE = 2 * BN * P;
     IZ_SHARED(uint16_t, qs);
     uint16_t *ys = qs + BM * P, *tiles = ys + BM * P;
-    int head = (int)blockIdx.x % a.all, tile = (int)blockIdx.x / a.all;
-    int i0 = ((int)gridDim.x / a.all - 1 - tile) * BM;
+    struct iz_place here = iz_attention_place(a, 1);
+    int head = here.head, i0 = here.after * BM;
     int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - i0 - own;
     int stage = 0;
@@ -555,8 +560,8 @@ static void run_query_grads(const struct iz_heads *a, void *stream)
 }
 
 /* Tiles are as large as registers allow without spills.  Backward of more than
- * 128 columns takes up to 133 KiB of shared memory, which the GPUs of compute
- * capability 8.6, 8.9 and 12 do not have: the launch ends the job there. */
+ * 128 columns takes up to 133 KiB of shared memory, which not every GPU has:
+ * attention.c refuses it there. */
 template <enum iz_dtype T>
 static void forward_by_width(const struct iz_heads *a, void *stream)
 {

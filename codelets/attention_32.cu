@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of fp32 activations with fp32 multiply-adds, by the same algorithm
- * as attention_16.cu, for heads of any width up to 256.
+/* Attention with fp32 multiply-adds, by the same algorithm as attention_16.cu,
+ * for heads of any width up to 256: of fp32 activations, and of fp16 ones on
+ * GPUs before compute capability 8.0, which lack the instructions of that file.
+ * Shared memory holds fp32 either way, so fp16 is rounded to once, at the end.
  *
  * A block has 16 x 16 threads and tiles of B rows: thread (y, x) has the rows y
  * + 16 i and the columns x + 16 j of a tile of scores, and of a sum over such a
@@ -27,14 +29,15 @@ static __device__ __forceinline__ int thread_col(int j)
 }
 
 /* Copies B rows, zeros after the first `left` of them. */
-template <int DP, int B>
-static __device__ __forceinline__ void load_rows(float *to, const float *from,
+template <int DP, int B, class T>
+static __device__ __forceinline__ void load_rows(float *to, const T *from,
                                                  int64_t ld, int left, int d)
 {
     for (int i = (int)threadIdx.x; i < B * DP; i += THREADS) {
         int r = i / DP, c = i % DP;
 
-        to[r * pitch<DP> + c] = r < left && c < d ? from[r * ld + c] : 0;
+        to[r * pitch<DP> + c] =
+            r < left && c < d ? iz_load(from + r * ld + c) : 0;
     }
 }
 
@@ -100,10 +103,10 @@ add_product(float (&acc)[R][DP / 16], const float *w, const float *b)
 }
 
 /* Writes acc, row i times by[i]; `left` rows and d columns exist. */
-template <int DP, int R>
+template <int DP, int R, class T>
 static __device__ __forceinline__ void
-store_rows(float *to, int64_t ld, int left, int d,
-           const float (&acc)[R][DP / 16], const float (&by)[R])
+store_rows(T *to, int64_t ld, int left, int d, const float (&acc)[R][DP / 16],
+           const float (&by)[R])
 {
     int first = (int)threadIdx.x % SIDE * 4;
 
@@ -113,7 +116,8 @@ store_rows(float *to, int64_t ld, int left, int d,
         int c = first + x / 4 * 64 + x % 4;
 
         if (r < left && c < d)
-            to[r * ld + c] = acc[i / (DP / 16)][x] * by[i / (DP / 16)];
+            iz_store(to + r * ld + c,
+                     acc[i / (DP / 16)][x] * by[i / (DP / 16)]);
     }
 }
 
@@ -165,18 +169,18 @@ static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
 
 /* One tile of queries of one head against all keys that it sees; keys and
  * values take turns in shared memory. */
-template <int DP, int B>
+template <class T, int DP, int B>
 static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
 {
     constexpr int R = B / SIDE;
     IZ_SHARED(float, qs);
     float *ks = qs + B * pitch<DP>, *w = ks + B * pitch<DP>;
-    int head = (int)blockIdx.x % a.all, tile = (int)blockIdx.x / a.all;
-    int i0 = ((int)gridDim.x / a.all - 1 - tile) * B, left = a.seq - i0;
+    struct iz_place here = iz_attention_place(a, 1);
+    int head = here.head, i0 = here.after * B, left = a.seq - i0;
     int64_t ld = a.ld;
-    const float *q = (const float *)a.qkv + iz_head_q(a, head);
-    const float *k = (const float *)a.qkv + iz_head_k(a, head / a.group);
-    const float *v = k + a.kv;
+    const T *q = (const T *)a.qkv + iz_head_q(a, head);
+    const T *k = (const T *)a.qkv + iz_head_k(a, head / a.group);
+    const T *v = k + a.kv;
     float *lse = a.lse + (int64_t)head * a.seq + i0;
     float acc[R][DP / 16] = {}, s[R][R], top[R], sum[R], inv[R];
     int end = a.full ? a.seq : i0 + 1;
@@ -207,7 +211,7 @@ static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
         if (thread_row(i) < left && thread_col(0) == 0)
             lse[thread_row(i)] = top[i] + logf(all);
     }
-    store_rows<DP>((float *)a.o + iz_head_o(a, head) + i0 * a.c, a.c, left, a.d,
+    store_rows<DP>((T *)a.o + iz_head_o(a, head) + i0 * a.c, a.c, left, a.d,
                    acc, inv);
 }
 
@@ -224,27 +228,27 @@ static __device__ __forceinline__ void grad(float *s, float *ds, float lse,
 
 /* dk and dv of one tile of keys of a group of heads, over all queries of these
  * that see its first key, head by head. */
-template <int DP, int B>
+template <class T, int DP, int B>
 static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
 {
     constexpr int R = B / SIDE;
     IZ_SHARED(float, ks);
     float *vs = ks + B * pitch<DP>, *qs = vs + B * pitch<DP>;
     float *ys = qs + B * pitch<DP>, *w = ys + B * pitch<DP>;
-    int groups = a.all / a.group, group = (int)blockIdx.x % groups;
-    int k0 = (int)blockIdx.x / groups * B, head = group * a.group;
+    struct iz_place here = iz_attention_place(a, a.group);
+    int group = here.head, k0 = here.tile * B, head = group * a.group;
     int start = a.full ? 0 : k0, i0 = start;
     int64_t ld = a.ld, first = iz_head_k(a, group) + k0 * ld;
-    const float *k = (const float *)a.qkv + first;
-    float *dk = (float *)a.dqkv + first;
+    const T *k = (const T *)a.qkv + first;
+    T *dk = (T *)a.dqkv + first;
     float acc_k[R][DP / 16] = {}, acc_v[R][DP / 16] = {}, by[R], one[R];
     float s[R][R], ds[R][R];
 
     load_rows<DP, B>(ks, k, ld, a.seq - k0, a.d);
     load_rows<DP, B>(vs, k + a.kv, ld, a.seq - k0, a.d);
     while (head < (group + 1) * a.group) {
-        const float *q = (const float *)a.qkv + iz_head_q(a, head);
-        const float *dy = (const float *)a.dy + iz_head_o(a, head);
+        const T *q = (const T *)a.qkv + iz_head_q(a, head);
+        const T *dy = (const T *)a.dy + iz_head_o(a, head);
         const float *lse = a.lse + (int64_t)head * a.seq;
         const float *delta = a.delta + (int64_t)head * a.seq;
 
@@ -283,20 +287,20 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
 }
 
 /* dq of one tile of queries of one head, over all keys that it sees. */
-template <int DP, int B>
+template <class T, int DP, int B>
 static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
 {
     constexpr int R = B / SIDE;
     IZ_SHARED(float, qs);
     float *ys = qs + B * pitch<DP>, *ks = ys + B * pitch<DP>;
     float *vs = ks + B * pitch<DP>, *w = vs + B * pitch<DP>;
-    int head = (int)blockIdx.x % a.all, tile = (int)blockIdx.x / a.all;
-    int i0 = ((int)gridDim.x / a.all - 1 - tile) * B, left = a.seq - i0;
+    struct iz_place here = iz_attention_place(a, 1);
+    int head = here.head, i0 = here.after * B, left = a.seq - i0;
     int64_t ld = a.ld, at = (int64_t)head * a.seq + i0;
-    const float *q = (const float *)a.qkv + iz_head_q(a, head);
-    const float *k = (const float *)a.qkv + iz_head_k(a, head / a.group);
-    const float *dy = (const float *)a.dy + iz_head_o(a, head) + i0 * a.c;
-    float *dq = (float *)a.dqkv + iz_head_q(a, head) + i0 * ld;
+    const T *q = (const T *)a.qkv + iz_head_q(a, head);
+    const T *k = (const T *)a.qkv + iz_head_k(a, head / a.group);
+    const T *dy = (const T *)a.dy + iz_head_o(a, head) + i0 * a.c;
+    T *dq = (T *)a.dqkv + iz_head_q(a, head) + i0 * ld;
     float acc[R][DP / 16] = {}, s[R][R], ds[R][R], by[R], lse[R], delta[R];
     int end = a.full ? a.seq : i0 + 1;
 
@@ -335,20 +339,20 @@ template <int DP, int B> static int bytes_of(int tiles)
     return (tiles * B * pitch<DP> + B * pitch<B>)*(int)sizeof(float);
 }
 
-template <int DP, int B>
+template <class T, int DP, int B>
 static void run_forward(const struct iz_heads *a, void *stream)
 {
-    void (*k)(struct iz_heads) = forward<DP, B>;
+    void (*k)(struct iz_heads) = forward<T, DP, B>;
 
     IZ_LAUNCH(k, iz_attention_blocks(a, B, a->all), THREADS,
               (bytes_of<DP, B>(2)), stream, *a);
 }
 
-template <int DP, int B>
+template <class T, int DP, int B>
 static void run_backward(const struct iz_heads *a, void *stream)
 {
-    void (*keys)(struct iz_heads) = key_grads<DP, B>;
-    void (*queries)(struct iz_heads) = query_grads<DP, B>;
+    void (*keys)(struct iz_heads) = key_grads<T, DP, B>;
+    void (*queries)(struct iz_heads) = query_grads<T, DP, B>;
     int bytes = bytes_of<DP, B>(4);
 
     IZ_LAUNCH(keys, iz_attention_blocks(a, B, a->all / a->group), THREADS,
@@ -357,25 +361,53 @@ static void run_backward(const struct iz_heads *a, void *stream)
               stream, *a);
 }
 
-/* Tiles are smaller for wider heads, so that all tiles of backward fit into
- * the 99 KiB that a block may have on every GPU since compute capability 8.0.
- */
-void iz_attention_fwd_32(const struct iz_heads *a, void *stream)
+template <class T>
+static void forward_by_width(const struct iz_heads *a, void *stream)
 {
     if (a->d <= 64)
-        run_forward<64, 64>(a, stream);
+        run_forward<T, 64, 64>(a, stream);
     else if (a->d <= 128)
-        run_forward<128, 32>(a, stream);
+        run_forward<T, 128, 32>(a, stream);
     else
-        run_forward<256, 16>(a, stream);
+        run_forward<T, 256, 16>(a, stream);
 }
 
-void iz_attention_bwd_32(const struct iz_heads *a, void *stream)
+/* Tiles are smaller for wider heads, so that all tiles of backward fit into the
+ * shared memory that a block may have: 96 KiB or more, and 64 KiB at compute
+ * capability 7.5, which has smaller tiles and no room for the widest heads
+ * (attention.c refuses them). */
+template <class T>
+static void backward_by_width(const struct iz_heads *a, int capability,
+                              void *stream)
 {
-    if (a->d <= 64)
-        run_backward<64, 64>(a, stream);
+    bool low = capability == 75;
+
+    if (a->d <= 64 && low)
+        run_backward<T, 64, 32>(a, stream);
+    else if (a->d <= 64)
+        run_backward<T, 64, 64>(a, stream);
+    else if (a->d <= 128 && low)
+        run_backward<T, 128, 16>(a, stream);
     else if (a->d <= 128)
-        run_backward<128, 32>(a, stream);
+        run_backward<T, 128, 32>(a, stream);
     else
-        run_backward<256, 16>(a, stream);
+        run_backward<T, 256, 16>(a, stream);
+}
+
+void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
+                         void *stream)
+{
+    if (t == IZ_F16)
+        forward_by_width<iz_f16>(a, stream);
+    else
+        forward_by_width<float>(a, stream);
+}
+
+void iz_attention_bwd_32(const struct iz_heads *a, enum iz_dtype t,
+                         int capability, void *stream)
+{
+    if (t == IZ_F16)
+        backward_by_width<iz_f16>(a, capability, stream);
+    else
+        backward_by_width<float>(a, capability, stream);
 }

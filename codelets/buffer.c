@@ -49,6 +49,31 @@ void iz_buffer_norm2(struct iz_exec *x, double *norm2, const void *p,
     iz_work_release(x, mark);
 }
 
+void iz_buffer_squares(struct iz_exec *x, double *sum, const void *p,
+                       enum iz_dtype type, int64_t n)
+{
+    if (x->backend == IZ_CUDA)
+        iz_cuda_ops->squares(x, sum, p, type, n);
+    else
+        iz_flat_squares(sum, p, type, n);
+}
+
+void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
+                         enum iz_dtype out_type, bool accumulate,
+                         const void *const *in, int n_in, enum iz_dtype in_type,
+                         int64_t n)
+{
+    struct iz_norm2 s = {0};
+
+    if (x->backend == IZ_CUDA) {
+        iz_buffer_sum(x, out, out_type, accumulate, in, n_in, in_type, n);
+        iz_buffer_norm2(x, norm2, out, out_type, n);
+        return;
+    }
+    iz_flat_sum_norm2(&s, out, out_type, accumulate, in, n_in, in_type, n);
+    *norm2 = iz_norm2_end(&s);
+}
+
 void iz_buffer_adam(struct iz_exec *x, const struct iz_adam *a, int64_t n,
                     float *p, float *m, float *v, const void *g,
                     enum iz_dtype g_type, void *out, enum iz_dtype out_type)

@@ -22,6 +22,14 @@ void iz_buffer_sum(struct iz_exec *x, void *out, enum iz_dtype out_type,
                    enum iz_dtype in_type, int64_t n);
 void iz_buffer_norm2(struct iz_exec *x, double *norm2, const void *p,
                      enum iz_dtype type, int64_t n);
+/* iz_flat_squares, into such memory. */
+void iz_buffer_squares(struct iz_exec *x, double *sum, const void *p,
+                       enum iz_dtype type, int64_t n);
+/* The sum, and *norm2 of what it leaves in out. */
+void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
+                         enum iz_dtype out_type, bool accumulate,
+                         const void *const *in, int n_in, enum iz_dtype in_type,
+                         int64_t n);
 void iz_buffer_adam(struct iz_exec *x, const struct iz_adam *a, int64_t n,
                     float *p, float *m, float *v, const void *g,
                     enum iz_dtype g_type, void *out, enum iz_dtype out_type);

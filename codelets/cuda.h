@@ -17,6 +17,10 @@
 
 IZ_C_BEGIN
 
+/* What cuDNN may have beside the tensors, with room to align.  The plans of all
+ * shapes that were asked for take 256 bytes or none. */
+#define IZ_CUDNN_SCRATCH (INT64_C(1) << 16)
+
 struct iz_cuda_ops {
     void (*matmul_fwd)(struct iz_exec *x, struct iz_view y, struct iz_view r,
                        struct iz_view a, const struct iz_linear *l,
@@ -58,6 +62,13 @@ struct iz_cuda_ops {
     void (*attention_bwd)(struct iz_exec *x, struct iz_view dqkv,
                           struct iz_view dy, const struct iz_attention *a,
                           struct iz_view scratch);
+    /* The forward through cuDNN; whether it can, else false with the reason in
+     * x->ask; why cuDNN is not here, or NULL.  The first two make a plan where
+     * there is none, which takes a second: steps begin with all of them. */
+    void (*attention_cudnn)(struct iz_exec *x, const struct iz_attention *a,
+                            struct iz_view scratch);
+    bool (*attention_ask)(struct iz_exec *x, const struct iz_attention *a);
+    const char *(*cudnn_missing)(void);
     /* Tokens, rows and targets lie in pinned host memory; the op has checked
      * those that it may. */
     void (*embedding_fwd)(struct iz_exec *x, struct iz_view y,
@@ -81,10 +92,12 @@ struct iz_cuda_ops {
     void (*classifier_bwd)(struct iz_exec *x, const struct iz_classifier *c,
                            int64_t count, struct iz_view scratch);
 
-    /* Flat buffers; *norm2 is in pinned memory. */
+    /* Flat buffers; *norm2 and the sums of squares are in pinned memory. */
     void (*sum)(struct iz_exec *x, void *out, enum iz_dtype out_type,
                 bool accumulate, const void *const *in, int n_in,
                 enum iz_dtype in_type, int64_t n);
+    void (*squares)(struct iz_exec *x, double *sum, const void *p,
+                    enum iz_dtype type, int64_t n);
     void (*norm2)(struct iz_exec *x, double *norm2, const void *p,
                   enum iz_dtype type, int64_t n, struct iz_view scratch);
     void (*adam)(struct iz_exec *x, const struct iz_adam *a, int64_t n,
@@ -100,6 +113,9 @@ struct iz_cuda_ops {
      * reason printed. */
     int (*open)(struct iz_cuda **out, void *stream);
     void (*close)(struct iz_cuda **c);
+
+    /* The least compute capability that there are kernels for, 75 for 7.5. */
+    int capability;
 
     /* Type of activations for parameters of type `param`. */
     enum iz_dtype (*act)(enum iz_dtype param);

@@ -90,6 +90,8 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
 void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,
                       bool accumulate, const void *const *in, int n_in,
                       enum iz_dtype in_type, int64_t n);
+void iz_flat_squares_cuda(struct iz_exec *x, double *sum, const void *p,
+                          enum iz_dtype type, int64_t n);
 void iz_flat_norm2_cuda(struct iz_exec *x, double *norm2, const void *p,
                         enum iz_dtype type, int64_t n, struct iz_view scratch);
 
@@ -105,6 +107,11 @@ void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,
 void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
                            struct iz_view dy, const struct iz_attention *a,
                            struct iz_view scratch);
+
+/* attention_cudnn.c */
+void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
+                            struct iz_view scratch);
+bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a);
 
 IZ_C_END
 

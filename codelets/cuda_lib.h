@@ -12,10 +12,12 @@
 IZ_C_BEGIN
 
 struct iz_cublas; /* handle of cuBLASLt and the algorithms found so far */
+struct iz_cudnn;  /* attention_cudnn.h */
 
 /* One per compute worker; no two threads use the same at a time. */
 struct iz_cuda {
     struct iz_cublas *blas;
+    struct iz_cudnn *dnn; /* NULL until something asks for it */
 };
 
 /* -errno with the reason printed; close accepts NULL. */
@@ -46,8 +48,9 @@ struct iz_product {
 };
 
 /* Enqueues the product; scratch is the workspace, IZ_PRODUCT_SCRATCH bytes at
- * least.  False when the library cannot do a product with this `use`, which
- * happens for the two sums alone; then nothing is enqueued. */
+ * least.  False when the library finds no way for a product with this `use`,
+ * whatever the reason; then nothing is enqueued.  One with IZ_BIAS_NONE that it
+ * cannot do ends the job. */
 bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
                      struct iz_view scratch);
 
@@ -58,6 +61,11 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
  * type of dy or fp32.  scratch as for a product. */
 void iz_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
                         struct iz_view dy, struct iz_view scratch);
+
+/* Every row of y [M,N] = that of r [M,N] + b [1,N], r IZ_NONE for zeros; all of
+ * one type.  y may be r. */
+void iz_bias_rows_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                       struct iz_view b);
 
 IZ_C_END
 

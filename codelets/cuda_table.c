@@ -4,14 +4,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "codelets/attention_cudnn.h"
 #include "codelets/cuda.h"
 #include "codelets/cuda_launch.h"
 #include "codelets/cuda_lib.h"
 
 static void libraries_close(struct iz_cuda **c)
 {
-    if (*c)
+    if (*c) {
+        iz_cudnn_close(&(*c)->dnn);
         iz_cublas_close(&(*c)->blas);
+    }
     free(*c);
     *c = NULL;
 }
@@ -59,6 +62,9 @@ static const struct iz_cuda_ops table = {
     .swiglu_bwd = iz_swiglu_bwd_cuda,
     .attention_fwd = iz_attention_fwd_cuda,
     .attention_bwd = iz_attention_bwd_cuda,
+    .attention_cudnn = iz_attention_fwd_cudnn,
+    .attention_ask = iz_attention_ask_cudnn,
+    .cudnn_missing = iz_cudnn_missing,
     .embedding_fwd = iz_embedding_fwd_cuda,
     .embedding_bwd = iz_embedding_bwd_cuda,
     .table_fwd = iz_table_fwd_cuda,
@@ -68,11 +74,13 @@ static const struct iz_cuda_ops table = {
     .classifier_fwd = iz_classifier_fwd_cuda,
     .classifier_bwd = iz_classifier_bwd_cuda,
     .sum = iz_flat_sum_cuda,
+    .squares = iz_flat_squares_cuda,
     .norm2 = iz_flat_norm2_cuda,
     .adam = iz_adam_chunk_cuda,
     .gemm_rate = iz_gemm_rate_cuda,
     .open = libraries_open,
     .close = libraries_close,
+    .capability = IZ_CUDA_CAPABILITY,
     .act = act_of,
 };
 

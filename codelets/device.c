@@ -37,6 +37,21 @@ const char *iz_device_why_none(void)
     return n ? "" : "no GPU is visible";
 }
 
+static void write_pci(const struct cudaDeviceProp *p, char pci[16])
+{
+    snprintf(pci, 16, "%04x:%02x:%02x.0", (unsigned)p->pciDomainID & 0xffff,
+             (unsigned)p->pciBusID & 0xff, (unsigned)p->pciDeviceID & 0xff);
+}
+
+bool iz_device_pci(int index, char pci[16])
+{
+    struct cudaDeviceProp p;
+    if (cudaGetDeviceProperties(&p, index) != cudaSuccess)
+        return false;
+    write_pci(&p, pci);
+    return true;
+}
+
 int iz_device_use(int index, struct iz_device_info *info)
 {
     struct cudaDeviceProp p;
@@ -55,9 +70,7 @@ int iz_device_use(int index, struct iz_device_info *info)
     memset(info, 0, sizeof(*info));
     snprintf(info->name, sizeof(info->name), "%.*s",
              (int)sizeof(info->name) - 1, p.name);
-    snprintf(info->pci, sizeof(info->pci), "%04x:%02x:%02x.0",
-             (unsigned)p.pciDomainID & 0xffff, (unsigned)p.pciBusID & 0xff,
-             (unsigned)p.pciDeviceID & 0xff);
+    write_pci(&p, info->pci);
     info->capability = p.major * 10 + p.minor;
     info->total_bytes = (int64_t)total;
     info->free_bytes = (int64_t)free_bytes;
@@ -103,7 +116,10 @@ void iz_device_unpin(void *p)
 void *iz_device_stream_open(void)
 {
     cudaStream_t s = NULL;
-    cudaError_t e = cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    int least, first;
+    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &first);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, first);
     if (e == cudaSuccess)
         return s;
     fprintf(stderr, "izar: cudaStreamCreate: %s\n", text(e));
@@ -141,7 +157,7 @@ bool iz_device_done(void *stream)
 }
 
 /* A copy takes milliseconds: naps of a few microseconds cost it nothing and
- * leave the core to others. */
+ * leave the core to others (lanes have no timer slack: see open_lane). */
 void iz_device_wait(void *stream)
 {
     for (int turn = 0; !iz_device_done(stream); turn++) {

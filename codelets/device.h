@@ -24,6 +24,9 @@ const char *iz_device_why_none(void);
  * errno with the reason printed. */
 int iz_device_use(int index, struct iz_device_info *info);
 
+/* Only where it is, as above; false: CUDA does not say. */
+bool iz_device_pci(int index, char pci[16]);
+
 /* Device memory, set to zero; NULL with the reason printed. */
 void *iz_device_take(int64_t bytes);
 void iz_device_give(void *p);

@@ -39,6 +39,27 @@ static void add(float *y, const float *a, const float *b, int64_t n)
         y[i] = a[i] + b[i];
 }
 
+/* bf16 numbers are widened on the way: no pass over an expansion of them. */
+static void add_bf16(float *restrict y, const uint16_t *restrict x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = y[i] + iz_bf16_load(x[i]);
+}
+
+static void set_pair(float *restrict y, const uint16_t *restrict a,
+                     const uint16_t *restrict b, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_bf16_load(a[i]) + iz_bf16_load(b[i]);
+}
+
+static void add_pair(float *restrict y, const uint16_t *restrict a,
+                     const uint16_t *restrict b, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = y[i] + (iz_bf16_load(a[i]) + iz_bf16_load(b[i]));
+}
+
 /* Elements fetched ahead of a sum: at the end of a block the processor would
  * forget what it had found out about the stream. */
 enum { AHEAD = 1024 };
@@ -72,97 +93,68 @@ static uint64_t hash(uint64_t first, const float *x, int64_t n)
 
 /* ---- normal numbers ----
  *
- * Box-Muller on two hashed uniforms per pair of elements.  Logarithm, sine and
- * cosine are our own series in double, because libm's bits differ between
- * machines. */
+ * Box-Muller in fp32 (Box and Muller, A note on the generation of random normal
+ * deviates, 1958).  Logarithm, sine and cosine are our own minimax polynomials,
+ * because libm's bits differ between machines.  Their terms are added by twos:
+ * a chain of them would leave the processor waiting. */
 
-static inline double bits_double(uint64_t u)
+/* -2 log(k / 2^31) of 0 < k <= 2^31, never negative: k / 2^31 is m / 2^e with m
+ * in [0.70, 1.42), and log(m) / (m - 1) is the polynomial.  Relative error
+ * below 5e-7. */
+static inline float minus_2_log(float k)
 {
-    double x;
+    const uint32_t least = 0x3f3504f3u; /* sqrt(0.5) */
+    uint32_t i = iz_float_bits(k) - least + (1u << 23);
+    float e = (float)(int32_t)(32u - (i >> 23));
+    float f = iz_bits_float((i & 0x7fffffu) + least) - 1.0f, g = f * f;
+    float high =
+        (f * 0.20213768f - 0.32445152f) * g + (f * 0.34501663f - 0.39800332f);
+    float low =
+        (f * 0.49939818f - 0.66670118f) * g + (f * 1.0000073f - 1.99999989f);
 
-    memcpy(&x, &u, sizeof x);
-    return x;
+    return e * 1.38629436f + f * (high * (g * g) + low);
 }
 
-static inline uint64_t double_bits(double x)
+/* sin(pi / 2 x) and cos(pi / 2 x) for |x| <= 1 and q = x^2. */
+static inline float sin_quarters(float x, float q)
 {
-    uint64_t u;
+    float high = (q * 1.51485131e-4f - 4.67376661e-3f) * (q * q);
 
-    memcpy(&u, &x, sizeof u);
-    return u;
+    return x * 1.57079633f +
+           x * q * (high + (q * 7.96896789e-2f - 0.645963711f));
 }
 
-/* The upper 52 bits as a multiple of 2^-52 in [0, 1). */
-static inline double uniform(uint64_t h)
+static inline float cos_quarters(float q)
 {
-    return bits_double((h >> 12) | 0x3ff0000000000000u) - 1.0;
+    float high = (q * 8.59690047e-4f - 2.08139666e-2f) * (q * q);
+
+    return 1.0f + q * (high + (q * 0.253653209f - 1.23369888f));
 }
 
-/* log(x) of a normal x > 0: x = 2^e m with m in [0.70, 1.41), then
- * log(m) = 2 atanh(s), s = (m - 1) / (m + 1), |s| < 0.18. */
-static inline double log_series(double x)
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "normal() takes a hash as its lower and its upper half");
+
+/* Each hash is two words of 32 bits.  Pair i is elements i and PAIRS + i: word
+ * i has the radius in its upper 31 bits and which half of the circle in the
+ * last one; word PAIRS + i the angle in it, from -1 to 1 quarters of a turn. */
+static void normal(float *restrict out, uint64_t key, uint64_t block, float std)
 {
-    uint64_t u = double_bits(x) - 0x3fe6a09e00000000u;
-    /* e + 2048 in the low bits of 2^52, to convert it without an int64
-     * instruction */
-    double e =
-        bits_double(((u + 0x8000000000000000u) >> 52) | 0x4330000000000000u) -
-        (0x1p52 + 2048.0);
-    double m = bits_double((u & 0x000fffffffffffffu) + 0x3fe6a09e00000000u);
-    double s = (m - 1.0) / (m + 1.0), q = s * s;
-    double sum = 1.0 / 13.0;
+    enum { PAIRS = IZ_NORMAL_BLOCK / 2 };
+    union {
+        uint64_t hash[PAIRS];
+        uint32_t word[2 * PAIRS];
+    } h;
 
-    sum = sum * q + 1.0 / 11.0;
-    sum = sum * q + 1.0 / 9.0;
-    sum = sum * q + 1.0 / 7.0;
-    sum = sum * q + 1.0 / 5.0;
-    sum = sum * q + 1.0 / 3.0;
-    sum = sum * q + 1.0;
-    return e * 0.69314718055994530942 + 2.0 * s * sum;
-}
+    for (int i = 0; i < PAIRS; i++)
+        h.hash[i] = iz_mix(key + (block * PAIRS + (uint64_t)i) * IZ_GOLDEN);
+    for (int i = 0; i < PAIRS; i++) {
+        uint32_t w = h.word[i];
+        float r = sqrtf(minus_2_log((float)(int32_t)(w >> 1) + 0.5f)) * std;
+        float x = (float)(int32_t)h.word[PAIRS + i] * 0x1p-31f, q = x * x;
 
-/* sin(x) and cos(x) for |x| <= pi / 4. */
-static inline double sin_series(double x)
-{
-    double q = x * x, sum = 1.0 / 6227020800.0;
-
-    sum = sum * q - 1.0 / 39916800.0;
-    sum = sum * q + 1.0 / 362880.0;
-    sum = sum * q - 1.0 / 5040.0;
-    sum = sum * q + 1.0 / 120.0;
-    sum = sum * q - 1.0 / 6.0;
-    return x + x * q * sum;
-}
-
-static inline double cos_series(double x)
-{
-    double q = x * x, sum = 1.0 / 479001600.0;
-
-    sum = sum * q - 1.0 / 3628800.0;
-    sum = sum * q + 1.0 / 40320.0;
-    sum = sum * q - 1.0 / 720.0;
-    sum = sum * q + 1.0 / 24.0;
-    sum = sum * q - 0.5;
-    return 1.0 + q * sum;
-}
-
-/* Elements 2k and 2k+1 for k = first, ..., first + IZ_NORMAL_PAIRS - 1.  The
- * angle is an eighth of a turn to either side of a quadrant that two bits of h
- * choose. */
-static void normal(float *restrict out, uint64_t key, uint64_t first,
-                   double std)
-{
-    for (int i = 0; i < IZ_NORMAL_PAIRS; i++) {
-        uint64_t n = 2 * (first + (uint64_t)i);
-        uint64_t h = iz_mix(key + (n + 1) * IZ_GOLDEN);
-        double u = 1.0 - uniform(iz_mix(key + n * IZ_GOLDEN));
-        double r = std * sqrt(-2.0 * log_series(u));
-        double x = (uniform(h << 2) - 0.5) * 1.57079632679489661923;
-        double s = sin_series(x), c = cos_series(x);
-        double a = h >> 63 ? s : c, b = h >> 63 ? c : s;
-
-        out[2 * i] = (float)(r * ((h >> 62) & 1 ? -a : a));
-        out[2 * i + 1] = (float)(r * ((h >> 63) ^ ((h >> 62) & 1) ? -b : b));
+        r = iz_bits_float(iz_float_bits(r) ^ (w << 31));
+        out[i] = r * cos_quarters(q);
+        out[PAIRS + i] = r * sin_quarters(x, q);
     }
 }
 
@@ -378,6 +370,9 @@ const struct iz_simd IZ_SIMD_TABLE = {.load_bf16 = load_bf16,
                                       .round_bf16 = round_bf16,
                                       .round_f16 = round_f16,
                                       .add = add,
+                                      .add_bf16 = add_bf16,
+                                      .set_pair = set_pair,
+                                      .add_pair = add_pair,
                                       .squares = squares,
                                       .hash = hash,
                                       .normal = normal,

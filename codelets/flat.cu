@@ -8,9 +8,13 @@
 
 enum {
     BLOCK = 1024, /* of the norm, see flat.h */
-    THREADS = 256,
-    PER_THREAD = 8 /* elements of a sum: 16 bytes of a 16-bit type */
+    THREADS = 256
 };
+
+/* Elements of a sum per thread: 16 bytes of the wider type, so that a warp's
+ * accesses have no gaps. */
+template <class O, class T>
+constexpr int per_thread = 16 / (sizeof(O) > sizeof(T) ? sizeof(O) : sizeof(T));
 
 /* Goes to the kernel by value (CUDA 12.1 takes up to 32 KiB): the caller's
  * array is not valid for long. */
@@ -45,13 +49,14 @@ static __global__ void __launch_bounds__(THREADS)
     sum_inputs(O *out, bool accumulate, struct inputs in, int n_in, int64_t n,
                bool aligned)
 {
+    constexpr int per = per_thread<O, T>;
     int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int64_t i = thread * PER_THREAD;
+    int64_t i = thread * per;
 
-    if (aligned && i + PER_THREAD <= n)
-        add_inputs<O, T, PER_THREAD>(out, accumulate, in, n_in, i);
+    if (aligned && i + per <= n)
+        add_inputs<O, T, per>(out, accumulate, in, n_in, i);
     else
-        for (; i < n && i < (thread + 1) * PER_THREAD; i++)
+        for (; i < n && i < (thread + 1) * per; i++)
             add_inputs<O, T, 1>(out, accumulate, in, n_in, i);
 }
 
@@ -60,7 +65,8 @@ static void launch_sum(struct iz_exec *x, void *out, bool accumulate,
                        const struct inputs &in, int n_in, int64_t n)
 {
     uintptr_t bits = (uintptr_t)out;
-    int64_t blocks = (n + THREADS * PER_THREAD - 1) / (THREADS * PER_THREAD);
+    constexpr int width = THREADS * per_thread<O, T>;
+    int64_t blocks = (n + width - 1) / width;
 
     for (int s = 0; s < n_in; s++)
         bits |= (uintptr_t)in.p[s];
@@ -162,6 +168,13 @@ static int64_t launch_first(struct iz_exec *x, double *sum, const void *p,
     if (type == IZ_F16)
         return launch_level(x, sum, (const iz_f16 *)p, n);
     return launch_level(x, sum, (const float *)p, n);
+}
+
+void iz_flat_squares_cuda(struct iz_exec *x, double *sum, const void *p,
+                          enum iz_dtype type, int64_t n)
+{
+    if (n > 0)
+        launch_first(x, sum, p, type, n);
 }
 
 void iz_flat_norm2_cuda(struct iz_exec *x, double *norm2, const void *p,

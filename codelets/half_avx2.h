@@ -19,7 +19,7 @@ static inline void load_f16(float *restrict y, const uint16_t *restrict x,
 static inline void round_f16(uint16_t *restrict y, const float *restrict x,
                              int64_t n)
 {
-    const int even = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    enum { even = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
     int64_t i = 0;
 
     for (; i + 8 <= n; i += 8)

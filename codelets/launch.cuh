@@ -105,8 +105,8 @@ static __device__ __forceinline__ void iz_store_pair(iz_f16 *p, float a,
     *(__half2 *)p = __floats2half2_rn(a, b);
 }
 
-/* N elements from p as fp32.  Where N elements are whole pieces of 16 bytes
- * they are read so, and p must be aligned to 16 bytes; else one by one. */
+/* N elements from p as fp32.  Where N elements are whole pieces of 16 bytes, or
+ * 8 bytes, they are read so, and p must be aligned to that; else one by one. */
 template <int N, class T>
 static __device__ __forceinline__ void iz_load_row(float (&to)[N], const T *p)
 {
@@ -120,6 +120,11 @@ static __device__ __forceinline__ void iz_load_row(float (&to)[N], const T *p)
             for (int j = 0; j < per; j++)
                 to[i + j] = iz_load((const T *)&piece + j);
         }
+    } else if constexpr (N * sizeof(T) == 8) {
+        uint2 piece = *(const uint2 *)p;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            to[j] = iz_load((const T *)&piece + j);
     } else {
 #pragma unroll
         for (int i = 0; i < N; i++)
@@ -143,6 +148,12 @@ static __device__ __forceinline__ void iz_store_row(T *p,
                 iz_store_pair((T *)&piece + j, from[i + j], from[i + j + 1]);
             *(uint4 *)(p + i) = piece;
         }
+    } else if constexpr (N * sizeof(T) == 8) {
+        uint2 piece;
+#pragma unroll
+        for (int j = 0; j < N; j += 2)
+            iz_store_pair((T *)&piece + j, from[j], from[j + 1]);
+        *(uint2 *)p = piece;
     } else {
 #pragma unroll
         for (int i = 0; i < N; i++)

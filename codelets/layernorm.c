@@ -8,10 +8,9 @@
 
 #include "codelets/build.h"
 #include "codelets/cuda.h"
+#include "codelets/norm.h"
 
 #define EPSILON 1e-5f
-
-enum { PARTS = 264 }; /* blocks of a GPU that add up dw and db: two per SM */
 
 static inline float row_sum(const float *a, int64_t n)
 {
@@ -188,7 +187,8 @@ static void run_bwd_cuda(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                          struct iz_view dy, struct iz_view a,
                          const struct iz_norm *n)
 {
-    int64_t mark = iz_work_mark(x), parts = a.rows < PARTS ? a.rows : PARTS;
+    int64_t mark = iz_work_mark(x);
+    int64_t parts = iz_norm_parts(a.rows, a.cols, a.dtype);
     struct iz_view scratch = iz_work(x, IZ_F32, 2 * parts, a.cols);
 
     if (iz_runs(x, IZ_CUDA))

@@ -10,7 +10,7 @@
 
 enum {
     THREADS = 256,
-    AHEAD = 4, /* pieces of a row that a thread loads at once */
+    AHEAD = 4, /* pieces of a row of any length that a thread loads at once */
     GROUPS = 32
 };
 
@@ -38,12 +38,11 @@ template <bool WIDE> static __device__ int64_t team_row(void)
 
 /* Loads without branches, so that they go out together: beyond the end, the
  * last piece again. */
-template <int STEP, int N, class T>
-static __device__ void load_ahead(float (&v)[AHEAD][N], const T *row, int at,
-                                  int c)
+template <int STEP, int A, int N, class T>
+static __device__ void load_ahead(float (&v)[A][N], const T *row, int at, int c)
 {
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++)
+    for (int k = 0; k < A; k++)
         iz_load_row(v[k], row + min(at + k * STEP, c - N));
 }
 
@@ -141,19 +140,21 @@ struct row {
     float mean, rstd, g, ghat;
 };
 
-template <bool WIDE, int N, class T>
+/* A pieces at once. */
+template <bool WIDE, int A, int N, class T>
 static __device__ struct row row_means(const struct backward<T> &p, int64_t row,
                                        int lane)
 {
     constexpr int step = team_size<WIDE>() * N;
     float m = p.mean[row], s = p.rstd[row], g = 0, ghat = 0;
-    float dy[AHEAD][N], a[AHEAD][N], w[AHEAD][N];
+    float dy[A][N], a[A][N], w[A][N];
 
-    for (int at = lane * N; at < p.c; at += AHEAD * step) {
+#pragma unroll 1
+    for (int at = lane * N; at < p.c; at += A * step) {
         load_ahead<step>(dy, p.dy + row * p.c, at, p.c);
         load_ahead<step>(a, p.a + row * p.c, at, p.c);
         load_ahead<step>(w, p.w, at, p.c);
-        for (int k = 0; k < AHEAD; k++)
+        for (int k = 0; k < A; k++)
             for (int j = 0; j < N; j++) {
                 float v = dy[k][j] * w[k][j];
 
@@ -165,19 +166,18 @@ static __device__ struct row row_means(const struct backward<T> &p, int64_t row,
     return {m, s, team_sum<WIDE>(g) / p.c, team_sum<WIDE>(ghat) / p.c};
 }
 
-/* One piece of dx; adds what it means for dw and db to gw and gb. */
+/* One piece of dx; r comes as the residual or zeros.  Adds what the piece means
+ * for dw and db to gw and gb. */
 template <int N, class T>
 static __device__ void write_dx(const struct backward<T> &p, int64_t row,
-                                const struct row &v, int at, float (&gw)[N],
-                                float (&gb)[N])
+                                const struct row &v, int at, float (&r)[N],
+                                float (&gw)[N], float (&gb)[N])
 {
-    float dy[N], a[N], w[N], r[N] = {};
+    float dy[N], a[N], w[N];
 
     iz_load_row(dy, p.dy + row * p.c + at);
     iz_load_row(a, p.a + row * p.c + at);
     iz_load_row(w, p.w + at);
-    if (p.r)
-        iz_load_row(r, p.r + row * p.c + at);
     for (int j = 0; j < N; j++) {
         float hat = (a[j] - v.mean) * v.rstd;
 
@@ -199,10 +199,15 @@ static __global__ void __launch_bounds__(THREADS)
 
     if (row >= p.rows)
         return;
-    struct row v = row_means<WIDE, N>(p, row, lane);
+    struct row v = row_means<WIDE, AHEAD, N>(p, row, lane);
 
-    for (int at = lane * N; at < p.c; at += team_size<WIDE>() * N)
-        write_dx(p, row, v, at, gw, gb);
+    for (int at = lane * N; at < p.c; at += team_size<WIDE>() * N) {
+        float r[N] = {};
+
+        if (p.r)
+            iz_load_row(r, p.r + row * p.c + at);
+        write_dx(p, row, v, at, r, gw, gb);
+    }
 }
 
 /* The K pieces of the only team, a block. */
@@ -252,10 +257,11 @@ static __device__ void write_partial(float *partial, int c,
 }
 
 /* dx, and the sums of part blockIdx.x for dw and db, which threads keep in
- * registers: a row has at most K pieces per thread.  Row i belongs to part i
- * mod parts.  Moves with 16-bit types 8 bytes per element, 6 without r. */
+ * registers: a row has at most K pieces per thread, which are loaded at once,
+ * and the residual with them.  Row i belongs to part i mod parts.  Moves with
+ * 16-bit types 8 bytes per element, 6 without r. */
 template <class T, int N, bool WIDE, int K>
-static __global__ void __launch_bounds__(THREADS, 2)
+static __global__ void __launch_bounds__(THREADS, K > 1 || !WIDE ? 2 : 4)
     backward_fused(struct backward<T> p)
 {
     constexpr int team = team_size<WIDE>(), teams = THREADS / team;
@@ -264,12 +270,16 @@ static __global__ void __launch_bounds__(THREADS, 2)
     float gw[K][N] = {}, gb[K][N] = {};
 
     for (; row < p.rows; row += (int64_t)p.parts * teams) {
-        struct row v = row_means<WIDE, N>(p, row, lane);
+        float r[K][N] = {};
+
+        if (p.r)
+            load_ahead<team * N>(r, p.r + row * p.c, lane * N, p.c);
+        struct row v = row_means<WIDE, K, N>(p, row, lane);
 
 #pragma unroll
         for (int k = 0; k < K; k++)
             if ((k * team + lane) * N < p.c)
-                write_dx(p, row, v, (k * team + lane) * N, gw[k], gb[k]);
+                write_dx(p, row, v, (k * team + lane) * N, r[k], gw[k], gb[k]);
     }
     p.partial += (int64_t)blockIdx.x * 2 * p.c;
     write_partial<WIDE>(p.partial, p.c, gw);
@@ -410,6 +420,8 @@ static void launch_fused(struct iz_exec *x, const struct backward<T> &p)
         k = backward_fused<T, N, WIDE, 1>;
     else if (pieces == 2)
         k = backward_fused<T, N, WIDE, 2>;
+    else if (pieces == 3)
+        k = backward_fused<T, N, WIDE, 3>;
     IZ_LAUNCH(k, p.parts, THREADS, 0, x->stream, p);
 }
 

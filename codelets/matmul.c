@@ -3,6 +3,7 @@
  * CPU.  There, 16-bit weights are widened and 16-bit gradients rounded a panel
  * of rows of w at a time, so that the scratch stays bounded whatever the size
  * of the model.  On a GPU the library needs a workspace of a fixed size. */
+#include "codelets/int64.h"
 #include "codelets/ops.h"
 
 #include <assert.h>
@@ -12,6 +13,7 @@
 #include "codelets/cuda.h"
 #include "codelets/cuda_lib.h"
 #include "codelets/gemm.h"
+#include "codelets/matmul_16.h"
 
 #define PANEL_BYTES (4 << 20)
 
@@ -42,11 +44,6 @@ static const float *panel_load(struct iz_view panel, struct iz_view w,
         return src.p;
     iz_cast(panel.p, IZ_F32, src.p, src.dtype, n * w.cols);
     return panel.p;
-}
-
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
 }
 
 /* y = r + b in every row: what the product is then added to. */
@@ -132,6 +129,8 @@ static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
 
         if (!x->dry)
             iz_cuda_ops->matmul_fwd(x, y, r, a, l, scratch);
+    } else if (iz_matmul16(x, l)) {
+        iz_matmul16_fwd(x, y, r, a, l);
     } else {
         fwd_on_cpu(x, y, r, a, l);
     }
@@ -170,17 +169,24 @@ static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                        const struct iz_linear *l)
 {
     int64_t mark = iz_work_mark(x);
-    struct iz_view scratch =
-        x->backend == IZ_CUDA ? cuda_scratch(x) : panel_take(x, l->w);
 
     assert(da.rows == dy.rows);
     iz_count(
         x, 2. * (double)dy.rows * (double)iz_view_len(l->w),
         (double)(iz_view_bytes(da) + iz_view_bytes(dy) + iz_view_bytes(l->w)));
-    if (iz_runs(x, IZ_CPU))
-        da_cpu(da, dy, scratch, l, panel_rows(x, l->w));
-    if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->matmul_da(x, da, dy, l, scratch);
+    if (x->backend == IZ_CUDA) {
+        struct iz_view scratch = cuda_scratch(x);
+
+        if (!x->dry)
+            iz_cuda_ops->matmul_da(x, da, dy, l, scratch);
+    } else if (iz_matmul16(x, l)) {
+        iz_matmul16_da(x, da, dy, l);
+    } else {
+        struct iz_view panel = panel_take(x, l->w);
+
+        if (!x->dry)
+            da_cpu(da, dy, panel, l, panel_rows(x, l->w));
+    }
     iz_work_release(x, mark);
 }
 
@@ -248,7 +254,9 @@ static void dw_on_cpu(struct iz_exec *x, struct iz_view dy, struct iz_view a,
 {
     if (iz_wanted(x, l->db))
         db_on_cpu(x, dy, l);
-    if (iz_wanted(x, l->dw)) {
+    if (iz_wanted(x, l->dw) && iz_matmul16(x, l)) {
+        iz_matmul16_dw(x, dy, a, l);
+    } else if (iz_wanted(x, l->dw)) {
         struct iz_view panel = panel_take(x, l->dw);
 
         if (!x->dry)

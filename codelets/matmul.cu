@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gradient of a bias where cuBLASLt does not compute it beside that of the
- * weights: sums of columns, in an order that depends on the shape alone. */
+/* What cuBLASLt may not do beside a product.  The gradient of a bias: sums of
+ * columns, in an order that depends on the shape alone.  And the bias itself:
+ * rows that a product is added to. */
 #include <assert.h>
 
 #include "codelets/cuda_lib.h"
@@ -109,4 +110,51 @@ void iz_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
         sum_columns<iz_bf16>(x, sum, dy, scratch);
     else
         sum_columns<iz_f16>(x, sum, dy, scratch);
+}
+
+/* y[i] = r[i] + b[i mod cols] for n elements, N at a time; r NULL for zeros.
+ * Moves sizeof(T) or twice that per element. */
+template <int N, class T>
+static __global__ void __launch_bounds__(32 * WARPS)
+    add_rows(T *y, const T *r, const T *b, int64_t n, int64_t cols)
+{
+    int64_t i = ((int64_t)blockIdx.x * 32 * WARPS + threadIdx.x) * N;
+    float to[N], from[N];
+
+    if (i >= n)
+        return;
+    iz_load_row<N>(to, b + i % cols);
+    if (r) {
+        iz_load_row<N>(from, r + i);
+        for (int j = 0; j < N; j++)
+            to[j] += from[j];
+    }
+    iz_store_row<N>(y + i, to);
+}
+
+template <class T>
+static void bias_rows(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                      struct iz_view b)
+{
+    constexpr int wide = 16 / sizeof(T);
+    uintptr_t at = (uintptr_t)y.p | (uintptr_t)r.p | (uintptr_t)b.p;
+    bool whole = y.cols % wide == 0 && at % 16 == 0;
+    int64_t n = iz_view_len(y), per = 32 * WARPS * (whole ? wide : 1);
+    void (*k)(T *, const T *, const T *, int64_t, int64_t) =
+        whole ? add_rows<wide, T> : add_rows<1, T>;
+
+    IZ_LAUNCH(k, (unsigned)((n + per - 1) / per), 32 * WARPS, 0, x->stream,
+              (T *)y.p, (const T *)r.p, (const T *)b.p, n, y.cols);
+}
+
+void iz_bias_rows_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                       struct iz_view b)
+{
+    assert(b.dtype == y.dtype && b.cols == y.cols);
+    if (y.dtype == IZ_F32)
+        bias_rows<float>(x, y, r, b);
+    else if (y.dtype == IZ_BF16)
+        bias_rows<iz_bf16>(x, y, r, b);
+    else
+        bias_rows<iz_f16>(x, y, r, b);
 }

@@ -12,15 +12,18 @@ void iz_flat_normal(float *out, int64_t n, uint64_t seed, uint64_t stream,
                     int64_t first, float std)
 {
     uint64_t key = iz_mix(iz_mix(seed + IZ_GOLDEN) + stream);
-    float buf[2 * IZ_NORMAL_PAIRS];
+    float buf[IZ_NORMAL_BLOCK];
 
     while (n > 0) {
-        int64_t skip = first & 1, k = 2 * IZ_NORMAL_PAIRS - skip;
+        uint64_t block = (uint64_t)first / IZ_NORMAL_BLOCK;
+        int64_t skip = first % IZ_NORMAL_BLOCK, k = IZ_NORMAL_BLOCK - skip;
+        bool whole = k == IZ_NORMAL_BLOCK && k <= n;
 
         if (k > n)
             k = n;
-        iz_simd()->normal(buf, key, (uint64_t)first / 2, std);
-        memcpy(out, buf + skip, (size_t)k * sizeof *out);
+        iz_simd()->normal(whole ? out : buf, key, block, std);
+        if (!whole)
+            memcpy(out, buf + skip, (size_t)k * sizeof *out);
         out += k;
         first += k;
         n -= k;

@@ -9,8 +9,7 @@
 
 #include "codelets/build.h"
 #include "codelets/cuda.h"
-
-enum { PARTS = 264 }; /* blocks of a GPU that add up dw: two per SM */
+#include "codelets/norm.h"
 
 /* Pieces of c columns in rows of ld: `heads` per row, from column `first` on.
  */
@@ -193,9 +192,9 @@ static void run_bwd_cpu(struct iz_exec *x, struct backward b,
 static struct iz_view cuda_scratch(struct iz_exec *x,
                                    const struct iz_rmsnorm *n)
 {
-    int64_t all = iz_view_len(n->rstd);
+    int64_t parts = iz_norm_parts(iz_view_len(n->rstd), n->w.cols, n->w.dtype);
 
-    return iz_work(x, IZ_F32, all < PARTS ? all : PARTS, n->w.cols);
+    return iz_work(x, IZ_F32, parts, n->w.cols);
 }
 
 void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,

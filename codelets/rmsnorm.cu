@@ -9,7 +9,7 @@
 
 enum {
     THREADS = 256,
-    AHEAD = 4, /* parts of a piece that a thread loads at once */
+    AHEAD = 4, /* parts of a piece of any length that a thread loads at once */
     GROUPS = 32
 };
 
@@ -41,12 +41,11 @@ template <int TEAM> static __device__ float team_sum(float v)
 
 /* Loads without branches, so that they go out together: beyond the end, the
  * last part again. */
-template <int STEP, int N, class T>
-static __device__ void load_ahead(float (&v)[AHEAD][N], const T *p, int at,
-                                  int c)
+template <int STEP, int A, int N, class T>
+static __device__ void load_ahead(float (&v)[A][N], const T *p, int at, int c)
 {
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++)
+    for (int k = 0; k < A; k++)
         iz_load_row(v[k], p + min(at + k * STEP, c - N));
 }
 
@@ -125,20 +124,21 @@ template <class T> struct backward {
     int all, heads, c, parts;
 };
 
-/* Mean over piece i of g xhat, g = dy w. */
-template <int TEAM, int N, class T>
+/* Mean over piece i of g xhat, g = dy w, A parts at once. */
+template <int TEAM, int A, int N, class T>
 static __device__ float mean_product(const struct backward<T> &p, int i, int c,
                                      float rstd, int lane)
 {
     const T *dy = piece(p.dy, i, p.heads, p.c);
     const T *a = piece(p.a, i, p.heads, p.c);
-    float sum = 0, dv[AHEAD][N], av[AHEAD][N], w[AHEAD][N];
+    float sum = 0, dv[A][N], av[A][N], w[A][N];
 
-    for (int at = lane * N; at < c; at += AHEAD * TEAM * N) {
+#pragma unroll 1
+    for (int at = lane * N; at < c; at += A * TEAM * N) {
         load_ahead<TEAM * N>(dv, dy, at, c);
         load_ahead<TEAM * N>(av, a, at, c);
         load_ahead<TEAM * N>(w, p.w, at, c);
-        for (int k = 0; k < AHEAD; k++)
+        for (int k = 0; k < A; k++)
             for (int j = 0; j < N; j++)
                 sum += at + k * TEAM * N < c
                            ? dv[k][j] * w[k][j] * (av[k][j] * rstd)
@@ -147,18 +147,18 @@ static __device__ float mean_product(const struct backward<T> &p, int i, int c,
     return team_sum<TEAM>(sum) / (float)p.c;
 }
 
-/* N elements of dx from `at` on; adds what they mean for dw to gw. */
+/* N elements of dx from `at` on; r comes as the residual or zeros.  Adds what
+ * they mean for dw to gw. */
 template <int N, class T>
 static __device__ void write_dx(const struct backward<T> &p, int i, int at,
-                                float rstd, float mean, float (&gw)[N])
+                                float rstd, float mean, float (&r)[N],
+                                float (&gw)[N])
 {
-    float dy[N], a[N], w[N], r[N] = {};
+    float dy[N], a[N], w[N];
 
     iz_load_row(dy, piece(p.dy, i, p.heads, p.c) + at);
     iz_load_row(a, piece(p.a, i, p.heads, p.c) + at);
     iz_load_row(w, p.w + at);
-    if (p.r.p)
-        iz_load_row(r, piece(p.r, i, p.heads, p.c) + at);
     for (int j = 0; j < N; j++) {
         float hat = a[j] * rstd;
 
@@ -176,10 +176,15 @@ static __global__ void __launch_bounds__(THREADS)
     int i = (int)(blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM);
     int lane = (int)threadIdx.x % TEAM, c = i < p.all ? p.c : 0;
     float rstd = c ? p.rstd[i] : 0, gw[N] = {};
-    float mean = mean_product<TEAM, N>(p, i, c, rstd, lane);
+    float mean = mean_product<TEAM, AHEAD, N>(p, i, c, rstd, lane);
 
-    for (int at = lane * N; at < c; at += TEAM * N)
-        write_dx(p, i, at, rstd, mean, gw);
+    for (int at = lane * N; at < c; at += TEAM * N) {
+        float r[N] = {};
+
+        if (p.r.p)
+            iz_load_row(r, piece(p.r, i, p.heads, p.c) + at);
+        write_dx(p, i, at, rstd, mean, r, gw);
+    }
 }
 
 /* Adds up the K parts of all teams of the block in the order of the teams. */
@@ -205,10 +210,11 @@ static __device__ void write_partial(float *partial, int c,
 }
 
 /* dx, and the sums of part blockIdx.x for dw, which threads keep in registers:
- * a piece has at most K parts per thread.  Piece i belongs to part i mod parts.
- * Moves with 16-bit types 8 bytes per element, 6 without r. */
+ * a piece has at most K parts per thread, which are loaded at once, and, up to
+ * three, the residual with them.  Piece i belongs to part i mod parts.  Moves
+ * with 16-bit types 8 bytes per element, 6 without r. */
 template <class T, int N, int TEAM, int K>
-static __global__ void __launch_bounds__(THREADS, 2)
+static __global__ void __launch_bounds__(THREADS, K == 1 ? 4 : 2)
     backward_fused(struct backward<T> p)
 {
     int lane = (int)threadIdx.x % TEAM;
@@ -219,13 +225,23 @@ static __global__ void __launch_bounds__(THREADS, 2)
          first += p.parts * (THREADS / TEAM)) {
         int i = first + p.parts * ((int)threadIdx.x / TEAM);
         int c = i < p.all ? p.c : 0;
-        float rstd = c ? p.rstd[i] : 0;
-        float mean = mean_product<TEAM, N>(p, i, c, rstd, lane);
+        float rstd = c ? p.rstd[i] : 0, r[K][N] = {};
+        const T *from = p.r.p ? piece(p.r, i, p.heads, p.c) : NULL;
+
+        if (K < 4 && c && from)
+            load_ahead<TEAM * N>(r, from, lane * N, c);
+        float mean = mean_product<TEAM, K, N>(p, i, c, rstd, lane);
 
 #pragma unroll
-        for (int k = 0; k < K; k++)
-            if ((k * TEAM + lane) * N < c)
-                write_dx(p, i, (k * TEAM + lane) * N, rstd, mean, gw[k]);
+        for (int k = 0; k < K; k++) {
+            int at = (k * TEAM + lane) * N;
+
+            if (at >= c)
+                continue;
+            if (K == 4 && from)
+                iz_load_row(r[k], from + at);
+            write_dx(p, i, at, rstd, mean, r[k], gw[k]);
+        }
     }
     write_partial<TEAM>(p.partial + (int64_t)blockIdx.x * p.c, p.c, gw);
 }
@@ -434,8 +450,12 @@ static void launch_backward(struct iz_exec *x, const struct backward<T> &p,
         launch_fused<T, N, 16, 1>(x, p);
     else if (p.c <= 4 * 32 * N)
         launch_fused<T, N, 32, 4>(x, p);
+    else if (p.c <= THREADS * N)
+        launch_fused<T, N, THREADS, 1>(x, p);
     else if (p.c <= 2 * THREADS * N)
         launch_fused<T, N, THREADS, 2>(x, p);
+    else if (p.c <= 3 * THREADS * N)
+        launch_fused<T, N, THREADS, 3>(x, p);
     else if (p.c <= 4 * THREADS * N)
         launch_fused<T, N, THREADS, 4>(x, p);
     else

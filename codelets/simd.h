@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "codelets/adamw.h"
+#include "codelets/flat.h"
 
 /* The arrays of an update; out may be NULL. */
 struct iz_adam_streams {
@@ -27,11 +28,15 @@ struct iz_simd {
     void (*round_bf16)(uint16_t *y, const float *x, int64_t n);
     void (*round_f16)(uint16_t *y, const float *x, int64_t n);
     void (*add)(float *y, const float *a, const float *b, int64_t n);
+    void (*add_bf16)(float *y, const uint16_t *x, int64_t n);
+    /* y = a + b, and y = y + (a + b), of bf16. */
+    void (*set_pair)(float *y, const uint16_t *a, const uint16_t *b, int64_t n);
+    void (*add_pair)(float *y, const uint16_t *a, const uint16_t *b, int64_t n);
     /* At most a block of the norm. */
     double (*squares)(const float *x, int64_t n);
     uint64_t (*hash)(uint64_t first, const float *x, int64_t n);
-    /* out [2 IZ_NORMAL_PAIRS]: the elements from 2 first on. */
-    void (*normal)(float *out, uint64_t key, uint64_t first, double std);
+    /* out [IZ_NORMAL_BLOCK]: the elements from block * IZ_NORMAL_BLOCK on. */
+    void (*normal)(float *out, uint64_t key, uint64_t block, float std);
     void (*adam)(const struct iz_adam_consts *k,
                  const struct iz_adam_streams *s, int64_t n);
     /* The arrays of moment.h: bf16; codes and powers of two of m and of v. */
@@ -47,10 +52,7 @@ struct iz_simd {
                      uint64_t key, int64_t first);
 };
 
-enum {
-    IZ_NORM_LANES = 32,   /* partial sums of a block of the norm */
-    IZ_NORMAL_PAIRS = 128 /* normal numbers generated at a time, by twos */
-};
+enum { IZ_NORMAL_BLOCK = 256 }; /* normal numbers generated at a time */
 
 static inline void iz_fold_lanes(double *lane, int half)
 {

@@ -90,7 +90,7 @@ struct iz_task {
     struct iz_access data[IZ_TASK_DATA]; /* ends at the first NULL handle */
     const struct iz_access *more;        /* n_more further ones */
     int n_more;
-    int urgency;         /* added to the kind's priority (small numbers) */
+    int urgency;         /* added to the kind's priority */
     double flops, bytes; /* for the scheduler's cost and the trace */
     bool gathers;        /* on the lane: what it receives, all ranks receive */
     double seconds;      /* if known: what it costs */
@@ -114,9 +114,9 @@ struct iz_graph_config {
     int workers;       /* compute workers of the CPU */
     int device;        /* index of the rank's GPU, -1: none */
     enum iz_dtype act; /* type of activations */
-    bool tf32;
-    char *device_scratch; /* work_bytes of it for the GPU's worker */
-    struct iz_shadow shadow;
+    int capability;    /* of the GPU, and: */
+    bool tf32, narrow; /* as in struct iz_exec */
+    bool cudnn;        /* the same */
     /* For schedulers that ask what a task costs, and for a simulation, which
      * takes the cost for the truth.  Zero: plausible rates. */
     struct iz_rate rate[IZ_RATES];
@@ -134,10 +134,13 @@ struct iz_graph_config {
 struct iz_graph;
 
 /* Starts StarPU.  Negative errno with the reason printed (unknown scheduler, no
- * worker, ...).  `scratch` gives the scratch memory of the CPU's compute worker
- * i, borrowed until close (NULL when there is none or a GPU computes). */
-int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
-                  char *const *scratch);
+ * worker, ...).  The first start on a machine measures its bus and resets every
+ * GPU for that: memory of a GPU and pinned memory are to be taken later. */
+int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c);
+/* What tasks need of memory, borrowed until close: work_bytes of scratch for
+ * each compute worker i of the CPU, or scratch[0] for the GPU's. */
+void iz_graph_give(struct iz_graph *g, char *const *scratch,
+                   struct iz_shadow shadow);
 /* Waits for all tasks, stops StarPU. */
 void iz_graph_close(struct iz_graph **g);
 

@@ -51,7 +51,7 @@ static char *registered(starpu_data_handle_t handle, void *buffer)
 static void *pointer(const struct iz_graph *g, starpu_data_handle_t handle,
                      void *buffer)
 {
-    const struct iz_shadow *s = &g->config.shadow;
+    const struct iz_shadow *s = &g->shadow;
     char *p = registered(handle, buffer);
     return p >= s->shadow && p < s->shadow + s->bytes
                ? s->base + (p - s->shadow)

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include "codelets/cuda.h"
 #include "codelets/device.h"
@@ -65,6 +66,7 @@ static int open_workers(struct iz_graph *g)
         struct worker *k = &g->worker[w];
         k->exec.backend = IZ_CPU;
         k->exec.act = IZ_F32;
+        k->exec.narrow = g->config.narrow;
         k->random = g->config.delay_seed * 1000003 + (uint64_t)w + 1;
         k->log.span = malloc(SPANS * sizeof(*k->log.span));
         if (!k->log.span)
@@ -73,21 +75,22 @@ static int open_workers(struct iz_graph *g)
     return 0;
 }
 
-static void give_scratch(struct iz_graph *g, char *const *scratch)
+void iz_graph_give(struct iz_graph *g, char *const *scratch,
+                   struct iz_shadow shadow)
 {
-    for (int i = 0; !g->gpu && scratch && i < g->config.workers; i++)
-        g->worker[g->host_worker[i]].exec.work =
+    g->shadow = shadow;
+    for (int i = 0; i < (g->gpu ? 1 : g->config.workers); i++)
+        g->worker[g->gpu ? g->gpu_worker : g->host_worker[i]].exec.work =
             (struct iz_arena){.base = scratch[i], .size = g->config.work_bytes};
-    if (g->gpu)
-        g->worker[g->gpu_worker].exec.work = (struct iz_arena){
-            .base = g->config.device_scratch, .size = g->config.work_bytes};
 }
 
-/* On a lane: a stream of its own. */
+/* On a lane: a stream of its own.  A thread's naps take 50 us more than asked
+ * for unless it says otherwise, and the next copy begins after one. */
 static void open_lane(void *arg)
 {
     struct iz_graph *g = arg;
     struct iz_exec *x = &g->worker[starpu_worker_get_id()].exec;
+    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     if (iz_device_use(g->config.device, NULL) ||
         !(x->stream = iz_device_stream_open()))
         iz_die("a lane has no GPU");
@@ -121,6 +124,8 @@ static void open_cuda(void *arg, int i, struct iz_exec *x)
     x->backend = IZ_CUDA;
     x->act = g->config.act;
     x->tf32 = g->config.tf32;
+    x->capability = g->config.capability;
+    x->cudnn = g->config.cudnn;
     x->stream = iz_device_worker_stream();
     if (iz_cuda_ops->open(&x->cuda, x->stream))
         iz_die("the libraries of the GPU cannot be used");
@@ -198,7 +203,7 @@ static int start_starpu(struct iz_graph *g)
 }
 
 /* Takes over the workers that StarPU has started. */
-static int take_workers(struct iz_graph *g, char *const *scratch)
+static int take_workers(struct iz_graph *g)
 {
     int cpu[STARPU_NMAXWORKERS], gpu[STARPU_NMAXWORKERS];
     int n = (int)starpu_worker_get_ids_by_type(STARPU_CPU_WORKER, cpu,
@@ -217,16 +222,17 @@ static int take_workers(struct iz_graph *g, char *const *scratch)
     }
     g->gpu_worker = g->gpu ? (unsigned)gpu[0] : 0;
     split_workers(g, cpu, n);
-    give_scratch(g, scratch);
     if (!g->gpu || g->config.simulated)
         return 0;
+    /* StarPU leaves the calling thread on the last GPU that it has measured. */
+    if (iz_device_use(g->config.device, NULL))
+        return -ENODEV;
     on_lanes(g, open_lane);
     iz_graph_on_device(g, open_cuda, g);
     return 0;
 }
 
-int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
-                  char *const *scratch)
+int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c)
 {
     struct iz_graph *g = calloc(1, sizeof(*g));
     if (!g)
@@ -245,7 +251,7 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c,
         r = start_starpu(g);
     g->started = !r;
     if (!r)
-        r = take_workers(g, scratch);
+        r = take_workers(g);
     if (r) {
         iz_graph_close(out);
         return r;

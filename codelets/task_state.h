@@ -33,6 +33,7 @@ typedef uint32_t worker_mask[MASK_WORDS];
 
 struct iz_graph {
     struct iz_graph_config config;
+    struct iz_shadow shadow;
     struct iz_rate given[IZ_PLACES]; /* rates that the config had */
     int n_workers;
     bool gpu;

@@ -5,6 +5,7 @@
 #include <assert.h>
 
 #include "codelets/buffer.h"
+#include "codelets/int64.h"
 #include "codelets/rows.h"
 
 static void *at(void **buf, int i)
@@ -255,14 +256,12 @@ static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
     call_layer(x, &m->unit[unit], &a, call);
 }
 
-static int64_t max64(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 static struct iz_exec dry_like(const struct iz_exec *like)
 {
     struct iz_exec x = iz_exec_dry(like->backend, like->act);
+    x.narrow = like->narrow;
+    x.capability = like->capability;
+    x.cudnn = like->cudnn;
     x.rate = like->rate;
     return x;
 }
@@ -302,6 +301,20 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
         c.save_bytes = max64(c.save_bytes, x.save.peak);
     }
     return c;
+}
+
+void iz_unit_ask(const struct iz_model *m, int unit, int samples,
+                 enum iz_dtype param_type, const struct iz_exec *like,
+                 struct iz_refusal *why)
+{
+    const struct iz_unit *u = &m->unit[unit];
+    struct iz_exec x = dry_like(like);
+    x.stream = like->stream;
+    x.cuda = like->cuda;
+    x.ask = why;
+    if (u->forward)
+        dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD, NULL);
+    dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_BACKWARD, NULL);
 }
 
 void iz_unit_probe(const struct iz_model *m, int unit, struct iz_adapter *probe)

@@ -66,6 +66,13 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
                                  enum iz_dtype param_type,
                                  const struct iz_exec *like);
 
+/* Asks the libraries of a GPU's worker, whose exec it is, whether they do what
+ * the unit wants of them, and has them make ready for it: steps then do not
+ * wait for that.  An earlier refusal in `why` stays. */
+void iz_unit_ask(const struct iz_model *m, int unit, int samples,
+                 enum iz_dtype param_type, const struct iz_exec *like,
+                 struct iz_refusal *why);
+
 /* Calls the unit's backward dry, each of its parameters with an adapter of
  * probe[], empty on entry: which are weights of linear layers, and how they
  * lie. */

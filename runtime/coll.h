@@ -2,8 +2,8 @@
 /* Collectives between the ranks of a run, as blocking functions.  During a step
  * only the lane (one thread) calls them; before and after, the main thread
  * does.  All ranks must make the same calls in the same order: the task graph
- * sees to that. A wait that lasts longer than the time-out ends the job with
- * iz_die. */
+ * sees to that. A wait that lasts longer than the time-out, or for a rank of
+ * this host whose process has ended, ends the job with iz_die. */
 #ifndef IZ_RUNTIME_COLL_H
 #define IZ_RUNTIME_COLL_H
 
@@ -45,10 +45,11 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
  * full_2[i]) + ...   in fp32, ranks in order, and then out[i] = accumulate ?
  * out[i] + sum : sum, rounded to `out_type`. out: shard elements; it may be
  * this rank's own shard inside `full` when accumulate is false and out_type ==
- * wire. */
+ * wire.  *norm2, unless it is NULL: iz_flat_norm2 of what is in out then, from
+ * the same pass. */
 void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
                             enum iz_dtype out_type, bool accumulate, void *full,
-                            enum iz_dtype wire, int64_t shard,
+                            enum iz_dtype wire, int64_t shard, double *norm2,
                             const char *what);
 
 /* The two with parts of different lengths: rank r has the bytes, or the
@@ -58,7 +59,7 @@ void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
 void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what);
 void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
                                   enum iz_dtype out_type, bool accumulate,
-                                  void *full, enum iz_dtype wire,
+                                  void *full, enum iz_dtype wire, double *norm2,
                                   const char *what);
 
 /* In place like iz_coll_all_gather, for a few doubles per rank. */
@@ -94,12 +95,33 @@ void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
                             const void *shard, int64_t shard_bytes,
                             const char *what);
 /* Like iz_coll_reduce_scatter with `full` on the GPU, and `out` there too or on
- * the host; the same bits.  With NCCL nothing can be accumulated on the host.
- */
-void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x, void *out,
-                                bool out_on_gpu, enum iz_dtype out_type,
-                                bool accumulate, void *full, enum iz_dtype wire,
-                                int64_t shard, const char *what);
+ * the host; the same bits. */
+struct iz_coll_gpu_sum {
+    void *full;
+    enum iz_dtype wire;
+    int64_t shard;
+    /* With NCCL nothing can be accumulated on the host. */
+    void *out;
+    enum iz_dtype out_type;
+    bool out_on_gpu, accumulate;
+    double *norm2; /* NULL unless the host sums into `out` */
+    /* With NCCL the last elements may have a sum of their own, on the GPU. */
+    int64_t n_apart;
+    void *apart;
+    enum iz_dtype apart_type;
+    bool accumulate_apart;
+    const char *what;
+};
+
+void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x,
+                                const struct iz_coll_gpu_sum *s);
+
+/* For a wait of the caller's own that began at start_s (iz_coll_now): how long
+ * it has lasted.  Ends the job after the time-out, or once a rank of this host
+ * is known to be gone, so it has to be asked again and again. */
+double iz_coll_now(void);
+double iz_coll_waited(const struct iz_coll *c, double start_s,
+                      const char *what);
 
 void iz_coll_barrier(struct iz_coll *c, const char *what);
 /* bytes of rank `root` to all. */
@@ -111,7 +133,8 @@ bool iz_coll_all_ok(struct iz_coll *c, bool ok);
 /* Bytes of scratch that the collectives need for shards of at most
  * `shard_bytes`; allocated at first use, counted by the planner. */
 int64_t iz_coll_scratch_bytes(const struct iz_coll *c, int64_t shard_bytes);
-/* Bytes per peer and piece of a reduce-scatter of such shards. */
+/* Bytes per peer and piece of a reduce-scatter of such shards: whole blocks of
+ * the norm, or all of a shard. */
 int64_t iz_coll_piece_bytes(const struct iz_coll *c, int64_t shard_bytes);
 
 #endif

@@ -9,7 +9,9 @@
 
 #include "codelets/buffer.h"
 #include "codelets/device.h"
+#include "codelets/die.h"
 #include "codelets/flat.h"
+#include "codelets/int64.h"
 #include "runtime/coll.h"
 #include "runtime/coll_nccl.h"
 
@@ -22,9 +24,30 @@ int iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g)
     return 0;
 }
 
+/* The first ones take memory that NCCL would else take in step 1: of a length
+ * that makes it connect as it will then. */
+static void exchange_once(struct iz_coll *c)
+{
+    struct iz_coll_gpu *g = c->gpu;
+    int64_t part = max64(g->buffer_bytes / (2 * c->size) / 512 * 512, 1);
+    void *stream = iz_device_stream_open();
+    if (!stream)
+        iz_die("the others wait for the first exchange");
+    iz_nccl_all_gather(g->comm, stream, g->buffer, part, "the first one");
+    iz_nccl_exchange(g->comm, stream, g->buffer + c->size * part, g->buffer,
+                     part, "the first one");
+    iz_device_stream_close(stream);
+}
+
 int iz_coll_gpu_connect(struct iz_coll *c)
 {
-    return c->gpu && c->gpu->nccl ? iz_nccl_open(&c->gpu->comm, c) : 0;
+    int r = 0;
+    if (!c->gpu || !c->gpu->nccl)
+        return 0;
+    r = iz_nccl_open(&c->gpu->comm, c);
+    if (!r)
+        exchange_once(c);
+    return r;
 }
 
 void iz_coll_gpu_close(struct iz_coll *c)
@@ -62,15 +85,6 @@ void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
     iz_buffer_copy(x, full, g->buffer, shard_bytes * c->size);
 }
 
-/* A sum as iz_coll_reduce_scatter forms it. */
-struct reduction {
-    void *out, *full;
-    bool out_on_gpu, accumulate;
-    enum iz_dtype out_type, wire;
-    int64_t shard;
-    const char *what;
-};
-
 static struct iz_exec on_gpu(const struct iz_exec *x)
 {
     struct iz_exec y = *x;
@@ -78,35 +92,48 @@ static struct iz_exec on_gpu(const struct iz_exec *x)
     return y;
 }
 
+/* Elements [first, first + n) of all ranks' parts in the buffer. */
+static void add_parts(const struct iz_coll *c, struct iz_exec *x,
+                      const struct iz_coll_gpu_sum *r, int64_t first, int64_t n,
+                      void *out, enum iz_dtype type, bool accumulate)
+{
+    const void *part[IZ_SUM_INPUTS_MAX];
+    for (int i = 0; i < c->size; i++)
+        part[i] =
+            c->gpu->buffer + (i * r->shard + first) * iz_dtype_bytes(r->wire);
+    iz_buffer_sum(x, out, type, accumulate, part, c->size, r->wire, n);
+}
+
 /* All ranks' parts come into the buffer in rank order, are added there, and
  * leave for the host if that is where they belong. */
 static void reduce_nccl(struct iz_coll *c, struct iz_exec *x,
-                        const struct reduction *r)
+                        const struct iz_coll_gpu_sum *r)
 {
     int64_t bytes = r->shard * iz_dtype_bytes(r->wire);
+    int64_t n = r->shard - r->n_apart;
     char *buffer = c->gpu->buffer;
-    const void *part[IZ_SUM_INPUTS_MAX];
     struct iz_exec y = on_gpu(x);
     assert(c->size <= IZ_SUM_INPUTS_MAX &&
            bytes * c->size <= c->gpu->buffer_bytes);
-    assert(r->out_on_gpu || !r->accumulate);
+    assert(!r->norm2 && (r->out_on_gpu || !r->accumulate));
     iz_buffer_copy(x, buffer + c->rank * bytes,
                    (char *)r->full + c->rank * bytes, bytes);
     note(c, r->what, bytes);
     iz_nccl_exchange(c->gpu->comm, x->stream, buffer, r->full, bytes, r->what);
-    for (int i = 0; i < c->size; i++)
-        part[i] = buffer + i * bytes;
     void *sum = r->out_on_gpu ? r->out : r->full;
-    iz_buffer_sum(&y, sum, r->out_type, r->accumulate, part, c->size, r->wire,
-                  r->shard);
-    if (!r->out_on_gpu)
-        iz_buffer_copy(x, r->out, sum, r->shard * iz_dtype_bytes(r->out_type));
+    if (n)
+        add_parts(c, &y, r, 0, n, sum, r->out_type, r->accumulate);
+    if (r->n_apart)
+        add_parts(c, &y, r, n, r->n_apart, r->apart, r->apart_type,
+                  r->accumulate_apart);
+    if (n && !r->out_on_gpu)
+        iz_buffer_copy(x, r->out, sum, n * iz_dtype_bytes(r->out_type));
 }
 
 /* The host's sum goes back up; what is added to there goes in fp32 through
  * `full`, which has served. */
-static void take_up(struct iz_exec *x, const struct reduction *r, void *sum,
-                    enum iz_dtype type)
+static void take_up(struct iz_exec *x, const struct iz_coll_gpu_sum *r,
+                    void *sum, enum iz_dtype type)
 {
     const void *in = r->full;
     struct iz_exec y = on_gpu(x);
@@ -117,36 +144,27 @@ static void take_up(struct iz_exec *x, const struct reduction *r, void *sum,
 }
 
 static void reduce_mpi(struct iz_coll *c, struct iz_exec *x,
-                       const struct reduction *r)
+                       const struct iz_coll_gpu_sum *r)
 {
     char *buffer = c->gpu->buffer;
     int64_t bytes = r->shard * iz_dtype_bytes(r->wire) * c->size;
     enum iz_dtype type = r->out_on_gpu && r->accumulate ? IZ_F32 : r->out_type;
     void *sum = r->out_on_gpu ? buffer + bytes : r->out;
     assert(bytes + (r->out_on_gpu ? r->shard * 4 : 0) <= c->gpu->buffer_bytes);
+    assert((!r->norm2 || !r->out_on_gpu) && !r->n_apart);
     iz_buffer_copy(x, buffer, r->full, bytes);
     iz_device_wait(x->stream);
     iz_coll_reduce_scatter(c, sum, type, r->accumulate && !r->out_on_gpu,
-                           buffer, r->wire, r->shard, r->what);
+                           buffer, r->wire, r->shard, r->norm2, r->what);
     if (r->out_on_gpu)
         take_up(x, r, sum, type);
 }
 
-void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x, void *out,
-                                bool out_on_gpu, enum iz_dtype out_type,
-                                bool accumulate, void *full, enum iz_dtype wire,
-                                int64_t shard, const char *what)
+void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x,
+                                const struct iz_coll_gpu_sum *s)
 {
-    struct reduction r = {.out = out,
-                          .full = full,
-                          .out_on_gpu = out_on_gpu,
-                          .accumulate = accumulate,
-                          .out_type = out_type,
-                          .wire = wire,
-                          .shard = shard,
-                          .what = what};
     if (c->gpu->nccl)
-        reduce_nccl(c, x, &r);
+        reduce_nccl(c, x, s);
     else
-        reduce_mpi(c, x, &r);
+        reduce_mpi(c, x, s);
 }

@@ -6,16 +6,12 @@
 
 #include "codelets/die.h"
 #include "codelets/flat.h"
+#include "codelets/int64.h"
 #include "runtime/coll_state.h"
 
 /* Bytes per peer and message, so that a buffer may be larger than an int, and
  * so that every few megabytes a new wait starts with fast polling. */
 #define GATHER_PIECE ((int64_t)4 << 20)
-
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* The k-th peer to receive from and to send to: everybody at another one first,
  * so that no rank is the target of all. */
@@ -212,6 +208,7 @@ struct reduction {
     bool accumulate;
     int64_t piece_bytes; /* of the wire type; so are the parts */
     int direct; /* near rank whose pieces are read into `out`, -1: none */
+    struct iz_norm2 *norm2; /* of `out` so far; NULL: nobody wants it */
 };
 
 /* Where nothing is added to `out`, one near rank's part is read straight into
@@ -303,16 +300,17 @@ static void reduce_sum(struct reduction *d, int group, int64_t at)
         return;
     for (int r = 0; r < c->size; r++)
         piece[r] = reduce_source(d, group, r, at);
-    iz_flat_sum(out, d->out_type, d->accumulate, piece, c->size, d->wire,
-                bytes / size);
+    iz_flat_sum_norm2(d->norm2, out, d->out_type, d->accumulate, piece, c->size,
+                      d->wire, bytes / size);
 }
 
 void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
                                   enum iz_dtype out_type, bool accumulate,
-                                  void *full, enum iz_dtype wire,
+                                  void *full, enum iz_dtype wire, double *norm2,
                                   const char *what)
 {
     int64_t last = 0, bytes, all, own;
+    struct iz_norm2 squares = {0};
 
     for (int r = 0; r <= c->size; r++)
         c->first[r] *= iz_dtype_bytes(wire);
@@ -325,10 +323,13 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
                           .out_type = out_type,
                           .wire = wire,
                           .accumulate = accumulate,
+                          .norm2 = norm2 != NULL ? &squares : NULL,
                           .piece_bytes = iz_coll_piece_bytes(c, bytes)};
     int group = 0;
 
     iz_coll_begin(c, IZ_COLL_REDUCE_SCATTER, all / c->size, what);
+    if (norm2 != NULL)
+        *norm2 = 0;
     if (bytes == 0)
         return;
     need_scratch(c, iz_coll_scratch_bytes(c, bytes), what);
@@ -343,14 +344,17 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
         last = at;
     }
     reduce_sum(&d, group, last);
+    if (norm2 != NULL)
+        *norm2 = iz_norm2_end(&squares);
     iz_near_leave(c, what);
 }
 
 void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
                             enum iz_dtype out_type, bool accumulate, void *full,
-                            enum iz_dtype wire, int64_t shard, const char *what)
+                            enum iz_dtype wire, int64_t shard, double *norm2,
+                            const char *what)
 {
     equal_parts(c, shard);
     iz_coll_reduce_scatter_parts(c, out, out_type, accumulate, full, wire,
-                                 what);
+                                 norm2, what);
 }

@@ -1,22 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL, the only file that includes nccl.h; see coll_nccl.h.  The communicator
- * is set up over MPI. */
+ * is set up over MPI.
+ *
+ * A peer that dies or stops may show in three ways.  NCCL sees a broken
+ * connection to another host and says so when asked (ncclCommGetAsyncError).
+ * Between GPUs of one host there is no connection: a kernel waits for ever and
+ * nothing is said.  And calls of the host (the first ones connect) may not
+ * return either.  Therefore a thread of its own watches every call, from
+ * ncclCommInitRank to ncclCommDestroy, and ends the job without a word to NCCL:
+ * ncclCommAbort may wait for what is stuck, and kernels end with the process.
+ */
 #include "runtime/coll_nccl.h"
 
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <nccl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "codelets/device.h"
 #include "codelets/die.h"
-#include "codelets/task.h"
+#include "codelets/futex.h"
+
+#define WATCH_NS 100000000 /* between two looks of the watching thread */
 
 struct iz_nccl {
     struct iz_coll *coll;
     ncclComm_t comm;
+    pthread_t watcher;
+    bool watched;
+    struct iz_futex end; /* of watching; one change */
+    /* The call under way, since when (iz_coll_now; 0: none is). */
+    _Atomic(const char *) verb, what;
+    _Atomic double since_s;
+    /* The watching thread's own: the call that it saw last, and when. */
+    double seen_s, looked_s;
 };
 
 bool iz_nccl_built(void)
@@ -24,32 +45,79 @@ bool iz_nccl_built(void)
     return true;
 }
 
-/* A peer that has died shows as an asynchronous error, or not at all. */
-static void check(struct iz_nccl *n, ncclResult_t r, const char *what)
+/* ---- watching ----------------------------------------------------------- */
+
+/* A call is judged only if the look before has seen it too, a moment ago: after
+ * a process was stopped and goes on, a call that has ended meanwhile is given
+ * the time to say so. */
+static void look(struct iz_nccl *n)
 {
-    if (r == ncclSuccess || r == ncclInProgress)
+    char text[256];
+    double since = n->since_s, now = iz_coll_now();
+    bool again = since == n->seen_s && now - n->looked_s < 10e-9 * WATCH_NS;
+    n->seen_s = since;
+    n->looked_s = now;
+    if (since == 0 || !again)
         return;
-    if (n->comm)
-        ncclCommAbort(n->comm);
-    iz_die("%s: NCCL: %s", what, ncclGetErrorString(r));
+    snprintf(text, sizeof(text), "%s (%s through NCCL)", n->what, n->verb);
+    iz_coll_waited(n->coll, since, text);
 }
 
-static void wait_done(struct iz_nccl *n, cudaStream_t stream, const char *what)
+static void *watch(void *arg)
 {
-    int64_t begin = iz_now_ns();
+    struct iz_nccl *n = arg;
+    while (!iz_futex_look(&n->end)) {
+        look(n);
+        iz_futex_sleep(&n->end, 0, WATCH_NS);
+    }
+    return NULL;
+}
+
+/* The strings live at least as long as the communicator. */
+static void begin(struct iz_nccl *n, const char *verb, const char *what)
+{
+    n->verb = verb;
+    n->what = what;
+    n->since_s = iz_coll_now();
+}
+
+static void done(struct iz_nccl *n)
+{
+    n->since_s = 0;
+}
+
+static void check(struct iz_nccl *n, ncclResult_t r)
+{
+    if (r == ncclSuccess)
+        return;
+    const char *more = ncclGetLastError(n->comm);
+    bool said = more && more[0];
+    iz_die("%s (%s): NCCL: %s%s%s", n->what, n->verb, ncclGetErrorString(r),
+           said ? ": " : "", said ? more : "");
+}
+
+/* The stream is asked, never waited for in CUDA. */
+static void wait_done(struct iz_nccl *n, cudaStream_t stream)
+{
     for (int turn = 0; !iz_device_done(stream); turn++) {
-        ncclResult_t r = ncclSuccess;
-        double waited = (double)(iz_now_ns() - begin) * 1e-9;
-        check(n, ncclCommGetAsyncError(n->comm, &r), what);
-        check(n, r, what);
-        if (n->coll->timeout_s > 0 && waited > n->coll->timeout_s) {
-            ncclCommAbort(n->comm);
-            iz_die("waited %g s for %s: is another rank dead or stopped?",
-                   n->coll->timeout_s, what);
-        }
         struct timespec t = {.tv_nsec = turn < 64 ? 5000 : 20000};
+        ncclResult_t r = ncclSuccess;
+        check(n, ncclCommGetAsyncError(n->comm, &r));
+        check(n, r);
         nanosleep(&t, NULL);
     }
+    done(n);
+}
+
+/* ---- begin and end ------------------------------------------------------ */
+
+static int start_watching(struct iz_nccl *n)
+{
+    int r = pthread_create(&n->watcher, NULL, watch, n);
+    n->watched = r == 0;
+    if (r)
+        fprintf(stderr, "izar: no thread that watches NCCL\n");
+    return -r;
 }
 
 int iz_nccl_open(struct iz_nccl **out, struct iz_coll *c)
@@ -57,61 +125,68 @@ int iz_nccl_open(struct iz_nccl **out, struct iz_coll *c)
     struct iz_nccl *n = calloc(1, sizeof(*n));
     ncclUniqueId id;
     ncclResult_t r = ncclSuccess;
-    if (!n)
-        return -ENOMEM;
+    int err = n ? 0 : -ENOMEM;
     *out = n;
-    n->coll = c;
-    if (c->rank == 0)
-        r = ncclGetUniqueId(&id);
-    if (!iz_coll_all_ok(c, r == ncclSuccess)) {
-        if (r != ncclSuccess)
-            fprintf(stderr, "izar: NCCL: %s\n", ncclGetErrorString(r));
-        return -EIO;
+    if (n) {
+        n->coll = c;
+        err = start_watching(n);
     }
+    if (!err && c->rank == 0)
+        r = ncclGetUniqueId(&id);
+    if (r != ncclSuccess) {
+        fprintf(stderr, "izar: NCCL: %s\n", ncclGetErrorString(r));
+        err = -EIO;
+    }
+    if (!iz_coll_all_ok(c, !err))
+        return err ? err : -EIO;
     iz_coll_broadcast(c, &id, sizeof(id), 0, "NCCL's id");
-    r = ncclCommInitRank(&n->comm, c->size, id, c->rank);
-    if (r == ncclSuccess)
-        return 0;
-    fprintf(stderr, "izar: NCCL does not start: %s\n", ncclGetErrorString(r));
-    return -EIO;
+    begin(n, "connecting", "the communicator");
+    check(n, ncclCommInitRank(&n->comm, c->size, id, c->rank));
+    done(n);
+    return 0;
 }
 
 void iz_nccl_close(struct iz_nccl **n)
 {
-    if (*n && (*n)->comm)
+    if (*n && (*n)->comm) {
+        begin(*n, "closing", "the communicator");
         ncclCommDestroy((*n)->comm);
+        done(*n);
+    }
+    if (*n && (*n)->watched) {
+        iz_futex_wake(&(*n)->end);
+        pthread_join((*n)->watcher, NULL);
+    }
     free(*n);
     *n = NULL;
 }
+
+/* ---- collectives -------------------------------------------------------- */
 
 void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
                         int64_t shard_bytes, const char *what)
 {
     const char *mine = (char *)full + n->coll->rank * shard_bytes;
-    check(n,
-          ncclAllGather(mine, full, (size_t)shard_bytes, ncclUint8, n->comm,
-                        stream),
-          what);
-    wait_done(n, stream, what);
+    begin(n, "all-gather", what);
+    check(n, ncclAllGather(mine, full, (size_t)shard_bytes, ncclUint8, n->comm,
+                           stream));
+    wait_done(n, stream);
 }
 
 void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
                       const void *full, int64_t part_bytes, const char *what)
 {
     size_t bytes = (size_t)part_bytes;
-    check(n, ncclGroupStart(), what);
+    begin(n, "reduce-scatter", what);
+    check(n, ncclGroupStart());
     for (int k = 1; k < n->coll->size; k++) {
         int to = (n->coll->rank + k) % n->coll->size;
         int from = (n->coll->rank + n->coll->size - k) % n->coll->size;
-        check(n,
-              ncclSend((const char *)full + to * part_bytes, bytes, ncclUint8,
-                       to, n->comm, stream),
-              what);
-        check(n,
-              ncclRecv((char *)in + from * part_bytes, bytes, ncclUint8, from,
-                       n->comm, stream),
-              what);
+        check(n, ncclSend((const char *)full + to * part_bytes, bytes,
+                          ncclUint8, to, n->comm, stream));
+        check(n, ncclRecv((char *)in + from * part_bytes, bytes, ncclUint8,
+                          from, n->comm, stream));
     }
-    check(n, ncclGroupEnd(), what);
-    wait_done(n, stream, what);
+    check(n, ncclGroupEnd());
+    wait_done(n, stream);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Movement of bytes between the GPUs of all ranks through NCCL.  Each call
  * enqueues on the stream and waits, but only for as long as all ranks answer.
- * Errors end the job. */
+ * Errors, a rank that is gone, and the time-out of coll.h end the job. */
 #ifndef IZ_RUNTIME_COLL_NCCL_H
 #define IZ_RUNTIME_COLL_NCCL_H
 
@@ -13,8 +13,10 @@ struct iz_nccl;
 bool iz_nccl_built(void);
 
 /* All ranks, each with a GPU of its own in use.  Negative errno with the reason
- * printed. */
+ * printed; once ranks connect, a failure ends the job, because the others wait.
+ */
 int iz_nccl_open(struct iz_nccl **out, struct iz_coll *c);
+/* All ranks.  Accepts NULL and half-built. */
 void iz_nccl_close(struct iz_nccl **n);
 
 /* In place on device memory. */

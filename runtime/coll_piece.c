@@ -2,25 +2,25 @@
 /* How a reduce-scatter is cut into pieces: arithmetic that the planner needs
  * without any MPI.  Pieces are received into scratch and summed while they are
  * in the cache. */
+#include "codelets/flat.h"
+#include "codelets/int64.h"
 #include "runtime/coll.h"
 
 #define REDUCE_PIECE ((int64_t)256 << 10)
-#define REDUCE_TOTAL ((int64_t)8 << 20) /* of all peers, one of two halves */
+#define REDUCE_ALONE ((int64_t)512 << 10) /* of a single peer */
+#define REDUCE_TOTAL ((int64_t)8 << 20)   /* of all peers, one of two halves */
 #define REDUCE_LEAST ((int64_t)64 << 10)
-
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
+#define REDUCE_STEP ((int64_t)IZ_NORM_BLOCK * 4) /* blocks of all types */
 
 /* Many peers get smaller pieces, so that the scratch stays bounded until the
  * messages become too small. */
 int64_t iz_coll_piece_bytes(const struct iz_coll *c, int64_t shard_bytes)
 {
-    int64_t peers = c->size - 1, piece = REDUCE_PIECE;
+    int64_t peers = c->size - 1;
+    int64_t piece = peers == 1 ? REDUCE_ALONE : REDUCE_PIECE;
 
     if (piece * peers > REDUCE_TOTAL)
-        piece = REDUCE_TOTAL / peers / 64 * 64;
+        piece = REDUCE_TOTAL / peers / REDUCE_STEP * REDUCE_STEP;
     if (piece < REDUCE_LEAST)
         piece = REDUCE_LEAST;
     return min64(piece, (shard_bytes + 63) / 64 * 64);

@@ -32,8 +32,8 @@ void iz_coll_begin(struct iz_coll *c, enum iz_coll_kind kind, int64_t bytes,
                    const char *what);
 
 /* One turn of a wait for a far rank that began at start_s (iz_coll_now): naps,
- * longer with time, and ends the job after the time-out. */
-double iz_coll_now(void);
+ * longer with time, and ends the job after the time-out, or when a rank of this
+ * host is gone. */
 void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what);
 
 /* One turn of a wait for a near rank, which wakes this one: `seen` is what
@@ -67,6 +67,8 @@ struct iz_seat {
     _Atomic uint64_t left;   /* the last collective that it read others for */
     uint64_t full;           /* address in that process */
     int64_t pid;
+    /* In which that number means this process; 0: unknown. */
+    uint64_t pid_space;
 };
 
 /* Finds out whether this rank can read all others of its host; seats and pids
@@ -74,6 +76,10 @@ struct iz_seat {
 bool iz_near_try(struct iz_coll *c);
 /* Takes back what iz_near_try allowed to others. */
 void iz_near_forbid(void);
+/* A rank of this host whose process has ended, or -1. */
+int iz_near_lost(const struct iz_coll *c);
+/* After the last collective. */
+void iz_near_close(struct iz_coll *c);
 /* From now on the others may read `full` as this rank's. */
 void iz_near_enter(struct iz_coll *c, const void *full);
 /* Ends when all of the host have read what they need. */
@@ -95,6 +101,9 @@ struct iz_coll_state {
 
     int *host, *index;     /* of each rank: first rank of its host, position */
     struct iz_seat **seat; /* of each rank of this host; NULL: other hosts */
+    bool seated;           /* seats tell processes */
+    int *ends; /* of each rank of this host: a pidfd, or -1; or NULL */
+    _Atomic double lost_s; /* when a rank was first seen to be gone, 0: none */
     bool can_near, near;   /* memory of the host's ranks can be, is read */
     char why[160];         /* why it cannot */
     uint64_t number;       /* of collectives that read memory */

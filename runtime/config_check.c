@@ -89,6 +89,14 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
                  "%s, but gradients travel in the type of the parameters, %s; "
                  "remove the key",
                  names[comm - 1], names[c->dtype]);
+    if (c->run.cpu_products == IZ_PRODUCTS_BF16 && c->dtype != IZ_BF16)
+        iz_fault(f, "run.cpu_products",
+                 "bf16, but parameters are %s; set bf16.enabled",
+                 names[c->dtype]);
+    if (c->run.fused == IZ_FUSED_CUDNN && c->dtype == IZ_F32)
+        iz_fault(f, "run.gpu_attention",
+                 "cudnn, but parameters are fp32, which cuDNN would round: set "
+                 "bf16.enabled or fp16.enabled, or use own");
     c->grad_accum_fp32 = c->dtype == IZ_F32 || accum == 1 + IZ_F32 ||
                          (accum == 0 && c->grad_accum > 1);
 }

@@ -262,6 +262,17 @@ const struct iz_key iz_config_keys[] = {
          "buffers of the others where they are; refused where the system "
          "forbids it. messages: through MPI, as between hosts. auto: memory "
          "if it is allowed. The bits are the same."),
+    WORD("run.cpu_products", c.run.cpu_products, "auto|fp32|bf16", "\"auto\"",
+         "On a CPU, with parameters in bf16: fp32 widens weights before a "
+         "product, bf16 rounds its other operand; sums are fp32. auto: bf16 "
+         "where the model's products are faster in a quick measurement at the "
+         "start; a resumed run keeps what it began with."),
+    WORD("run.gpu_attention", c.run.fused, "auto|own|cudnn", "\"auto\"",
+         "On a GPU, with parameters of 16 bits: whose kernel does the forward "
+         "of attention, ours or cuDNN's; the backward is ours. auto: own, for "
+         "neither was timed on a GPU; a run resumed on a GPU keeps what it had "
+         "on "
+         "one just before."),
     BOOL("run.tf32", c.run.tf32, "false",
          "On a GPU: products of fp32 matrices may round their operands to "
          "tf32."),

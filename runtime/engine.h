@@ -39,8 +39,11 @@ struct iz_group {
     struct iz_segment *segment; /* of parameters that are updated alike */
     void *param;                /* full or shard; NULL when on disk */
     starpu_data_handle_t param_handle;
-    void *grad[2]; /* accumulators: of its own unit and of the tied use */
+    /* Accumulators: of its own unit and of the tied use. */
     starpu_data_handle_t grad_handle[2];
+    /* Of the elements behind the host's, where the GPU has them; block_sums: of
+     * their squares, on the host. */
+    starpu_data_handle_t grad_apart_handle[2], block_sums_handle;
     int contributions[2]; /* of this step so far: the first one overwrites */
     double *norm2;
     starpu_data_handle_t norm2_handle;
@@ -215,6 +218,7 @@ enum iz_datum {
     IZ_DATUM_STAGE,
     IZ_DATUM_SPLIT_STATE, /* on the GPU, of an offloaded optimizer */
     IZ_DATUM_SPLIT_STAGE,
+    IZ_DATUM_SPLIT_GRAD,
     IZ_DATUM_SCALAR, /* losses, norms, control */
     IZ_DATUM_PIECE,  /* a part of a parameter that has a handle of its own */
     IZ_DATA
@@ -260,6 +264,8 @@ starpu_data_handle_t iz_zero_grad(struct iz_engine *e, int group);
  * the group's own unit, 1 the tied one. */
 void iz_zero_reduce(struct iz_engine *e, int group, int use,
                     const starpu_data_handle_t *slot, int slots);
+/* After the last contribution: the sum of squares where the sums have not left
+ * it; in stage 0 also the other ranks' parts of the gradient. */
 void iz_zero_norm(struct iz_engine *e, int group);
 void iz_zero_update(struct iz_engine *e, int group);
 /* All-gather of the parameters that the stage keeps whole; of the frozen ones,
@@ -329,5 +335,10 @@ void iz_control_clip(struct iz_engine *e, int64_t step);
 void iz_control_eval(struct iz_engine *e, int64_t step);
 /* Scalars of an update that does not wait for the norm. */
 bool iz_control_early(const struct iz_config *c);
+/* Whether updates are submitted right after their gradients. */
+static inline bool iz_updates_early(const struct iz_engine *e)
+{
+    return iz_control_early(e->config) && e->config->run.overlap;
+}
 
 #endif

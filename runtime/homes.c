@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "codelets/device.h"
+#include "codelets/flat.h"
 #include "runtime/engine.h"
 
 static int64_t size_of(enum iz_dtype t)
@@ -172,17 +173,39 @@ static int open_states(struct iz_engine *e, struct iz_group *g, int u)
     return 0;
 }
 
+/* Memory with a handle, if it has bytes. */
+static int open_piece(struct iz_engine *e, starpu_data_handle_t *h,
+                      enum iz_tier tier, enum iz_class c, int64_t bytes,
+                      enum iz_datum d, int u)
+{
+    void *p = bytes ? take(e, tier, c, bytes) : NULL;
+    if (!bytes)
+        return 0;
+    if (!p)
+        return -ENOMEM;
+    *h = variable(e, p, bytes, d, u);
+    return 0;
+}
+
 static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
 {
-    int64_t n = iz_plan_grads(&e->plan, g->plan);
-    int64_t bytes = n * size_of(e->plan.grad_type);
+    int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
+    int64_t n = iz_plan_grads(&e->plan, g->plan) - apart;
+    int64_t size = size_of(e->plan.grad_type);
     enum iz_tier tier = iz_plan_grad_tier(&e->plan);
-    for (int i = 0; n && i <= g->plan->split_accum; i++) {
-        g->grad[i] = take(e, tier, IZ_MEM_GRAD, bytes);
-        if (!g->grad[i])
-            return -ENOMEM;
-        g->grad_handle[i] = variable(e, g->grad[i], bytes, IZ_DATUM_GRAD, u);
+    int r = 0;
+    for (int i = 0; !r && i <= g->plan->split_accum; i++) {
+        r = open_piece(e, &g->grad_handle[i], tier, IZ_MEM_GRAD, n * size,
+                       IZ_DATUM_GRAD, u);
+        if (!r)
+            r = open_piece(e, &g->grad_apart_handle[i], IZ_TIER_DEVICE,
+                           IZ_MEM_GRAD, apart * size, IZ_DATUM_SPLIT_GRAD, u);
     }
+    if (!r)
+        r = open_piece(e, &g->block_sums_handle, near_tier(e), IZ_MEM_BATCH,
+                       8 * iz_norm_blocks(apart), IZ_DATUM_SCALAR, u);
+    if (r)
+        return r;
     g->norm2 = e->scalars + u;
     g->norm2_handle =
         variable(e, g->norm2, sizeof(*g->norm2), IZ_DATUM_SCALAR, u);
@@ -259,6 +282,9 @@ static void close_group(struct iz_group *g)
     unregister(&g->param_handle);
     unregister(&g->grad_handle[0]);
     unregister(&g->grad_handle[1]);
+    unregister(&g->grad_apart_handle[0]);
+    unregister(&g->grad_apart_handle[1]);
+    unregister(&g->block_sums_handle);
     unregister(&g->norm2_handle);
     free(g->piece);
     free(g->chunk);

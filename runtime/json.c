@@ -17,6 +17,12 @@ struct iz_json *iz_json_open(const char *text, int64_t bytes)
         text, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
 }
 
+struct iz_json *iz_json_read(const char *path)
+{
+    return (struct iz_json *)json_load_file(
+        path, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+}
+
 void iz_json_close(struct iz_json **v)
 {
     json_decref(value(*v));

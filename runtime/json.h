@@ -14,6 +14,8 @@ struct iz_json;
 
 /* Any JSON value; members that occur twice are refused.  NULL: not JSON. */
 struct iz_json *iz_json_open(const char *text, int64_t bytes);
+/* Of a file; NULL also where it cannot be read. */
+struct iz_json *iz_json_read(const char *path);
 void iz_json_close(struct iz_json **v);
 
 /* Values inside others live as long as the outermost one. */

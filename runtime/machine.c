@@ -10,8 +10,6 @@
 #include "runtime/json.h"
 
 #define MOST INT64_C(4000000000000000000)
-/* Of a GPU's memory: the context, libraries, what StarPU takes. */
-#define RESERVE_BYTES (INT64_C(768) << 20)
 
 struct field {
     const char *name;
@@ -41,9 +39,11 @@ static const struct field fields[] = {
     NUMBER("core_flops_per_s", core_flops_per_s),
     NUMBER("core_bytes_per_s", core_bytes_per_s),
     OPTIONAL("core_fused_flops_per_s", core_fused_flops_per_s),
+    OPTIONAL("core_bf16_flops_per_s", core_bf16_flops_per_s),
     NUMBER("disk_bytes", disk_bytes),
     NUMBER("disk_bytes_per_s", disk_bytes_per_s),
     NUMBER("node_bytes_per_s", node_bytes_per_s),
+    {"gpu_capability", offsetof(struct iz_machine, gpu_capability), true, true},
     NUMBER("gpu_bytes", gpu_bytes),
     NUMBER("gpu_bytes_per_s", gpu_bytes_per_s),
     NUMBER("fp32_flops_per_s", flops_per_s[IZ_F32]),
@@ -114,6 +114,16 @@ static int read_fields(struct iz_machine *m, const struct iz_json *j,
                 fprintf(err, "izar: %s: %s: unknown key\n", path, k);
             r = -EINVAL;
         }
+    if (!m->gpu_capability)
+        m->gpu_capability = 80;
+    if (!r && m->gpu_capability < 70) {
+        if (err)
+            fprintf(err,
+                    "izar: %s: gpu_capability: %d: there are kernels for "
+                    "70 (7.0) and later\n",
+                    path, m->gpu_capability);
+        r = -EINVAL;
+    }
     if (!r && (m->host_bytes_per_s < 1 || m->cores < 1)) {
         if (err)
             fprintf(err, "izar: %s: a machine has cores and memory\n", path);
@@ -162,15 +172,18 @@ static double seconds(int64_t ns)
     return (double)ns * 1e-9;
 }
 
-/* Of one op on the GPU, or on one core, which several of `ranks` may share. */
+/* Of one op on the GPU, or on one core, which several of `ranks` may share;
+ * narrow: the core's products are of bf16. */
 static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
-                                   int ranks)
+                                   bool narrow, int ranks)
 {
     double part = (double)m->cores / iz_machine_ranks(m, ranks);
     part = part < 1 ? part : 1;
     if (!m->gpus)
         return (struct iz_rate){
-            .flops_per_s = (double)m->core_flops_per_s * part,
+            .flops_per_s = (double)(narrow ? m->core_bf16_flops_per_s
+                                           : m->core_flops_per_s) *
+                           part,
             .bytes_per_s = (double)m->core_bytes_per_s * part,
             .fused_flops_per_s = (double)m->core_fused_flops_per_s * part};
     return (struct iz_rate){.flops_per_s = (double)m->flops_per_s[t],
@@ -179,8 +192,10 @@ static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
 }
 
 int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
-                      enum iz_dtype params, int ranks, FILE *err)
+                      const struct iz_config *c, int ranks, FILE *err)
 {
+    enum iz_dtype params = c->dtype;
+    enum iz_product_type asked = c->run.cpu_products;
     int cores = m->cores / iz_machine_ranks(m, ranks);
     bool gpu = m->gpus > 0;
     int workers = gpu && cores > 1 ? cores - 1 : cores;
@@ -193,17 +208,31 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
                     iz_dtype_name(params));
         return -EINVAL;
     }
+    bool narrow = !gpu && params == IZ_BF16 && asked != IZ_PRODUCTS_F32 &&
+                  m->core_bf16_flops_per_s > 0;
+    if (!gpu && asked == IZ_PRODUCTS_BF16 && !narrow) {
+        if (err)
+            fprintf(err,
+                    "izar: run.cpu_products: bf16: the cores of %s make no "
+                    "products of bf16 (its core_bf16_flops_per_s is 0)\n",
+                    m->name);
+        return -EINVAL;
+    }
     *t = (struct iz_target){.workers = workers > 0 ? workers : 1,
                             .gpu = gpu,
                             .nccl = gpu && ranks > 1,
+                            .narrow = narrow,
+                            .cudnn = gpu && c->run.fused == IZ_FUSED_CUDNN,
                             .act = gpu ? params : IZ_F32,
-                            .compute = compute_rate(m, params, ranks)};
+                            .capability = m->gpu_capability,
+                            .compute = compute_rate(m, params, narrow, ranks)};
     return 0;
 }
 
 struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
 {
-    int64_t device = m->gpus ? m->gpu_bytes - RESERVE_BYTES : 0;
+    int64_t device =
+        m->gpus ? m->gpu_bytes - iz_plan_reserve(m->gpu_bytes, ranks) : 0;
     return (struct iz_limits){
         .host = m->host_bytes / iz_machine_ranks(m, ranks), .device = device};
 }

@@ -16,9 +16,11 @@ struct iz_machine {
     int64_t core_bytes_per_s; /* of ops that are no products, all cores busy */
     int64_t core_fused_flops_per_s; /* of products inside a kernel of our own;
                                      * 0: core_flops_per_s */
+    int64_t core_bf16_flops_per_s;  /* of products of bf16; 0: it makes none */
     int64_t disk_bytes, disk_bytes_per_s;
     int64_t node_bytes_per_s; /* network of a node, each way */
     /* Of one GPU; up and down: between it and the host. */
+    int gpu_capability;                                 /* 90 for 9.0 */
     int64_t gpu_bytes, gpu_bytes_per_s, flops_per_s[3]; /* by enum iz_dtype */
     int64_t up_bytes_per_s, down_bytes_per_s;
     int64_t peer_bytes_per_s; /* between GPUs of a node, each way */
@@ -33,10 +35,10 @@ int iz_machine_read(struct iz_machine *m, const char *path, FILE *err);
 /* Ranks of one node: one per GPU, or one on a machine without; all of them on a
  * machine that has no network. */
 int iz_machine_ranks(const struct iz_machine *m, int ranks);
-/* Refuses a type that the machine's GPUs do not compute in, with the reason on
- * `err` (may be NULL). */
+/* Refuses a type that the machine's GPUs do not compute in, and products that
+ * its cores do not make, with the reason on `err` (may be NULL). */
 int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
-                      enum iz_dtype params, int ranks, FILE *err);
+                      const struct iz_config *c, int ranks, FILE *err);
 struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks);
 /* What one worker of each place of a rank does. */
 void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,

@@ -4,6 +4,7 @@
 #include "runtime/memory.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -34,17 +35,19 @@ struct pool {
 };
 
 struct iz_memory {
+    struct iz_graph *graph;
     bool pin_cpu, gpu;
     struct iz_bytes count;
     struct block *blocks;
     struct pool device, cpu;
 };
 
-int iz_memory_open(struct iz_memory **out, bool pin_cpu)
+int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu)
 {
     *out = calloc(1, sizeof(**out));
     if (!*out)
         return -ENOMEM;
+    (*out)->graph = g;
     (*out)->pin_cpu = pin_cpu;
     return 0;
 }
@@ -77,48 +80,93 @@ static void *refuse(enum iz_tier tier, enum iz_class c, int64_t bytes,
     return NULL;
 }
 
+#define HUGE_PAGE ((size_t)2 << 20)
+
+/* Zeroed pages, from the beginning of a huge one on where a whole one fits: the
+ * kernel itself aligns only what is a multiple of it.  What is read and written
+ * without a copy (a disk, another rank's memory) costs by the page. */
+static void *map_pages(size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t spare = bytes < HUGE_PAGE ? 0 : HUGE_PAGE - page, head;
+    char *p = mmap(NULL, bytes + spare, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (p == MAP_FAILED || spare == 0)
+        return p;
+    head = -(uintptr_t)p & (HUGE_PAGE - 1);
+    if (head)
+        munmap(p, head);
+    if (spare - head)
+        munmap(p + head + bytes, spare - head);
+    madvise(p + head, bytes, MADV_HUGEPAGE);
+    return p + head;
+}
+
 /* Zeroed pages of the host; NULL with errno. */
 static struct block *map(struct iz_memory *m, int64_t bytes)
 {
     struct block *b = malloc(sizeof(*b));
-    size_t round = ((size_t)bytes + 4095) & ~(size_t)4095;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t round = ((size_t)bytes + page - 1) / page * page;
     if (!round)
-        round = 4096;
-    void *p = b ? mmap(NULL, round, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-                : MAP_FAILED;
+        round = page;
+    void *p = b ? map_pages(round) : MAP_FAILED;
     if (p == MAP_FAILED) {
         free(b);
         return NULL;
     }
-    if (round >= (2u << 20))
-        madvise(p, round, MADV_HUGEPAGE);
     *b = (struct block){.next = m->blocks, .p = p, .bytes = round};
     m->blocks = b;
     return b;
 }
 
-enum { STRETCH = 64 << 20 }; /* between two signs of progress */
+enum {
+    STRETCH = 64 << 20, /* between two signs of progress */
+    SHARED = 4          /* as many keep several workers busy */
+};
 
-/* Gives the pages memory, by the calling thread, so that they come to lie near
- * the cores that this rank is bound to, and locks them there if asked. */
-static int settle(const struct block *b, bool locks)
-{
+struct settling {
+    const struct block *b;
+    bool locks;
     struct iz_progress progress;
-    int r = 0;
-    iz_progress_begin(&progress, locks ? "locking memory" : "taking memory",
-                      (int64_t)b->bytes);
-    for (size_t at = 0; at < b->bytes && !r; at += STRETCH) {
-        char *p = (char *)b->p + at;
-        size_t n = b->bytes - at < STRETCH ? b->bytes - at : STRETCH;
-        if (locks)
-            r = mlock(p, n);
-        else
+    _Atomic size_t next;
+    atomic_int error; /* errno */
+};
+
+static void settle_part(void *arg, int i, struct iz_exec *x)
+{
+    struct settling *s = arg;
+    size_t at;
+    (void)i;
+    (void)x;
+    while ((at = atomic_fetch_add(&s->next, STRETCH)) < s->b->bytes &&
+           !s->error) {
+        char *p = (char *)s->b->p + at;
+        size_t n = s->b->bytes - at < STRETCH ? s->b->bytes - at : STRETCH;
+        if (!s->locks)
             memset(p, 0, n);
-        iz_progress_add(&progress, (int64_t)n);
+        else if (mlock(p, n))
+            s->error = errno;
+        iz_progress_add(&s->progress, (int64_t)n);
     }
-    iz_progress_end(&progress);
-    return r;
+}
+
+/* Gives the pages memory, by the calling thread or by all workers, so that they
+ * come to lie near the cores of this rank, and locks them there if asked.
+ * Calling workers takes milliseconds.  0, or -1 with errno. */
+static int settle(const struct iz_memory *m, const struct block *b, bool locks)
+{
+    struct settling s = {.b = b, .locks = locks};
+    iz_progress_begin(&s.progress, locks ? "locking memory" : "taking memory",
+                      (int64_t)b->bytes);
+    if (b->bytes < (size_t)SHARED * STRETCH)
+        settle_part(&s, 0, NULL);
+    else
+        iz_graph_on_workers(m->graph, settle_part, &s);
+    iz_progress_end(&s.progress);
+    errno = s.error;
+    return s.error ? -1 : 0;
 }
 
 static int open_cpu_pool(struct iz_memory *m, int64_t bytes)
@@ -128,7 +176,7 @@ static int open_cpu_pool(struct iz_memory *m, int64_t bytes)
         refuse(IZ_TIER_CPU, IZ_MEM_PARAM, bytes, "allocating");
         return -ENOMEM;
     }
-    settle(b, false);
+    settle(m, b, false);
     int r = iz_device_pin(b->p, (int64_t)b->bytes);
     if (r)
         return r;
@@ -182,7 +230,7 @@ void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
         if (!b)
             return refuse(tier, c, bytes, "allocating");
         p = b->p;
-        if (tier == IZ_TIER_CPU && m->pin_cpu && settle(b, true))
+        if (tier == IZ_TIER_CPU && m->pin_cpu && settle(m, b, true))
             return refuse(tier, c, bytes, "pin_memory: locking");
     }
     if (p)

@@ -41,8 +41,9 @@ void iz_bytes_print(const struct iz_bytes *t, FILE *out);
 
 struct iz_memory;
 
-/* pin_cpu: the cpu tier is locked into memory (pin_memory). */
-int iz_memory_open(struct iz_memory **out, bool pin_cpu);
+/* pin_cpu: the cpu tier is locked into memory (pin_memory).  The workers of g,
+ * borrowed until close, touch what is locked or pinned. */
+int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu);
 /* The device tier is a GPU's from now on.  Both tiers become one allocation
  * each, of `bytes` plus what the alignment of `buffers` pieces may cost; that
  * of the cpu tier is pinned and has all but the optimizer's states, which

@@ -15,10 +15,6 @@
 #include "runtime/coll_nccl.h"
 #include "runtime/environment.h"
 
-/* Left to the libraries on the GPU: context, NCCL's buffers, handles. */
-#define RESERVE_BYTES (INT64_C(768) << 20)
-#define RESERVE_SHARE 16 /* at most this part of a small memory */
-
 static bool first(const struct iz_coll *c)
 {
     return c->rank == 0;
@@ -77,8 +73,18 @@ static void count_sharing(struct iz_place *p, struct iz_coll *coll, int *most)
     free(all);
 }
 
+/* The same for ranks that were not started: they take GPUs as choose_device
+ * does.  A launcher may show each started rank one only. */
+static void share_out(struct iz_place *p, const struct iz_coll *coll, int here,
+                      int *most)
+{
+    int used = (coll->local_size + p->sharing - 1) / p->sharing;
+    int gpus = used > p->gpus ? used : p->gpus;
+    p->sharing = *most = (here + gpus - 1) / gpus;
+}
+
 static int choose_comm(struct iz_place *p, const struct iz_config *c,
-                       const struct iz_coll *coll, int most)
+                       const struct iz_coll *coll, int ranks, int most)
 {
     const char *why = NULL;
     p->nccl = c->run.comm == IZ_COMM_NCCL ||
@@ -86,7 +92,7 @@ static int choose_comm(struct iz_place *p, const struct iz_config *c,
     if (most > 1 && c->run.comm != IZ_COMM_MPI)
         why = "several ranks have the same GPU: use fewer ranks, run.comm: mpi "
               "to share it on purpose, or run.device: cpu";
-    else if (p->nccl && coll->size > IZ_SUM_INPUTS_MAX)
+    else if (p->nccl && ranks > IZ_SUM_INPUTS_MAX)
         why = "more ranks than a GPU adds the parts of at once: use run.comm: "
               "mpi";
     else if (p->nccl && !iz_nccl_built())
@@ -94,16 +100,55 @@ static int choose_comm(struct iz_place *p, const struct iz_config *c,
     if (!why)
         return 0;
     if (first(coll))
-        fprintf(stderr, "izar: run.comm: %s\n", why);
+        fprintf(stderr, "izar: run.comm: %s%s\n", why,
+                ranks == coll->size ? "" : "; --machine: to plan for others");
     return -EINVAL;
 }
 
-/* What a GPU cannot do, in words of the config; NULL: nothing. */
-static const char *cannot(const struct iz_place *p, const struct iz_config *c)
+/* Whether the program has no kernels for this GPU; says so. */
+static bool too_old(const struct iz_place *p, const struct iz_config *c)
 {
-    if (p->info.capability < 80)
-        return "run.device: the kernels need compute capability 8.0, this GPU "
-               "has less: use run.device: cpu";
+    int have = p->info.capability, need = iz_cuda_ops->capability;
+    if (have >= need)
+        return false;
+    fprintf(stderr,
+            "izar: run.device: %s: GPU %d has compute capability %d.%d, this "
+            "program has kernels for %d.%d and later: use run.device: cpu\n",
+            c->run.device == IZ_DEVICE_AUTO ? "auto" : "cuda", p->device,
+            have / 10, have % 10, need / 10, need % 10);
+    return true;
+}
+
+/* Whether ranks would compute with different kernels, or be refused different
+ * things: from 8.0 on the kernels are the same.  The first rank says so. */
+static bool mixed(const struct iz_place *p, struct iz_coll *coll)
+{
+    double *all = calloc((size_t)coll->size, sizeof(*all));
+    if (!all)
+        iz_die("no memory for the GPUs of %d ranks", coll->size);
+    all[coll->rank] = p->info.capability;
+    iz_coll_gather_doubles(coll, all, 1, "GPUs");
+    int low = 0, high = 0;
+    for (int r = 1; r < coll->size; r++) {
+        low = all[r] < all[low] ? r : low;
+        high = all[r] > all[high] ? r : high;
+    }
+    double least = all[low] / 10, most = all[high] / 10;
+    free(all);
+    if (most <= least || least >= 8)
+        return false;
+    if (first(coll))
+        fprintf(stderr,
+                "izar: run.device: the GPU of rank %d has compute capability "
+                "%.1f, that of rank %d %.1f: below 8.0 all ranks need the "
+                "same\n",
+                low, least, high, most);
+    return true;
+}
+
+/* What a GPU cannot do, in words of the config; NULL: nothing. */
+static const char *cannot(const struct iz_config *c)
+{
     if (c->run.slices > 1)
         return "run.slices: slices give several CPU workers something to do; "
                "set it to 0 or 1 on a GPU";
@@ -122,47 +167,59 @@ static const char *cannot(const struct iz_place *p, const struct iz_config *c)
 /* The GPU of this rank: of those in the user's STARPU_WORKERS_CUDAID, or of
  * all, the ranks of a host take one each in turn.  StarPU reads the variable
  * too and must come to the same.  Negative: the list is not understood. */
-static int choose_device(const struct iz_coll *coll)
+static int choose_device(struct iz_place *p, const struct iz_coll *coll)
 {
     const char *list = getenv("STARPU_WORKERS_CUDAID");
-    int id[64], n = 0, count = iz_device_count();
+    int n = 0, count = iz_device_count();
     char text[16], *end;
-    if (!list)
-        return coll->local_rank % count;
-    for (const char *at = list; n < 64; at = end + (*end == ',')) {
+    while (!list && n < count && n < IZ_GPUS_MAX) {
+        p->gpu[n] = n;
+        n++;
+    }
+    for (const char *at = list; at && n < IZ_GPUS_MAX;
+         at = end + (*end == ',')) {
         long v = strtol(at, &end, 10);
         if (end == at)
             break;
         if (v < 0 || v >= count)
-            n = 64; /* and refuse */
+            n = IZ_GPUS_MAX; /* and refuse */
         else
-            id[n++] = (int)v;
+            p->gpu[n++] = (int)v;
     }
-    if (!n || n == 64 || *end) {
+    if (list && (!n || n == IZ_GPUS_MAX || *end)) {
         fprintf(stderr,
                 "izar: STARPU_WORKERS_CUDAID: '%s' is no list of numbers "
                 "below %d, the GPUs that this rank sees\n",
                 list, count);
         return -EINVAL;
     }
-    snprintf(text, sizeof(text), "%d", id[coll->local_rank % n]);
-    setenv("STARPU_WORKERS_CUDAID", text, 1);
-    return id[coll->local_rank % n];
+    p->gpus = n;
+    int mine = p->gpu[coll->local_rank % n];
+    snprintf(text, sizeof(text), "%d", mine);
+    if (list)
+        setenv("STARPU_WORKERS_CUDAID", text, 1);
+    return mine;
 }
 
 static int choose_gpu(struct iz_place *p, const struct iz_config *c,
-                      struct iz_coll *coll)
+                      struct iz_coll *coll, int ranks, int here)
 {
     int most = 1;
-    p->device = choose_device(coll);
+    p->device = choose_device(p, coll);
     int r = p->device < 0 ? p->device : iz_device_use(p->device, &p->info);
+    if (!r && too_old(p, c))
+        r = -ENODEV;
     bool ok = iz_coll_all_ok(coll, r == 0);
     if (!ok)
         return r ? r : -ENODEV;
+    if (mixed(p, coll))
+        return -EINVAL;
     count_sharing(p, coll, &most);
-    if (coll->size > 1)
-        r = choose_comm(p, c, coll, most);
-    const char *why = cannot(p, c);
+    if (ranks != coll->size)
+        share_out(p, coll, here, &most);
+    if (ranks > 1)
+        r = choose_comm(p, c, coll, ranks, most);
+    const char *why = cannot(c);
     if (r || !why)
         return r;
     if (first(coll))
@@ -181,11 +238,12 @@ static const char *cannot_have(int asked, const struct iz_config *c)
 }
 
 int iz_place_choose(struct iz_place *p, const struct iz_config *c,
-                    struct iz_coll *coll)
+                    struct iz_coll *coll, int ranks, int here)
 {
     int asked = iz_environment_number("STARPU_NCUDA", -1);
     const char *why = cannot_have(asked, c);
-    *p = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
+    *p = (struct iz_place){
+        .device = -1, .sharing = 1, .ranks = ranks, .why_cpu = ""};
     if (why && first(coll))
         fprintf(stderr, "izar: STARPU_NCUDA: %s\n", why);
     if (!iz_coll_all_ok(coll, !why))
@@ -194,19 +252,31 @@ int iz_place_choose(struct iz_place *p, const struct iz_config *c,
         return 0;
     if (!iz_coll_all_ok(coll, asked != 0 && iz_device_count() > 0))
         return no_gpu(p, c, coll, asked);
-    return choose_gpu(p, c, coll);
+    return choose_gpu(p, c, coll, ranks, here);
+}
+
+int iz_place_near(const struct iz_place *p, const struct iz_topo *t, int n)
+{
+    int near = 0;
+    if (p->device < 0)
+        return n;
+    for (int i = 0; i < p->gpus; i++) {
+        char pci[16];
+        if (!iz_device_pci(p->gpu[i], pci) || iz_topo_near(t, pci))
+            near += n / p->gpus + (i < n % p->gpus);
+    }
+    return near;
 }
 
 int64_t iz_place_memory(const struct iz_place *p, const struct iz_config *c)
 {
-    int64_t reserve = p->info.total_bytes / RESERVE_SHARE;
+    int64_t total = p->info.total_bytes;
     if (p->device < 0)
         return 0;
     if (c->run.device_memory_limit_bytes)
         return c->run.device_memory_limit_bytes;
-    if (reserve > RESERVE_BYTES)
-        reserve = RESERVE_BYTES;
-    return p->info.free_bytes / p->sharing - reserve;
+    return p->info.free_bytes / p->sharing -
+           iz_plan_reserve(total, p->nccl ? p->ranks : 0);
 }
 
 struct iz_target iz_place_target(const struct iz_place *p,
@@ -216,5 +286,7 @@ struct iz_target iz_place_target(const struct iz_place *p,
     return (struct iz_target){.workers = workers,
                               .gpu = gpu,
                               .nccl = p->nccl,
-                              .act = gpu ? iz_cuda_ops->act(c->dtype) : IZ_F32};
+                              .cudnn = gpu && c->run.fused == IZ_FUSED_CUDNN,
+                              .act = gpu ? iz_cuda_ops->act(c->dtype) : IZ_F32,
+                              .capability = p->info.capability};
 }

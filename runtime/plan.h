@@ -30,10 +30,14 @@ struct iz_plan_group {
     int host_chunks; /* of an offloaded optimizer: the first ones are updated by
                         the host, the others by the GPU, with states there */
     struct iz_plan_frozen frozen;
-    int ring;         /* which ring of gathered units and of unit gradients */
-    bool tied;        /* another unit uses one of its parameters too */
-    bool split_accum; /* ... and has an accumulator of its own */
-    bool direct;      /* backward writes the gradient itself, no ring */
+    int ring;          /* which ring of gathered units and of unit gradients */
+    bool tied;         /* another unit uses one of its parameters too */
+    bool split_accum;  /* ... and has an accumulator of its own */
+    bool direct;       /* backward writes the gradient itself, no ring */
+    int contributions; /* of a step to an accumulator */
+    /* The last of them is a sum of the host, which takes the norm's squares
+     * too; else they are a pass of their own. */
+    bool sums_squares;
     /* A sparse table: of it only the rows that a step touches are gathered and
      * have gradients, `rows` at most of `cols` elements; `packed`: all of them,
      * in cache lines.  0: the unit is dense. */
@@ -49,12 +53,19 @@ struct iz_plan_ring {
 #define IZ_SLICES_MAX 64
 #define IZ_BOUNCE_BYTES (INT64_C(1) << 22) /* pinned, for single copies */
 
+/* Chunks of the optimizer are multiples of this many elements: whole disk pages
+ * for every element type. */
+#define IZ_CHUNK_ALIGN 2048
+
 /* What one rank computes on. */
 struct iz_target {
     int workers;       /* of the CPU */
     bool gpu;          /* units are computed on a GPU with memory of its own */
     bool nccl;         /* between GPUs; else collectives go through the host */
+    bool narrow;       /* products with bf16 weights on a CPU are of bf16 */
+    bool cudnn;        /* on a GPU, what cuDNN fuses is left to it */
     enum iz_dtype act; /* type of activations */
+    int capability;    /* compute capability of the GPU, 90 for 9.0 */
     /* Of a worker that computes units; zero where nothing is predicted. */
     struct iz_rate compute;
 };
@@ -77,10 +88,13 @@ struct iz_plan {
     /* On a GPU: gradients are kept on the host, and parameters on the GPU are
      * updated by the host. */
     bool grads_down, params_up;
-    /* Some chunks of an offloaded optimizer are updated by the GPU: their
-     * gradients go up, and new parameters come down where they live there. */
+    /* Some chunks of an offloaded optimizer are updated by the GPU: new
+     * parameters come down where they live there. */
     bool divided; /* a ratio below 1 was asked for */
     bool split;   /* ... and leaves the GPU a chunk */
+    /* The gradients of those chunks are summed and kept on the GPU: not where
+     * the collectives of the host form the sums. */
+    bool grads_apart;
     bool recompute;
     /* Boundaries live on the host; on a GPU they pass through so many slots. */
     bool boundaries_down;
@@ -98,7 +112,8 @@ struct iz_plan {
      * accumulator, updated chunks, and one for collectives. */
     int64_t grad_stage_bytes, update_stage_bytes, comm_stage_bytes;
     int grad_stages, update_stages;
-    /* Buffers of the GPU for a chunk of the split: [gradient][parameters]. */
+    /* Buffers of the GPU for a chunk of the split: [gradient][parameters], the
+     * gradient unless it is there, the parameters if they live on the host. */
     int64_t split_stage_bytes;
     int split_stages;
     /* Buffers between states and a checkpoint that is written beside training;
@@ -117,7 +132,14 @@ struct iz_plan {
 int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target);
+/* Whether the target's GPU computes in the types that the config asks for: 0,
+ * or -EINVAL with the reason printed on `err` (which may be NULL). */
+int iz_plan_check_types(const struct iz_config *c,
+                        const struct iz_target *target, FILE *err);
 void iz_plan_clear(struct iz_plan *p);
+/* Counts the bytes of a plan whose parts are known (plan_bytes.c). */
+void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
+                   const struct iz_model *m);
 /* Counts anew with activations kept, or recomputed. */
 void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep);
 
@@ -152,8 +174,11 @@ int64_t iz_plan_device_bytes(const struct iz_plan *p);
 int64_t iz_plan_gathered(const struct iz_plan_group *g);
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_group *g);
 int64_t iz_plan_filed(const struct iz_plan_group *g);
-/* Elements of an accumulator of its gradient. */
+/* Elements of an accumulator of its gradient; of its last ones, those that the
+ * GPU has apart from the others. */
 int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_group *g);
+int64_t iz_plan_grads_apart(const struct iz_plan *p,
+                            const struct iz_plan_group *g);
 /* Bytes of what lists the touched rows: a list (there are two), and scratch to
  * make one. */
 int64_t iz_plan_list_bytes(const struct iz_plan *p);
@@ -164,6 +189,9 @@ int64_t iz_up_bytes(const struct iz_plan *p, const struct iz_plan_group *g);
 /* Bytes of a unit's output, for one lane. */
 int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
                                const struct iz_model *m, int unit);
+/* Whether a contribution comes from a GPU straight into the host's accumulator:
+ * nothing is to be added and the type is right. */
+bool iz_plan_straight(const struct iz_plan *p, bool first);
 /* Where gradients are accumulated. */
 enum iz_tier iz_plan_grad_tier(const struct iz_plan *p);
 /* Separate buffers of a tier at most: what their alignment may cost. */
@@ -173,6 +201,10 @@ int64_t iz_plan_buffers(const struct iz_plan *p);
 struct iz_limits {
     int64_t host, device;
 };
+
+/* Bytes of a GPU of total_bytes that a plan leaves to the libraries: context,
+ * handles, and NCCL's buffers between nccl_ranks ranks (0: no NCCL). */
+int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks);
 
 /* Fits the plan into the limits: with recompute "auto" keeps activations if
  * they fit.  Where nothing fits, prints the table and the smallest change of

@@ -2,15 +2,34 @@
 /* Whether a plan fits into the memory there is, and the smallest change of the
  * config with which it would; see plan.h. */
 #include <errno.h>
-#include <string.h>
 
+#include "codelets/int64.h"
 #include "runtime/plan.h"
+
+/* NCCL connects every pair of ranks at the first exchange: on eight H100 that
+ * took 3.3 GB on each (NVIDIA/nccl, issue 1685), 470 MB for each other rank.
+ * Ranks of other hosts share the channels of the network.  Of a small memory
+ * the libraries get one part of RESERVE_SHARE, and NCCL another. */
+#define RESERVE_BYTES (INT64_C(768) << 20)
+#define RESERVE_PEER_BYTES (INT64_C(470) * 1000 * 1000)
+#define RESERVE_PEERS 7
+#define RESERVE_SHARE 16
 
 struct change {
     const char *text;
     bool (*apply)(struct iz_config *c); /* false: changed nothing */
     bool gpu;                           /* only helps where there is one */
+    double (*value)(const struct iz_config *c); /* ends the text; or NULL */
 };
+
+int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks)
+{
+    int64_t most = total_bytes / RESERVE_SHARE;
+    int64_t peers = nccl_ranks > 1 ? min64(nccl_ranks - 1, RESERVE_PEERS) : 0;
+    return min64(RESERVE_BYTES, most) + min64(peers * RESERVE_PEER_BYTES, most);
+}
+
+#define RATIO_STEPS 20 /* in which a ratio is looked for */
 
 static bool full_recompute(struct iz_config *c)
 {
@@ -39,6 +58,19 @@ static bool small_micro_batch(struct iz_config *c)
     return true;
 }
 
+/* The accumulation steps that keep the batch. */
+static double steps(const struct iz_config *c)
+{
+    return c->grad_accum;
+}
+
+static bool wide_products(struct iz_config *c)
+{
+    bool was = c->dtype == IZ_BF16 && c->run.cpu_products != IZ_PRODUCTS_F32;
+    c->run.cpu_products = IZ_PRODUCTS_F32;
+    return was;
+}
+
 static bool depth_first(struct iz_config *c)
 {
     bool was = c->run.schedule != IZ_DEPTH_FIRST;
@@ -61,12 +93,17 @@ static bool optimizer_to_cpu(struct iz_config *c)
     return true;
 }
 
-/* The whole optimizer on the host. */
-static bool no_split(struct iz_config *c)
+/* The whole optimizer on the host, unless least_split finds better. */
+static bool other_split(struct iz_config *c)
 {
-    bool was = c->zero.optimizer.ratio < 1;
     c->zero.optimizer.ratio = 1;
-    return was;
+    return true;
+}
+
+/* A change that ends with it takes the largest that fits (least_split). */
+static double ratio(const struct iz_config *c)
+{
+    return c->zero.optimizer.ratio;
 }
 
 static bool params_to_cpu(struct iz_config *c)
@@ -121,26 +158,32 @@ static bool few_param_buffers(struct iz_config *c)
     return fewer(&c->zero.param);
 }
 
-/* Cheapest first.  %d: the accumulation steps that keep the batch. */
+/* Cheapest first. */
 static const struct change changes[] = {
-    {"run.recompute=full", full_recompute, false},
-    {"activation_checkpointing.cpu_checkpointing=true", boundaries_to_cpu,
-     true},
-    {"run.schedule=depth_first", depth_first, false},
-    {"run.ring=2", small_ring, false},
-    {"train_micro_batch_size_per_gpu=1 and gradient_accumulation_steps=%d",
-     small_micro_batch, false},
-    {"zero_optimization.stage=3", stage_three, false},
-    {"zero_optimization.offload_optimizer.device=cpu", optimizer_to_cpu, true},
-    {"zero_optimization.offload_optimizer.ratio=1", no_split, true},
-    {"zero_optimization.offload_param.device=cpu", params_to_cpu, true},
+    {"run.recompute=full", full_recompute, false, NULL},
+    {"activation_checkpointing.cpu_checkpointing=true", boundaries_to_cpu, true,
+     NULL},
+    {"run.schedule=depth_first", depth_first, false, NULL},
+    {"run.ring=2", small_ring, false, NULL},
+    {"run.cpu_products=fp32", wide_products, false, NULL},
+    {"train_micro_batch_size_per_gpu=1 and gradient_accumulation_steps=",
+     small_micro_batch, false, steps},
+    {"zero_optimization.stage=3", stage_three, false, NULL},
+    {"zero_optimization.offload_optimizer.device=cpu", optimizer_to_cpu, true,
+     NULL},
+    {"zero_optimization.offload_optimizer.ratio=", other_split, true, ratio},
+    {"zero_optimization.offload_optimizer.device=cpu and "
+     "zero_optimization.offload_optimizer.ratio=",
+     optimizer_to_cpu, true, ratio},
+    {"zero_optimization.offload_param.device=cpu", params_to_cpu, true, NULL},
     {"zero_optimization.offload_optimizer.device=nvme", optimizer_to_disk,
-     false},
-    {"zero_optimization.offload_param.device=nvme", params_to_disk, false},
+     false, NULL},
+    {"zero_optimization.offload_param.device=nvme", params_to_disk, false,
+     NULL},
     {"zero_optimization.offload_optimizer.buffer_count=2", few_state_buffers,
-     false},
-    {"zero_optimization.offload_param.buffer_count=2", few_param_buffers,
-     false},
+     false, NULL},
+    {"zero_optimization.offload_param.buffer_count=2", few_param_buffers, false,
+     NULL},
 };
 #define CHANGES ((int)(sizeof(changes) / sizeof(changes[0])))
 
@@ -150,17 +193,66 @@ static bool within(const struct iz_plan *p, const struct iz_limits *l)
            iz_plan_device_bytes(p) <= l->device;
 }
 
+static bool make(const struct iz_plan *p, const struct iz_config *c,
+                 const struct iz_model *m, struct iz_plan *q)
+{
+    struct iz_target t = p->target;
+    t.narrow = t.narrow && c->run.cpu_products != IZ_PRODUCTS_F32;
+    return !iz_plan_make(q, c, m, p->ranks, p->rank, &t);
+}
+
+/* What config_check.c wants of a ratio below 1. */
+static bool may_split(const struct iz_config *c)
+{
+    return c->zero.optimizer.home == IZ_HOME_CPU &&
+           c->zero.param.home != IZ_HOME_NVME &&
+           c->run.state_dtype == IZ_MOMENT_F32;
+}
+
+/* q is the plan with the whole optimizer on the host and does not fit: the one
+ * with the largest part there that does, or q still. */
+static void least_split(const struct iz_plan *p, struct iz_config *c,
+                        const struct iz_model *m, const struct iz_limits *limit,
+                        struct iz_plan *q)
+{
+    for (int i = RATIO_STEPS - 1; i >= 0 && may_split(c); i--) {
+        struct iz_plan r;
+        c->zero.optimizer.ratio = (double)i / RATIO_STEPS;
+        if (!make(p, c, m, &r))
+            continue;
+        if (within(&r, limit)) {
+            iz_plan_clear(q);
+            *q = r;
+            return;
+        }
+        iz_plan_clear(&r);
+    }
+    c->zero.optimizer.ratio = 1;
+}
+
 /* Applies the changes of the set `used`, as far as each changes anything; those
  * that do remain in the set.  q is the plan with them; false: there is none. */
 static bool plan_with(const struct iz_plan *p, struct iz_config *c,
-                      const struct iz_model *m, unsigned *used,
-                      struct iz_plan *q)
+                      const struct iz_model *m, const struct iz_limits *limit,
+                      unsigned *used, struct iz_plan *q)
 {
-    for (int i = 0; i < CHANGES; i++)
-        if (*used & 1U << i &&
-            ((changes[i].gpu && !p->target.gpu) || !changes[i].apply(c)))
+    double before = c->zero.optimizer.ratio;
+    int split = -1;
+    for (int i = 0; i < CHANGES; i++) {
+        if (!(*used & 1U << i))
+            continue;
+        if ((changes[i].gpu && !p->target.gpu) || !changes[i].apply(c))
             *used &= ~(1U << i);
-    return !iz_plan_make(q, c, m, p->ranks, p->rank, &p->target);
+        else if (changes[i].value == ratio)
+            split = i;
+    }
+    if (!make(p, c, m, q))
+        return false;
+    if (split >= 0 && !within(q, limit))
+        least_split(p, c, m, limit, q);
+    if (split >= 0 && c->zero.optimizer.ratio == before)
+        *used &= ~(1U << split);
+    return true;
 }
 
 static bool fits(const struct iz_plan *p, const struct iz_config *c,
@@ -169,7 +261,7 @@ static bool fits(const struct iz_plan *p, const struct iz_config *c,
 {
     struct iz_config d = *c;
     struct iz_plan q;
-    if (!plan_with(p, &d, m, used, &q))
+    if (!plan_with(p, &d, m, limit, used, &q))
         return false;
     bool fit = within(&q, limit) && *used;
     iz_plan_clear(&q);
@@ -177,22 +269,21 @@ static bool fits(const struct iz_plan *p, const struct iz_config *c,
 }
 
 static void print_changes(const struct iz_plan *p, const struct iz_config *c,
-                          const struct iz_model *m, unsigned used, FILE *err)
+                          const struct iz_model *m,
+                          const struct iz_limits *limit, unsigned used,
+                          FILE *err)
 {
     struct iz_config d = *c;
     struct iz_plan q;
     const char *glue = "izar: it fits with ";
-    if (!plan_with(p, &d, m, &used, &q))
+    if (!plan_with(p, &d, m, limit, &used, &q))
         return;
     for (int i = 0; i < CHANGES; i++) {
         if (!(used & 1U << i))
             continue;
-        const char *number = strstr(changes[i].text, "%d");
-        int len = number ? (int)(number - changes[i].text)
-                         : (int)strlen(changes[i].text);
-        fprintf(err, "%s%.*s", glue, len, changes[i].text);
-        if (number)
-            fprintf(err, "%d", d.grad_accum);
+        fprintf(err, "%s%s", glue, changes[i].text);
+        if (changes[i].value)
+            fprintf(err, "%.15g", changes[i].value(&d));
         glue = " and ";
     }
     fprintf(err, " (%.1f MiB", (double)iz_plan_host_bytes(&q) / 1048576);
@@ -213,7 +304,7 @@ static void suggest(const struct iz_plan *p, const struct iz_config *c,
     for (int i = 0; i < CHANGES; i++) {
         used = 1U << i;
         if (fits(p, c, m, limit, &used)) {
-            print_changes(p, c, m, used, err);
+            print_changes(p, c, m, limit, used, err);
             return;
         }
     }
@@ -229,7 +320,7 @@ static void suggest(const struct iz_plan *p, const struct iz_config *c,
         if (less != used && fits(p, c, m, limit, &less))
             used = less;
     }
-    print_changes(p, c, m, used, err);
+    print_changes(p, c, m, limit, used, err);
 }
 
 int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,

@@ -25,6 +25,12 @@ int64_t iz_plan_host_elems(const struct iz_plan_group *g)
     return elems_of(g, g->host_chunks);
 }
 
+int64_t iz_plan_grads_apart(const struct iz_plan *p,
+                            const struct iz_plan_group *g)
+{
+    return p->grads_apart && g->n ? g->owned - iz_plan_host_elems(g) : 0;
+}
+
 static double distance(double a, double b)
 {
     return a > b ? a - b : b - a;
@@ -48,9 +54,7 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
 {
     bool divided = p->target.gpu && p->state_home == IZ_HOME_CPU;
     double want = 0, have = 0;
-    int64_t chunk = 0, elem = iz_dtype_bytes(p->grad_type);
-    if (p->param_home != IZ_HOME_NONE)
-        elem += iz_dtype_bytes(p->param_type);
+    int64_t chunk = 0, elem = 0;
     for (int u = 0; u < p->n_groups; u++) {
         struct iz_plan_group *g = &p->group[u];
         g->host_chunks = g->chunks;
@@ -64,8 +68,15 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
     }
     p->divided = divided && c->zero.optimizer.ratio < 1;
     p->split = chunk > 0;
+    p->grads_apart = p->split && (p->ranks == 1 || p->target.nccl);
+    for (int u = 0; p->grads_apart && u < p->n_groups; u++)
+        p->group[u].sums_squares &= p->group[u].host_chunks > 0;
+    if (!p->grads_apart)
+        elem = iz_dtype_bytes(p->grad_type);
+    if (p->param_home != IZ_HOME_NONE)
+        elem += iz_dtype_bytes(p->param_type);
     p->split_stage_bytes = chunk * elem;
-    p->split_stages = p->split ? STAGES : 0;
+    p->split_stages = p->split_stage_bytes ? STAGES : 0;
 }
 
 int iz_plan_split_check(const struct iz_config *c,

@@ -12,9 +12,12 @@
 
 #include "codelets/cuda.h"
 #include "codelets/gemm.h"
+#include "codelets/gemm16.h"
 #include "codelets/rate.h"
+#include "runtime/choice.h"
 #include "runtime/ckpt_share.h"
 #include "runtime/environment.h"
+#include "runtime/fused.h"
 #include "runtime/hf.h"
 #include "runtime/hf_config.h"
 #include "runtime/lora.h"
@@ -23,12 +26,18 @@
 #include "runtime/run_state.h"
 #include "runtime/state.h"
 
+/* Those that were started, or that a plan is for. */
+static int ranks_all(const struct run *r)
+{
+    return r->o.ranks ? r->o.ranks : r->coll->size;
+}
+
 /* Only one rank speaks about what is the same for all. */
 static int read_config(struct run *r)
 {
-    int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
     return iz_config_read(&r->c, &r->p->section, r->o.path, r->o.set,
-                          r->o.n_set, ranks, iz_run_first(r) ? stderr : NULL);
+                          r->o.n_set, ranks_all(r),
+                          iz_run_first(r) ? stderr : NULL);
 }
 
 /* Of the run's or of --ranks, those that share a host: as many of all as MPI
@@ -48,19 +57,42 @@ static int64_t memory_limit(const struct run *r)
 
 static void print_share(const struct run *r, FILE *out)
 {
-    if (r->o.machine || r->c.run.memory_limit_bytes || ranks_here(r) == 1)
+    if (r->o.machine || ranks_here(r) == 1)
         return;
-    fprintf(out,
-            "%d ranks share the memory that is free on this host: %.1f MiB "
-            "each; --machine or run.memory_limit_bytes: another host\n",
-            ranks_here(r), (double)r->limit.host / 1048576);
+    if (!r->c.run.memory_limit_bytes)
+        fprintf(out,
+                "%d ranks share the memory that is free on this host: %.1f MiB "
+                "each; --machine or run.memory_limit_bytes: another host\n",
+                ranks_here(r), (double)r->limit.host / 1048576);
+    if (r->place.sharing > 1 && !r->c.run.device_memory_limit_bytes)
+        fprintf(out, "%d of them share a GPU: %.1f MiB each\n",
+                r->place.sharing, (double)r->limit.device / 1048576);
 }
 
+/* Whether the kernel sets no limit: the superuser of a container may be bound
+ * by one. */
+static bool locks_all(void)
+{
+    enum { IPC_LOCK = 14 }; /* capabilities(7) */
+    unsigned long long effective = 0;
+    char line[256];
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "CapEff: %llx", &effective) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return effective >> IPC_LOCK & 1;
+}
+
+/* Beside a GPU only states are locked: the driver pins the rest. */
 static int check_locked(const struct run *r)
 {
     struct rlimit l;
-    int64_t need = iz_bytes_tier(&r->plan.bytes, IZ_TIER_CPU);
-    if (!r->plan.pin_cpu || geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &l) ||
+    const struct iz_bytes *b = &r->plan.bytes;
+    int64_t need = r->plan.target.gpu ? b->b[IZ_TIER_CPU][IZ_MEM_STATE]
+                                      : iz_bytes_tier(b, IZ_TIER_CPU);
+    if (!r->plan.pin_cpu || locks_all() || getrlimit(RLIMIT_MEMLOCK, &l) ||
         l.rlim_cur == RLIM_INFINITY || (int64_t)l.rlim_cur >= need)
         return 0;
     fprintf(stderr,
@@ -111,7 +143,9 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
     struct iz_machine m;
     if (!r->o.machine) {
         if (r->o.ranks) {
-            int started = r->coll->local_size, here = ranks_here(r);
+            int started =
+                iz_place_near(&r->place, r->topo, r->coll->local_size);
+            int here = iz_place_near(&r->place, r->topo, ranks_here(r));
             r->workers = iz_topo_workers(r->topo, r->c.run.workers,
                                          (here + started - 1) / started);
         }
@@ -124,6 +158,7 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
             return -EINVAL;
         }
         *t = iz_place_target(&r->place, &r->c, r->workers);
+        t->narrow = r->products.narrow;
         *limit =
             (struct iz_limits){.host = memory_limit(r),
                                .device = iz_place_memory(&r->place, &r->c)};
@@ -133,7 +168,7 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
     if (s)
         return s;
     *limit = iz_machine_limits(&m, ranks);
-    return iz_machine_target(t, &m, r->c.dtype, ranks,
+    return iz_machine_target(t, &m, &r->c, ranks,
                              iz_run_first(r) ? stderr : NULL);
 }
 
@@ -172,13 +207,15 @@ static int fit_plan(struct run *r)
 
 static int make_plan(struct run *r)
 {
-    int ranks = r->o.ranks ? r->o.ranks : r->coll->size;
+    int ranks = ranks_all(r);
     int rank = r->o.ranks ? 0 : r->coll->rank;
     struct iz_target t;
     int f = find_target(r, ranks, &t, &r->limit);
     if (!f)
         f = iz_rules_check_sparse(r->model, &r->c, t.gpu,
                                   iz_run_first(r) ? stderr : NULL);
+    if (!f)
+        f = iz_plan_check_types(&r->c, &t, iz_run_first(r) ? stderr : NULL);
     if (!f)
         f = iz_plan_split_check(&r->c, &t, iz_run_first(r) ? stderr : NULL);
     if (f)
@@ -275,12 +312,21 @@ struct rate_arg {
     double rate[STARPU_NMAXWORKERS];
 };
 
+/* Smaller products where a GPU that is full has no room for large ones. */
+static double measure_gpu(struct iz_exec *x)
+{
+    double rate = 0;
+    for (int64_t n = 8192; rate == 0 && n >= 1024; n /= 2)
+        rate = iz_cuda_ops->gemm_rate(x, n, n, n, 0.3);
+    return rate;
+}
+
 static void measure(void *arg, int i, struct iz_exec *x)
 {
     struct rate_arg *a = arg;
-    a->rate[i] = x->backend == IZ_CUDA
-                     ? iz_cuda_ops->gemm_rate(x, 8192, 8192, 8192, 0.3)
-                     : iz_blas_rate(512, 1536, 384, 0.15);
+    a->rate[i] = x->backend == IZ_CUDA ? measure_gpu(x)
+                 : x->narrow           ? iz_gemm16_rate(512, 1536, 384, 0.15)
+                                       : iz_blas_rate(512, 1536, 384, 0.15);
 }
 
 static void measure_gemm(struct run *r)
@@ -309,6 +355,8 @@ static void print_place(const struct run *r)
            (double)p->info.total_bytes / 1048576);
     if (p->sharing > 1)
         printf(", shared by %d ranks", p->sharing);
+    if (r->e->plan.target.cudnn)
+        printf("; forward of attention by cuDNN");
     if (r->coll->size > 1)
         printf("; collectives through %s",
                p->nccl ? "NCCL" : "MPI and pinned memory");
@@ -321,15 +369,20 @@ static void print_header(struct run *r)
     if (!iz_run_first(r))
         return;
     iz_topo_describe(r->topo, cores, sizeof(cores));
-    iz_blas_name(blas, sizeof(blas));
+    if (r->products.narrow)
+        iz_gemm16_name(blas, sizeof(blas));
+    else
+        iz_blas_name(blas, sizeof(blas));
     iz_blas_warning(warning, sizeof(warning));
     iz_plan_print(&r->e->plan, r->model, stdout);
     printf("run:  %d rank%s, rank 0 with %d worker%s on %s; scheduler %s; %s, "
-           "%.1f GFLOP/s in GEMM\n",
+           "%.1f GFLOP/s in GEMM%s\n",
            r->coll->size, r->coll->size > 1 ? "s" : "", r->workers,
            r->workers > 1 ? "s" : "", cores, iz_graph_scheduler(r->e->graph),
-           r->place.device < 0 ? blas : r->place.info.name,
-           r->gemm_rate * 1e-9);
+           r->place.device < 0 ? blas : r->place.info.name, r->gemm_rate * 1e-9,
+           r->products.narrow ? " of bf16" : "");
+    if (r->products.why[0])
+        printf("      products in fp32: %s\n", r->products.why);
     print_place(r);
     iz_environment_print(stdout);
     if (r->why_messages)
@@ -359,6 +412,7 @@ static int open_engine(struct run *r)
                                 .coll = r->coll,
                                 .data = r->data,
                                 .stop = r->stop,
+                                .topo = r->topo,
                                 .device = r->place.device};
     int64_t begin = iz_now_ns();
     iz_topo_prepare(r->topo);
@@ -366,9 +420,10 @@ static int open_engine(struct run *r)
         iz_run_agree(r, iz_train_open(&r->e, &t, &r->plan), "what was planned");
     if (!s)
         s = iz_run_agree(r, iz_coll_gpu_connect(r->coll), "the connections");
+    if (!s)
+        s = iz_fused_prepare(r->e);
     if (s)
         return s;
-    iz_topo_bind(r->topo, r->e->graph);
     int64_t opened = iz_now_ns();
     r->open_s = (double)(opened - begin) * 1e-9;
     if (r->o.resume)
@@ -441,15 +496,34 @@ int iz_run_prepare_model(struct run *r)
     return s ? s : iz_run_agree(r, check_sample(r), NULL);
 }
 
+/* What StarPU is asked for behind our back, on any rank. */
+static int check_environment(const struct run *r)
+{
+    bool asked = iz_environment_number("STARPU_USE_NUMA", 0) != 0;
+    int q = iz_choice_refuser(r->coll, asked ? "" : NULL);
+    if (q == r->coll->rank)
+        fprintf(stderr,
+                "izar: STARPU_USE_NUMA: rank %d: StarPU would copy data "
+                "between the host's memories by itself, beside what is "
+                "planned: unset it, and start a rank for each of them\n",
+                q);
+    return q < 0 ? 0 : -EINVAL;
+}
+
 int iz_run_prepare(struct run *r)
 {
-    int s = 0;
+    int s = check_environment(r);
+    if (s)
+        return s;
+    iz_gemm_open();
     r->workers = r->c.run.workers;
     r->coll->timeout_s = r->c.run.comm_timeout_s;
     /* What is planned for another machine needs no GPU here. */
     r->place = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
     if (!r->o.machine)
-        s = iz_run_agree(r, iz_place_choose(&r->place, &r->c, r->coll),
+        s = iz_run_agree(r,
+                         iz_place_choose(&r->place, &r->c, r->coll,
+                                         ranks_all(r), ranks_here(r)),
                          "the list of GPUs");
     if (!s)
         s = iz_run_agree(
@@ -458,9 +532,16 @@ int iz_run_prepare(struct run *r)
                          r->place.device < 0 ? NULL : r->place.info.pci,
                          &r->workers),
             "the list of cores");
-    if (!s)
-        s = make_plan(r);
-    return s;
+    struct iz_products_for on = {.workers = r->workers,
+                                 .resume = r->o.resume,
+                                 .gpu = r->place.device >= 0};
+    if (!s && !r->o.machine)
+        s = iz_run_agree(
+            r, iz_products_choose(&r->products, &r->c, r->model, &on, r->coll),
+            NULL);
+    if (!s && r->place.device >= 0)
+        s = iz_run_agree(r, iz_fused_choose(&r->c, r->o.resume, r->coll), NULL);
+    return s ? s : make_plan(r);
 }
 
 int iz_run_start(struct run *r)
@@ -474,7 +555,6 @@ int iz_run_start(struct run *r)
     s = iz_run_agree(r, r->model_text ? 0 : -ENOMEM, "the model's text");
     if (s)
         return s;
-    iz_gemm_open();
     s = open_engine(r);
     if (s)
         return s;

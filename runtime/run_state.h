@@ -6,6 +6,7 @@
 #include "runtime/metrics.h"
 #include "runtime/options.h"
 #include "runtime/place.h"
+#include "runtime/products.h"
 #include "runtime/run.h"
 #include "runtime/save.h"
 #include "runtime/topo.h"
@@ -17,6 +18,7 @@ struct run {
     struct iz_coll *coll;
     struct iz_topo *topo;
     struct iz_place place;
+    struct iz_products products;
     struct iz_model *model;
     struct iz_plan plan;
     struct iz_limits limit;

@@ -61,7 +61,7 @@ static int prepare(struct simulation *s)
     if (r)
         return r;
     struct iz_target t;
-    r = iz_machine_target(&t, &s->machine, s->c.dtype, s->ranks, stderr);
+    r = iz_machine_target(&t, &s->machine, &s->c, s->ranks, stderr);
     if (!r)
         r = iz_rules_check_sparse(s->model, &s->c, t.gpu, stderr);
     if (r)
@@ -74,7 +74,9 @@ static int prepare(struct simulation *s)
         limit.host = s->c.run.memory_limit_bytes;
     if (s->c.run.device_memory_limit_bytes)
         limit.device = s->c.run.device_memory_limit_bytes;
-    r = iz_plan_split_check(&s->c, &t, stderr);
+    r = iz_plan_check_types(&s->c, &t, stderr);
+    if (!r)
+        r = iz_plan_split_check(&s->c, &t, stderr);
     if (!r)
         r = iz_plan_make(&s->plan, &s->c, s->model, s->ranks, 0, &t);
     return r ? r : iz_plan_fit(&s->plan, &s->c, s->model, &limit, stderr);

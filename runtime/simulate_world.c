@@ -10,6 +10,7 @@
 #include "runtime/coll.h"
 #include "runtime/memory.h"
 #include "runtime/nvme.h"
+#include "runtime/topo.h"
 
 static void never(const char *what)
 {
@@ -23,8 +24,9 @@ struct iz_memory {
     char *next;
 };
 
-int iz_memory_open(struct iz_memory **out, bool pin_cpu)
+int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu)
 {
+    (void)g;
     (void)pin_cpu;
     *out = calloc(1, sizeof(**out));
     if (!*out)
@@ -137,6 +139,27 @@ void iz_coll_gpu_close(struct iz_coll *c)
     (void)c;
 }
 
+void iz_topo_bind(struct iz_topo *t, struct iz_graph *g)
+{
+    (void)t;
+    (void)g;
+    never("bind workers");
+}
+
+void iz_topo_release(struct iz_topo *t)
+{
+    (void)t;
+    never("bind workers");
+}
+
+bool iz_coll_all_ok(struct iz_coll *c, bool ok)
+{
+    (void)c;
+    (void)ok;
+    never("agree with other ranks");
+    return false;
+}
+
 void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
                         const char *what)
 {
@@ -148,8 +171,10 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
 
 void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
                             enum iz_dtype out_type, bool accumulate, void *full,
-                            enum iz_dtype wire, int64_t shard, const char *what)
+                            enum iz_dtype wire, int64_t shard, double *norm2,
+                            const char *what)
 {
+    (void)norm2;
     (void)c;
     (void)out;
     (void)out_type;
@@ -169,9 +194,10 @@ void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
 
 void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
                                   enum iz_dtype out_type, bool accumulate,
-                                  void *full, enum iz_dtype wire,
+                                  void *full, enum iz_dtype wire, double *norm2,
                                   const char *what)
 {
+    (void)norm2;
     (void)c;
     (void)out;
     (void)out_type;
@@ -193,21 +219,12 @@ void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
     never(what);
 }
 
-void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x, void *out,
-                                bool out_on_gpu, enum iz_dtype out_type,
-                                bool accumulate, void *full, enum iz_dtype wire,
-                                int64_t shard, const char *what)
+void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x,
+                                const struct iz_coll_gpu_sum *s)
 {
     (void)c;
     (void)x;
-    (void)out;
-    (void)out_on_gpu;
-    (void)out_type;
-    (void)accumulate;
-    (void)full;
-    (void)wire;
-    (void)shard;
-    never(what);
+    never(s->what);
 }
 
 void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,

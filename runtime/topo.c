@@ -22,6 +22,8 @@ struct iz_topo {
     bool bind;
     bool gpu; /* one core drives it */
     hwloc_cpuset_t core[CORES_MAX], all;
+    hwloc_cpuset_t before; /* where the calling thread was; NULL: still there */
+    hwloc_cpuset_t shared_by; /* cores that ranks like this one divide */
 };
 
 /* One logical processor of each core that the process may use. */
@@ -118,12 +120,32 @@ int iz_topo_workers(const struct iz_topo *t, int wanted, int ranks)
 }
 
 /* The part of `mask` that is near the GPU, if any is. */
-static void keep_near(struct iz_topo *t, hwloc_cpuset_t mask, const char *pci)
+static void keep_near(const struct iz_topo *t, hwloc_cpuset_t mask,
+                      const char *pci)
 {
     hwloc_obj_t o = hwloc_get_pcidev_by_busidstring(t->machine, pci);
     o = o ? hwloc_get_non_io_ancestor_obj(t->machine, o) : NULL;
     if (o && o->cpuset && hwloc_bitmap_intersects(o->cpuset, mask))
         hwloc_bitmap_and(mask, mask, o->cpuset);
+}
+
+/* The cores of this process near the GPU, or all. */
+static hwloc_cpuset_t find_mask(const struct iz_topo *t, const char *pci)
+{
+    hwloc_cpuset_t mask = hwloc_bitmap_alloc();
+    if (hwloc_get_cpubind(t->machine, mask, HWLOC_CPUBIND_PROCESS))
+        hwloc_bitmap_copy(mask, hwloc_topology_get_allowed_cpuset(t->machine));
+    if (pci)
+        keep_near(t, mask, pci);
+    return mask;
+}
+
+bool iz_topo_near(const struct iz_topo *t, const char *pci)
+{
+    hwloc_cpuset_t mask = find_mask(t, pci);
+    bool same = hwloc_bitmap_isequal(mask, t->shared_by);
+    hwloc_bitmap_free(mask);
+    return same;
 }
 
 int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
@@ -143,15 +165,10 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
                 coll->rank);
     if (!iz_coll_all_ok(coll, !fails))
         return -EIO;
-    hwloc_cpuset_t mask = hwloc_bitmap_alloc();
-    if (hwloc_get_cpubind(t->machine, mask, HWLOC_CPUBIND_PROCESS))
-        hwloc_bitmap_copy(mask, hwloc_topology_get_allowed_cpuset(t->machine));
-    if (pci)
-        keep_near(t, mask, pci);
-    list_cores(t, mask);
+    t->shared_by = find_mask(t, pci);
+    list_cores(t, t->shared_by);
     struct sharing share;
-    find_sharing(coll, mask, &share);
-    hwloc_bitmap_free(mask);
+    find_sharing(coll, t->shared_by, &share);
     if (share.count > 1)
         share_cores(t, share.index, share.count);
     t->all = hwloc_bitmap_alloc();
@@ -175,6 +192,7 @@ void iz_topo_close(struct iz_topo **out)
     for (int i = 0; i < t->n_cores; i++)
         hwloc_bitmap_free(t->core[i]);
     hwloc_bitmap_free(t->all);
+    hwloc_bitmap_free(t->shared_by);
     if (t->machine)
         hwloc_topology_destroy(t->machine);
     free(t);
@@ -199,8 +217,31 @@ static void bind_here(void *arg, int i, struct iz_exec *x)
     hwloc_set_cpubind(t->machine, t->core[core], HWLOC_CPUBIND_THREAD);
 }
 
+/* The calling thread, to all cores of the rank, if it can go back later. */
+static void bind_caller(struct iz_topo *t)
+{
+    hwloc_cpuset_t all = hwloc_bitmap_alloc();
+    t->before = hwloc_bitmap_alloc();
+    for (int i = 0; all && i < t->n_cores; i++)
+        hwloc_bitmap_or(all, all, t->core[i]);
+    if (all && t->before &&
+        !hwloc_get_cpubind(t->machine, t->before, HWLOC_CPUBIND_THREAD))
+        hwloc_set_cpubind(t->machine, all, HWLOC_CPUBIND_THREAD);
+    hwloc_bitmap_free(all);
+}
+
+void iz_topo_release(struct iz_topo *t)
+{
+    if (t->before && !hwloc_bitmap_iszero(t->before))
+        hwloc_set_cpubind(t->machine, t->before, HWLOC_CPUBIND_THREAD);
+    hwloc_bitmap_free(t->before);
+    t->before = NULL;
+}
+
 void iz_topo_bind(struct iz_topo *t, struct iz_graph *g)
 {
+    if (t->bind)
+        bind_caller(t);
     if (t->bind)
         iz_graph_on_workers(g, bind_here, t);
     if (t->bind && t->gpu)

@@ -20,13 +20,20 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
                  int *workers);
 /* Workers of each of `ranks` on this host, that share this rank's cores. */
 int iz_topo_workers(const struct iz_topo *t, int wanted, int ranks);
+/* Whether ranks with the GPU at `pci` share cores with this rank, which has one
+ * too. */
+bool iz_topo_near(const struct iz_topo *t, const char *pci);
 void iz_topo_close(struct iz_topo **t);
 
 /* To be called before iz_graph_open: StarPU leaves binding to us unless the
  * user set it. */
 void iz_topo_prepare(struct iz_topo *t);
-/* Binds compute worker i to the rank's core i (modulo their number). */
+/* Binds compute worker i to the rank's core i (modulo their number), and the
+ * calling thread to all of them: what it touches comes to lie near them. */
 void iz_topo_bind(struct iz_topo *t, struct iz_graph *g);
+/* Lets the calling thread go where it was before: threads that libraries start
+ * from it later would stay on the workers' cores. */
+void iz_topo_release(struct iz_topo *t);
 
 /* "cores 0-1 of 2, shared by 2 ranks". */
 void iz_topo_describe(const struct iz_topo *t, char *out, size_t size);

@@ -42,6 +42,7 @@ static const struct {
     [IZ_DATUM_STAGE] = {"stage", IZ_MEM_STAGING},
     [IZ_DATUM_SPLIT_STATE] = {"split state", IZ_MEM_STATE},
     [IZ_DATUM_SPLIT_STAGE] = {"split stage", IZ_MEM_STAGING},
+    [IZ_DATUM_SPLIT_GRAD] = {"split grad", IZ_MEM_GRAD},
     [IZ_DATUM_SCALAR] = {"scalar", IZ_MEM_CLASSES},
     [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
 };
@@ -110,7 +111,7 @@ static int64_t tasks_per_step(const struct iz_plan *p)
         chunks += p->group[u].chunks;
     int64_t slices = (int64_t)p->micro_batches * p->slices;
     int64_t compute = slices * (2 + 2 * units);
-    int64_t reduce = 2 * p->micro_batches * (units + 1) + 2 * units;
+    int64_t reduce = 3 * p->micro_batches * (units + 1) + 3 * units;
     int64_t fetch = waves * 2 * (2 * units + 2 * (units + chunks));
     return compute + reduce + fetch + 1 + units + 6 * chunks;
 }

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "codelets/die.h"
+
 /* ---- waves ---- */
 
 /* Adds the gradient of one micro-batch of unit u, and lets backward fill the
@@ -56,7 +58,7 @@ static void after_backward(struct iz_engine *e, int u, bool last_wave)
     if (!last_wave)
         return;
     iz_zero_norm(e, u);
-    if (iz_control_early(e->config) && e->config->run.overlap)
+    if (iz_updates_early(e))
         iz_zero_update(e, u);
 }
 
@@ -119,7 +121,7 @@ static int64_t cpu_ns(void)
 void iz_train_step(struct iz_engine *e)
 {
     int all = e->plan.micro_batches, wave = e->plan.wave;
-    bool early = iz_control_early(e->config) && e->config->run.overlap;
+    bool early = iz_updates_early(e);
     int64_t begin = cpu_ns();
 
     iz_trace_step(e);
@@ -219,39 +221,59 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
     const struct iz_config *c = e->config;
     const struct iz_plan *p = &e->plan;
     bool disk = p->state_home == IZ_HOME_NVME || p->param_home == IZ_HOME_NVME;
-    char **scratch = calloc((size_t)p->tasks_at_once, sizeof(*scratch));
-    int r = scratch ? take_scratch(e, scratch, p->tasks_at_once) : -ENOMEM;
-    struct iz_graph_config g = {
-        .workers = p->target.workers,
-        .device = t->device,
-        .act = p->target.act,
-        .tf32 = c->run.tf32,
-        .device_scratch = !r && p->target.gpu ? scratch[0] : NULL,
-        .shadow = iz_memory_shadow(e->memory),
-        .lane = p->ranks > 1,
-        .lane_alone = !c->zero.overlap_comm,
-        .io_workers = disk             ? 2
-                      : p->save_stages ? 1
-                                       : 0,
-        .scheduler = c->run.scheduler,
-        .rank = p->rank,
-        .simulated = t->simulated,
-        .work_bytes = p->scratch_bytes,
-        .delay_us = c->run.inject_delay_us,
-        .delay_seed = c->run.inject_seed * 64 + (uint64_t)p->rank};
+    struct iz_graph_config g = {.workers = p->target.workers,
+                                .device = t->device,
+                                .act = p->target.act,
+                                .capability = p->target.capability,
+                                .tf32 = c->run.tf32,
+                                .narrow = p->target.narrow,
+                                .cudnn = p->target.cudnn,
+                                .lane = p->ranks > 1,
+                                .lane_alone = !c->zero.overlap_comm,
+                                .io_workers = disk             ? 2
+                                              : p->save_stages ? 1
+                                                               : 0,
+                                .scheduler = c->run.scheduler,
+                                .rank = p->rank,
+                                .simulated = t->simulated,
+                                .work_bytes = p->scratch_bytes,
+                                .delay_us = c->run.inject_delay_us,
+                                .delay_seed = c->run.inject_seed * 64 +
+                                              (uint64_t)p->rank};
     memcpy(g.rate, t->rate, sizeof(g.rate));
-    if (!r)
-        r = iz_graph_open(&e->graph, &g, p->target.gpu ? NULL : scratch);
-    free(scratch);
-    return r;
+    return iz_graph_open(&e->graph, &g);
 }
 
+/* With GPUs, one rank of each host first: the others then read what its StarPU
+ * has measured of the bus.  r: what this rank has met so far; all ranks come
+ * here, or some would wait. */
+static int open_graph_in_turn(struct iz_engine *e,
+                              const struct iz_train_config *t, int r)
+{
+    bool turns = e->plan.target.gpu && !t->simulated && e->plan.ranks > 1;
+    bool first = !turns || e->coll->local_rank == 0;
+    if (!r && first)
+        r = open_graph(e, t);
+    if (turns && !iz_coll_all_ok(e->coll, !r))
+        return r ? r : -ECANCELED;
+    return r || first ? r : open_graph(e, t);
+}
+
+/* After StarPU's start (see iz_graph_open), and by workers that are bound. */
 static int open_memory(struct iz_engine *e)
 {
-    int r = iz_memory_open(&e->memory, e->plan.pin_cpu);
+    int n = e->plan.tasks_at_once;
+    char **scratch = calloc((size_t)n, sizeof(*scratch));
+    int r = scratch ? iz_memory_open(&e->memory, e->graph, e->plan.pin_cpu)
+                    : -ENOMEM;
     if (!r && e->plan.target.gpu)
         r = iz_memory_open_gpu(e->memory, &e->plan.bytes,
                                iz_plan_buffers(&e->plan));
+    if (!r)
+        r = take_scratch(e, scratch, n);
+    if (!r)
+        iz_graph_give(e->graph, scratch, iz_memory_shadow(e->memory));
+    free(scratch);
     return r;
 }
 
@@ -260,7 +282,7 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
 {
     struct iz_engine *e = calloc(1, sizeof(*e));
     if (!e)
-        return -ENOMEM;
+        iz_die("no memory for the engine");
     *out = e;
     e->config = c->config;
     e->model = c->model;
@@ -273,15 +295,17 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     sem_init(&e->event_ready, 0, 0);
     iz_loss_scale_init(&e->control.scale, c->config);
     e->loss_scale = (float)e->control.scale.scale;
-    int r = open_memory(e);
+    int r = open_graph_in_turn(e, c, iz_trace_open(e));
+    if (!r && c->topo)
+        iz_topo_bind(c->topo, e->graph);
     if (!r)
-        r = iz_trace_open(e);
-    if (!r)
-        r = open_graph(e, c);
+        r = open_memory(e);
     if (!r)
         r = iz_homes_open(e);
     if (!r)
         r = iz_pass_open(e);
+    if (c->topo)
+        iz_topo_release(c->topo);
     if (r)
         iz_train_close(out);
     return r;

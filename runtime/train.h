@@ -4,14 +4,16 @@
 #define IZ_RUNTIME_TRAIN_H
 
 #include "runtime/engine.h"
+#include "runtime/topo.h"
 
 struct iz_train_config {
     const struct iz_config *config; /* all borrowed until close */
     const struct iz_model *model;
     struct iz_coll *coll;
     const struct iz_data *data;
-    _Atomic int *stop; /* nonzero: finish the steps under way, then stop */
-    int device;        /* index of the GPU, -1: none */
+    _Atomic int *stop;    /* nonzero: finish the steps under way, then stop */
+    struct iz_topo *topo; /* binds the workers; NULL: they stay as they are */
+    int device;           /* index of the GPU, -1: none */
     bool simulated;
     struct iz_rate rate[IZ_RATES]; /* zero: plausible ones */
 };

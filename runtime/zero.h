@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ZeRO as submissions: which task brings a unit's parameters (zero_fetch.c),
- * takes its gradient (zero_reduce.c) and updates it (zero_update.c); what is
- * different where only some rows are moved (zero_rows.c).  The stage
- * has already become data in the plan: what is whole on every rank and what is
- * a shard.  Here is what these files share. */
+ * takes its gradient (zero_reduce.c, zero_norm.c) and updates it
+ * (zero_update.c); what is different where only some rows are moved
+ * (zero_rows.c).  The stage has already become data in the plan: what is whole
+ * on every rank and what is a shard.  Here is what these files share. */
 #ifndef IZ_RUNTIME_ZERO_H
 #define IZ_RUNTIME_ZERO_H
 
@@ -25,18 +25,48 @@ static inline int64_t iz_chunk_first(const struct iz_engine *e, int group,
                            : e->group[group].plan->shard * e->plan.rank);
 }
 
+/* A rank's part; of a sparse table, which says more in the task itself, at
+ * most on average. */
+static inline int64_t iz_cost_shard(const struct iz_plan *p,
+                                    const struct iz_plan_group *g)
+{
+    return g->rows ? g->packed / p->ranks : g->shard;
+}
+
 static inline const char *iz_unit_name(const struct iz_engine *e, int group)
 {
     return e->model->unit[group].name;
 }
 
-/* Small numbers that put the units which are needed first in front, and less
- * than the distance between the priorities of kinds. */
+/* Puts the units which are needed first in front, by less than the distance
+ * between the priorities of kinds. */
 static inline int iz_in_order(int group)
 {
     enum { LAST = 900 };
     return group < LAST ? -group : -LAST;
 }
+
+/* Whether updates go through the disk. */
+static inline bool iz_on_disk(const struct iz_engine *e)
+{
+    return e->plan.state_home == IZ_HOME_NVME ||
+           e->plan.param_home == IZ_HOME_NVME;
+}
+
+/* Whether updates go before forward and backward, so that the disk is not idle
+ * while a loaded chunk waits for a core.  Where there are more cores than lanes
+ * an idle one takes them, and the pass stays in the caches of its own; on a GPU
+ * it needs no core. */
+static inline bool iz_updates_first(const struct iz_engine *e)
+{
+    return iz_on_disk(e) && !e->plan.target.gpu &&
+           e->plan.lanes >= e->plan.target.workers;
+}
+
+/* Updates through the disk share a few staging buffers in turns, so they go in
+ * the order of submission, whatever their unit; what forward and backward wait
+ * for is read before. */
+#define IZ_IN_TURNS (-950)
 
 /* An array in a chunk on disk: from byte `at` on, `bytes` for `per` elements.
  */
@@ -55,6 +85,7 @@ struct iz_io {
      * touched rows are read and written. */
     int64_t first, count;
     struct iz_io_array array[IZ_IO_ARRAYS];
+    int urgency; /* of an update; 0: that of the unit */
     int arrays;
 };
 
@@ -98,5 +129,8 @@ void iz_rows_fetch(struct iz_engine *e, int group, starpu_data_handle_t shard,
 void iz_rows_gather(struct iz_engine *e, enum iz_kind kind, int group,
                     starpu_data_handle_t whole, int64_t elem_bytes);
 void iz_rows_publish(struct iz_engine *e, int group);
+
+/* Submits the squares of what the GPU keeps of a gradient, once it is whole. */
+void iz_zero_squares(struct iz_engine *e, int group);
 
 #endif

@@ -113,7 +113,7 @@ void iz_zero_io(struct iz_engine *e, enum iz_kind kind, int group,
                   .data = {{buffer, mode},
                            {token, kind == IZ_LOAD ? STARPU_R : STARPU_W},
                            {rows ? iz_rows_list(e, group) : NULL, STARPU_R}},
-                  .urgency = iz_in_order(group),
+                  .urgency = a.urgency ? a.urgency : iz_in_order(group),
                   .bytes = io_bytes(e, group, &a),
                   .unit = group,
                   .step = (int)e->step});

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a unit's gradient goes: into the accumulator of its shard, on this side
  * or the other, summed in an order that does not depend on timing; and the sum
- * of its squares.  See zero.h. */
+ * of its squares, which the last sum of a step takes on its way if the host
+ * does it.  See zero.h. */
 #include <assert.h>
 #include <string.h>
 
+#include "codelets/flat.h"
 #include "runtime/zero.h"
 
 starpu_data_handle_t iz_zero_grad(struct iz_engine *e, int group)
@@ -23,12 +25,18 @@ starpu_data_handle_t iz_zero_grad(struct iz_engine *e, int group)
 struct reduce_arg {
     struct iz_coll *coll;
     int64_t shard;
-    int64_t own; /* first element of this rank's part of the accumulator */
+    int64_t own;     /* first element of this rank's part of the accumulator */
+    int64_t skip;    /* elements in front of the contribution */
+    int64_t n_apart; /* of the shard, that the GPU sums apart */
+    int64_t blocks;  /* of their squares */
     int ranks, slots;
+    /* The buffer for the sum of squares of `out`, behind which is that of the
+     * sums of the blocks; 0: none. */
+    int norm_buf;
     bool accumulate;
     bool whole;           /* the accumulator has all ranks' parts */
     bool gpu, out_on_gpu; /* of several ranks' sums */
-    enum iz_dtype wire, type;
+    enum iz_dtype wire, type, apart_type;
     const char *unit;
     struct iz_rows_in rows; /* of them the list is the last buffer */
 };
@@ -36,6 +44,11 @@ struct reduce_arg {
 static char *out_of(const struct reduce_arg *a, void *accumulator)
 {
     return (char *)accumulator + a->own * iz_dtype_bytes(a->type);
+}
+
+static double *norm_of(const struct reduce_arg *a, void **buf)
+{
+    return a->norm_buf ? buf[a->norm_buf] : NULL;
 }
 
 /* Elements of a contribution of one rank; list: of touched rows. */
@@ -48,37 +61,58 @@ static int64_t contributed(const struct reduce_arg *a, const void *list)
     return iz_rows_elems(&r);
 }
 
-/* buf[0]: accumulator; buf[1...]: the slices' contributions, of one rank. */
+/* buf[0]: accumulator; buf[1...]: the slices' contributions, of one rank; list
+ * of touched rows; sum of squares, which the host forms; sums of blocks. */
 static void run_sum(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
     int64_t n = a->rows.cols ? contributed(a, buf[1 + a->slots]) : a->shard;
-    iz_buffer_sum(x, out_of(a, buf[0]), a->type, a->accumulate,
-                  (const void *const *)&buf[1], a->slots, a->wire, n);
+    const void *behind = (char *)buf[1] + a->skip * iz_dtype_bytes(a->wire);
+    const void *const *in = a->skip ? &behind : (const void *const *)&buf[1];
+    char *out = out_of(a, buf[0]);
+    struct iz_norm2 s = {0};
+    assert(!a->skip || a->slots == 1);
+    if (!a->norm_buf) {
+        iz_buffer_sum(x, out, a->type, a->accumulate, in, a->slots, a->wire, n);
+        return;
+    }
+    iz_flat_sum_norm2(&s, out, a->type, a->accumulate, in, a->slots, a->wire,
+                      n);
+    if (a->blocks)
+        iz_norm2_add_blocks(&s, buf[a->norm_buf + 1], a->blocks);
+    *norm_of(a, buf) = iz_norm2_end(&s);
 }
 
 /* acc: the accumulator, of which this rank's part is summed. */
 static void scatter_rows(const struct reduce_arg *a, void *acc, void *full,
-                         const void *list)
+                         const void *list, double *norm2)
 {
     struct iz_rows r = iz_rows_get(&a->rows, list);
     int64_t at = a->whole ? iz_rows_first(&a->rows, &r, a->rows.rank) : 0;
     iz_rows_parts(&a->rows, &r, a->coll, 1);
     iz_coll_reduce_scatter_parts(
         a->coll, (char *)acc + at * iz_dtype_bytes(a->type), a->type,
-        a->accumulate, full, a->wire, a->unit);
+        a->accumulate, full, a->wire, norm2, a->unit);
 }
 
 static void scatter(struct iz_exec *x, const struct reduce_arg *a, void *out,
-                    void *full)
+                    void *full, double *norm2)
 {
     if (a->gpu)
-        iz_coll_gpu_reduce_scatter(a->coll, x, out, a->out_on_gpu, a->type,
-                                   a->accumulate, full, a->wire, a->shard,
-                                   a->unit);
+        iz_coll_gpu_reduce_scatter(
+            a->coll, x,
+            &(struct iz_coll_gpu_sum){.full = full,
+                                      .wire = a->wire,
+                                      .shard = a->shard,
+                                      .out = out,
+                                      .out_type = a->type,
+                                      .out_on_gpu = a->out_on_gpu,
+                                      .accumulate = a->accumulate,
+                                      .norm2 = norm2,
+                                      .what = a->unit});
     else
         iz_coll_reduce_scatter(a->coll, out, a->type, a->accumulate, full,
-                               a->wire, a->shard, a->unit);
+                               a->wire, a->shard, norm2, a->unit);
 }
 
 /* The same with the other ranks'. */
@@ -90,9 +124,28 @@ static void run_scatter(struct iz_exec *x, void **buf, const void *arg)
         iz_buffer_sum(x, buf[1], a->wire, false, (const void *const *)&buf[1],
                       a->slots, a->wire, contributed(a, list));
     if (list)
-        scatter_rows(a, buf[0], buf[1], list);
+        scatter_rows(a, buf[0], buf[1], list, norm_of(a, buf));
     else
-        scatter(x, a, out_of(a, buf[0]), buf[1]);
+        scatter(x, a, out_of(a, buf[0]), buf[1], norm_of(a, buf));
+}
+
+/* The same where the GPU keeps a part.  buf: its accumulator, full, the host's
+ * if that has any. */
+static void run_scatter_apart(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct reduce_arg *a = arg;
+    iz_coll_gpu_reduce_scatter(
+        a->coll, x,
+        &(struct iz_coll_gpu_sum){.full = buf[1],
+                                  .wire = a->wire,
+                                  .shard = a->shard,
+                                  .out = a->n_apart < a->shard ? buf[2] : NULL,
+                                  .out_type = a->type,
+                                  .n_apart = a->n_apart,
+                                  .apart = buf[0],
+                                  .apart_type = a->apart_type,
+                                  .accumulate_apart = a->accumulate,
+                                  .what = a->unit});
 }
 
 /* The gradient was written in place: the accumulator is the contribution. */
@@ -100,9 +153,9 @@ static void run_scatter_direct(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
     if (a->rows.cols)
-        scatter_rows(a, buf[0], buf[0], buf[1]);
+        scatter_rows(a, buf[0], buf[0], buf[1], norm_of(a, buf));
     else
-        scatter(x, a, out_of(a, buf[0]), buf[0]);
+        scatter(x, a, out_of(a, buf[0]), buf[0], norm_of(a, buf));
 }
 
 /* buf: host, GPU. */
@@ -112,20 +165,12 @@ static void run_down(struct iz_exec *x, void **buf, const void *arg)
     iz_buffer_copy(x, buf[0], buf[1], a->shard * iz_dtype_bytes(a->wire));
 }
 
-/* A rank's part; of a sparse table, which says more in the task itself, at
- * most on average. */
-static int64_t cost_shard(const struct iz_plan *p,
-                          const struct iz_plan_group *g)
-{
-    return g->rows ? g->packed / p->ranks : g->shard;
-}
-
 static struct reduce_arg reduce_arg(const struct iz_engine *e, int group)
 {
     const struct iz_plan *p = &e->plan;
     const struct iz_plan_group *g = e->group[group].plan;
     return (struct reduce_arg){.coll = e->coll,
-                               .shard = cost_shard(p, g),
+                               .shard = iz_cost_shard(p, g),
                                .own = p->grads_full ? g->shard * p->rank : 0,
                                .ranks = p->ranks,
                                .slots = 1,
@@ -133,6 +178,7 @@ static struct reduce_arg reduce_arg(const struct iz_engine *e, int group)
                                .out_on_gpu = !p->grads_down,
                                .wire = p->param_type,
                                .type = p->grad_type,
+                               .apart_type = p->grad_type,
                                .unit = iz_unit_name(e, group),
                                .whole = p->grads_full,
                                .rows = iz_rows_in(e, group)};
@@ -179,63 +225,148 @@ static void submit(struct iz_engine *e, int group, const struct move *m,
                                 .step = (int)e->step});
 }
 
-/* Nobody waits for the sum of a single rank. */
-#define NOT_WAITED_FOR (-3500)
-
-/* From the GPU to the host: straight into the accumulator if nothing is to be
- * added and the type is right, else through a pinned buffer, from which the
- * host adds. */
-static void offload(struct iz_engine *e, int group, starpu_data_handle_t acc,
-                    const struct iz_access *from, bool first)
+/* Nobody waits for the sum of a single rank, unless its update follows at once
+ * and comes first. */
+static int sum_urgency(const struct iz_engine *e)
 {
+    bool updates = iz_updates_early(e) && iz_updates_first(e);
+
+    return updates ? 0 : -3500;
+}
+
+/* Which contribution of a step to its accumulator. */
+struct turn {
+    bool first, last;
+};
+
+/* The sum that leaves the whole gradient in the accumulator gives its squares,
+ * too. */
+static int add_norm(struct iz_engine *e, int group, struct turn turn,
+                    struct reduce_arg *a, struct iz_access *from, int n_from)
+{
+    struct iz_group *g = &e->group[group];
+    if (!turn.last || !g->plan->sums_squares)
+        return n_from;
+    a->norm_buf = 1 + n_from;
+    a->blocks = iz_norm_blocks(iz_plan_grads_apart(&e->plan, g->plan));
+    from[n_from++] = (struct iz_access){g->norm2_handle, STARPU_W};
+    if (a->blocks)
+        from[n_from++] = (struct iz_access){g->block_sums_handle, STARPU_R};
+    return n_from;
+}
+
+/* What the GPU keeps is added there. */
+static void sum_apart(struct iz_engine *e, int group, int acc,
+                      const struct iz_access *from, struct turn turn)
+{
+    struct iz_group *g = &e->group[group];
     struct reduce_arg a = reduce_arg(e, group);
-    bool many = a.ranks > 1, straight = first && (many || a.wire == a.type);
+    a.shard = iz_plan_grads_apart(&e->plan, g->plan);
+    a.skip = iz_plan_host_elems(g->plan);
+    a.accumulate = !turn.first;
+    submit(e, group,
+           &(struct move){.kind = IZ_REDUCE,
+                          .where = IZ_ON_COMPUTE,
+                          .run = run_sum,
+                          .to = {g->grad_apart_handle[acc],
+                                 turn.first ? STARPU_W : STARPU_RW},
+                          .from = from,
+                          .n_from = 1},
+           &a);
+}
+
+/* The host's part of a contribution into `to`, its accumulator or a buffer, of
+ * type `type`; with several ranks also that of the GPU into its accumulator. */
+static void bring_down(struct iz_engine *e, int group, int acc,
+                       struct iz_access to,
+                       const struct iz_access *contribution, enum iz_dtype type,
+                       struct turn turn)
+{
+    struct iz_group *g = &e->group[group];
+    struct reduce_arg a = reduce_arg(e, group);
+    bool many = a.ranks > 1;
+    int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
+    struct iz_access from[2] = {*contribution, to};
+    struct move m = {.kind = IZ_OFFLOAD,
+                     .where = many ? IZ_ON_LANE : IZ_ON_DOWN,
+                     .run = many ? run_scatter : run_down,
+                     .to = to,
+                     .from = from,
+                     .n_from = 1};
+    a.type = type;
+    if (many && apart) {
+        m.run = run_scatter_apart;
+        m.to = (struct iz_access){g->grad_apart_handle[acc],
+                                  turn.first ? STARPU_W : STARPU_RW};
+        m.n_from = to.handle ? 2 : 1;
+        m.kind = to.handle ? IZ_OFFLOAD : IZ_REDUCE;
+        a.n_apart = apart;
+        a.accumulate = !turn.first;
+    } else {
+        a.shard -= apart;
+    }
+    if (many || to.handle)
+        submit(e, group, &m, &a);
+    e->down_bytes +=
+        iz_plan_host_elems(g->plan) * iz_dtype_bytes(many ? type : a.wire);
+}
+
+/* From the GPU to the host: straight into the accumulator where that can be,
+ * else through a pinned buffer, from which the host adds.  What the GPU keeps
+ * stays. */
+static void offload(struct iz_engine *e, int group, int acc,
+                    const struct iz_access *from, struct turn turn)
+{
+    struct iz_group *g = &e->group[group];
+    struct reduce_arg a = reduce_arg(e, group);
+    int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
+    starpu_data_handle_t host = g->grad_handle[acc];
+    bool many = a.ranks > 1, first = turn.first;
+    bool straight = !host || iz_plan_straight(&e->plan, first);
     struct iz_stage *s = straight
                              ? NULL
                              : iz_zero_stage(e->grad_stage, &e->next_grad_stage,
                                              e->plan.grad_stages);
-    enum iz_dtype staged = many && !straight ? IZ_F32 : a.wire;
-    struct reduce_arg down = a;
-    if (many && !straight)
-        down.type = IZ_F32;
-    submit(e, group,
-           &(struct move){.kind = IZ_OFFLOAD,
-                          .where = many ? IZ_ON_LANE : IZ_ON_DOWN,
-                          .run = many ? run_scatter : run_down,
-                          .to = {straight ? acc : s->handle, STARPU_W},
-                          .from = from,
-                          .n_from = 1},
-           &down);
-    e->down_bytes += a.shard * iz_dtype_bytes(many ? down.type : a.wire);
+    enum iz_dtype staged = !many ? a.wire : straight ? a.type : IZ_F32;
+    struct iz_access to = {straight ? host : s->handle, STARPU_W};
+    if (apart && !many)
+        sum_apart(e, group, acc, from, turn);
+    bring_down(e, group, acc, to, from, staged, turn);
+    if (apart && turn.last && g->plan->sums_squares)
+        iz_zero_squares(e, group);
     if (straight)
         return;
-    struct iz_access staged_access = {s->handle, STARPU_R};
+    struct iz_access staged_from[3] = {{s->handle, STARPU_R}};
+    int n_from = add_norm(e, group, turn, &a, staged_from, 1);
+    a.shard -= apart;
     a.wire = staged;
     a.accumulate = !first;
     submit(e, group,
            &(struct move){.kind = IZ_REDUCE,
                           .where = IZ_ON_HOST,
                           .run = run_sum,
-                          .to = {acc, first ? STARPU_W : STARPU_RW},
-                          .from = &staged_access,
-                          .n_from = 1,
-                          .urgency = NOT_WAITED_FOR},
+                          .to = {host, first ? STARPU_W : STARPU_RW},
+                          .from = staged_from,
+                          .n_from = n_from,
+                          .urgency = sum_urgency(e)},
            &a);
 }
 
 /* On the side where the gradient is computed, or through collectives of the
  * host. */
 static void accumulate(struct iz_engine *e, int group, starpu_data_handle_t acc,
-                       struct iz_access *from, int slots, bool first)
+                       struct iz_access *from, int slots, struct turn turn)
 {
     struct reduce_arg a = reduce_arg(e, group);
     bool many = a.ranks > 1, direct = e->group[group].plan->direct;
+    bool first = turn.first;
     a.slots = slots;
     a.accumulate = !first;
     bool whole = direct || e->plan.grads_full;
     int n_from = direct ? 0 : slots;
     if (a.rows.cols)
         from[n_from++] = (struct iz_access){iz_rows_list(e, group), STARPU_R};
+    n_from = add_norm(e, group, turn, &a, from, n_from);
     submit(e, group,
            &(struct move){.kind = IZ_REDUCE,
                           .where = many ? IZ_ON_LANE : IZ_ON_COMPUTE,
@@ -245,7 +376,7 @@ static void accumulate(struct iz_engine *e, int group, starpu_data_handle_t acc,
                           .to = {acc, first && !whole ? STARPU_W : STARPU_RW},
                           .from = from,
                           .n_from = n_from,
-                          .urgency = many ? 0 : NOT_WAITED_FOR},
+                          .urgency = many ? 0 : sum_urgency(e)},
            &a);
     if (many && e->plan.target.gpu && !e->plan.target.nccl) {
         e->down_bytes += iz_param_bytes(e, a.shard * a.ranks);
@@ -263,83 +394,17 @@ void iz_zero_reduce(struct iz_engine *e, int group, int use,
     struct iz_group *g = &e->group[group];
     bool many = p->ranks > 1;
     int acc = g->plan->split_accum ? use : 0;
-    bool first = g->contributions[acc]++ == 0;
+    int k = g->contributions[acc]++;
+    struct turn turn = {k == 0, k + 1 == g->plan->contributions};
     if (g->plan->direct && !many)
         return;
-    struct iz_access from[IZ_SLICES_MAX + 1];
+    struct iz_access from[IZ_SLICES_MAX + 2]; /* rows, sum of squares */
     assert(slots <= IZ_SLICES_MAX);
     for (int i = 0; i < slots; i++)
         from[i] =
             (struct iz_access){slot[i], i || !many ? STARPU_R : STARPU_RW};
     if (p->grads_down && (!many || p->target.nccl))
-        offload(e, group, g->grad_handle[acc], from, first);
+        offload(e, group, acc, from, turn);
     else
-        accumulate(e, group, g->grad_handle[acc], from, slots, first);
-}
-
-/* ---- norm ---- */
-
-struct norm_arg {
-    int64_t n, own;
-    enum iz_dtype type;
-    bool add; /* the tied use's accumulator comes on top */
-    bool whole;
-    struct iz_rows_in rows;
-};
-
-/* This rank's part of the touched rows. */
-static void norm_rows(struct norm_arg *a, const void *list)
-{
-    struct iz_rows r = iz_rows_get(&a->rows, list);
-    int64_t first = iz_rows_first(&a->rows, &r, a->rows.rank);
-    a->n = iz_rows_first(&a->rows, &r, a->rows.rank + 1) - first;
-    a->own = a->whole ? first : 0;
-}
-
-/* buf: accumulator, sum of squares (double), tied accumulator or list of
- * touched rows. */
-static void run_norm(struct iz_exec *x, void **buf, const void *arg)
-{
-    struct norm_arg part = *(const struct norm_arg *)arg, *a = &part;
-    if (a->rows.cols)
-        norm_rows(a, buf[2]);
-    int64_t at = a->own * iz_dtype_bytes(a->type);
-    char *acc = (char *)buf[0] + at;
-    const void *tied = a->add ? (char *)buf[2] + at : NULL;
-    if (a->add)
-        iz_buffer_sum(x, acc, a->type, true, &tied, 1, a->type, a->n);
-    iz_buffer_norm2(x, buf[1], acc, a->type, a->n);
-}
-
-void iz_zero_norm(struct iz_engine *e, int group)
-{
-    struct iz_group *g = &e->group[group];
-    struct norm_arg a = {
-        .n = g->plan->shard,
-        .own = e->plan.grads_full ? g->plan->shard * e->plan.rank : 0,
-        .type = e->plan.grad_type,
-        .add = g->plan->split_accum,
-        .whole = e->plan.grads_full,
-        .rows = iz_rows_in(e, group)};
-    if (!g->plan->n)
-        return;
-    g->contributions[0] = g->contributions[1] = 0;
-    iz_submit(e->graph,
-              &(struct iz_task){
-                  .kind = IZ_NORM,
-                  .where = e->plan.grads_down ? IZ_ON_HOST : IZ_ON_COMPUTE,
-                  .run = run_norm,
-                  .arg = &a,
-                  .arg_bytes = sizeof(a),
-                  .data = {{g->grad_handle[0], a.add ? STARPU_RW : STARPU_R},
-                           {g->norm2_handle, STARPU_W},
-                           {a.add ? g->grad_handle[1] : iz_rows_list(e, group),
-                            STARPU_R}},
-                  .bytes = (double)cost_shard(&e->plan, g->plan) *
-                           (double)iz_dtype_bytes(a.type),
-                  .unit = group,
-                  .step = (int)e->step});
-    if (e->plan.states_full && e->plan.ranks > 1)
-        iz_zero_gather(e, IZ_REDUCE, group, g->grad_handle[0],
-                       iz_dtype_bytes(e->plan.grad_type));
+        accumulate(e, group, g->grad_handle[acc], from, slots, turn);
 }

@@ -295,6 +295,8 @@ struct adam_data {
     starpu_data_handle_t state, param;
 };
 
+#define BEFORE_PASSES 4000
+
 static void submit_adam(struct iz_engine *e, int group,
                         const struct iz_chunk *k, struct adam_arg *a,
                         const struct adam_data *on)
@@ -306,7 +308,7 @@ static void submit_adam(struct iz_engine *e, int group,
         .run = run_adam,
         .arg = a,
         .arg_bytes = sizeof(*a),
-        .urgency = iz_in_order(group),
+        .urgency = iz_updates_first(e) ? BEFORE_PASSES : iz_in_order(group),
         .bytes = 12.0 * (double)n +
                  4.0 * (double)iz_moment_bytes(e->plan.moments, n),
         .unit = group,
@@ -415,17 +417,41 @@ static struct iz_access host_grad(const struct iz_engine *e, int group)
     return (struct iz_access){e->group[group].grad_handle[0], STARPU_R};
 }
 
-/* A chunk of an offloaded optimizer whose states are on the GPU: its gradient
- * goes up into a buffer, behind which there is room for new parameters that
- * live on the host. */
+static starpu_data_handle_t split_stage(struct iz_engine *e)
+{
+    return iz_zero_stage(e->split_stage, &e->next_split_stage,
+                         e->plan.split_stages)
+        ->handle;
+}
+
+/* A chunk of an offloaded optimizer whose states and gradient are on the GPU:
+ * new parameters that live on the host come down through a buffer. */
+static void update_apart(struct iz_engine *e, int group,
+                         const struct iz_chunk *k)
+{
+    const struct iz_group *g = &e->group[group];
+    bool down = e->plan.param_home != IZ_HOME_NONE;
+    starpu_data_handle_t param = down ? split_stage(e) : k->param_handle;
+    struct adam_arg a = adam_arg(e, group, k);
+    struct copy_arg copy = {.bytes = iz_param_bytes(e, k->count),
+                            .always = a.early};
+    a.grad_first -= iz_plan_host_elems(g->plan);
+    submit_adam(e, group, k, &a,
+                &(struct adam_data){.grad = {g->grad_apart_handle[0], STARPU_R},
+                                    .state = k->state_handle,
+                                    .param = param});
+    if (down)
+        submit_copy(e, group, IZ_ON_DOWN, param,
+                    (struct iz_access){k->param_handle, STARPU_RW}, &copy);
+}
+
+/* The same where the gradient is on the host: it goes up into a buffer, behind
+ * which there is room for those parameters. */
 static void update_on_gpu(struct iz_engine *e, int group,
                           const struct iz_chunk *k)
 {
     bool down = e->plan.param_home != IZ_HOME_NONE;
-    starpu_data_handle_t stage =
-        iz_zero_stage(e->split_stage, &e->next_split_stage,
-                      e->plan.split_stages)
-            ->handle;
+    starpu_data_handle_t stage = split_stage(e);
     struct adam_arg a = adam_arg(e, group, k);
     int64_t size = iz_dtype_bytes(a.grad_type);
     struct copy_arg grad = {
@@ -463,7 +489,8 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
                           .offset = k->state_at,
                           .bytes = state_bytes,
                           .first = iz_chunk_first(e, group, k),
-                          .count = k->count};
+                          .count = k->count,
+                          .urgency = IZ_IN_TURNS};
     struct iz_io param = {.file = e->param_file,
                           .offset = k->param_at,
                           .bytes = iz_param_bytes(e, g->plan->chunk),
@@ -471,7 +498,8 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
                           .first = state.first,
                           .count = k->count,
                           .array = {{0, iz_param_bytes(e, 1), 1}},
-                          .arrays = 1};
+                          .arrays = 1,
+                          .urgency = IZ_IN_TURNS};
     state.arrays = state_arrays(p, g->plan, state.array);
     /* A 16-bit copy is loaded too: a skipped step must store what it found. */
     if (state_disk)
@@ -501,8 +529,7 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
 void iz_zero_update(struct iz_engine *e, int group)
 {
     struct iz_group *g = &e->group[group];
-    bool disk = e->plan.state_home == IZ_HOME_NVME ||
-                e->plan.param_home == IZ_HOME_NVME;
+    bool disk = iz_on_disk(e);
     if (!g->plan->n)
         return;
     for (int i = 0; i < g->plan->chunks; i++) {
@@ -512,7 +539,7 @@ void iz_zero_update(struct iz_engine *e, int group)
             continue;
         }
         if (k->home != e->plan.state_home) {
-            update_on_gpu(e, group, k);
+            (e->plan.grads_apart ? update_apart : update_on_gpu)(e, group, k);
             continue;
         }
         struct adam_arg a = adam_arg(e, group, k);

@@ -81,6 +81,7 @@ never "quoted includes are paths from the root" \
 only "mpi.h is included by two files at most" "$(include 'mpi\.h')" 2
 only "nccl.h is included by one file" "$(include 'nccl\.h')" 1
 only "cublasLt.h is included by one file" "$(include 'cublasLt\.h')" 1
+only "cudnn.h is included by one file" "$(include 'cudnn')" 1
 only "jansson.h is included by the config reader (three files) and json.c" \
     "$(include 'jansson\.h')" 4
 only "liburing.h is included by one file" "$(include 'liburing\.h')" 1

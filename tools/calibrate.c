@@ -16,6 +16,7 @@
 #include "codelets/device.h"
 #include "codelets/gemm.h"
 #include "codelets/ops.h"
+#include "codelets/rate.h"
 #include "codelets/task.h"
 #include "runtime/coll.h"
 #include "runtime/memory.h"
@@ -24,7 +25,7 @@
 #define CORES_MAX 1024
 #define SECONDS 3.0 /* of each measurement */
 
-enum what { PRODUCTS, ATTENTION, OPS, ADAM, WHATS };
+enum what { PRODUCTS, PRODUCTS_16, ATTENTION, OPS, ADAM, WHATS };
 
 /* One core's work and what it gave. */
 struct core {
@@ -50,12 +51,17 @@ static void *take(int64_t bytes)
     return p;
 }
 
-static struct iz_view matrix(int64_t rows, int64_t cols)
+static struct iz_view matrix_of(enum iz_dtype t, int64_t rows, int64_t cols)
 {
-    return (struct iz_view){.p = take(4 * rows * cols),
-                            .dtype = IZ_F32,
+    return (struct iz_view){.p = take(iz_dtype_bytes(t) * rows * cols),
+                            .dtype = t,
                             .rows = rows,
                             .cols = cols};
+}
+
+static struct iz_view matrix(int64_t rows, int64_t cols)
+{
+    return matrix_of(IZ_F32, rows, cols);
 }
 
 /* An op's surroundings, as a compute worker of the CPU has them. */
@@ -76,13 +82,14 @@ static void give(const struct iz_exec *x, const struct iz_view *v, int n)
 
 /* The products of a linear layer of moderate width on one task's tokens:
  * forward and the two of backward. */
-static double products(void)
+static double products_of(enum iz_dtype weights)
 {
     enum { M = 512, K = 384, N = 1536 };
     struct iz_exec x = open_exec();
-    struct iz_view v[] = {matrix(M, K), matrix(K, N), matrix(M, N),
-                          matrix(M, K), matrix(K, N)};
+    struct iz_view v[] = {matrix(M, K), matrix_of(weights, K, N), matrix(M, N),
+                          matrix(M, K), matrix_of(weights, K, N)};
     struct iz_linear l = {.w = v[1], .dw = v[4]};
+    x.narrow = weights == IZ_BF16;
     double begin = now_s();
     while (now_s() - begin < SECONDS) {
         iz_matmul_fwd(&x, v[2], IZ_NONE, v[0], &l);
@@ -92,6 +99,22 @@ static double products(void)
     double rate = x.flops / (now_s() - begin);
     give(&x, v, (int)(sizeof(v) / sizeof(v[0])));
     return rate;
+}
+
+static double products(void)
+{
+    return products_of(IZ_F32);
+}
+
+static double products_16(void)
+{
+    return products_of(IZ_BF16);
+}
+
+/* Whether products of bf16 are made here and gain something. */
+static bool narrow(void)
+{
+    return iz_gemm16_gain(512, 1536, 384) >= IZ_GEMM16_LEAST_GAIN;
 }
 
 /* Causal attention of such a width, forward and backward. */
@@ -168,8 +191,11 @@ static double adam(void)
     return rate;
 }
 
-static double (*const measures[WHATS])(void) = {
-    [PRODUCTS] = products, [ATTENTION] = attention, [OPS] = ops, [ADAM] = adam};
+static double (*const measures[WHATS])(void) = {[PRODUCTS] = products,
+                                                [PRODUCTS_16] = products_16,
+                                                [ATTENTION] = attention,
+                                                [OPS] = ops,
+                                                [ADAM] = adam};
 
 static void *work(void *arg)
 {
@@ -261,6 +287,8 @@ static int measure_gpu(struct gpu *g)
     if (!x.stream || iz_cuda_ops->open(&x.cuda, x.stream))
         return -EIO;
     for (int t = IZ_F32; t <= IZ_F16; t++) {
+        if (t == IZ_BF16 && g->info.capability < 80)
+            continue;
         x.act = (enum iz_dtype)t;
         x.work = (struct iz_arena){.base = iz_device_take(INT64_C(2) << 30),
                                    .size = INT64_C(2) << 30};
@@ -304,7 +332,7 @@ static double collective(struct iz_coll *c, char *full, int64_t shard_bytes,
             iz_coll_all_gather(c, full, shard_bytes, "calibrate");
         else
             iz_coll_reduce_scatter(c, full + c->rank * shard_bytes, IZ_BF16,
-                                   false, full, IZ_BF16, shard_bytes / 2,
+                                   false, full, IZ_BF16, shard_bytes / 2, NULL,
                                    "calibrate");
         spent = now_s() - begin;
         more = iz_coll_all_ok(c, spent < SECONDS / 2);
@@ -331,15 +359,18 @@ static struct network network(struct iz_coll *c)
 /* ---- the file ---- */
 
 /* What stands in a file that only describes. */
-static const double plausible[WHATS] = {
-    [PRODUCTS] = 50e9, [ATTENTION] = 25e9, [OPS] = 5e9, [ADAM] = 5e9};
+static const double plausible[WHATS] = {[PRODUCTS] = 50e9,
+                                        [PRODUCTS_16] = 100e9,
+                                        [ATTENTION] = 25e9,
+                                        [OPS] = 5e9,
+                                        [ADAM] = 5e9};
 
 /* Everything that is known of this machine. */
 struct machine {
     char name[64];
     int cores, gpus, ranks;
-    bool measured;
-    double per_s[WHATS]; /* of one core */
+    bool measured, narrow; /* narrow: bf16 is worth it */
+    double per_s[WHATS];   /* of one core */
     double disk_bytes, disk_per_s;
     struct gpu gpu;
     struct network network;
@@ -380,9 +411,12 @@ static void write_file(FILE *f, const struct machine *m)
     line(f, "core_flops_per_s", m->per_s[PRODUCTS]);
     line(f, "core_bytes_per_s", m->per_s[OPS]);
     line(f, "core_fused_flops_per_s", m->per_s[ATTENTION]);
+    line(f, "core_bf16_flops_per_s", m->per_s[PRODUCTS_16]);
     line(f, "disk_bytes", m->disk_bytes);
     line(f, "disk_bytes_per_s", m->disk_per_s);
     line(f, "node_bytes_per_s", 0);
+    if (m->gpus)
+        line(f, "gpu_capability", g->info.capability);
     line(f, "gpu_bytes", (double)g->info.free_bytes);
     line(f, "gpu_bytes_per_s", g->memory);
     line(f, "fp32_flops_per_s", g->flops[IZ_F32]);
@@ -440,8 +474,10 @@ static int describe(struct machine *m, const char *folder)
     m->gpus = iz_device_count();
     m->disk_bytes = free_bytes(folder);
     m->disk_per_s = m->disk_bytes > 0 ? 1e9 : 0;
+    m->narrow = narrow();
     for (int w = 0; w < WHATS; w++)
-        m->per_s[w] = plausible[w];
+        if (w != PRODUCTS_16 || m->narrow)
+            m->per_s[w] = plausible[w];
     return m->gpus ? iz_device_use(0, &m->gpu.info) : 0;
 }
 
@@ -449,13 +485,16 @@ static int measure(struct machine *m, const char *folder)
 {
     m->measured = true;
     for (int w = 0; w < WHATS; w++)
-        m->per_s[w] = on_all((enum what)w, m->cores);
+        if (w != PRODUCTS_16 || m->narrow)
+            m->per_s[w] = on_all((enum what)w, m->cores);
     m->disk_per_s = disk(folder);
     int r = m->gpus ? measure_gpu(&m->gpu) : 0;
-    printf("%d cores: %.1f GFLOP/s a core in products, %.1f in attention, "
-           "%.1f GB/s a core in other ops, %.1f GB/s of memory in Adam\n",
-           m->cores, m->per_s[PRODUCTS] * 1e-9, m->per_s[ATTENTION] * 1e-9,
-           m->per_s[OPS] * 1e-9, m->per_s[ADAM] * m->cores * 1e-9);
+    printf("%d cores: %.1f GFLOP/s a core in products, %.1f in those of bf16, "
+           "%.1f in attention, %.1f GB/s a core in other ops, %.1f GB/s of "
+           "memory in Adam\n",
+           m->cores, m->per_s[PRODUCTS] * 1e-9, m->per_s[PRODUCTS_16] * 1e-9,
+           m->per_s[ATTENTION] * 1e-9, m->per_s[OPS] * 1e-9,
+           m->per_s[ADAM] * m->cores * 1e-9);
     return r;
 }
 

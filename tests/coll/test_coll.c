@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "codelets/dtype.h"
+#include "codelets/flat.h"
 #include "codelets/mix.h"
 #include "runtime/coll_state.h"
 
@@ -139,13 +140,15 @@ static void check_reduce(const struct reduce_case *k)
     float *sum = expected(k);
     void *want = take(out_bytes);
     int64_t sent = coll->sent_bytes;
+    double norm2 = -1;
 
     fill(own, 99, k->out, k->shard);
     fill(full, coll->rank, k->wire, k->shard * coll->size);
     iz_cast(want, k->out, sum, IZ_F32, k->shard);
     iz_coll_reduce_scatter(coll, out, k->out, k->accumulate, full, k->wire,
-                           k->shard, "reduce");
+                           k->shard, &norm2, "reduce");
     assert_memory_equal(out, want, (size_t)out_bytes);
+    assert_true(norm2 == iz_flat_norm2(want, k->out, k->shard));
     assert_int_equal(coll->sent_bytes - sent, (coll->size - 1) * wire_bytes);
     free(full);
     free(own);
@@ -171,11 +174,12 @@ static void reduce_scatter_is_the_serial_sum(void **state)
 static void reduce_scatter_of_nothing_writes_nothing(void **state)
 {
     float out = 3.0f, full = 4.0f;
+    double norm2 = 5;
 
     (void)state;
-    iz_coll_reduce_scatter(coll, &out, IZ_F32, false, &full, IZ_F32, 0,
+    iz_coll_reduce_scatter(coll, &out, IZ_F32, false, &full, IZ_F32, 0, &norm2,
                            "nothing");
-    assert_true(out == 3.0f && full == 4.0f);
+    assert_true(out == 3.0f && full == 4.0f && norm2 == 0);
 }
 
 /* Many pieces, whole ones only and with an odd last one. */
@@ -243,6 +247,7 @@ static void check_reduce_parts(int k, enum iz_dtype wire, bool accumulate)
     int64_t sent = coll->sent_bytes;
     char *full = take(all * size);
     float *out = take(own * 4), *want = take(own * 4);
+    double norm2 = -1;
 
     fill(out, 99, IZ_F32, own);
     fill(full, coll->rank, wire, all);
@@ -254,8 +259,9 @@ static void check_reduce_parts(int k, enum iz_dtype wire, bool accumulate)
         want[i] = accumulate ? out[i] + x : x;
     }
     iz_coll_reduce_scatter_parts(coll, out, IZ_F32, accumulate, full, wire,
-                                 "reduce");
+                                 &norm2, "reduce");
     assert_memory_equal(out, want, (size_t)own * 4);
+    assert_true(norm2 == iz_flat_norm2(want, IZ_F32, own));
     assert_int_equal(coll->sent_bytes - sent, (all - own) * size);
     free(full);
     free(out);
@@ -282,9 +288,22 @@ static void scratch_is_bounded(void **state)
     c.size = 2;
     assert_int_equal(iz_coll_scratch_bytes(&c, 0), 0);
     assert_int_equal(iz_coll_scratch_bytes(&c, 100), 2 * 128);
-    assert_int_equal(iz_coll_scratch_bytes(&c, mib * 100), mib / 2);
+    assert_int_equal(iz_coll_scratch_bytes(&c, mib * 100), mib);
+    c.size = 3;
+    assert_int_equal(iz_coll_scratch_bytes(&c, mib * 100), mib);
     for (c.size = 2; c.size <= 129; c.size++)
         assert_true(iz_coll_scratch_bytes(&c, mib * 100) <= 16 * mib);
+}
+
+/* Of fp32 and of 16 bits, or the norm's order would depend on the pieces. */
+static void pieces_are_whole_blocks_of_the_norm(void **state)
+{
+    struct iz_coll c = {.size = 2};
+
+    (void)state;
+    for (; c.size <= 300; c.size++)
+        assert_int_equal(iz_coll_piece_bytes(&c, 1 << 30) % (4 * IZ_NORM_BLOCK),
+                         0);
 }
 
 static void broadcast_reaches_all(void **state)
@@ -513,6 +532,7 @@ static int check_all(void)
         cmocka_unit_test(reduce_scatter_between_hosts),
         cmocka_unit_test(parts_between_hosts),
         cmocka_unit_test(scratch_is_bounded),
+        cmocka_unit_test(pieces_are_whole_blocks_of_the_norm),
         cmocka_unit_test(broadcast_reaches_all),
         cmocka_unit_test(doubles_are_gathered),
         cmocka_unit_test(one_refusal_is_seen_by_all),

@@ -190,6 +190,10 @@ static void rules_between_keys_hold(void **state)
          "{\"device\": \"cpu\", \"ratio\": 0.4}}, "
          "\"run\": {\"state_dtype\": \"bf16\"}",
          "ratio: 0.4 leaves chunks to a GPU, which keeps m and v in fp32"},
+        {"\"fp16\": {\"enabled\": true}, \"run\": {\"cpu_products\": \"bf16\"}",
+         "cpu_products: bf16, but parameters are fp16; set bf16.enabled"},
+        {"\"run\": {\"gpu_attention\": \"cudnn\"}",
+         "gpu_attention: cudnn, but parameters are fp32, which cuDNN would"},
         {"\"zero_optimization\": {\"contiguous_gradients\": false}",
          "contiguous_gradients: false is not supported"},
         {"\"activation_checkpointing\": {\"cpu_checkpointing\": true}, "

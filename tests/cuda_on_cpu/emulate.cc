@@ -8,6 +8,8 @@
 
 #include "tests/cuda_on_cpu/emulate.h"
 
+#include "tests/cuda_on_cpu/device.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,7 +25,7 @@ enum {
     LANES = 32,
     STACK_BYTES = 256 << 10,
     STACK_SHIFT = 5 * 64, /* or all stacks would share a few lines of cache */
-    SHARED_BYTES = 227 << 10, /* of a block on sm_90 */
+    SHARED_BYTES = 227 << 10, /* of a block, on any GPU */
     PAGE = 4096
 };
 
@@ -64,6 +66,43 @@ static struct {
     ucontext_t back;
     uint64_t random;
 } emu;
+
+static int device = 90;
+
+void emu_device(int capability)
+{
+    device = capability;
+}
+
+void emu_needs(int capability, const char *what)
+{
+    if (device < capability)
+        emu_fail("%s needs compute capability %d.%d, this is %d.%d", what,
+                 capability / 10, capability % 10, device / 10, device % 10);
+}
+
+/* CUDA C++ Programming Guide, "Technical Specifications per Compute
+ * Capability": maximum amount of shared memory per thread block. */
+static size_t shared_most(void)
+{
+    switch (device) {
+    case 70:
+        return 96 << 10;
+    case 75:
+        return 64 << 10;
+    case 80:
+        return 163 << 10;
+    case 86:
+    case 89:
+    case 120:
+        return 99 << 10;
+    case 90:
+        return SHARED_BYTES;
+    default:
+        emu_fail("no figures for compute capability %d.%d", device / 10,
+                 device % 10);
+    }
+}
 
 void emu_fail(const char *fmt, ...)
 {
@@ -337,7 +376,7 @@ static void check_limits(size_t shared_bytes)
         gridDim.y > 65535 || gridDim.z > 65535)
         emu_fail("grid of %u x %u x %u blocks", gridDim.x, gridDim.y,
                  gridDim.z);
-    if (shared_bytes > SHARED_BYTES)
+    if (shared_bytes > shared_most())
         emu_fail("%zu bytes of shared memory", shared_bytes);
 }
 

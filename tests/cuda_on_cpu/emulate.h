@@ -41,6 +41,10 @@ typedef struct {
 } emu_value;
 const emu_value *emu_warp_exchange(const char *what, unsigned mask,
                                    const void *value, size_t bytes);
+/* Fails unless the GPU has at least this compute capability, which `what`
+ * needs. */
+void emu_needs(int capability, const char *what);
+
 /* Prints the message with kernel, block and thread, and aborts. */
 void emu_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)))
 __attribute__((noreturn));

@@ -2,6 +2,8 @@
 /* The emulation itself: what it computes, and that it catches the faults it is
  * there to catch. */
 #include "codelets/launch.cuh"
+#include "codelets/mma.cuh"
+#include "tests/cuda_on_cpu/device.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -246,6 +248,14 @@ static __global__ void write_shared(int at)
     *(volatile char *)(s + at) = 1;
 }
 
+static __global__ void multiply(void *)
+{
+    uint32_t a[4] = {}, b[2] = {};
+    float c[4] = {};
+
+    iz_mma<IZ_F16>(c, a, b);
+}
+
 static __global__ void load_unaligned(float *p)
 {
     float v[4];
@@ -271,6 +281,18 @@ static void faults_end_the_program(void **)
     ends([] { IZ_LAUNCH(write_shared, 1, 1, 256, NULL, 256); }, SIGSEGV, "");
     ends([] { IZ_LAUNCH(write_shared, 1, 1, 228 << 10, NULL, 0); }, SIGABRT,
          "bytes of shared memory");
+    ends(
+        [] {
+            emu_device(75);
+            IZ_LAUNCH(write_shared, 1, 1, (64 << 10) + 4, NULL, 0);
+        },
+        SIGABRT, "65540 bytes of shared memory");
+    ends(
+        [] {
+            emu_device(75);
+            IZ_LAUNCH(multiply, 1, 32, 0, NULL, (void *)NULL);
+        },
+        SIGABRT, "mma needs compute capability 8.0, this is 7.5");
     ends([] { IZ_LAUNCH(write_shared, 0, 1, 0, NULL, 0); }, SIGABRT, "grid");
     ends([] { IZ_LAUNCH(write_shared, 1, 1025, 0, NULL, 0); }, SIGABRT,
          "block");

@@ -70,6 +70,17 @@ def measured(request):
     p.clear()
 
 
+@pytest.fixture(scope="session")
+def narrow_products(workplace, text):
+    """Skips where no products of bf16 can be made on the CPU."""
+    p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=workplace)), text)
+    r = p.launch(None, {"bf16.enabled": True, "run.cpu_products": "bf16"}, ["--plan"])
+    p.clear()
+    if r.rc:
+        assert "run.cpu_products: bf16: " in r.err, str(r)
+        pytest.skip(r.err.strip())
+
+
 @pytest.fixture
 def place(workplace, text):
     """Where one test starts its runs; removed behind it."""

@@ -80,7 +80,9 @@ def base_config(data, output):
         "model": dict(MODEL),
         "data": {"path": str(data), "bytes": True},
         "run": {"output": str(output), "steps": 3, "workers": 2, "slices": 1,
-                "hash": True, "save": False, "recompute": "full"},
+                "hash": True, "save": False, "recompute": "full",
+                # auto measures, and bits must not depend on that
+                "cpu_products": "fp32"},
     }
 
 

@@ -9,13 +9,16 @@ import json
 import os
 import pathlib
 import random
+import subprocess
 import tempfile
+import time
 
 import pytest
 
 import cover
 import run
 from test_matrix import TUNED
+from test_norm import ALL, normed
 
 KIND = os.environ.get("IZ_TEST_GPU", "")
 pytestmark = pytest.mark.skipif(KIND not in ("standin", "real"),
@@ -90,7 +93,8 @@ def config_of(row, nvme):
         "train_batch_size": BATCH * 3,
         "train_micro_batch_size_per_gpu": row["micro"] or rank,
         "gradient_clipping": row["clip"],
-        "zero_optimization.sub_group_size": 4096,
+        # Two chunks of a shard of a block on three ranks.
+        "zero_optimization.sub_group_size": 2048,
         "activation_checkpointing.cpu_checkpointing":
             row["boundaries"] == "host",
         "run.device": "cuda", "run.steps": 3,
@@ -166,6 +170,23 @@ def test_same_bits_as_the_plain_run(row, place, nvme, references):
     assert len(bits) == 3 and r.bits == bits and r.hash == weights, str(r)
 
 
+# Of several contributions to an offloaded gradient the host adds the last one.
+# A single one of bf16 comes down as it is, but for the embedding's two, or is
+# added by the host's collectives.
+@pytest.mark.parametrize("ranks,comm,optimizer,micro,left", [
+    (1, "mpi", "none", 0, ALL), (1, "mpi", "none", 8, ALL),
+    (1, "mpi", "cpu", 0, ALL - {0}), (1, "mpi", "cpu", 8, {0}),
+    (2, "mpi", "none", 0, ALL), (2, "mpi", "cpu", 0, set()),
+    (2, "mpi", "cpu", 6, {0})] + ([] if REAL else [
+    (2, "nccl", "none", 0, ALL), (2, "nccl", "cpu", 0, ALL - {0}),
+    (2, "nccl", "cpu", 6, {0})]))
+def test_a_unit_has_a_norm_task_only_without_a_sum(ranks, comm, optimizer, micro,
+                                                   left, place, nvme):
+    row = {**PLAIN, "ranks": ranks, "dtype": "bf16", "micro": micro, "stage": 3,
+           "optimizer": optimizer, "comm": comm, "clip": 0.5, "tuned": "all"}
+    assert normed(start(place, row, nvme, {"run.task_log": True})) == left
+
+
 # ---- bytes ----
 
 ROW = {**PLAIN, "ranks": 1, "dtype": "bf16", "micro": 0, "clip": 0.5,
@@ -176,7 +197,8 @@ standin = pytest.mark.skipif(KIND != "standin", reason="counted by the stand-in"
 def counted(place, row, nvme, **changes):
     stats = place.folder / f"stats{place.count}.json"
     r = start(place, row, nvme, changes, stats)
-    return r, json.loads(stats.read_text())
+    ranks = [json.loads(line) for line in stats.read_text().splitlines()]
+    return r, {k: sum(rank[k] for rank in ranks) for k in ranks[0]}
 
 
 def traffic(place, row, nvme, **changes):
@@ -192,7 +214,7 @@ def traffic(place, row, nvme, **changes):
 @pytest.mark.parametrize("stage,optimizer,param,ratio", [
     (0, "none", "none", 1), (2, "cpu", "none", 1), (3, "cpu", "cpu", 1),
     (3, "nvme", "nvme", 1), (3, "cpu", "none", 1), (2, "cpu", "none", 0.4),
-    (3, "cpu", "cpu", 0.4)])
+    (3, "cpu", "cpu", 0.4), (1, "cpu", "none", 0)])
 def test_bytes_over_the_bus_are_the_planned_ones(stage, optimizer, param, ratio,
                                                  place, nvme):
     row = {**ROW, "stage": stage, "optimizer": optimizer, "param": param,
@@ -200,6 +222,21 @@ def test_bytes_over_the_bus_are_the_planned_ones(stage, optimizer, param, ratio,
     real, planned = traffic(place, row, nvme)
     assert real["h2d_bytes"] == planned["up_bytes"]
     assert real["d2h_bytes"] == planned["down_bytes"]
+
+
+@standin
+@pytest.mark.parametrize("comm,micro,param,ratio", [
+    ("nccl", 0, "cpu", 1), ("nccl", 0, "cpu", 0.4), ("nccl", 4, "none", 0.4),
+    ("nccl", 4, "cpu", 0), ("mpi", 0, "cpu", 1), ("mpi", 4, "cpu", 0.4)])
+def test_bytes_of_two_ranks_are_the_planned_ones(comm, micro, param, ratio,
+                                                 place, nvme):
+    """The stand-in counts both, whose shards have the same length."""
+    row = {**ROW, "ranks": 2, "comm": comm, "micro": micro, "stage": 3,
+           "optimizer": "cpu", "param": param, "ratio": ratio}
+    start(place, row, nvme)  # StarPU measures the bus of two GPUs
+    real, planned = traffic(place, row, nvme)
+    assert real["h2d_bytes"] == 2 * planned["up_bytes"]
+    assert real["d2h_bytes"] == 2 * planned["down_bytes"]
 
 
 def padded(n):
@@ -226,35 +263,58 @@ def test_offload_moves_what_the_arithmetic_says(place, nvme):
 
 
 def state_elems(r, tier, per_element):
-    return r.memory[("optimizer", tier)][1] // per_element
+    return r.memory.get(("optimizer", tier), (0, 0))[1] // per_element
+
+
+def on_gpu(model, ratio, chunk):
+    """Elements of each unit that the GPU updates, on one rank."""
+    c = model["width"]
+    units = [(model["vocab"] + model["seq"]) * c]
+    units += [12 * c * c + 13 * c] * model["layers"] + [2 * c]
+    want = have = 0
+    for n in map(padded, units):
+        want += ratio * n
+        host = min((min(k * chunk, n) for k in range(-(-n // chunk) + 1)),
+                   key=lambda e: (abs(e - (want - have)), e))
+        have += host
+        yield n - host
 
 
 @standin
-@pytest.mark.parametrize("dtype,micro,param,up,down", [
-    ("bf16", 0, "cpu", 2, 2), ("bf16", 8, "cpu", 4, 2), ("bf16", 0, "none", 0, 0),
-    ("fp32", 0, "cpu", 4, 4), ("fp32", 0, "none", 0, 0)])
-def test_a_ratio_moves_its_gradients_and_parameters(dtype, micro, param, up,
-                                                    down, place, nvme):
-    """Of each element that the GPU updates the gradient goes up, and the new
-    parameter down if it lives on the host; if it does not, none goes up that
-    would have."""
-    ratio, chunk = 0.4, 2048
+@pytest.mark.parametrize("ratio", (0.4, 0))
+@pytest.mark.parametrize("dtype,micro,param", [
+    ("bf16", 0, "cpu"), ("bf16", 8, "cpu"), ("bf16", 0, "none"),
+    ("fp32", 0, "cpu"), ("fp32", 8, "none")])
+def test_the_gradients_of_what_the_gpu_updates_stay_there(dtype, micro, param,
+                                                          ratio, place, nvme):
+    """Of each element that the GPU updates no gradient comes down and none goes
+    up; the new parameter comes down if it lives on the host; if it does not,
+    none goes up that would have."""
+    chunk, size = 2048, 2 if dtype == "bf16" else 4
     row = {**ROW, "dtype": dtype, "micro": micro, "stage": 3, "ring": 2,
            "optimizer": "cpu", "param": param}
     small = {"zero_optimization.sub_group_size": chunk}
     whole, _ = traffic(place, row, nvme, **small)
     some, planned = traffic(place, {**row, "ratio": ratio}, nvme, **small)
     r = start(place, {**row, "ratio": ratio}, nvme, small)
+    apart = list(on_gpu(run.MODEL, ratio, chunk))
     of_host, of_gpu = ((8, 12) if param == "cpu" else (12, 8)) \
         if dtype == "fp32" else (12, 12)
     host = state_elems(r, "cpu", of_host)
     gpu = state_elems(r, "device", of_gpu)
+    assert gpu == sum(apart)
     assert abs(host - ratio * (host + gpu)) <= chunk / 2
     assert f"effective ratio {host / (host + gpu):.3f}" in r.out
-    assert some["h2d_bytes"] - whole["h2d_bytes"] == 2 * gpu * up
-    assert some["d2h_bytes"] - whole["d2h_bytes"] == 2 * gpu * down
+    uses = gpu + apart[0]  # the embedding's weight has two
+    micros = BATCH * 3 // micro if micro else 1
+    saved_up, added_down = (0, gpu) if param == "cpu" else (gpu, 0)
+    assert whole["h2d_bytes"] - some["h2d_bytes"] == 2 * size * saved_up
+    assert whole["d2h_bytes"] - some["d2h_bytes"] == \
+        2 * size * (micros * uses - added_down)
     assert some["h2d_bytes"] == planned["up_bytes"]
     assert some["d2h_bytes"] == planned["down_bytes"]
+    kept = 4 * uses if micro else size * gpu
+    assert r.memory[("gradients", "device")] == (kept, kept)
 
 
 @standin
@@ -362,6 +422,74 @@ def test_too_small_a_gpu_is_refused_with_what_fits(place, nvme):
                      env=environment(place, ROW))
     run.refused(r, "MiB of the GPU's memory")
     assert "it fits with" in r.err and "offload_optimizer.device" in r.err
+
+
+@standin
+@pytest.mark.parametrize("param", ("none", "cpu"))
+def test_too_small_a_host_is_told_what_the_gpu_can_take(param, place, nvme):
+    """The ratio that is offered trains, and the next one would not."""
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": param}
+    some = {"model.layers": 20, "model.width": 48, "run.steps": 1}
+    whole = start(place, row, nvme, some)
+    states = whole.memory[("optimizer", "cpu")][1]
+    held = sum(have for (_, tier), (_, have) in whole.memory.items()
+               if tier == "cpu")
+    some["run.memory_limit_bytes"] = held - states // 3
+    r = place.launch(None, {**config_of(row, nvme), **some},
+                     env=environment(place, row))
+    run.refused(r, "MiB of memory per rank")
+    line = run.refused(r, "it fits with "
+                       "zero_optimization.offload_optimizer.ratio=")
+    ratio = float(line.split("ratio=")[1].split()[0])
+    assert 0.5 <= ratio <= 0.7
+    fits = start(place, {**row, "ratio": ratio}, nvme, some)
+    assert fits.bits == whole.bits and fits.hash == whole.hash
+    r = place.launch(None, config_of({**row, "ratio": ratio + 0.05}, nvme) |
+                     some, env=environment(place, row))
+    run.refused(r, "MiB of memory per rank")
+
+
+@standin
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_first_start_on_a_machine(ranks, place, nvme, tmp_path):
+    """StarPU then measures the bus, which resets all GPUs; one rank does, and each
+    goes on with its own."""
+    row = {**ROW, "ranks": ranks, "comm": "nccl" if ranks > 1 else ROW["comm"]}
+    env = environment(place, row)
+    del env["STARPU_SILENT"]
+    known = place.good(row["ranks"], config_of(row, nvme), env=env)
+    first = place.good(row["ranks"], config_of(row, nvme),
+                       env={**env, "STARPU_HOME": str(tmp_path)})
+    assert first.bits == known.bits and first.hash == known.hash
+    assert first.err.count("CUDA 0...") == 1, str(first)
+
+
+@standin
+@pytest.mark.parametrize("device, busy", (("cuda", 1), ("cpu", 0)))
+def test_first_start_beside_a_gpu_that_others_use(device, busy, place, nvme,
+                                                  tmp_path):
+    env = {**environment(place, ROW), "IZ_STANDIN_DEVICES": "2",
+           "IZ_STANDIN_BUSY": str(busy), "STARPU_HOME": str(tmp_path)}
+    place.good(None, {**config_of(ROW, nvme), "run.device": device}, env=env)
+
+
+@standin
+@pytest.mark.parametrize("bad", (0, 1))
+def test_a_rank_that_fails_before_starpu_starts_ends_the_others(bad, place, nvme):
+    row = {**ROW, "ranks": 2, "comm": "nccl"}
+    path = str(place.config({**config_of(row, nvme), "run.comm_timeout_s": 60}))
+    program = ["-np", "1", run.PROGRAM, path]
+    each = [program, program]
+    each[bad] = ["-np", "1", "-x", "IZ_TRACE_STEPS=0:1", run.PROGRAM, path]
+    line = ["mpirun", "--oversubscribe", "--bind-to", "none", *each[0], ":", *each[1]]
+    begin = time.monotonic()
+    p = subprocess.run(line, env=run.environment(environment(place, row)),
+                       capture_output=True, text=True, timeout=run.TIMEOUT_S)
+    r = run.Result(p.returncode, p.stdout, p.stderr, place.folder,
+                   time.monotonic() - begin, line)
+    if bad == 0:
+        run.refused(r, "IZ_TRACE_STEPS")
+    assert r.rc and r.seconds < 40 and "waited" not in r.err, str(r)
 
 
 # ---- choice ----

@@ -16,7 +16,7 @@ BATCH = 24  # samples of a step, for any number of ranks
 # What changes the order of sums, and so the bits.
 SUMS = {
     "ranks": (1, 2, 3, 4),
-    "dtype": ("fp32", "bf16", "fp16"),
+    "dtype": ("fp32", "bf16", "narrow", "fp16"),  # narrow: products of bf16 too
     "shape": ("one", "sliced", "accumulated", "both"),
     "clip": (0.0, 0.5),
     "tuned": ("all", "rules", "frozen", "top", "lora"),  # keys of TUNED
@@ -128,9 +128,11 @@ def config_of(row, nvme):
     for key in ("schedule", "scheduler", "overlap", "recompute", "ring",
                 "in_flight", "workers"):
         config[f"run.{key}"] = row[key]
-    if row["dtype"] != "fp32":
-        config[f"{row['dtype']}.enabled"] = True
+    if row["dtype"] in ("bf16", "narrow"):
+        config["bf16.enabled"] = True
+        config["run.cpu_products"] = "fp32" if row["dtype"] == "bf16" else "bf16"
     if row["dtype"] == "fp16":  # the scale grows within the four steps
+        config["fp16.enabled"] = True
         config["fp16.initial_scale_power"] = 8
         config["fp16.loss_scale_window"] = 2
     return config
@@ -164,6 +166,8 @@ def name_of(row):
 def cases():
     for row in ROWS:
         marks = [pytest.mark.single] if row["ranks"] == 1 else []
+        if row["dtype"] == "narrow":
+            marks.append(pytest.mark.usefixtures("narrow_products"))
         yield pytest.param(row, id=name_of(row), marks=marks)
 
 
@@ -174,6 +178,15 @@ def test_same_bits_as_the_plain_run(row, place, nvme, references):
     assert len(bits) == 4
     assert r.bits == bits, str(r)
     assert r.hash == weights, str(r)
+
+
+def test_narrow_products_change_bits(place, nvme, narrow_products):
+    """They are what the key asks for, and near the others."""
+    row = {**PLAIN, "ranks": 1, "shape": "one", "clip": 0.5, "tuned": "all"}
+    wide = start(place, {**row, "dtype": "bf16"}, nvme)
+    narrow = start(place, {**row, "dtype": "narrow"}, nvme)
+    assert wide.bits != narrow.bits and wide.hash != narrow.hash
+    assert wide.losses == pytest.approx(narrow.losses, rel=1e-3)
 
 
 def test_every_pair_of_settings_is_covered():

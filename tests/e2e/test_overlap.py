@@ -64,3 +64,19 @@ def test_adam_runs_under_the_next_steps_forward(place):
     # Exact: an update never begins before the clip factor of its step is known.
     for s in range(config["run.steps"]):
         assert times["adam", s][0] >= times["clip", s][1]
+
+
+def test_updates_on_disk_go_before_the_rest_of_the_backward(place, nvme):
+    """Where every core computes, a disk would be idle until the backward ends."""
+    config = {**CONFIG, **run.offload(2, "nvme", "none", nvme), "run.workers": 1,
+              "run.slices": 1, "gradient_clipping": 0, "run.steps": 12,
+              "run.task_log": True}
+    tasks = run.read_lines(place.good(None, config).output / "tasks.jsonl")
+    before = 0
+    for s in range(1, 12):
+        first = min(t["begin_us"] for t in tasks
+                    if t["task"] == "adam" and t["step"] == s)
+        last = max(t["begin_us"] for t in tasks
+                   if t["task"] == "backward" and t["step"] == s)
+        before += first < last
+    assert before >= 6  # a slow disk may be late in some

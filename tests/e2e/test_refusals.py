@@ -478,6 +478,33 @@ def test_one_ranks_fault_ends_the_others(fault, words, place):
     assert r.seconds < PROMPT_S
 
 
+def test_memories_of_the_host_are_not_starpus(place):
+    r = place.launch(2, {}, env={"STARPU_USE_NUMA": "1"})
+    run.refused(r, "STARPU_USE_NUMA: rank 0:", "unset it")
+    path = str(place.config({}))
+    line = run.command(1, path) + [":", "-np", "1", "-x", "STARPU_USE_NUMA=1",
+                                   run.PROGRAM, path]
+    p = subprocess.run(line, env=run.environment(), capture_output=True,
+                       text=True, timeout=run.TIMEOUT_S)
+    r = run.Result(p.returncode, p.stdout, p.stderr, place.folder, 0, line)
+    run.refused(r, "STARPU_USE_NUMA: rank 1:", "unset it")
+
+
+@pytest.mark.single
+def test_a_limit_of_locked_memory_is_seen_before_it_is_met(place):
+    """Also by a superuser without the capability, as in a container."""
+    config = place.config({"zero_optimization": {
+        "stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}}})
+    line = ["prlimit", "--memlock=4096"]
+    if os.geteuid() == 0:
+        line += ["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"]
+    line += run.command(None, config)
+    p = subprocess.run(line, env=run.environment(), capture_output=True,
+                       text=True, timeout=run.TIMEOUT_S)
+    r = run.Result(p.returncode, p.stdout, p.stderr, place.folder, 0, line)
+    run.refused(r, "pin_memory: true locks", "ulimit -l", "pin_memory to false")
+
+
 def scarce(place, c, victim, size, after=0):
     """A run of two ranks in which the victim does not get size bytes, once
     others of that size were taken; its one message, or None."""

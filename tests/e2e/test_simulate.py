@@ -322,6 +322,30 @@ def test_attention_has_a_rate_of_its_own(tmp_path):
     assert abs(seconds[1] - seconds[0] - more) < 0.02 * more
 
 
+def test_cores_that_multiply_bf16(tmp_path):
+    """Products of bf16 have a rate of their own; one that a machine does not
+    have is refused, or fp32 is taken where nothing is asked for."""
+    bare = json.loads(MACHINE.read_text())
+    bare.update(gpus=0, gpu_bytes=0, cores=1)
+    path = tmp_path / "machine.json"
+    want = (*SMALL, "fp16.enabled=false", "bf16.enabled=true", "run.workers=1")
+    asked = "run.cpu_products=\"bf16\""
+    path.write_text(json.dumps(bare))
+    plain, r = simulate(tmp_path, *want, machine=path)
+    assert plain, r.stdout + r.stderr
+    s, r = simulate(tmp_path, *want, asked, machine=path)
+    assert s is None and r.returncode == 1
+    assert "run.cpu_products: bf16: the cores of" in r.stderr, r.stderr
+    bare["core_bf16_flops_per_s"] = 2 * bare["core_flops_per_s"]
+    path.write_text(json.dumps(bare))
+    fast, r = simulate(tmp_path, *want, machine=path)
+    assert fast and plain["step_s"] / 2 < fast["step_s"] < 0.7 * plain["step_s"]
+    assert simulate(tmp_path, *want, asked, machine=path)[0]["step_s"] == \
+        fast["step_s"]
+    wide, _ = simulate(tmp_path, *want, "run.cpu_products=\"fp32\"", machine=path)
+    assert wide["step_s"] == plain["step_s"]
+
+
 def test_a_machine_file_is_checked(tmp_path):
     bad = json.loads(MACHINE.read_text())
     bad["gpu_byte"] = bad.pop("gpu_bytes")
@@ -357,16 +381,18 @@ def test_a_ratio_relieves_the_host(tmp_path):
     assert half, r.stderr
     assert "effective ratio 0.5" in r.stdout
     assert half["step_s"] < 0.8 * whole["step_s"]
-    # Gradients up and parameters down, in fp16, of half of the elements.
-    chunk = 2 * (1 << 20)
-    for way in ("up_bytes", "down_bytes"):
-        assert abs(half[way] - whole[way] - elements()) <= chunk
-    assert abs(whole["host_bytes"] - half["host_bytes"] - 6 * elements()) <= \
-        6 * chunk
-    moved = whole["host_bytes"] - half["host_bytes"]
-    stages = 8 * 4 * (1 << 20) * 1.01  # of the embedding's larger chunks
-    assert moved < half["device_bytes"] - whole["device_bytes"] < \
-        moved + 2 * stages
+    # In fp16 and of half of the elements: parameters come down, gradients do not,
+    # of which the embedding has two.  States, 12 bytes, and gradients are on the
+    # GPU, and of the embedding two buffers for its gradient are half as long.
+    chunk, embedding = 2 * (1 << 20), (VOCAB + SEQ) * 2048
+    assert half["up_bytes"] == whole["up_bytes"]
+    assert abs(whole["down_bytes"] - half["down_bytes"] - embedding) <= chunk
+    left = whole["host_bytes"] - half["host_bytes"]
+    sums = elements() / 2 / 1024 * 8
+    assert abs(left - 7 * elements() - 2 * embedding + sums) <= 9 * chunk
+    came = half["device_bytes"] - whole["device_bytes"]
+    stages = 8 * 2 * (1 << 20)  # of a chunk's parameters
+    assert abs(came - 7 * elements() - stages) <= 8 * chunk
 
 
 def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(tmp_path):

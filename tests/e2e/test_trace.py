@@ -51,11 +51,12 @@ def counts(out):
 
 def of_a_step(fetches):
     """The graph's formula.  The embedding is reduced for its own use and for
-    the head's; norm is one per unit and one per loss."""
+    the head's, and a norm task adds the two; of the other units the last reduce
+    takes the squares.  One more norm per loss."""
     return {"batch": MICROS * SLICES, "fetch": fetches,
             "forward": (UNITS - 1) * MICROS * SLICES,
             "backward": UNITS * MICROS * SLICES, "reduce": (UNITS + 1) * MICROS,
-            "norm": UNITS + MICROS * SLICES, "clip": 1, "adam": UNITS}
+            "norm": 1 + MICROS * SLICES, "clip": 1, "adam": UNITS}
 
 
 # A ring for all units fetches each once.  Embedding and blocks have about one

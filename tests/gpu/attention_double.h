@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "codelets/dtype.h"
+#include "tests/ops/fixture.h"
 
 /* A number that is expected, and a bound on the error. */
 struct near {
@@ -27,5 +28,10 @@ struct attention_double {
 /* Fills o and lse, and dqkv where there is a dy. */
 void attention_double_run(struct attention_double *a);
 void attention_double_free(struct attention_double *a);
+
+/* Fails the test where an element of `got` is out of its bound.  IZ_SHOW:
+ * prints the largest error, as a part of the bound. */
+void attention_double_near(const struct attention_double *a, const char *what,
+                           struct tensor *got, const struct near *want);
 
 #endif

@@ -29,6 +29,7 @@ static const struct iz_cuda_ops ops = {
     .interact_fwd = iz_interact_fwd_cuda,
     .interact_bwd = iz_interact_bwd_cuda,
     .sum = iz_flat_sum_cuda,
+    .squares = iz_flat_squares_cuda,
     .norm2 = iz_flat_norm2_cuda,
     .adam = iz_adam_chunk_cuda,
 };

@@ -215,7 +215,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     *n = 0;
     if (fake_cublaslt.none)
         return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (fake_cublaslt.fails)
+        return (cublasStatus_t)fake_cublaslt.fails;
+    if (fake_cublaslt.sums_fail && is_sum(op_of(d)))
+        return (cublasStatus_t)fake_cublaslt.sums_fail;
     if (fake_cublaslt.no_sums && is_sum(op_of(d)))
+        return CUBLAS_STATUS_SUCCESS;
+    if (fake_cublaslt.no_bias && op_of(d)->epilogue == CUBLASLT_EPILOGUE_BIAS)
         return CUBLAS_STATUS_SUCCESS;
     /* only sums that do not depend on who comes first */
     if (w->reductions & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)

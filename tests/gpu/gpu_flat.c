@@ -149,6 +149,29 @@ static void norm_has_the_bits_of_the_cpu(void **state)
     }
 }
 
+static void squares_have_the_bits_of_the_cpu(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 33, 1024, 1025, 40001, MOST};
+    double *got = fixture_take((iz_norm_blocks(MOST) + 1) * 8);
+    double *want = fixture_take((iz_norm_blocks(MOST) + 1) * 8);
+
+    (void)state;
+    fixture_seed();
+    for (int k = 0; k < 7 * 3; k++) {
+        enum iz_dtype t = fixture_types[k % 3];
+        int64_t n = sizes[k / 3], blocks = iz_norm_blocks(n);
+        void *p = fill(t, MOST, 1);
+
+        got[blocks] = want[blocks] = 77;
+        iz_cuda_ops->squares(&x, got, p, t, n);
+        iz_flat_squares(want, p, t, n);
+        assert_memory_equal(got, want, (size_t)(blocks + 1) * 8);
+        release(p, t, 1);
+    }
+    free(got);
+    free(want);
+}
+
 /* Scratch is what the sums of the blocks need and no more. */
 static void norm_scratch_is_exact(void **state)
 {
@@ -260,6 +283,7 @@ int gpu_flat(void)
         cmocka_unit_test(sum_may_overwrite_an_input),
         cmocka_unit_test(sum_refuses_too_many_inputs),
         cmocka_unit_test(norm_has_the_bits_of_the_cpu),
+        cmocka_unit_test(squares_have_the_bits_of_the_cpu),
         cmocka_unit_test(norm_scratch_is_exact),
         cmocka_unit_test(norm_shows_every_non_finite),
         cmocka_unit_test(adam_has_the_bits_of_the_cpu),

@@ -50,6 +50,10 @@ double gpu_rounding(enum iz_dtype t, double x);
 
 /* Opens the GPU and its libraries; false with the reason printed. */
 bool gpu_open(void);
+/* Whether products are made of this type: bf16 from capability 8.0 on. */
+bool gpu_computes(enum iz_dtype t);
+/* Of the opened GPU: 90 for 9.0. */
+int gpu_capability(void);
 void gpu_close(void);
 
 int ops_gpu_matmul(void);

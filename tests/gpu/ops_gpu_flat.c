@@ -179,6 +179,41 @@ static void norm_has_the_bits_of_the_cpu(void **state)
     gpu_unpin(result);
 }
 
+struct squares {
+    int64_t n;
+    double *sums; /* pinned */
+};
+
+static void squares(struct iz_exec *x, const struct iz_view *v, const void *arg)
+{
+    const struct squares *s = arg;
+
+    if (!x->dry)
+        iz_buffer_squares(x, s->sums, v[0].p, v[0].dtype, s->n);
+}
+
+static void squares_have_the_bits_of_the_cpu(void **state)
+{
+    enum { MOST = 70001, BLOCKS = MOST / IZ_NORM_BLOCK + 2 };
+    static const int64_t n[] = {1, 1024, 1025, MOST};
+    double *sums = gpu_pinned(BLOCKS * sizeof *sums), want[BLOCKS];
+
+    (void)state;
+    fixture_seed();
+    for (int k = 0; k < 3 * 4; k++) {
+        struct squares s = {n[k / 3], sums};
+        struct tensor t = flat_new(fixture_types[k % 3], s.n, 0);
+        int64_t blocks = iz_norm_blocks(s.n);
+
+        sums[blocks] = want[blocks] = 77;
+        run(&t, 1, squares, &s, 1, 0);
+        iz_flat_squares(want, t.v.p, t.v.dtype, s.n);
+        assert_memory_equal(sums, want, (size_t)(blocks + 1) * sizeof *sums);
+        tensor_free(&t);
+    }
+    gpu_unpin(sums);
+}
+
 /* ---- Adam --------------------------------------------------------------- */
 
 enum { P, M, V, G, OUT, ADAM_TENSORS };
@@ -271,6 +306,7 @@ int ops_gpu_flat(void)
         cmocka_unit_test(copies_move_every_byte),
         cmocka_unit_test(sum_has_the_bits_of_the_cpu),
         cmocka_unit_test(norm_has_the_bits_of_the_cpu),
+        cmocka_unit_test(squares_have_the_bits_of_the_cpu),
         cmocka_unit_test(adam_has_the_bits_of_the_cpu),
     };
 

@@ -16,6 +16,7 @@ static struct {
     void *stream;
     struct iz_cuda *cuda;
     char *staging; /* pinned */
+    int capability;
 } gpu;
 
 /* ---- memory ------------------------------------------------------------- */
@@ -146,6 +147,7 @@ static void run_once(const struct gpu_op *op, const struct iz_exec *dry,
 {
     struct iz_exec x = {.backend = IZ_CUDA,
                         .act = op->act,
+                        .capability = gpu.capability,
                         .stream = gpu.stream,
                         .cuda = gpu.cuda};
     struct iz_view v[MOST];
@@ -170,6 +172,7 @@ static struct iz_exec run_dry(const struct gpu_op *op)
     struct iz_exec dry = iz_exec_dry(IZ_CUDA, op->act);
     struct iz_view v[MOST];
 
+    dry.capability = gpu.capability;
     assert_true(op->n <= MOST);
     for (int i = 0; i < op->n; i++) {
         v[i] = op->t[i].v;
@@ -259,9 +262,20 @@ bool gpu_open(void)
         return false;
     printf("GPU: %s, compute capability %d.%d\n", info.name,
            info.capability / 10, info.capability % 10);
+    gpu.capability = info.capability;
     gpu.stream = iz_device_stream_open();
     gpu.staging = gpu_pinned(STAGING);
     return gpu.stream && !iz_cuda_ops->open(&gpu.cuda, gpu.stream);
+}
+
+bool gpu_computes(enum iz_dtype t)
+{
+    return t != IZ_BF16 || gpu.capability >= 80;
+}
+
+int gpu_capability(void)
+{
+    return gpu.capability;
 }
 
 void gpu_close(void)

@@ -367,7 +367,9 @@ static void classifier_agrees(void **state)
     (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++)
-        for (size_t i = 0; i < sizeof size / sizeof size[0]; i++) {
+        for (size_t i = 0;
+             gpu_computes(fixture_types[t]) && i < sizeof size / sizeof size[0];
+             i++) {
             check_classifier(fixture_types[t], fixture_types[t], size[i]);
             check_classifier(fixture_types[t], IZ_F32, size[i]);
         }
@@ -377,10 +379,11 @@ static void classifier_agrees(void **state)
 static void classifier_agrees_in_chunks(void **state)
 {
     static const int64_t size[3] = {1400, 3, 50257};
+    enum iz_dtype t = gpu_computes(IZ_BF16) ? IZ_BF16 : IZ_F16;
 
     (void)state;
     fixture_seed();
-    check_classifier(IZ_BF16, IZ_BF16, size);
+    check_classifier(t, t, size);
 }
 
 int ops_gpu_tokens(void)

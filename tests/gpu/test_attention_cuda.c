@@ -10,7 +10,9 @@
 #include <string.h>
 
 #include "codelets/cuda_launch.h"
-#include "tests/gpu/attention_double.h"
+#include "tests/cuda_on_cpu/device.h"
+#include "tests/gpu/attention_case.h"
+#include "tests/gpu/attention_order.h"
 #include "tests/gpu/dies.h"
 #include "tests/gpu/mma_layout.h"
 #include "tests/ops/reference.h"
@@ -22,93 +24,17 @@ static const struct iz_cuda_ops table = {
 
 const struct iz_cuda_ops *const iz_cuda_ops = &table;
 
-struct shape {
-    int64_t samples, seq, heads, d, kv_heads;
-};
-
-struct attention {
-    struct tensor qkv, o, lse, dqkv, dy;
-    struct iz_attention a;
-    struct attention_double ref;
-};
-
-static struct attention attention_new(enum iz_dtype t, struct shape s,
-                                      double scale)
+static void on_gpu(int c)
 {
-    int64_t m = s.samples * s.seq, c = s.heads * s.d;
-    int64_t ld = c + 2 * s.kv_heads * s.d;
-    struct attention n = {
-        .qkv = tensor_new(t, m, ld, scale),
-        .o = tensor_new(t, m, c, 1),
-        .lse = tensor_new(IZ_F32, s.samples * s.heads, s.seq, 1),
-        .dqkv = tensor_new(t, m, ld, 1),
-        .dy = tensor_new(t, m, c, 1),
-        .ref = {s.samples, s.seq, s.heads, s.d, s.kv_heads, .t = t},
-    };
-
-    n.a = (struct iz_attention){n.qkv.v,      n.o.v,           n.lse.v, s.seq,
-                                (int)s.heads, (int)s.kv_heads, false};
-    n.ref.qkv = n.qkv.d;
-    n.ref.dy = n.dy.d;
-    return n;
+    attention_capability = c;
+    emu_device(c);
 }
 
-static void attention_free(struct attention *t)
+static int newest(void **state)
 {
-    tensor_free(&t->qkv);
-    tensor_free(&t->o);
-    tensor_free(&t->lse);
-    tensor_free(&t->dqkv);
-    tensor_free(&t->dy);
-    attention_double_free(&t->ref);
-}
-
-/* Dry first, then with exactly the scratch that was asked for, full of NaN. */
-static void run(const struct attention *t, bool bwd)
-{
-    struct iz_exec dry = iz_exec_dry(IZ_CUDA, t->qkv.v.dtype), x = dry;
-
-    for (int real = 0; real < 2; real++) {
-        struct iz_exec *e = real ? &x : &dry;
-
-        if (real) {
-            x.dry = false;
-            x.work.size = dry.work.peak;
-            x.work.base = fixture_take(dry.work.peak);
-        }
-        if (bwd)
-            iz_attention_bwd(e, t->dqkv.v, t->dy.v, &t->a);
-        else
-            iz_attention_fwd(e, &t->a);
-        assert_int_equal(e->work.used, 0);
-    }
-    assert_true(x.flops == dry.flops && x.bytes == dry.bytes);
-    assert_int_equal(x.work.peak, dry.work.peak);
-    free(x.work.base);
-}
-
-/* The largest error, as a part of the bound. */
-static void check_near(const struct attention *t, const char *what,
-                       struct tensor *got, const struct near *want)
-{
-    double worst = 0;
-
-    tensor_load(got);
-    for (int64_t i = 0; i < iz_view_len(got->v); i++) {
-        double off = fabs(got->d[i] - want[i].is);
-
-        if (!(off <= want[i].within))
-            fail_msg("%s %s of %d heads of %d, %d tokens: element %lld is "
-                     "%.9g, not %.9g within %.3g",
-                     iz_dtype_name(t->qkv.v.dtype), what, t->a.heads,
-                     (int)t->ref.d, (int)t->a.seq, (long long)i, got->d[i],
-                     want[i].is, want[i].within);
-        worst = fmax(worst, off / want[i].within);
-    }
-    if (getenv("IZ_SHOW"))
-        printf("%s %s T %d d %d: %.3f of the bound\n",
-               iz_dtype_name(t->qkv.v.dtype), what, (int)t->a.seq,
-               (int)t->ref.d, worst);
+    (void)state;
+    on_gpu(90);
+    return 0;
 }
 
 static void check_keys(enum iz_dtype type, struct shape s, double scale,
@@ -118,11 +44,11 @@ static void check_keys(enum iz_dtype type, struct shape s, double scale,
 
     t.a.full = t.ref.full = full;
     attention_double_run(&t.ref);
-    run(&t, false);
-    check_near(&t, "o", &t.o, t.ref.o);
-    check_near(&t, "lse", &t.lse, t.ref.lse);
-    run(&t, true);
-    check_near(&t, "dqkv", &t.dqkv, t.ref.dqkv);
+    attention_run(&t, false);
+    attention_double_near(&t.ref, "o", &t.o, t.ref.o);
+    attention_double_near(&t.ref, "lse", &t.lse, t.ref.lse);
+    attention_run(&t, true);
+    attention_double_near(&t.ref, "dqkv", &t.dqkv, t.ref.dqkv);
     attention_free(&t);
 }
 
@@ -161,6 +87,48 @@ static void fp32_agrees_with_double(void **state)
     fixture_seed();
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
         check_shape(IZ_F32, shape[i], 2);
+}
+
+/* Without tensor cores, and at 7.5 with less shared memory: every width and
+ * length of a tile, up to the widest heads that are not refused. */
+static void older_gpus_agree_with_double(void **state)
+{
+    static const struct shape shape[] = {
+        {1, 1, 1, 8, 1},    {3, 5, 2, 16, 2},   {1, 130, 4, 64, 2},
+        {2, 33, 3, 40, 1},  {1, 65, 2, 128, 1}, {2, 49, 1, 96, 1},
+        {1, 70, 2, 200, 1}, {1, 33, 1, 256, 1}};
+    static const int gpu[] = {70, 75};
+
+    (void)state;
+    fixture_seed();
+    for (size_t k = 0; k < sizeof gpu / sizeof gpu[0]; k++) {
+        on_gpu(gpu[k]);
+        for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++) {
+            if (gpu[k] == 75 && shape[i].d > 128)
+                continue;
+            for (int full = 0; full < 2; full++) {
+                check_keys(IZ_F16, shape[i], 2, full);
+                check_keys(IZ_F32, shape[i], 2, full);
+            }
+        }
+    }
+}
+
+/* The widest heads where a block has 99 KiB of shared memory. */
+static void less_shared_memory_is_enough(void **state)
+{
+    static const struct shape narrow = {1, 130, 2, 128, 1},
+                              wide = {1, 40, 1, 256, 1};
+
+    (void)state;
+    fixture_seed();
+    on_gpu(86);
+    for (int t = 0; t < 3; t++)
+        check_shape(fixture_types[t], narrow, 2);
+    check_shape(IZ_F32, wide, 2);
+    on_gpu(80);
+    for (int t = 0; t < 3; t++)
+        check_shape(fixture_types[t], wide, 2);
 }
 
 /* Groups of two, three, four and all heads: short ones, and tiles in which the
@@ -208,11 +176,11 @@ static void huge_scores_are_survived(void **state)
                 t.qkv.d[i * 24 + j] = 64 * floor(2 * t.qkv.d[i * 24 + j]);
         tensor_store(&t.qkv);
         attention_double_run(&t.ref);
-        run(&t, false);
-        check_near(&t, "o", &t.o, t.ref.o);
-        check_near(&t, "lse", &t.lse, t.ref.lse);
-        run(&t, true);
-        check_near(&t, "dqkv", &t.dqkv, t.ref.dqkv);
+        attention_run(&t, false);
+        attention_double_near(&t.ref, "o", &t.o, t.ref.o);
+        attention_double_near(&t.ref, "lse", &t.lse, t.ref.lse);
+        attention_run(&t, true);
+        attention_double_near(&t.ref, "dqkv", &t.dqkv, t.ref.dqkv);
         attention_free(&t);
     }
 }
@@ -225,18 +193,18 @@ static void check_causal(enum iz_dtype type)
     struct attention t = attention_new(type, (struct shape){1, T, 2, 8, 2}, 1);
     struct tensor before = tensor_new(type, T, C, 1);
 
-    run(&t, false);
+    attention_run(&t, false);
     memcpy(before.v.p, t.o.v.p, (size_t)iz_view_bytes(t.o.v));
     for (int i = AT * 3 * C; i < T * 3 * C; i++)
         t.qkv.d[i] = fixture_uniform();
     tensor_store(&t.qkv);
-    run(&t, false);
+    attention_run(&t, false);
     fixture_same_bits("rows before", iz_view_rows(before.v, 0, AT),
                       iz_view_rows(t.o.v, 0, AT));
     for (int i = C; i < 3 * C; i++)
         t.qkv.d[AT * 3 * C + i] = NAN;
     tensor_store(&t.qkv);
-    run(&t, false);
+    attention_run(&t, false);
     fixture_same_bits("tile before", iz_view_rows(before.v, 0, 64),
                       iz_view_rows(t.o.v, 0, 64));
     tensor_load(&t.o);
@@ -264,13 +232,13 @@ static void bits_are_the_same_every_time(void **state)
                                            (struct shape){2, 140, 2, 24, 2}, 2);
         struct tensor o = t.o, dqkv = t.dqkv;
 
-        run(&t, false);
-        run(&t, true);
+        attention_run(&t, false);
+        attention_run(&t, true);
         t.o = tensor_new(o.v.dtype, o.v.rows, o.v.cols, 1);
         t.dqkv = tensor_new(o.v.dtype, dqkv.v.rows, dqkv.v.cols, 1);
         t.a.o = t.o.v;
-        run(&t, false);
-        run(&t, true);
+        attention_run(&t, false);
+        attention_run(&t, true);
         fixture_same_bits("o", o.v, t.o.v);
         fixture_same_bits("dqkv", dqkv.v, t.dqkv.v);
         tensor_free(&o);
@@ -335,6 +303,7 @@ static void heads_of(enum iz_dtype type, int64_t d)
         .heads = 1,
     };
 
+    x.capability = attention_capability;
     iz_attention_fwd(&x, &a);
 }
 
@@ -348,6 +317,18 @@ static void wide_heads(void)
     heads_of(IZ_F32, 257);
 }
 
+static void wide_heads_of_turing(void)
+{
+    on_gpu(75);
+    heads_of(IZ_F32, 129);
+}
+
+static void wide_heads_of_ada(void)
+{
+    on_gpu(89);
+    heads_of(IZ_F16, 136);
+}
+
 /* Already in the dry run, which is before the first step. */
 static void impossible_heads_are_refused(void **state)
 {
@@ -356,6 +337,52 @@ static void impossible_heads_are_refused(void **state)
     dies(wide_heads, "257 columns; possible are all up to 256");
     heads_of(IZ_F16, 256);
     heads_of(IZ_F32, 255);
+    dies(wide_heads_of_turing,
+         "capability 7.5: heads of 129 columns; possible are all up to 128");
+    dies(wide_heads_of_ada, "capability 8.9: heads of 136 columns; possible "
+                            "are multiples of 8 up to 128");
+}
+
+/* Every tile of every head or group once; a chunk after the other, and in it
+ * tile after tile. */
+static void check_order(int tiles, int all, int chunk, int group)
+{
+    int n = all / group, blocks = tiles * n;
+    int *at = fixture_take(3 * blocks * (int64_t)sizeof *at);
+    int *head = at, *tile = head + blocks, *after = tile + blocks;
+    char *seen = calloc((size_t)blocks, 1);
+
+    attention_order(head, tile, after, blocks, all, chunk, group);
+    for (int i = 0; i < blocks; i++) {
+        int part = head[i] / (chunk / group);
+
+        assert_in_range(head[i], 0, n - 1);
+        assert_in_range(tile[i], 0, tiles - 1);
+        assert_int_equal(tile[i] + after[i], tiles - 1);
+        assert_int_equal(seen[head[i] * tiles + tile[i]]++, 0);
+        if (i == 0)
+            continue;
+        assert_true(part >= head[i - 1] / (chunk / group));
+        if (part == head[i - 1] / (chunk / group))
+            assert_true(tile[i] > tile[i - 1] ||
+                        (tile[i] == tile[i - 1] && head[i] == head[i - 1] + 1));
+    }
+    free(seen);
+    free(at);
+}
+
+static void blocks_take_chunks_of_heads(void **state)
+{
+    (void)state;
+    check_order(1, 1, 1, 1);
+    check_order(7, 13, 13, 1);
+    check_order(7, 13, 4, 1);
+    check_order(3, 5, 1, 1);
+    check_order(1, 33, 16, 1);
+    check_order(16, 64, 16, 1);
+    check_order(5, 21, 6, 3);
+    check_order(5, 20, 8, 4);
+    check_order(9, 12, 4, 4);
 }
 
 static double objective(void *arg)
@@ -406,8 +433,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(double_agrees_with_differences),
         cmocka_unit_test(fragments_are_as_documented),
+        cmocka_unit_test(blocks_take_chunks_of_heads),
         cmocka_unit_test(sixteen_bits_agree_with_double),
         cmocka_unit_test(fp32_agrees_with_double),
+        cmocka_unit_test_teardown(older_gpus_agree_with_double, newest),
+        cmocka_unit_test_teardown(less_shared_memory_is_enough, newest),
         cmocka_unit_test(grouped_queries_agree_with_double),
         cmocka_unit_test(attention_of_all_keys_agrees),
         cmocka_unit_test(huge_scores_are_survived),

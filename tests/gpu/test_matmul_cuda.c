@@ -34,7 +34,7 @@ struct product {
     struct iz_linear l;
     struct ref_matmul ref;
     double *want;
-    bool tf32;
+    bool tf32, fused_db;
 };
 
 static struct product product_new(enum iz_dtype t, enum iz_dtype dw,
@@ -84,6 +84,7 @@ static void run(void (*op)(struct iz_exec *x, struct product *p),
     struct iz_exec x = {.backend = IZ_CUDA,
                         .act = p->a.v.dtype,
                         .tf32 = p->tf32,
+                        .fused_db = p->fused_db,
                         .cuda = &cuda};
 
     op(&dry, p);
@@ -276,6 +277,12 @@ static void dw_written(struct product *p)
     check_dw(p, false);
 }
 
+static void dw_fused(struct product *p)
+{
+    p->fused_db = true;
+    check_dw(p, false);
+}
+
 static void dw_added(struct product *p)
 {
     check_dw(p, true);
@@ -287,6 +294,8 @@ static void gradient_of_w_agrees(void **state)
 
     (void)state;
     for_each(dw_written, false);
+    assert_int_equal(fake_cublaslt.sums, sums);
+    for_each(dw_fused, false);
     assert_int_equal(fake_cublaslt.sums - sums, 3 * 2 * SIZES);
 }
 
@@ -305,14 +314,50 @@ static int renew(void **state)
     return iz_cublas_open(&cuda.blas);
 }
 
-/* The library refuses: db by our kernel, and it is asked once per shape. */
+/* The library refuses or fails: db by our kernel, and it is asked once per
+ * shape. */
 static void gradient_of_b_without_the_library(void **state)
 {
+    static const int status[] = {0, CUBLAS_STATUS_NOT_SUPPORTED,
+                                 CUBLAS_STATUS_INVALID_VALUE,
+                                 CUBLAS_STATUS_INTERNAL_ERROR};
+
+    for (size_t i = 0; i < sizeof status / sizeof status[0]; i++) {
+        renew(state);
+        fake_cublaslt.no_sums = status[i] == 0;
+        fake_cublaslt.sums_fail = status[i];
+        for_each(dw_fused, false);
+        assert_int_equal(fake_cublaslt.sums, 0);
+        assert_int_equal(fake_cublaslt.products, 3 * 2 * SIZES);
+    }
+}
+
+/* By our kernel, then the product; with r, what they are together is rounded to
+ * the type on the way. */
+static void bias_and_product(struct product *p)
+{
+    double half = p->y.v.dtype == IZ_F32    ? 0x1p-24
+                  : p->y.v.dtype == IZ_BF16 ? 0x1p-8
+                                            : 0x1p-11;
+    struct tensor y = p->y;
+
+    check_forward(p, false, true);
+    p->ref.r = p->r.d;
+    run(forward, p);
+    ref_matmul(&p->ref);
+    fixture_close("y = r + b, + a w", &p->y, p->want, TOL + 2 * half);
+    p->y = p->r;
+    run(forward, p);
+    fixture_close("y = y + b, + a w", &p->r, p->want, TOL + 2 * half);
+    p->y = y;
+}
+
+static void bias_without_the_library(void **state)
+{
     (void)state;
-    fake_cublaslt.no_sums = true;
-    for_each(dw_written, false);
-    assert_int_equal(fake_cublaslt.sums, 0);
-    assert_int_equal(fake_cublaslt.products, 3 * 2 * SIZES);
+    fake_cublaslt.no_bias = true;
+    for_each(bias_and_product, false);
+    assert_int_equal(fake_cublaslt.products, 3 * 3 * 2 * SIZES);
 }
 
 static void only_db(struct product *p)
@@ -399,8 +444,10 @@ static void every_call_has_its_own_bias(void **state)
 
     (void)state;
     fixture_seed();
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         p[i] = product_new(IZ_BF16, IZ_BF16, s, true);
+        p[i].fused_db = true;
+    }
     for (int i = 0; i < 4; i++) {
         check_forward(&p[i % 2], true, true);
         check_dw(&p[i % 2], false);
@@ -487,6 +534,15 @@ static void ask_for_the_impossible(void)
     run(forward, &p);
 }
 
+static void ask_what_fails(void)
+{
+    static const int64_t s[3] = {3, 5, 2};
+    struct product p = product_new(IZ_BF16, IZ_BF16, s, false);
+
+    fake_cublaslt.fails = CUBLAS_STATUS_INTERNAL_ERROR;
+    run(backward_w, &p);
+}
+
 static void ask_for_513_kinds(void)
 {
     for (int64_t i = 1; i <= 513; i++) {
@@ -506,6 +562,8 @@ static void ends_the_job_with_call_and_shape(void **state)
     dies(ask_for_the_impossible,
          "cublasLtMatmulAlgoGetHeuristic for [3,5] [5,2], bf16 to bf16: "
          "not supported");
+    dies(ask_what_fails, "cublasLtMatmulAlgoGetHeuristic for [5,3] [3,2], bf16 "
+                         "to bf16: an error");
     dies(ask_for_513_kinds, "more than 512 kinds of matrix products");
 }
 
@@ -519,6 +577,7 @@ int main(void)
         cmocka_unit_test_setup(gradient_of_w_agrees, renew),
         cmocka_unit_test_setup(gradient_of_w_is_added_in_fp32, renew),
         cmocka_unit_test_setup(gradient_of_b_without_the_library, renew),
+        cmocka_unit_test_setup(bias_without_the_library, renew),
         cmocka_unit_test_setup(unwanted_gradients_are_not_computed, renew),
         cmocka_unit_test_setup(sums_of_columns_agree, renew),
         cmocka_unit_test_setup(every_call_has_its_own_bias, renew),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels on flat buffers: sums, norm, hash and normal numbers, bit by bit
- * against scalar loops, at every SIMD level of the processor. */
+/* Kernels on flat buffers: sums, norm and hash, bit by bit against scalar
+ * loops, at every SIMD level of the processor. */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -18,6 +18,7 @@
 #include "codelets/half.h"
 #include "codelets/mix.h"
 #include "codelets/simd.h"
+#include "tests/kernels/levels.h"
 #include "tests/kernels/random.h"
 
 static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
@@ -110,10 +111,57 @@ static void norm_shows_every_non_finite(void **state)
     }
 }
 
+/* The first blocks from the elements, the others as sums from elsewhere. */
+static void check_blocks(const void *x, enum iz_dtype t, int64_t n,
+                         int64_t first)
+{
+    int64_t at = first * IZ_NORM_BLOCK, rest = iz_norm_blocks(n - at);
+    const char *behind = (const char *)x + at * iz_dtype_bytes(t);
+    double *sum = take((size_t)(rest + 1) * sizeof *sum);
+    struct iz_norm2 s = {0};
+
+    sum[rest] = 77;
+    iz_flat_squares(sum, behind, t, n - at);
+    assert_true(sum[rest] == 77);
+    assert_true(sum[1] ==
+                norm2_scalar(behind + 1024 * iz_dtype_bytes(t), t, 1024));
+    iz_norm2_add(&s, x, t, at);
+    iz_norm2_add_blocks(&s, sum, rest);
+    assert_true(iz_norm2_end(&s) == iz_flat_norm2(x, t, n));
+    free(sum);
+}
+
+/* Pieces of whole blocks, of any number. */
+static void norm_of_pieces_is_that_of_the_whole(void **state)
+{
+    enum { N = 3000001 };
+    float *x = take((size_t)N * 4);
+
+    (void)state;
+    for (int k = 0; k < 3 * 3; k++) {
+        static const int64_t sizes[] = {1 << 20, (1 << 20) + 7, N};
+        enum iz_dtype t = floats[k % 3];
+        int64_t n = sizes[k / 3], piece;
+        struct iz_norm2 s = {0};
+
+        fill(x, t, n, 8.0);
+        check_blocks(x, t, n, n / 1024 * (k % 4) / 4);
+        for (int64_t i = 0; i < n; i += piece) {
+            piece = 1024 * (1 + (int64_t)(random_bits() % 300));
+            piece = piece < n - i ? piece : n - i;
+            iz_norm2_add(&s, (char *)x + i * iz_dtype_bytes(t), t, piece);
+        }
+        assert_true(iz_norm2_end(&s) == iz_flat_norm2(x, t, n));
+    }
+    free(x);
+}
+
+/* The sum, alone or with the sum of its squares: the same elements. */
 static void check_sum(enum iz_dtype out_type, enum iz_dtype in_type, int n_in,
-                      bool accumulate, int64_t n)
+                      bool accumulate, int64_t n, bool squares)
 {
     void *in[4], *out = take((size_t)n * 4), *want = take((size_t)n * 4);
+    struct iz_norm2 norm2 = {0};
 
     fill(out, out_type, n, 4.0);
     for (int s = 0; s < n_in; s++) {
@@ -130,9 +178,15 @@ static void check_sum(enum iz_dtype out_type, enum iz_dtype in_type, int n_in,
         iz_cast((char *)want + i * iz_dtype_bytes(out_type), out_type,
                 (const void *)(const float *)&(float){sum}, IZ_F32, 1);
     }
-    iz_flat_sum(out, out_type, accumulate, (const void *const *)in, n_in,
-                in_type, n);
+    if (squares)
+        iz_flat_sum_norm2(&norm2, out, out_type, accumulate,
+                          (const void *const *)in, n_in, in_type, n);
+    else
+        iz_flat_sum(out, out_type, accumulate, (const void *const *)in, n_in,
+                    in_type, n);
     assert_memory_equal(out, want, (size_t)(n * iz_dtype_bytes(out_type)));
+    if (squares)
+        assert_true(iz_norm2_end(&norm2) == norm2_scalar(want, out_type, n));
     for (int s = 0; s < n_in; s++)
         free(in[s]);
     free(out);
@@ -145,9 +199,9 @@ static void sum_is_in_order_and_rounded_once(void **state)
 
     (void)state;
     for (int k = 0; k < 3 * 3 * 4 * 2; k++)
-        for (int s = 0; s < 5; s++)
+        for (int s = 0; s < 5 * 2; s++)
             check_sum(floats[k % 3], floats[k / 3 % 3], 1 + k / 9 % 4,
-                      k / 36 != 0, sizes[s]);
+                      k / 36 != 0, sizes[s / 2], s % 2 != 0);
 }
 
 static void sum_may_overwrite_an_input(void **state)
@@ -247,174 +301,18 @@ static void hash_sees_bits_and_positions(void **state)
     assert_true(iz_flat_hash(0, x, 64) != whole);
 }
 
-enum { SAMPLES = 1 << 20 };
-
-static float *samples(uint64_t seed, uint64_t stream)
-{
-    float *x = take(SAMPLES * sizeof *x);
-
-    iz_flat_normal(x, SAMPLES, seed, stream, 0, 1.0f);
-    return x;
-}
-
-static double mean_power(const float *x, int64_t n, int power)
-{
-    double sum = 0;
-
-    for (int64_t i = 0; i < n; i++)
-        sum += pow(x[i], power);
-    return sum / (double)n;
-}
-
-/* Bounds are five standard errors of the mean of z, z^2, z^3, z^4. */
-static void normal_has_normal_moments(void **state)
-{
-    const double error = 1.0 / sqrt(SAMPLES);
-
-    (void)state;
-    for (uint64_t k = 0; k < 3; k++) {
-        float *x = samples(k * 1234567, k);
-
-        assert_true(fabs(mean_power(x, SAMPLES, 1)) < 5 * error);
-        assert_true(fabs(mean_power(x, SAMPLES, 2) - 1) < 5 * 1.42 * error);
-        assert_true(fabs(mean_power(x, SAMPLES, 3)) < 5 * 3.88 * error);
-        assert_true(fabs(mean_power(x, SAMPLES, 4) - 3) < 5 * 9.80 * error);
-        free(x);
-    }
-}
-
-static int compare_floats(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-
-    return (x > y) - (x < y);
-}
-
-/* Kolmogorov-Smirnov at 1 in 10^5, so the tails' shape too. */
-static void normal_has_normal_distribution(void **state)
-{
-    float *x = samples(7, 3);
-    double worst = 0;
-
-    (void)state;
-    qsort(x, SAMPLES, sizeof *x, compare_floats);
-    for (int64_t i = 0; i < SAMPLES; i++) {
-        double cdf = 0.5 * erfc(-x[i] / sqrt(2.0));
-        double d = fabs(cdf - ((double)i + 0.5) / SAMPLES);
-
-        worst = d > worst ? d : worst;
-    }
-    assert_true(worst < 2.47 / sqrt(SAMPLES));
-    assert_true(x[0] < -4.2f && x[SAMPLES - 1] > 4.2f);
-    free(x);
-}
-
-static double correlation(const float *x, const float *y, int64_t n)
-{
-    double sum = 0;
-
-    for (int64_t i = 0; i < n; i++)
-        sum += (double)x[i] * (double)y[i];
-    return sum / (double)n;
-}
-
-static void normal_streams_are_independent(void **state)
-{
-    const double bound = 5.0 / sqrt(SAMPLES - 2);
-    float *a = samples(1, 1), *b = samples(1, 2), *c = samples(2, 1);
-
-    (void)state;
-    assert_true(fabs(correlation(a, a + 1, SAMPLES - 1)) < bound);
-    assert_true(fabs(correlation(a, a + 2, SAMPLES - 2)) < bound);
-    assert_true(fabs(correlation(a, b, SAMPLES)) < bound);
-    assert_true(fabs(correlation(a, c, SAMPLES)) < bound);
-    assert_true(fabs(correlation(b, c, SAMPLES)) < bound);
-    free(a);
-    free(b);
-    free(c);
-}
-
-static void normal_does_not_depend_on_pieces(void **state)
-{
-    enum { N = 2999 };
-    static float whole[N], cut[N];
-    const int64_t first = ((int64_t)1 << 33) + 1;
-
-    (void)state;
-    iz_flat_normal(whole, N, 42, 9, first, 0.02f);
-    for (int64_t at = 0, k; at < N; at += k) {
-        k = 1 + (int64_t)(random_bits() % 300);
-        k = k < N - at ? k : N - at;
-        iz_flat_normal(cut + at, k, 42, 9, first + at, 0.02f);
-    }
-    assert_memory_equal(whole, cut, sizeof whole);
-}
-
-/* The same hashed bits through libm: angle in quarters of a turn, pairs of
- * elements. */
-static void normal_pair(double z[2], uint64_t key, uint64_t pair)
-{
-    uint64_t h0 = iz_mix(key + 2 * pair * IZ_GOLDEN);
-    uint64_t h = iz_mix(key + (2 * pair + 1) * IZ_GOLDEN);
-    double u = 1.0 - (double)(h0 >> 12) * 0x1p-52;
-    double x = (double)((h << 2) >> 12) * 0x1p-52 - 0.5;
-    static const double quarter[] = {0, 2, 3, 1};
-    double turn = (x + quarter[h >> 62]) * acos(0.0);
-
-    z[0] = sqrt(-2 * log(u)) * cos(turn);
-    z[1] = sqrt(-2 * log(u)) * sin(turn);
-}
-
-static void normal_agrees_with_libm(void **state)
-{
-    const uint64_t key = iz_mix(iz_mix(11 + IZ_GOLDEN) + 12);
-    float *x = take(SAMPLES * sizeof *x);
-
-    (void)state;
-    iz_flat_normal(x, SAMPLES, 11, 12, 0, 1.0f);
-    for (int i = 0; i < SAMPLES; i++) {
-        double z[2];
-
-        normal_pair(z, key, (uint64_t)i / 2);
-        assert_true(fabs(x[i] - z[i % 2]) <= 1e-7 * fabs(z[i % 2]) + 1e-11);
-    }
-    free(x);
-}
-
-/* The bits are the same on every machine. */
-static void normal_bits_are_known(void **state)
-{
-    float x[4096];
-
-    (void)state;
-    iz_flat_normal(x, 4096, 2024, 5, 77, 0.02f);
-    assert_true(iz_flat_hash(0, x, 4096) == 0x9152f60d32c49e94u);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norm_is_exact_enough_and_fixed),
         cmocka_unit_test(norm_shows_every_non_finite),
+        cmocka_unit_test(norm_of_pieces_is_that_of_the_whole),
         cmocka_unit_test(sum_is_in_order_and_rounded_once),
         cmocka_unit_test(sum_may_overwrite_an_input),
         cmocka_unit_test(add_adds),
         cmocka_unit_test(hash_does_not_depend_on_pieces),
         cmocka_unit_test(hash_sees_bits_and_positions),
-        cmocka_unit_test(normal_has_normal_moments),
-        cmocka_unit_test(normal_has_normal_distribution),
-        cmocka_unit_test(normal_streams_are_independent),
-        cmocka_unit_test(normal_does_not_depend_on_pieces),
-        cmocka_unit_test(normal_agrees_with_libm),
-        cmocka_unit_test(normal_bits_are_known),
     };
-    int failed = 0;
 
-    for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++) {
-        if (iz_simd_use(l))
-            failed += cmocka_run_group_tests_name(l->name, tests, NULL, NULL);
-        else
-            printf("this processor has no %s\n", l->name);
-    }
-    return failed;
+    return levels_run(tests, sizeof tests / sizeof tests[0]);
 }

@@ -18,6 +18,7 @@
 #include "codelets/dtype.h"
 #include "codelets/half.h"
 #include "codelets/simd.h"
+#include "tests/kernels/levels.h"
 #include "tests/kernels/random.h"
 
 static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
@@ -468,13 +469,6 @@ int main(void)
         cmocka_unit_test(adam_without_copy_touches_n_elements_only),
         cmocka_unit_test(adam_state_does_not_stay_subnormal),
     };
-    int failed = 0;
 
-    for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++) {
-        if (iz_simd_use(l))
-            failed += cmocka_run_group_tests_name(l->name, tests, NULL, NULL);
-        else
-            printf("this processor has no %s\n", l->name);
-    }
-    return failed;
+    return levels_run(tests, sizeof tests / sizeof tests[0]);
 }

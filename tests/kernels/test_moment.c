@@ -18,6 +18,7 @@
 #include "codelets/mix.h"
 #include "codelets/moment.h"
 #include "codelets/simd.h"
+#include "tests/kernels/levels.h"
 #include "tests/kernels/random.h"
 
 enum { BLOCK = IZ_MOMENT_BLOCK, N = 64 * BLOCK };
@@ -266,13 +267,6 @@ int main(void)
         cmocka_unit_test(what_is_not_finite_shows),
         cmocka_unit_test(bits_are_known),
     };
-    int failed = 0;
 
-    for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++) {
-        if (iz_simd_use(l))
-            failed += cmocka_run_group_tests_name(l->name, tests, NULL, NULL);
-        else
-            printf("this processor has no %s\n", l->name);
-    }
-    return failed;
+    return levels_run(tests, sizeof tests / sizeof tests[0]);
 }

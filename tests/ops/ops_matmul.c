@@ -7,12 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/gemm16.h"
 #include "tests/ops/reference.h"
 
 struct product {
     struct tensor y, r, a, w, b, da, dw, db;
     struct iz_linear l;
     struct ref_matmul ref;
+    bool narrow; /* products of bf16, of operands that have no more bits */
 };
 
 static struct product product_new(enum iz_dtype t, int64_t m, int64_t in,
@@ -58,6 +60,7 @@ static void forward(struct iz_exec *x, void *arg)
 {
     struct product *p = arg;
 
+    x->narrow = p->narrow;
     iz_matmul_fwd(x, p->y.v, p->ref.r ? p->r.v : IZ_NONE, p->a.v, &p->l);
 }
 
@@ -66,6 +69,7 @@ static void backward(struct iz_exec *x, void *arg)
 {
     struct product *p = arg;
 
+    x->narrow = p->narrow;
     iz_matmul_dw(x, p->r.v, p->a.v, &p->l);
     iz_matmul_da(x, p->da.v, p->r.v, &p->l);
 }
@@ -90,24 +94,66 @@ static void check_gradient(const char *what, struct product *p,
     free(want);
 }
 
+/* With and without r and b, and the gradients. */
+static void check_all(struct product *p)
+{
+    double *r = p->ref.r;
+
+    fixture_run(forward, p);
+    ref_matmul(&p->ref);
+    fixture_close("y = r + a w + b", &p->y, p->ref.y, 2e-6);
+    p->ref.r = NULL;
+    fixture_run(forward, p);
+    ref_matmul(&p->ref);
+    fixture_close("y = a w + b", &p->y, p->ref.y, 2e-6);
+    p->ref.b = NULL;
+    p->l.b = IZ_NONE;
+    fixture_run(forward, p);
+    ref_matmul(&p->ref);
+    fixture_close("y = a w", &p->y, p->ref.y, 2e-6);
+    p->ref.r = r;
+    fixture_run(forward, p);
+    ref_matmul(&p->ref);
+    fixture_close("y = r + a w", &p->y, p->ref.y, 2e-6);
+    p->ref.b = p->b.d;
+    fixture_run(backward, p);
+    check_gradient("da", p, &p->da, p->a.d);
+    check_gradient("dw", p, &p->dw, p->w.d);
+    check_gradient("db", p, &p->db, p->b.d);
+}
+
 static void check_product(enum iz_dtype t, const int64_t s[3], bool out_in)
 {
     struct product p = product_new(t, s[0], s[1], s[2], out_in);
 
-    fixture_run(forward, &p);
-    ref_matmul(&p.ref);
-    fixture_close("y = r + a w + b", &p.y, p.ref.y, 2e-6);
-    p.ref.b = p.ref.r = NULL;
-    p.l.b = IZ_NONE;
-    fixture_run(forward, &p);
-    ref_matmul(&p.ref);
-    fixture_close("y = a w", &p.y, p.ref.y, 2e-6);
-    p.ref.b = p.b.d;
-    fixture_run(backward, &p);
-    check_gradient("da", &p, &p.da, p.a.d);
-    check_gradient("dw", &p, &p.dw, p.w.d);
-    check_gradient("db", &p, &p.db, p.b.d);
+    check_all(&p);
     product_free(&p);
+}
+
+/* Rounds values of fp32 to what bf16 holds. */
+static void round_16(struct tensor *t)
+{
+    int64_t n = iz_view_len(t->v);
+    uint16_t *half = calloc((size_t)n, sizeof *half);
+
+    iz_cast(half, IZ_BF16, t->v.p, IZ_F32, n);
+    iz_cast(t->v.p, IZ_F32, half, IZ_BF16, n);
+    tensor_load(t);
+    free(half);
+}
+
+static struct product narrow_new(enum iz_dtype dw, const int64_t s[3],
+                                 bool out_in)
+{
+    struct product p = product_new(IZ_BF16, s[0], s[1], s[2], out_in);
+
+    p.narrow = true;
+    round_16(&p.a);
+    round_16(&p.r);
+    tensor_free(&p.dw);
+    p.dw = tensor_new(dw, p.w.v.rows, p.w.v.cols, 1);
+    p.l.dw = p.dw.v;
+    return p;
 }
 
 /* A product with an adapter of rank `rank`: that of w + scale b a. */
@@ -226,6 +272,79 @@ static void matmul_agrees_with_reference(void **state)
         }
 }
 
+/* Operands that bf16 holds: only the sums differ from the reference. */
+static void narrow_products_agree(void **state)
+{
+    static const int64_t size[][3] = {{1, 1, 1},    {3, 7, 1},    {1, 17, 3},
+                                      {17, 1, 33},  {33, 17, 7},  {4, 16, 16},
+                                      {65, 48, 80}, {7, 130, 31}, {130, 3, 18}};
+
+    (void)state;
+    if (iz_gemm16_missing())
+        skip();
+    fixture_seed();
+    for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
+        for (int how = 0; how < 4; how++) {
+            struct product p =
+                narrow_new(how & 1 ? IZ_F32 : IZ_BF16, size[i], how & 2);
+
+            check_all(&p);
+            product_free(&p);
+        }
+}
+
+/* The other operand is rounded as a cast does it, and nothing else is. */
+static void narrow_products_round_one_operand(void **state)
+{
+    static const int64_t size[3] = {130, 70, 90};
+    struct product p[2];
+
+    (void)state;
+    if (iz_gemm16_missing())
+        skip();
+    for (int i = 0; i < 2; i++) {
+        fixture_seed();
+        p[i] = product_new(IZ_BF16, size[0], size[1], size[2], true);
+        p[i].l.b = IZ_NONE;
+        p[i].ref.r = NULL;
+        p[i].narrow = true;
+    }
+    round_16(&p[1].a);
+    round_16(&p[1].r);
+    assert_memory_not_equal(p[0].a.v.p, p[1].a.v.p, 64);
+    for (int i = 0; i < 2; i++) {
+        fixture_run(forward, &p[i]);
+        fixture_run(backward, &p[i]);
+    }
+    fixture_same_bits("y", p[0].y.v, p[1].y.v);
+    fixture_same_bits("da", p[0].da.v, p[1].da.v);
+    fixture_same_bits("dw", p[0].dw.v, p[1].dw.v);
+    product_free(&p[0]);
+    product_free(&p[1]);
+}
+
+static void narrow_is_for_bf16_weights_alone(void **state)
+{
+    static const int64_t size[3] = {33, 17, 7};
+
+    (void)state;
+    fixture_seed();
+    for (int t = 0; t < 3; t += 2) {
+        struct product p[2];
+
+        for (int i = 0; i < 2; i++) {
+            fixture_seed();
+            p[i] =
+                product_new(fixture_types[t], size[0], size[1], size[2], false);
+            p[i].narrow = i;
+            fixture_run(forward, &p[i]);
+        }
+        fixture_same_bits("y", p[0].y.v, p[1].y.v);
+        product_free(&p[0]);
+        product_free(&p[1]);
+    }
+}
+
 /* dst [n,m] = transposed src [m,n]. */
 static void transpose(double *dst, const double *src, int64_t m, int64_t n)
 {
@@ -283,23 +402,34 @@ static void matmul_panels_agree(void **state)
     check_panels(IZ_F16, false);
 }
 
+static void check_adds(struct product *p)
+{
+    double *once = calloc(21, sizeof *once);
+
+    fixture_run(backward, p);
+    tensor_load(&p->dw);
+    for (int i = 0; i < 21; i++)
+        once[i] = 2 * p->dw.d[i];
+    p->l.add = true;
+    fixture_run(backward, p);
+    fixture_close("dw added to itself", &p->dw, once, 1e-6);
+    free(once);
+}
+
 static void matmul_dw_adds(void **state)
 {
+    static const int64_t size[3] = {5, 7, 3};
     struct product p;
-    double *once;
 
     (void)state;
     fixture_seed();
-    p = product_new(IZ_F32, 5, 7, 3, true);
-    once = calloc(21, sizeof *once);
-    fixture_run(backward, &p);
-    tensor_load(&p.dw);
-    for (int i = 0; i < 21; i++)
-        once[i] = 2 * p.dw.d[i];
-    p.l.add = true;
-    fixture_run(backward, &p);
-    fixture_close("dw added to itself", &p.dw, once, 1e-6);
-    free(once);
+    p = product_new(IZ_F32, size[0], size[1], size[2], true);
+    check_adds(&p);
+    product_free(&p);
+    if (iz_gemm16_missing())
+        return;
+    p = narrow_new(IZ_F32, size, true);
+    check_adds(&p);
     product_free(&p);
 }
 
@@ -347,21 +477,24 @@ static void matmul_shows_nan_and_overflow(void **state)
 static void *backward_thread(void *arg)
 {
     struct product *p = arg;
-    struct iz_exec x = {.backend = IZ_CPU};
+    struct iz_exec x = {
+        .backend = IZ_CPU,
+        .narrow = p->w.v.dtype == IZ_BF16,
+        .work = {.base = fixture_take(1 << 20), .size = 1 << 20}};
 
     iz_matmul_da(&x, p->da.v, p->r.v, &p->l);
+    free(x.work.base);
     return NULL;
 }
 
-static void matmul_gives_equal_bits_on_every_thread(void **state)
+static void check_threads(enum iz_dtype t)
 {
     struct product p[2];
     pthread_t id[2];
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         fixture_seed();
-        p[i] = product_new(IZ_F32, 130, 70, 90, false);
+        p[i] = product_new(t, 130, 70, 90, false);
     }
     for (int i = 0; i < 2; i++)
         pthread_create(&id[i], NULL, backward_thread, &p[i]);
@@ -372,12 +505,23 @@ static void matmul_gives_equal_bits_on_every_thread(void **state)
     product_free(&p[1]);
 }
 
+static void matmul_gives_equal_bits_on_every_thread(void **state)
+{
+    (void)state;
+    check_threads(IZ_F32);
+    if (!iz_gemm16_missing())
+        check_threads(IZ_BF16);
+}
+
 int ops_matmul(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matmul_agrees_with_reference),
         cmocka_unit_test(an_adapter_adds_its_product),
         cmocka_unit_test(matmul_panels_agree),
+        cmocka_unit_test(narrow_products_agree),
+        cmocka_unit_test(narrow_products_round_one_operand),
+        cmocka_unit_test(narrow_is_for_bf16_weights_alone),
         cmocka_unit_test(matmul_dw_adds),
         cmocka_unit_test(matmul_in_place_and_unwanted),
         cmocka_unit_test(matmul_shows_nan_and_overflow),

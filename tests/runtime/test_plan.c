@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "models/gpt2.h"
+#include "runtime/memory.h"
 #include "runtime/plan.h"
 
 static struct iz_model *model;
@@ -119,10 +120,29 @@ static void shards_cover_every_unit(void **state)
             assert_true(g->padded == g->shard * ranks);
             assert_true(g->chunk * g->chunks >= g->owned);
             assert_true(g->chunk * (g->chunks - 1) < g->owned);
+            /* No chunk is mostly empty: on disk it has a whole one's bytes. */
+            assert_true(g->chunk * g->chunks - g->owned < 2048 * g->chunks);
             assert_true(g->chunks <= 64);
         }
         iz_plan_clear(&p);
     }
+}
+
+static void large_buffers_begin_with_a_huge_page(void **state)
+{
+    const int64_t huge = 2 << 20,
+                  bytes[] = {4096, huge, 3 * huge + 4096, 2 * huge - 4096};
+    struct iz_memory *m;
+    (void)state;
+    assert_int_equal(iz_memory_open(&m, NULL, false), 0);
+    for (int i = 0; i < 4; i++) {
+        char *p = iz_memory_take(m, IZ_TIER_CPU, IZ_MEM_GRAD, bytes[i]);
+        assert_non_null(p);
+        assert_true(bytes[i] < huge || (uintptr_t)p % (uintptr_t)huge == 0);
+        for (int64_t at = 0; at < bytes[i]; at++)
+            assert_int_equal(p[at]++, 0);
+    }
+    iz_memory_close(&m);
 }
 
 static void placement_moves_bytes_and_adds_none(void **state)
@@ -183,7 +203,8 @@ static void activations_are_kept_where_they_fit(void **state)
 static void boundaries_on_the_host_leave_slots(void **state)
 {
     struct iz_config c = config(3, IZ_BF16);
-    struct iz_target gpu = {.workers = 2, .gpu = true, .act = IZ_BF16};
+    struct iz_target gpu = {
+        .workers = 2, .gpu = true, .act = IZ_BF16, .capability = 80};
     const int64_t one = 2 * INT64_C(1024) * 2560;
     struct iz_plan p;
     (void)state;
@@ -220,7 +241,7 @@ static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
 }
 
 static const struct iz_target gpu_bf16 = {
-    .workers = 2, .gpu = true, .act = IZ_BF16};
+    .workers = 2, .gpu = true, .act = IZ_BF16, .capability = 80};
 
 static struct iz_config offloaded(double ratio, enum iz_home params)
 {
@@ -274,36 +295,80 @@ static void the_ratio_is_met_to_half_a_chunk(void **state)
         }
 }
 
-/* 12 bytes of every element, here or there, and eight buffers of the GPU for
- * one chunk's gradient and, where parameters live on the host, those. */
-static void the_ratio_moves_states_and_adds_staging(void **state)
+/* Longest of all units: what the host has of a shard. */
+static int64_t longest_on_host(const struct iz_plan *p)
+{
+    int64_t n = 0;
+    for (int u = 0; u < p->n_groups; u++)
+        if (iz_plan_host_elems(&p->group[u]) > n)
+            n = iz_plan_host_elems(&p->group[u]);
+    return n;
+}
+
+static int64_t blocks_on_gpu(const struct iz_plan *p)
+{
+    int64_t n = 0;
+    for (int u = 0; u < p->n_groups; u++)
+        n += (p->group[u].owned - iz_plan_host_elems(&p->group[u]) + 1023) /
+             1024;
+    return n;
+}
+
+/* The longest chunk of a unit that is not the host's alone. */
+static int64_t split_chunk(const struct iz_plan *p)
+{
+    int64_t chunk = 0;
+    for (int u = 0; u < p->n_groups; u++)
+        if (p->group[u].host_chunks < p->group[u].chunks &&
+            p->group[u].chunk > chunk)
+            chunk = p->group[u].chunk;
+    return chunk;
+}
+
+/* 12 bytes of every element, here or there, and with NCCL 2 of its gradient:
+ * two buffers in fp32 on the host are shorter, and it has 8 bytes for each
+ * block of 1024.  Where the host's collectives sum, the gradient stays and
+ * needs room in the eight buffers of a chunk, as parameters do that live on the
+ * host. */
+static void check_ratio(enum iz_home home, bool nccl)
+{
+    struct iz_target target = gpu_bf16;
+    struct iz_config all = offloaded(1, home), some = offloaded(0.6, home);
+    int64_t moved, device[IZ_MEM_CLASSES] = {0}, cpu[IZ_MEM_CLASSES] = {0};
+    struct iz_plan p, q;
+
+    target.nccl = nccl;
+    assert_int_equal(iz_plan_make(&p, &all, model, 2, 0, &target), 0);
+    assert_int_equal(iz_plan_make(&q, &some, model, 2, 0, &target), 0);
+    moved = owned(&q) - on_host(&q);
+    assert_true(moved > 0 && q.grads_apart == nccl && !p.grads_apart);
+    device[IZ_MEM_STATE] = cpu[IZ_MEM_STATE] = 12 * moved;
+    device[IZ_MEM_STAGING] =
+        8 * split_chunk(&q) * ((home == IZ_HOME_CPU ? 2 : 0) + (nccl ? 0 : 2));
+    if (nccl) {
+        device[IZ_MEM_GRAD] = cpu[IZ_MEM_GRAD] = 2 * moved;
+        cpu[IZ_MEM_STAGING] =
+            2 * 4 * (longest_on_host(&p) - longest_on_host(&q));
+        cpu[IZ_MEM_BATCH] = -8 * blocks_on_gpu(&q);
+        assert_true(cpu[IZ_MEM_STAGING] >= 0);
+    }
+    for (int c = 0; c < IZ_MEM_CLASSES; c++) {
+        assert_int_equal(q.bytes.b[IZ_TIER_DEVICE][c] -
+                             p.bytes.b[IZ_TIER_DEVICE][c],
+                         device[c]);
+        assert_int_equal(p.bytes.b[IZ_TIER_CPU][c] - q.bytes.b[IZ_TIER_CPU][c],
+                         cpu[c]);
+    }
+    iz_plan_clear(&p);
+    iz_plan_clear(&q);
+}
+
+static void the_ratio_moves_states_and_gradients(void **state)
 {
     (void)state;
     for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++) {
-        struct iz_config all = offloaded(1, (enum iz_home)home);
-        struct iz_config some = offloaded(0.6, (enum iz_home)home);
-        struct iz_plan p, q;
-        int64_t chunk = 1 << 20, moved;
-        assert_int_equal(iz_plan_make(&p, &all, model, 2, 0, &gpu_bf16), 0);
-        assert_int_equal(iz_plan_make(&q, &some, model, 2, 0, &gpu_bf16), 0);
-        /* The embedding's shard would be 64 chunks at most. */
-        for (int u = 0; u < q.n_groups; u++)
-            chunk = q.group[u].chunk > chunk ? q.group[u].chunk : chunk;
-        moved = 12 * (owned(&q) - on_host(&q));
-        assert_true(moved > 0);
-        for (int c = 0; c < IZ_MEM_CLASSES; c++) {
-            int64_t staging = c == IZ_MEM_STAGING
-                                  ? 8 * chunk * (home == IZ_HOME_CPU ? 4 : 2)
-                                  : 0;
-            int64_t states = c == IZ_MEM_STATE ? moved : 0;
-            assert_int_equal(q.bytes.b[IZ_TIER_DEVICE][c] -
-                                 p.bytes.b[IZ_TIER_DEVICE][c],
-                             states + staging);
-            assert_int_equal(
-                p.bytes.b[IZ_TIER_CPU][c] - q.bytes.b[IZ_TIER_CPU][c], states);
-        }
-        iz_plan_clear(&p);
-        iz_plan_clear(&q);
+        check_ratio((enum iz_home)home, false);
+        check_ratio((enum iz_home)home, true);
     }
 }
 
@@ -382,12 +447,113 @@ static void the_whole_optimizer_on_the_host_is_a_way_out(void **state)
     iz_plan_clear(&q);
 }
 
+/* Bytes of the host and of the GPU with this ratio. */
+static struct iz_limits needs(struct iz_config c, double ratio)
+{
+    struct iz_limits l;
+    struct iz_plan p;
+    c.zero.optimizer.home = IZ_HOME_CPU;
+    c.zero.optimizer.ratio = ratio;
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, &gpu_bf16), 0);
+    l.host = iz_plan_host_bytes(&p);
+    l.device = iz_plan_device_bytes(&p);
+    iz_plan_clear(&p);
+    return l;
+}
+
+/* What is said of a plan that does not fit. */
+static const char *refusal(const struct iz_config *c, struct iz_limits l)
+{
+    static char text[8192];
+    struct iz_plan p;
+    FILE *f;
+    memset(text, 0, sizeof(text));
+    f = fmemopen(text, sizeof(text), "w");
+    assert_int_equal(iz_plan_make(&p, c, model, 1, 0, &gpu_bf16), 0);
+    assert_int_equal(iz_plan_fit(&p, c, model, &l, f), -ENOMEM);
+    fclose(f);
+    iz_plan_clear(&p);
+    return text;
+}
+
+/* As much of the optimizer on the host as there is room for, and no more on the
+ * GPU than it takes. */
+static void a_host_that_is_short_leaves_chunks_to_the_gpu(void **state)
+{
+    static const int part[] = {0, 7, 19};
+    (void)state;
+    for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++)
+        for (int k = 0; k < 3; k++) {
+            struct iz_config c = offloaded(1, (enum iz_home)home);
+            struct iz_limits l = needs(c, part[k] / 20.0);
+            char want[100];
+            int64_t more = needs(c, (part[k] + 1) / 20.0).host;
+            assert_true(more > l.host);
+            snprintf(want, sizeof(want),
+                     "it fits with zero_optimization.offload_optimizer."
+                     "ratio=%.15g (",
+                     part[k] / 20.0);
+            assert_non_null(strstr(refusal(&c, l), want));
+            l.host = more - 1;
+            assert_non_null(strstr(refusal(&c, l), want));
+            /* From a smaller part that the GPU has no room for, as well. */
+            if (k > 0) {
+                c.zero.optimizer.ratio = 0;
+                assert_non_null(strstr(refusal(&c, l), want));
+            }
+        }
+}
+
+static void a_gpu_that_is_full_takes_no_chunks(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU);
+    struct iz_limits l = needs(c, 0.5);
+    const char *text;
+    (void)state;
+    l.device--;
+    text = refusal(&c, l);
+    assert_null(strstr(text, "ratio="));
+    assert_non_null(strstr(text, "it fits with zero_optimization."
+                                 "offload_optimizer.device=nvme ("));
+    /* Nor one that keeps m and v in fp32 only. */
+    c.run.state_dtype = IZ_MOMENT_BF16;
+    l = (struct iz_limits){.host = needs(c, 1).host / 2, .device = INT64_MAX};
+    assert_null(strstr(refusal(&c, l), "ratio="));
+}
+
+/* Neither holds all states, both together do. */
+static void host_and_gpu_together_are_a_way_out(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_NONE);
+    struct iz_limits l = needs(c, 0.5);
+    (void)state;
+    c.zero.optimizer.home = IZ_HOME_NONE;
+    assert_non_null(strstr(refusal(&c, l),
+                           "it fits with zero_optimization.offload_optimizer."
+                           "device=cpu and zero_optimization."
+                           "offload_optimizer.ratio=0.5 ("));
+}
+
+static void a_gpu_has_room_for_libraries(void **state)
+{
+    const int64_t gib = INT64_C(1) << 30, peer = 470000000;
+
+    (void)state;
+    assert_int_equal(iz_plan_reserve(140 * gib, 0), 3 * gib / 4);
+    assert_int_equal(iz_plan_reserve(140 * gib, 1), 3 * gib / 4);
+    assert_int_equal(iz_plan_reserve(140 * gib, 2), 3 * gib / 4 + peer);
+    assert_int_equal(iz_plan_reserve(140 * gib, 8), 3 * gib / 4 + 7 * peer);
+    assert_int_equal(iz_plan_reserve(140 * gib, 64), 3 * gib / 4 + 7 * peer);
+    assert_int_equal(iz_plan_reserve(gib, 8), gib / 8);
+}
+
 int main(void)
 {
     const struct CMUnitTest plan_tests[] = {
         cmocka_unit_test(the_zero_papers_table_holds),
         cmocka_unit_test(fp32_needs_no_separate_master),
         cmocka_unit_test(shards_cover_every_unit),
+        cmocka_unit_test(large_buffers_begin_with_a_huge_page),
         cmocka_unit_test(placement_moves_bytes_and_adds_none),
         cmocka_unit_test(what_does_not_fit_is_refused_with_a_way_out),
         cmocka_unit_test(activations_are_kept_where_they_fit),
@@ -395,10 +561,14 @@ int main(void)
         cmocka_unit_test(boundaries_of_a_cpu_are_on_the_host_anyway),
         cmocka_unit_test(every_worker_has_a_buffer_for_what_goes_up),
         cmocka_unit_test(the_ratio_is_met_to_half_a_chunk),
-        cmocka_unit_test(the_ratio_moves_states_and_adds_staging),
+        cmocka_unit_test(the_ratio_moves_states_and_gradients),
         cmocka_unit_test(fp32_has_a_master_on_the_other_side_only),
         cmocka_unit_test(a_cpu_cannot_share_with_a_gpu),
         cmocka_unit_test(the_whole_optimizer_on_the_host_is_a_way_out),
+        cmocka_unit_test(a_host_that_is_short_leaves_chunks_to_the_gpu),
+        cmocka_unit_test(a_gpu_that_is_full_takes_no_chunks),
+        cmocka_unit_test(host_and_gpu_together_are_a_way_out),
+        cmocka_unit_test(a_gpu_has_room_for_libraries),
     };
     return cmocka_run_group_tests(plan_tests, open_model, close_model);
 }

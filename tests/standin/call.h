@@ -15,7 +15,8 @@ struct flat {
     void *out;
     float *p, *m, *v;
     const void *g;
-    double *norm2;
+    double *norm2; /* `sums` of them */
+    int64_t sums;
     enum iz_dtype in_type, out_type;
     bool accumulate;
     int n_in;

@@ -19,7 +19,8 @@ extern struct iz_standin_stats iz_standin_counts;
 
 /* Settings of the environment, fixed at the first call of CUDA. */
 struct iz_standin_settings {
-    int devices;
+    int devices, capability;
+    int busy; /* a device that others have filled; the most: none */
     int64_t mem_bytes, jitter_us, seed;
     bool abort_pageable;
     const char *stats_path;
@@ -48,6 +49,11 @@ IZ_NORETURN void iz_standin_die(const char *fmt, ...) IZ_PRINTF(1, 2);
 
 /* Lets the stream call run(arg), after what is in it. */
 cudaError_t iz_standin_push(cudaStream_t s, void (*run)(void *), void *arg);
+
+/* Destroys what a device has: memory, streams; and, of all devices, what is
+ * pinned. */
+void iz_standin_reset_memory(int device);
+void iz_standin_reset_streams(int device);
 
 /* Waits for all that is in a stream, or in all streams of a device. */
 void iz_standin_drain(cudaStream_t s);

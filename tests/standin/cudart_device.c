@@ -92,7 +92,10 @@ static void open_once(void)
     const char *pageable = getenv("IZ_STANDIN_PAGEABLE");
 
     s->devices = (int)setting("IZ_STANDIN_DEVICES", 1, IZ_STANDIN_MAX_DEVICES);
+    s->busy = (int)setting("IZ_STANDIN_BUSY", IZ_STANDIN_MAX_DEVICES,
+                           IZ_STANDIN_MAX_DEVICES);
     s->mem_bytes = setting("IZ_STANDIN_MEM_MB", 512, 1 << 24) << 20;
+    s->capability = (int)setting("IZ_STANDIN_CAPABILITY", 90, 999);
     s->jitter_us = setting("IZ_STANDIN_JITTER_US", 0, 60 * 1000 * 1000);
     s->seed = setting("IZ_STANDIN_SEED", 1, INT64_MAX);
     s->abort_pageable = pageable && strcmp(pageable, "abort") == 0;
@@ -215,7 +218,11 @@ cudaError_t cudaGetDevice(int *device)
 
 cudaError_t cudaDeviceReset(void)
 {
-    return cudaDeviceSynchronize();
+    cudaError_t e = cudaDeviceSynchronize();
+
+    iz_standin_reset_streams(current);
+    iz_standin_reset_memory(current);
+    return e;
 }
 
 cudaError_t cudaDeviceSynchronize(void)
@@ -245,17 +252,18 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     iz_standin_enter();
     if (!exists(device))
         return iz_standin_error(cudaErrorInvalidDevice);
-    *prop = (struct cudaDeviceProp){.name = "stand-in",
-                                    .totalGlobalMem =
-                                        (size_t)iz_standin_settings.mem_bytes,
-                                    .major = 9,
-                                    .multiProcessorCount = 1,
-                                    .warpSize = 32,
-                                    .concurrentKernels = 1,
-                                    .asyncEngineCount = 2,
-                                    .pciBusID = device + 1,
-                                    .canMapHostMemory = 1,
-                                    .unifiedAddressing = 1};
+    *prop = (struct cudaDeviceProp){
+        .name = "stand-in",
+        .totalGlobalMem = (size_t)iz_standin_settings.mem_bytes,
+        .major = iz_standin_settings.capability / 10,
+        .minor = iz_standin_settings.capability % 10,
+        .multiProcessorCount = 1,
+        .warpSize = 32,
+        .concurrentKernels = 1,
+        .asyncEngineCount = 2,
+        .pciBusID = device + 1,
+        .canMapHostMemory = 1,
+        .unifiedAddressing = 1};
     return cudaSuccess;
 }
 

@@ -142,6 +142,8 @@ cudaError_t cudaMalloc(void **p, size_t n)
     *p = NULL;
     if (n == 0)
         return cudaSuccess;
+    if (iz_standin_device() == iz_standin_settings.busy)
+        return iz_standin_error(cudaErrorMemoryAllocation);
     pthread_mutex_lock(&iz_standin_lock);
     struct block *b = first_fit(d, bytes);
     if (b) {
@@ -316,6 +318,28 @@ cudaError_t cudaHostUnregister(void *p)
     iz_standin_enter();
     return iz_standin_error(
         pin_remove(p, false) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+}
+
+void iz_standin_reset_memory(int device)
+{
+    struct device *d = &devices[device];
+
+    pthread_mutex_lock(&iz_standin_lock);
+    for (struct block *b = d->blocks; b;) {
+        bool found = release(d, b->at);
+
+        b = found ? d->blocks : b->next;
+    }
+    while (pins) {
+        struct pin *gone = pins;
+
+        pins = gone->next;
+        iz_standin_counts.pinned_ranges--;
+        if (gone->ours)
+            free((void *)(uintptr_t)gone->p);
+        free(gone);
+    }
+    pthread_mutex_unlock(&iz_standin_lock);
 }
 
 /* ---- pointers ----------------------------------------------------------- */

@@ -194,6 +194,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
     return cudaSuccess;
 }
 
+void iz_standin_reset_streams(int device)
+{
+    while (streams[device])
+        cudaStreamDestroy(streams[device]);
+    null_stream[device] = NULL;
+}
+
 cudaError_t iz_standin_push(cudaStream_t handle, void (*run)(void *), void *arg)
 {
     struct operation *o = calloc(1, sizeof *o);

@@ -285,6 +285,7 @@ static void run_group(void *arg)
 
     while (c->done != g->number && iz_wait_more(&w))
         continue;
+    iz_fault(c, g->number);
     if (!c->aborted)
         run_collectives(g);
     if (!c->aborted)
@@ -337,6 +338,7 @@ ncclResult_t ncclGroupEnd(void)
 {
     struct group *g = open_group.group;
 
+    iz_blocks("ncclGroupEnd");
     if (!open_group.depth)
         return ncclInvalidUsage;
     if (--open_group.depth)
@@ -434,6 +436,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
 {
     struct ncclComm *c;
 
+    iz_blocks("ncclCommInitRank");
     *out = NULL;
     if (ranks < 1 || ranks > IZ_BOARD_RANKS || rank < 0 || rank >= ranks)
         return ncclInvalidArgument;
@@ -442,12 +445,13 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
         return ncclSystemError;
     c->rank = rank;
     c->ranks = ranks;
-    if (cudaGetDevice(&c->device) || iz_board_open(c, id.internal)) {
+    ncclResult_t r = cudaGetDevice(&c->device) ? ncclSystemError
+                                               : iz_board_open(c, id.internal);
+    if (r == ncclSuccess)
+        *out = c;
+    else
         free(c);
-        return ncclSystemError;
-    }
-    *out = c;
-    return ncclSuccess;
+    return r;
 }
 
 /* Waits for the calls that streams still hold. */
@@ -465,6 +469,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t c)
 
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
+    iz_blocks("ncclCommDestroy");
     if (!c)
         return ncclSuccess;
     ncclCommFinalize(c);

@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -110,8 +111,31 @@ void iz_board_mismatch(const struct ncclComm *c,
     abort();
 }
 
+void iz_fault(const struct ncclComm *c, int64_t group)
+{
+    const char *s = getenv("IZ_STANDIN_FAULT");
+    int rank, number;
+    int64_t at;
+
+    if (s && sscanf(s, "%d:%" SCNd64 ":%d", &rank, &at, &number) == 3 &&
+        rank == c->rank && at == group)
+        kill(getpid(), number);
+}
+
+void iz_blocks(const char *function)
+{
+    const char *s = getenv("IZ_STANDIN_BLOCKS");
+
+    while (s && strcmp(s, function) == 0)
+        pause();
+}
+
 bool iz_board_lost(const struct ncclComm *c)
 {
+    const char *silent = getenv("IZ_STANDIN_SILENT");
+
+    if (silent && atoi(silent))
+        return false;
     for (int r = 0; r < c->ranks; r++) {
         const struct iz_seat *s = &c->board->seat[r];
 
@@ -137,16 +161,26 @@ static struct iz_board *board_map(const char *name)
     return p == MAP_FAILED ? NULL : p;
 }
 
+/* As NCCL, which says "Duplicate GPU detected". */
+static bool has_twin(const struct ncclComm *c)
+{
+    for (int r = 0; r < c->ranks; r++)
+        if (r != c->rank && c->board->seat[r].device == c->device)
+            return true;
+    return false;
+}
+
 ncclResult_t iz_board_open(struct ncclComm *c, const char *name)
 {
     c->board = board_map(name);
     if (!c->board)
         return ncclSystemError;
+    c->board->seat[c->rank].device = c->device;
     c->board->seat[c->rank].pid = getpid();
     iz_board_barrier(c, "ncclCommInitRank");
     if (c->rank == 0)
         shm_unlink(name);
-    return ncclSuccess;
+    return has_twin(c) ? ncclInvalidUsage : ncclSuccess;
 }
 
 void iz_board_close(struct ncclComm *c)

@@ -27,7 +27,7 @@ struct iz_signature {
 
 /* A rank's place on the board. */
 struct iz_seat {
-    atomic_int pid, left;
+    atomic_int pid, left, device;
     _Atomic int64_t begun; /* collectives that this rank has begun */
     struct iz_signature now;
     char data[IZ_BOARD_CHUNK];
@@ -54,7 +54,7 @@ struct ncclComm {
     atomic_bool aborted;
 };
 
-/* Opens the board and waits for all ranks. */
+/* Opens the board and waits for all ranks; refuses two on one device. */
 ncclResult_t iz_board_open(struct ncclComm *c, const char *name);
 void iz_board_close(struct ncclComm *c);
 
@@ -83,5 +83,9 @@ bool iz_signature_same(const struct iz_signature *a,
 
 /* Whether a rank that has not left the board no longer exists. */
 bool iz_board_lost(const struct ncclComm *c);
+
+/* What IZ_STANDIN_FAULT and IZ_STANDIN_BLOCKS ask for; see standin.h. */
+void iz_fault(const struct ncclComm *c, int64_t group);
+void iz_blocks(const char *function);
 
 #endif

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "codelets/cuda_launch.h"
 #include "codelets/die.h"
@@ -110,6 +111,27 @@ static void attention_bwd(struct iz_exec *x, struct iz_view dqkv,
                                      .v = {dqkv, dy},
                                      .scratch = scratch,
                                      .attention = *a});
+}
+
+/* What a test wants the library to be: "gone", or without any plan: "none". */
+static bool cudnn_is(const char *what)
+{
+    const char *is = getenv("IZ_STANDIN_CUDNN");
+
+    return is && strcmp(is, what) == 0;
+}
+
+static const char *cudnn_missing(void)
+{
+    return cudnn_is("gone") ? "libcudnn.so.9: not found" : NULL;
+}
+
+static bool attention_ask(struct iz_exec *x, const struct iz_attention *a)
+{
+    if (cudnn_is("none"))
+        snprintf(x->ask->why, sizeof x->ask->why, "no plan for %lld tokens",
+                 (long long)a->seq);
+    return !cudnn_is("none");
 }
 
 /* ---- tokens ------------------------------------------------------------- */
@@ -281,7 +303,7 @@ static void flat_reach(struct call *c)
     f->m = standin_reach(f->m, fp32);
     f->v = standin_reach(f->v, fp32);
     f->g = standin_reach(f->g, in);
-    f->norm2 = standin_reach(f->norm2, sizeof *f->norm2);
+    f->norm2 = standin_reach(f->norm2, f->sums * (int64_t)sizeof *f->norm2);
     for (int i = 0; i < f->n_in; i++)
         c->in[i] = standin_reach(c->in[i], in);
 }
@@ -323,11 +345,33 @@ static void norm2(struct iz_exec *x, double *result, const void *p,
                   enum iz_dtype type, int64_t n, struct iz_view scratch)
 {
     standin_submit(
-        x, &(struct call){
-               .op = norm2_op,
-               .reach = flat_reach,
-               .scratch = scratch,
-               .flat = {.n = n, .g = p, .norm2 = result, .in_type = type}});
+        x,
+        &(struct call){
+            .op = norm2_op,
+            .reach = flat_reach,
+            .scratch = scratch,
+            .flat = {
+                .n = n, .g = p, .norm2 = result, .sums = 1, .in_type = type}});
+}
+
+static void squares_op(struct iz_exec *x, const struct call *c)
+{
+    const struct flat *f = &c->flat;
+
+    if (!x->dry)
+        iz_flat_squares(f->norm2, f->g, f->in_type, f->n);
+}
+
+static void squares(struct iz_exec *x, double *sum, const void *p,
+                    enum iz_dtype type, int64_t n)
+{
+    standin_submit(x, &(struct call){.op = squares_op,
+                                     .reach = flat_reach,
+                                     .flat = {.n = n,
+                                              .g = p,
+                                              .norm2 = sum,
+                                              .sums = iz_norm_blocks(n),
+                                              .in_type = type}});
 }
 
 static void adam_op(struct iz_exec *x, const struct call *c)
@@ -412,6 +456,9 @@ static const struct iz_cuda_ops table = {.matmul_fwd = matmul_fwd,
                                          .swiglu_bwd = iz_swiglu_bwd_cuda,
                                          .attention_fwd = attention_fwd,
                                          .attention_bwd = attention_bwd,
+                                         .attention_cudnn = attention_fwd,
+                                         .attention_ask = attention_ask,
+                                         .cudnn_missing = cudnn_missing,
                                          .embedding_fwd = embedding_fwd,
                                          .embedding_bwd = embedding_bwd,
                                          .table_fwd = table_fwd,
@@ -421,11 +468,13 @@ static const struct iz_cuda_ops table = {.matmul_fwd = matmul_fwd,
                                          .classifier_fwd = classifier_fwd,
                                          .classifier_bwd = classifier_bwd,
                                          .sum = sum,
+                                         .squares = squares,
                                          .norm2 = norm2,
                                          .adam = adam,
                                          .gemm_rate = gemm_rate,
                                          .open = cuda_open,
                                          .close = cuda_close,
+                                         .capability = 70,
                                          .act = act};
 
 const struct iz_cuda_ops *const iz_cuda_ops = &table;

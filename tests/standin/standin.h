@@ -4,12 +4,19 @@
  * nothing of it; they use CUDA's own calls.
  *
  * Its environment: IZ_STANDIN_DEVICES (1), IZ_STANDIN_MEM_MB per device (512),
- * IZ_STANDIN_JITTER_US (0): each operation of a stream first waits a random
- * time up to this, IZ_STANDIN_SEED (1) of that, IZ_STANDIN_PAGEABLE=abort:
- * asynchronous copies from or to memory that is not pinned end the program
- * instead of being counted, IZ_STANDIN_STATS: a file to which a line of JSON
- * is added at exit, IZ_STANDIN_TIMEOUT_S (60): how long a rank waits for
- * others in the stand-in for NCCL. */
+ * IZ_STANDIN_CAPABILITY (90) of the devices, IZ_STANDIN_JITTER_US (0): each
+ * operation of a stream first waits a random time up to this, IZ_STANDIN_SEED
+ * (1) of that, IZ_STANDIN_PAGEABLE=abort: asynchronous copies from or to memory
+ * that is not pinned end the program instead of being counted,
+ * IZ_STANDIN_STATS: a file to which a line of JSON is added at exit,
+ * IZ_STANDIN_TIMEOUT_S (60): how long a rank waits for others in the stand-in
+ * for NCCL.  What goes wrong there on purpose:
+ * IZ_STANDIN_FAULT=RANK:GROUP:SIGNAL, that rank's process gets the signal (a
+ * number) when a stream begins its group of calls with this number;
+ * IZ_STANDIN_SILENT=1, ncclCommGetAsyncError tells of no rank that is gone, as
+ * NCCL between GPUs of one host; IZ_STANDIN_BLOCKS=NAME, the function of this
+ * name never returns; IZ_STANDIN_BUSY=N,
+ * others have filled device N. */
 #ifndef IZ_STANDIN_H
 #define IZ_STANDIN_H
 

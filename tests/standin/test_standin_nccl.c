@@ -24,6 +24,7 @@ enum { RANKS = 3, COUNT = 100003 };
 
 struct rank {
     int rank;
+    ncclResult_t connected;
     ncclComm_t comm;
     cudaStream_t stream;
     int32_t *all, *own, *in; /* device: [RANKS,COUNT], [COUNT], [RANKS,COUNT] */
@@ -47,16 +48,17 @@ static void *take(size_t n)
     return p;
 }
 
-static void rank_open(struct rank *k, int rank, ncclUniqueId id)
+static void rank_open(struct rank *k, int device, int rank, ncclUniqueId id)
 {
     k->rank = rank;
+    must(!cudaSetDevice(device), "cudaSetDevice");
     k->all = take(RANKS * COUNT);
     k->in = take(RANKS * COUNT);
     k->own = take(COUNT);
     must(!cudaHostAlloc((void **)&k->host, RANKS * COUNT * sizeof *k->host, 0),
          "cudaHostAlloc");
     must(!cudaStreamCreate(&k->stream), "stream");
-    must(!ncclCommInitRank(&k->comm, RANKS, id, rank), "ncclCommInitRank");
+    k->connected = ncclCommInitRank(&k->comm, RANKS, id, rank);
 }
 
 /* Element i of a rank. */
@@ -211,6 +213,11 @@ static void death(struct rank *k)
 
 /* ---- ranks -------------------------------------------------------------- */
 
+static void twins(struct rank *k)
+{
+    must(k->connected == ncclInvalidUsage, "two ranks on one device");
+}
+
 static int worst(int a, int b)
 {
     return a > b ? a : b;
@@ -226,7 +233,9 @@ static void on_ranks(void (*part)(struct rank *))
     ncclGetUniqueId(&id);
     for (int r = 0; r < RANKS; r++)
         if (fork() == 0) {
-            rank_open(&k, r, id);
+            rank_open(&k, part == twins ? 0 : r, r, id);
+            must(part == twins || k.connected == ncclSuccess,
+                 "ncclCommInitRank");
             part(&k);
             _exit(0);
         }
@@ -249,7 +258,8 @@ static const struct {
              {"other_length", other_length},
              {"late", late},
              {"overlap", overlap},
-             {"death", death}};
+             {"death", death},
+             {"twins", twins}};
 
 static void expect_good(const char *name)
 {
@@ -294,6 +304,12 @@ static void test_mismatches_are_named(void **state)
     expect_message("overlap", "overlaps", "in place");
 }
 
+static void test_one_device_is_refused_to_two_ranks(void **state)
+{
+    (void)state;
+    expect_good("twins");
+}
+
 static void test_a_missing_rank_is_waited_for_in_vain(void **state)
 {
     (void)state;
@@ -312,10 +328,12 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_data_arrives),
         cmocka_unit_test(test_mismatches_are_named),
+        cmocka_unit_test(test_one_device_is_refused_to_two_ranks),
         cmocka_unit_test(test_a_missing_rank_is_waited_for_in_vain),
         cmocka_unit_test(test_a_dead_rank_is_seen),
     };
 
+    setenv("IZ_STANDIN_DEVICES", "3", 0);
     setenv("IZ_STANDIN_MEM_MB", "8", 0);
     setenv("IZ_STANDIN_JITTER_US", "500", 0);
     setenv("IZ_STANDIN_TIMEOUT_S", "2", 0);

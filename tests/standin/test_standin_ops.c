@@ -427,6 +427,13 @@ static void norm2(struct iz_exec *x, const struct scene *s)
         iz_buffer_norm2(x, s->number, s->v[0].p, IZ_F16, N);
 }
 
+/* Of one block. */
+static void squares(struct iz_exec *x, const struct scene *s)
+{
+    if (!x->dry)
+        iz_buffer_squares(x, s->number, s->v[0].p, IZ_BF16, N);
+}
+
 static void adam(struct iz_exec *x, const struct scene *s)
 {
     struct iz_adam a = {.lr = 1e-2,
@@ -452,6 +459,7 @@ static void test_flat(void **state)
                                        {IZ_BF16, 1, N},
                                        {IZ_BF16, 1, N}});
     compare(norm2, (struct shape[VIEWS]){{IZ_F16, 1, N}});
+    compare(squares, (struct shape[VIEWS]){{IZ_BF16, 1, N}});
     compare(adam, (struct shape[VIEWS]){{IZ_F32, 1, N},
                                         {IZ_F32, 1, N},
                                         {IZ_F32, 1, N},

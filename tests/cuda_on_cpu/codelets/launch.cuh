@@ -140,11 +140,16 @@ static inline void emu_aligned(const void *p, size_t bytes)
         emu_fail("access of %zu bytes at %p", bytes, p);
 }
 
+/* What a row of this many bytes is moved by. */
+static constexpr size_t emu_piece(size_t bytes)
+{
+    return bytes % 16 == 0 ? 16 : bytes == 8 ? 8 : 1;
+}
+
 template <int N, class T>
 static inline void iz_load_row(float (&to)[N], const T *p)
 {
-    if (N * sizeof(T) % 16 == 0)
-        emu_aligned(p, 16);
+    emu_aligned(p, emu_piece(N * sizeof(T)));
     for (int i = 0; i < N; i++)
         to[i] = iz_load(p + i);
 }
@@ -152,8 +157,7 @@ static inline void iz_load_row(float (&to)[N], const T *p)
 template <int N, class T>
 static inline void iz_store_row(T *p, const float (&from)[N])
 {
-    if (N * sizeof(T) % 16 == 0)
-        emu_aligned(p, 16);
+    emu_aligned(p, emu_piece(N * sizeof(T)));
     for (int i = 0; i < N; i++)
         iz_store(p + i, from[i]);
 }

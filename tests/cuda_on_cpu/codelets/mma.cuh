@@ -53,6 +53,7 @@ static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
     };
     int g = emu_lane() / 4, t = emu_lane() % 4;
     float row[2][16], col[2][16];
+    emu_needs(80, "mma");
     emu_lanes<quad> as =
         emu_exchange("mma a", IZ_ALL_LANES, quad{{a[0], a[1], a[2], a[3]}});
 
@@ -77,6 +78,7 @@ static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
 
 template <enum iz_dtype T> static inline uint32_t iz_pack(float lo, float hi)
 {
+    emu_needs(80, "cvt to two numbers");
     if (T == IZ_BF16)
         return iz_bf16_round(lo) | (uint32_t)iz_bf16_round(hi) << 16;
     return iz_f16_round(lo) | (uint32_t)iz_f16_round(hi) << 16;
@@ -102,6 +104,8 @@ static inline const uint16_t *row_of(emu_lanes<const uint16_t *> rows, int i,
 static inline void iz_load_matrices(uint32_t (&r)[4], const uint16_t *row)
 {
     int g = emu_lane() / 4, t = emu_lane() % 4;
+
+    emu_needs(75, "ldmatrix");
     auto rows = emu_exchange("ldmatrix", IZ_ALL_LANES, row);
 
     for (int i = 0; i < 4; i++)
@@ -111,6 +115,8 @@ static inline void iz_load_matrices(uint32_t (&r)[4], const uint16_t *row)
 static inline void iz_load_transposed(uint32_t (&r)[4], const uint16_t *row)
 {
     int g = emu_lane() / 4, t = emu_lane() % 4;
+
+    emu_needs(75, "ldmatrix");
     auto rows = emu_exchange("ldmatrix.trans", IZ_ALL_LANES, row);
 
     for (int i = 0; i < 4; i++)
@@ -137,6 +143,7 @@ static inline void iz_copy_start(void *dst, const void *src, bool valid)
     auto *q = &on_way[threadIdx.x];
 
     static_assert(BYTES == 16 || BYTES == 4, "what the instruction can");
+    emu_needs(80, "cp.async");
     emu_aligned(dst, BYTES);
     if (valid)
         emu_aligned(src, BYTES);

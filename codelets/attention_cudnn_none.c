@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A build without cuDNN. */
+#include "codelets/attention_cudnn.h"
+
+#include <stdio.h>
+
+#include "codelets/cuda_launch.h"
+#include "codelets/die.h"
+
+const char *iz_cudnn_missing(void)
+{
+    return "this program was built without cuDNN";
+}
+
+void iz_cudnn_close(struct iz_cudnn **c)
+{
+    *c = NULL;
+}
+
+bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
+{
+    (void)a;
+    snprintf(x->ask->why, sizeof x->ask->why, "%s", iz_cudnn_missing());
+    return false;
+}
+
+void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
+                            struct iz_view scratch)
+{
+    (void)x;
+    (void)a;
+    (void)scratch;
+    iz_die("%s", iz_cudnn_missing());
+}

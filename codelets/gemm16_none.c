@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A build without oneDNN. */
+#include <stdio.h>
+
+#include "codelets/die.h"
+#include "codelets/gemm16.h"
+
+const char *iz_gemm16_missing(void)
+{
+    return "izar was built without oneDNN";
+}
+
+void iz_gemm16_name(char *out, size_t size)
+{
+    snprintf(out, size, "%s", "");
+}
+
+int64_t iz_gemm16_scratch(const struct iz_gemm16 *g)
+{
+    (void)g;
+    return 0;
+}
+
+void iz_gemm16(const struct iz_gemm16 *g)
+{
+    (void)g;
+    iz_die("%s", iz_gemm16_missing());
+}

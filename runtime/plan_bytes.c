@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a plan's parts take, class by class and tier by tier; see plan.h. */
+#include "codelets/int64.h"
+#include "runtime/plan.h"
+
+#include <string.h>
+
+#include "codelets/flat.h"
+#include "codelets/rows.h"
+#include "runtime/coll.h"
+#include "runtime/safetensors.h"
+
+#define PAGE_BYTES 4096 /* of a disk */
+/* Slots of boundaries beyond one for each lane: one is copied down or up, one
+ * is in reserve. */
+#define SPARE_SLOTS 2
+
+static enum iz_tier tier_of(enum iz_home h)
+{
+    static const enum iz_tier tiers[] = {IZ_TIER_DEVICE, IZ_TIER_CPU,
+                                         IZ_TIER_NVME};
+    return tiers[h];
+}
+
+int64_t iz_plan_state_bytes(const struct iz_plan *p, enum iz_home home,
+                            int64_t n)
+{
+    int64_t master = iz_plan_arrays(p, home) == 3 ? 4 * n : 0;
+
+    return master + 2 * iz_moment_bytes(p->moments, n);
+}
+
+int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
+                            const struct iz_plan_group *g)
+{
+    return round_up(iz_plan_state_bytes(p, p->state_home, g->chunk),
+                    PAGE_BYTES);
+}
+
+static void count_groups(struct iz_plan *p)
+{
+    int64_t param = iz_dtype_bytes(p->param_type);
+    int64_t grad = iz_dtype_bytes(p->grad_type);
+    enum iz_tier grad_tier = iz_plan_grad_tier(p);
+    int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
+    for (int u = 0; u < p->n_groups; u++) {
+        const struct iz_plan_group *g = &p->group[u];
+        int64_t grads = iz_plan_grads(p, g) * grad;
+        int64_t host = iz_plan_host_elems(g);
+        int accumulators = g->split_accum ? 2 : 1;
+        bool file = p->param_home == IZ_HOME_NVME;
+        b[tier_of(p->param_home)][IZ_MEM_PARAM] +=
+            (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
+        int64_t apart = iz_plan_grads_apart(p, g) * grad;
+        b[grad_tier][IZ_MEM_GRAD] += (grads - apart) * accumulators;
+        b[IZ_TIER_DEVICE][IZ_MEM_GRAD] += apart * accumulators;
+        file = p->state_home == IZ_HOME_NVME;
+        b[tier_of(p->state_home)][IZ_MEM_STATE] +=
+            file ? g->chunks * iz_plan_chunk_bytes(p, g)
+                 : iz_plan_state_bytes(p, p->state_home, host);
+        b[IZ_TIER_DEVICE][IZ_MEM_STATE] +=
+            iz_plan_state_bytes(p, IZ_HOME_NONE, g->owned - host);
+    }
+}
+
+static void count_staging(struct iz_plan *p, const struct iz_config *c)
+{
+    int64_t chunk = 0, shard = 0, state = 0;
+    for (int u = 0; u < p->n_groups; u++) {
+        if (p->group[u].n)
+            chunk = max64(chunk, p->group[u].chunk);
+        state = max64(state, iz_plan_chunk_bytes(p, &p->group[u]));
+        shard = max64(shard, iz_plan_filed(&p->group[u]));
+    }
+    int64_t param = iz_dtype_bytes(p->param_type);
+    if (p->state_home == IZ_HOME_NVME)
+        p->state_stage_bytes = state;
+    if (p->param_home == IZ_HOME_NVME) {
+        p->state_stage_bytes += chunk * param;
+        p->param_stage_bytes = shard * param;
+    }
+    p->state_stages = p->state_stage_bytes ? c->zero.optimizer.buffer_count : 0;
+    p->param_stages = p->param_stage_bytes ? c->zero.param.buffer_count : 0;
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] =
+        p->state_stage_bytes * p->state_stages +
+        p->param_stage_bytes * p->param_stages;
+}
+
+static void count_saves(struct iz_plan *p, const struct iz_config *c)
+{
+    bool disk = p->state_home == IZ_HOME_NVME || p->param_home == IZ_HOME_NVME;
+    /* Parts of what a checksum covers cannot be checked, and m and v in fewer
+     * bytes are read as a whole. */
+    bool wait = c->run.save_mode == IZ_SAVE_SYNC ||
+                (disk && c->run.nvme_checksum) ||
+                (p->state_home == IZ_HOME_NVME && p->moments != IZ_MOMENT_F32);
+    int64_t elems = 0;
+    p->save_stages = 0;
+    if (!c->run.save_interval || wait)
+        return;
+    for (int u = 0; u < p->n_groups; u++) {
+        int64_t frozen = p->group[u].frozen.shard;
+        elems = max64(elems, round_up(p->group[u].shard, IZ_CHUNK_ALIGN));
+        elems = max64(elems, round_up(frozen, IZ_CHUNK_ALIGN));
+    }
+    p->save_stages = c->run.save_buffers;
+    p->save_stage_bytes = 4 * min64(elems, IZ_BLOCK);
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
+        p->save_stages * p->save_stage_bytes;
+}
+
+static void count_copies(struct iz_plan *p)
+{
+    int64_t unit = 0, whole = 0, chunk = 0, down = 0;
+    int64_t size = iz_dtype_bytes(p->param_type);
+    bool many = p->ranks > 1, once = p->micro_batches == 1, tied = false;
+    for (int u = 0; u < p->n_groups; u++) {
+        tied |= p->group[u].tied;
+        unit = max64(unit, p->group[u].padded);
+        down = max64(down,
+                     p->group[u].shard - iz_plan_grads_apart(p, &p->group[u]));
+        whole = max64(whole, p->group[u].frozen.padded);
+        if (p->group[u].n && p->group[u].host_chunks)
+            chunk = max64(chunk, p->group[u].chunk);
+    }
+    whole = max64(whole, unit);
+    if (!p->target.gpu)
+        return;
+    /* One contribution goes straight to its accumulator; the host's
+     * collectives add to it themselves. */
+    if (p->grads_down && (!once || tied) && (!many || p->target.nccl))
+        p->grad_stage_bytes = down * (many ? 4 : size);
+    p->grad_stages = p->grad_stage_bytes ? 2 : 0;
+    p->update_stage_bytes = p->params_up ? chunk * size : 0;
+    /* Every worker of the host has one, and one is on its way up. */
+    p->update_stages = p->update_stage_bytes ? p->target.workers + 1 : 0;
+    if (many && p->target.nccl)
+        p->exchange_bytes = unit * size;
+    else if (many)
+        p->comm_stage_bytes = max64(
+            whole * size, unit * max64(size, iz_dtype_bytes(p->grad_type)) +
+                              (p->grads_down ? 0 : unit / p->ranks * 4));
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
+        p->grad_stage_bytes * p->grad_stages +
+        p->update_stage_bytes * p->update_stages + p->comm_stage_bytes +
+        IZ_BOUNCE_BYTES;
+    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_STAGING] +=
+        p->split_stage_bytes * p->split_stages;
+    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM] += p->exchange_bytes;
+}
+
+int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
+                               const struct iz_model *m, int unit)
+{
+    return iz_dtype_bytes(p->target.act) * m->unit[unit].out_elems * p->samples;
+}
+
+/* One of each unit and a gradient, per lane.  On the host all but the last,
+ * which backward begins with; the GPU then has slots for what is under way. */
+static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
+{
+    int64_t sum = 0, largest = 0, bytes = 0;
+    bool slots = p->boundaries_down && p->target.gpu;
+    for (int u = 0; u + 1 < m->n_units; u++) {
+        bytes = iz_plan_boundary_bytes(p, m, u);
+        sum += bytes;
+        largest = max64(largest, bytes);
+    }
+    p->boundary_elems = largest / iz_dtype_bytes(p->target.act);
+    p->boundary_slots =
+        slots ? (int)min64(p->lanes + SPARE_SLOTS, p->lanes * (m->n_units - 1))
+              : 0;
+    int64_t home = p->lanes * (slots ? sum - bytes : sum);
+    int64_t device = (p->lanes + p->boundary_slots) * largest;
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] = p->boundaries_down ? home : 0;
+    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] =
+        device + (p->boundaries_down ? 0 : home);
+}
+
+/* Sums of the blocks of gradients that the GPU has apart. */
+static int64_t square_bytes(const struct iz_plan *p)
+{
+    int64_t blocks = 0;
+    for (int u = 0; u < p->n_groups; u++)
+        blocks += iz_norm_blocks(iz_plan_grads_apart(p, &p->group[u]));
+    return 8 * blocks;
+}
+
+static void count_activations(struct iz_plan *p, const struct iz_model *m)
+{
+    int64_t saved = 0;
+    for (int u = 0; u < m->n_units; u++)
+        if (m->unit[u].forward && u >= p->first_trained)
+            saved += p->cost[u].save_bytes;
+    count_boundaries(p, m);
+    int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
+    /* Kernels read samples and write losses and logits in pinned memory. */
+    enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+    b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->recompute ? 0 : saved * p->lanes;
+    b[near][IZ_MEM_BATCH] =
+        p->lanes * p->samples * (m->input_bytes + m->target_bytes) +
+        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_groups + 2 * p->lanes) +
+        square_bytes(p) + 2 * iz_plan_list_bytes(p) +
+        iz_plan_list_scratch_bytes(p, m);
+    b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->scratch_bytes * p->tasks_at_once;
+}
+
+static void count_rings(struct iz_plan *p)
+{
+    int64_t size = iz_dtype_bytes(p->param_type);
+    for (int i = 0; i < p->n_rings; i++) {
+        const struct iz_plan_ring *r = &p->ring[i];
+        p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_RING] += r->elems * r->params * size;
+        p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_GRAD_RING] +=
+            r->grad_elems * r->grads * size;
+    }
+}
+
+void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
+                   const struct iz_model *m)
+{
+    memset(&p->bytes, 0, sizeof(p->bytes));
+    count_groups(p);
+    count_staging(p, c);
+    count_saves(p, c);
+    count_copies(p);
+    count_activations(p, m);
+    count_rings(p);
+    int64_t shard = 0;
+    for (int u = 0; u < p->n_groups; u++)
+        shard = max64(shard, p->group[u].shard * 4);
+    struct iz_coll coll = {.size = p->ranks, .rank = p->rank};
+    enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+    if (p->ranks > 1 && !p->target.nccl)
+        p->bytes.b[near][IZ_MEM_COMM] += iz_coll_scratch_bytes(&coll, shard);
+}
+
+void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep)
+{
+    p->recompute = !keep;
+    count_activations(p, m);
+}
+
+int64_t iz_plan_host_bytes(const struct iz_plan *p)
+{
+    int64_t cpu = iz_bytes_tier(&p->bytes, IZ_TIER_CPU);
+    return p->target.gpu ? cpu : cpu + iz_bytes_tier(&p->bytes, IZ_TIER_DEVICE);
+}
+
+int64_t iz_plan_device_bytes(const struct iz_plan *p)
+{
+    return p->target.gpu ? iz_bytes_tier(&p->bytes, IZ_TIER_DEVICE) : 0;
+}
+
+int64_t iz_plan_gathered(const struct iz_plan_group *g)
+{
+    return g->rows ? g->packed : g->padded + g->frozen.padded;
+}
+
+int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_group *g)
+{
+    return p->params_full ? g->padded + g->frozen.padded
+                          : g->shard + g->frozen.shard;
+}
+
+int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_group *g)
+{
+    int64_t n = p->grads_full ? g->padded : g->shard;
+    return g->rows ? min64(n, g->packed) : n;
+}
+
+bool iz_plan_straight(const struct iz_plan *p, bool first)
+{
+    return first && (p->ranks > 1 || p->param_type == p->grad_type);
+}
+
+int64_t iz_plan_list_bytes(const struct iz_plan *p)
+{
+    return p->step_reads ? iz_rows_list_bytes(p->n_groups, p->step_rows) : 0;
+}
+
+/* Keys to sort, twice, and samples. */
+int64_t iz_plan_list_scratch_bytes(const struct iz_plan *p,
+                                   const struct iz_model *m)
+{
+    return p->step_reads ? 2 * (int64_t)sizeof(uint64_t) * p->step_reads +
+                               p->samples * (m->input_bytes + m->target_bytes)
+                         : 0;
+}
+
+int64_t iz_plan_filed(const struct iz_plan_group *g)
+{
+    return g->chunk * g->chunks + g->frozen.chunk * g->frozen.chunks;
+}
+
+int64_t iz_up_bytes(const struct iz_plan *p, const struct iz_plan_group *g)
+{
+    int64_t size = iz_dtype_bytes(p->param_type);
+    if (p->ranks > 1 && !p->target.nccl)
+        return iz_plan_gathered(g) * size; /* the collective's result */
+    return p->param_home == IZ_HOME_NONE ? 0
+                                         : (g->shard + g->frozen.shard) * size;
+}
+
+enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
+{
+    return p->state_home == IZ_HOME_NONE || p->grads_full ? IZ_TIER_DEVICE
+                                                          : IZ_TIER_CPU;
+}
+
+int64_t iz_plan_buffers(const struct iz_plan *p)
+{
+    int64_t n = 16 + p->state_stages + p->param_stages + p->grad_stages +
+                p->update_stages + p->split_stages + p->boundary_slots +
+                p->save_stages + p->lanes * (2 * (int64_t)p->n_groups + 3);
+    for (int i = 0; i < p->n_rings; i++)
+        n += p->ring[i].params + p->ring[i].grads;
+    for (int u = 0; u < p->n_groups; u++)
+        n += 6 + p->group[u].chunks;
+    return n;
+}

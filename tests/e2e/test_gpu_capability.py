@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU may be asked for depends on its compute capability, which the
+stand-in and a machine file give: fp32 and fp16 from 7.0 on, bf16 and tf32 from
+8.0 on.  What it cannot do is refused before the first step, in a plan too."""
+import json
+
+import pytest
+
+import run
+from test_gpu import KIND, ROW, config_of, environment
+
+pytestmark = pytest.mark.skipif(KIND != "standin",
+                                reason="needs the stand-in's description")
+V100 = run.ROOT / "configs/machines/v100-32-dgx2.json"
+
+
+def launch(place, nvme, capability, dtype, changes=None, options=(), good=False):
+    start = place.good if good else place.launch
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": "cpu", "dtype": dtype}
+    return start(None, {**config_of(row, nvme), **(changes or {})},
+                 options, env={**environment(place, row),
+                               "IZ_STANDIN_CAPABILITY": str(capability)})
+
+
+def refused(r, *words):
+    run.refused(r, *words)
+    assert not r.steps, str(r)
+
+
+@pytest.mark.parametrize("capability", (70, 75))
+@pytest.mark.parametrize("dtype", ("fp16", "fp32"))
+def test_older_gpus_train(capability, dtype, place, nvme):
+    """Within the plan's bytes, which place.good checks, as every run's."""
+    old = launch(place, nvme, capability, dtype, good=True)
+    cpu = launch(place, nvme, 90, dtype, {"run.device": "cpu"}, good=True)
+    assert f"compute capability {capability / 10}" in old.out, str(old)
+    assert len(old.steps) == 3 and old.bits == cpu.bits and old.hash == cpu.hash
+
+
+def test_bf16_needs_ampere(place, nvme):
+    for capability in (70, 75):
+        said = f"the GPU has {capability / 10}"
+        for options in ((), ["--plan"]):
+            refused(launch(place, nvme, capability, "bf16", options=options),
+                    "bf16.enabled: true: needs compute capability 8.0", said,
+                    "use fp16.enabled")
+    assert launch(place, nvme, 80, "bf16").rc == 0
+
+
+def test_tf32_needs_ampere(place, nvme):
+    refused(launch(place, nvme, 75, "fp32", {"run.tf32": True}),
+            "run.tf32: true: needs compute capability 8.0", "the GPU has 7.5")
+
+
+def test_cudnn_needs_ampere(place, nvme):
+    refused(launch(place, nvme, 75, "fp16", {"run.gpu_attention": "cudnn"}),
+            "run.gpu_attention: cudnn: needs compute capability 8.0",
+            "the GPU has 7.5")
+
+
+def test_gpus_before_volta_are_refused(place, nvme):
+    refused(launch(place, nvme, 61, "fp32"), "run.device: cuda",
+            "GPU 0 has compute capability 6.1", "7.0 and later")
+    refused(launch(place, nvme, 61, "fp32", {"run.device": "auto"}),
+            "run.device: auto")
+
+
+@pytest.mark.parametrize("capabilities, goes", [
+    ((75, 75), True), ((80, 90), True), ((80, 75), False), ((75, 70), False)])
+def test_ranks_have_the_same_kernels(capabilities, goes, place, nvme, tmp_path,
+                                     monkeypatch):
+    program = tmp_path / "program"
+    program.write_text(
+        f"#!/bin/sh\nset -- {capabilities[0]} {capabilities[1]} \"$@\"\n"
+        'n=$1; [ "$OMPI_COMM_WORLD_RANK" = 0 ] || n=$2; shift 2\n'
+        f'IZ_STANDIN_CAPABILITY=$n exec {run.PROGRAM} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(run, "PROGRAM", str(program))
+    row = {**ROW, "ranks": 2, "dtype": "fp16"}
+    r = place.launch(2, config_of(row, nvme), env=environment(place, row))
+    if goes:
+        assert r.rc == 0 and len(r.steps) == 3, str(r)
+        return
+    low = capabilities.index(min(capabilities))
+    refused(r, f"the GPU of rank {low} has compute capability "
+            f"{capabilities[low] / 10}, that of rank {1 - low} "
+            f"{capabilities[1 - low] / 10}")
+
+
+WIDE = {"model.heads": 1, "model.width": 136}
+
+
+@pytest.mark.parametrize("capability, dtype, fits", [
+    (70, "fp16", True), (75, "fp16", False), (75, "fp32", False),
+    (80, "bf16", True), (86, "fp32", True)])
+def test_wide_heads_need_shared_memory(capability, dtype, fits, place, nvme):
+    r = launch(place, nvme, capability, dtype, WIDE, good=fits)
+    if fits:
+        assert len(r.steps) == 3, str(r)
+        return
+    refused(r, f"compute capability {capability / 10}: heads of 136 columns",
+            "up to 128")
+
+
+@pytest.mark.parametrize("capability, words", [
+    (70, ["bf16.enabled: true", "the GPU has 7.0"]),
+    (61, ["gpu_capability: 61", "70 (7.0) and later"]),
+    (86, ["attention in bf16", "compute capability 8.6", "up to 128"]),
+    (80, None),
+    (0, None)])  # not in the file: 8.0
+def test_a_machine_file_says_what_its_gpus_can(capability, words, place, nvme,
+                                               tmp_path):
+    machine = json.loads(V100.read_text())
+    machine.update(bf16_flops_per_s=1, gpu_capability=capability)
+    if not capability:
+        del machine["gpu_capability"]
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(machine))
+    r = launch(place, nvme, 90, "bf16", WIDE, ["--plan", "--machine", path])
+    if words:
+        refused(r, *words)
+    else:
+        assert r.rc == 0, str(r)

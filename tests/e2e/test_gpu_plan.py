@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan for N ranks on this host is the one that N started ranks have: with as
+many GPUs as the stand-in shows, a rank each or several to one."""
+import itertools
+import re
+
+import pytest
+
+import run
+from test_gpu import KIND, ROW, config_of, environment
+
+pytestmark = pytest.mark.skipif(KIND != "standin",
+                                reason="needs several GPUs of the stand-in")
+
+
+def plan(place, nvme, started, ranks, gpus, comm, more=(), workers=0, **env):
+    """What a plan for these ranks prints, or theirs where they are started."""
+    row = {**ROW, "stage": 2, "optimizer": "cpu", "ranks": gpus, "comm": comm}
+    config = {**config_of(row, nvme), "train_batch_size": 24,
+              "train_micro_batch_size_per_gpu": 1, "run.workers": workers,
+              "run.memory_limit_bytes": 10**11}
+    options = [] if started else ["--ranks", ranks]
+    return place.launch(started, config, ["--plan", *options, *more],
+                        env={**environment(place, row), **env})
+
+
+def shared(r):
+    return [int(n) for n in re.findall(
+        r"^(\d+) of them share a GPU: [\d.]+ MiB each$", r.out, re.M)]
+
+
+@pytest.mark.parametrize("ranks, gpus, comm, sharing", [
+    (2, 2, "auto", 1), (2, 2, "mpi", 1), (3, 4, "nccl", 1), (2, 1, "mpi", 2),
+    (3, 2, "mpi", 2), (4, 2, "mpi", 2)])
+def test_ranks_of_a_plan_share_the_gpus_of_this_host(ranks, gpus, comm, sharing,
+                                                     place, nvme):
+    said = plan(place, nvme, None, ranks, gpus, comm)
+    started = plan(place, nvme, ranks, ranks, gpus, comm)
+    assert said.rc == 0 and started.rc == 0, f"{said}\n{started}"
+    assert said.out == started.out
+    alone = plan(place, nvme, None, 1, gpus, comm)
+    limit = re.compile(r"up to (\d+) blocks")
+    assert shared(said) == ([sharing] if sharing > 1 else [])
+    if sharing > 1:
+        # fewer blocks have room in a part of the GPU
+        assert int(limit.search(said.out)[1]) < int(limit.search(alone.out)[1])
+
+
+def test_nccl_and_mpi_are_planned_apart(place, nvme):
+    """What collectives need is on the GPU, or pinned on the host."""
+    nccl, mpi = (plan(place, nvme, None, 2, 2, comm) for comm in ("auto", "mpi"))
+    rows = [re.search(r"^ *collectives .*$", r.out, re.M)[0].split()
+            for r in (nccl, mpi)]
+    device, host = zip(*[[float(x) for x in row[1:3]] for row in rows])
+    assert device[0] > device[1] == 0 and host[1] > host[0] == 0, rows
+
+
+@pytest.mark.parametrize("ranks, gpus, comm, env", [
+    (2, 1, "auto", {}), (3, 2, "nccl", {}),
+    (2, 2, "auto", {"STARPU_WORKERS_CUDAID": "1"})])
+def test_more_ranks_of_a_plan_than_gpus_are_refused(ranks, gpus, comm, env,
+                                                    place, nvme):
+    r = plan(place, nvme, None, ranks, gpus, comm, **env)
+    run.refused(r, "run.comm: several ranks have the same GPU", "run.comm: mpi",
+                "--machine")
+    started = plan(place, nvme, ranks, ranks, gpus, comm, **env)
+    run.refused(started, "run.comm: several ranks have the same GPU",
+                "run.comm: mpi")
+
+
+def test_some_ranks_are_started_for_a_plan_of_more(place, nvme):
+    fits = plan(place, nvme, 2, 4, 4, "auto", ["--ranks", 4])
+    assert fits.rc == 0, str(fits)
+    r = plan(place, nvme, 2, 4, 2, "auto", ["--ranks", 4])
+    run.refused(r, "run.comm: several ranks have the same GPU")
+
+
+def test_started_ranks_that_see_a_gpu_each(place, nvme, tmp_path, monkeypatch):
+    """As a launcher may arrange it: there are as many as ranks were started."""
+    program = tmp_path / "program"
+    program.write_text(
+        "#!/bin/sh\nSTARPU_WORKERS_CUDAID=$OMPI_COMM_WORLD_LOCAL_RANK "
+        f'exec {run.PROGRAM} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(run, "PROGRAM", str(program))
+    r = plan(place, nvme, 2, 2, 2, "mpi", ["--ranks", 4])
+    assert r.rc == 0 and shared(r) == [2], str(r)
+
+
+def machine(path, packages, cores):
+    """hwloc's description of a host with a GPU of the stand-in near each
+    package."""
+    def sets(cpus, nodes):
+        c, n = (hex(sum(1 << i for i in x)) for x in (cpus, nodes))
+        return (f'cpuset="{c}" complete_cpuset="{c}" nodeset="{n}" '
+                f'complete_nodeset="{n}"')
+
+    number = itertools.count(2)
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>',
+             '<!DOCTYPE topology SYSTEM "hwloc2.dtd">',
+             '<topology version="2.0">']
+    whole = sets(range(packages * cores), range(packages))
+    allowed = whole.replace("complete_", "allowed_").split(" ")
+    lines.append(f'<object type="Machine" os_index="0" {whole} {allowed[1]} '
+                 f'{allowed[3]} gp_index="1">')
+    for p in range(packages):
+        mine = range(p * cores, (p + 1) * cores)
+        lines.append(f'<object type="Package" os_index="{p}" '
+                     f'{sets(mine, [p])} gp_index="{next(number)}">')
+        lines.append(f'<object type="NUMANode" os_index="{p}" '
+                     f'{sets(mine, [p])} gp_index="{next(number)}" '
+                     'local_memory="1073741824"/>')
+        for i in mine:
+            for kind, end in (("Core", ">"), ("PU", "/></object>")):
+                lines.append(f'<object type="{kind}" os_index="{i}" '
+                             f'{sets([i], [p])} gp_index="{next(number)}"{end}')
+        bus = f"{p + 1:02x}"
+        lines.append(f'<object type="Bridge" gp_index="{next(number)}" '
+                     f'bridge_type="0-1" depth="0" '
+                     f'bridge_pci="0000:[{bus}-{bus}]">')
+        lines.append(f'<object type="PCIDev" gp_index="{next(number)}" '
+                     f'pci_busid="0000:{bus}:00.0" '
+                     'pci_type="0302 [10de:2330] [10de:0000] a1" '
+                     'pci_link_speed="0"/></object></object>')
+    path.write_text("\n".join([*lines, "</object></topology>", ""]))
+
+
+@pytest.mark.parametrize("ranks, sharing", [(2, 1), (4, 2), (3, 2)])
+def test_ranks_near_other_gpus_have_other_cores(ranks, sharing, place, nvme,
+                                                tmp_path, monkeypatch):
+    """Two packages of 12 cores with a GPU each: the plan has
+    buffers for the workers of 12 cores, or of 6."""
+    machine(tmp_path / "host.xml", 2, 12)
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nHWLOC_XMLFILE={tmp_path}/host.xml "
+                       f'exec {run.PROGRAM} "$@"\n')
+    program.chmod(0o755)
+    workers = 11 if sharing == 1 else 5  # and the GPU's driver has a core
+    want = plan(place, nvme, None, ranks, 2, "mpi", workers=workers)
+    monkeypatch.setattr(run, "PROGRAM", str(program))
+    said = plan(place, nvme, None, ranks, 2, "mpi")
+    started = plan(place, nvme, ranks, ranks, 2, "mpi")
+    assert said.rc == 0 and said.out == want.out, f"{said}\n{want}"
+    assert said.out == started.out, f"{said}\n{started}"

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Operations of a graph, one after the other, element by element in double;
+ * results are rounded to the type of their tensor.  A tensor without memory is
+ * an array here; sizes of 1, and fewer heads, are repeated. */
+#include "tests/gpu/cudnn/execute.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/half.h"
+
+enum { TENSORS = 32, OPERANDS = 4 };
+
+/* One that an operation names; p: [bytes] of its type, or of doubles where it
+ * is virtual. */
+struct tensor {
+    const struct thing *t;
+    int64_t uid, size[4], stride[4];
+    int type;
+    bool passing;
+    void *p;
+};
+
+struct run {
+    struct tensor tensor[TENSORS];
+    int n;
+    const struct thing *pack;
+    bool failed;
+};
+
+/* ---- tensors ------------------------------------------------------------ */
+
+static int64_t length(const struct tensor *x)
+{
+    return x->size[0] * x->size[1] * x->size[2] * x->size[3];
+}
+
+static void *memory_of(const struct thing *pack, int64_t uid)
+{
+    const struct fact *id =
+        thing_fact(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
+    const struct fact *p =
+        thing_fact(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+
+    for (int i = 0; id && p && p->n == id->n && i < id->n; i++)
+        if (((int64_t *)id->value)[i] == uid)
+            return ((void **)p->value)[i];
+    return NULL;
+}
+
+static struct tensor *tensor_of(struct run *r, const struct thing *t)
+{
+    int64_t uid = thing_int(t, CUDNN_ATTR_TENSOR_UNIQUE_ID);
+    struct tensor *x = r->tensor;
+
+    for (; x < r->tensor + r->n; x++)
+        if (x->uid == uid)
+            return x;
+    r->n++;
+    *x = (struct tensor){.t = t, .uid = uid};
+    memcpy(x->size, thing_fact(t, CUDNN_ATTR_TENSOR_DIMENSIONS)->value,
+           sizeof x->size);
+    memcpy(x->stride, thing_fact(t, CUDNN_ATTR_TENSOR_STRIDES)->value,
+           sizeof x->stride);
+    x->type = (int)thing_int(t, CUDNN_ATTR_TENSOR_DATA_TYPE);
+    x->passing = thing_int(t, CUDNN_ATTR_TENSOR_IS_VIRTUAL);
+    if (r->pack)
+        x->p = x->passing ? malloc((size_t)length(x) * sizeof(double))
+                          : memory_of(r->pack, uid);
+    r->failed |= r->pack && !x->p;
+    return x;
+}
+
+static int64_t place(const struct tensor *x, const int64_t at[4],
+                     const int64_t of[4])
+{
+    int64_t place = 0;
+
+    for (int i = 0; i < 4; i++)
+        place += at[i] / (of[i] / x->size[i]) * x->stride[i];
+    return place;
+}
+
+/* Element `at` of what has the size `of`. */
+static double get(const struct tensor *x, const int64_t at[4],
+                  const int64_t of[4])
+{
+    int64_t i = place(x, at, of);
+
+    if (x->passing)
+        return ((double *)x->p)[i];
+    switch (x->type) {
+    case CUDNN_DATA_BFLOAT16:
+        return (double)iz_bf16_load(((uint16_t *)x->p)[i]);
+    case CUDNN_DATA_HALF:
+        return (double)iz_f16_load(((uint16_t *)x->p)[i]);
+    default:
+        return (double)((float *)x->p)[i];
+    }
+}
+
+static double rounded(int type, double v)
+{
+    switch (type) {
+    case CUDNN_DATA_BFLOAT16:
+        return (double)iz_bf16_load(iz_bf16_round((float)v));
+    case CUDNN_DATA_HALF:
+        return (double)iz_f16_load(iz_f16_round((float)v));
+    default:
+        return (double)(float)v;
+    }
+}
+
+static void put(const struct tensor *x, const int64_t at[4], double v)
+{
+    int64_t i = place(x, at, x->size);
+
+    if (x->passing)
+        ((double *)x->p)[i] = rounded(x->type, v);
+    else if (x->type == CUDNN_DATA_BFLOAT16)
+        ((uint16_t *)x->p)[i] = iz_bf16_round((float)v);
+    else if (x->type == CUDNN_DATA_HALF)
+        ((uint16_t *)x->p)[i] = iz_f16_round((float)v);
+    else
+        ((float *)x->p)[i] = (float)v;
+}
+
+/* The next element; false after the last. */
+static bool step(int64_t at[4], const int64_t size[4])
+{
+    for (int i = 3; i >= 0; i--) {
+        if (++at[i] < size[i])
+            return true;
+        at[i] = 0;
+    }
+    return false;
+}
+
+/* ---- operations --------------------------------------------------------- */
+
+/* What it names, as far as it has it: of a product A, B, C, of a reduction X,
+ * Y, of others X, B, T, Y. */
+static void operands(struct run *r, const struct thing *op,
+                     struct tensor *v[OPERANDS])
+{
+    static const cudnnBackendAttributeName_t product[OPERANDS] = {
+        CUDNN_ATTR_OPERATION_MATMUL_ADESC, CUDNN_ATTR_OPERATION_MATMUL_BDESC,
+        CUDNN_ATTR_OPERATION_MATMUL_CDESC, CUDNN_ATTR_OPERATION_MATMUL_CDESC};
+    static const cudnnBackendAttributeName_t sum[OPERANDS] = {
+        CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
+        CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
+        CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
+        CUDNN_ATTR_OPERATION_REDUCTION_YDESC};
+    static const cudnnBackendAttributeName_t other[OPERANDS] = {
+        CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
+        CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+        CUDNN_ATTR_OPERATION_POINTWISE_TDESC,
+        CUDNN_ATTR_OPERATION_POINTWISE_YDESC};
+    const cudnnBackendAttributeName_t *name =
+        op->kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR      ? product
+        : op->kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR ? sum
+                                                                   : other;
+
+    for (int i = 0; i < OPERANDS; i++) {
+        const struct thing *t = thing_at(op, name[i], 0);
+
+        v[i] = t ? tensor_of(r, t) : NULL;
+    }
+}
+
+static void multiply(struct tensor *const v[OPERANDS])
+{
+    const struct tensor *a = v[0], *b = v[1], *c = v[3];
+    int64_t at[4] = {0}, n = a->size[3];
+
+    do {
+        double sum = 0;
+
+        for (int64_t k = 0; k < n; k++) {
+            int64_t of_a[4] = {c->size[0], c->size[1], c->size[2], n};
+            int64_t of_b[4] = {c->size[0], c->size[1], n, c->size[3]};
+            int64_t in_a[4] = {at[0], at[1], at[2], k};
+            int64_t in_b[4] = {at[0], at[1], k, at[3]};
+
+            sum += get(a, in_a, of_a) * get(b, in_b, of_b);
+        }
+        put(c, at, sum);
+    } while (step(at, c->size));
+}
+
+static void reduce(struct tensor *const v[OPERANDS], int64_t kind)
+{
+    const struct tensor *x = v[0], *y = v[3];
+    int64_t at[4] = {0};
+
+    do {
+        bool largest = kind == CUDNN_REDUCE_TENSOR_MAX;
+        double all = largest ? -INFINITY : 0;
+
+        for (int64_t k = 0; k < x->size[3]; k++) {
+            double e = get(x, (int64_t[]){at[0], at[1], at[2], k}, x->size);
+
+            if (!largest)
+                all += e;
+            else if (!(e <= all))
+                all = e;
+        }
+        put(y, at, all);
+    } while (step(at, y->size));
+}
+
+static double apply(int64_t mode, const double o[3], int64_t index)
+{
+    switch (mode) {
+    case CUDNN_POINTWISE_ADD:
+        return o[0] + o[1];
+    case CUDNN_POINTWISE_SUB:
+        return o[0] - o[1];
+    case CUDNN_POINTWISE_MUL:
+        return o[0] * o[1];
+    case CUDNN_POINTWISE_DIV:
+        return o[0] / o[1];
+    case CUDNN_POINTWISE_EXP:
+        return exp(o[0]);
+    case CUDNN_POINTWISE_LOG:
+        return log(o[0]);
+    case CUDNN_POINTWISE_GEN_INDEX:
+        return (double)index;
+    case CUDNN_POINTWISE_CMP_GE:
+        return o[0] >= o[1];
+    case CUDNN_POINTWISE_BINARY_SELECT:
+        return o[2] != 0 ? o[0] : o[1];
+    default:
+        return NAN;
+    }
+}
+
+static void for_each(struct tensor *const v[OPERANDS], const struct thing *how)
+{
+    int64_t mode = thing_int(how, CUDNN_ATTR_POINTWISE_MODE);
+    int64_t axis = thing_int(how, CUDNN_ATTR_POINTWISE_AXIS);
+    int64_t at[4] = {0};
+
+    do {
+        double o[3] = {0};
+
+        for (int i = 0; mode != CUDNN_POINTWISE_GEN_INDEX && i < 3; i++)
+            if (v[i])
+                o[i] = get(v[i], at, v[3]->size);
+        put(v[3], at, apply(mode, o, at[axis]));
+    } while (step(at, v[3]->size));
+}
+
+/* ---- graphs ------------------------------------------------------------- */
+
+/* Every size goes a whole number of times into that of the result, or into
+ * those that a product puts together. */
+static bool fits(const struct thing *op, struct tensor *const v[OPERANDS])
+{
+    bool product = op->kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR;
+    const struct tensor *y = v[3];
+
+    if (!v[0] || !y || (product && !v[1]))
+        return false;
+    if (op->kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)
+        return y->size[3] == 1 && y->size[2] == v[0]->size[2] &&
+               y->size[1] == v[0]->size[1] && y->size[0] == v[0]->size[0];
+    if (product && (v[0]->size[3] != v[1]->size[2] ||
+                    v[0]->size[2] != y->size[2] || v[1]->size[3] != y->size[3]))
+        return false;
+    for (int i = 0; i < OPERANDS - 1; i++)
+        for (int k = 0; v[i] && k < (product ? 2 : 4); k++)
+            if (y->size[k] % v[i]->size[k])
+                return false;
+    return true;
+}
+
+bool execute_possible(const struct thing *graph)
+{
+    const struct fact *ops = thing_fact(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+    struct run r = {.n = 0};
+
+    for (int i = 0; ops && i < ops->n; i++) {
+        struct tensor *v[OPERANDS];
+        const struct thing *op =
+            thing_at(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, i);
+
+        operands(&r, op, v);
+        if (!fits(op, v))
+            return false;
+    }
+    return ops != NULL;
+}
+
+static void execute(struct run *r, const struct thing *op)
+{
+    struct tensor *v[OPERANDS];
+
+    operands(r, op, v);
+    if (r->failed)
+        return;
+    if (op->kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)
+        multiply(v);
+    else if (op->kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)
+        reduce(v,
+               thing_int(thing_at(op, CUDNN_ATTR_OPERATION_REDUCTION_DESC, 0),
+                         CUDNN_ATTR_REDUCTION_OPERATOR));
+    else
+        for_each(v,
+                 thing_at(op, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, 0));
+}
+
+bool execute_graph(const struct thing *graph, const struct thing *pack)
+{
+    const struct fact *ops = thing_fact(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+    struct run r = {.pack = pack};
+
+    for (int i = 0; i < ops->n; i++)
+        execute(&r, thing_at(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, i));
+    for (int i = 0; i < r.n; i++)
+        if (r.tensor[i].passing)
+            free(r.tensor[i].p);
+    return !r.failed;
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The library's functions: descriptors and what can be asked of them; see
+ * fake_cudnn.h. */
+#include "tests/gpu/cudnn/fake_cudnn.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/gpu/cudnn/execute.h"
+
+struct fake_cudnn fake_cudnn = {
+    .configs = 1, .config = {{.workspace = 256}}, .version = 91900};
+
+static char last_error[256];
+
+struct handle {
+    void *stream;
+};
+
+static cudnnStatus_t fail(const char *why)
+{
+    snprintf(last_error, sizeof last_error, "%s\nand where that was", why);
+    return CUDNN_STATUS_BAD_PARAM;
+}
+
+size_t cudnnGetVersion(void)
+{
+    return (size_t)fake_cudnn.version;
+}
+
+const char *cudnnGetErrorString(cudnnStatus_t s)
+{
+    return s == CUDNN_STATUS_NOT_SUPPORTED ? "CUDNN_STATUS_NOT_SUPPORTED"
+                                           : "CUDNN_STATUS_BAD_PARAM";
+}
+
+void cudnnGetLastErrorString(char *text, size_t size)
+{
+    snprintf(text, size, "%s", last_error);
+}
+
+cudnnStatus_t cudnnCreate(cudnnHandle_t *out)
+{
+    struct handle *h = calloc(1, sizeof *h);
+
+    *out = (cudnnHandle_t)h;
+    fake_cudnn.alive += h != NULL;
+    return h ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_ALLOC_FAILED;
+}
+
+cudnnStatus_t cudnnDestroy(cudnnHandle_t h)
+{
+    free(h);
+    fake_cudnn.alive--;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnSetStream(cudnnHandle_t h, cudaStream_t s)
+{
+    ((struct handle *)h)->stream = fake_cudnn.stream = s;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind,
+                                           cudnnBackendDescriptor_t *out)
+{
+    struct thing *t = calloc(1, sizeof *t);
+
+    *out = t;
+    if (!t)
+        return CUDNN_STATUS_ALLOC_FAILED;
+    t->kind = kind;
+    fake_cudnn.alive++;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t d)
+{
+    struct thing *t = d;
+
+    for (int i = 0; i < t->n; i++)
+        free(t->fact[i].value);
+    free(t);
+    fake_cudnn.alive--;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+static size_t size_of(cudnnBackendAttributeType_t t)
+{
+    switch (t) {
+    case CUDNN_TYPE_INT64:
+    case CUDNN_TYPE_VOID_PTR:
+    case CUDNN_TYPE_HANDLE:
+    case CUDNN_TYPE_BACKEND_DESCRIPTOR:
+        return 8;
+    case CUDNN_TYPE_CHAR:
+    case CUDNN_TYPE_BOOLEAN:
+        return 1;
+    default:
+        return 4; /* enums */
+    }
+}
+
+const struct fact *thing_fact(const struct thing *t,
+                              cudnnBackendAttributeName_t name)
+{
+    for (int i = 0; i < t->n; i++)
+        if (t->fact[i].name == name)
+            return &t->fact[i];
+    return NULL;
+}
+
+const struct thing *thing_at(const struct thing *t,
+                             cudnnBackendAttributeName_t name, int i)
+{
+    const struct fact *f = thing_fact(t, name);
+
+    return f && i < f->n ? ((const struct thing *const *)f->value)[i] : NULL;
+}
+
+int64_t thing_int(const struct thing *t, cudnnBackendAttributeName_t name)
+{
+    const struct fact *f = thing_fact(t, name);
+    int64_t wide = 0;
+
+    if (f)
+        memcpy(&wide, f->value, size_of(f->type));
+    return wide;
+}
+
+/* What is told twice, too late, or of descriptors that are not finished is
+ * refused. */
+cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t d,
+                                       cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type,
+                                       int64_t n, const void *value)
+{
+    struct thing *t = d;
+    struct fact *f = &t->fact[t->n];
+    size_t bytes = (size_t)n * size_of(type);
+
+    if (t->finished || thing_fact(t, name) || t->n == FACTS || n < 1)
+        return fail("an attribute is set again, or too late");
+    *f = (struct fact){name, type, n, malloc(bytes)};
+    if (!f->value)
+        return CUDNN_STATUS_ALLOC_FAILED;
+    memcpy(f->value, value, bytes);
+    t->n++;
+    for (int i = 0; type == CUDNN_TYPE_BACKEND_DESCRIPTOR && i < n; i++)
+        if (!thing_at(t, name, i) || !thing_at(t, name, i)->finished)
+            return fail("a descriptor is used before it is finished");
+    return CUDNN_STATUS_SUCCESS;
+}
+
+/* Which attributes a kind must have. */
+static bool complete(const struct thing *t)
+{
+    switch (t->kind) {
+    case CUDNN_BACKEND_TENSOR_DESCRIPTOR:
+        return thing_int(t, CUDNN_ATTR_TENSOR_UNIQUE_ID) > 0 &&
+               thing_fact(t, CUDNN_ATTR_TENSOR_DATA_TYPE) &&
+               thing_fact(t, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT) &&
+               thing_fact(t, CUDNN_ATTR_TENSOR_DIMENSIONS)->n == 4 &&
+               thing_fact(t, CUDNN_ATTR_TENSOR_STRIDES)->n == 4;
+    case CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR:
+        return t->n == 1;
+    case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR:
+        return execute_possible(t);
+    case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR:
+        return thing_at(t, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, 0) &&
+               thing_at(t, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, 0);
+    case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
+        return thing_at(t, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, 0) &&
+               thing_at(t, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, 0);
+    default:
+        return t->n > 0;
+    }
+}
+
+cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
+{
+    struct thing *t = d;
+
+    if (t->finished || !complete(t))
+        return fail("something is missing");
+    if (t->kind == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
+        const struct thing *c =
+            thing_at(t, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, 0);
+
+        if (fake_cudnn.config[c->config].broken)
+            return fail("it does not compile");
+        t->config = c->config;
+        t->graph = c->graph;
+        fake_cudnn.plans++;
+    }
+    t->finished = true;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+/* The search fills descriptors that the caller has made. */
+static int64_t results(const struct thing *search, int64_t most,
+                       struct thing **out)
+{
+    int64_t n = fake_cudnn.configs < most ? fake_cudnn.configs : most;
+
+    for (int i = 0; i < n; i++) {
+        out[i]->graph =
+            thing_at(search, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, 0);
+        out[i]->config = i;
+        out[i]->finished = true;
+    }
+    if (!n)
+        snprintf(last_error, sizeof last_error, "no engine does this");
+    return n;
+}
+
+static int64_t note(const struct thing *engine, int *out)
+{
+    out[0] = fake_cudnn.config[engine->config].varies
+                 ? CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC
+                 : CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
+    return 1;
+}
+
+cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const d,
+                                       cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type,
+                                       int64_t most, int64_t *n, void *out)
+{
+    const struct thing *t = d;
+
+    (void)type;
+    if (!t->finished && name != CUDNN_ATTR_ENGINE_NUMERICAL_NOTE)
+        return fail("it is not finished");
+    if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS)
+        *n = results(t, most, out);
+    else if (name == CUDNN_ATTR_ENGINECFG_ENGINE)
+        (*(struct thing **)out)->config = t->config;
+    else if (name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE)
+        *n = note(t, out);
+    else if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)
+        *(int64_t *)out = fake_cudnn.config[t->config].workspace;
+    else
+        return fail("unknown");
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h,
+                                  cudnnBackendDescriptor_t plan,
+                                  cudnnBackendDescriptor_t pack)
+{
+    const struct thing *p = plan, *v = pack;
+    const struct fact *space = thing_fact(v, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+    size_t bytes = (size_t)fake_cudnn.config[p->config].workspace;
+    void *w = space ? *(void **)space->value : NULL;
+
+    if (!h || !p->finished || !v->finished || !w || (uintptr_t)w % 256)
+        return fail("a plan without a handle, or without its memory");
+    memset(w, 0x55, bytes);
+    fake_cudnn.runs++;
+    fake_cudnn.chosen = p->config;
+    return execute_graph(p->graph, v) ? CUDNN_STATUS_SUCCESS
+                                      : fail("a tensor has no memory");
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention whose forward is cuDNN's, on the stand-in for that library: what
+ * the graph that we describe computes, where it reads and writes, and that our
+ * own backward understands what it leaves, all against double precision.  And
+ * which of the library's plans are taken. */
+#include "tests/gpu/attention_case.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/attention_cudnn.h"
+#include "codelets/cuda_launch.h"
+#include "codelets/cuda_lib.h"
+#include "tests/gpu/cudnn/fake_cudnn.h"
+#include "tests/gpu/dies.h"
+
+static const struct iz_cuda_ops table = {
+    .attention_fwd = iz_attention_fwd_cuda,
+    .attention_bwd = iz_attention_bwd_cuda,
+    .attention_cudnn = iz_attention_fwd_cudnn,
+    .attention_ask = iz_attention_ask_cudnn,
+    .cudnn_missing = iz_cudnn_missing,
+};
+
+const struct iz_cuda_ops *const iz_cuda_ops = &table;
+
+static struct fake_cudnn *fake, as_it_was;
+
+/* The program loads the library as it would the real one. */
+static int find_fake(void **state)
+{
+    void *lib = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
+
+    (void)state;
+    fake = lib ? dlsym(lib, "fake_cudnn") : NULL;
+    if (!fake) {
+        print_error("%s\n", lib ? "this is no stand-in" : dlerror());
+        return -1;
+    }
+    as_it_was = *fake;
+    return iz_cudnn_missing() != NULL;
+}
+
+static int reset_fake(void **state)
+{
+    (void)state;
+    assert_int_equal(fake->alive, 0);
+    *fake = as_it_was;
+    fixture_seed();
+    return 0;
+}
+
+static void check(enum iz_dtype type, struct shape s, bool full)
+{
+    struct iz_cuda cuda = {NULL, NULL};
+    struct attention t = attention_new(type, s, 2);
+
+    t.a.full = t.ref.full = full;
+    t.cuda = &cuda;
+    t.cudnn = true;
+    attention_double_run(&t.ref);
+    attention_run(&t, false);
+    attention_double_near(&t.ref, "o", &t.o, t.ref.o);
+    attention_double_near(&t.ref, "lse", &t.lse, t.ref.lse);
+    attention_run(&t, true);
+    attention_double_near(&t.ref, "dqkv", &t.dqkv, t.ref.dqkv);
+    assert_int_equal(fake->runs, 1);
+    fake->runs = 0;
+    iz_cudnn_close(&cuda.dnn);
+    attention_free(&t);
+}
+
+/* Widths and groups of the models, and lengths of no round number. */
+static void forward_and_our_backward_agree_with_double(void **state)
+{
+    static const struct shape shape[] = {{1, 1, 1, 8, 1},   {3, 5, 2, 16, 2},
+                                         {2, 64, 3, 64, 3}, {1, 33, 2, 80, 2},
+                                         {2, 37, 4, 64, 1}, {1, 40, 6, 128, 2},
+                                         {1, 20, 2, 256, 1}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        for (int full = 0; full < 2; full++) {
+            check(IZ_BF16, shape[i], full);
+            check(IZ_F16, shape[i], full);
+        }
+}
+
+static void a_plan_is_made_once_per_shape(void **state)
+{
+    struct iz_cuda cuda = {NULL, NULL};
+    struct attention a =
+        attention_new(IZ_BF16, (struct shape){2, 9, 2, 8, 2}, 1);
+    struct attention b =
+        attention_new(IZ_BF16, (struct shape){2, 9, 2, 8, 1}, 1);
+
+    (void)state;
+    a.cuda = b.cuda = &cuda;
+    a.cudnn = b.cudnn = true;
+    for (int i = 0; i < 3; i++) {
+        attention_run(&a, false);
+        attention_run(&b, false);
+    }
+    assert_int_equal(fake->plans, 2);
+    assert_int_equal(fake->runs, 6);
+    a.a.full = true;
+    attention_run(&a, false);
+    assert_int_equal(fake->plans, 3);
+    iz_cudnn_close(&cuda.dnn);
+    attention_free(&a);
+    attention_free(&b);
+}
+
+/* The worker's handle and its stream. */
+static bool ask(enum iz_dtype type, struct iz_refusal *why)
+{
+    struct iz_cuda cuda = {NULL, NULL};
+    struct attention t = attention_new(type, (struct shape){2, 9, 4, 16, 2}, 1);
+    struct iz_exec x = iz_exec_dry(IZ_CUDA, type);
+
+    x.capability = attention_capability;
+    x.cudnn = true;
+    x.cuda = &cuda;
+    x.stream = &cuda;
+    x.ask = why;
+    why->why[0] = 0;
+    iz_attention_fwd(&x, &t.a);
+    assert_int_equal(fake->runs, 0);
+    if (cuda.dnn)
+        assert_ptr_equal(fake->stream, &cuda);
+    iz_cudnn_close(&cuda.dnn);
+    attention_free(&t);
+    return !why->why[0];
+}
+
+static void refused(enum iz_dtype type, const char *reason)
+{
+    struct iz_refusal why;
+
+    assert_false(ask(type, &why));
+    if (!strstr(why.why, reason))
+        fail_msg("it said: %s", why.why);
+}
+
+/* Already when it is asked, which is before the first step. */
+static void the_first_plan_that_will_do_is_taken(void **state)
+{
+    struct iz_refusal why;
+
+    (void)state;
+    assert_true(ask(IZ_F16, &why));
+    assert_int_equal(fake->plans, 1);
+    fake->configs = 3;
+    fake->config[0].varies = true;
+    fake->config[1].workspace = IZ_CUDNN_SCRATCH;
+    fake->config[2].workspace = 0;
+    assert_true(ask(IZ_F16, &why));
+    fake->config[2].broken = true;
+    refused(IZ_F16, "attention of 2 samples of 9, 4 heads of 16 columns, keys "
+                    "of 2: its kernel: cuDNN 9.19.0: CUDNN_STATUS_BAD_PARAM: "
+                    "it does not compile");
+}
+
+static void the_chosen_plan_is_run(void **state)
+{
+    fake->configs = 2;
+    fake->config[0].varies = true;
+    (void)state;
+    check(IZ_BF16, (struct shape){1, 7, 1, 8, 1}, false);
+    assert_int_equal(fake->chosen, 1);
+}
+
+static void what_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    refused(IZ_F32, "cuDNN's attention is of bf16 and fp16");
+    fake->config[0].workspace = 4 * 2 * 4 * 9 * 9 + IZ_CUDNN_SCRATCH;
+    refused(IZ_BF16, "cuDNN wants 0.1 MiB beside the tensors, 63 KiB are");
+    fake->config[0].varies = true;
+    refused(IZ_BF16, "a second run of it may give other bits");
+    fake->configs = 0;
+    refused(IZ_BF16, "cuDNN 9.19.0: CUDNN_STATUS_NOT_SUPPORTED: no engine");
+}
+
+static struct attention odd;
+
+static void run_it(void)
+{
+    attention_run(&odd, false);
+}
+
+static void a_run_without_a_plan_ends(void **state)
+{
+    struct iz_cuda cuda = {NULL, NULL};
+
+    (void)state;
+    odd = attention_new(IZ_BF16, (struct shape){1, 4, 1, 8, 1}, 1);
+    odd.cuda = &cuda;
+    odd.cudnn = true;
+    fake->configs = 0;
+    dies(run_it, "no engine");
+    attention_free(&odd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(forward_and_our_backward_agree_with_double,
+                               reset_fake),
+        cmocka_unit_test_setup(a_plan_is_made_once_per_shape, reset_fake),
+        cmocka_unit_test_setup(the_first_plan_that_will_do_is_taken,
+                               reset_fake),
+        cmocka_unit_test_setup(the_chosen_plan_is_run, reset_fake),
+        cmocka_unit_test_setup(what_cannot_be_is_refused, reset_fake),
+        cmocka_unit_test_setup(a_run_without_a_plan_ends, reset_fake),
+    };
+
+    return cmocka_run_group_tests_name("attention_cudnn", tests, find_fake,
+                                       NULL);
+}

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Normal random numbers at every SIMD level of the processor: one by one
+ * against libm, and their distribution.  Everything is a function of the seeds,
+ * so that what passes once passes always; bounds are five standard deviations
+ * unless said. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "codelets/flat.h"
+#include "codelets/mix.h"
+#include "codelets/simd.h"
+#include "tests/kernels/levels.h"
+#include "tests/kernels/random.h"
+
+enum { MANY = 10000000, HALF = IZ_NORMAL_BLOCK / 2 };
+
+static float *numbers(uint64_t seed, uint64_t stream, int64_t n)
+{
+    float *x = malloc((size_t)n * sizeof *x);
+
+    assert_non_null(x);
+    iz_flat_normal(x, n, seed, stream, 0, 1.0f);
+    return x;
+}
+
+/* ---- each number ---- */
+
+static uint64_t hash_of(uint64_t key, int64_t i)
+{
+    return iz_mix(key + (uint64_t)i * IZ_GOLDEN);
+}
+
+/* The 32-bit word i of a block's hashes. */
+static uint32_t word(uint64_t key, int64_t block, int64_t i)
+{
+    uint64_t h = hash_of(key, block * HALF + i / 2);
+
+    return (uint32_t)(i % 2 ? h >> 32 : h);
+}
+
+/* Element i by the same words and libm in double.  The radius' 31 bits are the
+ * middles of intervals of [0, 1]; they and the angle are rounded to fp32. */
+static double by_libm(uint64_t key, int64_t i)
+{
+    int64_t block = i / IZ_NORMAL_BLOCK, j = i % IZ_NORMAL_BLOCK;
+    uint32_t w = word(key, block, j % HALF);
+    float k = (float)(w >> 1) + 0.5f;
+    double angle = (float)(int32_t)word(key, block, HALF + j % HALF);
+    double r = sqrt(-2 * log(k * 0x1p-31)), turn = angle * 0x1p-31 * acos(0.0);
+
+    return (w & 1 ? -r : r) * (j < HALF ? cos(turn) : sin(turn));
+}
+
+static void normal_agrees_with_libm(void **state)
+{
+    enum { N = 1 << 20 };
+    const uint64_t key = iz_mix(iz_mix(11 + IZ_GOLDEN) + 12);
+    float *x = numbers(11, 12, N);
+
+    (void)state;
+    for (int i = 0; i < N; i++)
+        assert_true(fabs(x[i] - by_libm(key, i)) <= 1e-6);
+    free(x);
+}
+
+static void normal_does_not_depend_on_pieces(void **state)
+{
+    enum { N = 2999 };
+    static float whole[N], cut[N];
+    const int64_t first = ((int64_t)1 << 33) + 1;
+
+    (void)state;
+    iz_flat_normal(whole, N, 42, 9, first, 0.02f);
+    for (int64_t at = 0, k; at < N; at += k) {
+        k = 1 + (int64_t)(random_bits() % 600);
+        k = k < N - at ? k : N - at;
+        iz_flat_normal(cut + at, k, 42, 9, first + at, 0.02f);
+    }
+    assert_memory_equal(whole, cut, sizeof whole);
+}
+
+/* The bits are the same on every machine. */
+static void normal_bits_are_known(void **state)
+{
+    static float x[4096];
+
+    (void)state;
+    iz_flat_normal(x, 4096, 2024, 5, 77, 0.02f);
+    assert_true(iz_flat_hash(0, x, 4096) == 0xc838a342a7e59ac0u);
+}
+
+/* ---- all of them ---- */
+
+/* Of z, z^2, z^3, z^4: 0, 1, 0, 3, whose variances are 1, 2, 15, 96. */
+static void normal_has_normal_moments(void **state)
+{
+    static const double mean[] = {0, 1, 0, 3}, variance[] = {1, 2, 15, 96};
+
+    (void)state;
+    for (uint64_t k = 0; k < 3; k++) {
+        float *x = numbers(k * 1234567, k, MANY);
+        double sum[4] = {0};
+
+        for (int i = 0; i < MANY; i++) {
+            double z = x[i], q = z * z;
+
+            sum[0] += z;
+            sum[1] += q;
+            sum[2] += z * q;
+            sum[3] += q * q;
+        }
+        for (int p = 0; p < 4; p++)
+            assert_true(fabs(sum[p] / MANY - mean[p]) <
+                        5 * sqrt(variance[p] / MANY));
+        free(x);
+    }
+}
+
+/* What share of a normal distribution is below z. */
+static double below(double z)
+{
+    return 0.5 * erfc(-z / sqrt(2.0));
+}
+
+/* Chi-square of n counts with equal expectation has n - 1 degrees of freedom: a
+ * sum far below their number is as wrong as one far above. */
+static void assert_even(const int64_t *count, int n, int64_t total)
+{
+    double expected = (double)total / n, sum = 0;
+
+    for (int i = 0; i < n; i++) {
+        double d = (double)count[i] - expected;
+
+        sum += d * d / expected;
+    }
+    assert_true(fabs(sum - (n - 1)) < 5 * sqrt(2.0 * (n - 1)));
+}
+
+static int compare_floats(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Kolmogorov and Smirnov's largest distance, at 1 in 10^5. */
+static void assert_near(const float *x, int64_t n)
+{
+    double worst = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        double d = fabs(below(x[i]) - ((double)i + 0.5) / (double)n);
+
+        worst = d > worst ? d : worst;
+    }
+    assert_true(worst < 2.47 / sqrt((double)n));
+}
+
+static void normal_has_normal_distribution(void **state)
+{
+    enum { CELLS = 4096, SORTED = 1 << 20 };
+    static int64_t count[CELLS];
+    float *x = numbers(7, 3, MANY);
+
+    (void)state;
+    for (int i = 0; i < CELLS; i++)
+        count[i] = 0;
+    for (int i = 0; i < MANY; i++)
+        count[(int)(below(x[i]) * CELLS)]++;
+    assert_even(count, CELLS, MANY);
+    qsort(x, SORTED, sizeof *x, compare_floats);
+    assert_near(x, SORTED);
+    free(x);
+}
+
+/* How many of n numbers are beyond z on either side. */
+static void assert_tails(const int64_t beyond[2], double z, int64_t n)
+{
+    double expected = below(-z) * (double)n;
+
+    for (int side = 0; side < 2; side++)
+        assert_true(fabs((double)beyond[side] - expected) < 5 * sqrt(expected));
+}
+
+static void normal_has_normal_tails(void **state)
+{
+    enum { PIECE = 1 << 16, PIECES = 4096 };
+    static const float z[] = {3.0f, 4.0f, 5.0f};
+    static float x[PIECE];
+    int64_t beyond[3][2] = {{0}};
+    float most = 0;
+
+    (void)state;
+    for (int64_t p = 0; p < PIECES; p++) {
+        iz_flat_normal(x, PIECE, 99, 1, p * PIECE, 1.0f);
+        for (int k = 0; k < 3; k++)
+            for (int i = 0; i < PIECE; i++) {
+                beyond[k][0] += x[i] < -z[k];
+                beyond[k][1] += x[i] > z[k];
+            }
+        for (int i = 0; i < PIECE; i++)
+            most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    }
+    for (int k = 0; k < 3; k++)
+        assert_tails(beyond[k], (double)z[k], (int64_t)PIECE * PIECES);
+    assert_true(most > 5.5f && most < 6.7f);
+}
+
+enum { SIDE = 16 }; /* cells of equal probability */
+
+struct cells {
+    float *x;
+    uint8_t *cell;
+};
+
+static struct cells cells_of(uint64_t seed, uint64_t stream)
+{
+    struct cells c = {numbers(seed, stream, MANY), malloc(MANY)};
+
+    assert_non_null(c.cell);
+    for (int i = 0; i < MANY; i++)
+        c.cell[i] = (uint8_t)(below(c.x[i]) * SIDE);
+    return c;
+}
+
+static void free_cells(struct cells *c)
+{
+    free(c->x);
+    free(c->cell);
+}
+
+/* Of numbers i of a and i + lag of b: no correlation, none of the squares, and
+ * all pairs of cells equally often. */
+static void assert_independent(const struct cells *a, const struct cells *b,
+                               int lag)
+{
+    int64_t count[SIDE * SIDE] = {0}, n = MANY - lag;
+    double sum = 0, squares = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        double p = a->x[i], q = b->x[i + lag];
+
+        sum += p * q;
+        squares += (p * p - 1) * (q * q - 1);
+        count[a->cell[i] * SIDE + b->cell[i + lag]]++;
+    }
+    assert_true(fabs(sum) < 5 * sqrt((double)n));
+    assert_true(fabs(squares) < 5 * 2 * sqrt((double)n));
+    assert_even(count, SIDE * SIDE, n);
+}
+
+/* Lag HALF has the two numbers of a pair, lag 1 the two halves of a hash. */
+static void normal_numbers_are_independent(void **state)
+{
+    static const int lags[] = {1,    2,        3,    16,       HALF - 1,
+                               HALF, HALF + 1, 1600, 2 * HALF, 4096};
+    struct cells a = cells_of(1, 1), b = cells_of(1, 2), c = cells_of(2, 1);
+
+    (void)state;
+    for (int i = 0; i < (int)(sizeof lags / sizeof *lags); i++)
+        assert_independent(&a, &a, lags[i]);
+    assert_independent(&a, &b, 0);
+    assert_independent(&a, &c, 0);
+    assert_independent(&b, &c, 0);
+    assert_independent(&a, &b, 1);
+    free_cells(&a);
+    free_cells(&b);
+    free_cells(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(normal_agrees_with_libm),
+        cmocka_unit_test(normal_does_not_depend_on_pieces),
+        cmocka_unit_test(normal_bits_are_known),
+        cmocka_unit_test(normal_has_normal_moments),
+        cmocka_unit_test(normal_has_normal_distribution),
+        cmocka_unit_test(normal_has_normal_tails),
+        cmocka_unit_test(normal_numbers_are_independent),
+    };
+
+    return levels_run(tests, sizeof tests / sizeof tests[0]);
+}
