@@ -22,8 +22,12 @@
 
 enum { SEAT_BYTES = 4096 };
 enum { ABORT_S = 5 }; /* how long MPI_Abort may take */
+/* How long a rank is gone before others say so: its own last words, or the
+ * launcher, come first. */
+enum { LOST_S = 1 };
 
 #define SPIN_S 20e-6        /* what waking takes */
+#define LOOK_S 0.1          /* of a wait, before others are looked for */
 #define TIMEOUT_NS 20000000 /* between two looks at the clock */
 
 struct iz_requests {
@@ -50,15 +54,29 @@ double iz_coll_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Ends the job after the time-out; otherwise how long the wait has lasted. */
-static double waited_s(const struct iz_coll *c, double start_s,
-                       const char *what)
+static void check_all_there(const struct iz_coll *c, double now,
+                            const char *what)
 {
-    double s = iz_coll_now() - start_s;
+    _Atomic double *since = &c->state->lost_s;
+    int lost = iz_near_lost(c);
+
+    if (lost < 0)
+        return;
+    if (*since == 0)
+        *since = now;
+    else if (now - *since > LOST_S)
+        iz_die("%s: rank %d is gone", what, lost);
+}
+
+double iz_coll_waited(const struct iz_coll *c, double start_s, const char *what)
+{
+    double now = iz_coll_now(), s = now - start_s;
 
     if (c->timeout_s > 0 && s > c->timeout_s)
         iz_die("waited %g s for %s: is another rank dead or stopped?",
                c->timeout_s, what);
+    if (s > LOOK_S)
+        check_all_there(c, now, what);
     return s;
 }
 
@@ -74,7 +92,7 @@ static long nap_ns(double waited_s)
  * give way to a thread that has work, then sleep. */
 void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what)
 {
-    double s = waited_s(c, start_s, what);
+    double s = iz_coll_waited(c, start_s, what);
 
     if (s < SPIN_S)
         return;
@@ -87,7 +105,7 @@ void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what)
 void iz_coll_sleep(const struct iz_coll *c, double start_s, const char *what,
                    struct iz_futex *f, uint32_t seen)
 {
-    double s = waited_s(c, start_s, what);
+    double s = iz_coll_waited(c, start_s, what);
     bool far = c->local_size < c->size;
     int flag;
 
@@ -216,11 +234,22 @@ bool iz_coll_all_ok(struct iz_coll *c, bool ok)
     return all != 0;
 }
 
-/* MPI_Abort tells the launcher to end all ranks; should it hang, the alarm ends
- * at least this one, and the launcher notices. */
+static volatile sig_atomic_t abort_status;
+
+static void end_alone(int sig)
+{
+    (void)sig;
+    _exit(abort_status);
+}
+
+/* MPI_Abort tells the launcher to end all ranks.  It may hang: Open MPI 4.1's
+ * launcher loses a rank's last message now and then ("Data unpack ..."), and
+ * the rank waits for its receipt.  The alarm then ends at least this rank, with
+ * its own status, and the launcher notices. */
 static void abort_ranks(int status)
 {
-    signal(SIGALRM, SIG_DFL);
+    abort_status = status;
+    signal(SIGALRM, end_alone);
     alarm(ABORT_S);
     MPI_Abort(MPI_COMM_WORLD, status);
 }
@@ -421,8 +450,10 @@ void iz_coll_close(struct iz_coll **c)
     if (s != NULL && s->requests != NULL && s->requests->seats != MPI_WIN_NULL)
         MPI_Win_free(&s->requests->seats);
     finalize_mpi();
-    if (s != NULL)
+    if (s != NULL) {
+        iz_near_close(*c);
         free_state(s);
+    }
     free((*c)->first);
     free(*c);
     *c = NULL;
