@@ -8,6 +8,7 @@ import pathlib
 import platform
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -28,8 +29,10 @@ def first_line(*argv):
 
 
 def package(name):
-    """Version as pkg-config knows it."""
-    return first_line("pkg-config", "--modversion", name)
+    """Version as pkg-config knows it, also where tools/setup has put it."""
+    path = f"{ROOT}/.deps/starpu/lib/pkgconfig:{os.environ.get('PKG_CONFIG_PATH', '')}"
+    return first_line("env", f"PKG_CONFIG_PATH={path}",
+                      "pkg-config", "--modversion", name)
 
 
 def cpu_name():
@@ -89,6 +92,18 @@ def ranks_line(ranks):
     return ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none"]
 
 
+def end_all(p):
+    """Of a program that leads a session, and of all that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if p.poll() is not None:
+            return
+        os.killpg(p.pid, number)
+        try:
+            p.wait(5)
+        except subprocess.TimeoutExpired:
+            pass
+
+
 class Absent(Exception):
     """What a case needs is not on this machine; the text says how to get it."""
 
@@ -99,7 +114,7 @@ class Case:
     def __init__(self, bench, name, about):
         self.bench, self.name, self.about = bench, name, about
         self.quick, self.folder = bench.quick, bench.folder
-        self.figures, self.commands, self.raw = [], [], []
+        self.figures, self.commands, self.configs, self.raw = [], [], [], []
 
     def figure(self, name, values, unit, target=None, better="more", note=""):
         """values: a number, or one per round.  target: the least (or, with better
@@ -122,13 +137,20 @@ class Case:
         if text not in self.commands:
             self.commands.append(text)
         env = {**environment(), **more.pop("env", {})}
-        p = subprocess.run(line, capture_output=True, text=True, env=env,
-                           stdin=subprocess.DEVNULL, cwd=more.pop("cwd", ROOT),
-                           timeout=more.pop("timeout", 600), check=False)
+        limit_s = more.pop("timeout", 600)
+        p = subprocess.Popen(line, env=env, cwd=more.pop("cwd", ROOT), text=True,
+                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, start_new_session=True)
+        try:
+            out, err = p.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{text}: no end after {limit_s} s") from None
+        finally:
+            end_all(p)
         if p.returncode:
             raise RuntimeError(f"{text}: exit status {p.returncode}\n"
-                               f"{p.stdout[-2000:]}{p.stderr[-2000:]}")
-        return p.stdout
+                               f"{out[-2000:]}{err[-2000:]}")
+        return out
 
     def call_json(self, argv, **more):
         """What a program printed, a JSON object per line."""
@@ -138,6 +160,13 @@ class Case:
     def program(self, name):
         """Path of a program of build/, made if need be."""
         return self.bench.program(name)
+
+    def remember(self, config):
+        """What differs from one training run to the next is in its config."""
+        kept = {k: v for k, v in config.items() if k != "data"}
+        kept["run"] = {k: v for k, v in config["run"].items() if k != "output"}
+        if kept not in self.configs:
+            self.configs.append(kept)
 
     def train(self, config, ranks=None, program="models/gpt2", prefix=()):
         """A training run; the lines of its metrics.jsonl."""
@@ -151,6 +180,7 @@ class Case:
             config["run"].update(output=str(out / "out"), save=False)
             path.write_text(json.dumps(config))
             line = [*(prefix or ranks_line(ranks)), self.program(program), path]
+            self.remember(config)
             self.call(line)
             text = (out / "out/metrics.jsonl").read_text()
             tasks = out / "out/tasks.jsonl"
@@ -195,13 +225,16 @@ class Training:
 class Bench:
     def __init__(self, quick, folder):
         self.quick, self.folder = quick, pathlib.Path(folder)
-        self.built = set()
+        self.built, self.stopped = set(), False
 
     def program(self, name):
         path = ROOT / "build" / name
         if name not in self.built:
-            subprocess.run(["ninja", "-C", ROOT / "build", name], check=True,
-                           stdout=subprocess.DEVNULL)
+            p = subprocess.run(["ninja", "-C", ROOT / "build", name], text=True,
+                               capture_output=True, check=False)
+            if p.returncode:
+                raise RuntimeError(f"ninja -C build {name} failed; tools/setup makes "
+                                   f"build/\n{p.stdout[-2000:]}{p.stderr[-2000:]}")
             self.built.add(name)
         return path
 
@@ -265,6 +298,9 @@ def print_table(report):
             print(f"  FAILED: {case['error'].splitlines()[0]}")
         for f in case["figures"]:
             print("  " + figure_line(f))
+        for x in case.get("raw", ()):
+            if "absent" in x and "peer" in x:
+                print(f"  {x['peer']}: absent: {x['absent']}")
 
 
 def run_case(bench, name, module):
@@ -276,10 +312,13 @@ def run_case(bench, name, module):
     except Absent as why:
         out["absent"] = str(why)
         print(f"  absent: {why}", flush=True)
-    except Exception as why:  # one case must not lose what others measured
+    except (Exception, KeyboardInterrupt, SystemExit) as why:
+        # one case must not lose what others measured, nor what it has itself
+        bench.stopped = not isinstance(why, Exception)
         out["error"] = f"{type(why).__name__}: {why}"
         out["traceback"] = traceback.format_exc()
         print(f"  FAILED: {out['error']}", flush=True)
     return {"about": module.ABOUT, "seconds": time.monotonic() - begin,
             "commands": case.commands, "figures": case.figures, **out,
+            **({"configs": case.configs} if case.configs else {}),
             **({"raw": case.raw} if case.raw else {})}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """izar beside what a user would take instead, on the same cores, alternating: ratios of
-tokens per second.  PyTorch, DeepSpeed and FSDP2 run in the Python of IZ_BENCH_PYTHON
+tokens per second, and of AdamW's parameters per second.  PyTorch, DeepSpeed and FSDP2 run in the Python of IZ_BENCH_PYTHON
 (default /usr/bin/python3); IZ_BENCH_LLMC names the train_gpt2 of an llm.c built with
 OpenMP, and IZ_BENCH_LLMC_DIR the folder with its data and its gpt2_124M.bin."""
 import itertools
+import json
 import os
 import re
 import statistics
@@ -23,8 +24,12 @@ SHAPES = (("GPT 6x384, vocabulary 256", GPT, 4, 8, ("fp32", "bf16")),
           ("GPT-2 124M, 256 tokens", GPT2_124M, 4, 4, ("fp32", "bf16")))
 
 
-def importable(module):
-    return subprocess.run([PYTHON, "-c", f"import {module}"],
+COMPILE_S = 1800  # torch.compile, and the extensions that DeepSpeed builds
+CPU = {"DS_ACCELERATOR": "cpu"}
+
+
+def python_runs(program):
+    return subprocess.run([PYTHON, "-c", program], env={**os.environ, **CPU},
                           capture_output=True, check=False).returncode == 0
 
 
@@ -58,15 +63,13 @@ def ratio(b, name, pairs, version):
 
 def torch_modes():
     """Eager, and compiled where PyTorch can."""
-    probe = subprocess.run([PYTHON, "-c", "import torch; "
-                            "print(hasattr(torch, 'compile'))"],
-                           capture_output=True, text=True, check=False)
-    return ("eager", "compile") if probe.stdout.strip() == "True" else ("eager",)
+    return ("eager", "compile") if python_runs(
+        "import torch; torch.compile") else ("eager",)
 
 
 def against_torch(b):
     threads = len(os.sched_getaffinity(0))
-    if not importable("torch"):
+    if not python_runs("import torch"):
         absent(b, "PyTorch", "apt install python3-torch, or IZ_BENCH_PYTHON")
         return
     modes = torch_modes()
@@ -79,28 +82,81 @@ def against_torch(b):
             for _ in range(2 if b.quick else 5):
                 row = b.call_json([PYTHON, PEERS / "torch_gpt.py",
                                    *shape_args(model, samples, steps, threads),
-                                   mode, dtype])[0]
+                                   mode, dtype], timeout=COMPILE_S)[0]
                 peer = samples * model["seq"] / median_s(row["seconds"])
                 pairs.append((ours(b, model, samples, steps, dtype=dtype), peer))
             ratio(b, f"PyTorch {mode}, {name}, {dtype}", pairs,
                   f"torch {row['torch']}")
 
 
-def against_sharded(b, kind, module, how):
+# What a peer on two ranks needs, and how to get it.
+DEEPSPEED = ("import deepspeed",
+             "pip install deepspeed in the Python of IZ_BENCH_PYTHON")
+FSDP2 = ("""import re, torch
+from torch.distributed.fsdp import fully_shard
+assert [int(x) for x in re.findall(r"\\d+", torch.__version__)[:2]] >= [2, 8]""",
+         "needs PyTorch 2.8 in IZ_BENCH_PYTHON; earlier ones fail without a GPU")
+
+
+def against_sharded(b, kind, needs):
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
-    if not importable(module):
-        absent(b, kind, how)
+    if not python_runs(needs[0]):
+        absent(b, kind, needs[1])
         return
     name, model, samples, steps, _ = SHAPES[0]
+    line = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", 2,
+            PEERS / "sharded_gpt.py", kind]
+    # The first start builds what DeepSpeed builds.
+    b.call([*line, *shape_args(model, samples, 1, threads)], cwd=PEERS, env=CPU,
+           timeout=COMPILE_S)
     pairs, row = [], {}
     for _ in range(2 if b.quick else 5):
-        row = b.call_json([PYTHON, "-m", "torch.distributed.run",
-                           "--nproc-per-node", 2, PEERS / "sharded_gpt.py", kind,
-                           *shape_args(model, samples, steps, threads)],
-                          cwd=PEERS)[0]
+        row = b.call_json([*line, *shape_args(model, samples, steps, threads)],
+                          cwd=PEERS, env=CPU)[0]
         peer = 2 * samples * model["seq"] / median_s(row["seconds"])
         pairs.append((ours(b, model, samples, steps, 2), peer))
     ratio(b, f"{kind} on 2 ranks, {name}", pairs, row["version"])
+
+
+OUR_RATE = re.compile(r"^adam fp32 gradient +\S+ GB/s +(\d+) M/s", re.M)
+
+
+def our_adam(b, threads):
+    """Millions of parameters per second; None where the machine is too busy."""
+    text = b.call([b.program("bench/bench_kernels"), threads, 2, "adam fp32 gradient"])
+    found = OUR_RATE.search(text)
+    return float(found[1]) if found else None
+
+
+def against_adam(b):
+    """AdamW alone, fp32 throughout.  A peer's rate is of its CPU time, which flatters
+    it on a busy machine."""
+    kinds = {"single": "import torch", "foreach": "import torch",
+             "fused": "import torch; torch.optim.AdamW([torch.nn.Parameter("
+             "torch.ones(1))], fused=True)", "deepspeed": DEEPSPEED[0]}
+    all_threads = len(os.sched_getaffinity(0))
+    for kind, needs in kinds.items():
+        if not python_runs(needs):
+            absent(b, f"AdamW {kind}", "not in IZ_BENCH_PYTHON")
+            continue
+        line = [PYTHON, PEERS / "adam.py", kind]
+        b.call([*line, 1, 0], env=CPU, timeout=COMPILE_S)
+        for threads in sorted({1, all_threads}):
+            pairs, row = [], {}
+            for _ in range(3 if b.quick else 5):
+                row = b.call_json([*line, threads, 3], env=CPU)[0]
+                own = our_adam(b, threads)
+                if own:
+                    pairs.append((own, statistics.median(row["cpu"])))
+            b.raw.append({"adam": kind, "threads": threads, "pairs": pairs,
+                          "wall": statistics.median(row["wall"])})
+            if not pairs:
+                raise RuntimeError("AdamW: the machine is too busy")
+            b.figure(f"izar / AdamW {kind}, {threads} threads",
+                     [o / p for o, p in pairs], "ratio", 1.0,
+                     note=f"{statistics.median(o for o, _ in pairs):.0f} and "
+                     f"{statistics.median(p for _, p in pairs):.0f} M/s, "
+                     f"{row['version']}")
 
 
 LLMC_STEP = re.compile(r"^step \d+: train loss \S+ \(took ([\d.]+) ms\)")
@@ -124,9 +180,14 @@ def against_llmc(b):
 
 
 def run(b):
-    against_torch(b)
-    against_sharded(b, "deepspeed", "deepspeed",
-                    "pip install deepspeed in the Python of IZ_BENCH_PYTHON")
-    against_sharded(b, "fsdp2", "torch.distributed._composable.fsdp",
-                    "needs PyTorch 2.6 in IZ_BENCH_PYTHON")
-    against_llmc(b)
+    failed = []
+    for peer, *more in ((against_torch,), (against_adam,),
+                        (against_sharded, "deepspeed", DEEPSPEED),
+                        (against_sharded, "fsdp2", FSDP2), (against_llmc,)):
+        try:
+            peer(b, *more)
+        except (RuntimeError, OSError, LookupError, json.JSONDecodeError) as why:
+            print(f"  {peer.__name__} {more[:1]}: {why}", flush=True)
+            failed.append(str(why))
+    if failed:
+        raise RuntimeError("\n".join(failed))

@@ -62,8 +62,8 @@ def main():
         step(x[:, :-1], x[:, 1:])
         seconds.append(time.perf_counter() - begin)
     if dist.get_rank() == 0:
-        print(json.dumps({"seconds": seconds, "version": version,
-                          "torch": torch.__version__}))
+        print("\n" + json.dumps({"seconds": seconds, "version": version,
+                                 "torch": torch.__version__}))
     dist.destroy_process_group()
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""usage: torch_gpt.py LAYERS HEADS WIDTH SEQ VOCAB BATCH STEPS THREADS [compile] [bf16]
+"""usage: torch_gpt.py LAYERS HEADS WIDTH SEQ VOCAB BATCH STEPS THREADS
+           eager|compile fp32|bf16
 
 Trains the GPT of models/gpt2.c with PyTorch: the same shapes, AdamW, gradient clipping,
 fp32 or autocast to bf16, random tokens.  Prints a JSON object: seconds of each step, and versions.
