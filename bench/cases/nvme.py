@@ -9,6 +9,7 @@ from harness import gpt_config
 
 ABOUT = "disk tier against the disk's own O_DIRECT rate; step against the longer part"
 
+
 def rates(b, folder):
     """GB/s that the disk itself reads and writes at the same time."""
     rows = b.call_json([b.program("bench/bench_nvme"), folder,
@@ -34,10 +35,10 @@ def bytes_per_step(t):
                    if x.get("memory") == "optimizer" and x["tier"] == "nvme")
 
 
-def step(b, folder, rate, micro, clip):
+def step(b, folder, rate, micro, clip, seq=256):
     """Without clipping a unit's update follows its gradient; with it, all updates
     follow the whole backward, and only the next forward runs beside them."""
-    model = {"width": 512, "heads": 8, "layers": 6}
+    model = {"width": 512, "heads": 8, "layers": 6, "seq": seq}
     nvme = {"stage": 2, "offload_optimizer": {"device": "nvme",
                                               "nvme_path": str(folder)}}
     cpu = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
@@ -50,7 +51,8 @@ def step(b, folder, rate, micro, clip):
         memory.append(b.train({**gpt_config(micro, 1, cpu, 8, model),
                                "gradient_clipping": clip}).step_s)
     disk_s = size * 1e-9 / rate
-    name = f"{micro} samples, {'clipping' if clip else 'no clipping'}"
+    short = "" if seq == 256 else f" of {seq} tokens"
+    name = f"{micro} samples{short}, {'clipping' if clip else 'no clipping'}"
     b.figure(f"disk time of a step, {name}", disk_s, "s", better="less")
     b.figure(f"step in memory, {name}", memory, "s", better="less")
     b.figure(f"step on disk, {name}", disk, "s", better="less")
@@ -66,6 +68,7 @@ def run(b):
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     rate = rates(b, folder)
-    for micro in (1, 4):
-        for clip in (0, 1.0):
+    for clip in (0, 1.0):
+        step(b, folder, rate, 1, clip, 64)  # the disk takes longer than the compute
+        for micro in (1, 4):
             step(b, folder, rate, micro, clip)
