@@ -184,8 +184,6 @@ int64_t iz_plan_grads_apart(const struct iz_plan *p,
 int64_t iz_plan_list_bytes(const struct iz_plan *p);
 int64_t iz_plan_list_scratch_bytes(const struct iz_plan *p,
                                    const struct iz_model *m);
-/* Bytes that one fetch of a group copies to a GPU. */
-int64_t iz_up_bytes(const struct iz_plan *p, const struct iz_plan_group *g);
 /* Bytes of a unit's output, for one lane. */
 int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
                                const struct iz_model *m, int unit);

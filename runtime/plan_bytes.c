@@ -293,15 +293,6 @@ int64_t iz_plan_filed(const struct iz_plan_group *g)
     return g->chunk * g->chunks + g->frozen.chunk * g->frozen.chunks;
 }
 
-int64_t iz_up_bytes(const struct iz_plan *p, const struct iz_plan_group *g)
-{
-    int64_t size = iz_dtype_bytes(p->param_type);
-    if (p->ranks > 1 && !p->target.nccl)
-        return iz_plan_gathered(g) * size; /* the collective's result */
-    return p->param_home == IZ_HOME_NONE ? 0
-                                         : (g->shard + g->frozen.shard) * size;
-}
-
 enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
 {
     return p->state_home == IZ_HOME_NONE || p->grads_full ? IZ_TIER_DEVICE

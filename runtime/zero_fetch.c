@@ -213,29 +213,47 @@ static void add_frozen(const struct iz_engine *e, int group,
              iz_param_bytes(e, g->padded));
 }
 
-static double shard_bytes(const struct fetch_arg *a)
+static int64_t shard_bytes(const struct fetch_arg *a)
 {
-    double sum = 0;
+    int64_t sum = 0;
     for (int i = 0; i < a->parts; i++)
-        sum += (double)a->part[i].shard_bytes;
+        sum += a->part[i].shard_bytes;
     return sum;
+}
+
+/* What a gathering moves between host and GPU.  The host's collectives stage:
+ * the whole goes up, and a shard that is on the GPU comes down before. */
+static void count_link(struct iz_engine *e, const struct fetch_arg *a,
+                       bool from_host)
+{
+    const struct iz_plan *p = &e->plan;
+    bool staged = p->ranks > 1 && !p->target.nccl;
+    if (!p->target.gpu)
+        return;
+    if (staged || from_host)
+        e->up_bytes += shard_bytes(a) * (staged ? p->ranks : 1);
+    if (staged && !from_host)
+        e->down_bytes += shard_bytes(a);
 }
 
 static void submit_gather(struct iz_engine *e, enum iz_kind kind, int group,
                           starpu_data_handle_t whole, const struct fetch_arg *a)
 {
-    if (a->parts)
-        iz_submit(e->graph, &(struct iz_task){.kind = kind,
-                                              .where = IZ_ON_LANE,
-                                              .run = run_gather,
-                                              .arg = a,
-                                              .arg_bytes = sizeof(*a),
-                                              .bytes = shard_bytes(a) *
-                                                       (e->plan.ranks - 1),
-                                              .gathers = true,
-                                              .data = {{whole, STARPU_RW}},
-                                              .unit = group,
-                                              .step = (int)e->step});
+    if (!a->parts)
+        return;
+    iz_submit(e->graph,
+              &(struct iz_task){
+                  .kind = kind,
+                  .where = IZ_ON_LANE,
+                  .run = run_gather,
+                  .arg = a,
+                  .arg_bytes = sizeof(*a),
+                  .bytes = (double)(shard_bytes(a) * (e->plan.ranks - 1)),
+                  .gathers = true,
+                  .data = {{whole, STARPU_RW}},
+                  .unit = group,
+                  .step = (int)e->step});
+    count_link(e, a, false);
 }
 
 void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
@@ -296,7 +314,6 @@ static void submit_shard(struct iz_engine *e, int group, enum iz_where where,
     int parts = where == IZ_ON_UP   ? 1
                 : e->plan.ranks > 1 ? e->plan.ranks - 1
                                     : 2;
-    double bytes = shard_bytes(&a) * parts;
     iz_submit(e->graph,
               &(struct iz_task){.kind = IZ_FETCH,
                                 .where = where,
@@ -304,10 +321,11 @@ static void submit_shard(struct iz_engine *e, int group, enum iz_where where,
                                 .arg = &a,
                                 .arg_bytes = sizeof(a),
                                 .data = {{shard, STARPU_R}, {slot, STARPU_W}},
-                                .bytes = bytes,
+                                .bytes = (double)(shard_bytes(&a) * parts),
                                 .gathers = gathers && e->plan.ranks > 1,
                                 .unit = group,
                                 .step = (int)e->step});
+    count_link(e, &a, e->plan.param_home != IZ_HOME_NONE);
 }
 
 /* To a GPU, a shard of the host goes up on a lane of its own: beside the
@@ -336,8 +354,6 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
     g->slot = slot;
     if (!g->plan->rows)
         e->fetched_bytes += iz_param_bytes(e, iz_plan_gathered(g->plan));
-    if (p->target.gpu)
-        e->up_bytes += iz_up_bytes(p, g->plan);
 }
 
 static struct iz_slot *find_slot(struct iz_engine *e, int group)

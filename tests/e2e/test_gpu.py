@@ -225,14 +225,19 @@ def test_bytes_over_the_bus_are_the_planned_ones(stage, optimizer, param, ratio,
 
 
 @standin
-@pytest.mark.parametrize("comm,micro,param,ratio", [
-    ("nccl", 0, "cpu", 1), ("nccl", 0, "cpu", 0.4), ("nccl", 4, "none", 0.4),
-    ("nccl", 4, "cpu", 0), ("mpi", 0, "cpu", 1), ("mpi", 4, "cpu", 0.4)])
-def test_bytes_of_two_ranks_are_the_planned_ones(comm, micro, param, ratio,
-                                                 place, nvme):
+@pytest.mark.parametrize("comm,stage,optimizer,micro,param,ratio", [
+    ("nccl", 3, "cpu", 0, "cpu", 1), ("nccl", 3, "cpu", 0, "cpu", 0.4),
+    ("nccl", 3, "cpu", 4, "none", 0.4), ("nccl", 3, "cpu", 4, "cpu", 0),
+    ("nccl", 1, "none", 0, "none", 1),
+    ("mpi", 3, "cpu", 0, "cpu", 1), ("mpi", 3, "cpu", 4, "cpu", 0.4),
+    ("mpi", 3, "cpu", 4, "none", 0.4), ("mpi", 3, "none", 4, "none", 1),
+    ("mpi", 2, "cpu", 0, "none", 1), ("mpi", 1, "none", 0, "none", 1),
+    ("mpi", 0, "none", 4, "none", 1)])
+def test_bytes_of_two_ranks_are_the_planned_ones(comm, stage, optimizer, micro,
+                                                 param, ratio, place, nvme):
     """The stand-in counts both, whose shards have the same length."""
-    row = {**ROW, "ranks": 2, "comm": comm, "micro": micro, "stage": 3,
-           "optimizer": "cpu", "param": param, "ratio": ratio}
+    row = {**ROW, "ranks": 2, "comm": comm, "micro": micro, "stage": stage,
+           "optimizer": optimizer, "param": param, "ratio": ratio}
     start(place, row, nvme)  # StarPU measures the bus of two GPUs
     real, planned = traffic(place, row, nvme)
     assert real["h2d_bytes"] == 2 * planned["up_bytes"]
