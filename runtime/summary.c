@@ -201,6 +201,13 @@ static double link_bytes(const struct iz_engine *e, const struct link_row *r)
     }
 }
 
+/* What its own workers move, in the time that they take. */
+static double rate_bytes(const struct iz_engine *e, const struct link_row *r)
+{
+    bool copies = r->use == IZ_USE_UP || r->use == IZ_USE_DOWN;
+    return copies ? iz_graph_bytes(e->graph, r->where) : link_bytes(e, r);
+}
+
 static bool link_exists(const struct iz_engine *e, const struct link_row *r)
 {
     int id[STARPU_NMAXWORKERS];
@@ -224,7 +231,7 @@ static void print_links(const struct iz_summary *s, FILE *out)
         fprintf(out, "  %-12s %10.1f %10.2f %10.1f", r->name, mib(bytes),
                 seconds, percent(t.beside_units_s[r->use], t.task_s[r->use]));
         if (seconds > 0)
-            fprintf(out, " %10.1f\n", mib(bytes) / seconds);
+            fprintf(out, " %10.1f\n", mib(rate_bytes(s->e, r)) / seconds);
         else /* the lane moved them with its collectives */
             fprintf(out, " %10s\n", "-");
     }

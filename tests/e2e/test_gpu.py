@@ -244,6 +244,20 @@ def test_bytes_of_two_ranks_are_the_planned_ones(comm, stage, optimizer, micro,
     assert real["d2h_bytes"] == 2 * planned["down_bytes"]
 
 
+@standin
+def test_a_links_rate_is_that_of_its_own_copies(place, nvme):
+    """The updated parameters of a shard go up; what the host's collectives take
+    up and down beside that is not in the seconds of this copy."""
+    row = {**ROW, "ranks": 2, "stage": 2, "optimizer": "cpu"}
+    r = start(place, row, nvme)
+    up, down = (next(x.split() for x in r.out.splitlines()
+                     if x.split()[:1] == [link]) for link in ("up", "down"))
+    moved = float(up[4]) * r.last("links")["up"]["seconds"]
+    shard = 2 * run.parameters(run.MODEL) / 2 / run.MIB
+    assert 0.98 < moved / (len(r.steps) * shard) < 1.05, str(r)
+    assert float(up[1]) > 3 * moved and down[4] == "-"
+
+
 def padded(n):
     return -(-n // 64) * 64
 
