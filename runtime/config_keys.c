@@ -270,9 +270,8 @@ const struct iz_key iz_config_keys[] = {
     WORD("run.gpu_attention", c.run.fused, "auto|own|cudnn", "\"auto\"",
          "On a GPU, with parameters of 16 bits: whose kernel does the forward "
          "of attention, ours or cuDNN's; the backward is ours. auto: own, for "
-         "neither was timed on a GPU; a run resumed on a GPU keeps what it had "
-         "on "
-         "one just before."),
+         "neither was timed on a GPU; a resumed run keeps what it had before, "
+         "also over steps on a CPU."),
     BOOL("run.tf32", c.run.tf32, "false",
          "On a GPU: products of fp32 matrices may round their operands to "
          "tf32."),

@@ -21,20 +21,25 @@ static int refuse(struct iz_coll *coll, const char *why, bool began)
     return q < 0 ? 0 : -ENOTSUP;
 }
 
-int iz_fused_choose(struct iz_config *c, bool resume, struct iz_coll *coll)
+int iz_fused_choose(bool *began, struct iz_config *c,
+                    const struct iz_fused_for *on, struct iz_coll *coll)
 {
-    enum iz_fused_by asked = c->run.fused;
-    if (asked == IZ_FUSED_AUTO && resume && c->dtype != IZ_F32) {
+    enum iz_fused_by *by = &c->run.fused;
+    *began = false;
+    if (*by == IZ_FUSED_AUTO && on->resume && c->dtype != IZ_F32) {
         int w = iz_choice_begun(c, coll, "gpu_attention", "own", "cudnn");
         if (w < 0)
             return w;
-        c->run.fused = (enum iz_fused_by)w;
+        *by = (enum iz_fused_by)w;
+        *began = *by != IZ_FUSED_AUTO;
     }
-    if (c->run.fused != IZ_FUSED_CUDNN) {
-        c->run.fused = IZ_FUSED_OWN;
+    if (!on->gpu)
         return 0;
-    }
-    return refuse(coll, iz_cuda_ops->cudnn_missing(), asked == IZ_FUSED_AUTO);
+    if (*by == IZ_FUSED_AUTO)
+        *by = IZ_FUSED_OWN;
+    return *by == IZ_FUSED_CUDNN
+               ? refuse(coll, iz_cuda_ops->cudnn_missing(), *began)
+               : 0;
 }
 
 struct asking {
@@ -56,11 +61,11 @@ static void ask(void *arg, int i, struct iz_exec *x)
     }
 }
 
-int iz_fused_prepare(const struct iz_engine *e)
+int iz_fused_prepare(const struct iz_engine *e, bool began)
 {
     struct asking a = {.e = e};
     if (!e->plan.target.cudnn)
         return 0;
     iz_graph_on_device(e->graph, ask, &a);
-    return refuse(e->coll, a.why.why[0] ? a.why.why : NULL, false);
+    return refuse(e->coll, a.why.why[0] ? a.why.why : NULL, began);
 }

@@ -421,7 +421,7 @@ static int open_engine(struct run *r)
     if (!s)
         s = iz_run_agree(r, iz_coll_gpu_connect(r->coll), "the connections");
     if (!s)
-        s = iz_fused_prepare(r->e);
+        s = iz_fused_prepare(r->e, r->fused_began);
     if (s)
         return s;
     int64_t opened = iz_now_ns();
@@ -539,8 +539,10 @@ int iz_run_prepare(struct run *r)
         s = iz_run_agree(
             r, iz_products_choose(&r->products, &r->c, r->model, &on, r->coll),
             NULL);
-    if (!s && r->place.device >= 0)
-        s = iz_run_agree(r, iz_fused_choose(&r->c, r->o.resume, r->coll), NULL);
+    struct iz_fused_for fused = {.resume = r->o.resume, .gpu = on.gpu};
+    if (!s && !r->o.machine)
+        s = iz_run_agree(
+            r, iz_fused_choose(&r->fused_began, &r->c, &fused, r->coll), NULL);
     return s ? s : make_plan(r);
 }
 

@@ -19,6 +19,7 @@ struct run {
     struct iz_topo *topo;
     struct iz_place place;
     struct iz_products products;
+    bool fused_began; /* run.gpu_attention is what a resumed run had before */
     struct iz_model *model;
     struct iz_plan plan;
     struct iz_limits limit;

@@ -55,6 +55,45 @@ def test_a_resumed_run_keeps_its_kernel(place):
     assert chosen(b) == "own"
 
 
+@pytest.mark.parametrize("kind", ("cudnn", "own"))
+def test_steps_on_the_cpu_forget_no_kernel(kind, place):
+    out = place.folder / kind
+    place.good(None, asked(kind), env=env(), output=out)
+    cpu = place.good(None, asked("auto", **{"run.steps": 6, "run.device": "cpu"}),
+                     ["--resume"], out, env=env("gone"))
+    assert chosen(cpu) == kind and BY_CUDNN not in cpu.out
+    gpu = place.good(None, asked("auto", **{"run.steps": 9}), ["--resume"], out, env=env())
+    assert chosen(gpu) == kind and (BY_CUDNN in gpu.out) == (kind == "cudnn")
+
+
+def test_a_run_that_began_without_a_gpu_has_chosen_nothing(place):
+    """And one whose config cannot be read is not gone on with."""
+    out = place.folder / "cpu"
+    cpu = {"run.device": "cpu"}
+    for steps, options in ((3, []), (6, ["--resume"])):
+        r = place.good(None, asked("auto", **cpu, **{"run.steps": steps}), options, out,
+                       env=env())
+        assert chosen(r) == "auto"
+    gpu = place.good(None, asked("auto", **{"run.steps": 9}), ["--resume"], out, env=env())
+    assert chosen(gpu) == "own" and BY_CUDNN not in gpu.out
+    (out / "config.json").unlink()
+    more = asked("auto", **cpu, **{"run.steps": 12, "run.cpu_products": "fp32"})
+    r = place.launch(None, more, ["--resume"], out, env=env())
+    run.refused(r, f"{KEY}: auto:", "config.json does not tell")
+
+
+@pytest.mark.parametrize("ranks", (None, 2))
+def test_a_library_that_lost_its_kernel_says_what_the_run_began_with(ranks, place):
+    out = place.folder / "lost"
+    place.good(ranks, asked("cudnn"), env=env(), output=out)
+    for kind, words in (("auto", "this run began with it: own goes on with other bits"),
+                        ("cudnn", "; use own")):
+        r = place.launch(ranks, asked(kind, **{"run.steps": 6}), ["--resume"], out,
+                         env=env("none"))
+        run.refused(r, f"{KEY}: cudnn: rank 0: no plan for", words)
+        assert r.err.count(KEY) == 1, str(r)
+
+
 @pytest.mark.parametrize("cudnn, reason", (("gone", "libcudnn.so.9: not found; use own"),
                                            ("none", "no plan for")))
 @pytest.mark.parametrize("ranks", (None, 2))
