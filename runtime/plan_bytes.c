@@ -109,16 +109,24 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
         p->save_stages * p->save_stage_bytes;
 }
 
+/* Of a contribution that the host adds: not where its accumulator takes the
+ * only one as it comes. */
+static int64_t staged_elems(const struct iz_plan *p,
+                            const struct iz_plan_group *g)
+{
+    return iz_plan_straight(p, g->contributions == 1)
+               ? 0
+               : g->shard - iz_plan_grads_apart(p, g);
+}
+
 static void count_copies(struct iz_plan *p)
 {
     int64_t unit = 0, whole = 0, chunk = 0, down = 0;
     int64_t size = iz_dtype_bytes(p->param_type);
-    bool many = p->ranks > 1, once = p->micro_batches == 1, tied = false;
+    bool many = p->ranks > 1;
     for (int u = 0; u < p->n_groups; u++) {
-        tied |= p->group[u].tied;
         unit = max64(unit, p->group[u].padded);
-        down = max64(down,
-                     p->group[u].shard - iz_plan_grads_apart(p, &p->group[u]));
+        down = max64(down, staged_elems(p, &p->group[u]));
         whole = max64(whole, p->group[u].frozen.padded);
         if (p->group[u].n && p->group[u].host_chunks)
             chunk = max64(chunk, p->group[u].chunk);
@@ -126,9 +134,8 @@ static void count_copies(struct iz_plan *p)
     whole = max64(whole, unit);
     if (!p->target.gpu)
         return;
-    /* One contribution goes straight to its accumulator; the host's
-     * collectives add to it themselves. */
-    if (p->grads_down && (!once || tied) && (!many || p->target.nccl))
+    /* The host's collectives add to its accumulators themselves. */
+    if (p->grads_down && (!many || p->target.nccl))
         p->grad_stage_bytes = down * (many ? 4 : size);
     p->grad_stages = p->grad_stage_bytes ? 2 : 0;
     p->update_stage_bytes = p->params_up ? chunk * size : 0;

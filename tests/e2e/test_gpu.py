@@ -398,6 +398,31 @@ def test_states_beyond_the_gpu_train_there(place, nvme):
 
 
 @standin
+@pytest.mark.parametrize("ranks, comm, c", ((1, "mpi", 16), (1, "mpi", 48),
+                                            (2, "nccl", 48)))
+def test_gradients_are_staged_only_where_the_host_adds(ranks, comm, c, place,
+                                                       nvme):
+    """One contribution comes straight down, but of the tied embedding there are
+    two, whether it is larger than a block or smaller; of two micro-batches
+    every unit has two.  Two buffers, in the type of the wire, or in fp32 where
+    ranks were added."""
+    model = {"layers": 2, "heads": 2, "width": c, "seq": 16, "vocab": 256}
+    row = {**ROW, "ranks": ranks, "comm": comm, "stage": 3, "optimizer": "cpu",
+           "param": "cpu"}
+    embed = padded((256 + 16) * c)
+    block = padded(12 * c * c + 13 * c)
+    each = 2 * (2 if ranks == 1 else 4)
+    staged = {}
+    for micro in (0, 12 // ranks):
+        r = start(place, {**row, "micro": micro}, nvme, {"model": model})
+        staged[micro] = r.memory[("staging", "cpu")][1]
+    bounce = staged[0] - each * padded(embed // ranks)
+    assert staged[12 // ranks] == \
+        bounce + each * padded(max(embed, block) // ranks)
+    assert bounce == 4 * run.MIB
+
+
+@standin
 @pytest.mark.parametrize("schedule, lanes", [("depth_first", 1),
                                              ("breadth_first", 3)])
 def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, lanes, place,
