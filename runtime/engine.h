@@ -219,8 +219,10 @@ enum iz_datum {
     IZ_DATUM_SPLIT_STATE, /* on the GPU, of an offloaded optimizer */
     IZ_DATUM_SPLIT_STAGE,
     IZ_DATUM_SPLIT_GRAD,
-    IZ_DATUM_SCALAR, /* losses, norms, control */
-    IZ_DATUM_PIECE,  /* a part of a parameter that has a handle of its own */
+    IZ_DATUM_BLOCK_SUMS, /* squares of the blocks that the GPU keeps */
+    IZ_DATUM_SQUARES,    /* a unit's sum of squares */
+    IZ_DATUM_SCALAR,     /* losses, control */
+    IZ_DATUM_PIECE, /* a part of a parameter that has a handle of its own */
     IZ_DATA
 };
 /* Names and places a handle for traces. */

@@ -203,12 +203,12 @@ static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
     }
     if (!r)
         r = open_piece(e, &g->block_sums_handle, near_tier(e), IZ_MEM_BATCH,
-                       8 * iz_norm_blocks(apart), IZ_DATUM_SCALAR, u);
+                       8 * iz_norm_blocks(apart), IZ_DATUM_BLOCK_SUMS, u);
     if (r)
         return r;
     g->norm2 = e->scalars + u;
     g->norm2_handle =
-        variable(e, g->norm2, sizeof(*g->norm2), IZ_DATUM_SCALAR, u);
+        variable(e, g->norm2, sizeof(*g->norm2), IZ_DATUM_SQUARES, u);
     return 0;
 }
 

@@ -43,6 +43,8 @@ static const struct {
     [IZ_DATUM_SPLIT_STATE] = {"split state", IZ_MEM_STATE},
     [IZ_DATUM_SPLIT_STAGE] = {"split stage", IZ_MEM_STAGING},
     [IZ_DATUM_SPLIT_GRAD] = {"split grad", IZ_MEM_GRAD},
+    [IZ_DATUM_BLOCK_SUMS] = {"block sums", IZ_MEM_BATCH},
+    [IZ_DATUM_SQUARES] = {"squares", IZ_MEM_BATCH},
     [IZ_DATUM_SCALAR] = {"scalar", IZ_MEM_CLASSES},
     [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
 };
@@ -74,6 +76,8 @@ static enum iz_tier datum_tier(const struct iz_plan *p, enum iz_datum d)
     case IZ_DATUM_BOUNDARY:
         return p->boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE;
     case IZ_DATUM_BATCH:
+    case IZ_DATUM_BLOCK_SUMS:
+    case IZ_DATUM_SQUARES:
         return p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
     default:
         return IZ_TIER_DEVICE;

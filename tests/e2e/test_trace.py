@@ -116,6 +116,29 @@ def test_copies_of_a_gpu_are_counted_as_the_run_does(place):
     assert crossed["copies to host"] == result.summary["down_bytes"] > 0
 
 
+@pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
+                    reason="needs tools/setup --standin")
+def test_squares_of_host_and_gpu_have_names_of_their_own(place):
+    """Each unit's sum, and of those that the GPU updates a part of the sums of
+    its blocks, which are 8 bytes for 1024 elements."""
+    config = {**ALONE, "run.slices": 1, "run.device": "cuda", "run.workers": 1,
+              "zero_optimization.offload_optimizer.ratio": 0}
+    env = {"IZ_STANDIN_DEVICES": "1", "STARPU_SILENT": "1"}
+    r, _, out = trace(place, None, config, env=env)
+    assert r.returncode == 0, r.stdout + r.stderr
+    sizes = collections.defaultdict(list)
+    for record in (out / "raw/rank-0/data.rec").read_text().split("\n\n"):
+        fields = dict(x.split(": ", 1) for x in record.splitlines())
+        if "Name" in fields:
+            sizes[fields["Name"]].append(int(fields["Size"]))
+    assert sizes["squares"] == [8] * UNITS
+    c = run.MODEL["width"]
+    units = [(256 + 16) * c] + [12 * c * c + 13 * c] * run.MODEL["layers"] + [2 * c]
+    assert sorted(sizes["block sums"]) == sorted(8 * -(-n // 1024) for n in units)
+    data = json.loads((out / "raw/rank-0.json").read_text())["data"]
+    assert data["block sums"] == data["squares"] == data["batch"]
+
+
 def test_the_window_is_what_was_asked_for(place):
     r, _, out = trace(place, None, ALONE, "--steps", "3:5")
     assert r.returncode == 0, r.stdout + r.stderr
