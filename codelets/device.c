@@ -52,7 +52,7 @@ bool iz_device_pci(int index, char pci[16])
     return true;
 }
 
-int iz_device_use(int index, struct iz_device_info *info)
+const char *iz_device_why_not(int index, struct iz_device_info *info)
 {
     struct cudaDeviceProp p;
     size_t free_bytes = 0, total = 0;
@@ -61,12 +61,10 @@ int iz_device_use(int index, struct iz_device_info *info)
         e = cudaMemGetInfo(&free_bytes, &total);
     if (e == cudaSuccess && info)
         e = cudaGetDeviceProperties(&p, index);
-    if (e != cudaSuccess) {
-        fprintf(stderr, "izar: GPU %d: %s\n", index, text(e));
-        return -ENODEV;
-    }
+    if (e != cudaSuccess)
+        return text(e);
     if (!info)
-        return 0;
+        return NULL;
     memset(info, 0, sizeof(*info));
     snprintf(info->name, sizeof(info->name), "%.*s",
              (int)sizeof(info->name) - 1, p.name);
@@ -74,7 +72,16 @@ int iz_device_use(int index, struct iz_device_info *info)
     info->capability = p.major * 10 + p.minor;
     info->total_bytes = (int64_t)total;
     info->free_bytes = (int64_t)free_bytes;
-    return 0;
+    return NULL;
+}
+
+int iz_device_use(int index, struct iz_device_info *info)
+{
+    const char *why = iz_device_why_not(index, info);
+    if (!why)
+        return 0;
+    fprintf(stderr, "izar: GPU %d: %s\n", index, why);
+    return -ENODEV;
 }
 
 void *iz_device_take(int64_t bytes)

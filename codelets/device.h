@@ -23,6 +23,8 @@ const char *iz_device_why_none(void);
 /* Makes `index` the GPU of the calling thread and tells about it.  Negative
  * errno with the reason printed. */
 int iz_device_use(int index, struct iz_device_info *info);
+/* The same without a word; NULL, or CUDA's reason. */
+const char *iz_device_why_not(int index, struct iz_device_info *info);
 
 /* Only where it is, as above; false: CUDA does not say. */
 bool iz_device_pci(int index, char pci[16]);

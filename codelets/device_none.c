@@ -22,6 +22,13 @@ int iz_device_use(int index, struct iz_device_info *info)
     return -ENODEV;
 }
 
+const char *iz_device_why_not(int index, struct iz_device_info *info)
+{
+    (void)index;
+    (void)info;
+    return iz_device_why_none();
+}
+
 bool iz_device_pci(int index, char pci[16])
 {
     (void)index;

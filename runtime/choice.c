@@ -45,13 +45,3 @@ int iz_choice_begun(const struct iz_config *c, struct iz_coll *coll,
                 key, path, a, b);
     return -EINVAL;
 }
-
-int iz_choice_refuser(struct iz_coll *coll, const char *why)
-{
-    int64_t mine = why != NULL, *all = iz_ckpt_gather(coll, &mine, 1);
-    int q = 0;
-    while (q < coll->size && !all[q])
-        q++;
-    free(all);
-    return q == coll->size ? -1 : q;
-}

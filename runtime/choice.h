@@ -14,7 +14,4 @@
 int iz_choice_begun(const struct iz_config *c, struct iz_coll *coll,
                     const char *key, const char *a, const char *b);
 
-/* The first rank that has a reason why not, or -1.  Collective. */
-int iz_choice_refuser(struct iz_coll *coll, const char *why);
-
 #endif

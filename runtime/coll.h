@@ -129,6 +129,8 @@ void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
                        const char *what);
 /* True on all ranks if `ok` is true on all ranks. */
 bool iz_coll_all_ok(struct iz_coll *c, bool ok);
+/* The first rank that refuses, which is the one to say why; -1: none does. */
+int iz_coll_refuser(struct iz_coll *c, bool refuses);
 
 /* Bytes of scratch that the collectives need for shards of at most
  * `shard_bytes`; allocated at first use, counted by the planner. */

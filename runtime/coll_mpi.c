@@ -220,18 +220,29 @@ void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
         c->received_bytes += bytes;
 }
 
-bool iz_coll_all_ok(struct iz_coll *c, bool ok)
+/* Of all ranks' numbers. */
+static int least(struct iz_coll *c, int mine)
 {
     const char *what = "the agreement of all ranks";
-    int all = ok;
     MPI_Request r;
 
     iz_coll_begin(c, IZ_COLL_ALL_OK, 0, what);
-    check(MPI_Iallreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN,
+    check(MPI_Iallreduce(MPI_IN_PLACE, &mine, 1, MPI_INT, MPI_MIN,
                          MPI_COMM_WORLD, &r),
           what);
     wait_all(c, 1, &r, what);
-    return all != 0;
+    return mine;
+}
+
+bool iz_coll_all_ok(struct iz_coll *c, bool ok)
+{
+    return least(c, ok) != 0;
+}
+
+int iz_coll_refuser(struct iz_coll *c, bool refuses)
+{
+    int first = least(c, refuses ? c->rank : c->size);
+    return first < c->size ? first : -1;
 }
 
 static volatile sig_atomic_t abort_status;

@@ -12,7 +12,7 @@
 /* One rank speaks. */
 static int refuse(struct iz_coll *coll, const char *why, bool began)
 {
-    int q = iz_choice_refuser(coll, why);
+    int q = iz_coll_refuser(coll, why != NULL);
     if (q == coll->rank)
         fprintf(stderr, "izar: run.gpu_attention: cudnn: rank %d: %s%s\n", q,
                 why,

@@ -105,18 +105,22 @@ static int choose_comm(struct iz_place *p, const struct iz_config *c,
     return -EINVAL;
 }
 
-/* Whether the program has no kernels for this GPU; says so. */
-static bool too_old(const struct iz_place *p, const struct iz_config *c)
+/* What a rank alone may have against its GPU; "": nothing. */
+struct fault {
+    char text[256];
+};
+
+/* Whether the program has no kernels for this GPU. */
+static void too_old(const struct iz_place *p, const struct iz_config *c,
+                    struct fault *f)
 {
     int have = p->info.capability, need = iz_cuda_ops->capability;
-    if (have >= need)
-        return false;
-    fprintf(stderr,
-            "izar: run.device: %s: GPU %d has compute capability %d.%d, this "
-            "program has kernels for %d.%d and later: use run.device: cpu\n",
-            c->run.device == IZ_DEVICE_AUTO ? "auto" : "cuda", p->device,
-            have / 10, have % 10, need / 10, need % 10);
-    return true;
+    if (have < need)
+        snprintf(f->text, sizeof(f->text),
+                 "run.device: %s: GPU %d has compute capability %d.%d, this "
+                 "program has kernels for %d.%d and later: use run.device: cpu",
+                 c->run.device == IZ_DEVICE_AUTO ? "auto" : "cuda", p->device,
+                 have / 10, have % 10, need / 10, need % 10);
 }
 
 /* Whether ranks would compute with different kernels, or be refused different
@@ -166,8 +170,9 @@ static const char *cannot(const struct iz_config *c)
 
 /* The GPU of this rank: of those in the user's STARPU_WORKERS_CUDAID, or of
  * all, the ranks of a host take one each in turn.  StarPU reads the variable
- * too and must come to the same.  Negative: the list is not understood. */
-static int choose_device(struct iz_place *p, const struct iz_coll *coll)
+ * too and must come to the same. */
+static void choose_device(struct iz_place *p, const struct iz_coll *coll,
+                          struct fault *f)
 {
     const char *list = getenv("STARPU_WORKERS_CUDAID");
     int n = 0, count = iz_device_count();
@@ -187,31 +192,42 @@ static int choose_device(struct iz_place *p, const struct iz_coll *coll)
             p->gpu[n++] = (int)v;
     }
     if (list && (!n || n == IZ_GPUS_MAX || *end)) {
-        fprintf(stderr,
-                "izar: STARPU_WORKERS_CUDAID: '%s' is no list of numbers "
-                "below %d, the GPUs that this rank sees\n",
-                list, count);
-        return -EINVAL;
+        snprintf(f->text, sizeof(f->text),
+                 "STARPU_WORKERS_CUDAID: '%.64s' is no list of numbers below "
+                 "%d, the GPUs that this rank sees",
+                 list, count);
+        return;
     }
     p->gpus = n;
-    int mine = p->gpu[coll->local_rank % n];
-    snprintf(text, sizeof(text), "%d", mine);
+    p->device = p->gpu[coll->local_rank % n];
+    snprintf(text, sizeof(text), "%d", p->device);
     if (list)
         setenv("STARPU_WORKERS_CUDAID", text, 1);
-    return mine;
+}
+
+/* Of several ranks with a fault the first one tells. */
+static int take_device(struct iz_place *p, const struct iz_config *c,
+                       struct iz_coll *coll)
+{
+    struct fault f = {{0}};
+    choose_device(p, coll, &f);
+    const char *why = f.text[0] ? NULL : iz_device_why_not(p->device, &p->info);
+    if (why)
+        snprintf(f.text, sizeof(f.text), "GPU %d: %s", p->device, why);
+    if (!f.text[0])
+        too_old(p, c, &f);
+    int q = iz_coll_refuser(coll, f.text[0] != 0);
+    if (q == coll->rank)
+        fprintf(stderr, "izar: rank %d: %s\n", q, f.text);
+    return q < 0 ? 0 : -ENODEV;
 }
 
 static int choose_gpu(struct iz_place *p, const struct iz_config *c,
                       struct iz_coll *coll, int ranks, int here)
 {
-    int most = 1;
-    p->device = choose_device(p, coll);
-    int r = p->device < 0 ? p->device : iz_device_use(p->device, &p->info);
-    if (!r && too_old(p, c))
-        r = -ENODEV;
-    bool ok = iz_coll_all_ok(coll, r == 0);
-    if (!ok)
-        return r ? r : -ENODEV;
+    int most = 1, r = take_device(p, c, coll);
+    if (r)
+        return r;
     if (mixed(p, coll))
         return -EINVAL;
     count_sharing(p, coll, &most);

@@ -57,7 +57,7 @@ static int take_narrow(struct iz_products *p, enum iz_product_type asked,
                        struct iz_coll *coll)
 {
     const char *missing = iz_gemm16_missing();
-    int q = iz_choice_refuser(coll, missing);
+    int q = iz_coll_refuser(coll, missing != NULL);
     p->narrow = q < 0;
     if (q == coll->rank)
         fprintf(stderr, "izar: run.cpu_products: bf16: rank %d: %s%s\n", q,

@@ -14,8 +14,6 @@
 #include "codelets/gemm.h"
 #include "codelets/gemm16.h"
 #include "codelets/rate.h"
-#include "runtime/choice.h"
-#include "runtime/ckpt_share.h"
 #include "runtime/environment.h"
 #include "runtime/fused.h"
 #include "runtime/hf.h"
@@ -194,13 +192,8 @@ void iz_run_print_plan(const struct run *r)
 /* The first rank that has too little memory says so; others may have enough. */
 static int fit_plan(struct run *r)
 {
-    int s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit, NULL), q = 0;
-    int64_t mine = s, *all = iz_ckpt_gather(r->coll, &mine, 1);
-
-    while (q < r->coll->size && !all[q])
-        q++;
-    free(all);
-    if (q == r->coll->rank)
+    int s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit, NULL);
+    if (iz_coll_refuser(r->coll, s != 0) == r->coll->rank)
         iz_plan_fit(&r->plan, &r->c, r->model, &r->limit, stderr);
     return s;
 }
@@ -500,7 +493,7 @@ int iz_run_prepare_model(struct run *r)
 static int check_environment(const struct run *r)
 {
     bool asked = iz_environment_number("STARPU_USE_NUMA", 0) != 0;
-    int q = iz_choice_refuser(r->coll, asked ? "" : NULL);
+    int q = iz_coll_refuser(r->coll, asked);
     if (q == r->coll->rank)
         fprintf(stderr,
                 "izar: STARPU_USE_NUMA: rank %d: StarPU would copy data "

@@ -160,6 +160,12 @@ bool iz_coll_all_ok(struct iz_coll *c, bool ok)
     return false;
 }
 
+/* The others refuse what this one does. */
+int iz_coll_refuser(struct iz_coll *c, bool refuses)
+{
+    return refuses ? c->rank : -1;
+}
+
 void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
                         const char *what)
 {

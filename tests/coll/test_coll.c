@@ -344,6 +344,9 @@ static void one_refusal_is_seen_by_all(void **state)
     assert_true(iz_coll_all_ok(coll, true));
     for (int r = 0; r < coll->size; r++)
         assert_false(iz_coll_all_ok(coll, coll->rank != r));
+    assert_int_equal(iz_coll_refuser(coll, false), -1);
+    for (int r = 0; r < coll->size; r++)
+        assert_int_equal(iz_coll_refuser(coll, coll->rank >= r), r);
 }
 
 /* True if all ranks have the order hash of rank 0. */

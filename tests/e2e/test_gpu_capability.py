@@ -65,17 +65,39 @@ def test_gpus_before_volta_are_refused(place, nvme):
             "run.device: auto")
 
 
+def each_rank(tmp_path, monkeypatch, *settings):
+    """A program whose ranks have settings of the environment of their own."""
+    program = tmp_path / "program"
+    cases = "".join(f"{r}) export {s};;\n" for r, s in enumerate(settings) if s)
+    program.write_text(f"#!/bin/sh\ncase $OMPI_COMM_WORLD_RANK in\n{cases}esac\n"
+                       f'exec {run.PROGRAM} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(run, "PROGRAM", str(program))
+
+
+OLD, LIST = "IZ_STANDIN_CAPABILITY=61", "STARPU_WORKERS_CUDAID=7"
+
+
+@pytest.mark.parametrize("settings, rank, words", [
+    ((OLD, OLD), 0, ("GPU 0 has compute capability 6.1", "7.0 and later")),
+    (("", OLD), 1, ("GPU 1 has compute capability 6.1", "7.0 and later")),
+    ((LIST, LIST), 0, ("STARPU_WORKERS_CUDAID: '7' is no list",)),
+    (("", LIST), 1, ("STARPU_WORKERS_CUDAID: '7' is no list",))])
+def test_a_gpu_that_cannot_be_is_refused_once(settings, rank, words, place, nvme,
+                                              tmp_path, monkeypatch):
+    each_rank(tmp_path, monkeypatch, *settings)
+    row = {**ROW, "ranks": 2}
+    r = place.launch(2, config_of(row, nvme), env=environment(place, row))
+    refused(r, f"izar: rank {rank}: ", *words)
+    assert r.err.count("izar: ") == 1, str(r)
+
+
 @pytest.mark.parametrize("capabilities, goes", [
     ((75, 75), True), ((80, 90), True), ((80, 75), False), ((75, 70), False)])
 def test_ranks_have_the_same_kernels(capabilities, goes, place, nvme, tmp_path,
                                      monkeypatch):
-    program = tmp_path / "program"
-    program.write_text(
-        f"#!/bin/sh\nset -- {capabilities[0]} {capabilities[1]} \"$@\"\n"
-        'n=$1; [ "$OMPI_COMM_WORLD_RANK" = 0 ] || n=$2; shift 2\n'
-        f'IZ_STANDIN_CAPABILITY=$n exec {run.PROGRAM} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(run, "PROGRAM", str(program))
+    each_rank(tmp_path, monkeypatch,
+              *(f"IZ_STANDIN_CAPABILITY={c}" for c in capabilities))
     row = {**ROW, "ranks": 2, "dtype": "fp16"}
     r = place.launch(2, config_of(row, nvme), env=environment(place, row))
     if goes:
