@@ -228,8 +228,8 @@ enum iz_datum {
 /* Names and places a handle for traces. */
 void iz_trace_datum(starpu_data_handle_t h, enum iz_datum d, int x);
 
-/* Reads IZ_TRACE and IZ_TRACE_STEPS; before StarPU starts.  Negative errno with
- * the reason printed. */
+/* Reads IZ_TRACE and IZ_TRACE_STEPS; before StarPU starts.  All ranks; negative
+ * errno on every rank with the reason printed by one. */
 int iz_trace_open(struct iz_engine *e);
 void iz_trace_close(struct iz_engine *e);
 /* Before the submission of a step: begins or ends the trace there. */

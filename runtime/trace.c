@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "codelets/die.h"
 #include "runtime/engine.h"
 #include "runtime/json.h"
 
@@ -86,13 +87,6 @@ static enum iz_tier datum_tier(const struct iz_plan *p, enum iz_datum d)
 
 /* ---- what to trace ---- */
 
-static int refuse(const struct iz_engine *e, const char *why)
-{
-    if (e->plan.rank == 0)
-        fprintf(stderr, "izar: %s\n", why);
-    return -EINVAL;
-}
-
 /* The first steps of a run warm up; a simulation is short and never does. */
 static bool read_steps(struct iz_trace *t, const struct iz_engine *e,
                        const char *text)
@@ -122,7 +116,8 @@ static int64_t tasks_per_step(const struct iz_plan *p)
 
 /* A trace that outgrows its buffer stops the run again and again to write it.
  * The user's size wins. */
-static int size_buffer(const struct iz_engine *e, const struct iz_trace *t)
+static const char *size_buffer(const struct iz_engine *e,
+                               const struct iz_trace *t)
 {
     char mib[24];
     int64_t end = e->config->run.steps, steps;
@@ -131,37 +126,86 @@ static int size_buffer(const struct iz_engine *e, const struct iz_trace *t)
     steps = end - t->from;
     int64_t bytes = steps * tasks_per_step(&e->plan) * BYTES_PER_TASK;
     if (bytes > MOST_BYTES && !getenv("STARPU_TRACE_BUFFER_SIZE"))
-        return refuse(e, "IZ_TRACE_STEPS: a trace of so many tasks needs more "
-                         "than 4 GiB per rank: take fewer steps");
+        return "IZ_TRACE_STEPS: a trace of so many tasks needs more than 4 GiB "
+               "per rank: take fewer steps";
     snprintf(mib, sizeof(mib), "%lld", (long long)(bytes >> 20) + 16);
     setenv("STARPU_TRACE_BUFFER_SIZE", mib, 0);
-    return 0;
+    return NULL;
+}
+
+/* What this rank's environment asks for; returns why that cannot be, or NULL.
+ */
+static const char *read_wish(struct iz_engine *e)
+{
+    const char *dir = getenv("IZ_TRACE"), *steps = getenv("IZ_TRACE_STEPS");
+    if (!dir)
+        return steps ? "IZ_TRACE_STEPS: goes with IZ_TRACE, the folder of the "
+                       "trace"
+                     : NULL;
+    if (!IZ_FXT)
+        return "IZ_TRACE: this StarPU was built without FxT, with which it "
+               "takes traces";
+    struct iz_trace *t = calloc(1, sizeof(*t));
+    if (!t)
+        iz_die("no memory for the trace");
+    e->trace = t;
+    snprintf(t->dir, sizeof(t->dir), "%s", dir);
+    if (!read_steps(t, e, steps))
+        return "IZ_TRACE_STEPS: is not a:b with 0 <= a < b, the steps done "
+               "before the trace begins and ends";
+    if (t->from >= e->config->run.steps && !e->simulated)
+        return "IZ_TRACE_STEPS: begins after run.steps";
+    return size_buffer(e, t);
+}
+
+/* Ranks begin together (see `begin`), so all trace the same steps. */
+static void compare(const struct iz_engine *e, char *why, size_t size)
+{
+    int n = e->plan.ranks;
+    const struct iz_trace *t = e->trace;
+    double *all = calloc((size_t)n * 2, sizeof(*all));
+    if (!all)
+        iz_die("no memory for the traces of %d ranks", n);
+    double *mine = all + (ptrdiff_t)2 * e->plan.rank;
+    mine[0] = t ? (double)t->from : -1;
+    mine[1] = t ? (double)t->to : -1;
+    iz_coll_gather_doubles(e->coll, all, 2, "traces");
+    bool same = mine[0] == all[0] && mine[1] == all[1];
+    if (!same && !t)
+        snprintf(why, size, "IZ_TRACE: takes none, rank 0 one of %.0f:%.0f",
+                 all[0], all[1]);
+    else if (!same && all[0] < 0)
+        snprintf(why, size, "IZ_TRACE: rank 0 takes none");
+    else if (!same)
+        snprintf(why, size,
+                 "IZ_TRACE_STEPS: %.0f:%.0f, those of rank 0 are %.0f:%.0f",
+                 mine[0], mine[1], all[0], all[1]);
+    free(all);
+}
+
+/* The first rank with a reason tells it. */
+static int agree(const struct iz_engine *e, const char *why)
+{
+    int q = iz_coll_refuser(e->coll, why != NULL);
+    if (why && q == e->plan.rank)
+        fprintf(stderr, "izar: rank %d: %s\n", q, why);
+    return q < 0 ? 0 : -EINVAL;
 }
 
 int iz_trace_open(struct iz_engine *e)
 {
-    const char *dir = getenv("IZ_TRACE"), *steps = getenv("IZ_TRACE_STEPS");
-    if (!dir)
-        return steps ? refuse(e, "IZ_TRACE_STEPS: goes with IZ_TRACE, the "
-                                 "folder of the trace")
-                     : 0;
-    if (!IZ_FXT)
-        return refuse(e, "IZ_TRACE: this StarPU was built without FxT, with "
-                         "which it takes traces");
-    struct iz_trace *t = calloc(1, sizeof(*t));
-    if (!t)
-        return -ENOMEM;
-    e->trace = t;
-    snprintf(t->dir, sizeof(t->dir), "%s", dir);
-    if (!read_steps(t, e, steps))
-        return refuse(e, "IZ_TRACE_STEPS: is not a:b with 0 <= a < b, the "
-                         "steps done before the trace begins and ends");
-    if (t->from >= e->config->run.steps && !e->simulated)
-        return refuse(e, "IZ_TRACE_STEPS: begins after run.steps");
+    char other[160] = "";
+    int r = agree(e, read_wish(e));
+    if (!r && e->plan.ranks > 1 && !e->simulated) {
+        compare(e, other, sizeof(other));
+        r = agree(e, other[0] ? other : NULL);
+    }
+    if (r || !e->trace)
+        return r;
     setenv("STARPU_FXT_TRACE", "1", 1);
-    setenv("STARPU_FXT_PREFIX", dir, 1);
+    setenv("STARPU_FXT_PREFIX", e->trace->dir, 1);
     starpu_fxt_autostart_profiling(0);
-    return size_buffer(e, t);
+    return 0;
 }
 
 void iz_trace_close(struct iz_engine *e)

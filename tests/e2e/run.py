@@ -33,6 +33,16 @@ def use_program(monkeypatch, name):
     monkeypatch.setattr("run.MODEL", {})
 
 
+def each_rank(folder, monkeypatch, *settings):
+    """The program with settings of the environment for each rank: "A=1 B=2"."""
+    script = folder / "program"
+    cases = "".join(f"{r}) export {s};;\n" for r, s in enumerate(settings) if s)
+    script.write_text(f"#!/bin/sh\ncase $OMPI_COMM_WORLD_RANK in\n{cases}esac\n"
+                      f'exec {PROGRAM} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr("run.PROGRAM", str(script))
+
+
 def parameters(model):
     """Number of parameters of a GPT-2; the head's weight is the embedding's."""
     c = model["width"]

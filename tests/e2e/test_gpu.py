@@ -531,8 +531,7 @@ def test_a_rank_that_fails_before_starpu_starts_ends_the_others(bad, place, nvme
                        capture_output=True, text=True, timeout=run.TIMEOUT_S)
     r = run.Result(p.returncode, p.stdout, p.stderr, place.folder,
                    time.monotonic() - begin, line)
-    if bad == 0:
-        run.refused(r, "IZ_TRACE_STEPS")
+    run.refused(r, f"rank {bad}: IZ_TRACE_STEPS")
     assert r.rc and r.seconds < 40 and "waited" not in r.err, str(r)
 
 

@@ -65,16 +65,6 @@ def test_gpus_before_volta_are_refused(place, nvme):
             "run.device: auto")
 
 
-def each_rank(tmp_path, monkeypatch, *settings):
-    """A program whose ranks have settings of the environment of their own."""
-    program = tmp_path / "program"
-    cases = "".join(f"{r}) export {s};;\n" for r, s in enumerate(settings) if s)
-    program.write_text(f"#!/bin/sh\ncase $OMPI_COMM_WORLD_RANK in\n{cases}esac\n"
-                       f'exec {run.PROGRAM} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(run, "PROGRAM", str(program))
-
-
 OLD, LIST = "IZ_STANDIN_CAPABILITY=61", "STARPU_WORKERS_CUDAID=7"
 
 
@@ -85,7 +75,7 @@ OLD, LIST = "IZ_STANDIN_CAPABILITY=61", "STARPU_WORKERS_CUDAID=7"
     (("", LIST), 1, ("STARPU_WORKERS_CUDAID: '7' is no list",))])
 def test_a_gpu_that_cannot_be_is_refused_once(settings, rank, words, place, nvme,
                                               tmp_path, monkeypatch):
-    each_rank(tmp_path, monkeypatch, *settings)
+    run.each_rank(tmp_path, monkeypatch, *settings)
     row = {**ROW, "ranks": 2}
     r = place.launch(2, config_of(row, nvme), env=environment(place, row))
     refused(r, f"izar: rank {rank}: ", *words)
@@ -96,8 +86,8 @@ def test_a_gpu_that_cannot_be_is_refused_once(settings, rank, words, place, nvme
     ((75, 75), True), ((80, 90), True), ((80, 75), False), ((75, 70), False)])
 def test_ranks_have_the_same_kernels(capabilities, goes, place, nvme, tmp_path,
                                      monkeypatch):
-    each_rank(tmp_path, monkeypatch,
-              *(f"IZ_STANDIN_CAPABILITY={c}" for c in capabilities))
+    run.each_rank(tmp_path, monkeypatch,
+                  *(f"IZ_STANDIN_CAPABILITY={c}" for c in capabilities))
     row = {**ROW, "ranks": 2, "dtype": "fp16"}
     r = place.launch(2, config_of(row, nvme), env=environment(place, row))
     if goes:

@@ -178,6 +178,25 @@ def test_steps_that_cannot_be_traced_are_refused(place, env, word):
     run.refused(place.launch(None, ALONE, env=env), "IZ_TRACE", word)
 
 
+STEPS, BOTH = "IZ_TRACE_STEPS=1:2", "IZ_TRACE=/tmp IZ_TRACE_STEPS=1:2"
+
+
+@pytest.mark.parametrize("settings, rank, words", (
+    ((STEPS, STEPS), 0, "IZ_TRACE_STEPS: goes with IZ_TRACE"),
+    (("", STEPS), 1, "IZ_TRACE_STEPS: goes with IZ_TRACE"),
+    (("", BOTH), 1, "IZ_TRACE: rank 0 takes none"),
+    ((BOTH, ""), 1, "IZ_TRACE: takes none, rank 0 one of 1:2"),
+    ((BOTH, BOTH.replace("1:2", "1:3")), 1,
+     "IZ_TRACE_STEPS: 1:3, those of rank 0 are 1:2"),
+))
+def test_what_ranks_cannot_trace_is_refused_once(settings, rank, words, place,
+                                                 tmp_path, monkeypatch):
+    run.each_rank(tmp_path, monkeypatch, *settings)
+    r = place.launch(2, CONFIG, timeout_s=60)
+    run.refused(r, f"izar: rank {rank}: {words}")
+    assert r.err.count("izar: ") == 1 and not r.steps, str(r)
+
+
 def test_a_command_without_a_trace_is_told(tmp_path):
     r = subprocess.run([TRACE, tmp_path / "out", "--", "true"],
                        capture_output=True, text=True)
