@@ -233,8 +233,10 @@ struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
 {
     int64_t device =
         m->gpus ? m->gpu_bytes - iz_plan_reserve(m->gpu_bytes, ranks) : 0;
-    return (struct iz_limits){
-        .host = m->host_bytes / iz_machine_ranks(m, ranks), .device = device};
+    return (struct iz_limits){.host =
+                                  m->host_bytes / iz_machine_ranks(m, ranks),
+                              .device = device,
+                              .tables = true};
 }
 
 /* Collectives among all ranks: each of the N - 1 messages starts anew.  In an

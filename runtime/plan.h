@@ -198,7 +198,11 @@ int64_t iz_plan_buffers(const struct iz_plan *p);
 /* Memory that a rank may use, bytes. */
 struct iz_limits {
     int64_t host, device;
+    bool tables; /* those of pinned memory are among the device's, too */
 };
+/* The plan's bytes of a GPU, and what they are to hold beside them. */
+int64_t iz_plan_device_need(const struct iz_plan *p, const struct iz_limits *l);
+bool iz_plan_within(const struct iz_plan *p, const struct iz_limits *l);
 
 /* Bytes of a GPU of total_bytes that a plan leaves to the libraries: context,
  * handles, and NCCL's buffers between nccl_ranks ranks (0: no NCCL). */

@@ -15,6 +15,13 @@
 #define RESERVE_PEERS 7
 #define RESERVE_SHARE 16
 
+/* The GPU's page tables have an entry of 8 bytes for each page of pinned
+ * memory, and these are of 4 KiB unless the system has put them together: at
+ * most one part in 512.  The driver keeps them on the GPU if nothing else is
+ * asked for (its open modules: NV_MMU_VER3_PTE__SIZE, uvm_page_table_location).
+ * The levels above them are less than a hundredth of that. */
+#define TABLE_PART 512
+
 struct change {
     const char *text;
     bool (*apply)(struct iz_config *c); /* false: changed nothing */
@@ -187,10 +194,23 @@ static const struct change changes[] = {
 };
 #define CHANGES ((int)(sizeof(changes) / sizeof(changes[0])))
 
-static bool within(const struct iz_plan *p, const struct iz_limits *l)
+/* All of the host's tier is pinned but the states; see iz_memory_open_gpu. */
+static int64_t table_bytes(const struct iz_plan *p)
+{
+    int64_t pinned = iz_bytes_tier(&p->bytes, IZ_TIER_CPU) -
+                     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STATE];
+    return p->target.gpu ? (pinned + TABLE_PART - 1) / TABLE_PART : 0;
+}
+
+int64_t iz_plan_device_need(const struct iz_plan *p, const struct iz_limits *l)
+{
+    return iz_plan_device_bytes(p) + (l->tables ? table_bytes(p) : 0);
+}
+
+bool iz_plan_within(const struct iz_plan *p, const struct iz_limits *l)
 {
     return iz_plan_host_bytes(p) <= l->host &&
-           iz_plan_device_bytes(p) <= l->device;
+           iz_plan_device_need(p, l) <= l->device;
 }
 
 static bool make(const struct iz_plan *p, const struct iz_config *c,
@@ -220,7 +240,7 @@ static void least_split(const struct iz_plan *p, struct iz_config *c,
         c->zero.optimizer.ratio = (double)i / RATIO_STEPS;
         if (!make(p, c, m, &r))
             continue;
-        if (within(&r, limit)) {
+        if (iz_plan_within(&r, limit)) {
             iz_plan_clear(q);
             *q = r;
             return;
@@ -248,7 +268,7 @@ static bool plan_with(const struct iz_plan *p, struct iz_config *c,
     }
     if (!make(p, c, m, q))
         return false;
-    if (split >= 0 && !within(q, limit))
+    if (split >= 0 && !iz_plan_within(q, limit))
         least_split(p, c, m, limit, q);
     if (split >= 0 && c->zero.optimizer.ratio == before)
         *used &= ~(1U << split);
@@ -263,7 +283,7 @@ static bool fits(const struct iz_plan *p, const struct iz_config *c,
     struct iz_plan q;
     if (!plan_with(p, &d, m, limit, used, &q))
         return false;
-    bool fit = within(&q, limit) && *used;
+    bool fit = iz_plan_within(&q, limit) && *used;
     iz_plan_clear(&q);
     return fit;
 }
@@ -289,7 +309,7 @@ static void print_changes(const struct iz_plan *p, const struct iz_config *c,
     fprintf(err, " (%.1f MiB", (double)iz_plan_host_bytes(&q) / 1048576);
     if (p->target.gpu)
         fprintf(err, " of the host, %.1f MiB of the GPU",
-                (double)iz_plan_device_bytes(&q) / 1048576);
+                (double)iz_plan_device_need(&q, limit) / 1048576);
     fprintf(err, ")\n");
     iz_plan_clear(&q);
 }
@@ -331,10 +351,10 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
     bool lean = p->boundaries_down && p->target.gpu;
     if (c->run.recompute == IZ_RECOMPUTE_AUTO && !lean) {
         iz_plan_keep(p, m, true);
-        if (!within(p, limit))
+        if (!iz_plan_within(p, limit))
             iz_plan_keep(p, m, false);
     }
-    if (within(p, limit))
+    if (iz_plan_within(p, limit))
         return 0;
     if (!err)
         return -ENOMEM;
@@ -344,11 +364,11 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 "%.1f MiB:\n",
                 (double)iz_plan_host_bytes(p) / 1048576,
                 (double)limit->host / 1048576);
-    if (iz_plan_device_bytes(p) > limit->device)
+    if (iz_plan_device_need(p, limit) > limit->device)
         fprintf(err,
                 "izar: this run needs %.1f MiB of the GPU's memory, there are "
                 "%.1f MiB:\n",
-                (double)iz_plan_device_bytes(p) / 1048576,
+                (double)iz_plan_device_need(p, limit) / 1048576,
                 (double)limit->device / 1048576);
     iz_plan_print(p, m, err);
     suggest(p, c, m, limit, err);

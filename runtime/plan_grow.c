@@ -57,8 +57,7 @@ static bool fits(const struct iz_plan *p, const struct iz_config *c,
     if (!with_blocks(m, b, n, &grown))
         return false;
     if (!iz_plan_make(&q, c, &grown, p->ranks, p->rank, &p->target)) {
-        fit = iz_plan_host_bytes(&q) <= limit->host &&
-              iz_plan_device_bytes(&q) <= limit->device;
+        fit = iz_plan_within(&q, limit);
         for (int u = 0; u < q.n_groups; u++)
             *params += (double)(q.group[u].n + q.group[u].frozen.n);
         iz_plan_clear(&q);

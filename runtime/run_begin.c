@@ -159,7 +159,8 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
         t->narrow = r->products.narrow;
         *limit =
             (struct iz_limits){.host = memory_limit(r),
-                               .device = iz_place_memory(&r->place, &r->c)};
+                               .device = iz_place_memory(&r->place, &r->c),
+                               .tables = !r->c.run.device_memory_limit_bytes};
         return 0;
     }
     int s = iz_machine_read(&m, r->o.machine, iz_run_first(r) ? stderr : NULL);

@@ -74,6 +74,7 @@ static int prepare(struct simulation *s)
         limit.host = s->c.run.memory_limit_bytes;
     if (s->c.run.device_memory_limit_bytes)
         limit.device = s->c.run.device_memory_limit_bytes;
+    limit.tables &= !s->c.run.device_memory_limit_bytes;
     r = iz_plan_check_types(&s->c, &t, stderr);
     if (!r)
         r = iz_plan_split_check(&s->c, &t, stderr);

@@ -450,7 +450,7 @@ static void the_whole_optimizer_on_the_host_is_a_way_out(void **state)
 /* Bytes of the host and of the GPU with this ratio. */
 static struct iz_limits needs(struct iz_config c, double ratio)
 {
-    struct iz_limits l;
+    struct iz_limits l = {0};
     struct iz_plan p;
     c.zero.optimizer.home = IZ_HOME_CPU;
     c.zero.optimizer.ratio = ratio;
@@ -547,6 +547,28 @@ static void a_gpu_has_room_for_libraries(void **state)
     assert_int_equal(iz_plan_reserve(gib, 8), gib / 8);
 }
 
+/* All of the host's but the states is pinned: 8 bytes on the GPU for a page. */
+static void a_gpu_has_room_for_the_tables_of_pinned_memory(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU);
+    struct iz_limits l = needs(c, 1);
+    struct iz_plan p;
+    int64_t *cpu, pinned;
+    (void)state;
+    assert_int_equal(iz_plan_make(&p, &c, model, 1, 0, &gpu_bf16), 0);
+    cpu = p.bytes.b[IZ_TIER_CPU];
+    pinned = iz_bytes_tier(&p.bytes, IZ_TIER_CPU) - cpu[IZ_MEM_STATE];
+    assert_true(cpu[IZ_MEM_STATE] > 0 && pinned > cpu[IZ_MEM_PARAM]);
+    assert_int_equal(iz_plan_fit(&p, &c, model, &l, NULL), 0);
+    l.tables = true;
+    assert_int_equal(iz_plan_fit(&p, &c, model, &l, NULL), -ENOMEM);
+    l.device += (pinned + 511) / 512 - 1;
+    assert_int_equal(iz_plan_fit(&p, &c, model, &l, NULL), -ENOMEM);
+    l.device++;
+    assert_int_equal(iz_plan_fit(&p, &c, model, &l, NULL), 0);
+    iz_plan_clear(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest plan_tests[] = {
@@ -569,6 +591,7 @@ int main(void)
         cmocka_unit_test(a_gpu_that_is_full_takes_no_chunks),
         cmocka_unit_test(host_and_gpu_together_are_a_way_out),
         cmocka_unit_test(a_gpu_has_room_for_libraries),
+        cmocka_unit_test(a_gpu_has_room_for_the_tables_of_pinned_memory),
     };
     return cmocka_run_group_tests(plan_tests, open_model, close_model);
 }
