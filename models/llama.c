@@ -4,9 +4,7 @@
  * D = head_dim, F = ffn, V = vocab. */
 #include "models/llama.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stddef.h>
 #include <stdio.h>
 
 #include "codelets/ops.h"
@@ -14,8 +12,6 @@
 #include "runtime/run.h"
 
 #define INIT_STD 0.02f
-/* Larger widths, depths or vocabularies are typing errors. */
-#define MOST (1 << 24)
 
 enum kind { KIND_EMBED, KIND_BLOCK, KIND_HEAD };
 
@@ -386,77 +382,6 @@ static int head_open(struct iz_unit *u, const struct iz_llama_config *c)
     return iz_unit_params(u, list, c->tie_embeddings ? 1 : 2, "");
 }
 
-static int check_sizes(const struct iz_llama_config *c)
-{
-    const struct {
-        const char *name;
-        int value, most;
-    } field[] = {{"layers", c->layers, MOST},
-                 {"heads", c->heads, MOST},
-                 {"kv_heads", c->kv_heads, MOST},
-                 {"width", c->width, MOST},
-                 {"ffn", c->ffn, MOST},
-                 {"head_dim", c->head_dim, IZ_ROPE_MOST},
-                 {"seq", c->seq, MOST},
-                 {"vocab", c->vocab, MOST}};
-
-    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
-        if (field[i].value < 1 || field[i].value > field[i].most) {
-            fprintf(stderr, "llama: %s = %d: must be in 1..%d\n", field[i].name,
-                    field[i].value, field[i].most);
-            return -EINVAL;
-        }
-    return 0;
-}
-
-static int check(const struct iz_llama_config *c)
-{
-    const char *why = NULL;
-
-    if (c->head_dim == 0 && c->heads > 0)
-        why = "width is not divisible by heads, and there is no head_dim";
-    else if (check_sizes(c))
-        return -EINVAL;
-    else if (c->heads % c->kv_heads)
-        why = "heads is not divisible by kv_heads";
-    else if (c->head_dim % 2)
-        why = "head_dim is odd, but columns turn in pairs";
-    else if (!(c->rope_theta > 0 && c->rope_scaling_factor > 0))
-        why = "rope_theta and rope_scaling_factor must be positive";
-    else if (c->rope_scaling_factor != 1 && !(c->rope_scaling_high_freq_factor >
-                                              c->rope_scaling_low_freq_factor))
-        why = "rope_scaling_high_freq_factor must be above "
-              "rope_scaling_low_freq_factor";
-    else if (c->family != IZ_LLAMA_AUTO &&
-             (c->qkv_bias != (c->family == IZ_LLAMA_QWEN2) ||
-              c->qk_norm != (c->family == IZ_LLAMA_QWEN3)))
-        why = "family contradicts qkv_bias or qk_norm";
-    else if (c->seq > c->context)
-        why = "seq is above context, the longest that the model is made for";
-    else if (c->window && c->window < c->seq)
-        why = "window is below seq, but attention here has no window";
-    if (!why)
-        return 0;
-    fprintf(stderr, "llama: %s\n", why);
-    return -EINVAL;
-}
-
-/* With what zeros stand for. */
-static struct iz_llama_config complete(struct iz_llama_config c)
-{
-    if (c.kv_heads == 0)
-        c.kv_heads = c.heads;
-    if (c.head_dim == 0 && c.heads > 0 && c.width % c.heads == 0)
-        c.head_dim = c.width / c.heads;
-    if (c.context == 0)
-        c.context = c.seq;
-    if (c.family == IZ_LLAMA_AUTO && !(c.qkv_bias && c.qk_norm))
-        c.family = c.qkv_bias  ? IZ_LLAMA_QWEN2
-                   : c.qk_norm ? IZ_LLAMA_QWEN3
-                               : IZ_LLAMA_LLAMA;
-    return c;
-}
-
 static int open_units(struct iz_model *m, const struct iz_llama_config *c)
 {
     int rc = embed_open(&m->unit[0], c);
@@ -468,8 +393,8 @@ static int open_units(struct iz_model *m, const struct iz_llama_config *c)
 
 int iz_llama_open(struct iz_model **out, const struct iz_llama_config *given)
 {
-    struct iz_llama_config c = complete(*given);
-    int rc = check(&c);
+    struct iz_llama_config c = *given;
+    int rc = iz_llama_complete(&c);
 
     *out = NULL;
     if (rc)
@@ -496,102 +421,6 @@ fail:
 
 static struct iz_llama_config config;
 
-#define AT(f)                                                                  \
-    offsetof(struct iz_llama_config, f),                                       \
-        sizeof(((struct iz_llama_config *)0)->f)
-
-static const struct iz_key keys[] = {
-    {"layers", IZ_KEY_INT, AT(layers), 1, MOST, NULL, "16",
-     "Transformer blocks."},
-    {"heads", IZ_KEY_INT, AT(heads), 1, MOST, NULL, "32",
-     "Query heads of a block."},
-    {"kv_heads", IZ_KEY_INT, AT(kv_heads), 0, MOST, NULL, "0",
-     "Key and value heads; a divisor of heads, 0: as many."},
-    {"width", IZ_KEY_INT, AT(width), 1, MOST, NULL, "2048", "Channels."},
-    {"ffn", IZ_KEY_INT, AT(ffn), 1, MOST, NULL, "8192",
-     "Hidden channels of the MLP."},
-    {"head_dim", IZ_KEY_INT, AT(head_dim), 0, IZ_ROPE_MOST, NULL, "0",
-     "Columns of a head, even; 0: width / heads."},
-    {"seq", IZ_KEY_INT, AT(seq), 1, MOST, NULL, "1024", "Tokens of a sample."},
-    {"vocab", IZ_KEY_INT, AT(vocab), 1, MOST, NULL, "128256",
-     "Different tokens; 256 for bytes."},
-    {"rope_theta", IZ_KEY_DOUBLE, AT(rope_theta), 1, 1e12, NULL, "500000",
-     "Base of the rotary frequencies."},
-    {"rope_scaling_factor", IZ_KEY_DOUBLE, AT(rope_scaling_factor), 1, 1e6,
-     NULL, "1", "Divides low rotary frequencies (Llama 3); 1: none."},
-    {"rope_scaling_low_freq_factor", IZ_KEY_DOUBLE,
-     AT(rope_scaling_low_freq_factor), 0, 1e6, NULL, "1",
-     "Turns in the original context below which a frequency is divided."},
-    {"rope_scaling_high_freq_factor", IZ_KEY_DOUBLE,
-     AT(rope_scaling_high_freq_factor), 0, 1e6, NULL, "4",
-     "Turns in the original context above which a frequency is kept."},
-    {"rope_scaling_original_seq", IZ_KEY_INT, AT(rope_scaling_original_seq), 1,
-     MOST, NULL, "8192", "Tokens of the original context."},
-    {"norm_eps", IZ_KEY_DOUBLE, AT(norm_eps), 1e-12, 1, NULL, "1e-5",
-     "Added to mean squares."},
-    {"tie_embeddings", IZ_KEY_BOOL, AT(tie_embeddings), 0, 0, NULL, "false",
-     "Whether the output layer uses the embedding's matrix."},
-    {"qkv_bias", IZ_KEY_BOOL, AT(qkv_bias), 0, 0, NULL, "false",
-     "Whether queries, keys and values have a bias (Qwen 2.5)."},
-    {"qk_norm", IZ_KEY_BOOL, AT(qk_norm), 0, 0, NULL, "false",
-     "Whether heads of queries and keys are normalised (Qwen 3)."},
-    {"family", IZ_KEY_ENUM, AT(family), 0, 0, IZ_LLAMA_FAMILIES, "\"auto\"",
-     "As which model weights are exported; auto: the first that has this "
-     "shape."},
-    {"context", IZ_KEY_INT, AT(context), 0, MOST, NULL, "0",
-     "Longest sequence that the model is made for, at least seq; 0: seq."},
-    {"window", IZ_KEY_INT, AT(window), 0, MOST, NULL, "0",
-     "Tokens that attention looks back at most, 0: all; less than seq is "
-     "refused."},
-    {0},
-};
-
-static const struct iz_preset presets[] = {
-    {"tiny",
-     "{\"layers\": 2, \"heads\": 4, \"kv_heads\": 2, \"width\": 32, "
-     "\"ffn\": 48, \"seq\": 16, \"vocab\": 256, \"rope_theta\": 10000}",
-     "for tests"},
-    {"llama-3.2-1b",
-     "{\"layers\": 16, \"heads\": 32, \"kv_heads\": 8, \"width\": 2048, "
-     "\"ffn\": 8192, \"head_dim\": 64, \"seq\": 4096, \"vocab\": 128256, "
-     "\"rope_theta\": 500000, \"rope_scaling_factor\": 32, "
-     "\"tie_embeddings\": true}",
-     "Llama 3.2 1B"},
-    {"llama-3-8b",
-     "{\"layers\": 32, \"heads\": 32, \"kv_heads\": 8, \"width\": 4096, "
-     "\"ffn\": 14336, \"seq\": 4096, \"vocab\": 128256, "
-     "\"rope_theta\": 500000}",
-     "Llama 3 8B"},
-    {"qwen2.5-0.5b",
-     "{\"layers\": 24, \"heads\": 14, \"kv_heads\": 2, \"width\": 896, "
-     "\"ffn\": 4864, \"seq\": 4096, \"vocab\": 151936, "
-     "\"rope_theta\": 1000000, \"norm_eps\": 1e-6, \"qkv_bias\": true, "
-     "\"tie_embeddings\": true}",
-     "Qwen 2.5 0.5B"},
-    {"qwen2.5-7b",
-     "{\"layers\": 28, \"heads\": 28, \"kv_heads\": 4, \"width\": 3584, "
-     "\"ffn\": 18944, \"seq\": 4096, \"vocab\": 152064, "
-     "\"rope_theta\": 1000000, \"norm_eps\": 1e-6, \"qkv_bias\": true}",
-     "Qwen 2.5 7B"},
-    {"qwen3-0.6b",
-     "{\"layers\": 28, \"heads\": 16, \"kv_heads\": 8, \"width\": 1024, "
-     "\"ffn\": 3072, \"head_dim\": 128, \"seq\": 4096, \"vocab\": 151936, "
-     "\"rope_theta\": 1000000, \"norm_eps\": 1e-6, \"qk_norm\": true, "
-     "\"tie_embeddings\": true}",
-     "Qwen 3 0.6B"},
-    {"qwen3-8b",
-     "{\"layers\": 36, \"heads\": 32, \"kv_heads\": 8, \"width\": 4096, "
-     "\"ffn\": 12288, \"head_dim\": 128, \"seq\": 4096, \"vocab\": 151936, "
-     "\"rope_theta\": 1000000, \"norm_eps\": 1e-6, \"qk_norm\": true}",
-     "Qwen 3 8B"},
-    {"mistral-7b",
-     "{\"layers\": 32, \"heads\": 32, \"kv_heads\": 8, \"width\": 4096, "
-     "\"ffn\": 14336, \"seq\": 4096, \"vocab\": 32768, "
-     "\"rope_theta\": 1000000}",
-     "Mistral 7B v0.3"},
-    {0},
-};
-
 static int open_program(struct iz_model **out, const void *target)
 {
     return iz_llama_open(out, target);
@@ -600,9 +429,9 @@ static int open_program(struct iz_model **out, const void *target)
 const struct iz_program iz_program = {
     .name = "llama",
     .about = "trains models of the Llama family",
-    .section = {.keys = keys,
+    .section = {.keys = iz_llama_keys,
                 .target = &config,
-                .presets = presets,
+                .presets = iz_llama_presets,
                 .hf = &iz_llama_hf},
     .open = open_program,
 };

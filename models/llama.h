@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 #include "codelets/layer.h"
+#include "runtime/run.h"
 
 /* config.family: which published models have this shape. */
 #define IZ_LLAMA_FAMILIES "auto|llama|mistral|qwen2|qwen3"
@@ -35,6 +36,14 @@ struct iz_llama_config {
     int context; /* longest sequence it is made for; 0: seq */
     int window;  /* tokens that attention looks back at most; 0: all */
 };
+
+/* Of `model` in a config, each list with an end of zeros. */
+extern const struct iz_key iz_llama_keys[];
+extern const struct iz_preset iz_llama_presets[];
+
+/* Puts what they stand for in place of zeros.  -EINVAL with the reason printed
+ * if that is no model. */
+int iz_llama_complete(struct iz_llama_config *c);
 
 /* Their tensors and keys; its self is a struct iz_llama_config. */
 extern const struct iz_hf iz_llama_hf;
