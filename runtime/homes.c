@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the bytes of a run live: allocates what the plan says, registers it
- * with StarPU. */
+ * with StarPU.  Here what units own: parameters, gradients and states in memory
+ * or in files.  homes_buffers.c has the rest. */
+#include "runtime/homes.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,18 +11,6 @@
 
 #include "codelets/device.h"
 #include "codelets/flat.h"
-#include "runtime/engine.h"
-
-static int64_t size_of(enum iz_dtype t)
-{
-    return iz_dtype_bytes(t);
-}
-
-static void *take(struct iz_engine *e, enum iz_tier tier, enum iz_class c,
-                  int64_t bytes)
-{
-    return iz_memory_take(e->memory, tier, c, bytes);
-}
 
 /* What StarPU knows an address by. */
 static uintptr_t known_as(const struct iz_engine *e, const void *p)
@@ -31,8 +22,8 @@ static uintptr_t known_as(const struct iz_engine *e, const void *p)
     return (uintptr_t)p;
 }
 
-static starpu_data_handle_t variable(struct iz_engine *e, void *p,
-                                     int64_t bytes, enum iz_datum d, int x)
+starpu_data_handle_t iz_homes_variable(struct iz_engine *e, void *p,
+                                       int64_t bytes, enum iz_datum d, int x)
 {
     starpu_data_handle_t h;
     starpu_variable_data_register(&h, STARPU_MAIN_RAM, known_as(e, p),
@@ -41,11 +32,16 @@ static starpu_data_handle_t variable(struct iz_engine *e, void *p,
     return h;
 }
 
-static void unregister(starpu_data_handle_t *h)
+void iz_homes_unregister(starpu_data_handle_t *h)
 {
     if (*h)
         starpu_data_unregister(*h);
     *h = NULL;
+}
+
+enum iz_tier iz_homes_near(const struct iz_engine *e)
+{
+    return e->plan.target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
 }
 
 /* ---- groups ---- */
@@ -53,12 +49,6 @@ static void unregister(starpu_data_handle_t *h)
 static enum iz_tier tier_of(enum iz_home h)
 {
     return h == IZ_HOME_CPU ? IZ_TIER_CPU : IZ_TIER_DEVICE;
-}
-
-/* What host and device both touch is on the host. */
-static enum iz_tier near_tier(const struct iz_engine *e)
-{
-    return e->plan.target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
 }
 
 int64_t iz_homes_own(const struct iz_engine *e, const struct iz_group *g)
@@ -120,7 +110,7 @@ static int register_pieces(struct iz_engine *e, struct iz_group *g, int u)
 
 static int open_params(struct iz_engine *e, struct iz_group *g, int u)
 {
-    int64_t size = size_of(e->plan.param_type);
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
     if (e->plan.param_home == IZ_HOME_NVME) {
         for (int i = 0; i < g->plan->chunks; i++) {
             starpu_void_data_register(&g->chunk[i].param_handle);
@@ -140,7 +130,8 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
                 e->model->unit[u].name, (long long)held, UINT32_MAX);
         return -EINVAL;
     }
-    g->param = take(e, tier_of(e->plan.param_home), IZ_MEM_PARAM, held * size);
+    g->param = iz_memory_take(e->memory, tier_of(e->plan.param_home),
+                              IZ_MEM_PARAM, held * size);
     if (!g->param)
         return -ENOMEM;
     starpu_vector_data_register(&g->param_handle, STARPU_MAIN_RAM,
@@ -161,14 +152,15 @@ static int open_states(struct iz_engine *e, struct iz_group *g, int u)
             continue;
         }
         int64_t bytes = iz_plan_state_bytes(&e->plan, k->home, k->count);
-        k->state = take(e, tier_of(k->home), IZ_MEM_STATE, bytes);
+        k->state =
+            iz_memory_take(e->memory, tier_of(k->home), IZ_MEM_STATE, bytes);
         if (!k->state)
             return -ENOMEM;
-        k->state_handle =
-            variable(e, k->state, bytes,
-                     k->home == e->plan.state_home ? IZ_DATUM_STATE
-                                                   : IZ_DATUM_SPLIT_STATE,
-                     u);
+        k->state_handle = iz_homes_variable(e, k->state, bytes,
+                                            k->home == e->plan.state_home
+                                                ? IZ_DATUM_STATE
+                                                : IZ_DATUM_SPLIT_STATE,
+                                            u);
     }
     return 0;
 }
@@ -178,12 +170,12 @@ static int open_piece(struct iz_engine *e, starpu_data_handle_t *h,
                       enum iz_tier tier, enum iz_class c, int64_t bytes,
                       enum iz_datum d, int u)
 {
-    void *p = bytes ? take(e, tier, c, bytes) : NULL;
+    void *p = bytes ? iz_memory_take(e->memory, tier, c, bytes) : NULL;
     if (!bytes)
         return 0;
     if (!p)
         return -ENOMEM;
-    *h = variable(e, p, bytes, d, u);
+    *h = iz_homes_variable(e, p, bytes, d, u);
     return 0;
 }
 
@@ -191,7 +183,7 @@ static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
 {
     int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
     int64_t n = iz_plan_grads(&e->plan, g->plan) - apart;
-    int64_t size = size_of(e->plan.grad_type);
+    int64_t size = iz_dtype_bytes(e->plan.grad_type);
     enum iz_tier tier = iz_plan_grad_tier(&e->plan);
     int r = 0;
     for (int i = 0; !r && i <= g->plan->split_accum; i++) {
@@ -202,13 +194,13 @@ static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
                            IZ_MEM_GRAD, apart * size, IZ_DATUM_SPLIT_GRAD, u);
     }
     if (!r)
-        r = open_piece(e, &g->block_sums_handle, near_tier(e), IZ_MEM_BATCH,
+        r = open_piece(e, &g->block_sums_handle, iz_homes_near(e), IZ_MEM_BATCH,
                        8 * iz_norm_blocks(apart), IZ_DATUM_BLOCK_SUMS, u);
     if (r)
         return r;
     g->norm2 = e->scalars + u;
     g->norm2_handle =
-        variable(e, g->norm2, sizeof(*g->norm2), IZ_DATUM_SQUARES, u);
+        iz_homes_variable(e, g->norm2, sizeof(*g->norm2), IZ_DATUM_SQUARES, u);
     return 0;
 }
 
@@ -274,18 +266,18 @@ static void close_group(struct iz_group *g)
     for (int i = 0; g->chunk && i < g->plan->chunks; i++) {
         bool own = !g->piece && g->chunk[i].param_handle != g->param_handle;
         if (own)
-            unregister(&g->chunk[i].param_handle);
-        unregister(&g->chunk[i].state_handle);
+            iz_homes_unregister(&g->chunk[i].param_handle);
+        iz_homes_unregister(&g->chunk[i].state_handle);
     }
     for (int i = 0; g->frozen && i < g->plan->frozen.chunks; i++)
-        unregister(&g->frozen[i].param_handle);
-    unregister(&g->param_handle);
-    unregister(&g->grad_handle[0]);
-    unregister(&g->grad_handle[1]);
-    unregister(&g->grad_apart_handle[0]);
-    unregister(&g->grad_apart_handle[1]);
-    unregister(&g->block_sums_handle);
-    unregister(&g->norm2_handle);
+        iz_homes_unregister(&g->frozen[i].param_handle);
+    iz_homes_unregister(&g->param_handle);
+    iz_homes_unregister(&g->grad_handle[0]);
+    iz_homes_unregister(&g->grad_handle[1]);
+    iz_homes_unregister(&g->grad_apart_handle[0]);
+    iz_homes_unregister(&g->grad_apart_handle[1]);
+    iz_homes_unregister(&g->block_sums_handle);
+    iz_homes_unregister(&g->norm2_handle);
     free(g->piece);
     free(g->chunk);
     free(g->frozen);
@@ -311,7 +303,8 @@ static int open_file(struct iz_engine *e, struct iz_nvme **f, const char *what,
 
 static int open_files(struct iz_engine *e)
 {
-    int64_t state = 0, param = 0, param_size = size_of(e->plan.param_type);
+    int64_t state = 0, param = 0,
+            param_size = iz_dtype_bytes(e->plan.param_type);
     for (int u = 0; u < e->plan.n_groups; u++) {
         const struct iz_plan_group *g = &e->plan.group[u];
         for (int i = 0; i < g->chunks; i++) {
@@ -336,282 +329,37 @@ static int open_files(struct iz_engine *e)
     return r;
 }
 
-/* Lists of touched rows, and what it takes to make one. */
-static int open_rows(struct iz_engine *e)
-{
-    struct iz_stage *s[] = {&e->row_list[0], &e->row_list[1], &e->row_scratch};
-    int64_t list = iz_plan_list_bytes(&e->plan);
-    for (int i = 0; list && i < 3; i++) {
-        int64_t bytes =
-            i < 2 ? list : iz_plan_list_scratch_bytes(&e->plan, e->model);
-        s[i]->p = take(e, near_tier(e), IZ_MEM_BATCH, bytes);
-        if (!s[i]->p)
-            return -ENOMEM;
-        s[i]->handle = variable(e, s[i]->p, bytes, IZ_DATUM_BATCH, i);
-    }
-    return 0;
-}
-
-static struct iz_stage *open_stages(struct iz_engine *e, enum iz_tier tier,
-                                    int n, int64_t bytes)
-{
-    enum iz_datum d =
-        tier == IZ_TIER_CPU ? IZ_DATUM_STAGE : IZ_DATUM_SPLIT_STAGE;
-    struct iz_stage *s = calloc((size_t)n + 1, sizeof(*s));
-    for (int i = 0; s && i < n; i++) {
-        s[i].p = take(e, tier, IZ_MEM_STAGING, bytes);
-        if (!s[i].p)
-            return s;
-        s[i].handle = variable(e, s[i].p, bytes, d, i);
-    }
-    return s;
-}
-
-static void close_stages(struct iz_stage **s, int n)
-{
-    for (int i = 0; *s && i < n; i++)
-        unregister(&(*s)[i].handle);
-    free(*s);
-    *s = NULL;
-}
-
-/* ---- rings and lanes ---- */
-
-static struct iz_slot *open_slots(struct iz_engine *e, int n, int64_t bytes,
-                                  enum iz_class class, enum iz_datum d)
-{
-    struct iz_slot *s = calloc((size_t)n + 1, sizeof(*s));
-    for (int i = 0; s && i < n; i++) {
-        s[i].group = -1;
-        s[i].p = take(e, IZ_TIER_DEVICE, class, bytes);
-        if (!s[i].p)
-            return s;
-        s[i].handle = variable(e, s[i].p, bytes, d, i);
-    }
-    return s;
-}
-
-static void close_slots(struct iz_slot **s, int n)
-{
-    for (int i = 0; *s && i < n; i++)
-        unregister(&(*s)[i].handle);
-    free(*s);
-    *s = NULL;
-}
-
-static int open_rings(struct iz_engine *e)
-{
-    int64_t size = size_of(e->plan.param_type);
-    e->ring = calloc((size_t)e->plan.n_rings, sizeof(*e->ring));
-    for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
-        const struct iz_plan_ring *r = &e->plan.ring[i];
-        e->ring[i].param = open_slots(e, r->params, r->elems * size,
-                                      IZ_MEM_RING, IZ_DATUM_GATHERED);
-        e->ring[i].grad = open_slots(e, r->grads, r->grad_elems * size,
-                                     IZ_MEM_GRAD_RING, IZ_DATUM_UNIT_GRAD);
-        if (!e->ring[i].param || !e->ring[i].grad ||
-            (r->params && !e->ring[i].param[r->params - 1].handle) ||
-            (r->grads && !e->ring[i].grad[r->grads - 1].handle))
-            return -ENOMEM;
-    }
-    int n = e->plan.boundary_slots;
-    e->boundaries.slot =
-        open_slots(e, n, size_of(e->plan.target.act) * e->plan.boundary_elems,
-                   IZ_MEM_BOUNDARY, IZ_DATUM_RAISED);
-    bool slots = e->boundaries.slot && (!n || e->boundaries.slot[n - 1].handle);
-    return e->ring && slots ? 0 : -ENOMEM;
-}
-
-/* The last one is used at once: it never goes to the host. */
-static int open_boundary(struct iz_engine *e, struct iz_lane *l, int u)
-{
-    const struct iz_plan *p = &e->plan;
-    int64_t bytes = iz_plan_boundary_bytes(p, e->model, u);
-    if (p->boundary_slots && u + 2 == e->model->n_units)
-        return 0;
-    l->boundary[u] = take(e, p->boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE,
-                          IZ_MEM_BOUNDARY, bytes);
-    if (!l->boundary[u])
-        return -ENOMEM;
-    l->boundary_handle[u] =
-        variable(e, l->boundary[u], bytes, IZ_DATUM_BOUNDARY, u);
-    return 0;
-}
-
-static int open_boundaries(struct iz_engine *e, struct iz_lane *l)
-{
-    int units = e->model->n_units;
-    l->boundary = calloc((size_t)units, sizeof(*l->boundary));
-    l->boundary_handle = calloc((size_t)units, sizeof(*l->boundary_handle));
-    l->saved = calloc((size_t)units, sizeof(*l->saved));
-    l->saved_handle = calloc((size_t)units, sizeof(*l->saved_handle));
-    if (!l->boundary || !l->boundary_handle || !l->saved || !l->saved_handle)
-        return -ENOMEM;
-    for (int u = 0; u + 1 < units; u++) {
-        bool kept = !e->plan.recompute && u >= e->plan.first_trained;
-        int64_t saved = kept ? e->plan.cost[u].save_bytes : 0;
-        if (open_boundary(e, l, u))
-            return -ENOMEM;
-        if (!saved)
-            continue;
-        l->saved[u] = take(e, IZ_TIER_DEVICE, IZ_MEM_SAVED, saved);
-        if (!l->saved[u])
-            return -ENOMEM;
-        l->saved_handle[u] = variable(e, l->saved[u], saved, IZ_DATUM_SAVED, u);
-    }
-    return 0;
-}
-
-static int open_lane(struct iz_engine *e, int b)
-{
-    struct iz_lane *l = &e->lane[b];
-    int64_t batch =
-        (e->model->input_bytes + e->model->target_bytes) * e->plan.samples;
-    int64_t d = size_of(e->plan.target.act) * e->plan.boundary_elems;
-    l->batch = take(e, near_tier(e), IZ_MEM_BATCH, batch);
-    l->d = take(e, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, d);
-    if (!l->batch || !l->d)
-        return -ENOMEM;
-    l->batch_handle = variable(e, l->batch, batch, IZ_DATUM_BATCH, b);
-    l->d_handle = variable(e, l->d, d, IZ_DATUM_DY, b);
-    l->loss = e->scalars + e->plan.n_groups + b;
-    l->loss_handle = variable(e, l->loss, sizeof(*l->loss), IZ_DATUM_SCALAR, b);
-    l->weight = l->loss + e->plan.lanes;
-    l->weight_handle =
-        variable(e, l->weight, sizeof(*l->weight), IZ_DATUM_SCALAR, b);
-    return open_boundaries(e, l);
-}
-
-static void close_lane(struct iz_engine *e, struct iz_lane *l)
-{
-    for (int u = 0; l->saved_handle && u < e->model->n_units; u++) {
-        unregister(&l->boundary_handle[u]);
-        unregister(&l->saved_handle[u]);
-    }
-    unregister(&l->batch_handle);
-    unregister(&l->d_handle);
-    unregister(&l->loss_handle);
-    unregister(&l->weight_handle);
-    free(l->boundary);
-    free(l->boundary_handle);
-    free(l->saved);
-    free(l->saved_handle);
-}
-
-static int open_scalars(struct iz_engine *e)
-{
-    e->control_handle =
-        variable(e, &e->control, sizeof(e->control), IZ_DATUM_SCALAR, 0);
-    e->scale_handle =
-        variable(e, &e->loss_scale, sizeof(e->loss_scale), IZ_DATUM_SCALAR, 0);
-    e->loss_handle =
-        variable(e, &e->loss_sum, sizeof(e->loss_sum), IZ_DATUM_SCALAR, 0);
-    e->learnt_handle =
-        variable(e, &e->learnt, sizeof(e->learnt), IZ_DATUM_SCALAR, 0);
-    e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 6)),
-                         sizeof(*e->gathered));
-    int64_t logits = 4 * (int64_t)e->model->vocab;
-    e->logits = take(e, near_tier(e), IZ_MEM_BATCH, logits);
-    e->sealed_by = calloc((size_t)e->plan.ranks, sizeof(*e->sealed_by));
-    if (!e->gathered || !e->logits || !e->sealed_by)
-        return -ENOMEM;
-    if (logits)
-        e->logits_handle = variable(e, e->logits, logits, IZ_DATUM_BATCH, 0);
-    return 0;
-}
-
-/* Buffers of the collectives; those of MPI are the library's own. */
-static int open_comm(struct iz_engine *e)
-{
-    const struct iz_plan *p = &e->plan;
-    struct iz_coll_gpu g = {.nccl = p->target.nccl};
-    if (p->ranks > 1 && !p->target.nccl)
-        iz_memory_note(e->memory, near_tier(e), IZ_MEM_COMM,
-                       p->bytes.b[near_tier(e)][IZ_MEM_COMM]);
-    if (p->ranks == 1 || !p->target.gpu)
-        return 0;
-    if (p->comm_stage_bytes)
-        g.buffer = take(e, IZ_TIER_CPU, IZ_MEM_STAGING,
-                        g.buffer_bytes = p->comm_stage_bytes);
-    else
-        g.buffer = take(e, IZ_TIER_DEVICE, IZ_MEM_COMM,
-                        g.buffer_bytes = p->exchange_bytes);
-    return g.buffer ? iz_coll_gpu_open(e->coll, &g) : -ENOMEM;
-}
+/* ---- all of it ---- */
 
 int iz_homes_open(struct iz_engine *e)
 {
     int r = 0;
     e->group = calloc((size_t)e->plan.n_groups, sizeof(*e->group));
-    e->lane = calloc((size_t)e->plan.lanes, sizeof(*e->lane));
-    e->scalars = take(e, near_tier(e), IZ_MEM_BATCH,
-                      8 * ((int64_t)e->plan.n_groups + 2 * e->plan.lanes));
+    e->scalars =
+        iz_memory_take(e->memory, iz_homes_near(e), IZ_MEM_BATCH,
+                       8 * ((int64_t)e->plan.n_groups + 2 * e->plan.lanes));
     if (e->plan.target.gpu) {
-        e->bounce = take(e, IZ_TIER_CPU, IZ_MEM_STAGING, IZ_BOUNCE_BYTES);
+        e->bounce = iz_memory_take(e->memory, IZ_TIER_CPU, IZ_MEM_STAGING,
+                                   IZ_BOUNCE_BYTES);
         e->stream = iz_device_stream_open();
     }
-    if (!e->group || !e->lane || !e->scalars ||
+    if (!e->group || !e->scalars ||
         (e->plan.target.gpu && (!e->bounce || !e->stream)))
         return -ENOMEM;
     for (int u = 0; u < e->plan.n_groups && !r; u++)
         r = open_group(e, u);
     if (!r)
         r = open_files(e);
-    e->state_stage = open_stages(e, IZ_TIER_CPU, e->plan.state_stages,
-                                 e->plan.state_stage_bytes);
-    e->param_stage = open_stages(e, IZ_TIER_CPU, e->plan.param_stages,
-                                 e->plan.param_stage_bytes);
-    e->grad_stage = open_stages(e, IZ_TIER_CPU, e->plan.grad_stages,
-                                e->plan.grad_stage_bytes);
-    e->update_stage = open_stages(e, IZ_TIER_CPU, e->plan.update_stages,
-                                  e->plan.update_stage_bytes);
-    e->save_stage = open_stages(e, IZ_TIER_CPU, e->plan.save_stages,
-                                e->plan.save_stage_bytes);
-    e->split_stage = open_stages(e, IZ_TIER_DEVICE, e->plan.split_stages,
-                                 e->plan.split_stage_bytes);
-    if (!r)
-        r = open_rows(e);
-    if (!r)
-        r = open_rings(e);
-    for (int b = 0; b < e->plan.lanes && !r; b++)
-        r = open_lane(e, b);
-    if (!r)
-        r = open_scalars(e);
-    return r ? r : open_comm(e);
+    return r ? r : iz_homes_open_buffers(e);
 }
 
 void iz_homes_close(struct iz_engine *e)
 {
     for (int u = 0; e->group && u < e->plan.n_groups; u++)
         close_group(&e->group[u]);
-    for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
-        close_slots(&e->ring[i].param, e->plan.ring[i].params);
-        close_slots(&e->ring[i].grad, e->plan.ring[i].grads);
-    }
-    for (int b = 0; e->lane && b < e->plan.lanes; b++)
-        close_lane(e, &e->lane[b]);
-    unregister(&e->row_list[0].handle);
-    unregister(&e->row_list[1].handle);
-    unregister(&e->row_scratch.handle);
-    close_slots(&e->boundaries.slot, e->plan.boundary_slots);
-    close_stages(&e->state_stage, e->plan.state_stages);
-    close_stages(&e->param_stage, e->plan.param_stages);
-    close_stages(&e->grad_stage, e->plan.grad_stages);
-    close_stages(&e->update_stage, e->plan.update_stages);
-    close_stages(&e->split_stage, e->plan.split_stages);
-    close_stages(&e->save_stage, e->plan.save_stages);
-    iz_coll_gpu_close(e->coll);
+    iz_homes_close_buffers(e);
     iz_device_stream_close(e->stream);
-    unregister(&e->control_handle);
-    unregister(&e->scale_handle);
-    unregister(&e->loss_handle);
-    unregister(&e->learnt_handle);
-    unregister(&e->logits_handle);
     iz_nvme_close(&e->state_file);
     iz_nvme_close(&e->param_file);
-    free(e->gathered);
-    free(e->sealed_by);
     free(e->group);
-    free(e->ring);
-    free(e->lane);
 }

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buffers that no unit owns: staging, lists of rows, rings of gathered units
+ * and of gradients, the lanes of micro-batches, scalars, collectives. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "runtime/homes.h"
+
+/* ---- staging ---- */
+
+/* Lists of touched rows, and what it takes to make one. */
+static int open_rows(struct iz_engine *e)
+{
+    struct iz_stage *s[] = {&e->row_list[0], &e->row_list[1], &e->row_scratch};
+    int64_t list = iz_plan_list_bytes(&e->plan);
+    for (int i = 0; list && i < 3; i++) {
+        int64_t bytes =
+            i < 2 ? list : iz_plan_list_scratch_bytes(&e->plan, e->model);
+        s[i]->p =
+            iz_memory_take(e->memory, iz_homes_near(e), IZ_MEM_BATCH, bytes);
+        if (!s[i]->p)
+            return -ENOMEM;
+        s[i]->handle = iz_homes_variable(e, s[i]->p, bytes, IZ_DATUM_BATCH, i);
+    }
+    return 0;
+}
+
+static struct iz_stage *open_stages(struct iz_engine *e, enum iz_tier tier,
+                                    int n, int64_t bytes)
+{
+    enum iz_datum d =
+        tier == IZ_TIER_CPU ? IZ_DATUM_STAGE : IZ_DATUM_SPLIT_STAGE;
+    struct iz_stage *s = calloc((size_t)n + 1, sizeof(*s));
+    for (int i = 0; s && i < n; i++) {
+        s[i].p = iz_memory_take(e->memory, tier, IZ_MEM_STAGING, bytes);
+        if (!s[i].p)
+            return s;
+        s[i].handle = iz_homes_variable(e, s[i].p, bytes, d, i);
+    }
+    return s;
+}
+
+static void close_stages(struct iz_stage **s, int n)
+{
+    for (int i = 0; *s && i < n; i++)
+        iz_homes_unregister(&(*s)[i].handle);
+    free(*s);
+    *s = NULL;
+}
+
+/* ---- rings and lanes ---- */
+
+static struct iz_slot *open_slots(struct iz_engine *e, int n, int64_t bytes,
+                                  enum iz_class class, enum iz_datum d)
+{
+    struct iz_slot *s = calloc((size_t)n + 1, sizeof(*s));
+    for (int i = 0; s && i < n; i++) {
+        s[i].group = -1;
+        s[i].p = iz_memory_take(e->memory, IZ_TIER_DEVICE, class, bytes);
+        if (!s[i].p)
+            return s;
+        s[i].handle = iz_homes_variable(e, s[i].p, bytes, d, i);
+    }
+    return s;
+}
+
+static void close_slots(struct iz_slot **s, int n)
+{
+    for (int i = 0; *s && i < n; i++)
+        iz_homes_unregister(&(*s)[i].handle);
+    free(*s);
+    *s = NULL;
+}
+
+static int open_rings(struct iz_engine *e)
+{
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    e->ring = calloc((size_t)e->plan.n_rings, sizeof(*e->ring));
+    for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
+        const struct iz_plan_ring *r = &e->plan.ring[i];
+        e->ring[i].param = open_slots(e, r->params, r->elems * size,
+                                      IZ_MEM_RING, IZ_DATUM_GATHERED);
+        e->ring[i].grad = open_slots(e, r->grads, r->grad_elems * size,
+                                     IZ_MEM_GRAD_RING, IZ_DATUM_UNIT_GRAD);
+        if (!e->ring[i].param || !e->ring[i].grad ||
+            (r->params && !e->ring[i].param[r->params - 1].handle) ||
+            (r->grads && !e->ring[i].grad[r->grads - 1].handle))
+            return -ENOMEM;
+    }
+    int n = e->plan.boundary_slots;
+    e->boundaries.slot = open_slots(
+        e, n, iz_dtype_bytes(e->plan.target.act) * e->plan.boundary_elems,
+        IZ_MEM_BOUNDARY, IZ_DATUM_RAISED);
+    bool slots = e->boundaries.slot && (!n || e->boundaries.slot[n - 1].handle);
+    return e->ring && slots ? 0 : -ENOMEM;
+}
+
+static void close_rings(struct iz_engine *e)
+{
+    for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
+        close_slots(&e->ring[i].param, e->plan.ring[i].params);
+        close_slots(&e->ring[i].grad, e->plan.ring[i].grads);
+    }
+    close_slots(&e->boundaries.slot, e->plan.boundary_slots);
+    free(e->ring);
+}
+
+/* The last one is used at once: it never goes to the host. */
+static int open_boundary(struct iz_engine *e, struct iz_lane *l, int u)
+{
+    const struct iz_plan *p = &e->plan;
+    int64_t bytes = iz_plan_boundary_bytes(p, e->model, u);
+    if (p->boundary_slots && u + 2 == e->model->n_units)
+        return 0;
+    l->boundary[u] = iz_memory_take(
+        e->memory, p->boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE,
+        IZ_MEM_BOUNDARY, bytes);
+    if (!l->boundary[u])
+        return -ENOMEM;
+    l->boundary_handle[u] =
+        iz_homes_variable(e, l->boundary[u], bytes, IZ_DATUM_BOUNDARY, u);
+    return 0;
+}
+
+static int open_boundaries(struct iz_engine *e, struct iz_lane *l)
+{
+    int units = e->model->n_units;
+    l->boundary = calloc((size_t)units, sizeof(*l->boundary));
+    l->boundary_handle = calloc((size_t)units, sizeof(*l->boundary_handle));
+    l->saved = calloc((size_t)units, sizeof(*l->saved));
+    l->saved_handle = calloc((size_t)units, sizeof(*l->saved_handle));
+    if (!l->boundary || !l->boundary_handle || !l->saved || !l->saved_handle)
+        return -ENOMEM;
+    for (int u = 0; u + 1 < units; u++) {
+        bool kept = !e->plan.recompute && u >= e->plan.first_trained;
+        int64_t saved = kept ? e->plan.cost[u].save_bytes : 0;
+        if (open_boundary(e, l, u))
+            return -ENOMEM;
+        if (!saved)
+            continue;
+        l->saved[u] =
+            iz_memory_take(e->memory, IZ_TIER_DEVICE, IZ_MEM_SAVED, saved);
+        if (!l->saved[u])
+            return -ENOMEM;
+        l->saved_handle[u] =
+            iz_homes_variable(e, l->saved[u], saved, IZ_DATUM_SAVED, u);
+    }
+    return 0;
+}
+
+static int open_lane(struct iz_engine *e, int b)
+{
+    struct iz_lane *l = &e->lane[b];
+    int64_t batch =
+        (e->model->input_bytes + e->model->target_bytes) * e->plan.samples;
+    int64_t d = iz_dtype_bytes(e->plan.target.act) * e->plan.boundary_elems;
+    l->batch = iz_memory_take(e->memory, iz_homes_near(e), IZ_MEM_BATCH, batch);
+    l->d = iz_memory_take(e->memory, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, d);
+    if (!l->batch || !l->d)
+        return -ENOMEM;
+    l->batch_handle = iz_homes_variable(e, l->batch, batch, IZ_DATUM_BATCH, b);
+    l->d_handle = iz_homes_variable(e, l->d, d, IZ_DATUM_DY, b);
+    l->loss = e->scalars + e->plan.n_groups + b;
+    l->loss_handle =
+        iz_homes_variable(e, l->loss, sizeof(*l->loss), IZ_DATUM_SCALAR, b);
+    l->weight = l->loss + e->plan.lanes;
+    l->weight_handle =
+        iz_homes_variable(e, l->weight, sizeof(*l->weight), IZ_DATUM_SCALAR, b);
+    return open_boundaries(e, l);
+}
+
+static int open_lanes(struct iz_engine *e)
+{
+    int r = 0;
+    e->lane = calloc((size_t)e->plan.lanes, sizeof(*e->lane));
+    if (!e->lane)
+        return -ENOMEM;
+    for (int b = 0; b < e->plan.lanes && !r; b++)
+        r = open_lane(e, b);
+    return r;
+}
+
+static void close_lane(struct iz_engine *e, struct iz_lane *l)
+{
+    for (int u = 0; l->saved_handle && u < e->model->n_units; u++) {
+        iz_homes_unregister(&l->boundary_handle[u]);
+        iz_homes_unregister(&l->saved_handle[u]);
+    }
+    iz_homes_unregister(&l->batch_handle);
+    iz_homes_unregister(&l->d_handle);
+    iz_homes_unregister(&l->loss_handle);
+    iz_homes_unregister(&l->weight_handle);
+    free(l->boundary);
+    free(l->boundary_handle);
+    free(l->saved);
+    free(l->saved_handle);
+}
+
+static int open_scalars(struct iz_engine *e)
+{
+    e->control_handle = iz_homes_variable(e, &e->control, sizeof(e->control),
+                                          IZ_DATUM_SCALAR, 0);
+    e->scale_handle = iz_homes_variable(
+        e, &e->loss_scale, sizeof(e->loss_scale), IZ_DATUM_SCALAR, 0);
+    e->loss_handle = iz_homes_variable(e, &e->loss_sum, sizeof(e->loss_sum),
+                                       IZ_DATUM_SCALAR, 0);
+    e->learnt_handle =
+        iz_homes_variable(e, &e->learnt, sizeof(e->learnt), IZ_DATUM_SCALAR, 0);
+    e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 6)),
+                         sizeof(*e->gathered));
+    int64_t logits = 4 * (int64_t)e->model->vocab;
+    e->logits =
+        iz_memory_take(e->memory, iz_homes_near(e), IZ_MEM_BATCH, logits);
+    e->sealed_by = calloc((size_t)e->plan.ranks, sizeof(*e->sealed_by));
+    if (!e->gathered || !e->logits || !e->sealed_by)
+        return -ENOMEM;
+    if (logits)
+        e->logits_handle =
+            iz_homes_variable(e, e->logits, logits, IZ_DATUM_BATCH, 0);
+    return 0;
+}
+
+static void close_scalars(struct iz_engine *e)
+{
+    iz_homes_unregister(&e->control_handle);
+    iz_homes_unregister(&e->scale_handle);
+    iz_homes_unregister(&e->loss_handle);
+    iz_homes_unregister(&e->learnt_handle);
+    iz_homes_unregister(&e->logits_handle);
+    free(e->gathered);
+    free(e->sealed_by);
+}
+
+/* Buffers of the collectives; those of MPI are the library's own. */
+static int open_comm(struct iz_engine *e)
+{
+    const struct iz_plan *p = &e->plan;
+    struct iz_coll_gpu g = {.nccl = p->target.nccl};
+    if (p->ranks > 1 && !p->target.nccl)
+        iz_memory_note(e->memory, iz_homes_near(e), IZ_MEM_COMM,
+                       p->bytes.b[iz_homes_near(e)][IZ_MEM_COMM]);
+    if (p->ranks == 1 || !p->target.gpu)
+        return 0;
+    if (p->comm_stage_bytes)
+        g.buffer = iz_memory_take(e->memory, IZ_TIER_CPU, IZ_MEM_STAGING,
+                                  g.buffer_bytes = p->comm_stage_bytes);
+    else
+        g.buffer = iz_memory_take(e->memory, IZ_TIER_DEVICE, IZ_MEM_COMM,
+                                  g.buffer_bytes = p->exchange_bytes);
+    return g.buffer ? iz_coll_gpu_open(e->coll, &g) : -ENOMEM;
+}
+
+int iz_homes_open_buffers(struct iz_engine *e)
+{
+    e->state_stage = open_stages(e, IZ_TIER_CPU, e->plan.state_stages,
+                                 e->plan.state_stage_bytes);
+    e->param_stage = open_stages(e, IZ_TIER_CPU, e->plan.param_stages,
+                                 e->plan.param_stage_bytes);
+    e->grad_stage = open_stages(e, IZ_TIER_CPU, e->plan.grad_stages,
+                                e->plan.grad_stage_bytes);
+    e->update_stage = open_stages(e, IZ_TIER_CPU, e->plan.update_stages,
+                                  e->plan.update_stage_bytes);
+    e->save_stage = open_stages(e, IZ_TIER_CPU, e->plan.save_stages,
+                                e->plan.save_stage_bytes);
+    e->split_stage = open_stages(e, IZ_TIER_DEVICE, e->plan.split_stages,
+                                 e->plan.split_stage_bytes);
+    int r = open_rows(e);
+    if (!r)
+        r = open_rings(e);
+    if (!r)
+        r = open_lanes(e);
+    if (!r)
+        r = open_scalars(e);
+    return r ? r : open_comm(e);
+}
+
+void iz_homes_close_buffers(struct iz_engine *e)
+{
+    close_rings(e);
+    for (int b = 0; e->lane && b < e->plan.lanes; b++)
+        close_lane(e, &e->lane[b]);
+    free(e->lane);
+    iz_homes_unregister(&e->row_list[0].handle);
+    iz_homes_unregister(&e->row_list[1].handle);
+    iz_homes_unregister(&e->row_scratch.handle);
+    close_stages(&e->state_stage, e->plan.state_stages);
+    close_stages(&e->param_stage, e->plan.param_stages);
+    close_stages(&e->grad_stage, e->plan.grad_stages);
+    close_stages(&e->update_stage, e->plan.update_stages);
+    close_stages(&e->split_stage, e->plan.split_stages);
+    close_stages(&e->save_stage, e->plan.save_stages);
+    iz_coll_gpu_close(e->coll);
+    close_scalars(e);
+}
