@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention with fp32 multiply-adds, by the same algorithm as attention_16.cu,
+/* Attention with fp32 multiply-adds, by the same algorithm as attention_16.cuh,
  * for heads of any width up to 256: of fp32 activations, and of fp16 ones on
  * GPUs before compute capability 8.0, which lack the instructions of that file.
  * Shared memory holds fp32 either way, so fp16 is rounded to once, at the end.

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Forward of attention of 16-bit activations on tensor cores: the output and
+ * the logarithms of its sums of exponentials, which gradients start from. */
+#include "codelets/attention_16.cuh"
+
+/* Over the four lanes that share a row. */
+static __device__ __forceinline__ float row_max(float v)
+{
+    v = fmaxf(v, __shfl_xor_sync(IZ_ALL_LANES, v, 1));
+    return fmaxf(v, __shfl_xor_sync(IZ_ALL_LANES, v, 2));
+}
+
+static __device__ __forceinline__ float row_sum(float v)
+{
+    v += __shfl_xor_sync(IZ_ALL_LANES, v, 1);
+    return v + __shfl_xor_sync(IZ_ALL_LANES, v, 2);
+}
+
+/* One more tile of scores of a 16-row piece, rows g (h = 0) or g + 8 (h = 1):
+ * turns them into exponentials relative to the largest score so far, and what
+ * was summed before as well.  sum is this lane's part, before rounding; scale2
+ * belongs to powers of two. */
+template <int N, int C>
+static __device__ __forceinline__ void
+soften(float (&s)[N][4], float (&acc)[C][4], int h, float *top, float *sum,
+       float scale2)
+{
+    float high = *top, keep, part = 0;
+
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        high = fmaxf(high, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+    high = row_max(high);
+    keep = iz_exp2((*top - high) * scale2);
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        float *p = &s[i / 2][2 * h + i % 2];
+
+        *p = iz_exp2(*p * scale2 - high * scale2);
+        part += *p;
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * C; i++)
+        acc[i / 2][2 * h + i % 2] *= keep;
+    *sum = *sum * keep + part;
+    *top = high;
+}
+
+/* Divides by the sums of exponentials and writes their logarithms. */
+template <int MT, int C>
+static __device__ __forceinline__ void
+finish(float (&acc)[MT][C][4], const float (&top)[MT][2],
+       const float (&sum)[MT][2], float *lse, int left, float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        int m = i / 2, h = i % 2, r = frag_row(m, 2 * h);
+        float all = row_sum(sum[m][h]), inv = 1 / all;
+
+#pragma unroll
+        for (int j = 0; j < 2 * C; j++)
+            acc[m][j / 2][2 * h + j % 2] *= inv;
+        if (r < left && threadIdx.x % 4 == 0)
+            lse[r] = top[m][h] * scale + logf(all);
+    }
+}
+
+/* One tile of BM queries of one head against all keys that it sees, BN at a
+ * time.  The values of a tile arrive while its scores are formed, the next
+ * keys while the values are summed.  Late tiles have most keys: they go first.
+ */
+template <enum iz_dtype T, int DP, int MT, int NW, int BN>
+static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
+{
+    constexpr int BM = 16 * MT * NW, P = pitch<DP>;
+    constexpr int KEPT = DP <= 64 ? DP / 16 : 1; /* what registers have left */
+    IZ_SHARED(uint16_t, qs);
+    uint16_t *ks = qs + BM * P, *vs = ks + BN * P;
+    struct iz_place here = iz_attention_place(a, 1);
+    int head = here.head, i0 = here.after * BM;
+    int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
+    int own = (int)threadIdx.x / 32 * 16 * MT;
+    int64_t ld = a.ld;
+    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
+    const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, head / a.group);
+    const uint16_t *v = k + a.kv;
+    float acc[MT][DP / 8][4] = {}, s[MT][BN / 8][4], top[MT][2], sum[MT][2];
+    uint32_t kept[KEPT][MT][4];
+
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        top[i / 2][i % 2] = -INFINITY;
+        sum[i / 2][i % 2] = 0;
+    }
+    load_rows<DP, BM, NW>(qs, q + i0 * ld, ld, a.seq - i0, a.d);
+    load_rows<DP, BN, NW>(ks, k, ld, a.seq, a.d);
+    iz_copy_group();
+    for (int j0 = 0; j0 < end; j0 += BN) {
+        bool live = a.full || j0 < i0 + own + 16 * MT;
+
+        iz_copy_wait<0>();
+        __syncthreads(); /* keys are there, the last values are used up */
+        load_rows<DP, BN, NW>(vs, v + j0 * ld, ld, a.seq - j0, a.d);
+        iz_copy_group();
+        if (live) {
+            rows_by_rows<T, DP>(s, kept, qs + own * P, ks, j0 == 0);
+            if (a.full)
+                mask_end(s, a.seq - j0, -INFINITY);
+            else if (j0 + BN > i0 + own + 1)
+                mask<false>(s, i0 + own, j0, -INFINITY);
+#pragma unroll
+            for (int i = 0; i < 2 * MT; i++)
+                soften(s[i / 2], acc[i / 2], i % 2, &top[i / 2][i % 2],
+                       &sum[i / 2][i % 2], a.scale * LOG2E);
+        }
+        iz_copy_wait<0>();
+        __syncthreads(); /* values are there, keys are used up */
+        if (j0 + BN < end)
+            load_rows<DP, BN, NW>(ks, k + (j0 + BN) * ld, ld, a.seq - j0 - BN,
+                                  a.d);
+        iz_copy_group();
+        if (live)
+            add_product<T, DP>(acc, s, vs);
+    }
+    finish(acc, top, sum, a.lse + (int64_t)head * a.seq + i0 + own,
+           a.seq - i0 - own, a.scale);
+    store_rows<T, DP>((uint16_t *)a.o + iz_head_o(a, head) + (i0 + own) * a.c,
+                      a.c, a.seq - i0 - own, a.d, qs + own * P, acc, 1);
+}
+
+template <enum iz_dtype T, int DP, int MT, int NW, int BN>
+static void run_forward(const struct iz_heads *a, void *stream)
+{
+    constexpr int BM = 16 * MT * NW;
+    void (*k)(struct iz_heads) = forward<T, DP, MT, NW, BN>;
+
+    IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW,
+              bytes_of<DP>(BM + 2 * BN), stream, *a);
+}
+
+/* Tiles are as large as registers allow without spills. */
+template <enum iz_dtype T>
+static void forward_by_width(const struct iz_heads *a, void *stream)
+{
+    if (a->d <= 32)
+        run_forward<T, 32, 2, 4, 64>(a, stream);
+    else if (a->d <= 64)
+        run_forward<T, 64, 2, 4, 64>(a, stream);
+    else if (a->d <= 96)
+        run_forward<T, 96, 2, 4, 64>(a, stream);
+    else if (a->d <= 128)
+        run_forward<T, 128, 2, 4, 32>(a, stream);
+    else
+        run_forward<T, 256, 1, 4, 32>(a, stream);
+}
+
+void iz_attention_fwd_16(const struct iz_heads *a, enum iz_dtype t,
+                         void *stream)
+{
+    if (t == IZ_BF16)
+        forward_by_width<IZ_BF16>(a, stream);
+    else
+        forward_by_width<IZ_F16>(a, stream);
+}

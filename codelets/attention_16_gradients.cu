@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients of attention of 16-bit activations on tensor cores.
+ *
+ * Every tile of the scores is visited twice, once to sum over queries (dk, dv)
+ * and once to sum over keys (dq).  That is seven products where five would do,
+ * but nothing is added by atomics, so the bits never change. */
+#include "codelets/attention_16.cuh"
+
+/* Loads one tile each of two operands, one behind the other. */
+template <int DP, int ROWS, int NW>
+static __device__ __forceinline__ void
+load_pair(uint16_t *to, const uint16_t *a, int lda, const uint16_t *b, int ldb,
+          int left, int d)
+{
+    load_rows<DP, ROWS, NW>(to, a, lda, left, d);
+    load_rows<DP, ROWS, NW>(to + ROWS * pitch<DP>, b, ldb, left, d);
+}
+
+/* Elements of BQ queries in shared memory: q, dy, then lse and delta. */
+template <int DP, int BQ> constexpr int query_tile = 2 * BQ *pitch<DP> + 4 * BQ;
+
+/* Starts the copy of what key_grads reads of BQ queries of a head, from row i0
+ * on: queries, gradients of the output, lse and delta. */
+template <int DP, int BQ, int NW>
+static __device__ __forceinline__ void
+load_queries(uint16_t *to, const struct iz_heads &a, int head, int i0)
+{
+    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
+    const uint16_t *dy = (const uint16_t *)a.dy + iz_head_o(a, head);
+    float *stats = (float *)(to + 2 * BQ * pitch<DP>);
+    int i = (int)threadIdx.x, left = a.seq - i0;
+
+    load_pair<DP, BQ, NW>(to, q + i0 * a.ld, a.ld, dy + i0 * a.c, a.c, left,
+                          a.d);
+    if (i < 2 * BQ) {
+        const float *stat = i < BQ ? a.lse : a.delta;
+
+        iz_copy_start<4>(stats + i, stat + (int64_t)head * a.seq + i0 + i % BQ,
+                         i % BQ < left);
+    }
+}
+
+/* Scores (a row per key) and the gradients of their probabilities become
+ * probabilities and the gradients of the scores, before `scale`. */
+template <int MT, int N>
+static __device__ __forceinline__ void
+grad_by_key(float (&s)[MT][N][4], float (&ds)[MT][N][4], const float *stats,
+            float scale2)
+{
+#pragma unroll
+    for (int i = 0; i < MT * N * 4; i++) {
+        int m = i / (4 * N), j = i / 4 % N, e = i % 4, c = frag_col(j, e);
+
+        s[m][j][e] = iz_exp2(s[m][j][e] * scale2 - stats[c] * LOG2E);
+        ds[m][j][e] = s[m][j][e] * (ds[m][j][e] - stats[8 * N + c]);
+    }
+}
+
+/* The same with a row per query. */
+template <int MT, int N>
+static __device__ __forceinline__ void
+grad_by_query(float (&s)[MT][N][4], float (&ds)[MT][N][4],
+              const float (&lse2)[MT][2], const float (&delta)[MT][2],
+              float scale2)
+{
+#pragma unroll
+    for (int i = 0; i < MT * N * 4; i++) {
+        int m = i / (4 * N), j = i / 4 % N, e = i % 4, h = e / 2;
+
+        s[m][j][e] = iz_exp2(s[m][j][e] * scale2 - lse2[m][h]);
+        ds[m][j][e] = s[m][j][e] * (ds[m][j][e] - delta[m][h]);
+    }
+}
+
+/* dk and dv of one tile of BK keys of a group of heads, over all queries of
+ * these that see the first of its keys, head by head and BQ at a time; the next
+ * queries arrive meanwhile.  The tile's
+ * columns may be shared out over blockIdx.y, 8 C each, so that the sums fit
+ * into registers; the scores are then formed by each.  Early tiles have most
+ * queries: they go first. */
+template <enum iz_dtype T, int DP, int MT, int NW, int BQ, int C>
+static __global__ void __launch_bounds__(32 * NW, 2)
+    key_grads(struct iz_heads a)
+{
+    constexpr int BK = 16 * MT * NW, P = pitch<DP>, TILE = query_tile<DP, BQ>;
+    IZ_SHARED(uint16_t, ks);
+    uint16_t *vs = ks + BK * P, *tiles = vs + BK * P;
+    struct iz_place here = iz_attention_place(a, a.group);
+    int group = here.head, k0 = here.tile * BK, stage = 0;
+    int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - k0 - own;
+    int part = 8 * C < DP ? (int)blockIdx.y * 8 * C : 0;
+    int head = group * a.group, i0 = a.full ? 0 : k0 / BQ * BQ;
+    int64_t ld = a.ld;
+    const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, group) + k0 * ld;
+    uint16_t *dk;
+    float s[MT][BQ / 8][4], ds[MT][BQ / 8][4];
+    float acc_k[MT][C][4] = {}, acc_v[MT][C][4] = {};
+
+    load_pair<DP, BK, NW>(ks, k, ld, k + a.kv, ld, a.seq - k0, a.d);
+    load_queries<DP, BQ, NW>(tiles, a, head, i0);
+    iz_copy_group();
+    while (head < (group + 1) * a.group) {
+        const uint16_t *qs = tiles + stage, *ys = qs + BQ * P;
+        bool more = i0 + BQ < a.seq;
+        int start = a.full ? 0 : k0 / BQ * BQ;
+        int next = more ? i0 + BQ : start, next_head = head + !more;
+
+        if (next_head < (group + 1) * a.group)
+            load_queries<DP, BQ, NW>(tiles + TILE - stage, a, next_head, next);
+        iz_copy_group();
+        iz_copy_wait<1>();
+        __syncthreads(); /* these queries are there */
+        if (a.full || i0 + BQ > k0 + own) {
+            rows_by_rows<T, DP>(s, ks + own * P, qs);
+            rows_by_rows<T, DP>(ds, vs + own * P, ys);
+            grad_by_key(s, ds, (const float *)(ys + BQ * P), a.scale * LOG2E);
+            if (!a.full && i0 < k0 + own + 16 * MT - 1) {
+                mask<true>(s, k0 + own, i0, 0);
+                mask<true>(ds, k0 + own, i0, 0);
+            }
+            add_product<T, DP>(acc_v, s, ys + part);
+            add_product<T, DP>(acc_k, ds, qs + part);
+        }
+        __syncthreads(); /* and used up */
+        i0 = next;
+        head = next_head;
+        stage = TILE - stage;
+    }
+    /* From what the loop has left, so that no register has waited for it. */
+    dk = (uint16_t *)a.dqkv + iz_head_k(a, head / a.group - 1) +
+         (k0 + own) * ld + part;
+    store_rows<T, DP>(dk, ld, left, a.d - part, ks + own * P, acc_k, a.scale);
+    store_rows<T, DP>(dk + a.kv, ld, left, a.d - part, vs + own * P, acc_v, 1);
+}
+
+/* dq of one tile of BM queries of one head, over all keys that it sees, BN at a
+ * time; the next keys arrive meanwhile. */
+template <enum iz_dtype T, int DP, int MT, int NW, int BN>
+static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
+{
+    constexpr int BM = 16 * MT * NW, P = pitch<DP>, TILE = 2 * BN * P;
+    IZ_SHARED(uint16_t, qs);
+    uint16_t *ys = qs + BM * P, *tiles = ys + BM * P;
+    struct iz_place here = iz_attention_place(a, 1);
+    int head = here.head, i0 = here.after * BM;
+    int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
+    int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - i0 - own;
+    int stage = 0;
+    int64_t ld = a.ld, row = (int64_t)head * a.seq + i0 + own;
+    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
+    const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, head / a.group);
+    const uint16_t *dy = (const uint16_t *)a.dy + iz_head_o(a, head);
+    float acc[MT][DP / 8][4] = {}, s[MT][BN / 8][4], ds[MT][BN / 8][4];
+    float lse2[MT][2], delta[MT][2];
+
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        int r = frag_row(i / 2, i % 2 * 2);
+
+        lse2[i / 2][i % 2] = r < left ? a.lse[row + r] * LOG2E : 0;
+        delta[i / 2][i % 2] = r < left ? a.delta[row + r] : 0;
+    }
+    load_pair<DP, BM, NW>(qs, q + i0 * ld, ld, dy + i0 * a.c, a.c, a.seq - i0,
+                          a.d);
+    load_pair<DP, BN, NW>(tiles, k, ld, k + a.kv, ld, a.seq, a.d);
+    iz_copy_group();
+    for (int j0 = 0; j0 < end; j0 += BN, stage = TILE - stage) {
+        int next = j0 + BN;
+        const uint16_t *ks = tiles + stage, *vs = ks + BN * P;
+
+        if (next < end)
+            load_pair<DP, BN, NW>(tiles + TILE - stage, k + next * ld, ld,
+                                  k + a.kv + next * ld, ld, a.seq - next, a.d);
+        iz_copy_group();
+        iz_copy_wait<1>();
+        __syncthreads(); /* these keys are there */
+        if (a.full || j0 < i0 + own + 16 * MT) {
+            rows_by_rows<T, DP>(s, qs + own * P, ks);
+            rows_by_rows<T, DP>(ds, ys + own * P, vs);
+            grad_by_query(s, ds, lse2, delta, a.scale * LOG2E);
+            if (a.full)
+                mask_end(ds, a.seq - j0, 0);
+            else if (j0 + BN > i0 + own + 1)
+                mask<false>(ds, i0 + own, j0, 0);
+            add_product<T, DP>(acc, ds, ks);
+        }
+        __syncthreads(); /* and used up */
+    }
+    store_rows<T, DP>((uint16_t *)a.dqkv + iz_head_q(a, head) + (i0 + own) * ld,
+                      ld, left, a.d, qs + own * P, acc, a.scale);
+}
+
+template <enum iz_dtype T, int DP, int MT, int NW, int BQ, int C>
+static void run_key_grads(const struct iz_heads *a, void *stream)
+{
+    constexpr int BK = 16 * MT * NW;
+    void (*k)(struct iz_heads) = key_grads<T, DP, MT, NW, BQ, C>;
+    dim3 grid((unsigned)iz_attention_blocks(a, BK, a->all / a->group),
+              DP / (8 * C));
+    int bytes =
+        bytes_of<DP>(2 * BK) + 2 * query_tile<DP, BQ> * (int)sizeof(uint16_t);
+
+    IZ_LAUNCH(k, grid, 32 * NW, bytes, stream, *a);
+}
+
+template <enum iz_dtype T, int DP, int MT, int NW, int BN>
+static void run_query_grads(const struct iz_heads *a, void *stream)
+{
+    constexpr int BM = 16 * MT * NW;
+    void (*k)(struct iz_heads) = query_grads<T, DP, MT, NW, BN>;
+    int bytes = bytes_of<DP>(2 * BM + 4 * BN);
+
+    IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW, bytes, stream,
+              *a);
+}
+
+/* Tiles are as large as registers allow without spills.  More than 128 columns
+ * take up to 133 KiB of shared memory, which not every GPU has: attention.c
+ * refuses it there. */
+template <enum iz_dtype T>
+static void key_grads_by_width(const struct iz_heads *a, void *stream)
+{
+    if (a->d <= 32)
+        run_key_grads<T, 32, 2, 4, 32, 4>(a, stream);
+    else if (a->d <= 64)
+        run_key_grads<T, 64, 2, 4, 32, 8>(a, stream);
+    else if (a->d <= 96)
+        run_key_grads<T, 96, 1, 4, 32, 12>(a, stream);
+    else if (a->d <= 128)
+        run_key_grads<T, 128, 1, 4, 32, 16>(a, stream);
+    else
+        run_key_grads<T, 256, 1, 4, 32, 16>(a, stream);
+}
+
+template <enum iz_dtype T>
+static void query_grads_by_width(const struct iz_heads *a, void *stream)
+{
+    if (a->d <= 32)
+        run_query_grads<T, 32, 2, 4, 32>(a, stream);
+    else if (a->d <= 64)
+        run_query_grads<T, 64, 2, 4, 32>(a, stream);
+    else if (a->d <= 96)
+        run_query_grads<T, 96, 2, 4, 32>(a, stream);
+    else if (a->d <= 128)
+        run_query_grads<T, 128, 1, 4, 32>(a, stream);
+    else
+        run_query_grads<T, 256, 1, 4, 32>(a, stream);
+}
+
+void iz_attention_bwd_16(const struct iz_heads *a, enum iz_dtype t,
+                         void *stream)
+{
+    if (t == IZ_BF16) {
+        key_grads_by_width<IZ_BF16>(a, stream);
+        query_grads_by_width<IZ_BF16>(a, stream);
+    } else {
+        key_grads_by_width<IZ_F16>(a, stream);
+        query_grads_by_width<IZ_F16>(a, stream);
+    }
+}
