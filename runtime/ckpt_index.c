@@ -34,18 +34,6 @@ struct iz_ckpt_index {
 
 /* ---- writing ---- */
 
-/* Names are ours, but paths and words of a user may be among them one day. */
-static void put_string(FILE *f, const char *s)
-{
-    fputc('"', f);
-    for (; *s; s++)
-        if (*s == '"' || *s == '\\' || (unsigned char)*s < 0x20)
-            fprintf(f, "\\u%04x", *s);
-        else
-            fputc(*s, f);
-    fputc('"', f);
-}
-
 static void put_files(FILE *f, int ranks, const struct iz_ckpt_file *file)
 {
     fputs(",\n\"files\": [", f);
@@ -62,7 +50,7 @@ static void put_arrays(FILE *f, const struct iz_ckpt *k)
     fputs(",\n\"arrays\": [", f);
     for (int i = 0; i < k->n_parts; i++) {
         fprintf(f, "%s\n  {\"name\": ", i ? "," : "");
-        put_string(f, k->part[i].name);
+        iz_json_print(f, k->part[i].name);
         fprintf(f, ", \"total\": %" PRId64 "}", k->part[i].total);
     }
     fputs("]", f);
@@ -75,9 +63,9 @@ static void put_parameters(FILE *f, const struct iz_ckpt *k)
         const struct iz_ckpt_name *p = &k->names[i];
 
         fprintf(f, "%s\n  {\"name\": ", i ? "," : "");
-        put_string(f, p->name);
+        iz_json_print(f, p->name);
         fputs(", \"array\": ", f);
-        put_string(f, p->array);
+        iz_json_print(f, p->array);
         fprintf(f,
                 ", \"offset\": %" PRId64 ", \"shape\": [%" PRId64 ", %" PRId64
                 "]}",
@@ -94,7 +82,7 @@ static void put_scalars(FILE *f, const struct iz_ckpt *k)
         double v = k->scalar[i].value;
 
         fprintf(f, "%s\n  ", i ? "," : "");
-        put_string(f, k->scalar[i].name);
+        iz_json_print(f, k->scalar[i].name);
         fprintf(f, ": {\"hex\": \"%a\", \"decimal\": \"%.17g\"}", v, v);
     }
     fputs("}", f);

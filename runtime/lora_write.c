@@ -15,6 +15,7 @@
 #include "runtime/hf_file.h"
 #include "runtime/hf_map.h"
 #include "runtime/hf_write.h"
+#include "runtime/json.h"
 #include "runtime/lora.h"
 
 #define CONFIG "adapter_config.json"
@@ -190,17 +191,6 @@ static void close_file(struct writer *w, const char *name)
         w->err = refuse(name, "cannot write");
 }
 
-static void put_string(FILE *f, const char *s)
-{
-    fputc('"', f);
-    for (; *s; s++)
-        if (*s == '"' || *s == '\\' || (unsigned char)*s < 0x20)
-            fprintf(f, "\\u%04x", *s);
-        else
-            fputc(*s, f);
-    fputc('"', f);
-}
-
 static void put_config(const struct writer *w)
 {
     const struct iz_config *c = w->e->config;
@@ -210,7 +200,7 @@ static void put_config(const struct writer *w)
     fputs(w->e->model->vocab ? "\"CAUSAL_LM\"" : "null", f);
     fputs(",\n  \"base_model_name_or_path\": ", f);
     if (c->import[0])
-        put_string(f, c->import);
+        iz_json_print(f, c->import);
     else
         fputs("null", f);
     fprintf(f,
@@ -223,7 +213,7 @@ static void put_config(const struct writer *w)
             w->l.fan_in_fan_out ? "true" : "false");
     for (int i = 0; i < w->l.n; i += 2) {
         fputs(i ? ",\n    " : "\n    ", f);
-        put_string(f, w->l.entry[i].module);
+        iz_json_print(f, w->l.entry[i].module);
     }
     fputs("\n  ]\n}\n", f);
 }
