@@ -4,6 +4,7 @@
  * position.  The keys, token and position together, are all different, so that
  * there is only one sorted order and timing has no part in the result. */
 #include "codelets/launch.cuh"
+#include "codelets/row.cuh"
 
 #include "codelets/cuda_launch.h"
 #include "codelets/embedding.h"
@@ -245,12 +246,6 @@ static int blocks_for(int64_t n, int64_t per)
     return (int)((n + per - 1) / per);
 }
 
-/* Whether rows of c elements of a buffer consist of whole aligned pieces. */
-template <class T> static bool aligned(const void *p, int64_t c)
-{
-    return (uintptr_t)p % 16 == 0 && c * sizeof(T) % 16 == 0;
-}
-
 /* Of y: a table and what is added, or a table and what is kept. */
 struct sources {
     struct iz_view table, wpe, r;
@@ -260,8 +255,10 @@ template <class T>
 static void start_forward(struct iz_exec *x, struct iz_view y,
                           const struct lookup &l, const struct sources &s)
 {
-    bool pieces = aligned<T>(y.p, y.cols) && aligned<T>(s.table.p, y.cols) &&
-                  aligned<T>(s.wpe.p, y.cols) && aligned<T>(s.r.p, y.cols);
+    bool pieces = iz_rows_aligned<T>(y.p, y.cols) &&
+                  iz_rows_aligned<T>(s.table.p, y.cols) &&
+                  iz_rows_aligned<T>(s.wpe.p, y.cols) &&
+                  iz_rows_aligned<T>(s.r.p, y.cols);
     void (*k)(T *, struct lookup, const T *, const T *, const T *, int64_t,
               int64_t) = pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>;
 
@@ -362,8 +359,9 @@ static void start_backward(struct iz_exec *x, struct iz_view dwte,
                            struct iz_view dwpe, struct iz_view dy,
                            const struct lookup &l, char *scratch)
 {
-    if (aligned<T>(dwte.p, dy.cols) && aligned<T>(dwpe.p, dy.cols) &&
-        aligned<T>(dy.p, dy.cols))
+    if (iz_rows_aligned<T>(dwte.p, dy.cols) &&
+        iz_rows_aligned<T>(dwpe.p, dy.cols) &&
+        iz_rows_aligned<T>(dy.p, dy.cols))
         launch_backward<T, 16 / sizeof(T)>(x, dwte, dwpe, dy, l, scratch);
     else
         launch_backward<T, 1>(x, dwte, dwpe, dy, l, scratch);

@@ -3,6 +3,7 @@
  * where it is short, else the block.  A team reads its row again from the
  * first-level cache rather than keep it, so rows may have any length. */
 #include "codelets/launch.cuh"
+#include "codelets/row.cuh"
 
 #include "codelets/cuda_launch.h"
 
@@ -36,16 +37,6 @@ template <bool WIDE> static __device__ int64_t team_row(void)
     return (int64_t)blockIdx.x * teams + threadIdx.x / team_size<WIDE>();
 }
 
-/* Loads without branches, so that they go out together: beyond the end, the
- * last piece again. */
-template <int STEP, int A, int N, class T>
-static __device__ void load_ahead(float (&v)[A][N], const T *row, int at, int c)
-{
-#pragma unroll
-    for (int k = 0; k < A; k++)
-        iz_load_row(v[k], row + min(at + k * STEP, c - N));
-}
-
 template <bool WIDE, int N, class T>
 static __device__ float row_sum(const T *a, int c, int lane)
 {
@@ -53,7 +44,7 @@ static __device__ float row_sum(const T *a, int c, int lane)
     float sum = 0, v[AHEAD][N];
 
     for (int at = lane * N; at < c; at += AHEAD * step) {
-        load_ahead<step>(v, a, at, c);
+        iz_load_ahead<step>(v, a, at, c);
         for (int k = 0; k < AHEAD; k++)
             for (int j = 0; j < N; j++)
                 sum += at + k * step < c ? v[k][j] : 0;
@@ -68,7 +59,7 @@ static __device__ float row_squares(const T *a, float mean, int c, int lane)
     float sum = 0, v[AHEAD][N];
 
     for (int at = lane * N; at < c; at += AHEAD * step) {
-        load_ahead<step>(v, a, at, c);
+        iz_load_ahead<step>(v, a, at, c);
         for (int k = 0; k < AHEAD; k++)
             for (int j = 0; j < N; j++) {
                 float d = v[k][j] - mean;
@@ -151,9 +142,9 @@ static __device__ struct row row_means(const struct backward<T> &p, int64_t row,
 
 #pragma unroll 1
     for (int at = lane * N; at < p.c; at += A * step) {
-        load_ahead<step>(dy, p.dy + row * p.c, at, p.c);
-        load_ahead<step>(a, p.a + row * p.c, at, p.c);
-        load_ahead<step>(w, p.w, at, p.c);
+        iz_load_ahead<step>(dy, p.dy + row * p.c, at, p.c);
+        iz_load_ahead<step>(a, p.a + row * p.c, at, p.c);
+        iz_load_ahead<step>(w, p.w, at, p.c);
         for (int k = 0; k < A; k++)
             for (int j = 0; j < N; j++) {
                 float v = dy[k][j] * w[k][j];
@@ -273,7 +264,7 @@ static __global__ void __launch_bounds__(THREADS, K > 1 || !WIDE ? 2 : 4)
         float r[K][N] = {};
 
         if (p.r)
-            load_ahead<team * N>(r, p.r + row * p.c, lane * N, p.c);
+            iz_load_ahead<team * N>(r, p.r + row * p.c, lane * N, p.c);
         struct row v = row_means<WIDE, K, N>(p, row, lane);
 
 #pragma unroll
@@ -337,12 +328,6 @@ static __global__ void __launch_bounds__(32 * GROUPS)
         iz_store(db + col - c, sum);
 }
 
-/* Whether rows of c elements of a buffer consist of whole aligned pieces. */
-template <class T> static bool aligned(const void *p, int64_t c)
-{
-    return (uintptr_t)p % 16 == 0 && c * sizeof(T) % 16 == 0;
-}
-
 template <class T, int N>
 static void launch_forward(struct iz_exec *x, struct iz_view y,
                            struct iz_view a, const struct iz_norm *n,
@@ -366,8 +351,8 @@ static void choose_forward(struct iz_exec *x, struct iz_view y,
 {
     int64_t c = a.cols;
 
-    if (aligned<T>(y.p, c) && aligned<T>(a.p, c) && aligned<T>(n->w.p, c) &&
-        aligned<T>(n->b.p, c))
+    if (iz_rows_aligned<T>(y.p, c) && iz_rows_aligned<T>(a.p, c) &&
+        iz_rows_aligned<T>(n->w.p, c) && iz_rows_aligned<T>(n->b.p, c))
         launch_forward<T, 16 / sizeof(T)>(x, y, a, n, again);
     else
         launch_forward<T, 1>(x, y, a, n, again);
@@ -468,8 +453,9 @@ static void start_backward(struct iz_exec *x, struct iz_view dx,
             (int)(scratch.rows / 2)
     };
 
-    if (aligned<T>(dx.p, c) && aligned<T>(r.p, c) && aligned<T>(dy.p, c) &&
-        aligned<T>(a.p, c) && aligned<T>(n->w.p, c))
+    if (iz_rows_aligned<T>(dx.p, c) && iz_rows_aligned<T>(r.p, c) &&
+        iz_rows_aligned<T>(dy.p, c) && iz_rows_aligned<T>(a.p, c) &&
+        iz_rows_aligned<T>(n->w.p, c))
         launch_backward<T, 16 / sizeof(T)>(x, p, n);
     else
         launch_backward<T, 1>(x, p, n);

@@ -4,6 +4,7 @@
  * as small as the piece allows.  A team reads its piece again from the
  * first-level cache rather than keep it, so pieces may have any length. */
 #include "codelets/launch.cuh"
+#include "codelets/row.cuh"
 
 #include "codelets/cuda_launch.h"
 
@@ -39,16 +40,6 @@ template <int TEAM> static __device__ float team_sum(float v)
     return v;
 }
 
-/* Loads without branches, so that they go out together: beyond the end, the
- * last part again. */
-template <int STEP, int A, int N, class T>
-static __device__ void load_ahead(float (&v)[A][N], const T *p, int at, int c)
-{
-#pragma unroll
-    for (int k = 0; k < A; k++)
-        iz_load_row(v[k], p + min(at + k * STEP, c - N));
-}
-
 /* This thread's part of the sum of squares. */
 template <int TEAM, int N, class T>
 static __device__ float squares(const T *a, int c, int lane)
@@ -56,7 +47,7 @@ static __device__ float squares(const T *a, int c, int lane)
     float sum = 0, v[AHEAD][N];
 
     for (int at = lane * N; at < c; at += AHEAD * TEAM * N) {
-        load_ahead<TEAM * N>(v, a, at, c);
+        iz_load_ahead<TEAM * N>(v, a, at, c);
         for (int k = 0; k < AHEAD; k++)
             for (int j = 0; j < N; j++)
                 sum += at + k * TEAM * N < c ? v[k][j] * v[k][j] : 0;
@@ -135,9 +126,9 @@ static __device__ float mean_product(const struct backward<T> &p, int i, int c,
 
 #pragma unroll 1
     for (int at = lane * N; at < c; at += A * TEAM * N) {
-        load_ahead<TEAM * N>(dv, dy, at, c);
-        load_ahead<TEAM * N>(av, a, at, c);
-        load_ahead<TEAM * N>(w, p.w, at, c);
+        iz_load_ahead<TEAM * N>(dv, dy, at, c);
+        iz_load_ahead<TEAM * N>(av, a, at, c);
+        iz_load_ahead<TEAM * N>(w, p.w, at, c);
         for (int k = 0; k < A; k++)
             for (int j = 0; j < N; j++)
                 sum += at + k * TEAM * N < c
@@ -229,7 +220,7 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 4 : 2)
         const T *from = p.r.p ? piece(p.r, i, p.heads, p.c) : NULL;
 
         if (K < 4 && c && from)
-            load_ahead<TEAM * N>(r, from, lane * N, c);
+            iz_load_ahead<TEAM * N>(r, from, lane * N, c);
         float mean = mean_product<TEAM, K, N>(p, i, c, rstd, lane);
 
 #pragma unroll
@@ -290,12 +281,6 @@ static __global__ void __launch_bounds__(32 * GROUPS)
 
 /* ---- launches ----------------------------------------------------------- */
 
-/* Whether pieces start at whole 16 bytes. */
-template <class T> static bool aligned(const void *p, int64_t ld)
-{
-    return (uintptr_t)p % 16 == 0 && ld * sizeof(T) % 16 == 0;
-}
-
 /* Rows of v, and of its heads from column `first` on. */
 template <class T>
 static struct pieces<T> pieces_of(struct iz_view v, int64_t first) {
@@ -343,8 +328,9 @@ static void launch_forward(struct iz_exec *x, const struct forward<T> &p)
 template <class T>
 static void start_forward(struct iz_exec *x, const struct forward<T> &p)
 {
-    if (aligned<T>(p.y.p, p.y.ld) && aligned<T>(p.a.p, p.a.ld) &&
-        aligned<T>(p.kept.p, p.kept.ld) && aligned<T>(p.w, p.c))
+    if (iz_rows_aligned<T>(p.y.p, p.y.ld) &&
+        iz_rows_aligned<T>(p.a.p, p.a.ld) &&
+        iz_rows_aligned<T>(p.kept.p, p.kept.ld) && iz_rows_aligned<T>(p.w, p.c))
         launch_forward<T, 16 / sizeof(T)>(x, p);
     else
         launch_forward<T, 1>(x, p);
@@ -486,9 +472,10 @@ static void backward_of(struct iz_exec *x, struct iz_view dx, struct iz_view r,
     p.heads = (int)(all / a.rows);
     p.c = (int)n->w.cols;
     p.parts = (int)scratch.rows;
-    if (aligned<T>(p.dx.p, p.dx.ld) && aligned<T>(p.dy.p, p.dy.ld) &&
-        aligned<T>(p.r.p, p.r.ld) && aligned<T>(p.a.p, p.a.ld) &&
-        aligned<T>(p.w, p.c))
+    if (iz_rows_aligned<T>(p.dx.p, p.dx.ld) &&
+        iz_rows_aligned<T>(p.dy.p, p.dy.ld) &&
+        iz_rows_aligned<T>(p.r.p, p.r.ld) &&
+        iz_rows_aligned<T>(p.a.p, p.a.ld) && iz_rows_aligned<T>(p.w, p.c))
         launch_backward<T, 16 / sizeof(T)>(x, p, (T *)n->dw.p);
     else
         launch_backward<T, 1>(x, p, (T *)n->dw.p);

@@ -4,6 +4,7 @@
  * fast division by 2: the gate is right to 4e-7, and where it is tiny to 1.3e-5
  * of itself. */
 #include "codelets/launch.cuh"
+#include "codelets/row.cuh"
 
 #include "codelets/cuda_launch.h"
 
@@ -70,12 +71,6 @@ static __global__ void __launch_bounds__(THREADS)
     iz_store_row(y + row * f + at, d);
 }
 
-/* Whether rows of f elements consist of whole aligned pieces. */
-template <class T> static bool aligned(const void *p, int64_t f)
-{
-    return (uintptr_t)p % 16 == 0 && f * sizeof(T) % 16 == 0;
-}
-
 static dim3 grid_of(struct iz_view y, int per_thread)
 {
     int64_t step = (int64_t)THREADS * per_thread;
@@ -91,7 +86,8 @@ template <class T>
 static void launch_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     constexpr int per = 16 / sizeof(T);
-    bool whole = aligned<T>(y.p, y.cols) && aligned<T>(a.p, y.cols);
+    bool whole =
+        iz_rows_aligned<T>(y.p, y.cols) && iz_rows_aligned<T>(a.p, y.cols);
     void (*k)(T *, const T *, int) = whole ? fwd<T, per> : fwd<T, 1>;
 
     IZ_LAUNCH(k, grid_of(y, whole ? per : 1), THREADS, 0, x->stream, (T *)y.p,
@@ -104,8 +100,8 @@ static void launch_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
 {
     constexpr int per = 16 / sizeof(T);
     int64_t f = y.cols;
-    bool whole = aligned<T>(da.p, f) && aligned<T>(y.p, f) &&
-                 aligned<T>(dy.p, f) && aligned<T>(a.p, f);
+    bool whole = iz_rows_aligned<T>(da.p, f) && iz_rows_aligned<T>(y.p, f) &&
+                 iz_rows_aligned<T>(dy.p, f) && iz_rows_aligned<T>(a.p, f);
     void (*k)(T *, T *, const T *, const T *, int) =
         whole ? bwd<T, per> : bwd<T, 1>;
 
