@@ -37,10 +37,11 @@ struct iz_arena {
 };
 
 /* What a worker does: something lasts latency plus the longer of its flops and
- * its bytes. */
+ * its bytes, and the squares that it adds on the way. */
 struct iz_rate {
     double flops_per_s, bytes_per_s, latency_s;
     double fused_flops_per_s; /* 0: flops_per_s */
+    double squares_per_s;     /* of elements in the cache; 0: at no cost */
 };
 
 /* One sentence; "": nothing was refused. */

@@ -85,6 +85,7 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
                        .run = t->run,
                        .flops = t->flops,
                        .bytes = t->bytes,
+                       .squares = t->squares,
                        .seconds = t->seconds,
                        .kind = t->kind,
                        .where = t->where,

@@ -92,6 +92,7 @@ struct iz_task {
     int n_more;
     int urgency;         /* added to the kind's priority */
     double flops, bytes; /* for the scheduler's cost and the trace */
+    double squares;      /* elements that it squares while it has them */
     bool gathers;        /* on the lane: what it receives, all ranks receive */
     double seconds;      /* if known: what it costs */
     int unit, step;      /* what the trace and the messages call it */

@@ -200,9 +200,11 @@ static double cost_us(struct starpu_task *task,
         &h->g->config.rate[h->gathers ? IZ_RATE_GATHER : (int)h->where];
     double compute = r->flops_per_s > 0 ? h->flops / r->flops_per_s : 0;
     double memory = h->bytes / r->bytes_per_s;
-    double s = h->seconds > 0
-                   ? h->seconds
-                   : r->latency_s + (compute > memory ? compute : memory);
+    double squares = r->squares_per_s > 0 ? h->squares / r->squares_per_s : 0;
+    double s =
+        h->seconds > 0
+            ? h->seconds
+            : r->latency_s + (compute > memory ? compute : memory) + squares;
     return s > 1e-6 ? s * 1e6 : 1;
 }
 

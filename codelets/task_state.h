@@ -55,7 +55,7 @@ struct iz_graph {
 struct head {
     struct iz_graph *g;
     void (*run)(struct iz_exec *x, void **buf, const void *arg);
-    double flops, bytes, seconds;
+    double flops, bytes, squares, seconds;
     enum iz_kind kind;
     enum iz_where where;
     bool gathers;

@@ -40,6 +40,7 @@ static const struct field fields[] = {
     NUMBER("core_bytes_per_s", core_bytes_per_s),
     OPTIONAL("core_fused_flops_per_s", core_fused_flops_per_s),
     OPTIONAL("core_bf16_flops_per_s", core_bf16_flops_per_s),
+    OPTIONAL("core_squares_per_s", core_squares_per_s),
     NUMBER("disk_bytes", disk_bytes),
     NUMBER("disk_bytes_per_s", disk_bytes_per_s),
     NUMBER("node_bytes_per_s", node_bytes_per_s),
@@ -116,6 +117,8 @@ static int read_fields(struct iz_machine *m, const struct iz_json *j,
         }
     if (!m->gpu_capability)
         m->gpu_capability = 80;
+    if (!m->core_squares_per_s)
+        m->core_squares_per_s = m->core_bytes_per_s / iz_dtype_bytes(IZ_F32);
     if (!r && m->gpu_capability < 70) {
         if (err)
             fprintf(err,
@@ -172,13 +175,19 @@ static double seconds(int64_t ns)
     return (double)ns * 1e-9;
 }
 
-/* Of one op on the GPU, or on one core, which several of `ranks` may share;
- * narrow: the core's products are of bf16. */
+/* What a rank has of one core, which several of `ranks` may share. */
+static double core_part(const struct iz_machine *m, int ranks)
+{
+    double part = (double)m->cores / iz_machine_ranks(m, ranks);
+    return part < 1 ? part : 1;
+}
+
+/* Of one op on the GPU, or on one core; narrow: the core's products are of
+ * bf16. */
 static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
                                    bool narrow, int ranks)
 {
-    double part = (double)m->cores / iz_machine_ranks(m, ranks);
-    part = part < 1 ? part : 1;
+    double part = core_part(m, ranks);
     if (!m->gpus)
         return (struct iz_rate){
             .flops_per_s = (double)(narrow ? m->core_bf16_flops_per_s
@@ -279,6 +288,10 @@ void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
     rate[IZ_ON_IO] =
         (struct iz_rate){.bytes_per_s = (double)m->disk_bytes_per_s / ranks / 2,
                          .latency_s = 100e-6};
+    double squares = (double)m->core_squares_per_s * core_part(m, p->ranks);
+    rate[IZ_ON_HOST].squares_per_s = rate[IZ_ON_LANE].squares_per_s = squares;
+    if (!p->target.gpu) /* else they are passes of their own, in bytes */
+        rate[IZ_ON_COMPUTE].squares_per_s = squares;
     for (int w = 0; w < IZ_RATES; w++)
         if (rate[w].bytes_per_s <= 0)
             rate[w].bytes_per_s = 1; /* not there: nothing should use it */

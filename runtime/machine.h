@@ -17,6 +17,9 @@ struct iz_machine {
     int64_t core_fused_flops_per_s; /* of products inside a kernel of our own;
                                      * 0: core_flops_per_s */
     int64_t core_bf16_flops_per_s;  /* of products of bf16; 0: it makes none */
+    int64_t core_squares_per_s;     /* elements that a sum squares while a core
+                                     * has them in its cache; 0: what reading
+                                     * them at core_bytes_per_s gives */
     int64_t disk_bytes, disk_bytes_per_s;
     int64_t node_bytes_per_s; /* network of a node, each way */
     /* Of one GPU; up and down: between it and the host. */

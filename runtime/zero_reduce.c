@@ -221,6 +221,7 @@ static void submit(struct iz_engine *e, int group, const struct move *m,
                                 .n_more = m->n_from,
                                 .urgency = iz_in_order(group) + m->urgency,
                                 .bytes = moved_bytes(m, a),
+                                .squares = a->norm_buf ? (double)a->shard : 0,
                                 .unit = group,
                                 .step = (int)e->step});
 }

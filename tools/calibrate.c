@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Measures this machine in less than a minute and writes the description that
- * plans and simulations take: products, attention, other ops and Adam with all
- * cores busy, a disk, and a GPU with both directions of its link. */
+ * plans and simulations take: products, attention, other ops, squares and Adam
+ * with all cores busy, a disk, and a GPU with both directions of its link. */
 #include <errno.h>
 #include <hwloc.h>
 #include <pthread.h>
@@ -14,6 +14,7 @@
 #include "codelets/adamw.h"
 #include "codelets/cuda.h"
 #include "codelets/device.h"
+#include "codelets/flat.h"
 #include "codelets/gemm.h"
 #include "codelets/ops.h"
 #include "codelets/rate.h"
@@ -25,7 +26,7 @@
 #define CORES_MAX 1024
 #define SECONDS 3.0 /* of each measurement */
 
-enum what { PRODUCTS, PRODUCTS_16, ATTENTION, OPS, ADAM, WHATS };
+enum what { PRODUCTS, PRODUCTS_16, ATTENTION, OPS, SQUARES, ADAM, WHATS };
 
 /* One core's work and what it gave. */
 struct core {
@@ -164,6 +165,23 @@ static double ops(void)
     return rate;
 }
 
+/* Elements of a gradient that a sum has just stored: what its squares add to
+ * it. */
+static double squares(void)
+{
+    enum { N = 4096, TIMES = 1024 };
+    struct iz_norm2 s = {0};
+    float *g = take(sizeof(float) * N);
+    double begin = now_s();
+    while (now_s() - begin < SECONDS)
+        for (int i = 0; i < TIMES; i++)
+            iz_norm2_add(&s, g, IZ_F32, N);
+    double rate = (double)s.n / (now_s() - begin);
+    iz_norm2_end(&s);
+    free(g);
+    return rate;
+}
+
 /* Far beyond the caches: what the cores get of the memory. */
 static double adam(void)
 {
@@ -191,11 +209,9 @@ static double adam(void)
     return rate;
 }
 
-static double (*const measures[WHATS])(void) = {[PRODUCTS] = products,
-                                                [PRODUCTS_16] = products_16,
-                                                [ATTENTION] = attention,
-                                                [OPS] = ops,
-                                                [ADAM] = adam};
+static double (*const measures[WHATS])(void) = {
+    [PRODUCTS] = products, [PRODUCTS_16] = products_16, [ATTENTION] = attention,
+    [OPS] = ops,           [SQUARES] = squares,         [ADAM] = adam};
 
 static void *work(void *arg)
 {
@@ -359,11 +375,9 @@ static struct network network(struct iz_coll *c)
 /* ---- the file ---- */
 
 /* What stands in a file that only describes. */
-static const double plausible[WHATS] = {[PRODUCTS] = 50e9,
-                                        [PRODUCTS_16] = 100e9,
-                                        [ATTENTION] = 25e9,
-                                        [OPS] = 5e9,
-                                        [ADAM] = 5e9};
+static const double plausible[WHATS] = {
+    [PRODUCTS] = 50e9, [PRODUCTS_16] = 100e9, [ATTENTION] = 25e9,
+    [OPS] = 5e9,       [SQUARES] = 2e9,       [ADAM] = 5e9};
 
 /* Everything that is known of this machine. */
 struct machine {
@@ -412,6 +426,7 @@ static void write_file(FILE *f, const struct machine *m)
     line(f, "core_bytes_per_s", m->per_s[OPS]);
     line(f, "core_fused_flops_per_s", m->per_s[ATTENTION]);
     line(f, "core_bf16_flops_per_s", m->per_s[PRODUCTS_16]);
+    line(f, "core_squares_per_s", m->per_s[SQUARES]);
     line(f, "disk_bytes", m->disk_bytes);
     line(f, "disk_bytes_per_s", m->disk_per_s);
     line(f, "node_bytes_per_s", 0);
@@ -490,11 +505,11 @@ static int measure(struct machine *m, const char *folder)
     m->disk_per_s = disk(folder);
     int r = m->gpus ? measure_gpu(&m->gpu) : 0;
     printf("%d cores: %.1f GFLOP/s a core in products, %.1f in those of bf16, "
-           "%.1f in attention, %.1f GB/s a core in other ops, %.1f GB/s of "
-           "memory in Adam\n",
+           "%.1f in attention, %.1f GB/s a core in other ops, %.1f G squares/s "
+           "a core, %.1f GB/s of memory in Adam\n",
            m->cores, m->per_s[PRODUCTS] * 1e-9, m->per_s[PRODUCTS_16] * 1e-9,
            m->per_s[ATTENTION] * 1e-9, m->per_s[OPS] * 1e-9,
-           m->per_s[ADAM] * m->cores * 1e-9);
+           m->per_s[SQUARES] * 1e-9, m->per_s[ADAM] * m->cores * 1e-9);
     return r;
 }
 

@@ -322,6 +322,51 @@ def test_attention_has_a_rate_of_its_own(tmp_path):
     assert abs(seconds[1] - seconds[0] - more) < 0.02 * more
 
 
+def bare_elements():
+    """Of the model of SMALL, which is all that is trained."""
+    c = 1024
+    return (8192 + SEQ) * c + 6 * (12 * c * c + 13 * c) + 2 * c
+
+
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_the_last_sums_squares_take_a_core_time(ranks, tmp_path):
+    """So slow that they are the step: once for every element, in the lane with
+    several ranks, by the one worker otherwise; not once per micro-batch."""
+    bare = json.loads(MACHINE.read_text())
+    rate = 10**5
+    bare.update(gpus=0, gpu_bytes=0, cores=1, core_squares_per_s=rate)
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(bare))
+    s, r = simulate(tmp_path, *SMALL, "run.workers=1",
+                    "train_micro_batch_size_per_gpu=2", ranks=ranks, machine=path)
+    assert s, r.stdout + r.stderr
+    squares_s = bare_elements() / ranks / rate
+    del bare["core_squares_per_s"]
+    path.write_text(json.dumps(bare))
+    without, r = simulate(tmp_path, *SMALL, "run.workers=1",
+                          "train_micro_batch_size_per_gpu=2", ranks=ranks,
+                          machine=path)
+    assert without["step_s"] < squares_s
+    assert squares_s <= s["step_s"] < squares_s + without["step_s"]
+
+
+def test_squares_of_a_machine_that_does_not_tell_their_rate(tmp_path):
+    """As if read once more, in fp32; on a GPU too, whose host takes them where
+    it sums several micro-batches."""
+    machine = json.loads(MACHINE.read_text())
+    sets = (*SMALL, "train_micro_batch_size_per_gpu=4")
+    path, steps = tmp_path / "machine.json", []
+    for rate in (None, machine["core_bytes_per_s"] // 4, 10**6):
+        if rate:
+            machine["core_squares_per_s"] = rate
+        path.write_text(json.dumps(machine))
+        s, r = simulate(tmp_path, *sets, machine=path)
+        assert s, r.stdout + r.stderr
+        steps.append(s)
+    assert steps[0] == steps[1]
+    assert steps[2]["step_s"] >= bare_elements() / 4 / 10**6  # four workers
+
+
 def test_cores_that_multiply_bf16(tmp_path):
     """Products of bf16 have a rate of their own; one that a machine does not
     have is refused, or fp32 is taken where nothing is asked for."""
