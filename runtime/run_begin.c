@@ -302,30 +302,44 @@ static char *model_text(const struct run *r)
     return text;
 }
 
+/* Rows and columns of the product that a GPU is measured with, or less than 0:
+ * a debugging tool takes long for a large one. */
+static int yardstick(void)
+{
+    enum { USUAL = 8192, LEAST = 64 };
+    bool asked = getenv("IZ_YARDSTICK") != NULL;
+    int n = iz_environment_number("IZ_YARDSTICK", asked ? -1 : USUAL);
+    return n < LEAST || n > USUAL ? -1 : n;
+}
+
 struct rate_arg {
     double rate[STARPU_NMAXWORKERS];
+    int side; /* of the GPU's product */
 };
 
 /* Smaller products where a GPU that is full has no room for large ones. */
-static double measure_gpu(struct iz_exec *x)
+static double measure_gpu(struct rate_arg *a, struct iz_exec *x)
 {
     double rate = 0;
-    for (int64_t n = 8192; rate == 0 && n >= 1024; n /= 2)
+    int n = yardstick();
+    for (int least = n < 1024 ? n : 1024; rate == 0 && n >= least; n /= 2) {
         rate = iz_cuda_ops->gemm_rate(x, n, n, n, 0.3);
+        a->side = n;
+    }
     return rate;
 }
 
 static void measure(void *arg, int i, struct iz_exec *x)
 {
     struct rate_arg *a = arg;
-    a->rate[i] = x->backend == IZ_CUDA ? measure_gpu(x)
+    a->rate[i] = x->backend == IZ_CUDA ? measure_gpu(a, x)
                  : x->narrow           ? iz_gemm16_rate(512, 1536, 384, 0.15)
                                        : iz_blas_rate(512, 1536, 384, 0.15);
 }
 
 static void measure_gemm(struct run *r)
 {
-    struct rate_arg a = {{0}};
+    struct rate_arg a = {.side = 0};
     bool gpu = r->place.device >= 0;
     iz_coll_barrier(r->coll, "start of the measurement");
     if (gpu)
@@ -334,6 +348,7 @@ static void measure_gemm(struct run *r)
         iz_graph_on_workers(r->e->graph, measure, &a);
     for (int w = 0; w < (gpu ? 1 : r->workers); w++)
         r->gemm_rate += a.rate[w];
+    r->gemm_side = a.side;
 }
 
 static void print_place(const struct run *r)
@@ -359,7 +374,7 @@ static void print_place(const struct run *r)
 
 static void print_header(struct run *r)
 {
-    char cores[256], blas[128], warning[256];
+    char cores[256], blas[128], warning[256], product[32] = "";
     if (!iz_run_first(r))
         return;
     iz_topo_describe(r->topo, cores, sizeof(cores));
@@ -368,13 +383,15 @@ static void print_header(struct run *r)
     else
         iz_blas_name(blas, sizeof(blas));
     iz_blas_warning(warning, sizeof(warning));
+    if (r->gemm_side)
+        snprintf(product, sizeof(product), " of %d cubed", r->gemm_side);
     iz_plan_print(&r->e->plan, r->model, stdout);
     printf("run:  %d rank%s, rank 0 with %d worker%s on %s; scheduler %s; %s, "
            "%.1f GFLOP/s in GEMM%s\n",
            r->coll->size, r->coll->size > 1 ? "s" : "", r->workers,
            r->workers > 1 ? "s" : "", cores, iz_graph_scheduler(r->e->graph),
            r->place.device < 0 ? blas : r->place.info.name, r->gemm_rate * 1e-9,
-           r->products.narrow ? " of bf16" : "");
+           r->products.narrow ? " of bf16" : product);
     if (r->products.why[0])
         printf("      products in fp32: %s\n", r->products.why);
     print_place(r);
@@ -490,18 +507,29 @@ int iz_run_prepare_model(struct run *r)
     return s ? s : iz_run_agree(r, check_sample(r), NULL);
 }
 
-/* What StarPU is asked for behind our back, on any rank. */
+/* Whether a variable is wrong on any rank, of which the first one tells. */
+static bool refused(const struct run *r, const char *name, bool bad,
+                    const char *why)
+{
+    int q = iz_coll_refuser(r->coll, bad);
+    if (q == r->coll->rank)
+        fprintf(stderr, "izar: %s: rank %d: %s\n", name, q, why);
+    return q >= 0;
+}
+
 static int check_environment(const struct run *r)
 {
     bool asked = iz_environment_number("STARPU_USE_NUMA", 0) != 0;
-    int q = iz_coll_refuser(r->coll, asked);
-    if (q == r->coll->rank)
-        fprintf(stderr,
-                "izar: STARPU_USE_NUMA: rank %d: StarPU would copy data "
-                "between the host's memories by itself, beside what is "
-                "planned: unset it, and start a rank for each of them\n",
-                q);
-    return q < 0 ? 0 : -EINVAL;
+    if (refused(r, "STARPU_USE_NUMA", asked,
+                "StarPU would copy data between the host's memories by itself, "
+                "beside what is planned: unset it, and start a rank for each "
+                "of them"))
+        return -EINVAL;
+    bool odd = yardstick() < 0;
+    return refused(r, "IZ_YARDSTICK", odd,
+                   "is the side of a product, from 64 to 8192")
+               ? -EINVAL
+               : 0;
 }
 
 int iz_run_prepare(struct run *r)

@@ -30,6 +30,7 @@ struct run {
     struct iz_metrics *metrics;
     int workers;
     double gemm_rate;
+    int gemm_side; /* of the product that a GPU was measured with; 0: none */
     double open_s, init_s;    /* to allocate and connect; to set the weights */
     const char *why_messages; /* between ranks of one host; NULL: by choice */
     char *model_text;

@@ -491,6 +491,13 @@ def test_memories_of_the_host_are_not_starpus(place):
 
 
 @pytest.mark.single
+@pytest.mark.parametrize("side", ("9000", "63", "many", "-1"))
+def test_a_yardstick_is_a_side(place, side):
+    r = place.launch(None, {}, env={"IZ_YARDSTICK": side})
+    run.refused(r, "IZ_YARDSTICK: rank 0:", "from 64 to 8192")
+
+
+@pytest.mark.single
 def test_a_limit_of_locked_memory_is_seen_before_it_is_met(place):
     """Also by a superuser without the capability, as in a container."""
     config = place.config({"zero_optimization": {
