@@ -334,6 +334,8 @@ static void show(struct bench *b, const struct job *j, int64_t m, double s)
                 b->lines ? "," : "", j->model->name, (long long)m, j->op->name,
                 1e6 * s, 1e-9 * bytes, copy, 1e-12 * flops, gemm);
     b->lines++;
+    if (b->json)
+        fflush(b->json); /* this may be ended from outside */
     fflush(stdout);
 }
 
