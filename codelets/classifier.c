@@ -17,7 +17,6 @@
 
 /* Of logits at a time: the more rows, the fewer passes over dw. */
 #define CHUNK_BYTES (64 << 20)
-#define CUDA_CHUNK_BYTES (256 << 20)
 
 /* On a GPU a row of logits starts on a multiple of so many elements, because a
  * product of rows that lie at odd addresses is several times slower. */
@@ -111,7 +110,7 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
     int64_t m = c->a.rows, v = c->w.rows, ld;
 
     ld = (v + CUDA_ROW_ALIGN - 1) / CUDA_ROW_ALIGN * CUDA_ROW_ALIGN;
-    p.rows = chunk_rows(m, ld, CUDA_CHUNK_BYTES);
+    p.rows = chunk_rows(m, ld, iz_classifier_chunk_bytes);
     e.work.base = base;
     p.product = iz_work(&e, IZ_U8, 1, IZ_PRODUCT_SCRATCH);
     p.loss = iz_work(&e, IZ_U8, m, sizeof(double)).p;

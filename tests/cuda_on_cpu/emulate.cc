@@ -10,6 +10,7 @@
 
 #include "tests/cuda_on_cpu/device.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -67,6 +68,7 @@ static struct {
     uint64_t random;
 } emu;
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int device = 90;
 
 void emu_device(int capability)
@@ -411,6 +413,7 @@ static void run_blocks(size_t shared_bytes)
 void emu_grid(const char *what, dim3 grid, dim3 block, size_t shared_bytes,
               void (*kernel)(void *arg), void *arg)
 {
+    pthread_mutex_lock(&lock);
     emu.what = what;
     emu.kernel = kernel;
     emu.arg = arg;
@@ -421,4 +424,5 @@ void emu_grid(const char *what, dim3 grid, dim3 block, size_t shared_bytes,
     emu.threads = (int)(block.x * block.y * block.z);
     emu_shared = emu.shared_end - (shared_bytes + 127) / 128 * 128;
     run_blocks(shared_bytes);
+    pthread_mutex_unlock(&lock);
 }

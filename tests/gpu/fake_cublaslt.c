@@ -12,6 +12,9 @@
 
 #include "codelets/dtype.h"
 #include "codelets/mix.h"
+#include "tests/cuda_on_cpu/launch.h"
+
+enum { SPOILED = 64 << 10 };
 
 struct fake_cublaslt fake_cublaslt;
 
@@ -277,12 +280,14 @@ static struct operand operand(const void *p, const struct layout *m,
     return o;
 }
 
+/* A call that may wait in a stream. */
 struct product {
-    const struct op *o;
+    struct op o;
+    struct layout la, lb, l; /* l: of c and d */
+    const void *pa, *pb, *c;
+    void *d, *workspace;
+    size_t workspace_bytes;
     struct operand a, b;
-    const void *c;
-    void *d;
-    const struct layout *l; /* of c and d */
     double alpha, beta;
 };
 
@@ -294,16 +299,16 @@ static double element(const struct product *p, int64_t i, int64_t j)
         s += p->a.x[i * p->a.cols + k] * p->b.x[k * p->b.cols + j];
     s *= p->alpha;
     if (p->beta != 0)
-        s += p->beta * get(p->c, p->l->type, j * p->l->ld + i);
-    if (p->o->epilogue == CUBLASLT_EPILOGUE_BIAS)
-        s += get(p->o->bias, p->o->bias_type, i);
+        s += p->beta * get(p->c, p->l.type, j * p->l.ld + i);
+    if (p->o.epilogue == CUBLASLT_EPILOGUE_BIAS)
+        s += get(p->o.bias, p->o.bias_type, i);
     return s;
 }
 
 /* The sums of the rows of op(A), or of the columns of op(B). */
 static void sum_operand(const struct product *p)
 {
-    bool of_a = p->o->epilogue == CUBLASLT_EPILOGUE_BGRADA;
+    bool of_a = p->o.epilogue == CUBLASLT_EPILOGUE_BGRADA;
     int64_t n = of_a ? p->a.rows : p->b.cols;
 
     for (int64_t i = 0; i < n; i++) {
@@ -311,17 +316,76 @@ static void sum_operand(const struct product *p)
 
         for (int64_t k = 0; k < p->a.cols; k++)
             s += of_a ? p->a.x[i * p->a.cols + k] : p->b.x[k * n + i];
-        put(p->o->bias, p->o->bias_type, i, s);
+        put(p->o.bias, p->o.bias_type, i, s);
     }
 }
 
 static void multiply(const struct product *p)
 {
-    for (int64_t j = 0; j < p->l->cols; j++)
-        for (int64_t i = 0; i < p->l->rows; i++)
-            put(p->d, p->l->type, j * p->l->ld + i, element(p, i, j));
-    if (is_sum(p->o))
+    for (int64_t j = 0; j < p->l.cols; j++)
+        for (int64_t i = 0; i < p->l.rows; i++)
+            put(p->d, p->l.type, j * p->l.ld + i, element(p, i, j));
+    if (is_sum(&p->o))
         sum_operand(p);
+}
+
+static size_t extent(const struct layout *m)
+{
+    int64_t elems = (m->cols - 1) * m->ld + m->rows;
+
+    return (size_t)(elems * iz_dtype_bytes(dtype(m->type)));
+}
+
+/* Elements of the bias, or of the sum in its place. */
+static int64_t bias_len(const struct product *p)
+{
+    return p->o.epilogue == CUBLASLT_EPILOGUE_BGRADB ? p->l.cols : p->l.rows;
+}
+
+static void reach(struct product *p)
+{
+    int64_t bias = bias_len(p) * iz_dtype_bytes(dtype(p->o.bias_type));
+
+    p->pa = emu_reach(p->pa, extent(&p->la));
+    p->pb = emu_reach(p->pb, extent(&p->lb));
+    p->c = emu_reach(p->c, extent(&p->l));
+    p->d = emu_reach(p->d, extent(&p->l));
+    p->workspace = emu_reach(p->workspace, p->workspace_bytes);
+    if (p->o.epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+        p->o.bias = emu_reach(p->o.bias, (size_t)bias);
+}
+
+/* Both ends of the workspace: all of its 32 MiB would take longer than the
+ * products of small models. */
+static void spoil(const struct product *p)
+{
+    size_t n = p->workspace_bytes, some = n < SPOILED ? n : SPOILED;
+
+    memset(p->workspace, 0x5a, some);
+    memset((char *)p->workspace + n - some, 0x5a, some);
+}
+
+/* Owns the product. */
+static void run(void *arg)
+{
+    struct product *p = arg;
+
+    reach(p);
+    spoil(p);
+    p->a = operand(p->pa, &p->la, p->o.trans_a);
+    p->b = operand(p->pb, &p->lb, p->o.trans_b);
+    multiply(p);
+    free(p->a.x);
+    free(p->b.x);
+    free(p);
+}
+
+static bool overlap(const void *p, const struct layout *m, const void *q,
+                    const struct layout *n)
+{
+    uintptr_t a = (uintptr_t)p, b = (uintptr_t)q;
+
+    return a < b + extent(n) && b < a + extent(m);
 }
 
 static bool as_promised(const struct algo *g, const void *const address[5])
@@ -342,29 +406,34 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
                               size_t workspace_bytes, cudaStream_t stream)
 {
     const void *const address[] = {a, b, c, out, op_of(d)->bias};
-    const struct op *o = op_of(d);
-    struct product p = {.o = o,
-                        .c = c,
-                        .d = out,
-                        .l = layout_of(ld),
-                        .alpha = *(const float *)alpha,
-                        .beta = *(const float *)beta};
+    struct product *p;
     struct algo g;
 
-    (void)stream;
     memcpy(&g, algo, sizeof g);
     if (!h || g.problem != problem(d, la, lb, lc, ld) ||
         !as_promised(&g, address) || workspace_bytes < g.workspace ||
-        (uintptr_t)workspace % 256 != 0)
+        (uintptr_t)workspace % 256 != 0 ||
+        overlap(out, layout_of(ld), a, layout_of(la)) ||
+        overlap(out, layout_of(ld), b, layout_of(lb)))
         return CUBLAS_STATUS_INVALID_VALUE;
-    memset(workspace, 0x5a, workspace_bytes);
-    p.a = operand(a, layout_of(la), o->trans_a);
-    p.b = operand(b, layout_of(lb), o->trans_b);
-    multiply(&p);
-    free(p.a.x);
-    free(p.b.x);
+    p = malloc(sizeof *p);
+    if (!p)
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    *p = (struct product){.o = *op_of(d),
+                          .la = *layout_of(la),
+                          .lb = *layout_of(lb),
+                          .l = *layout_of(ld),
+                          .pa = a,
+                          .pb = b,
+                          .c = c,
+                          .d = out,
+                          .workspace = workspace,
+                          .workspace_bytes = workspace_bytes,
+                          .alpha = *(const float *)alpha,
+                          .beta = *(const float *)beta};
     fake_cublaslt.products++;
-    fake_cublaslt.sums += is_sum(o);
-    fake_cublaslt.compute = o->compute;
+    fake_cublaslt.sums += is_sum(&p->o);
+    fake_cublaslt.compute = p->o.compute;
+    emu_enqueue(stream, run, p);
     return CUBLAS_STATUS_SUCCESS;
 }

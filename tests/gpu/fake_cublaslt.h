@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stand-in for cuBLASLt on the CPU, with the real header: it does the product
- * that the descriptors ask for, in double, at once, and refuses what the
- * library would refuse.  This is what a test may set and see. */
+ * that the descriptors ask for, in double, when emu_enqueue runs it, and
+ * refuses what the library would refuse.  This is what a test may set and see.
+ */
 #ifndef IZ_TESTS_GPU_FAKE_CUBLASLT_H
 #define IZ_TESTS_GPU_FAKE_CUBLASLT_H
 

@@ -28,8 +28,7 @@
 #define __shared__ static __attribute__((section("emu_fixed")))
 
 #define IZ_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)              \
-    ((void)(stream),                                                           \
-     emu_launch(#kernel, grid, block, shared_bytes, kernel, __VA_ARGS__))
+    emu_launch(#kernel, grid, block, shared_bytes, stream, kernel, __VA_ARGS__)
 
 #define IZ_SHARED(type, name) type *name = (type *)emu_shared
 

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* When emulated kernels and products run, and what memory they reach: at once
+ * and any (at_once.c), or in the order of a stream of the stand-in for CUDA and
+ * its memory alone (tests/standin/kernels.c).  A program has one of the two. */
+#ifndef IZ_TESTS_CUDA_ON_CPU_LAUNCH_H
+#define IZ_TESTS_CUDA_ON_CPU_LAUNCH_H
+
+#include <stddef.h>
+
+#include "codelets/build.h"
+
+IZ_C_BEGIN
+
+/* Calls run(arg), which owns arg. */
+void emu_enqueue(void *stream, void (*run)(void *arg), void *arg);
+
+/* In `run`: where the n bytes at a pointer of a launch can be reached, which
+ * ends the program if a GPU could not; NULL stays NULL. */
+void *emu_reach(const void *p, size_t n);
+
+/* In `run`: the same for all words of a struct that are addresses of a device;
+ * bytes: of the struct, which is aligned to words. */
+void emu_reach_words(void *words, size_t bytes);
+
+IZ_C_END
+
+#endif

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program with its own table of GPU ops on the stand-in for a GPU: kernels
+compiled for the CPU and run thread by thread in the stand-in's streams, products
+by a stand-in for cuBLASLt, activations as wide as the parameters.  The numbers
+are those of a run on the CPU within what the types round, and the same bits in
+every stage, placement and schedule.  Each run allocates what it planned
+(Place.good)."""
+import os
+import pathlib
+import random
+import tempfile
+
+import pytest
+
+import cover
+import run
+from test_models import click, image
+
+pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "kernels",
+                                reason="needs the programs with GPU kernels")
+SAMPLES, SEQ, MEM_MB = 2, 12, 72
+
+# Rows of products that are multiples of 8 elements and that are not, heads that
+# share keys, two chunks of logits of all samples and one of a single one.
+MODELS = {
+    "gpt2": {"layers": 3, "heads": 3, "width": 24, "seq": SEQ, "vocab": 256},
+    "llama": {"layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 8,
+              "width": 20, "ffn": 28, "seq": SEQ, "vocab": 256,
+              "rope_theta": 1000, "qkv_bias": True, "qk_norm": True},
+    "vit": {"layers": 2, "heads": 3, "width": 24, "hidden": 36, "image": 6,
+            "patch": 2, "channels": 3, "classes": 7},
+    "dlrm": {"dense": 5, "tables": 7, "rows": 31, "dim": 6, "unit_rows": 40,
+             "bottom_layers": 2, "bottom_width": 9, "top_layers": 2,
+             "top_width": 11},
+}
+RECORD = {"vit": image, "dlrm": click}
+# Ranks, samples of a micro-batch.
+SPLIT = {"whole": (1, SAMPLES), "micro": (1, 1), "ranks": (2, 1)}
+
+SUMS = {"model": ("gpt2", "llama"), "dtype": ("fp32", "bf16", "fp16"),
+        "split": tuple(SPLIT)}
+FREE = {
+    "stage": (0, 1, 2, 3),
+    "optimizer": ("none", "cpu", "nvme"),
+    "param": ("none", "cpu", "nvme"),
+    "ratio": (1, 0.4),
+    "comm": ("mpi", "nccl"),
+    "schedule": ("depth_first", "breadth_first"),
+    "recompute": ("full", "none"),
+    "boundaries": ("gpu", "host"),
+    "jitter_us": (0, 200),
+}
+FACTORS = {**SUMS, **FREE}
+PLAIN = {"stage": 0, "optimizer": "none", "param": "none", "ratio": 1,
+         "comm": "mpi", "schedule": "depth_first", "recompute": "full",
+         "boundaries": "gpu", "jitter_us": 0}
+
+
+def valid(row):
+    stage = row.get("stage", 3)
+    optimizer, param = row.get("optimizer", "cpu"), row.get("param", "none")
+    if optimizer != "none" and stage == 0 or param != "none" and stage != 3:
+        return False
+    if row.get("ratio", 1) < 1 and (optimizer, param == "nvme") != ("cpu", False):
+        return False
+    if row.get("recompute") == "none" and row.get("boundaries") == "host":
+        return False
+    return not (param != "none" and optimizer == "none")
+
+
+ROWS = cover.rows(FACTORS, valid)
+
+
+@pytest.fixture(scope="module")
+def records(workplace):
+    paths = {}
+    for name, record in RECORD.items():
+        rng = random.Random(7)
+        paths[name] = workplace / f"{name}-kernels.bin"
+        paths[name].write_bytes(b"".join(record(rng, MODELS[name])
+                                         for _ in range(40)))
+    return paths
+
+
+@pytest.fixture
+def start(monkeypatch, place, records, nvme):
+    """Starts the program of a row's model."""
+    base = run.base_config
+
+    def start(row, changes=None, env=None):
+        def config(data, output):
+            c = base(records.get(row["model"], data), output)
+            c["model"] = dict(MODELS[row["model"]])
+            if row["model"] in records:
+                del c["data"]["bytes"]
+            return run.merge(c, config_of(row, nvme))
+        ranks, _ = SPLIT[row["split"]]
+        with monkeypatch.context() as m:
+            m.setattr(run, "PROGRAM", program(row["model"]))
+            m.setattr(run, "base_config", config)
+            return place.good(None if ranks == 1 else ranks, changes or {},
+                              env={**environment(place, ranks, row), **(env or {})})
+    return start
+
+
+def program(model):
+    return str(pathlib.Path(run.PROGRAM).with_name(f"{model}-kernels"))
+
+
+def environment(place, ranks, row):
+    # StarPU measures the bus anew when the number of GPUs changes.
+    home = place.folder.parent / f"starpu-{ranks}"
+    home.mkdir(exist_ok=True)
+    return {"STARPU_HOME": str(home), "STARPU_SILENT": "1",
+            "IZ_STANDIN_DEVICES": str(ranks), "IZ_STANDIN_MEM_MB": str(MEM_MB),
+            "IZ_STANDIN_PAGEABLE": "abort",
+            "IZ_STANDIN_JITTER_US": str(row["jitter_us"])}
+
+
+def config_of(row, nvme):
+    _, micro = SPLIT[row["split"]]
+    config = {
+        **run.offload(row["stage"], row["optimizer"], row["param"], nvme),
+        "train_batch_size": SAMPLES,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_clipping": 0.5,
+        # Several chunks of a block's shard.
+        "zero_optimization.sub_group_size": 2048,
+        "activation_checkpointing.cpu_checkpointing": row["boundaries"] == "host",
+        "run.device": "cuda", "run.steps": 3, "run.comm": row["comm"],
+        "run.schedule": row["schedule"], "run.recompute": row["recompute"],
+    }
+    if row["optimizer"] != "none":
+        config["zero_optimization.offload_optimizer.ratio"] = row["ratio"]
+    if row["dtype"] != "fp32":
+        config[f"{row['dtype']}.enabled"] = True
+    if row["dtype"] == "fp16":
+        config["fp16.initial_scale_power"] = 8
+    return config
+
+
+@pytest.fixture(scope="session", autouse=True)
+def calibrated(workplace, text):
+    """StarPU measures the bus when it first starts, with copies of its own."""
+    p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=workplace)), text)
+    row = {**PLAIN, "dtype": "fp32", "split": "whole"}
+    p.good(None, {**config_of(row, None), "run.steps": 1,
+                  "model": MODELS["gpt2"]}, env=environment(p, 1, row))
+    p.clear()
+
+
+@pytest.fixture(scope="session")
+def references():
+    return {}
+
+
+def reference(references, start, row):
+    key = tuple(row[k] for k in SUMS)
+    if key not in references:
+        references[key] = start({**row, **PLAIN})
+    return references[key]
+
+
+# What a type rounds by, half of the distance between neighbours of 1.
+ROUNDS = {"fp32": 2**-24, "bf16": 2**-9, "fp16": 2**-12}
+
+
+def close(gpu, cpu, dtype):
+    """On the CPU activations are fp32; here each is rounded by u at most, and a
+    logit by a few u.  The loss is a mean of many such errors of either sign, and
+    at the start logits are small beside it: measured were 0.4 u in its first
+    value and 3.4 u in the first gradient norm, a root of squares of what both
+    passes have rounded.  Adam divides by a root of squares too, so a gradient
+    that is little more than rounding moves its element as far as others: after
+    updates 4.2 u of the loss and 5.2 u of the norm.  A wrong element is far
+    outside."""
+    u = ROUNDS[dtype]
+    assert len(gpu.steps) == len(cpu.steps) == 3
+    for a, b in zip(gpu.steps, cpu.steps):
+        loss = abs(a["loss"] / b["loss"] - 1) / u
+        norm = abs(a["grad_norm"] / b["grad_norm"] - 1) / u
+        print(f"{loss:.4f} u of the loss, {norm:.3f} u of the norm")
+        bound = (1, 8) if a["step"] == 1 else (8, 16)
+        assert loss < bound[0] and norm < bound[1], f"{gpu}\n{cpu}"
+
+
+# Records need no more than one way to split them: their ops are the same.
+SPLITS = [(model, split) for model in MODELS for split in SPLIT
+          if model in SUMS["model"] or split == "micro"]
+
+
+@pytest.mark.parametrize("dtype", SUMS["dtype"])
+@pytest.mark.parametrize("model,split", SPLITS)
+def test_numbers_of_the_cpu(model, split, dtype, start, references):
+    row = {**PLAIN, "model": model, "dtype": dtype, "split": split}
+    close(reference(references, start, row), start(row, {"run.device": "cpu"}),
+          dtype)
+
+
+def name_of(row):
+    return "-".join(map(str, row.values()))
+
+
+@pytest.mark.parametrize("row", [pytest.param(r, id=name_of(r)) for r in ROWS])
+def test_same_bits_as_the_plain_run(row, start, references):
+    plain = reference(references, start, row)
+    r = start(row)
+    assert (r.bits, r.hash) == (plain.bits, plain.hash), str(r)
+
+
+@pytest.mark.parametrize("model", RECORD)
+@pytest.mark.parametrize("dtype,stage,optimizer,param", [
+    ("bf16", 3, "cpu", "cpu"), ("fp16", 2, "cpu", "none")])
+def test_models_of_records_too(model, dtype, stage, optimizer, param, start,
+                               references):
+    row = {**PLAIN, "model": model, "dtype": dtype, "split": "micro"}
+    plain = reference(references, start, row)
+    r = start({**row, "stage": stage, "optimizer": optimizer, "param": param})
+    assert (r.bits, r.hash) == (plain.bits, plain.hash), str(r)
+
+
+LORA = {"lora": {"rank": 3, "alpha": 5, "targets": "*attn*,h.2.*"},
+        "parameters": [{"match": "h.1.*.bias", "frozen": False}]}
+TOP = {"parameters": [{"match": "*", "frozen": True},
+                      {"match": "h.2.*", "frozen": False},
+                      {"match": "h.2.attn*", "frozen": True}]}
+
+
+@pytest.mark.parametrize("tuned", (LORA, TOP), ids=("lora", "top"))
+def test_what_is_not_trained(tuned, start):
+    row = {**PLAIN, "model": "gpt2", "dtype": "bf16", "split": "micro"}
+    plain = start(row, tuned)
+    close(plain, start(row, {**tuned, "run.device": "cpu"}), "bf16")
+    r = start({**row, "stage": 3, "optimizer": "cpu", "param": "cpu",
+               "recompute": "none"}, tuned)
+    assert (r.bits, r.hash) == (plain.bits, plain.hash), str(r)
+
+
+@pytest.mark.parametrize("dtype", ("fp32", "fp16"))
+def test_before_tensor_cores(dtype, start):
+    row = {**PLAIN, "model": "llama", "dtype": dtype, "split": "whole"}
+    close(start(row, env={"IZ_STANDIN_CAPABILITY": "75"}),
+          start(row, {"run.device": "cpu"}), dtype)
+
+
+def test_evaluation_and_generation(start):
+    """In fp32 the CPU's choice of tokens is the GPU's."""
+    row = {**PLAIN, "model": "gpt2", "dtype": "fp32", "split": "whole"}
+    more = {"run.eval_batches": 1, "run.sample_tokens": 4}
+    gpu, cpu = start(row, more), start(row, {**more, "run.device": "cpu"})
+    close(gpu, cpu, "fp32")
+    a, b = (r.summary["validation_loss"] for r in (gpu, cpu))
+    assert abs(a / b - 1) < ROUNDS["fp32"], f"{gpu}\n{cpu}"
+    said = [[x for x in r.out.splitlines() if "sample" in x] for r in (gpu, cpu)]
+    assert said[0] == said[1], f"{gpu}\n{cpu}"
