@@ -43,6 +43,13 @@ def each_rank(folder, monkeypatch, *settings):
     monkeypatch.setattr("run.PROGRAM", str(script))
 
 
+def sampled(r):
+    """The text that a run has written at its end, with its prompt."""
+    assert "\nsample (temperature" in r.out, str(r)
+    text = r.out.split("\nsample (temperature")[1].partition("\n")[2]
+    return text.partition("\nweights hash")[0]
+
+
 def parameters(model):
     """Number of parameters of a GPT-2; the head's weight is the embedding's."""
     c = model["width"]

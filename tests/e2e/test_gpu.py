@@ -446,8 +446,7 @@ def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, lanes, place,
         assert held == {t: n * one for t, n in (("device", device),
                                                 ("cpu", cpu)) if n}, str(r)
     assert far.bits == near.bits and far.hash == near.hash
-    assert far.out.split("sample")[1].splitlines()[1] == \
-        near.out.split("sample")[1].splitlines()[1]
+    assert run.sampled(far) == run.sampled(near)
     limit = sum(have for (_, tier), (_, have) in far.memory.items()
                 if tier == "device")
     tight = {**small, "run.device_memory_limit_bytes": limit}

@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import tempfile
+import zlib
 
 import pytest
 
@@ -114,6 +115,8 @@ def environment(place, ranks, row):
     return {"STARPU_HOME": str(home), "STARPU_SILENT": "1",
             "IZ_STANDIN_DEVICES": str(ranks), "IZ_STANDIN_MEM_MB": str(MEM_MB),
             "IZ_STANDIN_PAGEABLE": "abort",
+            # of the order of a kernel's threads: other bits for other orders
+            "IZ_SEED": str(zlib.crc32(repr(sorted(row.items())).encode())),
             "IZ_STANDIN_JITTER_US": str(row["jitter_us"])}
 
 
@@ -165,22 +168,24 @@ def reference(references, start, row):
 ROUNDS = {"fp32": 2**-24, "bf16": 2**-9, "fp16": 2**-12}
 
 
-def close(gpu, cpu, dtype):
-    """On the CPU activations are fp32; here each is rounded by u at most, and a
-    logit by a few u.  The loss is a mean of many such errors of either sign, and
-    at the start logits are small beside it: measured were 0.4 u in its first
-    value and 3.4 u in the first gradient norm, a root of squares of what both
-    passes have rounded.  Adam divides by a root of squares too, so a gradient
-    that is little more than rounding moves its element as far as others: after
-    updates 4.2 u of the loss and 5.2 u of the norm.  A wrong element is far
-    outside."""
-    u = ROUNDS[dtype]
+# How many of them a loss and a gradient norm may be off, in the first step and
+# after updates.  On the CPU activations are fp32; here each is rounded by u at
+# most, and a logit by a few u.  The loss is a mean of many such errors of either
+# sign, and the logits of tokens are small beside it: measured were 0.09 u of it
+# and 1.9 u of the norm, a root of squares of what both passes have rounded.
+# Other models have few outputs, so less of a mean: 0.4 u and 3.4 u.  Adam divides
+# by a root of squares too, so a gradient that is little more than rounding moves
+# its element as far as others, and units of dlrm switch off: 4.2 u and 5.2 u.
+TOKENS, OTHERS = ((0.3, 4), (0.3, 4)), ((1, 8), (8, 16))
+
+
+def close(gpu, cpu, dtype, bounds=TOKENS):
     assert len(gpu.steps) == len(cpu.steps) == 3
     for a, b in zip(gpu.steps, cpu.steps):
-        loss = abs(a["loss"] / b["loss"] - 1) / u
-        norm = abs(a["grad_norm"] / b["grad_norm"] - 1) / u
+        loss = abs(a["loss"] / b["loss"] - 1) / ROUNDS[dtype]
+        norm = abs(a["grad_norm"] / b["grad_norm"] - 1) / ROUNDS[dtype]
         print(f"{loss:.4f} u of the loss, {norm:.3f} u of the norm")
-        bound = (1, 8) if a["step"] == 1 else (8, 16)
+        bound = bounds[a["step"] > 1]
         assert loss < bound[0] and norm < bound[1], f"{gpu}\n{cpu}"
 
 
@@ -194,7 +199,7 @@ SPLITS = [(model, split) for model in MODELS for split in SPLIT
 def test_numbers_of_the_cpu(model, split, dtype, start, references):
     row = {**PLAIN, "model": model, "dtype": dtype, "split": split}
     close(reference(references, start, row), start(row, {"run.device": "cpu"}),
-          dtype)
+          dtype, OTHERS if model in RECORD else TOKENS)
 
 
 def name_of(row):
@@ -246,10 +251,10 @@ def test_before_tensor_cores(dtype, start):
 def test_evaluation_and_generation(start):
     """In fp32 the CPU's choice of tokens is the GPU's."""
     row = {**PLAIN, "model": "gpt2", "dtype": "fp32", "split": "whole"}
-    more = {"run.eval_batches": 1, "run.sample_tokens": 4}
+    more = {"run.eval_batches": 1, "run.sample_tokens": 4,
+            "run.sample_prompt": "In"}
     gpu, cpu = start(row, more), start(row, {**more, "run.device": "cpu"})
     close(gpu, cpu, "fp32")
     a, b = (r.summary["validation_loss"] for r in (gpu, cpu))
     assert abs(a / b - 1) < ROUNDS["fp32"], f"{gpu}\n{cpu}"
-    said = [[x for x in r.out.splitlines() if "sample" in x] for r in (gpu, cpu)]
-    assert said[0] == said[1], f"{gpu}\n{cpu}"
+    assert run.sampled(gpu) == run.sampled(cpu)

@@ -556,9 +556,20 @@ static void ask_for_513_kinds(void)
     }
 }
 
+/* A library that writes its result while it still reads that operand. */
+static void ask_over_an_operand(void)
+{
+    static const int64_t s[3] = {4, 4, 4};
+    struct product p = product_new(IZ_BF16, IZ_BF16, s, false);
+
+    p.y = p.a;
+    run(forward, &p);
+}
+
 static void ends_the_job_with_call_and_shape(void **state)
 {
     (void)state;
+    dies(ask_over_an_operand, "cublasLtMatmul for [4,4] [4,4]");
     dies(ask_for_the_impossible,
          "cublasLtMatmulAlgoGetHeuristic for [3,5] [5,2], bf16 to bf16: "
          "not supported");
