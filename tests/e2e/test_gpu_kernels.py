@@ -258,3 +258,26 @@ def test_evaluation_and_generation(start):
     a, b = (r.summary["validation_loss"] for r in (gpu, cpu))
     assert abs(a / b - 1) < ROUNDS["fp32"], f"{gpu}\n{cpu}"
     assert run.sampled(gpu) == run.sampled(cpu)
+
+
+def test_a_tied_weight_on_another_gpu(start):
+    """Two uses of one gradient; less shared memory to a block."""
+    row = {**PLAIN, "model": "llama", "dtype": "bf16", "split": "micro"}
+    tied = {"model.tie_embeddings": True}
+    plain = start(row, tied)
+    r = start({**row, "stage": 3, "optimizer": "cpu", "param": "cpu",
+               "ratio": 0.4}, tied, {"IZ_STANDIN_CAPABILITY": "120"})
+    assert (r.bits, r.hash) == (plain.bits, plain.hash), str(r)
+
+
+def test_overflow_is_skipped_as_on_the_cpu(start):
+    """Gradients of activations in fp16 overflow where the CPU's are too large
+    for the gradient's type alone."""
+    row = {**PLAIN, "model": "gpt2", "dtype": "fp16", "split": "whole"}
+    more = {"fp16.initial_scale_power": 20, "fp16.hysteresis": 1, "run.steps": 6}
+    gpu, cpu = start(row, more), start(row, {**more, "run.device": "cpu"})
+    skipped = [x["skipped"] for x in gpu.steps]
+    assert skipped == [x["skipped"] for x in cpu.steps], f"{gpu}\n{cpu}"
+    assert skipped[0] and not all(skipped), str(gpu)
+    assert [x["loss_scale"] for x in gpu.steps] == \
+        [x["loss_scale"] for x in cpu.steps]
