@@ -46,3 +46,48 @@ void iz_adam_chunk(const struct iz_adam *a, int64_t n, float *p, float *m,
     assert(a->t >= 1);
     iz_adam_piece(&c, n, p, m, v, g, g_type, out, out_type);
 }
+
+/* Elements whose m and v are fp32 at a time: few, so that the loops over them
+ * overlap in the processor. */
+enum { TILE = 256 };
+
+/* Elements [i, i + n); the first of them is of this span or of a later one;
+ * returns that of the last. */
+static const struct iz_adam_span *update_tile(const struct iz_adam_narrow *a,
+                                              const struct iz_adam_span *s,
+                                              float *m, float *v, int64_t i,
+                                              int64_t n)
+{
+    int64_t g_size = iz_dtype_bytes(a->g_type);
+    int64_t out_size = iz_dtype_bytes(a->out_type);
+
+    for (int64_t end = i + n, k; i < end; i += k) {
+        while (s->end <= i)
+            s++;
+        k = (s->end < end ? s->end : end) - i;
+        iz_adam_piece(&s->consts, k, a->p + i, m, v,
+                      (const char *)a->g + i * g_size, a->g_type,
+                      a->out ? (char *)a->out + i * out_size : NULL,
+                      a->out_type);
+        m += k;
+        v += k;
+    }
+    return s;
+}
+
+void iz_adam_narrow(const struct iz_adam_narrow *a)
+{
+    const struct iz_adam_span *s = a->span;
+    float m[TILE], v[TILE];
+
+    assert(a->spans > 0 && a->span[a->spans - 1].end >= a->n);
+    for (int64_t i = 0; i < a->n; i += TILE) {
+        int64_t n = a->n - i < TILE ? a->n - i : TILE;
+
+        iz_moment_load(m, &a->m, a->at + i, n);
+        iz_moment_load(v, &a->v, a->at + i, n);
+        s = update_tile(a, s, m, v, i, n);
+        iz_moment_store(&a->m, a->at + i, m, n, a->key, a->first + i);
+        iz_moment_store(&a->v, a->at + i, v, n, a->key, a->first + i);
+    }
+}

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "codelets/dtype.h"
+#include "codelets/moment.h"
 
 IZ_C_BEGIN
 
@@ -48,6 +49,38 @@ void iz_adam_chunk(const struct iz_adam *a, int64_t n, float *p, float *m,
 void iz_adam_piece(const struct iz_adam_consts *c, int64_t n, float *p,
                    float *m, float *v, const void *g, enum iz_dtype g_type,
                    void *out, enum iz_dtype out_type);
+
+/* Elements of a chunk that are updated alike, up to the one at `end`. */
+struct iz_adam_span {
+    struct iz_adam_consts consts;
+    int64_t end;
+};
+
+/* As many as elements in a block, so that a call always gets on by one. */
+enum { IZ_ADAM_SPANS = IZ_MOMENT_BLOCK };
+
+/* An update of n elements whose m and v are kept in fewer bytes; n is a
+ * multiple of IZ_MOMENT_BLOCK.  The arrays m and v are longer: the elements
+ * begin at `at` of them, as in iz_moment_load.  p, g and out begin with the
+ * first element; out may be NULL.  On a GPU p, g and out are aligned to 16
+ * bytes, m and v in bf16 to 8. */
+struct iz_adam_narrow {
+    int64_t n, at;
+    float *p;
+    struct iz_moments m, v; /* of the same type, not fp32 */
+    const void *g;
+    void *out;
+    enum iz_dtype g_type, out_type;
+    uint64_t key;  /* of the rounding, with the position of the first */
+    int64_t first; /* element: see iz_moment_store */
+    const struct iz_adam_span *span; /* in order; the last one ends at n or
+                                        later */
+    int spans;                       /* at most IZ_ADAM_SPANS */
+};
+
+/* m and v are widened, updated as by iz_adam_chunk and rounded, a tile at a
+ * time. */
+void iz_adam_narrow(const struct iz_adam_narrow *a);
 
 IZ_C_END
 

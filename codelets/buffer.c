@@ -83,3 +83,11 @@ void iz_buffer_adam(struct iz_exec *x, const struct iz_adam *a, int64_t n,
     else
         iz_adam_chunk(a, n, p, m, v, g, g_type, out, out_type);
 }
+
+void iz_buffer_adam_narrow(struct iz_exec *x, const struct iz_adam_narrow *a)
+{
+    if (x->backend == IZ_CUDA)
+        iz_cuda_ops->adam_narrow(x, a);
+    else
+        iz_adam_narrow(a);
+}

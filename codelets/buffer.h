@@ -33,5 +33,7 @@ void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
 void iz_buffer_adam(struct iz_exec *x, const struct iz_adam *a, int64_t n,
                     float *p, float *m, float *v, const void *g,
                     enum iz_dtype g_type, void *out, enum iz_dtype out_type);
+/* iz_adam_narrow. */
+void iz_buffer_adam_narrow(struct iz_exec *x, const struct iz_adam_narrow *a);
 
 #endif

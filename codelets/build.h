@@ -34,6 +34,13 @@
 /* A function whose constant arguments make a loop of its own at every call. */
 #define IZ_INLINE static inline __attribute__((always_inline))
 
+/* A small function of the host that the kernels of a CUDA source call, too. */
+#ifdef __CUDACC__
+#define IZ_EITHER static inline __host__ __device__
+#else
+#define IZ_EITHER static inline
+#endif
+
 /* Around the declarations of a header that CUDA sources include. */
 #ifdef __cplusplus
 #define IZ_C_BEGIN extern "C" {

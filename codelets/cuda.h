@@ -103,6 +103,7 @@ struct iz_cuda_ops {
     void (*adam)(struct iz_exec *x, const struct iz_adam *a, int64_t n,
                  float *p, float *m, float *v, const void *g,
                  enum iz_dtype g_type, void *out, enum iz_dtype out_type);
+    void (*adam_narrow)(struct iz_exec *x, const struct iz_adam_narrow *a);
 
     /* Best rate of y[m,n] = a[m,k] b[k,n] of type x->act within about
      * `seconds`, flop/s; waits.  Called outside of steps. */

@@ -100,6 +100,7 @@ void iz_adam_chunk_cuda(struct iz_exec *x, const struct iz_adam *a, int64_t n,
                         float *p, float *m, float *v, const void *g,
                         enum iz_dtype g_type, void *out,
                         enum iz_dtype out_type);
+void iz_adam_narrow_cuda(struct iz_exec *x, const struct iz_adam_narrow *a);
 
 /* attention.cu */
 void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,

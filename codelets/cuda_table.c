@@ -77,6 +77,7 @@ static const struct iz_cuda_ops table = {
     .squares = iz_flat_squares_cuda,
     .norm2 = iz_flat_norm2_cuda,
     .adam = iz_adam_chunk_cuda,
+    .adam_narrow = iz_adam_narrow_cuda,
     .gemm_rate = iz_gemm_rate_cuda,
     .open = libraries_open,
     .close = libraries_close,

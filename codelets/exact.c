@@ -10,7 +10,7 @@
 
 #include "codelets/half.h"
 #include "codelets/mix.h"
-#include "codelets/moment.h"
+#include "codelets/moment_code.h"
 
 /* load_f16 and round_f16. */
 #include IZ_HALF_ROWS
@@ -221,50 +221,21 @@ static void adam(const struct iz_adam_consts *c,
     update_tile(c, &s, i, n - i);
 }
 
-/* ---- m and v in fewer bytes: see moment.h ---- */
+/* ---- m and v in fewer bytes: see moment_code.h ---- */
 
-enum {
-    BLOCK = IZ_MOMENT_BLOCK,
-    MANTISSA = 3,        /* bits of a code of fp8 */
-    CUT = 23 - MANTISSA, /* bits of an fp32 that a code drops */
-    M_BINADES = 15,      /* exponents above 0, the number zero */
-    V_BINADES = 31
-};
-
-/* 16 random bits of element i of a block with random bits h: the upper half of
- * a product, on which all bits of its factors act. */
-static inline uint32_t random16(uint32_t h, uint32_t i)
-{
-    h += i * 0x9e3779b9u;
-    return ((h ^ (h >> 16)) * 0x7feb352du) >> 16;
-}
-
-static inline uint32_t block_bits(uint64_t key, int64_t first)
-{
-    return (uint32_t)(iz_mix(key + (uint64_t)(first / BLOCK) * IZ_GOLDEN) >>
-                      32);
-}
+enum { BLOCK = IZ_MOMENT_BLOCK };
 
 static void store_m16(uint16_t *restrict y, const float *restrict x, int64_t n,
                       uint64_t key, int64_t first)
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t h = block_bits(key, first + b);
+        uint32_t h = iz_block_bits(key, first + b);
 
-        for (int i = 0; i < BLOCK; i++) {
-            uint32_t u = iz_float_bits(x[b + i]);
-            uint32_t up = (u + random16(h, (uint32_t)i)) >> 16;
-            uint32_t nan = (u >> 16) | 0x40u;
-
-            y[b + i] = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : up);
-        }
+        for (int i = 0; i < BLOCK; i++)
+            y[b + i] = iz_bf16_random(x[b + i], iz_random16(h, (uint32_t)i));
     }
 }
 
-/* The exponent field of the fp32 numbers that have the largest exponent of a
- * code; 255 when there is infinity or NaN.  One more when the largest number
- * could be rounded up out of its binade; never so small that a code or its
- * inverse would leave the range of fp32. */
 static inline uint32_t block_power(const float *x, uint32_t binades)
 {
     uint32_t most = 0;
@@ -274,31 +245,17 @@ static inline uint32_t block_power(const float *x, uint32_t binades)
 
         most = u > most ? u : most;
     }
-    if (most >= 0x7f000000u)
-        return 255;
-    most = (most + ((1u << CUT) - 1)) >> 23;
-    return most < binades + 16 ? binades + 16 : most;
-}
-
-/* What a code of power p has more in the exponent field than it shows. */
-static inline uint32_t hidden(uint32_t power, uint32_t binades)
-{
-    return (power - binades) << 23;
+    return iz_block_power(most, binades);
 }
 
 static void load_m8(float *restrict y, const uint8_t *restrict x,
                     const uint8_t *restrict power, int64_t n)
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t p = power[b / BLOCK], more = hidden(p, M_BINADES);
-        uint32_t bad = p == 255 ? 0x7fc00000u : 0;
+        uint32_t p = power[b / BLOCK];
 
-        for (int i = 0; i < BLOCK; i++) {
-            uint32_t c = x[b + i], a = c & 0x7fu;
-            uint32_t u = a ? (a << CUT) + more : 0;
-
-            y[b + i] = iz_bits_float(u | (c & 0x80u) << 24 | bad);
-        }
+        for (int i = 0; i < BLOCK; i++)
+            y[b + i] = iz_m8_load(x[b + i], p);
     }
 }
 
@@ -306,14 +263,10 @@ static void load_v8(float *restrict y, const uint8_t *restrict x,
                     const uint8_t *restrict power, int64_t n)
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t p = power[b / BLOCK], more = hidden(p, V_BINADES);
-        uint32_t bad = p == 255 ? 0x7fc00000u : 0;
+        uint32_t p = power[b / BLOCK];
 
-        for (int i = 0; i < BLOCK; i++) {
-            uint32_t c = x[b + i], u = c ? (c << CUT) + more : 0;
-
-            y[b + i] = iz_bits_float(u | bad);
-        }
+        for (int i = 0; i < BLOCK; i++)
+            y[b + i] = iz_v8_load(x[b + i], p);
     }
 }
 
@@ -322,24 +275,12 @@ static void store_m8(uint8_t *restrict y, uint8_t *restrict power,
                      int64_t first)
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t h = block_bits(key, first + b);
-        uint32_t p = block_power(x + b, M_BINADES);
-        uint32_t more = p == 255 ? 0 : hidden(p, M_BINADES);
-        uint32_t least = more + (1u << 23);
-        /* 2^16 divided by the smallest number, of which it is a fraction */
-        float by = iz_bits_float((254u - (least >> 23) + 16u) << 23);
+        uint32_t h = iz_block_bits(key, first + b);
+        uint32_t p = block_power(x + b, IZ_M_BINADES);
 
         power[b / BLOCK] = (uint8_t)p;
-        for (int i = 0; i < BLOCK; i++) {
-            uint32_t u = iz_float_bits(x[b + i]), a = u & 0x7fffffffu;
-            uint32_t r = random16(h, (uint32_t)i);
-            uint32_t c = (a + (r << (CUT - 16)) - more) >> CUT;
-            uint32_t tiny =
-                iz_bits_float(a) * by > (float)(int32_t)r ? 1u << MANTISSA : 0;
-
-            c = a < least ? tiny : c;
-            y[b + i] = (uint8_t)(c | (c ? (u >> 24) & 0x80u : 0));
-        }
+        for (int i = 0; i < BLOCK; i++)
+            y[b + i] = iz_m8_random(x[b + i], p, iz_random16(h, (uint32_t)i));
     }
 }
 
@@ -348,20 +289,12 @@ static void store_v8(uint8_t *restrict y, uint8_t *restrict power,
                      int64_t first)
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t h = block_bits(key, first + b);
-        uint32_t p = block_power(x + b, V_BINADES);
-        uint32_t more = p == 255 ? 0 : hidden(p, V_BINADES);
-        uint32_t least = more + (1u << 23);
+        uint32_t h = iz_block_bits(key, first + b);
+        uint32_t p = block_power(x + b, IZ_V_BINADES);
 
         power[b / BLOCK] = (uint8_t)p;
-        for (int i = 0; i < BLOCK; i++) {
-            uint32_t u = iz_float_bits(x[b + i]) & 0x7fffffffu;
-            uint32_t r = random16(h, (uint32_t)i);
-            uint32_t c = (u + (r << (CUT - 16)) - more) >> CUT;
-
-            c = u < least ? 1u << MANTISSA : c;
-            y[b + i] = (uint8_t)(u ? c : 0);
-        }
+        for (int i = 0; i < BLOCK; i++)
+            y[b + i] = iz_v8_random(x[b + i], p, iz_random16(h, (uint32_t)i));
     }
 }
 

@@ -8,7 +8,9 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t iz_float_bits(float x)
+#include "codelets/build.h"
+
+IZ_EITHER uint32_t iz_float_bits(float x)
 {
     uint32_t u;
 
@@ -16,7 +18,7 @@ static inline uint32_t iz_float_bits(float x)
     return u;
 }
 
-static inline float iz_bits_float(uint32_t u)
+IZ_EITHER float iz_bits_float(uint32_t u)
 {
     float x;
 

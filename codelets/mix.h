@@ -5,11 +5,13 @@
 
 #include <stdint.h>
 
+#include "codelets/build.h"
+
 /* 2^64 / golden ratio: odd, so that multiples of it are all different. */
 #define IZ_GOLDEN 0x9e3779b97f4a7c15u
 
 /* A bijection of 64 bits in which every input bit reaches every output bit. */
-static inline uint64_t iz_mix(uint64_t z)
+IZ_EITHER uint64_t iz_mix(uint64_t z)
 {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;

@@ -18,6 +18,8 @@
 
 #include "codelets/build.h"
 
+IZ_C_BEGIN
+
 enum iz_moment_type { IZ_MOMENT_F32, IZ_MOMENT_BF16, IZ_MOMENT_FP8 };
 enum iz_moment { IZ_MOMENT_M, IZ_MOMENT_V };
 
@@ -50,5 +52,7 @@ void iz_moment_get(float *out, const struct iz_moments *x, int64_t at,
                    int64_t n);
 void iz_moment_put(const struct iz_moments *x, int64_t at, const float *in,
                    int64_t n);
+
+IZ_C_END
 
 #endif

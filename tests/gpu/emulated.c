@@ -32,6 +32,7 @@ static const struct iz_cuda_ops ops = {
     .squares = iz_flat_squares_cuda,
     .norm2 = iz_flat_norm2_cuda,
     .adam = iz_adam_chunk_cuda,
+    .adam_narrow = iz_adam_narrow_cuda,
 };
 
 const struct iz_cuda_ops *const iz_cuda_ops = &ops;

@@ -14,6 +14,7 @@ void emulated_run(void (*op)(struct iz_exec *x, void *arg), void *arg,
 
 int gpu_flat(void);
 int gpu_llama(void);
+int gpu_narrow(void);
 int gpu_rows(void);
 int gpu_tokens(void);
 int gpu_tables(void);

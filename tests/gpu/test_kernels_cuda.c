@@ -5,5 +5,6 @@
 
 int main(void)
 {
-    return gpu_flat() + gpu_llama() + gpu_rows() + gpu_tokens() + gpu_tables();
+    return gpu_flat() + gpu_llama() + gpu_narrow() + gpu_rows() + gpu_tokens() +
+           gpu_tables();
 }
