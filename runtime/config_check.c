@@ -219,11 +219,6 @@ static void check_ratio(struct iz_config_file *file, struct iz_faults *f)
     else if (c->run.device == IZ_DEVICE_CPU)
         iz_fault(f, section, "%.15g leaves chunks to a GPU, run.device is cpu",
                  ratio);
-    else if (c->run.state_dtype != IZ_MOMENT_F32)
-        iz_fault(f, section,
-                 "%.15g leaves chunks to a GPU, which keeps m and v in fp32: "
-                 "use run.state_dtype fp32",
-                 ratio);
 }
 
 static void check_zero(struct iz_config_file *file, struct iz_faults *f)

@@ -230,8 +230,8 @@ const struct iz_key iz_config_keys[] = {
     WORD("run.save_mode", c.run.save_mode, "auto|async|sync", "\"auto\"",
          "Whether training goes on while a checkpoint of save_interval is "
          "written (async) or waits (sync); auto: async, but sync where states "
-         "are on nvme with nvme_checksum or state_dtype. The losses are the "
-         "same bit for bit."),
+         "are on nvme with nvme_checksum or state_dtype, or on a GPU with "
+         "state_dtype. The losses are the same bit for bit."),
     NUMBER("run.save_buffers", INT, c.run.save_buffers, 1, 1e6, "8",
            "Buffers of 4 MiB at most between states and the file of an "
            "asynchronous save; with enough for all states no update waits for "
@@ -320,7 +320,7 @@ const struct iz_key iz_config_keys[] = {
     WORD("run.state_dtype", c.run.state_dtype, "fp32|bf16|fp8", "\"fp32\"",
          "How Adam keeps m and v: 8, 4 or 2.03 bytes per parameter, the last "
          "two rounded stochastically; fp8 shares a power of two per 64 "
-         "elements. The optimizer is then updated by the CPU."),
+         "elements."),
     TEXT("run.export", c.run.export, "\"\"",
          "Folder for the final weights as a Hugging Face model; must not exist "
          "or be empty. Empty: none."),

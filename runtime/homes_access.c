@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads and writes parameters and states where they live, when no task runs. */
+#include <assert.h>
 #include <string.h>
 
 #include "codelets/device.h"
@@ -121,6 +122,80 @@ static struct iz_moments chunk_moments(struct iz_engine *e, int group,
                                e->plan.moments, which, room};
 }
 
+/* Elements of m or v between the host and a GPU at a time: their codes, and in
+ * fp8 the powers, have room in the pinned buffer. */
+enum { NARROW = 1 << 20 };
+
+static_assert(2 * NARROW <= IZ_BOUNCE_BYTES, "bf16");
+static_assert(NARROW % IZ_MOMENT_BLOCK == 0, "whole blocks");
+
+/* Blocks of m or v that lie on the GPU, those from element `at` on, as an array
+ * in the pinned buffer: copied there, or back from there. */
+static void copy_codes(struct iz_engine *e, const struct iz_moments *near,
+                       const struct iz_moments *x, int64_t at, bool back)
+{
+    int64_t size = x->type == IZ_MOMENT_BF16 ? 2 : 1;
+    char *gpu[2] = {(char *)x->p + at * size,
+                    (char *)x->p + x->n + at / IZ_MOMENT_BLOCK};
+    char *host[2] = {near->p, (char *)near->p + near->n};
+    int64_t bytes[2] = {near->n * size, near->n / IZ_MOMENT_BLOCK};
+
+    for (int i = 0; i < (x->type == IZ_MOMENT_FP8 ? 2 : 1); i++)
+        iz_device_copy(e->stream, back ? gpu[i] : host[i],
+                       back ? host[i] : gpu[i], bytes[i]);
+    iz_device_wait(e->stream);
+}
+
+/* The part of [at, at + n) of such an array that is copied at a time: *near is
+ * its blocks, `at` its first element in them.  Returns its elements. */
+static int64_t narrow_part(struct iz_engine *e, struct iz_moments *near,
+                           const struct iz_moments *x, int64_t at, int64_t n,
+                           int64_t *from)
+{
+    int64_t room;
+
+    *from = at % IZ_MOMENT_BLOCK;
+    n = n < NARROW - *from ? n : NARROW - *from;
+    room =
+        (*from + n + IZ_MOMENT_BLOCK - 1) / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
+    *near = (struct iz_moments){e->bounce, x->type, x->which, room};
+    copy_codes(e, near, x, at - *from, false);
+    return n;
+}
+
+/* iz_moment_get and iz_moment_put wherever the chunk is. */
+static void get_moments(struct iz_engine *e, enum iz_home h, float *out,
+                        const struct iz_moments *x, int64_t at, int64_t n)
+{
+    struct iz_moments near;
+
+    if (!on_gpu(e, h)) {
+        iz_moment_get(out, x, at, n);
+        return;
+    }
+    for (int64_t i = 0, k, from; i < n; i += k) {
+        k = narrow_part(e, &near, x, at + i, n - i, &from);
+        iz_moment_get(out + i, &near, from, k);
+    }
+}
+
+static void put_moments(struct iz_engine *e, enum iz_home h,
+                        const struct iz_moments *x, int64_t at, const float *in,
+                        int64_t n)
+{
+    struct iz_moments near;
+
+    if (!on_gpu(e, h)) {
+        iz_moment_put(x, at, in, n);
+        return;
+    }
+    for (int64_t i = 0, k, from; i < n; i += k) {
+        k = narrow_part(e, &near, x, at + i, n - i, &from);
+        iz_moment_put(&near, from, in + i, k);
+        copy_codes(e, &near, x, at + i - from, true);
+    }
+}
+
 /* Where an array of a chunk lies; in fp32 the parameters are the master. */
 static float *chunk_array(struct iz_engine *e, int group, struct iz_chunk *k,
                           enum iz_array a)
@@ -188,7 +263,7 @@ void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
     while (next_piece(g->chunk, from, n, &p)) {
         if (narrow(e, a)) {
             struct iz_moments x = chunk_moments(e, group, p.chunk, a);
-            iz_moment_get(out + p.done, &x, p.at, p.n);
+            get_moments(e, p.chunk->home, out + p.done, &x, p.at, p.n);
             continue;
         }
         const float *src = chunk_array(e, group, p.chunk, a);
@@ -223,7 +298,7 @@ void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
     while (a != IZ_FROZEN && next_piece(g->chunk, from, n, &p)) {
         if (narrow(e, a)) {
             struct iz_moments x = chunk_moments(e, group, p.chunk, a);
-            iz_moment_put(&x, p.at, in + p.done, p.n);
+            put_moments(e, p.chunk->home, &x, p.at, in + p.done, p.n);
             store_state(e, group, p.chunk);
             continue;
         }

@@ -162,9 +162,10 @@ static const char *cannot(const struct iz_config *c)
                "GPU cannot update parameters on the host: offload the "
                "optimizer too";
     if (c->run.state_dtype != IZ_MOMENT_F32 &&
-        c->zero.optimizer.home == IZ_HOME_NONE)
-        return "run.state_dtype: the optimizer on the GPU keeps m and v in "
-               "fp32: offload the optimizer, or use fp32";
+        c->run.save_mode == IZ_SAVE_ASYNC &&
+        (c->zero.optimizer.home == IZ_HOME_NONE || c->zero.optimizer.ratio < 1))
+        return "run.save_mode: async cannot read m and v of run.state_dtype "
+               "from a GPU; use auto or sync";
     return NULL;
 }
 

@@ -90,10 +90,12 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
 {
     bool disk = p->state_home == IZ_HOME_NVME || p->param_home == IZ_HOME_NVME;
     /* Parts of what a checksum covers cannot be checked, and m and v in fewer
-     * bytes are read as a whole. */
+     * bytes are read as a whole, or are widened on the host. */
+    bool far = p->state_home == IZ_HOME_NVME || p->split ||
+               (p->target.gpu && p->state_home == IZ_HOME_NONE);
     bool wait = c->run.save_mode == IZ_SAVE_SYNC ||
                 (disk && c->run.nvme_checksum) ||
-                (p->state_home == IZ_HOME_NVME && p->moments != IZ_MOMENT_F32);
+                (far && p->moments != IZ_MOMENT_F32);
     int64_t elems = 0;
     p->save_stages = 0;
     if (!c->run.save_interval || wait)

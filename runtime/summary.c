@@ -94,7 +94,7 @@ static struct iz_limit_setting setting_of(const struct iz_engine *e)
         .state_on_disk = p->state_home == IZ_HOME_NVME,
         .divisible = p->target.gpu && p->state_home == IZ_HOME_CPU &&
                      p->param_home != IZ_HOME_NVME &&
-                     p->moments == IZ_MOMENT_F32 && c->zero.optimizer.ratio > 0,
+                     c->zero.optimizer.ratio > 0,
         .slices_fixed = c->run.slices > 0,
         .ranks = p->ranks,
         .workers = p->target.workers,

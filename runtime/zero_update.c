@@ -56,55 +56,6 @@ static void update_segments(struct iz_exec *x, const struct adam_arg *a,
     }
 }
 
-/* Elements whose m and v are fp32 at a time: few, so that the loops over them
- * overlap in the processor. */
-enum { TILE = 256 };
-
-/* Segment by segment through the tiles of a chunk. */
-struct narrow_update {
-    const struct adam_arg *a;
-    const struct iz_adam *step;
-    const struct adam_arrays *p;
-    const struct iz_segment *segment; /* NULL: before the first */
-    struct iz_adam_consts consts;     /* of the segment */
-    float m[TILE], v[TILE];
-};
-
-static void find_segment(struct narrow_update *u, int64_t element)
-{
-    const struct iz_segment *s = u->segment ? u->segment : u->a->segment;
-    struct iz_adam adam = *u->step;
-
-    while (s->end <= element)
-        s++;
-    if (s == u->segment)
-        return;
-    adam.lr *= s->lr_scale;
-    adam.weight_decay = s->weight_decay;
-    u->segment = s;
-    u->consts = iz_adam_consts_of(&adam);
-}
-
-/* Elements [i, i + n) of the chunk. */
-static void update_tile(struct narrow_update *u, int64_t i, int64_t n)
-{
-    const struct adam_arg *a = u->a;
-    const struct adam_arrays *p = u->p;
-
-    for (int64_t j = 0, k; j < n; j += k) {
-        int64_t at = i + j;
-
-        find_segment(u, a->first + at);
-        k = u->segment->end - a->first - at;
-        k = k < n - j ? k : n - j;
-        iz_adam_piece(&u->consts, k, p->master + at, u->m + j, u->v + j,
-                      p->grad + at * iz_dtype_bytes(a->grad_type), a->grad_type,
-                      p->param ? p->param + at * iz_dtype_bytes(a->param_type)
-                               : NULL,
-                      a->param_type);
-    }
-}
-
 static uint64_t narrow_key(const struct adam_arg *a, const struct iz_adam *step)
 {
     return iz_mix(a->key + (uint64_t)step->t * IZ_GOLDEN);
@@ -121,28 +72,67 @@ static void narrow_moments(const struct adam_arg *a,
                                  a->state_room};
 }
 
-/* The same update, on the host, with m and v kept in fewer bytes: they are
- * widened, updated and rounded a tile at a time. */
-static void update_narrow(const struct adam_arg *a, const struct iz_adam *step,
+/* How the elements from i on of the chunk are updated, as far as one call takes
+ * them; returns the number of spans.  *n: elements of their whole blocks. */
+static int find_spans(const struct adam_arg *a, const struct iz_adam *step,
+                      int64_t i, struct iz_adam_span *span, int64_t *n)
+{
+    const struct iz_segment *s = a->segment;
+    int64_t end = i;
+    int k = 0;
+
+    for (; k < IZ_ADAM_SPANS && end < a->n; k++) {
+        struct iz_adam adam = *step;
+
+        while (s->end <= a->first + end)
+            s++;
+        end = s->end - a->first < a->n ? s->end - a->first : a->n;
+        adam.lr *= s->lr_scale;
+        adam.weight_decay = s->weight_decay;
+        span[k] = (struct iz_adam_span){iz_adam_consts_of(&adam), end - i};
+    }
+    if (end < a->n)
+        end -= end % IZ_MOMENT_BLOCK;
+    *n = end - i;
+    return k;
+}
+
+/* The same update with m and v kept in fewer bytes. */
+static void update_narrow(struct iz_exec *x, const struct adam_arg *a,
+                          const struct iz_adam *step,
                           const struct adam_arrays *p)
 {
-    uint64_t key = narrow_key(a, step);
+    int64_t grad_size = iz_dtype_bytes(a->grad_type);
+    int64_t param_size = iz_dtype_bytes(a->param_type);
     struct iz_moments moment[2];
-    struct narrow_update u = {.a = a, .step = step, .p = p};
+    struct iz_adam_span span[IZ_ADAM_SPANS];
 
     narrow_moments(a, p, moment);
-    for (int64_t i = 0; i < a->n; i += TILE) {
-        int64_t n = a->n - i < TILE ? a->n - i : TILE;
+    for (int64_t i = 0, n; i < a->n; i += n) {
+        int spans = find_spans(a, step, i, span, &n);
 
-        iz_moment_load(u.m, &moment[0], i, n);
-        iz_moment_load(u.v, &moment[1], i, n);
-        update_tile(&u, i, n);
-        iz_moment_store(&moment[0], i, u.m, n, key, a->first + i);
-        iz_moment_store(&moment[1], i, u.v, n, key, a->first + i);
+        iz_buffer_adam_narrow(
+            x, &(struct iz_adam_narrow){
+                   .n = n,
+                   .at = i,
+                   .p = p->master + i,
+                   .m = moment[0],
+                   .v = moment[1],
+                   .g = p->grad + i * grad_size,
+                   .out = p->param ? p->param + i * param_size : NULL,
+                   .g_type = a->grad_type,
+                   .out_type = a->param_type,
+                   .key = narrow_key(a, step),
+                   .first = a->first + i,
+                   .span = span,
+                   .spans = spans});
     }
 }
 
 /* ---- touched rows alone ---- */
+
+/* Elements whose m and v are fp32 at a time. */
+enum { TILE = 256 };
 
 /* Elements [i, i + n) of the chunk, their gradient at `grad`; m and v are
  * narrow: the others of their blocks are rounded to what they were. */
@@ -234,7 +224,7 @@ static void run_adam(struct iz_exec *x, void **buf, const void *arg)
     else if (a->moments == IZ_MOMENT_F32)
         update_segments(x, a, &adam, &p);
     else
-        update_narrow(a, &adam, &p);
+        update_narrow(x, a, &adam, &p);
 }
 
 static struct adam_arg adam_arg(const struct iz_engine *e, int group,

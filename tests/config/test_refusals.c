@@ -186,10 +186,6 @@ static void rules_between_keys_hold(void **state)
          "{\"device\": \"cpu\", \"ratio\": 0.4}}, "
          "\"run\": {\"device\": \"cpu\"}",
          "ratio: 0.4 leaves chunks to a GPU, run.device is cpu"},
-        {"\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": "
-         "{\"device\": \"cpu\", \"ratio\": 0.4}}, "
-         "\"run\": {\"state_dtype\": \"bf16\"}",
-         "ratio: 0.4 leaves chunks to a GPU, which keeps m and v in fp32"},
         {"\"fp16\": {\"enabled\": true}, \"run\": {\"cpu_products\": \"bf16\"}",
          "cpu_products: bf16, but parameters are fp16; set bf16.enabled"},
         {"\"run\": {\"gpu_attention\": \"cudnn\"}",

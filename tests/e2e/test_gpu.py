@@ -549,7 +549,8 @@ def test_more_ranks_than_gpus_is_refused_unless_wished(place, nvme):
     ({"run.slices": 2}, ("run.slices",)),
     ({"zero_optimization.stage": 3,
       "zero_optimization.offload_param.device": "cpu"}, ("offload_param",)),
-    ({"run.state_dtype": "bf16"}, ("run.state_dtype", "offload")),
+    ({"run.state_dtype": "bf16", "run.save_mode": "async"},
+     ("run.save_mode", "run.state_dtype")),
 ])
 def test_what_a_gpu_cannot_do_is_refused(changes, words, place, nvme):
     r = place.launch(None, {**config_of(ROW, nvme), **changes},
@@ -661,14 +662,90 @@ def test_a_ratio_needs_a_gpu(place, nvme):
     run.refused(r, "zero_optimization.offload_optimizer.ratio: 0.5", "a GPU")
 
 
+# ---- m and v in fewer bytes ----
+
+# stage, optimizer, param, ratio, type of the parameters
+NARROW = [(0, "none", "none", 1, "fp32"), (1, "none", "none", 1, "fp16"),
+          (3, "none", "none", 1, "bf16"), (2, "cpu", "none", 0.5, "bf16"),
+          (3, "cpu", "none", 0, "fp32"), (3, "cpu", "cpu", 1, "fp32"),
+          (3, "cpu", "cpu", 0.5, "bf16"), (3, "cpu", "cpu", 0.5, "fp32"),
+          (3, "cpu", "cpu", 0, "bf16"), (3, "nvme", "cpu", 1, "fp32")]
+
+
+def narrow_row(stage, optimizer, param, ratio, dtype, ranks=1, **more):
+    return {**ROW, "stage": stage, "optimizer": optimizer, "param": param,
+            "ratio": ratio, "dtype": dtype, "ranks": ranks, **more}
+
+
 @standin
-@pytest.mark.parametrize("home", ("cpu", "nvme"))
-def test_narrow_states_are_updated_on_the_host(home, place, nvme):
-    row = {**ROW, "dtype": "fp32", "stage": 3, "optimizer": home,
-           "param": "cpu"}
-    narrow = {"run.state_dtype": "fp8"}
+@pytest.mark.parametrize("kind", ("bf16", "fp8"))
+@pytest.mark.parametrize("at", NARROW, ids=lambda a: "-".join(map(str, a)))
+def test_narrow_states_have_the_bits_of_the_cpu(at, kind, place, nvme):
+    row = narrow_row(*at)
+    narrow = {"run.state_dtype": kind, "run.steps": 4}
     gpu = start(place, row, nvme, narrow)
-    cpu = start(place, row, nvme, {**narrow, "run.device": "cpu"})
-    wide = start(place, row, nvme)
+    plain = {**row, "stage": 0, "optimizer": "none", "param": "none",
+             "ratio": 1}
+    cpu = start(place, plain, nvme, {**narrow, "run.device": "cpu"})
     assert gpu.bits == cpu.bits and gpu.hash == cpu.hash
-    assert gpu.hash != wide.hash
+    if kind == "fp8":
+        wide = start(place, plain, nvme, {"run.steps": 4, "run.device": "cpu"})
+        assert gpu.hash != wide.hash
+    for (planned, have) in gpu.memory.values():
+        assert planned == have
+
+
+@standin
+@pytest.mark.parametrize("comm", ("mpi", "nccl"))
+@pytest.mark.parametrize("kind", ("bf16", "fp8"))
+def test_narrow_states_of_two_ranks(kind, comm, place, nvme):
+    """Sums that the host forms leave the GPU's chunks another way."""
+    row = narrow_row(3, "cpu", "cpu", 0.5, "bf16", 2, comm=comm, delay_us=300)
+    narrow = {"run.state_dtype": kind}
+    gpu = start(place, row, nvme, narrow)
+    cpu = start(place, {**row, "ratio": 1}, nvme,
+                {**narrow, "run.device": "cpu"})
+    assert gpu.bits == cpu.bits and gpu.hash == cpu.hash
+
+
+@standin
+@pytest.mark.parametrize("kind", ("bf16", "fp8"))
+@pytest.mark.parametrize("param,dtype", [("cpu", "bf16"), ("none", "fp32")])
+def test_a_checkpoint_of_narrow_states_does_not_know_where_they_were(
+        param, dtype, kind, place, nvme):
+    """On the GPU, on both sides, on the CPU: one file, and each goes on."""
+    save = {"run.save": True, "run.state_dtype": kind,
+            "zero_optimization.sub_group_size": 2048}
+    rows = [narrow_row(3, "cpu", param, ratio, dtype) for ratio in (0.3, 0.7)]
+    rows.append(narrow_row(3, "none", "none", 1, dtype))
+    cpu = {**save, "run.device": "cpu"}
+    whole = start(place, rows[2], nvme, {**cpu, "run.steps": 5})
+    want = files(start(place, rows[2], nvme, {**cpu, "run.steps": 2}))
+    out = place.folder / "resumed"
+    for i, row in enumerate((*rows, rows[0])):
+        r = place.good(None, {**config_of(row, nvme), **save,
+                              "run.steps": 2 + i},
+                       ("--resume",) if i else (), out,
+                       env=environment(place, row))
+        if i == 0:
+            assert len(want) >= 2 and files(r) == want
+    assert r.bits[-1:] == whole.bits[-1:] and r.hash == whole.hash
+
+
+@standin
+@pytest.mark.parametrize("ratio", (1, 0.4))
+def test_checkpoints_of_narrow_states_on_the_gpu_wait(ratio, place, nvme):
+    """What auto chooses; those on the host alone are saved beside training."""
+    row = narrow_row(2, "cpu", "none", ratio, "bf16")
+    c = {"run.save_interval": 1, "run.save": False, "run.keep_last": 9,
+         "run.state_dtype": "fp8", "zero_optimization.sub_group_size": 2048}
+    wait = start(place, row, nvme, {**c, "run.save_mode": "sync"})
+    free = start(place, row, nvme, c)
+    assert wait.bits == free.bits and files(wait) == files(free)
+    more = free.bytes_of("staging") - wait.bytes_of("staging")
+    assert (more > 0) == (ratio == 1)
+    if ratio < 1:
+        run.refused(place.launch(None, {**config_of(row, nvme), **c,
+                                        "run.save_mode": "async"},
+                                 env=environment(place, row)),
+                    "run.save_mode", "state_dtype")

@@ -515,10 +515,22 @@ static void a_gpu_that_is_full_takes_no_chunks(void **state)
     assert_null(strstr(text, "ratio="));
     assert_non_null(strstr(text, "it fits with zero_optimization."
                                  "offload_optimizer.device=nvme ("));
-    /* Nor one that keeps m and v in fp32 only. */
-    c.run.state_dtype = IZ_MOMENT_BF16;
-    l = (struct iz_limits){.host = needs(c, 1).host / 2, .device = INT64_MAX};
-    assert_null(strstr(refusal(&c, l), "ratio="));
+}
+
+/* Where they fit with half of them on the GPU, that is the way out. */
+static void narrow_states_are_shared_out_too(void **state)
+{
+    (void)state;
+    for (int t = IZ_MOMENT_BF16; t <= IZ_MOMENT_FP8; t++) {
+        struct iz_config c = offloaded(1, IZ_HOME_CPU);
+        struct iz_limits l;
+
+        c.run.state_dtype = (enum iz_moment_type)t;
+        l = needs(c, 0.5);
+        assert_non_null(strstr(refusal(&c, l),
+                               "it fits with zero_optimization."
+                               "offload_optimizer.ratio=0.5 ("));
+    }
 }
 
 /* Neither holds all states, both together do. */
@@ -589,6 +601,7 @@ int main(void)
         cmocka_unit_test(the_whole_optimizer_on_the_host_is_a_way_out),
         cmocka_unit_test(a_host_that_is_short_leaves_chunks_to_the_gpu),
         cmocka_unit_test(a_gpu_that_is_full_takes_no_chunks),
+        cmocka_unit_test(narrow_states_are_shared_out_too),
         cmocka_unit_test(host_and_gpu_together_are_a_way_out),
         cmocka_unit_test(a_gpu_has_room_for_libraries),
         cmocka_unit_test(a_gpu_has_room_for_the_tables_of_pinned_memory),

@@ -35,9 +35,11 @@ struct call {
         struct iz_attention attention;
         struct iz_classifier classifier;
         struct iz_adam adam;
+        struct iz_adam_narrow narrow;
         struct iz_table table;
     };
     struct flat flat;
+    struct iz_adam_span span[IZ_ADAM_SPANS];
     const int32_t *token;
     int64_t count; /* of tokens, or the first column of heads */
     bool back;

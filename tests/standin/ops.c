@@ -400,6 +400,32 @@ static void adam(struct iz_exec *x, const struct iz_adam *a, int64_t n,
                                               .out_type = out_type}});
 }
 
+static void narrow_reach(struct call *c)
+{
+    struct iz_adam_narrow *a = &c->narrow;
+
+    a->span = c->span;
+    a->p = standin_reach(a->p, a->n * iz_dtype_bytes(IZ_F32));
+    a->g = standin_reach(a->g, a->n * iz_dtype_bytes(a->g_type));
+    a->out = standin_reach(a->out, a->n * iz_dtype_bytes(a->out_type));
+    a->m.p = standin_reach(a->m.p, iz_moment_bytes(a->m.type, a->m.n));
+    a->v.p = standin_reach(a->v.p, iz_moment_bytes(a->v.type, a->v.n));
+}
+
+static void narrow_op(struct iz_exec *x, const struct call *c)
+{
+    if (!x->dry)
+        iz_adam_narrow(&c->narrow);
+}
+
+static void adam_narrow(struct iz_exec *x, const struct iz_adam_narrow *a)
+{
+    struct call c = {.op = narrow_op, .reach = narrow_reach, .narrow = *a};
+
+    memcpy(c.span, a->span, (size_t)a->spans * sizeof *a->span);
+    standin_submit(x, &c);
+}
+
 /* ---- the rest ----------------------------------------------------------- */
 
 /* One small product: the rate of a CPU stands for that of the GPU. */
@@ -471,6 +497,7 @@ static const struct iz_cuda_ops table = {.matmul_fwd = matmul_fwd,
                                          .squares = squares,
                                          .norm2 = norm2,
                                          .adam = adam,
+                                         .adam_narrow = adam_narrow,
                                          .gemm_rate = gemm_rate,
                                          .open = cuda_open,
                                          .close = cuda_close,

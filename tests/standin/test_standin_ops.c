@@ -451,6 +451,33 @@ static void adam(struct iz_exec *x, const struct scene *s)
                        IZ_BF16, s->v[4].p, IZ_F16);
 }
 
+/* m and v in one piece of memory, as codes; two spans, gone when the call
+ * returns. */
+static void adam_narrow(struct iz_exec *x, const struct scene *s)
+{
+    enum { ELEMS = N / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK };
+    struct iz_adam a = {
+        .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .t = 3, .grad_scale = 0.5f};
+    struct iz_adam_span span[2] = {{iz_adam_consts_of(&a), 10},
+                                   {iz_adam_consts_of(&a), ELEMS}};
+    struct iz_moments m = {s->v[1].p, IZ_MOMENT_FP8, IZ_MOMENT_M, ELEMS};
+    struct iz_moments v = {s->v[2].p, IZ_MOMENT_FP8, IZ_MOMENT_V, ELEMS};
+
+    if (!x->dry)
+        iz_buffer_adam_narrow(x, &(struct iz_adam_narrow){.n = ELEMS,
+                                                          .p = s->v[0].p,
+                                                          .m = m,
+                                                          .v = v,
+                                                          .g = s->v[3].p,
+                                                          .g_type = IZ_BF16,
+                                                          .out = s->v[4].p,
+                                                          .out_type = IZ_F16,
+                                                          .key = 5,
+                                                          .span = span,
+                                                          .spans = 2});
+    memset(span, 0xff, sizeof span);
+}
+
 static void test_flat(void **state)
 {
     (void)state;
@@ -465,6 +492,11 @@ static void test_flat(void **state)
                                         {IZ_F32, 1, N},
                                         {IZ_BF16, 1, N},
                                         {IZ_F16, 1, N}});
+    compare(adam_narrow, (struct shape[VIEWS]){{IZ_F32, 1, N},
+                                               {IZ_F32, 1, N},
+                                               {IZ_F32, 1, N},
+                                               {IZ_BF16, 1, N},
+                                               {IZ_F16, 1, N}});
 }
 
 /* ---- the rest ----------------------------------------------------------- */
