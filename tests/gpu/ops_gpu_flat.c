@@ -300,6 +300,126 @@ static void adam_has_the_bits_of_the_cpu(void **state)
     check_adam(&(struct adam){sizes[SIZES - 1], IZ_BF16, IZ_BF16, 0, true, a});
 }
 
+/* ---- Adam, m and v in fewer bytes --------------------------------------- */
+
+enum { NP, STATE, NG, NOUT, NARROW_TENSORS };
+
+struct narrow {
+    int64_t n; /* a multiple of IZ_MOMENT_BLOCK */
+    enum iz_moment_type type;
+    enum iz_dtype g, out;
+    bool copies;
+    const struct iz_adam_span *span;
+    int spans;
+};
+
+/* m and v one behind the other, as in a chunk. */
+static struct iz_moments moment_in(const struct narrow *k, struct iz_view state,
+                                   enum iz_moment which)
+{
+    return (struct iz_moments){(char *)state.p +
+                                   which * iz_moment_bytes(k->type, k->n),
+                               k->type, which, k->n};
+}
+
+static void adam_narrow(struct iz_exec *x, const struct iz_view *v,
+                        const void *arg)
+{
+    const struct narrow *k = arg;
+
+    if (x->dry)
+        return;
+    iz_buffer_adam_narrow(
+        x, &(struct iz_adam_narrow){.n = k->n,
+                                    .p = v[NP].p,
+                                    .m = moment_in(k, v[STATE], IZ_MOMENT_M),
+                                    .v = moment_in(k, v[STATE], IZ_MOMENT_V),
+                                    .g = v[NG].p,
+                                    .out = k->copies ? v[NOUT].p : NULL,
+                                    .g_type = k->g,
+                                    .out_type = k->out,
+                                    .key = 9,
+                                    .first = 6400,
+                                    .span = k->span,
+                                    .spans = k->spans});
+}
+
+/* Values that the type holds, every third block zero, magnitudes of 24 binades
+ * between blocks. */
+static void fill_state(const struct narrow *k, struct iz_view state)
+{
+    float block[IZ_MOMENT_BLOCK];
+
+    for (int w = 0; w < 2; w++) {
+        struct iz_moments a = moment_in(k, state, (enum iz_moment)w);
+
+        for (int64_t b = 0; b < k->n; b += IZ_MOMENT_BLOCK) {
+            int at = (int)(b / IZ_MOMENT_BLOCK % 24);
+
+            for (int i = 0; i < IZ_MOMENT_BLOCK; i++) {
+                float f = ldexpf((float)fixture_uniform(), at - 20);
+
+                block[i] = at % 3 ? (w ? fabsf(f) : f) : 0;
+            }
+            iz_moment_store(&a, b, block, IZ_MOMENT_BLOCK, 1, b);
+        }
+    }
+}
+
+static void check_narrow(const struct narrow *k)
+{
+    struct tensor t[NARROW_TENSORS] = {
+        flat_new(IZ_F32, k->n, 0),
+        flat_new(IZ_BF16, iz_moment_bytes(k->type, k->n), 0),
+        flat_new(k->g, k->n, 0), flat_new(k->out, k->n, 0)};
+    struct iz_view w[NARROW_TENSORS];
+    struct iz_exec cpu = {.backend = IZ_CPU};
+
+    fill_state(k, t[STATE].v);
+    for (int i = 0; i < NARROW_TENSORS; i++)
+        w[i] = copy_of(t[i].v);
+    adam_narrow(&cpu, w, k);
+    run(t, NARROW_TENSORS, adam_narrow, k, ~0u,
+        1u << NP | 1u << STATE | 1u << NOUT);
+    for (int i = 0; i < NARROW_TENSORS; i++) {
+        if (i == STATE)
+            assert_memory_equal(t[i].v.p, w[i].p, (size_t)iz_view_bytes(w[i]));
+        else
+            fixture_same_bits("adam with narrow m and v", t[i].v, w[i]);
+        tensor_free(&t[i]);
+        free(w[i].p);
+    }
+}
+
+static void narrow_adam_has_the_bits_of_the_cpu(void **state)
+{
+    static const int64_t blocks[] = {1, 3, 17, 1027};
+    struct iz_adam a = {.lr = 1e-3,
+                        .beta1 = 0.9,
+                        .beta2 = 0.95,
+                        .eps = 1e-8,
+                        .weight_decay = 0.1,
+                        .adamw = true,
+                        .bias_correction = true,
+                        .t = 3,
+                        .grad_scale = 0.37f};
+    struct iz_adam_span span[3] = {{iz_adam_consts_of(&a), 37}};
+
+    (void)state;
+    fixture_seed();
+    a.weight_decay = 0;
+    span[1] = (struct iz_adam_span){iz_adam_consts_of(&a), 999};
+    a.lr = 1e-4;
+    span[2] = (struct iz_adam_span){iz_adam_consts_of(&a), INT64_MAX};
+    for (int k = 0; k < 2 * 3 * 3; k++)
+        for (int i = 0; i < 4; i++)
+            check_narrow(
+                &(struct narrow){blocks[i] * IZ_MOMENT_BLOCK,
+                                 k % 2 ? IZ_MOMENT_FP8 : IZ_MOMENT_BF16,
+                                 fixture_types[k / 2 % 3], fixture_types[k / 6],
+                                 k % 5 != 4, span, 3});
+}
+
 int ops_gpu_flat(void)
 {
     const struct CMUnitTest tests[] = {
@@ -308,6 +428,7 @@ int ops_gpu_flat(void)
         cmocka_unit_test(norm_has_the_bits_of_the_cpu),
         cmocka_unit_test(squares_have_the_bits_of_the_cpu),
         cmocka_unit_test(adam_has_the_bits_of_the_cpu),
+        cmocka_unit_test(narrow_adam_has_the_bits_of_the_cpu),
     };
 
     return cmocka_run_group_tests_name("gpu flat", tests, NULL, NULL);
