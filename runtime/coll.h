@@ -28,6 +28,8 @@ struct iz_coll {
 /* Initialises MPI (a program started alone is rank 0 of 1) and sets iz_die's
  * prefix and ending.  Negative errno with the reason printed. */
 int iz_coll_open(struct iz_coll **out, int *argc, char ***argv);
+/* The first rank of the host of rank r. */
+int iz_coll_host(const struct iz_coll *c, int r);
 /* Whether ranks of one host read each other's memory (they do after open where
  * the system allows it) or send messages.  All ranks, with the same wish.
  * NULL, or why memory cannot be read: messages are sent then. */

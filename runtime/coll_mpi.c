@@ -307,6 +307,11 @@ static void find_hosts(struct iz_coll *c, MPI_Comm host)
                   MPI_COMM_WORLD);
 }
 
+int iz_coll_host(const struct iz_coll *c, int r)
+{
+    return c->state->host[r];
+}
+
 /* A few cache lines of each rank that all ranks of the host see. */
 static bool find_seats(struct iz_coll *c, MPI_Comm host)
 {

@@ -6,12 +6,10 @@
 #include <hwloc.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "codelets/die.h"
-#include "codelets/mix.h"
 #include "runtime/environment.h"
+#include "runtime/topo_share.h"
 
 #define CORES_MAX 1024
 
@@ -23,7 +21,7 @@ struct iz_topo {
     bool gpu; /* one core drives it */
     hwloc_cpuset_t core[CORES_MAX], all;
     hwloc_cpuset_t before; /* where the calling thread was; NULL: still there */
-    hwloc_cpuset_t shared_by; /* cores that ranks like this one divide */
+    hwloc_cpuset_t shared_by; /* processors that it may use, and others may */
 };
 
 /* One logical processor of each core that the process may use. */
@@ -34,6 +32,8 @@ static void list_cores(struct iz_topo *t, hwloc_const_cpuset_t allowed)
     n = hwloc_get_nbobjs_by_type(t->machine, type);
     for (int i = 0; i < n && t->n_cores < CORES_MAX; i++) {
         hwloc_obj_t o = hwloc_get_obj_by_type(t->machine, type, (unsigned)i);
+        t->host_cores += hwloc_bitmap_intersects(
+            o->cpuset, hwloc_topology_get_allowed_cpuset(t->machine));
         hwloc_cpuset_t s = hwloc_bitmap_dup(o->cpuset);
         hwloc_bitmap_and(s, s, allowed);
         if (hwloc_bitmap_iszero(s)) {
@@ -43,57 +43,114 @@ static void list_cores(struct iz_topo *t, hwloc_const_cpuset_t allowed)
         hwloc_bitmap_singlify(s);
         t->core[t->n_cores++] = s;
     }
-    t->host_cores = n;
 }
 
-/* Ranks of this host with the same cores: ranks that the launcher bound apart,
- * or whose GPUs are near different cores, have none in common. */
-struct sharing {
-    int index, count; /* of this rank among them */
-};
+enum { WORDS = 32 }; /* for every processor of CORES_MAX cores with two each */
 
-static void find_sharing(struct iz_coll *coll, hwloc_const_cpuset_t mine,
-                         struct sharing *out)
+/* Number of the processor of core i that all ranks of the host give it, also
+ * those that may not use it. */
+static unsigned number(const struct iz_topo *t, int i)
 {
-    enum { WORDS = 33 }; /* the host, and 32 bits of the mask each */
-    double *all = calloc((size_t)coll->size * WORDS, sizeof(*all));
-    char host[128] = "";
+    int os = hwloc_bitmap_first(t->core[i]);
+    return hwloc_get_pu_obj_by_os_index(t->machine, (unsigned)os)
+        ->logical_index;
+}
+
+/* What the ranks of this host may use, in order: sets[n] of such numbers, in
+ * ranks[] who they are.  Returns n; `mine` is this rank's place.  All ranks. */
+static int gather_sets(const struct iz_topo *t, struct iz_coll *coll,
+                       hwloc_bitmap_t *sets, int *ranks, int *mine)
+{
+    enum { BITS = 8 * sizeof(unsigned long) };
+    unsigned long *all = calloc((size_t)coll->size * WORDS, sizeof(*all));
+    int n = 0;
     if (!all)
         iz_die("no memory for the cores of %d ranks", coll->size);
-    double *own = all + coll->rank * WORDS;
-    gethostname(host, sizeof(host) - 1);
-    own[0] = (double)(iz_mix_text(IZ_GOLDEN, host) >> 12);
-    for (int i = 0; i + 1 < WORDS; i++) {
-        unsigned long w = hwloc_bitmap_to_ith_ulong(mine, (unsigned)i / 2);
-        own[1 + i] = (double)(i % 2 ? w >> 32 : w & 0xffffffffUL);
-    }
-    iz_coll_gather_doubles(coll, all, WORDS, "cpu masks");
-    *out = (struct sharing){0, 0};
+    unsigned long *own = all + coll->rank * WORDS;
+    for (int i = 0; i < t->n_cores; i++)
+        own[number(t, i) / BITS] |= 1UL << number(t, i) % BITS;
+    iz_coll_all_gather(coll, all, WORDS * sizeof(*all), "processors");
     for (int r = 0; r < coll->size; r++) {
-        bool same = !memcmp(own, all + r * WORDS, WORDS * sizeof(*all));
-        out->index += same && r < coll->rank;
-        out->count += same;
+        if (iz_coll_host(coll, r) != iz_coll_host(coll, coll->rank))
+            continue;
+        if (r == coll->rank)
+            *mine = n;
+        ranks[n] = r;
+        sets[n] = hwloc_bitmap_alloc();
+        if (!sets[n] ||
+            hwloc_bitmap_from_ulongs(sets[n], WORDS, all + r * WORDS))
+            iz_die("no memory for the cores of %d ranks", coll->size);
+        n++;
     }
     free(all);
+    return n;
 }
 
-/* Equal parts in order of rank; with fewer cores than ranks, round robin.
- */
-static void share_cores(struct iz_topo *t, int rank, int ranks)
+/* As the system numbers them. */
+static void list_numbers(const struct iz_topo *t, hwloc_const_bitmap_t set,
+                         char *out, size_t size)
 {
-    int first = t->n_cores * rank / ranks,
-        end = t->n_cores * (rank + 1) / ranks;
-    if (first == end) {
-        first = rank % t->n_cores;
-        end = first + 1;
-        t->shared = true;
-    }
-    for (int i = 0; i < t->n_cores; i++)
-        if (i < first || i >= end)
+    hwloc_bitmap_t os = hwloc_bitmap_alloc();
+    unsigned i;
+    hwloc_bitmap_foreach_begin(i, set) hwloc_bitmap_set(
+        os, hwloc_get_obj_by_type(t->machine, HWLOC_OBJ_PU, i)->os_index);
+    hwloc_bitmap_foreach_end();
+    hwloc_bitmap_list_snprintf(out, size, os);
+    hwloc_bitmap_free(os);
+}
+
+static void refuse_cross(const struct iz_topo *t, hwloc_bitmap_t *sets,
+                         const int *ranks, const int cross[2])
+{
+    char text[3][256];
+    int a = cross[0], b = cross[1];
+    list_numbers(t, sets[a], text[0], sizeof(text[0]));
+    list_numbers(t, sets[b], text[1], sizeof(text[1]));
+    hwloc_bitmap_and(sets[a], sets[a], sets[b]);
+    list_numbers(t, sets[a], text[2], sizeof(text[2]));
+    fprintf(stderr,
+            "izar: rank %d may use cores %s and rank %d cores %s: who computes "
+            "on %s is not clear: bind ranks of a host to cores apart, to the "
+            "same ones, or to some of another's (mpirun --bind-to, taskset)\n",
+            ranks[a], text[0], ranks[b], text[1], text[2]);
+}
+
+/* Keeps of the cores those that are this rank's; see topo_share.h. */
+static void keep_own(struct iz_topo *t, hwloc_bitmap_t *sets, int n, int mine)
+{
+    int kept = 0;
+    for (int i = 0; i < t->n_cores; i++) {
+        unsigned k = number(t, i);
+        if (!hwloc_bitmap_isset(sets[mine], k)) {
             hwloc_bitmap_free(t->core[i]);
-    memmove(t->core, t->core + first,
-            (size_t)(end - first) * sizeof(t->core[0]));
-    t->n_cores = end - first;
+            continue;
+        }
+        t->core[kept++] = t->core[i];
+    }
+    t->n_cores = kept;
+    for (int i = 0; i < n; i++)
+        t->shared |= i != mine && hwloc_bitmap_intersects(sets[i], sets[mine]);
+}
+
+/* All ranks.  Negative errno on those of the host that is refused. */
+static int share_cores(struct iz_topo *t, struct iz_coll *coll)
+{
+    hwloc_bitmap_t *sets = calloc((size_t)coll->size, sizeof(*sets));
+    int *ranks = calloc((size_t)coll->size, sizeof(*ranks));
+    int mine = 0, cross[2];
+    if (!sets || !ranks)
+        iz_die("no memory for the cores of %d ranks", coll->size);
+    int n = gather_sets(t, coll, sets, ranks, &mine);
+    int r = iz_share_out(sets, n, cross);
+    if (!r)
+        keep_own(t, sets, n, mine);
+    else if (r == -EINVAL && mine == cross[0])
+        refuse_cross(t, sets, ranks, cross);
+    for (int i = 0; i < n; i++)
+        hwloc_bitmap_free(sets[i]);
+    free(sets);
+    free(ranks);
+    return r;
 }
 
 /* A user's setting wins: STARPU_NCPU is the number of compute workers, and
@@ -132,9 +189,12 @@ static void keep_near(const struct iz_topo *t, hwloc_cpuset_t mask,
 /* The cores of this process near the GPU, or all. */
 static hwloc_cpuset_t find_mask(const struct iz_topo *t, const char *pci)
 {
+    hwloc_const_cpuset_t allowed =
+        hwloc_topology_get_allowed_cpuset(t->machine);
     hwloc_cpuset_t mask = hwloc_bitmap_alloc();
     if (hwloc_get_cpubind(t->machine, mask, HWLOC_CPUBIND_PROCESS))
-        hwloc_bitmap_copy(mask, hwloc_topology_get_allowed_cpuset(t->machine));
+        hwloc_bitmap_copy(mask, allowed);
+    hwloc_bitmap_and(mask, mask, allowed);
     if (pci)
         keep_near(t, mask, pci);
     return mask;
@@ -156,7 +216,10 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
         iz_die("no memory for the list of cores");
     *out = t;
     t->gpu = pci != NULL;
+    /* With what this rank may not use: ranks number processors alike. */
     bool fails = hwloc_topology_init(&t->machine) ||
+                 hwloc_topology_set_flags(
+                     t->machine, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED) ||
                  hwloc_topology_set_io_types_filter(
                      t->machine, HWLOC_TYPE_FILTER_KEEP_IMPORTANT) ||
                  hwloc_topology_load(t->machine);
@@ -167,10 +230,9 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
         return -EIO;
     t->shared_by = find_mask(t, pci);
     list_cores(t, t->shared_by);
-    struct sharing share;
-    find_sharing(coll, t->shared_by, &share);
-    if (share.count > 1)
-        share_cores(t, share.index, share.count);
+    int r = share_cores(t, coll);
+    if (r)
+        return r;
     t->all = hwloc_bitmap_alloc();
     for (int i = 0; i < t->n_cores; i++)
         hwloc_bitmap_or(t->all, t->all, t->core[i]);

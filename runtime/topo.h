@@ -11,11 +11,13 @@
 
 struct iz_topo;
 
-/* Reads the machine.  Cores: the launcher's binding if it gave this rank its
- * own, else an equal part of the host's.  workers: run.workers, or STARPU_NCPU,
- * or one per core; *workers is set.  pci: of this rank's GPU, or NULL: its
- * cores are those near it, less one for the thread that drives it.  Negative
- * errno with the reason printed. */
+/* Reads the machine.  Cores: those that the launcher's binding allows and, for
+ * a rank with a GPU, that are near it; what several ranks of the host may use
+ * is divided between them (topo_share.h), and refused where it cannot be.
+ * workers: run.workers, or STARPU_NCPU,
+ * or one per core, less one for the thread that drives the GPU; *workers is
+ * set.  pci: of this rank's GPU, or NULL.  All ranks.  Negative errno with the
+ * reason printed. */
 int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
                  int *workers);
 /* Workers of each of `ranks` on this host, that share this rank's cores. */

@@ -87,9 +87,9 @@ def test_started_ranks_that_see_a_gpu_each(place, nvme, tmp_path, monkeypatch):
     assert r.rc == 0 and shared(r) == [2], str(r)
 
 
-def machine(path, packages, cores):
+def machine(path, packages, cores, allowed=None):
     """hwloc's description of a host with a GPU of the stand-in near each
-    package."""
+    package, of whose cores a rank may use those allowed, or all."""
     def sets(cpus, nodes):
         c, n = (hex(sum(1 << i for i in x)) for x in (cpus, nodes))
         return (f'cpuset="{c}" complete_cpuset="{c}" nodeset="{n}" '
@@ -100,9 +100,10 @@ def machine(path, packages, cores):
              '<!DOCTYPE topology SYSTEM "hwloc2.dtd">',
              '<topology version="2.0">']
     whole = sets(range(packages * cores), range(packages))
-    allowed = whole.replace("complete_", "allowed_").split(" ")
-    lines.append(f'<object type="Machine" os_index="0" {whole} {allowed[1]} '
-                 f'{allowed[3]} gp_index="1">')
+    may = sets(allowed or range(packages * cores), range(packages)).replace(
+        "complete_", "allowed_").split(" ")
+    lines.append(f'<object type="Machine" os_index="0" {whole} {may[1]} '
+                 f'{may[3]} gp_index="1">')
     for p in range(packages):
         mine = range(p * cores, (p + 1) * cores)
         lines.append(f'<object type="Package" os_index="{p}" '

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cores the ranks of a host compute on: what several may use is divided,
+and refused where it is not clear whose it is."""
+import os
+import subprocess
+
+import pytest
+
+import run
+from test_gpu_plan import machine
+
+CONFIG = {"train_batch_size": 6, "run.steps": 1, "run.workers": 0}
+
+
+def launch(place, before, options=()):
+    """A rank for each list of words that its command begins with."""
+    config = place.config(CONFIG)
+    line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+    for i, words in enumerate(before):
+        line += [":"] * (i > 0) + ["-np", "1", *map(str, words), run.PROGRAM,
+                                   str(config), *options]
+    p = subprocess.run(line, env=run.environment({"STARPU_SILENT": "1"}),
+                       capture_output=True, text=True, timeout=run.TIMEOUT_S)
+    output = place.folder / f"out{place.count}"
+    return run.Result(p.returncode, p.stdout, p.stderr, output, 0, line)
+
+
+def hosts(place, *allowed):
+    """As if of 8 cores each rank might use these."""
+    words = []
+    for i, cores in enumerate(allowed):
+        path = place.folder / f"host{i}.xml"
+        machine(path, 2, 4, cores)
+        words.append(["env", f"HWLOC_XMLFILE={path}"])
+    return words
+
+
+def test_cores_that_sets_share_in_part_are_refused(place):
+    r = launch(place, hosts(place, [0, 1, 2, 3], [2, 3, 4, 6]), ["--plan"])
+    run.refused(r, "rank 0 may use cores 0-3 and rank 1 cores 2-4,6",
+                "who computes on 2-3 is not clear")
+    r = launch(place, hosts(place, [4, 5], [2, 3, 4, 5], [1, 2]), ["--plan"])
+    run.refused(r, "rank 1 may use cores 2-5 and rank 2 cores 1-2")
+
+
+@pytest.mark.parametrize("allowed, workers", [
+    ((range(8), [4, 5, 6, 7]), 4), ((range(8), [4, 5]), 6), (([0], [0], range(4)), 1)])
+def test_other_sets_are_divided(allowed, workers, place):
+    r = launch(place, hosts(place, *allowed), ["--plan"])
+    assert r.rc == 0 and f" {workers} worker" in r.out, str(r)
+
+
+@pytest.mark.parametrize("first", (0, 1))
+def test_a_rank_leaves_cores_to_one_that_has_no_others(first, place):
+    two = sorted(os.sched_getaffinity(0))[:2]
+    if len(two) < 2:
+        pytest.skip("needs two cores")
+    words = [["taskset", "-c", str(two[0])],
+             ["taskset", "-c", f"{two[0]},{two[1]}"]]
+    r = launch(place, words if first else words[::-1])
+    assert r.rc == 0, str(r)
+    assert f"rank 0 with 1 worker on core {two[1 - first]} of" in r.out, str(r)
