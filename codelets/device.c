@@ -106,8 +106,9 @@ void iz_device_give(void *p)
 
 int iz_device_pin(void *p, int64_t bytes)
 {
-    cudaError_t e =
-        cudaHostRegister(p, (size_t)bytes, cudaHostRegisterPortable);
+    /* Mapped: kernels read tokens there and write losses. */
+    cudaError_t e = cudaHostRegister(
+        p, (size_t)bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (e == cudaSuccess)
         return 0;
     fprintf(stderr, "izar: pinning %.1f MiB of host memory failed: %s\n",

@@ -35,7 +35,8 @@ struct pin {
     struct pin *next;
     const char *p;
     size_t n;
-    bool ours; /* of cudaHostAlloc, not of cudaHostRegister */
+    bool ours;   /* of cudaHostAlloc, not of cudaHostRegister */
+    bool mapped; /* a device may reach it, not only copies */
 };
 
 static struct device devices[IZ_STANDIN_MAX_DEVICES];
@@ -227,18 +228,25 @@ static bool pin_overlaps(const struct pin *q, const char *p, size_t n)
     return p < q->p + q->n && q->p < p + n;
 }
 
-bool iz_standin_pinned(const void *p, size_t n)
+/* Whether bytes are in one pinned range, and in a mapped one if that is asked.
+ */
+static bool find_pin(const void *p, size_t n, bool mapped)
 {
     bool found = false;
 
     pthread_mutex_lock(&iz_standin_lock);
     for (struct pin *q = pins; q && !found; q = q->next)
-        found = pin_holds(q, p, n);
+        found = pin_holds(q, p, n) && (q->mapped || !mapped);
     pthread_mutex_unlock(&iz_standin_lock);
     return found;
 }
 
-static bool pin_add(const char *p, size_t n, bool ours)
+bool iz_standin_pinned(const void *p, size_t n)
+{
+    return find_pin(p, n, false);
+}
+
+static bool pin_add(const char *p, size_t n, bool ours, bool mapped)
 {
     struct pin *q = checked(malloc(sizeof *q));
     bool clash = false;
@@ -246,7 +254,7 @@ static bool pin_add(const char *p, size_t n, bool ours)
     pthread_mutex_lock(&iz_standin_lock);
     for (struct pin *o = pins; o && !clash; o = o->next)
         clash = pin_overlaps(o, p, n);
-    *q = (struct pin){pins, p, n, ours};
+    *q = (struct pin){pins, p, n, ours, mapped};
     if (!clash) {
         pins = q;
         iz_standin_counts.pinned_ranges++;
@@ -275,12 +283,12 @@ static bool pin_remove(const void *p, bool ours)
 
 cudaError_t cudaHostAlloc(void **p, size_t n, unsigned flags)
 {
-    (void)flags;
+    (void)flags; /* with one address space all of it is mapped */
     iz_standin_enter();
     if (posix_memalign(p, PAGE, n ? n : 1))
         return iz_standin_error(cudaErrorMemoryAllocation);
     memset(*p, POISON, n);
-    pin_add(*p, n, true);
+    pin_add(*p, n, true, true);
     return cudaSuccess;
 }
 
@@ -304,11 +312,10 @@ cudaError_t cudaFreeHost(void *p)
 
 cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
 {
-    (void)flags;
     iz_standin_enter();
     if (!p || !n)
         return iz_standin_error(cudaErrorInvalidValue);
-    return iz_standin_error(pin_add(p, n, false)
+    return iz_standin_error(pin_add(p, n, false, flags & cudaHostRegisterMapped)
                                 ? cudaSuccess
                                 : cudaErrorHostMemoryAlreadyRegistered);
 }
@@ -349,8 +356,8 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
     (void)flags;
     iz_standin_enter();
     *device = host;
-    return iz_standin_error(iz_standin_pinned(host, 1) ? cudaSuccess
-                                                       : cudaErrorInvalidValue);
+    return iz_standin_error(find_pin(host, 1, true) ? cudaSuccess
+                                                    : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a,
@@ -387,7 +394,7 @@ void *iz_standin_kernel(const void *p, size_t n)
     bool ok;
 
     if (i < 0) {
-        ok = iz_standin_pinned(p, n);
+        ok = find_pin(p, n, true);
     } else {
         pthread_mutex_lock(&iz_standin_lock);
         ok =
@@ -396,7 +403,7 @@ void *iz_standin_kernel(const void *p, size_t n)
     }
     if (!ok)
         iz_standin_die("a device reaches for %zu bytes at %p, which are in no "
-                       "allocation of device or pinned memory",
+                       "allocation of device or mapped pinned memory",
                        n, p);
     return iz_standin_host(p);
 }

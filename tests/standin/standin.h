@@ -52,7 +52,8 @@ const struct iz_standin_stats *iz_standin_stats(void);
 void *iz_standin_host(const void *p);
 
 /* The same for the n bytes that a kernel touches: ends the program unless they
- * lie in one live allocation of device or pinned memory. */
+ * lie in one live allocation of device memory, or of pinned memory that is
+ * mapped for devices. */
 void *iz_standin_kernel(const void *p, size_t n);
 
 /* Whether n bytes of host memory are pinned. */

@@ -337,6 +337,17 @@ static void call_cuda(void *arg)
     cudaStreamSynchronize(arg);
 }
 
+static void reach_unmapped(void)
+{
+    static char own[BYTES];
+
+    cudaHostRegister(own, BYTES, cudaHostRegisterMapped);
+    assert_ptr_equal(iz_standin_kernel(own, BYTES), own);
+    cudaHostUnregister(own);
+    cudaHostRegister(own, BYTES, cudaHostRegisterPortable);
+    iz_standin_kernel(own, BYTES);
+}
+
 static void call_cuda_from_a_stream(void)
 {
     cudaStream_t s = stream_take();
@@ -358,6 +369,7 @@ static const struct child_body bodies[] = {
     {"touch_device_memory", touch_device_memory},
     {"reach_too_far", reach_too_far},
     {"reach_freed", reach_freed},
+    {"reach_unmapped", reach_unmapped},
     {"call_cuda_from_a_stream", call_cuda_from_a_stream},
     {"leak", leak},
     {0}};
@@ -384,6 +396,7 @@ static void test_mistakes_end_the_program(void **state)
     assert_int_equal(c.status, 0);
     expect_abort("reach_too_far", "1025 bytes");
     expect_abort("reach_freed", "in no allocation");
+    expect_abort("reach_unmapped", "mapped pinned memory");
     expect_abort("call_cuda_from_a_stream", "has called CUDA");
     child_run(&c, "touch_device_memory");
     assert_true(WIFSIGNALED(c.status));
