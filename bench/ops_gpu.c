@@ -8,6 +8,7 @@
 #include "bench/ops_gpu.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -43,8 +44,12 @@ char *bench_pinned(int64_t bytes)
     size_t whole = ((size_t)bytes + 4095) / 4096 * 4096;
     char *p = aligned_alloc(4096, whole);
 
-    if (!p || iz_device_pin(p, (int64_t)whole))
+    const char *why = p ? iz_device_pin(p, (int64_t)whole) : "no memory";
+
+    if (why) {
+        fprintf(stderr, "pinning memory: %s\n", why);
         exit(1);
+    }
     memset(p, 0, whole);
     return p;
 }

@@ -104,16 +104,12 @@ void iz_device_give(void *p)
     check(cudaFree(p), "cudaFree");
 }
 
-int iz_device_pin(void *p, int64_t bytes)
+const char *iz_device_pin(void *p, int64_t bytes)
 {
     /* Mapped: kernels read tokens there and write losses. */
     cudaError_t e = cudaHostRegister(
         p, (size_t)bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-    if (e == cudaSuccess)
-        return 0;
-    fprintf(stderr, "izar: pinning %.1f MiB of host memory failed: %s\n",
-            (double)bytes / 1048576, text(e));
-    return -ENOMEM;
+    return e == cudaSuccess ? NULL : text(e);
 }
 
 void iz_device_unpin(void *p)

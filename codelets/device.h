@@ -34,8 +34,8 @@ void *iz_device_take(int64_t bytes);
 void iz_device_give(void *p);
 
 /* Locks host memory and makes it known to the GPU, so that copies run beside
- * everything else.  Negative errno with the reason printed. */
-int iz_device_pin(void *p, int64_t bytes);
+ * everything else.  NULL, or why not. */
+const char *iz_device_pin(void *p, int64_t bytes);
 void iz_device_unpin(void *p);
 
 /* A queue of copies of the calling thread's GPU; NULL with the reason printed.

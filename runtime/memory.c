@@ -169,7 +169,7 @@ static int settle(const struct iz_memory *m, const struct block *b, bool locks)
     return s.error ? -1 : 0;
 }
 
-static int open_cpu_pool(struct iz_memory *m, int64_t bytes)
+static int open_cpu_pool(struct iz_memory *m, int64_t bytes, const char *wish)
 {
     struct block *b = map(m, bytes);
     if (!b) {
@@ -177,15 +177,20 @@ static int open_cpu_pool(struct iz_memory *m, int64_t bytes)
         return -ENOMEM;
     }
     settle(m, b, false);
-    int r = iz_device_pin(b->p, (int64_t)b->bytes);
-    if (r)
-        return r;
+    const char *why = iz_device_pin(b->p, (int64_t)b->bytes);
+    if (why) {
+        fprintf(stderr,
+                "izar: %s: pinning %.1f MiB of host memory for the GPU failed: "
+                "%s: run.device: cpu needs none\n",
+                wish, mib((int64_t)b->bytes), why);
+        return -EIO;
+    }
     m->cpu = (struct pool){.base = b->p, .bytes = (int64_t)b->bytes};
     return 0;
 }
 
 int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
-                       int64_t buffers)
+                       int64_t buffers, const char *wish)
 {
     int64_t device = iz_bytes_tier(bytes, IZ_TIER_DEVICE) + buffers * ALIGN;
     int64_t cpu = iz_bytes_tier(bytes, IZ_TIER_CPU) -
@@ -202,7 +207,7 @@ int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
         return -ENOMEM;
     }
     m->device.shadow = shadow;
-    return open_cpu_pool(m, cpu);
+    return open_cpu_pool(m, cpu, wish);
 }
 
 static void *give_out(struct pool *p, enum iz_tier tier, enum iz_class c,

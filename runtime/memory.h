@@ -47,9 +47,10 @@ int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu);
 /* The device tier is a GPU's from now on.  Both tiers become one allocation
  * each, of `bytes` plus what the alignment of `buffers` pieces may cost; that
  * of the cpu tier is pinned and has all but the optimizer's states, which
- * nothing copies.  Negative errno with the reason printed. */
+ * nothing copies.  wish: the setting that asks for a GPU, for messages.
+ * Negative errno with the reason printed. */
 int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
-                       int64_t buffers);
+                       int64_t buffers, const char *wish);
 void iz_memory_close(struct iz_memory **m);
 
 /* Zeroed, page-aligned, huge pages where large; counted; freed by

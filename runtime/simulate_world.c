@@ -36,8 +36,9 @@ int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu)
 }
 
 int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
-                       int64_t buffers)
+                       int64_t buffers, const char *wish)
 {
+    (void)wish;
     (void)m;
     (void)bytes;
     (void)buffers;

@@ -267,8 +267,10 @@ static int open_memory(struct iz_engine *e)
     int r = scratch ? iz_memory_open(&e->memory, e->graph, e->plan.pin_cpu)
                     : -ENOMEM;
     if (!r && e->plan.target.gpu)
-        r = iz_memory_open_gpu(e->memory, &e->plan.bytes,
-                               iz_plan_buffers(&e->plan));
+        r = iz_memory_open_gpu(
+            e->memory, &e->plan.bytes, iz_plan_buffers(&e->plan),
+            e->config->run.device == IZ_DEVICE_AUTO ? "run.device: auto"
+                                                    : "run.device: cuda");
     if (!r)
         r = take_scratch(e, scratch, n);
     if (!r)

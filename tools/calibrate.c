@@ -315,8 +315,13 @@ static int measure_gpu(struct gpu *g)
     }
     iz_cuda_ops->close(&x.cuda);
     char *device = iz_device_take(LINK_BYTES), *host = take(LINK_BYTES);
-    if (!device || iz_device_pin(host, LINK_BYTES))
+    if (!device)
         return -ENOMEM;
+    const char *why = iz_device_pin(host, LINK_BYTES);
+    if (why) {
+        fprintf(stderr, "calibrate: pinning memory: %s\n", why);
+        return -ENOMEM;
+    }
     g->up = copies(x.stream, device, host);
     g->down = copies(x.stream, host, device);
     char *other = iz_device_take(LINK_BYTES);

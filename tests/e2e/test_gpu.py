@@ -534,6 +534,23 @@ def test_a_rank_that_fails_before_starpu_starts_ends_the_others(bad, place, nvme
     assert r.rc and r.seconds < 40 and "waited" not in r.err, str(r)
 
 
+@standin
+@pytest.mark.parametrize("ranks", (1, 2))
+@pytest.mark.parametrize("device", ("cuda", "auto"))
+def test_host_memory_that_cannot_be_pinned_is_refused(ranks, device, place, nvme):
+    row = {**ROW, "ranks": ranks, "stage": 3, "optimizer": "cpu"}
+    stats = place.folder / "stats.json"
+    env = {**environment(place, row, stats), "IZ_STANDIN_NO_PINNING": "1"}
+    r = place.launch(None if ranks == 1 else ranks,
+                     {**config_of(row, nvme), "run.device": device}, env=env)
+    run.refused(r, f"run.device: {device}: pinning ", "failed: out of memory",
+                everyone=True)
+    left = [json.loads(line) for line in stats.read_text().splitlines()]
+    assert len(left) == ranks
+    assert all(x["leaked_bytes"] == x["leaked_pinned"] == 0 for x in left), left
+    assert [p.name for p in r.output.iterdir()] == ["config.json"], str(r)
+
+
 # ---- choice ----
 
 @standin

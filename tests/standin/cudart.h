@@ -22,7 +22,7 @@ struct iz_standin_settings {
     int devices, capability;
     int busy; /* a device that others have filled; the most: none */
     int64_t mem_bytes, jitter_us, seed;
-    bool abort_pageable;
+    bool abort_pageable, no_pinning;
     const char *stats_path;
 };
 extern struct iz_standin_settings iz_standin_settings;

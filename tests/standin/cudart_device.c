@@ -98,6 +98,7 @@ static void open_once(void)
     s->capability = (int)setting("IZ_STANDIN_CAPABILITY", 90, 999);
     s->jitter_us = setting("IZ_STANDIN_JITTER_US", 0, 60 * 1000 * 1000);
     s->seed = setting("IZ_STANDIN_SEED", 1, INT64_MAX);
+    s->no_pinning = setting("IZ_STANDIN_NO_PINNING", 0, 1);
     s->abort_pageable = pageable && strcmp(pageable, "abort") == 0;
     s->stats_path = getenv("IZ_STANDIN_STATS");
     iz_standin_map_devices();

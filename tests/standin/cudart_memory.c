@@ -315,6 +315,8 @@ cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
     iz_standin_enter();
     if (!p || !n)
         return iz_standin_error(cudaErrorInvalidValue);
+    if (iz_standin_settings.no_pinning)
+        return iz_standin_error(cudaErrorMemoryAllocation);
     return iz_standin_error(pin_add(p, n, false, flags & cudaHostRegisterMapped)
                                 ? cudaSuccess
                                 : cudaErrorHostMemoryAlreadyRegistered);

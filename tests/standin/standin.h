@@ -16,7 +16,8 @@
  * IZ_STANDIN_SILENT=1, ncclCommGetAsyncError tells of no rank that is gone, as
  * NCCL between GPUs of one host; IZ_STANDIN_BLOCKS=NAME, the function of this
  * name never returns; IZ_STANDIN_BUSY=N,
- * others have filled device N. */
+ * others have filled device N; IZ_STANDIN_NO_PINNING=1, cudaHostRegister finds
+ * no memory. */
 #ifndef IZ_STANDIN_H
 #define IZ_STANDIN_H
 
