@@ -311,6 +311,34 @@ def test_a_share_for_a_gpu_that_is_not_there_is_refused(ranks, place):
     assert not (r.output / "metrics.jsonl").exists()
 
 
+# No GPU is seen, whatever the program was built for.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "IZ_STANDIN_DEVICES": "0"}
+
+
+def built_with_cuda():
+    """It needs the library itself; StarPU may need it too."""
+    return b"libcudart.so" in pathlib.Path(run.PROGRAM).read_bytes()
+
+
+@pytest.mark.parametrize("ranks", (None, 2))
+@pytest.mark.parametrize("options", ((), ("--plan",)))
+def test_a_gpu_that_is_not_there_is_refused(ranks, options, place):
+    r = place.launch(ranks, {"run.device": "cuda"}, options, env=NO_GPU)
+    line = run.refused(r, "run.device: cuda: ")
+    assert ("this program was built without CUDA" in line) != built_with_cuda()
+    assert not r.output.exists() and not r.out, str(r)
+
+
+@pytest.mark.parametrize("ranks", (None, 2))
+def test_auto_without_a_gpu_goes_on_on_the_cpu(ranks, place):
+    cpu = place.good(ranks, {"run.device": "cpu"})
+    r = place.good(ranks, {"run.device": "auto"}, env=NO_GPU)
+    assert r.bits == cpu.bits and r.hash == cpu.hash
+    why = [x for x in r.out.splitlines() if "on the CPU: " in x]
+    assert len(why) == 1 and "on the CPU: " not in cpu.out, str(r)
+    assert ("this program was built without CUDA" in why[0]) != built_with_cuda()
+
+
 @pytest.mark.single
 def test_nvme_path_that_is_a_file_is_named(place):
     path = place.folder / "file"
