@@ -8,6 +8,7 @@
 #define IZ_RUNTIME_COLL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "codelets/exec.h"
@@ -17,7 +18,7 @@ struct iz_coll {
     int local_rank, local_size; /* on this host */
     double timeout_s;           /* set by the owner after open; 0 = none */
     int64_t sent_bytes, received_bytes; /* payload counted by the collectives */
-    uint64_t order_hash; /* of every collective started so far: kind, bytes */
+    uint64_t order_hash; /* of all collectives started: kind, bytes, name */
     /* [size + 1], for the caller of a collective of unequal parts to say where
      * each begins; lost with the next one. */
     int64_t *first;
@@ -67,6 +68,16 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
 /* In place like iz_coll_all_gather, for a few doubles per rank. */
 void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
                             const char *what);
+
+/* Whether all ranks have started the same collectives in the same order.  Two
+ * numbers of this rank for a gather that is made anyway; of all ranks, each
+ * `per` behind the one before, whether they are the same, or in `out` which
+ * ranks differ from rank 0: "ranks 1, 3", cut to size. */
+void iz_coll_tell_order(const struct iz_coll *c, double own[2]);
+bool iz_coll_hear_order(const struct iz_coll *c, const double *all, int per,
+                        char *out, size_t size);
+/* The same with a gather of its own: 0, or -EPROTO with the ranks printed. */
+int iz_coll_check_order(struct iz_coll *c);
 
 /* Counts a collective that another library does. */
 void iz_coll_note(struct iz_coll *c, const char *what, int64_t sent_bytes,

@@ -120,6 +120,17 @@ static int64_t hear_sealed(struct iz_engine *e, const double *all, int per)
     return step;
 }
 
+/* Before anything is made of what was gathered, or saved. */
+static void check_order(const struct iz_engine *e, const double *all, int per,
+                        int64_t step)
+{
+    char who[256];
+    if (!iz_coll_hear_order(e->coll, all, per, who, sizeof(who)))
+        iz_die("step %lld: %s started other collectives than rank 0, or in "
+               "another order",
+               (long long)step, who);
+}
+
 /* buf: control, scale, sum of losses, then the sums of squares of all groups.
  */
 static void run_clip(struct iz_exec *x, void **buf, const void *arg)
@@ -127,7 +138,8 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
     bool saves = e->plan.save_stages > 0;
-    int squares = 2 + e->plan.n_groups, per = squares + (saves ? 4 : 0);
+    int order = 2 + e->plan.n_groups, seals = order + 2;
+    int per = seals + (saves ? 4 : 0);
     double *own = malloc((size_t)per * sizeof(*own));
     (void)x;
     if (!own)
@@ -136,13 +148,15 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     own[1] = e->stop ? atomic_load(e->stop) : 0;
     for (int u = 0; u < e->plan.n_groups; u++)
         own[2 + u] = *(double *)buf[3 + u];
+    iz_coll_tell_order(e->coll, own + order);
     if (saves)
-        tell_sealed(e, own + squares);
+        tell_sealed(e, own + seals);
     const double *all = gather(e, own, per);
     free(own);
+    check_order(e, all + order, per, a->step);
     struct iz_event v = {.step = a->step, .time_ns = iz_now_ns()};
     v.stop = sum_ranks(e, all, per, 1) > 0;
-    v.sealed = saves ? hear_sealed(e, all + squares, per) : 0;
+    v.sealed = saves ? hear_sealed(e, all + seals, per) : 0;
     clip(e, &v, all, per);
     *(float *)buf[1] = (float)e->control.scale.scale;
     *(double *)buf[2] = 0;

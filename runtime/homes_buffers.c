@@ -206,7 +206,7 @@ static int open_scalars(struct iz_engine *e)
                                        IZ_DATUM_SCALAR, 0);
     e->learnt_handle =
         iz_homes_variable(e, &e->learnt, sizeof(e->learnt), IZ_DATUM_SCALAR, 0);
-    e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 6)),
+    e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 8)),
                          sizeof(*e->gathered));
     int64_t logits = 4 * (int64_t)e->model->vocab;
     e->logits =

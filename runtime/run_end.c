@@ -104,6 +104,8 @@ static void report_failure(struct run *r)
 
 static const char *ending(const struct run *r, int status)
 {
+    if (status == -EPROTO)
+        return "failed";
     if (status)
         return "not saved";
     return r->stopped ? "interrupted" : "finished";
@@ -120,6 +122,13 @@ static int export_weights(struct run *r)
     return s;
 }
 
+/* Of what came after the last step's `clip` too. */
+static int check_order(struct run *r)
+{
+    iz_graph_wait(r->e->graph);
+    return iz_coll_check_order(r->coll);
+}
+
 int iz_run_finish(struct run *r)
 {
     int s = 0;
@@ -128,7 +137,8 @@ int iz_run_finish(struct run *r)
         iz_metrics_summary(r->metrics, "failed");
         return -ERANGE;
     }
-    if (r->c.run.save && r->e->step > r->begun)
+    s = check_order(r);
+    if (!s && r->c.run.save && r->e->step > r->begun)
         s = iz_run_save_now(r);
     if (!s && !r->stopped)
         s = export_weights(r);
@@ -136,6 +146,8 @@ int iz_run_finish(struct run *r)
         s = print_sample(r);
     if (r->c.run.hash)
         print_hash(r);
+    if (!s)
+        s = check_order(r);
     iz_metrics_summary(r->metrics, ending(r, s));
     if (!r->stopped || s)
         return s;

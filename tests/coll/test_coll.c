@@ -5,6 +5,7 @@
  * stops ("late") or dies ("killed") before a barrier, or before an all-gather
  * ("late-read", "killed-read"); with "late-deaf" MPI_Abort never returns either
  * (see late.sh). */
+#include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -349,34 +350,44 @@ static void one_refusal_is_seen_by_all(void **state)
         assert_int_equal(iz_coll_refuser(coll, coll->rank >= r), r);
 }
 
-/* True if all ranks have the order hash of rank 0. */
-static bool hashes_agree(void)
-{
-    uint64_t h = coll->order_hash;
-    double all[64 * 2];
-    bool same = true;
-
-    all[2 * coll->rank] = (double)(h >> 32);
-    all[2 * coll->rank + 1] = (double)(h & 0xffffffffu);
-    iz_coll_gather_doubles(coll, all, 2, "hashes");
-    for (int r = 1; r < coll->size; r++)
-        same = same && all[2 * r] == all[0] && all[2 * r + 1] == all[1];
-    return same;
-}
-
 static void order_hash_shows_a_different_order(void **state)
 {
     uint64_t before = coll->order_hash;
 
     (void)state;
-    assert_true(hashes_agree());
-    iz_coll_barrier(coll, "step");
+    assert_int_equal(iz_coll_check_order(coll), 0);
     assert_true(coll->order_hash != before);
-    assert_true(hashes_agree());
     before = coll->order_hash;
     iz_coll_barrier(coll, coll->rank == 0 ? "h.1" : "h.2");
-    assert_true(hashes_agree() == (coll->size == 1));
+    assert_int_equal(iz_coll_check_order(coll), coll->size == 1 ? 0 : -EPROTO);
     coll->order_hash = before;
+    iz_coll_barrier(coll, "another");
+    assert_int_equal(iz_coll_check_order(coll), 0);
+    /* What another library does, as NCCL: sizes count too. */
+    iz_coll_note(coll, "u.1", coll->rank == coll->size - 1 ? 64 : 32, 32);
+    assert_int_equal(iz_coll_check_order(coll), coll->size == 1 ? 0 : -EPROTO);
+    coll->order_hash = before;
+}
+
+static void ranks_that_differ_are_named(void **state)
+{
+    struct iz_coll four = {.size = 4};
+    double all[4][3] = {{1, 2, 0}, {1, 2, 5}, {1, 2, 6}, {1, 2, 7}};
+    char who[64] = "", few[8];
+
+    (void)state;
+    assert_true(iz_coll_hear_order(&four, all[0], 3, who, sizeof who));
+    all[2][1] = 3;
+    assert_false(iz_coll_hear_order(&four, all[0], 3, who, sizeof who));
+    assert_string_equal(who, "rank 2");
+    all[3][0] = 0;
+    assert_false(iz_coll_hear_order(&four, all[0], 3, who, sizeof who));
+    assert_string_equal(who, "ranks 2, 3");
+    assert_false(iz_coll_hear_order(&four, all[0], 3, few, sizeof few));
+    assert_string_equal(few, "ranks 2");
+    four.order_hash = 0x123456789abcdef0;
+    iz_coll_tell_order(&four, all[0]);
+    assert_true(all[0][0] == 0x12345678 && all[0][1] == 0x9abcdef0);
 }
 
 static bool deaf;
@@ -552,6 +563,7 @@ static int check_all(void)
         cmocka_unit_test(doubles_are_gathered),
         cmocka_unit_test(one_refusal_is_seen_by_all),
         cmocka_unit_test(order_hash_shows_a_different_order),
+        cmocka_unit_test(ranks_that_differ_are_named),
     };
 
     /* A rank that fails falls out of step; the others must not wait for ever.
