@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "codelets/cuda.h"
+#include "codelets/die.h"
 #include "codelets/gemm.h"
 #include "codelets/gemm16.h"
 #include "codelets/rate.h"
@@ -372,12 +373,25 @@ static void print_place(const struct run *r)
     printf("\n");
 }
 
-static void print_header(struct run *r)
+/* Of all ranks, in order; malloc'ed. */
+static struct iz_binding *gather_bindings(const struct run *r)
 {
-    char cores[256], blas[128], warning[256], product[32] = "";
-    if (!iz_run_first(r))
-        return;
-    iz_topo_describe(r->topo, cores, sizeof(cores));
+    struct iz_binding *all = calloc((size_t)r->coll->size, sizeof(*all));
+    if (!all)
+        iz_die("no memory for the cores of %d ranks", r->coll->size);
+    struct iz_binding *own = all + r->coll->rank;
+    own->host = iz_coll_host(r->coll, r->coll->rank);
+    gethostname(own->name, sizeof(own->name) - 1);
+    own->workers = r->workers;
+    own->gpu = r->place.device;
+    iz_topo_describe(r->topo, own);
+    iz_coll_all_gather(r->coll, all, sizeof(*all), "bindings");
+    return all;
+}
+
+static void print_header(struct run *r, const struct iz_binding *bindings)
+{
+    char blas[128], warning[256], product[32] = "";
     if (r->products.narrow)
         iz_gemm16_name(blas, sizeof(blas));
     else
@@ -386,12 +400,13 @@ static void print_header(struct run *r)
     if (r->gemm_side)
         snprintf(product, sizeof(product), " of %d cubed", r->gemm_side);
     iz_plan_print(&r->e->plan, r->model, stdout);
-    printf("run:  %d rank%s, rank 0 with %d worker%s on %s; scheduler %s; %s, "
-           "%.1f GFLOP/s in GEMM%s\n",
-           r->coll->size, r->coll->size > 1 ? "s" : "", r->workers,
-           r->workers > 1 ? "s" : "", cores, iz_graph_scheduler(r->e->graph),
+    printf("run:  %d rank%s; scheduler %s; %s, %.1f GFLOP/s in GEMM%s%s\n",
+           r->coll->size, r->coll->size > 1 ? "s" : "",
+           iz_graph_scheduler(r->e->graph),
            r->place.device < 0 ? blas : r->place.info.name, r->gemm_rate * 1e-9,
-           r->products.narrow ? " of bf16" : product);
+           r->products.narrow ? " of bf16" : product,
+           r->coll->size > 1 ? " on rank 0" : "");
+    iz_binding_print(bindings, r->coll->size, stdout);
     if (r->products.why[0])
         printf("      products in fp32: %s\n", r->products.why);
     print_place(r);
@@ -584,7 +599,10 @@ int iz_run_start(struct run *r)
         return s;
     measure_gemm(r);
     r->e->gemm_rate = r->gemm_rate;
-    print_header(r);
+    struct iz_binding *bindings = gather_bindings(r);
+    if (iz_run_first(r))
+        print_header(r, bindings);
+    free(bindings);
     if (r->e->plan.save_stages)
         s = iz_save_open(&r->saver, r->e, r->model_text);
     if (s)

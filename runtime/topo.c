@@ -310,11 +310,18 @@ void iz_topo_bind(struct iz_topo *t, struct iz_graph *g)
         iz_graph_on_device(g, bind_here, t);
 }
 
-void iz_topo_describe(const struct iz_topo *t, char *out, size_t size)
+void iz_topo_describe(const struct iz_topo *t, struct iz_binding *b)
 {
-    char list[128];
-    hwloc_bitmap_list_snprintf(list, sizeof(list), t->all);
-    snprintf(out, size, "core%s %s of %d%s%s", t->n_cores > 1 ? "s" : "", list,
-             t->host_cores, t->shared ? ", shared with other ranks" : "",
-             t->bind ? "" : ", bound as the environment says");
+    b->cores = t->n_cores;
+    b->host_cores = t->host_cores;
+    b->shared = t->shared;
+    b->foreign = !t->bind;
+    b->first = hwloc_bitmap_first(t->all);
+    b->last = hwloc_bitmap_last(t->all);
+    hwloc_bitmap_list_snprintf(b->list, sizeof(b->list), t->all);
+    b->nodes = 0;
+    for (hwloc_obj_t o = NULL;
+         (o = hwloc_get_next_obj_by_type(t->machine, HWLOC_OBJ_NUMANODE, o));)
+        if (o->os_index < 64 && hwloc_bitmap_intersects(o->cpuset, t->all))
+            b->nodes |= UINT64_C(1) << o->os_index;
 }

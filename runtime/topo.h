@@ -4,9 +4,9 @@
 #define IZ_RUNTIME_TOPO_H
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "codelets/task.h"
+#include "runtime/binding.h"
 #include "runtime/coll.h"
 
 struct iz_topo;
@@ -37,7 +37,7 @@ void iz_topo_bind(struct iz_topo *t, struct iz_graph *g);
  * from it later would stay on the workers' cores. */
 void iz_topo_release(struct iz_topo *t);
 
-/* "cores 0-1 of 2, shared by 2 ranks". */
-void iz_topo_describe(const struct iz_topo *t, char *out, size_t size);
+/* Fills in what it knows: cores and NUMA nodes. */
+void iz_topo_describe(const struct iz_topo *t, struct iz_binding *b);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How ranks of a host divide the processors that they may use. */
+/* How ranks of a host divide the processors that they may use, and what is said
+ * of it. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "runtime/binding.h"
 #include "runtime/topo_share.h"
 
 enum { MOST = 8 };
@@ -92,6 +94,75 @@ static void sets_that_overlap_in_part_are_refused(void **state)
     assert_int_equal(crossing[1], 2);
 }
 
+/* ---- what is said of it ---- */
+
+/* A rank of 8 on its host, with two cores and a GPU of 16 and 8. */
+static struct iz_binding eighth(int rank)
+{
+    int i = rank % 8;
+    struct iz_binding b = {.host = rank - i,
+                           .workers = 1,
+                           .cores = 2,
+                           .gpu = i,
+                           .host_cores = 16,
+                           .first = 2 * i,
+                           .last = 2 * i + 1,
+                           .nodes = UINT64_C(1) << i / 4};
+    snprintf(b.name, sizeof(b.name), "host%d", rank / 8);
+    snprintf(b.list, sizeof(b.list), "%d-%d", b.first, b.last);
+    return b;
+}
+
+static const char *print(const struct iz_binding *b, int n)
+{
+    static char text[16384];
+    FILE *f = fmemopen(text, sizeof(text), "w");
+    assert_non_null(f);
+    iz_binding_print(b, n, f);
+    fclose(f);
+    return text;
+}
+
+static void ranks_that_move_on_alike_are_one_line(void **state)
+{
+    static struct iz_binding b[512];
+    const char *text;
+    int lines = 0;
+    (void)state;
+    for (int r = 0; r < 512; r++)
+        b[r] = eighth(r);
+    assert_string_equal(print(b, 8),
+                        "      ranks 0-7: 1 worker each on cores 0-1 ... 14-15 "
+                        "of 16, GPUs 0 ... 7, NUMA nodes 0-1\n");
+    text = print(b, 512);
+    for (const char *at = text; (at = strchr(at, '\n')); at++)
+        lines++;
+    assert_int_equal(lines, 64);
+    assert_non_null(strstr(text, "      ranks 504-511 on host63: "));
+}
+
+static void a_rank_out_of_line_has_one_of_its_own(void **state)
+{
+    struct iz_binding b[4];
+    (void)state;
+    for (int r = 0; r < 4; r++)
+        b[r] = eighth(r);
+    b[2].gpu = 3;
+    assert_string_equal(
+        print(b, 4),
+        "      ranks 0-1: 1 worker each on cores 0-1 and 2-3 of 16, GPUs 0 "
+        "and 1, NUMA node 0\n"
+        "      ranks 2-3: 1 worker each on cores 4-5 and 6-7 of 16, GPU 3, "
+        "NUMA node 0\n");
+    b[1].shared = true;
+    b[1].nodes = 5;
+    assert_string_equal(
+        print(b, 2),
+        "      rank 0: 1 worker on cores 0-1 of 16, GPU 0, NUMA node 0\n"
+        "      rank 1: 1 worker on cores 2-3 of 16, GPU 1, NUMA nodes 0,2, "
+        "shared with other ranks\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -100,6 +171,8 @@ int main(void)
         cmocka_unit_test(a_set_inside_another_is_left_to_who_has_no_other),
         cmocka_unit_test(fewer_processors_than_ranks_are_taken_in_turn),
         cmocka_unit_test(sets_that_overlap_in_part_are_refused),
+        cmocka_unit_test(ranks_that_move_on_alike_are_one_line),
+        cmocka_unit_test(a_rank_out_of_line_has_one_of_its_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
