@@ -3,6 +3,7 @@
  * and of gradients, the lanes of micro-batches, scalars, collectives. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/homes.h"
 
@@ -25,27 +26,63 @@ static int open_rows(struct iz_engine *e)
     return 0;
 }
 
-static struct iz_stage *open_stages(struct iz_engine *e, enum iz_tier tier,
-                                    int n, int64_t bytes)
+/* One kind of staging buffers. */
+struct stages {
+    struct iz_stage **stage;
+    enum iz_tier tier;
+    int n;
+    int64_t bytes; /* of each */
+};
+
+#define STAGES 6
+
+static void list_stages(struct iz_engine *e, struct stages s[STAGES])
 {
-    enum iz_datum d =
-        tier == IZ_TIER_CPU ? IZ_DATUM_STAGE : IZ_DATUM_SPLIT_STAGE;
-    struct iz_stage *s = calloc((size_t)n + 1, sizeof(*s));
-    for (int i = 0; s && i < n; i++) {
-        s[i].p = iz_memory_take(e->memory, tier, IZ_MEM_STAGING, bytes);
-        if (!s[i].p)
-            return s;
-        s[i].handle = iz_homes_variable(e, s[i].p, bytes, d, i);
-    }
-    return s;
+    const struct iz_plan *p = &e->plan;
+    const struct stages all[STAGES] = {
+        {&e->state_stage, IZ_TIER_CPU, p->state_stages, p->state_stage_bytes},
+        {&e->param_stage, IZ_TIER_CPU, p->param_stages, p->param_stage_bytes},
+        {&e->grad_stage, IZ_TIER_CPU, p->grad_stages, p->grad_stage_bytes},
+        {&e->update_stage, IZ_TIER_CPU, p->update_stages,
+         p->update_stage_bytes},
+        {&e->save_stage, IZ_TIER_CPU, p->save_stages, p->save_stage_bytes},
+        {&e->split_stage, IZ_TIER_DEVICE, p->split_stages,
+         p->split_stage_bytes}};
+    memcpy(s, all, sizeof(all));
 }
 
-static void close_stages(struct iz_stage **s, int n)
+static int open_stages(struct iz_engine *e)
 {
-    for (int i = 0; *s && i < n; i++)
-        iz_homes_unregister(&(*s)[i].handle);
-    free(*s);
-    *s = NULL;
+    struct stages all[STAGES];
+    list_stages(e, all);
+    for (const struct stages *s = all; s < all + STAGES; s++) {
+        enum iz_datum d =
+            s->tier == IZ_TIER_CPU ? IZ_DATUM_STAGE : IZ_DATUM_SPLIT_STAGE;
+        struct iz_stage *x = *s->stage = calloc((size_t)s->n + 1, sizeof(*x));
+        if (!x)
+            return -ENOMEM;
+        for (int i = 0; i < s->n; i++) {
+            x[i].p =
+                iz_memory_take(e->memory, s->tier, IZ_MEM_STAGING, s->bytes);
+            if (!x[i].p)
+                return -ENOMEM;
+            x[i].handle = iz_homes_variable(e, x[i].p, s->bytes, d, i);
+        }
+    }
+    return 0;
+}
+
+static void close_stages(struct iz_engine *e)
+{
+    struct stages all[STAGES];
+    list_stages(e, all);
+    for (const struct stages *s = all; s < all + STAGES; s++) {
+        struct iz_stage *x = *s->stage;
+        for (int i = 0; x && i < s->n; i++)
+            iz_homes_unregister(&x[i].handle);
+        free(x);
+        *s->stage = NULL;
+    }
 }
 
 /* ---- rings and lanes ---- */
@@ -252,19 +289,9 @@ static int open_comm(struct iz_engine *e)
 
 int iz_homes_open_buffers(struct iz_engine *e)
 {
-    e->state_stage = open_stages(e, IZ_TIER_CPU, e->plan.state_stages,
-                                 e->plan.state_stage_bytes);
-    e->param_stage = open_stages(e, IZ_TIER_CPU, e->plan.param_stages,
-                                 e->plan.param_stage_bytes);
-    e->grad_stage = open_stages(e, IZ_TIER_CPU, e->plan.grad_stages,
-                                e->plan.grad_stage_bytes);
-    e->update_stage = open_stages(e, IZ_TIER_CPU, e->plan.update_stages,
-                                  e->plan.update_stage_bytes);
-    e->save_stage = open_stages(e, IZ_TIER_CPU, e->plan.save_stages,
-                                e->plan.save_stage_bytes);
-    e->split_stage = open_stages(e, IZ_TIER_DEVICE, e->plan.split_stages,
-                                 e->plan.split_stage_bytes);
-    int r = open_rows(e);
+    int r = open_stages(e);
+    if (!r)
+        r = open_rows(e);
     if (!r)
         r = open_rings(e);
     if (!r)
@@ -283,12 +310,7 @@ void iz_homes_close_buffers(struct iz_engine *e)
     iz_homes_unregister(&e->row_list[0].handle);
     iz_homes_unregister(&e->row_list[1].handle);
     iz_homes_unregister(&e->row_scratch.handle);
-    close_stages(&e->state_stage, e->plan.state_stages);
-    close_stages(&e->param_stage, e->plan.param_stages);
-    close_stages(&e->grad_stage, e->plan.grad_stages);
-    close_stages(&e->update_stage, e->plan.update_stages);
-    close_stages(&e->split_stage, e->plan.split_stages);
-    close_stages(&e->save_stage, e->plan.save_stages);
+    close_stages(e);
     iz_coll_gpu_close(e->coll);
     close_scalars(e);
 }

@@ -562,6 +562,14 @@ WEIGHTS = "the initial weights"
 
 
 @pytest.mark.parametrize("victim", (0, 1))
+def test_memory_for_staging_that_one_rank_lacks(victim, place, nvme):
+    """The list of 73 buffers, each a pointer and a handle."""
+    c = {**run.offload(3, "nvme", "none", nvme),
+         "zero_optimization.offload_optimizer.buffer_count": 73}
+    assert "what was planned" in scarce(place, c, victim, 16 * (73 + 1))
+
+
+@pytest.mark.parametrize("victim", (0, 1))
 def test_memory_that_one_rank_lacks_at_the_start(victim, place):
     """Whatever has an int for each of 41 units.  The others are told at once:
     none waits in a collective."""
