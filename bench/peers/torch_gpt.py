@@ -14,6 +14,7 @@ import time
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -43,8 +44,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, layers, heads, width, seq, vocab):
+    def __init__(self, layers, heads, width, seq, vocab, recompute=False):
         super().__init__()
+        self.recompute = recompute  # a block's activations in its backward
         self.tokens = nn.Embedding(vocab, width)
         self.positions = nn.Parameter(torch.randn(seq, width) * 0.02)
         self.blocks = nn.ModuleList(Block(width, heads, seq)
@@ -54,9 +56,10 @@ class GPT(nn.Module):
     def forward(self, x, y):
         h = self.tokens(x) + self.positions[:x.shape[1]]
         for block in self.blocks:
-            h = block(h)
+            h = checkpoint(block, h, use_reentrant=False) if self.recompute \
+                else block(h)
         logits = self.norm(h) @ self.tokens.weight.t()
-        return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        return F.cross_entropy(logits.flatten(0, 1).float(), y.flatten())
 
 
 def main():
