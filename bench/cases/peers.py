@@ -181,9 +181,9 @@ def against_llmc(b):
 
 def run(b):
     failed = []
-    for peer, *more in ((against_torch,), (against_adam,),
-                        (against_sharded, "deepspeed", DEEPSPEED),
-                        (against_sharded, "fsdp2", FSDP2), (against_llmc,)):
+    for peer, *more in ((against_adam,), (against_sharded, "deepspeed", DEEPSPEED),
+                        (against_sharded, "fsdp2", FSDP2), (against_torch,),
+                        (against_llmc,)):
         try:
             peer(b, *more)
         except (RuntimeError, OSError, LookupError, json.JSONDecodeError) as why:
