@@ -75,7 +75,7 @@ def test_the_header_shows_the_users_variables(place):
     for name, value in env.items():
         assert f"environment: {name}={value}" in head
     assert "STARPU_PREFETCH=0 (no effect" in head
-    assert "scheduler lws" in head and "with 1 worker " in head
+    assert "scheduler lws" in head and ": 1 worker on " in head
     assert len(r.last("workers")["compute"]) == 1
 
 

@@ -85,9 +85,9 @@ def test_the_bytes_are_those_that_the_run_counts(place):
     assert r.returncode == 0, r.stdout + r.stderr
     sent = sum(e["args"].get("bytes", 0) for e in tasks(out)
                if e["pid"] == 0 and e["name"] in ("fetch", "reduce"))
-    scalars = 7 * 8 * (2 + UNITS)
+    scalars = 7 * 8 * (4 + UNITS)
     told = result.summary["sent_bytes"]
-    assert sent <= told <= sent + scalars + 8 * 64, (sent, told)
+    assert sent <= told <= sent + scalars + 1024, (sent, told)
     gathered = sum(e["args"]["bytes"] for e in tasks(out)
                    if e["pid"] == 0 and e["name"] == "fetch")
     assert 2 * gathered == result.summary["fetched_bytes"]
