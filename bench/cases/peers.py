@@ -131,9 +131,9 @@ def our_adam(b, threads):
 def against_adam(b):
     """AdamW alone, fp32 throughout.  A peer's rate is of its CPU time, which flatters
     it on a busy machine."""
-    kinds = {"single": "import torch", "foreach": "import torch",
-             "fused": "import torch; torch.optim.AdamW([torch.nn.Parameter("
-             "torch.ones(1))], fused=True)", "deepspeed": DEEPSPEED[0]}
+    kinds = {"fused": "import torch; torch.optim.AdamW([torch.nn.Parameter("
+             "torch.ones(1))], fused=True)", "deepspeed": DEEPSPEED[0],
+             "foreach": "import torch", "single": "import torch"}
     all_threads = len(os.sched_getaffinity(0))
     for kind, needs in kinds.items():
         if not python_runs(needs):
