@@ -18,6 +18,7 @@ import pytest
 
 import cover
 import run
+from test_gpu import valid
 from test_models import click, image
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
@@ -61,18 +62,6 @@ FACTORS = {**SUMS, **FREE}
 PLAIN = {"stage": 0, "optimizer": "none", "param": "none", "ratio": 1,
          "comm": "mpi", "schedule": "depth_first", "recompute": "full",
          "boundaries": "gpu", "jitter_us": 0}
-
-
-def valid(row):
-    stage = row.get("stage", 3)
-    optimizer, param = row.get("optimizer", "cpu"), row.get("param", "none")
-    if optimizer != "none" and stage == 0 or param != "none" and stage != 3:
-        return False
-    if row.get("ratio", 1) < 1 and (optimizer, param == "nvme") != ("cpu", False):
-        return False
-    if row.get("recompute") == "none" and row.get("boundaries") == "host":
-        return False
-    return not (param != "none" and optimizer == "none")
 
 
 ROWS = cover.rows(FACTORS, valid)
