@@ -22,6 +22,7 @@
 
 enum { SEAT_BYTES = 4096 };
 enum { ABORT_S = 5 }; /* how long MPI_Abort may take */
+enum { TURN_MS = 100, TURNS = 16 };
 /* How long a rank is gone before others say so: its own last words, or the
  * launcher, come first. */
 enum { LOST_S = 1 };
@@ -256,10 +257,17 @@ static void end_alone(int sig)
 /* MPI_Abort tells the launcher to end all ranks.  It may hang: Open MPI 4.1's
  * launcher loses a rank's last message now and then ("Data unpack ..."), and
  * the rank waits for its receipt.  The alarm then ends at least this rank, with
- * its own status, and the launcher notices. */
+ * its own status, and the launcher notices.  And that launcher may crash on a
+ * message that comes while it ends: where all ranks' waits end at the same
+ * time, the first one's call ends the others in their turns. */
 static void abort_ranks(int status)
 {
+    int rank = 0;
+
     abort_status = status;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    signal(SIGTERM, SIG_DFL); /* a run would finish its step */
+    usleep((rank < TURNS ? rank : TURNS) * TURN_MS * 1000);
     signal(SIGALRM, end_alone);
     alarm(ABORT_S);
     MPI_Abort(MPI_COMM_WORLD, status);

@@ -50,6 +50,16 @@ int iz_run_start(struct run *r);
 /* The plan and the memory it is for. */
 void iz_run_print_plan(const struct run *r);
 
+/* Those that were started, or that a plan is for. */
+int iz_run_ranks(const struct run *r);
+/* Rows and columns of the product that a GPU is measured with, or less than 0
+ * if IZ_YARDSTICK is none: a debugging tool takes long for a large one. */
+int iz_run_yardstick(void);
+/* The rate of matrix products on this rank's GPU or on all its workers. */
+void iz_run_measure(struct run *r);
+/* Plan, place and speed, told by the first rank.  All ranks. */
+void iz_run_print_header(struct run *r);
+
 /* Whether this rank is the one that prints. */
 bool iz_run_first(const struct run *r);
 /* One rank's failure is everybody's.  what: which memory this rank lacks if

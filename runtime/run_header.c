@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a run says of itself before its first step: plan, place, speed. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "codelets/cuda.h"
+#include "codelets/die.h"
+#include "codelets/gemm.h"
+#include "codelets/gemm16.h"
+#include "codelets/rate.h"
+#include "runtime/environment.h"
+#include "runtime/run_state.h"
+
+int iz_run_yardstick(void)
+{
+    enum { USUAL = 8192, LEAST = 64 };
+    bool asked = getenv("IZ_YARDSTICK") != NULL;
+    int n = iz_environment_number("IZ_YARDSTICK", asked ? -1 : USUAL);
+    return n < LEAST || n > USUAL ? -1 : n;
+}
+
+struct rate_arg {
+    double rate[STARPU_NMAXWORKERS];
+    int side; /* of the GPU's product */
+};
+
+/* Smaller products where a GPU that is full has no room for large ones. */
+static double measure_gpu(struct rate_arg *a, struct iz_exec *x)
+{
+    double rate = 0;
+    int n = iz_run_yardstick();
+    for (int least = n < 1024 ? n : 1024; rate == 0 && n >= least; n /= 2) {
+        rate = iz_cuda_ops->gemm_rate(x, n, n, n, 0.3);
+        a->side = n;
+    }
+    return rate;
+}
+
+static void measure(void *arg, int i, struct iz_exec *x)
+{
+    struct rate_arg *a = arg;
+    a->rate[i] = x->backend == IZ_CUDA ? measure_gpu(a, x)
+                 : x->narrow           ? iz_gemm16_rate(512, 1536, 384, 0.15)
+                                       : iz_blas_rate(512, 1536, 384, 0.15);
+}
+
+void iz_run_measure(struct run *r)
+{
+    struct rate_arg a = {.side = 0};
+    bool gpu = r->place.device >= 0;
+    iz_coll_barrier(r->coll, "start of the measurement");
+    if (gpu)
+        iz_graph_on_device(r->e->graph, measure, &a);
+    else
+        iz_graph_on_workers(r->e->graph, measure, &a);
+    for (int w = 0; w < (gpu ? 1 : r->workers); w++)
+        r->gemm_rate += a.rate[w];
+    r->gemm_side = a.side;
+    r->e->gemm_rate = r->gemm_rate;
+}
+
+static void print_place(const struct run *r)
+{
+    const struct iz_place *p = &r->place;
+    if (p->why_cpu[0])
+        printf("      on the CPU: %s\n", p->why_cpu);
+    if (p->device < 0)
+        return;
+    printf("      GPU %d (%s, compute capability %d.%d), %.1f of %.1f MiB free",
+           p->device, p->info.pci, p->info.capability / 10,
+           p->info.capability % 10, (double)p->info.free_bytes / 1048576,
+           (double)p->info.total_bytes / 1048576);
+    if (p->sharing > 1)
+        printf(", shared by %d ranks", p->sharing);
+    if (r->e->plan.target.cudnn)
+        printf("; forward of attention by cuDNN");
+    if (r->coll->size > 1)
+        printf("; collectives through %s",
+               p->nccl ? "NCCL" : "MPI and pinned memory");
+    printf("\n");
+}
+
+/* Of all ranks, in order; malloc'ed. */
+static struct iz_binding *gather_bindings(const struct run *r)
+{
+    struct iz_binding *all = calloc((size_t)r->coll->size, sizeof(*all));
+    if (!all)
+        iz_die("no memory for the cores of %d ranks", r->coll->size);
+    struct iz_binding *own = all + r->coll->rank;
+    own->host = iz_coll_host(r->coll, r->coll->rank);
+    gethostname(own->name, sizeof(own->name) - 1);
+    own->workers = r->workers;
+    own->gpu = r->place.device;
+    iz_topo_describe(r->topo, own);
+    iz_coll_all_gather(r->coll, all, sizeof(*all), "bindings");
+    return all;
+}
+
+static void print_header(struct run *r, const struct iz_binding *bindings)
+{
+    char blas[128], warning[256], product[32] = "";
+    if (r->products.narrow)
+        iz_gemm16_name(blas, sizeof(blas));
+    else
+        iz_blas_name(blas, sizeof(blas));
+    iz_blas_warning(warning, sizeof(warning));
+    if (r->gemm_side)
+        snprintf(product, sizeof(product), " of %d cubed", r->gemm_side);
+    iz_plan_print(&r->e->plan, r->model, stdout);
+    printf("run:  %d rank%s; scheduler %s; %s, %.1f GFLOP/s in GEMM%s%s\n",
+           r->coll->size, r->coll->size > 1 ? "s" : "",
+           iz_graph_scheduler(r->e->graph),
+           r->place.device < 0 ? blas : r->place.info.name, r->gemm_rate * 1e-9,
+           r->products.narrow ? " of bf16" : product,
+           r->coll->size > 1 ? " on rank 0" : "");
+    iz_binding_print(bindings, r->coll->size, stdout);
+    if (r->products.why[0])
+        printf("      products in fp32: %s\n", r->products.why);
+    print_place(r);
+    iz_environment_print(stdout);
+    if (r->why_messages)
+        printf("      ranks of one host send messages: %s\n", r->why_messages);
+    printf("      train %lld %s, output %s\n",
+           (long long)iz_data_windows(r->data, IZ_TRAIN),
+           r->model->record.bytes ? "records" : "windows", r->c.run.output);
+    if (warning[0])
+        printf("warning: %s\n", warning);
+    fflush(stdout);
+}
+
+void iz_run_print_header(struct run *r)
+{
+    struct iz_binding *bindings = gather_bindings(r);
+    if (iz_run_first(r))
+        print_header(r, bindings);
+    free(bindings);
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a run takes place and the plan of it: GPU, cores, products, memory. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+
+#include "codelets/gemm.h"
+#include "runtime/environment.h"
+#include "runtime/fused.h"
+#include "runtime/machine.h"
+#include "runtime/rules.h"
+#include "runtime/run_state.h"
+
+int iz_run_ranks(const struct run *r)
+{
+    return r->o.ranks ? r->o.ranks : r->coll->size;
+}
+
+/* Of the run's or of --ranks, those that share a host: as many of all as MPI
+ * shows of the ranks that are here. */
+static int ranks_here(const struct run *r)
+{
+    int64_t here = r->coll->local_size, all = r->coll->size;
+    return r->o.ranks ? (int)((r->o.ranks * here + all - 1) / all) : (int)here;
+}
+
+static int64_t memory_limit(const struct run *r)
+{
+    if (r->c.run.memory_limit_bytes)
+        return r->c.run.memory_limit_bytes;
+    return iz_memory_available() / ranks_here(r);
+}
+
+static void print_share(const struct run *r, FILE *out)
+{
+    if (r->o.machine || ranks_here(r) == 1)
+        return;
+    if (!r->c.run.memory_limit_bytes)
+        fprintf(out,
+                "%d ranks share the memory that is free on this host: %.1f MiB "
+                "each; --machine or run.memory_limit_bytes: another host\n",
+                ranks_here(r), (double)r->limit.host / 1048576);
+    if (r->place.sharing > 1 && !r->c.run.device_memory_limit_bytes)
+        fprintf(out, "%d of them share a GPU: %.1f MiB each\n",
+                r->place.sharing, (double)r->limit.device / 1048576);
+}
+
+/* Whether the kernel sets no limit: the superuser of a container may be bound
+ * by one. */
+static bool locks_all(void)
+{
+    enum { IPC_LOCK = 14 }; /* capabilities(7) */
+    unsigned long long effective = 0;
+    char line[256];
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "CapEff: %llx", &effective) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return effective >> IPC_LOCK & 1;
+}
+
+/* Beside a GPU only states are locked: the driver pins the rest. */
+static int check_locked(const struct run *r)
+{
+    struct rlimit l;
+    const struct iz_bytes *b = &r->plan.bytes;
+    int64_t need = r->plan.target.gpu ? b->b[IZ_TIER_CPU][IZ_MEM_STATE]
+                                      : iz_bytes_tier(b, IZ_TIER_CPU);
+    if (!r->plan.pin_cpu || locks_all() || getrlimit(RLIMIT_MEMLOCK, &l) ||
+        l.rlim_cur == RLIM_INFINITY || (int64_t)l.rlim_cur >= need)
+        return 0;
+    fprintf(stderr,
+            "izar: pin_memory: true locks %.1f MiB, but the limit of locked "
+            "memory is %.1f MiB: raise it (ulimit -l) or set "
+            "zero_optimization.offload_*.pin_memory to false\n",
+            (double)need / 1048576, (double)l.rlim_cur / 1048576);
+    return -ENOMEM;
+}
+
+static int check_free(const struct run *r, const char *path, const char *key,
+                      int64_t need)
+{
+    struct statvfs f;
+    if (!need)
+        return 0;
+    if (statvfs(path, &f)) {
+        int why = errno;
+        fprintf(stderr, "izar: %s: %s: %s\n", key, path, strerror(why));
+        return -why;
+    }
+    int64_t have = (int64_t)f.f_bavail * (int64_t)f.f_frsize;
+    if (need * r->coll->local_size <= have)
+        return 0;
+    fprintf(stderr,
+            "izar: %s: %s has %.1f MiB free, this run needs %.1f MiB there\n",
+            key, path, (double)have / 1048576,
+            (double)(need * r->coll->local_size) / 1048576);
+    return -ENOSPC;
+}
+
+static int check_disk(const struct run *r)
+{
+    const int64_t *b = r->plan.bytes.b[IZ_TIER_NVME];
+    int s = check_free(r, r->c.zero.optimizer.nvme_path,
+                       "zero_optimization.offload_optimizer.nvme_path",
+                       b[IZ_MEM_STATE]);
+    return s ? s
+             : check_free(r, r->c.zero.param.nvme_path,
+                          "zero_optimization.offload_param.nvme_path",
+                          b[IZ_MEM_PARAM]);
+}
+
+/* What the plan is for: this machine, or the one of --machine. */
+static int find_target(struct run *r, int ranks, struct iz_target *t,
+                       struct iz_limits *limit)
+{
+    struct iz_machine m;
+    if (!r->o.machine) {
+        if (r->o.ranks) {
+            int started =
+                iz_place_near(&r->place, r->topo, r->coll->local_size);
+            int here = iz_place_near(&r->place, r->topo, ranks_here(r));
+            r->workers = iz_topo_workers(r->topo, r->c.run.workers,
+                                         (here + started - 1) / started);
+        }
+        if (r->workers < 1) {
+            if (iz_run_first(r))
+                fprintf(stderr,
+                        "izar: --ranks %d: the cores of this host "
+                        "leave a rank no worker\n",
+                        r->o.ranks);
+            return -EINVAL;
+        }
+        *t = iz_place_target(&r->place, &r->c, r->workers);
+        t->narrow = r->products.narrow;
+        *limit =
+            (struct iz_limits){.host = memory_limit(r),
+                               .device = iz_place_memory(&r->place, &r->c),
+                               .tables = !r->c.run.device_memory_limit_bytes};
+        return 0;
+    }
+    int s = iz_machine_read(&m, r->o.machine, iz_run_first(r) ? stderr : NULL);
+    if (s)
+        return s;
+    *limit = iz_machine_limits(&m, ranks);
+    return iz_machine_target(t, &m, &r->c, ranks,
+                             iz_run_first(r) ? stderr : NULL);
+}
+
+static void print_largest(const struct run *r)
+{
+    double params;
+    int blocks = iz_plan_largest(&r->plan, &r->c, r->model, &r->limit, &params);
+    if (blocks)
+        printf("with this config up to %d blocks of this shape fit: %.2fB "
+               "parameters\n",
+               blocks, params * 1e-9);
+    else
+        printf("with this config not one block of this shape fits\n");
+}
+
+void iz_run_print_plan(const struct run *r)
+{
+    iz_plan_print(&r->plan, r->model, stdout);
+    print_share(r, stdout);
+    print_largest(r);
+}
+
+/* The first rank that has too little memory says so; others may have enough. */
+static int fit_plan(struct run *r)
+{
+    int s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit, NULL);
+    if (iz_coll_refuser(r->coll, s != 0) == r->coll->rank)
+        iz_plan_fit(&r->plan, &r->c, r->model, &r->limit, stderr);
+    return s;
+}
+
+static int make_plan(struct run *r)
+{
+    int ranks = iz_run_ranks(r);
+    int rank = r->o.ranks ? 0 : r->coll->rank;
+    struct iz_target t;
+    int f = find_target(r, ranks, &t, &r->limit);
+    if (!f)
+        f = iz_rules_check_sparse(r->model, &r->c, t.gpu,
+                                  iz_run_first(r) ? stderr : NULL);
+    if (!f)
+        f = iz_plan_check_types(&r->c, &t, iz_run_first(r) ? stderr : NULL);
+    if (!f)
+        f = iz_plan_split_check(&r->c, &t, iz_run_first(r) ? stderr : NULL);
+    if (f)
+        return iz_run_agree(r, f, NULL);
+    int s = iz_run_agree(
+        r, iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t),
+        "the plan");
+    if (!s)
+        s = fit_plan(r);
+    if (s == -ENOMEM && r->o.plan && iz_run_first(r)) {
+        print_share(r, stdout);
+        print_largest(r);
+    }
+    if (!s && !r->o.plan)
+        s = check_locked(r);
+    if (!s && !r->o.plan)
+        s = check_disk(r);
+    return iz_run_agree(r, s, NULL);
+}
+
+/* Whether a variable is wrong on any rank, of which the first one tells. */
+static bool refused(const struct run *r, const char *name, bool bad,
+                    const char *why)
+{
+    int q = iz_coll_refuser(r->coll, bad);
+    if (q == r->coll->rank)
+        fprintf(stderr, "izar: %s: rank %d: %s\n", name, q, why);
+    return q >= 0;
+}
+
+static int check_environment(const struct run *r)
+{
+    bool asked = iz_environment_number("STARPU_USE_NUMA", 0) != 0;
+    if (refused(r, "STARPU_USE_NUMA", asked,
+                "StarPU would copy data between the host's memories by itself, "
+                "beside what is planned: unset it, and start a rank for each "
+                "of them"))
+        return -EINVAL;
+    bool odd = iz_run_yardstick() < 0;
+    return refused(r, "IZ_YARDSTICK", odd,
+                   "is the side of a product, from 64 to 8192")
+               ? -EINVAL
+               : 0;
+}
+
+int iz_run_prepare(struct run *r)
+{
+    int s = check_environment(r);
+    if (s)
+        return s;
+    iz_gemm_open();
+    r->workers = r->c.run.workers;
+    r->coll->timeout_s = r->c.run.comm_timeout_s;
+    /* What is planned for another machine needs no GPU here. */
+    r->place = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
+    if (!r->o.machine)
+        s = iz_run_agree(r,
+                         iz_place_choose(&r->place, &r->c, r->coll,
+                                         iz_run_ranks(r), ranks_here(r)),
+                         "the list of GPUs");
+    if (!s)
+        s = iz_run_agree(
+            r,
+            iz_topo_open(&r->topo, r->coll,
+                         r->place.device < 0 ? NULL : r->place.info.pci,
+                         &r->workers),
+            "the list of cores");
+    struct iz_products_for on = {.workers = r->workers,
+                                 .resume = r->o.resume,
+                                 .gpu = r->place.device >= 0};
+    if (!s && !r->o.machine)
+        s = iz_run_agree(
+            r, iz_products_choose(&r->products, &r->c, r->model, &on, r->coll),
+            NULL);
+    struct iz_fused_for fused = {.resume = r->o.resume, .gpu = on.gpu};
+    if (!s && !r->o.machine)
+        s = iz_run_agree(
+            r, iz_fused_choose(&r->fused_began, &r->c, &fused, r->coll), NULL);
+    return s ? s : make_plan(r);
+}
