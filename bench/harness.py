@@ -129,10 +129,23 @@ class Case:
         print("  " + figure_line(f), flush=True)
         return f["median"]
 
+    def narrow(self):
+        """Whether this machine makes products of bf16."""
+        try:
+            self.call([self.program("bench/bench_gemm"), 1, 1, "bf16", 64, 1,
+                       "64:64", "64:64"])
+        except RuntimeError as e:
+            if "gemm: bf16:" not in str(e):
+                raise
+            return False
+        return True
+
     def call(self, argv, **more):
         """Runs a program of ours or another and returns what it printed."""
         line = [str(x) for x in argv]
         text = " ".join(line).replace(str(ROOT) + "/", "")
+        if python := os.environ.get("IZ_BENCH_PYTHON"):
+            text = text.replace(python, "$IZ_BENCH_PYTHON")
         text = re.sub(re.escape(str(self.folder)) + r"/(run-\w+/)?", "", text)
         if text not in self.commands:
             self.commands.append(text)

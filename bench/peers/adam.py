@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""usage: adam.py single|foreach|fused|deepspeed THREADS SECONDS
+"""usage: adam.py single|foreach|fused|deepspeed fp32|mixed THREADS SECONDS
 
 AdamW of PyTorch, or DeepSpeed's for the CPU, on fp32 parameters, gradients and states
-in pieces of 4 Mi elements, in all 32 Mi.  Prints a JSON object: millions of parameters
-per second of each step in wall time and in CPU time of all threads, and the version.
+in pieces of 4 Mi elements, in all 32 Mi.  mixed: all that a step of parameters and
+gradients in bf16 does after its backward: gradients to fp32, clipping by their norm, the
+update of the fp32 parameters, their copy to bf16.  Prints a JSON object: millions of
+parameters per second of each step in wall time and in CPU time of all threads, and the
+version.
 """
 import json
 import os
 import sys
 import time
 
-KIND, THREADS, SECONDS = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+KIND, JOB = sys.argv[1:3]
+THREADS, SECONDS = int(sys.argv[3]), float(sys.argv[4])
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
 
 import torch  # noqa: E402 (reads the variable above)
@@ -28,25 +32,42 @@ def parameters():
     return found
 
 
-def optimizer():
+def optimizer(params):
     """And the version of what it is from."""
     if KIND in TORCH:
-        return torch.optim.AdamW(parameters(), **OPTIONS, **TORCH[KIND]), \
+        return torch.optim.AdamW(params, **OPTIONS, **TORCH[KIND]), \
             f"torch {torch.__version__}"
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
-    return DeepSpeedCPUAdam(parameters(), adamw_mode=True, **OPTIONS), \
+    return DeepSpeedCPUAdam(params, adamw_mode=True, **OPTIONS), \
         f"DeepSpeed {deepspeed.__version__}, torch {torch.__version__}"
+
+
+def mixed(adam, params):
+    """A step as a function."""
+    half = [p.detach().bfloat16() for p in params]
+    grads = [p.grad.bfloat16() for p in params]
+
+    def step():
+        for p, g in zip(params, grads):
+            p.grad.copy_(g)
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        adam.step()
+        for p, h in zip(params, half):
+            h.copy_(p.detach())
+    return step
 
 
 def main():
     torch.set_num_threads(THREADS)
-    adam, version = optimizer()
-    adam.step()  # makes the states
+    params = parameters()
+    adam, version = optimizer(params)
+    step = mixed(adam, params) if JOB == "mixed" else adam.step
+    step()  # makes the states
     wall_rates, cpu_rates, end = [], [], time.monotonic() + SECONDS
     while time.monotonic() < end or not wall_rates:
         cpu, wall = time.process_time(), time.monotonic()
-        adam.step()
+        step()
         wall, cpu = time.monotonic() - wall, (time.process_time() - cpu) / THREADS
         wall_rates.append(PIECE * PIECES / wall * 1e-6)
         cpu_rates.append(PIECE * PIECES / cpu * 1e-6)
