@@ -12,7 +12,7 @@
 #include "codelets/mix.h"
 #include "codelets/moment_code.h"
 
-/* load_f16 and round_f16. */
+/* load_f16, round_f16 and round_bf16. */
 #include IZ_HALF_ROWS
 
 extern const struct iz_simd IZ_SIMD_TABLE;
@@ -24,13 +24,6 @@ static inline void load_bf16(float *restrict y, const uint16_t *restrict x,
 {
     for (int64_t i = 0; i < n; i++)
         y[i] = iz_bf16_load(x[i]);
-}
-
-static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
-                              int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        y[i] = iz_bf16_round(x[i]);
 }
 
 static void add(float *y, const float *a, const float *b, int64_t n)

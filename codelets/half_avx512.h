@@ -28,3 +28,10 @@ static inline void round_f16(uint16_t *restrict y, const float *restrict x,
     for (; i < n; i++)
         y[i] = iz_f16_round(x[i]);
 }
+
+static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
+                              int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_bf16_round(x[i]);
+}
