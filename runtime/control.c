@@ -158,6 +158,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     v.stop = sum_ranks(e, all, per, 1) > 0;
     v.sealed = saves ? hear_sealed(e, all + seals, per) : 0;
     clip(e, &v, all, per);
+    iz_turns_end(e);
     *(float *)buf[1] = (float)e->control.scale.scale;
     *(double *)buf[2] = 0;
     put_event(e, &v);

@@ -115,6 +115,16 @@ struct iz_control {
     double tokens; /* seen in training */
 };
 
+/* The order of updates through the disk that follow their gradients; see
+ * zero_turns.c. */
+struct iz_turns {
+    _Atomic int64_t updated; /* chunks, in all */
+    int64_t due;             /* of these, until the end of this backward */
+    _Atomic int next;        /* late of the next step that is submitted */
+    int late; /* of the step under submission: units from 0 on whose updates
+                 come after its backward, in order of need */
+};
+
 /* Why a run ends early. */
 enum iz_failure { IZ_FINE, IZ_LOSS_NOT_FINITE, IZ_SCALE_AT_MINIMUM };
 
@@ -168,6 +178,7 @@ struct iz_engine {
     struct iz_boundaries boundaries;
     struct iz_uses training, forward;
     struct iz_control control;
+    struct iz_turns turns;
     starpu_data_handle_t control_handle;
     float loss_scale;
     starpu_data_handle_t scale_handle;
@@ -273,6 +284,13 @@ void iz_zero_update(struct iz_engine *e, int group);
 /* All-gather of the parameters that the stage keeps whole; of the frozen ones,
  * too, where they were set. */
 void iz_zero_publish(struct iz_engine *e, int group, bool frozen);
+
+/* ---- zero_turns.c: the order of updates through the disk ---- */
+
+/* Before a step is submitted. */
+void iz_turns_begin(struct iz_engine *e);
+/* After the last gradient of a step has come: chooses for the steps to come. */
+void iz_turns_end(struct iz_engine *e);
 
 /* ---- zero_rows.c: rows of sparse tables ---- */
 

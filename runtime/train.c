@@ -58,7 +58,7 @@ static void after_backward(struct iz_engine *e, int u, bool last_wave)
     if (!last_wave)
         return;
     iz_zero_norm(e, u);
-    if (iz_updates_early(e))
+    if (iz_updates_early(e) && u >= e->turns.late)
         iz_zero_update(e, u);
 }
 
@@ -125,6 +125,7 @@ void iz_train_step(struct iz_engine *e)
     int64_t begin = cpu_ns();
 
     iz_trace_step(e);
+    iz_turns_begin(e);
     for (int g = 0; g < all; g += wave)
         submit_wave(e, g, all - g < wave ? all - g : wave);
     barrier(e);
@@ -132,7 +133,7 @@ void iz_train_step(struct iz_engine *e)
     iz_control_clip(e, e->step + 1);
     for (int u = 0; u < e->plan.n_groups; u++) {
         iz_graph_turn(e->graph, iz_pass_turn(e, 2 * e->model->n_units - 2 - u));
-        if (!early)
+        if (!early || u < e->turns.late)
             iz_zero_update(e, u);
         iz_zero_publish(e, u, false);
     }

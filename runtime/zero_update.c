@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer: one task per chunk of a shard, where the chunk's states are,
  * and the way of the new parameters to where they are used.  See zero.h. */
+#include <stdatomic.h>
+
 #include "codelets/mix.h"
 #include "runtime/zero.h"
 
@@ -22,6 +24,7 @@ struct adam_arg {
     struct iz_rows_in rows;
     int at_rows;      /* buffer that lists the touched rows, 0: dense */
     bool whole_grads; /* those of all ranks' touched rows */
+    _Atomic int64_t *updated;
 };
 
 /* Where the arrays of a chunk are. */
@@ -225,9 +228,10 @@ static void run_adam(struct iz_exec *x, void **buf, const void *arg)
         update_segments(x, a, &adam, &p);
     else
         update_narrow(x, a, &adam, &p);
+    atomic_fetch_add(a->updated, 1);
 }
 
-static struct adam_arg adam_arg(const struct iz_engine *e, int group,
+static struct adam_arg adam_arg(struct iz_engine *e, int group,
                                 const struct iz_chunk *k)
 {
     const struct iz_optimizer_config *o = &e->config->optimizer;
@@ -260,7 +264,8 @@ static struct adam_arg adam_arg(const struct iz_engine *e, int group,
         .param_buf = 2,
         .control_buf = 3,
         .rows = iz_rows_in(e, group),
-        .whole_grads = e->plan.grads_full};
+        .whole_grads = e->plan.grads_full,
+        .updated = &e->turns.updated};
 }
 
 /* Of n elements of a group those that are updated. */

@@ -80,3 +80,24 @@ def test_updates_on_disk_go_before_the_rest_of_the_backward(place, nvme):
                    if t["task"] == "backward" and t["step"] == s)
         before += first < last
     assert before >= 6  # a slow disk may be late in some
+
+
+def test_a_forward_follows_a_disk_that_is_behind(place, nvme):
+    """What the disk has not done when the backward ends, it does in the order in which
+    the next forward needs it.  Delays make the updates longer than the backward."""
+    steps = 14
+    config = {**CONFIG, **run.offload(2, "nvme", "none", nvme), "run.workers": 2,
+              "run.slices": 1, "gradient_clipping": 0, "run.steps": steps,
+              "run.task_log": True}
+    plain = place.good(None, {**config, "run.overlap": False})
+    r = place.good(None, {**config, "run.inject_delay_us": 3000})
+    assert r.bits == plain.bits and r.hash == plain.hash
+    tasks = run.read_lines(r.output / "tasks.jsonl")
+    followed = 0
+    for s in range(3, steps - 1):
+        updates = [t for t in tasks if t["task"] == "adam" and t["step"] == s]
+        forward = min(t["begin_us"] for t in tasks
+                      if t["task"] == "forward" and t["step"] == s + 1)
+        assert all(t["end_us"] <= forward for t in updates if t["unit"] == 0)
+        followed += forward < max(t["end_us"] for t in updates)
+    assert followed >= (steps - 4) / 2, str(r)

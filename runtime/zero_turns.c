@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order of updates through the disk, where they follow their gradients.
+ *
+ * Gradients come from the last unit down to the first; the next forward needs
+ * the first unit first.  A disk that keeps up with the backward takes the
+ * updates as they come.  One that does not has a rest when the backward ends,
+ * and the forward would wait for all of it, because the unit that it needs
+ * first had its gradient last.  So the rest is done in the order of need: the
+ * forward follows the disk, unit by unit.
+ *
+ * How large the rest is shows when the last gradient has come: what is not
+ * updated then.  Where nothing but the units put off is left, the disk may have
+ * waited, and one unit fewer is put off.  The order changes the time of a run,
+ * never its numbers: without clipping an update depends on its own gradient
+ * alone. */
+#include <stdatomic.h>
+
+#include "runtime/zero.h"
+
+void iz_turns_begin(struct iz_engine *e)
+{
+    e->turns.late = atomic_load(&e->turns.next);
+}
+
+static int64_t chunks_below(const struct iz_engine *e, int unit)
+{
+    int64_t n = 0;
+    for (int u = 0; u < unit; u++)
+        if (e->group[u].plan->n)
+            n += e->group[u].plan->chunks;
+    return n;
+}
+
+/* Units from 0 on with as many chunks, the last one perhaps in part. */
+static int units_of(const struct iz_engine *e, int64_t chunks)
+{
+    int u = 0;
+    while (u < e->plan.n_groups && chunks_below(e, u) < chunks)
+        u++;
+    return u;
+}
+
+void iz_turns_end(struct iz_engine *e)
+{
+    struct iz_turns *t = &e->turns;
+    int late = atomic_load(&t->next);
+    if (!iz_on_disk(e) || !iz_updates_early(e))
+        return;
+    t->due += chunks_below(e, e->plan.n_groups);
+    int64_t rest = t->due - atomic_load(&t->updated);
+    if (rest > chunks_below(e, late))
+        late = units_of(e, rest);
+    else if (late > 0)
+        late--;
+    atomic_store(&t->next, late);
+}
