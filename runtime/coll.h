@@ -151,5 +151,12 @@ int64_t iz_coll_scratch_bytes(const struct iz_coll *c, int64_t shard_bytes);
 /* Bytes per peer and piece of a reduce-scatter of such shards: whole blocks of
  * the norm, or all of a shard. */
 int64_t iz_coll_piece_bytes(const struct iz_coll *c, int64_t shard_bytes);
+/* The pieces that a reduce-scatter really takes: shorter ones, more of them in
+ * flight, in the same scratch, where some ranks are on other hosts. */
+struct iz_coll_cut {
+    int64_t bytes;
+    int in_flight;
+};
+struct iz_coll_cut iz_coll_cut(const struct iz_coll *c, int64_t shard_bytes);
 
 #endif

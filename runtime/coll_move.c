@@ -9,9 +9,11 @@
 #include "codelets/int64.h"
 #include "runtime/coll_state.h"
 
-/* Bytes per peer and message, so that a buffer may be larger than an int, and
- * so that every few megabytes a new wait starts with fast polling. */
-#define GATHER_PIECE ((int64_t)4 << 20)
+/* Bytes per peer and message of an all-gather.  Within a host: so that a buffer
+ * may be larger than an int, and so that every few megabytes a new wait starts
+ * with fast polling.  Between hosts: see iz_coll_cut. */
+#define GATHER_NEAR ((int64_t)4 << 20)
+#define GATHER_FAR ((int64_t)256 << 10)
 
 /* The k-th peer to receive from and to send to: everybody at another one first,
  * so that no rank is the target of all. */
@@ -38,6 +40,11 @@ static int64_t longest_part(const struct iz_coll *c)
     for (int r = 0; r < c->size; r++)
         most = part(c, r) > most ? part(c, r) : most;
     return most;
+}
+
+static int64_t pieces_of(int64_t bytes, struct iz_coll_cut cut)
+{
+    return (bytes + cut.bytes - 1) / cut.bytes;
 }
 
 static void equal_parts(struct iz_coll *c, int64_t length)
@@ -74,26 +81,34 @@ static bool brings(const struct iz_coll *c, int to, int owner)
 struct gather {
     struct iz_flight f;
     char *full;
+    struct iz_coll_cut cut;
 };
+
+static struct iz_coll_cut gather_cut(const struct iz_coll *c)
+{
+    if (c->local_size == c->size)
+        return (struct iz_coll_cut){GATHER_NEAR, 2};
+    return (struct iz_coll_cut){GATHER_FAR, IZ_FLIGHT_GROUPS};
+}
 
 /* Of piece k of rank r's part; 0: it has no such piece. */
 static int64_t gather_bytes(const struct gather *g, int r, int64_t k)
 {
-    int64_t left = part(g->f.c, r) - k * GATHER_PIECE;
+    int64_t left = part(g->f.c, r) - k * g->cut.bytes;
 
-    return left < 0 ? 0 : min64(GATHER_PIECE, left);
+    return left < 0 ? 0 : min64(g->cut.bytes, left);
 }
 
 /* Where piece k of rank r's part is. */
 static int64_t gather_at(const struct gather *g, int r, int64_t k)
 {
-    return g->f.c->first[r] + k * GATHER_PIECE;
+    return g->f.c->first[r] + k * g->cut.bytes;
 }
 
 static void gather_post(struct gather *g, int64_t k)
 {
     const struct iz_coll *c = g->f.c;
-    int group = (int)(k % 2);
+    int group = (int)(k % g->cut.in_flight);
 
     for (int i = 1; i < c->size; i++) {
         int from = peer_from(c, i);
@@ -153,8 +168,9 @@ static void gather_brought(struct gather *g, int64_t k)
 
 void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
 {
-    struct gather g = {.f = {.c = c, .what = what}, .full = full};
-    int64_t pieces = (longest_part(c) + GATHER_PIECE - 1) / GATHER_PIECE;
+    struct gather g = {
+        .f = {.c = c, .what = what}, .full = full, .cut = gather_cut(c)};
+    int64_t pieces = pieces_of(longest_part(c), g.cut);
     int64_t all = c->first[c->size] - c->first[0], own = part(c, c->rank);
 
     iz_coll_begin(c, IZ_COLL_ALL_GATHER, all / c->size, what);
@@ -162,16 +178,18 @@ void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
         return;
     count(c, own * (c->size - 1), all - own);
     iz_near_enter(c, full);
-    for (int64_t k = 0; k <= pieces; k++) {
+    for (int64_t k = 0; k < pieces + g.cut.in_flight; k++) {
+        int64_t done = k - g.cut.in_flight;
+
+        if (done >= 0) {
+            iz_flight_wait(&g.f, (int)(done % g.cut.in_flight));
+            iz_near_announce(c, done + 1);
+            gather_brought(&g, done);
+        }
         if (k < pieces) {
             gather_post(&g, k);
             gather_near(&g, k);
         }
-        if (k == 0)
-            continue;
-        iz_flight_wait(&g.f, (int)((k - 1) % 2));
-        iz_near_announce(c, k);
-        gather_brought(&g, k - 1);
     }
     iz_near_leave(c, what);
 }
@@ -199,8 +217,8 @@ static void need_scratch(struct iz_coll *c, int64_t bytes, const char *what)
     s->scratch_bytes = bytes;
 }
 
-/* Piece k of the shard comes into one half of the scratch while piece k - 1 is
- * being summed from the other. */
+/* The next pieces of the shard come into parts of the scratch while piece k is
+ * being summed from another. */
 struct reduction {
     struct iz_flight f;
     char *out, *full;
@@ -309,7 +327,7 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
                                   void *full, enum iz_dtype wire, double *norm2,
                                   const char *what)
 {
-    int64_t last = 0, bytes, all, own;
+    int64_t bytes, all, own;
     struct iz_norm2 squares = {0};
 
     for (int r = 0; r <= c->size; r++)
@@ -317,6 +335,7 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
     bytes = longest_part(c);
     all = c->first[c->size] - c->first[0];
     own = part(c, c->rank);
+    struct iz_coll_cut cut = iz_coll_cut(c, bytes);
     struct reduction d = {.f = {.c = c, .what = what},
                           .out = out,
                           .full = full,
@@ -324,8 +343,7 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
                           .wire = wire,
                           .accumulate = accumulate,
                           .norm2 = norm2 != NULL ? &squares : NULL,
-                          .piece_bytes = iz_coll_piece_bytes(c, bytes)};
-    int group = 0;
+                          .piece_bytes = cut.bytes};
 
     iz_coll_begin(c, IZ_COLL_REDUCE_SCATTER, all / c->size, what);
     if (norm2 != NULL)
@@ -336,14 +354,15 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
     d.direct = direct_source(&d);
     count(c, all - own, own * (c->size - 1));
     iz_near_enter(c, full);
-    reduce_post(&d, group, 0);
-    for (int64_t at = d.piece_bytes; at < bytes; at += d.piece_bytes) {
-        reduce_post(&d, !group, at);
-        reduce_sum(&d, group, last);
-        group = !group;
-        last = at;
+    for (int64_t k = 0, pieces = pieces_of(bytes, cut);
+         k < pieces + cut.in_flight; k++) {
+        int64_t done = k - cut.in_flight;
+
+        if (done >= 0)
+            reduce_sum(&d, (int)(done % cut.in_flight), done * cut.bytes);
+        if (k < pieces)
+            reduce_post(&d, (int)(k % cut.in_flight), k * cut.bytes);
     }
-    reduce_sum(&d, group, last);
     if (norm2 != NULL)
         *norm2 = iz_norm2_end(&squares);
     iz_near_leave(c, what);

@@ -22,7 +22,7 @@
 
 enum { SEAT_BYTES = 4096 };
 enum { ABORT_S = 5 }; /* how long MPI_Abort may take */
-enum { TURN_MS = 100, TURNS = 16 };
+enum { TURNS = 16, TURNS_A_SECOND = 10 };
 /* How long a rank is gone before others say so: its own last words, or the
  * launcher, come first. */
 enum { LOST_S = 1 };
@@ -32,7 +32,8 @@ enum { LOST_S = 1 };
 #define TIMEOUT_NS 20000000 /* between two looks at the clock */
 
 struct iz_requests {
-    MPI_Request *group[2]; /* 2 * size each: a piece to and from each rank */
+    /* 2 * size each: a piece to and from each rank. */
+    MPI_Request *group[IZ_FLIGHT_GROUPS];
     MPI_Win seats;
 };
 
@@ -267,7 +268,11 @@ static void abort_ranks(int status)
     abort_status = status;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     signal(SIGTERM, SIG_DFL); /* a run would finish its step */
-    usleep((rank < TURNS ? rank : TURNS) * TURN_MS * 1000);
+    rank = rank < TURNS ? rank : TURNS;
+    nanosleep(&(struct timespec){.tv_sec = rank / TURNS_A_SECOND,
+                                 .tv_nsec = rank % TURNS_A_SECOND *
+                                            (1000000000L / TURNS_A_SECOND)},
+              NULL);
     signal(SIGALRM, end_alone);
     alarm(ABORT_S);
     MPI_Abort(MPI_COMM_WORLD, status);
@@ -406,11 +411,12 @@ static int make_state(struct iz_coll *c)
         c->first == NULL || s->index == NULL || s->seat == NULL)
         return -ENOMEM;
     s->requests->seats = MPI_WIN_NULL;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < IZ_FLIGHT_GROUPS; i++) {
         s->requests->group[i] = calloc(2 * size, sizeof(MPI_Request));
-    return s->requests->group[0] != NULL && s->requests->group[1] != NULL
-               ? 0
-               : -ENOMEM;
+        if (s->requests->group[i] == NULL)
+            return -ENOMEM;
+    }
+    return 0;
 }
 
 int iz_coll_open(struct iz_coll **out, int *argc, char ***argv)
@@ -453,7 +459,7 @@ static void finalize_mpi(void)
 static void free_state(struct iz_coll_state *s)
 {
     if (s->requests != NULL)
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < IZ_FLIGHT_GROUPS; i++)
             free(s->requests->group[i]);
     free(s->requests);
     free(s->piece);

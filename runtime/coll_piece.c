@@ -4,7 +4,7 @@
  * in the cache. */
 #include "codelets/flat.h"
 #include "codelets/int64.h"
-#include "runtime/coll.h"
+#include "runtime/coll_state.h"
 
 #define REDUCE_PIECE ((int64_t)256 << 10)
 #define REDUCE_ALONE ((int64_t)512 << 10) /* of a single peer */
@@ -29,4 +29,16 @@ int64_t iz_coll_piece_bytes(const struct iz_coll *c, int64_t shard_bytes)
 int64_t iz_coll_scratch_bytes(const struct iz_coll *c, int64_t shard_bytes)
 {
     return 2 * (c->size - 1) * iz_coll_piece_bytes(c, shard_bytes);
+}
+
+/* A message over a network waits for its receiver's answer, which queues behind
+ * what is under way: with too few in flight the link is idle meanwhile. */
+struct iz_coll_cut iz_coll_cut(const struct iz_coll *c, int64_t shard_bytes)
+{
+    int64_t piece = iz_coll_piece_bytes(c, shard_bytes);
+    int64_t half = piece / 2 / REDUCE_STEP * REDUCE_STEP;
+
+    if (c->local_size == c->size || half < REDUCE_LEAST)
+        return (struct iz_coll_cut){piece, 2};
+    return (struct iz_coll_cut){half, IZ_FLIGHT_GROUPS};
 }

@@ -43,12 +43,13 @@ void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what);
 void iz_coll_sleep(const struct iz_coll *c, double start_s, const char *what,
                    struct iz_futex *f, uint32_t seen);
 
-/* The messages of one collective.  Two groups of requests: the pieces number k
- * and k + 1 are in flight at the same time, in group k % 2. */
+/* The messages of one collective.  Of n pieces that are in flight at the same
+ * time number k is in group k % n of the requests. */
+enum { IZ_FLIGHT_GROUPS = 4 };
 struct iz_flight {
     struct iz_coll *c;
     const char *what;
-    int n[2];
+    int n[IZ_FLIGHT_GROUPS];
 };
 
 void iz_flight_recv(struct iz_flight *f, int group, void *p, int64_t bytes,

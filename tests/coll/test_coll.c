@@ -303,9 +303,18 @@ static void pieces_are_whole_blocks_of_the_norm(void **state)
     struct iz_coll c = {.size = 2};
 
     (void)state;
-    for (; c.size <= 300; c.size++)
+    for (; c.size <= 300; c.size++) {
+        c.local_size = c.size; /* all on one host */
+        assert_int_equal(iz_coll_cut(&c, 1 << 30).bytes,
+                         iz_coll_piece_bytes(&c, 1 << 30));
         assert_int_equal(iz_coll_piece_bytes(&c, 1 << 30) % (4 * IZ_NORM_BLOCK),
                          0);
+        c.local_size = 1;
+        struct iz_coll_cut far = iz_coll_cut(&c, 1 << 30);
+        assert_int_equal(far.bytes % (4 * IZ_NORM_BLOCK), 0);
+        assert_true(far.in_flight * far.bytes * (c.size - 1) <=
+                    iz_coll_scratch_bytes(&c, 1 << 30));
+    }
 }
 
 static void broadcast_reaches_all(void **state)
