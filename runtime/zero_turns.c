@@ -22,12 +22,17 @@ void iz_turns_begin(struct iz_engine *e)
     e->turns.late = atomic_load(&e->turns.next);
 }
 
+static int chunks_of(const struct iz_engine *e, int unit)
+{
+    const struct iz_plan_group *p = e->group[unit].plan;
+    return p->n ? p->chunks : 0;
+}
+
 static int64_t chunks_below(const struct iz_engine *e, int unit)
 {
     int64_t n = 0;
     for (int u = 0; u < unit; u++)
-        if (e->group[u].plan->n)
-            n += e->group[u].plan->chunks;
+        n += chunks_of(e, u);
     return n;
 }
 
@@ -35,8 +40,8 @@ static int64_t chunks_below(const struct iz_engine *e, int unit)
 static int units_of(const struct iz_engine *e, int64_t chunks)
 {
     int u = 0;
-    while (u < e->plan.n_groups && chunks_below(e, u) < chunks)
-        u++;
+    for (int64_t n = 0; u < e->plan.n_groups && n < chunks; u++)
+        n += chunks_of(e, u);
     return u;
 }
 
