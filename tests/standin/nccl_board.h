@@ -63,7 +63,6 @@ struct iz_wait {
     const struct ncclComm *c;
     const char *what;
     double since_s;
-    int looks;
 };
 
 struct iz_wait iz_wait_begin(const struct ncclComm *c, const char *what);
