@@ -16,7 +16,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("IZ_PROGRAM", str(ROOT / "build" / "models" / "gpt2"))
 FULL = os.environ.get("IZ_TEST_FULL") == "1"
-TIMEOUT_S = 120  # of one run; a run takes about a second on an idle machine
+TIMEOUT_S = 240  # of one run; a run takes about a second on an idle machine
 MIB = 1 << 20
 
 # Odd on purpose: nothing divides by 2, 3 and 4 ranks, so shards are padded, and
@@ -216,6 +216,26 @@ def children(pid):
     return found
 
 
+def threads(pid):
+    """What each thread of a process is at: its state, how long it has run and
+    how long it has waited for a processor, and where it stands, if gdb can say."""
+    lines = []
+    for task in sorted(pathlib.Path(f"/proc/{pid}/task").glob("*")):
+        with contextlib.suppress(OSError):
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            ran, waited, _ = (task / "schedstat").read_text().split()
+            lines.append(f"{task.name} {(task / 'comm').read_text().strip()}: "
+                         f"{state}, ran {int(ran) / 1e9:.2f} s, waited "
+                         f"{int(waited) / 1e9:.2f} s for a processor")
+    with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
+        r = subprocess.run(["gdb", "-p", str(pid), "-batch", "-ex",
+                            "thread apply all bt 12"], capture_output=True,
+                           text=True, timeout=60, stdin=subprocess.DEVNULL)
+        lines += [x for x in r.stdout.splitlines()
+                  if x.startswith(("Thread ", "#"))]
+    return "\n".join(lines)
+
+
 class Run:
     """A run that is under way.  `ranks` None: without mpirun."""
 
@@ -269,15 +289,15 @@ class Run:
         self.process.wait()
 
     def finish(self, timeout_s=TIMEOUT_S):
-        late = False
+        late = None
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            late = True
+            late = "\n\n".join(map(threads, self.pids()))
             self.kill()
         r = Result(self.process.returncode, self.text(0), self.text(1),
                    self.output, time.monotonic() - self.begin, self.line)
-        assert not late, f"still running after {timeout_s} s\n{r}"
+        assert late is None, f"still running after {timeout_s} s\n{r}\n{late}"
         return r
 
 
