@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <mpi.h>
-#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -91,16 +90,14 @@ static long nap_ns(double waited_s)
 }
 
 /* Between two polls: nothing for as long as a message takes within a host, then
- * give way to a thread that has work, then sleep. */
+ * sleep.  Not sched_yield: called over and over, it moves the thread so far
+ * back in the fair scheduler of recent kernels that threads beside it starve.
+ */
 void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what)
 {
     double s = iz_coll_waited(c, start_s, what);
 
-    if (s < SPIN_S)
-        return;
-    if (s < 2e-3)
-        sched_yield();
-    else
+    if (s >= SPIN_S)
         nanosleep(&(struct timespec){.tv_nsec = nap_ns(s)}, NULL);
 }
 
