@@ -178,6 +178,7 @@ class Case:
         """What differs from one training run to the next is in its config."""
         kept = {k: v for k, v in config.items() if k != "data"}
         kept["run"] = {k: v for k, v in config["run"].items() if k != "output"}
+        kept = json.loads(json.dumps(kept).replace(f"{ROOT}/", ""))
         if kept not in self.configs:
             self.configs.append(kept)
 
@@ -329,7 +330,7 @@ def run_case(bench, name, module):
         # one case must not lose what others measured, nor what it has itself
         bench.stopped = not isinstance(why, Exception)
         out["error"] = f"{type(why).__name__}: {why}"
-        out["traceback"] = traceback.format_exc()
+        out["traceback"] = traceback.format_exc().replace(f"{ROOT}/", "")
         print(f"  FAILED: {out['error']}", flush=True)
     return {"about": module.ABOUT, "seconds": time.monotonic() - begin,
             "commands": case.commands, "figures": case.figures, **out,
