@@ -19,6 +19,7 @@ LIMIT = STATE // 4
 
 def disk(nvme):
     zero = run.offload(3, "nvme", "nvme", nvme)["zero_optimization"]
+    zero["offload_optimizer"]["buffer_count"] = 4
     return {"zero_optimization": {**ZERO, **zero}}
 
 

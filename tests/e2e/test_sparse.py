@@ -166,7 +166,8 @@ TABLE = 7 * 40000 * 16 * 4
 @pytest.mark.parametrize("ranks", (1, 2))
 def test_a_table_larger_than_the_memory_trains(ranks, start, place, nvme):
     more = {**STEP, "model": LARGE, "run.memory_limit_bytes": TABLE * 3 // 4,
-            **run.offload(3, "nvme", "nvme", nvme), "run.eval_batches": 1}
+            **run.offload(3, "nvme", "nvme", nvme), "run.eval_batches": 1,
+            "zero_optimization.offload_optimizer.buffer_count": 4}
     r = start("sparse", ranks, more)
     here = sum(have for (_, tier), (_, have) in r.memory.items()
                if tier != "nvme")
