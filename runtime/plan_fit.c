@@ -147,22 +147,27 @@ static bool params_to_disk(struct iz_config *c)
     return true;
 }
 
-static bool fewer(struct iz_offload_config *o)
+static bool fewer(struct iz_offload_config *o, int buffers)
 {
-    if (o->home != IZ_HOME_NVME || o->buffer_count <= 2)
+    if (o->home != IZ_HOME_NVME || o->buffer_count <= buffers)
         return false;
-    o->buffer_count = 2;
+    o->buffer_count = buffers;
     return true;
+}
+
+static bool four_state_buffers(struct iz_config *c)
+{
+    return fewer(&c->zero.optimizer, 4);
 }
 
 static bool few_state_buffers(struct iz_config *c)
 {
-    return fewer(&c->zero.optimizer);
+    return fewer(&c->zero.optimizer, 2);
 }
 
 static bool few_param_buffers(struct iz_config *c)
 {
-    return fewer(&c->zero.param);
+    return fewer(&c->zero.param, 2);
 }
 
 /* Cheapest first. */
@@ -187,6 +192,8 @@ static const struct change changes[] = {
      false, NULL},
     {"zero_optimization.offload_param.device=nvme", params_to_disk, false,
      NULL},
+    {"zero_optimization.offload_optimizer.buffer_count=4", four_state_buffers,
+     false, NULL},
     {"zero_optimization.offload_optimizer.buffer_count=2", few_state_buffers,
      false, NULL},
     {"zero_optimization.offload_param.buffer_count=2", few_param_buffers, false,
