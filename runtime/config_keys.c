@@ -145,7 +145,8 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("zero_optimization.offload_optimizer.buffer_count", INT,
            c.zero.optimizer.buffer_count, 1, 4096, "12",
            "Staging buffers between host and nvme, each of one chunk. Enough "
-           "for two units let updates be read before their gradients come."),
+           "for two units let updates be read before their gradients come "
+           "(DeepSpeed: 4)."),
     NUMBER("zero_optimization.offload_optimizer.ratio", DOUBLE,
            c.zero.optimizer.ratio, 0, 1, "1.0",
            "Part of the optimizer whose states are on the host and which the "

@@ -26,7 +26,7 @@ static void defaults_are_deepspeeds(void **state)
     assert_int_equal(config.fp16.hysteresis, 2);
     assert_true(config.fp16.min_loss_scale == 1 && config.fp16.loss_scale == 0);
     assert_int_equal(config.zero.stage, 0);
-    assert_int_equal(config.zero.optimizer.buffer_count, 12);
+    assert_int_equal(config.zero.optimizer.buffer_count, 12); /* theirs: 4 */
     assert_int_equal(config.zero.param.buffer_count, 5);
     assert_int_equal(config.zero.sub_group_size, 1000000000);
     assert_int_equal(config.zero.prefetch_bucket_size, 50000000);
