@@ -24,7 +24,9 @@ static __device__ void update(const struct iz_adam_consts &k, float &p,
 {
     float quotient;
 
-    g = __fadd_rn(__fmul_rn(g, k.scale), __fmul_rn(k.l2, p));
+    g = __fmul_rn(g, k.scale);
+    if (k.l2 != 0)
+        g = __fadd_rn(g, __fmul_rn(k.l2, p));
     m = flush(__fadd_rn(__fmul_rn(k.beta1, m), __fmul_rn(k.rest1, g)));
     v = flush(
         __fadd_rn(__fmul_rn(k.beta2, v), __fmul_rn(k.rest2, __fmul_rn(g, g))));

@@ -158,41 +158,96 @@ static inline float flush(float x)
     return fabsf(x) < FLT_MIN ? 0.0f : x;
 }
 
-static inline void update(const struct iz_adam_consts *c, int64_t n,
-                          float *restrict p, float *restrict m,
-                          float *restrict v, const float *restrict g)
+/* With AdamW l2 is 0.  To add 0 * p could change no more than the sign of a
+ * zero, of which flush and the square leave nothing. */
+static inline float gradient(const struct iz_adam_consts *k, bool l2, float g,
+                             float p)
+{
+    return l2 ? g * k->scale + k->l2 * p : g * k->scale;
+}
+
+static inline float first_moment(const struct iz_adam_consts *k, float m,
+                                 float g)
+{
+    return flush(k->beta1 * m + k->rest1 * g);
+}
+
+static inline float second_moment(const struct iz_adam_consts *k, float v,
+                                  float g)
+{
+    return flush(k->beta2 * v + k->rest2 * (g * g));
+}
+
+static inline float stepped(const struct iz_adam_consts *k, float p, float m,
+                            float v)
+{
+    return p * k->keep - k->step * (m / (sqrtf(v) + k->eps));
+}
+
+static inline void moments(const struct iz_adam_consts *c, bool l2, int64_t n,
+                           const float *restrict p, float *restrict m,
+                           float *restrict v, const float *restrict g)
 {
     const struct iz_adam_consts k = *c;
 
     for (int64_t i = 0; i < n; i++) {
-        float gi = g[i] * k.scale + k.l2 * p[i];
-        float mi = flush(k.beta1 * m[i] + k.rest1 * gi);
-        float vi = flush(k.beta2 * v[i] + k.rest2 * (gi * gi));
+        float gi = gradient(&k, l2, g[i], p[i]);
 
-        m[i] = mi;
-        v[i] = vi;
-        p[i] = p[i] * k.keep - k.step * (mi / (sqrtf(vi) + k.eps));
+        m[i] = first_moment(&k, m[i], gi);
+        v[i] = second_moment(&k, v[i], gi);
     }
 }
 
-enum { TILE = 64 };
-
-/* n <= TILE elements from i on, so that all streams are read and written at the
- * same time. */
-static inline void update_tile(const struct iz_adam_consts *c,
-                               const struct iz_adam_streams *s, int64_t i,
-                               int64_t n)
+static inline void step(const struct iz_adam_consts *c, int64_t n,
+                        float *restrict p, const float *restrict m,
+                        const float *restrict v)
 {
-    float buf[TILE];
-    const float *g = buf;
+    const struct iz_adam_consts k = *c;
 
+    for (int64_t i = 0; i < n; i++)
+        p[i] = stepped(&k, p[i], m[i], v[i]);
+}
+
+/* So that all streams are read and written at the same time. */
+enum { TILE = 128 };
+
+/* The step of a tile and the moments of the next one, whose gradient is g.
+ * Neither waits for the other: a root, a quotient and what follows take some
+ * 60 cycles, and a processor that has nothing else to do in them is soon full
+ * of what waits. */
+static inline void step_and_moments(const struct iz_adam_consts *c, bool l2,
+                                    float *restrict p, float *restrict m,
+                                    float *restrict v, const float *restrict g)
+{
+    const struct iz_adam_consts k = *c;
+    const float *next_p = p + TILE;
+    float *restrict next_m = m + TILE, *restrict next_v = v + TILE;
+
+    for (int i = 0; i < TILE; i++) {
+        float gi = gradient(&k, l2, g[i], next_p[i]);
+
+        next_m[i] = first_moment(&k, next_m[i], gi);
+        next_v[i] = second_moment(&k, next_v[i], gi);
+        p[i] = stepped(&k, p[i], m[i], v[i]);
+    }
+}
+
+/* n <= TILE gradients from i on in fp32, if need be in buf [TILE]. */
+static inline const float *gradients(const struct iz_adam_streams *s,
+                                     float *buf, int64_t i, int64_t n)
+{
     if (s->g_type == IZ_F32)
-        g = (const float *)s->g + i;
-    else if (s->g_type == IZ_BF16)
+        return (const float *)s->g + i;
+    if (s->g_type == IZ_BF16)
         load_bf16(buf, (const uint16_t *)s->g + i, n);
     else
         load_f16(buf, (const uint16_t *)s->g + i, n);
-    update(c, n, s->p + i, s->m + i, s->v + i, g);
+    return buf;
+}
+
+static inline void copy_out(const struct iz_adam_streams *s, int64_t i,
+                            int64_t n)
+{
     if (s->out == NULL)
         return;
     if (s->out_type == IZ_F32)
@@ -203,15 +258,43 @@ static inline void update_tile(const struct iz_adam_consts *c,
         round_f16((uint16_t *)s->out + i, s->p + i, n);
 }
 
+static inline int64_t tile(int64_t left)
+{
+    return left < TILE ? left : TILE;
+}
+
+static inline void adam_in_tiles(const struct iz_adam_consts *c, bool l2,
+                                 const struct iz_adam_streams *s, int64_t n)
+{
+    float buf[TILE];
+    int64_t len = tile(n), next;
+
+    moments(c, l2, len, s->p, s->m, s->v, gradients(s, buf, 0, len));
+    for (int64_t i = 0; i < n; i += len, len = next) {
+        int64_t j = i + len;
+
+        next = tile(n - j);
+        if (next == TILE) {
+            step_and_moments(c, l2, s->p + i, s->m + i, s->v + i,
+                             gradients(s, buf, j, TILE));
+        } else {
+            step(c, len, s->p + i, s->m + i, s->v + i);
+            moments(c, l2, next, s->p + j, s->m + j, s->v + j,
+                    gradients(s, buf, j, next));
+        }
+        copy_out(s, i, len);
+    }
+}
+
 static void adam(const struct iz_adam_consts *c,
                  const struct iz_adam_streams *streams, int64_t n)
 {
     const struct iz_adam_streams s = *streams;
-    int64_t i = 0;
 
-    for (; i + TILE <= n; i += TILE)
-        update_tile(c, &s, i, TILE);
-    update_tile(c, &s, i, n - i);
+    if (c->l2 == 0)
+        adam_in_tiles(c, false, &s, n);
+    else
+        adam_in_tiles(c, true, &s, n);
 }
 
 /* ---- m and v in fewer bytes: see moment_code.h ---- */

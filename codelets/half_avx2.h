@@ -5,18 +5,14 @@
  * makes of twice as many instructions: it narrows before it chooses. */
 #include <immintrin.h>
 
-/* The bf16 in the upper half of each of 8 numbers, moved to the lower one. */
-static inline __m256i bf16_of(const float *x)
+/* Each of 8 numbers that is not NaN as bf16, in the lower half of its place. */
+static inline __m256i bf16_of(__m256 x)
 {
-    __m256 f = _mm256_loadu_ps(x);
-    __m256i u = _mm256_castps_si256(f), upper = _mm256_srli_epi32(u, 16);
+    __m256i u = _mm256_castps_si256(x), upper = _mm256_srli_epi32(u, 16);
     __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
     __m256i half = _mm256_add_epi32(u, _mm256_set1_epi32(0x7fff));
-    __m256i even = _mm256_srli_epi32(_mm256_add_epi32(half, odd), 16);
-    __m256i nan = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
-    __m256 is_nan = _mm256_cmp_ps(f, f, _CMP_UNORD_Q);
 
-    return _mm256_blendv_epi8(even, nan, _mm256_castps_si256(is_nan));
+    return _mm256_srli_epi32(_mm256_add_epi32(half, odd), 16);
 }
 
 static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
@@ -26,10 +22,15 @@ static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
     int64_t i = 0;
 
     for (; i + 16 <= n; i += 16) {
-        __m256i two = _mm256_packus_epi32(bf16_of(x + i), bf16_of(x + i + 8));
+        __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + 8);
+        __m256i two = _mm256_packus_epi32(bf16_of(a), bf16_of(b));
 
         _mm256_storeu_si256((void *)(y + i),
                             _mm256_permute4x64_epi64(two, in_order));
+        /* NaN, in either: seldom, so it is looked for once. */
+        if (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)))
+            for (int64_t j = i; j < i + 16; j++)
+                y[j] = iz_bf16_round(x[j]);
     }
     for (; i < n; i++)
         y[i] = iz_bf16_round(x[i]);

@@ -138,6 +138,28 @@ static void cast_keeps_nan(void **state)
     }
 }
 
+/* One NaN among numbers, wherever it is in a vector. */
+static void cast_finds_every_nan(void **state)
+{
+    enum { N = 67 };
+
+    (void)state;
+    for (int at = 0; at < N; at++) {
+        float x[N];
+        uint16_t y[N];
+
+        for (int i = 0; i < N; i++)
+            x[i] = i == at ? iz_bits_float(0x7f800001u) : 1.0f / (float)(i + 3);
+        for (int k = 0; k < 2; k++) {
+            enum iz_dtype type = k ? IZ_F16 : IZ_BF16;
+
+            iz_cast(y, type, x, IZ_F32, N);
+            for (int i = 0; i < N; i++)
+                assert_int_equal(y[i], rounded(x[i], type));
+        }
+    }
+}
+
 /* Every pattern of one 16-bit type to the other, at odd lengths and places. */
 static void cast_between_halves_rounds_once(void **state)
 {
@@ -426,18 +448,24 @@ static void adam_bits_do_not_depend_on_chunks(void **state)
     state_free(&r);
 }
 
+/* Up to a few tiles of the loop, whole ones and begun ones. */
 static void adam_without_copy_touches_n_elements_only(void **state)
 {
-    (void)state;
-    for (int64_t n = 0; n < 40; n++) {
-        float p[41], m[41] = {0}, v[41] = {0}, g[41];
+    enum { MOST = 520 };
+    static float p[MOST], m[MOST], v[MOST], g[MOST];
 
-        for (int i = 0; i < 41; i++)
+    (void)state;
+    for (int64_t n = 0; n < MOST; n++) {
+        for (int i = 0; i < MOST; i++) {
             p[i] = g[i] = 1.0f;
+            m[i] = v[i] = 0.0f;
+        }
         iz_adam_chunk(&adam_cases[0], n, p, m, v, g, IZ_F32, NULL, IZ_F32);
-        assert_true(p[n] == 1.0f && m[n] == 0.0f && v[n] == 0.0f);
-        if (n > 0)
-            assert_true(p[n - 1] < 1.0f && m[n - 1] > 0.0f);
+        for (int i = 0; i < MOST; i++)
+            if (i < n)
+                assert_true(p[i] < 1.0f && m[i] > 0.0f && v[i] > 0.0f);
+            else
+                assert_true(p[i] == 1.0f && m[i] == 0.0f && v[i] == 0.0f);
     }
 }
 
@@ -461,6 +489,7 @@ int main(void)
         cmocka_unit_test(cast_rounds_to_nearest_even),
         cmocka_unit_test(cast_overflows_to_infinity),
         cmocka_unit_test(cast_keeps_nan),
+        cmocka_unit_test(cast_finds_every_nan),
         cmocka_unit_test(cast_between_halves_rounds_once),
         cmocka_unit_test(cast_touches_n_elements_only),
         cmocka_unit_test(adam_follows_closed_form),
