@@ -4,9 +4,10 @@
  * libraries that this machine has, on THREADS threads that each call for
  * themselves.  The libraries take turns, and a product's time is the CPU time
  * of its thread, because the machine may be shared.  Prints GFLOP/s of one
- * thread, medians, and the ratio to the first library. */
+ * thread, medians, and the ratio to the first library; and their means. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,12 +26,12 @@ struct product {
 };
 
 struct library {
-    const char *name, *file, *symbol, *threads; /* sets the number of them */
-    void (*call)(void *f, const struct product *p);
+    const char *name, *file, *symbol, *threads;    /* sets the number of them */
+    int (*call)(void *f, const struct product *p); /* 0: done */
     void *f;
 };
 
-static void call_cblas(void *f, const struct product *p)
+static int call_cblas(void *f, const struct product *p)
 {
     enum { ROWS = 101, PLAIN = 111, TRANSPOSED = 112 }; /* of cblas.h */
     void (*sgemm)(int, int, int, int, int, int, float, const float *, int,
@@ -40,16 +41,17 @@ static void call_cblas(void *f, const struct product *p)
     sgemm(ROWS, p->ta ? TRANSPOSED : PLAIN, p->tb ? TRANSPOSED : PLAIN, p->m,
           p->n, p->k, 1, p->a, p->ta ? p->m : p->k, p->b, p->tb ? p->k : p->n,
           0, p->c, p->n);
+    return 0;
 }
 
-static void call_onednn(void *f, const struct product *p)
+static int call_onednn(void *f, const struct product *p)
 {
     int (*gemm)(char, char, int64_t, int64_t, int64_t, float, const void *,
                 int64_t, const void *, int64_t, float, float *, int64_t);
 
     *(void **)&gemm = f;
-    gemm(p->ta ? 'T' : 'N', p->tb ? 'T' : 'N', p->m, p->n, p->k, 1, p->a,
-         p->ta ? p->m : p->k, p->b, p->tb ? p->k : p->n, 0, p->c, p->n);
+    return gemm(p->ta ? 'T' : 'N', p->tb ? 'T' : 'N', p->m, p->n, p->k, 1, p->a,
+                p->ta ? p->m : p->k, p->b, p->tb ? p->k : p->n, 0, p->c, p->n);
 }
 
 static struct library libraries[LIBRARIES] = {
@@ -61,6 +63,17 @@ static struct library libraries[LIBRARIES] = {
     {"oneDNN bf16", "libdnnl.so.2", "dnnl_gemm_bf16bf16f32", NULL, call_onednn,
      NULL},
 };
+
+/* Whether the processor has what a library's product needs. */
+static bool works(const struct library *l)
+{
+    enum { N = 64 };
+    static const float zero[N * N];
+    static float c[N * N];
+    struct product p = {N, N, N, false, false, zero, zero, c};
+
+    return l->call(l->f, &p) == 0;
+}
 
 /* Not among the linked libraries, or one would call into another. */
 static void open_libraries(void)
@@ -85,6 +98,10 @@ static void open_libraries(void)
             *(void **)&set = dlsym(h, l->threads);
         if (set)
             set(1);
+        if (l->f && !works(l)) {
+            printf("%s: not on this processor\n", l->name);
+            l->f = NULL;
+        }
     }
 }
 
@@ -174,9 +191,36 @@ static void *work(void *arg)
     return NULL;
 }
 
-int main(int argc, char **argv)
+static void print_rates(const double *rate)
+{
+    for (int l = 0; l < LIBRARIES; l++)
+        if (libraries[l].f)
+            printf("  %s %.0f (%.2f)", libraries[l].name, rate[l],
+                   rate[l] / rate[0]);
+    printf("\n");
+}
+
+static void print(const struct worker *w)
 {
     static const char *const kind[] = {"y", "dx", "dw"};
+    double mean[LIBRARIES] = {0};
+
+    for (int s = 0; s < SHAPES; s++)
+        for (int k = 0; k < KINDS; k++) {
+            printf("[%d,%d,%d] %-2s", shapes[s][0], shapes[s][1], shapes[s][2],
+                   kind[k]);
+            print_rates(w->rate[s][k]);
+            for (int l = 0; l < LIBRARIES; l++)
+                mean[l] += log(w->rate[s][k][l]) / (SHAPES * KINDS);
+        }
+    for (int l = 0; l < LIBRARIES; l++)
+        mean[l] = exp(mean[l]);
+    printf("geometric mean");
+    print_rates(mean);
+}
+
+int main(int argc, char **argv)
+{
     int threads = argc > 1 ? atoi(argv[1]) : 1;
     struct worker *w;
 
@@ -193,16 +237,8 @@ int main(int argc, char **argv)
     }
     for (int i = 0; w && i < threads; i++)
         pthread_join(w[i].id, NULL);
-    for (int s = 0; w && s < SHAPES; s++)
-        for (int k = 0; k < KINDS; k++) {
-            printf("[%d,%d,%d] %-2s", shapes[s][0], shapes[s][1], shapes[s][2],
-                   kind[k]);
-            for (int l = 0; l < LIBRARIES; l++)
-                printf("  %s %.0f (%.2f)", libraries[l].name,
-                       w[0].rate[s][k][l],
-                       w[0].rate[s][k][l] / w[0].rate[s][k][0]);
-            printf("\n");
-        }
+    if (w)
+        print(w);
     free(w);
     return 0;
 }
