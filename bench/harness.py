@@ -144,8 +144,9 @@ class Case:
         """Runs a program of ours or another and returns what it printed."""
         line = [str(x) for x in argv]
         text = " ".join(line).replace(str(ROOT) + "/", "")
-        if python := os.environ.get("IZ_BENCH_PYTHON"):
-            text = text.replace(python, "$IZ_BENCH_PYTHON")
+        for name in ("IZ_BENCH_PYTHON", "IZ_BENCH_LLMC"):
+            if path := os.environ.get(name):
+                text = text.replace(path, f"${name}")
         text = re.sub(re.escape(str(self.folder)) + r"/(run-\w+/)?", "", text)
         if text not in self.commands:
             self.commands.append(text)

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """izar beside what a user would take instead, on the same cores, alternating: ratios of
 tokens per second, and of AdamW's parameters per second.  PyTorch, DeepSpeed and FSDP2
-run in the Python of IZ_BENCH_PYTHON (default /usr/bin/python3); IZ_BENCH_LLMC names the
-train_gpt2 of an llm.c built with OpenMP, and IZ_BENCH_LLMC_DIR the folder with its data
-and its gpt2_124M.bin."""
+run in the Python of IZ_BENCH_PYTHON (default /usr/bin/python3); IZ_BENCH_LLMC names a
+checkout of llm.c."""
 import itertools
 import json
 import os
+import pathlib
 import re
 import statistics
 import subprocess
 
-from harness import GPT, OFFLOAD, ROOT, gpt_config
+from harness import GPT, OFFLOAD, ROOT, first_line, gpt_config
 
 ABOUT = "tokens per second against PyTorch, DeepSpeed, FSDP2 and llm.c"
 
 PYTHON = os.environ.get("IZ_BENCH_PYTHON", "/usr/bin/python3")
+LLMC = os.environ.get("IZ_BENCH_LLMC")
 PEERS = ROOT / "bench" / "peers"
 GPT2_124M = {"layers": 12, "heads": 12, "width": 768, "seq": 256, "vocab": 50257}
 
@@ -184,24 +185,25 @@ def against_adam(b):
                 adam_ratio(b, kind, job, threads)
 
 
-LLMC_STEP = re.compile(r"^step \d+: train loss \S+ \(took ([\d.]+) ms\)")
-
-
 def against_llmc(b):
-    """llm.c's CPU program trains GPT-2 124M with 4 samples of 64 tokens."""
-    program = os.environ.get("IZ_BENCH_LLMC")
-    folder = os.environ.get("IZ_BENCH_LLMC_DIR")
-    if not program or not folder:
-        absent(b, "llm.c", "IZ_BENCH_LLMC=.../train_gpt2 (make train_gpt2) and "
-               "IZ_BENCH_LLMC_DIR=its folder")
+    """The functions of llm.c's program for CPUs, built with its own flags."""
+    if not LLMC:
+        absent(b, "llm.c", "IZ_BENCH_LLMC=, a folder with its train_gpt2.c")
         return
-    model, pairs = {**GPT2_124M, "seq": 64}, []
-    for _ in range(1 if b.quick else 3):
-        text = b.call([program], cwd=folder, timeout=1800)
-        ms = [float(m[1]) for m in map(LLMC_STEP.match, text.splitlines()) if m]
-        pairs.append((ours(b, model, 4, 6),
-                      4 * 64 / (median_s(ms) * 1e-3)))
-    ratio(b, "llm.c, GPT-2 124M, 64 tokens", pairs, program)
+    program = b.folder / "llmc_gpt"
+    b.call(["cc", "-Ofast", "-march=native", "-fopenmp", "-DOMP", "-w", "-I", LLMC,
+            PEERS / "llmc_gpt.c", "-o", program, "-lm"])
+    version = first_line("git", "-C", LLMC, "describe", "--always", "--dirty") \
+        if (pathlib.Path(LLMC) / ".git").exists() else "not a git checkout"
+    threads = len(os.sched_getaffinity(0))
+    for name, model, samples, _, _ in SHAPES:
+        pairs = []
+        for _ in range(2 if b.quick else 5):
+            row = b.call_json([program, *shape_args(model, samples, 4, threads)[:-1]],
+                              env={"OMP_NUM_THREADS": str(threads)})[0]
+            peer = samples * model["seq"] / median_s(row["seconds"])
+            pairs.append((ours(b, model, samples, 5), peer))
+        ratio(b, f"llm.c, {name}", pairs, version)
 
 
 def run(b):
