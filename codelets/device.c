@@ -161,11 +161,18 @@ bool iz_device_done(void *stream)
 }
 
 /* A copy takes milliseconds: naps of a few microseconds cost it nothing and
- * leave the core to others (lanes have no timer slack: see open_lane). */
+ * leave the core to others (lanes have no timer slack: see open_lane).  They
+ * grow by a 64th of the first each turn, so that the end of a wait of 10 ms is
+ * seen 40 us late, and one for a rank that is stuck takes no core. */
+void iz_device_nap(int turn)
+{
+    const long first = 5000, most = 1000000;
+    long ns = turn < 64 * (most / first) ? first + first * turn / 64 : most;
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+}
+
 void iz_device_wait(void *stream)
 {
-    for (int turn = 0; !iz_device_done(stream); turn++) {
-        struct timespec t = {.tv_nsec = turn < 64 ? 5000 : 20000};
-        nanosleep(&t, NULL);
-    }
+    for (int turn = 0; !iz_device_done(stream); turn++)
+        iz_device_nap(turn);
 }

@@ -50,7 +50,9 @@ void iz_device_copy(void *stream, void *dst, const void *src, int64_t bytes);
 void iz_device_clear(void *stream, void *p, int64_t bytes);
 /* Whether all that was enqueued is done. */
 bool iz_device_done(void *stream);
-/* Until it is: polls, with naps that grow. */
+/* Between two looks at it: a nap, longer with each turn from 0 on. */
+void iz_device_nap(int turn);
+/* Until it is: polls, with such naps. */
 void iz_device_wait(void *stream);
 
 #endif

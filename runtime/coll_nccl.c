@@ -19,7 +19,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "codelets/device.h"
 #include "codelets/die.h"
@@ -100,11 +99,10 @@ static void check(struct iz_nccl *n, ncclResult_t r)
 static void wait_done(struct iz_nccl *n, cudaStream_t stream)
 {
     for (int turn = 0; !iz_device_done(stream); turn++) {
-        struct timespec t = {.tv_nsec = turn < 64 ? 5000 : 20000};
         ncclResult_t r = ncclSuccess;
         check(n, ncclCommGetAsyncError(n->comm, &r));
         check(n, r);
-        nanosleep(&t, NULL);
+        iz_device_nap(turn);
     }
     done(n);
 }

@@ -39,22 +39,28 @@ struct iz_wait iz_wait_begin(const struct ncclComm *c, const char *what)
     return (struct iz_wait){c, what, now_s()};
 }
 
-/* Leaves the processor, because there are more ranks than processors. */
-static void look_away(void)
+/* Leaves the processor, because there are more ranks than processors: for a
+ * sixteenth of the wait so far. */
+static void look_away(double waited_s)
 {
-    nanosleep(&(struct timespec){.tv_nsec = 50 * 1000}, NULL);
+    double ns = waited_s * 1e9 / 16;
+
+    ns = ns < 50e3 ? 50e3 : ns > 1e6 ? 1e6 : ns;
+    nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
 }
 
 bool iz_wait_more(struct iz_wait *w)
 {
+    double waited = now_s() - w->since_s;
+
     if (w->c->aborted)
         return false;
-    if (now_s() - w->since_s > timeout_s()) {
+    if (waited > timeout_s()) {
         fprintf(stderr, "stand-in: rank %d of %d waits in %s for too long\n",
                 w->c->rank, w->c->ranks, w->what);
         abort();
     }
-    look_away();
+    look_away(waited);
     return true;
 }
 
