@@ -60,7 +60,7 @@ int main(int argc, char **argv)
     }
     printf("{\"loss\": %.9g, \"seconds\": [", (double)model.mean_loss);
     for (int step = 0; step < steps; step++)
-        printf("%s%.6f", step ? ", " : "", seconds[step]);
+        printf("%s%.9f", step ? ", " : "", seconds[step]);
     printf("]}\n");
     gpt2_free(&model);
     free(x);

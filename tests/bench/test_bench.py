@@ -91,6 +91,18 @@ def test_compare_reads_files(tmp_path):
     assert "\nbetter c: f" in out and "+100.0 %" in out
 
 
+@pytest.mark.parametrize("name", ["compare", "gpu_train", "moments", "run",
+                                  "trace_overhead", "tuning",
+                                  "zero3_offload_blog"])
+def test_programs_tell_their_usage(name):
+    for argument, status in (("--help", 0), ("--nothing-of-this-name", 2)):
+        out = subprocess.run([ROOT / "bench" / name, argument], text=True,
+                             capture_output=True, check=False)
+        said = out.stdout + out.stderr
+        assert out.returncode == status, said
+        assert said.startswith("usage: bench/" + name), said
+
+
 def test_targets_have_a_direction():
     assert harness.met(figure([0.9], target=0.8))
     assert not harness.met(figure([0.7], target=0.8))
