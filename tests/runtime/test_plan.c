@@ -131,6 +131,43 @@ static void what_does_not_fit_is_refused_with_a_way_out(void **state)
     iz_plan_clear(&p);
 }
 
+/* Bytes of the plan with so many buffers for states on the disk. */
+static int64_t need_with_buffers(struct iz_config c, int buffers)
+{
+    struct iz_plan p;
+    c.zero.optimizer.buffer_count = buffers;
+    assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &target1), 0);
+    int64_t need = iz_plan_host_bytes(&p);
+    iz_plan_clear(&p);
+    return need;
+}
+
+static void no_more_staging_buffers_are_taken_away_than_must(void **state)
+{
+    static const struct {
+        int fit, less; /* bytes below what so many buffers need */
+        const char *said;
+    } row[] = {{4, 0, "buffer_count=4 ("}, {4, 1, "buffer_count=2 ("}};
+    struct iz_config c = plan_config(3, IZ_BF16);
+    (void)state;
+    c.zero.optimizer.home = IZ_HOME_NVME;
+    c.zero.optimizer.buffer_count = 12;
+    for (int i = 0; i < 2; i++) {
+        static char text[8192];
+        FILE *f = fmemopen(text, sizeof(text), "w");
+        struct iz_plan p;
+        int64_t limit = need_with_buffers(c, row[i].fit) - row[i].less;
+        assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &target1), 0);
+        assert_int_equal(plan_fit(&p, &c, limit, f), -ENOMEM);
+        fclose(f);
+        const char *way = strstr(text, "it fits with zero_optimization."
+                                       "offload_optimizer.");
+        assert_non_null(way);
+        assert_non_null(strstr(way, row[i].said));
+        iz_plan_clear(&p);
+    }
+}
+
 static void activations_are_kept_where_they_fit(void **state)
 {
     struct iz_config c = plan_config(3, IZ_BF16);
@@ -197,6 +234,7 @@ int main(void)
         cmocka_unit_test(large_buffers_begin_with_a_huge_page),
         cmocka_unit_test(placement_moves_bytes_and_adds_none),
         cmocka_unit_test(what_does_not_fit_is_refused_with_a_way_out),
+        cmocka_unit_test(no_more_staging_buffers_are_taken_away_than_must),
         cmocka_unit_test(activations_are_kept_where_they_fit),
         cmocka_unit_test(boundaries_on_the_host_leave_slots),
         cmocka_unit_test(boundaries_of_a_cpu_are_on_the_host_anyway),
