@@ -132,14 +132,26 @@ def prof_file(raw, rank):
     return found[0]
 
 
-def convert(tool, raw, rank):
+def tool_environment(about):
+    """That of starpu_fxt_tool.  The one of simulations is a simulated program
+    itself: it wants the platform that tools/simulate has made."""
+    if not about["simulated"]:
+        return None
+    build = pathlib.Path(about["program"]).resolve().parent.parent
+    return {**os.environ, "STARPU_HOSTNAME": "izar",
+            "STARPU_PERF_MODEL_DIR": str(build / "platform")}
+
+
+def convert(tool, raw, about):
     """Lets starpu_fxt_tool write one rank's files; returns their folder.  Each
     rank by itself: no limit of their number, and the clocks are ours."""
+    rank = about["rank"]
     folder = raw / f"rank-{rank}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     r = subprocess.run([tool, "-memory-states", "-i", prof_file(raw, rank)],
-                       cwd=folder, capture_output=True, text=True)
+                       cwd=folder, capture_output=True, text=True,
+                       env=tool_environment(about))
     if r.returncode or not (folder / "tasks.rec").is_file():
         raise Refused(f"{tool} failed on rank {rank}:\n{r.stderr[-1000:]}")
     backward = re.search(r".*communications? finished before.*",
@@ -170,7 +182,7 @@ def read_all(raw):
     tool = find_fxt_tool(about[0]["program"])
     ranks, tasks = [], 0
     for a in about:
-        folder = convert(tool, raw, a["rank"])
+        folder = convert(tool, raw, a)
         tasks += count_tasks(folder)
         if tasks > MOST_TASKS:
             raise Refused(f"the trace has {tasks} tasks or more, and this tool "
