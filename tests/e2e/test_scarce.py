@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that the system refuses to one rank of two: it says so, and the others
+end with it."""
+import pathlib
+
+import pytest
+
+import run
+
+SCARCE = {"train_batch_size": 2, "model.layers": 39, "model.width": 6,
+          "zero_optimization.stage": 3, "run.comm_timeout_s": 20,
+          "run.steps": 1}
+WEIGHTS = "the initial weights"
+
+
+def scarce(place, c, victim, size, after=0):
+    """A run of two ranks in which the victim does not get size bytes, once
+    others of that size were taken; its one message, or None."""
+    library = pathlib.Path(run.PROGRAM).parents[1] / "tests" / "libscarce.so"
+    assert library.is_file()
+    r = place.launch(2, {**SCARCE, **c}, env={
+        "LD_PRELOAD": str(library), "SCARCE_RANK": str(victim),
+        "SCARCE_BYTES": str(size), "SCARCE_AFTER": str(after)})
+    assert "waited" not in r.err, str(r)
+    if r.rc == 0:
+        return None
+    assert not r.steps, str(r)
+    return run.refused(r, f"rank {victim}: no memory for ")
+
+
+@pytest.mark.parametrize("victim", (0, 1))
+def test_memory_for_staging_that_one_rank_lacks(victim, place, nvme):
+    """The list of 73 buffers, each a pointer and a handle."""
+    c = {**run.offload(3, "nvme", "none", nvme),
+         "zero_optimization.offload_optimizer.buffer_count": 73}
+    assert "what was planned" in scarce(place, c, victim, 16 * (73 + 1))
+
+
+@pytest.mark.parametrize("victim", (0, 1))
+def test_memory_that_one_rank_lacks_at_the_start(victim, place):
+    """Whatever has an int for each of 41 units.  The others are told at once:
+    none waits in a collective."""
+    told = []
+    while not told or told[-1]:
+        told.append(scarce(place, {}, victim, 4 * 41, len(told)))
+    assert sum(WEIGHTS in x for x in told[:-1]) == 1, told
+
+
+@pytest.mark.parametrize("victim", (0, 1))
+def test_memory_that_one_rank_lacks_in_an_import(victim, place):
+    """A piece of the adapters' values, and one of the folder's."""
+    folder = place.folder / "weights"
+    place.good(None, {**SCARCE, "run.export": str(folder)})
+    c = {"model.import": str(folder)}
+    assert WEIGHTS in scarce(place, c, victim, 1 << 20)
+    assert str(folder) in scarce(place, c, victim, 16 << 20)
