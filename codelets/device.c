@@ -162,8 +162,8 @@ bool iz_device_done(void *stream)
 
 /* A copy takes milliseconds: naps of a few microseconds cost it nothing and
  * leave the core to others (lanes have no timer slack: see open_lane).  They
- * grow by a 64th of the first each turn, so that the end of a wait of 10 ms is
- * seen 40 us late, and one for a rank that is stuck takes no core. */
+ * grow by a 64th of the first each turn: the last of a wait of 10 ms is one of
+ * 40 us, and to wait for a rank that is stuck takes no core. */
 void iz_device_nap(int turn)
 {
     const long first = 5000, most = 1000000;
