@@ -19,8 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "codelets/dtype.h"
-#include "runtime/coll.h"
+#include "codelets/flat/dtype.h"
+#include "runtime/comm/coll.h"
 
 enum { MOST_ROUNDS = 200 };
 

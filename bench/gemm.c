@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/gemm.h"
-#include "codelets/gemm16.h"
-#include "codelets/int64.h"
-#include "codelets/task.h"
+#include "codelets/base/int64.h"
+#include "codelets/ops/gemm.h"
+#include "codelets/ops/gemm16.h"
+#include "codelets/task/task.h"
 
-#define LOGITS (16 << 20) /* at a time, as in codelets/classifier.c */
+#define LOGITS (16 << 20) /* at a time, as in codelets/ops/classifier.c */
 
 enum { REPEATS = 4096, LINEARS = 8 };
 

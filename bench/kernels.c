@@ -17,13 +17,13 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "codelets/adamw.h"
-#include "codelets/build.h"
-#include "codelets/dtype.h"
-#include "codelets/flat.h"
-#include "codelets/half.h"
-#include "codelets/moment.h"
-#include "codelets/simd.h"
+#include "codelets/base/build.h"
+#include "codelets/flat/adamw.h"
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/flat.h"
+#include "codelets/flat/half.h"
+#include "codelets/flat/moment.h"
+#include "codelets/flat/simd.h"
 
 /* PIECE elements of all streams are beyond a core's own cache, N beyond any
  * cache: a piece is out of it again when its turn comes. */

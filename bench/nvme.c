@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "runtime/nvme.h"
+#include "runtime/tier/nvme.h"
 
 enum { CALLERS = 2, THREADS = 16 };
 

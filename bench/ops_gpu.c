@@ -13,9 +13,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "codelets/device.h"
-#include "codelets/gemm.h"
-#include "codelets/mix.h"
+#include "codelets/base/mix.h"
+#include "codelets/gpu/device.h"
+#include "codelets/ops/gemm.h"
 
 enum { ROUNDS = 5 };
 #define ROUND_S 0.02 /* at least */

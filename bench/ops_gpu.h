@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "codelets/cuda.h"
+#include "codelets/ops/gpu_ops.h"
 
 struct bench {
     void *stream;

@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
-#include "codelets/device.h"
-#include "codelets/mix.h"
+#include "codelets/base/mix.h"
+#include "codelets/gpu/device.h"
 
 #define ROTATE_BYTES (INT64_C(512) << 20) /* of the smallest tensor */
 

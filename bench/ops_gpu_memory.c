@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/buffer.h"
-#include "codelets/device.h"
-#include "codelets/flat.h"
+#include "codelets/flat/flat.h"
+#include "codelets/gpu/device.h"
+#include "codelets/gpu/flat_buffer.h"
 
 enum { THREADS = 256, ROUNDS = 5 };
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/task.h"
+#include "codelets/task/task.h"
 
 #define HANDLES 8
 

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "codelets/flat.h"
+#include "codelets/flat/flat.h"
 
 enum { MOST = 1024, PIECE = 1 << 20 }; /* threads; elements */
 

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 #include "models/parts.h"
 
 /* Parameters of a block in the order of its list. */

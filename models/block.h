@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "codelets/layer.h"
+#include "codelets/unit/layer.h"
 
 struct iz_block {
     int layers, heads, width, hidden, seq;

@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 #include "models/parts.h"
-#include "runtime/run.h"
+#include "runtime/run/run.h"
 
 /* Larger widths are typing errors. */
 #define MOST (1 << 20)

@@ -8,7 +8,7 @@
 #ifndef IZ_MODELS_DLRM_H
 #define IZ_MODELS_DLRM_H
 
-#include "codelets/layer.h"
+#include "codelets/unit/layer.h"
 
 /* Hidden layers of an MLP at most. */
 #define IZ_DLRM_LAYERS 8

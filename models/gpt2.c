@@ -7,10 +7,10 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 #include "models/block.h"
 #include "models/parts.h"
-#include "runtime/run.h"
+#include "runtime/run/run.h"
 
 /* Larger widths, depths or vocabularies are typing errors. */
 #define MOST (1 << 24)

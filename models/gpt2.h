@@ -5,7 +5,7 @@
 #ifndef IZ_MODELS_GPT2_H
 #define IZ_MODELS_GPT2_H
 
-#include "codelets/layer.h"
+#include "codelets/unit/layer.h"
 
 struct iz_gpt2_config {
     int layers, heads, width, seq, vocab;

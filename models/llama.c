@@ -7,9 +7,9 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 #include "models/parts.h"
-#include "runtime/run.h"
+#include "runtime/run/run.h"
 
 #define INIT_STD 0.02f
 

@@ -8,8 +8,8 @@
 
 #include <stdbool.h>
 
-#include "codelets/layer.h"
-#include "runtime/run.h"
+#include "codelets/unit/layer.h"
+#include "runtime/run/run.h"
 
 /* config.family: which published models have this shape. */
 #define IZ_LLAMA_FAMILIES "auto|llama|mistral|qwen2|qwen3"

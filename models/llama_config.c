@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 #include "models/llama.h"
 
 /* Larger widths, depths or vocabularies are typing errors. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The main function of every model's program. */
-#include "runtime/run.h"
+#include "runtime/run/run.h"
 
 /* Defined by the model that this program is linked with. */
 extern const struct iz_program iz_program;

@@ -6,8 +6,8 @@
 
 #include <stdio.h>
 
-#include "codelets/layer.h"
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
+#include "codelets/unit/layer.h"
 
 /* A boundary tensor [samples, T*C] as [M,C]. */
 static inline struct iz_view tokens(struct iz_view v, int width)

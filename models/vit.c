@@ -8,10 +8,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 #include "models/block.h"
 #include "models/parts.h"
-#include "runtime/run.h"
+#include "runtime/run/run.h"
 
 /* Larger widths or depths are typing errors; a label is a byte. */
 #define MOST (1 << 20)

@@ -7,7 +7,7 @@
 #ifndef IZ_MODELS_VIT_H
 #define IZ_MODELS_VIT_H
 
-#include "codelets/layer.h"
+#include "codelets/unit/layer.h"
 
 struct iz_vit_config {
     int layers, heads, width;

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/config.h"
-#include "runtime/data_shard.h"
+#include "runtime/config/config.h"
+#include "runtime/data/shard.h"
 
 #define NAME_MAX_BYTES (IZ_PATH_MAX + 32)
 #define PIECE 4096 /* tokens narrowed at a time */

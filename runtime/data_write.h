@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes token shards, and loss masks beside them, in the layouts that
- * data_shard.h reads. */
+ * runtime/data/shard.h reads. */
 #ifndef IZ_RUNTIME_DATA_WRITE_H
 #define IZ_RUNTIME_DATA_WRITE_H
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/data_shard.h"
+#include "runtime/data/shard.h"
 #include "runtime/tokenizer_parts.h"
 #include "runtime/tokenizer_sp.h"
 

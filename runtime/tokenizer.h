@@ -5,7 +5,7 @@
 #ifndef IZ_RUNTIME_TOKENIZER_H
 #define IZ_RUNTIME_TOKENIZER_H
 
-#include "codelets/build.h"
+#include "codelets/base/build.h"
 
 #include <stdbool.h>
 #include <stdint.h>

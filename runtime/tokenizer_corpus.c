@@ -8,8 +8,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "codelets/mix.h"
-#include "runtime/data_shard.h"
+#include "codelets/base/mix.h"
+#include "runtime/data/shard.h"
 
 struct file {
     const char *path;

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/json.h"
+#include "runtime/base/json.h"
 
 int iz_reader_refuse(const struct iz_reader *r, const char *fmt, ...)
 {

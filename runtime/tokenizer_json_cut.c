@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "runtime/json.h"
+#include "runtime/base/json.h"
 
 /* GPT-2's, which ByteLevel has built in. */
 static const char gpt2_pattern[] =

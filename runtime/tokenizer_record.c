@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/json.h"
+#include "runtime/base/json.h"
 
 /* The tokens and texts around a message. */
 static const struct style {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/mix.h"
+#include "codelets/base/mix.h"
 
 uint64_t iz_bytes_hash(const void *p, int64_t n)
 {

@@ -89,10 +89,10 @@ only "hwloc.h is included by three files at most" "$(include 'hwloc\.h')" 3
 only "starpu_task_submit is called in one file" 'starpu_task_submit' 1
 
 # Build switches live in one header; guards of headers are no switches.
-rule "#if outside codelets/build.h" "$(
+rule "#if outside codelets/base/build.h" "$(
     code codelets runtime models tools |
         grep -E ':[0-9]+:[ ]*#[ ]*(if|ifdef|ifndef|elif)([^a-z]|$)' |
-        grep -vE '^codelets/build\.h:' |
+        grep -vE '^codelets/base/build\.h:' |
         grep -vE '#ifndef IZ_[A-Z0-9_]+_(H|CUH)$' || true
 )"
 

@@ -11,17 +11,17 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "codelets/adamw.h"
-#include "codelets/cuda.h"
-#include "codelets/device.h"
-#include "codelets/flat.h"
-#include "codelets/gemm.h"
-#include "codelets/ops.h"
-#include "codelets/rate.h"
-#include "codelets/task.h"
-#include "runtime/coll.h"
-#include "runtime/memory.h"
-#include "runtime/nvme.h"
+#include "codelets/flat/adamw.h"
+#include "codelets/flat/flat.h"
+#include "codelets/gpu/device.h"
+#include "codelets/ops/gemm.h"
+#include "codelets/ops/gemm_rate.h"
+#include "codelets/ops/gpu_ops.h"
+#include "codelets/ops/ops.h"
+#include "codelets/task/task.h"
+#include "runtime/comm/coll.h"
+#include "runtime/tier/memory.h"
+#include "runtime/tier/nvme.h"
 
 #define CORES_MAX 1024
 #define SECONDS 3.0 /* of each measurement */

@@ -8,14 +8,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "runtime/ckpt.h"
-#include "runtime/ckpt_dir.h"
-#include "runtime/ckpt_index.h"
-#include "runtime/hf_config.h"
-#include "runtime/hf_file.h"
-#include "runtime/hf_write.h"
-#include "runtime/progress.h"
-#include "runtime/run.h"
+#include "runtime/base/progress.h"
+#include "runtime/ckpt/ckpt.h"
+#include "runtime/ckpt/dir.h"
+#include "runtime/ckpt/index.h"
+#include "runtime/config/published.h"
+#include "runtime/hf/folder.h"
+#include "runtime/hf/write.h"
+#include "runtime/run/run.h"
 
 #include "programs.h" /* of all models; the build writes it */
 

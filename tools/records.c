@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/mix.h"
+#include "codelets/base/mix.h"
 
 enum {
     SIDE = 32,

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "runtime/data_shard.h"
+#include "runtime/data/shard.h"
 #include "runtime/tokenizer_run.h"
 
 #define MIB 1048576.0

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The only header with build switches: what the compiler and the build offer.
  * Everything else is decided at run time by data. */
-#ifndef IZ_CODELETS_BUILD_H
-#define IZ_CODELETS_BUILD_H
+#ifndef IZ_CODELETS_BASE_BUILD_H
+#define IZ_CODELETS_BASE_BUILD_H
 
 /* A function with this attribute is compiled once per SIMD level and chosen
  * when the program is loaded.  Sanitizers cannot instrument the resolver, which

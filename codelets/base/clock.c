@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "codelets/clock.h"
+#include "codelets/base/clock.h"
 
 #include <time.h>
 

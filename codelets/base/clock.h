@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef IZ_CODELETS_CLOCK_H
-#define IZ_CODELETS_CLOCK_H
+#ifndef IZ_CODELETS_BASE_CLOCK_H
+#define IZ_CODELETS_BASE_CLOCK_H
 
 #include <stdint.h>
 

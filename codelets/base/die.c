@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One message, then the end of the job, from whichever thread comes first. */
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>

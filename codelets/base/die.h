@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The end of the job from inside a task: other ranks wait for us, so one
  * message and then everything stops. */
-#ifndef IZ_CODELETS_DIE_H
-#define IZ_CODELETS_DIE_H
+#ifndef IZ_CODELETS_BASE_DIE_H
+#define IZ_CODELETS_BASE_DIE_H
 
-#include "codelets/build.h"
+#include "codelets/base/build.h"
 
 IZ_C_BEGIN
 

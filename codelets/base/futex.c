@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* syscall */
-#include "codelets/futex.h"
+#include "codelets/base/futex.h"
 
 #include <limits.h>
 #include <linux/futex.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sleeping until another thread or process changes a word (futex(2)). */
-#ifndef IZ_CODELETS_FUTEX_H
-#define IZ_CODELETS_FUTEX_H
+#ifndef IZ_CODELETS_BASE_FUTEX_H
+#define IZ_CODELETS_BASE_FUTEX_H
 
 #include <stdatomic.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arithmetic of sizes and counts. */
-#ifndef IZ_CODELETS_INT64_H
-#define IZ_CODELETS_INT64_H
+#ifndef IZ_CODELETS_BASE_INT64_H
+#define IZ_CODELETS_BASE_INT64_H
 
 #include <stdint.h>
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The mixing step of the hashes and of the counter-based random numbers. */
-#ifndef IZ_CODELETS_MIX_H
-#define IZ_CODELETS_MIX_H
+#ifndef IZ_CODELETS_BASE_MIX_H
+#define IZ_CODELETS_BASE_MIX_H
 
 #include <stdint.h>
 
-#include "codelets/build.h"
+#include "codelets/base/build.h"
 
 /* 2^64 / golden ratio: odd, so that multiples of it are all different. */
 #define IZ_GOLDEN 0x9e3779b97f4a7c15u

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Adam on the CPU, one pass over memory; the loop itself is in exact.c. */
-#include "codelets/adamw.h"
+/* Adam on the CPU, one pass over memory; the loop itself is in loops.c. */
+#include "codelets/flat/adamw.h"
 
 #include <assert.h>
 #include <math.h>
 #include <stddef.h>
 
-#include "codelets/simd.h"
+#include "codelets/flat/simd.h"
 
 struct iz_adam_consts iz_adam_consts_of(const struct iz_adam *a)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The Adam and AdamW update of one chunk of a flat fp32 shard on the CPU, with
  * the low-precision copy of the parameters written in the same pass. */
-#ifndef IZ_CODELETS_ADAMW_H
-#define IZ_CODELETS_ADAMW_H
+#ifndef IZ_CODELETS_FLAT_ADAMW_H
+#define IZ_CODELETS_FLAT_ADAMW_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/dtype.h"
-#include "codelets/moment.h"
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/moment.h"
 
 IZ_C_BEGIN
 

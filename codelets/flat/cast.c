@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Element types and the conversion of flat buffers on the CPU. */
-#include "codelets/dtype.h"
+#include "codelets/flat/dtype.h"
 
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/simd.h"
+#include "codelets/flat/simd.h"
 
 enum { BLOCK = 512 }; /* elements on the stack between two 16-bit types */
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Element types of tensors, and the conversion between them. */
-#ifndef IZ_CODELETS_DTYPE_H
-#define IZ_CODELETS_DTYPE_H
+#ifndef IZ_CODELETS_FLAT_DTYPE_H
+#define IZ_CODELETS_FLAT_DTYPE_H
 
 #include <stdint.h>
 
-#include "codelets/build.h"
+#include "codelets/base/build.h"
 
 IZ_C_BEGIN
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums, norms and hashes of flat buffers on the CPU.  The bits are part of the
  * contract: build this file with -ffp-contract=off. */
-#include "codelets/flat.h"
+#include "codelets/flat/flat.h"
 
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/simd.h"
+#include "codelets/flat/simd.h"
 
 /* Elements expanded at a time, in the first-level cache; those of the norm, so
  * that a sum has one of its blocks there. */

@@ -3,13 +3,13 @@
  * bits at every SIMD level, and flat.cu gives these bits on a GPU; buffers of
  * one call must not overlap unless a function says otherwise.  Types are fp32,
  * bf16 and fp16. */
-#ifndef IZ_CODELETS_FLAT_H
-#define IZ_CODELETS_FLAT_H
+#ifndef IZ_CODELETS_FLAT_FLAT_H
+#define IZ_CODELETS_FLAT_FLAT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/dtype.h"
+#include "codelets/flat/dtype.h"
 
 IZ_C_BEGIN
 

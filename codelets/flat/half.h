@@ -2,13 +2,13 @@
 /* One 16-bit float to fp32 and back, as integer arithmetic without branches, so
  * that a loop over any of these is vectorised and gives the same bits at every
  * SIMD level.  Whole buffers are converted by iz_cast. */
-#ifndef IZ_CODELETS_HALF_H
-#define IZ_CODELETS_HALF_H
+#ifndef IZ_CODELETS_FLAT_HALF_H
+#define IZ_CODELETS_FLAT_HALF_H
 
 #include <stdint.h>
 #include <string.h>
 
-#include "codelets/build.h"
+#include "codelets/base/build.h"
 
 IZ_EITHER uint32_t iz_float_bits(float x)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of fp16, for levels without an instruction for it: included by exact.c
+/* Rows of fp16, for levels without an instruction for it: included by loops.c
  * alone. */
 static inline void load_f16(float *restrict y, const uint16_t *restrict x,
                             int64_t n)

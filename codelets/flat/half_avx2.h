@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of fp16 by the instructions that F16C has, which every AVX2 processor
- * has: included by exact.c alone.  They round to even, quiet NaN and keep
+ * has: included by loops.c alone.  They round to even, quiet NaN and keep
  * subnormal numbers as half.h does.  And the rounding to bf16, which a compiler
  * makes of twice as many instructions: it narrows before it chooses. */
 #include <immintrin.h>

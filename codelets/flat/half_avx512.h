@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of fp16 by the instructions that AVX-512 has: included by
- * exact.c alone.  They round to even, quiet NaN and keep subnormal numbers as
+ * loops.c alone.  They round to even, quiet NaN and keep subnormal numbers as
  * half.h does. */
 #include <immintrin.h>
 

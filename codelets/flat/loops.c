@@ -2,15 +2,15 @@
 /* The loops of simd.h: compiled once per SIMD level, each time with another
  * IZ_SIMD_TABLE as the name of the table at the end and another IZ_HALF_ROWS,
  * always with -ffp-contract=off. */
-#include "codelets/simd.h"
+#include "codelets/flat/simd.h"
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
-#include "codelets/half.h"
-#include "codelets/mix.h"
-#include "codelets/moment_code.h"
+#include "codelets/base/mix.h"
+#include "codelets/flat/half.h"
+#include "codelets/flat/moment_code.h"
 
 /* load_f16, round_f16 and round_bf16. */
 #include IZ_HALF_ROWS

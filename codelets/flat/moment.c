@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays of m and v in fewer bytes; the loops are in exact.c. */
-#include "codelets/moment.h"
+/* Arrays of m and v in fewer bytes; the loops are in loops.c. */
+#include "codelets/flat/moment.h"
 
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/dtype.h"
-#include "codelets/simd.h"
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/simd.h"
 
 int64_t iz_moment_bytes(enum iz_moment_type t, int64_t n)
 {

@@ -11,12 +11,12 @@
  * What is below the smallest m is rounded stochastically to 0 or to it; a v
  * that is not 0 stays at least the smallest, or an element would divide by eps.
  * A value that these types hold exactly is stored exactly. */
-#ifndef IZ_CODELETS_MOMENT_H
-#define IZ_CODELETS_MOMENT_H
+#ifndef IZ_CODELETS_FLAT_MOMENT_H
+#define IZ_CODELETS_FLAT_MOMENT_H
 
 #include <stdint.h>
 
-#include "codelets/build.h"
+#include "codelets/base/build.h"
 
 IZ_C_BEGIN
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One element of m or v in fewer bytes, and back: the arithmetic of moment.h
- * for the loops of exact.c and for the kernels of adamw.cu, which so have the
+ * for the loops of loops.c and for the kernels of adamw.cu, which so have the
  * same bits.  Integers without branches, and no two operations on floats that a
  * compiler could contract. */
-#ifndef IZ_CODELETS_MOMENT_CODE_H
-#define IZ_CODELETS_MOMENT_CODE_H
+#ifndef IZ_CODELETS_FLAT_MOMENT_CODE_H
+#define IZ_CODELETS_FLAT_MOMENT_CODE_H
 
-#include "codelets/half.h"
-#include "codelets/mix.h"
-#include "codelets/moment.h"
+#include "codelets/base/mix.h"
+#include "codelets/flat/half.h"
+#include "codelets/flat/moment.h"
 
 enum {
     IZ_CODE_MANTISSA = 3,                /* bits of a code of fp8 */

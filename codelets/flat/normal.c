@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Normal random numbers from a counter, however a buffer is cut; the numbers
- * themselves come from exact.c. */
-#include "codelets/flat.h"
+ * themselves come from loops.c. */
+#include "codelets/flat/flat.h"
 
 #include <string.h>
 
-#include "codelets/mix.h"
-#include "codelets/simd.h"
+#include "codelets/base/mix.h"
+#include "codelets/flat/simd.h"
 
 void iz_flat_normal(float *out, int64_t n, uint64_t seed, uint64_t stream,
                     int64_t first, float std)

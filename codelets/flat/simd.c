@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of a SIMD level; see simd.h. */
-#include "codelets/simd.h"
+#include "codelets/flat/simd.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 /* NULL until somebody asks.  Two threads that ask first find the same. */
 static _Atomic(const struct iz_simd_level *) in_use;

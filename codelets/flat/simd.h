@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loops whose bits are part of the contract, compiled once per SIMD level
- * (exact.c) and chosen by the processor when the first of them is needed.  All
+ * (loops.c) and chosen by the processor when the first of them is needed.  All
  * levels give the same bits: every operation is rounded by itself, none is
  * fused, and the order of a sum is written down in flat.h. */
-#ifndef IZ_CODELETS_SIMD_H
-#define IZ_CODELETS_SIMD_H
+#ifndef IZ_CODELETS_FLAT_SIMD_H
+#define IZ_CODELETS_FLAT_SIMD_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/adamw.h"
-#include "codelets/flat.h"
+#include "codelets/flat/adamw.h"
+#include "codelets/flat/flat.h"
 
 /* The arrays of an update; out may be NULL. */
 struct iz_adam_streams {

@@ -2,7 +2,7 @@
 /* A processor without SIMD levels of its own: what the compiler does anyway. */
 #include <stddef.h>
 
-#include "codelets/simd.h"
+#include "codelets/flat/simd.h"
 
 extern const struct iz_simd iz_simd_portable;
 extern const struct iz_fused iz_fused_portable;

@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <sys/auxv.h>
 
-#include "codelets/simd.h"
+#include "codelets/flat/simd.h"
 
 #define HWCAP_BIT_SVE (1ul << 22) /* HWCAP_SVE of the kernel's asm/hwcap.h */
 

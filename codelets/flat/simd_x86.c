@@ -3,7 +3,7 @@
  * the compiler use. */
 #include <stddef.h>
 
-#include "codelets/simd.h"
+#include "codelets/flat/simd.h"
 
 extern const struct iz_simd iz_simd_avx512, iz_simd_avx2, iz_simd_portable;
 extern const struct iz_fused iz_fused_avx512, iz_fused_avx2, iz_fused_portable;

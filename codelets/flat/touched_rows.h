@@ -2,8 +2,8 @@
 /* The rows of a table that a step touches.  Of such a table what is gathered
  * and what is reduced are the touched rows alone, end to end in ascending
  * order: packed.  "flat" is a position in all rows of the table, end to end. */
-#ifndef IZ_CODELETS_ROWS_H
-#define IZ_CODELETS_ROWS_H
+#ifndef IZ_CODELETS_FLAT_TOUCHED_ROWS_H
+#define IZ_CODELETS_FLAT_TOUCHED_ROWS_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -8,7 +8,7 @@
  * to the gradient of the queries with atomics, in no fixed order, and one
  * without them writes a matrix of scores.  Our own backward takes the logarithm
  * of the sum of exponentials that this forward leaves. */
-#include "codelets/attention_cudnn.h"
+#include "codelets/gpu/attention_cudnn.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -18,10 +18,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/cuda_launch.h"
-#include "codelets/cuda_lib.h"
-#include "codelets/die.h"
-#include "codelets/dnn.h"
+#include "codelets/base/die.h"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/gpu/cudnn.h"
+#include "codelets/kernels/launch.h"
 
 #define WORKSPACE_ALIGN 256
 #define WORKSPACE_BYTES (IZ_CUDNN_SCRATCH - WORKSPACE_ALIGN)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention's forward through cuDNN.  The library is looked for when it is
  * asked for: a program that was built with it runs where there is none. */
-#ifndef IZ_CODELETS_ATTENTION_CUDNN_H
-#define IZ_CODELETS_ATTENTION_CUDNN_H
+#ifndef IZ_CODELETS_GPU_ATTENTION_CUDNN_H
+#define IZ_CODELETS_GPU_ATTENTION_CUDNN_H
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 struct iz_cudnn; /* handle of cuDNN and the plans made so far */
 

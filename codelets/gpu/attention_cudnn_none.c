@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A build without cuDNN. */
-#include "codelets/attention_cudnn.h"
+#include "codelets/gpu/attention_cudnn.h"
 
 #include <stdio.h>
 
-#include "codelets/cuda_launch.h"
-#include "codelets/die.h"
+#include "codelets/base/die.h"
+#include "codelets/kernels/launch.h"
 
 const char *iz_cudnn_missing(void)
 {

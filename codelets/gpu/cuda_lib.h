@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the CUDA ops share and nobody else sees: the libraries' handles of a
  * compute worker, and the matrix product that they are built of. */
-#ifndef IZ_CODELETS_CUDA_LIB_H
-#define IZ_CODELETS_CUDA_LIB_H
+#ifndef IZ_CODELETS_GPU_CUDA_LIB_H
+#define IZ_CODELETS_GPU_CUDA_LIB_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/exec.h"
+#include "codelets/ops/exec.h"
 
 IZ_C_BEGIN
 

@@ -2,6 +2,6 @@
 /* A build without CUDA. */
 #include <stddef.h>
 
-#include "codelets/cuda.h"
+#include "codelets/ops/gpu_ops.h"
 
 const struct iz_cuda_ops *const iz_cuda_ops = NULL;

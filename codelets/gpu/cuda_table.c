@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "codelets/attention_cudnn.h"
-#include "codelets/cuda.h"
-#include "codelets/cuda_launch.h"
-#include "codelets/cuda_lib.h"
+#include "codelets/gpu/attention_cudnn.h"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 static void libraries_close(struct iz_cuda **c)
 {

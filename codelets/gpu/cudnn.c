@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuDNN's backend interface; see dnn.h. */
-#include "codelets/dnn.h"
+/* cuDNN's backend interface; see cudnn.h. */
+#include "codelets/gpu/cudnn.h"
 
 #include <assert.h>
 #include <dlfcn.h>

@@ -2,14 +2,14 @@
 /* cuDNN's backend interface: the library, found when it is asked for, and
  * graphs of small operations on tensors of four dimensions, of which it makes
  * one kernel.  Only here is its header included. */
-#ifndef IZ_CODELETS_DNN_H
-#define IZ_CODELETS_DNN_H
+#ifndef IZ_CODELETS_GPU_CUDNN_H
+#define IZ_CODELETS_GPU_CUDNN_H
 
 #include <cudnn_graph.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/exec.h"
+#include "codelets/ops/exec.h"
 
 typedef cudnnBackendDescriptor_t iz_dnn_descriptor;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GPU through the CUDA runtime; see device.h. */
-#include "codelets/device.h"
+#include "codelets/gpu/device.h"
 
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 static const char *text(cudaError_t e)
 {

@@ -2,8 +2,8 @@
 /* The GPU of a rank, without a type of CUDA: memory, pinned host memory, and
  * streams that copy.  A rank uses one GPU.  In a build without CUDA there is
  * none.  What fails while tasks run ends the job (iz_die). */
-#ifndef IZ_CODELETS_DEVICE_H
-#define IZ_CODELETS_DEVICE_H
+#ifndef IZ_CODELETS_GPU_DEVICE_H
+#define IZ_CODELETS_GPU_DEVICE_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stddef.h>
 
-#include "codelets/device.h"
+#include "codelets/gpu/device.h"
 
 int iz_device_count(void)
 {

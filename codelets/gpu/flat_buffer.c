@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Flat buffers on either side; see buffer.h. */
-#include "codelets/buffer.h"
+/* Flat buffers on either side; see flat_buffer.h. */
+#include "codelets/gpu/flat_buffer.h"
 
 #include <string.h>
 
-#include "codelets/cuda.h"
-#include "codelets/device.h"
-#include "codelets/flat.h"
+#include "codelets/flat/flat.h"
+#include "codelets/gpu/device.h"
+#include "codelets/ops/gpu_ops.h"
 
 void iz_buffer_copy(struct iz_exec *x, void *dst, const void *src,
                     int64_t bytes)

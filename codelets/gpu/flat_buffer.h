@@ -2,13 +2,13 @@
 /* What tasks do to flat buffers, on whichever side the exec of the task works:
  * a GPU's worker enqueues, a lane with a stream enqueues copies, everything
  * else is done when the function returns. */
-#ifndef IZ_CODELETS_BUFFER_H
-#define IZ_CODELETS_BUFFER_H
+#ifndef IZ_CODELETS_GPU_FLAT_BUFFER_H
+#define IZ_CODELETS_GPU_FLAT_BUFFER_H
 
 #include <stdbool.h>
 
-#include "codelets/adamw.h"
-#include "codelets/exec.h"
+#include "codelets/flat/adamw.h"
+#include "codelets/ops/exec.h"
 
 /* Buffers must not overlap.  With a stream either may be device memory. */
 void iz_buffer_copy(struct iz_exec *x, void *dst, const void *src,

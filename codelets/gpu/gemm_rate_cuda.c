@@ -5,10 +5,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include "codelets/cuda_launch.h"
-#include "codelets/cuda_lib.h"
-#include "codelets/die.h"
-#include "codelets/mix.h"
+#include "codelets/base/die.h"
+#include "codelets/base/mix.h"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/launch.h"
 
 /* Products between two looks at the clock, and random elements that the
  * operands repeat: a product of zeros would draw less power and run faster. */

@@ -15,10 +15,10 @@
 
 #include <cublasLt.h>
 
-#include "codelets/cuda_launch.h"
-#include "codelets/cuda_lib.h"
-#include "codelets/die.h"
-#include "codelets/mix.h"
+#include "codelets/base/die.h"
+#include "codelets/base/mix.h"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/launch.h"
 
 #define PLANS 512
 #define WORKSPACE_ALIGN 256

@@ -3,12 +3,12 @@
  * is an intrinsic that rounds once and is never contracted, and m and v in
  * fewer bytes go through the functions of the CPU's loops (moment_code.h). Only
  * a NaN may have other bits than there: a GPU knows one. */
-#include "codelets/launch.cuh"
+#include "codelets/kernels/launch.cuh"
 
 #include <float.h>
 
-#include "codelets/cuda_launch.h"
-#include "codelets/moment_code.h"
+#include "codelets/flat/moment_code.h"
+#include "codelets/kernels/launch.h"
 
 /* Elements of a thread: 16 bytes of fp32, so that a warp's accesses have no
  * gaps. */

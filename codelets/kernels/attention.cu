@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The entries of attention on the GPU, and what backward does before its
  * products. */
-#include "codelets/attention.cuh"
+#include "codelets/kernels/attention.cuh"
 
 #include <assert.h>
 #include <math.h>
 
-#include "codelets/cuda_launch.h"
+#include "codelets/kernels/launch.h"
 
 /* delta[head, t] = dy . o over the d columns of a head: the part of the softmax
  * gradient that its normalisation takes away.  `lanes` neighbours share a row

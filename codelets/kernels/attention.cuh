@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Between the files of attention on the GPU: what its kernels get, and one
  * entry per family of kernels. */
-#ifndef IZ_CODELETS_ATTENTION_CUH
-#define IZ_CODELETS_ATTENTION_CUH
+#ifndef IZ_CODELETS_KERNELS_ATTENTION_CUH
+#define IZ_CODELETS_KERNELS_ATTENTION_CUH
 
 #include <stdint.h>
 
-#include "codelets/launch.cuh"
-#include "codelets/ops.h"
+#include "codelets/kernels/launch.cuh"
+#include "codelets/ops/ops.h"
 
 /* All heads of all samples; in forward dy, dqkv and delta are NULL. */
 struct iz_heads {

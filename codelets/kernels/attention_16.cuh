@@ -12,12 +12,12 @@
  *
  * Widths are padded to DP columns of zeros in shared memory, where rows are 16
  * bytes longer than that, so that eight of them lie in different banks. */
-#ifndef IZ_CODELETS_ATTENTION_16_CUH
-#define IZ_CODELETS_ATTENTION_16_CUH
+#ifndef IZ_CODELETS_KERNELS_ATTENTION_16_CUH
+#define IZ_CODELETS_KERNELS_ATTENTION_16_CUH
 
-#include "codelets/attention.cuh"
-#include "codelets/launch.cuh"
-#include "codelets/mma.cuh"
+#include "codelets/kernels/attention.cuh"
+#include "codelets/kernels/launch.cuh"
+#include "codelets/kernels/mma.cuh"
 
 #define LOG2E 1.44269504088896340736f
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Forward of attention of 16-bit activations on tensor cores: the output and
  * the logarithms of its sums of exponentials, which gradients start from. */
-#include "codelets/attention_16.cuh"
+#include "codelets/kernels/attention_16.cuh"
 
 /* Over the four lanes that share a row. */
 static __device__ __forceinline__ float row_max(float v)

@@ -4,7 +4,7 @@
  * Every tile of the scores is visited twice, once to sum over queries (dk, dv)
  * and once to sum over keys (dq).  That is seven products where five would do,
  * but nothing is added by atomics, so the bits never change. */
-#include "codelets/attention_16.cuh"
+#include "codelets/kernels/attention_16.cuh"
 
 /* Loads one tile each of two operands, one behind the other. */
 template <int DP, int ROWS, int NW>

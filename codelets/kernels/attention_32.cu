@@ -10,8 +10,8 @@
  * shared memory to be summed over.  Widths are padded to DP columns of zeros;
  * rows in shared memory are 16 bytes longer, so that 16-byte reads of eight of
  * them lie in different banks. */
-#include "codelets/attention.cuh"
-#include "codelets/launch.cuh"
+#include "codelets/kernels/attention.cuh"
+#include "codelets/kernels/launch.cuh"
 
 enum { THREADS = 256, SIDE = 16 };
 

@@ -2,13 +2,13 @@
 /* The output layer with its cross-entropy on a GPU.  Per chunk of rows: logits
  * in fp32, one pass that turns them into losses and gradients, and both
  * products of the backward. */
-#include "codelets/classifier.h"
+#include "codelets/ops/classifier.h"
 
 #include <float.h>
 
-#include "codelets/cuda_launch.h"
-#include "codelets/cuda_lib.h"
-#include "codelets/launch.cuh"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/launch.cuh"
+#include "codelets/kernels/launch.h"
 
 /* Threads of a block, and neighbouring elements that each treats at once. */
 enum { THREADS = 1024, WIDTH = 8, STEP = THREADS * WIDTH };

@@ -3,11 +3,11 @@
  * the positions by token and adds each token's rows in ascending order of
  * position.  The keys, token and position together, are all different, so that
  * there is only one sorted order and timing has no part in the result. */
-#include "codelets/launch.cuh"
-#include "codelets/row.cuh"
+#include "codelets/kernels/launch.cuh"
+#include "codelets/kernels/row.cuh"
 
-#include "codelets/cuda_launch.h"
-#include "codelets/embedding.h"
+#include "codelets/kernels/launch.h"
+#include "codelets/ops/embedding.h"
 
 enum {
     THREADS = 256,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums and norms of flat buffers on a GPU, with the bits of flat.c: the same
  * operations in the same order, and nothing that a compiler may contract. */
-#include "codelets/launch.cuh"
+#include "codelets/kernels/launch.cuh"
 
-#include "codelets/cuda_launch.h"
-#include "codelets/flat.h"
+#include "codelets/flat/flat.h"
+#include "codelets/kernels/launch.h"
 
 enum {
     BLOCK = 1024, /* of the norm, see flat.h */

@@ -2,9 +2,9 @@
 /* GELU in the tanh form on a GPU, by the formulas of gelu.c.  By the tables of
  * CUDA the fast exponential of x errs by 2 + 1.16 |x| ulp and the fast division
  * by 2: the gate is right to 4e-7, and where it is tiny to 1.3e-5 of itself. */
-#include "codelets/launch.cuh"
+#include "codelets/kernels/launch.cuh"
 
-#include "codelets/cuda_launch.h"
+#include "codelets/kernels/launch.h"
 
 #define TWO_ROOT_2_PI 1.5957691216f /* 2 sqrt(2/pi) */
 #define CUBIC 0.044715f

@@ -2,9 +2,9 @@
 /* Products of all pairs of a sample's vectors on a GPU, a block per sample: its
  * vectors stay in the first-level cache.  Sums are fp32 in the order of the
  * columns (forward) or of the vectors (backward). */
-#include "codelets/launch.cuh"
+#include "codelets/kernels/launch.cuh"
 
-#include "codelets/cuda_launch.h"
+#include "codelets/kernels/launch.h"
 
 enum {
     THREADS = 128,

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What every kernel is written with: the launch, shared memory, 16-bit types,
  * 16-byte loads and stores, sums over warps and blocks.  A twin of this header
- * in tests/cuda_on_cpu has the same interface and runs kernels on a CPU. */
-#ifndef IZ_CODELETS_LAUNCH_CUH
-#define IZ_CODELETS_LAUNCH_CUH
+ * in tests/fake/cuda_on_cpu has the same interface and runs kernels on a CPU.
+ */
+#ifndef IZ_CODELETS_KERNELS_LAUNCH_CUH
+#define IZ_CODELETS_KERNELS_LAUNCH_CUH
 
 #include <stdint.h>
 
@@ -11,10 +12,10 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "codelets/build.h"
-#include "codelets/dtype.h"
+#include "codelets/base/build.h"
+#include "codelets/flat/dtype.h"
 
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 typedef __nv_bfloat16 iz_bf16;
 typedef __half iz_f16;
@@ -161,6 +162,6 @@ static __device__ __forceinline__ void iz_store_row(T *p,
     }
 }
 
-#include "codelets/reduce.cuh"
+#include "codelets/kernels/reduce.cuh"
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The functions that fill the table of cuda.h, which has their descriptions:
  * they launch kernels or call the libraries. */
-#ifndef IZ_CODELETS_CUDA_LAUNCH_H
-#define IZ_CODELETS_CUDA_LAUNCH_H
+#ifndef IZ_CODELETS_KERNELS_LAUNCH_H
+#define IZ_CODELETS_KERNELS_LAUNCH_H
 
-#include "codelets/cuda.h"
+#include "codelets/ops/gpu_ops.h"
 
 IZ_C_BEGIN
 
@@ -23,7 +23,7 @@ void iz_classifier_fwd_cuda(struct iz_exec *x, const struct iz_classifier *c,
 void iz_classifier_bwd_cuda(struct iz_exec *x, const struct iz_classifier *c,
                             int64_t count, struct iz_view scratch);
 
-/* rate_cuda.c */
+/* codelets/gpu/gemm_rate_cuda.c */
 double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
                          double seconds);
 

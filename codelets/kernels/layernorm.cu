@@ -2,10 +2,10 @@
 /* Layer normalisation on a GPU.  A row belongs to a team of threads: a warp
  * where it is short, else the block.  A team reads its row again from the
  * first-level cache rather than keep it, so rows may have any length. */
-#include "codelets/launch.cuh"
-#include "codelets/row.cuh"
+#include "codelets/kernels/launch.cuh"
+#include "codelets/kernels/row.cuh"
 
-#include "codelets/cuda_launch.h"
+#include "codelets/kernels/launch.h"
 
 #define EPSILON 1e-5f
 

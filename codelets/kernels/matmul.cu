@@ -4,8 +4,8 @@
  * rows that a product is added to. */
 #include <assert.h>
 
-#include "codelets/cuda_lib.h"
-#include "codelets/launch.cuh"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/launch.cuh"
 
 enum { WARPS = 8 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What one warp does with 16-bit matrices: products on tensor cores, fragments
  * from shared memory, and copies to shared memory that run beside arithmetic.
- * Compute capability 8.0 and up.  tests/cuda_on_cpu has the same functions lane
- * by lane.
+ * Compute capability 8.0 and up.  tests/fake/cuda_on_cpu has the same functions
+ * lane by lane.
  *
  * Fragments are those of the PTX ISA, "Matrix Fragments for mma.m16n8k16".
  * With lane = 4 g + t, a register of two elements holds
@@ -11,13 +11,13 @@
  *   b[0] (2t, g)      b[1] (2t + 8, g)      of b [16,8]
  * and the element after it: the next column of a, the next row of b.
  *   c[0] (g, 2t)  c[1] (g, 2t + 1)  c[2] (g + 8, 2t)  c[3] (g + 8, 2t + 1). */
-#ifndef IZ_CODELETS_MMA_CUH
-#define IZ_CODELETS_MMA_CUH
+#ifndef IZ_CODELETS_KERNELS_MMA_CUH
+#define IZ_CODELETS_KERNELS_MMA_CUH
 
 #include <stdint.h>
 
-#include "codelets/dtype.h"
-#include "codelets/launch.cuh"
+#include "codelets/flat/dtype.h"
+#include "codelets/kernels/launch.cuh"
 
 /* c[16,8] += a[16,16] b[16,8], sums in fp32; T is IZ_BF16 or IZ_F16. */
 template <enum iz_dtype T>

@@ -3,8 +3,8 @@
  * the size of the block alone.  Included by launch.cuh and by its twin.  All
  * threads of the warp or block must call; all get the same bits.  Blocks are
  * one-dimensional and whole warps. */
-#ifndef IZ_CODELETS_REDUCE_CUH
-#define IZ_CODELETS_REDUCE_CUH
+#ifndef IZ_CODELETS_KERNELS_REDUCE_CUH
+#define IZ_CODELETS_KERNELS_REDUCE_CUH
 
 #define IZ_ALL_LANES 0xffffffffu
 

@@ -3,10 +3,10 @@
  * both are pieces of c columns.  A piece belongs to a team of threads, which is
  * as small as the piece allows.  A team reads its piece again from the
  * first-level cache rather than keep it, so pieces may have any length. */
-#include "codelets/launch.cuh"
-#include "codelets/row.cuh"
+#include "codelets/kernels/launch.cuh"
+#include "codelets/kernels/row.cuh"
 
-#include "codelets/cuda_launch.h"
+#include "codelets/kernels/launch.h"
 
 enum {
     THREADS = 256,

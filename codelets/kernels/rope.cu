@@ -2,10 +2,10 @@
 /* Rotary positions on a GPU, with the angles of rope.c.  A block has as many
  * neighbouring rows as it has threads for their angles; it forms sines and
  * cosines once for all heads. */
-#include "codelets/launch.cuh"
+#include "codelets/kernels/launch.cuh"
 
-#include "codelets/cuda_launch.h"
-#include "codelets/rope.h"
+#include "codelets/kernels/launch.h"
+#include "codelets/ops/rope.h"
 
 #define TWO_PI 6.28318530717958647692
 

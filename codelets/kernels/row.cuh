@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Building blocks of the kernels that work row by row: whether rows may be read
  * in pieces of 16 bytes, and loads of long rows. */
-#ifndef IZ_CODELETS_ROW_CUH
-#define IZ_CODELETS_ROW_CUH
+#ifndef IZ_CODELETS_KERNELS_ROW_CUH
+#define IZ_CODELETS_KERNELS_ROW_CUH
 
-#include "codelets/launch.cuh"
+#include "codelets/kernels/launch.cuh"
 
 /* Whether rows of n elements, one behind the other, consist of whole aligned
  * pieces. */

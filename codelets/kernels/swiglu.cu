@@ -3,10 +3,10 @@
  * tables of CUDA the fast exponential of x errs by 2 + 1.16 |x| ulp and the
  * fast division by 2: the gate is right to 4e-7, and where it is tiny to 1.3e-5
  * of itself. */
-#include "codelets/launch.cuh"
-#include "codelets/row.cuh"
+#include "codelets/kernels/launch.cuh"
+#include "codelets/kernels/row.cuh"
 
-#include "codelets/cuda_launch.h"
+#include "codelets/kernels/launch.h"
 
 enum { THREADS = 256 };
 

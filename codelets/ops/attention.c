@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Multi-head attention, one head of one sample after the other: the CPU's
- * arithmetic is in attention_head.c. */
-#include "codelets/ops.h"
+ * arithmetic is in attention_loops.c. */
+#include "codelets/ops/ops.h"
 
 #include <assert.h>
 #include <stddef.h>
 
-#include "codelets/attention.h"
-#include "codelets/cuda.h"
-#include "codelets/die.h"
-#include "codelets/fused.h"
-#include "codelets/simd.h"
+#include "codelets/base/die.h"
+#include "codelets/flat/simd.h"
+#include "codelets/ops/attention.h"
+#include "codelets/ops/attention_loops.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* Head i of all samples; dqkv and dy are NULL in forward. */
 static struct iz_head head_at(const struct iz_attention *a, int64_t i,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of one head of one sample on the CPU: what the loops that are
- * compiled once per SIMD level are given (attention_head.c), and how much
+ * compiled once per SIMD level are given (attention_loops.c), and how much
  * scratch they take, which is the same at every level. */
-#ifndef IZ_CODELETS_ATTENTION_H
-#define IZ_CODELETS_ATTENTION_H
+#ifndef IZ_CODELETS_OPS_ATTENTION_H
+#define IZ_CODELETS_OPS_ATTENTION_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,7 +24,7 @@ struct iz_head {
 enum {
     IZ_HEAD_ROWS = 64,  /* queries of a tile */
     IZ_HEAD_KEYS = 128, /* keys of a tile */
-    IZ_HEAD_PANEL = 8   /* rows of a product's result: see attention_head.c */
+    IZ_HEAD_PANEL = 8   /* rows of a product's result: see attention_loops.c */
 };
 
 /* Keys and columns with the zeros that round them up. */

@@ -8,15 +8,15 @@
  *
  * Compiled once per SIMD level.  Levels may give different bits; at one level
  * those of a head depend on nothing but the head. */
-#include "codelets/attention.h"
+#include "codelets/ops/attention.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/fused.h"
-#include "codelets/row.h"
+#include "codelets/base/build.h"
+#include "codelets/ops/attention_loops.h"
+#include "codelets/ops/row_math.h"
 
 enum {
     ROWS = IZ_HEAD_ROWS,

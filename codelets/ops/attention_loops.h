@@ -3,10 +3,10 @@
  * sums are fused and vectors have the level's length, so another level has
  * other bits.  At one level the bits depend on the arguments alone: not on the
  * thread, nor on what else a task computes. */
-#ifndef IZ_CODELETS_FUSED_H
-#define IZ_CODELETS_FUSED_H
+#ifndef IZ_CODELETS_OPS_ATTENTION_LOOPS_H
+#define IZ_CODELETS_OPS_ATTENTION_LOOPS_H
 
-#include "codelets/attention.h"
+#include "codelets/ops/attention.h"
 
 struct iz_fused {
     void (*attention_fwd)(const struct iz_head *h);

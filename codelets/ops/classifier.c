@@ -3,17 +3,17 @@
  * loss, gradient of the logits in place, then both products of the backward.
  * The side of the CPU, and the memory that the GPU's side in classifier.cu
  * works in. */
-#include "codelets/classifier.h"
+#include "codelets/ops/classifier.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/cuda.h"
-#include "codelets/cuda_lib.h"
-#include "codelets/die.h"
-#include "codelets/row.h"
+#include "codelets/base/build.h"
+#include "codelets/base/die.h"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/ops/gpu_ops.h"
+#include "codelets/ops/row_math.h"
 
 /* Of logits at a time: the more rows, the fewer passes over dw. */
 #define CHUNK_BYTES (64 << 20)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scratch of the classifier on a GPU: the plan of a build without CUDA has
  * to know it too, so its arithmetic is C. */
-#ifndef IZ_CODELETS_CLASSIFIER_H
-#define IZ_CODELETS_CLASSIFIER_H
+#ifndef IZ_CODELETS_OPS_CLASSIFIER_H
+#define IZ_CODELETS_OPS_CLASSIFIER_H
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 IZ_C_BEGIN
 

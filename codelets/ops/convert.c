@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rounding of tensors.  On a GPU it is a sum of one buffer. */
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 #include <assert.h>
 
-#include "codelets/cuda.h"
+#include "codelets/ops/gpu_ops.h"
 
 void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {

@@ -2,16 +2,16 @@
 /* Token and position embedding, and tables of rows.  Backward visits the rows
  * of the table in order and adds the positions of each token in ascending
  * order: the result does not depend on who runs it. */
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/cuda.h"
-#include "codelets/die.h"
-#include "codelets/embedding.h"
-#include "codelets/rows.h"
+#include "codelets/base/build.h"
+#include "codelets/base/die.h"
+#include "codelets/flat/touched_rows.h"
+#include "codelets/ops/embedding.h"
+#include "codelets/ops/gpu_ops.h"
 
 static const void *row_at(struct iz_view v, int64_t i)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the parts of the scratch of the embedding's gradient lie on a GPU. */
-#ifndef IZ_CODELETS_EMBEDDING_H
-#define IZ_CODELETS_EMBEDDING_H
+#ifndef IZ_CODELETS_OPS_EMBEDDING_H
+#define IZ_CODELETS_OPS_EMBEDDING_H
 
 #include <stdint.h>
 

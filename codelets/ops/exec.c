@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The arenas and counters of a running (or merely counted) layer. */
-#include "codelets/exec.h"
+#include "codelets/ops/exec.h"
 
 #include <assert.h>
 #include <stdint.h>
 
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 #define ALIGN 64
 

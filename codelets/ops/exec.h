@@ -3,20 +3,20 @@
  * scratch memory, and counters.  A layer is written once against this and the
  * functions of ops.h; in a dry run every op only counts, which is how the
  * planner learns the bytes and flops of a layer from the layer itself. */
-#ifndef IZ_CODELETS_EXEC_H
-#define IZ_CODELETS_EXEC_H
+#ifndef IZ_CODELETS_OPS_EXEC_H
+#define IZ_CODELETS_OPS_EXEC_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/build.h"
-#include "codelets/dtype.h"
+#include "codelets/base/build.h"
+#include "codelets/flat/dtype.h"
 
 IZ_C_BEGIN
 
 enum iz_backend { IZ_CPU, IZ_CUDA };
 
-struct iz_adapter; /* codelets/ops.h */
+struct iz_adapter; /* codelets/ops/ops.h */
 
 /* A row-major matrix [rows, cols] without gaps.  Borrowed memory; p is NULL in
  * a dry run and for a gradient that nobody wants. */
@@ -26,7 +26,7 @@ struct iz_view {
     int64_t rows, cols;
     struct iz_adapter *adapter; /* of a weight that has one */
     /* Of a sparse table of which only some rows are here: which ones, ascending
-     * (codelets/rows.h); else NULL. */
+     * (codelets/flat/touched_rows.h); else NULL. */
     const int32_t *row;
 };
 

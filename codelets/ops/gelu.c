@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GELU in the tanh form.  (1 + tanh(u)) / 2 is the logistic function of 2u,
  * which loses no digits where tanh is near -1. */
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 #include <assert.h>
 
-#include "codelets/build.h"
-#include "codelets/cuda.h"
-#include "codelets/row.h"
+#include "codelets/base/build.h"
+#include "codelets/ops/gpu_ops.h"
+#include "codelets/ops/row_math.h"
 
 #define TWO_ROOT_2_PI 1.5957691216f /* 2 sqrt(2/pi) */
 #define CUBIC 0.044715f

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The matrix product through CBLAS. */
 #define _GNU_SOURCE
-#include "codelets/gemm.h"
+#include "codelets/ops/gemm.h"
 
 #include <assert.h>
 #include <cblas.h>

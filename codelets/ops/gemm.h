@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one door to the CPU's BLAS: a single-threaded fp32 matrix product that
  * any number of workers may call at the same time. */
-#ifndef IZ_CODELETS_GEMM_H
-#define IZ_CODELETS_GEMM_H
+#ifndef IZ_CODELETS_OPS_GEMM_H
+#define IZ_CODELETS_OPS_GEMM_H
 
 #include <stdbool.h>
 #include <stdint.h>

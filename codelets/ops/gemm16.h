@@ -3,14 +3,14 @@
  * through oneDNN where it was there at build time.  The bits of a product
  * depend on its shape, on the processor, and on the variable ONEDNN_MAX_CPU_ISA
  * (DNNL_MAX_CPU_ISA) by which a user takes instructions from oneDNN. */
-#ifndef IZ_CODELETS_GEMM16_H
-#define IZ_CODELETS_GEMM16_H
+#ifndef IZ_CODELETS_OPS_GEMM16_H
+#define IZ_CODELETS_OPS_GEMM16_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "codelets/dtype.h"
+#include "codelets/flat/dtype.h"
 
 /* m, n, k > 0: C = op(A) op(B) + bias in every row, or C += op(A) op(B) with
  * `add`.  A, B are bf16, row-major without gaps; op(A) is [m,k], op(B) [k,n],

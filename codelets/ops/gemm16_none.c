@@ -2,8 +2,8 @@
 /* A build without oneDNN. */
 #include <stdio.h>
 
-#include "codelets/die.h"
-#include "codelets/gemm16.h"
+#include "codelets/base/die.h"
+#include "codelets/ops/gemm16.h"
 
 const char *iz_gemm16_missing(void)
 {

@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "codelets/die.h"
-#include "codelets/gemm16.h"
+#include "codelets/base/die.h"
+#include "codelets/ops/gemm16.h"
 #include IZ_ONEDNN
 
 /* A matrix. */

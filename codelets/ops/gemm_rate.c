@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rate and identity of the BLAS library; see rate.h. */
+/* Rate and identity of the BLAS library; see gemm_rate.h. */
 #define _GNU_SOURCE
-#include "codelets/rate.h"
+#include "codelets/ops/gemm_rate.h"
 
 #include <dlfcn.h>
 #include <math.h>
@@ -10,9 +10,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "codelets/gemm.h"
-#include "codelets/gemm16.h"
-#include "codelets/task.h"
+#include "codelets/ops/gemm.h"
+#include "codelets/ops/gemm16.h"
+#include "codelets/task/task.h"
 
 /* Extensions of OpenBLAS and BLIS; absent in other libraries, so looked up. */
 static void *symbol(const char *name)

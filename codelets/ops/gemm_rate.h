@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How fast the matrix library is here: the yardstick of a run. */
-#ifndef IZ_CODELETS_RATE_H
-#define IZ_CODELETS_RATE_H
+#ifndef IZ_CODELETS_OPS_GEMM_RATE_H
+#define IZ_CODELETS_OPS_GEMM_RATE_H
 
 #include <stddef.h>
 
@@ -9,7 +9,7 @@
  * about `seconds`, flop/s. */
 double iz_blas_rate(int m, int n, int k, double seconds);
 
-/* The same with bf16 operands (codelets/gemm16.h). */
+/* The same with bf16 operands (codelets/ops/gemm16.h). */
 double iz_gemm16_rate(int m, int n, int k, double seconds);
 
 /* How many times faster than in fp32 that product is with bf16 operands of

@@ -9,11 +9,11 @@
  * iz_cuda_scratch_bytes in its .c file tells.  Device memory and pinned host
  * memory are both addressable by a kernel; the host may only read the latter.
  * Errors of CUDA and of its libraries end the job (iz_die). */
-#ifndef IZ_CODELETS_CUDA_H
-#define IZ_CODELETS_CUDA_H
+#ifndef IZ_CODELETS_OPS_GPU_OPS_H
+#define IZ_CODELETS_OPS_GPU_OPS_H
 
-#include "codelets/adamw.h"
-#include "codelets/ops.h"
+#include "codelets/flat/adamw.h"
+#include "codelets/ops/ops.h"
 
 IZ_C_BEGIN
 

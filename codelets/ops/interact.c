@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of all pairs of a sample's vectors: small ones, so a loop per pair
  * and no matrix product. */
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/cuda.h"
+#include "codelets/base/build.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* Vector i of a sample: z is its own row, e its first of n. */
 static inline const float *vector(const float *z, const float *e, int64_t i,

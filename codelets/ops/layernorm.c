@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layer normalisation, forward and backward, one row at a time. */
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/cuda.h"
-#include "codelets/norm.h"
+#include "codelets/base/build.h"
+#include "codelets/ops/gpu_ops.h"
+#include "codelets/ops/norm_parts.h"
 
 #define EPSILON 1e-5f
 

@@ -3,17 +3,17 @@
  * CPU.  There, 16-bit weights are widened and 16-bit gradients rounded a panel
  * of rows of w at a time, so that the scratch stays bounded whatever the size
  * of the model.  On a GPU the library needs a workspace of a fixed size. */
-#include "codelets/int64.h"
-#include "codelets/ops.h"
+#include "codelets/base/int64.h"
+#include "codelets/ops/ops.h"
 
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/cuda.h"
-#include "codelets/cuda_lib.h"
-#include "codelets/gemm.h"
-#include "codelets/matmul_16.h"
+#include "codelets/base/build.h"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/ops/gemm.h"
+#include "codelets/ops/gpu_ops.h"
+#include "codelets/ops/matmul_16.h"
 
 #define PANEL_BYTES (4 << 20)
 

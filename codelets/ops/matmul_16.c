@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products with bf16 operands on a CPU; see matmul_16.h. */
-#include "codelets/matmul_16.h"
+#include "codelets/ops/matmul_16.h"
 
 #include <string.h>
 
-#include "codelets/gemm16.h"
+#include "codelets/ops/gemm16.h"
 
 bool iz_matmul16(const struct iz_exec *x, const struct iz_linear *l)
 {

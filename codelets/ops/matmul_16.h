@@ -2,10 +2,10 @@
 /* The products of ops.h on a CPU that multiplies bf16 (struct iz_exec:
  * narrow): weights are taken as they are, the other operand is rounded to bf16,
  * sums are fp32. */
-#ifndef IZ_CODELETS_MATMUL_16_H
-#define IZ_CODELETS_MATMUL_16_H
+#ifndef IZ_CODELETS_OPS_MATMUL_16_H
+#define IZ_CODELETS_OPS_MATMUL_16_H
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 /* Whether the products with l->w are made here. */
 bool iz_matmul16(const struct iz_exec *x, const struct iz_linear *l);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the two normalisations share. */
-#ifndef IZ_CODELETS_NORM_H
-#define IZ_CODELETS_NORM_H
+#ifndef IZ_CODELETS_OPS_NORM_PARTS_H
+#define IZ_CODELETS_OPS_NORM_PARTS_H
 
 #include <stdint.h>
 
-#include "codelets/dtype.h"
+#include "codelets/flat/dtype.h"
 
 /* Blocks of a GPU that add up the gradients of the weights of `all` rows or
  * pieces of `cols` elements: two per SM of an H100, or four where a thread of a

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What version 2 of oneDNN calls otherwise than 3 (onednn_3.h), for
  * gemm16_onednn.c.  Functions return dnnl_status_t as an int. */
-#ifndef IZ_CODELETS_ONEDNN_2_H
-#define IZ_CODELETS_ONEDNN_2_H
+#ifndef IZ_CODELETS_OPS_ONEDNN_2_H
+#define IZ_CODELETS_OPS_ONEDNN_2_H
 
 #include <oneapi/dnnl/dnnl.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What version 3 of oneDNN calls otherwise than 2; see onednn_2.h. */
-#ifndef IZ_CODELETS_ONEDNN_3_H
-#define IZ_CODELETS_ONEDNN_3_H
+#ifndef IZ_CODELETS_OPS_ONEDNN_3_H
+#define IZ_CODELETS_OPS_ONEDNN_3_H
 
 #include <oneapi/dnnl/dnnl.h>
 

@@ -12,13 +12,13 @@
  *
  * A view with rows = 0 is an absent argument.  A weight gradient whose p is
  * NULL outside a dry run is not computed. */
-#ifndef IZ_CODELETS_OPS_H
-#define IZ_CODELETS_OPS_H
+#ifndef IZ_CODELETS_OPS_OPS_H
+#define IZ_CODELETS_OPS_OPS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/exec.h"
+#include "codelets/ops/exec.h"
 
 IZ_C_BEGIN
 

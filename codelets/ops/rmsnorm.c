@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Root-mean-square normalisation, of whole rows and of the heads of a row, one
  * piece of C columns at a time. */
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/cuda.h"
-#include "codelets/norm.h"
+#include "codelets/base/build.h"
+#include "codelets/ops/gpu_ops.h"
+#include "codelets/ops/norm_parts.h"
 
 /* Pieces of c columns in rows of ld: `heads` per row, from column `first` on.
  */

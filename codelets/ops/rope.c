@@ -2,13 +2,13 @@
 /* Rotary positions.  An angle is the position times a frequency in full
  * circles, in double, of which only the fraction counts; its sine and cosine
  * are fp32, so that a position of a million is as exact as the first. */
-#include "codelets/rope.h"
+#include "codelets/ops/rope.h"
 
 #include <assert.h>
 #include <math.h>
 
-#include "codelets/build.h"
-#include "codelets/cuda.h"
+#include "codelets/base/build.h"
+#include "codelets/ops/gpu_ops.h"
 
 #define TWO_PI 6.28318530717958647692
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The arithmetic of rotary positions that the CPU and the GPU share. */
-#ifndef IZ_CODELETS_ROPE_H
-#define IZ_CODELETS_ROPE_H
+#ifndef IZ_CODELETS_OPS_ROPE_H
+#define IZ_CODELETS_OPS_ROPE_H
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 IZ_C_BEGIN
 

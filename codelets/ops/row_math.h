@@ -4,8 +4,8 @@
  * The order of a sum depends on the length and on the SIMD level of the
  * processor, so it is the same for all workers of a machine; NaN and infinity
  * pass through. */
-#ifndef IZ_CODELETS_ROW_H
-#define IZ_CODELETS_ROW_H
+#ifndef IZ_CODELETS_OPS_ROW_MATH_H
+#define IZ_CODELETS_OPS_ROW_MATH_H
 
 #include <stdint.h>
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gated unit of Llama's MLP: one half of a row, through x / (1 + exp(-x)),
  * times the other. */
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/cuda.h"
-#include "codelets/row.h"
+#include "codelets/base/build.h"
+#include "codelets/ops/gpu_ops.h"
+#include "codelets/ops/row_math.h"
 
 #define BLOCK 256
 

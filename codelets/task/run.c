@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "codelets/device.h"
-#include "codelets/die.h"
-#include "codelets/task_state.h"
+#include "codelets/base/die.h"
+#include "codelets/gpu/device.h"
+#include "codelets/task/state.h"
 
 /* ---- inside a worker ---- */
 

@@ -6,11 +6,11 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "codelets/cuda.h"
-#include "codelets/device.h"
-#include "codelets/die.h"
-#include "codelets/mix.h"
-#include "codelets/task_state.h"
+#include "codelets/base/die.h"
+#include "codelets/base/mix.h"
+#include "codelets/gpu/device.h"
+#include "codelets/ops/gpu_ops.h"
+#include "codelets/task/state.h"
 
 static void mark(worker_mask m, unsigned id)
 {
@@ -184,9 +184,9 @@ static int start_starpu(struct iz_graph *g)
     conf.workers_cuda_gpuid[0] = g->gpu ? (unsigned)g->config.device : 0;
     conf.nopencl = 0;
     conf.catch_signals = 0;
-    /* The user's STARPU_NCPU counts compute workers (topo.c has read it);
-     * StarPU must also make the lanes, and takes one from the number for a
-     * bound main thread. */
+    /* The user's STARPU_NCPU counts compute workers (runtime/machine/cores.c
+     * has read it); StarPU must also make the lanes, and takes one from the
+     * number for a bound main thread. */
     const char *main_thread = getenv("STARPU_MAIN_THREAD_BIND");
     bool taken = main_thread && atoi(main_thread) != 0;
     char ncpu[16];

@@ -6,8 +6,8 @@
 
 #include <stdatomic.h>
 
-#include "codelets/futex.h"
-#include "codelets/task.h"
+#include "codelets/base/futex.h"
+#include "codelets/task/task.h"
 
 #define SPANS 32768 /* per worker; a power of two */
 #define MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
@@ -65,7 +65,7 @@ struct head {
     _Alignas(16) char arg[];
 };
 
-/* ---- task_run.c: tasks on their workers ---- */
+/* ---- run.c: tasks on their workers ---- */
 
 extern struct starpu_codelet iz_codelets[IZ_KINDS];
 

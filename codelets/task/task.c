@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kinds and submission of tasks; see task.h. */
-#include "codelets/task.h"
+#include "codelets/task/task.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "codelets/die.h"
-#include "codelets/task_state.h"
+#include "codelets/base/die.h"
+#include "codelets/task/state.h"
 
 /* Okabe-Ito palette and shades of it: told apart with any colour vision. */
 const struct iz_kind_info iz_kinds[IZ_KINDS] = {

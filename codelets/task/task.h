@@ -4,15 +4,15 @@
  * is copied. Everything that happens around every task happens here: placement
  * on the right workers, the order of the lane, cost for the scheduler, the span
  * log. */
-#ifndef IZ_CODELETS_TASK_H
-#define IZ_CODELETS_TASK_H
+#ifndef IZ_CODELETS_TASK_TASK_H
+#define IZ_CODELETS_TASK_TASK_H
 
 #include <starpu.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/clock.h"
-#include "codelets/exec.h"
+#include "codelets/base/clock.h"
+#include "codelets/ops/exec.h"
 
 enum iz_kind {
     IZ_BATCH,    /* copy the samples of a micro-batch out of the data set */

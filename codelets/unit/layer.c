@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Building the list of units of a model. */
-#include "codelets/layer.h"
+#include "codelets/unit/layer.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -3,14 +3,14 @@
  * parameters of each, and one forward and one backward function per unit.
  * Nothing here knows where a parameter lives or how many processes there are.
  */
-#ifndef IZ_CODELETS_LAYER_H
-#define IZ_CODELETS_LAYER_H
+#ifndef IZ_CODELETS_UNIT_LAYER_H
+#define IZ_CODELETS_UNIT_LAYER_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "codelets/exec.h"
+#include "codelets/ops/exec.h"
 
 enum iz_init { IZ_INIT_ZERO, IZ_INIT_ONE, IZ_INIT_NORMAL };
 
@@ -20,7 +20,7 @@ struct iz_param {
     int64_t rows, cols; /* a vector has rows = 1 */
     enum iz_init init;
     float std; /* of IZ_INIT_NORMAL */
-    /* Set by the runtime (runtime/rules.h), not by a model. */
+    /* Set by the runtime (runtime/config/rules.h), not by a model. */
     double lr_scale, weight_decay;
     bool frozen; /* has no gradient: its view in dw is absent (rows = 0) */
     /* Of it a step moves and updates the rows alone that it touches: views may
@@ -66,8 +66,8 @@ struct iz_unit {
     char name[32]; /* "wte", "h.3", "head" */
     struct iz_param *param;
     int n_params;
-    /* At the end of the list, set by the runtime (runtime/lora.h): a, then b of
-     * each.  The layer finds them in its weights' views. */
+    /* At the end of the list, set by the runtime (runtime/config/lora.h): a,
+     * then b of each.  The layer finds them in its weights' views. */
     int n_adapters;
     /* A parameter of an earlier unit that this one uses too (one parameter, one
      * gradient), or tied_unit = -1. */

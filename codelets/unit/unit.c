@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Forward and backward of one unit as tasks; see unit.h. */
-#include "codelets/unit.h"
+#include "codelets/unit/unit.h"
 
 #include <assert.h>
 
-#include "codelets/buffer.h"
-#include "codelets/int64.h"
-#include "codelets/rows.h"
+#include "codelets/base/int64.h"
+#include "codelets/flat/touched_rows.h"
+#include "codelets/gpu/flat_buffer.h"
 
 static void *at(void **buf, int i)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tasks that call a model's layer functions: they turn buffers into views
  * of parameters and hand over to the model. */
-#ifndef IZ_CODELETS_UNIT_H
-#define IZ_CODELETS_UNIT_H
+#ifndef IZ_CODELETS_UNIT_UNIT_H
+#define IZ_CODELETS_UNIT_UNIT_H
 
-#include "codelets/layer.h"
-#include "codelets/ops.h"
-#include "codelets/task.h"
+#include "codelets/ops/ops.h"
+#include "codelets/task/task.h"
+#include "codelets/unit/layer.h"
 
 enum iz_unit_call {
     IZ_CALL_FORWARD,
@@ -40,8 +40,9 @@ struct iz_unit_arg {
     signed char at_scale;  /* float: loss scale */
     signed char at_weight; /* double: of this call's loss in the step's */
     signed char at_logits; /* float[vocab] */
-    /* Of a unit that is a sparse table: the touched rows (codelets/rows.h), of
-     * which gradients are, and parameters if `packed`. */
+    /* Of a unit that is a sparse table: the touched rows
+     * (codelets/flat/touched_rows.h), of which gradients are, and parameters if
+     * `packed`. */
     signed char at_rows;
     bool packed;
     int64_t save_bytes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* STARPU_ variables of the user; see environment.h. */
-#include "runtime/environment.h"
+#include "runtime/base/environment.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

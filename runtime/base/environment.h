@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* STARPU_ variables as the user set them.  They win over the config and over
  * what izar sets itself, and the header of a run shows them. */
-#ifndef IZ_RUNTIME_ENVIRONMENT_H
-#define IZ_RUNTIME_ENVIRONMENT_H
+#ifndef IZ_RUNTIME_BASE_ENVIRONMENT_H
+#define IZ_RUNTIME_BASE_ENVIRONMENT_H
 
 #include <stdio.h>
 

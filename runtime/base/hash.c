@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Eight independent lanes of xor, multiply, shift: the multiplier is the only
  * port that limits (8 bytes per cycle), which is far above any disk. */
-#include "runtime/hash.h"
+#include "runtime/base/hash.h"
 
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/mix.h"
+#include "codelets/base/mix.h"
 
 #define LANES 8
 

@@ -2,8 +2,8 @@
 /* A fast 64-bit hash against accidents (flipped bits, torn writes, wrong
  * blocks), not against an adversary; the same value on every machine of our
  * byte order. */
-#ifndef IZ_RUNTIME_HASH_H
-#define IZ_RUNTIME_HASH_H
+#ifndef IZ_RUNTIME_BASE_HASH_H
+#define IZ_RUNTIME_BASE_HASH_H
 
 #include <stdint.h>
 

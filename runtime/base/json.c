@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Over jansson, whose values these are; see json.h. */
-#include "runtime/json.h"
+#include "runtime/base/json.h"
 
 #include <jansson.h>
 #include <stdlib.h>

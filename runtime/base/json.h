@@ -3,8 +3,8 @@
  * writing a string.
  * Nothing here fails on what it finds; a missing or foreign value reads as NULL
  * or -1. */
-#ifndef IZ_RUNTIME_JSON_H
-#define IZ_RUNTIME_JSON_H
+#ifndef IZ_RUNTIME_BASE_JSON_H
+#define IZ_RUNTIME_BASE_JSON_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lines of progress; see progress.h. */
-#include "runtime/progress.h"
+#include "runtime/base/progress.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "codelets/clock.h"
+#include "codelets/base/clock.h"
 
 #define SECOND INT64_C(1000000000)
 #define LIVE_NS (SECOND / 5)

@@ -2,8 +2,8 @@
 /* How far work on many bytes is, on standard error: a line that changes on a
  * terminal, else a line every ten seconds (IZ_PROGRESS: other seconds).
  * Nothing for work that ends within a second or two. */
-#ifndef IZ_RUNTIME_PROGRESS_H
-#define IZ_RUNTIME_PROGRESS_H
+#ifndef IZ_RUNTIME_BASE_PROGRESS_H
+#define IZ_RUNTIME_BASE_PROGRESS_H
 
 #include <stdatomic.h>
 #include <stdbool.h>

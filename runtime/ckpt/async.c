@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saving as tasks; see save.h.  Every order is one of data:
+/* Saving as tasks; see async.h.  Every order is one of data:
  *   snapshot  reads a chunk's state, writes a buffer
  *   write     reads the buffer, reads `file`
  *   seal      reads and writes `file`, reads `scalars`
  *   commit    reads `scalars`
  * and the first task of a save, which opens the file and copies the scalars,
  * writes both, so that two saves never mix. */
-#include "runtime/save.h"
+#include "runtime/ckpt/async.h"
 
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/die.h"
-#include "runtime/ckpt_share.h"
-#include "runtime/ckpt_write.h"
-#include "runtime/state.h"
-#include "runtime/zero.h"
+#include "codelets/base/die.h"
+#include "runtime/ckpt/engine_parts.h"
+#include "runtime/ckpt/shares.h"
+#include "runtime/ckpt/write.h"
+#include "runtime/step/zero.h"
 
 /* Of one group at most 64, and a block may begin and end inside of one. */
 #define PIECES_MAX 72

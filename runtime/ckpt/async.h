@@ -4,10 +4,10 @@
  * file.  The next update of a chunk waits for its copy and for nothing else.
  * When all ranks' files are on the disk, which they learn from the scalars of a
  * later step, the first rank makes them a checkpoint. */
-#ifndef IZ_RUNTIME_SAVE_H
-#define IZ_RUNTIME_SAVE_H
+#ifndef IZ_RUNTIME_CKPT_ASYNC_H
+#define IZ_RUNTIME_CKPT_ASYNC_H
 
-#include "runtime/train.h"
+#include "runtime/step/train.h"
 
 struct iz_saver;
 

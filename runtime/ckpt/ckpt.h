@@ -3,13 +3,13 @@
  * and an index that names every logical parameter, so that the files mean the
  * same at any number of ranks.  Written under a temporary name, synced, then
  * renamed: a crash leaves the previous checkpoint as it was. */
-#ifndef IZ_RUNTIME_CKPT_H
-#define IZ_RUNTIME_CKPT_H
+#ifndef IZ_RUNTIME_CKPT_CKPT_H
+#define IZ_RUNTIME_CKPT_CKPT_H
 
 #include <stdint.h>
 #include <stdio.h>
 
-#include "runtime/coll.h"
+#include "runtime/comm/coll.h"
 
 /* One flat fp32 array of which this rank holds the elements [first, first +
  * count): master, m or v of one unit's parameters laid end to end (without

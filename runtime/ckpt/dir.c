@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What makes a checkpoint atomic: a directory is renamed into place when all in
  * it is on the disk, and renamed away before anything in it is removed. */
-#include "runtime/ckpt_dir.h"
+#include "runtime/ckpt/dir.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engine and checkpoint; see state.h. */
-#include "runtime/state.h"
+#include "runtime/ckpt/engine_parts.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/ckpt_share.h"
+#include "runtime/ckpt/shares.h"
 
 /* Behind the name of a unit. */
 static const char *const array_names[] = {"/master", "/m", "/v",

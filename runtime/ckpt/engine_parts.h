@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Saving and resuming a run: the engine's states as the parts of a checkpoint.
  */
-#ifndef IZ_RUNTIME_STATE_H
-#define IZ_RUNTIME_STATE_H
+#ifndef IZ_RUNTIME_CKPT_ENGINE_PARTS_H
+#define IZ_RUNTIME_CKPT_ENGINE_PARTS_H
 
-#include "runtime/ckpt.h"
-#include "runtime/train.h"
+#include "runtime/ckpt/ckpt.h"
+#include "runtime/step/train.h"
 
 /* Which elements of the engine a part of a checkpoint is. */
 struct iz_state_part {

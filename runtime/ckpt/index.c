@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writing, reading and comparing index.json.  Its last member is a hash of the
  * text before it, so that a damaged index is told from a foreign one. */
-#include "runtime/ckpt_index.h"
+#include "runtime/ckpt/index.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -14,9 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "codelets/build.h"
-#include "runtime/hash.h"
-#include "runtime/json.h"
+#include "codelets/base/build.h"
+#include "runtime/base/hash.h"
+#include "runtime/base/json.h"
 
 #define FORMAT 1
 #define SEAL ",\n\"seal\": \"%016" PRIx64 "\"\n}\n"

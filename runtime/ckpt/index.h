@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#include "runtime/ckpt.h"
+#include "runtime/ckpt/ckpt.h"
 
 struct iz_ckpt_index;
 

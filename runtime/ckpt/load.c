@@ -8,12 +8,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "runtime/ckpt.h"
-#include "runtime/ckpt_dir.h"
-#include "runtime/ckpt_index.h"
-#include "runtime/ckpt_share.h"
-#include "runtime/progress.h"
-#include "runtime/safetensors.h"
+#include "runtime/base/progress.h"
+#include "runtime/ckpt/ckpt.h"
+#include "runtime/ckpt/dir.h"
+#include "runtime/ckpt/index.h"
+#include "runtime/ckpt/rank_file.h"
+#include "runtime/ckpt/shares.h"
 
 struct load {
     struct iz_ckpt *k;

@@ -2,7 +2,7 @@
 /* The file format only: nothing here knows directories, ranks' shares or the
  * run. Whatever comes from a file is checked before it is used as a size or an
  * offset. */
-#include "runtime/safetensors.h"
+#include "runtime/ckpt/rank_file.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -16,9 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "codelets/build.h"
-#include "runtime/hash.h"
-#include "runtime/json.h"
+#include "codelets/base/build.h"
+#include "runtime/base/hash.h"
+#include "runtime/base/json.h"
 
 #define FORMAT "1"
 #define PREFIX 8               /* bytes of the length field */

@@ -3,8 +3,8 @@
  * length, JSON header, then the data.  Every tensor is a piece of a flat fp32
  * array; where the piece lies in the array and a hash of each block of it are
  * in the header's metadata. */
-#ifndef IZ_RUNTIME_SAFETENSORS_H
-#define IZ_RUNTIME_SAFETENSORS_H
+#ifndef IZ_RUNTIME_CKPT_RANK_FILE_H
+#define IZ_RUNTIME_CKPT_RANK_FILE_H
 
 #include <stdint.h>
 

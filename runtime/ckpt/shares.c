@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Few numbers per rank and array are gathered; every rank draws the same
  * conclusions from them. */
-#include "runtime/ckpt_share.h"
+#include "runtime/ckpt/shares.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/die.h"
-#include "codelets/mix.h"
-#include "runtime/hash.h"
+#include "codelets/base/die.h"
+#include "codelets/base/mix.h"
+#include "runtime/base/hash.h"
 
 int64_t *iz_ckpt_gather(struct iz_coll *c, const int64_t *mine, int n)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the ranks settle among themselves before and while a checkpoint is
  * written or read: one result for all, and who writes which elements. */
-#ifndef IZ_RUNTIME_CKPT_SHARE_H
-#define IZ_RUNTIME_CKPT_SHARE_H
+#ifndef IZ_RUNTIME_CKPT_SHARES_H
+#define IZ_RUNTIME_CKPT_SHARES_H
 
 #include <stdint.h>
 
-#include "runtime/ckpt.h"
-#include "runtime/safetensors.h"
+#include "runtime/ckpt/ckpt.h"
+#include "runtime/ckpt/rank_file.h"
 
 /* mine[n] of every rank, in order of ranks; malloc'ed.  All ranks. */
 int64_t *iz_ckpt_gather(struct iz_coll *c, const int64_t *mine, int n);

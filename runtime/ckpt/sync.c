@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Saving: every rank writes and syncs its file in a directory under a temporary
  * name, the first one adds the index and renames the directory. */
-#include "runtime/ckpt.h"
+#include "runtime/ckpt/ckpt.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
-#include "codelets/die.h"
-#include "runtime/ckpt_dir.h"
-#include "runtime/ckpt_share.h"
-#include "runtime/ckpt_write.h"
-#include "runtime/progress.h"
-#include "runtime/safetensors.h"
+#include "codelets/base/die.h"
+#include "runtime/base/progress.h"
+#include "runtime/ckpt/dir.h"
+#include "runtime/ckpt/rank_file.h"
+#include "runtime/ckpt/shares.h"
+#include "runtime/ckpt/write.h"
 
 static_assert(IZ_BLOCK == IZ_CKPT_PIECE, "a block is copied in one call");
 

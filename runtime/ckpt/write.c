@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writing a rank's file block by block, and what makes all of them a
- * checkpoint; see ckpt_write.h. */
-#include "runtime/ckpt_write.h"
+ * checkpoint; see write.h. */
+#include "runtime/ckpt/write.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,9 +12,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "runtime/ckpt_dir.h"
-#include "runtime/ckpt_share.h"
-#include "runtime/hash.h"
+#include "runtime/base/hash.h"
+#include "runtime/ckpt/dir.h"
+#include "runtime/ckpt/shares.h"
 
 /* ---- a rank's file ---- */
 

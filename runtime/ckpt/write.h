@@ -5,10 +5,10 @@
 #ifndef IZ_RUNTIME_CKPT_WRITE_H
 #define IZ_RUNTIME_CKPT_WRITE_H
 
-#include "runtime/ckpt.h"
-#include "runtime/ckpt_dir.h"
-#include "runtime/ckpt_index.h"
-#include "runtime/safetensors.h"
+#include "runtime/ckpt/ckpt.h"
+#include "runtime/ckpt/dir.h"
+#include "runtime/ckpt/index.h"
+#include "runtime/ckpt/rank_file.h"
 
 struct iz_ckpt_writer {
     const struct iz_ckpt *k; /* borrowed, and the pieces */

@@ -4,14 +4,14 @@
  * does.  All ranks must make the same calls in the same order: the task graph
  * sees to that. A wait that lasts longer than the time-out, or for a rank of
  * this host whose process has ended, ends the job with iz_die. */
-#ifndef IZ_RUNTIME_COLL_H
-#define IZ_RUNTIME_COLL_H
+#ifndef IZ_RUNTIME_COMM_COLL_H
+#define IZ_RUNTIME_COMM_COLL_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "codelets/exec.h"
+#include "codelets/ops/exec.h"
 
 struct iz_coll {
     int rank, size;             /* in the run */

@@ -7,13 +7,13 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "codelets/buffer.h"
-#include "codelets/device.h"
-#include "codelets/die.h"
-#include "codelets/flat.h"
-#include "codelets/int64.h"
-#include "runtime/coll.h"
-#include "runtime/coll_nccl.h"
+#include "codelets/base/die.h"
+#include "codelets/base/int64.h"
+#include "codelets/flat/flat.h"
+#include "codelets/gpu/device.h"
+#include "codelets/gpu/flat_buffer.h"
+#include "runtime/comm/coll.h"
+#include "runtime/comm/nccl.h"
 
 int iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g)
 {

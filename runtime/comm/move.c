@@ -4,10 +4,10 @@
  * order of summation. */
 #include <stdlib.h>
 
-#include "codelets/die.h"
-#include "codelets/flat.h"
-#include "codelets/int64.h"
-#include "runtime/coll_state.h"
+#include "codelets/base/die.h"
+#include "codelets/base/int64.h"
+#include "codelets/flat/flat.h"
+#include "runtime/comm/state.h"
 
 /* Bytes per peer and message of an all-gather.  Within a host: so that a buffer
  * may be larger than an int, and so that every few megabytes a new wait starts

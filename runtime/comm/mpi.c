@@ -2,7 +2,7 @@
 /* MPI, in the only file that includes mpi.h: start and end, messages, and the
  * small collectives.  Everything is sent with non-blocking calls and waited for
  * by polling, so that a wait can end and does not eat a core. */
-#include "runtime/coll_state.h"
+#include "runtime/comm/state.h"
 
 #include <errno.h>
 #include <mpi.h>
@@ -14,8 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "codelets/die.h"
-#include "codelets/mix.h"
+#include "codelets/base/die.h"
+#include "codelets/base/mix.h"
 
 #define BROADCAST_PIECE ((int64_t)1 << 28)
 

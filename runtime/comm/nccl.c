@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL, the only file that includes nccl.h; see coll_nccl.h.  The communicator
+/* NCCL, the only file that includes nccl.h; see nccl.h.  The communicator
  * is set up over MPI.
  *
  * A peer that dies or stops may show in three ways.  NCCL sees a broken
@@ -10,7 +10,7 @@
  * ncclCommInitRank to ncclCommDestroy, and ends the job without a word to NCCL:
  * ncclCommAbort may wait for what is stuck, and kernels end with the process.
  */
-#include "runtime/coll_nccl.h"
+#include "runtime/comm/nccl.h"
 
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -20,9 +20,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "codelets/device.h"
-#include "codelets/die.h"
-#include "codelets/futex.h"
+#include "codelets/base/die.h"
+#include "codelets/base/futex.h"
+#include "codelets/gpu/device.h"
 
 #define WATCH_NS 100000000 /* between two looks of the watching thread */
 

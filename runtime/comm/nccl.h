@@ -2,10 +2,10 @@
 /* Movement of bytes between the GPUs of all ranks through NCCL.  Each call
  * enqueues on the stream and waits, but only for as long as all ranks answer.
  * Errors, a rank that is gone, and the time-out of coll.h end the job. */
-#ifndef IZ_RUNTIME_COLL_NCCL_H
-#define IZ_RUNTIME_COLL_NCCL_H
+#ifndef IZ_RUNTIME_COMM_NCCL_H
+#define IZ_RUNTIME_COMM_NCCL_H
 
-#include "runtime/coll.h"
+#include "runtime/comm/coll.h"
 
 struct iz_nccl;
 

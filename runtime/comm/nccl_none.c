@@ -3,8 +3,8 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "codelets/die.h"
-#include "runtime/coll_nccl.h"
+#include "codelets/base/die.h"
+#include "runtime/comm/nccl.h"
 
 bool iz_nccl_built(void)
 {

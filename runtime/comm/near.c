@@ -18,9 +18,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "codelets/die.h"
-#include "codelets/mix.h"
-#include "runtime/coll_state.h"
+#include "codelets/base/die.h"
+#include "codelets/base/mix.h"
+#include "runtime/comm/state.h"
 
 /* Bytes read, or -1 with errno. */
 static ssize_t read_memory(int64_t pid, void *dst, uint64_t src, int64_t bytes)

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "codelets/die.h"
-#include "runtime/coll.h"
+#include "codelets/base/die.h"
+#include "runtime/comm/coll.h"
 
 void iz_coll_tell_order(const struct iz_coll *c, double own[2])
 {

@@ -2,9 +2,9 @@
 /* How a reduce-scatter is cut into pieces: arithmetic that the planner needs
  * without any MPI.  Pieces are received into scratch and summed while they are
  * in the cache. */
-#include "codelets/flat.h"
-#include "codelets/int64.h"
-#include "runtime/coll_state.h"
+#include "codelets/base/int64.h"
+#include "codelets/flat/flat.h"
+#include "runtime/comm/state.h"
 
 #define REDUCE_PIECE ((int64_t)256 << 10)
 #define REDUCE_ALONE ((int64_t)512 << 10) /* of a single peer */

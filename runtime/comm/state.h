@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the collectives share; nobody else includes it.
- * coll_mpi.c starts MPI and sends messages, coll_near.c reads the memory of
- * ranks of the same host, coll_move.c moves and sums buffers with both. */
-#ifndef IZ_RUNTIME_COLL_STATE_H
-#define IZ_RUNTIME_COLL_STATE_H
+ * mpi.c starts MPI and sends messages, near.c reads the memory of
+ * ranks of the same host, move.c moves and sums buffers with both. */
+#ifndef IZ_RUNTIME_COMM_STATE_H
+#define IZ_RUNTIME_COMM_STATE_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "codelets/futex.h"
-#include "runtime/coll.h"
+#include "codelets/base/futex.h"
+#include "runtime/comm/coll.h"
 
-/* ---- coll_mpi.c ---- */
+/* ---- mpi.c ---- */
 
 enum iz_coll_kind {
     IZ_COLL_ALL_GATHER,
@@ -58,7 +58,7 @@ void iz_flight_send(struct iz_flight *f, int group, const void *p,
                     int64_t bytes, int to);
 void iz_flight_wait(struct iz_flight *f, int group);
 
-/* ---- coll_near.c ---- */
+/* ---- near.c ---- */
 
 /* Of each rank, in memory that all ranks of its host see. */
 struct iz_seat {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rules between keys: what follows from what, and what cannot be together.
  * A rule says nothing about a key that already has a fault of its own. */
-#include "runtime/config_keys.h"
+#include "runtime/config/keys.h"
 
 #include <assert.h>
 #include <math.h>

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The run as the user wrote it: DeepSpeed's JSON with our sections model, data
  * and run.  Read and validated once; afterwards nothing asks the JSON again. */
-#ifndef IZ_RUNTIME_CONFIG_H
-#define IZ_RUNTIME_CONFIG_H
+#ifndef IZ_RUNTIME_CONFIG_CONFIG_H
+#define IZ_RUNTIME_CONFIG_CONFIG_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include "codelets/dtype.h"
-#include "codelets/moment.h"
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/moment.h"
 
-struct iz_hf; /* codelets/layer.h */
+struct iz_hf; /* codelets/unit/layer.h */
 
 #define IZ_PATH_MAX 1024
 #define IZ_MATCH_MAX 128

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prints the keys for people: --help, and docs/config.md.  Everything but the
  * headings comes from the tables the parser uses. */
-#include "runtime/config_keys.h"
+#include "runtime/config/keys.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How faults of a config are told: one line each, with the place, the key and,
  * for a name nobody knows, the nearest one that exists. */
-#include "runtime/config_keys.h"
+#include "runtime/config/keys.h"
 
 #include <stdarg.h>
 #include <string.h>

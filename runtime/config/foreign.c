@@ -2,7 +2,7 @@
 /* The keys of DeepSpeed that set nothing here: what each may say and what then
  * happens, or what to do instead.  A value that asks for nothing is accepted,
  * so that a file with a switched-off feature works. */
-#include "runtime/config_keys.h"
+#include "runtime/config/keys.h"
 
 #define ZERO "zero_optimization."
 #define OFFLOAD_OPTIMIZER ZERO "offload_optimizer."

@@ -2,7 +2,7 @@
 /* The keys that set something, in the order of docs/config.md and of the
  * effective config.  Names and defaults outside data and run are DeepSpeed's.
  */
-#include "runtime/config_keys.h"
+#include "runtime/config/keys.h"
 
 #include <string.h>
 

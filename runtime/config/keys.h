@@ -5,8 +5,8 @@
 #ifndef IZ_RUNTIME_CONFIG_KEYS_H
 #define IZ_RUNTIME_CONFIG_KEYS_H
 
-#include "codelets/build.h"
-#include "runtime/config.h"
+#include "codelets/base/build.h"
+#include "runtime/config/config.h"
 
 #define IZ_CONFIG_KEYS_MAX 128
 #define IZ_CONFIG_NAME_MAX 256 /* bytes of a dotted key */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Adapters as parameters of their units; see lora.h. */
-#include "runtime/lora.h"
+#include "runtime/config/lora.h"
 
 #include <errno.h>
 #include <fnmatch.h>
@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/die.h"
-#include "codelets/unit.h"
-#include "runtime/rules.h"
+#include "codelets/base/die.h"
+#include "codelets/unit/unit.h"
+#include "runtime/config/rules.h"
 
 bool iz_lora_is_adapter(const struct iz_unit *u, int i)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LoRA (arXiv 2106.09685): low-rank adapters for the linear layers of any
  * model, by the section "lora" of a config. */
-#ifndef IZ_RUNTIME_LORA_H
-#define IZ_RUNTIME_LORA_H
+#ifndef IZ_RUNTIME_CONFIG_LORA_H
+#define IZ_RUNTIME_CONFIG_LORA_H
 
 #include <stdio.h>
 
-#include "codelets/layer.h"
-#include "runtime/config.h"
+#include "codelets/unit/layer.h"
+#include "runtime/config/config.h"
 
 /* Appends an adapter to the unit's parameters for every weight of a linear
  * layer that a pattern of lora.targets matches.  -EINVAL with all patterns that

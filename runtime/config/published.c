@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Translating config.json by the table of the model; see hf_config.h. */
-#include "runtime/hf_config.h"
+/* Translating config.json by the table of the model; see published.h. */
+#include "runtime/config/published.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/layer.h"
-#include "runtime/hf_file.h"
+#include "codelets/unit/layer.h"
+#include "runtime/hf/folder.h"
 
 struct reader {
     const char *path;

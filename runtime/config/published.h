@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* config.json of a published checkpoint, read as keys of the section "model"
  * and written from them. */
-#ifndef IZ_RUNTIME_HF_CONFIG_H
-#define IZ_RUNTIME_HF_CONFIG_H
+#ifndef IZ_RUNTIME_CONFIG_PUBLISHED_H
+#define IZ_RUNTIME_CONFIG_PUBLISHED_H
 
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "codelets/dtype.h"
-#include "runtime/config.h"
+#include "codelets/flat/dtype.h"
+#include "runtime/config/config.h"
 
 /* The shape that folder/config.json has, as a JSON object of the keys of
  * section "model"; malloc'ed.  NULL with all faults told on `err` (may be

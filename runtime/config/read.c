@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads a config: the file, then the overrides, into the fields the tables
  * name. Every fault is reported, not only the first.  Only this file,
- * config_store.c and config_rules.c know the JSON library. */
-#include "runtime/config.h"
+ * store.c and rules_read.c know the JSON library. */
+#include "runtime/config/config.h"
 
-#include "runtime/config_keys.h"
-#include "runtime/hf_config.h"
+#include "runtime/config/keys.h"
+#include "runtime/config/published.h"
 
 #include <assert.h>
 #include <errno.h>

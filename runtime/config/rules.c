@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rules for parameters by name; see rules.h. */
-#include "runtime/rules.h"
+#include "runtime/config/rules.h"
 
 #include <errno.h>
 #include <fnmatch.h>
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/config_keys.h"
+#include "runtime/config/keys.h"
 
 /* All names as "a|b|c"; malloc'ed, NULL: no memory. */
 static char *names_of(const struct iz_model *m)

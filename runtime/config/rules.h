@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which tensor is updated how: the section "parameters" of a config, applied to
  * the parameters of a model. */
-#ifndef IZ_RUNTIME_RULES_H
-#define IZ_RUNTIME_RULES_H
+#ifndef IZ_RUNTIME_CONFIG_RULES_H
+#define IZ_RUNTIME_CONFIG_RULES_H
 
 #include <stdio.h>
 
-#include "codelets/layer.h"
-#include "runtime/config.h"
+#include "codelets/unit/layer.h"
+#include "runtime/config/config.h"
 
 /* Sets weight decay and rate of every parameter, and which are frozen: without
  * a rule, all but the adapters if there are any.  -EINVAL

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The array "parameters": rules for tensors by name.  Whether a pattern matches
  * any is seen later, when there is a model. */
-#include "runtime/config_keys.h"
+#include "runtime/config/keys.h"
 
 #include <jansson.h>
 #include <string.h>

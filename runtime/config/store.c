@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Puts one JSON value into the field a key of a table names, or says why it
  * does not fit. */
-#include "runtime/config_keys.h"
+#include "runtime/config/keys.h"
 
 #include <assert.h>
 #include <jansson.h>

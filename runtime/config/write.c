@@ -2,14 +2,14 @@
 /* Writes the effective config: every key that has a meaning in this run with
  * its resolved value, in the order of the table, as JSON that reads back the
  * same. */
-#include "runtime/config_keys.h"
+#include "runtime/config/keys.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/json.h"
+#include "runtime/base/json.h"
 
 /* The sections open while keys are written. */
 struct nest {

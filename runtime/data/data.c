@@ -3,7 +3,7 @@
  * windows of seq tokens; epoch e visits them in a permutation that is computed,
  * not stored: a Feistel network over the window numbers, keyed by seed and e.
  */
-#include "runtime/data.h"
+#include "runtime/data/data.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/mix.h"
-#include "runtime/data_shard.h"
+#include "codelets/base/mix.h"
+#include "runtime/data/shard.h"
 
 /* Shards one after the other: token i of the stream is in shard k where
  * first[k] <= i < first[k + 1]. */

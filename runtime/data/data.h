@@ -3,14 +3,14 @@
  * when: a function of
  * seed and position alone, so that a run resumes at any step and every number
  * of ranks sees the same samples in the same global order. */
-#ifndef IZ_RUNTIME_DATA_H
-#define IZ_RUNTIME_DATA_H
+#ifndef IZ_RUNTIME_DATA_DATA_H
+#define IZ_RUNTIME_DATA_DATA_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/layer.h"
-#include "runtime/config.h"
+#include "codelets/unit/layer.h"
+#include "runtime/config/config.h"
 
 struct iz_data;
 
@@ -18,7 +18,7 @@ enum iz_split { IZ_TRAIN, IZ_VAL };
 
 /* Maps the files and checks them whole: header, length against size, every
  * token below `vocab`, at least one window of seq + 1 tokens in each split that
- * is used. data.path and val_path may name several files (data_shard.h): they
+ * is used. data.path and val_path may name several files (shard.h): they
  * are one stream in the order of the list. Refuses with file, position and
  * reason printed.  Negative errno. */
 int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,

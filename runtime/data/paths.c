@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The files behind data.path: a list with commas of names and patterns. */
-#include "runtime/data_shard.h"
+#include "runtime/data/shard.h"
 
 #include <errno.h>
 #include <glob.h>

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "runtime/data_shard.h"
+#include "runtime/data/shard.h"
 
 static int length_check(const struct iz_shard *s, const struct iz_model *m)
 {

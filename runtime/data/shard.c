@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A token shard and its mask: every length in a file is checked against the
- * file before it is used; see data_shard.h. */
-#include "runtime/data_shard.h"
+ * file before it is used; see shard.h. */
+#include "runtime/data/shard.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -14,8 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "codelets/build.h"
-#include "runtime/progress.h"
+#include "codelets/base/build.h"
+#include "runtime/base/progress.h"
 
 const struct iz_shard_format iz_shard_formats[2] = {
     {20240520, 1, 2}, /* vocabularies up to 65536 */

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/layer.h"
+#include "codelets/unit/layer.h"
 
 #define IZ_SHARD_HEADER 256      /* int32 */
 #define IZ_MASK_MAGIC 1802723693 /* "mask", little-endian */
@@ -42,7 +42,7 @@ void iz_mapping_close(struct iz_mapping *m);
 /* `bytes`: any file, a token is a byte.  Else a token shard; X.mask beside
  * X.bin is its loss mask.  Every token is checked against `vocab`. */
 int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab);
-/* A file of the model's records, without header: data_record.c.  Its tokens are
+/* A file of the model's records, without header: record.c.  Its tokens are
  * records, each of them checked. */
 int iz_shard_open_records(struct iz_shard *s, const char *path,
                           const struct iz_model *m);

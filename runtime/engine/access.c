@@ -3,8 +3,8 @@
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/device.h"
-#include "runtime/engine.h"
+#include "codelets/gpu/device.h"
+#include "runtime/engine/engine.h"
 
 static bool on_gpu(const struct iz_engine *e, enum iz_home h)
 {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/homes.h"
+#include "runtime/engine/homes.h"
 
 /* ---- staging ---- */
 

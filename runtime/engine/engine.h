@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of a run, shared by the files that submit its tasks.  Not for
- * models or tools: they use runtime/train.h. */
-#ifndef IZ_RUNTIME_ENGINE_H
-#define IZ_RUNTIME_ENGINE_H
+ * models or tools: they use runtime/step/train.h. */
+#ifndef IZ_RUNTIME_ENGINE_ENGINE_H
+#define IZ_RUNTIME_ENGINE_ENGINE_H
 
 #include <semaphore.h>
 
-#include "codelets/task.h"
-#include "codelets/unit.h"
-#include "runtime/coll.h"
-#include "runtime/config.h"
-#include "runtime/data.h"
-#include "runtime/memory.h"
-#include "runtime/nvme.h"
-#include "runtime/plan.h"
-#include "runtime/rules.h"
-#include "runtime/schedule.h"
+#include "codelets/task/task.h"
+#include "codelets/unit/unit.h"
+#include "runtime/comm/coll.h"
+#include "runtime/config/config.h"
+#include "runtime/config/rules.h"
+#include "runtime/data/data.h"
+#include "runtime/engine/schedule.h"
+#include "runtime/plan/plan.h"
+#include "runtime/tier/memory.h"
+#include "runtime/tier/nvme.h"
 
 /* The optimizer's state and this rank's parameters are updated chunk by chunk.
  */
@@ -116,7 +116,7 @@ struct iz_control {
 };
 
 /* The order of updates through the disk that follow their gradients; see
- * zero_turns.c. */
+ * runtime/step/update_order.c. */
 struct iz_turns {
     _Atomic int64_t updated; /* chunks, in all */
     int64_t due;             /* of these, until the end of this backward */
@@ -139,7 +139,8 @@ struct iz_event {
     int64_t time_ns;
 };
 
-/* How far a rank's file of the checkpoint under way is; see save.h. */
+/* How far a rank's file of the checkpoint under way is; see
+ * runtime/ckpt/async.h. */
 struct iz_sealed {
     _Atomic int64_t step; /* as in struct iz_event, of this rank */
     int64_t bytes;
@@ -248,7 +249,7 @@ void iz_trace_step(struct iz_engine *e);
 /* Ends the trace if it is being taken; waits for all tasks then. */
 void iz_trace_stop(struct iz_engine *e);
 
-/* ---- homes.c: allocation and registration ---- */
+/* ---- groups.c: allocation and registration ---- */
 int iz_homes_open(struct iz_engine *e);
 void iz_homes_close(struct iz_engine *e);
 /* First owned element within g->param: a full buffer holds every rank's shard.
@@ -285,14 +286,15 @@ void iz_zero_update(struct iz_engine *e, int group);
  * too, where they were set. */
 void iz_zero_publish(struct iz_engine *e, int group, bool frozen);
 
-/* ---- zero_turns.c: the order of updates through the disk ---- */
+/* ---- runtime/step/update_order.c: the order of updates through the disk ----
+ */
 
 /* Before a step is submitted. */
 void iz_turns_begin(struct iz_engine *e);
 /* After the last gradient of a step has come: chooses for the steps to come. */
 void iz_turns_end(struct iz_engine *e);
 
-/* ---- zero_rows.c: rows of sparse tables ---- */
+/* ---- runtime/step/rows.c: rows of sparse tables ---- */
 
 /* Samples of all ranks: n of them from first, first + stride, ... on. */
 struct iz_row_samples {
@@ -307,7 +309,7 @@ void iz_rows_begin(struct iz_engine *e, struct iz_row_samples s);
  * dense. */
 starpu_data_handle_t iz_rows_list(const struct iz_engine *e, int group);
 
-/* ---- pass.c: the tasks of a pass over the units ---- */
+/* ---- runtime/step/units.c: the tasks of a pass over the units ---- */
 
 struct iz_call {
     enum iz_kind kind;
@@ -350,7 +352,7 @@ starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int lane);
  * read, as far ahead as there are slots. */
 void iz_boundary_ahead(struct iz_engine *e, int unit, int lane);
 
-/* ---- control.c: the scalars of a step ---- */
+/* ---- runtime/step/clip.c: the scalars of a step ---- */
 void iz_control_clip(struct iz_engine *e, int64_t step);
 void iz_control_eval(struct iz_engine *e, int64_t step);
 /* Scalars of an update that does not wait for the norm. */

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the bytes of a run live: allocates what the plan says, registers it
  * with StarPU.  Here what units own: parameters, gradients and states in memory
- * or in files.  homes_buffers.c has the rest. */
-#include "runtime/homes.h"
+ * or in files.  buffers.c has the rest. */
+#include "runtime/engine/homes.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/device.h"
-#include "codelets/flat.h"
+#include "codelets/flat/flat.h"
+#include "codelets/gpu/device.h"
 
 /* What StarPU knows an address by. */
 static uintptr_t known_as(const struct iz_engine *e, const void *p)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files that allocate a run's memory share; nobody else includes it.
- * homes.c has what units own, homes_buffers.c the buffers that no unit owns. */
-#ifndef IZ_RUNTIME_HOMES_H
-#define IZ_RUNTIME_HOMES_H
+ * groups.c has what units own, buffers.c the buffers that no unit owns. */
+#ifndef IZ_RUNTIME_ENGINE_HOMES_H
+#define IZ_RUNTIME_ENGINE_HOMES_H
 
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 
-/* ---- homes.c ---- */
+/* ---- groups.c ---- */
 
 /* Registers bytes at p, which the engine's memory owns; d and x say to traces
  * what they are. */
@@ -17,7 +17,7 @@ void iz_homes_unregister(starpu_data_handle_t *h);
 /* Where that lies which host and device both touch: on the host. */
 enum iz_tier iz_homes_near(const struct iz_engine *e);
 
-/* ---- homes_buffers.c ---- */
+/* ---- buffers.c ---- */
 
 /* After the groups, of which it needs nothing but e->scalars.  0, or negative
  * errno with the reason printed. */

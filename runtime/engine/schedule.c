@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scalars of a step.  Everything is a function of its arguments: a resumed
  * run has the same scalars as one that was never stopped. */
-#include "runtime/schedule.h"
+#include "runtime/engine/schedule.h"
 
 #include <errno.h>
 #include <math.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scalars of a step as pure functions: learning rate, loss scale, clip
  * factor. Formulas are DeepSpeed's (lr_schedules.py, fp16/loss_scaler.py). */
-#ifndef IZ_RUNTIME_SCHEDULE_H
-#define IZ_RUNTIME_SCHEDULE_H
+#ifndef IZ_RUNTIME_ENGINE_SCHEDULE_H
+#define IZ_RUNTIME_ENGINE_SCHEDULE_H
 
-#include "runtime/config.h"
+#include "runtime/config/config.h"
 
 /* Learning rate of the update with 0-based index `update` (skipped steps do not
  * count). */

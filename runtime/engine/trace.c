@@ -9,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/die.h"
-#include "runtime/engine.h"
-#include "runtime/json.h"
+#include "codelets/base/die.h"
+#include "runtime/base/json.h"
+#include "runtime/engine/engine.h"
 
 #define BYTES_PER_TASK 6144 /* of the trace; 2.2 to 3.1 KiB were seen */
 #define MOST_BYTES (INT64_C(4) << 30)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Laying out and writing an adapter's folder; see lora_write.h.  The first rank
- * writes it alone, unit by unit, because adapters are small. */
-#include "runtime/lora_write.h"
+/* Laying out and writing an adapter's folder; see adapter_write.h.  The first
+ * rank writes it alone, unit by unit, because adapters are small. */
+#include "runtime/hf/adapter_write.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -10,13 +10,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "codelets/die.h"
-#include "runtime/ckpt_share.h"
-#include "runtime/hf_file.h"
-#include "runtime/hf_map.h"
-#include "runtime/hf_write.h"
-#include "runtime/json.h"
-#include "runtime/lora.h"
+#include "codelets/base/die.h"
+#include "runtime/base/json.h"
+#include "runtime/ckpt/shares.h"
+#include "runtime/config/lora.h"
+#include "runtime/hf/folder.h"
+#include "runtime/hf/map.h"
+#include "runtime/hf/write.h"
 
 #define CONFIG "adapter_config.json"
 #define TENSORS "adapter_model.safetensors"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Adapters on their way out of a run: gathered to be merged into the weights,
  * or as a folder in the layout of Hugging Face's PEFT. */
-#ifndef IZ_RUNTIME_LORA_WRITE_H
-#define IZ_RUNTIME_LORA_WRITE_H
+#ifndef IZ_RUNTIME_HF_ADAPTER_WRITE_H
+#define IZ_RUNTIME_HF_ADAPTER_WRITE_H
 
-#include "runtime/train.h"
+#include "runtime/step/train.h"
 
 /* All trained parameters of a unit as fp32, end to end and then padding, on
  * every rank; malloc'ed.  All ranks, with no task running. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mapping and checking the files of a folder; see hf_file.h. */
-#include "runtime/hf_file.h"
+/* Mapping and checking the files of a folder; see folder.h. */
+#include "runtime/hf/folder.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "codelets/build.h"
+#include "codelets/base/build.h"
 
 #define PREFIX 8                           /* bytes of the header's length */
 #define HEADER_MAX ((int64_t)100 << 20)    /* bytes; the format's own limit */

@@ -2,15 +2,15 @@
 /* The tensors of a folder in the layout of Hugging Face: model.safetensors, or
  * several such files and model.safetensors.index.json.  The files are mapped,
  * and of what they say nothing is believed before it was checked. */
-#ifndef IZ_RUNTIME_HF_FILE_H
-#define IZ_RUNTIME_HF_FILE_H
+#ifndef IZ_RUNTIME_HF_FOLDER_H
+#define IZ_RUNTIME_HF_FOLDER_H
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include "codelets/dtype.h"
-#include "runtime/json.h"
+#include "codelets/flat/dtype.h"
+#include "runtime/base/json.h"
 
 #define IZ_HF_DIMS 8
 #define IZ_HF_SINGLE "model.safetensors"

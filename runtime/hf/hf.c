@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engine and published checkpoints; see hf.h. */
-#include "runtime/hf.h"
+#include "runtime/hf/hf.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/ckpt_share.h"
-#include "runtime/hf_config.h"
-#include "runtime/hf_read.h"
-#include "runtime/hf_write.h"
-#include "runtime/lora.h"
-#include "runtime/lora_write.h"
-#include "runtime/progress.h"
+#include "runtime/base/progress.h"
+#include "runtime/ckpt/shares.h"
+#include "runtime/config/lora.h"
+#include "runtime/config/published.h"
+#include "runtime/hf/adapter_write.h"
+#include "runtime/hf/read.h"
+#include "runtime/hf/write.h"
 
 /* ---- import ---- */
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The weights of a run from and to folders in the layout of Hugging Face. */
-#ifndef IZ_RUNTIME_HF_H
-#define IZ_RUNTIME_HF_H
+#ifndef IZ_RUNTIME_HF_HF_H
+#define IZ_RUNTIME_HF_HF_H
 
-#include "runtime/train.h"
+#include "runtime/step/train.h"
 
 /* Fills the parameters from the folder of model.import, states with zero; each
  * rank reads what it owns.  All ranks.  Negative errno on every rank with the

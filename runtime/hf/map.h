@@ -4,7 +4,7 @@
 #ifndef IZ_RUNTIME_HF_MAP_H
 #define IZ_RUNTIME_HF_MAP_H
 
-#include "codelets/layer.h"
+#include "codelets/unit/layer.h"
 
 #define IZ_HF_NAME 128
 

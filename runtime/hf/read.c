@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading parameters through the map; see hf_read.h. */
+/* Reading parameters through the map; see read.h. */
 #define _DEFAULT_SOURCE /* madvise: the one of POSIX does nothing here */
 
-#include "runtime/hf_read.h"
+#include "runtime/hf/read.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,9 +11,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "codelets/dtype.h"
-#include "runtime/hf_file.h"
-#include "runtime/hf_map.h"
+#include "codelets/flat/dtype.h"
+#include "runtime/hf/folder.h"
+#include "runtime/hf/map.h"
 
 enum { RUN = 512 }; /* elements converted at a time */
 /* Of a transposition: runs of 64 bytes and more on both sides. */

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "codelets/layer.h"
+#include "codelets/unit/layer.h"
 
 struct iz_hf_reader;
 

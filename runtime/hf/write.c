@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Laying out, making and filling the files of an export; see hf_write.h. */
-#include "runtime/hf_write.h"
+/* Laying out, making and filling the files of an export; see write.h. */
+#include "runtime/hf/write.h"
 
 #include <assert.h>
 #include <dirent.h>
@@ -13,11 +13,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "codelets/die.h"
-#include "runtime/ckpt_share.h"
-#include "runtime/hf_config.h"
-#include "runtime/hf_file.h"
-#include "runtime/hf_map.h"
+#include "codelets/base/die.h"
+#include "runtime/ckpt/shares.h"
+#include "runtime/config/published.h"
+#include "runtime/hf/folder.h"
+#include "runtime/hf/map.h"
 
 #define PATH (IZ_PATH_MAX + 64)
 #define ALIGN 64 /* bytes: where the data of a file begin */

@@ -7,9 +7,9 @@
 
 #include <stdint.h>
 
-#include "codelets/layer.h"
-#include "runtime/coll.h"
-#include "runtime/config.h"
+#include "codelets/unit/layer.h"
+#include "runtime/comm/coll.h"
+#include "runtime/config/config.h"
 
 struct iz_hf_writer;
 

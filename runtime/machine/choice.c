@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Choices that a run keeps; see choice.h. */
-#include "runtime/choice.h"
+#include "runtime/machine/choice.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/ckpt_share.h"
-#include "runtime/json.h"
+#include "runtime/base/json.h"
+#include "runtime/ckpt/shares.h"
 
 enum { UNREADABLE = -1 };
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What keys of the section "run" share that are left to the program ("auto") in
  * a new run, and to what it began with in a resumed one. */
-#ifndef IZ_RUNTIME_CHOICE_H
-#define IZ_RUNTIME_CHOICE_H
+#ifndef IZ_RUNTIME_MACHINE_CHOICE_H
+#define IZ_RUNTIME_MACHINE_CHOICE_H
 
-#include "runtime/coll.h"
-#include "runtime/config.h"
+#include "runtime/comm/coll.h"
+#include "runtime/config/config.h"
 
 /* Of "auto|a|b": 0 to 2, what the run in the output folder began with, by the
  * first rank's word; one that does not say so is of before there was a choice,

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cores of a rank through hwloc; see topo.h. */
-#include "runtime/topo.h"
+/* Cores of a rank through hwloc; see cores.h. */
+#include "runtime/machine/cores.h"
 
 #include <errno.h>
 #include <hwloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "codelets/die.h"
-#include "runtime/environment.h"
-#include "runtime/topo_share.h"
+#include "codelets/base/die.h"
+#include "runtime/base/environment.h"
+#include "runtime/machine/cores_share.h"
 
 #define CORES_MAX 1024
 
@@ -115,7 +115,7 @@ static void refuse_cross(const struct iz_topo *t, hwloc_bitmap_t *sets,
             ranks[a], text[0], ranks[b], text[1], text[2]);
 }
 
-/* Keeps of the cores those that are this rank's; see topo_share.h. */
+/* Keeps of the cores those that are this rank's; see cores_share.h. */
 static void keep_own(struct iz_topo *t, hwloc_bitmap_t *sets, int n, int mine)
 {
     int kept = 0;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which cores this rank computes on, and the binding of its workers to them. */
-#ifndef IZ_RUNTIME_TOPO_H
-#define IZ_RUNTIME_TOPO_H
+#ifndef IZ_RUNTIME_MACHINE_CORES_H
+#define IZ_RUNTIME_MACHINE_CORES_H
 
 #include <stdbool.h>
 
-#include "codelets/task.h"
-#include "runtime/binding.h"
-#include "runtime/coll.h"
+#include "codelets/task/task.h"
+#include "runtime/comm/coll.h"
+#include "runtime/machine/cores_print.h"
 
 struct iz_topo;
 
 /* Reads the machine.  Cores: those that the launcher's binding allows and, for
  * a rank with a GPU, that are near it; what several ranks of the host may use
- * is divided between them (topo_share.h), and refused where it cannot be.
+ * is divided between them (cores_share.h), and refused where it cannot be.
  * workers: run.workers, or STARPU_NCPU,
  * or one per core, less one for the thread that drives the GPU; *workers is
  * set.  pci: of this rank's GPU, or NULL.  All ranks.  Negative errno with the

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See binding.h. */
-#include "runtime/binding.h"
+/* See cores_print.h. */
+#include "runtime/machine/cores_print.h"
 
 static bool solid(const struct iz_binding *b)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What each rank computes on, for the header of a run. */
-#ifndef IZ_RUNTIME_BINDING_H
-#define IZ_RUNTIME_BINDING_H
+#ifndef IZ_RUNTIME_MACHINE_CORES_PRINT_H
+#define IZ_RUNTIME_MACHINE_CORES_PRINT_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See topo_share.h.  Where any two sets are apart or one holds the other, the
+/* See cores_share.h.  Where any two sets are apart or one holds the other, the
  * processors of a set that are in no smaller one have the same contenders: the
  * ranks whose sets hold it.  Those with the fewest come first, so that a rank
  * has what nobody else can take before it is given of what others need. */
-#include "runtime/topo_share.h"
+#include "runtime/machine/cores_share.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How ranks of one host divide processors that several of them may use. */
-#ifndef IZ_RUNTIME_TOPO_SHARE_H
-#define IZ_RUNTIME_TOPO_SHARE_H
+#ifndef IZ_RUNTIME_MACHINE_CORES_SHARE_H
+#define IZ_RUNTIME_MACHINE_CORES_SHARE_H
 
 #include <hwloc.h>
 

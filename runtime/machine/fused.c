@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Our fused kernels or cuDNN's; see fused.h. */
-#include "runtime/fused.h"
+#include "runtime/machine/fused.h"
 
 #include <errno.h>
 #include <stdio.h>
 
-#include "codelets/cuda.h"
-#include "codelets/unit.h"
-#include "runtime/choice.h"
+#include "codelets/ops/gpu_ops.h"
+#include "codelets/unit/unit.h"
+#include "runtime/machine/choice.h"
 
 /* One rank speaks. */
 static int refuse(struct iz_coll *coll, const char *why, bool began)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whose kernels do on a GPU what is fused (run.gpu_attention). */
-#ifndef IZ_RUNTIME_FUSED_H
-#define IZ_RUNTIME_FUSED_H
+#ifndef IZ_RUNTIME_MACHINE_FUSED_H
+#define IZ_RUNTIME_MACHINE_FUSED_H
 
-#include "runtime/train.h"
+#include "runtime/step/train.h"
 
 /* What the choice is for. */
 struct iz_fused_for {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice between GPU and CPU; see place.h. */
-#include "runtime/place.h"
+/* The choice between GPU and CPU; see gpu_choice.h. */
+#include "runtime/machine/gpu_choice.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -8,12 +8,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/cuda.h"
-#include "codelets/die.h"
-#include "codelets/flat.h"
-#include "codelets/mix.h"
-#include "runtime/coll_nccl.h"
-#include "runtime/environment.h"
+#include "codelets/base/die.h"
+#include "codelets/base/mix.h"
+#include "codelets/flat/flat.h"
+#include "codelets/ops/gpu_ops.h"
+#include "runtime/base/environment.h"
+#include "runtime/comm/nccl.h"
 
 static bool first(const struct iz_coll *c)
 {

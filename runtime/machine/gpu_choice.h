@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a rank computes on: a GPU or the CPU, and how GPUs talk.  Decided once,
  * the same way on all ranks, before anything is planned. */
-#ifndef IZ_RUNTIME_PLACE_H
-#define IZ_RUNTIME_PLACE_H
+#ifndef IZ_RUNTIME_MACHINE_GPU_CHOICE_H
+#define IZ_RUNTIME_MACHINE_GPU_CHOICE_H
 
-#include "codelets/device.h"
-#include "runtime/coll.h"
-#include "runtime/config.h"
-#include "runtime/plan.h"
-#include "runtime/topo.h"
+#include "codelets/gpu/device.h"
+#include "runtime/comm/coll.h"
+#include "runtime/config/config.h"
+#include "runtime/machine/cores.h"
+#include "runtime/plan/plan.h"
 
 #define IZ_GPUS_MAX 64
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Machine files; see machine.h. */
-#include "runtime/machine.h"
+/* Machine files; see machine_file.h. */
+#include "runtime/machine/machine_file.h"
 
 #include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/json.h"
+#include "runtime/base/json.h"
 
 #define MOST INT64_C(4000000000000000000)
 

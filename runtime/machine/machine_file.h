@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The description of a machine that need not be here: what one rank of a run on
  * it has, from a file of configs/machines. */
-#ifndef IZ_RUNTIME_MACHINE_H
-#define IZ_RUNTIME_MACHINE_H
+#ifndef IZ_RUNTIME_MACHINE_MACHINE_FILE_H
+#define IZ_RUNTIME_MACHINE_MACHINE_FILE_H
 
-#include "runtime/plan.h"
+#include "runtime/plan/plan.h"
 
 /* All figures are sustained ones: what a large product, copy or message
  * reaches. */

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of fp32 or bf16; see products.h. */
-#include "runtime/products.h"
+#include "runtime/machine/products.h"
 
 #include <errno.h>
 #include <stdio.h>
 
-#include "codelets/gemm16.h"
-#include "codelets/int64.h"
-#include "codelets/rate.h"
-#include "runtime/choice.h"
+#include "codelets/base/int64.h"
+#include "codelets/ops/gemm16.h"
+#include "codelets/ops/gemm_rate.h"
+#include "runtime/machine/choice.h"
 
 /* The product that is timed: at most so many rows, and a matrix of at most so
  * many elements, with which it takes some milliseconds and MiB.  What is larger

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which products a CPU makes with parameters in bf16 (run.cpu_products). */
-#ifndef IZ_RUNTIME_PRODUCTS_H
-#define IZ_RUNTIME_PRODUCTS_H
+#ifndef IZ_RUNTIME_MACHINE_PRODUCTS_H
+#define IZ_RUNTIME_MACHINE_PRODUCTS_H
 
-#include "codelets/layer.h"
-#include "runtime/coll.h"
-#include "runtime/config.h"
+#include "codelets/unit/layer.h"
+#include "runtime/comm/coll.h"
+#include "runtime/config/config.h"
 
 struct iz_products {
     bool narrow;   /* of bf16, else of fp32 */

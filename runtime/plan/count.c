@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a plan's parts take, class by class and tier by tier; see plan.h. */
-#include "codelets/int64.h"
-#include "runtime/plan.h"
+#include "codelets/base/int64.h"
+#include "runtime/plan/plan.h"
 
 #include <string.h>
 
-#include "codelets/flat.h"
-#include "codelets/rows.h"
-#include "runtime/coll.h"
-#include "runtime/safetensors.h"
+#include "codelets/flat/flat.h"
+#include "codelets/flat/touched_rows.h"
+#include "runtime/ckpt/rank_file.h"
+#include "runtime/comm/coll.h"
 
 #define PAGE_BYTES 4096 /* of a disk */
 /* Slots of boundaries beyond one for each lane: one is copied down or up, one

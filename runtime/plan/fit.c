@@ -3,8 +3,8 @@
  * config with which it would; see plan.h. */
 #include <errno.h>
 
-#include "codelets/int64.h"
-#include "runtime/plan.h"
+#include "codelets/base/int64.h"
+#include "runtime/plan/plan.h"
 
 /* NCCL connects every pair of ranks at the first exchange: on eight H100 that
  * took 3.3 GB on each (NVIDIA/nccl, issue 1685), 470 MB for each other rank.
@@ -228,7 +228,7 @@ static bool make(const struct iz_plan *p, const struct iz_config *c,
     return !iz_plan_make(q, c, m, p->ranks, p->rank, &t);
 }
 
-/* What config_check.c wants of a ratio below 1. */
+/* What runtime/config/check.c wants of a ratio below 1. */
 static bool may_split(const struct iz_config *c)
 {
     return c->zero.optimizer.home == IZ_HOME_CPU &&

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/plan.h"
+#include "runtime/plan/plan.h"
 
 #define MOST_BLOCKS (1 << 14)
 

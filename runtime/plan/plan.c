@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory plan; see plan.h. */
-#include "runtime/plan.h"
+#include "runtime/plan/plan.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/flat.h"
-#include "codelets/int64.h"
+#include "codelets/base/int64.h"
+#include "codelets/flat/flat.h"
 
 #define ALIGN_SHARD 64          /* elements: whole cache lines for every type */
 #define CHUNK_DEFAULT (1 << 20) /* enough chunks for all workers, few tasks */

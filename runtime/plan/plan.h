@@ -2,12 +2,12 @@
 /* The memory plan: what a run will allocate, computed before anything is
  * allocated. Pure arithmetic on config, model and number of ranks; the run
  * allocates exactly this. */
-#ifndef IZ_RUNTIME_PLAN_H
-#define IZ_RUNTIME_PLAN_H
+#ifndef IZ_RUNTIME_PLAN_PLAN_H
+#define IZ_RUNTIME_PLAN_PLAN_H
 
-#include "codelets/unit.h"
-#include "runtime/config.h"
-#include "runtime/memory.h"
+#include "codelets/unit/unit.h"
+#include "runtime/config/config.h"
+#include "runtime/tier/memory.h"
 
 /* Parameters that are never updated; the names mean what they do below. */
 struct iz_plan_frozen {
@@ -137,13 +137,13 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
 int iz_plan_check_types(const struct iz_config *c,
                         const struct iz_target *target, FILE *err);
 void iz_plan_clear(struct iz_plan *p);
-/* Counts the bytes of a plan whose parts are known (plan_bytes.c). */
+/* Counts the bytes of a plan whose parts are known (count.c). */
 void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
                    const struct iz_model *m);
 /* Counts anew with activations kept, or recomputed. */
 void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep);
 
-/* How the optimizer's chunks are divided between host and GPU (plan_split.c):
+/* How the optimizer's chunks are divided between host and GPU (split.c):
  * sets host_chunks of all groups and what p says of the split. */
 void iz_plan_split(struct iz_plan *p, const struct iz_config *c);
 /* Whether the target can honour the config's ratio: 0, or -EINVAL with the

@@ -3,7 +3,7 @@
  * keeps for them; see plan.h. */
 #include <errno.h>
 
-#include "runtime/plan.h"
+#include "runtime/plan/plan.h"
 
 #define STAGES 8 /* chunks on their way to the GPU and back */
 

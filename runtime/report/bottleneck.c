@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rule that names what limited a run, and its sentence; see limit.h. */
-#include "runtime/limit.h"
+/* The rule that names what limited a run, and its sentence; see bottleneck.h.
+ */
+#include "runtime/report/bottleneck.h"
 
 #include <stdio.h>
 

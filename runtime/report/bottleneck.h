@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What limited a run, from measured shares alone; the rule is in
  * docs/monitor.md.  Pure functions. */
-#ifndef IZ_RUNTIME_LIMIT_H
-#define IZ_RUNTIME_LIMIT_H
+#ifndef IZ_RUNTIME_REPORT_BOTTLENECK_H
+#define IZ_RUNTIME_REPORT_BOTTLENECK_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "runtime/usage.h"
+#include "runtime/report/time_shares.h"
 
 /* Of the compute workers' time: what costs less limits nothing. */
 #define IZ_LIMIT_COST 0.10

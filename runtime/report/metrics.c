@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Progress line, metrics.jsonl and summary; see metrics.h. */
-#include "runtime/metrics.h"
+#include "runtime/report/metrics.h"
 
 #include <errno.h>
 #include <math.h>
@@ -10,10 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "runtime/overlap.h"
-#include "runtime/progress.h"
-#include "runtime/summary.h"
-#include "runtime/usage.h"
+#include "runtime/base/progress.h"
+#include "runtime/report/overlap.h"
+#include "runtime/report/summary.h"
+#include "runtime/report/time_shares.h"
 
 struct iz_metrics {
     struct iz_engine *e;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a run tells: the progress line, metrics.jsonl and the summary.  Rank 0
  * only; reads counters and the span log, never waits for a task. */
-#ifndef IZ_RUNTIME_METRICS_H
-#define IZ_RUNTIME_METRICS_H
+#ifndef IZ_RUNTIME_REPORT_METRICS_H
+#define IZ_RUNTIME_REPORT_METRICS_H
 
-#include "codelets/build.h"
-#include "runtime/train.h"
+#include "codelets/base/build.h"
+#include "runtime/step/train.h"
 
 struct iz_metrics;
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Overlap of spans with computation; see overlap.h. */
-#include "runtime/overlap.h"
+#include "runtime/report/overlap.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 struct list {
     struct iz_span *s;

@@ -2,10 +2,10 @@
 /* How much of one kind of work ran while units were computed: the time of its
  * spans during which at least one forward or backward was running on the same
  * rank. */
-#ifndef IZ_RUNTIME_OVERLAP_H
-#define IZ_RUNTIME_OVERLAP_H
+#ifndef IZ_RUNTIME_REPORT_OVERLAP_H
+#define IZ_RUNTIME_REPORT_OVERLAP_H
 
-#include "codelets/task.h"
+#include "codelets/task/task.h"
 
 struct iz_overlap;
 

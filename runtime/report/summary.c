@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tables of a run's end; see summary.h. */
-#include "runtime/summary.h"
+#include "runtime/report/summary.h"
 
 #include <string.h>
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where time, bytes and memory of a run went, as text and as JSON lines; of a
  * simulated run too. */
-#ifndef IZ_RUNTIME_SUMMARY_H
-#define IZ_RUNTIME_SUMMARY_H
+#ifndef IZ_RUNTIME_REPORT_SUMMARY_H
+#define IZ_RUNTIME_REPORT_SUMMARY_H
 
 #include <stdio.h>
 
-#include "runtime/engine.h"
-#include "runtime/limit.h"
-#include "runtime/overlap.h"
-#include "runtime/usage.h"
+#include "runtime/engine/engine.h"
+#include "runtime/report/bottleneck.h"
+#include "runtime/report/overlap.h"
+#include "runtime/report/time_shares.h"
 
 struct iz_summary { /* all borrowed */
     const struct iz_engine *e;

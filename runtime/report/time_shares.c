@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A sweep over the begins and ends of tasks; see usage.h. */
-#include "runtime/usage.h"
+/* A sweep over the begins and ends of tasks; see time_shares.h. */
+#include "runtime/report/time_shares.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 const char *const iz_use_names[IZ_USES] = {
     [IZ_USE_UNITS] = "units",     [IZ_USE_OPTIMIZER] = "optimizer",

@@ -2,10 +2,10 @@
 /* Where the time of the workers that compute units went.  At every instant each
  * of them does work of its own, or waits; what it waits for is what runs on the
  * rank at that instant. */
-#ifndef IZ_RUNTIME_USAGE_H
-#define IZ_RUNTIME_USAGE_H
+#ifndef IZ_RUNTIME_REPORT_TIME_SHARES_H
+#define IZ_RUNTIME_REPORT_TIME_SHARES_H
 
-#include "codelets/task.h"
+#include "codelets/task/task.h"
 
 enum iz_use {
     IZ_USE_UNITS, /* forward, backward, evaluation */

@@ -6,13 +6,13 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "runtime/fused.h"
-#include "runtime/hf.h"
-#include "runtime/hf_config.h"
-#include "runtime/lora.h"
-#include "runtime/rules.h"
-#include "runtime/run_state.h"
-#include "runtime/state.h"
+#include "runtime/ckpt/engine_parts.h"
+#include "runtime/config/lora.h"
+#include "runtime/config/published.h"
+#include "runtime/config/rules.h"
+#include "runtime/hf/hf.h"
+#include "runtime/machine/fused.h"
+#include "runtime/run/state.h"
 
 /* Only one rank speaks about what is the same for all. */
 static int read_config(struct run *r)

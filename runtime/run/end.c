@@ -6,10 +6,10 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "codelets/die.h"
-#include "runtime/hf.h"
-#include "runtime/run_state.h"
-#include "runtime/state.h"
+#include "codelets/base/die.h"
+#include "runtime/ckpt/engine_parts.h"
+#include "runtime/hf/hf.h"
+#include "runtime/run/state.h"
 
 bool iz_run_first(const struct run *r)
 {

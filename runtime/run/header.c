@@ -4,13 +4,13 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "codelets/cuda.h"
-#include "codelets/die.h"
-#include "codelets/gemm.h"
-#include "codelets/gemm16.h"
-#include "codelets/rate.h"
-#include "runtime/environment.h"
-#include "runtime/run_state.h"
+#include "codelets/base/die.h"
+#include "codelets/ops/gemm.h"
+#include "codelets/ops/gemm16.h"
+#include "codelets/ops/gemm_rate.h"
+#include "codelets/ops/gpu_ops.h"
+#include "runtime/base/environment.h"
+#include "runtime/run/state.h"
 
 int iz_run_yardstick(void)
 {

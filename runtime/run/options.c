@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line; see options.h. */
-#include "runtime/options.h"
+#include "runtime/run/options.h"
 
 #include <errno.h>
 #include <stdio.h>

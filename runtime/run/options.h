@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line of a model's program. */
-#ifndef IZ_RUNTIME_OPTIONS_H
-#define IZ_RUNTIME_OPTIONS_H
+#ifndef IZ_RUNTIME_RUN_OPTIONS_H
+#define IZ_RUNTIME_RUN_OPTIONS_H
 
-#include "runtime/run.h"
+#include "runtime/run/run.h"
 
 struct iz_options {
     const char *path; /* config.json */

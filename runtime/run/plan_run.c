@@ -6,12 +6,12 @@
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 
-#include "codelets/gemm.h"
-#include "runtime/environment.h"
-#include "runtime/fused.h"
-#include "runtime/machine.h"
-#include "runtime/rules.h"
-#include "runtime/run_state.h"
+#include "codelets/ops/gemm.h"
+#include "runtime/base/environment.h"
+#include "runtime/config/rules.h"
+#include "runtime/machine/fused.h"
+#include "runtime/machine/machine_file.h"
+#include "runtime/run/state.h"
 
 int iz_run_ranks(const struct run *r)
 {

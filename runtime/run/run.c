@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the command line to the summary; see run.h. */
-#include "runtime/run.h"
+#include "runtime/run/run.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "runtime/environment.h"
-#include "runtime/progress.h"
-#include "runtime/rules.h"
-#include "runtime/run_state.h"
-#include "runtime/state.h"
+#include "runtime/base/environment.h"
+#include "runtime/base/progress.h"
+#include "runtime/ckpt/engine_parts.h"
+#include "runtime/config/rules.h"
+#include "runtime/run/state.h"
 
 static _Atomic int stop_signal;
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The program around a model: arguments, config, plan, training, summary. Every
  * model's main is one call of iz_run. */
-#ifndef IZ_RUNTIME_RUN_H
-#define IZ_RUNTIME_RUN_H
+#ifndef IZ_RUNTIME_RUN_RUN_H
+#define IZ_RUNTIME_RUN_RUN_H
 
-#include "codelets/layer.h"
-#include "runtime/config.h"
+#include "codelets/unit/layer.h"
+#include "runtime/config/config.h"
 
 /* What a model's program needs to know of its model. */
 struct iz_program {

@@ -3,13 +3,13 @@
 #ifndef IZ_RUNTIME_RUN_STATE_H
 #define IZ_RUNTIME_RUN_STATE_H
 
-#include "runtime/metrics.h"
-#include "runtime/options.h"
-#include "runtime/place.h"
-#include "runtime/products.h"
-#include "runtime/run.h"
-#include "runtime/save.h"
-#include "runtime/topo.h"
+#include "runtime/ckpt/async.h"
+#include "runtime/machine/cores.h"
+#include "runtime/machine/gpu_choice.h"
+#include "runtime/machine/products.h"
+#include "runtime/report/metrics.h"
+#include "runtime/run/options.h"
+#include "runtime/run/run.h"
 
 struct run {
     const struct iz_program *p;

@@ -9,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/environment.h"
-#include "runtime/lora.h"
-#include "runtime/machine.h"
-#include "runtime/options.h"
-#include "runtime/overlap.h"
-#include "runtime/summary.h"
-#include "runtime/train.h"
+#include "runtime/base/environment.h"
+#include "runtime/config/lora.h"
+#include "runtime/machine/machine_file.h"
+#include "runtime/report/overlap.h"
+#include "runtime/report/summary.h"
+#include "runtime/run/options.h"
+#include "runtime/step/train.h"
 
 #define STEPS 3 /* the first two fill the pipeline */
 

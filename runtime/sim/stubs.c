@@ -5,12 +5,12 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "codelets/device.h"
-#include "codelets/die.h"
-#include "runtime/coll.h"
-#include "runtime/memory.h"
-#include "runtime/nvme.h"
-#include "runtime/topo.h"
+#include "codelets/base/die.h"
+#include "codelets/gpu/device.h"
+#include "runtime/comm/coll.h"
+#include "runtime/machine/cores.h"
+#include "runtime/tier/memory.h"
+#include "runtime/tier/nvme.h"
 
 static void never(const char *what)
 {

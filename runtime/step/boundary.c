@@ -8,9 +8,9 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "codelets/buffer.h"
-#include "codelets/die.h"
-#include "runtime/engine.h"
+#include "codelets/base/die.h"
+#include "codelets/gpu/flat_buffer.h"
+#include "runtime/engine/engine.h"
 
 /* A boundary of a pass is a content: unit * lanes + lane.  A call is a position
  * of the pass: step * lanes + lane, with steps as in iz_pass_unit. */

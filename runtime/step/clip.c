@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/die.h"
-#include "runtime/engine.h"
+#include "codelets/base/die.h"
+#include "runtime/engine/engine.h"
 
 struct control_arg {
     struct iz_engine *e;

@@ -3,8 +3,8 @@
  * ring that they are fetched into; see zero.h. */
 #include <string.h>
 
-#include "codelets/die.h"
-#include "runtime/zero.h"
+#include "codelets/base/die.h"
+#include "runtime/step/zero.h"
 
 struct iz_stage *iz_zero_stage(struct iz_stage *all, int *next, int n)
 {

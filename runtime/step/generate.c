@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "codelets/mix.h"
-#include "runtime/train.h"
+#include "codelets/base/mix.h"
+#include "runtime/step/train.h"
 
 struct pick_arg {
     int32_t *text; /* whole text; this call writes text[at] */

@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/die.h"
-#include "codelets/flat.h"
-#include "runtime/ckpt_share.h"
-#include "runtime/progress.h"
-#include "runtime/train.h"
+#include "codelets/base/die.h"
+#include "codelets/flat/flat.h"
+#include "runtime/base/progress.h"
+#include "runtime/ckpt/shares.h"
+#include "runtime/step/train.h"
 
 #define PIECE (1 << 18)
 

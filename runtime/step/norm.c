@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sum of the squares of a unit's gradient where the sums of zero_reduce.c
+/* The sum of the squares of a unit's gradient where the sums of reduce.c
  * have not left it, and of what the GPU keeps of it.  See zero.h. */
 #include <assert.h>
 
-#include "codelets/flat.h"
-#include "runtime/zero.h"
+#include "codelets/flat/flat.h"
+#include "runtime/step/zero.h"
 
 /* Bytes of a pass over n elements; added: with the tied use's accumulator
  * first, which on a GPU is a pass before it. */

@@ -6,8 +6,8 @@
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/flat.h"
-#include "runtime/zero.h"
+#include "codelets/flat/flat.h"
+#include "runtime/step/zero.h"
 
 starpu_data_handle_t iz_zero_grad(struct iz_engine *e, int group)
 {

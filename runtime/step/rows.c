@@ -4,8 +4,8 @@
  * so that all know the same rows and nobody has to be asked.  See zero.h. */
 #include <string.h>
 
-#include "codelets/die.h"
-#include "runtime/zero.h"
+#include "codelets/base/die.h"
+#include "runtime/step/zero.h"
 
 starpu_data_handle_t iz_rows_list(const struct iz_engine *e, int group)
 {

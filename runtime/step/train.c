@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One step as submissions.  Nothing here waits: order and memory bounds follow
  * from the data that the tasks declare. */
-#include "runtime/train.h"
+#include "runtime/step/train.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 /* ---- waves ---- */
 

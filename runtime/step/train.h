@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Training as submissions: open an engine, submit steps, take events, close. */
-#ifndef IZ_RUNTIME_TRAIN_H
-#define IZ_RUNTIME_TRAIN_H
+#ifndef IZ_RUNTIME_STEP_TRAIN_H
+#define IZ_RUNTIME_STEP_TRAIN_H
 
-#include "runtime/engine.h"
-#include "runtime/topo.h"
+#include "runtime/engine/engine.h"
+#include "runtime/machine/cores.h"
 
 struct iz_train_config {
     const struct iz_config *config; /* all borrowed until close */

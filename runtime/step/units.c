@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 
 /* ---- batches ---- */
 

@@ -3,8 +3,8 @@
  * and the way of the new parameters to where they are used.  See zero.h. */
 #include <stdatomic.h>
 
-#include "codelets/mix.h"
-#include "runtime/zero.h"
+#include "codelets/base/mix.h"
+#include "runtime/step/zero.h"
 
 struct adam_arg {
     struct iz_adam adam; /* lr, t and grad_scale come from the control, decay

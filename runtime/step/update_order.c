@@ -15,7 +15,7 @@
  * alone. */
 #include <stdatomic.h>
 
-#include "runtime/zero.h"
+#include "runtime/step/zero.h"
 
 void iz_turns_begin(struct iz_engine *e)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ZeRO as submissions: which task brings a unit's parameters (zero_fetch.c),
- * takes its gradient (zero_reduce.c, zero_norm.c) and updates it
- * (zero_update.c); what is different where only some rows are moved
- * (zero_rows.c).  The stage has already become data in the plan: what is whole
+/* ZeRO as submissions: which task brings a unit's parameters (fetch.c),
+ * takes its gradient (reduce.c, norm.c) and updates it
+ * (update.c); what is different where only some rows are moved
+ * (rows.c).  The stage has already become data in the plan: what is whole
  * on every rank and what is a shard.  Here is what these files share. */
-#ifndef IZ_RUNTIME_ZERO_H
-#define IZ_RUNTIME_ZERO_H
+#ifndef IZ_RUNTIME_STEP_ZERO_H
+#define IZ_RUNTIME_STEP_ZERO_H
 
-#include "codelets/buffer.h"
-#include "codelets/rows.h"
-#include "runtime/engine.h"
+#include "codelets/flat/touched_rows.h"
+#include "codelets/gpu/flat_buffer.h"
+#include "runtime/engine/engine.h"
 
 static inline int64_t iz_param_bytes(const struct iz_engine *e, int64_t n)
 {
@@ -104,7 +104,7 @@ struct iz_stage *iz_zero_stage(struct iz_stage *all, int *next, int n);
 void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
                     starpu_data_handle_t whole, int64_t elem_bytes);
 
-/* ---- sparse tables: zero_rows.c ---- */
+/* ---- sparse tables: rows.c ---- */
 
 /* What a task must know to find a group's rows in the list; cols = 0: the group
  * is dense. */

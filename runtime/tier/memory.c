@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Allocation and accounting of large buffers; see memory.h. */
 #define _GNU_SOURCE
-#include "runtime/memory.h"
+#include "runtime/tier/memory.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -11,8 +11,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "codelets/device.h"
-#include "runtime/progress.h"
+#include "codelets/gpu/device.h"
+#include "runtime/base/progress.h"
 
 #define ALIGN 4096 /* of pieces of a pool: as disks want it */
 

@@ -2,14 +2,14 @@
 /* Every large buffer of a run, by class (what it is for) and tier (where it
  * lives). The planner fills one such table by arithmetic, the allocations of a
  * run fill another; they must be equal. */
-#ifndef IZ_RUNTIME_MEMORY_H
-#define IZ_RUNTIME_MEMORY_H
+#ifndef IZ_RUNTIME_TIER_MEMORY_H
+#define IZ_RUNTIME_TIER_MEMORY_H
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include "codelets/task.h"
+#include "codelets/task/task.h"
 
 enum iz_class {
     IZ_MEM_PARAM,     /* parameters: full or this rank's shards */

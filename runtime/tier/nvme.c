@@ -4,7 +4,7 @@
  * own. */
 #define _GNU_SOURCE /* O_DIRECT */
 
-#include "runtime/nvme.h"
+#include "runtime/tier/nvme.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -19,8 +19,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "codelets/die.h"
-#include "runtime/hash.h"
+#include "codelets/base/die.h"
+#include "runtime/base/hash.h"
 
 #define RINGS 4 /* callers at a time; more of them wait for a ring */
 #define DEPTH                                                                  \

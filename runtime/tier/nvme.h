@@ -2,8 +2,8 @@
 /* The nvme tier: one preallocated file per rank, read and written in large
  * aligned pieces past the page cache (O_DIRECT, io_uring).  A call blocks its
  * thread, which sleeps in the kernel meanwhile. */
-#ifndef IZ_RUNTIME_NVME_H
-#define IZ_RUNTIME_NVME_H
+#ifndef IZ_RUNTIME_TIER_NVME_H
+#define IZ_RUNTIME_TIER_NVME_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -12,7 +12,7 @@ import pathlib
 import struct
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "runtime/hf"))
 import folder as hf  # noqa: E402
 
 FILE = pathlib.Path(__file__).with_name("golden.json")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose kernel does attention's forward on a GPU: what is chosen, kept and refused, on
-the stand-in, which does the same for both.  tests/gpu has what is asked of the library."""
+the stand-in, which does the same for both.  tests/codelets/gpu has what is asked of the library."""
 import json
 import os
 

@@ -21,7 +21,7 @@ import run
 from test_gpu import valid
 from test_models import click, image
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "runtime/hf"))
 import folder as hf  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "kernels",

@@ -11,7 +11,7 @@ import pytest
 
 import run
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "runtime/hf"))
 import folder as hf  # noqa: E402
 
 TYPE = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which products a CPU makes with parameters in bf16: what is chosen, kept, offered
-and refused.  test_matrix.py has their bits, tests/ops their values."""
+and refused.  test_matrix.py has their bits, tests/codelets/ops their values."""
 import json
 import os
 import re

@@ -9,7 +9,7 @@ import pytest
 
 import run
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "runtime/hf"))
 import folder as hf  # noqa: E402
 
 LR, DECAY = 3e-3, 0.25

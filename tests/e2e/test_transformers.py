@@ -11,13 +11,13 @@ import pytest
 
 import run
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "runtime/hf"))
 import folder as hf  # noqa: E402
 
 PYTHON = os.environ.get("IZ_TEST_PYTHON")
 pytestmark = pytest.mark.skipif(
     not PYTHON, reason="IZ_TEST_PYTHON: a Python with transformers and peft")
-SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "hf" / "loss.py"
+SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "runtime/hf" / "loss.py"
 SEQ = 16
 STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0,
          "run.steps": 1}

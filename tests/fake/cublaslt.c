@@ -2,7 +2,7 @@
 /* The few functions of cuBLASLt that the program calls; see the header.  The
  * descriptors live in the library's opaque structs.  An algorithm remembers the
  * problem that it was found for, and refuses any other. */
-#include "tests/gpu/fake_cublaslt.h"
+#include "tests/fake/cublaslt.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -10,9 +10,9 @@
 
 #include <cublasLt.h>
 
-#include "codelets/dtype.h"
-#include "codelets/mix.h"
-#include "tests/cuda_on_cpu/launch.h"
+#include "codelets/base/mix.h"
+#include "codelets/flat/dtype.h"
+#include "tests/fake/cuda_on_cpu/launch.h"
 
 enum { SPOILED = 64 << 10 };
 

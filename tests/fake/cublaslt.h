@@ -3,8 +3,8 @@
  * that the descriptors ask for, in double, when emu_enqueue runs it, and
  * refuses what the library would refuse.  This is what a test may set and see.
  */
-#ifndef IZ_TESTS_GPU_FAKE_CUBLASLT_H
-#define IZ_TESTS_GPU_FAKE_CUBLASLT_H
+#ifndef IZ_TESTS_FAKE_CUBLASLT_H
+#define IZ_TESTS_FAKE_CUBLASLT_H
 
 #include <stdbool.h>
 

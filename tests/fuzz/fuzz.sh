@@ -17,22 +17,22 @@ command -v clang >/dev/null || {
     echo "[fuzz] clang is missing" >&2
     exit 77
 }
-sources=(runtime/config.c runtime/config_check.c runtime/config_doc.c
-    runtime/config_fault.c runtime/config_foreign.c runtime/config_keys.c
-    runtime/config_rules.c runtime/config_store.c
-    runtime/config_write.c runtime/hf_config.c
-    runtime/data.c runtime/data_record.c runtime/data_shard.c runtime/data_paths.c
-    runtime/json.c runtime/tokenizer.c runtime/tokenizer_bpe.c
+sources=(runtime/config/read.c runtime/config/check.c runtime/config/doc.c
+    runtime/config/fault.c runtime/config/foreign.c runtime/config/keys.c
+    runtime/config/rules_read.c runtime/config/store.c
+    runtime/config/write.c runtime/config/published.c
+    runtime/data/data.c runtime/data/record.c runtime/data/shard.c runtime/data/paths.c
+    runtime/base/json.c runtime/tokenizer.c runtime/tokenizer_bpe.c
     runtime/tokenizer_cut.c runtime/tokenizer_json.c
     runtime/tokenizer_json_cut.c
     runtime/tokenizer_sp_none.c runtime/tokenizer_unicode.c
-    runtime/tokenizer_words.c tests/tokenizer/small.c
-    runtime/hf_file.c runtime/safetensors.c runtime/hash.c codelets/cast.c
-    runtime/progress.c codelets/clock.c codelets/die.c codelets/exact.c codelets/simd.c codelets/simd_any.c)
+    runtime/tokenizer_words.c tests/tools/tokenizer/small.c
+    runtime/hf/folder.c runtime/ckpt/rank_file.c runtime/base/hash.c codelets/flat/cast.c
+    runtime/base/progress.c codelets/base/clock.c codelets/base/die.c codelets/flat/loops.c codelets/flat/simd.c codelets/flat/simd_any.c)
 
 for t in "${targets[@]}"; do
     clang -std=c11 -D_XOPEN_SOURCE=700 -DIZ_SIMD_TABLE=iz_simd_portable \
-        -DIZ_HALF_ROWS='"codelets/half_any.h"' \
+        -DIZ_HALF_ROWS='"codelets/flat/half_any.h"' \
         -O1 -g -I. \
         -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
         -o "$build/fuzz_$t" "tests/fuzz/fuzz_$t.c" "${sources[@]}" \

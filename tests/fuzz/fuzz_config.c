@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/config.h"
+#include "runtime/config/config.h"
 
 #define SETS 3
 

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/hf_file.h"
-#include "runtime/safetensors.h"
+#include "runtime/ckpt/rank_file.h"
+#include "runtime/hf/folder.h"
 
 /* The bytes at the end of a heap block of their own: one too far is seen. */
 static void published(const uint8_t *data, size_t size)

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/data.h"
+#include "runtime/data/data.h"
 
 #define VOCAB 50257
 

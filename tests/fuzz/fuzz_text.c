@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "runtime/tokenizer.h"
-#include "tests/tokenizer/small.h"
+#include "tests/tools/tokenizer/small.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

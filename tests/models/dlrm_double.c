@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The recommendation model in double precision, a sample at a time. */
-#include "tests/model/dlrm_double.h"
+#include "tests/models/dlrm_double.h"
 
 #include <math.h>
 #include <stdlib.h>

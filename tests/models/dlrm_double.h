@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The recommendation model in double precision, written from its definition:
  * with one table per category and the binary cross-entropy of one logit. */
-#ifndef IZ_TESTS_MODEL_DLRM_DOUBLE_H
-#define IZ_TESTS_MODEL_DLRM_DOUBLE_H
+#ifndef IZ_TESTS_MODELS_DLRM_DOUBLE_H
+#define IZ_TESTS_MODELS_DLRM_DOUBLE_H
 
 #include "models/dlrm.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GPT-2 in double precision, token by token with a cache of keys and values. */
-#include "tests/model/gpt2_double.h"
+#include "tests/models/gpt2_double.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GPT-2 a second time: forward only, double precision, one token after another,
  * sharing nothing with the program. */
-#ifndef IZ_TESTS_MODEL_GPT2_DOUBLE_H
-#define IZ_TESTS_MODEL_GPT2_DOUBLE_H
+#ifndef IZ_TESTS_MODELS_GPT2_DOUBLE_H
+#define IZ_TESTS_MODELS_GPT2_DOUBLE_H
 
 #include <stdint.h>
 

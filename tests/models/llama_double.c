@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Llama in double precision, token by token with a cache of keys and values. */
-#include "tests/model/llama_double.h"
+#include "tests/models/llama_double.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The recommendation model against a double-precision one. */
-#include "tests/model/twin.h"
+#include "tests/models/twin.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "codelets/gemm.h"
+#include "codelets/ops/gemm.h"
 #include "models/dlrm.h"
-#include "tests/model/dlrm_double.h"
+#include "tests/models/dlrm_double.h"
 
 /* One unit of tables. */
 static const struct iz_dlrm_config tiny = {.dense = 2,

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GPT-2 against a double-precision model. */
-#include "tests/model/twin.h"
+#include "tests/models/twin.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#include "codelets/gemm.h"
+#include "codelets/ops/gemm.h"
 #include "models/gpt2.h"
-#include "tests/model/gpt2_double.h"
+#include "tests/models/gpt2_double.h"
 
 static const struct iz_gpt2_config tiny = {2, 2, 6, 5, 7};
 static const struct iz_gpt2_config longer = {1, 3, 9, 67, 11};

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The Llama family against a double-precision model. */
-#include "tests/model/twin.h"
+#include "tests/models/twin.h"
 
 #include <math.h>
 
-#include "codelets/gemm.h"
+#include "codelets/ops/gemm.h"
 #include "models/llama.h"
-#include "tests/model/llama_double.h"
+#include "tests/models/llama_double.h"
 
 static const struct iz_llama_config tiny = {.layers = 2,
                                             .heads = 2,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The vision transformer against a double-precision one. */
-#include "tests/model/twin.h"
+#include "tests/models/twin.h"
 
 #include <math.h>
 
-#include "codelets/gemm.h"
+#include "codelets/ops/gemm.h"
 #include "models/vit.h"
-#include "tests/model/vit_double.h"
+#include "tests/models/vit_double.h"
 
 static const struct iz_vit_config tiny = {.layers = 2,
                                           .heads = 2,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See twin.h. */
-#include "tests/model/twin.h"
+#include "tests/models/twin.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/adamw.h"
+#include "codelets/flat/adamw.h"
 
 int twin_first(const struct twin *t, int unit)
 {

@@ -2,11 +2,11 @@
 /* A model as the program runs it unit by unit, beside a double-precision model
  * of its own that has the same parameters: gradients, training, and what the
  * planner relies on. */
-#ifndef IZ_TESTS_MODEL_TWIN_H
-#define IZ_TESTS_MODEL_TWIN_H
+#ifndef IZ_TESTS_MODELS_TWIN_H
+#define IZ_TESTS_MODELS_TWIN_H
 
-#include "codelets/layer.h"
-#include "tests/ops/fixture.h"
+#include "codelets/unit/layer.h"
+#include "tests/codelets/ops/fixture.h"
 
 enum { TWIN_PARAMS = 80 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The vision transformer in double precision, an image at a time. */
-#include "tests/model/vit_double.h"
+#include "tests/models/vit_double.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A vision transformer in double precision, written from its definition. */
-#ifndef IZ_TESTS_MODEL_VIT_DOUBLE_H
-#define IZ_TESTS_MODEL_VIT_DOUBLE_H
+#ifndef IZ_TESTS_MODELS_VIT_DOUBLE_H
+#define IZ_TESTS_MODELS_VIT_DOUBLE_H
 
 #include "models/vit.h"
 

@@ -2,7 +2,7 @@
 /* See fixture.h. */
 #define _GNU_SOURCE /* O_DIRECT, mount */
 
-#include "tests/files/fixture.h"
+#include "tests/runtime/fixture.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 #define SHARED_BYTES (1 << 20)
 

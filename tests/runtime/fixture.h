@@ -2,8 +2,8 @@
 /* What the file suites share: a folder, what was printed, other processes as
  * ranks (collectives over shared memory, without MPI), and tasks that end the
  * job. */
-#ifndef IZ_TESTS_FILES_FIXTURE_H
-#define IZ_TESTS_FILES_FIXTURE_H
+#ifndef IZ_TESTS_RUNTIME_FIXTURE_H
+#define IZ_TESTS_RUNTIME_FIXTURE_H
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/coll.h"
+#include "runtime/comm/coll.h"
 
 #define N_OF(a) ((int)(sizeof(a) / sizeof(a)[0]))
 

@@ -2,8 +2,8 @@
 /* Parts of a test that run in a process of their own, because they must crash
  * or need an environment of their own: the test program starts itself with the
  * name of the part. */
-#ifndef IZ_STANDIN_CHILD_H
-#define IZ_STANDIN_CHILD_H
+#ifndef IZ_TESTS_STANDIN_CHILD_H
+#define IZ_TESTS_STANDIN_CHILD_H
 
 struct child_body {
     const char *name;

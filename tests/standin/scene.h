@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 enum { M = 6, C = 8, OUT = 12, VOCAB = 20, SEQ = 3, HEADS = 2, N = 1003 };
 enum { VIEWS = 10 };

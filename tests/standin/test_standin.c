@@ -16,8 +16,8 @@
 #include <cmocka.h>
 #include <cuda_runtime_api.h>
 
+#include "tests/fake/standin/standin.h"
 #include "tests/standin/child.h"
-#include "tests/standin/standin.h"
 
 enum { STEPS = 100, BYTES = 4096, MEM_MB = 4 };
 

@@ -16,8 +16,8 @@
 #include <cmocka.h>
 #include <nccl.h>
 
+#include "tests/fake/standin/standin.h"
 #include "tests/standin/child.h"
-#include "tests/standin/standin.h"
 
 /* Larger than what moves at once, and odd. */
 enum { RANKS = 3, COUNT = 100003 };

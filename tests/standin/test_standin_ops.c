@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/buffer.h"
-#include "codelets/cuda.h"
-#include "codelets/flat.h"
+#include "codelets/flat/flat.h"
+#include "codelets/gpu/flat_buffer.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* ---- products ----------------------------------------------------------- */
 

@@ -17,7 +17,7 @@
 #include <cuda_runtime_api.h>
 #include <starpu.h>
 
-#include "tests/standin/standin.h"
+#include "tests/fake/standin/standin.h"
 
 enum { BUFFERS = 6, LENGTH = 512, TASKS = 200, GRAPHS = 5, DATA = 3 };
 

@@ -7,7 +7,7 @@ import json
 import re
 from array import array
 
-# of a task's tag; see codelets/task.h
+# of a task's tag; see codelets/task/task.h
 PLACE_BITS, UNIT_BITS, BYTES_BITS = 4, 16, 40
 TOKEN = re.compile(r'"([^"]*)"|(\S+)')
 # States of a worker in which it neither works for a task nor prepares one.

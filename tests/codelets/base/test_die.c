@@ -17,8 +17,8 @@
 
 #include <cmocka.h>
 
-#include "codelets/die.h"
-#include "codelets/simd.h"
+#include "codelets/base/die.h"
+#include "codelets/flat/simd.h"
 
 enum { THREADS = 8 };
 

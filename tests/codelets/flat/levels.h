@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs a group of tests at every SIMD level that this processor has. */
-#ifndef IZ_TESTS_KERNELS_LEVELS_H
-#define IZ_TESTS_KERNELS_LEVELS_H
+#ifndef IZ_TESTS_CODELETS_FLAT_LEVELS_H
+#define IZ_TESTS_CODELETS_FLAT_LEVELS_H
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "codelets/simd.h"
+#include "codelets/flat/simd.h"
 
 /* How many failed. */
 static inline int levels_run(const struct CMUnitTest *tests, size_t n)

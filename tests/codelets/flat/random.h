@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory and reproducible random numbers of the kernel tests; after cmocka.h.
  */
-#ifndef IZ_TESTS_KERNELS_RANDOM_H
-#define IZ_TESTS_KERNELS_RANDOM_H
+#ifndef IZ_TESTS_CODELETS_FLAT_RANDOM_H
+#define IZ_TESTS_CODELETS_FLAT_RANDOM_H
 
 #include <stdint.h>
 #include <stdlib.h>

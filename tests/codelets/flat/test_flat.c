@@ -13,13 +13,13 @@
 
 #include <cmocka.h>
 
-#include "codelets/dtype.h"
-#include "codelets/flat.h"
-#include "codelets/half.h"
-#include "codelets/mix.h"
-#include "codelets/simd.h"
-#include "tests/kernels/levels.h"
-#include "tests/kernels/random.h"
+#include "codelets/base/mix.h"
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/flat.h"
+#include "codelets/flat/half.h"
+#include "codelets/flat/simd.h"
+#include "tests/codelets/flat/levels.h"
+#include "tests/codelets/flat/random.h"
 
 static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
 

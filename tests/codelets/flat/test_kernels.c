@@ -14,12 +14,12 @@
 
 #include <cmocka.h>
 
-#include "codelets/adamw.h"
-#include "codelets/dtype.h"
-#include "codelets/half.h"
-#include "codelets/simd.h"
-#include "tests/kernels/levels.h"
-#include "tests/kernels/random.h"
+#include "codelets/flat/adamw.h"
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/half.h"
+#include "codelets/flat/simd.h"
+#include "tests/codelets/flat/levels.h"
+#include "tests/codelets/flat/random.h"
 
 static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
 

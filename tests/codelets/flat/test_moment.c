@@ -14,12 +14,12 @@
 
 #include <cmocka.h>
 
-#include "codelets/half.h"
-#include "codelets/mix.h"
-#include "codelets/moment.h"
-#include "codelets/simd.h"
-#include "tests/kernels/levels.h"
-#include "tests/kernels/random.h"
+#include "codelets/base/mix.h"
+#include "codelets/flat/half.h"
+#include "codelets/flat/moment.h"
+#include "codelets/flat/simd.h"
+#include "tests/codelets/flat/levels.h"
+#include "tests/codelets/flat/random.h"
 
 enum { BLOCK = IZ_MOMENT_BLOCK, N = 64 * BLOCK };
 

@@ -13,11 +13,11 @@
 
 #include <cmocka.h>
 
-#include "codelets/flat.h"
-#include "codelets/mix.h"
-#include "codelets/simd.h"
-#include "tests/kernels/levels.h"
-#include "tests/kernels/random.h"
+#include "codelets/base/mix.h"
+#include "codelets/flat/flat.h"
+#include "codelets/flat/simd.h"
+#include "tests/codelets/flat/levels.h"
+#include "tests/codelets/flat/random.h"
 
 enum { MANY = 10000000, HALF = IZ_NORMAL_BLOCK / 2 };
 

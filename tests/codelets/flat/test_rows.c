@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "codelets/rows.h"
-#include "tests/kernels/random.h"
+#include "codelets/flat/touched_rows.h"
+#include "tests/codelets/flat/random.h"
 
 enum { ROWS = 150 };
 

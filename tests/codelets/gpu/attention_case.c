@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention through the op, against double precision. */
-#include "tests/gpu/attention_case.h"
+#include "tests/codelets/gpu/attention_case.h"
 
-#include "tests/gpu/scratch.h"
+#include "tests/codelets/gpu/scratch.h"
 
 int attention_capability = 90;
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of attention for a GPU that run on the CPU share: one call of
  * the op, forward and backward, against double precision. */
-#ifndef IZ_TESTS_GPU_ATTENTION_CASE_H
-#define IZ_TESTS_GPU_ATTENTION_CASE_H
+#ifndef IZ_TESTS_CODELETS_GPU_ATTENTION_CASE_H
+#define IZ_TESTS_CODELETS_GPU_ATTENTION_CASE_H
 
-#include "tests/gpu/attention_double.h"
-#include "tests/ops/fixture.h"
+#include "tests/codelets/gpu/attention_double.h"
+#include "tests/codelets/ops/fixture.h"
 
 struct shape {
     int64_t samples, seq, heads, d, kv_heads;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One head at a time, with whole matrices of scores. */
-#include "tests/gpu/attention_double.h"
+#include "tests/codelets/gpu/attention_double.h"
 
 #include <math.h>
 #include <stdbool.h>

@@ -2,13 +2,13 @@
 /* Attention and its gradient in double precision, and how far a kernel
  * may be from them that multiplies numbers of type t, sums in fp32, and rounds
  * probabilities, their gradients and results to t. */
-#ifndef IZ_TESTS_GPU_ATTENTION_DOUBLE_H
-#define IZ_TESTS_GPU_ATTENTION_DOUBLE_H
+#ifndef IZ_TESTS_CODELETS_GPU_ATTENTION_DOUBLE_H
+#define IZ_TESTS_CODELETS_GPU_ATTENTION_DOUBLE_H
 
 #include <stdbool.h>
 
-#include "codelets/dtype.h"
-#include "tests/ops/fixture.h"
+#include "codelets/flat/dtype.h"
+#include "tests/codelets/ops/fixture.h"
 
 /* A number that is expected, and a bound on the error. */
 struct near {
@@ -21,7 +21,7 @@ struct attention_double {
     int64_t samples, seq, heads, d, kv_heads;
     enum iz_dtype t;
     const double *qkv, *dy;
-    struct near *o, *lse, *dqkv; /* owned; shaped as in codelets/ops.h */
+    struct near *o, *lse, *dqkv; /* owned; shaped as in codelets/ops/ops.h */
     bool full;                   /* not causal */
 };
 

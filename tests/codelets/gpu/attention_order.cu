@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes down the place of every block. */
-#include "tests/gpu/attention_order.h"
+#include "tests/codelets/gpu/attention_order.h"
 
-#include "codelets/attention.cuh"
+#include "codelets/kernels/attention.cuh"
 
 static __global__ void places(int *head, int *tile, int *after,
                               struct iz_heads a)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A kernel around the order of attention's blocks. */
-#ifndef IZ_TESTS_GPU_ATTENTION_ORDER_H
-#define IZ_TESTS_GPU_ATTENTION_ORDER_H
+#ifndef IZ_TESTS_CODELETS_GPU_ATTENTION_ORDER_H
+#define IZ_TESTS_CODELETS_GPU_ATTENTION_ORDER_H
 
-#include "codelets/dtype.h"
+#include "codelets/flat/dtype.h"
 
 IZ_C_BEGIN
 

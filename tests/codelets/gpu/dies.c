@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A child process that ends through iz_die. */
-#include "tests/gpu/dies.h"
+#include "tests/codelets/gpu/dies.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 enum { DIED = 43 };
 

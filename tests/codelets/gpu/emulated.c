@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of kernels that the fronts of the ops call here: those whose .cu
  * file is compiled for the CPU. */
-#include "tests/gpu/emulated.h"
+#include "tests/codelets/gpu/emulated.h"
 
 #include <stdlib.h>
 
-#include "codelets/cuda.h"
-#include "codelets/cuda_launch.h"
+#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 static const struct iz_cuda_ops ops = {
     .layernorm_fwd = iz_layernorm_fwd_cuda,

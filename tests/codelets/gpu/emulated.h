@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of CUDA kernels on the CPU share, beside tests/ops/fixture.h.
+/* What the tests of CUDA kernels on the CPU share, beside
+ * tests/codelets/ops/fixture.h.
  */
-#ifndef IZ_TESTS_GPU_EMULATED_H
-#define IZ_TESTS_GPU_EMULATED_H
+#ifndef IZ_TESTS_CODELETS_GPU_EMULATED_H
+#define IZ_TESTS_CODELETS_GPU_EMULATED_H
 
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 /* Calls op dry, then with the CUDA backend, activations of type act and arenas
  * of the peaks found, filled with NaN; checks that peaks, flops and bytes

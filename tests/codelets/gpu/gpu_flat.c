@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums, norms and Adam: the bits of the kernels against those of the CPU. */
-#include "tests/gpu/emulated.h"
+#include "tests/codelets/gpu/emulated.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/adamw.h"
-#include "codelets/cuda.h"
-#include "codelets/flat.h"
-#include "tests/gpu/dies.h"
+#include "codelets/flat/adamw.h"
+#include "codelets/flat/flat.h"
+#include "codelets/ops/gpu_ops.h"
+#include "tests/codelets/gpu/dies.h"
 
 enum { MOST = 3000001 };
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels of root-mean-square normalisation, rotary positions and the gated
  * unit against double precision. */
-#include "tests/gpu/emulated.h"
+#include "tests/codelets/gpu/emulated.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/gpu/dies.h"
-#include "tests/gpu/llama_gradients.h"
-#include "tests/ops/args.h"
-#include "tests/ops/reference.h"
+#include "tests/codelets/gpu/dies.h"
+#include "tests/codelets/gpu/llama_gradients.h"
+#include "tests/codelets/ops/args.h"
+#include "tests/codelets/ops/reference.h"
 
 #define EPS NORM_EPS
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Adam with m and v in fewer bytes: the bits of the kernels against those of
  * the CPU. */
-#include "tests/gpu/emulated.h"
+#include "tests/codelets/gpu/emulated.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/adamw.h"
-#include "codelets/cuda.h"
-#include "codelets/half.h"
-#include "tests/gpu/dies.h"
+#include "codelets/flat/adamw.h"
+#include "codelets/flat/half.h"
+#include "codelets/ops/gpu_ops.h"
+#include "tests/codelets/gpu/dies.h"
 
 enum { BLOCK = IZ_MOMENT_BLOCK, UPDATES = 3 };
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels of layer normalisation and GELU against formulas in double. */
-#include "tests/gpu/emulated.h"
+#include "tests/codelets/gpu/emulated.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/gpu/dies.h"
-#include "tests/ops/args.h"
-#include "tests/ops/reference.h"
+#include "tests/codelets/gpu/dies.h"
+#include "tests/codelets/ops/args.h"
+#include "tests/codelets/ops/reference.h"
 
 /* Gradients in double: sums of the columns into dw and db, rows into dx. */
 struct gradients {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels of tables, products of pairs and conversion against double
  * precision. */
-#include "tests/gpu/emulated.h"
+#include "tests/codelets/gpu/emulated.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/gpu/dies.h"
-#include "tests/ops/args.h"
-#include "tests/ops/reference.h"
+#include "tests/codelets/gpu/dies.h"
+#include "tests/codelets/ops/args.h"
+#include "tests/codelets/ops/reference.h"
 
 enum { FIRST = 3 }; /* row of a longer table that a table begins with */
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels of the embedding: bit by bit, with the sums written out in the
  * order that embedding.cu promises. */
-#include "tests/gpu/emulated.h"
+#include "tests/codelets/gpu/emulated.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/gpu/dies.h"
+#include "tests/codelets/gpu/dies.h"
 
 enum { PIECE = 128 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Formulas; test_kernels_cuda holds them against central differences. */
-#include "tests/gpu/llama_gradients.h"
+#include "tests/codelets/gpu/llama_gradients.h"
 
 #include <math.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients of the ops of the Llama family in double precision, as formulas. */
-#ifndef IZ_TESTS_GPU_LLAMA_GRADIENTS_H
-#define IZ_TESTS_GPU_LLAMA_GRADIENTS_H
+#ifndef IZ_TESTS_CODELETS_GPU_LLAMA_GRADIENTS_H
+#define IZ_TESTS_CODELETS_GPU_LLAMA_GRADIENTS_H
 
 #include <stdint.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One warp, one product: by the formulas of the PTX ISA, "Matrix Fragments for
  * mma.m16n8k16 with floating point type", written down once more. */
-#include "tests/gpu/mma_layout.h"
+#include "tests/codelets/gpu/mma_layout.h"
 
-#include "codelets/mma.cuh"
+#include "codelets/kernels/mma.cuh"
 
 /* c[i], i = 0 ... 3. */
 static __device__ void write_result(float *c, const float (&r)[4])

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels around single instructions of codelets/mma.cuh: c [16,8] in fp32 from
- * a [16,16] and b [16,8], row-major, of a 16-bit type t. */
-#ifndef IZ_TESTS_GPU_MMA_LAYOUT_H
-#define IZ_TESTS_GPU_MMA_LAYOUT_H
+/* Kernels around single instructions of codelets/kernels/mma.cuh: c [16,8] in
+ * fp32 from a [16,16] and b [16,8], row-major, of a 16-bit type t. */
+#ifndef IZ_TESTS_CODELETS_GPU_MMA_LAYOUT_H
+#define IZ_TESTS_CODELETS_GPU_MMA_LAYOUT_H
 
 #include <stdint.h>
 
-#include "codelets/dtype.h"
+#include "codelets/flat/dtype.h"
 
 IZ_C_BEGIN
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of ops on a GPU share: the run of one op with every tensor in
  * device memory between two strips that nobody may touch. */
-#ifndef IZ_TESTS_GPU_OPS_GPU_H
-#define IZ_TESTS_GPU_OPS_GPU_H
+#ifndef IZ_TESTS_CODELETS_GPU_OPS_GPU_H
+#define IZ_TESTS_CODELETS_GPU_OPS_GPU_H
 
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
-#include "codelets/cuda.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* An op on n tensors: v[i] is t[i] in device memory.  In the dry run v[i].p is
  * NULL. */

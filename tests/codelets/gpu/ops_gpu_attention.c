@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention on a GPU against double precision. */
-#include "tests/gpu/ops_gpu.h"
+#include "tests/codelets/gpu/ops_gpu.h"
 
 #include <stdio.h>
 
-#include "tests/gpu/attention_double.h"
+#include "tests/codelets/gpu/attention_double.h"
 
 enum { QKV, O, LSE, DQKV, DY, TENSORS };
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies, sums, norms and Adam on a GPU: the bits of the CPU. */
-#include "tests/gpu/ops_gpu.h"
+#include "tests/codelets/gpu/ops_gpu.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/buffer.h"
-#include "codelets/flat.h"
+#include "codelets/flat/flat.h"
+#include "codelets/gpu/flat_buffer.h"
 
 enum { MOST_IN = 4, SIZES = 7 };
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops of the Llama family on a GPU against formulas in double. */
-#include "tests/gpu/ops_gpu.h"
+#include "tests/codelets/gpu/ops_gpu.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/gpu/llama_gradients.h"
-#include "tests/ops/reference.h"
+#include "tests/codelets/gpu/llama_gradients.h"
+#include "tests/codelets/ops/reference.h"
 
 #define EPS 1e-5f
 

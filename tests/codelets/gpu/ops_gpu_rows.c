@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layer normalisation and GELU on a GPU against formulas in double. */
-#include "tests/gpu/ops_gpu.h"
+#include "tests/codelets/gpu/ops_gpu.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#include "tests/ops/reference.h"
+#include "tests/codelets/ops/reference.h"
 
 enum { A, W, B, Y, RES, DY, DX, DW, DB, MEAN, RSTD, TENSORS };
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One op on the GPU; see ops_gpu.h. */
-#include "tests/gpu/ops_gpu.h"
+#include "tests/codelets/gpu/ops_gpu.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/device.h"
+#include "codelets/gpu/device.h"
 
 enum { STRIP = 512, STRIP_BYTE = 0x3c, MOST = 12, SAMPLES = 20000 };
 #define STAGING (INT64_C(16) << 20)

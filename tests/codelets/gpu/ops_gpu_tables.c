@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tables, products of pairs and conversion on a GPU against double precision.
  */
-#include "tests/gpu/ops_gpu.h"
+#include "tests/codelets/gpu/ops_gpu.h"
 
 #include <stdlib.h>
 
-#include "tests/ops/reference.h"
+#include "tests/codelets/ops/reference.h"
 
 typedef void op_fn(struct iz_exec *x, const struct iz_view *v, const void *arg);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The embedding and the classifier on a GPU against double precision. */
-#include "tests/gpu/ops_gpu.h"
+#include "tests/codelets/gpu/ops_gpu.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See product.h. */
-#include "tests/gpu/product.h"
+#include "tests/codelets/gpu/product.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/cuda_launch.h"
-#include "codelets/cuda_lib.h"
-#include "tests/gpu/fake_cublaslt.h"
-#include "tests/gpu/scratch.h"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/launch.h"
+#include "tests/codelets/gpu/scratch.h"
+#include "tests/fake/cublaslt.h"
 
 static const struct iz_cuda_ops table = {.matmul_fwd = iz_matmul_fwd_cuda,
                                          .matmul_da = iz_matmul_da_cuda,

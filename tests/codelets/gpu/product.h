@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One matrix product of the GPU with all its tensors, and what must come out:
  * the real calls of cuBLASLt, answered by the stand-in. */
-#ifndef IZ_TESTS_GPU_PRODUCT_H
-#define IZ_TESTS_GPU_PRODUCT_H
+#ifndef IZ_TESTS_CODELETS_GPU_PRODUCT_H
+#define IZ_TESTS_CODELETS_GPU_PRODUCT_H
 
-#include "codelets/cuda.h"
-#include "tests/ops/fixture.h"
-#include "tests/ops/reference.h"
+#include "codelets/ops/gpu_ops.h"
+#include "tests/codelets/ops/fixture.h"
+#include "tests/codelets/ops/reference.h"
 
 /* Those tensors that a case does not use stay unread. */
 struct product {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Work arenas between two strips. */
-#include "tests/gpu/scratch.h"
+#include "tests/codelets/gpu/scratch.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 enum { STRIP = 256, STRIP_BYTE = 0x3c };
 

@@ -2,20 +2,20 @@
 /* The kernels of attention, run on the CPU, through the op itself: against
  * double precision for sequences and widths below, at and above those of a
  * tile. */
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/cuda_launch.h"
-#include "tests/cuda_on_cpu/device.h"
-#include "tests/gpu/attention_case.h"
-#include "tests/gpu/attention_order.h"
-#include "tests/gpu/dies.h"
-#include "tests/gpu/mma_layout.h"
-#include "tests/ops/reference.h"
+#include "codelets/kernels/launch.h"
+#include "tests/codelets/gpu/attention_case.h"
+#include "tests/codelets/gpu/attention_order.h"
+#include "tests/codelets/gpu/dies.h"
+#include "tests/codelets/gpu/mma_layout.h"
+#include "tests/codelets/ops/reference.h"
+#include "tests/fake/cuda_on_cpu/device.h"
 
 static const struct iz_cuda_ops table = {
     .attention_fwd = iz_attention_fwd_cuda,

@@ -3,17 +3,17 @@
  * the graph that we describe computes, where it reads and writes, and that our
  * own backward understands what it leaves, all against double precision.  And
  * which of the library's plans are taken. */
-#include "tests/gpu/attention_case.h"
+#include "tests/codelets/gpu/attention_case.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/attention_cudnn.h"
-#include "codelets/cuda_launch.h"
-#include "codelets/cuda_lib.h"
-#include "tests/gpu/cudnn/fake_cudnn.h"
-#include "tests/gpu/dies.h"
+#include "codelets/gpu/attention_cudnn.h"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/launch.h"
+#include "tests/codelets/gpu/cudnn/fake_cudnn.h"
+#include "tests/codelets/gpu/dies.h"
 
 static const struct iz_cuda_ops table = {
     .attention_fwd = iz_attention_fwd_cuda,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The classifier of the GPU against the reference: the real kernels run by the
  * emulation, the products answered by the stand-in for cuBLASLt. */
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -9,13 +9,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/cuda.h"
-#include "codelets/cuda_launch.h"
-#include "codelets/cuda_lib.h"
-#include "tests/gpu/dies.h"
-#include "tests/gpu/fake_cublaslt.h"
-#include "tests/gpu/scratch.h"
-#include "tests/ops/reference.h"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
+#include "tests/codelets/gpu/dies.h"
+#include "tests/codelets/gpu/scratch.h"
+#include "tests/codelets/ops/reference.h"
+#include "tests/fake/cublaslt.h"
 
 static const struct iz_cuda_ops table = {
     .classifier_fwd = iz_classifier_fwd_cuda,

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "codelets/attention_cudnn.h"
+#include "codelets/gpu/attention_cudnn.h"
 
 /* The device as the library writes it down itself.  What differs between the
  * two comes from NVIDIA's data sheets; the order of the clocks is all that is

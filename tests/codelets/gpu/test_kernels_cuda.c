@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs the CUDA kernels of rows, tokens and flat buffers on the CPU and checks
  * what they compute. */
-#include "tests/gpu/emulated.h"
+#include "tests/codelets/gpu/emulated.h"
 
 int main(void)
 {

@@ -3,7 +3,7 @@
  * cuBLASLt, answered by the stand-in, and the real kernel for sums of columns,
  * run by the emulation.  Shows that operands, types, layouts and workspace are
  * right; says nothing of the library itself. */
-#include "tests/gpu/product.h"
+#include "tests/codelets/gpu/product.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 #include <cublasLt.h>
 
-#include "tests/gpu/fake_cublaslt.h"
+#include "tests/fake/cublaslt.h"
 
 static const int64_t sizes[][3] = {{1, 1, 1},   {3, 7, 1},   {1, 17, 3},
                                    {7, 3, 17},  {17, 1, 33}, {33, 17, 7},

@@ -2,15 +2,15 @@
 /* How the matrix products of the GPU ask cuBLASLt: for which type of product,
  * how often, and what they say when it cannot.  The real calls, answered by the
  * stand-in. */
-#include "tests/gpu/product.h"
+#include "tests/codelets/gpu/product.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <cublasLt.h>
 
-#include "tests/gpu/dies.h"
-#include "tests/gpu/fake_cublaslt.h"
+#include "tests/codelets/gpu/dies.h"
+#include "tests/fake/cublaslt.h"
 
 /* Two layers of one shape share an algorithm, not their biases. */
 static void every_call_has_its_own_bias(void **state)

@@ -4,13 +4,13 @@
  * where there is no GPU.
  *
  * usage: test_ops_gpu [GROUP ...] */
-#include "tests/gpu/ops_gpu.h"
+#include "tests/codelets/gpu/ops_gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/gemm.h"
+#include "codelets/ops/gemm.h"
 
 static const struct group {
     const char *name;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The measurement of matrix products: its memory, its operands and its
  * arithmetic, on a runtime of CUDA whose clock this test sets. */
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "codelets/cuda_launch.h"
-#include "codelets/cuda_lib.h"
+#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/launch.h"
 
 /* What the measured code asked the runtime for. */
 static struct {

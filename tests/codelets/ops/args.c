@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See args.h. */
-#include "tests/ops/args.h"
+#include "tests/codelets/ops/args.h"
 
 #include <stdlib.h>
 
-#include "tests/ops/reference.h"
+#include "tests/codelets/ops/reference.h"
 
 /* ---- normalisation ---- */
 

@@ -2,10 +2,10 @@
 /* The arguments of ops that are tested on the CPU and as CUDA kernels, and the
  * calls with them: x is the backend's, arg the struct.  m rows; act is the type
  * of activations. */
-#ifndef IZ_TESTS_OPS_ARGS_H
-#define IZ_TESTS_OPS_ARGS_H
+#ifndef IZ_TESTS_CODELETS_OPS_ARGS_H
+#define IZ_TESTS_CODELETS_OPS_ARGS_H
 
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 /* ---- normalisation ---- */
 

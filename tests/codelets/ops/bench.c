@@ -2,13 +2,13 @@
 /* Times the ops and the whole model in the shapes of a GPT of 6 layers x 384
  * and two samples of 256 tokens, on one thread, against bare matrix products of
  * the same shapes in the same run.  CPU time. */
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-#include "codelets/gemm.h"
+#include "codelets/ops/gemm.h"
 #include "models/gpt2.h"
 
 enum { SAMPLES = 2, SEQ = 256, C = 384, HEADS = 6, LAYERS = 6 };

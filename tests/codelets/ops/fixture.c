@@ -3,7 +3,7 @@
 /* madvise */
 #define _DEFAULT_SOURCE
 
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -2,8 +2,8 @@
 /* What the tests of ops and models share: random tensors that exist both in the
  * type under test and in double, and an exec whose arenas have exactly the size
  * that a dry run found. */
-#ifndef IZ_TESTS_OPS_FIXTURE_H
-#define IZ_TESTS_OPS_FIXTURE_H
+#ifndef IZ_TESTS_CODELETS_OPS_FIXTURE_H
+#define IZ_TESTS_CODELETS_OPS_FIXTURE_H
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 /* Memory for tensors and arenas, filled with NaN, to be freed by the caller;
  * large pieces lie on huge pages, as the program's do. */

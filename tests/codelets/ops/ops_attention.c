@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention against the reference, with sequences below, at and above the size
  * of a tile. */
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/simd.h"
-#include "tests/ops/reference.h"
+#include "codelets/flat/simd.h"
+#include "tests/codelets/ops/reference.h"
 
 struct attention {
     struct tensor qkv, o, lse, dqkv, dy;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Root-mean-square normalisation, rotary positions and the gated unit of the
  * Llama family against the reference. */
-#include "tests/ops/args.h"
+#include "tests/codelets/ops/args.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/rope.h"
-#include "tests/ops/reference.h"
+#include "codelets/ops/rope.h"
+#include "tests/codelets/ops/reference.h"
 
 #define EPS NORM_EPS
 

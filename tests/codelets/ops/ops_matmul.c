@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Matrix products against the reference: all sizes, layouts and types. */
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/gemm16.h"
-#include "tests/ops/reference.h"
+#include "codelets/ops/gemm16.h"
+#include "tests/codelets/ops/reference.h"
 
 struct product {
     struct tensor y, r, a, w, b, da, dw, db;

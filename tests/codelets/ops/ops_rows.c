@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exponential, GELU and layer normalisation against the reference. */
-#include "tests/ops/args.h"
+#include "tests/codelets/ops/args.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
-#include "codelets/row.h"
-#include "tests/ops/reference.h"
+#include "codelets/ops/row_math.h"
+#include "tests/codelets/ops/reference.h"
 
 static void exp_is_within_two_ulp(void **state)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tables of rows, products of pairs, and conversion. */
-#include "tests/ops/args.h"
+#include "tests/codelets/ops/args.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/ops/reference.h"
+#include "tests/codelets/ops/reference.h"
 
 /* ---- tables ---- */
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Embedding and classifier: the ops that read token numbers. */
-#include "tests/ops/fixture.h"
+#include "tests/codelets/ops/fixture.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#include "tests/ops/reference.h"
+#include "tests/codelets/ops/reference.h"
 
 struct embedding {
     struct tensor y, wte, wpe, dy, dwte, dwpe;

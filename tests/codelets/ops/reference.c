@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops in double precision. */
-#include "tests/ops/reference.h"
+#include "tests/codelets/ops/reference.h"
 
 #include <complex.h>
 #include <math.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops once more, as plain loops in double precision, forward only:
  * gradients come from central differences. */
-#ifndef IZ_TESTS_OPS_REFERENCE_H
-#define IZ_TESTS_OPS_REFERENCE_H
+#ifndef IZ_TESTS_CODELETS_OPS_REFERENCE_H
+#define IZ_TESTS_CODELETS_OPS_REFERENCE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/ops.h"
+#include "codelets/ops/ops.h"
 
 /* y [m,out] = r + a [m,in] w + b; r and b may be NULL. */
 struct ref_matmul {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks every op against the double-precision reference; with --bench times
  * them instead. */
-#include "codelets/gemm.h"
-#include "tests/ops/fixture.h"
+#include "codelets/ops/gemm.h"
+#include "tests/codelets/ops/fixture.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches that have ended when they return; see launch.h. */
-#include "tests/cuda_on_cpu/launch.h"
+#include "tests/fake/cuda_on_cpu/launch.h"
 
 #include <stdint.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GPU that the emulation pretends to be. */
-#ifndef IZ_TESTS_CUDA_ON_CPU_DEVICE_H
-#define IZ_TESTS_CUDA_ON_CPU_DEVICE_H
+#ifndef IZ_TESTS_FAKE_CUDA_ON_CPU_DEVICE_H
+#define IZ_TESTS_FAKE_CUDA_ON_CPU_DEVICE_H
 
-#include "codelets/build.h"
+#include "codelets/base/build.h"
 
 IZ_C_BEGIN
 

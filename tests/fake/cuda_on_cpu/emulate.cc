@@ -6,9 +6,9 @@
  */
 #undef _FORTIFY_SOURCE
 
-#include "tests/cuda_on_cpu/emulate.h"
+#include "tests/fake/cuda_on_cpu/emulate.h"
 
-#include "tests/cuda_on_cpu/device.h"
+#include "tests/fake/cuda_on_cpu/device.h"
 
 #include <pthread.h>
 #include <setjmp.h>

@@ -4,8 +4,8 @@
  * finds wrong indices, missing or divergent barriers, use of shared memory that
  * nobody wrote, and results that depend on the order of threads.  It does not
  * find races inside a warp that hardware hides, nor anything about speed. */
-#ifndef IZ_TESTS_CUDA_ON_CPU_EMULATE_H
-#define IZ_TESTS_CUDA_ON_CPU_EMULATE_H
+#ifndef IZ_TESTS_FAKE_CUDA_ON_CPU_EMULATE_H
+#define IZ_TESTS_FAKE_CUDA_ON_CPU_EMULATE_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "tests/cuda_on_cpu/launch.h"
+#include "tests/fake/cuda_on_cpu/launch.h"
 
 struct dim3 {
     unsigned x, y, z;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* When emulated kernels and products run, and what memory they reach: at once
  * and any (at_once.c), or in the order of a stream of the stand-in for CUDA and
- * its memory alone (tests/standin/kernels.c).  A program has one of the two. */
-#ifndef IZ_TESTS_CUDA_ON_CPU_LAUNCH_H
-#define IZ_TESTS_CUDA_ON_CPU_LAUNCH_H
+ * its memory alone (tests/fake/standin/kernels.c).  A program has one of the
+ * two. */
+#ifndef IZ_TESTS_FAKE_CUDA_ON_CPU_LAUNCH_H
+#define IZ_TESTS_FAKE_CUDA_ON_CPU_LAUNCH_H
 
 #include <stddef.h>
 
-#include "codelets/build.h"
+#include "codelets/base/build.h"
 
 IZ_C_BEGIN
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See call.h. */
-#include "tests/standin/call.h"
+#include "tests/fake/standin/call.h"
 
 #include <assert.h>
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/die.h"
-#include "tests/standin/standin.h"
+#include "codelets/base/die.h"
+#include "tests/fake/standin/standin.h"
 
 #define ALIGN 64
 #define POISON 0xff /* NaN in every type */

@@ -4,10 +4,10 @@
  * with scratch of its own, so that the bits are those of a run on a CPU.  The
  * scratch of the GPU is overwritten before and after, because nothing may rely
  * on what is in it. */
-#ifndef IZ_TESTS_STANDIN_CALL_H
-#define IZ_TESTS_STANDIN_CALL_H
+#ifndef IZ_TESTS_FAKE_STANDIN_CALL_H
+#define IZ_TESTS_FAKE_STANDIN_CALL_H
 
-#include "codelets/cuda.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* Arguments of a kernel on flat buffers of n elements. */
 struct flat {

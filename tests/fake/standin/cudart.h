@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the stand-in's CUDA runtime share. */
-#ifndef IZ_STANDIN_CUDART_H
-#define IZ_STANDIN_CUDART_H
+#ifndef IZ_TESTS_FAKE_STANDIN_CUDART_H
+#define IZ_TESTS_FAKE_STANDIN_CUDART_H
 
 #include <pthread.h>
 
 #include <cuda_runtime_api.h>
 
-#include "codelets/build.h"
-#include "tests/standin/standin.h"
+#include "codelets/base/build.h"
+#include "tests/fake/standin/standin.h"
 
 #define IZ_STANDIN_MAX_DEVICES 16
 

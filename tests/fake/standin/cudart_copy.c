@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stand-in for the CUDA runtime: copies and fills.  All of them are operations
  * of a stream; the synchronous ones wait for it. */
-#include "tests/standin/cudart.h"
+#include "tests/fake/standin/cudart.h"
 
 #include <stdlib.h>
 #include <string.h>

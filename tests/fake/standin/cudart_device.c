@@ -2,7 +2,7 @@
 /* Stand-in for the CUDA runtime: settings, devices and their properties,
  * errors, statistics. */
 #define _GNU_SOURCE
-#include "tests/standin/cudart.h"
+#include "tests/fake/standin/cudart.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

@@ -6,7 +6,7 @@
  * ones, which are NaN in every type, when it is taken and when it is given
  * back. */
 #define _GNU_SOURCE
-#include "tests/standin/cudart.h"
+#include "tests/fake/standin/cudart.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * one more stream of its device and waits for no other, which finds more
  * mistakes than CUDA's own rule. */
 #define _GNU_SOURCE
-#include "tests/standin/cudart.h"
+#include "tests/fake/standin/cudart.h"
 
 #include <stdlib.h>
 #include <time.h>

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program's own table of CUDA ops (codelets/cuda_table.c) on the stand-in:
- * kernels and products that tests/cuda_on_cpu and tests/gpu compute wait in its
- * streams, and get at its memory only. */
-#include "tests/cuda_on_cpu/launch.h"
+/* The program's own table of CUDA ops (codelets/gpu/cuda_table.c) on the
+ * stand-in: kernels and products that tests/fake/cuda_on_cpu and
+ * tests/codelets/gpu compute wait in its streams, and get at its memory only.
+ */
+#include "tests/fake/cuda_on_cpu/launch.h"
 
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "codelets/classifier.h"
-#include "codelets/cuda_launch.h"
-#include "codelets/die.h"
-#include "codelets/rate.h"
-#include "tests/cuda_on_cpu/device.h"
-#include "tests/standin/standin.h"
+#include "codelets/base/die.h"
+#include "codelets/kernels/launch.h"
+#include "codelets/ops/classifier.h"
+#include "codelets/ops/gemm_rate.h"
+#include "tests/fake/cuda_on_cpu/device.h"
+#include "tests/fake/standin/standin.h"
 
 /* 20 rows of 256 logits. */
 const int64_t iz_classifier_chunk_bytes = 20 << 10;

@@ -12,8 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/standin/nccl_board.h"
-#include "tests/standin/standin.h"
+#include "tests/fake/standin/nccl_board.h"
+#include "tests/fake/standin/standin.h"
 
 struct call {
     struct call *next;

@@ -2,7 +2,7 @@
 /* Stand-in for NCCL: the board that ranks share, waiting for others, and what
  * is said when they do not do the same. */
 #define _GNU_SOURCE
-#include "tests/standin/nccl_board.h"
+#include "tests/fake/standin/nccl_board.h"
 
 #include <errno.h>
 #include <fcntl.h>

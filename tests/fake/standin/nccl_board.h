@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory through which the ranks of a communicator of the stand-in for
  * NCCL exchange data: processes of one machine. */
-#ifndef IZ_STANDIN_NCCL_BOARD_H
-#define IZ_STANDIN_NCCL_BOARD_H
+#ifndef IZ_TESTS_FAKE_STANDIN_NCCL_BOARD_H
+#define IZ_TESTS_FAKE_STANDIN_NCCL_BOARD_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 
 #include <nccl.h>
 
-#include "codelets/build.h"
+#include "codelets/base/build.h"
 
 #define IZ_BOARD_RANKS 16
 #define IZ_BOARD_CHUNK (256 * 1024) /* bytes of a collective at once */

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of CUDA ops for the stand-in: each enqueues a call of the CPU's op
  * (call.h). */
-#include "codelets/cuda.h"
+#include "codelets/ops/gpu_ops.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/cuda_launch.h"
-#include "codelets/die.h"
-#include "codelets/flat.h"
-#include "codelets/rate.h"
-#include "tests/standin/call.h"
+#include "codelets/base/die.h"
+#include "codelets/flat/flat.h"
+#include "codelets/kernels/launch.h"
+#include "codelets/ops/gemm_rate.h"
+#include "tests/fake/standin/call.h"
 
 struct iz_cuda {
     void *stream;

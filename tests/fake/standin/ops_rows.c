@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stand-in's ops that work row by row; the table is in ops.c. */
-#include "codelets/cuda_launch.h"
-#include "tests/standin/call.h"
+#include "codelets/kernels/launch.h"
+#include "tests/fake/standin/call.h"
 
 static void norm_reach(struct call *c)
 {

@@ -18,8 +18,8 @@
  * name never returns; IZ_STANDIN_BUSY=N,
  * others have filled device N; IZ_STANDIN_NO_PINNING=1, cudaHostRegister finds
  * no memory. */
-#ifndef IZ_STANDIN_H
-#define IZ_STANDIN_H
+#ifndef IZ_TESTS_FAKE_STANDIN_STANDIN_H
+#define IZ_TESTS_FAKE_STANDIN_STANDIN_H
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See sample.h. */
-#include "tests/files/sample.h"
+#include "tests/runtime/ckpt/sample.h"
 
 #include <errno.h>
 #include <math.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "codelets/mix.h"
+#include "codelets/base/mix.h"
 
 const int64_t small[ARRAYS] = {1000, 5, 1, 0};
 const int64_t large[ARRAYS] = {IZ_CKPT_PIECE + 7, 2 * IZ_CKPT_PIECE, 1, 3};

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A run to save and load: a few arrays whose every element says which one it is
  * and of which step. */
-#ifndef IZ_TESTS_FILES_SAMPLE_H
-#define IZ_TESTS_FILES_SAMPLE_H
+#ifndef IZ_TESTS_RUNTIME_CKPT_SAMPLE_H
+#define IZ_TESTS_RUNTIME_CKPT_SAMPLE_H
 
-#include "tests/files/fixture.h"
+#include "tests/runtime/fixture.h"
 
-#include "runtime/ckpt.h"
+#include "runtime/ckpt/ckpt.h"
 
 #define ARRAYS 4
 #define MODEL "{\"layers\": 2, \"width\": 64, \"rope\": 1e4}"

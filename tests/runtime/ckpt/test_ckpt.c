@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints as a run sees them: what was saved comes back at any number of
  * ranks, and neither a crash nor a full disk costs the last good one. */
-#include "tests/files/sample.h"
+#include "tests/runtime/ckpt/sample.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -14,8 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "runtime/ckpt.h"
-#include "runtime/ckpt_dir.h"
+#include "runtime/ckpt/ckpt.h"
+#include "runtime/ckpt/dir.h"
 
 static void any_number_of_ranks_loads_what_any_other_saved(void **state)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Damaged checkpoints: whatever happened to a file is named, nothing of it is
  * put, and no header breaks the reader. */
-#include "tests/files/sample.h"
+#include "tests/runtime/ckpt/sample.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/ckpt.h"
-#include "runtime/safetensors.h"
+#include "runtime/ckpt/ckpt.h"
+#include "runtime/ckpt/rank_file.h"
 
 static const char *const files[] = {"rank-00000-of-00002.safetensors",
                                     "rank-00001-of-00002.safetensors",

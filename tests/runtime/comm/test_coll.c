@@ -20,10 +20,10 @@
 #include <cmocka.h>
 #include <mpi.h>
 
-#include "codelets/dtype.h"
-#include "codelets/flat.h"
-#include "codelets/mix.h"
-#include "runtime/coll_state.h"
+#include "codelets/base/mix.h"
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/flat.h"
+#include "runtime/comm/state.h"
 
 static struct iz_coll *coll;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the config suites share: a model section as a model would have it, and
  * reading a config from text with what it says about it. */
-#ifndef IZ_TESTS_CONFIG_READING_H
-#define IZ_TESTS_CONFIG_READING_H
+#ifndef IZ_TESTS_RUNTIME_CONFIG_READING_H
+#define IZ_TESTS_RUNTIME_CONFIG_READING_H
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/config.h"
+#include "runtime/config/config.h"
 
 #define N_OF(a) ((int)(sizeof(a) / sizeof(a)[0]))
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The effective config reads back the same, also after random damage to what
  * was read. */
-#include "tests/config/reading.h"
+#include "tests/runtime/config/reading.h"
 
 #include <errno.h>
 #include <stdio.h>

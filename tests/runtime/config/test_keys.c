@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every key of the tables, and the page generated from them.
  * `test_keys PAGE` compares another page. */
-#include "runtime/config_keys.h"
-#include "runtime/run.h"
-#include "tests/config/reading.h"
+#include "runtime/config/keys.h"
+#include "runtime/run/run.h"
+#include "tests/runtime/config/reading.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every refusal and what it says. */
-#include "tests/config/reading.h"
+#include "tests/runtime/config/reading.h"
 
 #include <errno.h>
 #include <stdio.h>

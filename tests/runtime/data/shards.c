@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See shards.h. */
-#include "tests/files/shards.h"
+#include "tests/runtime/data/shards.h"
 
 #include <stdio.h>
 #include <stdlib.h>

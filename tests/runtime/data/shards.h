@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Token shards that a test makes, and the data that a run would read of them.
  */
-#ifndef IZ_TESTS_FILES_SHARDS_H
-#define IZ_TESTS_FILES_SHARDS_H
+#ifndef IZ_TESTS_RUNTIME_DATA_SHARDS_H
+#define IZ_TESTS_RUNTIME_DATA_SHARDS_H
 
-#include "runtime/data.h"
-#include "tests/files/fixture.h"
+#include "runtime/data/data.h"
+#include "tests/runtime/fixture.h"
 
 #define MANY (1 << 30) /* a vocabulary that holds positions as tokens */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Samples of one file of tokens: what is read, in which order, and what is
  * refused. */
-#include "tests/files/shards.h"
+#include "tests/runtime/data/shards.h"
 
 #include <errno.h>
 #include <stdio.h>

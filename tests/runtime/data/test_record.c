@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files of fixed-size records: what is read, in which order, and what is
  * refused. */
-#include "tests/files/fixture.h"
+#include "tests/runtime/fixture.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/data.h"
+#include "runtime/data/data.h"
 
 enum { BYTES = 3, TAGS = 5 };
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Several shards as one stream, their loss masks, and how shards are written.
  */
-#include "tests/files/shards.h"
+#include "tests/runtime/data/shards.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/data_shard.h"
+#include "runtime/data/shard.h"
 #include "runtime/data_write.h"
 
 /* Shards s0.bin, s1.bin, ... of these lengths, as one stream of positions. */

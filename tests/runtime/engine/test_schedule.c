@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/schedule.h"
+#include "runtime/engine/schedule.h"
 
 #include <errno.h>
 #include <math.h>

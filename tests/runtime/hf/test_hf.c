@@ -2,7 +2,7 @@
 /* Published checkpoints of a toy model whose table uses all there is: tensors
  * that lie the other way round, parameters cut into several by columns and by
  * rows, a second name.  Written by some ranks, read in any ranges. */
-#include "tests/files/fixture.h"
+#include "tests/runtime/fixture.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,12 +10,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/mix.h"
-#include "runtime/hf_config.h"
-#include "runtime/hf_file.h"
-#include "runtime/hf_map.h"
-#include "runtime/hf_read.h"
-#include "runtime/hf_write.h"
+#include "codelets/base/mix.h"
+#include "runtime/config/published.h"
+#include "runtime/hf/folder.h"
+#include "runtime/hf/map.h"
+#include "runtime/hf/read.h"
+#include "runtime/hf/write.h"
 
 enum { C = 6, KV = 2, V = 7, LAYERS = 2, UNITS = LAYERS + 2 };
 enum { BIG = 150, WIDE = 40, ROOM = 8192 };

@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "runtime/binding.h"
-#include "runtime/topo_share.h"
+#include "runtime/machine/cores_print.h"
+#include "runtime/machine/cores_share.h"
 
 enum { MOST = 8 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/planning.h"
+#include "runtime/plan/planning.h"
 
 #include "models/gpt2.h"
 

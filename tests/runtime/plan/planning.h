@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of the planner share: a GPT of 2.6B parameters. */
-#ifndef IZ_TESTS_RUNTIME_PLANNING_H
-#define IZ_TESTS_RUNTIME_PLANNING_H
+#ifndef IZ_TESTS_RUNTIME_PLAN_PLANNING_H
+#define IZ_TESTS_RUNTIME_PLAN_PLANNING_H
 
 #include <stdio.h>
 
-#include "runtime/plan.h"
+#include "runtime/plan/plan.h"
 
 extern struct iz_model *plan_model;
 

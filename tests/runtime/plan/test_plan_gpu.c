@@ -11,8 +11,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/memory.h"
-#include "runtime/planning.h"
+#include "runtime/plan/planning.h"
+#include "runtime/tier/memory.h"
 
 static const struct iz_target target2 = {.workers = 2};
 static const struct iz_target gpu_bf16 = {

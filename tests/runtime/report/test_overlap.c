@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "runtime/overlap.h"
+#include "runtime/report/overlap.h"
 
 #define S INT64_C(1000000000)
 

@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/limit.h"
-#include "runtime/usage.h"
+#include "runtime/report/bottleneck.h"
+#include "runtime/report/time_shares.h"
 
 #define S INT64_C(1000000000)
 

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 #include <stdatomic.h>
 
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 
 enum { UNITS = 4, CHUNKS = 7 };
 

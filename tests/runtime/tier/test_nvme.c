@@ -3,7 +3,7 @@
  */
 #define _GNU_SOURCE /* MS_RDONLY, seccomp */
 
-#include "tests/files/fixture.h"
+#include "tests/runtime/fixture.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -23,7 +23,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include "runtime/nvme.h"
+#include "runtime/tier/nvme.h"
 
 #define PAGE ((int64_t)IZ_NVME_ALIGN)
 #define MIB ((int64_t)1 << 20)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See small.h. */
-#include "tests/tokenizer/small.h"
+#include "tests/tools/tokenizer/small.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small tokenizers in memory: all bytes and a few merges, with the
  * pre-tokenizers of three families. */
-#ifndef IZ_TESTS_TOKENIZER_SMALL_H
-#define IZ_TESTS_TOKENIZER_SMALL_H
+#ifndef IZ_TESTS_TOOLS_TOKENIZER_SMALL_H
+#define IZ_TESTS_TOOLS_TOKENIZER_SMALL_H
 
 #include "runtime/tokenizer.h"
 

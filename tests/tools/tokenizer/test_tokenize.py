@@ -12,7 +12,7 @@ import pytest
 import reference
 from reference import FAMILIES, HARD, hard_strings, trained
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 PROGRAM = os.environ.get("IZ_TOKENIZE",
                          str(ROOT / "build" / "tools" / "tokenize"))
 TIMEOUT_S = 120

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "runtime/tokenizer_parts.h"
-#include "tests/tokenizer/small.h"
+#include "tests/tools/tokenizer/small.h"
 
 static uint64_t random_next(void)
 {

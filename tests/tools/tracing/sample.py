@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """The small trace of these tests: three steps of a simulated run on a GPU with
-offload.  `tests/trace/sample.py FOLDER` makes it anew; it need not be of the
+offload.  `tests/tools/tracing/sample.py FOLDER` makes it anew; it need not be of the
 program as it is now, since it is the converter that it tests."""
 import gzip
 import json
@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 FILES = HERE / "sample"
 CONVERTED = ("tasks.rec", "data.rec", "paje.trace")
 MACHINE = ROOT / "configs/machines/v100-32-dgx2.json"

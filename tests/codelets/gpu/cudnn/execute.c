@@ -2,13 +2,13 @@
 /* Operations of a graph, one after the other, element by element in double;
  * results are rounded to the type of their tensor.  A tensor without memory is
  * an array here; sizes of 1, and fewer heads, are repeated. */
-#include "tests/gpu/cudnn/execute.h"
+#include "tests/codelets/gpu/cudnn/execute.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/half.h"
+#include "codelets/flat/half.h"
 
 enum { TENSORS = 32, OPERANDS = 4 };
 

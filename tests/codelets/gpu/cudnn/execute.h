@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptors of the stand-in for cuDNN, and the execution of a graph. */
-#ifndef IZ_TESTS_GPU_CUDNN_EXECUTE_H
-#define IZ_TESTS_GPU_CUDNN_EXECUTE_H
+#ifndef IZ_TESTS_CODELETS_GPU_CUDNN_EXECUTE_H
+#define IZ_TESTS_CODELETS_GPU_CUDNN_EXECUTE_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -4,8 +4,8 @@
  * by doing the operations of its graph one after the other.  It knows nothing
  * of attention.  This is what a test may set and see, by the symbol fake_cudnn.
  */
-#ifndef IZ_TESTS_GPU_CUDNN_FAKE_CUDNN_H
-#define IZ_TESTS_GPU_CUDNN_FAKE_CUDNN_H
+#ifndef IZ_TESTS_CODELETS_GPU_CUDNN_FAKE_CUDNN_H
+#define IZ_TESTS_CODELETS_GPU_CUDNN_FAKE_CUDNN_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The status codes that StarPU prints, and the calls of the oldest interface
  * that it makes at its start and end. */
-#ifndef IZ_STANDIN_CUBLAS_H
-#define IZ_STANDIN_CUBLAS_H
+#ifndef IZ_TESTS_FAKE_STANDIN_INCLUDE_CUBLAS_H
+#define IZ_TESTS_FAKE_STANDIN_INCLUDE_CUBLAS_H
 
 #include <cuda_runtime_api.h>
 

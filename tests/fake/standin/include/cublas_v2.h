@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The handles that StarPU makes for each worker.  There is no arithmetic: the
  * stand-in's kernels are those of the CPU. */
-#ifndef IZ_STANDIN_CUBLAS_V2_H
-#define IZ_STANDIN_CUBLAS_V2_H
+#ifndef IZ_TESTS_FAKE_STANDIN_INCLUDE_CUBLAS_V2_H
+#define IZ_TESTS_FAKE_STANDIN_INCLUDE_CUBLAS_V2_H
 
 #include <cublas.h>
 

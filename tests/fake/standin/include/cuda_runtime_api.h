@@ -2,8 +2,8 @@
 /* The part of the CUDA runtime that the stand-in (tests/standin) has, with
  * CUDA's names and meanings and layouts of its own: never mix it with NVIDIA's
  * headers or libraries. */
-#ifndef IZ_STANDIN_CUDA_RUNTIME_API_H
-#define IZ_STANDIN_CUDA_RUNTIME_API_H
+#ifndef IZ_TESTS_FAKE_STANDIN_INCLUDE_CUDA_RUNTIME_API_H
+#define IZ_TESTS_FAKE_STANDIN_INCLUDE_CUDA_RUNTIME_API_H
 
 #include <stddef.h>
 

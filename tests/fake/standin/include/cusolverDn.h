@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A type that StarPU's headers name; the library does not exist here. */
-#ifndef IZ_STANDIN_CUSOLVER_DN_H
-#define IZ_STANDIN_CUSOLVER_DN_H
+#ifndef IZ_TESTS_FAKE_STANDIN_INCLUDE_CUSOLVERDN_H
+#define IZ_TESTS_FAKE_STANDIN_INCLUDE_CUSOLVERDN_H
 
 #include <cusolver_common.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The part of NCCL that the stand-in (tests/standin) has, with NCCL's names
  * and meanings. */
-#ifndef IZ_STANDIN_NCCL_H
-#define IZ_STANDIN_NCCL_H
+#ifndef IZ_TESTS_FAKE_STANDIN_INCLUDE_NCCL_H
+#define IZ_TESTS_FAKE_STANDIN_INCLUDE_NCCL_H
 
 #include <cuda_runtime_api.h>
 

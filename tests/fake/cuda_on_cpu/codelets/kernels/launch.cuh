@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The interface of codelets/launch.cuh on a CPU, for files compiled as C++ with
- * this folder before the root.  It has what our kernels use of CUDA and no
- * more.
+/* The interface of codelets/kernels/launch.cuh on a CPU, for files compiled as
+ * C++ with this folder before the root.  It has what our kernels use of CUDA
+ * and no more.
  */
-#ifndef IZ_CODELETS_LAUNCH_CUH
-#define IZ_CODELETS_LAUNCH_CUH
+#ifndef IZ_TESTS_FAKE_CUDA_ON_CPU_CODELETS_KERNELS_LAUNCH_CUH
+#define IZ_TESTS_FAKE_CUDA_ON_CPU_CODELETS_KERNELS_LAUNCH_CUH
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "codelets/build.h"
-#include "codelets/dtype.h"
-#include "codelets/half.h"
-#include "tests/cuda_on_cpu/emulate.h"
+#include "codelets/base/build.h"
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/half.h"
+#include "tests/fake/cuda_on_cpu/emulate.h"
 
-#include "codelets/die.h"
+#include "codelets/base/die.h"
 
 #define __global__
 #define __device__
@@ -357,6 +357,6 @@ static inline float rsqrtf(float a)
     return 1 / sqrtf(a);
 }
 
-#include "codelets/reduce.cuh"
+#include "codelets/kernels/reduce.cuh"
 
 #endif

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* codelets/mma.cuh for kernels that run on the CPU: the same movement of data,
- * lane by lane.  The lanes of a warp meet where the instruction would make them
- * meet.  A copy to shared memory arrives as late as it may: until its wait, the
- * destination holds NaN.  Blocks are one-dimensional. */
-#ifndef IZ_CODELETS_MMA_CUH
-#define IZ_CODELETS_MMA_CUH
+/* codelets/kernels/mma.cuh for kernels that run on the CPU: the same movement
+ * of data, lane by lane.  The lanes of a warp meet where the instruction would
+ * make them meet.  A copy to shared memory arrives as late as it may: until its
+ * wait, the destination holds NaN.  Blocks are one-dimensional. */
+#ifndef IZ_TESTS_FAKE_CUDA_ON_CPU_CODELETS_KERNELS_MMA_CUH
+#define IZ_TESTS_FAKE_CUDA_ON_CPU_CODELETS_KERNELS_MMA_CUH
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "codelets/dtype.h"
-#include "codelets/half.h"
-#include "codelets/launch.cuh"
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/half.h"
+#include "codelets/kernels/launch.cuh"
 
 enum { COPIES = 256 };
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The emulation itself: what it computes, and that it catches the faults it is
  * there to catch. */
-#include "codelets/launch.cuh"
-#include "codelets/mma.cuh"
-#include "tests/cuda_on_cpu/device.h"
+#include "codelets/kernels/launch.cuh"
+#include "codelets/kernels/mma.cuh"
+#include "tests/fake/cuda_on_cpu/device.h"
 
 #include <setjmp.h>
 #include <signal.h>
