@@ -77,15 +77,11 @@ static void plan_group(struct iz_plan *p, const struct iz_config *c,
     g->chunks = part[0].chunks;
     g->frozen = part[1];
     plan_rows(p, m, u);
-    int ties = 0;
-    for (int v = 0; v < m->n_units; v++)
-        ties += m->unit[v].tied_unit == u && iz_unit_ties_trained(m, v);
-    g->tied = ties > 0;
     bool many = p->micro_batches > 1;
-    g->split_accum = g->tied && many;
-    g->direct = c->zero.stage <= 1 && !many && p->slices == 1 && !g->tied &&
+    g->split_accum = g->ties && many;
+    g->direct = c->zero.stage <= 1 && !many && p->slices == 1 && !g->ties &&
                 !p->grads_down;
-    g->contributions = p->micro_batches * (g->split_accum ? 1 : 1 + ties);
+    g->contributions = p->micro_batches * (g->split_accum ? 1 : 1 + g->ties);
     g->sums_squares = sums_squares(p, g);
 }
 
@@ -313,6 +309,9 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     }
     plan_schedule(p, c);
     plan_stage(p, c);
+    for (int u = 0; u < m->n_units; u++)
+        if (iz_unit_ties_trained(m, u))
+            p->group[m->unit[u].tied_unit].ties++;
     for (int u = 0; u < m->n_units; u++)
         plan_group(p, c, m, u);
     iz_plan_split(p, c);

@@ -31,7 +31,7 @@ struct iz_plan_group {
                         the host, the others by the GPU, with states there */
     struct iz_plan_frozen frozen;
     int ring;          /* which ring of gathered units and of unit gradients */
-    bool tied;         /* another unit uses one of its parameters too */
+    int ties;          /* other units that use one of its parameters too */
     bool split_accum;  /* ... and has an accumulator of its own */
     bool direct;       /* backward writes the gradient itself, no ring */
     int contributions; /* of a step to an accumulator */
