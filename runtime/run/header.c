@@ -12,9 +12,10 @@
 #include "runtime/base/environment.h"
 #include "runtime/run/state.h"
 
+enum { LEAST = 64, USUAL = 8192 }; /* side of a yardstick */
+
 int iz_run_yardstick(void)
 {
-    enum { USUAL = 8192, LEAST = 64 };
     bool asked = getenv("IZ_YARDSTICK") != NULL;
     int n = iz_environment_number("IZ_YARDSTICK", asked ? -1 : USUAL);
     return n < LEAST || n > USUAL ? -1 : n;
@@ -37,12 +38,18 @@ static double measure_gpu(struct rate_arg *a, struct iz_exec *x)
     return rate;
 }
 
+/* A smaller yardstick is for less time. */
+static double measure_core(const struct iz_exec *x)
+{
+    double seconds = 0.15 * iz_run_yardstick() / USUAL;
+    return x->narrow ? iz_gemm16_rate(512, 1536, 384, seconds)
+                     : iz_blas_rate(512, 1536, 384, seconds);
+}
+
 static void measure(void *arg, int i, struct iz_exec *x)
 {
     struct rate_arg *a = arg;
-    a->rate[i] = x->backend == IZ_CUDA ? measure_gpu(a, x)
-                 : x->narrow           ? iz_gemm16_rate(512, 1536, 384, 0.15)
-                                       : iz_blas_rate(512, 1536, 384, 0.15);
+    a->rate[i] = x->backend == IZ_CUDA ? measure_gpu(a, x) : measure_core(x);
 }
 
 void iz_run_measure(struct run *r)

@@ -53,7 +53,8 @@ void iz_run_print_plan(const struct run *r);
 /* Those that were started, or that a plan is for. */
 int iz_run_ranks(const struct run *r);
 /* Rows and columns of the product that a GPU is measured with, or less than 0
- * if IZ_YARDSTICK is none: a debugging tool takes long for a large one. */
+ * if IZ_YARDSTICK is none: a debugging tool takes long for a large one.  A core
+ * is measured for a time in proportion. */
 int iz_run_yardstick(void);
 /* The rate of matrix products on this rank's GPU or on all its workers. */
 void iz_run_measure(struct run *r);
