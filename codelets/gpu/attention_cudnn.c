@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
-#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/gpu/cudnn.h"
 #include "codelets/kernels/launch.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "codelets/gpu/attention_cudnn.h"
-#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.h"
 #include "codelets/ops/gpu_ops.h"
 

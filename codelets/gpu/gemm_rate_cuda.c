@@ -7,7 +7,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
-#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.h"
 
 /* Products between two looks at the clock, and random elements that the

@@ -17,7 +17,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
-#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.h"
 
 #define PLANS 512

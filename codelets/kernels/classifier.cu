@@ -6,7 +6,7 @@
 
 #include <float.h>
 
-#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.cuh"
 #include "codelets/kernels/launch.h"
 

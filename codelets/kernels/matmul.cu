@@ -4,7 +4,7 @@
  * rows that a product is added to. */
 #include <assert.h>
 
-#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.cuh"
 
 enum { WARPS = 8 };

@@ -11,7 +11,6 @@
 
 #include "codelets/base/build.h"
 #include "codelets/base/die.h"
-#include "codelets/gpu/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
 #include "codelets/ops/row_math.h"
 

@@ -12,7 +12,7 @@
 
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
-#include "codelets/task/task.h"
+#include "codelets/base/clock.h"
 
 /* Extensions of OpenBLAS and BLIS; absent in other libraries, so looked up. */
 static void *symbol(const char *name)

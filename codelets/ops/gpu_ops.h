@@ -21,6 +21,10 @@ IZ_C_BEGIN
  * shapes that were asked for take 256 bytes or none. */
 #define IZ_CUDNN_SCRATCH (INT64_C(1) << 16)
 
+/* Workspace of a product: 32 MiB, as NVIDIA recommends for compute capability
+ * 9, and room to align. */
+#define IZ_PRODUCT_SCRATCH ((int64_t)(32 << 20) + 256)
+
 struct iz_cuda_ops {
     void (*matmul_fwd)(struct iz_exec *x, struct iz_view y, struct iz_view r,
                        struct iz_view a, const struct iz_linear *l,

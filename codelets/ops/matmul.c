@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "codelets/base/build.h"
-#include "codelets/gpu/cuda_lib.h"
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gpu_ops.h"
 #include "codelets/ops/matmul_16.h"

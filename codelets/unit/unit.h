@@ -5,7 +5,6 @@
 #define IZ_CODELETS_UNIT_UNIT_H
 
 #include "codelets/ops/ops.h"
-#include "codelets/task/task.h"
 #include "codelets/unit/layer.h"
 
 enum iz_unit_call {

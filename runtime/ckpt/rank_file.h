@@ -8,8 +8,7 @@
 
 #include <stdint.h>
 
-/* Elements of a block: the unit of hashing and of reading. */
-#define IZ_BLOCK (1 << 20)
+#include "runtime/plan/bytes.h"
 
 /* Elements [first, first + count) of the array `name` of `total` elements. */
 struct iz_piece {

@@ -147,10 +147,10 @@ int iz_coll_refuser(struct iz_coll *c, bool refuses);
 
 /* Bytes of scratch that the collectives need for shards of at most
  * `shard_bytes`; allocated at first use, counted by the planner. */
-int64_t iz_coll_scratch_bytes(const struct iz_coll *c, int64_t shard_bytes);
+int64_t iz_coll_scratch_bytes(int ranks, int64_t shard_bytes);
 /* Bytes per peer and piece of a reduce-scatter of such shards: whole blocks of
  * the norm, or all of a shard. */
-int64_t iz_coll_piece_bytes(const struct iz_coll *c, int64_t shard_bytes);
+int64_t iz_coll_piece_bytes(int ranks, int64_t shard_bytes);
 /* The pieces that a reduce-scatter really takes: shorter ones, more of them in
  * flight, in the same scratch, where some ranks are on other hosts. */
 struct iz_coll_cut {

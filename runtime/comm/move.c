@@ -350,7 +350,7 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
         *norm2 = 0;
     if (bytes == 0)
         return;
-    need_scratch(c, iz_coll_scratch_bytes(c, bytes), what);
+    need_scratch(c, iz_coll_scratch_bytes(c->size, bytes), what);
     d.direct = direct_source(&d);
     count(c, all - own, own * (c->size - 1));
     iz_near_enter(c, full);

@@ -14,9 +14,9 @@
 
 /* Many peers get smaller pieces, so that the scratch stays bounded until the
  * messages become too small. */
-int64_t iz_coll_piece_bytes(const struct iz_coll *c, int64_t shard_bytes)
+int64_t iz_coll_piece_bytes(int ranks, int64_t shard_bytes)
 {
-    int64_t peers = c->size - 1;
+    int64_t peers = ranks - 1;
     int64_t piece = peers == 1 ? REDUCE_ALONE : REDUCE_PIECE;
 
     if (piece * peers > REDUCE_TOTAL)
@@ -26,16 +26,16 @@ int64_t iz_coll_piece_bytes(const struct iz_coll *c, int64_t shard_bytes)
     return min64(piece, (shard_bytes + 63) / 64 * 64);
 }
 
-int64_t iz_coll_scratch_bytes(const struct iz_coll *c, int64_t shard_bytes)
+int64_t iz_coll_scratch_bytes(int ranks, int64_t shard_bytes)
 {
-    return 2 * (c->size - 1) * iz_coll_piece_bytes(c, shard_bytes);
+    return 2 * (ranks - 1) * iz_coll_piece_bytes(ranks, shard_bytes);
 }
 
 /* A message over a network waits for its receiver's answer, which queues behind
  * what is under way: with too few in flight the link is idle meanwhile. */
 struct iz_coll_cut iz_coll_cut(const struct iz_coll *c, int64_t shard_bytes)
 {
-    int64_t piece = iz_coll_piece_bytes(c, shard_bytes);
+    int64_t piece = iz_coll_piece_bytes(c->size, shard_bytes);
     int64_t half = piece / 2 / REDUCE_STEP * REDUCE_STEP;
 
     if (c->local_size == c->size || half < REDUCE_LEAST)

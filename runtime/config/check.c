@@ -93,7 +93,7 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
         iz_fault(f, "run.cpu_products",
                  "bf16, but parameters are %s; set bf16.enabled",
                  names[c->dtype]);
-    if (c->run.fused == IZ_FUSED_CUDNN && c->dtype == IZ_F32)
+    if (c->run.gpu_attention == IZ_ATTENTION_CUDNN && c->dtype == IZ_F32)
         iz_fault(f, "run.gpu_attention",
                  "cudnn, but parameters are fp32, which cuDNN would round: set "
                  "bf16.enabled or fp16.enabled, or use own");

@@ -28,7 +28,7 @@ enum iz_device_kind { IZ_DEVICE_AUTO, IZ_DEVICE_CUDA, IZ_DEVICE_CPU };
 enum iz_comm { IZ_COMM_AUTO, IZ_COMM_NCCL, IZ_COMM_MPI };
 enum iz_product_type { IZ_PRODUCTS_AUTO, IZ_PRODUCTS_F32, IZ_PRODUCTS_BF16 };
 /* Whose kernels do on a GPU what is fused: attention's forward. */
-enum iz_fused_by { IZ_FUSED_AUTO, IZ_FUSED_OWN, IZ_FUSED_CUDNN };
+enum iz_attention_by { IZ_ATTENTION_AUTO, IZ_ATTENTION_OWN, IZ_ATTENTION_CUDNN };
 enum iz_host_comm { IZ_HOST_AUTO, IZ_HOST_MEMORY, IZ_HOST_MESSAGES };
 enum iz_recompute { IZ_RECOMPUTE_AUTO, IZ_RECOMPUTE_FULL, IZ_RECOMPUTE_NONE };
 
@@ -107,7 +107,7 @@ struct iz_run_config {
     enum iz_comm comm;                 /* between GPUs */
     enum iz_host_comm host_comm;       /* between ranks of one host */
     enum iz_product_type cpu_products; /* with bf16 weights on a CPU */
-    enum iz_fused_by fused;            /* on a GPU */
+    enum iz_attention_by gpu_attention;            /* on a GPU */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */
     int64_t device_memory_limit_bytes; /* of the GPU; 0 = what is free */
     int workers; /* compute workers of each rank; 0 = its cores */

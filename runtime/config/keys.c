@@ -269,7 +269,7 @@ const struct iz_key iz_config_keys[] = {
          "product, bf16 rounds its other operand; sums are fp32. auto: bf16 "
          "where the model's products are faster in a quick measurement at the "
          "start; a resumed run keeps what it began with."),
-    WORD("run.gpu_attention", c.run.fused, "auto|own|cudnn", "\"auto\"",
+    WORD("run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn", "\"auto\"",
          "On a GPU, with parameters of 16 bits: whose kernel does the forward "
          "of attention, ours or cuDNN's; the backward is ours. auto: own, for "
          "neither was timed on a GPU; a resumed run keeps what it had before, "

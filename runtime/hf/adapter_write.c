@@ -12,7 +12,7 @@
 
 #include "codelets/base/die.h"
 #include "runtime/base/json.h"
-#include "runtime/ckpt/shares.h"
+#include "runtime/comm/agree.h"
 #include "runtime/config/lora.h"
 #include "runtime/hf/folder.h"
 #include "runtime/hf/map.h"

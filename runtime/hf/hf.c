@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/progress.h"
-#include "runtime/ckpt/shares.h"
+#include "runtime/comm/agree.h"
 #include "runtime/config/lora.h"
 #include "runtime/config/published.h"
 #include "runtime/hf/adapter_write.h"

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "codelets/base/die.h"
-#include "runtime/ckpt/shares.h"
+#include "runtime/comm/agree.h"
 #include "runtime/config/published.h"
 #include "runtime/hf/folder.h"
 #include "runtime/hf/map.h"

@@ -4,6 +4,7 @@
 #ifndef IZ_RUNTIME_MACHINE_MACHINE_FILE_H
 #define IZ_RUNTIME_MACHINE_MACHINE_FILE_H
 
+#include "codelets/task/task.h"
 #include "runtime/plan/plan.h"
 
 /* All figures are sustained ones: what a large product, copy or message

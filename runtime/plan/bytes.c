@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of bytes by class and tier; see memory.h. */
-#include "runtime/tier/memory.h"
+/* The table of bytes by class and tier; see bytes.h. */
+#include "runtime/plan/bytes.h"
 
 const char *const iz_class_names[IZ_MEM_CLASSES] = {
     [IZ_MEM_PARAM] = "parameters",         [IZ_MEM_GRAD] = "gradients",

@@ -7,7 +7,6 @@
 
 #include "codelets/flat/flat.h"
 #include "codelets/flat/touched_rows.h"
-#include "runtime/ckpt/rank_file.h"
 #include "runtime/comm/coll.h"
 
 #define PAGE_BYTES 4096 /* of a disk */
@@ -238,10 +237,9 @@ void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
     int64_t shard = 0;
     for (int u = 0; u < p->n_groups; u++)
         shard = max64(shard, p->group[u].shard * 4);
-    struct iz_coll coll = {.size = p->ranks, .rank = p->rank};
     enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
     if (p->ranks > 1 && !p->target.nccl)
-        p->bytes.b[near][IZ_MEM_COMM] += iz_coll_scratch_bytes(&coll, shard);
+        p->bytes.b[near][IZ_MEM_COMM] += iz_coll_scratch_bytes(p->ranks, shard);
 }
 
 void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep)

@@ -7,7 +7,7 @@
 
 #include "codelets/unit/unit.h"
 #include "runtime/config/config.h"
-#include "runtime/tier/memory.h"
+#include "runtime/plan/bytes.h"
 
 /* Parameters that are never updated; the names mean what they do below. */
 struct iz_plan_frozen {

@@ -11,7 +11,6 @@
 #include "runtime/config/published.h"
 #include "runtime/config/rules.h"
 #include "runtime/hf/hf.h"
-#include "runtime/machine/fused.h"
 #include "runtime/run/state.h"
 
 /* Only one rank speaks about what is the same for all. */
@@ -104,6 +103,39 @@ static int open_data(struct run *r)
                         r->c.run.seed, val);
 }
 
+/* What the engine's tasks will want of cuDNN, and why it cannot be had. */
+struct attention_wish {
+    const struct iz_engine *e;
+    struct iz_refusal refusal;
+};
+
+/* A generated text's last token comes from one sample. */
+static void ask_cudnn(void *arg, int i, struct iz_exec *x)
+{
+    struct attention_wish *w = arg;
+    const struct iz_engine *e = w->e;
+    (void)i;
+    for (int u = 0; u < e->model->n_units; u++) {
+        iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, x,
+                    &w->refusal);
+        if (e->config->run.sample_tokens > 0)
+            iz_unit_ask(e->model, u, 1, e->plan.param_type, x, &w->refusal);
+    }
+}
+
+/* Asks cuDNN for all that the plan's tasks will want of it, and has it make
+ * that ready.  Collective. */
+static int prepare_attention(const struct run *r)
+{
+    struct attention_wish w = {.e = r->e};
+    if (!r->e->plan.target.cudnn)
+        return 0;
+    iz_graph_on_device(r->e->graph, ask_cudnn, &w);
+    return iz_arithmetic_refuse_cudnn(r->coll,
+                                      w.refusal.why[0] ? w.refusal.why : NULL,
+                                      r->arithmetic.attention_kept);
+}
+
 static int open_engine(struct run *r)
 {
     struct iz_train_config t = {.config = &r->c,
@@ -120,7 +152,7 @@ static int open_engine(struct run *r)
     if (!s)
         s = iz_run_agree(r, iz_coll_gpu_connect(r->coll), "the connections");
     if (!s)
-        s = iz_fused_prepare(r->e, r->fused_began);
+        s = prepare_attention(r);
     if (s)
         return s;
     int64_t opened = iz_now_ns();

@@ -107,7 +107,7 @@ static struct iz_binding *gather_bindings(const struct run *r)
 static void print_header(struct run *r, const struct iz_binding *bindings)
 {
     char blas[128], warning[256], product[32] = "";
-    if (r->products.narrow)
+    if (r->arithmetic.bf16_products)
         iz_gemm16_name(blas, sizeof(blas));
     else
         iz_blas_name(blas, sizeof(blas));
@@ -119,11 +119,11 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
            r->coll->size, r->coll->size > 1 ? "s" : "",
            iz_graph_scheduler(r->e->graph),
            r->place.device < 0 ? blas : r->place.info.name, r->gemm_rate * 1e-9,
-           r->products.narrow ? " of bf16" : product,
+           r->arithmetic.bf16_products ? " of bf16" : product,
            r->coll->size > 1 ? " on rank 0" : "");
     iz_binding_print(bindings, r->coll->size, stdout);
-    if (r->products.why[0])
-        printf("      products in fp32: %s\n", r->products.why);
+    if (r->arithmetic.why[0])
+        printf("      products in fp32: %s\n", r->arithmetic.why);
     print_place(r);
     iz_environment_print(stdout);
     if (r->why_messages)

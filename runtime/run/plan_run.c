@@ -9,7 +9,6 @@
 #include "codelets/ops/gemm.h"
 #include "runtime/base/environment.h"
 #include "runtime/config/rules.h"
-#include "runtime/machine/fused.h"
 #include "runtime/machine/machine_file.h"
 #include "runtime/run/state.h"
 
@@ -136,7 +135,7 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
             return -EINVAL;
         }
         *t = iz_place_target(&r->place, &r->c, r->workers);
-        t->narrow = r->products.narrow;
+        t->narrow = r->arithmetic.bf16_products;
         *limit =
             (struct iz_limits){.host = memory_limit(r),
                                .device = iz_place_memory(&r->place, &r->c),
@@ -257,16 +256,13 @@ int iz_run_prepare(struct run *r)
                          r->place.device < 0 ? NULL : r->place.info.pci,
                          &r->workers),
             "the list of cores");
-    struct iz_products_for on = {.workers = r->workers,
-                                 .resume = r->o.resume,
-                                 .gpu = r->place.device >= 0};
+    struct iz_arithmetic_for on = {.workers = r->workers,
+                                   .resume = r->o.resume,
+                                   .gpu = r->place.device >= 0};
     if (!s && !r->o.machine)
         s = iz_run_agree(
-            r, iz_products_choose(&r->products, &r->c, r->model, &on, r->coll),
+            r,
+            iz_arithmetic_choose(&r->arithmetic, &r->c, r->model, &on, r->coll),
             NULL);
-    struct iz_fused_for fused = {.resume = r->o.resume, .gpu = on.gpu};
-    if (!s && !r->o.machine)
-        s = iz_run_agree(
-            r, iz_fused_choose(&r->fused_began, &r->c, &fused, r->coll), NULL);
     return s ? s : make_plan(r);
 }

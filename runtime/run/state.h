@@ -6,7 +6,7 @@
 #include "runtime/ckpt/async.h"
 #include "runtime/machine/cores.h"
 #include "runtime/machine/gpu_choice.h"
-#include "runtime/machine/products.h"
+#include "runtime/machine/arithmetic.h"
 #include "runtime/report/metrics.h"
 #include "runtime/run/options.h"
 #include "runtime/run/run.h"
@@ -18,8 +18,7 @@ struct run {
     struct iz_coll *coll;
     struct iz_topo *topo;
     struct iz_place place;
-    struct iz_products products;
-    bool fused_began; /* run.gpu_attention is what a resumed run had before */
+    struct iz_arithmetic arithmetic;
     struct iz_model *model;
     struct iz_plan plan;
     struct iz_limits limit;

@@ -9,7 +9,7 @@
 #include "codelets/base/die.h"
 #include "codelets/flat/flat.h"
 #include "runtime/base/progress.h"
-#include "runtime/ckpt/shares.h"
+#include "runtime/comm/agree.h"
 #include "runtime/step/train.h"
 
 #define PIECE (1 << 18)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.h"
 #include "tests/codelets/gpu/scratch.h"
 #include "tests/fake/cublaslt.h"

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "codelets/gpu/attention_cudnn.h"
-#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.h"
 #include "tests/codelets/gpu/cudnn/fake_cudnn.h"
 #include "tests/codelets/gpu/dies.h"

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.h"
 #include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/gpu/dies.h"

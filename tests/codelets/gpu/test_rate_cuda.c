@@ -9,7 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "codelets/gpu/cuda_lib.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.h"
 
 /* What the measured code asked the runtime for. */

@@ -282,19 +282,16 @@ static void parts_may_have_different_lengths(void **state)
 
 static void scratch_is_bounded(void **state)
 {
-    struct iz_coll c = {.size = 1};
     const int64_t mib = 1 << 20;
 
     (void)state;
-    assert_int_equal(iz_coll_scratch_bytes(&c, mib * 100), 0);
-    c.size = 2;
-    assert_int_equal(iz_coll_scratch_bytes(&c, 0), 0);
-    assert_int_equal(iz_coll_scratch_bytes(&c, 100), 2 * 128);
-    assert_int_equal(iz_coll_scratch_bytes(&c, mib * 100), mib);
-    c.size = 3;
-    assert_int_equal(iz_coll_scratch_bytes(&c, mib * 100), mib);
-    for (c.size = 2; c.size <= 129; c.size++)
-        assert_true(iz_coll_scratch_bytes(&c, mib * 100) <= 16 * mib);
+    assert_int_equal(iz_coll_scratch_bytes(1, mib * 100), 0);
+    assert_int_equal(iz_coll_scratch_bytes(2, 0), 0);
+    assert_int_equal(iz_coll_scratch_bytes(2, 100), 2 * 128);
+    assert_int_equal(iz_coll_scratch_bytes(2, mib * 100), mib);
+    assert_int_equal(iz_coll_scratch_bytes(3, mib * 100), mib);
+    for (int ranks = 2; ranks <= 129; ranks++)
+        assert_true(iz_coll_scratch_bytes(ranks, mib * 100) <= 16 * mib);
 }
 
 /* Of fp32 and of 16 bits, or the norm's order would depend on the pieces. */
@@ -306,14 +303,14 @@ static void pieces_are_whole_blocks_of_the_norm(void **state)
     for (; c.size <= 300; c.size++) {
         c.local_size = c.size; /* all on one host */
         assert_int_equal(iz_coll_cut(&c, 1 << 30).bytes,
-                         iz_coll_piece_bytes(&c, 1 << 30));
-        assert_int_equal(iz_coll_piece_bytes(&c, 1 << 30) % (4 * IZ_NORM_BLOCK),
+                         iz_coll_piece_bytes(c.size, 1 << 30));
+        assert_int_equal(iz_coll_piece_bytes(c.size, 1 << 30) % (4 * IZ_NORM_BLOCK),
                          0);
         c.local_size = 1;
         struct iz_coll_cut far = iz_coll_cut(&c, 1 << 30);
         assert_int_equal(far.bytes % (4 * IZ_NORM_BLOCK), 0);
         assert_true(far.in_flight * far.bytes * (c.size - 1) <=
-                    iz_coll_scratch_bytes(&c, 1 << 30));
+                    iz_coll_scratch_bytes(c.size, 1 << 30));
     }
 }
 

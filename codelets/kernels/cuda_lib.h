@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the CUDA ops share and nobody else sees: the libraries' handles of a
  * compute worker, and the matrix product that they are built of. */
-#ifndef IZ_CODELETS_GPU_CUDA_LIB_H
-#define IZ_CODELETS_GPU_CUDA_LIB_H
+#ifndef IZ_CODELETS_KERNELS_CUDA_LIB_H
+#define IZ_CODELETS_KERNELS_CUDA_LIB_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -53,9 +53,6 @@ struct iz_product {
  * cannot do ends the job. */
 bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
                      struct iz_view scratch);
-
-/* 32 MiB, as NVIDIA recommends for compute capability 9, and room to align. */
-#define IZ_PRODUCT_SCRATCH ((int64_t)(32 << 20) + 256)
 
 /* sum[j] = the sum of column j of dy, in fp32, rounded once: sum [1,N] of the
  * type of dy or fp32.  scratch as for a product. */

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Agreement of ranks; see agree.h. */
+#include "runtime/comm/agree.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/base/die.h"
+
+int64_t *iz_ckpt_gather(struct iz_coll *c, const int64_t *mine, int n)
+{
+    int64_t *all = calloc((size_t)c->size * (size_t)n + 1, sizeof *all);
+
+    if (!all)
+        iz_die("no memory for %d numbers of %d ranks", n, c->size);
+    if (n == 0)
+        return all;
+    memcpy(all + (int64_t)c->rank * n, mine, (size_t)n * sizeof *all);
+    iz_coll_all_gather(c, all, n * (int64_t)sizeof *all, "checkpoint");
+    return all;
+}
+
+int iz_ckpt_agree(struct iz_coll *c, int err)
+{
+    int64_t mine = err, *all;
+
+    if (iz_coll_all_ok(c, err == 0))
+        return 0;
+    all = iz_ckpt_gather(c, &mine, 1);
+    for (int i = c->size - 1; i >= 0; i--)
+        if (all[i])
+            err = (int)all[i];
+    free(all);
+    return err;
+}

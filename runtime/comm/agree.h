@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the ranks settle among themselves outside of steps: a few numbers of
+ * each, and one result for all. */
+#ifndef IZ_RUNTIME_COMM_AGREE_H
+#define IZ_RUNTIME_COMM_AGREE_H
+
+#include <stdint.h>
+
+#include "runtime/comm/coll.h"
+
+/* mine[n] of every rank, in order of ranks; malloc'ed.  All ranks. */
+int64_t *iz_ckpt_gather(struct iz_coll *c, const int64_t *mine, int n);
+
+/* The same result on all ranks: the error of the first rank that has one. */
+int iz_ckpt_agree(struct iz_coll *c, int err);
+
+#endif

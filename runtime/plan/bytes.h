@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bytes by class (what a buffer is for) and tier (where it lives).  The planner
+ * fills one such table by arithmetic, the allocations of a run fill another;
+ * they must be equal. */
+#ifndef IZ_RUNTIME_PLAN_BYTES_H
+#define IZ_RUNTIME_PLAN_BYTES_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+enum iz_class {
+    IZ_MEM_PARAM,     /* parameters: full or this rank's shards */
+    IZ_MEM_GRAD,      /* gradients, reduced */
+    IZ_MEM_STATE,     /* master (when parameters are 16 bit), m, v */
+    IZ_MEM_RING,      /* gathered units in flight */
+    IZ_MEM_GRAD_RING, /* unit gradients before their reduction */
+    IZ_MEM_BOUNDARY,  /* activations between units, and their gradients */
+    IZ_MEM_SAVED,     /* activations kept inside units */
+    IZ_MEM_SCRATCH,   /* of each compute worker */
+    IZ_MEM_STAGING,   /* buffers between nvme and the rest */
+    IZ_MEM_BATCH,     /* samples and scalars */
+    IZ_MEM_COMM,      /* receive buffers of collectives */
+    IZ_MEM_CLASSES
+};
+
+enum iz_tier { IZ_TIER_DEVICE, IZ_TIER_CPU, IZ_TIER_NVME, IZ_TIERS };
+
+extern const char *const iz_class_names[IZ_MEM_CLASSES];
+extern const char *const iz_tier_names[IZ_TIERS];
+
+struct iz_bytes {
+    int64_t b[IZ_TIERS][IZ_MEM_CLASSES];
+};
+
+int64_t iz_bytes_tier(const struct iz_bytes *t, enum iz_tier tier);
+/* The table as text, MiB, one line per class that is not empty. */
+void iz_bytes_print(const struct iz_bytes *t, FILE *out);
+
+/* Elements of a block of a checkpoint, which has a hash of its own and passes
+ * through a buffer as a whole. */
+#define IZ_BLOCK (1 << 20)
+
+#endif

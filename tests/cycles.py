@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Looks for cycles of calls between the files of a library, and for calls into
+a room above: what the linker sees, so inline functions of headers count too.
+
+usage: tests/cycles.py ROOMS LIBRARY...
+ROOMS has one room a line, the lowest first; tests/layers.sh holds the list."""
+import pathlib
+import re
+import subprocess
+import sys
+
+
+def symbols(library):
+    """Yields (object, letter, name) of nm for each member of an archive."""
+    out = subprocess.run(["nm", "-A", "-P", library], check=True,
+                         capture_output=True, text=True).stdout
+    for line in out.splitlines():
+        m = re.match(r"\S+?\[(\S+)\]:\s*(\S+)\s+(\w)", line)
+        if m:
+            yield m.group(1), m.group(3), m.group(2)
+
+
+def file_of(member):
+    """codelets_task_run.c.o: codelets/task/run.c, where the tree has it."""
+    parts = pathlib.Path(member).name.removesuffix(".o").split("_")
+    for cut in range(1, 4):
+        path = "/".join(parts[:cut]) + "/" + "_".join(parts[cut:])
+        if pathlib.Path(path).is_file():
+            return path
+    return None
+
+
+def calls(libraries):
+    """{file: {file it uses: a name that it uses of it}}."""
+    defined, wanted = {}, {}
+    for library in libraries:
+        for member, letter, name in symbols(library):
+            path = file_of(member)
+            if not path:
+                continue
+            if letter == "U":
+                wanted.setdefault(path, set()).add(name)
+            elif letter in "TDBRC":
+                defined[name] = path
+    return {path: {defined[n]: n for n in sorted(names)
+                   if n in defined and defined[n] != path}
+            for path, names in wanted.items()}
+
+
+def cycles(graph):
+    """The sets of files that reach each other (Tarjan's components)."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(v):
+        index[v] = low[v] = len(index)
+        stack.append(v)
+        for w in graph.get(v, ()):
+            if w not in index:
+                visit(w)
+                low[v] = min(low[v], low[w])
+            elif w in stack:
+                low[v] = min(low[v], index[w])
+        if low[v] == index[v]:
+            part = stack[stack.index(v):]
+            del stack[stack.index(v):]
+            if len(part) > 1:
+                found.append(sorted(part))
+
+    for v in list(graph):
+        if v not in index:
+            visit(v)
+    return found
+
+
+def main(rooms, *libraries):
+    order = {room: i for i, room in
+             enumerate(pathlib.Path(rooms).read_text().split())}
+    graph = calls(libraries)
+    assert graph, "no symbols: the libraries are not those of this tree"
+    bad = 0
+    for part in cycles(graph):
+        bad += 1
+        print("cycle of calls:")
+        for a in part:
+            for b, name in graph[a].items():
+                if b in part:
+                    print(f"    {a} -> {b} ({name})")
+    for a, uses in sorted(graph.items()):
+        for b, name in sorted(uses.items()):
+            room_a, room_b = (p.rpartition("/")[0] for p in (a, b))
+            if order.get(room_b, -1) > order.get(room_a, len(order)):
+                bad += 1
+                print(f"call upward: {a} -> {b} ({name})")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
