@@ -6,17 +6,11 @@
 #define _GNU_SOURCE /* process_vm_readv */
 
 #include <errno.h>
-#include <poll.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
@@ -51,43 +45,6 @@ static bool try_one(struct iz_coll *c, int r)
     return false;
 }
 
-/* Containers of one host may number their processes each in its own way. */
-static uint64_t pid_space(void)
-{
-    struct stat s;
-
-    return stat("/proc/self/ns/pid", &s) != 0 ? 0 : (uint64_t)s.st_ino;
-}
-
-/* A descriptor per near rank, which becomes readable when its process ends,
- * whether its parent has taken notice or not.  Without one (an old kernel, no
- * memory) the number of the process is asked for. */
-static void watch_others(struct iz_coll *c)
-{
-    struct iz_coll_state *s = c->state;
-    uint64_t here = s->seat[c->rank]->pid_space;
-
-    s->ends = malloc((size_t)c->size * sizeof *s->ends);
-    for (int r = 0; s->ends != NULL && r < c->size; r++) {
-        bool near = r != c->rank && s->seat[r] != NULL && here != 0 &&
-                    s->seat[r]->pid_space == here;
-
-        s->ends[r] =
-            near ? (int)syscall(SYS_pidfd_open, (pid_t)s->seat[r]->pid, 0) : -1;
-    }
-}
-
-void iz_near_close(struct iz_coll *c)
-{
-    struct iz_coll_state *s = c->state;
-
-    for (int r = 0; s->ends != NULL && r < c->size; r++)
-        if (s->ends[r] >= 0)
-            close(s->ends[r]);
-    free(s->ends);
-    s->ends = NULL;
-}
-
 bool iz_near_try(struct iz_coll *c)
 {
     static uint64_t own;
@@ -96,42 +53,17 @@ bool iz_near_try(struct iz_coll *c)
 
     own = token(c->rank);
     memset(s->seat[c->rank], 0, sizeof *s->seat[c->rank]);
-    s->seat[c->rank]->pid = getpid();
-    s->seat[c->rank]->pid_space = pid_space();
+    iz_gone_show(c);
     s->seat[c->rank]->full = (uint64_t)(uintptr_t)&own;
     /* Where Yama restricts reading to parents; the other ranks are none. */
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
     iz_coll_barrier(c, "memory that can be read");
-    watch_others(c);
-    s->seated = true;
+    iz_gone_watch(c);
     for (int r = 0; r < c->size && ok; r++)
         if (r != c->rank && s->seat[r] != NULL)
             ok = try_one(c, r);
     iz_coll_barrier(c, "memory that was read");
     return ok;
-}
-
-static bool has_ended(const struct iz_coll *c, int r)
-{
-    const struct iz_coll_state *s = c->state;
-    struct pollfd end = {.fd = s->ends == NULL ? -1 : s->ends[r],
-                         .events = POLLIN};
-
-    if (end.fd >= 0)
-        return poll(&end, 1, 0) > 0;
-    return s->seat[r]->pid_space != 0 &&
-           s->seat[r]->pid_space == s->seat[c->rank]->pid_space &&
-           kill((pid_t)s->seat[r]->pid, 0) != 0 && errno == ESRCH;
-}
-
-int iz_near_lost(const struct iz_coll *c)
-{
-    const struct iz_coll_state *s = c->state;
-
-    for (int r = 0; s->seated && r < c->size; r++)
-        if (r != c->rank && s->seat[r] != NULL && has_ended(c, r))
-            return r;
-    return -1;
 }
 
 void iz_near_forbid(void)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of the collectives share; nobody else includes it.
- * mpi.c starts MPI and sends messages, near.c reads the memory of
- * ranks of the same host, move.c moves and sums buffers with both. */
+/* What the files of the collectives share; nobody else includes it.  Each calls
+ * only those before it: gone.c sees that a rank of this host has ended, wait.c
+ * waits, mpi.c sends messages, near.c reads the memory of ranks of the same
+ * host, open.c starts and ends all that, move.c moves and sums buffers. */
 #ifndef IZ_RUNTIME_COMM_STATE_H
 #define IZ_RUNTIME_COMM_STATE_H
 
@@ -13,7 +14,19 @@
 #include "codelets/base/futex.h"
 #include "runtime/comm/coll.h"
 
-/* ---- mpi.c ---- */
+/* ---- gone.c ---- */
+
+/* Writes into its seat which process this rank is. */
+void iz_gone_show(struct iz_coll *c);
+/* From now on ends of the others' processes are noticed; the seats are filled
+ * in. */
+void iz_gone_watch(struct iz_coll *c);
+/* After the last collective. */
+void iz_gone_close(struct iz_coll *c);
+/* A rank of this host whose process has ended, or -1. */
+int iz_gone_rank(const struct iz_coll *c);
+
+/* ---- wait.c ---- */
 
 enum iz_coll_kind {
     IZ_COLL_ALL_GATHER,
@@ -25,8 +38,6 @@ enum iz_coll_kind {
     IZ_COLL_NOTE
 };
 
-struct iz_requests; /* MPI's */
-
 /* Every collective starts with this. */
 void iz_coll_begin(struct iz_coll *c, enum iz_coll_kind kind, int64_t bytes,
                    const char *what);
@@ -35,6 +46,14 @@ void iz_coll_begin(struct iz_coll *c, enum iz_coll_kind kind, int64_t bytes,
  * longer with time, and ends the job after the time-out, or when a rank of this
  * host is gone. */
 void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what);
+
+/* How long the next nap is in a wait that has lasted so long; 0: go on looking.
+ */
+long iz_coll_nap_ns(double waited_s);
+
+/* ---- mpi.c ---- */
+
+struct iz_requests; /* MPI's */
 
 /* One turn of a wait for a near rank, which wakes this one: `seen` is what
  * iz_futex_look(f) gave before what is waited for was missing.  Lets messages
@@ -52,6 +71,8 @@ struct iz_flight {
     int n[IZ_FLIGHT_GROUPS];
 };
 
+int iz_flight_open(struct iz_coll *c); /* -ENOMEM, nothing printed */
+void iz_flight_close(struct iz_coll *c);
 void iz_flight_recv(struct iz_flight *f, int group, void *p, int64_t bytes,
                     int from);
 void iz_flight_send(struct iz_flight *f, int group, const void *p,
@@ -77,10 +98,6 @@ struct iz_seat {
 bool iz_near_try(struct iz_coll *c);
 /* Takes back what iz_near_try allowed to others. */
 void iz_near_forbid(void);
-/* A rank of this host whose process has ended, or -1. */
-int iz_near_lost(const struct iz_coll *c);
-/* After the last collective. */
-void iz_near_close(struct iz_coll *c);
 /* From now on the others may read `full` as this rank's. */
 void iz_near_enter(struct iz_coll *c, const void *full);
 /* Ends when all of the host have read what they need. */
@@ -96,7 +113,8 @@ void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
 
 struct iz_coll_state {
     struct iz_requests *requests;
-    const void **piece; /* size: what is summed, in rank order */
+    struct iz_windows *windows; /* open.c's, MPI's */
+    const void **piece;         /* size: what is summed, in rank order */
     char *scratch;
     int64_t scratch_bytes;
 

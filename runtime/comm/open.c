@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Start and end of the ranks: MPI, which rank is on which host, what the ranks
+ * of a host share, and how a rank that fails ends the others. */
+#include <errno.h>
+#include <mpi.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "codelets/base/die.h"
+#include "runtime/comm/state.h"
+
+enum { SEAT_BYTES = 4096 };
+enum { ABORT_S = 5 }; /* how long MPI_Abort may take */
+enum { TURNS = 16, TURNS_A_SECOND = 10 };
+
+struct iz_windows {
+    MPI_Win seats; /* memory that the ranks of a host share */
+};
+
+static volatile sig_atomic_t abort_status;
+
+static void end_alone(int sig)
+{
+    (void)sig;
+    _exit(abort_status);
+}
+
+/* MPI_Abort tells the launcher to end all ranks.  It may hang: Open MPI 4.1's
+ * launcher loses a rank's last message now and then ("Data unpack ..."), and
+ * the rank waits for its receipt.  The alarm then ends at least this rank, with
+ * its own status, and the launcher notices.  And that launcher may crash on a
+ * message that comes while it ends: where all ranks' waits end at the same
+ * time, the first one's call ends the others in their turns. */
+static void abort_ranks(int status)
+{
+    int rank = 0;
+
+    abort_status = status;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    signal(SIGTERM, SIG_DFL); /* a run would finish its step */
+    rank = rank < TURNS ? rank : TURNS;
+    nanosleep(&(struct timespec){.tv_sec = rank / TURNS_A_SECOND,
+                                 .tv_nsec = rank % TURNS_A_SECOND *
+                                            (1000000000L / TURNS_A_SECOND)},
+              NULL);
+    signal(SIGALRM, end_alone);
+    alarm(ABORT_S);
+    MPI_Abort(MPI_COMM_WORLD, status);
+}
+
+static int start_mpi(int *argc, char ***argv)
+{
+    int level = MPI_THREAD_SINGLE;
+
+    if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level) !=
+        MPI_SUCCESS) {
+        fprintf(stderr, "izar: MPI does not start\n");
+        return -EIO;
+    }
+    if (level < MPI_THREAD_SERIALIZED) {
+        fprintf(stderr, "izar: this MPI may be called from the main thread "
+                        "only; it must offer MPI_THREAD_SERIALIZED\n");
+        return -ENOTSUP;
+    }
+    return 0;
+}
+
+/* From here on, errors are ours to report. */
+static void find_ranks(struct iz_coll *c, MPI_Comm *host)
+{
+    MPI_Comm_rank(MPI_COMM_WORLD, &c->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &c->size);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL,
+                        host);
+    MPI_Comm_rank(*host, &c->local_rank);
+    MPI_Comm_size(*host, &c->local_size);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(*host, MPI_ERRORS_RETURN);
+}
+
+/* Which rank is where. */
+static void find_hosts(struct iz_coll *c, MPI_Comm host)
+{
+    struct iz_coll_state *s = c->state;
+    int first = c->rank;
+
+    MPI_Bcast(&first, 1, MPI_INT, 0, host);
+    MPI_Allgather(&first, 1, MPI_INT, s->host, 1, MPI_INT, MPI_COMM_WORLD);
+    MPI_Allgather(&c->local_rank, 1, MPI_INT, s->index, 1, MPI_INT,
+                  MPI_COMM_WORLD);
+}
+
+int iz_coll_host(const struct iz_coll *c, int r)
+{
+    return c->state->host[r];
+}
+
+/* A few cache lines of each rank that all ranks of the host see. */
+static bool find_seats(struct iz_coll *c, MPI_Comm host)
+{
+    struct iz_coll_state *s = c->state;
+    struct iz_seat *own = NULL;
+    MPI_Info info;
+    int rc;
+
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "alloc_shared_noncontig", "true"); /* pages apart */
+    rc = MPI_Win_allocate_shared(SEAT_BYTES, 1, info, host, &own,
+                                 &s->windows->seats);
+    MPI_Info_free(&info);
+    if (rc != MPI_SUCCESS) {
+        s->windows->seats = MPI_WIN_NULL;
+        snprintf(s->why, sizeof s->why, "MPI shares no memory on this host");
+        return false;
+    }
+    for (int r = 0; r < c->size; r++) {
+        MPI_Aint bytes;
+        int unit;
+
+        if (s->host[r] == s->host[c->rank] &&
+            (MPI_Win_shared_query(s->windows->seats, s->index[r], &bytes, &unit,
+                                  &s->seat[r]) != MPI_SUCCESS ||
+             !s->seat[r])) {
+            snprintf(s->why, sizeof s->why,
+                     "MPI does not show what ranks share");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Reading each other's memory is for all ranks or for none. */
+static void find_near(struct iz_coll *c, MPI_Comm host)
+{
+    struct iz_coll_state *s = c->state;
+    int can, most = 0;
+
+    MPI_Allreduce(&c->local_size, &most, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    s->can_near = most == 1; /* there is nobody whose memory to read */
+    if (most == 1)
+        return;
+    can = iz_coll_all_ok(c, find_seats(c, host)) && iz_near_try(c);
+    s->can_near = iz_coll_all_ok(c, can != 0);
+    if (can && !s->can_near)
+        snprintf(s->why, sizeof s->why, "it cannot be read on another host");
+}
+
+const char *iz_coll_near(struct iz_coll *c, bool wanted)
+{
+    c->state->near = wanted && c->state->can_near &&
+                     c->state->windows->seats != MPI_WIN_NULL;
+    if (!c->state->near)
+        iz_near_forbid();
+    return c->state->can_near ? NULL : c->state->why;
+}
+
+static void set_ending(const struct iz_coll *c)
+{
+    char prefix[32] = "";
+
+    if (c->size > 1)
+        snprintf(prefix, sizeof prefix, "rank %d: ", c->rank);
+    iz_die_set(prefix, abort_ranks);
+}
+
+static int make_state(struct iz_coll *c)
+{
+    struct iz_coll_state *s = calloc(1, sizeof *s);
+    size_t size = (size_t)c->size;
+
+    c->state = s;
+    if (s == NULL)
+        return -ENOMEM;
+    s->windows = calloc(1, sizeof *s->windows);
+    s->piece = calloc(size, sizeof *s->piece);
+    c->first = calloc(size + 1, sizeof *c->first);
+    s->host = calloc(size, sizeof *s->host);
+    s->index = calloc(size, sizeof *s->index);
+    s->seat = calloc(size, sizeof *s->seat);
+    if (s->windows == NULL || s->piece == NULL || s->host == NULL ||
+        c->first == NULL || s->index == NULL || s->seat == NULL)
+        return -ENOMEM;
+    s->windows->seats = MPI_WIN_NULL;
+    return iz_flight_open(c);
+}
+
+int iz_coll_open(struct iz_coll **out, int *argc, char ***argv)
+{
+    struct iz_coll *c = calloc(1, sizeof *c);
+    int err = c == NULL ? -ENOMEM : start_mpi(argc, argv);
+    MPI_Comm host = MPI_COMM_NULL;
+
+    if (err == 0) {
+        find_ranks(c, &host);
+        set_ending(c);
+        err = make_state(c);
+    }
+    if (err == 0) {
+        find_hosts(c, host);
+        find_near(c, host);
+        iz_coll_near(c, true);
+        c->order_hash = 0; /* what follows is the caller's */
+    }
+    if (host != MPI_COMM_NULL)
+        MPI_Comm_free(&host);
+    if (err == -ENOMEM)
+        fprintf(stderr, "izar: no memory for the state of the ranks\n");
+    if (err != 0)
+        iz_coll_close(&c);
+    *out = c;
+    return err;
+}
+
+static void finalize_mpi(void)
+{
+    int started = 0, ended = 0;
+
+    MPI_Initialized(&started);
+    MPI_Finalized(&ended);
+    if (started && !ended)
+        MPI_Finalize();
+}
+
+static void free_state(struct iz_coll_state *s)
+{
+    free(s->windows);
+    free(s->piece);
+    free(s->scratch);
+    free(s->host);
+    free(s->index);
+    free(s->seat);
+    free(s);
+}
+
+void iz_coll_close(struct iz_coll **c)
+{
+    struct iz_coll_state *s = *c == NULL ? NULL : (*c)->state;
+
+    if (*c == NULL)
+        return;
+    iz_die_set("", NULL);
+    if (s != NULL && s->windows != NULL && s->windows->seats != MPI_WIN_NULL)
+        MPI_Win_free(&s->windows->seats);
+    finalize_mpi();
+    if (s != NULL) {
+        iz_gone_close(*c);
+        iz_flight_close(*c);
+        free_state(s);
+    }
+    free((*c)->first);
+    free(*c);
+    *c = NULL;
+}
