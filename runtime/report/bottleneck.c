@@ -15,7 +15,7 @@ const char *const iz_limit_names[IZ_LIMITS] = {
     [IZ_LIMIT_GAPS] = "gaps",
 };
 
-enum iz_use iz_limit_loss(const struct iz_usage_total *u)
+enum iz_use iz_limit_loss(const struct iz_time_total *u)
 {
     enum iz_use most = IZ_USES;
     double share = IZ_LIMIT_COST;
@@ -27,7 +27,7 @@ enum iz_use iz_limit_loss(const struct iz_usage_total *u)
     return most;
 }
 
-static enum iz_limit link_limit(const struct iz_usage_total *u, enum iz_use c,
+static enum iz_limit link_limit(const struct iz_time_total *u, enum iz_use c,
                                 enum iz_limit full)
 {
     return u->busy[c] >= IZ_LIMIT_FULL ? full : IZ_LIMIT_LATE;
@@ -35,7 +35,7 @@ static enum iz_limit link_limit(const struct iz_usage_total *u, enum iz_use c,
 
 enum iz_limit iz_limit_find(const struct iz_limit_measured *m)
 {
-    const struct iz_usage_total *u = &m->usage;
+    const struct iz_time_total *u = &m->usage;
     bool host_full = m->host_busy >= IZ_LIMIT_FULL;
     if (u->window_s <= 0)
         return IZ_LIMIT_UNKNOWN;

@@ -34,7 +34,7 @@ enum iz_limit {
 extern const char *const iz_limit_names[IZ_LIMITS];
 
 struct iz_limit_measured {
-    struct iz_usage_total usage;
+    struct iz_time_total usage;
     double host_busy;  /* mean of the host's workers beside a GPU, 0..1 */
     double submitting; /* part of the window that the main thread worked */
 };
@@ -49,7 +49,7 @@ struct iz_limit_setting {
 
 /* What the workers lose most time to: the largest share but that of the units,
  * IZ_USES where none reaches IZ_LIMIT_COST. */
-enum iz_use iz_limit_loss(const struct iz_usage_total *u);
+enum iz_use iz_limit_loss(const struct iz_time_total *u);
 enum iz_limit iz_limit_find(const struct iz_limit_measured *m);
 /* One sentence without "limited by: ": what, how much, and the setting. */
 void iz_limit_text(char *out, size_t size, const struct iz_limit_measured *m,

@@ -11,14 +11,12 @@
 #include <unistd.h>
 
 #include "runtime/base/progress.h"
-#include "runtime/report/overlap.h"
 #include "runtime/report/summary.h"
 #include "runtime/report/time_shares.h"
 
 struct iz_metrics {
     struct iz_engine *e;
-    struct iz_overlap *overlap;
-    struct iz_usage *usage; /* of the rank that speaks */
+    struct iz_time_shares *shares; /* of the rank that speaks */
     FILE *json, *tasks;
     bool quiet, tty;
     int columns; /* of the terminal */
@@ -63,9 +61,7 @@ int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
     m->tty = m->columns > 0;
     m->last_eval = m->last_loss = NAN;
     m->open_ns = m->last_ns = iz_now_ns();
-    int r = iz_overlap_open(&m->overlap);
-    if (!r && !quiet)
-        r = iz_summary_usage_open(&m->usage, e);
+    int r = quiet ? 0 : iz_summary_shares_open(&m->shares, e);
     if (!r && !quiet)
         r = open_file(m, &m->json, "metrics.jsonl");
     if (!r && !quiet && e->config->run.task_log)
@@ -83,8 +79,7 @@ void iz_metrics_close(struct iz_metrics **m)
         fclose((*m)->json);
     if ((*m)->tasks)
         fclose((*m)->tasks);
-    iz_overlap_close(&(*m)->overlap);
-    iz_usage_close(&(*m)->usage);
+    iz_time_shares_close(&(*m)->shares);
     free(*m);
     *m = NULL;
 }
@@ -113,9 +108,8 @@ void iz_metrics_line(struct iz_metrics *m, const char *fmt, ...)
 static void take_span(void *arg, const struct iz_span *s)
 {
     struct iz_metrics *m = arg;
-    iz_overlap_add(m->overlap, s);
-    if (m->usage)
-        iz_usage_add(m->usage, s);
+    if (m->shares)
+        iz_time_shares_add(m->shares, s);
     if (m->tasks)
         fprintf(m->tasks,
                 "{\"task\": \"%s\", \"unit\": %d, \"step\": %d, "
@@ -125,19 +119,18 @@ static void take_span(void *arg, const struct iz_span *s)
                 (double)(s->end_ns - m->open_ns) * 1e-3);
 }
 
-static void drain(struct iz_metrics *m, bool last)
+static void drain(struct iz_metrics *m)
 {
     m->lost_spans += iz_graph_spans(m->e->graph, take_span, m);
-    iz_overlap_settle(m->overlap, last);
 }
 
 /* The window of the summary reaches to this event. */
 static void watch(struct iz_metrics *m, int64_t time_ns)
 {
     int64_t waited = m->e->waited_ns + iz_graph_waited_ns(m->e->graph);
-    if (!m->usage)
+    if (!m->shares)
         return;
-    iz_usage_until(m->usage, time_ns);
+    iz_time_shares_until(m->shares, time_ns);
     if (m->seen_ns) {
         m->watched_ns += time_ns - m->seen_ns;
         m->waited_ns += waited - m->seen_waited_ns;
@@ -165,10 +158,9 @@ static struct iz_kind_time sum_kinds(const struct iz_metrics *m,
 {
     struct iz_kind_time t = {0};
     for (int i = 0; i < n; i++) {
-        const struct iz_kind_time *o = iz_overlap_kind(m->overlap, k[i]);
-        t.seconds += o->seconds;
-        t.hidden_s += o->hidden_s;
-        t.tasks += o->tasks;
+        struct iz_kind_time one = iz_time_shares_kind(m->shares, k[i]);
+        t.seconds += one.seconds;
+        t.hidden_s += one.hidden_s;
     }
     return t;
 }
@@ -313,7 +305,7 @@ static void submission_json(struct iz_metrics *m)
 
 void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
 {
-    drain(m, false);
+    drain(m);
     watch(m, v->time_ns);
     if (!v->eval) {
         count_lead(m, v);
@@ -338,9 +330,9 @@ void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
 
 void iz_metrics_pause(struct iz_metrics *m)
 {
-    drain(m, false);
-    if (m->usage)
-        iz_usage_stop(m->usage);
+    drain(m);
+    if (m->shares)
+        iz_time_shares_stop(m->shares, false);
     m->seen_ns = 0;
     finish_line(m);
     m->last_ns = iz_now_ns();
@@ -378,15 +370,13 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
 {
     struct iz_engine *e = m->e;
     iz_graph_wait(e->graph); /* the last updates count too */
-    drain(m, true);
+    drain(m);
     if (m->quiet)
         return;
     finish_line(m);
-    iz_usage_stop(m->usage);
-    struct iz_summary t = {.e = e,
-                           .overlap = m->overlap,
-                           .usage = m->usage,
-                           .submitting = submitting(m)};
+    iz_time_shares_stop(m->shares, true);
+    struct iz_summary t = {
+        .e = e, .shares = m->shares, .submitting = submitting(m)};
     double s = m->steps ? m->train_s / (double)m->steps : 0;
     double rate = s > 0 ? tokens_per_step(e) / s : 0;
     double flops = s > 0 ? e->plan.step_flops / s : 0;

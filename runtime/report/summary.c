@@ -31,12 +31,13 @@ static enum iz_where place_of(const struct iz_engine *e, int w)
                : IZ_ON_HOST;
 }
 
-int iz_summary_usage_open(struct iz_usage **out, const struct iz_engine *e)
+int iz_summary_shares_open(struct iz_time_shares **out,
+                           const struct iz_engine *e)
 {
     enum iz_where place[STARPU_NMAXWORKERS];
     for (int w = 0; w < STARPU_NMAXWORKERS; w++)
         place[w] = place_of(e, w);
-    return iz_usage_open(out, place, STARPU_NMAXWORKERS);
+    return iz_time_shares_open(out, place, STARPU_NMAXWORKERS);
 }
 
 /* A row of the table of workers. */
@@ -107,7 +108,7 @@ static struct iz_limit_setting setting_of(const struct iz_engine *e)
 enum iz_limit iz_summary_limit(const struct iz_summary *s, char *text,
                                size_t size)
 {
-    struct iz_limit_measured m = {.usage = iz_usage_total(s->usage),
+    struct iz_limit_measured m = {.usage = iz_time_shares_total(s->shares),
                                   .submitting = s->submitting};
     struct iz_limit_setting set = setting_of(s->e);
     m.host_busy = mean_busy(s->e, m.usage.worker, IZ_ON_HOST);
@@ -151,12 +152,11 @@ static void print_tasks(const struct iz_summary *s, FILE *out)
     fprintf(out, "\n  %-12s %10s %10s %10s\n", "task", "count", "seconds",
             "hidden %");
     for (int k = 0; k < IZ_KINDS; k++) {
-        const struct iz_kind_time *t =
-            iz_overlap_kind(s->overlap, (enum iz_kind)k);
-        if (t->tasks)
+        struct iz_kind_time t = iz_time_shares_kind(s->shares, (enum iz_kind)k);
+        if (t.tasks)
             fprintf(out, "  %-12s %10lld %10.2f %10.1f\n", iz_kinds[k].name,
-                    (long long)t->tasks, t->seconds,
-                    percent(t->hidden_s, t->seconds));
+                    (long long)t.tasks, t.seconds,
+                    percent(t.hidden_s, t.seconds));
     }
 }
 
@@ -216,12 +216,12 @@ static bool link_exists(const struct iz_engine *e, const struct link_row *r)
 
 static void print_links(const struct iz_summary *s, FILE *out)
 {
-    struct iz_usage_total t = iz_usage_total(s->usage);
+    struct iz_time_total t = iz_time_shares_total(s->shares);
     bool head = false;
     for (int i = 0; i < LINK_ROWS; i++) {
         const struct link_row *r = &link_rows[i];
         double bytes = link_bytes(s->e, r);
-        double seconds = iz_usage_seconds(s->usage, r->use);
+        double seconds = iz_time_shares_seconds(s->shares, r->use);
         if (!link_exists(s->e, r))
             continue;
         if (!head)
@@ -254,7 +254,7 @@ static void print_each(const double *worker, const int *id, int n, FILE *out)
 
 static void print_workers(const struct iz_summary *s, FILE *out)
 {
-    struct iz_usage_total t = iz_usage_total(s->usage);
+    struct iz_time_total t = iz_time_shares_total(s->shares);
     int id[STARPU_NMAXWORKERS];
     if (t.window_s <= 0)
         return;
@@ -296,15 +296,14 @@ static void tasks_json(const struct iz_summary *s, FILE *out)
     const char *comma = "";
     fprintf(out, "{\"tasks\": {");
     for (int k = 0; k < IZ_KINDS; k++) {
-        const struct iz_kind_time *t =
-            iz_overlap_kind(s->overlap, (enum iz_kind)k);
-        if (!t->tasks)
+        struct iz_kind_time t = iz_time_shares_kind(s->shares, (enum iz_kind)k);
+        if (!t.tasks)
             continue;
         fprintf(out,
                 "%s\"%s\": {\"count\": %lld, \"seconds\": %.6f, "
                 "\"hidden_percent\": %.2f}",
-                comma, iz_kinds[k].name, (long long)t->tasks, t->seconds,
-                percent(t->hidden_s, t->seconds));
+                comma, iz_kinds[k].name, (long long)t.tasks, t.seconds,
+                percent(t.hidden_s, t.seconds));
         comma = ", ";
     }
     fprintf(out, "}}\n");
@@ -312,7 +311,7 @@ static void tasks_json(const struct iz_summary *s, FILE *out)
 
 static void links_json(const struct iz_summary *s, FILE *out)
 {
-    struct iz_usage_total t = iz_usage_total(s->usage);
+    struct iz_time_total t = iz_time_shares_total(s->shares);
     const char *comma = "";
     fprintf(out, "{\"links\": {");
     for (int i = 0; i < LINK_ROWS; i++) {
@@ -323,7 +322,7 @@ static void links_json(const struct iz_summary *s, FILE *out)
                 "%s\"%s\": {\"bytes\": %.0f, \"seconds\": %.6f, "
                 "\"busy_percent\": %.2f, \"hidden_percent\": %.2f}",
                 comma, r->name, link_bytes(s->e, r),
-                iz_usage_seconds(s->usage, r->use), 100 * t.busy[r->use],
+                iz_time_shares_seconds(s->shares, r->use), 100 * t.busy[r->use],
                 percent(t.beside_units_s[r->use], t.task_s[r->use]));
         comma = ", ";
     }
@@ -332,7 +331,7 @@ static void links_json(const struct iz_summary *s, FILE *out)
 
 static void workers_json(const struct iz_summary *s, FILE *out)
 {
-    struct iz_usage_total t = iz_usage_total(s->usage);
+    struct iz_time_total t = iz_time_shares_total(s->shares);
     int id[STARPU_NMAXWORKERS];
     const char *comma = "";
     fprintf(out, "{\"workers\": {");
@@ -351,7 +350,7 @@ static void workers_json(const struct iz_summary *s, FILE *out)
 
 static void limit_json(const struct iz_summary *s, FILE *out)
 {
-    struct iz_usage_total t = iz_usage_total(s->usage);
+    struct iz_time_total t = iz_time_shares_total(s->shares);
     char text[512];
     enum iz_limit limit = iz_summary_limit(s, text, sizeof(text));
     fprintf(out, "{\"limit\": {\"by\": \"%s\", \"text\": \"%s\", ",

@@ -8,18 +8,17 @@
 
 #include "runtime/engine/engine.h"
 #include "runtime/report/bottleneck.h"
-#include "runtime/report/overlap.h"
 #include "runtime/report/time_shares.h"
 
 struct iz_summary { /* all borrowed */
     const struct iz_engine *e;
-    const struct iz_overlap *overlap; /* settled */
-    const struct iz_usage *usage;     /* stopped */
+    const struct iz_time_shares *shares; /* stopped */
     double submitting; /* part of the window; 0 in a simulation */
 };
 
 /* For the workers of e. */
-int iz_summary_usage_open(struct iz_usage **out, const struct iz_engine *e);
+int iz_summary_shares_open(struct iz_time_shares **out,
+                           const struct iz_engine *e);
 
 /* The limit in one sentence of at most `size` bytes. */
 enum iz_limit iz_summary_limit(const struct iz_summary *s, char *text,

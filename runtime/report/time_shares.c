@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 
 const char *const iz_use_names[IZ_USES] = {
     [IZ_USE_UNITS] = "units",     [IZ_USE_OPTIMIZER] = "optimizer",
@@ -17,57 +18,71 @@ const char *const iz_use_names[IZ_USES] = {
     [IZ_USE_NOTHING] = "nothing",
 };
 
-struct edge {
-    int64_t ns;
-    short use, worker;
-    int change; /* +1: a task begins, -1: it ends */
+/* What a logged span still counts for. */
+struct entry {
+    struct iz_span span;
+    bool in_window;    /* the window's time; not after a stop */
+    bool hides;        /* a computation: what runs beside it is hidden */
+    int64_t block_end; /* of the computations that follow without a gap */
+    enum { FRESH, DUE, COUNTED } hidden; /* time of its kind, beside those */
 };
 
-struct iz_usage {
+struct edge {
+    int64_t ns;
+    int entry, change; /* +1: it begins, -1: it ends */
+};
+
+struct iz_time_shares {
     enum iz_where place[STARPU_NMAXWORKERS];
     int workers, compute; /* all, and those that compute units */
-    bool open;
-    int64_t swept;    /* all before is accounted */
-    int64_t until[3]; /* the last calls, oldest first */
-    struct iz_span *span;
+    struct entry *entry;
     int n, room;
-    struct edge *edge;
+    struct edge *edge, *block; /* and the first of those in a block */
     int edge_room;
-    /* Running now: everywhere, and on compute workers. */
-    int running[IZ_USES_RUNNING], own[IZ_USES_RUNNING];
+    int64_t latest[3]; /* end seen up to the last rounds, oldest first */
+    /* The window: all before `swept` is accounted, the sweep reaches to `to`;
+     * and where the last calls put its end, oldest first. */
+    bool open;
+    int64_t swept, to, until[3];
+    /* Running now: computations, of each kind what is due, of each use all, and
+     * of those what is on compute workers. */
+    int hiding, due[IZ_KINDS], running[IZ_USES_RUNNING], own[IZ_USES_RUNNING];
+    int64_t hidden_ns[IZ_KINDS];
+    struct iz_kind_time kind[IZ_KINDS]; /* without the hidden part */
     double window_ns, own_ns[IZ_USES], busy_ns[IZ_USES_RUNNING];
     double task_ns[IZ_USES_RUNNING], beside_ns[IZ_USES_RUNNING];
     double worker_ns[STARPU_NMAXWORKERS], all_ns[IZ_USES_RUNNING];
 };
 
-int iz_usage_open(struct iz_usage **out, const enum iz_where *place,
-                  int workers)
+int iz_time_shares_open(struct iz_time_shares **out, const enum iz_where *place,
+                        int workers)
 {
-    struct iz_usage *u = calloc(1, sizeof(*u));
-    *out = u;
-    if (!u)
+    struct iz_time_shares *t = calloc(1, sizeof(*t));
+    *out = t;
+    if (!t)
         return -ENOMEM;
     assert(workers <= STARPU_NMAXWORKERS);
-    memcpy(u->place, place, (size_t)workers * sizeof(*place));
-    u->workers = workers;
+    memcpy(t->place, place, (size_t)workers * sizeof(*place));
+    t->workers = workers;
     for (int w = 0; w < workers; w++)
-        u->compute += place[w] == IZ_ON_COMPUTE;
+        t->compute += place[w] == IZ_ON_COMPUTE;
     return 0;
 }
 
-void iz_usage_close(struct iz_usage **u)
+void iz_time_shares_close(struct iz_time_shares **t)
 {
-    if (!*u)
+    if (!*t)
         return;
-    free((*u)->span);
-    free((*u)->edge);
-    free(*u);
-    *u = NULL;
+    free((*t)->entry);
+    free((*t)->edge);
+    free(*t);
+    *t = NULL;
 }
 
-static enum iz_use use_of(const struct iz_usage *u, const struct iz_span *s)
+static enum iz_use use_of(const struct iz_time_shares *t,
+                          const struct iz_span *s)
 {
-    switch (u->place[s->worker]) {
+    switch (t->place[s->worker]) {
     case IZ_ON_LANE:
         return IZ_USE_NETWORK;
     case IZ_ON_UP:
@@ -101,12 +116,33 @@ static void *grown(void *p, int *room, size_t size)
     return p;
 }
 
-void iz_usage_add(struct iz_usage *u, const struct iz_span *s)
+static struct entry *log_span(struct iz_time_shares *t, const struct iz_span *s)
 {
-    u->all_ns[use_of(u, s)] += (double)(s->end_ns - s->begin_ns);
-    if (u->n == u->room)
-        u->span = grown(u->span, &u->room, sizeof(*u->span));
-    u->span[u->n++] = *s;
+    t->all_ns[use_of(t, s)] += (double)(s->end_ns - s->begin_ns);
+    if (t->n == t->room)
+        t->entry = grown(t->entry, &t->room, sizeof(*t->entry));
+    t->entry[t->n] =
+        (struct entry){.span = *s, .in_window = true, .hidden = COUNTED};
+    return &t->entry[t->n++];
+}
+
+void iz_time_shares_add_behind(struct iz_time_shares *t,
+                               const struct iz_span *s)
+{
+    log_span(t, s);
+}
+
+void iz_time_shares_add(struct iz_time_shares *t, const struct iz_span *s)
+{
+    struct entry *e = log_span(t, s);
+    struct iz_kind_time *k = &t->kind[s->kind];
+    k->seconds += (double)(s->end_ns - s->begin_ns) * 1e-9;
+    k->flops += s->flops;
+    k->tasks++;
+    t->latest[2] = max64(t->latest[2], s->end_ns);
+    e->hides =
+        s->kind == IZ_FORWARD || s->kind == IZ_BACKWARD || s->kind == IZ_EVAL;
+    e->hidden = e->hides ? COUNTED : FRESH;
 }
 
 /* ---- the sweep ---- */
@@ -116,137 +152,186 @@ static int by_time(const void *a, const void *b)
     const struct edge *x = a, *y = b;
     if (x->ns != y->ns)
         return x->ns < y->ns ? -1 : 1;
-    return x->change - y->change; /* ends first */
+    return y->change - x->change; /* begins first: no gap between two */
 }
 
-/* Begin and end of every task within [swept, to). */
-static int list_edges(struct iz_usage *u, int64_t to)
+/* Begin and end of every task. */
+static int list_edges(struct iz_time_shares *t)
 {
     int n = 0;
-    for (int i = 0; i < u->n; i++) {
-        const struct iz_span *s = &u->span[i];
-        int64_t b = s->begin_ns > u->swept ? s->begin_ns : u->swept;
-        int64_t e = s->end_ns < to ? s->end_ns : to;
-        if (e <= b)
+    for (int i = 0; i < t->n; i++) {
+        const struct iz_span *s = &t->entry[i].span;
+        if (s->end_ns <= s->begin_ns)
             continue;
-        while (n + 2 > u->edge_room)
-            u->edge = grown(u->edge, &u->edge_room, sizeof(*u->edge));
-        struct edge g = {b, (short)use_of(u, s), s->worker, 1};
-        u->edge[n++] = g;
-        g.ns = e;
-        g.change = -1;
-        u->edge[n++] = g;
+        while (n + 2 > t->edge_room)
+            t->edge = grown(t->edge, &t->edge_room, sizeof(*t->edge));
+        t->edge[n++] = (struct edge){s->begin_ns, i, 1};
+        t->edge[n++] = (struct edge){s->end_ns, i, -1};
     }
     if (n)
-        qsort(u->edge, (size_t)n, sizeof(*u->edge), by_time);
+        qsort(t->edge, (size_t)n, sizeof(*t->edge), by_time);
     return n;
 }
 
 /* Idle workers beside a unit lack a task of their own; else they wait for what
  * runs, for each kind of it alike. */
-static void account_idle(struct iz_usage *u, double ns)
+static void account_idle(struct iz_time_shares *t, double ns)
 {
     int kinds = 0;
     for (int c = IZ_USE_OPTIMIZER; c < IZ_USES_RUNNING; c++)
-        kinds += u->running[c] > 0;
-    if (u->running[IZ_USE_UNITS])
-        u->own_ns[IZ_USE_TASKS] += ns;
+        kinds += t->running[c] > 0;
+    if (t->running[IZ_USE_UNITS])
+        t->own_ns[IZ_USE_TASKS] += ns;
     else if (!kinds)
-        u->own_ns[IZ_USE_NOTHING] += ns;
+        t->own_ns[IZ_USE_NOTHING] += ns;
     else
         for (int c = IZ_USE_OPTIMIZER; c < IZ_USES_RUNNING; c++)
-            u->own_ns[c] += u->running[c] ? ns / kinds : 0;
+            t->own_ns[c] += t->running[c] ? ns / kinds : 0;
 }
 
-static void account(struct iz_usage *u, double ns)
+/* Time of the window during which the same tasks run. */
+static void account_window(struct iz_time_shares *t, double ns)
 {
-    int idle = u->compute;
+    int idle = t->compute;
     for (int c = 0; c < IZ_USES_RUNNING; c++) {
-        double tasks_ns = u->running[c] * ns;
-        idle -= u->own[c];
-        u->own_ns[c] += u->own[c] * ns;
-        u->busy_ns[c] += u->running[c] ? ns : 0;
-        u->task_ns[c] += tasks_ns;
-        u->beside_ns[c] += u->running[IZ_USE_UNITS] ? tasks_ns : 0;
+        double tasks_ns = t->running[c] * ns;
+        idle -= t->own[c];
+        t->own_ns[c] += t->own[c] * ns;
+        t->busy_ns[c] += t->running[c] ? ns : 0;
+        t->task_ns[c] += tasks_ns;
+        t->beside_ns[c] += t->running[IZ_USE_UNITS] ? tasks_ns : 0;
     }
-    u->window_ns += ns;
+    t->window_ns += ns;
     if (idle > 0)
-        account_idle(u, idle * ns);
+        account_idle(t, idle * ns);
 }
 
-static void apply(struct iz_usage *u, const struct edge *e)
+/* Nothing begins or ends between the two; before the first and after the last
+ * edge nothing runs. */
+static void account(struct iz_time_shares *t, int64_t begin, int64_t end)
 {
-    u->running[e->use] += e->change;
-    if (u->place[e->worker] == IZ_ON_COMPUTE)
-        u->own[e->use] += e->change;
-    u->worker_ns[e->worker] -= e->change * (double)(e->ns - u->swept);
+    for (int k = 0; k < IZ_KINDS && t->hiding; k++)
+        t->hidden_ns[k] += t->due[k] * (end - begin);
+    begin = max64(begin, t->swept);
+    end = min64(end, t->to);
+    if (end > begin)
+        account_window(t, (double)(end - begin));
 }
 
-static void forget(struct iz_usage *u, int64_t to)
+static void apply(struct iz_time_shares *t, const struct edge *g)
 {
-    int n = 0;
-    for (int i = 0; i < u->n; i++)
-        if (u->span[i].end_ns > to)
-            u->span[n++] = u->span[i];
-    u->n = n;
-}
-
-static void sweep(struct iz_usage *u, int64_t to)
-{
-    int n = list_edges(u, to);
-    int64_t at = u->swept;
-    for (int i = 0; i < n; i++) {
-        account(u, (double)(u->edge[i].ns - at));
-        at = u->edge[i].ns;
-        apply(u, &u->edge[i]);
-    }
-    account(u, (double)(to - at));
-    forget(u, to);
-    u->swept = to;
-}
-
-/* A task is logged when it ends, so the last two rounds wait: a task that is
- * still running may have begun there. */
-void iz_usage_until(struct iz_usage *u, int64_t ns)
-{
-    if (!u->open) {
-        u->open = true;
-        u->swept = u->until[0] = u->until[1] = u->until[2] = ns;
+    const struct entry *e = &t->entry[g->entry];
+    if (e->hides)
+        t->hiding += g->change;
+    for (; !t->hiding && t->block <= g; t->block++)
+        t->entry[t->block->entry].block_end = g->ns;
+    if (e->hidden == DUE)
+        t->due[e->span.kind] += g->change;
+    if (!e->in_window)
         return;
+    enum iz_use use = use_of(t, &e->span);
+    t->running[use] += g->change;
+    if (t->place[e->span.worker] == IZ_ON_COMPUTE)
+        t->own[use] += g->change;
+    int64_t at = min64(max64(g->ns, t->swept), t->to);
+    t->worker_ns[e->span.worker] -= g->change * (double)(at - t->swept);
+}
+
+/* Drops what counts for nothing any more.  A computation does until all that is
+ * still to be counted began after its end; a task that is still running may
+ * have begun two rounds ago. */
+static void forget(struct iz_time_shares *t)
+{
+    int64_t oldest = t->latest[0];
+    int n = 0;
+    for (int i = 0; i < t->n; i++) {
+        struct entry *e = &t->entry[i];
+        e->hidden += e->hidden != COUNTED;
+        if (e->hidden == DUE)
+            oldest = min64(oldest, e->span.begin_ns);
     }
-    u->until[0] = u->until[1];
-    u->until[1] = u->until[2];
-    u->until[2] = ns;
-    sweep(u, u->until[0]);
+    for (int i = 0; i < t->n; i++) {
+        struct entry *e = &t->entry[i];
+        e->in_window &= e->span.end_ns > t->swept;
+        e->hides &= e->block_end > oldest;
+        if (e->in_window || e->hides || e->hidden != COUNTED)
+            t->entry[n++] = *e;
+    }
+    t->n = n;
+    t->latest[0] = t->latest[1];
+    t->latest[1] = t->latest[2];
 }
 
-void iz_usage_stop(struct iz_usage *u)
+/* A round: the window's time before `to`, and the hidden time of what is due,
+ * which was added in the round before. */
+static void sweep(struct iz_time_shares *t, int64_t to)
 {
-    if (u->open)
-        sweep(u, u->until[2]);
-    u->open = false;
-    u->n = 0;
+    int n = list_edges(t);
+    int64_t at = INT64_MIN;
+    t->block = t->edge;
+    t->to = to;
+    for (int i = 0; i < n; i++) {
+        account(t, at, t->edge[i].ns);
+        at = t->edge[i].ns;
+        apply(t, &t->edge[i]);
+    }
+    account(t, at, INT64_MAX);
+    t->swept = to;
+    forget(t);
 }
 
-struct iz_usage_total iz_usage_total(const struct iz_usage *u)
+/* A task is logged when it ends, so the last two rounds of the window wait: a
+ * task that is still running may have begun there. */
+void iz_time_shares_until(struct iz_time_shares *t, int64_t ns)
 {
-    struct iz_usage_total t = {.window_s = u->window_ns * 1e-9};
-    if (u->window_ns <= 0)
-        return t;
+    t->until[0] = t->until[1];
+    t->until[1] = t->until[2];
+    t->until[2] = ns;
+    if (!t->open)
+        t->swept = t->until[0] = t->until[1] = ns;
+    t->open = true;
+    sweep(t, t->until[0]);
+}
+
+void iz_time_shares_stop(struct iz_time_shares *t, bool last)
+{
+    for (int i = 0; i < t->n && last; i++)
+        t->entry[i].hidden += t->entry[i].hidden == FRESH;
+    sweep(t, t->open ? t->until[2] : t->swept);
+    t->open = false;
+    for (int i = 0; i < t->n; i++)
+        t->entry[i].in_window = false;
+}
+
+/* ---- figures ---- */
+
+struct iz_kind_time iz_time_shares_kind(const struct iz_time_shares *t,
+                                        enum iz_kind k)
+{
+    struct iz_kind_time time = t->kind[k];
+    time.hidden_s = (double)t->hidden_ns[k] * 1e-9;
+    return time;
+}
+
+struct iz_time_total iz_time_shares_total(const struct iz_time_shares *t)
+{
+    struct iz_time_total total = {.window_s = t->window_ns * 1e-9};
+    if (t->window_ns <= 0)
+        return total;
     for (int c = 0; c < IZ_USES; c++)
-        t.share[c] =
-            u->own_ns[c] / u->window_ns / (u->compute ? u->compute : 1);
+        total.share[c] =
+            t->own_ns[c] / t->window_ns / (t->compute ? t->compute : 1);
     for (int c = 0; c < IZ_USES_RUNNING; c++) {
-        t.busy[c] = u->busy_ns[c] / u->window_ns;
-        t.task_s[c] = u->task_ns[c] * 1e-9;
-        t.beside_units_s[c] = u->beside_ns[c] * 1e-9;
+        total.busy[c] = t->busy_ns[c] / t->window_ns;
+        total.task_s[c] = t->task_ns[c] * 1e-9;
+        total.beside_units_s[c] = t->beside_ns[c] * 1e-9;
     }
-    for (int w = 0; w < u->workers; w++)
-        t.worker[w] = u->worker_ns[w] / u->window_ns;
-    return t;
+    for (int w = 0; w < t->workers; w++)
+        total.worker[w] = t->worker_ns[w] / t->window_ns;
+    return total;
 }
 
-double iz_usage_seconds(const struct iz_usage *u, enum iz_use use)
+double iz_time_shares_seconds(const struct iz_time_shares *t, enum iz_use use)
 {
-    return u->all_ns[use] * 1e-9;
+    return t->all_ns[use] * 1e-9;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the time of the workers that compute units went.  At every instant each
- * of them does work of its own, or waits; what it waits for is what runs on the
- * rank at that instant. */
+/* Where a rank's time went, from the spans of its tasks.  Each kind of task:
+ * how much of it ran while units were computed.  The workers that compute
+ * units: at every instant each of them does work of its own, or waits, and what
+ * it waits for is what runs on the rank at that instant. */
 #ifndef IZ_RUNTIME_REPORT_TIME_SHARES_H
 #define IZ_RUNTIME_REPORT_TIME_SHARES_H
 
@@ -23,9 +24,16 @@ enum iz_use {
 
 extern const char *const iz_use_names[IZ_USES];
 
-/* Of the time between the first and the last call of iz_usage_until, without
- * what lies between iz_usage_stop and the call after it. */
-struct iz_usage_total {
+/* All tasks of one kind so far, in the window or not.  Hidden: seconds during
+ * which a forward, backward or evaluation was running on the same rank. */
+struct iz_kind_time {
+    double seconds, hidden_s, flops;
+    int64_t tasks;
+};
+
+/* The window: from the first to the last call of iz_time_shares_until, without
+ * the time between iz_time_shares_stop and the call after it. */
+struct iz_time_total {
     double window_s;
     double share[IZ_USES];        /* of the compute workers' time; sums to 1 */
     double busy[IZ_USES_RUNNING]; /* part of the window with such a task */
@@ -34,23 +42,30 @@ struct iz_usage_total {
     double worker[STARPU_NMAXWORKERS];      /* part of the window, of each */
 };
 
-struct iz_usage;
+struct iz_time_shares;
 
 /* place[w]: what StarPU's worker w is for, IZ_ON_COMPUTE if it computes units;
  * copied. */
-int iz_usage_open(struct iz_usage **out, const enum iz_where *place,
-                  int workers);
-void iz_usage_close(struct iz_usage **u);
+int iz_time_shares_open(struct iz_time_shares **out, const enum iz_where *place,
+                        int workers);
+void iz_time_shares_close(struct iz_time_shares **t);
 
-void iz_usage_add(struct iz_usage *u, const struct iz_span *s);
-/* The window reaches to this time; the first call opens it. */
-void iz_usage_until(struct iz_usage *u, int64_t ns);
-/* No task runs, and all have been added: the window ends where the last
- * iz_usage_until put it. */
-void iz_usage_stop(struct iz_usage *u);
+void iz_time_shares_add(struct iz_time_shares *t, const struct iz_span *s);
+/* A task behind the last step: part of the window, but of no kind's time. */
+void iz_time_shares_add_behind(struct iz_time_shares *t,
+                               const struct iz_span *s);
+/* The window reaches to this time; the first call opens it.  Young tasks wait
+ * for the next call: a computation beside them may still be running. */
+void iz_time_shares_until(struct iz_time_shares *t, int64_t ns);
+/* The window ends where the last iz_time_shares_until put it.  last: no task
+ * runs, and all have been added. */
+void iz_time_shares_stop(struct iz_time_shares *t, bool last);
+
+struct iz_kind_time iz_time_shares_kind(const struct iz_time_shares *t,
+                                        enum iz_kind k);
 /* To be asked after a stop. */
-struct iz_usage_total iz_usage_total(const struct iz_usage *u);
+struct iz_time_total iz_time_shares_total(const struct iz_time_shares *t);
 /* Seconds of all tasks added, in the window or not. */
-double iz_usage_seconds(const struct iz_usage *u, enum iz_use use);
+double iz_time_shares_seconds(const struct iz_time_shares *t, enum iz_use use);
 
 #endif

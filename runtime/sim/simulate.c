@@ -12,7 +12,6 @@
 #include "runtime/base/environment.h"
 #include "runtime/config/lora.h"
 #include "runtime/machine/machine_file.h"
-#include "runtime/report/overlap.h"
 #include "runtime/report/summary.h"
 #include "runtime/run/options.h"
 #include "runtime/step/train.h"
@@ -28,10 +27,9 @@ struct simulation {
     struct iz_plan plan;
     struct iz_coll coll;
     struct iz_engine *e;
-    struct iz_overlap *overlap;
     int ranks, steps, clips;
     int64_t clip_end_ns[STEPS + 1];
-    struct iz_usage *usage;
+    struct iz_time_shares *shares;
     double begin_s, end_s; /* of the window of whole steps */
     struct iz_span *span;
     int n_spans, room;
@@ -93,9 +91,7 @@ static int open_engine(struct simulation *s)
                                 .simulated = true};
     iz_machine_rates(&s->machine, &s->plan, t.rate);
     int r = iz_train_open(&s->e, &t, &s->plan);
-    if (!r)
-        r = iz_summary_usage_open(&s->usage, s->e);
-    return r ? r : iz_overlap_open(&s->overlap);
+    return r ? r : iz_summary_shares_open(&s->shares, s->e);
 }
 
 /* ---- what the tasks did ---- */
@@ -126,15 +122,15 @@ static void measure(struct simulation *s)
     for (int i = 0; i < s->n_spans; i++) {
         const struct iz_span *p = &s->span[i];
         s->hash = iz_span_hash(s->hash, p);
-        iz_usage_add(s->usage, p);
         /* What follows the last step has nothing to be under. */
         if (p->end_ns <= end)
-            iz_overlap_add(s->overlap, p);
+            iz_time_shares_add(s->shares, p);
+        else
+            iz_time_shares_add_behind(s->shares, p);
     }
-    iz_overlap_settle(s->overlap, true);
-    iz_usage_until(s->usage, begin);
-    iz_usage_until(s->usage, end);
-    iz_usage_stop(s->usage);
+    iz_time_shares_until(s->shares, begin);
+    iz_time_shares_until(s->shares, end);
+    iz_time_shares_stop(s->shares, true);
     s->begin_s = (double)begin * 1e-9;
     s->end_s = (double)end * 1e-9;
 }
@@ -148,9 +144,9 @@ static double hidden(const struct simulation *s, const enum iz_kind *k, int n)
 {
     double all = 0, under = 0;
     for (int i = 0; i < n; i++) {
-        const struct iz_kind_time *t = iz_overlap_kind(s->overlap, k[i]);
-        all += t->seconds;
-        under += t->hidden_s;
+        struct iz_kind_time t = iz_time_shares_kind(s->shares, k[i]);
+        all += t.seconds;
+        under += t.hidden_s;
     }
     return all > 0 ? 100 * under / all : 100;
 }
@@ -162,7 +158,7 @@ static void report(const struct simulation *s)
     static const enum iz_kind adam[] = {IZ_ADAM};
     static const enum iz_kind link[] = {IZ_FETCH, IZ_OFFLOAD, IZ_REDUCE};
     const struct iz_engine *e = s->e;
-    struct iz_summary t = {.e = e, .overlap = s->overlap, .usage = s->usage};
+    struct iz_summary t = {.e = e, .shares = s->shares};
     char text[512];
     enum iz_limit limit = iz_summary_limit(&t, text, sizeof(text));
     int counted = s->clips - (s->clips > 2 ? 2 : 1);
@@ -247,8 +243,7 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
         iz_options_help(p, argv[0]);
     else
         r = run_all(&s);
-    iz_overlap_close(&s.overlap);
-    iz_usage_close(&s.usage);
+    iz_time_shares_close(&s.shares);
     iz_train_close(&s.e);
     iz_plan_clear(&s.plan);
     iz_model_close(&s.model);

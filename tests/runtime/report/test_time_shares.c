@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where compute's time went, against hand-made logs of tasks; and the rule that
- * names the limit, on constructed shares: every verdict can be reached. */
+/* Hidden time and where compute's time went, against hand-made logs of tasks;
+ * and the rule that names the limit, on constructed shares: every verdict can
+ * be reached. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,14 +24,14 @@ static const enum iz_where places[WORKERS] = {
     IZ_ON_COMPUTE, IZ_ON_COMPUTE, IZ_ON_LANE, IZ_ON_UP,
     IZ_ON_DOWN,    IZ_ON_IO,      IZ_ON_HOST};
 
-static void add(struct iz_usage *u, int worker, enum iz_kind k, int64_t begin_s,
-                int64_t end_s)
+static void add(struct iz_time_shares *x, int worker, enum iz_kind k,
+                int64_t begin_s, int64_t end_s)
 {
     struct iz_span s = {.kind = (short)k,
                         .worker = (short)worker,
                         .begin_ns = begin_s * S,
                         .end_ns = end_s * S};
-    iz_usage_add(u, &s);
+    iz_time_shares_add(x, &s);
 }
 
 static void assert_near(double have, double want)
@@ -39,7 +40,7 @@ static void assert_near(double have, double want)
         fail_msg("%.12g, wanted %.12g", have, want);
 }
 
-static void assert_whole(const struct iz_usage_total *t)
+static void assert_whole(const struct iz_time_total *t)
 {
     double sum = 0;
     for (int c = 0; c < IZ_USES; c++)
@@ -47,29 +48,29 @@ static void assert_whole(const struct iz_usage_total *t)
     assert_near(sum, 1);
 }
 
-static struct iz_usage_total closed(struct iz_usage *u)
+static struct iz_time_total closed(struct iz_time_shares *x)
 {
-    iz_usage_stop(u);
-    struct iz_usage_total t = iz_usage_total(u);
-    iz_usage_close(&u);
+    iz_time_shares_stop(x, true);
+    struct iz_time_total t = iz_time_shares_total(x);
+    iz_time_shares_close(&x);
     return t;
 }
 
 static void time_is_given_to_what_runs(void **state)
 {
-    struct iz_usage *u;
+    struct iz_time_shares *x;
     (void)state;
-    assert_int_equal(iz_usage_open(&u, places, WORKERS), 0);
-    iz_usage_until(u, 10 * S);
-    add(u, A, IZ_FORWARD, 8, 14);   /* 4 in the window, B idle beside it */
-    add(u, A, IZ_ADAM, 14, 16);     /* B waits for it: 2 + 2 */
-    add(u, LANE, IZ_FETCH, 16, 18); /* both wait: 4, shared with the disk, */
-    add(u, DISK, IZ_LOAD, 17, 18);  /* which takes 1 of them */
-    add(u, A, IZ_NORM, 18, 20);
-    add(u, B, IZ_BACKWARD, 18, 20);
-    add(u, B, IZ_BACKWARD, 29, 40); /* 1 in the window */
-    iz_usage_until(u, 30 * S);
-    struct iz_usage_total t = closed(u);
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
+    iz_time_shares_until(x, 10 * S);
+    add(x, A, IZ_FORWARD, 8, 14);   /* 4 in the window, B idle beside it */
+    add(x, A, IZ_ADAM, 14, 16);     /* B waits for it: 2 + 2 */
+    add(x, LANE, IZ_FETCH, 16, 18); /* both wait: 4, shared with the disk, */
+    add(x, DISK, IZ_LOAD, 17, 18);  /* which takes 1 of them */
+    add(x, A, IZ_NORM, 18, 20);
+    add(x, B, IZ_BACKWARD, 18, 20);
+    add(x, B, IZ_BACKWARD, 29, 40); /* 1 in the window */
+    iz_time_shares_until(x, 30 * S);
+    struct iz_time_total t = closed(x);
     assert_near(t.window_s, 20);
     assert_near(t.share[IZ_USE_UNITS], (4 + 2 + 1) / 40.0);
     assert_near(t.share[IZ_USE_OPTIMIZER], 4 / 40.0);
@@ -87,16 +88,16 @@ static void time_is_given_to_what_runs(void **state)
 
 static void what_runs_beside_units_is_hidden(void **state)
 {
-    struct iz_usage *u;
+    struct iz_time_shares *x;
     (void)state;
-    assert_int_equal(iz_usage_open(&u, places, WORKERS), 0);
-    iz_usage_until(u, 0);
-    add(u, A, IZ_BACKWARD, 0, 6);
-    add(u, UP, IZ_FETCH, 4, 10);
-    add(u, DOWN, IZ_OFFLOAD, 6, 10);
-    add(u, HOST, IZ_ADAM, 0, 2);
-    iz_usage_until(u, 10 * S);
-    struct iz_usage_total t = closed(u);
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
+    iz_time_shares_until(x, 0);
+    add(x, A, IZ_BACKWARD, 0, 6);
+    add(x, UP, IZ_FETCH, 4, 10);
+    add(x, DOWN, IZ_OFFLOAD, 6, 10);
+    add(x, HOST, IZ_ADAM, 0, 2);
+    iz_time_shares_until(x, 10 * S);
+    struct iz_time_total t = closed(x);
     assert_near(t.task_s[IZ_USE_UP], 6);
     assert_near(t.beside_units_s[IZ_USE_UP], 2);
     assert_near(t.task_s[IZ_USE_DOWN], 4);
@@ -112,21 +113,21 @@ static void what_runs_beside_units_is_hidden(void **state)
 /* A run tells its events as they come, and saves in between. */
 static void rounds_and_pauses_change_nothing(void **state)
 {
-    struct iz_usage *u;
+    struct iz_time_shares *x;
     (void)state;
-    assert_int_equal(iz_usage_open(&u, places, WORKERS), 0);
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     for (int64_t i = 0; i < 20; i++) {
         if (i == 10) {
-            iz_usage_stop(u); /* from 100 to 200 it saves */
-            add(u, A, IZ_NORM, 150, 160);
-            iz_usage_stop(u);
+            iz_time_shares_stop(x, false); /* from 100 to 200 it saves */
+            add(x, A, IZ_NORM, 150, 160);
+            iz_time_shares_stop(x, false);
         }
         int64_t at = 10 * i + (i < 10 ? 0 : 100);
-        iz_usage_until(u, at * S);
-        add(u, A, IZ_FORWARD, at, at + 5);
-        add(u, B, IZ_BACKWARD, at + 3, at + 12); /* over the round's end */
+        iz_time_shares_until(x, at * S);
+        add(x, A, IZ_FORWARD, at, at + 5);
+        add(x, B, IZ_BACKWARD, at + 3, at + 12); /* over the round's end */
     }
-    struct iz_usage_total t = closed(u);
+    struct iz_time_total t = closed(x);
     assert_near(t.window_s, 90 + 90);
     assert_near(t.worker[A], 5 * 18 / 180.0);
     assert_near(t.worker[B], (9 * 18 - 2 * 2) / 180.0);
@@ -136,17 +137,160 @@ static void rounds_and_pauses_change_nothing(void **state)
 
 static void without_two_steps_nothing_is_known(void **state)
 {
-    struct iz_usage *u;
+    struct iz_time_shares *x;
     struct iz_limit_measured m = {0};
     char text[512];
     (void)state;
-    assert_int_equal(iz_usage_open(&u, places, WORKERS), 0);
-    iz_usage_until(u, 5 * S);
-    add(u, A, IZ_FORWARD, 5, 6);
-    m.usage = closed(u);
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
+    iz_time_shares_until(x, 5 * S);
+    add(x, A, IZ_FORWARD, 5, 6);
+    m.usage = closed(x);
     assert_int_equal(iz_limit_find(&m), IZ_LIMIT_UNKNOWN);
     iz_limit_text(text, sizeof(text), &m, &(struct iz_limit_setting){0});
     assert_non_null(strstr(text, "two steps"));
+}
+
+/* ---- hidden time: of each kind, beside forwards and backwards ---- */
+
+static void assert_hidden(const struct iz_time_shares *x, enum iz_kind k,
+                          double seconds, double hidden)
+{
+    assert_near(iz_time_shares_kind(x, k).seconds, seconds);
+    assert_near(iz_time_shares_kind(x, k).hidden_s, hidden);
+}
+
+static void time_beside_computation_is_hidden(void **state)
+{
+    struct iz_time_shares *x;
+    (void)state;
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
+    add(x, A, IZ_FORWARD, 10, 20);
+    add(x, A, IZ_BACKWARD, 15, 30); /* overlaps the other: counted once */
+    add(x, A, IZ_ADAM, 5, 12);      /* 2 of 7 */
+    add(x, A, IZ_ADAM, 12, 28);     /* all 16 */
+    add(x, A, IZ_REDUCE, 29, 40);   /* 1 of 11 */
+    add(x, A, IZ_FETCH, 0, 10);     /* touches only */
+    iz_time_shares_stop(x, true);
+    assert_hidden(x, IZ_ADAM, 23, 18);
+    assert_hidden(x, IZ_REDUCE, 11, 1);
+    assert_hidden(x, IZ_FETCH, 10, 0);
+    iz_time_shares_close(&x);
+}
+
+/* A computation is logged when it ends, so it may come a round after what ran
+ * beside it. */
+static void a_late_computation_still_counts(void **state)
+{
+    struct iz_time_shares *x;
+    (void)state;
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
+    add(x, A, IZ_ADAM, 1, 3);
+    iz_time_shares_stop(x, false);
+    add(x, A, IZ_FORWARD, 0, 4);
+    iz_time_shares_stop(x, false);
+    add(x, A, IZ_ADAM, 5, 6);
+    iz_time_shares_stop(x, true);
+    assert_hidden(x, IZ_ADAM, 3, 2);
+    iz_time_shares_close(&x);
+}
+
+/* A long wait is logged when it ends, rounds after what ran beside it. */
+static void a_long_task_counts_old_computation(void **state)
+{
+    struct iz_time_shares *x;
+    (void)state;
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
+    add(x, A, IZ_FORWARD, 0, 4);
+    add(x, A, IZ_NORM, 5, 6);
+    iz_time_shares_stop(x, false);
+    add(x, A, IZ_REDUCE, 1, 7);
+    iz_time_shares_stop(x, true);
+    assert_hidden(x, IZ_REDUCE, 6, 3);
+    iz_time_shares_close(&x);
+}
+
+/* Or a run of a month would keep every span. */
+static void old_computation_is_forgotten(void **state)
+{
+    struct iz_time_shares *x;
+    (void)state;
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
+    for (int i = 0; i < 10; i++) {
+        add(x, A, IZ_FORWARD, 10 * i, 10 * i + 4);
+        add(x, A, IZ_NORM, 10 * i + 5, 10 * i + 6);
+        iz_time_shares_stop(x, false);
+    }
+    add(x, A, IZ_FETCH, 0, 100);
+    iz_time_shares_stop(x, true);
+    assert_true(iz_time_shares_kind(x, IZ_FETCH).hidden_s < 20);
+    iz_time_shares_close(&x);
+}
+
+static void gaps_between_computations_are_not_hidden(void **state)
+{
+    struct iz_time_shares *x;
+    (void)state;
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
+    for (int i = 0; i < 100; i++)
+        add(x, A, IZ_FORWARD, 4 * (99 - i), 4 * (99 - i) + 1);
+    add(x, A, IZ_FETCH, 0, 400);
+    iz_time_shares_stop(x, true);
+    assert_hidden(x, IZ_FETCH, 400, 100);
+    iz_time_shares_close(&x);
+}
+
+/* Steps of a run: the figures of the kinds are those of all tasks, also before
+ * the window, between two of them and under way; those of the window are not.
+ */
+static void both_accounts_share_a_log(void **state)
+{
+    struct iz_time_shares *x;
+    (void)state;
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
+    add(x, A, IZ_FORWARD, 0, 9);
+    add(x, B, IZ_ADAM, 0, 8); /* before the window */
+    for (int64_t i = 1; i < 12; i++) {
+        iz_time_shares_until(x, 10 * i * S);
+        if (i == 6) { /* what was added before it is in no later window */
+            add(x, DOWN, IZ_OFFLOAD, 65, 75);
+            iz_time_shares_stop(x, false);
+        }
+        add(x, A, IZ_FORWARD, 10 * i, 10 * i + 9);
+        add(x, B, IZ_ADAM, 10 * i, 10 * i + 10); /* 9 of 10 */
+    }
+    assert_hidden(x, IZ_ADAM, 8 + 11 * 10, 8 + 9 * 9);
+    add(x, LANE, IZ_REDUCE, 110, 119);
+    iz_time_shares_stop(x, true);
+    assert_hidden(x, IZ_ADAM, 8 + 11 * 10, 8 + 11 * 9);
+    assert_hidden(x, IZ_REDUCE, 9, 9);
+    struct iz_time_total t = iz_time_shares_total(x);
+    assert_near(t.window_s, 50 + 40); /* 10 to 60 and 70 to 110 */
+    assert_near(t.task_s[IZ_USE_OPTIMIZER], 90);
+    assert_near(t.beside_units_s[IZ_USE_OPTIMIZER], 9 * 9);
+    assert_near(t.task_s[IZ_USE_DOWN], 0);
+    assert_near(iz_time_shares_seconds(x, IZ_USE_NETWORK), 9);
+    iz_time_shares_close(&x);
+}
+
+/* A simulation ends within the last optimizer. */
+static void behind_the_last_step_no_kind_counts(void **state)
+{
+    struct iz_time_shares *x;
+    struct iz_span s = {
+        .kind = IZ_ADAM, .worker = B, .begin_ns = 4 * S, .end_ns = 12 * S};
+    (void)state;
+    assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
+    add(x, A, IZ_FORWARD, 0, 10);
+    add(x, B, IZ_ADAM, 0, 4);
+    iz_time_shares_add_behind(x, &s);
+    iz_time_shares_until(x, 2 * S);
+    iz_time_shares_until(x, 10 * S);
+    iz_time_shares_stop(x, true);
+    assert_hidden(x, IZ_ADAM, 4, 4);
+    assert_int_equal(iz_time_shares_kind(x, IZ_ADAM).tasks, 1);
+    assert_near(iz_time_shares_total(x).task_s[IZ_USE_OPTIMIZER], 8);
+    assert_near(iz_time_shares_seconds(x, IZ_USE_OPTIMIZER), 12);
+    iz_time_shares_close(&x);
 }
 
 /* ---- the rule ---- */
@@ -270,14 +414,21 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest usage_tests[] = {
+    const struct CMUnitTest shares_tests[] = {
         cmocka_unit_test(time_is_given_to_what_runs),
         cmocka_unit_test(what_runs_beside_units_is_hidden),
         cmocka_unit_test(rounds_and_pauses_change_nothing),
         cmocka_unit_test(without_two_steps_nothing_is_known),
+        cmocka_unit_test(time_beside_computation_is_hidden),
+        cmocka_unit_test(a_late_computation_still_counts),
+        cmocka_unit_test(a_long_task_counts_old_computation),
+        cmocka_unit_test(old_computation_is_forgotten),
+        cmocka_unit_test(gaps_between_computations_are_not_hidden),
+        cmocka_unit_test(both_accounts_share_a_log),
+        cmocka_unit_test(behind_the_last_step_no_kind_counts),
         cmocka_unit_test(every_verdict_is_reached),
         cmocka_unit_test(the_largest_loss_is_the_limit),
         cmocka_unit_test(a_sentence_names_a_setting_that_would_move_it),
     };
-    return cmocka_run_group_tests(usage_tests, NULL, NULL);
+    return cmocka_run_group_tests(shares_tests, NULL, NULL);
 }
