@@ -2,6 +2,7 @@
 /* Tables of a run's end; see summary.h. */
 #include "runtime/report/summary.h"
 
+#include <math.h>
 #include <string.h>
 
 #define COLUMNS 96
@@ -145,19 +146,29 @@ void iz_summary_print_limit(const struct iz_summary *s, FILE *out)
     fold(out, text, (int)sizeof(head) - 1);
 }
 
-/* ---- time ---- */
+/* ---- tables: the same figures as text and as a line of JSON ---- */
 
-static void print_tasks(const struct iz_summary *s, FILE *out)
+static void write_tasks(const struct iz_summary *s, bool json, FILE *out)
 {
-    fprintf(out, "\n  %-12s %10s %10s %10s\n", "task", "count", "seconds",
-            "hidden %");
+    const char *before = "";
+    if (json)
+        fprintf(out, "{\"tasks\": {");
+    else
+        fprintf(out, "\n  %-12s %10s %10s %10s\n", "task", "count", "seconds",
+                "hidden %");
     for (int k = 0; k < IZ_KINDS; k++) {
         struct iz_kind_time t = iz_time_shares_kind(s->shares, (enum iz_kind)k);
-        if (t.tasks)
-            fprintf(out, "  %-12s %10lld %10.2f %10.1f\n", iz_kinds[k].name,
-                    (long long)t.tasks, t.seconds,
-                    percent(t.hidden_s, t.seconds));
+        if (!t.tasks)
+            continue;
+        fprintf(out,
+                json ? "%s\"%s\": {\"count\": %lld, \"seconds\": %.6f, "
+                       "\"hidden_percent\": %.2f}"
+                     : "%s  %-12s %10lld %10.2f %10.1f\n",
+                before, iz_kinds[k].name, (long long)t.tasks, t.seconds,
+                percent(t.hidden_s, t.seconds));
+        before = json ? ", " : "";
     }
+    fputs(json ? "}}\n" : "", out);
 }
 
 struct link_row {
@@ -208,73 +219,86 @@ static double rate_bytes(const struct iz_engine *e, const struct link_row *r)
     return copies ? iz_graph_bytes(e->graph, r->where) : link_bytes(e, r);
 }
 
-static bool link_exists(const struct iz_engine *e, const struct link_row *r)
-{
-    int id[STARPU_NMAXWORKERS];
-    return workers_of(e, r->where, id) > 0;
-}
-
-static void print_links(const struct iz_summary *s, FILE *out)
+static void write_links(const struct iz_summary *s, bool json, FILE *out)
 {
     struct iz_time_total t = iz_time_shares_total(s->shares);
-    bool head = false;
-    for (int i = 0; i < LINK_ROWS; i++) {
-        const struct link_row *r = &link_rows[i];
+    int id[STARPU_NMAXWORKERS], n = 0;
+    if (json)
+        fprintf(out, "{\"links\": {");
+    for (const struct link_row *r = link_rows; r < link_rows + LINK_ROWS; r++) {
         double bytes = link_bytes(s->e, r);
         double seconds = iz_time_shares_seconds(s->shares, r->use);
-        if (!link_exists(s->e, r))
+        double hidden = percent(t.beside_units_s[r->use], t.task_s[r->use]);
+        if (!workers_of(s->e, r->where, id))
             continue;
-        if (!head)
+        if (json) {
+            fprintf(out,
+                    "%s\"%s\": {\"bytes\": %.0f, \"seconds\": %.6f, "
+                    "\"busy_percent\": %.2f, \"hidden_percent\": %.2f}",
+                    n++ ? ", " : "", r->name, bytes, seconds,
+                    100 * t.busy[r->use], hidden);
+            continue;
+        }
+        if (!n++)
             fprintf(out, "\n  %-12s %10s %10s %10s %10s\n", "link", "MiB",
                     "seconds", "hidden %", "MiB/s");
-        head = true;
         fprintf(out, "  %-12s %10.1f %10.2f %10.1f", r->name, mib(bytes),
-                seconds, percent(t.beside_units_s[r->use], t.task_s[r->use]));
+                seconds, hidden);
         if (seconds > 0)
             fprintf(out, " %10.1f\n", mib(rate_bytes(s->e, r)) / seconds);
         else /* the lane moved them with its collectives */
             fprintf(out, " %10s\n", "-");
     }
+    fputs(json ? "}}\n" : "", out);
 }
 
-static void print_each(const double *worker, const int *id, int n, FILE *out)
-{
-    double least = 1, most = 0;
-    for (int i = 0; i < n; i++) {
-        double idle = 1 - worker[id[i]];
-        least = idle < least ? idle : least;
-        most = idle > most ? idle : most;
-        if (n > 1 && n <= EACH)
-            fprintf(out, "  %5.1f", 100 * idle);
-    }
-    if (n > EACH)
-        fprintf(out, "  %5.1f to %.1f", 100 * least, 100 * most);
-    fputc('\n', out);
-}
-
-static void print_workers(const struct iz_summary *s, FILE *out)
+/* The text has the mean of a place, and each of its workers where they are few;
+ * JSON has each. */
+static void write_workers(const struct iz_summary *s, bool json, FILE *out)
 {
     struct iz_time_total t = iz_time_shares_total(s->shares);
     int id[STARPU_NMAXWORKERS];
-    if (t.window_s <= 0)
+    const char *comma = "";
+    if (!json && t.window_s <= 0)
         return;
-    fprintf(out, "\n  %-12s %10s %10s   of %.2f s of whole steps\n", "workers",
-            "number", "idle %", t.window_s);
+    if (json)
+        fprintf(out, "{\"workers\": {");
+    else
+        fprintf(out, "\n  %-12s %10s %10s   of %.2f s of whole steps\n",
+                "workers", "number", "idle %", t.window_s);
     for (int i = 0; i < PLACE_ROWS; i++) {
-        int n = workers_of(s->e, place_rows[i].where, id);
+        const struct place_row *r = &place_rows[i];
+        int n = workers_of(s->e, r->where, id);
+        double least = 1, most = 0;
         if (!n)
             continue;
-        fprintf(out, "  %-12s %10d %10.1f", place_rows[i].name, n,
-                100 * (1 - mean_busy(s->e, t.worker, place_rows[i].where)));
-        print_each(t.worker, id, n, out);
+        if (json)
+            fprintf(out, "%s\"%s\": [", comma, r->name);
+        else
+            fprintf(out, "  %-12s %10d %10.1f", r->name, n,
+                    100 * (1 - mean_busy(s->e, t.worker, r->where)));
+        for (int k = 0; k < n; k++) {
+            double idle = 1 - t.worker[id[k]];
+            least = fmin(least, idle);
+            most = fmax(most, idle);
+            if (json)
+                fprintf(out, "%s%.2f", k ? ", " : "", 100 * idle);
+            else if (n > 1 && n <= EACH)
+                fprintf(out, "  %5.1f", 100 * idle);
+        }
+        if (!json && n > EACH)
+            fprintf(out, "  %5.1f to %.1f", 100 * least, 100 * most);
+        fputs(json ? "]" : "\n", out);
+        comma = ", ";
     }
+    fputs(json ? "}, \"unit\": \"idle percent\"}\n" : "", out);
 }
 
 void iz_summary_print_time(const struct iz_summary *s, FILE *out)
 {
-    print_tasks(s, out);
-    print_links(s, out);
-    print_workers(s, out);
+    write_tasks(s, false, out);
+    write_links(s, false, out);
+    write_workers(s, false, out);
 }
 
 void iz_summary_print_memory(const struct iz_summary *s, FILE *out)
@@ -289,64 +313,7 @@ void iz_summary_print_memory(const struct iz_summary *s, FILE *out)
     fputc('\n', out);
 }
 
-/* ---- JSON ---- */
-
-static void tasks_json(const struct iz_summary *s, FILE *out)
-{
-    const char *comma = "";
-    fprintf(out, "{\"tasks\": {");
-    for (int k = 0; k < IZ_KINDS; k++) {
-        struct iz_kind_time t = iz_time_shares_kind(s->shares, (enum iz_kind)k);
-        if (!t.tasks)
-            continue;
-        fprintf(out,
-                "%s\"%s\": {\"count\": %lld, \"seconds\": %.6f, "
-                "\"hidden_percent\": %.2f}",
-                comma, iz_kinds[k].name, (long long)t.tasks, t.seconds,
-                percent(t.hidden_s, t.seconds));
-        comma = ", ";
-    }
-    fprintf(out, "}}\n");
-}
-
-static void links_json(const struct iz_summary *s, FILE *out)
-{
-    struct iz_time_total t = iz_time_shares_total(s->shares);
-    const char *comma = "";
-    fprintf(out, "{\"links\": {");
-    for (int i = 0; i < LINK_ROWS; i++) {
-        const struct link_row *r = &link_rows[i];
-        if (!link_exists(s->e, r))
-            continue;
-        fprintf(out,
-                "%s\"%s\": {\"bytes\": %.0f, \"seconds\": %.6f, "
-                "\"busy_percent\": %.2f, \"hidden_percent\": %.2f}",
-                comma, r->name, link_bytes(s->e, r),
-                iz_time_shares_seconds(s->shares, r->use), 100 * t.busy[r->use],
-                percent(t.beside_units_s[r->use], t.task_s[r->use]));
-        comma = ", ";
-    }
-    fprintf(out, "}}\n");
-}
-
-static void workers_json(const struct iz_summary *s, FILE *out)
-{
-    struct iz_time_total t = iz_time_shares_total(s->shares);
-    int id[STARPU_NMAXWORKERS];
-    const char *comma = "";
-    fprintf(out, "{\"workers\": {");
-    for (int i = 0; i < PLACE_ROWS; i++) {
-        int n = workers_of(s->e, place_rows[i].where, id);
-        if (!n)
-            continue;
-        fprintf(out, "%s\"%s\": [", comma, place_rows[i].name);
-        for (int k = 0; k < n; k++)
-            fprintf(out, "%s%.2f", k ? ", " : "", 100 * (1 - t.worker[id[k]]));
-        fprintf(out, "]");
-        comma = ", ";
-    }
-    fprintf(out, "}, \"unit\": \"idle percent\"}\n");
-}
+/* ---- JSON alone ---- */
 
 static void limit_json(const struct iz_summary *s, FILE *out)
 {
@@ -380,9 +347,9 @@ static void memory_json(const struct iz_summary *s, FILE *out)
 
 void iz_summary_json(const struct iz_summary *s, FILE *out)
 {
-    tasks_json(s, out);
-    links_json(s, out);
-    workers_json(s, out);
+    write_tasks(s, true, out);
+    write_links(s, true, out);
+    write_workers(s, true, out);
     limit_json(s, out);
     memory_json(s, out);
 }
