@@ -18,12 +18,11 @@
 #include <time.h>
 
 #include "codelets/base/build.h"
-#include "codelets/flat/adamw.h"
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/flat.h"
 #include "codelets/flat/half.h"
-#include "codelets/flat/moment.h"
 #include "codelets/flat/simd.h"
+#include "codelets/flat/update.h"
 
 /* PIECE elements of all streams are beyond a core's own cache, N beyond any
  * cache: a piece is out of it again when its turn comes. */
@@ -190,50 +189,53 @@ IZ_SIMD static void limit_write(const struct buffers *b)
 
 /* ---- kernels ---- */
 
-static const struct iz_adam options = {1e-3, 0.9,  0.999, 1e-8, 0.1,
-                                       true, true, 1,     1.0f};
+static const struct iz_step options = {
+    {IZ_OPTIMIZER_ADAMW, 1e-3, 0.9, 0.999, 1e-8, 0.1, true, true}, 1, 1.0f};
+
+static void update(const struct buffers *b, struct iz_update u)
+{
+    struct iz_alike all = iz_alike_of(&options);
+
+    u.optimizer = options.hyper.type;
+    u.n = u.room = PIECE;
+    u.p = b->p;
+    u.state[0] = b->m;
+    u.state[1] = b->v;
+    u.span = &all;
+    u.spans = 1;
+    iz_update(&u);
+}
 
 static void run_adam(const struct buffers *b)
 {
-    iz_adam_chunk(&options, PIECE, b->p, b->m, b->v, b->g, IZ_F32, NULL,
-                  IZ_F32);
+    update(b, (struct iz_update){.g = b->g});
 }
 
 static void run_adam_out(const struct buffers *b)
 {
-    iz_adam_chunk(&options, PIECE, b->p, b->m, b->v, b->g, IZ_F32, b->out,
-                  IZ_BF16);
+    update(b,
+           (struct iz_update){.g = b->g, .out = b->out, .out_type = IZ_BF16});
 }
 
 static void run_adam_bf16(const struct buffers *b)
 {
-    iz_adam_chunk(&options, PIECE, b->p, b->m, b->v, b->half, IZ_BF16, b->out,
-                  IZ_BF16);
+    update(b, (struct iz_update){.g = b->half,
+                                 .g_type = IZ_BF16,
+                                 .out = b->out,
+                                 .out_type = IZ_BF16});
 }
 
 static void run_adam_f16(const struct buffers *b)
 {
-    iz_adam_chunk(&options, PIECE, b->p, b->m, b->v, b->half, IZ_F16, b->out,
-                  IZ_F16);
+    update(b, (struct iz_update){.g = b->half,
+                                 .g_type = IZ_F16,
+                                 .out = b->out,
+                                 .out_type = IZ_F16});
 }
 
-/* As the optimizer's task does it. */
 static void adam_narrow(const struct buffers *b, enum iz_moment_type type)
 {
-    enum { TILE = 256 };
-    const struct iz_adam_consts c = iz_adam_consts_of(&options);
-    struct iz_moments m = {b->m, type, IZ_MOMENT_M, PIECE};
-    struct iz_moments v = {b->v, type, IZ_MOMENT_V, PIECE};
-    float m_tile[TILE], v_tile[TILE];
-
-    for (int64_t i = 0; i < PIECE; i += TILE) {
-        iz_moment_load(m_tile, &m, i, TILE);
-        iz_moment_load(v_tile, &v, i, TILE);
-        iz_adam_piece(&c, TILE, b->p + i, m_tile, v_tile, b->g + i, IZ_F32,
-                      NULL, IZ_F32);
-        iz_moment_store(&m, i, m_tile, TILE, 1, i);
-        iz_moment_store(&v, i, v_tile, TILE, 1, i);
-    }
+    update(b, (struct iz_update){.g = b->g, .type = type, .key = 1});
 }
 
 static void run_adam_m16(const struct buffers *b)

@@ -101,16 +101,33 @@ struct flat {
     double *norm2; /* pinned */
 };
 
-static const struct iz_adam options = {1e-3, 0.9,  0.95, 1e-8, 0.1,
-                                       true, true, 1,    1.0f};
+static const struct iz_step options = {
+    {IZ_OPTIMIZER_ADAMW, 1e-3, 0.9, 0.95, 1e-8, 0.1, true, true}, 1, 1.0f};
+
+/* Gradient and copy in bf16. */
+static void adam(struct iz_exec *x, int64_t n, float *p, float *m, float *v,
+                 const void *g, void *out)
+{
+    struct iz_alike all = iz_alike_of(&options);
+
+    iz_buffer_update(x, &(struct iz_update){.optimizer = options.hyper.type,
+                                            .g_type = IZ_BF16,
+                                            .out_type = IZ_BF16,
+                                            .n = n,
+                                            .p = p,
+                                            .state = {m, v},
+                                            .g = g,
+                                            .out = out,
+                                            .span = &all,
+                                            .spans = 1});
+}
 
 static void run_adam(void *arg, int i)
 {
     struct flat *f = arg;
 
     (void)i;
-    iz_buffer_adam(&f->x, &options, f->n, f->p, f->m, f->v, f->g, IZ_BF16,
-                   f->out, IZ_BF16);
+    adam(&f->x, f->n, f->p, f->m, f->v, f->g, f->out);
 }
 
 static void run_norm(void *arg, int i)
@@ -183,6 +200,7 @@ static void *update(void *arg)
     size_t bytes = (size_t)t->n * 16;
     char *mem = aligned_alloc(2 << 20, (bytes + (2 << 20)) >> 21 << 21);
     float *p = (float *)mem, *m = p + t->n, *v = m + t->n;
+    struct iz_exec cpu = {.backend = IZ_CPU};
 
     if (!mem)
         abort();
@@ -192,8 +210,7 @@ static void *update(void *arg)
     for (int r = 0; r <= 2 * ROUNDS; r++) {
         pthread_barrier_wait(t->barrier);
         if (r % 2)
-            iz_adam_chunk(&options, t->n, p, m, v, mem + 12 * t->n, IZ_BF16,
-                          mem + 14 * t->n, IZ_BF16);
+            adam(&cpu, t->n, p, m, v, mem + 12 * t->n, mem + 14 * t->n);
     }
     free(mem);
     return NULL;

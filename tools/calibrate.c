@@ -11,8 +11,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "codelets/flat/adamw.h"
 #include "codelets/flat/flat.h"
+#include "codelets/flat/update.h"
 #include "codelets/gpu/device.h"
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm_rate.h"
@@ -186,19 +186,27 @@ static double squares(void)
 static double adam(void)
 {
     enum { N = 1 << 24 };
-    struct iz_adam o = {.lr = 1e-3,
-                        .beta1 = 0.9,
-                        .beta2 = 0.999,
-                        .eps = 1e-8,
-                        .adamw = true,
-                        .bias_correction = true,
+    struct iz_step o = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
+                                  .lr = 1e-3,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.999,
+                                  .eps = 1e-8,
+                                  .adamw = true,
+                                  .bias_correction = true},
                         .t = 1,
                         .grad_scale = 1};
+    struct iz_alike all = iz_alike_of(&o);
     float *p = take(4L * N), *m = take(4L * N), *v = take(4L * N),
           *g = take(4L * N);
     double begin = now_s(), bytes = 0;
     while (now_s() - begin < SECONDS) {
-        iz_adam_chunk(&o, N, p, m, v, g, IZ_F32, NULL, IZ_F32);
+        iz_update(&(struct iz_update){.optimizer = o.hyper.type,
+                                      .n = N,
+                                      .p = p,
+                                      .state = {m, v},
+                                      .g = g,
+                                      .span = &all,
+                                      .spans = 1});
         bytes += 28.0 * N;
     }
     double rate = bytes / (now_s() - begin);

@@ -4,7 +4,6 @@
  * always with -ffp-contract=off. */
 #include "codelets/flat/simd.h"
 
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -151,38 +150,7 @@ static void normal(float *restrict out, uint64_t key, uint64_t block, float std)
     }
 }
 
-/* ---- Adam ---- */
-
-static inline float flush(float x)
-{
-    return fabsf(x) < FLT_MIN ? 0.0f : x;
-}
-
-/* With AdamW l2 is 0.  To add 0 * p could change no more than the sign of a
- * zero, of which flush and the square leave nothing. */
-static inline float gradient(const struct iz_adam_consts *k, bool l2, float g,
-                             float p)
-{
-    return l2 ? g * k->scale + k->l2 * p : g * k->scale;
-}
-
-static inline float first_moment(const struct iz_adam_consts *k, float m,
-                                 float g)
-{
-    return flush(k->beta1 * m + k->rest1 * g);
-}
-
-static inline float second_moment(const struct iz_adam_consts *k, float v,
-                                  float g)
-{
-    return flush(k->beta2 * v + k->rest2 * (g * g));
-}
-
-static inline float stepped(const struct iz_adam_consts *k, float p, float m,
-                            float v)
-{
-    return p * k->keep - k->step * (m / (sqrtf(v) + k->eps));
-}
+/* ---- updates: see adam.h ---- */
 
 static inline void moments(const struct iz_adam_consts *c, bool l2, int64_t n,
                            const float *restrict p, float *restrict m,
@@ -191,10 +159,10 @@ static inline void moments(const struct iz_adam_consts *c, bool l2, int64_t n,
     const struct iz_adam_consts k = *c;
 
     for (int64_t i = 0; i < n; i++) {
-        float gi = gradient(&k, l2, g[i], p[i]);
+        float gi = iz_adam_gradient(&k, l2, g[i], p[i]);
 
-        m[i] = first_moment(&k, m[i], gi);
-        v[i] = second_moment(&k, v[i], gi);
+        m[i] = iz_adam_m(&k, m[i], gi);
+        v[i] = iz_adam_v(&k, v[i], gi);
     }
 }
 
@@ -205,7 +173,7 @@ static inline void step(const struct iz_adam_consts *c, int64_t n,
     const struct iz_adam_consts k = *c;
 
     for (int64_t i = 0; i < n; i++)
-        p[i] = stepped(&k, p[i], m[i], v[i]);
+        p[i] = iz_adam_p(&k, p[i], m[i], v[i]);
 }
 
 /* So that all streams are read and written at the same time. */
@@ -224,17 +192,17 @@ static inline void step_and_moments(const struct iz_adam_consts *c, bool l2,
     float *restrict next_m = m + TILE, *restrict next_v = v + TILE;
 
     for (int i = 0; i < TILE; i++) {
-        float gi = gradient(&k, l2, g[i], next_p[i]);
+        float gi = iz_adam_gradient(&k, l2, g[i], next_p[i]);
 
-        next_m[i] = first_moment(&k, next_m[i], gi);
-        next_v[i] = second_moment(&k, next_v[i], gi);
-        p[i] = stepped(&k, p[i], m[i], v[i]);
+        next_m[i] = iz_adam_m(&k, next_m[i], gi);
+        next_v[i] = iz_adam_v(&k, next_v[i], gi);
+        p[i] = iz_adam_p(&k, p[i], m[i], v[i]);
     }
 }
 
 /* n <= TILE gradients from i on in fp32, if need be in buf [TILE]. */
-static inline const float *gradients(const struct iz_adam_streams *s,
-                                     float *buf, int64_t i, int64_t n)
+static inline const float *gradients(const struct iz_streams *s, float *buf,
+                                     int64_t i, int64_t n)
 {
     if (s->g_type == IZ_F32)
         return (const float *)s->g + i;
@@ -245,8 +213,7 @@ static inline const float *gradients(const struct iz_adam_streams *s,
     return buf;
 }
 
-static inline void copy_out(const struct iz_adam_streams *s, int64_t i,
-                            int64_t n)
+static inline void copy_out(const struct iz_streams *s, int64_t i, int64_t n)
 {
     if (s->out == NULL)
         return;
@@ -264,40 +231,41 @@ static inline int64_t tile(int64_t left)
 }
 
 static inline void adam_in_tiles(const struct iz_adam_consts *c, bool l2,
-                                 const struct iz_adam_streams *s, int64_t n)
+                                 const struct iz_streams *s, int64_t n)
 {
+    float *p = s->p, *m = s->state[0], *v = s->state[1];
     float buf[TILE];
     int64_t len = tile(n), next;
 
-    moments(c, l2, len, s->p, s->m, s->v, gradients(s, buf, 0, len));
+    moments(c, l2, len, p, m, v, gradients(s, buf, 0, len));
     for (int64_t i = 0; i < n; i += len, len = next) {
         int64_t j = i + len;
 
         next = tile(n - j);
         if (next == TILE) {
-            step_and_moments(c, l2, s->p + i, s->m + i, s->v + i,
+            step_and_moments(c, l2, p + i, m + i, v + i,
                              gradients(s, buf, j, TILE));
         } else {
-            step(c, len, s->p + i, s->m + i, s->v + i);
-            moments(c, l2, next, s->p + j, s->m + j, s->v + j,
+            step(c, len, p + i, m + i, v + i);
+            moments(c, l2, next, p + j, m + j, v + j,
                     gradients(s, buf, j, next));
         }
         copy_out(s, i, len);
     }
 }
 
-static void adam(const struct iz_adam_consts *c,
-                 const struct iz_adam_streams *streams, int64_t n)
+static void adam(const union iz_consts *k, const struct iz_streams *streams,
+                 int64_t n)
 {
-    const struct iz_adam_streams s = *streams;
+    const struct iz_streams s = *streams;
 
-    if (c->l2 == 0)
-        adam_in_tiles(c, false, &s, n);
+    if (k->adam.l2 == 0)
+        adam_in_tiles(&k->adam, false, &s, n);
     else
-        adam_in_tiles(c, true, &s, n);
+        adam_in_tiles(&k->adam, true, &s, n);
 }
 
-/* ---- m and v in fewer bytes: see moment_code.h ---- */
+/* ---- states in fewer bytes: see moment_code.h ---- */
 
 enum { BLOCK = IZ_MOMENT_BLOCK };
 
@@ -374,20 +342,21 @@ static void store_v8(uint8_t *restrict y, uint8_t *restrict power,
     }
 }
 
-const struct iz_simd IZ_SIMD_TABLE = {.load_bf16 = load_bf16,
-                                      .load_f16 = load_f16,
-                                      .round_bf16 = round_bf16,
-                                      .round_f16 = round_f16,
-                                      .add = add,
-                                      .add_bf16 = add_bf16,
-                                      .set_pair = set_pair,
-                                      .add_pair = add_pair,
-                                      .squares = squares,
-                                      .hash = hash,
-                                      .normal = normal,
-                                      .adam = adam,
-                                      .store_m16 = store_m16,
-                                      .load_m8 = load_m8,
-                                      .load_v8 = load_v8,
-                                      .store_m8 = store_m8,
-                                      .store_v8 = store_v8};
+const struct iz_simd IZ_SIMD_TABLE = {
+    .load_bf16 = load_bf16,
+    .load_f16 = load_f16,
+    .round_bf16 = round_bf16,
+    .round_f16 = round_f16,
+    .add = add,
+    .add_bf16 = add_bf16,
+    .set_pair = set_pair,
+    .add_pair = add_pair,
+    .squares = squares,
+    .hash = hash,
+    .normal = normal,
+    .update = {[IZ_OPTIMIZER_ADAM] = adam, [IZ_OPTIMIZER_ADAMW] = adam},
+    .store_m16 = store_m16,
+    .load_m8 = load_m8,
+    .load_v8 = load_v8,
+    .store_m8 = store_m8,
+    .store_v8 = store_v8};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays of m and v in fewer bytes; the loops are in loops.c. */
+/* Arrays of states in fewer bytes; the loops are in loops.c. */
 #include "codelets/flat/moment.h"
 
 #include <assert.h>
@@ -53,7 +53,6 @@ void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
 
     check(x, at, n);
     assert(first % IZ_MOMENT_BLOCK == 0);
-    key += x->which;
     if (x->type == IZ_MOMENT_F32)
         memcpy((float *)x->p + at, in, (size_t)n * sizeof *in);
     else if (x->type == IZ_MOMENT_BF16)

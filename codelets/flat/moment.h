@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Adam's m and v in fewer bytes.  They are rounded stochastically with a
+/* An optimizer's states in fewer bytes.  They are rounded stochastically with a
  * counter-based generator: the bits depend on the key and on the position in
  * the group alone, not on chunks, ranks, stages or the SIMD level.  Without
- * that, v would stand still: an update changes it by 1 - beta2, less than half
- * a step of these types.
+ * that, Adam's v would stand still: an update changes it by 1 - beta2, less
+ * than half a step of these types.
  *
  * fp8 shares a power of two per block of 64 elements, as block formats do
  * (OCP Microscaling; block-wise 8-bit optimizers: Dettmers et al., 2021,
- * arXiv:2110.02861).  m: sign, 4 bits of exponent, 3 of mantissa; v: 5 and 3.
- * What is below the smallest m is rounded stochastically to 0 or to it; a v
- * that is not 0 stays at least the smallest, or an element would divide by eps.
+ * arXiv:2110.02861).  A state with a sign, such as m: sign, 4 bits of exponent,
+ * 3 of mantissa; one that is never negative, such as v: 5 and 3.  What is below
+ * the smallest m is rounded stochastically to 0 or to it; a v that is not 0
+ * stays at least the smallest, or an element would divide by eps.
  * A value that these types hold exactly is stored exactly. */
 #ifndef IZ_CODELETS_FLAT_MOMENT_H
 #define IZ_CODELETS_FLAT_MOMENT_H
@@ -21,7 +22,7 @@
 IZ_C_BEGIN
 
 enum iz_moment_type { IZ_MOMENT_F32, IZ_MOMENT_BF16, IZ_MOMENT_FP8 };
-enum iz_moment { IZ_MOMENT_M, IZ_MOMENT_V };
+enum iz_moment { IZ_MOMENT_M, IZ_MOMENT_V }; /* with a sign; without one */
 
 enum { IZ_MOMENT_BLOCK = 64 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One element of m or v in fewer bytes, and back: the arithmetic of moment.h
- * for the loops of loops.c and for the kernels of adamw.cu, which so have the
+/* One element of a state in fewer bytes, and back: the arithmetic of moment.h
+ * for the loops of loops.c and for the kernels of update.cu, which so have the
  * same bits.  Integers without branches, and no two operations on floats that a
  * compiler could contract. */
 #ifndef IZ_CODELETS_FLAT_MOMENT_CODE_H

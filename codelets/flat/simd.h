@@ -9,12 +9,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/flat/adamw.h"
+#include "codelets/flat/dtype.h"
 #include "codelets/flat/flat.h"
+#include "codelets/flat/optimizer.h"
 
-/* The arrays of an update; out may be NULL. */
-struct iz_adam_streams {
-    float *p, *m, *v;
+/* The arrays of an update, states in fp32; out may be NULL. */
+struct iz_streams {
+    float *p, *state[IZ_STATES_MAX];
     const void *g;
     enum iz_dtype g_type;
     void *out;
@@ -37,8 +38,9 @@ struct iz_simd {
     uint64_t (*hash)(uint64_t first, const float *x, int64_t n);
     /* out [IZ_NORMAL_BLOCK]: the elements from block * IZ_NORMAL_BLOCK on. */
     void (*normal)(float *out, uint64_t key, uint64_t block, float std);
-    void (*adam)(const struct iz_adam_consts *k,
-                 const struct iz_adam_streams *s, int64_t n);
+    /* n elements by the formula of an optimizer. */
+    void (*update[IZ_OPTIMIZERS])(const union iz_consts *k,
+                                  const struct iz_streams *s, int64_t n);
     /* The arrays of moment.h: bf16; codes and powers of two of m and of v. */
     void (*store_m16)(uint16_t *y, const float *x, int64_t n, uint64_t key,
                       int64_t first);

@@ -74,20 +74,10 @@ void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
     *norm2 = iz_norm2_end(&s);
 }
 
-void iz_buffer_adam(struct iz_exec *x, const struct iz_adam *a, int64_t n,
-                    float *p, float *m, float *v, const void *g,
-                    enum iz_dtype g_type, void *out, enum iz_dtype out_type)
+void iz_buffer_update(struct iz_exec *x, const struct iz_update *u)
 {
     if (x->backend == IZ_CUDA)
-        iz_cuda_ops->adam(x, a, n, p, m, v, g, g_type, out, out_type);
+        iz_cuda_ops->update(x, u);
     else
-        iz_adam_chunk(a, n, p, m, v, g, g_type, out, out_type);
-}
-
-void iz_buffer_adam_narrow(struct iz_exec *x, const struct iz_adam_narrow *a)
-{
-    if (x->backend == IZ_CUDA)
-        iz_cuda_ops->adam_narrow(x, a);
-    else
-        iz_adam_narrow(a);
+        iz_update(u);
 }

@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "codelets/flat/adamw.h"
+#include "codelets/flat/update.h"
 #include "codelets/ops/exec.h"
 
 /* Buffers must not overlap.  With a stream either may be device memory. */
@@ -30,10 +30,7 @@ void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
                          enum iz_dtype out_type, bool accumulate,
                          const void *const *in, int n_in, enum iz_dtype in_type,
                          int64_t n);
-void iz_buffer_adam(struct iz_exec *x, const struct iz_adam *a, int64_t n,
-                    float *p, float *m, float *v, const void *g,
-                    enum iz_dtype g_type, void *out, enum iz_dtype out_type);
-/* iz_adam_narrow. */
-void iz_buffer_adam_narrow(struct iz_exec *x, const struct iz_adam_narrow *a);
+/* iz_update. */
+void iz_buffer_update(struct iz_exec *x, const struct iz_update *u);
 
 #endif

@@ -95,12 +95,8 @@ void iz_flat_squares_cuda(struct iz_exec *x, double *sum, const void *p,
 void iz_flat_norm2_cuda(struct iz_exec *x, double *norm2, const void *p,
                         enum iz_dtype type, int64_t n, struct iz_view scratch);
 
-/* adamw.cu */
-void iz_adam_chunk_cuda(struct iz_exec *x, const struct iz_adam *a, int64_t n,
-                        float *p, float *m, float *v, const void *g,
-                        enum iz_dtype g_type, void *out,
-                        enum iz_dtype out_type);
-void iz_adam_narrow_cuda(struct iz_exec *x, const struct iz_adam_narrow *a);
+/* update.cu */
+void iz_update_cuda(struct iz_exec *x, const struct iz_update *u);
 
 /* attention.cu */
 void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,

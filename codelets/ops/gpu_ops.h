@@ -12,7 +12,7 @@
 #ifndef IZ_CODELETS_OPS_GPU_OPS_H
 #define IZ_CODELETS_OPS_GPU_OPS_H
 
-#include "codelets/flat/adamw.h"
+#include "codelets/flat/update.h"
 #include "codelets/ops/ops.h"
 
 IZ_C_BEGIN
@@ -104,10 +104,7 @@ struct iz_cuda_ops {
                     enum iz_dtype type, int64_t n);
     void (*norm2)(struct iz_exec *x, double *norm2, const void *p,
                   enum iz_dtype type, int64_t n, struct iz_view scratch);
-    void (*adam)(struct iz_exec *x, const struct iz_adam *a, int64_t n,
-                 float *p, float *m, float *v, const void *g,
-                 enum iz_dtype g_type, void *out, enum iz_dtype out_type);
-    void (*adam_narrow)(struct iz_exec *x, const struct iz_adam_narrow *a);
+    void (*update)(struct iz_exec *x, const struct iz_update *u);
 
     /* Best rate of y[m,n] = a[m,k] b[k,n] of type x->act within about
      * `seconds`, flop/s; waits.  Called outside of steps. */

@@ -70,7 +70,7 @@ struct source {
 struct snapshot_arg {
     int n;
     int64_t at; /* element of the buffer at which the first one goes */
-    enum iz_moment_type type; /* of m and v */
+    enum iz_moment_type type;
     enum iz_moment which;
     struct source source[PIECES_MAX];
 };
@@ -104,7 +104,7 @@ struct range {
 
 static bool in_params(const struct range *r, const struct iz_chunk *k)
 {
-    return r->array == IZ_MASTER && iz_plan_arrays(&r->e->plan, k->home) == 2;
+    return r->array == IZ_MASTER && !iz_chunk_states(r->e, r->group, k).master;
 }
 
 static enum iz_home home_of(const struct range *r, const struct iz_chunk *k)
@@ -112,17 +112,12 @@ static enum iz_home home_of(const struct range *r, const struct iz_chunk *k)
     return in_params(r, k) ? r->e->plan.param_home : k->home;
 }
 
-/* Byte at which the array begins in a chunk of states, each of whose arrays has
- * room for so many elements. */
-static int64_t array_base(const struct range *r, const struct iz_chunk *k,
-                          int64_t room)
+/* Byte at which the array begins in a chunk of states, or of parameters. */
+static int64_t array_base(const struct range *r, const struct iz_chunk *k)
 {
-    const struct iz_plan *p = &r->e->plan;
-    int64_t master = iz_plan_arrays(p, k->home) == 3 ? 4 * room : 0;
+    struct iz_state_layout l = iz_chunk_states(r->e, r->group, k);
 
-    if (r->array == IZ_MASTER)
-        return 0;
-    return master + (r->array == IZ_V ? iz_moment_bytes(p->moments, room) : 0);
+    return r->array == IZ_MASTER ? 0 : l.at[r->array - IZ_STATE];
 }
 
 /* From element `done` of the range on as far as the chunks have the same home,
@@ -138,9 +133,12 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
     int64_t begin = done;
     struct snapshot_arg a = {
         .at = done,
-        .type = r->array == IZ_MASTER ? IZ_MOMENT_F32 : r->e->plan.moments,
-        .which = r->array == IZ_V ? IZ_MOMENT_V : IZ_MOMENT_M};
+        .type = r->array == IZ_MASTER ? IZ_MOMENT_F32 : r->e->plan.moments};
 
+    if (r->array >= IZ_STATE)
+        a.which = iz_optimizer(r->e->plan.optimizer)
+                      ->state[r->array - IZ_STATE]
+                      .which;
     for (; done < r->n; a.n++) {
         int64_t pos = r->from + done, at = pos % g->plan->chunk;
         struct iz_chunk *k = &g->chunk[pos / g->plan->chunk];
@@ -150,8 +148,7 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
             break;
         if (a.n == PIECES_MAX)
             iz_die("checkpoint: a block of more than %d chunks", PIECES_MAX);
-        a.source[a.n] =
-            (struct source){array_base(r, k, k->count), at, n, k->count};
+        a.source[a.n] = (struct source){array_base(r, k), at, n, k->count};
         more[a.n] = (struct iz_access){
             in_params(r, k) ? k->param_handle : k->state_handle, STARPU_R};
         done += n;
@@ -194,7 +191,7 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
         bool params = in_params(r, k);
         struct iz_io io = {.file = params ? r->e->param_file : r->e->state_file,
                            .offset = (params ? k->param_at : k->state_at) +
-                                     array_base(r, k, chunk) + 4 * at,
+                                     array_base(r, k) + 4 * at,
                            .bytes = (4 * n + IZ_NVME_ALIGN - 1) /
                                     IZ_NVME_ALIGN * IZ_NVME_ALIGN,
                            .at = 4 * done};

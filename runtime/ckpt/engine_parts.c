@@ -9,10 +9,15 @@
 
 #include "runtime/ckpt/shares.h"
 
-/* Behind the name of a unit. */
-static const char *const array_names[] = {"/master", "/m", "/v",
-                                          ".frozen/master"};
-enum { ARRAYS = sizeof(array_names) / sizeof(array_names[0]) };
+/* Arrays of a unit at most: master, states, frozen parameters. */
+enum { ARRAYS = 2 + IZ_STATES_MAX };
+
+static const char *array_name(const struct iz_engine *e, int a)
+{
+    if (a < IZ_STATE)
+        return "master";
+    return iz_optimizer(e->plan.optimizer)->state[a - IZ_STATE].name;
+}
 
 static void get(void *arg, int64_t from, float *out, int64_t n)
 {
@@ -54,8 +59,8 @@ static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
                                .get = get,
                                .put = put,
                                .arg = arg};
-    snprintf(q->name, sizeof(q->name), "%s%s", e->model->unit[u].name,
-             array_names[a]);
+    snprintf(q->name, sizeof(q->name), "%s%s/%s", e->model->unit[u].name,
+             a == IZ_FROZEN ? ".frozen" : "", array_name(e, a));
 }
 
 static void make_names(struct iz_engine *e, struct iz_ckpt_name *n)
@@ -115,6 +120,7 @@ void iz_state_close(struct iz_state *s)
 int iz_state_open(struct iz_state *s, struct iz_engine *e,
                   const char *model_text, bool load)
 {
+    int states = iz_optimizer(e->plan.optimizer)->states;
     int units = e->model->n_units, names = 0;
     for (int u = 0; u < units; u++)
         names += e->model->unit[u].n_params;
@@ -136,9 +142,11 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
         iz_state_close(s);
         return -ENOMEM;
     }
-    for (int u = 0; u < units; u++)
-        for (int a = 0; a < ARRAYS; a++)
+    for (int u = 0; u < units; u++) {
+        for (int a = IZ_MASTER; a < IZ_STATE + states; a++)
             make_part(s, e, u, a, load);
+        make_part(s, e, u, IZ_FROZEN, load);
+    }
     make_names(e, name);
     iz_state_scalars(e, &e->control, e->step, s->k.scalar);
     return 0;

@@ -101,10 +101,47 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
                          (accum == 0 && c->grad_accum > 1);
 }
 
+#define PARAMS "optimizer.params."
+
+/* The entry of a key of optimizer.params in an optimizer, NULL: it has not this
+ * one.  *is_param: whether it is such a key. */
+static const struct iz_optimizer_param *
+optimizer_param(const struct iz_optimizer *o, const char *name, bool *is_param)
+{
+    size_t n = strlen(PARAMS);
+
+    *is_param = strncmp(name, PARAMS, n) == 0;
+    return *is_param ? iz_optimizer_param(o, name + n) : NULL;
+}
+
+/* What the optimizer has not is refused, what it has its own default of gets
+ * that. */
+static void resolve_params(struct iz_config_file *file, struct iz_faults *f)
+{
+    const struct iz_optimizer *o = iz_optimizer(file->c.optimizer.type);
+
+    for (int i = 0; iz_config_keys[i].name != NULL; i++) {
+        struct iz_key k = iz_config_keys[i];
+        bool is_param;
+        const struct iz_optimizer_param *p =
+            optimizer_param(o, k.name, &is_param);
+
+        if (is_param && !p && file->given[i] == IZ_GIVEN_VALUE)
+            iz_fault(f, k.name, "%s has no such parameter", o->type);
+        if (p && p->fallback && file->given[i] == IZ_GIVEN_NOT) {
+            k.fallback = p->fallback;
+            iz_json_store_default(file, &k);
+        }
+    }
+}
+
 static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
 {
-    bool adamw_type = file->optimizer_type == 1;
+    bool adamw_type = file->c.optimizer.type == IZ_OPTIMIZER_ADAMW;
 
+    if (is_bad(file, "optimizer.type"))
+        return;
+    resolve_params(file, f);
     file->c.optimizer.adamw = adamw_type || file->adam_w_mode;
     if (adamw_type && !file->adam_w_mode)
         iz_fault(f, "optimizer.params.adam_w_mode",
@@ -268,7 +305,7 @@ static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
     if (run->save_mode == IZ_SAVE_ASYNC && run->state_dtype != IZ_MOMENT_F32 &&
         file->c.zero.optimizer.home == IZ_HOME_NVME)
         iz_fault(f, "run.save_mode",
-                 "async cannot read m and v of run.state_dtype from nvme; use "
+                 "async cannot read states of run.state_dtype from nvme; use "
                  "auto or sync");
     if (run->eval_interval > 0 && run->eval_batches == 0 &&
         !is_bad(file, "run.eval_batches"))
@@ -325,7 +362,6 @@ void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)
     file->bf16 = c->dtype == IZ_BF16;
     file->fp16 = c->dtype == IZ_F16;
     file->grad_accum_dtype = 1 + (int)(c->grad_accum_fp32 ? IZ_F32 : c->dtype);
-    file->optimizer_type = c->optimizer.adamw ? 1 : 0;
     file->adam_w_mode = c->optimizer.adamw;
     file->warmup_type = c->lr.log_warmup ? 0 : 1;
     for (int i = 0; iz_config_keys[i].name != NULL; i++)
@@ -336,4 +372,10 @@ void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)
     for (size_t i = 0; i < N_LR_PARAMS; i++)
         if (!has_param(c->lr.kind, i))
             *given(file, lr_params[i].name) = IZ_GIVEN_NOT;
+    for (int i = 0; iz_config_keys[i].name != NULL; i++) {
+        const struct iz_optimizer *o = iz_optimizer(c->optimizer.type);
+        bool is_param;
+        if (!optimizer_param(o, iz_config_keys[i].name, &is_param) && is_param)
+            file->given[i] = IZ_GIVEN_NOT;
+    }
 }

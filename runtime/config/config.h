@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "codelets/flat/dtype.h"
-#include "codelets/flat/moment.h"
+#include "codelets/flat/optimizer.h"
 
 struct iz_hf; /* codelets/unit/layer.h */
 
@@ -28,15 +28,13 @@ enum iz_device_kind { IZ_DEVICE_AUTO, IZ_DEVICE_CUDA, IZ_DEVICE_CPU };
 enum iz_comm { IZ_COMM_AUTO, IZ_COMM_NCCL, IZ_COMM_MPI };
 enum iz_product_type { IZ_PRODUCTS_AUTO, IZ_PRODUCTS_F32, IZ_PRODUCTS_BF16 };
 /* Whose kernels do on a GPU what is fused: attention's forward. */
-enum iz_attention_by { IZ_ATTENTION_AUTO, IZ_ATTENTION_OWN, IZ_ATTENTION_CUDNN };
+enum iz_attention_by {
+    IZ_ATTENTION_AUTO,
+    IZ_ATTENTION_OWN,
+    IZ_ATTENTION_CUDNN
+};
 enum iz_host_comm { IZ_HOST_AUTO, IZ_HOST_MEMORY, IZ_HOST_MESSAGES };
 enum iz_recompute { IZ_RECOMPUTE_AUTO, IZ_RECOMPUTE_FULL, IZ_RECOMPUTE_NONE };
-
-struct iz_optimizer_config {
-    bool adamw; /* decoupled weight decay; false: L2 added to the gradient */
-    bool bias_correction;
-    double lr, beta1, beta2, eps, weight_decay;
-};
 
 enum iz_lr_kind { IZ_LR_CONST, IZ_LR_WARMUP, IZ_LR_DECAY, IZ_LR_COSINE };
 
@@ -104,10 +102,10 @@ struct iz_run_config {
     double sample_temperature;
     char scheduler[32]; /* StarPU's; STARPU_SCHED in the environment wins */
     enum iz_device_kind device;
-    enum iz_comm comm;                 /* between GPUs */
-    enum iz_host_comm host_comm;       /* between ranks of one host */
-    enum iz_product_type cpu_products; /* with bf16 weights on a CPU */
-    enum iz_attention_by gpu_attention;            /* on a GPU */
+    enum iz_comm comm;                  /* between GPUs */
+    enum iz_host_comm host_comm;        /* between ranks of one host */
+    enum iz_product_type cpu_products;  /* with bf16 weights on a CPU */
+    enum iz_attention_by gpu_attention; /* on a GPU */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */
     int64_t device_memory_limit_bytes; /* of the GPU; 0 = what is free */
     int workers; /* compute workers of each rank; 0 = its cores */
@@ -128,7 +126,7 @@ struct iz_run_config {
     int save_buffers; /* between states and the file of an asynchronous one */
     int64_t
         memory_limit_bytes; /* of this rank's node share; 0 = what is free */
-    enum iz_moment_type state_dtype; /* of m and v */
+    enum iz_moment_type state_dtype; /* of the optimizer's states */
     bool hash;                       /* print a hash of the final weights */
     char export[IZ_PATH_MAX]; /* folder for the final weights; "": none */
     int export_dtype;         /* 0: that of the parameters, else 1 + iz_dtype */
@@ -170,7 +168,7 @@ struct iz_config {
     enum iz_dtype dtype;    /* of parameters and gradients: fp32, bf16, fp16 */
     bool grad_accum_fp32;   /* accumulators between micro-batches */
     bool cpu_checkpointing; /* boundaries of units live on the host */
-    struct iz_optimizer_config optimizer;
+    struct iz_hyper optimizer;
     struct iz_lr_config lr;
     struct iz_fp16_config fp16;
     struct iz_zero_config zero;

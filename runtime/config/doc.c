@@ -10,7 +10,8 @@ static const struct {
     const char *prefix, *title, *text;
 } sections[] = {
     {"", "Top level", "DeepSpeed's."},
-    {"optimizer.", "optimizer", "DeepSpeed's."},
+    {"optimizer.", "optimizer",
+     "DeepSpeed's. A parameter the chosen type does not have is refused."},
     {"scheduler.", "scheduler",
      "DeepSpeed's. A parameter the chosen type does not have is refused."},
     {"bf16.", "bf16", "DeepSpeed's. Without bf16 and fp16 all is fp32."},
@@ -105,6 +106,27 @@ static bool is_of(const char *name, const char *prefix)
                              : strncmp(name, prefix, strlen(prefix)) == 0;
 }
 
+/* What each optimizer has of optimizer.params, with its own defaults. */
+static void print_optimizers(FILE *out, bool markdown)
+{
+    if (markdown)
+        fputs("\n| `optimizer.type` | Its `optimizer.params` | States of a "
+              "parameter |\n|---|---|---|\n",
+              out);
+    for (int t = 0; t < IZ_OPTIMIZERS; t++) {
+        const struct iz_optimizer *o = iz_optimizer((enum iz_optimizer_type)t);
+
+        fprintf(out, markdown ? "| `%s` | " : "  %s has ", o->type);
+        for (const struct iz_optimizer_param *p = o->param; p->key; p++)
+            fprintf(out, "%s%s%s%s", p == o->param ? "" : ", ", p->key,
+                    p->fallback ? " = " : "", p->fallback ? p->fallback : "");
+        fputs(markdown ? " | " : "; states: ", out);
+        for (int i = 0; i < o->states; i++)
+            fprintf(out, "%s%s", i ? ", " : "", o->state[i].name);
+        fputs(markdown ? " |\n" : "\n", out);
+    }
+}
+
 static void print_sections(FILE *out, bool markdown)
 {
     for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) {
@@ -112,6 +134,8 @@ static void print_sections(FILE *out, bool markdown)
         for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
             if (is_of(k->name, sections[i].prefix))
                 print_key(out, k, "", markdown);
+        if (strcmp(sections[i].prefix, "optimizer.") == 0)
+            print_optimizers(out, markdown);
     }
 }
 

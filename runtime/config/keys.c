@@ -53,8 +53,8 @@ const struct iz_key iz_config_keys[] = {
          "Type of gradients between ranks. It is the type of the parameters "
          "here; any other is refused."),
 
-    WORD("optimizer.type", optimizer_type, "Adam|AdamW", "\"AdamW\"",
-         "Both decouple the weight decay, unless Adam has adam_w_mode: "
+    WORD("optimizer.type", c.optimizer.type, IZ_OPTIMIZER_TYPES, "\"AdamW\"",
+         "Adam decouples the weight decay as AdamW does, unless adam_w_mode is "
          "false."),
     NUMBER("optimizer.params.lr", DOUBLE, c.optimizer.lr, 0, 1e6, "0.001",
            "Learning rate, unless the scheduler sets it."),
@@ -320,9 +320,9 @@ const struct iz_key iz_config_keys[] = {
            "Memory of the GPU this rank may plan with; 0: what is free."),
     BOOL("run.hash", c.run.hash, "false", "Print a hash of the final weights."),
     WORD("run.state_dtype", c.run.state_dtype, "fp32|bf16|fp8", "\"fp32\"",
-         "How Adam keeps m and v: 8, 4 or 2.03 bytes per parameter, the last "
-         "two rounded stochastically; fp8 shares a power of two per 64 "
-         "elements."),
+         "How the optimizer keeps its states: 4, 2 or 1.02 bytes per parameter "
+         "each, the last two rounded stochastically; fp8 shares a power of two "
+         "per 64 elements."),
     TEXT("run.export", c.run.export, "\"\"",
          "Folder for the final weights as a Hugging Face model; must not exist "
          "or be empty. Empty: none."),

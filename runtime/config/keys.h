@@ -19,7 +19,6 @@ struct iz_config_file {
     int64_t micro_batch, grad_accum; /* 0: not given */
     bool bf16, fp16;
     int grad_accum_dtype, communication_dtype; /* 0: null, else 1 + iz_dtype */
-    int optimizer_type;                        /* 0: Adam, 1: AdamW */
     bool adam_w_mode, torch_adam;
     int warmup_type; /* 0: log, 1: linear */
     int64_t steps_per_print;

@@ -89,48 +89,37 @@ static void store_param(struct iz_engine *e, int group, struct iz_chunk *k)
                       k->filed * iz_dtype_bytes(e->plan.param_type));
 }
 
-/* Elements that each array of the chunk's states has room for. */
-static int64_t state_room(const struct iz_engine *e, int group,
-                          const struct iz_chunk *k)
-{
-    return k->state ? k->count : e->group[group].plan->chunk;
-}
-
 /* Whether an array is kept in fewer bytes than it is read and written in. */
 static bool narrow(const struct iz_engine *e, enum iz_array a)
 {
-    return a != IZ_MASTER && e->plan.moments != IZ_MOMENT_F32;
+    return a >= IZ_STATE && e->plan.moments != IZ_MOMENT_F32;
 }
 
 /* Whether the chunk has a master beside its parameters. */
-static bool separate(const struct iz_engine *e, const struct iz_chunk *k)
+static bool separate(const struct iz_engine *e, int group,
+                     const struct iz_chunk *k)
 {
-    return iz_plan_arrays(&e->plan, k->home) == 3;
+    return iz_chunk_states(e, group, k).master;
 }
 
-/* m or v of a chunk. */
+/* A state of a chunk. */
 static struct iz_moments chunk_moments(struct iz_engine *e, int group,
                                        struct iz_chunk *k, enum iz_array a)
 {
-    int64_t room = state_room(e, group, k);
-    int64_t bytes = iz_moment_bytes(e->plan.moments, room);
-    int64_t master = separate(e, k) ? 4 * room : 0;
-    enum iz_moment which = a == IZ_M ? IZ_MOMENT_M : IZ_MOMENT_V;
+    struct iz_state_layout l = iz_chunk_states(e, group, k);
 
-    return (struct iz_moments){chunk_state(e, group, k) + master +
-                                   which * bytes,
-                               e->plan.moments, which, room};
+    return iz_state_array(&l, chunk_state(e, group, k), (int)a - IZ_STATE);
 }
 
-/* Elements of m or v between the host and a GPU at a time: their codes, and in
+/* Elements of a state between the host and a GPU at a time: their codes, and in
  * fp8 the powers, have room in the pinned buffer. */
 enum { NARROW = 1 << 20 };
 
 static_assert(2 * NARROW <= IZ_BOUNCE_BYTES, "bf16");
 static_assert(NARROW % IZ_MOMENT_BLOCK == 0, "whole blocks");
 
-/* Blocks of m or v that lie on the GPU, those from element `at` on, as an array
- * in the pinned buffer: copied there, or back from there. */
+/* Blocks of a state that lies on the GPU, those from element `at` on, as an
+ * array in the pinned buffer: copied there, or back from there. */
 static void copy_codes(struct iz_engine *e, const struct iz_moments *near,
                        const struct iz_moments *x, int64_t at, bool back)
 {
@@ -200,18 +189,18 @@ static void put_moments(struct iz_engine *e, enum iz_home h,
 static float *chunk_array(struct iz_engine *e, int group, struct iz_chunk *k,
                           enum iz_array a)
 {
-    if (a == IZ_MASTER && !separate(e, k))
-        return (float *)chunk_param(e, group, k);
-    int64_t stride = state_room(e, group, k);
-    int index = (int)a - !separate(e, k);
-    return (float *)chunk_state(e, group, k) + index * stride;
+    if (a >= IZ_STATE)
+        return chunk_moments(e, group, k, a).p;
+    return (float *)(separate(e, group, k) ? chunk_state(e, group, k)
+                                           : chunk_param(e, group, k));
 }
 
 /* Home of what chunk_array finds. */
-static enum iz_home array_home(const struct iz_engine *e,
+static enum iz_home array_home(const struct iz_engine *e, int group,
                                const struct iz_chunk *k, enum iz_array a)
 {
-    return a == IZ_MASTER && !separate(e, k) ? e->plan.param_home : k->home;
+    return a == IZ_MASTER && !separate(e, group, k) ? e->plan.param_home
+                                                    : k->home;
 }
 
 /* Calls for every chunk that [from, from + n) touches. */
@@ -267,7 +256,7 @@ void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
             continue;
         }
         const float *src = chunk_array(e, group, p.chunk, a);
-        get_bytes(e, array_home(e, p.chunk, a), out + p.done, src + p.at,
+        get_bytes(e, array_home(e, group, p.chunk, a), out + p.done, src + p.at,
                   p.n * 4);
     }
 }
@@ -303,13 +292,13 @@ void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
             continue;
         }
         float *dst = chunk_array(e, group, p.chunk, a);
-        put_bytes(e, array_home(e, p.chunk, a), dst + p.at, in + p.done,
+        put_bytes(e, array_home(e, group, p.chunk, a), dst + p.at, in + p.done,
                   p.n * 4);
-        if (a != IZ_MASTER || separate(e, p.chunk))
+        if (a != IZ_MASTER || separate(e, group, p.chunk))
             store_state(e, group, p.chunk);
         if (a != IZ_MASTER)
             continue;
-        if (separate(e, p.chunk))
+        if (separate(e, group, p.chunk))
             put_param(e, group, &p, in + p.done);
         store_param(e, group, p.chunk);
     }

@@ -24,7 +24,7 @@ struct iz_chunk {
     int64_t first, count;       /* in the owned elements of the group */
     int64_t param_first;        /* in its parameters in memory */
     int64_t filed;              /* elements between two chunks of a file */
-    float *state;               /* [arrays][count]; NULL when on disk */
+    float *state;               /* see iz_chunk_states; NULL when on disk */
     int64_t state_at, param_at; /* file offsets, bytes */
     starpu_data_handle_t
         state_handle; /* the state, or a void token of the file */
@@ -256,7 +256,16 @@ void iz_homes_close(struct iz_engine *e);
  */
 int64_t iz_homes_own(const struct iz_engine *e, const struct iz_group *g);
 
-enum iz_array { IZ_MASTER, IZ_M, IZ_V, IZ_FROZEN };
+/* How a chunk's states lie, in memory or in a file. */
+static inline struct iz_state_layout
+iz_chunk_states(const struct iz_engine *e, int group, const struct iz_chunk *k)
+{
+    return iz_plan_states(&e->plan, k->home,
+                          k->state ? k->count : e->group[group].plan->chunk);
+}
+
+/* IZ_STATE and on: the optimizer's states. */
+enum iz_array { IZ_FROZEN = -1, IZ_MASTER, IZ_STATE };
 /* Elements [from, from + n) of this rank's owned part of a group's trained
  * parameters (IZ_FROZEN: of its frozen ones), with no task running.
  * put(MASTER) also sets the parameters of compute type. */

@@ -151,7 +151,7 @@ static int open_states(struct iz_engine *e, struct iz_group *g, int u)
             iz_trace_datum(k->state_handle, IZ_DATUM_STATE, u);
             continue;
         }
-        int64_t bytes = iz_plan_state_bytes(&e->plan, k->home, k->count);
+        int64_t bytes = iz_plan_states(&e->plan, k->home, k->count).bytes;
         k->state =
             iz_memory_take(e->memory, tier_of(k->home), IZ_MEM_STATE, bytes);
         if (!k->state)

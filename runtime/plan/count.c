@@ -21,18 +21,10 @@ static enum iz_tier tier_of(enum iz_home h)
     return tiers[h];
 }
 
-int64_t iz_plan_state_bytes(const struct iz_plan *p, enum iz_home home,
-                            int64_t n)
-{
-    int64_t master = iz_plan_arrays(p, home) == 3 ? 4 * n : 0;
-
-    return master + 2 * iz_moment_bytes(p->moments, n);
-}
-
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
                             const struct iz_plan_group *g)
 {
-    return round_up(iz_plan_state_bytes(p, p->state_home, g->chunk),
+    return round_up(iz_plan_states(p, p->state_home, g->chunk).bytes,
                     PAGE_BYTES);
 }
 
@@ -56,9 +48,9 @@ static void count_groups(struct iz_plan *p)
         file = p->state_home == IZ_HOME_NVME;
         b[tier_of(p->state_home)][IZ_MEM_STATE] +=
             file ? g->chunks * iz_plan_chunk_bytes(p, g)
-                 : iz_plan_state_bytes(p, p->state_home, host);
+                 : iz_plan_states(p, p->state_home, host).bytes;
         b[IZ_TIER_DEVICE][IZ_MEM_STATE] +=
-            iz_plan_state_bytes(p, IZ_HOME_NONE, g->owned - host);
+            iz_plan_states(p, IZ_HOME_NONE, g->owned - host).bytes;
     }
 }
 
@@ -88,7 +80,7 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
 static void count_saves(struct iz_plan *p, const struct iz_config *c)
 {
     bool disk = p->state_home == IZ_HOME_NVME || p->param_home == IZ_HOME_NVME;
-    /* Parts of what a checksum covers cannot be checked, and m and v in fewer
+    /* Parts of what a checksum covers cannot be checked, and states in fewer
      * bytes are read as a whole, or are widened on the host. */
     bool far = p->state_home == IZ_HOME_NVME || p->split ||
                (p->target.gpu && p->state_home == IZ_HOME_NONE);

@@ -211,6 +211,7 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->fetch = stage == 3 && (p->ranks > 1 || p->param_home > near);
     p->param_type = c->dtype;
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
+    p->optimizer = c->optimizer.type;
     p->moments = c->run.state_dtype;
     p->pin_cpu =
         (p->state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||

@@ -8,6 +8,7 @@
 #include "codelets/unit/unit.h"
 #include "runtime/config/config.h"
 #include "runtime/plan/bytes.h"
+#include "runtime/plan/state_layout.h"
 
 /* Parameters that are never updated; the names mean what they do below. */
 struct iz_plan_frozen {
@@ -101,7 +102,8 @@ struct iz_plan {
     int boundary_slots;
     bool pin_cpu;                        /* lock the cpu tier into memory */
     enum iz_dtype param_type, grad_type; /* grad_type: of the accumulators */
-    enum iz_moment_type moments;         /* how m and v are kept */
+    enum iz_optimizer_type optimizer;
+    enum iz_moment_type moments; /* how its states are kept */
     enum iz_home state_home, param_home;
     int64_t save_bytes, scratch_bytes,
         boundary_elems; /* largest of all units */
@@ -154,14 +156,7 @@ int iz_plan_split_check(const struct iz_config *c,
 int64_t iz_plan_host_elems(const struct iz_plan_group *g);
 void iz_plan_split_print(const struct iz_plan *p, FILE *out);
 
-/* Arrays of states with this home: 2: m, v; 3: master too.  Parameters in fp32
- * are their own master where the optimizer sees them. */
-int iz_plan_arrays(const struct iz_plan *p, enum iz_home home);
-/* Bytes of the states of n elements with this home: [master fp32][m][v]; the
- * master only where it is separate. */
-int64_t iz_plan_state_bytes(const struct iz_plan *p, enum iz_home home,
-                            int64_t n);
-/* Of a chunk in a file: whole pages. */
+/* Bytes of a chunk's states in a file: whole pages. */
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
                             const struct iz_plan_group *g);
 

@@ -7,13 +7,6 @@
 
 #define STAGES 8 /* chunks on their way to the GPU and back */
 
-int iz_plan_arrays(const struct iz_plan *p, enum iz_home home)
-{
-    bool apart = p->target.gpu &&
-                 (home == IZ_HOME_NONE) != (p->param_home == IZ_HOME_NONE);
-    return p->param_type == IZ_F32 && !apart ? 2 : 3;
-}
-
 static int64_t elems_of(const struct iz_plan_group *g, int chunks)
 {
     int64_t n = chunks * g->chunk;

@@ -39,7 +39,7 @@ static void move(const struct io_arg *a, char *buffer, int64_t from, int64_t to)
 
 /* The pages of touched rows of one array, in a few pieces. */
 static void move_rows(const struct io_arg *a, char *buffer,
-                      const struct iz_rows *r, const struct iz_io_array *y)
+                      const struct iz_rows *r, const struct iz_state_bytes *y)
 {
     const struct iz_io *io = &a->io;
     struct iz_rows_piece p = {0};

@@ -74,7 +74,7 @@ static void init_chunk(const struct init *a, int u, const struct iz_chunk *k,
     const struct iz_plan *p = &e->plan;
     int64_t size = iz_dtype_bytes(p->param_type), chunk = p->group[u].chunk;
     int64_t state_bytes = iz_plan_chunk_bytes(p, &p->group[u]);
-    bool separate = iz_plan_arrays(p, k->home) == 3;
+    bool separate = iz_chunk_states(e, u, k).master;
     float *state = k->state ? k->state : e->state_stage[i].p;
     char *param = e->group[u].param
                       ? (char *)e->group[u].param + k->param_first * size

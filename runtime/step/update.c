@@ -6,20 +6,18 @@
 #include "codelets/base/mix.h"
 #include "runtime/step/zero.h"
 
-struct adam_arg {
-    struct iz_adam adam; /* lr, t and grad_scale come from the control, decay
+struct update_arg {
+    struct iz_step step; /* lr, t and grad_scale come from the control, decay
                             from the segments */
     int64_t n, grad_first;
     const struct iz_segment *segment; /* of the group; of its elements, this */
     int64_t first;                    /* one is the chunk's first */
     enum iz_dtype grad_type, param_type;
-    bool separate_master;
     bool early; /* the scalars are those above; the control is not read */
-    enum iz_moment_type moments;
-    uint64_t key;       /* of their rounding: seed and group */
-    int64_t state_room; /* elements that each array of the chunk has room for */
-    int param_buf;      /* the buffer with the parameters */
-    int64_t param_at;   /* its byte at which they begin */
+    struct iz_state_layout states;
+    uint64_t key;     /* of their rounding: seed and group */
+    int param_buf;    /* the buffer with the parameters */
+    int64_t param_at; /* its byte at which they begin */
     int control_buf;
     struct iz_rows_in rows;
     int at_rows;      /* buffer that lists the touched rows, 0: dense */
@@ -28,71 +26,64 @@ struct adam_arg {
 };
 
 /* Where the arrays of a chunk are. */
-struct adam_arrays {
-    float *master, *m, *v;
+struct chunk_arrays {
+    float *master;
+    char *states;
     const char *grad;
     char *param; /* in another type than the master; NULL: there is none */
 };
 
-/* Decay and rate change where one tensor ends and the next one begins.  The
- * bits of an element do not depend on where a call begins. */
-static void update_segments(struct iz_exec *x, const struct adam_arg *a,
-                            const struct iz_adam *step,
-                            const struct adam_arrays *p)
+/* Elements from i on of the chunk, with their gradient at `grad`. */
+static struct iz_update update_from(const struct update_arg *a,
+                                    const struct chunk_arrays *p,
+                                    const struct iz_step *step, int64_t i,
+                                    const char *grad)
 {
-    const struct iz_segment *s = a->segment;
-    int64_t grad_size = iz_dtype_bytes(a->grad_type);
-    int64_t param_size = iz_dtype_bytes(a->param_type);
+    const struct iz_state_layout *l = &a->states;
+    struct iz_update u = {.optimizer = l->optimizer,
+                          .type = l->type,
+                          .g_type = a->grad_type,
+                          .out_type = a->param_type,
+                          .at = i,
+                          .room = l->room,
+                          .p = p->master + i,
+                          .g = grad,
+                          .key = iz_mix(a->key + (uint64_t)step->t * IZ_GOLDEN),
+                          .first = a->first + i};
 
-    for (int64_t i = 0, end; i < a->n; i = end, s++) {
-        struct iz_adam adam = *step;
-
-        while (s->end <= a->first + i)
-            s++;
-        end = s->end - a->first < a->n ? s->end - a->first : a->n;
-        adam.lr *= s->lr_scale;
-        adam.weight_decay = s->weight_decay;
-        iz_buffer_adam(x, &adam, end - i, p->master + i, p->m + i, p->v + i,
-                       p->grad + i * grad_size, a->grad_type,
-                       p->param ? p->param + i * param_size : NULL,
-                       a->param_type);
-    }
+    for (int s = 0; s < l->states; s++)
+        u.state[s] = p->states + l->at[s];
+    if (p->param)
+        u.out = p->param + i * iz_dtype_bytes(a->param_type);
+    return u;
 }
 
-static uint64_t narrow_key(const struct adam_arg *a, const struct iz_adam *step)
+static struct iz_alike segment_span(const struct iz_step *step,
+                                    const struct iz_segment *s)
 {
-    return iz_mix(a->key + (uint64_t)step->t * IZ_GOLDEN);
-}
+    struct iz_step own = *step;
 
-/* m and v of the chunk, one behind the other. */
-static void narrow_moments(const struct adam_arg *a,
-                           const struct adam_arrays *p, struct iz_moments *out)
-{
-    int64_t bytes = iz_moment_bytes(a->moments, a->state_room);
-
-    out[0] = (struct iz_moments){p->m, a->moments, IZ_MOMENT_M, a->state_room};
-    out[1] = (struct iz_moments){(char *)p->m + bytes, a->moments, IZ_MOMENT_V,
-                                 a->state_room};
+    own.hyper.lr *= s->lr_scale;
+    own.hyper.weight_decay = s->weight_decay;
+    return iz_alike_of(&own);
 }
 
 /* How the elements from i on of the chunk are updated, as far as one call takes
- * them; returns the number of spans.  *n: elements of their whole blocks. */
-static int find_spans(const struct adam_arg *a, const struct iz_adam *step,
-                      int64_t i, struct iz_adam_span *span, int64_t *n)
+ * them: decay and rate change where one tensor ends and the next one begins.
+ * Returns the number of spans.  *n: elements of their whole blocks. */
+static int find_spans(const struct update_arg *a, const struct iz_step *step,
+                      int64_t i, struct iz_alike *span, int64_t *n)
 {
     const struct iz_segment *s = a->segment;
     int64_t end = i;
     int k = 0;
 
-    for (; k < IZ_ADAM_SPANS && end < a->n; k++) {
-        struct iz_adam adam = *step;
-
+    for (; k < IZ_ALIKE_MAX && end < a->n; k++) {
         while (s->end <= a->first + end)
             s++;
         end = s->end - a->first < a->n ? s->end - a->first : a->n;
-        adam.lr *= s->lr_scale;
-        adam.weight_decay = s->weight_decay;
-        span[k] = (struct iz_adam_span){iz_adam_consts_of(&adam), end - i};
+        span[k] = segment_span(step, s);
+        span[k].end = end - i;
     }
     if (end < a->n)
         end -= end % IZ_MOMENT_BLOCK;
@@ -100,151 +91,84 @@ static int find_spans(const struct adam_arg *a, const struct iz_adam *step,
     return k;
 }
 
-/* The same update with m and v kept in fewer bytes. */
-static void update_narrow(struct iz_exec *x, const struct adam_arg *a,
-                          const struct iz_adam *step,
-                          const struct adam_arrays *p)
+/* The bits of an element do not depend on where a call begins. */
+static void update_dense(struct iz_exec *x, const struct update_arg *a,
+                         const struct iz_step *step,
+                         const struct chunk_arrays *p)
 {
     int64_t grad_size = iz_dtype_bytes(a->grad_type);
-    int64_t param_size = iz_dtype_bytes(a->param_type);
-    struct iz_moments moment[2];
-    struct iz_adam_span span[IZ_ADAM_SPANS];
+    struct iz_alike span[IZ_ALIKE_MAX];
+    struct iz_update u;
 
-    narrow_moments(a, p, moment);
-    for (int64_t i = 0, n; i < a->n; i += n) {
-        int spans = find_spans(a, step, i, span, &n);
-
-        iz_buffer_adam_narrow(
-            x, &(struct iz_adam_narrow){
-                   .n = n,
-                   .at = i,
-                   .p = p->master + i,
-                   .m = moment[0],
-                   .v = moment[1],
-                   .g = p->grad + i * grad_size,
-                   .out = p->param ? p->param + i * param_size : NULL,
-                   .g_type = a->grad_type,
-                   .out_type = a->param_type,
-                   .key = narrow_key(a, step),
-                   .first = a->first + i,
-                   .span = span,
-                   .spans = spans});
+    for (int64_t i = 0; i < a->n; i += u.n) {
+        u = update_from(a, p, step, i, p->grad + i * grad_size);
+        u.span = span;
+        u.spans = find_spans(a, step, i, span, &u.n);
+        iz_buffer_update(x, &u);
     }
 }
 
-/* ---- touched rows alone ---- */
-
-/* Elements whose m and v are fp32 at a time. */
-enum { TILE = 256 };
-
-/* Elements [i, i + n) of the chunk, their gradient at `grad`; m and v are
- * narrow: the others of their blocks are rounded to what they were. */
-static void update_narrow_piece(const struct adam_arg *a,
-                                const struct iz_adam_consts *c,
-                                const struct iz_moments *moments, uint64_t key,
-                                const struct adam_arrays *p, int64_t i,
-                                int64_t n, const char *grad)
+/* Touched rows alone.  A sparse table is one segment.  Its gradients are
+ * packed. */
+static void update_rows(struct iz_exec *x, const struct update_arg *a,
+                        const struct iz_step *step,
+                        const struct chunk_arrays *p, const void *list)
 {
     int64_t grad_size = iz_dtype_bytes(a->grad_type);
-    int64_t param_size = iz_dtype_bytes(a->param_type);
-    float m[TILE], v[TILE];
-
-    for (int64_t end = i + n, k; i < end; i += k) {
-        int64_t from = i / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
-        int64_t room = (end - from + IZ_MOMENT_BLOCK - 1) / IZ_MOMENT_BLOCK *
-                       IZ_MOMENT_BLOCK;
-
-        room = room < TILE ? room : TILE;
-        k = (end < from + room ? end : from + room) - i;
-        iz_moment_load(m, &moments[0], from, room);
-        iz_moment_load(v, &moments[1], from, room);
-        iz_adam_piece(c, k, p->master + i, m + (i - from), v + (i - from), grad,
-                      a->grad_type, p->param ? p->param + i * param_size : NULL,
-                      a->param_type);
-        iz_moment_store(&moments[0], from, m, room, key, a->first + from);
-        iz_moment_store(&moments[1], from, v, room, key, a->first + from);
-        grad += k * grad_size;
-    }
-}
-
-/* A sparse table is one segment.  Its gradients are packed. */
-static void update_rows(const struct adam_arg *a, const struct iz_adam *step,
-                        const struct adam_arrays *p, const void *list)
-{
-    int64_t grad_size = iz_dtype_bytes(a->grad_type);
-    int64_t param_size = iz_dtype_bytes(a->param_type);
-    uint64_t key = narrow_key(a, step);
     struct iz_rows r = iz_rows_get(&a->rows, list);
     struct iz_rows_piece t = {0};
+    struct iz_alike span = segment_span(step, a->segment);
     int64_t packed =
         a->whole_grads ? 0 : iz_rows_first(&a->rows, &r, a->rows.rank);
-    struct iz_adam adam = *step;
-    struct iz_adam_consts c;
-    struct iz_moments moments[2];
 
-    adam.lr *= a->segment->lr_scale;
-    adam.weight_decay = a->segment->weight_decay;
-    c = iz_adam_consts_of(&adam);
-    narrow_moments(a, p, moments);
     while (iz_rows_next(&r, a->first, a->first + a->n, &t)) {
-        int64_t i = t.flat - a->first;
-        const char *grad = p->grad + (t.packed - packed) * grad_size;
+        struct iz_update u =
+            update_from(a, p, step, t.flat - a->first,
+                        p->grad + (t.packed - packed) * grad_size);
 
-        if (a->moments != IZ_MOMENT_F32)
-            update_narrow_piece(a, &c, moments, key, p, i, t.n, grad);
-        else
-            iz_adam_piece(
-                &c, t.n, p->master + i, p->m + i, p->v + i, grad, a->grad_type,
-                p->param ? p->param + i * param_size : NULL, a->param_type);
+        u.n = t.n;
+        u.span = &span;
+        u.spans = 1;
+        iz_buffer_update(x, &u);
     }
 }
 
 /* buf: gradient, state, parameters (unless staged with one of those), control,
  * list of touched rows. */
-static void run_adam(struct iz_exec *x, void **buf, const void *arg)
+static void run_update(struct iz_exec *x, void **buf, const void *arg)
 {
-    const struct adam_arg *a = arg;
-    struct iz_adam adam = a->adam;
+    const struct update_arg *a = arg;
+    struct iz_step step = a->step;
     if (!a->early) {
         const struct iz_control *c = buf[a->control_buf];
         if (c->skip)
             return;
-        adam.lr = c->lr;
-        adam.t = c->updates;
-        adam.grad_scale = (float)c->grad_scale;
+        step.hyper.lr = c->lr;
+        step.t = c->updates;
+        step.grad_scale = (float)c->grad_scale;
     }
-    float *state = buf[1];
     char *param = (char *)buf[a->param_buf] + a->param_at;
-    float *m = a->separate_master ? state + a->state_room : state;
-    struct adam_arrays p = {
-        .master = a->separate_master ? state : (float *)param,
-        .m = m,
-        .v = m + a->state_room, /* where m is fp32 */
+    struct chunk_arrays p = {
+        .master = a->states.master ? buf[1] : (float *)param,
+        .states = buf[1],
         .grad = (char *)buf[0] + a->grad_first * iz_dtype_bytes(a->grad_type),
-        .param = a->separate_master ? param : NULL};
+        .param = a->states.master ? param : NULL};
     if (a->at_rows)
-        update_rows(a, &adam, &p, buf[a->at_rows]);
-    else if (a->moments == IZ_MOMENT_F32)
-        update_segments(x, a, &adam, &p);
+        update_rows(x, a, &step, &p, buf[a->at_rows]);
     else
-        update_narrow(x, a, &adam, &p);
+        update_dense(x, a, &step, &p);
     atomic_fetch_add(a->updated, 1);
 }
 
-static struct adam_arg adam_arg(struct iz_engine *e, int group,
-                                const struct iz_chunk *k)
+static struct update_arg update_arg(struct iz_engine *e, int group,
+                                    const struct iz_chunk *k)
 {
-    const struct iz_optimizer_config *o = &e->config->optimizer;
+    const struct iz_hyper *o = &e->config->optimizer;
     const struct iz_plan_group *p = e->group[group].plan;
     int64_t tasks = (int64_t)e->plan.micro_batches * e->plan.slices;
     bool shard_of_full = e->plan.grads_full && !e->plan.states_full;
-    return (struct adam_arg){
-        .adam = {.lr = iz_lr(&e->config->lr, o->lr, e->updates),
-                 .beta1 = o->beta1,
-                 .beta2 = o->beta2,
-                 .eps = o->eps,
-                 .adamw = o->adamw,
-                 .bias_correction = o->bias_correction,
+    struct update_arg a = {
+        .step = {.hyper = *o,
                  .t = e->updates + 1,
                  .grad_scale = (float)(1.0 / (double)(tasks * e->plan.ranks))},
         .n = k->count,
@@ -255,17 +179,18 @@ static struct adam_arg adam_arg(struct iz_engine *e, int group,
         .first = iz_chunk_first(e, group, k),
         .grad_type = e->plan.grad_type,
         .param_type = e->plan.param_type,
-        .separate_master = iz_plan_arrays(&e->plan, k->home) == 3,
         .early = iz_control_early(e->config),
-        .moments = e->plan.moments,
+        .states = iz_chunk_states(e, group, k),
         .key = iz_mix(iz_mix_text(iz_mix(e->config->run.seed), "moments") +
                       (uint64_t)group),
-        .state_room = k->state ? k->count : p->chunk,
         .param_buf = 2,
         .control_buf = 3,
         .rows = iz_rows_in(e, group),
         .whole_grads = e->plan.grads_full,
         .updated = &e->turns.updated};
+
+    a.step.hyper.lr = iz_lr(&e->config->lr, o->lr, e->updates);
+    return a;
 }
 
 /* Of n elements of a group those that are updated. */
@@ -277,7 +202,7 @@ static int64_t touched_at_most(const struct iz_engine *e, int group, int64_t n)
 }
 
 /* The parameters are in buffer i, `at` bytes in, which the task has anyway. */
-static void stage_params(struct adam_arg *a, int i, int64_t at)
+static void stage_params(struct update_arg *a, int i, int64_t at)
 {
     a->param_buf = i;
     a->param_at = at;
@@ -285,27 +210,26 @@ static void stage_params(struct adam_arg *a, int i, int64_t at)
 }
 
 /* What adam works on; param NULL: staged with one of the others. */
-struct adam_data {
+struct update_data {
     struct iz_access grad;
     starpu_data_handle_t state, param;
 };
 
 #define BEFORE_PASSES 4000
 
-static void submit_adam(struct iz_engine *e, int group,
-                        const struct iz_chunk *k, struct adam_arg *a,
-                        const struct adam_data *on)
+static void submit_update(struct iz_engine *e, int group,
+                          const struct iz_chunk *k, struct update_arg *a,
+                          const struct update_data *on)
 {
     int64_t n = touched_at_most(e, group, k->count);
     struct iz_task t = {
         .kind = IZ_ADAM,
         .where = k->home == IZ_HOME_NONE ? IZ_ON_COMPUTE : IZ_ON_HOST,
-        .run = run_adam,
+        .run = run_update,
         .arg = a,
         .arg_bytes = sizeof(*a),
         .urgency = iz_updates_first(e) ? BEFORE_PASSES : iz_in_order(group),
-        .bytes = 12.0 * (double)n +
-                 4.0 * (double)iz_moment_bytes(e->plan.moments, n),
+        .bytes = iz_state_traffic(&e->plan, n),
         .unit = group,
         .step = (int)e->step};
     struct iz_access *d = t.data;
@@ -384,29 +308,6 @@ static starpu_data_handle_t param_out(struct iz_engine *e,
 
 /* ---- chunks ---- */
 
-/* The arrays of a chunk's states in the file. */
-static int state_arrays(const struct iz_plan *p, const struct iz_plan_group *g,
-                        struct iz_io_array *out)
-{
-    int64_t at = 0;
-    int n = 0;
-
-    if (iz_plan_arrays(p, p->state_home) == 3) {
-        out[n++] = (struct iz_io_array){at, 4, 1};
-        at += 4 * g->chunk;
-    }
-    for (int i = 0; i < 2; i++) {
-        int bytes = p->moments == IZ_MOMENT_F32    ? 4
-                    : p->moments == IZ_MOMENT_BF16 ? 2
-                                                   : 1;
-        out[n++] = (struct iz_io_array){at, bytes, 1};
-        if (p->moments == IZ_MOMENT_FP8)
-            out[n++] = (struct iz_io_array){at + g->chunk, 1, IZ_MOMENT_BLOCK};
-        at += iz_moment_bytes(p->moments, g->chunk);
-    }
-    return n;
-}
-
 static struct iz_access host_grad(const struct iz_engine *e, int group)
 {
     return (struct iz_access){e->group[group].grad_handle[0], STARPU_R};
@@ -427,14 +328,15 @@ static void update_apart(struct iz_engine *e, int group,
     const struct iz_group *g = &e->group[group];
     bool down = e->plan.param_home != IZ_HOME_NONE;
     starpu_data_handle_t param = down ? split_stage(e) : k->param_handle;
-    struct adam_arg a = adam_arg(e, group, k);
+    struct update_arg a = update_arg(e, group, k);
     struct copy_arg copy = {.bytes = iz_param_bytes(e, k->count),
                             .always = a.early};
     a.grad_first -= iz_plan_host_elems(g->plan);
-    submit_adam(e, group, k, &a,
-                &(struct adam_data){.grad = {g->grad_apart_handle[0], STARPU_R},
-                                    .state = k->state_handle,
-                                    .param = param});
+    submit_update(
+        e, group, k, &a,
+        &(struct update_data){.grad = {g->grad_apart_handle[0], STARPU_R},
+                              .state = k->state_handle,
+                              .param = param});
     if (down)
         submit_copy(e, group, IZ_ON_DOWN, param,
                     (struct iz_access){k->param_handle, STARPU_RW}, &copy);
@@ -447,7 +349,7 @@ static void update_on_gpu(struct iz_engine *e, int group,
 {
     bool down = e->plan.param_home != IZ_HOME_NONE;
     starpu_data_handle_t stage = split_stage(e);
-    struct adam_arg a = adam_arg(e, group, k);
+    struct update_arg a = update_arg(e, group, k);
     int64_t size = iz_dtype_bytes(a.grad_type);
     struct copy_arg grad = {
         .from = a.grad_first * size, .bytes = k->count * size, .always = true};
@@ -459,11 +361,11 @@ static void update_on_gpu(struct iz_engine *e, int group,
     a.grad_first = 0;
     if (down)
         stage_params(&a, 0, param.from);
-    submit_adam(
+    submit_update(
         e, group, k, &a,
-        &(struct adam_data){.grad = {stage, down ? STARPU_RW : STARPU_R},
-                            .state = k->state_handle,
-                            .param = down ? NULL : k->param_handle});
+        &(struct update_data){.grad = {stage, down ? STARPU_RW : STARPU_R},
+                              .state = k->state_handle,
+                              .param = down ? NULL : k->param_handle});
     if (down)
         submit_copy(e, group, IZ_ON_DOWN, stage,
                     (struct iz_access){k->param_handle, STARPU_RW}, &param);
@@ -475,6 +377,7 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
 {
     struct iz_group *g = &e->group[group];
     const struct iz_plan *p = &e->plan;
+    struct update_arg a = update_arg(e, group, k);
     struct iz_stage *s =
         iz_zero_stage(e->state_stage, &e->next_state_stage, p->state_stages);
     bool state_disk = p->state_home == IZ_HOME_NVME;
@@ -495,7 +398,7 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
                           .array = {{0, iz_param_bytes(e, 1), 1}},
                           .arrays = 1,
                           .urgency = IZ_IN_TURNS};
-    state.arrays = state_arrays(p, g->plan, state.array);
+    state.arrays = iz_state_list(&a.states, state.array);
     /* A 16-bit copy is loaded too: a skipped step must store what it found. */
     if (state_disk)
         iz_zero_io(e, IZ_LOAD, group, s->handle, STARPU_W, k->state_handle,
@@ -503,14 +406,13 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
     if (param_disk)
         iz_zero_io(e, IZ_LOAD, group, s->handle,
                    state_disk ? STARPU_RW : STARPU_W, k->param_handle, param);
-    struct adam_arg a = adam_arg(e, group, k);
     starpu_data_handle_t out = param_disk ? NULL : param_out(e, k);
-    struct adam_data on = {host_grad(e, group), s->handle, out};
+    struct update_data on = {host_grad(e, group), s->handle, out};
     if (param_disk && state_disk)
         stage_params(&a, 1, state_bytes);
     else if (param_disk)
-        on = (struct adam_data){on.grad, k->state_handle, s->handle};
-    submit_adam(e, group, k, &a, &on);
+        on = (struct update_data){on.grad, k->state_handle, s->handle};
+    submit_update(e, group, k, &a, &on);
     if (state_disk)
         iz_zero_io(e, IZ_STORE, group, s->handle, STARPU_R, k->state_handle,
                    state);
@@ -537,11 +439,11 @@ void iz_zero_update(struct iz_engine *e, int group)
             (e->plan.grads_apart ? update_apart : update_on_gpu)(e, group, k);
             continue;
         }
-        struct adam_arg a = adam_arg(e, group, k);
+        struct update_arg a = update_arg(e, group, k);
         starpu_data_handle_t out = param_out(e, k);
-        submit_adam(
+        submit_update(
             e, group, k, &a,
-            &(struct adam_data){host_grad(e, group), k->state_handle, out});
+            &(struct update_data){host_grad(e, group), k->state_handle, out});
         if (e->plan.params_up)
             submit_up(e, group, k, out);
     }

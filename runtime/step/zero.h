@@ -68,15 +68,6 @@ static inline bool iz_updates_first(const struct iz_engine *e)
  * for is read before. */
 #define IZ_IN_TURNS (-950)
 
-/* An array in a chunk on disk: from byte `at` on, `bytes` for `per` elements.
- */
-struct iz_io_array {
-    int64_t at;
-    int bytes, per;
-};
-
-enum { IZ_IO_ARRAYS = 5 };
-
 /* Bytes between a file and `at` in a buffer. */
 struct iz_io {
     struct iz_nvme *file;
@@ -84,7 +75,7 @@ struct iz_io {
     /* Of a sparse table: the chunk's elements, and its arrays.  Only pages with
      * touched rows are read and written. */
     int64_t first, count;
-    struct iz_io_array array[IZ_IO_ARRAYS];
+    struct iz_state_bytes array[IZ_STATE_BYTES];
     int urgency; /* of an update; 0: that of the unit */
     int arrays;
 };

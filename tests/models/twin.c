@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/flat/adamw.h"
+#include "codelets/flat/update.h"
 
 int twin_first(const struct twin *t, int unit)
 {
@@ -336,18 +336,20 @@ struct state {
 
 /* AdamW in double, by the book. */
 static void step_in_double(double *p, double *m, double *v, double g,
-                           const struct iz_adam *a)
+                           const struct iz_step *a)
 {
-    *m = a->beta1 * *m + (1 - a->beta1) * g;
-    *v = a->beta2 * *v + (1 - a->beta2) * g * g;
-    *p -= a->lr * a->weight_decay * *p;
-    *p -= a->lr * (*m / (1 - pow(a->beta1, (double)a->t))) /
-          (sqrt(*v / (1 - pow(a->beta2, (double)a->t))) + a->eps);
+    *m = a->hyper.beta1 * *m + (1 - a->hyper.beta1) * g;
+    *v = a->hyper.beta2 * *v + (1 - a->hyper.beta2) * g * g;
+    *p -= a->hyper.lr * a->hyper.weight_decay * *p;
+    *p -= a->hyper.lr * (*m / (1 - pow(a->hyper.beta1, (double)a->t))) /
+          (sqrt(*v / (1 - pow(a->hyper.beta2, (double)a->t))) + a->hyper.eps);
 }
 
 /* One step of both. */
-static void step(struct twin *t, struct state *s, const struct iz_adam *a)
+static void step(struct twin *t, struct state *s, const struct iz_step *a)
 {
+    struct iz_alike all = iz_alike_of(a);
+
     twin_train(t, true);
     for (int i = 0; i < t->n; i++)
         for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++)
@@ -361,8 +363,13 @@ static void step(struct twin *t, struct state *s, const struct iz_adam *a)
         for (int64_t k = 0; k < n; k++)
             step_in_double(&t->param[i][k], &s[i].m[k], &s[i].v[k], s[i].g[k],
                            a);
-        iz_adam_chunk(a, n, t->w[i].v.p, s[i].low_m, s[i].low_v, dw, IZ_F32,
-                      NULL, IZ_F32);
+        iz_update(&(struct iz_update){.optimizer = a->hyper.type,
+                                      .n = n,
+                                      .p = t->w[i].v.p,
+                                      .state = {s[i].low_m, s[i].low_v},
+                                      .g = dw,
+                                      .span = &all,
+                                      .spans = 1});
     }
 }
 
@@ -382,13 +389,14 @@ static void check_weights(const struct twin *t)
  * otherwise make a step of. */
 static void train_both(struct twin *t, struct state *s)
 {
-    struct iz_adam a = {.lr = 0.02,
-                        .beta1 = 0.9,
-                        .beta2 = 0.95,
-                        .eps = 1e-3,
-                        .weight_decay = 0.1,
-                        .adamw = true,
-                        .bias_correction = true,
+    struct iz_step a = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
+                                  .lr = 0.02,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .eps = 1e-3,
+                                  .weight_decay = 0.1,
+                                  .adamw = true,
+                                  .bias_correction = true},
                         .grad_scale = 1};
     double first = t->kind->loss(t), loss = first;
 

@@ -434,48 +434,49 @@ static void squares(struct iz_exec *x, const struct scene *s)
         iz_buffer_squares(x, s->number, s->v[0].p, IZ_BF16, N);
 }
 
-static void adam(struct iz_exec *x, const struct scene *s)
-{
-    struct iz_adam a = {.lr = 1e-2,
-                        .beta1 = 0.9,
-                        .beta2 = 0.999,
-                        .eps = 1e-8,
-                        .weight_decay = 0.1,
-                        .adamw = true,
-                        .bias_correction = true,
-                        .t = 3,
-                        .grad_scale = 0.5f};
+static const struct iz_step step = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
+                                              .lr = 1e-2,
+                                              .beta1 = 0.9,
+                                              .beta2 = 0.999,
+                                              .eps = 1e-8,
+                                              .weight_decay = 0.1,
+                                              .adamw = true,
+                                              .bias_correction = true},
+                                    .t = 3,
+                                    .grad_scale = 0.5f};
 
+/* Two spans, gone when the call returns. */
+static void update(struct iz_exec *x, const struct scene *s,
+                   enum iz_moment_type type, int64_t n)
+{
+    struct iz_alike span[2] = {iz_alike_of(&step), iz_alike_of(&step)};
+
+    span[0].end = 10;
     if (!x->dry)
-        iz_buffer_adam(x, &a, N, s->v[0].p, s->v[1].p, s->v[2].p, s->v[3].p,
-                       IZ_BF16, s->v[4].p, IZ_F16);
+        iz_buffer_update(x, &(struct iz_update){.optimizer = step.hyper.type,
+                                                .type = type,
+                                                .g_type = IZ_BF16,
+                                                .out_type = IZ_F16,
+                                                .n = n,
+                                                .room = n,
+                                                .p = s->v[0].p,
+                                                .state = {s->v[1].p, s->v[2].p},
+                                                .g = s->v[3].p,
+                                                .out = s->v[4].p,
+                                                .key = 5,
+                                                .span = span,
+                                                .spans = 2});
+    memset(span, 0xff, sizeof span);
 }
 
-/* m and v in one piece of memory, as codes; two spans, gone when the call
- * returns. */
+static void adam(struct iz_exec *x, const struct scene *s)
+{
+    update(x, s, IZ_MOMENT_F32, N);
+}
+
 static void adam_narrow(struct iz_exec *x, const struct scene *s)
 {
-    enum { ELEMS = N / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK };
-    struct iz_adam a = {
-        .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .t = 3, .grad_scale = 0.5f};
-    struct iz_adam_span span[2] = {{iz_adam_consts_of(&a), 10},
-                                   {iz_adam_consts_of(&a), ELEMS}};
-    struct iz_moments m = {s->v[1].p, IZ_MOMENT_FP8, IZ_MOMENT_M, ELEMS};
-    struct iz_moments v = {s->v[2].p, IZ_MOMENT_FP8, IZ_MOMENT_V, ELEMS};
-
-    if (!x->dry)
-        iz_buffer_adam_narrow(x, &(struct iz_adam_narrow){.n = ELEMS,
-                                                          .p = s->v[0].p,
-                                                          .m = m,
-                                                          .v = v,
-                                                          .g = s->v[3].p,
-                                                          .g_type = IZ_BF16,
-                                                          .out = s->v[4].p,
-                                                          .out_type = IZ_F16,
-                                                          .key = 5,
-                                                          .span = span,
-                                                          .spans = 2});
-    memset(span, 0xff, sizeof span);
+    update(x, s, IZ_MOMENT_FP8, N / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK);
 }
 
 static void test_flat(void **state)

@@ -14,10 +14,10 @@
 
 #include <cmocka.h>
 
-#include "codelets/flat/adamw.h"
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/half.h"
 #include "codelets/flat/simd.h"
+#include "codelets/flat/update.h"
 #include "tests/codelets/flat/levels.h"
 #include "tests/codelets/flat/random.h"
 
@@ -212,47 +212,51 @@ static void names_and_sizes(void **state)
     assert_string_equal(iz_dtype_name(IZ_I32), "int32");
 }
 
-static const struct iz_adam adam_cases[] = {
-    {1e-3, 0.9, 0.999, 1e-8, 0.0, true, true, 1, 1.0f},
-    {1e-3, 0.9, 0.999, 1e-8, 0.1, true, true, 1, 1.0f},
-    {1e-2, 0.9, 0.95, 1e-6, 0.1, false, true, 1, 1.0f},
-    {3e-4, 0.8, 0.99, 1e-8, 0.01, true, false, 1, 1.0f},
-    {3e-4, 0.8, 0.99, 1e-8, 0.01, false, false, 1, 1.0f},
-    {1e-3, 0.9, 0.999, 1e-8, 0.1, true, true, 1, 1.0f / 4096},
+static const struct iz_step adam_cases[] = {
+    {{IZ_OPTIMIZER_ADAM, 1e-3, 0.9, 0.999, 1e-8, 0.0, true, true}, 1, 1.0f},
+    {{IZ_OPTIMIZER_ADAM, 1e-3, 0.9, 0.999, 1e-8, 0.1, true, true}, 1, 1.0f},
+    {{IZ_OPTIMIZER_ADAM, 1e-2, 0.9, 0.95, 1e-6, 0.1, false, true}, 1, 1.0f},
+    {{IZ_OPTIMIZER_ADAM, 3e-4, 0.8, 0.99, 1e-8, 0.01, true, false}, 1, 1.0f},
+    {{IZ_OPTIMIZER_ADAM, 3e-4, 0.8, 0.99, 1e-8, 0.01, false, false}, 1, 1.0f},
+    {{IZ_OPTIMIZER_ADAM, 1e-3, 0.9, 0.999, 1e-8, 0.1, true, true},
+     1,
+     1.0f / 4096},
 };
 
 enum { CASES = sizeof adam_cases / sizeof adam_cases[0] };
 
 /* One update of one element in double. */
-static void adam_double(const struct iz_adam *a, double *p, double *m,
+static void adam_double(const struct iz_step *a, double *p, double *m,
                         double *v, double g)
 {
-    double c1 = a->bias_correction ? 1 - pow(a->beta1, (double)a->t) : 1;
-    double c2 = a->bias_correction ? 1 - pow(a->beta2, (double)a->t) : 1;
+    double c1 =
+        a->hyper.bias_correction ? 1 - pow(a->hyper.beta1, (double)a->t) : 1;
+    double c2 =
+        a->hyper.bias_correction ? 1 - pow(a->hyper.beta2, (double)a->t) : 1;
 
     g *= a->grad_scale;
-    if (a->adamw)
-        *p -= a->lr * a->weight_decay * *p;
+    if (a->hyper.adamw)
+        *p -= a->hyper.lr * a->hyper.weight_decay * *p;
     else
-        g += a->weight_decay * *p;
-    *m = a->beta1 * *m + (1 - a->beta1) * g;
-    *v = a->beta2 * *v + (1 - a->beta2) * g * g;
-    *p -= a->lr * (*m / c1) / (sqrt(*v / c2) + a->eps);
+        g += a->hyper.weight_decay * *p;
+    *m = a->hyper.beta1 * *m + (1 - a->hyper.beta1) * g;
+    *v = a->hyper.beta2 * *v + (1 - a->hyper.beta2) * g * g;
+    *p -= a->hyper.lr * (*m / c1) / (sqrt(*v / c2) + a->hyper.eps);
 }
 
-/* The contract of adamw.h in fp32, every operation rounded by a store. */
-static void adam_scalar(const struct iz_adam *a, float *p, float *m, float *v,
+/* The contract of adam.h in fp32, every operation rounded by a store. */
+static void adam_scalar(const struct iz_step *a, float *p, float *m, float *v,
                         float g)
 {
-    double t = (double)a->t, wd = a->weight_decay;
-    double c1 = a->bias_correction ? 1 - pow(a->beta1, t) : 1;
-    double c2 = a->bias_correction ? 1 - pow(a->beta2, t) : 1;
-    volatile float b1 = (float)a->beta1, r1 = (float)(1 - a->beta1);
-    volatile float b2 = (float)a->beta2, r2 = (float)(1 - a->beta2);
-    volatile float l2 = a->adamw ? 0.0f : (float)wd;
-    volatile float keep = a->adamw ? (float)(1 - a->lr * wd) : 1.0f;
-    volatile float step = (float)(a->lr / c1 * sqrt(c2));
-    volatile float eps = (float)(a->eps * sqrt(c2));
+    double t = (double)a->t, wd = a->hyper.weight_decay;
+    double c1 = a->hyper.bias_correction ? 1 - pow(a->hyper.beta1, t) : 1;
+    double c2 = a->hyper.bias_correction ? 1 - pow(a->hyper.beta2, t) : 1;
+    volatile float b1 = (float)a->hyper.beta1, r1 = (float)(1 - a->hyper.beta1);
+    volatile float b2 = (float)a->hyper.beta2, r2 = (float)(1 - a->hyper.beta2);
+    volatile float l2 = a->hyper.adamw ? 0.0f : (float)wd;
+    volatile float keep = a->hyper.adamw ? (float)(1 - a->hyper.lr * wd) : 1.0f;
+    volatile float step = (float)(a->hyper.lr / c1 * sqrt(c2));
+    volatile float eps = (float)(a->hyper.eps * sqrt(c2));
     volatile float x, y, gi, mi, vi;
 
     x = g * a->grad_scale;
@@ -333,13 +337,26 @@ static void state_grads(struct state *s, double scale)
     free(g);
 }
 
-static void state_step(struct state *s, const struct iz_adam *a, int64_t from,
+static void state_step(struct state *s, const struct iz_step *a, int64_t from,
                        int64_t n)
 {
-    iz_adam_chunk(a, n, s->p + from, s->m + from, s->v + from,
-                  (char *)s->g + from * iz_dtype_bytes(s->g_type), s->g_type,
-                  (char *)s->out + from * iz_dtype_bytes(s->out_type),
-                  s->out_type);
+    struct iz_alike all = iz_alike_of(a);
+    char *out = s->out;
+
+    if (out)
+        out += from * iz_dtype_bytes(s->out_type);
+    iz_update(&(struct iz_update){.optimizer = a->hyper.type,
+                                  .g_type = s->g_type,
+                                  .out_type = s->out_type,
+                                  .n = n,
+                                  .at = from,
+                                  .p = s->p + from,
+                                  .state = {s->m, s->v},
+                                  .g = (char *)s->g +
+                                       from * iz_dtype_bytes(s->g_type),
+                                  .out = out,
+                                  .span = &all,
+                                  .spans = 1});
 }
 
 static double grad_value(const struct state *s, int64_t i)
@@ -351,12 +368,12 @@ static double grad_value(const struct state *s, int64_t i)
     return x;
 }
 
-static void check_closed_form(const struct iz_adam *cs, enum iz_dtype g_type,
+static void check_closed_form(const struct iz_step *cs, enum iz_dtype g_type,
                               enum iz_dtype out_type, int64_t n)
 {
     struct state s = state_new(n, g_type, out_type);
     double *ref = take((size_t)(3 * n) * sizeof *ref);
-    struct iz_adam a = *cs;
+    struct iz_step a = *cs;
 
     for (int64_t i = 0; i < n; i++) {
         ref[3 * i] = s.p[i];
@@ -391,11 +408,11 @@ static void adam_follows_closed_form(void **state)
                                   floats[(i + j) % 3], sizes[j]);
 }
 
-static void check_scalar_bits(const struct iz_adam *cs, enum iz_dtype g_type,
+static void check_scalar_bits(const struct iz_step *cs, enum iz_dtype g_type,
                               enum iz_dtype out_type, int64_t n)
 {
     struct state s = state_new(n, g_type, out_type), r = state_copy(&s);
-    struct iz_adam a = *cs;
+    struct iz_step a = *cs;
 
     for (a.t = 1; a.t <= 20; a.t++) {
         state_grads(&s, 0.1 / a.grad_scale);
@@ -427,7 +444,7 @@ static void adam_bits_do_not_depend_on_chunks(void **state)
 {
     const int64_t n = 5003;
     struct state s = state_new(n, IZ_BF16, IZ_F16), r = state_copy(&s);
-    struct iz_adam a = adam_cases[1];
+    struct iz_step a = adam_cases[1];
 
     (void)state;
     for (a.t = 1; a.t <= 5; a.t++) {
@@ -453,6 +470,7 @@ static void adam_without_copy_touches_n_elements_only(void **state)
 {
     enum { MOST = 520 };
     static float p[MOST], m[MOST], v[MOST], g[MOST];
+    struct state s = {.p = p, .m = m, .v = v, .g = g};
 
     (void)state;
     for (int64_t n = 0; n < MOST; n++) {
@@ -460,7 +478,7 @@ static void adam_without_copy_touches_n_elements_only(void **state)
             p[i] = g[i] = 1.0f;
             m[i] = v[i] = 0.0f;
         }
-        iz_adam_chunk(&adam_cases[0], n, p, m, v, g, IZ_F32, NULL, IZ_F32);
+        state_step(&s, &adam_cases[0], 0, n);
         for (int i = 0; i < MOST; i++)
             if (i < n)
                 assert_true(p[i] < 1.0f && m[i] > 0.0f && v[i] > 0.0f);
@@ -473,11 +491,12 @@ static void adam_without_copy_touches_n_elements_only(void **state)
 static void adam_state_does_not_stay_subnormal(void **state)
 {
     float p = 1.0f, m = 1.0f, v = 1.0f, g = 0.0f;
-    struct iz_adam a = adam_cases[0];
+    struct state s = {.p = &p, .m = &m, .v = &v, .g = &g};
+    struct iz_step a = adam_cases[0];
 
     (void)state;
     for (a.t = 1; a.t <= 2000; a.t++)
-        iz_adam_chunk(&a, 1, &p, &m, &v, &g, IZ_F32, NULL, IZ_F32);
+        state_step(&s, &a, 0, 1);
     assert_true(m == 0.0f && v > 0.1f);
 }
 

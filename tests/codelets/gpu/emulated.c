@@ -31,8 +31,7 @@ static const struct iz_cuda_ops ops = {
     .sum = iz_flat_sum_cuda,
     .squares = iz_flat_squares_cuda,
     .norm2 = iz_flat_norm2_cuda,
-    .adam = iz_adam_chunk_cuda,
-    .adam_narrow = iz_adam_narrow_cuda,
+    .update = iz_update_cuda,
 };
 
 const struct iz_cuda_ops *const iz_cuda_ops = &ops;

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/flat/adamw.h"
 #include "codelets/flat/flat.h"
+#include "codelets/flat/update.h"
 #include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/gpu/dies.h"
 
@@ -201,7 +201,7 @@ struct adam {
     enum iz_dtype g, out;
     int shift;
     bool copies;
-    struct iz_adam a;
+    struct iz_step a;
 };
 
 /* Every fifth element has no gradient and a state that is about to become
@@ -221,6 +221,27 @@ static void prepare(void *const *state, void *g, enum iz_dtype g_type,
     }
 }
 
+static void update(const struct adam *k, const struct iz_step *s, int64_t n,
+                   void *const *on, const void *g, bool gpu)
+{
+    struct iz_alike all = iz_alike_of(s);
+    struct iz_update u = {.optimizer = s->hyper.type,
+                          .g_type = k->g,
+                          .out_type = k->out,
+                          .n = n,
+                          .p = on[0],
+                          .state = {on[1], on[2]},
+                          .g = g,
+                          .out = k->copies ? on[3] : NULL,
+                          .span = &all,
+                          .spans = 1};
+
+    if (gpu)
+        iz_cuda_ops->update(&x, &u);
+    else
+        iz_update(&u);
+}
+
 /* Three updates of the same state on both sides. */
 static void check_adam(const struct adam *k, int64_t n)
 {
@@ -233,13 +254,11 @@ static void check_adam(const struct adam *k, int64_t n)
     for (int i = 0; i < 4; i++)
         gpu[i] = copy(cpu[i], type[i], n, k->shift);
     for (int i = 0; i < 3; i++) {
-        struct iz_adam a = k->a;
+        struct iz_step a = k->a;
 
         a.t += i;
-        iz_adam_chunk(&a, n, cpu[0], cpu[1], cpu[2], g, k->g,
-                      k->copies ? cpu[3] : NULL, k->out);
-        iz_cuda_ops->adam(&x, &a, n, gpu[0], gpu[1], gpu[2], g, k->g,
-                          k->copies ? gpu[3] : NULL, k->out);
+        update(k, &a, n, cpu, g, false);
+        update(k, &a, n, gpu, g, true);
     }
     for (int i = 0; i < 4; i++) {
         assert_memory_equal(cpu[i], gpu[i],
@@ -261,13 +280,13 @@ static void adam_has_the_bits_of_the_cpu(void **state)
                          fixture_types[k / 3 % 3],
                          k / 9 % 2,
                          k / 18 % 2,
-                         {.lr = 1e-3,
-                          .beta1 = 0.9,
-                          .beta2 = 0.95,
-                          .eps = 1e-8,
-                          .weight_decay = 0.1,
-                          .adamw = k / 36,
-                          .bias_correction = k % 2,
+                         {.hyper = {.lr = 1e-3,
+                                    .beta1 = 0.9,
+                                    .beta2 = 0.95,
+                                    .eps = 1e-8,
+                                    .weight_decay = 0.1,
+                                    .adamw = k / 36,
+                                    .bias_correction = k % 2},
                           .t = 1 + k,
                           .grad_scale = 0.37f}};
 

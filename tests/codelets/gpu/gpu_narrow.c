@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Adam with m and v in fewer bytes: the bits of the kernels against those of
+/* Updates with states in fewer bytes: the bits of the kernels against those of
  * the CPU. */
 #include "tests/codelets/gpu/emulated.h"
 
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/flat/adamw.h"
 #include "codelets/flat/half.h"
+#include "codelets/flat/update.h"
 #include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/gpu/dies.h"
 
@@ -120,24 +120,25 @@ static void side_free(struct side *s)
 }
 
 /* Spans that differ in rate and decay, of which the first one ends early. */
-static int spans_of(const struct narrow *k, int t, struct iz_adam_span *span)
+static int spans_of(const struct narrow *k, int t, struct iz_alike *span)
 {
     int s = 0;
 
     for (int64_t end = 1; s == 0 || span[s - 1].end < k->n;
          s++, end += k->span) {
-        struct iz_adam a = {.lr = 1e-3 * (s + 1),
-                            .beta1 = k->beta1,
-                            .beta2 = k->beta2,
-                            .eps = 1e-8,
-                            .weight_decay = s % 2 ? 0.1 : 0,
-                            .adamw = s % 3 != 0,
-                            .bias_correction = true,
+        struct iz_step a = {.hyper = {.lr = 1e-3 * (s + 1),
+                                      .beta1 = k->beta1,
+                                      .beta2 = k->beta2,
+                                      .eps = 1e-8,
+                                      .weight_decay = s % 2 ? 0.1 : 0,
+                                      .adamw = s % 3 != 0,
+                                      .bias_correction = true},
                             .t = t,
                             .grad_scale = k->wild ? 1.0f : 0.37f};
 
-        assert_true(s < IZ_ADAM_SPANS);
-        span[s] = (struct iz_adam_span){iz_adam_consts_of(&a), end};
+        assert_true(s < IZ_ALIKE_MAX);
+        span[s] = iz_alike_of(&a);
+        span[s].end = end;
     }
     span[s - 1].end = INT64_MAX;
     return s;
@@ -146,25 +147,26 @@ static int spans_of(const struct narrow *k, int t, struct iz_adam_span *span)
 static void update(const struct narrow *k, const struct side *s, const void *g,
                    int t, bool gpu)
 {
-    struct iz_adam_span span[IZ_ADAM_SPANS];
-    struct iz_adam_narrow a = {.n = k->n,
-                               .at = k->at,
-                               .p = s->p,
-                               .m = moment_of(k, s->state, IZ_MOMENT_M),
-                               .v = moment_of(k, s->state, IZ_MOMENT_V),
-                               .g = g,
-                               .out = k->copies ? s->out : NULL,
-                               .g_type = k->g,
-                               .out_type = k->out,
-                               .key = 77 + (uint64_t)t,
-                               .first = 64000 + k->at,
-                               .span = span,
-                               .spans = spans_of(k, t, span)};
+    struct iz_alike span[IZ_ALIKE_MAX];
+    struct iz_update a = {.type = k->type,
+                          .n = k->n,
+                          .at = k->at,
+                          .room = k->at + k->n + k->after,
+                          .p = s->p,
+                          .state = {s->state, s->state + state_bytes(k)},
+                          .g = g,
+                          .out = k->copies ? s->out : NULL,
+                          .g_type = k->g,
+                          .out_type = k->out,
+                          .key = 77 + (uint64_t)t,
+                          .first = 64000 + k->at,
+                          .span = span,
+                          .spans = spans_of(k, t, span)};
 
     if (gpu)
-        iz_cuda_ops->adam_narrow(&x, &a);
+        iz_cuda_ops->update(&x, &a);
     else
-        iz_adam_narrow(&a);
+        iz_update(&a);
 }
 
 /* Also what lies before and behind the elements. */

@@ -223,7 +223,7 @@ struct adam {
     enum iz_dtype g, out;
     int shift;
     bool copies;
-    struct iz_adam a;
+    struct iz_step a;
 };
 
 static void adam(struct iz_exec *x, const struct iz_view *v, const void *arg)
@@ -231,10 +231,20 @@ static void adam(struct iz_exec *x, const struct iz_view *v, const void *arg)
     const struct adam *k = arg;
     int s = k->shift;
 
+    struct iz_alike all = iz_alike_of(&k->a);
+
     if (!x->dry)
-        iz_buffer_adam(x, &k->a, k->n, at(v[P], s), at(v[M], s), at(v[V], s),
-                       at(v[G], s), k->g, k->copies ? at(v[OUT], s) : NULL,
-                       k->out);
+        iz_buffer_update(
+            x, &(struct iz_update){.optimizer = k->a.hyper.type,
+                                   .g_type = k->g,
+                                   .out_type = k->out,
+                                   .n = k->n,
+                                   .p = at(v[P], s),
+                                   .state = {at(v[M], s), at(v[V], s)},
+                                   .g = at(v[G], s),
+                                   .out = k->copies ? at(v[OUT], s) : NULL,
+                                   .span = &all,
+                                   .spans = 1});
 }
 
 /* Every fifth element has no gradient and a state that is about to become
@@ -260,6 +270,7 @@ static void check_adam(const struct adam *k)
                                               k->out};
     struct tensor t[ADAM_TENSORS];
     struct iz_view w[ADAM_TENSORS];
+    struct iz_exec cpu = {.backend = IZ_CPU};
     int s = k->shift;
 
     for (int i = 0; i < ADAM_TENSORS; i++)
@@ -267,8 +278,7 @@ static void check_adam(const struct adam *k)
     prepare(t);
     for (int i = 0; i < ADAM_TENSORS; i++)
         w[i] = copy_of(t[i].v);
-    iz_adam_chunk(&k->a, k->n, at(w[P], s), at(w[M], s), at(w[V], s),
-                  at(w[G], s), k->g, k->copies ? at(w[OUT], s) : NULL, k->out);
+    adam(&cpu, w, k);
     run(t, ADAM_TENSORS, adam, k, ~0u, 1u << P | 1u << M | 1u << V | 1u << OUT);
     for (int i = 0; i < ADAM_TENSORS; i++) {
         fixture_same_bits("adam", t[i].v, w[i]);
@@ -279,18 +289,18 @@ static void check_adam(const struct adam *k)
 
 static void adam_has_the_bits_of_the_cpu(void **state)
 {
-    struct iz_adam a = {.lr = 1e-3,
-                        .beta1 = 0.9,
-                        .beta2 = 0.95,
-                        .eps = 1e-8,
-                        .weight_decay = 0.1,
+    struct iz_step a = {.hyper = {.lr = 1e-3,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .eps = 1e-8,
+                                  .weight_decay = 0.1},
                         .grad_scale = 0.37f};
 
     (void)state;
     fixture_seed();
     for (int k = 0; k < 3 * 3 * 2 * 2; k++) {
-        a.adamw = k / 18;
-        a.bias_correction = k % 2;
+        a.hyper.adamw = k / 18;
+        a.hyper.bias_correction = k % 2;
         a.t = 1 + k;
         for (int i = 0; i < 4; i++)
             check_adam(&(struct adam){sizes[i], fixture_types[k % 3],
@@ -309,7 +319,7 @@ struct narrow {
     enum iz_moment_type type;
     enum iz_dtype g, out;
     bool copies;
-    const struct iz_adam_span *span;
+    const struct iz_alike *span;
     int spans;
 };
 
@@ -329,19 +339,21 @@ static void adam_narrow(struct iz_exec *x, const struct iz_view *v,
 
     if (x->dry)
         return;
-    iz_buffer_adam_narrow(
-        x, &(struct iz_adam_narrow){.n = k->n,
-                                    .p = v[NP].p,
-                                    .m = moment_in(k, v[STATE], IZ_MOMENT_M),
-                                    .v = moment_in(k, v[STATE], IZ_MOMENT_V),
-                                    .g = v[NG].p,
-                                    .out = k->copies ? v[NOUT].p : NULL,
-                                    .g_type = k->g,
-                                    .out_type = k->out,
-                                    .key = 9,
-                                    .first = 6400,
-                                    .span = k->span,
-                                    .spans = k->spans});
+    iz_buffer_update(
+        x, &(struct iz_update){.type = k->type,
+                               .g_type = k->g,
+                               .out_type = k->out,
+                               .n = k->n,
+                               .room = k->n,
+                               .p = v[NP].p,
+                               .state = {moment_in(k, v[STATE], IZ_MOMENT_M).p,
+                                         moment_in(k, v[STATE], IZ_MOMENT_V).p},
+                               .g = v[NG].p,
+                               .out = k->copies ? v[NOUT].p : NULL,
+                               .key = 9,
+                               .first = 6400,
+                               .span = k->span,
+                               .spans = k->spans});
 }
 
 /* Values that the type holds, every third block zero, magnitudes of 24 binades
@@ -394,23 +406,25 @@ static void check_narrow(const struct narrow *k)
 static void narrow_adam_has_the_bits_of_the_cpu(void **state)
 {
     static const int64_t blocks[] = {1, 3, 17, 1027};
-    struct iz_adam a = {.lr = 1e-3,
-                        .beta1 = 0.9,
-                        .beta2 = 0.95,
-                        .eps = 1e-8,
-                        .weight_decay = 0.1,
-                        .adamw = true,
-                        .bias_correction = true,
+    struct iz_step a = {.hyper = {.lr = 1e-3,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .eps = 1e-8,
+                                  .weight_decay = 0.1,
+                                  .adamw = true,
+                                  .bias_correction = true},
                         .t = 3,
                         .grad_scale = 0.37f};
-    struct iz_adam_span span[3] = {{iz_adam_consts_of(&a), 37}};
+    struct iz_alike span[3] = {iz_alike_of(&a)};
 
     (void)state;
     fixture_seed();
-    a.weight_decay = 0;
-    span[1] = (struct iz_adam_span){iz_adam_consts_of(&a), 999};
-    a.lr = 1e-4;
-    span[2] = (struct iz_adam_span){iz_adam_consts_of(&a), INT64_MAX};
+    span[0].end = 37;
+    a.hyper.weight_decay = 0;
+    span[1] = iz_alike_of(&a);
+    span[1].end = 999;
+    a.hyper.lr = 1e-4;
+    span[2] = iz_alike_of(&a);
     for (int k = 0; k < 2 * 3 * 3; k++)
         for (int i = 0; i < 4; i++)
             check_narrow(

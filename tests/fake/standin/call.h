@@ -13,7 +13,6 @@
 struct flat {
     int64_t n;
     void *out;
-    float *p, *m, *v;
     const void *g;
     double *norm2; /* `sums` of them */
     int64_t sums;
@@ -34,12 +33,11 @@ struct call {
         struct iz_rope rope;
         struct iz_attention attention;
         struct iz_classifier classifier;
-        struct iz_adam adam;
-        struct iz_adam_narrow narrow;
+        struct iz_update update;
         struct iz_table table;
     };
     struct flat flat;
-    struct iz_adam_span span[IZ_ADAM_SPANS];
+    struct iz_alike span[IZ_ALIKE_MAX];
     const int32_t *token;
     int64_t count; /* of tokens, or the first column of heads */
     bool back;

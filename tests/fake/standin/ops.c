@@ -296,12 +296,8 @@ static void flat_reach(struct call *c)
 {
     struct flat *f = &c->flat;
     int64_t in = f->n * iz_dtype_bytes(f->in_type);
-    int64_t fp32 = f->n * iz_dtype_bytes(IZ_F32);
 
     f->out = standin_reach(f->out, f->n * iz_dtype_bytes(f->out_type));
-    f->p = standin_reach(f->p, fp32);
-    f->m = standin_reach(f->m, fp32);
-    f->v = standin_reach(f->v, fp32);
     f->g = standin_reach(f->g, in);
     f->norm2 = standin_reach(f->norm2, f->sums * (int64_t)sizeof *f->norm2);
     for (int i = 0; i < f->n_in; i++)
@@ -374,55 +370,30 @@ static void squares(struct iz_exec *x, double *sum, const void *p,
                                               .in_type = type}});
 }
 
-static void adam_op(struct iz_exec *x, const struct call *c)
+static void update_reach(struct call *c)
 {
-    const struct flat *f = &c->flat;
+    struct iz_update *u = &c->update;
 
-    if (!x->dry)
-        iz_adam_chunk(&c->adam, f->n, f->p, f->m, f->v, f->g, f->in_type,
-                      f->out, f->out_type);
+    u->span = c->span;
+    u->p = standin_reach(u->p, u->n * iz_dtype_bytes(IZ_F32));
+    u->g = standin_reach(u->g, u->n * iz_dtype_bytes(u->g_type));
+    u->out = standin_reach(u->out, u->n * iz_dtype_bytes(u->out_type));
+    for (int i = 0; i < iz_optimizer(u->optimizer)->states; i++)
+        u->state[i] =
+            standin_reach(u->state[i], iz_moment_bytes(u->type, u->room));
 }
 
-static void adam(struct iz_exec *x, const struct iz_adam *a, int64_t n,
-                 float *p, float *m, float *v, const void *g,
-                 enum iz_dtype g_type, void *out, enum iz_dtype out_type)
-{
-    standin_submit(x, &(struct call){.op = adam_op,
-                                     .reach = flat_reach,
-                                     .adam = *a,
-                                     .flat = {.n = n,
-                                              .out = out,
-                                              .p = p,
-                                              .m = m,
-                                              .v = v,
-                                              .g = g,
-                                              .in_type = g_type,
-                                              .out_type = out_type}});
-}
-
-static void narrow_reach(struct call *c)
-{
-    struct iz_adam_narrow *a = &c->narrow;
-
-    a->span = c->span;
-    a->p = standin_reach(a->p, a->n * iz_dtype_bytes(IZ_F32));
-    a->g = standin_reach(a->g, a->n * iz_dtype_bytes(a->g_type));
-    a->out = standin_reach(a->out, a->n * iz_dtype_bytes(a->out_type));
-    a->m.p = standin_reach(a->m.p, iz_moment_bytes(a->m.type, a->m.n));
-    a->v.p = standin_reach(a->v.p, iz_moment_bytes(a->v.type, a->v.n));
-}
-
-static void narrow_op(struct iz_exec *x, const struct call *c)
+static void update_op(struct iz_exec *x, const struct call *c)
 {
     if (!x->dry)
-        iz_adam_narrow(&c->narrow);
+        iz_update(&c->update);
 }
 
-static void adam_narrow(struct iz_exec *x, const struct iz_adam_narrow *a)
+static void update(struct iz_exec *x, const struct iz_update *u)
 {
-    struct call c = {.op = narrow_op, .reach = narrow_reach, .narrow = *a};
+    struct call c = {.op = update_op, .reach = update_reach, .update = *u};
 
-    memcpy(c.span, a->span, (size_t)a->spans * sizeof *a->span);
+    memcpy(c.span, u->span, (size_t)u->spans * sizeof *u->span);
     standin_submit(x, &c);
 }
 
@@ -496,8 +467,7 @@ static const struct iz_cuda_ops table = {.matmul_fwd = matmul_fwd,
                                          .sum = sum,
                                          .squares = squares,
                                          .norm2 = norm2,
-                                         .adam = adam,
-                                         .adam_narrow = adam_narrow,
+                                         .update = update,
                                          .gemm_rate = gemm_rate,
                                          .open = cuda_open,
                                          .close = cuda_close,

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of optimizers; see optimizer.h.  Their loops are in
+ * codelets/flat/loops.c and update.cu. */
+#include "codelets/flat/optimizer.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+static void adam_consts(union iz_consts *k, const struct iz_step *s)
+{
+    const struct iz_hyper *a = &s->hyper;
+    double t = (double)s->t, wd = a->weight_decay;
+    double c1 = a->bias_correction ? 1.0 - pow(a->beta1, t) : 1.0;
+    double unbias = a->bias_correction ? sqrt(1.0 - pow(a->beta2, t)) : 1.0;
+
+    k->adam = (struct iz_adam_consts){
+        .scale = s->grad_scale,
+        .beta1 = (float)a->beta1,
+        .rest1 = (float)(1.0 - a->beta1),
+        .beta2 = (float)a->beta2,
+        .rest2 = (float)(1.0 - a->beta2),
+        .l2 = a->adamw ? 0.0f : (float)wd,
+        .keep = a->adamw ? (float)(1.0 - a->lr * wd) : 1.0f,
+        .step = (float)(a->lr / c1 * unbias),
+        .eps = (float)(a->eps * unbias),
+    };
+}
+
+static const struct iz_optimizer_param adam_params[] = {
+    {"lr", NULL},           {"betas", NULL},       {"eps", NULL},
+    {"weight_decay", NULL}, {"adam_w_mode", NULL}, {"bias_correction", NULL},
+    {"torch_adam", NULL},   {NULL, NULL}};
+
+static const struct iz_optimizer optimizers[IZ_OPTIMIZERS] = {
+    [IZ_OPTIMIZER_ADAM] = {.type = "Adam",
+                           .name = "adam",
+                           .param = adam_params,
+                           .states = 2,
+                           .state = {{"m", IZ_MOMENT_M}, {"v", IZ_MOMENT_V}},
+                           .consts = adam_consts},
+    [IZ_OPTIMIZER_ADAMW] = {.type = "AdamW",
+                            .name = "adam",
+                            .param = adam_params,
+                            .states = 2,
+                            .state = {{"m", IZ_MOMENT_M}, {"v", IZ_MOMENT_V}},
+                            .consts = adam_consts},
+};
+
+const struct iz_optimizer *iz_optimizer(enum iz_optimizer_type t)
+{
+    assert(t < IZ_OPTIMIZERS);
+    return &optimizers[t];
+}
+
+const struct iz_optimizer_param *
+iz_optimizer_param(const struct iz_optimizer *o, const char *key)
+{
+    for (const struct iz_optimizer_param *p = o->param; p->key; p++)
+        if (strcmp(p->key, key) == 0)
+            return p;
+    return NULL;
+}
+
+union iz_consts iz_consts_of(const struct iz_step *s)
+{
+    union iz_consts k;
+
+    assert(s->t >= 1);
+    memset(&k, 0, sizeof(k));
+    iz_optimizer(s->hyper.type)->consts(&k, s);
+    return k;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The optimizers: an entry of one table per optimizer.type of a config says
+ * everything that is different between them.  Whoever plans, allocates, saves
+ * or updates states asks the entry, and knows no optimizer by name. */
+#ifndef IZ_CODELETS_FLAT_OPTIMIZER_H
+#define IZ_CODELETS_FLAT_OPTIMIZER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "codelets/flat/adam.h"
+#include "codelets/flat/moment.h"
+
+IZ_C_BEGIN
+
+/* DeepSpeed's optimizer.type; Adam and AdamW have one formula. */
+enum iz_optimizer_type { IZ_OPTIMIZER_ADAM, IZ_OPTIMIZER_ADAMW, IZ_OPTIMIZERS };
+#define IZ_OPTIMIZER_TYPES "Adam|AdamW" /* in this order */
+
+/* States of a parameter at most, beside its fp32 master. */
+enum { IZ_STATES_MAX = 2 };
+
+/* The numbers of a config's block "optimizer"; which of them an optimizer has,
+ * its entry says. */
+struct iz_hyper {
+    enum iz_optimizer_type type;
+    double lr, beta1, beta2, eps, weight_decay;
+    bool adamw;           /* decay the parameter; false: add wd * p to g (L2) */
+    bool bias_correction; /* divide m and v by 1 - beta^t */
+};
+
+/* The same in one update, with its lr and the decay of what is updated. */
+struct iz_step {
+    struct iz_hyper hyper;
+    int64_t t;        /* 1-based number of this update */
+    float grad_scale; /* multiplies g: clip / (loss scale * N * G) */
+};
+
+/* What the formula needs of that, rounded to fp32 once. */
+union iz_consts {
+    struct iz_adam_consts adam;
+};
+
+/* A key of optimizer.params that the optimizer has. */
+struct iz_optimizer_param {
+    const char *key;
+    const char *fallback; /* its default as JSON, where that of the table of
+                             keys is another optimizer's; else NULL */
+};
+
+struct iz_optimizer_state {
+    const char *name;     /* in checkpoints, behind the name of a unit */
+    enum iz_moment which; /* how it is kept in fewer bytes: with a sign as m, or
+                             never negative as v */
+};
+
+struct iz_optimizer {
+    const char *type; /* word of IZ_OPTIMIZER_TYPES */
+    const char *name; /* in checkpoints: equal names can follow each other */
+    const struct iz_optimizer_param *param; /* ends with key = NULL */
+    int states;
+    struct iz_optimizer_state state[IZ_STATES_MAX];
+    void (*consts)(union iz_consts *k, const struct iz_step *s);
+};
+
+const struct iz_optimizer *iz_optimizer(enum iz_optimizer_type t);
+
+/* Whether the optimizer has this key of optimizer.params. */
+const struct iz_optimizer_param *
+iz_optimizer_param(const struct iz_optimizer *o, const char *key);
+
+union iz_consts iz_consts_of(const struct iz_step *s);
+
+IZ_C_END
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The update of a part of a chunk by any optimizer, with the low-precision copy
+ * of the parameters written in the same pass. */
+#ifndef IZ_CODELETS_FLAT_UPDATE_H
+#define IZ_CODELETS_FLAT_UPDATE_H
+
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/optimizer.h"
+
+IZ_C_BEGIN
+
+/* Elements that are updated alike, up to the one at `end`. */
+struct iz_alike {
+    union iz_consts consts;
+    int64_t end;
+};
+
+/* All that begins there. */
+struct iz_alike iz_alike_of(const struct iz_step *s);
+
+/* As many as elements in a block, so that a call always gets on by one. */
+enum { IZ_ALIKE_MAX = IZ_MOMENT_BLOCK };
+
+/* n elements: p is their fp32 master, g their gradient; p and the states are
+ * updated in place, out receives the new p as out_type, or is NULL.  These
+ * three begin with the first element; the arrays of states are longer, `room`
+ * elements each, and the first element is at `at` in them.  No two buffers
+ * overlap.
+ *
+ * States in fewer bytes (see moment.h) are widened, updated in fp32 and rounded
+ * by a key of their own each, key + i of the i-th, and by the position: that of
+ * the first element is `first`, which differs from `at` by whole blocks.  Of a
+ * block that is not updated as a whole the others become what they were.
+ *
+ * On a GPU, with states in fewer bytes, at and n are whole blocks, p, g and out
+ * are aligned to 16 bytes, and states in bf16 to 8. */
+struct iz_update {
+    enum iz_optimizer_type optimizer;
+    enum iz_moment_type type; /* of the states */
+    enum iz_dtype g_type, out_type;
+    int64_t n, at, room;
+    float *p;
+    void *state[IZ_STATES_MAX];
+    const void *g;
+    void *out;
+    uint64_t key;
+    int64_t first;
+    const struct iz_alike *span; /* in order, by elements of this update; the
+                                   last one ends at n or later */
+    int spans;                   /* at most IZ_ALIKE_MAX */
+};
+
+/* The i-th of its states as an array of moment.h. */
+struct iz_moments iz_update_state(const struct iz_update *u, int i);
+
+/* On the CPU, one pass over memory. */
+void iz_update(const struct iz_update *u);
+
+IZ_C_END
+
+#endif

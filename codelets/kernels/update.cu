@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Updates on a GPU, with the bits of update.c: the formulas are the functions
+ * of the CPU's loops (adam.h), compiled without contraction here too, and so
+ * are those of states in fewer bytes (moment_code.h).  Only a NaN may have
+ * other bits than there: a GPU knows one. */
+#include "codelets/kernels/launch.cuh"
+
+#include "codelets/flat/moment_code.h"
+#include "codelets/kernels/launch.h"
+
+/* Elements of a thread: 16 bytes of fp32, so that a warp's accesses have no
+ * gaps. */
+enum { THREADS = 256, PER_THREAD = 4 };
+
+/* ---- formulas: an element with gradient g; s: its states ---- */
+
+struct adam {
+    enum { STATES = 2 };
+    static __device__ void update(const union iz_consts &k, float &p, float *s,
+                                  float g)
+    {
+        g = iz_adam_gradient(&k.adam, k.adam.l2 != 0, g, p);
+        s[0] = iz_adam_m(&k.adam, s[0], g);
+        s[1] = iz_adam_v(&k.adam, s[1], g);
+        p = iz_adam_p(&k.adam, p, s[0], s[1]);
+    }
+};
+
+/* Element j of rows of states. */
+template <class F, int N>
+static __device__ void update_elem(const union iz_consts &k, float &p,
+                                   float (&state)[F::STATES][N], int j, float g)
+{
+    float s[F::STATES];
+
+    for (int i = 0; i < F::STATES; i++)
+        s[i] = state[i][j];
+    F::update(k, p, s, g);
+    for (int i = 0; i < F::STATES; i++)
+        state[i][j] = s[i];
+}
+
+/* ---- states in fp32 ---- */
+
+/* n elements that are updated alike; no two buffers overlap. */
+struct wide {
+    union iz_consts consts;
+    int64_t n;
+    float *p, *state[IZ_STATES_MAX];
+    bool aligned; /* all buffers, to 16 bytes */
+};
+
+/* N elements from i on. */
+template <class F, class G, class O, int N>
+static __device__ void update_row(const struct wide &w, const G *g, O *out,
+                                  int64_t i)
+{
+    float p[N], grad[N], state[F::STATES][N];
+
+    iz_load_row(grad, g + i);
+    iz_load_row(p, w.p + i);
+    for (int s = 0; s < F::STATES; s++)
+        iz_load_row(state[s], w.state[s] + i);
+    for (int j = 0; j < N; j++)
+        update_elem<F, N>(w.consts, p[j], state, j, grad[j]);
+    iz_store_row(w.p + i, p);
+    for (int s = 0; s < F::STATES; s++)
+        iz_store_row(w.state[s] + i, state[s]);
+    if (out)
+        iz_store_row(out + i, p);
+}
+
+/* Moves per element 8 bytes of p, 8 of each state, the gradient and the copy:
+ * with Adam and both of these in 16 bits 28. */
+template <class F, class G, class O>
+static __global__ void __launch_bounds__(THREADS)
+    update_wide(struct wide w, const G *g, O *out)
+{
+    int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t i = thread * PER_THREAD;
+
+    if (w.aligned && i + PER_THREAD <= w.n)
+        update_row<F, G, O, PER_THREAD>(w, g, out, i);
+    else
+        for (; i < w.n && i < (thread + 1) * PER_THREAD; i++)
+            update_row<F, G, O, 1>(w, g, out, i);
+}
+
+static int blocks_for(int64_t n)
+{
+    return (int)((n + THREADS * PER_THREAD - 1) / (THREADS * PER_THREAD));
+}
+
+/* Every span by a launch of its own. */
+template <class F, class G, class O>
+static void launch_wide(struct iz_exec *x, const struct iz_update *u)
+{
+    for (int64_t i = 0, s = 0; i < u->n; i = u->span[s++].end) {
+        int64_t end = u->span[s].end < u->n ? u->span[s].end : u->n;
+        const G *g = (const G *)u->g + i;
+        O *out = u->out ? (O *)u->out + i : NULL;
+        struct wide w = {u->span[s].consts, end - i, u->p + i, {}, true};
+        uintptr_t bits = (uintptr_t)w.p | (uintptr_t)g | (uintptr_t)out;
+
+        if (end <= i)
+            iz_die("update: span %d of %d is empty", (int)s, u->spans);
+        for (int j = 0; j < F::STATES; j++) {
+            w.state[j] = (float *)u->state[j] + u->at + i;
+            bits |= (uintptr_t)w.state[j];
+        }
+        w.aligned = bits % 16 == 0;
+        IZ_LAUNCH((update_wide<F, G, O>), blocks_for(w.n), THREADS, 0,
+                  x->stream, w, g, out);
+    }
+}
+
+/* ---- states in fewer bytes ---- */
+
+/* Goes to the kernel by value: less than the 4 KiB that every CUDA takes. */
+struct narrow {
+    int64_t n, at, first;
+    uint64_t key;
+    float *p;
+    struct {
+        unsigned char *codes; /* of the array's first element */
+        unsigned char *power; /* fp8: of its first block */
+        bool positive;        /* never negative */
+    } state[IZ_STATES_MAX];
+    struct iz_alike span[IZ_ALIKE_MAX];
+};
+
+/* Threads of a block of 64, and where this one's elements begin in it. */
+enum { LANES = IZ_MOMENT_BLOCK / PER_THREAD };
+
+static __device__ uint32_t place_in_block()
+{
+    return threadIdx.x % LANES * PER_THREAD;
+}
+
+/* Random bits of the block of element i of state s. */
+static __device__ uint32_t bits_of_block(const struct narrow &k, int s,
+                                         int64_t i)
+{
+    return iz_block_bits(k.key + (unsigned)s, k.first + i);
+}
+
+/* Elements of state s as fp32, from i on. */
+struct bf16 {
+    static __device__ void load(float (&to)[PER_THREAD], const struct narrow &k,
+                                int s, int64_t i)
+    {
+        iz_load_row(to, (const iz_bf16 *)k.state[s].codes + k.at + i);
+    }
+
+    static __device__ void store(const struct narrow &k,
+                                 const float (&x)[PER_THREAD], int s, int64_t i,
+                                 bool mine)
+    {
+        uint32_t h = bits_of_block(k, s, i), c[PER_THREAD];
+        uint2 two;
+
+        for (int j = 0; j < PER_THREAD; j++)
+            c[j] = iz_bf16_random(x[j], iz_random16(h, place_in_block() + j));
+        two.x = c[0] | c[1] << 16;
+        two.y = c[2] | c[3] << 16;
+        if (mine)
+            *(uint2 *)(k.state[s].codes + 2 * (k.at + i)) = two;
+    }
+};
+
+/* Four codes, which lie anywhere: a state's begin behind the powers of the one
+ * before. */
+static __device__ uint32_t load_codes(const unsigned char *p)
+{
+    if ((uintptr_t)p % 4 == 0)
+        return *(const uint32_t *)p;
+    return p[0] | p[1] << 8 | p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static __device__ void store_codes(unsigned char *p, uint32_t c)
+{
+    if ((uintptr_t)p % 4 == 0) {
+        *(uint32_t *)p = c;
+        return;
+    }
+    for (int j = 0; j < PER_THREAD; j++)
+        p[j] = (unsigned char)(c >> 8 * j);
+}
+
+/* The power of the block that this thread's LANES have; all threads call it. */
+static __device__ uint32_t power_of_block(const float *x, uint32_t binades)
+{
+    uint32_t most = 0;
+
+    for (int j = 0; j < PER_THREAD; j++)
+        most = max(most, iz_float_bits(x[j]) & 0x7fffffffu);
+    for (int step = LANES / 2; step > 0; step /= 2)
+        most = max(most, __shfl_xor_sync(IZ_ALL_LANES, most, step));
+    return iz_block_power(most, binades);
+}
+
+struct fp8 {
+    static __device__ void load(float (&to)[PER_THREAD], const struct narrow &k,
+                                int s, int64_t i)
+    {
+        uint32_t c = load_codes(k.state[s].codes + k.at + i);
+        uint32_t power = k.state[s].power[(k.at + i) / IZ_MOMENT_BLOCK];
+
+        for (int j = 0; j < PER_THREAD; j++) {
+            uint32_t one = c >> 8 * j & 0xffu;
+            to[j] = k.state[s].positive ? iz_v8_load(one, power)
+                                        : iz_m8_load(one, power);
+        }
+    }
+
+    static __device__ void store(const struct narrow &k,
+                                 const float (&x)[PER_THREAD], int s, int64_t i,
+                                 bool mine)
+    {
+        bool positive = k.state[s].positive;
+        uint32_t power =
+            power_of_block(x, positive ? IZ_V_BINADES : IZ_M_BINADES);
+        uint32_t h = bits_of_block(k, s, i), c = 0;
+
+        if (!mine)
+            return;
+        for (int j = 0; j < PER_THREAD; j++) {
+            uint32_t r = iz_random16(h, place_in_block() + j);
+            uint32_t one = positive ? iz_v8_random(x[j], power, r)
+                                    : iz_m8_random(x[j], power, r);
+            c |= one << 8 * j;
+        }
+        store_codes(k.state[s].codes + k.at + i, c);
+        if (threadIdx.x % LANES == 0)
+            k.state[s].power[(k.at + i) / IZ_MOMENT_BLOCK] =
+                (unsigned char)power;
+    }
+};
+
+/* A thread's elements, from i on; a span may end between them. */
+template <class F, class G, class O>
+static __device__ void update_spans(const struct narrow &k,
+                                    float (&state)[F::STATES][PER_THREAD],
+                                    const G *g, O *out, int64_t i)
+{
+    float p[PER_THREAD], grad[PER_THREAD];
+    int s = 0;
+
+    iz_load_row(grad, g + i);
+    iz_load_row(p, k.p + i);
+    for (int j = 0; j < PER_THREAD; j++) {
+        while (k.span[s].end <= i + j)
+            s++;
+        update_elem<F, PER_THREAD>(k.span[s].consts, p[j], state, j, grad[j]);
+    }
+    iz_store_row(k.p + i, p);
+    if (out)
+        iz_store_row(out + i, p);
+}
+
+/* Moves per element the gradient, the copy, 8 bytes of p, and of each state 4
+ * in bf16, 2.03 in fp8: with Adam, gradient and copy in 16 bits 20 and 16.06.
+ */
+template <class F, class T, class G, class O>
+static __global__ void __launch_bounds__(THREADS)
+    update_narrow(struct narrow k, const G *g, O *out)
+{
+    int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t i = thread * PER_THREAD;
+    bool mine = i < k.n; /* with all of its block */
+    float state[F::STATES][PER_THREAD] = {};
+
+    if (mine) {
+        for (int s = 0; s < F::STATES; s++)
+            T::load(state[s], k, s, i);
+        update_spans<F>(k, state, g, out, i);
+    }
+    for (int s = 0; s < F::STATES; s++)
+        T::store(k, state[s], s, i, mine);
+}
+
+template <class F, class T, class G, class O>
+static void launch_narrow(struct iz_exec *x, const struct iz_update *u)
+{
+    uintptr_t bits = (uintptr_t)u->p | (uintptr_t)u->g | (uintptr_t)u->out;
+    struct narrow k = {};
+
+    if (bits % 16 || u->n % IZ_MOMENT_BLOCK || u->at % IZ_MOMENT_BLOCK ||
+        u->spans > IZ_ALIKE_MAX)
+        iz_die("update with narrow states: %lld elements, %d spans, or an "
+               "address that is no multiple of 16",
+               (long long)u->n, u->spans);
+    k.n = u->n;
+    k.at = u->at;
+    k.first = u->first;
+    k.key = u->key;
+    k.p = u->p;
+    for (int s = 0; s < F::STATES; s++) {
+        k.state[s].codes = (unsigned char *)u->state[s];
+        k.state[s].power = k.state[s].codes + u->room;
+        k.state[s].positive = iz_update_state(u, s).which == IZ_MOMENT_V;
+    }
+    for (int s = 0; s < u->spans; s++)
+        k.span[s] = u->span[s];
+    IZ_LAUNCH((update_narrow<F, T, G, O>), blocks_for(u->n), THREADS, 0,
+              x->stream, k, (const G *)u->g, (O *)u->out);
+}
+
+/* ---- the kernel of these types ---- */
+
+template <class F, class G, class O>
+static void launch(struct iz_exec *x, const struct iz_update *u)
+{
+    if (u->type == IZ_MOMENT_FP8)
+        launch_narrow<F, fp8, G, O>(x, u);
+    else if (u->type == IZ_MOMENT_BF16)
+        launch_narrow<F, bf16, G, O>(x, u);
+    else
+        launch_wide<F, G, O>(x, u);
+}
+
+template <class F, class G>
+static void update_to(struct iz_exec *x, const struct iz_update *u)
+{
+    if (u->out_type == IZ_BF16)
+        launch<F, G, iz_bf16>(x, u);
+    else if (u->out_type == IZ_F16)
+        launch<F, G, iz_f16>(x, u);
+    else
+        launch<F, G, float>(x, u);
+}
+
+template <class F>
+static void update_by(struct iz_exec *x, const struct iz_update *u)
+{
+    if (u->g_type == IZ_BF16)
+        update_to<F, iz_bf16>(x, u);
+    else if (u->g_type == IZ_F16)
+        update_to<F, iz_f16>(x, u);
+    else
+        update_to<F, float>(x, u);
+}
+
+void iz_update_cuda(struct iz_exec *x, const struct iz_update *u)
+{
+    if (u->n == 0)
+        return;
+    switch (u->optimizer) {
+    case IZ_OPTIMIZER_ADAM:
+    case IZ_OPTIMIZER_ADAMW:
+        update_by<adam>(x, u);
+        break;
+    default:
+        iz_die("update: no kernel for optimizer %d", (int)u->optimizer);
+    }
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one place that knows how a chunk's states lie; see state_layout.h. */
+#include "runtime/plan/state_layout.h"
+
+#include "runtime/plan/plan.h"
+
+struct iz_state_layout iz_plan_states(const struct iz_plan *p,
+                                      enum iz_home home, int64_t room)
+{
+    bool apart = p->target.gpu &&
+                 (home == IZ_HOME_NONE) != (p->param_home == IZ_HOME_NONE);
+    struct iz_state_layout l = {.room = room,
+                                .master = p->param_type != IZ_F32 || apart,
+                                .states = iz_optimizer(p->optimizer)->states,
+                                .type = p->moments,
+                                .optimizer = p->optimizer};
+
+    l.bytes = l.master ? 4 * room : 0;
+    for (int i = 0; i < l.states; i++) {
+        l.at[i] = l.bytes;
+        l.bytes += iz_moment_bytes(l.type, room);
+    }
+    return l;
+}
+
+struct iz_moments iz_state_array(const struct iz_state_layout *l, void *chunk,
+                                 int i)
+{
+    return (struct iz_moments){(char *)chunk + l->at[i], l->type,
+                               iz_optimizer(l->optimizer)->state[i].which,
+                               l->room};
+}
+
+int iz_state_list(const struct iz_state_layout *l,
+                  struct iz_state_bytes out[IZ_STATE_BYTES])
+{
+    int bytes =
+        (int)iz_moment_bytes(l->type, IZ_MOMENT_BLOCK) / IZ_MOMENT_BLOCK;
+    int n = 0;
+
+    if (l->master)
+        out[n++] = (struct iz_state_bytes){0, 4, 1};
+    for (int i = 0; i < l->states; i++) {
+        out[n++] = (struct iz_state_bytes){l->at[i], bytes, 1};
+        if (l->type == IZ_MOMENT_FP8)
+            out[n++] =
+                (struct iz_state_bytes){l->at[i] + l->room, 1, IZ_MOMENT_BLOCK};
+    }
+    return n;
+}
+
+double iz_state_traffic(const struct iz_plan *p, int64_t n)
+{
+    int states = iz_optimizer(p->optimizer)->states;
+
+    return 12.0 * (double)n + /* the gradient, and the master both ways */
+           2.0 * states * (double)iz_moment_bytes(p->moments, n);
+}
