@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints as a run sees them: what was saved comes back at any number of
  * ranks, and neither a crash nor a full disk costs the last good one. */
+#define _GNU_SOURCE /* syscall */
+
 #include "tests/runtime/ckpt/sample.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -142,6 +146,48 @@ static void a_step_saved_again_has_the_new_contents(void **state)
     assert_int_equal(load_alone(7, 8), 0);
     assert_int_equal(size_of(in_folder("checkpoints/step-00000007.old")), -1);
     assert_int_equal(size_of(in_folder("checkpoints/step-00000007.tmp")), -1);
+}
+
+/* What the program asks the system for in place of the C library's calls: which
+ * file or folder goes to the disk, and which gets a name, in order. */
+static char disk[1024];
+
+static void note(const char *what, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    size_t n = strlen(disk);
+
+    snprintf(disk + n, sizeof disk - n, "%s %s\n", what,
+             slash ? slash + 1 : path);
+}
+
+int fsync(int fd)
+{
+    char link[64], path[512] = "";
+
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (readlink(link, path, sizeof path - 1) > 0)
+        note("sync", path);
+    return (int)syscall(SYS_fsync, fd);
+}
+
+int rename(const char *from, const char *to)
+{
+    note("name", to);
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+static void what_has_its_name_is_on_the_disk(void **state)
+{
+    (void)state;
+    assert_int_equal(save_alone(6, 0), 0);
+    disk[0] = '\0';
+    assert_int_equal(save_alone(7, 0), 0);
+    assert_string_equal(disk, "sync rank-00000-of-00001.safetensors\n"
+                              "sync index.json\n"
+                              "sync step-00000007.tmp\n"
+                              "name step-00000007\n"
+                              "sync checkpoints\n");
 }
 
 static void only_the_last_ones_are_kept(void **state)
@@ -354,6 +400,7 @@ int main(void)
         CASE(an_element_of_no_rank_is_refused),
         CASE(a_rank_file_is_safetensors),
         CASE(a_step_saved_again_has_the_new_contents),
+        CASE(what_has_its_name_is_on_the_disk),
         CASE(only_the_last_ones_are_kept),
         CASE(what_a_crash_left_is_cleared),
         CASE(a_foreign_run_is_told_what_differs),
