@@ -35,6 +35,14 @@ def test_one_rank_alone(place):
     assert len(r.last("workers")["compute"]) == 2
 
 
+def test_the_rate_is_that_of_the_whole_batch(place):
+    """Of all ranks, micro-batches and slices."""
+    r = place.good(2, {"train_batch_size": 16, "run.slices": 2,
+                       "train_micro_batch_size_per_gpu": 4})
+    for x in r.steps:
+        assert x["tokens_per_s"] == pytest.approx(16 * 16 / x["seconds"], rel=1e-2)
+
+
 def test_two_ranks_and_a_disk(place, nvme):
     r = place.good(2, {**SMALL, **offload(3, "nvme", "cpu", nvme)})
     check(r)
@@ -80,9 +88,12 @@ def test_the_header_shows_the_users_variables(place):
 
 
 def test_what_izar_sets_itself_is_not_shown(place):
-    r = place.good(None, {"run.steps": 1})
+    """Neither what the program sets, nor what a tool of ours names in IZ_SET."""
+    r = place.good(None, {"run.steps": 1},
+                   env={"STARPU_PREFETCH": "0", "IZ_SET": " STARPU_PREFETCH"})
     assert "STARPU_WORKERS_NOBIND" not in r.out
     assert "environment: STARPU_NCPU" not in r.out
+    assert "STARPU_PREFETCH" not in r.out
 
 
 def test_cores_can_be_kept_free(place):
