@@ -1,9 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Includes point one way, and each word has its place: the rules of the house
-# that a search of the sources can hold.  Comments and strings may use any word.
+# Includes point one way: a file includes its own room and those before it in
+# the list below.  And the other rules of the house that a search can hold.
+#
+# usage: tests/layers.sh [LIBRARY...]
+# With the libraries of a build, tests/cycles.py looks for cycles of calls too.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+rooms="
+codelets/base codelets/flat codelets/ops codelets/kernels codelets/gpu
+codelets/task codelets/unit
+runtime/base runtime/config runtime/comm runtime/plan runtime/machine
+runtime/tier runtime/data runtime/engine runtime/step runtime/ckpt runtime/hf
+runtime/report runtime/run runtime/sim
+models tools"
 
 broken=0
 
@@ -28,14 +39,6 @@ rule() {
     [ -n "$lines" ] || return 0
     printf '%s:\n%s\n' "$what" "$lines" | sed '2,$s/^/    /' >&2
     broken=1
-}
-
-# names_no WHAT PATTERN FOLDER...: no name in the code there matches.
-names_no() {
-    local what=$1 pattern=$2
-    shift 2
-    rule "$what" "$(code "$@" | sed -E 's/"(\\.|[^"\\])*"/""/g' |
-        grep -E "$pattern" || true)"
 }
 
 # never WHAT PATTERN FOLDER...: no line of code there matches.
@@ -63,20 +66,36 @@ include() {
     printf '#[ ]*include[ ]*[<"]%s' "$1"
 }
 
-names_no "a model knows no rank, stage, device, stream or malloc" \
+# Each file's includes against the order of the rooms.
+above=""
+for room in $rooms; do
+    above="$above|$room"
+    later=$(tr -s ' \n' '\n' <<<"$rooms" | grep -vxE "${above#|}" | paste -sd'|')
+    [ -z "$later" ] || never "$room includes a room above it" \
+        "$(include "($later)/")" "$room"
+done
+[ -z "$(find codelets runtime -maxdepth 1 -name '*.[ch]*')" ] ||
+    rule "a file has no room" "$(find codelets runtime -maxdepth 1 -name '*.[ch]*')"
+
+never "a model knows no rank, stage, device, stream or malloc" \
     "$(word '[Rr]anks?|[Ss]tages?|[Dd]evices?|[Ss]treams?|malloc|calloc')" \
     models
-names_no "runtime/ knows no attention or gelu" \
-    '^[^:]*:[0-9]*:.*([Aa]ttention|[Gg][Ee][Ll][Uu])' runtime
-
-never "codelets/ includes neither runtime/, models/ nor tools/" \
-    "$(include '(runtime|models|tools)/')" codelets
-never "runtime/ includes neither models/ nor tools/" \
-    "$(include '(models|tools)/')" runtime
+rule "a model includes layer.h, ops.h, run.h and models alone" "$(
+    code models | grep -E "$(include '(codelets|runtime)/')" |
+        grep -vE '"(codelets/unit/layer|codelets/ops/ops|runtime/run/run)\.h"' || true
+)"
+never "runtime/ calls no op of a layer" \
+    '[^a-z_]iz_[a-z0-9]+_(fwd|bwd|da|dw|again)\(' runtime
 never "models/ include no library of the machinery" \
     "$(include '(starpu|mpi|nccl|cuda|hwloc|jansson|liburing)')" models
 never "quoted includes are paths from the root" \
     "$(include '[^/>"]*"')" codelets runtime models
+
+# The planner is arithmetic.
+starpu=$(sources runtime/plan | while read -r f; do
+    cc -M -I. "$f" 2>&1 | grep -o 'starpu[a-z_]*\.h' | sed "s,^,$f: ," | head -n 1
+done)
+rule "the planner includes StarPU" "$starpu"
 
 only "mpi.h is included by two files at most" "$(include 'mpi\.h')" 2
 only "nccl.h is included by one file" "$(include 'nccl\.h')" 1
@@ -95,5 +114,8 @@ rule "#if outside codelets/base/build.h" "$(
         grep -vE '^codelets/base/build\.h:' |
         grep -vE '#ifndef IZ_[A-Z0-9_]+_(H|CUH)$' || true
 )"
+
+# shellcheck disable=SC2086 # a list of words
+[ $# -eq 0 ] || tests/cycles.py "$@" || broken=1
 
 exit "$broken"

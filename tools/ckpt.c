@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "runtime/base/json.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/ckpt/dir.h"
@@ -149,7 +150,7 @@ static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
     snprintf(path, sizeof path, "%s/index.json", c->path);
     err = iz_ckpt_index_open(&c->index, path, false);
     if (!err) {
-        c->root = iz_hf_json_read(path, stderr);
+        c->root = iz_json_read_object(path, stderr);
         err = c->root ? describe(c, dir) : -EINVAL;
     }
     if (err)
@@ -398,7 +399,7 @@ static struct iz_json *run_config(const char *dir)
     char path[IZ_PATH_MAX + 32];
 
     snprintf(path, sizeof path, "%s/config.json", dir);
-    return iz_hf_json_read(path, NULL);
+    return iz_json_read_object(path, NULL);
 }
 
 /* The type of the run's parameters. */

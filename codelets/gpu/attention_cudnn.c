@@ -19,8 +19,8 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
-#include "codelets/kernels/cuda_lib.h"
 #include "codelets/gpu/cudnn.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.h"
 
 #define WORKSPACE_ALIGN 256

@@ -10,9 +10,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "codelets/base/clock.h"
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
-#include "codelets/base/clock.h"
 
 /* Extensions of OpenBLAS and BLIS; absent in other libraries, so looked up. */
 static void *symbol(const char *name)

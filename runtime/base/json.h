@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading JSON that the program wrote itself: checkpoint headers and indexes;
- * writing a string.
- * Nothing here fails on what it finds; a missing or foreign value reads as NULL
- * or -1. */
+/* Reading JSON: checkpoint headers and indexes, files of Hugging Face, machine
+ * files; writing a string.  Nothing here fails on what it finds; a missing or
+ * foreign value reads as NULL or -1. */
 #ifndef IZ_RUNTIME_BASE_JSON_H
 #define IZ_RUNTIME_BASE_JSON_H
 
@@ -16,6 +15,10 @@ struct iz_json;
 struct iz_json *iz_json_open(const char *text, int64_t bytes);
 /* Of a file; NULL also where it cannot be read. */
 struct iz_json *iz_json_read(const char *path);
+/* The object that a regular file of at most 256 MiB holds.  NULL with the
+ * reason printed to err, unless that is NULL. */
+struct iz_json *iz_json_read_object(const char *path, FILE *err);
+/* Accepts NULL. */
 void iz_json_close(struct iz_json **v);
 
 /* Values inside others live as long as the outermost one. */

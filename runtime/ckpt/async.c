@@ -17,6 +17,9 @@
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/ckpt/shares.h"
 #include "runtime/ckpt/write.h"
+#include "runtime/engine/access.h"
+#include "runtime/engine/buffers.h"
+#include "runtime/step/disk.h"
 #include "runtime/step/zero.h"
 
 /* Of one group at most 64, and a block may begin and end inside of one. */

@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "runtime/ckpt/shares.h"
+#include "runtime/engine/access.h"
+#include "runtime/step/train.h"
 
 /* Arrays of a unit at most: master, states, frozen parameters. */
 enum { ARRAYS = 2 + IZ_STATES_MAX };

@@ -5,6 +5,7 @@
 #define IZ_RUNTIME_CKPT_ENGINE_PARTS_H
 
 #include "runtime/ckpt/ckpt.h"
+#include "runtime/engine/access.h"
 #include "runtime/step/train.h"
 
 /* Which elements of the engine a part of a checkpoint is. */

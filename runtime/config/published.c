@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "codelets/unit/layer.h"
-#include "runtime/hf/folder.h"
+#include "runtime/base/json.h"
 
 struct reader {
     const char *path;
@@ -239,7 +239,7 @@ char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err)
     struct iz_json *root;
 
     snprintf(path, sizeof path, "%s/" IZ_HF_CONFIG, folder);
-    root = iz_hf_json_read(path, err);
+    root = iz_json_read_object(path, err);
     r.root = root;
     if (root)
         text = read_keys(&r, hf);
@@ -319,7 +319,7 @@ static int put_rest(FILE *out, const struct iz_hf *hf,
                     const struct iz_hf_type *t, const char *like)
 {
     const char *key = NULL;
-    struct iz_json *root = iz_hf_json_read(like, stderr);
+    struct iz_json *root = iz_json_read_object(like, stderr);
 
     if (!root)
         return -EINVAL;

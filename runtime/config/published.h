@@ -10,6 +10,8 @@
 #include "codelets/flat/dtype.h"
 #include "runtime/config/config.h"
 
+#define IZ_HF_CONFIG "config.json"
+
 /* The shape that folder/config.json has, as a JSON object of the keys of
  * section "model"; malloc'ed.  NULL with all faults told on `err` (may be
  * NULL): a key is missing, or the model is of another kind. */

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads and writes parameters and states where they live, when no task runs. */
+#include "runtime/engine/access.h"
+
 #include <assert.h>
 #include <string.h>
 
 #include "codelets/gpu/device.h"
-#include "runtime/engine/engine.h"
+#include "runtime/engine/groups.h"
 
 static bool on_gpu(const struct iz_engine *e, enum iz_home h)
 {

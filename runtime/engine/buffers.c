@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Buffers that no unit owns: staging, lists of rows, rings of gathered units
  * and of gradients, the lanes of micro-batches, scalars, collectives. */
+#include "runtime/engine/buffers.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/engine/homes.h"
+#include "runtime/engine/handle.h"
+#include "runtime/engine/trace.h"
 
 /* ---- staging ---- */
 
@@ -313,4 +316,24 @@ void iz_homes_close_buffers(struct iz_engine *e)
     close_stages(e);
     iz_coll_gpu_close(e->coll);
     close_scalars(e);
+}
+
+/* ---- the next one ---- */
+
+struct iz_stage *iz_zero_stage(struct iz_stage *all, int *next, int n)
+{
+    struct iz_stage *s = &all[*next];
+    *next = (*next + 1) % n;
+    return s;
+}
+
+starpu_data_handle_t iz_zero_grad(struct iz_engine *e, int group)
+{
+    const struct iz_plan_group *p = e->group[group].plan;
+    if (p->direct)
+        return e->group[group].grad_handle[0];
+    struct iz_ring *r = &e->ring[p->ring];
+    struct iz_slot *s = &r->grad[r->next_grad];
+    r->next_grad = (r->next_grad + 1) % e->plan.ring[p->ring].grads;
+    return s->handle;
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the bytes of a run live: allocates what the plan says, registers it
- * with StarPU.  Here what units own: parameters, gradients and states in memory
- * or in files.  buffers.c has the rest. */
-#include "runtime/engine/homes.h"
+/* What units own: parameters, gradients and states in memory or in files. */
+#include "runtime/engine/groups.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -10,41 +8,9 @@
 #include <unistd.h>
 
 #include "codelets/flat/flat.h"
-#include "codelets/gpu/device.h"
-
-/* What StarPU knows an address by. */
-static uintptr_t known_as(const struct iz_engine *e, const void *p)
-{
-    struct iz_shadow s = iz_memory_shadow(e->memory);
-    const char *c = p;
-    if (c >= s.base && c < s.base + s.bytes)
-        return (uintptr_t)(s.shadow + (c - s.base));
-    return (uintptr_t)p;
-}
-
-starpu_data_handle_t iz_homes_variable(struct iz_engine *e, void *p,
-                                       int64_t bytes, enum iz_datum d, int x)
-{
-    starpu_data_handle_t h;
-    starpu_variable_data_register(&h, STARPU_MAIN_RAM, known_as(e, p),
-                                  (size_t)bytes);
-    iz_trace_datum(h, d, x);
-    return h;
-}
-
-void iz_homes_unregister(starpu_data_handle_t *h)
-{
-    if (*h)
-        starpu_data_unregister(*h);
-    *h = NULL;
-}
-
-enum iz_tier iz_homes_near(const struct iz_engine *e)
-{
-    return e->plan.target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
-}
-
-/* ---- groups ---- */
+#include "runtime/engine/access.h"
+#include "runtime/engine/handle.h"
+#include "runtime/engine/trace.h"
 
 static enum iz_tier tier_of(enum iz_home h)
 {
@@ -135,7 +101,7 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
     if (!g->param)
         return -ENOMEM;
     starpu_vector_data_register(&g->param_handle, STARPU_MAIN_RAM,
-                                known_as(e, g->param), (uint32_t)held,
+                                iz_homes_address(e, g->param), (uint32_t)held,
                                 (size_t)size);
     iz_trace_datum(g->param_handle, IZ_DATUM_PARAM, u);
     return register_pieces(e, g, u);
@@ -329,36 +295,21 @@ static int open_files(struct iz_engine *e)
     return r;
 }
 
-/* ---- all of it ---- */
-
-int iz_homes_open(struct iz_engine *e)
+int iz_groups_open(struct iz_engine *e)
 {
     int r = 0;
     e->group = calloc((size_t)e->plan.n_groups, sizeof(*e->group));
-    e->scalars =
-        iz_memory_take(e->memory, iz_homes_near(e), IZ_MEM_BATCH,
-                       8 * ((int64_t)e->plan.n_groups + 2 * e->plan.lanes));
-    if (e->plan.target.gpu) {
-        e->bounce = iz_memory_take(e->memory, IZ_TIER_CPU, IZ_MEM_STAGING,
-                                   IZ_BOUNCE_BYTES);
-        e->stream = iz_device_stream_open();
-    }
-    if (!e->group || !e->scalars ||
-        (e->plan.target.gpu && (!e->bounce || !e->stream)))
+    if (!e->group)
         return -ENOMEM;
     for (int u = 0; u < e->plan.n_groups && !r; u++)
         r = open_group(e, u);
-    if (!r)
-        r = open_files(e);
-    return r ? r : iz_homes_open_buffers(e);
+    return r ? r : open_files(e);
 }
 
-void iz_homes_close(struct iz_engine *e)
+void iz_groups_close(struct iz_engine *e)
 {
     for (int u = 0; e->group && u < e->plan.n_groups; u++)
         close_group(&e->group[u]);
-    iz_homes_close_buffers(e);
-    iz_device_stream_close(e->stream);
     iz_nvme_close(&e->state_file);
     iz_nvme_close(&e->param_file);
     free(e->group);

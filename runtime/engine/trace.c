@@ -11,7 +11,7 @@
 
 #include "codelets/base/die.h"
 #include "runtime/base/json.h"
-#include "runtime/engine/engine.h"
+#include "runtime/engine/trace.h"
 
 #define BYTES_PER_TASK 6144 /* of the trace; 2.2 to 3.1 KiB were seen */
 #define MOST_BYTES (INT64_C(4) << 30)

@@ -14,6 +14,7 @@
 #include "runtime/base/json.h"
 #include "runtime/comm/agree.h"
 #include "runtime/config/lora.h"
+#include "runtime/engine/access.h"
 #include "runtime/hf/folder.h"
 #include "runtime/hf/map.h"
 #include "runtime/hf/write.h"

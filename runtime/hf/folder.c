@@ -14,9 +14,8 @@
 
 #include "codelets/base/build.h"
 
-#define PREFIX 8                           /* bytes of the header's length */
-#define HEADER_MAX ((int64_t)100 << 20)    /* bytes; the format's own limit */
-#define JSON_FILE_MAX ((int64_t)256 << 20) /* bytes of an index */
+#define PREFIX 8                        /* bytes of the header's length */
+#define HEADER_MAX ((int64_t)100 << 20) /* bytes; the format's own limit */
 
 static int fault(FILE *err, const char *path, const char *fmt, ...)
     IZ_PRINTF(3, 4);
@@ -67,51 +66,6 @@ const char *iz_hf_dtype_text(enum iz_dtype t)
     while (i < DTYPES - 1 && dtypes[i].type != t)
         i++;
     return dtypes[i].text;
-}
-
-/* ---- JSON files ---- */
-
-static char *read_text(const char *path, int64_t *bytes, int *why)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat st = {0};
-    char *text = NULL;
-    ssize_t n = 0;
-
-    *bytes = 0;
-    *why = fd < 0 || fstat(fd, &st) != 0 ? errno : 0;
-    if (!*why && (!S_ISREG(st.st_mode) || st.st_size > JSON_FILE_MAX))
-        *why = EINVAL;
-    if (!*why && !(text = malloc((size_t)st.st_size + 1)))
-        *why = ENOMEM;
-    while (!*why && *bytes < st.st_size) {
-        n = pread(fd, text + *bytes, (size_t)(st.st_size - *bytes), *bytes);
-        if (n < 0 && errno != EINTR)
-            *why = errno;
-        if (n == 0)
-            break;
-        *bytes += n > 0 ? n : 0;
-    }
-    if (fd >= 0)
-        close(fd);
-    return text;
-}
-
-struct iz_json *iz_hf_json_read(const char *path, FILE *err)
-{
-    int64_t bytes;
-    int why;
-    char *text = read_text(path, &bytes, &why);
-    struct iz_json *root = why ? NULL : iz_json_open(text, bytes);
-
-    free(text);
-    if (why)
-        refuse(err, path, why);
-    else if (!iz_json_is_object(root))
-        fault(err, path, "not a JSON object");
-    if (!why && !iz_json_is_object(root))
-        iz_json_close(&root);
-    return root;
 }
 
 /* ---- one file ---- */
@@ -326,7 +280,7 @@ static int map_files(struct iz_hf_folder *f, const char *path,
 
 static int open_index(struct iz_hf_folder *f, const char *path)
 {
-    struct iz_json *root = iz_hf_json_read(path, f->err);
+    struct iz_json *root = iz_json_read_object(path, f->err);
     const struct iz_json *map = iz_json_member(root, "weight_map");
     int why = -EINVAL;
 

@@ -15,7 +15,6 @@
 #define IZ_HF_DIMS 8
 #define IZ_HF_SINGLE "model.safetensors"
 #define IZ_HF_INDEX "model.safetensors.index.json"
-#define IZ_HF_CONFIG "config.json"
 
 /* One tensor of a file; it lies in the mapping, at any address. */
 struct iz_hf_entry {
@@ -54,8 +53,5 @@ void iz_hf_file_clear(struct iz_hf_file *f);
 /* "F32", "BF16", "F16"; false: another one. */
 bool iz_hf_dtype_read(const char *text, enum iz_dtype *t);
 const char *iz_hf_dtype_text(enum iz_dtype t);
-
-/* A whole JSON file; NULL with the fault told. */
-struct iz_json *iz_hf_json_read(const char *path, FILE *err);
 
 #endif

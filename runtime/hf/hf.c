@@ -10,9 +10,11 @@
 #include "runtime/comm/agree.h"
 #include "runtime/config/lora.h"
 #include "runtime/config/published.h"
+#include "runtime/engine/access.h"
 #include "runtime/hf/adapter_write.h"
 #include "runtime/hf/read.h"
 #include "runtime/hf/write.h"
+#include "runtime/step/train.h"
 
 /* ---- import ---- */
 

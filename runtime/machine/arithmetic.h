@@ -12,7 +12,7 @@
 
 struct iz_arithmetic {
     bool bf16_products; /* on CPUs; else of fp32 */
-    char why[128]; /* of products of fp32 that nobody asked for; else "" */
+    char why[128];      /* of products of fp32 that nobody asked for; else "" */
     bool attention_kept; /* run.gpu_attention is what a resumed run had */
 };
 

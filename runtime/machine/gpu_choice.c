@@ -303,7 +303,8 @@ struct iz_target iz_place_target(const struct iz_place *p,
     return (struct iz_target){.workers = workers,
                               .gpu = gpu,
                               .nccl = p->nccl,
-                              .cudnn = gpu && c->run.gpu_attention == IZ_ATTENTION_CUDNN,
+                              .cudnn = gpu && c->run.gpu_attention ==
+                                                  IZ_ATTENTION_CUDNN,
                               .act = gpu ? iz_cuda_ops->act(c->dtype) : IZ_F32,
                               .capability = p->info.capability};
 }

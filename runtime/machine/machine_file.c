@@ -231,7 +231,8 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
                             .gpu = gpu,
                             .nccl = gpu && ranks > 1,
                             .narrow = narrow,
-                            .cudnn = gpu && c->run.gpu_attention == IZ_ATTENTION_CUDNN,
+                            .cudnn = gpu &&
+                                     c->run.gpu_attention == IZ_ATTENTION_CUDNN,
                             .act = gpu ? params : IZ_F32,
                             .capability = m->gpu_capability,
                             .compute = compute_rate(m, params, narrow, ranks)};

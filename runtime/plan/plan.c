@@ -320,6 +320,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
         p->first_trained++;
     plan_costs(p, m);
     plan_rings(p, c);
+    p->early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
     p->recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
     p->boundaries_down = c->cpu_checkpointing;
     iz_plan_count(p, c, m);

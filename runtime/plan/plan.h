@@ -72,6 +72,9 @@ struct iz_target {
 };
 
 struct iz_plan {
+    /* Updates need neither the norm nor a loss scale: they may follow their
+     * gradients at once. */
+    bool early;
     int ranks, rank, n_groups, n_rings;
     struct iz_target target;
     int tasks_at_once; /* units that are computed side by side */

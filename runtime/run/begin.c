@@ -12,6 +12,7 @@
 #include "runtime/config/rules.h"
 #include "runtime/hf/hf.h"
 #include "runtime/run/state.h"
+#include "runtime/step/train.h"
 
 /* Only one rank speaks about what is the same for all. */
 static int read_config(struct run *r)

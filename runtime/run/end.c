@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run does after its last step, and what its ranks agree on. */
+/* What a run does after its last step. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,23 +10,7 @@
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/hf/hf.h"
 #include "runtime/run/state.h"
-
-bool iz_run_first(const struct run *r)
-{
-    return r->coll->rank == 0;
-}
-
-/* One rank's failure is everybody's: nobody waits for a rank that has gone. */
-int iz_run_agree(struct run *r, int status, const char *what)
-{
-    if (status == -ENOMEM && what)
-        fprintf(stderr, "izar: rank %d: no memory for %s\n", r->coll->rank,
-                what);
-    bool ok = iz_coll_all_ok(r->coll, status == 0);
-    if (ok)
-        return 0;
-    return status ? status : -ECANCELED;
-}
+#include "runtime/step/train.h"
 
 static void print_text(const int32_t *t, int n)
 {

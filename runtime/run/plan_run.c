@@ -12,11 +12,6 @@
 #include "runtime/machine/machine_file.h"
 #include "runtime/run/state.h"
 
-int iz_run_ranks(const struct run *r)
-{
-    return r->o.ranks ? r->o.ranks : r->coll->size;
-}
-
 /* Of the run's or of --ranks, those that share a host: as many of all as MPI
  * shows of the ranks that are here. */
 static int ranks_here(const struct run *r)

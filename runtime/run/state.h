@@ -4,9 +4,9 @@
 #define IZ_RUNTIME_RUN_STATE_H
 
 #include "runtime/ckpt/async.h"
+#include "runtime/machine/arithmetic.h"
 #include "runtime/machine/cores.h"
 #include "runtime/machine/gpu_choice.h"
-#include "runtime/machine/arithmetic.h"
 #include "runtime/report/metrics.h"
 #include "runtime/run/options.h"
 #include "runtime/run/run.h"
@@ -65,6 +65,9 @@ bool iz_run_first(const struct run *r);
 /* One rank's failure is everybody's.  what: which memory this rank lacks if
  * that is -ENOMEM, to be told; NULL: it has been told. */
 int iz_run_agree(struct run *r, int status, const char *what);
+/* Trains from the step where the engine is to the last one.  Negative errno
+ * with the reason printed, on all ranks. */
+int iz_run_train(struct run *r);
 /* Writes a checkpoint while nothing else runs. */
 int iz_run_save_now(struct run *r);
 /* Last checkpoint, sample, export and summary. */

@@ -11,6 +11,7 @@
 
 #include "runtime/base/environment.h"
 #include "runtime/config/lora.h"
+#include "runtime/engine/trace.h"
 #include "runtime/machine/machine_file.h"
 #include "runtime/report/summary.h"
 #include "runtime/run/options.h"

@@ -4,13 +4,15 @@
  * the slot is given to another, and a copy brings it up ahead of the backward
  * that recomputes from it.  As for parameters, the order of uses is known and
  * the write-after-read dependency on a slot limits how far copies run ahead. */
+#include "runtime/step/boundary.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 
 #include "codelets/base/die.h"
 #include "codelets/gpu/flat_buffer.h"
-#include "runtime/engine/engine.h"
+#include "runtime/step/order.h"
 
 /* A boundary of a pass is a content: unit * lanes + lane.  A call is a position
  * of the pass: step * lanes + lane, with steps as in iz_pass_unit. */

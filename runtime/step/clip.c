@@ -2,23 +2,21 @@
 /* The scalars of a step: mean loss, gradient norm, clipping, loss scale,
  * learning rate.  One task per step that every rank executes with the same
  * numbers in the same order, so that all come to the same decision. */
+#include "runtime/step/clip.h"
+
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/die.h"
-#include "runtime/engine/engine.h"
+#include "runtime/engine/schedule.h"
+#include "runtime/step/update_order.h"
 
 struct control_arg {
     struct iz_engine *e;
     int64_t step;
 };
-
-bool iz_control_early(const struct iz_config *c)
-{
-    return c->dtype != IZ_F16 && c->gradient_clipping == 0;
-}
 
 static void put_event(struct iz_engine *e, const struct iz_event *v)
 {

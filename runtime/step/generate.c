@@ -6,7 +6,10 @@
 #include <string.h>
 
 #include "codelets/base/mix.h"
+#include "runtime/step/boundary.h"
+#include "runtime/step/fetch.h"
 #include "runtime/step/train.h"
+#include "runtime/step/units.h"
 
 struct pick_arg {
     int32_t *text; /* whole text; this call writes text[at] */

@@ -10,6 +10,8 @@
 #include "codelets/flat/flat.h"
 #include "runtime/base/progress.h"
 #include "runtime/comm/agree.h"
+#include "runtime/engine/access.h"
+#include "runtime/step/fetch.h"
 #include "runtime/step/train.h"
 
 #define PIECE (1 << 18)

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The sum of the squares of a unit's gradient where the sums of reduce.c
  * have not left it, and of what the GPU keeps of it.  See zero.h. */
+#include "runtime/step/norm.h"
+
 #include <assert.h>
 
 #include "codelets/flat/flat.h"
+#include "runtime/step/fetch.h"
+#include "runtime/step/rows_list.h"
 #include "runtime/step/zero.h"
 
 /* Bytes of a pass over n elements; added: with the tied use's accumulator

@@ -3,22 +3,17 @@
  * or the other, summed in an order that does not depend on timing; and the sum
  * of its squares, which the last sum of a step takes on its way if the host
  * does it.  See zero.h. */
+#include "runtime/step/reduce.h"
+
 #include <assert.h>
 #include <string.h>
 
 #include "codelets/flat/flat.h"
+#include "runtime/engine/buffers.h"
+#include "runtime/step/fetch.h"
+#include "runtime/step/norm.h"
+#include "runtime/step/rows_list.h"
 #include "runtime/step/zero.h"
-
-starpu_data_handle_t iz_zero_grad(struct iz_engine *e, int group)
-{
-    const struct iz_plan_group *p = e->group[group].plan;
-    if (p->direct)
-        return e->group[group].grad_handle[0];
-    struct iz_ring *r = &e->ring[p->ring];
-    struct iz_slot *s = &r->grad[r->next_grad];
-    r->next_grad = (r->next_grad + 1) % e->plan.ring[p->ring].grads;
-    return s->handle;
-}
 
 /* ---- one contribution ---- */
 

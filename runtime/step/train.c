@@ -9,6 +9,21 @@
 #include <time.h>
 
 #include "codelets/base/die.h"
+#include "runtime/engine/alloc.h"
+#include "runtime/engine/buffers.h"
+#include "runtime/engine/schedule.h"
+#include "runtime/engine/trace.h"
+#include "runtime/step/boundary.h"
+#include "runtime/step/clip.h"
+#include "runtime/step/fetch.h"
+#include "runtime/step/norm.h"
+#include "runtime/step/order.h"
+#include "runtime/step/reduce.h"
+#include "runtime/step/rows_list.h"
+#include "runtime/step/units.h"
+#include "runtime/step/update.h"
+#include "runtime/step/update_order.h"
+#include "runtime/step/zero.h"
 
 /* ---- waves ---- */
 
@@ -306,7 +321,9 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     if (!r)
         r = iz_homes_open(e);
     if (!r)
-        r = iz_pass_open(e);
+        r = iz_order_open(e);
+    if (!r)
+        r = iz_boundary_open(e);
     if (c->topo)
         iz_topo_release(c->topo);
     if (r)
@@ -327,7 +344,8 @@ void iz_train_close(struct iz_engine **out)
     iz_graph_close(&e->graph);
     iz_memory_close(&e->memory);
     iz_plan_clear(&e->plan);
-    iz_pass_close(e);
+    iz_boundary_close(e);
+    iz_order_close(e);
     sem_destroy(&e->event_ready);
     free(e);
     *out = NULL;

@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer: one task per chunk of a shard, where the chunk's states are,
  * and the way of the new parameters to where they are used.  See zero.h. */
+#include "runtime/step/update.h"
+
 #include <stdatomic.h>
 
 #include "codelets/base/mix.h"
+#include "runtime/engine/access.h"
+#include "runtime/engine/buffers.h"
+#include "runtime/engine/schedule.h"
+#include "runtime/step/disk.h"
+#include "runtime/step/rows_list.h"
 #include "runtime/step/zero.h"
 
 struct update_arg {
@@ -179,7 +186,7 @@ static struct update_arg update_arg(struct iz_engine *e, int group,
         .first = iz_chunk_first(e, group, k),
         .grad_type = e->plan.grad_type,
         .param_type = e->plan.param_type,
-        .early = iz_control_early(e->config),
+        .early = e->plan.early,
         .states = iz_chunk_states(e, group, k),
         .key = iz_mix(iz_mix_text(iz_mix(e->config->run.seed), "moments") +
                       (uint64_t)group),
@@ -290,7 +297,7 @@ static void submit_up(struct iz_engine *e, int group, const struct iz_chunk *k,
                       starpu_data_handle_t stage)
 {
     struct copy_arg a = {.bytes = iz_param_bytes(e, k->count),
-                         .always = iz_control_early(e->config)};
+                         .always = e->plan.early};
     submit_copy(e, group, IZ_ON_UP, stage,
                 (struct iz_access){k->param_handle, STARPU_RW}, &a);
 }

@@ -304,8 +304,8 @@ static void pieces_are_whole_blocks_of_the_norm(void **state)
         c.local_size = c.size; /* all on one host */
         assert_int_equal(iz_coll_cut(&c, 1 << 30).bytes,
                          iz_coll_piece_bytes(c.size, 1 << 30));
-        assert_int_equal(iz_coll_piece_bytes(c.size, 1 << 30) % (4 * IZ_NORM_BLOCK),
-                         0);
+        assert_int_equal(
+            iz_coll_piece_bytes(c.size, 1 << 30) % (4 * IZ_NORM_BLOCK), 0);
         c.local_size = 1;
         struct iz_coll_cut far = iz_coll_cut(&c, 1 << 30);
         assert_int_equal(far.bytes % (4 * IZ_NORM_BLOCK), 0);

@@ -226,6 +226,23 @@ static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
     iz_plan_clear(&q);
 }
 
+/* Clipping needs the norm of all gradients, fp16 to know that all are finite.
+ */
+static void updates_are_early_that_wait_for_no_norm(void **state)
+{
+    (void)state;
+    for (int clipped = 0; clipped < 2; clipped++)
+        for (int t = IZ_F32; t <= IZ_F16; t++) {
+            struct iz_config c = plan_config(2, (enum iz_dtype)t);
+            struct iz_plan p;
+            c.gradient_clipping = clipped;
+            assert_int_equal(iz_plan_make(&p, &c, plan_model, 2, 0, &target2),
+                             0);
+            assert_int_equal(p.early, !clipped && t != IZ_F16);
+            iz_plan_clear(&p);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest plan_tests[] = {
@@ -238,6 +255,7 @@ int main(void)
         cmocka_unit_test(no_more_staging_buffers_are_taken_away_than_must),
         cmocka_unit_test(activations_are_kept_where_they_fit),
         cmocka_unit_test(boundaries_on_the_host_leave_slots),
+        cmocka_unit_test(updates_are_early_that_wait_for_no_norm),
         cmocka_unit_test(boundaries_of_a_cpu_are_on_the_host_anyway),
     };
     return cmocka_run_group_tests(plan_tests, plan_open, plan_close);

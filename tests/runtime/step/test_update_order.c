@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "runtime/engine/engine.h"
+#include "runtime/step/update_order.h"
 
 enum { UNITS = 4, CHUNKS = 7 };
 
@@ -34,6 +35,7 @@ static void begin(struct fixture *f)
     f->e.config = &f->config;
     f->e.group = f->group;
     f->e.plan.n_groups = UNITS;
+    f->e.plan.early = true;
     f->e.plan.state_home = IZ_HOME_NVME;
 }
 
@@ -83,7 +85,7 @@ static void other_updates_keep_their_order(void **state)
     struct fixture f;
     (void)state;
     begin(&f);
-    f.config.gradient_clipping = 1; /* they follow the whole backward anyway */
+    f.e.plan.early = false; /* they follow the whole backward anyway */
     assert_int_equal(step(&f, CHUNKS), 0);
     begin(&f);
     f.config.run.overlap = false;

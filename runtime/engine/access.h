@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads and writes parameters and states where they live, when no task runs. */
+#ifndef IZ_RUNTIME_ENGINE_ACCESS_H
+#define IZ_RUNTIME_ENGINE_ACCESS_H
+
+#include "runtime/engine/engine.h"
+
+/* How a chunk's states lie, in memory or in a file. */
+static inline struct iz_state_layout
+iz_chunk_states(const struct iz_engine *e, int group, const struct iz_chunk *k)
+{
+    return iz_plan_states(&e->plan, k->home,
+                          k->state ? k->count : e->group[group].plan->chunk);
+}
+
+/* IZ_STATE and on: the optimizer's states. */
+enum iz_array { IZ_FROZEN = -1, IZ_MASTER, IZ_STATE };
+/* Elements [from, from + n) of this rank's owned part of a group's trained
+ * parameters (IZ_FROZEN: of its frozen ones), with no task running.
+ * put(MASTER) also sets the parameters of compute type. */
+void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
+                  float *out, int64_t n);
+void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
+                  const float *in, int64_t n);
+
+#endif

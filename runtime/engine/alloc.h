@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Takes the memory and the files that the plan says and registers them with
+ * StarPU: units first (groups.c), then what no unit owns (buffers.c). */
+#ifndef IZ_RUNTIME_ENGINE_ALLOC_H
+#define IZ_RUNTIME_ENGINE_ALLOC_H
+
+#include "runtime/engine/engine.h"
+
+/* 0, or negative errno with the reason printed; close also after an open that
+ * failed. */
+int iz_homes_open(struct iz_engine *e);
+void iz_homes_close(struct iz_engine *e);
+
+#endif

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loop over steps: at most a few are under way, events are taken,
+ * checkpoints begun and ended. */
+#include <stdio.h>
+
+#include "runtime/ckpt/engine_parts.h"
+#include "runtime/engine/trace.h"
+#include "runtime/run/state.h"
+#include "runtime/step/train.h"
+
+static void print_saved(struct run *r, int64_t step)
+{
+    iz_metrics_pause(r->metrics);
+    printf("saved step %lld in %s/checkpoints\n", (long long)step,
+           r->c.run.output);
+}
+
+/* Of a save beside training, when it has become a checkpoint. */
+static void report_save(struct run *r)
+{
+    int64_t step = r->saver ? iz_save_done(r->saver) : 0;
+    if (step && iz_run_first(r))
+        print_saved(r, step);
+}
+
+static void take_event(struct run *r)
+{
+    struct iz_event v = iz_train_event(r->e);
+    iz_metrics_event(r->metrics, &v);
+    if (r->saver && !r->save_error)
+        r->save_error = iz_save_event(r->saver, &v);
+    report_save(r);
+    if (v.eval)
+        return;
+    r->taken = v.step;
+    r->stopped |= v.stop;
+    if (v.failure && !r->failure)
+        r->failure = v.failure;
+}
+
+/* Every rank takes the same events before it submits the same step, so all end
+ * at the same one. */
+static void throttle(struct run *r)
+{
+    while (r->e->step - r->taken >= r->c.run.in_flight)
+        take_event(r);
+}
+
+static void take_all(struct run *r)
+{
+    while (r->e->events_taken < r->e->events_due)
+        take_event(r);
+}
+
+/* Training waits. */
+int iz_run_save_now(struct run *r)
+{
+    take_all(r);
+    if (r->failure)
+        return 0;
+    int s = iz_state_save(r->e, r->model_text);
+    iz_metrics_pause(r->metrics);
+    if (!s && iz_run_first(r))
+        print_saved(r, r->e->step);
+    return s;
+}
+
+/* The save under way, if any, becomes a checkpoint. */
+static int end_saves(struct run *r)
+{
+    int s = r->saver ? iz_save_finish(r->saver) : 0;
+    report_save(r);
+    return s;
+}
+
+/* One save at a time: the one before is waited for. */
+static int save(struct run *r)
+{
+    int s = 0;
+    if (!r->saver)
+        return iz_run_save_now(r);
+    if (iz_save_pending(r->saver)) {
+        take_all(r);
+        s = end_saves(r);
+    }
+    if (!s && !r->failure && !r->save_error)
+        iz_save_begin(r->saver);
+    return s;
+}
+
+static bool every(int64_t interval, int64_t step)
+{
+    return interval > 0 && step % interval == 0;
+}
+
+int iz_run_train(struct run *r)
+{
+    int s = 0;
+    while (r->e->step < r->c.run.steps && !s) {
+        throttle(r);
+        if (r->stopped || r->failure || r->save_error)
+            break;
+        iz_train_step(r->e);
+        bool end = r->e->step == r->c.run.steps;
+        if (r->c.run.eval_batches &&
+            (end || every(r->c.run.eval_interval, r->e->step)))
+            iz_train_eval(r->e);
+        if (!end && every(r->c.run.save_interval, r->e->step))
+            s = save(r);
+    }
+    take_all(r);
+    iz_trace_stop(r->e);
+    if (!s)
+        s = end_saves(r);
+    return s ? s : r->save_error;
+}

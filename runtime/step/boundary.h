@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where activations between units are. */
+#ifndef IZ_RUNTIME_STEP_BOUNDARY_H
+#define IZ_RUNTIME_STEP_BOUNDARY_H
+
+#include "runtime/engine/engine.h"
+
+int iz_boundary_open(struct iz_engine *e);
+void iz_boundary_close(struct iz_engine *e);
+/* Every pass begins with this: lanes that take part in it. */
+void iz_boundary_begin(struct iz_engine *e, int lanes, bool training);
+/* What forward of a unit writes its output to. */
+starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
+                                         int lane);
+/* Where the output of a unit is now. */
+starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int lane);
+/* After backward of a unit was submitted: submits copies of what the next ones
+ * read, as far ahead as there are slots. */
+void iz_boundary_ahead(struct iz_engine *e, int unit, int lane);
+
+#endif

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Chunks between files and buffers; see disk.h. */
+#include "runtime/step/disk.h"
+
+#include "runtime/step/rows_list.h"
+#include "runtime/step/zero.h"
+
+struct io_arg {
+    struct iz_io io;
+    struct iz_rows_in rows;
+    bool store;
+    bool whole; /* all of a chunk that is touched at all */
+};
+
+/* Bytes [from, to) of the chunk. */
+static void move(const struct io_arg *a, char *buffer, int64_t from, int64_t to)
+{
+    const struct iz_io *io = &a->io;
+    char *p = buffer + io->at + from;
+    if (a->store)
+        iz_nvme_write(io->file, p, io->offset + from, to - from);
+    else
+        iz_nvme_read(io->file, p, io->offset + from, to - from);
+}
+
+/* What lies between two touched rows is read and written with them where that
+ * is less than a disk moves while it finds the next one. */
+#define IO_GAP ((int64_t)128 << 10)
+
+/* The pages of touched rows of one array, in a few pieces. */
+static void move_rows(const struct io_arg *a, char *buffer,
+                      const struct iz_rows *r, const struct iz_state_bytes *y)
+{
+    const struct iz_io *io = &a->io;
+    struct iz_rows_piece p = {0};
+    int64_t from = 0, to = 0;
+    while (iz_rows_next(r, io->first, io->first + io->count, &p)) {
+        int64_t i = p.flat - io->first;
+        int64_t begin = y->at + i * y->bytes / y->per;
+        int64_t end = y->at + ((i + p.n) * y->bytes + y->per - 1) / y->per;
+        begin -= begin % IZ_NVME_ALIGN;
+        end += -end & (IZ_NVME_ALIGN - 1);
+        if (begin > to + IO_GAP) {
+            move(a, buffer, from, to);
+            from = begin;
+        } else if (to == 0) {
+            from = begin;
+        }
+        to = end;
+    }
+    move(a, buffer, from, to);
+}
+
+/* buf: buffer, token, list of touched rows. */
+static void run_io(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct io_arg *a = arg;
+    const struct iz_io *io = &a->io;
+    (void)x;
+    if (!a->rows.cols) {
+        move(a, buf[0], 0, io->bytes);
+        return;
+    }
+    struct iz_rows r = iz_rows_get(&a->rows, buf[2]);
+    struct iz_rows_piece p = {0};
+    if (a->whole) {
+        if (iz_rows_next(&r, io->first, io->first + io->count, &p))
+            move(a, buf[0], 0, io->bytes);
+        return;
+    }
+    for (int i = 0; i < io->arrays; i++)
+        move_rows(a, buf[0], &r, &io->array[i]);
+}
+
+/* At most, for the scheduler. */
+static double io_bytes(const struct iz_engine *e, int group,
+                       const struct iz_io *a)
+{
+    const struct iz_plan_group *g = e->group[group].plan;
+    int64_t pages = g->rows * a->arrays * (IZ_NVME_ALIGN + IO_GAP);
+    bool rows = g->rows && a->arrays > 0;
+    return (double)(rows && pages < a->bytes ? pages : a->bytes);
+}
+
+void iz_zero_io(struct iz_engine *e, enum iz_kind kind, int group,
+                starpu_data_handle_t buffer, enum starpu_data_access_mode mode,
+                starpu_data_handle_t token, struct iz_io a)
+{
+    bool rows = a.arrays > 0; /* without any, all is moved */
+    /* A checksum is that of a whole region. */
+    struct io_arg arg = {.io = a,
+                         .rows = rows ? iz_rows_in(e, group)
+                                      : (struct iz_rows_in){0},
+                         .store = kind == IZ_STORE,
+                         .whole = e->config->run.nvme_checksum};
+    iz_submit(e->graph,
+              &(struct iz_task){
+                  .kind = kind,
+                  .where = IZ_ON_IO,
+                  .run = run_io,
+                  .arg = &arg,
+                  .arg_bytes = sizeof(arg),
+                  .data = {{buffer, mode},
+                           {token, kind == IZ_LOAD ? STARPU_R : STARPU_W},
+                           {rows ? iz_rows_list(e, group) : NULL, STARPU_R}},
+                  .urgency = a.urgency ? a.urgency : iz_in_order(group),
+                  .bytes = io_bytes(e, group, &a),
+                  .unit = group,
+                  .step = (int)e->step});
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a unit's parameters come from, and the ring they are fetched into. */
+#ifndef IZ_RUNTIME_STEP_FETCH_H
+#define IZ_RUNTIME_STEP_FETCH_H
+
+#include "runtime/engine/engine.h"
+
+/* Submits fetches so that the groups of uses[from...] are on their way, as far
+ * ahead as the rings allow. */
+void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from);
+/* Buffer that holds the parameters of a group now. */
+starpu_data_handle_t iz_zero_param(struct iz_engine *e, int group);
+/* All-gather of the parameters that the stage keeps whole; of the frozen ones,
+ * too, where they were set. */
+void iz_zero_publish(struct iz_engine *e, int group, bool frozen);
+
+/* All-gather in place of what a rank keeps whole: parameters or gradients, of
+ * elem_bytes each. */
+void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
+                    starpu_data_handle_t whole, int64_t elem_bytes);
+
+#endif

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order of the units in a pass, and of the uses of their parameters. */
+#ifndef IZ_RUNTIME_STEP_ORDER_H
+#define IZ_RUNTIME_STEP_ORDER_H
+
+#include "runtime/engine/engine.h"
+
+/* -ENOMEM, nothing printed; close also after an open that failed. */
+int iz_order_open(struct iz_engine *e);
+void iz_order_close(struct iz_engine *e);
+/* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
+int iz_pass_unit(const struct iz_engine *e, int i);
+int iz_pass_turn(const struct iz_engine *e, int i);
+
+#endif

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What becomes of a unit's gradient. */
+#ifndef IZ_RUNTIME_STEP_REDUCE_H
+#define IZ_RUNTIME_STEP_REDUCE_H
+
+#include "runtime/engine/engine.h"
+
+/* Adds the contribution in `slots` (one per slice) to the accumulator; use: 0
+ * the group's own unit, 1 the tied one. */
+void iz_zero_reduce(struct iz_engine *e, int group, int use,
+                    const starpu_data_handle_t *slot, int slots);
+
+#endif

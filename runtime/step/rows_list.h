@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which rows of sparse tables a step touches.  Every rank reads the samples of
+ * all ranks, so that all know the same rows and nobody has to be asked. */
+#ifndef IZ_RUNTIME_STEP_ROWS_LIST_H
+#define IZ_RUNTIME_STEP_ROWS_LIST_H
+
+#include "codelets/flat/touched_rows.h"
+#include "runtime/engine/engine.h"
+
+/* Samples of all ranks: n of them from first, first + stride, ... on. */
+struct iz_row_samples {
+    enum iz_split split;
+    int times;
+    int64_t first, n, stride;
+};
+/* From here on these samples are trained with or evaluated: submits the task
+ * that lists the rows which they touch. */
+void iz_rows_begin(struct iz_engine *e, struct iz_row_samples s);
+/* The list of the rows that the step under way touches; NULL: the group is
+ * dense. */
+starpu_data_handle_t iz_rows_list(const struct iz_engine *e, int group);
+
+/* What a task must know to find a group's rows in the list; cols = 0: the group
+ * is dense. */
+struct iz_rows_in {
+    int units, unit, rank, ranks;
+    int64_t cols, shard;
+};
+struct iz_rows_in iz_rows_in(const struct iz_engine *e, int group);
+struct iz_rows iz_rows_get(const struct iz_rows_in *a, const void *list);
+/* Where a rank's shard begins, packed. */
+int64_t iz_rows_first(const struct iz_rows_in *a, const struct iz_rows *r,
+                      int rank);
+/* Says where all ranks' shards begin to the next collective of unequal parts,
+ * in elements of `unit` each. */
+void iz_rows_parts(const struct iz_rows_in *a, const struct iz_rows *r,
+                   struct iz_coll *c, int64_t unit);
+
+#endif

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ways of parameters and gradients of sparse tables, which move only the
+ * rows that a step touches. */
+#ifndef IZ_RUNTIME_STEP_ROWS_MOVE_H
+#define IZ_RUNTIME_STEP_ROWS_MOVE_H
+
+#include "runtime/engine/engine.h"
+
+/* The same as for dense groups: parameters from a shard into a slot, what is
+ * kept whole of accumulators and of parameters. */
+void iz_rows_fetch(struct iz_engine *e, int group, starpu_data_handle_t shard,
+                   starpu_data_handle_t slot);
+void iz_rows_gather(struct iz_engine *e, enum iz_kind kind, int group,
+                    starpu_data_handle_t whole, int64_t elem_bytes);
+void iz_rows_publish(struct iz_engine *e, int group);
+
+#endif

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tasks of a pass over the units. */
+#ifndef IZ_RUNTIME_STEP_UNITS_H
+#define IZ_RUNTIME_STEP_UNITS_H
+
+#include "runtime/engine/engine.h"
+
+struct iz_call {
+    enum iz_kind kind;
+    enum iz_unit_call call;
+    int unit, samples;
+    starpu_data_handle_t grad, tied_grad; /* backward: what it writes */
+    int64_t row; /* generation: position whose logits are wanted */
+};
+
+/* Where a mask excludes targets: counts those that are left among `samples` of
+ * all ranks, which the next batches belong to. */
+void iz_pass_count(struct iz_engine *e, enum iz_split split, int64_t first,
+                   int64_t samples);
+/* `tasks`: batches of all ranks whose mean losses are added to one. */
+void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
+                   int64_t first, int64_t tasks);
+int64_t iz_pass_first_sample(const struct iz_engine *e, int micro, int slice);
+void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
+                  struct iz_lane *l);
+/* Adds the lane's loss to the sum; the order of calls is the order of the sum.
+ */
+void iz_pass_add_loss(struct iz_engine *e, struct iz_lane *l);
+
+#endif
