@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the end-to-end tests."""
+import contextlib
 import errno
+import fcntl
 import os
 import pathlib
 import shutil
@@ -13,6 +15,23 @@ import run
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "single: one rank, without mpirun")
+    config.addinivalue_line("markers", "alone: with no other test beside it, as "
+                            "what runs beside what depends on free cores")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """A run waits about a third of its time: for processes that start and end,
+    for files, for other ranks."""
+    return min(len(os.sched_getaffinity(0)) + 1, 8)
+
+
+@contextlib.contextmanager
+def turn(path):
+    """One process at a time; beside it there may be several of pytest."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def takes_direct_io(folder):
@@ -66,7 +85,8 @@ def measured(request):
     workplace = request.getfixturevalue("workplace")
     text = request.getfixturevalue("text")
     p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=workplace)), text)
-    p.good(None, {"run.steps": 1})
+    with turn(pathlib.Path(run.environment()["STARPU_HOME"]) / "measuring"):
+        p.good(None, {"run.steps": 1})
     p.clear()
 
 

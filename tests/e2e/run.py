@@ -199,7 +199,7 @@ def alive(pid):
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def all_gone(pids, within_s=10):
+def all_gone(pids, within_s=30):
     """Whether all have ended, now or soon: a launcher may end before its ranks."""
     end = time.monotonic() + within_s
     while any(map(alive, pids)) and time.monotonic() < end:

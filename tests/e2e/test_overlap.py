@@ -8,6 +8,8 @@ import pytest
 
 import run
 
+pytestmark = pytest.mark.alone
+
 CONFIG = {
     "model": {**run.MODEL, "width": 96, "layers": 4}, "run.workers": 2,
     "gradient_clipping": 0.1, "train_batch_size": 4, "run.steps": 30,

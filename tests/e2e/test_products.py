@@ -100,6 +100,7 @@ def test_less_memory_by_products_of_fp32_is_offered(place, narrow_products):
     assert place.launch(None, asked("fp32", **more), ["--plan"]).rc == 0
 
 
+@pytest.mark.alone
 @pytest.mark.single
 def test_a_described_machine_makes_the_same_products(place, narrow_products):
     path, machine = described(place)

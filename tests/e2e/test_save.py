@@ -102,6 +102,7 @@ def spans(r, *kinds):
             if t["task"] in kinds]
 
 
+@pytest.mark.alone
 def test_training_goes_on_while_a_checkpoint_is_written(place):
     """By the order of what the tasks did, not by their speed: the next step's
     forward begins before the last write, and no chunk is updated before it

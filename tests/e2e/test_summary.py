@@ -64,6 +64,7 @@ def test_one_step_is_not_enough_to_tell(place):
     assert "limited by: not known" in r.out
 
 
+@pytest.mark.alone
 def test_slow_tasks_without_a_second_chain_lack_tasks(place):
     """One slice, delays that make each task long: the other worker idles."""
     r = place.good(None, {**SMALL, "run.inject_delay_us": 1,
