@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs one test of meson and leaves in $IZ_TEST_RESULTS what tests/tally.py
-# counts: the command, its exit status, and the cases that cmocka or pytest
-# saw.  A test that crashes or is killed leaves no status.
+# counts: the command, its exit status, how long it took, and the cases that
+# cmocka or pytest saw.  A test that crashes or is killed leaves no status.
 set -u
 
 dir=$(mktemp -d "$IZ_TEST_RESULTS/XXXXXX")
@@ -18,5 +18,6 @@ esac
 
 status=0
 "$@" || status=$?
+echo "$SECONDS" >"$dir/seconds"
 echo "$status" >"$dir/status"
 exit "$status"
