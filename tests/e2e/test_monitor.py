@@ -13,6 +13,7 @@ import pty
 import re
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -276,9 +277,15 @@ class Terminal:
             [sys.executable, MONITOR, *map(str, args), "--interval", "0.05"],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
             env={**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
-            # the terminal is the one that Ctrl-C comes from
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+            preexec_fn=self.take_over)
         os.close(slave)
+
+    @staticmethod
+    def take_over():
+        """The terminal is the one that Ctrl-C comes from, and what starts the
+        tests may have turned that off."""
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def until(self, what, within_s=30):
         end = time.monotonic() + within_s
