@@ -17,7 +17,14 @@
 #include "codelets/base/build.h"
 #include "runtime/base/progress.h"
 
-const struct iz_shard_format iz_shard_formats[2] = {
+#define HEADER_INTS 256 /* int32 */
+#define MASK_VERSION 1
+
+/* The layouts of a token shard: tokens of 16 and of 32 bits. */
+static const struct shard_format {
+    int32_t magic, version;
+    int token_bytes;
+} formats[] = {
     {20240520, 1, 2}, /* vocabularies up to 65536 */
     {20240801, 7, 4},
 };
@@ -79,7 +86,7 @@ void iz_mapping_close(struct iz_mapping *m)
 static int header_read(int32_t h[3], const struct iz_mapping *m,
                        const char *path)
 {
-    int64_t need = IZ_SHARD_HEADER * (int64_t)sizeof(int32_t);
+    int64_t need = HEADER_INTS * (int64_t)sizeof(int32_t);
 
     if (m->bytes < need) {
         fprintf(
@@ -96,7 +103,7 @@ static int header_read(int32_t h[3], const struct iz_mapping *m,
 static int length_check(const struct iz_mapping *m, const char *path,
                         int64_t count, int64_t token_bytes)
 {
-    int64_t want = IZ_SHARD_HEADER * (int64_t)sizeof(int32_t);
+    int64_t want = HEADER_INTS * (int64_t)sizeof(int32_t);
 
     want += count * token_bytes;
     if (count > 0 && want == m->bytes)
@@ -110,19 +117,18 @@ static int length_check(const struct iz_mapping *m, const char *path,
     return -EINVAL;
 }
 
-static const struct iz_shard_format *format_find(int32_t magic, int32_t version)
+static const struct shard_format *format_find(int32_t magic, int32_t version)
 {
     for (int i = 0; i < 2; i++)
-        if (iz_shard_formats[i].magic == magic &&
-            iz_shard_formats[i].version == version)
-            return &iz_shard_formats[i];
+        if (formats[i].magic == magic && formats[i].version == version)
+            return &formats[i];
     return NULL;
 }
 
 static int header_check(struct iz_shard *s)
 {
     int32_t h[3];
-    const struct iz_shard_format *f;
+    const struct shard_format *f;
     int err = header_read(h, &s->tokens, s->path);
 
     if (err)
@@ -136,7 +142,7 @@ static int header_check(struct iz_shard *s)
                 s->path, h[0], h[1]);
         return -EINVAL;
     }
-    s->header_bytes = IZ_SHARD_HEADER * (int64_t)sizeof(int32_t);
+    s->header_bytes = HEADER_INTS * (int64_t)sizeof(int32_t);
     s->count = h[2];
     s->token_bytes = f->token_bytes;
     return length_check(&s->tokens, s->path, s->count, s->token_bytes);
@@ -249,17 +255,17 @@ char *iz_shard_mask_path(const char *path)
 static int mask_check(const struct iz_shard *s, const char *path)
 {
     int32_t h[3];
-    const unsigned char *mask = s->mask.at + IZ_SHARD_HEADER * sizeof(int32_t);
+    const unsigned char *mask = s->mask.at + HEADER_INTS * sizeof(int32_t);
     int err = header_read(h, &s->mask, path);
 
     if (err)
         return err;
-    if (h[0] != IZ_MASK_MAGIC || h[1] != IZ_MASK_VERSION || h[2] != s->count) {
+    if (h[0] != IZ_MASK_MAGIC || h[1] != MASK_VERSION || h[2] != s->count) {
         fprintf(stderr,
                 "izar: data: %s begins with magic %" PRId32 " version %" PRId32
                 " and %" PRId32 " tokens; the mask of %s has %d version %d and "
                 "%" PRId64 " tokens\n",
-                path, h[0], h[1], h[2], s->path, IZ_MASK_MAGIC, IZ_MASK_VERSION,
+                path, h[0], h[1], h[2], s->path, IZ_MASK_MAGIC, MASK_VERSION,
                 s->count);
         return -EINVAL;
     }
@@ -336,7 +342,7 @@ void iz_shard_tokens(const struct iz_shard *s, int64_t at, int32_t *out,
 
 static const unsigned char *mask_at(const struct iz_shard *s, int64_t at)
 {
-    return s->mask.at + IZ_SHARD_HEADER * sizeof(int32_t) + at;
+    return s->mask.at + HEADER_INTS * sizeof(int32_t) + at;
 }
 
 int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One file of tokens, mapped and checked whole, with its loss mask if there is
  * one; and the files that a pattern or a list names.  The layouts are llm.c's
- * and are written by runtime/data_write.c. */
+ * and are written by tools/tokenize. */
 #ifndef IZ_RUNTIME_DATA_SHARD_H
 #define IZ_RUNTIME_DATA_SHARD_H
 
@@ -10,17 +10,7 @@
 
 #include "codelets/unit/layer.h"
 
-#define IZ_SHARD_HEADER 256      /* int32 */
 #define IZ_MASK_MAGIC 1802723693 /* "mask", little-endian */
-#define IZ_MASK_VERSION 1
-
-/* The layouts of a token shard: tokens of 16 and of 32 bits. */
-struct iz_shard_format {
-    int32_t magic, version;
-    int token_bytes;
-};
-
-extern const struct iz_shard_format iz_shard_formats[2];
 
 struct iz_mapping {
     unsigned char *at;

@@ -2,18 +2,17 @@
 """Where tokens come from does not change a run: one shard or several, raw bytes
 or tokenize's output; and what a mask excludes is not learnt."""
 import json
-import os
 import pathlib
 import random
 import subprocess
+import sys
 
 import pytest
 
 import run
 from test_refusals import MAGIC32, TOKENS, shard
 
-TOKENIZE = os.environ.get("IZ_TOKENIZE",
-                          str(run.ROOT / "build" / "tools" / "tokenize"))
+TOKENIZE = run.ROOT / "tools" / "tokenize"
 
 
 def mask(path, learn):
@@ -36,10 +35,9 @@ def data(path, **more):
 
 
 def tokenize(place, *args):
-    if not pathlib.Path(TOKENIZE).is_file():
-        pytest.skip(f"{TOKENIZE} is not built")
-    p = subprocess.run([TOKENIZE, *map(str, args)], capture_output=True,
-                       text=True, timeout=run.TIMEOUT_S, cwd=place.folder)
+    p = subprocess.run([sys.executable, TOKENIZE, *map(str, args)],
+                       capture_output=True, text=True, timeout=run.TIMEOUT_S,
+                       cwd=place.folder)
     assert p.returncode == 0, p.stderr
     return p.stdout
 

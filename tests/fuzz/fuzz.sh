@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 seconds=${1:-60}
 shift || true
 targets=("$@")
-[ "${#targets[@]}" -gt 0 ] || targets=(config tokenizer text shard safetensors)
+[ "${#targets[@]}" -gt 0 ] || targets=(config shard safetensors)
 build=${IZ_FUZZ_BUILD:-build/fuzz}
 mkdir -p "$build"
 
@@ -22,11 +22,7 @@ sources=(runtime/config/read.c runtime/config/check.c runtime/config/doc.c
     runtime/config/rules_read.c runtime/config/store.c
     runtime/config/write.c runtime/config/published.c
     runtime/data/data.c runtime/data/record.c runtime/data/shard.c runtime/data/paths.c
-    runtime/base/json.c runtime/tokenizer.c runtime/tokenizer_bpe.c
-    runtime/tokenizer_cut.c runtime/tokenizer_json.c
-    runtime/tokenizer_json_cut.c
-    runtime/tokenizer_sp_none.c runtime/tokenizer_unicode.c
-    runtime/tokenizer_words.c tests/tools/tokenizer/small.c
+    runtime/base/json.c
     runtime/hf/folder.c runtime/ckpt/rank_file.c runtime/base/hash.c codelets/flat/cast.c
     runtime/base/progress.c codelets/base/clock.c codelets/base/die.c codelets/flat/loops.c codelets/flat/simd.c codelets/flat/simd_any.c)
 
@@ -36,7 +32,7 @@ for t in "${targets[@]}"; do
         -O1 -g -I. \
         -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
         -o "$build/fuzz_$t" "tests/fuzz/fuzz_$t.c" "${sources[@]}" \
-        -ljansson -lpcre2-8 -lutf8proc
+        -ljansson
     mkdir -p "$build/new_$t"
     limit=(-max_total_time="$seconds")
     [ "$seconds" -gt 0 ] || limit=(-runs=0)

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Several shards as one stream, their loss masks, and how shards are written.
- */
+/* Several shards as one stream, and their loss masks. */
 #include "tests/runtime/data/shards.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "runtime/data/shard.h"
-#include "runtime/data_write.h"
 
 /* Shards s0.bin, s1.bin, ... of these lengths, as one stream of positions. */
 static void several(const int *length, int n)
@@ -187,62 +184,6 @@ static void a_mask_beside_some_shards_only_is_named(void **state)
     assert_said("x0.bin has none");
 }
 
-static void written_shards_read_back(void **state)
-{
-    const int64_t vocabs[] = {65536, 65537};
-    int32_t id[100], back[100];
-    uint8_t learn[100];
-
-    (void)state;
-    for (int i = 0; i < 100; i++) {
-        id[i] = (int32_t)(random_next() % 65536);
-        learn[i] = random_next() % 2;
-    }
-    for (int k = 0; k < 2; k++) {
-        struct iz_shards *w;
-        struct iz_shard s;
-
-        assert_int_equal(
-            iz_shards_open(&w, in_folder(k ? "b" : "a"), vocabs[k], 64, true),
-            0);
-        assert_int_equal(iz_shards_put(w, id, learn, 33), 0);
-        assert_int_equal(iz_shards_put(w, id + 33, learn + 33, 67), 0);
-        assert_int_equal(iz_shards_finish(w), 0);
-        assert_int_equal(iz_shards_count(w), 2);
-        iz_shards_close(&w);
-        for (int part = 0; part < 2; part++) {
-            char name[32];
-            int n = part ? 36 : 64;
-
-            snprintf(name, sizeof name, "%s_00000%d.bin", k ? "b" : "a", part);
-            assert_int_equal(iz_shard_open(&s, in_folder(name), false, 65536),
-                             0);
-            assert_int_equal(s.count, n);
-            assert_int_equal(s.token_bytes, k ? 4 : 2);
-            iz_shard_tokens(&s, 0, back, n);
-            assert_memory_equal(back, id + part * 64, (size_t)n * sizeof *id);
-            iz_shard_ignore(&s, 0, back, n);
-            for (int i = 0; i < n; i++)
-                assert_int_equal(back[i] >= 0, learn[part * 64 + i]);
-            iz_shard_close(&s);
-        }
-    }
-}
-
-static void an_unfinished_shard_leaves_no_file(void **state)
-{
-    struct iz_shards *w;
-    int32_t id[10] = {0};
-
-    (void)state;
-    assert_int_equal(iz_shards_open(&w, in_folder("u"), 256, 64, false), 0);
-    assert_int_equal(iz_shards_put(w, id, NULL, 10), 0);
-    iz_shards_close(&w);
-    assert_null(w);
-    assert_true(access(in_folder("u_000000.bin"), F_OK) != 0);
-    assert_true(access(in_folder("u_000000.bin.tmp"), F_OK) != 0);
-}
-
 #define CASE(f) cmocka_unit_test_setup_teardown(f, make_folder, remove_folder)
 
 int main(void)
@@ -254,8 +195,6 @@ int main(void)
         CASE(a_wrong_mask_is_named),
         CASE(a_mask_that_leaves_nothing_is_named),
         CASE(a_mask_beside_some_shards_only_is_named),
-        CASE(written_shards_read_back),
-        CASE(an_unfinished_shard_leaves_no_file),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers: plain bytes, a tokenizer.json through the package tokenizers, a .model
+through the package sentencepiece.  Each has `vocab`, the largest id + 1; `end`, the id
+of its end of text or None; find(name), the id of a token or None; ids(bytes) and its
+opposite text(ids); and `alone`: the text of tokens is that of each in turn."""
+import importlib
+import itertools
+import json
+import re
+
+from tokenizing.shards import Refused, map_file
+
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>",
+        "<eos>")
+
+
+def package(name):
+    try:
+        return importlib.import_module(name)
+    except ImportError as e:
+        raise Refused(f"this tokenizer needs the Python package {name}: pip install "
+                      f"{name} ({e})") from e
+
+
+def open_tokenizer(name, special):
+    """`special`: special tokens that are written in a text become them."""
+    if name == "bytes":
+        return Bytes()
+    if name.endswith(".json"):
+        return Json(name, special)
+    if name.endswith(".model"):
+        return Model(name)
+    raise Refused(f"{name} is neither bytes, NAME.json nor NAME.model")
+
+
+class Bytes:
+    vocab, end, alone = 256, 0, True  # no text has the byte 0
+
+    def find(self, name):
+        byte = name.encode()
+        return byte[0] if len(byte) == 1 else None
+
+    def ids(self, data):
+        return list(data)
+
+    def text(self, ids):
+        return bytes(list(ids))
+
+
+class Model:
+    """Of SentencePiece.  What is not UTF-8 becomes U+FFFD."""
+    alone = False
+
+    def __init__(self, name):
+        data = bytes(map_file(name))
+        kind = package("sentencepiece").SentencePieceProcessor
+        try:
+            self.model = kind(model_proto=data)
+        except RuntimeError as e:
+            raise Refused(f"{name}: {e}") from e
+        self.vocab = self.model.get_piece_size()
+        self.end = self.model.eos_id() if self.model.eos_id() >= 0 else None
+
+    def find(self, name):
+        i = self.model.piece_to_id(name)
+        return i if self.model.id_to_piece(i) == name else None
+
+    def ids(self, data):
+        return self.model.encode(data, out_type=int)
+
+    def text(self, ids):
+        return self.model.decode(list(ids)).encode()
+
+
+# ---- tokenizer.json ----
+
+def alphabet():
+    """Byte -> the printable character that byte-level tokens are written with."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return {b: b for b in plain} | {
+        b: 256 + i for i, b in enumerate(b for b in range(256) if b not in plain)}
+
+
+ALPHABET = alphabet()
+BYTE_OF = {chr(c): b for b, c in ALPHABET.items()}
+NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
+
+
+def written(data):
+    """Bytes as byte-level tokens are written."""
+    return data.decode("latin-1").translate(ALPHABET)
+
+
+def read(word):
+    """The opposite of `written`; of other words their UTF-8."""
+    try:
+        return bytes(BYTE_OF[c] for c in word)
+    except KeyError:
+        return word.encode()
+
+
+class Json:
+    """Of Hugging Face.  A byte-level one loses nothing: bytes that are not UTF-8 are a
+    piece of their own, to which the model's merges apply.  Of others they become
+    U+FFFD."""
+
+    def __init__(self, name, special):
+        data = bytes(map_file(name))
+        kind = package("tokenizers").Tokenizer
+        try:
+            self.spec = json.loads(data.decode())
+            self.whole = self.rest = kind.from_str(data.decode())
+            cut = json.dumps(self.spec.get("pre_tokenizer"))
+            bare = cut.replace('"add_prefix_space": true', '"add_prefix_space": false')
+            if bare != cut:  # a space is added at the beginning of a text alone
+                self.rest = kind.from_str(json.dumps(
+                    {**self.spec, "pre_tokenizer": json.loads(bare)}))
+        except Exception as e:
+            raise Refused(f"{name}: {e}") from e
+        for one in (self.whole, self.rest):
+            one.no_truncation()
+            one.no_padding()
+            one.encode_special_tokens = not special
+        self.byte_level = self.alone = '"ByteLevel"' in cut + json.dumps(
+            self.spec.get("normalizer"))
+        self.added = {a["content"]: a["id"]
+                      for a in self.spec.get("added_tokens") or ()}
+        self.words = self.whole.get_vocab()
+        self.vocab = max(self.words.values()) + 1
+        self.end = next((self.added[e] for e in ENDS if e in self.added), None)
+        self.bytes = None
+        fault = self.fault()
+        if fault:
+            raise Refused(f"{name}: {fault}")
+
+    def fault(self):
+        """What the library reads without a word but would not keep."""
+        model = self.spec["model"]
+        if model.get("dropout"):
+            return f"model.dropout = {model['dropout']}: the tokens would be random"
+        if self.byte_level:
+            lost = [b for b, c in ALPHABET.items() if chr(c) not in self.words]
+            if lost:
+                return f"model.vocab has no token for the byte 0x{min(lost):02x}"
+        elif "merges" in model and not model.get("unk_token") and not (
+                model.get("byte_fallback") and
+                all(f"<0x{b:02X}>" in self.words for b in range(256))):
+            return ("the model is not byte-level and has neither unk_token nor "
+                    "byte_fallback: characters that model.vocab lacks would be lost")
+        for text, i in self.added.items():
+            if self.words.get(text) != i:
+                return (f'added_tokens: "{text}" has id {i}, but the library makes it '
+                        f"{self.words.get(text)}")
+        if len(set(self.words.values())) < len(self.words):
+            return "model.vocab: an id is there twice"
+        return None
+
+    def find(self, name):
+        word = written(name.encode()) if self.byte_level else name
+        return self.added.get(name, self.words.get(word))
+
+    def ids(self, data):
+        if not self.byte_level:
+            return self.valid(self.whole, data.decode("utf-8", "replace"))
+        out = []
+        text = data.decode("utf-8", "surrogateescape")
+        for i, piece in enumerate(NOT_UTF8.split(text)):
+            if i % 2:
+                word = written(piece.encode("utf-8", "surrogateescape"))
+                out += [token.id for token in self.whole.model.tokenize(word)]
+            elif piece:
+                out += self.valid(self.rest if i else self.whole, piece)
+        return out
+
+    def valid(self, tokenizer, text):
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def text(self, ids):
+        if not self.byte_level:
+            return self.whole.decode(list(ids), skip_special_tokens=False).encode()
+        if not self.bytes:
+            self.bytes = {i: word.encode() if word in self.added else read(word)
+                          for word, i in self.words.items()}
+        return b"".join(self.bytes.get(i, b"") for i in ids)
+
+
+# ---- long texts ----
+
+PART = 1 << 16  # the libraries need some 200 bytes per byte of a text
+AROUND = 512
+TRIES = 8
+# Before a blank behind something else, or before something at the beginning of a line.
+BORDER = re.compile(rb"(?<=[^ \t\r\n])(?=[ \n])|(?<=\n)(?=[^ \t\r\n])")
+
+
+def part_end(tokenizer, data, at, end):
+    """Where a part of data[at:end] may end, so that its tokens and those of the rest
+    are those of the whole: where its surroundings give the same tokens at once and
+    in two."""
+    for aim in range(at + PART, end - PART, PART):
+        for border in itertools.islice(BORDER.finditer(data, aim, aim + PART), TRIES):
+            i = border.start()
+            two = data[max(at, i - AROUND):i], data[i:min(i + AROUND, end)]
+            if tokenizer.ids(b"".join(two)) == sum(map(tokenizer.ids, two), []):
+                return i
+    return end
+
+
+def encode(tokenizer, data):
+    """The ids of a text of any length."""
+    ids, at = [], 0
+    while at < len(data):
+        end = part_end(tokenizer, data, at, len(data))
+        ids += tokenizer.ids(data[at:end])
+        at = end
+    return ids

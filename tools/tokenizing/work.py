@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From files to shards: processes encode batches of documents, and this one writes
+them in their order, so that the output does not depend on the number of processes."""
+import array
+import collections
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+
+from tokenizing import records
+from tokenizing.shards import TYPES, Refused, Shards
+
+BATCH_BYTES = 1 << 18
+BATCH_PARTS = 4096
+
+
+class Counts:
+    """What is done so far; by split: training, validation."""
+
+    def __init__(self, total):
+        self.bytes, self.bytes_total = 0, total
+        self.documents = self.skipped = self.learnt = 0
+        self.tokens, self.shards = [0, 0], [0, 0]
+
+
+class Batch:
+    """What one turn made; by split: tokens, and a byte per token."""
+
+    def __init__(self, width):
+        self.tokens = [array.array(TYPES[width]) for _ in range(2)]
+        self.masks = [bytearray() for _ in range(2)]
+        self.documents = self.skipped = 0
+
+
+# ---- in a process of its own ----
+
+state = {}  # corpus, recipe, width, skip_bad; set before processes begin
+
+
+def process_begin(given):
+    """Ctrl-C is the first process's to answer; when that is gone, this one ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    state.update(given)
+    first = multiprocessing.parent_process().sentinel
+
+    def watch():
+        multiprocessing.connection.wait([first])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def encode_batch(parts):
+    corpus, batch = state["corpus"], Batch(state["width"])
+    for p in parts:
+        f = corpus.files[p.file]
+        try:
+            ids, learn = state["recipe"].encode(f.data[p.start:p.end], f.json, p.first,
+                                                p.last)
+        except records.BadRecord as e:
+            if not state["skip_bad"]:
+                raise Refused(f"{corpus.where(p)}: {e}") from e
+            batch.skipped += p.first
+            continue
+        except Exception as e:
+            raise Refused(f"{corpus.where(p)}: {e}") from e
+        batch.tokens[p.val].extend(ids)
+        batch.masks[p.val] += learn
+        batch.documents += p.first
+    return batch
+
+
+# ---- in the first process ----
+
+def batches(corpus, tokenizer):
+    """Lists of parts, and how many bytes of the input are behind each."""
+    parts, held, done = [], 0, 0
+    before = [0]
+    for f in corpus.files:
+        before.append(before[-1] + len(f.data))
+    for p in corpus.parts(tokenizer):
+        parts.append(p)
+        held += p.end - p.start
+        done = before[p.file] + p.end
+        if held >= BATCH_BYTES or len(parts) == BATCH_PARTS:
+            yield parts, done
+            parts, held = [], 0
+    if parts:
+        yield parts, done
+
+
+def is_masked(corpus, skip_bad):
+    """What the first document is, all are: conversations or text."""
+    for d in corpus.documents():
+        f = corpus.files[d.file]
+        try:
+            return f.json and records.parse(f.data[d.start:d.end])[1]
+        except records.BadRecord as e:
+            if not skip_bad:
+                raise Refused(f"{corpus.where(d)}: {e}") from e
+    raise Refused("the input has no document")
+
+
+def write(batch, shards, masked, counts):
+    for split, one in enumerate(shards):
+        tokens, mask = batch.tokens[split], batch.masks[split]
+        one.put(memoryview(tokens).cast("B"), *[mask] * masked)
+        counts.tokens[split] += len(tokens)
+        counts.learnt += mask.count(1)
+    counts.documents += batch.documents
+    counts.skipped += batch.skipped
+
+
+def run_processes(corpus, tokenizer, processes, given, take):
+    """Calls take(batch, done) in the order of the input.  Twice as many batches as
+    processes are on their way at most."""
+    pool = ProcessPoolExecutor(
+        processes, multiprocessing.get_context("fork"), process_begin, (given,))
+    waiting = collections.deque()
+    try:
+        for parts, done in batches(corpus, tokenizer):
+            waiting.append((pool.submit(encode_batch, parts), done))
+            if len(waiting) == 2 * processes:
+                future, behind = waiting.popleft()
+                take(future.result(), behind)
+        for future, behind in waiting:
+            take(future.result(), behind)
+    except BrokenProcessPool as e:
+        raise Refused("a process ended before its time: too little memory?") from e
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def run(job, corpus, recipe, counts, progress):
+    """job: out, shard_tokens, val_fraction, threads, skip_bad."""
+    tokenizer = recipe.tokenizer
+    splits = ("train", "val") if job.val_fraction > 0 else ("train",)
+    shards = [Shards(f"{job.out}_{split}", tokenizer.vocab, job.shard_tokens,
+                     recipe.masked) for split in splits]
+    given = {"corpus": corpus, "recipe": recipe, "width": shards[0].width,
+             "skip_bad": job.skip_bad}
+
+    def take(batch, done):
+        write(batch, shards, recipe.masked, counts)
+        counts.bytes = done
+        progress(counts)
+
+    try:
+        run_processes(corpus, tokenizer, job.threads, given, take)
+        for split, one in enumerate(shards):
+            one.finish()
+            counts.shards[split] = one.count
+    finally:
+        for one in shards:
+            one.drop()
+    if job.val_fraction > 0 and not counts.tokens[1]:
+        print(f"tokenize: warning: none of {counts.documents} documents fell to "
+              "validation", file=sys.stderr)
+    if not counts.tokens[0]:
+        raise Refused("no token for training")
