@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused, and what is left of a run that is stopped."""
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from place import TIMEOUT_S, TOOLS, flat, ints, jsonl, read_shard, run, shards
+
+from tokenizing import documents, records, tokens, work
+from tokenizing import shards as files
+
+
+def pre(spec):
+    return spec["pre_tokenizer"]
+
+
+REFUSED = {
+    "dropout": (lambda s: s["model"].update(dropout=0.1), "model.dropout"),
+    "type": (lambda s: s["model"].update(type="Nope"), "line 1"),
+    "merge": (lambda s: s["model"]["merges"].append(["a", "zz~zz"]), "zz~zz"),
+    "no byte level": (lambda s: pre(s)["pretokenizers"].pop(), "not byte-level"),
+    "byte": (lambda s: s["model"]["vocab"].pop("\u0107"), "0x07"),
+    "id twice": (lambda s: s["model"]["vocab"].update(q=3), "twice"),
+    "added id": (lambda s: s["added_tokens"][0].update(id=5), "has id 5"),
+    "pattern": (lambda s: pre(s)["pretokenizers"][0]["pattern"].update(
+        Regex="(a"), "line 1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_with_a_file_is_named(name, place):
+    change, word = REFUSED[name]
+    path = place.tokenizer("llama3", change)
+    data = place.new() / "t.txt"
+    data.write_bytes(b"x")
+    out = place.new()
+    run("--tokenizer", path, "--out", out / "out", data, status=1,
+        words=[word, str(path)])
+    assert not list(out.iterdir())
+
+
+def test_what_the_package_reads_is_read(place):
+    """Words of a lower-case vocabulary; what is not UTF-8 is unknown."""
+    words = {"[UNK]": 0, "the": 1, "end": 2}
+    path = place.new() / "tokenizer.json"
+    path.write_text(json.dumps({
+        "version": "1.0", "truncation": {
+            "direction": "Right", "max_length": 2, "strategy": "LongestFirst",
+            "stride": 0}, "padding": None, "added_tokens": [],
+        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}}))
+    pytest.importorskip("tokenizers")
+    assert place.ids(path, b"The END \xff the x") == [1, 2, 0, 1, 0]
+    p = run("--tokenizer", path, "--decode",
+            place.encode(path, {"t.txt": b"The END"}, "--end", "none") /
+            "out_train_000000.bin")
+    assert p.stdout == b"the end"
+
+
+@pytest.mark.parametrize("package, name", [("tokenizers", "t.json"),
+                                           ("sentencepiece", "t.model")])
+def test_a_missing_package_is_named_before_anything_is_written(package, name, place):
+    folder, out = place.new(), place.new()
+    (folder / f"{package}.py").write_text("raise ImportError('not here')")
+    for file in (name, "t.txt"):
+        (folder / file).write_bytes(b"x")
+    run("--tokenizer", folder / name, "--out", out / "out", folder / "t.txt", status=1,
+        words=[f"pip install {package}"],
+        env={**os.environ, "PYTHONPATH": str(folder)})
+    assert not list(out.iterdir())
+
+
+BAD_LINES = [b"{", b"[1]", b'{"text": 5}', b'{"txt": "a"}', b"\xff",
+             b'{"prompt": "a", "completion": "b"}', b'{"messages": []}',
+             b'{"text": "a", "text": "b"}', b'{"text": "\\ud800"}',
+             b'{"text": "a", "n": NaN}', pytest.param(b"[" * 20000, id="deep")]
+
+
+@pytest.mark.parametrize("bad", BAD_LINES)
+def test_a_bad_record_is_named_or_left_out(bad, place):
+    data = b'{"text": "a"}\n\n' + bad + b'\n{"text": "b"}\n'
+    path = place.new() / "t.jsonl"
+    path.write_bytes(data)
+    out = place.new()
+    run("--tokenizer", "bytes", "--out", out / "out", path, status=1,
+        words=[f"{path}, line 3"])
+    assert not list(out.iterdir())
+    out = place.encode("bytes", {"t.jsonl": data}, "--skip-bad")
+    assert bytes(flat(shards(out))) == b"a\0b\0"
+    assert "1 faulty" in place.said
+
+
+def test_text_among_conversations_is_named_or_left_out(place):
+    files = {"a.jsonl": jsonl([{"prompt": "a", "completion": "b"}]), "b.txt": b"c"}
+    out = place.encode("bytes", files, "--skip-bad")
+    assert bytes(flat(shards(out))) == b"ab\0"
+    run("--tokenizer", "bytes", "--out", out / "new", out / "a.jsonl", out / "b.txt",
+        status=1, words=["b.txt", "conversation"])
+
+
+@pytest.mark.parametrize("damage, word", [
+    (lambda b: b[:1000], "header"), (lambda b: b[:-2], "3 tokens"),
+    (lambda b: b"x" + b[1:], "magic"), (lambda b: b[:-2] + b"\0\1", "token 2 is 256")])
+def test_a_damaged_shard_is_named(damage, word, place):
+    out = place.encode("bytes", {"t.txt": b"abc"}, "--end", "none")
+    path = out / "out_train_000000.bin"
+    path.write_bytes(damage(path.read_bytes()))
+    run("--tokenizer", "bytes", "--decode", path, status=1, words=[word, str(path)])
+
+
+def test_shards_of_an_earlier_run_are_not_mixed_with_new_ones(place):
+    out = place.encode("bytes", {"t.txt": b"abc"})
+    run("--tokenizer", "bytes", "--out", out / "out", out / "t.txt", status=1,
+        words=["out_train_000000.bin", "already"])
+
+
+@pytest.mark.parametrize("args, word", [
+    ([], "--tokenizer"), (["--tokenizer", "bytes"], "--out"),
+    (["--tokenizer", "bytes", "--out", "x"], "no input"),
+    (["--shard-tokens", "0"], "0"), (["--val-fraction", "0.6"], "0.6"),
+    (["--threads", "x"], "x"), (["--chat", "yaml"], "yaml"), (["--no"], "no")])
+def test_a_wrong_command_line_exits_2(args, word):
+    run(*args, status=2, words=[word])
+
+
+@pytest.mark.parametrize("args, word", [
+    (["--tokenizer", "/none.json"], "No such file"),
+    (["--tokenizer", "none"], "neither"),
+    (["--tokenizer", "bytes", "--end", "<x>"], "<x>")])
+def test_a_missing_thing_is_named(args, word, place):
+    data = place.new() / "t.txt"
+    data.write_bytes(b"x")
+    run(*args, "--out", place.new() / "out", data, status=1, words=[word])
+
+
+@pytest.mark.parametrize("content, word", [(b"", "empty"), (None, "regular")])
+def test_what_is_no_text_is_named(content, word, place):
+    path = place.new() / "t.txt"
+    path.mkdir() if content is None else path.write_bytes(content)
+    run("--tokenizer", "bytes", "--out", place.new() / "out", path, status=1,
+        words=[word, str(path)])
+
+
+# ---- processes, and what stops them ----
+
+def test_batches_are_taken_in_order_and_few_are_on_their_way(place, monkeypatch):
+    path = place.new() / "t.jsonl"
+    path.write_bytes(jsonl({"text": str(i)} for i in range(500)))
+    given, ahead, text = 0, [], b""
+    batches = work.batches
+
+    def counted(*args):
+        nonlocal given
+        for b in batches(*args):
+            given += 1
+            yield b
+
+    def take(batch, done):
+        nonlocal text
+        ahead.append(given - len(ahead))
+        text += bytes(batch.tokens[0].tolist())
+
+    monkeypatch.setattr(work, "batches", counted)
+    monkeypatch.setattr(work, "BATCH_PARTS", 1)
+    one = tokens.Bytes()
+    corpus = documents.Corpus([str(path)], None, 0)
+    recipe = records.Recipe(one, None, 10, False, "auto")
+    work.run_processes(corpus, one, 3, {"corpus": corpus, "recipe": recipe, "width": 2,
+                                        "skip_bad": False}, take)
+    assert text.decode().split() == [str(i) for i in range(500)]
+    assert len(ahead) == 500 and max(ahead) <= 6
+
+
+def test_a_shard_has_its_name_when_all_of_it_is_on_disk(place, monkeypatch):
+    synced, named = [], []
+    rename = os.rename
+
+    def checked(old, new):
+        assert synced[-1] == os.stat(old).st_ino
+        assert ints(pathlib.Path(old), 3, 4)[2] == 5
+        named.append(new.split("_")[-1])
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    monkeypatch.setattr(os, "rename", checked)
+    out = files.Shards(str(place.new() / "out"), 256, 5, True)
+    out.put(bytes(24), bytes(12))
+    assert named == ["000000.mask", "000000.bin", "000001.mask", "000001.bin"]
+
+
+def test_a_full_disk_leaves_nothing(place):
+    folder = place.new()
+    (folder / "t.txt").write_bytes(b"abc" * 50000)
+    run("--tokenizer", "bytes", "--out", folder / "out", folder / "t.txt", status=1,
+        words=["out_train_000000.bin", "File too large"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000)))
+    assert not list(folder.glob("out*"))
+
+
+# The program with a tokenizer of bytes that ends or waits where a text says so.
+DRIVER = """
+import os, pathlib, runpy, sys, time
+tool, here = sys.argv[1:3]
+sys.path.insert(0, os.path.dirname(tool))
+from tokenizing import tokens
+
+def ids(self, data):
+    if b"die" in data:
+        os._exit(9)
+    if b"wait" in data:
+        pathlib.Path(here).write_text(f"{os.getpid()}\\n")
+        time.sleep(1000)
+    return list(data)
+
+tokens.Bytes.ids = ids
+sys.argv = [tool, *sys.argv[3:]]
+runpy.run_path(tool, run_name="__main__")
+"""
+
+
+def drive(folder, word):
+    """Starts it on batches of a text, of which one of the last has the word."""
+    (folder / "driver.py").write_text(DRIVER)
+    lines = ["x" * 1000] * 1000
+    lines[900] = word
+    (folder / "t.jsonl").write_bytes(jsonl({"text": x} for x in lines))
+    return subprocess.Popen(
+        [sys.executable, folder / "driver.py", TOOLS / "tokenize", folder / "here",
+         "--tokenizer", "bytes", "--out", folder / "out", "--threads", "1",
+         "--shard-tokens", "10000", folder / "t.jsonl"], stderr=subprocess.PIPE)
+
+
+def until(true):
+    end = time.monotonic() + TIMEOUT_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_gone(pid):
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rsplit(")", 1)[1].split()[0] in "ZX"
+
+
+def waiting(folder):
+    """A run whose process waits and that has written a shard; that process's id."""
+    p, here = drive(folder, "wait"), folder / "here"
+    until(lambda: here.exists() and here.read_text().endswith("\n") and
+          (folder / "out_train_000000.bin").exists())
+    return p, int(here.read_text())
+
+
+def complete(folder):
+    names = sorted(folder.glob("out_train_*.bin"))
+    assert names and all(len(read_shard(n)) == 10000 for n in names)
+
+
+def test_a_process_that_ends_is_an_error(place):
+    folder = place.new()
+    p = drive(folder, "die")
+    said = p.communicate(timeout=TIMEOUT_S)[1].decode()
+    assert p.returncode == 1 and "a process ended" in said
+    assert not list(folder.glob("out*.tmp"))
+
+
+def test_an_interrupt_leaves_complete_shards_alone(place):
+    folder = place.new()
+    p, process = waiting(folder)
+    p.send_signal(signal.SIGINT)
+    p.communicate(timeout=TIMEOUT_S)
+    assert p.returncode == -signal.SIGINT and is_gone(process)
+    assert not list(folder.glob("out*.tmp"))
+    complete(folder)
+
+
+def test_the_processes_of_a_killed_run_end_and_no_half_shard_has_its_name(place):
+    folder = place.new()
+    p, process = waiting(folder)
+    p.kill()
+    p.communicate(timeout=TIMEOUT_S)
+    until(lambda: is_gone(process))
+    complete(folder)

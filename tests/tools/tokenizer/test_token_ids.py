@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ids are those of the packages, of long texts and of any bytes too."""
+import json
+import random
+import unicodedata
+
+import pytest
+
+import strings
+from place import ENDS, FAMILIES, HERE, flat, jsonl, run, shards, trained
+
+from tokenizing import tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hard_strings_give_the_golden_ids(family, place):
+    golden = json.loads((HERE / "golden.json").read_text())[family]
+    # A document of blanks alone is left out.
+    cases = {n: s for n, s in strings.ALL.items() if s.strip()}
+    files = {f"{i}.txt": s for i, s in enumerate(cases.values())}
+    out = place.encode(place.tokenizer(family), files)
+    end = trained(family).special()[ENDS[family]]
+    have, ids = [], flat(shards(out))
+    while ids:
+        i = ids.index(end)
+        have.append(ids[:i])
+        ids = ids[i + 1:]
+    assert dict(zip(cases, have)) == {n: golden[n] for n in cases}
+
+
+def long_text():
+    """Of some parts; most of it can be cut anywhere, some of it nowhere."""
+    rng = random.Random(5)
+    words = [w for w in strings.HARD.values() if len(w) < 500]
+    words += ["the", "and", " of", "in", "\n", "I'll", "  12 (x)"]
+    s = "".join(rng.choice(words) + " " * rng.choice((0, 0, 1, 1, 2))
+                for _ in range(10000))
+    return (s + "a" * 70000 + " " * 70000 + "\u4f60\u597d" * 20000 +
+            (HERE / "corpus.txt").read_text()).encode()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_long_text_gives_the_ids_of_the_whole(family, place):
+    data = long_text()
+    want = trained(family).encode(data)
+    path = place.tokenizer(family)
+    assert place.ids(path, data) == want
+    out = place.encode(path, {"t.jsonl": jsonl([{"text": data.decode()}])},
+                       "--end", "none")
+    assert flat(shards(out)) == want
+
+
+def test_no_part_ends_where_the_tokens_would_change(place, monkeypatch):
+    """Every border of hard strings is tried, as if parts were small."""
+    monkeypatch.setattr(tokens, "PART", 64)
+    middle = b"\n".join(s.encode() for s in strings.HARD.values())
+    data = b"x" * tokens.PART + middle + b"y" * 2 * tokens.PART
+    refused = taken = 0
+    for family in FAMILIES:
+        one = tokens.open_tokenizer(str(place.tokenizer(family)), False)
+        want = one.ids(data)
+        for border in tokens.BORDER.finditer(data):
+            at = border.start()
+            end = tokens.part_end(one, data, at - tokens.PART, len(data))
+            assert one.ids(data[:end]) + one.ids(data[end:]) == want
+            taken += end == at
+            refused += end != at
+    assert taken > 100 and refused > 0
+
+
+@pytest.mark.parametrize("family", ("gpt2", "llama3"))
+def test_decoding_gives_the_bytes_back(family, place):
+    rng = random.Random(3)
+    path = place.tokenizer(family)
+    for data in (bytes(rng.randrange(256) for _ in range(200000)),
+                 b"".join(strings.ALL.values())):
+        out = place.encode(path, {"t.txt": data}, "--end", "none")
+        p = run("--tokenizer", path, "--decode", out / "out_train_000000.bin")
+        assert p.stdout == data
+
+
+def test_decoding_gives_form_c_with_nfc(place):
+    path = place.tokenizer("qwen2")
+    data = "\n".join(strings.HARD.values())
+    out = place.encode(path, {"t.txt": data.encode()}, "--end", "none")
+    p = run("--tokenizer", path, "--decode", out / "out_train_000000.bin")
+    assert p.stdout.decode() == unicodedata.normalize("NFC", data)
+
+
+def test_bytes_are_tokens(place):
+    data = bytes(range(1, 256))
+    assert place.ids("bytes", data) == list(data)
+    out = place.encode("bytes", {"t.txt": data})
+    assert flat(shards(out)) == [*data, 0]
+
+
+def test_a_space_in_front_is_added_where_the_file_says_so(place):
+    def change(spec):
+        spec["pre_tokenizer"]["add_prefix_space"] = True
+    path = place.tokenizer("gpt2", change)
+    tok = trained("gpt2")
+    assert place.ids(path, b"the end") == tok.encode(b" the end")
+    assert place.ids(path, b" the end") == tok.encode(b" the end")
+    # Behind bytes that are no text, the text goes on.
+    bad = json.loads((HERE / "golden.json").read_text())["gpt2"]["latin-1"]
+    assert place.ids(path, strings.BAD["latin-1"]) == \
+        tok.encode(b" d") + bad[1:]
+
+
+@pytest.mark.parametrize("each", (True, False))
+def test_digits_before_byte_level(each, place):
+    def change(spec):
+        spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+            {"type": "Digits", "individual_digits": each},
+            {"type": "ByteLevel", "add_prefix_space": False,
+             "trim_offsets": True}]}
+    tok = trained("gpt2")
+    parts = [b"in ", *((b"1", b"9", b"5") if each else (b"195",)), b" years "]
+    assert place.ids(place.tokenizer("gpt2", change), b"in 195 years ") == \
+        [i for p in parts for i in tok.encode(p)]
+
+
+def test_splits_in_a_row_cut_what_the_one_before_left(place):
+    def change(spec):
+        spec["pre_tokenizer"]["pretokenizers"][0:0] = [
+            {"type": "Split", "pattern": {"String": "e."},
+             "behavior": "Isolated", "invert": False}]
+    tok = trained("llama3")
+    want = [i for p in (b"th", b"e.", b" hous", b"e.", b"es")
+            for i in tok.encode(p)]
+    path = place.tokenizer("llama3", change)
+    assert place.ids(path, b"the. house.es") == want
+    assert place.ids(path, b"xe.te.h") == [
+        i for p in (b"x", b"e.", b"t", b"e.", b"h") for i in tok.encode(p)]
+
+
+def test_what_a_pattern_leaves_out_is_left_out_where_the_file_says_so(place):
+    def change(spec):
+        spec["pre_tokenizer"]["pretokenizers"][0].update(
+            pattern={"Regex": "[a-z]+"}, behavior="Removed", invert=True)
+    tok = trained("llama3")
+    assert place.ids(place.tokenizer("llama3", change), b"ab 12 c!") == \
+        tok.encode(b"ab") + tok.encode(b"c")
+
+
+# ---- special tokens ----
+
+def test_special_tokens_of_a_text_are_ordinary_text(place):
+    tok = trained("qwen2")
+    data = b"a<|im_end|>b<|endoftext|>"
+    path = place.tokenizer("qwen2")
+    assert place.ids(path, data) == tok.encode(data)
+    s = tok.special()
+    assert place.ids(path, data, "--special") == [
+        *tok.encode(b"a"), s["<|im_end|>"], *tok.encode(b"b"),
+        s["<|endoftext|>"]]
+
+
+def test_added_tokens_that_are_not_special_are_always_found(place):
+    tok = trained("qwen2")
+    think = tok.special()["<think>"]
+    assert place.ids(place.tokenizer("qwen2"), b"so <think> on") == [
+        *tok.encode(b"so "), think, *tok.encode(b" on")]
+
+
+def test_the_longest_added_token_wins(place):
+    def change(spec):
+        last = spec["added_tokens"][-1]
+        spec["added_tokens"].append({**last, "id": last["id"] + 1,
+                                     "content": "<think>!"})
+    think = trained("qwen2").special()["<think>"]
+    assert place.ids(place.tokenizer("qwen2", change),
+                     b"<think>!<think>") == [think + 1, think]
+
+
+# ---- SentencePiece ----
+
+@pytest.fixture(scope="module", params=("bpe", "unigram"))
+def sentencepiece_model(request, tmp_path_factory):
+    package = pytest.importorskip("sentencepiece")
+    prefix = tmp_path_factory.mktemp("sp") / "small"
+    package.SentencePieceTrainer.train(
+        input=str(HERE / "corpus.txt"), model_prefix=str(prefix), vocab_size=400,
+        byte_fallback=True, model_type=request.param, minloglevel=2)
+    return package.SentencePieceProcessor(model_file=f"{prefix}.model"), \
+        f"{prefix}.model"
+
+
+def test_a_sentencepiece_model_gives_the_ids_of_its_package(sentencepiece_model, place):
+    package, path = sentencepiece_model
+    lines = (HERE / "corpus.txt").read_text().splitlines()
+    lines += ["x".join(lines * 10), strings.BAD["latin-1"].decode("latin-1")]
+    out = place.encode(path, {"t.jsonl": jsonl({"text": x} for x in lines)})
+    assert flat(shards(out)) == [i for x in lines for i in [*package.encode(x), 2]]
+    p = run("--tokenizer", path, "--decode", out / "out_train_000000.bin")
+    assert p.stdout.decode().replace(" ", "") == "".join(lines).replace(" ", "")
+    bad = strings.BAD["latin-1"]
+    assert place.ids(path, bad) == package.encode(bad)

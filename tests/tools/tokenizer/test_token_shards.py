@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents, shards and loss masks."""
+import random
+
+import pytest
+
+from place import (ENDS, FAMILIES, HERE, flat, ints, jsonl, read_mask, read_shard, run,
+                   shards, trained)
+
+
+def texts(n):
+    rng = random.Random(n)
+    lines = (HERE / "corpus.txt").read_text().splitlines()
+    return [" ".join(rng.choices(lines, k=rng.randrange(1, 5)))
+            for _ in range(n)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_documents_end_with_end_of_text(family, place):
+    tok = trained(family)
+    end = tok.special()[ENDS[family]]
+    docs = texts(9)
+    path = place.tokenizer(family)
+    want = [x for d in docs for x in [*tok.encode(d.encode()), end]]
+    out = place.encode(path, {"t.jsonl": jsonl({"text": d} for d in docs)})
+    assert flat(shards(out)) == want
+    assert not list(out.glob("*.mask"))
+    out = place.encode(path, {"t.txt": "\n--\n".join(docs).encode()},
+                       "--split-on", r"\n--\n")
+    assert flat(shards(out)) == want
+    out = place.encode(path, {"a.txt": docs[0].encode(),
+                              "b.txt": docs[1].encode()},
+                       "--begin", "<|endoftext|>" if family != "llama3"
+                       else "<|begin_of_text|>")
+    begin = end if family != "llama3" else tok.special()["<|begin_of_text|>"]
+    assert flat(shards(out)) == [x for d in docs[:2] for x in
+                                 [begin, *tok.encode(d.encode()), end]]
+
+
+def test_the_output_is_the_same_with_any_number_of_processes(place):
+    path = place.tokenizer("qwen2")
+    data = jsonl({"text": d} for d in texts(4000))
+    outs = [place.encode(path, {"t.jsonl": data}, "--threads", n,
+                         "--shard-tokens", 50000, "--val-fraction", 0.05)
+            for n in (1, 2, 3, 8)]
+    names = sorted(p.name for p in outs[0].glob("out_*"))
+    assert len(names) > 5 and any("val" in n for n in names)
+    for out in outs[1:]:
+        assert sorted(p.name for p in out.glob("out_*")) == names
+        for n in names:
+            assert (out / n).read_bytes() == (outs[0] / n).read_bytes()
+
+
+@pytest.mark.parametrize("size", (1, 7, 100, 4096, 5000))
+def test_shards_are_full_but_the_last(size, place):
+    data = bytes(random.Random(size).randrange(1, 256)
+                 for _ in range(min(3 * size + 1, 9999)))
+    out = place.encode("bytes", {"t.txt": data}, "--shard-tokens", size,
+                       "--end", "none")
+    parts = shards(out)
+    assert [len(p) for p in parts[:-1]] == [size] * (len(parts) - 1)
+    assert 0 < len(parts[-1]) <= size
+    assert flat(parts) == list(data)
+
+
+def test_large_vocabularies_have_32_bits(place):
+    def change(spec):
+        last = spec["added_tokens"][-1]
+        spec["added_tokens"].append({**last, "id": 70000, "content": "<far>"})
+        spec["model"]["vocab"]["<far>"] = 70000
+    path = place.tokenizer("gpt2", change)
+    out = place.encode(path, {"t.txt": b"a<far>"}, "--end", "none", "--special")
+    one = out / "out_train_000000.bin"
+    assert ints(one, 2, 4) == [20240801, 7]
+    assert read_shard(one)[-1] == 70000
+    assert "at least 70001" in place.said
+
+
+@pytest.mark.parametrize("fraction", (0.01, 0.1, 0.33, 0.5))
+def test_validation_has_its_part_of_the_documents(fraction, place):
+    n = 2000
+    docs = [f"doc {i}." for i in range(n)]
+    out = place.encode("bytes", {"t.jsonl": jsonl({"text": d} for d in docs)},
+                       "--val-fraction", fraction)
+    parts = {s: bytes(flat(shards(out, s))).decode().split("\0")[:-1]
+             for s in ("train", "val")}
+    assert abs(len(parts["val"]) - fraction * n) <= 1
+    assert sorted(parts["train"] + parts["val"]) == sorted(docs)
+    # Every tenth of the input has about its share, and no period is met.
+    chosen = sorted(int(d[4:-1]) for d in parts["val"])
+    for k in range(10):
+        have = sum(k * n // 10 <= c < (k + 1) * n // 10 for c in chosen)
+        assert abs(have - fraction * n / 10) <= 2
+    if fraction < 0.3:
+        assert len({b - a for a, b in zip(chosen, chosen[1:])}) > 3
+
+
+def test_one_document_is_cut_at_the_end_of_a_line(place):
+    lines = [f"line {i}\n" for i in range(100)]
+    out = place.encode("bytes", {"t.txt": "".join(lines).encode()},
+                       "--val-fraction", 0.2)
+    train, val = (bytes(flat(shards(out, s))) for s in ("train", "val"))
+    assert train[:-1] + val[:-1] == "".join(lines).encode()
+    assert train.endswith(b"\n\0") and 0.19 < len(val) / 790 < 0.25
+
+
+# ---- masks ----
+
+def learnt(out):
+    """Runs of tokens and whether they are to be learnt."""
+    ids, mask = flat(shards(out)), flat(shards(out, "train", "mask",
+                                               read_mask))
+    assert len(ids) == len(mask)
+    runs = []
+    for i, m in zip(ids, mask):
+        if runs and runs[-1][1] == m:
+            runs[-1][0].append(i)
+        else:
+            runs.append(([i], m))
+    return runs
+
+
+@pytest.mark.parametrize("size", (3, 10000))
+def test_a_prompt_is_masked_and_its_completion_not(size, place):
+    tok = trained("gpt2")
+    end = tok.special()["<|endoftext|>"]
+    records = [{"prompt": f"Who {i}?", "completion": f" He {i}."}
+               for i in range(5)]
+    out = place.encode(place.tokenizer("gpt2"), {"t.jsonl": jsonl(records)},
+                       "--shard-tokens", size)
+    want = [run for r in records for run in
+            ((tok.encode(r["prompt"].encode()), 0),
+             (tok.encode(r["completion"].encode()) + [end], 1))]
+    assert learnt(out) == want
+
+
+CHAT = [{"role": "system", "content": "Be brief."},
+        {"role": "user", "content": " Who?\n"},
+        {"role": "assistant", "content": "\nHe <|eot_id|><|im_end|> "},
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": "Then."}]
+
+
+def chat_parts(family):
+    """(text or token, learnt) of CHAT as the three styles write it."""
+    out = []
+    for m in CHAT:
+        answer = int(m["role"] == "assistant")
+        if family == "qwen2":
+            out += [("<|im_start|>", 0, 1), (m["role"], 0, 0), ("\n", 0, 0),
+                    (m["content"], answer, 0), ("<|im_end|>", answer, 1),
+                    ("\n", 0, 0)]
+        elif family == "llama3":
+            out += [("<|start_header_id|>", 0, 1), (m["role"], 0, 0),
+                    ("<|end_header_id|>", 0, 1), ("\n\n", 0, 0),
+                    (m["content"].strip(), answer, 0),
+                    ("<|eot_id|>", answer, 1)]
+        else:
+            out += [(m["role"], 0, 0), (":\n", 0, 0), (m["content"], answer, 0)]
+            out += [("<|endoftext|>", 1, 1)] if answer else []
+            out += [("\n", 0, 0)]
+    return out + [(ENDS[family], 0, 1)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_of_messages_the_answers_are_learnt(family, place):
+    tok = trained(family)
+    out = place.encode(place.tokenizer(family),
+                       {"t.jsonl": jsonl([{"messages": CHAT}])})
+    want = []
+    for text, learn, special in chat_parts(family):
+        ids = [tok.special()[text]] if special else tok.encode(text.encode())
+        if want and want[-1][1] == learn:
+            want[-1][0].extend(ids)
+        else:
+            want.append((list(ids), learn))
+    assert learnt(out) == want
+
+
+def test_a_chat_style_needs_its_tokens(place):
+    path = place.tokenizer("gpt2")
+    data = place.new() / "t.jsonl"
+    data.write_bytes(jsonl([{"messages": CHAT}]))
+    run("--tokenizer", path, "--out", place.new() / "out", "--chat", "chatml",
+        data, status=1, words=["chatml", "<|im_start|>"])
