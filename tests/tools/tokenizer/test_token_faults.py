@@ -234,8 +234,9 @@ def drive(folder, word):
     (folder / "t.jsonl").write_bytes(jsonl({"text": x} for x in lines))
     return subprocess.Popen(
         [sys.executable, folder / "driver.py", TOOLS / "tokenize", folder / "here",
-         "--tokenizer", "bytes", "--out", folder / "out", "--threads", "1",
-         "--shard-tokens", "10000", folder / "t.jsonl"], stderr=subprocess.PIPE)
+         "--tokenizer", "bytes", "--out", folder / "out", "--threads", "2",
+         "--shard-tokens", "10000", folder / "t.jsonl"], stderr=subprocess.PIPE,
+        start_new_session=True)
 
 
 def until(true):
@@ -277,9 +278,9 @@ def test_a_process_that_ends_is_an_error(place):
 def test_an_interrupt_leaves_complete_shards_alone(place):
     folder = place.new()
     p, process = waiting(folder)
-    p.send_signal(signal.SIGINT)
-    p.communicate(timeout=TIMEOUT_S)
-    assert p.returncode == -signal.SIGINT and is_gone(process)
+    os.killpg(p.pid, signal.SIGINT)  # as Ctrl-C does: to all its processes
+    said = p.communicate(timeout=TIMEOUT_S)[1]
+    assert p.returncode == -signal.SIGINT and is_gone(process) and not said
     assert not list(folder.glob("out*.tmp"))
     complete(folder)
 
