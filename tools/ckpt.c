@@ -126,6 +126,7 @@ static int describe(struct checkpoint *c, const char *dir)
         .n_scalars = scalars};
     c->model_text = iz_json_dump(iz_json_member(c->root, "model"));
     c->k.model_text = c->model_text;
+    c->k.optimizer = text_of(c->root, "optimizer");
     if (!name || !c->k.part || !c->k.scalar || !c->model_text)
         return -ENOMEM;
     describe_arrays(c);
@@ -191,6 +192,23 @@ static int64_t size_of(const struct checkpoint *c)
     return sum;
 }
 
+/* "adam: master, m, v": the optimizer, and what there is of a unit. */
+static void print_states(const struct checkpoint *c)
+{
+    printf("%s:", *c->k.optimizer ? c->k.optimizer : "states");
+    for (int i = 0; i < c->k.n_parts; i++) {
+        const char *name = strrchr(c->k.part[i].name, '/');
+        bool seen = !name;
+
+        for (int j = 0; j < i && !seen; j++) {
+            const char *before = strrchr(c->k.part[j].name, '/');
+            seen = before && strcmp(before, name) == 0;
+        }
+        if (!seen)
+            printf("%s %s", i ? "," : "", name + 1);
+    }
+}
+
 static int list_one(const char *dir, int64_t step)
 {
     struct checkpoint c;
@@ -203,11 +221,14 @@ static int list_one(const char *dir, int64_t step)
     }
     ranks = iz_ckpt_index_ranks(c.index);
     bytes = size_of(&c);
-    if (bytes < 0)
+    if (bytes < 0) {
         printf("step %-8" PRId64 "  incomplete\n", step);
-    else
-        printf("step %-8" PRId64 "  %d file%s  %.1f MiB  %s\n", step, ranks,
-               ranks > 1 ? "s" : "", (double)bytes / 1048576, c.model_text);
+    } else {
+        printf("step %-8" PRId64 "  %d file%s  %.1f MiB  ", step, ranks,
+               ranks > 1 ? "s" : "", (double)bytes / 1048576);
+        print_states(&c);
+        printf("  %s\n", c.model_text);
+    }
     checkpoint_close(&c);
     return bytes < 0 ? -EINVAL : 0;
 }

@@ -12,8 +12,8 @@
 #include "runtime/comm/coll.h"
 
 /* One flat fp32 array of which this rank holds the elements [first, first +
- * count): master, m or v of one unit's parameters laid end to end (without
- * padding). */
+ * count): the master or a state of one unit's parameters laid end to end
+ * (without padding). */
 struct iz_ckpt_part {
     char name[64]; /* "h.3/m" */
     int64_t total, first, count;
@@ -48,7 +48,8 @@ struct iz_ckpt {
     struct iz_ckpt_scalar *scalar;
     int n_scalars;
     const char
-        *model_text; /* JSON text of the model section; checked on load */
+        *model_text;       /* JSON text of the model section; checked on load */
+    const char *optimizer; /* whose states the parts are; checked on load */
 };
 
 /* All ranks, with no task running.  On failure (disk full, ...) the reason is

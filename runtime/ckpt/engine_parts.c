@@ -136,7 +136,8 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
               .n_names = names,
               .scalar = calloc(SCALARS, sizeof(struct iz_ckpt_scalar)),
               .n_scalars = SCALARS,
-              .model_text = model_text},
+              .model_text = model_text,
+              .optimizer = iz_optimizer(e->plan.optimizer)->name},
         .arg = calloc(ARRAYS * (size_t)units, sizeof(*s->arg))};
     if (!name || !s->k.part || !s->k.scalar || !s->arg) {
         fprintf(stderr, "izar: rank %d: out of memory for a checkpoint\n",

@@ -105,6 +105,7 @@ static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
     fprintf(f, "{\n\"izar\": %d,\n\"step\": %" PRId64 ",\n\"ranks\": %d",
             FORMAT, step, ranks);
     fprintf(f, ",\n\"model\": %s", model_of(k));
+    fprintf(f, ",\n\"optimizer\": \"%s\"", k->optimizer);
     put_scalars(f, k);
     put_files(f, ranks, file);
     put_arrays(f, k);
@@ -381,6 +382,20 @@ static int model_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
     return err;
 }
 
+/* Checkpoints of before it was written have none; their arrays tell. */
+static int optimizer_check(const struct iz_ckpt_index *x,
+                           const struct iz_ckpt *k)
+{
+    const char *saved = text_of(x->root, "optimizer");
+
+    if (!*saved || strcmp(saved, k->optimizer) == 0)
+        return 0;
+    return fault(x,
+                 "has the states of optimizer %s, in this run optimizer.type "
+                 "has those of %s",
+                 saved, k->optimizer);
+}
+
 static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
                                             const char *name)
 {
@@ -491,6 +506,8 @@ int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     int err = model_check(x, k);
 
+    if (!err)
+        err = optimizer_check(x, k);
     if (!err)
         err = places_check(x, k);
     if (!err)

@@ -47,7 +47,8 @@ def test_list_tells_the_checkpoints(two):
     lines = r.stdout.splitlines()
     assert [x.split()[:4] for x in lines] == [["step", "3", "2", "files"],
                                               ["step", "2", "2", "files"]]
-    assert all('"layers":5' in x and " MiB " in x for x in lines)
+    assert all('"layers":5' in x and " MiB  adam: master, m, v  " in x
+               for x in lines)
 
 
 def test_verify_reads_every_byte(two):

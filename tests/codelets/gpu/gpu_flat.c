@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums, norms and Adam: the bits of the kernels against those of the CPU. */
+/* Sums, norms and updates: the bits of the kernels against those of the CPU. */
 #include "tests/codelets/gpu/emulated.h"
 
 #include <math.h>
@@ -197,7 +197,7 @@ static void norm_shows_every_non_finite(void **state)
     }
 }
 
-struct adam {
+struct updated {
     enum iz_dtype g, out;
     int shift;
     bool copies;
@@ -221,7 +221,7 @@ static void prepare(void *const *state, void *g, enum iz_dtype g_type,
     }
 }
 
-static void update(const struct adam *k, const struct iz_step *s, int64_t n,
+static void update(const struct updated *k, const struct iz_step *s, int64_t n,
                    void *const *on, const void *g, bool gpu)
 {
     struct iz_alike all = iz_alike_of(s);
@@ -243,7 +243,7 @@ static void update(const struct adam *k, const struct iz_step *s, int64_t n,
 }
 
 /* Three updates of the same state on both sides. */
-static void check_adam(const struct adam *k, int64_t n)
+static void check_update(const struct updated *k, int64_t n)
 {
     const enum iz_dtype type[4] = {IZ_F32, IZ_F32, IZ_F32, k->out};
     void *cpu[4], *gpu[4], *g = fill(k->g, n, k->shift);
@@ -269,29 +269,33 @@ static void check_adam(const struct adam *k, int64_t n)
     release(g, k->g, k->shift);
 }
 
-static void adam_has_the_bits_of_the_cpu(void **state)
+/* By every optimizer; Adam's kernel is AdamW's. */
+static void updates_have_the_bits_of_the_cpu(void **state)
 {
     static const int64_t sizes[] = {0, 1, 7, 8, 2048, 3001};
 
     (void)state;
     fixture_seed();
     for (int k = 0; k < 3 * 3 * 2 * 2 * 2; k++) {
-        struct adam a = {fixture_types[k % 3],
-                         fixture_types[k / 3 % 3],
-                         k / 9 % 2,
-                         k / 18 % 2,
-                         {.hyper = {.lr = 1e-3,
-                                    .beta1 = 0.9,
-                                    .beta2 = 0.95,
-                                    .eps = 1e-8,
-                                    .weight_decay = 0.1,
-                                    .adamw = k / 36,
-                                    .bias_correction = k % 2},
-                          .t = 1 + k,
-                          .grad_scale = 0.37f}};
+        struct updated u = {fixture_types[k % 3],
+                            fixture_types[k / 3 % 3],
+                            k / 9 % 2,
+                            k / 18 % 2,
+                            {.hyper = {.lr = 1e-3,
+                                       .beta1 = 0.9,
+                                       .beta2 = 0.95,
+                                       .eps = 1e-8,
+                                       .weight_decay = 0.1,
+                                       .adamw = k / 36,
+                                       .bias_correction = k % 2},
+                             .t = 1 + k,
+                             .grad_scale = 0.37f}};
 
-        for (int i = 0; i < 6; i++)
-            check_adam(&a, sizes[i]);
+        for (int t = IZ_OPTIMIZER_ADAMW; t < IZ_OPTIMIZERS; t++) {
+            u.a.hyper.type = (enum iz_optimizer_type)t;
+            for (int i = 0; i < 6; i++)
+                check_update(&u, sizes[i]);
+        }
     }
 }
 
@@ -305,7 +309,7 @@ int gpu_flat(void)
         cmocka_unit_test(squares_have_the_bits_of_the_cpu),
         cmocka_unit_test(norm_scratch_is_exact),
         cmocka_unit_test(norm_shows_every_non_finite),
-        cmocka_unit_test(adam_has_the_bits_of_the_cpu),
+        cmocka_unit_test(updates_have_the_bits_of_the_cpu),
     };
 
     return cmocka_run_group_tests_name("flat", tests, NULL, NULL);

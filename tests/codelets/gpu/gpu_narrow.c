@@ -17,6 +17,7 @@ enum { BLOCK = IZ_MOMENT_BLOCK, UPDATES = 3 };
 static struct iz_exec x = {.backend = IZ_CUDA};
 
 struct narrow {
+    enum iz_optimizer_type optimizer;
     enum iz_moment_type type;
     enum iz_dtype g, out;
     bool copies, wild;
@@ -126,7 +127,8 @@ static int spans_of(const struct narrow *k, int t, struct iz_alike *span)
 
     for (int64_t end = 1; s == 0 || span[s - 1].end < k->n;
          s++, end += k->span) {
-        struct iz_step a = {.hyper = {.lr = 1e-3 * (s + 1),
+        struct iz_step a = {.hyper = {.type = k->optimizer,
+                                      .lr = 1e-3 * (s + 1),
                                       .beta1 = k->beta1,
                                       .beta2 = k->beta2,
                                       .eps = 1e-8,
@@ -148,7 +150,8 @@ static void update(const struct narrow *k, const struct side *s, const void *g,
                    int t, bool gpu)
 {
     struct iz_alike span[IZ_ALIKE_MAX];
-    struct iz_update a = {.type = k->type,
+    struct iz_update a = {.optimizer = k->optimizer,
+                          .type = k->type,
                           .n = k->n,
                           .at = k->at,
                           .room = k->at + k->n + k->after,
@@ -179,7 +182,7 @@ static void compare(const struct narrow *k, const struct side *a,
                         (size_t)((k->n + 1) * iz_dtype_bytes(k->out)));
 }
 
-static void check(const struct narrow *k)
+static void check_one(const struct narrow *k)
 {
     struct side cpu = side_new(k), gpu = side_copy(k, &cpu);
     void *g = fill_gradient(k);
@@ -192,6 +195,17 @@ static void check(const struct narrow *k)
     side_free(&cpu);
     side_free(&gpu);
     free(g);
+}
+
+/* By every optimizer; Adam's kernel is AdamW's. */
+static void check(const struct narrow *k)
+{
+    struct narrow one = *k;
+
+    for (int t = IZ_OPTIMIZER_ADAMW; t < IZ_OPTIMIZERS; t++) {
+        one.optimizer = (enum iz_optimizer_type)t;
+        check_one(&one);
+    }
 }
 
 /* Of one block, of half a warp more than a warp has, of a block of threads and

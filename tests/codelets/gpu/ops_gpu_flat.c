@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies, sums, norms and Adam on a GPU: the bits of the CPU. */
+/* Copies, sums, norms and updates on a GPU: the bits of the CPU. */
 #include "tests/codelets/gpu/ops_gpu.h"
 
 #include <math.h>
@@ -214,11 +214,11 @@ static void squares_have_the_bits_of_the_cpu(void **state)
     gpu_unpin(sums);
 }
 
-/* ---- Adam --------------------------------------------------------------- */
+/* ---- updates ------------------------------------------------------------ */
 
-enum { P, M, V, G, OUT, ADAM_TENSORS };
+enum { P, M, V, G, OUT, WIDE_TENSORS };
 
-struct adam {
+struct wide {
     int64_t n;
     enum iz_dtype g, out;
     int shift;
@@ -226,9 +226,10 @@ struct adam {
     struct iz_step a;
 };
 
-static void adam(struct iz_exec *x, const struct iz_view *v, const void *arg)
+static void update_wide(struct iz_exec *x, const struct iz_view *v,
+                        const void *arg)
 {
-    const struct adam *k = arg;
+    const struct wide *k = arg;
     int s = k->shift;
 
     struct iz_alike all = iz_alike_of(&k->a);
@@ -264,30 +265,31 @@ static void prepare(struct tensor *t)
     tensor_store(&t[G]);
 }
 
-static void check_adam(const struct adam *k)
+static void check_update(const struct wide *k)
 {
-    const enum iz_dtype type[ADAM_TENSORS] = {IZ_F32, IZ_F32, IZ_F32, k->g,
+    const enum iz_dtype type[WIDE_TENSORS] = {IZ_F32, IZ_F32, IZ_F32, k->g,
                                               k->out};
-    struct tensor t[ADAM_TENSORS];
-    struct iz_view w[ADAM_TENSORS];
+    struct tensor t[WIDE_TENSORS];
+    struct iz_view w[WIDE_TENSORS];
     struct iz_exec cpu = {.backend = IZ_CPU};
     int s = k->shift;
 
-    for (int i = 0; i < ADAM_TENSORS; i++)
+    for (int i = 0; i < WIDE_TENSORS; i++)
         t[i] = flat_new(type[i], k->n, s);
     prepare(t);
-    for (int i = 0; i < ADAM_TENSORS; i++)
+    for (int i = 0; i < WIDE_TENSORS; i++)
         w[i] = copy_of(t[i].v);
-    adam(&cpu, w, k);
-    run(t, ADAM_TENSORS, adam, k, ~0u, 1u << P | 1u << M | 1u << V | 1u << OUT);
-    for (int i = 0; i < ADAM_TENSORS; i++) {
-        fixture_same_bits("adam", t[i].v, w[i]);
+    update_wide(&cpu, w, k);
+    run(t, WIDE_TENSORS, update_wide, k, ~0u,
+        1u << P | 1u << M | 1u << V | 1u << OUT);
+    for (int i = 0; i < WIDE_TENSORS; i++) {
+        fixture_same_bits("update", t[i].v, w[i]);
         tensor_free(&t[i]);
         free(w[i].p);
     }
 }
 
-static void adam_has_the_bits_of_the_cpu(void **state)
+static void updates_have_the_bits_of_the_cpu(void **state)
 {
     struct iz_step a = {.hyper = {.lr = 1e-3,
                                   .beta1 = 0.9,
@@ -302,15 +304,17 @@ static void adam_has_the_bits_of_the_cpu(void **state)
         a.hyper.adamw = k / 18;
         a.hyper.bias_correction = k % 2;
         a.t = 1 + k;
+        a.hyper.type = (enum iz_optimizer_type)(k % IZ_OPTIMIZERS);
         for (int i = 0; i < 4; i++)
-            check_adam(&(struct adam){sizes[i], fixture_types[k % 3],
-                                      fixture_types[k / 3 % 3], k / 9 % 2,
-                                      k % 5 != 4, a});
+            check_update(&(struct wide){sizes[i], fixture_types[k % 3],
+                                        fixture_types[k / 3 % 3], k / 9 % 2,
+                                        k % 5 != 4, a});
     }
-    check_adam(&(struct adam){sizes[SIZES - 1], IZ_BF16, IZ_BF16, 0, true, a});
+    check_update(
+        &(struct wide){sizes[SIZES - 1], IZ_BF16, IZ_BF16, 0, true, a});
 }
 
-/* ---- Adam, m and v in fewer bytes --------------------------------------- */
+/* ---- states in fewer bytes --------------------------------------------- */
 
 enum { NP, STATE, NG, NOUT, NARROW_TENSORS };
 
@@ -321,6 +325,7 @@ struct narrow {
     bool copies;
     const struct iz_alike *span;
     int spans;
+    enum iz_optimizer_type optimizer;
 };
 
 /* m and v one behind the other, as in a chunk. */
@@ -332,15 +337,16 @@ static struct iz_moments moment_in(const struct narrow *k, struct iz_view state,
                                k->type, which, k->n};
 }
 
-static void adam_narrow(struct iz_exec *x, const struct iz_view *v,
-                        const void *arg)
+static void update_narrow(struct iz_exec *x, const struct iz_view *v,
+                          const void *arg)
 {
     const struct narrow *k = arg;
 
     if (x->dry)
         return;
     iz_buffer_update(
-        x, &(struct iz_update){.type = k->type,
+        x, &(struct iz_update){.optimizer = k->optimizer,
+                               .type = k->type,
                                .g_type = k->g,
                                .out_type = k->out,
                                .n = k->n,
@@ -390,48 +396,52 @@ static void check_narrow(const struct narrow *k)
     fill_state(k, t[STATE].v);
     for (int i = 0; i < NARROW_TENSORS; i++)
         w[i] = copy_of(t[i].v);
-    adam_narrow(&cpu, w, k);
-    run(t, NARROW_TENSORS, adam_narrow, k, ~0u,
+    update_narrow(&cpu, w, k);
+    run(t, NARROW_TENSORS, update_narrow, k, ~0u,
         1u << NP | 1u << STATE | 1u << NOUT);
     for (int i = 0; i < NARROW_TENSORS; i++) {
         if (i == STATE)
             assert_memory_equal(t[i].v.p, w[i].p, (size_t)iz_view_bytes(w[i]));
         else
-            fixture_same_bits("adam with narrow m and v", t[i].v, w[i]);
+            fixture_same_bits("update with narrow states", t[i].v, w[i]);
         tensor_free(&t[i]);
         free(w[i].p);
     }
 }
 
-static void narrow_adam_has_the_bits_of_the_cpu(void **state)
+static void narrow_updates_have_the_bits_of_the_cpu(void **state)
 {
     static const int64_t blocks[] = {1, 3, 17, 1027};
-    struct iz_step a = {.hyper = {.lr = 1e-3,
-                                  .beta1 = 0.9,
-                                  .beta2 = 0.95,
-                                  .eps = 1e-8,
-                                  .weight_decay = 0.1,
-                                  .adamw = true,
-                                  .bias_correction = true},
-                        .t = 3,
-                        .grad_scale = 0.37f};
-    struct iz_alike span[3] = {iz_alike_of(&a)};
 
     (void)state;
     fixture_seed();
-    span[0].end = 37;
-    a.hyper.weight_decay = 0;
-    span[1] = iz_alike_of(&a);
-    span[1].end = 999;
-    a.hyper.lr = 1e-4;
-    span[2] = iz_alike_of(&a);
-    for (int k = 0; k < 2 * 3 * 3; k++)
+    for (int k = 0; k < 2 * 3 * 3; k++) {
+        enum iz_optimizer_type o = (enum iz_optimizer_type)(k % IZ_OPTIMIZERS);
+        struct iz_step a = {.hyper = {.type = o,
+                                      .lr = 1e-3,
+                                      .beta1 = 0.9,
+                                      .beta2 = 0.95,
+                                      .eps = 1e-8,
+                                      .weight_decay = 0.1,
+                                      .adamw = true,
+                                      .bias_correction = true},
+                            .t = 3,
+                            .grad_scale = 0.37f};
+        struct iz_alike span[3] = {iz_alike_of(&a)};
+
+        span[0].end = 37;
+        a.hyper.weight_decay = 0;
+        span[1] = iz_alike_of(&a);
+        span[1].end = 999;
+        a.hyper.lr = 1e-4;
+        span[2] = iz_alike_of(&a);
         for (int i = 0; i < 4; i++)
             check_narrow(
                 &(struct narrow){blocks[i] * IZ_MOMENT_BLOCK,
                                  k % 2 ? IZ_MOMENT_FP8 : IZ_MOMENT_BF16,
                                  fixture_types[k / 2 % 3], fixture_types[k / 6],
-                                 k % 5 != 4, span, 3});
+                                 k % 5 != 4, span, 3, o});
+    }
 }
 
 int ops_gpu_flat(void)
@@ -441,8 +451,8 @@ int ops_gpu_flat(void)
         cmocka_unit_test(sum_has_the_bits_of_the_cpu),
         cmocka_unit_test(norm_has_the_bits_of_the_cpu),
         cmocka_unit_test(squares_have_the_bits_of_the_cpu),
-        cmocka_unit_test(adam_has_the_bits_of_the_cpu),
-        cmocka_unit_test(narrow_adam_has_the_bits_of_the_cpu),
+        cmocka_unit_test(updates_have_the_bits_of_the_cpu),
+        cmocka_unit_test(narrow_updates_have_the_bits_of_the_cpu),
     };
 
     return cmocka_run_group_tests_name("gpu flat", tests, NULL, NULL);

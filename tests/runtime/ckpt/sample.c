@@ -82,7 +82,8 @@ void run_set(struct run *r, const int64_t *total, int rank, int ranks,
                             .n_names = 2,
                             .scalar = r->scalar,
                             .n_scalars = 4,
-                            .model_text = MODEL};
+                            .model_text = MODEL,
+                            .optimizer = "adam"};
 }
 
 /* Every rank has the arrays whole. */

@@ -257,6 +257,10 @@ static void a_foreign_run_is_told_what_differs(void **state)
     r.k.model_text = "{\"width\":64, \"rope\":1e4}";
     refused(&r, "model.layers differs: the checkpoint has 2, the run nothing");
     run_set(&r, small, 0, 1, 5);
+    r.k.optimizer = "lion";
+    refused(&r, "has the states of optimizer adam, in this run "
+                "optimizer.type has those of lion");
+    run_set(&r, small, 0, 1, 5);
     r.part[0].total = r.part[0].count = 1001;
     refused(&r, "array wte/master has 1000 elements, in this run 1001");
     run_set(&r, small, 0, 1, 5);
