@@ -150,7 +150,7 @@ static void normal(float *restrict out, uint64_t key, uint64_t block, float std)
     }
 }
 
-/* ---- updates: see adam.h ---- */
+/* ---- updates: see adam.h, lion.h ---- */
 
 static inline void moments(const struct iz_adam_consts *c, bool l2, int64_t n,
                            const float *restrict p, float *restrict m,
@@ -265,6 +265,34 @@ static void adam(const union iz_consts *k, const struct iz_streams *streams,
         adam_in_tiles(&k->adam, true, &s, n);
 }
 
+static inline void lion_tile(const struct iz_lion_consts *c, int64_t n,
+                             float *restrict p, float *restrict m,
+                             const float *restrict g)
+{
+    const struct iz_lion_consts k = *c;
+
+    for (int64_t i = 0; i < n; i++) {
+        float gi = g[i] * k.scale;
+
+        p[i] = iz_lion_p(&k, p[i], m[i], gi);
+        m[i] = iz_lion_m(&k, m[i], gi);
+    }
+}
+
+static void lion(const union iz_consts *k, const struct iz_streams *streams,
+                 int64_t n)
+{
+    const struct iz_streams s = *streams;
+    float buf[TILE];
+
+    for (int64_t i = 0, len; i < n; i += len) {
+        len = tile(n - i);
+        lion_tile(&k->lion, len, s.p + i, s.state[0] + i,
+                  gradients(&s, buf, i, len));
+        copy_out(&s, i, len);
+    }
+}
+
 /* ---- states in fewer bytes: see moment_code.h ---- */
 
 enum { BLOCK = IZ_MOMENT_BLOCK };
@@ -354,9 +382,15 @@ const struct iz_simd IZ_SIMD_TABLE = {
     .squares = squares,
     .hash = hash,
     .normal = normal,
-    .update = {[IZ_OPTIMIZER_ADAM] = adam, [IZ_OPTIMIZER_ADAMW] = adam},
+    .update =
+        {
+            [IZ_OPTIMIZER_ADAM] = adam,
+            [IZ_OPTIMIZER_ADAMW] = adam,
+            [IZ_OPTIMIZER_LION] = lion,
+        },
     .store_m16 = store_m16,
     .load_m8 = load_m8,
     .load_v8 = load_v8,
     .store_m8 = store_m8,
-    .store_v8 = store_v8};
+    .store_v8 = store_v8,
+};

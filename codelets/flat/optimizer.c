@@ -28,10 +28,28 @@ static void adam_consts(union iz_consts *k, const struct iz_step *s)
     };
 }
 
+static void lion_consts(union iz_consts *k, const struct iz_step *s)
+{
+    const struct iz_hyper *a = &s->hyper;
+
+    k->lion = (struct iz_lion_consts){
+        .scale = s->grad_scale,
+        .beta1 = (float)a->beta1,
+        .rest1 = (float)(1.0 - a->beta1),
+        .beta2 = (float)a->beta2,
+        .rest2 = (float)(1.0 - a->beta2),
+        .keep = (float)(1.0 - a->lr * a->weight_decay),
+        .lr = (float)a->lr,
+    };
+}
+
 static const struct iz_optimizer_param adam_params[] = {
     {"lr", NULL},           {"betas", NULL},       {"eps", NULL},
     {"weight_decay", NULL}, {"adam_w_mode", NULL}, {"bias_correction", NULL},
     {"torch_adam", NULL},   {NULL, NULL}};
+
+static const struct iz_optimizer_param lion_params[] = {
+    {"lr", NULL}, {"betas", "[0.9, 0.99]"}, {"weight_decay", NULL}, {0}};
 
 static const struct iz_optimizer optimizers[IZ_OPTIMIZERS] = {
     [IZ_OPTIMIZER_ADAM] = {.type = "Adam",
@@ -46,6 +64,12 @@ static const struct iz_optimizer optimizers[IZ_OPTIMIZERS] = {
                             .states = 2,
                             .state = {{"m", IZ_MOMENT_M}, {"v", IZ_MOMENT_V}},
                             .consts = adam_consts},
+    [IZ_OPTIMIZER_LION] = {.type = "Lion",
+                           .name = "lion",
+                           .param = lion_params,
+                           .states = 1,
+                           .state = {{"m", IZ_MOMENT_M}},
+                           .consts = lion_consts},
 };
 
 const struct iz_optimizer *iz_optimizer(enum iz_optimizer_type t)

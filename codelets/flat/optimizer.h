@@ -9,13 +9,19 @@
 #include <stdint.h>
 
 #include "codelets/flat/adam.h"
+#include "codelets/flat/lion.h"
 #include "codelets/flat/moment.h"
 
 IZ_C_BEGIN
 
 /* DeepSpeed's optimizer.type; Adam and AdamW have one formula. */
-enum iz_optimizer_type { IZ_OPTIMIZER_ADAM, IZ_OPTIMIZER_ADAMW, IZ_OPTIMIZERS };
-#define IZ_OPTIMIZER_TYPES "Adam|AdamW" /* in this order */
+enum iz_optimizer_type {
+    IZ_OPTIMIZER_ADAM,
+    IZ_OPTIMIZER_ADAMW,
+    IZ_OPTIMIZER_LION,
+    IZ_OPTIMIZERS
+};
+#define IZ_OPTIMIZER_TYPES "Adam|AdamW|Lion" /* in this order */
 
 /* States of a parameter at most, beside its fp32 master. */
 enum { IZ_STATES_MAX = 2 };
@@ -39,6 +45,7 @@ struct iz_step {
 /* What the formula needs of that, rounded to fp32 once. */
 union iz_consts {
     struct iz_adam_consts adam;
+    struct iz_lion_consts lion;
 };
 
 /* A key of optimizer.params that the optimizer has. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Updates on a GPU, with the bits of update.c: the formulas are the functions
- * of the CPU's loops (adam.h), compiled without contraction here too, and so
- * are those of states in fewer bytes (moment_code.h).  Only a NaN may have
- * other bits than there: a GPU knows one. */
+ * of the CPU's loops (adam.h, lion.h), compiled without contraction here too,
+ * and so are those of states in fewer bytes (moment_code.h).  Only a NaN may
+ * have other bits than there: a GPU knows one. */
 #include "codelets/kernels/launch.cuh"
 
 #include "codelets/flat/moment_code.h"
@@ -23,6 +23,17 @@ struct adam {
         s[0] = iz_adam_m(&k.adam, s[0], g);
         s[1] = iz_adam_v(&k.adam, s[1], g);
         p = iz_adam_p(&k.adam, p, s[0], s[1]);
+    }
+};
+
+struct lion {
+    enum { STATES = 1 };
+    static __device__ void update(const union iz_consts &k, float &p, float *s,
+                                  float g)
+    {
+        g = g * k.lion.scale;
+        p = iz_lion_p(&k.lion, p, s[0], g);
+        s[0] = iz_lion_m(&k.lion, s[0], g);
     }
 };
 
@@ -349,6 +360,9 @@ void iz_update_cuda(struct iz_exec *x, const struct iz_update *u)
     case IZ_OPTIMIZER_ADAM:
     case IZ_OPTIMIZER_ADAMW:
         update_by<adam>(x, u);
+        break;
+    case IZ_OPTIMIZER_LION:
+        update_by<lion>(x, u);
         break;
     default:
         iz_die("update: no kernel for optimizer %d", (int)u->optimizer);

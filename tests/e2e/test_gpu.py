@@ -168,6 +168,24 @@ def test_same_bits_as_the_plain_run(row, place, nvme, references):
     assert len(bits) == 3 and r.bits == bits and r.hash == weights, str(r)
 
 
+# Lion's one state on either side, in every type.
+@pytest.mark.parametrize("kind, dtype, stage, optimizer, param, ratio", [
+    ("fp32", "fp32", 0, "none", "none", 1), ("fp32", "bf16", 3, "cpu", "cpu", 0.4),
+    ("bf16", "bf16", 1, "cpu", "none", 0), ("fp8", "fp16", 2, "cpu", "none", 0.4),
+    ("fp8", "bf16", 3, "nvme", "nvme", 1)])
+def test_lion_has_the_same_bits(kind, dtype, stage, optimizer, param, ratio, place,
+                                nvme):
+    changes = {"optimizer": {"type": "Lion", "params": {"weight_decay": 0.3}},
+               "run.state_dtype": kind}
+    row = {**PLAIN, "ranks": 2, "dtype": dtype, "micro": 2, "clip": 0.5,
+           "tuned": "rules"}
+    want = start(place, row, nvme,
+                 changes if REAL else {**changes, "run.device": "cpu"})
+    r = start(place, {**row, "stage": stage, "optimizer": optimizer,
+                      "param": param, "ratio": ratio}, nvme, changes)
+    assert r.bits == want.bits and r.hash == want.hash, str(r)
+
+
 # Of several contributions to an offloaded gradient the host adds the last one.
 # A single one of bf16 comes down as it is, but for the embedding's two, or is
 # added by the host's collectives.

@@ -153,6 +153,21 @@ static void adam_is_adamw_unless_told(void **state)
     assert_false(config.optimizer.adamw);
 }
 
+static void an_optimizer_has_its_own_defaults(void **state)
+{
+    (void)state;
+    assert_accepted("\"optimizer\": {\"type\": \"Lion\"}");
+    assert_int_equal(config.optimizer.type, IZ_OPTIMIZER_LION);
+    assert_true(config.optimizer.lr == 1e-3);
+    assert_true(config.optimizer.beta1 == 0.9 &&
+                config.optimizer.beta2 == 0.99);
+    assert_accepted("\"optimizer\": {\"type\": \"Lion\", \"params\": "
+                    "{\"betas\": [0.95, 0.98], \"weight_decay\": 0.3}}");
+    assert_true(config.optimizer.beta1 == 0.95 &&
+                config.optimizer.beta2 == 0.98);
+    assert_true(config.optimizer.weight_decay == 0.3);
+}
+
 static void warmup_max_lr_has_its_defaults(void **state)
 {
     (void)state;
@@ -250,6 +265,7 @@ int main(void)
         cmocka_unit_test(two_batch_sizes_give_the_third),
         cmocka_unit_test(batch_sizes_that_do_not_multiply_are_refused),
         cmocka_unit_test(adam_is_adamw_unless_told),
+        cmocka_unit_test(an_optimizer_has_its_own_defaults),
         cmocka_unit_test(warmup_max_lr_has_its_defaults),
         cmocka_unit_test(accumulators_are_fp32_when_they_matter),
         cmocka_unit_test(overrides_win_over_the_file),

@@ -44,6 +44,9 @@ static void the_effective_config_reads_back_the_same(void **state)
         "{\"train_batch_size\": 8, \"run\": {\"sample_prompt\": \"a\\\"\\\\\\n"
         "\\u00e9\\u0001\", \"comm_timeout_s\": 0.1}, \"optimizer\": "
         "{\"params\": {\"lr\": 0.30000000000000004, \"betas\": [0.1, 0.7]}}}",
+        "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"Lion\"}}",
+        "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"Adam\", "
+        "\"params\": {\"adam_w_mode\": false}}}",
         "{\"train_batch_size\": 8, \"run\": {\"seed\": 9007199254740993}}",
         "{\"train_batch_size\": 8, \"lora\": {\"rank\": 2, \"targets\": "
         "\"a*, b\"}, \"parameters\": [{\"match\": \"x\", \"frozen\": false}]}",
@@ -78,6 +81,12 @@ static void the_effective_config_is_nested_and_in_order(void **state)
     assert_true(strstr(text, "\"run\": {") > strstr(text, "\"data\": {"));
     assert_non_null(strstr(text, "        \"layers\": 5,"));
     assert_null(strstr(text, "warmup_min_ratio")); /* WarmupDecayLR has none */
+    assert_non_null(strstr(text, "\"eps\""));      /* and Lion no eps */
+    assert_accepted("\"optimizer\": {\"type\": \"Lion\"}");
+    assert_int_equal(iz_config_write(&config, &toy_section, effective_json), 0);
+    read_whole(effective_json, text, sizeof text);
+    assert_non_null(strstr(text, "\"type\": \"Lion\""));
+    assert_null(strstr(text, "\"eps\""));
     assert_int_equal(access(config_json, F_OK), 0);
 }
 

@@ -182,6 +182,29 @@ static void help_and_page_have_every_key(void **state)
     }
 }
 
+/* Each type is the word at its place, and has no key but of the table. */
+static void every_optimizer_is_spelled_in_its_place(void **state)
+{
+    char word[IZ_CONFIG_NAME_MAX], name[IZ_CONFIG_NAME_MAX];
+    int n = 0;
+
+    (void)state;
+    for (; iz_word(word, sizeof word, IZ_OPTIMIZER_TYPES, n); n++) {
+        const struct iz_optimizer *o = iz_optimizer((enum iz_optimizer_type)n);
+
+        assert_string_equal(o->type, word);
+        for (const struct iz_optimizer_param *p = o->param; p->key; p++) {
+            const struct iz_key *k = iz_config_keys;
+
+            snprintf(name, sizeof name, "optimizer.params.%s", p->key);
+            while (k->name && strcmp(k->name, name) != 0)
+                k++;
+            assert_non_null(k->name);
+        }
+    }
+    assert_int_equal(n, IZ_OPTIMIZERS);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -193,6 +216,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(no_key_is_in_both_tables),
         cmocka_unit_test(the_page_is_the_generators),
         cmocka_unit_test(help_and_page_have_every_key),
+        cmocka_unit_test(every_optimizer_is_spelled_in_its_place),
     };
 
     if (argc > 1)

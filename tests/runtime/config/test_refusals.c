@@ -54,11 +54,12 @@ static void wrong_types_say_what_was_found(void **state)
     assert_refused("\"optimizer\": {\"params\": {\"betas\": [0.9, 1.0]}}",
                    "optimizer.params.betas: 1 is not in 0..0.999999999");
     assert_refused("\"optimizer\": {\"type\": 3}",
-                   "expected Adam|AdamW, found 3 (an integer)");
+                   "expected " IZ_OPTIMIZER_TYPES ", found 3 (an integer)");
     assert_refused("\"optimizer\": {\"type\": \"AdmaW\"}",
-                   "\"AdmaW\" is not one of Adam|AdamW; did you mean");
-    assert_refused("\"optimizer\": {\"type\": \"Lion\"}",
-                   "\"Lion\" is not one of Adam|AdamW\n");
+                   "\"AdmaW\" is not one of " IZ_OPTIMIZER_TYPES
+                   "; did you mean");
+    assert_refused("\"optimizer\": {\"type\": \"Adagrad\"}",
+                   "\"Adagrad\" is not one of " IZ_OPTIMIZER_TYPES "\n");
     assert_refused("\"run\": {\"output\": 3}", "expected a string, found 3");
     assert_refused("\"model\": {\"width\": 5000000000}",
                    "an integer of 32 bits");
@@ -138,6 +139,8 @@ static void rules_between_keys_hold(void **state)
         {"\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"torch_adam\": "
          "true}}",
          "torch_adam: write optimizer.params.weight_decay too"},
+        {"\"optimizer\": {\"type\": \"Lion\", \"params\": {\"eps\": 1e-8}}",
+         "optimizer.params.eps: Lion has no such parameter"},
         {"\"scheduler\": {\"type\": \"WarmupLR\", \"params\": "
          "{\"total_num_steps\": 3}}",
          "scheduler.params.total_num_steps: WarmupLR has no such parameter"},
