@@ -37,7 +37,7 @@ class Bytes:
     vocab, end, alone = 256, 0, True  # no text has the byte 0
 
     def find(self, name):
-        byte = name.encode()
+        byte = name.encode("utf-8", "surrogateescape")
         return byte[0] if len(byte) == 1 else None
 
     def ids(self, data):
@@ -156,7 +156,9 @@ class Json:
         return None
 
     def find(self, name):
-        word = written(name.encode()) if self.byte_level else name
+        word = name
+        if self.byte_level:
+            word = written(name.encode("utf-8", "surrogateescape"))
         return self.added.get(name, self.words.get(word))
 
     def ids(self, data):
