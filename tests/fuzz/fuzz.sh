@@ -23,16 +23,18 @@ sources=(runtime/config/read.c runtime/config/check.c runtime/config/doc.c
     runtime/config/write.c runtime/config/published.c
     runtime/data/data.c runtime/data/record.c runtime/data/shard.c runtime/data/paths.c
     runtime/base/json.c
-    runtime/hf/folder.c runtime/ckpt/rank_file.c runtime/base/hash.c codelets/flat/cast.c
-    runtime/base/progress.c codelets/base/clock.c codelets/base/die.c codelets/flat/loops.c codelets/flat/simd.c codelets/flat/simd_any.c)
+    runtime/hf/folder.c runtime/ckpt/rank_file.c runtime/base/hash.c codelets/flat/cast.c codelets/flat/optimizer.c
+    runtime/base/progress.c codelets/base/clock.c codelets/base/die.c codelets/flat/loops.c codelets/flat/simd.c codelets/flat/simd_any.c
+    codelets/ops/attention_loops.c)
 
 for t in "${targets[@]}"; do
     clang -std=c11 -D_XOPEN_SOURCE=700 -DIZ_SIMD_TABLE=iz_simd_portable \
+        -DIZ_FUSED_TABLE=iz_fused_portable \
         -DIZ_HALF_ROWS='"codelets/flat/half_any.h"' \
         -O1 -g -I. \
         -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
         -o "$build/fuzz_$t" "tests/fuzz/fuzz_$t.c" "${sources[@]}" \
-        -ljansson
+        -ljansson -lm
     mkdir -p "$build/new_$t"
     limit=(-max_total_time="$seconds")
     [ "$seconds" -gt 0 ] || limit=(-runs=0)
