@@ -114,91 +114,62 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
 
 # ---- TensorBoard ----
 
-def crc32c(data):
-    """Bit by bit, as the polynomial says."""
-    crc = 0xffffffff
-    for byte in data:
-        for bit in range(8):
-            feedback = (crc ^ byte >> bit) & 1
-            crc = crc >> 1 ^ (0x82f63b78 if feedback else 0)
-    return crc ^ 0xffffffff
+def package_here(name, python=sys.executable):
+    return subprocess.run([python, "-c", f"import {name}"],
+                          capture_output=True).returncode == 0
 
 
-def masked(data):
-    c = crc32c(data)
-    return (((c >> 15) | (c << 17)) + 0xa282ead8) % (1 << 32)
+def test_an_event_has_every_value_of_its_step(resumed, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from monitoring import export, runs
+    (run,) = runs.open_runs([str(resumed)])
+    run.read()
+    rows = {step: (time, values)
+            for time, step, values in export.event_rows(run)}
+    assert list(rows) == list(range(1, 26))
+    assert [rows[s][1]["train/loss"] for s in (7, 21)] == [5, 3]
+    assert math.isnan(rows[22][1]["train/loss"])
+    assert rows[25][1]["validation/loss"] == 2.5
+    assert rows[9][0] == 1009 and rows[9][1]["speed/items_per_s"] == 900
+    assert set(rows[3][1]) == {"train/loss", "train/grad_norm", "train/lr",
+                               "speed/items_per_s", "memory/resident_bytes"}
+    assert export.float32(-1e39) == -math.inf and export.float32(3e38) == 3e38
 
 
-def records(data):
-    at = 0
-    while at < len(data):
-        head = data[at:at + 8]
-        size, crc = struct.unpack("<QI", data[at:at + 12])
-        body = data[at + 12:at + 12 + size]
-        assert crc == masked(head)
-        assert struct.unpack("<I", data[at + 12 + size:at + 16 + size])[0] == \
-            masked(body)
-        yield body
-        at += 16 + size
+def test_says_what_event_files_need(resumed, tmp_path):
+    (tmp_path / "tensorboard.py").write_text("raise ImportError\n")
+    r = monitor(resumed, "--tensorboard", tmp_path / "tb", rc=1,
+                PYTHONPATH=str(tmp_path))
+    assert "pip install tensorboard" in r.stderr
+    assert not (tmp_path / "tb").exists()
 
 
-def fields(message):
-    """(number, value) of a message in protobuf's wire format."""
-    at = 0
-
-    def varint():
-        nonlocal at
-        n = shift = 0
-        while True:
-            b = message[at]
-            at += 1
-            n |= (b & 127) << shift
-            shift += 7
-            if b < 128:
-                return n
-    while at < len(message):
-        key = varint()
-        kind = key & 7
-        if kind == 0:
-            yield key >> 3, varint()
-        else:
-            size = {1: 8, 5: 4}.get(kind) or varint()
-            yield key >> 3, message[at:at + size]
-            at += size
-
-
-def test_the_checksum_is_the_published_one():
-    assert crc32c(b"123456789") == 0xe3069283
-
-
-def test_tensorboard_has_every_value(resumed, tmp_path):
+@pytest.mark.skipif(not package_here("tensorboard"), reason="no tensorboard")
+def test_tensorboard_reads_every_value(resumed, tmp_path):
+    from tensorboard.backend.event_processing import event_file_loader
     monitor(resumed, "--tensorboard", tmp_path / "tb")
-    files = list((tmp_path / "tb/a").iterdir())
-    assert len(files) == 1 and "tfevents" in files[0].name
-    got, versions, times = {}, [], {}
-    for body in records(files[0].read_bytes()):
-        message = dict(fields(body))
-        if 3 in message:
-            versions.append(message[3])
-            continue
-        step = message[2]
-        times[step] = struct.unpack("<d", message[1])[0]
-        for _, value in fields(message[5]):
-            value = dict(fields(value))
-            got[value[1].decode(), step] = struct.unpack("<f", value[2])[0]
-    assert versions == [b"brain.Event:2"]
+    (file,) = (tmp_path / "tb/a").iterdir()
+    first, *events = event_file_loader.RawEventFileLoader(str(file)).Load()
+    got, times = {}, {}
+    for e in map(event_pb2_of, events):
+        times[e.step] = e.wall_time
+        got.update({(v.tag, e.step): v.simple_value for v in e.summary.value})
+    assert event_pb2_of(first).file_version == "brain.Event:2"
     assert {s for t, s in got if t == "train/loss"} == set(range(1, 26))
     assert got["train/loss", 7] == 5 and got["train/loss", 21] == 3
     assert math.isnan(got["train/loss", 22])
-    assert got["validation/loss", 25] == 2.5
-    assert got["speed/items_per_s", 9] == 900
-    assert times[9] == 1009
-    before = files[0].read_bytes()
+    assert got["validation/loss", 25] == 2.5 and times[9] == 1009
+    before = file.read_bytes()
     monitor(resumed, "--tensorboard", tmp_path / "tb")  # replaces
     assert [f.read_bytes() for f in (tmp_path / "tb/a").iterdir()] == [before]
     write_run(resumed, line(1, 2.0, time=5000.0))
     r = monitor(resumed, "--tensorboard", tmp_path / "tb", rc=1)
     assert "would mix" in r.stderr
+
+
+def event_pb2_of(record):
+    from tensorboard.compat.proto.event_pb2 import Event
+    return Event.FromString(record)
 
 
 # ---- pictures ----
@@ -227,12 +198,8 @@ def test_the_page_needs_nothing_else(resumed, tmp_path):
     assert data[0]["runs"][0]["points"][21] == [22, None]
 
 
-def matplotlib_here():
-    return subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"],
-                          capture_output=True).returncode == 0
-
-
-@pytest.mark.skipif(not matplotlib_here(), reason="no matplotlib")
+@pytest.mark.skipif(not package_here("matplotlib", "/usr/bin/python3"),
+                    reason="no matplotlib")
 def test_png_and_svg(resumed, tmp_path):
     monitor(resumed, "--png", tmp_path / "p.png", "--svg", tmp_path / "p.svg",
             "--smooth", "5")
