@@ -3,27 +3,16 @@
  * the graph that we describe computes, where it reads and writes, and that our
  * own backward understands what it leaves, all against double precision.  And
  * which of the library's plans are taken. */
-#include "tests/codelets/gpu/attention_case.h"
-
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "codelets/gpu/attention_cudnn.h"
 #include "codelets/kernels/cuda_lib.h"
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/gpu/cudnn/fake_cudnn.h"
-#include "tests/codelets/gpu/dies.h"
-
-static const struct iz_cuda_ops table = {
-    .attention_fwd = iz_attention_fwd_cuda,
-    .attention_bwd = iz_attention_bwd_cuda,
-    .attention_cudnn = iz_attention_fwd_cudnn,
-    .attention_ask = iz_attention_ask_cudnn,
-    .cudnn_missing = iz_cudnn_missing,
-};
-
-const struct iz_cuda_ops *const iz_cuda_ops = &table;
+#include "tests/codelets/gpu/emulated.h"
+#include "tests/codelets/ops/attention_case.h"
 
 static struct fake_cudnn *fake, as_it_was;
 
@@ -51,24 +40,18 @@ static int reset_fake(void **state)
     return 0;
 }
 
+/* A scene is run twice. */
 static void check(enum iz_dtype type, struct shape s, bool full)
 {
-    struct iz_cuda cuda = {NULL, NULL};
     struct attention t = attention_new(type, s, 2);
 
-    t.a.full = t.ref.full = full;
-    t.cuda = &cuda;
+    t.full = full;
     t.cudnn = true;
-    attention_double_run(&t.ref);
-    attention_run(&t, false);
-    attention_double_near(&t.ref, "o", &t.o, t.ref.o);
-    attention_double_near(&t.ref, "lse", &t.lse, t.ref.lse);
-    attention_run(&t, true);
-    attention_double_near(&t.ref, "dqkv", &t.dqkv, t.ref.dqkv);
-    assert_int_equal(fake->runs, 1);
+    attention_check(&t);
+    assert_int_equal(fake->runs, 2);
     fake->runs = 0;
-    iz_cudnn_close(&cuda.dnn);
     attention_free(&t);
+    iz_cudnn_close(&backend.x.cuda->dnn);
 }
 
 /* Widths and groups of the models, and lengths of no round number. */
@@ -89,25 +72,23 @@ static void forward_and_our_backward_agree_with_double(void **state)
 
 static void a_plan_is_made_once_per_shape(void **state)
 {
-    struct iz_cuda cuda = {NULL, NULL};
     struct attention a =
         attention_new(IZ_BF16, (struct shape){2, 9, 2, 8, 2}, 1);
     struct attention b =
         attention_new(IZ_BF16, (struct shape){2, 9, 2, 8, 1}, 1);
 
     (void)state;
-    a.cuda = b.cuda = &cuda;
     a.cudnn = b.cudnn = true;
     for (int i = 0; i < 3; i++) {
         attention_run(&a, false);
         attention_run(&b, false);
     }
     assert_int_equal(fake->plans, 2);
-    assert_int_equal(fake->runs, 6);
-    a.a.full = true;
+    assert_int_equal(fake->runs, 2 * 6);
+    a.full = true;
     attention_run(&a, false);
     assert_int_equal(fake->plans, 3);
-    iz_cudnn_close(&cuda.dnn);
+    iz_cudnn_close(&backend.x.cuda->dnn);
     attention_free(&a);
     attention_free(&b);
 }
@@ -118,14 +99,17 @@ static bool ask(enum iz_dtype type, struct iz_refusal *why)
     struct iz_cuda cuda = {NULL, NULL};
     struct attention t = attention_new(type, (struct shape){2, 9, 4, 16, 2}, 1);
     struct iz_exec x = iz_exec_dry(IZ_CUDA, type);
+    struct iz_view v[ATTENTION_TENSORS];
 
-    x.capability = attention_capability;
-    x.cudnn = true;
+    for (int i = 0; i < ATTENTION_TENSORS; i++)
+        v[i] = t.s.t[i].v;
+    t.cudnn = true;
+    x.capability = backend.x.capability;
     x.cuda = &cuda;
     x.stream = &cuda;
     x.ask = why;
     why->why[0] = 0;
-    iz_attention_fwd(&x, &t.a);
+    attention_forward(&x, v, &t);
     assert_int_equal(fake->runs, 0);
     if (cuda.dnn)
         assert_ptr_equal(fake->stream, &cuda);
@@ -192,14 +176,11 @@ static void run_it(void)
 
 static void a_run_without_a_plan_ends(void **state)
 {
-    struct iz_cuda cuda = {NULL, NULL};
-
     (void)state;
     odd = attention_new(IZ_BF16, (struct shape){1, 4, 1, 8, 1}, 1);
-    odd.cuda = &cuda;
     odd.cudnn = true;
     fake->configs = 0;
-    dies(run_it, "no engine");
+    scene_dies(run_it, "no engine");
     attention_free(&odd);
 }
 
@@ -216,6 +197,8 @@ int main(void)
         cmocka_unit_test_setup(a_run_without_a_plan_ends, reset_fake),
     };
 
+    if (backend_renew(NULL))
+        return 1;
     return cmocka_run_group_tests_name("attention_cudnn", tests, find_fake,
                                        NULL);
 }

@@ -1,10 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs the CUDA kernels of rows, tokens and flat buffers on the CPU and checks
- * what they compute. */
+/* Every op with emulated kernels, which run blocks and threads in another order
+ * each time.
+ *
+ * usage: test_kernels_cuda [parts | GROUP ...] */
+#include <string.h>
+
+#include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/gpu/emulated.h"
 
-int main(void)
+int main(int argc, char **argv)
 {
-    return gpu_flat() + gpu_llama() + gpu_narrow() + gpu_rows() + gpu_tokens() +
-           gpu_tables();
+    bool parts = argc > 1 && !strcmp(argv[1], "parts");
+    int failed = 0;
+
+    backend_renew(NULL);
+    if (!parts)
+        failed += ops_groups(argc, argv);
+    if (parts || argc == 1)
+        failed += kernels_attention() + kernels_library();
+    iz_cuda_ops->close(&backend.x.cuda);
+    return failed;
 }

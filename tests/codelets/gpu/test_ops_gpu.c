@@ -1,56 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every op and every function on flat buffers on a GPU, against double
- * precision or the bits of the CPU; also runs on the stand-in.  Ends with 77
- * where there is no GPU.
+ * precision or the bits of the CPU; also runs on the stand-in, where all bits
+ * are the CPU's.  Ends with 77 where there is no GPU.
  *
  * usage: test_ops_gpu [GROUP ...] */
-#include "tests/codelets/gpu/ops_gpu.h"
-
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "codelets/gpu/device.h"
 #include "codelets/ops/gemm.h"
+#include "codelets/ops/gpu_ops.h"
+#include "tests/codelets/ops/scene.h"
 
-static const struct group {
-    const char *name;
-    int (*run)(void); /* returns how many tests failed */
-} groups[] = {
-    {"matmul", ops_gpu_matmul}, {"rows", ops_gpu_rows},
-    {"llama", ops_gpu_llama},   {"attention", ops_gpu_attention},
-    {"tokens", ops_gpu_tokens}, {"tables", ops_gpu_tables},
-    {"flat", ops_gpu_flat},
-};
-#define GROUPS (sizeof(groups) / sizeof(groups[0]))
+struct backend backend = {
+    .x = {.backend = IZ_CUDA}, .device = true, .large = true, .piece = 128};
 
-static const struct group *find(const char *name)
+/* Opens the GPU and its libraries; false with the reason printed. */
+static bool gpu_open(void)
 {
-    for (size_t i = 0; i < GROUPS; i++)
-        if (!strcmp(groups[i].name, name))
-            return &groups[i];
-    fprintf(stderr, "test_ops_gpu: no group %s, but", name);
-    for (size_t i = 0; i < GROUPS; i++)
-        fprintf(stderr, " %s", groups[i].name);
-    fprintf(stderr, "\n");
-    exit(2);
+    struct iz_exec *x = &backend.x;
+    struct iz_device_info info;
+
+    if (!iz_cuda_ops || !iz_device_count()) {
+        printf("no GPU: %s\n", iz_device_why_none());
+        return false;
+    }
+    if (iz_device_use(0, &info))
+        return false;
+    printf("GPU: %s, compute capability %d.%d\n", info.name,
+           info.capability / 10, info.capability % 10);
+    x->capability = info.capability;
+    x->stream = iz_device_stream_open();
+    backend.act = iz_cuda_ops->act;
+    /* the stand-in's table: the CPU's ops in its streams */
+    backend.exact = !backend_acts(IZ_BF16);
+    backend.piece = backend.exact ? INT64_MAX : backend.piece;
+    return x->stream && !backend_renew(NULL);
 }
 
 int main(int argc, char **argv)
 {
-    int failed = 0;
+    int failed;
 
-    for (int i = 1; i < argc; i++)
-        find(argv[i]);
-    setvbuf(stdout, NULL, _IOLBF, 0); /* it may be ended from outside */
     setenv("IZ_STANDIN_MEM_MB", "2048", 0);
     setenv("IZ_STANDIN_PAGEABLE", "abort", 0);
-    if (!iz_cuda_ops || !gpu_open())
+    setenv("IZ_STANDIN_JITTER_US", "20", 0);
+    if (!gpu_open())
         return 77;
     iz_gemm_open();
-    for (size_t i = 0; i < GROUPS && argc == 1; i++)
-        failed += groups[i].run();
-    for (int i = 1; i < argc; i++)
-        failed += find(argv[i])->run();
-    gpu_close();
-    return failed != 0;
+    failed = ops_groups(argc, argv);
+    iz_cuda_ops->close(&backend.x.cuda);
+    iz_device_stream_close(backend.x.stream);
+    return failed;
 }

@@ -3,6 +3,7 @@
  * and two samples of 256 tokens, on one thread, against bare matrix products of
  * the same shapes in the same run.  CPU time. */
 #include "tests/codelets/ops/fixture.h"
+#include "tests/codelets/ops/test_ops.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random tensors, exact arenas, comparisons. */
+/* Random tensors, comparisons. */
 /* madvise */
 #define _DEFAULT_SOURCE
 
@@ -69,6 +69,18 @@ struct tensor tensor_new(enum iz_dtype t, int64_t rows, int64_t cols,
     return r;
 }
 
+struct tensor tensor_copy(const struct tensor *from)
+{
+    struct tensor t = *from;
+    int64_t bytes = iz_view_bytes(t.v), of_d = iz_view_len(t.v) * 8;
+
+    t.v.p = fixture_take(bytes);
+    t.d = fixture_take(of_d);
+    memcpy(t.v.p, from->v.p, (size_t)bytes);
+    memcpy(t.d, from->d, (size_t)of_d);
+    return t;
+}
+
 void tensor_store(struct tensor *t)
 {
     for (int64_t i = 0; i < iz_view_len(t->v); i++) {
@@ -93,25 +105,6 @@ void tensor_free(struct tensor *t)
 {
     free(t->v.p);
     free(t->d);
-}
-
-void fixture_run(void (*op)(struct iz_exec *x, void *arg), void *arg)
-{
-    struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32), x = {.backend = IZ_CPU};
-
-    op(&dry, arg);
-    assert_int_equal(dry.work.used, 0);
-    x.work = (struct iz_arena){.base = fixture_take(dry.work.peak),
-                               .size = dry.work.peak};
-    x.save = (struct iz_arena){.base = fixture_take(dry.save.peak),
-                               .size = dry.save.peak};
-    op(&x, arg);
-    assert_int_equal(x.work.used, 0);
-    assert_int_equal(x.work.peak, dry.work.peak);
-    assert_int_equal(x.save.peak, dry.save.peak);
-    assert_true(x.flops == dry.flops && x.bytes == dry.bytes);
-    free(x.work.base);
-    free(x.save.base);
 }
 
 double fixture_dot(const double *a, const double *b, int64_t n)
@@ -140,6 +133,36 @@ void fixture_close(const char *what, struct tensor *got, const double *want,
                      (long long)got->v.rows, (long long)got->v.cols,
                      iz_dtype_name(got->v.dtype), (long long)i, got->d[i],
                      want[i]);
+}
+
+/* Below 2^-14 fp16 has fewer bits. */
+double fixture_rounding(enum iz_dtype t, double x)
+{
+    double half = t == IZ_F32 ? 0x1p-24 : t == IZ_BF16 ? 0x1p-8 : 0x1p-11;
+
+    return half * fabs(x) + (t == IZ_F16 ? 0x1p-25 : 0);
+}
+
+void fixture_near(const char *what, struct tensor *got, const struct near *want)
+{
+    double worst = 0;
+
+    tensor_load(got);
+    for (int64_t i = 0; i < iz_view_len(got->v); i++) {
+        double off = fabs(got->d[i] - want[i].is);
+
+        if (!(off <= want[i].within))
+            fail_msg("%s [%lld,%lld] %s: element %lld is %.9g, not %.9g within "
+                     "%.3g",
+                     what, (long long)got->v.rows, (long long)got->v.cols,
+                     iz_dtype_name(got->v.dtype), (long long)i, got->d[i],
+                     want[i].is, want[i].within);
+        worst = fmax(worst, off / want[i].within);
+    }
+    if (getenv("IZ_SHOW"))
+        printf("%s %s [%lld,%lld]: %.3f of the bound\n",
+               iz_dtype_name(got->v.dtype), what, (long long)got->v.rows,
+               (long long)got->v.cols, worst);
 }
 
 void fixture_same_bits(const char *what, struct iz_view a, struct iz_view b)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of ops and models share: random tensors that exist both in the
- * type under test and in double, and an exec whose arenas have exactly the size
- * that a dry run found. */
+ * type under test and in double, and comparisons. */
 #ifndef IZ_TESTS_CODELETS_OPS_FIXTURE_H
 #define IZ_TESTS_CODELETS_OPS_FIXTURE_H
 
@@ -33,15 +32,12 @@ int32_t fixture_below(int64_t n);
 /* Uniform in [-scale, scale), rounded to the type. */
 struct tensor tensor_new(enum iz_dtype t, int64_t rows, int64_t cols,
                          double scale);
+struct tensor tensor_copy(const struct tensor *from);
 /* Rounds d into v and back again: after a change of d. */
 void tensor_store(struct tensor *t);
 /* Reads v into d: after an op has written v. */
 void tensor_load(struct tensor *t);
 void tensor_free(struct tensor *t);
-
-/* Calls op dry, then on the CPU with arenas of the peaks found and filled with
- * NaN, and checks that peaks, flops and bytes agree. */
-void fixture_run(void (*op)(struct iz_exec *x, void *arg), void *arg);
 
 /* The sum of n products. */
 double fixture_dot(const double *a, const double *b, int64_t n);
@@ -50,16 +46,20 @@ double fixture_dot(const double *a, const double *b, int64_t n);
  * names the tensor in the message. */
 void fixture_close(const char *what, struct tensor *got, const double *want,
                    double tol);
+/* The largest error of rounding x to the type. */
+double fixture_rounding(enum iz_dtype t, double x);
+
+/* A number that is expected, and a bound on the error. */
+struct near {
+    double is, within;
+};
+
+/* Fails where an element of `got` is out of its bound.  IZ_SHOW: prints the
+ * largest error, as a part of the bound. */
+void fixture_near(const char *what, struct tensor *got,
+                  const struct near *want);
 void fixture_same_bits(const char *what, struct iz_view a, struct iz_view b);
 
 extern const enum iz_dtype fixture_types[3];
-
-int ops_matmul(void);
-int ops_rows(void);
-int ops_llama(void);
-int ops_attention(void);
-int ops_tokens(void);
-int ops_tables(void);
-int ops_bench(void);
 
 #endif

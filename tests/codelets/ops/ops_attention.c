@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention against the reference, with sequences below, at and above the size
- * of a tile. */
-#include "tests/codelets/ops/fixture.h"
+/* Attention, with sequences and widths below, at and above those of a tile. */
+#include "tests/codelets/ops/scene.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -9,164 +8,189 @@
 #include <string.h>
 
 #include "codelets/flat/simd.h"
+#include "codelets/ops/gpu_ops.h"
+#include "tests/codelets/ops/attention_case.h"
 #include "tests/codelets/ops/reference.h"
 
-struct attention {
-    struct tensor qkv, o, lse, dqkv, dy;
-    struct iz_attention a;
-    struct ref_attention ref;
-};
+#define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
-struct shape {
-    int64_t samples, seq, heads, d, kv_heads; /* 0: heads */
-};
-
-static struct attention attention_new(struct shape s, double scale)
+/* What attention.c does not refuse on this GPU; fp32 is computed always. */
+static bool possible(enum iz_dtype act, const struct shape *s)
 {
-    int64_t m = s.samples * s.seq, c = s.heads * s.d;
-    int64_t keys = s.kv_heads ? s.kv_heads : s.heads, ld = c + 2 * keys * s.d;
-    struct attention t = {
-        .qkv = tensor_new(IZ_F32, m, ld, scale),
-        .o = tensor_new(IZ_F32, m, c, 1),
-        .lse = tensor_new(IZ_F32, s.samples * s.heads, s.seq, 1),
-        .dqkv = tensor_new(IZ_F32, m, ld, 1),
-        .dy = tensor_new(IZ_F32, m, c, 1),
-    };
+    int c = backend.x.capability;
+    bool small = c == 86 || c == 89 || c / 10 == 12;
 
-    t.a = (struct iz_attention){t.qkv.v,      t.o.v,           t.lse.v, s.seq,
-                                (int)s.heads, (int)s.kv_heads, false};
-    t.ref = (struct ref_attention){.qkv = t.qkv.d,
-                                   .samples = s.samples,
-                                   .seq = s.seq,
-                                   .heads = s.heads,
-                                   .c = c,
-                                   .kv_heads = s.kv_heads};
-    t.ref.o = calloc((size_t)(m * c), sizeof(double));
-    t.ref.lse = calloc((size_t)(m * s.heads), sizeof(double));
-    return t;
+    if (backend.x.backend == IZ_CPU)
+        return true;
+    return backend_computes(act) && (act == IZ_F32 || s->d % 8 == 0) &&
+           (s->d <= 128 || (c != 75 && (act == IZ_F32 || !small)));
 }
 
-static void attention_free(struct attention *t)
+static void check_shape(struct shape s, bool full)
 {
-    tensor_free(&t->qkv);
-    tensor_free(&t->o);
-    tensor_free(&t->lse);
-    tensor_free(&t->dqkv);
-    tensor_free(&t->dy);
-    free(t->ref.o);
-    free(t->ref.lse);
+    for (int i = 0; i < 3; i++)
+        if (backend_acts(fixture_types[i]) && possible(fixture_types[i], &s)) {
+            struct attention t = attention_new(fixture_types[i], s, 2);
+
+            t.full = full;
+            attention_check(&t);
+            attention_free(&t);
+        }
 }
 
-static void forward(struct iz_exec *x, void *arg)
+static void check_shapes(const struct shape *s, size_t n, bool full)
 {
-    struct attention *t = arg;
-
-    iz_attention_fwd(x, &t->a);
+    fixture_seed();
+    for (size_t i = 0; i < n; i++)
+        check_shape(s[i], full);
 }
 
-static void backward(struct iz_exec *x, void *arg)
+/* Every width of a kernel, filled and not, and every length of a tile; widths
+ * of one element and odd ones are possible in fp32. */
+static const struct shape shapes[] = {
+    {1, 1, 1, 1, 1},    {1, 1, 1, 8, 1},     {2, 3, 2, 3, 2},
+    {3, 5, 2, 7, 2},    {1, 17, 3, 7, 3},    {3, 7, 1, 17, 1},
+    {1, 33, 1, 5, 1},   {1, 64, 2, 1, 2},    {1, 64, 1, 2, 1},
+    {2, 65, 1, 3, 1},   {1, 130, 1, 2, 1},   {1, 40, 1, 24, 1},
+    {1, 9, 1, 256, 1},  {3, 5, 2, 16, 2},    {2, 64, 2, 40, 2},
+    {2, 65, 3, 17, 3},  {1, 65, 3, 64, 3},   {1, 130, 2, 64, 2},
+    {2, 130, 1, 96, 1}, {1, 257, 1, 32, 1},  {2, 33, 1, 128, 1},
+    {2, 33, 2, 81, 2},  {1, 257, 1, 64, 1},  {1, 130, 1, 80, 1},
+    {1, 70, 1, 128, 1}, {1, 130, 1, 128, 1}, {1, 70, 1, 200, 1},
+    {1, 40, 1, 255, 1}, {1, 100, 1, 256, 1}};
+
+static void attention_agrees_with_double(void **state)
 {
-    struct attention *t = arg;
-
-    iz_attention_bwd(x, t->dqkv.v, t->dy.v, &t->a);
-}
-
-static double objective(void *arg)
-{
-    struct attention *t = arg;
-
-    ref_attention(&t->ref);
-    return fixture_dot(t->ref.o, t->dy.d, iz_view_len(t->o.v));
-}
-
-static void check_forward(struct attention *t)
-{
-    fixture_run(forward, t);
-    ref_attention(&t->ref);
-    fixture_close("o", &t->o, t->ref.o, 1e-5);
-    fixture_close("lse", &t->lse, t->ref.lse, 2e-6);
-}
-
-static void check_keys(struct shape s, double scale, bool full)
-{
-    struct attention t = attention_new(s, scale);
-    int64_t n = iz_view_len(t.qkv.v);
-    double *want = calloc((size_t)n, sizeof *want);
-
-    t.a.full = t.ref.full = full;
-    check_forward(&t);
-    fixture_run(backward, &t);
-    ref_gradient(want, objective, &t, t.qkv.d, n);
-    fixture_close("dqkv", &t.dqkv, want, 2e-5);
-    free(want);
-    attention_free(&t);
-}
-
-static void check_attention(struct shape s, double scale)
-{
-    check_keys(s, scale, false);
-}
-
-static void attention_agrees_with_reference(void **state)
-{
-    static const struct shape shape[] = {{1, 1, 1, 1, 0},   {2, 3, 2, 3, 0},
-                                         {1, 17, 3, 7, 0},  {3, 7, 1, 17, 0},
-                                         {1, 33, 1, 5, 0},  {1, 64, 1, 2, 0},
-                                         {2, 65, 1, 3, 0},  {1, 130, 1, 2, 0},
-                                         {1, 40, 1, 24, 0}, {1, 9, 1, 256, 0}};
+    /* the heads of a 1.5B, a 7B and a 14B model */
+    static const struct shape large[] = {
+        {2, 512, 2, 64, 2}, {1, 1024, 1, 64, 1}, {1, 1000, 1, 128, 1}};
 
     (void)state;
-    fixture_seed();
-    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
-        check_attention(shape[i], 2);
+    check_shapes(shapes, COUNT(shapes), false);
+    check_shapes(large, backend.large ? COUNT(large) : 0, false);
 }
 
-/* Groups of two, three and all heads; one key head of several tiles. */
-static void grouped_queries_agree_with_reference(void **state)
+/* Groups of two, three, four and all heads: short ones, one key head of several
+ * tiles, and tiles in which the turn from one head to the next comes early,
+ * late and in the middle. */
+static void grouped_queries_agree_with_double(void **state)
 {
-    static const struct shape shape[] = {{2, 3, 2, 3, 1},
-                                         {1, 17, 6, 5, 3},
-                                         {2, 33, 6, 2, 2},
-                                         {1, 70, 3, 4, 1},
-                                         {3, 7, 4, 17, 4}};
+    static const struct shape shape[] = {
+        {2, 3, 2, 3, 1},    {1, 17, 6, 5, 3},   {2, 33, 6, 2, 2},
+        {1, 70, 3, 4, 1},   {3, 7, 4, 17, 4},   {2, 5, 2, 16, 1},
+        {1, 130, 4, 64, 2}, {1, 33, 6, 128, 2}, {2, 97, 3, 32, 1},
+        {1, 65, 8, 80, 2},  {1, 70, 2, 200, 1}, {3, 64, 4, 64, 4}};
+    /* Llama 3.2, Llama 3 and Qwen 2.5 */
+    static const struct shape large[] = {{2, 130, 4, 64, 1},
+                                         {1, 513, 8, 128, 2},
+                                         {1, 300, 7, 64, 1},
+                                         {3, 33, 6, 32, 2}};
 
     (void)state;
-    fixture_seed();
-    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
-        check_attention(shape[i], 2);
+    check_shapes(shape, COUNT(shape), false);
+    check_shapes(large, backend.large ? COUNT(large) : 0, false);
 }
 
-/* As in an encoder: one tile, several, and groups. */
+/* As in an encoder; 197 are the patches of an image of 224 x 224, and one. */
 static void attention_of_all_keys_agrees(void **state)
 {
-    static const struct shape shape[] = {{3, 1, 2, 3, 0},  {2, 5, 2, 4, 0},
-                                         {1, 33, 3, 5, 0}, {2, 70, 1, 4, 0},
-                                         {1, 65, 4, 2, 2}, {1, 300, 1, 3, 0}};
+    static const struct shape shape[] = {
+        {3, 1, 2, 3, 2},    {2, 5, 2, 4, 2},    {1, 33, 3, 5, 3},
+        {2, 70, 1, 4, 1},   {1, 65, 4, 2, 2},   {1, 300, 1, 3, 1},
+        {3, 1, 2, 8, 2},    {2, 5, 2, 16, 2},   {1, 64, 2, 40, 2},
+        {1, 65, 3, 64, 3},  {2, 130, 2, 64, 1}, {1, 197, 1, 64, 1},
+        {1, 130, 1, 96, 1}, {2, 70, 1, 128, 1}, {1, 70, 2, 200, 1}};
+    static const struct shape large[] = {
+        {4, 197, 12, 64, 12}, {1, 257, 2, 80, 2}, {2, 130, 4, 128, 2}};
 
     (void)state;
+    check_shapes(shape, COUNT(shape), true);
+    check_shapes(large, backend.large ? COUNT(large) : 0, true);
+}
+
+/* cuDNN's forward, whose results our backward takes. */
+static void attention_by_cudnn_agrees(void **state)
+{
+    static const struct shape shape[] = {
+        {1, 1, 1, 8, 1},     {3, 5, 2, 16, 2},   {2, 65, 3, 64, 3},
+        {2, 33, 1, 128, 1},  {1, 130, 1, 80, 1}, {1, 70, 1, 200, 1},
+        {1, 1024, 2, 64, 2}, {2, 130, 4, 64, 1}, {1, 513, 8, 128, 2}};
+
+    (void)state;
+    if (backend.x.backend == IZ_CPU || backend.x.capability < 80 ||
+        iz_cuda_ops->cudnn_missing())
+        skip();
     fixture_seed();
-    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
-        check_keys(shape[i], 2, true);
+    for (size_t i = 0; i < 2 * COUNT(shape); i++) {
+        enum iz_dtype act = backend.act(i % 2 ? IZ_F16 : IZ_BF16);
+        struct attention t;
+
+        if (!possible(act, &shape[i / 2]))
+            continue;
+        t = attention_new(act, shape[i / 2], 2);
+        t.full = i / 2 % 3 == 1;
+        t.cudnn = true;
+        attention_check(&t);
+        attention_free(&t);
+    }
+}
+
+/* Without tensor cores, and at 7.5 with less shared memory: every width and
+ * length of a tile, up to the widest heads that are not refused.  At 8.6 the
+ * widest heads where a block has 99 KiB of shared memory. */
+static void older_gpus_agree_with_double(void **state)
+{
+    static const struct shape shape[] = {
+        {1, 1, 1, 8, 1},    {3, 5, 2, 16, 2},   {1, 130, 4, 64, 2},
+        {2, 33, 3, 40, 1},  {1, 65, 2, 128, 1}, {2, 49, 1, 96, 1},
+        {1, 70, 2, 200, 1}, {1, 33, 1, 256, 1}, {1, 130, 2, 128, 1},
+        {1, 40, 1, 256, 1}};
+    static const int old[] = {70, 75};
+
+    (void)state;
+    if (!backend.become)
+        skip();
+    for (size_t i = 0; i < COUNT(old); i++) {
+        backend.become(old[i]);
+        check_shapes(shape, COUNT(shape) - 2, false);
+        check_shapes(shape, COUNT(shape) - 2, true);
+    }
+    backend.become(86);
+    check_shapes(shape + COUNT(shape) - 2, 2, false);
+    backend.become(80);
+    check_shapes(shape + COUNT(shape) - 1, 1, false);
+}
+
+static int newest(void **state)
+{
+    (void)state;
+    if (backend.become)
+        backend.become(90);
+    return 0;
 }
 
 /* Scores of thousands: one key takes everything, nothing overflows. */
 static void attention_survives_huge_scores(void **state)
 {
-    struct attention t;
-
     (void)state;
     fixture_seed();
-    t = attention_new((struct shape){1, 67, 1, 4, 0}, 1);
-    for (int64_t i = 0; i < 67; i++)
-        for (int k = 0; k < 8; k++)
-            t.qkv.d[i * 12 + k] = 64 * floor(2 * t.qkv.d[i * 12 + k]);
-    tensor_store(&t.qkv);
-    check_forward(&t);
-    fixture_run(backward, &t);
-    tensor_load(&t.dqkv);
-    for (int64_t i = 0; i < iz_view_len(t.dqkv.v); i++)
-        assert_true(isfinite(t.dqkv.d[i]));
-    attention_free(&t);
+    for (int k = 0; k < 3; k++) {
+        struct attention t;
+
+        if (!backend_acts(fixture_types[k]) ||
+            !backend_computes(fixture_types[k]))
+            continue;
+        t = attention_new(fixture_types[k], (struct shape){1, 67, 1, 8, 1}, 1);
+        for (int64_t i = 0; i < 67; i++)
+            for (int j = 0; j < 16; j++) {
+                double *q = &t.s.t[QKV].d[i * 24 + j];
+
+                *q = 64 * floor(2 * *q);
+            }
+        tensor_store(&t.s.t[QKV]);
+        attention_check(&t);
+        attention_free(&t);
+    }
 }
 
 /* The logarithm of a sum is rounded, here by more than the largest power that a
@@ -175,57 +199,71 @@ static void attention_weighs_no_key_more_than_once(void **state)
 {
     enum { T = 67, C = 4 };
     struct attention t;
+    double *d, *dy;
 
     (void)state;
+    if (backend.x.backend != IZ_CPU)
+        skip();
     fixture_seed();
-    t = attention_new((struct shape){1, T, 1, C, 0}, 1);
+    t = attention_new(IZ_F32, (struct shape){1, T, 1, C, 1}, 1);
+    d = t.s.t[QKV].d;
     for (int64_t i = 0; i < T; i++)
         for (int k = 0; k < 2 * C; k++)
-            t.qkv.d[i * 3 * C + k] *= 6e4;
-    tensor_store(&t.qkv);
-    fixture_run(forward, &t);
-    fixture_run(backward, &t);
-    tensor_load(&t.dqkv);
+            d[i * 3 * C + k] *= 6e4;
+    tensor_store(&t.s.t[QKV]);
+    attention_run(&t, false);
+    attention_run(&t, true);
+    tensor_load(&t.s.t[DQKV]);
+    d = t.s.t[DQKV].d;
+    dy = t.s.t[DY].d;
     for (int k = 0; k < C; k++) {
         double most = 0;
 
         for (int64_t i = 0; i < T; i++)
-            most += fabs(t.dy.d[i * C + k]);
+            most += fabs(dy[i * C + k]);
         for (int64_t i = 0; i < T; i++)
-            assert_true(fabs(t.dqkv.d[i * 3 * C + 2 * C + k]) <= 1.001 * most);
+            assert_true(fabs(d[i * 3 * C + 2 * C + k]) <= 1.001 * most);
     }
     attention_free(&t);
 }
 
-/* Rows before a changed token keep their bits, in forward; with a NaN the rows
- * of its own tile may be NaN, those of earlier tiles not. */
-static void attention_is_causal(void **state)
+/* Rows before a changed token keep their bits; with a NaN those of its own tile
+ * may be NaN, those of earlier tiles not, and no row after it hides it. */
+static void check_causal(enum iz_dtype type)
 {
-    enum { T = 150, AT = 100, C = 6 };
-    struct attention t;
-    struct tensor before;
+    enum { T = 150, AT = 100, C = 16 };
+    struct attention t = attention_new(type, (struct shape){1, T, 2, 8, 2}, 1);
+    struct tensor *qkv = &t.s.t[QKV], *o = &t.s.t[O], before;
 
-    (void)state;
-    fixture_seed();
-    t = attention_new((struct shape){1, T, 2, 3, 0}, 1);
-    before = tensor_new(IZ_F32, T, C, 1);
-    fixture_run(forward, &t);
-    memcpy(before.v.p, t.o.v.p, (size_t)iz_view_bytes(t.o.v));
+    attention_run(&t, false);
+    before = tensor_copy(o);
     for (int i = AT * 3 * C; i < T * 3 * C; i++)
-        t.qkv.d[i] = fixture_uniform();
-    tensor_store(&t.qkv);
-    fixture_run(forward, &t);
+        qkv->d[i] = fixture_uniform();
+    tensor_store(qkv);
+    attention_run(&t, false);
     fixture_same_bits("rows before", iz_view_rows(before.v, 0, AT),
-                      iz_view_rows(t.o.v, 0, AT));
-    t.qkv.d[AT * 3 * C] = NAN;
-    tensor_store(&t.qkv);
-    fixture_run(forward, &t);
+                      iz_view_rows(o->v, 0, AT));
+    for (int i = C; i < 3 * C; i++)
+        qkv->d[AT * 3 * C + i] = NAN;
+    tensor_store(qkv);
+    attention_run(&t, false);
     fixture_same_bits("tile before", iz_view_rows(before.v, 0, 64),
-                      iz_view_rows(t.o.v, 0, 64));
-    tensor_load(&t.o);
-    assert_true(isnan(t.o.d[AT * C]));
+                      iz_view_rows(o->v, 0, 64));
+    tensor_load(o);
+    for (int i = AT * C; i < T * C; i++)
+        assert_true(isnan(o->d[i]));
     tensor_free(&before);
     attention_free(&t);
+}
+
+static void no_row_sees_a_later_one(void **state)
+{
+    (void)state;
+    fixture_seed();
+    for (int i = 0; i < 3; i++)
+        if (backend_acts(fixture_types[i]) &&
+            backend_computes(fixture_types[i]))
+            check_causal(fixture_types[i]);
 }
 
 /* The second of two samples has the bits that it has alone. */
@@ -236,37 +274,143 @@ static void a_sample_does_not_see_its_neighbours(void **state)
 
     (void)state;
     fixture_seed();
-    two = attention_new((struct shape){2, T, 4, 20, 2}, 2);
-    one = attention_new((struct shape){1, T, 4, 20, 2}, 2);
-    memcpy(one.qkv.v.p, iz_view_rows(two.qkv.v, T, T).p,
-           (size_t)iz_view_bytes(one.qkv.v));
-    memcpy(one.dy.v.p, iz_view_rows(two.dy.v, T, T).p,
-           (size_t)iz_view_bytes(one.dy.v));
-    fixture_run(forward, &two);
-    fixture_run(backward, &two);
-    fixture_run(forward, &one);
-    fixture_run(backward, &one);
-    fixture_same_bits("o", iz_view_rows(two.o.v, T, T), one.o.v);
-    fixture_same_bits("lse", iz_view_rows(two.lse.v, 4, 4), one.lse.v);
-    fixture_same_bits("dqkv", iz_view_rows(two.dqkv.v, T, T), one.dqkv.v);
+    two = attention_new(IZ_F32, (struct shape){2, T, 4, 24, 2}, 2);
+    one = attention_new(IZ_F32, (struct shape){1, T, 4, 24, 2}, 2);
+    for (int i = 0; i < 2; i++) {
+        struct tensor *to = &one.s.t[i ? DY : QKV];
+
+        memcpy(to->v.p, iz_view_rows(two.s.t[i ? DY : QKV].v, T, T).p,
+               (size_t)iz_view_bytes(to->v));
+    }
+    for (int i = 0; i < 4; i++)
+        attention_run(i % 2 ? &one : &two, i / 2);
+    fixture_same_bits("o", iz_view_rows(two.s.t[O].v, T, T), one.s.t[O].v);
+    fixture_same_bits("lse", iz_view_rows(two.s.t[LSE].v, 4, 4),
+                      one.s.t[LSE].v);
+    fixture_same_bits("dqkv", iz_view_rows(two.s.t[DQKV].v, T, T),
+                      one.s.t[DQKV].v);
     attention_free(&two);
     attention_free(&one);
+}
+
+static double objective(void *arg)
+{
+    struct attention *t = arg;
+    const struct shape *s = &t->shape;
+    struct ref_attention r = {
+        .o = t->s.t[O].d,
+        .lse = t->s.t[LSE].d,
+        .qkv = t->s.t[QKV].d,
+        .samples = s->samples,
+        .seq = s->seq,
+        .heads = s->heads,
+        .kv_heads = s->kv_heads,
+        .c = s->heads * s->d,
+        .full = t->full,
+    };
+
+    ref_attention(&r);
+    return fixture_dot(t->s.t[O].d, t->s.t[DY].d, iz_view_len(t->s.t[O].v));
+}
+
+/* The gradient in double against differences of another reference. */
+static void double_agrees_with_differences(void **state)
+{
+    (void)state;
+    fixture_seed();
+    for (int full = 0; full < 2; full++) {
+        struct attention t =
+            attention_new(IZ_F32, (struct shape){2, 7, 4, 5, 2}, 2);
+        struct attention_double ref = attention_double_of(&t);
+        int64_t n = iz_view_len(t.s.t[QKV].v);
+        double *want = fixture_take(n * 8);
+
+        t.full = ref.full = full;
+        attention_double_run(&ref);
+        ref_gradient(want, objective, &t, t.s.t[QKV].d, n);
+        objective(&t);
+        for (int64_t i = 0; i < n; i++)
+            assert_true(fabs(want[i] - ref.dqkv[i].is) < 1e-8);
+        for (int64_t i = 0; i < iz_view_len(t.s.t[O].v); i++)
+            assert_true(fabs(t.s.t[O].d[i] - ref.o[i].is) < 1e-13);
+        for (int64_t i = 0; i < iz_view_len(t.s.t[LSE].v); i++)
+            assert_true(fabs(t.s.t[LSE].d[i] - ref.lse[i].is) < 1e-13);
+        free(want);
+        attention_double_free(&ref);
+        attention_free(&t);
+    }
+}
+
+/* In a dry run. */
+static void heads_of(enum iz_dtype type, int64_t d, int capability)
+{
+    struct iz_exec x = iz_exec_dry(IZ_CUDA, type);
+    struct iz_attention a = {
+        .qkv = {.dtype = type, .rows = 4, .cols = 3 * d},
+        .o = {.dtype = type, .rows = 4, .cols = d},
+        .lse = {.dtype = IZ_F32, .rows = 1, .cols = 4},
+        .seq = 4,
+        .heads = 1,
+    };
+
+    x.capability = capability;
+    iz_attention_fwd(&x, &a);
+}
+
+static void odd_heads(void)
+{
+    heads_of(IZ_BF16, 12, 90);
+}
+
+static void wide_heads(void)
+{
+    heads_of(IZ_F32, 257, 90);
+}
+
+static void wide_heads_of_turing(void)
+{
+    heads_of(IZ_F32, 129, 75);
+}
+
+static void wide_heads_of_ada(void)
+{
+    heads_of(IZ_F16, 136, 89);
+}
+
+/* Already in the dry run, which is before the first step. */
+static void impossible_heads_are_refused(void **state)
+{
+    (void)state;
+    scene_dies(odd_heads, "12 columns; possible are multiples of 8 up to 256");
+    scene_dies(wide_heads, "257 columns; possible are all up to 256");
+    heads_of(IZ_F16, 256, 90);
+    heads_of(IZ_F32, 255, 90);
+    scene_dies(wide_heads_of_turing, "capability 7.5: heads of 129 columns; "
+                                     "possible are all up to 128");
+    scene_dies(wide_heads_of_ada, "capability 8.9: heads of 136 columns; "
+                                  "possible are multiples of 8 up to 128");
 }
 
 int ops_attention(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention_agrees_with_reference),
-        cmocka_unit_test(grouped_queries_agree_with_reference),
+        cmocka_unit_test(double_agrees_with_differences),
+        cmocka_unit_test(attention_agrees_with_double),
+        cmocka_unit_test(grouped_queries_agree_with_double),
         cmocka_unit_test(attention_of_all_keys_agrees),
+        cmocka_unit_test(attention_by_cudnn_agrees),
+        cmocka_unit_test_teardown(older_gpus_agree_with_double, newest),
         cmocka_unit_test(attention_survives_huge_scores),
         cmocka_unit_test(attention_weighs_no_key_more_than_once),
-        cmocka_unit_test(attention_is_causal),
+        cmocka_unit_test(no_row_sees_a_later_one),
         cmocka_unit_test(a_sample_does_not_see_its_neighbours),
+        cmocka_unit_test(impossible_heads_are_refused),
     };
     const struct iz_simd_level *best = NULL;
     int failed = 0;
 
+    if (backend.x.backend != IZ_CPU)
+        return cmocka_run_group_tests_name("attention", tests, NULL, NULL);
     for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++) {
         if (!iz_simd_use(l))
             continue;

@@ -50,6 +50,54 @@ void ref_rmsnorm(double *y, const double *a, const double *w, int64_t m,
     }
 }
 
+void ref_layernorm_gradient(double *dx, double *dw, double *db, const double *a,
+                            const double *dy, const double *w, int64_t c)
+{
+    double mean = 0, var = 0, sum = 0, sum_hat = 0, s;
+
+    for (int64_t j = 0; j < c; j++)
+        mean += a[j] / (double)c;
+    for (int64_t j = 0; j < c; j++)
+        var += (a[j] - mean) * (a[j] - mean) / (double)c;
+    s = 1 / sqrt(var + 1e-5);
+    for (int64_t j = 0; j < c; j++) {
+        double hat = (a[j] - mean) * s;
+
+        sum += dy[j] * w[j] / (double)c;
+        sum_hat += dy[j] * w[j] * hat / (double)c;
+        dw[j] += dy[j] * hat;
+        db[j] += dy[j];
+    }
+    for (int64_t j = 0; j < c; j++)
+        dx[j] = s * (dy[j] * w[j] - sum - (a[j] - mean) * s * sum_hat);
+}
+
+/* tanh' = 1 - tanh^2. */
+double ref_gelu_gradient(double a)
+{
+    double k = sqrt(2 / M_PI), u = k * (a + 0.044715 * a * a * a);
+    double t = tanh(u);
+
+    return (1 + t) / 2 + a / 2 * (1 - t * t) * k * (1 + 3 * 0.044715 * a * a);
+}
+
+void ref_rmsnorm_gradient(double *dx, double *dw, const double *a,
+                          const double *dy, const double *w, int64_t c,
+                          double eps)
+{
+    double square = 0, dot = 0, s;
+
+    for (int64_t j = 0; j < c; j++) {
+        square += a[j] * a[j] / (double)c;
+        dot += dy[j] * w[j] * a[j];
+    }
+    s = 1 / sqrt(square + eps);
+    for (int64_t j = 0; j < c; j++) {
+        dw[j] += dy[j] * a[j] * s;
+        dx[j] = s * dy[j] * w[j] - pow(s, 3) * a[j] * dot / (double)c;
+    }
+}
+
 /* By wavelengths, case by case, as it is usually written. */
 double ref_rope_frequency(const struct iz_rope *r, int i)
 {
@@ -85,6 +133,14 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
 double ref_swiglu(double g, double u)
 {
     return g / (1 + exp(-g)) * u;
+}
+
+void ref_swiglu_gradient(double *dg, double *du, double g, double u, double dy)
+{
+    double s = 1 / (1 + exp(-g));
+
+    *dg = dy * u * (s + g * s * (1 - s));
+    *du = dy * g * s;
 }
 
 /* A query q of one head that sees n keys: k, v are its rows 0, ld apart. */
@@ -148,6 +204,16 @@ void ref_table(const struct ref_table *p)
             p->y[t * p->c + j] =
                 row < 0 || row >= p->v ? kept : p->w[row * p->c + j];
         }
+}
+
+void ref_table_gradient(const struct ref_table *p, double *dw, const double *dy)
+{
+    for (int64_t t = 0; t < p->m; t++) {
+        int64_t row = p->row[t] - p->first;
+
+        for (int64_t j = 0; row >= 0 && row < p->v && j < p->c; j++)
+            dw[row * p->c + j] += dy[t * p->c + j];
+    }
 }
 
 /* By whole matrices of products, of which the lower triangle is taken. */

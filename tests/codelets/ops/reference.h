@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ops once more, as plain loops in double precision, forward only:
- * gradients come from central differences. */
+/* The ops once more, as plain loops in double precision.  Gradients are central
+ * differences, or formulas that ops_formulas.c holds against these. */
 #ifndef IZ_TESTS_CODELETS_OPS_REFERENCE_H
 #define IZ_TESTS_CODELETS_OPS_REFERENCE_H
 
@@ -21,11 +21,20 @@ void ref_matmul(const struct ref_matmul *p);
 void ref_layernorm(double *y, const double *a, const double *w, const double *b,
                    int64_t m, int64_t c);
 
+/* Of a row: writes dx, adds to dw and db. */
+void ref_layernorm_gradient(double *dx, double *dw, double *db, const double *a,
+                            const double *dy, const double *w, int64_t c);
+
 double ref_gelu(double a);
+double ref_gelu_gradient(double a);
 
 /* a, y [m,c]; w [c]; y may be a. */
 void ref_rmsnorm(double *y, const double *a, const double *w, int64_t m,
                  int64_t c, double eps);
+
+void ref_rmsnorm_gradient(double *dx, double *dw, const double *a,
+                          const double *dy, const double *w, int64_t c,
+                          double eps);
 
 /* Turns heads of a [m,ld] in place, by complex numbers. */
 void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
@@ -35,6 +44,7 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
 double ref_rope_frequency(const struct iz_rope *r, int i);
 
 double ref_swiglu(double g, double u);
+void ref_swiglu_gradient(double *dg, double *du, double g, double u, double dy);
 
 /* o [samples*seq, c], lse [samples*heads, seq] or NULL, from qkv [..,
  * (heads + 2 kv_heads) c/heads]; kv_heads = 0 means heads; causal unless full.
@@ -59,6 +69,9 @@ struct ref_table {
     int64_t m, c, v, first;
 };
 void ref_table(const struct ref_table *p);
+/* Adds to dw. */
+void ref_table_gradient(const struct ref_table *p, double *dw,
+                        const double *dy);
 
 /* y [m, d + n (n + 1) / 2] from z [m,d] and e [m n, d]. */
 void ref_interact(double *y, const double *z, const double *e, int64_t m,

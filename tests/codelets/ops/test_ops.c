@@ -1,16 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks every op against the double-precision reference; with --bench times
- * them instead. */
-#include "codelets/ops/gemm.h"
-#include "tests/codelets/ops/fixture.h"
+/* The ops on the CPU against double precision; with --bench times them instead.
+ *
+ * usage: test_ops [--bench | GROUP ...] */
+#include "tests/codelets/ops/test_ops.h"
 
+#include <stdint.h>
 #include <string.h>
+
+#include "codelets/ops/gemm.h"
+#include "tests/codelets/ops/scene.h"
+
+static enum iz_dtype act_of(enum iz_dtype param)
+{
+    (void)param;
+    return IZ_F32;
+}
+
+struct backend backend = {.x = {.backend = IZ_CPU},
+                          .act = act_of,
+                          .refuses = true,
+                          .piece = INT64_MAX};
 
 int main(int argc, char **argv)
 {
     iz_gemm_open();
     if (argc > 1 && strcmp(argv[1], "--bench") == 0)
         return ops_bench();
-    return ops_matmul() + ops_rows() + ops_llama() + ops_attention() +
-           ops_tokens() + ops_tables();
+    return (argc == 1 ? ops_cpu() : 0) + ops_groups(argc, argv);
 }

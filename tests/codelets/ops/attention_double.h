@@ -2,18 +2,13 @@
 /* Attention and its gradient in double precision, and how far a kernel
  * may be from them that multiplies numbers of type t, sums in fp32, and rounds
  * probabilities, their gradients and results to t. */
-#ifndef IZ_TESTS_CODELETS_GPU_ATTENTION_DOUBLE_H
-#define IZ_TESTS_CODELETS_GPU_ATTENTION_DOUBLE_H
+#ifndef IZ_TESTS_CODELETS_OPS_ATTENTION_DOUBLE_H
+#define IZ_TESTS_CODELETS_OPS_ATTENTION_DOUBLE_H
 
 #include <stdbool.h>
 
 #include "codelets/flat/dtype.h"
 #include "tests/codelets/ops/fixture.h"
-
-/* A number that is expected, and a bound on the error. */
-struct near {
-    double is, within;
-};
 
 /* Inputs are borrowed: qkv [samples seq, (heads + 2 kv_heads) d], dy [samples
  * seq, C] or NULL. */
@@ -28,10 +23,5 @@ struct attention_double {
 /* Fills o and lse, and dqkv where there is a dy. */
 void attention_double_run(struct attention_double *a);
 void attention_double_free(struct attention_double *a);
-
-/* Fails the test where an element of `got` is out of its bound.  IZ_SHOW:
- * prints the largest error, as a part of the bound. */
-void attention_double_near(const struct attention_double *a, const char *what,
-                           struct tensor *got, const struct near *want);
 
 #endif

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One head at a time, with whole matrices of scores. */
-#include "tests/codelets/gpu/attention_double.h"
+#include "tests/codelets/ops/attention_double.h"
 
 #include <math.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 /* Matrices [n,n] of one head, and its vectors [n,d] as rows of the inputs, ld
@@ -244,27 +243,4 @@ void attention_double_free(struct attention_double *a)
     free(a->o);
     free(a->lse);
     free(a->dqkv);
-}
-
-void attention_double_near(const struct attention_double *a, const char *what,
-                           struct tensor *got, const struct near *want)
-{
-    double worst = 0;
-
-    tensor_load(got);
-    for (int64_t i = 0; i < iz_view_len(got->v); i++) {
-        double off = fabs(got->d[i] - want[i].is);
-
-        if (!(off <= want[i].within))
-            fail_msg("%s %s, %d samples of %d tokens, %d heads of %d: element "
-                     "%lld is %.9g, not %.9g within %.3g",
-                     iz_dtype_name(a->t), what, (int)a->samples, (int)a->seq,
-                     (int)a->heads, (int)a->d, (long long)i, got->d[i],
-                     want[i].is, want[i].within);
-        worst = fmax(worst, off / want[i].within);
-    }
-    if (getenv("IZ_SHOW"))
-        printf("%s %s [%d,%d,%d,%d]: %.3f of the bound\n", iz_dtype_name(a->t),
-               what, (int)a->samples, (int)a->seq, (int)a->heads, (int)a->d,
-               worst);
 }

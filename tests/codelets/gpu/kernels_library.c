@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How products of the GPU ask cuBLASLt: for which type, how often, what they do
+ * and say when it cannot; and our kernel for sums of columns.  The real calls,
+ * answered by the stand-in.  Shows that operands, types, layouts and workspace
+ * are right; says nothing of the library itself. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cublasLt.h>
+
+#include "codelets/kernels/cuda_lib.h"
+#include "tests/codelets/gpu/emulated.h"
+#include "tests/codelets/ops/product.h"
+#include "tests/fake/cublaslt.h"
+
+static const int64_t sizes[][3] = {{1, 1, 1},   {3, 7, 1},   {1, 17, 3},
+                                   {7, 3, 17},  {17, 1, 33}, {33, 17, 7},
+                                   {4, 16, 16}, {8, 64, 24}};
+/* Products that are made twice, as every scene is run. */
+enum { SIZES = sizeof sizes / sizeof sizes[0], RUNS = 2 * 3 * 2 * SIZES };
+
+static int renew(void **state)
+{
+    fake_cublaslt = (struct fake_cublaslt){0};
+    return backend_renew(state);
+}
+
+static void for_each(void (*f)(struct product *p))
+{
+    fixture_seed();
+    for (int k = 0; k < 3 * 2 * SIZES; k++) {
+        struct product p =
+            product_new(fixture_types[k % 3], fixture_types[k % 3],
+                        sizes[k / 6], k / 3 % 2);
+
+        f(&p);
+        product_free(&p);
+    }
+}
+
+static void forward_to_fp32(struct product *p)
+{
+    tensor_free(&p->s.t[Y]);
+    p->s.t[Y] = tensor_new(IZ_F32, p->m, p->out, 1);
+    product_check_forward(p, false, false);
+}
+
+static void forward_from_16_bits_to_fp32_agrees(void **state)
+{
+    (void)state;
+    for_each(forward_to_fp32);
+}
+
+static void dw_fused(struct product *p)
+{
+    p->fused_db = true;
+    product_check_dw(p);
+}
+
+static void sums_are_the_library_s_where_asked_for(void **state)
+{
+    (void)state;
+    for_each(product_check_dw);
+    assert_int_equal(fake_cublaslt.sums, 0);
+    for_each(dw_fused);
+    assert_int_equal(fake_cublaslt.sums, RUNS);
+}
+
+/* The library refuses or fails: db by our kernel, and it is asked once per
+ * shape. */
+static void gradient_of_b_without_the_library(void **state)
+{
+    static const int status[] = {0, CUBLAS_STATUS_NOT_SUPPORTED,
+                                 CUBLAS_STATUS_INVALID_VALUE,
+                                 CUBLAS_STATUS_INTERNAL_ERROR};
+
+    for (size_t i = 0; i < sizeof status / sizeof status[0]; i++) {
+        renew(state);
+        fake_cublaslt.no_sums = status[i] == 0;
+        fake_cublaslt.sums_fail = status[i];
+        for_each(dw_fused);
+        assert_int_equal(fake_cublaslt.sums, 0);
+        assert_int_equal(fake_cublaslt.products, RUNS);
+    }
+}
+
+/* By our kernel, then the product; with r, what they are together is rounded to
+ * the type on the way. */
+static void bias_and_product(struct product *p)
+{
+    product_check_forward(p, false, true);
+    p->slack = 2 * fixture_rounding(p->s.t[Y].v.dtype, 1);
+    product_check_forward(p, true, true);
+    product_check_in_place(p);
+}
+
+static void bias_without_the_library(void **state)
+{
+    (void)state;
+    fake_cublaslt.no_bias = true;
+    for_each(bias_and_product);
+    assert_int_equal(fake_cublaslt.products, 3 * RUNS);
+}
+
+static void only_db(struct product *p)
+{
+    p->absent = bit(DW);
+    product_check_dw(p);
+    p->absent = 0;
+}
+
+static void only_dw(struct product *p)
+{
+    p->fused_db = true;
+    p->s.unwanted = bit(DB);
+    product_check_dw(p);
+}
+
+static void no_gradient(struct product *p)
+{
+    p->s.unwanted = bit(DW) | bit(DB);
+    product_check_dw(p);
+}
+
+static void unwanted_gradients_are_not_asked_for(void **state)
+{
+    (void)state;
+    for_each(only_db);
+    for_each(no_gradient);
+    assert_int_equal(fake_cublaslt.products, 0);
+    for_each(only_dw);
+    assert_int_equal(fake_cublaslt.products, RUNS);
+    assert_int_equal(fake_cublaslt.sums, 0);
+}
+
+/* dy from its second element on, an address that no wide load can use. */
+static void odd_gradient(struct iz_exec *x, const struct iz_view *v,
+                         const void *arg)
+{
+    struct iz_view w[PRODUCT_TENSORS];
+
+    memcpy(w, v, LA * sizeof *v);
+    w[DY].p = v[DY].p ? (char *)v[DY].p + iz_dtype_bytes(v[DY].dtype) : NULL;
+    w[DY].rows--;
+    w[A].rows--;
+    product_gradient_w(x, w, arg);
+}
+
+/* Of all rows, and of one less at an odd address. */
+static void check_sum(struct product *p)
+{
+    double *want = calloc((size_t)p->out, sizeof *want);
+
+    only_db(p);
+    p->absent = bit(DW);
+    scene_run(&p->s, odd_gradient, p, bit(DY) | bit(A), bit(DB));
+    for (int64_t i = 0; i < (p->m - 1) * p->out; i++)
+        want[i % p->out] += p->s.t[DY].d[i + 1];
+    fixture_close("db of an odd address", &p->s.t[DB], want, 1e-6);
+    free(want);
+}
+
+static void sums_of_columns_agree(void **state)
+{
+    static const int64_t size[][2] = {{2, 1},     {33, 3},     {300, 8},
+                                      {300, 33},  {64, 384},   {1000, 1},
+                                      {97, 1000}, {2000, 264}, {40, 4104}};
+
+    (void)state;
+    fixture_seed();
+    for (int i = 0; i < 6 * (int)(sizeof size / sizeof size[0]); i++) {
+        int64_t s[3] = {size[i / 6][0], 1, size[i / 6][1]};
+        enum iz_dtype t = fixture_types[i % 3];
+        struct product p = product_new(t, t, s, false);
+
+        tensor_free(&p.s.t[DB]);
+        p.s.t[DB] = tensor_new(i / 3 % 2 ? IZ_F32 : t, 1, s[2], 1);
+        check_sum(&p);
+        product_free(&p);
+    }
+}
+
+/* Two layers of one shape share an algorithm, not their biases. */
+static void every_call_has_its_own_bias(void **state)
+{
+    static const int64_t s[3] = {5, 8, 16};
+    struct product p[2];
+
+    (void)state;
+    fixture_seed();
+    for (int i = 0; i < 2; i++) {
+        p[i] = product_new(IZ_BF16, IZ_BF16, s, true);
+        p[i].fused_db = true;
+    }
+    for (int i = 0; i < 4; i++) {
+        product_check_forward(&p[i % 2], true, true);
+        product_check_dw(&p[i % 2]);
+    }
+    assert_int_equal(fake_cublaslt.searches, 2);
+    product_free(&p[0]);
+    product_free(&p[1]);
+}
+
+/* Rows of a from the fourth element on: not as aligned. */
+static void odd_forward(struct iz_exec *x, const struct iz_view *v,
+                        const void *arg)
+{
+    struct iz_view w[PRODUCT_TENSORS];
+
+    memcpy(w, v, LA * sizeof *v);
+    w[A].p = v[A].p ? (char *)v[A].p + 6 : NULL;
+    w[A].rows--;
+    product_forward(x, w, arg);
+}
+
+/* A second step finds every algorithm; another alignment is another search. */
+static void algorithms_are_kept(void **state)
+{
+    static const int64_t s[3] = {5, 8, 16};
+    struct product p = product_new(IZ_BF16, IZ_BF16, s, true);
+    int first;
+
+    (void)state;
+    product_check_all(&p);
+    first = fake_cublaslt.searches;
+    assert_int_equal(first, 4);
+    product_check_all(&p);
+    assert_int_equal(fake_cublaslt.searches, first);
+    tensor_free(&p.s.t[A]);
+    p.s.t[A] = tensor_new(IZ_BF16, s[0] + 1, s[1], 1);
+    p.with_r = p.with_b = true;
+    scene_run(&p.s, odd_forward, &p, bit(R) | bit(A) | bit(W) | bit(B), bit(Y));
+    p.s.t[A].d += 3;
+    product_check_y(&p);
+    p.s.t[A].d -= 3;
+    assert_int_equal(fake_cublaslt.searches, first + 1);
+    product_free(&p);
+}
+
+static void tf32_is_for_fp32_alone(void **state)
+{
+    static const int64_t s[3] = {5, 8, 16};
+
+    (void)state;
+    fixture_seed();
+    for (int t = 0; t < 3; t++)
+        for (int tf32 = 0; tf32 < 2; tf32++) {
+            struct product p =
+                product_new(fixture_types[t], fixture_types[t], s, false);
+
+            p.tf32 = tf32;
+            product_check_forward(&p, false, false);
+            assert_int_equal(fake_cublaslt.compute,
+                             tf32 && t == 0 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                            : CUBLAS_COMPUTE_32F);
+            product_free(&p);
+        }
+}
+
+/* ---- what ends the job -------------------------------------------------- */
+
+static struct product small_product(int64_t m, int64_t in, int64_t out)
+{
+    const int64_t s[3] = {m, in, out};
+
+    return product_new(IZ_BF16, IZ_BF16, s, false);
+}
+
+static void ask_for_the_impossible(void)
+{
+    struct product p = small_product(3, 5, 2);
+
+    fake_cublaslt.none = true;
+    product_check_forward(&p, false, false);
+}
+
+static void ask_what_fails(void)
+{
+    struct product p = small_product(3, 5, 2);
+
+    fake_cublaslt.fails = CUBLAS_STATUS_INTERNAL_ERROR;
+    product_check_dw(&p);
+}
+
+static void ask_for_513_kinds(void)
+{
+    for (int64_t i = 1; i <= 513; i++) {
+        struct product p = small_product(i, 1, 1);
+
+        product_check_forward(&p, false, false);
+        if (fake_cublaslt.searches != i)
+            _exit(1);
+        product_free(&p);
+    }
+}
+
+static void forward_over_a(struct iz_exec *x, const struct iz_view *v,
+                           const void *arg)
+{
+    struct iz_view w[PRODUCT_TENSORS];
+
+    memcpy(w, v, LA * sizeof *v);
+    w[Y] = v[A];
+    product_forward(x, w, arg);
+}
+
+/* A library that writes its result while it still reads that operand. */
+static void ask_over_an_operand(void)
+{
+    struct product p = small_product(4, 4, 4);
+
+    scene_run(&p.s, forward_over_a, &p, bit(A) | bit(W), bit(A));
+}
+
+static void ends_the_job_with_call_and_shape(void **state)
+{
+    (void)state;
+    scene_dies(ask_over_an_operand, "cublasLtMatmul for [4,4] [4,4]");
+    scene_dies(ask_for_the_impossible,
+               "cublasLtMatmulAlgoGetHeuristic for [3,5] [5,2], bf16 to bf16: "
+               "not supported");
+    scene_dies(ask_what_fails, "cublasLtMatmulAlgoGetHeuristic for [5,3] "
+                               "[3,2], bf16 to bf16: an error");
+    scene_dies(ask_for_513_kinds, "more than 512 kinds of matrix products");
+}
+
+int kernels_library(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(forward_from_16_bits_to_fp32_agrees, renew),
+        cmocka_unit_test_setup(sums_are_the_library_s_where_asked_for, renew),
+        cmocka_unit_test_setup(gradient_of_b_without_the_library, renew),
+        cmocka_unit_test_setup(bias_without_the_library, renew),
+        cmocka_unit_test_setup(unwanted_gradients_are_not_asked_for, renew),
+        cmocka_unit_test_setup(sums_of_columns_agree, renew),
+        cmocka_unit_test_setup(every_call_has_its_own_bias, renew),
+        cmocka_unit_test_setup(algorithms_are_kept, renew),
+        cmocka_unit_test_setup(tf32_is_for_fp32_alone, renew),
+        cmocka_unit_test_setup(ends_the_job_with_call_and_shape, renew),
+    };
+
+    return cmocka_run_group_tests_name("library", tests, NULL, NULL);
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention through the op, against double precision. */
+#include "tests/codelets/ops/attention_case.h"
+
+struct attention attention_new(enum iz_dtype act, struct shape s, double scale)
+{
+    int64_t m = s.samples * s.seq, c = s.heads * s.d;
+    int64_t ld = c + 2 * s.kv_heads * s.d;
+
+    return (struct attention){
+        .s = {.n = ATTENTION_TENSORS,
+              .t = {[QKV] = tensor_new(act, m, ld, scale),
+                    [O] = tensor_new(act, m, c, 1),
+                    [LSE] = tensor_new(IZ_F32, s.samples * s.heads, s.seq, 1),
+                    [DQKV] = tensor_new(act, m, ld, 1),
+                    [DY] = tensor_new(act, m, c, 1)}},
+        .shape = s};
+}
+
+void attention_free(struct attention *t)
+{
+    scene_free(&t->s);
+}
+
+/* As many keys as heads may be 0 of them. */
+static struct iz_attention attention_of(const struct iz_view *v,
+                                        const struct attention *t)
+{
+    const struct shape *s = &t->shape;
+    bool none = s->kv_heads == s->heads && s->seq % 2;
+
+    return (struct iz_attention){.qkv = v[QKV],
+                                 .o = v[O],
+                                 .lse = v[LSE],
+                                 .seq = s->seq,
+                                 .heads = (int)s->heads,
+                                 .kv_heads = none ? 0 : (int)s->kv_heads,
+                                 .full = t->full};
+}
+
+void attention_forward(struct iz_exec *x, const struct iz_view *v,
+                       const void *arg)
+{
+    const struct attention *t = arg;
+    struct iz_attention a = attention_of(v, t);
+
+    x->cudnn = t->cudnn;
+    iz_attention_fwd(x, &a);
+}
+
+static void attention_backward(struct iz_exec *x, const struct iz_view *v,
+                               const void *arg)
+{
+    struct iz_attention a = attention_of(v, arg);
+
+    iz_attention_bwd(x, v[DQKV], v[DY], &a);
+}
+
+void attention_run(struct attention *t, bool backward)
+{
+    if (backward)
+        scene_run(&t->s, attention_backward, t,
+                  bit(QKV) | bit(O) | bit(LSE) | bit(DY), bit(DQKV));
+    else
+        scene_run(&t->s, attention_forward, t, bit(QKV), bit(O) | bit(LSE));
+}
+
+struct attention_double attention_double_of(const struct attention *t)
+{
+    const struct shape *s = &t->shape;
+
+    return (struct attention_double){s->samples,
+                                     s->seq,
+                                     s->heads,
+                                     s->d,
+                                     s->kv_heads,
+                                     .t = t->s.t[QKV].v.dtype,
+                                     .qkv = t->s.t[QKV].d,
+                                     .dy = t->s.t[DY].d,
+                                     .full = t->full};
+}
+
+void attention_check(struct attention *t)
+{
+    struct attention_double ref = attention_double_of(t);
+
+    attention_double_run(&ref);
+    attention_run(t, false);
+    fixture_near("o", &t->s.t[O], ref.o);
+    fixture_near("lse", &t->s.t[LSE], ref.lse);
+    attention_run(t, true);
+    fixture_near("dqkv", &t->s.t[DQKV], ref.dqkv);
+    attention_double_free(&ref);
+}

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the CPU alone has: exponentials, products of bf16, threads; and the
+ * formulas of the references against central differences. */
+#include <float.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "codelets/ops/gemm16.h"
+#include "codelets/ops/row_math.h"
+#include "tests/codelets/ops/product.h"
+#include "tests/codelets/ops/reference.h"
+#include "tests/codelets/ops/test_ops.h"
+
+/* ---- exponentials ------------------------------------------------------- */
+
+static double worst_of(float (*f)(float), double (*ref)(double), double from,
+                       double to, double step)
+{
+    double worst = 0;
+
+    for (double x = from; x < to; x += step) {
+        double want = ref((double)(float)x);
+        double ulp = ldexp(1, ilogb(want) - 23);
+
+        worst = fmax(worst, fabs((double)f((float)x) - want) / ulp);
+    }
+    print_message("worst error %.2f ulp\n", worst);
+    return worst;
+}
+
+static void exp_is_within_two_ulp(void **state)
+{
+    (void)state;
+    assert_true(worst_of(iz_expf, exp, -86.5, 88.72, 1.7e-4) < 2);
+    assert_true(worst_of(iz_exp2f, exp2, -125, 127, 2.3e-4) < 2);
+}
+
+static void exp_keeps_special_values(void **state)
+{
+    (void)state;
+    assert_true(iz_expf(0) == 1);
+    assert_true(iz_expf(1e-40f) == 1);
+    assert_true(iz_expf(-87) == 0 && iz_expf(-3e38f) == 0);
+    assert_true(iz_expf(-INFINITY) == 0);
+    assert_true(isinf(iz_expf(88.8f)) && isinf(iz_expf(3e38f)));
+    assert_true(isinf(iz_expf(INFINITY)));
+    assert_true(isnan(iz_expf(NAN)));
+    assert_true(iz_exp2f(0) == 1 && iz_exp2f(1e-40f) == 1);
+    assert_true(iz_exp2f(-126) == 0 && iz_exp2f(-3e38f) == 0);
+    assert_true(iz_exp2f(-INFINITY) == 0);
+    assert_true(isnan(iz_exp2f(NAN)));
+}
+
+/* ---- products of bf16 --------------------------------------------------- */
+
+/* Rounds values of fp32 to what bf16 holds. */
+static void round_16(struct tensor *t)
+{
+    int64_t n = iz_view_len(t->v);
+    uint16_t *half = calloc((size_t)n, sizeof *half);
+
+    iz_cast(half, IZ_BF16, t->v.p, IZ_F32, n);
+    iz_cast(t->v.p, IZ_F32, half, IZ_BF16, n);
+    tensor_load(t);
+    free(half);
+}
+
+static struct product narrow_new(enum iz_dtype dw, const int64_t s[3],
+                                 bool out_in)
+{
+    struct product p = product_new(IZ_BF16, dw, s, out_in);
+
+    p.narrow = true;
+    round_16(&p.s.t[A]);
+    round_16(&p.s.t[DY]);
+    return p;
+}
+
+/* Operands that bf16 holds: only the sums differ from the reference. */
+static void narrow_products_agree(void **state)
+{
+    static const int64_t size[][3] = {{1, 1, 1},    {3, 7, 1},    {1, 17, 3},
+                                      {17, 1, 33},  {33, 17, 7},  {4, 16, 16},
+                                      {65, 48, 80}, {7, 130, 31}, {130, 3, 18}};
+
+    (void)state;
+    if (iz_gemm16_missing())
+        skip();
+    fixture_seed();
+    for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
+        for (int how = 0; how < 4; how++) {
+            struct product p =
+                narrow_new(how & 1 ? IZ_F32 : IZ_BF16, size[i], how & 2);
+
+            product_check_all(&p);
+            p.add = how & 1;
+            product_check_dw(&p);
+            product_free(&p);
+        }
+}
+
+static void run_all(struct product *p)
+{
+    product_run_forward(p);
+    scene_run(&p->s, product_gradient_a, p, bit(DY) | bit(W), bit(DA));
+    scene_run(&p->s, product_gradient_w, p, bit(DY) | bit(A),
+              bit(DW) | bit(DB));
+}
+
+static void check_same(struct product p[2])
+{
+    run_all(&p[0]);
+    run_all(&p[1]);
+    fixture_same_bits("y", p[0].s.t[Y].v, p[1].s.t[Y].v);
+    fixture_same_bits("da", p[0].s.t[DA].v, p[1].s.t[DA].v);
+    fixture_same_bits("dw", p[0].s.t[DW].v, p[1].s.t[DW].v);
+    product_free(&p[0]);
+    product_free(&p[1]);
+}
+
+/* The other operand is rounded as a cast does it, and nothing else is. */
+static void narrow_products_round_one_operand(void **state)
+{
+    static const int64_t size[3] = {130, 70, 90};
+    struct product p[2];
+
+    (void)state;
+    if (iz_gemm16_missing())
+        skip();
+    for (int i = 0; i < 2; i++) {
+        fixture_seed();
+        p[i] = product_new(IZ_BF16, IZ_BF16, size, true);
+        p[i].narrow = true;
+    }
+    round_16(&p[1].s.t[A]);
+    round_16(&p[1].s.t[DY]);
+    assert_memory_not_equal(p[0].s.t[A].v.p, p[1].s.t[A].v.p, 64);
+    check_same(p);
+}
+
+static void narrow_is_for_bf16_weights_alone(void **state)
+{
+    static const int64_t size[3] = {33, 17, 7};
+
+    (void)state;
+    for (int t = 0; t < 3; t += 2) {
+        struct product p[2];
+
+        for (int i = 0; i < 2; i++) {
+            fixture_seed();
+            p[i] = product_new(fixture_types[t], fixture_types[t], size, false);
+            p[i].narrow = i;
+        }
+        check_same(p);
+    }
+}
+
+/* ---- threads ------------------------------------------------------------ */
+
+static void *backward_thread(void *arg)
+{
+    struct product *p = arg;
+    struct iz_linear l = {.w = p->s.t[W].v};
+    struct iz_exec x = {
+        .backend = IZ_CPU,
+        .narrow = l.w.dtype == IZ_BF16,
+        .work = {.base = fixture_take(1 << 20), .size = 1 << 20}};
+
+    iz_matmul_da(&x, p->s.t[DA].v, p->s.t[DY].v, &l);
+    free(x.work.base);
+    return NULL;
+}
+
+static void check_threads(enum iz_dtype t)
+{
+    static const int64_t size[3] = {130, 70, 90};
+    struct product p[2];
+    pthread_t id[2];
+
+    for (int i = 0; i < 2; i++) {
+        fixture_seed();
+        p[i] = product_new(t, t, size, false);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_create(&id[i], NULL, backward_thread, &p[i]);
+    for (int i = 0; i < 2; i++)
+        pthread_join(id[i], NULL);
+    fixture_same_bits("da", p[0].s.t[DA].v, p[1].s.t[DA].v);
+    product_free(&p[0]);
+    product_free(&p[1]);
+}
+
+static void matmul_gives_equal_bits_on_every_thread(void **state)
+{
+    (void)state;
+    check_threads(IZ_F32);
+    if (!iz_gemm16_missing())
+        check_threads(IZ_BF16);
+}
+
+/* ---- the formulas of the references ------------------------------------- */
+
+enum { C = 7 };
+
+struct row {
+    double a[C], w[C], b[C], dy[C], y[C];
+    bool rms;
+};
+
+static double row_objective(void *arg)
+{
+    struct row *r = arg;
+
+    if (r->rms)
+        ref_rmsnorm(r->y, r->a, r->w, 1, C, 1e-5);
+    else
+        ref_layernorm(r->y, r->a, r->w, r->b, 1, C);
+    return fixture_dot(r->y, r->dy, C);
+}
+
+static void check_differences(struct row *r, double *in, const double *got,
+                              int n)
+{
+    double want[C];
+
+    ref_gradient(want, row_objective, r, in, n);
+    for (int i = 0; i < n; i++)
+        assert_true(fabs(got[i] - want[i]) < 1e-8);
+}
+
+static double swiglu_objective(void *arg)
+{
+    const double *gu = arg;
+
+    return ref_swiglu(gu[0], gu[1]);
+}
+
+static double gelu_objective(void *arg)
+{
+    return ref_gelu(*(double *)arg);
+}
+
+struct rows {
+    struct ref_table t;
+    double w[3 * C], y[4 * C], dy[4 * C];
+};
+
+static double table_objective(void *arg)
+{
+    struct rows *r = arg;
+
+    ref_table(&r->t);
+    return fixture_dot(r->y, r->dy, 4 * C);
+}
+
+static void formulas_of_rows_agree_with_differences(void **state)
+{
+    struct row r;
+
+    (void)state;
+    fixture_seed();
+    for (int i = 0; i < C; i++) {
+        r.a[i] = fixture_uniform();
+        r.w[i] = fixture_uniform();
+        r.b[i] = fixture_uniform();
+        r.dy[i] = fixture_uniform();
+    }
+    for (int rms = 0; rms < 2; rms++) {
+        double dx[C], dw[C] = {0}, db[C] = {0};
+
+        r.rms = rms;
+        if (rms)
+            ref_rmsnorm_gradient(dx, dw, r.a, r.dy, r.w, C, 1e-5);
+        else
+            ref_layernorm_gradient(dx, dw, db, r.a, r.dy, r.w, C);
+        check_differences(&r, r.a, dx, C);
+        check_differences(&r, r.w, dw, C);
+        check_differences(&r, r.b, db, C);
+    }
+}
+
+static void other_formulas_agree_with_differences(void **state)
+{
+    static const int32_t row[4] = {7, 5, 4, 7};
+    double gu[2] = {-1.3, 0.7}, got[3 * C], want[3 * C];
+    struct rows r = {.t = {.row = row, .m = 4, .c = C, .v = 3, .first = 5}};
+
+    (void)state;
+    fixture_seed();
+    ref_gradient(want, swiglu_objective, gu, gu, 2);
+    ref_swiglu_gradient(&got[0], &got[1], gu[0], gu[1], 1);
+    for (int i = 0; i < 2; i++)
+        assert_true(fabs(got[i] - want[i]) < 1e-8);
+    for (double a = -12; a < 12; a += 0.37) {
+        ref_gradient(want, gelu_objective, &a, &a, 1);
+        assert_true(fabs(ref_gelu_gradient(a) - want[0]) < 1e-8);
+    }
+    r.t.w = r.w;
+    r.t.y = r.y;
+    for (int i = 0; i < 4 * C; i++)
+        r.dy[i] = fixture_uniform();
+    for (int i = 0; i < 3 * C; i++)
+        r.w[i] = got[i] = 0;
+    ref_gradient(want, table_objective, &r, r.w, 3 * C);
+    ref_table_gradient(&r.t, got, r.dy);
+    for (int i = 0; i < 3 * C; i++)
+        assert_true(fabs(got[i] - want[i]) < 1e-8);
+}
+
+int ops_cpu(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exp_is_within_two_ulp),
+        cmocka_unit_test(exp_keeps_special_values),
+        cmocka_unit_test(narrow_products_agree),
+        cmocka_unit_test(narrow_products_round_one_operand),
+        cmocka_unit_test(narrow_is_for_bf16_weights_alone),
+        cmocka_unit_test(matmul_gives_equal_bits_on_every_thread),
+        cmocka_unit_test(formulas_of_rows_agree_with_differences),
+        cmocka_unit_test(other_formulas_agree_with_differences),
+    };
+
+    return cmocka_run_group_tests_name("cpu", tests, NULL, NULL);
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One matrix product with all its tensors, and what must come out. */
+#ifndef IZ_TESTS_CODELETS_OPS_PRODUCT_H
+#define IZ_TESTS_CODELETS_OPS_PRODUCT_H
+
+#include "tests/codelets/ops/scene.h"
+
+/* The last four: an adapter, where it has a rank. */
+enum { Y, R, A, W, B, DY, DA, DW, DB, LA, LB, DLA, DLB, PRODUCT_TENSORS };
+
+struct product {
+    struct scene s;
+    int64_t m, in, out, rank;
+    bool out_in, add, with_r, with_b, in_place;
+    bool narrow, tf32, fused_db; /* as in struct iz_exec */
+    unsigned absent;             /* bit i: gradient i is no argument */
+    float scale;                 /* of the product, or of the adapter */
+    /* What intermediate roundings may add, in parts of the magnitudes that a
+     * number is made of. */
+    double slack;
+};
+
+/* s: samples, in, out; dw: type of the weights' gradient. */
+struct product product_new(enum iz_dtype param, enum iz_dtype dw,
+                           const int64_t s[3], bool out_in);
+void product_free(struct product *p);
+
+void product_forward(struct iz_exec *x, const struct iz_view *v,
+                     const void *arg);
+void product_gradient_a(struct iz_exec *x, const struct iz_view *v,
+                        const void *arg);
+void product_gradient_w(struct iz_exec *x, const struct iz_view *v,
+                        const void *arg);
+void product_run_forward(struct product *p);
+
+/* What a forward has written. */
+void product_check_y(struct product *p);
+void product_check_forward(struct product *p, bool with_r, bool with_b);
+/* With r, b, both, neither, scaled, and r in y. */
+void product_check_forwards(struct product *p);
+void product_check_in_place(struct product *p);
+void product_check_da(struct product *p);
+/* dw, where p->add added to what was there, and db: those that are wanted. */
+void product_check_dw(struct product *p);
+/* The gradients of the adapter. */
+void product_check_adapter(struct product *p);
+void product_check_all(struct product *p);
+
+#endif

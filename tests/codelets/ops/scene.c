@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One op on the backend; see scene.h. */
+#include "tests/codelets/ops/scene.h"
+
+#include <malloc.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/gpu/device.h"
+#include "codelets/ops/gpu_ops.h"
+#include "tests/codelets/gpu/dies.h"
+
+enum { STRIP = 512, STRIP_BYTE = 0x3c, ALIGN = 256, SAMPLES = 20000 };
+#define STAGING (INT64_C(16) << 20)
+
+/* ---- memory of the backend ---------------------------------------------- */
+
+static char *staging; /* pinned */
+
+static void *pinned_take(int64_t bytes)
+{
+    int64_t whole = (bytes / 4096 + 1) * 4096;
+    void *p = aligned_alloc(4096, (size_t)whole);
+
+    assert_non_null(p);
+    assert_null(iz_device_pin(p, whole));
+    return p;
+}
+
+static void *memory_take(int64_t bytes, bool pinned)
+{
+    void *p = !backend.device ? malloc((size_t)bytes)
+              : pinned        ? pinned_take(bytes)
+                              : iz_device_take(bytes);
+
+    assert_non_null(p);
+    return p;
+}
+
+static void memory_give(void *p, bool pinned)
+{
+    if (backend.device && !pinned) {
+        iz_device_give(p);
+        return;
+    }
+    if (backend.device)
+        iz_device_unpin(p);
+    free(p);
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Between memory of the backend and any other; one of the two through pinned
+ * memory. */
+static void memory_copy(char *dst, const char *src, int64_t bytes, bool up)
+{
+    if (!backend.device) {
+        memcpy(dst, src, (size_t)bytes);
+        return;
+    }
+    if (!staging)
+        staging = pinned_take(STAGING);
+    for (int64_t at = 0; at < bytes; at += STAGING) {
+        int64_t n = least(bytes - at, STAGING);
+
+        if (up)
+            memcpy(staging, src + at, (size_t)n);
+        iz_device_copy(backend.x.stream, up ? dst + at : staging,
+                       up ? staging : src + at, n);
+        iz_device_wait(backend.x.stream);
+        if (!up)
+            memcpy(dst + at, staging, (size_t)n);
+    }
+}
+
+static void memory_fill(char *dst, int byte, int64_t bytes)
+{
+    int64_t piece = least(bytes, STAGING);
+    char *from;
+
+    if (!backend.device) {
+        memset(dst, byte, (size_t)bytes);
+        return;
+    }
+    from = malloc((size_t)piece + 1);
+    memset(from, byte, (size_t)piece);
+    for (int64_t at = 0; at < bytes; at += piece)
+        memory_copy(dst + at, from, least(bytes - at, piece), true);
+    free(from);
+}
+
+/* Memory between two strips.  Without a device it is aligned to 64, 128 or 256
+ * bytes, by turns. */
+struct strips {
+    char *all, *p;
+    int64_t bytes;
+    bool pinned;
+};
+
+static struct strips strips_take(int64_t bytes, int turn, bool pinned)
+{
+    char *all =
+        memory_take(bytes + 2 * STRIP + (backend.device ? 0 : STRIP), pinned);
+    struct strips s = {all, all + STRIP, bytes, pinned};
+
+    if (!backend.device)
+        s.p += -(uintptr_t)s.p % ALIGN + (size_t)turn % 4 * 64;
+    memory_fill(s.p - STRIP, STRIP_BYTE, STRIP);
+    memory_fill(s.p + bytes, STRIP_BYTE, STRIP);
+    return s;
+}
+
+static void strip_check(const char *p)
+{
+    char strip[STRIP];
+
+    memory_copy(strip, p, STRIP, false);
+    for (int i = 0; i < STRIP; i++)
+        if (strip[i] != STRIP_BYTE)
+            fail_msg("memory beside a tensor was written");
+}
+
+static void strips_give(struct strips *s)
+{
+    if (!s->all)
+        return;
+    strip_check(s->p - STRIP);
+    strip_check(s->p + s->bytes);
+    memory_give(s->all, s->pinned);
+}
+
+/* The ends of it, where it is as large as a library wants it. */
+static void arena_fill(const struct strips *s, int byte)
+{
+    int64_t most = least(s->bytes, INT64_C(4) << 20);
+
+    memory_fill(s->p, byte, most);
+    memory_fill(s->p + s->bytes - most, byte, most);
+}
+
+/* ---- the run ------------------------------------------------------------ */
+
+static bool has(unsigned set, int i)
+{
+    return set >> i & 1;
+}
+
+static void views_up(struct strips *at, const struct scene *s, unsigned reads)
+{
+    for (int i = 0; i < s->n; i++) {
+        int64_t bytes = iz_view_bytes(s->t[i].v);
+
+        at[i] = (struct strips){0};
+        if (has(s->unwanted, i))
+            continue;
+        at[i] = strips_take(bytes, 0, has(s->pinned, i));
+        if (has(reads, i))
+            memory_copy(at[i].p, s->t[i].v.p, bytes, true);
+        else
+            memory_fill(at[i].p, 0xff, bytes);
+    }
+}
+
+static void views_down(struct iz_view *host, struct strips *at,
+                       const struct scene *s)
+{
+    for (int i = 0; i < s->n; i++) {
+        host[i] = s->t[i].v;
+        host[i].p = NULL;
+        if (!at[i].p)
+            continue;
+        host[i].p = fixture_take(at[i].bytes);
+        memory_copy(host[i].p, at[i].p, at[i].bytes, false);
+        strips_give(&at[i]);
+    }
+}
+
+/* Nothing of the list of arguments is left when the call has returned. */
+static void call(scene_op *op, struct iz_exec *x, const struct scene *s,
+                 const struct strips *at, const void *arg)
+{
+    struct iz_view v[SCENE_MOST];
+
+    for (int i = 0; i < s->n; i++) {
+        v[i] = s->t[i].v;
+        v[i].p = at ? at[i].p : NULL;
+    }
+    op(x, v, arg);
+    memset(v, 0xff, sizeof(v));
+    assert_int_equal(x->work.used, 0);
+}
+
+static void check_counts(const struct iz_exec *x, const struct iz_exec *dry,
+                         const struct scene *s)
+{
+    if (s->unwanted) /* a dry run counts it all the same */
+        return;
+    assert_int_equal(x->work.peak, dry->work.peak);
+    assert_true(x->flops == dry->flops && x->bytes == dry->bytes);
+}
+
+static struct iz_exec run_dry(struct iz_exec x, const struct scene *s,
+                              scene_op *op, const void *arg)
+{
+    struct iz_exec dry = iz_exec_dry(x.backend, x.act);
+
+    dry.capability = x.capability;
+    call(op, &dry, s, NULL, arg);
+    return dry;
+}
+
+static void run_once(struct scene *s, scene_op *op, const void *arg,
+                     unsigned reads, int turn, struct iz_view *host)
+{
+    static int turns;
+    struct iz_exec x = backend.x, dry;
+    struct strips at[SCENE_MOST], work;
+
+    x.act = backend.x.backend == IZ_CPU ? IZ_F32 : s->t[0].v.dtype;
+    dry = run_dry(x, s, op, arg);
+    views_up(at, s, reads);
+    work = strips_take(dry.work.peak, turns++, false);
+    arena_fill(&work, turn ? 0x11 : 0xff);
+    x.work = (struct iz_arena){.base = work.p, .size = work.bytes};
+    call(op, &x, s, at, arg);
+    if (backend.device)
+        iz_device_wait(x.stream);
+    strips_give(&work);
+    views_down(host, at, s);
+    check_counts(&x, &dry, s);
+    s->flops = x.flops;
+    s->scratch = x.work.peak;
+}
+
+/* The same arguments and the op of the CPU. */
+static void run_on_cpu(const struct scene *s, scene_op *op, const void *arg,
+                       unsigned reads, struct iz_view *host)
+{
+    struct iz_exec x = {.backend = IZ_CPU, .act = IZ_F32};
+    struct iz_exec dry = run_dry(x, s, op, arg);
+    struct strips at[SCENE_MOST] = {{0}};
+
+    for (int i = 0; i < s->n; i++) {
+        int64_t bytes = iz_view_bytes(s->t[i].v);
+
+        host[i] = s->t[i].v;
+        host[i].p = has(s->unwanted, i) ? NULL : fixture_take(bytes);
+        at[i].p = host[i].p;
+        if (has(reads, i) && at[i].p)
+            memcpy(at[i].p, s->t[i].v.p, (size_t)bytes);
+    }
+    x.work = (struct iz_arena){.base = fixture_take(dry.work.peak),
+                               .size = dry.work.peak};
+    call(op, &x, s, at, arg);
+    free(x.work.base);
+}
+
+static void check_bits(const struct scene *s, const struct iz_view *got,
+                       scene_op *op, const void *arg, unsigned reads,
+                       unsigned writes)
+{
+    struct iz_view cpu[SCENE_MOST];
+
+    run_on_cpu(s, op, arg, reads, cpu);
+    for (int i = 0; i < s->n; i++) {
+        if (cpu[i].p && has(writes, i))
+            fixture_same_bits("what the CPU computes", got[i], cpu[i]);
+        free(cpu[i].p);
+    }
+}
+
+void scene_run(struct scene *s, scene_op *op, const void *arg, unsigned reads,
+               unsigned writes)
+{
+    struct iz_view first[SCENE_MOST], second[SCENE_MOST];
+
+    assert_true(s->n <= SCENE_MOST);
+    run_once(s, op, arg, reads, 0, first);
+    run_once(s, op, arg, reads, 1, second);
+    if (s->exact || backend.exact)
+        check_bits(s, first, op, arg, reads, writes);
+    for (int i = 0; i < s->n; i++) {
+        if (!first[i].p)
+            continue;
+        fixture_same_bits("a second run", first[i], second[i]);
+        if (has(writes, i))
+            memcpy(s->t[i].v.p, first[i].p, (size_t)iz_view_bytes(first[i]));
+        else if (has(reads, i))
+            fixture_same_bits("an argument after the op", first[i], s->t[i].v);
+        free(first[i].p);
+        free(second[i].p);
+    }
+}
+
+void scene_free(struct scene *s)
+{
+    for (int i = 0; i < s->n; i++)
+        tensor_free(&s->t[i]);
+}
+
+struct tensor bytes_new(int64_t bytes)
+{
+    struct tensor t = {.v = {.dtype = IZ_U8, .rows = 1, .cols = bytes}};
+
+    t.v.p = fixture_take(bytes);
+    return t;
+}
+
+/* ---- comparison --------------------------------------------------------- */
+
+static double element(struct iz_view v, int64_t at)
+{
+    float f;
+
+    iz_cast(&f, IZ_F32, (char *)v.p + at * iz_dtype_bytes(v.dtype), v.dtype, 1);
+    return (double)f;
+}
+
+static void check_one(const char *what, struct iz_view v, int64_t at,
+                      struct want w)
+{
+    double got = element(v, at);
+    double most = 0x1p-21 * w.size + fixture_rounding(v.dtype, w.is);
+
+    if (!(fabs(got - w.is) <= most))
+        fail_msg("%s [%lld,%lld] %s: element %lld is %.9g, not %.9g within "
+                 "%.3g",
+                 what, (long long)v.rows, (long long)v.cols,
+                 iz_dtype_name(v.dtype), (long long)at, got, w.is, most);
+}
+
+void scene_check(const char *what, struct tensor *t,
+                 struct want (*want)(const void *arg, int64_t i, int64_t j),
+                 const void *arg)
+{
+    int64_t n = iz_view_len(t->v), c = t->v.cols;
+
+    for (int64_t k = 0; k < least(n, SAMPLES); k++) {
+        int64_t at = n <= SAMPLES ? k : fixture_below(n);
+
+        if (k < 2)
+            at = k * (n - 1);
+        check_one(what, t->v, at, want(arg, at / c, at % c));
+    }
+}
+
+/* ---- the backend -------------------------------------------------------- */
+
+bool backend_computes(enum iz_dtype t)
+{
+    return t != IZ_BF16 || backend.x.backend == IZ_CPU ||
+           backend.x.capability >= 80;
+}
+
+bool backend_multiplies(void)
+{
+    return backend.x.backend == IZ_CPU || backend.x.cuda;
+}
+
+int backend_renew(void **state)
+{
+    (void)state;
+    if (backend.x.backend == IZ_CPU)
+        return 0;
+    iz_cuda_ops->close(&backend.x.cuda);
+    return iz_cuda_ops->open(&backend.x.cuda, backend.x.stream);
+}
+
+bool backend_acts(enum iz_dtype t)
+{
+    return backend.act(t) == t;
+}
+
+void scene_dies(void (*f)(void), const char *message)
+{
+    if (!backend.refuses)
+        skip();
+    dies(f, message);
+}
+
+static const struct group {
+    const char *name;
+    int (*run)(void);
+} groups[] = {
+    {"matmul", ops_matmul}, {"rows", ops_rows},
+    {"llama", ops_llama},   {"attention", ops_attention},
+    {"tokens", ops_tokens}, {"tables", ops_tables},
+    {"flat", ops_flat},
+};
+#define GROUPS (sizeof(groups) / sizeof(groups[0]))
+
+static const struct group *find(const char *name)
+{
+    for (size_t i = 0; i < GROUPS; i++)
+        if (!strcmp(groups[i].name, name))
+            return &groups[i];
+    fprintf(stderr, "no group %s, but", name);
+    for (size_t i = 0; i < GROUPS; i++)
+        fprintf(stderr, " %s", groups[i].name);
+    fprintf(stderr, "\n");
+    exit(2);
+}
+
+int ops_groups(int argc, char **argv)
+{
+    int failed = 0;
+
+    for (int i = 1; i < argc; i++)
+        find(argv[i]);
+    setvbuf(stdout, NULL, _IOLBF, 0); /* it may be ended from outside */
+    /* Work arenas are large: their memory is not the system's after each run.
+     */
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    for (size_t i = 0; i < GROUPS && argc == 1; i++)
+        failed += groups[i].run();
+    for (int i = 1; i < argc; i++)
+        failed += find(argv[i])->run();
+    return failed != 0;
+}

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The run of one op with its tensors, on whichever backend the program is for.
+ * The cases (ops_*.c) are linked into three programs: on the CPU (test_ops),
+ * with the GPU's kernels emulated (test_kernels_cuda), and on a GPU or its
+ * stand-in (test_ops_gpu). */
+#ifndef IZ_TESTS_CODELETS_OPS_SCENE_H
+#define IZ_TESTS_CODELETS_OPS_SCENE_H
+
+#include "tests/codelets/ops/fixture.h"
+
+/* Where the ops compute; each program has one, before its first case. */
+struct backend {
+    struct iz_exec x; /* backend, capability, stream, handles of every call */
+    enum iz_dtype (*act)(enum iz_dtype param); /* type of activations */
+    bool device;  /* tensors lie in device memory, tokens in pinned memory */
+    bool large;   /* also shapes of models: elsewhere they would take minutes */
+    bool exact;   /* every op has the bits of the CPU's */
+    bool refuses; /* what ends the job can be seen, in a child process */
+    int64_t piece; /* positions of a token whose gradients are added alone */
+    /* The GPU gets another compute capability; NULL: it cannot. */
+    void (*become)(int capability);
+};
+extern struct backend backend;
+
+/* Whether products are made of this type, and whether activations have it. */
+bool backend_computes(enum iz_dtype t);
+bool backend_acts(enum iz_dtype t);
+/* Whether there are any. */
+bool backend_multiplies(void);
+/* Handles of libraries that remember no product; a setup of cmocka. */
+int backend_renew(void **state);
+
+enum { SCENE_MOST = 14 };
+
+/* The tensors of an op; the first is an activation. */
+struct scene {
+    struct tensor t[SCENE_MOST];
+    int n;
+    unsigned pinned;   /* bit i: tensor i is read or written by the host too */
+    unsigned unwanted; /* bit i: v[i].p is NULL in the real run too */
+    bool exact;        /* the bits of the CPU's op */
+    double flops;      /* of the last run, and the scratch that it took */
+    int64_t scratch;
+};
+
+static inline unsigned bit(int i)
+{
+    return 1u << i;
+}
+
+/* v[i] is t[i] where the backend can reach it; in a dry run v[i].p is NULL. */
+typedef void scene_op(struct iz_exec *x, const struct iz_view *v,
+                      const void *arg);
+
+/* Runs the op dry and then twice with a work arena of exactly the size found,
+ * which is full of NaN the first time and of something else the second, and
+ * checks: the same bits both times, tensors that it only reads unchanged,
+ * nothing written beside tensors and arena, the counters those of the dry run.
+ * What the op only writes is NaN before.  Where it must have the CPU's bits,
+ * they are compared.  Results are in t[i].v, t[i].d is as it was.  reads and
+ * writes: bit i is tensor i. */
+void scene_run(struct scene *s, scene_op *op, const void *arg, unsigned reads,
+               unsigned writes);
+
+void scene_free(struct scene *s);
+
+/* Bytes that are no numbers, d NULL: of numbers of tokens, or of sums. */
+struct tensor bytes_new(int64_t bytes);
+
+/* A number that is expected, and the sum of the magnitudes that it is made of.
+ */
+struct want {
+    double is, size;
+};
+
+static inline void want_add(struct want *w, double x)
+{
+    w->is += x;
+    w->size += x < 0 ? -x : x;
+}
+
+/* Checks elements of t against want(arg, i, j): all, or of a large tensor the
+ * first, the last and some thousand others.  The bound is
+ * 2^-21 size + (rounding of t's type) |is|: eight roundings to fp32 of
+ * the largest sum there can be on the way. */
+void scene_check(const char *what, struct tensor *t,
+                 struct want (*want)(const void *arg, int64_t i, int64_t j),
+                 const void *arg);
+
+/* Fails unless f ends the job with this in its message; skips where that cannot
+ * be seen. */
+void scene_dies(void (*f)(void), const char *message);
+
+/* The groups of cases; each returns how many tests failed. */
+int ops_matmul(void);
+int ops_rows(void);
+int ops_llama(void);
+int ops_attention(void);
+int ops_tokens(void);
+int ops_tables(void);
+int ops_flat(void);
+
+/* Runs the groups whose names are given, or all. */
+int ops_groups(int argc, char **argv);
+
+#endif
