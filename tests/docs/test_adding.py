@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The diffs of docs/adding.md: applied to a copy of the tree, built without
+warnings, and run.  In front of each block, a word in backquotes names its file;
+a block without one belongs to the file of the block before.  A diff has no line
+numbers: its old lines must stand in the file once.  A block of C begins a file
+or goes on with it.  Behind <!-- shown --> a block is only read."""
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("IZ_PROGRAM",
+                                    ROOT / "build/models/gpt2")).parents[1]
+NAME = re.compile(r"`([\w./-]+\.(?:c|h|cu|py|build))`")
+
+
+def blocks(text):
+    """Yields (file, kind, lines) of each block to apply, in order."""
+    name, shown, block, kind = None, False, None, None
+    prose = ""
+    for line in text.splitlines():
+        if block is not None:
+            if line == "```":
+                if kind in ("c", "diff") and not shown:
+                    yield name, kind, block
+                block, shown, prose = None, False, ""
+            else:
+                block.append(line)
+        elif line.startswith("```"):
+            kind, block = line[3:], []
+            name = (NAME.findall(prose) or [name])[-1]
+        elif line.startswith("## "):
+            name, prose = None, ""
+        else:
+            shown |= line == "<!-- shown -->"
+            prose = prose + line + "\n" if line else prose
+
+
+def apply_diff(path, lines):
+    """Replaces the old lines of a diff, which must stand in the file once."""
+    old = "".join(l[1:] + "\n" for l in lines if l[:1] != "+")
+    new = "".join(l[1:] + "\n" for l in lines if l[:1] != "-")
+    text = path.read_text()
+    assert text.count(old) == 1, \
+        f"{path.name}: {text.count(old)} places have the lines\n{old}"
+    path.write_text(text.replace(old, new))
+
+
+def apply_page(tree):
+    """Applies every block to the tree; returns the files that were changed."""
+    changed = {}
+    for name, kind, lines in blocks((ROOT / "docs/adding.md").read_text()):
+        assert name, f"no file is named for the block\n{lines}"
+        path = tree / name
+        if kind == "diff":
+            apply_diff(path, lines)
+        else:
+            assert name in changed or not path.exists() or \
+                name.startswith("tests/"), f"{name}: exists already"
+            with path.open("a") as file:
+                file.write("\n".join(lines) + "\n")
+        changed.setdefault(name, 0)
+        changed[name] += 1
+    return changed
+
+
+def check(*command, cwd, **more):
+    done = subprocess.run(list(map(str, command)), cwd=cwd, text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **more)
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the tree with everything on the page, built."""
+    to = tmp_path_factory.mktemp("adding") / "izar"
+    shutil.copytree(ROOT, to, symlinks=True, ignore=lambda folder, names: [
+        n for n in names if pathlib.Path(folder) == ROOT and
+        (n.startswith((".", "build")) or n in ("runs", "data", "tokens"))
+        or n in ("__pycache__", "results", "corpus")])
+    changed = apply_page(to)
+    assert len(changed) >= 15, sorted(changed)
+    options = json.loads(check("meson", "introspect", "--buildoptions", BUILD,
+                               cwd=to).partition("\n")[0] or "[]")
+    path = [o["value"] for o in options if o["name"] == "pkg_config_path"][0]
+    check("meson", "setup", "build", "-Dcuda=disabled", "-Dwerror=true",
+          "--pkg-config-path", ":".join(path), cwd=to)
+    check("ninja", "-C", "build", "models/mlp", "models/gpt2", "tests/test_ops",
+          "tests/test_keys", "tests/codelets/gpu/update.emulated.o", cwd=to)
+    text = subprocess.run(["build/models/gpt2", "--help-markdown"], cwd=to,
+                          check=True, capture_output=True).stdout
+    (to / "docs/config.md").write_bytes(text)
+    (to / "text").write_bytes(b"the cat sat on the mat and looked at the dog\n" * 200)
+    return to
+
+
+def run(tree, program, **settings):
+    """Runs a program of the tree; returns its exit status and what it printed."""
+    config = {"train_batch_size": 4,
+              "data": {"path": "text", "bytes": True},
+              "run": {"output": str(tree / "runs" / str(len(os.listdir(tree)))),
+                      "steps": 20, "workers": 1, "save": False, "hash": True}}
+    if program == "gpt2":
+        config["model"] = {"layers": 1, "heads": 2, "width": 16, "seq": 16,
+                           "vocab": 256}
+    for key, value in settings.items():
+        *sections, last = key.split("__")
+        place = config
+        for s in sections:
+            place = place.setdefault(s, {})
+        place[last] = value
+    (tree / "config.json").write_text(json.dumps(config))
+    done = subprocess.run([f"build/models/{program}", "config.json"], cwd=tree,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=240,
+                          env={**os.environ, "STARPU_HOME": str(tree)})
+    shutil.rmtree(config["run"]["output"], ignore_errors=True)
+    return done.returncode, done.stdout
+
+
+def losses(out):
+    return [float(x) for x in re.findall(r"^step \d+/\d+ +loss ([0-9.]+)", out, re.M)]
+
+
+def test_the_model_learns(tree):
+    status, out = run(tree, "mlp", optimizer={"type": "AdamW", "params": {"lr": 0.01}})
+    assert status == 0, out
+    assert losses(out)[0] > losses(out)[-1] + 0.5, out
+
+
+def test_the_op_is_what_its_test_says(tree):
+    out = check("build/tests/test_ops", cwd=tree)
+    assert "relu" in out, out
+
+
+def test_the_optimizer_learns(tree):
+    status, out = run(tree, "gpt2", optimizer={
+        "type": "Signum", "params": {"lr": 0.003, "momentum": 0.8}})
+    assert status == 0, out
+    assert losses(out)[0] > losses(out)[-1] + 0.3, out
+
+
+def test_the_key_is_kept_and_documented(tree):
+    status, out = run(tree, "gpt2", run__stop_loss=100, run__save=True)
+    assert status == 0 and len(losses(out)) == 1, out
+    status, out = run(tree, "gpt2", run__stop_loss=100)
+    assert status == 1 and "run.stop_loss" in out, out
+    check("build/tests/test_keys", cwd=tree)
