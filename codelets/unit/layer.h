@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a model must provide: a list of units (embedding, blocks, head), the
  * parameters of each, and one forward and one backward function per unit.
- * Nothing here knows where a parameter lives or how many processes there are.
+ * Nothing here depends on where a parameter lives or on the number of ranks.
  */
 #ifndef IZ_CODELETS_UNIT_LAYER_H
 #define IZ_CODELETS_UNIT_LAYER_H
@@ -23,10 +23,12 @@ struct iz_param {
     /* Set by the runtime (runtime/config/rules.h), not by a model. */
     double lr_scale, weight_decay;
     bool frozen; /* has no gradient: its view in dw is absent (rows = 0) */
-    /* Of it a step moves and updates the rows alone that it touches: views may
-     * have only those (struct iz_view). */
+    /* A step moves and updates only the rows it touches; views may contain just
+     * those rows (struct iz_view). */
     bool sparse;
-    int adapts; /* of an adapter: the parameter, and how that one lies */
+    /* Of an adapter: the index of the parameter that it adapts, and whether
+     * that parameter is stored as [out, in]. */
+    int adapts;
     bool out_in;
 };
 
@@ -47,14 +49,13 @@ struct iz_layer {
      * all it needs of dy before it writes dx. */
     struct iz_view dy, dx;
     const void *input,
-        *target; /* records of the micro-batch, samples * bytes; the first and
-                  * the last unit have them, and those that ask for them */
-    /* Last unit only.  *loss is written: the mean over the micro-batch, of
-     * those targets that count.  The gradients are those of
-     * loss * loss_scale. */
+        *target; /* records of the micro-batch, samples * bytes; set for the
+                  * first and the last unit, and for units with reads_input */
+    /* Last unit only.  It writes *loss: the mean over the targets of the
+     * micro-batch that count.  The gradients are those of loss * loss_scale. */
     double *loss;
     float loss_scale;
-    /* Last unit, generation only: row of sample 0 whose logits are wanted. */
+    /* Last unit, generation only: the row of sample 0 to compute logits for. */
     int64_t row;
     float *logits;
 };
@@ -66,21 +67,22 @@ struct iz_unit {
     char name[32]; /* "wte", "h.3", "head" */
     struct iz_param *param;
     int n_params;
-    /* At the end of the list, set by the runtime (runtime/config/lora.h): a,
-     * then b of each.  The layer finds them in its weights' views. */
+    /* Adapters at the end of `param`, first a and then b of each.  The runtime
+     * adds them (runtime/config/lora.h); the layer finds them in its views. */
     int n_adapters;
-    /* A parameter of an earlier unit that this one uses too (one parameter, one
-     * gradient), or tied_unit = -1. */
+    /* A parameter of an earlier unit that this unit uses too (one parameter,
+     * one gradient); tied_unit is -1 if there is none. */
     int tied_unit, tied_param;
     int64_t out_elems; /* boundary tensor after the unit, elements per sample */
-    bool reads_input;  /* in the middle of the model too */
-    /* Rows that a sample reads at most of the table that is the unit's only
-     * parameter: the table may be sparse.  0: the unit is something else. */
+    bool reads_input;  /* gets `input` although it is not the first unit */
+    /* For a unit whose only parameter is a table, which may then be sparse: the
+     * largest number of rows that a sample reads.  0 for other units. */
     int64_t table_reads;
     /* Same kind = same shapes and functions, so one dry run serves all. */
     int kind;
-    /* Training forward; takes with iz_save what backward needs.  NULL in the
-     * last unit, whose backward computes loss and gradients in one go. */
+    /* Training forward; it takes memory for whatever backward needs with
+     * iz_save.  NULL in the last unit, whose backward computes loss and
+     * gradients in one go. */
     void (*forward)(struct iz_exec *x, const struct iz_layer *a);
     void (*backward)(struct iz_exec *x, const struct iz_layer *a);
     /* Last unit only: loss without gradients, and logits of one row (NULL if
@@ -93,10 +95,10 @@ struct iz_unit {
  * on the host from several threads; a record may lie at any address. */
 struct iz_record {
     int64_t bytes; /* of a record; 0: samples are windows of tokens */
-    /* What is wrong with a record, or NULL. */
+    /* Returns what is wrong with a record, or NULL. */
     const char *(*check)(const void *self, const void *record);
-    /* Writes sample i of n into the input and target records of all n; how
-     * these lie there is the model's own affair. */
+    /* Writes sample i of n into the input and target records of all n samples,
+     * in a layout of the model's choice. */
     void (*unpack)(const void *self, const void *record, int64_t i, int64_t n,
                    void *input, void *target);
 };
@@ -109,27 +111,27 @@ struct iz_model {
     /* Bytes per sample of the two records that a data set hands over. */
     int64_t input_bytes, target_bytes;
     float adapter_scale;
-    /* Without records: tokens of a window, valid ones are 0..vocab-1; input and
-     * target are windows of int32. */
+    /* Without records: the tokens per window and the number of valid tokens,
+     * which are 0..vocab-1.  Input and target are windows of int32. */
     int tokens, vocab;
     struct iz_record record;
     const char *item; /* what is counted per second: "token", "image" */
-    /* Rows of embedding tables, and how many of them a sample reads; 0: none
-     * that is worth a line in the plan. */
+    /* Rows of embedding tables, and how many of them a sample reads.  0: the
+     * plan prints no line about tables. */
     int64_t table_rows, table_reads;
-    /* Writes which rows n samples of the input read, unit << 32 | row, in any
-     * order and as often as they are read; returns how many, at most n *
-     * table_reads.  For models with units that have table_reads; called on the
-     * host from several threads. */
+    /* Writes the rows that n samples of the input read, each as unit << 32 |
+     * row, in any order and with repetitions.  Returns their number, at most n
+     * * table_reads.  Needed if units have table_reads; called on the host from
+     * several threads. */
     int64_t (*list_rows)(const void *self, int n, const void *input,
                          uint64_t *out);
     void (*close)(struct iz_model *m);
 };
 
-/* ---- published checkpoints: what a model's tensors are called there ---- */
+/* ---- published checkpoints: the names of a model's tensors there ---- */
 
-/* How a parameter [rows, cols] lies in its tensor, and in several of them if it
- * is cut. */
+/* The layout of a parameter [rows, cols] in its tensor, or in several tensors
+ * if the parameter is cut. */
 enum iz_hf_layout {
     IZ_HF_SAME,       /* [rows, cols], a vector [cols]; cut by columns */
     IZ_HF_TRANSPOSED, /* [cols, rows]; cut by columns of the parameter, too */
@@ -139,34 +141,35 @@ enum iz_hf_layout {
 /* "h.{}.attn.c_attn.weight": {} is a number, the same in both names. */
 struct iz_hf_name {
     const char *tensor; /* "q|k|v": the parameter is cut into these */
-    const char *param;  /* NULL: a tensor that may be there and means nothing */
+    const char *param;  /* NULL: the tensor is ignored if it is present */
     enum iz_hf_layout layout;
-    /* A second name of what another unit uses: need not be there, must be equal
-     * if it is, and is not written. */
+    /* A second name of a parameter that another unit owns: it may be missing,
+     * must be equal if it is present, and is not written. */
     bool tied;
     /* Columns (or rows) of tensor i, from the model's self; NULL: all alike. */
     int64_t (*cut)(const void *self, int i);
 };
 
-/* A key of config.json.  Several rows of one key of ours are several names of
- * it: what an absent one means is said by the first of them. */
+/* A key of config.json.  Several rows with the same `key` are alternative names
+ * of it; `values` of the first row applies if all are absent. */
 struct iz_hf_key {
     const char *name; /* "a.b": b in the object a; those stand together */
     const char *key;  /* of the section "model"; NULL: always one of `values` */
-    /* JSON "a|b".  Without key: what is accepted; the first one is written, and
-     * an absent key means it.  With key: what an absent one means; NULL: it
-     * must be there, "": it need not. */
+    /* JSON "a|b".  Without `key`: the accepted values; the first one is
+     * written, and is the value if the name is absent.  With `key`: the value
+     * if the name is absent; NULL: the name must be present, "": it may be
+     * absent. */
     const char *values;
     const char *types; /* "a|b": the types that have this row; NULL: all */
-    bool null_is_zero; /* null there is 0 here */
-    /* Members "a|b" that give this one its meaning: one must be `with_value`,
-     * or the file is refused; NULL: it needs none. */
+    bool null_is_zero; /* null in config.json means 0 here */
+    /* Members "a|b" that give this one its meaning: one of them must be
+     * `with_value`, or the file is refused.  NULL: it needs none. */
     const char *with, *with_value;
-    /* Whether it is written, from the model's self; NULL: it is. */
+    /* Whether to write the key, given the model's self; NULL: always. */
     bool (*write)(const void *self);
 };
 
-/* One of the kinds of config.json that are this model. */
+/* A model_type of config.json that this model reads and writes. */
 struct iz_hf_type {
     const char *name;         /* its model_type: "gpt2" */
     const char *architecture; /* "GPT2LMHeadModel" */
@@ -177,10 +180,10 @@ struct iz_hf_type {
 struct iz_hf {
     const struct iz_hf_type *types; /* ends with name = NULL; an absent one is
                                        the first */
-    /* The name of the type to write; NULL: no type is such a model.  Without
-     * the function: the first. */
+    /* Returns the name of the type to write, or NULL if no type is such a
+     * model. Without the function, the first type is written. */
     const char *(*type)(const void *self);
-    const char *prefix;             /* of tensors, which a file may lack */
+    const char *prefix;             /* of tensor names; a file may omit it */
     const struct iz_hf_name *names; /* ends with tensor = NULL */
     const struct iz_hf_key *keys;   /* ends with name = NULL */
 };
@@ -196,7 +199,7 @@ void iz_model_close(struct iz_model **model);
 int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
                    const char *prefix);
 
-/* The parameters of a unit but for its adapters'. */
+/* The number of a unit's parameters without its adapters. */
 static inline int iz_unit_base(const struct iz_unit *u)
 {
     return u->n_params - 2 * u->n_adapters;
@@ -204,11 +207,12 @@ static inline int iz_unit_base(const struct iz_unit *u)
 
 /* Elements of a unit's trained or of its frozen parameters. */
 int64_t iz_unit_elems(const struct iz_unit *u, bool frozen);
-/* Where each parameter begins in the unit's flat ones: the trained ones end to
- * end from 0 on, the frozen ones from frozen_at on.  offset[n_params]. */
+/* Writes offset[n_params], where each parameter starts in the unit's flat
+ * array: the trained ones follow one another from 0, the frozen ones from
+ * frozen_at. */
 void iz_unit_offsets(const struct iz_unit *u, int64_t frozen_at,
                      int64_t *offset);
-/* Whether the unit uses a parameter of another one that is trained. */
+/* Whether the unit uses a trained parameter of another unit. */
 bool iz_unit_ties_trained(const struct iz_model *m, int unit);
 
 #endif

@@ -2,8 +2,8 @@
 /* Collectives between the ranks of a run, as blocking functions.  During a step
  * only the lane (one thread) calls them; before and after, the main thread
  * does.  All ranks must make the same calls in the same order: the task graph
- * sees to that. A wait that lasts longer than the time-out, or for a rank of
- * this host whose process has ended, ends the job with iz_die. */
+ * ensures that.  iz_die ends the job if a wait lasts longer than the time-out,
+ * or if it is for a rank of this host whose process has ended. */
 #ifndef IZ_RUNTIME_COMM_COLL_H
 #define IZ_RUNTIME_COMM_COLL_H
 
@@ -19,21 +19,23 @@ struct iz_coll {
     double timeout_s;           /* set by the owner after open; 0 = none */
     int64_t sent_bytes, received_bytes; /* payload counted by the collectives */
     uint64_t order_hash; /* of all collectives started: kind, bytes, name */
-    /* [size + 1], for the caller of a collective of unequal parts to say where
-     * each begins; lost with the next one. */
+    /* [size + 1]: where each rank's part starts.  The caller of a collective
+     * with unequal parts fills it; the next such collective overwrites it. */
     int64_t *first;
     struct iz_coll_state *state;
     struct iz_coll_gpu *gpu;
 };
 
-/* Initialises MPI (a program started alone is rank 0 of 1) and sets iz_die's
- * prefix and ending.  Negative errno with the reason printed. */
+/* Initialises MPI (a program started alone is rank 0 of 1) and sets the prefix
+ * of iz_die's message and how iz_die ends the job.  Negative errno with the
+ * reason printed. */
 int iz_coll_open(struct iz_coll **out, int *argc, char ***argv);
 /* The first rank of the host of rank r. */
 int iz_coll_host(const struct iz_coll *c, int r);
-/* Whether ranks of one host read each other's memory (they do after open where
- * the system allows it) or send messages.  All ranks, with the same wish.
- * NULL, or why memory cannot be read: messages are sent then. */
+/* Chooses how ranks of one host exchange data: by reading each other's memory
+ * (wanted, and the default after open if the system allows it) or by messages.
+ * All ranks must call it with the same value.  Returns NULL, or the reason why
+ * memory cannot be read; ranks then send messages. */
 const char *iz_coll_near(struct iz_coll *c, bool wanted);
 /* Finalises MPI; accepts NULL and sets *c to NULL.  All ranks. */
 void iz_coll_close(struct iz_coll **c);
@@ -45,19 +47,20 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
 
 /* `full`: size * shard elements of type `wire` (clobbered).  Rank r computes,
  * for each element i of its own shard, sum = ((full_0[i] + full_1[i]) +
- * full_2[i]) + ...   in fp32, ranks in order, and then out[i] = accumulate ?
- * out[i] + sum : sum, rounded to `out_type`. out: shard elements; it may be
+ * full_2[i]) + ... in fp32, ranks in order, and then out[i] = accumulate ?
+ * out[i] + sum : sum, rounded to `out_type`.  out: shard elements; it may be
  * this rank's own shard inside `full` when accumulate is false and out_type ==
- * wire.  *norm2, unless it is NULL: iz_flat_norm2 of what is in out then, from
- * the same pass. */
+ * wire.  If norm2 is not NULL, *norm2 becomes iz_flat_norm2 of the final out,
+ * computed in the same pass. */
 void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
                             enum iz_dtype out_type, bool accumulate, void *full,
                             enum iz_dtype wire, int64_t shard, double *norm2,
                             const char *what);
 
-/* The two with parts of different lengths: rank r has the bytes, or the
- * elements, from c->first[r] to c->first[r + 1] - 1 of `full`; all ranks say
- * the same.  Of a reduce-scatter no part may be longer than the shards that the
+/* iz_coll_all_gather and iz_coll_reduce_scatter for parts of different lengths.
+ * Rank r owns the bytes (all-gather) or elements (reduce-scatter) from
+ * c->first[r] to c->first[r + 1] - 1 of `full`; `first` must be equal on all
+ * ranks.  No part of a reduce-scatter may be longer than the shards that the
  * scratch was planned for. */
 void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what);
 void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
@@ -69,41 +72,43 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
 void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
                             const char *what);
 
-/* Whether all ranks have started the same collectives in the same order.  Two
- * numbers of this rank for a gather that is made anyway; of all ranks, each
- * `per` behind the one before, whether they are the same, or in `out` which
- * ranks differ from rank 0: "ranks 1, 3", cut to size. */
+/* Check that all ranks have started the same collectives in the same order.
+ * tell: writes this rank's hash as two doubles, to append to a gather that
+ * happens anyway.  hear: given the pairs of all ranks (stride `per`), returns
+ * true if they agree; otherwise `out` lists the ranks that differ from rank 0,
+ * such as "ranks 1, 3", cut to `size`. */
 void iz_coll_tell_order(const struct iz_coll *c, double own[2]);
 bool iz_coll_hear_order(const struct iz_coll *c, const double *all, int per,
                         char *out, size_t size);
-/* The same with a gather of its own: 0, or -EPROTO with the ranks printed. */
+/* Checks the order of collectives with a gather of its own.  Returns 0, or
+ * -EPROTO with the differing ranks printed. */
 int iz_coll_check_order(struct iz_coll *c);
 
-/* Counts a collective that another library does. */
+/* Counts, and adds to order_hash, a collective that another library does. */
 void iz_coll_note(struct iz_coll *c, const char *what, int64_t sent_bytes,
                   int64_t received_bytes);
 
-/* Collectives of GPU memory, through NCCL or through the host's.  Called with
- * the exec of the lane; what it has enqueued when the function returns
- * completes the operation. */
+/* Collectives of GPU memory, through NCCL or through the host's collectives.
+ * The caller passes the exec of the lane; the operation is complete when all
+ * work enqueued there up to the return of the function is done. */
 struct iz_coll_gpu {
     bool nccl;
-    /* NCCL: device memory for a unit's gradient of the wire type.  Else pinned
-     * host memory for a unit, and for a shard in fp32 behind it where sums are
-     * taken to the GPU.  Borrowed. */
+    /* With NCCL: device memory for a unit's gradient in the wire type. Without:
+     * pinned host memory for a unit, followed by a shard in fp32 if sums are
+     * copied to the GPU.  Borrowed. */
     char *buffer;
     int64_t buffer_bytes;
     struct iz_nccl *comm;
 };
 
 int iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g);
-/* Connects the GPUs where g->nccl says so.  All ranks.  Negative errno with the
+/* Connects the GPUs if g->nccl is set.  All ranks.  Negative errno with the
  * reason printed. */
 int iz_coll_gpu_connect(struct iz_coll *c);
 void iz_coll_gpu_close(struct iz_coll *c);
 
-/* Like iz_coll_all_gather with `full` on the GPU; `shard` is this rank's part,
- * anywhere, and need not be in its place. */
+/* Like iz_coll_all_gather with `full` on the GPU.  `shard` is this rank's part;
+ * it may be anywhere, not only at its place in `full`. */
 void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
                             const void *shard, int64_t shard_bytes,
                             const char *what);
@@ -118,7 +123,8 @@ struct iz_coll_gpu_sum {
     enum iz_dtype out_type;
     bool out_on_gpu, accumulate;
     double *norm2; /* NULL unless the host sums into `out` */
-    /* With NCCL the last elements may have a sum of their own, on the GPU. */
+    /* With NCCL the last n_apart elements may have a separate sum on the GPU.
+     */
     int64_t n_apart;
     void *apart;
     enum iz_dtype apart_type;
@@ -129,20 +135,22 @@ struct iz_coll_gpu_sum {
 void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x,
                                 const struct iz_coll_gpu_sum *s);
 
-/* For a wait of the caller's own that began at start_s (iz_coll_now): how long
- * it has lasted.  Ends the job after the time-out, or once a rank of this host
- * is known to be gone, so it has to be asked again and again. */
+/* For a caller that waits in a loop of its own since start_s (iz_coll_now):
+ * returns how long the wait has lasted.  It must be called again and again,
+ * because it ends the job after the time-out, or once a rank of this host is
+ * known to be gone. */
 double iz_coll_now(void);
 double iz_coll_waited(const struct iz_coll *c, double start_s,
                       const char *what);
 
 void iz_coll_barrier(struct iz_coll *c, const char *what);
-/* bytes of rank `root` to all. */
+/* Copies `bytes` bytes at p from rank `root` to all ranks. */
 void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
                        const char *what);
 /* True on all ranks if `ok` is true on all ranks. */
 bool iz_coll_all_ok(struct iz_coll *c, bool ok);
-/* The first rank that refuses, which is the one to say why; -1: none does. */
+/* Returns the first rank that refuses, which should print why; -1 if none
+ * does. */
 int iz_coll_refuser(struct iz_coll *c, bool refuses);
 
 /* Bytes of scratch that the collectives need for shards of at most
@@ -151,8 +159,8 @@ int64_t iz_coll_scratch_bytes(int ranks, int64_t shard_bytes);
 /* Bytes per peer and piece of a reduce-scatter of such shards: whole blocks of
  * the norm, or all of a shard. */
 int64_t iz_coll_piece_bytes(int ranks, int64_t shard_bytes);
-/* The pieces that a reduce-scatter really takes: shorter ones, more of them in
- * flight, in the same scratch, where some ranks are on other hosts. */
+/* The pieces that a reduce-scatter uses.  If some ranks are on other hosts, the
+ * pieces are shorter and more of them are in flight, in the same scratch. */
 struct iz_coll_cut {
     int64_t bytes;
     int in_flight;
