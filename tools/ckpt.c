@@ -151,7 +151,7 @@ static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
     snprintf(path, sizeof path, "%s/index.json", c->path);
     err = iz_ckpt_index_open(&c->index, path, false);
     if (!err) {
-        c->root = iz_json_read_object(path, stderr);
+        c->root = iz_json_read(path, stderr);
         err = c->root ? describe(c, dir) : -EINVAL;
     }
     if (err)
@@ -420,7 +420,7 @@ static struct iz_json *run_config(const char *dir)
     char path[IZ_PATH_MAX + 32];
 
     snprintf(path, sizeof path, "%s/config.json", dir);
-    return iz_json_read_object(path, NULL);
+    return iz_json_read(path, NULL);
 }
 
 /* The type of the run's parameters. */

@@ -3,14 +3,11 @@
 #include "runtime/base/json.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#define FILE_MAX ((int64_t)256 << 20) /* bytes */
+#include "runtime/base/durable.h"
 
 /* jansson takes pointers to values that it does not change as not const. */
 static json_t *value(const struct iz_json *v)
@@ -24,10 +21,21 @@ struct iz_json *iz_json_open(const char *text, int64_t bytes)
         text, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
 }
 
-struct iz_json *iz_json_read(const char *path)
+struct iz_json *iz_json_read(const char *path, FILE *err)
 {
-    return (struct iz_json *)json_load_file(
-        path, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    int64_t bytes;
+    char *text = iz_durable_read(path, &bytes);
+    const char *fault = text ? "not a JSON object" : strerror(errno);
+    struct iz_json *v = text ? iz_json_open(text, bytes) : NULL;
+
+    free(text);
+    if (iz_json_is_object(v))
+        return v;
+    if (err)
+        fprintf(err, "izar: %s: %s\n", path, fault);
+    if (v)
+        iz_json_close(&v);
+    return NULL;
 }
 
 void iz_json_close(struct iz_json **v)
@@ -101,47 +109,4 @@ void iz_json_print(FILE *out, const char *s)
             fputc(c, out);
     }
     fputc('"', out);
-}
-
-static char *text_read(const char *path, int64_t *bytes, int *why)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat st = {0};
-    char *text = NULL;
-    ssize_t n = 0;
-
-    *bytes = 0;
-    *why = fd < 0 || fstat(fd, &st) != 0 ? errno : 0;
-    if (!*why && (!S_ISREG(st.st_mode) || st.st_size > FILE_MAX))
-        *why = EINVAL;
-    if (!*why && !(text = malloc((size_t)st.st_size + 1)))
-        *why = ENOMEM;
-    while (!*why && *bytes < st.st_size) {
-        n = pread(fd, text + *bytes, (size_t)(st.st_size - *bytes), *bytes);
-        if (n < 0 && errno != EINTR)
-            *why = errno;
-        if (n == 0)
-            break;
-        *bytes += n > 0 ? n : 0;
-    }
-    if (fd >= 0)
-        close(fd);
-    return text;
-}
-
-struct iz_json *iz_json_read_object(const char *path, FILE *err)
-{
-    int64_t bytes;
-    int why;
-    char *text = text_read(path, &bytes, &why);
-    struct iz_json *root = why ? NULL : iz_json_open(text, bytes);
-
-    free(text);
-    if (!why && iz_json_is_object(root))
-        return root;
-    if (err)
-        fprintf(err, "izar: %s: %s\n", path,
-                why ? strerror(why) : "not a JSON object");
-    iz_json_close(&root);
-    return NULL;
 }

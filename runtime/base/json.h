@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading JSON: checkpoint headers and indexes, files of Hugging Face, machine
- * files; writing a string.  Nothing here fails on what it finds; a missing or
- * foreign value reads as NULL or -1. */
+/* Reading JSON: indexes and headers of weights, configs of others; writing a
+ * string.  Nothing here fails on what it finds; a missing or foreign value
+ * reads as NULL or -1. */
 #ifndef IZ_RUNTIME_BASE_JSON_H
 #define IZ_RUNTIME_BASE_JSON_H
 
@@ -13,11 +13,9 @@ struct iz_json;
 
 /* Any JSON value; members that occur twice are refused.  NULL: not JSON. */
 struct iz_json *iz_json_open(const char *text, int64_t bytes);
-/* Of a file; NULL also where it cannot be read. */
-struct iz_json *iz_json_read(const char *path);
-/* The object that a regular file of at most 256 MiB holds.  NULL with the
- * reason printed to err, unless that is NULL. */
-struct iz_json *iz_json_read_object(const char *path, FILE *err);
+/* The object that a whole file is.  NULL with the fault told on `err`, which
+ * may be NULL. */
+struct iz_json *iz_json_read(const char *path, FILE *err);
 /* Accepts NULL. */
 void iz_json_close(struct iz_json **v);
 

@@ -5,7 +5,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -14,12 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int iz_ckpt_dir_refuse(const char *path, const char *what, int err)
-{
-    fprintf(stderr, "izar: checkpoint: %s: %s: %s\n", path, what,
-            strerror(err));
-    return -err;
-}
+#include "runtime/base/durable.h"
+
+#define WHO "checkpoint"
 
 /* dir/checkpoints/step-XXXXXXXX<suffix> */
 static int path_of(char path[IZ_CKPT_PATH], const char *dir, int64_t step,
@@ -70,35 +66,6 @@ static bool has_index(const char *path)
     return exists(index);
 }
 
-static int sync_dir(const char *path)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), err = 0;
-
-    if (fd < 0)
-        return iz_ckpt_dir_refuse(path, "cannot open", errno);
-    /* EINVAL: a file system on which directories need no sync. */
-    if (fsync(fd) != 0 && errno != EINVAL)
-        err = iz_ckpt_dir_refuse(path, "cannot sync", errno);
-    close(fd);
-    return err;
-}
-
-/* Removes a directory of plain files; silent about what is not there. */
-static void remove_flat(const char *path)
-{
-    DIR *d = opendir(path);
-    struct dirent *e;
-
-    if (!d)
-        return;
-    while ((e = readdir(d)))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            unlinkat(dirfd(d), e->d_name, 0);
-    closedir(d);
-    if (rmdir(path) != 0)
-        iz_ckpt_dir_refuse(path, "cannot remove", errno);
-}
-
 /* Removes a complete checkpoint: it stops to be one before its first file goes.
  */
 static void discard(const char *dir, int64_t step, const char *suffix)
@@ -107,11 +74,9 @@ static void discard(const char *dir, int64_t step, const char *suffix)
 
     if (path_of(path, dir, step, suffix) || path_of(tmp, dir, step, ".tmp"))
         return;
-    remove_flat(tmp);
-    if (rename(path, tmp) == 0)
-        remove_flat(tmp);
-    else
-        iz_ckpt_dir_refuse(path, "cannot remove", errno);
+    iz_durable_remove_directory(WHO, tmp);
+    if (iz_durable_rename(WHO, path, tmp) == 0)
+        iz_durable_remove_directory(WHO, tmp);
 }
 
 /* A crash between the two renames of a replacement left the old one aside. */
@@ -124,7 +89,7 @@ static void restore(const char *dir, int64_t step)
     if (exists(path))
         discard(dir, step, ".old");
     else if (rename(old, path) != 0)
-        iz_ckpt_dir_refuse(old, "cannot rename back", errno);
+        iz_durable_refuse(WHO, old, "cannot rename back", errno);
 }
 
 /* After a crash: half-written directories go, replaced ones come back or go. */
@@ -136,13 +101,13 @@ static int sweep(const char *dir)
     struct dirent *e;
 
     if (!d)
-        return err ? err : iz_ckpt_dir_refuse(path, "cannot read", errno);
+        return err ? err : iz_durable_refuse(WHO, path, "cannot read", errno);
     while ((e = readdir(d))) {
         int64_t tmp = step_of(e->d_name, ".tmp"),
                 old = step_of(e->d_name, ".old");
 
         if (tmp >= 0 && path_of(path, dir, tmp, ".tmp") == 0)
-            remove_flat(path);
+            iz_durable_remove_directory(WHO, path);
         if (old >= 0)
             restore(dir, old);
     }
@@ -150,21 +115,12 @@ static int sweep(const char *dir)
     return 0;
 }
 
-static int make_dir(const char *path)
-{
-    if (mkdir(path, 0777) == 0 || errno == EEXIST)
-        return 0;
-    return iz_ckpt_dir_refuse(path, "cannot make", errno);
-}
-
 static int make_parents(const char *dir)
 {
     char path[IZ_CKPT_PATH];
     int err = parent_of(path, dir);
 
-    if (!err)
-        err = make_dir(dir);
-    return err ? err : make_dir(path);
+    return err ? err : iz_durable_make_directories(WHO, path);
 }
 
 int iz_ckpt_dir_sweep(const char *dir)
@@ -185,7 +141,9 @@ int iz_ckpt_dir_join(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
 
     if (!err)
         err = path_of(path, dir, step, ".tmp");
-    return err ? err : make_dir(path);
+    if (!err && mkdir(path, 0777) != 0 && errno != EEXIST)
+        err = iz_durable_refuse(WHO, path, "cannot make", errno);
+    return err;
 }
 
 int iz_ckpt_dir_begin(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
@@ -195,7 +153,7 @@ int iz_ckpt_dir_begin(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
     if (!err)
         err = path_of(path, dir, step, ".tmp");
     if (!err && mkdir(path, 0777) != 0)
-        err = iz_ckpt_dir_refuse(path, "cannot make", errno);
+        err = iz_durable_refuse(WHO, path, "cannot make", errno);
     return err;
 }
 
@@ -205,12 +163,12 @@ static int replace(const char *tmp, const char *path, const char *old)
     int err;
 
     if (replaces && rename(path, old) != 0)
-        return iz_ckpt_dir_refuse(path, "cannot move aside", errno);
+        return iz_durable_refuse(WHO, path, "cannot move aside", errno);
     if (rename(tmp, path) == 0)
         return 0;
-    err = iz_ckpt_dir_refuse(tmp, "cannot rename", errno);
+    err = iz_durable_refuse(WHO, tmp, "cannot rename", errno);
     if (replaces && rename(old, path) != 0)
-        iz_ckpt_dir_refuse(old, "cannot rename back", errno);
+        iz_durable_refuse(WHO, old, "cannot rename back", errno);
     return err;
 }
 
@@ -224,13 +182,13 @@ int iz_ckpt_dir_commit(const char *dir, int64_t step)
     if (!err)
         err = path_of(old, dir, step, ".old");
     if (!err)
-        err = sync_dir(tmp);
+        err = iz_durable_sync_directory(WHO, tmp);
     if (!err)
         err = replace(tmp, path, old);
     if (!err)
         err = parent_of(tmp, dir);
     if (!err)
-        err = sync_dir(tmp);
+        err = iz_durable_sync_directory(WHO, tmp);
     if (!err && exists(old))
         discard(dir, step, ".old");
     return err;
@@ -241,7 +199,7 @@ void iz_ckpt_dir_abort(const char *dir, int64_t step)
     char path[IZ_CKPT_PATH];
 
     if (path_of(path, dir, step, ".tmp") == 0)
-        remove_flat(path);
+        iz_durable_remove_directory(WHO, path);
 }
 
 void iz_ckpt_dir_prune(const char *dir, int64_t step, int keep)

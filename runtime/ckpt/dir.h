@@ -11,9 +11,6 @@
 /* Of a file in such a directory. */
 #define IZ_CKPT_FILE_PATH (IZ_CKPT_PATH + 64)
 
-/* Prints "izar: checkpoint: path: what: strerror(err)", returns -err. */
-int iz_ckpt_dir_refuse(const char *path, const char *what, int err);
-
 /* Removes what a crash left, and makes the directory in which the checkpoint of
  * `step` is written; its path in `path`.  Negative errno with the reason
  * printed. */

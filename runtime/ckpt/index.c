@@ -5,23 +5,20 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "codelets/base/build.h"
+#include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/json.h"
 
 #define FORMAT 1
 #define SEAL ",\n\"seal\": \"%016" PRIx64 "\"\n}\n"
 #define SEAL_BYTES 32
-#define TEXT_MAX ((int64_t)1 << 30)
 
 struct iz_ckpt_index {
     char *path;
@@ -95,10 +92,11 @@ static const char *model_of(const struct iz_ckpt *k)
 
 /* malloc'ed; NULL: no memory. */
 static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
-                        const struct iz_ckpt_file *file, size_t *bytes)
+                        const struct iz_ckpt_file *file)
 {
     char *text = NULL;
-    FILE *f = open_memstream(&text, bytes);
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
 
     if (!f)
         return NULL;
@@ -111,35 +109,12 @@ static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
     put_arrays(f, k);
     put_parameters(f, k);
     if (fflush(f) == 0)
-        fprintf(f, SEAL, iz_hash(text, (int64_t)*bytes));
+        fprintf(f, SEAL, iz_hash(text, (int64_t)bytes));
     if (ferror(f) | (fclose(f) != 0)) {
         free(text);
         return NULL;
     }
     return text;
-}
-
-static int write_synced(const char *path, const char *text, size_t bytes)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    size_t done = 0;
-    int err = fd < 0 ? errno : 0;
-
-    while (!err && done < bytes) {
-        ssize_t n = write(fd, text + done, bytes - done);
-
-        if (n >= 0)
-            done += (size_t)n;
-        else if (errno != EINTR)
-            err = errno;
-    }
-    if (!err && fsync(fd) != 0)
-        err = errno;
-    if (fd >= 0 && close(fd) != 0 && !err)
-        err = errno;
-    if (err)
-        fprintf(stderr, "izar: checkpoint: %s: %s\n", path, strerror(err));
-    return -err;
 }
 
 static struct iz_json *model_json(const struct iz_ckpt *k)
@@ -151,7 +126,6 @@ int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
                         int ranks, const struct iz_ckpt_file *file)
 {
     struct iz_json *model = model_json(k);
-    size_t bytes = 0;
     char *text;
     int err;
 
@@ -160,8 +134,8 @@ int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
         return -EINVAL;
     }
     iz_json_close(&model);
-    text = index_text(k, step, ranks, file, &bytes);
-    err = text ? write_synced(path, text, bytes) : -ENOMEM;
+    text = index_text(k, step, ranks, file);
+    err = text ? iz_durable_create("checkpoint", path, text) : -ENOMEM;
     free(text);
     return err;
 }
@@ -183,27 +157,6 @@ static int fault(const struct iz_ckpt_index *x, const char *fmt, ...)
     va_end(args);
     fputc('\n', stderr);
     return -EINVAL;
-}
-
-/* malloc'ed; NULL with errno. */
-static char *read_file(const char *path, int64_t *bytes)
-{
-    FILE *f = fopen(path, "rb");
-    struct stat st;
-    char *text = NULL;
-
-    if (!f)
-        return NULL;
-    errno = EINVAL;
-    if (fstat(fileno(f), &st) == 0 && S_ISREG(st.st_mode) &&
-        st.st_size <= TEXT_MAX)
-        text = malloc((size_t)st.st_size + 1);
-    if (text) {
-        *bytes = (int64_t)fread(text, 1, (size_t)st.st_size, f);
-        text[*bytes] = '\0';
-    }
-    fclose(f);
-    return text;
 }
 
 static bool sealed(const char *text, int64_t bytes)
@@ -274,7 +227,7 @@ static int index_parse(struct iz_ckpt_index *x, const char *text, int64_t bytes)
 static int index_read(struct iz_ckpt_index *x)
 {
     int64_t bytes = 0;
-    char *text = read_file(x->path, &bytes);
+    char *text = iz_durable_read(x->path, &bytes);
     int err = text ? 0 : -errno;
 
     if (!text)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "runtime/base/durable.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/ckpt/dir.h"
@@ -161,7 +162,8 @@ static int load_open(struct load *l)
     snprintf(path, sizeof path, "%s/index.json", l->dir);
     err = iz_ckpt_index_open(&l->index, path, false);
     if (!err && iz_ckpt_index_step(l->index) != l->step)
-        err = iz_ckpt_dir_refuse(path, "is of another step", EINVAL);
+        err =
+            iz_durable_refuse("checkpoint", path, "is of another step", EINVAL);
     if (!err)
         err = iz_ckpt_index_check(l->index, l->k);
     l->block = malloc(IZ_BLOCK * sizeof *l->block);

@@ -12,6 +12,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 #include "runtime/ckpt/dir.h"
 #include "runtime/ckpt/shares.h"
@@ -24,7 +25,7 @@ static int writer_refuse(const struct iz_ckpt_writer *w, int err)
     struct statvfs st;
 
     if (fstatvfs(w->fd, &st) != 0)
-        return iz_ckpt_dir_refuse(w->path, "cannot write", err);
+        return iz_durable_refuse("checkpoint", w->path, "cannot write", err);
     fprintf(stderr,
             "izar: checkpoint: %s: cannot write %" PRId64 " bytes (%" PRId64
             " bytes are free): %s\n",
@@ -36,20 +37,9 @@ static int writer_refuse(const struct iz_ckpt_writer *w, int err)
 static int writer_put(const struct iz_ckpt_writer *w, const void *p,
                       int64_t bytes, int64_t offset)
 {
-    const char *from = p;
+    int err = iz_durable_put(w->fd, p, bytes, offset);
 
-    while (bytes > 0) {
-        ssize_t n = pwrite(w->fd, from, (size_t)bytes, offset);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return writer_refuse(w, errno);
-        from += n;
-        offset += n;
-        bytes -= n;
-    }
-    return 0;
+    return err ? writer_refuse(w, -err) : 0;
 }
 
 static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
@@ -80,7 +70,7 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w, const char *dir)
         w->bytes += 4 * w->piece[i].count;
     w->fd = open(w->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (w->fd < 0)
-        return iz_ckpt_dir_refuse(w->path, "cannot create", errno);
+        return iz_durable_refuse("checkpoint", w->path, "cannot create", errno);
     return 0;
 }
 
@@ -113,10 +103,7 @@ int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err,
 {
     if (!err)
         err = header_write(w, &file->header_hash);
-    if (!err && fsync(w->fd) != 0)
-        err = writer_refuse(w, errno);
-    if (w->fd >= 0 && close(w->fd) != 0 && !err)
-        err = iz_ckpt_dir_refuse(w->path, "cannot close", errno);
+    err = iz_durable_close("checkpoint", w->path, w->fd, err);
     w->fd = -1;
     file->bytes = w->bytes;
     return err;

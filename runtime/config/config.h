@@ -229,8 +229,8 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
                    FILE *err);
 
 /* Writes the effective config (every key with its value) as JSON that
- * iz_config_read takes again.  Written to a temporary name and renamed.
- * Negative errno. */
+ * iz_config_read takes again, whole or not at all.  Negative errno with the
+ * reason printed. */
 int iz_config_write(const struct iz_config *c, const struct iz_section *model,
                     const char *path);
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "codelets/unit/layer.h"
+#include "runtime/base/durable.h"
 #include "runtime/base/json.h"
 
 struct reader {
@@ -239,7 +240,7 @@ char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err)
     struct iz_json *root;
 
     snprintf(path, sizeof path, "%s/" IZ_HF_CONFIG, folder);
-    root = iz_json_read_object(path, err);
+    root = iz_json_read(path, err);
     r.root = root;
     if (root)
         text = read_keys(&r, hf);
@@ -319,7 +320,7 @@ static int put_rest(FILE *out, const struct iz_hf *hf,
                     const struct iz_hf_type *t, const char *like)
 {
     const char *key = NULL;
-    struct iz_json *root = iz_json_read_object(like, stderr);
+    struct iz_json *root = iz_json_read(like, stderr);
 
     if (!root)
         return -EINVAL;
@@ -393,40 +394,15 @@ static int refuse(const char *path, int why)
     return -why;
 }
 
-static int copy(FILE *out, FILE *in)
-{
-    char block[4096];
-    size_t n;
-
-    while ((n = fread(block, 1, sizeof block, in)) > 0)
-        if (fwrite(block, 1, n, out) != n)
-            return -1;
-    return ferror(in) ? -1 : 0;
-}
-
-/* Whole or not at all. */
 static int copy_file(const char *to, const char *from)
 {
-    char tmp[IZ_PATH_MAX + 40];
-    FILE *in = fopen(from, "r"), *out;
-    int bad, why;
+    int64_t bytes;
+    char *text = iz_durable_read(from, &bytes);
+    int err =
+        text ? iz_durable_replace("run.output", to, text) : refuse(from, errno);
 
-    if (!in)
-        return refuse(from, errno);
-    snprintf(tmp, sizeof tmp, "%s.tmp", to);
-    out = fopen(tmp, "w");
-    bad = !out || copy(out, in);
-    why = errno;
-    fclose(in);
-    if (out && fclose(out) != 0 && !bad) {
-        bad = 1;
-        why = errno;
-    }
-    if (!bad && rename(tmp, to) == 0)
-        return 0;
-    why = bad ? why : errno;
-    remove(tmp);
-    return refuse(to, why);
+    free(text);
+    return err;
 }
 
 int iz_hf_config_keep(const char *output, const char *folder, bool goes_on)

@@ -7,8 +7,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "runtime/base/durable.h"
 #include "runtime/base/json.h"
 
 /* The sections open while keys are written. */
@@ -172,37 +172,22 @@ static void print_config(FILE *out, const struct iz_config_file *file,
     fputs("\n}\n", out);
 }
 
-/* Written and on the disk, or a negative errno. */
-static int finish(FILE *out)
-{
-    int rc = 0;
-
-    if (fflush(out) != 0 || fsync(fileno(out)) != 0 || ferror(out))
-        rc = errno != 0 ? -errno : -EIO;
-    if (fclose(out) != 0 && rc == 0)
-        rc = -errno;
-    return rc;
-}
-
 int iz_config_write(const struct iz_config *c, const struct iz_section *model,
                     const char *path)
 {
     struct iz_config_file file;
-    char tmp[IZ_PATH_MAX + 8];
-    FILE *out;
-    int rc;
+    char *text = NULL;
+    size_t bytes = 0;
+    int rc = -ENOMEM;
+    FILE *out = open_memstream(&text, &bytes);
 
-    if (snprintf(tmp, sizeof tmp, "%s.tmp", path) >= (int)sizeof tmp)
-        return -ENAMETOOLONG;
-    out = fopen(tmp, "w");
-    if (out == NULL)
-        return -errno;
     iz_config_unresolve(&file, c);
-    print_config(out, &file, model);
-    rc = finish(out);
-    if (rc == 0 && rename(tmp, path) != 0)
-        rc = -errno;
-    if (rc != 0)
-        remove(tmp);
+    if (out != NULL)
+        print_config(out, &file, model);
+    if (out != NULL && (ferror(out) | (fclose(out) != 0)) == 0)
+        rc = iz_durable_replace("run.output", path, text);
+    else
+        iz_durable_refuse("run.output", path, "cannot create", ENOMEM);
+    free(text);
     return rc;
 }

@@ -14,8 +14,8 @@
 
 #include "codelets/base/build.h"
 
-#define PREFIX 8                        /* bytes of the header's length */
-#define HEADER_MAX ((int64_t)100 << 20) /* bytes; the format's own limit */
+#define PREFIX 8                           /* bytes of the header's length */
+#define HEADER_MAX ((int64_t)100 << 20)    /* bytes; the format's own limit */
 
 static int fault(FILE *err, const char *path, const char *fmt, ...)
     IZ_PRINTF(3, 4);
@@ -280,7 +280,7 @@ static int map_files(struct iz_hf_folder *f, const char *path,
 
 static int open_index(struct iz_hf_folder *f, const char *path)
 {
-    struct iz_json *root = iz_json_read_object(path, f->err);
+    struct iz_json *root = iz_json_read(path, f->err);
     const struct iz_json *map = iz_json_member(root, "weight_map");
     int why = -EINVAL;
 

@@ -14,11 +14,13 @@
 #include <unistd.h>
 
 #include "codelets/base/die.h"
+#include "runtime/base/durable.h"
 #include "runtime/comm/agree.h"
 #include "runtime/config/published.h"
 #include "runtime/hf/folder.h"
 #include "runtime/hf/map.h"
 
+#define WHO "export"
 #define PATH (IZ_PATH_MAX + 64)
 #define ALIGN 64 /* bytes: where the data of a file begin */
 #define PREFIX 8 /* bytes of the header's length */
@@ -52,12 +54,6 @@ struct iz_hf_writer {
     int err;
 };
 
-static int refuse(const char *path, const char *what, int err)
-{
-    fprintf(stderr, "izar: export: %s: %s: %s\n", path, what, strerror(err));
-    return -err;
-}
-
 /* ---- folders ---- */
 
 /* The path without slashes at its end. */
@@ -66,7 +62,8 @@ static int plain(char path[PATH], const char *folder)
     int n = snprintf(path, PATH, "%s", folder);
 
     if (n < 1 || n >= PATH - 64)
-        return refuse(folder, "is no folder", n < 1 ? ENOENT : ENAMETOOLONG);
+        return iz_durable_refuse(WHO, folder, "is no folder",
+                                 n < 1 ? ENOENT : ENAMETOOLONG);
     while (n > 1 && path[n - 1] == '/')
         path[--n] = '\0';
     return 0;
@@ -81,21 +78,6 @@ static void folder_above(char above[PATH], const char *path)
     snprintf(above, PATH, "%.*s", n, path);
     if (n == 0)
         snprintf(above, PATH, "%s", slash ? "/" : ".");
-}
-
-/* Makes all folders above `path`. */
-static int make_parents(const char *path)
-{
-    char part[PATH];
-
-    snprintf(part, sizeof part, "%s", path);
-    for (char *p = part + 1; (p = strchr(p, '/')); p++) {
-        *p = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST)
-            return refuse(part, "cannot make", errno);
-        *p = '/';
-    }
-    return 0;
 }
 
 static bool is_empty(const char *path)
@@ -117,46 +99,20 @@ int iz_hf_write_check(const char *folder)
     struct stat st;
     int err = plain(path, folder);
 
-    if (!err)
-        err = make_parents(path);
     if (err)
         return err;
     folder_above(above, path);
+    err = iz_durable_make_directories(WHO, above);
+    if (err)
+        return err;
     if (access(above, W_OK) != 0)
-        return refuse(path, "cannot be made", errno);
+        return iz_durable_refuse(WHO, path, "cannot be made", errno);
     if (lstat(path, &st) != 0 || is_empty(path))
         return 0;
     fprintf(stderr,
             "izar: export: %s exists: move it away, or choose another folder\n",
             path);
     return -EEXIST;
-}
-
-static int sync_dir(const char *path)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), err = 0;
-
-    if (fd < 0)
-        return refuse(path, "cannot open", errno);
-    /* EINVAL: a file system on which directories need no sync. */
-    if (fsync(fd) != 0 && errno != EINVAL)
-        err = refuse(path, "cannot sync", errno);
-    close(fd);
-    return err;
-}
-
-/* Removes a folder of plain files, such as a crash left. */
-static void remove_flat(const char *path)
-{
-    DIR *d = opendir(path);
-    struct dirent *e;
-
-    while (d && (e = readdir(d)))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            unlinkat(dirfd(d), e->d_name, 0);
-    if (d)
-        closedir(d);
-    rmdir(path);
 }
 
 /* ---- layout ---- */
@@ -277,20 +233,9 @@ static int lay_out(struct iz_hf_writer *w)
 static int put(int fd, const char *path, const void *from, int64_t bytes,
                int64_t at)
 {
-    const char *p = from;
+    int err = iz_durable_put(fd, from, bytes, at);
 
-    while (bytes > 0) {
-        ssize_t n = pwrite(fd, p, (size_t)bytes, at);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return refuse(path, "cannot write", errno);
-        p += n;
-        at += n;
-        bytes -= n;
-    }
-    return 0;
+    return err ? iz_durable_refuse(WHO, path, "cannot write", -err) : 0;
 }
 
 static void path_of(char path[2 * PATH], const struct iz_hf_writer *w,
@@ -299,22 +244,13 @@ static void path_of(char path[2 * PATH], const struct iz_hf_writer *w,
     snprintf(path, (size_t)2 * PATH, "%s/%s", w->tmp, name);
 }
 
-/* A file of its own, written and synced. */
 static int put_text(const struct iz_hf_writer *w, const char *name,
                     const char *text)
 {
     char path[2 * PATH];
-    int fd, err;
 
     path_of(path, w, name);
-    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return refuse(path, "cannot create", errno);
-    err = put(fd, path, text, (int64_t)strlen(text), 0);
-    if (!err && fsync(fd) != 0)
-        err = refuse(path, "cannot sync", errno);
-    close(fd);
-    return err;
+    return iz_durable_create(WHO, path, text);
 }
 
 /* Which file holds which tensor; malloc'ed. */
@@ -353,12 +289,12 @@ static int open_file(struct iz_hf_writer *w, int f)
     file->fd =
         open(path, O_WRONLY | O_CLOEXEC | (first ? O_CREAT | O_EXCL : 0), 0666);
     if (file->fd < 0)
-        return refuse(path, "cannot open", errno);
+        return iz_durable_refuse(WHO, path, "cannot open", errno);
     if (!first)
         return 0;
     why = posix_fallocate(file->fd, 0, file->bytes);
     if (why)
-        return refuse(path, "no room for it", why);
+        return iz_durable_refuse(WHO, path, "no room for it", why);
     return put(file->fd, path, file->header, file->header_bytes, 0);
 }
 
@@ -378,9 +314,9 @@ static int make_folder(struct iz_hf_writer *w)
 
     if (err)
         return err;
-    remove_flat(w->tmp);
+    iz_durable_remove_directory(WHO, w->tmp);
     if (mkdir(w->tmp, 0777) != 0)
-        return refuse(w->tmp, "cannot make", errno);
+        return iz_durable_refuse(WHO, w->tmp, "cannot make", errno);
     text =
         iz_hf_config_text(w->o.section, w->o.model->self, w->o.type, w->o.like);
     if (!text)
@@ -391,7 +327,7 @@ static int make_folder(struct iz_hf_writer *w)
         return err;
     text = index_text(w);
     if (!text)
-        return refuse(w->tmp, "cannot index", ENOMEM);
+        return iz_durable_refuse(WHO, w->tmp, "cannot index", ENOMEM);
     err = put_text(w, IZ_HF_INDEX, text);
     free(text);
     return err;
@@ -516,31 +452,20 @@ void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
 
 static int sync_files(struct iz_hf_writer *w)
 {
-    int err = 0;
+    int err = w->err;
 
     for (int f = 0; f < w->n_files; f++) {
-        struct file *file = &w->file[f];
-
-        if (file->fd >= 0 && fsync(file->fd) != 0 && !err)
-            err = refuse(file->name, "cannot sync", errno);
-        if (file->fd >= 0 && close(file->fd) != 0 && !err)
-            err = refuse(file->name, "cannot close", errno);
-        file->fd = -1;
+        err = iz_durable_close(WHO, w->file[f].name, w->file[f].fd, err);
+        w->file[f].fd = -1;
     }
     return err;
 }
 
 static int commit(const struct iz_hf_writer *w)
 {
-    char above[PATH];
-    int err = sync_dir(w->tmp);
+    int err = iz_durable_sync_directory(WHO, w->tmp);
 
-    if (err)
-        return err;
-    if (rename(w->tmp, w->path) != 0)
-        return refuse(w->path, "cannot rename to it", errno);
-    folder_above(above, w->path);
-    return sync_dir(above);
+    return err ? err : iz_durable_rename(WHO, w->tmp, w->path);
 }
 
 int iz_hf_write_close(struct iz_hf_writer **out, int err)
@@ -549,14 +474,12 @@ int iz_hf_write_close(struct iz_hf_writer **out, int err)
     bool first = w->c->rank == 0;
 
     if (!err)
-        err = w->err;
-    if (!err)
         err = sync_files(w);
     err = iz_ckpt_agree(w->c, err);
     if (!err)
         err = iz_ckpt_agree(w->c, first ? commit(w) : 0);
     if (err && first)
-        remove_flat(w->tmp);
+        iz_durable_remove_directory(WHO, w->tmp);
     discard(out);
     return err;
 }

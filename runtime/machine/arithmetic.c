@@ -27,7 +27,7 @@ enum { UNREADABLE = -1 };
 static int64_t kept_word(const char *path, const char *key, const char *a,
                          const char *b)
 {
-    struct iz_json *j = iz_json_read(path);
+    struct iz_json *j = iz_json_read(path, NULL);
     const struct iz_json *run = iz_json_member(j, "run");
     const char *text = iz_json_text(iz_json_member(run, key));
     int64_t w = !run                            ? UNREADABLE

@@ -3,9 +3,8 @@
  * output, engine. */
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
 
+#include "runtime/base/durable.h"
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/config/lora.h"
 #include "runtime/config/published.h"
@@ -22,23 +21,6 @@ static int read_config(struct run *r)
                           iz_run_first(r) ? stderr : NULL);
 }
 
-static int make_directory(const char *path)
-{
-    char part[IZ_PATH_MAX];
-    snprintf(part, sizeof(part), "%s", path);
-    for (char *p = part + 1;; p++) {
-        if (*p && *p != '/')
-            continue;
-        char c = *p;
-        *p = 0;
-        if (mkdir(part, 0777) && errno != EEXIST)
-            return -errno;
-        *p = c;
-        if (!c)
-            return 0;
-    }
-}
-
 /* The effective config beside the output; a run that would write over another
  * one's checkpoints is refused. */
 static int open_output(struct run *r)
@@ -47,12 +29,9 @@ static int open_output(struct run *r)
     int64_t step;
     if (!iz_run_first(r))
         return 0;
-    int s = make_directory(r->c.run.output);
-    if (s) {
-        fprintf(stderr, "izar: run.output: %s: %s\n", r->c.run.output,
-                strerror(-s));
+    int s = iz_durable_make_directories("run.output", r->c.run.output);
+    if (s)
         return s;
-    }
     if (!r->o.resume && !iz_state_latest(r->c.run.output, &step)) {
         fprintf(stderr,
                 "izar: run.output: %s holds a checkpoint of step %lld: "
@@ -66,10 +45,7 @@ static int open_output(struct run *r)
     if (s)
         return s;
     snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
-    s = iz_config_write(&r->c, &r->p->section, path);
-    if (s)
-        fprintf(stderr, "izar: %s: %s\n", path, strerror(-s));
-    return s;
+    return iz_config_write(&r->c, &r->p->section, path);
 }
 
 /* The model section as text: what a checkpoint must agree with. */

@@ -1,25 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints as a run sees them: what was saved comes back at any number of
  * ranks, and neither a crash nor a full disk costs the last good one. */
-#define _GNU_SOURCE /* syscall */
-
 #include "tests/runtime/ckpt/sample.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/ckpt/dir.h"
+#include "tests/runtime/disk.h"
 
 static void any_number_of_ranks_loads_what_any_other_saved(void **state)
 {
@@ -146,48 +143,6 @@ static void a_step_saved_again_has_the_new_contents(void **state)
     assert_int_equal(load_alone(7, 8), 0);
     assert_int_equal(size_of(in_folder("checkpoints/step-00000007.old")), -1);
     assert_int_equal(size_of(in_folder("checkpoints/step-00000007.tmp")), -1);
-}
-
-/* What the program asks the system for in place of the C library's calls: which
- * file or folder goes to the disk, and which gets a name, in order. */
-static char disk[1024];
-
-static void note(const char *what, const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    size_t n = strlen(disk);
-
-    snprintf(disk + n, sizeof disk - n, "%s %s\n", what,
-             slash ? slash + 1 : path);
-}
-
-int fsync(int fd)
-{
-    char link[64], path[512] = "";
-
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    if (readlink(link, path, sizeof path - 1) > 0)
-        note("sync", path);
-    return (int)syscall(SYS_fsync, fd);
-}
-
-int rename(const char *from, const char *to)
-{
-    note("name", to);
-    return renameat(AT_FDCWD, from, AT_FDCWD, to);
-}
-
-static void what_has_its_name_is_on_the_disk(void **state)
-{
-    (void)state;
-    assert_int_equal(save_alone(6, 0), 0);
-    disk[0] = '\0';
-    assert_int_equal(save_alone(7, 0), 0);
-    assert_string_equal(disk, "sync rank-00000-of-00001.safetensors\n"
-                              "sync index.json\n"
-                              "sync step-00000007.tmp\n"
-                              "name step-00000007\n"
-                              "sync checkpoints\n");
 }
 
 static void only_the_last_ones_are_kept(void **state)
@@ -357,6 +312,43 @@ static void a_place_that_is_none_is_named(void **state)
     unlink(in_folder("checkpoints"));
 }
 
+static int save_step(int i)
+{
+    int err;
+
+    listen_begin();
+    err = save_alone(i, 0);
+    listen_end();
+    return err;
+}
+
+static const char *name_of_step(int i)
+{
+    static char path[256];
+
+    snprintf(path, sizeof path, "%s/checkpoints/step-%08d", folder, i);
+    return path;
+}
+
+static void
+a_checkpoint_has_its_name_when_all_of_it_is_on_the_disk(void **state)
+{
+    (void)state;
+    assert_durable_or_refused(save_step, name_of_step);
+}
+
+/* A part of it that is gone, after a crash, must not look complete. */
+static void a_checkpoint_loses_its_name_before_its_files(void **state)
+{
+    (void)state;
+    assert_int_equal(save_alone(1, 0), 0);
+    disk_begin(-1);
+    assert_int_equal(save_alone(2, 1), 0);
+    disk_end();
+    assert_int_equal(size_of(name_of_step(1)), -1);
+    assert_renamed_durably(name_of_step(1));
+}
+
 /* Saves for ever, as a run does, some steps twice. */
 static void save_without_end(void)
 {
@@ -404,7 +396,6 @@ int main(void)
         CASE(an_element_of_no_rank_is_refused),
         CASE(a_rank_file_is_safetensors),
         CASE(a_step_saved_again_has_the_new_contents),
-        CASE(what_has_its_name_is_on_the_disk),
         CASE(only_the_last_ones_are_kept),
         CASE(what_a_crash_left_is_cleared),
         CASE(a_foreign_run_is_told_what_differs),
@@ -412,6 +403,8 @@ int main(void)
         CASE(a_save_that_fails_on_one_rank_leaves_the_last_one),
         CASE(a_full_disk_leaves_the_last_one),
         CASE(a_place_that_is_none_is_named),
+        CASE(a_checkpoint_has_its_name_when_all_of_it_is_on_the_disk),
+        CASE(a_checkpoint_loses_its_name_before_its_files),
         CASE(a_kill_at_any_time_leaves_a_checkpoint),
     };
 

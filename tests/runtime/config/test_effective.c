@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/runtime/disk.h"
+
 /* What was just read, written and read again, is the same, byte for byte. */
 static void assert_round_trip(int ranks)
 {
@@ -112,6 +114,28 @@ static void an_impossible_path_is_an_error(void **state)
         iz_config_write(&config, &toy_section, "/nonexistent/a.json"), -ENOENT);
 }
 
+static const char *name_of_effective(int i)
+{
+    static char name[80];
+
+    snprintf(name, sizeof name, "%s%d", effective_json, i);
+    return name;
+}
+
+static int write_effective(int i)
+{
+    return iz_config_write(&config, &toy_section, name_of_effective(i));
+}
+
+static void the_effective_config_is_on_the_disk(void **state)
+{
+    (void)state;
+    assert_accepted("");
+    assert_durable_or_refused(write_effective, name_of_effective);
+    for (int i = 0; i < 10; i++)
+        unlink(name_of_effective(i));
+}
+
 static uint32_t random_state = 12345;
 
 static uint32_t random_below(uint32_t n)
@@ -177,6 +201,7 @@ int main(void)
         cmocka_unit_test(the_effective_config_reads_back_the_same),
         cmocka_unit_test(the_effective_config_is_nested_and_in_order),
         cmocka_unit_test(the_effective_config_takes_overrides),
+        cmocka_unit_test(the_effective_config_is_on_the_disk),
         cmocka_unit_test(an_impossible_path_is_an_error),
         cmocka_unit_test(random_damage_never_crashes),
     };

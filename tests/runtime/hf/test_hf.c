@@ -11,11 +11,13 @@
 #include <unistd.h>
 
 #include "codelets/base/mix.h"
+#include "runtime/base/durable.h"
 #include "runtime/config/published.h"
 #include "runtime/hf/folder.h"
 #include "runtime/hf/map.h"
 #include "runtime/hf/read.h"
 #include "runtime/hf/write.h"
+#include "tests/runtime/disk.h"
 
 enum { C = 6, KV = 2, V = 7, LAYERS = 2, UNITS = LAYERS + 2 };
 enum { BIG = 150, WIDE = 40, ROOM = 8192 };
@@ -193,8 +195,10 @@ static int write_shards(struct iz_coll *c, void *arg)
     struct iz_hf_writer *w;
     float in[ROOM];
 
-    if (iz_hf_write_open(&w, &o, c))
+    if (iz_hf_write_open(&w, &o, c)) {
+        iz_model_close(&m);
         return 1;
+    }
     for (int u = 0; u < UNITS; u++) {
         int64_t n = elements(m, u), shard = (n + c->size - 1) / c->size + 1;
 
@@ -425,6 +429,63 @@ static void a_full_disk_leaves_nothing(void **state)
     assert_int_equal(access(in_folder("small/out.tmp"), F_OK), -1);
 }
 
+static const char *name_of_folder(int i)
+{
+    static char name[16];
+
+    snprintf(name, sizeof name, "f/%d", i);
+    return in_folder(name);
+}
+
+static int export_folder(int i)
+{
+    char name[16];
+    int err;
+
+    snprintf(name, sizeof name, "f/%d", i);
+    listen_begin();
+    err = write_shards(&alone, &(struct job){IZ_BF16, 300, 7000, name});
+    listen_end();
+    return err;
+}
+
+static void an_export_has_its_name_when_all_of_it_is_on_the_disk(void **state)
+{
+    (void)state;
+    assert_durable_or_refused(export_folder, name_of_folder);
+}
+
+static const char *name_of_kept(int i)
+{
+    static char name[32];
+
+    snprintf(name, sizeof name, "kept%d/imported.json", i);
+    return in_folder(name);
+}
+
+static int keep(int i)
+{
+    char name[16];
+    int err;
+
+    snprintf(name, sizeof name, "kept%d", i);
+    listen_begin();
+    err = iz_durable_make_directories("test", in_folder(name));
+    if (!err)
+        err = iz_hf_config_keep(in_folder(name), in_folder("from"), false);
+    listen_end();
+    return err;
+}
+
+static void what_a_run_keeps_of_an_import_is_on_the_disk(void **state)
+{
+    (void)state;
+    assert_int_equal(iz_durable_make_directories("test", in_folder("from")), 0);
+    assert_int_equal(
+        iz_durable_create("test", in_folder("from/config.json"), "{}"), 0);
+    assert_durable_or_refused(keep, name_of_kept);
+}
+
 /* ---- config.json ---- */
 
 static char *config_of(const char *text)
@@ -544,6 +605,8 @@ int main(void)
         CASE(rectangles_tile_any_range),
         CASE(a_table_that_does_not_fit_is_refused),
         CASE(a_full_disk_leaves_nothing),
+        CASE(an_export_has_its_name_when_all_of_it_is_on_the_disk),
+        CASE(what_a_run_keeps_of_an_import_is_on_the_disk),
         CASE(keys_of_the_model_come_from_the_config),
         CASE(types_have_rows_of_their_own),
         CASE(keys_that_mean_nothing_are_kept),

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one place that knows what must be synced before what; see durable.h. */
+#include "runtime/base/durable.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define TEXT_MAX ((int64_t)1 << 30)
+
+int iz_durable_refuse(const char *who, const char *path, const char *what,
+                      int err)
+{
+    fprintf(stderr, "izar: %s: %s: %s: %s\n", who, path, what, strerror(err));
+    return -err;
+}
+
+/* ---- bytes ---- */
+
+int iz_durable_put(int fd, const void *from, int64_t bytes, int64_t at)
+{
+    for (const char *p = from; bytes > 0;) {
+        ssize_t n = pwrite(fd, p, (size_t)bytes, at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        p += n;
+        at += n;
+        bytes -= n;
+    }
+    return 0;
+}
+
+int iz_durable_get(int fd, void *to, int64_t bytes, int64_t at)
+{
+    for (char *p = to; bytes > 0;) {
+        ssize_t n = pread(fd, p, (size_t)bytes, at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -ENODATA;
+        p += n;
+        at += n;
+        bytes -= n;
+    }
+    return 0;
+}
+
+/* O_NONBLOCK: a pipe without a writer is no file, and not waited for. */
+static int open_plain(const char *path, int64_t *bytes)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat st;
+    int err = fd < 0 || fstat(fd, &st) ? errno : 0;
+    if (!err && (!S_ISREG(st.st_mode) || st.st_size > TEXT_MAX))
+        err = EINVAL;
+    if (!err) {
+        *bytes = st.st_size;
+        return fd;
+    }
+    if (fd >= 0)
+        close(fd);
+    errno = err;
+    return -1;
+}
+
+char *iz_durable_read(const char *path, int64_t *bytes)
+{
+    int fd = open_plain(path, bytes);
+    if (fd < 0)
+        return NULL;
+    char *text = malloc((size_t)*bytes + 1);
+    int err = text ? -iz_durable_get(fd, text, *bytes, 0) : ENOMEM;
+    close(fd);
+    if (err) {
+        free(text);
+        errno = err;
+        return NULL;
+    }
+    text[*bytes] = 0;
+    return text;
+}
+
+/* ---- files ---- */
+
+int iz_durable_close(const char *who, const char *path, int fd, int err)
+{
+    if (!err && fsync(fd))
+        err = iz_durable_refuse(who, path, "cannot sync", errno);
+    if (fd >= 0 && close(fd) && !err)
+        err = iz_durable_refuse(who, path, "cannot close", errno);
+    return err;
+}
+
+static int write_text(const char *who, const char *path, const char *text,
+                      int how)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | how, 0666);
+    if (fd < 0)
+        return iz_durable_refuse(who, path, "cannot create", errno);
+    int err = iz_durable_put(fd, text, (int64_t)strlen(text), 0);
+    if (err)
+        iz_durable_refuse(who, path, "cannot write", -err);
+    return iz_durable_close(who, path, fd, err);
+}
+
+int iz_durable_create(const char *who, const char *path, const char *text)
+{
+    return write_text(who, path, text, O_EXCL);
+}
+
+int iz_durable_replace(const char *who, const char *path, const char *text)
+{
+    size_t n = strlen(path) + sizeof(".tmp");
+    char *tmp = malloc(n);
+    if (!tmp)
+        return iz_durable_refuse(who, path, "cannot create", ENOMEM);
+    snprintf(tmp, n, "%s.tmp", path);
+    int err = write_text(who, tmp, text, O_TRUNC);
+    if (!err)
+        err = iz_durable_rename(who, tmp, path);
+    if (err)
+        unlink(tmp);
+    free(tmp);
+    return err;
+}
+
+/* ---- directories ---- */
+
+int iz_durable_sync_directory(const char *who, const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), err = 0;
+    if (fd < 0)
+        return iz_durable_refuse(who, path, "cannot open", errno);
+    /* EINVAL: a file system on which directories need no sync. */
+    if (fsync(fd) && errno != EINVAL)
+        err = iz_durable_refuse(who, path, "cannot sync", errno);
+    close(fd);
+    return err;
+}
+
+/* The directory that holds the name. */
+static int sync_above(const char *who, const char *path)
+{
+    char *above = strdup(path);
+    int err = above ? iz_durable_sync_directory(who, dirname(above))
+                    : iz_durable_refuse(who, path, "cannot sync", ENOMEM);
+    free(above);
+    return err;
+}
+
+int iz_durable_rename(const char *who, const char *from, const char *to)
+{
+    if (rename(from, to))
+        return iz_durable_refuse(who, to, "cannot rename to it", errno);
+    return sync_above(who, to);
+}
+
+int iz_durable_make_directories(const char *who, const char *path)
+{
+    char *part = strdup(path);
+    int err = part && *part ? 0
+                            : iz_durable_refuse(who, path, "cannot make",
+                                                part ? ENOENT : ENOMEM);
+    for (char *p = part; !err && *p;) {
+        p += 1 + strcspn(p + 1, "/");
+        char c = *p;
+        *p = 0;
+        if (!mkdir(part, 0777))
+            err = sync_above(who, part);
+        else if (errno != EEXIST)
+            err = iz_durable_refuse(who, part, "cannot make", errno);
+        *p = c;
+    }
+    free(part);
+    return err;
+}
+
+int iz_durable_remove_directory(const char *who, const char *path)
+{
+    DIR *d = opendir(path);
+    if (!d)
+        return 0;
+    for (struct dirent *e; (e = readdir(d));)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
+            unlinkat(dirfd(d), e->d_name, 0);
+    closedir(d);
+    return rmdir(path) ? iz_durable_refuse(who, path, "cannot remove", errno)
+                       : 0;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files that a crash of the machine does not cost: what a function here has
+ * finished is on the disk, the bytes of a file as well as the entry of its
+ * directory.  Negative errno with "izar: WHO: PATH: WHAT: REASON" printed, but
+ * where a comment says otherwise. */
+#ifndef IZ_RUNTIME_BASE_DURABLE_H
+#define IZ_RUNTIME_BASE_DURABLE_H
+
+#include <stdint.h>
+
+/* Prints that line for an errno, and returns it negative. */
+int iz_durable_refuse(const char *who, const char *path, const char *what,
+                      int err);
+
+/* All bytes at an offset of a file.  Prints nothing; a file that ends too early
+ * is -ENODATA. */
+int iz_durable_put(int fd, const void *from, int64_t bytes, int64_t at);
+int iz_durable_get(int fd, void *to, int64_t bytes, int64_t at);
+
+/* Syncs the file unless err is set, closes it, and returns the first error. */
+int iz_durable_close(const char *who, const char *path, int fd, int err);
+
+/* A file of this text that was not there before. */
+int iz_durable_create(const char *who, const char *path, const char *text);
+/* The same under a name that may be taken, whole or not at all: written beside
+ * it as PATH.tmp. */
+int iz_durable_replace(const char *who, const char *path, const char *text);
+
+/* For a synced file, or a synced directory of such files. */
+int iz_durable_rename(const char *who, const char *from, const char *to);
+int iz_durable_sync_directory(const char *who, const char *path);
+/* With all directories above it; those that are there stay. */
+int iz_durable_make_directories(const char *who, const char *path);
+/* A directory of plain files, such as a crash left, or none.  Not synced. */
+int iz_durable_remove_directory(const char *who, const char *path);
+
+/* A whole text file of at most 1 GiB and a '\0' behind it; malloc'ed.  NULL
+ * with errno, nothing printed. */
+char *iz_durable_read(const char *path, int64_t *bytes);
+
+#endif

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a program asks of the disk: every fsync, rename and mkdir is written
+ * down, and one of them can fail.  Linked into a test, it stands before the C
+ * library. */
+#ifndef IZ_TESTS_RUNTIME_DISK_H
+#define IZ_TESTS_RUNTIME_DISK_H
+
+/* From here on; call `fail`, counted from 0, fails with EIO.  -1: none. */
+void disk_begin(int fail);
+/* The calls since then. */
+int disk_end(void);
+
+/* What was written down of a name, a file's or a directory's: all in it was
+ * synced before the rename that gave it, and the directory above after. */
+void assert_durable(const char *path);
+
+/* That a name is given up: its directory was synced after the rename. */
+void assert_renamed_durably(const char *path);
+
+/* make(i) makes what name(i) tells, for each i anew: durable when nothing
+ * fails, and an error, before the rename without a trace, whichever call fails.
+ */
+void assert_durable_or_refused(int (*make)(int i), const char *(*name)(int i));
+
+#endif
