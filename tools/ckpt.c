@@ -450,13 +450,15 @@ static int export_model(const struct options *o, struct checkpoint *c,
 {
     struct iz_json *config = run_config(o->dir);
     char like[IZ_PATH_MAX + 32];
-    struct iz_hf_order order = {.section = &p->section,
-                                .model = m,
-                                .folder = o->out,
-                                .like = like,
+    struct iz_hf_map map = {0};
+    struct iz_hf_order order = {.folder = o->out,
+                                .map = &map,
                                 .type = o->dtype >= 0 ? (enum iz_dtype)o->dtype
                                                       : run_dtype(config),
-                                .file_bytes = o->file_bytes};
+                                .file_bytes = o->file_bytes,
+                                .file = IZ_HF_SINGLE,
+                                .config_file = IZ_HF_CONFIG};
+    char *text = NULL;
     struct stream *s = calloc(2 * (size_t)m->n_units, sizeof *s);
     struct iz_hf_writer *w;
     int err = s ? set_names(c, m) : -ENOMEM;
@@ -466,6 +468,13 @@ static int export_model(const struct options *o, struct checkpoint *c,
             like, sizeof like, o->dir,
             text_of(iz_json_member(config, "model"), "import"));
     if (!err)
+        err = iz_hf_map_open(&map, p->section.hf, m);
+    if (!err) {
+        order.config = text =
+            iz_hf_config_text(&p->section, m->self, order.type, like);
+        err = text ? 0 : -EINVAL;
+    }
+    if (!err)
         err = iz_hf_write_open(&w, &order, coll);
     if (!err) {
         set_streams(c, m, w, s);
@@ -473,6 +482,8 @@ static int export_model(const struct options *o, struct checkpoint *c,
         err = iz_hf_write_close(&w, err);
     }
     free(s);
+    free(text);
+    iz_hf_map_close(&map);
     iz_json_close(&config);
     if (!err)
         printf("step %" PRId64 " is in %s as %s\n", c->step, o->out,

@@ -30,7 +30,7 @@ struct load {
 
 static int fault(const struct iz_safetensors *f, const char *what)
 {
-    fprintf(stderr, "izar: checkpoint: %s: %s\n", f->path, what);
+    fprintf(stderr, "izar: checkpoint: %s: %s\n", f->st.path, what);
     return -EINVAL;
 }
 
@@ -39,9 +39,9 @@ static int file_check(const struct load *l, const struct iz_safetensors *f,
 {
     struct iz_ckpt_file want = iz_ckpt_index_file(l->index, rank);
 
-    if (f->bytes != want.bytes)
+    if (f->st.bytes != want.bytes)
         return fault(f, "has not the size that index.json gives (truncated?)");
-    if (f->header_hash != want.header_hash)
+    if (f->st.header_hash != want.header_hash)
         return fault(
             f, "damaged: the header has not the hash that index.json gives");
     if (f->rank != rank || f->ranks != iz_ckpt_index_ranks(l->index) ||

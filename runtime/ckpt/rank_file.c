@@ -1,28 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The file format only: nothing here knows directories, ranks' shares or the
- * run. Whatever comes from a file is checked before it is used as a size or an
- * offset. */
+/* The metadata of a rank's file, and its data by blocks; nothing here knows
+ * directories, ranks' shares or the run. */
 #include "runtime/ckpt/rank_file.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "codelets/base/build.h"
 #include "runtime/base/hash.h"
-#include "runtime/base/json.h"
 
 #define FORMAT "1"
-#define PREFIX 8               /* bytes of the length field */
-#define HEADER_MAX (100 << 20) /* bytes; the limit of other readers, too */
 #define HASH_DIGITS 16
 
 static_assert(sizeof(float) == 4, "tensors are fp32");
@@ -41,11 +31,18 @@ int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b)
 
 /* ---- writing ---- */
 
-static void header_metadata(FILE *f, const struct iz_piece *piece, int n,
-                            int64_t step, int rank, int ranks)
+/* malloc'ed; NULL: no memory. */
+static char *metadata_text(const struct iz_piece *piece, int n, int64_t step,
+                           int rank, int ranks)
 {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+
+    if (!f)
+        return NULL;
     fprintf(f,
-            "{\"__metadata__\":{\"izar\":\"" FORMAT "\",\"step\":\"%" PRId64
+            "{\"izar\":\"" FORMAT "\",\"step\":\"%" PRId64
             "\",\"rank\":\"%d\",\"ranks\":\"%d\"",
             step, rank, ranks);
     for (int i = 0; i < n; i++) {
@@ -56,88 +53,34 @@ static void header_metadata(FILE *f, const struct iz_piece *piece, int n,
         fputc('"', f);
     }
     fputc('}', f);
-}
-
-static void header_tensors(FILE *f, const struct iz_piece *piece, int n)
-{
-    for (int i = 0; i < n; i++)
-        fprintf(f,
-                ",\"%s\":{\"dtype\":\"F32\",\"shape\":[%" PRId64
-                "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}",
-                piece[i].name, piece[i].count, piece[i].offset,
-                piece[i].offset + 4 * piece[i].count);
-    fputc('}', f);
+    if (ferror(f) | (fclose(f) != 0)) {
+        free(text);
+        return NULL;
+    }
+    return text;
 }
 
 char *iz_safetensors_header(const struct iz_piece *piece, int n, int64_t step,
                             int rank, int ranks, int64_t *bytes)
 {
-    char *text = NULL;
-    size_t size = 0;
-    uint64_t length;
-    FILE *f = open_memstream(&text, &size);
+    char *metadata = metadata_text(piece, n, step, rank, ranks), *text = NULL;
+    struct iz_st_tensor *t = calloc((size_t)n + 1, sizeof(*t));
 
-    if (!f)
-        return NULL;
-    fwrite("\0\0\0\0\0\0\0", 1, PREFIX, f);
-    header_metadata(f, piece, n, step, rank, ranks);
-    header_tensors(f, piece, n);
-    while (ftello(f) % 64) /* aligned data; the format allows trailing spaces */
-        fputc(' ', f);
-    if (ferror(f) | (fclose(f) != 0)) {
-        free(text);
-        return NULL;
-    }
-    length = size - PREFIX;
-    memcpy(text, &length, PREFIX);
-    *bytes = (int64_t)size;
+    for (int i = 0; t && i < n; i++)
+        t[i] = (struct iz_st_tensor){.name = piece[i].name,
+                                     .dtype = iz_st_dtype_text(IZ_F32),
+                                     .shape = {piece[i].count},
+                                     .dims = 1,
+                                     .offset = piece[i].offset,
+                                     .bytes = 4 * piece[i].count};
+    if (metadata && t)
+        text = iz_st_header(metadata, t, n, bytes);
+    free(metadata);
+    free(t);
     return text;
 }
 
 /* ---- reading ---- */
-
-static int fault(const struct iz_safetensors *s, const char *fmt, ...)
-    IZ_PRINTF(2, 3);
-
-static int fault(const struct iz_safetensors *s, const char *fmt, ...)
-{
-    va_list args;
-
-    fprintf(stderr, "izar: checkpoint: %s: ", s->path);
-    va_start(args, fmt);
-    vfprintf(stderr, fmt, args);
-    va_end(args);
-    fputc('\n', stderr);
-    return -EINVAL;
-}
-
-static int read_whole(const struct iz_safetensors *s, void *out, int64_t bytes,
-                      int64_t offset)
-{
-    char *to = out;
-
-    while (bytes > 0) {
-        ssize_t n = pread(s->fd, to, (size_t)bytes, offset);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0) {
-            int err = errno;
-
-            fault(s, "reading at offset %" PRId64 ": %s", offset,
-                  strerror(err));
-            return -err;
-        }
-        if (n == 0)
-            return fault(
-                s, "ends at offset %" PRId64 ", %" PRId64 " bytes too early",
-                offset, bytes);
-        to += n;
-        offset += n;
-        bytes -= n;
-    }
-    return 0;
-}
 
 /* Decimal without sign; -1 if it is anything else or does not fit. */
 static int64_t number(const char **text)
@@ -156,15 +99,14 @@ static int64_t number(const char **text)
     return v;
 }
 
-static int metadata_number(const struct iz_safetensors *s,
-                           const struct iz_json *meta, const char *key,
-                           int64_t max, int64_t *out)
+static int metadata_number(const struct iz_st *s, const char *key, int64_t max,
+                           int64_t *out)
 {
-    const char *text = iz_json_text(iz_json_member(meta, key));
+    const char *text = iz_json_text(iz_json_member(s->metadata, key));
 
     *out = text ? number(&text) : -1;
     if (*out < 0 || *out > max || *text)
-        return fault(
+        return iz_st_fault(
             s, "__metadata__.%s is missing or not a number up to %" PRId64, key,
             max);
     return 0;
@@ -190,184 +132,85 @@ static int hashes_parse(struct iz_piece *p, const char *text)
 }
 
 /* "first total hashes": where the piece lies, and its checksums. */
-static int piece_place(const struct iz_safetensors *s, struct iz_piece *p,
+static int piece_place(const struct iz_st *s, struct iz_piece *p,
                        const char *text)
 {
     p->first = text ? number(&text) : -1;
     if (p->first < 0 || *text++ != ' ')
-        return fault(s, "tensor %s has no place in __metadata__", p->name);
+        return iz_st_fault(s, "tensor %s has no place in __metadata__",
+                           p->name);
     p->total = number(&text);
     if (p->total < 0 || *text++ != ' ')
-        return fault(s, "tensor %s has no total in __metadata__", p->name);
+        return iz_st_fault(s, "tensor %s has no total in __metadata__",
+                           p->name);
     if (p->first > p->total || p->count > p->total - p->first)
-        return fault(s,
-                     "tensor %s: elements %" PRId64 " + %" PRId64
-                     " lie outside its array of %" PRId64,
-                     p->name, p->first, p->count, p->total);
+        return iz_st_fault(s,
+                           "tensor %s: elements %" PRId64 " + %" PRId64
+                           " lie outside its array of %" PRId64,
+                           p->name, p->first, p->count, p->total);
     if (hashes_parse(p, text))
-        return fault(
+        return iz_st_fault(
             s, "tensor %s has no checksum for each of its %" PRId64 " blocks",
             p->name, iz_piece_blocks(p));
     return 0;
 }
 
-static int piece_parse(const struct iz_safetensors *s, struct iz_piece *p,
-                       const char *name, const struct iz_json *v,
-                       const struct iz_json *meta)
+static int piece_parse(const struct iz_st *s, struct iz_piece *p,
+                       const struct iz_st_tensor *t)
 {
-    int64_t data = s->bytes - s->data_offset, end;
-    const struct iz_json *shape = iz_json_member(v, "shape");
-    const struct iz_json *span = iz_json_member(v, "data_offsets");
-    const char *dtype = iz_json_text(iz_json_member(v, "dtype"));
-
-    if (strlen(name) >= sizeof p->name)
-        return fault(s, "tensor name %.80s... is too long", name);
-    memcpy(p->name, name, strlen(name) + 1);
-    if (!dtype || strcmp(dtype, "F32") != 0)
-        return fault(s, "tensor %s has type %s, not F32", name,
-                     dtype ? dtype : "(none)");
-    p->count = iz_json_number(iz_json_item(shape, 0), INT64_MAX / 8);
-    if (iz_json_count(shape) != 1 || p->count < 0)
-        return fault(s, "tensor %s: shape is not [count]", name);
-    p->offset = iz_json_number(iz_json_item(span, 0), data);
-    end = iz_json_number(iz_json_item(span, 1), data);
-    if (iz_json_count(span) != 2 || p->offset < 0 || end < p->offset)
-        return fault(s,
-                     "tensor %s: data_offsets do not lie in the %" PRId64
-                     " bytes of data that the file has (truncated?)",
-                     name, data);
-    if (end - p->offset != 4 * p->count)
-        return fault(s, "tensor %s: %" PRId64 " elements in %" PRId64 " bytes",
-                     name, p->count, end - p->offset);
-    return piece_place(s, p, iz_json_text(iz_json_member(meta, name)));
+    if (strlen(t->name) >= sizeof p->name)
+        return iz_st_fault(s, "tensor name %.80s... is too long", t->name);
+    memcpy(p->name, t->name, strlen(t->name) + 1);
+    if (strcmp(t->dtype, iz_st_dtype_text(IZ_F32)) != 0)
+        return iz_st_fault(s, "tensor %s has type %s, not F32", t->name,
+                           t->dtype);
+    if (t->dims != 1)
+        return iz_st_fault(s, "tensor %s: shape is not [count]", t->name);
+    p->count = t->shape[0];
+    p->offset = t->offset;
+    return piece_place(s, p,
+                       iz_json_text(iz_json_member(s->metadata, t->name)));
 }
 
-/* Data bytes of all tensors must be those of the file. */
-static int pieces_parse(struct iz_safetensors *s, const struct iz_json *header,
-                        const struct iz_json *meta)
+static int contents_parse(struct iz_safetensors *s)
 {
-    int64_t bytes = 0;
-    const char *name = NULL;
-
-    s->piece = calloc((size_t)iz_json_count(header), sizeof *s->piece);
-    if (!s->piece)
-        return -ENOMEM;
-    while ((name = iz_json_key(header, name))) {
-        const struct iz_json *v = iz_json_member(header, name);
-        struct iz_piece *p = &s->piece[s->n_pieces];
-        int err;
-
-        if (v == meta)
-            continue;
-        s->n_pieces++;
-        err = piece_parse(s, p, name, v, meta);
-        if (err)
-            return err;
-        bytes += 4 * p->count; /* each at most the file's: no overflow below */
-        if (bytes > s->bytes)
-            return fault(s, "tensors overlap");
-    }
-    if (bytes == s->bytes - s->data_offset)
-        return 0;
-    return fault(s, "tensors have %" PRId64 " bytes, the file's data %" PRId64,
-                 bytes, s->bytes - s->data_offset);
-}
-
-static int header_parse(struct iz_safetensors *s, const struct iz_json *header)
-{
-    const struct iz_json *meta = iz_json_member(header, "__metadata__");
-    const char *format = iz_json_text(iz_json_member(meta, "izar"));
+    const char *format = iz_json_text(iz_json_member(s->st.metadata, "izar"));
     int64_t rank = 0, ranks = 0;
     int err;
 
     if (!format || strcmp(format, FORMAT) != 0)
-        return fault(s,
-                     "not a checkpoint of this program, version " FORMAT
-                     " (__metadata__.izar is %s)",
-                     format ? format : "missing");
-    err = metadata_number(s, meta, "step", INT64_MAX, &s->step);
+        return iz_st_fault(&s->st,
+                           "not a checkpoint of this program, version " FORMAT
+                           " (__metadata__.izar is %s)",
+                           format ? format : "missing");
+    err = metadata_number(&s->st, "step", INT64_MAX, &s->step);
     if (!err)
-        err = metadata_number(s, meta, "rank", INT_MAX, &rank);
+        err = metadata_number(&s->st, "rank", INT_MAX, &rank);
     if (!err)
-        err = metadata_number(s, meta, "ranks", INT_MAX, &ranks);
+        err = metadata_number(&s->st, "ranks", INT_MAX, &ranks);
     s->rank = (int)rank;
     s->ranks = (int)ranks;
-    return err ? err : pieces_parse(s, header, meta);
-}
-
-static int header_read(struct iz_safetensors *s, char **text)
-{
-    uint64_t length = 0;
-    int err = 0;
-
-    if (s->bytes >= PREFIX)
-        err = read_whole(s, &length, PREFIX, 0);
-    if (err)
-        return err;
-    if (length < 2 || length > HEADER_MAX ||
-        length > (uint64_t)(s->bytes - PREFIX))
-        return fault(s,
-                     "a header of %" PRIu64 " bytes in a file of %" PRId64
-                     ": not safetensors, or truncated",
-                     length, s->bytes);
-    s->data_offset = PREFIX + (int64_t)length;
-    *text = malloc((size_t)s->data_offset);
-    if (!*text)
+    s->piece = calloc((size_t)s->st.n + 1, sizeof *s->piece);
+    if (!s->piece)
         return -ENOMEM;
-    err = read_whole(s, *text, s->data_offset, 0);
-    if (!err)
-        s->header_hash = iz_hash(*text, s->data_offset);
+    for (int i = 0; i < s->st.n && !err; i++)
+        err = piece_parse(&s->st, &s->piece[s->n_pieces++], &s->st.tensor[i]);
     return err;
-}
-
-static int contents_open(struct iz_safetensors *s)
-{
-    char *text = NULL;
-    struct iz_json *header = NULL;
-    int err = header_read(s, &text);
-
-    if (!err) {
-        header = iz_json_open(text + PREFIX, s->data_offset - PREFIX);
-        err = iz_json_is_object(header) ? header_parse(s, header)
-                                        : fault(s, "the header is not JSON");
-    }
-    iz_json_close(&header);
-    free(text);
-    return err;
-}
-
-static int file_open(struct iz_safetensors *s)
-{
-    struct stat st;
-
-    s->fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (s->fd < 0 || fstat(s->fd, &st) != 0) {
-        int err = errno;
-
-        fault(s, "%s", strerror(err));
-        return -err;
-    }
-    if (!S_ISREG(st.st_mode))
-        return fault(s, "not a regular file");
-    s->bytes = st.st_size;
-    return contents_open(s);
 }
 
 int iz_safetensors_open(struct iz_safetensors **out, const char *path)
 {
     struct iz_safetensors *s = calloc(1, sizeof *s);
-    int err = -ENOMEM;
+    int err;
 
-    *out = NULL;
-    if (!s)
-        return err;
-    s->fd = -1;
-    s->path = strdup(path);
-    if (s->path)
-        err = file_open(s);
-    if (err)
-        iz_safetensors_close(&s);
     *out = s;
+    if (!s)
+        return -ENOMEM;
+    err = iz_st_open(&s->st, "checkpoint: ", path, stderr);
+    if (!err)
+        err = contents_parse(s);
+    if (err)
+        iz_safetensors_close(out);
     return err;
 }
 
@@ -380,9 +223,7 @@ void iz_safetensors_close(struct iz_safetensors **out)
     for (int i = 0; i < s->n_pieces; i++)
         free(s->piece[i].hash);
     free(s->piece);
-    if (s->fd >= 0)
-        close(s->fd);
-    free(s->path);
+    iz_st_close(&s->st);
     free(s);
     *out = NULL;
 }
@@ -404,11 +245,11 @@ int iz_safetensors_read(const struct iz_safetensors *s,
     int err;
 
     assert(b >= 0 && n > 0);
-    err = read_whole(s, out, 4 * n, s->data_offset + p->offset + 4 * from);
+    err = iz_st_read(&s->st, out, 4 * n, p->offset + 4 * from);
     if (!err && iz_hash(out, 4 * n) != p->hash[b])
-        err = fault(s,
-                    "damaged: tensor %s, elements %" PRId64 " to %" PRId64
-                    " do not have their checksum",
-                    p->name, from, from + n - 1);
+        err = iz_st_fault(&s->st,
+                          "damaged: tensor %s, elements %" PRId64 " to %" PRId64
+                          " do not have their checksum",
+                          p->name, from, from + n - 1);
     return err;
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One rank's file of a checkpoint, in safetensors layout: 8 bytes header
- * length, JSON header, then the data.  Every tensor is a piece of a flat fp32
- * array; where the piece lies in the array and a hash of each block of it are
+/* One rank's file of a checkpoint: every tensor is a piece of a flat fp32
+ * array. Where the piece lies in the array and a hash of each block of it are
  * in the header's metadata. */
 #ifndef IZ_RUNTIME_CKPT_RANK_FILE_H
 #define IZ_RUNTIME_CKPT_RANK_FILE_H
 
 #include <stdint.h>
 
+#include "runtime/base/st_format.h"
 #include "runtime/plan/bytes.h"
 
 /* Elements [first, first + count) of the array `name` of `total` elements. */
@@ -19,16 +19,11 @@ struct iz_piece {
 };
 
 struct iz_safetensors {
-    char *path;
-    int fd;
+    struct iz_st st;
     int64_t step;
     int rank, ranks;
     struct iz_piece *piece;
     int n_pieces;
-    int64_t data_offset;  /* of the data in the file; length field and header
-                             before */
-    uint64_t header_hash; /* of these bytes */
-    int64_t bytes;        /* of the file */
 };
 
 int64_t iz_piece_blocks(const struct iz_piece *p);
@@ -41,9 +36,8 @@ int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b);
 char *iz_safetensors_header(const struct iz_piece *piece, int n, int64_t step,
                             int rank, int ranks, int64_t *bytes);
 
-/* Opens a file and checks everything in its header against itself and against
- * the file's size; the data is checked when read.  Negative errno with the file
- * and the fault printed. */
+/* Opens a file and checks all of its header; the data are checked when read.
+ * Negative errno with the file and the fault printed. */
 int iz_safetensors_open(struct iz_safetensors **out, const char *path);
 void iz_safetensors_close(struct iz_safetensors **s);
 

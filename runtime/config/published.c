@@ -359,14 +359,15 @@ char *iz_hf_config_text(const struct iz_section *model, const void *self,
     const struct iz_hf_type *type = iz_hf_type(model->hf, self);
     char *text = NULL;
     size_t bytes = 0;
-    FILE *out = open_memstream(&text, &bytes);
+    FILE *out = type ? open_memstream(&text, &bytes) : NULL;
     int err = 0;
 
     if (!out) {
-        fprintf(stderr, "izar: no memory for " IZ_HF_CONFIG "\n");
+        fprintf(stderr, "izar: export: %s\n",
+                type ? "no memory for " IZ_HF_CONFIG
+                     : "no published type of model has this shape");
         return NULL;
     }
-    assert(type);
     fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
             type->architecture, type->name);
     put_rows(out, model, type, self);

@@ -1,21 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mapping and checking the files of a folder; see folder.h. */
+/* Which files a folder has, and that each tensor is in one of them; see
+ * folder.h. */
 #include "runtime/hf/folder.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "codelets/base/build.h"
-
-#define PREFIX 8                           /* bytes of the header's length */
-#define HEADER_MAX ((int64_t)100 << 20)    /* bytes; the format's own limit */
 
 static int fault(FILE *err, const char *path, const char *fmt, ...)
     IZ_PRINTF(3, 4);
@@ -34,202 +28,22 @@ static int fault(FILE *err, const char *path, const char *fmt, ...)
     return -EINVAL;
 }
 
-static int refuse(FILE *err, const char *path, int why)
-{
-    fault(err, path, "%s", strerror(why));
-    return -why;
-}
-
-/* ---- types ---- */
-
-static const struct {
-    const char *text;
-    enum iz_dtype type;
-} dtypes[] = {{"F32", IZ_F32}, {"BF16", IZ_BF16}, {"F16", IZ_F16}};
-
-enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
-
-bool iz_hf_dtype_read(const char *text, enum iz_dtype *t)
-{
-    for (int i = 0; i < DTYPES; i++)
-        if (strcmp(text, dtypes[i].text) == 0) {
-            *t = dtypes[i].type;
-            return true;
-        }
-    return false;
-}
-
-const char *iz_hf_dtype_text(enum iz_dtype t)
-{
-    int i = 0;
-
-    while (i < DTYPES - 1 && dtypes[i].type != t)
-        i++;
-    return dtypes[i].text;
-}
-
-/* ---- one file ---- */
-
-/* -1 if the product does not fit. */
-static int64_t elements(const struct iz_hf_entry *e)
-{
-    int64_t n = 1;
-
-    for (int i = 0; i < e->dims; i++) {
-        if (e->shape[i] && n > INT64_MAX / 8 / e->shape[i])
-            return -1;
-        n *= e->shape[i];
-    }
-    return n;
-}
-
-static int shape_parse(struct iz_hf_entry *e, const struct iz_json *shape)
-{
-    int64_t n = iz_json_count(shape);
-
-    if (!shape || iz_json_is_object(shape) || n > IZ_HF_DIMS)
-        return -EINVAL;
-    e->dims = (int)n;
-    for (int i = 0; i < e->dims; i++) {
-        e->shape[i] = iz_json_number(iz_json_item(shape, i), INT64_MAX / 8);
-        if (e->shape[i] < 0)
-            return -EINVAL;
-    }
-    return 0;
-}
-
-/* Types of which this program knows nothing may have any size. */
-static bool size_fits(const struct iz_hf_entry *e)
-{
-    enum iz_dtype t;
-
-    return !iz_hf_dtype_read(e->dtype, &t) ||
-           (elements(e) >= 0 && elements(e) * iz_dtype_bytes(t) == e->bytes);
-}
-
-static int entry_parse(struct iz_hf_entry *e, const struct iz_hf_file *f,
-                       int64_t data, const struct iz_json *v, FILE *err)
-{
-    const struct iz_json *span = iz_json_member(v, "data_offsets");
-    const char *dtype = iz_json_text(iz_json_member(v, "dtype"));
-    int64_t room = f->bytes - data, from, to;
-
-    if (!dtype || strlen(dtype) >= sizeof e->dtype)
-        return fault(err, f->path, "tensor %s has no dtype", e->name);
-    memcpy(e->dtype, dtype, strlen(dtype) + 1);
-    if (shape_parse(e, iz_json_member(v, "shape")))
-        return fault(err, f->path,
-                     "tensor %s: shape is not a list of up to %d sizes",
-                     e->name, IZ_HF_DIMS);
-    from = iz_json_number(iz_json_item(span, 0), room);
-    to = iz_json_number(iz_json_item(span, 1), room);
-    if (iz_json_count(span) != 2 || from < 0 || to < from)
-        return fault(err, f->path,
-                     "tensor %s: data_offsets do not lie in the %" PRId64
-                     " bytes of data that the file has (truncated?)",
-                     e->name, room);
-    e->data = f->map + data + from;
-    e->bytes = to - from;
-    if (!size_fits(e))
-        return fault(err, f->path,
-                     "tensor %s: %" PRId64 " bytes are not those of its shape",
-                     e->name, e->bytes);
-    return 0;
-}
-
-static int entries_parse(struct iz_hf_file *f, int64_t data,
-                         const struct iz_json *header, FILE *err)
-{
-    const char *name = NULL;
-    int fault = 0;
-
-    f->entry = calloc((size_t)iz_json_count(header) + 1, sizeof *f->entry);
-    if (!f->entry)
-        return -ENOMEM;
-    while (!fault && (name = iz_json_key(header, name))) {
-        struct iz_hf_entry *e = &f->entry[f->n_entries];
-
-        if (strcmp(name, "__metadata__") == 0)
-            continue;
-        e->name = strdup(name);
-        if (!e->name)
-            return -ENOMEM;
-        f->n_entries++;
-        fault = entry_parse(e, f, data, iz_json_member(header, name), err);
-    }
-    return fault;
-}
-
-int iz_hf_file_parse(struct iz_hf_file *f, FILE *err)
-{
-    uint64_t length = 0;
-    struct iz_json *header;
-    int why;
-
-    if (f->bytes >= PREFIX)
-        memcpy(&length, f->map, PREFIX);
-    if (length < 2 || length > (uint64_t)HEADER_MAX ||
-        length > (uint64_t)(f->bytes - PREFIX))
-        return fault(err, f->path,
-                     "a header of %" PRIu64 " bytes in a file of %" PRId64
-                     ": not safetensors, or truncated",
-                     length, f->bytes);
-    header = iz_json_open((const char *)f->map + PREFIX, (int64_t)length);
-    why = iz_json_is_object(header)
-              ? entries_parse(f, PREFIX + (int64_t)length, header, err)
-              : fault(err, f->path, "the header is not a JSON object");
-    iz_json_close(&header);
-    return why;
-}
-
-void iz_hf_file_clear(struct iz_hf_file *f)
-{
-    for (int i = 0; i < f->n_entries; i++)
-        free(f->entry[i].name);
-    free(f->entry);
-    f->entry = NULL;
-    f->n_entries = 0;
-}
-
-static int file_map(struct iz_hf_file *f, FILE *err)
-{
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), why = 0;
-    struct stat st;
-    void *p = NULL;
-
-    if (fd < 0 || fstat(fd, &st) != 0)
-        why = errno;
-    else if (!S_ISREG(st.st_mode) || st.st_size < PREFIX)
-        why = EINVAL;
-    if (!why) {
-        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
-        why = p == MAP_FAILED ? errno : 0;
-    }
-    if (fd >= 0)
-        close(fd);
-    if (why == EINVAL)
-        return fault(err, f->path, "not a safetensors file");
-    if (why)
-        return refuse(err, f->path, why);
-    f->map = p;
-    f->bytes = st.st_size;
-    return iz_hf_file_parse(f, err);
-}
-
-/* ---- the folder ---- */
-
 /* Maps one more file; room is for it. */
 static int add_file(struct iz_hf_folder *f, const char *name)
 {
-    struct iz_hf_file *file = &f->file[f->n_files];
+    struct iz_st *file = &f->file[f->n_files++];
     size_t n = strlen(f->path) + strlen(name) + 2;
+    char *path = malloc(n);
+    int err;
 
-    *file = (struct iz_hf_file){.path = malloc(n)};
-    if (!file->path)
+    if (!path) {
+        f->n_files--;
         return -ENOMEM;
-    snprintf(file->path, n, "%s/%s", f->path, name);
-    f->n_files++;
-    return file_map(file, f->err);
+    }
+    snprintf(path, n, "%s/%s", f->path, name);
+    err = iz_st_open(file, "", path, f->err);
+    free(path);
+    return err ? err : iz_st_map(file);
 }
 
 /* The file of that name in the folder; -1: not there yet. */
@@ -241,14 +55,6 @@ static int find_file(const struct iz_hf_folder *f, const char *name)
         if (strcmp(f->file[i].path + skip, name) == 0)
             return i;
     return -1;
-}
-
-static bool has_entry(const struct iz_hf_file *f, const char *name)
-{
-    for (int i = 0; i < f->n_entries; i++)
-        if (strcmp(f->entry[i].name, name) == 0)
-            return true;
-    return false;
 }
 
 /* Opens the files that the index names; each tensor must be where it says. */
@@ -272,7 +78,7 @@ static int map_files(struct iz_hf_folder *f, const char *path,
             i = f->n_files;
             why = add_file(f, file);
         }
-        if (!why && !has_entry(&f->file[i], name))
+        if (!why && !iz_st_find(&f->file[i], name))
             why = fault(f->err, path, "tensor %s is not in %s", name, file);
     }
     return why;
@@ -302,11 +108,11 @@ static int open_single(struct iz_hf_folder *f)
 static int check_unique(const struct iz_hf_folder *f)
 {
     for (int i = 0; i < f->n_files; i++)
-        for (int k = 0; k < f->file[i].n_entries; k++)
+        for (int k = 0; k < f->file[i].n; k++)
             for (int j = 0; j < i; j++)
-                if (has_entry(&f->file[j], f->file[i].entry[k].name))
+                if (iz_st_find(&f->file[j], f->file[i].tensor[k].name))
                     return fault(f->err, f->path, "tensor %s is in two files",
-                                 f->file[i].entry[k].name);
+                                 f->file[i].tensor[k].name);
     return 0;
 }
 
@@ -316,8 +122,10 @@ static int folder_open(struct iz_hf_folder *f)
     int n = snprintf(index, sizeof index, "%s/" IZ_HF_INDEX, f->path);
 
     snprintf(single, sizeof single, "%s/" IZ_HF_SINGLE, f->path);
-    if (n >= (int)sizeof index)
-        return refuse(f->err, f->path, ENAMETOOLONG);
+    if (n >= (int)sizeof index) {
+        fault(f->err, f->path, "%s", strerror(ENAMETOOLONG));
+        return -ENAMETOOLONG;
+    }
     if (access(single, F_OK) == 0)
         return open_single(f);
     if (access(index, F_OK) == 0)
@@ -341,12 +149,8 @@ int iz_hf_folder_open(struct iz_hf_folder *f, const char *path, FILE *err)
 
 void iz_hf_folder_close(struct iz_hf_folder *f)
 {
-    for (int i = 0; i < f->n_files; i++) {
-        iz_hf_file_clear(&f->file[i]);
-        if (f->file[i].map)
-            munmap((void *)(uintptr_t)f->file[i].map, (size_t)f->file[i].bytes);
-        free(f->file[i].path);
-    }
+    for (int i = 0; i < f->n_files; i++)
+        iz_st_close(&f->file[i]);
     free(f->file);
     *f = (struct iz_hf_folder){0};
 }

@@ -6,12 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/die.h"
 #include "runtime/base/progress.h"
 #include "runtime/comm/agree.h"
 #include "runtime/config/lora.h"
 #include "runtime/config/published.h"
 #include "runtime/engine/access.h"
 #include "runtime/hf/adapter_write.h"
+#include "runtime/hf/folder.h"
 #include "runtime/hf/read.h"
 #include "runtime/hf/write.h"
 #include "runtime/step/train.h"
@@ -133,10 +135,14 @@ int iz_hf_export_check(const struct iz_config *c,
     if (!c->run.export[0])
         return 0;
     if (section->hf && iz_hf_type(section->hf, m->self)) {
-        int err = c->lora.export == IZ_LORA_ADAPTER
-                      ? iz_lora_export_check(section->hf, m)
-                      : 0;
+        struct iz_hf_map map = {0};
+        char *text = NULL;
+        int err = 0;
 
+        if (c->lora.export == IZ_LORA_ADAPTER)
+            err = iz_lora_map_open(&map, &text, section->hf, m, c);
+        iz_hf_map_close(&map);
+        free(text);
         if (!err)
             err = check_adapters(m);
         return err ? err : iz_hf_write_check(c->run.export);
@@ -145,6 +151,25 @@ int iz_hf_export_check(const struct iz_config *c,
             section->hf ? "no published type of model has this shape"
                         : "this model has no names for it");
     return -EINVAL;
+}
+
+/* All trained parameters of a unit as fp32, end to end and then padding, on
+ * every rank; malloc'ed. */
+static float *gather_trained(struct iz_engine *e, int u)
+{
+    const struct iz_plan_group *p = e->group[u].plan;
+    int64_t base = p->shard * e->plan.rank;
+    float *all = malloc((size_t)p->padded * sizeof *all + 1);
+
+    if (!all)
+        iz_die("export: no memory for the adapters of %s",
+               e->model->unit[u].name);
+    iz_homes_get(e, u, IZ_MASTER, e->plan.states_full ? base : 0, all + base,
+                 p->shard);
+    if (e->plan.ranks > 1)
+        iz_coll_all_gather(e->coll, all, p->shard * (int64_t)sizeof *all,
+                           "adapters");
+    return all;
 }
 
 /* trained: what is merged, or NULL. */
@@ -168,21 +193,24 @@ static void export_part(struct iz_engine *e, int u, const struct part *p,
     }
 }
 
-/* All groups, after the writer was opened. */
+/* All groups, after the writer was opened; of adapters what is trained. */
 static void export_groups(struct iz_engine *e, struct iz_hf_writer *w,
                           float *buf)
 {
+    bool alone = e->config->lora.export == IZ_LORA_ADAPTER;
+    int parts = alone ? 1 : PARTS;
     struct iz_progress progress;
     int64_t mine = 0;
 
     for (int u = 0; u < e->plan.n_groups; u++)
-        mine += e->group[u].plan->shard + e->group[u].plan->frozen.shard;
+        for (int i = 0; i < parts; i++)
+            mine += part_of(e, u, i).shard;
     iz_progress_begin(&progress, "exporting", 4 * mine);
     for (int u = 0; u < e->plan.n_groups; u++) {
-        bool merges = e->model->unit[u].n_adapters > 0;
-        float *trained = merges ? iz_lora_gather(e, u) : NULL;
+        bool merges = !alone && e->model->unit[u].n_adapters > 0;
+        float *trained = merges ? gather_trained(e, u) : NULL;
 
-        for (int i = 0; i < PARTS; i++) {
+        for (int i = 0; i < parts; i++) {
             struct part p = part_of(e, u, i);
 
             export_part(e, u, &p, trained, w, buf, &progress);
@@ -192,31 +220,53 @@ static void export_groups(struct iz_engine *e, struct iz_hf_writer *w,
     iz_progress_end(&progress);
 }
 
+/* What is written; the text of its config on the first rank. */
+static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
+                      struct iz_engine *e, const struct iz_section *section)
+{
+    const struct iz_config *c = e->config;
+    int type = c->run.export_dtype, err;
+    char like[IZ_PATH_MAX + 32];
+
+    *text = NULL;
+    *o = (struct iz_hf_order){.folder = c->run.export,
+                              .map = map,
+                              .type =
+                                  type ? (enum iz_dtype)(type - 1) : c->dtype,
+                              .file_bytes = c->run.export_shard_bytes,
+                              .file = IZ_HF_SINGLE,
+                              .config_file = IZ_HF_CONFIG};
+    if (c->lora.export == IZ_LORA_ADAPTER) {
+        o->file_bytes = INT64_MAX;
+        o->file = IZ_LORA_FILE;
+        o->config_file = IZ_LORA_CONFIG;
+        err = iz_lora_map_open(map, text, section->hf, e->model, c);
+    } else {
+        err = iz_hf_map_open(map, section->hf, e->model);
+        if (!err && e->coll->rank == 0)
+            err =
+                iz_hf_config_kept(like, sizeof like, c->run.output, c->import);
+        if (!err && e->coll->rank == 0)
+            err = (*text = iz_hf_config_text(section, e->model->self, o->type,
+                                             like))
+                      ? 0
+                      : -EINVAL;
+    }
+    o->config = *text;
+    return err;
+}
+
 int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
 {
-    const struct iz_run_config *c = &e->config->run;
-    char like[IZ_PATH_MAX + 32] = "";
-    int type = c->export_dtype;
-    struct iz_hf_order o = {.section = section,
-                            .model = e->model,
-                            .folder = c->export,
-                            .like = like,
-                            .type = type ? (enum iz_dtype)(type - 1)
-                                         : e->config->dtype,
-                            .file_bytes = c->export_shard_bytes};
-    struct iz_hf_writer *w;
     float *buf = malloc(IZ_HF_PIECE * sizeof *buf);
+    struct iz_hf_map map = {0};
+    struct iz_hf_order o;
+    struct iz_hf_writer *w;
+    char *text = NULL;
     int err;
 
     iz_graph_wait(e->graph);
-    if (e->config->lora.export == IZ_LORA_ADAPTER) {
-        free(buf);
-        return iz_lora_export(e, section);
-    }
-    err = buf ? 0 : -ENOMEM;
-    if (!err && e->coll->rank == 0)
-        err =
-            iz_hf_config_kept(like, sizeof like, c->output, e->config->import);
+    err = buf ? open_order(&o, &map, &text, e, section) : -ENOMEM;
     err = iz_ckpt_agree(e->coll, err);
     if (!err)
         err = iz_hf_write_open(&w, &o, e->coll);
@@ -224,6 +274,8 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
         export_groups(e, w, buf);
         err = iz_hf_write_close(&w, 0);
     }
+    iz_hf_map_close(&map);
+    free(text);
     free(buf);
     return err;
 }

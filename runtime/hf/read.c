@@ -22,7 +22,7 @@ enum { TILE_ROWS = 64, TILE_COLS = 16 };
 struct iz_hf_reader {
     struct iz_hf_folder folder;
     struct iz_hf_map map;
-    const struct iz_hf_entry **entry; /* per tensor of the map; NULL: none */
+    const struct iz_st_tensor **entry; /* per tensor of the map; NULL: none */
     FILE *err;
 };
 
@@ -49,14 +49,14 @@ static void shape_text(char *out, size_t size, const int64_t *shape, int dims)
 /* 1 if the entry cannot be the tensor, after saying so. */
 static int check_entry(const struct iz_hf_reader *r,
                        const struct iz_hf_tensor *t,
-                       const struct iz_hf_entry *e)
+                       const struct iz_st_tensor *e)
 {
     char have[256], need[64], text[384];
     int64_t want[2];
     int dims = iz_hf_shape(t, want);
     enum iz_dtype type;
 
-    if (!iz_hf_dtype_read(e->dtype, &type)) {
+    if (!iz_st_dtype_read(e->dtype, &type)) {
         snprintf(text, sizeof text,
                  "has type %s; only F32, BF16 and F16 can be imported",
                  e->dtype);
@@ -74,7 +74,7 @@ static int check_entry(const struct iz_hf_reader *r,
 }
 
 /* Gives the entry its place in the map; the number of faults. */
-static int take_entry(struct iz_hf_reader *r, const struct iz_hf_entry *e)
+static int take_entry(struct iz_hf_reader *r, const struct iz_st_tensor *e)
 {
     const struct iz_hf_tensor *t = iz_hf_map_find(&r->map, e->name);
     ptrdiff_t i = t ? t - r->map.tensor : 0;
@@ -99,8 +99,8 @@ static int compare(struct iz_hf_reader *r)
     if (!r->entry)
         return -ENOMEM;
     for (int i = 0; i < r->folder.n_files; i++)
-        for (int k = 0; k < r->folder.file[i].n_entries; k++)
-            faults += take_entry(r, &r->folder.file[i].entry[k]);
+        for (int k = 0; k < r->folder.file[i].n; k++)
+            faults += take_entry(r, &r->folder.file[i].tensor[k]);
     for (int i = 0; i < r->map.n; i++)
         if (!r->entry[i] && !r->map.tensor[i].tied) {
             tell(r, r->map.tensor[i].name, "is missing");
@@ -147,7 +147,7 @@ void iz_hf_read_close(struct iz_hf_reader **r)
 /* ---- reading ---- */
 
 /* n elements from element `at` of the entry; it may lie at an odd address. */
-static void load(const struct iz_hf_entry *e, enum iz_dtype type, int64_t at,
+static void load(const struct iz_st_tensor *e, enum iz_dtype type, int64_t at,
                  float *out, int64_t n)
 {
     float aligned[RUN];
@@ -163,9 +163,9 @@ static void load(const struct iz_hf_entry *e, enum iz_dtype type, int64_t at,
 
 /* A rectangle of at most TILE_ROWS x TILE_COLS; theirs has columns where ours
  * has rows. */
-static void load_tile(const struct iz_hf_tensor *t, const struct iz_hf_entry *e,
-                      enum iz_dtype type, const struct iz_hf_rect *r,
-                      float *out)
+static void load_tile(const struct iz_hf_tensor *t,
+                      const struct iz_st_tensor *e, enum iz_dtype type,
+                      const struct iz_hf_rect *r, float *out)
 {
     float tile[TILE_COLS][TILE_ROWS];
 
@@ -180,7 +180,7 @@ static void load_tile(const struct iz_hf_tensor *t, const struct iz_hf_entry *e,
 }
 
 static void load_transposed(const struct iz_hf_tensor *t,
-                            const struct iz_hf_entry *e, enum iz_dtype type,
+                            const struct iz_st_tensor *e, enum iz_dtype type,
                             const struct iz_hf_rect *r, float *out)
 {
     for (int64_t i = 0; i < r->rows; i += TILE_ROWS)
@@ -194,9 +194,9 @@ static void load_transposed(const struct iz_hf_tensor *t,
         }
 }
 
-static void load_rows(const struct iz_hf_tensor *t, const struct iz_hf_entry *e,
-                      enum iz_dtype type, const struct iz_hf_rect *r,
-                      float *out)
+static void load_rows(const struct iz_hf_tensor *t,
+                      const struct iz_st_tensor *e, enum iz_dtype type,
+                      const struct iz_hf_rect *r, float *out)
 {
     for (int64_t i = 0; i < r->rows; i++) {
         struct iz_hf_rect at = {r->row + i, r->col, 1, r->cols};
@@ -206,7 +206,7 @@ static void load_rows(const struct iz_hf_tensor *t, const struct iz_hf_entry *e,
 }
 
 /* The pages are clean and can be read again, but count as this process's. */
-static void forget(const struct iz_hf_entry *e)
+static void forget(const struct iz_st_tensor *e)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t from = ((uintptr_t)e->data + page - 1) / page * page;
@@ -232,12 +232,12 @@ static int same_values(const struct iz_hf_reader *r,
     return 0;
 }
 
-static void take(const struct iz_hf_tensor *t, const struct iz_hf_entry *e,
+static void take(const struct iz_hf_tensor *t, const struct iz_st_tensor *e,
                  const struct iz_hf_rect *rect, float *out)
 {
     enum iz_dtype type = IZ_F32;
 
-    iz_hf_dtype_read(e->dtype, &type);
+    iz_st_dtype_read(e->dtype, &type);
     if (t->transposed)
         load_transposed(t, e, type, rect, out);
     else

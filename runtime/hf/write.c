@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,38 +17,29 @@
 #include "codelets/base/die.h"
 #include "runtime/base/durable.h"
 #include "runtime/comm/agree.h"
-#include "runtime/config/published.h"
+#include "runtime/config/config.h"
 #include "runtime/hf/folder.h"
-#include "runtime/hf/map.h"
 
 #define WHO "export"
 #define PATH (IZ_PATH_MAX + 64)
-#define ALIGN 64 /* bytes: where the data of a file begin */
-#define PREFIX 8 /* bytes of the header's length */
-#define TILE 16  /* columns */
+#define TILE 16 /* columns */
 
 struct file {
     char name[64];
     int fd;
-    char *header; /* with its length */
-    int64_t header_bytes, bytes;
-};
-
-/* Where a tensor goes. */
-struct place {
-    int file;
-    int64_t at; /* bytes behind the header */
+    int first, n;  /* of its tensors */
+    int64_t bytes; /* of them */
+    char *header;  /* with its length */
+    int64_t header_bytes;
 };
 
 struct iz_hf_writer {
     struct iz_hf_order o;
     struct iz_coll *c;
-    struct iz_hf_map map;
-    struct place *place; /* per tensor; not of tied ones, which come last */
+    struct iz_st_tensor *tensor; /* those of the map but for the tied ones */
     int n_tensors;
     struct file *file;
     int n_files;
-    int64_t bytes; /* of all tensors */
     char path[PATH], tmp[PATH + 8];
     float *turned; /* IZ_HF_PIECE elements each */
     void *cast;
@@ -69,17 +61,6 @@ static int plain(char path[PATH], const char *folder)
     return 0;
 }
 
-/* The folder that `path` lies in. */
-static void folder_above(char above[PATH], const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    int n = slash ? (int)(slash - path) : 0;
-
-    snprintf(above, PATH, "%.*s", n, path);
-    if (n == 0)
-        snprintf(above, PATH, "%s", slash ? "/" : ".");
-}
-
 static bool is_empty(const char *path)
 {
     DIR *d = opendir(path);
@@ -95,13 +76,15 @@ static bool is_empty(const char *path)
 
 int iz_hf_write_check(const char *folder)
 {
-    char path[PATH], above[PATH];
+    char path[PATH], copy[PATH];
+    const char *above;
     struct stat st;
     int err = plain(path, folder);
 
     if (err)
         return err;
-    folder_above(above, path);
+    memcpy(copy, path, sizeof copy);
+    above = dirname(copy);
     err = iz_durable_make_directories(WHO, above);
     if (err)
         return err;
@@ -117,115 +100,75 @@ int iz_hf_write_check(const char *folder)
 
 /* ---- layout ---- */
 
-static int64_t tensor_bytes(const struct iz_hf_writer *w, int i)
+/* Tied tensors come last in the map. */
+static void describe_tensors(struct iz_hf_writer *w)
 {
-    const struct iz_hf_tensor *t = &w->map.tensor[i];
+    const struct iz_hf_map *map = w->o.map;
+    int64_t size = iz_dtype_bytes(w->o.type);
 
-    return t->rows * t->cols * iz_dtype_bytes(w->o.type);
+    for (int i = 0; i < map->n && !map->tensor[i].tied; i++) {
+        const struct iz_hf_tensor *t = &map->tensor[i];
+        struct iz_st_tensor *out = &w->tensor[w->n_tensors++];
+
+        out->name = t->name;
+        out->dtype = iz_st_dtype_text(w->o.type);
+        out->dims = iz_hf_shape(t, out->shape);
+        out->bytes = t->rows * t->cols * size;
+    }
 }
 
 /* A tensor goes into the file of the one before if there is room. */
 static void place_tensors(struct iz_hf_writer *w)
 {
+    struct file *f = w->file;
     int64_t at = 0;
-    int file = 0;
 
-    for (int i = 0; i < w->map.n && !w->map.tensor[i].tied; i++) {
-        int64_t bytes = tensor_bytes(w, i);
-
-        if (at > 0 && at + bytes > w->o.file_bytes) {
-            file++;
+    for (int i = 0; i < w->n_tensors; i++) {
+        if (at > 0 && at + w->tensor[i].bytes > w->o.file_bytes) {
+            f++;
+            f->first = i;
             at = 0;
         }
-        w->place[i] = (struct place){file, at};
-        at += bytes;
-        w->bytes += bytes;
-        w->n_tensors++;
+        w->tensor[i].offset = at;
+        f->bytes = at += w->tensor[i].bytes;
+        f->n++;
     }
-    w->n_files = file + 1;
+    w->n_files = (int)(f - w->file) + 1;
 }
 
-static void name_files(struct iz_hf_writer *w)
+static int make_file(struct iz_hf_writer *w, int i)
 {
-    for (int f = 0; f < w->n_files; f++) {
-        w->file[f].fd = -1;
-        if (w->n_files == 1)
-            snprintf(w->file[f].name, sizeof w->file[f].name, IZ_HF_SINGLE);
-        else
-            snprintf(w->file[f].name, sizeof w->file[f].name,
-                     "model-%05d-of-%05d.safetensors", f + 1, w->n_files);
-    }
-}
+    struct file *f = &w->file[i];
 
-static void put_tensor(FILE *out, const struct iz_hf_writer *w, int i)
-{
-    const struct iz_hf_tensor *t = &w->map.tensor[i];
-    int64_t shape[2], at = w->place[i].at;
-    int dims = iz_hf_shape(t, shape);
-
-    fprintf(out, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%" PRId64, t->name,
-            iz_hf_dtype_text(w->o.type), shape[0]);
-    if (dims > 1)
-        fprintf(out, ",%" PRId64, shape[1]);
-    fprintf(out, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", at,
-            at + tensor_bytes(w, i));
-}
-
-static int make_header(struct iz_hf_writer *w, int f)
-{
-    size_t bytes = 0;
-    uint64_t length;
-    struct file *file = &w->file[f];
-    FILE *out = open_memstream(&file->header, &bytes);
-
-    if (!out)
-        return -ENOMEM;
-    fwrite("\0\0\0\0\0\0\0", 1, PREFIX, out);
-    fputs("{\"__metadata__\":{\"format\":\"pt\"}", out);
-    for (int i = 0; i < w->n_tensors; i++)
-        if (w->place[i].file == f) {
-            put_tensor(out, w, i);
-            file->bytes = w->place[i].at + tensor_bytes(w, i);
-        }
-    fputc('}', out);
-    while (ftello(out) % ALIGN)
-        fputc(' ', out);
-    if (ferror(out) | (fclose(out) != 0))
-        return -ENOMEM;
-    length = bytes - PREFIX;
-    memcpy(file->header, &length, PREFIX);
-    file->header_bytes = (int64_t)bytes;
-    file->bytes += file->header_bytes;
-    return 0;
+    f->fd = -1;
+    if (w->n_files == 1)
+        snprintf(f->name, sizeof f->name, "%s", w->o.file);
+    else
+        snprintf(f->name, sizeof f->name, "model-%05d-of-%05d.safetensors",
+                 i + 1, w->n_files);
+    f->header = iz_st_header("{\"format\":\"pt\"}", w->tensor + f->first, f->n,
+                             &f->header_bytes);
+    return f->header ? 0 : -ENOMEM;
 }
 
 static int lay_out(struct iz_hf_writer *w)
 {
     size_t piece = (size_t)IZ_HF_PIECE * sizeof(float);
-    int err = iz_hf_map_open(&w->map, w->o.section->hf, w->o.model);
+    size_t n = (size_t)w->o.map->n + 1;
+    int err = 0;
 
-    if (err)
-        return err;
-    if (!iz_hf_type(w->o.section->hf, w->o.model->self)) {
-        fprintf(stderr,
-                "izar: export: no published type of model has this shape\n");
-        return -EINVAL;
-    }
-    w->place = calloc((size_t)w->map.n + 1, sizeof *w->place);
+    w->tensor = calloc(n, sizeof *w->tensor);
+    w->file = calloc(n, sizeof *w->file);
     w->turned = malloc(piece);
     w->cast = malloc(piece);
-    if (!w->place || !w->turned || !w->cast)
-        return -ENOMEM;
+    if (!w->tensor || !w->file || !w->turned || !w->cast)
+        return iz_durable_refuse(WHO, w->path, "cannot be laid out", ENOMEM);
+    describe_tensors(w);
     place_tensors(w);
-    w->file = calloc((size_t)w->n_files, sizeof *w->file);
-    if (!w->file) {
-        w->n_files = 0;
-        return -ENOMEM;
-    }
-    name_files(w);
-    for (int f = 0; f < w->n_files && !err; f++)
-        err = make_header(w, f);
-    return err;
+    for (int f = 0; f < w->n_files; f++)
+        err = make_file(w, f) ? -ENOMEM : err;
+    return err ? iz_durable_refuse(WHO, w->path, "cannot be laid out", ENOMEM)
+               : 0;
 }
 
 /* ---- making the files ---- */
@@ -257,18 +200,22 @@ static int put_text(const struct iz_hf_writer *w, const char *name,
 static char *index_text(const struct iz_hf_writer *w)
 {
     char *text = NULL;
-    size_t bytes = 0;
-    FILE *out = open_memstream(&text, &bytes);
+    size_t size = 0;
+    int64_t bytes = 0;
+    FILE *out = open_memstream(&text, &size);
 
     if (!out)
         return NULL;
+    for (int f = 0; f < w->n_files; f++)
+        bytes += w->file[f].bytes;
     fprintf(out,
             "{\n  \"metadata\": {\"total_size\": %" PRId64
             "},\n  \"weight_map\": {",
-            w->bytes);
-    for (int i = 0; i < w->n_tensors; i++)
-        fprintf(out, "%s\n    \"%s\": \"%s\"", i ? "," : "",
-                w->map.tensor[i].name, w->file[w->place[i].file].name);
+            bytes);
+    for (int f = 0; f < w->n_files; f++)
+        for (int i = 0; i < w->file[f].n; i++)
+            fprintf(out, "%s\n    \"%s\": \"%s\"", f + i ? "," : "",
+                    w->tensor[w->file[f].first + i].name, w->file[f].name);
     fputs("\n  }\n}\n", out);
     if (ferror(out) | (fclose(out) != 0)) {
         free(text);
@@ -292,7 +239,7 @@ static int open_file(struct iz_hf_writer *w, int f)
         return iz_durable_refuse(WHO, path, "cannot open", errno);
     if (!first)
         return 0;
-    why = posix_fallocate(file->fd, 0, file->bytes);
+    why = posix_fallocate(file->fd, 0, file->header_bytes + file->bytes);
     if (why)
         return iz_durable_refuse(WHO, path, "no room for it", why);
     return put(file->fd, path, file->header, file->header_bytes, 0);
@@ -317,12 +264,7 @@ static int make_folder(struct iz_hf_writer *w)
     iz_durable_remove_directory(WHO, w->tmp);
     if (mkdir(w->tmp, 0777) != 0)
         return iz_durable_refuse(WHO, w->tmp, "cannot make", errno);
-    text =
-        iz_hf_config_text(w->o.section, w->o.model->self, w->o.type, w->o.like);
-    if (!text)
-        return -EINVAL;
-    err = put_text(w, IZ_HF_CONFIG, text);
-    free(text);
+    err = put_text(w, w->o.config_file, w->o.config);
     if (err || w->n_files == 1)
         return err;
     text = index_text(w);
@@ -343,10 +285,9 @@ static void discard(struct iz_hf_writer **out)
         free(w->file[f].header);
     }
     free(w->file);
-    free(w->place);
+    free(w->tensor);
     free(w->turned);
     free(w->cast);
-    iz_hf_map_close(&w->map);
     free(w);
     *out = NULL;
 }
@@ -382,11 +323,13 @@ static void put_elements(struct iz_hf_writer *w, int i, int64_t at,
                          const float *in, int64_t n)
 {
     int64_t size = iz_dtype_bytes(w->o.type);
-    struct file *f = &w->file[w->place[i].file];
+    const struct file *f = w->file;
 
+    while (i >= f->first + f->n)
+        f++;
     iz_cast(w->cast, w->o.type, in, IZ_F32, n);
     w->err = put(f->fd, f->name, w->cast, n * size,
-                 f->header_bytes + w->place[i].at + at * size);
+                 f->header_bytes + w->tensor[i].offset + at * size);
 }
 
 /* Rows of a rectangle lie end to end in the file: it is as wide as the tensor,
@@ -394,7 +337,7 @@ static void put_elements(struct iz_hf_writer *w, int i, int64_t at,
 static void put_rows(struct iz_hf_writer *w, int i, const struct iz_hf_rect *r,
                      const float *in)
 {
-    const struct iz_hf_tensor *t = &w->map.tensor[i];
+    const struct iz_hf_tensor *t = &w->o.map->tensor[i];
 
     if (r->cols == t->width) {
         put_elements(w, i, iz_hf_place(t, r), in, r->rows * r->cols);
@@ -411,7 +354,7 @@ static void put_rows(struct iz_hf_writer *w, int i, const struct iz_hf_rect *r,
 static void put_columns(struct iz_hf_writer *w, int i, struct iz_hf_rect r,
                         const float *in)
 {
-    const struct iz_hf_tensor *t = &w->map.tensor[i];
+    const struct iz_hf_tensor *t = &w->o.map->tensor[i];
 
     for (int64_t first = 0; first < r.cols; first += TILE) {
         int64_t cols = r.cols - first < TILE ? r.cols - first : TILE;
@@ -433,7 +376,7 @@ void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
 {
     assert(n <= IZ_HF_PIECE);
     for (int i = 0; i < w->n_tensors; i++) {
-        const struct iz_hf_tensor *t = &w->map.tensor[i];
+        const struct iz_hf_tensor *t = &w->o.map->tensor[i];
         struct iz_hf_rect rect[3];
         int rects = t->unit == unit ? iz_hf_rects(t, from, from + n, rect) : 0;
 

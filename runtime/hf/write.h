@@ -7,20 +7,20 @@
 
 #include <stdint.h>
 
-#include "codelets/unit/layer.h"
+#include "codelets/flat/dtype.h"
 #include "runtime/comm/coll.h"
-#include "runtime/config/config.h"
+#include "runtime/hf/map.h"
 
 struct iz_hf_writer;
 
 /* What is written; borrowed until the end. */
 struct iz_hf_order {
-    const struct iz_section *section;
-    const struct iz_model *model;
     const char *folder; /* must not exist, or be empty */
-    const char *like;   /* of iz_hf_config_text; read on the first rank */
+    const struct iz_hf_map *map;
     enum iz_dtype type;
     int64_t file_bytes; /* tensors of a file at most, if there are several */
+    const char *file;   /* its name, if it is one */
+    const char *config_file, *config; /* name and text; of the first rank */
 };
 
 /* Whether the folder can be made, before there is something to write: makes its

@@ -252,7 +252,7 @@ def test_a_folder_without_weights_or_with_damaged_ones_is_named(place):
     file.write_bytes(data[:-1])
     run.refused(place.launch(None, c), file.name, "truncated")
     file.write_bytes(data[:7])
-    run.refused(place.launch(None, c), file.name, "not a safetensors file")
+    run.refused(place.launch(None, c), file.name, "not safetensors")
     file.unlink()
     run.refused(place.launch(None, c), file.name, "No such file")
     (folder / "model.safetensors.index.json").unlink()

@@ -190,16 +190,22 @@ static int write_shards(struct iz_coll *c, void *arg)
 {
     const struct job *j = arg;
     struct iz_model *m = model_open();
-    struct iz_hf_order o = {&section, m,       in_folder(j->name),
-                            NULL,     j->type, j->file_bytes};
+    struct iz_hf_map map;
+    struct iz_hf_order o = {.folder = in_folder(j->name),
+                            .map = &map,
+                            .type = j->type,
+                            .file_bytes = j->file_bytes,
+                            .file = IZ_HF_SINGLE,
+                            .config_file = IZ_HF_CONFIG};
     struct iz_hf_writer *w;
     float in[ROOM];
+    char *text = iz_hf_config_text(&section, m->self, j->type, NULL);
+    int err;
 
-    if (iz_hf_write_open(&w, &o, c)) {
-        iz_model_close(&m);
-        return 1;
-    }
-    for (int u = 0; u < UNITS; u++) {
+    o.config = text;
+    assert_int_equal(iz_hf_map_open(&map, &hf, m), 0);
+    err = iz_hf_write_open(&w, &o, c) ? 1 : 0;
+    for (int u = 0; u < UNITS && !err; u++) {
         int64_t n = elements(m, u), shard = (n + c->size - 1) / c->size + 1;
 
         for (int64_t i = shard * c->rank; i < shard * (c->rank + 1);
@@ -212,27 +218,30 @@ static int write_shards(struct iz_coll *c, void *arg)
             iz_hf_write(w, u, i, in, k);
         }
     }
+    if (!err)
+        err = iz_hf_write_close(&w, 0) ? 2 : 0;
+    iz_hf_map_close(&map);
     iz_model_close(&m);
-    return iz_hf_write_close(&w, 0) ? 2 : 0;
+    free(text);
+    return err;
 }
 
-static const struct iz_hf_entry *find(const struct iz_hf_folder *f,
-                                      const char *name)
+static const struct iz_st_tensor *find(const struct iz_hf_folder *f,
+                                       const char *name)
 {
     for (int i = 0; i < f->n_files; i++)
-        for (int k = 0; k < f->file[i].n_entries; k++)
-            if (strcmp(f->file[i].entry[k].name, name) == 0)
-                return &f->file[i].entry[k];
+        if (iz_st_find(&f->file[i], name))
+            return iz_st_find(&f->file[i], name);
     fail_msg("no tensor %s", name);
     return NULL;
 }
 
-static float element(const struct iz_hf_entry *e, int64_t i)
+static float element(const struct iz_st_tensor *e, int64_t i)
 {
     enum iz_dtype t = IZ_F32;
     float raw, out;
 
-    assert_true(iz_hf_dtype_read(e->dtype, &t));
+    assert_true(iz_st_dtype_read(e->dtype, &t));
     memcpy(&raw, e->data + i * iz_dtype_bytes(t), (size_t)iz_dtype_bytes(t));
     iz_cast(&out, IZ_F32, &raw, t, 1);
     return out;
@@ -244,7 +253,7 @@ static void holds(const struct iz_hf_folder *f, const char *name, int unit,
                   int64_t rows, int64_t cols, int64_t at, int64_t down,
                   int64_t across)
 {
-    const struct iz_hf_entry *e = find(f, name);
+    const struct iz_st_tensor *e = find(f, name);
     int64_t n = cols ? cols : 1;
 
     assert_int_equal(e->dims, cols ? 2 : 1);
