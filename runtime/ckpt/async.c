@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saving as tasks; see async.h.  Every order is one of data:
+/* Saving, as tasks or while training waits; see async.h.  Of the tasks every
+ * order is one of data:
  *   snapshot  reads a chunk's state, writes a buffer
  *   write     reads the buffer, reads `file`
  *   seal      reads and writes `file`, reads `scalars`
@@ -14,6 +15,8 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "runtime/base/durable.h"
+#include "runtime/base/progress.h"
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/ckpt/shares.h"
 #include "runtime/ckpt/write.h"
@@ -362,26 +365,28 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
 
 /* ---- the file as a whole ---- */
 
-/* buf: control.  Which of the step's numbers resuming needs. */
-static void run_begin(struct iz_exec *x, void **buf, const void *arg)
+/* c: which of the step's numbers resuming needs. */
+static void begin_file(struct iz_saver *s, const struct iz_control *c,
+                       int64_t step)
 {
-    const struct step_arg *a = arg;
-    struct iz_saver *s = a->s;
-    char dir[IZ_CKPT_PATH];
-    int err;
-
-    (void)x;
-    iz_state_scalars(s->e, buf[0], a->step, s->state.k.scalar);
+    iz_state_scalars(s->e, c, step, s->state.k.scalar);
     s->writer = (struct iz_ckpt_writer){.k = &s->state.k,
                                         .piece = s->piece,
-                                        .step = a->step,
+                                        .step = step,
                                         .rank = s->e->plan.rank,
                                         .ranks = s->e->plan.ranks,
                                         .fd = -1};
-    if (!good(s))
-        return;
-    err = iz_ckpt_dir_join(s->state.k.dir, a->step, dir);
-    fail(s, err ? err : iz_ckpt_writer_open(&s->writer, dir));
+    if (good(s))
+        fail(s, iz_ckpt_writer_open(&s->writer));
+}
+
+/* buf: control. */
+static void run_begin(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct step_arg *a = arg;
+
+    (void)x;
+    begin_file(a->s, buf[0], a->step);
 }
 
 static void run_seal(struct iz_exec *x, void **buf, const void *arg)
@@ -466,6 +471,7 @@ int iz_save_open(struct iz_saver **out, struct iz_engine *e,
         iz_die("checkpoint: no memory");
     *out = s;
     s->e = e;
+    iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
     err = open_pieces(s, model_text);
     if (!err && e->plan.rank == 0)
         err = iz_ckpt_dir_sweep(s->state.k.dir);
@@ -556,6 +562,45 @@ int iz_save_finish(struct iz_saver *s)
         s->pending = 0;
     }
     return err;
+}
+
+/* All blocks through one buffer. */
+static void copy_blocks(struct iz_saver *s, float *block)
+{
+    struct iz_progress progress;
+    int64_t bytes = 0;
+
+    for (int i = 0; i < s->state.k.n_parts; i++)
+        bytes += 4 * s->piece[i].count;
+    iz_progress_begin(&progress, "saving", bytes);
+    for (int i = 0; i < s->state.k.n_parts; i++)
+        for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]) && good(s); b++) {
+            const struct iz_state_part *p = &s->state.arg[i];
+            int64_t n = iz_piece_block_elems(&s->piece[i], b);
+
+            iz_homes_get(s->e, p->group, p->array, p->skip + b * IZ_BLOCK,
+                         block, n);
+            fail(s, iz_ckpt_writer_block(&s->writer, i, b, block));
+            iz_progress_add(&progress, 4 * n);
+        }
+    iz_progress_end(&progress);
+}
+
+int iz_save_now(struct iz_saver *s)
+{
+    struct iz_engine *e = s->e;
+    float *block = malloc(IZ_BLOCK * sizeof(*block));
+
+    iz_graph_wait(e->graph);
+    s->pending = e->step;
+    if (!block)
+        fail(s, iz_durable_refuse("checkpoint", s->state.k.dir, "cannot save",
+                                  ENOMEM));
+    begin_file(s, &e->control, e->step);
+    copy_blocks(s, block);
+    free(block);
+    run_seal(NULL, NULL, &(struct step_arg){s, e->step});
+    return iz_save_finish(s);
 }
 
 int64_t iz_save_done(struct iz_saver *s)

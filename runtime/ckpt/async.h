@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checkpoints written beside training: tasks copy the states of a step, block
- * by block, into buffers that take turns, and others write these to this rank's
- * file.  The next update of a chunk waits for its copy and for nothing else.
- * When all ranks' files are on the disk, which they learn from the scalars of a
- * later step, the first rank makes them a checkpoint. */
+/* Checkpoints of a run, while training waits or beside it: then tasks copy the
+ * states of a step, block by block, into buffers that take turns, and others
+ * write these to this rank's file.  The next update of a chunk waits for its
+ * copy and for nothing else. When all ranks' files are on the disk, which they
+ * learn from the scalars of a later step, the first rank makes them a
+ * checkpoint. */
 #ifndef IZ_RUNTIME_CKPT_ASYNC_H
 #define IZ_RUNTIME_CKPT_ASYNC_H
 
@@ -11,14 +12,20 @@
 
 struct iz_saver;
 
-/* Before the first step, if the plan has buffers for it; all ranks.  model_text
- * is borrowed until close.  Negative errno on every rank, reason printed. */
+/* Before the first save; all ranks.  Waits for all tasks.  model_text is
+ * borrowed until close. Negative errno on every rank, reason printed. */
 int iz_save_open(struct iz_saver **out, struct iz_engine *e,
                  const char *model_text);
 /* After the last task; what has not become a checkpoint is removed. */
 void iz_save_close(struct iz_saver **s);
 
-/* Submits the saving of the step submitted last; none is pending. */
+/* Saves the step done last; waits for all tasks, and none is pending.  All
+ * ranks.  Negative errno on every one, reason printed: the last good checkpoint
+ * stays. */
+int iz_save_now(struct iz_saver *s);
+
+/* Submits the saving of the step submitted last, if the plan has buffers for
+ * it; none is pending. */
 void iz_save_begin(struct iz_saver *s);
 /* Whether one has begun that not all ranks have written; the same on all. */
 bool iz_save_pending(const struct iz_saver *s);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "runtime/comm/coll.h"
+#include "runtime/plan/bytes.h" /* IZ_BLOCK */
 
 /* One flat fp32 array of which this rank holds the elements [first, first +
  * count): the master or a state of one unit's parameters laid end to end
@@ -17,14 +18,11 @@
 struct iz_ckpt_part {
     char name[64]; /* "h.3/m" */
     int64_t total, first, count;
-    /* Copies elements [from, from + n) of the rank's piece out of or into the
-     * run. Called with n <= IZ_CKPT_PIECE, in ascending order. */
-    void (*get)(void *arg, int64_t from, float *out, int64_t n);
+    /* Copies elements [from, from + n) of the rank's piece into the run. Called
+     * with n <= IZ_BLOCK, in ascending order. */
     void (*put)(void *arg, int64_t from, const float *in, int64_t n);
     void *arg;
 };
-
-#define IZ_CKPT_PIECE (1 << 20)
 
 /* One logical parameter inside a flat array: for the index. */
 struct iz_ckpt_name {
@@ -51,11 +49,6 @@ struct iz_ckpt {
         *model_text;       /* JSON text of the model section; checked on load */
     const char *optimizer; /* whose states the parts are; checked on load */
 };
-
-/* All ranks, with no task running.  On failure (disk full, ...) the reason is
- * printed, the half-written directory is removed, the last good checkpoint
- * stays, and a negative errno is returned on every rank. */
-int iz_ckpt_save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c);
 
 /* Finds the newest complete checkpoint; its step in *step.  -ENOENT if none. */
 int iz_ckpt_latest(const struct iz_ckpt *k, int64_t *step);

@@ -146,17 +146,6 @@ int iz_ckpt_dir_join(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
     return err;
 }
 
-int iz_ckpt_dir_begin(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
-{
-    int err = iz_ckpt_dir_sweep(dir);
-
-    if (!err)
-        err = path_of(path, dir, step, ".tmp");
-    if (!err && mkdir(path, 0777) != 0)
-        err = iz_durable_refuse(WHO, path, "cannot make", errno);
-    return err;
-}
-
 static int replace(const char *tmp, const char *path, const char *old)
 {
     bool replaces = exists(path);

@@ -11,15 +11,10 @@
 /* Of a file in such a directory. */
 #define IZ_CKPT_FILE_PATH (IZ_CKPT_PATH + 64)
 
-/* Removes what a crash left, and makes the directory in which the checkpoint of
- * `step` is written; its path in `path`.  Negative errno with the reason
- * printed. */
-int iz_ckpt_dir_begin(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
-
-/* The same in two parts, for ranks that do not wait for each other: the first
- * rank removes what a crash left, before anybody saves; then each makes the
- * directory if it is not there. */
+/* The first rank removes what a crash left, before anybody saves. */
 int iz_ckpt_dir_sweep(const char *dir);
+/* Makes the directory in which the checkpoint of `step` is written if it is not
+ * there; its path in `path`.  Negative errno with the reason printed. */
 int iz_ckpt_dir_join(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
 
 /* The path of that directory. */
@@ -29,7 +24,7 @@ int iz_ckpt_dir_tmp(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
  * checkpoint of the same step. */
 int iz_ckpt_dir_commit(const char *dir, int64_t step);
 
-/* Removes the directory of iz_ckpt_dir_begin. */
+/* Removes the directory of iz_ckpt_dir_join. */
 void iz_ckpt_dir_abort(const char *dir, int64_t step);
 
 /* Removes all but the `keep` newest checkpoints up to `step`. */

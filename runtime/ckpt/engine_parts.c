@@ -21,12 +21,6 @@ static const char *array_name(const struct iz_engine *e, int a)
     return iz_optimizer(e->plan.optimizer)->state[a - IZ_STATE].name;
 }
 
-static void get(void *arg, int64_t from, float *out, int64_t n)
-{
-    struct iz_state_part *a = arg;
-    iz_homes_get(a->e, a->group, a->array, from + a->skip, out, n);
-}
-
 static void put(void *arg, int64_t from, const float *in, int64_t n)
 {
     struct iz_state_part *a = arg;
@@ -55,12 +49,8 @@ static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
         count = n - first;
     *arg = (struct iz_state_part){e, u, (enum iz_array)a,
                                   e->plan.states_full && !load ? base : 0};
-    *q = (struct iz_ckpt_part){.total = n,
-                               .first = first,
-                               .count = count,
-                               .get = get,
-                               .put = put,
-                               .arg = arg};
+    *q = (struct iz_ckpt_part){
+        .total = n, .first = first, .count = count, .put = put, .arg = arg};
     snprintf(q->name, sizeof(q->name), "%s%s/%s", e->model->unit[u].name,
              a == IZ_FROZEN ? ".frozen" : "", array_name(e, a));
 }
@@ -153,21 +143,6 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
     make_names(e, name);
     iz_state_scalars(e, &e->control, e->step, s->k.scalar);
     return 0;
-}
-
-int iz_state_save(struct iz_engine *e, const char *model_text)
-{
-    struct iz_state s;
-    iz_graph_wait(e->graph);
-    int r = iz_state_open(&s, e, model_text, false);
-    if (!iz_coll_all_ok(e->coll, r == 0)) {
-        if (!r)
-            iz_state_close(&s);
-        return r ? r : -ENOMEM;
-    }
-    r = iz_ckpt_save(&s.k, e->step, e->coll);
-    iz_state_close(&s);
-    return r;
 }
 
 static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saving and resuming a run: the engine's states as the parts of a checkpoint.
- */
+/* The engine's states as the parts of a checkpoint, and resuming from one. */
 #ifndef IZ_RUNTIME_CKPT_ENGINE_PARTS_H
 #define IZ_RUNTIME_CKPT_ENGINE_PARTS_H
 
@@ -29,11 +28,9 @@ void iz_state_close(struct iz_state *s);
 void iz_state_scalars(const struct iz_engine *e, const struct iz_control *c,
                       int64_t step, struct iz_ckpt_scalar *s);
 
-/* All ranks.  Waits for the tasks under way.  model_text: what must be equal
- * for a checkpoint to fit.  Negative errno on every rank, reason printed. */
-int iz_state_save(struct iz_engine *e, const char *model_text);
-/* Loads the newest checkpoint of the run's output, likewise; -ENOENT if there
- * is none. */
+/* Loads the newest checkpoint of the run's output; model_text: what must be
+ * equal for it to fit.  All ranks; negative errno on every one, reason printed;
+ * -ENOENT if there is none. */
 int iz_state_load(struct iz_engine *e, const char *model_text);
 /* Step of the newest complete checkpoint under `dir`, or -ENOENT. */
 int iz_state_latest(const char *dir, int64_t *step);

@@ -243,3 +243,13 @@ int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c)
     free(l.done);
     return err;
 }
+
+int iz_ckpt_latest(const struct iz_ckpt *k, int64_t *step)
+{
+    int64_t newest = iz_ckpt_dir_newest(k->dir, INT64_MAX);
+
+    if (newest < 0)
+        return -ENOENT;
+    *step = newest;
+    return 0;
+}

@@ -54,11 +54,15 @@ static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
 
 /* The data go first, because the header holds their hashes; its length does
  * not depend on them. */
-int iz_ckpt_writer_open(struct iz_ckpt_writer *w, const char *dir)
+int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 {
-    char *header;
+    char dir[IZ_CKPT_PATH], *header;
+    int err;
 
     w->fd = -1;
+    err = iz_ckpt_dir_join(w->k->dir, w->step, dir);
+    if (err)
+        return err;
     snprintf(w->path, sizeof w->path, "%s/" IZ_CKPT_FILE, dir, w->rank,
              w->ranks);
     header = header_make(w, &w->data);

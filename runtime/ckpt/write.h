@@ -20,9 +20,9 @@ struct iz_ckpt_writer {
     char path[IZ_CKPT_FILE_PATH];
 };
 
-/* Creates the file in the directory; the first five members are set.  Negative
- * errno with the reason printed, here and below. */
-int iz_ckpt_writer_open(struct iz_ckpt_writer *w, const char *dir);
+/* Creates the file, and its directory if no other rank has; the first five
+ * members are set.  Negative errno with the reason printed, here and below. */
+int iz_ckpt_writer_open(struct iz_ckpt_writer *w);
 /* Block b of part i; in any order, different ones at the same time. */
 int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
                          const float *in);

@@ -8,19 +8,15 @@
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
 
-static void print_saved(struct run *r, int64_t step)
-{
-    iz_metrics_pause(r->metrics);
-    printf("saved step %lld in %s/checkpoints\n", (long long)step,
-           r->c.run.output);
-}
-
-/* Of a save beside training, when it has become a checkpoint. */
+/* Of a save that has become a checkpoint. */
 static void report_save(struct run *r)
 {
     int64_t step = r->saver ? iz_save_done(r->saver) : 0;
-    if (step && iz_run_first(r))
-        print_saved(r, step);
+    if (!step || !iz_run_first(r))
+        return;
+    iz_metrics_pause(r->metrics);
+    printf("saved step %lld in %s/checkpoints\n", (long long)step,
+           r->c.run.output);
 }
 
 static void take_event(struct run *r)
@@ -58,10 +54,11 @@ int iz_run_save_now(struct run *r)
     take_all(r);
     if (r->failure)
         return 0;
-    int s = iz_state_save(r->e, r->model_text);
+    int s = r->saver ? 0 : iz_save_open(&r->saver, r->e, r->model_text);
+    if (!s)
+        s = iz_save_now(r->saver);
     iz_metrics_pause(r->metrics);
-    if (!s && iz_run_first(r))
-        print_saved(r, r->e->step);
+    report_save(r);
     return s;
 }
 
@@ -77,7 +74,7 @@ static int end_saves(struct run *r)
 static int save(struct run *r)
 {
     int s = 0;
-    if (!r->saver)
+    if (!r->e->plan.save_stages)
         return iz_run_save_now(r);
     if (iz_save_pending(r->saver)) {
         take_all(r);

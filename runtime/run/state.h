@@ -24,7 +24,7 @@ struct run {
     struct iz_limits limit;
     struct iz_data *data;
     struct iz_engine *e;
-    struct iz_saver *saver; /* of checkpoints beside training; may be NULL */
+    struct iz_saver *saver; /* of checkpoints; NULL: none so far */
     int save_error;
     struct iz_metrics *metrics;
     int workers;

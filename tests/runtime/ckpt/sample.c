@@ -10,9 +10,13 @@
 #include <sys/stat.h>
 
 #include "codelets/base/mix.h"
+#include "runtime/ckpt/dir.h"
+#include "runtime/ckpt/shares.h"
+#include "runtime/ckpt/write.h"
+#include "runtime/comm/agree.h"
 
 const int64_t small[ARRAYS] = {1000, 5, 1, 0};
-const int64_t large[ARRAYS] = {IZ_CKPT_PIECE + 7, 2 * IZ_CKPT_PIECE, 1, 3};
+const int64_t large[ARRAYS] = {IZ_BLOCK + 7, 2 * IZ_BLOCK, 1, 3};
 
 /* Any bits, not-a-numbers included. */
 static uint32_t bits(int array, int64_t i, int64_t step)
@@ -24,7 +28,7 @@ void get(void *arg, int64_t from, float *out, int64_t n)
 {
     struct piece *p = arg;
 
-    p->wrong += n < 1 || n > IZ_CKPT_PIECE || from < 0 || from + n > p->count;
+    p->wrong += n < 1 || n > IZ_BLOCK || from < 0 || from + n > p->count;
     for (int64_t i = 0; i < n; i++) {
         uint32_t b = bits(p->array, p->first + from + i, p->step);
 
@@ -36,7 +40,7 @@ static void put(void *arg, int64_t from, const float *in, int64_t n)
 {
     struct piece *p = arg;
 
-    p->wrong += n < 1 || n > IZ_CKPT_PIECE || from != p->next;
+    p->wrong += n < 1 || n > IZ_BLOCK || from != p->next;
     p->next = from + n;
     for (int64_t i = 0; i < n; i++) {
         uint32_t b;
@@ -64,7 +68,6 @@ void run_set(struct run *r, const int64_t *total, int rank, int ranks,
         *p = (struct iz_ckpt_part){.total = total[i],
                                    .first = first,
                                    .count = shard,
-                                   .get = get,
                                    .put = put,
                                    .arg = &r->piece[i]};
         snprintf(p->name, sizeof p->name, "%s", name[i]);
@@ -132,6 +135,53 @@ void scalars_forget(struct run *r)
         r->scalar[i].value = NAN;
 }
 
+/* ---- saving ---- */
+
+static int write_blocks(struct iz_ckpt_writer *w, const struct iz_ckpt *k)
+{
+    static float block[IZ_BLOCK];
+    int err = iz_ckpt_writer_open(w);
+
+    for (int i = 0; i < k->n_parts; i++) {
+        const struct iz_piece *p = &w->piece[i];
+
+        for (int64_t b = 0; b < iz_piece_blocks(p) && !err; b++) {
+            get(k->part[i].arg, p->first - k->part[i].first + b * IZ_BLOCK,
+                block, iz_piece_block_elems(p, b));
+            err = iz_ckpt_writer_block(w, i, b, block);
+        }
+    }
+    return err;
+}
+
+/* As a run saves while training waits. */
+int save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c)
+{
+    struct iz_piece piece[ARRAYS] = {0};
+    struct iz_ckpt_writer w = {.k = k,
+                               .piece = piece,
+                               .step = step,
+                               .rank = c->rank,
+                               .ranks = c->size};
+    struct iz_ckpt_file mine = {0};
+    bool first = c->rank == 0;
+    int err = iz_ckpt_shares(k, c, piece);
+
+    if (!err)
+        err = iz_ckpt_agree(c, first ? iz_ckpt_dir_sweep(k->dir) : 0);
+    if (!err) {
+        err = iz_ckpt_writer_close(&w, write_blocks(&w, k), &mine);
+        err = iz_ckpt_agree(c, err);
+        if (!err)
+            err = iz_ckpt_gather_commit(k, step, c, &mine);
+        if (err && first)
+            iz_ckpt_dir_abort(k->dir, step);
+    }
+    for (int i = 0; i < k->n_parts; i++)
+        free(piece[i].hash);
+    return err;
+}
+
 /* ---- one rank ---- */
 
 int save_alone(int64_t step, int keep_last)
@@ -140,7 +190,7 @@ int save_alone(int64_t step, int keep_last)
 
     run_set(&r, small, 0, 1, step);
     r.k.keep_last = keep_last;
-    return iz_ckpt_save(&r.k, step, &alone);
+    return save(&r.k, step, &alone);
 }
 
 int load_alone(int64_t step, int64_t contents)
@@ -177,7 +227,7 @@ int save_one(struct iz_coll *c, void *arg)
     run_set(&r, j->total, c->rank, c->size, j->step);
     if (j->replicated)
         run_replicate(&r);
-    return iz_ckpt_save(&r.k, j->step, c) == 0 && wrong(&r) == 0 ? 0 : 1;
+    return save(&r.k, j->step, c) == 0 && wrong(&r) == 0 ? 0 : 1;
 }
 
 int load_one(struct iz_coll *c, void *arg)

@@ -44,6 +44,9 @@ int64_t wrong(const struct run *r);
 int run_is(const struct run *r, int64_t step);
 void get(void *arg, int64_t from, float *out, int64_t n);
 
+/* Saves a run as it is; all ranks.  Negative errno on every one. */
+int save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c);
+
 /* A run of one rank and small arrays.  load_alone expects what was saved at
  * step `contents`, and nothing put when it fails. */
 int save_alone(int64_t step, int keep_last);

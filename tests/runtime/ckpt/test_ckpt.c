@@ -69,7 +69,7 @@ static int save_differently(struct iz_coll *c, void *arg)
         r.part[0].first -= 10;
         r.part[0].count += 10;
     }
-    return -iz_ckpt_save(&r.k, 1, c);
+    return -save(&r.k, 1, c);
 }
 
 static void ranks_that_do_not_fit_together_are_refused(void **state)
@@ -92,7 +92,7 @@ static int save_short(struct iz_coll *c, void *arg)
     run_set(&r, small, c->rank, c->size, 1);
     r.part[0].count -=
         c->rank == c->size - 1; /* the last element is nobody's */
-    return -iz_ckpt_save(&r.k, 1, c);
+    return -save(&r.k, 1, c);
 }
 
 static void an_element_of_no_rank_is_refused(void **state)
@@ -139,7 +139,7 @@ static void a_step_saved_again_has_the_new_contents(void **state)
     (void)state;
     assert_int_equal(save_alone(7, 0), 0);
     run_set(&r, small, 0, 1, 8); /* step 8's values under the name of step 7 */
-    assert_int_equal(iz_ckpt_save(&r.k, 7, &alone), 0);
+    assert_int_equal(save(&r.k, 7, &alone), 0);
     assert_int_equal(load_alone(7, 8), 0);
     assert_int_equal(size_of(in_folder("checkpoints/step-00000007.old")), -1);
     assert_int_equal(size_of(in_folder("checkpoints/step-00000007.tmp")), -1);
@@ -258,7 +258,7 @@ static int save_limited(struct iz_coll *c, void *arg)
     if (c->rank == 1)
         setrlimit(RLIMIT_FSIZE, &limit);
     run_set(&r, large, c->rank, c->size, 6);
-    return -iz_ckpt_save(&r.k, 6, c);
+    return -save(&r.k, 6, c);
 }
 
 static void a_save_that_fails_on_one_rank_leaves_the_last_one(void **state)
@@ -287,7 +287,7 @@ static void a_full_disk_leaves_the_last_one(void **state)
     err = save_alone(5, 1);
     listen_begin();
     if (!err)
-        err = iz_ckpt_save(&r.k, 6, &alone);
+        err = save(&r.k, 6, &alone);
     listen_end();
     assert_int_equal(err, -ENOSPC);
     assert_said("bytes are free): No space left on device");
