@@ -14,14 +14,13 @@ static const struct {
      "DeepSpeed's. A parameter the chosen type does not have is refused."},
     {"scheduler.", "scheduler",
      "DeepSpeed's. A parameter the chosen type does not have is refused."},
-    {"bf16.", "bf16", "DeepSpeed's. Without bf16 and fp16 all is fp32."},
+    {"bf16.", "bf16", "DeepSpeed's. Without bf16 and fp16 everything is fp32."},
     {"fp16.", "fp16",
      "DeepSpeed's. A step whose gradients overflow is skipped on all ranks."},
     {"data_types.", "data_types", "DeepSpeed's."},
     {"zero_optimization.", "zero_optimization",
-     "DeepSpeed's. Stage, homes and sizes never change a result: for one "
-     "number "
-     "of ranks the losses are the same bit for bit."},
+     "DeepSpeed's. Stage, homes and sizes never change a result: for a given "
+     "number of ranks the losses are the same bit for bit."},
     {"activation_checkpointing.", "activation_checkpointing", "DeepSpeed's."},
     {"lora.", "lora", "izar's. Low-rank adapters, arXiv 2106.09685."},
     {"data.", "data", "izar's."},
@@ -143,9 +142,10 @@ static void print_rules(FILE *out, bool markdown)
 {
     print_head(out, "parameters",
                "izar's. An array of rules for tensors by name, such as "
-               "[{\"match\": \"*.bias\", \"weight_decay\": 0}]; of several "
-               "rules that match a tensor a later one overrides what it gives. "
-               "`--parameters` lists the names and what each tensor gets.",
+               "[{\"match\": \"*.bias\", \"weight_decay\": 0}]. If several "
+               "rules match a tensor, a later rule overrides the settings that "
+               "it gives. `--parameters` lists the names and the settings of "
+               "each tensor.",
                markdown);
     for (const struct iz_key *k = iz_rule_keys; k->name != NULL; k++)
         print_key(out, k, "parameters[].", markdown);
@@ -158,13 +158,12 @@ static void print_model(FILE *out, const struct iz_section *model,
 
     print_head(out, "model",
                "izar's. `preset` is applied first, then the other keys. "
-               "`import` sets the shape, too; then the others may only repeat "
+               "`import` also sets the shape; other keys may then only repeat "
                "it.",
                markdown);
     if (markdown)
-        fputs("\nThese are the keys of gpt2; `build/models/NAME --help` has "
-              "those "
-              "of another model.\n",
+        fputs("\nThese are the keys of gpt2; `build/models/NAME --help` lists "
+              "those of another model.\n",
               out);
     for (const struct iz_key *k = model->keys; k->name != NULL; k++)
         print_key(out, k, "model.", markdown);
@@ -202,15 +201,15 @@ static void print_accept(FILE *out, const char *accept)
 static void print_foreign(FILE *out)
 {
     fputs("\n## DeepSpeed's keys that are accepted and set nothing\n\n"
-          "What they ask for is always so, or has no meaning here. A value of "
-          "the wrong type is refused.\n\n"
+          "izar always does what these keys ask for, or they have no meaning "
+          "here. A value of the wrong type is refused.\n\n"
           "| Key | Values | What happens |\n|---|---|---|\n",
           out);
     for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL; k++)
         if (is_ignored(k))
             fprintf(out, "| `%s` | %s | %s |\n", k->name, k->accept, k->doc);
     fputs("\n## DeepSpeed's keys that are refused\n\n"
-          "Unless their value asks for nothing.\n\n"
+          "They are accepted only with a value that asks for nothing.\n\n"
           "| Key | Accepted value | What to do |\n|---|---|---|\n",
           out);
     for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL;
@@ -225,23 +224,22 @@ static void print_foreign(FILE *out)
 
 static const char intro[] =
     "# The config file\n\n"
-    "This page is printed by the program from the table its parser uses; do "
-    "not edit it.\n\n"
+    "The program prints this page from the table that its parser uses; do not "
+    "edit it.\n\n"
     "A run is one JSON file with DeepSpeed's keys, and five sections of our "
     "own: `parameters`, `lora`, `model`, `data` and `run`. Only a batch size "
-    "must be "
-    "given. A key "
-    "written `a.b` below is `\"b\"` in the object `\"a\"`. `--set a.b=value` "
-    "overrides "
-    "the file; the value is JSON, or else a string.\n\n"
-    "All faults are reported at once, and nothing is ignored in silence: an "
-    "unknown key is refused with the nearest known one, and so is a key of "
-    "DeepSpeed whose wish cannot be met. `\"auto\"` is accepted where the "
-    "value follows from others or cannot change a result, and is refused "
-    "elsewhere. `null` means absent where the default is `null`, and for a "
-    "whole section. Integers may be written as `5e8`, words in any case.\n\n"
-    "The values in effect are written beside the output of the run, as a file "
-    "that gives the same run again.\n";
+    "is required. A key written `a.b` below is `\"b\"` in the object `\"a\"`. "
+    "`--set a.b=value` overrides the file; a value that is not JSON is a "
+    "string.\n\n"
+    "All errors are reported at once, and nothing is silently ignored: an "
+    "unknown key is refused, and the message has the nearest known one. A key "
+    "of DeepSpeed that asks for something izar cannot do is refused too. "
+    "`\"auto\"` is accepted if the value follows from others or cannot change "
+    "a result, and is refused otherwise. `null` means absent if the default "
+    "is `null`, and for a whole section. Integers may be written as `5e8`, "
+    "words in upper or lower case.\n\n"
+    "The values in effect are written to the output of the run, as a file "
+    "that repeats the run.\n";
 
 void iz_config_doc(const struct iz_section *model, bool markdown, FILE *out)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The keys of DeepSpeed that set nothing here: what each may say and what then
- * happens, or what to do instead.  A value that asks for nothing is accepted,
- * so that a file with a switched-off feature works. */
+/* The keys of DeepSpeed that set nothing here: the accepted values of each, and
+ * what happens instead or what to do instead.  A value that switches a feature
+ * off is accepted. */
 #include "runtime/config/keys.h"
 
 #define ZERO "zero_optimization."
@@ -14,17 +14,17 @@
     "writes CSV and TensorBoard; remove the section."
 
 const struct iz_foreign_key iz_foreign_keys[] = {
-    /* No effect, whatever they say. */
+    /* No effect, whatever the value. */
     {"wall_clock_breakdown", "bool",
      "The time of every kind of task is in the summary of each run."},
     {"memory_breakdown", "bool",
      "The memory of every class and tier is printed before the run."},
     {"dump_state", "bool", "The effective config is written to run.output."},
-    {"log_level", "string", "One level only."},
+    {"log_level", "string", "There is only one level."},
     {"zero_allow_untested_optimizer", "bool",
      "Every optimizer here is tested with every stage."},
     {"zero_force_ds_cpu_optimizer", "bool", "There is one Adam per device."},
-    {"vocabulary_size", "number", "The model section says it."},
+    {"vocabulary_size", "number", "The model section sets it."},
     {"seq_parallel_comm_data_type", "string", "No sequence parallelism here."},
     {"use_data_before_expert_parallelism", "bool", "No experts here."},
     {"timers", "any", "Times come from StarPU's own profiling."},
@@ -38,7 +38,7 @@ const struct iz_foreign_key iz_foreign_keys[] = {
      "Checkpoints here have one format; resume with --resume."},
     {"checkpoint.parallel_write", "any", "Every rank writes its own shard."},
     {"checkpoint.writer", "null",
-     "run.save_mode: async writes beside training; remove it."},
+     "run.save_mode: async writes during training; remove it."},
     {"aio.block_size", "number", "The nvme tier moves whole chunks."},
     {"aio.queue_depth", "number", "See offload_optimizer.buffer_count."},
     {"aio.intra_op_parallelism", "number", "Every transfer is a task."},
@@ -52,8 +52,8 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {"optimizer.params.set_grad_none", "bool",
      "A gradient lives from its backward to its adam task."},
     {"optimizer.params.fp32_optimizer_states", "true",
-     "Master weights are fp32, and moments unless run.state_dtype says "
-     "otherwise; set true."},
+     "Master weights are fp32, and so are moments unless run.state_dtype sets "
+     "another type; set true."},
     {"bf16.immediate_grad_update", "bool",
      "Gradients are accumulated as soon as they exist."},
     {"fp16.fused_mode", "bool", "The loss scale is applied in the adam task."},
@@ -92,7 +92,7 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {ZERO "ignore_unused_parameters", "bool",
      "Every parameter that is not frozen has a gradient."},
     {ZERO "memory_efficient_linear", "bool",
-     "Backward frees what it has used, always."},
+     "Backward always frees what it has used."},
     {ZERO "override_module_apply", "bool", "There are no modules to override."},
     {ZERO "pipeline_loading_checkpoint", "bool", "Every rank reads its shard."},
     {ZERO "log_trace_cache_warnings", "bool", "The graph is not traced."},
@@ -100,7 +100,7 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {ZERO "save_muon_momentum_buffer_in_memory", "bool", "There is no Muon."},
     {ZERO "leaf_module", "any", "Units are the model's blocks."},
     {ZERO "mics_hierarchical_params_gather", "bool",
-     "Without meaning while mics_shard_size is -1."},
+     "Has no meaning while mics_shard_size is -1."},
     {ZERO "cpu_offload_use_pin_memory", "bool",
      "Write pin_memory in offload_optimizer and offload_param."},
 

@@ -32,21 +32,23 @@
 #define COUNT_MAX 1e15
 
 const struct iz_key iz_config_keys[] = {
-    NUMBER("train_batch_size", INT64, c.train_batch_size, 1, 1e18, "null",
-           "Samples per step of all ranks = micro-batch x accumulation steps x "
-           "ranks; of these three, what is missing follows from the others."),
+    NUMBER(
+        "train_batch_size", INT64, c.train_batch_size, 1, 1e18, "null",
+        "Samples per step on all ranks = micro-batch x accumulation steps x "
+        "ranks. Of these three keys, a missing one follows from the others."),
     NUMBER("train_micro_batch_size_per_gpu", INT64, micro_batch, 1, BATCH_MAX,
            "null",
-           "Samples of one micro-batch: one chain of tasks on one rank."),
+           "Samples of one micro-batch, which is one chain of tasks on one "
+           "rank."),
     NUMBER("gradient_accumulation_steps", INT64, grad_accum, 1, BATCH_MAX,
            "null",
            "Micro-batches per rank and step; 1 when only one of the other two "
            "is given."),
     NUMBER("gradient_clipping", DOUBLE, c.gradient_clipping, 0, 1e18, "1.0",
-           "Largest norm of the gradient of all ranks; 0: no clipping. 1.0 is "
-           "DeepSpeed's default since 2026, before it was 0."),
+           "Upper limit of the norm of the whole gradient; 0: no clipping. 1.0 "
+           "is DeepSpeed's default since 2026; before, it was 0."),
     NUMBER("steps_per_print", INT64, steps_per_print, 1, COUNT_MAX, "null",
-           "DeepSpeed's name of run.log_interval; if both are given they must "
+           "DeepSpeed's name for run.log_interval; if both are given they must "
            "agree."),
     WORD("communication_data_type", communication_dtype, "null|fp32|bf16|fp16",
          "null",
@@ -64,22 +66,23 @@ const struct iz_key iz_config_keys[] = {
            "Added to the root of the second moment."),
     NUMBER("optimizer.params.weight_decay", DOUBLE, c.optimizer.weight_decay, 0,
            1e6, "0.0",
-           "Of every parameter, biases and norms too, unless a rule of "
-           "`parameters` says otherwise."),
+           "Weight decay of every parameter, including biases and norms, "
+           "unless a rule of `parameters` sets another."),
     BOOL("optimizer.params.adam_w_mode", adam_w_mode, "true",
          "Decoupled weight decay. false needs type Adam and adds the decay to "
          "the gradient."),
     BOOL("optimizer.params.bias_correction", c.optimizer.bias_correction,
          "true", "Divide the moments by 1 - beta^t."),
     BOOL("optimizer.params.torch_adam", torch_adam, "false",
-         "The same formula here. With AdamW, weight_decay must be written, "
-         "because PyTorch's default is 0.01 and DeepSpeed's 0."),
+         "Has no effect on the formula. With AdamW, weight_decay must then be "
+         "given, because PyTorch's default is 0.01 and DeepSpeed's is 0."),
 
     WORD("scheduler.type", c.lr.kind,
          "null|WarmupLR|WarmupDecayLR|WarmupCosineLR", "null",
-         "null: constant. The first update has the rate before the warm-up "
-         "(warmup_min_lr; 0 for the cosine), the next one that of iteration "
-         "0, as DeepSpeed's engine does. Skipped steps do not count."),
+         "null: constant. As in DeepSpeed's engine, the first update has the "
+         "rate before the warm-up (warmup_min_lr; 0 for the cosine), and the "
+         "second update has the rate of iteration 0. Skipped steps do not "
+         "count."),
     NUMBER("scheduler.params.warmup_min_lr", DOUBLE, c.lr.warmup_min_lr, 0, 1e6,
            "0.0", "Rate at the start of WarmupLR and WarmupDecayLR."),
     NUMBER("scheduler.params.warmup_max_lr", DOUBLE, c.lr.warmup_max_lr, 0, 1e6,
@@ -87,29 +90,32 @@ const struct iz_key iz_config_keys[] = {
            "Rate after the warm-up. Default: optimizer.params.lr for WarmupLR, "
            "0.001 for WarmupDecayLR."),
     NUMBER("scheduler.params.warmup_num_steps", INT64, c.lr.warmup_num_steps, 1,
-           COUNT_MAX, "1000", "Updates of the warm-up; 1 counts as 2."),
+           COUNT_MAX, "1000",
+           "Updates of the warm-up. 1 counts as 2, as in DeepSpeed, because "
+           "log(1) is 0 and the logarithmic warm-up divides by it."),
     WORD("scheduler.params.warmup_type", warmup_type, "log|linear", "\"log\"",
          "Growth during the warm-up: log(i + 1) / log(warmup_num_steps) or "
          "i / warmup_num_steps."),
     NUMBER("scheduler.params.total_num_steps", INT64, c.lr.total_num_steps, 1,
            COUNT_MAX, "null",
-           "Where WarmupDecayLR reaches 0 and WarmupCosineLR its minimum; both "
-           "need it. \"auto\": run.steps."),
+           "Update at which WarmupDecayLR reaches 0 and WarmupCosineLR its "
+           "minimum; both need it. \"auto\": run.steps."),
     NUMBER("scheduler.params.warmup_min_ratio", DOUBLE, c.lr.warmup_min_ratio,
            0, 1, "0.0",
-           "WarmupCosineLR: part of optimizer.params.lr where the warm-up "
-           "starts."),
+           "WarmupCosineLR: the warm-up starts at this fraction of "
+           "optimizer.params.lr."),
     NUMBER("scheduler.params.cos_min_ratio", DOUBLE, c.lr.cos_min_ratio, 0, 1,
            "0.0001",
-           "WarmupCosineLR: part of optimizer.params.lr where it ends."),
+           "WarmupCosineLR: the rate ends at this fraction of "
+           "optimizer.params.lr."),
 
     BOOL("bf16.enabled", bf16, "false",
          "Parameters and gradients in bfloat16; master weights and moments "
          "stay fp32."),
     BOOL("fp16.enabled", fp16, "false",
          "Parameters and gradients in half precision, with loss scaling; "
-         "master weights stay fp32, and moments unless run.state_dtype says "
-         "otherwise."),
+         "master weights stay fp32, and so do moments unless run.state_dtype "
+         "sets another type."),
     NUMBER("fp16.loss_scale", DOUBLE, c.fp16.loss_scale, 0, 1e18, "0.0",
            "Constant loss scale; 0: dynamic."),
     NUMBER("fp16.initial_scale_power", INT, c.fp16.initial_scale_power, 0, 60,
@@ -117,20 +123,21 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("fp16.loss_scale_window", INT, c.fp16.loss_scale_window, 1, 1e9,
            "1000", "Steps without overflow after which the scale doubles."),
     NUMBER("fp16.hysteresis", INT, c.fp16.hysteresis, 1, 1e9, "2",
-           "Overflows until the scale is halved; the step of each is skipped."),
+           "Overflows before the scale is halved; each one skips its step."),
     BOOL("fp16.consecutive_hysteresis", c.fp16.consecutive_hysteresis, "false",
-         "Every step without overflow refills the hysteresis; else only a "
-         "doubling does."),
-    NUMBER("fp16.min_loss_scale", DOUBLE, c.fp16.min_loss_scale, 1e-6, 1e18,
-           "1.0", "The run stops when the scale is here and must shrink."),
+         "true: every step without overflow refills the hysteresis. false: "
+         "only a doubling of the scale does."),
+    NUMBER(
+        "fp16.min_loss_scale", DOUBLE, c.fp16.min_loss_scale, 1e-6, 1e18, "1.0",
+        "The run stops if the scale is this small and would have to shrink."),
     WORD("data_types.grad_accum_dtype", grad_accum_dtype, "null|fp32|bf16|fp16",
          "null",
          "Type in which micro-batches are summed: fp32 or the type of the "
          "parameters. null: fp32 when there is more than one micro-batch."),
 
     NUMBER("zero_optimization.stage", INT, c.zero.stage, 0, 3, "0",
-           "What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 "
-           "and gradients, 3 and parameters."),
+           "Sharded over the ranks are: 0 nothing, 1 optimizer states, 2 also "
+           "gradients, 3 also parameters."),
     WORD("zero_optimization.offload_optimizer.device", c.zero.optimizer.home,
          "none|cpu|nvme", "\"none\"",
          "Home of master weights and moments. Needs stage 1 or more, also "
@@ -140,19 +147,19 @@ const struct iz_key iz_config_keys[] = {
          "Folder of the files when device is nvme."),
     BOOL("zero_optimization.offload_optimizer.pin_memory",
          c.zero.optimizer.pin_memory, "true",
-         "Host memory of this home is locked, without a GPU too: a normal user "
-         "needs `ulimit -l` for it, or false."),
+         "Lock the host memory of this home, also without a GPU. A normal user "
+         "needs a large enough `ulimit -l`, or must set false."),
     NUMBER("zero_optimization.offload_optimizer.buffer_count", INT,
            c.zero.optimizer.buffer_count, 1, 4096, "12",
-           "Staging buffers between host and nvme, each of one chunk. Enough "
-           "for two units let updates be read before their gradients come "
+           "Staging buffers between host and nvme, each of one chunk. With "
+           "enough for two units, states are read before their gradients come "
            "(DeepSpeed: 4)."),
     NUMBER("zero_optimization.offload_optimizer.ratio", DOUBLE,
            c.zero.optimizer.ratio, 0, 1, "1.0",
-           "Part of the optimizer whose states are on the host and which the "
-           "host updates, in whole chunks; the GPU has and updates the rest. "
-           "Below 1 it needs a GPU, device cpu and parameters not on nvme; "
-           "stage 1 or more (DeepSpeed: 3)."),
+           "Part of the optimizer's states that the host keeps and updates, in "
+           "whole chunks; the GPU keeps and updates the rest. A value below 1 "
+           "needs a GPU, device cpu, parameters not on nvme, and stage 1 or "
+           "more (DeepSpeed: 3)."),
     WORD("zero_optimization.offload_param.device", c.zero.param.home,
          "none|cpu|nvme", "\"none\"",
          "Home of the sharded parameters. Needs stage 3."),
@@ -160,8 +167,8 @@ const struct iz_key iz_config_keys[] = {
          "null", "Folder of the files when device is nvme."),
     BOOL("zero_optimization.offload_param.pin_memory", c.zero.param.pin_memory,
          "true",
-         "Host memory of this home is locked, without a GPU too: a normal user "
-         "needs `ulimit -l` for it, or false."),
+         "Lock the host memory of this home, also without a GPU. A normal user "
+         "needs a large enough `ulimit -l`, or must set false."),
     NUMBER("zero_optimization.offload_param.buffer_count", INT,
            c.zero.param.buffer_count, 1, 4096, "5",
            "Staging buffers between host and nvme, each of one shard of a "
@@ -177,40 +184,41 @@ const struct iz_key iz_config_keys[] = {
          "true", "Gradients of a unit are one flat buffer. false is refused."),
     NUMBER("zero_optimization.stage3_prefetch_bucket_size", INT64,
            c.zero.prefetch_bucket_size, 0, COUNT_MAX, "50000000",
-           "Elements gathered ahead of their use; with the next key it sets "
-           "the number of buffers of the ring unless run.ring does."),
+           "Elements gathered ahead of their use. With "
+           "stage3_max_live_parameters it sets the number of buffers of the "
+           "ring, unless run.ring does."),
     NUMBER("zero_optimization.stage3_max_live_parameters", INT64,
            c.zero.max_live_parameters, 0, COUNT_MAX, "1000000000",
-           "Elements of gathered parameters at most; the ring never has less "
-           "than a step needs."),
+           "Largest number of gathered elements; the ring never has less than "
+           "a step needs."),
     NUMBER("zero_optimization.stage3_max_reuse_distance", INT64,
            c.zero.max_reuse_distance, 0, COUNT_MAX, "1000000000",
-           "A gathered unit still in the ring is used again when it comes back "
-           "within this many elements; 0: it is always gathered again."),
+           "A gathered unit that is still in the ring is used again if at most "
+           "this many elements lie between its uses; 0: it is always gathered "
+           "again."),
 
-    BOOL(
-        "activation_checkpointing.cpu_checkpointing", c.cpu_checkpointing,
-        "false",
-        "What recomputation begins from, one activation per unit, lives on the "
-        "host and passes through a few buffers of the GPU; run.recompute auto "
-        "is then full. Units computed on the CPU have it there already."),
+    BOOL("activation_checkpointing.cpu_checkpointing", c.cpu_checkpointing,
+         "false",
+         "Keep each unit's input activation in host memory and copy it through "
+         "a few GPU buffers. run.recompute auto then means full. No effect if "
+         "units run on the CPU."),
 
     NUMBER("lora.rank", INT, c.lora.rank, 0, 4096, "0",
-           "Rank of the adapters (LoRA); 0: none. All else is frozen then, "
-           "unless a rule of `parameters` says otherwise."),
+           "Rank of the adapters (LoRA); 0: none. With adapters all other "
+           "parameters are frozen, unless a rule of `parameters` trains them."),
     NUMBER("lora.alpha", DOUBLE, c.lora.alpha, 0, 1e6, "0.0",
-           "Adapters are multiplied by alpha / rank; 0: alpha is the rank."),
+           "Adapters are multiplied by alpha / rank; 0 means alpha = rank."),
     TEXT("lora.targets", c.lora.targets, "\"\"",
-         "Names of weights of linear layers, as in `parameters`, with commas "
-         "between; \"*\": all of them."),
+         "Names of weights of linear layers, as in `parameters`, separated by "
+         "commas; \"*\": all of them."),
     WORD("lora.export", c.lora.export, "merged|adapter", "\"merged\"",
          "What run.export writes: the model with the adapters added to its "
          "weights, or the adapters alone in the layout of PEFT."),
 
     TEXT("data.path", c.data.path, "\"\"",
          "Training data: token shards (.bin with a header of 256 integers), "
-         "with data.bytes any files, or the model's records; one, a pattern "
-         "(*.bin), or several with commas between. See docs/data.md."),
+         "with data.bytes any files, or the model's records. One file, a "
+         "pattern (*.bin), or several separated by commas. See docs/data.md."),
     TEXT("data.val_path", c.data.val_path, "\"\"",
          "Validation data, named in the same way; empty: the last "
          "val_fraction of data.path."),
@@ -220,23 +228,23 @@ const struct iz_key iz_config_keys[] = {
          "The files are raw bytes: one token each, 0..255."),
 
     TEXT("run.output", c.run.output, "\"out\"",
-         "Folder of metrics, effective config and checkpoints."),
+         "Folder for metrics, effective config and checkpoints."),
     NUMBER("run.steps", INT64, c.run.steps, 0, COUNT_MAX, "100",
            "Optimizer updates of the run."),
     NUMBER("run.seed", UINT64, c.run.seed, 0, 9.2e18, "1",
-           "Of initial weights, batches and samples."),
+           "Seed of initial weights, batches and samples."),
     BOOL("run.save", c.run.save, "true",
          "Write a checkpoint at the end and when interrupted."),
     NUMBER("run.save_interval", INT64, c.run.save_interval, 0, COUNT_MAX, "0",
            "Steps between checkpoints; 0: only at the end."),
     WORD("run.save_mode", c.run.save_mode, "auto|async|sync", "\"auto\"",
-         "Whether training goes on while a checkpoint of save_interval is "
-         "written (async) or waits (sync); auto: async, but sync where states "
-         "are on nvme with nvme_checksum or state_dtype, or on a GPU with "
-         "state_dtype. The losses are the same bit for bit."),
+         "While a checkpoint of save_interval is written, training goes on "
+         "(async) or waits (sync). auto: sync if states are on nvme with "
+         "nvme_checksum or state_dtype, or on a GPU with state_dtype; "
+         "otherwise async. The losses are the same bit for bit."),
     NUMBER("run.save_buffers", INT, c.run.save_buffers, 1, 1e6, "8",
-           "Buffers of 4 MiB at most between states and the file of an "
-           "asynchronous save; with enough for all states no update waits for "
+           "Buffers between states and the file of an asynchronous save, each "
+           "of at most 4 MiB. With enough for all states, no update waits for "
            "the disk."),
     NUMBER("run.keep_last", INT, c.run.keep_last, 1, 1e6, "2",
            "Checkpoints kept; older ones are removed."),
@@ -247,33 +255,34 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("run.sample_tokens", INT, c.run.sample_tokens, 0, 1e9, "0",
            "Tokens generated at the end; 0: none."),
     TEXT("run.sample_prompt", c.run.sample_prompt, "\"\"",
-         "What the generated text continues."),
+         "Text that the generated text continues."),
     NUMBER("run.sample_temperature", DOUBLE, c.run.sample_temperature, 0, 1e6,
-           "0.8", "Of the samples; 0: always the most probable token."),
+           "0.8",
+           "Temperature of the samples; 0: always the most probable token."),
     TEXT("run.scheduler", c.run.scheduler, "\"prio\"",
-         "StarPU's scheduler; STARPU_SCHED in the environment wins."),
+         "StarPU's scheduler; STARPU_SCHED in the environment overrides it."),
     WORD("run.device", c.run.device, "auto|cuda|cpu", "\"auto\"",
-         "Where units are computed; auto: on the GPU if this rank can have "
-         "one, else on the CPU."),
+         "Device that computes the units; auto: the GPU if this rank can have "
+         "one, otherwise the CPU."),
     WORD("run.comm", c.run.comm, "auto|nccl|mpi", "\"auto\"",
          "Collectives between GPUs; mpi goes through pinned host memory, and "
          "then several ranks may share a GPU. auto: nccl if every rank has a "
          "GPU of its own."),
     WORD("run.host_comm", c.run.host_comm, "auto|memory|messages", "\"auto\"",
-         "Collectives between ranks of one host. memory: each reads the "
-         "buffers of the others where they are; refused where the system "
-         "forbids it. messages: through MPI, as between hosts. auto: memory "
-         "if it is allowed. The bits are the same."),
+         "Collectives between ranks of one host. memory: each rank reads the "
+         "buffers of the others where they are; refused if the system forbids "
+         "it. messages: through MPI, as between hosts. auto: memory if the "
+         "system allows it. The bits are the same."),
     WORD("run.cpu_products", c.run.cpu_products, "auto|fp32|bf16", "\"auto\"",
          "On a CPU, with parameters in bf16: fp32 widens weights before a "
-         "product, bf16 rounds its other operand; sums are fp32. auto: bf16 "
-         "where the model's products are faster in a quick measurement at the "
-         "start; a resumed run keeps what it began with."),
+         "product, bf16 rounds the other operand; sums are fp32. auto: bf16 if "
+         "a quick measurement at the start shows that the model's products are "
+         "faster with it. A resumed run keeps its first choice."),
     WORD("run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn", "\"auto\"",
-         "On a GPU, with parameters of 16 bits: whose kernel does the forward "
-         "of attention, ours or cuDNN's; the backward is ours. auto: own, for "
-         "neither was timed on a GPU; a resumed run keeps what it had before, "
-         "also over steps on a CPU."),
+         "On a GPU, with 16-bit parameters: the kernel for the forward of "
+         "attention, izar's own or cuDNN's. The backward is always izar's. "
+         "auto: own, because neither was timed on a GPU. A resumed run keeps "
+         "its first choice, even after steps on a CPU."),
     BOOL("run.tf32", c.run.tf32, "false",
          "On a GPU: products of fp32 matrices may round their operands to "
          "tf32."),
@@ -281,57 +290,59 @@ const struct iz_key iz_config_keys[] = {
            "Compute workers of each rank; 0: its cores."),
     WORD("run.schedule", c.run.schedule, "depth_first|breadth_first",
          "\"depth_first\"",
-         "A micro-batch through all units, or a unit for all micro-batches: "
-         "this one fetches parameters once per step and direction."),
+         "depth_first: one micro-batch goes through all units before the next. "
+         "breadth_first: one unit handles all micro-batches before the next "
+         "unit, so parameters are fetched once per step and direction."),
     WORD("run.recompute", c.run.recompute, "auto|full|none", "\"auto\"",
-         "Backward repeats the forward of its unit (full) or finds its "
-         "activations kept (none); auto: none where memory allows."),
+         "Backward repeats the forward of its unit (full) or uses kept "
+         "activations (none); auto: none if memory allows."),
     BOOL("run.overlap", c.run.overlap, "true",
          "false: barriers around the optimizer, for comparison. The losses "
          "are the same bit for bit."),
     NUMBER("run.in_flight", INT, c.run.in_flight, 1, 64, "2",
-           "Steps submitted ahead at most."),
+           "Largest number of steps that are submitted ahead."),
     NUMBER("run.parallel_micro_batches", INT, c.run.parallel_micro_batches, 0,
            BATCH_MAX, "0",
            "Micro-batches of a depth-first wave; 0: as many as workers."),
     NUMBER("run.slices", INT, c.run.slices, 0, 64, "0",
            "Tasks that a micro-batch is cut into, so that all workers have "
-           "one; must divide it. 0: the least that occupies all workers."),
+           "one; the number must divide the micro-batch. 0: the smallest "
+           "number that occupies all workers."),
     NUMBER("run.ring", INT, c.run.ring, 0, BATCH_MAX, "0",
-           "Buffers of gathered units; 0: from zero_optimization."),
+           "Buffers of gathered units; 0: computed from zero_optimization."),
     BOOL("run.task_log", c.run.task_log, "false",
          "Write kind, unit, step, worker and times of every task of the first "
          "rank to tasks.jsonl in run.output."),
     NUMBER("run.log_interval", INT64, c.run.log_interval, 1, COUNT_MAX, "10",
            "Steps between printed lines."),
     NUMBER("run.comm_timeout_s", DOUBLE, c.run.comm_timeout_s, 0.001, 1e9,
-           "300.0", "A collective that takes longer ends the run."),
+           "300.0", "A collective that waits longer than this ends the run."),
     NUMBER("run.inject_delay_us", INT, c.run.inject_delay_us, 0, 1e9, "0",
            "Random delay of up to this before every task, for tests."),
     NUMBER("run.inject_seed", UINT64, c.run.inject_seed, 0, 9.2e18, "1",
-           "Of those delays."),
+           "Seed of the delays of inject_delay_us."),
     BOOL("run.nvme_checksum", c.run.nvme_checksum, "false",
          "Check every chunk read from nvme against its checksum."),
     NUMBER("run.memory_limit_bytes", INT64, c.run.memory_limit_bytes, 0,
            COUNT_MAX, "0",
-           "Host memory this rank may plan with; 0: what is free."),
+           "Host memory that this rank's plan may use; 0: all that is free."),
     NUMBER("run.device_memory_limit_bytes", INT64,
            c.run.device_memory_limit_bytes, 0, COUNT_MAX, "0",
-           "Memory of the GPU this rank may plan with; 0: what is free."),
+           "GPU memory that this rank's plan may use; 0: all that is free."),
     BOOL("run.hash", c.run.hash, "false", "Print a hash of the final weights."),
     WORD("run.state_dtype", c.run.state_dtype, "fp32|bf16|fp8", "\"fp32\"",
-         "How the optimizer keeps its states: 4, 2 or 1.02 bytes per parameter "
-         "each, the last two rounded stochastically; fp8 shares a power of two "
-         "per 64 elements."),
+         "Type of the optimizer's states. Each takes 4 bytes per parameter in "
+         "fp32, 2 in bf16, 1.02 in fp8; bf16 and fp8 are rounded "
+         "stochastically, and in fp8 64 elements share a power of two."),
     TEXT("run.export", c.run.export, "\"\"",
          "Folder for the final weights as a Hugging Face model; must not exist "
          "or be empty. Empty: none."),
     WORD("run.export_dtype", c.run.export_dtype, "null|fp32|bf16|fp16", "null",
-         "Type of the exported weights; null: that of the parameters."),
+         "Type of the exported weights; null: the type of the parameters."),
     NUMBER("run.export_shard_bytes", INT64, c.run.export_shard_bytes, 1,
            COUNT_MAX, "5000000000",
-           "Bytes of tensors in one exported file; above that they are split "
-           "over several files with an index."),
+           "Largest size of one exported file's tensors; a larger model is "
+           "split over several files with an index."),
 
     TEXT("model.import", c.import, "\"\"",
          "Folder of a Hugging Face model: config.json sets the shape, and the "
