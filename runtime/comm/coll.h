@@ -22,7 +22,8 @@ struct iz_coll {
     /* [size + 1]: where each rank's part starts.  The caller of a collective
      * with unequal parts fills it; the next such collective overwrites it. */
     int64_t *first;
-    struct iz_coll_state *state;
+    struct iz_coll_state *state; /* NULL: one rank of a simulation, which stands
+                                    for all: what it says, all say */
     struct iz_coll_gpu *gpu;
 };
 

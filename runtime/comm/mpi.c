@@ -163,6 +163,8 @@ static int least(struct iz_coll *c, int mine)
     const char *what = "the agreement of all ranks";
     MPI_Request r;
 
+    if (!c->state)
+        return mine;
     iz_coll_begin(c, IZ_COLL_ALL_OK, 0, what);
     check(MPI_Iallreduce(MPI_IN_PLACE, &mine, 1, MPI_INT, MPI_MIN,
                          MPI_COMM_WORLD, &r),

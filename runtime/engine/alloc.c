@@ -17,9 +17,10 @@ int iz_homes_open(struct iz_engine *e)
     if (e->plan.target.gpu) {
         e->bounce = iz_memory_take(e->memory, IZ_TIER_CPU, IZ_MEM_STAGING,
                                    IZ_BOUNCE_BYTES);
-        e->stream = iz_device_stream_open();
+        e->stream = e->simulated ? NULL : iz_device_stream_open();
     }
-    if (!e->scalars || (e->plan.target.gpu && (!e->bounce || !e->stream)))
+    if (!e->scalars ||
+        (e->plan.target.gpu && (!e->bounce || (!e->stream && !e->simulated))))
         return -ENOMEM;
     int r = iz_groups_open(e);
     return r ? r : iz_homes_open_buffers(e);

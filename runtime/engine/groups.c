@@ -260,8 +260,9 @@ static int open_file(struct iz_engine *e, struct iz_nvme **f, const char *what,
     char name[64];
     snprintf(name, sizeof(name), "izar-%d-rank%d-%s", (int)getpid(),
              e->plan.rank, what);
-    int r = iz_nvme_open(f, c->nvme_path, name, bytes,
-                         e->config->run.nvme_checksum);
+    int r = e->simulated ? 0
+                         : iz_nvme_open(f, c->nvme_path, name, bytes,
+                                        e->config->run.nvme_checksum);
     if (!r)
         iz_memory_note(e->memory, IZ_TIER_NVME, class, bytes);
     return r;

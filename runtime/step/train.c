@@ -280,9 +280,12 @@ static int open_memory(struct iz_engine *e)
 {
     int n = e->plan.tasks_at_once;
     char **scratch = calloc((size_t)n, sizeof(*scratch));
-    int r = scratch ? iz_memory_open(&e->memory, e->graph, e->plan.pin_cpu)
-                    : -ENOMEM;
-    if (!r && e->plan.target.gpu)
+    int r = scratch ? 0 : -ENOMEM;
+    if (!r && e->simulated)
+        r = iz_memory_open_simulated(&e->memory);
+    else if (!r)
+        r = iz_memory_open(&e->memory, e->graph, e->plan.pin_cpu);
+    if (!r && e->plan.target.gpu && !e->simulated)
         r = iz_memory_open_gpu(
             e->memory, &e->plan.bytes, iz_plan_buffers(&e->plan),
             e->config->run.device == IZ_DEVICE_AUTO ? "run.device: auto"

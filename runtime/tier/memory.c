@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "codelets/base/int64.h"
 #include "codelets/gpu/device.h"
 #include "runtime/base/progress.h"
 
@@ -40,6 +41,7 @@ struct iz_memory {
     struct iz_bytes count;
     struct block *blocks;
     struct pool device, cpu;
+    char *nowhere; /* the next address of a simulation; else NULL */
 };
 
 int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu)
@@ -50,6 +52,14 @@ int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu)
     (*out)->graph = g;
     (*out)->pin_cpu = pin_cpu;
     return 0;
+}
+
+int iz_memory_open_simulated(struct iz_memory **out)
+{
+    int r = iz_memory_open(out, NULL, false);
+    if (!r)
+        (*out)->nowhere = (char *)(UINTPTR_MAX / 4 + 1);
+    return r;
 }
 
 void iz_memory_close(struct iz_memory **m)
@@ -226,8 +236,11 @@ void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
                      int64_t bytes)
 {
     void *p;
-    /* States stay on the host: nothing copies them. */
-    if (m->gpu && (tier == IZ_TIER_DEVICE || c != IZ_MEM_STATE)) {
+    /* On a GPU states stay on the host: nothing copies them. */
+    if (m->nowhere) {
+        p = m->nowhere;
+        m->nowhere += round_up(bytes + 1, ALIGN);
+    } else if (m->gpu && (tier == IZ_TIER_DEVICE || c != IZ_MEM_STATE)) {
         p = give_out(tier == IZ_TIER_DEVICE ? &m->device : &m->cpu, tier, c,
                      bytes);
     } else {

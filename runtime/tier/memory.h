@@ -16,6 +16,8 @@ struct iz_memory;
 /* pin_cpu: the cpu tier is locked into memory (pin_memory).  The workers of g,
  * borrowed until close, touch what is locked or pinned. */
 int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu);
+/* Memory of a simulation: counted addresses with nothing behind them. */
+int iz_memory_open_simulated(struct iz_memory **out);
 /* The device tier is a GPU's from now on.  Both tiers become one allocation
  * each, of `bytes` plus what the alignment of `buffers` pieces may cost; that
  * of the cpu tier is pinned and has all but the optimizer's states, which
