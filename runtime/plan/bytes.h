@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes by class (what a buffer is for) and tier (where it lives).  The planner
- * fills one such table by arithmetic, the allocations of a run fill another;
- * they must be equal. */
+ * fills one such table by arithmetic, the allocations of a run fill another; a
+ * run in which they differ ends before its first step. */
 #ifndef IZ_RUNTIME_PLAN_BYTES_H
 #define IZ_RUNTIME_PLAN_BYTES_H
 

@@ -92,6 +92,8 @@ static int open_engine(struct simulation *s)
                                 .simulated = true};
     iz_machine_rates(&s->machine, &s->plan, t.rate);
     int r = iz_train_open(&s->e, &t, &s->plan);
+    if (!r)
+        r = iz_train_check_plan(s->e);
     return r ? r : iz_summary_shares_open(&s->shares, s->e);
 }
 

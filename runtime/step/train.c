@@ -334,6 +334,23 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     return r;
 }
 
+int iz_train_check_plan(const struct iz_engine *e)
+{
+    const struct iz_bytes *planned = &e->plan.bytes;
+    const struct iz_bytes *taken = iz_memory_bytes(e->memory);
+    bool differs = memcmp(planned, taken, sizeof(*planned)) != 0;
+    int q = iz_coll_refuser(e->coll, differs);
+    for (int t = 0; t < IZ_TIERS && q == e->coll->rank; t++)
+        for (int c = 0; c < IZ_MEM_CLASSES; c++)
+            if (taken->b[t][c] != planned->b[t][c])
+                fprintf(stderr,
+                        "izar: rank %d: %s in the %s tier: %lld bytes taken, "
+                        "%lld planned: this is a fault of izar\n",
+                        q, iz_class_names[c], iz_tier_names[t],
+                        (long long)taken->b[t][c], (long long)planned->b[t][c]);
+    return q < 0 ? 0 : -EINVAL;
+}
+
 void iz_train_close(struct iz_engine **out)
 {
     struct iz_engine *e = *out;
