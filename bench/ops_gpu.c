@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "codelets/base/mix.h"
+#include "codelets/base/units.h"
 #include "codelets/gpu/device.h"
 #include "codelets/ops/gemm.h"
 
@@ -156,7 +157,7 @@ static int run_all(struct bench *b, const struct iz_device_info *info)
     b->positive = pattern_new(b, IZ_F32, 0);
     printf("%s, compute capability %d.%d, %.1f MiB\n", info->name,
            info->capability / 10, info->capability % 10,
-           (double)info->total_bytes / 1048576);
+           iz_mib(info->total_bytes));
     if (b->json)
         fprintf(b->json, "{\n  \"device\": \"%s\",\n", info->name);
     measure_gemm(b);

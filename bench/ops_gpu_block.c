@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "codelets/base/mix.h"
+#include "codelets/base/units.h"
 #include "codelets/gpu/device.h"
 
 #define ROTATE_BYTES (INT64_C(512) << 20) /* of the smallest tensor */
@@ -411,7 +412,7 @@ static void bench_shape(struct bench *b, const struct model *model, int64_t m)
     char *mem = bench_device(bytes + scratch);
 
     printf("%s, %lld tokens, %d sets of tensors, %.1f MiB\n", model->name,
-           (long long)m, j.sets, (double)(bytes + scratch) / 1048576);
+           (long long)m, j.sets, iz_mib(bytes + scratch));
     j.token = (int32_t *)bench_pinned(m * 4);
     for (int64_t i = 0; i < m; i++)
         j.token[i] = (int32_t)(iz_mix((uint64_t)i) % (uint64_t)model->vocab);

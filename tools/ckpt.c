@@ -18,6 +18,7 @@
 #include "runtime/hf/write.h"
 #include "runtime/run/run.h"
 
+#include "codelets/base/units.h"
 #include "programs.h" /* of all models; the build writes it */
 
 enum { PROGRAMS = sizeof programs / sizeof programs[0] };
@@ -225,7 +226,7 @@ static int list_one(const char *dir, int64_t step)
         printf("step %-8" PRId64 "  incomplete\n", step);
     } else {
         printf("step %-8" PRId64 "  %d file%s  %.1f MiB  ", step, ranks,
-               ranks > 1 ? "s" : "", (double)bytes / 1048576);
+               ranks > 1 ? "s" : "", iz_mib(bytes));
         print_states(&c);
         printf("  %s\n", c.model_text);
     }

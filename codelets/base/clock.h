@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The clocks of the program. */
 #ifndef IZ_CODELETS_BASE_CLOCK_H
 #define IZ_CODELETS_BASE_CLOCK_H
 
@@ -6,5 +7,7 @@
 
 /* CLOCK_MONOTONIC in ns. */
 int64_t iz_now_ns(void);
+/* CPU time of this thread: a loaded machine does not count. */
+int64_t iz_cpu_ns(void);
 
 #endif

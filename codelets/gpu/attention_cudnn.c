@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/units.h"
 #include "codelets/gpu/cudnn.h"
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.h"
@@ -295,7 +296,7 @@ static bool build(struct plan *p, descriptor device, descriptor config)
     else if (bytes > WORKSPACE_BYTES)
         snprintf(p->why.why, sizeof p->why.why,
                  "cuDNN wants %.1f MiB beside the tensors, %d KiB are planned",
-                 (double)bytes / 1048576, (int)(WORKSPACE_BYTES >> 10));
+                 iz_mib(bytes), (int)(WORKSPACE_BYTES >> 10));
     else
         return true;
     g->failed = CUDNN_STATUS_SUCCESS; /* another one may do */

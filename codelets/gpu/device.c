@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/units.h"
 
 static const char *text(cudaError_t e)
 {
@@ -95,7 +96,7 @@ void *iz_device_take(int64_t bytes)
     if (e == cudaSuccess)
         return p;
     fprintf(stderr, "izar: allocating %.1f MiB on the GPU failed: %s\n",
-            (double)bytes / 1048576, text(e));
+            iz_mib(bytes), text(e));
     return NULL;
 }
 

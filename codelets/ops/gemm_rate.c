@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "codelets/base/clock.h"
 #include "codelets/ops/gemm.h"
@@ -115,28 +114,21 @@ double iz_gemm16_rate(int m, int n, int k, double seconds)
     return iz_gemm16_missing() ? 0 : best_rate(sample_16, m, n, k, seconds);
 }
 
-static double cpu_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 double iz_gemm16_gain(int m, int n, int k)
 {
     struct sample s;
     double wide = HUGE_VAL, narrow = HUGE_VAL;
     if (iz_gemm16_missing() || sample_open(&s, m, n, k))
         return 0;
-    double end = cpu_s() + 5e-3;
-    for (int i = 0; i < 3 || (i < 1000 && cpu_s() < end); i++) {
-        double begin = cpu_s();
+    int64_t end = iz_cpu_ns() + 5000000;
+    for (int i = 0; i < 3 || (i < 1000 && iz_cpu_ns() < end); i++) {
+        int64_t begin = iz_cpu_ns();
         sample_32(&s);
-        double between = cpu_s();
+        int64_t between = iz_cpu_ns();
         iz_cast(s.narrow, IZ_BF16, s.a, IZ_F32, (int64_t)s.m * s.k);
         sample_16(&s);
-        wide = fmin(wide, between - begin);
-        narrow = fmin(narrow, cpu_s() - between);
+        wide = fmin(wide, (double)(between - begin));
+        narrow = fmin(narrow, (double)(iz_cpu_ns() - between));
     }
     sample_close(&s);
     return wide / narrow;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "codelets/base/clock.h"
+#include "codelets/base/units.h"
 
 #define SECOND INT64_C(1000000000)
 #define LIVE_NS (SECOND / 5)
@@ -61,9 +62,9 @@ static void show(struct iz_progress *p, int64_t now)
     char line[256];
     snprintf(line, sizeof(line),
              "%s: %.0f of %.0f MiB  %.0f %%  %.0f MiB/s  %.0f s left", p->what,
-             done / 1048576, (double)p->total / 1048576,
+             iz_mib(done), iz_mib(p->total),
              p->total ? 100 * done / (double)p->total : 100,
-             s > 0 ? done / 1048576 / s : 0, left);
+             s > 0 ? iz_mib(done) / s : 0, left);
     if (p->columns)
         fprintf(stderr, "\r\033[K%.*s", p->columns - 1, line);
     else

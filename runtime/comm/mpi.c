@@ -2,6 +2,7 @@
 /* Messages over MPI and the small collectives.  Everything is sent with
  * non-blocking calls and waited for by polling, so that a wait can end and does
  * not eat a core. */
+#include "codelets/base/int64.h"
 #include "runtime/comm/state.h"
 
 #include <errno.h>
@@ -143,7 +144,7 @@ void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
     iz_coll_begin(c, IZ_COLL_BROADCAST, bytes, what);
     for (int64_t at = 0; at < bytes; at += BROADCAST_PIECE) {
         int64_t left = bytes - at;
-        int64_t n = left < BROADCAST_PIECE ? left : BROADCAST_PIECE;
+        int64_t n = min64(left, BROADCAST_PIECE);
         MPI_Request r;
 
         check(MPI_Ibcast((char *)p + at, (int)n, MPI_BYTE, root, MPI_COMM_WORLD,

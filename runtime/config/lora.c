@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "codelets/unit/unit.h"
 #include "runtime/config/rules.h"
 
@@ -172,7 +173,7 @@ static void merge_range(const struct merge *g, int64_t at, int64_t first,
                         float *in, int64_t n)
 {
     int64_t cols = g->w->cols;
-    int64_t from = first > at ? first : at;
+    int64_t from = max64(first, at);
     int64_t end = at + g->w->rows * cols;
 
     if (end > first + n)

@@ -2,6 +2,8 @@
 /* The table of bytes by class and tier; see bytes.h. */
 #include "runtime/plan/bytes.h"
 
+#include "codelets/base/units.h"
+
 const char *const iz_class_names[IZ_MEM_CLASSES] = {
     [IZ_MEM_PARAM] = "parameters",         [IZ_MEM_GRAD] = "gradients",
     [IZ_MEM_STATE] = "optimizer",          [IZ_MEM_RING] = "gathered units",
@@ -21,11 +23,6 @@ int64_t iz_bytes_tier(const struct iz_bytes *t, enum iz_tier tier)
     return sum;
 }
 
-static double mib(int64_t bytes)
-{
-    return (double)bytes / 1048576;
-}
-
 void iz_bytes_print(const struct iz_bytes *t, FILE *out)
 {
     fprintf(out, "  %-16s %12s %12s %12s\n", "MiB per rank", "device", "cpu",
@@ -34,10 +31,10 @@ void iz_bytes_print(const struct iz_bytes *t, FILE *out)
         if (!(t->b[0][c] | t->b[1][c] | t->b[2][c]))
             continue;
         fprintf(out, "  %-16s %12.2f %12.2f %12.2f\n", iz_class_names[c],
-                mib(t->b[0][c]), mib(t->b[1][c]), mib(t->b[2][c]));
+                iz_mib(t->b[0][c]), iz_mib(t->b[1][c]), iz_mib(t->b[2][c]));
     }
     fprintf(out, "  %-16s %12.2f %12.2f %12.2f\n", "total",
-            mib(iz_bytes_tier(t, IZ_TIER_DEVICE)),
-            mib(iz_bytes_tier(t, IZ_TIER_CPU)),
-            mib(iz_bytes_tier(t, IZ_TIER_NVME)));
+            iz_mib(iz_bytes_tier(t, IZ_TIER_DEVICE)),
+            iz_mib(iz_bytes_tier(t, IZ_TIER_CPU)),
+            iz_mib(iz_bytes_tier(t, IZ_TIER_NVME)));
 }

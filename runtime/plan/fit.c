@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/units.h"
 #include "runtime/plan/plan.h"
 
 /* NCCL connects every pair of ranks at the first exchange: on eight H100 that
@@ -312,10 +313,10 @@ static void print_changes(const struct iz_plan *p, const struct iz_config *c,
             fprintf(err, "%.15g", changes[i].value(&d));
         glue = " and ";
     }
-    fprintf(err, " (%.1f MiB", (double)iz_plan_host_bytes(&q) / 1048576);
+    fprintf(err, " (%.1f MiB", iz_mib(iz_plan_host_bytes(&q)));
     if (p->target.gpu)
         fprintf(err, " of the host, %.1f MiB of the GPU",
-                (double)iz_plan_device_need(&q, limit) / 1048576);
+                iz_mib(iz_plan_device_need(&q, limit)));
     fprintf(err, ")\n");
     iz_plan_clear(&q);
 }
@@ -368,14 +369,12 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
         fprintf(err,
                 "izar: this run needs %.1f MiB of memory per rank, there are "
                 "%.1f MiB:\n",
-                (double)iz_plan_host_bytes(p) / 1048576,
-                (double)limit->host / 1048576);
+                iz_mib(iz_plan_host_bytes(p)), iz_mib(limit->host));
     if (iz_plan_device_need(p, limit) > limit->device)
         fprintf(err,
                 "izar: this run needs %.1f MiB of the GPU's memory, there are "
                 "%.1f MiB:\n",
-                (double)iz_plan_device_need(p, limit) / 1048576,
-                (double)limit->device / 1048576);
+                iz_mib(iz_plan_device_need(p, limit)), iz_mib(limit->device));
     iz_plan_print(p, m, err);
     suggest(p, c, m, limit, err);
     return -ENOMEM;

@@ -147,11 +147,6 @@ static const char *of_gaps(const struct iz_limit_setting *s)
 
 /* ---- the sentence ---- */
 
-static double percent(double part)
-{
-    return 100 * part;
-}
-
 static void text_of_link(char *out, size_t size,
                          const struct iz_limit_measured *m,
                          const struct iz_limit_setting *s, enum iz_limit limit)
@@ -168,8 +163,8 @@ static void text_of_link(char *out, size_t size,
     snprintf(out, size,
              "%s: compute waits %.0f %% of the time for it, and it works "
              "%s%.0f %% of the time; %s",
-             what[c], percent(m->usage.share[c]), late ? "only " : "",
-             percent(m->usage.busy[c]),
+             what[c], 100 * m->usage.share[c], late ? "only " : "",
+             100 * m->usage.busy[c],
              late               ? of_late(ring, sizeof(ring), c, s)
              : c == IZ_USE_DISK ? of_disk(s)
                                 : of_traffic(s));
@@ -187,20 +182,20 @@ void iz_limit_text(char *out, size_t size, const struct iz_limit_measured *m,
     case IZ_LIMIT_COMPUTE:
         snprintf(out, size,
                  "compute: forward and backward fill %.0f %% of the time; %s",
-                 percent(share[IZ_USE_UNITS]), of_compute(s));
+                 100 * share[IZ_USE_UNITS], of_compute(s));
         return;
     case IZ_LIMIT_OPTIMIZER:
         snprintf(out, size,
                  "the optimizer: it costs compute %.0f %% of the time; %s",
-                 percent(share[IZ_USE_OPTIMIZER]), of_optimizer(s));
+                 100 * share[IZ_USE_OPTIMIZER], of_optimizer(s));
         return;
     case IZ_LIMIT_WORKERS:
         snprintf(out, size,
                  "the host's workers: they are busy %.0f %% of the time, and "
                  "compute waits %.0f %% for them; more than %d (run.workers, "
                  "or cores for the rank) would move it",
-                 percent(m->host_busy),
-                 percent(share[IZ_USE_OPTIMIZER] + share[IZ_USE_SUMS]),
+                 100 * m->host_busy,
+                 100 * (share[IZ_USE_OPTIMIZER] + share[IZ_USE_SUMS]),
                  s->workers);
         return;
     case IZ_LIMIT_SUMS:
@@ -208,13 +203,13 @@ void iz_limit_text(char *out, size_t size, const struct iz_limit_measured *m,
                  "sums, norms and copies: they cost compute %.0f %% of the "
                  "time; more samples a micro-batch "
                  "(train_micro_batch_size_per_gpu) would need fewer",
-                 percent(share[IZ_USE_SUMS]));
+                 100 * share[IZ_USE_SUMS]);
         return;
     case IZ_LIMIT_TASKS:
         snprintf(out, size,
                  "too few tasks: workers idle %.0f %% of the time beside busy "
                  "ones; %s",
-                 percent(share[IZ_USE_TASKS]), of_tasks(s));
+                 100 * share[IZ_USE_TASKS], of_tasks(s));
         return;
     case IZ_LIMIT_SUBMISSION:
         snprintf(out, size,
@@ -222,12 +217,12 @@ void iz_limit_text(char *out, size_t size, const struct iz_limit_measured *m,
                  "thread submits %.0f %% of it; larger tasks "
                  "(train_micro_batch_size_per_gpu, sub_group_size) would need "
                  "fewer",
-                 percent(share[IZ_USE_NOTHING]), percent(m->submitting));
+                 100 * share[IZ_USE_NOTHING], 100 * m->submitting);
         return;
     case IZ_LIMIT_GAPS:
         snprintf(out, size,
                  "gaps between tasks: nothing runs %.0f %% of the time; %s",
-                 percent(share[IZ_USE_NOTHING]), of_gaps(s));
+                 100 * share[IZ_USE_NOTHING], of_gaps(s));
         return;
     default:
         text_of_link(out, size, m, s, limit);

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "codelets/base/units.h"
 #include "runtime/base/progress.h"
 #include "runtime/report/summary.h"
 #include "runtime/report/time_shares.h"
@@ -165,11 +166,6 @@ static struct iz_kind_time sum_kinds(const struct iz_metrics *m,
     return t;
 }
 
-static double percent(double part, double whole)
-{
-    return whole > 0 ? 100 * part / whole : 0;
-}
-
 static const enum iz_kind optimizer_kinds[] = {IZ_ADAM};
 static const enum iz_kind comm_kinds[] = {IZ_FETCH, IZ_REDUCE, IZ_OFFLOAD};
 
@@ -177,7 +173,7 @@ static double hidden_percent(const struct iz_metrics *m,
                              const enum iz_kind *kinds, int n)
 {
     struct iz_kind_time t = sum_kinds(m, kinds, n);
-    return percent(t.hidden_s, t.seconds);
+    return iz_percent(t.hidden_s, t.seconds);
 }
 
 /* JSON has no word for these. */
@@ -218,9 +214,9 @@ static void print_step(struct iz_metrics *m, const struct iz_event *v,
              "step %lld/%lld  loss %.4f  %.0f %s/s  %.0f%% of GEMM  grad %.3f  "
              "lr %.3g%s  hidden:%s comm %.0f%%  %.0f MiB",
              (long long)v->step, (long long)m->e->config->run.steps, v->loss,
-             rate, short_item(m), percent(flops, m->gemm_rate), v->grad_norm,
+             rate, short_item(m), iz_percent(flops, m->gemm_rate), v->grad_norm,
              v->lr, scale, adam, hidden_percent(m, comm_kinds, 3),
-             (double)iz_memory_peak_resident() / 1048576);
+             iz_mib(iz_memory_peak_resident()));
     if (m->tty)
         printf("\r\033[K%.*s", m->columns - 1, line);
     else
@@ -270,7 +266,7 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
         (long long)v->step, unix_s(), number(loss, sizeof(loss), v->loss),
         number(norm, sizeof(norm), v->grad_norm), v->lr, v->loss_scale,
         v->skipped ? "true" : "false", s, m->e->model->item, rate, flops * 1e-9,
-        percent(flops, m->gemm_rate), (long long)iz_memory_resident());
+        iz_percent(flops, m->gemm_rate), (long long)iz_memory_resident());
     int64_t every = m->e->config->run.log_interval;
     bool show = m->tty || v->step % every == 0 || v->step == 1 ||
                 v->step == m->e->config->run.steps || v->failure;
@@ -358,7 +354,7 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         "\"order_hash\": \"%016llx\"}}",
         reason, (long long)e->step, number(loss, sizeof(loss), m->last_loss),
         number(val, sizeof(val), m->last_eval), e->model->item, rate,
-        flops * 1e-9, m->gemm_rate * 1e-9, percent(flops, m->gemm_rate),
+        flops * 1e-9, m->gemm_rate * 1e-9, iz_percent(flops, m->gemm_rate),
         hidden_percent(m, optimizer_kinds, 1), hidden_percent(m, comm_kinds, 3),
         (long long)iz_graph_submitted(e->graph), (long long)e->fetched_bytes,
         (long long)e->coll->sent_bytes, (long long)e->up_bytes,
@@ -388,16 +384,15 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
     iz_summary_print_limit(&t, stdout);
     printf("\n  %.0f %ss/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
            "GFLOP/s on %d worker%s)\n",
-           rate, e->model->item, flops * 1e-9, percent(flops, m->gemm_rate),
+           rate, e->model->item, flops * 1e-9, iz_percent(flops, m->gemm_rate),
            m->gemm_rate * 1e-9, e->plan.tasks_at_once,
            e->plan.tasks_at_once > 1 ? "s" : "");
     if (e->fetched_bytes)
-        printf("  parameters fetched %.1f MiB\n",
-               (double)e->fetched_bytes / 1048576);
+        printf("  parameters fetched %.1f MiB\n", iz_mib(e->fetched_bytes));
     iz_summary_print_time(&t, stdout);
     iz_summary_print_memory(&t, stdout);
     printf("  largest resident set %.1f MiB\n",
-           (double)iz_memory_peak_resident() / 1048576);
+           iz_mib(iz_memory_peak_resident()));
     if (m->lost_spans)
         printf("  (%lld task times were lost: shares are approximate)\n",
                (long long)m->lost_spans);

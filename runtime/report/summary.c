@@ -5,18 +5,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "codelets/base/units.h"
+
 #define COLUMNS 96
 #define EACH 8 /* workers of one place that are told apart */
-
-static double mib(double bytes)
-{
-    return bytes / 1048576;
-}
-
-static double percent(double part, double whole)
-{
-    return whole > 0 ? 100 * part / whole : 0;
-}
 
 /* ---- what is asked of the engine ---- */
 
@@ -165,7 +157,7 @@ static void write_tasks(const struct iz_summary *s, bool json, FILE *out)
                        "\"hidden_percent\": %.2f}"
                      : "%s  %-12s %10lld %10.2f %10.1f\n",
                 before, iz_kinds[k].name, (long long)t.tasks, t.seconds,
-                percent(t.hidden_s, t.seconds));
+                iz_percent(t.hidden_s, t.seconds));
         before = json ? ", " : "";
     }
     fputs(json ? "}}\n" : "", out);
@@ -228,7 +220,7 @@ static void write_links(const struct iz_summary *s, bool json, FILE *out)
     for (const struct link_row *r = link_rows; r < link_rows + LINK_ROWS; r++) {
         double bytes = link_bytes(s->e, r);
         double seconds = iz_time_shares_seconds(s->shares, r->use);
-        double hidden = percent(t.beside_units_s[r->use], t.task_s[r->use]);
+        double hidden = iz_percent(t.beside_units_s[r->use], t.task_s[r->use]);
         if (!workers_of(s->e, r->where, id))
             continue;
         if (json) {
@@ -242,10 +234,10 @@ static void write_links(const struct iz_summary *s, bool json, FILE *out)
         if (!n++)
             fprintf(out, "\n  %-12s %10s %10s %10s %10s\n", "link", "MiB",
                     "seconds", "hidden %", "MiB/s");
-        fprintf(out, "  %-12s %10.1f %10.2f %10.1f", r->name, mib(bytes),
+        fprintf(out, "  %-12s %10.1f %10.2f %10.1f", r->name, iz_mib(bytes),
                 seconds, hidden);
         if (seconds > 0)
-            fprintf(out, " %10.1f\n", mib(rate_bytes(s->e, r)) / seconds);
+            fprintf(out, " %10.1f\n", iz_mib(rate_bytes(s->e, r)) / seconds);
         else /* the lane moved them with its collectives */
             fprintf(out, " %10s\n", "-");
     }
@@ -308,8 +300,7 @@ void iz_summary_print_memory(const struct iz_summary *s, FILE *out)
     iz_bytes_print(iz_memory_bytes(s->e->memory), out);
     fprintf(out, "  %-16s", "planned");
     for (int t = 0; t < IZ_TIERS; t++)
-        fprintf(out, " %12.2f",
-                mib((double)iz_bytes_tier(plan, (enum iz_tier)t)));
+        fprintf(out, " %12.2f", iz_mib(iz_bytes_tier(plan, (enum iz_tier)t)));
     fputc('\n', out);
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/units.h"
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
 #include "codelets/ops/gemm_rate.h"
@@ -20,8 +21,8 @@ static void print_place(const struct run *r)
         return;
     printf("      GPU %d (%s, compute capability %d.%d), %.1f of %.1f MiB free",
            p->device, p->info.pci, p->info.capability / 10,
-           p->info.capability % 10, (double)p->info.free_bytes / 1048576,
-           (double)p->info.total_bytes / 1048576);
+           p->info.capability % 10, iz_mib(p->info.free_bytes),
+           iz_mib(p->info.total_bytes));
     if (p->sharing > 1)
         printf(", shared by %d ranks", p->sharing);
     if (r->e->plan.target.cudnn)

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 
+#include "codelets/base/units.h"
 #include "codelets/ops/gemm.h"
 #include "runtime/base/environment.h"
 #include "runtime/config/rules.h"
@@ -35,10 +36,10 @@ static void print_share(const struct run *r, FILE *out)
         fprintf(out,
                 "%d ranks share the memory that is free on this host: %.1f MiB "
                 "each; --machine or run.memory_limit_bytes: another host\n",
-                ranks_here(r), (double)r->limit.host / 1048576);
+                ranks_here(r), iz_mib(r->limit.host));
     if (r->place.sharing > 1 && !r->c.run.device_memory_limit_bytes)
         fprintf(out, "%d of them share a GPU: %.1f MiB each\n",
-                r->place.sharing, (double)r->limit.device / 1048576);
+                r->place.sharing, iz_mib(r->limit.device));
 }
 
 /* Whether the kernel sets no limit: the superuser of a container may be bound
@@ -71,7 +72,7 @@ static int check_locked(const struct run *r)
             "izar: pin_memory: true locks %.1f MiB, but the limit of locked "
             "memory is %.1f MiB: raise it (ulimit -l) or set "
             "zero_optimization.offload_*.pin_memory to false\n",
-            (double)need / 1048576, (double)l.rlim_cur / 1048576);
+            iz_mib(need), iz_mib(l.rlim_cur));
     return -ENOMEM;
 }
 
@@ -91,8 +92,7 @@ static int check_free(const struct run *r, const char *path, const char *key,
         return 0;
     fprintf(stderr,
             "izar: %s: %s has %.1f MiB free, this run needs %.1f MiB there\n",
-            key, path, (double)have / 1048576,
-            (double)(need * r->coll->local_size) / 1048576);
+            key, path, iz_mib(have), iz_mib(need * r->coll->local_size));
     return -ENOSPC;
 }
 

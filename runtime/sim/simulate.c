@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/units.h"
 #include "runtime/base/environment.h"
 #include "runtime/config/lora.h"
 #include "runtime/engine/trace.h"
@@ -138,11 +139,6 @@ static void measure(struct simulation *s)
     s->end_s = (double)end * 1e-9;
 }
 
-static double mib(int64_t bytes)
-{
-    return (double)bytes / 1048576;
-}
-
 static double hidden(const struct simulation *s, const enum iz_kind *k, int n)
 {
     double all = 0, under = 0;
@@ -179,8 +175,7 @@ static void report(const struct simulation *s)
         printf(" = %.1f %% of the machine's", 100 * flops / peak);
     printf("\n  a step moves %.1f MiB to the GPU, %.1f MiB to the host; "
            "hidden: copies and collectives %.1f %%, optimizer %.1f %%\n",
-           mib((int64_t)up), mib((int64_t)down), hidden(s, link, 3),
-           hidden(s, adam, 1));
+           iz_mib(up), iz_mib(down), hidden(s, link, 3), hidden(s, adam, 1));
     iz_summary_print_limit(&t, stdout);
     iz_summary_print_time(&t, stdout);
     if (s->ranks > 1)

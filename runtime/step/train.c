@@ -6,8 +6,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "codelets/base/clock.h"
 #include "codelets/base/die.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/engine/buffers.h"
@@ -125,19 +125,11 @@ static void barrier(struct iz_engine *e)
         iz_graph_wait(e->graph);
 }
 
-/* CPU time of this thread: a loaded machine does not count. */
-static int64_t cpu_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
 void iz_train_step(struct iz_engine *e)
 {
     int all = e->plan.micro_batches, wave = e->plan.wave;
     bool early = iz_updates_early(e);
-    int64_t begin = cpu_ns();
+    int64_t begin = iz_cpu_ns();
 
     iz_trace_step(e);
     iz_turns_begin(e);
@@ -154,7 +146,7 @@ void iz_train_step(struct iz_engine *e)
     }
     barrier(e);
     e->submitted_ns[e->step % IZ_EVENTS] = iz_now_ns();
-    e->submit_ns += cpu_ns() - begin;
+    e->submit_ns += iz_cpu_ns() - begin;
     e->step++;
     e->updates++;
     e->events_due++;

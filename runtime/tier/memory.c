@@ -12,15 +12,11 @@
 #include <unistd.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/units.h"
 #include "codelets/gpu/device.h"
 #include "runtime/base/progress.h"
 
 #define ALIGN 4096 /* of pieces of a pool: as disks want it */
-
-static double mib(int64_t bytes)
-{
-    return (double)bytes / 1048576;
-}
 
 struct block {
     struct block *next;
@@ -85,7 +81,7 @@ static void *refuse(enum iz_tier tier, enum iz_class c, int64_t bytes,
                     const char *what)
 {
     fprintf(stderr, "izar: %s %.1f MiB for %s (%s tier) failed: %s\n", what,
-            mib(bytes), iz_class_names[c], iz_tier_names[tier],
+            iz_mib(bytes), iz_class_names[c], iz_tier_names[tier],
             strerror(errno));
     return NULL;
 }
@@ -192,7 +188,7 @@ static int open_cpu_pool(struct iz_memory *m, int64_t bytes, const char *wish)
         fprintf(stderr,
                 "izar: %s: pinning %.1f MiB of host memory for the GPU failed: "
                 "%s: run.device: cpu needs none\n",
-                wish, mib((int64_t)b->bytes), why);
+                wish, iz_mib(b->bytes), why);
         return -EIO;
     }
     m->cpu = (struct pool){.base = b->p, .bytes = (int64_t)b->bytes};
@@ -358,6 +354,5 @@ static int64_t cgroup_left(void)
 
 int64_t iz_memory_available(void)
 {
-    int64_t a = meminfo_available(), b = cgroup_left();
-    return a < b ? a : b;
+    return min64(meminfo_available(), cgroup_left());
 }

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "runtime/base/hash.h"
 
 #define RINGS 4 /* callers at a time; more of them wait for a ring */
@@ -253,7 +254,7 @@ static bool piece_next(struct transfer *t, struct piece *p)
     if (left == 0)
         return false;
     p->offset = t->offset + t->issued;
-    p->bytes = left < PIECE ? left : PIECE;
+    p->bytes = min64(left, PIECE);
     p->idle_rounds = 0;
     t->issued += p->bytes;
     piece_queue(t, p);
