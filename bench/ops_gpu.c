@@ -138,7 +138,7 @@ static void measure_gemm(struct bench *b)
                         .cuda = b->cuda};
     int64_t n = b->tiny ? 64 : 8192;
 
-    b->gemm = iz_cuda_ops->gemm_rate(&x, n, n, n, b->tiny ? 0.01 : 0.5);
+    b->gemm = iz_gemm_rate_cuda(&x, n, n, n, b->tiny ? 0.01 : 0.5);
     printf("  %-34s %10.1f TFLOP/s in %s\n", "product [8192,8192,8192]",
            1e-12 * b->gemm, iz_dtype_name(b->act));
     if (b->json)
@@ -149,9 +149,9 @@ static void measure_gemm(struct bench *b)
 static int run_all(struct bench *b, const struct iz_device_info *info)
 {
     b->capability = info->capability;
-    b->act = iz_cuda_ops->act(b->capability < 80 ? IZ_F16 : IZ_BF16);
+    b->act = iz_cuda_act(b->capability < 80 ? IZ_F16 : IZ_BF16);
     b->stream = iz_device_stream_open();
-    if (!b->stream || iz_cuda_ops->open(&b->cuda, b->stream))
+    if (!b->stream || iz_cuda_open(&b->cuda))
         return 1;
     b->pattern = pattern_new(b, b->act, -1);
     b->positive = pattern_new(b, IZ_F32, 0);
@@ -169,7 +169,7 @@ static int run_all(struct bench *b, const struct iz_device_info *info)
         fprintf(b->json, "\n  ]\n}\n");
     iz_device_give(b->pattern);
     iz_device_give(b->positive);
-    iz_cuda_ops->close(&b->cuda);
+    iz_cuda_close(&b->cuda);
     iz_device_stream_close(b->stream);
     return 0;
 }
@@ -190,7 +190,7 @@ int main(int argc, char **argv)
             return 2;
         }
     }
-    if (!iz_cuda_ops || !iz_device_count()) {
+    if (!iz_device_count()) {
         fprintf(stderr, "ops_gpu: no GPU: %s\n", iz_device_why_none());
         return 77;
     }

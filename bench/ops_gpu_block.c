@@ -361,8 +361,7 @@ static bool left_out(struct job *j)
     if (j->op->run != attention_cudnn)
         return false;
     asking.ask = &why;
-    if (!iz_cuda_ops->cudnn_missing() &&
-        iz_cuda_ops->attention_ask(&asking, &a))
+    if (!iz_cudnn_missing() && iz_attention_ask_cudnn(&asking, &a))
         return false;
     if (why.why[0])
         fprintf(stderr, "left out: %s: %s\n", j->op->name, why.why);

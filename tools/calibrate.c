@@ -308,7 +308,7 @@ static int measure_gpu(struct gpu *g)
     if (iz_device_use(0, &g->info))
         return -ENODEV;
     x.stream = iz_device_stream_open();
-    if (!x.stream || iz_cuda_ops->open(&x.cuda, x.stream))
+    if (!x.stream || iz_cuda_open(&x.cuda))
         return -EIO;
     for (int t = IZ_F32; t <= IZ_F16; t++) {
         if (t == IZ_BF16 && g->info.capability < 80)
@@ -318,10 +318,10 @@ static int measure_gpu(struct gpu *g)
                                    .size = INT64_C(2) << 30};
         if (!x.work.base)
             return -ENOMEM;
-        g->flops[t] = iz_cuda_ops->gemm_rate(&x, 8192, 8192, 8192, 0.5);
+        g->flops[t] = iz_gemm_rate_cuda(&x, 8192, 8192, 8192, 0.5);
         iz_device_give(x.work.base);
     }
-    iz_cuda_ops->close(&x.cuda);
+    iz_cuda_close(&x.cuda);
     char *device = iz_device_take(LINK_BYTES), *host = take(LINK_BYTES);
     if (!device)
         return -ENOMEM;

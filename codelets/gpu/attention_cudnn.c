@@ -22,7 +22,7 @@
 #include "codelets/base/units.h"
 #include "codelets/gpu/cudnn.h"
 #include "codelets/kernels/cuda_lib.h"
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 #define WORKSPACE_ALIGN 256
 #define WORKSPACE_BYTES (IZ_CUDNN_SCRATCH - WORKSPACE_ALIGN)

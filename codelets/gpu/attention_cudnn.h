@@ -8,9 +8,6 @@
 
 struct iz_cudnn; /* handle of cuDNN and the plans made so far */
 
-/* Why cuDNN cannot be used at all, or NULL.  The first call loads it. */
-const char *iz_cudnn_missing(void);
-
 /* For the calling thread's GPU, to work in this stream; `described`: for the
  * device of that description (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION), of
  * which plans can be made and not run.  -errno with the reason in `why`; close

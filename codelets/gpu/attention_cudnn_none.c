@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "codelets/base/die.h"
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 const char *iz_cudnn_missing(void)
 {

@@ -30,7 +30,7 @@ void iz_buffer_sum(struct iz_exec *x, void *out, enum iz_dtype out_type,
                    enum iz_dtype in_type, int64_t n)
 {
     if (x->backend == IZ_CUDA)
-        iz_cuda_ops->sum(x, out, out_type, accumulate, in, n_in, in_type, n);
+        iz_flat_sum_cuda(x, out, out_type, accumulate, in, n_in, in_type, n);
     else
         iz_flat_sum(out, out_type, accumulate, in, n_in, in_type, n);
 }
@@ -45,7 +45,7 @@ void iz_buffer_norm2(struct iz_exec *x, double *norm2, const void *p,
     int64_t mark = iz_work_mark(x);
     struct iz_view scratch =
         iz_work(x, IZ_U8, 1, iz_flat_norm2_scratch_bytes(n));
-    iz_cuda_ops->norm2(x, norm2, p, type, n, scratch);
+    iz_flat_norm2_cuda(x, norm2, p, type, n, scratch);
     iz_work_release(x, mark);
 }
 
@@ -53,7 +53,7 @@ void iz_buffer_squares(struct iz_exec *x, double *sum, const void *p,
                        enum iz_dtype type, int64_t n)
 {
     if (x->backend == IZ_CUDA)
-        iz_cuda_ops->squares(x, sum, p, type, n);
+        iz_flat_squares_cuda(x, sum, p, type, n);
     else
         iz_flat_squares(sum, p, type, n);
 }
@@ -77,7 +77,7 @@ void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
 void iz_buffer_update(struct iz_exec *x, const struct iz_update *u)
 {
     if (x->backend == IZ_CUDA)
-        iz_cuda_ops->update(x, u);
+        iz_update_cuda(x, u);
     else
         iz_update(u);
 }

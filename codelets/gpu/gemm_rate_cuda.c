@@ -8,7 +8,7 @@
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
 #include "codelets/kernels/cuda_lib.h"
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* Products between two looks at the clock, and random elements that the
  * operands repeat: a product of zeros would draw less power and run faster. */

@@ -18,7 +18,7 @@
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
 #include "codelets/kernels/cuda_lib.h"
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 #define PLANS 512
 #define WORKSPACE_ALIGN 256

@@ -6,7 +6,7 @@
 #include <assert.h>
 #include <math.h>
 
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* delta[head, t] = dy . o over the d columns of a head: the part of the softmax
  * gradient that its normalisation takes away.  `lanes` neighbours share a row

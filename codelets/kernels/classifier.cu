@@ -8,7 +8,7 @@
 
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.cuh"
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* Threads of a block, and neighbouring elements that each treats at once. */
 enum { THREADS = 1024, WIDTH = 8, STEP = THREADS * WIDTH };

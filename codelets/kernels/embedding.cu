@@ -6,8 +6,8 @@
 #include "codelets/kernels/launch.cuh"
 #include "codelets/kernels/row.cuh"
 
-#include "codelets/kernels/launch.h"
 #include "codelets/ops/embedding.h"
+#include "codelets/ops/gpu_ops.h"
 
 enum {
     THREADS = 256,

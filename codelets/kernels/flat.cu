@@ -4,7 +4,7 @@
 #include "codelets/kernels/launch.cuh"
 
 #include "codelets/flat/flat.h"
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 enum {
     BLOCK = 1024, /* of the norm, see flat.h */

@@ -4,7 +4,7 @@
  * by 2: the gate is right to 4e-7, and where it is tiny to 1.3e-5 of itself. */
 #include "codelets/kernels/launch.cuh"
 
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 #define TWO_ROOT_2_PI 1.5957691216f /* 2 sqrt(2/pi) */
 #define CUBIC 0.044715f

@@ -4,7 +4,7 @@
  * columns (forward) or of the vectors (backward). */
 #include "codelets/kernels/launch.cuh"
 
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 enum {
     THREADS = 128,

@@ -5,7 +5,7 @@
 #include "codelets/kernels/launch.cuh"
 #include "codelets/kernels/row.cuh"
 
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 #define EPSILON 1e-5f
 

@@ -6,7 +6,7 @@
 #include "codelets/kernels/launch.cuh"
 #include "codelets/kernels/row.cuh"
 
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 enum {
     THREADS = 256,

@@ -4,7 +4,7 @@
  * cosines once for all heads. */
 #include "codelets/kernels/launch.cuh"
 
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 #include "codelets/ops/rope.h"
 
 #define TWO_PI 6.28318530717958647692

@@ -6,7 +6,7 @@
 #include "codelets/kernels/launch.cuh"
 
 #include "codelets/flat/moment_code.h"
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* Elements of a thread: 16 bytes of fp32, so that a warp's accesses have no
  * gaps. */

@@ -138,9 +138,9 @@ static void cudnn_fwd(struct iz_exec *x, const struct iz_attention *a)
     struct iz_view scratch = iz_work(x, IZ_U8, 1, IZ_CUDNN_SCRATCH);
 
     if (x->ask && !x->ask->why[0])
-        iz_cuda_ops->attention_ask(x, a);
+        iz_attention_ask_cudnn(x, a);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->attention_cudnn(x, a, scratch);
+        iz_attention_fwd_cudnn(x, a, scratch);
 }
 
 static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
@@ -149,7 +149,7 @@ static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
     if (x->cudnn)
         cudnn_fwd(x, a);
     else if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->attention_fwd(x, a, IZ_NONE);
+        iz_attention_fwd_cuda(x, a, IZ_NONE);
 }
 
 /* The scratch has the dy . o of every row of every head. */
@@ -160,7 +160,7 @@ static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
 
     check_cuda(x, a);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->attention_bwd(x, dqkv, dy, a, delta);
+        iz_attention_bwd_cuda(x, dqkv, dy, a, delta);
 }
 
 void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)

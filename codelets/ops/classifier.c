@@ -153,9 +153,9 @@ static void on_cuda(struct iz_exec *x, const struct iz_classifier *c, bool grad)
         return;
     count = check_targets(c->target, c->a.rows, c->w.rows);
     if (grad)
-        iz_cuda_ops->classifier_bwd(x, c, count, scratch);
+        iz_classifier_bwd_cuda(x, c, count, scratch);
     else
-        iz_cuda_ops->classifier_fwd(x, c, count, scratch);
+        iz_classifier_fwd_cuda(x, c, count, scratch);
 }
 
 static void fwd_on_cpu(struct iz_exec *x, const struct iz_classifier *c)

@@ -15,6 +15,6 @@ void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a)
     if (iz_runs(x, IZ_CPU))
         iz_cast(y.p, y.dtype, a.p, a.dtype, iz_view_len(a));
     if (iz_runs(x, IZ_CUDA) && (y.p != a.p || y.dtype != a.dtype))
-        iz_cuda_ops->sum(x, y.p, y.dtype, false, &in, 1, a.dtype,
+        iz_flat_sum_cuda(x, y.p, y.dtype, false, &in, 1, a.dtype,
                          iz_view_len(a));
 }

@@ -72,7 +72,7 @@ void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
     if (x->backend == IZ_CPU)
         run_fwd_cpu(x, y, token, wte, wpe);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->embedding_fwd(x, y, token, wte, wpe);
+        iz_embedding_fwd_cuda(x, y, token, wte, wpe);
 }
 
 /* Which row of the view v of a table row r of the longer one is; -1: it is not
@@ -183,7 +183,7 @@ static void run_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
     struct iz_view scratch = cuda_scratch(x, dy, dwte.rows);
 
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->embedding_bwd(x, dwte, dwpe, dy, token, scratch);
+        iz_embedding_bwd_cuda(x, dwte, dwpe, dy, token, scratch);
     iz_work_release(x, mark);
 }
 
@@ -230,7 +230,7 @@ void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     if (iz_runs(x, IZ_CPU))
         table_fwd_cpu(y, r, t);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->table_fwd(x, y, r, t);
+        iz_table_fwd_cuda(x, y, r, t);
 }
 
 void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
@@ -249,7 +249,7 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
         struct iz_view scratch = cuda_scratch(x, dy, t->dw.rows);
 
         if (iz_runs(x, IZ_CUDA))
-            iz_cuda_ops->table_bwd(x, dy, t, scratch);
+            iz_table_bwd_cuda(x, dy, t, scratch);
     }
     iz_work_release(x, mark);
 }

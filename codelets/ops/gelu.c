@@ -61,7 +61,7 @@ void iz_gelu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a)
     if (iz_runs(x, IZ_CPU))
         fwd_cpu(y.p, a.p, iz_view_len(a));
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->gelu_fwd(x, y, a);
+        iz_gelu_fwd_cuda(x, y, a);
 }
 
 void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
@@ -74,5 +74,5 @@ void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
     if (iz_runs(x, IZ_CPU))
         bwd_cpu(du.p, y.p, dy.p, a.p, iz_view_len(a));
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->gelu_bwd(x, du, y, dy, a);
+        iz_gelu_bwd_cuda(x, du, y, dy, a);
 }

@@ -82,7 +82,7 @@ void iz_interact_fwd(struct iz_exec *x, struct iz_view y, struct iz_view z,
         sample_fwd((float *)y.p + i * y.cols, (float *)z.p + i * d,
                    (float *)e.p + i * n * d, n, d);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->interact_fwd(x, y, z, e);
+        iz_interact_fwd_cuda(x, y, z, e);
 }
 
 void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
@@ -100,5 +100,5 @@ void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
                    (float *)dy.p + i * dy.cols, (float *)z.p + i * d,
                    (float *)e.p + i * n * d, n, d);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->interact_bwd(x, dz, de, dy, z, e);
+        iz_interact_bwd_cuda(x, dz, de, dy, z, e);
 }

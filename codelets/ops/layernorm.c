@@ -95,7 +95,7 @@ void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
     if (x->backend == IZ_CPU)
         apply(x, y, a, n);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->layernorm_fwd(x, y, a, n);
+        iz_layernorm_fwd_cuda(x, y, a, n);
 }
 
 void iz_layernorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
@@ -105,7 +105,7 @@ void iz_layernorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
     if (x->backend == IZ_CPU)
         apply(x, y, a, n);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->layernorm_again(x, y, a, n);
+        iz_layernorm_again_cuda(x, y, a, n);
 }
 
 /* Means over a row of g = dy w and of g xhat. */
@@ -192,7 +192,7 @@ static void run_bwd_cuda(struct iz_exec *x, struct iz_view dx, struct iz_view r,
     struct iz_view scratch = iz_work(x, IZ_F32, 2 * parts, a.cols);
 
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->layernorm_bwd(x, dx, r, dy, a, n, scratch);
+        iz_layernorm_bwd_cuda(x, dx, r, dy, a, n, scratch);
     iz_work_release(x, mark);
 }
 

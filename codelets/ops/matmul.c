@@ -127,7 +127,7 @@ static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
         struct iz_view scratch = cuda_scratch(x);
 
         if (!x->dry)
-            iz_cuda_ops->matmul_fwd(x, y, r, a, l, scratch);
+            iz_matmul_fwd_cuda(x, y, r, a, l, scratch);
     } else if (iz_matmul16(x, l)) {
         iz_matmul16_fwd(x, y, r, a, l);
     } else {
@@ -177,7 +177,7 @@ static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
         struct iz_view scratch = cuda_scratch(x);
 
         if (!x->dry)
-            iz_cuda_ops->matmul_da(x, da, dy, l, scratch);
+            iz_matmul_da_cuda(x, da, dy, l, scratch);
     } else if (iz_matmul16(x, l)) {
         iz_matmul16_da(x, da, dy, l);
     } else {
@@ -282,7 +282,7 @@ static void product_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
         struct iz_view scratch = cuda_scratch(x);
 
         if (!x->dry)
-            iz_cuda_ops->matmul_dw(x, dy, a, l, scratch);
+            iz_matmul_dw_cuda(x, dy, a, l, scratch);
     }
     iz_work_release(x, mark);
 }

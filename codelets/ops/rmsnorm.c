@@ -155,7 +155,7 @@ void iz_rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
     if (x->backend == IZ_CPU)
         apply(x, y, a, n);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->rmsnorm_fwd(x, y, a, n);
+        iz_rmsnorm_fwd_cuda(x, y, a, n);
 }
 
 void iz_rmsnorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
@@ -166,7 +166,7 @@ void iz_rmsnorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
     if (x->backend == IZ_CPU)
         apply(x, y, a, n);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->rmsnorm_again(x, y, a, n);
+        iz_rmsnorm_again_cuda(x, y, a, n);
 }
 
 /* Backward with its scratch on the CPU, [1,C] each: w and the sum for dw. */
@@ -221,7 +221,7 @@ void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
         struct iz_view scratch = cuda_scratch(x, n);
 
         if (iz_runs(x, IZ_CUDA))
-            iz_cuda_ops->rmsnorm_bwd(x, dx, r, dy, a, n, scratch);
+            iz_rmsnorm_bwd_cuda(x, dx, r, dy, a, n, scratch);
     }
     iz_work_release(x, mark);
 }
@@ -266,7 +266,7 @@ void iz_headnorm_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
         }
     }
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->headnorm_fwd(x, a, kept, n, first);
+        iz_headnorm_fwd_cuda(x, a, kept, n, first);
     iz_work_release(x, mark);
 }
 
@@ -291,7 +291,7 @@ void iz_headnorm_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
         struct iz_view scratch = cuda_scratch(x, n);
 
         if (iz_runs(x, IZ_CUDA))
-            iz_cuda_ops->headnorm_bwd(x, da, kept, n, first, scratch);
+            iz_headnorm_bwd_cuda(x, da, kept, n, first, scratch);
     }
     iz_work_release(x, mark);
 }

@@ -87,5 +87,5 @@ void iz_rope(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
     if (iz_runs(x, IZ_CPU))
         turn_cpu(a, r, back);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->rope(x, a, r, back);
+        iz_rope_cuda(x, a, r, back);
 }

@@ -75,7 +75,7 @@ void iz_swiglu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a)
     if (iz_runs(x, IZ_CPU))
         fwd_cpu(y.p, a.p, y.rows, y.cols);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->swiglu_fwd(x, y, a);
+        iz_swiglu_fwd_cuda(x, y, a);
 }
 
 void iz_swiglu_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
@@ -89,5 +89,5 @@ void iz_swiglu_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
     if (iz_runs(x, IZ_CPU))
         bwd_cpu(da.p, y.p, dy.p, a.p, y.rows, y.cols);
     if (iz_runs(x, IZ_CUDA))
-        iz_cuda_ops->swiglu_bwd(x, da, y, dy, a);
+        iz_swiglu_bwd_cuda(x, da, y, dy, a);
 }

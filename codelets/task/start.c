@@ -127,7 +127,7 @@ static void open_cuda(void *arg, int i, struct iz_exec *x)
     x->capability = g->config.capability;
     x->cudnn = g->config.cudnn;
     x->stream = iz_device_worker_stream();
-    if (iz_cuda_ops->open(&x->cuda, x->stream))
+    if (iz_cuda_open(&x->cuda))
         iz_die("the libraries of the GPU cannot be used");
 }
 
@@ -136,7 +136,7 @@ static void close_cuda(void *arg, int i, struct iz_exec *x)
     (void)arg;
     (void)i;
     if (x->cuda)
-        iz_cuda_ops->close(&x->cuda);
+        iz_cuda_close(&x->cuda);
 }
 
 static bool known_scheduler(const char *name)

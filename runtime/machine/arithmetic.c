@@ -181,7 +181,7 @@ static int choose_attention(struct iz_arithmetic *a, struct iz_config *c,
     if (*by == IZ_ATTENTION_AUTO)
         *by = IZ_ATTENTION_OWN;
     return *by == IZ_ATTENTION_CUDNN
-               ? iz_arithmetic_refuse_cudnn(coll, iz_cuda_ops->cudnn_missing(),
+               ? iz_arithmetic_refuse_cudnn(coll, iz_cudnn_missing(),
                                             a->attention_kept)
                : 0;
 }

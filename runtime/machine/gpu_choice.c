@@ -114,7 +114,7 @@ struct fault {
 static void too_old(const struct iz_place *p, const struct iz_config *c,
                     struct fault *f)
 {
-    int have = p->info.capability, need = iz_cuda_ops->capability;
+    int have = p->info.capability, need = iz_cuda_capability();
     if (have < need)
         snprintf(f->text, sizeof(f->text),
                  "run.device: %s: GPU %d has compute capability %d.%d, this "
@@ -305,6 +305,6 @@ struct iz_target iz_place_target(const struct iz_place *p,
                               .nccl = p->nccl,
                               .cudnn = gpu && c->run.gpu_attention ==
                                                   IZ_ATTENTION_CUDNN,
-                              .act = gpu ? iz_cuda_ops->act(c->dtype) : IZ_F32,
+                              .act = gpu ? iz_cuda_act(c->dtype) : IZ_F32,
                               .capability = p->info.capability};
 }

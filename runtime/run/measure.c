@@ -29,7 +29,7 @@ static double measure_gpu(struct rate_arg *a, struct iz_exec *x)
     double rate = 0;
     int n = iz_run_yardstick();
     for (int least = n < 1024 ? n : 1024; rate == 0 && n >= least; n /= 2) {
-        rate = iz_cuda_ops->gemm_rate(x, n, n, n, 0.3);
+        rate = iz_gemm_rate_cuda(x, n, n, n, 0.3);
         a->side = n;
     }
     return rate;

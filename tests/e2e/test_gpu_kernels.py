@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program with its own table of GPU ops on the stand-in for a GPU: kernels
+"""The program with its own GPU ops on the stand-in for a GPU: kernels
 compiled for the CPU and run thread by thread in the stand-in's streams, products
 by a stand-in for cuBLASLt, activations as wide as the parameters.  The numbers
 are those of a run on the CPU within what the types round, and the same bits in

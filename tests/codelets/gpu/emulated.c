@@ -4,8 +4,8 @@
 
 #include <stdlib.h>
 
-#include "codelets/kernels/launch.h"
 #include "codelets/ops/classifier.h"
+#include "codelets/ops/gpu_ops.h"
 #include "tests/fake/cuda_on_cpu/device.h"
 
 /* So small that a few rows of logits are several chunks. */

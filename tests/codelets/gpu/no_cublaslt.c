@@ -6,7 +6,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/kernels/cuda_lib.h"
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/gpu/emulated.h"
 
 int iz_cublas_open(struct iz_cublas **out)

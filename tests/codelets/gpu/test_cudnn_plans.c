@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "codelets/gpu/attention_cudnn.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* The device as the library writes it down itself.  What differs between the
  * two comes from NVIDIA's data sheets; the order of the clocks is all that is

@@ -18,6 +18,6 @@ int main(int argc, char **argv)
         failed += ops_groups(argc, argv);
     if (parts || argc == 1)
         failed += kernels_attention() + kernels_library();
-    iz_cuda_ops->close(&backend.x.cuda);
+    iz_cuda_close(&backend.x.cuda);
     return failed;
 }

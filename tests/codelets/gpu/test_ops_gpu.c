@@ -21,7 +21,7 @@ static bool gpu_open(void)
     struct iz_exec *x = &backend.x;
     struct iz_device_info info;
 
-    if (!iz_cuda_ops || !iz_device_count()) {
+    if (!iz_device_count()) {
         printf("no GPU: %s\n", iz_device_why_none());
         return false;
     }
@@ -31,7 +31,7 @@ static bool gpu_open(void)
            info.capability / 10, info.capability % 10);
     x->capability = info.capability;
     x->stream = iz_device_stream_open();
-    backend.act = iz_cuda_ops->act;
+    backend.act = iz_cuda_act;
     /* the stand-in's table: the CPU's ops in its streams */
     backend.exact = !backend_acts(IZ_BF16);
     backend.piece = backend.exact ? INT64_MAX : backend.piece;
@@ -49,7 +49,7 @@ int main(int argc, char **argv)
         return 77;
     iz_gemm_open();
     failed = ops_groups(argc, argv);
-    iz_cuda_ops->close(&backend.x.cuda);
+    iz_cuda_close(&backend.x.cuda);
     iz_device_stream_close(backend.x.stream);
     return failed;
 }

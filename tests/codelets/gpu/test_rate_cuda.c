@@ -10,7 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include "codelets/kernels/cuda_lib.h"
-#include "codelets/kernels/launch.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* What the measured code asked the runtime for. */
 static struct {

@@ -118,7 +118,7 @@ static void attention_by_cudnn_agrees(void **state)
 
     (void)state;
     if (backend.x.backend == IZ_CPU || backend.x.capability < 80 ||
-        iz_cuda_ops->cudnn_missing())
+        iz_cudnn_missing())
         skip();
     fixture_seed();
     for (size_t i = 0; i < 2 * COUNT(shape); i++) {

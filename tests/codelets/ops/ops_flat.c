@@ -146,7 +146,7 @@ static void sum_too_many(void)
     const void *in[IZ_SUM_INPUTS_MAX + 1] = {0};
     float out = 0;
 
-    iz_cuda_ops->sum(&backend.x, &out, IZ_F32, false, in, IZ_SUM_INPUTS_MAX + 1,
+    iz_flat_sum_cuda(&backend.x, &out, IZ_F32, false, in, IZ_SUM_INPUTS_MAX + 1,
                      IZ_F32, 1);
 }
 

@@ -367,8 +367,8 @@ int backend_renew(void **state)
     (void)state;
     if (backend.x.backend == IZ_CPU)
         return 0;
-    iz_cuda_ops->close(&backend.x.cuda);
-    return iz_cuda_ops->open(&backend.x.cuda, backend.x.stream);
+    iz_cuda_close(&backend.x.cuda);
+    return iz_cuda_open(&backend.x.cuda);
 }
 
 bool backend_acts(enum iz_dtype t)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program's own table of CUDA ops (codelets/gpu/cuda_table.c) on the
- * stand-in: kernels and products that tests/fake/cuda_on_cpu and
- * tests/codelets/gpu compute wait in its streams, and get at its memory only.
- */
+/* The program's own ops of a GPU on the stand-in:
+ * kernels and products that tests/fake/cuda_on_cpu and tests/codelets/gpu
+ * compute wait in its streams, and get at its memory only. */
 #include "tests/fake/cuda_on_cpu/launch.h"
 
 #include <cuda_runtime_api.h>
@@ -10,9 +9,9 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
-#include "codelets/kernels/launch.h"
 #include "codelets/ops/classifier.h"
 #include "codelets/ops/gemm_rate.h"
+#include "codelets/ops/gpu_ops.h"
 #include "tests/fake/cuda_on_cpu/device.h"
 #include "tests/fake/standin/standin.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of CUDA ops for the stand-in: each enqueues a call of the CPU's op
+/* The ops of a GPU for the stand-in: each enqueues a call of the CPU's op
  * (call.h). */
 #include "codelets/ops/gpu_ops.h"
 
@@ -10,13 +10,8 @@
 
 #include "codelets/base/die.h"
 #include "codelets/flat/flat.h"
-#include "codelets/kernels/launch.h"
 #include "codelets/ops/gemm_rate.h"
 #include "tests/fake/standin/call.h"
-
-struct iz_cuda {
-    void *stream;
-};
 
 /* ---- products ----------------------------------------------------------- */
 
@@ -33,9 +28,9 @@ static void matmul_fwd_op(struct iz_exec *x, const struct call *c)
     iz_matmul_fwd(x, c->v[0], c->v[1], c->v[2], &c->linear);
 }
 
-static void matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
-                       struct iz_view a, const struct iz_linear *l,
-                       struct iz_view scratch)
+void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                        struct iz_view a, const struct iz_linear *l,
+                        struct iz_view scratch)
 {
     standin_submit(x, &(struct call){.op = matmul_fwd_op,
                                      .reach = linear_reach,
@@ -49,8 +44,8 @@ static void matmul_da_op(struct iz_exec *x, const struct call *c)
     iz_matmul_da(x, c->v[0], c->v[1], &c->linear);
 }
 
-static void matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
-                      const struct iz_linear *l, struct iz_view scratch)
+void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
+                       const struct iz_linear *l, struct iz_view scratch)
 {
     standin_submit(x, &(struct call){.op = matmul_da_op,
                                      .reach = linear_reach,
@@ -64,8 +59,8 @@ static void matmul_dw_op(struct iz_exec *x, const struct call *c)
     iz_matmul_dw(x, c->v[0], c->v[1], &c->linear);
 }
 
-static void matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
-                      const struct iz_linear *l, struct iz_view scratch)
+void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                       const struct iz_linear *l, struct iz_view scratch)
 {
     standin_submit(x, &(struct call){.op = matmul_dw_op,
                                      .reach = linear_reach,
@@ -88,8 +83,8 @@ static void attention_fwd_op(struct iz_exec *x, const struct call *c)
     iz_attention_fwd(x, &c->attention);
 }
 
-static void attention_fwd(struct iz_exec *x, const struct iz_attention *a,
-                          struct iz_view scratch)
+void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,
+                           struct iz_view scratch)
 {
     standin_submit(x, &(struct call){.op = attention_fwd_op,
                                      .reach = attention_reach,
@@ -102,9 +97,9 @@ static void attention_bwd_op(struct iz_exec *x, const struct call *c)
     iz_attention_bwd(x, c->v[0], c->v[1], &c->attention);
 }
 
-static void attention_bwd(struct iz_exec *x, struct iz_view dqkv,
-                          struct iz_view dy, const struct iz_attention *a,
-                          struct iz_view scratch)
+void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
+                           struct iz_view dy, const struct iz_attention *a,
+                           struct iz_view scratch)
 {
     standin_submit(x, &(struct call){.op = attention_bwd_op,
                                      .reach = attention_reach,
@@ -121,12 +116,19 @@ static bool cudnn_is(const char *what)
     return is && strcmp(is, what) == 0;
 }
 
-static const char *cudnn_missing(void)
+const char *iz_cudnn_missing(void)
 {
     return cudnn_is("gone") ? "libcudnn.so.9: not found" : NULL;
 }
 
-static bool attention_ask(struct iz_exec *x, const struct iz_attention *a)
+/* The bits of our own forward. */
+void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
+                            struct iz_view scratch)
+{
+    iz_attention_fwd_cuda(x, a, scratch);
+}
+
+bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
 {
     if (cudnn_is("none"))
         snprintf(x->ask->why, sizeof x->ask->why, "no plan for %lld tokens",
@@ -147,9 +149,9 @@ static void embedding_fwd_op(struct iz_exec *x, const struct call *c)
     iz_embedding_fwd(x, c->v[0], c->token, c->v[1], c->v[2]);
 }
 
-static void embedding_fwd(struct iz_exec *x, struct iz_view y,
-                          const int32_t *token, struct iz_view wte,
-                          struct iz_view wpe)
+void iz_embedding_fwd_cuda(struct iz_exec *x, struct iz_view y,
+                           const int32_t *token, struct iz_view wte,
+                           struct iz_view wpe)
 {
     standin_submit(x, &(struct call){.op = embedding_fwd_op,
                                      .reach = token_reach,
@@ -163,9 +165,9 @@ static void embedding_bwd_op(struct iz_exec *x, const struct call *c)
     iz_embedding_bwd(x, c->v[0], c->v[1], c->v[2], c->token);
 }
 
-static void embedding_bwd(struct iz_exec *x, struct iz_view dwte,
-                          struct iz_view dwpe, struct iz_view dy,
-                          const int32_t *token, struct iz_view scratch)
+void iz_embedding_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
+                           struct iz_view dwpe, struct iz_view dy,
+                           const int32_t *token, struct iz_view scratch)
 {
     standin_submit(x, &(struct call){.op = embedding_bwd_op,
                                      .reach = token_reach,
@@ -190,8 +192,8 @@ static void table_fwd_op(struct iz_exec *x, const struct call *c)
     iz_table_fwd(x, c->v[0], c->v[1], &c->table);
 }
 
-static void table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
-                      const struct iz_table *t)
+void iz_table_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                       const struct iz_table *t)
 {
     standin_submit(x, &(struct call){.op = table_fwd_op,
                                      .reach = table_reach,
@@ -205,8 +207,8 @@ static void table_bwd_op(struct iz_exec *x, const struct call *c)
     iz_table_bwd(x, c->v[0], &c->table);
 }
 
-static void table_bwd(struct iz_exec *x, struct iz_view dy,
-                      const struct iz_table *t, struct iz_view scratch)
+void iz_table_bwd_cuda(struct iz_exec *x, struct iz_view dy,
+                       const struct iz_table *t, struct iz_view scratch)
 {
     standin_submit(x, &(struct call){.op = table_bwd_op,
                                      .reach = table_reach,
@@ -221,8 +223,8 @@ static void interact_fwd_op(struct iz_exec *x, const struct call *c)
     iz_interact_fwd(x, c->v[0], c->v[1], c->v[2]);
 }
 
-static void interact_fwd(struct iz_exec *x, struct iz_view y, struct iz_view z,
-                         struct iz_view e)
+void iz_interact_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view z,
+                          struct iz_view e)
 {
     standin_submit(x, &(struct call){.op = interact_fwd_op, .v = {y, z, e}});
 }
@@ -232,9 +234,9 @@ static void interact_bwd_op(struct iz_exec *x, const struct call *c)
     iz_interact_bwd(x, c->v[0], c->v[1], c->v[2], c->v[3], c->v[4]);
 }
 
-static void interact_bwd(struct iz_exec *x, struct iz_view dz,
-                         struct iz_view de, struct iz_view dy, struct iz_view z,
-                         struct iz_view e)
+void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
+                          struct iz_view de, struct iz_view dy,
+                          struct iz_view z, struct iz_view e)
 {
     standin_submit(
         x, &(struct call){.op = interact_bwd_op, .v = {dz, de, dy, z, e}});
@@ -265,8 +267,8 @@ static void classifier_fwd_op(struct iz_exec *x, const struct call *c)
     iz_classifier_fwd(x, &c->classifier);
 }
 
-static void classifier_fwd(struct iz_exec *x, const struct iz_classifier *k,
-                           int64_t count, struct iz_view scratch)
+void iz_classifier_fwd_cuda(struct iz_exec *x, const struct iz_classifier *k,
+                            int64_t count, struct iz_view scratch)
 {
     standin_submit(x, &(struct call){.op = classifier_fwd_op,
                                      .reach = classifier_reach,
@@ -280,8 +282,8 @@ static void classifier_bwd_op(struct iz_exec *x, const struct call *c)
     iz_classifier_bwd(x, &c->classifier);
 }
 
-static void classifier_bwd(struct iz_exec *x, const struct iz_classifier *k,
-                           int64_t count, struct iz_view scratch)
+void iz_classifier_bwd_cuda(struct iz_exec *x, const struct iz_classifier *k,
+                            int64_t count, struct iz_view scratch)
 {
     standin_submit(x, &(struct call){.op = classifier_bwd_op,
                                      .reach = classifier_reach,
@@ -313,9 +315,9 @@ static void sum_op(struct iz_exec *x, const struct call *c)
                     f->in_type, f->n);
 }
 
-static void sum(struct iz_exec *x, void *out, enum iz_dtype out_type,
-                bool accumulate, const void *const *in, int n_in,
-                enum iz_dtype in_type, int64_t n)
+void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,
+                      bool accumulate, const void *const *in, int n_in,
+                      enum iz_dtype in_type, int64_t n)
 {
     standin_submit_more(x,
                         &(struct call){.op = sum_op,
@@ -337,8 +339,8 @@ static void norm2_op(struct iz_exec *x, const struct call *c)
         *f->norm2 = iz_flat_norm2(f->g, f->in_type, f->n);
 }
 
-static void norm2(struct iz_exec *x, double *result, const void *p,
-                  enum iz_dtype type, int64_t n, struct iz_view scratch)
+void iz_flat_norm2_cuda(struct iz_exec *x, double *result, const void *p,
+                        enum iz_dtype type, int64_t n, struct iz_view scratch)
 {
     standin_submit(
         x,
@@ -358,8 +360,8 @@ static void squares_op(struct iz_exec *x, const struct call *c)
         iz_flat_squares(f->norm2, f->g, f->in_type, f->n);
 }
 
-static void squares(struct iz_exec *x, double *sum, const void *p,
-                    enum iz_dtype type, int64_t n)
+void iz_flat_squares_cuda(struct iz_exec *x, double *sum, const void *p,
+                          enum iz_dtype type, int64_t n)
 {
     standin_submit(x, &(struct call){.op = squares_op,
                                      .reach = flat_reach,
@@ -389,7 +391,7 @@ static void update_op(struct iz_exec *x, const struct call *c)
         iz_update(&c->update);
 }
 
-static void update(struct iz_exec *x, const struct iz_update *u)
+void iz_update_cuda(struct iz_exec *x, const struct iz_update *u)
 {
     struct call c = {.op = update_op, .reach = update_reach, .update = *u};
 
@@ -400,8 +402,8 @@ static void update(struct iz_exec *x, const struct iz_update *u)
 /* ---- the rest ----------------------------------------------------------- */
 
 /* One small product: the rate of a CPU stands for that of the GPU. */
-static double gemm_rate(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
-                        double seconds)
+double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
+                         double seconds)
 {
     (void)x;
     (void)m;
@@ -411,67 +413,29 @@ static double gemm_rate(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
     return iz_blas_rate(512, 512, 512, 0);
 }
 
-static int cuda_open(struct iz_cuda **out, void *stream)
+/* No library has a handle here, but who opens one closes it. */
+int iz_cuda_open(struct iz_cuda **out)
 {
-    *out = calloc(1, sizeof **out);
-    if (!*out) {
+    *out = calloc(1, 1);
+    if (!*out)
         fprintf(stderr, "izar: no memory\n");
-        return -ENOMEM;
-    }
-    (*out)->stream = stream;
-    return 0;
+    return *out ? 0 : -ENOMEM;
 }
 
-static void cuda_close(struct iz_cuda **c)
+void iz_cuda_close(struct iz_cuda **c)
 {
     free(*c);
     *c = NULL;
 }
 
-static enum iz_dtype act(enum iz_dtype param)
+int iz_cuda_capability(void)
+{
+    return 70;
+}
+
+/* As on a CPU, whose ops these are. */
+enum iz_dtype iz_cuda_act(enum iz_dtype param)
 {
     (void)param;
     return IZ_F32;
 }
-
-static const struct iz_cuda_ops table = {.matmul_fwd = matmul_fwd,
-                                         .matmul_da = matmul_da,
-                                         .matmul_dw = matmul_dw,
-                                         .layernorm_fwd = iz_layernorm_fwd_cuda,
-                                         .layernorm_again =
-                                             iz_layernorm_again_cuda,
-                                         .layernorm_bwd = iz_layernorm_bwd_cuda,
-                                         .gelu_fwd = iz_gelu_fwd_cuda,
-                                         .gelu_bwd = iz_gelu_bwd_cuda,
-                                         .rmsnorm_fwd = iz_rmsnorm_fwd_cuda,
-                                         .rmsnorm_again = iz_rmsnorm_again_cuda,
-                                         .rmsnorm_bwd = iz_rmsnorm_bwd_cuda,
-                                         .headnorm_fwd = iz_headnorm_fwd_cuda,
-                                         .headnorm_bwd = iz_headnorm_bwd_cuda,
-                                         .rope = iz_rope_cuda,
-                                         .swiglu_fwd = iz_swiglu_fwd_cuda,
-                                         .swiglu_bwd = iz_swiglu_bwd_cuda,
-                                         .attention_fwd = attention_fwd,
-                                         .attention_bwd = attention_bwd,
-                                         .attention_cudnn = attention_fwd,
-                                         .attention_ask = attention_ask,
-                                         .cudnn_missing = cudnn_missing,
-                                         .embedding_fwd = embedding_fwd,
-                                         .embedding_bwd = embedding_bwd,
-                                         .table_fwd = table_fwd,
-                                         .table_bwd = table_bwd,
-                                         .interact_fwd = interact_fwd,
-                                         .interact_bwd = interact_bwd,
-                                         .classifier_fwd = classifier_fwd,
-                                         .classifier_bwd = classifier_bwd,
-                                         .sum = sum,
-                                         .squares = squares,
-                                         .norm2 = norm2,
-                                         .update = update,
-                                         .gemm_rate = gemm_rate,
-                                         .open = cuda_open,
-                                         .close = cuda_close,
-                                         .capability = 70,
-                                         .act = act};
-
-const struct iz_cuda_ops *const iz_cuda_ops = &table;

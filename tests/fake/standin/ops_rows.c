@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stand-in's ops that work row by row; the table is in ops.c. */
-#include "codelets/kernels/launch.h"
+/* The stand-in's ops that work row by row; the others are in ops.c. */
+#include "codelets/ops/gpu_ops.h"
 #include "tests/fake/standin/call.h"
 
 static void norm_reach(struct call *c)

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The handles of CUDA's libraries, and what the kernels were built for. */
+#include "codelets/kernels/cuda_lib.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "codelets/gpu/attention_cudnn.h"
+#include "codelets/ops/gpu_ops.h"
+
+int iz_cuda_open(struct iz_cuda **out)
+{
+    struct iz_cuda *c = calloc(1, sizeof(*c));
+
+    *out = c;
+    if (!c) {
+        fprintf(stderr, "izar: no memory for the handles of CUDA\n");
+        return -ENOMEM;
+    }
+    int err = iz_cublas_open(&c->blas);
+    if (err)
+        iz_cuda_close(out);
+    return err;
+}
+
+void iz_cuda_close(struct iz_cuda **c)
+{
+    if (*c) {
+        iz_cudnn_close(&(*c)->dnn);
+        iz_cublas_close(&(*c)->blas);
+    }
+    free(*c);
+    *c = NULL;
+}
+
+int iz_cuda_capability(void)
+{
+    return IZ_CUDA_CAPABILITY;
+}
+
+/* Activations are as wide as the parameters: a product takes both in one type,
+ * and fp32 parameters are asked for by who wants fp32 arithmetic. */
+enum iz_dtype iz_cuda_act(enum iz_dtype param)
+{
+    return param;
+}
