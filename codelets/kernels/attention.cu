@@ -123,16 +123,9 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
     h.dy = dy.p;
     h.dqkv = dqkv.p;
     h.delta = (float *)scratch.p;
-    switch (a->o.dtype) {
-    case IZ_BF16:
-        delta_of<iz_bf16, 8>(&h, x->stream);
-        break;
-    case IZ_F16:
-        delta_of<iz_f16, 8>(&h, x->stream);
-        break;
-    default:
-        delta_of<float, 1>(&h, x->stream);
-    }
+    iz_by_type(a->o.dtype, [&](auto zero) {
+        delta_of<decltype(zero), sizeof(zero) == 2 ? 8 : 1>(&h, x->stream);
+    });
     if (narrow(x, a->o.dtype))
         iz_attention_bwd_16(&h, a->o.dtype, x->stream);
     else

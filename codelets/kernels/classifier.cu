@@ -354,11 +354,6 @@ void iz_classifier_bwd_cuda(struct iz_exec *x, const struct iz_classifier *c,
 {
     struct job j = job_new(x, c, count, scratch, true);
 
-    if (x->act == IZ_F32)
-        backward<float>(&j);
-    else if (x->act == IZ_BF16)
-        backward<iz_bf16>(&j);
-    else
-        backward<iz_f16>(&j);
+    iz_by_type(x->act, [&](auto zero) { backward<decltype(zero)>(&j); });
     job_end(&j, count);
 }

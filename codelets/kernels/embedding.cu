@@ -276,12 +276,8 @@ static void forward_of(struct iz_exec *x, struct iz_view y,
     if (s.table.dtype != y.dtype || (s.wpe.rows && s.wpe.dtype != y.dtype))
         iz_die("embedding of %s with weights of %s", iz_dtype_name(y.dtype),
                iz_dtype_name(s.table.dtype));
-    if (y.dtype == IZ_BF16)
-        start_forward<iz_bf16>(x, y, l, s);
-    else if (y.dtype == IZ_F16)
-        start_forward<iz_f16>(x, y, l, s);
-    else
-        start_forward<float>(x, y, l, s);
+    iz_by_type(y.dtype,
+               [&](auto zero) { start_forward<decltype(zero)>(x, y, l, s); });
 }
 
 void iz_embedding_fwd_cuda(struct iz_exec *x, struct iz_view y,
@@ -374,12 +370,9 @@ static void backward_of(struct iz_exec *x, struct iz_view dwte,
     if (dwte.dtype != dy.dtype || (dwpe.rows && dwpe.dtype != dy.dtype))
         iz_die("embedding's gradient of %s from %s", iz_dtype_name(dwte.dtype),
                iz_dtype_name(dy.dtype));
-    if (dy.dtype == IZ_BF16)
-        start_backward<iz_bf16>(x, dwte, dwpe, dy, l, scratch);
-    else if (dy.dtype == IZ_F16)
-        start_backward<iz_f16>(x, dwte, dwpe, dy, l, scratch);
-    else
-        start_backward<float>(x, dwte, dwpe, dy, l, scratch);
+    iz_by_type(dy.dtype, [&](auto zero) {
+        start_backward<decltype(zero)>(x, dwte, dwpe, dy, l, scratch);
+    });
 }
 
 void iz_embedding_bwd_cuda(struct iz_exec *x, struct iz_view dwte,

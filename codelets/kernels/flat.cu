@@ -74,19 +74,6 @@ static void launch_sum(struct iz_exec *x, void *out, bool accumulate,
               accumulate, in, n_in, n, bits % 16 == 0);
 }
 
-template <class O>
-static void sum_to(struct iz_exec *x, void *out, bool accumulate,
-                   const struct inputs &in, int n_in, enum iz_dtype in_type,
-                   int64_t n)
-{
-    if (in_type == IZ_BF16)
-        launch_sum<O, iz_bf16>(x, out, accumulate, in, n_in, n);
-    else if (in_type == IZ_F16)
-        launch_sum<O, iz_f16>(x, out, accumulate, in, n_in, n);
-    else
-        launch_sum<O, float>(x, out, accumulate, in, n_in, n);
-}
-
 void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,
                       bool accumulate, const void *const *in, int n_in,
                       enum iz_dtype in_type, int64_t n)
@@ -99,12 +86,12 @@ void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,
         return;
     for (int s = 0; s < n_in; s++)
         all.p[s] = in[s];
-    if (out_type == IZ_BF16)
-        sum_to<iz_bf16>(x, out, accumulate, all, n_in, in_type, n);
-    else if (out_type == IZ_F16)
-        sum_to<iz_f16>(x, out, accumulate, all, n_in, in_type, n);
-    else
-        sum_to<float>(x, out, accumulate, all, n_in, in_type, n);
+    iz_by_type(out_type, [&](auto to) {
+        iz_by_type(in_type, [&](auto from) {
+            launch_sum<decltype(to), decltype(from)>(x, out, accumulate, all,
+                                                     n_in, n);
+        });
+    });
 }
 
 /* What an element adds to the norm; the square of an fp32 is exact in double.
@@ -163,11 +150,9 @@ static int64_t launch_level(struct iz_exec *x, double *sum, const T *v,
 static int64_t launch_first(struct iz_exec *x, double *sum, const void *p,
                             enum iz_dtype type, int64_t n)
 {
-    if (type == IZ_BF16)
-        return launch_level(x, sum, (const iz_bf16 *)p, n);
-    if (type == IZ_F16)
-        return launch_level(x, sum, (const iz_f16 *)p, n);
-    return launch_level(x, sum, (const float *)p, n);
+    return iz_by_type(type, [&](auto zero) {
+        return launch_level(x, sum, (const decltype(zero) *)p, n);
+    });
 }
 
 void iz_flat_squares_cuda(struct iz_exec *x, double *sum, const void *p,

@@ -120,21 +120,13 @@ static void launch_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
 
 void iz_gelu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
-    if (a.dtype == IZ_BF16)
-        launch_fwd<iz_bf16>(x, y, a);
-    else if (a.dtype == IZ_F16)
-        launch_fwd<iz_f16>(x, y, a);
-    else
-        launch_fwd<float>(x, y, a);
+    iz_by_type(a.dtype,
+               [&](auto zero) { launch_fwd<decltype(zero)>(x, y, a); });
 }
 
 void iz_gelu_bwd_cuda(struct iz_exec *x, struct iz_view du, struct iz_view y,
                       struct iz_view dy, struct iz_view a)
 {
-    if (a.dtype == IZ_BF16)
-        launch_bwd<iz_bf16>(x, du, y, dy, a);
-    else if (a.dtype == IZ_F16)
-        launch_bwd<iz_f16>(x, du, y, dy, a);
-    else
-        launch_bwd<float>(x, du, y, dy, a);
+    iz_by_type(a.dtype,
+               [&](auto zero) { launch_bwd<decltype(zero)>(x, du, y, dy, a); });
 }

@@ -105,12 +105,8 @@ void iz_interact_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view z,
                           struct iz_view e)
 {
     check(z, e);
-    if (y.dtype == IZ_BF16)
-        start_forward<iz_bf16>(x, y, z, e);
-    else if (y.dtype == IZ_F16)
-        start_forward<iz_f16>(x, y, z, e);
-    else
-        start_forward<float>(x, y, z, e);
+    iz_by_type(y.dtype,
+               [&](auto zero) { start_forward<decltype(zero)>(x, y, z, e); });
 }
 
 void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
@@ -118,10 +114,7 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
                           struct iz_view z, struct iz_view e)
 {
     check(z, e);
-    if (dy.dtype == IZ_BF16)
-        start_backward<iz_bf16>(x, dz, de, dy, z, e);
-    else if (dy.dtype == IZ_F16)
-        start_backward<iz_f16>(x, dz, de, dy, z, e);
-    else
-        start_backward<float>(x, dz, de, dy, z, e);
+    iz_by_type(dy.dtype, [&](auto zero) {
+        start_backward<decltype(zero)>(x, dz, de, dy, z, e);
+    });
 }

@@ -162,6 +162,7 @@ static __device__ __forceinline__ void iz_store_row(T *p,
     }
 }
 
+#include "codelets/kernels/by_type.cuh"
 #include "codelets/kernels/reduce.cuh"
 
 #endif

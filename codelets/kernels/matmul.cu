@@ -104,12 +104,9 @@ void iz_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
                         struct iz_view dy, struct iz_view scratch)
 {
     assert(sum.dtype == IZ_F32 || sum.dtype == dy.dtype);
-    if (dy.dtype == IZ_F32)
-        sum_columns<float>(x, sum, dy, scratch);
-    else if (dy.dtype == IZ_BF16)
-        sum_columns<iz_bf16>(x, sum, dy, scratch);
-    else
-        sum_columns<iz_f16>(x, sum, dy, scratch);
+    iz_by_type(dy.dtype, [&](auto zero) {
+        sum_columns<decltype(zero)>(x, sum, dy, scratch);
+    });
 }
 
 /* y[i] = r[i] + b[i mod cols] for n elements, N at a time; r NULL for zeros.
@@ -151,10 +148,6 @@ void iz_bias_rows_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                        struct iz_view b)
 {
     assert(b.dtype == y.dtype && b.cols == y.cols);
-    if (y.dtype == IZ_F32)
-        bias_rows<float>(x, y, r, b);
-    else if (y.dtype == IZ_BF16)
-        bias_rows<iz_bf16>(x, y, r, b);
-    else
-        bias_rows<iz_f16>(x, y, r, b);
+    iz_by_type(y.dtype,
+               [&](auto zero) { bias_rows<decltype(zero)>(x, y, r, b); });
 }

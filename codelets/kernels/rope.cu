@@ -102,10 +102,6 @@ void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
                     half,   THREADS / half, back};
 
     iz_rope_turns_of(&f, r);
-    if (a.dtype == IZ_BF16)
-        choose<iz_bf16>(x, a, &f, &j);
-    else if (a.dtype == IZ_F16)
-        choose<iz_f16>(x, a, &f, &j);
-    else
-        choose<float>(x, a, &f, &j);
+    iz_by_type(a.dtype,
+               [&](auto zero) { choose<decltype(zero)>(x, a, &f, &j); });
 }

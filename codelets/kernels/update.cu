@@ -330,26 +330,14 @@ static void launch(struct iz_exec *x, const struct iz_update *u)
         launch_wide<F, G, O>(x, u);
 }
 
-template <class F, class G>
-static void update_to(struct iz_exec *x, const struct iz_update *u)
-{
-    if (u->out_type == IZ_BF16)
-        launch<F, G, iz_bf16>(x, u);
-    else if (u->out_type == IZ_F16)
-        launch<F, G, iz_f16>(x, u);
-    else
-        launch<F, G, float>(x, u);
-}
-
 template <class F>
 static void update_by(struct iz_exec *x, const struct iz_update *u)
 {
-    if (u->g_type == IZ_BF16)
-        update_to<F, iz_bf16>(x, u);
-    else if (u->g_type == IZ_F16)
-        update_to<F, iz_f16>(x, u);
-    else
-        update_to<F, float>(x, u);
+    iz_by_type(u->g_type, [&](auto g) {
+        iz_by_type(u->out_type, [&](auto out) {
+            launch<F, decltype(g), decltype(out)>(x, u);
+        });
+    });
 }
 
 void iz_update_cuda(struct iz_exec *x, const struct iz_update *u)
