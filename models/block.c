@@ -62,9 +62,9 @@ static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a,
     return b;
 }
 
-void iz_block_forward(struct iz_exec *x, const struct iz_layer *a,
-                      const struct iz_block *c)
+static void block_forward(struct iz_exec *x, const struct iz_layer *a)
 {
+    const struct iz_block *c = a->self;
     struct kept b = block_saves(x, a, c);
     struct iz_linear c_attn = affine(a, C_ATTN), proj = affine(a, ATTN_PROJ);
     struct iz_linear c_fc = affine(a, C_FC), mlp = affine(a, MLP_PROJ);
@@ -126,9 +126,9 @@ static void attention_backward(struct iz_exec *x, const struct iz_layer *a,
     iz_work_release(x, mark);
 }
 
-void iz_block_backward(struct iz_exec *x, const struct iz_layer *a,
-                       const struct iz_block *c)
+static void block_backward(struct iz_exec *x, const struct iz_layer *a)
 {
+    const struct iz_block *c = a->self;
     struct kept b = block_saves(x, a, c);
     struct iz_view dx = tokens(a->dx, c->width);
 
@@ -148,8 +148,9 @@ static struct iz_view head_norm(struct iz_exec *x, struct iz_norm *n,
     return h;
 }
 
-void iz_head_backward(struct iz_exec *x, const struct iz_layer *a, int width)
+static void head_backward(struct iz_exec *x, const struct iz_layer *a)
 {
+    int width = ((const struct iz_block *)a->self)->width;
     int64_t mark = iz_work_mark(x);
     struct iz_view in = tokens(a->x, width);
     struct iz_norm n = norm(a, IZ_HEAD_NORM);
@@ -167,8 +168,9 @@ void iz_head_backward(struct iz_exec *x, const struct iz_layer *a, int width)
     iz_work_release(x, mark);
 }
 
-void iz_head_evaluate(struct iz_exec *x, const struct iz_layer *a, int width)
+static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
+    int width = ((const struct iz_block *)a->self)->width;
     int64_t mark = iz_work_mark(x);
     struct iz_norm n = norm(a, IZ_HEAD_NORM);
     struct iz_view h = head_norm(x, &n, tokens(a->x, width));
@@ -181,8 +183,9 @@ void iz_head_evaluate(struct iz_exec *x, const struct iz_layer *a, int width)
     iz_work_release(x, mark);
 }
 
-void iz_head_generate(struct iz_exec *x, const struct iz_layer *a, int width)
+void iz_head_generate(struct iz_exec *x, const struct iz_layer *a)
 {
+    int width = ((const struct iz_block *)a->self)->width;
     int64_t mark = iz_work_mark(x);
     struct iz_norm n = norm(a, IZ_HEAD_NORM);
     struct iz_view in = iz_view_rows(tokens(a->x, width), a->row, 1);
@@ -212,16 +215,24 @@ static int add_params(struct iz_param *list, int n, const char *name,
     return n + 2;
 }
 
-int iz_block_params(struct iz_unit *u, const struct iz_block *b,
-                    const struct iz_block_names *name, const char *prefix)
+static int add_block(struct iz_unit *u, const struct iz_block *b,
+                     const struct iz_block_names *name, int i)
 {
     struct iz_param list[BLOCK_PARAMS];
     int64_t w = b->width, f = b->hidden;
     /* So that the sum over all residual additions keeps its variance. */
     float residual = IZ_BLOCK_STD / sqrtf(2 * (float)b->layers);
     struct shape norm = {1, w, 0};
+    char prefix[32];
     int n = 0;
 
+    snprintf(u->name, sizeof u->name, "%s.%d", name->block, i);
+    snprintf(prefix, sizeof prefix, "%s.%d.", name->block, i);
+    u->kind = IZ_KIND_BLOCK;
+    u->self = b;
+    u->out_elems = (int64_t)b->seq * w;
+    u->forward = block_forward;
+    u->backward = block_backward;
     n = add_params(list, n, name->norm_1, norm);
     n = add_params(list, n, name->qkv, (struct shape){w, 3 * w, IZ_BLOCK_STD});
     n = add_params(list, n, name->attn_proj, (struct shape){w, w, residual});
@@ -229,4 +240,33 @@ int iz_block_params(struct iz_unit *u, const struct iz_block *b,
     n = add_params(list, n, name->fc, (struct shape){w, f, IZ_BLOCK_STD});
     n = add_params(list, n, name->mlp_proj, (struct shape){f, w, residual});
     return iz_unit_params(u, list, n, prefix);
+}
+
+int iz_block_open(struct iz_model *m, const struct iz_block *b,
+                  const struct iz_block_names *name)
+{
+    int rc = 0;
+
+    for (int i = 0; rc == 0 && i < b->layers; i++)
+        rc = add_block(&m->unit[1 + i], b, name, i);
+    return rc;
+}
+
+int iz_head_open(struct iz_unit *u, const struct iz_block *b,
+                 const struct iz_param *list, int n)
+{
+    snprintf(u->name, sizeof u->name, "head");
+    u->kind = IZ_KIND_HEAD;
+    u->self = b;
+    u->backward = head_backward;
+    u->evaluate = head_evaluate;
+    return iz_unit_params(u, list, n, "");
+}
+
+bool iz_block_possible(const struct iz_block *b, const char *model)
+{
+    if (b->width % b->heads)
+        fprintf(stderr, "%s: width %d is not divisible by heads = %d\n", model,
+                b->width, b->heads);
+    return b->width % b->heads == 0;
 }

@@ -338,25 +338,21 @@ static int head_open(struct iz_unit *u, const struct iz_dlrm_config *c)
 
 static int check(const struct iz_dlrm_config *c)
 {
-    const struct {
-        const char *name;
-        int value, most;
-    } field[] = {{"dense", c->dense, MOST},
-                 {"tables", c->tables, 1024},
-                 {"rows", c->rows, ROWS_MOST},
-                 {"dim", c->dim, MOST},
-                 {"unit_rows", c->unit_rows, ROWS_MOST},
-                 {"bottom_layers", c->bottom_layers, IZ_DLRM_LAYERS},
-                 {"bottom_width", c->bottom_width, MOST},
-                 {"top_layers", c->top_layers, IZ_DLRM_LAYERS},
-                 {"top_width", c->top_width, MOST}};
+    const struct size list[] = {
+        {"dense", c->dense, MOST},
+        {"tables", c->tables, 1024},
+        {"rows", c->rows, ROWS_MOST},
+        {"dim", c->dim, MOST},
+        {"unit_rows", c->unit_rows, ROWS_MOST},
+        {"bottom_layers", c->bottom_layers, IZ_DLRM_LAYERS},
+        {"bottom_width", c->bottom_width, MOST},
+        {"top_layers", c->top_layers, IZ_DLRM_LAYERS},
+        {"top_width", c->top_width, MOST}};
 
-    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
-        if (field[i].value < 1 || field[i].value > field[i].most) {
-            fprintf(stderr, "dlrm: %s = %d: must be in 1..%d\n", field[i].name,
-                    field[i].value, field[i].most);
-            return -EINVAL;
-        }
+    int rc = check_sizes("dlrm", list, sizeof(list) / sizeof(list[0]));
+
+    if (rc)
+        return rc;
     if (all_rows(c) > INT32_MAX) {
         fprintf(stderr, "dlrm: tables * rows = %lld: must be below 2^31\n",
                 (long long)all_rows(c));

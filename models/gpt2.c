@@ -15,7 +15,11 @@
 /* Larger widths, depths or vocabularies are typing errors. */
 #define MOST (1 << 24)
 
-enum kind { KIND_EMBED, KIND_BLOCK, KIND_HEAD };
+/* What a model holds: what its keys say, and so its blocks. */
+struct self {
+    struct iz_gpt2_config config;
+    struct iz_block block;
+};
 
 static void embed_forward(struct iz_exec *x, const struct iz_layer *a)
 {
@@ -31,49 +35,6 @@ static void embed_backward(struct iz_exec *x, const struct iz_layer *a)
     iz_embedding_bwd(x, a->dw[0], a->dw[1], tokens(a->dy, c->width), a->input);
 }
 
-static struct iz_block shape(const struct iz_gpt2_config *c)
-{
-    return (struct iz_block){.layers = c->layers,
-                             .heads = c->heads,
-                             .width = c->width,
-                             .hidden = 4 * c->width,
-                             .seq = c->seq};
-}
-
-static void block_forward(struct iz_exec *x, const struct iz_layer *a)
-{
-    struct iz_block b = shape(a->self);
-
-    iz_block_forward(x, a, &b);
-}
-
-static void block_backward(struct iz_exec *x, const struct iz_layer *a)
-{
-    struct iz_block b = shape(a->self);
-
-    iz_block_backward(x, a, &b);
-}
-
-static int width_of(const struct iz_layer *a)
-{
-    return ((const struct iz_gpt2_config *)a->self)->width;
-}
-
-static void head_backward(struct iz_exec *x, const struct iz_layer *a)
-{
-    iz_head_backward(x, a, width_of(a));
-}
-
-static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
-{
-    iz_head_evaluate(x, a, width_of(a));
-}
-
-static void head_generate(struct iz_exec *x, const struct iz_layer *a)
-{
-    iz_head_generate(x, a, width_of(a));
-}
-
 static int embed_open(struct iz_unit *u, const struct iz_gpt2_config *c)
 {
     const struct iz_param list[] = {
@@ -82,83 +43,48 @@ static int embed_open(struct iz_unit *u, const struct iz_gpt2_config *c)
     };
 
     snprintf(u->name, sizeof u->name, "embed");
-    u->kind = KIND_EMBED;
+    u->kind = IZ_KIND_EMBED;
     u->out_elems = (int64_t)c->seq * c->width;
     u->forward = embed_forward;
     u->backward = embed_backward;
     return iz_unit_params(u, list, 2, "");
 }
 
-static const struct iz_block_names names = {.norm_1 = "ln_1",
+static const struct iz_block_names names = {.block = "h",
+                                            .norm_1 = "ln_1",
                                             .qkv = "attn.c_attn",
                                             .attn_proj = "attn.c_proj",
                                             .norm_2 = "ln_2",
                                             .fc = "mlp.c_fc",
                                             .mlp_proj = "mlp.c_proj"};
 
-static int block_open(struct iz_unit *u, const struct iz_gpt2_config *c, int i)
-{
-    struct iz_block b = shape(c);
-    char prefix[32];
-
-    snprintf(u->name, sizeof u->name, "h.%d", i);
-    snprintf(prefix, sizeof prefix, "h.%d.", i);
-    u->kind = KIND_BLOCK;
-    u->out_elems = (int64_t)c->seq * c->width;
-    u->forward = block_forward;
-    u->backward = block_backward;
-    return iz_block_params(u, &b, &names, prefix);
-}
-
-static int head_open(struct iz_unit *u, const struct iz_gpt2_config *c)
-{
-    const struct iz_param list[] = {
-        vector("ln_f.weight", c->width, IZ_INIT_ONE),
-        vector("ln_f.bias", c->width, IZ_INIT_ZERO),
-    };
-
-    snprintf(u->name, sizeof u->name, "head");
-    u->kind = KIND_HEAD;
-    u->tied_unit = 0;
-    u->tied_param = 0;
-    u->backward = head_backward;
-    u->evaluate = head_evaluate;
-    u->generate = head_generate;
-    return iz_unit_params(u, list, IZ_HEAD_MATRIX, "");
-}
-
 static int check(const struct iz_gpt2_config *c)
 {
-    const struct {
-        const char *name;
-        int value;
-    } field[] = {{"layers", c->layers},
-                 {"heads", c->heads},
-                 {"width", c->width},
-                 {"seq", c->seq},
-                 {"vocab", c->vocab}};
+    const struct size list[] = {{"layers", c->layers, MOST},
+                                {"heads", c->heads, MOST},
+                                {"width", c->width, MOST},
+                                {"seq", c->seq, MOST},
+                                {"vocab", c->vocab, MOST}};
 
-    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
-        if (field[i].value < 1 || field[i].value > MOST) {
-            fprintf(stderr, "gpt2: %s = %d: must be in 1..%d\n", field[i].name,
-                    field[i].value, MOST);
-            return -EINVAL;
-        }
-    if (c->width % c->heads) {
-        fprintf(stderr, "gpt2: width %d is not divisible by heads = %d\n",
-                c->width, c->heads);
-        return -EINVAL;
-    }
-    return 0;
+    return check_sizes("gpt2", list, sizeof(list) / sizeof(list[0]));
 }
 
-static int open_units(struct iz_model *m, const struct iz_gpt2_config *c)
+/* The head's matrix is the embedding's. */
+static int open_units(struct iz_model *m, const struct self *s)
 {
-    int rc = embed_open(&m->unit[0], c);
+    const struct iz_param list[] = {
+        vector("ln_f.weight", s->block.width, IZ_INIT_ONE),
+        vector("ln_f.bias", s->block.width, IZ_INIT_ZERO),
+    };
+    struct iz_unit *head = &m->unit[1 + s->block.layers];
+    int rc = embed_open(&m->unit[0], &s->config);
 
-    for (int i = 0; rc == 0 && i < c->layers; i++)
-        rc = block_open(&m->unit[1 + i], c, i);
-    return rc ? rc : head_open(&m->unit[1 + c->layers], c);
+    if (rc == 0)
+        rc = iz_block_open(m, &s->block, &names);
+    head->tied_unit = 0;
+    head->tied_param = 0;
+    head->generate = iz_head_generate;
+    return rc ? rc : iz_head_open(head, &s->block, list, IZ_HEAD_MATRIX);
 }
 
 int iz_gpt2_open(struct iz_model **out, const struct iz_gpt2_config *c)
@@ -168,15 +94,23 @@ int iz_gpt2_open(struct iz_model **out, const struct iz_gpt2_config *c)
     *out = NULL;
     if (rc)
         return rc;
-    rc = iz_model_open(out, "gpt2", c->layers + 2, sizeof *c);
+    struct self s = {.config = *c,
+                     .block = {.layers = c->layers,
+                               .heads = c->heads,
+                               .width = c->width,
+                               .hidden = 4 * c->width,
+                               .seq = c->seq}};
+    if (!iz_block_possible(&s.block, "gpt2"))
+        return -EINVAL;
+    rc = iz_model_open(out, "gpt2", c->layers + 2, sizeof s);
     if (rc)
         goto fail;
-    *(struct iz_gpt2_config *)(*out)->self = *c;
+    *(struct self *)(*out)->self = s;
     (*out)->input_bytes = (int64_t)c->seq * (int64_t)sizeof(int32_t);
     (*out)->target_bytes = (*out)->input_bytes;
     (*out)->tokens = c->seq;
     (*out)->vocab = c->vocab;
-    rc = open_units(*out, c);
+    rc = open_units(*out, (*out)->self);
     if (rc)
         goto fail;
     return 0;

@@ -7,31 +7,23 @@
 
 #include "codelets/ops/ops.h"
 #include "models/llama.h"
+#include "models/parts.h"
 
 /* Larger widths, depths or vocabularies are typing errors. */
 #define MOST (1 << 24)
 
-static int check_sizes(const struct iz_llama_config *c)
+static int check_numbers(const struct iz_llama_config *c)
 {
-    const struct {
-        const char *name;
-        int value, most;
-    } field[] = {{"layers", c->layers, MOST},
-                 {"heads", c->heads, MOST},
-                 {"kv_heads", c->kv_heads, MOST},
-                 {"width", c->width, MOST},
-                 {"ffn", c->ffn, MOST},
-                 {"head_dim", c->head_dim, IZ_ROPE_MOST},
-                 {"seq", c->seq, MOST},
-                 {"vocab", c->vocab, MOST}};
+    const struct size list[] = {{"layers", c->layers, MOST},
+                                {"heads", c->heads, MOST},
+                                {"kv_heads", c->kv_heads, MOST},
+                                {"width", c->width, MOST},
+                                {"ffn", c->ffn, MOST},
+                                {"head_dim", c->head_dim, IZ_ROPE_MOST},
+                                {"seq", c->seq, MOST},
+                                {"vocab", c->vocab, MOST}};
 
-    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
-        if (field[i].value < 1 || field[i].value > field[i].most) {
-            fprintf(stderr, "llama: %s = %d: must be in 1..%d\n", field[i].name,
-                    field[i].value, field[i].most);
-            return -EINVAL;
-        }
-    return 0;
+    return check_sizes("llama", list, sizeof(list) / sizeof(list[0]));
 }
 
 static int check(const struct iz_llama_config *c)
@@ -40,7 +32,7 @@ static int check(const struct iz_llama_config *c)
 
     if (c->head_dim == 0 && c->heads > 0)
         why = "width is not divisible by heads, and there is no head_dim";
-    else if (check_sizes(c))
+    else if (check_numbers(c))
         return -EINVAL;
     else if (c->heads % c->kv_heads)
         why = "heads is not divisible by kv_heads";

@@ -4,6 +4,7 @@
 #ifndef IZ_MODELS_PARTS_H
 #define IZ_MODELS_PARTS_H
 
+#include <errno.h>
 #include <stdio.h>
 
 #include "codelets/ops/ops.h"
@@ -46,6 +47,25 @@ static inline struct iz_param vector(const char *name, int64_t n,
 
     snprintf(p.name, sizeof p.name, "%s", name);
     return p;
+}
+
+/* A number of a config that must be in 1..most. */
+struct size {
+    const char *name;
+    int value, most;
+};
+
+/* 0, or -EINVAL with the reason printed. */
+static inline int check_sizes(const char *model, const struct size *list,
+                              size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (list[i].value < 1 || list[i].value > list[i].most) {
+            fprintf(stderr, "%s: %s = %d: must be in 1..%d\n", model,
+                    list[i].name, list[i].value, list[i].most);
+            return -EINVAL;
+        }
+    return 0;
 }
 
 #endif

@@ -17,7 +17,11 @@
 #define MOST (1 << 20)
 #define LABELS 256
 
-enum kind { KIND_EMBED, KIND_BLOCK, KIND_HEAD };
+/* What a model holds: what its keys say, and so its blocks. */
+struct self {
+    struct iz_vit_config config;
+    struct iz_block block;
+};
 
 /* What a row of the first block is: the token whose output is classified, or a
  * patch.  Each has a learned vector, which for patches is a bias. */
@@ -137,45 +141,6 @@ static void embed_backward(struct iz_exec *x, const struct iz_layer *a)
     iz_work_release(x, mark);
 }
 
-static struct iz_block shape(const struct iz_vit_config *c)
-{
-    return (struct iz_block){.layers = c->layers,
-                             .heads = c->heads,
-                             .width = c->width,
-                             .hidden = c->hidden,
-                             .seq = rows(c),
-                             .full = true};
-}
-
-static void block_forward(struct iz_exec *x, const struct iz_layer *a)
-{
-    struct iz_block b = shape(a->self);
-
-    iz_block_forward(x, a, &b);
-}
-
-static void block_backward(struct iz_exec *x, const struct iz_layer *a)
-{
-    struct iz_block b = shape(a->self);
-
-    iz_block_backward(x, a, &b);
-}
-
-static int width_of(const struct iz_layer *a)
-{
-    return ((const struct iz_vit_config *)a->self)->width;
-}
-
-static void head_backward(struct iz_exec *x, const struct iz_layer *a)
-{
-    iz_head_backward(x, a, width_of(a));
-}
-
-static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
-{
-    iz_head_evaluate(x, a, width_of(a));
-}
-
 /* ---- units ---- */
 
 static int embed_open(struct iz_unit *u, const struct iz_vit_config *c)
@@ -187,93 +152,52 @@ static int embed_open(struct iz_unit *u, const struct iz_vit_config *c)
     };
 
     snprintf(u->name, sizeof u->name, "embed");
-    u->kind = KIND_EMBED;
+    u->kind = IZ_KIND_EMBED;
     u->out_elems = (int64_t)rows(c) * c->width;
     u->forward = embed_forward;
     u->backward = embed_backward;
     return iz_unit_params(u, list, EMBED_PARAMS, "embed.");
 }
 
-static const struct iz_block_names names = {.norm_1 = "norm1",
+static const struct iz_block_names names = {.block = "blocks",
+                                            .norm_1 = "norm1",
                                             .qkv = "attn.qkv",
                                             .attn_proj = "attn.proj",
                                             .norm_2 = "norm2",
                                             .fc = "mlp.fc1",
                                             .mlp_proj = "mlp.fc2"};
 
-static int block_open(struct iz_unit *u, const struct iz_vit_config *c, int i)
+static int check(const struct iz_vit_config *c)
 {
-    struct iz_block b = shape(c);
-    char prefix[32];
-
-    snprintf(u->name, sizeof u->name, "blocks.%d", i);
-    snprintf(prefix, sizeof prefix, "blocks.%d.", i);
-    u->kind = KIND_BLOCK;
-    u->out_elems = (int64_t)rows(c) * c->width;
-    u->forward = block_forward;
-    u->backward = block_backward;
-    return iz_block_params(u, &b, &names, prefix);
-}
-
-static int head_open(struct iz_unit *u, const struct iz_vit_config *c)
-{
-    const struct iz_param list[] = {
-        vector("norm.weight", c->width, IZ_INIT_ONE),
-        vector("norm.bias", c->width, IZ_INIT_ZERO),
-        weight("head.weight", c->classes, c->width, IZ_BLOCK_STD),
-    };
-
-    snprintf(u->name, sizeof u->name, "head");
-    u->kind = KIND_HEAD;
-    u->backward = head_backward;
-    u->evaluate = head_evaluate;
-    return iz_unit_params(u, list, IZ_HEAD_MATRIX + 1, "");
-}
-
-static int check_sizes(const struct iz_vit_config *c)
-{
-    const struct {
-        const char *name;
-        int value, most;
-    } field[] = {
+    const struct size list[] = {
         {"layers", c->layers, MOST},   {"heads", c->heads, MOST},
         {"width", c->width, MOST},     {"hidden", c->hidden, MOST},
         {"image", c->image, 8192},     {"patch", c->patch, 1024},
         {"channels", c->channels, 64}, {"classes", c->classes, LABELS}};
+    int rc = check_sizes("vit", list, sizeof(list) / sizeof(list[0]));
 
-    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
-        if (field[i].value < 1 || field[i].value > field[i].most) {
-            fprintf(stderr, "vit: %s = %d: must be in 1..%d\n", field[i].name,
-                    field[i].value, field[i].most);
-            return -EINVAL;
-        }
-    return 0;
-}
-
-static int check(const struct iz_vit_config *c)
-{
-    if (check_sizes(c))
-        return -EINVAL;
-    if (c->width % c->heads) {
-        fprintf(stderr, "vit: width %d is not divisible by heads = %d\n",
-                c->width, c->heads);
-        return -EINVAL;
-    }
-    if (c->image % c->patch) {
+    if (rc == 0 && c->image % c->patch) {
         fprintf(stderr, "vit: image %d is not divisible by patch = %d\n",
                 c->image, c->patch);
-        return -EINVAL;
+        rc = -EINVAL;
     }
-    return 0;
+    return rc;
 }
 
-static int open_units(struct iz_model *m, const struct iz_vit_config *c)
+static int open_units(struct iz_model *m, const struct self *s)
 {
-    int rc = embed_open(&m->unit[0], c);
+    const struct iz_param list[] = {
+        vector("norm.weight", s->block.width, IZ_INIT_ONE),
+        vector("norm.bias", s->block.width, IZ_INIT_ZERO),
+        weight("head.weight", s->config.classes, s->block.width, IZ_BLOCK_STD),
+    };
+    int rc = embed_open(&m->unit[0], &s->config);
 
-    for (int i = 0; rc == 0 && i < c->layers; i++)
-        rc = block_open(&m->unit[1 + i], c, i);
-    return rc ? rc : head_open(&m->unit[1 + c->layers], c);
+    if (rc == 0)
+        rc = iz_block_open(m, &s->block, &names);
+    return rc ? rc
+              : iz_head_open(&m->unit[1 + s->block.layers], &s->block, list,
+                             IZ_HEAD_MATRIX + 1);
 }
 
 int iz_vit_open(struct iz_model **out, const struct iz_vit_config *given)
@@ -287,10 +211,19 @@ int iz_vit_open(struct iz_model **out, const struct iz_vit_config *given)
     rc = check(&c);
     if (rc)
         return rc;
-    rc = iz_model_open(out, "vit", c.layers + 2, sizeof c);
+    struct self s = {.config = c,
+                     .block = {.layers = c.layers,
+                               .heads = c.heads,
+                               .width = c.width,
+                               .hidden = c.hidden,
+                               .seq = rows(&c),
+                               .full = true}};
+    if (!iz_block_possible(&s.block, "vit"))
+        return -EINVAL;
+    rc = iz_model_open(out, "vit", c.layers + 2, sizeof s);
     if (rc)
         goto fail;
-    *(struct iz_vit_config *)(*out)->self = c;
+    *(struct self *)(*out)->self = s;
     (*out)->input_bytes = (int64_t)rows(&c) * (4 + 4 * (int64_t)numbers(&c));
     (*out)->target_bytes = (int64_t)rows(&c) * 4;
     (*out)->item = "image";
@@ -299,7 +232,7 @@ int iz_vit_open(struct iz_model **out, const struct iz_vit_config *given)
         .check = check_record,
         .unpack = unpack,
     };
-    rc = open_units(*out, &c);
+    rc = open_units(*out, (*out)->self);
     if (rc)
         goto fail;
     return 0;

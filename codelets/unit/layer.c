@@ -36,8 +36,10 @@ int iz_model_open(struct iz_model **out, const char *name, int n_units,
         iz_model_close(out);
         return -ENOMEM;
     }
-    for (int u = 0; u < n_units; u++)
+    for (int u = 0; u < n_units; u++) {
         m->unit[u].tied_unit = -1;
+        m->unit[u].self = m->self;
+    }
     return 0;
 }
 

@@ -34,7 +34,7 @@ struct iz_param {
 
 /* The arguments of one call of a layer function, on one micro-batch. */
 struct iz_layer {
-    const void *self; /* the model's own constants */
+    const void *self; /* the unit's */
     int unit;
     int samples; /* in this micro-batch */
     /* Parameters of the unit in the order of its list, then the tied one if
@@ -80,6 +80,7 @@ struct iz_unit {
     int64_t table_reads;
     /* Same kind = same shapes and functions, so one dry run serves all. */
     int kind;
+    const void *self; /* constants of its layer; set to the model's by open */
     /* Training forward; it takes memory for whatever backward needs with
      * iz_save.  NULL in the last unit, whose backward computes loss and
      * gradients in one go. */

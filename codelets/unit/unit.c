@@ -202,7 +202,7 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     show_rows(a, buf, w, dw);
     char *batch = at(buf, a->at_batch);
     struct iz_layer layer = {
-        .self = m->self,
+        .self = u->self,
         .unit = l->unit,
         .samples = a->samples,
         .w = w,
@@ -244,7 +244,7 @@ static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
         dw[0].rows = rows;
     for (int i = 0; probe && i < iz_unit_base(&m->unit[unit]); i++)
         w[i].adapter = &probe[i];
-    struct iz_layer a = {.self = m->self,
+    struct iz_layer a = {.self = m->unit[unit].self,
                          .unit = unit,
                          .samples = samples,
                          .w = w,

@@ -153,7 +153,7 @@ static void call(struct twin *t, int u, call_fn *f, struct iz_exec *x,
     struct iz_view w[TWIN_PARAMS], dw[TWIN_PARAMS];
     int at = twin_first(t, u);
     struct iz_layer a = {
-        .self = t->m->self,
+        .self = unit->self,
         .unit = u,
         .samples = t->samples,
         .w = w,

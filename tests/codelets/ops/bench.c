@@ -288,7 +288,7 @@ static void step_open(struct step *s, const struct iz_model *m, int unit,
         s->w[n] = weight_new(&m->unit[0].param[0]);
         s->dw[n] = view_new(m->vocab, C);
     }
-    s->a = (struct iz_layer){.self = m->self,
+    s->a = (struct iz_layer){.self = u->self,
                              .unit = unit,
                              .samples = SAMPLES,
                              .w = s->w,
