@@ -13,24 +13,24 @@
 
 const struct iz_key iz_rule_keys[] = {
     [IZ_RULE_MATCH] = {KEY("match", STRING, match,
-                           "Which tensors: a name as in checkpoints, with * ? "
-                           "[...] as in a shell. One that matches none is "
+                           "Names of tensors as in checkpoints, with * ? [...] "
+                           "as in a shell. A pattern that matches no tensor is "
                            "refused."),
                        .size = IZ_MATCH_MAX},
     [IZ_RULE_FROZEN] = {KEY("frozen", BOOL, frozen,
-                            "Never updated: no gradient and no optimizer "
-                            "state; no backward below the lowest unit that is "
-                            "trained.")},
+                            "Never update these: no gradient, no optimizer "
+                            "state, and no backward below the lowest trained "
+                            "unit.")},
     [IZ_RULE_SPARSE] = {KEY("sparse", BOOL, sparse,
-                            "Of an embedding table, a step moves and updates "
-                            "only the rows that its samples read; the others "
+                            "For an embedding table: a step moves and updates "
+                            "only the rows that its samples read; other rows "
                             "keep their weights, m and v.")},
     [IZ_RULE_DECAY] = {KEY("weight_decay", DOUBLE, weight_decay,
-                           "In place of optimizer.params.weight_decay; 0: "
+                           "Replaces optimizer.params.weight_decay; 0: "
                            "none."),
                        .min = 0, .max = 1e6},
     [IZ_RULE_LR] = {KEY("lr_scale", DOUBLE, lr_scale,
-                        "Times the learning rate of the step."),
+                        "Multiplies the learning rate of the step."),
                     .min = 0, .max = 1e6},
     [IZ_RULE_KEYS] = {.name = NULL},
 };
