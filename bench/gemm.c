@@ -179,7 +179,7 @@ static bool read_job(struct job *j, int argc, char **argv)
 {
     if (argc < 8 || argc > 7 + LINEARS)
         return false;
-    *j = (struct job){.narrow = strcmp(argv[3], "bf16") == 0,
+    *j = (struct job){.bf16_products = strcmp(argv[3], "bf16") == 0,
                       .rows = atoi(argv[4]),
                       .layers = atoi(argv[5]),
                       .seconds = atof(argv[2]),

@@ -139,31 +139,33 @@ static void attention_bwd(struct job *j, struct tensors *t)
     iz_attention_bwd(&j->x, t->dqkv, t->dy, &a);
 }
 
-static struct iz_norm norm_of(const struct job *j, const struct tensors *t)
+static struct iz_norm_layer norm_of(const struct job *j,
+                                    const struct tensors *t)
 {
     int64_t c = j->model->width;
 
-    return (struct iz_norm){as(t->b, 1, c),  as(t->b, 1, c), as(t->db, 1, c),
-                            as(t->dw, 1, c), t->mean,        t->rstd};
+    return (struct iz_norm_layer){as(t->b, 1, c),  as(t->b, 1, c),
+                                  as(t->db, 1, c), as(t->dw, 1, c),
+                                  t->mean,         t->rstd};
 }
 
 static void norm_fwd(struct job *j, struct tensors *t)
 {
-    struct iz_norm n = norm_of(j, t);
+    struct iz_norm_layer n = norm_of(j, t);
 
     iz_layernorm_fwd(&j->x, t->y, t->a, &n);
 }
 
 static void norm_again(struct job *j, struct tensors *t)
 {
-    struct iz_norm n = norm_of(j, t);
+    struct iz_norm_layer n = norm_of(j, t);
 
     iz_layernorm_again(&j->x, t->y, t->a, &n);
 }
 
 static void norm_bwd(struct job *j, struct tensors *t)
 {
-    struct iz_norm n = norm_of(j, t);
+    struct iz_norm_layer n = norm_of(j, t);
 
     iz_layernorm_bwd(&j->x, t->y, as(t->dqkv, t->y.rows, t->y.cols), t->dy,
                      t->a, &n);

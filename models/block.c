@@ -20,9 +20,9 @@ enum {
     BLOCK_PARAMS = 12
 };
 
-static struct iz_norm norm(const struct iz_layer *a, int i)
+static struct iz_norm_layer norm(const struct iz_layer *a, int i)
 {
-    struct iz_norm n = {.w = a->w[i], .b = a->w[i + 1]};
+    struct iz_norm_layer n = {.w = a->w[i], .b = a->w[i + 1]};
 
     if (a->dw) {
         n.dw = a->dw[i];
@@ -35,7 +35,7 @@ static struct iz_norm norm(const struct iz_layer *a, int i)
  * the norms and of GELU are computed again.  Backward overwrites u. */
 struct kept {
     struct iz_attention attn;
-    struct iz_norm ln_1, ln_2;
+    struct iz_norm_layer ln_1, ln_2;
     struct iz_view x2; /* [M,C] after attention */
     struct iz_view u;  /* [M,F] before GELU */
 };
@@ -137,7 +137,7 @@ static void block_backward(struct iz_exec *x, const struct iz_layer *a)
 }
 
 /* h = ln_f(in) in scratch; n gets the statistics. */
-static struct iz_view head_norm(struct iz_exec *x, struct iz_norm *n,
+static struct iz_view head_norm(struct iz_exec *x, struct iz_norm_layer *n,
                                 struct iz_view in)
 {
     struct iz_view h = iz_work(x, x->act, in.rows, in.cols);
@@ -153,7 +153,7 @@ static void head_backward(struct iz_exec *x, const struct iz_layer *a)
     int width = ((const struct iz_block *)a->self)->width;
     int64_t mark = iz_work_mark(x);
     struct iz_view in = tokens(a->x, width);
-    struct iz_norm n = norm(a, IZ_HEAD_NORM);
+    struct iz_norm_layer n = norm(a, IZ_HEAD_NORM);
     struct iz_view h = head_norm(x, &n, in); /* [M,C] */
     struct iz_classifier k = {.a = h,
                               .w = a->w[IZ_HEAD_MATRIX],
@@ -172,7 +172,7 @@ static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
     int width = ((const struct iz_block *)a->self)->width;
     int64_t mark = iz_work_mark(x);
-    struct iz_norm n = norm(a, IZ_HEAD_NORM);
+    struct iz_norm_layer n = norm(a, IZ_HEAD_NORM);
     struct iz_view h = head_norm(x, &n, tokens(a->x, width));
     struct iz_classifier k = {.a = h,
                               .w = a->w[IZ_HEAD_MATRIX],
@@ -187,7 +187,7 @@ void iz_head_generate(struct iz_exec *x, const struct iz_layer *a)
 {
     int width = ((const struct iz_block *)a->self)->width;
     int64_t mark = iz_work_mark(x);
-    struct iz_norm n = norm(a, IZ_HEAD_NORM);
+    struct iz_norm_layer n = norm(a, IZ_HEAD_NORM);
     struct iz_view in = iz_view_rows(tokens(a->x, width), a->row, 1);
     struct iz_linear l = {.w = a->w[IZ_HEAD_MATRIX], .out_in = true};
     struct iz_view logits = {

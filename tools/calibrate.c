@@ -90,7 +90,7 @@ static double products_of(enum iz_dtype weights)
     struct iz_view v[] = {matrix(M, K), matrix_of(weights, K, N), matrix(M, N),
                           matrix(M, K), matrix_of(weights, K, N)};
     struct iz_linear l = {.w = v[1], .dw = v[4]};
-    x.narrow = weights == IZ_BF16;
+    x.bf16_products = weights == IZ_BF16;
     double begin = now_s();
     while (now_s() - begin < SECONDS) {
         iz_matmul_fwd(&x, v[2], IZ_NONE, v[0], &l);
@@ -147,12 +147,12 @@ static double ops(void)
                           matrix(M, 4 * C), matrix(1, C), matrix(1, C),
                           matrix(1, C),     matrix(1, C), matrix(M, 1),
                           matrix(M, 1)};
-    struct iz_norm n = {.w = v[4],
-                        .b = v[5],
-                        .dw = v[6],
-                        .db = v[7],
-                        .mean = v[8],
-                        .rstd = v[9]};
+    struct iz_norm_layer n = {.w = v[4],
+                              .b = v[5],
+                              .dw = v[6],
+                              .db = v[7],
+                              .mean = v[8],
+                              .rstd = v[9]};
     double begin = now_s();
     while (now_s() - begin < SECONDS) {
         iz_layernorm_fwd(&x, v[1], v[0], &n);

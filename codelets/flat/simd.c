@@ -42,7 +42,7 @@ const struct iz_simd *iz_simd(void)
     return level()->loops;
 }
 
-const struct iz_fused *iz_fused(void)
+const struct iz_attention_loops *iz_attention_loops(void)
 {
     return level()->fused;
 }

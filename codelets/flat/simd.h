@@ -79,8 +79,8 @@ static inline double iz_sum_lanes(double *lane)
 struct iz_simd_level {
     const char *name;
     const struct iz_simd *loops;
-    const struct iz_fused *fused; /* fused.h */
-    bool (*runs)(void);           /* on this processor */
+    const struct iz_attention_loops *fused; /* fused.h */
+    bool (*runs)(void);                     /* on this processor */
 };
 
 extern const struct iz_simd_level iz_simd_levels[];
@@ -88,7 +88,7 @@ extern const struct iz_simd_level iz_simd_levels[];
 /* The loops of the level in use: that of the environment's IZ_SIMD, or the best
  * one.  iz_die on a name that this processor or this build does not have. */
 const struct iz_simd *iz_simd(void);
-const struct iz_fused *iz_fused(void);
+const struct iz_attention_loops *iz_attention_loops(void);
 const char *iz_simd_name(void);
 
 /* For tests: uses this level from now on.  false: the processor lacks it. */

@@ -5,7 +5,7 @@
 #include "codelets/flat/simd.h"
 
 extern const struct iz_simd iz_simd_portable;
-extern const struct iz_fused iz_fused_portable;
+extern const struct iz_attention_loops iz_attention_portable;
 
 static bool always(void)
 {
@@ -13,5 +13,5 @@ static bool always(void)
 }
 
 const struct iz_simd_level iz_simd_levels[] = {
-    {"portable", &iz_simd_portable, &iz_fused_portable, always},
+    {"portable", &iz_simd_portable, &iz_attention_portable, always},
     {NULL, NULL, NULL, NULL}};

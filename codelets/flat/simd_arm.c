@@ -8,7 +8,7 @@
 #define HWCAP_BIT_SVE (1ul << 22) /* HWCAP_SVE of the kernel's asm/hwcap.h */
 
 extern const struct iz_simd iz_simd_sve, iz_simd_portable;
-extern const struct iz_fused iz_fused_sve, iz_fused_portable;
+extern const struct iz_attention_loops iz_attention_sve, iz_attention_portable;
 
 static bool has_sve(void)
 {
@@ -21,6 +21,6 @@ static bool always(void)
 }
 
 const struct iz_simd_level iz_simd_levels[] = {
-    {"sve", &iz_simd_sve, &iz_fused_sve, has_sve},
-    {"portable", &iz_simd_portable, &iz_fused_portable, always},
+    {"sve", &iz_simd_sve, &iz_attention_sve, has_sve},
+    {"portable", &iz_simd_portable, &iz_attention_portable, always},
     {NULL, NULL, NULL, NULL}};

@@ -6,7 +6,8 @@
 #include "codelets/flat/simd.h"
 
 extern const struct iz_simd iz_simd_avx512, iz_simd_avx2, iz_simd_portable;
-extern const struct iz_fused iz_fused_avx512, iz_fused_avx2, iz_fused_portable;
+extern const struct iz_attention_loops iz_attention_avx512, iz_attention_avx2,
+    iz_attention_portable;
 
 static bool has_avx512(void)
 {
@@ -28,7 +29,7 @@ static bool always(void)
 }
 
 const struct iz_simd_level iz_simd_levels[] = {
-    {"avx512", &iz_simd_avx512, &iz_fused_avx512, has_avx512},
-    {"avx2", &iz_simd_avx2, &iz_fused_avx2, has_avx2},
-    {"portable", &iz_simd_portable, &iz_fused_portable, always},
+    {"avx512", &iz_simd_avx512, &iz_attention_avx512, has_avx512},
+    {"avx2", &iz_simd_avx2, &iz_attention_avx2, has_avx2},
+    {"portable", &iz_simd_portable, &iz_attention_portable, always},
     {NULL, NULL, NULL, NULL}};

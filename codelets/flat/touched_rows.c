@@ -10,14 +10,15 @@ int64_t iz_rows_list_bytes(int units, int64_t rows)
            rows * (int64_t)sizeof(int32_t);
 }
 
-struct iz_rows iz_rows_of(const void *list, int units, int unit, int64_t cols)
+struct iz_touched iz_touched_of(const void *list, int units, int unit,
+                                int64_t cols)
 {
     const int64_t *first = list;
 
-    return (struct iz_rows){.row = (const int32_t *)(first + units + 1) +
-                                   first[unit],
-                            .n = first[unit + 1] - first[unit],
-                            .cols = cols};
+    return (struct iz_touched){.row = (const int32_t *)(first + units + 1) +
+                                      first[unit],
+                               .n = first[unit + 1] - first[unit],
+                               .cols = cols};
 }
 
 int64_t iz_rows_find(const int32_t *row, int64_t n, int64_t r)
@@ -35,7 +36,7 @@ int64_t iz_rows_find(const int32_t *row, int64_t n, int64_t r)
     return low;
 }
 
-int64_t iz_rows_packed(const struct iz_rows *r, int64_t flat)
+int64_t iz_touched_packed(const struct iz_touched *r, int64_t flat)
 {
     int64_t row = flat / r->cols, k = iz_rows_find(r->row, r->n, row);
     bool here = k < r->n && r->row[k] == row;
@@ -44,8 +45,8 @@ int64_t iz_rows_packed(const struct iz_rows *r, int64_t flat)
 }
 
 /* Neighbours are one piece. */
-bool iz_rows_next(const struct iz_rows *r, int64_t from, int64_t to,
-                  struct iz_rows_piece *p)
+bool iz_touched_next(const struct iz_touched *r, int64_t from, int64_t to,
+                     struct iz_touched_piece *p)
 {
     int64_t k = p->n ? p->next : iz_rows_find(r->row, r->n, from / r->cols);
     int64_t begin, end;
@@ -67,23 +68,23 @@ bool iz_rows_next(const struct iz_rows *r, int64_t from, int64_t to,
     return true;
 }
 
-void iz_rows_pack(const struct iz_rows *r, int64_t from, int64_t to,
-                  int64_t size, void *packed, const void *flat)
+void iz_touched_pack(const struct iz_touched *r, int64_t from, int64_t to,
+                     int64_t size, void *packed, const void *flat)
 {
-    struct iz_rows_piece p = {0};
+    struct iz_touched_piece p = {0};
 
-    while (iz_rows_next(r, from, to, &p))
+    while (iz_touched_next(r, from, to, &p))
         memcpy((char *)packed + p.packed * size,
                (const char *)flat + (p.flat - from) * size,
                (size_t)(p.n * size));
 }
 
-void iz_rows_unpack(const struct iz_rows *r, int64_t from, int64_t to,
-                    int64_t size, void *flat, const void *packed)
+void iz_touched_unpack(const struct iz_touched *r, int64_t from, int64_t to,
+                       int64_t size, void *flat, const void *packed)
 {
-    struct iz_rows_piece p = {0};
+    struct iz_touched_piece p = {0};
 
-    while (iz_rows_next(r, from, to, &p))
+    while (iz_touched_next(r, from, to, &p))
         memcpy((char *)flat + (p.flat - from) * size,
                (const char *)packed + p.packed * size, (size_t)(p.n * size));
 }
@@ -110,7 +111,7 @@ static bool sort_by_byte(uint64_t *out, const uint64_t *in, int64_t n,
     return true;
 }
 
-int64_t iz_rows_sort(uint64_t *key, uint64_t *scratch, int64_t n)
+int64_t iz_touched_sort(uint64_t *key, uint64_t *scratch, int64_t n)
 {
     uint64_t *from = key, *to = scratch;
     int64_t kept = 0;

@@ -10,7 +10,7 @@
 
 /* Borrowed numbers of touched rows, ascending, each once; cols: elements of a
  * row. */
-struct iz_rows {
+struct iz_touched {
     const int32_t *row;
     int64_t n, cols;
 };
@@ -18,40 +18,41 @@ struct iz_rows {
 /* The touched rows of all units of a model are one buffer: first[units + 1],
  * then the rows of unit u from first[u] to first[u + 1] - 1. */
 int64_t iz_rows_list_bytes(int units, int64_t rows);
-struct iz_rows iz_rows_of(const void *list, int units, int unit, int64_t cols);
+struct iz_touched iz_touched_of(const void *list, int units, int unit,
+                                int64_t cols);
 
 /* Where row r is in row[n], ascending: the first that is not below it. */
 int64_t iz_rows_find(const int32_t *row, int64_t n, int64_t r);
 
 /* Elements of touched rows before a flat position: where it is, packed. */
-int64_t iz_rows_packed(const struct iz_rows *r, int64_t flat);
+int64_t iz_touched_packed(const struct iz_touched *r, int64_t flat);
 
-static inline int64_t iz_rows_elems(const struct iz_rows *r)
+static inline int64_t iz_touched_elems(const struct iz_touched *r)
 {
     return r->n * r->cols;
 }
 
 /* Touched elements that follow each other. */
-struct iz_rows_piece {
+struct iz_touched_piece {
     int64_t flat, packed, n;
     int64_t next; /* the row behind it in the list */
 };
 
 /* The next piece within the flat positions [from, to); a piece of zeros begins.
  * False: there is none. */
-bool iz_rows_next(const struct iz_rows *r, int64_t from, int64_t to,
-                  struct iz_rows_piece *p);
+bool iz_touched_next(const struct iz_touched *r, int64_t from, int64_t to,
+                     struct iz_touched_piece *p);
 
 /* Copies what is touched within the flat positions [from, to), elements of
  * `size` bytes.  `flat` begins with position `from`, `packed` with the first
  * touched row. */
-void iz_rows_pack(const struct iz_rows *r, int64_t from, int64_t to,
-                  int64_t size, void *packed, const void *flat);
-void iz_rows_unpack(const struct iz_rows *r, int64_t from, int64_t to,
-                    int64_t size, void *flat, const void *packed);
+void iz_touched_pack(const struct iz_touched *r, int64_t from, int64_t to,
+                     int64_t size, void *packed, const void *flat);
+void iz_touched_unpack(const struct iz_touched *r, int64_t from, int64_t to,
+                       int64_t size, void *flat, const void *packed);
 
 /* Sorts n keys and drops repetitions; returns how many are left.  scratch: n
  * keys. */
-int64_t iz_rows_sort(uint64_t *key, uint64_t *scratch, int64_t n);
+int64_t iz_touched_sort(uint64_t *key, uint64_t *scratch, int64_t n);
 
 #endif

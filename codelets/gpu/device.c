@@ -162,7 +162,7 @@ bool iz_device_done(void *stream)
 }
 
 /* A copy takes milliseconds: naps of a few microseconds cost it nothing and
- * leave the core to others (lanes have no timer slack: see open_lane).  They
+ * leave the core to others (movers have no timer slack: see open_mover).  They
  * grow by a 64th of the first each turn: the last of a wait of 10 ms is one of
  * 40 us, and to wait for a rank that is stuck takes no core. */
 void iz_device_nap(int turn)

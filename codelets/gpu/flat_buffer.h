@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What tasks do to flat buffers, on whichever side the exec of the task works:
- * a GPU's worker enqueues, a lane with a stream enqueues copies, everything
+ * a GPU's worker enqueues, a mover with a stream enqueues copies, everything
  * else is done when the function returns. */
 #ifndef IZ_CODELETS_GPU_FLAT_BUFFER_H
 #define IZ_CODELETS_GPU_FLAT_BUFFER_H

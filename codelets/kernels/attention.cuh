@@ -47,7 +47,7 @@ static __device__ __forceinline__ int64_t iz_head_k(const struct iz_heads &a,
 }
 
 /* The tile of one head or group that a block has; `after`: tiles behind it. */
-struct iz_place {
+struct iz_attention_place {
     int head, tile, after;
 };
 
@@ -55,7 +55,7 @@ struct iz_place {
  * then the second ones: blocks that run at the same time read the same keys, or
  * the same queries, while the level-2 cache has them, and the longest tiles of
  * a chunk start first.  `group` heads to a block, 1 or a.group. */
-static __device__ __forceinline__ struct iz_place
+static __device__ __forceinline__ struct iz_attention_place
 iz_attention_place(const struct iz_heads &a, int group)
 {
     unsigned all = (unsigned)(a.all / group), tiles = gridDim.x / all;

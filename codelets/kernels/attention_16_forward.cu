@@ -76,7 +76,7 @@ static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
     constexpr int KEPT = DP <= 64 ? DP / 16 : 1; /* what registers have left */
     IZ_SHARED(uint16_t, qs);
     uint16_t *ks = qs + BM * P, *vs = ks + BN * P;
-    struct iz_place here = iz_attention_place(a, 1);
+    struct iz_attention_place here = iz_attention_place(a, 1);
     int head = here.head, i0 = here.after * BM;
     int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT;

@@ -85,7 +85,7 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     constexpr int BK = 16 * MT * NW, P = pitch<DP>, TILE = query_tile<DP, BQ>;
     IZ_SHARED(uint16_t, ks);
     uint16_t *vs = ks + BK * P, *tiles = vs + BK * P;
-    struct iz_place here = iz_attention_place(a, a.group);
+    struct iz_attention_place here = iz_attention_place(a, a.group);
     int group = here.head, k0 = here.tile * BK, stage = 0;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - k0 - own;
     int part = 8 * C < DP ? (int)blockIdx.y * 8 * C : 0;
@@ -141,7 +141,7 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     constexpr int BM = 16 * MT * NW, P = pitch<DP>, TILE = 2 * BN * P;
     IZ_SHARED(uint16_t, qs);
     uint16_t *ys = qs + BM * P, *tiles = ys + BM * P;
-    struct iz_place here = iz_attention_place(a, 1);
+    struct iz_attention_place here = iz_attention_place(a, 1);
     int head = here.head, i0 = here.after * BM;
     int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - i0 - own;

@@ -175,7 +175,7 @@ static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
     constexpr int R = B / SIDE;
     IZ_SHARED(float, qs);
     float *ks = qs + B * pitch<DP>, *w = ks + B * pitch<DP>;
-    struct iz_place here = iz_attention_place(a, 1);
+    struct iz_attention_place here = iz_attention_place(a, 1);
     int head = here.head, i0 = here.after * B, left = a.seq - i0;
     int64_t ld = a.ld;
     const T *q = (const T *)a.qkv + iz_head_q(a, head);
@@ -235,7 +235,7 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
     IZ_SHARED(float, ks);
     float *vs = ks + B * pitch<DP>, *qs = vs + B * pitch<DP>;
     float *ys = qs + B * pitch<DP>, *w = ys + B * pitch<DP>;
-    struct iz_place here = iz_attention_place(a, a.group);
+    struct iz_attention_place here = iz_attention_place(a, a.group);
     int group = here.head, k0 = here.tile * B, head = group * a.group;
     int start = a.full ? 0 : k0, i0 = start;
     int64_t ld = a.ld, first = iz_head_k(a, group) + k0 * ld;
@@ -294,7 +294,7 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
     IZ_SHARED(float, qs);
     float *ys = qs + B * pitch<DP>, *ks = ys + B * pitch<DP>;
     float *vs = ks + B * pitch<DP>, *w = vs + B * pitch<DP>;
-    struct iz_place here = iz_attention_place(a, 1);
+    struct iz_attention_place here = iz_attention_place(a, 1);
     int head = here.head, i0 = here.after * B, left = a.seq - i0;
     int64_t ld = a.ld, at = (int64_t)head * a.seq + i0;
     const T *q = (const T *)a.qkv + iz_head_q(a, head);

@@ -7,7 +7,7 @@
 #define EPSILON 1e-5f
 
 static void start(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                  const struct iz_norm *n, bool again)
+                  const struct iz_norm_layer *n, bool again)
 {
     iz_by_type(a.dtype, [&](auto zero) {
         start_forward<decltype(zero), true>(x, y, {}, a, n, EPSILON, 0, again);
@@ -15,13 +15,13 @@ static void start(struct iz_exec *x, struct iz_view y, struct iz_view a,
 }
 
 void iz_layernorm_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_norm *n)
+                           struct iz_view a, const struct iz_norm_layer *n)
 {
     start(x, y, a, n, false);
 }
 
 void iz_layernorm_again_cuda(struct iz_exec *x, struct iz_view y,
-                             struct iz_view a, const struct iz_norm *n)
+                             struct iz_view a, const struct iz_norm_layer *n)
 {
     start(x, y, a, n, true);
 }
@@ -29,7 +29,7 @@ void iz_layernorm_again_cuda(struct iz_exec *x, struct iz_view y,
 /* scratch fp32 [2 parts, c]. */
 void iz_layernorm_bwd_cuda(struct iz_exec *x, struct iz_view dx,
                            struct iz_view r, struct iz_view dy,
-                           struct iz_view a, const struct iz_norm *n,
+                           struct iz_view a, const struct iz_norm_layer *n,
                            struct iz_view scratch)
 {
     iz_by_type(a.dtype, [&](auto zero) {

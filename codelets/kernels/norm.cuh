@@ -386,7 +386,7 @@ template <class T> static bool whole(const pieces<T> &s)
 
 template <class T, bool MEAN>
 static known<T, MEAN> known_of(struct iz_view out, struct iz_view a,
-                               const struct iz_norm *n, float eps)
+                               const struct iz_norm_layer *n, float eps)
 {
     const char *name = MEAN ? "layernorm" : "rmsnorm";
     int64_t all = iz_view_len(n->rstd);
@@ -442,8 +442,8 @@ static void launch_forward(struct iz_exec *x, const forward<T, MEAN> &p)
 template <class T, bool MEAN>
 static void start_forward(struct iz_exec *x, struct iz_view y,
                           struct iz_view kept, struct iz_view a,
-                          const struct iz_norm *n, float eps, int64_t first,
-                          bool again)
+                          const struct iz_norm_layer *n, float eps,
+                          int64_t first, bool again)
 {
     forward<T, MEAN> p = {known_of<T, MEAN>(y, a, n, eps),
                           pieces_of<T>(y, first), pieces_of<T>(kept, 0),
@@ -521,8 +521,8 @@ static void launch_backward(struct iz_exec *x, const backward<T, MEAN> &p,
 template <class T, bool MEAN>
 static void start_backward(struct iz_exec *x, struct iz_view dx,
                            struct iz_view r, struct iz_view dy,
-                           struct iz_view a, const struct iz_norm *n, float eps,
-                           int64_t first, struct iz_view scratch)
+                           struct iz_view a, const struct iz_norm_layer *n,
+                           float eps, int64_t first, struct iz_view scratch)
 {
     backward<T, MEAN> p = {known_of<T, MEAN>(dx, a, n, eps),
                            pieces_of<T>(dx, first),

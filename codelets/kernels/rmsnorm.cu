@@ -5,9 +5,9 @@
 
 #include "codelets/ops/gpu_ops.h"
 
-static struct iz_norm norm_like(const struct iz_rmsnorm *n)
+static struct iz_norm_layer norm_like(const struct iz_rmsnorm *n)
 {
-    struct iz_norm like = {};
+    struct iz_norm_layer like = {};
 
     like.w = n->w;
     like.dw = n->dw;
@@ -19,7 +19,7 @@ static void start(struct iz_exec *x, struct iz_view y, struct iz_view kept,
                   struct iz_view a, const struct iz_rmsnorm *n, int64_t first,
                   bool again)
 {
-    struct iz_norm like = norm_like(n);
+    struct iz_norm_layer like = norm_like(n);
 
     iz_by_type(a.dtype, [&](auto zero) {
         start_forward<decltype(zero), false>(x, y, kept, a, &like, n->eps,
@@ -51,7 +51,7 @@ static void start_back(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                        const struct iz_rmsnorm *n, int64_t first,
                        struct iz_view scratch)
 {
-    struct iz_norm like = norm_like(n);
+    struct iz_norm_layer like = norm_like(n);
 
     iz_by_type(a.dtype, [&](auto zero) {
         start_backward<decltype(zero), false>(x, dx, r, dy, a, &like, n->eps,

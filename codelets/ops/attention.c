@@ -82,7 +82,7 @@ static void cpu_fwd(struct iz_exec *x, const struct iz_attention *a)
         struct iz_head h = head_at(a, i, NULL, NULL);
 
         h.work = work.p;
-        iz_fused()->attention_fwd(&h);
+        iz_attention_loops()->attention_fwd(&h);
     }
 }
 
@@ -97,7 +97,7 @@ static void cpu_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
         struct iz_head h = head_at(a, i, dqkv.p, dy.p);
 
         h.work = work.p;
-        iz_fused()->attention_bwd(&h);
+        iz_attention_loops()->attention_bwd(&h);
     }
 }
 

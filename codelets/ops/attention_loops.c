@@ -26,7 +26,7 @@ enum {
     STRIP = IZ_STRIP /* rows of a result that are in registers at a time */
 };
 
-extern const struct iz_fused IZ_FUSED_TABLE;
+extern const struct iz_attention_loops IZ_ATTENTION_TABLE;
 
 #define ALIGNED __attribute__((aligned(64)))
 #define LOG2_E 1.4426950408889634
@@ -529,5 +529,5 @@ static void head_bwd(const struct iz_head *h)
     }
 }
 
-const struct iz_fused IZ_FUSED_TABLE = {.attention_fwd = head_fwd,
-                                        .attention_bwd = head_bwd};
+const struct iz_attention_loops IZ_ATTENTION_TABLE = {
+    .attention_fwd = head_fwd, .attention_bwd = head_bwd};

@@ -8,7 +8,7 @@
 
 #include "codelets/ops/attention.h"
 
-struct iz_fused {
+struct iz_attention_loops {
     void (*attention_fwd)(const struct iz_head *h);
     void (*attention_bwd)(const struct iz_head *h);
 };

@@ -52,18 +52,19 @@ struct iz_refusal {
 struct iz_exec {
     enum iz_backend backend; /* whose kernels, whose scratch */
     bool dry;                /* only count */
-    bool tf32;         /* fp32 products may round their operands to tf32 */
-    bool fused_db;     /* on a GPU: the library sums db beside dw: to measure */
-    bool narrow;       /* on the CPU: products with bf16 weights are of bf16 */
-    bool cudnn;        /* on a GPU: attention's forward is cuDNN's */
-    enum iz_dtype act; /* type of activations: fp32 on the CPU */
-    int capability;    /* compute capability of the GPU, 90 for 9.0 */
+    bool tf32;     /* fp32 products may round their operands to tf32 */
+    bool fused_db; /* on a GPU: the library sums db beside dw: to measure */
+    bool bf16_products; /* on the CPU: products with bf16 weights are of bf16 */
+    bool cudnn;         /* on a GPU: attention's forward is cuDNN's */
+    enum iz_dtype act;  /* type of activations: fp32 on the CPU */
+    int capability;     /* compute capability of the GPU, 90 for 9.0 */
     /* In a dry run by a GPU's worker: libraries are asked, and make ready for,
      * what is counted; the first one that cannot says so here.  NULL: nobody
      * is asked. */
     struct iz_refusal *ask;
     /* On a GPU: the CUDA stream that work is enqueued on, and the handles of
-     * its libraries (struct iz_cuda).  A lane that copies has a stream too. */
+     * its libraries (struct iz_cuda).  A mover, which copies, has a stream too.
+     */
     void *stream;
     struct iz_cuda *cuda;
     struct iz_arena work; /* scratch of this task */

@@ -36,12 +36,12 @@ void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
 
 /* layernorm.cu */
 void iz_layernorm_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_norm *n);
+                           struct iz_view a, const struct iz_norm_layer *n);
 void iz_layernorm_again_cuda(struct iz_exec *x, struct iz_view y,
-                             struct iz_view a, const struct iz_norm *n);
+                             struct iz_view a, const struct iz_norm_layer *n);
 void iz_layernorm_bwd_cuda(struct iz_exec *x, struct iz_view dx,
                            struct iz_view r, struct iz_view dy,
-                           struct iz_view a, const struct iz_norm *n,
+                           struct iz_view a, const struct iz_norm_layer *n,
                            struct iz_view scratch);
 
 /* rmsnorm.cu */

@@ -68,7 +68,7 @@ static struct iz_view widen(struct iz_exec *x, struct iz_view v)
 }
 
 static void count(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                  const struct iz_norm *n)
+                  const struct iz_norm_layer *n)
 {
     assert(a.rows == y.rows && a.cols == y.cols && a.cols == n->w.cols);
     assert(n->mean.rows == a.rows && n->rstd.rows == a.rows);
@@ -76,7 +76,7 @@ static void count(struct iz_exec *x, struct iz_view y, struct iz_view a,
 }
 
 static void apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                  const struct iz_norm *n)
+                  const struct iz_norm_layer *n)
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view w = widen(x, n->w), b = widen(x, n->b);
@@ -87,7 +87,7 @@ static void apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
 }
 
 void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                      const struct iz_norm *n)
+                      const struct iz_norm_layer *n)
 {
     count(x, y, a, n);
     if (iz_runs(x, IZ_CPU))
@@ -99,7 +99,7 @@ void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
 }
 
 void iz_layernorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                        const struct iz_norm *n)
+                        const struct iz_norm_layer *n)
 {
     count(x, y, a, n);
     if (x->backend == IZ_CPU)
@@ -130,7 +130,7 @@ static inline void row_means(float *mg, float *mgx, const float *dy,
  * or of dy. */
 IZ_SIMD static void bwd_cpu(struct iz_view dx, struct iz_view r,
                             struct iz_view dy, struct iz_view a,
-                            const struct iz_norm *n, const float *w,
+                            const struct iz_norm_layer *n, const float *w,
                             float *restrict scratch)
 {
     const float *mean = n->mean.p, *rstd = n->rstd.p;
@@ -167,7 +167,7 @@ static void store(const struct iz_exec *x, struct iz_view to, const float *from)
 
 static void run_bwd_cpu(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                         struct iz_view dy, struct iz_view a,
-                        const struct iz_norm *n)
+                        const struct iz_norm_layer *n)
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view w = widen(x, n->w);
@@ -185,10 +185,10 @@ static void run_bwd_cpu(struct iz_exec *x, struct iz_view dx, struct iz_view r,
 /* Scratch: per part a row of dw and one of db. */
 static void run_bwd_cuda(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                          struct iz_view dy, struct iz_view a,
-                         const struct iz_norm *n)
+                         const struct iz_norm_layer *n)
 {
     int64_t mark = iz_work_mark(x);
-    int64_t parts = iz_norm_parts(a.rows, a.cols, a.dtype);
+    int64_t parts = iz_norm_layer_parts(a.rows, a.cols, a.dtype);
     struct iz_view scratch = iz_work(x, IZ_F32, 2 * parts, a.cols);
 
     if (iz_runs(x, IZ_CUDA))
@@ -198,7 +198,7 @@ static void run_bwd_cuda(struct iz_exec *x, struct iz_view dx, struct iz_view r,
 
 void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                       struct iz_view dy, struct iz_view a,
-                      const struct iz_norm *n)
+                      const struct iz_norm_layer *n)
 {
     assert(dx.rows == a.rows && dy.rows == a.rows && dx.cols == a.cols);
     iz_count(x, 0,

@@ -8,7 +8,7 @@
 
 bool iz_matmul16(const struct iz_exec *x, const struct iz_linear *l)
 {
-    return x->narrow && x->backend == IZ_CPU && l->w.dtype == IZ_BF16 &&
+    return x->bf16_products && x->backend == IZ_CPU && l->w.dtype == IZ_BF16 &&
            l->scale == 0;
 }
 

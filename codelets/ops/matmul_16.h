@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The products of ops.h on a CPU that multiplies bf16 (struct iz_exec:
- * narrow): weights are taken as they are, the other operand is rounded to bf16,
- * sums are fp32. */
+ * bf16_products): weights are taken as they are, the other operand is rounded
+ * to bf16, sums are fp32. */
 #ifndef IZ_CODELETS_OPS_MATMUL_16_H
 #define IZ_CODELETS_OPS_MATMUL_16_H
 

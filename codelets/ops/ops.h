@@ -60,20 +60,20 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                   const struct iz_linear *l);
 
 /* w b dw db [1,C]; mean and rstd fp32 [M,1] are written by forward. */
-struct iz_norm {
+struct iz_norm_layer {
     struct iz_view w, b, dw, db, mean, rstd;
 };
 
 /* y = (a - mean) / sqrt(var + 1e-5) w + b, by row; all [M,C]. */
 void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                      const struct iz_norm *n);
+                      const struct iz_norm_layer *n);
 /* The same y again, bit for bit, from the saved mean and rstd. */
 void iz_layernorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                        const struct iz_norm *n);
+                        const struct iz_norm_layer *n);
 /* dx = r + d(layernorm)/da dy, dw, db; dx may be r or dy, r may be absent. */
 void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                       struct iz_view dy, struct iz_view a,
-                      const struct iz_norm *n);
+                      const struct iz_norm_layer *n);
 
 /* y = a/2 (1 + tanh(sqrt(2/pi) (a + 0.044715 a^3))); y may be a. */
 void iz_gelu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);

@@ -192,7 +192,8 @@ static void run_bwd_cpu(struct iz_exec *x, struct backward b,
 static struct iz_view cuda_scratch(struct iz_exec *x,
                                    const struct iz_rmsnorm *n)
 {
-    int64_t parts = iz_norm_parts(iz_view_len(n->rstd), n->w.cols, n->w.dtype);
+    int64_t parts =
+        iz_norm_layer_parts(iz_view_len(n->rstd), n->w.cols, n->w.dtype);
 
     return iz_work(x, IZ_F32, parts, n->w.cols);
 }

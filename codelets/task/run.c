@@ -139,7 +139,7 @@ void iz_end_simulated(void *arg)
              (int64_t)(starpu_timing_timespec_to_us(&p->end_time) * 1e3));
 }
 
-/* Idle StarPU workers spin.  Lanes mostly wait and may share a core with a
+/* Idle StarPU workers spin.  Movers mostly wait and may share a core with a
  * compute worker, so after some turns without work a worker sleeps.  A task
  * becomes ready when another one is submitted or has ended; StarPU does the
  * latter after the codelet's function, so it is over when that worker begins
@@ -176,7 +176,7 @@ unsigned iz_nap(void *arg)
 
 static const struct iz_rate plausible[IZ_RATES] = {
     [IZ_ON_COMPUTE] = {400e12, 3e12, 5e-6}, [IZ_ON_HOST] = {50e9, 10e9, 1e-6},
-    [IZ_ON_LANE] = {0, 10e9, 10e-6},        [IZ_ON_UP] = {0, 25e9, 10e-6},
+    [IZ_ON_COMM] = {0, 10e9, 10e-6},        [IZ_ON_UP] = {0, 25e9, 10e-6},
     [IZ_ON_DOWN] = {0, 25e9, 10e-6},        [IZ_ON_IO] = {0, 2e9, 50e-6},
     [IZ_RATE_GATHER] = {0, 10e9, 10e-6},
 };

@@ -17,7 +17,7 @@ static void mark(worker_mask m, unsigned id)
     m[id / 32] |= UINT32_C(1) << (id % 32);
 }
 
-/* Gives the CPU's workers their parts, in order: compute, lane, the two
+/* Gives the CPU's workers their parts, in order: compute, comm, the two
  * directions of copies, disk. */
 static void split_workers(struct iz_graph *g, const int *cpu, int n)
 {
@@ -27,8 +27,8 @@ static void split_workers(struct iz_graph *g, const int *cpu, int n)
         g->worker[cpu[at]].index = at;
         mark(g->mask[IZ_ON_HOST], (unsigned)cpu[at]);
     }
-    if (g->config.lane)
-        g->lane_worker = (unsigned)cpu[at++];
+    if (g->config.comm)
+        g->comm_worker = (unsigned)cpu[at++];
     if (g->gpu) {
         mark(g->mask[IZ_ON_UP], (unsigned)cpu[at++]);
         mark(g->mask[IZ_ON_DOWN], (unsigned)cpu[at++]);
@@ -38,21 +38,22 @@ static void split_workers(struct iz_graph *g, const int *cpu, int n)
         mark(g->mask[IZ_ON_IO], (unsigned)cpu[at++]);
 }
 
-static int lanes(const struct iz_graph *g)
+static int movers(const struct iz_graph *g)
 {
-    return g->config.lane + (g->gpu ? 2 : 0) + g->config.io_workers;
+    return g->config.comm + (g->gpu ? 2 : 0) + g->config.io_workers;
 }
 
 static int check_workers(const struct iz_graph *g)
 {
-    int cpu = g->config.workers + lanes(g);
+    int cpu = g->config.workers + movers(g);
     if (cpu <= STARPU_MAXCPUS)
         return 0;
     if (g->config.rank == 0)
         fprintf(stderr,
-                "izar: run.workers: %d compute workers and %d lanes are more "
+                "izar: run.workers: %d compute workers and %d that move data "
+                "are more "
                 "than the %d CPU workers this StarPU is built for\n",
-                g->config.workers, lanes(g), STARPU_MAXCPUS);
+                g->config.workers, movers(g), STARPU_MAXCPUS);
     return -EINVAL;
 }
 
@@ -66,7 +67,7 @@ static int open_workers(struct iz_graph *g)
         struct worker *k = &g->worker[w];
         k->exec.backend = IZ_CPU;
         k->exec.act = IZ_F32;
-        k->exec.narrow = g->config.narrow;
+        k->exec.bf16_products = g->config.bf16_products;
         k->random = g->config.delay_seed * 1000003 + (uint64_t)w + 1;
         k->log.span = malloc(SPANS * sizeof(*k->log.span));
         if (!k->log.span)
@@ -84,16 +85,16 @@ void iz_graph_give(struct iz_graph *g, char *const *scratch,
             (struct iz_arena){.base = scratch[i], .size = g->config.work_bytes};
 }
 
-/* On a lane: a stream of its own.  A thread's naps take 50 us more than asked
+/* On a mover: a stream of its own.  A thread's naps take 50 us more than asked
  * for unless it says otherwise, and the next copy begins after one. */
-static void open_lane(void *arg)
+static void open_mover(void *arg)
 {
     struct iz_graph *g = arg;
     struct iz_exec *x = &g->worker[starpu_worker_get_id()].exec;
     prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     if (iz_device_use(g->config.device, NULL) ||
         !(x->stream = iz_device_stream_open()))
-        iz_die("a lane has no GPU");
+        iz_die("a mover has no GPU");
 }
 
 static void close_lane(void *arg)
@@ -111,7 +112,7 @@ static void on_lanes(struct iz_graph *g, void (*fn)(void *arg))
         bool copies =
             (g->mask[IZ_ON_UP][w / 32] | g->mask[IZ_ON_DOWN][w / 32]) &
             UINT32_C(1) << (w % 32);
-        if (copies || (g->config.lane && w == g->lane_worker))
+        if (copies || (g->config.comm && w == g->comm_worker))
             ids[n++] = w;
     }
     starpu_execute_on_specific_workers(fn, g, n, ids, "izar");
@@ -185,12 +186,12 @@ static int start_starpu(struct iz_graph *g)
     conf.nopencl = 0;
     conf.catch_signals = 0;
     /* The user's STARPU_NCPU counts compute workers (runtime/machine/cores.c
-     * has read it); StarPU must also make the lanes, and takes one from the
+     * has read it); StarPU must also make the movers, and takes one from the
      * number for a bound main thread. */
     const char *main_thread = getenv("STARPU_MAIN_THREAD_BIND");
     bool taken = main_thread && atoi(main_thread) != 0;
     char ncpu[16];
-    snprintf(ncpu, sizeof(ncpu), "%d", g->config.workers + lanes(g) + taken);
+    snprintf(ncpu, sizeof(ncpu), "%d", g->config.workers + movers(g) + taken);
     setenv("STARPU_NCPU", ncpu, 1);
     unsetenv("STARPU_NCPUS");
     unsetenv("STARPU_RESERVE_NCPU"); /* has been counted too */
@@ -210,7 +211,7 @@ static int take_workers(struct iz_graph *g)
                                                STARPU_NMAXWORKERS);
     int n_gpu = (int)starpu_worker_get_ids_by_type(STARPU_CUDA_WORKER, gpu,
                                                    STARPU_NMAXWORKERS);
-    int wanted = g->config.workers + lanes(g);
+    int wanted = g->config.workers + movers(g);
     if (n != wanted || n_gpu != g->gpu) {
         fprintf(stderr,
                 "izar: StarPU started %d CPU workers of the %d asked for and "
@@ -227,7 +228,7 @@ static int take_workers(struct iz_graph *g)
     /* StarPU leaves the calling thread on the last GPU that it has measured. */
     if (iz_device_use(g->config.device, NULL))
         return -ENODEV;
-    on_lanes(g, open_lane);
+    on_lanes(g, open_mover);
     iz_graph_on_device(g, open_cuda, g);
     return 0;
 }
@@ -243,7 +244,7 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c)
     g->idle_hook = -1;
     memcpy(g->given, c->rate, sizeof(g->given));
     iz_set_rates(g);
-    g->n_workers = c->workers + lanes(g) + g->gpu;
+    g->n_workers = c->workers + movers(g) + g->gpu;
     int r = check_workers(g);
     if (!r)
         r = open_workers(g);
@@ -289,8 +290,8 @@ void iz_graph_close(struct iz_graph **out)
 
 bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w)
 {
-    if (where == IZ_ON_LANE)
-        return g->config.lane && (unsigned)w == g->lane_worker;
+    if (where == IZ_ON_COMM)
+        return g->config.comm && (unsigned)w == g->comm_worker;
     return g->mask[where][w / 32] >> (w % 32) & 1;
 }
 

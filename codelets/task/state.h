@@ -37,7 +37,7 @@ struct iz_graph {
     struct iz_rate given[IZ_PLACES]; /* rates that the config had */
     int n_workers;
     bool gpu;
-    unsigned lane_worker, lane_order;
+    unsigned comm_worker, comm_order;
     worker_mask mask[IZ_PLACES]; /* workers of each place; empty: none */
     unsigned *host_worker;       /* compute workers of the CPU */
     unsigned gpu_worker;
@@ -47,7 +47,7 @@ struct iz_graph {
     int64_t submitted;
     double bytes[IZ_PLACES]; /* of what was submitted */
     int64_t waited_ns;       /* that the submitting thread waited for tasks */
-    int turn;
+    int position;
     bool started;
 };
 

@@ -14,13 +14,13 @@
 static enum iz_where place(struct iz_graph *g, struct starpu_task *task,
                            enum iz_where where)
 {
-    if (where == IZ_ON_LANE && g->config.lane) {
+    if (where == IZ_ON_COMM && g->config.comm) {
         task->execute_on_a_specific_worker = 1;
-        task->workerid = g->lane_worker;
-        task->workerorder = ++g->lane_order;
+        task->workerid = g->comm_worker;
+        task->workerorder = ++g->comm_order;
         return where;
     }
-    if (where == IZ_ON_LANE || (where == IZ_ON_IO && !g->config.io_workers))
+    if (where == IZ_ON_COMM || (where == IZ_ON_IO && !g->config.io_workers))
         where = IZ_ON_HOST;
     if (!g->gpu && where != IZ_ON_IO)
         where = IZ_ON_HOST;
@@ -97,7 +97,7 @@ static int submit_numbered(struct iz_graph *g, struct starpu_task *task,
                            int step)
 {
     starpu_iteration_push((unsigned long)step);
-    starpu_iteration_push((unsigned long)g->turn);
+    starpu_iteration_push((unsigned long)g->position);
     int r = starpu_task_submit(task);
     starpu_iteration_pop();
     starpu_iteration_pop();
@@ -143,7 +143,7 @@ static void wait_all(struct iz_graph *g)
 void iz_submit(struct iz_graph *g, const struct iz_task *t)
 {
     bool alone =
-        g->config.lane_alone && g->config.lane && t->where == IZ_ON_LANE;
+        g->config.comm_alone && g->config.comm && t->where == IZ_ON_COMM;
     if (alone)
         wait_all(g);
     submit(g, t);
@@ -166,10 +166,10 @@ double iz_graph_bytes(const struct iz_graph *g, enum iz_where where)
     return g->bytes[where];
 }
 
-int iz_graph_turn(struct iz_graph *g, int turn)
+int iz_graph_position(struct iz_graph *g, int position)
 {
-    int before = g->turn;
-    g->turn = turn;
+    int before = g->position;
+    g->position = position;
     return before;
 }
 

@@ -2,8 +2,8 @@
 /* The one door through which tasks enter StarPU.  A task is a kind (name,
  * colour, priority), a function, the data it touches and a small argument that
  * is copied. Everything that happens around every task happens here: placement
- * on the right workers, the order of the lane, cost for the scheduler, the span
- * log. */
+ * on the right workers, the order of the comm worker, cost for the scheduler,
+ * the span log. */
 #ifndef IZ_CODELETS_TASK_TASK_H
 #define IZ_CODELETS_TASK_TASK_H
 
@@ -57,19 +57,19 @@ struct iz_shadow {
 enum iz_where {
     IZ_ON_COMPUTE, /* the GPU if there is one, else as IZ_ON_HOST */
     IZ_ON_HOST,    /* the CPU's compute workers */
-    IZ_ON_LANE, /* collectives: one worker, in submission order on every rank */
+    IZ_ON_COMM, /* collectives: one worker, in submission order on every rank */
     IZ_ON_UP,   /* copies to the GPU */
     IZ_ON_DOWN, /* copies to the host */
     IZ_ON_IO,   /* disk: workers that sleep in the kernel */
     IZ_PLACES,
-    /* The lane's rate of an all-gather: a host need take in only once what all
-     * its ranks receive. */
+    /* The comm worker's rate of an all-gather: a host need take in only once
+     * what all its ranks receive. */
     IZ_RATE_GATHER = IZ_PLACES,
     IZ_RATES
 };
 
 /* The bytes of a task are those of its place: of memory for compute and host,
- * of the link for up and down, of the network for the lane, of the disk. */
+ * of the link for up and down, of the network for comm, of the disk. */
 
 struct iz_access {
     starpu_data_handle_t handle;
@@ -82,7 +82,7 @@ struct iz_task {
     enum iz_kind kind;
     enum iz_where where;
     /* buf[i] is the memory of data[i]; x is the worker's exec (arenas empty).
-     * On the GPU's worker it only enqueues on x->stream; what a lane enqueues
+     * On the GPU's worker it only enqueues on x->stream; what a mover enqueues
      * there is waited for after it returns. */
     void (*run)(struct iz_exec *x, void **buf, const void *arg);
     const void *arg; /* copied */
@@ -93,10 +93,10 @@ struct iz_task {
     int urgency;         /* added to the kind's priority */
     double flops, bytes; /* for the scheduler's cost and the trace */
     double squares;      /* elements that it squares while it has them */
-    bool gathers;        /* on the lane: what it receives, all ranks receive */
-    double seconds;      /* if known: what it costs */
-    int unit, step;      /* what the trace and the messages call it */
-    bool ends_step;      /* its end is marked in the trace */
+    bool gathers; /* on the comm worker: what it receives, all ranks receive */
+    double seconds; /* if known: what it costs */
+    int unit, step; /* what the trace and the messages call it */
+    bool ends_step; /* its end is marked in the trace */
 };
 
 /* The tag of a task in StarPU's trace: its kind, its place, its unit (all ones:
@@ -112,18 +112,18 @@ struct iz_span {
 };
 
 struct iz_graph_config {
-    int workers;       /* compute workers of the CPU */
-    int device;        /* index of the rank's GPU, -1: none */
-    enum iz_dtype act; /* type of activations */
-    int capability;    /* of the GPU, and: */
-    bool tf32, narrow; /* as in struct iz_exec */
-    bool cudnn;        /* the same */
+    int workers;              /* compute workers of the CPU */
+    int device;               /* index of the rank's GPU, -1: none */
+    enum iz_dtype act;        /* type of activations */
+    int capability;           /* of the GPU, and: */
+    bool tf32, bf16_products; /* as in struct iz_exec */
+    bool cudnn;               /* the same */
     /* For schedulers that ask what a task costs, and for a simulation, which
      * takes the cost for the truth.  Zero: plausible rates. */
     struct iz_rate rate[IZ_RATES];
     bool simulated;  /* tasks are not executed, times are virtual */
-    bool lane;       /* one more worker for collectives */
-    bool lane_alone; /* collectives never run beside other tasks: it waits */
+    bool comm;       /* one more worker for collectives */
+    bool comm_alone; /* collectives never run beside other tasks: it waits */
     int io_workers;  /* more workers for the disk */
     const char *scheduler; /* StarPU's name; STARPU_SCHED wins */
     int rank;              /* names the trace file */
@@ -147,7 +147,7 @@ void iz_graph_close(struct iz_graph **g);
 
 /* Where in the graph of a step the tasks to come are: StarPU's sub-iteration,
  * so that traces show them in this order.  Returns what it was. */
-int iz_graph_turn(struct iz_graph *g, int turn);
+int iz_graph_position(struct iz_graph *g, int position);
 
 /* Submits.  What StarPU refuses ends the job: other ranks would wait for it. */
 void iz_submit(struct iz_graph *g, const struct iz_task *t);

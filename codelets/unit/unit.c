@@ -86,10 +86,10 @@ static void show_rows(const struct iz_unit_arg *a, void **buf,
                       struct iz_view *w, struct iz_view *dw)
 {
     const struct iz_unit_layout *l = a->layout;
-    struct iz_rows r;
+    struct iz_touched r;
     if (a->at_rows < 0)
         return;
-    r = iz_rows_of(buf[a->at_rows], l->model->n_units, l->unit, w->cols);
+    r = iz_touched_of(buf[a->at_rows], l->model->n_units, l->unit, w->cols);
     dw->row = r.row;
     dw->rows = r.n;
     if (!a->packed)
@@ -259,7 +259,7 @@ static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
 static struct iz_exec dry_like(const struct iz_exec *like)
 {
     struct iz_exec x = iz_exec_dry(like->backend, like->act);
-    x.narrow = like->narrow;
+    x.bf16_products = like->bf16_products;
     x.capability = like->capability;
     x.cudnn = like->cudnn;
     x.rate = like->rate;

@@ -202,7 +202,7 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
                                     IZ_NVME_ALIGN * IZ_NVME_ALIGN,
                            .at = 4 * done};
 
-        iz_zero_io(r->e, IZ_LOAD, r->group, buffer, done ? STARPU_RW : STARPU_W,
+        iz_disk_io(r->e, IZ_LOAD, r->group, buffer, done ? STARPU_RW : STARPU_W,
                    params ? k->param_handle : k->state_handle, io);
         done += n;
     }
@@ -292,7 +292,7 @@ static void frozen_disk(const struct range *r, starpu_data_handle_t buffer)
                                     IZ_NVME_ALIGN * IZ_NVME_ALIGN,
                            .at = raw_at(r->e, r->n) + size * done};
 
-        iz_zero_io(r->e, IZ_LOAD, r->group, buffer, done ? STARPU_RW : STARPU_W,
+        iz_disk_io(r->e, IZ_LOAD, r->group, buffer, done ? STARPU_RW : STARPU_W,
                    k->param_handle, io);
         done += n;
     }
@@ -342,8 +342,8 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
 {
     const struct iz_state_part *p = &s->state.arg[part];
     struct iz_engine *e = s->e;
-    struct iz_stage *stage =
-        iz_zero_stage(e->save_stage, &e->next_save_stage, e->plan.save_stages);
+    struct iz_staging *stage = iz_next_staging(
+        e->save_stage, &e->next_save_stage, e->plan.save_stages);
     struct block_arg a = {s, part, block};
     struct range r = {e, p->group, p->array, p->skip + block * IZ_BLOCK,
                       iz_piece_block_elems(&s->piece[part], block)};
@@ -451,11 +451,11 @@ static int open_pieces(struct iz_saver *s, const char *model_text)
     struct iz_coll *c = s->e->coll;
     int err = iz_state_open(&s->state, s->e, model_text, false);
 
-    err = iz_ckpt_agree(c, err);
+    err = iz_agree(c, err);
     if (err)
         return err;
     s->piece = calloc((size_t)s->state.k.n_parts + 1, sizeof *s->piece);
-    err = iz_ckpt_agree(c, s->piece ? 0 : -ENOMEM);
+    err = iz_agree(c, s->piece ? 0 : -ENOMEM);
     if (!err)
         err = iz_ckpt_shares(&s->state.k, c, s->piece);
     return err;
@@ -475,7 +475,7 @@ int iz_save_open(struct iz_saver **out, struct iz_engine *e,
     err = open_pieces(s, model_text);
     if (!err && e->plan.rank == 0)
         err = iz_ckpt_dir_sweep(s->state.k.dir);
-    err = iz_ckpt_agree(e->coll, err);
+    err = iz_agree(e->coll, err);
     if (err)
         return err;
     starpu_void_data_register(&s->file);
@@ -552,7 +552,7 @@ int iz_save_finish(struct iz_saver *s)
     int err;
 
     iz_graph_wait(e->graph);
-    err = iz_ckpt_agree(e->coll, atomic_load(&s->err));
+    err = iz_agree(e->coll, atomic_load(&s->err));
     if (err || !s->pending || (s->failed && s->failed <= s->pending))
         return err;
     mine = (struct iz_ckpt_file){e->sealed.bytes, e->sealed.header_hash};
@@ -578,8 +578,8 @@ static void copy_blocks(struct iz_saver *s, float *block)
             const struct iz_state_part *p = &s->state.arg[i];
             int64_t n = iz_piece_block_elems(&s->piece[i], b);
 
-            iz_homes_get(s->e, p->group, p->array, p->skip + b * IZ_BLOCK,
-                         block, n);
+            iz_access_get(s->e, p->group, p->array, p->skip + b * IZ_BLOCK,
+                          block, n);
             fail(s, iz_ckpt_writer_block(&s->writer, i, b, block));
             iz_progress_add(&progress, 4 * n);
         }

@@ -24,7 +24,7 @@ static const char *array_name(const struct iz_engine *e, int a)
 static void put(void *arg, int64_t from, const float *in, int64_t n)
 {
     struct iz_state_part *a = arg;
-    iz_homes_put(a->e, a->group, a->array, from + a->skip, in, n);
+    iz_access_put(a->e, a->group, a->array, from + a->skip, in, n);
 }
 
 /* A rank saves its shard; where it owns the whole it must also load the whole.
@@ -197,7 +197,7 @@ static int find_newest(const struct iz_ckpt *k, int64_t *step,
 
     if (iz_ckpt_latest(k, &mine))
         mine = -1;
-    all = iz_ckpt_gather(c, &mine, 1);
+    all = iz_agree_numbers(c, &mine, 1);
     for (int q = c->size - 1; q > 0; q--)
         differs = all[q] == all[0] ? differs : q;
     if (c->rank == 0 && differs)

@@ -226,14 +226,14 @@ static void suggest(const char *dir, int64_t step)
 int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c)
 {
     struct load l = {.k = k, .step = step, .c = c};
-    int err = iz_ckpt_agree(c, c->rank == 0 ? load_check(&l) : 0);
+    int err = iz_agree(c, c->rank == 0 ? load_check(&l) : 0);
 
     if (!err)
-        err = iz_ckpt_agree(c, c->rank == 0 ? 0 : load_open(&l));
+        err = iz_agree(c, c->rank == 0 ? 0 : load_open(&l));
     if (!err)
-        err = iz_ckpt_agree(c, files_take(&l, false));
+        err = iz_agree(c, files_take(&l, false));
     if (!err)
-        err = iz_ckpt_agree(c, files_take(&l, true));
+        err = iz_agree(c, files_take(&l, true));
     if (!err)
         iz_ckpt_index_scalars(l.index, k);
     else if (c->rank == 0)

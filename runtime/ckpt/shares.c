@@ -36,7 +36,7 @@ static uint64_t parts_hash(const struct iz_ckpt *k)
 
 static int parts_check(const struct iz_ckpt *k, struct iz_coll *c)
 {
-    int64_t mine = (int64_t)parts_hash(k), *all = iz_ckpt_gather(c, &mine, 1);
+    int64_t mine = (int64_t)parts_hash(k), *all = iz_agree_numbers(c, &mine, 1);
     int err = 0;
 
     for (int q = 0; q < c->size; q++)
@@ -118,7 +118,7 @@ static int64_t *spans_gather(const struct iz_ckpt *k, struct iz_coll *c)
         mine[2 * i] = k->part[i].first;
         mine[2 * i + 1] = k->part[i].count;
     }
-    all = iz_ckpt_gather(c, mine, 2 * n);
+    all = iz_agree_numbers(c, mine, 2 * n);
     free(mine);
     return all;
 }
@@ -139,5 +139,5 @@ int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
         offset += 4 * piece[i].count;
     }
     free(all);
-    return iz_ckpt_agree(c, err);
+    return iz_agree(c, err);
 }

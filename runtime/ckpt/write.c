@@ -136,7 +136,7 @@ int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
                           struct iz_coll *c, const struct iz_ckpt_file *mine)
 {
     int64_t own[2] = {mine->bytes, (int64_t)mine->header_hash};
-    int64_t *all = iz_ckpt_gather(c, own, 2);
+    int64_t *all = iz_agree_numbers(c, own, 2);
     struct iz_ckpt_file *file = calloc((size_t)c->size, sizeof *file);
     int err = file ? 0 : -ENOMEM;
 
@@ -146,5 +146,5 @@ int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
         err = iz_ckpt_commit(k, step, c->size, file);
     free(file);
     free(all);
-    return iz_ckpt_agree(c, err);
+    return iz_agree(c, err);
 }

@@ -7,7 +7,7 @@
 
 #include "codelets/base/die.h"
 
-int64_t *iz_ckpt_gather(struct iz_coll *c, const int64_t *mine, int n)
+int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n)
 {
     int64_t *all = calloc((size_t)c->size * (size_t)n + 1, sizeof *all);
 
@@ -20,13 +20,13 @@ int64_t *iz_ckpt_gather(struct iz_coll *c, const int64_t *mine, int n)
     return all;
 }
 
-int iz_ckpt_agree(struct iz_coll *c, int err)
+int iz_agree(struct iz_coll *c, int err)
 {
     int64_t mine = err, *all;
 
     if (iz_coll_all_ok(c, err == 0))
         return 0;
-    all = iz_ckpt_gather(c, &mine, 1);
+    all = iz_agree_numbers(c, &mine, 1);
     for (int i = c->size - 1; i >= 0; i--)
         if (all[i])
             err = (int)all[i];

@@ -9,9 +9,9 @@
 #include "runtime/comm/coll.h"
 
 /* mine[n] of every rank, in order of ranks; malloc'ed.  All ranks. */
-int64_t *iz_ckpt_gather(struct iz_coll *c, const int64_t *mine, int n);
+int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n);
 
 /* The same result on all ranks: the error of the first rank that has one. */
-int iz_ckpt_agree(struct iz_coll *c, int err);
+int iz_agree(struct iz_coll *c, int err);
 
 #endif

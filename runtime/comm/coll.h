@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Collectives between the ranks of a run, as blocking functions.  During a step
- * only the lane (one thread) calls them; before and after, the main thread
- * does.  All ranks must make the same calls in the same order: the task graph
- * ensures that.  iz_die ends the job if a wait lasts longer than the time-out,
- * or if it is for a rank of this host whose process has ended. */
+ * only the comm worker (one thread) calls them; before and after, the main
+ * thread does.  All ranks must make the same calls in the same order: the task
+ * graph ensures that.  iz_die ends the job if a wait lasts longer than the
+ * time-out, or if it is for a rank of this host whose process has ended. */
 #ifndef IZ_RUNTIME_COMM_COLL_H
 #define IZ_RUNTIME_COMM_COLL_H
 
@@ -90,8 +90,8 @@ void iz_coll_note(struct iz_coll *c, const char *what, int64_t sent_bytes,
                   int64_t received_bytes);
 
 /* Collectives of GPU memory, through NCCL or through the host's collectives.
- * The caller passes the exec of the lane; the operation is complete when all
- * work enqueued there up to the return of the function is done. */
+ * The caller passes the exec of the comm worker; the operation is complete when
+ * all work enqueued there up to the return of the function is done. */
 struct iz_coll_gpu {
     bool nccl;
     /* With NCCL: device memory for a unit's gradient in the wire type. Without:

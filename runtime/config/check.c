@@ -130,7 +130,7 @@ static void resolve_params(struct iz_config_file *file, struct iz_faults *f)
             iz_fault(f, k.name, "%s has no such parameter", o->type);
         if (p && p->fallback && file->given[i] == IZ_GIVEN_NOT) {
             k.fallback = p->fallback;
-            iz_json_store_default(file, &k);
+            iz_key_store_default(file, &k);
         }
     }
 }

@@ -82,10 +82,10 @@ struct json_t; /* the JSON library's value */
 void iz_json_describe(char *out, size_t size, const struct json_t *v);
 /* Puts v where k says in the struct at `base`, or says why not in `why`
  * (IZ_WHY_MAX bytes). */
-bool iz_json_store(char *why, void *base, const struct iz_key *k,
-                   const struct json_t *v);
-void iz_json_store_default(void *base, const struct iz_key *k);
-void iz_json_store_defaults(void *base, const struct iz_key *k);
+bool iz_key_store(char *why, void *base, const struct iz_key *k,
+                  const struct json_t *v);
+void iz_key_store_default(void *base, const struct iz_key *k);
+void iz_key_store_defaults(void *base, const struct iz_key *k);
 
 /* Reads the array "parameters" into file->c. */
 void iz_config_rules(struct iz_config_file *file, struct iz_faults *f,

@@ -81,14 +81,14 @@ static void read_key(struct reader *r, const struct iz_key *k, const json_t *v)
     char why[IZ_WHY_MAX];
 
     if (is_auto(k, v) && iz_config_auto(k->name)) {
-        iz_json_store_default(r->file, k);
+        iz_key_store_default(r->file, k);
         *given = IZ_GIVEN_AUTO;
     } else if (is_auto(k, v)) {
         iz_fault(&r->faults, k->name,
                  "\"auto\" cannot be resolved here; write a value (default %s)",
                  k->fallback);
         *given = IZ_GIVEN_BAD;
-    } else if (iz_json_store(why, r->file, k, v)) {
+    } else if (iz_key_store(why, r->file, k, v)) {
         *given = json_is_null(v) ? IZ_GIVEN_NOT : IZ_GIVEN_VALUE;
     } else {
         iz_fault(&r->faults, k->name, "%s", why);
@@ -186,7 +186,7 @@ static void read_model_key(struct reader *r, const char *name, const json_t *v)
     else if (is_auto(k, v))
         iz_fault(&r->faults, full,
                  "\"auto\" cannot be resolved here; write a value");
-    else if (!iz_json_store(why, r->model->target, k, v))
+    else if (!iz_key_store(why, r->model->target, k, v))
         iz_fault(&r->faults, full, "%s", why);
     else
         check_imported(r, full, name, v);
@@ -402,9 +402,9 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     if (root == NULL)
         return rc != 0 ? rc : -ENOMEM;
     memset(&file, 0, sizeof file);
-    iz_json_store_defaults(&file, iz_config_keys);
+    iz_key_store_defaults(&file, iz_config_keys);
     if (model != NULL)
-        iz_json_store_defaults(model->target, model->keys);
+        iz_key_store_defaults(model->target, model->keys);
     for (int i = 0; i < n_set; i++)
         apply_override(&r, root, set[i]);
     read_object(&r, "", root);

@@ -58,7 +58,7 @@ static void read_member(const struct rule_reader *r, const char *name,
         iz_fault(r->faults, key, "unknown key%s%s%s",
                  near[0] != '\0' ? "; did you mean " : "", near,
                  near[0] != '\0' ? "?" : "");
-    } else if (!iz_json_store(why, r->rule, &iz_rule_keys[k], v)) {
+    } else if (!iz_key_store(why, r->rule, &iz_rule_keys[k], v)) {
         iz_fault(r->faults, key, "%s", why);
     } else {
         r->rule->given[k] = !json_is_null(v);

@@ -170,8 +170,8 @@ static void store_null(void *at, const struct iz_key *k)
 }
 
 /* Puts v where k says, or says why not. */
-bool iz_json_store(char *why, void *base, const struct iz_key *k,
-                   const json_t *v)
+bool iz_key_store(char *why, void *base, const struct iz_key *k,
+                  const json_t *v)
 {
     void *at = (char *)base + k->offset;
 
@@ -207,20 +207,20 @@ bool iz_json_store(char *why, void *base, const struct iz_key *k,
 }
 
 /* A fallback in a table that does not parse is our mistake. */
-void iz_json_store_default(void *base, const struct iz_key *k)
+void iz_key_store_default(void *base, const struct iz_key *k)
 {
     char why[IZ_WHY_MAX];
     json_t *v = json_loads(k->fallback != NULL ? k->fallback : "null",
                            JSON_DECODE_ANY, NULL);
-    bool stored = v != NULL && iz_json_store(why, base, k, v);
+    bool stored = v != NULL && iz_key_store(why, base, k, v);
 
     assert(stored);
     (void)stored;
     json_decref(v);
 }
 
-void iz_json_store_defaults(void *base, const struct iz_key *k)
+void iz_key_store_defaults(void *base, const struct iz_key *k)
 {
     for (; k->name != NULL; k++)
-        iz_json_store_default(base, k);
+        iz_key_store_default(base, k);
 }

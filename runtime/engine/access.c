@@ -241,8 +241,8 @@ static void get_frozen(struct iz_engine *e, int group, const struct piece *p,
     }
 }
 
-void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
-                  float *out, int64_t n)
+void iz_access_get(struct iz_engine *e, int group, enum iz_array a,
+                   int64_t from, float *out, int64_t n)
 {
     struct iz_group *g = &e->group[group];
     struct piece p = {0};
@@ -277,8 +277,8 @@ static void put_param(struct iz_engine *e, int group, const struct piece *p,
     }
 }
 
-void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
-                  const float *in, int64_t n)
+void iz_access_put(struct iz_engine *e, int group, enum iz_array a,
+                   int64_t from, const float *in, int64_t n)
 {
     struct iz_group *g = &e->group[group];
     struct piece p = {0};

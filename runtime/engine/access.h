@@ -18,9 +18,9 @@ enum iz_array { IZ_FROZEN = -1, IZ_MASTER, IZ_STATE };
 /* Elements [from, from + n) of this rank's owned part of a group's trained
  * parameters (IZ_FROZEN: of its frozen ones), with no task running.
  * put(MASTER) also sets the parameters of compute type. */
-void iz_homes_get(struct iz_engine *e, int group, enum iz_array a, int64_t from,
-                  float *out, int64_t n);
-void iz_homes_put(struct iz_engine *e, int group, enum iz_array a, int64_t from,
-                  const float *in, int64_t n);
+void iz_access_get(struct iz_engine *e, int group, enum iz_array a,
+                   int64_t from, float *out, int64_t n);
+void iz_access_put(struct iz_engine *e, int group, enum iz_array a,
+                   int64_t from, const float *in, int64_t n);
 
 #endif

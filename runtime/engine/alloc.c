@@ -9,11 +9,11 @@
 #include "runtime/engine/groups.h"
 #include "runtime/engine/handle.h"
 
-int iz_homes_open(struct iz_engine *e)
+int iz_alloc_open(struct iz_engine *e)
 {
     e->scalars =
-        iz_memory_take(e->memory, iz_homes_near(e), IZ_MEM_BATCH,
-                       8 * ((int64_t)e->plan.n_groups + 2 * e->plan.lanes));
+        iz_memory_take(e->memory, iz_handle_tier(e), IZ_MEM_BATCH,
+                       8 * ((int64_t)e->plan.n_groups + 2 * e->plan.tracks));
     if (e->plan.target.gpu) {
         e->bounce = iz_memory_take(e->memory, IZ_TIER_CPU, IZ_MEM_STAGING,
                                    IZ_BOUNCE_BYTES);
@@ -23,12 +23,12 @@ int iz_homes_open(struct iz_engine *e)
         (e->plan.target.gpu && (!e->bounce || (!e->stream && !e->simulated))))
         return -ENOMEM;
     int r = iz_groups_open(e);
-    return r ? r : iz_homes_open_buffers(e);
+    return r ? r : iz_buffers_open(e);
 }
 
-void iz_homes_close(struct iz_engine *e)
+void iz_alloc_close(struct iz_engine *e)
 {
     iz_groups_close(e);
-    iz_homes_close_buffers(e);
+    iz_buffers_close(e);
     iz_device_stream_close(e->stream);
 }

@@ -8,7 +8,7 @@
 
 /* 0, or negative errno with the reason printed; close also after an open that
  * failed. */
-int iz_homes_open(struct iz_engine *e);
-void iz_homes_close(struct iz_engine *e);
+int iz_alloc_open(struct iz_engine *e);
+void iz_alloc_close(struct iz_engine *e);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Buffers that no unit owns: staging, lists of rows, rings of gathered units
- * and of gradients, the lanes of micro-batches, scalars, collectives. */
+ * and of gradients, the tracks of micro-batches, scalars, collectives. */
 #include "runtime/engine/buffers.h"
 
 #include <errno.h>
@@ -15,23 +15,24 @@
 /* Lists of touched rows, and what it takes to make one. */
 static int open_rows(struct iz_engine *e)
 {
-    struct iz_stage *s[] = {&e->row_list[0], &e->row_list[1], &e->row_scratch};
+    struct iz_staging *s[] = {&e->row_list[0], &e->row_list[1],
+                              &e->row_scratch};
     int64_t list = iz_plan_list_bytes(&e->plan);
     for (int i = 0; list && i < 3; i++) {
         int64_t bytes =
             i < 2 ? list : iz_plan_list_scratch_bytes(&e->plan, e->model);
         s[i]->p =
-            iz_memory_take(e->memory, iz_homes_near(e), IZ_MEM_BATCH, bytes);
+            iz_memory_take(e->memory, iz_handle_tier(e), IZ_MEM_BATCH, bytes);
         if (!s[i]->p)
             return -ENOMEM;
-        s[i]->handle = iz_homes_variable(e, s[i]->p, bytes, IZ_DATUM_BATCH, i);
+        s[i]->handle = iz_handle_open(e, s[i]->p, bytes, IZ_DATUM_BATCH, i);
     }
     return 0;
 }
 
 /* One kind of staging buffers. */
 struct stages {
-    struct iz_stage **stage;
+    struct iz_staging **stage;
     enum iz_tier tier;
     int n;
     int64_t bytes; /* of each */
@@ -60,8 +61,8 @@ static int open_stages(struct iz_engine *e)
     list_stages(e, all);
     for (const struct stages *s = all; s < all + STAGES; s++) {
         enum iz_datum d =
-            s->tier == IZ_TIER_CPU ? IZ_DATUM_STAGE : IZ_DATUM_SPLIT_STAGE;
-        struct iz_stage *x = *s->stage = calloc((size_t)s->n + 1, sizeof(*x));
+            s->tier == IZ_TIER_CPU ? IZ_DATUM_STAGING : IZ_DATUM_SPLIT_STAGING;
+        struct iz_staging *x = *s->stage = calloc((size_t)s->n + 1, sizeof(*x));
         if (!x)
             return -ENOMEM;
         for (int i = 0; i < s->n; i++) {
@@ -69,7 +70,7 @@ static int open_stages(struct iz_engine *e)
                 iz_memory_take(e->memory, s->tier, IZ_MEM_STAGING, s->bytes);
             if (!x[i].p)
                 return -ENOMEM;
-            x[i].handle = iz_homes_variable(e, x[i].p, s->bytes, d, i);
+            x[i].handle = iz_handle_open(e, x[i].p, s->bytes, d, i);
         }
     }
     return 0;
@@ -80,15 +81,15 @@ static void close_stages(struct iz_engine *e)
     struct stages all[STAGES];
     list_stages(e, all);
     for (const struct stages *s = all; s < all + STAGES; s++) {
-        struct iz_stage *x = *s->stage;
+        struct iz_staging *x = *s->stage;
         for (int i = 0; x && i < s->n; i++)
-            iz_homes_unregister(&x[i].handle);
+            iz_handle_close(&x[i].handle);
         free(x);
         *s->stage = NULL;
     }
 }
 
-/* ---- rings and lanes ---- */
+/* ---- rings and tracks ---- */
 
 static struct iz_slot *open_slots(struct iz_engine *e, int n, int64_t bytes,
                                   enum iz_class class, enum iz_datum d)
@@ -99,7 +100,7 @@ static struct iz_slot *open_slots(struct iz_engine *e, int n, int64_t bytes,
         s[i].p = iz_memory_take(e->memory, IZ_TIER_DEVICE, class, bytes);
         if (!s[i].p)
             return s;
-        s[i].handle = iz_homes_variable(e, s[i].p, bytes, d, i);
+        s[i].handle = iz_handle_open(e, s[i].p, bytes, d, i);
     }
     return s;
 }
@@ -107,7 +108,7 @@ static struct iz_slot *open_slots(struct iz_engine *e, int n, int64_t bytes,
 static void close_slots(struct iz_slot **s, int n)
 {
     for (int i = 0; *s && i < n; i++)
-        iz_homes_unregister(&(*s)[i].handle);
+        iz_handle_close(&(*s)[i].handle);
     free(*s);
     *s = NULL;
 }
@@ -146,7 +147,7 @@ static void close_rings(struct iz_engine *e)
 }
 
 /* The last one is used at once: it never goes to the host. */
-static int open_boundary(struct iz_engine *e, struct iz_lane *l, int u)
+static int open_boundary(struct iz_engine *e, struct iz_track *l, int u)
 {
     const struct iz_plan *p = &e->plan;
     int64_t bytes = iz_plan_boundary_bytes(p, e->model, u);
@@ -158,11 +159,11 @@ static int open_boundary(struct iz_engine *e, struct iz_lane *l, int u)
     if (!l->boundary[u])
         return -ENOMEM;
     l->boundary_handle[u] =
-        iz_homes_variable(e, l->boundary[u], bytes, IZ_DATUM_BOUNDARY, u);
+        iz_handle_open(e, l->boundary[u], bytes, IZ_DATUM_BOUNDARY, u);
     return 0;
 }
 
-static int open_boundaries(struct iz_engine *e, struct iz_lane *l)
+static int open_boundaries(struct iz_engine *e, struct iz_track *l)
 {
     int units = e->model->n_units;
     l->boundary = calloc((size_t)units, sizeof(*l->boundary));
@@ -183,53 +184,54 @@ static int open_boundaries(struct iz_engine *e, struct iz_lane *l)
         if (!l->saved[u])
             return -ENOMEM;
         l->saved_handle[u] =
-            iz_homes_variable(e, l->saved[u], saved, IZ_DATUM_SAVED, u);
+            iz_handle_open(e, l->saved[u], saved, IZ_DATUM_SAVED, u);
     }
     return 0;
 }
 
-static int open_lane(struct iz_engine *e, int b)
+static int open_track(struct iz_engine *e, int b)
 {
-    struct iz_lane *l = &e->lane[b];
+    struct iz_track *l = &e->track[b];
     int64_t batch =
         (e->model->input_bytes + e->model->target_bytes) * e->plan.samples;
     int64_t d = iz_dtype_bytes(e->plan.target.act) * e->plan.boundary_elems;
-    l->batch = iz_memory_take(e->memory, iz_homes_near(e), IZ_MEM_BATCH, batch);
+    l->batch =
+        iz_memory_take(e->memory, iz_handle_tier(e), IZ_MEM_BATCH, batch);
     l->d = iz_memory_take(e->memory, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, d);
     if (!l->batch || !l->d)
         return -ENOMEM;
-    l->batch_handle = iz_homes_variable(e, l->batch, batch, IZ_DATUM_BATCH, b);
-    l->d_handle = iz_homes_variable(e, l->d, d, IZ_DATUM_DY, b);
+    l->batch_handle = iz_handle_open(e, l->batch, batch, IZ_DATUM_BATCH, b);
+    l->d_handle = iz_handle_open(e, l->d, d, IZ_DATUM_DY, b);
     l->loss = e->scalars + e->plan.n_groups + b;
     l->loss_handle =
-        iz_homes_variable(e, l->loss, sizeof(*l->loss), IZ_DATUM_SCALAR, b);
-    l->weight = l->loss + e->plan.lanes;
+        iz_handle_open(e, l->loss, sizeof(*l->loss), IZ_DATUM_SCALAR, b);
+    l->weight = l->loss + e->plan.tracks;
     l->weight_handle =
-        iz_homes_variable(e, l->weight, sizeof(*l->weight), IZ_DATUM_SCALAR, b);
+        iz_handle_open(e, l->weight, sizeof(*l->weight), IZ_DATUM_SCALAR, b);
     return open_boundaries(e, l);
 }
 
-static int open_lanes(struct iz_engine *e)
+static int open_tracks(struct iz_engine *e)
 {
     int r = 0;
-    e->lane = calloc((size_t)e->plan.lanes, sizeof(*e->lane));
-    if (!e->lane)
+    e->track = calloc((size_t)e->plan.tracks, sizeof(*e->track));
+    if (!e->track)
         return -ENOMEM;
-    for (int b = 0; b < e->plan.lanes && !r; b++)
-        r = open_lane(e, b);
+    for (int b = 0; b < e->plan.tracks && !r; b++)
+        r = open_track(e, b);
     return r;
 }
 
-static void close_lane(struct iz_engine *e, struct iz_lane *l)
+static void close_track(struct iz_engine *e, struct iz_track *l)
 {
     for (int u = 0; l->saved_handle && u < e->model->n_units; u++) {
-        iz_homes_unregister(&l->boundary_handle[u]);
-        iz_homes_unregister(&l->saved_handle[u]);
+        iz_handle_close(&l->boundary_handle[u]);
+        iz_handle_close(&l->saved_handle[u]);
     }
-    iz_homes_unregister(&l->batch_handle);
-    iz_homes_unregister(&l->d_handle);
-    iz_homes_unregister(&l->loss_handle);
-    iz_homes_unregister(&l->weight_handle);
+    iz_handle_close(&l->batch_handle);
+    iz_handle_close(&l->d_handle);
+    iz_handle_close(&l->loss_handle);
+    iz_handle_close(&l->weight_handle);
     free(l->boundary);
     free(l->boundary_handle);
     free(l->saved);
@@ -238,35 +240,35 @@ static void close_lane(struct iz_engine *e, struct iz_lane *l)
 
 static int open_scalars(struct iz_engine *e)
 {
-    e->control_handle = iz_homes_variable(e, &e->control, sizeof(e->control),
-                                          IZ_DATUM_SCALAR, 0);
-    e->scale_handle = iz_homes_variable(
-        e, &e->loss_scale, sizeof(e->loss_scale), IZ_DATUM_SCALAR, 0);
-    e->loss_handle = iz_homes_variable(e, &e->loss_sum, sizeof(e->loss_sum),
-                                       IZ_DATUM_SCALAR, 0);
+    e->control_handle =
+        iz_handle_open(e, &e->control, sizeof(e->control), IZ_DATUM_SCALAR, 0);
+    e->scale_handle = iz_handle_open(e, &e->loss_scale, sizeof(e->loss_scale),
+                                     IZ_DATUM_SCALAR, 0);
+    e->loss_handle = iz_handle_open(e, &e->loss_sum, sizeof(e->loss_sum),
+                                    IZ_DATUM_SCALAR, 0);
     e->learnt_handle =
-        iz_homes_variable(e, &e->learnt, sizeof(e->learnt), IZ_DATUM_SCALAR, 0);
+        iz_handle_open(e, &e->learnt, sizeof(e->learnt), IZ_DATUM_SCALAR, 0);
     e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 8)),
                          sizeof(*e->gathered));
     int64_t logits = 4 * (int64_t)e->model->vocab;
     e->logits =
-        iz_memory_take(e->memory, iz_homes_near(e), IZ_MEM_BATCH, logits);
+        iz_memory_take(e->memory, iz_handle_tier(e), IZ_MEM_BATCH, logits);
     e->sealed_by = calloc((size_t)e->plan.ranks, sizeof(*e->sealed_by));
     if (!e->gathered || !e->logits || !e->sealed_by)
         return -ENOMEM;
     if (logits)
         e->logits_handle =
-            iz_homes_variable(e, e->logits, logits, IZ_DATUM_BATCH, 0);
+            iz_handle_open(e, e->logits, logits, IZ_DATUM_BATCH, 0);
     return 0;
 }
 
 static void close_scalars(struct iz_engine *e)
 {
-    iz_homes_unregister(&e->control_handle);
-    iz_homes_unregister(&e->scale_handle);
-    iz_homes_unregister(&e->loss_handle);
-    iz_homes_unregister(&e->learnt_handle);
-    iz_homes_unregister(&e->logits_handle);
+    iz_handle_close(&e->control_handle);
+    iz_handle_close(&e->scale_handle);
+    iz_handle_close(&e->loss_handle);
+    iz_handle_close(&e->learnt_handle);
+    iz_handle_close(&e->logits_handle);
     free(e->gathered);
     free(e->sealed_by);
 }
@@ -277,20 +279,20 @@ static int open_comm(struct iz_engine *e)
     const struct iz_plan *p = &e->plan;
     struct iz_coll_gpu g = {.nccl = p->target.nccl};
     if (p->ranks > 1 && !p->target.nccl)
-        iz_memory_note(e->memory, iz_homes_near(e), IZ_MEM_COMM,
-                       p->bytes.b[iz_homes_near(e)][IZ_MEM_COMM]);
+        iz_memory_note(e->memory, iz_handle_tier(e), IZ_MEM_COMM,
+                       p->bytes.b[iz_handle_tier(e)][IZ_MEM_COMM]);
     if (p->ranks == 1 || !p->target.gpu)
         return 0;
-    if (p->comm_stage_bytes)
+    if (p->comm_staging_bytes)
         g.buffer = iz_memory_take(e->memory, IZ_TIER_CPU, IZ_MEM_STAGING,
-                                  g.buffer_bytes = p->comm_stage_bytes);
+                                  g.buffer_bytes = p->comm_staging_bytes);
     else
         g.buffer = iz_memory_take(e->memory, IZ_TIER_DEVICE, IZ_MEM_COMM,
                                   g.buffer_bytes = p->exchange_bytes);
     return g.buffer ? iz_coll_gpu_open(e->coll, &g) : -ENOMEM;
 }
 
-int iz_homes_open_buffers(struct iz_engine *e)
+int iz_buffers_open(struct iz_engine *e)
 {
     int r = open_stages(e);
     if (!r)
@@ -298,21 +300,21 @@ int iz_homes_open_buffers(struct iz_engine *e)
     if (!r)
         r = open_rings(e);
     if (!r)
-        r = open_lanes(e);
+        r = open_tracks(e);
     if (!r)
         r = open_scalars(e);
     return r ? r : open_comm(e);
 }
 
-void iz_homes_close_buffers(struct iz_engine *e)
+void iz_buffers_close(struct iz_engine *e)
 {
     close_rings(e);
-    for (int b = 0; e->lane && b < e->plan.lanes; b++)
-        close_lane(e, &e->lane[b]);
-    free(e->lane);
-    iz_homes_unregister(&e->row_list[0].handle);
-    iz_homes_unregister(&e->row_list[1].handle);
-    iz_homes_unregister(&e->row_scratch.handle);
+    for (int b = 0; e->track && b < e->plan.tracks; b++)
+        close_track(e, &e->track[b]);
+    free(e->track);
+    iz_handle_close(&e->row_list[0].handle);
+    iz_handle_close(&e->row_list[1].handle);
+    iz_handle_close(&e->row_scratch.handle);
     close_stages(e);
     iz_coll_gpu_close(e->coll);
     close_scalars(e);
@@ -320,14 +322,14 @@ void iz_homes_close_buffers(struct iz_engine *e)
 
 /* ---- the next one ---- */
 
-struct iz_stage *iz_zero_stage(struct iz_stage *all, int *next, int n)
+struct iz_staging *iz_next_staging(struct iz_staging *all, int *next, int n)
 {
-    struct iz_stage *s = &all[*next];
+    struct iz_staging *s = &all[*next];
     *next = (*next + 1) % n;
     return s;
 }
 
-starpu_data_handle_t iz_zero_grad(struct iz_engine *e, int group)
+starpu_data_handle_t iz_next_grad(struct iz_engine *e, int group)
 {
     const struct iz_plan_group *p = e->group[group].plan;
     if (p->direct)

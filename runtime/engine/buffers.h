@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Buffers that no unit owns: staging, lists of rows, rings of gathered units
- * and of gradients, the lanes of micro-batches, scalars, collectives. */
+ * and of gradients, the tracks of micro-batches, scalars, collectives. */
 #ifndef IZ_RUNTIME_ENGINE_BUFFERS_H
 #define IZ_RUNTIME_ENGINE_BUFFERS_H
 
@@ -8,13 +8,13 @@
 
 /* After the groups, of which it needs nothing but e->scalars.  0, or negative
  * errno with the reason printed. */
-int iz_homes_open_buffers(struct iz_engine *e);
+int iz_buffers_open(struct iz_engine *e);
 /* Also after an open that failed. */
-void iz_homes_close_buffers(struct iz_engine *e);
+void iz_buffers_close(struct iz_engine *e);
 
 /* The next of n staging buffers that take turns. */
-struct iz_stage *iz_zero_stage(struct iz_stage *all, int *next, int n);
+struct iz_staging *iz_next_staging(struct iz_staging *all, int *next, int n);
 /* Buffer for the next gradient contribution to a group. */
-starpu_data_handle_t iz_zero_grad(struct iz_engine *e, int group);
+starpu_data_handle_t iz_next_grad(struct iz_engine *e, int group);
 
 #endif

@@ -74,7 +74,7 @@ struct iz_boundaries {
     struct iz_slot *slot;
     int *content; /* of each slot, -1: none; see boundary.c */
     int *slot_of; /* of each content, -1: none */
-    int lanes;    /* of the pass under way */
+    int tracks;   /* of the pass under way */
     bool training;
 };
 
@@ -90,18 +90,18 @@ struct iz_uses {
 };
 
 /* A staging buffer between disk and memory, or host and GPU. */
-struct iz_stage {
+struct iz_staging {
     void *p;
     starpu_data_handle_t handle;
 };
 
 /* Buffers of the micro-batches that are under way together.  Boundaries are
  * those of the host where a GPU has only slots for them. */
-struct iz_lane {
+struct iz_track {
     void *batch, **boundary, **saved, *d;
     starpu_data_handle_t batch_handle, *boundary_handle, *saved_handle,
         d_handle;
-    double *loss, *weight; /* of this lane's mean loss in the whole one */
+    double *loss, *weight; /* of this track's mean loss in the whole one */
     starpu_data_handle_t loss_handle, weight_handle;
 };
 
@@ -117,7 +117,7 @@ struct iz_control {
 
 /* The order of updates through the disk that follow their gradients; see
  * runtime/step/update_order.c. */
-struct iz_turns {
+struct iz_update_order {
     _Atomic int64_t updated; /* chunks, in all */
     int64_t due;             /* of these, until the end of this backward */
     _Atomic int next;        /* late of the next step that is submitted */
@@ -162,24 +162,24 @@ struct iz_engine {
     struct iz_nvme *state_file, *param_file;
     struct iz_group *group;
     struct iz_ring *ring;
-    struct iz_stage *state_stage, *param_stage, *grad_stage, *update_stage;
+    struct iz_staging *state_stage, *param_stage, *grad_stage, *update_stage;
     /* Rows that a step touches of sparse tables: one list while the update of
      * the step before still reads the other. */
-    struct iz_stage row_list[2], row_scratch;
-    int row_turn;
+    struct iz_staging row_list[2], row_scratch;
+    int row_list_now;
     int next_state_stage, next_param_stage, next_grad_stage, next_update_stage;
-    struct iz_stage *split_stage;
+    struct iz_staging *split_stage;
     int next_split_stage;
-    struct iz_stage *save_stage;
+    struct iz_staging *save_stage;
     int next_save_stage;
     struct iz_sealed sealed, *sealed_by; /* sealed_by: of all ranks */
     int64_t sealed_heard; /* the step of sealed_by; of `clip` alone */
-    double *scalars; /* sums of squares of the groups, losses of the lanes */
-    struct iz_lane *lane;
+    double *scalars; /* sums of squares of the groups, losses of the tracks */
+    struct iz_track *track;
     struct iz_boundaries boundaries;
     struct iz_uses training, forward;
     struct iz_control control;
-    struct iz_turns turns;
+    struct iz_update_order update_order;
     starpu_data_handle_t control_handle;
     float loss_scale;
     starpu_data_handle_t scale_handle;

@@ -17,7 +17,7 @@ static enum iz_tier tier_of(enum iz_home h)
     return h == IZ_HOME_CPU ? IZ_TIER_CPU : IZ_TIER_DEVICE;
 }
 
-int64_t iz_homes_own(const struct iz_engine *e, const struct iz_group *g)
+int64_t iz_groups_own(const struct iz_engine *e, const struct iz_group *g)
 {
     bool shard_of_full = e->plan.params_full && !e->plan.states_full;
     return shard_of_full ? g->plan->shard * e->plan.rank : 0;
@@ -101,7 +101,7 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
     if (!g->param)
         return -ENOMEM;
     starpu_vector_data_register(&g->param_handle, STARPU_MAIN_RAM,
-                                iz_homes_address(e, g->param), (uint32_t)held,
+                                iz_handle_address(e, g->param), (uint32_t)held,
                                 (size_t)size);
     iz_trace_datum(g->param_handle, IZ_DATUM_PARAM, u);
     return register_pieces(e, g, u);
@@ -122,11 +122,11 @@ static int open_states(struct iz_engine *e, struct iz_group *g, int u)
             iz_memory_take(e->memory, tier_of(k->home), IZ_MEM_STATE, bytes);
         if (!k->state)
             return -ENOMEM;
-        k->state_handle = iz_homes_variable(e, k->state, bytes,
-                                            k->home == e->plan.state_home
-                                                ? IZ_DATUM_STATE
-                                                : IZ_DATUM_SPLIT_STATE,
-                                            u);
+        k->state_handle =
+            iz_handle_open(e, k->state, bytes,
+                           k->home == e->plan.state_home ? IZ_DATUM_STATE
+                                                         : IZ_DATUM_SPLIT_STATE,
+                           u);
     }
     return 0;
 }
@@ -141,7 +141,7 @@ static int open_piece(struct iz_engine *e, starpu_data_handle_t *h,
         return 0;
     if (!p)
         return -ENOMEM;
-    *h = iz_homes_variable(e, p, bytes, d, u);
+    *h = iz_handle_open(e, p, bytes, d, u);
     return 0;
 }
 
@@ -160,13 +160,14 @@ static int open_grads(struct iz_engine *e, struct iz_group *g, int u)
                            IZ_MEM_GRAD, apart * size, IZ_DATUM_SPLIT_GRAD, u);
     }
     if (!r)
-        r = open_piece(e, &g->block_sums_handle, iz_homes_near(e), IZ_MEM_BATCH,
-                       8 * iz_norm_blocks(apart), IZ_DATUM_BLOCK_SUMS, u);
+        r = open_piece(e, &g->block_sums_handle, iz_handle_tier(e),
+                       IZ_MEM_BATCH, 8 * iz_norm_blocks(apart),
+                       IZ_DATUM_BLOCK_SUMS, u);
     if (r)
         return r;
     g->norm2 = e->scalars + u;
     g->norm2_handle =
-        iz_homes_variable(e, g->norm2, sizeof(*g->norm2), IZ_DATUM_SQUARES, u);
+        iz_handle_open(e, g->norm2, sizeof(*g->norm2), IZ_DATUM_SQUARES, u);
     return 0;
 }
 
@@ -190,7 +191,7 @@ static int open_layout(struct iz_engine *e, struct iz_group *g, int u)
 {
     const struct iz_unit *unit = &e->model->unit[u];
     g->offset = calloc((size_t)unit->n_params + 1, sizeof(*g->offset));
-    g->chunk = open_chunks(g->plan->chunk, g->plan->owned, iz_homes_own(e, g));
+    g->chunk = open_chunks(g->plan->chunk, g->plan->owned, iz_groups_own(e, g));
     g->frozen = open_chunks(g->plan->frozen.chunk, g->plan->frozen.owned,
                             own_frozen(e, g));
     g->segment = iz_rules_segments(unit);
@@ -232,18 +233,18 @@ static void close_group(struct iz_group *g)
     for (int i = 0; g->chunk && i < g->plan->chunks; i++) {
         bool own = !g->piece && g->chunk[i].param_handle != g->param_handle;
         if (own)
-            iz_homes_unregister(&g->chunk[i].param_handle);
-        iz_homes_unregister(&g->chunk[i].state_handle);
+            iz_handle_close(&g->chunk[i].param_handle);
+        iz_handle_close(&g->chunk[i].state_handle);
     }
     for (int i = 0; g->frozen && i < g->plan->frozen.chunks; i++)
-        iz_homes_unregister(&g->frozen[i].param_handle);
-    iz_homes_unregister(&g->param_handle);
-    iz_homes_unregister(&g->grad_handle[0]);
-    iz_homes_unregister(&g->grad_handle[1]);
-    iz_homes_unregister(&g->grad_apart_handle[0]);
-    iz_homes_unregister(&g->grad_apart_handle[1]);
-    iz_homes_unregister(&g->block_sums_handle);
-    iz_homes_unregister(&g->norm2_handle);
+        iz_handle_close(&g->frozen[i].param_handle);
+    iz_handle_close(&g->param_handle);
+    iz_handle_close(&g->grad_handle[0]);
+    iz_handle_close(&g->grad_handle[1]);
+    iz_handle_close(&g->grad_apart_handle[0]);
+    iz_handle_close(&g->grad_apart_handle[1]);
+    iz_handle_close(&g->block_sums_handle);
+    iz_handle_close(&g->norm2_handle);
     free(g->piece);
     free(g->chunk);
     free(g->frozen);

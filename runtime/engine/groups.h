@@ -11,6 +11,6 @@ void iz_groups_close(struct iz_engine *e);
 
 /* First owned element within g->param: a full buffer holds every rank's shard.
  */
-int64_t iz_homes_own(const struct iz_engine *e, const struct iz_group *g);
+int64_t iz_groups_own(const struct iz_engine *e, const struct iz_group *g);
 
 #endif

@@ -3,7 +3,7 @@
 #include "runtime/engine/handle.h"
 #include "runtime/engine/trace.h"
 
-uintptr_t iz_homes_address(const struct iz_engine *e, const void *p)
+uintptr_t iz_handle_address(const struct iz_engine *e, const void *p)
 {
     struct iz_shadow s = iz_memory_shadow(e->memory);
     const char *c = p;
@@ -12,24 +12,24 @@ uintptr_t iz_homes_address(const struct iz_engine *e, const void *p)
     return (uintptr_t)p;
 }
 
-starpu_data_handle_t iz_homes_variable(struct iz_engine *e, void *p,
-                                       int64_t bytes, enum iz_datum d, int x)
+starpu_data_handle_t iz_handle_open(struct iz_engine *e, void *p, int64_t bytes,
+                                    enum iz_datum d, int x)
 {
     starpu_data_handle_t h;
-    starpu_variable_data_register(&h, STARPU_MAIN_RAM, iz_homes_address(e, p),
+    starpu_variable_data_register(&h, STARPU_MAIN_RAM, iz_handle_address(e, p),
                                   (size_t)bytes);
     iz_trace_datum(h, d, x);
     return h;
 }
 
-void iz_homes_unregister(starpu_data_handle_t *h)
+void iz_handle_close(starpu_data_handle_t *h)
 {
     if (*h)
         starpu_data_unregister(*h);
     *h = NULL;
 }
 
-enum iz_tier iz_homes_near(const struct iz_engine *e)
+enum iz_tier iz_handle_tier(const struct iz_engine *e)
 {
     return e->plan.target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
 }

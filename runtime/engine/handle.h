@@ -6,14 +6,14 @@
 #include "runtime/engine/trace.h"
 
 /* What StarPU knows an address by: that of memory on a GPU has a stand-in. */
-uintptr_t iz_homes_address(const struct iz_engine *e, const void *p);
+uintptr_t iz_handle_address(const struct iz_engine *e, const void *p);
 /* Registers bytes at p, which the engine's memory owns; d and x say to traces
  * what they are. */
-starpu_data_handle_t iz_homes_variable(struct iz_engine *e, void *p,
-                                       int64_t bytes, enum iz_datum d, int x);
+starpu_data_handle_t iz_handle_open(struct iz_engine *e, void *p, int64_t bytes,
+                                    enum iz_datum d, int x);
 /* Sets NULL, and accepts it. */
-void iz_homes_unregister(starpu_data_handle_t *h);
+void iz_handle_close(starpu_data_handle_t *h);
 /* Where that lies which host and device both touch: on the host. */
-enum iz_tier iz_homes_near(const struct iz_engine *e);
+enum iz_tier iz_handle_tier(const struct iz_engine *e);
 
 #endif

@@ -40,9 +40,9 @@ static const struct {
     [IZ_DATUM_SAVED] = {"saved", IZ_MEM_SAVED},
     [IZ_DATUM_DY] = {"dy", IZ_MEM_BOUNDARY},
     [IZ_DATUM_BATCH] = {"batch", IZ_MEM_BATCH},
-    [IZ_DATUM_STAGE] = {"stage", IZ_MEM_STAGING},
+    [IZ_DATUM_STAGING] = {"stage", IZ_MEM_STAGING},
     [IZ_DATUM_SPLIT_STATE] = {"split state", IZ_MEM_STATE},
-    [IZ_DATUM_SPLIT_STAGE] = {"split stage", IZ_MEM_STAGING},
+    [IZ_DATUM_SPLIT_STAGING] = {"split stage", IZ_MEM_STAGING},
     [IZ_DATUM_SPLIT_GRAD] = {"split grad", IZ_MEM_GRAD},
     [IZ_DATUM_BLOCK_SUMS] = {"block sums", IZ_MEM_BATCH},
     [IZ_DATUM_SQUARES] = {"squares", IZ_MEM_BATCH},
@@ -72,7 +72,7 @@ static enum iz_tier datum_tier(const struct iz_plan *p, enum iz_datum d)
         return home_tier(p->state_home);
     case IZ_DATUM_GRAD:
         return iz_plan_grad_tier(p);
-    case IZ_DATUM_STAGE:
+    case IZ_DATUM_STAGING:
         return IZ_TIER_CPU;
     case IZ_DATUM_BOUNDARY:
         return p->boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE;
@@ -217,7 +217,7 @@ void iz_trace_close(struct iz_engine *e)
 /* ---- the description ---- */
 
 static const char *const place_names[IZ_PLACES] = {
-    [IZ_ON_COMPUTE] = "compute", [IZ_ON_HOST] = "host", [IZ_ON_LANE] = "lane",
+    [IZ_ON_COMPUTE] = "compute", [IZ_ON_HOST] = "host", [IZ_ON_COMM] = "comm",
     [IZ_ON_UP] = "up",           [IZ_ON_DOWN] = "down", [IZ_ON_IO] = "io",
 };
 

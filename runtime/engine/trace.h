@@ -18,9 +18,9 @@ enum iz_datum {
     IZ_DATUM_SAVED,
     IZ_DATUM_DY,
     IZ_DATUM_BATCH,
-    IZ_DATUM_STAGE,
+    IZ_DATUM_STAGING,
     IZ_DATUM_SPLIT_STATE, /* on the GPU, of an offloaded optimizer */
-    IZ_DATUM_SPLIT_STAGE,
+    IZ_DATUM_SPLIT_STAGING,
     IZ_DATUM_SPLIT_GRAD,
     IZ_DATUM_BLOCK_SUMS, /* squares of the blocks that the GPU keeps */
     IZ_DATUM_SQUARES,    /* a unit's sum of squares */

@@ -54,7 +54,7 @@ static int import_part(struct iz_engine *e, int u, const struct part *p,
         memset(buf, 0, (size_t)n * sizeof *buf); /* adapters are not there */
         err = iz_hf_read(r, u, p->at + i, n, buf);
         if (!err)
-            iz_homes_put(e, u, p->array, i - base, buf, n);
+            iz_access_put(e, u, p->array, i - base, buf, n);
         iz_progress_add(progress, 4 * n);
     }
     return err;
@@ -87,7 +87,7 @@ static int agree(const struct iz_engine *e, int err)
     if (err == -ENOMEM)
         fprintf(stderr, "izar: rank %d: no memory for model.import: %s\n",
                 e->coll->rank, e->config->import);
-    return iz_ckpt_agree(e->coll, err);
+    return iz_agree(e->coll, err);
 }
 
 int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
@@ -164,8 +164,8 @@ static float *gather_trained(struct iz_engine *e, int u)
     if (!all)
         iz_die("export: no memory for the adapters of %s",
                e->model->unit[u].name);
-    iz_homes_get(e, u, IZ_MASTER, e->plan.states_full ? base : 0, all + base,
-                 p->shard);
+    iz_access_get(e, u, IZ_MASTER, e->plan.states_full ? base : 0, all + base,
+                  p->shard);
     if (e->plan.ranks > 1)
         iz_coll_all_gather(e->coll, all, p->shard * (int64_t)sizeof *all,
                            "adapters");
@@ -184,7 +184,7 @@ static void export_part(struct iz_engine *e, int u, const struct part *p,
     for (int64_t i = base; i < end; i += IZ_HF_PIECE) {
         int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
 
-        iz_homes_get(e, u, p->array, i - base + skip, buf, n);
+        iz_access_get(e, u, p->array, i - base + skip, buf, n);
         if (trained)
             iz_lora_merge(e->model, u, p->array == IZ_FROZEN, trained, i, buf,
                           n);
@@ -267,7 +267,7 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
 
     iz_graph_wait(e->graph);
     err = buf ? open_order(&o, &map, &text, e, section) : -ENOMEM;
-    err = iz_ckpt_agree(e->coll, err);
+    err = iz_agree(e->coll, err);
     if (!err)
         err = iz_hf_write_open(&w, &o, e->coll);
     if (!err) {

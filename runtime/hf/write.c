@@ -306,13 +306,13 @@ int iz_hf_write_open(struct iz_hf_writer **out, const struct iz_hf_order *o,
     w->c = c;
     err = plain(w->path, o->folder);
     snprintf(w->tmp, sizeof w->tmp, "%s.tmp", w->path);
-    err = iz_ckpt_agree(c, err ? err : lay_out(w));
+    err = iz_agree(c, err ? err : lay_out(w));
     if (!err)
-        err = iz_ckpt_agree(c, first ? make_folder(w) : 0);
+        err = iz_agree(c, first ? make_folder(w) : 0);
     if (!err)
-        err = iz_ckpt_agree(c, first ? open_files(w) : 0);
+        err = iz_agree(c, first ? open_files(w) : 0);
     if (!err)
-        err = iz_ckpt_agree(c, first ? 0 : open_files(w));
+        err = iz_agree(c, first ? 0 : open_files(w));
     return err ? iz_hf_write_close(out, err) : 0;
 }
 
@@ -418,9 +418,9 @@ int iz_hf_write_close(struct iz_hf_writer **out, int err)
 
     if (!err)
         err = sync_files(w);
-    err = iz_ckpt_agree(w->c, err);
+    err = iz_agree(w->c, err);
     if (!err)
-        err = iz_ckpt_agree(w->c, first ? commit(w) : 0);
+        err = iz_agree(w->c, first ? commit(w) : 0);
     if (err && first)
         iz_durable_remove_directory(WHO, w->tmp);
     discard(out);

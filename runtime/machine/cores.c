@@ -13,7 +13,7 @@
 
 #define CORES_MAX 1024
 
-struct iz_topo {
+struct iz_cores {
     hwloc_topology_t machine;
     int n_cores, host_cores;
     bool shared; /* a core computes for several ranks */
@@ -25,7 +25,7 @@ struct iz_topo {
 };
 
 /* One logical processor of each core that the process may use. */
-static void list_cores(struct iz_topo *t, hwloc_const_cpuset_t allowed)
+static void list_cores(struct iz_cores *t, hwloc_const_cpuset_t allowed)
 {
     int n = hwloc_get_nbobjs_by_type(t->machine, HWLOC_OBJ_CORE);
     hwloc_obj_type_t type = n > 0 ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
@@ -49,7 +49,7 @@ enum { WORDS = 32 }; /* for every processor of CORES_MAX cores with two each */
 
 /* Number of the processor of core i that all ranks of the host give it, also
  * those that may not use it. */
-static unsigned number(const struct iz_topo *t, int i)
+static unsigned number(const struct iz_cores *t, int i)
 {
     int os = hwloc_bitmap_first(t->core[i]);
     return hwloc_get_pu_obj_by_os_index(t->machine, (unsigned)os)
@@ -58,7 +58,7 @@ static unsigned number(const struct iz_topo *t, int i)
 
 /* What the ranks of this host may use, in order: sets[n] of such numbers, in
  * ranks[] who they are.  Returns n; `mine` is this rank's place.  All ranks. */
-static int gather_sets(const struct iz_topo *t, struct iz_coll *coll,
+static int gather_sets(const struct iz_cores *t, struct iz_coll *coll,
                        hwloc_bitmap_t *sets, int *ranks, int *mine)
 {
     enum { BITS = 8 * sizeof(unsigned long) };
@@ -87,7 +87,7 @@ static int gather_sets(const struct iz_topo *t, struct iz_coll *coll,
 }
 
 /* As the system numbers them. */
-static void list_numbers(const struct iz_topo *t, hwloc_const_bitmap_t set,
+static void list_numbers(const struct iz_cores *t, hwloc_const_bitmap_t set,
                          char *out, size_t size)
 {
     hwloc_bitmap_t os = hwloc_bitmap_alloc();
@@ -99,7 +99,7 @@ static void list_numbers(const struct iz_topo *t, hwloc_const_bitmap_t set,
     hwloc_bitmap_free(os);
 }
 
-static void refuse_cross(const struct iz_topo *t, hwloc_bitmap_t *sets,
+static void refuse_cross(const struct iz_cores *t, hwloc_bitmap_t *sets,
                          const int *ranks, const int cross[2])
 {
     char text[3][256];
@@ -116,7 +116,7 @@ static void refuse_cross(const struct iz_topo *t, hwloc_bitmap_t *sets,
 }
 
 /* Keeps of the cores those that are this rank's; see cores_share.h. */
-static void keep_own(struct iz_topo *t, hwloc_bitmap_t *sets, int n, int mine)
+static void keep_own(struct iz_cores *t, hwloc_bitmap_t *sets, int n, int mine)
 {
     int kept = 0;
     for (int i = 0; i < t->n_cores; i++) {
@@ -133,7 +133,7 @@ static void keep_own(struct iz_topo *t, hwloc_bitmap_t *sets, int n, int mine)
 }
 
 /* All ranks.  Negative errno on those of the host that is refused. */
-static int share_cores(struct iz_topo *t, struct iz_coll *coll)
+static int share_cores(struct iz_cores *t, struct iz_coll *coll)
 {
     hwloc_bitmap_t *sets = calloc((size_t)coll->size, sizeof(*sets));
     int *ranks = calloc((size_t)coll->size, sizeof(*ranks));
@@ -156,7 +156,7 @@ static int share_cores(struct iz_topo *t, struct iz_coll *coll)
 /* A user's setting wins: STARPU_NCPU is the number of compute workers, and
  * STARPU_RESERVE_NCPU and a core for a bound main thread count where no number
  * is given. */
-static int count_workers(const struct iz_topo *t, int cores, int wanted)
+static int count_workers(const struct iz_cores *t, int cores, int wanted)
 {
     int user = iz_environment_number("STARPU_NCPU",
                                      iz_environment_number("STARPU_NCPUS", -1));
@@ -170,14 +170,14 @@ static int count_workers(const struct iz_topo *t, int cores, int wanted)
     return cores - spare;
 }
 
-int iz_topo_workers(const struct iz_topo *t, int wanted, int ranks)
+int iz_cores_workers(const struct iz_cores *t, int wanted, int ranks)
 {
     int cores = t->n_cores / ranks;
     return count_workers(t, cores > 0 ? cores : 1, wanted);
 }
 
 /* The part of `mask` that is near the GPU, if any is. */
-static void keep_near(const struct iz_topo *t, hwloc_cpuset_t mask,
+static void keep_near(const struct iz_cores *t, hwloc_cpuset_t mask,
                       const char *pci)
 {
     hwloc_obj_t o = hwloc_get_pcidev_by_busidstring(t->machine, pci);
@@ -187,7 +187,7 @@ static void keep_near(const struct iz_topo *t, hwloc_cpuset_t mask,
 }
 
 /* The cores of this process near the GPU, or all. */
-static hwloc_cpuset_t find_mask(const struct iz_topo *t, const char *pci)
+static hwloc_cpuset_t find_mask(const struct iz_cores *t, const char *pci)
 {
     hwloc_const_cpuset_t allowed =
         hwloc_topology_get_allowed_cpuset(t->machine);
@@ -200,7 +200,7 @@ static hwloc_cpuset_t find_mask(const struct iz_topo *t, const char *pci)
     return mask;
 }
 
-bool iz_topo_near(const struct iz_topo *t, const char *pci)
+bool iz_cores_near(const struct iz_cores *t, const char *pci)
 {
     hwloc_cpuset_t mask = find_mask(t, pci);
     bool same = hwloc_bitmap_isequal(mask, t->shared_by);
@@ -208,10 +208,10 @@ bool iz_topo_near(const struct iz_topo *t, const char *pci)
     return same;
 }
 
-int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
-                 int *workers)
+int iz_cores_open(struct iz_cores **out, struct iz_coll *coll, const char *pci,
+                  int *workers)
 {
-    struct iz_topo *t = calloc(1, sizeof(*t));
+    struct iz_cores *t = calloc(1, sizeof(*t));
     if (!t)
         iz_die("no memory for the list of cores");
     *out = t;
@@ -246,9 +246,9 @@ int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
     return -EINVAL;
 }
 
-void iz_topo_close(struct iz_topo **out)
+void iz_cores_close(struct iz_cores **out)
 {
-    struct iz_topo *t = *out;
+    struct iz_cores *t = *out;
     if (!t)
         return;
     for (int i = 0; i < t->n_cores; i++)
@@ -261,7 +261,7 @@ void iz_topo_close(struct iz_topo **out)
     *out = NULL;
 }
 
-void iz_topo_prepare(struct iz_topo *t)
+void iz_cores_prepare(struct iz_cores *t)
 {
     t->bind = !getenv("STARPU_WORKERS_CPUID") &&
               !getenv("STARPU_WORKERS_COREID") &&
@@ -273,14 +273,14 @@ void iz_topo_prepare(struct iz_topo *t)
 /* The first core is the GPU driver's, where there is one and another core. */
 static void bind_here(void *arg, int i, struct iz_exec *x)
 {
-    struct iz_topo *t = arg;
+    struct iz_cores *t = arg;
     int first = t->gpu && t->n_cores > 1, n = t->n_cores - first;
     int core = x->backend == IZ_CUDA ? 0 : first + i % n;
     hwloc_set_cpubind(t->machine, t->core[core], HWLOC_CPUBIND_THREAD);
 }
 
 /* The calling thread, to all cores of the rank, if it can go back later. */
-static void bind_caller(struct iz_topo *t)
+static void bind_caller(struct iz_cores *t)
 {
     hwloc_cpuset_t all = hwloc_bitmap_alloc();
     t->before = hwloc_bitmap_alloc();
@@ -292,7 +292,7 @@ static void bind_caller(struct iz_topo *t)
     hwloc_bitmap_free(all);
 }
 
-void iz_topo_release(struct iz_topo *t)
+void iz_cores_release(struct iz_cores *t)
 {
     if (t->before && !hwloc_bitmap_iszero(t->before))
         hwloc_set_cpubind(t->machine, t->before, HWLOC_CPUBIND_THREAD);
@@ -300,7 +300,7 @@ void iz_topo_release(struct iz_topo *t)
     t->before = NULL;
 }
 
-void iz_topo_bind(struct iz_topo *t, struct iz_graph *g)
+void iz_cores_bind(struct iz_cores *t, struct iz_graph *g)
 {
     if (t->bind)
         bind_caller(t);
@@ -310,7 +310,7 @@ void iz_topo_bind(struct iz_topo *t, struct iz_graph *g)
         iz_graph_on_device(g, bind_here, t);
 }
 
-void iz_topo_describe(const struct iz_topo *t, struct iz_binding *b)
+void iz_cores_describe(const struct iz_cores *t, struct iz_binding *b)
 {
     b->cores = t->n_cores;
     b->host_cores = t->host_cores;

@@ -9,7 +9,7 @@
 #include "runtime/comm/coll.h"
 #include "runtime/machine/cores_print.h"
 
-struct iz_topo;
+struct iz_cores;
 
 /* Reads the machine.  Cores: those that the launcher's binding allows and, for
  * a rank with a GPU, that are near it; what several ranks of the host may use
@@ -18,26 +18,26 @@ struct iz_topo;
  * or one per core, less one for the thread that drives the GPU; *workers is
  * set.  pci: of this rank's GPU, or NULL.  All ranks.  Negative errno with the
  * reason printed. */
-int iz_topo_open(struct iz_topo **out, struct iz_coll *coll, const char *pci,
-                 int *workers);
+int iz_cores_open(struct iz_cores **out, struct iz_coll *coll, const char *pci,
+                  int *workers);
 /* Workers of each of `ranks` on this host, that share this rank's cores. */
-int iz_topo_workers(const struct iz_topo *t, int wanted, int ranks);
+int iz_cores_workers(const struct iz_cores *t, int wanted, int ranks);
 /* Whether ranks with the GPU at `pci` share cores with this rank, which has one
  * too. */
-bool iz_topo_near(const struct iz_topo *t, const char *pci);
-void iz_topo_close(struct iz_topo **t);
+bool iz_cores_near(const struct iz_cores *t, const char *pci);
+void iz_cores_close(struct iz_cores **t);
 
 /* To be called before iz_graph_open: StarPU leaves binding to us unless the
  * user set it. */
-void iz_topo_prepare(struct iz_topo *t);
+void iz_cores_prepare(struct iz_cores *t);
 /* Binds compute worker i to the rank's core i (modulo their number), and the
  * calling thread to all of them: what it touches comes to lie near them. */
-void iz_topo_bind(struct iz_topo *t, struct iz_graph *g);
+void iz_cores_bind(struct iz_cores *t, struct iz_graph *g);
 /* Lets the calling thread go where it was before: threads that libraries start
  * from it later would stay on the workers' cores. */
-void iz_topo_release(struct iz_topo *t);
+void iz_cores_release(struct iz_cores *t);
 
 /* Fills in what it knows: cores and NUMA nodes. */
-void iz_topo_describe(const struct iz_topo *t, struct iz_binding *b);
+void iz_cores_describe(const struct iz_cores *t, struct iz_binding *b);
 
 #endif

@@ -21,7 +21,7 @@ static bool first(const struct iz_coll *c)
 }
 
 /* asked: STARPU_NCUDA, or -1. */
-static int no_gpu(struct iz_place *p, const struct iz_config *c,
+static int no_gpu(struct iz_gpu_choice *p, const struct iz_config *c,
                   const struct iz_coll *coll, int asked)
 {
     p->device = -1;
@@ -39,7 +39,7 @@ static int no_gpu(struct iz_place *p, const struct iz_config *c,
 }
 
 /* Exact in a double: the same number on the same GPU of the same host. */
-static double identity(const struct iz_place *p)
+static double identity(const struct iz_gpu_choice *p)
 {
     char name[128] = "";
     gethostname(name, sizeof(name) - 1);
@@ -57,7 +57,8 @@ static int count_same(const double *all, int n, int r)
 }
 
 /* How many ranks share this GPU; *most: of all GPUs. */
-static void count_sharing(struct iz_place *p, struct iz_coll *coll, int *most)
+static void count_sharing(struct iz_gpu_choice *p, struct iz_coll *coll,
+                          int *most)
 {
     double *all = calloc((size_t)coll->size, sizeof(*all));
     if (!all)
@@ -75,15 +76,15 @@ static void count_sharing(struct iz_place *p, struct iz_coll *coll, int *most)
 
 /* The same for ranks that were not started: they take GPUs as choose_device
  * does.  A launcher may show each started rank one only. */
-static void share_out(struct iz_place *p, const struct iz_coll *coll, int here,
-                      int *most)
+static void share_out(struct iz_gpu_choice *p, const struct iz_coll *coll,
+                      int here, int *most)
 {
     int used = (coll->local_size + p->sharing - 1) / p->sharing;
     int gpus = used > p->gpus ? used : p->gpus;
     p->sharing = *most = (here + gpus - 1) / gpus;
 }
 
-static int choose_comm(struct iz_place *p, const struct iz_config *c,
+static int choose_comm(struct iz_gpu_choice *p, const struct iz_config *c,
                        const struct iz_coll *coll, int ranks, int most)
 {
     const char *why = NULL;
@@ -111,7 +112,7 @@ struct fault {
 };
 
 /* Whether the program has no kernels for this GPU. */
-static void too_old(const struct iz_place *p, const struct iz_config *c,
+static void too_old(const struct iz_gpu_choice *p, const struct iz_config *c,
                     struct fault *f)
 {
     int have = p->info.capability, need = iz_cuda_capability();
@@ -125,7 +126,7 @@ static void too_old(const struct iz_place *p, const struct iz_config *c,
 
 /* Whether ranks would compute with different kernels, or be refused different
  * things: from 8.0 on the kernels are the same.  The first rank says so. */
-static bool mixed(const struct iz_place *p, struct iz_coll *coll)
+static bool mixed(const struct iz_gpu_choice *p, struct iz_coll *coll)
 {
     double *all = calloc((size_t)coll->size, sizeof(*all));
     if (!all)
@@ -172,7 +173,7 @@ static const char *cannot(const struct iz_config *c)
 /* The GPU of this rank: of those in the user's STARPU_WORKERS_CUDAID, or of
  * all, the ranks of a host take one each in turn.  StarPU reads the variable
  * too and must come to the same. */
-static void choose_device(struct iz_place *p, const struct iz_coll *coll,
+static void choose_device(struct iz_gpu_choice *p, const struct iz_coll *coll,
                           struct fault *f)
 {
     const char *list = getenv("STARPU_WORKERS_CUDAID");
@@ -207,7 +208,7 @@ static void choose_device(struct iz_place *p, const struct iz_coll *coll,
 }
 
 /* Of several ranks with a fault the first one tells. */
-static int take_device(struct iz_place *p, const struct iz_config *c,
+static int take_device(struct iz_gpu_choice *p, const struct iz_config *c,
                        struct iz_coll *coll)
 {
     struct fault f = {{0}};
@@ -223,7 +224,7 @@ static int take_device(struct iz_place *p, const struct iz_config *c,
     return q < 0 ? 0 : -ENODEV;
 }
 
-static int choose_gpu(struct iz_place *p, const struct iz_config *c,
+static int choose_gpu(struct iz_gpu_choice *p, const struct iz_config *c,
                       struct iz_coll *coll, int ranks, int here)
 {
     int most = 1, r = take_device(p, c, coll);
@@ -254,12 +255,12 @@ static const char *cannot_have(int asked, const struct iz_config *c)
     return NULL;
 }
 
-int iz_place_choose(struct iz_place *p, const struct iz_config *c,
-                    struct iz_coll *coll, int ranks, int here)
+int iz_gpu_choose(struct iz_gpu_choice *p, const struct iz_config *c,
+                  struct iz_coll *coll, int ranks, int here)
 {
     int asked = iz_environment_number("STARPU_NCUDA", -1);
     const char *why = cannot_have(asked, c);
-    *p = (struct iz_place){
+    *p = (struct iz_gpu_choice){
         .device = -1, .sharing = 1, .ranks = ranks, .why_cpu = ""};
     if (why && first(coll))
         fprintf(stderr, "izar: STARPU_NCUDA: %s\n", why);
@@ -272,20 +273,20 @@ int iz_place_choose(struct iz_place *p, const struct iz_config *c,
     return choose_gpu(p, c, coll, ranks, here);
 }
 
-int iz_place_near(const struct iz_place *p, const struct iz_topo *t, int n)
+int iz_gpu_near(const struct iz_gpu_choice *p, const struct iz_cores *t, int n)
 {
     int near = 0;
     if (p->device < 0)
         return n;
     for (int i = 0; i < p->gpus; i++) {
         char pci[16];
-        if (!iz_device_pci(p->gpu[i], pci) || iz_topo_near(t, pci))
+        if (!iz_device_pci(p->gpu[i], pci) || iz_cores_near(t, pci))
             near += n / p->gpus + (i < n % p->gpus);
     }
     return near;
 }
 
-int64_t iz_place_memory(const struct iz_place *p, const struct iz_config *c)
+int64_t iz_gpu_memory(const struct iz_gpu_choice *p, const struct iz_config *c)
 {
     int64_t total = p->info.total_bytes;
     if (p->device < 0)
@@ -296,8 +297,8 @@ int64_t iz_place_memory(const struct iz_place *p, const struct iz_config *c)
            iz_plan_reserve(total, p->nccl ? p->ranks : 0);
 }
 
-struct iz_target iz_place_target(const struct iz_place *p,
-                                 const struct iz_config *c, int workers)
+struct iz_target iz_gpu_target(const struct iz_gpu_choice *p,
+                               const struct iz_config *c, int workers)
 {
     bool gpu = p->device >= 0;
     return (struct iz_target){.workers = workers,

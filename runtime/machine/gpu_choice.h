@@ -12,7 +12,7 @@
 
 #define IZ_GPUS_MAX 64
 
-struct iz_place {
+struct iz_gpu_choice {
     int device; /* index of this rank's GPU, -1: the CPU */
     struct iz_device_info info;
     int gpus, gpu[IZ_GPUS_MAX]; /* that ranks of this host take in turn */
@@ -25,15 +25,15 @@ struct iz_place {
 /* All ranks.  A wish of the config that cannot be met is a negative errno with
  * the reason printed.  ranks, here: as many as were started in all and on this
  * host; or as many as a plan is for, of which this is the first. */
-int iz_place_choose(struct iz_place *p, const struct iz_config *c,
-                    struct iz_coll *coll, int ranks, int here);
+int iz_gpu_choose(struct iz_gpu_choice *p, const struct iz_config *c,
+                  struct iz_coll *coll, int ranks, int here);
 /* Of the first n ranks of this host, those that share cores with this one:
  * their GPUs are near the same ones, or units are computed on the CPU. */
-int iz_place_near(const struct iz_place *p, const struct iz_topo *t, int n);
+int iz_gpu_near(const struct iz_gpu_choice *p, const struct iz_cores *t, int n);
 /* Memory of the GPU that this rank may plan with, bytes. */
-int64_t iz_place_memory(const struct iz_place *p, const struct iz_config *c);
+int64_t iz_gpu_memory(const struct iz_gpu_choice *p, const struct iz_config *c);
 /* What the plan has to know about it. */
-struct iz_target iz_place_target(const struct iz_place *p,
-                                 const struct iz_config *c, int workers);
+struct iz_target iz_gpu_target(const struct iz_gpu_choice *p,
+                               const struct iz_config *c, int workers);
 
 #endif

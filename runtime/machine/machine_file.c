@@ -182,16 +182,16 @@ static double core_part(const struct iz_machine *m, int ranks)
     return part < 1 ? part : 1;
 }
 
-/* Of one op on the GPU, or on one core; narrow: the core's products are of
- * bf16. */
+/* Of one op on the GPU, or on one core; bf16_products: the core's products are
+ * of bf16. */
 static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
-                                   bool narrow, int ranks)
+                                   bool bf16_products, int ranks)
 {
     double part = core_part(m, ranks);
     if (!m->gpus)
         return (struct iz_rate){
-            .flops_per_s = (double)(narrow ? m->core_bf16_flops_per_s
-                                           : m->core_flops_per_s) *
+            .flops_per_s = (double)(bf16_products ? m->core_bf16_flops_per_s
+                                                  : m->core_flops_per_s) *
                            part,
             .bytes_per_s = (double)m->core_bytes_per_s * part,
             .fused_flops_per_s = (double)m->core_fused_flops_per_s * part};
@@ -217,9 +217,10 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
                     iz_dtype_name(params));
         return -EINVAL;
     }
-    bool narrow = !gpu && params == IZ_BF16 && asked != IZ_PRODUCTS_F32 &&
-                  m->core_bf16_flops_per_s > 0;
-    if (!gpu && asked == IZ_PRODUCTS_BF16 && !narrow) {
+    bool bf16_products = !gpu && params == IZ_BF16 &&
+                         asked != IZ_PRODUCTS_F32 &&
+                         m->core_bf16_flops_per_s > 0;
+    if (!gpu && asked == IZ_PRODUCTS_BF16 && !bf16_products) {
         if (err)
             fprintf(err,
                     "izar: run.cpu_products: bf16: the cores of %s make no "
@@ -227,15 +228,15 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
                     m->name);
         return -EINVAL;
     }
-    *t = (struct iz_target){.workers = workers > 0 ? workers : 1,
-                            .gpu = gpu,
-                            .nccl = gpu && ranks > 1,
-                            .narrow = narrow,
-                            .cudnn = gpu &&
-                                     c->run.gpu_attention == IZ_ATTENTION_CUDNN,
-                            .act = gpu ? params : IZ_F32,
-                            .capability = m->gpu_capability,
-                            .compute = compute_rate(m, params, narrow, ranks)};
+    *t = (struct iz_target){
+        .workers = workers > 0 ? workers : 1,
+        .gpu = gpu,
+        .nccl = gpu && ranks > 1,
+        .bf16_products = bf16_products,
+        .cudnn = gpu && c->run.gpu_attention == IZ_ATTENTION_CUDNN,
+        .act = gpu ? params : IZ_F32,
+        .capability = m->gpu_capability,
+        .compute = compute_rate(m, params, bf16_products, ranks)};
     return 0;
 }
 
@@ -279,7 +280,7 @@ void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
         .latency_s = 1e-6};
     rate[IZ_ON_COMPUTE] = p->target.compute;
     rate[IZ_ON_COMPUTE].latency_s = p->target.gpu ? seconds(m->launch_ns) : 0;
-    rate[IZ_ON_LANE] = network(m, p, false);
+    rate[IZ_ON_COMM] = network(m, p, false);
     rate[IZ_RATE_GATHER] = network(m, p, true);
     rate[IZ_ON_UP] = (struct iz_rate){.bytes_per_s = (double)m->up_bytes_per_s,
                                       .latency_s = seconds(m->copy_ns)};
@@ -290,7 +291,7 @@ void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
         (struct iz_rate){.bytes_per_s = (double)m->disk_bytes_per_s / ranks / 2,
                          .latency_s = 100e-6};
     double squares = (double)m->core_squares_per_s * core_part(m, p->ranks);
-    rate[IZ_ON_HOST].squares_per_s = rate[IZ_ON_LANE].squares_per_s = squares;
+    rate[IZ_ON_HOST].squares_per_s = rate[IZ_ON_COMM].squares_per_s = squares;
     if (!p->target.gpu) /* else they are passes of their own, in bytes */
         rate[IZ_ON_COMPUTE].squares_per_s = squares;
     for (int w = 0; w < IZ_RATES; w++)

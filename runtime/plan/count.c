@@ -10,7 +10,7 @@
 #include "runtime/comm/coll.h"
 
 #define PAGE_BYTES 4096 /* of a disk */
-/* Slots of boundaries beyond one for each lane: one is copied down or up, one
+/* Slots of boundaries beyond one for each track: one is copied down or up, one
  * is in reserve. */
 #define SPARE_SLOTS 2
 
@@ -137,12 +137,12 @@ static void count_copies(struct iz_plan *p)
     if (many && p->target.nccl)
         p->exchange_bytes = unit * size;
     else if (many)
-        p->comm_stage_bytes = max64(
+        p->comm_staging_bytes = max64(
             whole * size, unit * max64(size, iz_dtype_bytes(p->grad_type)) +
                               (p->grads_down ? 0 : unit / p->ranks * 4));
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
         p->grad_stage_bytes * p->grad_stages +
-        p->update_stage_bytes * p->update_stages + p->comm_stage_bytes +
+        p->update_stage_bytes * p->update_stages + p->comm_staging_bytes +
         IZ_BOUNCE_BYTES;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_STAGING] +=
         p->split_stage_bytes * p->split_stages;
@@ -155,7 +155,7 @@ int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
     return iz_dtype_bytes(p->target.act) * m->unit[unit].out_elems * p->samples;
 }
 
-/* One of each unit and a gradient, per lane.  On the host all but the last,
+/* One of each unit and a gradient, per track.  On the host all but the last,
  * which backward begins with; the GPU then has slots for what is under way. */
 static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
 {
@@ -167,11 +167,11 @@ static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
         largest = max64(largest, bytes);
     }
     p->boundary_elems = largest / iz_dtype_bytes(p->target.act);
-    p->boundary_slots =
-        slots ? (int)min64(p->lanes + SPARE_SLOTS, p->lanes * (m->n_units - 1))
-              : 0;
-    int64_t home = p->lanes * (slots ? sum - bytes : sum);
-    int64_t device = (p->lanes + p->boundary_slots) * largest;
+    p->boundary_slots = slots ? (int)min64(p->tracks + SPARE_SLOTS,
+                                           p->tracks * (m->n_units - 1))
+                              : 0;
+    int64_t home = p->tracks * (slots ? sum - bytes : sum);
+    int64_t device = (p->tracks + p->boundary_slots) * largest;
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] = p->boundaries_down ? home : 0;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] =
         device + (p->boundaries_down ? 0 : home);
@@ -196,10 +196,10 @@ static void count_activations(struct iz_plan *p, const struct iz_model *m)
     int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
     /* Kernels read samples and write losses and logits in pinned memory. */
     enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
-    b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->recompute ? 0 : saved * p->lanes;
+    b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->recompute ? 0 : saved * p->tracks;
     b[near][IZ_MEM_BATCH] =
-        p->lanes * p->samples * (m->input_bytes + m->target_bytes) +
-        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_groups + 2 * p->lanes) +
+        p->tracks * p->samples * (m->input_bytes + m->target_bytes) +
+        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_groups + 2 * p->tracks) +
         square_bytes(p) + 2 * iz_plan_list_bytes(p) +
         iz_plan_list_scratch_bytes(p, m);
     b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->scratch_bytes * p->tasks_at_once;
@@ -302,7 +302,7 @@ int64_t iz_plan_buffers(const struct iz_plan *p)
 {
     int64_t n = 16 + p->state_stages + p->param_stages + p->grad_stages +
                 p->update_stages + p->split_stages + p->boundary_slots +
-                p->save_stages + p->lanes * (2 * (int64_t)p->n_groups + 3);
+                p->save_stages + p->tracks * (2 * (int64_t)p->n_groups + 3);
     for (int i = 0; i < p->n_rings; i++)
         n += p->ring[i].params + p->ring[i].grads;
     for (int u = 0; u < p->n_groups; u++)

@@ -225,7 +225,7 @@ static bool make(const struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, struct iz_plan *q)
 {
     struct iz_target t = p->target;
-    t.narrow = t.narrow && c->run.cpu_products != IZ_PRODUCTS_F32;
+    t.bf16_products = t.bf16_products && c->run.cpu_products != IZ_PRODUCTS_F32;
     return !iz_plan_make(q, c, m, p->ranks, p->rank, &t);
 }
 

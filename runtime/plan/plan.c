@@ -126,7 +126,7 @@ static int ring_slots(const struct iz_config *c, int64_t elems, int members)
 static void plan_rings(struct iz_plan *p, const struct iz_config *c)
 {
     int64_t median = median_padded(p);
-    int members = 0, parallel = (int)min64(p->lanes, p->tasks_at_once);
+    int members = 0, parallel = (int)min64(p->tracks, p->tasks_at_once);
     p->n_rings = 1;
     for (int u = 0; u < p->n_groups; u++) {
         struct iz_plan_group *g = &p->group[u];
@@ -190,7 +190,7 @@ static void plan_schedule(struct iz_plan *p, const struct iz_config *c)
     if (c->run.schedule == IZ_BREADTH_FIRST)
         wave = c->grad_accum;
     p->wave = wave < c->grad_accum ? wave : c->grad_accum;
-    p->lanes = p->wave * p->slices;
+    p->tracks = p->wave * p->slices;
 }
 
 static void plan_stage(struct iz_plan *p, const struct iz_config *c)
@@ -240,7 +240,7 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
     int tasks = p->micro_batches * p->slices;
     struct iz_exec like = {.backend = p->target.gpu ? IZ_CUDA : IZ_CPU,
                            .act = p->target.act,
-                           .narrow = p->target.narrow,
+                           .bf16_products = p->target.bf16_products,
                            .capability = p->target.capability,
                            .cudnn = p->target.cudnn,
                            .rate = p->target.compute};

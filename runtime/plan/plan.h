@@ -60,13 +60,13 @@ struct iz_plan_ring {
 
 /* What one rank computes on. */
 struct iz_target {
-    int workers;       /* of the CPU */
-    bool gpu;          /* units are computed on a GPU with memory of its own */
-    bool nccl;         /* between GPUs; else collectives go through the host */
-    bool narrow;       /* products with bf16 weights on a CPU are of bf16 */
-    bool cudnn;        /* on a GPU, what cuDNN fuses is left to it */
-    enum iz_dtype act; /* type of activations */
-    int capability;    /* compute capability of the GPU, 90 for 9.0 */
+    int workers;        /* of the CPU */
+    bool gpu;           /* units are computed on a GPU with memory of its own */
+    bool nccl;          /* between GPUs; else collectives go through the host */
+    bool bf16_products; /* products with bf16 weights on a CPU are of bf16 */
+    bool cudnn;         /* on a GPU, what cuDNN fuses is left to it */
+    enum iz_dtype act;  /* type of activations */
+    int capability;     /* compute capability of the GPU, 90 for 9.0 */
     /* Of a worker that computes units; zero where nothing is predicted. */
     struct iz_rate compute;
 };
@@ -86,7 +86,7 @@ struct iz_plan {
     int slices; /* tasks of one micro-batch: their gradients are added first */
     int micro_batches; /* per rank and step */
     int wave;          /* micro-batches that pass the units together */
-    int lanes;         /* activation buffers: wave * slices */
+    int tracks;        /* activation buffers: wave * slices */
     bool params_full, grads_full, states_full; /* on every rank, or shards */
     bool fetch; /* units are copied or gathered into a ring */
     /* On a GPU: gradients are kept on the host, and parameters on the GPU are
@@ -115,7 +115,7 @@ struct iz_plan {
     int state_stages, param_stages;
     /* Pinned buffers between host and GPU: gradients on their way to their
      * accumulator, updated chunks, and one for collectives. */
-    int64_t grad_stage_bytes, update_stage_bytes, comm_stage_bytes;
+    int64_t grad_stage_bytes, update_stage_bytes, comm_staging_bytes;
     int grad_stages, update_stages;
     /* Buffers of the GPU for a chunk of the split: [gradient][parameters], the
      * gradient unless it is there, the parameters if they live on the host. */
@@ -182,7 +182,7 @@ int64_t iz_plan_grads_apart(const struct iz_plan *p,
 int64_t iz_plan_list_bytes(const struct iz_plan *p);
 int64_t iz_plan_list_scratch_bytes(const struct iz_plan *p,
                                    const struct iz_model *m);
-/* Bytes of a unit's output, for one lane. */
+/* Bytes of a unit's output, for one track. */
 int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
                                const struct iz_model *m, int unit);
 /* Whether a contribution comes from a GPU straight into the host's accumulator:

@@ -5,20 +5,26 @@
 
 #include <stdio.h>
 
-const char *const iz_limit_names[IZ_LIMITS] = {
-    [IZ_LIMIT_UNKNOWN] = "unknown",     [IZ_LIMIT_COMPUTE] = "compute",
-    [IZ_LIMIT_OPTIMIZER] = "optimizer", [IZ_LIMIT_WORKERS] = "host workers",
-    [IZ_LIMIT_SUMS] = "sums",           [IZ_LIMIT_NETWORK] = "network",
-    [IZ_LIMIT_UP] = "link to the GPU",  [IZ_LIMIT_DOWN] = "link to the host",
-    [IZ_LIMIT_DISK] = "disk",           [IZ_LIMIT_LATE] = "late fetches",
-    [IZ_LIMIT_TASKS] = "too few tasks", [IZ_LIMIT_SUBMISSION] = "submission",
-    [IZ_LIMIT_GAPS] = "gaps",
+const char *const iz_bottleneck_names[IZ_BOTTLENECKS] = {
+    [IZ_BOTTLENECK_UNKNOWN] = "unknown",
+    [IZ_BOTTLENECK_COMPUTE] = "compute",
+    [IZ_BOTTLENECK_OPTIMIZER] = "optimizer",
+    [IZ_BOTTLENECK_WORKERS] = "host workers",
+    [IZ_BOTTLENECK_SUMS] = "sums",
+    [IZ_BOTTLENECK_NETWORK] = "network",
+    [IZ_BOTTLENECK_UP] = "link to the GPU",
+    [IZ_BOTTLENECK_DOWN] = "link to the host",
+    [IZ_BOTTLENECK_DISK] = "disk",
+    [IZ_BOTTLENECK_LATE] = "late fetches",
+    [IZ_BOTTLENECK_TASKS] = "too few tasks",
+    [IZ_BOTTLENECK_SUBMISSION] = "submission",
+    [IZ_BOTTLENECK_GAPS] = "gaps",
 };
 
-enum iz_use iz_limit_loss(const struct iz_time_total *u)
+enum iz_use iz_bottleneck_loss(const struct iz_time_total *u)
 {
     enum iz_use most = IZ_USES;
-    double share = IZ_LIMIT_COST;
+    double share = IZ_BOTTLENECK_COST;
     for (int c = IZ_USE_OPTIMIZER; c < IZ_USES; c++)
         if (u->share[c] >= share) {
             share = u->share[c];
@@ -27,44 +33,44 @@ enum iz_use iz_limit_loss(const struct iz_time_total *u)
     return most;
 }
 
-static enum iz_limit link_limit(const struct iz_time_total *u, enum iz_use c,
-                                enum iz_limit full)
+static enum iz_bottleneck link_limit(const struct iz_time_total *u,
+                                     enum iz_use c, enum iz_bottleneck full)
 {
-    return u->busy[c] >= IZ_LIMIT_FULL ? full : IZ_LIMIT_LATE;
+    return u->busy[c] >= IZ_BOTTLENECK_FULL ? full : IZ_BOTTLENECK_LATE;
 }
 
-enum iz_limit iz_limit_find(const struct iz_limit_measured *m)
+enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m)
 {
     const struct iz_time_total *u = &m->usage;
-    bool host_full = m->host_busy >= IZ_LIMIT_FULL;
+    bool host_full = m->host_busy >= IZ_BOTTLENECK_FULL;
     if (u->window_s <= 0)
-        return IZ_LIMIT_UNKNOWN;
-    switch (iz_limit_loss(u)) {
+        return IZ_BOTTLENECK_UNKNOWN;
+    switch (iz_bottleneck_loss(u)) {
     case IZ_USE_OPTIMIZER:
-        return host_full ? IZ_LIMIT_WORKERS : IZ_LIMIT_OPTIMIZER;
+        return host_full ? IZ_BOTTLENECK_WORKERS : IZ_BOTTLENECK_OPTIMIZER;
     case IZ_USE_SUMS:
-        return host_full ? IZ_LIMIT_WORKERS : IZ_LIMIT_SUMS;
+        return host_full ? IZ_BOTTLENECK_WORKERS : IZ_BOTTLENECK_SUMS;
     case IZ_USE_NETWORK:
-        return link_limit(u, IZ_USE_NETWORK, IZ_LIMIT_NETWORK);
+        return link_limit(u, IZ_USE_NETWORK, IZ_BOTTLENECK_NETWORK);
     case IZ_USE_UP:
-        return link_limit(u, IZ_USE_UP, IZ_LIMIT_UP);
+        return link_limit(u, IZ_USE_UP, IZ_BOTTLENECK_UP);
     case IZ_USE_DOWN:
-        return link_limit(u, IZ_USE_DOWN, IZ_LIMIT_DOWN);
+        return link_limit(u, IZ_USE_DOWN, IZ_BOTTLENECK_DOWN);
     case IZ_USE_DISK:
-        return link_limit(u, IZ_USE_DISK, IZ_LIMIT_DISK);
+        return link_limit(u, IZ_USE_DISK, IZ_BOTTLENECK_DISK);
     case IZ_USE_TASKS:
-        return IZ_LIMIT_TASKS;
+        return IZ_BOTTLENECK_TASKS;
     case IZ_USE_NOTHING:
-        return m->submitting >= IZ_LIMIT_FULL ? IZ_LIMIT_SUBMISSION
-                                              : IZ_LIMIT_GAPS;
+        return m->submitting >= IZ_BOTTLENECK_FULL ? IZ_BOTTLENECK_SUBMISSION
+                                                   : IZ_BOTTLENECK_GAPS;
     default:
-        return IZ_LIMIT_COMPUTE;
+        return IZ_BOTTLENECK_COMPUTE;
     }
 }
 
 /* ---- the setting that would move it ---- */
 
-static const char *of_compute(const struct iz_limit_setting *s)
+static const char *of_compute(const struct iz_bottleneck_setting *s)
 {
     if (s->recompute)
         return "run.recompute=none would save the repeated forwards, if the "
@@ -74,7 +80,7 @@ static const char *of_compute(const struct iz_limit_setting *s)
     return "only more ranks or faster processors would move it";
 }
 
-static const char *of_optimizer(const struct iz_limit_setting *s)
+static const char *of_optimizer(const struct iz_bottleneck_setting *s)
 {
     if (!s->overlap)
         return "run.overlap=true would run it under the next step's forward";
@@ -85,7 +91,7 @@ static const char *of_optimizer(const struct iz_limit_setting *s)
 }
 
 /* What moves more than it must, first; then what makes a step move less. */
-static const char *of_traffic(const struct iz_limit_setting *s)
+static const char *of_traffic(const struct iz_bottleneck_setting *s)
 {
     if (s->rings && s->micro_batches > 1 && !s->breadth_first)
         return "run.schedule=breadth_first would fetch each unit once a step "
@@ -96,7 +102,7 @@ static const char *of_traffic(const struct iz_limit_setting *s)
            "use what was moved for longer";
 }
 
-static const char *of_disk(const struct iz_limit_setting *s)
+static const char *of_disk(const struct iz_bottleneck_setting *s)
 {
     if (s->param_on_disk)
         return "offload_param.device=cpu would take parameters off the disk";
@@ -107,7 +113,7 @@ static const char *of_disk(const struct iz_limit_setting *s)
 }
 
 static const char *of_late(char *out, size_t size, enum iz_use link,
-                           const struct iz_limit_setting *s)
+                           const struct iz_bottleneck_setting *s)
 {
     if (!s->overlap_comm && link == IZ_USE_NETWORK)
         return "zero_optimization.overlap_comm=true would run it beside "
@@ -124,7 +130,7 @@ static const char *of_late(char *out, size_t size, enum iz_use link,
            "for it less often";
 }
 
-static const char *of_tasks(const struct iz_limit_setting *s)
+static const char *of_tasks(const struct iz_bottleneck_setting *s)
 {
     if (s->slices_fixed && s->slices < s->workers)
         return "run.slices=0 would cut each micro-batch for all workers";
@@ -135,7 +141,7 @@ static const char *of_tasks(const struct iz_limit_setting *s)
            "occupy them";
 }
 
-static const char *of_gaps(const struct iz_limit_setting *s)
+static const char *of_gaps(const struct iz_bottleneck_setting *s)
 {
     if (!s->overlap)
         return "run.overlap=true would take the barriers away";
@@ -148,8 +154,9 @@ static const char *of_gaps(const struct iz_limit_setting *s)
 /* ---- the sentence ---- */
 
 static void text_of_link(char *out, size_t size,
-                         const struct iz_limit_measured *m,
-                         const struct iz_limit_setting *s, enum iz_limit limit)
+                         const struct iz_bottleneck_measured *m,
+                         const struct iz_bottleneck_setting *s,
+                         enum iz_bottleneck limit)
 {
     static const char *const what[IZ_USES] = {
         [IZ_USE_NETWORK] = "the network, or a later rank",
@@ -157,8 +164,8 @@ static void text_of_link(char *out, size_t size,
         [IZ_USE_DOWN] = "the link to the host",
         [IZ_USE_DISK] = "the disk",
     };
-    enum iz_use c = iz_limit_loss(&m->usage);
-    bool late = limit == IZ_LIMIT_LATE;
+    enum iz_use c = iz_bottleneck_loss(&m->usage);
+    bool late = limit == IZ_BOTTLENECK_LATE;
     char ring[96];
     snprintf(out, size,
              "%s: compute waits %.0f %% of the time for it, and it works "
@@ -170,26 +177,27 @@ static void text_of_link(char *out, size_t size,
                                 : of_traffic(s));
 }
 
-void iz_limit_text(char *out, size_t size, const struct iz_limit_measured *m,
-                   const struct iz_limit_setting *s)
+void iz_bottleneck_text(char *out, size_t size,
+                        const struct iz_bottleneck_measured *m,
+                        const struct iz_bottleneck_setting *s)
 {
     const double *share = m->usage.share;
-    enum iz_limit limit = iz_limit_find(m);
+    enum iz_bottleneck limit = iz_bottleneck_find(m);
     switch (limit) {
-    case IZ_LIMIT_UNKNOWN:
+    case IZ_BOTTLENECK_UNKNOWN:
         snprintf(out, size, "not known: that takes two steps");
         return;
-    case IZ_LIMIT_COMPUTE:
+    case IZ_BOTTLENECK_COMPUTE:
         snprintf(out, size,
                  "compute: forward and backward fill %.0f %% of the time; %s",
                  100 * share[IZ_USE_UNITS], of_compute(s));
         return;
-    case IZ_LIMIT_OPTIMIZER:
+    case IZ_BOTTLENECK_OPTIMIZER:
         snprintf(out, size,
                  "the optimizer: it costs compute %.0f %% of the time; %s",
                  100 * share[IZ_USE_OPTIMIZER], of_optimizer(s));
         return;
-    case IZ_LIMIT_WORKERS:
+    case IZ_BOTTLENECK_WORKERS:
         snprintf(out, size,
                  "the host's workers: they are busy %.0f %% of the time, and "
                  "compute waits %.0f %% for them; more than %d (run.workers, "
@@ -198,20 +206,20 @@ void iz_limit_text(char *out, size_t size, const struct iz_limit_measured *m,
                  100 * (share[IZ_USE_OPTIMIZER] + share[IZ_USE_SUMS]),
                  s->workers);
         return;
-    case IZ_LIMIT_SUMS:
+    case IZ_BOTTLENECK_SUMS:
         snprintf(out, size,
                  "sums, norms and copies: they cost compute %.0f %% of the "
                  "time; more samples a micro-batch "
                  "(train_micro_batch_size_per_gpu) would need fewer",
                  100 * share[IZ_USE_SUMS]);
         return;
-    case IZ_LIMIT_TASKS:
+    case IZ_BOTTLENECK_TASKS:
         snprintf(out, size,
                  "too few tasks: workers idle %.0f %% of the time beside busy "
                  "ones; %s",
                  100 * share[IZ_USE_TASKS], of_tasks(s));
         return;
-    case IZ_LIMIT_SUBMISSION:
+    case IZ_BOTTLENECK_SUBMISSION:
         snprintf(out, size,
                  "submission: nothing runs %.0f %% of the time, and the main "
                  "thread submits %.0f %% of it; larger tasks "
@@ -219,7 +227,7 @@ void iz_limit_text(char *out, size_t size, const struct iz_limit_measured *m,
                  "fewer",
                  100 * share[IZ_USE_NOTHING], 100 * m->submitting);
         return;
-    case IZ_LIMIT_GAPS:
+    case IZ_BOTTLENECK_GAPS:
         snprintf(out, size,
                  "gaps between tasks: nothing runs %.0f %% of the time; %s",
                  100 * share[IZ_USE_NOTHING], of_gaps(s));

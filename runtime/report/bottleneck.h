@@ -10,37 +10,39 @@
 #include "runtime/report/time_shares.h"
 
 /* Of the compute workers' time: what costs less limits nothing. */
-#define IZ_LIMIT_COST 0.10
+#define IZ_BOTTLENECK_COST 0.10
 /* Of the window: what works for longer is full. */
-#define IZ_LIMIT_FULL 0.80
+#define IZ_BOTTLENECK_FULL 0.80
 
-enum iz_limit {
-    IZ_LIMIT_UNKNOWN, /* no whole step was measured */
-    IZ_LIMIT_COMPUTE,
-    IZ_LIMIT_OPTIMIZER,
-    IZ_LIMIT_WORKERS, /* of the host: too few for the optimizer and the sums */
-    IZ_LIMIT_SUMS,
-    IZ_LIMIT_NETWORK, /* full, and waited for */
-    IZ_LIMIT_UP,
-    IZ_LIMIT_DOWN,
-    IZ_LIMIT_DISK,
-    IZ_LIMIT_LATE,       /* waited for, but not full: begins too late */
-    IZ_LIMIT_TASKS,      /* too few tasks side by side */
-    IZ_LIMIT_SUBMISSION, /* nothing to run: the main thread is submitting */
-    IZ_LIMIT_GAPS,       /* nothing runs, although it was submitted */
-    IZ_LIMITS
+enum iz_bottleneck {
+    IZ_BOTTLENECK_UNKNOWN, /* no whole step was measured */
+    IZ_BOTTLENECK_COMPUTE,
+    IZ_BOTTLENECK_OPTIMIZER,
+    IZ_BOTTLENECK_WORKERS, /* of the host: too few for the optimizer and the
+                              sums */
+    IZ_BOTTLENECK_SUMS,
+    IZ_BOTTLENECK_NETWORK, /* full, and waited for */
+    IZ_BOTTLENECK_UP,
+    IZ_BOTTLENECK_DOWN,
+    IZ_BOTTLENECK_DISK,
+    IZ_BOTTLENECK_LATE,       /* waited for, but not full: begins too late */
+    IZ_BOTTLENECK_TASKS,      /* too few tasks side by side */
+    IZ_BOTTLENECK_SUBMISSION, /* nothing to run: the main thread is submitting
+                               */
+    IZ_BOTTLENECK_GAPS,       /* nothing runs, although it was submitted */
+    IZ_BOTTLENECKS
 };
 
-extern const char *const iz_limit_names[IZ_LIMITS];
+extern const char *const iz_bottleneck_names[IZ_BOTTLENECKS];
 
-struct iz_limit_measured {
+struct iz_bottleneck_measured {
     struct iz_time_total usage;
     double host_busy;  /* mean of the host's workers beside a GPU, 0..1 */
     double submitting; /* part of the window that the main thread worked */
 };
 
 /* What the sentence needs to know to name a setting that is not there yet. */
-struct iz_limit_setting {
+struct iz_bottleneck_setting {
     bool gpu, recompute, overlap, overlap_comm, breadth_first, rings, half;
     bool param_on_disk, state_on_disk, slices_fixed; /* by run.slices */
     bool divisible; /* more of the optimizer can go from the host to the GPU */
@@ -48,11 +50,12 @@ struct iz_limit_setting {
 };
 
 /* What the workers lose most time to: the largest share but that of the units,
- * IZ_USES where none reaches IZ_LIMIT_COST. */
-enum iz_use iz_limit_loss(const struct iz_time_total *u);
-enum iz_limit iz_limit_find(const struct iz_limit_measured *m);
+ * IZ_USES where none reaches IZ_BOTTLENECK_COST. */
+enum iz_use iz_bottleneck_loss(const struct iz_time_total *u);
+enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m);
 /* One sentence without "limited by: ": what, how much, and the setting. */
-void iz_limit_text(char *out, size_t size, const struct iz_limit_measured *m,
-                   const struct iz_limit_setting *s);
+void iz_bottleneck_text(char *out, size_t size,
+                        const struct iz_bottleneck_measured *m,
+                        const struct iz_bottleneck_setting *s);
 
 #endif

@@ -381,7 +381,7 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
     if (isfinite(m->last_eval))
         printf(", validation loss %.4f", m->last_eval);
     printf("\n");
-    iz_summary_print_limit(&t, stdout);
+    iz_summary_print_bottleneck(&t, stdout);
     printf("\n  %.0f %ss/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
            "GFLOP/s on %d worker%s)\n",
            rate, e->model->item, flops * 1e-9, iz_percent(flops, m->gemm_rate),

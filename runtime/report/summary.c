@@ -14,7 +14,7 @@
 
 static enum iz_where place_of(const struct iz_engine *e, int w)
 {
-    static const enum iz_where places[] = {IZ_ON_LANE, IZ_ON_UP, IZ_ON_DOWN,
+    static const enum iz_where places[] = {IZ_ON_COMM, IZ_ON_UP, IZ_ON_DOWN,
                                            IZ_ON_IO, IZ_ON_COMPUTE};
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
         if (iz_graph_has(e->graph, places[i], w))
@@ -40,7 +40,7 @@ struct place_row {
 };
 
 static const struct place_row place_rows[] = {
-    {"compute", IZ_ON_COMPUTE}, {"host", IZ_ON_HOST}, {"network", IZ_ON_LANE},
+    {"compute", IZ_ON_COMPUTE}, {"host", IZ_ON_HOST}, {"network", IZ_ON_COMM},
     {"up", IZ_ON_UP},           {"down", IZ_ON_DOWN}, {"disk", IZ_ON_IO},
 };
 #define PLACE_ROWS ((int)(sizeof(place_rows) / sizeof(place_rows[0])))
@@ -72,11 +72,11 @@ static double mean_busy(const struct iz_engine *e, const double *worker,
 
 /* ---- the limit ---- */
 
-static struct iz_limit_setting setting_of(const struct iz_engine *e)
+static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
 {
     const struct iz_config *c = e->config;
     const struct iz_plan *p = &e->plan;
-    return (struct iz_limit_setting){
+    return (struct iz_bottleneck_setting){
         .gpu = p->target.gpu,
         .recompute = p->recompute,
         .overlap = c->run.overlap,
@@ -98,15 +98,15 @@ static struct iz_limit_setting setting_of(const struct iz_engine *e)
         .in_flight = c->run.in_flight};
 }
 
-enum iz_limit iz_summary_limit(const struct iz_summary *s, char *text,
-                               size_t size)
+enum iz_bottleneck iz_summary_bottleneck(const struct iz_summary *s, char *text,
+                                         size_t size)
 {
-    struct iz_limit_measured m = {.usage = iz_time_shares_total(s->shares),
-                                  .submitting = s->submitting};
-    struct iz_limit_setting set = setting_of(s->e);
+    struct iz_bottleneck_measured m = {.usage = iz_time_shares_total(s->shares),
+                                       .submitting = s->submitting};
+    struct iz_bottleneck_setting set = setting_of(s->e);
     m.host_busy = mean_busy(s->e, m.usage.worker, IZ_ON_HOST);
-    iz_limit_text(text, size, &m, &set);
-    return iz_limit_find(&m);
+    iz_bottleneck_text(text, size, &m, &set);
+    return iz_bottleneck_find(&m);
 }
 
 /* Words, with lines of at most COLUMNS that begin at column `indent`. */
@@ -129,11 +129,11 @@ static void fold(FILE *out, const char *text, int indent)
     fputc('\n', out);
 }
 
-void iz_summary_print_limit(const struct iz_summary *s, FILE *out)
+void iz_summary_print_bottleneck(const struct iz_summary *s, FILE *out)
 {
     static const char head[] = "limited by: ";
     char text[512];
-    iz_summary_limit(s, text, sizeof(text));
+    iz_summary_bottleneck(s, text, sizeof(text));
     fputs(head, out);
     fold(out, text, (int)sizeof(head) - 1);
 }
@@ -170,7 +170,7 @@ struct link_row {
 };
 
 static const struct link_row link_rows[] = {
-    {"network", IZ_USE_NETWORK, IZ_ON_LANE},
+    {"network", IZ_USE_NETWORK, IZ_ON_COMM},
     {"up", IZ_USE_UP, IZ_ON_UP},
     {"down", IZ_USE_DOWN, IZ_ON_DOWN},
     {"disk", IZ_USE_DISK, IZ_ON_IO},
@@ -238,7 +238,7 @@ static void write_links(const struct iz_summary *s, bool json, FILE *out)
                 seconds, hidden);
         if (seconds > 0)
             fprintf(out, " %10.1f\n", iz_mib(rate_bytes(s->e, r)) / seconds);
-        else /* the lane moved them with its collectives */
+        else /* the comm worker moved them with its collectives */
             fprintf(out, " %10s\n", "-");
     }
     fputs(json ? "}}\n" : "", out);
@@ -310,9 +310,9 @@ static void limit_json(const struct iz_summary *s, FILE *out)
 {
     struct iz_time_total t = iz_time_shares_total(s->shares);
     char text[512];
-    enum iz_limit limit = iz_summary_limit(s, text, sizeof(text));
+    enum iz_bottleneck limit = iz_summary_bottleneck(s, text, sizeof(text));
     fprintf(out, "{\"limit\": {\"by\": \"%s\", \"text\": \"%s\", ",
-            iz_limit_names[limit], text);
+            iz_bottleneck_names[limit], text);
     fprintf(out, "\"window_s\": %.6f, \"submitting\": %.4f, \"share\": {",
             t.window_s, s->submitting);
     for (int c = 0; c < IZ_USES; c++)

@@ -21,10 +21,10 @@ int iz_summary_shares_open(struct iz_time_shares **out,
                            const struct iz_engine *e);
 
 /* The limit in one sentence of at most `size` bytes. */
-enum iz_limit iz_summary_limit(const struct iz_summary *s, char *text,
-                               size_t size);
+enum iz_bottleneck iz_summary_bottleneck(const struct iz_summary *s, char *text,
+                                         size_t size);
 /* "limited by: ...", folded to 96 columns. */
-void iz_summary_print_limit(const struct iz_summary *s, FILE *out);
+void iz_summary_print_bottleneck(const struct iz_summary *s, FILE *out);
 /* Tasks, links, workers. */
 void iz_summary_print_time(const struct iz_summary *s, FILE *out);
 /* Bytes of each class and tier that were taken, and the sums of the plan. */

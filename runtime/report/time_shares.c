@@ -83,7 +83,7 @@ static enum iz_use use_of(const struct iz_time_shares *t,
                           const struct iz_span *s)
 {
     switch (t->place[s->worker]) {
-    case IZ_ON_LANE:
+    case IZ_ON_COMM:
         return IZ_USE_NETWORK;
     case IZ_ON_UP:
         return IZ_USE_UP;

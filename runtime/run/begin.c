@@ -121,9 +121,9 @@ static int open_engine(struct run *r)
                                 .data = r->data,
                                 .stop = r->stop,
                                 .topo = r->topo,
-                                .device = r->place.device};
+                                .device = r->gpu.device};
     int64_t begin = iz_now_ns();
-    iz_topo_prepare(r->topo);
+    iz_cores_prepare(r->topo);
     int s =
         iz_run_agree(r, iz_train_open(&r->e, &t, &r->plan), "what was planned");
     if (!s)

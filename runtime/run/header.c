@@ -14,7 +14,7 @@
 
 static void print_place(const struct run *r)
 {
-    const struct iz_place *p = &r->place;
+    const struct iz_gpu_choice *p = &r->gpu;
     if (p->why_cpu[0])
         printf("      on the CPU: %s\n", p->why_cpu);
     if (p->device < 0)
@@ -43,8 +43,8 @@ static struct iz_binding *gather_bindings(const struct run *r)
     own->host = iz_coll_host(r->coll, r->coll->rank);
     gethostname(own->name, sizeof(own->name) - 1);
     own->workers = r->workers;
-    own->gpu = r->place.device;
-    iz_topo_describe(r->topo, own);
+    own->gpu = r->gpu.device;
+    iz_cores_describe(r->topo, own);
     iz_coll_all_gather(r->coll, all, sizeof(*all), "bindings");
     return all;
 }
@@ -63,7 +63,7 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     printf("run:  %d rank%s; scheduler %s; %s, %.1f GFLOP/s in GEMM%s%s\n",
            r->coll->size, r->coll->size > 1 ? "s" : "",
            iz_graph_scheduler(r->e->graph),
-           r->place.device < 0 ? blas : r->place.info.name, r->gemm_rate * 1e-9,
+           r->gpu.device < 0 ? blas : r->gpu.info.name, r->gemm_rate * 1e-9,
            r->arithmetic.bf16_products ? " of bf16" : product,
            r->coll->size > 1 ? " on rank 0" : "");
     iz_binding_print(bindings, r->coll->size, stdout);

@@ -39,8 +39,8 @@ static double measure_gpu(struct rate_arg *a, struct iz_exec *x)
 static double measure_core(const struct iz_exec *x)
 {
     double seconds = 0.15 * iz_run_yardstick() / USUAL;
-    return x->narrow ? iz_gemm16_rate(512, 1536, 384, seconds)
-                     : iz_blas_rate(512, 1536, 384, seconds);
+    return x->bf16_products ? iz_gemm16_rate(512, 1536, 384, seconds)
+                            : iz_blas_rate(512, 1536, 384, seconds);
 }
 
 static void measure(void *arg, int i, struct iz_exec *x)
@@ -52,7 +52,7 @@ static void measure(void *arg, int i, struct iz_exec *x)
 void iz_run_measure(struct run *r)
 {
     struct rate_arg a = {.side = 0};
-    bool gpu = r->place.device >= 0;
+    bool gpu = r->gpu.device >= 0;
     iz_coll_barrier(r->coll, "start of the measurement");
     if (gpu)
         iz_graph_on_device(r->e->graph, measure, &a);

@@ -37,9 +37,9 @@ static void print_share(const struct run *r, FILE *out)
                 "%d ranks share the memory that is free on this host: %.1f MiB "
                 "each; --machine or run.memory_limit_bytes: another host\n",
                 ranks_here(r), iz_mib(r->limit.host));
-    if (r->place.sharing > 1 && !r->c.run.device_memory_limit_bytes)
-        fprintf(out, "%d of them share a GPU: %.1f MiB each\n",
-                r->place.sharing, iz_mib(r->limit.device));
+    if (r->gpu.sharing > 1 && !r->c.run.device_memory_limit_bytes)
+        fprintf(out, "%d of them share a GPU: %.1f MiB each\n", r->gpu.sharing,
+                iz_mib(r->limit.device));
 }
 
 /* Whether the kernel sets no limit: the superuser of a container may be bound
@@ -115,11 +115,10 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
     struct iz_machine m;
     if (!r->o.machine) {
         if (r->o.ranks) {
-            int started =
-                iz_place_near(&r->place, r->topo, r->coll->local_size);
-            int here = iz_place_near(&r->place, r->topo, ranks_here(r));
-            r->workers = iz_topo_workers(r->topo, r->c.run.workers,
-                                         (here + started - 1) / started);
+            int started = iz_gpu_near(&r->gpu, r->topo, r->coll->local_size);
+            int here = iz_gpu_near(&r->gpu, r->topo, ranks_here(r));
+            r->workers = iz_cores_workers(r->topo, r->c.run.workers,
+                                          (here + started - 1) / started);
         }
         if (r->workers < 1) {
             if (iz_run_first(r))
@@ -129,11 +128,11 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
                         r->o.ranks);
             return -EINVAL;
         }
-        *t = iz_place_target(&r->place, &r->c, r->workers);
-        t->narrow = r->arithmetic.bf16_products;
+        *t = iz_gpu_target(&r->gpu, &r->c, r->workers);
+        t->bf16_products = r->arithmetic.bf16_products;
         *limit =
             (struct iz_limits){.host = memory_limit(r),
-                               .device = iz_place_memory(&r->place, &r->c),
+                               .device = iz_gpu_memory(&r->gpu, &r->c),
                                .tables = !r->c.run.device_memory_limit_bytes};
         return 0;
     }
@@ -238,22 +237,22 @@ int iz_run_prepare(struct run *r)
     r->workers = r->c.run.workers;
     r->coll->timeout_s = r->c.run.comm_timeout_s;
     /* What is planned for another machine needs no GPU here. */
-    r->place = (struct iz_place){.device = -1, .sharing = 1, .why_cpu = ""};
+    r->gpu = (struct iz_gpu_choice){.device = -1, .sharing = 1, .why_cpu = ""};
     if (!r->o.machine)
         s = iz_run_agree(r,
-                         iz_place_choose(&r->place, &r->c, r->coll,
-                                         iz_run_ranks(r), ranks_here(r)),
+                         iz_gpu_choose(&r->gpu, &r->c, r->coll, iz_run_ranks(r),
+                                       ranks_here(r)),
                          "the list of GPUs");
     if (!s)
         s = iz_run_agree(
             r,
-            iz_topo_open(&r->topo, r->coll,
-                         r->place.device < 0 ? NULL : r->place.info.pci,
-                         &r->workers),
+            iz_cores_open(&r->topo, r->coll,
+                          r->gpu.device < 0 ? NULL : r->gpu.info.pci,
+                          &r->workers),
             "the list of cores");
     struct iz_arithmetic_for on = {.workers = r->workers,
                                    .resume = r->o.resume,
-                                   .gpu = r->place.device >= 0};
+                                   .gpu = r->gpu.device >= 0};
     if (!s && !r->o.machine)
         s = iz_run_agree(
             r,

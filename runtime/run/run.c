@@ -73,7 +73,7 @@ static void close_all(struct run *r)
     iz_train_close(&r->e);
     iz_data_close(&r->data);
     iz_plan_clear(&r->plan);
-    iz_topo_close(&r->topo);
+    iz_cores_close(&r->topo);
     if (r->model)
         r->model->close(r->model);
     free(r->model_text);

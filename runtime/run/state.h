@@ -16,8 +16,8 @@ struct run {
     struct iz_options o;
     struct iz_config c;
     struct iz_coll *coll;
-    struct iz_topo *topo;
-    struct iz_place place;
+    struct iz_cores *topo;
+    struct iz_gpu_choice gpu;
     struct iz_arithmetic arithmetic;
     struct iz_model *model;
     struct iz_plan plan;

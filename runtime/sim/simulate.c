@@ -159,7 +159,7 @@ static void report(const struct simulation *s)
     const struct iz_engine *e = s->e;
     struct iz_summary t = {.e = e, .shares = s->shares};
     char text[512];
-    enum iz_limit limit = iz_summary_limit(&t, text, sizeof(text));
+    enum iz_bottleneck limit = iz_summary_bottleneck(&t, text, sizeof(text));
     int counted = s->clips - (s->clips > 2 ? 2 : 1);
     double step = (s->end_s - s->begin_s) / counted;
     double tokens = (double)s->c.train_batch_size * s->model->tokens / step;
@@ -176,7 +176,7 @@ static void report(const struct simulation *s)
     printf("\n  a step moves %.1f MiB to the GPU, %.1f MiB to the host; "
            "hidden: copies and collectives %.1f %%, optimizer %.1f %%\n",
            iz_mib(up), iz_mib(down), hidden(s, link, 3), hidden(s, adam, 1));
-    iz_summary_print_limit(&t, stdout);
+    iz_summary_print_bottleneck(&t, stdout);
     iz_summary_print_time(&t, stdout);
     if (s->ranks > 1)
         printf("  left out: ranks that are late, other jobs, the links "
@@ -195,7 +195,7 @@ static void report(const struct simulation *s)
            down, (long long)iz_graph_submitted(e->graph), hidden(s, link, 3),
            hidden(s, adam, 1), (long long)iz_plan_device_bytes(&e->plan),
            (long long)iz_plan_host_bytes(&e->plan), (long long)s->lost,
-           iz_limit_names[limit], (unsigned long long)s->hash);
+           iz_bottleneck_names[limit], (unsigned long long)s->hash);
 }
 
 static int simulate(struct simulation *s)

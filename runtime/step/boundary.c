@@ -14,8 +14,9 @@
 #include "codelets/gpu/flat_buffer.h"
 #include "runtime/step/order.h"
 
-/* A boundary of a pass is a content: unit * lanes + lane.  A call is a position
- * of the pass: step * lanes + lane, with steps as in iz_pass_unit. */
+/* A boundary of a pass is a content: unit * tracks + track.  A call is a
+ * position of the pass: step * tracks + track, with steps as in iz_order_unit.
+ */
 
 #define NEVER INT_MAX
 
@@ -24,9 +25,9 @@
 static int next_use(const struct iz_engine *e, int content, int from)
 {
     const struct iz_boundaries *k = &e->boundaries;
-    int unit = content / k->lanes, lane = content % k->lanes;
-    int forward = (unit + 1) * k->lanes + lane;
-    int backward = (2 * e->model->n_units - 3 - unit) * k->lanes + lane;
+    int unit = content / k->tracks, track = content % k->tracks;
+    int forward = (unit + 1) * k->tracks + track;
+    int backward = (2 * e->model->n_units - 3 - unit) * k->tracks + track;
     if (forward >= from)
         return forward;
     bool trained = k->training && unit + 1 >= e->plan.first_trained;
@@ -47,7 +48,7 @@ static void run_copy(struct iz_exec *x, void **buf, const void *arg)
 static void submit_copy(struct iz_engine *e, enum iz_where where, int content,
                         starpu_data_handle_t to, starpu_data_handle_t from)
 {
-    int unit = content / e->boundaries.lanes;
+    int unit = content / e->boundaries.tracks;
     struct copy_arg a = {iz_plan_boundary_bytes(&e->plan, e->model, unit)};
     iz_submit(e->graph, &(struct iz_task){
                             .kind = where == IZ_ON_UP ? IZ_FETCH : IZ_OFFLOAD,
@@ -68,7 +69,7 @@ static void submit_copy(struct iz_engine *e, enum iz_where where, int content,
 static starpu_data_handle_t host(const struct iz_engine *e, int content)
 {
     const struct iz_boundaries *k = &e->boundaries;
-    return e->lane[content % k->lanes].boundary_handle[content / k->lanes];
+    return e->track[content % k->tracks].boundary_handle[content / k->tracks];
 }
 
 /* The slot whose content is read last after position `from`. */
@@ -96,25 +97,25 @@ static void put(struct iz_boundaries *k, int slot, int content)
     k->slot_of[content] = slot;
 }
 
-void iz_boundary_begin(struct iz_engine *e, int lanes, bool training)
+void iz_boundary_begin(struct iz_engine *e, int tracks, bool training)
 {
     struct iz_boundaries *k = &e->boundaries;
-    k->lanes = lanes;
+    k->tracks = tracks;
     k->training = training;
     for (int i = 0; i < e->plan.boundary_slots; i++)
         k->content[i] = -1;
-    for (int c = 0; e->plan.boundary_slots && c < e->model->n_units * lanes;
+    for (int c = 0; e->plan.boundary_slots && c < e->model->n_units * tracks;
          c++)
         k->slot_of[c] = -1;
 }
 
 starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
-                                         int lane)
+                                         int track)
 {
     struct iz_boundaries *k = &e->boundaries;
-    int at = unit * k->lanes + lane; /* the content and the position */
+    int at = unit * k->tracks + track; /* the content and the position */
     if (!e->plan.boundary_slots)
-        return e->lane[lane].boundary_handle[unit];
+        return e->track[track].boundary_handle[unit];
     int i = last_used(e, at), old = k->content[i];
     if (old >= 0 && next_use(e, old, at) != NEVER)
         submit_copy(e, IZ_ON_DOWN, old, host(e, old), k->slot[i].handle);
@@ -122,12 +123,12 @@ starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
     return k->slot[i].handle;
 }
 
-starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int lane)
+starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int track)
 {
     const struct iz_boundaries *k = &e->boundaries;
     if (!e->plan.boundary_slots)
-        return e->lane[lane].boundary_handle[unit];
-    int i = k->slot_of[unit * k->lanes + lane];
+        return e->track[track].boundary_handle[unit];
+    int i = k->slot_of[unit * k->tracks + track];
     if (i < 0)
         iz_die("%s's boundary is used before it was brought up",
                e->model->unit[unit].name);
@@ -136,18 +137,18 @@ starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int lane)
 
 /* Every call of a pass's second half reads one boundary for the last time, so
  * there is always a slot in time for the next one that is missing. */
-void iz_boundary_ahead(struct iz_engine *e, int unit, int lane)
+void iz_boundary_ahead(struct iz_engine *e, int unit, int track)
 {
     struct iz_boundaries *k = &e->boundaries;
     int units = e->model->n_units;
-    int from = (2 * units - 2 - unit) * k->lanes + lane + 1;
+    int from = (2 * units - 2 - unit) * k->tracks + track + 1;
     if (!e->plan.boundary_slots)
         return;
     /* The last unit with a backward reads one, but for the first unit. */
     int below = e->plan.first_trained > 1 ? e->plan.first_trained - 1 : 0;
-    for (int j = from; j < (2 * units - 2 - below) * k->lanes; j++) {
-        int reads = iz_pass_unit(e, j / k->lanes) - 1;
-        int content = reads * k->lanes + j % k->lanes;
+    for (int j = from; j < (2 * units - 2 - below) * k->tracks; j++) {
+        int reads = iz_order_unit(e, j / k->tracks) - 1;
+        int content = reads * k->tracks + j % k->tracks;
         if (k->slot_of[content] >= 0)
             continue;
         int i = last_used(e, from), old = k->content[i];
@@ -161,7 +162,7 @@ void iz_boundary_ahead(struct iz_engine *e, int unit, int lane)
 int iz_boundary_open(struct iz_engine *e)
 {
     struct iz_boundaries *k = &e->boundaries;
-    size_t contents = (size_t)e->model->n_units * (size_t)e->plan.lanes;
+    size_t contents = (size_t)e->model->n_units * (size_t)e->plan.tracks;
     if (!e->plan.boundary_slots)
         return 0;
     k->content = calloc((size_t)e->plan.boundary_slots, sizeof(*k->content));

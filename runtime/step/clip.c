@@ -156,13 +156,13 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     v.stop = sum_ranks(e, all, per, 1) > 0;
     v.sealed = saves ? hear_sealed(e, all + seals, per) : 0;
     clip(e, &v, all, per);
-    iz_turns_end(e);
+    iz_update_order_end(e);
     *(float *)buf[1] = (float)e->control.scale.scale;
     *(double *)buf[2] = 0;
     put_event(e, &v);
 }
 
-void iz_control_clip(struct iz_engine *e, int64_t step)
+void iz_clip_clip(struct iz_engine *e, int64_t step)
 {
     struct control_arg a = {e, step};
     int n = e->plan.n_groups;
@@ -173,7 +173,7 @@ void iz_control_clip(struct iz_engine *e, int64_t step)
         more[u] = (struct iz_access){e->group[u].norm2_handle, STARPU_R};
     iz_submit(e->graph,
               &(struct iz_task){.kind = IZ_CLIP,
-                                .where = IZ_ON_LANE,
+                                .where = IZ_ON_COMM,
                                 .run = run_clip,
                                 .arg = &a,
                                 .arg_bytes = sizeof(a),
@@ -203,12 +203,12 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
     put_event(e, &v);
 }
 
-void iz_control_eval(struct iz_engine *e, int64_t step)
+void iz_clip_eval(struct iz_engine *e, int64_t step)
 {
     struct control_arg a = {e, step};
     iz_submit(e->graph,
               &(struct iz_task){.kind = IZ_CLIP,
-                                .where = IZ_ON_LANE,
+                                .where = IZ_ON_COMM,
                                 .run = run_eval,
                                 .arg = &a,
                                 .arg_bytes = sizeof(a),

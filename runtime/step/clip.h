@@ -6,7 +6,7 @@
 
 #include "runtime/engine/engine.h"
 
-void iz_control_clip(struct iz_engine *e, int64_t step);
-void iz_control_eval(struct iz_engine *e, int64_t step);
+void iz_clip_clip(struct iz_engine *e, int64_t step);
+void iz_clip_eval(struct iz_engine *e, int64_t step);
 
 #endif

@@ -7,7 +7,7 @@
 
 struct io_arg {
     struct iz_io io;
-    struct iz_rows_in rows;
+    struct iz_touched_in rows;
     bool store;
     bool whole; /* all of a chunk that is touched at all */
 };
@@ -29,12 +29,13 @@ static void move(const struct io_arg *a, char *buffer, int64_t from, int64_t to)
 
 /* The pages of touched rows of one array, in a few pieces. */
 static void move_rows(const struct io_arg *a, char *buffer,
-                      const struct iz_rows *r, const struct iz_state_bytes *y)
+                      const struct iz_touched *r,
+                      const struct iz_state_bytes *y)
 {
     const struct iz_io *io = &a->io;
-    struct iz_rows_piece p = {0};
+    struct iz_touched_piece p = {0};
     int64_t from = 0, to = 0;
-    while (iz_rows_next(r, io->first, io->first + io->count, &p)) {
+    while (iz_touched_next(r, io->first, io->first + io->count, &p)) {
         int64_t i = p.flat - io->first;
         int64_t begin = y->at + i * y->bytes / y->per;
         int64_t end = y->at + ((i + p.n) * y->bytes + y->per - 1) / y->per;
@@ -61,10 +62,10 @@ static void run_io(struct iz_exec *x, void **buf, const void *arg)
         move(a, buf[0], 0, io->bytes);
         return;
     }
-    struct iz_rows r = iz_rows_get(&a->rows, buf[2]);
-    struct iz_rows_piece p = {0};
+    struct iz_touched r = iz_touched_get(&a->rows, buf[2]);
+    struct iz_touched_piece p = {0};
     if (a->whole) {
-        if (iz_rows_next(&r, io->first, io->first + io->count, &p))
+        if (iz_touched_next(&r, io->first, io->first + io->count, &p))
             move(a, buf[0], 0, io->bytes);
         return;
     }
@@ -82,15 +83,15 @@ static double io_bytes(const struct iz_engine *e, int group,
     return (double)(rows && pages < a->bytes ? pages : a->bytes);
 }
 
-void iz_zero_io(struct iz_engine *e, enum iz_kind kind, int group,
+void iz_disk_io(struct iz_engine *e, enum iz_kind kind, int group,
                 starpu_data_handle_t buffer, enum starpu_data_access_mode mode,
                 starpu_data_handle_t token, struct iz_io a)
 {
     bool rows = a.arrays > 0; /* without any, all is moved */
     /* A checksum is that of a whole region. */
     struct io_arg arg = {.io = a,
-                         .rows = rows ? iz_rows_in(e, group)
-                                      : (struct iz_rows_in){0},
+                         .rows = rows ? iz_touched_in(e, group)
+                                      : (struct iz_touched_in){0},
                          .store = kind == IZ_STORE,
                          .whole = e->config->run.nvme_checksum};
     iz_submit(e->graph,
@@ -102,7 +103,7 @@ void iz_zero_io(struct iz_engine *e, enum iz_kind kind, int group,
                   .arg_bytes = sizeof(arg),
                   .data = {{buffer, mode},
                            {token, kind == IZ_LOAD ? STARPU_R : STARPU_W},
-                           {rows ? iz_rows_list(e, group) : NULL, STARPU_R}},
+                           {rows ? iz_touched_list(e, group) : NULL, STARPU_R}},
                   .urgency = a.urgency ? a.urgency : iz_in_order(group),
                   .bytes = io_bytes(e, group, &a),
                   .unit = group,

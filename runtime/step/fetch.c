@@ -64,7 +64,7 @@ static void run_gather(struct iz_exec *x, void **buf, const void *arg)
     gather(x, arg, buf[0], NULL);
 }
 
-/* buf: shard, whole.  Both in one task of the lane. */
+/* buf: shard, whole.  Both in one task of the comm worker. */
 static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct fetch_arg *a = arg;
@@ -135,7 +135,7 @@ static void submit_gather(struct iz_engine *e, enum iz_kind kind, int group,
     iz_submit(e->graph,
               &(struct iz_task){
                   .kind = kind,
-                  .where = IZ_ON_LANE,
+                  .where = IZ_ON_COMM,
                   .run = run_gather,
                   .arg = a,
                   .arg_bytes = sizeof(*a),
@@ -147,12 +147,12 @@ static void submit_gather(struct iz_engine *e, enum iz_kind kind, int group,
     count_link(e, a, false);
 }
 
-void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
-                    starpu_data_handle_t whole, int64_t elem_bytes)
+void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int group,
+                     starpu_data_handle_t whole, int64_t elem_bytes)
 {
     struct fetch_arg a = fetch_arg(e, group, elem_bytes);
     if (e->group[group].plan->rows) {
-        iz_rows_gather(e, kind, group, whole, elem_bytes);
+        iz_touched_gather(e, kind, group, whole, elem_bytes);
         return;
     }
     submit_gather(e, kind, group, whole, &a);
@@ -167,7 +167,7 @@ static struct fetch_arg param_arg(const struct iz_engine *e, int group)
 }
 
 /* n chunks of a file into a staging buffer from element `at` on. */
-static void load_chunks(struct iz_engine *e, int group, struct iz_stage *s,
+static void load_chunks(struct iz_engine *e, int group, struct iz_staging *s,
                         const struct iz_chunk *k, int n, int64_t at)
 {
     for (int i = 0; i < n; i++) {
@@ -179,7 +179,7 @@ static void load_chunks(struct iz_engine *e, int group, struct iz_stage *s,
                           .count = k[i].count,
                           .array = {{0, iz_param_bytes(e, 1), 1}},
                           .arrays = 1};
-        iz_zero_io(e, IZ_LOAD, group, s->handle, at || i ? STARPU_RW : STARPU_W,
+        iz_disk_io(e, IZ_LOAD, group, s->handle, at || i ? STARPU_RW : STARPU_W,
                    k[i].param_handle, a);
     }
 }
@@ -188,8 +188,8 @@ static void load_chunks(struct iz_engine *e, int group, struct iz_stage *s,
 static starpu_data_handle_t load_shard(struct iz_engine *e, int group)
 {
     struct iz_group *g = &e->group[group];
-    struct iz_stage *s = iz_zero_stage(e->param_stage, &e->next_param_stage,
-                                       e->plan.param_stages);
+    struct iz_staging *s = iz_next_staging(e->param_stage, &e->next_param_stage,
+                                           e->plan.param_stages);
     load_chunks(e, group, s, g->chunk, g->plan->chunks, 0);
     load_chunks(e, group, s, g->frozen, g->plan->frozen.chunks,
                 g->plan->chunk * g->plan->chunks);
@@ -219,7 +219,7 @@ static void submit_shard(struct iz_engine *e, int group, enum iz_where where,
     count_link(e, &a, e->plan.param_home != IZ_HOME_NONE);
 }
 
-/* To a GPU, a shard of the host goes up on a lane of its own: beside the
+/* To a GPU, a shard of the host goes up on a mover of its own: beside the
  * collectives of other units, if those are the GPUs' own. */
 static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
 {
@@ -230,11 +230,11 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
     bool from_host = p->target.gpu && p->param_home != IZ_HOME_NONE;
     bool alone = p->ranks == 1, nccl = p->target.nccl && !alone;
     if (g->plan->rows)
-        iz_rows_fetch(e, group, shard, slot->handle);
+        iz_touched_fetch(e, group, shard, slot->handle);
     else if (from_host && (alone || nccl))
         submit_shard(e, group, IZ_ON_UP, shard, slot->handle, false);
     else
-        submit_shard(e, group, IZ_ON_LANE, shard, slot->handle, true);
+        submit_shard(e, group, IZ_ON_COMM, shard, slot->handle, true);
     if (from_host && nccl) {
         struct fetch_arg a = param_arg(e, group);
         submit_gather(e, IZ_FETCH, group, slot->handle, &a);
@@ -302,7 +302,7 @@ static void mark_used(struct iz_engine *e, const struct iz_uses *u, int from)
     }
 }
 
-void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from)
+void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
 {
     if (!e->plan.fetch)
         return;
@@ -316,13 +316,14 @@ void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from)
         if (!s)
             return;
         /* A fetch belongs to the use that it serves. */
-        int turn = iz_graph_turn(e->graph, iz_pass_turn(e, u->step[j]));
+        int position =
+            iz_graph_position(e->graph, iz_order_position(e, u->step[j]));
         submit_fetch(e, u->group[j], s);
-        iz_graph_turn(e->graph, turn);
+        iz_graph_position(e->graph, position);
     }
 }
 
-starpu_data_handle_t iz_zero_param(struct iz_engine *e, int group)
+starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int group)
 {
     if (!e->plan.fetch)
         return e->group[group].param_handle;
@@ -334,7 +335,7 @@ starpu_data_handle_t iz_zero_param(struct iz_engine *e, int group)
 
 /* Padding past a short last chunk is never touched: the pieces cover the owned
  * elements exactly, so only the part behind them needs the all-gather. */
-void iz_zero_publish(struct iz_engine *e, int group, bool frozen)
+void iz_fetch_publish(struct iz_engine *e, int group, bool frozen)
 {
     struct iz_group *g = &e->group[group];
     struct fetch_arg a =
@@ -342,7 +343,7 @@ void iz_zero_publish(struct iz_engine *e, int group, bool frozen)
     if (!e->plan.params_full || e->plan.states_full || e->plan.ranks == 1)
         return;
     if (g->plan->rows && !frozen) {
-        iz_rows_publish(e, group);
+        iz_touched_publish(e, group);
         return;
     }
     if (frozen)

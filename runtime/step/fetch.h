@@ -7,16 +7,16 @@
 
 /* Submits fetches so that the groups of uses[from...] are on their way, as far
  * ahead as the rings allow. */
-void iz_zero_fetch(struct iz_engine *e, const struct iz_uses *u, int from);
+void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from);
 /* Buffer that holds the parameters of a group now. */
-starpu_data_handle_t iz_zero_param(struct iz_engine *e, int group);
+starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int group);
 /* All-gather of the parameters that the stage keeps whole; of the frozen ones,
  * too, where they were set. */
-void iz_zero_publish(struct iz_engine *e, int group, bool frozen);
+void iz_fetch_publish(struct iz_engine *e, int group, bool frozen);
 
 /* All-gather in place of what a rank keeps whole: parameters or gradients, of
  * elem_bytes each. */
-void iz_zero_gather(struct iz_engine *e, enum iz_kind kind, int group,
-                    starpu_data_handle_t whole, int64_t elem_bytes);
+void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int group,
+                     starpu_data_handle_t whole, int64_t elem_bytes);
 
 #endif

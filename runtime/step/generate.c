@@ -69,7 +69,7 @@ static void submit_token(struct iz_engine *e, const struct pick_arg *a)
     int units = e->model->n_units;
     int row = (a->at < a->seq ? a->at : a->seq) - 1;
     iz_boundary_begin(e, 1, false);
-    iz_zero_fetch(e, &e->forward, 0);
+    iz_fetch_ahead(e, &e->forward, 0);
     for (int u = 0; u < units; u++) {
         struct iz_call c = {.kind = IZ_SAMPLE,
                             .call = u + 1 < units ? IZ_CALL_FORWARD
@@ -77,8 +77,8 @@ static void submit_token(struct iz_engine *e, const struct pick_arg *a)
                             .unit = u,
                             .samples = 1,
                             .row = row};
-        iz_pass_call(e, &c, &e->lane[0]);
-        iz_zero_fetch(e, &e->forward, e->forward.item[u + 1]);
+        iz_units_call(e, &c, &e->track[0]);
+        iz_fetch_ahead(e, &e->forward, e->forward.item[u + 1]);
     }
     iz_submit(e->graph,
               &(struct iz_task){.kind = IZ_SAMPLE,
@@ -87,7 +87,7 @@ static void submit_token(struct iz_engine *e, const struct pick_arg *a)
                                 .arg = a,
                                 .arg_bytes = sizeof(*a),
                                 .data = {{e->logits_handle, STARPU_R},
-                                         {e->lane[0].batch_handle, STARPU_RW}},
+                                         {e->track[0].batch_handle, STARPU_RW}},
                                 .unit = -1,
                                 .step = (int)e->step});
 }
@@ -104,7 +104,7 @@ int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,
                          .vocab = e->model->vocab,
                          .temperature = temperature,
                          .seed = e->config->run.seed};
-    fill_window(e->lane[0].batch, out, n_prompt, a.seq);
+    fill_window(e->track[0].batch, out, n_prompt, a.seq);
     for (a.at = n_prompt; a.at < n_prompt + n; a.at++)
         submit_token(e, &a);
     iz_graph_wait(e->graph);

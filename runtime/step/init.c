@@ -161,7 +161,7 @@ static void init_part(struct init *a, int u, bool frozen, float *buf)
     for (int64_t i = 0; i < owned; i += PIECE) {
         int64_t n = owned - i < PIECE ? owned - i : PIECE;
         fill(e, u, frozen, a->first[u], buf, from + i, n);
-        iz_homes_put(e, u, frozen ? IZ_FROZEN : IZ_MASTER, i, buf, n);
+        iz_access_put(e, u, frozen ? IZ_FROZEN : IZ_MASTER, i, buf, n);
         iz_progress_add(&a->progress, 4 * n);
     }
 }
@@ -248,7 +248,8 @@ static void init_param(const struct init *a, int u, int p, float *buf)
     for (int64_t i = from; i < end; i += PIECE) {
         int64_t n = end - i < PIECE ? end - i : PIECE;
         fill(e, u, q->frozen, a->first[u], buf, i, n);
-        iz_homes_put(e, u, q->frozen ? IZ_FROZEN : IZ_MASTER, i - base, buf, n);
+        iz_access_put(e, u, q->frozen ? IZ_FROZEN : IZ_MASTER, i - base, buf,
+                      n);
     }
 }
 
@@ -269,15 +270,16 @@ int iz_train_init_adapters(struct iz_engine *e)
 
 int iz_train_publish(struct iz_engine *e, int err)
 {
-    err = iz_ckpt_agree(e->coll, err);
+    err = iz_agree(e->coll, err);
     if (err)
         return err;
     for (int u = 0; u < e->plan.n_groups; u++) {
-        iz_zero_publish(e, u, true);
+        iz_fetch_publish(e, u, true);
         e->group[u].version++;
     }
     e->fetched_bytes = 0;
-    /* The lane must be idle before this thread calls a collective itself. */
+    /* The comm worker must be idle before this thread calls a collective
+     * itself. */
     iz_graph_wait(e->graph);
     return 0;
 }
@@ -293,7 +295,7 @@ static uint64_t hash_shard(struct iz_engine *e, int u, enum iz_array a,
     uint64_t sum = 0;
     for (int64_t i = base; i < end; i += PIECE) {
         int64_t k = end - i < PIECE ? end - i : PIECE;
-        iz_homes_get(e, u, a, i - base + skip, buf, k);
+        iz_access_get(e, u, a, i - base + skip, buf, k);
         sum += iz_flat_hash(((int64_t)u << 40) + first + i, buf, k);
     }
     return sum;

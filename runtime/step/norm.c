@@ -39,7 +39,7 @@ static void run_squares(struct iz_exec *x, void **buf, const void *arg)
 
 /* The squares of what the GPU keeps, block by block: the host adds them, in the
  * step's last sum, which holds a staging buffer while it waits. */
-void iz_zero_squares(struct iz_engine *e, int group)
+void iz_norm_squares(struct iz_engine *e, int group)
 {
     struct iz_group *g = &e->group[group];
     struct squares_arg a = {.n = iz_plan_grads_apart(&e->plan, g->plan),
@@ -69,15 +69,15 @@ struct norm_arg {
     enum iz_dtype type;
     bool add; /* the tied use's accumulator comes on top */
     bool whole;
-    struct iz_rows_in rows;
+    struct iz_touched_in rows;
 };
 
 /* This rank's part of the touched rows. */
 static void norm_rows(struct norm_arg *a, const void *list)
 {
-    struct iz_rows r = iz_rows_get(&a->rows, list);
-    int64_t first = iz_rows_first(&a->rows, &r, a->rows.rank);
-    a->n = iz_rows_first(&a->rows, &r, a->rows.rank + 1) - first;
+    struct iz_touched r = iz_touched_get(&a->rows, list);
+    int64_t first = iz_touched_first(&a->rows, &r, a->rows.rank);
+    a->n = iz_touched_first(&a->rows, &r, a->rows.rank + 1) - first;
     a->own = a->whole ? first : 0;
 }
 
@@ -122,7 +122,7 @@ static void submit_norm_apart(struct iz_engine *e, int group)
                          .blocks = iz_norm_blocks(apart),
                          .type = e->plan.grad_type};
     a.add = a.n && g->plan->split_accum;
-    iz_zero_squares(e, group);
+    iz_norm_squares(e, group);
     iz_submit(e->graph,
               &(struct iz_task){
                   .kind = IZ_NORM,
@@ -151,25 +151,26 @@ static void submit_norm(struct iz_engine *e, int group)
         .type = e->plan.grad_type,
         .add = g->plan->split_accum,
         .whole = e->plan.grads_full,
-        .rows = iz_rows_in(e, group)};
-    iz_submit(e->graph,
-              &(struct iz_task){
-                  .kind = IZ_NORM,
-                  .where = e->plan.grads_down ? IZ_ON_HOST : IZ_ON_COMPUTE,
-                  .run = run_norm,
-                  .arg = &a,
-                  .arg_bytes = sizeof(a),
-                  .data = {{g->grad_handle[0], a.add ? STARPU_RW : STARPU_R},
-                           {g->norm2_handle, STARPU_W},
-                           {a.add ? g->grad_handle[1] : iz_rows_list(e, group),
-                            STARPU_R}},
-                  .bytes = pass_bytes(n, a.type, a.add, gpu),
-                  .squares = a.add && !gpu ? (double)n : 0,
-                  .unit = group,
-                  .step = (int)e->step});
+        .rows = iz_touched_in(e, group)};
+    iz_submit(
+        e->graph,
+        &(struct iz_task){
+            .kind = IZ_NORM,
+            .where = e->plan.grads_down ? IZ_ON_HOST : IZ_ON_COMPUTE,
+            .run = run_norm,
+            .arg = &a,
+            .arg_bytes = sizeof(a),
+            .data = {{g->grad_handle[0], a.add ? STARPU_RW : STARPU_R},
+                     {g->norm2_handle, STARPU_W},
+                     {a.add ? g->grad_handle[1] : iz_touched_list(e, group),
+                      STARPU_R}},
+            .bytes = pass_bytes(n, a.type, a.add, gpu),
+            .squares = a.add && !gpu ? (double)n : 0,
+            .unit = group,
+            .step = (int)e->step});
 }
 
-void iz_zero_norm(struct iz_engine *e, int group)
+void iz_grad_norm(struct iz_engine *e, int group)
 {
     struct iz_group *g = &e->group[group];
     if (!g->plan->n)
@@ -180,6 +181,6 @@ void iz_zero_norm(struct iz_engine *e, int group)
         (iz_plan_grads_apart(&e->plan, g->plan) ? submit_norm_apart
                                                 : submit_norm)(e, group);
     if (e->plan.states_full && e->plan.ranks > 1)
-        iz_zero_gather(e, IZ_REDUCE, group, g->grad_handle[0],
-                       iz_dtype_bytes(e->plan.grad_type));
+        iz_fetch_gather(e, IZ_REDUCE, group, g->grad_handle[0],
+                        iz_dtype_bytes(e->plan.grad_type));
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 /* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
-int iz_pass_unit(const struct iz_engine *e, int i)
+int iz_order_unit(const struct iz_engine *e, int i)
 {
     int units = e->model->n_units;
     return i < units ? i : 2 * units - 2 - i;
@@ -14,7 +14,7 @@ int iz_pass_unit(const struct iz_engine *e, int i)
 
 /* Where step i of a pass is in the graph: forward of unit u is u, backward is
  * 2U-1-u. */
-int iz_pass_turn(const struct iz_engine *e, int i)
+int iz_order_position(const struct iz_engine *e, int i)
 {
     return i + (i + 1 >= e->model->n_units);
 }
@@ -36,7 +36,7 @@ static int list_uses(const struct iz_engine *e, bool training,
         !uses->first || !uses->next)
         return -ENOMEM;
     for (int i = 0; i < uses->steps; i++) {
-        int u = iz_pass_unit(e, i), tied = e->model->unit[u].tied_unit;
+        int u = iz_order_unit(e, i), tied = e->model->unit[u].tied_unit;
         uses->item[i] = uses->n;
         for (int k = 0; k < 1 + (tied >= 0); k++) {
             uses->step[uses->n] = i;

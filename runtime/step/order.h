@@ -9,7 +9,7 @@
 int iz_order_open(struct iz_engine *e);
 void iz_order_close(struct iz_engine *e);
 /* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
-int iz_pass_unit(const struct iz_engine *e, int i);
-int iz_pass_turn(const struct iz_engine *e, int i);
+int iz_order_unit(const struct iz_engine *e, int i);
+int iz_order_position(const struct iz_engine *e, int i);
 
 #endif

@@ -33,7 +33,7 @@ struct reduce_arg {
     bool gpu, out_on_gpu; /* of several ranks' sums */
     enum iz_dtype wire, type, apart_type;
     const char *unit;
-    struct iz_rows_in rows; /* of them the list is the last buffer */
+    struct iz_touched_in rows; /* of them the list is the last buffer */
 };
 
 static char *out_of(const struct reduce_arg *a, void *accumulator)
@@ -49,11 +49,11 @@ static double *norm_of(const struct reduce_arg *a, void **buf)
 /* Elements of a contribution of one rank; list: of touched rows. */
 static int64_t contributed(const struct reduce_arg *a, const void *list)
 {
-    struct iz_rows r;
+    struct iz_touched r;
     if (!a->rows.cols)
         return a->shard * a->ranks;
-    r = iz_rows_get(&a->rows, list);
-    return iz_rows_elems(&r);
+    r = iz_touched_get(&a->rows, list);
+    return iz_touched_elems(&r);
 }
 
 /* buf[0]: accumulator; buf[1...]: the slices' contributions, of one rank; list
@@ -82,9 +82,9 @@ static void run_sum(struct iz_exec *x, void **buf, const void *arg)
 static void scatter_rows(const struct reduce_arg *a, void *acc, void *full,
                          const void *list, double *norm2)
 {
-    struct iz_rows r = iz_rows_get(&a->rows, list);
-    int64_t at = a->whole ? iz_rows_first(&a->rows, &r, a->rows.rank) : 0;
-    iz_rows_parts(&a->rows, &r, a->coll, 1);
+    struct iz_touched r = iz_touched_get(&a->rows, list);
+    int64_t at = a->whole ? iz_touched_first(&a->rows, &r, a->rows.rank) : 0;
+    iz_touched_parts(&a->rows, &r, a->coll, 1);
     iz_coll_reduce_scatter_parts(
         a->coll, (char *)acc + at * iz_dtype_bytes(a->type), a->type,
         a->accumulate, full, a->wire, norm2, a->unit);
@@ -176,7 +176,7 @@ static struct reduce_arg reduce_arg(const struct iz_engine *e, int group)
                                .apart_type = p->grad_type,
                                .unit = iz_unit_name(e, group),
                                .whole = p->grads_full,
-                               .rows = iz_rows_in(e, group)};
+                               .rows = iz_touched_in(e, group)};
 }
 
 /* One task from `from` (and, of slices, more) into `to`. */
@@ -195,7 +195,7 @@ static double moved_bytes(const struct move *m, const struct reduce_arg *a)
     double wire = (double)a->shard * (double)iz_dtype_bytes(a->wire);
     if (m->where == IZ_ON_DOWN)
         return wire;
-    if (m->where == IZ_ON_LANE && a->ranks > 1)
+    if (m->where == IZ_ON_COMM && a->ranks > 1)
         return wire * (a->ranks - 1);
     return wire * a->slots + (double)a->shard *
                                  (double)iz_dtype_bytes(a->type) *
@@ -231,17 +231,17 @@ static int sum_urgency(const struct iz_engine *e)
 }
 
 /* Which contribution of a step to its accumulator. */
-struct turn {
+struct contribution {
     bool first, last;
 };
 
 /* The sum that leaves the whole gradient in the accumulator gives its squares,
  * too. */
-static int add_norm(struct iz_engine *e, int group, struct turn turn,
+static int add_norm(struct iz_engine *e, int group, struct contribution which,
                     struct reduce_arg *a, struct iz_access *from, int n_from)
 {
     struct iz_group *g = &e->group[group];
-    if (!turn.last || !g->plan->sums_squares)
+    if (!which.last || !g->plan->sums_squares)
         return n_from;
     a->norm_buf = 1 + n_from;
     a->blocks = iz_norm_blocks(iz_plan_grads_apart(&e->plan, g->plan));
@@ -253,19 +253,19 @@ static int add_norm(struct iz_engine *e, int group, struct turn turn,
 
 /* What the GPU keeps is added there. */
 static void sum_apart(struct iz_engine *e, int group, int acc,
-                      const struct iz_access *from, struct turn turn)
+                      const struct iz_access *from, struct contribution which)
 {
     struct iz_group *g = &e->group[group];
     struct reduce_arg a = reduce_arg(e, group);
     a.shard = iz_plan_grads_apart(&e->plan, g->plan);
     a.skip = iz_plan_host_elems(g->plan);
-    a.accumulate = !turn.first;
+    a.accumulate = !which.first;
     submit(e, group,
            &(struct move){.kind = IZ_REDUCE,
                           .where = IZ_ON_COMPUTE,
                           .run = run_sum,
                           .to = {g->grad_apart_handle[acc],
-                                 turn.first ? STARPU_W : STARPU_RW},
+                                 which.first ? STARPU_W : STARPU_RW},
                           .from = from,
                           .n_from = 1},
            &a);
@@ -276,7 +276,7 @@ static void sum_apart(struct iz_engine *e, int group, int acc,
 static void bring_down(struct iz_engine *e, int group, int acc,
                        struct iz_access to,
                        const struct iz_access *contribution, enum iz_dtype type,
-                       struct turn turn)
+                       struct contribution which)
 {
     struct iz_group *g = &e->group[group];
     struct reduce_arg a = reduce_arg(e, group);
@@ -284,7 +284,7 @@ static void bring_down(struct iz_engine *e, int group, int acc,
     int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
     struct iz_access from[2] = {*contribution, to};
     struct move m = {.kind = IZ_OFFLOAD,
-                     .where = many ? IZ_ON_LANE : IZ_ON_DOWN,
+                     .where = many ? IZ_ON_COMM : IZ_ON_DOWN,
                      .run = many ? run_scatter : run_down,
                      .to = to,
                      .from = from,
@@ -293,11 +293,11 @@ static void bring_down(struct iz_engine *e, int group, int acc,
     if (many && apart) {
         m.run = run_scatter_apart;
         m.to = (struct iz_access){g->grad_apart_handle[acc],
-                                  turn.first ? STARPU_W : STARPU_RW};
+                                  which.first ? STARPU_W : STARPU_RW};
         m.n_from = to.handle ? 2 : 1;
         m.kind = to.handle ? IZ_OFFLOAD : IZ_REDUCE;
         a.n_apart = apart;
-        a.accumulate = !turn.first;
+        a.accumulate = !which.first;
     } else {
         a.shard -= apart;
     }
@@ -311,29 +311,29 @@ static void bring_down(struct iz_engine *e, int group, int acc,
  * else through a pinned buffer, from which the host adds.  What the GPU keeps
  * stays. */
 static void offload(struct iz_engine *e, int group, int acc,
-                    const struct iz_access *from, struct turn turn)
+                    const struct iz_access *from, struct contribution which)
 {
     struct iz_group *g = &e->group[group];
     struct reduce_arg a = reduce_arg(e, group);
     int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
     starpu_data_handle_t host = g->grad_handle[acc];
-    bool many = a.ranks > 1, first = turn.first;
+    bool many = a.ranks > 1, first = which.first;
     bool straight = !host || iz_plan_straight(&e->plan, first);
-    struct iz_stage *s = straight
-                             ? NULL
-                             : iz_zero_stage(e->grad_stage, &e->next_grad_stage,
-                                             e->plan.grad_stages);
+    struct iz_staging *s =
+        straight ? NULL
+                 : iz_next_staging(e->grad_stage, &e->next_grad_stage,
+                                   e->plan.grad_stages);
     enum iz_dtype staged = !many ? a.wire : straight ? a.type : IZ_F32;
     struct iz_access to = {straight ? host : s->handle, STARPU_W};
     if (apart && !many)
-        sum_apart(e, group, acc, from, turn);
-    bring_down(e, group, acc, to, from, staged, turn);
-    if (apart && turn.last && g->plan->sums_squares)
-        iz_zero_squares(e, group);
+        sum_apart(e, group, acc, from, which);
+    bring_down(e, group, acc, to, from, staged, which);
+    if (apart && which.last && g->plan->sums_squares)
+        iz_norm_squares(e, group);
     if (straight)
         return;
     struct iz_access staged_from[3] = {{s->handle, STARPU_R}};
-    int n_from = add_norm(e, group, turn, &a, staged_from, 1);
+    int n_from = add_norm(e, group, which, &a, staged_from, 1);
     a.shard -= apart;
     a.wire = staged;
     a.accumulate = !first;
@@ -351,21 +351,23 @@ static void offload(struct iz_engine *e, int group, int acc,
 /* On the side where the gradient is computed, or through collectives of the
  * host. */
 static void accumulate(struct iz_engine *e, int group, starpu_data_handle_t acc,
-                       struct iz_access *from, int slots, struct turn turn)
+                       struct iz_access *from, int slots,
+                       struct contribution which)
 {
     struct reduce_arg a = reduce_arg(e, group);
     bool many = a.ranks > 1, direct = e->group[group].plan->direct;
-    bool first = turn.first;
+    bool first = which.first;
     a.slots = slots;
     a.accumulate = !first;
     bool whole = direct || e->plan.grads_full;
     int n_from = direct ? 0 : slots;
     if (a.rows.cols)
-        from[n_from++] = (struct iz_access){iz_rows_list(e, group), STARPU_R};
-    n_from = add_norm(e, group, turn, &a, from, n_from);
+        from[n_from++] =
+            (struct iz_access){iz_touched_list(e, group), STARPU_R};
+    n_from = add_norm(e, group, which, &a, from, n_from);
     submit(e, group,
            &(struct move){.kind = IZ_REDUCE,
-                          .where = many ? IZ_ON_LANE : IZ_ON_COMPUTE,
+                          .where = many ? IZ_ON_COMM : IZ_ON_COMPUTE,
                           .run = direct ? run_scatter_direct
                                  : many ? run_scatter
                                         : run_sum,
@@ -383,15 +385,15 @@ static void accumulate(struct iz_engine *e, int group, starpu_data_handle_t acc,
     }
 }
 
-void iz_zero_reduce(struct iz_engine *e, int group, int use,
-                    const starpu_data_handle_t *slot, int slots)
+void iz_reduce(struct iz_engine *e, int group, int use,
+               const starpu_data_handle_t *slot, int slots)
 {
     const struct iz_plan *p = &e->plan;
     struct iz_group *g = &e->group[group];
     bool many = p->ranks > 1;
     int acc = g->plan->split_accum ? use : 0;
     int k = g->contributions[acc]++;
-    struct turn turn = {k == 0, k + 1 == g->plan->contributions};
+    struct contribution which = {k == 0, k + 1 == g->plan->contributions};
     if (g->plan->direct && !many)
         return;
     struct iz_access from[IZ_SLICES_MAX + 2]; /* rows, sum of squares */
@@ -400,7 +402,7 @@ void iz_zero_reduce(struct iz_engine *e, int group, int use,
         from[i] =
             (struct iz_access){slot[i], i || !many ? STARPU_R : STARPU_RW};
     if (p->grads_down && (!many || p->target.nccl))
-        offload(e, group, acc, from, turn);
+        offload(e, group, acc, from, which);
     else
-        accumulate(e, group, g->grad_handle[acc], from, slots, turn);
+        accumulate(e, group, g->grad_handle[acc], from, slots, which);
 }

@@ -7,7 +7,7 @@
 
 /* Adds the contribution in `slots` (one per slice) to the accumulator; use: 0
  * the group's own unit, 1 the tied one. */
-void iz_zero_reduce(struct iz_engine *e, int group, int use,
-                    const starpu_data_handle_t *slot, int slots);
+void iz_reduce(struct iz_engine *e, int group, int use,
+               const starpu_data_handle_t *slot, int slots);
 
 #endif

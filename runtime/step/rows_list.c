@@ -4,44 +4,46 @@
 
 #include "codelets/base/die.h"
 
-starpu_data_handle_t iz_rows_list(const struct iz_engine *e, int group)
+starpu_data_handle_t iz_touched_list(const struct iz_engine *e, int group)
 {
-    return e->group[group].plan->rows ? e->row_list[e->row_turn].handle : NULL;
+    return e->group[group].plan->rows ? e->row_list[e->row_list_now].handle
+                                      : NULL;
 }
 
-struct iz_rows_in iz_rows_in(const struct iz_engine *e, int group)
+struct iz_touched_in iz_touched_in(const struct iz_engine *e, int group)
 {
     const struct iz_plan_group *g = e->group[group].plan;
-    return (struct iz_rows_in){.units = e->plan.n_groups,
-                               .unit = group,
-                               .rank = e->plan.rank,
-                               .ranks = e->plan.ranks,
-                               .cols = g->cols,
-                               .shard = g->shard};
+    return (struct iz_touched_in){.units = e->plan.n_groups,
+                                  .unit = group,
+                                  .rank = e->plan.rank,
+                                  .ranks = e->plan.ranks,
+                                  .cols = g->cols,
+                                  .shard = g->shard};
 }
 
-struct iz_rows iz_rows_get(const struct iz_rows_in *a, const void *list)
+struct iz_touched iz_touched_get(const struct iz_touched_in *a,
+                                 const void *list)
 {
-    return iz_rows_of(list, a->units, a->unit, a->cols);
+    return iz_touched_of(list, a->units, a->unit, a->cols);
 }
 
-int64_t iz_rows_first(const struct iz_rows_in *a, const struct iz_rows *r,
-                      int rank)
+int64_t iz_touched_first(const struct iz_touched_in *a,
+                         const struct iz_touched *r, int rank)
 {
-    return iz_rows_packed(r, a->shard * rank);
+    return iz_touched_packed(r, a->shard * rank);
 }
 
-void iz_rows_parts(const struct iz_rows_in *a, const struct iz_rows *r,
-                   struct iz_coll *c, int64_t unit)
+void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
+                      struct iz_coll *c, int64_t unit)
 {
     for (int k = 0; k <= a->ranks; k++)
-        c->first[k] = iz_rows_first(a, r, k) * unit;
+        c->first[k] = iz_touched_first(a, r, k) * unit;
 }
 
 struct list_arg {
     const struct iz_data *data;
     const struct iz_model *model;
-    struct iz_row_samples s;
+    struct iz_touched_samples s;
     int batch; /* samples at a time */
     int64_t reads, rows;
 };
@@ -83,7 +85,7 @@ static void run_list(struct iz_exec *x, void **buf, const void *arg)
     int32_t *row = (int32_t *)(first + a->model->n_units + 1);
     int unit = 0;
     (void)x;
-    n = iz_rows_sort(key, more, n);
+    n = iz_touched_sort(key, more, n);
     if (n > a->rows)
         iz_die("%s lists more rows than its tables have", a->model->name);
     first[0] = 0;
@@ -96,7 +98,7 @@ static void run_list(struct iz_exec *x, void **buf, const void *arg)
         first[++unit] = n;
 }
 
-void iz_rows_begin(struct iz_engine *e, struct iz_row_samples s)
+void iz_touched_begin(struct iz_engine *e, struct iz_touched_samples s)
 {
     const struct iz_plan *p = &e->plan;
     struct list_arg a = {.data = e->data,
@@ -107,19 +109,19 @@ void iz_rows_begin(struct iz_engine *e, struct iz_row_samples s)
                          .rows = p->step_rows};
     if (!p->step_reads)
         return;
-    e->row_turn = !e->row_turn;
+    e->row_list_now = !e->row_list_now;
     for (int u = 0; u < p->n_groups; u++)
         e->group[u].version += p->group[u].rows > 0;
-    iz_submit(
-        e->graph,
-        &(struct iz_task){.kind = IZ_BATCH,
-                          .where = IZ_ON_HOST,
-                          .run = run_list,
-                          .arg = &a,
-                          .arg_bytes = sizeof(a),
-                          .data = {{e->row_list[e->row_turn].handle, STARPU_W},
-                                   {e->row_scratch.handle, STARPU_W}},
-                          .bytes = 16.0 * (double)p->step_reads,
-                          .unit = -1,
-                          .step = (int)e->step});
+    iz_submit(e->graph,
+              &(struct iz_task){
+                  .kind = IZ_BATCH,
+                  .where = IZ_ON_HOST,
+                  .run = run_list,
+                  .arg = &a,
+                  .arg_bytes = sizeof(a),
+                  .data = {{e->row_list[e->row_list_now].handle, STARPU_W},
+                           {e->row_scratch.handle, STARPU_W}},
+                  .bytes = 16.0 * (double)p->step_reads,
+                  .unit = -1,
+                  .step = (int)e->step});
 }

@@ -8,32 +8,33 @@
 #include "runtime/engine/engine.h"
 
 /* Samples of all ranks: n of them from first, first + stride, ... on. */
-struct iz_row_samples {
+struct iz_touched_samples {
     enum iz_split split;
     int times;
     int64_t first, n, stride;
 };
 /* From here on these samples are trained with or evaluated: submits the task
  * that lists the rows which they touch. */
-void iz_rows_begin(struct iz_engine *e, struct iz_row_samples s);
+void iz_touched_begin(struct iz_engine *e, struct iz_touched_samples s);
 /* The list of the rows that the step under way touches; NULL: the group is
  * dense. */
-starpu_data_handle_t iz_rows_list(const struct iz_engine *e, int group);
+starpu_data_handle_t iz_touched_list(const struct iz_engine *e, int group);
 
 /* What a task must know to find a group's rows in the list; cols = 0: the group
  * is dense. */
-struct iz_rows_in {
+struct iz_touched_in {
     int units, unit, rank, ranks;
     int64_t cols, shard;
 };
-struct iz_rows_in iz_rows_in(const struct iz_engine *e, int group);
-struct iz_rows iz_rows_get(const struct iz_rows_in *a, const void *list);
+struct iz_touched_in iz_touched_in(const struct iz_engine *e, int group);
+struct iz_touched iz_touched_get(const struct iz_touched_in *a,
+                                 const void *list);
 /* Where a rank's shard begins, packed. */
-int64_t iz_rows_first(const struct iz_rows_in *a, const struct iz_rows *r,
-                      int rank);
+int64_t iz_touched_first(const struct iz_touched_in *a,
+                         const struct iz_touched *r, int rank);
 /* Says where all ranks' shards begin to the next collective of unequal parts,
  * in elements of `unit` each. */
-void iz_rows_parts(const struct iz_rows_in *a, const struct iz_rows *r,
-                   struct iz_coll *c, int64_t unit);
+void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
+                      struct iz_coll *c, int64_t unit);
 
 #endif

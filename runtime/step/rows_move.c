@@ -7,7 +7,7 @@
 #include "runtime/step/zero.h"
 
 struct rows_arg {
-    struct iz_rows_in in;
+    struct iz_touched_in in;
     struct iz_coll *coll;
     int64_t elem_bytes;
     _Atomic int64_t *fetched; /* counts the bytes; NULL: nobody does */
@@ -17,39 +17,39 @@ struct rows_arg {
 static struct rows_arg rows_arg(struct iz_engine *e, int group,
                                 int64_t elem_bytes)
 {
-    return (struct rows_arg){.in = iz_rows_in(e, group),
+    return (struct rows_arg){.in = iz_touched_in(e, group),
                              .coll = e->coll,
                              .elem_bytes = elem_bytes,
                              .unit = iz_unit_name(e, group)};
 }
 
 /* Of all touched rows in `packed` this rank's part is there; the others'. */
-static void gather(const struct rows_arg *a, const struct iz_rows *r,
+static void gather(const struct rows_arg *a, const struct iz_touched *r,
                    void *packed)
 {
-    iz_rows_parts(&a->in, r, a->coll, a->elem_bytes);
+    iz_touched_parts(&a->in, r, a->coll, a->elem_bytes);
     iz_coll_all_gather_parts(a->coll, packed, a->unit);
 }
 
 /* This rank's part of the rows, from its shard at `from` into its place. */
-static void pack_own(const struct rows_arg *a, const struct iz_rows *r,
+static void pack_own(const struct rows_arg *a, const struct iz_touched *r,
                      void *packed, const void *from)
 {
     int64_t begin = a->in.shard * a->in.rank;
-    iz_rows_pack(r, begin, begin + a->in.shard, a->elem_bytes, packed, from);
+    iz_touched_pack(r, begin, begin + a->in.shard, a->elem_bytes, packed, from);
 }
 
-static void count(const struct rows_arg *a, const struct iz_rows *r)
+static void count(const struct rows_arg *a, const struct iz_touched *r)
 {
     if (a->fetched)
-        *a->fetched += iz_rows_elems(r) * a->elem_bytes;
+        *a->fetched += iz_touched_elems(r) * a->elem_bytes;
 }
 
 /* buf: list, shard, slot. */
 static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct rows_arg *a = arg;
-    struct iz_rows r = iz_rows_get(&a->in, buf[0]);
+    struct iz_touched r = iz_touched_get(&a->in, buf[0]);
     (void)x;
     pack_own(a, &r, buf[2], buf[1]);
     if (a->in.ranks > 1)
@@ -61,7 +61,7 @@ static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
 static void run_gather(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct rows_arg *a = arg;
-    struct iz_rows r = iz_rows_get(&a->in, buf[0]);
+    struct iz_touched r = iz_touched_get(&a->in, buf[0]);
     (void)x;
     gather(a, &r, buf[1]);
 }
@@ -70,15 +70,15 @@ static void run_gather(struct iz_exec *x, void **buf, const void *arg)
 static void run_publish(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct rows_arg *a = arg;
-    struct iz_rows r = iz_rows_get(&a->in, buf[0]);
+    struct iz_touched r = iz_touched_get(&a->in, buf[0]);
     int64_t own = a->in.shard * a->in.rank, end = own + a->in.shard;
     char *param = buf[1];
     (void)x;
     pack_own(a, &r, buf[2], param + own * a->elem_bytes);
     gather(a, &r, buf[2]);
-    iz_rows_unpack(&r, 0, own, a->elem_bytes, param, buf[2]);
-    iz_rows_unpack(&r, end, a->in.shard * a->in.ranks, a->elem_bytes,
-                   param + end * a->elem_bytes, buf[2]);
+    iz_touched_unpack(&r, 0, own, a->elem_bytes, param, buf[2]);
+    iz_touched_unpack(&r, end, a->in.shard * a->in.ranks, a->elem_bytes,
+                      param + end * a->elem_bytes, buf[2]);
     count(a, &r);
 }
 
@@ -88,7 +88,7 @@ static void submit(struct iz_engine *e, int group, struct iz_task t,
 {
     const struct iz_plan_group *g = e->group[group].plan;
     int ranks = e->plan.ranks;
-    t.where = IZ_ON_LANE;
+    t.where = IZ_ON_COMM;
     t.arg = a;
     t.arg_bytes = sizeof(*a);
     t.bytes = (double)(g->packed * a->elem_bytes) *
@@ -99,42 +99,42 @@ static void submit(struct iz_engine *e, int group, struct iz_task t,
     iz_submit(e->graph, &t);
 }
 
-void iz_rows_fetch(struct iz_engine *e, int group, starpu_data_handle_t shard,
-                   starpu_data_handle_t slot)
+void iz_touched_fetch(struct iz_engine *e, int group,
+                      starpu_data_handle_t shard, starpu_data_handle_t slot)
 {
     struct rows_arg a = rows_arg(e, group, iz_dtype_bytes(e->plan.param_type));
     a.fetched = &e->fetched_bytes;
     submit(e, group,
            (struct iz_task){.kind = IZ_FETCH,
                             .run = run_fetch,
-                            .data = {{iz_rows_list(e, group), STARPU_R},
+                            .data = {{iz_touched_list(e, group), STARPU_R},
                                      {shard, STARPU_R},
                                      {slot, STARPU_W}}},
            &a);
 }
 
-void iz_rows_gather(struct iz_engine *e, enum iz_kind kind, int group,
-                    starpu_data_handle_t whole, int64_t elem_bytes)
+void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int group,
+                       starpu_data_handle_t whole, int64_t elem_bytes)
 {
     struct rows_arg a = rows_arg(e, group, elem_bytes);
     submit(e, group,
            (struct iz_task){.kind = kind,
                             .run = run_gather,
-                            .data = {{iz_rows_list(e, group), STARPU_R},
+                            .data = {{iz_touched_list(e, group), STARPU_R},
                                      {whole, STARPU_RW}}},
            &a);
 }
 
 /* Through a buffer for the unit's gradient, which has been read by now. */
-void iz_rows_publish(struct iz_engine *e, int group)
+void iz_touched_publish(struct iz_engine *e, int group)
 {
     struct rows_arg a = rows_arg(e, group, iz_dtype_bytes(e->plan.param_type));
     a.fetched = &e->fetched_bytes;
     submit(e, group,
            (struct iz_task){.kind = IZ_FETCH,
                             .run = run_publish,
-                            .data = {{iz_rows_list(e, group), STARPU_R},
+                            .data = {{iz_touched_list(e, group), STARPU_R},
                                      {e->group[group].param_handle, STARPU_RW},
-                                     {iz_zero_grad(e, group), STARPU_W}}},
+                                     {iz_next_grad(e, group), STARPU_W}}},
            &a);
 }

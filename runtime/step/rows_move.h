@@ -8,10 +8,10 @@
 
 /* The same as for dense groups: parameters from a shard into a slot, what is
  * kept whole of accumulators and of parameters. */
-void iz_rows_fetch(struct iz_engine *e, int group, starpu_data_handle_t shard,
-                   starpu_data_handle_t slot);
-void iz_rows_gather(struct iz_engine *e, enum iz_kind kind, int group,
-                    starpu_data_handle_t whole, int64_t elem_bytes);
-void iz_rows_publish(struct iz_engine *e, int group);
+void iz_touched_fetch(struct iz_engine *e, int group,
+                      starpu_data_handle_t shard, starpu_data_handle_t slot);
+void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int group,
+                       starpu_data_handle_t whole, int64_t elem_bytes);
+void iz_touched_publish(struct iz_engine *e, int group);
 
 #endif

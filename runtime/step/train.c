@@ -29,7 +29,7 @@
 
 /* Adds the gradient of one micro-batch of unit u, and lets backward fill the
  * next buffers: a ring buffer must be reduced before its turn comes again. */
-static void backward_micro(struct iz_engine *e, int u, int lane)
+static void backward_micro(struct iz_engine *e, int u, int track)
 {
     int tied =
         iz_unit_ties_trained(e->model, u) ? e->model->unit[u].tied_unit : -1;
@@ -37,32 +37,32 @@ static void backward_micro(struct iz_engine *e, int u, int lane)
     starpu_data_handle_t grad[IZ_SLICES_MAX] = {0},
                          tied_grad[IZ_SLICES_MAX] = {0};
     for (int s = 0; s < e->plan.slices; s++) {
-        grad[s] = trained ? iz_zero_grad(e, u) : NULL;
-        tied_grad[s] = tied < 0 ? NULL : iz_zero_grad(e, tied);
+        grad[s] = trained ? iz_next_grad(e, u) : NULL;
+        tied_grad[s] = tied < 0 ? NULL : iz_next_grad(e, tied);
         struct iz_call c = {.kind = IZ_BACKWARD,
                             .call = IZ_CALL_BACKWARD,
                             .unit = u,
                             .samples = e->plan.samples,
                             .grad = grad[s],
                             .tied_grad = tied_grad[s]};
-        iz_pass_call(e, &c, &e->lane[lane + s]);
+        iz_units_call(e, &c, &e->track[track + s]);
         if (u + 1 == e->model->n_units)
-            iz_pass_add_loss(e, &e->lane[lane + s]);
+            iz_units_add_loss(e, &e->track[track + s]);
     }
     if (trained)
-        iz_zero_reduce(e, u, 0, grad, e->plan.slices);
+        iz_reduce(e, u, 0, grad, e->plan.slices);
     if (tied >= 0)
-        iz_zero_reduce(e, tied, 1, tied_grad, e->plan.slices);
+        iz_reduce(e, tied, 1, tied_grad, e->plan.slices);
 }
 
-static void forward_lanes(struct iz_engine *e, int u, int lanes)
+static void forward_tracks(struct iz_engine *e, int u, int tracks)
 {
-    for (int b = 0; b < lanes; b++) {
+    for (int b = 0; b < tracks; b++) {
         struct iz_call c = {.kind = IZ_FORWARD,
                             .call = IZ_CALL_FORWARD,
                             .unit = u,
                             .samples = e->plan.samples};
-        iz_pass_call(e, &c, &e->lane[b]);
+        iz_units_call(e, &c, &e->track[b]);
     }
 }
 
@@ -72,9 +72,9 @@ static void after_backward(struct iz_engine *e, int u, bool last_wave)
 {
     if (!last_wave)
         return;
-    iz_zero_norm(e, u);
-    if (iz_updates_early(e) && u >= e->turns.late)
-        iz_zero_update(e, u);
+    iz_grad_norm(e, u);
+    if (iz_updates_early(e) && u >= e->update_order.late)
+        iz_update_group(e, u);
 }
 
 static void submit_batches(struct iz_engine *e, int first, int micros)
@@ -82,40 +82,40 @@ static void submit_batches(struct iz_engine *e, int first, int micros)
     int64_t tasks =
         (int64_t)e->plan.micro_batches * e->plan.slices * e->plan.ranks;
     if (first == 0)
-        iz_rows_begin(e, (struct iz_row_samples){.split = IZ_TRAIN,
-                                                 .times = 1,
-                                                 .first = e->step * tasks *
-                                                          e->plan.samples,
-                                                 .n = tasks * e->plan.samples});
+        iz_touched_begin(e, (struct iz_touched_samples){
+                                .split = IZ_TRAIN,
+                                .times = 1,
+                                .first = e->step * tasks * e->plan.samples,
+                                .n = tasks * e->plan.samples});
     if (first == 0)
-        iz_pass_count(e, IZ_TRAIN, e->step * tasks * e->plan.samples,
-                      tasks * e->plan.samples);
+        iz_units_count(e, IZ_TRAIN, e->step * tasks * e->plan.samples,
+                       tasks * e->plan.samples);
     for (int b = 0; b < micros * e->plan.slices; b++)
-        iz_pass_batch(e, &e->lane[b], IZ_TRAIN,
-                      iz_pass_first_sample(e, first + b / e->plan.slices,
-                                           b % e->plan.slices),
-                      tasks);
+        iz_units_batch(e, &e->track[b], IZ_TRAIN,
+                       iz_units_first_sample(e, first + b / e->plan.slices,
+                                             b % e->plan.slices),
+                       tasks);
 }
 
 static void submit_wave(struct iz_engine *e, int first, int micros)
 {
     const struct iz_uses *uses = &e->training;
     bool last_wave = first + micros == e->plan.micro_batches;
-    iz_graph_turn(e->graph, 0);
+    iz_graph_position(e->graph, 0);
     submit_batches(e, first, micros);
     iz_boundary_begin(e, micros * e->plan.slices, true);
-    iz_zero_fetch(e, uses, 0);
+    iz_fetch_ahead(e, uses, 0);
     for (int i = 0; i < uses->steps; i++) {
-        int u = iz_pass_unit(e, i);
+        int u = iz_order_unit(e, i);
         bool backward = i + 1 >= e->model->n_units;
-        iz_graph_turn(e->graph, iz_pass_turn(e, i));
+        iz_graph_position(e->graph, iz_order_position(e, i));
         if (!backward)
-            forward_lanes(e, u, micros * e->plan.slices);
+            forward_tracks(e, u, micros * e->plan.slices);
         for (int g = 0; backward && g < micros; g++)
             backward_micro(e, u, g * e->plan.slices);
         if (backward)
             after_backward(e, u, last_wave);
-        iz_zero_fetch(e, uses, uses->item[i + 1]);
+        iz_fetch_ahead(e, uses, uses->item[i + 1]);
     }
 }
 
@@ -132,17 +132,18 @@ void iz_train_step(struct iz_engine *e)
     int64_t begin = iz_cpu_ns();
 
     iz_trace_step(e);
-    iz_turns_begin(e);
+    iz_update_order_begin(e);
     for (int g = 0; g < all; g += wave)
         submit_wave(e, g, all - g < wave ? all - g : wave);
     barrier(e);
-    iz_graph_turn(e->graph, 2 * e->model->n_units);
-    iz_control_clip(e, e->step + 1);
+    iz_graph_position(e->graph, 2 * e->model->n_units);
+    iz_clip_clip(e, e->step + 1);
     for (int u = 0; u < e->plan.n_groups; u++) {
-        iz_graph_turn(e->graph, iz_pass_turn(e, 2 * e->model->n_units - 2 - u));
-        if (!early || u < e->turns.late)
-            iz_zero_update(e, u);
-        iz_zero_publish(e, u, false);
+        iz_graph_position(e->graph,
+                          iz_order_position(e, 2 * e->model->n_units - 2 - u));
+        if (!early || u < e->update_order.late)
+            iz_update_group(e, u);
+        iz_fetch_publish(e, u, false);
     }
     barrier(e);
     e->submitted_ns[e->step % IZ_EVENTS] = iz_now_ns();
@@ -154,23 +155,23 @@ void iz_train_step(struct iz_engine *e)
 
 /* ---- evaluation ---- */
 
-static void evaluate_lanes(struct iz_engine *e, int lanes)
+static void evaluate_tracks(struct iz_engine *e, int tracks)
 {
     int units = e->model->n_units;
-    iz_boundary_begin(e, lanes, false);
+    iz_boundary_begin(e, tracks, false);
     for (int u = 0; u < units; u++) {
-        iz_graph_turn(e->graph, u);
-        for (int b = 0; b < lanes; b++) {
+        iz_graph_position(e->graph, u);
+        for (int b = 0; b < tracks; b++) {
             struct iz_call c = {.kind = IZ_EVAL,
                                 .call = u + 1 < units ? IZ_CALL_FORWARD
                                                       : IZ_CALL_EVALUATE,
                                 .unit = u,
                                 .samples = e->plan.samples};
-            iz_pass_call(e, &c, &e->lane[b]);
+            iz_units_call(e, &c, &e->track[b]);
             if (u + 1 == units)
-                iz_pass_add_loss(e, &e->lane[b]);
+                iz_units_add_loss(e, &e->track[b]);
         }
-        iz_zero_fetch(e, &e->forward, e->forward.item[u + 1]);
+        iz_fetch_ahead(e, &e->forward, e->forward.item[u + 1]);
     }
 }
 
@@ -178,25 +179,26 @@ void iz_train_eval(struct iz_engine *e)
 {
     int tasks = e->config->run.eval_batches * e->plan.slices;
     e->eval_tasks = (int64_t)tasks * e->plan.ranks;
-    iz_pass_count(e, IZ_VAL, 0, e->eval_tasks * e->plan.samples);
-    for (int t = 0; t < tasks; t += e->plan.lanes) {
-        int n = tasks - t < e->plan.lanes ? tasks - t : e->plan.lanes;
+    iz_units_count(e, IZ_VAL, 0, e->eval_tasks * e->plan.samples);
+    for (int t = 0; t < tasks; t += e->plan.tracks) {
+        int n = tasks - t < e->plan.tracks ? tasks - t : e->plan.tracks;
         for (int b = 0; b < n; b++)
-            iz_pass_batch(e, &e->lane[b], IZ_VAL,
-                          ((int64_t)e->plan.rank * tasks + t + b) *
-                              e->plan.samples,
-                          e->eval_tasks);
+            iz_units_batch(e, &e->track[b], IZ_VAL,
+                           ((int64_t)e->plan.rank * tasks + t + b) *
+                               e->plan.samples,
+                           e->eval_tasks);
         if (e->plan.fetch)
-            iz_rows_begin(e, (struct iz_row_samples){
+            iz_touched_begin(e,
+                             (struct iz_touched_samples){
                                  .split = IZ_VAL,
                                  .times = e->plan.ranks,
                                  .first = (int64_t)t * e->plan.samples,
                                  .n = (int64_t)n * e->plan.samples,
                                  .stride = (int64_t)tasks * e->plan.samples});
-        iz_zero_fetch(e, &e->forward, 0);
-        evaluate_lanes(e, n);
+        iz_fetch_ahead(e, &e->forward, 0);
+        evaluate_tracks(e, n);
     }
-    iz_control_eval(e, e->step);
+    iz_clip_eval(e, e->step);
     e->events_due++;
 }
 
@@ -234,10 +236,10 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
                                 .act = p->target.act,
                                 .capability = p->target.capability,
                                 .tf32 = c->run.tf32,
-                                .narrow = p->target.narrow,
+                                .bf16_products = p->target.bf16_products,
                                 .cudnn = p->target.cudnn,
-                                .lane = p->ranks > 1,
-                                .lane_alone = !c->zero.overlap_comm,
+                                .comm = p->ranks > 1,
+                                .comm_alone = !c->zero.overlap_comm,
                                 .io_workers = disk             ? 2
                                               : p->save_stages ? 1
                                                                : 0,
@@ -310,17 +312,17 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     e->loss_scale = (float)e->control.scale.scale;
     int r = open_graph_in_turn(e, c, iz_trace_open(e));
     if (!r && c->topo)
-        iz_topo_bind(c->topo, e->graph);
+        iz_cores_bind(c->topo, e->graph);
     if (!r)
         r = open_memory(e);
     if (!r)
-        r = iz_homes_open(e);
+        r = iz_alloc_open(e);
     if (!r)
         r = iz_order_open(e);
     if (!r)
         r = iz_boundary_open(e);
     if (c->topo)
-        iz_topo_release(c->topo);
+        iz_cores_release(c->topo);
     if (r)
         iz_train_close(out);
     return r;
@@ -350,7 +352,7 @@ void iz_train_close(struct iz_engine **out)
         return;
     if (e->graph) {
         iz_graph_wait(e->graph);
-        iz_homes_close(e);
+        iz_alloc_close(e);
     }
     iz_trace_close(e);
     iz_graph_close(&e->graph);

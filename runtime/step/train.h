@@ -11,9 +11,9 @@ struct iz_train_config {
     const struct iz_model *model;
     struct iz_coll *coll;
     const struct iz_data *data;
-    _Atomic int *stop;    /* nonzero: finish the steps under way, then stop */
-    struct iz_topo *topo; /* binds the workers; NULL: they stay as they are */
-    int device;           /* index of the GPU, -1: none */
+    _Atomic int *stop;     /* nonzero: finish the steps under way, then stop */
+    struct iz_cores *topo; /* binds the workers; NULL: they stay as they are */
+    int device;            /* index of the GPU, -1: none */
     bool simulated;
     struct iz_rate rate[IZ_RATES]; /* zero: plausible ones */
 };
@@ -35,7 +35,7 @@ int iz_train_init(struct iz_engine *e);
 int iz_train_init_adapters(struct iz_engine *e);
 
 /* Gives parameters to ranks that hold them whole after they were set by
- * iz_train_init or iz_homes_put.  All ranks, also one that failed to set its
+ * iz_train_init or iz_access_put.  All ranks, also one that failed to set its
  * own: err is its negative errno, the reason printed, else 0.  Then nothing is
  * given, and the error of the first such rank returned on every rank. */
 int iz_train_publish(struct iz_engine *e, int err);

@@ -40,8 +40,8 @@ static void run_count(struct iz_exec *x, void **buf, const void *arg)
         (double)iz_data_learnt(a->data, a->split, a->first, a->samples);
 }
 
-void iz_pass_count(struct iz_engine *e, enum iz_split split, int64_t first,
-                   int64_t samples)
+void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
+                    int64_t samples)
 {
     struct count_arg a = {e->data, split, first, samples};
     if (!is_masked(e, split))
@@ -81,8 +81,8 @@ static void run_batch(struct iz_exec *x, void **buf, const void *arg)
                   input + a->input_bytes);
 }
 
-void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
-                   int64_t first, int64_t tasks)
+void iz_units_batch(struct iz_engine *e, struct iz_track *l,
+                    enum iz_split split, int64_t first, int64_t tasks)
 {
     bool masked = is_masked(e, split);
     struct batch_arg a = {.data = e->data,
@@ -108,7 +108,7 @@ void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
 
 /* First sample of a task: global order is step, micro-batch, rank, slice, so
  * that it does not depend on the number of ranks for one global batch. */
-int64_t iz_pass_first_sample(const struct iz_engine *e, int micro, int slice)
+int64_t iz_units_first_sample(const struct iz_engine *e, int micro, int slice)
 {
     int64_t per_micro = (int64_t)e->plan.samples * e->plan.slices;
     int64_t row = (e->step * e->plan.micro_batches + micro) * e->plan.ranks +
@@ -166,29 +166,29 @@ static void attach_params(struct iz_engine *e, const struct iz_call *c,
 {
     int tied = e->model->unit[c->unit].tied_unit;
     bool needed = e->plan.fetch || c->call == IZ_CALL_BACKWARD;
-    a->at_param = add(t, iz_zero_param(e, c->unit), STARPU_R);
-    a->at_tied = tied < 0 ? -1 : add(t, iz_zero_param(e, tied), STARPU_R);
+    a->at_param = add(t, iz_fetch_param(e, c->unit), STARPU_R);
+    a->at_tied = tied < 0 ? -1 : add(t, iz_fetch_param(e, tied), STARPU_R);
     a->at_grad = add(t, c->grad, STARPU_W);
     a->at_tied_grad = add(t, c->tied_grad, STARPU_W);
-    a->at_rows =
-        needed ? add(t, iz_rows_list(e, c->unit), STARPU_R) : (signed char)-1;
+    a->at_rows = needed ? add(t, iz_touched_list(e, c->unit), STARPU_R)
+                        : (signed char)-1;
     a->packed = e->plan.fetch;
 }
 
 /* Which activations a call reads and writes. */
 static void attach_activations(struct iz_engine *e, const struct iz_call *c,
-                               struct iz_lane *l, struct iz_task *t,
+                               struct iz_track *l, struct iz_task *t,
                                struct iz_unit_arg *a)
 {
-    int u = c->unit, lane = (int)(l - e->lane);
+    int u = c->unit, track = (int)(l - e->track);
     bool first = u == 0, last = u + 1 == e->model->n_units;
     bool forward = c->call == IZ_CALL_FORWARD;
     bool backward = c->call == IZ_CALL_BACKWARD;
     bool training = c->kind == IZ_FORWARD || backward;
     bool batch = first || last || e->model->unit[u].reads_input;
     a->at_batch = batch ? add(t, l->batch_handle, STARPU_R) : (signed char)-1;
-    a->at_x = first ? -1 : add(t, iz_boundary_read(e, u - 1, lane), STARPU_R);
-    a->at_y = forward ? add(t, iz_boundary_written(e, u, lane), STARPU_W) : -1;
+    a->at_x = first ? -1 : add(t, iz_boundary_read(e, u - 1, track), STARPU_R);
+    a->at_y = forward ? add(t, iz_boundary_written(e, u, track), STARPU_W) : -1;
     a->at_d = !backward ? -1
                         : add(t, l->d_handle,
                               last    ? STARPU_W
@@ -214,8 +214,8 @@ static void attach_activations(struct iz_engine *e, const struct iz_call *c,
     a->at_weight = add(t, l->weight_handle, STARPU_R);
 }
 
-void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
-                  struct iz_lane *l)
+void iz_units_call(struct iz_engine *e, const struct iz_call *c,
+                   struct iz_track *l)
 {
     const struct iz_unit_cost *cost = &e->plan.cost[c->unit];
     struct iz_unit_arg a = {.layout = &e->group[c->unit].layout,
@@ -237,7 +237,7 @@ void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
     attach_activations(e, c, l, &t, &a);
     iz_submit(e->graph, &t);
     if (c->call == IZ_CALL_BACKWARD)
-        iz_boundary_ahead(e, c->unit, (int)(l - e->lane));
+        iz_boundary_ahead(e, c->unit, (int)(l - e->track));
 }
 
 /* buf: loss, sum, weight. */
@@ -248,7 +248,7 @@ static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
     *(double *)buf[1] += *(double *)buf[0] * *(double *)buf[2];
 }
 
-void iz_pass_add_loss(struct iz_engine *e, struct iz_lane *l)
+void iz_units_add_loss(struct iz_engine *e, struct iz_track *l)
 {
     iz_submit(e->graph,
               &(struct iz_task){.kind = IZ_NORM,

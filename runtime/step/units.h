@@ -15,16 +15,16 @@ struct iz_call {
 
 /* Where a mask excludes targets: counts those that are left among `samples` of
  * all ranks, which the next batches belong to. */
-void iz_pass_count(struct iz_engine *e, enum iz_split split, int64_t first,
-                   int64_t samples);
+void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
+                    int64_t samples);
 /* `tasks`: batches of all ranks whose mean losses are added to one. */
-void iz_pass_batch(struct iz_engine *e, struct iz_lane *l, enum iz_split split,
-                   int64_t first, int64_t tasks);
-int64_t iz_pass_first_sample(const struct iz_engine *e, int micro, int slice);
-void iz_pass_call(struct iz_engine *e, const struct iz_call *c,
-                  struct iz_lane *l);
-/* Adds the lane's loss to the sum; the order of calls is the order of the sum.
+void iz_units_batch(struct iz_engine *e, struct iz_track *l,
+                    enum iz_split split, int64_t first, int64_t tasks);
+int64_t iz_units_first_sample(const struct iz_engine *e, int micro, int slice);
+void iz_units_call(struct iz_engine *e, const struct iz_call *c,
+                   struct iz_track *l);
+/* Adds the track's loss to the sum; the order of calls is the order of the sum.
  */
-void iz_pass_add_loss(struct iz_engine *e, struct iz_lane *l);
+void iz_units_add_loss(struct iz_engine *e, struct iz_track *l);
 
 #endif

@@ -26,7 +26,7 @@ struct update_arg {
     int param_buf;    /* the buffer with the parameters */
     int64_t param_at; /* its byte at which they begin */
     int control_buf;
-    struct iz_rows_in rows;
+    struct iz_touched_in rows;
     int at_rows;      /* buffer that lists the touched rows, 0: dense */
     bool whole_grads; /* those of all ranks' touched rows */
     _Atomic int64_t *updated;
@@ -122,13 +122,13 @@ static void update_rows(struct iz_exec *x, const struct update_arg *a,
                         const struct chunk_arrays *p, const void *list)
 {
     int64_t grad_size = iz_dtype_bytes(a->grad_type);
-    struct iz_rows r = iz_rows_get(&a->rows, list);
-    struct iz_rows_piece t = {0};
+    struct iz_touched r = iz_touched_get(&a->rows, list);
+    struct iz_touched_piece t = {0};
     struct iz_alike span = segment_span(step, a->segment);
     int64_t packed =
-        a->whole_grads ? 0 : iz_rows_first(&a->rows, &r, a->rows.rank);
+        a->whole_grads ? 0 : iz_touched_first(&a->rows, &r, a->rows.rank);
 
-    while (iz_rows_next(&r, a->first, a->first + a->n, &t)) {
+    while (iz_touched_next(&r, a->first, a->first + a->n, &t)) {
         struct iz_update u =
             update_from(a, p, step, t.flat - a->first,
                         p->grad + (t.packed - packed) * grad_size);
@@ -192,9 +192,9 @@ static struct update_arg update_arg(struct iz_engine *e, int group,
                       (uint64_t)group),
         .param_buf = 2,
         .control_buf = 3,
-        .rows = iz_rows_in(e, group),
+        .rows = iz_touched_in(e, group),
         .whole_grads = e->plan.grads_full,
-        .updated = &e->turns.updated};
+        .updated = &e->update_order.updated};
 
     a.step.hyper.lr = iz_lr(&e->config->lr, o->lr, e->updates);
     return a;
@@ -250,7 +250,7 @@ static void submit_update(struct iz_engine *e, int group,
         *d++ = (struct iz_access){e->control_handle, STARPU_R};
     if (a->rows.cols) {
         a->at_rows = (int)(d - t.data);
-        *d++ = (struct iz_access){iz_rows_list(e, group), STARPU_R};
+        *d++ = (struct iz_access){iz_touched_list(e, group), STARPU_R};
     }
     iz_submit(e->graph, &t);
 }
@@ -308,8 +308,8 @@ static starpu_data_handle_t param_out(struct iz_engine *e,
 {
     if (!e->plan.params_up)
         return k->param_handle;
-    return iz_zero_stage(e->update_stage, &e->next_update_stage,
-                         e->plan.update_stages)
+    return iz_next_staging(e->update_stage, &e->next_update_stage,
+                           e->plan.update_stages)
         ->handle;
 }
 
@@ -322,8 +322,8 @@ static struct iz_access host_grad(const struct iz_engine *e, int group)
 
 static starpu_data_handle_t split_stage(struct iz_engine *e)
 {
-    return iz_zero_stage(e->split_stage, &e->next_split_stage,
-                         e->plan.split_stages)
+    return iz_next_staging(e->split_stage, &e->next_split_stage,
+                           e->plan.split_stages)
         ->handle;
 }
 
@@ -385,8 +385,8 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
     struct iz_group *g = &e->group[group];
     const struct iz_plan *p = &e->plan;
     struct update_arg a = update_arg(e, group, k);
-    struct iz_stage *s =
-        iz_zero_stage(e->state_stage, &e->next_state_stage, p->state_stages);
+    struct iz_staging *s =
+        iz_next_staging(e->state_stage, &e->next_state_stage, p->state_stages);
     bool state_disk = p->state_home == IZ_HOME_NVME;
     bool param_disk = p->param_home == IZ_HOME_NVME;
     int64_t state_bytes = state_disk ? iz_plan_chunk_bytes(p, g->plan) : 0;
@@ -395,7 +395,7 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
                           .bytes = state_bytes,
                           .first = iz_chunk_first(e, group, k),
                           .count = k->count,
-                          .urgency = IZ_IN_TURNS};
+                          .urgency = IZ_BY_SUBMISSION};
     struct iz_io param = {.file = e->param_file,
                           .offset = k->param_at,
                           .bytes = iz_param_bytes(e, g->plan->chunk),
@@ -404,14 +404,14 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
                           .count = k->count,
                           .array = {{0, iz_param_bytes(e, 1), 1}},
                           .arrays = 1,
-                          .urgency = IZ_IN_TURNS};
+                          .urgency = IZ_BY_SUBMISSION};
     state.arrays = iz_state_list(&a.states, state.array);
     /* A 16-bit copy is loaded too: a skipped step must store what it found. */
     if (state_disk)
-        iz_zero_io(e, IZ_LOAD, group, s->handle, STARPU_W, k->state_handle,
+        iz_disk_io(e, IZ_LOAD, group, s->handle, STARPU_W, k->state_handle,
                    state);
     if (param_disk)
-        iz_zero_io(e, IZ_LOAD, group, s->handle,
+        iz_disk_io(e, IZ_LOAD, group, s->handle,
                    state_disk ? STARPU_RW : STARPU_W, k->param_handle, param);
     starpu_data_handle_t out = param_disk ? NULL : param_out(e, k);
     struct update_data on = {host_grad(e, group), s->handle, out};
@@ -421,16 +421,16 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
         on = (struct update_data){on.grad, k->state_handle, s->handle};
     submit_update(e, group, k, &a, &on);
     if (state_disk)
-        iz_zero_io(e, IZ_STORE, group, s->handle, STARPU_R, k->state_handle,
+        iz_disk_io(e, IZ_STORE, group, s->handle, STARPU_R, k->state_handle,
                    state);
     if (param_disk)
-        iz_zero_io(e, IZ_STORE, group, s->handle, STARPU_R, k->param_handle,
+        iz_disk_io(e, IZ_STORE, group, s->handle, STARPU_R, k->param_handle,
                    param);
     if (p->params_up)
         submit_up(e, group, k, out);
 }
 
-void iz_zero_update(struct iz_engine *e, int group)
+void iz_update_group(struct iz_engine *e, int group)
 {
     struct iz_group *g = &e->group[group];
     bool disk = iz_on_disk(e);

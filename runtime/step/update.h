@@ -6,6 +6,6 @@
 #include "runtime/engine/engine.h"
 
 /* Submits the updates of a group's chunks. */
-void iz_zero_update(struct iz_engine *e, int group);
+void iz_update_group(struct iz_engine *e, int group);
 
 #endif

@@ -19,9 +19,9 @@
 
 #include "runtime/step/zero.h"
 
-void iz_turns_begin(struct iz_engine *e)
+void iz_update_order_begin(struct iz_engine *e)
 {
-    e->turns.late = atomic_load(&e->turns.next);
+    e->update_order.late = atomic_load(&e->update_order.next);
 }
 
 static int chunks_of(const struct iz_engine *e, int unit)
@@ -47,9 +47,9 @@ static int units_of(const struct iz_engine *e, int64_t chunks)
     return u;
 }
 
-void iz_turns_end(struct iz_engine *e)
+void iz_update_order_end(struct iz_engine *e)
 {
-    struct iz_turns *t = &e->turns;
+    struct iz_update_order *t = &e->update_order;
     int late = atomic_load(&t->next);
     if (!iz_on_disk(e) || !iz_updates_early(e))
         return;

@@ -6,8 +6,8 @@
 #include "runtime/engine/engine.h"
 
 /* Before a step is submitted. */
-void iz_turns_begin(struct iz_engine *e);
+void iz_update_order_begin(struct iz_engine *e);
 /* After the last gradient of a step has come: chooses for the steps to come. */
-void iz_turns_end(struct iz_engine *e);
+void iz_update_order_end(struct iz_engine *e);
 
 #endif

@@ -59,18 +59,18 @@ static inline bool iz_on_disk(const struct iz_engine *e)
 }
 
 /* Whether updates go before forward and backward, so that the disk is not idle
- * while a loaded chunk waits for a core.  Where there are more cores than lanes
- * an idle one takes them, and the pass stays in the caches of its own; on a GPU
- * it needs no core. */
+ * while a loaded chunk waits for a core.  Where there are more cores than
+ * tracks an idle one takes them, and the pass stays in the caches of its own;
+ * on a GPU it needs no core. */
 static inline bool iz_updates_first(const struct iz_engine *e)
 {
     return iz_on_disk(e) && !e->plan.target.gpu &&
-           e->plan.lanes >= e->plan.target.workers;
+           e->plan.tracks >= e->plan.target.workers;
 }
 
 /* Updates through the disk share a few staging buffers in turns, so they go in
  * the order of submission, whatever their unit; what forward and backward wait
  * for is read before. */
-#define IZ_IN_TURNS (-950)
+#define IZ_BY_SUBMISSION (-950)
 
 #endif

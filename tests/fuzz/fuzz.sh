@@ -29,7 +29,7 @@ sources=(runtime/config/read.c runtime/config/check.c runtime/config/doc.c
 
 for t in "${targets[@]}"; do
     clang -std=c11 -D_XOPEN_SOURCE=700 -DIZ_SIMD_TABLE=iz_simd_portable \
-        -DIZ_FUSED_TABLE=iz_fused_portable \
+        -DIZ_ATTENTION_TABLE=iz_attention_portable \
         -DIZ_HALF_ROWS='"codelets/flat/half_any.h"' \
         -O1 -g -I. \
         -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \

@@ -6,7 +6,7 @@ import statistics
 
 COMPUTE = ("forward", "backward", "eval", "sample")
 TRANSFER = ("load", "fetch", "reduce", "offload", "store", "snapshot", "save")
-PLACES = ("compute", "host", "lane", "up", "down", "io")  # enum iz_where
+PLACES = ("compute", "host", "comm", "up", "down", "io")  # enum iz_where
 LINKS = ("network", "to the GPU", "to the host", "disk read", "disk write")
 
 
@@ -86,7 +86,7 @@ def place_of_worker(rank, w):
 
 def worker_name(rank, w):
     """What a worker is there for, numbered where there are several."""
-    title = {"compute": "GPU", "host": "CPU", "lane": "collectives",
+    title = {"compute": "GPU", "host": "CPU", "comm": "collectives",
              "up": "copies to GPU", "down": "copies to host", "io": "disk"}
     place = place_of_worker(rank, w)
     same = [i for i, p in enumerate(rank.about["workers"]) if p == place]
@@ -182,7 +182,7 @@ def link_of(rank, i):
     place, kind = PLACES[t.place[i]], rank.kinds[t.kind[i]]
     if place == "io":
         return "disk read" if kind == "load" else "disk write"
-    return {"lane": "network", "up": "to the GPU",
+    return {"comm": "network", "up": "to the GPU",
             "down": "to the host"}.get(place) if t.bytes[i] else None
 
 
@@ -320,8 +320,8 @@ def matched(ranks):
     found = {}
     for r, rank in enumerate(ranks):
         t, count = rank.tasks, {}
-        lane = PLACES.index("lane")
-        for i in sorted((i for i in range(len(t)) if t.place[i] == lane),
+        comm = PLACES.index("comm")
+        for i in sorted((i for i in range(len(t)) if t.place[i] == comm),
                         key=t.begin.__getitem__):
             key = t.kind[i], t.unit[i], t.step[i], t.turn[i]
             n = count[key] = count.get(key, 0) + 1

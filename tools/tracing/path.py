@@ -110,13 +110,13 @@ def savings(graph, begin, end, kinds):
 ADVICE = {
     ("forward", None): "forward: computation is the limit that should be",
     ("backward", None): "backward: computation is the limit that should be",
-    ("fetch", "lane"): "fetches over the network: more samples per step, or "
+    ("fetch", "comm"): "fetches over the network: more samples per step, or "
                        "run.schedule=breadth_first, which fetches a unit once "
                        "for all micro-batches",
     ("fetch", "up"): "fetches to the GPU: more samples per step, or "
                      "run.schedule=breadth_first",
     ("fetch", None): "copies of parameters: more samples per step",
-    ("reduce", "lane"): "reductions of gradients: fewer, larger micro-batches, "
+    ("reduce", "comm"): "reductions of gradients: fewer, larger micro-batches, "
                         "since each one reduces all gradients",
     ("reduce", None): "additions of gradients: fewer, larger micro-batches",
     ("offload", None): "gradients on their way to the host: fewer, larger "

@@ -97,7 +97,7 @@ def kind_table(rows, colors):
 def hidden_rows(kinds):
     """What ran beside a forward or backward, by what it is."""
     groups = {"up": "copies to the GPU", "down": "copies to the host",
-              "lane": "collectives", "io": "disk"}
+              "comm": "collectives", "io": "disk"}
     sums = {}
     for k in kinds:
         if k["hidden_percent"] is None:
@@ -214,7 +214,7 @@ def rank_data(rank, memory, begin, end, bins):
     pairs = [(ready[i], int(ready[i + 1])) for i in range(0, len(ready), 2)
              if ready[i] <= end]
     series = figures.link_series(rank, begin, end, bins)
-    place = {"network": "lane", "to the GPU": "up", "to the host": "down"}
+    place = {"network": "comm", "to the GPU": "up", "to the host": "down"}
     links = {}
     for link in figures.LINKS:
         if link in series:

@@ -18,12 +18,12 @@ enum { ROWS = 150 };
 struct table {
     unsigned char touched[ROWS];
     int32_t row[ROWS];
-    struct iz_rows r;
+    struct iz_touched r;
 };
 
 static void touch(struct table *t, int64_t cols, unsigned of_16)
 {
-    t->r = (struct iz_rows){.row = t->row, .cols = cols};
+    t->r = (struct iz_touched){.row = t->row, .cols = cols};
     for (int i = 0; i < ROWS; i++) {
         t->touched[i] = random_bits() % 16 < of_16;
         if (t->touched[i])
@@ -43,10 +43,10 @@ static int64_t count_before(const struct table *t, int64_t flat)
 /* Each touched element of [from, to) is in one piece and no other is. */
 static void check_pieces(const struct table *t, int64_t from, int64_t to)
 {
-    struct iz_rows_piece p = {0};
+    struct iz_touched_piece p = {0};
     int64_t at = from, touched = 0;
 
-    while (iz_rows_next(&t->r, from, to, &p)) {
+    while (iz_touched_next(&t->r, from, to, &p)) {
         assert_true(p.n > 0 && p.flat >= at && p.flat + p.n <= to);
         assert_int_equal(p.packed, count_before(t, p.flat));
         for (int64_t i = p.flat; i < p.flat + p.n; i++)
@@ -71,8 +71,8 @@ static void pieces_are_the_touched_elements(void **state)
         touch(&t, cols, k % 17);
         check_pieces(&t, a < b ? a : b, a < b ? b : a);
         check_pieces(&t, 0, n + 64);
-        assert_int_equal(iz_rows_packed(&t.r, a), count_before(&t, a));
-        assert_int_equal(iz_rows_elems(&t.r), count_before(&t, n));
+        assert_int_equal(iz_touched_packed(&t.r, a), count_before(&t, a));
+        assert_int_equal(iz_touched_elems(&t.r), count_before(&t, n));
     }
 }
 
@@ -93,13 +93,13 @@ static void unpack_is_the_inverse_of_pack(void **state)
             back[i] = 7;
         }
         memset(packed, 0, sizeof packed);
-        iz_rows_pack(&t.r, 0, cut, 2, packed, flat);
-        iz_rows_pack(&t.r, cut, N, 2, packed, flat + cut);
+        iz_touched_pack(&t.r, 0, cut, 2, packed, flat);
+        iz_touched_pack(&t.r, cut, N, 2, packed, flat + cut);
         for (int i = 0, j = 0; i < N; i++)
             if (t.touched[i / COLS])
                 assert_int_equal(packed[j++], flat[i]);
-        iz_rows_unpack(&t.r, 0, cut, 2, back, packed);
-        iz_rows_unpack(&t.r, cut, N, 2, back + cut, packed);
+        iz_touched_unpack(&t.r, 0, cut, 2, back, packed);
+        iz_touched_unpack(&t.r, cut, N, 2, back + cut, packed);
         for (int i = 0; i < N; i++)
             assert_int_equal(back[i], t.touched[i / COLS] ? flat[i] : 7);
     }
@@ -127,7 +127,7 @@ static void sort_leaves_each_key_once(void **state)
         for (int64_t i = 0; i < n; i++)
             if (i == 0 || want[i] != want[i - 1])
                 want[kept++] = want[i];
-        assert_int_equal(iz_rows_sort(key, scratch, n), kept);
+        assert_int_equal(iz_touched_sort(key, scratch, n), kept);
         assert_memory_equal(key, want, (size_t)kept * sizeof *key);
     }
 }
@@ -138,14 +138,14 @@ static void rows_of_a_unit_are_its_part_of_the_list(void **state)
         int64_t first[4];
         int32_t row[5];
     } list = {{0, 2, 2, 5}, {3, 8, 0, 1, 9}};
-    struct iz_rows r = iz_rows_of(&list, 3, 2, 4);
+    struct iz_touched r = iz_touched_of(&list, 3, 2, 4);
 
     (void)state;
     assert_int_equal(iz_rows_list_bytes(3, 5), 4 * 8 + 5 * 4);
     assert_int_equal(r.n, 3);
     assert_int_equal(r.row[0], 0);
     assert_int_equal(r.row[2], 9);
-    assert_int_equal(iz_rows_of(&list, 3, 1, 4).n, 0);
+    assert_int_equal(iz_touched_of(&list, 3, 1, 4).n, 0);
     assert_int_equal(iz_rows_find(r.row, r.n, 1), 1);
     assert_int_equal(iz_rows_find(r.row, r.n, 2), 2);
     assert_int_equal(iz_rows_find(r.row, r.n, 10), 3);

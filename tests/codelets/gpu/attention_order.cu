@@ -7,7 +7,7 @@
 static __global__ void places(int *head, int *tile, int *after,
                               struct iz_heads a)
 {
-    struct iz_place here = iz_attention_place(a, a.group);
+    struct iz_attention_place here = iz_attention_place(a, a.group);
 
     head[blockIdx.x] = here.head;
     tile[blockIdx.x] = here.tile;

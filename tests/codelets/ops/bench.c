@@ -121,7 +121,7 @@ static void norm_fwd(struct iz_exec *x, void *arg)
 
     iz_layernorm_fwd(
         x, b->y, b->a,
-        &(struct iz_norm){b->b, b->b, b->db, b->db, b->mean, b->rstd});
+        &(struct iz_norm_layer){b->b, b->b, b->db, b->db, b->mean, b->rstd});
 }
 
 static void norm_bwd(struct iz_exec *x, void *arg)
@@ -130,7 +130,7 @@ static void norm_bwd(struct iz_exec *x, void *arg)
 
     iz_layernorm_bwd(
         x, b->y, b->y, b->dy, b->a,
-        &(struct iz_norm){b->b, b->b, b->db, b->db, b->mean, b->rstd});
+        &(struct iz_norm_layer){b->b, b->b, b->db, b->db, b->mean, b->rstd});
 }
 
 static void bias_bwd(struct iz_exec *x, void *arg)

@@ -62,10 +62,11 @@ static int place_of(enum place p)
     return p == IN_R ? R : p == IN_DY ? DY : DX;
 }
 
-static struct iz_norm layernorm_of(const struct iz_view *v, const void *arg)
+static struct iz_norm_layer layernorm_of(const struct iz_view *v,
+                                         const void *arg)
 {
     const struct norm *n = arg;
-    struct iz_norm w = {v[W], v[B], v[DW], v[DB], v[MEAN], v[RSTD]};
+    struct iz_norm_layer w = {v[W], v[B], v[DW], v[DB], v[MEAN], v[RSTD]};
 
     w.w.dtype = n->weights;
     return w;
@@ -74,7 +75,7 @@ static struct iz_norm layernorm_of(const struct iz_view *v, const void *arg)
 static void layernorm_forward(struct iz_exec *x, const struct iz_view *v,
                               const void *arg)
 {
-    struct iz_norm w = layernorm_of(v, arg);
+    struct iz_norm_layer w = layernorm_of(v, arg);
 
     iz_layernorm_fwd(x, v[Y], v[A], &w);
 }
@@ -82,7 +83,7 @@ static void layernorm_forward(struct iz_exec *x, const struct iz_view *v,
 static void layernorm_again(struct iz_exec *x, const struct iz_view *v,
                             const void *arg)
 {
-    struct iz_norm w = layernorm_of(v, arg);
+    struct iz_norm_layer w = layernorm_of(v, arg);
 
     iz_layernorm_again(x, v[DX], v[A], &w);
 }
@@ -91,7 +92,7 @@ static void layernorm_backward(struct iz_exec *x, const struct iz_view *v,
                                const void *arg)
 {
     const struct norm *n = arg;
-    struct iz_norm w = layernorm_of(v, arg);
+    struct iz_norm_layer w = layernorm_of(v, arg);
 
     iz_layernorm_bwd(x, v[place_of(n->place)],
                      n->place == NO_R ? IZ_NONE : v[R], v[DY], v[A], &w);

@@ -47,7 +47,7 @@ static struct iz_linear linear(struct iz_exec *x, const struct product *p,
                           .add = p->add,
                           .scale = p->rank ? 0 : p->scale};
 
-    x->narrow = p->narrow;
+    x->bf16_products = p->narrow;
     x->tf32 = p->tf32;
     x->fused_db = p->fused_db;
     if (p->rank) {

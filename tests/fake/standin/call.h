@@ -28,7 +28,7 @@ struct call {
     struct iz_view v[5], scratch;
     union {
         struct iz_linear linear;
-        struct iz_norm norm;
+        struct iz_norm_layer norm;
         struct iz_rmsnorm rmsnorm;
         struct iz_rope rope;
         struct iz_attention attention;

@@ -19,7 +19,7 @@ static void layernorm_fwd_op(struct iz_exec *x, const struct call *c)
 }
 
 void iz_layernorm_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_norm *n)
+                           struct iz_view a, const struct iz_norm_layer *n)
 {
     standin_submit(x, &(struct call){.op = layernorm_fwd_op,
                                      .reach = norm_reach,
@@ -33,7 +33,7 @@ static void layernorm_again_op(struct iz_exec *x, const struct call *c)
 }
 
 void iz_layernorm_again_cuda(struct iz_exec *x, struct iz_view y,
-                             struct iz_view a, const struct iz_norm *n)
+                             struct iz_view a, const struct iz_norm_layer *n)
 {
     standin_submit(x, &(struct call){.op = layernorm_again_op,
                                      .reach = norm_reach,
@@ -48,7 +48,7 @@ static void layernorm_bwd_op(struct iz_exec *x, const struct call *c)
 
 void iz_layernorm_bwd_cuda(struct iz_exec *x, struct iz_view dx,
                            struct iz_view r, struct iz_view dy,
-                           struct iz_view a, const struct iz_norm *n,
+                           struct iz_view a, const struct iz_norm_layer *n,
                            struct iz_view scratch)
 {
     standin_submit(x, &(struct call){.op = layernorm_bwd_op,

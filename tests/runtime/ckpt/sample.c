@@ -168,10 +168,10 @@ int save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c)
     int err = iz_ckpt_shares(k, c, piece);
 
     if (!err)
-        err = iz_ckpt_agree(c, first ? iz_ckpt_dir_sweep(k->dir) : 0);
+        err = iz_agree(c, first ? iz_ckpt_dir_sweep(k->dir) : 0);
     if (!err) {
         err = iz_ckpt_writer_close(&w, write_blocks(&w, k), &mine);
-        err = iz_ckpt_agree(c, err);
+        err = iz_agree(c, err);
         if (!err)
             err = iz_ckpt_gather_commit(k, step, c, &mine);
         if (err && first)

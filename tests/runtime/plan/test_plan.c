@@ -197,13 +197,13 @@ static void boundaries_on_the_host_leave_slots(void **state)
     c.grad_accum = 4;
     c.cpu_checkpointing = true;
     for (int order = IZ_DEPTH_FIRST; order <= IZ_BREADTH_FIRST; order++) {
-        int64_t lanes = order == IZ_BREADTH_FIRST ? 4 : 1;
+        int64_t tracks = order == IZ_BREADTH_FIRST ? 4 : 1;
         c.run.schedule = (enum iz_order)order;
         assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &gpu), 0);
         assert_int_equal(p.bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY],
-                         (2 * lanes + 2) * one);
+                         (2 * tracks + 2) * one);
         assert_int_equal(p.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY],
-                         32 * lanes * one);
+                         32 * tracks * one);
         iz_plan_clear(&p);
     }
 }

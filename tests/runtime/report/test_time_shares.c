@@ -16,12 +16,12 @@
 
 #define S INT64_C(1000000000)
 
-/* Workers 0 and 1 compute; then a lane, a link up, a link down, a disk, and a
+/* Workers 0 and 1 compute; then a track, a link up, a link down, a disk, and a
  * worker of the host beside a GPU. */
 enum { A, B, LANE, UP, DOWN, DISK, HOST, WORKERS };
 
 static const enum iz_where places[WORKERS] = {
-    IZ_ON_COMPUTE, IZ_ON_COMPUTE, IZ_ON_LANE, IZ_ON_UP,
+    IZ_ON_COMPUTE, IZ_ON_COMPUTE, IZ_ON_COMM, IZ_ON_UP,
     IZ_ON_DOWN,    IZ_ON_IO,      IZ_ON_HOST};
 
 static void add(struct iz_time_shares *x, int worker, enum iz_kind k,
@@ -138,15 +138,16 @@ static void rounds_and_pauses_change_nothing(void **state)
 static void without_two_steps_nothing_is_known(void **state)
 {
     struct iz_time_shares *x;
-    struct iz_limit_measured m = {0};
+    struct iz_bottleneck_measured m = {0};
     char text[512];
     (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     iz_time_shares_until(x, 5 * S);
     add(x, A, IZ_FORWARD, 5, 6);
     m.usage = closed(x);
-    assert_int_equal(iz_limit_find(&m), IZ_LIMIT_UNKNOWN);
-    iz_limit_text(text, sizeof(text), &m, &(struct iz_limit_setting){0});
+    assert_int_equal(iz_bottleneck_find(&m), IZ_BOTTLENECK_UNKNOWN);
+    iz_bottleneck_text(text, sizeof(text), &m,
+                       &(struct iz_bottleneck_setting){0});
     assert_non_null(strstr(text, "two steps"));
 }
 
@@ -296,9 +297,9 @@ static void behind_the_last_step_no_kind_counts(void **state)
 /* ---- the rule ---- */
 
 /* `part` of compute's time for c, the rest for units. */
-static struct iz_limit_measured measured(enum iz_use c, double part)
+static struct iz_bottleneck_measured measured(enum iz_use c, double part)
 {
-    struct iz_limit_measured m = {.usage.window_s = 1};
+    struct iz_bottleneck_measured m = {.usage.window_s = 1};
     m.usage.share[IZ_USE_UNITS] = 1 - part;
     m.usage.share[c] += part;
     return m;
@@ -306,52 +307,53 @@ static struct iz_limit_measured measured(enum iz_use c, double part)
 
 static void every_verdict_is_reached(void **state)
 {
-    struct iz_limit_measured m[IZ_LIMITS] = {
-        [IZ_LIMIT_COMPUTE] = measured(IZ_USE_OPTIMIZER, 0.09),
-        [IZ_LIMIT_OPTIMIZER] = measured(IZ_USE_OPTIMIZER, 0.11),
-        [IZ_LIMIT_WORKERS] = measured(IZ_USE_OPTIMIZER, 0.3),
-        [IZ_LIMIT_SUMS] = measured(IZ_USE_SUMS, 0.2),
-        [IZ_LIMIT_NETWORK] = measured(IZ_USE_NETWORK, 0.2),
-        [IZ_LIMIT_UP] = measured(IZ_USE_UP, 0.2),
-        [IZ_LIMIT_DOWN] = measured(IZ_USE_DOWN, 0.2),
-        [IZ_LIMIT_DISK] = measured(IZ_USE_DISK, 0.2),
-        [IZ_LIMIT_LATE] = measured(IZ_USE_UP, 0.2),
-        [IZ_LIMIT_TASKS] = measured(IZ_USE_TASKS, 0.2),
-        [IZ_LIMIT_SUBMISSION] = measured(IZ_USE_NOTHING, 0.2),
-        [IZ_LIMIT_GAPS] = measured(IZ_USE_NOTHING, 0.2),
+    struct iz_bottleneck_measured m[IZ_BOTTLENECKS] = {
+        [IZ_BOTTLENECK_COMPUTE] = measured(IZ_USE_OPTIMIZER, 0.09),
+        [IZ_BOTTLENECK_OPTIMIZER] = measured(IZ_USE_OPTIMIZER, 0.11),
+        [IZ_BOTTLENECK_WORKERS] = measured(IZ_USE_OPTIMIZER, 0.3),
+        [IZ_BOTTLENECK_SUMS] = measured(IZ_USE_SUMS, 0.2),
+        [IZ_BOTTLENECK_NETWORK] = measured(IZ_USE_NETWORK, 0.2),
+        [IZ_BOTTLENECK_UP] = measured(IZ_USE_UP, 0.2),
+        [IZ_BOTTLENECK_DOWN] = measured(IZ_USE_DOWN, 0.2),
+        [IZ_BOTTLENECK_DISK] = measured(IZ_USE_DISK, 0.2),
+        [IZ_BOTTLENECK_LATE] = measured(IZ_USE_UP, 0.2),
+        [IZ_BOTTLENECK_TASKS] = measured(IZ_USE_TASKS, 0.2),
+        [IZ_BOTTLENECK_SUBMISSION] = measured(IZ_USE_NOTHING, 0.2),
+        [IZ_BOTTLENECK_GAPS] = measured(IZ_USE_NOTHING, 0.2),
     };
     (void)state;
-    m[IZ_LIMIT_WORKERS].host_busy = 0.81;
-    m[IZ_LIMIT_OPTIMIZER].host_busy = 0.79;
+    m[IZ_BOTTLENECK_WORKERS].host_busy = 0.81;
+    m[IZ_BOTTLENECK_OPTIMIZER].host_busy = 0.79;
     for (int c = 0; c < IZ_USES_RUNNING; c++)
-        for (int l = 0; l < IZ_LIMITS; l++)
-            m[l].usage.busy[c] = l == IZ_LIMIT_LATE ? 0.79 : 0.81;
-    m[IZ_LIMIT_SUBMISSION].submitting = 0.81;
-    m[IZ_LIMIT_GAPS].submitting = 0.79;
-    for (int l = 0; l < IZ_LIMITS; l++) {
-        enum iz_limit found = iz_limit_find(&m[l]);
-        if (found != (enum iz_limit)l)
-            fail_msg("%s, wanted %s", iz_limit_names[found], iz_limit_names[l]);
+        for (int l = 0; l < IZ_BOTTLENECKS; l++)
+            m[l].usage.busy[c] = l == IZ_BOTTLENECK_LATE ? 0.79 : 0.81;
+    m[IZ_BOTTLENECK_SUBMISSION].submitting = 0.81;
+    m[IZ_BOTTLENECK_GAPS].submitting = 0.79;
+    for (int l = 0; l < IZ_BOTTLENECKS; l++) {
+        enum iz_bottleneck found = iz_bottleneck_find(&m[l]);
+        if (found != (enum iz_bottleneck)l)
+            fail_msg("%s, wanted %s", iz_bottleneck_names[found],
+                     iz_bottleneck_names[l]);
     }
 }
 
 static void the_largest_loss_is_the_limit(void **state)
 {
-    struct iz_limit_measured m = measured(IZ_USE_TASKS, 0.2);
+    struct iz_bottleneck_measured m = measured(IZ_USE_TASKS, 0.2);
     (void)state;
     m.usage.share[IZ_USE_NETWORK] = 0.21;
     m.usage.share[IZ_USE_UNITS] -= 0.21;
     m.usage.busy[IZ_USE_NETWORK] = 1;
-    assert_int_equal(iz_limit_find(&m), IZ_LIMIT_NETWORK);
+    assert_int_equal(iz_bottleneck_find(&m), IZ_BOTTLENECK_NETWORK);
     m.usage.share[IZ_USE_NETWORK] = 0.19;
-    assert_int_equal(iz_limit_find(&m), IZ_LIMIT_TASKS);
+    assert_int_equal(iz_bottleneck_find(&m), IZ_BOTTLENECK_TASKS);
 }
 
-static void assert_text(const struct iz_limit_measured *m,
-                        const struct iz_limit_setting *s, const char *part)
+static void assert_text(const struct iz_bottleneck_measured *m,
+                        const struct iz_bottleneck_setting *s, const char *part)
 {
     char text[512];
-    iz_limit_text(text, sizeof(text), m, s);
+    iz_bottleneck_text(text, sizeof(text), m, s);
     if (!strstr(text, part))
         fail_msg("\"%s\" is not in: %s", part, text);
     assert_true(strlen(text) < 250);
@@ -361,8 +363,8 @@ static void assert_text(const struct iz_limit_measured *m,
 /* A setting that is there already is not proposed. */
 static void a_sentence_names_a_setting_that_would_move_it(void **state)
 {
-    struct iz_limit_setting s = {.overlap = true, .overlap_comm = true};
-    struct iz_limit_measured m = measured(IZ_USE_OPTIMIZER, 0.05);
+    struct iz_bottleneck_setting s = {.overlap = true, .overlap_comm = true};
+    struct iz_bottleneck_measured m = measured(IZ_USE_OPTIMIZER, 0.05);
     (void)state;
     assert_text(&m, &s, "fill 95 %");
     assert_text(&m, &s, "more ranks");

@@ -43,12 +43,12 @@ static void begin(struct fixture *f)
  * many units the next one puts off. */
 static int step(struct fixture *f, int rest)
 {
-    int64_t all = f->e.turns.due + CHUNKS;
+    int64_t all = f->e.update_order.due + CHUNKS;
 
-    atomic_store(&f->e.turns.updated, all - rest);
-    iz_turns_end(&f->e);
-    iz_turns_begin(&f->e);
-    return f->e.turns.late;
+    atomic_store(&f->e.update_order.updated, all - rest);
+    iz_update_order_end(&f->e);
+    iz_update_order_begin(&f->e);
+    return f->e.update_order.late;
 }
 
 static void what_a_slow_disk_has_not_done_is_put_off(void **state)
@@ -56,7 +56,7 @@ static void what_a_slow_disk_has_not_done_is_put_off(void **state)
     struct fixture f;
     (void)state;
     begin(&f);
-    assert_int_equal(f.e.turns.late, 0);
+    assert_int_equal(f.e.update_order.late, 0);
     assert_int_equal(step(&f, 2), 1); /* of the first unit's three */
     begin(&f);
     assert_int_equal(step(&f, 3), 1);

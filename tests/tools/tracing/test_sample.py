@@ -227,7 +227,7 @@ def two_ranks(folder, shift_us, host):
     ranks = [records.read_rank(a, folder) for a in (about, late)]
     for r in ranks:  # as if the copies up were collectives
         for i in of_kind(r, "fetch"):
-            r.tasks.place[i] = figures.PLACES.index("lane")
+            r.tasks.place[i] = figures.PLACES.index("comm")
     records.align(ranks)
     return ranks
 
