@@ -31,7 +31,7 @@ struct buffers {
     int64_t bytes, shard; /* of full; of a rank's part */
 };
 
-static double clock_s(clockid_t clock)
+static double coll_clock_s(clockid_t clock)
 {
     struct timespec t;
 
@@ -39,9 +39,9 @@ static double clock_s(clockid_t clock)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static double now_s(void)
+static double coll_now_s(void)
 {
-    return clock_s(CLOCK_MONOTONIC);
+    return coll_clock_s(CLOCK_MONOTONIC);
 }
 
 /* Zeroed, on huge pages if the system has them. */
@@ -84,12 +84,12 @@ static char *shared_pages(struct iz_coll *c, int64_t bytes)
     return p;
 }
 
-static void copy(struct iz_coll *c, const struct buffers *b)
+static void coll_copy(struct iz_coll *c, const struct buffers *b)
 {
     memcpy(b->out, b->other, (size_t)(b->shard * (c->size - 1)));
 }
 
-static void gather(struct iz_coll *c, const struct buffers *b)
+static void coll_gather(struct iz_coll *c, const struct buffers *b)
 {
     iz_coll_all_gather(c, b->full, b->shard, "gather");
 }
@@ -129,9 +129,9 @@ static const struct way {
     void (*run)(struct iz_coll *c, const struct buffers *b);
     double (*moved)(int n);
 } ways[] = {
-    {"copy", "own memory", false, copy, moved_copy},
-    {"all-gather", "memory", true, gather, moved_copy},
-    {"all-gather", "messages", false, gather, moved_copy},
+    {"copy", "own memory", false, coll_copy, moved_copy},
+    {"all-gather", "memory", true, coll_gather, moved_copy},
+    {"all-gather", "messages", false, coll_gather, moved_copy},
     {"reduce-scatter fp32", "memory", true, reduce, moved_reduce},
     {"reduce-scatter fp32", "messages", false, reduce, moved_reduce},
     {"reduce-scatter bf16", "memory", true, reduce_bf16, moved_reduce_bf16},
@@ -140,7 +140,7 @@ static const struct way {
 
 enum { WAYS = sizeof ways / sizeof ways[0] };
 
-static int by_value(const void *a, const void *b)
+static int coll_by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
 
@@ -150,14 +150,14 @@ static int by_value(const void *a, const void *b)
 /* Ranks leave a barrier one by one; those of one host have one clock. */
 static double common_start(struct iz_coll *c)
 {
-    double at = now_s() + 300e-6;
+    double at = coll_now_s() + 300e-6;
 
     iz_coll_broadcast(c, &at, sizeof at, 0, "start");
     if (c->local_size < c->size)
-        return now_s();
-    while (now_s() < at)
+        return coll_now_s();
+    while (coll_now_s() < at)
         ;
-    return now_s();
+    return coll_now_s();
 }
 
 /* From the common start to the end of the last rank; *cpu_s: what this rank
@@ -168,17 +168,17 @@ static double time_once(struct iz_coll *c, const struct way *w,
     double all[1024] = {0}, last = 0, start, cpu;
 
     /* Each has just written its part or its gradient, as in training. */
-    if (w->run == copy)
+    if (w->run == coll_copy)
         memset(b->own, 0, (size_t)b->bytes);
     else
         memset(b->full, 0, (size_t)b->bytes);
     iz_coll_near(c, w->near);
     iz_coll_barrier(c, "start");
     start = common_start(c);
-    cpu = clock_s(CLOCK_THREAD_CPUTIME_ID);
+    cpu = coll_clock_s(CLOCK_THREAD_CPUTIME_ID);
     w->run(c, b);
-    *cpu_s = clock_s(CLOCK_THREAD_CPUTIME_ID) - cpu;
-    all[c->rank] = now_s() - start;
+    *cpu_s = coll_clock_s(CLOCK_THREAD_CPUTIME_ID) - cpu;
+    all[c->rank] = coll_now_s() - start;
     iz_coll_gather_doubles(c, all, 1, "times");
     for (int r = 0; r < c->size; r++)
         last = all[r] > last ? all[r] : last;
@@ -190,8 +190,8 @@ static void report(const struct iz_coll *c, const struct way *w, int64_t bytes,
 {
     double gb = (double)bytes * 1e-9;
 
-    qsort(s, (size_t)rounds, sizeof *s, by_value);
-    qsort(cpu, (size_t)rounds, sizeof *cpu, by_value);
+    qsort(s, (size_t)rounds, sizeof *s, coll_by_value);
+    qsort(cpu, (size_t)rounds, sizeof *cpu, coll_by_value);
     printf("{\"what\": \"%s\", \"path\": \"%s\", \"mib\": %g, \"ranks\": %d, "
            "\"hosts_ranks\": %d, \"median\": %.3f, \"best\": %.3f, "
            "\"least\": %.3f, \"most\": %.3f, \"cpu\": %.3f, \"moved\": %g}\n",

@@ -36,7 +36,7 @@ struct job {
     char *scratch;
 };
 
-static void product(struct job *j, const struct iz_gemm *g)
+static void gemm_product(struct job *j, const struct iz_gemm *g)
 {
     struct iz_gemm16 n = {.m = g->m,
                           .n = g->n,
@@ -67,7 +67,7 @@ static void three(struct job *j, float *x, float *w, float *y, int m,
         {in, out, m, x, in, true, y, out, false, w, out, 1, 0}};
 
     for (int i = 0; i < 3; i++)
-        product(j, &g[i]);
+        gemm_product(j, &g[i]);
 }
 
 /* Rows that the classifier takes at a time, chunks being as equal as possible.
@@ -96,7 +96,7 @@ static void pass(struct job *j, float *x, float *w, float *y)
 }
 
 /* Zeros, but in memory that has been touched. */
-static float *take(int64_t n)
+static float *gemm_take(int64_t n)
 {
     size_t bytes = ((size_t)n * sizeof(float) + 4095) / 4096 * 4096;
     float *p = aligned_alloc(4096, bytes);
@@ -130,7 +130,7 @@ static int64_t scratch_bytes(const struct job *j)
     return most;
 }
 
-static void *work(void *arg)
+static void *gemm_work(void *arg)
 {
     struct job *j = arg;
     int64_t in = j->head.in, out = j->head.out, weights = in * out, end;
@@ -141,12 +141,13 @@ static void *work(void *arg)
         out = max64(out, j->linear[i].out);
         weights += (int64_t)j->layers * j->linear[i].in * j->linear[i].out;
     }
-    x = take(j->rows * in);
-    y = take(j->rows * out);
-    w = take(weights);
+    x = gemm_take(j->rows * in);
+    y = gemm_take(j->rows * out);
+    w = gemm_take(weights);
     j->scratch = NULL;
     if (j->narrow)
-        j->scratch = (char *)take(scratch_bytes(j) / (int64_t)sizeof *x + 1);
+        j->scratch =
+            (char *)gemm_take(scratch_bytes(j) / (int64_t)sizeof *x + 1);
     end = iz_now_ns() + (int64_t)(j->seconds * 1e9);
     while (j->rates < 2 || (iz_now_ns() < end && j->rates < REPEATS)) {
         int64_t begin = iz_now_ns();
@@ -162,7 +163,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-static int by_value(const void *a, const void *b)
+static int gemm_by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
 
@@ -211,12 +212,12 @@ int main(int argc, char **argv)
     iz_gemm_open();
     for (int i = 0; i < threads; i++) {
         j[i] = like;
-        if (pthread_create(&j[i].id, NULL, work, &j[i]))
+        if (pthread_create(&j[i].id, NULL, gemm_work, &j[i]))
             return 1;
     }
     for (int i = 0; i < threads; i++) {
         pthread_join(j[i].id, NULL);
-        qsort(j[i].rate, (size_t)j[i].rates, sizeof(double), by_value);
+        qsort(j[i].rate, (size_t)j[i].rates, sizeof(double), gemm_by_value);
         median += j[i].rate[j[i].rates / 2];
         best += j[i].rate[j[i].rates - 1];
     }

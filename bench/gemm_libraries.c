@@ -113,7 +113,7 @@ static const int shapes[][3] = {/* rows, in, out of a layer */
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
-static double clock_s(clockid_t id)
+static double gemm_libraries_clock_s(clockid_t id)
 {
     struct timespec t;
 
@@ -124,14 +124,14 @@ static double clock_s(clockid_t id)
 /* GFLOP per second of CPU time. */
 static double timed(const struct library *l, const struct product *p)
 {
-    double cpu = clock_s(CLOCK_THREAD_CPUTIME_ID);
+    double cpu = gemm_libraries_clock_s(CLOCK_THREAD_CPUTIME_ID);
 
     l->call(l->f, p);
-    cpu = clock_s(CLOCK_THREAD_CPUTIME_ID) - cpu;
+    cpu = gemm_libraries_clock_s(CLOCK_THREAD_CPUTIME_ID) - cpu;
     return 2e-9 * p->m * p->n * p->k / cpu;
 }
 
-static int by_value(const void *a, const void *b)
+static int gemm_libraries_by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
 
@@ -157,7 +157,7 @@ static struct product product_of(const int *s, int kind, const void *a,
     return (struct product){in, out, m, true, false, a, b, c};
 }
 
-static void measure(struct worker *w, int shape, int kind)
+static void gemm_libraries_measure(struct worker *w, int shape, int kind)
 {
     static _Thread_local double rate[LIBRARIES][SAMPLES];
     const int *s = shapes[shape];
@@ -165,10 +165,11 @@ static void measure(struct worker *w, int shape, int kind)
                   (size_t)(s[1] > s[2] ? s[1] : s[2]);
     float *a = calloc(3 * most, sizeof *a);
     struct product p = product_of(s, kind, a, a + most, a + 2 * most);
-    double end = clock_s(CLOCK_MONOTONIC) + w->seconds;
+    double end = gemm_libraries_clock_s(CLOCK_MONOTONIC) + w->seconds;
     int n[LIBRARIES] = {0};
 
-    for (int i = 0; i < SAMPLES && (i < 3 || clock_s(CLOCK_MONOTONIC) < end);
+    for (int i = 0; i < SAMPLES &&
+                    (i < 3 || gemm_libraries_clock_s(CLOCK_MONOTONIC) < end);
          i++)
         for (int l = 0; l < LIBRARIES; l++) {
             double r = libraries[l].f ? timed(&libraries[l], &p) : 0;
@@ -177,17 +178,17 @@ static void measure(struct worker *w, int shape, int kind)
                 rate[l][n[l]++] = r;
         }
     for (int l = 0; l < LIBRARIES; l++) {
-        qsort(rate[l], (size_t)n[l], sizeof(double), by_value);
+        qsort(rate[l], (size_t)n[l], sizeof(double), gemm_libraries_by_value);
         w->rate[shape][kind][l] = n[l] ? rate[l][n[l] / 2] : 0;
     }
     free(a);
 }
 
-static void *work(void *arg)
+static void *gemm_libraries_work(void *arg)
 {
     for (int i = 0; i < SHAPES; i++)
         for (int k = 0; k < KINDS; k++)
-            measure(arg, i, k);
+            gemm_libraries_measure(arg, i, k);
     return NULL;
 }
 
@@ -232,7 +233,7 @@ int main(int argc, char **argv)
     open_libraries();
     for (int i = 0; w && i < threads; i++) {
         w[i].seconds = argc > 2 ? atof(argv[2]) : 0.5;
-        if (pthread_create(&w[i].id, NULL, work, &w[i]))
+        if (pthread_create(&w[i].id, NULL, gemm_libraries_work, &w[i]))
             return 1;
     }
     for (int i = 0; w && i < threads; i++)

@@ -35,7 +35,7 @@ struct buffers {
     uint16_t *out, *half; /* written by copies; gradients in 16 bits */
 };
 
-static double clock_s(clockid_t id)
+static double kernels_clock_s(clockid_t id)
 {
     struct timespec t;
 
@@ -43,9 +43,9 @@ static double clock_s(clockid_t id)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static double now_s(void)
+static double kernels_now_s(void)
 {
-    return clock_s(CLOCK_MONOTONIC);
+    return kernels_clock_s(CLOCK_MONOTONIC);
 }
 
 /* Zeroed by the thread that will use it, on huge pages if the system has them.
@@ -63,7 +63,7 @@ static void *pages(size_t bytes)
     return p;
 }
 
-static struct buffers at(const struct buffers *b, int64_t i)
+static struct buffers kernels_at(const struct buffers *b, int64_t i)
 {
     return (struct buffers){b->p + i, b->m + i,   b->v + i,
                             b->g + i, b->out + i, b->half + i};
@@ -384,7 +384,7 @@ struct worker {
     int i;
 };
 
-static struct buffers fill(void)
+static struct buffers kernels_fill(void)
 {
     const size_t bytes = (size_t)N * 4;
     struct buffers b = {pages(bytes), pages(bytes),     pages(bytes),
@@ -401,15 +401,15 @@ static struct sample timed(struct team *t, void (*run)(const struct buffers *b),
     double wall, cpu;
 
     pthread_barrier_wait(&t->barrier);
-    cpu = clock_s(CLOCK_THREAD_CPUTIME_ID);
-    wall = now_s();
+    cpu = kernels_clock_s(CLOCK_THREAD_CPUTIME_ID);
+    wall = kernels_now_s();
     run(&b);
-    wall = now_s() - wall;
-    cpu = clock_s(CLOCK_THREAD_CPUTIME_ID) - cpu;
+    wall = kernels_now_s() - wall;
+    cpu = kernels_clock_s(CLOCK_THREAD_CPUTIME_ID) - cpu;
     return (struct sample){wall, cpu > HAD_ITS_PROCESSOR * wall};
 }
 
-static int by_value(const void *a, const void *b)
+static int kernels_by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
 
@@ -430,7 +430,7 @@ static double pair_s(const struct team *t, const struct sample *s, int i)
     return most;
 }
 
-static void show(const struct team *t, const struct kernel *k)
+static void kernels_show(const struct team *t, const struct kernel *k)
 {
     static double ratio[PAIRS_MAX], limit[PAIRS_MAX], run[PAIRS_MAX];
     double bytes = (double)k->bytes * PIECE * t->threads;
@@ -449,9 +449,9 @@ static void show(const struct team *t, const struct kernel *k)
         printf("%-30s no clean pair of %d\n", k->name, t->pairs);
         return;
     }
-    qsort(ratio, (size_t)n, sizeof *ratio, by_value);
-    qsort(limit, (size_t)n, sizeof *limit, by_value);
-    qsort(run, (size_t)n, sizeof *run, by_value);
+    qsort(ratio, (size_t)n, sizeof *ratio, kernels_by_value);
+    qsort(limit, (size_t)n, sizeof *limit, kernels_by_value);
+    qsort(run, (size_t)n, sizeof *run, kernels_by_value);
     printf("%-30s %6.1f GB/s %7.0f M/s, limit %6.1f GB/s, ratio %.3f (%.3f to "
            "%.3f), %d of %d pairs\n",
            k->name, 1e-9 * run[n / 2], 1e-6 * run[n / 2] / k->bytes,
@@ -467,30 +467,30 @@ static void time_kernel(struct worker *w, const struct kernel *k,
     struct team *t = w->team;
     struct sample *limit = t->limit + w->i * PAIRS_MAX;
     struct sample *run = t->run + w->i * PAIRS_MAX;
-    double end = now_s() + t->seconds;
+    double end = kernels_now_s() + t->seconds;
     int n = 0;
 
     iz_cast(b->half, k->half, b->g, IZ_F32, N);
     do {
         int64_t i = n % PIECES, j = (n + PIECES / 2) % PIECES;
 
-        limit[n] = timed(t, k->limit, at(b, i * PIECE));
-        run[n] = timed(t, k->run, at(b, j * PIECE));
+        limit[n] = timed(t, k->limit, kernels_at(b, i * PIECE));
+        run[n] = timed(t, k->run, kernels_at(b, j * PIECE));
         n++;
         if (w->i == 0)
-            t->more = n < PAIRS_MAX && now_s() < end;
+            t->more = n < PAIRS_MAX && kernels_now_s() < end;
         pthread_barrier_wait(&t->barrier);
     } while (t->more);
     if (w->i == 0) {
         t->pairs = n;
-        show(t, k);
+        kernels_show(t, k);
     }
 }
 
-static void *work(void *arg)
+static void *kernels_work(void *arg)
 {
     struct worker *w = arg;
-    struct buffers b = fill();
+    struct buffers b = kernels_fill();
 
     for (int i = 0; i < KERNELS; i++)
         if (!strncmp(kernels[i].name, w->team->name, strlen(w->team->name)))
@@ -519,7 +519,7 @@ static int time_kernels(int argc, char **argv)
     printf("%d threads, SIMD level %s\n", threads, iz_simd_name());
     for (int i = 0; i < threads; i++) {
         w[i] = (struct worker){&t, i};
-        if (pthread_create(&id[i], NULL, work, &w[i]))
+        if (pthread_create(&id[i], NULL, kernels_work, &w[i]))
             return 1;
     }
     for (int i = 0; i < threads; i++)

@@ -42,7 +42,7 @@ struct thread {
     pthread_t id;
 };
 
-static double now_s(void)
+static double nvme_now_s(void)
 {
     struct timespec t;
 
@@ -69,7 +69,7 @@ static void transfer(const struct job *j, char *buf, int64_t at, bool write)
 }
 
 /* Of both, every second piece is written. */
-static void *work(void *arg)
+static void *nvme_work(void *arg)
 {
     const struct thread *t = arg;
     struct job *j = t->job;
@@ -102,13 +102,13 @@ static double gb_per_s(struct job *j, int threads)
         t[i].job = j;
         t[i].buf = j->memory + i * CHUNK;
     }
-    start = now_s();
+    start = nvme_now_s();
     for (int i = 0; i < threads; i++)
-        if (pthread_create(&t[i].id, NULL, work, &t[i]))
+        if (pthread_create(&t[i].id, NULL, nvme_work, &t[i]))
             exit(1);
     for (int i = 0; i < threads; i++)
         pthread_join(t[i].id, NULL);
-    start = now_s() - start;
+    start = nvme_now_s() - start;
     return (double)(j->piece * j->pieces) / start * 1e-9;
 }
 
@@ -146,7 +146,7 @@ static double run(const struct disk *d, enum what what, int i)
 }
 
 /* A round of one kind; every round begins with another one of the shapes. */
-static void measure(const struct disk *d, enum what what, int round)
+static void nvme_measure(const struct disk *d, enum what what, int round)
 {
     double gb[SHAPES];
 
@@ -202,7 +202,7 @@ int main(int argc, char **argv)
     run(&d, WRITE, OURS);
     for (int r = 0; r < rounds; r++)
         for (int w = READ; w <= BOTH; w++)
-            measure(&d, (enum what)w, r);
+            nvme_measure(&d, (enum what)w, r);
     free(d.memory);
     iz_nvme_close(&d.f);
     return 0;

@@ -146,7 +146,7 @@ static void measure_gemm(struct bench *b)
                 1e-12 * b->gemm, iz_dtype_name(b->act));
 }
 
-static int run_all(struct bench *b, const struct iz_device_info *info)
+static int ops_gpu_run_all(struct bench *b, const struct iz_device_info *info)
 {
     b->capability = info->capability;
     b->act = iz_cuda_act(b->capability < 80 ? IZ_F16 : IZ_BF16);
@@ -197,7 +197,7 @@ int main(int argc, char **argv)
     if (iz_device_use(0, &info))
         return 1;
     iz_gemm_open(); /* the stand-in computes with the BLAS of the host */
-    failed = run_all(&b, &info);
+    failed = ops_gpu_run_all(&b, &info);
     if (b.json && fclose(b.json))
         failed = 1;
     return failed;

@@ -74,7 +74,7 @@ static struct iz_linear linear(const struct job *j, const struct tensors *t)
 }
 
 /* As a block does it: those back to the width add the residual. */
-static void product(struct job *j, struct tensors *t)
+static void ops_gpu_block_product(struct job *j, struct tensors *t)
 {
     struct iz_linear l = linear(j, t);
     bool residual = j->op->out == 1;
@@ -92,7 +92,7 @@ static void product_da(struct job *j, struct tensors *t)
                  wide(j, t, j->op->out, true), &l);
 }
 
-static void product_dw(struct job *j, struct tensors *t)
+static void ops_gpu_block_product_dw(struct job *j, struct tensors *t)
 {
     struct iz_linear l = linear(j, t);
 
@@ -104,7 +104,7 @@ static void product_dw(struct job *j, struct tensors *t)
 static void product_dw_fused(struct job *j, struct tensors *t)
 {
     j->x.fused_db = true;
-    product_dw(j, t);
+    ops_gpu_block_product_dw(j, t);
     j->x.fused_db = false;
 }
 
@@ -209,26 +209,26 @@ static const struct op ops[] = {
     {"layernorm", norm_fwd, 0, 0},
     {"layernorm again", norm_again, 0, 0},
     {"layernorm backward", norm_bwd, 0, 0},
-    {"c_attn [C,3C]", product, 1, 3},
+    {"c_attn [C,3C]", ops_gpu_block_product, 1, 3},
     {"c_attn da", product_da, 1, 3},
-    {"c_attn dw", product_dw, 1, 3},
+    {"c_attn dw", ops_gpu_block_product_dw, 1, 3},
     {"c_attn dw, fused db", product_dw_fused, 1, 3},
     {"attention", attention_fwd, 0, 0},
     {"attention by cuDNN", attention_cudnn, 0, 0},
     {"attention backward", attention_bwd, 0, 0},
-    {"c_proj [C,C]", product, 1, 1},
+    {"c_proj [C,C]", ops_gpu_block_product, 1, 1},
     {"c_proj da", product_da, 1, 1},
-    {"c_proj dw", product_dw, 1, 1},
+    {"c_proj dw", ops_gpu_block_product_dw, 1, 1},
     {"c_proj dw, fused db", product_dw_fused, 1, 1},
-    {"c_fc [C,4C]", product, 1, 4},
+    {"c_fc [C,4C]", ops_gpu_block_product, 1, 4},
     {"c_fc da", product_da, 1, 4},
-    {"c_fc dw", product_dw, 1, 4},
+    {"c_fc dw", ops_gpu_block_product_dw, 1, 4},
     {"c_fc dw, fused db", product_dw_fused, 1, 4},
     {"gelu", gelu_fwd, 0, 0},
     {"gelu backward", gelu_bwd, 0, 0},
-    {"mlp c_proj [4C,C]", product, 4, 1},
+    {"mlp c_proj [4C,C]", ops_gpu_block_product, 4, 1},
     {"mlp c_proj da", product_da, 4, 1},
-    {"mlp c_proj dw", product_dw, 4, 1},
+    {"mlp c_proj dw", ops_gpu_block_product_dw, 4, 1},
     {"mlp c_proj dw, fused db", product_dw_fused, 4, 1},
     {"embedding", embed_fwd, 0, 0},
     {"embedding backward", embed_bwd, 0, 0},
@@ -239,8 +239,9 @@ enum { OPS = sizeof ops / sizeof ops[0] };
 /* ---- the run of a shape ------------------------------------------------- */
 
 /* Takes a matrix from the pool at *used; base NULL: only counts. */
-static struct iz_view take(char *base, int64_t *used, enum iz_dtype t,
-                           int64_t rows, int64_t cols)
+static struct iz_view ops_gpu_block_take(char *base, int64_t *used,
+                                         enum iz_dtype t, int64_t rows,
+                                         int64_t cols)
 {
     struct iz_view v = {.dtype = t, .rows = rows, .cols = cols};
 
@@ -257,14 +258,14 @@ static void take_weights(struct job *j, struct tensors *t, char *base,
     enum iz_dtype type = j->x.act;
     int64_t c = m->width;
 
-    t->w = take(base, used, type, c, 4 * c);
-    t->dw = take(base, used, type, c, 4 * c);
-    t->b = take(base, used, type, 1, 4 * c);
-    t->db = take(base, used, type, 1, 4 * c);
-    t->wte = take(base, used, type, m->vocab, c);
-    t->dwte = take(base, used, type, m->vocab, c);
-    t->wpe = take(base, used, type, m->seq, c);
-    t->dwpe = take(base, used, type, m->seq, c);
+    t->w = ops_gpu_block_take(base, used, type, c, 4 * c);
+    t->dw = ops_gpu_block_take(base, used, type, c, 4 * c);
+    t->b = ops_gpu_block_take(base, used, type, 1, 4 * c);
+    t->db = ops_gpu_block_take(base, used, type, 1, 4 * c);
+    t->wte = ops_gpu_block_take(base, used, type, m->vocab, c);
+    t->dwte = ops_gpu_block_take(base, used, type, m->vocab, c);
+    t->wpe = ops_gpu_block_take(base, used, type, m->seq, c);
+    t->dwpe = ops_gpu_block_take(base, used, type, m->seq, c);
 }
 
 static void take_set(struct job *j, struct tensors *t, int64_t m, char *base,
@@ -273,16 +274,16 @@ static void take_set(struct job *j, struct tensors *t, int64_t m, char *base,
     enum iz_dtype type = j->x.act;
     int64_t c = j->model->width, rows = m / j->model->seq * j->model->heads;
 
-    t->y = take(base, used, type, m, c);
-    t->a = take(base, used, type, m, c);
-    t->dy = take(base, used, type, m, c);
-    t->u = take(base, used, type, m, 4 * c);
-    t->du = take(base, used, type, m, 4 * c);
-    t->qkv = take(base, used, type, m, 3 * c);
-    t->dqkv = take(base, used, type, m, 3 * c);
-    t->lse = take(base, used, IZ_F32, rows, j->model->seq);
-    t->mean = take(base, used, IZ_F32, m, 1);
-    t->rstd = take(base, used, IZ_F32, m, 1);
+    t->y = ops_gpu_block_take(base, used, type, m, c);
+    t->a = ops_gpu_block_take(base, used, type, m, c);
+    t->dy = ops_gpu_block_take(base, used, type, m, c);
+    t->u = ops_gpu_block_take(base, used, type, m, 4 * c);
+    t->du = ops_gpu_block_take(base, used, type, m, 4 * c);
+    t->qkv = ops_gpu_block_take(base, used, type, m, 3 * c);
+    t->dqkv = ops_gpu_block_take(base, used, type, m, 3 * c);
+    t->lse = ops_gpu_block_take(base, used, IZ_F32, rows, j->model->seq);
+    t->mean = ops_gpu_block_take(base, used, IZ_F32, m, 1);
+    t->rstd = ops_gpu_block_take(base, used, IZ_F32, m, 1);
 }
 
 /* Bytes of all tensors. */
@@ -322,7 +323,8 @@ static void run_op(void *arg, int i)
     j->op->run(j, &j->t[i % j->sets]);
 }
 
-static void show(struct bench *b, const struct job *j, int64_t m, double s)
+static void ops_gpu_block_show(struct bench *b, const struct job *j, int64_t m,
+                               double s)
 {
     double bytes = j->x.bytes / s, flops = j->x.flops / s;
     double copy = 100 * bytes / b->copy, gemm = 100 * flops / b->gemm;
@@ -386,7 +388,7 @@ static void time_ops(struct bench *b, struct job *j, int64_t m, char *mem,
         j->x = x; /* one call's counts */
         run_op(j, 0);
         bench_wait(b->stream);
-        show(b, j, m, s);
+        ops_gpu_block_show(b, j, m, s);
         j->x = x;
     }
 }

@@ -14,8 +14,8 @@
 
 enum { THREADS = 256, ROUNDS = 5 };
 
-static void show(const struct bench *b, const char *what, const char *key,
-                 double bytes_per_s)
+static void ops_gpu_memory_show(const struct bench *b, const char *what,
+                                const char *key, double bytes_per_s)
 {
     printf("  %-34s %10.1f GB/s\n", what, 1e-9 * bytes_per_s);
     if (b->json)
@@ -30,7 +30,7 @@ struct copy {
     int64_t bytes;
 };
 
-static void copy(void *arg, int i)
+static void ops_gpu_memory_copy(void *arg, int i)
 {
     struct copy *c = arg;
 
@@ -43,7 +43,7 @@ static double copy_rate(const struct bench *b, char *to, char *from,
 {
     struct copy c = {b, to, from, bytes};
 
-    return (double)bytes / bench_time(b, copy, &c);
+    return (double)bytes / bench_time(b, ops_gpu_memory_copy, &c);
 }
 
 static void on_device(struct bench *b)
@@ -53,7 +53,8 @@ static void on_device(struct bench *b)
 
     bench_fill(b, p, bytes, b->pattern);
     b->copy = 2 * copy_rate(b, p + bytes, p, bytes);
-    show(b, "copy on the GPU, read and written", "copy_gb_per_s", b->copy);
+    ops_gpu_memory_show(b, "copy on the GPU, read and written", "copy_gb_per_s",
+                        b->copy);
     iz_device_give(p);
 }
 
@@ -81,11 +82,14 @@ static void over_the_link(const struct bench *b)
     void *second = iz_device_stream_open();
 
     bench_fill(b, device, 2 * bytes, b->pattern);
-    show(b, "host to GPU", "up_gb_per_s", copy_rate(b, device, host, bytes));
-    show(b, "GPU to host", "down_gb_per_s", copy_rate(b, host, device, bytes));
+    ops_gpu_memory_show(b, "host to GPU", "up_gb_per_s",
+                        copy_rate(b, device, host, bytes));
+    ops_gpu_memory_show(b, "GPU to host", "down_gb_per_s",
+                        copy_rate(b, host, device, bytes));
     both_ways(b, second, device, host, bytes);
-    show(b, "both at once, each way", "both_gb_per_s",
-         (double)bytes / both_ways(b, second, device, host, bytes));
+    ops_gpu_memory_show(b, "both at once, each way", "both_gb_per_s",
+                        (double)bytes /
+                            both_ways(b, second, device, host, bytes));
     iz_device_stream_close(second);
     bench_unpin(host);
     iz_device_give(device);
@@ -105,8 +109,8 @@ static const struct iz_step options = {
     {IZ_OPTIMIZER_ADAMW, 1e-3, 0.9, 0.95, 1e-8, 0.1, true, true}, 1, 1.0f};
 
 /* Gradient and copy in bf16. */
-static void adam(struct iz_exec *x, int64_t n, float *p, float *m, float *v,
-                 const void *g, void *out)
+static void ops_gpu_memory_adam(struct iz_exec *x, int64_t n, float *p,
+                                float *m, float *v, const void *g, void *out)
 {
     struct iz_alike all = iz_alike_of(&options);
 
@@ -128,7 +132,7 @@ static void run_adam(void *arg, int i)
     struct flat *f = arg;
 
     (void)i;
-    adam(&f->x, f->n, f->p, f->m, f->v, f->g, f->out);
+    ops_gpu_memory_adam(&f->x, f->n, f->p, f->m, f->v, f->g, f->out);
 }
 
 static void run_norm(void *arg, int i)
@@ -157,7 +161,7 @@ static void flat_show(struct flat *f, const struct bench *b, const char *what,
 
     snprintf(name, sizeof name, "%s, %.0f %% of a copy", what,
              100 * rate / b->copy);
-    show(b, name, key, rate);
+    ops_gpu_memory_show(b, name, key, rate);
 }
 
 static void flat_on_device(const struct bench *b)
@@ -211,7 +215,8 @@ static void *update(void *arg)
     for (int r = 0; r <= 2 * ROUNDS; r++) {
         pthread_barrier_wait(t->barrier);
         if (r % 2)
-            adam(&cpu, t->n, p, m, v, mem + 12 * t->n, mem + 14 * t->n);
+            ops_gpu_memory_adam(&cpu, t->n, p, m, v, mem + 12 * t->n,
+                                mem + 14 * t->n);
     }
     free(mem);
     return NULL;
@@ -263,7 +268,8 @@ static void adam_on_host(const struct bench *b)
     char name[64];
 
     snprintf(name, sizeof name, "Adam on %d cores of the host", threads);
-    show(b, name, "adam_cpu_gb_per_s", 28. * (double)(n * threads) / s);
+    ops_gpu_memory_show(b, name, "adam_cpu_gb_per_s",
+                        28. * (double)(n * threads) / s);
     if (b->json)
         fprintf(b->json, "  \"adam_cpu_threads\": %d,\n", threads);
 }

@@ -26,7 +26,7 @@ struct thread {
     int64_t n, first;
 };
 
-static double now_s(void)
+static double touch_now_s(void)
 {
     struct timespec t;
 
@@ -34,7 +34,7 @@ static double now_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void *work(void *arg)
+static void *touch_work(void *arg)
 {
     enum { CACHED = 4096 };
     static _Thread_local float cached[CACHED];
@@ -64,18 +64,18 @@ static double gb_per_s(enum what what, int threads, int64_t n)
     if (p == MAP_FAILED)
         exit(1);
     madvise(p, bytes, MADV_HUGEPAGE);
-    start = now_s();
+    start = touch_now_s();
     for (int i = 0; i < threads; i++) {
         int64_t from = n / threads * i;
 
         t[i] = (struct thread){
             .what = what, .p = p + from, .n = n / threads, .first = from};
-        if (pthread_create(&t[i].id, NULL, work, &t[i]))
+        if (pthread_create(&t[i].id, NULL, touch_work, &t[i]))
             exit(1);
     }
     for (int i = 0; i < threads; i++)
         pthread_join(t[i].id, NULL);
-    start = now_s() - start;
+    start = touch_now_s() - start;
     munmap(p, bytes);
     return (double)bytes / start * 1e-9;
 }

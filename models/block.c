@@ -87,9 +87,9 @@ static void block_forward(struct iz_exec *x, const struct iz_layer *a)
 }
 
 /* dx2 = dy + the gradient through ln_2 and the MLP, into `dx`. */
-static void mlp_backward(struct iz_exec *x, const struct iz_layer *a,
-                         const struct kept *b, struct iz_view dx,
-                         struct iz_view dy)
+static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
+                               const struct kept *b, struct iz_view dx,
+                               struct iz_view dy)
 {
     struct iz_linear c_fc = affine(a, C_FC), proj = affine(a, MLP_PROJ);
     int64_t mark = iz_work_mark(x);
@@ -132,7 +132,7 @@ static void block_backward(struct iz_exec *x, const struct iz_layer *a)
     struct kept b = block_saves(x, a, c);
     struct iz_view dx = tokens(a->dx, c->width);
 
-    mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
+    block_mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
     attention_backward(x, a, &b, dx, tokens(a->x, c->width));
 }
 
@@ -148,7 +148,7 @@ static struct iz_view head_norm(struct iz_exec *x, struct iz_norm_layer *n,
     return h;
 }
 
-static void head_backward(struct iz_exec *x, const struct iz_layer *a)
+static void block_head_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     int width = ((const struct iz_block *)a->self)->width;
     int64_t mark = iz_work_mark(x);
@@ -168,7 +168,7 @@ static void head_backward(struct iz_exec *x, const struct iz_layer *a)
     iz_work_release(x, mark);
 }
 
-static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
+static void block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
     int width = ((const struct iz_block *)a->self)->width;
     int64_t mark = iz_work_mark(x);
@@ -258,8 +258,8 @@ int iz_head_open(struct iz_unit *u, const struct iz_block *b,
     snprintf(u->name, sizeof u->name, "head");
     u->kind = IZ_KIND_HEAD;
     u->self = b;
-    u->backward = head_backward;
-    u->evaluate = head_evaluate;
+    u->backward = block_head_backward;
+    u->evaluate = block_head_evaluate;
     return iz_unit_params(u, list, n, "");
 }
 

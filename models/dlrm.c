@@ -179,9 +179,9 @@ static struct iz_view mlp_forward(struct iz_exec *x, const struct iz_layer *a,
 
 /* From dy, the gradient of the output, which is lost; that of the input goes
  * into dx unless dx is absent. */
-static void mlp_backward(struct iz_exec *x, const struct iz_layer *a,
-                         const struct mlp *m, struct iz_view dx,
-                         struct iz_view dy)
+static void dlrm_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
+                              const struct mlp *m, struct iz_view dx,
+                              struct iz_view dy)
 {
     for (int i = m->layers - 1; i >= 0; i--) {
         struct iz_linear l = affine(a, m->first + 2 * i);
@@ -247,7 +247,7 @@ static struct iz_classifier classifier(const struct iz_layer *a,
         .a = h->h, .w = a->w[h->matrix], .target = a->target, .loss = a->loss};
 }
 
-static void head_backward(struct iz_exec *x, const struct iz_layer *a)
+static void dlrm_head_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     int64_t mark = iz_work_mark(x);
     struct head h = head_forward(x, a);
@@ -263,15 +263,15 @@ static void head_backward(struct iz_exec *x, const struct iz_layer *a)
     k.dw = a->dw[h.matrix];
     k.loss_scale = a->loss_scale;
     iz_classifier_bwd(x, &k);
-    mlp_backward(x, a, &h.top, dy, dh);
+    dlrm_mlp_backward(x, a, &h.top, dy, dh);
     iz_interact_bwd(x, dz, vectors(a->dx, a), dy, h.z, vectors(a->x, a));
     iz_matmul_dw(x, dz, hidden, &l);
     iz_matmul_da(x, dg, dz, &l);
-    mlp_backward(x, a, &h.bottom, IZ_NONE, dg);
+    dlrm_mlp_backward(x, a, &h.bottom, IZ_NONE, dg);
     iz_work_release(x, mark);
 }
 
-static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
+static void dlrm_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
     int64_t mark = iz_work_mark(x);
     struct head h = head_forward(x, a);
@@ -331,12 +331,12 @@ static int head_open(struct iz_unit *u, const struct iz_dlrm_config *c)
     list[n++] = weight("answers.weight", 2, in, sqrtf(2 / (float)(in + 2)));
     snprintf(u->name, sizeof u->name, "head");
     u->kind = KIND_HEAD;
-    u->backward = head_backward;
-    u->evaluate = head_evaluate;
+    u->backward = dlrm_head_backward;
+    u->evaluate = dlrm_head_evaluate;
     return iz_unit_params(u, list, n, "");
 }
 
-static int check(const struct iz_dlrm_config *c)
+static int dlrm_check(const struct iz_dlrm_config *c)
 {
     const struct size list[] = {
         {"dense", c->dense, MOST},
@@ -368,7 +368,7 @@ static int check(const struct iz_dlrm_config *c)
     return 0;
 }
 
-static int open_units(struct iz_model *m, const struct iz_dlrm_config *c)
+static int dlrm_open_units(struct iz_model *m, const struct iz_dlrm_config *c)
 {
     int n = (int)units(c), rc = 0;
 
@@ -379,7 +379,7 @@ static int open_units(struct iz_model *m, const struct iz_dlrm_config *c)
 
 int iz_dlrm_open(struct iz_model **out, const struct iz_dlrm_config *c)
 {
-    int rc = check(c);
+    int rc = dlrm_check(c);
 
     *out = NULL;
     if (rc)
@@ -399,7 +399,7 @@ int iz_dlrm_open(struct iz_model **out, const struct iz_dlrm_config *c)
         .check = check_record,
         .unpack = unpack,
     };
-    rc = open_units(*out, c);
+    rc = dlrm_open_units(*out, c);
     if (rc)
         goto fail;
     return 0;
@@ -447,7 +447,7 @@ static const struct iz_preset presets[] = {
     {0},
 };
 
-static int open_program(struct iz_model **out, const void *target)
+static int dlrm_open_program(struct iz_model **out, const void *target)
 {
     return iz_dlrm_open(out, target);
 }
@@ -456,5 +456,5 @@ const struct iz_program iz_program = {
     .name = "dlrm",
     .about = "trains recommendation models with large embedding tables",
     .section = {.keys = keys, .target = &config, .presets = presets},
-    .open = open_program,
+    .open = dlrm_open_program,
 };

@@ -21,21 +21,21 @@ struct self {
     struct iz_block block;
 };
 
-static void embed_forward(struct iz_exec *x, const struct iz_layer *a)
+static void gpt2_embed_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_gpt2_config *c = a->self;
 
     iz_embedding_fwd(x, tokens(a->y, c->width), a->input, a->w[0], a->w[1]);
 }
 
-static void embed_backward(struct iz_exec *x, const struct iz_layer *a)
+static void gpt2_embed_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_gpt2_config *c = a->self;
 
     iz_embedding_bwd(x, a->dw[0], a->dw[1], tokens(a->dy, c->width), a->input);
 }
 
-static int embed_open(struct iz_unit *u, const struct iz_gpt2_config *c)
+static int gpt2_embed_open(struct iz_unit *u, const struct iz_gpt2_config *c)
 {
     const struct iz_param list[] = {
         weight("wte.weight", c->vocab, c->width, IZ_BLOCK_STD),
@@ -45,8 +45,8 @@ static int embed_open(struct iz_unit *u, const struct iz_gpt2_config *c)
     snprintf(u->name, sizeof u->name, "embed");
     u->kind = IZ_KIND_EMBED;
     u->out_elems = (int64_t)c->seq * c->width;
-    u->forward = embed_forward;
-    u->backward = embed_backward;
+    u->forward = gpt2_embed_forward;
+    u->backward = gpt2_embed_backward;
     return iz_unit_params(u, list, 2, "");
 }
 
@@ -58,7 +58,7 @@ static const struct iz_block_names names = {.block = "h",
                                             .fc = "mlp.c_fc",
                                             .mlp_proj = "mlp.c_proj"};
 
-static int check(const struct iz_gpt2_config *c)
+static int gpt2_check(const struct iz_gpt2_config *c)
 {
     const struct size list[] = {{"layers", c->layers, MOST},
                                 {"heads", c->heads, MOST},
@@ -70,14 +70,14 @@ static int check(const struct iz_gpt2_config *c)
 }
 
 /* The head's matrix is the embedding's. */
-static int open_units(struct iz_model *m, const struct self *s)
+static int gpt2_open_units(struct iz_model *m, const struct self *s)
 {
     const struct iz_param list[] = {
         vector("ln_f.weight", s->block.width, IZ_INIT_ONE),
         vector("ln_f.bias", s->block.width, IZ_INIT_ZERO),
     };
     struct iz_unit *head = &m->unit[1 + s->block.layers];
-    int rc = embed_open(&m->unit[0], &s->config);
+    int rc = gpt2_embed_open(&m->unit[0], &s->config);
 
     if (rc == 0)
         rc = iz_block_open(m, &s->block, &names);
@@ -89,7 +89,7 @@ static int open_units(struct iz_model *m, const struct self *s)
 
 int iz_gpt2_open(struct iz_model **out, const struct iz_gpt2_config *c)
 {
-    int rc = check(c);
+    int rc = gpt2_check(c);
 
     *out = NULL;
     if (rc)
@@ -110,7 +110,7 @@ int iz_gpt2_open(struct iz_model **out, const struct iz_gpt2_config *c)
     (*out)->target_bytes = (*out)->input_bytes;
     (*out)->tokens = c->seq;
     (*out)->vocab = c->vocab;
-    rc = open_units(*out, (*out)->self);
+    rc = gpt2_open_units(*out, (*out)->self);
     if (rc)
         goto fail;
     return 0;
@@ -221,7 +221,7 @@ static const struct iz_preset presets[] = {
     {0},
 };
 
-static int open_program(struct iz_model **out, const void *target)
+static int gpt2_open_program(struct iz_model **out, const void *target)
 {
     return iz_gpt2_open(out, target);
 }
@@ -230,5 +230,5 @@ const struct iz_program iz_program = {
     .name = "gpt2",
     .about = "trains models of the GPT-2 family",
     .section = {.keys = keys, .target = &config, .presets = presets, .hf = &hf},
-    .open = open_program,
+    .open = gpt2_open_program,
 };

@@ -71,14 +71,14 @@ static struct iz_rope rope(const struct iz_llama_config *c)
     };
 }
 
-static void embed_forward(struct iz_exec *x, const struct iz_layer *a)
+static void llama_embed_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_llama_config *c = a->self;
 
     iz_embedding_fwd(x, tokens(a->y, c->width), a->input, a->w[0], IZ_NONE);
 }
 
-static void embed_backward(struct iz_exec *x, const struct iz_layer *a)
+static void llama_embed_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_llama_config *c = a->self;
 
@@ -185,9 +185,9 @@ static void block_forward(struct iz_exec *x, const struct iz_layer *a)
 }
 
 /* dx2 = dy + the gradient through norm_2 and the MLP, into `dx`. */
-static void mlp_backward(struct iz_exec *x, const struct iz_layer *a,
-                         const struct block *b, struct iz_view dx,
-                         struct iz_view dy)
+static void llama_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
+                               const struct block *b, struct iz_view dx,
+                               struct iz_view dy)
 {
     struct iz_linear gate_up = linear(a, GATE_UP), down = linear(a, DOWN);
     int64_t mark = iz_work_mark(x);
@@ -247,7 +247,7 @@ static void block_backward(struct iz_exec *x, const struct iz_layer *a)
     struct block b = block_saves(x, a);
     struct iz_view dx = tokens(a->dx, c->width);
 
-    mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
+    llama_mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
     attention_backward(x, a, &b, dx, tokens(a->x, c->width));
 }
 
@@ -262,7 +262,7 @@ static struct iz_view head_norm(struct iz_exec *x, struct iz_rmsnorm *n,
     return h;
 }
 
-static void head_backward(struct iz_exec *x, const struct iz_layer *a)
+static void llama_head_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_llama_config *c = a->self;
     int64_t mark = iz_work_mark(x);
@@ -282,7 +282,7 @@ static void head_backward(struct iz_exec *x, const struct iz_layer *a)
     iz_work_release(x, mark);
 }
 
-static void head_evaluate(struct iz_exec *x, const struct iz_layer *a)
+static void llama_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_llama_config *c = a->self;
     int64_t mark = iz_work_mark(x);
@@ -309,7 +309,7 @@ static void head_generate(struct iz_exec *x, const struct iz_layer *a)
     iz_work_release(x, mark);
 }
 
-static int embed_open(struct iz_unit *u, const struct iz_llama_config *c)
+static int llama_embed_open(struct iz_unit *u, const struct iz_llama_config *c)
 {
     const struct iz_param list[] = {
         weight("embed_tokens.weight", c->vocab, c->width, INIT_STD),
@@ -318,8 +318,8 @@ static int embed_open(struct iz_unit *u, const struct iz_llama_config *c)
     snprintf(u->name, sizeof u->name, "embed");
     u->kind = KIND_EMBED;
     u->out_elems = (int64_t)c->seq * c->width;
-    u->forward = embed_forward;
-    u->backward = embed_backward;
+    u->forward = llama_embed_forward;
+    u->backward = llama_embed_backward;
     return iz_unit_params(u, list, 1, "");
 }
 
@@ -376,15 +376,15 @@ static int head_open(struct iz_unit *u, const struct iz_llama_config *c)
         u->tied_unit = 0;
         u->tied_param = 0;
     }
-    u->backward = head_backward;
-    u->evaluate = head_evaluate;
+    u->backward = llama_head_backward;
+    u->evaluate = llama_head_evaluate;
     u->generate = head_generate;
     return iz_unit_params(u, list, c->tie_embeddings ? 1 : 2, "");
 }
 
-static int open_units(struct iz_model *m, const struct iz_llama_config *c)
+static int llama_open_units(struct iz_model *m, const struct iz_llama_config *c)
 {
-    int rc = embed_open(&m->unit[0], c);
+    int rc = llama_embed_open(&m->unit[0], c);
 
     for (int i = 0; rc == 0 && i < c->layers; i++)
         rc = block_open(&m->unit[1 + i], c, i);
@@ -407,7 +407,7 @@ int iz_llama_open(struct iz_model **out, const struct iz_llama_config *given)
     (*out)->target_bytes = (*out)->input_bytes;
     (*out)->tokens = c.seq;
     (*out)->vocab = c.vocab;
-    rc = open_units(*out, &c);
+    rc = llama_open_units(*out, &c);
     if (rc)
         goto fail;
     return 0;
@@ -421,7 +421,7 @@ fail:
 
 static struct iz_llama_config config;
 
-static int open_program(struct iz_model **out, const void *target)
+static int llama_open_program(struct iz_model **out, const void *target)
 {
     return iz_llama_open(out, target);
 }
@@ -433,5 +433,5 @@ const struct iz_program iz_program = {
                 .target = &config,
                 .presets = iz_llama_presets,
                 .hf = &iz_llama_hf},
-    .open = open_program,
+    .open = llama_open_program,
 };

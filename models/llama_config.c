@@ -26,7 +26,7 @@ static int check_numbers(const struct iz_llama_config *c)
     return check_sizes("llama", list, sizeof(list) / sizeof(list[0]));
 }
 
-static int check(const struct iz_llama_config *c)
+static int llama_config_check(const struct iz_llama_config *c)
 {
     const char *why = NULL;
 
@@ -70,7 +70,7 @@ int iz_llama_complete(struct iz_llama_config *c)
         c->family = c->qkv_bias  ? IZ_LLAMA_QWEN2
                     : c->qk_norm ? IZ_LLAMA_QWEN3
                                  : IZ_LLAMA_LLAMA;
-    return check(c);
+    return llama_config_check(c);
 }
 
 /* ---- keys ---- */

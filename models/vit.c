@@ -117,7 +117,7 @@ static struct iz_view patch_rows(struct iz_exec *x, const struct iz_layer *a)
     return out;
 }
 
-static void embed_forward(struct iz_exec *x, const struct iz_layer *a)
+static void vit_embed_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_vit_config *c = a->self;
     struct iz_view y = tokens(a->y, c->width);
@@ -129,7 +129,7 @@ static void embed_forward(struct iz_exec *x, const struct iz_layer *a)
     iz_work_release(x, mark);
 }
 
-static void embed_backward(struct iz_exec *x, const struct iz_layer *a)
+static void vit_embed_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_vit_config *c = a->self;
     struct iz_view dy = tokens(a->dy, c->width);
@@ -143,7 +143,7 @@ static void embed_backward(struct iz_exec *x, const struct iz_layer *a)
 
 /* ---- units ---- */
 
-static int embed_open(struct iz_unit *u, const struct iz_vit_config *c)
+static int vit_embed_open(struct iz_unit *u, const struct iz_vit_config *c)
 {
     const struct iz_param list[EMBED_PARAMS] = {
         weight("token", TOKENS, c->width, IZ_BLOCK_STD),
@@ -154,8 +154,8 @@ static int embed_open(struct iz_unit *u, const struct iz_vit_config *c)
     snprintf(u->name, sizeof u->name, "embed");
     u->kind = IZ_KIND_EMBED;
     u->out_elems = (int64_t)rows(c) * c->width;
-    u->forward = embed_forward;
-    u->backward = embed_backward;
+    u->forward = vit_embed_forward;
+    u->backward = vit_embed_backward;
     return iz_unit_params(u, list, EMBED_PARAMS, "embed.");
 }
 
@@ -167,7 +167,7 @@ static const struct iz_block_names names = {.block = "blocks",
                                             .fc = "mlp.fc1",
                                             .mlp_proj = "mlp.fc2"};
 
-static int check(const struct iz_vit_config *c)
+static int vit_check(const struct iz_vit_config *c)
 {
     const struct size list[] = {
         {"layers", c->layers, MOST},   {"heads", c->heads, MOST},
@@ -184,14 +184,14 @@ static int check(const struct iz_vit_config *c)
     return rc;
 }
 
-static int open_units(struct iz_model *m, const struct self *s)
+static int vit_open_units(struct iz_model *m, const struct self *s)
 {
     const struct iz_param list[] = {
         vector("norm.weight", s->block.width, IZ_INIT_ONE),
         vector("norm.bias", s->block.width, IZ_INIT_ZERO),
         weight("head.weight", s->config.classes, s->block.width, IZ_BLOCK_STD),
     };
-    int rc = embed_open(&m->unit[0], &s->config);
+    int rc = vit_embed_open(&m->unit[0], &s->config);
 
     if (rc == 0)
         rc = iz_block_open(m, &s->block, &names);
@@ -208,7 +208,7 @@ int iz_vit_open(struct iz_model **out, const struct iz_vit_config *given)
     *out = NULL;
     if (c.hidden == 0 && c.width > 0 && c.width <= MOST / 4)
         c.hidden = 4 * c.width;
-    rc = check(&c);
+    rc = vit_check(&c);
     if (rc)
         return rc;
     struct self s = {.config = c,
@@ -232,7 +232,7 @@ int iz_vit_open(struct iz_model **out, const struct iz_vit_config *given)
         .check = check_record,
         .unpack = unpack,
     };
-    rc = open_units(*out, (*out)->self);
+    rc = vit_open_units(*out, (*out)->self);
     if (rc)
         goto fail;
     return 0;
@@ -278,7 +278,7 @@ static const struct iz_preset presets[] = {
     {0},
 };
 
-static int open_program(struct iz_model **out, const void *target)
+static int vit_open_program(struct iz_model **out, const void *target)
 {
     return iz_vit_open(out, target);
 }
@@ -287,5 +287,5 @@ const struct iz_program iz_program = {
     .name = "vit",
     .about = "trains vision transformers to classify images",
     .section = {.keys = keys, .target = &config, .presets = presets},
-    .open = open_program,
+    .open = vit_open_program,
 };

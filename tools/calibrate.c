@@ -36,12 +36,12 @@ struct core {
     double per_s;
 };
 
-static double now_s(void)
+static double calibrate_now_s(void)
 {
     return (double)iz_now_ns() * 1e-9;
 }
 
-static void *take(int64_t bytes)
+static void *calibrate_take(int64_t bytes)
 {
     void *p = aligned_alloc(4096, (size_t)(bytes + 4095) / 4096 * 4096);
     if (!p) {
@@ -54,7 +54,8 @@ static void *take(int64_t bytes)
 
 static struct iz_view matrix_of(enum iz_dtype t, int64_t rows, int64_t cols)
 {
-    return (struct iz_view){.p = take(iz_dtype_bytes(t) * rows * cols),
+    return (struct iz_view){.p =
+                                calibrate_take(iz_dtype_bytes(t) * rows * cols),
                             .dtype = t,
                             .rows = rows,
                             .cols = cols};
@@ -70,7 +71,8 @@ static struct iz_exec open_exec(void)
 {
     enum { SCRATCH = 8 << 20 };
     struct iz_exec x = {.backend = IZ_CPU, .act = IZ_F32};
-    x.work = (struct iz_arena){.base = take(SCRATCH), .size = SCRATCH};
+    x.work =
+        (struct iz_arena){.base = calibrate_take(SCRATCH), .size = SCRATCH};
     return x;
 }
 
@@ -91,13 +93,13 @@ static double products_of(enum iz_dtype weights)
                           matrix(M, K), matrix_of(weights, K, N)};
     struct iz_linear l = {.w = v[1], .dw = v[4]};
     x.bf16_products = weights == IZ_BF16;
-    double begin = now_s();
-    while (now_s() - begin < SECONDS) {
+    double begin = calibrate_now_s();
+    while (calibrate_now_s() - begin < SECONDS) {
         iz_matmul_fwd(&x, v[2], IZ_NONE, v[0], &l);
         iz_matmul_da(&x, v[3], v[2], &l);
         iz_matmul_dw(&x, v[2], v[0], &l);
     }
-    double rate = x.flops / (now_s() - begin);
+    double rate = x.flops / (calibrate_now_s() - begin);
     give(&x, v, (int)(sizeof(v) / sizeof(v[0])));
     return rate;
 }
@@ -113,7 +115,7 @@ static double products_16(void)
 }
 
 /* Whether products of bf16 are made here and gain something. */
-static bool narrow(void)
+static bool calibrate_narrow(void)
 {
     return iz_gemm16_gain(512, 1536, 384) >= IZ_GEMM16_LEAST_GAIN;
 }
@@ -128,12 +130,12 @@ static double attention(void)
                           matrix(M, C)};
     struct iz_attention a = {
         .qkv = v[0], .o = v[1], .lse = v[2], .seq = SEQ, .heads = HEADS};
-    double begin = now_s();
-    while (now_s() - begin < SECONDS) {
+    double begin = calibrate_now_s();
+    while (calibrate_now_s() - begin < SECONDS) {
         iz_attention_fwd(&x, &a);
         iz_attention_bwd(&x, v[3], v[4], &a);
     }
-    double rate = x.flops / (now_s() - begin);
+    double rate = x.flops / (calibrate_now_s() - begin);
     give(&x, v, (int)(sizeof(v) / sizeof(v[0])));
     return rate;
 }
@@ -153,14 +155,14 @@ static double ops(void)
                               .db = v[7],
                               .mean = v[8],
                               .rstd = v[9]};
-    double begin = now_s();
-    while (now_s() - begin < SECONDS) {
+    double begin = calibrate_now_s();
+    while (calibrate_now_s() - begin < SECONDS) {
         iz_layernorm_fwd(&x, v[1], v[0], &n);
         iz_gelu_fwd(&x, v[3], v[2]);
         iz_gelu_bwd(&x, v[3], v[2], v[3], v[2]);
         iz_layernorm_bwd(&x, v[1], IZ_NONE, v[1], v[0], &n);
     }
-    double rate = x.bytes / (now_s() - begin);
+    double rate = x.bytes / (calibrate_now_s() - begin);
     give(&x, v, (int)(sizeof(v) / sizeof(v[0])));
     return rate;
 }
@@ -171,19 +173,19 @@ static double squares(void)
 {
     enum { N = 4096, TIMES = 1024 };
     struct iz_norm2 s = {0};
-    float *g = take(sizeof(float) * N);
-    double begin = now_s();
-    while (now_s() - begin < SECONDS)
+    float *g = calibrate_take(sizeof(float) * N);
+    double begin = calibrate_now_s();
+    while (calibrate_now_s() - begin < SECONDS)
         for (int i = 0; i < TIMES; i++)
             iz_norm2_add(&s, g, IZ_F32, N);
-    double rate = (double)s.n / (now_s() - begin);
+    double rate = (double)s.n / (calibrate_now_s() - begin);
     iz_norm2_end(&s);
     free(g);
     return rate;
 }
 
 /* Far beyond the caches: what the cores get of the memory. */
-static double adam(void)
+static double calibrate_adam(void)
 {
     enum { N = 1 << 24 };
     struct iz_step o = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
@@ -196,10 +198,10 @@ static double adam(void)
                         .t = 1,
                         .grad_scale = 1};
     struct iz_alike all = iz_alike_of(&o);
-    float *p = take(4L * N), *m = take(4L * N), *v = take(4L * N),
-          *g = take(4L * N);
-    double begin = now_s(), bytes = 0;
-    while (now_s() - begin < SECONDS) {
+    float *p = calibrate_take(4L * N), *m = calibrate_take(4L * N),
+          *v = calibrate_take(4L * N), *g = calibrate_take(4L * N);
+    double begin = calibrate_now_s(), bytes = 0;
+    while (calibrate_now_s() - begin < SECONDS) {
         iz_update(&(struct iz_update){.optimizer = o.hyper.type,
                                       .n = N,
                                       .p = p,
@@ -209,7 +211,7 @@ static double adam(void)
                                       .spans = 1});
         bytes += 28.0 * N;
     }
-    double rate = bytes / (now_s() - begin);
+    double rate = bytes / (calibrate_now_s() - begin);
     free(p);
     free(m);
     free(v);
@@ -218,10 +220,11 @@ static double adam(void)
 }
 
 static double (*const measures[WHATS])(void) = {
-    [PRODUCTS] = products, [PRODUCTS_16] = products_16, [ATTENTION] = attention,
-    [OPS] = ops,           [SQUARES] = squares,         [ADAM] = adam};
+    [PRODUCTS] = products,   [PRODUCTS_16] = products_16,
+    [ATTENTION] = attention, [OPS] = ops,
+    [SQUARES] = squares,     [ADAM] = calibrate_adam};
 
-static void *work(void *arg)
+static void *calibrate_work(void *arg)
 {
     struct core *c = arg;
     pthread_barrier_wait(c->start);
@@ -238,7 +241,7 @@ static double on_all(enum what what, int cores)
     pthread_barrier_init(&start, NULL, (unsigned)cores);
     for (int i = 0; i < cores; i++) {
         core[i] = (struct core){.start = &start, .what = what};
-        if (pthread_create(&core[i].thread, NULL, work, &core[i])) {
+        if (pthread_create(&core[i].thread, NULL, calibrate_work, &core[i])) {
             fprintf(stderr, "calibrate: no thread for core %d\n", i);
             exit(1);
         }
@@ -262,17 +265,17 @@ static double disk(const char *folder)
         fprintf(stderr, "calibrate: the machine is written without a disk\n");
         return 0;
     }
-    char *p = take(PIECE);
+    char *p = calibrate_take(PIECE);
     double least = 1e300;
     for (int pass = 0; pass < 3; pass++) { /* the first one allocates blocks */
-        double begin = now_s();
+        double begin = calibrate_now_s();
         for (int i = 0; i < PIECES; i++) {
             if (pass < 2)
                 iz_nvme_write(f, p, (int64_t)i * PIECE, PIECE);
             else
                 iz_nvme_read(f, p, (int64_t)i * PIECE, PIECE);
         }
-        double rate = (double)PIECE * PIECES / (now_s() - begin);
+        double rate = (double)PIECE * PIECES / (calibrate_now_s() - begin);
         if (pass && rate < least)
             least = rate;
     }
@@ -293,13 +296,13 @@ enum { LINK_BYTES = 256 << 20 };
 /* Bytes copied per second, one copy after the other. */
 static double copies(void *stream, void *dst, const void *src)
 {
-    double begin = now_s(), bytes = 0;
-    while (now_s() - begin < 1) {
+    double begin = calibrate_now_s(), bytes = 0;
+    while (calibrate_now_s() - begin < 1) {
         iz_device_copy(stream, dst, src, LINK_BYTES);
         iz_device_wait(stream);
         bytes += LINK_BYTES;
     }
-    return bytes / (now_s() - begin);
+    return bytes / (calibrate_now_s() - begin);
 }
 
 static int measure_gpu(struct gpu *g)
@@ -322,7 +325,8 @@ static int measure_gpu(struct gpu *g)
         iz_device_give(x.work.base);
     }
     iz_cuda_close(&x.cuda);
-    char *device = iz_device_take(LINK_BYTES), *host = take(LINK_BYTES);
+    char *device = iz_device_take(LINK_BYTES),
+         *host = calibrate_take(LINK_BYTES);
     if (!device)
         return -ENOMEM;
     const char *why = iz_device_pin(host, LINK_BYTES);
@@ -354,7 +358,7 @@ struct network {
 static double collective(struct iz_coll *c, char *full, int64_t shard_bytes,
                          bool gathers)
 {
-    double begin = now_s(), spent = 0;
+    double begin = calibrate_now_s(), spent = 0;
     int n = 0;
     for (bool more = true; more; n++) {
         if (gathers)
@@ -363,7 +367,7 @@ static double collective(struct iz_coll *c, char *full, int64_t shard_bytes,
             iz_coll_reduce_scatter(c, full + c->rank * shard_bytes, IZ_BF16,
                                    false, full, IZ_BF16, shard_bytes / 2, NULL,
                                    "calibrate");
-        spent = now_s() - begin;
+        spent = calibrate_now_s() - begin;
         more = iz_coll_all_ok(c, spent < SECONDS / 2);
     }
     return spent / n;
@@ -374,7 +378,7 @@ static double collective(struct iz_coll *c, char *full, int64_t shard_bytes,
 static struct network network(struct iz_coll *c)
 {
     enum { SMALL = 64, LARGE = 8 << 20 };
-    char *full = take((int64_t)LARGE * c->size);
+    char *full = calibrate_take((int64_t)LARGE * c->size);
     double per = c->size - 1, large = 0;
     double small = collective(c, full, SMALL, true);
     for (int gathers = 0; gathers <= 1; gathers++)
@@ -494,7 +498,7 @@ static double free_bytes(const char *folder)
 }
 
 /* What can be read without measuring. */
-static int describe(struct machine *m, const char *folder)
+static int calibrate_describe(struct machine *m, const char *folder)
 {
     snprintf(m->name, sizeof(m->name), "this-machine");
     gethostname(m->name, sizeof(m->name) - 1);
@@ -502,14 +506,14 @@ static int describe(struct machine *m, const char *folder)
     m->gpus = iz_device_count();
     m->disk_bytes = free_bytes(folder);
     m->disk_per_s = m->disk_bytes > 0 ? 1e9 : 0;
-    m->narrow = narrow();
+    m->narrow = calibrate_narrow();
     for (int w = 0; w < WHATS; w++)
         if (w != PRODUCTS_16 || m->narrow)
             m->per_s[w] = plausible[w];
     return m->gpus ? iz_device_use(0, &m->gpu.info) : 0;
 }
 
-static int measure(struct machine *m, const char *folder)
+static int calibrate_measure(struct machine *m, const char *folder)
 {
     m->measured = true;
     for (int w = 0; w < WHATS; w++)
@@ -545,9 +549,9 @@ static int calibrate(struct iz_coll *c, const char *path, const char *folder,
     int r = 0;
     iz_gemm_open();
     if (c->rank == 0)
-        r = describe(&m, folder);
+        r = calibrate_describe(&m, folder);
     if (c->rank == 0 && !r && rates)
-        r = measure(&m, folder);
+        r = calibrate_measure(&m, folder);
     if (!iz_coll_all_ok(c, r == 0))
         return r ? r : -ECANCELED;
     if (c->size > 1 && rates)

@@ -64,7 +64,7 @@ static int64_t number_of(const struct iz_json *object, const char *key)
     return iz_json_number(iz_json_member(object, key), INT64_MAX);
 }
 
-static void forget(void *arg, int64_t from, const float *in, int64_t n)
+static void ckpt_forget(void *arg, int64_t from, const float *in, int64_t n)
 {
     (void)arg, (void)from, (void)in, (void)n;
 }
@@ -79,7 +79,7 @@ static void describe_arrays(struct checkpoint *c)
 
         snprintf(p->name, sizeof p->name, "%s", text_of(v, "name"));
         p->total = p->count = number_of(v, "total");
-        p->put = forget;
+        p->put = ckpt_forget;
     }
 }
 
@@ -110,7 +110,7 @@ static void describe_scalars(struct checkpoint *c)
     }
 }
 
-static int describe(struct checkpoint *c, const char *dir)
+static int ckpt_describe(struct checkpoint *c, const char *dir)
 {
     int parts = (int)iz_json_count(iz_json_member(c->root, "arrays"));
     int names = (int)iz_json_count(iz_json_member(c->root, "parameters"));
@@ -153,7 +153,7 @@ static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
     err = iz_ckpt_index_open(&c->index, path, false);
     if (!err) {
         c->root = iz_json_read(path, stderr);
-        err = c->root ? describe(c, dir) : -EINVAL;
+        err = c->root ? ckpt_describe(c, dir) : -EINVAL;
     }
     if (err)
         checkpoint_close(c);

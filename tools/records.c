@@ -386,7 +386,7 @@ static int usage(void)
 }
 
 /* A number of the command line, at least `least`. */
-static bool number(int64_t *out, const char *text, int64_t least)
+static bool records_number(int64_t *out, const char *text, int64_t least)
 {
     char *end;
 
@@ -403,8 +403,8 @@ int main(int argc, char **argv)
         return idx(argv[2], argv[3], argv[4]);
     if (argc == 4 && !strcmp(argv[1], "criteo"))
         return criteo(argv[2], argv[3]);
-    if (argc < 4 || argc > 5 || !number(&count, argv[3], 1) ||
-        (argc == 5 && !number(&seed, argv[4], 0)))
+    if (argc < 4 || argc > 5 || !records_number(&count, argv[3], 1) ||
+        (argc == 5 && !records_number(&seed, argv[4], 0)))
         return usage();
     if (!strcmp(argv[1], "shapes"))
         return shapes(argv[2], count, (uint64_t)seed);

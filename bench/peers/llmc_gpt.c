@@ -8,7 +8,7 @@
 #define TESTING /* no main of its own */
 #include "train_gpt2.c"
 
-static double now_s(void)
+static double llmc_gpt_now_s(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -16,7 +16,7 @@ static double now_s(void)
 }
 
 /* With numbers of standard deviation 0.02, as a model starts. */
-static void fill(GPT2 *model, GPT2Config config)
+static void llmc_gpt_fill(GPT2 *model, GPT2Config config)
 {
     model->config = config;
     fill_in_parameter_sizes(model->param_sizes, config);
@@ -39,24 +39,25 @@ int main(int argc, char **argv)
     int seq = atoi(argv[4]), vocab = atoi(argv[5]);
     int batch = atoi(argv[6]), steps = atoi(argv[7]), tokens = batch * seq;
     GPT2 model = {0};
-    fill(&model, (GPT2Config){.max_seq_len = seq,
-                              .vocab_size = vocab,
-                              .padded_vocab_size = (vocab + 127) / 128 * 128,
-                              .num_layers = atoi(argv[1]),
-                              .num_heads = atoi(argv[2]),
-                              .channels = atoi(argv[3])});
+    llmc_gpt_fill(&model,
+                  (GPT2Config){.max_seq_len = seq,
+                               .vocab_size = vocab,
+                               .padded_vocab_size = (vocab + 127) / 128 * 128,
+                               .num_layers = atoi(argv[1]),
+                               .num_heads = atoi(argv[2]),
+                               .channels = atoi(argv[3])});
     int *x = malloc(sizeof(int) * (size_t)tokens);
     int *y = malloc(sizeof(int) * (size_t)tokens);
     double *seconds = malloc(sizeof(double) * (size_t)steps);
     for (int step = 0; step < steps; step++) {
         for (int i = 0; i < tokens; i++)
             x[i] = rand() % vocab, y[i] = rand() % vocab;
-        double begin = now_s();
+        double begin = llmc_gpt_now_s();
         gpt2_forward(&model, x, y, (size_t)batch, (size_t)seq);
         gpt2_zero_grad(&model);
         gpt2_backward(&model);
         gpt2_update(&model, 3e-4f, 0.9f, 0.999f, 1e-8f, 0.01f, step + 1);
-        seconds[step] = now_s() - begin;
+        seconds[step] = llmc_gpt_now_s() - begin;
     }
     printf("{\"loss\": %.9g, \"seconds\": [", (double)model.mean_loss);
     for (int step = 0; step < steps; step++)

@@ -24,7 +24,7 @@ static int clamp_len(int len, int room)
 }
 
 /* One write, so that lines of several ranks do not mix. */
-static void print_line(const char *fmt, va_list ap)
+static void die_print_line(const char *fmt, va_list ap)
 {
     char line[1024];
     const int room = (int)sizeof line - 1; /* the newline */
@@ -47,7 +47,7 @@ void iz_die(const char *fmt, ...)
     while (atomic_flag_test_and_set(&dying))
         pause();
     va_start(ap, fmt);
-    print_line(fmt, ap);
+    die_print_line(fmt, ap);
     va_end(ap);
     if (end_job != NULL)
         end_job(EXIT_FAILURE);

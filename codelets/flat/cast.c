@@ -28,7 +28,8 @@ const char *iz_dtype_name(enum iz_dtype t)
     return name[t];
 }
 
-static void load(float *dst, const void *src, enum iz_dtype from, int64_t n)
+static void cast_load(float *dst, const void *src, enum iz_dtype from,
+                      int64_t n)
 {
     if (from == IZ_BF16)
         iz_simd()->load_bf16(dst, src, n);
@@ -53,7 +54,7 @@ static void cast_halves(uint16_t *dst, enum iz_dtype to, const uint16_t *src,
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t k = n - i < BLOCK ? n - i : BLOCK;
 
-        load(buf, src + i, from, k);
+        cast_load(buf, src + i, from, k);
         round_to(dst + i, to, buf, k);
     }
 }
@@ -67,7 +68,7 @@ void iz_cast(void *dst, enum iz_dtype to, const void *src, enum iz_dtype from,
     if (to == from)
         memcpy(dst, src, (size_t)(n * iz_dtype_bytes(to)));
     else if (to == IZ_F32)
-        load(dst, src, from, n);
+        cast_load(dst, src, from, n);
     else if (from == IZ_F32)
         round_to(dst, to, src, n);
     else

@@ -22,7 +22,7 @@ static const float *as_f32(float *buf, const void *x, enum iz_dtype type,
     return buf;
 }
 
-static const void *at(const void *x, enum iz_dtype type, int64_t i)
+static const void *flat_at(const void *x, enum iz_dtype type, int64_t i)
 {
     return (const char *)x + i * iz_dtype_bytes(type);
 }
@@ -50,7 +50,7 @@ static double square_block(const void *x, enum iz_dtype type, int64_t n,
     float buf[BLOCK];
     int64_t k = block_len(n, i);
 
-    return iz_simd()->squares(as_f32(buf, at(x, type, i), type, k), k);
+    return iz_simd()->squares(as_f32(buf, flat_at(x, type, i), type, k), k);
 }
 
 void iz_flat_squares(double *sum, const void *x, enum iz_dtype type, int64_t n)
@@ -115,9 +115,10 @@ static const float *sum_block_bf16(float *to, const void *const *in, int n_in,
 {
     const struct iz_simd *simd = iz_simd();
 
-    simd->set_pair(to, at(in[0], IZ_BF16, i), at(in[1], IZ_BF16, i), k);
+    simd->set_pair(to, flat_at(in[0], IZ_BF16, i), flat_at(in[1], IZ_BF16, i),
+                   k);
     for (int s = 2; s < n_in; s++)
-        simd->add_bf16(to, at(in[s], IZ_BF16, i), k);
+        simd->add_bf16(to, flat_at(in[s], IZ_BF16, i), k);
     return to;
 }
 
@@ -132,11 +133,12 @@ static const float *sum_block(float *last, float *buf, float *next,
 
     if (type == IZ_BF16 && n_in > 1) /* of another type than `last` */
         return sum_block_bf16(last, in, n_in, i, k);
-    sum = as_f32(buf, at(in[0], type, i), type, k);
+    sum = as_f32(buf, flat_at(in[0], type, i), type, k);
     for (int s = 1; s < n_in; s++) {
         float *to = s + 1 < n_in ? buf : last;
 
-        iz_simd()->add(to, sum, as_f32(next, at(in[s], type, i), type, k), k);
+        iz_simd()->add(to, sum, as_f32(next, flat_at(in[s], type, i), type, k),
+                       k);
         sum = to;
     }
     return sum;
@@ -182,8 +184,8 @@ void iz_flat_sum_norm2(struct iz_norm2 *norm2, void *out,
         char *dst = (char *)out + i * iz_dtype_bytes(out_type);
 
         if (pair)
-            iz_simd()->add_pair((float *)dst, at(in[0], IZ_BF16, i),
-                                at(in[1], IZ_BF16, i), k);
+            iz_simd()->add_pair((float *)dst, flat_at(in[0], IZ_BF16, i),
+                                flat_at(in[1], IZ_BF16, i), k);
         else
             store_block(dst, out_type, accumulate, in, n_in, in_type, i, k);
         if (norm2 != NULL)

@@ -25,7 +25,7 @@ static inline void load_bf16(float *restrict y, const uint16_t *restrict x,
         y[i] = iz_bf16_load(x[i]);
 }
 
-static void add(float *y, const float *a, const float *b, int64_t n)
+static void loops_add(float *y, const float *a, const float *b, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         y[i] = a[i] + b[i];
@@ -254,8 +254,8 @@ static inline void adam_in_tiles(const struct iz_adam_consts *c, bool l2,
     }
 }
 
-static void adam(const union iz_consts *k, const struct iz_streams *streams,
-                 int64_t n)
+static void loops_adam(const union iz_consts *k,
+                       const struct iz_streams *streams, int64_t n)
 {
     const struct iz_streams s = *streams;
 
@@ -375,7 +375,7 @@ const struct iz_simd IZ_SIMD_TABLE = {
     .load_f16 = load_f16,
     .round_bf16 = round_bf16,
     .round_f16 = round_f16,
-    .add = add,
+    .add = loops_add,
     .add_bf16 = add_bf16,
     .set_pair = set_pair,
     .add_pair = add_pair,
@@ -384,8 +384,8 @@ const struct iz_simd IZ_SIMD_TABLE = {
     .normal = normal,
     .update =
         {
-            [IZ_OPTIMIZER_ADAM] = adam,
-            [IZ_OPTIMIZER_ADAMW] = adam,
+            [IZ_OPTIMIZER_ADAM] = loops_adam,
+            [IZ_OPTIMIZER_ADAMW] = loops_adam,
             [IZ_OPTIMIZER_LION] = lion,
         },
     .store_m16 = store_m16,

@@ -22,7 +22,7 @@ const char *iz_moment_name(enum iz_moment_type t)
     return names[t];
 }
 
-static void check(const struct iz_moments *x, int64_t at, int64_t n)
+static void moment_check(const struct iz_moments *x, int64_t at, int64_t n)
 {
     assert(at % IZ_MOMENT_BLOCK == 0 && n % IZ_MOMENT_BLOCK == 0);
     assert(x->n % IZ_MOMENT_BLOCK == 0 && at >= 0 && at + n <= x->n);
@@ -36,7 +36,7 @@ void iz_moment_load(float *out, const struct iz_moments *x, int64_t at,
 {
     uint8_t *codes = x->p;
 
-    check(x, at, n);
+    moment_check(x, at, n);
     if (x->type == IZ_MOMENT_F32)
         memcpy(out, (float *)x->p + at, (size_t)n * sizeof *out);
     else if (x->type == IZ_MOMENT_BF16)
@@ -51,7 +51,7 @@ void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
 {
     uint8_t *codes = x->p;
 
-    check(x, at, n);
+    moment_check(x, at, n);
     assert(first % IZ_MOMENT_BLOCK == 0);
     if (x->type == IZ_MOMENT_F32)
         memcpy((float *)x->p + at, in, (size_t)n * sizeof *in);

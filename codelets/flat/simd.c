@@ -11,7 +11,7 @@
 /* NULL until somebody asks.  Two threads that ask first find the same. */
 static _Atomic(const struct iz_simd_level *) in_use;
 
-static const struct iz_simd_level *choose(void)
+static const struct iz_simd_level *simd_choose(void)
 {
     const char *wanted = getenv("IZ_SIMD");
     const struct iz_simd_level *l = iz_simd_levels;
@@ -31,7 +31,7 @@ static const struct iz_simd_level *level(void)
         atomic_load_explicit(&in_use, memory_order_relaxed);
 
     if (!l) {
-        l = choose();
+        l = simd_choose();
         atomic_store_explicit(&in_use, l, memory_order_relaxed);
     }
     return l;

@@ -7,11 +7,11 @@
 extern const struct iz_simd iz_simd_portable;
 extern const struct iz_attention_loops iz_attention_portable;
 
-static bool always(void)
+static bool simd_any_always(void)
 {
     return true;
 }
 
 const struct iz_simd_level iz_simd_levels[] = {
-    {"portable", &iz_simd_portable, &iz_attention_portable, always},
+    {"portable", &iz_simd_portable, &iz_attention_portable, simd_any_always},
     {NULL, NULL, NULL, NULL}};

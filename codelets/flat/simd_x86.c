@@ -23,7 +23,7 @@ static bool has_avx2(void)
            __builtin_cpu_supports("fma");
 }
 
-static bool always(void)
+static bool simd_x86_always(void)
 {
     return true;
 }
@@ -31,5 +31,5 @@ static bool always(void)
 const struct iz_simd_level iz_simd_levels[] = {
     {"avx512", &iz_simd_avx512, &iz_attention_avx512, has_avx512},
     {"avx2", &iz_simd_avx2, &iz_attention_avx2, has_avx2},
-    {"portable", &iz_simd_portable, &iz_attention_portable, always},
+    {"portable", &iz_simd_portable, &iz_attention_portable, simd_x86_always},
     {NULL, NULL, NULL, NULL}};

@@ -107,7 +107,8 @@ static descriptor softmax(struct iz_dnn_graph *g, descriptor s,
 
 /* The library multiplies [samples, heads, rows, cols] and takes a heads' keys
  * transposed: the strides say where a row of qkv has them. */
-static void describe(struct iz_dnn_graph *g, const struct key *k)
+static void attention_cudnn_describe(struct iz_dnn_graph *g,
+                                     const struct key *k)
 {
     int64_t b = k->samples, t = k->seq, h = k->heads, n = k->kv_heads;
     int64_t d = k->d, c = h * d, ld = c + 2 * n * d;
@@ -303,7 +304,7 @@ static bool build(struct plan *p, descriptor device, descriptor config)
     return false;
 }
 
-static void choose(const struct iz_cudnn *c, struct plan *p)
+static void attention_cudnn_choose(const struct iz_cudnn *c, struct plan *p)
 {
     struct iz_dnn_graph *g = &p->graph;
     descriptor config[CONFIGS];
@@ -335,8 +336,8 @@ static struct plan *plan_of(struct iz_cudnn *c, const struct iz_attention *a)
                      "cuDNN's attention is of bf16 and fp16");
             return p;
         }
-        describe(&p->graph, &k);
-        choose(c, p);
+        attention_cudnn_describe(&p->graph, &k);
+        attention_cudnn_choose(c, p);
         return p;
     }
     iz_die("more than %d shapes of attention", PLANS);
@@ -368,7 +369,7 @@ bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
     return iz_cudnn_plan(x->cuda->dnn, a, x->ask);
 }
 
-static void check(cudnnStatus_t s)
+static void attention_cudnn_check(cudnnStatus_t s)
 {
     struct iz_refusal r;
 
@@ -397,7 +398,7 @@ static void execute(const struct iz_cudnn *c, const struct plan *p,
     iz_dnn_finish(&g, pack);
     if (g.failed == CUDNN_STATUS_SUCCESS)
         g.failed = iz_dnn.execute(c->handle, p->plan, pack);
-    check(g.failed);
+    attention_cudnn_check(g.failed);
     iz_dnn_clear(&g);
 }
 

@@ -36,7 +36,7 @@ static const struct {
 struct iz_dnn_library iz_dnn;
 static char missing[160];
 
-static void load(void)
+static void cudnn_load(void)
 {
     void *l = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
 
@@ -58,7 +58,7 @@ static void load(void)
 const char *iz_dnn_missing(void)
 {
     if (!iz_dnn.version && !missing[0])
-        load();
+        cudnn_load();
     return missing[0] ? missing : NULL;
 }
 

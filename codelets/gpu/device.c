@@ -17,7 +17,7 @@ static const char *text(cudaError_t e)
     return cudaGetErrorString(e);
 }
 
-static void check(cudaError_t e, const char *what)
+static void device_check(cudaError_t e, const char *what)
 {
     if (e != cudaSuccess)
         iz_die("CUDA: %s: %s", what, text(e));
@@ -102,7 +102,7 @@ void *iz_device_take(int64_t bytes)
 
 void iz_device_give(void *p)
 {
-    check(cudaFree(p), "cudaFree");
+    device_check(cudaFree(p), "cudaFree");
 }
 
 const char *iz_device_pin(void *p, int64_t bytes)
@@ -115,7 +115,7 @@ const char *iz_device_pin(void *p, int64_t bytes)
 
 void iz_device_unpin(void *p)
 {
-    check(cudaHostUnregister(p), "cudaHostUnregister");
+    device_check(cudaHostUnregister(p), "cudaHostUnregister");
 }
 
 void *iz_device_stream_open(void)
@@ -134,7 +134,7 @@ void *iz_device_stream_open(void)
 void iz_device_stream_close(void *stream)
 {
     if (stream)
-        check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+        device_check(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
 void *iz_device_worker_stream(void)
@@ -144,20 +144,22 @@ void *iz_device_worker_stream(void)
 
 void iz_device_copy(void *stream, void *dst, const void *src, int64_t bytes)
 {
-    check(cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, stream),
-          "cudaMemcpyAsync");
+    device_check(
+        cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, stream),
+        "cudaMemcpyAsync");
 }
 
 void iz_device_clear(void *stream, void *p, int64_t bytes)
 {
-    check(cudaMemsetAsync(p, 0, (size_t)bytes, stream), "cudaMemsetAsync");
+    device_check(cudaMemsetAsync(p, 0, (size_t)bytes, stream),
+                 "cudaMemsetAsync");
 }
 
 bool iz_device_done(void *stream)
 {
     cudaError_t e = cudaStreamQuery(stream);
     if (e != cudaErrorNotReady)
-        check(e, "a copy or kernel");
+        device_check(e, "a copy or kernel");
     return e == cudaSuccess;
 }
 

@@ -14,7 +14,7 @@
  * operands repeat: a product of zeros would draw less power and run faster. */
 enum { PRODUCTS = 10, PATTERN = 1 << 18 };
 
-static void check(cudaError_t e, const char *call)
+static void gemm_rate_cuda_check(cudaError_t e, const char *call)
 {
     if (e != cudaSuccess)
         iz_die("%s: %s", call, cudaGetErrorString(e));
@@ -31,7 +31,7 @@ static void make_pattern(void *to, enum iz_dtype t)
 }
 
 /* Fills device memory with the pattern, doubling what is there. */
-static void fill(char *p, int64_t bytes, enum iz_dtype t)
+static void gemm_rate_cuda_fill(char *p, int64_t bytes, enum iz_dtype t)
 {
     int64_t done = PATTERN * iz_dtype_bytes(t);
     void *pattern = malloc((size_t)done);
@@ -40,14 +40,16 @@ static void fill(char *p, int64_t bytes, enum iz_dtype t)
         iz_die("no memory for %lld bytes of random numbers", (long long)done);
     make_pattern(pattern, t);
     done = done < bytes ? done : bytes;
-    check(cudaMemcpy(p, pattern, (size_t)done, cudaMemcpyHostToDevice),
-          "cudaMemcpy");
+    gemm_rate_cuda_check(
+        cudaMemcpy(p, pattern, (size_t)done, cudaMemcpyHostToDevice),
+        "cudaMemcpy");
     free(pattern);
     while (done < bytes) {
         int64_t n = done < bytes - done ? done : bytes - done;
 
-        check(cudaMemcpy(p + done, p, (size_t)n, cudaMemcpyDeviceToDevice),
-              "cudaMemcpy");
+        gemm_rate_cuda_check(
+            cudaMemcpy(p + done, p, (size_t)n, cudaMemcpyDeviceToDevice),
+            "cudaMemcpy");
         done += n;
     }
 }
@@ -58,12 +60,15 @@ static double time_products(struct iz_exec *x, const struct iz_product *p,
 {
     float ms;
 
-    check(cudaEventRecord(at[0], (cudaStream_t)x->stream), "cudaEventRecord");
+    gemm_rate_cuda_check(cudaEventRecord(at[0], (cudaStream_t)x->stream),
+                         "cudaEventRecord");
     for (int i = 0; i < PRODUCTS; i++)
         iz_product_cuda(x, p, scratch);
-    check(cudaEventRecord(at[1], (cudaStream_t)x->stream), "cudaEventRecord");
-    check(cudaEventSynchronize(at[1]), "cudaEventSynchronize");
-    check(cudaEventElapsedTime(&ms, at[0], at[1]), "cudaEventElapsedTime");
+    gemm_rate_cuda_check(cudaEventRecord(at[1], (cudaStream_t)x->stream),
+                         "cudaEventRecord");
+    gemm_rate_cuda_check(cudaEventSynchronize(at[1]), "cudaEventSynchronize");
+    gemm_rate_cuda_check(cudaEventElapsedTime(&ms, at[0], at[1]),
+                         "cudaEventElapsedTime");
     return (double)ms / 1e3;
 }
 
@@ -75,8 +80,8 @@ static double best_rate(struct iz_exec *x, const struct iz_product *p,
     double best = 0, total = 0;
     cudaEvent_t at[2];
 
-    check(cudaEventCreate(&at[0]), "cudaEventCreate");
-    check(cudaEventCreate(&at[1]), "cudaEventCreate");
+    gemm_rate_cuda_check(cudaEventCreate(&at[0]), "cudaEventCreate");
+    gemm_rate_cuda_check(cudaEventCreate(&at[1]), "cudaEventCreate");
     time_products(x, p, scratch, at);
     do {
         double s = time_products(x, p, scratch, at);
@@ -85,8 +90,8 @@ static double best_rate(struct iz_exec *x, const struct iz_product *p,
         best = rate > best ? rate : best;
         total += s;
     } while (total < seconds);
-    check(cudaEventDestroy(at[0]), "cudaEventDestroy");
-    check(cudaEventDestroy(at[1]), "cudaEventDestroy");
+    gemm_rate_cuda_check(cudaEventDestroy(at[0]), "cudaEventDestroy");
+    gemm_rate_cuda_check(cudaEventDestroy(at[1]), "cudaEventDestroy");
     return best;
 }
 
@@ -105,8 +110,8 @@ static double rate_in(struct iz_exec *x, struct iz_product *p, char *mem,
     int64_t a = room(x, p->m, p->k), b = room(x, p->k, p->n);
 
     mem += IZ_PRODUCT_SCRATCH;
-    fill(mem, a + b, x->act);
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    gemm_rate_cuda_fill(mem, a + b, x->act);
+    gemm_rate_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     p->a = mem;
     p->b = mem + a;
     p->d = mem + a + b;
@@ -135,6 +140,6 @@ double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
         return 0;
     }
     rate = rate_in(x, &p, mem, seconds);
-    check(cudaFree(mem), "cudaFree");
+    gemm_rate_cuda_check(cudaFree(mem), "cudaFree");
     return rate;
 }

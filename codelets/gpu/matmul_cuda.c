@@ -82,7 +82,8 @@ void iz_cublas_close(struct iz_cublas **b)
     *b = NULL;
 }
 
-static void check(cublasStatus_t s, const char *call, const struct key *k)
+static void matmul_cuda_check(cublasStatus_t s, const char *call,
+                              const struct key *k)
 {
     if (s != CUBLAS_STATUS_SUCCESS)
         iz_die("%s for [%lld,%lld] [%lld,%lld], %s to %s: %s", call,
@@ -145,8 +146,8 @@ static uint64_t hash_of(const struct key *k)
 static void set(struct plan *q, cublasLtMatmulDescAttributes_t attr,
                 const void *value, size_t size)
 {
-    check(cublasLtMatmulDescSetAttribute(&q->op, attr, value, size),
-          "cublasLtMatmulDescSetAttribute", &q->key);
+    matmul_cuda_check(cublasLtMatmulDescSetAttribute(&q->op, attr, value, size),
+                      "cublasLtMatmulDescSetAttribute", &q->key);
 }
 
 static void set_operation(struct plan *q, int64_t transposed,
@@ -185,20 +186,21 @@ static void set_layout(struct plan *q, cublasLtMatrixLayoutOpaque_t *m,
                        int64_t type, int64_t rows, int64_t cols, int64_t ld)
 {
     assert(ld >= cols);
-    check(cublasLtMatrixLayoutInit(m, data_type(type), (uint64_t)cols,
-                                   (uint64_t)rows, ld),
-          "cublasLtMatrixLayoutInit", &q->key);
+    matmul_cuda_check(cublasLtMatrixLayoutInit(m, data_type(type),
+                                               (uint64_t)cols, (uint64_t)rows,
+                                               ld),
+                      "cublasLtMatrixLayoutInit", &q->key);
 }
 
 /* d = op(a) op(b) by rows is d' = op(b)' op(a)' by columns, so the operands
  * change places and nothing is copied. */
-static void describe(struct plan *q)
+static void matmul_cuda_describe(struct plan *q)
 {
     const struct key *k = &q->key;
 
-    check(cublasLtMatmulDescInit(&q->op, (cublasComputeType_t)k->compute,
-                                 CUDA_R_32F),
-          "cublasLtMatmulDescInit", k);
+    matmul_cuda_check(cublasLtMatmulDescInit(
+                          &q->op, (cublasComputeType_t)k->compute, CUDA_R_32F),
+                      "cublasLtMatmulDescInit", k);
     set_operation(q, k->tb, CUBLASLT_MATMUL_DESC_TRANSA);
     set_operation(q, k->ta, CUBLASLT_MATMUL_DESC_TRANSB);
     set_bias(q);
@@ -212,7 +214,7 @@ static void describe(struct plan *q)
 static void prefer(cublasLtMatmulPreferenceOpaque_t *pref, const struct key *k,
                    cublasLtMatmulPreferenceAttributes_t attr, uint32_t value)
 {
-    check(
+    matmul_cuda_check(
         cublasLtMatmulPreferenceSetAttribute(pref, attr, &value, sizeof value),
         "cublasLtMatmulPreferenceSetAttribute", k);
 }
@@ -222,12 +224,12 @@ static void describe_wish(cublasLtMatmulPreferenceOpaque_t *pref,
 {
     uint64_t bytes = WORKSPACE_BYTES;
 
-    check(cublasLtMatmulPreferenceInit(pref), "cublasLtMatmulPreferenceInit",
-          k);
-    check(cublasLtMatmulPreferenceSetAttribute(
-              pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
-              sizeof bytes),
-          "cublasLtMatmulPreferenceSetAttribute", k);
+    matmul_cuda_check(cublasLtMatmulPreferenceInit(pref),
+                      "cublasLtMatmulPreferenceInit", k);
+    matmul_cuda_check(cublasLtMatmulPreferenceSetAttribute(
+                          pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                          &bytes, sizeof bytes),
+                      "cublasLtMatmulPreferenceSetAttribute", k);
     prefer(pref, k, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, REDUCTIONS);
     prefer(pref, k, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
            (uint32_t)k->align_b);
@@ -246,7 +248,7 @@ static bool is_optional(const struct key *k)
 }
 
 /* The library's first choice that exists; none leaves the plan impossible. */
-static void choose(struct iz_cublas *b, struct plan *q)
+static void matmul_cuda_choose(struct iz_cublas *b, struct plan *q)
 {
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t found[4];
@@ -263,8 +265,9 @@ static void choose(struct iz_cublas *b, struct plan *q)
             return;
         }
     if (!is_optional(&q->key))
-        check(s != CUBLAS_STATUS_SUCCESS ? s : CUBLAS_STATUS_NOT_SUPPORTED,
-              "cublasLtMatmulAlgoGetHeuristic", &q->key);
+        matmul_cuda_check(
+            s != CUBLAS_STATUS_SUCCESS ? s : CUBLAS_STATUS_NOT_SUPPORTED,
+            "cublasLtMatmulAlgoGetHeuristic", &q->key);
 }
 
 static struct plan *plan_of(struct iz_cublas *b, const struct key *k)
@@ -280,8 +283,8 @@ static struct plan *plan_of(struct iz_cublas *b, const struct key *k)
             continue;
         q->key = *k;
         q->taken = true;
-        describe(q);
-        choose(b, q);
+        matmul_cuda_describe(q);
+        matmul_cuda_choose(b, q);
         return q;
     }
     iz_die("more than %d kinds of matrix products", PLANS);
@@ -301,11 +304,12 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
         return false;
     if (p->use != IZ_BIAS_NONE)
         set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
-    check(cublasLtMatmul(x->cuda->blas->lt, &q->op, &alpha, p->b, &q->b, p->a,
-                         &q->a, &beta, p->c ? p->c : p->d, &q->d, p->d, &q->d,
-                         &q->algo, (void *)space, WORKSPACE_BYTES,
-                         (cudaStream_t)x->stream),
-          "cublasLtMatmul", &k);
+    matmul_cuda_check(cublasLtMatmul(x->cuda->blas->lt, &q->op, &alpha, p->b,
+                                     &q->b, p->a, &q->a, &beta,
+                                     p->c ? p->c : p->d, &q->d, p->d, &q->d,
+                                     &q->algo, (void *)space, WORKSPACE_BYTES,
+                                     (cudaStream_t)x->stream),
+                      "cublasLtMatmul", &k);
     return true;
 }
 
@@ -365,8 +369,9 @@ void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 
 /* dw = left^T right; the columns of dy are rows of op(left) or columns of
  * right, and their sums are db. */
-static struct iz_product product_dw(struct iz_view dy, struct iz_view a,
-                                    const struct iz_linear *l)
+static struct iz_product matmul_cuda_product_dw(struct iz_view dy,
+                                                struct iz_view a,
+                                                const struct iz_linear *l)
 {
     struct iz_view left = l->out_in ? dy : a, right = l->out_in ? a : dy;
 
@@ -400,7 +405,7 @@ void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     struct iz_product p = {0};
 
     if (dw)
-        p = product_dw(dy, a, l);
+        p = matmul_cuda_product_dw(dy, a, l);
     if (x->fused_db && dw && db && l->db.dtype == l->dw.dtype) {
         p.use = l->out_in ? IZ_BIAS_SUM_A : IZ_BIAS_SUM_B;
         p.bias = l->db.p;

@@ -10,7 +10,7 @@ static __device__ __forceinline__ float row_max(float v)
     return fmaxf(v, __shfl_xor_sync(IZ_ALL_LANES, v, 2));
 }
 
-static __device__ __forceinline__ float row_sum(float v)
+static __device__ __forceinline__ float attention_16_forward_row_sum(float v)
 {
     v += __shfl_xor_sync(IZ_ALL_LANES, v, 1);
     return v + __shfl_xor_sync(IZ_ALL_LANES, v, 2);
@@ -55,7 +55,7 @@ finish(float (&acc)[MT][C][4], const float (&top)[MT][2],
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
         int m = i / 2, h = i % 2, r = frag_row(m, 2 * h);
-        float all = row_sum(sum[m][h]), inv = 1 / all;
+        float all = attention_16_forward_row_sum(sum[m][h]), inv = 1 / all;
 
 #pragma unroll
         for (int j = 0; j < 2 * C; j++)

@@ -64,7 +64,8 @@ rows_by_rows(float (&s)[R][R], const float *a, const float *b)
 }
 
 template <int R>
-static __device__ __forceinline__ void put(float *w, const float (&s)[R][R])
+static __device__ __forceinline__ void attention_32_put(float *w,
+                                                        const float (&s)[R][R])
 {
 #pragma unroll
     for (int i = 0; i < R * R; i++)
@@ -130,7 +131,7 @@ static __device__ __forceinline__ float row_max(float v)
     return v;
 }
 
-static __device__ __forceinline__ float row_sum(float v)
+static __device__ __forceinline__ float attention_32_row_sum(float v)
 {
 #pragma unroll
     for (int step = SIDE / 2; step > 0; step /= 2)
@@ -198,14 +199,14 @@ static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
         for (int i = 0; i < R; i++)
             soften(s[i], acc[i], &top[i], &sum[i],
                    a.full ? a.seq - j0 : i0 - j0 + thread_row(i) + 1, a.scale);
-        put(w, s);
+        attention_32_put(w, s);
         __syncthreads();
         load_rows<DP, B>(ks, v + j0 * ld, ld, a.seq - j0, a.d);
         __syncthreads();
         add_product<DP>(acc, w, ks);
     }
     for (int i = 0; i < R; i++) {
-        float all = row_sum(sum[i]);
+        float all = attention_32_row_sum(sum[i]);
 
         inv[i] = 1 / all;
         if (thread_row(i) < left && thread_col(0) == 0)
@@ -264,11 +265,11 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
             grad(&s[i / R][i % R], &ds[i / R][i % R], dead ? 0 : lse[t],
                  dead ? 0 : delta[t], dead, a.scale);
         }
-        put(w, s);
+        attention_32_put(w, s);
         __syncthreads();
         add_product<DP>(acc_v, w, ys);
         __syncthreads();
-        put(w, ds);
+        attention_32_put(w, ds);
         __syncthreads();
         add_product<DP>(acc_k, w, qs);
         __syncthreads();
@@ -325,7 +326,7 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
             grad(&s[i / R][i % R], &ds[i / R][i % R], lse[i / R], delta[i / R],
                  j0 + thread_col(i % R) > seen, a.scale);
         }
-        put(w, ds);
+        attention_32_put(w, ds);
         __syncthreads();
         add_product<DP>(acc, w, ks);
         __syncthreads();

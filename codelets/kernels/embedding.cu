@@ -241,7 +241,7 @@ static __global__ void __launch_bounds__(THREADS)
     iz_store_row(dwpe + p * c + at, sum);
 }
 
-static int blocks_for(int64_t n, int64_t per)
+static int embedding_blocks_for(int64_t n, int64_t per)
 {
     return (int)((n + per - 1) / per);
 }
@@ -262,8 +262,9 @@ static void start_forward(struct iz_exec *x, struct iz_view y,
     void (*k)(T *, struct lookup, const T *, const T *, const T *, int64_t,
               int64_t) = pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>;
 
-    IZ_LAUNCH(k, blocks_for(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p, l,
-              (const T *)s.table.p, (const T *)(s.wpe.rows ? s.wpe.p : NULL),
+    IZ_LAUNCH(k, embedding_blocks_for(y.rows, WARPS), THREADS, 0, x->stream,
+              (T *)y.p, l, (const T *)s.table.p,
+              (const T *)(s.wpe.rows ? s.wpe.p : NULL),
               (const T *)(s.r.rows ? s.r.p : NULL), s.wpe.rows, y.cols);
 }
 
@@ -299,12 +300,13 @@ static uint64_t *sort_keys(struct iz_exec *x, uint64_t *keys, uint64_t *other,
 {
     int64_t n = l.rows;
 
-    IZ_LAUNCH(sort_runs, blocks_for(n, RUN), RUN / 2, 0, x->stream, keys, l);
+    IZ_LAUNCH(sort_runs, embedding_blocks_for(n, RUN), RUN / 2, 0, x->stream,
+              keys, l);
     for (int64_t len = RUN; len < n; len *= 2) {
         uint64_t *from = keys;
 
-        IZ_LAUNCH(merge_runs, blocks_for(n, THREADS), THREADS, 0, x->stream,
-                  other, (const uint64_t *)from, n, len);
+        IZ_LAUNCH(merge_runs, embedding_blocks_for(n, THREADS), THREADS, 0,
+                  x->stream, other, (const uint64_t *)from, n, len);
         keys = other;
         other = from;
     }
@@ -321,19 +323,20 @@ static void launch_tokens(struct iz_exec *x, struct iz_view dwte,
     uint64_t *other = (uint64_t *)(base + at.other);
     int32_t *first = (int32_t *)(base + at.first);
     float *sums = (float *)(base + at.sums);
-    int chunks = blocks_for(dy.cols, 32 * N);
+    int chunks = embedding_blocks_for(dy.cols, 32 * N);
 
     keys = sort_keys(x, keys, other, l);
-    IZ_LAUNCH(find_tokens, blocks_for(dwte.rows + 1, THREADS), THREADS, 0,
-              x->stream, first, (const uint64_t *)keys, dy.rows, dwte.rows);
+    IZ_LAUNCH(find_tokens, embedding_blocks_for(dwte.rows + 1, THREADS),
+              THREADS, 0, x->stream, first, (const uint64_t *)keys, dy.rows,
+              dwte.rows);
 
     struct sorted s = {keys, first, dy.rows, dwte.rows, dy.cols};
 
     IZ_LAUNCH((sum_pieces<T, N>), dim3((unsigned)at.slots, chunks), 32, 0,
               x->stream, sums, (const T *)dy.p, s);
-    IZ_LAUNCH((sum_tokens<T, N>), dim3(blocks_for(dwte.rows, WARPS), chunks),
-              THREADS, 0, x->stream, (T *)dwte.p, (const float *)sums,
-              (const T *)dy.p, s);
+    IZ_LAUNCH((sum_tokens<T, N>),
+              dim3(embedding_blocks_for(dwte.rows, WARPS), chunks), THREADS, 0,
+              x->stream, (T *)dwte.p, (const float *)sums, (const T *)dy.p, s);
 }
 
 template <class T, int N>
@@ -341,7 +344,8 @@ static void launch_backward(struct iz_exec *x, struct iz_view dwte,
                             struct iz_view dwpe, struct iz_view dy,
                             const struct lookup &l, char *scratch)
 {
-    dim3 grid(blocks_for(dwpe.rows, WARPS), blocks_for(dy.cols, 32 * N));
+    dim3 grid(embedding_blocks_for(dwpe.rows, WARPS),
+              embedding_blocks_for(dy.cols, 32 * N));
 
     if (dwte.p)
         launch_tokens<T, N>(x, dwte, dy, l, scratch);

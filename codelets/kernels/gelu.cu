@@ -12,7 +12,7 @@
 enum { THREADS = 256, PER_THREAD = 8 };
 
 /* 1 / (1 + exp(-2u)); 0 below 2^-126, where the fast division ends. */
-static __device__ float gate(float a)
+static __device__ float gelu_gate(float a)
 {
     float minus_2u = -TWO_ROOT_2_PI * (a + CUBIC * a * a * a);
 
@@ -21,7 +21,7 @@ static __device__ float gate(float a)
 
 /* d gelu / da.  Beyond 12 the gate is 0 or 1 to fp32; the clamp keeps 0 * inf
  * away and lets NaN through. */
-static __device__ float slope(float a, float s)
+static __device__ float gelu_slope(float a, float s)
 {
     float c = a > 12 ? 12 : a;
 
@@ -36,7 +36,7 @@ static __device__ void fwd_row(T *y, const T *a, int64_t i)
 
     iz_load_row(v, a + i);
     for (int j = 0; j < N; j++)
-        v[j] *= gate(v[j]);
+        v[j] *= gelu_gate(v[j]);
     iz_store_row(y + i, v);
 }
 
@@ -49,9 +49,9 @@ static __device__ void bwd_row(T *du, T *y, const T *dy, const T *a, int64_t i)
     iz_load_row(v, a + i);
     iz_load_row(grad, dy + i);
     for (int j = 0; j < N; j++) {
-        float s = gate(v[j]);
+        float s = gelu_gate(v[j]);
 
-        grad[j] *= slope(v[j], s);
+        grad[j] *= gelu_slope(v[j], s);
         v[j] *= s;
     }
     iz_store_row(du + i, grad);
@@ -88,7 +88,7 @@ static __global__ void __launch_bounds__(THREADS)
             bwd_row<T, 1>(du, y, dy, a, i);
 }
 
-static int blocks_for(int64_t n)
+static int gelu_blocks_for(int64_t n)
 {
     return (int)((n + THREADS * PER_THREAD - 1) / (THREADS * PER_THREAD));
 }
@@ -103,7 +103,7 @@ static void launch_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     int64_t n = iz_view_len(a);
 
-    IZ_LAUNCH((fwd<T>), blocks_for(n), THREADS, 0, x->stream, (T *)y.p,
+    IZ_LAUNCH((fwd<T>), gelu_blocks_for(n), THREADS, 0, x->stream, (T *)y.p,
               (const T *)a.p, n, aligned(y.p, a.p));
 }
 
@@ -113,7 +113,7 @@ static void launch_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
 {
     int64_t n = iz_view_len(a);
 
-    IZ_LAUNCH((bwd<T>), blocks_for(n), THREADS, 0, x->stream, (T *)du.p,
+    IZ_LAUNCH((bwd<T>), gelu_blocks_for(n), THREADS, 0, x->stream, (T *)du.p,
               (T *)y.p, (const T *)dy.p, (const T *)a.p, n,
               aligned(du.p, y.p) && aligned(dy.p, a.p));
 }

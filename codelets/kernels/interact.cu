@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-static void check(struct iz_view z, struct iz_view e)
+static void interact_check(struct iz_view z, struct iz_view e)
 {
     if (e.rows / z.rows > MOST)
         iz_die("products of %lld vectors; possible are %d",
@@ -104,7 +104,7 @@ static void start_backward(struct iz_exec *x, struct iz_view dz,
 void iz_interact_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view z,
                           struct iz_view e)
 {
-    check(z, e);
+    interact_check(z, e);
     iz_by_type(y.dtype,
                [&](auto zero) { start_forward<decltype(zero)>(x, y, z, e); });
 }
@@ -113,7 +113,7 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
                           struct iz_view de, struct iz_view dy,
                           struct iz_view z, struct iz_view e)
 {
-    check(z, e);
+    interact_check(z, e);
     iz_by_type(dy.dtype, [&](auto zero) {
         start_backward<decltype(zero)>(x, dz, de, dy, z, e);
     });

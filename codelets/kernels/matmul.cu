@@ -48,8 +48,8 @@ static __global__ void __launch_bounds__(32 * WARPS)
 
 /* `pieces` rows of sums, each of a share of the rows of dy. */
 template <class T, class O>
-static void launch(struct iz_exec *x, O *sum, const T *dy, int64_t rows,
-                   int64_t cols, int pieces)
+static void matmul_launch(struct iz_exec *x, O *sum, const T *dy, int64_t rows,
+                          int64_t cols, int pieces)
 {
     constexpr int wide = 16 / sizeof(T);
     bool whole = cols % wide == 0 && (uintptr_t)dy % 16 == 0;
@@ -83,10 +83,10 @@ static void sum_twice(struct iz_exec *x, O *sum, struct iz_view dy,
     float *part = (float *)scratch.p;
 
     if (pieces == 1) {
-        launch(x, sum, (const T *)dy.p, dy.rows, dy.cols, 1);
+        matmul_launch(x, sum, (const T *)dy.p, dy.rows, dy.cols, 1);
     } else {
-        launch(x, part, (const T *)dy.p, dy.rows, dy.cols, pieces);
-        launch(x, sum, (const float *)part, pieces, dy.cols, 1);
+        matmul_launch(x, part, (const T *)dy.p, dy.rows, dy.cols, pieces);
+        matmul_launch(x, sum, (const float *)part, pieces, dy.cols, 1);
     }
 }
 

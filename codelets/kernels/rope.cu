@@ -70,8 +70,8 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <class T, int N>
-static void launch(struct iz_exec *x, struct iz_view a,
-                   const struct iz_rope_turns *f, const struct job *j)
+static void rope_launch(struct iz_exec *x, struct iz_view a,
+                        const struct iz_rope_turns *f, const struct job *j)
 {
     int64_t blocks = (j->rows + j->each - 1) / j->each;
 
@@ -82,15 +82,15 @@ static void launch(struct iz_exec *x, struct iz_view a,
 }
 
 template <class T>
-static void choose(struct iz_exec *x, struct iz_view a,
-                   const struct iz_rope_turns *f, const struct job *j)
+static void rope_choose(struct iz_exec *x, struct iz_view a,
+                        const struct iz_rope_turns *f, const struct job *j)
 {
     constexpr int per = 16 / sizeof(T);
 
     if ((uintptr_t)a.p % 16 == 0 && j->half % per == 0 && j->ld % per == 0)
-        launch<T, per>(x, a, f, j);
+        rope_launch<T, per>(x, a, f, j);
     else
-        launch<T, 1>(x, a, f, j);
+        rope_launch<T, 1>(x, a, f, j);
 }
 
 void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
@@ -103,5 +103,5 @@ void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
 
     iz_rope_turns_of(&f, r);
     iz_by_type(a.dtype,
-               [&](auto zero) { choose<decltype(zero)>(x, a, &f, &j); });
+               [&](auto zero) { rope_choose<decltype(zero)>(x, a, &f, &j); });
 }

@@ -11,14 +11,14 @@
 enum { THREADS = 256 };
 
 /* 1 / (1 + exp(-a)); 0 below 2^-126, where the fast division ends. */
-static __device__ float gate(float a)
+static __device__ float swiglu_gate(float a)
 {
     return __fdividef(1, 1 + __expf(-a));
 }
 
-/* d (a gate(a)) / da.  Beyond 100 the gate is 0 or 1; the clamp keeps 0 * inf
- * away and lets NaN through. */
-static __device__ float slope(float a, float s)
+/* d (a swiglu_gate(a)) / da.  Beyond 100 the gate is 0 or 1; the clamp keeps 0
+ * * inf away and lets NaN through. */
+static __device__ float swiglu_slope(float a, float s)
 {
     float c = a > 100 ? 100 : a;
 
@@ -40,7 +40,7 @@ static __global__ void __launch_bounds__(THREADS) fwd(T *y, const T *a, int f)
     iz_load_row(g, a + row * 2 * f + at);
     iz_load_row(u, a + row * 2 * f + f + at);
     for (int i = 0; i < N; i++)
-        g[i] *= gate(g[i]) * u[i];
+        g[i] *= swiglu_gate(g[i]) * u[i];
     iz_store_row(y + row * f + at, g);
 }
 
@@ -60,10 +60,10 @@ static __global__ void __launch_bounds__(THREADS)
     iz_load_row(u, a + ups);
     iz_load_row(d, dy + row * f + at);
     for (int i = 0; i < N; i++) {
-        float s = gate(g[i]), v = g[i] * s, up = u[i];
+        float s = swiglu_gate(g[i]), v = g[i] * s, up = u[i];
 
         u[i] = d[i] * v;
-        g[i] = d[i] * up * slope(g[i], s);
+        g[i] = d[i] * up * swiglu_slope(g[i], s);
         d[i] = v * up;
     }
     iz_store_row(da + gates, g);

@@ -97,7 +97,7 @@ static __global__ void __launch_bounds__(THREADS)
             update_row<F, G, O, 1>(w, g, out, i);
 }
 
-static int blocks_for(int64_t n)
+static int update_blocks_for(int64_t n)
 {
     return (int)((n + THREADS * PER_THREAD - 1) / (THREADS * PER_THREAD));
 }
@@ -120,7 +120,7 @@ static void launch_wide(struct iz_exec *x, const struct iz_update *u)
             bits |= (uintptr_t)w.state[j];
         }
         w.aligned = bits % 16 == 0;
-        IZ_LAUNCH((update_wide<F, G, O>), blocks_for(w.n), THREADS, 0,
+        IZ_LAUNCH((update_wide<F, G, O>), update_blocks_for(w.n), THREADS, 0,
                   x->stream, w, g, out);
     }
 }
@@ -313,14 +313,14 @@ static void launch_narrow(struct iz_exec *x, const struct iz_update *u)
     }
     for (int s = 0; s < u->spans; s++)
         k.span[s] = u->span[s];
-    IZ_LAUNCH((update_narrow<F, T, G, O>), blocks_for(u->n), THREADS, 0,
+    IZ_LAUNCH((update_narrow<F, T, G, O>), update_blocks_for(u->n), THREADS, 0,
               x->stream, k, (const G *)u->g, (O *)u->out);
 }
 
 /* ---- the kernel of these types ---- */
 
 template <class F, class G, class O>
-static void launch(struct iz_exec *x, const struct iz_update *u)
+static void update_launch(struct iz_exec *x, const struct iz_update *u)
 {
     if (u->type == IZ_MOMENT_FP8)
         launch_narrow<F, fp8, G, O>(x, u);
@@ -335,7 +335,7 @@ static void update_by(struct iz_exec *x, const struct iz_update *u)
 {
     iz_by_type(u->g_type, [&](auto g) {
         iz_by_type(u->out_type, [&](auto out) {
-            launch<F, decltype(g), decltype(out)>(x, u);
+            update_launch<F, decltype(g), decltype(out)>(x, u);
         });
     });
 }

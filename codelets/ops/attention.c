@@ -60,7 +60,7 @@ static double flops(const struct iz_attention *a)
     return (double)a->o.rows * (double)a->o.cols * (double)twice;
 }
 
-static void check(const struct iz_attention *a)
+static void attention_check(const struct iz_attention *a)
 {
     int keys = iz_attention_keys(a);
 
@@ -167,7 +167,7 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t mark = iz_work_mark(x);
 
-    check(a);
+    attention_check(a);
     iz_count_fused(x, 2 * flops(a),
                    (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
     if (x->backend == IZ_CPU)
@@ -184,7 +184,7 @@ void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
 {
     int64_t mark = iz_work_mark(x);
 
-    check(a);
+    attention_check(a);
     iz_count_fused(x, 4 * flops(a),
                    (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +
                             iz_view_bytes(dqkv) + iz_view_bytes(dy)));

@@ -128,7 +128,7 @@ struct work {
     float *s, *ds;        /* [KEYS,ROWS] */
 };
 
-static float *take(float **p, int64_t floats)
+static float *attention_loops_take(float **p, int64_t floats)
 {
     float *at = *p;
 
@@ -142,21 +142,21 @@ static struct work work_of(const struct iz_head *h, bool bwd)
     int64_t all = iz_head_keys(h->seq) * w.c, tile = ROWS * w.c;
     float *p = h->work;
 
-    w.keys = take(&p, all);
-    w.values = take(&p, all);
-    w.q = take(&p, tile);
-    w.qt = take(&p, tile);
-    w.sum = take(&p, tile);
-    w.s = take(&p, ROWS * KEYS);
+    w.keys = attention_loops_take(&p, all);
+    w.values = attention_loops_take(&p, all);
+    w.q = attention_loops_take(&p, tile);
+    w.qt = attention_loops_take(&p, tile);
+    w.sum = attention_loops_take(&p, tile);
+    w.s = attention_loops_take(&p, ROWS * KEYS);
     if (!bwd) {
         assert(p == h->work + iz_head_floats(h->seq, h->d, false));
         return w;
     }
-    w.dk = take(&p, all);
-    w.dv = take(&p, all);
-    w.dy = take(&p, tile);
-    w.dyt = take(&p, tile);
-    w.ds = take(&p, ROWS * KEYS);
+    w.dk = attention_loops_take(&p, all);
+    w.dv = attention_loops_take(&p, all);
+    w.dy = attention_loops_take(&p, tile);
+    w.dyt = attention_loops_take(&p, tile);
+    w.ds = attention_loops_take(&p, ROWS * KEYS);
     assert(p == h->work + iz_head_floats(h->seq, h->d, true));
     return w;
 }
@@ -199,9 +199,9 @@ static inline void turn_square(float *to, int64_t ldto, const float *from,
 }
 
 /* to[n,c] = from[rows,d], zeros elsewhere. */
-static void copy(float *restrict to, int64_t n, int64_t c,
-                 const float *restrict from, int64_t ld, int64_t rows,
-                 int64_t d)
+static void attention_loops_copy(float *restrict to, int64_t n, int64_t c,
+                                 const float *restrict from, int64_t ld,
+                                 int64_t rows, int64_t d)
 {
     for (int64_t i = 0; i < rows; i++) {
         if (i + AHEAD < rows)
@@ -218,7 +218,7 @@ static void pack_tile(float *restrict to, float *restrict turned, int64_t c,
                       const float *restrict from, int64_t ld, int64_t rows,
                       int64_t d)
 {
-    copy(to, ROWS, c, from, ld, rows, d);
+    attention_loops_copy(to, ROWS, c, from, ld, rows, d);
     for (int64_t k = 0; k < d; k += PANEL)
         for (int64_t i = 0; i < ROWS; i += PANEL)
             turn_square(turned + k * ROWS + i, ROWS, to + i * c + k, c);
@@ -417,8 +417,8 @@ static void pack_keys(const struct iz_head *h, const struct work *w)
     int64_t n = iz_head_keys(h->seq);
 
     if (h->first) {
-        copy(w->keys, n, w->c, h->k, h->ld, h->seq, h->d);
-        copy(w->values, n, w->c, h->v, h->ld, h->seq, h->d);
+        attention_loops_copy(w->keys, n, w->c, h->k, h->ld, h->seq, h->d);
+        attention_loops_copy(w->values, n, w->c, h->v, h->ld, h->seq, h->d);
     }
 }
 

@@ -93,7 +93,7 @@ IZ_SIMD static double rows_fwd(struct iz_view logits, const int32_t *target)
     return sum;
 }
 
-static void check(const struct iz_classifier *c)
+static void classifier_check(const struct iz_classifier *c)
 {
     assert(c->a.cols == c->w.cols && c->a.rows > 0);
     assert(c->a.rows <= INT32_MAX);
@@ -185,7 +185,7 @@ void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c)
     struct iz_classifier plain = *c; /* no linear layer: without an adapter */
     int64_t mark = iz_work_mark(x);
 
-    check(c);
+    classifier_check(c);
     plain.w.adapter = NULL;
     if (x->backend == IZ_CUDA)
         on_cuda(x, &plain, false);
@@ -238,7 +238,7 @@ void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c)
     struct iz_classifier plain = *c;
     int64_t mark = iz_work_mark(x);
 
-    check(c);
+    classifier_check(c);
     plain.w.adapter = NULL;
     if (x->backend == IZ_CUDA)
         on_cuda(x, &plain, true);

@@ -153,9 +153,9 @@ static void run_table_bwd(struct iz_exec *x, struct iz_view dy,
     iz_work_release(x, mark);
 }
 
-static void run_bwd_cpu(struct iz_exec *x, struct iz_view dwte,
-                        struct iz_view dwpe, struct iz_view dy,
-                        const int32_t *token)
+static void embedding_run_bwd_cpu(struct iz_exec *x, struct iz_view dwte,
+                                  struct iz_view dwpe, struct iz_view dy,
+                                  const int32_t *token)
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view row;
@@ -168,8 +168,8 @@ static void run_bwd_cpu(struct iz_exec *x, struct iz_view dwte,
     iz_work_release(x, mark);
 }
 
-static struct iz_view cuda_scratch(struct iz_exec *x, struct iz_view dy,
-                                   int64_t rows)
+static struct iz_view embedding_cuda_scratch(struct iz_exec *x,
+                                             struct iz_view dy, int64_t rows)
 {
     return iz_work(x, IZ_U8, 1,
                    iz_embedding_scratch_of(dy.rows, rows, dy.cols).total);
@@ -180,7 +180,7 @@ static void run_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
                          const int32_t *token)
 {
     int64_t mark = iz_work_mark(x);
-    struct iz_view scratch = cuda_scratch(x, dy, dwte.rows);
+    struct iz_view scratch = embedding_cuda_scratch(x, dy, dwte.rows);
 
     if (iz_runs(x, IZ_CUDA))
         iz_embedding_bwd_cuda(x, dwte, dwpe, dy, token, scratch);
@@ -198,7 +198,7 @@ void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
     if (!x->dry && iz_wanted(x, dwte))
         check_tokens(token, dy.rows, dwte.rows);
     if (x->backend == IZ_CPU)
-        run_bwd_cpu(x, dwte, dwpe, dy, token);
+        embedding_run_bwd_cpu(x, dwte, dwpe, dy, token);
     else
         run_bwd_cuda(x, dwte, dwpe, dy, token);
 }
@@ -246,7 +246,7 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
     if (x->backend == IZ_CPU) {
         run_table_bwd(x, dy, t);
     } else {
-        struct iz_view scratch = cuda_scratch(x, dy, t->dw.rows);
+        struct iz_view scratch = embedding_cuda_scratch(x, dy, t->dw.rows);
 
         if (iz_runs(x, IZ_CUDA))
             iz_table_bwd_cuda(x, dy, t, scratch);

@@ -9,8 +9,8 @@
 
 #define ALIGN 64
 
-static struct iz_view take(struct iz_arena *a, const char *name,
-                           enum iz_dtype t, int64_t rows, int64_t cols)
+static struct iz_view exec_take(struct iz_arena *a, const char *name,
+                                enum iz_dtype t, int64_t rows, int64_t cols)
 {
     struct iz_view v = {.dtype = t, .rows = rows, .cols = cols};
     int64_t bytes = (iz_view_bytes(v) + ALIGN - 1) / ALIGN * ALIGN;
@@ -31,7 +31,7 @@ static struct iz_view take(struct iz_arena *a, const char *name,
 struct iz_view iz_work(struct iz_exec *x, enum iz_dtype t, int64_t rows,
                        int64_t cols)
 {
-    return take(&x->work, "work", t, rows, cols);
+    return exec_take(&x->work, "work", t, rows, cols);
 }
 
 int64_t iz_work_mark(const struct iz_exec *x)
@@ -48,7 +48,7 @@ void iz_work_release(struct iz_exec *x, int64_t mark)
 struct iz_view iz_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
                        int64_t cols)
 {
-    return take(&x->save, "save", t, rows, cols);
+    return exec_take(&x->save, "save", t, rows, cols);
 }
 
 struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act)
@@ -60,8 +60,8 @@ struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act)
                             .save = {.size = INT64_MAX}};
 }
 
-static void count(struct iz_exec *x, double flops, double bytes,
-                  double flops_per_s)
+static void exec_count(struct iz_exec *x, double flops, double bytes,
+                       double flops_per_s)
 {
     const struct iz_rate *r = &x->rate;
     x->flops += flops;
@@ -75,11 +75,11 @@ static void count(struct iz_exec *x, double flops, double bytes,
 
 void iz_count(struct iz_exec *x, double flops, double bytes)
 {
-    count(x, flops, bytes, x->rate.flops_per_s);
+    exec_count(x, flops, bytes, x->rate.flops_per_s);
 }
 
 void iz_count_fused(struct iz_exec *x, double flops, double bytes)
 {
     double own = x->rate.fused_flops_per_s;
-    count(x, flops, bytes, own > 0 ? own : x->rate.flops_per_s);
+    exec_count(x, flops, bytes, own > 0 ? own : x->rate.flops_per_s);
 }

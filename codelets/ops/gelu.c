@@ -15,7 +15,7 @@
 
 /* 1 / (1 + exp(-2u)), u = sqrt(2/pi) (a + 0.044715 a^3), by a power of two.
  * What is below 1e-30 is 0: subnormal numbers are slow and say nothing. */
-static inline float gate(float a)
+static inline float gelu_gate(float a)
 {
     float power = a * (-LOG2_E * TWO_ROOT_2_PI +
                        -LOG2_E * TWO_ROOT_2_PI * CUBIC * (a * a));
@@ -26,7 +26,7 @@ static inline float gate(float a)
 
 /* d gelu / da.  Beyond 12 the gate is 0 or 1 to fp32; the clamp keeps 0 * inf
  * away and lets NaN through. */
-static inline float slope(float a, float s)
+static inline float gelu_slope(float a, float s)
 {
     float c = a > 12 ? 12 : a;
     c = c < -12 ? -12 : c;
@@ -39,7 +39,7 @@ IZ_SIMD static void fwd_cpu(float *y, const float *a, int64_t n)
 {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++)
-        y[i] = a[i] * gate(a[i]);
+        y[i] = a[i] * gelu_gate(a[i]);
 }
 
 IZ_SIMD static void bwd_cpu(float *du, float *y, const float *dy,
@@ -47,7 +47,7 @@ IZ_SIMD static void bwd_cpu(float *du, float *y, const float *dy,
 {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        float v = a[i], s = gate(v), g = dy[i] * slope(v, s);
+        float v = a[i], s = gelu_gate(v), g = dy[i] * gelu_slope(v, s);
 
         du[i] = g;
         y[i] = v * s;

@@ -54,7 +54,7 @@ IZ_SIMD static void sample_bwd(float *dz, float *de, const float *dy,
         }
 }
 
-static void check(struct iz_view y, struct iz_view z, struct iz_view e)
+static void interact_check(struct iz_view y, struct iz_view z, struct iz_view e)
 {
     int64_t n = z.rows ? e.rows / z.rows : 0;
 
@@ -75,7 +75,7 @@ void iz_interact_fwd(struct iz_exec *x, struct iz_view y, struct iz_view z,
 {
     int64_t n = e.rows / z.rows, d = z.cols;
 
-    check(y, z, e);
+    interact_check(y, z, e);
     iz_count(x, flops(z, e),
              (double)(iz_view_bytes(y) + iz_view_bytes(z) + iz_view_bytes(e)));
     for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < z.rows; i++)
@@ -90,8 +90,8 @@ void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
 {
     int64_t n = e.rows / z.rows, d = z.cols;
 
-    check(dy, z, e);
-    check(dy, dz, de);
+    interact_check(dy, z, e);
+    interact_check(dy, dz, de);
     iz_count(x, 2 * flops(z, e),
              (double)(iz_view_bytes(dy) + 2 * iz_view_bytes(z) +
                       2 * iz_view_bytes(e)));

@@ -12,7 +12,7 @@
 
 #define EPSILON 1e-5f
 
-static inline float row_sum(const float *a, int64_t n)
+static inline float layernorm_row_sum(const float *a, int64_t n)
 {
     float sum = 0;
 
@@ -39,7 +39,7 @@ IZ_SIMD static void stats_cpu(float *mean, float *rstd, struct iz_view a)
     for (int64_t i = 0; i < a.rows; i++) {
         const float *row = (float *)a.p + i * a.cols;
 
-        mean[i] = row_sum(row, a.cols) / c;
+        mean[i] = layernorm_row_sum(row, a.cols) / c;
         rstd[i] = 1 / sqrtf(row_sum_square(row, mean[i], a.cols) / c + EPSILON);
     }
 }
@@ -58,7 +58,7 @@ IZ_SIMD static void apply_cpu(struct iz_view y, struct iz_view a,
 }
 
 /* An fp32 copy of a row vector of parameters. */
-static struct iz_view widen(struct iz_exec *x, struct iz_view v)
+static struct iz_view layernorm_widen(struct iz_exec *x, struct iz_view v)
 {
     struct iz_view f = iz_work(x, IZ_F32, 1, v.cols);
 
@@ -67,19 +67,19 @@ static struct iz_view widen(struct iz_exec *x, struct iz_view v)
     return f;
 }
 
-static void count(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                  const struct iz_norm_layer *n)
+static void layernorm_count(struct iz_exec *x, struct iz_view y,
+                            struct iz_view a, const struct iz_norm_layer *n)
 {
     assert(a.rows == y.rows && a.cols == y.cols && a.cols == n->w.cols);
     assert(n->mean.rows == a.rows && n->rstd.rows == a.rows);
     iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
 }
 
-static void apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                  const struct iz_norm_layer *n)
+static void layernorm_apply(struct iz_exec *x, struct iz_view y,
+                            struct iz_view a, const struct iz_norm_layer *n)
 {
     int64_t mark = iz_work_mark(x);
-    struct iz_view w = widen(x, n->w), b = widen(x, n->b);
+    struct iz_view w = layernorm_widen(x, n->w), b = layernorm_widen(x, n->b);
 
     if (iz_runs(x, IZ_CPU))
         apply_cpu(y, a, n->mean.p, n->rstd.p, w.p, b.p);
@@ -89,11 +89,11 @@ static void apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
 void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       const struct iz_norm_layer *n)
 {
-    count(x, y, a, n);
+    layernorm_count(x, y, a, n);
     if (iz_runs(x, IZ_CPU))
         stats_cpu(n->mean.p, n->rstd.p, a);
     if (x->backend == IZ_CPU)
-        apply(x, y, a, n);
+        layernorm_apply(x, y, a, n);
     if (iz_runs(x, IZ_CUDA))
         iz_layernorm_fwd_cuda(x, y, a, n);
 }
@@ -101,9 +101,9 @@ void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
 void iz_layernorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
                         const struct iz_norm_layer *n)
 {
-    count(x, y, a, n);
+    layernorm_count(x, y, a, n);
     if (x->backend == IZ_CPU)
-        apply(x, y, a, n);
+        layernorm_apply(x, y, a, n);
     if (iz_runs(x, IZ_CUDA))
         iz_layernorm_again_cuda(x, y, a, n);
 }
@@ -165,12 +165,13 @@ static void store(const struct iz_exec *x, struct iz_view to, const float *from)
         iz_cast(to.p, to.dtype, from, IZ_F32, to.cols);
 }
 
-static void run_bwd_cpu(struct iz_exec *x, struct iz_view dx, struct iz_view r,
-                        struct iz_view dy, struct iz_view a,
-                        const struct iz_norm_layer *n)
+static void layernorm_run_bwd_cpu(struct iz_exec *x, struct iz_view dx,
+                                  struct iz_view r, struct iz_view dy,
+                                  struct iz_view a,
+                                  const struct iz_norm_layer *n)
 {
     int64_t mark = iz_work_mark(x);
-    struct iz_view w = widen(x, n->w);
+    struct iz_view w = layernorm_widen(x, n->w);
     struct iz_view scratch = iz_work(x, IZ_F32, 3, a.cols);
 
     if (iz_runs(x, IZ_CPU)) {
@@ -205,7 +206,7 @@ void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
              (double)(iz_view_bytes(dx) + iz_view_bytes(r) + iz_view_bytes(dy) +
                       iz_view_bytes(a)));
     if (x->backend == IZ_CPU)
-        run_bwd_cpu(x, dx, r, dy, a, n);
+        layernorm_run_bwd_cpu(x, dx, r, dy, a, n);
     else
         run_bwd_cuda(x, dx, r, dy, a, n);
 }

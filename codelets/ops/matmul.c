@@ -92,7 +92,7 @@ static void fwd_cpu(struct iz_view y, struct iz_view a, struct iz_view panel,
     }
 }
 
-static struct iz_view cuda_scratch(struct iz_exec *x)
+static struct iz_view matmul_cuda_scratch(struct iz_exec *x)
 {
     return iz_work(x, IZ_U8, 1, IZ_PRODUCT_SCRATCH);
 }
@@ -124,7 +124,7 @@ static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
              (double)(iz_view_bytes(y) + iz_view_bytes(r) + iz_view_bytes(a) +
                       iz_view_bytes(l->w) + iz_view_bytes(l->b)));
     if (x->backend == IZ_CUDA) {
-        struct iz_view scratch = cuda_scratch(x);
+        struct iz_view scratch = matmul_cuda_scratch(x);
 
         if (!x->dry)
             iz_matmul_fwd_cuda(x, y, r, a, l, scratch);
@@ -174,7 +174,7 @@ static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
         x, 2. * (double)dy.rows * (double)iz_view_len(l->w),
         (double)(iz_view_bytes(da) + iz_view_bytes(dy) + iz_view_bytes(l->w)));
     if (x->backend == IZ_CUDA) {
-        struct iz_view scratch = cuda_scratch(x);
+        struct iz_view scratch = matmul_cuda_scratch(x);
 
         if (!x->dry)
             iz_matmul_da_cuda(x, da, dy, l, scratch);
@@ -263,8 +263,8 @@ static void dw_on_cpu(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     }
 }
 
-static void product_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
-                       const struct iz_linear *l)
+static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
+                              struct iz_view a, const struct iz_linear *l)
 {
     bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db);
     int64_t mark = iz_work_mark(x);
@@ -279,7 +279,7 @@ static void product_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     if (x->backend == IZ_CPU) {
         dw_on_cpu(x, dy, a, l);
     } else if (dw || db) {
-        struct iz_view scratch = cuda_scratch(x);
+        struct iz_view scratch = matmul_cuda_scratch(x);
 
         if (!x->dry)
             iz_matmul_dw_cuda(x, dy, a, l, scratch);
@@ -307,8 +307,8 @@ static struct iz_adapter *adapter_of(const struct iz_linear *l)
 
 /* scale v a^T [M,rank] of the layer's input v, or scale v b of the gradient of
  * its output; in scratch. */
-static struct iz_view narrow(struct iz_exec *x, struct iz_view v,
-                             const struct iz_adapter *f, bool gradient)
+static struct iz_view matmul_narrow(struct iz_exec *x, struct iz_view v,
+                                    const struct iz_adapter *f, bool gradient)
 {
     struct iz_view t = iz_work(x, x->act, v.rows, f->a.rows);
     struct iz_linear l = {
@@ -329,7 +329,7 @@ void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     if (f) {
         struct iz_linear wide = {.w = f->b, .out_in = true};
 
-        product_fwd(x, y, y, narrow(x, a, f, false), &wide);
+        product_fwd(x, y, y, matmul_narrow(x, a, f, false), &wide);
     }
     iz_work_release(x, mark);
 }
@@ -345,7 +345,7 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
     if (f) {
         struct iz_linear wide = {.w = f->a};
 
-        product_fwd(x, da, da, narrow(x, dy, f, true), &wide);
+        product_fwd(x, da, da, matmul_narrow(x, dy, f, true), &wide);
     }
     iz_work_release(x, mark);
 }
@@ -361,17 +361,17 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
         l->w.adapter->seen = true;
         l->w.adapter->out_in = l->out_in;
     }
-    product_dw(x, dy, a, &base);
+    matmul_product_dw(x, dy, a, &base);
     if (f && iz_wanted(x, f->da)) {
         struct iz_linear to_a = {.w = f->a, .dw = f->da, .out_in = true};
 
-        product_dw(x, narrow(x, dy, f, true), a, &to_a);
+        matmul_product_dw(x, matmul_narrow(x, dy, f, true), a, &to_a);
     }
     iz_work_release(x, mark);
     if (f && iz_wanted(x, f->db)) {
         struct iz_linear to_b = {.w = f->b, .dw = f->db, .out_in = true};
 
-        product_dw(x, dy, narrow(x, a, f, false), &to_b);
+        matmul_product_dw(x, dy, matmul_narrow(x, a, f, false), &to_b);
     }
     iz_work_release(x, mark);
 }

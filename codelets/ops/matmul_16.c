@@ -22,7 +22,7 @@ static struct iz_view rounded(struct iz_exec *x, struct iz_view v)
     return to;
 }
 
-static void product(struct iz_exec *x, struct iz_gemm16 *g)
+static void matmul_16_product(struct iz_exec *x, struct iz_gemm16 *g)
 {
     struct iz_view scratch = iz_work(x, IZ_U8, 1, iz_gemm16_scratch(g));
 
@@ -49,7 +49,7 @@ void iz_matmul16_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
 
     if (g.add && y.p != r.p && !x->dry)
         memcpy(y.p, r.p, (size_t)iz_view_bytes(y));
-    product(x, &g);
+    matmul_16_product(x, &g);
 }
 
 void iz_matmul16_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
@@ -64,7 +64,7 @@ void iz_matmul16_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                           .c = da.p,
                           .c_type = da.dtype};
 
-    product(x, &g);
+    matmul_16_product(x, &g);
 }
 
 void iz_matmul16_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
@@ -82,5 +82,5 @@ void iz_matmul16_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                           .c_type = l->dw.dtype,
                           .add = l->add};
 
-    product(x, &g);
+    matmul_16_product(x, &g);
 }

@@ -114,7 +114,7 @@ IZ_SIMD static void bwd_cpu(const struct backward *b)
 }
 
 /* An fp32 copy of a row vector of parameters. */
-static struct iz_view widen(struct iz_exec *x, struct iz_view v)
+static struct iz_view rmsnorm_widen(struct iz_exec *x, struct iz_view v)
 {
     struct iz_view f = iz_work(x, IZ_F32, 1, v.cols);
 
@@ -123,8 +123,8 @@ static struct iz_view widen(struct iz_exec *x, struct iz_view v)
     return f;
 }
 
-static void check(struct iz_view y, struct iz_view a,
-                  const struct iz_rmsnorm *n)
+static void rmsnorm_check(struct iz_view y, struct iz_view a,
+                          const struct iz_rmsnorm *n)
 {
     assert(a.rows == y.rows && a.cols == y.cols && a.cols == n->w.cols);
     assert(iz_view_len(n->rstd) == a.rows);
@@ -133,11 +133,11 @@ static void check(struct iz_view y, struct iz_view a,
     (void)n;
 }
 
-static void apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                  const struct iz_rmsnorm *n)
+static void rmsnorm_apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                          const struct iz_rmsnorm *n)
 {
     int64_t mark = iz_work_mark(x);
-    struct iz_view w = widen(x, n->w);
+    struct iz_view w = rmsnorm_widen(x, n->w);
 
     if (iz_runs(x, IZ_CPU))
         apply_cpu(whole_rows(y), whole_rows(a), n->rstd.p, w.p, a.rows, 1,
@@ -148,12 +148,12 @@ static void apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
 void iz_rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                     const struct iz_rmsnorm *n)
 {
-    check(y, a, n);
+    rmsnorm_check(y, a, n);
     iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     if (iz_runs(x, IZ_CPU))
         stats_cpu(n->rstd.p, whole_rows(a), a.rows, 1, a.cols, n->eps);
     if (x->backend == IZ_CPU)
-        apply(x, y, a, n);
+        rmsnorm_apply(x, y, a, n);
     if (iz_runs(x, IZ_CUDA))
         iz_rmsnorm_fwd_cuda(x, y, a, n);
 }
@@ -161,20 +161,21 @@ void iz_rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
 void iz_rmsnorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       const struct iz_rmsnorm *n)
 {
-    check(y, a, n);
+    rmsnorm_check(y, a, n);
     iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     if (x->backend == IZ_CPU)
-        apply(x, y, a, n);
+        rmsnorm_apply(x, y, a, n);
     if (iz_runs(x, IZ_CUDA))
         iz_rmsnorm_again_cuda(x, y, a, n);
 }
 
 /* Backward with its scratch on the CPU, [1,C] each: w and the sum for dw. */
-static void run_bwd_cpu(struct iz_exec *x, struct backward b,
-                        const struct iz_rmsnorm *n)
+static void rmsnorm_run_bwd_cpu(struct iz_exec *x, struct backward b,
+                                const struct iz_rmsnorm *n)
 {
     int64_t mark = iz_work_mark(x);
-    struct iz_view w = widen(x, n->w), gw = iz_work(x, IZ_F32, 1, n->w.cols);
+    struct iz_view w = rmsnorm_widen(x, n->w),
+                   gw = iz_work(x, IZ_F32, 1, n->w.cols);
 
     if (iz_runs(x, IZ_CPU)) {
         b.w = w.p;
@@ -189,8 +190,8 @@ static void run_bwd_cpu(struct iz_exec *x, struct backward b,
 }
 
 /* On a GPU: a row of dw per part. */
-static struct iz_view cuda_scratch(struct iz_exec *x,
-                                   const struct iz_rmsnorm *n)
+static struct iz_view rmsnorm_cuda_scratch(struct iz_exec *x,
+                                           const struct iz_rmsnorm *n)
 {
     int64_t parts =
         iz_norm_layer_parts(iz_view_len(n->rstd), n->w.cols, n->w.dtype);
@@ -204,22 +205,22 @@ void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
 {
     int64_t mark = iz_work_mark(x);
 
-    check(dx, a, n);
+    rmsnorm_check(dx, a, n);
     assert(dy.rows == a.rows && dy.cols == a.cols);
     iz_count(x, 0,
              (double)(iz_view_bytes(dx) + iz_view_bytes(r) + iz_view_bytes(dy) +
                       iz_view_bytes(a)));
     if (x->backend == IZ_CPU) {
-        run_bwd_cpu(x,
-                    (struct backward){.dx = whole_rows(dx),
-                                      .r = whole_rows(r),
-                                      .dy = whole_rows(dy),
-                                      .a = whole_rows(a),
-                                      .rows = a.rows,
-                                      .heads = 1},
-                    n);
+        rmsnorm_run_bwd_cpu(x,
+                            (struct backward){.dx = whole_rows(dx),
+                                              .r = whole_rows(r),
+                                              .dy = whole_rows(dy),
+                                              .a = whole_rows(a),
+                                              .rows = a.rows,
+                                              .heads = 1},
+                            n);
     } else {
-        struct iz_view scratch = cuda_scratch(x, n);
+        struct iz_view scratch = rmsnorm_cuda_scratch(x, n);
 
         if (iz_runs(x, IZ_CUDA))
             iz_rmsnorm_bwd_cuda(x, dx, r, dy, a, n, scratch);
@@ -256,7 +257,7 @@ void iz_headnorm_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
     check_heads(a, kept, n, first);
     iz_count(x, 0, 3. * (double)iz_view_bytes(kept));
     if (x->backend == IZ_CPU) {
-        struct iz_view w = widen(x, n->w);
+        struct iz_view w = rmsnorm_widen(x, n->w);
 
         if (iz_runs(x, IZ_CPU)) {
             struct pieces s = {a.p, a.cols, first};
@@ -281,15 +282,15 @@ void iz_headnorm_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
     if (x->backend == IZ_CPU) {
         struct pieces d = {da.p, da.cols, first};
 
-        run_bwd_cpu(x,
-                    (struct backward){.dx = d,
-                                      .dy = d,
-                                      .a = whole_rows(kept),
-                                      .rows = da.rows,
-                                      .heads = kept.cols / n->w.cols},
-                    n);
+        rmsnorm_run_bwd_cpu(x,
+                            (struct backward){.dx = d,
+                                              .dy = d,
+                                              .a = whole_rows(kept),
+                                              .rows = da.rows,
+                                              .heads = kept.cols / n->w.cols},
+                            n);
     } else {
-        struct iz_view scratch = cuda_scratch(x, n);
+        struct iz_view scratch = rmsnorm_cuda_scratch(x, n);
 
         if (iz_runs(x, IZ_CUDA))
             iz_headnorm_bwd_cuda(x, da, kept, n, first, scratch);

@@ -14,16 +14,16 @@
 
 /* 1 / (1 + exp(-a)).  What is below 1e-30 is 0: subnormal numbers are slow and
  * say nothing. */
-static inline float gate(float a)
+static inline float swiglu_gate(float a)
 {
     float s = 1 / (1 + iz_expf(-a));
 
     return a < -69 ? 0 : s;
 }
 
-/* d (a gate(a)) / da.  Beyond 100 the gate is 0 or 1; the clamp keeps 0 * inf
- * away and lets NaN through. */
-static inline float slope(float a, float s)
+/* d (a swiglu_gate(a)) / da.  Beyond 100 the gate is 0 or 1; the clamp keeps 0
+ * * inf away and lets NaN through. */
+static inline float swiglu_slope(float a, float s)
 {
     float c = a > 100 ? 100 : a;
 
@@ -36,7 +36,7 @@ IZ_SIMD static void fwd_cpu(float *restrict y, const float *restrict a,
 {
     for (int64_t i = 0; i < rows; i++, y += f, a += 2 * f)
         for (int64_t j = 0; j < f; j++)
-            y[j] = a[j] * gate(a[j]) * a[f + j];
+            y[j] = a[j] * swiglu_gate(a[j]) * a[f + j];
 }
 
 /* One row.  Results go through blocks of their own because they may replace the
@@ -49,9 +49,10 @@ static inline void bwd_row(float *da, float *y, const float *dy, const float *a,
         float dg[BLOCK], du[BLOCK], out[BLOCK];
 
         for (int64_t j = 0; j < m; j++) {
-            float g = a[i + j], u = a[f + i + j], d = dy[i + j], s = gate(g);
+            float g = a[i + j], u = a[f + i + j], d = dy[i + j],
+                  s = swiglu_gate(g);
 
-            dg[j] = d * u * slope(g, s);
+            dg[j] = d * u * swiglu_slope(g, s);
             du[j] = d * (g * s);
             out[j] = g * s * u;
         }

@@ -105,7 +105,7 @@ static int submit_numbered(struct iz_graph *g, struct starpu_task *task,
     return r;
 }
 
-static void submit(struct iz_graph *g, const struct iz_task *t)
+static void task_submit(struct iz_graph *g, const struct iz_task *t)
 {
     struct starpu_task *task = starpu_task_create();
     struct head *h = make_head(g, t);
@@ -146,7 +146,7 @@ void iz_submit(struct iz_graph *g, const struct iz_task *t)
         g->config.comm_alone && g->config.comm && t->where == IZ_ON_COMM;
     if (alone)
         wait_all(g);
-    submit(g, t);
+    task_submit(g, t);
     if (alone)
         wait_all(g);
 }

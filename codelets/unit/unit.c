@@ -8,7 +8,7 @@
 #include "codelets/flat/touched_rows.h"
 #include "codelets/gpu/flat_buffer.h"
 
-static void *at(void **buf, int i)
+static void *unit_at(void **buf, int i)
 {
     return i < 0 ? NULL : buf[i];
 }
@@ -171,7 +171,7 @@ static void recompute(struct iz_exec *x, const struct iz_unit *u,
 static void attach_save(struct iz_exec *x, const struct iz_unit_arg *a,
                         void **buf)
 {
-    void *p = at(buf, a->at_save);
+    void *p = unit_at(buf, a->at_save);
     if (!p && a->save_bytes)
         p = iz_work(x, IZ_U8, 1, a->save_bytes).p;
     x->save = (struct iz_arena){.base = p, .size = a->save_bytes};
@@ -194,29 +194,32 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     const struct iz_unit *u = &m->unit[l->unit];
     struct iz_view w[IZ_UNIT_PARAMS], dw[IZ_UNIT_PARAMS];
     struct iz_adapter adapter[IZ_UNIT_PARAMS / 2];
-    make_views(l, a->type, at(buf, a->at_param), at(buf, a->at_tied), w);
-    make_gradient_views(l, a->type, at(buf, a->at_grad),
-                        at(buf, a->at_tied_grad), dw);
-    make_adapters(l, a->type, at(buf, a->at_param), at(buf, a->at_grad),
-                  adapter, w);
+    make_views(l, a->type, unit_at(buf, a->at_param), unit_at(buf, a->at_tied),
+               w);
+    make_gradient_views(l, a->type, unit_at(buf, a->at_grad),
+                        unit_at(buf, a->at_tied_grad), dw);
+    make_adapters(l, a->type, unit_at(buf, a->at_param),
+                  unit_at(buf, a->at_grad), adapter, w);
     show_rows(a, buf, w, dw);
-    char *batch = at(buf, a->at_batch);
+    char *batch = unit_at(buf, a->at_batch);
     struct iz_layer layer = {
         .self = u->self,
         .unit = l->unit,
         .samples = a->samples,
         .w = w,
         .dw = dw,
-        .x = boundary(x->act, m, l->unit - 1, a->samples, at(buf, a->at_x)),
-        .y = boundary(x->act, m, l->unit, a->samples, at(buf, a->at_y)),
-        .dy = boundary(x->act, m, l->unit, a->samples, at(buf, a->at_d)),
-        .dx = boundary(x->act, m, l->unit - 1, a->samples, at(buf, a->at_d)),
+        .x =
+            boundary(x->act, m, l->unit - 1, a->samples, unit_at(buf, a->at_x)),
+        .y = boundary(x->act, m, l->unit, a->samples, unit_at(buf, a->at_y)),
+        .dy = boundary(x->act, m, l->unit, a->samples, unit_at(buf, a->at_d)),
+        .dx =
+            boundary(x->act, m, l->unit - 1, a->samples, unit_at(buf, a->at_d)),
         .input = batch,
         .target = batch ? batch + a->samples * m->input_bytes : NULL,
-        .loss = at(buf, a->at_loss),
+        .loss = unit_at(buf, a->at_loss),
         .loss_scale = loss_scale(a, buf),
         .row = a->row,
-        .logits = at(buf, a->at_logits),
+        .logits = unit_at(buf, a->at_logits),
     };
     attach_save(x, a, buf);
     if (a->call == IZ_CALL_BACKWARD && a->at_save < 0 && u->forward)

@@ -54,7 +54,7 @@ void iz_progress_begin(struct iz_progress *p, const char *what, int64_t bytes)
     }
 }
 
-static void show(struct iz_progress *p, int64_t now)
+static void progress_show(struct iz_progress *p, int64_t now)
 {
     int64_t bytes = atomic_load(&p->done);
     double s = (double)(now - p->begin_ns) * 1e-9, done = (double)bytes;
@@ -84,7 +84,7 @@ void iz_progress_add(struct iz_progress *p, int64_t bytes)
     if (now - p->shown_ns < p->every_ns ||
         atomic_flag_test_and_set(&p->showing))
         return;
-    show(p, now);
+    progress_show(p, now);
     atomic_flag_clear(&p->showing);
 }
 
@@ -93,6 +93,6 @@ void iz_progress_end(struct iz_progress *p)
     if (p->live)
         fprintf(stderr, "\r\033[K");
     else if (p->shown >= 0 && p->shown < p->done)
-        show(p, iz_now_ns());
+        progress_show(p, iz_now_ns());
     p->live = false;
 }

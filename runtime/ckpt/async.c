@@ -222,7 +222,7 @@ static int64_t raw_at(const struct iz_engine *e, int64_t n)
     return (4 - size) * room;
 }
 
-static void widen(const struct iz_engine *e, char *buffer, int64_t n)
+static void ckpt_async_widen(const struct iz_engine *e, char *buffer, int64_t n)
 {
     enum { BLOCK = 1024 };
     int64_t size = iz_dtype_bytes(e->plan.param_type);
@@ -323,8 +323,8 @@ static void run_write(struct iz_exec *x, void **buf, const void *arg)
 
     (void)x;
     if (a->s->state.arg[a->part].array == IZ_FROZEN)
-        widen(a->s->e, buf[0],
-              iz_piece_block_elems(&a->s->piece[a->part], a->block));
+        ckpt_async_widen(a->s->e, buf[0],
+                         iz_piece_block_elems(&a->s->piece[a->part], a->block));
     if (good(a->s))
         fail(a->s,
              iz_ckpt_writer_block(&a->s->writer, a->part, a->block, buf[0]));

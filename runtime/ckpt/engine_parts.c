@@ -21,7 +21,8 @@ static const char *array_name(const struct iz_engine *e, int a)
     return iz_optimizer(e->plan.optimizer)->state[a - IZ_STATE].name;
 }
 
-static void put(void *arg, int64_t from, const float *in, int64_t n)
+static void engine_parts_put(void *arg, int64_t from, const float *in,
+                             int64_t n)
 {
     struct iz_state_part *a = arg;
     iz_access_put(a->e, a->group, a->array, from + a->skip, in, n);
@@ -49,8 +50,11 @@ static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
         count = n - first;
     *arg = (struct iz_state_part){e, u, (enum iz_array)a,
                                   e->plan.states_full && !load ? base : 0};
-    *q = (struct iz_ckpt_part){
-        .total = n, .first = first, .count = count, .put = put, .arg = arg};
+    *q = (struct iz_ckpt_part){.total = n,
+                               .first = first,
+                               .count = count,
+                               .put = engine_parts_put,
+                               .arg = arg};
     snprintf(q->name, sizeof(q->name), "%s%s/%s", e->model->unit[u].name,
              a == IZ_FROZEN ? ".frozen" : "", array_name(e, a));
 }

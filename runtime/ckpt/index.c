@@ -142,10 +142,10 @@ int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
 
 /* ---- reading ---- */
 
-static int fault(const struct iz_ckpt_index *x, const char *fmt, ...)
+static int ckpt_index_fault(const struct iz_ckpt_index *x, const char *fmt, ...)
     IZ_PRINTF(2, 3);
 
-static int fault(const struct iz_ckpt_index *x, const char *fmt, ...)
+static int ckpt_index_fault(const struct iz_ckpt_index *x, const char *fmt, ...)
 {
     va_list args;
 
@@ -174,8 +174,8 @@ static bool sealed(const char *text, int64_t bytes)
 }
 
 /* -1 if there is no such number. */
-static int64_t number(const struct iz_json *object, const char *key,
-                      int64_t max)
+static int64_t ckpt_index_number(const struct iz_json *object, const char *key,
+                                 int64_t max)
 {
     return iz_json_number(iz_json_member(object, key), max);
 }
@@ -199,7 +199,7 @@ static int files_parse(struct iz_ckpt_index *x)
     for (int i = 0; i < x->ranks; i++) {
         const struct iz_json *v = iz_json_item(files, i);
 
-        x->file[i].bytes = number(v, "bytes", INT64_MAX);
+        x->file[i].bytes = ckpt_index_number(v, "bytes", INT64_MAX);
         x->file[i].header_hash = strtoull(text_of(v, "header"), NULL, 16);
     }
     return 0;
@@ -210,17 +210,17 @@ static int index_parse(struct iz_ckpt_index *x, const char *text, int64_t bytes)
     int64_t format;
 
     if (!sealed(text, bytes))
-        return fault(x,
-                     "damaged or truncated: the text does not have its hash");
+        return ckpt_index_fault(
+            x, "damaged or truncated: the text does not have its hash");
     x->root = iz_json_open(text, bytes);
-    format = number(x->root, "izar", INT_MAX);
+    format = ckpt_index_number(x->root, "izar", INT_MAX);
     if (format != FORMAT)
-        return fault(x, "version %" PRId64 ", this program reads %d", format,
-                     FORMAT);
-    x->step = number(x->root, "step", INT64_MAX);
-    x->ranks = (int)number(x->root, "ranks", INT_MAX);
+        return ckpt_index_fault(x, "version %" PRId64 ", this program reads %d",
+                                format, FORMAT);
+    x->step = ckpt_index_number(x->root, "step", INT64_MAX);
+    x->ranks = (int)ckpt_index_number(x->root, "ranks", INT_MAX);
     if (x->step < 0 || files_parse(x))
-        return fault(x, "has no step, ranks or files");
+        return ckpt_index_fault(x, "has no step, ranks or files");
     return 0;
 }
 
@@ -231,7 +231,7 @@ static int index_read(struct iz_ckpt_index *x)
     int err = text ? 0 : -errno;
 
     if (!text)
-        fault(x, "%s", strerror(-err));
+        ckpt_index_fault(x, "%s", strerror(-err));
     else
         err = index_parse(x, text, bytes);
     free(text);
@@ -286,7 +286,7 @@ struct iz_ckpt_file iz_ckpt_index_file(const struct iz_ckpt_index *x, int rank)
 
 /* The value as text on a few lines of a message; "nothing" where there is none.
  */
-static void show(const char *who, const struct iz_json *v)
+static void ckpt_index_show(const char *who, const struct iz_json *v)
 {
     char *text = v ? iz_json_dump(v) : NULL;
 
@@ -299,8 +299,8 @@ static int model_differs(const struct iz_ckpt_index *x, const char *key,
 {
     fprintf(stderr, "izar: checkpoint: %s: model%s%s differs: ", x->path,
             *key ? "." : "", key);
-    show("the checkpoint has", saved);
-    show(", the run", run);
+    ckpt_index_show("the checkpoint has", saved);
+    ckpt_index_show(", the run", run);
     fputc('\n', stderr);
     return -EINVAL;
 }
@@ -343,10 +343,11 @@ static int optimizer_check(const struct iz_ckpt_index *x,
 
     if (!*saved || strcmp(saved, k->optimizer) == 0)
         return 0;
-    return fault(x,
-                 "has the states of optimizer %s, in this run optimizer.type "
-                 "has those of %s",
-                 saved, k->optimizer);
+    return ckpt_index_fault(
+        x,
+        "has the states of optimizer %s, in this run optimizer.type "
+        "has those of %s",
+        saved, k->optimizer);
 }
 
 static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
@@ -361,9 +362,10 @@ static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
 static int same_count(const struct iz_ckpt_index *x, const char *what,
                       int64_t saved, int64_t run)
 {
-    return saved == run ? 0
-                        : fault(x, "%" PRId64 " %s, this run has %" PRId64,
-                                saved, what, run);
+    return saved == run
+               ? 0
+               : ckpt_index_fault(x, "%" PRId64 " %s, this run has %" PRId64,
+                                  saved, what, run);
 }
 
 static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
@@ -374,12 +376,13 @@ static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
         const struct iz_json *v = iz_json_item(arrays, i);
         const char *name = text_of(v, "name");
         const struct iz_ckpt_part *p = part_find(k, name);
-        int64_t total = number(v, "total", INT64_MAX);
+        int64_t total = ckpt_index_number(v, "total", INT64_MAX);
 
         if (!p)
-            return fault(x, "array %s is not part of this run", name);
+            return ckpt_index_fault(x, "array %s is not part of this run",
+                                    name);
         if (p->total != total)
-            return fault(
+            return ckpt_index_fault(
                 x, "array %s has %" PRId64 " elements, in this run %" PRId64,
                 name, total, p->total);
     }
@@ -393,7 +396,7 @@ static bool name_equal(const struct iz_json *v, const struct iz_ckpt_name *p)
 
     return strcmp(text_of(v, "name"), p->name) == 0 &&
            strcmp(text_of(v, "array"), p->array) == 0 &&
-           number(v, "offset", INT64_MAX) == p->offset &&
+           ckpt_index_number(v, "offset", INT64_MAX) == p->offset &&
            iz_json_number(iz_json_item(shape, 0), INT64_MAX) == p->rows &&
            iz_json_number(iz_json_item(shape, 1), INT64_MAX) == p->cols;
 }
@@ -410,10 +413,11 @@ static int places_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 
         if (strcmp(text_of(v, "name"), name) == 0 &&
             strcmp(array, k->names[i].array) != 0)
-            return fault(x,
-                         "%s is part of %s, in this run of %s: other tensors "
-                         "are frozen",
-                         name, array, k->names[i].array);
+            return ckpt_index_fault(
+                x,
+                "%s is part of %s, in this run of %s: other tensors "
+                "are frozen",
+                name, array, k->names[i].array);
     }
     return 0;
 }
@@ -424,11 +428,12 @@ static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 
     for (int i = 0; i < k->n_names; i++)
         if (!name_equal(iz_json_item(names, i), &k->names[i]))
-            return fault(x,
-                         "parameter %d (%s, [%" PRId64 ", %" PRId64 "] in %s) "
-                         "has another name, shape or place",
-                         i, k->names[i].name, k->names[i].rows,
-                         k->names[i].cols, k->names[i].array);
+            return ckpt_index_fault(x,
+                                    "parameter %d (%s, [%" PRId64 ", %" PRId64
+                                    "] in %s) "
+                                    "has another name, shape or place",
+                                    i, k->names[i].name, k->names[i].rows,
+                                    k->names[i].cols, k->names[i].array);
     return same_count(x, "parameters", iz_json_count(names), k->n_names);
 }
 
@@ -451,7 +456,8 @@ static int scalars_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 
     for (int i = 0; i < k->n_scalars; i++)
         if (!scalar_get(x, k->scalar[i].name, &v))
-            return fault(x, "scalar %s is missing", k->scalar[i].name);
+            return ckpt_index_fault(x, "scalar %s is missing",
+                                    k->scalar[i].name);
     return same_count(x, "scalars", n, k->n_scalars);
 }
 

@@ -28,7 +28,7 @@ struct load {
     struct iz_progress progress;
 };
 
-static int fault(const struct iz_safetensors *f, const char *what)
+static int ckpt_load_fault(const struct iz_safetensors *f, const char *what)
 {
     fprintf(stderr, "izar: checkpoint: %s: %s\n", f->st.path, what);
     return -EINVAL;
@@ -40,13 +40,15 @@ static int file_check(const struct load *l, const struct iz_safetensors *f,
     struct iz_ckpt_file want = iz_ckpt_index_file(l->index, rank);
 
     if (f->st.bytes != want.bytes)
-        return fault(f, "has not the size that index.json gives (truncated?)");
+        return ckpt_load_fault(
+            f, "has not the size that index.json gives (truncated?)");
     if (f->st.header_hash != want.header_hash)
-        return fault(
+        return ckpt_load_fault(
             f, "damaged: the header has not the hash that index.json gives");
     if (f->rank != rank || f->ranks != iz_ckpt_index_ranks(l->index) ||
         f->step != l->step)
-        return fault(f, "belongs to another rank, number of ranks or step");
+        return ckpt_load_fault(
+            f, "belongs to another rank, number of ranks or step");
     return 0;
 }
 
@@ -86,7 +88,8 @@ static int file_take(struct load *l, const struct iz_safetensors *f)
         const struct iz_piece *p = iz_safetensors_find(f, l->k->part[i].name);
 
         if (!p || p->total != l->k->part[i].total)
-            err = fault(f, "has not the arrays that index.json gives");
+            err =
+                ckpt_load_fault(f, "has not the arrays that index.json gives");
         else
             err = part_take(l, i, f, p);
     }

@@ -83,7 +83,7 @@ char *iz_safetensors_header(const struct iz_piece *piece, int n, int64_t step,
 /* ---- reading ---- */
 
 /* Decimal without sign; -1 if it is anything else or does not fit. */
-static int64_t number(const char **text)
+static int64_t rank_file_number(const char **text)
 {
     int64_t v = 0;
     const char *p = *text;
@@ -104,7 +104,7 @@ static int metadata_number(const struct iz_st *s, const char *key, int64_t max,
 {
     const char *text = iz_json_text(iz_json_member(s->metadata, key));
 
-    *out = text ? number(&text) : -1;
+    *out = text ? rank_file_number(&text) : -1;
     if (*out < 0 || *out > max || *text)
         return iz_st_fault(
             s, "__metadata__.%s is missing or not a number up to %" PRId64, key,
@@ -135,11 +135,11 @@ static int hashes_parse(struct iz_piece *p, const char *text)
 static int piece_place(const struct iz_st *s, struct iz_piece *p,
                        const char *text)
 {
-    p->first = text ? number(&text) : -1;
+    p->first = text ? rank_file_number(&text) : -1;
     if (p->first < 0 || *text++ != ' ')
         return iz_st_fault(s, "tensor %s has no place in __metadata__",
                            p->name);
-    p->total = number(&text);
+    p->total = rank_file_number(&text);
     if (p->total < 0 || *text++ != ' ')
         return iz_st_fault(s, "tensor %s has no total in __metadata__",
                            p->name);

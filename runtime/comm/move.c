@@ -55,7 +55,8 @@ static void equal_parts(struct iz_coll *c, int64_t length)
 
 /* What a rank has in the end that it did not have, in bytes, and what others
  * have of it, whatever the way. */
-static void count(struct iz_coll *c, int64_t to_others, int64_t from_others)
+static void comm_move_count(struct iz_coll *c, int64_t to_others,
+                            int64_t from_others)
 {
     c->sent_bytes += to_others;
     c->received_bytes += from_others;
@@ -176,7 +177,7 @@ void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
     iz_coll_begin(c, IZ_COLL_ALL_GATHER, all / c->size, what);
     if (pieces == 0 || c->size == 1)
         return;
-    count(c, own * (c->size - 1), all - own);
+    comm_move_count(c, own * (c->size - 1), all - own);
     iz_near_enter(c, full);
     for (int64_t k = 0; k < pieces + g.cut.in_flight; k++) {
         int64_t done = k - g.cut.in_flight;
@@ -352,7 +353,7 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
         return;
     need_scratch(c, iz_coll_scratch_bytes(c->size, bytes), what);
     d.direct = direct_source(&d);
-    count(c, all - own, own * (c->size - 1));
+    comm_move_count(c, all - own, own * (c->size - 1));
     iz_near_enter(c, full);
     for (int64_t k = 0, pieces = pieces_of(bytes, cut);
          k < pieces + cut.in_flight; k++) {

@@ -23,7 +23,7 @@ struct iz_requests {
     MPI_Request *group[IZ_FLIGHT_GROUPS];
 };
 
-static void check(int rc, const char *what)
+static void comm_mpi_check(int rc, const char *what)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
     int len = 0;
@@ -78,7 +78,7 @@ static void wait_all(const struct iz_coll *c, int n, MPI_Request *r,
     int done = 0;
 
     for (;;) {
-        check(MPI_Testall(n, r, &done, MPI_STATUSES_IGNORE), what);
+        comm_mpi_check(MPI_Testall(n, r, &done, MPI_STATUSES_IGNORE), what);
         if (done)
             return;
         iz_coll_pause(c, start, what);
@@ -93,17 +93,17 @@ static MPI_Request *next_request(struct iz_flight *f, int group)
 void iz_flight_recv(struct iz_flight *f, int group, void *p, int64_t bytes,
                     int from)
 {
-    check(MPI_Irecv(p, (int)bytes, MPI_BYTE, from, 0, MPI_COMM_WORLD,
-                    next_request(f, group)),
-          f->what);
+    comm_mpi_check(MPI_Irecv(p, (int)bytes, MPI_BYTE, from, 0, MPI_COMM_WORLD,
+                             next_request(f, group)),
+                   f->what);
 }
 
 void iz_flight_send(struct iz_flight *f, int group, const void *p,
                     int64_t bytes, int to)
 {
-    check(MPI_Isend(p, (int)bytes, MPI_BYTE, to, 0, MPI_COMM_WORLD,
-                    next_request(f, group)),
-          f->what);
+    comm_mpi_check(MPI_Isend(p, (int)bytes, MPI_BYTE, to, 0, MPI_COMM_WORLD,
+                             next_request(f, group)),
+                   f->what);
 }
 
 void iz_flight_wait(struct iz_flight *f, int group)
@@ -121,9 +121,9 @@ void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
     MPI_Request r;
 
     iz_coll_begin(c, IZ_COLL_DOUBLES, per_rank, what);
-    check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, per_rank,
-                         MPI_DOUBLE, MPI_COMM_WORLD, &r),
-          what);
+    comm_mpi_check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all,
+                                  per_rank, MPI_DOUBLE, MPI_COMM_WORLD, &r),
+                   what);
     wait_all(c, 1, &r, what);
     c->sent_bytes += bytes;
     c->received_bytes += bytes;
@@ -134,7 +134,7 @@ void iz_coll_barrier(struct iz_coll *c, const char *what)
     MPI_Request r;
 
     iz_coll_begin(c, IZ_COLL_BARRIER, 0, what);
-    check(MPI_Ibarrier(MPI_COMM_WORLD, &r), what);
+    comm_mpi_check(MPI_Ibarrier(MPI_COMM_WORLD, &r), what);
     wait_all(c, 1, &r, what);
 }
 
@@ -147,9 +147,9 @@ void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
         int64_t n = min64(left, BROADCAST_PIECE);
         MPI_Request r;
 
-        check(MPI_Ibcast((char *)p + at, (int)n, MPI_BYTE, root, MPI_COMM_WORLD,
-                         &r),
-              what);
+        comm_mpi_check(MPI_Ibcast((char *)p + at, (int)n, MPI_BYTE, root,
+                                  MPI_COMM_WORLD, &r),
+                       what);
         wait_all(c, 1, &r, what);
     }
     if (c->rank == root)
@@ -167,9 +167,9 @@ static int least(struct iz_coll *c, int mine)
     if (!c->state)
         return mine;
     iz_coll_begin(c, IZ_COLL_ALL_OK, 0, what);
-    check(MPI_Iallreduce(MPI_IN_PLACE, &mine, 1, MPI_INT, MPI_MIN,
-                         MPI_COMM_WORLD, &r),
-          what);
+    comm_mpi_check(MPI_Iallreduce(MPI_IN_PLACE, &mine, 1, MPI_INT, MPI_MIN,
+                                  MPI_COMM_WORLD, &r),
+                   what);
     wait_all(c, 1, &r, what);
     return mine;
 }

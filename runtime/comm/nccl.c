@@ -85,7 +85,7 @@ static void done(struct iz_nccl *n)
     n->since_s = 0;
 }
 
-static void check(struct iz_nccl *n, ncclResult_t r)
+static void comm_nccl_check(struct iz_nccl *n, ncclResult_t r)
 {
     if (r == ncclSuccess)
         return;
@@ -100,8 +100,8 @@ static void wait_done(struct iz_nccl *n, cudaStream_t stream)
 {
     for (int turn = 0; !iz_device_done(stream); turn++) {
         ncclResult_t r = ncclSuccess;
-        check(n, ncclCommGetAsyncError(n->comm, &r));
-        check(n, r);
+        comm_nccl_check(n, ncclCommGetAsyncError(n->comm, &r));
+        comm_nccl_check(n, r);
         iz_device_nap(turn);
     }
     done(n);
@@ -139,7 +139,7 @@ int iz_nccl_open(struct iz_nccl **out, struct iz_coll *c)
         return err ? err : -EIO;
     iz_coll_broadcast(c, &id, sizeof(id), 0, "NCCL's id");
     begin(n, "connecting", "the communicator");
-    check(n, ncclCommInitRank(&n->comm, c->size, id, c->rank));
+    comm_nccl_check(n, ncclCommInitRank(&n->comm, c->size, id, c->rank));
     done(n);
     return 0;
 }
@@ -166,8 +166,8 @@ void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
 {
     const char *mine = (char *)full + n->coll->rank * shard_bytes;
     begin(n, "all-gather", what);
-    check(n, ncclAllGather(mine, full, (size_t)shard_bytes, ncclUint8, n->comm,
-                           stream));
+    comm_nccl_check(n, ncclAllGather(mine, full, (size_t)shard_bytes, ncclUint8,
+                                     n->comm, stream));
     wait_done(n, stream);
 }
 
@@ -176,15 +176,15 @@ void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
 {
     size_t bytes = (size_t)part_bytes;
     begin(n, "reduce-scatter", what);
-    check(n, ncclGroupStart());
+    comm_nccl_check(n, ncclGroupStart());
     for (int k = 1; k < n->coll->size; k++) {
         int to = (n->coll->rank + k) % n->coll->size;
         int from = (n->coll->rank + n->coll->size - k) % n->coll->size;
-        check(n, ncclSend((const char *)full + to * part_bytes, bytes,
-                          ncclUint8, to, n->comm, stream));
-        check(n, ncclRecv((char *)in + from * part_bytes, bytes, ncclUint8,
-                          from, n->comm, stream));
+        comm_nccl_check(n, ncclSend((const char *)full + to * part_bytes, bytes,
+                                    ncclUint8, to, n->comm, stream));
+        comm_nccl_check(n, ncclRecv((char *)in + from * part_bytes, bytes,
+                                    ncclUint8, from, n->comm, stream));
     }
-    check(n, ncclGroupEnd());
+    comm_nccl_check(n, ncclGroupEnd());
     wait_done(n, stream);
 }

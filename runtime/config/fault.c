@@ -10,7 +10,7 @@
 #define FAULT_MAX 1024
 
 /* What a user typed must not break the line. */
-static void print_line(FILE *out, const char *s)
+static void config_fault_print_line(FILE *out, const char *s)
 {
     for (; *s != '\0'; s++) {
         unsigned char c = (unsigned char)*s;
@@ -48,7 +48,7 @@ void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     else
         snprintf(line, sizeof line, "%s: %s%s%s", f->path,
                  key != NULL ? key : "", key != NULL ? ": " : "", what);
-    print_line(f->err, line);
+    config_fault_print_line(f->err, line);
 }
 
 bool iz_word(char *word, size_t size, const char *words, int i)

@@ -22,8 +22,9 @@ struct reader {
 
 /* ---- reading ---- */
 
-static void fault(struct reader *r, const char *name, const char *what,
-                  const struct iz_json *found, const char *want)
+static void published_fault(struct reader *r, const char *name,
+                            const char *what, const struct iz_json *found,
+                            const char *want)
 {
     char *text = found ? iz_json_dump(found) : NULL;
 
@@ -112,7 +113,7 @@ static bool seen(struct reader *r, const struct iz_hf *hf,
         if (!w)
             continue;
         if (!iz_json_equal(v, w))
-            fault(r, k->name, ", which is not ", v, p->name);
+            published_fault(r, k->name, ", which is not ", v, p->name);
         return true;
     }
     return false;
@@ -147,7 +148,7 @@ static void check_with(struct reader *r, const struct iz_hf_key *k,
         names += n + (names[n] == '|');
     }
     snprintf(want, sizeof want, "%s in %s", k->with_value, k->with);
-    fault(r, k->name, "; this model only has it with ", v, want);
+    published_fault(r, k->name, "; this model only has it with ", v, want);
 }
 
 static void read_shape(struct reader *r, const struct iz_hf *hf,
@@ -161,7 +162,7 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
     if (v && k->with)
         check_with(r, k, v);
     if (!v && !k->values)
-        fault(r, k->name, " is missing", NULL, "");
+        published_fault(r, k->name, " is missing", NULL, "");
     else if (!v && *k->values)
         put_member(r, k->key, k->values);
     else if (text && !seen(r, hf, k, v))
@@ -175,7 +176,7 @@ static void read_constant(struct reader *r, const struct iz_hf_key *k)
     const struct iz_json *v = lookup(r->root, k->name);
 
     if (v && !is_one_of(v, k->values))
-        fault(r, k->name, "; this model only has ", v, k->values);
+        published_fault(r, k->name, "; this model only has ", v, k->values);
 }
 
 /* The type that the file is of; NULL after a fault. */
@@ -195,7 +196,7 @@ static const struct iz_hf_type *read_type(struct reader *r,
                               n ? "|" : "", t->name);
     if (t->name)
         return t;
-    fault(r, "model_type", "; this model only has ", v, known);
+    published_fault(r, "model_type", "; this model only has ", v, known);
     return NULL;
 }
 
@@ -389,7 +390,7 @@ char *iz_hf_config_text(const struct iz_section *model, const void *self,
 
 #define KEPT "imported.json"
 
-static int refuse(const char *path, int why)
+static int published_refuse(const char *path, int why)
 {
     fprintf(stderr, "izar: %s: %s\n", path, strerror(why));
     return -why;
@@ -399,8 +400,8 @@ static int copy_file(const char *to, const char *from)
 {
     int64_t bytes;
     char *text = iz_durable_read(from, &bytes);
-    int err =
-        text ? iz_durable_replace("run.output", to, text) : refuse(from, errno);
+    int err = text ? iz_durable_replace("run.output", to, text)
+                   : published_refuse(from, errno);
 
     free(text);
     return err;
@@ -416,7 +417,8 @@ int iz_hf_config_keep(const char *output, const char *folder, bool goes_on)
         return 0;
     if (*folder)
         return copy_file(kept, from);
-    return remove(kept) != 0 && errno != ENOENT ? refuse(kept, errno) : 0;
+    return remove(kept) != 0 && errno != ENOENT ? published_refuse(kept, errno)
+                                                : 0;
 }
 
 int iz_hf_config_kept(char *path, size_t size, const char *output,

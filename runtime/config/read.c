@@ -358,7 +358,7 @@ static void apply_override(struct reader *r, json_t *root, const char *set)
 }
 
 /* The parsed file, or NULL after a fault; *rc is then a negative errno. */
-static json_t *load(struct reader *r, const char *path, int *rc)
+static json_t *config_read_load(struct reader *r, const char *path, int *rc)
 {
     json_error_t e;
     json_t *root;
@@ -398,7 +398,7 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
 
     r.faults =
         (struct iz_faults){err, path != NULL ? path : "config", set, n_set, 0};
-    root = path != NULL ? load(&r, path, &rc) : json_object();
+    root = path != NULL ? config_read_load(&r, path, &rc) : json_object();
     if (root == NULL)
         return rc != 0 ? rc : -ENOMEM;
     memset(&file, 0, sizeof file);

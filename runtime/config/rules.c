@@ -70,7 +70,7 @@ int iz_rules_none(const struct iz_model *m, const char *key, const char *match,
     return -EINVAL;
 }
 
-static void apply(struct iz_param *p, const struct iz_rule *r)
+static void rules_apply(struct iz_param *p, const struct iz_rule *r)
 {
     if (r->given[IZ_RULE_DECAY])
         p->weight_decay = r->weight_decay;
@@ -95,7 +95,7 @@ static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
 
             if (fnmatch(r->match, p->name, 0) != 0)
                 continue;
-            apply(p, r);
+            rules_apply(p, r);
             found++;
         }
     snprintf(key, sizeof key, "parameters[%d].match", i);

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static int add(struct iz_paths *p, const char *path)
+static int data_paths_add(struct iz_paths *p, const char *path)
 {
     char **grown;
 
@@ -41,7 +41,7 @@ static int add_pattern(struct iz_paths *p, const char *pattern)
         err = -ENOENT;
     }
     for (size_t i = 0; !err && i < g.gl_pathc; i++)
-        err = add(p, g.gl_pathv[i]);
+        err = data_paths_add(p, g.gl_pathv[i]);
     globfree(&g);
     return err;
 }
@@ -50,7 +50,7 @@ static int add_entry(struct iz_paths *p, const char *entry)
 {
     if (strpbrk(entry, "*?[") && access(entry, F_OK) != 0)
         return add_pattern(p, entry);
-    return add(p, entry);
+    return data_paths_add(p, entry);
 }
 
 static int add_list(struct iz_paths *p, char *list)
@@ -73,7 +73,7 @@ int iz_paths_open(struct iz_paths *p, const char *list)
 
     *p = (struct iz_paths){0};
     if (access(list, F_OK) == 0) /* a file's name may have a comma */
-        return add(p, list);
+        return data_paths_add(p, list);
     copy = strdup(list);
     if (!copy)
         return -ENOMEM;

@@ -31,7 +31,7 @@ static const struct shard_format {
 
 /* ---- files ---- */
 
-static int refuse(const char *path, int err)
+static int data_shard_refuse(const char *path, int err)
 {
     fprintf(stderr, "izar: data: %s: %s\n", path, strerror(err));
     return -err;
@@ -42,7 +42,7 @@ static int map(struct iz_mapping *m, int fd, const char *path)
     struct stat st;
 
     if (fstat(fd, &st) != 0)
-        return refuse(path, errno);
+        return data_shard_refuse(path, errno);
     if (!S_ISREG(st.st_mode)) {
         fprintf(stderr, "izar: data: %s is not a regular file\n", path);
         return -EINVAL;
@@ -55,7 +55,7 @@ static int map(struct iz_mapping *m, int fd, const char *path)
     m->at = mmap(NULL, (size_t)m->bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (m->at == MAP_FAILED) {
         m->at = NULL;
-        return refuse(path, errno);
+        return data_shard_refuse(path, errno);
     }
     return 0;
 }
@@ -67,7 +67,7 @@ int iz_mapping_open(struct iz_mapping *m, const char *path)
 
     *m = (struct iz_mapping){0};
     if (fd < 0)
-        return refuse(path, errno);
+        return data_shard_refuse(path, errno);
     err = map(m, fd, path);
     close(fd);
     return err;

@@ -92,7 +92,7 @@ static void store_param(struct iz_engine *e, int group, struct iz_chunk *k)
 }
 
 /* Whether an array is kept in fewer bytes than it is read and written in. */
-static bool narrow(const struct iz_engine *e, enum iz_array a)
+static bool engine_access_narrow(const struct iz_engine *e, enum iz_array a)
 {
     return a >= IZ_STATE && e->plan.moments != IZ_MOMENT_F32;
 }
@@ -252,7 +252,7 @@ void iz_access_get(struct iz_engine *e, int group, enum iz_array a,
         return;
     }
     while (next_piece(g->chunk, from, n, &p)) {
-        if (narrow(e, a)) {
+        if (engine_access_narrow(e, a)) {
             struct iz_moments x = chunk_moments(e, group, p.chunk, a);
             get_moments(e, p.chunk->home, out + p.done, &x, p.at, p.n);
             continue;
@@ -287,7 +287,7 @@ void iz_access_put(struct iz_engine *e, int group, enum iz_array a,
         store_param(e, group, p.chunk);
     }
     while (a != IZ_FROZEN && next_piece(g->chunk, from, n, &p)) {
-        if (narrow(e, a)) {
+        if (engine_access_narrow(e, a)) {
             struct iz_moments x = chunk_moments(e, group, p.chunk, a);
             put_moments(e, p.chunk->home, &x, p.at, in + p.done, p.n);
             store_state(e, group, p.chunk);

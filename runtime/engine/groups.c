@@ -254,9 +254,10 @@ static void close_group(struct iz_group *g)
 
 /* ---- disk ---- */
 
-static int open_file(struct iz_engine *e, struct iz_nvme **f, const char *what,
-                     const struct iz_offload_config *c, enum iz_class class,
-                     int64_t bytes)
+static int engine_groups_open_file(struct iz_engine *e, struct iz_nvme **f,
+                                   const char *what,
+                                   const struct iz_offload_config *c,
+                                   enum iz_class class, int64_t bytes)
 {
     char name[64];
     snprintf(name, sizeof(name), "izar-%d-rank%d-%s", (int)getpid(),
@@ -289,11 +290,13 @@ static int open_files(struct iz_engine *e)
     }
     int r = 0;
     if (e->plan.state_home == IZ_HOME_NVME)
-        r = open_file(e, &e->state_file, "state", &e->config->zero.optimizer,
-                      IZ_MEM_STATE, state);
+        r = engine_groups_open_file(e, &e->state_file, "state",
+                                    &e->config->zero.optimizer, IZ_MEM_STATE,
+                                    state);
     if (!r && e->plan.param_home == IZ_HOME_NVME)
-        r = open_file(e, &e->param_file, "param", &e->config->zero.param,
-                      IZ_MEM_PARAM, param);
+        r = engine_groups_open_file(e, &e->param_file, "param",
+                                    &e->config->zero.param, IZ_MEM_PARAM,
+                                    param);
     return r;
 }
 

@@ -334,7 +334,7 @@ static void write_run(const struct iz_engine *e, FILE *f)
     fprintf(f, "]\n");
 }
 
-static void describe(const struct iz_engine *e)
+static void trace_describe(const struct iz_engine *e)
 {
     char path[IZ_PATH_MAX + 32];
     snprintf(path, sizeof(path), "%s/rank-%d.json", e->trace->dir,
@@ -375,7 +375,7 @@ void iz_trace_stop(struct iz_engine *e)
         return;
     iz_graph_wait(e->graph);
     starpu_fxt_stop_profiling();
-    describe(e);
+    trace_describe(e);
     t->on = false;
     t->done = true;
 }

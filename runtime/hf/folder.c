@@ -11,10 +11,10 @@
 
 #include "codelets/base/build.h"
 
-static int fault(FILE *err, const char *path, const char *fmt, ...)
+static int folder_fault(FILE *err, const char *path, const char *fmt, ...)
     IZ_PRINTF(3, 4);
 
-static int fault(FILE *err, const char *path, const char *fmt, ...)
+static int folder_fault(FILE *err, const char *path, const char *fmt, ...)
 {
     va_list args;
 
@@ -72,14 +72,15 @@ static int map_files(struct iz_hf_folder *f, const char *path,
         int i = file ? find_file(f, file) : -1;
 
         if (!file || !*file || strchr(file, '/'))
-            return fault(f->err, path,
-                         "tensor %s lies in no file of the folder", name);
+            return folder_fault(
+                f->err, path, "tensor %s lies in no file of the folder", name);
         if (i < 0) {
             i = f->n_files;
             why = add_file(f, file);
         }
         if (!why && !iz_st_find(&f->file[i], name))
-            why = fault(f->err, path, "tensor %s is not in %s", name, file);
+            why = folder_fault(f->err, path, "tensor %s is not in %s", name,
+                               file);
     }
     return why;
 }
@@ -91,7 +92,7 @@ static int open_index(struct iz_hf_folder *f, const char *path)
     int why = -EINVAL;
 
     if (root && !iz_json_is_object(map))
-        fault(f->err, path, "has no weight_map");
+        folder_fault(f->err, path, "has no weight_map");
     else if (root)
         why = map_files(f, path, map);
     iz_json_close(&root);
@@ -111,8 +112,9 @@ static int check_unique(const struct iz_hf_folder *f)
         for (int k = 0; k < f->file[i].n; k++)
             for (int j = 0; j < i; j++)
                 if (iz_st_find(&f->file[j], f->file[i].tensor[k].name))
-                    return fault(f->err, f->path, "tensor %s is in two files",
-                                 f->file[i].tensor[k].name);
+                    return folder_fault(f->err, f->path,
+                                        "tensor %s is in two files",
+                                        f->file[i].tensor[k].name);
     return 0;
 }
 
@@ -123,14 +125,15 @@ static int folder_open(struct iz_hf_folder *f)
 
     snprintf(single, sizeof single, "%s/" IZ_HF_SINGLE, f->path);
     if (n >= (int)sizeof index) {
-        fault(f->err, f->path, "%s", strerror(ENAMETOOLONG));
+        folder_fault(f->err, f->path, "%s", strerror(ENAMETOOLONG));
         return -ENAMETOOLONG;
     }
     if (access(single, F_OK) == 0)
         return open_single(f);
     if (access(index, F_OK) == 0)
         return open_index(f, index);
-    fault(f->err, f->path, "has neither " IZ_HF_SINGLE " nor " IZ_HF_INDEX);
+    folder_fault(f->err, f->path,
+                 "has neither " IZ_HF_SINGLE " nor " IZ_HF_INDEX);
     return -ENOENT;
 }
 

@@ -38,8 +38,8 @@ static bool matches(const char *pattern, size_t n, const char *name,
 }
 
 /* The pattern's n bytes with the number in its hole. */
-static bool fill(char out[IZ_HF_NAME], const char *pattern, size_t n,
-                 const char *number)
+static bool hf_map_fill(char out[IZ_HF_NAME], const char *pattern, size_t n,
+                        const char *number)
 {
     const char *hole = memchr(pattern, '{', n);
     size_t before = hole ? (size_t)(hole - pattern) : n;
@@ -77,7 +77,7 @@ struct builder {
     int room;
 };
 
-static struct iz_hf_tensor *add(struct builder *b)
+static struct iz_hf_tensor *hf_map_add(struct builder *b)
 {
     struct iz_hf_map *m = b->m;
 
@@ -95,7 +95,7 @@ static struct iz_hf_tensor *add(struct builder *b)
     return &m->tensor[m->n++];
 }
 
-static int refuse(const struct iz_param *p, const char *why)
+static int hf_map_refuse(const struct iz_param *p, const char *why)
 {
     fprintf(stderr, "izar: parameter %s: %s\n", p->name, why);
     return -EINVAL;
@@ -128,16 +128,16 @@ static int add_tensors(struct builder *b, const struct iz_hf_name *row,
     const char *next = row->tensor, *word;
 
     if (n > CUTS || !cuts(cut, n, row, b->model, by_rows ? p->rows : p->cols))
-        return refuse(p, "its tensors do not cover it");
+        return hf_map_refuse(p, "its tensors do not cover it");
     for (int i = 0; i < n; at += cut[i++]) {
         size_t len = next_word(&next, &word);
-        struct iz_hf_tensor *t = add(b);
+        struct iz_hf_tensor *t = hf_map_add(b);
 
         if (!t)
             return -ENOMEM;
         *t = *like;
-        if (!fill(t->name, word, len, number))
-            return refuse(p, "the name of its tensor is too long");
+        if (!hf_map_fill(t->name, word, len, number))
+            return hf_map_refuse(p, "the name of its tensor is too long");
         t->row = by_rows ? at : 0;
         t->col = by_rows ? 0 : at;
         t->rows = by_rows ? cut[i] : p->rows;
@@ -185,8 +185,9 @@ static int add_params(struct builder *b, bool tied)
             like.offset = at[unit->param[p].frozen];
             err = add_param(b, &like, &found);
             if (!err && !tied && found != 1)
-                err = refuse(&unit->param[p],
-                             "its name in published checkpoints is not known");
+                err = hf_map_refuse(
+                    &unit->param[p],
+                    "its name in published checkpoints is not known");
             at[unit->param[p].frozen] +=
                 unit->param[p].rows * unit->param[p].cols;
         }

@@ -147,8 +147,8 @@ void iz_hf_read_close(struct iz_hf_reader **r)
 /* ---- reading ---- */
 
 /* n elements from element `at` of the entry; it may lie at an odd address. */
-static void load(const struct iz_st_tensor *e, enum iz_dtype type, int64_t at,
-                 float *out, int64_t n)
+static void hf_read_load(const struct iz_st_tensor *e, enum iz_dtype type,
+                         int64_t at, float *out, int64_t n)
 {
     float aligned[RUN];
     int64_t size = iz_dtype_bytes(type);
@@ -172,7 +172,7 @@ static void load_tile(const struct iz_hf_tensor *t,
     for (int64_t c = 0; c < r->cols; c++) {
         struct iz_hf_rect at = {r->row, r->col + c, r->rows, 1};
 
-        load(e, type, iz_hf_place(t, &at), tile[c], r->rows);
+        hf_read_load(e, type, iz_hf_place(t, &at), tile[c], r->rows);
     }
     for (int64_t i = 0; i < r->rows; i++)
         for (int64_t c = 0; c < r->cols; c++)
@@ -201,12 +201,12 @@ static void load_rows(const struct iz_hf_tensor *t,
     for (int64_t i = 0; i < r->rows; i++) {
         struct iz_hf_rect at = {r->row + i, r->col, 1, r->cols};
 
-        load(e, type, iz_hf_place(t, &at), out + i * t->width, r->cols);
+        hf_read_load(e, type, iz_hf_place(t, &at), out + i * t->width, r->cols);
     }
 }
 
 /* The pages are clean and can be read again, but count as this process's. */
-static void forget(const struct iz_st_tensor *e)
+static void hf_read_forget(const struct iz_st_tensor *e)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t from = ((uintptr_t)e->data + page - 1) / page * page;
@@ -232,8 +232,9 @@ static int same_values(const struct iz_hf_reader *r,
     return 0;
 }
 
-static void take(const struct iz_hf_tensor *t, const struct iz_st_tensor *e,
-                 const struct iz_hf_rect *rect, float *out)
+static void hf_read_take(const struct iz_hf_tensor *t,
+                         const struct iz_st_tensor *e,
+                         const struct iz_hf_rect *rect, float *out)
 {
     enum iz_dtype type = IZ_F32;
 
@@ -261,13 +262,13 @@ static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
     for (int k = 0; k < rects && !err; k++) {
         int64_t at = iz_hf_flat(t, &rect[k]) - from;
 
-        take(t, r->entry[i], &rect[k], (t->tied ? second : out) + at);
+        hf_read_take(t, r->entry[i], &rect[k], (t->tied ? second : out) + at);
         if (t->tied)
             err = same_values(r, t, &rect[k], out + at, second + at);
     }
     /* One that lies the other way round is needed whole again and again. */
     if (rects && (!t->transposed || from + n >= end_of(t)))
-        forget(r->entry[i]);
+        hf_read_forget(r->entry[i]);
     return err;
 }
 

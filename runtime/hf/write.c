@@ -173,8 +173,8 @@ static int lay_out(struct iz_hf_writer *w)
 
 /* ---- making the files ---- */
 
-static int put(int fd, const char *path, const void *from, int64_t bytes,
-               int64_t at)
+static int hf_write_put(int fd, const char *path, const void *from,
+                        int64_t bytes, int64_t at)
 {
     int err = iz_durable_put(fd, from, bytes, at);
 
@@ -225,7 +225,7 @@ static char *index_text(const struct iz_hf_writer *w)
 }
 
 /* Opens file f; the first rank makes it, in its full length. */
-static int open_file(struct iz_hf_writer *w, int f)
+static int hf_write_open_file(struct iz_hf_writer *w, int f)
 {
     struct file *file = &w->file[f];
     bool first = w->c->rank == 0;
@@ -242,7 +242,7 @@ static int open_file(struct iz_hf_writer *w, int f)
     why = posix_fallocate(file->fd, 0, file->header_bytes + file->bytes);
     if (why)
         return iz_durable_refuse(WHO, path, "no room for it", why);
-    return put(file->fd, path, file->header, file->header_bytes, 0);
+    return hf_write_put(file->fd, path, file->header, file->header_bytes, 0);
 }
 
 static int open_files(struct iz_hf_writer *w)
@@ -250,7 +250,7 @@ static int open_files(struct iz_hf_writer *w)
     int err = 0;
 
     for (int f = 0; f < w->n_files && !err; f++)
-        err = open_file(w, f);
+        err = hf_write_open_file(w, f);
     return err;
 }
 
@@ -328,8 +328,8 @@ static void put_elements(struct iz_hf_writer *w, int i, int64_t at,
     while (i >= f->first + f->n)
         f++;
     iz_cast(w->cast, w->o.type, in, IZ_F32, n);
-    w->err = put(f->fd, f->name, w->cast, n * size,
-                 f->header_bytes + w->tensor[i].offset + at * size);
+    w->err = hf_write_put(f->fd, f->name, w->cast, n * size,
+                          f->header_bytes + w->tensor[i].offset + at * size);
 }
 
 /* Rows of a rectangle lie end to end in the file: it is as wide as the tensor,

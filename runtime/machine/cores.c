@@ -49,7 +49,7 @@ enum { WORDS = 32 }; /* for every processor of CORES_MAX cores with two each */
 
 /* Number of the processor of core i that all ranks of the host give it, also
  * those that may not use it. */
-static unsigned number(const struct iz_cores *t, int i)
+static unsigned machine_cores_number(const struct iz_cores *t, int i)
 {
     int os = hwloc_bitmap_first(t->core[i]);
     return hwloc_get_pu_obj_by_os_index(t->machine, (unsigned)os)
@@ -68,7 +68,8 @@ static int gather_sets(const struct iz_cores *t, struct iz_coll *coll,
         iz_die("no memory for the cores of %d ranks", coll->size);
     unsigned long *own = all + coll->rank * WORDS;
     for (int i = 0; i < t->n_cores; i++)
-        own[number(t, i) / BITS] |= 1UL << number(t, i) % BITS;
+        own[machine_cores_number(t, i) / BITS] |=
+            1UL << machine_cores_number(t, i) % BITS;
     iz_coll_all_gather(coll, all, WORDS * sizeof(*all), "processors");
     for (int r = 0; r < coll->size; r++) {
         if (iz_coll_host(coll, r) != iz_coll_host(coll, coll->rank))
@@ -120,7 +121,7 @@ static void keep_own(struct iz_cores *t, hwloc_bitmap_t *sets, int n, int mine)
 {
     int kept = 0;
     for (int i = 0; i < t->n_cores; i++) {
-        unsigned k = number(t, i);
+        unsigned k = machine_cores_number(t, i);
         if (!hwloc_bitmap_isset(sets[mine], k)) {
             hwloc_bitmap_free(t->core[i]);
             continue;

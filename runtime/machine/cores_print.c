@@ -48,8 +48,8 @@ static void print_nodes(uint64_t nodes, FILE *out)
     }
 }
 
-static void print_line(const struct iz_binding *b, int rank, int k, bool named,
-                       FILE *out)
+static void cores_print_line(const struct iz_binding *b, int rank, int k,
+                             bool named, FILE *out)
 {
     const struct iz_binding *z = b + k - 1;
     uint64_t nodes = 0;
@@ -84,6 +84,6 @@ void iz_binding_print(const struct iz_binding *b, int n, FILE *out)
         named |= b[i].host != b[0].host;
     for (int i = 0, k; i < n; i += k) {
         k = count_alike(b + i, n - i);
-        print_line(b + i, i, k, named, out);
+        cores_print_line(b + i, i, k, named, out);
     }
 }

@@ -36,7 +36,7 @@ struct iz_metrics {
     int64_t leads;
 };
 
-static int open_file(struct iz_metrics *m, FILE **f, const char *name)
+static int metrics_open_file(struct iz_metrics *m, FILE **f, const char *name)
 {
     char path[IZ_PATH_MAX + 32];
     snprintf(path, sizeof(path), "%s/%s", m->e->config->run.output, name);
@@ -64,9 +64,9 @@ int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
     m->open_ns = m->last_ns = iz_now_ns();
     int r = quiet ? 0 : iz_summary_shares_open(&m->shares, e);
     if (!r && !quiet)
-        r = open_file(m, &m->json, "metrics.jsonl");
+        r = metrics_open_file(m, &m->json, "metrics.jsonl");
     if (!r && !quiet && e->config->run.task_log)
-        r = open_file(m, &m->tasks, "tasks.jsonl");
+        r = metrics_open_file(m, &m->tasks, "tasks.jsonl");
     if (r)
         iz_metrics_close(out);
     return r;
@@ -177,7 +177,7 @@ static double hidden_percent(const struct iz_metrics *m,
 }
 
 /* JSON has no word for these. */
-static const char *number(char *out, size_t size, double v)
+static const char *metrics_number(char *out, size_t size, double v)
 {
     if (isfinite(v))
         snprintf(out, size, "%.17g", v);
@@ -263,8 +263,9 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
         "\"seconds\": %.6f, \"%ss_per_s\": %.1f, "
         "\"gflop_per_s\": %.2f, \"gemm_percent\": %.2f, "
         "\"resident_bytes\": %lld}",
-        (long long)v->step, unix_s(), number(loss, sizeof(loss), v->loss),
-        number(norm, sizeof(norm), v->grad_norm), v->lr, v->loss_scale,
+        (long long)v->step, unix_s(),
+        metrics_number(loss, sizeof(loss), v->loss),
+        metrics_number(norm, sizeof(norm), v->grad_norm), v->lr, v->loss_scale,
         v->skipped ? "true" : "false", s, m->e->model->item, rate, flops * 1e-9,
         iz_percent(flops, m->gemm_rate), (long long)iz_memory_resident());
     int64_t every = m->e->config->run.log_interval;
@@ -314,7 +315,7 @@ void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
                     "{\"step\": %lld, \"time\": %.3f, "
                     "\"validation_loss\": %s}",
                     (long long)v->step, unix_s(),
-                    number(loss, sizeof(loss), v->loss));
+                    metrics_number(loss, sizeof(loss), v->loss));
     if (m->quiet)
         return;
     finish_line(m);
@@ -352,8 +353,9 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         "\"up_bytes\": %lld, \"down_bytes\": %lld, "
         "\"peak_resident_bytes\": %lld, \"skipped_steps\": %lld, "
         "\"order_hash\": \"%016llx\"}}",
-        reason, (long long)e->step, number(loss, sizeof(loss), m->last_loss),
-        number(val, sizeof(val), m->last_eval), e->model->item, rate,
+        reason, (long long)e->step,
+        metrics_number(loss, sizeof(loss), m->last_loss),
+        metrics_number(val, sizeof(val), m->last_eval), e->model->item, rate,
         flops * 1e-9, m->gemm_rate * 1e-9, iz_percent(flops, m->gemm_rate),
         hidden_percent(m, optimizer_kinds, 1), hidden_percent(m, comm_kinds, 3),
         (long long)iz_graph_submitted(e->graph), (long long)e->fetched_bytes,

@@ -218,7 +218,7 @@ static void account(struct iz_time_shares *t, int64_t begin, int64_t end)
         account_window(t, (double)(end - begin));
 }
 
-static void apply(struct iz_time_shares *t, const struct edge *g)
+static void time_shares_apply(struct iz_time_shares *t, const struct edge *g)
 {
     const struct entry *e = &t->entry[g->entry];
     if (e->hides)
@@ -240,7 +240,7 @@ static void apply(struct iz_time_shares *t, const struct edge *g)
 /* Drops what counts for nothing any more.  A computation does until all that is
  * still to be counted began after its end; a task that is still running may
  * have begun two rounds ago. */
-static void forget(struct iz_time_shares *t)
+static void time_shares_forget(struct iz_time_shares *t)
 {
     int64_t oldest = t->latest[0];
     int n = 0;
@@ -273,11 +273,11 @@ static void sweep(struct iz_time_shares *t, int64_t to)
     for (int i = 0; i < n; i++) {
         account(t, at, t->edge[i].ns);
         at = t->edge[i].ns;
-        apply(t, &t->edge[i]);
+        time_shares_apply(t, &t->edge[i]);
     }
     account(t, at, INT64_MAX);
     t->swept = to;
-    forget(t);
+    time_shares_forget(t);
 }
 
 /* A task is logged when it ends, so the last two rounds of the window wait: a

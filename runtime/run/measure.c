@@ -43,7 +43,7 @@ static double measure_core(const struct iz_exec *x)
                             : iz_blas_rate(512, 1536, 384, seconds);
 }
 
-static void measure(void *arg, int i, struct iz_exec *x)
+static void run_measure(void *arg, int i, struct iz_exec *x)
 {
     struct rate_arg *a = arg;
     a->rate[i] = x->backend == IZ_CUDA ? measure_gpu(a, x) : measure_core(x);
@@ -55,9 +55,9 @@ void iz_run_measure(struct run *r)
     bool gpu = r->gpu.device >= 0;
     iz_coll_barrier(r->coll, "start of the measurement");
     if (gpu)
-        iz_graph_on_device(r->e->graph, measure, &a);
+        iz_graph_on_device(r->e->graph, run_measure, &a);
     else
-        iz_graph_on_workers(r->e->graph, measure, &a);
+        iz_graph_on_workers(r->e->graph, run_measure, &a);
     for (int w = 0; w < (gpu ? 1 : r->workers); w++)
         r->gemm_rate += a.rate[w];
     r->gemm_side = a.side;

@@ -37,7 +37,7 @@ static void catch_signals(void)
     sigaction(SIGUSR1, &a, NULL);
 }
 
-static int run_all(struct run *r)
+static int run_run_all(struct run *r)
 {
     int s = iz_run_prepare_model(r);
     if (!s && r->o.parameters) {
@@ -111,7 +111,7 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
     s = iz_coll_open(&r.coll, &argc, &argv);
     if (!s) {
         iz_progress_rank(r.coll->rank, r.coll->size);
-        s = run_all(&r);
+        s = run_run_all(&r);
     }
     if (r.coll)
         close_all(&r);

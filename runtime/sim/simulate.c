@@ -119,7 +119,7 @@ static void keep(void *arg, const struct iz_span *span)
 
 /* From the end of one step's `clip` to that of the last one: whole steps, with
  * the optimizer of the one before under each. */
-static void measure(struct simulation *s)
+static void simulate_measure(struct simulation *s)
 {
     int64_t begin = s->clip_end_ns[s->clips > 2 ? 1 : 0];
     int64_t end = s->clip_end_ns[s->clips - 1];
@@ -214,12 +214,12 @@ static int simulate(struct simulation *s)
     s->lost = iz_graph_spans(s->e->graph, keep, s);
     if (s->clips < 2)
         return -EIO;
-    measure(s);
+    simulate_measure(s);
     report(s);
     return 0;
 }
 
-static int run_all(struct simulation *s)
+static int simulate_run_all(struct simulation *s)
 {
     int r = prepare(s);
     if (r)
@@ -240,7 +240,7 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
     if (s.o.help)
         iz_options_help(p, argv[0]);
     else
-        r = run_all(&s);
+        r = simulate_run_all(&s);
     iz_time_shares_close(&s.shares);
     iz_train_close(&s.e);
     iz_plan_clear(&s.plan);

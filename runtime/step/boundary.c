@@ -39,7 +39,7 @@ struct copy_arg {
 };
 
 /* buf: to, from. */
-static void run_copy(struct iz_exec *x, void **buf, const void *arg)
+static void boundary_run_copy(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct copy_arg *a = arg;
     iz_buffer_copy(x, buf[0], buf[1], a->bytes);
@@ -53,7 +53,7 @@ static void submit_copy(struct iz_engine *e, enum iz_where where, int content,
     iz_submit(e->graph, &(struct iz_task){
                             .kind = where == IZ_ON_UP ? IZ_FETCH : IZ_OFFLOAD,
                             .where = where,
-                            .run = run_copy,
+                            .run = boundary_run_copy,
                             .arg = &a,
                             .arg_bytes = sizeof(a),
                             .data = {{to, STARPU_W}, {from, STARPU_R}},
@@ -89,7 +89,7 @@ static int last_used(const struct iz_engine *e, int from)
     return best;
 }
 
-static void put(struct iz_boundaries *k, int slot, int content)
+static void boundary_put(struct iz_boundaries *k, int slot, int content)
 {
     if (k->content[slot] >= 0)
         k->slot_of[k->content[slot]] = -1;
@@ -119,7 +119,7 @@ starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
     int i = last_used(e, at), old = k->content[i];
     if (old >= 0 && next_use(e, old, at) != NEVER)
         submit_copy(e, IZ_ON_DOWN, old, host(e, old), k->slot[i].handle);
-    put(k, i, at);
+    boundary_put(k, i, at);
     return k->slot[i].handle;
 }
 
@@ -155,7 +155,7 @@ void iz_boundary_ahead(struct iz_engine *e, int unit, int track)
         if (old >= 0 && next_use(e, old, from) != NEVER)
             return;
         submit_copy(e, IZ_ON_UP, content, k->slot[i].handle, host(e, content));
-        put(k, i, content);
+        boundary_put(k, i, content);
     }
 }
 

@@ -27,7 +27,8 @@ static void put_event(struct iz_engine *e, const struct iz_event *v)
 }
 
 /* All ranks' numbers, in rank order, `per` each; own ones are `own`. */
-static const double *gather(struct iz_engine *e, const double *own, int per)
+static const double *step_clip_gather(struct iz_engine *e, const double *own,
+                                      int per)
 {
     memcpy(e->gathered + e->plan.rank * per, own, (size_t)per * sizeof(*own));
     if (e->plan.ranks > 1)
@@ -149,7 +150,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     iz_coll_tell_order(e->coll, own + order);
     if (saves)
         tell_sealed(e, own + seals);
-    const double *all = gather(e, own, per);
+    const double *all = step_clip_gather(e, own, per);
     free(own);
     check_order(e, all + order, per, a->step);
     struct iz_event v = {.step = a->step, .time_ns = iz_now_ns()};
@@ -195,7 +196,7 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
     struct iz_engine *e = a->e;
     (void)x;
     double own = *(double *)buf[1];
-    const double *all = gather(e, &own, 1);
+    const double *all = step_clip_gather(e, &own, 1);
     struct iz_event v = {.eval = true, .step = a->step};
     v.loss = sum_ranks(e, all, 1, 0) / (double)e->eval_tasks;
     v.time_ns = iz_now_ns();

@@ -34,7 +34,7 @@ static char *own(const struct fetch_arg *a, int i, void *whole)
 }
 
 /* buf: shard, whole.  The shard comes into its place. */
-static void run_copy(struct iz_exec *x, void **buf, const void *arg)
+static void step_fetch_run_copy(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct fetch_arg *a = arg;
     for (int i = 0; i < a->parts; i++)
@@ -44,8 +44,8 @@ static void run_copy(struct iz_exec *x, void **buf, const void *arg)
 
 /* The parts of a whole, the own shards of which are at `mine` (NULL: in their
  * places). */
-static void gather(struct iz_exec *x, const struct fetch_arg *a, char *whole,
-                   char *mine)
+static void step_fetch_gather(struct iz_exec *x, const struct fetch_arg *a,
+                              char *whole, char *mine)
 {
     for (int i = 0; i < a->parts; i++) {
         const struct fetch_part *p = &a->part[i];
@@ -61,7 +61,7 @@ static void gather(struct iz_exec *x, const struct fetch_arg *a, char *whole,
 /* buf: whole. */
 static void run_gather(struct iz_exec *x, void **buf, const void *arg)
 {
-    gather(x, arg, buf[0], NULL);
+    step_fetch_gather(x, arg, buf[0], NULL);
 }
 
 /* buf: shard, whole.  Both in one task of the comm worker. */
@@ -69,9 +69,9 @@ static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct fetch_arg *a = arg;
     if (!a->gpu)
-        run_copy(x, buf, arg);
+        step_fetch_run_copy(x, buf, arg);
     if (a->gpu || a->ranks > 1)
-        gather(x, a, buf[1], buf[0]);
+        step_fetch_gather(x, a, buf[1], buf[0]);
 }
 
 static void add_part(struct fetch_arg *a, int64_t bytes, int64_t from,
@@ -205,17 +205,17 @@ static void submit_shard(struct iz_engine *e, int group, enum iz_where where,
     int parts = where == IZ_ON_UP   ? 1
                 : e->plan.ranks > 1 ? e->plan.ranks - 1
                                     : 2;
-    iz_submit(e->graph,
-              &(struct iz_task){.kind = IZ_FETCH,
-                                .where = where,
-                                .run = gathers ? run_fetch : run_copy,
-                                .arg = &a,
-                                .arg_bytes = sizeof(a),
-                                .data = {{shard, STARPU_R}, {slot, STARPU_W}},
-                                .bytes = (double)(shard_bytes(&a) * parts),
-                                .gathers = gathers && e->plan.ranks > 1,
-                                .unit = group,
-                                .step = (int)e->step});
+    iz_submit(e->graph, &(struct iz_task){
+                            .kind = IZ_FETCH,
+                            .where = where,
+                            .run = gathers ? run_fetch : step_fetch_run_copy,
+                            .arg = &a,
+                            .arg_bytes = sizeof(a),
+                            .data = {{shard, STARPU_R}, {slot, STARPU_W}},
+                            .bytes = (double)(shard_bytes(&a) * parts),
+                            .gathers = gathers && e->plan.ranks > 1,
+                            .unit = group,
+                            .step = (int)e->step});
     count_link(e, &a, e->plan.param_home != IZ_HOME_NONE);
 }
 

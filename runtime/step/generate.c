@@ -25,7 +25,7 @@ static double uniform(uint64_t seed, uint64_t i)
     return (double)(iz_mix(seed + (i + 1) * IZ_GOLDEN) >> 11) * 0x1p-53;
 }
 
-static int32_t choose(const struct pick_arg *a, const float *logits)
+static int32_t generate_choose(const struct pick_arg *a, const float *logits)
 {
     float max = logits[0];
     int best = 0;
@@ -60,7 +60,7 @@ static void run_pick(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct pick_arg *a = arg;
     (void)x;
-    a->text[a->at] = choose(a, buf[0]);
+    a->text[a->at] = generate_choose(a, buf[0]);
     fill_window(buf[1], a->text, a->at + 1, a->seq);
 }
 

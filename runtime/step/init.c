@@ -29,8 +29,8 @@ static uint64_t stream_of(const struct iz_unit *unit, int u, int first, int p)
  * frozen parameters, which depend on the seed, the parameter and the position
  * alone.  Behind the last one there is nothing to set.  first: parameters of
  * earlier units. */
-static void fill(const struct iz_engine *e, int u, bool frozen, int first,
-                 float *out, int64_t from, int64_t n)
+static void step_init_fill(const struct iz_engine *e, int u, bool frozen,
+                           int first, float *out, int64_t from, int64_t n)
 {
     const struct iz_unit *unit = &e->model->unit[u];
     int64_t before = frozen ? e->plan.group[u].padded : 0;
@@ -86,8 +86,8 @@ static void init_chunk(const struct init *a, int u, const struct iz_chunk *k,
         memset(state, 0, (size_t)state_bytes);
     if (!e->group[u].param)
         memset(param, 0, (size_t)(chunk * size));
-    fill(e, u, false, a->first[u], master, owned_from(e, u, false) + k->first,
-         k->count);
+    step_init_fill(e, u, false, a->first[u], master,
+                   owned_from(e, u, false) + k->first, k->count);
     if (separate)
         iz_cast(param, p->param_type, master, IZ_F32, k->count);
     if (!k->state)
@@ -112,8 +112,8 @@ static void init_frozen(const struct init *a, int u, const struct iz_chunk *k,
     for (int64_t at = 0; at < k->count; at += BLOCK) {
         int64_t n = k->count - at < BLOCK ? k->count - at : BLOCK;
         memset(buf, 0, sizeof(buf)); /* padding */
-        fill(e, u, true, a->first[u], buf,
-             owned_from(e, u, true) + k->first + at, n);
+        step_init_fill(e, u, true, a->first[u], buf,
+                       owned_from(e, u, true) + k->first + at, n);
         iz_cast(param + at * size, e->plan.param_type, buf, IZ_F32, n);
     }
     if (file)
@@ -160,7 +160,7 @@ static void init_part(struct init *a, int u, bool frozen, float *buf)
     owned = left < owned ? left : owned;
     for (int64_t i = 0; i < owned; i += PIECE) {
         int64_t n = owned - i < PIECE ? owned - i : PIECE;
-        fill(e, u, frozen, a->first[u], buf, from + i, n);
+        step_init_fill(e, u, frozen, a->first[u], buf, from + i, n);
         iz_access_put(e, u, frozen ? IZ_FROZEN : IZ_MASTER, i, buf, n);
         iz_progress_add(&a->progress, 4 * n);
     }
@@ -247,7 +247,7 @@ static void init_param(const struct init *a, int u, int p, float *buf)
     end = end < owned ? end : owned;
     for (int64_t i = from; i < end; i += PIECE) {
         int64_t n = end - i < PIECE ? end - i : PIECE;
-        fill(e, u, q->frozen, a->first[u], buf, i, n);
+        step_init_fill(e, u, q->frozen, a->first[u], buf, i, n);
         iz_access_put(e, u, q->frozen ? IZ_FROZEN : IZ_MASTER, i - base, buf,
                       n);
     }

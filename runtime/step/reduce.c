@@ -202,8 +202,8 @@ static double moved_bytes(const struct move *m, const struct reduce_arg *a)
                                  (a->accumulate ? 2 : 1);
 }
 
-static void submit(struct iz_engine *e, int group, const struct move *m,
-                   const struct reduce_arg *a)
+static void step_reduce_submit(struct iz_engine *e, int group,
+                               const struct move *m, const struct reduce_arg *a)
 {
     iz_submit(e->graph,
               &(struct iz_task){.kind = m->kind,
@@ -260,15 +260,16 @@ static void sum_apart(struct iz_engine *e, int group, int acc,
     a.shard = iz_plan_grads_apart(&e->plan, g->plan);
     a.skip = iz_plan_host_elems(g->plan);
     a.accumulate = !which.first;
-    submit(e, group,
-           &(struct move){.kind = IZ_REDUCE,
-                          .where = IZ_ON_COMPUTE,
-                          .run = run_sum,
-                          .to = {g->grad_apart_handle[acc],
-                                 which.first ? STARPU_W : STARPU_RW},
-                          .from = from,
-                          .n_from = 1},
-           &a);
+    step_reduce_submit(
+        e, group,
+        &(struct move){.kind = IZ_REDUCE,
+                       .where = IZ_ON_COMPUTE,
+                       .run = run_sum,
+                       .to = {g->grad_apart_handle[acc],
+                              which.first ? STARPU_W : STARPU_RW},
+                       .from = from,
+                       .n_from = 1},
+        &a);
 }
 
 /* The host's part of a contribution into `to`, its accumulator or a buffer, of
@@ -302,7 +303,7 @@ static void bring_down(struct iz_engine *e, int group, int acc,
         a.shard -= apart;
     }
     if (many || to.handle)
-        submit(e, group, &m, &a);
+        step_reduce_submit(e, group, &m, &a);
     e->down_bytes +=
         iz_plan_host_elems(g->plan) * iz_dtype_bytes(many ? type : a.wire);
 }
@@ -337,15 +338,16 @@ static void offload(struct iz_engine *e, int group, int acc,
     a.shard -= apart;
     a.wire = staged;
     a.accumulate = !first;
-    submit(e, group,
-           &(struct move){.kind = IZ_REDUCE,
-                          .where = IZ_ON_HOST,
-                          .run = run_sum,
-                          .to = {host, first ? STARPU_W : STARPU_RW},
-                          .from = staged_from,
-                          .n_from = n_from,
-                          .urgency = sum_urgency(e)},
-           &a);
+    step_reduce_submit(
+        e, group,
+        &(struct move){.kind = IZ_REDUCE,
+                       .where = IZ_ON_HOST,
+                       .run = run_sum,
+                       .to = {host, first ? STARPU_W : STARPU_RW},
+                       .from = staged_from,
+                       .n_from = n_from,
+                       .urgency = sum_urgency(e)},
+        &a);
 }
 
 /* On the side where the gradient is computed, or through collectives of the
@@ -365,17 +367,18 @@ static void accumulate(struct iz_engine *e, int group, starpu_data_handle_t acc,
         from[n_from++] =
             (struct iz_access){iz_touched_list(e, group), STARPU_R};
     n_from = add_norm(e, group, which, &a, from, n_from);
-    submit(e, group,
-           &(struct move){.kind = IZ_REDUCE,
-                          .where = many ? IZ_ON_COMM : IZ_ON_COMPUTE,
-                          .run = direct ? run_scatter_direct
-                                 : many ? run_scatter
-                                        : run_sum,
-                          .to = {acc, first && !whole ? STARPU_W : STARPU_RW},
-                          .from = from,
-                          .n_from = n_from,
-                          .urgency = many ? 0 : sum_urgency(e)},
-           &a);
+    step_reduce_submit(
+        e, group,
+        &(struct move){.kind = IZ_REDUCE,
+                       .where = many ? IZ_ON_COMM : IZ_ON_COMPUTE,
+                       .run = direct ? run_scatter_direct
+                              : many ? run_scatter
+                                     : run_sum,
+                       .to = {acc, first && !whole ? STARPU_W : STARPU_RW},
+                       .from = from,
+                       .n_from = n_from,
+                       .urgency = many ? 0 : sum_urgency(e)},
+        &a);
     if (many && e->plan.target.gpu && !e->plan.target.nccl) {
         e->down_bytes += iz_param_bytes(e, a.shard * a.ranks);
         e->up_bytes +=

@@ -24,8 +24,8 @@ static struct rows_arg rows_arg(struct iz_engine *e, int group,
 }
 
 /* Of all touched rows in `packed` this rank's part is there; the others'. */
-static void gather(const struct rows_arg *a, const struct iz_touched *r,
-                   void *packed)
+static void rows_move_gather(const struct rows_arg *a,
+                             const struct iz_touched *r, void *packed)
 {
     iz_touched_parts(&a->in, r, a->coll, a->elem_bytes);
     iz_coll_all_gather_parts(a->coll, packed, a->unit);
@@ -39,7 +39,8 @@ static void pack_own(const struct rows_arg *a, const struct iz_touched *r,
     iz_touched_pack(r, begin, begin + a->in.shard, a->elem_bytes, packed, from);
 }
 
-static void count(const struct rows_arg *a, const struct iz_touched *r)
+static void rows_move_count(const struct rows_arg *a,
+                            const struct iz_touched *r)
 {
     if (a->fetched)
         *a->fetched += iz_touched_elems(r) * a->elem_bytes;
@@ -53,8 +54,8 @@ static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
     (void)x;
     pack_own(a, &r, buf[2], buf[1]);
     if (a->in.ranks > 1)
-        gather(a, &r, buf[2]);
-    count(a, &r);
+        rows_move_gather(a, &r, buf[2]);
+    rows_move_count(a, &r);
 }
 
 /* buf: list, whole accumulator of touched rows. */
@@ -63,7 +64,7 @@ static void run_gather(struct iz_exec *x, void **buf, const void *arg)
     const struct rows_arg *a = arg;
     struct iz_touched r = iz_touched_get(&a->in, buf[0]);
     (void)x;
-    gather(a, &r, buf[1]);
+    rows_move_gather(a, &r, buf[1]);
 }
 
 /* buf: list, parameters that are whole on every rank, room for touched rows. */
@@ -75,16 +76,16 @@ static void run_publish(struct iz_exec *x, void **buf, const void *arg)
     char *param = buf[1];
     (void)x;
     pack_own(a, &r, buf[2], param + own * a->elem_bytes);
-    gather(a, &r, buf[2]);
+    rows_move_gather(a, &r, buf[2]);
     iz_touched_unpack(&r, 0, own, a->elem_bytes, param, buf[2]);
     iz_touched_unpack(&r, end, a->in.shard * a->in.ranks, a->elem_bytes,
                       param + end * a->elem_bytes, buf[2]);
-    count(a, &r);
+    rows_move_count(a, &r);
 }
 
 /* What the network moves at most, or a copy reads and writes. */
-static void submit(struct iz_engine *e, int group, struct iz_task t,
-                   const struct rows_arg *a)
+static void rows_move_submit(struct iz_engine *e, int group, struct iz_task t,
+                             const struct rows_arg *a)
 {
     const struct iz_plan_group *g = e->group[group].plan;
     int ranks = e->plan.ranks;
@@ -104,25 +105,27 @@ void iz_touched_fetch(struct iz_engine *e, int group,
 {
     struct rows_arg a = rows_arg(e, group, iz_dtype_bytes(e->plan.param_type));
     a.fetched = &e->fetched_bytes;
-    submit(e, group,
-           (struct iz_task){.kind = IZ_FETCH,
-                            .run = run_fetch,
-                            .data = {{iz_touched_list(e, group), STARPU_R},
-                                     {shard, STARPU_R},
-                                     {slot, STARPU_W}}},
-           &a);
+    rows_move_submit(
+        e, group,
+        (struct iz_task){.kind = IZ_FETCH,
+                         .run = run_fetch,
+                         .data = {{iz_touched_list(e, group), STARPU_R},
+                                  {shard, STARPU_R},
+                                  {slot, STARPU_W}}},
+        &a);
 }
 
 void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int group,
                        starpu_data_handle_t whole, int64_t elem_bytes)
 {
     struct rows_arg a = rows_arg(e, group, elem_bytes);
-    submit(e, group,
-           (struct iz_task){.kind = kind,
-                            .run = run_gather,
-                            .data = {{iz_touched_list(e, group), STARPU_R},
-                                     {whole, STARPU_RW}}},
-           &a);
+    rows_move_submit(
+        e, group,
+        (struct iz_task){.kind = kind,
+                         .run = run_gather,
+                         .data = {{iz_touched_list(e, group), STARPU_R},
+                                  {whole, STARPU_RW}}},
+        &a);
 }
 
 /* Through a buffer for the unit's gradient, which has been read by now. */
@@ -130,11 +133,12 @@ void iz_touched_publish(struct iz_engine *e, int group)
 {
     struct rows_arg a = rows_arg(e, group, iz_dtype_bytes(e->plan.param_type));
     a.fetched = &e->fetched_bytes;
-    submit(e, group,
-           (struct iz_task){.kind = IZ_FETCH,
-                            .run = run_publish,
-                            .data = {{iz_touched_list(e, group), STARPU_R},
-                                     {e->group[group].param_handle, STARPU_RW},
-                                     {iz_next_grad(e, group), STARPU_W}}},
-           &a);
+    rows_move_submit(
+        e, group,
+        (struct iz_task){.kind = IZ_FETCH,
+                         .run = run_publish,
+                         .data = {{iz_touched_list(e, group), STARPU_R},
+                                  {e->group[group].param_handle, STARPU_RW},
+                                  {iz_next_grad(e, group), STARPU_W}}},
+        &a);
 }

@@ -263,7 +263,7 @@ struct copy_arg {
 };
 
 /* buf: from, to, control. */
-static void run_copy(struct iz_exec *x, void **buf, const void *arg)
+static void step_update_run_copy(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct copy_arg *a = arg;
     if (a->always || !((const struct iz_control *)buf[2])->skip)
@@ -279,7 +279,7 @@ static void submit_copy(struct iz_engine *e, int group, enum iz_where where,
               &(struct iz_task){
                   .kind = up ? IZ_FETCH : IZ_OFFLOAD,
                   .where = where,
-                  .run = run_copy,
+                  .run = step_update_run_copy,
                   .arg = a,
                   .arg_bytes = sizeof(*a),
                   .data = {{from, STARPU_R},

@@ -77,8 +77,8 @@ void iz_memory_close(struct iz_memory **m)
     *m = NULL;
 }
 
-static void *refuse(enum iz_tier tier, enum iz_class c, int64_t bytes,
-                    const char *what)
+static void *memory_refuse(enum iz_tier tier, enum iz_class c, int64_t bytes,
+                           const char *what)
 {
     fprintf(stderr, "izar: %s %.1f MiB for %s (%s tier) failed: %s\n", what,
             iz_mib(bytes), iz_class_names[c], iz_tier_names[tier],
@@ -179,7 +179,7 @@ static int open_cpu_pool(struct iz_memory *m, int64_t bytes, const char *wish)
 {
     struct block *b = map(m, bytes);
     if (!b) {
-        refuse(IZ_TIER_CPU, IZ_MEM_PARAM, bytes, "allocating");
+        memory_refuse(IZ_TIER_CPU, IZ_MEM_PARAM, bytes, "allocating");
         return -ENOMEM;
     }
     settle(m, b, false);
@@ -209,7 +209,7 @@ int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
     void *shadow = mmap(NULL, (size_t)device, PROT_READ,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (shadow == MAP_FAILED) {
-        refuse(IZ_TIER_DEVICE, IZ_MEM_PARAM, device, "addresses of");
+        memory_refuse(IZ_TIER_DEVICE, IZ_MEM_PARAM, device, "addresses of");
         return -ENOMEM;
     }
     m->device.shadow = shadow;
@@ -222,7 +222,7 @@ static void *give_out(struct pool *p, enum iz_tier tier, enum iz_class c,
     int64_t round = (bytes + ALIGN - 1) / ALIGN * ALIGN;
     errno = ENOMEM;
     if (round > p->bytes - p->used)
-        return refuse(tier, c, bytes, "beyond the plan: taking");
+        return memory_refuse(tier, c, bytes, "beyond the plan: taking");
     void *piece = p->base + p->used;
     p->used += round;
     return piece;
@@ -242,10 +242,10 @@ void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
     } else {
         struct block *b = map(m, bytes);
         if (!b)
-            return refuse(tier, c, bytes, "allocating");
+            return memory_refuse(tier, c, bytes, "allocating");
         p = b->p;
         if (tier == IZ_TIER_CPU && m->pin_cpu && settle(m, b, true))
-            return refuse(tier, c, bytes, "pin_memory: locking");
+            return memory_refuse(tier, c, bytes, "pin_memory: locking");
     }
     if (p)
         m->count.b[tier][c] += bytes;

@@ -70,7 +70,7 @@ struct transfer {
 
 /* ---- opening ---- */
 
-static int refuse(const struct iz_nvme *f, const char *what, int err)
+static int nvme_refuse(const struct iz_nvme *f, const char *what, int err)
 {
     fprintf(stderr, "izar: nvme: %s: %s: %s\n", f->path, what, strerror(err));
     return -err;
@@ -87,12 +87,13 @@ static int file_create(struct iz_nvme *f)
     switch (errno) {
     case EINVAL:
         unlink(f->path); /* some file systems create, then refuse the flag */
-        return refuse(f, "the file system has no O_DIRECT (tmpfs?)", EINVAL);
+        return nvme_refuse(f, "the file system has no O_DIRECT (tmpfs?)",
+                           EINVAL);
     case EEXIST:
-        return refuse(f, "another run uses this name, or a crash left it",
-                      EEXIST);
+        return nvme_refuse(f, "another run uses this name, or a crash left it",
+                           EEXIST);
     default:
-        return refuse(f, "cannot create", errno);
+        return nvme_refuse(f, "cannot create", errno);
     }
 }
 
@@ -116,7 +117,7 @@ static int file_allocate(struct iz_nvme *f)
     int err;
 
     if (fstatvfs(f->fd, &st) != 0)
-        return refuse(f, "cannot ask for free space", errno);
+        return nvme_refuse(f, "cannot ask for free space", errno);
     free_bytes = (int64_t)st.f_bavail * (int64_t)st.f_frsize;
     if (f->bytes > free_bytes) /* trying would fill the disk for others */
         return no_space(f, free_bytes, ENOSPC);
