@@ -50,7 +50,7 @@ static char *pages(int64_t bytes)
     size_t huge = (size_t)2 << 20, n = ((size_t)bytes + huge - 1) / huge * huge;
     char *p = aligned_alloc(huge, n);
 
-    if (p == NULL)
+    if (!p)
         exit(1);
     madvise(p, n, MADV_HUGEPAGE);
     memset(p, 0, n);
@@ -64,8 +64,8 @@ static char *shared_pages(struct iz_coll *c, int64_t bytes)
     char name[64], *p;
     int fd;
 
-    iz_coll_broadcast(c, &pid, sizeof pid, 0, "name");
-    snprintf(name, sizeof name, "/izar-bench-%lld", (long long)pid);
+    iz_coll_broadcast(c, &pid, sizeof(pid), 0, "name");
+    snprintf(name, sizeof(name), "/izar-bench-%lld", (long long)pid);
     fd = shm_open(name, O_RDWR | O_CREAT, 0600);
     errno = fd < 0 ? errno : posix_fallocate(fd, 0, bytes * c->size);
     if (errno) {
@@ -138,7 +138,7 @@ static const struct way {
     {"reduce-scatter bf16", "messages", false, reduce_bf16, moved_reduce_bf16},
 };
 
-enum { WAYS = sizeof ways / sizeof ways[0] };
+enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
 
 static int coll_by_value(const void *a, const void *b)
 {
@@ -152,7 +152,7 @@ static double common_start(struct iz_coll *c)
 {
     double at = coll_now_s() + 300e-6;
 
-    iz_coll_broadcast(c, &at, sizeof at, 0, "start");
+    iz_coll_broadcast(c, &at, sizeof(at), 0, "start");
     if (c->local_size < c->size)
         return coll_now_s();
     while (coll_now_s() < at)
@@ -190,8 +190,8 @@ static void report(const struct iz_coll *c, const struct way *w, int64_t bytes,
 {
     double gb = (double)bytes * 1e-9;
 
-    qsort(s, (size_t)rounds, sizeof *s, coll_by_value);
-    qsort(cpu, (size_t)rounds, sizeof *cpu, coll_by_value);
+    qsort(s, (size_t)rounds, sizeof(*s), coll_by_value);
+    qsort(cpu, (size_t)rounds, sizeof(*cpu), coll_by_value);
     printf("{\"what\": \"%s\", \"path\": \"%s\", \"mib\": %g, \"ranks\": %d, "
            "\"hosts_ranks\": %d, \"median\": %.3f, \"best\": %.3f, "
            "\"least\": %.3f, \"most\": %.3f, \"cpu\": %.3f, \"moved\": %g}\n",
@@ -241,10 +241,10 @@ int main(int argc, char **argv)
     }
     c->timeout_s = 60;
     why = iz_coll_near(c, true);
-    if (why != NULL && c->rank == 0)
+    if (why && c->rank == 0)
         fprintf(stderr, "messages only: %s\n", why);
     for (int64_t mib = 1; mib <= 64; mib *= 4)
-        time_size(c, mib, mib > 8 ? (rounds + 1) / 2 : rounds, why == NULL);
+        time_size(c, mib, mib > 8 ? (rounds + 1) / 2 : rounds, !why);
     iz_coll_close(&c);
     return 0;
 }

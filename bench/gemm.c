@@ -147,7 +147,7 @@ static void *gemm_work(void *arg)
     j->scratch = NULL;
     if (j->narrow)
         j->scratch =
-            (char *)gemm_take(scratch_bytes(j) / (int64_t)sizeof *x + 1);
+            (char *)gemm_take(scratch_bytes(j) / (int64_t)sizeof(*x) + 1);
     end = iz_now_ns() + (int64_t)(j->seconds * 1e9);
     while (j->rates < 2 || (iz_now_ns() < end && j->rates < REPEATS)) {
         int64_t begin = iz_now_ns();
@@ -196,7 +196,7 @@ int main(int argc, char **argv)
 {
     int threads = argc > 1 ? atoi(argv[1]) : 0;
     double median = 0, best = 0;
-    struct job like, *j = calloc((size_t)threads + 1, sizeof *j);
+    struct job like, *j = calloc((size_t)threads + 1, sizeof(*j));
 
     if (threads < 1 || !j || !read_job(&like, argc, argv)) {
         fprintf(stderr,

@@ -88,7 +88,7 @@ static void open_libraries(void)
         void *h = NULL;
 
         for (int j = 0; j < 3 && !h; j++) {
-            snprintf(path, sizeof path, "%s%s", folder[j], l->file);
+            snprintf(path, sizeof(path), "%s%s", folder[j], l->file);
             h = dlopen(path, RTLD_NOW | RTLD_LOCAL);
         }
         l->f = h ? dlsym(h, l->symbol) : NULL;
@@ -111,7 +111,7 @@ static const int shapes[][3] = {/* rows, in, out of a layer */
                                 {1024, 768, 3072}, {1024, 3072, 768},
                                 {128, 384, 50304}};
 
-enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
 static double gemm_libraries_clock_s(clockid_t id)
 {
@@ -163,7 +163,7 @@ static void gemm_libraries_measure(struct worker *w, int shape, int kind)
     const int *s = shapes[shape];
     size_t most = (size_t)(s[0] > s[1] ? s[0] : s[1]) *
                   (size_t)(s[1] > s[2] ? s[1] : s[2]);
-    float *a = calloc(3 * most, sizeof *a);
+    float *a = calloc(3 * most, sizeof(*a));
     struct product p = product_of(s, kind, a, a + most, a + 2 * most);
     double end = gemm_libraries_clock_s(CLOCK_MONOTONIC) + w->seconds;
     int n[LIBRARIES] = {0};
@@ -229,7 +229,7 @@ int main(int argc, char **argv)
         return 2;
     setenv("OMP_NUM_THREADS", "1", 1);
     setenv("BLIS_NUM_THREADS", "1", 1);
-    w = calloc((size_t)threads, sizeof *w);
+    w = calloc((size_t)threads, sizeof(*w));
     open_libraries();
     for (int i = 0; w && i < threads; i++) {
         w[i].seconds = argc > 2 ? atof(argv[2]) : 0.5;

@@ -54,7 +54,7 @@ static void *pages(size_t bytes)
 {
     void *p = aligned_alloc((size_t)2 << 20, bytes);
 
-    if (p == NULL)
+    if (!p)
         exit(1);
 #ifdef MADV_HUGEPAGE
     madvise(p, bytes, MADV_HUGEPAGE);
@@ -361,7 +361,7 @@ static const struct kernel {
     {"normal", 4, IZ_BF16, limit_write, run_normal},
 };
 
-enum { KERNELS = sizeof kernels / sizeof kernels[0] };
+enum { KERNELS = sizeof(kernels) / sizeof(kernels[0]) };
 
 /* ---- measurement ---- */
 
@@ -449,9 +449,9 @@ static void kernels_show(const struct team *t, const struct kernel *k)
         printf("%-30s no clean pair of %d\n", k->name, t->pairs);
         return;
     }
-    qsort(ratio, (size_t)n, sizeof *ratio, kernels_by_value);
-    qsort(limit, (size_t)n, sizeof *limit, kernels_by_value);
-    qsort(run, (size_t)n, sizeof *run, kernels_by_value);
+    qsort(ratio, (size_t)n, sizeof(*ratio), kernels_by_value);
+    qsort(limit, (size_t)n, sizeof(*limit), kernels_by_value);
+    qsort(run, (size_t)n, sizeof(*run), kernels_by_value);
     printf("%-30s %6.1f GB/s %7.0f M/s, limit %6.1f GB/s, ratio %.3f (%.3f to "
            "%.3f), %d of %d pairs\n",
            k->name, 1e-9 * run[n / 2], 1e-6 * run[n / 2] / k->bytes,
@@ -509,10 +509,10 @@ static int time_kernels(int argc, char **argv)
 
     if (threads < 1)
         return 2;
-    id = calloc((size_t)threads, sizeof *id);
-    w = calloc((size_t)threads, sizeof *w);
-    t.limit = calloc((size_t)threads * PAIRS_MAX, sizeof *t.limit);
-    t.run = calloc((size_t)threads * PAIRS_MAX, sizeof *t.run);
+    id = calloc((size_t)threads, sizeof(*id));
+    w = calloc((size_t)threads, sizeof(*w));
+    t.limit = calloc((size_t)threads * PAIRS_MAX, sizeof(*t.limit));
+    t.run = calloc((size_t)threads * PAIRS_MAX, sizeof(*t.run));
     if (!id || !w || !t.limit || !t.run ||
         pthread_barrier_init(&t.barrier, NULL, (unsigned)threads))
         return 1;

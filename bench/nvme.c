@@ -54,11 +54,11 @@ static void transfer(const struct job *j, char *buf, int64_t at, bool write)
 {
     ssize_t n;
 
-    if (j->f != NULL && write)
+    if (j->f && write)
         iz_nvme_write(j->f, buf, at, j->piece);
-    else if (j->f != NULL)
+    else if (j->f)
         iz_nvme_read(j->f, buf, at, j->piece);
-    if (j->f != NULL)
+    if (j->f)
         return;
     n = write ? pwrite(j->fd, buf, (size_t)j->piece, at)
               : pread(j->fd, buf, (size_t)j->piece, at);
@@ -87,7 +87,7 @@ static char *memory(void)
 {
     char *p = aligned_alloc((size_t)2 << 20, THREADS * (size_t)CHUNK);
 
-    if (p == NULL)
+    if (!p)
         exit(1);
     madvise(p, THREADS * (size_t)CHUNK, MADV_HUGEPAGE);
     return memset(p, 1, THREADS * (size_t)CHUNK);
@@ -122,7 +122,7 @@ static const struct shape {
               {"4 x 12 MiB", 4, CHUNK},
               {"ours", CALLERS, CHUNK}};
 
-enum { SHAPES = sizeof shapes / sizeof shapes[0], OURS = SHAPES - 1 };
+enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]), OURS = SHAPES - 1 };
 
 /* What all rounds work on. */
 struct disk {
@@ -170,10 +170,10 @@ static int descriptor_of(const char *name)
     for (int fd = 0; fd < 1024; fd++) {
         ssize_t n;
 
-        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-        n = readlink(link, path, sizeof path - 1);
+        snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+        n = readlink(link, path, sizeof(path) - 1);
         path[n < 0 ? 0 : n] = '\0';
-        if (strstr(path, name) != NULL)
+        if (strstr(path, name))
             return fd;
     }
     fprintf(stderr, "nvme: %s is not open\n", name);
@@ -192,7 +192,7 @@ int main(int argc, char **argv)
         return 2;
     }
     bytes = bytes / (16 * CHUNK) * (16 * CHUNK);
-    snprintf(name, sizeof name, "bench-nvme-%d", (int)getpid());
+    snprintf(name, sizeof(name), "bench-nvme-%d", (int)getpid());
     if (iz_nvme_open(&d.f, argv[1], name, bytes, false))
         return 1;
     d.fd = descriptor_of(name);

@@ -106,7 +106,7 @@ double bench_time(const struct bench *b, void (*run)(void *arg, int i),
     n = (int)fmin(fmax(ceil(round_s / one), 2), 2000);
     for (int r = 0; r < ROUNDS; r++)
         s[r] = time_calls(b, run, arg, n) / n;
-    qsort(s, ROUNDS, sizeof *s, ascending);
+    qsort(s, ROUNDS, sizeof(*s), ascending);
     return s[ROUNDS / 2];
 }
 

@@ -234,7 +234,7 @@ static const struct op ops[] = {
     {"embedding backward", embed_bwd, 0, 0},
     {"head: loss, da, dw", classify, 0, 0},
 };
-enum { OPS = sizeof ops / sizeof ops[0] };
+enum { OPS = sizeof(ops) / sizeof(ops[0]) };
 
 /* ---- the run of a shape ------------------------------------------------- */
 

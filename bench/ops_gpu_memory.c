@@ -159,7 +159,7 @@ static void flat_show(struct flat *f, const struct bench *b, const char *what,
     double rate = (double)(f->n * bytes_each) / bench_time(b, run, f);
     char name[64];
 
-    snprintf(name, sizeof name, "%s, %.0f %% of a copy", what,
+    snprintf(name, sizeof(name), "%s, %.0f %% of a copy", what,
              100 * rate / b->copy);
     ops_gpu_memory_show(b, name, key, rate);
 }
@@ -267,7 +267,7 @@ static void adam_on_host(const struct bench *b)
     double s = update_all(t, threads, n);
     char name[64];
 
-    snprintf(name, sizeof name, "Adam on %d cores of the host", threads);
+    snprintf(name, sizeof(name), "Adam on %d cores of the host", threads);
     ops_gpu_memory_show(b, name, "adam_cpu_gb_per_s",
                         28. * (double)(n * threads) / s);
     if (b->json)

@@ -45,7 +45,7 @@ static void *touch_work(void *arg)
         int64_t n = t->n - i < most ? t->n - i : most;
 
         if (t->what == CONSTANT)
-            memset(t->p + i, 1, (size_t)n * sizeof *t->p);
+            memset(t->p + i, 1, (size_t)n * sizeof(*t->p));
         else
             iz_flat_normal(t->what == NORMAL ? t->p + i : cached, n, 1, 2,
                            t->first + i, 0.02f);

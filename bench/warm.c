@@ -36,7 +36,7 @@ static bool has_mapped(pid_t pid, size_t bytes)
     size_t pages = 0;
     FILE *f;
 
-    snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
+    snprintf(path, sizeof(path), "/proc/%d/statm", (int)pid);
     f = fopen(path, "r");
     if (!f)
         return false;

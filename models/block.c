@@ -207,10 +207,10 @@ static int add_params(struct iz_param *list, int n, const char *name,
 {
     char full[64];
 
-    snprintf(full, sizeof full, "%s.weight", name);
+    snprintf(full, sizeof(full), "%s.weight", name);
     list[n] = s.rows == 1 ? vector(full, s.cols, IZ_INIT_ONE)
                           : weight(full, s.rows, s.cols, s.std);
-    snprintf(full, sizeof full, "%s.bias", name);
+    snprintf(full, sizeof(full), "%s.bias", name);
     list[n + 1] = vector(full, s.cols, IZ_INIT_ZERO);
     return n + 2;
 }
@@ -226,8 +226,8 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
     char prefix[32];
     int n = 0;
 
-    snprintf(u->name, sizeof u->name, "%s.%d", name->block, i);
-    snprintf(prefix, sizeof prefix, "%s.%d.", name->block, i);
+    snprintf(u->name, sizeof(u->name), "%s.%d", name->block, i);
+    snprintf(prefix, sizeof(prefix), "%s.%d.", name->block, i);
     u->kind = IZ_KIND_BLOCK;
     u->self = b;
     u->out_elems = (int64_t)b->seq * w;
@@ -255,7 +255,7 @@ int iz_block_open(struct iz_model *m, const struct iz_block *b,
 int iz_head_open(struct iz_unit *u, const struct iz_block *b,
                  const struct iz_param *list, int n)
 {
-    snprintf(u->name, sizeof u->name, "head");
+    snprintf(u->name, sizeof(u->name), "head");
     u->kind = IZ_KIND_HEAD;
     u->self = b;
     u->backward = block_head_backward;

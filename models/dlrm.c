@@ -53,7 +53,7 @@ static int32_t word(const void *record, int64_t i)
 {
     int32_t v;
 
-    memcpy(&v, (const char *)record + 4 * i, sizeof v);
+    memcpy(&v, (const char *)record + 4 * i, sizeof(v));
     return v;
 }
 
@@ -291,8 +291,8 @@ static int table_open(struct iz_unit *u, const struct iz_dlrm_config *c, int i)
                1 / sqrtf((float)c->dim));
     char prefix[32];
 
-    snprintf(u->name, sizeof u->name, "tables.%d", i);
-    snprintf(prefix, sizeof prefix, "tables.%d.", i);
+    snprintf(u->name, sizeof(u->name), "tables.%d", i);
+    snprintf(prefix, sizeof(prefix), "tables.%d.", i);
     u->kind = i == 0 ? KIND_FIRST : i + 1 < units(c) ? KIND_MIDDLE : KIND_LAST;
     u->out_elems = (int64_t)c->tables * c->dim;
     u->forward = i ? table_forward : first_forward;
@@ -309,9 +309,9 @@ static int add_layer(struct iz_param *list, int n, const char *mlp, int layer,
 {
     char name[64];
 
-    snprintf(name, sizeof name, "%s.%d.weight", mlp, layer);
+    snprintf(name, sizeof(name), "%s.%d.weight", mlp, layer);
     list[n] = weight(name, in, out, sqrtf(2 / (float)(in + out)));
-    snprintf(name, sizeof name, "%s.%d.bias", mlp, layer);
+    snprintf(name, sizeof(name), "%s.%d.bias", mlp, layer);
     list[n + 1] = vector(name, out, IZ_INIT_ZERO);
     return n + 2;
 }
@@ -329,7 +329,7 @@ static int head_open(struct iz_unit *u, const struct iz_dlrm_config *c)
     for (int i = 0; i < c->top_layers; i++, in = c->top_width)
         n = add_layer(list, n, "top", i, in, c->top_width);
     list[n++] = weight("answers.weight", 2, in, sqrtf(2 / (float)(in + 2)));
-    snprintf(u->name, sizeof u->name, "head");
+    snprintf(u->name, sizeof(u->name), "head");
     u->kind = KIND_HEAD;
     u->backward = dlrm_head_backward;
     u->evaluate = dlrm_head_evaluate;
@@ -384,7 +384,7 @@ int iz_dlrm_open(struct iz_model **out, const struct iz_dlrm_config *c)
     *out = NULL;
     if (rc)
         return rc;
-    rc = iz_model_open(out, "dlrm", (int)units(c) + 1, sizeof *c);
+    rc = iz_model_open(out, "dlrm", (int)units(c) + 1, sizeof(*c));
     if (rc)
         goto fail;
     *(struct iz_dlrm_config *)(*out)->self = *c;

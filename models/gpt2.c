@@ -42,7 +42,7 @@ static int gpt2_embed_open(struct iz_unit *u, const struct iz_gpt2_config *c)
         weight("wpe.weight", c->seq, c->width, IZ_BLOCK_STD),
     };
 
-    snprintf(u->name, sizeof u->name, "embed");
+    snprintf(u->name, sizeof(u->name), "embed");
     u->kind = IZ_KIND_EMBED;
     u->out_elems = (int64_t)c->seq * c->width;
     u->forward = gpt2_embed_forward;
@@ -102,7 +102,7 @@ int iz_gpt2_open(struct iz_model **out, const struct iz_gpt2_config *c)
                                .seq = c->seq}};
     if (!iz_block_possible(&s.block, "gpt2"))
         return -EINVAL;
-    rc = iz_model_open(out, "gpt2", c->layers + 2, sizeof s);
+    rc = iz_model_open(out, "gpt2", c->layers + 2, sizeof(s));
     if (rc)
         goto fail;
     *(struct self *)(*out)->self = s;

@@ -315,7 +315,7 @@ static int llama_embed_open(struct iz_unit *u, const struct iz_llama_config *c)
         weight("embed_tokens.weight", c->vocab, c->width, INIT_STD),
     };
 
-    snprintf(u->name, sizeof u->name, "embed");
+    snprintf(u->name, sizeof(u->name), "embed");
     u->kind = KIND_EMBED;
     u->out_elems = (int64_t)c->seq * c->width;
     u->forward = llama_embed_forward;
@@ -354,8 +354,8 @@ static int block_open(struct iz_unit *u, const struct iz_llama_config *c, int i)
     struct iz_param list[BLOCK_MOST];
     char prefix[32];
 
-    snprintf(u->name, sizeof u->name, "layers.%d", i);
-    snprintf(prefix, sizeof prefix, "layers.%d.", i);
+    snprintf(u->name, sizeof(u->name), "layers.%d", i);
+    snprintf(prefix, sizeof(prefix), "layers.%d.", i);
     u->kind = KIND_BLOCK;
     u->out_elems = (int64_t)c->seq * c->width;
     u->forward = block_forward;
@@ -370,7 +370,7 @@ static int head_open(struct iz_unit *u, const struct iz_llama_config *c)
         weight("lm_head.weight", c->vocab, c->width, INIT_STD),
     };
 
-    snprintf(u->name, sizeof u->name, "head");
+    snprintf(u->name, sizeof(u->name), "head");
     u->kind = KIND_HEAD;
     if (c->tie_embeddings) {
         u->tied_unit = 0;
@@ -399,7 +399,7 @@ int iz_llama_open(struct iz_model **out, const struct iz_llama_config *given)
     *out = NULL;
     if (rc)
         return rc;
-    rc = iz_model_open(out, "llama", c.layers + 2, sizeof c);
+    rc = iz_model_open(out, "llama", c.layers + 2, sizeof(c));
     if (rc)
         goto fail;
     *(struct iz_llama_config *)(*out)->self = c;

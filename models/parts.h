@@ -36,7 +36,7 @@ static inline struct iz_param weight(const char *name, int64_t rows,
     struct iz_param p = {
         .rows = rows, .cols = cols, .init = IZ_INIT_NORMAL, .std = std};
 
-    snprintf(p.name, sizeof p.name, "%s", name);
+    snprintf(p.name, sizeof(p.name), "%s", name);
     return p;
 }
 
@@ -45,7 +45,7 @@ static inline struct iz_param vector(const char *name, int64_t n,
 {
     struct iz_param p = {.rows = 1, .cols = n, .init = init};
 
-    snprintf(p.name, sizeof p.name, "%s", name);
+    snprintf(p.name, sizeof(p.name), "%s", name);
     return p;
 }
 

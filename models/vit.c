@@ -93,7 +93,7 @@ static void unpack(const void *self, const void *record, int64_t i, int64_t n,
     label += i * t;
     token[0] = CLASS_TOKEN;
     label[0] = r[0];
-    memset(to, 0, (size_t)k * sizeof *to);
+    memset(to, 0, (size_t)k * sizeof(*to));
     for (int p = 0; p < patches(c); p++) {
         token[1 + p] = PATCH_TOKEN;
         label[1 + p] = -1;
@@ -151,7 +151,7 @@ static int vit_embed_open(struct iz_unit *u, const struct iz_vit_config *c)
         weight("patch", numbers(c), c->width, IZ_BLOCK_STD),
     };
 
-    snprintf(u->name, sizeof u->name, "embed");
+    snprintf(u->name, sizeof(u->name), "embed");
     u->kind = IZ_KIND_EMBED;
     u->out_elems = (int64_t)rows(c) * c->width;
     u->forward = vit_embed_forward;
@@ -220,7 +220,7 @@ int iz_vit_open(struct iz_model **out, const struct iz_vit_config *given)
                                .full = true}};
     if (!iz_block_possible(&s.block, "vit"))
         return -EINVAL;
-    rc = iz_model_open(out, "vit", c.layers + 2, sizeof s);
+    rc = iz_model_open(out, "vit", c.layers + 2, sizeof(s));
     if (rc)
         goto fail;
     *(struct self *)(*out)->self = s;

@@ -21,7 +21,7 @@
 #include "codelets/base/units.h"
 #include "programs.h" /* of all models; the build writes it */
 
-enum { PROGRAMS = sizeof programs / sizeof programs[0] };
+enum { PROGRAMS = sizeof(programs) / sizeof(programs[0]) };
 
 struct options {
     const char *command, *dir, *out;
@@ -77,7 +77,7 @@ static void describe_arrays(struct checkpoint *c)
         const struct iz_json *v = iz_json_item(arrays, i);
         struct iz_ckpt_part *p = &c->k.part[i];
 
-        snprintf(p->name, sizeof p->name, "%s", text_of(v, "name"));
+        snprintf(p->name, sizeof(p->name), "%s", text_of(v, "name"));
         p->total = p->count = number_of(v, "total");
         p->put = ckpt_forget;
     }
@@ -91,8 +91,8 @@ static void describe_names(const struct checkpoint *c, struct iz_ckpt_name *n)
         const struct iz_json *v = iz_json_item(names, i);
         const struct iz_json *shape = iz_json_member(v, "shape");
 
-        snprintf(n[i].name, sizeof n[i].name, "%s", text_of(v, "name"));
-        snprintf(n[i].array, sizeof n[i].array, "%s", text_of(v, "array"));
+        snprintf(n[i].name, sizeof(n[i].name), "%s", text_of(v, "name"));
+        snprintf(n[i].array, sizeof(n[i].array), "%s", text_of(v, "array"));
         n[i].offset = number_of(v, "offset");
         n[i].rows = iz_json_number(iz_json_item(shape, 0), INT64_MAX);
         n[i].cols = iz_json_number(iz_json_item(shape, 1), INT64_MAX);
@@ -106,7 +106,7 @@ static void describe_scalars(struct checkpoint *c)
 
     for (int i = 0; i < c->k.n_scalars; i++) {
         name = iz_json_key(scalars, name);
-        snprintf(c->k.scalar[i].name, sizeof c->k.scalar[i].name, "%s", name);
+        snprintf(c->k.scalar[i].name, sizeof(c->k.scalar[i].name), "%s", name);
     }
 }
 
@@ -115,15 +115,15 @@ static int ckpt_describe(struct checkpoint *c, const char *dir)
     int parts = (int)iz_json_count(iz_json_member(c->root, "arrays"));
     int names = (int)iz_json_count(iz_json_member(c->root, "parameters"));
     int scalars = (int)iz_json_count(iz_json_member(c->root, "scalars"));
-    struct iz_ckpt_name *name = calloc((size_t)names + 1, sizeof *name);
+    struct iz_ckpt_name *name = calloc((size_t)names + 1, sizeof(*name));
 
     c->k = (struct iz_ckpt){
         .dir = dir,
-        .part = calloc((size_t)parts + 1, sizeof *c->k.part),
+        .part = calloc((size_t)parts + 1, sizeof(*c->k.part)),
         .n_parts = parts,
         .names = name,
         .n_names = names,
-        .scalar = calloc((size_t)scalars + 1, sizeof *c->k.scalar),
+        .scalar = calloc((size_t)scalars + 1, sizeof(*c->k.scalar)),
         .n_scalars = scalars};
     c->model_text = iz_json_dump(iz_json_member(c->root, "model"));
     c->k.model_text = c->model_text;
@@ -149,7 +149,7 @@ static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
                 step);
         return err;
     }
-    snprintf(path, sizeof path, "%s/index.json", c->path);
+    snprintf(path, sizeof(path), "%s/index.json", c->path);
     err = iz_ckpt_index_open(&c->index, path, false);
     if (!err) {
         c->root = iz_json_read(path, stderr);
@@ -182,7 +182,7 @@ static int64_t size_of(const struct checkpoint *c)
         char path[IZ_CKPT_FILE_PATH];
         struct stat st;
 
-        snprintf(path, sizeof path, "%s/" IZ_CKPT_FILE, c->path, q, ranks);
+        snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, c->path, q, ranks);
         if (stat(path, &st) != 0 || st.st_size != want.bytes) {
             fprintf(stderr, "ckpt: %s is missing or not of %" PRId64 " bytes\n",
                     path, want.bytes);
@@ -318,7 +318,7 @@ static void set_streams(struct checkpoint *c, const struct iz_model *m,
             char name[64];
 
             *s = (struct stream){w, u, frozen ? iz_unit_elems(unit, false) : 0};
-            snprintf(name, sizeof name, "%s%s/master", unit->name,
+            snprintf(name, sizeof(name), "%s%s/master", unit->name,
                      frozen ? ".frozen" : "");
             set_stream(c, name, s);
         }
@@ -347,7 +347,7 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
     set_frozen(c, m);
     for (int u = 0; u < m->n_units; u++)
         names += m->unit[u].n_params;
-    n = calloc((size_t)names + 1, sizeof *n);
+    n = calloc((size_t)names + 1, sizeof(*n));
     if (!n)
         return -ENOMEM;
     free((void *)(uintptr_t)c->k.names);
@@ -361,8 +361,8 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
             n->rows = p->rows;
             n->cols = p->cols;
             at[p->frozen] += p->rows * p->cols;
-            snprintf(n->name, sizeof n->name, "%s", p->name);
-            snprintf(n->array, sizeof n->array, "%s%s", m->unit[u].name,
+            snprintf(n->name, sizeof(n->name), "%s", p->name);
+            snprintf(n->array, sizeof(n->array), "%s%s", m->unit[u].name,
                      p->frozen ? ".frozen" : "");
         }
     return 0;
@@ -391,7 +391,7 @@ static const struct iz_program *find_program(const struct checkpoint *c)
 static int read_shape(const struct checkpoint *c, const struct iz_program *p)
 {
     const struct iz_json *model = iz_json_member(c->root, "model");
-    char **set = calloc((size_t)iz_json_count(model) + 1, sizeof *set);
+    char **set = calloc((size_t)iz_json_count(model) + 1, sizeof(*set));
     char batch[] = "train_batch_size=1";
     const char *key = NULL;
     struct iz_config config;
@@ -420,7 +420,7 @@ static struct iz_json *run_config(const char *dir)
 {
     char path[IZ_PATH_MAX + 32];
 
-    snprintf(path, sizeof path, "%s/config.json", dir);
+    snprintf(path, sizeof(path), "%s/config.json", dir);
     return iz_json_read(path, NULL);
 }
 
@@ -460,13 +460,13 @@ static int export_model(const struct options *o, struct checkpoint *c,
                                 .file = IZ_HF_SINGLE,
                                 .config_file = IZ_HF_CONFIG};
     char *text = NULL;
-    struct stream *s = calloc(2 * (size_t)m->n_units, sizeof *s);
+    struct stream *s = calloc(2 * (size_t)m->n_units, sizeof(*s));
     struct iz_hf_writer *w;
     int err = s ? set_names(c, m) : -ENOMEM;
 
     if (!err)
         err = iz_hf_config_kept(
-            like, sizeof like, o->dir,
+            like, sizeof(like), o->dir,
             text_of(iz_json_member(config, "model"), "import"));
     if (!err)
         err = iz_hf_map_open(&map, p->section.hf, m);
@@ -520,7 +520,7 @@ static const struct {
     int (*run)(const struct options *o, struct iz_coll *coll);
 } commands[] = {{"list", list}, {"verify", verify}, {"export", export}};
 
-enum { COMMANDS = sizeof commands / sizeof commands[0] };
+enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 
 static int find_command(const char *name)
 {

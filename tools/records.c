@@ -33,8 +33,8 @@ struct output {
 static bool output_open(struct output *o, const char *path)
 {
     *o = (struct output){.path = path};
-    if (snprintf(o->part, sizeof o->part, "%s.tmp", path) >=
-        (int)sizeof o->part)
+    if (snprintf(o->part, sizeof(o->part), "%s.tmp", path) >=
+        (int)sizeof(o->part))
         errno = ENAMETOOLONG;
     else
         o->f = fopen(o->part, "wb");
@@ -166,7 +166,7 @@ static int shapes(const char *path, int64_t count, uint64_t seed)
         return 1;
     for (int64_t i = 0; i < count; i++) {
         draw(record, dice_of(seed, (uint64_t)i));
-        output_put(&o, record, sizeof record);
+        output_put(&o, record, sizeof(record));
     }
     return output_close(&o, true);
 }
@@ -216,7 +216,7 @@ static int clicks(const char *path, int64_t count, uint64_t seed)
         return 1;
     for (int64_t i = 0; i < count; i++) {
         click(record, dice_of(seed, (uint64_t)i));
-        output_put(&o, record, sizeof record);
+        output_put(&o, record, sizeof(record));
     }
     return output_close(&o, true);
 }
@@ -276,7 +276,7 @@ static int criteo(const char *from, const char *path)
     while (good && getline(&line, &room, in) > 0) {
         good = parse(line, record);
         if (good)
-            output_put(&o, record, sizeof record);
+            output_put(&o, record, sizeof(record));
         else
             fprintf(stderr,
                     "records: %s: line %lld is not a label, 13 numbers and 26 "

@@ -14,7 +14,7 @@ static atomic_flag dying = ATOMIC_FLAG_INIT;
 
 void iz_die_set(const char *text, void (*end)(int status))
 {
-    snprintf(prefix, sizeof prefix, "%s", text);
+    snprintf(prefix, sizeof(prefix), "%s", text);
     end_job = end;
 }
 
@@ -27,7 +27,7 @@ static int clamp_len(int len, int room)
 static void die_print_line(const char *fmt, va_list ap)
 {
     char line[1024];
-    const int room = (int)sizeof line - 1; /* the newline */
+    const int room = (int)sizeof(line) - 1; /* the newline */
     int len = clamp_len(snprintf(line, (size_t)room, "izar: %s", prefix), room);
     int left = room - len;
     ssize_t done;
@@ -49,7 +49,7 @@ void iz_die(const char *fmt, ...)
     va_start(ap, fmt);
     die_print_line(fmt, ap);
     va_end(ap);
-    if (end_job != NULL)
+    if (end_job)
         end_job(EXIT_FAILURE);
     abort();
 }

@@ -39,7 +39,7 @@ static void push(struct iz_norm2_level *l, double value)
     if (l->count < BLOCK)
         return;
     value = iz_sum_lanes(l->lane);
-    memset(l, 0, sizeof *l);
+    memset(l, 0, sizeof(*l));
     push(l + 1, value);
 }
 
@@ -176,7 +176,7 @@ void iz_flat_sum_norm2(struct iz_norm2 *norm2, void *out,
      * blocks. */
     bool pair =
         accumulate && out_type == IZ_F32 && in_type == IZ_BF16 && n_in == 2;
-    int64_t most = pair && norm2 == NULL ? n : BLOCK;
+    int64_t most = pair && !norm2 ? n : BLOCK;
 
     assert(n_in >= 1);
     for (int64_t i = 0; i < n; i += most) {
@@ -188,7 +188,7 @@ void iz_flat_sum_norm2(struct iz_norm2 *norm2, void *out,
                                 flat_at(in[1], IZ_BF16, i), k);
         else
             store_block(dst, out_type, accumulate, in, n_in, in_type, i, k);
-        if (norm2 != NULL)
+        if (norm2)
             iz_norm2_add(norm2, dst, out_type, k);
     }
 }

@@ -14,7 +14,7 @@ IZ_EITHER uint32_t iz_float_bits(float x)
 {
     uint32_t u;
 
-    memcpy(&u, &x, sizeof u);
+    memcpy(&u, &x, sizeof(u));
     return u;
 }
 
@@ -22,7 +22,7 @@ IZ_EITHER float iz_bits_float(uint32_t u)
 {
     float x;
 
-    memcpy(&x, &u, sizeof x);
+    memcpy(&x, &u, sizeof(x));
     return x;
 }
 

@@ -215,7 +215,7 @@ static inline const float *gradients(const struct iz_streams *s, float *buf,
 
 static inline void copy_out(const struct iz_streams *s, int64_t i, int64_t n)
 {
-    if (s->out == NULL)
+    if (!s->out)
         return;
     if (s->out_type == IZ_F32)
         memcpy((float *)s->out + i, s->p + i, (size_t)n * sizeof(float));

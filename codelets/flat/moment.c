@@ -38,7 +38,7 @@ void iz_moment_load(float *out, const struct iz_moments *x, int64_t at,
 
     moment_check(x, at, n);
     if (x->type == IZ_MOMENT_F32)
-        memcpy(out, (float *)x->p + at, (size_t)n * sizeof *out);
+        memcpy(out, (float *)x->p + at, (size_t)n * sizeof(*out));
     else if (x->type == IZ_MOMENT_BF16)
         iz_simd()->load_bf16(out, (uint16_t *)x->p + at, n);
     else
@@ -54,7 +54,7 @@ void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
     moment_check(x, at, n);
     assert(first % IZ_MOMENT_BLOCK == 0);
     if (x->type == IZ_MOMENT_F32)
-        memcpy((float *)x->p + at, in, (size_t)n * sizeof *in);
+        memcpy((float *)x->p + at, in, (size_t)n * sizeof(*in));
     else if (x->type == IZ_MOMENT_BF16)
         iz_simd()->store_m16((uint16_t *)x->p + at, in, n, key, first);
     else
@@ -78,7 +78,7 @@ void iz_moment_get(float *out, const struct iz_moments *x, int64_t at,
     for (int64_t i = 0, k, from; i < n; i += k) {
         k = part_of_block(at + i, n - i, &from);
         iz_moment_load(block, x, at + i - from, IZ_MOMENT_BLOCK);
-        memcpy(out + i, block + from, (size_t)k * sizeof *out);
+        memcpy(out + i, block + from, (size_t)k * sizeof(*out));
     }
 }
 
@@ -90,7 +90,7 @@ void iz_moment_put(const struct iz_moments *x, int64_t at, const float *in,
     for (int64_t i = 0, k, from; i < n; i += k) {
         k = part_of_block(at + i, n - i, &from);
         iz_moment_load(block, x, at + i - from, IZ_MOMENT_BLOCK);
-        memcpy(block + from, in + i, (size_t)k * sizeof *in);
+        memcpy(block + from, in + i, (size_t)k * sizeof(*in));
         iz_moment_store(x, at + i - from, block, IZ_MOMENT_BLOCK, 0, 0);
     }
 }

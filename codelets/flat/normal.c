@@ -23,7 +23,7 @@ void iz_flat_normal(float *out, int64_t n, uint64_t seed, uint64_t stream,
             k = n;
         iz_simd()->normal(whole ? out : buf, key, block, std);
         if (!whole)
-            memcpy(out, buf + skip, (size_t)k * sizeof *out);
+            memcpy(out, buf + skip, (size_t)k * sizeof(*out));
         out += k;
         first += k;
         n -= k;

@@ -204,10 +204,10 @@ int iz_cudnn_open(struct iz_cudnn **out, void *stream, const char *described,
     cudnnStatus_t s = CUDNN_STATUS_SUCCESS;
 
     *out = NULL;
-    if (!none && !(c = calloc(1, sizeof *c)))
+    if (!none && !(c = calloc(1, sizeof(*c))))
         none = "no memory for the table of plans";
     if (none) {
-        snprintf(why->why, sizeof why->why, "%s", none);
+        snprintf(why->why, sizeof(why->why), "%s", none);
         return -ENOTSUP;
     }
     *out = c;
@@ -267,7 +267,7 @@ static bool repeats(struct iz_dnn_graph *g, descriptor config,
         iz_dnn_refuse(why, "its kernel's notes", g->failed);
     for (int i = 0; g->failed == CUDNN_STATUS_SUCCESS && i < n; i++)
         if (note[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) {
-            snprintf(why->why, sizeof why->why,
+            snprintf(why->why, sizeof(why->why),
                      "a second run of it may give other bits");
             return false;
         }
@@ -295,7 +295,7 @@ static bool build(struct plan *p, descriptor device, descriptor config)
     if (g->failed != CUDNN_STATUS_SUCCESS)
         iz_dnn_refuse(&p->why, "its kernel", g->failed);
     else if (bytes > WORKSPACE_BYTES)
-        snprintf(p->why.why, sizeof p->why.why,
+        snprintf(p->why.why, sizeof(p->why.why),
                  "cuDNN wants %.1f MiB beside the tensors, %d KiB are planned",
                  iz_mib(bytes), (int)(WORKSPACE_BYTES >> 10));
     else
@@ -325,14 +325,14 @@ static struct plan *plan_of(struct iz_cudnn *c, const struct iz_attention *a)
     for (int i = 0; i < PLANS; i++) {
         struct plan *p = &c->plan[i];
 
-        if (p->taken && memcmp(&p->key, &k, sizeof k) == 0)
+        if (p->taken && memcmp(&p->key, &k, sizeof(k)) == 0)
             return p;
         if (p->taken)
             continue;
         *p = (struct plan){.key = k, .taken = true};
         p->graph.uid = FIRST_VIRTUAL;
         if (k.type == IZ_F32) {
-            snprintf(p->why.why, sizeof p->why.why,
+            snprintf(p->why.why, sizeof(p->why.why),
                      "cuDNN's attention is of bf16 and fp16");
             return p;
         }
@@ -350,7 +350,7 @@ bool iz_cudnn_plan(struct iz_cudnn *c, const struct iz_attention *a,
     const struct key *k = &p->key;
 
     if (!p->possible)
-        snprintf(why->why, sizeof why->why,
+        snprintf(why->why, sizeof(why->why),
                  "attention of %lld samples of %lld, %lld heads of %lld "
                  "columns, keys of %lld: %.300s",
                  (long long)k->samples, (long long)k->seq, (long long)k->heads,

@@ -20,7 +20,7 @@ void iz_cudnn_close(struct iz_cudnn **c)
 bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
 {
     (void)a;
-    snprintf(x->ask->why, sizeof x->ask->why, "%s", iz_cudnn_missing());
+    snprintf(x->ask->why, sizeof(x->ask->why), "%s", iz_cudnn_missing());
     return false;
 }
 

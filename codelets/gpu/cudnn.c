@@ -41,17 +41,17 @@ static void cudnn_load(void)
     void *l = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
 
     if (!l)
-        snprintf(missing, sizeof missing, "%s", dlerror());
-    for (size_t i = 0; l && i < sizeof symbols / sizeof symbols[0]; i++) {
+        snprintf(missing, sizeof(missing), "%s", dlerror());
+    for (size_t i = 0; l && i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         void *f = dlsym(l, symbols[i].name);
 
         if (!f)
-            snprintf(missing, sizeof missing, "%s has no %s", LIBRARY,
+            snprintf(missing, sizeof(missing), "%s has no %s", LIBRARY,
                      symbols[i].name);
-        memcpy((char *)&iz_dnn + symbols[i].at, &f, sizeof f);
+        memcpy((char *)&iz_dnn + symbols[i].at, &f, sizeof(f));
     }
     if (!missing[0] && iz_dnn.version() < VERSION_LEAST)
-        snprintf(missing, sizeof missing, "%s is of version %d, 9.8 is needed",
+        snprintf(missing, sizeof(missing), "%s is of version %d, 9.8 is needed",
                  LIBRARY, (int)iz_dnn.version());
 }
 
@@ -67,9 +67,9 @@ void iz_dnn_refuse(struct iz_refusal *r, const char *what, cudnnStatus_t s)
     char text[1024] = "";
     int v = (int)iz_dnn.version();
 
-    iz_dnn.last_error(text, sizeof text);
+    iz_dnn.last_error(text, sizeof(text));
     text[strcspn(text, "\n")] = 0;
-    snprintf(r->why, sizeof r->why, "%s: cuDNN %d.%d.%d: %s%s%.120s", what,
+    snprintf(r->why, sizeof(r->why), "%s: cuDNN %d.%d.%d: %s%s%.120s", what,
              v / 10000, v / 100 % 100, v % 100, iz_dnn.status(s),
              text[0] ? ": " : "", text);
 }

@@ -57,7 +57,7 @@ struct iz_cublas {
 
 int iz_cublas_open(struct iz_cublas **out)
 {
-    struct iz_cublas *b = calloc(1, sizeof *b);
+    struct iz_cublas *b = calloc(1, sizeof(*b));
     cublasStatus_t s;
 
     *out = b;
@@ -134,11 +134,11 @@ static struct key key_of(const struct iz_exec *x, const struct iz_product *p)
 
 static uint64_t hash_of(const struct key *k)
 {
-    int64_t field[sizeof *k / sizeof(int64_t)];
+    int64_t field[sizeof(*k) / sizeof(int64_t)];
     uint64_t h = 0;
 
-    memcpy(field, k, sizeof field);
-    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
+    memcpy(field, k, sizeof(field));
+    for (size_t i = 0; i < sizeof(field) / sizeof(field[0]); i++)
         h = iz_mix(h + IZ_GOLDEN + (uint64_t)field[i]);
     return h;
 }
@@ -155,7 +155,7 @@ static void set_operation(struct plan *q, int64_t transposed,
 {
     int32_t op = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
 
-    set(q, attr, &op, sizeof op);
+    set(q, attr, &op, sizeof(op));
 }
 
 /* The search reads the alignment of the vector off its address, so it gets one
@@ -175,9 +175,9 @@ static void set_bias(struct plan *q)
     if (q->key.use == IZ_BIAS_NONE)
         return;
     set(q, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue[q->key.use],
-        sizeof epilogue[0]);
-    set(q, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
-    set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+        sizeof(epilogue[0]));
+    set(q, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof(type));
+    set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
 }
 
 /* A row-major matrix with rows of `cols` elements: to the library, which counts
@@ -215,7 +215,7 @@ static void prefer(cublasLtMatmulPreferenceOpaque_t *pref, const struct key *k,
                    cublasLtMatmulPreferenceAttributes_t attr, uint32_t value)
 {
     matmul_cuda_check(
-        cublasLtMatmulPreferenceSetAttribute(pref, attr, &value, sizeof value),
+        cublasLtMatmulPreferenceSetAttribute(pref, attr, &value, sizeof(value)),
         "cublasLtMatmulPreferenceSetAttribute", k);
 }
 
@@ -228,7 +228,7 @@ static void describe_wish(cublasLtMatmulPreferenceOpaque_t *pref,
                       "cublasLtMatmulPreferenceInit", k);
     matmul_cuda_check(cublasLtMatmulPreferenceSetAttribute(
                           pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                          &bytes, sizeof bytes),
+                          &bytes, sizeof(bytes)),
                       "cublasLtMatmulPreferenceSetAttribute", k);
     prefer(pref, k, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, REDUCTIONS);
     prefer(pref, k, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -277,7 +277,7 @@ static struct plan *plan_of(struct iz_cublas *b, const struct key *k)
     for (uint64_t i = 0; i < PLANS; i++) {
         struct plan *q = &b->plan[(h + i) % PLANS];
 
-        if (q->taken && memcmp(&q->key, k, sizeof *k) == 0)
+        if (q->taken && memcmp(&q->key, k, sizeof(*k)) == 0)
             return q;
         if (q->taken)
             continue;
@@ -303,7 +303,7 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
     if (!q->possible)
         return false;
     if (p->use != IZ_BIAS_NONE)
-        set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
+        set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof(p->bias));
     matmul_cuda_check(cublasLtMatmul(x->cuda->blas->lt, &q->op, &alpha, p->b,
                                      &q->b, p->a, &q->a, &beta,
                                      p->c ? p->c : p->d, &q->d, p->d, &q->d,

@@ -207,10 +207,10 @@ static void attention_loops_copy(float *restrict to, int64_t n, int64_t c,
         if (i + AHEAD < rows)
             for (int64_t k = 0; k < d; k += 16)
                 __builtin_prefetch(from + (i + AHEAD) * ld + k);
-        memcpy(to + i * c, from + i * ld, (size_t)d * sizeof *to);
-        memset(to + i * c + d, 0, (size_t)(c - d) * sizeof *to);
+        memcpy(to + i * c, from + i * ld, (size_t)d * sizeof(*to));
+        memset(to + i * c + d, 0, (size_t)(c - d) * sizeof(*to));
     }
-    memset(to + rows * c, 0, (size_t)((n - rows) * c) * sizeof *to);
+    memset(to + rows * c, 0, (size_t)((n - rows) * c) * sizeof(*to));
 }
 
 /* Rows from i0 of q or dy: [ROWS,c] and, of the d columns, transposed. */
@@ -337,7 +337,7 @@ static void maxima(float *most, float *s, const struct tile *t)
 {
     vec m[ROWS / LANES];
 
-    memcpy(m, most, sizeof m);
+    memcpy(m, most, sizeof(m));
     for (int64_t j = 0; j < t->keys; j++)
 #pragma GCC unroll 8
         for (int v = 0; v < ROWS / LANES; v++) {
@@ -348,7 +348,7 @@ static void maxima(float *most, float *s, const struct tile *t)
                 *x = pick(first_lanes(hidden), (vec){0} - INFINITY, *x);
             m[v] = pick(*x > m[v], *x, m[v]);
         }
-    memcpy(most, m, sizeof m);
+    memcpy(most, m, sizeof(m));
 }
 
 /* s = 2^(by (s - most)), total += s. */
@@ -393,11 +393,11 @@ static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
 
     for (int q = 0; q < ROWS; q++)
         most[q] = -INFINITY;
-    memset(w->sum, 0, (size_t)(ROWS * w->c) * sizeof *w->sum);
+    memset(w->sum, 0, (size_t)(ROWS * w->c) * sizeof(*w->sum));
     pack_tile(w->q, w->qt, w->c, h->q + i0 * h->ld, h->ld, rows, h->d);
     while (next_tile(&t, h)) {
         scores(w->s, &t, w->keys, w->qt, w->c, h->d);
-        memcpy(before, most, sizeof most);
+        memcpy(before, most, sizeof(most));
         maxima(most, w->s, &t);
         if (t.j0)
             rescale(w->sum, total, before, most, by, w->c);
@@ -487,7 +487,7 @@ static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
     pack_tile(w->q, w->qt, c, h->q + i0 * h->ld, h->ld, rows, h->d);
     pack_tile(w->dy, w->dyt, c, h->dy + i0 * h->ldo, h->ldo, rows, h->d);
     row_sums(lse, delta, h, i0, rows);
-    memset(w->sum, 0, (size_t)(ROWS * c) * sizeof *w->sum);
+    memset(w->sum, 0, (size_t)(ROWS * c) * sizeof(*w->sum));
     while (next_tile(&t, h)) {
         scores(w->s, &t, w->keys, w->qt, c, h->d);
         scores(w->ds, &t, w->values, w->dyt, c, h->d);
@@ -518,8 +518,8 @@ static void head_bwd(const struct iz_head *h)
 
     pack_keys(h, &w);
     if (h->first) {
-        memset(w.dk, 0, (size_t)all * sizeof *w.dk);
-        memset(w.dv, 0, (size_t)all * sizeof *w.dv);
+        memset(w.dk, 0, (size_t)all * sizeof(*w.dk));
+        memset(w.dv, 0, (size_t)all * sizeof(*w.dv));
     }
     for (int64_t i0 = 0; i0 < h->seq; i0 += ROWS)
         tile_bwd(h, &w, i0);

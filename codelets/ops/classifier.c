@@ -69,7 +69,7 @@ IZ_SIMD static double rows_bwd(struct iz_view logits, const int32_t *target,
         float *s = (float *)logits.p + i * logits.cols;
 
         if (target[i] < 0)
-            memset(s, 0, (size_t)logits.cols * sizeof *s);
+            memset(s, 0, (size_t)logits.cols * sizeof(*s));
         else
             sum += row_bwd(s, logits.cols, target[i], scale);
     }

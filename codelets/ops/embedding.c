@@ -117,7 +117,7 @@ static void bwd_token(struct iz_view dwte, struct iz_view dy,
             memset(to.p, 0, (size_t)iz_view_bytes(to));
             continue;
         }
-        memset(row, 0, (size_t)c * sizeof *row);
+        memset(row, 0, (size_t)c * sizeof(*row));
         for (int32_t t = first[v]; t >= 0; t = next[t])
             add_row(row, (float *)dy.p + t * c, c);
         iz_cast(to.p, to.dtype, row, IZ_F32, c);
@@ -131,7 +131,7 @@ static void bwd_position(struct iz_view dwpe, struct iz_view dy, float *row)
     for (int64_t p = 0; p < dwpe.rows; p++) {
         struct iz_view to = iz_view_rows(dwpe, p, 1);
 
-        memset(row, 0, (size_t)c * sizeof *row);
+        memset(row, 0, (size_t)c * sizeof(*row));
         for (int64_t t = p; t < dy.rows; t += dwpe.rows)
             add_row(row, (float *)dy.p + t * c, c);
         iz_cast(to.p, to.dtype, row, IZ_F32, c);
@@ -215,9 +215,9 @@ static void table_fwd_cpu(struct iz_view y, struct iz_view r,
         if (v >= 0)
             iz_cast(to, IZ_F32, row_at(a->w, v), a->w.dtype, y.cols);
         else if (!r.rows)
-            memset(to, 0, (size_t)y.cols * sizeof *to);
+            memset(to, 0, (size_t)y.cols * sizeof(*to));
         else if (r.p != y.p)
-            memcpy(to, row_at(r, t), (size_t)y.cols * sizeof *to);
+            memcpy(to, row_at(r, t), (size_t)y.cols * sizeof(*to));
     }
 }
 

@@ -101,7 +101,7 @@ static int product_open(struct product *p, const struct iz_gemm16 *g)
     int r = 0;
 
     assert(g->m > 0 && g->n > 0 && g->k > 0);
-    memset(p, 0, sizeof *p);
+    memset(p, 0, sizeof(*p));
     one_thread();
     for (int i = 0; i < OPERANDS && !r; i++)
         if (i != BIAS || g->biased)

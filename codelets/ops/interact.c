@@ -19,7 +19,7 @@ static inline const float *vector(const float *z, const float *e, int64_t i,
 IZ_SIMD static void sample_fwd(float *y, const float *z, const float *e,
                                int64_t n, int64_t d)
 {
-    memcpy(y, z, (size_t)d * sizeof *y);
+    memcpy(y, z, (size_t)d * sizeof(*y));
     y += d;
     for (int64_t i = 1; i <= n; i++)
         for (int64_t j = 0; j < i; j++) {
@@ -38,8 +38,8 @@ IZ_SIMD static void sample_bwd(float *dz, float *de, const float *dy,
                                const float *z, const float *e, int64_t n,
                                int64_t d)
 {
-    memcpy(dz, dy, (size_t)d * sizeof *dz);
-    memset(de, 0, (size_t)(n * d) * sizeof *de);
+    memcpy(dz, dy, (size_t)d * sizeof(*dz));
+    memset(de, 0, (size_t)(n * d) * sizeof(*de));
     dy += d;
     for (int64_t i = 1; i <= n; i++)
         for (int64_t j = 0; j < i; j++) {

@@ -138,7 +138,7 @@ IZ_SIMD static void bwd_cpu(struct iz_view dx, struct iz_view r,
     float *restrict gw = scratch, *restrict gb = scratch + c;
     float *restrict to = scratch + 2 * c;
 
-    memset(scratch, 0, 2 * (size_t)c * sizeof *scratch);
+    memset(scratch, 0, 2 * (size_t)c * sizeof(*scratch));
     for (int64_t i = 0; i < a.rows; i++) {
         const float *av = (float *)a.p + i * c, *dv = (float *)dy.p + i * c;
         const float *rv = r.rows ? (float *)r.p + i * c : NULL;
@@ -155,7 +155,7 @@ IZ_SIMD static void bwd_cpu(struct iz_view dx, struct iz_view r,
         if (rv)
             for (int64_t j = 0; j < c; j++)
                 to[j] += rv[j];
-        memcpy((float *)dx.p + i * c, to, (size_t)c * sizeof *to);
+        memcpy((float *)dx.p + i * c, to, (size_t)c * sizeof(*to));
     }
 }
 

@@ -56,7 +56,7 @@ IZ_SIMD static void fill(struct iz_view y, struct iz_view r, const float *bias)
             for (int64_t j = 0; j < y.cols; j++)
                 to[j] = from[j] + bias[j];
         else if (from != to)
-            memcpy(to, from ? from : bias, (size_t)y.cols * sizeof *to);
+            memcpy(to, from ? from : bias, (size_t)y.cols * sizeof(*to));
     }
 }
 
@@ -221,7 +221,7 @@ IZ_SIMD static void sum_rows(float *restrict sum, struct iz_view dy)
 {
     int64_t n = dy.cols, i = 0;
 
-    memset(sum, 0, (size_t)n * sizeof *sum);
+    memset(sum, 0, (size_t)n * sizeof(*sum));
     for (; i + 4 <= dy.rows; i += 4) {
         const float *p = (float *)dy.p + i * n;
         for (int64_t j = 0; j < n; j++)

@@ -102,7 +102,7 @@ IZ_SIMD static void bwd_cpu(const struct backward *b)
 {
     int64_t h = b->heads, c = b->c;
 
-    memset(b->gw, 0, (size_t)c * sizeof *b->gw);
+    memset(b->gw, 0, (size_t)c * sizeof(*b->gw));
     for (int64_t i = 0; i < b->rows * h; i++) {
         int64_t row = i / h, head = i % h;
 

@@ -56,9 +56,9 @@ static inline void bwd_row(float *da, float *y, const float *dy, const float *a,
             du[j] = d * (g * s);
             out[j] = g * s * u;
         }
-        memcpy(da + i, dg, (size_t)m * sizeof *da);
-        memcpy(da + f + i, du, (size_t)m * sizeof *da);
-        memcpy(y + i, out, (size_t)m * sizeof *y);
+        memcpy(da + i, dg, (size_t)m * sizeof(*da));
+        memcpy(da + f + i, du, (size_t)m * sizeof(*da));
+        memcpy(y + i, out, (size_t)m * sizeof(*y));
     }
 }
 

@@ -20,7 +20,7 @@ static void close_model(struct iz_model *m)
 int iz_model_open(struct iz_model **out, const char *name, int n_units,
                   size_t self_bytes)
 {
-    struct iz_model *m = calloc(1, sizeof *m);
+    struct iz_model *m = calloc(1, sizeof(*m));
 
     *out = m;
     if (!m)
@@ -30,7 +30,7 @@ int iz_model_open(struct iz_model **out, const char *name, int n_units,
     m->item = "token";
     m->tokens = 1;
     m->n_units = n_units;
-    m->unit = calloc((size_t)n_units, sizeof *m->unit);
+    m->unit = calloc((size_t)n_units, sizeof(*m->unit));
     m->self = calloc(1, self_bytes);
     if (!m->unit || !m->self) {
         iz_model_close(out);
@@ -53,12 +53,12 @@ void iz_model_close(struct iz_model **model)
 int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
                    const char *prefix)
 {
-    u->param = calloc((size_t)n, sizeof *u->param);
+    u->param = calloc((size_t)n, sizeof(*u->param));
     if (!u->param)
         return -ENOMEM;
     u->n_params = n;
     for (int i = 0; i < n; i++) {
-        size_t size = sizeof u->param[i].name;
+        size_t size = sizeof(u->param[i].name);
         int len;
 
         u->param[i] = list[i];

@@ -22,7 +22,7 @@ static void absorb_block(uint64_t lane[LANES], const unsigned char *p)
 {
     uint64_t word[LANES];
 
-    memcpy(word, p, sizeof word);
+    memcpy(word, p, sizeof(word));
     for (int i = 0; i < LANES; i++)
         lane[i] = absorb(lane[i], word[i]);
 }

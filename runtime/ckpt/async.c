@@ -268,7 +268,7 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
                                 .where = gpu ? IZ_ON_DOWN : IZ_ON_HOST,
                                 .run = run_raw,
                                 .arg = &a,
-                                .arg_bytes = sizeof a,
+                                .arg_bytes = sizeof(a),
                                 .data = {{buffer, STARPU_W}},
                                 .urgency = iz_in_order(r->group),
                                 .bytes = (double)a.bytes,
@@ -354,7 +354,7 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
               (struct iz_task){
                   .run = run_write,
                   .arg = &a,
-                  .arg_bytes = sizeof a,
+                  .arg_bytes = sizeof(a),
                   .data = {{stage->handle, frozen ? STARPU_RW : STARPU_R},
                            {s->file, STARPU_R}},
                   .urgency = iz_in_order(p->group),
@@ -407,7 +407,7 @@ static void run_seal(struct iz_exec *x, void **buf, const void *arg)
 static void commit(struct iz_saver *s, int64_t step)
 {
     struct iz_engine *e = s->e;
-    struct iz_ckpt_file *file = calloc((size_t)e->plan.ranks, sizeof *file);
+    struct iz_ckpt_file *file = calloc((size_t)e->plan.ranks, sizeof(*file));
     int err = file ? 0 : -ENOMEM;
 
     for (int64_t q = 0; q < e->plan.ranks && file; q++)
@@ -438,9 +438,9 @@ static void submit_step(struct iz_saver *s, int64_t step,
 {
     struct step_arg a = {s, step};
     struct iz_task t = {
-        .run = run, .arg = &a, .arg_bytes = sizeof a, .unit = -1};
+        .run = run, .arg = &a, .arg_bytes = sizeof(a), .unit = -1};
 
-    memcpy(t.data, data, 3 * sizeof *data);
+    memcpy(t.data, data, 3 * sizeof(*data));
     submit_io(s, t, step - 1);
 }
 
@@ -454,7 +454,7 @@ static int open_pieces(struct iz_saver *s, const char *model_text)
     err = iz_agree(c, err);
     if (err)
         return err;
-    s->piece = calloc((size_t)s->state.k.n_parts + 1, sizeof *s->piece);
+    s->piece = calloc((size_t)s->state.k.n_parts + 1, sizeof(*s->piece));
     err = iz_agree(c, s->piece ? 0 : -ENOMEM);
     if (!err)
         err = iz_ckpt_shares(&s->state.k, c, s->piece);
@@ -464,7 +464,7 @@ static int open_pieces(struct iz_saver *s, const char *model_text)
 int iz_save_open(struct iz_saver **out, struct iz_engine *e,
                  const char *model_text)
 {
-    struct iz_saver *s = calloc(1, sizeof *s);
+    struct iz_saver *s = calloc(1, sizeof(*s));
     int err;
 
     if (!s)

@@ -62,7 +62,7 @@ static bool has_index(const char *path)
 {
     char index[IZ_CKPT_PATH + 16];
 
-    snprintf(index, sizeof index, "%s/index.json", path);
+    snprintf(index, sizeof(index), "%s/index.json", path);
     return exists(index);
 }
 

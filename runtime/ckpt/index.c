@@ -163,13 +163,13 @@ static bool sealed(const char *text, int64_t bytes)
 {
     char seal[SEAL_BYTES + 1];
     int64_t body;
-    int n = snprintf(seal, sizeof seal, SEAL, (uint64_t)0);
+    int n = snprintf(seal, sizeof(seal), SEAL, (uint64_t)0);
 
-    assert(n < (int)sizeof seal);
+    assert(n < (int)sizeof(seal));
     if (bytes < n)
         return false;
     body = bytes - n;
-    snprintf(seal, sizeof seal, SEAL, iz_hash(text, body));
+    snprintf(seal, sizeof(seal), SEAL, iz_hash(text, body));
     return memcmp(text + body, seal, (size_t)n) == 0;
 }
 
@@ -193,7 +193,7 @@ static int files_parse(struct iz_ckpt_index *x)
 
     if (x->ranks < 1 || iz_json_count(files) != x->ranks)
         return -EINVAL;
-    x->file = calloc((size_t)x->ranks, sizeof *x->file);
+    x->file = calloc((size_t)x->ranks, sizeof(*x->file));
     if (!x->file)
         return -ENOMEM;
     for (int i = 0; i < x->ranks; i++) {
@@ -240,7 +240,7 @@ static int index_read(struct iz_ckpt_index *x)
 
 int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path, bool quiet)
 {
-    struct iz_ckpt_index *x = calloc(1, sizeof *x);
+    struct iz_ckpt_index *x = calloc(1, sizeof(*x));
     int err = -ENOMEM;
 
     *out = NULL;

@@ -101,7 +101,7 @@ static int file_open(const struct load *l, int rank, struct iz_safetensors **f)
     char path[IZ_CKPT_FILE_PATH];
     int err;
 
-    snprintf(path, sizeof path, "%s/" IZ_CKPT_FILE, l->dir, rank,
+    snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, l->dir, rank,
              iz_ckpt_index_ranks(l->index));
     err = iz_safetensors_open(f, path);
     return err ? err : file_check(l, *f, rank);
@@ -137,7 +137,7 @@ static int files_take(struct load *l, bool put)
     iz_progress_begin(
         &l->progress,
         put ? "loading the checkpoint" : "checking the checkpoint", bytes);
-    memset(l->done, 0, (size_t)l->k->n_parts * sizeof *l->done);
+    memset(l->done, 0, (size_t)l->k->n_parts * sizeof(*l->done));
     for (int q = 0; q < iz_ckpt_index_ranks(l->index) && !err; q++) {
         struct iz_safetensors *f = NULL;
 
@@ -162,15 +162,15 @@ static int load_open(struct load *l)
                 l->step, l->k->dir);
         return err;
     }
-    snprintf(path, sizeof path, "%s/index.json", l->dir);
+    snprintf(path, sizeof(path), "%s/index.json", l->dir);
     err = iz_ckpt_index_open(&l->index, path, false);
     if (!err && iz_ckpt_index_step(l->index) != l->step)
         err =
             iz_durable_refuse("checkpoint", path, "is of another step", EINVAL);
     if (!err)
         err = iz_ckpt_index_check(l->index, l->k);
-    l->block = malloc(IZ_BLOCK * sizeof *l->block);
-    l->done = calloc((size_t)l->k->n_parts + 1, sizeof *l->done);
+    l->block = malloc(IZ_BLOCK * sizeof(*l->block));
+    l->done = calloc((size_t)l->k->n_parts + 1, sizeof(*l->done));
     return err || (l->block && l->done) ? err : -ENOMEM;
 }
 
@@ -196,12 +196,12 @@ static bool usable(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
     char name[IZ_CKPT_FILE_PATH];
     bool ok = iz_ckpt_dir_find(dir, step, path) == 0;
 
-    snprintf(name, sizeof name, "%s/index.json", path);
+    snprintf(name, sizeof(name), "%s/index.json", path);
     ok = ok && iz_ckpt_index_open(&x, name, true) == 0;
     for (int q = 0; ok && q < iz_ckpt_index_ranks(x); q++) {
         struct stat st;
 
-        snprintf(name, sizeof name, "%s/" IZ_CKPT_FILE, path, q,
+        snprintf(name, sizeof(name), "%s/" IZ_CKPT_FILE, path, q,
                  iz_ckpt_index_ranks(x));
         ok = stat(name, &st) == 0 &&
              st.st_size == iz_ckpt_index_file(x, q).bytes;

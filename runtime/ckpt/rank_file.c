@@ -119,7 +119,7 @@ static int hashes_parse(struct iz_piece *p, const char *text)
     if (strlen(text) != (size_t)n * HASH_DIGITS ||
         strspn(text, "0123456789abcdef") != (size_t)n * HASH_DIGITS)
         return -EINVAL;
-    p->hash = malloc((size_t)(n + 1) * sizeof *p->hash);
+    p->hash = malloc((size_t)(n + 1) * sizeof(*p->hash));
     if (!p->hash)
         return -ENOMEM;
     for (int64_t b = 0; b < n; b++) {
@@ -158,7 +158,7 @@ static int piece_place(const struct iz_st *s, struct iz_piece *p,
 static int piece_parse(const struct iz_st *s, struct iz_piece *p,
                        const struct iz_st_tensor *t)
 {
-    if (strlen(t->name) >= sizeof p->name)
+    if (strlen(t->name) >= sizeof(p->name))
         return iz_st_fault(s, "tensor name %.80s... is too long", t->name);
     memcpy(p->name, t->name, strlen(t->name) + 1);
     if (strcmp(t->dtype, iz_st_dtype_text(IZ_F32)) != 0)
@@ -190,7 +190,7 @@ static int contents_parse(struct iz_safetensors *s)
         err = metadata_number(&s->st, "ranks", INT_MAX, &ranks);
     s->rank = (int)rank;
     s->ranks = (int)ranks;
-    s->piece = calloc((size_t)s->st.n + 1, sizeof *s->piece);
+    s->piece = calloc((size_t)s->st.n + 1, sizeof(*s->piece));
     if (!s->piece)
         return -ENOMEM;
     for (int i = 0; i < s->st.n && !err; i++)
@@ -200,7 +200,7 @@ static int contents_parse(struct iz_safetensors *s)
 
 int iz_safetensors_open(struct iz_safetensors **out, const char *path)
 {
-    struct iz_safetensors *s = calloc(1, sizeof *s);
+    struct iz_safetensors *s = calloc(1, sizeof(*s));
     int err;
 
     *out = s;

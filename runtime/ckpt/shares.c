@@ -85,7 +85,7 @@ static int share_set(struct share *s, int i)
     struct iz_piece *p = &s->piece[i];
     int64_t size = s->c->size, rank = s->c->rank;
 
-    memcpy(p->name, part->name, sizeof p->name);
+    memcpy(p->name, part->name, sizeof(p->name));
     p->total = part->total;
     p->first = part->count > 0 ? part->first : 0;
     p->count = part->count;
@@ -102,7 +102,7 @@ static int share_set(struct share *s, int i)
                 part->name, part->total);
         return -EINVAL;
     }
-    p->hash = calloc((size_t)iz_piece_blocks(p) + 1, sizeof *p->hash);
+    p->hash = calloc((size_t)iz_piece_blocks(p) + 1, sizeof(*p->hash));
     return p->hash ? 0 : -ENOMEM;
 }
 
@@ -110,7 +110,7 @@ static int share_set(struct share *s, int i)
 static int64_t *spans_gather(const struct iz_ckpt *k, struct iz_coll *c)
 {
     int n = k->n_parts;
-    int64_t *mine = calloc(2 * (size_t)n + 1, sizeof *mine), *all;
+    int64_t *mine = calloc(2 * (size_t)n + 1, sizeof(*mine)), *all;
 
     if (!mine)
         iz_die("checkpoint: no memory for %d arrays", n);

@@ -63,7 +63,7 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
     err = iz_ckpt_dir_join(w->k->dir, w->step, dir);
     if (err)
         return err;
-    snprintf(w->path, sizeof w->path, "%s/" IZ_CKPT_FILE, dir, w->rank,
+    snprintf(w->path, sizeof(w->path), "%s/" IZ_CKPT_FILE, dir, w->rank,
              w->ranks);
     header = header_make(w, &w->data);
     if (!header)
@@ -123,7 +123,7 @@ int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
 
     if (err)
         return err;
-    snprintf(path, sizeof path, "%s/index.json", dir);
+    snprintf(path, sizeof(path), "%s/index.json", dir);
     err = iz_ckpt_index_write(path, k, step, ranks, file);
     if (!err)
         err = iz_ckpt_dir_commit(k->dir, step);
@@ -137,7 +137,7 @@ int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
 {
     int64_t own[2] = {mine->bytes, (int64_t)mine->header_hash};
     int64_t *all = iz_agree_numbers(c, own, 2);
-    struct iz_ckpt_file *file = calloc((size_t)c->size, sizeof *file);
+    struct iz_ckpt_file *file = calloc((size_t)c->size, sizeof(*file));
     int err = file ? 0 : -ENOMEM;
 
     for (int64_t q = 0; q < c->size && file; q++)

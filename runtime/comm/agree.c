@@ -9,14 +9,14 @@
 
 int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n)
 {
-    int64_t *all = calloc((size_t)c->size * (size_t)n + 1, sizeof *all);
+    int64_t *all = calloc((size_t)c->size * (size_t)n + 1, sizeof(*all));
 
     if (!all)
         iz_die("no memory for %d numbers of %d ranks", n, c->size);
     if (n == 0)
         return all;
-    memcpy(all + (int64_t)c->rank * n, mine, (size_t)n * sizeof *all);
-    iz_coll_all_gather(c, all, n * (int64_t)sizeof *all, "checkpoint");
+    memcpy(all + (int64_t)c->rank * n, mine, (size_t)n * sizeof(*all));
+    iz_coll_all_gather(c, all, n * (int64_t)sizeof(*all), "checkpoint");
     return all;
 }
 

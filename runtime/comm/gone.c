@@ -36,9 +36,9 @@ void iz_gone_watch(struct iz_coll *c)
     struct iz_coll_state *s = c->state;
     uint64_t here = s->seat[c->rank]->pid_space;
 
-    s->ends = malloc((size_t)c->size * sizeof *s->ends);
-    for (int r = 0; s->ends != NULL && r < c->size; r++) {
-        bool near = r != c->rank && s->seat[r] != NULL && here != 0 &&
+    s->ends = malloc((size_t)c->size * sizeof(*s->ends));
+    for (int r = 0; s->ends && r < c->size; r++) {
+        bool near = r != c->rank && s->seat[r] && here != 0 &&
                     s->seat[r]->pid_space == here;
 
         s->ends[r] =
@@ -51,7 +51,7 @@ void iz_gone_close(struct iz_coll *c)
 {
     struct iz_coll_state *s = c->state;
 
-    for (int r = 0; s->ends != NULL && r < c->size; r++)
+    for (int r = 0; s->ends && r < c->size; r++)
         if (s->ends[r] >= 0)
             close(s->ends[r]);
     free(s->ends);
@@ -61,8 +61,7 @@ void iz_gone_close(struct iz_coll *c)
 static bool has_ended(const struct iz_coll *c, int r)
 {
     const struct iz_coll_state *s = c->state;
-    struct pollfd end = {.fd = s->ends == NULL ? -1 : s->ends[r],
-                         .events = POLLIN};
+    struct pollfd end = {.fd = !s->ends ? -1 : s->ends[r], .events = POLLIN};
 
     if (end.fd >= 0)
         return poll(&end, 1, 0) > 0;
@@ -76,7 +75,7 @@ int iz_gone_rank(const struct iz_coll *c)
     const struct iz_coll_state *s = c->state;
 
     for (int r = 0; s->seated && r < c->size; r++)
-        if (r != c->rank && s->seat[r] != NULL && has_ended(c, r))
+        if (r != c->rank && s->seat[r] && has_ended(c, r))
             return r;
     return -1;
 }

@@ -212,7 +212,7 @@ static void need_scratch(struct iz_coll *c, int64_t bytes, const char *what)
         return;
     free(s->scratch);
     s->scratch = aligned_alloc(64, (size_t)bytes);
-    if (s->scratch == NULL)
+    if (!s->scratch)
         iz_die("%s: no memory for %lld bytes of scratch", what,
                (long long)bytes);
     s->scratch_bytes = bytes;
@@ -343,11 +343,11 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
                           .out_type = out_type,
                           .wire = wire,
                           .accumulate = accumulate,
-                          .norm2 = norm2 != NULL ? &squares : NULL,
+                          .norm2 = norm2 ? &squares : NULL,
                           .piece_bytes = cut.bytes};
 
     iz_coll_begin(c, IZ_COLL_REDUCE_SCATTER, all / c->size, what);
-    if (norm2 != NULL)
+    if (norm2)
         *norm2 = 0;
     if (bytes == 0)
         return;
@@ -364,7 +364,7 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
         if (k < pieces)
             reduce_post(&d, (int)(k % cut.in_flight), k * cut.bytes);
     }
-    if (norm2 != NULL)
+    if (norm2)
         *norm2 = iz_norm2_end(&squares);
     iz_near_leave(c, what);
 }

@@ -117,7 +117,7 @@ void iz_flight_wait(struct iz_flight *f, int group)
 void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
                             const char *what)
 {
-    int64_t bytes = (int64_t)per_rank * (int64_t)sizeof *all * (c->size - 1);
+    int64_t bytes = (int64_t)per_rank * (int64_t)sizeof(*all) * (c->size - 1);
     MPI_Request r;
 
     iz_coll_begin(c, IZ_COLL_DOUBLES, per_rank, what);

@@ -35,11 +35,11 @@ static bool try_one(struct iz_coll *c, int r)
 {
     const struct iz_seat *s = c->state->seat[r];
     uint64_t seen = 0;
-    ssize_t n = read_memory(s->pid, &seen, s->full, sizeof seen);
+    ssize_t n = read_memory(s->pid, &seen, s->full, sizeof(seen));
 
-    if (n == (ssize_t)sizeof seen && seen == token(r))
+    if (n == (ssize_t)sizeof(seen) && seen == token(r))
         return true;
-    snprintf(c->state->why, sizeof c->state->why,
+    snprintf(c->state->why, sizeof(c->state->why),
              "rank %d may not read the memory of rank %d: %s", c->rank, r,
              n < 0 ? strerror(errno) : "it is another process's");
     return false;
@@ -52,7 +52,7 @@ bool iz_near_try(struct iz_coll *c)
     bool ok = true;
 
     own = token(c->rank);
-    memset(s->seat[c->rank], 0, sizeof *s->seat[c->rank]);
+    memset(s->seat[c->rank], 0, sizeof(*s->seat[c->rank]));
     iz_gone_show(c);
     s->seat[c->rank]->full = (uint64_t)(uintptr_t)&own;
     /* Where Yama restricts reading to parents; the other ranks are none. */
@@ -60,7 +60,7 @@ bool iz_near_try(struct iz_coll *c)
     iz_coll_barrier(c, "memory that can be read");
     iz_gone_watch(c);
     for (int r = 0; r < c->size && ok; r++)
-        if (r != c->rank && s->seat[r] != NULL)
+        if (r != c->rank && s->seat[r])
             ok = try_one(c, r);
     iz_coll_barrier(c, "memory that was read");
     return ok;

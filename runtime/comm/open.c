@@ -113,7 +113,7 @@ static bool find_seats(struct iz_coll *c, MPI_Comm host)
     MPI_Info_free(&info);
     if (rc != MPI_SUCCESS) {
         s->windows->seats = MPI_WIN_NULL;
-        snprintf(s->why, sizeof s->why, "MPI shares no memory on this host");
+        snprintf(s->why, sizeof(s->why), "MPI shares no memory on this host");
         return false;
     }
     for (int r = 0; r < c->size; r++) {
@@ -124,7 +124,7 @@ static bool find_seats(struct iz_coll *c, MPI_Comm host)
             (MPI_Win_shared_query(s->windows->seats, s->index[r], &bytes, &unit,
                                   &s->seat[r]) != MPI_SUCCESS ||
              !s->seat[r])) {
-            snprintf(s->why, sizeof s->why,
+            snprintf(s->why, sizeof(s->why),
                      "MPI does not show what ranks share");
             return false;
         }
@@ -145,7 +145,7 @@ static void find_near(struct iz_coll *c, MPI_Comm host)
     can = iz_coll_all_ok(c, find_seats(c, host)) && iz_near_try(c);
     s->can_near = iz_coll_all_ok(c, can != 0);
     if (can && !s->can_near)
-        snprintf(s->why, sizeof s->why, "it cannot be read on another host");
+        snprintf(s->why, sizeof(s->why), "it cannot be read on another host");
 }
 
 const char *iz_coll_near(struct iz_coll *c, bool wanted)
@@ -162,26 +162,26 @@ static void set_ending(const struct iz_coll *c)
     char prefix[32] = "";
 
     if (c->size > 1)
-        snprintf(prefix, sizeof prefix, "rank %d: ", c->rank);
+        snprintf(prefix, sizeof(prefix), "rank %d: ", c->rank);
     iz_die_set(prefix, abort_ranks);
 }
 
 static int make_state(struct iz_coll *c)
 {
-    struct iz_coll_state *s = calloc(1, sizeof *s);
+    struct iz_coll_state *s = calloc(1, sizeof(*s));
     size_t size = (size_t)c->size;
 
     c->state = s;
-    if (s == NULL)
+    if (!s)
         return -ENOMEM;
-    s->windows = calloc(1, sizeof *s->windows);
-    s->piece = calloc(size, sizeof *s->piece);
-    c->first = calloc(size + 1, sizeof *c->first);
-    s->host = calloc(size, sizeof *s->host);
-    s->index = calloc(size, sizeof *s->index);
-    s->seat = calloc(size, sizeof *s->seat);
-    if (s->windows == NULL || s->piece == NULL || s->host == NULL ||
-        c->first == NULL || s->index == NULL || s->seat == NULL)
+    s->windows = calloc(1, sizeof(*s->windows));
+    s->piece = calloc(size, sizeof(*s->piece));
+    c->first = calloc(size + 1, sizeof(*c->first));
+    s->host = calloc(size, sizeof(*s->host));
+    s->index = calloc(size, sizeof(*s->index));
+    s->seat = calloc(size, sizeof(*s->seat));
+    if (!s->windows || !s->piece || !s->host || !c->first || !s->index ||
+        !s->seat)
         return -ENOMEM;
     s->windows->seats = MPI_WIN_NULL;
     return iz_flight_open(c);
@@ -189,8 +189,8 @@ static int make_state(struct iz_coll *c)
 
 int iz_coll_open(struct iz_coll **out, int *argc, char ***argv)
 {
-    struct iz_coll *c = calloc(1, sizeof *c);
-    int err = c == NULL ? -ENOMEM : start_mpi(argc, argv);
+    struct iz_coll *c = calloc(1, sizeof(*c));
+    int err = !c ? -ENOMEM : start_mpi(argc, argv);
     MPI_Comm host = MPI_COMM_NULL;
 
     if (err == 0) {
@@ -237,15 +237,15 @@ static void free_state(struct iz_coll_state *s)
 
 void iz_coll_close(struct iz_coll **c)
 {
-    struct iz_coll_state *s = *c == NULL ? NULL : (*c)->state;
+    struct iz_coll_state *s = !*c ? NULL : (*c)->state;
 
-    if (*c == NULL)
+    if (!*c)
         return;
     iz_die_set("", NULL);
-    if (s != NULL && s->windows != NULL && s->windows->seats != MPI_WIN_NULL)
+    if (s && s->windows && s->windows->seats != MPI_WIN_NULL)
         MPI_Win_free(&s->windows->seats);
     finalize_mpi();
-    if (s != NULL) {
+    if (s) {
         iz_gone_close(*c);
         iz_flight_close(*c);
         free_state(s);

@@ -131,7 +131,7 @@ struct iz_coll_state {
 /* Whether the memory of rank r is read; other ranks get messages. */
 static inline bool iz_is_near(const struct iz_coll *c, int r)
 {
-    return c->state->near && c->state->seat[r] != NULL;
+    return c->state->near && c->state->seat[r];
 }
 
 #endif

@@ -11,7 +11,7 @@
 
 static enum iz_given *given(struct iz_config_file *file, const char *name)
 {
-    for (int i = 0; iz_config_keys[i].name != NULL; i++)
+    for (int i = 0; iz_config_keys[i].name; i++)
         if (strcmp(iz_config_keys[i].name, name) == 0)
             return &file->given[i];
     assert(!"a name in the table");
@@ -120,7 +120,7 @@ static void resolve_params(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_optimizer *o = iz_optimizer(file->c.optimizer.type);
 
-    for (int i = 0; iz_config_keys[i].name != NULL; i++) {
+    for (int i = 0; iz_config_keys[i].name; i++) {
         struct iz_key k = iz_config_keys[i];
         bool is_param;
         const struct iz_optimizer_param *p =
@@ -167,7 +167,7 @@ static const struct {
     {"scheduler.params.cos_min_ratio", false, false, true},
 };
 
-#define N_LR_PARAMS (sizeof lr_params / sizeof lr_params[0])
+#define N_LR_PARAMS (sizeof(lr_params) / sizeof(lr_params[0]))
 
 static bool has_param(enum iz_lr_kind kind, size_t i)
 {
@@ -228,7 +228,7 @@ static void check_offload(struct iz_faults *f, const char *section,
 {
     char key[IZ_CONFIG_NAME_MAX];
 
-    snprintf(key, sizeof key, "zero_optimization.%s.nvme_path", section);
+    snprintf(key, sizeof(key), "zero_optimization.%s.nvme_path", section);
     if (o->home == IZ_HOME_NVME && o->nvme_path[0] == '\0')
         iz_fault(f, key, "missing, and %s.device is nvme", section);
 }
@@ -355,8 +355,8 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
 
 void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)
 {
-    memset(file, 0, sizeof *file);
-    memcpy(&file->c, c, sizeof *c);
+    memset(file, 0, sizeof(*file));
+    memcpy(&file->c, c, sizeof(*c));
     file->micro_batch = c->micro_batch;
     file->grad_accum = c->grad_accum;
     file->bf16 = c->dtype == IZ_BF16;
@@ -364,7 +364,7 @@ void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)
     file->grad_accum_dtype = 1 + (int)(c->grad_accum_fp32 ? IZ_F32 : c->dtype);
     file->adam_w_mode = c->optimizer.adamw;
     file->warmup_type = c->lr.log_warmup ? 0 : 1;
-    for (int i = 0; iz_config_keys[i].name != NULL; i++)
+    for (int i = 0; iz_config_keys[i].name; i++)
         file->given[i] = IZ_GIVEN_VALUE;
     /* They only repeat others, and an override of those would contradict. */
     *given(file, "steps_per_print") = IZ_GIVEN_NOT;
@@ -372,7 +372,7 @@ void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)
     for (size_t i = 0; i < N_LR_PARAMS; i++)
         if (!has_param(c->lr.kind, i))
             *given(file, lr_params[i].name) = IZ_GIVEN_NOT;
-    for (int i = 0; iz_config_keys[i].name != NULL; i++) {
+    for (int i = 0; iz_config_keys[i].name; i++) {
         const struct iz_optimizer *o = iz_optimizer(c->optimizer.type);
         bool is_param;
         if (!optimizer_param(o, iz_config_keys[i].name, &is_param) && is_param)

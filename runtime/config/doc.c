@@ -65,7 +65,7 @@ static void print_type(FILE *out, const struct iz_key *k)
         fputs("string", out);
         break;
     case IZ_KEY_ENUM:
-        for (int i = 0; iz_word(word, sizeof word, k->words, i); i++)
+        for (int i = 0; iz_word(word, sizeof(word), k->words, i); i++)
             fprintf(out, "%s%s", i > 0 ? ", " : "", word);
         break;
     }
@@ -84,7 +84,7 @@ static void print_key(FILE *out, const struct iz_key *k, const char *prefix,
     print_type(out, k);
     fputs(is_auto ? ", \"auto\"" : "", out);
     fprintf(out, markdown ? " | `%s` | %s |\n" : "; default %s)\n      %s\n",
-            k->fallback != NULL ? k->fallback : "null", k->doc);
+            k->fallback ? k->fallback : "null", k->doc);
 }
 
 static void print_head(FILE *out, const char *title, const char *text,
@@ -128,9 +128,9 @@ static void print_optimizers(FILE *out, bool markdown)
 
 static void print_sections(FILE *out, bool markdown)
 {
-    for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) {
+    for (size_t i = 0; i < sizeof(sections) / sizeof(sections[0]); i++) {
         print_head(out, sections[i].title, sections[i].text, markdown);
-        for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
+        for (const struct iz_key *k = iz_config_keys; k->name; k++)
             if (is_of(k->name, sections[i].prefix))
                 print_key(out, k, "", markdown);
         if (strcmp(sections[i].prefix, "optimizer.") == 0)
@@ -147,7 +147,7 @@ static void print_rules(FILE *out, bool markdown)
                "it gives. `--parameters` lists the names and the settings of "
                "each tensor.",
                markdown);
-    for (const struct iz_key *k = iz_rule_keys; k->name != NULL; k++)
+    for (const struct iz_key *k = iz_rule_keys; k->name; k++)
         print_key(out, k, "parameters[].", markdown);
 }
 
@@ -165,16 +165,16 @@ static void print_model(FILE *out, const struct iz_section *model,
         fputs("\nThese are the keys of gpt2; `build/models/NAME --help` lists "
               "those of another model.\n",
               out);
-    for (const struct iz_key *k = model->keys; k->name != NULL; k++)
+    for (const struct iz_key *k = model->keys; k->name; k++)
         print_key(out, k, "model.", markdown);
-    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
+    for (const struct iz_key *k = iz_config_keys; k->name; k++)
         if (is_of(k->name, "model."))
             print_key(out, k, "", markdown);
-    if (p != NULL)
+    if (p)
         fputs(markdown ? "\n| `model.preset` | Sets |\n|---|---|\n"
                        : "  model.preset, one of\n",
               out);
-    for (; p != NULL && p->name != NULL; p++)
+    for (; p && p->name; p++)
         fprintf(out, markdown ? "| `%s` | %s |\n" : "      %s: %s\n", p->name,
                 p->doc);
 }
@@ -194,7 +194,7 @@ static void print_accept(FILE *out, const char *accept)
     else if (accept[0] == '\0')
         fputs("none", out);
     else
-        for (int i = 0; iz_word(word, sizeof word, accept, i); i++)
+        for (int i = 0; iz_word(word, sizeof(word), accept, i); i++)
             fprintf(out, "%s`%s`", i > 0 ? ", " : "", word);
 }
 
@@ -205,15 +205,14 @@ static void print_foreign(FILE *out)
           "here. A value of the wrong type is refused.\n\n"
           "| Key | Values | What happens |\n|---|---|---|\n",
           out);
-    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL; k++)
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
         if (is_ignored(k))
             fprintf(out, "| `%s` | %s | %s |\n", k->name, k->accept, k->doc);
     fputs("\n## DeepSpeed's keys that are refused\n\n"
           "They are accepted only with a value that asks for nothing.\n\n"
           "| Key | Accepted value | What to do |\n|---|---|---|\n",
           out);
-    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL;
-         k++) {
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++) {
         if (is_ignored(k))
             continue;
         fprintf(out, "| `%s` | ", k->name);
@@ -247,7 +246,7 @@ void iz_config_doc(const struct iz_section *model, bool markdown, FILE *out)
         fputs(intro, out);
     print_sections(out, markdown);
     print_rules(out, markdown);
-    if (model != NULL)
+    if (model)
         print_model(out, model, markdown);
     if (markdown)
         print_foreign(out);

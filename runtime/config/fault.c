@@ -22,7 +22,7 @@ static void config_fault_print_line(FILE *out, const char *s)
 /* The last override that sets `key` or a section it is in, or NULL. */
 static const char *override_of(const struct iz_faults *f, const char *key)
 {
-    for (int i = f->n_set - 1; i >= 0 && key != NULL; i--) {
+    for (int i = f->n_set - 1; i >= 0 && key; i--) {
         size_t n = strcspn(f->set[i], "=");
         if (strncmp(f->set[i], key, n) == 0 &&
             (key[n] == '\0' || key[n] == '.' || key[n] == '['))
@@ -38,26 +38,26 @@ void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     va_list ap;
 
     f->count++;
-    if (f->err == NULL)
+    if (!f->err)
         return;
     va_start(ap, fmt);
-    vsnprintf(what, sizeof what, fmt, ap);
+    vsnprintf(what, sizeof(what), fmt, ap);
     va_end(ap);
-    if (set != NULL)
-        snprintf(line, sizeof line, "--set %s: %s: %s", set, key, what);
+    if (set)
+        snprintf(line, sizeof(line), "--set %s: %s: %s", set, key, what);
     else
-        snprintf(line, sizeof line, "%s: %s%s%s", f->path,
-                 key != NULL ? key : "", key != NULL ? ": " : "", what);
+        snprintf(line, sizeof(line), "%s: %s%s%s", f->path, key ? key : "",
+                 key ? ": " : "", what);
     config_fault_print_line(f->err, line);
 }
 
 bool iz_word(char *word, size_t size, const char *words, int i)
 {
-    for (; i > 0 && words != NULL; i--) {
+    for (; i > 0 && words; i--) {
         words = strchr(words, '|');
-        words = words != NULL ? words + 1 : NULL;
+        words = words ? words + 1 : NULL;
     }
-    if (words == NULL)
+    if (!words)
         return false;
     snprintf(word, size, "%.*s", (int)strcspn(words, "|"), words);
     return true;
@@ -146,7 +146,7 @@ static void nearest_try_key(struct nearest *n, const char *prefix,
 {
     char known[IZ_CONFIG_NAME_MAX];
 
-    snprintf(known, sizeof known, "%s%s", prefix, key);
+    snprintf(known, sizeof(known), "%s%s", prefix, key);
     nearest_try(n, known);
     for (char *dot; (dot = strrchr(known, '.')) != NULL;) {
         *dot = '\0';
@@ -160,14 +160,14 @@ void iz_config_nearest(char *near, const char *name,
     struct nearest n;
 
     nearest_start(&n, near, name);
-    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
+    for (const struct iz_key *k = iz_config_keys; k->name; k++)
         nearest_try_key(&n, "", k->name);
-    if (model != NULL) {
-        for (const struct iz_key *k = model->keys; k->name != NULL; k++)
+    if (model) {
+        for (const struct iz_key *k = model->keys; k->name; k++)
             nearest_try_key(&n, "model.", k->name);
         nearest_try(&n, "model.preset");
     }
-    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL; k++)
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
         nearest_try_key(&n, "", k->name);
     nearest_try(&n, "parameters");
 }
@@ -178,7 +178,7 @@ void iz_word_nearest(char *near, const char *word, const char *words)
     struct nearest n;
 
     nearest_start(&n, near, word);
-    for (int i = 0; iz_word(known, sizeof known, words, i); i++)
+    for (int i = 0; iz_word(known, sizeof(known), words, i); i++)
         nearest_try(&n, known);
 }
 
@@ -188,6 +188,6 @@ void iz_preset_nearest(char *near, const char *name,
     struct nearest n;
 
     nearest_start(&n, near, name);
-    for (; presets != NULL && presets->name != NULL; presets++)
+    for (; presets && presets->name; presets++)
         nearest_try(&n, presets->name);
 }

@@ -350,7 +350,7 @@ const struct iz_key iz_config_keys[] = {
     {.name = NULL},
 };
 
-_Static_assert(sizeof iz_config_keys / sizeof iz_config_keys[0] <=
+_Static_assert(sizeof(iz_config_keys) / sizeof(iz_config_keys[0]) <=
                    IZ_CONFIG_KEYS_MAX,
                "struct iz_config_file.given holds every key");
 
@@ -369,7 +369,7 @@ bool iz_config_auto(const char *name)
         "zero_optimization.stage3_max_reuse_distance",
     };
 
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (strcmp(name, names[i]) == 0)
             return true;
     return false;

@@ -32,8 +32,8 @@ static void split(struct targets *t, const char *text)
 {
     char *rest = t->text;
 
-    memset(t, 0, sizeof *t);
-    snprintf(t->text, sizeof t->text, "%s", text);
+    memset(t, 0, sizeof(*t));
+    snprintf(t->text, sizeof(t->text), "%s", text);
     while (rest) {
         char *next = strchr(rest, ',');
 
@@ -62,12 +62,12 @@ static bool is_target(struct targets *t, const char *name)
 static bool name_matrix(struct iz_param *p, const char *of, const char *matrix)
 {
     static const char tail[] = ".weight";
-    int n = (int)strlen(of), cut = (int)sizeof tail - 1;
+    int n = (int)strlen(of), cut = (int)sizeof(tail) - 1;
 
     if (n > cut && strcmp(of + n - cut, tail) == 0)
         n -= cut;
-    return snprintf(p->name, sizeof p->name, "%.*s.%s.weight", n, of, matrix) <
-           (int)sizeof p->name;
+    return snprintf(p->name, sizeof(p->name), "%.*s.%s.weight", n, of, matrix) <
+           (int)sizeof(p->name);
 }
 
 /* a is normal with the variance of PEFT's uniform one, 1 / (3 in); b is zero,
@@ -101,8 +101,8 @@ static int add_adapters(struct iz_model *m, int unit, struct targets *t,
 {
     struct iz_unit *u = &m->unit[unit];
     int n = u->n_params, err = 0;
-    struct iz_adapter *probe = calloc((size_t)n + 1, sizeof *probe);
-    struct iz_param *list = realloc(u->param, 3 * (size_t)n * sizeof *list);
+    struct iz_adapter *probe = calloc((size_t)n + 1, sizeof(*probe));
+    struct iz_param *list = realloc(u->param, 3 * (size_t)n * sizeof(*list));
 
     if (list)
         u->param = list;
@@ -191,7 +191,7 @@ void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
                    const float *trained, int64_t first, float *in, int64_t n)
 {
     const struct iz_unit *u = &m->unit[unit];
-    int64_t *offset = calloc((size_t)u->n_params + 1, sizeof *offset);
+    int64_t *offset = calloc((size_t)u->n_params + 1, sizeof(*offset));
 
     if (!offset)
         iz_die("merging adapters: out of memory");

@@ -43,7 +43,7 @@ static const struct iz_json *lookup(const struct iz_json *v, const char *name)
     while (v && *name) {
         size_t n = strcspn(name, ".");
 
-        snprintf(key, sizeof key, "%.*s", (int)n, name);
+        snprintf(key, sizeof(key), "%.*s", (int)n, name);
         v = iz_json_member(v, key);
         name += n + (name[n] == '.');
     }
@@ -141,13 +141,13 @@ static void check_with(struct reader *r, const struct iz_hf_key *k,
         size_t n = strcspn(names, "|");
         const struct iz_json *w;
 
-        snprintf(name, sizeof name, "%.*s", (int)n, names);
+        snprintf(name, sizeof(name), "%.*s", (int)n, names);
         w = lookup(r->root, name);
         if (w && is_one_of(w, k->with_value))
             return;
         names += n + (names[n] == '|');
     }
-    snprintf(want, sizeof want, "%s in %s", k->with_value, k->with);
+    snprintf(want, sizeof(want), "%s in %s", k->with_value, k->with);
     published_fault(r, k->name, "; this model only has it with ", v, want);
 }
 
@@ -192,7 +192,7 @@ static const struct iz_hf_type *read_type(struct reader *r,
     if (!v)
         return t;
     for (; t->name && (!name || strcmp(t->name, name) != 0); t++)
-        n += (size_t)snprintf(known + n, sizeof known - n, "%s\"%s\"",
+        n += (size_t)snprintf(known + n, sizeof(known) - n, "%s\"%s\"",
                               n ? "|" : "", t->name);
     if (t->name)
         return t;
@@ -240,7 +240,7 @@ char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err)
     struct reader r = {.path = path, .err = err};
     struct iz_json *root;
 
-    snprintf(path, sizeof path, "%s/" IZ_HF_CONFIG, folder);
+    snprintf(path, sizeof(path), "%s/" IZ_HF_CONFIG, folder);
     root = iz_json_read(path, err);
     r.root = root;
     if (root)
@@ -411,8 +411,8 @@ int iz_hf_config_keep(const char *output, const char *folder, bool goes_on)
 {
     char kept[IZ_PATH_MAX + 32], from[IZ_PATH_MAX + 32];
 
-    snprintf(kept, sizeof kept, "%s/" KEPT, output);
-    snprintf(from, sizeof from, "%s/" IZ_HF_CONFIG, folder);
+    snprintf(kept, sizeof(kept), "%s/" KEPT, output);
+    snprintf(from, sizeof(from), "%s/" IZ_HF_CONFIG, folder);
     if (goes_on && access(kept, F_OK) == 0)
         return 0;
     if (*folder)

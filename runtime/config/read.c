@@ -22,7 +22,7 @@ struct reader {
 
 static const struct iz_key *find_key(const struct iz_key *k, const char *name)
 {
-    for (; k->name != NULL; k++)
+    for (; k->name; k++)
         if (strcmp(k->name, name) == 0)
             return k;
     return NULL;
@@ -30,7 +30,7 @@ static const struct iz_key *find_key(const struct iz_key *k, const char *name)
 
 static const struct iz_foreign_key *find_foreign(const char *name)
 {
-    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL; k++)
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
         if (strcmp(k->name, name) == 0)
             return k;
     return NULL;
@@ -47,10 +47,10 @@ static bool is_section(const char *name)
 {
     if (strcmp(name, "model") == 0)
         return false;
-    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
+    for (const struct iz_key *k = iz_config_keys; k->name; k++)
         if (starts_section(k->name, name))
             return true;
-    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL; k++)
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
         if (starts_section(k->name, name))
             return true;
     return false;
@@ -60,7 +60,7 @@ static bool is_auto(const struct iz_key *k, const json_t *v)
 {
     return json_is_string(v) && strcmp(json_string_value(v), "auto") == 0 &&
            k->type != IZ_KEY_STRING &&
-           (k->words == NULL || strstr(k->words, "auto") == NULL);
+           (!k->words || strstr(k->words, "auto") == NULL);
 }
 
 static void unknown(struct reader *r, const char *name)
@@ -109,7 +109,7 @@ static bool is_one_of(const char *values, const json_t *v)
     char word[IZ_CONFIG_NAME_MAX];
     bool same = false;
 
-    for (int i = 0; !same && iz_word(word, sizeof word, values, i); i++) {
+    for (int i = 0; !same && iz_word(word, sizeof(word), values, i); i++) {
         json_t *w = json_loads(word, JSON_DECODE_ANY, NULL);
         same = same_json(w, v);
         json_decref(w);
@@ -121,7 +121,7 @@ static bool is_off(const json_t *v)
 {
     const json_t *on = json_is_object(v) ? json_object_get(v, "enabled") : v;
 
-    return on == NULL || json_is_null(on) || json_is_false(on);
+    return !on || json_is_null(on) || json_is_false(on);
 }
 
 static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
@@ -132,7 +132,7 @@ static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
         json_is_string(v) && strcmp(json_string_value(v), "auto") == 0;
     char found[IZ_WHY_MAX / 2];
 
-    iz_json_describe(found, sizeof found, v);
+    iz_json_describe(found, sizeof(found), v);
     if (strcmp(accept, "any") == 0)
         return;
     if (strcmp(accept, "bool") == 0 || strcmp(accept, "number") == 0 ||
@@ -154,7 +154,7 @@ static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
 static const struct iz_preset *find_preset(const struct iz_section *s,
                                            const char *name)
 {
-    for (const struct iz_preset *p = s->presets; p != NULL && p->name; p++)
+    for (const struct iz_preset *p = s->presets; p && p->name; p++)
         if (strcmp(p->name, name) == 0)
             return p;
     return NULL;
@@ -167,10 +167,10 @@ static void check_imported(struct reader *r, const char *full, const char *name,
     const json_t *theirs = json_object_get(r->imported, name);
     char a[IZ_WHY_MAX / 2], b[IZ_WHY_MAX / 2];
 
-    if (theirs == NULL || same_json(theirs, v))
+    if (!theirs || same_json(theirs, v))
         return;
-    iz_json_describe(a, sizeof a, v);
-    iz_json_describe(b, sizeof b, theirs);
+    iz_json_describe(a, sizeof(a), v);
+    iz_json_describe(b, sizeof(b), theirs);
     iz_fault(&r->faults, full, "%s, but in %s/config.json it is %s", a,
              r->file->c.import, b);
 }
@@ -180,8 +180,8 @@ static void read_model_key(struct reader *r, const char *name, const json_t *v)
     const struct iz_key *k = find_key(r->model->keys, name);
     char why[IZ_WHY_MAX], full[IZ_CONFIG_NAME_MAX];
 
-    snprintf(full, sizeof full, "model.%s", name);
-    if (k == NULL)
+    snprintf(full, sizeof(full), "model.%s", name);
+    if (!k)
         unknown(r, full);
     else if (is_auto(k, v))
         iz_fault(&r->faults, full,
@@ -195,15 +195,14 @@ static void read_model_key(struct reader *r, const char *name, const json_t *v)
 static void read_preset(struct reader *r, const json_t *v)
 {
     const char *name = json_string_value(v), *key;
-    const struct iz_preset *p =
-        name != NULL ? find_preset(r->model, name) : NULL;
+    const struct iz_preset *p = name ? find_preset(r->model, name) : NULL;
     char near[IZ_CONFIG_NAME_MAX];
     json_t *object, *value;
 
-    if (v == NULL || json_is_null(v))
+    if (!v || json_is_null(v))
         return;
-    if (name == NULL || p == NULL) {
-        iz_preset_nearest(near, name != NULL ? name : "", r->model->presets);
+    if (!name || !p) {
+        iz_preset_nearest(near, name ? name : "", r->model->presets);
         iz_fault(&r->faults, "model.preset", "unknown preset%s%s%s",
                  near[0] != '\0' ? "; did you mean " : "", near,
                  near[0] != '\0' ? "?" : "");
@@ -223,17 +222,17 @@ static void read_import(struct reader *r, const json_t *v)
     char *text;
     json_t *value;
 
-    if (v == NULL)
+    if (!v)
         return;
     read_key(r, find_key(iz_config_keys, "model.import"), v);
     if (folder[0] == '\0')
         return;
-    if (r->model->hf == NULL) {
+    if (!r->model->hf) {
         iz_fault(&r->faults, "model.import", "this model has no names for it");
         return;
     }
     text = iz_hf_config_read(r->model->hf, folder, r->faults.err);
-    if (text != NULL)
+    if (text)
         r->imported = json_loads(text, 0, NULL);
     else
         iz_fault(&r->faults, "model.import", "%s cannot be imported", folder);
@@ -264,11 +263,11 @@ static void read_value(struct reader *r, const char *name, json_t *v)
     bool model = r->model != NULL && strcmp(name, "model") == 0;
     char found[IZ_WHY_MAX / 2];
 
-    if (k != NULL) {
+    if (k) {
         read_key(r, k, v);
     } else if (strcmp(name, "parameters") == 0) {
         iz_config_rules(r->file, &r->faults, v);
-    } else if (foreign != NULL) {
+    } else if (foreign) {
         read_foreign(r, foreign, v);
     } else if (!model && !is_section(name)) {
         unknown(r, name);
@@ -278,7 +277,7 @@ static void read_value(struct reader *r, const char *name, json_t *v)
         else
             read_object(r, name, v);
     } else if (!json_is_null(v)) { /* DeepSpeed's null: an absent section */
-        iz_json_describe(found, sizeof found, v);
+        iz_json_describe(found, sizeof(found), v);
         iz_fault(&r->faults, name, "expected an object, found %s", found);
     }
 }
@@ -291,9 +290,9 @@ static void read_object(struct reader *r, const char *prefix, json_t *object)
 
     json_object_foreach(object, key, v)
     {
-        int n = snprintf(name, sizeof name, "%s%s%s", prefix,
+        int n = snprintf(name, sizeof(name), "%s%s%s", prefix,
                          prefix[0] != '\0' ? "." : "", key);
-        if (n >= (int)sizeof name)
+        if (n >= (int)sizeof(name))
             iz_fault(&r->faults, name, "unknown key");
         else if (strchr(key, '.') != NULL)
             iz_fault(&r->faults, name,
@@ -307,7 +306,7 @@ static bool is_text(const struct reader *r, const char *name)
 {
     const struct iz_key *k = find_key(iz_config_keys, name);
 
-    if (k == NULL && r->model != NULL && strncmp(name, "model.", 6) == 0)
+    if (!k && r->model && strncmp(name, "model.", 6) == 0)
         k = find_key(r->model->keys, name + 6);
     return k != NULL && k->type == IZ_KEY_STRING;
 }
@@ -347,11 +346,11 @@ static void apply_override(struct reader *r, json_t *root, const char *set)
     size_t n = strcspn(set, "=");
     json_t *utf8 = json_string(set);
 
-    if (set[n] != '=' || n == 0 || n >= sizeof name || utf8 == NULL) {
+    if (set[n] != '=' || n == 0 || n >= sizeof(name) || !utf8) {
         iz_fault(&r->faults, NULL, "--set %s: %s", set,
-                 utf8 != NULL ? "expected key=value" : "not UTF-8");
+                 utf8 ? "expected key=value" : "not UTF-8");
     } else {
-        snprintf(name, sizeof name, "%.*s", (int)n, set);
+        snprintf(name, sizeof(name), "%.*s", (int)n, set);
         insert(root, name, override_value(r, name, set + n + 1));
     }
     json_decref(utf8);
@@ -364,16 +363,16 @@ static json_t *config_read_load(struct reader *r, const char *path, int *rc)
     json_t *root;
     FILE *f = fopen(path, "r");
 
-    if (f == NULL) {
+    if (!f) {
         *rc = -errno;
         iz_fault(&r->faults, NULL, "cannot be read: %s", strerror(-*rc));
         return NULL;
     }
     errno = 0;
     root = json_loadf(f, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
-    if (root == NULL && ferror(f) && errno != 0)
+    if (!root && ferror(f) && errno != 0)
         iz_fault(&r->faults, NULL, "cannot be read: %s", strerror(errno));
-    else if (root == NULL)
+    else if (!root)
         iz_fault(&r->faults, NULL, "line %d, column %d: %s", e.line, e.column,
                  e.text);
     else if (!json_is_object(root))
@@ -396,14 +395,13 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     json_t *root;
     int rc = 0;
 
-    r.faults =
-        (struct iz_faults){err, path != NULL ? path : "config", set, n_set, 0};
-    root = path != NULL ? config_read_load(&r, path, &rc) : json_object();
-    if (root == NULL)
+    r.faults = (struct iz_faults){err, path ? path : "config", set, n_set, 0};
+    root = path ? config_read_load(&r, path, &rc) : json_object();
+    if (!root)
         return rc != 0 ? rc : -ENOMEM;
-    memset(&file, 0, sizeof file);
+    memset(&file, 0, sizeof(file));
     iz_key_store_defaults(&file, iz_config_keys);
-    if (model != NULL)
+    if (model)
         iz_key_store_defaults(model->target, model->keys);
     for (int i = 0; i < n_set; i++)
         apply_override(&r, root, set[i]);
@@ -412,6 +410,6 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     iz_config_resolve(&file, &r.faults, ranks);
     if (r.faults.count > 0)
         return -EINVAL;
-    memcpy(c, &file.c, sizeof *c);
+    memcpy(c, &file.c, sizeof(*c));
     return 0;
 }

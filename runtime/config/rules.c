@@ -47,7 +47,7 @@ static void nearest(char near[IZ_CONFIG_NAME_MAX], const struct iz_model *m,
     near[0] = '\0';
     if (!names)
         return;
-    snprintf(whole, sizeof whole, "%s", match);
+    snprintf(whole, sizeof(whole), "%s", match);
     replace(whole, '.', '/');
     replace(names, '.', '/');
     iz_word_nearest(near, whole, names);
@@ -98,7 +98,7 @@ static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
             rules_apply(p, r);
             found++;
         }
-    snprintf(key, sizeof key, "parameters[%d].match", i);
+    snprintf(key, sizeof(key), "parameters[%d].match", i);
     return found ? 0 : iz_rules_none(m, key, r->match, "tensor", err);
 }
 

@@ -47,7 +47,7 @@ static void read_member(const struct rule_reader *r, const char *name,
     char key[IZ_CONFIG_NAME_MAX], why[IZ_WHY_MAX];
     int k = 0;
 
-    snprintf(key, sizeof key, "parameters[%d].%.100s", r->index, name);
+    snprintf(key, sizeof(key), "parameters[%d].%.100s", r->index, name);
     while (k < IZ_RULE_KEYS && strcmp(iz_rule_keys[k].name, name) != 0)
         k++;
     if (k == IZ_RULE_KEYS) {
@@ -71,15 +71,15 @@ static void read_rule(const struct rule_reader *r, json_t *v)
     const char *name;
     json_t *member;
 
-    snprintf(key, sizeof key, "parameters[%d]", r->index);
-    iz_json_describe(found, sizeof found, v);
+    snprintf(key, sizeof(key), "parameters[%d]", r->index);
+    iz_json_describe(found, sizeof(found), v);
     if (!json_is_object(v)) {
         iz_fault(r->faults, key, "expected an object, found %s", found);
         return;
     }
     json_object_foreach(v, name, member) read_member(r, name, member);
     member = json_object_get(v, "match");
-    if (member == NULL || json_is_null(member) ||
+    if (!member || json_is_null(member) ||
         (json_is_string(member) && json_string_length(member) == 0))
         iz_fault(r->faults, key, "has no \"match\": the names it is for");
     if (r->rule->frozen &&
@@ -99,7 +99,7 @@ void iz_config_rules(struct iz_config_file *file, struct iz_faults *f,
     char found[IZ_WHY_MAX / 2];
     size_t n = json_array_size(v);
 
-    iz_json_describe(found, sizeof found, v);
+    iz_json_describe(found, sizeof(found), v);
     if (json_is_null(v))
         return;
     if (!json_is_array(v)) {

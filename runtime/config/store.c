@@ -24,9 +24,9 @@ void iz_json_describe(char *out, size_t size, const json_t *v)
     char *text =
         json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15));
 
-    if (json_is_object(v) || text == NULL)
-        snprintf(out, size, "%s", kind != NULL ? kind : "null");
-    else if (kind == NULL)
+    if (json_is_object(v) || !text)
+        snprintf(out, size, "%s", kind ? kind : "null");
+    else if (!kind)
         snprintf(out, size, "%s", text);
     else
         snprintf(out, size, "%.60s%s (%s)", text,
@@ -38,7 +38,7 @@ static bool mismatch(char *why, const char *expected, const json_t *v)
 {
     char found[IZ_WHY_MAX / 2];
 
-    iz_json_describe(found, sizeof found, v);
+    iz_json_describe(found, sizeof(found), v);
     snprintf(why, IZ_WHY_MAX, "expected %s, found %s", expected, found);
     return false;
 }
@@ -112,7 +112,7 @@ static bool store_pair(char *why, double *at, const struct iz_key *k,
         if (!in_range(why, k, x[i]))
             return false;
     }
-    memcpy(at, x, sizeof x);
+    memcpy(at, x, sizeof(x));
     return true;
 }
 
@@ -137,9 +137,9 @@ static bool store_word(char *why, int *at, const struct iz_key *k,
     const char *s = json_string_value(v);
     char word[IZ_CONFIG_NAME_MAX], near[IZ_CONFIG_NAME_MAX];
 
-    if (s == NULL)
+    if (!s)
         return mismatch(why, k->words, v);
-    for (int i = 0; iz_word(word, sizeof word, k->words, i); i++) {
+    for (int i = 0; iz_word(word, sizeof(word), k->words, i); i++) {
         if (strcasecmp(word, s) == 0 && strcmp(word, "null") != 0) {
             *at = i;
             return true;
@@ -154,7 +154,7 @@ static bool store_word(char *why, int *at, const struct iz_key *k,
 
 static bool nullable(const struct iz_key *k)
 {
-    return (k->fallback != NULL && strcmp(k->fallback, "null") == 0) ||
+    return (k->fallback && strcmp(k->fallback, "null") == 0) ||
            (k->type == IZ_KEY_ENUM && strncmp(k->words, "null", 4) == 0);
 }
 
@@ -210,8 +210,8 @@ bool iz_key_store(char *why, void *base, const struct iz_key *k,
 void iz_key_store_default(void *base, const struct iz_key *k)
 {
     char why[IZ_WHY_MAX];
-    json_t *v = json_loads(k->fallback != NULL ? k->fallback : "null",
-                           JSON_DECODE_ANY, NULL);
+    json_t *v =
+        json_loads(k->fallback ? k->fallback : "null", JSON_DECODE_ANY, NULL);
     bool stored = v != NULL && iz_key_store(why, base, k, v);
 
     assert(stored);
@@ -221,6 +221,6 @@ void iz_key_store_default(void *base, const struct iz_key *k)
 
 void iz_key_store_defaults(void *base, const struct iz_key *k)
 {
-    for (; k->name != NULL; k++)
+    for (; k->name; k++)
         iz_key_store_default(base, k);
 }

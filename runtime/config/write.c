@@ -29,7 +29,7 @@ static void close_section(struct nest *n)
 {
     char *dot = strrchr(n->open, '.');
 
-    *(dot != NULL ? dot : n->open) = '\0';
+    *(dot ? dot : n->open) = '\0';
     n->depth--;
     fprintf(n->out, "\n%*s}", 4 * (n->depth + 1), "");
     n->first = false;
@@ -53,7 +53,7 @@ static void print_name(struct nest *n, const char *name)
         size_t end = (size_t)(dot - name);
         new_line(n);
         fprintf(n->out, "\"%.*s\": {", (int)(end - at), name + at);
-        snprintf(n->open, sizeof n->open, "%.*s", (int)end, name);
+        snprintf(n->open, sizeof(n->open), "%.*s", (int)end, name);
         n->depth++;
         n->first = true;
         at = end + 1;
@@ -69,7 +69,7 @@ static void print_double(FILE *out, double x)
     char text[32];
 
     for (int digits = 15; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
+        snprintf(text, sizeof(text), "%.*g", digits, x);
         if (strtod(text, NULL) == x)
             break;
     }
@@ -80,7 +80,7 @@ static void print_word(FILE *out, const char *words, int i)
 {
     char word[IZ_CONFIG_NAME_MAX];
 
-    if (!iz_word(word, sizeof word, words, i) || strcmp(word, "null") == 0)
+    if (!iz_word(word, sizeof(word), words, i) || strcmp(word, "null") == 0)
         fputs("null", out);
     else
         iz_json_print(out, word);
@@ -152,16 +152,16 @@ static void print_config(FILE *out, const struct iz_config_file *file,
     char name[IZ_CONFIG_NAME_MAX];
 
     fputc('{', out);
-    for (int i = 0; iz_config_keys[i].name != NULL; i++) {
+    for (int i = 0; iz_config_keys[i].name; i++) {
         if (file->given[i] != IZ_GIVEN_VALUE ||
-            (model == NULL && is_inside("model", iz_config_keys[i].name)))
+            (!model && is_inside("model", iz_config_keys[i].name)))
             continue;
         print_name(&n, iz_config_keys[i].name);
         iz_config_value(out, &iz_config_keys[i], file);
     }
-    for (const struct iz_key *k = model != NULL ? model->keys : NULL;
-         k != NULL && k->name != NULL; k++) {
-        snprintf(name, sizeof name, "model.%s", k->name);
+    for (const struct iz_key *k = model ? model->keys : NULL; k && k->name;
+         k++) {
+        snprintf(name, sizeof(name), "model.%s", k->name);
         print_name(&n, name);
         iz_config_value(out, k, model->target);
     }
@@ -182,9 +182,9 @@ int iz_config_write(const struct iz_config *c, const struct iz_section *model,
     FILE *out = open_memstream(&text, &bytes);
 
     iz_config_unresolve(&file, c);
-    if (out != NULL)
+    if (out)
         print_config(out, &file, model);
-    if (out != NULL && (ferror(out) | (fclose(out) != 0)) == 0)
+    if (out && (ferror(out) | (fclose(out) != 0)) == 0)
         rc = iz_durable_replace("run.output", path, text);
     else
         iz_durable_refuse("run.output", path, "cannot create", ENOMEM);

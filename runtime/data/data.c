@@ -58,8 +58,8 @@ static int masks_check(const struct stream *t)
 static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
                        int vocab, const struct iz_model *m)
 {
-    t->shard = calloc((size_t)p->count, sizeof *t->shard);
-    t->first = calloc((size_t)p->count + 1, sizeof *t->first);
+    t->shard = calloc((size_t)p->count, sizeof(*t->shard));
+    t->first = calloc((size_t)p->count + 1, sizeof(*t->first));
     if (!t->shard || !t->first)
         return -ENOMEM;
     for (int i = 0; i < p->count; i++) {
@@ -234,7 +234,7 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
 static int data_open(struct iz_data **out, const struct iz_data_config *c,
                      struct iz_data kind, int vocab, bool need_val)
 {
-    struct iz_data *d = calloc(1, sizeof *d);
+    struct iz_data *d = calloc(1, sizeof(*d));
     int err;
 
     *out = NULL;

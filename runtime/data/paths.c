@@ -18,7 +18,7 @@ static int data_paths_add(struct iz_paths *p, const char *path)
             fprintf(stderr, "izar: data: %s is named twice\n", path);
             return -EINVAL;
         }
-    grown = realloc(p->path, ((size_t)p->count + 1) * sizeof *grown);
+    grown = realloc(p->path, ((size_t)p->count + 1) * sizeof(*grown));
     if (!grown)
         return -ENOMEM;
     p->path = grown;

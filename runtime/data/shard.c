@@ -96,7 +96,7 @@ static int header_read(int32_t h[3], const struct iz_mapping *m,
             path, m->bytes, need);
         return -EINVAL;
     }
-    memcpy(h, m->at, 3 * sizeof *h);
+    memcpy(h, m->at, 3 * sizeof(*h));
     return 0;
 }
 
@@ -331,7 +331,7 @@ void iz_shard_tokens(const struct iz_shard *s, int64_t at, int32_t *out,
 
     assert(at >= 0 && n >= 0 && n <= s->count - at);
     if (s->token_bytes == 4)
-        memcpy(out, t8, (size_t)n * sizeof *out);
+        memcpy(out, t8, (size_t)n * sizeof(*out));
     else if (s->token_bytes == 2)
         for (int64_t i = 0; i < n; i++)
             out[i] = t16[i];

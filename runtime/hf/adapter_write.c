@@ -26,7 +26,7 @@ static int name_matrix(struct iz_hf_tensor *out, const char *of, char matrix)
 
     if (n > cut && strcmp(of + n - cut, TAIL) == 0)
         n -= cut;
-    len = snprintf(out->name, sizeof out->name, HEAD "%.*s.lora_%c" TAIL,
+    len = snprintf(out->name, sizeof(out->name), HEAD "%.*s.lora_%c" TAIL,
                    (int)n, of, matrix);
     if (len < IZ_HF_NAME)
         return 0;
@@ -84,7 +84,7 @@ static int add_pairs(struct layout *l, const struct iz_model *m)
 {
     int err = 0;
 
-    l->out.tensor = calloc(2 * (size_t)l->model.n + 2, sizeof *l->out.tensor);
+    l->out.tensor = calloc(2 * (size_t)l->model.n + 2, sizeof(*l->out.tensor));
     if (!l->out.tensor)
         return -ENOMEM;
     for (int u = 0; u < m->n_units; u++)
@@ -121,7 +121,7 @@ static void put_module(FILE *f, const struct iz_hf_tensor *a)
     char module[IZ_HF_NAME];
     size_t n = strlen(a->name) - strlen(HEAD) - strlen(".lora_A" TAIL);
 
-    snprintf(module, sizeof module, "%.*s", (int)n, a->name + strlen(HEAD));
+    snprintf(module, sizeof(module), "%.*s", (int)n, a->name + strlen(HEAD));
     iz_json_print(f, module);
 }
 

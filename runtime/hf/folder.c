@@ -64,7 +64,7 @@ static int map_files(struct iz_hf_folder *f, const char *path,
     const char *name = NULL;
     int why = 0;
 
-    f->file = calloc((size_t)iz_json_count(map) + 1, sizeof *f->file);
+    f->file = calloc((size_t)iz_json_count(map) + 1, sizeof(*f->file));
     if (!f->file)
         return -ENOMEM;
     while (!why && (name = iz_json_key(map, name))) {
@@ -101,7 +101,7 @@ static int open_index(struct iz_hf_folder *f, const char *path)
 
 static int open_single(struct iz_hf_folder *f)
 {
-    f->file = calloc(1, sizeof *f->file);
+    f->file = calloc(1, sizeof(*f->file));
     return f->file ? add_file(f, IZ_HF_SINGLE) : -ENOMEM;
 }
 
@@ -121,10 +121,10 @@ static int check_unique(const struct iz_hf_folder *f)
 static int folder_open(struct iz_hf_folder *f)
 {
     char index[4096], single[4096];
-    int n = snprintf(index, sizeof index, "%s/" IZ_HF_INDEX, f->path);
+    int n = snprintf(index, sizeof(index), "%s/" IZ_HF_INDEX, f->path);
 
-    snprintf(single, sizeof single, "%s/" IZ_HF_SINGLE, f->path);
-    if (n >= (int)sizeof index) {
+    snprintf(single, sizeof(single), "%s/" IZ_HF_SINGLE, f->path);
+    if (n >= (int)sizeof(index)) {
         folder_fault(f->err, f->path, "%s", strerror(ENAMETOOLONG));
         return -ENAMETOOLONG;
     }

@@ -51,7 +51,7 @@ static int import_part(struct iz_engine *e, int u, const struct part *p,
     for (int64_t i = base; i < end && !err; i += IZ_HF_PIECE) {
         int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
 
-        memset(buf, 0, (size_t)n * sizeof *buf); /* adapters are not there */
+        memset(buf, 0, (size_t)n * sizeof(*buf)); /* adapters are not there */
         err = iz_hf_read(r, u, p->at + i, n, buf);
         if (!err)
             iz_access_put(e, u, p->array, i - base, buf, n);
@@ -62,7 +62,7 @@ static int import_part(struct iz_engine *e, int u, const struct part *p,
 
 static int import_groups(struct iz_engine *e, struct iz_hf_reader *r)
 {
-    float *buf = malloc(IZ_HF_PIECE * sizeof *buf);
+    float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
     int err = buf ? 0 : -ENOMEM;
     struct iz_progress progress;
     int64_t owned = 0;
@@ -159,7 +159,7 @@ static float *gather_trained(struct iz_engine *e, int u)
 {
     const struct iz_plan_group *p = e->group[u].plan;
     int64_t base = p->shard * e->plan.rank;
-    float *all = malloc((size_t)p->padded * sizeof *all + 1);
+    float *all = malloc((size_t)p->padded * sizeof(*all) + 1);
 
     if (!all)
         iz_die("export: no memory for the adapters of %s",
@@ -167,7 +167,7 @@ static float *gather_trained(struct iz_engine *e, int u)
     iz_access_get(e, u, IZ_MASTER, e->plan.states_full ? base : 0, all + base,
                   p->shard);
     if (e->plan.ranks > 1)
-        iz_coll_all_gather(e->coll, all, p->shard * (int64_t)sizeof *all,
+        iz_coll_all_gather(e->coll, all, p->shard * (int64_t)sizeof(*all),
                            "adapters");
     return all;
 }
@@ -245,7 +245,7 @@ static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
         err = iz_hf_map_open(map, section->hf, e->model);
         if (!err && e->coll->rank == 0)
             err =
-                iz_hf_config_kept(like, sizeof like, c->run.output, c->import);
+                iz_hf_config_kept(like, sizeof(like), c->run.output, c->import);
         if (!err && e->coll->rank == 0)
             err = (*text = iz_hf_config_text(section, e->model->self, o->type,
                                              like))
@@ -258,7 +258,7 @@ static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
 
 int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
 {
-    float *buf = malloc(IZ_HF_PIECE * sizeof *buf);
+    float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
     struct iz_hf_map map = {0};
     struct iz_hf_order o;
     struct iz_hf_writer *w;

@@ -84,14 +84,14 @@ static struct iz_hf_tensor *hf_map_add(struct builder *b)
     if (m->n == b->room) {
         int room = 2 * b->room + 64;
         struct iz_hf_tensor *t =
-            realloc(m->tensor, (size_t)room * sizeof *m->tensor);
+            realloc(m->tensor, (size_t)room * sizeof(*m->tensor));
 
         if (!t)
             return NULL;
         m->tensor = t;
         b->room = room;
     }
-    memset(&m->tensor[m->n], 0, sizeof m->tensor[m->n]);
+    memset(&m->tensor[m->n], 0, sizeof(m->tensor[m->n]));
     return &m->tensor[m->n++];
 }
 

@@ -57,7 +57,7 @@ static int check_entry(const struct iz_hf_reader *r,
     enum iz_dtype type;
 
     if (!iz_st_dtype_read(e->dtype, &type)) {
-        snprintf(text, sizeof text,
+        snprintf(text, sizeof(text),
                  "has type %s; only F32, BF16 and F16 can be imported",
                  e->dtype);
         tell(r, e->name, text);
@@ -66,9 +66,10 @@ static int check_entry(const struct iz_hf_reader *r,
     if (e->dims == dims && e->shape[0] == want[0] &&
         (dims == 1 || e->shape[1] == want[1]))
         return 0;
-    shape_text(have, sizeof have, e->shape, e->dims);
-    shape_text(need, sizeof need, want, dims);
-    snprintf(text, sizeof text, "has shape %s, the model needs %s", have, need);
+    shape_text(have, sizeof(have), e->shape, e->dims);
+    shape_text(need, sizeof(need), want, dims);
+    snprintf(text, sizeof(text), "has shape %s, the model needs %s", have,
+             need);
     tell(r, e->name, text);
     return 1;
 }
@@ -95,7 +96,7 @@ static int compare(struct iz_hf_reader *r)
 {
     int faults = 0;
 
-    r->entry = calloc((size_t)r->map.n + 1, sizeof *r->entry);
+    r->entry = calloc((size_t)r->map.n + 1, sizeof(*r->entry));
     if (!r->entry)
         return -ENOMEM;
     for (int i = 0; i < r->folder.n_files; i++)
@@ -116,7 +117,7 @@ static int compare(struct iz_hf_reader *r)
 int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
                     const struct iz_model *model, const char *path, FILE *err)
 {
-    struct iz_hf_reader *r = calloc(1, sizeof *r);
+    struct iz_hf_reader *r = calloc(1, sizeof(*r));
     int why = -ENOMEM;
 
     *out = r;
@@ -223,7 +224,7 @@ static int same_values(const struct iz_hf_reader *r,
 {
     for (int64_t i = 0; i < rect->rows; i++)
         if (memcmp(a + i * t->width, b + i * t->width,
-                   (size_t)rect->cols * sizeof *a) != 0) {
+                   (size_t)rect->cols * sizeof(*a)) != 0) {
             tell(r, t->name,
                  "is not equal to the tensor that the model uses in its "
                  "place");
@@ -288,7 +289,7 @@ int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
     int err = 0;
 
     if (has_second_names(r, unit) &&
-        !(second = malloc((size_t)n * sizeof *second + 1)))
+        !(second = malloc((size_t)n * sizeof(*second) + 1)))
         return -ENOMEM;
     /* Tied tensors come last in the map: what they are compared with is there.
      */

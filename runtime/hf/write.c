@@ -83,7 +83,7 @@ int iz_hf_write_check(const char *folder)
 
     if (err)
         return err;
-    memcpy(copy, path, sizeof copy);
+    memcpy(copy, path, sizeof(copy));
     above = dirname(copy);
     err = iz_durable_make_directories(WHO, above);
     if (err)
@@ -142,9 +142,9 @@ static int make_file(struct iz_hf_writer *w, int i)
 
     f->fd = -1;
     if (w->n_files == 1)
-        snprintf(f->name, sizeof f->name, "%s", w->o.file);
+        snprintf(f->name, sizeof(f->name), "%s", w->o.file);
     else
-        snprintf(f->name, sizeof f->name, "model-%05d-of-%05d.safetensors",
+        snprintf(f->name, sizeof(f->name), "model-%05d-of-%05d.safetensors",
                  i + 1, w->n_files);
     f->header = iz_st_header("{\"format\":\"pt\"}", w->tensor + f->first, f->n,
                              &f->header_bytes);
@@ -157,8 +157,8 @@ static int lay_out(struct iz_hf_writer *w)
     size_t n = (size_t)w->o.map->n + 1;
     int err = 0;
 
-    w->tensor = calloc(n, sizeof *w->tensor);
-    w->file = calloc(n, sizeof *w->file);
+    w->tensor = calloc(n, sizeof(*w->tensor));
+    w->file = calloc(n, sizeof(*w->file));
     w->turned = malloc(piece);
     w->cast = malloc(piece);
     if (!w->tensor || !w->file || !w->turned || !w->cast)
@@ -295,7 +295,7 @@ static void discard(struct iz_hf_writer **out)
 int iz_hf_write_open(struct iz_hf_writer **out, const struct iz_hf_order *o,
                      struct iz_coll *c)
 {
-    struct iz_hf_writer *w = calloc(1, sizeof *w);
+    struct iz_hf_writer *w = calloc(1, sizeof(*w));
     bool first = c->rank == 0;
     int err;
 
@@ -305,7 +305,7 @@ int iz_hf_write_open(struct iz_hf_writer **out, const struct iz_hf_order *o,
     w->o = *o;
     w->c = c;
     err = plain(w->path, o->folder);
-    snprintf(w->tmp, sizeof w->tmp, "%s.tmp", w->path);
+    snprintf(w->tmp, sizeof(w->tmp), "%s.tmp", w->path);
     err = iz_agree(c, err ? err : lay_out(w));
     if (!err)
         err = iz_agree(c, first ? make_folder(w) : 0);
@@ -345,7 +345,7 @@ static void put_rows(struct iz_hf_writer *w, int i, const struct iz_hf_rect *r,
     }
     for (int64_t k = 0; k < r->rows; k++)
         memcpy(w->turned + k * r->cols, in + k * t->width,
-               (size_t)r->cols * sizeof *in);
+               (size_t)r->cols * sizeof(*in));
     put_elements(w, i, iz_hf_place(t, r), w->turned, r->rows * r->cols);
 }
 

@@ -149,7 +149,7 @@ static int rings_open(struct iz_nvme *f)
 int iz_nvme_open(struct iz_nvme **out, const char *dir, const char *name,
                  int64_t bytes, bool checksum)
 {
-    struct iz_nvme *f = calloc(1, sizeof *f);
+    struct iz_nvme *f = calloc(1, sizeof(*f));
     size_t n = strlen(dir) + strlen(name) + 2;
     int err;
 
@@ -357,7 +357,7 @@ static int64_t region_find(const struct iz_nvme *f, int64_t offset)
 static void region_grow(struct iz_nvme *f)
 {
     int64_t n = f->max_regions ? 2 * f->max_regions : 256;
-    struct region *r = realloc(f->region, (size_t)n * sizeof *r);
+    struct region *r = realloc(f->region, (size_t)n * sizeof(*r));
 
     if (!r)
         iz_die("nvme: no memory for %" PRId64 " checksums of %s", n, f->path);
@@ -377,7 +377,7 @@ static void region_set(struct iz_nvme *f, struct region r)
     while (end < f->n_regions && f->region[end].offset < r.offset + r.bytes)
         end++;
     memmove(f->region + at + 1, f->region + end,
-            (size_t)(f->n_regions - end) * sizeof r);
+            (size_t)(f->n_regions - end) * sizeof(r));
     f->region[at] = r;
     f->n_regions += 1 - (end - at);
     pthread_mutex_unlock(&f->lock);

@@ -70,7 +70,7 @@ cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d,
                                                cublasComputeType_t compute,
                                                cudaDataType_t scale)
 {
-    if (size < sizeof *d || sizeof(struct op) > sizeof *d)
+    if (size < sizeof(*d) || sizeof(struct op) > sizeof(*d))
         return CUBLAS_STATUS_ALLOC_FAILED;
     memset(d, 0, size);
     *op_of(d) = (struct op){.compute = (int32_t)compute,
@@ -105,7 +105,7 @@ cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t m,
                                                  uint64_t rows, uint64_t cols,
                                                  int64_t ld)
 {
-    if (size < sizeof *m || rows == 0 || cols == 0 || ld < (int64_t)rows)
+    if (size < sizeof(*m) || rows == 0 || cols == 0 || ld < (int64_t)rows)
         return CUBLAS_STATUS_INVALID_VALUE;
     memset(m, 0, size);
     *layout_of(m) =
@@ -120,7 +120,7 @@ cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t size)
                      .align = {256, 256, 256, 256}};
 
     memset(p, 0, size);
-    memcpy(p, &w, sizeof w);
+    memcpy(p, &w, sizeof(w));
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -163,11 +163,11 @@ static uint64_t problem(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
     uint64_t h;
 
     o.bias = NULL;
-    h = hash(1, &o, sizeof o);
-    h = hash(h, a, sizeof *a);
-    h = hash(h, b, sizeof *b);
-    h = hash(h, c, sizeof *c);
-    return hash(h, out, sizeof *out);
+    h = hash(1, &o, sizeof(o));
+    h = hash(h, a, sizeof(*a));
+    h = hash(h, b, sizeof(*b));
+    h = hash(h, c, sizeof(*c));
+    return hash(h, out, sizeof(*out));
 }
 
 static bool is_sum(const struct op *o)
@@ -212,7 +212,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
 
     if (!h || wanted < 2 ||
         !fits(op_of(d), layout_of(a), layout_of(b), layout_of(out)) ||
-        memcmp(c, out, sizeof *c) != 0)
+        memcmp(c, out, sizeof(*c)) != 0)
         return CUBLAS_STATUS_INVALID_VALUE;
     fake_cublaslt.searches++;
     *n = 0;
@@ -229,11 +229,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     /* only sums that do not depend on who comes first */
     if (w->reductions & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
         return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(g.align, w->align, sizeof w->align);
+    memcpy(g.align, w->align, sizeof(w->align));
     g.align[4] = align_of(op_of(d)->bias);
-    memset(found, 0, 2 * sizeof *found);
+    memset(found, 0, 2 * sizeof(*found));
     found[0].state = CUBLAS_STATUS_NOT_SUPPORTED;
-    memcpy(&found[1].algo, &g, sizeof g);
+    memcpy(&found[1].algo, &g, sizeof(g));
     *n = 2;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -272,7 +272,7 @@ static struct operand operand(const void *p, const struct layout *m,
     struct operand o = {.rows = transposed ? m->cols : m->rows,
                         .cols = transposed ? m->rows : m->cols};
 
-    o.x = malloc((size_t)(o.rows * o.cols) * sizeof *o.x);
+    o.x = malloc((size_t)(o.rows * o.cols) * sizeof(*o.x));
     for (int64_t j = 0; j < m->cols; j++)
         for (int64_t i = 0; i < m->rows; i++)
             o.x[transposed ? j * o.cols + i : i * o.cols + j] =
@@ -409,14 +409,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
     struct product *p;
     struct algo g;
 
-    memcpy(&g, algo, sizeof g);
+    memcpy(&g, algo, sizeof(g));
     if (!h || g.problem != problem(d, la, lb, lc, ld) ||
         !as_promised(&g, address) || workspace_bytes < g.workspace ||
         (uintptr_t)workspace % 256 != 0 ||
         overlap(out, layout_of(ld), a, layout_of(la)) ||
         overlap(out, layout_of(ld), b, layout_of(lb)))
         return CUBLAS_STATUS_INVALID_VALUE;
-    p = malloc(sizeof *p);
+    p = malloc(sizeof(*p));
     if (!p)
         return CUBLAS_STATUS_ALLOC_FAILED;
     *p = (struct product){.o = *op_of(d),

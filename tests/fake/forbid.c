@@ -19,7 +19,7 @@ int main(int argc, char **argv)
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
-    struct sock_fprog rules = {sizeof rule / sizeof rule[0], rule};
+    struct sock_fprog rules = {sizeof(rule) / sizeof(rule[0]), rule};
 
     if (argc < 2)
         return 2;

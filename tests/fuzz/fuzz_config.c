@@ -32,7 +32,7 @@ static const struct iz_key keys[] = {
      "Words."},
     {"dropout", IZ_KEY_DOUBLE, offsetof(struct shape, dropout), 0, 0, 1, NULL,
      "0.0", "Share."},
-    {"name", IZ_KEY_STRING, offsetof(struct shape, name), sizeof shape.name, 0,
+    {"name", IZ_KEY_STRING, offsetof(struct shape, name), sizeof(shape.name), 0,
      0, NULL, "\"none\"", "Name."},
     {.name = NULL},
 };
@@ -76,14 +76,14 @@ static void same_again(const struct iz_config *c, const char *path, FILE *null)
 
     if (iz_config_write(c, &section, path) != 0)
         abort();
-    n = get(path, one, sizeof one);
-    if (n == sizeof one)
+    n = get(path, one, sizeof(one));
+    if (n == sizeof(one))
         abort();
     if (iz_config_read(&again, &section, path, NULL, 0, 1, null) != 0)
         abort();
     if (iz_config_write(&again, &section, path) != 0)
         abort();
-    m = get(path, two, sizeof two);
+    m = get(path, two, sizeof(two));
     if (n != m || memcmp(one, two, n) != 0)
         abort();
 }
@@ -105,7 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     file = strlen(text);
     for (at = text + file; at < text + size && n < SETS; at += strlen(at))
         set[n++] = ++at;
-    snprintf(path, sizeof path, "/dev/shm/izar-fuzz-%d.json", (int)getpid());
+    snprintf(path, sizeof(path), "/dev/shm/izar-fuzz-%d.json", (int)getpid());
     put(path, text, file);
     if (iz_config_read(&c, &section, path, set, n, 1, null) == 0)
         same_again(&c, path, null);

@@ -51,8 +51,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     seq = 1 + (data[0] & 127);
     shard = (size_t)(data[2] | data[3] << 8);
     shard = shard < size - 4 ? shard : size - 4;
-    snprintf(c.path, sizeof c.path, "/dev/shm/izar-fuzz-%d.bin", (int)getpid());
-    snprintf(mask, sizeof mask, "/dev/shm/izar-fuzz-%d.mask", (int)getpid());
+    snprintf(c.path, sizeof(c.path), "/dev/shm/izar-fuzz-%d.bin",
+             (int)getpid());
+    snprintf(mask, sizeof(mask), "/dev/shm/izar-fuzz-%d.mask", (int)getpid());
     write_file(c.path, data + 4, shard);
     if (data[1] & 1)
         write_file(mask, data + 4 + shard, size - 4 - shard);

@@ -24,7 +24,7 @@ static const double *row_of(const struct iz_dlrm_config *c,
 static void layer(double *x, double *const *wb, int64_t n, int64_t out,
                   int hidden)
 {
-    double *y = calloc((size_t)out, sizeof *y);
+    double *y = calloc((size_t)out, sizeof(*y));
 
     for (int64_t j = 0; j < out; j++) {
         y[j] = wb[1][j];
@@ -32,7 +32,7 @@ static void layer(double *x, double *const *wb, int64_t n, int64_t out,
             y[j] += x[i] * wb[0][i * out + j];
         y[j] = hidden ? gelu(y[j]) : y[j];
     }
-    memcpy(x, y, (size_t)out * sizeof *y);
+    memcpy(x, y, (size_t)out * sizeof(*y));
     free(y);
 }
 
@@ -58,8 +58,8 @@ static double sample_loss(const struct iz_dlrm_config *c, double *const *param,
     double *const *p = param + (rows + c->unit_rows - 1) / c->unit_rows;
     int64_t room = c->dense + c->bottom_width + c->top_width + c->dim +
                    (int64_t)c->tables * (c->tables + 1) / 2;
-    double *x = calloc((size_t)(room + c->dim), sizeof *x), *z = x + room;
-    const double **v = calloc((size_t)c->tables + 1, sizeof *v);
+    double *x = calloc((size_t)(room + c->dim), sizeof(*x)), *z = x + room;
+    const double **v = calloc((size_t)c->tables + 1, sizeof(*v));
     double logit = 0;
 
     for (int i = 0; i < c->dense; i++)
@@ -68,7 +68,7 @@ static double sample_loss(const struct iz_dlrm_config *c, double *const *param,
         layer(x, p, n, c->bottom_width, 1);
     layer(x, p, n, c->dim, 0);
     p += 2;
-    memcpy(z, x, (size_t)c->dim * sizeof *z);
+    memcpy(z, x, (size_t)c->dim * sizeof(*z));
     v[0] = z;
     for (int i = 0; i < c->tables; i++)
         v[1 + i] = row_of(c, param, i, (uint32_t)r[1 + c->dense + i]);
@@ -91,8 +91,8 @@ double dlrm_double_loss(const struct iz_dlrm_config *c, double *const *param,
     for (int i = 0; i < samples; i++) {
         int32_t r[64];
 
-        memcpy(r, records + (size_t)(i * words) * sizeof *r,
-               (size_t)words * sizeof *r);
+        memcpy(r, records + (size_t)(i * words) * sizeof(*r),
+               (size_t)words * sizeof(*r));
         sum += sample_loss(c, param, r);
     }
     return sum / samples;

@@ -26,7 +26,7 @@ enum {
 static void affine(double *out, const double *in, const double *w,
                    const double *b, int m, int n)
 {
-    memcpy(out, b, (size_t)n * sizeof *out);
+    memcpy(out, b, (size_t)n * sizeof(*out));
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++)
             out[j] += in[i] * w[i * n + j];
@@ -51,7 +51,7 @@ static void attend(double *out, const double *kv, int t, int width, int d)
 {
     double total = 0;
 
-    memset(out, 0, (size_t)d * sizeof *out);
+    memset(out, 0, (size_t)d * sizeof(*out));
     for (int s = 0; s <= t; s++) {
         double score = 0, weight;
         for (int i = 0; i < d; i++)
@@ -112,7 +112,7 @@ static double sample_loss(const struct gpt2_double *g, const int32_t *input,
     int c = g->width;
     size_t cache = (size_t)(3 * c * g->seq);
     double *room =
-        calloc((size_t)(10 * c) + cache * (size_t)g->layers, sizeof *room);
+        calloc((size_t)(10 * c) + cache * (size_t)g->layers, sizeof(*room));
     double *z = room, *a = z + c, *b = a + 4 * c, *kv = b + 4 * c, sum = 0;
     double **ln_f = g->param + 2 + PER_LAYER * g->layers;
 

@@ -69,7 +69,7 @@ static void attend(const struct llama_double *g, double *out, const double *kv,
     const double *q = kv + t * ld + h * d;
     double total = 0;
 
-    memset(out, 0, (size_t)d * sizeof *out);
+    memset(out, 0, (size_t)d * sizeof(*out));
     for (int s = 0; s <= t; s++) {
         const double *k = kv + s * ld + (g->heads + shared) * d;
         const double *v = k + g->kv_heads * d;
@@ -148,12 +148,12 @@ static double sample_loss(const struct llama_double *g, const int32_t *input,
     int most = c + n + 2 * g->ffn;
     size_t cache = (size_t)(n * g->seq);
     double *room = calloc((size_t)(c + 2 * most) + cache * (size_t)g->layers,
-                          sizeof *room);
+                          sizeof(*room));
     double *z = room, *a = z + c, *b = a + most, *kv = b + most, sum = 0;
     double **end = g->param + 1 + per_layer(g) * g->layers;
 
     for (int t = 0; t < g->seq; t++) {
-        memcpy(z, g->param[0] + input[t] * c, (size_t)c * sizeof *z);
+        memcpy(z, g->param[0] + input[t] * c, (size_t)c * sizeof(*z));
         for (int l = 0; l < g->layers; l++)
             layer(g, g->param + 1 + per_layer(g) * l, z, kv + cache * (size_t)l,
                   t, a, b);

@@ -147,8 +147,8 @@ static void a_record_becomes_rows_and_numbers(void **state)
     } in;
 
     (void)state;
-    assert_int_equal(m->record.bytes, sizeof record);
-    assert_int_equal(2 * m->input_bytes, sizeof in);
+    assert_int_equal(m->record.bytes, sizeof(record));
+    assert_int_equal(2 * m->input_bytes, sizeof(in));
     assert_null(m->record.check(m->self, record));
     m->record.unpack(m->self, record, 1, 2, &in, target);
     assert_int_equal(target[1], 1);

@@ -41,7 +41,7 @@ static void check_direction(struct twin *t, int i, const char *name)
 {
     int64_t n = iz_view_len(t->dw[i].v);
     double got = 0, norm = 0, eps = 1e-6, *p = t->param[i], up;
-    double *sign = calloc((size_t)n, sizeof *sign);
+    double *sign = calloc((size_t)n, sizeof(*sign));
 
     twin_load(t, i);
     for (int64_t k = 0; k < n; k++) {
@@ -220,7 +220,7 @@ static void impossible_models_are_refused(void **state)
         {2, 2, -6, 5, 7}, {2, 2, 6, 0, 7}, {2, 2, 6, 5, 1 << 30}};
 
     (void)state;
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         twin_refuses(&kind, &bad[i]);
 }
 

@@ -247,7 +247,7 @@ static void sizes_are_those_of_the_published_models(void **state)
     };
 
     (void)state;
-    for (size_t i = 0; i < sizeof model / sizeof model[0]; i++) {
+    for (size_t i = 0; i < sizeof(model) / sizeof(model[0]); i++) {
         struct iz_llama_config c = model[i].c;
 
         c.seq = 1;

@@ -138,9 +138,9 @@ static void a_record_becomes_patches(void **state)
 
     (void)state;
     m = opened(&c);
-    assert_int_equal(m->record.bytes, sizeof record);
-    assert_int_equal(2 * m->input_bytes, sizeof in);
-    assert_int_equal(2 * m->target_bytes, sizeof target);
+    assert_int_equal(m->record.bytes, sizeof(record));
+    assert_int_equal(2 * m->input_bytes, sizeof(in));
+    assert_int_equal(2 * m->target_bytes, sizeof(target));
     for (int i = 0; i < 16; i++)
         record[1 + i] = (unsigned char)(17 * i);
     m->record.unpack(m->self, record, 1, 2, &in, target);

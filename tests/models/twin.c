@@ -87,8 +87,8 @@ struct twin twin_new(const struct twin_kind *k, const void *config,
     fill_params(&t);
     t.tied = tensor_new(type, t.w[0].v.rows, t.w[0].v.cols, 1);
     fill_samples(&t);
-    t.y = calloc((size_t)m->n_units, sizeof *t.y);
-    t.saved = calloc((size_t)m->n_units, sizeof *t.saved);
+    t.y = calloc((size_t)m->n_units, sizeof(*t.y));
+    t.saved = calloc((size_t)m->n_units, sizeof(*t.saved));
     for (int u = 0; u < m->n_units; u++) {
         t.y[u] = tensor_new(IZ_F32, samples, m->unit[u].out_elems, 1);
         most = m->unit[u].out_elems > most ? m->unit[u].out_elems : most;
@@ -453,7 +453,7 @@ void twin_check_recompute(const struct twin_kind *k, const void *config,
             fixture_same_bits("gradient", a.dw[i].v, b.dw[i].v);
         if (is_tied(&a))
             fixture_same_bits("tied gradient", a.tied.v, b.tied.v);
-        assert_memory_equal(&a.got, &b.got, sizeof a.got);
+        assert_memory_equal(&a.got, &b.got, sizeof(a.got));
         loss = a.got;
         a.got = -1;
         twin_evaluate(&a);

@@ -55,7 +55,7 @@ static void attend(const struct iz_vit_config *c, double *out,
     const double *q = qkv + t * ld + h * d;
     double total = 0;
 
-    memset(out, 0, (size_t)d * sizeof *out);
+    memset(out, 0, (size_t)d * sizeof(*out));
     for (int s = 0; s < n; s++) {
         const double *k = qkv + s * ld + c->width + h * d, *v = k + c->width;
         double score = 0;
@@ -112,7 +112,7 @@ static double image_loss(const struct iz_vit_config *c, double *const *p,
 {
     int side = c->image / c->patch, n = 1 + side * side, w = c->width;
     int f = c->hidden ? c->hidden : 4 * w;
-    double *z = calloc((size_t)(n * w + (4 + 3 * n) * w + f), sizeof *z);
+    double *z = calloc((size_t)(n * w + (4 + 3 * n) * w + f), sizeof(*z));
     double *a = z + n * w, sum = 0, at = 0;
 
     for (int t = 0; t < n; t++)

@@ -37,7 +37,7 @@ static bool tell(enum call call, const char *path, const char *to)
 {
     if (!on)
         return false;
-    assert_true(n_told < (int)(sizeof told / sizeof *told));
+    assert_true(n_told < (int)(sizeof(told) / sizeof(*told)));
     told[n_told].call = call;
     told[n_told].path = strdup(path);
     told[n_told].to = strdup(to);
@@ -57,8 +57,8 @@ int fsync(int fd)
 {
     char link[64], path[PATH_MAX] = "";
 
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    if (readlink(link, path, sizeof path - 1) < 0)
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    if (readlink(link, path, sizeof(path) - 1) < 0)
         *path = '\0';
     return tell(SYNCED, path, "") ? -1 : (int)syscall(SYS_fsync, fd);
 }
@@ -122,7 +122,7 @@ static int assert_files_synced(const char *now, const char *then, int before)
 
         if (e->d_name[0] == '.')
             continue;
-        snprintf(path, sizeof path, "%s/%s", then, e->d_name);
+        snprintf(path, sizeof(path), "%s/%s", then, e->d_name);
         at = find(SYNCED, path, 0, before);
         if (at < 0)
             fail_msg("%s was not synced", path);
@@ -141,7 +141,7 @@ static void assert_made_are_synced(void)
         if (told[i].call != MADE || !*told[i].path ||
             find(RENAMED, told[i].path, i, n_told) >= 0)
             continue;
-        snprintf(above, sizeof above, "%s", told[i].path);
+        snprintf(above, sizeof(above), "%s", told[i].path);
         if (find(SYNCED, dirname(above), i, n_told) < 0)
             fail_msg("%s was made in %s, which was not synced", told[i].path,
                      above);
@@ -154,7 +154,7 @@ void assert_durable(const char *path)
     struct stat st;
     int renamed = n_told - 1, files = -1;
 
-    snprintf(now, sizeof now, "%s", full(path));
+    snprintf(now, sizeof(now), "%s", full(path));
     assert_int_equal(stat(now, &st), 0);
     while (renamed >= 0 && (told[renamed].call != RENAMED ||
                             strcmp(told[renamed].to, path) != 0))
@@ -175,7 +175,7 @@ void assert_renamed_durably(const char *path)
     int renamed = find(RENAMED, path, 0, n_told);
     char above[PATH_MAX];
 
-    snprintf(above, sizeof above, "%s", path);
+    snprintf(above, sizeof(above), "%s", path);
     if (renamed < 0 || find(SYNCED, full(dirname(above)), renamed, n_told) < 0)
         fail_msg("%s was not renamed, and that synced", path);
 }

@@ -41,7 +41,7 @@ int make_folder(void **state)
 
     (void)state;
     for (int i = 0; i < N_OF(places); i++) {
-        snprintf(folder, sizeof folder, "%s/izar-files-XXXXXX", places[i]);
+        snprintf(folder, sizeof(folder), "%s/izar-files-XXXXXX", places[i]);
         if (!mkdtemp(folder))
             continue;
         if (takes_direct_io())
@@ -73,7 +73,7 @@ const char *in_folder(const char *name)
     static int next;
 
     next = (next + 1) % N_OF(path);
-    snprintf(path[next], sizeof path[next], "%s/%s", folder, name);
+    snprintf(path[next], sizeof(path[next]), "%s/%s", folder, name);
     return path[next];
 }
 
@@ -81,8 +81,8 @@ const char *mount_small(const char *name, int kib, int flags)
 {
     char size[32];
 
-    snprintf(mounted, sizeof mounted, "%s", in_folder(name));
-    snprintf(size, sizeof size, "size=%dk", kib);
+    snprintf(mounted, sizeof(mounted), "%s", in_folder(name));
+    snprintf(size, sizeof(size), "size=%dk", kib);
     assert_int_equal(mkdir(mounted, 0700), 0);
     if (mount("none", mounted, "tmpfs", (unsigned long)flags, size) != 0) {
         *mounted = '\0';
@@ -109,7 +109,7 @@ void listen_begin(void)
 
 void listen_end(void)
 {
-    ssize_t n = pread(heard, said, sizeof said - 1, 0);
+    ssize_t n = pread(heard, said, sizeof(said) - 1, 0);
 
     said[n > 0 ? n : 0] = '\0';
     dup2(was, STDERR_FILENO);
@@ -214,7 +214,7 @@ bool iz_coll_all_ok(struct iz_coll *c, bool ok)
 
 void on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg, int *result)
 {
-    struct iz_coll_state *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE,
+    struct iz_coll_state *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE,
                                    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pthread_barrierattr_t shared;
     pid_t pid[64];
@@ -242,7 +242,7 @@ void on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg, int *result)
         result[i] = ended(pid[i]);
     listen_end();
     pthread_barrierattr_destroy(&shared);
-    munmap(s, sizeof *s);
+    munmap(s, sizeof(*s));
 }
 
 uint64_t random_next(void)

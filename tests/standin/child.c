@@ -16,7 +16,7 @@ static void read_all(int fd, char *text, size_t size)
     size_t len = 0;
     ssize_t n;
 
-    while ((n = read(fd, rest, sizeof rest)) > 0) {
+    while ((n = read(fd, rest, sizeof(rest))) > 0) {
         size_t fits = size - 1 - len < (size_t)n ? size - 1 - len : (size_t)n;
 
         memcpy(text + len, rest, fits);
@@ -41,7 +41,7 @@ void child_run(struct child *c, const char *name)
         _exit(127);
     }
     close(fd[1]);
-    read_all(fd[0], c->text, sizeof c->text);
+    read_all(fd[0], c->text, sizeof(c->text));
     close(fd[0]);
     if (pid > 0)
         waitpid(pid, &c->status, 0);

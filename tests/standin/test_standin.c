@@ -419,8 +419,8 @@ static void test_statistics_are_written(void **state)
     child_run(&c, "leak");
     unsetenv("IZ_STANDIN_STATS");
     assert_int_equal(c.status, 0);
-    assert_true(read(fd, text, sizeof text - 1) > 0);
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+    assert_true(read(fd, text, sizeof(text) - 1) > 0);
+    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
         assert_non_null(strstr(text, parts[i]));
     close(fd);
     unlink(path);

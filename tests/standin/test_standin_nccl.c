@@ -55,7 +55,7 @@ static void rank_open(struct rank *k, int device, int rank, ncclUniqueId id)
     k->all = take(RANKS * COUNT);
     k->in = take(RANKS * COUNT);
     k->own = take(COUNT);
-    must(!cudaHostAlloc((void **)&k->host, RANKS * COUNT * sizeof *k->host, 0),
+    must(!cudaHostAlloc((void **)&k->host, RANKS * COUNT * sizeof(*k->host), 0),
          "cudaHostAlloc");
     must(!cudaStreamCreate(&k->stream), "stream");
     k->connected = ncclCommInitRank(&k->comm, RANKS, id, rank);
@@ -71,15 +71,15 @@ static void fill_own(struct rank *k)
 {
     for (int i = 0; i < COUNT; i++)
         k->host[i] = value(k->rank, i);
-    cudaMemcpyAsync(k->own, k->host, COUNT * sizeof *k->host, cudaMemcpyDefault,
-                    k->stream);
+    cudaMemcpyAsync(k->own, k->host, COUNT * sizeof(*k->host),
+                    cudaMemcpyDefault, k->stream);
     cudaStreamSynchronize(k->stream);
 }
 
 /* Rows of RANKS * COUNT on the device against what each rank has given. */
 static void check_all(struct rank *k, const int32_t *device, int but)
 {
-    cudaMemcpyAsync(k->host, device, RANKS * COUNT * sizeof *k->host,
+    cudaMemcpyAsync(k->host, device, RANKS * COUNT * sizeof(*k->host),
                     cudaMemcpyDefault, k->stream);
     cudaStreamSynchronize(k->stream);
     for (int r = 0; r < RANKS; r++)
@@ -95,7 +95,7 @@ static void all_gather(struct rank *k)
     check_all(k, k->all, -1);
     /* in place, and a byte at a time */
     must(!ncclAllGather(k->all + k->rank * COUNT, k->all,
-                        COUNT * sizeof *k->all, ncclUint8, k->comm, k->stream),
+                        COUNT * sizeof(*k->all), ncclUint8, k->comm, k->stream),
          "ncclAllGather in place");
     check_all(k, k->all, -1);
     ncclCommDestroy(k->comm);
@@ -337,7 +337,7 @@ int main(int argc, char **argv)
     setenv("IZ_STANDIN_MEM_MB", "8", 0);
     setenv("IZ_STANDIN_JITTER_US", "500", 0);
     setenv("IZ_STANDIN_TIMEOUT_S", "2", 0);
-    for (size_t i = 0; argc == 2 && i < sizeof parts / sizeof *parts; i++)
+    for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++)
         if (strcmp(argv[1], parts[i].name) == 0)
             on_ranks(parts[i].run);
     return cmocka_run_group_tests_name("standin-nccl", tests, NULL, NULL);

@@ -66,7 +66,7 @@ static void kernel(void *arg)
 
 static void launch(cudaStream_t s, void *buffers[], const struct argument *a)
 {
-    struct work *w = malloc(sizeof *w);
+    struct work *w = malloc(sizeof(*w));
 
     assert_non_null(w);
     w->number = a->number;
@@ -115,7 +115,7 @@ static void choose(int b[DATA])
 static void submit(uint64_t number)
 {
     struct starpu_task *task = starpu_task_create();
-    struct argument *a = malloc(sizeof *a);
+    struct argument *a = malloc(sizeof(*a));
     struct work w = {.number = number};
     int b[DATA];
 
@@ -129,7 +129,7 @@ static void submit(uint64_t number)
     }
     task->cl = &codelets[roll(3) == 0];
     task->cl_arg = a;
-    task->cl_arg_size = sizeof *a;
+    task->cl_arg_size = sizeof(*a);
     task->cl_arg_free = 1;
     assert_int_equal(starpu_task_submit(task), 0);
     compute(&w);
@@ -143,8 +143,8 @@ static void register_device(starpu_data_handle_t *h, uint64_t *p)
                                         .ptr = (uintptr_t)p,
                                         .dev_handle = (uintptr_t)p,
                                         .nx = LENGTH,
-                                        .elemsize = sizeof *p,
-                                        .allocsize = LENGTH * sizeof *p};
+                                        .elemsize = sizeof(*p),
+                                        .allocsize = LENGTH * sizeof(*p)};
 
     starpu_data_register(h, STARPU_MAIN_RAM, &v, &starpu_interface_vector_ops);
 }
@@ -154,9 +154,9 @@ static void data_open(void)
     for (int b = 0; b < BUFFERS; b++) {
         for (int i = 0; i < LENGTH; i++)
             expected[b][i] = roll(UINT32_MAX);
-        assert_int_equal(cudaMalloc((void **)&device[b], sizeof expected[b]),
+        assert_int_equal(cudaMalloc((void **)&device[b], sizeof(expected[b])),
                          cudaSuccess);
-        cudaMemcpy(device[b], expected[b], sizeof expected[b],
+        cudaMemcpy(device[b], expected[b], sizeof(expected[b]),
                    cudaMemcpyHostToDevice);
         register_device(&handles[b], device[b]);
     }
@@ -168,8 +168,8 @@ static void data_close_and_check(void)
 
     for (int b = 0; b < BUFFERS; b++) {
         starpu_data_unregister(handles[b]);
-        cudaMemcpy(got, device[b], sizeof got, cudaMemcpyDeviceToHost);
-        assert_memory_equal(got, expected[b], sizeof got);
+        cudaMemcpy(got, device[b], sizeof(got), cudaMemcpyDeviceToHost);
+        assert_memory_equal(got, expected[b], sizeof(got));
         assert_int_equal(cudaFree(device[b]), cudaSuccess);
     }
 }

@@ -45,7 +45,7 @@ static void run_child(struct ending *e, void (*body)(void))
         _exit(99);
     }
     close(fd[1]);
-    while ((n = read(fd[0], e->text + len, sizeof e->text - 1 - len)) > 0)
+    while ((n = read(fd[0], e->text + len, sizeof(e->text) - 1 - len)) > 0)
         len += (size_t)n;
     e->text[len] = '\0';
     close(fd[0]);
@@ -72,8 +72,8 @@ static void die_at_length(void)
 {
     char text[3000];
 
-    memset(text, 'x', sizeof text);
-    text[sizeof text - 1] = '\0';
+    memset(text, 'x', sizeof(text));
+    text[sizeof(text) - 1] = '\0';
     iz_die_set("", leave);
     iz_die("%s", text);
 }

@@ -59,7 +59,7 @@ static int64_t sum_blocks(volatile double *v, int64_t n)
 
 static double norm2_scalar(const void *x, enum iz_dtype t, int64_t n)
 {
-    double *v = take((size_t)(n + 1) * sizeof *v), sum;
+    double *v = take((size_t)(n + 1) * sizeof(*v)), sum;
 
     v[0] = 0;
     for (int64_t i = 0; i < n; i++)
@@ -117,7 +117,7 @@ static void check_blocks(const void *x, enum iz_dtype t, int64_t n,
 {
     int64_t at = first * IZ_NORM_BLOCK, rest = iz_norm_blocks(n - at);
     const char *behind = (const char *)x + at * iz_dtype_bytes(t);
-    double *sum = take((size_t)(rest + 1) * sizeof *sum);
+    double *sum = take((size_t)(rest + 1) * sizeof(*sum));
     struct iz_norm2 s = {0};
 
     sum[rest] = 77;
@@ -314,5 +314,5 @@ int main(void)
         cmocka_unit_test(hash_sees_bits_and_positions),
     };
 
-    return levels_run(tests, sizeof tests / sizeof tests[0]);
+    return levels_run(tests, sizeof(tests) / sizeof(tests[0]));
 }

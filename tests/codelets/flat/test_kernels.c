@@ -193,7 +193,7 @@ static void cast_touches_n_elements_only(void **state)
 
         for (int i = 0; i < 72; i++)
             x[i] = 1.0f;
-        memset(y, 0xee, sizeof y);
+        memset(y, 0xee, sizeof(y));
         iz_cast(y, IZ_BF16, x, IZ_F32, n);
         for (int64_t i = 0; i < 72; i++)
             assert_int_equal(y[i], i < n ? 0x3f80 : 0xeeee);
@@ -223,7 +223,7 @@ static const struct iz_step adam_cases[] = {
      1.0f / 4096},
 };
 
-enum { CASES = sizeof adam_cases / sizeof adam_cases[0] };
+enum { CASES = sizeof(adam_cases) / sizeof(adam_cases[0]) };
 
 /* One update of one element in double. */
 static void adam_double(const struct iz_step *a, double *p, double *m,
@@ -372,7 +372,7 @@ static void check_closed_form(const struct iz_step *cs, enum iz_dtype g_type,
                               enum iz_dtype out_type, int64_t n)
 {
     struct state s = state_new(n, g_type, out_type);
-    double *ref = take((size_t)(3 * n) * sizeof *ref);
+    double *ref = take((size_t)(3 * n) * sizeof(*ref));
     struct iz_step a = *cs;
 
     for (int64_t i = 0; i < n; i++) {
@@ -518,5 +518,5 @@ int main(void)
         cmocka_unit_test(adam_state_does_not_stay_subnormal),
     };
 
-    return levels_run(tests, sizeof tests / sizeof tests[0]);
+    return levels_run(tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -74,7 +74,7 @@ static void what_is_representable_stays(void **state)
         iz_moment_load(x, &a, 0, N);
         iz_moment_store(&a, 0, x, N, 99, 6400);
         iz_moment_load(y, &a, 0, N);
-        assert_memory_equal(x, y, sizeof x);
+        assert_memory_equal(x, y, sizeof(x));
         free(a.p);
     }
 }
@@ -99,11 +99,11 @@ static void check_rounding(enum iz_moment_type t, enum iz_moment w)
 {
     enum { KEYS = 4000 };
     struct iz_moments a = moments_new(t, w);
-    double *mean = take(N * sizeof *mean);
+    double *mean = take(N * sizeof(*mean));
     float x[N], y[N];
 
     fill(x, w);
-    memset(mean, 0, N * sizeof *mean);
+    memset(mean, 0, N * sizeof(*mean));
     for (int k = 0; k < KEYS; k++) {
         iz_moment_store(&a, 0, x, N, iz_mix((uint64_t)k), 0);
         iz_moment_load(y, &a, 0, N);
@@ -185,7 +185,7 @@ static void pieces_of_any_length_read_the_same(void **state)
         }
         iz_moment_load(x, &a, 0, N);
         iz_moment_load(y, &b, 0, N);
-        assert_memory_equal(x, y, sizeof x);
+        assert_memory_equal(x, y, sizeof(x));
         free(a.p);
         free(b.p);
     }
@@ -268,5 +268,5 @@ int main(void)
         cmocka_unit_test(bits_are_known),
     };
 
-    return levels_run(tests, sizeof tests / sizeof tests[0]);
+    return levels_run(tests, sizeof(tests) / sizeof(tests[0]));
 }

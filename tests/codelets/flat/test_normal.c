@@ -23,7 +23,7 @@ enum { MANY = 10000000, HALF = IZ_NORMAL_BLOCK / 2 };
 
 static float *numbers(uint64_t seed, uint64_t stream, int64_t n)
 {
-    float *x = malloc((size_t)n * sizeof *x);
+    float *x = malloc((size_t)n * sizeof(*x));
 
     assert_non_null(x);
     iz_flat_normal(x, n, seed, stream, 0, 1.0f);
@@ -83,7 +83,7 @@ static void normal_does_not_depend_on_pieces(void **state)
         k = k < N - at ? k : N - at;
         iz_flat_normal(cut + at, k, 42, 9, first + at, 0.02f);
     }
-    assert_memory_equal(whole, cut, sizeof whole);
+    assert_memory_equal(whole, cut, sizeof(whole));
 }
 
 /* The bits are the same on every machine. */
@@ -175,7 +175,7 @@ static void normal_has_normal_distribution(void **state)
     for (int i = 0; i < MANY; i++)
         count[(int)(below(x[i]) * CELLS)]++;
     assert_even(count, CELLS, MANY);
-    qsort(x, SORTED, sizeof *x, compare_floats);
+    qsort(x, SORTED, sizeof(*x), compare_floats);
     assert_near(x, SORTED);
     free(x);
 }
@@ -264,7 +264,7 @@ static void normal_numbers_are_independent(void **state)
     struct cells a = cells_of(1, 1), b = cells_of(1, 2), c = cells_of(2, 1);
 
     (void)state;
-    for (int i = 0; i < (int)(sizeof lags / sizeof *lags); i++)
+    for (int i = 0; i < (int)(sizeof(lags) / sizeof(*lags)); i++)
         assert_independent(&a, &a, lags[i]);
     assert_independent(&a, &b, 0);
     assert_independent(&a, &c, 0);
@@ -287,5 +287,5 @@ int main(void)
         cmocka_unit_test(normal_numbers_are_independent),
     };
 
-    return levels_run(tests, sizeof tests / sizeof tests[0]);
+    return levels_run(tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -92,7 +92,7 @@ static void unpack_is_the_inverse_of_pack(void **state)
             flat[i] = (uint16_t)random_bits();
             back[i] = 7;
         }
-        memset(packed, 0, sizeof packed);
+        memset(packed, 0, sizeof(packed));
         iz_touched_pack(&t.r, 0, cut, 2, packed, flat);
         iz_touched_pack(&t.r, cut, N, 2, packed, flat + cut);
         for (int i = 0, j = 0; i < N; i++)
@@ -123,12 +123,12 @@ static void sort_leaves_each_key_once(void **state)
 
         for (int64_t i = 0; i < n; i++)
             want[i] = key[i] = random_bits() >> (k * 7 % 64) << (k * 5 % 11);
-        qsort(want, (size_t)n, sizeof *want, by_value);
+        qsort(want, (size_t)n, sizeof(*want), by_value);
         for (int64_t i = 0; i < n; i++)
             if (i == 0 || want[i] != want[i - 1])
                 want[kept++] = want[i];
         assert_int_equal(iz_touched_sort(key, scratch, n), kept);
-        assert_memory_equal(key, want, (size_t)kept * sizeof *key);
+        assert_memory_equal(key, want, (size_t)kept * sizeof(*key));
     }
 }
 

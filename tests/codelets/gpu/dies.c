@@ -39,7 +39,7 @@ void dies(void (*f)(void), const char *message)
         _exit(0);
     }
     close(fd[1]);
-    n = read(fd[0], text, sizeof text - 1); /* iz_die writes once */
+    n = read(fd[0], text, sizeof(text) - 1); /* iz_die writes once */
     close(fd[0]);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == DIED);

@@ -59,7 +59,7 @@ static void fragments_are_as_documented(void **state)
 static void check_order(int tiles, int all, int chunk, int group)
 {
     int n = all / group, blocks = tiles * n;
-    int *at = fixture_take(3 * blocks * (int64_t)sizeof *at);
+    int *at = fixture_take(3 * blocks * (int64_t)sizeof(*at));
     int *head = at, *tile = head + blocks, *after = tile + blocks;
     char *seen = calloc((size_t)blocks, 1);
 

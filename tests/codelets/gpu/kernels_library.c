@@ -18,7 +18,7 @@ static const int64_t sizes[][3] = {{1, 1, 1},   {3, 7, 1},   {1, 17, 3},
                                    {7, 3, 17},  {17, 1, 33}, {33, 17, 7},
                                    {4, 16, 16}, {8, 64, 24}};
 /* Products that are made twice, as every scene is run. */
-enum { SIZES = sizeof sizes / sizeof sizes[0], RUNS = 2 * 3 * 2 * SIZES };
+enum { SIZES = sizeof(sizes) / sizeof(sizes[0]), RUNS = 2 * 3 * 2 * SIZES };
 
 static int renew(void **state)
 {
@@ -75,7 +75,7 @@ static void gradient_of_b_without_the_library(void **state)
                                  CUBLAS_STATUS_INVALID_VALUE,
                                  CUBLAS_STATUS_INTERNAL_ERROR};
 
-    for (size_t i = 0; i < sizeof status / sizeof status[0]; i++) {
+    for (size_t i = 0; i < sizeof(status) / sizeof(status[0]); i++) {
         renew(state);
         fake_cublaslt.no_sums = status[i] == 0;
         fake_cublaslt.sums_fail = status[i];
@@ -140,7 +140,7 @@ static void odd_gradient(struct iz_exec *x, const struct iz_view *v,
 {
     struct iz_view w[PRODUCT_TENSORS];
 
-    memcpy(w, v, LA * sizeof *v);
+    memcpy(w, v, LA * sizeof(*v));
     w[DY].p = v[DY].p ? (char *)v[DY].p + iz_dtype_bytes(v[DY].dtype) : NULL;
     w[DY].rows--;
     w[A].rows--;
@@ -150,7 +150,7 @@ static void odd_gradient(struct iz_exec *x, const struct iz_view *v,
 /* Of all rows, and of one less at an odd address. */
 static void check_sum(struct product *p)
 {
-    double *want = calloc((size_t)p->out, sizeof *want);
+    double *want = calloc((size_t)p->out, sizeof(*want));
 
     only_db(p);
     p->absent = bit(DW);
@@ -169,7 +169,7 @@ static void sums_of_columns_agree(void **state)
 
     (void)state;
     fixture_seed();
-    for (int i = 0; i < 6 * (int)(sizeof size / sizeof size[0]); i++) {
+    for (int i = 0; i < 6 * (int)(sizeof(size) / sizeof(size[0])); i++) {
         int64_t s[3] = {size[i / 6][0], 1, size[i / 6][1]};
         enum iz_dtype t = fixture_types[i % 3];
         struct product p = product_new(t, t, s, false);
@@ -208,7 +208,7 @@ static void odd_forward(struct iz_exec *x, const struct iz_view *v,
 {
     struct iz_view w[PRODUCT_TENSORS];
 
-    memcpy(w, v, LA * sizeof *v);
+    memcpy(w, v, LA * sizeof(*v));
     w[A].p = v[A].p ? (char *)v[A].p + 6 : NULL;
     w[A].rows--;
     product_forward(x, w, arg);
@@ -300,7 +300,7 @@ static void forward_over_a(struct iz_exec *x, const struct iz_view *v,
 {
     struct iz_view w[PRODUCT_TENSORS];
 
-    memcpy(w, v, LA * sizeof *v);
+    memcpy(w, v, LA * sizeof(*v));
     w[Y] = v[A];
     product_forward(x, w, arg);
 }

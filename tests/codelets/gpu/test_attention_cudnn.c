@@ -63,7 +63,7 @@ static void forward_and_our_backward_agree_with_double(void **state)
                                          {1, 20, 2, 256, 1}};
 
     (void)state;
-    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+    for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++)
         for (int full = 0; full < 2; full++) {
             check(IZ_BF16, shape[i], full);
             check(IZ_F16, shape[i], full);

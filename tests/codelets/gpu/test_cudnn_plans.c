@@ -62,7 +62,7 @@ static struct iz_cudnn *open_on(const struct device *d)
     struct iz_cudnn *c = NULL;
     char text[1024];
 
-    snprintf(text, sizeof text, description, d->name, d->capability, d->l2,
+    snprintf(text, sizeof(text), description, d->name, d->capability, d->l2,
              d->shared, d->sms, d->bytes);
     if (iz_cudnn_open(&c, NULL, text, &why))
         fail_msg("%s: %s", d->name, why.why);
@@ -91,10 +91,10 @@ static void shapes_of_the_models_have_plans(void **state)
         {1, 33, 2, 80, 2, true},        {1, 70, 2, 256, 2, false}};
 
     (void)state;
-    for (size_t d = 0; d < sizeof devices / sizeof devices[0]; d++) {
+    for (size_t d = 0; d < sizeof(devices) / sizeof(devices[0]); d++) {
         struct iz_cudnn *c = open_on(&devices[d]);
 
-        for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++)
             planned(c, &shape[i], i % 3 == 1 ? IZ_F16 : IZ_BF16);
         iz_cudnn_close(&c);
     }
@@ -104,7 +104,7 @@ static void shapes_of_the_models_have_plans(void **state)
 static void long_samples_take_no_more(void **state)
 {
     (void)state;
-    for (size_t d = 0; d < sizeof devices / sizeof devices[0]; d++) {
+    for (size_t d = 0; d < sizeof(devices) / sizeof(devices[0]); d++) {
         struct iz_cudnn *c = open_on(&devices[d]);
 
         for (int64_t seq = 4096; seq <= 131072; seq *= 32)

@@ -36,7 +36,7 @@ static void ends(void (*f)(void), int signal, const char *text)
         _exit(0);
     }
     close(fd[1]);
-    assert_true(read(fd[0], said, sizeof said - 1) >= 0);
+    assert_true(read(fd[0], said, sizeof(said) - 1) >= 0);
     close(fd[0]);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == signal);

@@ -147,7 +147,7 @@ static void rate_is_that_of_the_fastest_series(void **state)
         struct iz_exec x = {.backend = IZ_CUDA, .act = fixture_types[t]};
         double rate;
 
-        memset(&seen, 0, sizeof seen);
+        memset(&seen, 0, sizeof(seen));
         rate = iz_gemm_rate_cuda(&x, 700, 300, 500, 0.013);
         assert_true(fabs(rate - 10 * 2 * 700. * 300 * 500 / 2e-3) <
                     1e-3 * rate);
@@ -164,7 +164,7 @@ static void no_memory_is_no_rate(void **state)
     struct iz_exec x = {.backend = IZ_CUDA, .act = IZ_BF16};
 
     (void)state;
-    memset(&seen, 0, sizeof seen);
+    memset(&seen, 0, sizeof(seen));
     seen.full = true;
     assert_true(iz_gemm_rate_cuda(&x, 8, 8, 8, 1) == 0);
     assert_int_equal(seen.products, 0);

@@ -188,7 +188,7 @@ static void bench_ops(void)
     struct iz_view *all = (struct iz_view *)&b;
 
     printf("ops\n");
-    for (size_t i = 0; i < sizeof op / sizeof op[0]; i++) {
+    for (size_t i = 0; i < sizeof(op) / sizeof(op[0]); i++) {
         struct job t = job_new(op[i].name, op[i].op, &b, 1);
 
         for (int r = 0; r < ROUNDS; r++)
@@ -196,7 +196,7 @@ static void bench_ops(void)
         job_show(&t);
         free(t.x.work.base);
     }
-    for (size_t i = 0; i < sizeof b / sizeof *all; i++)
+    for (size_t i = 0; i < sizeof(b) / sizeof(*all); i++)
         free(all[i].p);
 }
 
@@ -342,9 +342,9 @@ static void compare(struct job *job, int n)
     }
     for (int i = 0; i < n; i++)
         job_show(&job[i]);
-    qsort(ratio, ROUNDS, sizeof *ratio, ascending);
-    qsort(rate, ROUNDS, sizeof *rate, ascending);
-    qsort(bare, ROUNDS, sizeof *bare, ascending);
+    qsort(ratio, ROUNDS, sizeof(*ratio), ascending);
+    qsort(rate, ROUNDS, sizeof(*rate), ascending);
+    qsort(bare, ROUNDS, sizeof(*bare), ascending);
     printf("  model %.1f GFLOP/s, its bare products %.1f: %.1f %% (%.1f to "
            "%.1f)\n",
            1e-9 * rate[ROUNDS / 2], 1e-9 * bare[ROUNDS / 2],
@@ -364,7 +364,7 @@ static void bench_model(int vocab)
                            {M, C, vocab, true, a.p, y.p, w.p}};
     static const char *name[] = {"c_attn", "attn.c_proj", "c_fc", "mlp.c_proj",
                                  "logits"};
-    int32_t *tokens = calloc(M, sizeof *tokens);
+    int32_t *tokens = calloc(M, sizeof(*tokens));
     struct step step[3];
     struct iz_model *m;
     struct job job[10];

@@ -62,7 +62,7 @@ struct tensor tensor_new(enum iz_dtype t, int64_t rows, int64_t cols,
     struct tensor r = {.v = {.dtype = t, .rows = rows, .cols = cols}};
 
     r.v.p = fixture_take(iz_view_bytes(r.v));
-    r.d = fixture_take(iz_view_len(r.v) * (int64_t)sizeof *r.d);
+    r.d = fixture_take(iz_view_len(r.v) * (int64_t)sizeof(*r.d));
     for (int64_t i = 0; i < rows * cols; i++)
         r.d[i] = scale * fixture_uniform();
     tensor_store(&r);

@@ -58,7 +58,7 @@ static void exp_keeps_special_values(void **state)
 static void round_16(struct tensor *t)
 {
     int64_t n = iz_view_len(t->v);
-    uint16_t *half = calloc((size_t)n, sizeof *half);
+    uint16_t *half = calloc((size_t)n, sizeof(*half));
 
     iz_cast(half, IZ_BF16, t->v.p, IZ_F32, n);
     iz_cast(t->v.p, IZ_F32, half, IZ_BF16, n);
@@ -88,7 +88,7 @@ static void narrow_products_agree(void **state)
     if (iz_gemm16_missing())
         skip();
     fixture_seed();
-    for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
+    for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
         for (int how = 0; how < 4; how++) {
             struct product p =
                 narrow_new(how & 1 ? IZ_F32 : IZ_BF16, size[i], how & 2);

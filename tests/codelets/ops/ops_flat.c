@@ -76,7 +76,7 @@ static void sum(struct iz_exec *x, const struct iz_view *v, const void *arg)
     if (!x->dry)
         iz_buffer_sum(x, at(v[0], s->shift), s->out, s->accumulate, in, s->n_in,
                       s->in, s->n);
-    memset(in, 0xff, sizeof in); /* a call keeps nothing of its arguments */
+    memset(in, 0xff, sizeof(in)); /* a call keeps nothing of its arguments */
 }
 
 static void check_sum(const struct sum *k)
@@ -285,7 +285,7 @@ static void update_wide(struct iz_exec *x, const struct iz_view *v,
                                    .out = k->copies ? at(v[OUT], s) : NULL,
                                    .span = &all,
                                    .spans = 1});
-    memset(&all, 0xff, sizeof all);
+    memset(&all, 0xff, sizeof(all));
 }
 
 /* Every fifth element has no gradient and a state that is about to become
@@ -438,7 +438,7 @@ static void update_narrow(struct iz_exec *x, const struct iz_view *v,
                              .first = 64000 + k->before,
                              .span = span,
                              .spans = spans_of(k, span)});
-    memset(span, 0xff, sizeof span);
+    memset(span, 0xff, sizeof(span));
 }
 
 /* Values that the type holds; every third block is zero. */

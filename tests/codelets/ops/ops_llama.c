@@ -104,7 +104,7 @@ static void headnorm_agrees_with_reference(void **state)
         {300, 48, 16, 1, 32},    {2, 2001, 3, 2, 999},
         {300, 4096, 0, 16, 128}, {300, 4096, 2048, 8, 128}};
     enum { LARGE = 2 };
-    int n = sizeof size / sizeof size[0] - (backend.large ? 0 : LARGE);
+    int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
     (void)state;
     fixture_seed();
@@ -163,7 +163,7 @@ static void rope_agrees_with_reference(void **state)
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (size_t i = 0;
-             backend_acts(fixture_types[t]) && i < sizeof r / sizeof r[0];
+             backend_acts(fixture_types[t]) && i < sizeof(r) / sizeof(r[0]);
              i++) {
             check_rope(fixture_types[t], r[i], 1 + (int64_t)i % 3, 0);
             check_rope(fixture_types[t], r[i], 2, i % 2 ? 7 : 8);
@@ -312,7 +312,7 @@ static void swiglu_agrees_with_reference(void **state)
         {1, 1},   {3, 3},    {5, 9},     {7, 17},   {2, 300},
         {2, 344}, {3, 2056}, {33, 1001}, {2, 4864}, {101, 14336}};
     enum { LARGE = 2 };
-    int n = sizeof size / sizeof size[0] - (backend.large ? 0 : LARGE);
+    int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
     (void)state;
     fixture_seed();
@@ -331,7 +331,7 @@ static void swiglu_survives_adversarial_values(void **state)
 {
     static const double gate[] = {0,    -0.,  1e-45, -1e-40, 88.7,  -88.7, 120,
                                   -120, 1e30, -1e30, 3e38,   -3e38, -69,   16};
-    enum { N = sizeof gate / sizeof gate[0] };
+    enum { N = sizeof(gate) / sizeof(gate[0]) };
     unsigned in = bit(S_A) | bit(S_DY), out = bit(S_Y) | bit(S_DA);
     struct scene s;
 
@@ -339,7 +339,7 @@ static void swiglu_survives_adversarial_values(void **state)
     fixture_seed();
     s = swiglu_new(IZ_F32, 1, N, 1);
     double *a = s.t[S_A].d, *y = s.t[S_Y].d, *da = s.t[S_DA].d;
-    memcpy(a, gate, sizeof gate);
+    memcpy(a, gate, sizeof(gate));
     tensor_store(&s.t[S_A]);
     scene_run(&s, swiglu_backward, NULL, in, out);
     if (backend.x.backend == IZ_CPU)

@@ -8,7 +8,7 @@
 static const int64_t sizes[][3] = {{1, 1, 1},   {3, 7, 1},   {1, 17, 3},
                                    {7, 3, 17},  {17, 1, 33}, {33, 17, 7},
                                    {4, 16, 16}, {8, 64, 24}, {65, 100, 72}};
-enum { SIZES = sizeof sizes / sizeof sizes[0] };
+enum { SIZES = sizeof(sizes) / sizeof(sizes[0]) };
 
 /* Every type and layout. */
 static void for_each(void (*check)(struct product *p), const int64_t (*size)[3],

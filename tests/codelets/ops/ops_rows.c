@@ -243,7 +243,7 @@ static void check_norm(const struct kind *k, enum iz_dtype param, int64_t m,
                        int64_t c)
 {
     struct norm n = norm_new(k, param, m, c, 3);
-    double *y = calloc((size_t)(m * c), sizeof *y);
+    double *y = calloc((size_t)(m * c), sizeof(*y));
 
     k->ref(y, &n.s);
     run_forward(&n);
@@ -275,7 +275,7 @@ static void norm_agrees_with_reference(void **state)
         {300, 40},  {300, 1000}, {2200, 136}, {540, 1104}, {3, 2568},
         {700, 896}, {700, 1600}, {129, 2048}, {300, 4096}, {129, 5120}};
     enum { LARGE = 5 };
-    int n = sizeof size / sizeof size[0] - (backend.large ? 0 : LARGE);
+    int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
     fixture_seed();
     for (int t = 0; t < 3; t++)
@@ -307,7 +307,7 @@ static void check_specials(const struct kind *k, int64_t c)
     enum { M = 6 };
     struct norm n = norm_new(k, IZ_F32, M, c, 1);
     struct tensor *t = n.s.t;
-    double *y = calloc((size_t)(M * c), sizeof *y);
+    double *y = calloc((size_t)(M * c), sizeof(*y));
 
     for (int64_t j = 0; j < c; j++) {
         t[A].d[j] = 0;
@@ -463,7 +463,7 @@ static void gelu_agrees_with_reference(void **state)
         {1, 1},  {1, 3}, {1, 7},    {1, 8},     {1, 17},   {3, 3},
         {1, 33}, {5, 9}, {1, 1000}, {33, 1001}, {2, 1024}, {301, 6400}};
     enum { LARGE = 1 };
-    int n = sizeof size / sizeof size[0] - (backend.large ? 0 : LARGE);
+    int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
     (void)state;
     fixture_seed();
@@ -499,13 +499,13 @@ static void gelu_survives_adversarial_values(void **state)
     static const double value[] = {
         0,    -0.,   1e-45, -1e-40, 1e-30, 11.99, 12.01, -12, -9.5, 50,    -50,
         1e15, -1e15, 3e38,  -3e38,  5,     -5,    -1e30, 12,  1e30, -1e-42};
-    enum { N = sizeof value / sizeof value[0] };
+    enum { N = sizeof(value) / sizeof(value[0]) };
     struct scene s;
 
     (void)state;
     fixture_seed();
     s = gelu_new(IZ_F32, 1, N, 1);
-    memcpy(s.t[G_A].d, value, sizeof value);
+    memcpy(s.t[G_A].d, value, sizeof(value));
     tensor_store(&s.t[G_A]);
     scene_run(&s, gelu_backward, NULL, bit(G_A) | bit(G_DY),
               bit(G_Y) | bit(G_DU));

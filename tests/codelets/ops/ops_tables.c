@@ -74,7 +74,7 @@ static void check_table(enum iz_dtype param, const int64_t s[4])
     struct table t = table_new(param, s);
     struct tensor *v = t.s.t;
     unsigned in = bit(R) | bit(W) | bit(ROW);
-    double *want = calloc((size_t)(s[2] * s[1]), sizeof *want);
+    double *want = calloc((size_t)(s[2] * s[1]), sizeof(*want));
 
     ref_table(&t.ref);
     scene_run(&t.s, table_forward, &t, in, bit(Y));
@@ -108,7 +108,7 @@ static void tables_agree_with_reference(void **state)
     (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++)
-        for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
+        for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
             check_table(fixture_types[t], size[i]);
 }
 

@@ -112,7 +112,7 @@ static void check_tokens(const struct embedding *e)
     const struct tensor *t = e->s.t;
     int64_t c = t[DY].v.cols, m = t[DY].v.rows;
     float *want = fixture_take(iz_view_len(t[DWTE].v) * 4);
-    int64_t *list = calloc((size_t)m, sizeof *list);
+    int64_t *list = calloc((size_t)m, sizeof(*list));
 
     for (int64_t v = 0; v < t[DWTE].v.rows; v++) {
         int64_t n = 0;
@@ -206,7 +206,7 @@ static void embedding_has_the_bits_of_its_order(void **state)
         {40, 20, 264, 9},     {5000, 1000, 2, 40}, {600, 300, 768, 555}};
     static const int64_t large[4] = {2048, 1024, 1600, 50257};
     enum { LARGE = 1 };
-    int n = sizeof size / sizeof size[0] - (backend.large ? 0 : LARGE);
+    int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
     (void)state;
     fixture_seed();
@@ -375,7 +375,7 @@ static void wants_row(struct wants *to, const struct classifier *k, int64_t i,
 {
     const struct tensor *t = k->s.t;
     int64_t n = t[W].v.rows, c = t[A].v.cols;
-    double *s = calloc((size_t)n, sizeof *s), max = -INFINITY, sum = 0;
+    double *s = calloc((size_t)n, sizeof(*s)), max = -INFINITY, sum = 0;
     double off = 0, sums = 0x1p-21 * fmax(1, sqrt((double)n) / 256);
 
     for (int64_t v = 0; v < n; v++) {
@@ -409,8 +409,8 @@ static void near_round(struct near *to, struct iz_view v)
 static struct wants wants_of(const struct classifier *k)
 {
     const struct tensor *t = k->s.t;
-    struct wants w = {0, calloc((size_t)iz_view_len(t[DA].v), sizeof *w.da),
-                      calloc((size_t)iz_view_len(t[DW].v), sizeof *w.dw)};
+    struct wants w = {0, calloc((size_t)iz_view_len(t[DA].v), sizeof(*w.da)),
+                      calloc((size_t)iz_view_len(t[DW].v), sizeof(*w.dw))};
     int count = 0;
 
     for (int64_t i = 0; i < t[A].v.rows; i++)
@@ -478,7 +478,7 @@ static void classifier_agrees_with_reference(void **state)
         {1, 1, 1},   {3, 7, 2},    {7, 3, 17},   {17, 5, 33},   {1, 17, 3},
         {6, 2, 257}, {33, 8, 384}, {5, 3, 8200}, {4, 2, 16900}, {65, 96, 5003}};
     enum { LARGE = 1 };
-    int n = sizeof size / sizeof size[0] - (backend.large ? 0 : LARGE);
+    int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
     (void)state;
     fixture_seed();

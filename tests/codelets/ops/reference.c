@@ -147,7 +147,7 @@ void ref_swiglu_gradient(double *dg, double *du, double g, double u, double dy)
 static void attend(double *o, double *lse, const double *q, const double *k,
                    const double *v, int64_t n, int64_t d, int64_t ld)
 {
-    double max = -INFINITY, sum = 0, *s = malloc((size_t)n * sizeof *s);
+    double max = -INFINITY, sum = 0, *s = malloc((size_t)n * sizeof(*s));
 
     for (int64_t j = 0; j < n; j++) {
         s[j] = 0;
@@ -239,7 +239,7 @@ void ref_interact(double *y, const double *z, const double *e, int64_t m,
 static double row_loss(const double *a, const double *w, int32_t target,
                        int64_t c, int64_t v)
 {
-    double *s = malloc((size_t)v * sizeof *s), max = -INFINITY, sum = 0, loss;
+    double *s = malloc((size_t)v * sizeof(*s)), max = -INFINITY, sum = 0, loss;
 
     for (int64_t j = 0; j < v; j++) {
         s[j] = 0;

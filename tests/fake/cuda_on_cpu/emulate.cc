@@ -112,7 +112,7 @@ void emu_fail(const char *fmt, ...)
     va_list ap;
 
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
     dprintf(STDERR_FILENO, "%s, block %u,%u,%u thread %u,%u,%u: %s\n", emu.what,
             blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y,
@@ -211,7 +211,7 @@ const emu_value *emu_warp_exchange(const char *what, unsigned mask,
     if (mask != 0xffffffffu || bytes > sizeof(emu_value))
         emu_fail("%s with mask %x and %zu bytes", what, mask, bytes);
     if (w->arrived == 0)
-        memset(w->value[turn], 0xff, sizeof w->value[turn]);
+        memset(w->value[turn], 0xff, sizeof(w->value[turn]));
     else if (w->what != what && strcmp(w->what, what))
         emu_fail("divergent warp: %s and %s", w->what, what);
     w->what = what;
@@ -293,7 +293,7 @@ static void choose_order(void)
 
 static void start_threads(void)
 {
-    memset(emu.warp, 0, sizeof emu.warp);
+    memset(emu.warp, 0, sizeof(emu.warp));
     for (int i = 0; i < emu.threads; i++) {
         unsigned u = (unsigned)i;
 

@@ -81,7 +81,7 @@ template <class T> static void emu_reach_argument(T &a)
                          emu_bytes<std::remove_cv_t<std::remove_pointer_t<T>>>);
     else if constexpr (std::is_class_v<T> && alignof(T) == alignof(void *)) {
         emu_clear_padding(a);
-        emu_reach_words(&a, sizeof a);
+        emu_reach_words(&a, sizeof(a));
     }
 }
 

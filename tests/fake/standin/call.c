@@ -70,8 +70,8 @@ static void run(void *arg)
 void standin_submit_more(struct iz_exec *x, const struct call *c,
                          const void *const *in)
 {
-    size_t more = (size_t)c->flat.n_in * sizeof *in;
-    struct call *copy = malloc(sizeof *copy + more);
+    size_t more = (size_t)c->flat.n_in * sizeof(*in);
+    struct call *copy = malloc(sizeof(*copy) + more);
 
     assert(x->backend == IZ_CUDA && !x->dry);
     if (!copy)

@@ -107,7 +107,7 @@ static cudaError_t copy(const struct copy *c, enum cudaMemcpyKind kind,
         count_pageable(c);
         async = false;
     }
-    cudaError_t e = iz_standin_push(s, run_copy, iz_standin_dup(c, sizeof *c));
+    cudaError_t e = iz_standin_push(s, run_copy, iz_standin_dup(c, sizeof(*c)));
     if (!e && !async)
         iz_standin_drain(s);
     return e;
@@ -239,7 +239,7 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
     iz_standin_enter();
     if (!n)
         return cudaSuccess;
-    return iz_standin_push(s, run_fill, iz_standin_dup(&f, sizeof f));
+    return iz_standin_push(s, run_fill, iz_standin_dup(&f, sizeof(f)));
 }
 
 cudaError_t cudaMemset(void *p, int value, size_t n)

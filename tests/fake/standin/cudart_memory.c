@@ -69,7 +69,7 @@ static void map_device(struct device *d, size_t n)
     d->host = map(fd, n, PROT_READ | PROT_WRITE);
     d->address = map(fd, n, PROT_NONE);
     close(fd);
-    d->blocks = checked(calloc(1, sizeof *d->blocks));
+    d->blocks = checked(calloc(1, sizeof(*d->blocks)));
     d->blocks->bytes = (int64_t)n;
 }
 
@@ -106,7 +106,7 @@ void *iz_standin_host(const void *p)
 /* Cuts a free block, so that its first part has the size that is wanted. */
 static void split(struct block *b, int64_t bytes)
 {
-    struct block *rest = checked(malloc(sizeof *rest));
+    struct block *rest = checked(malloc(sizeof(*rest)));
 
     *rest = (struct block){b->next, b->at + bytes, b->bytes - bytes, false};
     b->next = rest;
@@ -248,7 +248,7 @@ bool iz_standin_pinned(const void *p, size_t n)
 
 static bool pin_add(const char *p, size_t n, bool ours, bool mapped)
 {
-    struct pin *q = checked(malloc(sizeof *q));
+    struct pin *q = checked(malloc(sizeof(*q)));
     bool clash = false;
 
     pthread_mutex_lock(&iz_standin_lock);

@@ -114,7 +114,7 @@ static void *stream_main(void *arg)
 /* Under the lock. */
 static struct CUstream_st *stream_make(int device)
 {
-    struct CUstream_st *s = calloc(1, sizeof *s);
+    struct CUstream_st *s = calloc(1, sizeof(*s));
 
     if (!s)
         iz_standin_die("no memory");
@@ -202,7 +202,7 @@ void iz_standin_reset_streams(int device)
 
 cudaError_t iz_standin_push(cudaStream_t handle, void (*run)(void *), void *arg)
 {
-    struct operation *o = calloc(1, sizeof *o);
+    struct operation *o = calloc(1, sizeof(*o));
     struct CUstream_st *s;
 
     if (!o)
@@ -307,7 +307,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *arg)
     struct call c = {f, arg};
 
     iz_standin_enter();
-    return iz_standin_push(s, run_call, iz_standin_dup(&c, sizeof c));
+    return iz_standin_push(s, run_call, iz_standin_dup(&c, sizeof(c)));
 }
 
 /* ---- events ------------------------------------------------------------- */
@@ -370,7 +370,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
-    struct mark *m = calloc(1, sizeof *m);
+    struct mark *m = calloc(1, sizeof(*m));
 
     iz_standin_enter();
     if (!m)

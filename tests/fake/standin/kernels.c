@@ -49,11 +49,11 @@ void emu_reach_words(void *words, size_t bytes)
     for (size_t at = 0; at + sizeof(void *) <= bytes; at += sizeof(void *)) {
         void *p;
 
-        memcpy(&p, (char *)words + at, sizeof p);
+        memcpy(&p, (char *)words + at, sizeof(p));
         if (iz_standin_host(p) == p)
             continue; /* a number, or memory of the host */
         p = iz_standin_kernel(p, 1);
-        memcpy((char *)words + at, &p, sizeof p);
+        memcpy((char *)words + at, &p, sizeof(p));
     }
 }
 

@@ -319,7 +319,7 @@ static ncclResult_t group_submit(struct group *g)
 
 static struct group *group_make(void)
 {
-    struct group *g = calloc(1, sizeof *g);
+    struct group *g = calloc(1, sizeof(*g));
 
     if (g)
         g->end = &g->first;
@@ -350,7 +350,7 @@ ncclResult_t ncclGroupEnd(void)
 static ncclResult_t add(struct call k)
 {
     struct group *g = open_group.depth ? open_group.group : group_make();
-    struct call *copy = malloc(sizeof *copy);
+    struct call *copy = malloc(sizeof(*copy));
 
     if (!g || !copy)
         return ncclSystemError;
@@ -425,8 +425,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     struct timespec t;
 
     clock_gettime(CLOCK_REALTIME, &t);
-    memset(id, 0, sizeof *id);
-    snprintf(id->internal, sizeof id->internal, "/iz-standin-%d-%d-%ld",
+    memset(id, 0, sizeof(*id));
+    snprintf(id->internal, sizeof(id->internal), "/iz-standin-%d-%d-%ld",
              (int)getpid(), atomic_fetch_add(&made, 1), t.tv_nsec);
     return ncclSuccess;
 }
@@ -440,7 +440,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
     *out = NULL;
     if (ranks < 1 || ranks > IZ_BOARD_RANKS || rank < 0 || rank >= ranks)
         return ncclInvalidArgument;
-    c = calloc(1, sizeof *c);
+    c = calloc(1, sizeof(*c));
     if (!c)
         return ncclSystemError;
     c->rank = rank;

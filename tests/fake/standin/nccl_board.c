@@ -186,6 +186,6 @@ ncclResult_t iz_board_open(struct ncclComm *c, const char *name)
 void iz_board_close(struct ncclComm *c)
 {
     c->board->seat[c->rank].left = 1;
-    munmap(c->board, sizeof *c->board);
+    munmap(c->board, sizeof(*c->board));
     c->board = NULL;
 }

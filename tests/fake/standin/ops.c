@@ -131,7 +131,7 @@ void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
 bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
 {
     if (cudnn_is("none"))
-        snprintf(x->ask->why, sizeof x->ask->why, "no plan for %lld tokens",
+        snprintf(x->ask->why, sizeof(x->ask->why), "no plan for %lld tokens",
                  (long long)a->seq);
     return !cudnn_is("none");
 }
@@ -141,7 +141,7 @@ bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
 /* count: tokens. */
 static void token_reach(struct call *c)
 {
-    c->token = standin_reach(c->token, c->count * (int64_t)sizeof *c->token);
+    c->token = standin_reach(c->token, c->count * (int64_t)sizeof(*c->token));
 }
 
 static void embedding_fwd_op(struct iz_exec *x, const struct call *c)
@@ -184,7 +184,7 @@ static void table_reach(struct call *c)
 
     standin_reach_view(&t->w);
     standin_reach_view(&t->dw);
-    t->row = standin_reach(t->row, c->count * (int64_t)sizeof *t->row);
+    t->row = standin_reach(t->row, c->count * (int64_t)sizeof(*t->row));
 }
 
 static void table_fwd_op(struct iz_exec *x, const struct call *c)
@@ -252,9 +252,9 @@ static void classifier_reach(struct call *c)
     standin_reach_view(&k->w);
     standin_reach_view(&k->da);
     standin_reach_view(&k->dw);
-    k->loss = standin_reach(k->loss, sizeof *k->loss);
+    k->loss = standin_reach(k->loss, sizeof(*k->loss));
     k->target =
-        standin_reach(k->target, k->a.rows * (int64_t)sizeof *k->target);
+        standin_reach(k->target, k->a.rows * (int64_t)sizeof(*k->target));
     for (int64_t i = 0; i < k->a.rows; i++)
         n += k->target[i] != -1;
     if (n != c->count)
@@ -301,7 +301,7 @@ static void flat_reach(struct call *c)
 
     f->out = standin_reach(f->out, f->n * iz_dtype_bytes(f->out_type));
     f->g = standin_reach(f->g, in);
-    f->norm2 = standin_reach(f->norm2, f->sums * (int64_t)sizeof *f->norm2);
+    f->norm2 = standin_reach(f->norm2, f->sums * (int64_t)sizeof(*f->norm2));
     for (int i = 0; i < f->n_in; i++)
         c->in[i] = standin_reach(c->in[i], in);
 }
@@ -395,7 +395,7 @@ void iz_update_cuda(struct iz_exec *x, const struct iz_update *u)
 {
     struct call c = {.op = update_op, .reach = update_reach, .update = *u};
 
-    memcpy(c.span, u->span, (size_t)u->spans * sizeof *u->span);
+    memcpy(c.span, u->span, (size_t)u->spans * sizeof(*u->span));
     standin_submit(x, &c);
 }
 

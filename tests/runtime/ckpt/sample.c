@@ -57,7 +57,7 @@ void run_set(struct run *r, const int64_t *total, int rank, int ranks,
     static const char *const name[ARRAYS] = {"wte/master", "h.0/m", "h.0/v",
                                              "ln/v"};
 
-    memset(r, 0, sizeof *r);
+    memset(r, 0, sizeof(*r));
     for (int i = 0; i < ARRAYS; i++) {
         int64_t shard = (total[i] + ranks - 1) / ranks, first = shard * rank;
         struct iz_ckpt_part *p = &r->part[i];
@@ -70,7 +70,7 @@ void run_set(struct run *r, const int64_t *total, int rank, int ranks,
                                    .count = shard,
                                    .put = put,
                                    .arg = &r->piece[i]};
-        snprintf(p->name, sizeof p->name, "%s", name[i]);
+        snprintf(p->name, sizeof(p->name), "%s", name[i]);
     }
     r->name[0] = (struct iz_ckpt_name){"wte.weight", "wte/", 0, total[0], 1};
     r->name[1] = (struct iz_ckpt_name){"h.0.ln \"1\"", "h.0/", 0, 5, 1};

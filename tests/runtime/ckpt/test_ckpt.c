@@ -44,7 +44,7 @@ static void what_all_ranks_have_is_written_once(void **state)
     for (int i = 0; i < 3; i++) {
         char name[128];
 
-        snprintf(name, sizeof name,
+        snprintf(name, sizeof(name),
                  "checkpoints/step-00000001/rank-%05d-of-00003.safetensors", i);
         assert_true(size_of(in_folder(name)) > 3 << 20);
         bytes += size_of(in_folder(name));
@@ -326,7 +326,7 @@ static const char *name_of_step(int i)
 {
     static char path[256];
 
-    snprintf(path, sizeof path, "%s/checkpoints/step-%08d", folder, i);
+    snprintf(path, sizeof(path), "%s/checkpoints/step-%08d", folder, i);
     return path;
 }
 

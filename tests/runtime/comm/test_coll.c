@@ -382,14 +382,14 @@ static void ranks_that_differ_are_named(void **state)
     char who[64] = "", few[8];
 
     (void)state;
-    assert_true(iz_coll_hear_order(&four, all[0], 3, who, sizeof who));
+    assert_true(iz_coll_hear_order(&four, all[0], 3, who, sizeof(who)));
     all[2][1] = 3;
-    assert_false(iz_coll_hear_order(&four, all[0], 3, who, sizeof who));
+    assert_false(iz_coll_hear_order(&four, all[0], 3, who, sizeof(who)));
     assert_string_equal(who, "rank 2");
     all[3][0] = 0;
-    assert_false(iz_coll_hear_order(&four, all[0], 3, who, sizeof who));
+    assert_false(iz_coll_hear_order(&four, all[0], 3, who, sizeof(who)));
     assert_string_equal(who, "ranks 2, 3");
-    assert_false(iz_coll_hear_order(&four, all[0], 3, few, sizeof few));
+    assert_false(iz_coll_hear_order(&four, all[0], 3, few, sizeof(few)));
     assert_string_equal(few, "ranks 2");
     four.order_hash = 0x123456789abcdef0;
     iz_coll_tell_order(&four, all[0]);
@@ -419,7 +419,7 @@ static int end_late(const char *how)
             pause();
     }
     if (strstr(how, "read") != NULL)
-        iz_coll_all_gather(coll, full, (int64_t)sizeof full / coll->size,
+        iz_coll_all_gather(coll, full, (int64_t)sizeof(full) / coll->size,
                            "the last unit");
     else
         iz_coll_barrier(coll, "the last barrier");
@@ -467,7 +467,7 @@ static void need_memory(void)
 {
     const char *why = iz_coll_near(coll, true);
 
-    if (why != NULL) {
+    if (why) {
         print_message("%s\n", why);
         skip();
     }
@@ -543,7 +543,7 @@ static void memory_is_read_when_it_is_ready(void **state)
         iz_coll_all_gather(coll, full, 1, "late");
         for (int r = 0; r < coll->size; r++)
             assert_int_equal(full[r], r + 1);
-        memset(full, 0, sizeof full); /* nobody may still be reading it */
+        memset(full, 0, sizeof(full)); /* nobody may still be reading it */
     }
 }
 

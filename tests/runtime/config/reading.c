@@ -47,7 +47,7 @@ static const struct iz_key toy_keys[] = {
     {.name = "name",
      .type = IZ_KEY_STRING,
      .offset = offsetof(struct toy, name),
-     .size = sizeof toy.name,
+     .size = sizeof(toy.name),
      .fallback = "\"\"",
      .doc = "Name."},
     {.name = NULL},
@@ -111,10 +111,10 @@ const char users_file[] =
 int make_folder(void **state)
 {
     (void)state;
-    if (mkdtemp(folder) == NULL)
+    if (!mkdtemp(folder))
         return -1;
-    snprintf(config_json, sizeof config_json, "%s/config.json", folder);
-    snprintf(effective_json, sizeof effective_json, "%s/effective.json",
+    snprintf(config_json, sizeof(config_json), "%s/config.json", folder);
+    snprintf(effective_json, sizeof(effective_json), "%s/effective.json",
              folder);
     return 0;
 }
@@ -141,16 +141,15 @@ void write_file(const char *path, const char *text)
 
 int read_set(const char *json, char *const *set, int n_set, int ranks)
 {
-    FILE *err = fmemopen(said, sizeof said, "w");
+    FILE *err = fmemopen(said, sizeof(said), "w");
     int rc;
 
     assert_non_null(err);
     said[0] = '\0';
-    if (json != NULL)
+    if (json)
         write_file(config_json, json);
-    rc =
-        iz_config_read(&config, &toy_section, json != NULL ? config_json : NULL,
-                       set, n_set, ranks, err);
+    rc = iz_config_read(&config, &toy_section, json ? config_json : NULL, set,
+                        n_set, ranks, err);
     fclose(err);
     return rc;
 }
@@ -171,7 +170,7 @@ int lines_of(const char *s)
 
 void assert_said(const char *text)
 {
-    if (strstr(said, text) == NULL)
+    if (!strstr(said, text))
         fail_msg("expected \"%s\" in:\n%s", text, said);
 }
 
@@ -179,7 +178,7 @@ void assert_refused(const char *body, const char *text)
 {
     char json[4096];
 
-    snprintf(json, sizeof json, "{\"train_batch_size\": 8%s%s}",
+    snprintf(json, sizeof(json), "{\"train_batch_size\": 8%s%s}",
              body[0] != '\0' ? ", " : "", body);
     if (read_text(json) != -EINVAL)
         fail_msg("accepted: %s", json);
@@ -193,7 +192,7 @@ void assert_accepted(const char *body)
 {
     char json[4096];
 
-    snprintf(json, sizeof json, "{\"train_batch_size\": 8%s%s}",
+    snprintf(json, sizeof(json), "{\"train_batch_size\": 8%s%s}",
              body[0] != '\0' ? ", " : "", body);
     if (read_text(json) != 0)
         fail_msg("refused: %s\n%s", json, said);
@@ -205,7 +204,7 @@ int read_override(const char *key, const char *value)
     char text[1024];
     char *set[] = {"train_micro_batch_size_per_gpu=1", text};
 
-    snprintf(text, sizeof text, "%s=%s", key, value);
+    snprintf(text, sizeof(text), "%s=%s", key, value);
     if (strcmp(key, "train_micro_batch_size_per_gpu") == 0)
         return read_set(NULL, set + 1, 1, 1);
     return read_set(NULL, set, 2, 1);
@@ -216,7 +215,7 @@ void read_whole(const char *path, char *text, size_t size)
     FILE *f = fopen(path, "r");
     size_t n;
 
-    if (f == NULL)
+    if (!f)
         fail_msg("%s: %s", path, strerror(errno));
     n = fread(text, 1, size - 1, f);
     text[n] = '\0';

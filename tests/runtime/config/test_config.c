@@ -79,12 +79,12 @@ static void assert_batch(int t, int m, int g, int ranks, int want_t, int want_m,
     char json[256], one[3][16] = {"null", "null", "null"};
 
     if (t != 0)
-        snprintf(one[0], sizeof one[0], "%d", t);
+        snprintf(one[0], sizeof(one[0]), "%d", t);
     if (m != 0)
-        snprintf(one[1], sizeof one[1], "%d", m);
+        snprintf(one[1], sizeof(one[1]), "%d", m);
     if (g != 0)
-        snprintf(one[2], sizeof one[2], "%d", g);
-    snprintf(json, sizeof json,
+        snprintf(one[2], sizeof(one[2]), "%d", g);
+    snprintf(json, sizeof(json),
              "{\"train_batch_size\": %s, \"train_micro_batch_size_per_gpu\": "
              "%s, \"gradient_accumulation_steps\": %s}",
              one[0], one[1], one[2]);
@@ -249,7 +249,7 @@ static void faults_of_overrides_name_them(void **state)
     (void)state;
     for (int i = 0; i < N_OF(cases); i++) {
         char text[128], *set[] = {text};
-        snprintf(text, sizeof text, "%s", cases[i][0]);
+        snprintf(text, sizeof(text), "%s", cases[i][0]);
         assert_int_equal(read_set("{\"train_batch_size\": 8}", set, 1, 1),
                          -EINVAL);
         assert_said(cases[i][1]);

@@ -15,20 +15,20 @@ static void assert_round_trip(int ranks)
 {
     struct iz_config first = config;
     struct toy first_toy = toy;
-    FILE *err = fmemopen(said, sizeof said, "w");
+    FILE *err = fmemopen(said, sizeof(said), "w");
     int rc = iz_config_write(&config, &toy_section, effective_json);
 
     assert_int_equal(rc, 0);
-    memset(&config, 0xff, sizeof config);
-    memset(&toy, 0, sizeof toy);
-    memcpy(&config, &first, sizeof config);
+    memset(&config, 0xff, sizeof(config));
+    memset(&toy, 0, sizeof(toy));
+    memcpy(&config, &first, sizeof(config));
     rc = iz_config_read(&config, &toy_section, effective_json, NULL, 0, ranks,
                         err);
     fclose(err);
     if (rc != 0)
         fail_msg("%s", said);
-    assert_memory_equal(&config, &first, sizeof config);
-    assert_memory_equal(&toy, &first_toy, sizeof toy);
+    assert_memory_equal(&config, &first, sizeof(config));
+    assert_memory_equal(&toy, &first_toy, sizeof(toy));
 }
 
 static void the_effective_config_reads_back_the_same(void **state)
@@ -74,7 +74,7 @@ static void the_effective_config_is_nested_and_in_order(void **state)
     (void)state;
     assert_int_equal(read_set(users_file, NULL, 0, 3), 0);
     assert_int_equal(iz_config_write(&config, &toy_section, effective_json), 0);
-    read_whole(effective_json, text, sizeof text);
+    read_whole(effective_json, text, sizeof(text));
     assert_non_null(strstr(text, "{\n    \"train_batch_size\": 24,\n"
                                  "    \"train_micro_batch_size_per_gpu\": 4,"));
     assert_non_null(strstr(text, "        \"params\": {\n"
@@ -86,7 +86,7 @@ static void the_effective_config_is_nested_and_in_order(void **state)
     assert_non_null(strstr(text, "\"eps\""));      /* and Lion no eps */
     assert_accepted("\"optimizer\": {\"type\": \"Lion\"}");
     assert_int_equal(iz_config_write(&config, &toy_section, effective_json), 0);
-    read_whole(effective_json, text, sizeof text);
+    read_whole(effective_json, text, sizeof(text));
     assert_non_null(strstr(text, "\"type\": \"Lion\""));
     assert_null(strstr(text, "\"eps\""));
     assert_int_equal(access(config_json, F_OK), 0);
@@ -100,7 +100,7 @@ static void the_effective_config_takes_overrides(void **state)
     (void)state;
     assert_accepted("\"steps_per_print\": 7");
     assert_int_equal(iz_config_write(&config, &toy_section, effective_json), 0);
-    read_whole(effective_json, text, sizeof text);
+    read_whole(effective_json, text, sizeof(text));
     if (read_set(text, set, N_OF(set), 1) != 0)
         fail_msg("%s", said);
     assert_int_equal(config.run.log_interval, 3);
@@ -118,7 +118,7 @@ static const char *name_of_effective(int i)
 {
     static char name[80];
 
-    snprintf(name, sizeof name, "%s%d", effective_json, i);
+    snprintf(name, sizeof(name), "%s%d", effective_json, i);
     return name;
 }
 
@@ -157,7 +157,7 @@ static void damage(char *text, size_t size)
     length = length < n - at ? length : n - at;
     switch (random_below(4)) {
     case 0:
-        text[at] = letters[random_below(sizeof letters - 1)];
+        text[at] = letters[random_below(sizeof(letters) - 1)];
         break;
     case 1:
         memmove(text + at, text + at + length, n - at - length + 1);
@@ -182,9 +182,9 @@ static void random_damage_never_crashes(void **state)
     print_message("seed %u\n", (unsigned)random_state);
     for (int i = 0; i < 2000; i++) {
         int rc;
-        snprintf(text, sizeof text, "%s", users_file);
+        snprintf(text, sizeof(text), "%s", users_file);
         for (uint32_t k = 1 + random_below(3); k > 0 && text[0] != '\0'; k--)
-            damage(text, sizeof text);
+            damage(text, sizeof(text));
         rc = read_set(text, NULL, 0, 3);
         assert_true(rc == 0 || rc == -EINVAL);
         assert_true((rc == 0) == (said[0] == '\0'));

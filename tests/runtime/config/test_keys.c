@@ -17,14 +17,14 @@ static bool type_is_checked(const struct iz_key *k)
     char found[128];
 
     assert_int_equal(read_override(k->name, wrong), -EINVAL);
-    snprintf(found, sizeof found, "%s: expected ", k->name);
-    return k->type == IZ_KEY_STRING || strstr(said, found) != NULL;
+    snprintf(found, sizeof(found), "%s: expected ", k->name);
+    return k->type == IZ_KEY_STRING || strstr(said, found);
 }
 
 static void every_key_checks_its_type(void **state)
 {
     (void)state;
-    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++) {
+    for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         if (k->type == IZ_KEY_STRING)
             continue; /* an override is always text */
         if (!type_is_checked(k))
@@ -37,18 +37,18 @@ static void every_number_checks_its_range(void **state)
     char value[64], found[128];
 
     (void)state;
-    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++) {
+    for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         bool pair = k->type == IZ_KEY_PAIR;
         if (k->type == IZ_KEY_BOOL || k->type == IZ_KEY_STRING ||
             k->type == IZ_KEY_ENUM)
             continue;
         assert_true(k->min < k->max);
-        snprintf(value, sizeof value, pair ? "[%.17g, 0.5]" : "%.17g",
+        snprintf(value, sizeof(value), pair ? "[%.17g, 0.5]" : "%.17g",
                  k->min - 1);
-        snprintf(found, sizeof found, "%s: %.15g is ", k->name, k->min - 1);
+        snprintf(found, sizeof(found), "%s: %.15g is ", k->name, k->min - 1);
         assert_int_equal(read_override(k->name, value), -EINVAL);
         assert_said(found);
-        snprintf(value, sizeof value, pair ? "[0.5, %.17g]" : "%.17g",
+        snprintf(value, sizeof(value), pair ? "[0.5, %.17g]" : "%.17g",
                  k->max > 9e18 ? 1e19 : k->max * 2 + 1);
         assert_int_equal(read_override(k->name, value), -EINVAL);
         assert_said(k->name);
@@ -61,11 +61,11 @@ static void every_key_is_its_own_nearest(void **state)
     char name[IZ_CONFIG_NAME_MAX], found[IZ_CONFIG_NAME_MAX + 32];
 
     (void)state;
-    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++) {
+    for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         size_t n = strlen(k->name);
-        snprintf(name, sizeof name, "%.*s~%c", (int)n - 1, k->name,
+        snprintf(name, sizeof(name), "%.*s~%c", (int)n - 1, k->name,
                  k->name[n - 1]);
-        snprintf(found, sizeof found, "did you mean %s?", k->name);
+        snprintf(found, sizeof(found), "did you mean %s?", k->name);
         assert_int_equal(read_override(name, "1"), -EINVAL);
         assert_said(found);
     }
@@ -74,7 +74,7 @@ static void every_key_is_its_own_nearest(void **state)
 static void auto_is_resolved_or_refused(void **state)
 {
     (void)state;
-    for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++) {
+    for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         bool own_word = k->words && strncmp(k->words, "auto", 4) == 0;
         if (k->type == IZ_KEY_STRING || own_word)
             continue;
@@ -112,13 +112,12 @@ static void every_foreign_key_is_accepted_or_refused_by_name(void **state)
     const char *bad;
 
     (void)state;
-    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name != NULL;
-         k++) {
+    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++) {
         assert_true(strlen(k->doc) > 5);
         foreign_values(k, good, &bad);
         if (k->accept[0] != '\0' && read_override(k->name, good) != 0)
             fail_msg("%s", said);
-        snprintf(name, sizeof name, "%s: ", k->name);
+        snprintf(name, sizeof(name), "%s: ", k->name);
         if (strcmp(k->accept, "any") == 0)
             continue;
         assert_int_equal(read_override(k->name, bad), -EINVAL);
@@ -138,14 +137,14 @@ static void every_foreign_key_is_accepted_or_refused_by_name(void **state)
 static void no_key_is_in_both_tables(void **state)
 {
     (void)state;
-    for (const struct iz_key *a = iz_config_keys; a->name != NULL; a++) {
-        for (const struct iz_key *b = a + 1; b->name != NULL; b++)
+    for (const struct iz_key *a = iz_config_keys; a->name; a++) {
+        for (const struct iz_key *b = a + 1; b->name; b++)
             assert_string_not_equal(a->name, b->name);
         for (const struct iz_foreign_key *b = iz_foreign_keys; b->name; b++)
             assert_string_not_equal(a->name, b->name);
     }
     for (const struct iz_foreign_key *a = iz_foreign_keys; a->name; a++)
-        for (const struct iz_foreign_key *b = a + 1; b->name != NULL; b++)
+        for (const struct iz_foreign_key *b = a + 1; b->name; b++)
             assert_string_not_equal(a->name, b->name);
 }
 
@@ -155,12 +154,12 @@ extern const struct iz_program iz_program;
 static void the_page_is_the_generators(void **state)
 {
     static char want[131072], got[131072];
-    FILE *out = fmemopen(want, sizeof want, "w");
+    FILE *out = fmemopen(want, sizeof(want), "w");
 
     (void)state;
     iz_config_doc(&iz_program.section, true, out);
     fclose(out);
-    read_whole(page, got, sizeof got);
+    read_whole(page, got, sizeof(got));
     assert_string_equal(got, want);
 }
 
@@ -170,13 +169,13 @@ static void help_and_page_have_every_key(void **state)
 
     (void)state;
     for (int markdown = 0; markdown < 2; markdown++) {
-        FILE *out = fmemopen(text, sizeof text, "w");
+        FILE *out = fmemopen(text, sizeof(text), "w");
         iz_config_doc(&toy_section, markdown, out);
         fclose(out);
-        for (const struct iz_key *k = iz_config_keys; k->name != NULL; k++)
+        for (const struct iz_key *k = iz_config_keys; k->name; k++)
             assert_non_null(strstr(text, k->name));
         for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
-            assert_true(!markdown || strstr(text, k->name) != NULL);
+            assert_true(!markdown || strstr(text, k->name));
         assert_non_null(strstr(text, "model.dropout"));
         assert_non_null(strstr(text, "toy-large"));
     }
@@ -189,14 +188,14 @@ static void every_optimizer_is_spelled_in_its_place(void **state)
     int n = 0;
 
     (void)state;
-    for (; iz_word(word, sizeof word, IZ_OPTIMIZER_TYPES, n); n++) {
+    for (; iz_word(word, sizeof(word), IZ_OPTIMIZER_TYPES, n); n++) {
         const struct iz_optimizer *o = iz_optimizer((enum iz_optimizer_type)n);
 
         assert_string_equal(o->type, word);
         for (const struct iz_optimizer_param *p = o->param; p->key; p++) {
             const struct iz_key *k = iz_config_keys;
 
-            snprintf(name, sizeof name, "optimizer.params.%s", p->key);
+            snprintf(name, sizeof(name), "optimizer.params.%s", p->key);
             while (k->name && strcmp(k->name, name) != 0)
                 k++;
             assert_non_null(k->name);

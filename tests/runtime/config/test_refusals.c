@@ -284,7 +284,7 @@ static void bad_json_has_line_and_column(void **state)
 
 static void a_file_that_cannot_be_read_says_why(void **state)
 {
-    FILE *err = fmemopen(said, sizeof said, "w");
+    FILE *err = fmemopen(said, sizeof(said), "w");
 
     (void)state;
     assert_int_equal(
@@ -302,7 +302,7 @@ static void a_file_that_cannot_be_read_says_why(void **state)
 
 static void a_program_without_a_model_has_no_model_section(void **state)
 {
-    FILE *err = fmemopen(said, sizeof said, "w");
+    FILE *err = fmemopen(said, sizeof(said), "w");
 
     (void)state;
     write_file(config_json, "{\"train_batch_size\": 8, \"model\": {}}");

@@ -16,7 +16,7 @@ const char *shard(const char *name, int32_t magic, int32_t version,
     FILE *f = fopen(path, "wb");
 
     assert_non_null(f);
-    assert_int_equal(fwrite(header, sizeof header, 1, f), 1);
+    assert_int_equal(fwrite(header, sizeof(header), 1, f), 1);
     assert_int_equal(fwrite(data, 1, bytes, f), bytes);
     fclose(f);
     return path;
@@ -24,12 +24,12 @@ const char *shard(const char *name, int32_t magic, int32_t version,
 
 const char *positions_from(const char *name, int first, int n)
 {
-    uint32_t *t = malloc((size_t)n * sizeof *t);
+    uint32_t *t = malloc((size_t)n * sizeof(*t));
     const char *path;
 
     for (int i = 0; i < n; i++)
         t[i] = (uint32_t)(first + i);
-    path = shard(name, 20240801, 7, n, t, (size_t)n * sizeof *t);
+    path = shard(name, 20240801, 7, n, t, (size_t)n * sizeof(*t));
     free(t);
     return path;
 }
@@ -52,8 +52,8 @@ const char *raw(const char *name, const char *text)
 void use(const char *path, const char *val, double fraction, bool bytes)
 {
     config = (struct iz_data_config){.val_fraction = fraction, .bytes = bytes};
-    snprintf(config.path, sizeof config.path, "%s", path);
-    snprintf(config.val_path, sizeof config.val_path, "%s", val);
+    snprintf(config.path, sizeof(config.path), "%s", path);
+    snprintf(config.val_path, sizeof(config.val_path), "%s", val);
 }
 
 struct iz_data *opened(int seq, int vocab, uint64_t seed, bool need_val)

@@ -18,7 +18,7 @@ static void samples_are_the_tokens_of_each_format(void **state)
     struct iz_data *d;
 
     (void)state;
-    use(shard("a", 20240520, 1, 5, narrow, sizeof narrow), "", 0, false);
+    use(shard("a", 20240520, 1, 5, narrow, sizeof(narrow)), "", 0, false);
     d = opened(2, 65536, 0, false);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 2);
     for (int i = 0; i < 2; i++) {
@@ -27,7 +27,7 @@ static void samples_are_the_tokens_of_each_format(void **state)
     }
     iz_data_close(&d);
     assert_null(d);
-    use(shard("b", 20240801, 7, 5, wide, sizeof wide), "", 0, false);
+    use(shard("b", 20240801, 7, 5, wide, sizeof(wide)), "", 0, false);
     d = opened(4, 128256, 0, false);
     iz_data_sample(d, IZ_TRAIN, 0, input, target);
     assert_int_equal(input[2], 128255);
@@ -226,13 +226,13 @@ static void a_foreign_header_is_named(void **state)
     uint16_t t[20] = {0};
 
     (void)state;
-    use(shard("a", 20240521, 1, 20, t, sizeof t), "", 0, false);
+    use(shard("a", 20240521, 1, 20, t, sizeof(t)), "", 0, false);
     refused(4, MANY, false, "magic 20240521 version 1");
-    use(shard("a", 20240520, 2, 20, t, sizeof t), "", 0, false);
+    use(shard("a", 20240520, 2, 20, t, sizeof(t)), "", 0, false);
     refused(4, MANY, false, "magic 20240520 version 2");
-    use(shard("a", 20240801, 1, 20, t, sizeof t), "", 0, false);
+    use(shard("a", 20240801, 1, 20, t, sizeof(t)), "", 0, false);
     refused(4, MANY, false, "magic 20240801 version 1");
-    use(shard("a", 20240520, 1, -3, t, sizeof t), "", 0, false);
+    use(shard("a", 20240520, 1, -3, t, sizeof(t)), "", 0, false);
     refused(4, MANY, false, "-3 tokens");
 }
 
@@ -241,23 +241,23 @@ static void a_wrong_length_is_named_with_both_numbers(void **state)
     uint16_t t[20] = {0};
 
     (void)state;
-    use(shard("a", 20240520, 1, 21, t, sizeof t), "", 0, false);
+    use(shard("a", 20240520, 1, 21, t, sizeof(t)), "", 0, false);
     refused(4, MANY, false,
             "1066 bytes, but the file has 1064 bytes (truncated)");
-    use(shard("a", 20240520, 1, 20, t, sizeof t - 1), "", 0, false);
+    use(shard("a", 20240520, 1, 20, t, sizeof(t) - 1), "", 0, false);
     refused(4, MANY, false,
             "1064 bytes, but the file has 1063 bytes (truncated)");
-    use(shard("a", 20240520, 1, 19, t, sizeof t), "", 0, false);
+    use(shard("a", 20240520, 1, 19, t, sizeof(t)), "", 0, false);
     refused(4, MANY, false,
             "1062 bytes, but the file has 1064 bytes (oversized)");
-    use(shard("a", 20240520, 1, INT32_MAX, t, sizeof t), "", 0, false);
+    use(shard("a", 20240520, 1, INT32_MAX, t, sizeof(t)), "", 0, false);
     refused(4, MANY, false, "(truncated)");
 }
 
 static void a_token_outside_the_vocabulary_is_named(void **state)
 {
     enum { N = 200000 };
-    uint16_t *t = calloc(N, sizeof *t);
+    uint16_t *t = calloc(N, sizeof(*t));
     char words[64];
 
     (void)state;
@@ -266,8 +266,8 @@ static void a_token_outside_the_vocabulary_is_named(void **state)
 
         at = i == 0 ? 0 : i == 1 ? N - 1 : at;
         t[at] = 50257;
-        use(shard("a", 20240520, 1, N, t, N * sizeof *t), "", 0, false);
-        snprintf(words, sizeof words, "token %d is 50257", at);
+        use(shard("a", 20240520, 1, N, t, N * sizeof(*t)), "", 0, false);
+        snprintf(words, sizeof(words), "token %d is 50257", at);
         refused(4, 50257, false, words);
         t[at] = 50256;
     }

@@ -57,8 +57,8 @@ static const char *records(const char *name, int first, int n, int more)
 static void use(const char *path, const char *val, double fraction)
 {
     config = (struct iz_data_config){.val_fraction = fraction};
-    snprintf(config.path, sizeof config.path, "%s", path);
-    snprintf(config.val_path, sizeof config.val_path, "%s", val);
+    snprintf(config.path, sizeof(config.path), "%s", path);
+    snprintf(config.val_path, sizeof(config.val_path), "%s", val);
 }
 
 static struct iz_data *opened(uint64_t seed)
@@ -174,7 +174,7 @@ static void several_files_are_one_stream(void **state)
 
     (void)state;
     records("b", 30, 12, 0);
-    snprintf(list, sizeof list, "%s,%s", records("a", 0, 30, 0),
+    snprintf(list, sizeof(list), "%s,%s", records("a", 0, 30, 0),
              in_folder("b"));
     use(list, records("v", 500, 4, 0), 0);
     d = opened(1);

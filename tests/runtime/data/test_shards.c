@@ -14,7 +14,7 @@ static void several(const int *length, int n)
     int first = 0;
 
     for (int i = 0; i < n; i++) {
-        snprintf(name, sizeof name, "s%d.bin", i);
+        snprintf(name, sizeof(name), "s%d.bin", i);
         positions_from(name, first, length[i]);
         first += length[i];
     }
@@ -59,7 +59,7 @@ static void a_list_names_files_and_patterns_in_order(void **state)
     d = opened(4, MANY, 1, false);
     assert_int_equal(iz_data_tokens(d, IZ_TRAIN), 5);
     iz_data_close(&d);
-    snprintf(list, sizeof list, "%s,%s", in_folder("s0.bin"),
+    snprintf(list, sizeof(list), "%s,%s", in_folder("s0.bin"),
              in_folder("s[12].bin"));
     use(list, "", 0, false);
     d = opened(29, MANY, 1, false);
@@ -67,14 +67,14 @@ static void a_list_names_files_and_patterns_in_order(void **state)
     iz_data_close(&d);
     use(in_folder("none*.bin"), "", 0, false);
     refused(4, MANY, false, "no file matches");
-    snprintf(list, sizeof list, "%s,%s", in_folder("s0.bin"),
+    snprintf(list, sizeof(list), "%s,%s", in_folder("s0.bin"),
              in_folder("s*.bin"));
     use(list, "", 0, false);
     listen_begin();
     assert_true(iz_data_open(&d, &config, 4, MANY, 1, false) < 0);
     listen_end();
     assert_said("s0.bin is named twice");
-    snprintf(list, sizeof list, "%s,%s", in_folder("s0.bin"),
+    snprintf(list, sizeof(list), "%s,%s", in_folder("s0.bin"),
              in_folder("gone.bin"));
     use(list, "", 0, false);
     listen_begin();

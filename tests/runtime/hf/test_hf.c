@@ -138,7 +138,7 @@ static int block_open(struct iz_unit *u, int i)
     };
     char prefix[16];
 
-    snprintf(prefix, sizeof prefix, "h.%d.", i);
+    snprintf(prefix, sizeof(prefix), "h.%d.", i);
     return iz_unit_params(u, list, N_OF(list), prefix);
 }
 
@@ -152,7 +152,7 @@ static struct iz_model *model_open(void)
     };
     struct iz_model *m;
 
-    assert_int_equal(iz_model_open(&m, "toy", UNITS, sizeof toy), 0);
+    assert_int_equal(iz_model_open(&m, "toy", UNITS, sizeof(toy)), 0);
     *(struct toy *)m->self = toy;
     assert_int_equal(iz_unit_params(&m->unit[0], &wte, 1, ""), 0);
     for (int i = 0; i < LAYERS; i++)
@@ -281,7 +281,7 @@ static void folder_is_right(const char *path)
     for (int i = 0; i < LAYERS; i++) {
         char n[64];
 
-#define IN(name) (snprintf(n, sizeof n, "model.layers.%d." name, i), n)
+#define IN(name) (snprintf(n, sizeof(n), "model.layers.%d." name, i), n)
         holds(&f, IN("q.weight"), 1 + i, C, C, 0, 1, q);
         holds(&f, IN("k.weight"), 1 + i, KV, C, C, 1, q);
         holds(&f, IN("v.weight"), 1 + i, KV, C, C + KV, 1, q);
@@ -378,7 +378,7 @@ static void rectangles_tile_any_range(void **state)
 
         from = (int64_t)(random_next() % (uint64_t)all);
         to = from + 1 + (int64_t)(random_next() % (uint64_t)(all - from));
-        memset(seen, 0, sizeof seen);
+        memset(seen, 0, sizeof(seen));
         for (int i = 0; i < map.n; i++) {
             const struct iz_hf_tensor *t = &map.tensor[i];
             struct iz_hf_rect q[3];
@@ -442,7 +442,7 @@ static const char *name_of_folder(int i)
 {
     static char name[16];
 
-    snprintf(name, sizeof name, "f/%d", i);
+    snprintf(name, sizeof(name), "f/%d", i);
     return in_folder(name);
 }
 
@@ -451,7 +451,7 @@ static int export_folder(int i)
     char name[16];
     int err;
 
-    snprintf(name, sizeof name, "f/%d", i);
+    snprintf(name, sizeof(name), "f/%d", i);
     listen_begin();
     err = write_shards(&alone, &(struct job){IZ_BF16, 300, 7000, name});
     listen_end();
@@ -468,7 +468,7 @@ static const char *name_of_kept(int i)
 {
     static char name[32];
 
-    snprintf(name, sizeof name, "kept%d/imported.json", i);
+    snprintf(name, sizeof(name), "kept%d/imported.json", i);
     return in_folder(name);
 }
 
@@ -477,7 +477,7 @@ static int keep(int i)
     char name[16];
     int err;
 
-    snprintf(name, sizeof name, "kept%d", i);
+    snprintf(name, sizeof(name), "kept%d", i);
     listen_begin();
     err = iz_durable_make_directories("test", in_folder(name));
     if (!err)

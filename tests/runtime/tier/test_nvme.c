@@ -65,8 +65,8 @@ static int open_nameless(int flags)
     while (fd < 0 && (e = readdir(d))) {
         char path[300], target[512] = "";
 
-        snprintf(path, sizeof path, "/proc/self/fd/%s", e->d_name);
-        if (readlink(path, target, sizeof target - 1) > 0 &&
+        snprintf(path, sizeof(path), "/proc/self/fd/%s", e->d_name);
+        if (readlink(path, target, sizeof(target) - 1) > 0 &&
             strstr(target, "state-0"))
             fd = open(path, flags);
     }

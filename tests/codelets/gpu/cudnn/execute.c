@@ -60,9 +60,9 @@ static struct tensor *tensor_of(struct run *r, const struct thing *t)
     r->n++;
     *x = (struct tensor){.t = t, .uid = uid};
     memcpy(x->size, thing_fact(t, CUDNN_ATTR_TENSOR_DIMENSIONS)->value,
-           sizeof x->size);
+           sizeof(x->size));
     memcpy(x->stride, thing_fact(t, CUDNN_ATTR_TENSOR_STRIDES)->value,
-           sizeof x->stride);
+           sizeof(x->stride));
     x->type = (int)thing_int(t, CUDNN_ATTR_TENSOR_DATA_TYPE);
     x->passing = thing_int(t, CUDNN_ATTR_TENSOR_IS_VIRTUAL);
     if (r->pack)

@@ -20,7 +20,7 @@ struct handle {
 
 static cudnnStatus_t fail(const char *why)
 {
-    snprintf(last_error, sizeof last_error, "%s\nand where that was", why);
+    snprintf(last_error, sizeof(last_error), "%s\nand where that was", why);
     return CUDNN_STATUS_BAD_PARAM;
 }
 
@@ -42,7 +42,7 @@ void cudnnGetLastErrorString(char *text, size_t size)
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t *out)
 {
-    struct handle *h = calloc(1, sizeof *h);
+    struct handle *h = calloc(1, sizeof(*h));
 
     *out = (cudnnHandle_t)h;
     fake_cudnn.alive += h != NULL;
@@ -65,7 +65,7 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t h, cudaStream_t s)
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind,
                                            cudnnBackendDescriptor_t *out)
 {
-    struct thing *t = calloc(1, sizeof *t);
+    struct thing *t = calloc(1, sizeof(*t));
 
     *out = t;
     if (!t)
@@ -211,7 +211,7 @@ static int64_t results(const struct thing *search, int64_t most,
         out[i]->finished = true;
     }
     if (!n)
-        snprintf(last_error, sizeof last_error, "no engine does this");
+        snprintf(last_error, sizeof(last_error), "no engine does this");
     return n;
 }
 

@@ -168,7 +168,7 @@ template <class T> struct emu_lanes {
     {
         T v;
 
-        memcpy(&v, table[lane].byte, sizeof v);
+        memcpy(&v, table[lane].byte, sizeof(v));
         return v;
     }
 };
@@ -176,7 +176,7 @@ template <class T> struct emu_lanes {
 template <class T>
 static inline emu_lanes<T> emu_exchange(const char *what, unsigned mask, T v)
 {
-    return {emu_warp_exchange(what, mask, &v, sizeof v)};
+    return {emu_warp_exchange(what, mask, &v, sizeof(v))};
 }
 
 static inline int emu_lane(void)

@@ -109,7 +109,7 @@ static inline void iz_load_matrices(uint32_t (&r)[4], const uint16_t *row)
     auto rows = emu_exchange("ldmatrix", IZ_ALL_LANES, row);
 
     for (int i = 0; i < 4; i++)
-        memcpy(&r[i], row_of(rows, i, g) + 2 * t, sizeof r[i]);
+        memcpy(&r[i], row_of(rows, i, g) + 2 * t, sizeof(r[i]));
 }
 
 static inline void iz_load_transposed(uint32_t (&r)[4], const uint16_t *row)
@@ -134,7 +134,7 @@ static inline void iz_move16(void *dst, const void *src)
 static inline void iz_put_pair(uint16_t *dst, uint32_t pair)
 {
     emu_aligned(dst, 4);
-    memcpy(dst, &pair, sizeof pair);
+    memcpy(dst, &pair, sizeof(pair));
 }
 
 template <int BYTES>
@@ -184,7 +184,7 @@ template <int LEFT> static inline void iz_copy_wait(void)
             q->groups--;
     }
     q->n -= i;
-    memmove(q->copy, q->copy + i, (size_t)q->n * sizeof *q->copy);
+    memmove(q->copy, q->copy + i, (size_t)q->n * sizeof(*q->copy));
 }
 
 #endif
