@@ -115,7 +115,7 @@ static bool in_params(const struct range *r, const struct iz_chunk *k)
 
 static enum iz_home home_of(const struct range *r, const struct iz_chunk *k)
 {
-    return in_params(r, k) ? r->e->plan.param_home : k->home;
+    return in_params(r, k) ? r->e->plan.zero.param_home : k->home;
 }
 
 /* Byte at which the array begins in a chunk of states, or of parameters. */
@@ -257,7 +257,7 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
     const struct iz_plan *p = &r->e->plan;
     const struct iz_group *g = &r->e->group[r->group];
     int64_t size = iz_dtype_bytes(p->param_type);
-    bool gpu = p->target.gpu && p->param_home == IZ_HOME_NONE;
+    bool gpu = p->target.gpu && p->zero.param_home == IZ_HOME_NONE;
     struct raw_arg a = {.from = (char *)g->param +
                                 (g->frozen->param_first + r->from) * size,
                         .at = raw_at(r->e, r->n),
@@ -302,7 +302,7 @@ static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 {
     const struct iz_plan *p = &r->e->plan;
     if (r->array == IZ_FROZEN) {
-        if (p->param_home == IZ_HOME_NVME)
+        if (p->zero.param_home == IZ_HOME_NVME)
             frozen_disk(r, buffer);
         else
             frozen_memory(r, buffer);
@@ -342,8 +342,7 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
 {
     const struct iz_state_part *p = &s->state.arg[part];
     struct iz_engine *e = s->e;
-    struct iz_staging *stage = iz_next_staging(
-        e->save_stage, &e->next_save_stage, e->plan.save_stages);
+    struct iz_staging *stage = iz_next_staging(e, IZ_STAGING_SAVE);
     struct block_arg a = {s, part, block};
     struct range r = {e, p->group, p->array, p->skip + block * IZ_BLOCK,
                       iz_piece_block_elems(&s->piece[part], block)};
@@ -392,7 +391,7 @@ static void run_begin(struct iz_exec *x, void **buf, const void *arg)
 static void run_seal(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
-    struct iz_sealed *sealed = &a->s->e->sealed;
+    struct iz_sealed *sealed = &a->s->e->seals.own;
     struct iz_ckpt_file file = {0};
 
     (void)x;
@@ -411,14 +410,14 @@ static void commit(struct iz_saver *s, int64_t step)
     int err = file ? 0 : -ENOMEM;
 
     for (int64_t q = 0; q < e->plan.ranks && file; q++)
-        file[q] = (struct iz_ckpt_file){e->sealed_by[q].bytes,
-                                        e->sealed_by[q].header_hash};
+        file[q] = (struct iz_ckpt_file){e->seals.of[q].bytes,
+                                        e->seals.of[q].header_hash};
     if (!err)
         err = iz_ckpt_commit(&s->state.k, step, e->plan.ranks, file);
     free(file);
     fail(s, err);
     if (err)
-        atomic_store(&e->sealed.step, -1);
+        atomic_store(&e->seals.own.step, -1);
     else
         atomic_store(&s->done, step);
 }
@@ -509,9 +508,9 @@ void iz_save_begin(struct iz_saver *s)
     struct iz_engine *e = s->e;
 
     s->pending = e->step;
-    atomic_store(&e->sealed.step, 0);
+    atomic_store(&e->seals.own.step, 0);
     submit_step(s, e->step, run_begin,
-                (struct iz_access[3]){{e->control_handle, STARPU_R},
+                (struct iz_access[3]){{e->scalar.control_handle, STARPU_R},
                                       {s->file, STARPU_W},
                                       {s->scalars, STARPU_W}});
     for (int i = 0; i < s->state.k.n_parts; i++)
@@ -555,7 +554,7 @@ int iz_save_finish(struct iz_saver *s)
     err = iz_agree(e->coll, atomic_load(&s->err));
     if (err || !s->pending || (s->failed && s->failed <= s->pending))
         return err;
-    mine = (struct iz_ckpt_file){e->sealed.bytes, e->sealed.header_hash};
+    mine = (struct iz_ckpt_file){e->seals.own.bytes, e->seals.own.header_hash};
     err = iz_ckpt_gather_commit(&s->state.k, s->pending, e->coll, &mine);
     if (!err) {
         atomic_store(&s->done, s->pending);

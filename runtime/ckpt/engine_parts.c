@@ -39,7 +39,7 @@ static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
     struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
     struct iz_state_part *arg = &s->arg[s->k.n_parts];
     int64_t base = shard * e->plan.rank;
-    bool whole = load && e->plan.states_full;
+    bool whole = load && e->plan.zero.states_full;
     int64_t first = whole ? 0 : base, count = whole ? n : shard;
     if (n == 0)
         return;
@@ -49,7 +49,7 @@ static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
     if (count > n - first)
         count = n - first;
     *arg = (struct iz_state_part){e, u, (enum iz_array)a,
-                                  e->plan.states_full && !load ? base : 0};
+                                  e->plan.zero.states_full && !load ? base : 0};
     *q = (struct iz_ckpt_part){.total = n,
                                .first = first,
                                .count = count,
@@ -173,7 +173,7 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
                                    .iteration = (int64_t)s[ITERATION].value,
                                    .last_overflow = (int64_t)s[OVERFLOW].value,
                                    .hysteresis_left = (int)s[HYSTERESIS].value};
-    e->loss_scale = (float)c->scale.scale;
+    e->scalar.loss_scale = (float)c->scale.scale;
     return 0;
 }
 

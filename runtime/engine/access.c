@@ -61,9 +61,10 @@ static char *chunk_state(struct iz_engine *e, int group, struct iz_chunk *k)
 {
     if (k->state)
         return (char *)k->state;
-    iz_nvme_read(e->state_file, e->state_stage[0].p, k->state_at,
+    iz_nvme_read(e->state_file, e->staging[IZ_STAGING_STATE].buffer[0].p,
+                 k->state_at,
                  iz_plan_chunk_bytes(&e->plan, e->group[group].plan));
-    return e->state_stage[0].p;
+    return e->staging[IZ_STAGING_STATE].buffer[0].p;
 }
 
 static char *chunk_param(struct iz_engine *e, int group, struct iz_chunk *k)
@@ -72,22 +73,24 @@ static char *chunk_param(struct iz_engine *e, int group, struct iz_chunk *k)
     int64_t size = iz_dtype_bytes(e->plan.param_type);
     if (g->param)
         return (char *)g->param + k->param_first * size;
-    iz_nvme_read(e->param_file, e->param_stage[0].p, k->param_at,
-                 k->filed * size);
-    return e->param_stage[0].p;
+    iz_nvme_read(e->param_file, e->staging[IZ_STAGING_PARAM].buffer[0].p,
+                 k->param_at, k->filed * size);
+    return e->staging[IZ_STAGING_PARAM].buffer[0].p;
 }
 
 static void store_state(struct iz_engine *e, int group, struct iz_chunk *k)
 {
     if (!k->state)
-        iz_nvme_write(e->state_file, e->state_stage[0].p, k->state_at,
+        iz_nvme_write(e->state_file, e->staging[IZ_STAGING_STATE].buffer[0].p,
+                      k->state_at,
                       iz_plan_chunk_bytes(&e->plan, e->group[group].plan));
 }
 
 static void store_param(struct iz_engine *e, int group, struct iz_chunk *k)
 {
     if (!e->group[group].param)
-        iz_nvme_write(e->param_file, e->param_stage[0].p, k->param_at,
+        iz_nvme_write(e->param_file, e->staging[IZ_STAGING_PARAM].buffer[0].p,
+                      k->param_at,
                       k->filed * iz_dtype_bytes(e->plan.param_type));
 }
 
@@ -201,7 +204,7 @@ static float *chunk_array(struct iz_engine *e, int group, struct iz_chunk *k,
 static enum iz_home array_home(const struct iz_engine *e, int group,
                                const struct iz_chunk *k, enum iz_array a)
 {
-    return a == IZ_MASTER && !separate(e, group, k) ? e->plan.param_home
+    return a == IZ_MASTER && !separate(e, group, k) ? e->plan.zero.param_home
                                                     : k->home;
 }
 
@@ -236,7 +239,7 @@ static void get_frozen(struct iz_engine *e, int group, const struct piece *p,
     const char *param = chunk_param(e, group, p->chunk) + p->at * size;
     for (int64_t i = 0; i < p->n; i += CAST) {
         int64_t n = p->n - i < CAST ? p->n - i : CAST;
-        get_bytes(e, e->plan.param_home, buf, param + i * size, n * size);
+        get_bytes(e, e->plan.zero.param_home, buf, param + i * size, n * size);
         iz_cast(out + i, IZ_F32, buf, e->plan.param_type, n);
     }
 }
@@ -273,7 +276,7 @@ static void put_param(struct iz_engine *e, int group, const struct piece *p,
     for (int64_t i = 0; i < p->n; i += CAST) {
         int64_t n = p->n - i < CAST ? p->n - i : CAST;
         iz_cast(buf, e->plan.param_type, in + i, IZ_F32, n);
-        put_bytes(e, e->plan.param_home, param + i * size, buf, n * size);
+        put_bytes(e, e->plan.zero.param_home, param + i * size, buf, n * size);
     }
 }
 

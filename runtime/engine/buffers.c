@@ -15,8 +15,8 @@
 /* Lists of touched rows, and what it takes to make one. */
 static int open_rows(struct iz_engine *e)
 {
-    struct iz_staging *s[] = {&e->row_list[0], &e->row_list[1],
-                              &e->row_scratch};
+    struct iz_staging *s[] = {&e->touched.list[0], &e->touched.list[1],
+                              &e->touched.scratch};
     int64_t list = iz_plan_list_bytes(&e->plan);
     for (int i = 0; list && i < 3; i++) {
         int64_t bytes =
@@ -30,62 +30,35 @@ static int open_rows(struct iz_engine *e)
     return 0;
 }
 
-/* One kind of staging buffers. */
-struct stages {
-    struct iz_staging **stage;
-    enum iz_tier tier;
-    int n;
-    int64_t bytes; /* of each */
-};
-
-#define STAGES 6
-
-static void list_stages(struct iz_engine *e, struct stages s[STAGES])
+static int open_staging(struct iz_engine *e)
 {
-    const struct iz_plan *p = &e->plan;
-    const struct stages all[STAGES] = {
-        {&e->state_stage, IZ_TIER_CPU, p->state_stages, p->state_stage_bytes},
-        {&e->param_stage, IZ_TIER_CPU, p->param_stages, p->param_stage_bytes},
-        {&e->grad_stage, IZ_TIER_CPU, p->grad_stages, p->grad_stage_bytes},
-        {&e->update_stage, IZ_TIER_CPU, p->update_stages,
-         p->update_stage_bytes},
-        {&e->save_stage, IZ_TIER_CPU, p->save_stages, p->save_stage_bytes},
-        {&e->split_stage, IZ_TIER_DEVICE, p->split_stages,
-         p->split_stage_bytes}};
-    memcpy(s, all, sizeof(all));
-}
-
-static int open_stages(struct iz_engine *e)
-{
-    struct stages all[STAGES];
-    list_stages(e, all);
-    for (const struct stages *s = all; s < all + STAGES; s++) {
-        enum iz_datum d =
-            s->tier == IZ_TIER_CPU ? IZ_DATUM_STAGING : IZ_DATUM_SPLIT_STAGING;
-        struct iz_staging *x = *s->stage = calloc((size_t)s->n + 1, sizeof(*x));
-        if (!x)
+    for (int k = 0; k < IZ_STAGINGS; k++) {
+        const struct iz_plan_staging *p = &e->plan.staging[k];
+        bool gpu = k == IZ_STAGING_SPLIT;
+        enum iz_tier tier = gpu ? IZ_TIER_DEVICE : IZ_TIER_CPU;
+        enum iz_datum d = gpu ? IZ_DATUM_SPLIT_STAGING : IZ_DATUM_STAGING;
+        struct iz_staging *s = calloc((size_t)p->n + 1, sizeof(*s));
+        e->staging[k].buffer = s;
+        if (!s)
             return -ENOMEM;
-        for (int i = 0; i < s->n; i++) {
-            x[i].p =
-                iz_memory_take(e->memory, s->tier, IZ_MEM_STAGING, s->bytes);
-            if (!x[i].p)
+        for (int i = 0; i < p->n; i++) {
+            s[i].p = iz_memory_take(e->memory, tier, IZ_MEM_STAGING, p->bytes);
+            if (!s[i].p)
                 return -ENOMEM;
-            x[i].handle = iz_handle_open(e, x[i].p, s->bytes, d, i);
+            s[i].handle = iz_handle_open(e, s[i].p, p->bytes, d, i);
         }
     }
     return 0;
 }
 
-static void close_stages(struct iz_engine *e)
+static void close_staging(struct iz_engine *e)
 {
-    struct stages all[STAGES];
-    list_stages(e, all);
-    for (const struct stages *s = all; s < all + STAGES; s++) {
-        struct iz_staging *x = *s->stage;
-        for (int i = 0; x && i < s->n; i++)
-            iz_handle_close(&x[i].handle);
-        free(x);
-        *s->stage = NULL;
+    for (int k = 0; k < IZ_STAGINGS; k++) {
+        struct iz_staging *s = e->staging[k].buffer;
+        for (int i = 0; s && i < e->plan.staging[k].n; i++)
+            iz_handle_close(&s[i].handle);
+        free(s);
+        e->staging[k].buffer = NULL;
     }
 }
 
@@ -128,9 +101,9 @@ static int open_rings(struct iz_engine *e)
             (r->grads && !e->ring[i].grad[r->grads - 1].handle))
             return -ENOMEM;
     }
-    int n = e->plan.boundary_slots;
+    int n = e->plan.act.boundary_slots;
     e->boundaries.slot = open_slots(
-        e, n, iz_dtype_bytes(e->plan.target.act) * e->plan.boundary_elems,
+        e, n, iz_dtype_bytes(e->plan.target.act) * e->plan.act.boundary_elems,
         IZ_MEM_BOUNDARY, IZ_DATUM_RAISED);
     bool slots = e->boundaries.slot && (!n || e->boundaries.slot[n - 1].handle);
     return e->ring && slots ? 0 : -ENOMEM;
@@ -142,7 +115,7 @@ static void close_rings(struct iz_engine *e)
         close_slots(&e->ring[i].param, e->plan.ring[i].params);
         close_slots(&e->ring[i].grad, e->plan.ring[i].grads);
     }
-    close_slots(&e->boundaries.slot, e->plan.boundary_slots);
+    close_slots(&e->boundaries.slot, e->plan.act.boundary_slots);
     free(e->ring);
 }
 
@@ -151,10 +124,10 @@ static int open_boundary(struct iz_engine *e, struct iz_track *l, int u)
 {
     const struct iz_plan *p = &e->plan;
     int64_t bytes = iz_plan_boundary_bytes(p, e->model, u);
-    if (p->boundary_slots && u + 2 == e->model->n_units)
+    if (p->act.boundary_slots && u + 2 == e->model->n_units)
         return 0;
     l->boundary[u] = iz_memory_take(
-        e->memory, p->boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE,
+        e->memory, p->act.boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE,
         IZ_MEM_BOUNDARY, bytes);
     if (!l->boundary[u])
         return -ENOMEM;
@@ -173,7 +146,7 @@ static int open_boundaries(struct iz_engine *e, struct iz_track *l)
     if (!l->boundary || !l->boundary_handle || !l->saved || !l->saved_handle)
         return -ENOMEM;
     for (int u = 0; u + 1 < units; u++) {
-        bool kept = !e->plan.recompute && u >= e->plan.first_trained;
+        bool kept = !e->plan.act.recompute && u >= e->plan.first_trained;
         int64_t saved = kept ? e->plan.cost[u].save_bytes : 0;
         if (open_boundary(e, l, u))
             return -ENOMEM;
@@ -194,7 +167,7 @@ static int open_track(struct iz_engine *e, int b)
     struct iz_track *l = &e->track[b];
     int64_t batch =
         (e->model->input_bytes + e->model->target_bytes) * e->plan.samples;
-    int64_t d = iz_dtype_bytes(e->plan.target.act) * e->plan.boundary_elems;
+    int64_t d = iz_dtype_bytes(e->plan.target.act) * e->plan.act.boundary_elems;
     l->batch =
         iz_memory_take(e->memory, iz_handle_tier(e), IZ_MEM_BATCH, batch);
     l->d = iz_memory_take(e->memory, IZ_TIER_DEVICE, IZ_MEM_BOUNDARY, d);
@@ -240,37 +213,39 @@ static void close_track(struct iz_engine *e, struct iz_track *l)
 
 static int open_scalars(struct iz_engine *e)
 {
-    e->control_handle =
+    e->scalar.control_handle =
         iz_handle_open(e, &e->control, sizeof(e->control), IZ_DATUM_SCALAR, 0);
-    e->scale_handle = iz_handle_open(e, &e->loss_scale, sizeof(e->loss_scale),
-                                     IZ_DATUM_SCALAR, 0);
-    e->loss_handle = iz_handle_open(e, &e->loss_sum, sizeof(e->loss_sum),
-                                    IZ_DATUM_SCALAR, 0);
-    e->learnt_handle =
-        iz_handle_open(e, &e->learnt, sizeof(e->learnt), IZ_DATUM_SCALAR, 0);
-    e->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 8)),
-                         sizeof(*e->gathered));
+    e->scalar.scale_handle =
+        iz_handle_open(e, &e->scalar.loss_scale, sizeof(e->scalar.loss_scale),
+                       IZ_DATUM_SCALAR, 0);
+    e->scalar.loss_handle = iz_handle_open(
+        e, &e->scalar.loss_sum, sizeof(e->scalar.loss_sum), IZ_DATUM_SCALAR, 0);
+    e->scalar.learnt_handle = iz_handle_open(
+        e, &e->scalar.learnt, sizeof(e->scalar.learnt), IZ_DATUM_SCALAR, 0);
+    e->scalar.gathered =
+        calloc((size_t)(e->plan.ranks * (e->plan.n_groups + 8)),
+               sizeof(*e->scalar.gathered));
     int64_t logits = 4 * (int64_t)e->model->vocab;
-    e->logits =
+    e->scalar.logits =
         iz_memory_take(e->memory, iz_handle_tier(e), IZ_MEM_BATCH, logits);
-    e->sealed_by = calloc((size_t)e->plan.ranks, sizeof(*e->sealed_by));
-    if (!e->gathered || !e->logits || !e->sealed_by)
+    e->seals.of = calloc((size_t)e->plan.ranks, sizeof(*e->seals.of));
+    if (!e->scalar.gathered || !e->scalar.logits || !e->seals.of)
         return -ENOMEM;
     if (logits)
-        e->logits_handle =
-            iz_handle_open(e, e->logits, logits, IZ_DATUM_BATCH, 0);
+        e->scalar.logits_handle =
+            iz_handle_open(e, e->scalar.logits, logits, IZ_DATUM_BATCH, 0);
     return 0;
 }
 
 static void close_scalars(struct iz_engine *e)
 {
-    iz_handle_close(&e->control_handle);
-    iz_handle_close(&e->scale_handle);
-    iz_handle_close(&e->loss_handle);
-    iz_handle_close(&e->learnt_handle);
-    iz_handle_close(&e->logits_handle);
-    free(e->gathered);
-    free(e->sealed_by);
+    iz_handle_close(&e->scalar.control_handle);
+    iz_handle_close(&e->scalar.scale_handle);
+    iz_handle_close(&e->scalar.loss_handle);
+    iz_handle_close(&e->scalar.learnt_handle);
+    iz_handle_close(&e->scalar.logits_handle);
+    free(e->scalar.gathered);
+    free(e->seals.of);
 }
 
 /* Buffers of the collectives; those of MPI are the library's own. */
@@ -294,7 +269,7 @@ static int open_comm(struct iz_engine *e)
 
 int iz_buffers_open(struct iz_engine *e)
 {
-    int r = open_stages(e);
+    int r = open_staging(e);
     if (!r)
         r = open_rows(e);
     if (!r)
@@ -312,20 +287,21 @@ void iz_buffers_close(struct iz_engine *e)
     for (int b = 0; e->track && b < e->plan.tracks; b++)
         close_track(e, &e->track[b]);
     free(e->track);
-    iz_handle_close(&e->row_list[0].handle);
-    iz_handle_close(&e->row_list[1].handle);
-    iz_handle_close(&e->row_scratch.handle);
-    close_stages(e);
+    iz_handle_close(&e->touched.list[0].handle);
+    iz_handle_close(&e->touched.list[1].handle);
+    iz_handle_close(&e->touched.scratch.handle);
+    close_staging(e);
     iz_coll_gpu_close(e->coll);
     close_scalars(e);
 }
 
 /* ---- the next one ---- */
 
-struct iz_staging *iz_next_staging(struct iz_staging *all, int *next, int n)
+struct iz_staging *iz_next_staging(struct iz_engine *e, enum iz_staging_kind k)
 {
-    struct iz_staging *s = &all[*next];
-    *next = (*next + 1) % n;
+    struct iz_staging_ring *r = &e->staging[k];
+    struct iz_staging *s = &r->buffer[r->next];
+    r->next = (r->next + 1) % e->plan.staging[k].n;
     return s;
 }
 

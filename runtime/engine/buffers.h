@@ -12,8 +12,8 @@ int iz_buffers_open(struct iz_engine *e);
 /* Also after an open that failed. */
 void iz_buffers_close(struct iz_engine *e);
 
-/* The next of n staging buffers that take turns. */
-struct iz_staging *iz_next_staging(struct iz_staging *all, int *next, int n);
+/* The next staging buffer of a kind, which take turns. */
+struct iz_staging *iz_next_staging(struct iz_engine *e, enum iz_staging_kind k);
 /* Buffer for the next gradient contribution to a group. */
 starpu_data_handle_t iz_next_grad(struct iz_engine *e, int group);
 

@@ -95,6 +95,12 @@ struct iz_staging {
     starpu_data_handle_t handle;
 };
 
+/* Staging buffers of one kind take turns. */
+struct iz_staging_ring {
+    struct iz_staging *buffer;
+    int next;
+};
+
 /* Buffers of the micro-batches that are under way together.  Boundaries are
  * those of the host where a GPU has only slots for them. */
 struct iz_track {
@@ -149,6 +155,52 @@ struct iz_sealed {
 
 #define IZ_EVENTS 256 /* more than can be under way */
 
+/* From `clip` to the main thread, which takes them in order. */
+struct iz_events {
+    struct iz_event at[IZ_EVENTS];
+    int64_t taken, due; /* due: submitted */
+    _Atomic int64_t put;
+    sem_t ready;
+    int64_t waited_ns;               /* that the main thread waited for them */
+    int64_t submitted_ns[IZ_EVENTS]; /* when a step was, modulo IZ_EVENTS */
+};
+
+/* What the ranks have told of the checkpoint under way. */
+struct iz_seals {
+    struct iz_sealed own, *of; /* of: of all ranks */
+    int64_t heard;             /* the step of `of`; of `clip` alone */
+};
+
+/* Lists of the rows that a step touches of sparse tables: one while the update
+ * of the step before still reads the other. */
+struct iz_touched_lists {
+    struct iz_staging list[2], scratch;
+    int now;
+};
+
+/* The scalars that tasks hand on, each with its handle. */
+struct iz_scalars {
+    starpu_data_handle_t control_handle;
+    float loss_scale;
+    starpu_data_handle_t scale_handle;
+    double loss_sum;
+    starpu_data_handle_t loss_handle;
+    double learnt; /* targets of the step that no mask excludes, all ranks */
+    starpu_data_handle_t learnt_handle;
+    float *logits;
+    starpu_data_handle_t logits_handle;
+    double *gathered; /* scratch of clip */
+};
+
+/* Counted at submission: the plan's figures.  Touched rows are counted when
+ * they are fetched. */
+struct iz_counts {
+    _Atomic int64_t fetched_bytes;
+    int64_t up_bytes, down_bytes;
+    int64_t submit_ns;   /* of CPU time, to submit steps */
+    int64_t fetch_clock; /* elements used so far, each time anew */
+};
+
 struct iz_engine {
     const struct iz_config *config;
     const struct iz_model *model;
@@ -162,54 +214,26 @@ struct iz_engine {
     struct iz_nvme *state_file, *param_file;
     struct iz_group *group;
     struct iz_ring *ring;
-    struct iz_staging *state_stage, *param_stage, *grad_stage, *update_stage;
-    /* Rows that a step touches of sparse tables: one list while the update of
-     * the step before still reads the other. */
-    struct iz_staging row_list[2], row_scratch;
-    int row_list_now;
-    int next_state_stage, next_param_stage, next_grad_stage, next_update_stage;
-    struct iz_staging *split_stage;
-    int next_split_stage;
-    struct iz_staging *save_stage;
-    int next_save_stage;
-    struct iz_sealed sealed, *sealed_by; /* sealed_by: of all ranks */
-    int64_t sealed_heard; /* the step of sealed_by; of `clip` alone */
+    struct iz_staging_ring staging[IZ_STAGINGS];
+    struct iz_touched_lists touched;
     double *scalars; /* sums of squares of the groups, losses of the tracks */
     struct iz_track *track;
     struct iz_boundaries boundaries;
     struct iz_uses training, forward;
     struct iz_control control;
     struct iz_update_order update_order;
-    starpu_data_handle_t control_handle;
-    float loss_scale;
-    starpu_data_handle_t scale_handle;
-    double loss_sum;
-    starpu_data_handle_t loss_handle;
-    double learnt; /* targets of the step that no mask excludes, all ranks */
-    starpu_data_handle_t learnt_handle;
-    float *logits;
-    starpu_data_handle_t logits_handle;
-    double *gathered; /* scratch of clip */
-    int64_t updates;  /* submitted; right only where none can be skipped */
-    int64_t step;     /* steps submitted */
-    int64_t eval_tasks;
-    bool simulated;
-    double gemm_rate; /* flop/s of all compute workers, 0: not measured */
+    struct iz_scalars scalar;
+    struct iz_seals seals;
+    struct iz_events events;
+    struct iz_counts counts;
     struct iz_trace *trace;
-    int64_t fetch_clock; /* elements used so far, each time anew */
-    int marked;          /* uses of the pass under way that it counted */
-    /* Counted at submission: the plan's figures.  Touched rows are counted when
-     * they are fetched. */
-    _Atomic int64_t fetched_bytes;
-    int64_t up_bytes, down_bytes;
-    struct iz_event event[IZ_EVENTS];
-    int64_t events_taken, events_due; /* due: submitted */
-    int64_t waited_ns; /* that the main thread waited for events */
-    _Atomic int64_t events_put;
-    sem_t event_ready;
-    int64_t submit_ns;               /* of CPU time, to submit steps */
-    int64_t submitted_ns[IZ_EVENTS]; /* when a step was, modulo IZ_EVENTS */
-    _Atomic int *stop;               /* set by a signal; borrowed */
+    int64_t updates; /* submitted; right only where none can be skipped */
+    int64_t step;    /* steps submitted */
+    int64_t eval_tasks;
+    int marked; /* uses of the pass under way that were counted */
+    bool simulated;
+    double gemm_rate;  /* flop/s of all compute workers, 0: not measured */
+    _Atomic int *stop; /* set by a signal; borrowed */
 };
 
 #endif

@@ -19,16 +19,17 @@ static enum iz_tier tier_of(enum iz_home h)
 
 int64_t iz_groups_own(const struct iz_engine *e, const struct iz_group *g)
 {
-    bool shard_of_full = e->plan.params_full && !e->plan.states_full;
+    bool shard_of_full = e->plan.zero.params_full && !e->plan.zero.states_full;
     return shard_of_full ? g->plan->shard * e->plan.rank : 0;
 }
 
 /* The same of the frozen ones, which lie behind the trained ones. */
 static int64_t own_frozen(const struct iz_engine *e, const struct iz_group *g)
 {
-    bool shard_of_full = e->plan.params_full && !e->plan.states_full;
+    bool shard_of_full = e->plan.zero.params_full && !e->plan.zero.states_full;
     int64_t first = shard_of_full ? g->plan->frozen.shard * e->plan.rank : 0;
-    return first + (e->plan.params_full ? g->plan->padded : g->plan->shard);
+    return first +
+           (e->plan.zero.params_full ? g->plan->padded : g->plan->shard);
 }
 
 static void piece_filter(void *parent, void *child,
@@ -77,7 +78,7 @@ static int register_pieces(struct iz_engine *e, struct iz_group *g, int u)
 static int open_params(struct iz_engine *e, struct iz_group *g, int u)
 {
     int64_t size = iz_dtype_bytes(e->plan.param_type);
-    if (e->plan.param_home == IZ_HOME_NVME) {
+    if (e->plan.zero.param_home == IZ_HOME_NVME) {
         for (int i = 0; i < g->plan->chunks; i++) {
             starpu_void_data_register(&g->chunk[i].param_handle);
             iz_trace_datum(g->chunk[i].param_handle, IZ_DATUM_PARAM, u);
@@ -96,7 +97,7 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
                 e->model->unit[u].name, (long long)held, UINT32_MAX);
         return -EINVAL;
     }
-    g->param = iz_memory_take(e->memory, tier_of(e->plan.param_home),
+    g->param = iz_memory_take(e->memory, tier_of(e->plan.zero.param_home),
                               IZ_MEM_PARAM, held * size);
     if (!g->param)
         return -ENOMEM;
@@ -109,7 +110,7 @@ static int open_params(struct iz_engine *e, struct iz_group *g, int u)
 
 static int open_states(struct iz_engine *e, struct iz_group *g, int u)
 {
-    bool disk = e->plan.state_home == IZ_HOME_NVME;
+    bool disk = e->plan.zero.state_home == IZ_HOME_NVME;
     for (int i = 0; i < g->plan->chunks; i++) {
         struct iz_chunk *k = &g->chunk[i];
         if (disk) {
@@ -122,11 +123,11 @@ static int open_states(struct iz_engine *e, struct iz_group *g, int u)
             iz_memory_take(e->memory, tier_of(k->home), IZ_MEM_STATE, bytes);
         if (!k->state)
             return -ENOMEM;
-        k->state_handle =
-            iz_handle_open(e, k->state, bytes,
-                           k->home == e->plan.state_home ? IZ_DATUM_STATE
-                                                         : IZ_DATUM_SPLIT_STATE,
-                           u);
+        k->state_handle = iz_handle_open(e, k->state, bytes,
+                                         k->home == e->plan.zero.state_home
+                                             ? IZ_DATUM_STATE
+                                             : IZ_DATUM_SPLIT_STATE,
+                                         u);
     }
     return 0;
 }
@@ -199,7 +200,7 @@ static int open_layout(struct iz_engine *e, struct iz_group *g, int u)
         return -ENOMEM;
     for (int i = 0; i < g->plan->chunks; i++)
         g->chunk[i].home =
-            i < g->plan->host_chunks ? e->plan.state_home : IZ_HOME_NONE;
+            i < g->plan->host_chunks ? e->plan.zero.state_home : IZ_HOME_NONE;
     iz_unit_offsets(unit, g->plan->padded, g->offset);
     g->layout = (struct iz_unit_layout){.model = e->model,
                                         .unit = u,
@@ -289,11 +290,11 @@ static int open_files(struct iz_engine *e)
         }
     }
     int r = 0;
-    if (e->plan.state_home == IZ_HOME_NVME)
+    if (e->plan.zero.state_home == IZ_HOME_NVME)
         r = engine_groups_open_file(e, &e->state_file, "state",
                                     &e->config->zero.optimizer, IZ_MEM_STATE,
                                     state);
-    if (!r && e->plan.param_home == IZ_HOME_NVME)
+    if (!r && e->plan.zero.param_home == IZ_HOME_NVME)
         r = engine_groups_open_file(e, &e->param_file, "param",
                                     &e->config->zero.param, IZ_MEM_PARAM,
                                     param);

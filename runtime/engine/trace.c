@@ -67,15 +67,15 @@ static enum iz_tier datum_tier(const struct iz_plan *p, enum iz_datum d)
 {
     switch (d) {
     case IZ_DATUM_PARAM:
-        return home_tier(p->param_home);
+        return home_tier(p->zero.param_home);
     case IZ_DATUM_STATE:
-        return home_tier(p->state_home);
+        return home_tier(p->zero.state_home);
     case IZ_DATUM_GRAD:
         return iz_plan_grad_tier(p);
     case IZ_DATUM_STAGING:
         return IZ_TIER_CPU;
     case IZ_DATUM_BOUNDARY:
-        return p->boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+        return p->act.boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE;
     case IZ_DATUM_BATCH:
     case IZ_DATUM_BLOCK_SUMS:
     case IZ_DATUM_SQUARES:
@@ -326,9 +326,9 @@ static void write_run(const struct iz_engine *e, FILE *f)
             "\"stage_fetches\": %s, \"micro_batches\": %d, \"slices\": %d, "
             "\"wave\": %d,\n\"ring\": %d, \"recompute\": %s, "
             "\"compute_workers\": %d,\n\"units\": [",
-            p->fetch ? "true" : "false", p->micro_batches, p->slices, p->wave,
-            p->n_rings ? p->ring[0].params : 0, p->recompute ? "true" : "false",
-            p->tasks_at_once);
+            p->zero.fetch ? "true" : "false", p->micro_batches, p->slices,
+            p->wave, p->n_rings ? p->ring[0].params : 0,
+            p->act.recompute ? "true" : "false", p->tasks_at_once);
     for (int u = 0; u < e->model->n_units; u++)
         fprintf(f, "%s\"%s\"", u ? ", " : "", e->model->unit[u].name);
     fprintf(f, "]\n");

@@ -44,7 +44,7 @@ static int import_part(struct iz_engine *e, int u, const struct part *p,
                        struct iz_hf_reader *r, float *buf,
                        struct iz_progress *progress)
 {
-    int64_t base = e->plan.states_full ? 0 : p->shard * e->plan.rank;
+    int64_t base = e->plan.zero.states_full ? 0 : p->shard * e->plan.rank;
     int64_t end = base + p->owned < p->n ? base + p->owned : p->n;
     int err = 0;
 
@@ -164,8 +164,8 @@ static float *gather_trained(struct iz_engine *e, int u)
     if (!all)
         iz_die("export: no memory for the adapters of %s",
                e->model->unit[u].name);
-    iz_access_get(e, u, IZ_MASTER, e->plan.states_full ? base : 0, all + base,
-                  p->shard);
+    iz_access_get(e, u, IZ_MASTER, e->plan.zero.states_full ? base : 0,
+                  all + base, p->shard);
     if (e->plan.ranks > 1)
         iz_coll_all_gather(e->coll, all, p->shard * (int64_t)sizeof(*all),
                            "adapters");
@@ -178,7 +178,7 @@ static void export_part(struct iz_engine *e, int u, const struct part *p,
                         float *buf, struct iz_progress *progress)
 {
     int64_t base = p->shard * e->plan.rank;
-    int64_t skip = e->plan.states_full ? base : 0;
+    int64_t skip = e->plan.zero.states_full ? base : 0;
     int64_t end = base + p->shard < p->n ? base + p->shard : p->n;
 
     for (int64_t i = base; i < end; i += IZ_HF_PIECE) {

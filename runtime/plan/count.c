@@ -24,7 +24,7 @@ static enum iz_tier tier_of(enum iz_home h)
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
                             const struct iz_plan_group *g)
 {
-    return round_up(iz_plan_states(p, p->state_home, g->chunk).bytes,
+    return round_up(iz_plan_states(p, p->zero.state_home, g->chunk).bytes,
                     PAGE_BYTES);
 }
 
@@ -39,16 +39,16 @@ static void count_groups(struct iz_plan *p)
         int64_t grads = iz_plan_grads(p, g) * grad;
         int64_t host = iz_plan_host_elems(g);
         int accumulators = g->split_accum ? 2 : 1;
-        bool file = p->param_home == IZ_HOME_NVME;
-        b[tier_of(p->param_home)][IZ_MEM_PARAM] +=
+        bool file = p->zero.param_home == IZ_HOME_NVME;
+        b[tier_of(p->zero.param_home)][IZ_MEM_PARAM] +=
             (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
         int64_t apart = iz_plan_grads_apart(p, g) * grad;
         b[grad_tier][IZ_MEM_GRAD] += (grads - apart) * accumulators;
         b[IZ_TIER_DEVICE][IZ_MEM_GRAD] += apart * accumulators;
-        file = p->state_home == IZ_HOME_NVME;
-        b[tier_of(p->state_home)][IZ_MEM_STATE] +=
+        file = p->zero.state_home == IZ_HOME_NVME;
+        b[tier_of(p->zero.state_home)][IZ_MEM_STATE] +=
             file ? g->chunks * iz_plan_chunk_bytes(p, g)
-                 : iz_plan_states(p, p->state_home, host).bytes;
+                 : iz_plan_states(p, p->zero.state_home, host).bytes;
         b[IZ_TIER_DEVICE][IZ_MEM_STATE] +=
             iz_plan_states(p, IZ_HOME_NONE, g->owned - host).bytes;
     }
@@ -64,31 +64,34 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
         shard = max64(shard, iz_plan_filed(&p->group[u]));
     }
     int64_t param = iz_dtype_bytes(p->param_type);
-    if (p->state_home == IZ_HOME_NVME)
-        p->state_stage_bytes = state;
-    if (p->param_home == IZ_HOME_NVME) {
-        p->state_stage_bytes += chunk * param;
-        p->param_stage_bytes = shard * param;
+    if (p->zero.state_home == IZ_HOME_NVME)
+        p->staging[IZ_STAGING_STATE].bytes = state;
+    if (p->zero.param_home == IZ_HOME_NVME) {
+        p->staging[IZ_STAGING_STATE].bytes += chunk * param;
+        p->staging[IZ_STAGING_PARAM].bytes = shard * param;
     }
-    p->state_stages = p->state_stage_bytes ? c->zero.optimizer.buffer_count : 0;
-    p->param_stages = p->param_stage_bytes ? c->zero.param.buffer_count : 0;
+    p->staging[IZ_STAGING_STATE].n =
+        p->staging[IZ_STAGING_STATE].bytes ? c->zero.optimizer.buffer_count : 0;
+    p->staging[IZ_STAGING_PARAM].n =
+        p->staging[IZ_STAGING_PARAM].bytes ? c->zero.param.buffer_count : 0;
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] =
-        p->state_stage_bytes * p->state_stages +
-        p->param_stage_bytes * p->param_stages;
+        p->staging[IZ_STAGING_STATE].bytes * p->staging[IZ_STAGING_STATE].n +
+        p->staging[IZ_STAGING_PARAM].bytes * p->staging[IZ_STAGING_PARAM].n;
 }
 
 static void count_saves(struct iz_plan *p, const struct iz_config *c)
 {
-    bool disk = p->state_home == IZ_HOME_NVME || p->param_home == IZ_HOME_NVME;
+    bool disk = p->zero.state_home == IZ_HOME_NVME ||
+                p->zero.param_home == IZ_HOME_NVME;
     /* Parts of what a checksum covers cannot be checked, and states in fewer
      * bytes are read as a whole, or are widened on the host. */
-    bool far = p->state_home == IZ_HOME_NVME || p->split ||
-               (p->target.gpu && p->state_home == IZ_HOME_NONE);
+    bool far = p->zero.state_home == IZ_HOME_NVME || p->zero.split ||
+               (p->target.gpu && p->zero.state_home == IZ_HOME_NONE);
     bool wait = c->run.save_mode == IZ_SAVE_SYNC ||
                 (disk && c->run.nvme_checksum) ||
                 (far && p->moments != IZ_MOMENT_F32);
     int64_t elems = 0;
-    p->save_stages = 0;
+    p->staging[IZ_STAGING_SAVE].n = 0;
     if (!c->run.save_interval || wait)
         return;
     for (int u = 0; u < p->n_groups; u++) {
@@ -96,10 +99,10 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
         elems = max64(elems, round_up(p->group[u].shard, IZ_CHUNK_ALIGN));
         elems = max64(elems, round_up(frozen, IZ_CHUNK_ALIGN));
     }
-    p->save_stages = c->run.save_buffers;
-    p->save_stage_bytes = 4 * min64(elems, IZ_BLOCK);
+    p->staging[IZ_STAGING_SAVE].n = c->run.save_buffers;
+    p->staging[IZ_STAGING_SAVE].bytes = 4 * min64(elems, IZ_BLOCK);
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
-        p->save_stages * p->save_stage_bytes;
+        p->staging[IZ_STAGING_SAVE].n * p->staging[IZ_STAGING_SAVE].bytes;
 }
 
 /* Of a contribution that the host adds: not where its accumulator takes the
@@ -128,24 +131,25 @@ static void count_copies(struct iz_plan *p)
     if (!p->target.gpu)
         return;
     /* The host's collectives add to its accumulators themselves. */
-    if (p->grads_down && (!many || p->target.nccl))
-        p->grad_stage_bytes = down * (many ? 4 : size);
-    p->grad_stages = p->grad_stage_bytes ? 2 : 0;
-    p->update_stage_bytes = p->params_up ? chunk * size : 0;
+    if (p->zero.grads_down && (!many || p->target.nccl))
+        p->staging[IZ_STAGING_GRAD].bytes = down * (many ? 4 : size);
+    p->staging[IZ_STAGING_GRAD].n = p->staging[IZ_STAGING_GRAD].bytes ? 2 : 0;
+    p->staging[IZ_STAGING_UPDATE].bytes = p->zero.params_up ? chunk * size : 0;
     /* Every worker of the host has one, and one is on its way up. */
-    p->update_stages = p->update_stage_bytes ? p->target.workers + 1 : 0;
+    p->staging[IZ_STAGING_UPDATE].n =
+        p->staging[IZ_STAGING_UPDATE].bytes ? p->target.workers + 1 : 0;
     if (many && p->target.nccl)
         p->exchange_bytes = unit * size;
     else if (many)
         p->comm_staging_bytes = max64(
             whole * size, unit * max64(size, iz_dtype_bytes(p->grad_type)) +
-                              (p->grads_down ? 0 : unit / p->ranks * 4));
+                              (p->zero.grads_down ? 0 : unit / p->ranks * 4));
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
-        p->grad_stage_bytes * p->grad_stages +
-        p->update_stage_bytes * p->update_stages + p->comm_staging_bytes +
-        IZ_BOUNCE_BYTES;
+        p->staging[IZ_STAGING_GRAD].bytes * p->staging[IZ_STAGING_GRAD].n +
+        p->staging[IZ_STAGING_UPDATE].bytes * p->staging[IZ_STAGING_UPDATE].n +
+        p->comm_staging_bytes + IZ_BOUNCE_BYTES;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_STAGING] +=
-        p->split_stage_bytes * p->split_stages;
+        p->staging[IZ_STAGING_SPLIT].bytes * p->staging[IZ_STAGING_SPLIT].n;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM] += p->exchange_bytes;
 }
 
@@ -160,21 +164,22 @@ int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
 static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
 {
     int64_t sum = 0, largest = 0, bytes = 0;
-    bool slots = p->boundaries_down && p->target.gpu;
+    bool slots = p->act.boundaries_down && p->target.gpu;
     for (int u = 0; u + 1 < m->n_units; u++) {
         bytes = iz_plan_boundary_bytes(p, m, u);
         sum += bytes;
         largest = max64(largest, bytes);
     }
-    p->boundary_elems = largest / iz_dtype_bytes(p->target.act);
-    p->boundary_slots = slots ? (int)min64(p->tracks + SPARE_SLOTS,
-                                           p->tracks * (m->n_units - 1))
-                              : 0;
+    p->act.boundary_elems = largest / iz_dtype_bytes(p->target.act);
+    p->act.boundary_slots = slots ? (int)min64(p->tracks + SPARE_SLOTS,
+                                               p->tracks * (m->n_units - 1))
+                                  : 0;
     int64_t home = p->tracks * (slots ? sum - bytes : sum);
-    int64_t device = (p->tracks + p->boundary_slots) * largest;
-    p->bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] = p->boundaries_down ? home : 0;
+    int64_t device = (p->tracks + p->act.boundary_slots) * largest;
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] =
+        p->act.boundaries_down ? home : 0;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] =
-        device + (p->boundaries_down ? 0 : home);
+        device + (p->act.boundaries_down ? 0 : home);
 }
 
 /* Sums of the blocks of gradients that the GPU has apart. */
@@ -196,13 +201,13 @@ static void count_activations(struct iz_plan *p, const struct iz_model *m)
     int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
     /* Kernels read samples and write losses and logits in pinned memory. */
     enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
-    b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->recompute ? 0 : saved * p->tracks;
+    b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->act.recompute ? 0 : saved * p->tracks;
     b[near][IZ_MEM_BATCH] =
         p->tracks * p->samples * (m->input_bytes + m->target_bytes) +
         4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_groups + 2 * p->tracks) +
         square_bytes(p) + 2 * iz_plan_list_bytes(p) +
         iz_plan_list_scratch_bytes(p, m);
-    b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->scratch_bytes * p->tasks_at_once;
+    b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->act.scratch_bytes * p->tasks_at_once;
 }
 
 static void count_rings(struct iz_plan *p)
@@ -236,7 +241,7 @@ void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
 
 void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep)
 {
-    p->recompute = !keep;
+    p->act.recompute = !keep;
     count_activations(p, m);
 }
 
@@ -258,13 +263,13 @@ int64_t iz_plan_gathered(const struct iz_plan_group *g)
 
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_group *g)
 {
-    return p->params_full ? g->padded + g->frozen.padded
-                          : g->shard + g->frozen.shard;
+    return p->zero.params_full ? g->padded + g->frozen.padded
+                               : g->shard + g->frozen.shard;
 }
 
 int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_group *g)
 {
-    int64_t n = p->grads_full ? g->padded : g->shard;
+    int64_t n = p->zero.grads_full ? g->padded : g->shard;
     return g->rows ? min64(n, g->packed) : n;
 }
 
@@ -294,15 +299,19 @@ int64_t iz_plan_filed(const struct iz_plan_group *g)
 
 enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
 {
-    return p->state_home == IZ_HOME_NONE || p->grads_full ? IZ_TIER_DEVICE
-                                                          : IZ_TIER_CPU;
+    return p->zero.state_home == IZ_HOME_NONE || p->zero.grads_full
+               ? IZ_TIER_DEVICE
+               : IZ_TIER_CPU;
 }
 
 int64_t iz_plan_buffers(const struct iz_plan *p)
 {
-    int64_t n = 16 + p->state_stages + p->param_stages + p->grad_stages +
-                p->update_stages + p->split_stages + p->boundary_slots +
-                p->save_stages + p->tracks * (2 * (int64_t)p->n_groups + 3);
+    int64_t n = 16 + p->staging[IZ_STAGING_STATE].n +
+                p->staging[IZ_STAGING_PARAM].n + p->staging[IZ_STAGING_GRAD].n +
+                p->staging[IZ_STAGING_UPDATE].n +
+                p->staging[IZ_STAGING_SPLIT].n + p->act.boundary_slots +
+                p->staging[IZ_STAGING_SAVE].n +
+                p->tracks * (2 * (int64_t)p->n_groups + 3);
     for (int i = 0; i < p->n_rings; i++)
         n += p->ring[i].params + p->ring[i].grads;
     for (int u = 0; u < p->n_groups; u++)

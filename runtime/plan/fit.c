@@ -355,7 +355,7 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 FILE *err)
 {
     /* What lives on the host so that the GPU has room is not kept there. */
-    bool lean = p->boundaries_down && p->target.gpu;
+    bool lean = p->act.boundaries_down && p->target.gpu;
     if (c->run.recompute == IZ_RECOMPUTE_AUTO && !lean) {
         iz_plan_keep(p, m, true);
         if (!iz_plan_within(p, limit))

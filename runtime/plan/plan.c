@@ -51,8 +51,8 @@ static bool sums_squares(const struct iz_plan *p, const struct iz_plan_group *g)
     if (g->split_accum || (g->direct && !many))
         return false;
     if (!gpu || (many && !p->target.nccl))
-        return !gpu || p->grads_down;
-    return p->grads_down && !iz_plan_straight(p, g->contributions == 1);
+        return !gpu || p->zero.grads_down;
+    return p->zero.grads_down && !iz_plan_straight(p, g->contributions == 1);
 }
 
 static void plan_group(struct iz_plan *p, const struct iz_config *c,
@@ -63,7 +63,7 @@ static void plan_group(struct iz_plan *p, const struct iz_config *c,
     for (int i = 0; i < 2; i++) {
         int64_t n = iz_unit_elems(&m->unit[u], i == 1);
         int64_t shard = round_up((n + p->ranks - 1) / p->ranks, ALIGN_SHARD);
-        int64_t owned = p->states_full ? shard * p->ranks : shard;
+        int64_t owned = p->zero.states_full ? shard * p->ranks : shard;
         int64_t chunk = chunk_elems(c, owned);
         part[i] = (struct iz_plan_frozen){
             n,     shard, shard * p->ranks,
@@ -80,7 +80,7 @@ static void plan_group(struct iz_plan *p, const struct iz_config *c,
     bool many = p->micro_batches > 1;
     g->split_accum = g->ties && many;
     g->direct = c->zero.stage <= 1 && !many && p->slices == 1 && !g->ties &&
-                !p->grads_down;
+                !p->zero.grads_down;
     g->contributions = p->micro_batches * (g->split_accum ? 1 : 1 + g->ties);
     g->sums_squares = sums_squares(p, g);
 }
@@ -148,7 +148,7 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
         for (int u = 0; u < p->n_groups; u++)
             needed |=
                 p->group[u].ring == i && p->group[u].n && !p->group[u].direct;
-        if (!p->fetch)
+        if (!p->zero.fetch)
             p->ring[i].params = 0;
         if (!needed)
             p->ring[i].grads = 0;
@@ -198,24 +198,26 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     int stage = c->zero.stage;
     bool once = c->grad_accum == 1 && p->slices == 1;
     bool gpu = p->target.gpu;
-    p->params_full = stage < 3;
-    p->states_full = stage < 1;
-    p->param_home = c->zero.param.home;
-    p->state_home = c->zero.optimizer.home;
-    p->grads_down = gpu && p->state_home != IZ_HOME_NONE;
-    p->params_up = p->grads_down && p->param_home == IZ_HOME_NONE;
-    p->grads_full = stage < 1 || (stage == 1 && once && !p->grads_down);
+    p->zero.params_full = stage < 3;
+    p->zero.states_full = stage < 1;
+    p->zero.param_home = c->zero.param.home;
+    p->zero.state_home = c->zero.optimizer.home;
+    p->zero.grads_down = gpu && p->zero.state_home != IZ_HOME_NONE;
+    p->zero.params_up =
+        p->zero.grads_down && p->zero.param_home == IZ_HOME_NONE;
+    p->zero.grads_full =
+        stage < 1 || (stage == 1 && once && !p->zero.grads_down);
     /* On a CPU the cpu tier is the memory that units are computed in: one rank
      * reads its parameters where they are. */
     enum iz_home near = gpu ? IZ_HOME_NONE : IZ_HOME_CPU;
-    p->fetch = stage == 3 && (p->ranks > 1 || p->param_home > near);
+    p->zero.fetch = stage == 3 && (p->ranks > 1 || p->zero.param_home > near);
     p->param_type = c->dtype;
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
     p->optimizer = c->optimizer.type;
     p->moments = c->run.state_dtype;
     p->pin_cpu =
-        (p->state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
-        (p->param_home != IZ_HOME_NONE && c->zero.param.pin_memory);
+        (p->zero.state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
+        (p->zero.param_home != IZ_HOME_NONE && c->zero.param.pin_memory);
 }
 
 /* ---- costs ---- */
@@ -253,8 +255,9 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
                                              p->param_type, &like);
         /* Every kept buffer is a whole number of cache lines. */
         p->cost[u].save_bytes = round_up(p->cost[u].save_bytes, 64);
-        p->save_bytes = max64(p->save_bytes, p->cost[u].save_bytes);
-        p->scratch_bytes = max64(p->scratch_bytes, p->cost[u].work_bytes);
+        p->act.save_bytes = max64(p->act.save_bytes, p->cost[u].save_bytes);
+        p->act.scratch_bytes =
+            max64(p->act.scratch_bytes, p->cost[u].work_bytes);
         p->step_flops +=
             tasks * (p->cost[u].forward_flops +
                      (u < p->first_trained ? 0 : p->cost[u].backward_flops));
@@ -262,10 +265,11 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
     /* Tasks on flat buffers need little: the norm's partial sums. */
     if (p->target.gpu)
         for (int u = 0; u < p->n_groups; u++)
-            p->scratch_bytes =
-                max64(p->scratch_bytes,
+            p->act.scratch_bytes =
+                max64(p->act.scratch_bytes,
                       iz_flat_norm2_scratch_bytes(p->group[u].padded));
-    p->scratch_bytes = round_up(p->scratch_bytes, 64) + p->save_bytes + 4096;
+    p->act.scratch_bytes =
+        round_up(p->act.scratch_bytes, 64) + p->act.save_bytes + 4096;
 }
 
 int iz_plan_check_types(const struct iz_config *c,
@@ -321,8 +325,8 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     plan_costs(p, m);
     plan_rings(p, c);
     p->early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
-    p->recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
-    p->boundaries_down = c->cpu_checkpointing;
+    p->act.recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
+    p->act.boundaries_down = c->cpu_checkpointing;
     iz_plan_count(p, c, m);
     return 0;
 }
@@ -369,8 +373,8 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         fprintf(out, " (%.2fM trained)", (double)n / 1e6);
     fprintf(out, " in %d units, %d rank%s, %s, activations %s%s\n", m->n_units,
             p->ranks, p->ranks > 1 ? "s" : "", iz_dtype_name(p->param_type),
-            p->recompute ? "recomputed" : "kept",
-            p->boundaries_down ? ", boundaries on the host" : "");
+            p->act.recompute ? "recomputed" : "kept",
+            p->act.boundaries_down ? ", boundaries on the host" : "");
     fprintf(out,
             "      %d micro-batch%s a step, %d at a time, %d slice%s of %d "
             "sample%s; %d worker%s; ring of %d units\n",

@@ -71,22 +71,28 @@ struct iz_target {
     struct iz_rate compute;
 };
 
-struct iz_plan {
-    /* Updates need neither the norm nor a loss scale: they may follow their
-     * gradients at once. */
-    bool early;
-    int ranks, rank, n_groups, n_rings;
-    struct iz_target target;
-    int tasks_at_once; /* units that are computed side by side */
-    int first_trained; /* backward ends with this unit */
-    struct iz_plan_group *group;
-    struct iz_plan_ring *ring;
-    struct iz_unit_cost *cost; /* of each unit at `samples` */
-    int samples;               /* of one task */
-    int slices; /* tasks of one micro-batch: their gradients are added first */
-    int micro_batches; /* per rank and step */
-    int wave;          /* micro-batches that pass the units together */
-    int tracks;        /* activation buffers: wave * slices */
+/* Buffers on the way between disk, host and GPU. */
+enum iz_staging_kind {
+    IZ_STAGING_STATE,  /* a chunk's states, from and to disk */
+    IZ_STAGING_PARAM,  /* a shard of parameters, from disk */
+    IZ_STAGING_GRAD,   /* gradients, from a GPU to their accumulator */
+    IZ_STAGING_UPDATE, /* updated chunks, to a GPU */
+    /* On the GPU, for a chunk of the split: [gradient][parameters], the
+     * gradient unless it is there, the parameters if they live on the host. */
+    IZ_STAGING_SPLIT,
+    /* Between states and a checkpoint that is written beside training; none:
+     * training waits while one is written. */
+    IZ_STAGING_SAVE,
+    IZ_STAGINGS
+};
+
+struct iz_plan_staging {
+    int n;
+    int64_t bytes; /* of each */
+};
+
+/* What stage, homes and ratio have become. */
+struct iz_plan_zero {
     bool params_full, grads_full, states_full; /* on every rank, or shards */
     bool fetch; /* units are copied or gathered into a ring */
     /* On a GPU: gradients are kept on the host, and parameters on the GPU are
@@ -99,36 +105,46 @@ struct iz_plan {
     /* The gradients of those chunks are summed and kept on the GPU: not where
      * the collectives of the host form the sums. */
     bool grads_apart;
+    enum iz_home state_home, param_home;
+};
+
+struct iz_plan_activations {
     bool recompute;
     /* Boundaries live on the host; on a GPU they pass through so many slots. */
     bool boundaries_down;
     int boundary_slots;
-    bool pin_cpu;                        /* lock the cpu tier into memory */
+    int64_t save_bytes, scratch_bytes,
+        boundary_elems; /* largest of all units */
+};
+
+struct iz_plan {
+    int ranks, rank, n_groups, n_rings;
+    struct iz_target target;
+    int tasks_at_once; /* units that are computed side by side */
+    int first_trained; /* backward ends with this unit */
+    struct iz_plan_group *group;
+    struct iz_plan_ring *ring;
+    struct iz_unit_cost *cost; /* of each unit at `samples` */
+    int samples;               /* of one task */
+    int slices; /* tasks of one micro-batch: their gradients are added first */
+    int micro_batches; /* per rank and step */
+    int wave;          /* micro-batches that pass the units together */
+    int tracks;        /* activation buffers: wave * slices */
+    struct iz_plan_zero zero;
+    struct iz_plan_activations act;
+    bool pin_cpu; /* lock the cpu tier into memory */
+    /* Updates need neither the norm nor a loss scale: they may follow their
+     * gradients at once. */
+    bool early;
     enum iz_dtype param_type, grad_type; /* grad_type: of the accumulators */
     enum iz_optimizer_type optimizer;
     enum iz_moment_type moments; /* how its states are kept */
-    enum iz_home state_home, param_home;
-    int64_t save_bytes, scratch_bytes,
-        boundary_elems; /* largest of all units */
-    int64_t state_stage_bytes,
-        param_stage_bytes; /* one staging buffer, 0: none */
-    int state_stages, param_stages;
-    /* Pinned buffers between host and GPU: gradients on their way to their
-     * accumulator, updated chunks, and one for collectives. */
-    int64_t grad_stage_bytes, update_stage_bytes, comm_staging_bytes;
-    int grad_stages, update_stages;
-    /* Buffers of the GPU for a chunk of the split: [gradient][parameters], the
-     * gradient unless it is there, the parameters if they live on the host. */
-    int64_t split_stage_bytes;
-    int split_stages;
-    /* Buffers between states and a checkpoint that is written beside training;
-     * 0: training waits while one is written. */
-    int64_t save_stage_bytes;
-    int save_stages;
+    struct iz_plan_staging staging[IZ_STAGINGS];
+    int64_t comm_staging_bytes; /* pinned, for collectives of a GPU's memory */
+    int64_t exchange_bytes;     /* what NCCL receives a unit's gradient in */
     /* Where there are sparse tables: rows that the samples of a step read, each
      * time anew, and different ones of those at most.  0: there are none. */
     int64_t step_reads, step_rows;
-    int64_t exchange_bytes; /* what NCCL receives a unit's gradient in */
     struct iz_bytes bytes;
     double step_flops; /* of one rank and step, recomputation excluded */
 };

@@ -21,7 +21,7 @@ int64_t iz_plan_host_elems(const struct iz_plan_group *g)
 int64_t iz_plan_grads_apart(const struct iz_plan *p,
                             const struct iz_plan_group *g)
 {
-    return p->grads_apart && g->n ? g->owned - iz_plan_host_elems(g) : 0;
+    return p->zero.grads_apart && g->n ? g->owned - iz_plan_host_elems(g) : 0;
 }
 
 static double distance(double a, double b)
@@ -45,7 +45,7 @@ static int nearest(const struct iz_plan_group *g, double want)
  * little, the next units make good. */
 void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
 {
-    bool divided = p->target.gpu && p->state_home == IZ_HOME_CPU;
+    bool divided = p->target.gpu && p->zero.state_home == IZ_HOME_CPU;
     double want = 0, have = 0;
     int64_t chunk = 0, elem = 0;
     for (int u = 0; u < p->n_groups; u++) {
@@ -59,17 +59,18 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
         if (g->host_chunks < g->chunks && g->chunk > chunk)
             chunk = g->chunk;
     }
-    p->divided = divided && c->zero.optimizer.ratio < 1;
-    p->split = chunk > 0;
-    p->grads_apart = p->split && (p->ranks == 1 || p->target.nccl);
-    for (int u = 0; p->grads_apart && u < p->n_groups; u++)
+    p->zero.divided = divided && c->zero.optimizer.ratio < 1;
+    p->zero.split = chunk > 0;
+    p->zero.grads_apart = p->zero.split && (p->ranks == 1 || p->target.nccl);
+    for (int u = 0; p->zero.grads_apart && u < p->n_groups; u++)
         p->group[u].sums_squares &= p->group[u].host_chunks > 0;
-    if (!p->grads_apart)
+    if (!p->zero.grads_apart)
         elem = iz_dtype_bytes(p->grad_type);
-    if (p->param_home != IZ_HOME_NONE)
+    if (p->zero.param_home != IZ_HOME_NONE)
         elem += iz_dtype_bytes(p->param_type);
-    p->split_stage_bytes = chunk * elem;
-    p->split_stages = p->split_stage_bytes ? STAGES : 0;
+    p->staging[IZ_STAGING_SPLIT].bytes = chunk * elem;
+    p->staging[IZ_STAGING_SPLIT].n =
+        p->staging[IZ_STAGING_SPLIT].bytes ? STAGES : 0;
 }
 
 int iz_plan_split_check(const struct iz_config *c,
@@ -89,7 +90,7 @@ void iz_plan_split_print(const struct iz_plan *p, FILE *out)
 {
     int chunks = 0, host = 0;
     double owned = 0, of_host = 0;
-    if (!p->divided)
+    if (!p->zero.divided)
         return;
     for (int u = 0; u < p->n_groups; u++) {
         const struct iz_plan_group *g = &p->group[u];

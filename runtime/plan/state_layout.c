@@ -8,7 +8,7 @@ struct iz_state_layout iz_plan_states(const struct iz_plan *p,
                                       enum iz_home home, int64_t room)
 {
     bool apart = p->target.gpu &&
-                 (home == IZ_HOME_NONE) != (p->param_home == IZ_HOME_NONE);
+                 (home == IZ_HOME_NONE) != (p->zero.param_home == IZ_HOME_NONE);
     struct iz_state_layout l = {.room = room,
                                 .master = p->param_type != IZ_F32 || apart,
                                 .states = iz_optimizer(p->optimizer)->states,

@@ -128,7 +128,7 @@ static void drain(struct iz_metrics *m)
 /* The window of the summary reaches to this event. */
 static void watch(struct iz_metrics *m, int64_t time_ns)
 {
-    int64_t waited = m->e->waited_ns + iz_graph_waited_ns(m->e->graph);
+    int64_t waited = m->e->events.waited_ns + iz_graph_waited_ns(m->e->graph);
     if (!m->shares)
         return;
     iz_time_shares_until(m->shares, time_ns);
@@ -283,7 +283,8 @@ static void count_lead(struct iz_metrics *m, const struct iz_event *v)
     if (e->step <= v->step)
         return;
     double s =
-        (double)(v->time_ns - e->submitted_ns[v->step % IZ_EVENTS]) * 1e-9;
+        (double)(v->time_ns - e->events.submitted_ns[v->step % IZ_EVENTS]) *
+        1e-9;
     if (m->leads++ == 0 || s < m->least_lead_s)
         m->least_lead_s = s;
     m->sum_lead_s += s;
@@ -296,7 +297,7 @@ static void submission_json(struct iz_metrics *m)
         iz_metrics_line(m,
                         "{\"submission\": {\"seconds\": %.6f, "
                         "\"least_lead_s\": %.6f, \"mean_lead_s\": %.6f}}",
-                        (double)e->submit_ns * 1e-9, m->least_lead_s,
+                        (double)e->counts.submit_ns * 1e-9, m->least_lead_s,
                         m->sum_lead_s / (double)m->leads);
 }
 
@@ -358,10 +359,11 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         metrics_number(val, sizeof(val), m->last_eval), e->model->item, rate,
         flops * 1e-9, m->gemm_rate * 1e-9, iz_percent(flops, m->gemm_rate),
         hidden_percent(m, optimizer_kinds, 1), hidden_percent(m, comm_kinds, 3),
-        (long long)iz_graph_submitted(e->graph), (long long)e->fetched_bytes,
-        (long long)e->coll->sent_bytes, (long long)e->up_bytes,
-        (long long)e->down_bytes, (long long)iz_memory_peak_resident(),
-        (long long)m->skipped, (unsigned long long)e->coll->order_hash);
+        (long long)iz_graph_submitted(e->graph),
+        (long long)e->counts.fetched_bytes, (long long)e->coll->sent_bytes,
+        (long long)e->counts.up_bytes, (long long)e->counts.down_bytes,
+        (long long)iz_memory_peak_resident(), (long long)m->skipped,
+        (unsigned long long)e->coll->order_hash);
 }
 
 void iz_metrics_summary(struct iz_metrics *m, const char *reason)
@@ -389,8 +391,9 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
            rate, e->model->item, flops * 1e-9, iz_percent(flops, m->gemm_rate),
            m->gemm_rate * 1e-9, e->plan.tasks_at_once,
            e->plan.tasks_at_once > 1 ? "s" : "");
-    if (e->fetched_bytes)
-        printf("  parameters fetched %.1f MiB\n", iz_mib(e->fetched_bytes));
+    if (e->counts.fetched_bytes)
+        printf("  parameters fetched %.1f MiB\n",
+               iz_mib(e->counts.fetched_bytes));
     iz_summary_print_time(&t, stdout);
     iz_summary_print_memory(&t, stdout);
     printf("  largest resident set %.1f MiB\n",

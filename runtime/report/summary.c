@@ -78,16 +78,16 @@ static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
     const struct iz_plan *p = &e->plan;
     return (struct iz_bottleneck_setting){
         .gpu = p->target.gpu,
-        .recompute = p->recompute,
+        .recompute = p->act.recompute,
         .overlap = c->run.overlap,
         .overlap_comm = c->zero.overlap_comm,
         .breadth_first = c->run.schedule == IZ_BREADTH_FIRST,
-        .rings = p->fetch,
+        .rings = p->zero.fetch,
         .half = c->dtype != IZ_F32,
-        .param_on_disk = p->param_home == IZ_HOME_NVME,
-        .state_on_disk = p->state_home == IZ_HOME_NVME,
-        .divisible = p->target.gpu && p->state_home == IZ_HOME_CPU &&
-                     p->param_home != IZ_HOME_NVME &&
+        .param_on_disk = p->zero.param_home == IZ_HOME_NVME,
+        .state_on_disk = p->zero.state_home == IZ_HOME_NVME,
+        .divisible = p->target.gpu && p->zero.state_home == IZ_HOME_CPU &&
+                     p->zero.param_home != IZ_HOME_NVME &&
                      c->zero.optimizer.ratio > 0,
         .slices_fixed = c->run.slices > 0,
         .ranks = p->ranks,
@@ -196,9 +196,9 @@ static double link_bytes(const struct iz_engine *e, const struct link_row *r)
         return file_bytes(e->state_file) + file_bytes(e->param_file);
     switch (r->use) {
     case IZ_USE_UP:
-        return (double)e->up_bytes;
+        return (double)e->counts.up_bytes;
     case IZ_USE_DOWN:
-        return (double)e->down_bytes;
+        return (double)e->counts.down_bytes;
     default:
         return iz_graph_bytes(e->graph, r->where);
     }

@@ -222,7 +222,7 @@ int iz_run_start(struct run *r)
         return s;
     iz_run_measure(r);
     iz_run_print_header(r);
-    if (r->e->plan.save_stages)
+    if (r->e->plan.staging[IZ_STAGING_SAVE].n)
         s = iz_save_open(&r->saver, r->e, r->model_text);
     if (s)
         return s;

@@ -44,7 +44,7 @@ static void throttle(struct run *r)
 
 static void take_all(struct run *r)
 {
-    while (r->e->events_taken < r->e->events_due)
+    while (r->e->events.taken < r->e->events.due)
         take_event(r);
 }
 
@@ -74,7 +74,7 @@ static int end_saves(struct run *r)
 static int save(struct run *r)
 {
     int s = 0;
-    if (!r->e->plan.save_stages)
+    if (!r->e->plan.staging[IZ_STAGING_SAVE].n)
         return iz_run_save_now(r);
     if (iz_save_pending(r->saver)) {
         take_all(r);

@@ -165,8 +165,8 @@ static void report(const struct simulation *s)
     double tokens = (double)s->c.train_batch_size * s->model->tokens / step;
     double flops = e->plan.step_flops / step;
     double peak = (double)s->machine.flops_per_s[e->plan.param_type];
-    double up = (double)e->up_bytes / s->steps;
-    double down = (double)e->down_bytes / s->steps;
+    double up = (double)e->counts.up_bytes / s->steps;
+    double down = (double)e->counts.down_bytes / s->steps;
     printf("simulated on %s, rank 0 of %d: step %.4f s, %.0f %ss/s, "
            "%.2f TFLOP/s per rank",
            s->machine.name, s->ranks, step, tokens, s->model->item,

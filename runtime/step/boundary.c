@@ -61,9 +61,9 @@ static void submit_copy(struct iz_engine *e, enum iz_where where, int content,
                             .unit = unit,
                             .step = (int)e->step});
     if (where == IZ_ON_UP)
-        e->up_bytes += a.bytes;
+        e->counts.up_bytes += a.bytes;
     else
-        e->down_bytes += a.bytes;
+        e->counts.down_bytes += a.bytes;
 }
 
 static starpu_data_handle_t host(const struct iz_engine *e, int content)
@@ -77,7 +77,7 @@ static int last_used(const struct iz_engine *e, int from)
 {
     const struct iz_boundaries *k = &e->boundaries;
     int best = 0, best_use = -1;
-    for (int i = 0; i < e->plan.boundary_slots; i++) {
+    for (int i = 0; i < e->plan.act.boundary_slots; i++) {
         int use = k->content[i] < 0 ? NEVER : next_use(e, k->content[i], from);
         if (use > best_use) {
             best = i;
@@ -102,10 +102,10 @@ void iz_boundary_begin(struct iz_engine *e, int tracks, bool training)
     struct iz_boundaries *k = &e->boundaries;
     k->tracks = tracks;
     k->training = training;
-    for (int i = 0; i < e->plan.boundary_slots; i++)
+    for (int i = 0; i < e->plan.act.boundary_slots; i++)
         k->content[i] = -1;
-    for (int c = 0; e->plan.boundary_slots && c < e->model->n_units * tracks;
-         c++)
+    for (int c = 0;
+         e->plan.act.boundary_slots && c < e->model->n_units * tracks; c++)
         k->slot_of[c] = -1;
 }
 
@@ -114,7 +114,7 @@ starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
 {
     struct iz_boundaries *k = &e->boundaries;
     int at = unit * k->tracks + track; /* the content and the position */
-    if (!e->plan.boundary_slots)
+    if (!e->plan.act.boundary_slots)
         return e->track[track].boundary_handle[unit];
     int i = last_used(e, at), old = k->content[i];
     if (old >= 0 && next_use(e, old, at) != NEVER)
@@ -126,7 +126,7 @@ starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
 starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int track)
 {
     const struct iz_boundaries *k = &e->boundaries;
-    if (!e->plan.boundary_slots)
+    if (!e->plan.act.boundary_slots)
         return e->track[track].boundary_handle[unit];
     int i = k->slot_of[unit * k->tracks + track];
     if (i < 0)
@@ -142,7 +142,7 @@ void iz_boundary_ahead(struct iz_engine *e, int unit, int track)
     struct iz_boundaries *k = &e->boundaries;
     int units = e->model->n_units;
     int from = (2 * units - 2 - unit) * k->tracks + track + 1;
-    if (!e->plan.boundary_slots)
+    if (!e->plan.act.boundary_slots)
         return;
     /* The last unit with a backward reads one, but for the first unit. */
     int below = e->plan.first_trained > 1 ? e->plan.first_trained - 1 : 0;
@@ -163,9 +163,10 @@ int iz_boundary_open(struct iz_engine *e)
 {
     struct iz_boundaries *k = &e->boundaries;
     size_t contents = (size_t)e->model->n_units * (size_t)e->plan.tracks;
-    if (!e->plan.boundary_slots)
+    if (!e->plan.act.boundary_slots)
         return 0;
-    k->content = calloc((size_t)e->plan.boundary_slots, sizeof(*k->content));
+    k->content =
+        calloc((size_t)e->plan.act.boundary_slots, sizeof(*k->content));
     k->slot_of = calloc(contents, sizeof(*k->slot_of));
     return k->content && k->slot_of ? 0 : -ENOMEM;
 }

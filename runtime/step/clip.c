@@ -20,20 +20,22 @@ struct control_arg {
 
 static void put_event(struct iz_engine *e, const struct iz_event *v)
 {
-    int64_t n = atomic_load(&e->events_put);
-    e->event[n % IZ_EVENTS] = *v;
-    atomic_store(&e->events_put, n + 1);
-    sem_post(&e->event_ready);
+    int64_t n = atomic_load(&e->events.put);
+    e->events.at[n % IZ_EVENTS] = *v;
+    atomic_store(&e->events.put, n + 1);
+    sem_post(&e->events.ready);
 }
 
 /* All ranks' numbers, in rank order, `per` each; own ones are `own`. */
 static const double *step_clip_gather(struct iz_engine *e, const double *own,
                                       int per)
 {
-    memcpy(e->gathered + e->plan.rank * per, own, (size_t)per * sizeof(*own));
+    memcpy(e->scalar.gathered + e->plan.rank * per, own,
+           (size_t)per * sizeof(*own));
     if (e->plan.ranks > 1)
-        iz_coll_gather_doubles(e->coll, e->gathered, per, "step scalars");
-    return e->gathered;
+        iz_coll_gather_doubles(e->coll, e->scalar.gathered, per,
+                               "step scalars");
+    return e->scalar.gathered;
 }
 
 static double sum_ranks(const struct iz_engine *e, const double *all, int per,
@@ -89,7 +91,7 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
  * as doubles. */
 static void tell_sealed(struct iz_engine *e, double *own)
 {
-    struct iz_sealed *s = &e->sealed;
+    struct iz_sealed *s = &e->seals.own;
     int64_t step = atomic_load(&s->step);
     own[0] = (double)step;
     own[1] = step > 0 ? (double)s->bytes : 0;
@@ -108,13 +110,13 @@ static int64_t hear_sealed(struct iz_engine *e, const double *all, int per)
         if ((int64_t)v[0] != step)
             step = 0;
     }
-    if (step == e->sealed_heard)
+    if (step == e->seals.heard)
         return step;
-    e->sealed_heard = step;
+    e->seals.heard = step;
     for (int r = 0; step && r < e->plan.ranks; r++) {
         const double *v = all + r * per;
-        e->sealed_by[r].bytes = (int64_t)v[1];
-        e->sealed_by[r].header_hash = ((uint64_t)v[2] << 32) + (uint64_t)v[3];
+        e->seals.of[r].bytes = (int64_t)v[1];
+        e->seals.of[r].header_hash = ((uint64_t)v[2] << 32) + (uint64_t)v[3];
     }
     return step;
 }
@@ -136,7 +138,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
-    bool saves = e->plan.save_stages > 0;
+    bool saves = e->plan.staging[IZ_STAGING_SAVE].n > 0;
     int order = 2 + e->plan.n_groups, seals = order + 2;
     int per = seals + (saves ? 4 : 0);
     double *own = malloc((size_t)per * sizeof(*own));
@@ -178,9 +180,9 @@ void iz_clip_clip(struct iz_engine *e, int64_t step)
                                 .run = run_clip,
                                 .arg = &a,
                                 .arg_bytes = sizeof(a),
-                                .data = {{e->control_handle, STARPU_RW},
-                                         {e->scale_handle, STARPU_W},
-                                         {e->loss_handle, STARPU_RW}},
+                                .data = {{e->scalar.control_handle, STARPU_RW},
+                                         {e->scalar.scale_handle, STARPU_W},
+                                         {e->scalar.loss_handle, STARPU_RW}},
                                 .more = more,
                                 .n_more = n,
                                 .unit = -1,
@@ -213,8 +215,8 @@ void iz_clip_eval(struct iz_engine *e, int64_t step)
                                 .run = run_eval,
                                 .arg = &a,
                                 .arg_bytes = sizeof(a),
-                                .data = {{e->control_handle, STARPU_RW},
-                                         {e->loss_handle, STARPU_RW}},
+                                .data = {{e->scalar.control_handle, STARPU_RW},
+                                         {e->scalar.loss_handle, STARPU_RW}},
                                 .unit = -1,
                                 .step = (int)e->step});
 }

@@ -98,7 +98,7 @@ static void add_frozen(const struct iz_engine *e, int group,
                        struct fetch_arg *a)
 {
     const struct iz_plan_group *g = e->group[group].plan;
-    bool file = e->plan.param_home == IZ_HOME_NVME;
+    bool file = e->plan.zero.param_home == IZ_HOME_NVME;
     int64_t before = file ? g->chunk * g->chunks : g->shard;
     add_part(a, iz_param_bytes(e, g->frozen.shard), iz_param_bytes(e, before),
              iz_param_bytes(e, g->padded));
@@ -122,9 +122,9 @@ static void count_link(struct iz_engine *e, const struct fetch_arg *a,
     if (!p->target.gpu)
         return;
     if (staged || from_host)
-        e->up_bytes += shard_bytes(a) * (staged ? p->ranks : 1);
+        e->counts.up_bytes += shard_bytes(a) * (staged ? p->ranks : 1);
     if (staged && !from_host)
-        e->down_bytes += shard_bytes(a);
+        e->counts.down_bytes += shard_bytes(a);
 }
 
 static void submit_gather(struct iz_engine *e, enum iz_kind kind, int group,
@@ -188,8 +188,7 @@ static void load_chunks(struct iz_engine *e, int group, struct iz_staging *s,
 static starpu_data_handle_t load_shard(struct iz_engine *e, int group)
 {
     struct iz_group *g = &e->group[group];
-    struct iz_staging *s = iz_next_staging(e->param_stage, &e->next_param_stage,
-                                           e->plan.param_stages);
+    struct iz_staging *s = iz_next_staging(e, IZ_STAGING_PARAM);
     load_chunks(e, group, s, g->chunk, g->plan->chunks, 0);
     load_chunks(e, group, s, g->frozen, g->plan->frozen.chunks,
                 g->plan->chunk * g->plan->chunks);
@@ -216,7 +215,7 @@ static void submit_shard(struct iz_engine *e, int group, enum iz_where where,
                             .gathers = gathers && e->plan.ranks > 1,
                             .unit = group,
                             .step = (int)e->step});
-    count_link(e, &a, e->plan.param_home != IZ_HOME_NONE);
+    count_link(e, &a, e->plan.zero.param_home != IZ_HOME_NONE);
 }
 
 /* To a GPU, a shard of the host goes up on a mover of its own: beside the
@@ -225,9 +224,10 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
 {
     const struct iz_plan *p = &e->plan;
     struct iz_group *g = &e->group[group];
-    starpu_data_handle_t shard =
-        p->param_home == IZ_HOME_NVME ? load_shard(e, group) : g->param_handle;
-    bool from_host = p->target.gpu && p->param_home != IZ_HOME_NONE;
+    starpu_data_handle_t shard = p->zero.param_home == IZ_HOME_NVME
+                                     ? load_shard(e, group)
+                                     : g->param_handle;
+    bool from_host = p->target.gpu && p->zero.param_home != IZ_HOME_NONE;
     bool alone = p->ranks == 1, nccl = p->target.nccl && !alone;
     if (g->plan->rows)
         iz_touched_fetch(e, group, shard, slot->handle);
@@ -244,7 +244,7 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
     slot->waiting = true;
     g->slot = slot;
     if (!g->plan->rows)
-        e->fetched_bytes += iz_param_bytes(e, iz_plan_gathered(g->plan));
+        e->counts.fetched_bytes += iz_param_bytes(e, iz_plan_gathered(g->plan));
 }
 
 static struct iz_slot *find_slot(struct iz_engine *e, int group)
@@ -259,7 +259,7 @@ static struct iz_slot *find_slot(struct iz_engine *e, int group)
 static bool reusable(const struct iz_engine *e, const struct iz_slot *s)
 {
     return s->waiting ||
-           e->fetch_clock - s->used < e->config->zero.max_reuse_distance;
+           e->counts.fetch_clock - s->used < e->config->zero.max_reuse_distance;
 }
 
 /* The slot whose content is needed last, but not before position j.  With the
@@ -294,17 +294,17 @@ static void mark_used(struct iz_engine *e, const struct iz_uses *u, int from)
         int group = u->group[e->marked];
         struct iz_slot *s = find_slot(e, group);
         u->next[group] = u->after[e->marked];
-        e->fetch_clock += iz_plan_gathered(e->group[group].plan);
+        e->counts.fetch_clock += iz_plan_gathered(e->group[group].plan);
         if (!s)
             continue;
         s->waiting = false;
-        s->used = e->fetch_clock;
+        s->used = e->counts.fetch_clock;
     }
 }
 
 void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
 {
-    if (!e->plan.fetch)
+    if (!e->plan.zero.fetch)
         return;
     mark_used(e, u, from);
     for (int j = from; j < u->n; j++) {
@@ -325,7 +325,7 @@ void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
 
 starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int group)
 {
-    if (!e->plan.fetch)
+    if (!e->plan.zero.fetch)
         return e->group[group].param_handle;
     struct iz_slot *s = find_slot(e, group);
     if (!s)
@@ -340,7 +340,8 @@ void iz_fetch_publish(struct iz_engine *e, int group, bool frozen)
     struct iz_group *g = &e->group[group];
     struct fetch_arg a =
         fetch_arg(e, group, iz_dtype_bytes(e->plan.param_type));
-    if (!e->plan.params_full || e->plan.states_full || e->plan.ranks == 1)
+    if (!e->plan.zero.params_full || e->plan.zero.states_full ||
+        e->plan.ranks == 1)
         return;
     if (g->plan->rows && !frozen) {
         iz_touched_publish(e, group);
@@ -349,5 +350,5 @@ void iz_fetch_publish(struct iz_engine *e, int group, bool frozen)
     if (frozen)
         add_frozen(e, group, &a);
     submit_gather(e, IZ_FETCH, group, g->param_handle, &a);
-    e->fetched_bytes += iz_param_bytes(e, g->plan->padded);
+    e->counts.fetched_bytes += iz_param_bytes(e, g->plan->padded);
 }

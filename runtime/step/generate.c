@@ -86,7 +86,7 @@ static void submit_token(struct iz_engine *e, const struct pick_arg *a)
                                 .run = run_pick,
                                 .arg = a,
                                 .arg_bytes = sizeof(*a),
-                                .data = {{e->logits_handle, STARPU_R},
+                                .data = {{e->scalar.logits_handle, STARPU_R},
                                          {e->track[0].batch_handle, STARPU_RW}},
                                 .unit = -1,
                                 .step = (int)e->step});

@@ -56,7 +56,7 @@ static int64_t owned_from(const struct iz_engine *e, int u, bool frozen)
 {
     const struct iz_plan_group *g = &e->plan.group[u];
     int64_t shard = frozen ? g->frozen.shard : g->shard;
-    return e->plan.states_full ? 0 : shard * e->plan.rank;
+    return e->plan.zero.states_full ? 0 : shard * e->plan.rank;
 }
 
 struct init {
@@ -77,10 +77,11 @@ static void init_chunk(const struct init *a, int u, const struct iz_chunk *k,
     int64_t size = iz_dtype_bytes(p->param_type), chunk = p->group[u].chunk;
     int64_t state_bytes = iz_plan_chunk_bytes(p, &p->group[u]);
     bool separate = iz_chunk_states(e, u, k).master;
-    float *state = k->state ? k->state : e->state_stage[i].p;
+    float *state =
+        k->state ? k->state : e->staging[IZ_STAGING_STATE].buffer[i].p;
     char *param = e->group[u].param
                       ? (char *)e->group[u].param + k->param_first * size
-                      : e->param_stage[i].p;
+                      : e->staging[IZ_STAGING_PARAM].buffer[i].p;
     float *master = separate ? state : (float *)param;
     if (!k->state)
         memset(state, 0, (size_t)state_bytes);
@@ -104,7 +105,7 @@ static void init_frozen(const struct init *a, int u, const struct iz_chunk *k,
     struct iz_engine *e = a->e;
     int64_t size = iz_dtype_bytes(e->plan.param_type);
     bool file = !e->group[u].param;
-    char *param = file ? e->param_stage[i].p
+    char *param = file ? e->staging[IZ_STAGING_PARAM].buffer[i].p
                        : (char *)e->group[u].param + k->param_first * size;
     float buf[BLOCK];
     if (file)
@@ -183,10 +184,12 @@ static int init_serial(struct init *a)
 static int workers_for_init(const struct iz_engine *e)
 {
     int n = e->plan.target.workers;
-    if (e->plan.state_stages && e->plan.state_stages < n)
-        n = e->plan.state_stages;
-    if (e->plan.param_stages && e->plan.param_stages < n)
-        n = e->plan.param_stages;
+    if (e->plan.staging[IZ_STAGING_STATE].n &&
+        e->plan.staging[IZ_STAGING_STATE].n < n)
+        n = e->plan.staging[IZ_STAGING_STATE].n;
+    if (e->plan.staging[IZ_STAGING_PARAM].n &&
+        e->plan.staging[IZ_STAGING_PARAM].n < n)
+        n = e->plan.staging[IZ_STAGING_PARAM].n;
     return n;
 }
 
@@ -210,8 +213,9 @@ static int init_all(struct iz_engine *e)
 {
     const struct iz_plan *p = &e->plan;
     struct init a = {.e = e, .most = workers_for_init(e)};
-    bool on_gpu = p->target.gpu && (p->param_home == IZ_HOME_NONE ||
-                                    p->state_home == IZ_HOME_NONE || p->split);
+    bool on_gpu =
+        p->target.gpu && (p->zero.param_home == IZ_HOME_NONE ||
+                          p->zero.state_home == IZ_HOME_NONE || p->zero.split);
     int64_t owned = 0;
     int r = 0;
     a.first = count_first(e);
@@ -277,7 +281,7 @@ int iz_train_publish(struct iz_engine *e, int err)
         iz_fetch_publish(e, u, true);
         e->group[u].version++;
     }
-    e->fetched_bytes = 0;
+    e->counts.fetched_bytes = 0;
     /* The comm worker must be idle before this thread calls a collective
      * itself. */
     iz_graph_wait(e->graph);
@@ -290,7 +294,7 @@ static uint64_t hash_shard(struct iz_engine *e, int u, enum iz_array a,
                            int64_t shard, int64_t n, int64_t first, float *buf)
 {
     int64_t base = shard * e->plan.rank;
-    int64_t skip = e->plan.states_full ? base : 0;
+    int64_t skip = e->plan.zero.states_full ? base : 0;
     int64_t end = base + shard < n ? base + shard : n;
     uint64_t sum = 0;
     for (int64_t i = base; i < end; i += PIECE) {

@@ -143,20 +143,20 @@ static void submit_norm_apart(struct iz_engine *e, int group)
 static void submit_norm(struct iz_engine *e, int group)
 {
     struct iz_group *g = &e->group[group];
-    bool gpu = e->plan.target.gpu && !e->plan.grads_down;
+    bool gpu = e->plan.target.gpu && !e->plan.zero.grads_down;
     int64_t n = iz_cost_shard(&e->plan, g->plan);
     struct norm_arg a = {
         .n = g->plan->shard,
-        .own = e->plan.grads_full ? g->plan->shard * e->plan.rank : 0,
+        .own = e->plan.zero.grads_full ? g->plan->shard * e->plan.rank : 0,
         .type = e->plan.grad_type,
         .add = g->plan->split_accum,
-        .whole = e->plan.grads_full,
+        .whole = e->plan.zero.grads_full,
         .rows = iz_touched_in(e, group)};
     iz_submit(
         e->graph,
         &(struct iz_task){
             .kind = IZ_NORM,
-            .where = e->plan.grads_down ? IZ_ON_HOST : IZ_ON_COMPUTE,
+            .where = e->plan.zero.grads_down ? IZ_ON_HOST : IZ_ON_COMPUTE,
             .run = run_norm,
             .arg = &a,
             .arg_bytes = sizeof(a),
@@ -180,7 +180,7 @@ void iz_grad_norm(struct iz_engine *e, int group)
     if (!g->plan->sums_squares)
         (iz_plan_grads_apart(&e->plan, g->plan) ? submit_norm_apart
                                                 : submit_norm)(e, group);
-    if (e->plan.states_full && e->plan.ranks > 1)
+    if (e->plan.zero.states_full && e->plan.ranks > 1)
         iz_fetch_gather(e, IZ_REDUCE, group, g->grad_handle[0],
                         iz_dtype_bytes(e->plan.grad_type));
 }

@@ -166,16 +166,17 @@ static struct reduce_arg reduce_arg(const struct iz_engine *e, int group)
     const struct iz_plan_group *g = e->group[group].plan;
     return (struct reduce_arg){.coll = e->coll,
                                .shard = iz_cost_shard(p, g),
-                               .own = p->grads_full ? g->shard * p->rank : 0,
+                               .own =
+                                   p->zero.grads_full ? g->shard * p->rank : 0,
                                .ranks = p->ranks,
                                .slots = 1,
                                .gpu = p->target.gpu,
-                               .out_on_gpu = !p->grads_down,
+                               .out_on_gpu = !p->zero.grads_down,
                                .wire = p->param_type,
                                .type = p->grad_type,
                                .apart_type = p->grad_type,
                                .unit = iz_unit_name(e, group),
-                               .whole = p->grads_full,
+                               .whole = p->zero.grads_full,
                                .rows = iz_touched_in(e, group)};
 }
 
@@ -304,7 +305,7 @@ static void bring_down(struct iz_engine *e, int group, int acc,
     }
     if (many || to.handle)
         step_reduce_submit(e, group, &m, &a);
-    e->down_bytes +=
+    e->counts.down_bytes +=
         iz_plan_host_elems(g->plan) * iz_dtype_bytes(many ? type : a.wire);
 }
 
@@ -321,9 +322,7 @@ static void offload(struct iz_engine *e, int group, int acc,
     bool many = a.ranks > 1, first = which.first;
     bool straight = !host || iz_plan_straight(&e->plan, first);
     struct iz_staging *s =
-        straight ? NULL
-                 : iz_next_staging(e->grad_stage, &e->next_grad_stage,
-                                   e->plan.grad_stages);
+        straight ? NULL : iz_next_staging(e, IZ_STAGING_GRAD);
     enum iz_dtype staged = !many ? a.wire : straight ? a.type : IZ_F32;
     struct iz_access to = {straight ? host : s->handle, STARPU_W};
     if (apart && !many)
@@ -361,7 +360,7 @@ static void accumulate(struct iz_engine *e, int group, starpu_data_handle_t acc,
     bool first = which.first;
     a.slots = slots;
     a.accumulate = !first;
-    bool whole = direct || e->plan.grads_full;
+    bool whole = direct || e->plan.zero.grads_full;
     int n_from = direct ? 0 : slots;
     if (a.rows.cols)
         from[n_from++] =
@@ -380,9 +379,9 @@ static void accumulate(struct iz_engine *e, int group, starpu_data_handle_t acc,
                        .urgency = many ? 0 : sum_urgency(e)},
         &a);
     if (many && e->plan.target.gpu && !e->plan.target.nccl) {
-        e->down_bytes += iz_param_bytes(e, a.shard * a.ranks);
-        e->up_bytes +=
-            e->plan.grads_down
+        e->counts.down_bytes += iz_param_bytes(e, a.shard * a.ranks);
+        e->counts.up_bytes +=
+            e->plan.zero.grads_down
                 ? 0
                 : a.shard * iz_dtype_bytes(a.accumulate ? IZ_F32 : a.type);
     }
@@ -404,7 +403,7 @@ void iz_reduce(struct iz_engine *e, int group, int use,
     for (int i = 0; i < slots; i++)
         from[i] =
             (struct iz_access){slot[i], i || !many ? STARPU_R : STARPU_RW};
-    if (p->grads_down && (!many || p->target.nccl))
+    if (p->zero.grads_down && (!many || p->target.nccl))
         offload(e, group, acc, from, which);
     else
         accumulate(e, group, g->grad_handle[acc], from, slots, which);

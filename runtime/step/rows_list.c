@@ -6,7 +6,7 @@
 
 starpu_data_handle_t iz_touched_list(const struct iz_engine *e, int group)
 {
-    return e->group[group].plan->rows ? e->row_list[e->row_list_now].handle
+    return e->group[group].plan->rows ? e->touched.list[e->touched.now].handle
                                       : NULL;
 }
 
@@ -109,7 +109,7 @@ void iz_touched_begin(struct iz_engine *e, struct iz_touched_samples s)
                          .rows = p->step_rows};
     if (!p->step_reads)
         return;
-    e->row_list_now = !e->row_list_now;
+    e->touched.now = !e->touched.now;
     for (int u = 0; u < p->n_groups; u++)
         e->group[u].version += p->group[u].rows > 0;
     iz_submit(e->graph,
@@ -119,8 +119,8 @@ void iz_touched_begin(struct iz_engine *e, struct iz_touched_samples s)
                   .run = run_list,
                   .arg = &a,
                   .arg_bytes = sizeof(a),
-                  .data = {{e->row_list[e->row_list_now].handle, STARPU_W},
-                           {e->row_scratch.handle, STARPU_W}},
+                  .data = {{e->touched.list[e->touched.now].handle, STARPU_W},
+                           {e->touched.scratch.handle, STARPU_W}},
                   .bytes = 16.0 * (double)p->step_reads,
                   .unit = -1,
                   .step = (int)e->step});

@@ -104,7 +104,7 @@ void iz_touched_fetch(struct iz_engine *e, int group,
                       starpu_data_handle_t shard, starpu_data_handle_t slot)
 {
     struct rows_arg a = rows_arg(e, group, iz_dtype_bytes(e->plan.param_type));
-    a.fetched = &e->fetched_bytes;
+    a.fetched = &e->counts.fetched_bytes;
     rows_move_submit(
         e, group,
         (struct iz_task){.kind = IZ_FETCH,
@@ -132,7 +132,7 @@ void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int group,
 void iz_touched_publish(struct iz_engine *e, int group)
 {
     struct rows_arg a = rows_arg(e, group, iz_dtype_bytes(e->plan.param_type));
-    a.fetched = &e->fetched_bytes;
+    a.fetched = &e->counts.fetched_bytes;
     rows_move_submit(
         e, group,
         (struct iz_task){.kind = IZ_FETCH,

@@ -146,11 +146,11 @@ void iz_train_step(struct iz_engine *e)
         iz_fetch_publish(e, u, false);
     }
     barrier(e);
-    e->submitted_ns[e->step % IZ_EVENTS] = iz_now_ns();
-    e->submit_ns += iz_cpu_ns() - begin;
+    e->events.submitted_ns[e->step % IZ_EVENTS] = iz_now_ns();
+    e->counts.submit_ns += iz_cpu_ns() - begin;
     e->step++;
     e->updates++;
-    e->events_due++;
+    e->events.due++;
 }
 
 /* ---- evaluation ---- */
@@ -187,7 +187,7 @@ void iz_train_eval(struct iz_engine *e)
                            ((int64_t)e->plan.rank * tasks + t + b) *
                                e->plan.samples,
                            e->eval_tasks);
-        if (e->plan.fetch)
+        if (e->plan.zero.fetch)
             iz_touched_begin(e,
                              (struct iz_touched_samples){
                                  .split = IZ_VAL,
@@ -199,7 +199,7 @@ void iz_train_eval(struct iz_engine *e)
         evaluate_tracks(e, n);
     }
     iz_clip_eval(e, e->step);
-    e->events_due++;
+    e->events.due++;
 }
 
 /* ---- events ---- */
@@ -207,10 +207,10 @@ void iz_train_eval(struct iz_engine *e)
 struct iz_event iz_train_event(struct iz_engine *e)
 {
     int64_t begin = iz_now_ns();
-    while (sem_wait(&e->event_ready) && errno == EINTR)
+    while (sem_wait(&e->events.ready) && errno == EINTR)
         ;
-    e->waited_ns += iz_now_ns() - begin;
-    return e->event[e->events_taken++ % IZ_EVENTS];
+    e->events.waited_ns += iz_now_ns() - begin;
+    return e->events.at[e->events.taken++ % IZ_EVENTS];
 }
 
 /* ---- open, close ---- */
@@ -219,7 +219,7 @@ static int take_scratch(struct iz_engine *e, char **scratch, int n)
 {
     for (int w = 0; w < n; w++) {
         scratch[w] = iz_memory_take(e->memory, IZ_TIER_DEVICE, IZ_MEM_SCRATCH,
-                                    e->plan.scratch_bytes);
+                                    e->plan.act.scratch_bytes);
         if (!scratch[w])
             return -ENOMEM;
     }
@@ -230,26 +230,27 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
 {
     const struct iz_config *c = e->config;
     const struct iz_plan *p = &e->plan;
-    bool disk = p->state_home == IZ_HOME_NVME || p->param_home == IZ_HOME_NVME;
-    struct iz_graph_config g = {.workers = p->target.workers,
-                                .device = t->device,
-                                .act = p->target.act,
-                                .capability = p->target.capability,
-                                .tf32 = c->run.tf32,
-                                .bf16_products = p->target.bf16_products,
-                                .cudnn = p->target.cudnn,
-                                .comm = p->ranks > 1,
-                                .comm_alone = !c->zero.overlap_comm,
-                                .io_workers = disk             ? 2
-                                              : p->save_stages ? 1
-                                                               : 0,
-                                .scheduler = c->run.scheduler,
-                                .rank = p->rank,
-                                .simulated = t->simulated,
-                                .work_bytes = p->scratch_bytes,
-                                .delay_us = c->run.inject_delay_us,
-                                .delay_seed = c->run.inject_seed * 64 +
-                                              (uint64_t)p->rank};
+    bool disk = p->zero.state_home == IZ_HOME_NVME ||
+                p->zero.param_home == IZ_HOME_NVME;
+    struct iz_graph_config g = {
+        .workers = p->target.workers,
+        .device = t->device,
+        .act = p->target.act,
+        .capability = p->target.capability,
+        .tf32 = c->run.tf32,
+        .bf16_products = p->target.bf16_products,
+        .cudnn = p->target.cudnn,
+        .comm = p->ranks > 1,
+        .comm_alone = !c->zero.overlap_comm,
+        .io_workers = disk                            ? 2
+                      : p->staging[IZ_STAGING_SAVE].n ? 1
+                                                      : 0,
+        .scheduler = c->run.scheduler,
+        .rank = p->rank,
+        .simulated = t->simulated,
+        .work_bytes = p->act.scratch_bytes,
+        .delay_us = c->run.inject_delay_us,
+        .delay_seed = c->run.inject_seed * 64 + (uint64_t)p->rank};
     memcpy(g.rate, t->rate, sizeof(g.rate));
     return iz_graph_open(&e->graph, &g);
 }
@@ -307,9 +308,9 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     e->simulated = c->simulated;
     e->plan = *plan;
     memset(plan, 0, sizeof(*plan));
-    sem_init(&e->event_ready, 0, 0);
+    sem_init(&e->events.ready, 0, 0);
     iz_loss_scale_init(&e->control.scale, c->config);
-    e->loss_scale = (float)e->control.scale.scale;
+    e->scalar.loss_scale = (float)e->control.scale.scale;
     int r = open_graph_in_turn(e, c, iz_trace_open(e));
     if (!r && c->topo)
         iz_cores_bind(c->topo, e->graph);
@@ -360,7 +361,7 @@ void iz_train_close(struct iz_engine **out)
     iz_plan_clear(&e->plan);
     iz_boundary_close(e);
     iz_order_close(e);
-    sem_destroy(&e->event_ready);
+    sem_destroy(&e->events.ready);
     free(e);
     *out = NULL;
 }

@@ -52,7 +52,7 @@ void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
                                 .run = run_count,
                                 .arg = &a,
                                 .arg_bytes = sizeof(a),
-                                .data = {{e->learnt_handle, STARPU_W}},
+                                .data = {{e->scalar.learnt_handle, STARPU_W}},
                                 .unit = -1,
                                 .step = (int)e->step});
 }
@@ -101,7 +101,7 @@ void iz_units_batch(struct iz_engine *e, struct iz_track *l,
                   .arg_bytes = sizeof(a),
                   .data = {{l->batch_handle, STARPU_W},
                            {l->weight_handle, STARPU_W},
-                           {masked ? e->learnt_handle : NULL, STARPU_R}},
+                           {masked ? e->scalar.learnt_handle : NULL, STARPU_R}},
                   .unit = 0,
                   .step = (int)e->step});
 }
@@ -123,7 +123,8 @@ static double call_flops(const struct iz_engine *e, int u,
 {
     const struct iz_unit_cost *c = &e->plan.cost[u];
     if (call == IZ_CALL_BACKWARD)
-        return c->backward_flops + (e->plan.recompute ? c->forward_flops : 0);
+        return c->backward_flops +
+               (e->plan.act.recompute ? c->forward_flops : 0);
     if (call == IZ_CALL_FORWARD)
         return c->forward_flops;
     /* The last unit's loss alone is its one product of three. */
@@ -136,7 +137,7 @@ static double call_bytes(const struct iz_engine *e, int u,
     const struct iz_unit_cost *c = &e->plan.cost[u];
     if (call != IZ_CALL_BACKWARD)
         return c->forward_bytes;
-    return c->backward_bytes + (e->plan.recompute ? c->forward_bytes : 0);
+    return c->backward_bytes + (e->plan.act.recompute ? c->forward_bytes : 0);
 }
 
 static double call_seconds(const struct iz_engine *e, int u,
@@ -144,7 +145,7 @@ static double call_seconds(const struct iz_engine *e, int u,
 {
     const struct iz_unit_cost *c = &e->plan.cost[u];
     if (call == IZ_CALL_BACKWARD)
-        return c->backward_s + (e->plan.recompute ? c->forward_s : 0);
+        return c->backward_s + (e->plan.act.recompute ? c->forward_s : 0);
     return call == IZ_CALL_FORWARD ? c->forward_s : 0;
 }
 
@@ -165,14 +166,14 @@ static void attach_params(struct iz_engine *e, const struct iz_call *c,
                           struct iz_task *t, struct iz_unit_arg *a)
 {
     int tied = e->model->unit[c->unit].tied_unit;
-    bool needed = e->plan.fetch || c->call == IZ_CALL_BACKWARD;
+    bool needed = e->plan.zero.fetch || c->call == IZ_CALL_BACKWARD;
     a->at_param = add(t, iz_fetch_param(e, c->unit), STARPU_R);
     a->at_tied = tied < 0 ? -1 : add(t, iz_fetch_param(e, tied), STARPU_R);
     a->at_grad = add(t, c->grad, STARPU_W);
     a->at_tied_grad = add(t, c->tied_grad, STARPU_W);
     a->at_rows = needed ? add(t, iz_touched_list(e, c->unit), STARPU_R)
                         : (signed char)-1;
-    a->packed = e->plan.fetch;
+    a->packed = e->plan.zero.fetch;
 }
 
 /* Which activations a call reads and writes. */
@@ -205,12 +206,12 @@ static void attach_activations(struct iz_engine *e, const struct iz_call *c,
     if (!last)
         return;
     if (c->call == IZ_CALL_GENERATE)
-        a->at_logits = add(t, e->logits_handle, STARPU_W);
+        a->at_logits = add(t, e->scalar.logits_handle, STARPU_W);
     else
         a->at_loss = add(t, l->loss_handle, STARPU_W);
     if (!backward)
         return;
-    a->at_scale = add(t, e->scale_handle, STARPU_R);
+    a->at_scale = add(t, e->scalar.scale_handle, STARPU_R);
     a->at_weight = add(t, l->weight_handle, STARPU_R);
 }
 
@@ -255,7 +256,7 @@ void iz_units_add_loss(struct iz_engine *e, struct iz_track *l)
                                 .where = IZ_ON_HOST,
                                 .run = run_add_loss,
                                 .data = {{l->loss_handle, STARPU_R},
-                                         {e->loss_handle, STARPU_RW},
+                                         {e->scalar.loss_handle, STARPU_RW},
                                          {l->weight_handle, STARPU_R}},
                                 .unit = -1,
                                 .step = (int)e->step});

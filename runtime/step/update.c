@@ -173,7 +173,7 @@ static struct update_arg update_arg(struct iz_engine *e, int group,
     const struct iz_hyper *o = &e->config->optimizer;
     const struct iz_plan_group *p = e->group[group].plan;
     int64_t tasks = (int64_t)e->plan.micro_batches * e->plan.slices;
-    bool shard_of_full = e->plan.grads_full && !e->plan.states_full;
+    bool shard_of_full = e->plan.zero.grads_full && !e->plan.zero.states_full;
     struct update_arg a = {
         .step = {.hyper = *o,
                  .t = e->updates + 1,
@@ -193,7 +193,7 @@ static struct update_arg update_arg(struct iz_engine *e, int group,
         .param_buf = 2,
         .control_buf = 3,
         .rows = iz_touched_in(e, group),
-        .whole_grads = e->plan.grads_full,
+        .whole_grads = e->plan.zero.grads_full,
         .updated = &e->update_order.updated};
 
     a.step.hyper.lr = iz_lr(&e->config->lr, o->lr, e->updates);
@@ -247,7 +247,7 @@ static void submit_update(struct iz_engine *e, int group,
     if (on->param)
         *d++ = (struct iz_access){on->param, STARPU_RW};
     if (!a->early)
-        *d++ = (struct iz_access){e->control_handle, STARPU_R};
+        *d++ = (struct iz_access){e->scalar.control_handle, STARPU_R};
     if (a->rows.cols) {
         a->at_rows = (int)(d - t.data);
         *d++ = (struct iz_access){iz_touched_list(e, group), STARPU_R};
@@ -275,21 +275,22 @@ static void submit_copy(struct iz_engine *e, int group, enum iz_where where,
                         const struct copy_arg *a)
 {
     bool up = where == IZ_ON_UP;
-    iz_submit(e->graph,
-              &(struct iz_task){
-                  .kind = up ? IZ_FETCH : IZ_OFFLOAD,
-                  .where = where,
-                  .run = step_update_run_copy,
-                  .arg = a,
-                  .arg_bytes = sizeof(*a),
-                  .data = {{from, STARPU_R},
-                           to,
-                           {a->always ? NULL : e->control_handle, STARPU_R}},
-                  .urgency = iz_in_order(group),
-                  .bytes = (double)a->bytes,
-                  .unit = group,
-                  .step = (int)e->step});
-    *(up ? &e->up_bytes : &e->down_bytes) += a->bytes;
+    iz_submit(
+        e->graph,
+        &(struct iz_task){
+            .kind = up ? IZ_FETCH : IZ_OFFLOAD,
+            .where = where,
+            .run = step_update_run_copy,
+            .arg = a,
+            .arg_bytes = sizeof(*a),
+            .data = {{from, STARPU_R},
+                     to,
+                     {a->always ? NULL : e->scalar.control_handle, STARPU_R}},
+            .urgency = iz_in_order(group),
+            .bytes = (double)a->bytes,
+            .unit = group,
+            .step = (int)e->step});
+    *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += a->bytes;
 }
 
 /* Parameters that live on the GPU, updated by the host. */
@@ -306,11 +307,9 @@ static void submit_up(struct iz_engine *e, int group, const struct iz_chunk *k,
 static starpu_data_handle_t param_out(struct iz_engine *e,
                                       const struct iz_chunk *k)
 {
-    if (!e->plan.params_up)
+    if (!e->plan.zero.params_up)
         return k->param_handle;
-    return iz_next_staging(e->update_stage, &e->next_update_stage,
-                           e->plan.update_stages)
-        ->handle;
+    return iz_next_staging(e, IZ_STAGING_UPDATE)->handle;
 }
 
 /* ---- chunks ---- */
@@ -322,9 +321,7 @@ static struct iz_access host_grad(const struct iz_engine *e, int group)
 
 static starpu_data_handle_t split_stage(struct iz_engine *e)
 {
-    return iz_next_staging(e->split_stage, &e->next_split_stage,
-                           e->plan.split_stages)
-        ->handle;
+    return iz_next_staging(e, IZ_STAGING_SPLIT)->handle;
 }
 
 /* A chunk of an offloaded optimizer whose states and gradient are on the GPU:
@@ -333,7 +330,7 @@ static void update_apart(struct iz_engine *e, int group,
                          const struct iz_chunk *k)
 {
     const struct iz_group *g = &e->group[group];
-    bool down = e->plan.param_home != IZ_HOME_NONE;
+    bool down = e->plan.zero.param_home != IZ_HOME_NONE;
     starpu_data_handle_t param = down ? split_stage(e) : k->param_handle;
     struct update_arg a = update_arg(e, group, k);
     struct copy_arg copy = {.bytes = iz_param_bytes(e, k->count),
@@ -354,7 +351,7 @@ static void update_apart(struct iz_engine *e, int group,
 static void update_on_gpu(struct iz_engine *e, int group,
                           const struct iz_chunk *k)
 {
-    bool down = e->plan.param_home != IZ_HOME_NONE;
+    bool down = e->plan.zero.param_home != IZ_HOME_NONE;
     starpu_data_handle_t stage = split_stage(e);
     struct update_arg a = update_arg(e, group, k);
     int64_t size = iz_dtype_bytes(a.grad_type);
@@ -385,10 +382,9 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
     struct iz_group *g = &e->group[group];
     const struct iz_plan *p = &e->plan;
     struct update_arg a = update_arg(e, group, k);
-    struct iz_staging *s =
-        iz_next_staging(e->state_stage, &e->next_state_stage, p->state_stages);
-    bool state_disk = p->state_home == IZ_HOME_NVME;
-    bool param_disk = p->param_home == IZ_HOME_NVME;
+    struct iz_staging *s = iz_next_staging(e, IZ_STAGING_STATE);
+    bool state_disk = p->zero.state_home == IZ_HOME_NVME;
+    bool param_disk = p->zero.param_home == IZ_HOME_NVME;
     int64_t state_bytes = state_disk ? iz_plan_chunk_bytes(p, g->plan) : 0;
     struct iz_io state = {.file = e->state_file,
                           .offset = k->state_at,
@@ -426,7 +422,7 @@ static void update_on_disk(struct iz_engine *e, int group, struct iz_chunk *k)
     if (param_disk)
         iz_disk_io(e, IZ_STORE, group, s->handle, STARPU_R, k->param_handle,
                    param);
-    if (p->params_up)
+    if (p->zero.params_up)
         submit_up(e, group, k, out);
 }
 
@@ -442,8 +438,9 @@ void iz_update_group(struct iz_engine *e, int group)
             update_on_disk(e, group, k);
             continue;
         }
-        if (k->home != e->plan.state_home) {
-            (e->plan.grads_apart ? update_apart : update_on_gpu)(e, group, k);
+        if (k->home != e->plan.zero.state_home) {
+            (e->plan.zero.grads_apart ? update_apart : update_on_gpu)(e, group,
+                                                                      k);
             continue;
         }
         struct update_arg a = update_arg(e, group, k);
@@ -451,7 +448,7 @@ void iz_update_group(struct iz_engine *e, int group)
         submit_update(
             e, group, k, &a,
             &(struct update_data){host_grad(e, group), k->state_handle, out});
-        if (e->plan.params_up)
+        if (e->plan.zero.params_up)
             submit_up(e, group, k, out);
     }
     g->version++;

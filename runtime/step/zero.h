@@ -19,7 +19,7 @@ static inline int64_t iz_param_bytes(const struct iz_engine *e, int64_t n)
 static inline int64_t iz_chunk_first(const struct iz_engine *e, int group,
                                      const struct iz_chunk *k)
 {
-    return k->first + (e->plan.states_full
+    return k->first + (e->plan.zero.states_full
                            ? 0
                            : e->group[group].plan->shard * e->plan.rank);
 }
@@ -54,8 +54,8 @@ static inline bool iz_updates_early(const struct iz_engine *e)
 /* Whether updates go through the disk. */
 static inline bool iz_on_disk(const struct iz_engine *e)
 {
-    return e->plan.state_home == IZ_HOME_NVME ||
-           e->plan.param_home == IZ_HOME_NVME;
+    return e->plan.zero.state_home == IZ_HOME_NVME ||
+           e->plan.zero.param_home == IZ_HOME_NVME;
 }
 
 /* Whether updates go before forward and backward, so that the disk is not idle

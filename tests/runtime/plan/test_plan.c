@@ -177,10 +177,10 @@ static void activations_are_kept_where_they_fit(void **state)
     assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &target1), 0);
     int64_t lean = iz_plan_host_bytes(&p);
     assert_int_equal(plan_fit(&p, &c, INT64_MAX, NULL), 0);
-    assert_false(p.recompute);
+    assert_false(p.act.recompute);
     assert_true(iz_plan_host_bytes(&p) > lean);
     assert_int_equal(plan_fit(&p, &c, lean, NULL), 0);
-    assert_true(p.recompute);
+    assert_true(p.act.recompute);
     assert_true(iz_plan_host_bytes(&p) == lean);
     iz_plan_clear(&p);
 }
@@ -217,11 +217,11 @@ static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
     assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &target2), 0);
     c.cpu_checkpointing = true;
     assert_int_equal(iz_plan_make(&q, &c, plan_model, 1, 0, &target2), 0);
-    assert_int_equal(q.boundary_slots, 0);
+    assert_int_equal(q.act.boundary_slots, 0);
     assert_true(q.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] > 0);
     assert_true(iz_plan_host_bytes(&p) == iz_plan_host_bytes(&q));
     assert_int_equal(plan_fit(&q, &c, INT64_MAX, NULL), 0);
-    assert_false(q.recompute);
+    assert_false(q.act.recompute);
     iz_plan_clear(&p);
     iz_plan_clear(&q);
 }

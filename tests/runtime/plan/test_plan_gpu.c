@@ -63,7 +63,7 @@ static void the_ratio_is_met_to_half_a_chunk(void **state)
             assert_true(fabs((double)on_host(&p) -
                              c.zero.optimizer.ratio * (double)owned(&p)) <=
                         (double)chunk / 2);
-            assert_true(p.split == (i < 20));
+            assert_true(p.zero.split == (i < 20));
             assert_true(i > 0 || on_host(&p) == 0);
             assert_true(i < 20 || on_host(&p) == owned(&p));
             iz_plan_clear(&p);
@@ -116,7 +116,7 @@ static void check_ratio(enum iz_home home, bool nccl)
     assert_int_equal(iz_plan_make(&p, &all, plan_model, 2, 0, &target), 0);
     assert_int_equal(iz_plan_make(&q, &some, plan_model, 2, 0, &target), 0);
     moved = owned(&q) - on_host(&q);
-    assert_true(moved > 0 && q.grads_apart == nccl && !p.grads_apart);
+    assert_true(moved > 0 && q.zero.grads_apart == nccl && !p.zero.grads_apart);
     device[IZ_MEM_STATE] = cpu[IZ_MEM_STATE] = 12 * moved;
     device[IZ_MEM_STAGING] =
         8 * split_chunk(&q) * ((home == IZ_HOME_CPU ? 2 : 0) + (nccl ? 0 : 2));
@@ -193,8 +193,8 @@ static void every_worker_has_a_buffer_for_what_goes_up(void **state)
     (void)state;
     gpu.workers = 23;
     assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &gpu), 0);
-    assert_true(p.update_stages > 23);
-    assert_true(p.update_stage_bytes > 0);
+    assert_true(p.staging[IZ_STAGING_UPDATE].n > 23);
+    assert_true(p.staging[IZ_STAGING_UPDATE].bytes > 0);
     iz_plan_clear(&p);
 }
 

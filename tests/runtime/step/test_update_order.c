@@ -36,7 +36,7 @@ static void begin(struct fixture *f)
     f->e.group = f->group;
     f->e.plan.n_groups = UNITS;
     f->e.plan.early = true;
-    f->e.plan.state_home = IZ_HOME_NVME;
+    f->e.plan.zero.state_home = IZ_HOME_NVME;
 }
 
 /* A step at whose last gradient all chunks but `rest` are updated; returns how
@@ -91,7 +91,7 @@ static void other_updates_keep_their_order(void **state)
     f.config.run.overlap = false;
     assert_int_equal(step(&f, CHUNKS), 0);
     begin(&f);
-    f.e.plan.state_home = IZ_HOME_CPU;
+    f.e.plan.zero.state_home = IZ_HOME_CPU;
     assert_int_equal(step(&f, CHUNKS), 0);
 }
 
