@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What people read in place of bytes and shares. */
+/* Conversion of bytes and shares into units for people. */
 #ifndef IZ_CODELETS_BASE_UNITS_H
 #define IZ_CODELETS_BASE_UNITS_H
 
@@ -8,7 +8,7 @@ static inline double iz_mib(double bytes)
     return bytes / 1048576;
 }
 
-/* 0 where there is no whole. */
+/* Returns 0 if `whole` is 0. */
 static inline double iz_percent(double part, double whole)
 {
     return whole > 0 ? 100 * part / whole : 0;

@@ -23,13 +23,14 @@ double iz_flat_norm2(const void *x, enum iz_dtype type, int64_t n);
 enum {
     IZ_NORM_BLOCK = 1024,
     IZ_NORM_LANES = 32,
-    /* Of sums of blocks: with the squares and the last sum there is room for
-     * any int64_t. */
+    /* Levels of sums of blocks.  Together with the squares and the last sum
+     * they suffice for any int64_t. */
     IZ_NORM_LEVELS = 6
 };
 
-/* The same of a buffer that comes in pieces, the first one first: how far it
- * is.  Begins as {0}.  Pieces but the last are multiples of IZ_NORM_BLOCK. */
+/* The state of an iz_flat_norm2 over a buffer that comes in pieces, in order.
+ * It starts as {0}.  All pieces except the last are multiples of
+ * IZ_NORM_BLOCK. */
 struct iz_norm2 {
     int64_t n; /* elements so far */
     struct iz_norm2_level {
@@ -40,10 +41,10 @@ struct iz_norm2 {
 
 void iz_norm2_add(struct iz_norm2 *s, const void *x, enum iz_dtype type,
                   int64_t n);
-/* The same of elements elsewhere, n blocks of them: the sums that
- * iz_flat_squares gives. */
+/* Adds n blocks of elements that are elsewhere, given the sums of their squares
+ * from iz_flat_squares. */
 void iz_norm2_add_blocks(struct iz_norm2 *s, const double *sum, int64_t n);
-/* The sum of what came; nothing can be added any more. */
+/* Returns the sum of all pieces; nothing may be added afterwards. */
 double iz_norm2_end(struct iz_norm2 *s);
 
 /* sum[b] = x[i]^2 of the elements of block b alone, in the order above. */
@@ -53,8 +54,8 @@ static inline int64_t iz_norm_blocks(int64_t n)
     return (n + IZ_NORM_BLOCK - 1) / IZ_NORM_BLOCK;
 }
 
-/* What the GPU needs for the norm: the sums of the blocks of all levels but the
- * last. */
+/* Scratch that the GPU needs for the norm: the sums of the blocks of all levels
+ * except the last. */
 int64_t iz_flat_norm2_scratch_bytes(int64_t n);
 
 /* Sums give the same bits at every SIMD level, but for NaN: of two only that

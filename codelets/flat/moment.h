@@ -34,7 +34,7 @@ struct iz_moments {
     int64_t n;
 };
 
-/* Of an array of n elements. */
+/* The bytes of an array of n elements. */
 int64_t iz_moment_bytes(enum iz_moment_type t, int64_t n);
 const char *iz_moment_name(enum iz_moment_type t);
 
@@ -47,8 +47,9 @@ void iz_moment_load(float *out, const struct iz_moments *x, int64_t at,
 void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
                      int64_t n, uint64_t key, int64_t first);
 
-/* The same for any at and n, of values that the type holds: what was read from
- * an array can be written to another one piece by piece, and reads the same. */
+/* Load and store for any at and n, without rounding.  Put takes only values
+ * that the type holds exactly, such as those from get: an array can be copied
+ * to another one in any pieces. */
 void iz_moment_get(float *out, const struct iz_moments *x, int64_t at,
                    int64_t n);
 void iz_moment_put(const struct iz_moments *x, int64_t at, const float *in,

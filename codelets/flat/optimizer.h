@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The optimizers: an entry of one table per optimizer.type of a config says
- * everything that is different between them.  Whoever plans, allocates, saves
- * or updates states asks the entry, and knows no optimizer by name. */
+/* The optimizers: one table with an entry per optimizer.type of a config.  The
+ * entry holds all differences between optimizers.  Code that plans, allocates,
+ * saves or updates states uses the entry, never the name of an optimizer. */
 #ifndef IZ_CODELETS_FLAT_OPTIMIZER_H
 #define IZ_CODELETS_FLAT_OPTIMIZER_H
 
@@ -23,11 +23,11 @@ enum iz_optimizer_type {
 };
 #define IZ_OPTIMIZER_TYPES "Adam|AdamW|Lion" /* in this order */
 
-/* States of a parameter at most, beside its fp32 master. */
+/* Largest number of states of a parameter, in addition to its fp32 master. */
 enum { IZ_STATES_MAX = 2 };
 
-/* The numbers of a config's block "optimizer"; which of them an optimizer has,
- * its entry says. */
+/* The numbers of a config's block "optimizer"; an optimizer's entry lists the
+ * ones that it has. */
 struct iz_hyper {
     enum iz_optimizer_type type;
     double lr, beta1, beta2, eps, weight_decay;
@@ -35,7 +35,7 @@ struct iz_hyper {
     bool bias_correction; /* divide m and v by 1 - beta^t */
 };
 
-/* The same in one update, with its lr and the decay of what is updated. */
+/* The numbers of one update, with its lr and the decay of the updated range. */
 struct iz_step {
     struct iz_hyper hyper;
     int64_t t;        /* 1-based number of this update */

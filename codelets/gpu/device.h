@@ -20,10 +20,10 @@ struct iz_device_info {
 int iz_device_count(void);
 const char *iz_device_why_none(void);
 
-/* Makes `index` the GPU of the calling thread and tells about it.  Negative
- * errno with the reason printed. */
+/* Makes `index` the GPU of the calling thread and fills *info.  Negative errno
+ * with the reason printed. */
 int iz_device_use(int index, struct iz_device_info *info);
-/* The same without a word; NULL, or CUDA's reason. */
+/* Like iz_device_use, without printing.  Returns NULL, or CUDA's reason. */
 const char *iz_device_why_not(int index, struct iz_device_info *info);
 
 /* Only where it is, as above; false: CUDA does not say. */

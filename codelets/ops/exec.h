@@ -25,8 +25,8 @@ struct iz_view {
     enum iz_dtype dtype;
     int64_t rows, cols;
     struct iz_adapter *adapter; /* of a weight that has one */
-    /* Of a sparse table of which only some rows are here: which ones, ascending
-     * (codelets/flat/touched_rows.h); else NULL. */
+    /* For a view of some rows of a sparse table: the numbers of these rows,
+     * ascending (codelets/flat/touched_rows.h).  NULL otherwise. */
     const int32_t *row;
 };
 
@@ -58,9 +58,9 @@ struct iz_exec {
     bool cudnn;         /* on a GPU: attention's forward is cuDNN's */
     enum iz_dtype act;  /* type of activations: fp32 on the CPU */
     int capability;     /* compute capability of the GPU, 90 for 9.0 */
-    /* In a dry run by a GPU's worker: libraries are asked, and make ready for,
-     * what is counted; the first one that cannot says so here.  NULL: nobody
-     * is asked. */
+    /* In a dry run by a GPU's worker: the libraries prepare for the operations
+     * that are counted, and the first refusal is recorded here.  NULL: the
+     * libraries are not involved. */
     struct iz_refusal *ask;
     /* On a GPU: the CUDA stream that work is enqueued on, and the handles of
      * its libraries (struct iz_cuda).  A mover, which copies, has a stream too.
@@ -99,7 +99,7 @@ static inline bool iz_runs(const struct iz_exec *x, enum iz_backend b)
 
 /* Adds to the counters. */
 void iz_count(struct iz_exec *x, double flops, double bytes);
-/* The same for products inside a kernel of our own, as in attention. */
+/* Like iz_count, for products inside a kernel of our own, as in attention. */
 void iz_count_fused(struct iz_exec *x, double flops, double bytes);
 
 static inline int64_t iz_view_len(struct iz_view v)

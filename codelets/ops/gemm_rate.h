@@ -9,17 +9,18 @@
  * about `seconds`, flop/s. */
 double iz_blas_rate(int m, int n, int k, double seconds);
 
-/* The same with bf16 operands (codelets/ops/gemm16.h). */
+/* Like iz_blas_rate, with bf16 operands (codelets/ops/gemm16.h). */
 double iz_gemm16_rate(int m, int n, int k, double seconds);
 
-/* How many times faster than in fp32 that product is with bf16 operands of
- * which a has to be rounded first; in CPU time of the calling thread, which
- * takes a few of each, at least 5 ms.  0 where it cannot be made. */
+/* How many times faster than in fp32 the product is with bf16 operands, if a
+ * has to be rounded first.  It is measured in CPU time of the calling thread,
+ * over a few products of each type, at least 5 ms.  0 if bf16 products are
+ * impossible. */
 double iz_gemm16_gain(int m, int n, int k);
 /* Less than this is not worth other bits. */
 #define IZ_GEMM16_LEAST_GAIN 1.2
 
-/* "OpenBLAS 0.3.21 SkylakeX" or what the library tells; "" if nothing. */
+/* "OpenBLAS 0.3.21 SkylakeX" or whatever name the library gives; "" if none. */
 void iz_blas_name(char *out, size_t size);
 
 /* Sentence about a setting of the environment that makes BLAS slow here, or "".

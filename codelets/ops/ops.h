@@ -67,7 +67,8 @@ struct iz_norm_layer {
 /* y = (a - mean) / sqrt(var + 1e-5) w + b, by row; all [M,C]. */
 void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       const struct iz_norm_layer *n);
-/* The same y again, bit for bit, from the saved mean and rstd. */
+/* Recomputes y of iz_layernorm_fwd, bit for bit, from the saved mean and rstd.
+ */
 void iz_layernorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
                         const struct iz_norm_layer *n);
 /* dx = r + d(layernorm)/da dy, dw, db; dx may be r or dy, r may be absent. */
@@ -90,7 +91,7 @@ struct iz_rmsnorm {
 /* y = a / sqrt(mean of a^2 + eps) w, by row; all [M,C]. */
 void iz_rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                     const struct iz_rmsnorm *n);
-/* The same y again, bit for bit, from the saved rstd. */
+/* Recomputes y of iz_rmsnorm_fwd, bit for bit, from the saved rstd. */
 void iz_rmsnorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       const struct iz_rmsnorm *n);
 /* dx = r + d(rmsnorm)/da dy, dw; dx may be r or dy, r may be absent. */
@@ -98,8 +99,8 @@ void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                     struct iz_view dy, struct iz_view a,
                     const struct iz_rmsnorm *n);
 
-/* The same for each head of a packed row: normalises, in place, the columns of
- * a [M,ld] from `first` on, C at a time; kept [M,heads C] gets what was there.
+/* RMSNorm for each head of a packed row: normalises, in place, the columns of
+ * a [M,ld] from `first` on, C at a time.  kept [M,heads C] gets the old values.
  * rstd fp32 [M,heads]. */
 void iz_headnorm_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
                      const struct iz_rmsnorm *n, int64_t first);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files that a crash of the machine does not cost: what a function here has
- * finished is on the disk, the bytes of a file as well as the entry of its
- * directory.  Negative errno with "izar: WHO: PATH: WHAT: REASON" printed, but
- * where a comment says otherwise. */
+/* Files that survive a crash of the machine: when a function here returns, its
+ * work is on the disk, the bytes of a file as well as the entry of its
+ * directory.  Negative errno with "izar: WHO: PATH: WHAT: REASON" printed,
+ * except where a comment differs. */
 #ifndef IZ_RUNTIME_BASE_DURABLE_H
 #define IZ_RUNTIME_BASE_DURABLE_H
 
@@ -20,10 +20,10 @@ int iz_durable_get(int fd, void *to, int64_t bytes, int64_t at);
 /* Syncs the file unless err is set, closes it, and returns the first error. */
 int iz_durable_close(const char *who, const char *path, int fd, int err);
 
-/* A file of this text that was not there before. */
+/* Creates a file with this text; the file must not exist. */
 int iz_durable_create(const char *who, const char *path, const char *text);
-/* The same under a name that may be taken, whole or not at all: written beside
- * it as PATH.tmp. */
+/* Creates or replaces a file, completely or not at all: the text is written to
+ * PATH.tmp first. */
 int iz_durable_replace(const char *who, const char *path, const char *text);
 
 /* For a synced file, or a synced directory of such files. */

@@ -10,7 +10,7 @@
 
 struct iz_ckpt_index;
 
-/* What the index says of a rank's file. */
+/* The index's entry of a rank's file. */
 struct iz_ckpt_file {
     int64_t bytes;
     uint64_t header_hash;

@@ -34,7 +34,7 @@ int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err,
  * of checkpoints that are too old.  file[ranks]. */
 int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
                    const struct iz_ckpt_file *file);
-/* The same by all ranks, each of which only knows its own file. */
+/* iz_ckpt_commit by all ranks, each of which knows only its own file. */
 int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
                           struct iz_coll *c, const struct iz_ckpt_file *mine);
 

@@ -23,7 +23,7 @@ struct iz_coll {
      * with unequal parts fills it; the next such collective overwrites it. */
     int64_t *first;
     struct iz_coll_state *state; /* NULL: one rank of a simulation, which stands
-                                    for all: what it says, all say */
+                                    for all ranks */
     struct iz_coll_gpu *gpu;
 };
 

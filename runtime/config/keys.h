@@ -22,7 +22,7 @@ struct iz_config_file {
     bool adam_w_mode, torch_adam;
     int warmup_type; /* 0: log, 1: linear */
     int64_t steps_per_print;
-    /* Of iz_config_keys[i]: what the file or an override says about it. */
+    /* Whether the file or an override gives iz_config_keys[i]. */
     enum iz_given given[IZ_CONFIG_KEYS_MAX];
 };
 
@@ -34,10 +34,10 @@ extern const struct iz_key iz_config_keys[];
  * Ends with name = NULL. */
 extern const struct iz_key iz_rule_keys[];
 
-/* Keys DeepSpeed has and that set nothing here.  `accept` says which values
- * pass: bool, number, string: any of that type; any; off: an object whose
- * "enabled" is not true; else JSON values separated by |.  Ends with name =
- * NULL. */
+/* DeepSpeed's keys that set nothing here.  `accept` lists the accepted values:
+ * bool, number, string: any value of that type; any: any value; off: an object
+ * whose "enabled" is not true; otherwise JSON values separated by |.  Ends with
+ * name = NULL. */
 struct iz_foreign_key {
     const char *name, *accept;
     const char *doc; /* what happens, or what to do instead */
@@ -65,13 +65,13 @@ void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
  * `near` holds IZ_CONFIG_NAME_MAX bytes. */
 void iz_config_nearest(char *near, const char *name,
                        const struct iz_section *model);
-/* The same among the words of an IZ_KEY_ENUM ("a|b|c"). */
+/* The nearest of the words of an IZ_KEY_ENUM ("a|b|c"), or "". */
 void iz_word_nearest(char *near, const char *word, const char *words);
-/* The same among presets. */
+/* The nearest name of a preset, or "". */
 void iz_preset_nearest(char *near, const char *name,
                        const struct iz_preset *presets);
 
-/* Copies word i of "a|b|c" to `word` (`size` bytes); false behind the last. */
+/* Copies word i of "a|b|c" to `word` (`size` bytes); false after the last. */
 bool iz_word(char *word, size_t size, const char *words, int i);
 
 struct json_t; /* the JSON library's value */
@@ -80,8 +80,8 @@ struct json_t; /* the JSON library's value */
 
 /* `5e8 (a number)`, `"x" (a string)`, `an object`. */
 void iz_json_describe(char *out, size_t size, const struct json_t *v);
-/* Puts v where k says in the struct at `base`, or says why not in `why`
- * (IZ_WHY_MAX bytes). */
+/* Stores v at the offset of k in the struct at `base`.  Returns false with the
+ * reason in `why` (IZ_WHY_MAX bytes) if k does not accept v. */
 bool iz_key_store(char *why, void *base, const struct iz_key *k,
                   const struct json_t *v);
 void iz_key_store_default(void *base, const struct iz_key *k);

@@ -23,8 +23,8 @@ enum iz_split { IZ_TRAIN, IZ_VAL };
  * reason printed.  Negative errno. */
 int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
                  int vocab, uint64_t seed, bool need_val);
-/* The same with files of the model's records, a window being a record.  The
- * model is borrowed until close. */
+/* Like iz_data_open, for files of the model's records; a window is a record.
+ * The model is borrowed until close. */
 int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
                          const struct iz_model *m, uint64_t seed,
                          bool need_val);

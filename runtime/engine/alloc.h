@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes the memory and the files that the plan says and registers them with
- * StarPU: units first (groups.c), then what no unit owns (buffers.c). */
+/* Takes the planned memory and files and registers them with StarPU: first the
+ * units (groups.c), then the buffers that no unit owns (buffers.c). */
 #ifndef IZ_RUNTIME_ENGINE_ALLOC_H
 #define IZ_RUNTIME_ENGINE_ALLOC_H
 

@@ -6,8 +6,8 @@
 
 #include "runtime/engine/engine.h"
 
-/* After the groups, of which it needs nothing but e->scalars.  0, or negative
- * errno with the reason printed. */
+/* Call after the groups are open; of their work only e->scalars is used.
+ * Returns 0, or negative errno with the reason printed. */
 int iz_buffers_open(struct iz_engine *e);
 /* Also after an open that failed. */
 void iz_buffers_close(struct iz_engine *e);

@@ -39,8 +39,8 @@ int iz_hf_write_open(struct iz_hf_writer **out, const struct iz_hf_order *o,
 void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
                  const float *in, int64_t n);
 
-/* All ranks, and also when `err` says that there is nothing good to write: then
- * nothing stays.  Negative errno on every rank with the reason printed. */
+/* All ranks must call it, also after an error, which is `err`: then no file
+ * stays.  Negative errno on every rank with the reason printed. */
 int iz_hf_write_close(struct iz_hf_writer **w, int err);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which arithmetic a run uses where that is a choice: products of fp32 or bf16
+/* The choice of a run's arithmetic: products of fp32 or bf16
  * on CPUs (run.cpu_products), our attention kernels or cuDNN's on a GPU
  * (run.gpu_attention).  A new run whose config says "auto" chooses; a resumed
  * run keeps the choice, because another one gives other bits. */
@@ -11,8 +11,8 @@
 #include "runtime/config/config.h"
 
 struct iz_arithmetic {
-    bool bf16_products; /* on CPUs; else of fp32 */
-    char why[128];      /* of products of fp32 that nobody asked for; else "" */
+    bool bf16_products;  /* on CPUs; false: fp32 */
+    char why[128];       /* reason if auto chose fp32 products; otherwise "" */
     bool attention_kept; /* run.gpu_attention is what a resumed run had */
 };
 
@@ -23,18 +23,18 @@ struct iz_arithmetic_for {
     bool gpu;    /* units are computed on a GPU */
 };
 
-/* Chooses both and puts the choice into the config, the same on every rank:
- * auto becomes what the config beside a resumed run's output says, or else what
- * is faster here (products, measured) and our own (attention).  Collective.
- * Negative errno with the reason printed by one rank: what the config asks for,
- * or the run started with, cannot be done on all ranks, or is not known. */
+/* Replaces auto in the config by a choice, the same on every rank.  A resumed
+ * run keeps the choice in the config beside its output.  A new run takes the
+ * faster products, as measured here, and izar's own attention.  Collective.
+ * Negative errno with the reason printed by one rank: the choice of the config
+ * or of the resumed run is unknown, or impossible on some rank. */
 int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
                          const struct iz_model *m,
                          const struct iz_arithmetic_for *on,
                          struct iz_coll *coll);
 
-/* Ends the choice of cuDNN's attention where a rank has a reason `why` against
- * it (NULL: none).  Collective; negative errno with the reason printed by one
+/* Refuses cuDNN's attention if any rank has a reason `why` against it (NULL:
+ * none).  Collective; negative errno with the reason printed by one
  * rank. */
 int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, const char *why,
                                bool kept);

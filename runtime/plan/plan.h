@@ -67,7 +67,8 @@ struct iz_target {
     bool cudnn;         /* on a GPU, what cuDNN fuses is left to it */
     enum iz_dtype act;  /* type of activations */
     int capability;     /* compute capability of the GPU, 90 for 9.0 */
-    /* Of a worker that computes units; zero where nothing is predicted. */
+    /* Rates of a worker that computes units; zero if times are not predicted.
+     */
     struct iz_rate compute;
 };
 

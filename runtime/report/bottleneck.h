@@ -9,9 +9,10 @@
 
 #include "runtime/report/time_shares.h"
 
-/* Of the compute workers' time: what costs less limits nothing. */
+/* A loss below this part of the compute workers' time is no limit. */
 #define IZ_BOTTLENECK_COST 0.10
-/* Of the window: what works for longer is full. */
+/* A link or worker that is busy for more than this part of the window is full.
+ */
 #define IZ_BOTTLENECK_FULL 0.80
 
 enum iz_bottleneck {

@@ -9,7 +9,7 @@ int iz_boundary_open(struct iz_engine *e);
 void iz_boundary_close(struct iz_engine *e);
 /* Every pass begins with this: tracks that take part in it. */
 void iz_boundary_begin(struct iz_engine *e, int tracks, bool training);
-/* What forward of a unit writes its output to. */
+/* The handle that forward of a unit writes its output to. */
 starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
                                          int track);
 /* Where the output of a unit is now. */

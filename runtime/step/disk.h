@@ -9,8 +9,8 @@
 struct iz_io {
     struct iz_nvme *file;
     int64_t offset, bytes, at;
-    /* Of a sparse table: the chunk's elements, and its arrays.  Only pages with
-     * touched rows are read and written. */
+    /* For a sparse table: the chunk's elements, and its arrays.  Only pages
+     * with touched rows are read and written. */
     int64_t first, count;
     struct iz_state_bytes array[IZ_STATE_BYTES];
     int urgency; /* of an update; 0: that of the unit */

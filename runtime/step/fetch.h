@@ -10,12 +10,12 @@
 void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from);
 /* Buffer that holds the parameters of a group now. */
 starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int group);
-/* All-gather of the parameters that the stage keeps whole; of the frozen ones,
- * too, where they were set. */
+/* All-gather of the parameters that the stage keeps whole; with `frozen` also
+ * of the frozen ones, after they were set. */
 void iz_fetch_publish(struct iz_engine *e, int group, bool frozen);
 
-/* All-gather in place of what a rank keeps whole: parameters or gradients, of
- * elem_bytes each. */
+/* In-place all-gather of an array that every rank keeps whole: parameters or
+ * gradients, of elem_bytes per element. */
 void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int group,
                      starpu_data_handle_t whole, int64_t elem_bytes);
 

@@ -32,8 +32,8 @@ struct iz_touched iz_touched_get(const struct iz_touched_in *a,
 /* Where a rank's shard begins, packed. */
 int64_t iz_touched_first(const struct iz_touched_in *a,
                          const struct iz_touched *r, int rank);
-/* Says where all ranks' shards begin to the next collective of unequal parts,
- * in elements of `unit` each. */
+/* Fills c->first for the next collective of unequal parts: where each rank's
+ * shard starts, in elements of `unit` each. */
 void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
                       struct iz_coll *c, int64_t unit);
 

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ways of parameters and gradients of sparse tables, which move only the
- * rows that a step touches. */
+/* Moves parameters and gradients of sparse tables: only the rows that a step
+ * touches. */
 #ifndef IZ_RUNTIME_STEP_ROWS_MOVE_H
 #define IZ_RUNTIME_STEP_ROWS_MOVE_H
 
 #include "runtime/engine/engine.h"
 
-/* The same as for dense groups: parameters from a shard into a slot, what is
- * kept whole of accumulators and of parameters. */
+/* The counterparts of iz_zero_fetch, iz_zero_gather and iz_zero_publish for
+ * sparse tables: from a shard into a slot, and of whole accumulators and
+ * parameters. */
 void iz_touched_fetch(struct iz_engine *e, int group,
                       starpu_data_handle_t shard, starpu_data_handle_t slot);
 void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int group,

@@ -18,20 +18,21 @@ struct iz_train_config {
     struct iz_rate rate[IZ_RATES]; /* zero: plausible ones */
 };
 
-/* Allocates everything that `plan` (taken over) says and starts StarPU.
+/* Allocates everything in `plan` (ownership is taken) and starts StarPU.
  * Negative errno with the reason printed; *out is NULL then. */
 int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
                   struct iz_plan *plan);
-/* Whether every class took in every tier the bytes that were planned for it.
- * All ranks.  Negative errno on every rank, with each difference of the first
- * rank that has one printed. */
+/* Checks that every class took in every tier the bytes that were planned for
+ * it. All ranks.  Negative errno on every rank, with each difference of the
+ * first rank that has one printed. */
 int iz_train_check_plan(const struct iz_engine *e);
 void iz_train_close(struct iz_engine **e);
 
 /* Fills the parameters with the model's initial values, states with zero.  All
  * ranks.  Negative errno on every rank with the reason printed. */
 int iz_train_init(struct iz_engine *e);
-/* Of the adapters alone, when the others have been put; publishes all. */
+/* Fills only the adapters with initial values, after the other parameters were
+ * put; publishes all parameters. */
 int iz_train_init_adapters(struct iz_engine *e);
 
 /* Gives parameters to ranks that hold them whole after they were set by

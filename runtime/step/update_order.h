@@ -5,9 +5,10 @@
 
 #include "runtime/engine/engine.h"
 
-/* Before a step is submitted. */
+/* Call before a step is submitted. */
 void iz_update_order_begin(struct iz_engine *e);
-/* After the last gradient of a step has come: chooses for the steps to come. */
+/* Call after the last gradient of a step has come: chooses the order for the
+ * following steps. */
 void iz_update_order_end(struct iz_engine *e);
 
 #endif

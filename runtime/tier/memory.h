@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes every large buffer of a run and counts it by class and tier: the table
- * must become the one that the planner filled by arithmetic. */
+/* Takes every large buffer of a run and counts it by class and tier.  The table
+ * must equal the one that the planner computed. */
 #ifndef IZ_RUNTIME_TIER_MEMORY_H
 #define IZ_RUNTIME_TIER_MEMORY_H
 
@@ -13,8 +13,8 @@
 
 struct iz_memory;
 
-/* pin_cpu: the cpu tier is locked into memory (pin_memory).  The workers of g,
- * borrowed until close, touch what is locked or pinned. */
+/* pin_cpu: lock the cpu tier into memory (pin_memory).  The workers of g, which
+ * is borrowed until close, touch the pages to be locked or pinned. */
 int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu);
 /* Memory of a simulation: counted addresses with nothing behind them. */
 int iz_memory_open_simulated(struct iz_memory **out);
@@ -27,13 +27,13 @@ int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
                        int64_t buffers, const char *wish);
 void iz_memory_close(struct iz_memory **m);
 
-/* Zeroed, page-aligned, huge pages where large; counted; freed by
- * close.  NULL with the reason printed when the system refuses. */
+/* Returns zeroed, page-aligned, counted memory, with huge pages if it is large.
+ * Close frees it.  NULL with the reason printed if the system refuses. */
 void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
                      int64_t bytes);
-/* What StarPU knows device memory by. */
+/* The stand-in addresses under which StarPU knows device memory. */
 struct iz_shadow iz_memory_shadow(const struct iz_memory *m);
-/* Counts memory that somebody else allocated (files, libraries). */
+/* Counts memory that was allocated elsewhere (files, libraries). */
 void iz_memory_note(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
                     int64_t bytes);
 const struct iz_bytes *iz_memory_bytes(const struct iz_memory *m);
@@ -44,8 +44,8 @@ int64_t iz_memory_peak_resident(void);
 /* Resident set of this process now, bytes. */
 int64_t iz_memory_resident(void);
 
-/* What this host can still give, bytes: the smaller of MemAvailable and what
- * the control group leaves. */
+/* Memory that this host can still give, bytes: the smaller of MemAvailable and
+ * the rest of the control group's limit. */
 int64_t iz_memory_available(void);
 
 #endif
