@@ -403,7 +403,9 @@ def test_full_output_keeps_the_checkpoint_before(ranks, place):
         r = place.launch(ranks, {**c, "run.steps": 2}, ["--resume"],
                          output=out)
         assert r.rc == 1 and not run.DUMPS.search(r.out + r.err), str(r)
-        said = [x for x in r.err.splitlines() if "No space left" in x]
+        # A line of metrics may be lost as well, as long as the disk is full.
+        said = [x for x in r.err.splitlines()
+                if "No space left" in x and "metrics.jsonl" not in x]
         assert 1 <= len(said) <= (ranks or 1), str(r)  # each of its own file
         assert all("checkpoint" in x and str(out) in x and "free" in x
                    for x in said), str(r)
