@@ -148,13 +148,17 @@ def test_a_call_of_nccl_that_never_returns(call, what, place, nvme):
 
 def test_a_rank_that_was_killed_in_a_collective_of_the_host(place, nvme,
                                                             hidden):
-    """The ranks' GPUs talk through MPI."""
+    """The ranks' GPUs talk through MPI.  Again where the launcher crashed, as in
+    ended()."""
     row = {**ROW, "ranks": 2, "stage": 3, "comm": "mpi"}
-    run_ = place.start(2, {**config_of(row, nvme), "run.steps": STEPS},
-                       env=environment(place, row))
-    run_.until_step(3)
-    victim = run.children(run_.pids()[1])
-    assert len(victim) == 1
-    run.os.kill(victim[0], signal.SIGKILL)
-    r = run_.finish(PROMPT_S)
+    for _ in range(3):
+        run_ = place.start(2, {**config_of(row, nvme), "run.steps": STEPS},
+                           env=environment(place, row))
+        run_.until_step(3)
+        victim = run.children(run_.pids()[1])
+        assert len(victim) == 1
+        run.os.kill(victim[0], signal.SIGKILL)
+        r = run_.finish(PROMPT_S)
+        if r.rc != -signal.SIGSEGV:
+            break
     assert r.rc == 1 and ": rank 1 is gone" in said(r, 1), str(r)
