@@ -15,13 +15,6 @@ int64_t iz_moment_bytes(enum iz_moment_type t, int64_t n)
     return n * (t == IZ_MOMENT_F32 ? 4 : 2);
 }
 
-const char *iz_moment_name(enum iz_moment_type t)
-{
-    static const char *const names[] = {"fp32", "bf16", "fp8"};
-
-    return names[t];
-}
-
 static void moment_check(const struct iz_moments *x, int64_t at, int64_t n)
 {
     assert(at % IZ_MOMENT_BLOCK == 0 && n % IZ_MOMENT_BLOCK == 0);

@@ -36,7 +36,6 @@ struct iz_moments {
 
 /* The bytes of an array of n elements. */
 int64_t iz_moment_bytes(enum iz_moment_type t, int64_t n);
-const char *iz_moment_name(enum iz_moment_type t);
 
 /* out[i] = element at + i as fp32, 0 <= i < n; here and in iz_moment_store at,
  * n and first are multiples of IZ_MOMENT_BLOCK. */

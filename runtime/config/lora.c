@@ -13,11 +13,6 @@
 #include "codelets/unit/unit.h"
 #include "runtime/config/rules.h"
 
-bool iz_lora_is_adapter(const struct iz_unit *u, int i)
-{
-    return i >= iz_unit_base(u);
-}
-
 /* ---- making them ---- */
 
 /* The patterns of lora.targets, between commas. */

@@ -14,9 +14,6 @@
  * match none told on `err` (NULL: nothing is), or -ENOMEM. */
 int iz_lora_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
-/* Whether parameter i of a unit belongs to an adapter. */
-bool iz_lora_is_adapter(const struct iz_unit *u, int i);
-
 /* w += scale b a in a part of a unit's parameters: `in` holds the n elements
  * from `first` on of the array that the weights of `frozen` lie in, end to end.
  * trained: all trained parameters of the unit. */

@@ -6,7 +6,7 @@
 
 #include "runtime/engine/engine.h"
 
-/* The counterparts of iz_zero_fetch, iz_zero_gather and iz_zero_publish for
+/* The counterparts of iz_fetch_ahead, iz_fetch_gather and iz_fetch_publish for
  * sparse tables: from a shard into a slot, and of whole accumulators and
  * parameters. */
 void iz_touched_fetch(struct iz_engine *e, int group,

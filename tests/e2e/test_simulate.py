@@ -330,7 +330,7 @@ def bare_elements():
 
 @pytest.mark.parametrize("ranks", (1, 2))
 def test_the_last_sums_squares_take_a_core_time(ranks, tmp_path):
-    """So slow that they are the step: once for every element, in the lane with
+    """So slow that they are the step: once for every element, in the comm worker with
     several ranks, by the one worker otherwise; not once per micro-batch."""
     bare = json.loads(MACHINE.read_text())
     rate = 10**5
