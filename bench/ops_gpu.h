@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the parts of bench/ops_gpu share: the GPU, times, and lines of the
  * result. */
-#ifndef IZ_BENCH_OPS_GPU_H
-#define IZ_BENCH_OPS_GPU_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,5 +54,3 @@ void bench_models(struct bench *b);
 
 /* Copies on the GPU and over the link, sums, norms and Adam on both sides. */
 void bench_memory(struct bench *b);
-
-#endif

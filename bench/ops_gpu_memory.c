@@ -34,7 +34,6 @@ static void ops_gpu_memory_copy(void *arg, int i)
 {
     struct copy *c = arg;
 
-    (void)i;
     iz_device_copy(c->b->stream, c->to, c->from, c->bytes);
 }
 
@@ -131,7 +130,6 @@ static void run_adam(void *arg, int i)
 {
     struct flat *f = arg;
 
-    (void)i;
     ops_gpu_memory_adam(&f->x, f->n, f->p, f->m, f->v, f->g, f->out);
 }
 
@@ -139,7 +137,6 @@ static void run_norm(void *arg, int i)
 {
     struct flat *f = arg;
 
-    (void)i;
     iz_buffer_norm2(&f->x, f->norm2, f->g, IZ_BF16, f->n);
 }
 
@@ -148,7 +145,6 @@ static void run_sum(void *arg, int i)
     struct flat *f = arg;
     const void *in[] = {f->g};
 
-    (void)i;
     iz_buffer_sum(&f->x, f->p, IZ_F32, true, in, 1, IZ_BF16, f->n);
 }
 

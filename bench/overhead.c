@@ -19,9 +19,6 @@ static sem_t gate;
 
 static void nothing(struct iz_exec *x, void **buf, const void *arg)
 {
-    (void)x;
-    (void)buf;
-    (void)arg;
 }
 
 static void hold(struct iz_exec *x, void **buf, const void *arg)
@@ -32,8 +29,6 @@ static void hold(struct iz_exec *x, void **buf, const void *arg)
 
 static void nothing_cpu(void *buffers[], void *arg)
 {
-    (void)buffers;
-    (void)arg;
 }
 
 static struct starpu_codelet bare = {.cpu_funcs = {nothing_cpu},

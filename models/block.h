@@ -2,8 +2,7 @@
 /* The block of GPT-2 and of the vision transformer: LayerNorm before attention
  * and before an MLP with GELU in the tanh form, all with biases; and the head
  * that follows the last block. */
-#ifndef IZ_MODELS_BLOCK_H
-#define IZ_MODELS_BLOCK_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -41,5 +40,3 @@ int iz_head_open(struct iz_unit *u, const struct iz_block *b,
                  const struct iz_param *list, int n);
 /* The logits of row a->row, for a head of tokens. */
 void iz_head_generate(struct iz_exec *x, const struct iz_layer *a);
-
-#endif

@@ -61,7 +61,6 @@ static const char *check_record(const void *self, const void *record)
 {
     int32_t label = word(record, 0);
 
-    (void)self;
     return label == 0 || label == 1 ? NULL : "its label is neither 0 nor 1";
 }
 

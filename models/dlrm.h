@@ -5,8 +5,7 @@
  * says how likely a click is.  Hidden layers have GELU where the paper has the
  * rectifier.  The last layer has an output for each answer; the cross-entropy
  * of the two is the binary one of their difference. */
-#ifndef IZ_MODELS_DLRM_H
-#define IZ_MODELS_DLRM_H
+#pragma once
 
 #include "codelets/unit/layer.h"
 
@@ -30,5 +29,3 @@ struct iz_dlrm_config {
  * Criteo's logs.  A number x becomes log(1 + max(x, 0)); a category's bits are
  * taken as unsigned. */
 int iz_dlrm_open(struct iz_model **out, const struct iz_dlrm_config *c);
-
-#endif

@@ -2,8 +2,7 @@
 /* The GPT-2 family: learned positions, LayerNorm before attention and MLP, GELU
  * in the tanh form, and an output layer that shares the token embedding.
  * Parameters have the names and layouts of the published checkpoints. */
-#ifndef IZ_MODELS_GPT2_H
-#define IZ_MODELS_GPT2_H
+#pragma once
 
 #include "codelets/unit/layer.h"
 
@@ -14,5 +13,3 @@ struct iz_gpt2_config {
 /* Creates a model; close it with iz_model_close.  Returns 0, or -EINVAL or
  * -ENOMEM after printing the reason. */
 int iz_gpt2_open(struct iz_model **out, const struct iz_gpt2_config *c);
-
-#endif

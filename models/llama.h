@@ -3,8 +3,7 @@
  * of heads that share keys, and a gated MLP; with the options that make it
  * Llama 3, Mistral, Qwen 2.5 or Qwen 3.  Parameters have the layouts of the
  * published checkpoints, where those that one product uses are stacked. */
-#ifndef IZ_MODELS_LLAMA_H
-#define IZ_MODELS_LLAMA_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -51,5 +50,3 @@ extern const struct iz_hf iz_llama_hf;
 /* Creates a model; close it with iz_model_close.  Returns 0, or -EINVAL or
  * -ENOMEM after printing the reason. */
 int iz_llama_open(struct iz_model **out, const struct iz_llama_config *c);
-
-#endif

@@ -53,7 +53,6 @@ static const struct iz_hf_name hf_names[] = {
 
 static bool never(const void *self)
 {
-    (void)self;
     return false;
 }
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small things that every model says: views of its tensors, descriptions of its
  * parameters. */
-#ifndef IZ_MODELS_PARTS_H
-#define IZ_MODELS_PARTS_H
+#pragma once
 
 #include <errno.h>
 #include <stdio.h>
@@ -67,5 +66,3 @@ static inline int check_sizes(const char *model, const struct size *list,
         }
     return 0;
 }
-
-#endif

@@ -4,8 +4,7 @@
  * attend to all of them; the class is read from a token of its own.  GELU has
  * the tanh form, LayerNorm adds 1e-5, and the classifier has no bias (that of
  * the last norm, times its matrix, is one). */
-#ifndef IZ_MODELS_VIT_H
-#define IZ_MODELS_VIT_H
+#pragma once
 
 #include "codelets/unit/layer.h"
 
@@ -23,5 +22,3 @@ struct iz_vit_config {
  * a byte each.  With 32 pixels and 3 channels these are the binary files of
  * CIFAR-10. */
 int iz_vit_open(struct iz_model **out, const struct iz_vit_config *c);
-
-#endif

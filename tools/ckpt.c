@@ -66,7 +66,6 @@ static int64_t number_of(const struct iz_json *object, const char *key)
 
 static void ckpt_forget(void *arg, int64_t from, const float *in, int64_t n)
 {
-    (void)arg, (void)from, (void)in, (void)n;
 }
 
 static void describe_arrays(struct checkpoint *c)
@@ -239,7 +238,6 @@ static int list(const struct options *o, struct iz_coll *coll)
     int64_t step = newest(o->dir, INT64_MAX);
     int err = step < 0 ? (int)step : 0;
 
-    (void)coll;
     for (; step >= 0; step = newest(o->dir, step)) {
         int one = list_one(o->dir, step);
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The only header with build switches: what the compiler and the build offer.
  * Everything else is decided at run time by data. */
-#ifndef IZ_CODELETS_BASE_BUILD_H
-#define IZ_CODELETS_BASE_BUILD_H
+#pragma once
 
 /* A function with this attribute is compiled once per SIMD level and chosen
  * when the program is loaded.  Sanitizers cannot instrument the resolver, which
@@ -52,5 +51,3 @@
 
 #define IZ_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define IZ_NORETURN __attribute__((noreturn))
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The clocks of the program. */
-#ifndef IZ_CODELETS_BASE_CLOCK_H
-#define IZ_CODELETS_BASE_CLOCK_H
+#pragma once
 
 #include <stdint.h>
 
@@ -9,5 +8,3 @@
 int64_t iz_now_ns(void);
 /* CPU time of this thread: a loaded machine does not count. */
 int64_t iz_cpu_ns(void);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The end of the job from inside a task: other ranks wait for us, so one
  * message and then everything stops. */
-#ifndef IZ_CODELETS_BASE_DIE_H
-#define IZ_CODELETS_BASE_DIE_H
+#pragma once
 
 #include "codelets/base/build.h"
 
@@ -16,5 +15,3 @@ IZ_NORETURN void iz_die(const char *fmt, ...) IZ_PRINTF(1, 2);
 void iz_die_set(const char *prefix, void (*end)(int status));
 
 IZ_C_END
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sleeping until another thread or process changes a word (futex(2)). */
-#ifndef IZ_CODELETS_BASE_FUTEX_H
-#define IZ_CODELETS_BASE_FUTEX_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ static inline uint32_t iz_futex_look(struct iz_futex *f)
 void iz_futex_sleep(struct iz_futex *f, uint32_t seen, long ns);
 /* After the event. */
 void iz_futex_wake(struct iz_futex *f);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arithmetic of sizes and counts. */
-#ifndef IZ_CODELETS_BASE_INT64_H
-#define IZ_CODELETS_BASE_INT64_H
+#pragma once
 
 #include <stdint.h>
 
@@ -20,5 +19,3 @@ static inline int64_t round_up(int64_t n, int64_t to)
 {
     return (n + to - 1) / to * to;
 }
-
-#endif

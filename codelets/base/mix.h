@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The mixing step of the hashes and of the counter-based random numbers. */
-#ifndef IZ_CODELETS_BASE_MIX_H
-#define IZ_CODELETS_BASE_MIX_H
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,3 @@ static inline uint64_t iz_mix_text(uint64_t h, const char *s)
         h = iz_mix(h + (unsigned char)*s);
     return h;
 }
-
-#endif

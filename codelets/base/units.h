@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Conversion of bytes and shares into units for people. */
-#ifndef IZ_CODELETS_BASE_UNITS_H
-#define IZ_CODELETS_BASE_UNITS_H
+#pragma once
 
 static inline double iz_mib(double bytes)
 {
@@ -13,5 +12,3 @@ static inline double iz_percent(double part, double whole)
 {
     return whole > 0 ? 100 * part / whole : 0;
 }
-
-#endif

@@ -9,8 +9,7 @@
  *     m = b1 m + (1 - b1) g         v = b2 v + (1 - b2) g^2
  *     p = p (1 - lr wd) - lr/(1 - b1^t) * m / (sqrt(v)/sqrt(1 - b2^t) + eps)
  * the fraction times sqrt(1 - b2^t), so that one division does it. */
-#ifndef IZ_CODELETS_FLAT_ADAM_H
-#define IZ_CODELETS_FLAT_ADAM_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -49,5 +48,3 @@ IZ_EITHER float iz_adam_p(const struct iz_adam_consts *k, float p, float m,
 {
     return p * k->keep - k->step * (m / (sqrtf(v) + k->eps));
 }
-
-#endif

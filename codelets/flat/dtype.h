@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Element types of tensors, and the conversion between them. */
-#ifndef IZ_CODELETS_FLAT_DTYPE_H
-#define IZ_CODELETS_FLAT_DTYPE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,5 +22,3 @@ void iz_cast(void *dst, enum iz_dtype to, const void *src, enum iz_dtype from,
              int64_t n);
 
 IZ_C_END
-
-#endif

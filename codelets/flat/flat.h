@@ -3,8 +3,7 @@
  * bits at every SIMD level, and flat.cu gives these bits on a GPU; buffers of
  * one call must not overlap unless a function says otherwise.  Types are fp32,
  * bf16 and fp16. */
-#ifndef IZ_CODELETS_FLAT_FLAT_H
-#define IZ_CODELETS_FLAT_FLAT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -93,5 +92,3 @@ void iz_flat_normal(float *out, int64_t n, uint64_t seed, uint64_t stream,
                     int64_t first, float std);
 
 IZ_C_END
-
-#endif

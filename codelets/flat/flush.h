@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* States below FLT_MIN become 0: that of an element without gradient would
  * otherwise stay subnormal for ever, at a hundred times the cost. */
-#ifndef IZ_CODELETS_FLAT_FLUSH_H
-#define IZ_CODELETS_FLAT_FLUSH_H
+#pragma once
 
 #include <float.h>
 #include <math.h>
@@ -13,5 +12,3 @@ IZ_EITHER float iz_flush(float x)
 {
     return fabsf(x) < FLT_MIN ? 0.0f : x;
 }
-
-#endif

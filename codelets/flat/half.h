@@ -2,8 +2,7 @@
 /* One 16-bit float to fp32 and back, as integer arithmetic without branches, so
  * that a loop over any of these is vectorised and gives the same bits at every
  * SIMD level.  Whole buffers are converted by iz_cast. */
-#ifndef IZ_CODELETS_FLAT_HALF_H
-#define IZ_CODELETS_FLAT_HALF_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -67,5 +66,3 @@ static inline uint16_t iz_f16_round(float x)
     h = a > 0x7f800000u ? nan : h;
     return (uint16_t)(h | ((u >> 16) & 0x8000u));
 }
-
-#endif

@@ -7,8 +7,7 @@
  *     p = p (1 - lr wd) - lr sign(u)
  *     m = b2 m + (1 - b2) g
  * The sign of 0 is 0, that of NaN is NaN. */
-#ifndef IZ_CODELETS_FLAT_LION_H
-#define IZ_CODELETS_FLAT_LION_H
+#pragma once
 
 #include "codelets/flat/flush.h"
 
@@ -33,5 +32,3 @@ IZ_EITHER float iz_lion_m(const struct iz_lion_consts *k, float m, float g)
 {
     return iz_flush(k->beta2 * m + k->rest2 * g);
 }
-
-#endif

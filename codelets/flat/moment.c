@@ -19,9 +19,6 @@ static void moment_check(const struct iz_moments *x, int64_t at, int64_t n)
 {
     assert(at % IZ_MOMENT_BLOCK == 0 && n % IZ_MOMENT_BLOCK == 0);
     assert(x->n % IZ_MOMENT_BLOCK == 0 && at >= 0 && at + n <= x->n);
-    (void)x;
-    (void)at;
-    (void)n;
 }
 
 void iz_moment_load(float *out, const struct iz_moments *x, int64_t at,

@@ -12,8 +12,7 @@
  * the smallest m is rounded stochastically to 0 or to it; a v that is not 0
  * stays at least the smallest, or an element would divide by eps.
  * A value that these types hold exactly is stored exactly. */
-#ifndef IZ_CODELETS_FLAT_MOMENT_H
-#define IZ_CODELETS_FLAT_MOMENT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -55,5 +54,3 @@ void iz_moment_put(const struct iz_moments *x, int64_t at, const float *in,
                    int64_t n);
 
 IZ_C_END
-
-#endif

@@ -3,8 +3,7 @@
  * for the loops of loops.c and for the kernels of update.cu, which so have the
  * same bits.  Integers without branches, and no two operations on floats that a
  * compiler could contract. */
-#ifndef IZ_CODELETS_FLAT_MOMENT_CODE_H
-#define IZ_CODELETS_FLAT_MOMENT_CODE_H
+#pragma once
 
 #include "codelets/base/mix.h"
 #include "codelets/flat/half.h"
@@ -106,5 +105,3 @@ IZ_EITHER uint8_t iz_v8_random(float x, uint32_t power, uint32_t r)
     c = u < least ? 1u << IZ_CODE_MANTISSA : c;
     return (uint8_t)(u ? c : 0);
 }
-
-#endif

@@ -2,8 +2,7 @@
 /* The optimizers: one table with an entry per optimizer.type of a config.  The
  * entry holds all differences between optimizers.  Code that plans, allocates,
  * saves or updates states uses the entry, never the name of an optimizer. */
-#ifndef IZ_CODELETS_FLAT_OPTIMIZER_H
-#define IZ_CODELETS_FLAT_OPTIMIZER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -79,5 +78,3 @@ iz_optimizer_param(const struct iz_optimizer *o, const char *key);
 union iz_consts iz_consts_of(const struct iz_step *s);
 
 IZ_C_END
-
-#endif

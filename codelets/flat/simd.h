@@ -3,8 +3,7 @@
  * (loops.c) and chosen by the processor when the first of them is needed.  All
  * levels give the same bits: every operation is rounded by itself, none is
  * fused, and the order of a sum is written down in flat.h. */
-#ifndef IZ_CODELETS_FLAT_SIMD_H
-#define IZ_CODELETS_FLAT_SIMD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -93,5 +92,3 @@ const char *iz_simd_name(void);
 
 /* For tests: uses this level from now on.  false: the processor lacks it. */
 bool iz_simd_use(const struct iz_simd_level *l);
-
-#endif

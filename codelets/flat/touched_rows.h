@@ -2,8 +2,7 @@
 /* The rows of a table that a step touches.  Of such a table what is gathered
  * and what is reduced are the touched rows alone, end to end in ascending
  * order: packed.  "flat" is a position in all rows of the table, end to end. */
-#ifndef IZ_CODELETS_FLAT_TOUCHED_ROWS_H
-#define IZ_CODELETS_FLAT_TOUCHED_ROWS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -54,5 +53,3 @@ void iz_touched_unpack(const struct iz_touched *r, int64_t from, int64_t to,
 /* Sorts n keys and drops repetitions; returns how many are left.  scratch: n
  * keys. */
 int64_t iz_touched_sort(uint64_t *key, uint64_t *scratch, int64_t n);
-
-#endif

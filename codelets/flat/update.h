@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The update of a part of a chunk by any optimizer, with the low-precision copy
  * of the parameters written in the same pass. */
-#ifndef IZ_CODELETS_FLAT_UPDATE_H
-#define IZ_CODELETS_FLAT_UPDATE_H
+#pragma once
 
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/optimizer.h"
@@ -57,5 +56,3 @@ struct iz_moments iz_update_state(const struct iz_update *u, int i);
 void iz_update(const struct iz_update *u);
 
 IZ_C_END
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention's forward through cuDNN.  The library is looked for when it is
  * asked for: a program that was built with it runs where there is none. */
-#ifndef IZ_CODELETS_GPU_ATTENTION_CUDNN_H
-#define IZ_CODELETS_GPU_ATTENTION_CUDNN_H
+#pragma once
 
 #include "codelets/ops/ops.h"
 
@@ -20,5 +19,3 @@ void iz_cudnn_close(struct iz_cudnn **c);
  * IZ_CUDNN_SCRATCH, which it then has ready; else false with the reason. */
 bool iz_cudnn_plan(struct iz_cudnn *c, const struct iz_attention *a,
                    struct iz_refusal *why);
-
-#endif

@@ -19,7 +19,6 @@ void iz_cudnn_close(struct iz_cudnn **c)
 
 bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
 {
-    (void)a;
     snprintf(x->ask->why, sizeof(x->ask->why), "%s", iz_cudnn_missing());
     return false;
 }
@@ -27,8 +26,5 @@ bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
 void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
                             struct iz_view scratch)
 {
-    (void)x;
-    (void)a;
-    (void)scratch;
     iz_die("%s", iz_cudnn_missing());
 }

@@ -2,8 +2,7 @@
 /* cuDNN's backend interface: the library, found when it is asked for, and
  * graphs of small operations on tensors of four dimensions, of which it makes
  * one kernel.  Only here is its header included. */
-#ifndef IZ_CODELETS_GPU_CUDNN_H
-#define IZ_CODELETS_GPU_CUDNN_H
+#pragma once
 
 #include <cudnn_graph.h>
 #include <stdbool.h>
@@ -108,5 +107,3 @@ iz_dnn_descriptor iz_dnn_of_two(struct iz_dnn_graph *g,
 iz_dnn_descriptor iz_dnn_of_one(struct iz_dnn_graph *g,
                                 cudnnPointwiseMode_t mode, iz_dnn_descriptor x,
                                 iz_dnn_descriptor y);
-
-#endif

@@ -2,8 +2,7 @@
 /* The GPU of a rank, without a type of CUDA: memory, pinned host memory, and
  * streams that copy.  A rank uses one GPU.  In a build without CUDA there is
  * none.  What fails while tasks run ends the job (iz_die). */
-#ifndef IZ_CODELETS_GPU_DEVICE_H
-#define IZ_CODELETS_GPU_DEVICE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -54,5 +53,3 @@ bool iz_device_done(void *stream);
 void iz_device_nap(int turn);
 /* Until it is: polls, with such naps. */
 void iz_device_wait(void *stream);
-
-#endif

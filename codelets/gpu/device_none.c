@@ -17,46 +17,35 @@ const char *iz_device_why_none(void)
 
 int iz_device_use(int index, struct iz_device_info *info)
 {
-    (void)index;
-    (void)info;
     return -ENODEV;
 }
 
 const char *iz_device_why_not(int index, struct iz_device_info *info)
 {
-    (void)index;
-    (void)info;
     return iz_device_why_none();
 }
 
 bool iz_device_pci(int index, char pci[16])
 {
-    (void)index;
-    (void)pci;
     return false;
 }
 
 void *iz_device_take(int64_t bytes)
 {
-    (void)bytes;
     return NULL;
 }
 
 void iz_device_give(void *p)
 {
-    (void)p;
 }
 
 const char *iz_device_pin(void *p, int64_t bytes)
 {
-    (void)p;
-    (void)bytes;
     return iz_device_why_none();
 }
 
 void iz_device_unpin(void *p)
 {
-    (void)p;
 }
 
 void *iz_device_stream_open(void)
@@ -66,7 +55,6 @@ void *iz_device_stream_open(void)
 
 void iz_device_stream_close(void *stream)
 {
-    (void)stream;
 }
 
 void *iz_device_worker_stream(void)
@@ -76,26 +64,17 @@ void *iz_device_worker_stream(void)
 
 void iz_device_copy(void *stream, void *dst, const void *src, int64_t bytes)
 {
-    (void)stream;
-    (void)dst;
-    (void)src;
-    (void)bytes;
 }
 
 void iz_device_clear(void *stream, void *p, int64_t bytes)
 {
-    (void)stream;
-    (void)p;
-    (void)bytes;
 }
 
 bool iz_device_done(void *stream)
 {
-    (void)stream;
     return true;
 }
 
 void iz_device_wait(void *stream)
 {
-    (void)stream;
 }

@@ -2,8 +2,7 @@
 /* What tasks do to flat buffers, on whichever side the exec of the task works:
  * a GPU's worker enqueues, a mover with a stream enqueues copies, everything
  * else is done when the function returns. */
-#ifndef IZ_CODELETS_GPU_FLAT_BUFFER_H
-#define IZ_CODELETS_GPU_FLAT_BUFFER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -32,5 +31,3 @@ void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
                          int64_t n);
 /* iz_update. */
 void iz_buffer_update(struct iz_exec *x, const struct iz_update *u);
-
-#endif

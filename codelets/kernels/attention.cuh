@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Between the files of attention on the GPU: what its kernels get, and one
  * entry per family of kernels. */
-#ifndef IZ_CODELETS_KERNELS_ATTENTION_CUH
-#define IZ_CODELETS_KERNELS_ATTENTION_CUH
+#pragma once
 
 #include <stdint.h>
 
@@ -88,5 +87,3 @@ void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
                          void *stream);
 void iz_attention_bwd_32(const struct iz_heads *a, enum iz_dtype t,
                          int capability, void *stream);
-
-#endif

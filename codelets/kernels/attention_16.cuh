@@ -12,8 +12,7 @@
  *
  * Widths are padded to DP columns of zeros in shared memory, where rows are 16
  * bytes longer than that, so that eight of them lie in different banks. */
-#ifndef IZ_CODELETS_KERNELS_ATTENTION_16_CUH
-#define IZ_CODELETS_KERNELS_ATTENTION_16_CUH
+#pragma once
 
 #include "codelets/kernels/attention.cuh"
 #include "codelets/kernels/launch.cuh"
@@ -215,5 +214,3 @@ template <int DP> static int bytes_of(int rows)
 {
     return rows * pitch<DP> * (int)sizeof(uint16_t);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a type that is known when the program runs to a template.  Included by
  * launch.cuh and by its twin. */
-#ifndef IZ_CODELETS_KERNELS_BY_TYPE_CUH
-#define IZ_CODELETS_KERNELS_BY_TYPE_CUH
+#pragma once
 
 /* f(zero), where zero has the type of t's elements: fp32, bf16 or fp16.  So f
  * is [&](auto zero) { launch<decltype(zero)>(...); }. */
@@ -14,5 +13,3 @@ template <class F> static inline auto iz_by_type(enum iz_dtype t, const F &f)
         return f(iz_f16());
     return f(0.0f);
 }
-
-#endif

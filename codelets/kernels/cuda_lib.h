@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the CUDA ops share and nobody else sees: the libraries' handles of a
  * compute worker, and the matrix product that they are built of. */
-#ifndef IZ_CODELETS_KERNELS_CUDA_LIB_H
-#define IZ_CODELETS_KERNELS_CUDA_LIB_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -65,5 +64,3 @@ void iz_bias_rows_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                        struct iz_view b);
 
 IZ_C_END
-
-#endif

@@ -3,8 +3,7 @@
  * 16-byte loads and stores, sums over warps and blocks.  A twin of this header
  * in tests/fake/cuda_on_cpu has the same interface and runs kernels on a CPU.
  */
-#ifndef IZ_CODELETS_KERNELS_LAUNCH_CUH
-#define IZ_CODELETS_KERNELS_LAUNCH_CUH
+#pragma once
 
 #include <stdint.h>
 
@@ -164,5 +163,3 @@ static __device__ __forceinline__ void iz_store_row(T *p,
 
 #include "codelets/kernels/by_type.cuh"
 #include "codelets/kernels/reduce.cuh"
-
-#endif

@@ -11,8 +11,7 @@
  *   b[0] (2t, g)      b[1] (2t + 8, g)      of b [16,8]
  * and the element after it: the next column of a, the next row of b.
  *   c[0] (g, 2t)  c[1] (g, 2t + 1)  c[2] (g + 8, 2t)  c[3] (g + 8, 2t + 1). */
-#ifndef IZ_CODELETS_KERNELS_MMA_CUH
-#define IZ_CODELETS_KERNELS_MMA_CUH
+#pragma once
 
 #include <stdint.h>
 
@@ -130,5 +129,3 @@ template <int LEFT> static __device__ __forceinline__ void iz_copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
-
-#endif

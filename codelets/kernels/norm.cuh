@@ -4,8 +4,7 @@
  * columns: a row, or a head of a row.  A piece belongs to a team of threads,
  * which is as small as the piece allows.  A team reads its piece again from the
  * first-level cache rather than keep it, so pieces may have any length. */
-#ifndef IZ_CODELETS_KERNELS_NORM_CUH
-#define IZ_CODELETS_KERNELS_NORM_CUH
+#pragma once
 
 #include "codelets/kernels/launch.cuh"
 #include "codelets/kernels/row.cuh"
@@ -539,5 +538,3 @@ static void start_backward(struct iz_exec *x, struct iz_view dx,
     else
         launch_backward<T, MEAN, 1>(x, p, (T *)n->dw.p, (T *)n->db.p);
 }
-
-#endif

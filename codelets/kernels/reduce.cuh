@@ -3,8 +3,7 @@
  * the size of the block alone.  Included by launch.cuh and by its twin.  All
  * threads of the warp or block must call; all get the same bits.  Blocks are
  * one-dimensional and whole warps. */
-#ifndef IZ_CODELETS_KERNELS_REDUCE_CUH
-#define IZ_CODELETS_KERNELS_REDUCE_CUH
+#pragma once
 
 #define IZ_ALL_LANES 0xffffffffu
 
@@ -49,5 +48,3 @@ static __device__ __forceinline__ float iz_block_max(float v)
 {
     return iz_warp_max(iz_block_gather(iz_warp_max(v), -INFINITY));
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Building blocks of the kernels that work row by row: whether rows may be read
  * in pieces of 16 bytes, and loads of long rows. */
-#ifndef IZ_CODELETS_KERNELS_ROW_CUH
-#define IZ_CODELETS_KERNELS_ROW_CUH
+#pragma once
 
 #include "codelets/kernels/launch.cuh"
 
@@ -24,5 +23,3 @@ static __device__ void iz_load_ahead(float (&v)[A][N], const T *row, int at,
     for (int k = 0; k < A; k++)
         iz_load_row(v[k], row + min(at + k * STEP, c - N));
 }
-
-#endif

@@ -2,8 +2,7 @@
 /* Attention of one head of one sample on the CPU: what the loops that are
  * compiled once per SIMD level are given (attention_loops.c), and how much
  * scratch they take, which is the same at every level. */
-#ifndef IZ_CODELETS_OPS_ATTENTION_H
-#define IZ_CODELETS_OPS_ATTENTION_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -47,5 +46,3 @@ static inline int64_t iz_head_floats(int64_t seq, int64_t d, bool bwd)
     return (bwd ? 4 : 2) * n * c + (bwd ? 5 : 3) * IZ_HEAD_ROWS * c +
            (bwd ? 2 : 1) * IZ_HEAD_ROWS * IZ_HEAD_KEYS;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * sums are fused and vectors have the level's length, so another level has
  * other bits.  At one level the bits depend on the arguments alone: not on the
  * thread, nor on what else a task computes. */
-#ifndef IZ_CODELETS_OPS_ATTENTION_LOOPS_H
-#define IZ_CODELETS_OPS_ATTENTION_LOOPS_H
+#pragma once
 
 #include "codelets/ops/attention.h"
 
@@ -12,5 +11,3 @@ struct iz_attention_loops {
     void (*attention_fwd)(const struct iz_head *h);
     void (*attention_bwd)(const struct iz_head *h);
 };
-
-#endif

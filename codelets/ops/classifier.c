@@ -97,7 +97,6 @@ static void classifier_check(const struct iz_classifier *c)
 {
     assert(c->a.cols == c->w.cols && c->a.rows > 0);
     assert(c->a.rows <= INT32_MAX);
-    (void)c;
 }
 
 struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scratch of the classifier on a GPU: the plan of a build without CUDA has
  * to know it too, so its arithmetic is C. */
-#ifndef IZ_CODELETS_OPS_CLASSIFIER_H
-#define IZ_CODELETS_OPS_CLASSIFIER_H
+#pragma once
 
 #include "codelets/ops/ops.h"
 
@@ -33,5 +32,3 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
                                                bool grad, void *base);
 
 IZ_C_END
-
-#endif

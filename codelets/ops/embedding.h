@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the parts of the scratch of the embedding's gradient lie on a GPU. */
-#ifndef IZ_CODELETS_OPS_EMBEDDING_H
-#define IZ_CODELETS_OPS_EMBEDDING_H
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ iz_embedding_scratch_of(int64_t n, int64_t vocab, int64_t c)
     s.total = s.sums + iz_embedding_pad(s.slots * c * 4);
     return s;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * scratch memory, and counters.  A layer is written once against this and the
  * functions of ops.h; in a dry run every op only counts, which is how the
  * planner learns the bytes and flops of a layer from the layer itself. */
-#ifndef IZ_CODELETS_OPS_EXEC_H
-#define IZ_CODELETS_OPS_EXEC_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -123,5 +122,3 @@ static inline struct iz_view iz_view_rows(struct iz_view v, int64_t from,
 }
 
 IZ_C_END
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one door to the CPU's BLAS: a single-threaded fp32 matrix product that
  * any number of workers may call at the same time. */
-#ifndef IZ_CODELETS_OPS_GEMM_H
-#define IZ_CODELETS_OPS_GEMM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,5 +26,3 @@ struct iz_gemm {
 void iz_gemm_open(void);
 
 void iz_gemm_cpu(const struct iz_gemm *g);
-
-#endif

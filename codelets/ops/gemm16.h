@@ -3,8 +3,7 @@
  * through oneDNN where it was there at build time.  The bits of a product
  * depend on its shape, on the processor, and on the variable ONEDNN_MAX_CPU_ISA
  * (DNNL_MAX_CPU_ISA) by which a user takes instructions from oneDNN. */
-#ifndef IZ_CODELETS_OPS_GEMM16_H
-#define IZ_CODELETS_OPS_GEMM16_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,5 +40,3 @@ int64_t iz_gemm16_scratch(const struct iz_gemm16 *g);
 /* iz_die where the library refuses, which it does not after a call of
  * iz_gemm16_scratch with the same shape. */
 void iz_gemm16(const struct iz_gemm16 *g);
-
-#endif

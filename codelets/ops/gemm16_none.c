@@ -17,12 +17,10 @@ void iz_gemm16_name(char *out, size_t size)
 
 int64_t iz_gemm16_scratch(const struct iz_gemm16 *g)
 {
-    (void)g;
     return 0;
 }
 
 void iz_gemm16(const struct iz_gemm16 *g)
 {
-    (void)g;
     iz_die("%s", iz_gemm16_missing());
 }

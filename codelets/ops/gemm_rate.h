@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How fast the matrix library is here: the yardstick of a run. */
-#ifndef IZ_CODELETS_OPS_GEMM_RATE_H
-#define IZ_CODELETS_OPS_GEMM_RATE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -26,5 +25,3 @@ void iz_blas_name(char *out, size_t size);
 /* Sentence about a setting of the environment that makes BLAS slow here, or "".
  */
 void iz_blas_warning(char *out, size_t size);
-
-#endif

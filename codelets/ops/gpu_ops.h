@@ -9,8 +9,7 @@
  * tells.  Device memory and pinned host memory are both addressable by a
  * kernel; the host may only read the latter.  Errors of CUDA and of its
  * libraries end the job (iz_die). */
-#ifndef IZ_CODELETS_OPS_GPU_OPS_H
-#define IZ_CODELETS_OPS_GPU_OPS_H
+#pragma once
 
 #include "codelets/flat/update.h"
 #include "codelets/ops/ops.h"
@@ -139,5 +138,3 @@ int iz_cuda_capability(void);
 enum iz_dtype iz_cuda_act(enum iz_dtype param);
 
 IZ_C_END
-
-#endif

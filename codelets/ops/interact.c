@@ -60,8 +60,6 @@ static void interact_check(struct iz_view y, struct iz_view z, struct iz_view e)
 
     assert(e.rows == n * z.rows && e.cols == z.cols && y.rows == z.rows);
     assert(y.cols == z.cols + n * (n + 1) / 2);
-    (void)n;
-    (void)y;
 }
 
 /* One product of all pairs. */

@@ -2,8 +2,7 @@
 /* The products of ops.h on a CPU that multiplies bf16 (struct iz_exec:
  * bf16_products): weights are taken as they are, the other operand is rounded
  * to bf16, sums are fp32. */
-#ifndef IZ_CODELETS_OPS_MATMUL_16_H
-#define IZ_CODELETS_OPS_MATMUL_16_H
+#pragma once
 
 #include "codelets/ops/ops.h"
 
@@ -17,5 +16,3 @@ void iz_matmul16_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                     const struct iz_linear *l);
 void iz_matmul16_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                     const struct iz_linear *l);
-
-#endif

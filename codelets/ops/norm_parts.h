@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the two normalisations share. */
-#ifndef IZ_CODELETS_OPS_NORM_PARTS_H
-#define IZ_CODELETS_OPS_NORM_PARTS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@ static inline int64_t iz_norm_layer_parts(int64_t all, int64_t cols,
 
     return all < parts ? all : parts;
 }
-
-#endif

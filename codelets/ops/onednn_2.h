@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What version 2 of oneDNN calls otherwise than 3 (onednn_3.h), for
  * gemm16_onednn.c.  Functions return dnnl_status_t as an int. */
-#ifndef IZ_CODELETS_OPS_ONEDNN_2_H
-#define IZ_CODELETS_OPS_ONEDNN_2_H
+#pragma once
 
 #include <oneapi/dnnl/dnnl.h>
 
@@ -19,7 +18,6 @@ static inline int iz_desc_open(iz_desc *d, int n, const dnnl_dims_t dims,
 
 static inline void iz_desc_close(iz_desc *d)
 {
-    (void)d;
 }
 
 static inline int iz_desc_memory(dnnl_memory_t *m, iz_desc *d, dnnl_engine_t e,
@@ -44,5 +42,3 @@ static inline int iz_desc_add(dnnl_post_ops_t ops)
 {
     return (int)dnnl_post_ops_append_sum(ops, 1);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What version 3 of oneDNN calls otherwise than 2; see onednn_2.h. */
-#ifndef IZ_CODELETS_OPS_ONEDNN_3_H
-#define IZ_CODELETS_OPS_ONEDNN_3_H
+#pragma once
 
 #include <oneapi/dnnl/dnnl.h>
 
@@ -40,5 +39,3 @@ static inline int iz_desc_add(dnnl_post_ops_t ops)
 {
     return (int)dnnl_post_ops_append_sum(ops, 1, 0, dnnl_data_type_undef);
 }
-
-#endif

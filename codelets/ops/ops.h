@@ -12,8 +12,7 @@
  *
  * A view with rows = 0 is an absent argument.  A weight gradient whose p is
  * NULL outside a dry run is not computed. */
-#ifndef IZ_CODELETS_OPS_OPS_H
-#define IZ_CODELETS_OPS_OPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -216,5 +215,3 @@ void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c);
 void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c);
 
 IZ_C_END
-
-#endif

@@ -128,9 +128,6 @@ static void rmsnorm_check(struct iz_view y, struct iz_view a,
 {
     assert(a.rows == y.rows && a.cols == y.cols && a.cols == n->w.cols);
     assert(iz_view_len(n->rstd) == a.rows);
-    (void)y;
-    (void)a;
-    (void)n;
 }
 
 static void rmsnorm_apply(struct iz_exec *x, struct iz_view y, struct iz_view a,
@@ -236,10 +233,6 @@ static void check_heads(struct iz_view a, struct iz_view kept,
     assert(kept.rows == a.rows && kept.cols % n->w.cols == 0);
     assert(first >= 0 && first + kept.cols <= a.cols);
     assert(iz_view_len(n->rstd) == iz_view_len(kept) / n->w.cols);
-    (void)a;
-    (void)kept;
-    (void)n;
-    (void)first;
 }
 
 static void keep_cpu(struct iz_view kept, struct pieces a)

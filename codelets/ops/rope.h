@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The arithmetic of rotary positions that the CPU and the GPU share. */
-#ifndef IZ_CODELETS_OPS_ROPE_H
-#define IZ_CODELETS_OPS_ROPE_H
+#pragma once
 
 #include "codelets/ops/ops.h"
 
@@ -16,5 +15,3 @@ struct iz_rope_turns {
 void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r);
 
 IZ_C_END
-
-#endif

@@ -4,8 +4,7 @@
  * The order of a sum depends on the length and on the SIMD level of the
  * processor, so it is the same for all workers of a machine; NaN and infinity
  * pass through. */
-#ifndef IZ_CODELETS_OPS_ROW_MATH_H
-#define IZ_CODELETS_OPS_ROW_MATH_H
+#pragma once
 
 #include <stdint.h>
 
@@ -109,5 +108,3 @@ static inline float iz_row_exp(float *s, float m, int64_t n)
     }
     return (float)sum;
 }
-
-#endif

@@ -193,8 +193,6 @@ void iz_set_rates(struct iz_graph *g)
 static double cost_us(struct starpu_task *task,
                       struct starpu_perfmodel_arch *arch, unsigned impl)
 {
-    (void)arch;
-    (void)impl;
     const struct head *h = task->cl_arg;
     const struct iz_rate *r =
         &h->g->config.rate[h->gathers ? IZ_RATE_GATHER : (int)h->where];

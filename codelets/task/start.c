@@ -121,7 +121,6 @@ static void on_lanes(struct iz_graph *g, void (*fn)(void *arg))
 static void open_cuda(void *arg, int i, struct iz_exec *x)
 {
     struct iz_graph *g = arg;
-    (void)i;
     x->backend = IZ_CUDA;
     x->act = g->config.act;
     x->tf32 = g->config.tf32;
@@ -134,8 +133,6 @@ static void open_cuda(void *arg, int i, struct iz_exec *x)
 
 static void close_cuda(void *arg, int i, struct iz_exec *x)
 {
-    (void)arg;
-    (void)i;
     if (x->cuda)
         iz_cuda_close(&x->cuda);
 }

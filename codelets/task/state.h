@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of task.h share: a graph of tasks, its workers, and what
  * travels with a task. */
-#ifndef IZ_CODELETS_TASK_STATE_H
-#define IZ_CODELETS_TASK_STATE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -80,5 +79,3 @@ void iz_end_simulated(void *arg);
 void iz_stir(struct iz_graph *g);
 /* StarPU's idle hook; arg: the graph. */
 unsigned iz_nap(void *arg);
-
-#endif

@@ -180,7 +180,6 @@ int64_t iz_graph_submitted(const struct iz_graph *g)
 
 const char *iz_graph_scheduler(const struct iz_graph *g)
 {
-    (void)g;
     return starpu_sched_get_sched_policy()->policy_name;
 }
 

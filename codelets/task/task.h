@@ -4,8 +4,7 @@
  * is copied. Everything that happens around every task happens here: placement
  * on the right workers, the order of the comm worker, cost for the scheduler,
  * the span log. */
-#ifndef IZ_CODELETS_TASK_TASK_H
-#define IZ_CODELETS_TASK_TASK_H
+#pragma once
 
 #include <starpu.h>
 #include <stdbool.h>
@@ -184,5 +183,3 @@ bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w);
 
 /* h with a span mixed in. */
 uint64_t iz_span_hash(uint64_t h, const struct iz_span *s);
-
-#endif

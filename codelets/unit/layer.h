@@ -3,8 +3,7 @@
  * parameters of each, and one forward and one backward function per unit.
  * Nothing here depends on where a parameter lives or on the number of ranks.
  */
-#ifndef IZ_CODELETS_UNIT_LAYER_H
-#define IZ_CODELETS_UNIT_LAYER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -215,5 +214,3 @@ void iz_unit_offsets(const struct iz_unit *u, int64_t frozen_at,
                      int64_t *offset);
 /* Whether the unit uses a trained parameter of another unit. */
 bool iz_unit_ties_trained(const struct iz_model *m, int unit);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tasks that call a model's layer functions: they turn buffers into views
  * of parameters and hand over to the model. */
-#ifndef IZ_CODELETS_UNIT_UNIT_H
-#define IZ_CODELETS_UNIT_UNIT_H
+#pragma once
 
 #include "codelets/ops/ops.h"
 #include "codelets/unit/layer.h"
@@ -78,5 +77,3 @@ void iz_unit_ask(const struct iz_model *m, int unit, int samples,
  * lie. */
 void iz_unit_probe(const struct iz_model *m, int unit,
                    struct iz_adapter *probe);
-
-#endif

@@ -3,8 +3,7 @@
  * work is on the disk, the bytes of a file as well as the entry of its
  * directory.  Negative errno with "izar: WHO: PATH: WHAT: REASON" printed,
  * except where a comment differs. */
-#ifndef IZ_RUNTIME_BASE_DURABLE_H
-#define IZ_RUNTIME_BASE_DURABLE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ int iz_durable_remove_directory(const char *who, const char *path);
 /* A whole text file of at most 1 GiB and a '\0' behind it; malloc'ed.  NULL
  * with errno, nothing printed. */
 char *iz_durable_read(const char *path, int64_t *bytes);
-
-#endif

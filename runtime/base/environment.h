@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* STARPU_ variables as the user set them.  They win over the config and over
  * what izar sets itself, and the header of a run shows them. */
-#ifndef IZ_RUNTIME_BASE_ENVIRONMENT_H
-#define IZ_RUNTIME_BASE_ENVIRONMENT_H
+#pragma once
 
 #include <stdio.h>
 
@@ -14,5 +13,3 @@ void iz_environment_print(FILE *out);
 /* Whole number in a variable, or `none` where it is not set.  Anything else
  * in it counts as not set, as StarPU has it. */
 int iz_environment_number(const char *name, int none);
-
-#endif

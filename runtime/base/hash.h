@@ -2,13 +2,10 @@
 /* A fast 64-bit hash against accidents (flipped bits, torn writes, wrong
  * blocks), not against an adversary; the same value on every machine of our
  * byte order. */
-#ifndef IZ_RUNTIME_BASE_HASH_H
-#define IZ_RUNTIME_BASE_HASH_H
+#pragma once
 
 #include <stdint.h>
 
 /* Any alignment.  Two inputs that differ in one 8-byte word alone never have
  * the same hash. */
 uint64_t iz_hash(const void *p, int64_t bytes);
-
-#endif

@@ -2,8 +2,7 @@
 /* Reading JSON: indexes and headers of weights, configs of others; writing a
  * string.  Nothing here fails on what it finds; a missing or foreign value
  * reads as NULL or -1. */
-#ifndef IZ_RUNTIME_BASE_JSON_H
-#define IZ_RUNTIME_BASE_JSON_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,5 +39,3 @@ bool iz_json_is_object(const struct iz_json *v);
 bool iz_json_equal(const struct iz_json *a, const struct iz_json *b);
 /* On one line; malloc'ed.  NULL: no memory. */
 char *iz_json_dump(const struct iz_json *v);
-
-#endif

@@ -2,8 +2,7 @@
 /* How far work on many bytes is, on standard error: a line that changes on a
  * terminal, else a line every ten seconds (IZ_PROGRESS: other seconds).
  * Nothing for work that ends within a second or two. */
-#ifndef IZ_RUNTIME_BASE_PROGRESS_H
-#define IZ_RUNTIME_BASE_PROGRESS_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -31,5 +30,3 @@ void iz_progress_end(struct iz_progress *p);
  * Open MPI gives every rank a terminal, watched or not, so with several ranks
  * the caller has to say so: IZ_LIVE.  IZ_PLAIN: none. */
 int iz_terminal_columns(int fd, int ranks);
-
-#endif

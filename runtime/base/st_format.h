@@ -3,8 +3,7 @@
  * header in JSON, then the tensors' bytes end to end.  Checkpoints and
  * published models use it; what their tensors mean is not known here.  Nothing
  * that a file says is believed before it was checked. */
-#ifndef IZ_RUNTIME_BASE_ST_FORMAT_H
-#define IZ_RUNTIME_BASE_ST_FORMAT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -64,5 +63,3 @@ char *iz_st_header(const char *metadata, const struct iz_st_tensor *t, int n,
 /* "F32", "BF16", "F16"; false: another one. */
 bool iz_st_dtype_read(const char *text, enum iz_dtype *t);
 const char *iz_st_dtype_text(enum iz_dtype t);
-
-#endif

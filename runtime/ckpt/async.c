@@ -321,7 +321,6 @@ static void run_write(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct block_arg *a = arg;
 
-    (void)x;
     if (a->s->state.arg[a->part].array == IZ_FROZEN)
         ckpt_async_widen(a->s->e, buf[0],
                          iz_piece_block_elems(&a->s->piece[a->part], a->block));
@@ -384,7 +383,6 @@ static void run_begin(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
 
-    (void)x;
     begin_file(a->s, buf[0], a->step);
 }
 
@@ -394,8 +392,6 @@ static void run_seal(struct iz_exec *x, void **buf, const void *arg)
     struct iz_sealed *sealed = &a->s->e->seals.own;
     struct iz_ckpt_file file = {0};
 
-    (void)x;
-    (void)buf;
     fail(a->s,
          iz_ckpt_writer_close(&a->s->writer, atomic_load(&a->s->err), &file));
     sealed->bytes = file.bytes;
@@ -426,8 +422,6 @@ static void run_commit(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
 
-    (void)x;
-    (void)buf;
     commit(a->s, a->step);
 }
 

@@ -5,8 +5,7 @@
  * copy and for nothing else. When all ranks' files are on the disk, which they
  * learn from the scalars of a later step, the first rank makes them a
  * checkpoint. */
-#ifndef IZ_RUNTIME_CKPT_ASYNC_H
-#define IZ_RUNTIME_CKPT_ASYNC_H
+#pragma once
 
 #include "runtime/step/train.h"
 
@@ -40,5 +39,3 @@ int iz_save_finish(struct iz_saver *s);
 /* The step of the newest save that became a checkpoint since the last call; 0:
  * none.  Only known to the first rank. */
 int64_t iz_save_done(struct iz_saver *s);
-
-#endif

@@ -3,8 +3,7 @@
  * and an index that names every logical parameter, so that the files mean the
  * same at any number of ranks.  Written under a temporary name, synced, then
  * renamed: a crash leaves the previous checkpoint as it was. */
-#ifndef IZ_RUNTIME_CKPT_CKPT_H
-#define IZ_RUNTIME_CKPT_CKPT_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -57,5 +56,3 @@ int iz_ckpt_latest(const struct iz_ckpt *k, int64_t *step);
  * may have written it.  A missing, truncated or foreign file is named; nothing
  * is put before every file has been checked.  Negative errno on every rank. */
 int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c);
-
-#endif

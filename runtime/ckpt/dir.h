@@ -2,8 +2,7 @@
 /* The directories of checkpoints: dir/checkpoints/step-00000100 is complete
  * because it has that name; step-....tmp is being written or removed;
  * step-....old is one that is just being replaced, and complete as well. */
-#ifndef IZ_RUNTIME_CKPT_DIR_H
-#define IZ_RUNTIME_CKPT_DIR_H
+#pragma once
 
 #include <stdint.h>
 
@@ -35,5 +34,3 @@ int64_t iz_ckpt_dir_newest(const char *dir, int64_t limit);
 
 /* Where the complete checkpoint of `step` lies.  -ENOENT if nowhere. */
 int iz_ckpt_dir_find(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
-
-#endif

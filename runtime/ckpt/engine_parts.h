@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine's states as the parts of a checkpoint, and resuming from one. */
-#ifndef IZ_RUNTIME_CKPT_ENGINE_PARTS_H
-#define IZ_RUNTIME_CKPT_ENGINE_PARTS_H
+#pragma once
 
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/engine/access.h"
@@ -34,5 +33,3 @@ void iz_state_scalars(const struct iz_engine *e, const struct iz_control *c,
 int iz_state_load(struct iz_engine *e, const char *model_text);
 /* Step of the newest complete checkpoint under `dir`, or -ENOENT. */
 int iz_state_latest(const char *dir, int64_t *step);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* index.json of a checkpoint: what its rank files mean together, and what a run
  * must have in common with it to resume. */
-#ifndef IZ_RUNTIME_CKPT_INDEX_H
-#define IZ_RUNTIME_CKPT_INDEX_H
+#pragma once
 
 #include <stdint.h>
 
@@ -40,5 +39,3 @@ int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k);
 
 /* Fills k's scalars; after a check that succeeded. */
 void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k);
-
-#endif

@@ -2,8 +2,7 @@
 /* One rank's file of a checkpoint: every tensor is a piece of a flat fp32
  * array. Where the piece lies in the array and a hash of each block of it are
  * in the header's metadata. */
-#ifndef IZ_RUNTIME_CKPT_RANK_FILE_H
-#define IZ_RUNTIME_CKPT_RANK_FILE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -49,5 +48,3 @@ const struct iz_piece *iz_safetensors_find(const struct iz_safetensors *s,
  * its hash. Negative errno with the reason printed. */
 int iz_safetensors_read(const struct iz_safetensors *s,
                         const struct iz_piece *p, int64_t b, float *out);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which elements of a checkpoint's arrays each rank writes. */
-#ifndef IZ_RUNTIME_CKPT_SHARES_H
-#define IZ_RUNTIME_CKPT_SHARES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@
  * leave gaps.  Negative errno on every rank with the reason printed. */
 int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
                    struct iz_piece *piece);
-
-#endif

@@ -2,8 +2,7 @@
 /* The parts of saving that need no other rank, so that tasks can do them beside
  * training: a rank's file block by block, and the index with which all files
  * become a checkpoint. */
-#ifndef IZ_RUNTIME_CKPT_WRITE_H
-#define IZ_RUNTIME_CKPT_WRITE_H
+#pragma once
 
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/ckpt/dir.h"
@@ -37,5 +36,3 @@ int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
 /* iz_ckpt_commit by all ranks, each of which knows only its own file. */
 int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
                           struct iz_coll *c, const struct iz_ckpt_file *mine);
-
-#endif

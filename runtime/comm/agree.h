@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the ranks settle among themselves outside of steps: a few numbers of
  * each, and one result for all. */
-#ifndef IZ_RUNTIME_COMM_AGREE_H
-#define IZ_RUNTIME_COMM_AGREE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -13,5 +12,3 @@ int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n);
 
 /* The same result on all ranks: the error of the first rank that has one. */
 int iz_agree(struct iz_coll *c, int err);
-
-#endif

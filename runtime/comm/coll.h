@@ -4,8 +4,7 @@
  * thread does.  All ranks must make the same calls in the same order: the task
  * graph ensures that.  iz_die ends the job if a wait lasts longer than the
  * time-out, or if it is for a rank of this host whose process has ended. */
-#ifndef IZ_RUNTIME_COMM_COLL_H
-#define IZ_RUNTIME_COMM_COLL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -167,5 +166,3 @@ struct iz_coll_cut {
     int in_flight;
 };
 struct iz_coll_cut iz_coll_cut(const struct iz_coll *c, int64_t shard_bytes);
-
-#endif

@@ -2,8 +2,7 @@
 /* Movement of bytes between the GPUs of all ranks through NCCL.  Each call
  * enqueues on the stream and waits, but only for as long as all ranks answer.
  * Errors, a rank that is gone, and the time-out of coll.h end the job. */
-#ifndef IZ_RUNTIME_COMM_NCCL_H
-#define IZ_RUNTIME_COMM_NCCL_H
+#pragma once
 
 #include "runtime/comm/coll.h"
 
@@ -26,5 +25,3 @@ void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
  * own part is not moved. */
 void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
                       const void *full, int64_t part_bytes, const char *what);
-
-#endif

@@ -13,7 +13,6 @@ bool iz_nccl_built(void)
 
 int iz_nccl_open(struct iz_nccl **out, struct iz_coll *c)
 {
-    (void)c;
     *out = NULL;
     fprintf(stderr, "izar: run.comm: nccl: built without NCCL\n");
     return -ENOTSUP;
@@ -27,20 +26,11 @@ void iz_nccl_close(struct iz_nccl **n)
 void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
                         int64_t shard_bytes, const char *what)
 {
-    (void)n;
-    (void)stream;
-    (void)full;
-    (void)shard_bytes;
     iz_die("%s: built without NCCL", what);
 }
 
 void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
                       const void *full, int64_t part_bytes, const char *what)
 {
-    (void)n;
-    (void)stream;
-    (void)in;
-    (void)full;
-    (void)part_bytes;
     iz_die("%s: built without NCCL", what);
 }

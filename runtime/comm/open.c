@@ -24,7 +24,6 @@ static volatile sig_atomic_t abort_status;
 
 static void end_alone(int sig)
 {
-    (void)sig;
     _exit(abort_status);
 }
 

@@ -3,8 +3,7 @@
  * only those before it: gone.c sees that a rank of this host has ended, wait.c
  * waits, mpi.c sends messages, near.c reads the memory of ranks of the same
  * host, open.c starts and ends all that, move.c moves and sums buffers. */
-#ifndef IZ_RUNTIME_COMM_STATE_H
-#define IZ_RUNTIME_COMM_STATE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -133,5 +132,3 @@ static inline bool iz_is_near(const struct iz_coll *c, int r)
 {
     return c->state->near && c->state->seat[r];
 }
-
-#endif

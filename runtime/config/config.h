@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The run as the user wrote it: DeepSpeed's JSON with our sections model, data
  * and run.  Read and validated once; afterwards nothing asks the JSON again. */
-#ifndef IZ_RUNTIME_CONFIG_CONFIG_H
-#define IZ_RUNTIME_CONFIG_CONFIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -239,5 +238,3 @@ void iz_config_value(FILE *out, const struct iz_key *k, const void *base);
 
 /* Prints the keys for --help (markdown = false) or docs/config.md (true). */
 void iz_config_doc(const struct iz_section *model, bool markdown, FILE *out);
-
-#endif

@@ -2,8 +2,7 @@
 /* What the parts of the config reader share: the file as it is written, before
  * the rules between keys turn it into a struct iz_config, and the tables of its
  * keys. Nothing outside runtime/config*.c includes this. */
-#ifndef IZ_RUNTIME_CONFIG_KEYS_H
-#define IZ_RUNTIME_CONFIG_KEYS_H
+#pragma once
 
 #include "codelets/base/build.h"
 #include "runtime/config/config.h"
@@ -100,5 +99,3 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
  * the keys that have a meaning in this config. */
 void iz_config_unresolve(struct iz_config_file *file,
                          const struct iz_config *c);
-
-#endif

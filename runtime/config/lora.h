@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LoRA (arXiv 2106.09685): low-rank adapters for the linear layers of any
  * model, by the section "lora" of a config. */
-#ifndef IZ_RUNTIME_CONFIG_LORA_H
-#define IZ_RUNTIME_CONFIG_LORA_H
+#pragma once
 
 #include <stdio.h>
 
@@ -19,5 +18,3 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
  * trained: all trained parameters of the unit. */
 void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
                    const float *trained, int64_t first, float *in, int64_t n);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* config.json of a published checkpoint, read as keys of the section "model"
  * and written from them. */
-#ifndef IZ_RUNTIME_CONFIG_PUBLISHED_H
-#define IZ_RUNTIME_CONFIG_PUBLISHED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -37,5 +36,3 @@ int iz_hf_config_keep(const char *output, const char *folder, bool goes_on);
  * negative errno with the reason printed. */
 int iz_hf_config_kept(char *path, size_t size, const char *output,
                       const char *folder);
-
-#endif

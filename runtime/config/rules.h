@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which tensor is updated how: the section "parameters" of a config, applied to
  * the parameters of a model. */
-#ifndef IZ_RUNTIME_CONFIG_RULES_H
-#define IZ_RUNTIME_CONFIG_RULES_H
+#pragma once
 
 #include <stdio.h>
 
@@ -36,5 +35,3 @@ struct iz_segment {
 
 /* Segments of a unit, in order; malloc'ed, NULL: no memory. */
 struct iz_segment *iz_rules_segments(const struct iz_unit *u);
-
-#endif

@@ -215,7 +215,6 @@ void iz_key_store_default(void *base, const struct iz_key *k)
     bool stored = v != NULL && iz_key_store(why, base, k, v);
 
     assert(stored);
-    (void)stored;
     json_decref(v);
 }
 

@@ -3,8 +3,7 @@
  * when: a function of
  * seed and position alone, so that a run resumes at any step and every number
  * of ranks sees the same samples in the same global order. */
-#ifndef IZ_RUNTIME_DATA_DATA_H
-#define IZ_RUNTIME_DATA_DATA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -52,5 +51,3 @@ void iz_data_sample(const struct iz_data *d, enum iz_split s, int64_t index,
  * them. */
 void iz_data_batch(const struct iz_data *d, enum iz_split s, int64_t first,
                    int n, void *input, void *target);
-
-#endif

@@ -2,8 +2,7 @@
 /* One file of tokens, mapped and checked whole, with its loss mask if there is
  * one; and the files that a pattern or a list names.  The layouts are llm.c's
  * and are written by tools/tokenize. */
-#ifndef IZ_RUNTIME_DATA_SHARD_H
-#define IZ_RUNTIME_DATA_SHARD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -65,5 +64,3 @@ struct iz_paths {
  * without a file and a file named twice are refused, both printed. */
 int iz_paths_open(struct iz_paths *p, const char *list);
 void iz_paths_close(struct iz_paths *p);
-
-#endif

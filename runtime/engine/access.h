@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads and writes parameters and states where they live, when no task runs. */
-#ifndef IZ_RUNTIME_ENGINE_ACCESS_H
-#define IZ_RUNTIME_ENGINE_ACCESS_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -22,5 +21,3 @@ void iz_access_get(struct iz_engine *e, int group, enum iz_array a,
                    int64_t from, float *out, int64_t n);
 void iz_access_put(struct iz_engine *e, int group, enum iz_array a,
                    int64_t from, const float *in, int64_t n);
-
-#endif

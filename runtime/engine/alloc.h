@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Takes the planned memory and files and registers them with StarPU: first the
  * units (groups.c), then the buffers that no unit owns (buffers.c). */
-#ifndef IZ_RUNTIME_ENGINE_ALLOC_H
-#define IZ_RUNTIME_ENGINE_ALLOC_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -10,5 +9,3 @@
  * failed. */
 int iz_alloc_open(struct iz_engine *e);
 void iz_alloc_close(struct iz_engine *e);
-
-#endif

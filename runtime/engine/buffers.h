@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Buffers that no unit owns: staging, lists of rows, rings of gathered units
  * and of gradients, the tracks of micro-batches, scalars, collectives. */
-#ifndef IZ_RUNTIME_ENGINE_BUFFERS_H
-#define IZ_RUNTIME_ENGINE_BUFFERS_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -16,5 +15,3 @@ void iz_buffers_close(struct iz_engine *e);
 struct iz_staging *iz_next_staging(struct iz_engine *e, enum iz_staging_kind k);
 /* Buffer for the next gradient contribution to a group. */
 starpu_data_handle_t iz_next_grad(struct iz_engine *e, int group);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of a run, shared by the files that submit its tasks: what a rank
  * holds.  Each file's header declares what it does with it. */
-#ifndef IZ_RUNTIME_ENGINE_ENGINE_H
-#define IZ_RUNTIME_ENGINE_ENGINE_H
+#pragma once
 
 #include <semaphore.h>
 
@@ -235,5 +234,3 @@ struct iz_engine {
     double gemm_rate;  /* flop/s of all compute workers, 0: not measured */
     _Atomic int *stop; /* set by a signal; borrowed */
 };
-
-#endif

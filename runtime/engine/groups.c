@@ -39,7 +39,6 @@ static void piece_filter(void *parent, void *child,
     const struct starpu_vector_interface *v = parent;
     struct starpu_vector_interface *w = child;
     const struct iz_chunk *k = (const struct iz_chunk *)f->filter_arg_ptr + id;
-    (void)parts;
     size_t at = (size_t)k->param_first;
     *w = *v;
     w->nx = (uint32_t)k->count;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What units own: parameters, gradients and states in memory or in files. */
-#ifndef IZ_RUNTIME_ENGINE_GROUPS_H
-#define IZ_RUNTIME_ENGINE_GROUPS_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -12,5 +11,3 @@ void iz_groups_close(struct iz_engine *e);
 /* First owned element within g->param: a full buffer holds every rank's shard.
  */
 int64_t iz_groups_own(const struct iz_engine *e, const struct iz_group *g);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of the engine as StarPU knows it. */
-#ifndef IZ_RUNTIME_ENGINE_HANDLE_H
-#define IZ_RUNTIME_ENGINE_HANDLE_H
+#pragma once
 
 #include "runtime/engine/trace.h"
 
@@ -15,5 +14,3 @@ starpu_data_handle_t iz_handle_open(struct iz_engine *e, void *p, int64_t bytes,
 void iz_handle_close(starpu_data_handle_t *h);
 /* Where that lies which host and device both touch: on the host. */
 enum iz_tier iz_handle_tier(const struct iz_engine *e);
-
-#endif

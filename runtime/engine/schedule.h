@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scalars of a step as pure functions: learning rate, loss scale, clip
  * factor. Formulas are DeepSpeed's (lr_schedules.py, fp16/loss_scaler.py). */
-#ifndef IZ_RUNTIME_ENGINE_SCHEDULE_H
-#define IZ_RUNTIME_ENGINE_SCHEDULE_H
+#pragma once
 
 #include "runtime/config/config.h"
 
@@ -27,5 +26,3 @@ int iz_loss_scale_update(struct iz_loss_scale *s,
 /* Factor on gradients so that their norm is at most `max_norm` (0: 1).
  * DeepSpeed's rule: max_norm / (norm + 1e-6) when that is below 1. */
 double iz_clip_factor(double norm, double max_norm);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a trace calls things, and when it is taken. */
-#ifndef IZ_RUNTIME_ENGINE_TRACE_H
-#define IZ_RUNTIME_ENGINE_TRACE_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -39,5 +38,3 @@ void iz_trace_close(struct iz_engine *e);
 void iz_trace_step(struct iz_engine *e);
 /* Ends the trace if it is being taken; waits for all tasks then. */
 void iz_trace_stop(struct iz_engine *e);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An adapter in the layout of Hugging Face's PEFT: which tensors of the file
  * are which elements of what a run trains, and its config. */
-#ifndef IZ_RUNTIME_HF_ADAPTER_WRITE_H
-#define IZ_RUNTIME_HF_ADAPTER_WRITE_H
+#pragma once
 
 #include "runtime/config/config.h"
 #include "runtime/hf/map.h"
@@ -16,5 +15,3 @@
 int iz_lora_map_open(struct iz_hf_map *out, char **config,
                      const struct iz_hf *hf, const struct iz_model *m,
                      const struct iz_config *c);
-
-#endif

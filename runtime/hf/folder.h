@@ -2,8 +2,7 @@
 /* The tensors of a folder in the layout of Hugging Face: model.safetensors, or
  * several such files and model.safetensors.index.json.  The files are mapped.
  */
-#ifndef IZ_RUNTIME_HF_FOLDER_H
-#define IZ_RUNTIME_HF_FOLDER_H
+#pragma once
 
 #include <stdio.h>
 
@@ -22,5 +21,3 @@ struct iz_hf_folder {
 /* Negative errno with the faults told. */
 int iz_hf_folder_open(struct iz_hf_folder *f, const char *path, FILE *err);
 void iz_hf_folder_close(struct iz_hf_folder *f);
-
-#endif

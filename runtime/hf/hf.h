@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The weights of a run from and to folders in the layout of Hugging Face. */
-#ifndef IZ_RUNTIME_HF_HF_H
-#define IZ_RUNTIME_HF_HF_H
+#pragma once
 
 #include "runtime/step/train.h"
 
@@ -20,5 +19,3 @@ int iz_hf_export_check(const struct iz_config *c,
  * under way.  All ranks.  Negative errno on every rank with the reason
  * printed. */
 int iz_hf_export(struct iz_engine *e, const struct iz_section *section);
-
-#endif

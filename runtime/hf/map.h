@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Between a model's parameters and the tensors of a published checkpoint: which
  * tensor holds which elements of which parameter, and where in it. */
-#ifndef IZ_RUNTIME_HF_MAP_H
-#define IZ_RUNTIME_HF_MAP_H
+#pragma once
 
 #include "codelets/unit/layer.h"
 
@@ -54,5 +53,3 @@ int iz_hf_rects(const struct iz_hf_tensor *t, int64_t from, int64_t to,
 int64_t iz_hf_flat(const struct iz_hf_tensor *t, const struct iz_hf_rect *r);
 /* Where it lies in the tensor. */
 int64_t iz_hf_place(const struct iz_hf_tensor *t, const struct iz_hf_rect *r);
-
-#endif

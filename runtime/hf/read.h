@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parameters out of a published checkpoint, any range of them: only the pages
  * that hold it are read. */
-#ifndef IZ_RUNTIME_HF_READ_H
-#define IZ_RUNTIME_HF_READ_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -23,5 +22,3 @@ void iz_hf_read_close(struct iz_hf_reader **r);
  */
 int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
                float *out);
-
-#endif

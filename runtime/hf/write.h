@@ -2,8 +2,7 @@
 /* A folder in the layout of Hugging Face, written by all ranks at once: the
  * first one makes the files in their full length under a temporary name, each
  * writes the elements that it has where they belong, and a rename ends it. */
-#ifndef IZ_RUNTIME_HF_WRITE_H
-#define IZ_RUNTIME_HF_WRITE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -42,5 +41,3 @@ void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
 /* All ranks must call it, also after an error, which is `err`: then no file
  * stays.  Negative errno on every rank with the reason printed. */
 int iz_hf_write_close(struct iz_hf_writer **w, int err);
-
-#endif

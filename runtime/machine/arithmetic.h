@@ -3,8 +3,7 @@
  * on CPUs (run.cpu_products), our attention kernels or cuDNN's on a GPU
  * (run.gpu_attention).  A new run whose config says "auto" chooses; a resumed
  * run keeps the choice, because another one gives other bits. */
-#ifndef IZ_RUNTIME_MACHINE_ARITHMETIC_H
-#define IZ_RUNTIME_MACHINE_ARITHMETIC_H
+#pragma once
 
 #include "codelets/unit/layer.h"
 #include "runtime/comm/coll.h"
@@ -38,5 +37,3 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
  * rank. */
 int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, const char *why,
                                bool kept);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which cores this rank computes on, and the binding of its workers to them. */
-#ifndef IZ_RUNTIME_MACHINE_CORES_H
-#define IZ_RUNTIME_MACHINE_CORES_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -39,5 +38,3 @@ void iz_cores_release(struct iz_cores *t);
 
 /* Fills in what it knows: cores and NUMA nodes. */
 void iz_cores_describe(const struct iz_cores *t, struct iz_binding *b);
-
-#endif

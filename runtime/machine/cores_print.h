@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What each rank computes on, for the header of a run. */
-#ifndef IZ_RUNTIME_MACHINE_CORES_PRINT_H
-#define IZ_RUNTIME_MACHINE_CORES_PRINT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ struct iz_binding {
 /* A line per rank; consecutive ranks of a host that only move on by the same
  * number of cores and GPUs are one line. */
 void iz_binding_print(const struct iz_binding *b, int n, FILE *out);
-
-#endif

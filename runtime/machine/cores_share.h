@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How ranks of one host divide processors that several of them may use. */
-#ifndef IZ_RUNTIME_MACHINE_CORES_SHARE_H
-#define IZ_RUNTIME_MACHINE_CORES_SHARE_H
+#pragma once
 
 #include <hwloc.h>
 
@@ -13,5 +12,3 @@
  * part are refused: -EINVAL, with the first such pair in cross[2] and nothing
  * changed.  -ENOMEM. */
 int iz_share_out(hwloc_bitmap_t *set, int n, int cross[2]);
-
-#endif

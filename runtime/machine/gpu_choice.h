@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a rank computes on: a GPU or the CPU, and how GPUs talk.  Decided once,
  * the same way on all ranks, before anything is planned. */
-#ifndef IZ_RUNTIME_MACHINE_GPU_CHOICE_H
-#define IZ_RUNTIME_MACHINE_GPU_CHOICE_H
+#pragma once
 
 #include "codelets/gpu/device.h"
 #include "runtime/comm/coll.h"
@@ -35,5 +34,3 @@ int64_t iz_gpu_memory(const struct iz_gpu_choice *p, const struct iz_config *c);
 /* What the plan has to know about it. */
 struct iz_target iz_gpu_target(const struct iz_gpu_choice *p,
                                const struct iz_config *c, int workers);
-
-#endif

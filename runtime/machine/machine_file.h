@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The description of a machine that need not be here: what one rank of a run on
  * it has, from a file of configs/machines. */
-#ifndef IZ_RUNTIME_MACHINE_MACHINE_FILE_H
-#define IZ_RUNTIME_MACHINE_MACHINE_FILE_H
+#pragma once
 
 #include "codelets/task/task.h"
 #include "runtime/plan/plan.h"
@@ -47,5 +46,3 @@ struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks);
 /* What one worker of each place of a rank does. */
 void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
                       struct iz_rate rate[IZ_RATES]);
-
-#endif

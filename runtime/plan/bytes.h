@@ -2,8 +2,7 @@
 /* Bytes by class (what a buffer is for) and tier (where it lives).  The planner
  * fills one such table by arithmetic, the allocations of a run fill another; a
  * run in which they differ ends before its first step. */
-#ifndef IZ_RUNTIME_PLAN_BYTES_H
-#define IZ_RUNTIME_PLAN_BYTES_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -39,5 +38,3 @@ void iz_bytes_print(const struct iz_bytes *t, FILE *out);
 /* Elements of a block of a checkpoint, which has a hash of its own and passes
  * through a buffer as a whole. */
 #define IZ_BLOCK (1 << 20)
-
-#endif

@@ -2,8 +2,7 @@
 /* The memory plan: what a run will allocate, computed before anything is
  * allocated. Pure arithmetic on config, model and number of ranks; the run
  * allocates exactly this. */
-#ifndef IZ_RUNTIME_PLAN_PLAN_H
-#define IZ_RUNTIME_PLAN_PLAN_H
+#pragma once
 
 #include "codelets/unit/unit.h"
 #include "runtime/config/config.h"
@@ -238,5 +237,3 @@ int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
 
 void iz_plan_print(const struct iz_plan *p, const struct iz_model *m,
                    FILE *out);
-
-#endif

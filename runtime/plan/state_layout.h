@@ -2,8 +2,7 @@
 /* Where the arrays of a chunk's states are: [master][state 0][state 1]...  The
  * plan says it; who allocates, updates, moves or saves states asks, and does
  * not count arrays itself. */
-#ifndef IZ_RUNTIME_PLAN_STATE_LAYOUT_H
-#define IZ_RUNTIME_PLAN_STATE_LAYOUT_H
+#pragma once
 
 #include "codelets/flat/optimizer.h"
 #include "runtime/config/config.h"
@@ -44,5 +43,3 @@ int iz_state_list(const struct iz_state_layout *l,
 
 /* Bytes that an update of n elements reads and writes. */
 double iz_state_traffic(const struct iz_plan *p, int64_t n);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What limited a run, from measured shares alone; the rule is in
  * docs/monitor.md.  Pure functions. */
-#ifndef IZ_RUNTIME_REPORT_BOTTLENECK_H
-#define IZ_RUNTIME_REPORT_BOTTLENECK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,5 +57,3 @@ enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m);
 void iz_bottleneck_text(char *out, size_t size,
                         const struct iz_bottleneck_measured *m,
                         const struct iz_bottleneck_setting *s);
-
-#endif

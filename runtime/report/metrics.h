@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a run tells: the progress line, metrics.jsonl and the summary.  Rank 0
  * only; reads counters and the span log, never waits for a task. */
-#ifndef IZ_RUNTIME_REPORT_METRICS_H
-#define IZ_RUNTIME_REPORT_METRICS_H
+#pragma once
 
 #include "codelets/base/build.h"
 #include "runtime/step/train.h"
@@ -25,5 +24,3 @@ void iz_metrics_close(struct iz_metrics **m);
 /* Writes one JSON line of the caller's own, e.g. {"sample": ...}. */
 void iz_metrics_line(struct iz_metrics *m, const char *fmt, ...)
     IZ_PRINTF(2, 3);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where time, bytes and memory of a run went, as text and as JSON lines; of a
  * simulated run too. */
-#ifndef IZ_RUNTIME_REPORT_SUMMARY_H
-#define IZ_RUNTIME_REPORT_SUMMARY_H
+#pragma once
 
 #include <stdio.h>
 
@@ -32,5 +31,3 @@ void iz_summary_print_memory(const struct iz_summary *s, FILE *out);
 /* {"tasks": ...}, {"links": ...}, {"workers": ...}, {"limit": ...}, and the
  * bytes of each class and tier, a line each. */
 void iz_summary_json(const struct iz_summary *s, FILE *out);
-
-#endif

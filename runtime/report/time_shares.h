@@ -3,8 +3,7 @@
  * how much of it ran while units were computed.  The workers that compute
  * units: at every instant each of them does work of its own, or waits, and what
  * it waits for is what runs on the rank at that instant. */
-#ifndef IZ_RUNTIME_REPORT_TIME_SHARES_H
-#define IZ_RUNTIME_REPORT_TIME_SHARES_H
+#pragma once
 
 #include "codelets/task/task.h"
 
@@ -67,5 +66,3 @@ struct iz_kind_time iz_time_shares_kind(const struct iz_time_shares *t,
 struct iz_time_total iz_time_shares_total(const struct iz_time_shares *t);
 /* Seconds of all tasks added, in the window or not. */
 double iz_time_shares_seconds(const struct iz_time_shares *t, enum iz_use use);
-
-#endif

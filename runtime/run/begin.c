@@ -91,7 +91,6 @@ static void ask_cudnn(void *arg, int i, struct iz_exec *x)
 {
     struct attention_wish *w = arg;
     const struct iz_engine *e = w->e;
-    (void)i;
     for (int u = 0; u < e->model->n_units; u++) {
         iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, x,
                     &w->refusal);

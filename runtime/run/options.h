@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line of a model's program. */
-#ifndef IZ_RUNTIME_RUN_OPTIONS_H
-#define IZ_RUNTIME_RUN_OPTIONS_H
+#pragma once
 
 #include "runtime/run/run.h"
 
@@ -19,5 +18,3 @@ struct iz_options {
 int iz_options_read(struct iz_options *o, int argc, char **argv);
 void iz_options_clear(struct iz_options *o);
 void iz_options_help(const struct iz_program *p, const char *argv0);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The program around a model: arguments, config, plan, training, summary. Every
  * model's main is one call of iz_run. */
-#ifndef IZ_RUNTIME_RUN_RUN_H
-#define IZ_RUNTIME_RUN_RUN_H
+#pragma once
 
 #include "codelets/unit/layer.h"
 #include "runtime/config/config.h"
@@ -19,5 +18,3 @@ struct iz_program {
 
 /* Returns the exit status. */
 int iz_run(int argc, char **argv, const struct iz_program *p);
-
-#endif

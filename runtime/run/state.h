@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of run.h share: a run from its command line to its end. */
-#ifndef IZ_RUNTIME_RUN_STATE_H
-#define IZ_RUNTIME_RUN_STATE_H
+#pragma once
 
 #include "runtime/ckpt/async.h"
 #include "runtime/machine/arithmetic.h"
@@ -72,5 +71,3 @@ int iz_run_train(struct run *r);
 int iz_run_save_now(struct run *r);
 /* Last checkpoint, sample, export and summary. */
 int iz_run_finish(struct run *r);
-
-#endif

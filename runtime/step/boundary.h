@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where activations between units are. */
-#ifndef IZ_RUNTIME_STEP_BOUNDARY_H
-#define IZ_RUNTIME_STEP_BOUNDARY_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -17,5 +16,3 @@ starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int track);
 /* After backward of a unit was submitted: submits copies of what the next ones
  * read, as far ahead as there are slots. */
 void iz_boundary_ahead(struct iz_engine *e, int unit, int track);
-
-#endif

@@ -142,7 +142,6 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     int order = 2 + e->plan.n_groups, seals = order + 2;
     int per = seals + (saves ? 4 : 0);
     double *own = malloc((size_t)per * sizeof(*own));
-    (void)x;
     if (!own)
         iz_die("clip: out of memory");
     own[0] = *(double *)buf[2];
@@ -196,7 +195,6 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
-    (void)x;
     double own = *(double *)buf[1];
     const double *all = step_clip_gather(e, &own, 1);
     struct iz_event v = {.eval = true, .step = a->step};

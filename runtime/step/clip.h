@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scalars of a step: mean loss, gradient norm, clipping, loss scale,
  * learning rate. */
-#ifndef IZ_RUNTIME_STEP_CLIP_H
-#define IZ_RUNTIME_STEP_CLIP_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
 void iz_clip_clip(struct iz_engine *e, int64_t step);
 void iz_clip_eval(struct iz_engine *e, int64_t step);
-
-#endif

@@ -57,7 +57,6 @@ static void run_io(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct io_arg *a = arg;
     const struct iz_io *io = &a->io;
-    (void)x;
     if (!a->rows.cols) {
         move(a, buf[0], 0, io->bytes);
         return;

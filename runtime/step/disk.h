@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunks between files and buffers. */
-#ifndef IZ_RUNTIME_STEP_DISK_H
-#define IZ_RUNTIME_STEP_DISK_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -23,5 +22,3 @@ struct iz_io {
 void iz_disk_io(struct iz_engine *e, enum iz_kind kind, int group,
                 starpu_data_handle_t buffer, enum starpu_data_access_mode mode,
                 starpu_data_handle_t token, struct iz_io a);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a unit's parameters come from, and the ring they are fetched into. */
-#ifndef IZ_RUNTIME_STEP_FETCH_H
-#define IZ_RUNTIME_STEP_FETCH_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -18,5 +17,3 @@ void iz_fetch_publish(struct iz_engine *e, int group, bool frozen);
  * gradients, of elem_bytes per element. */
 void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int group,
                      starpu_data_handle_t whole, int64_t elem_bytes);
-
-#endif

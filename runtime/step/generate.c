@@ -59,7 +59,6 @@ static void fill_window(int32_t *window, const int32_t *text, int n, int seq)
 static void run_pick(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct pick_arg *a = arg;
-    (void)x;
     a->text[a->at] = generate_choose(a, buf[0]);
     fill_window(buf[1], a->text, a->at + 1, a->seq);
 }

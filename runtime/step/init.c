@@ -130,7 +130,6 @@ static int chunks_of(const struct iz_plan_group *g)
 static void init_chunks(void *arg, int i, struct iz_exec *x)
 {
     struct init *a = arg;
-    (void)x;
     while (i < a->most) {
         int64_t n = atomic_fetch_add(&a->next, 1);
         int u = 0;

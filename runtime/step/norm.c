@@ -105,7 +105,6 @@ static void run_norm_apart(struct iz_exec *x, void **buf, const void *arg)
     const struct norm_arg *a = arg;
     const void *tied = a->add ? buf[3] : NULL;
     struct iz_norm2 s = {0};
-    (void)x;
     if (a->n && a->add)
         iz_flat_sum_norm2(&s, buf[2], a->type, true, &tied, 1, a->type, a->n);
     else if (a->n)

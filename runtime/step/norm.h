@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums of squares of gradients. */
-#ifndef IZ_RUNTIME_STEP_NORM_H
-#define IZ_RUNTIME_STEP_NORM_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -11,5 +10,3 @@ void iz_grad_norm(struct iz_engine *e, int group);
 
 /* Submits the squares of what the GPU keeps of a gradient, once it is whole. */
 void iz_norm_squares(struct iz_engine *e, int group);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order of the units in a pass, and of the uses of their parameters. */
-#ifndef IZ_RUNTIME_STEP_ORDER_H
-#define IZ_RUNTIME_STEP_ORDER_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -11,5 +10,3 @@ void iz_order_close(struct iz_engine *e);
 /* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
 int iz_order_unit(const struct iz_engine *e, int i);
 int iz_order_position(const struct iz_engine *e, int i);
-
-#endif

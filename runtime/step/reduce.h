@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What becomes of a unit's gradient. */
-#ifndef IZ_RUNTIME_STEP_REDUCE_H
-#define IZ_RUNTIME_STEP_REDUCE_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -9,5 +8,3 @@
  * the group's own unit, 1 the tied one. */
 void iz_reduce(struct iz_engine *e, int group, int use,
                const starpu_data_handle_t *slot, int slots);
-
-#endif

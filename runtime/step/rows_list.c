@@ -84,7 +84,6 @@ static void run_list(struct iz_exec *x, void **buf, const void *arg)
     int64_t *first = buf[0];
     int32_t *row = (int32_t *)(first + a->model->n_units + 1);
     int unit = 0;
-    (void)x;
     n = iz_touched_sort(key, more, n);
     if (n > a->rows)
         iz_die("%s lists more rows than its tables have", a->model->name);

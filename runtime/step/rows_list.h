@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which rows of sparse tables a step touches.  Every rank reads the samples of
  * all ranks, so that all know the same rows and nobody has to be asked. */
-#ifndef IZ_RUNTIME_STEP_ROWS_LIST_H
-#define IZ_RUNTIME_STEP_ROWS_LIST_H
+#pragma once
 
 #include "codelets/flat/touched_rows.h"
 #include "runtime/engine/engine.h"
@@ -36,5 +35,3 @@ int64_t iz_touched_first(const struct iz_touched_in *a,
  * shard starts, in elements of `unit` each. */
 void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
                       struct iz_coll *c, int64_t unit);
-
-#endif

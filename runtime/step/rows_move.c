@@ -51,7 +51,6 @@ static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct rows_arg *a = arg;
     struct iz_touched r = iz_touched_get(&a->in, buf[0]);
-    (void)x;
     pack_own(a, &r, buf[2], buf[1]);
     if (a->in.ranks > 1)
         rows_move_gather(a, &r, buf[2]);
@@ -63,7 +62,6 @@ static void run_gather(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct rows_arg *a = arg;
     struct iz_touched r = iz_touched_get(&a->in, buf[0]);
-    (void)x;
     rows_move_gather(a, &r, buf[1]);
 }
 
@@ -74,7 +72,6 @@ static void run_publish(struct iz_exec *x, void **buf, const void *arg)
     struct iz_touched r = iz_touched_get(&a->in, buf[0]);
     int64_t own = a->in.shard * a->in.rank, end = own + a->in.shard;
     char *param = buf[1];
-    (void)x;
     pack_own(a, &r, buf[2], param + own * a->elem_bytes);
     rows_move_gather(a, &r, buf[2]);
     iz_touched_unpack(&r, 0, own, a->elem_bytes, param, buf[2]);

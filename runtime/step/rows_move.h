@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Moves parameters and gradients of sparse tables: only the rows that a step
  * touches. */
-#ifndef IZ_RUNTIME_STEP_ROWS_MOVE_H
-#define IZ_RUNTIME_STEP_ROWS_MOVE_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -14,5 +13,3 @@ void iz_touched_fetch(struct iz_engine *e, int group,
 void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int group,
                        starpu_data_handle_t whole, int64_t elem_bytes);
 void iz_touched_publish(struct iz_engine *e, int group);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Training as submissions: open an engine, submit steps, take events, close. */
-#ifndef IZ_RUNTIME_STEP_TRAIN_H
-#define IZ_RUNTIME_STEP_TRAIN_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 #include "runtime/machine/cores.h"
@@ -56,5 +55,3 @@ int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,
 
 /* Hash of the final master weights, the same for any number of ranks; waits. */
 uint64_t iz_train_hash(struct iz_engine *e);
-
-#endif

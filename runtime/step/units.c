@@ -35,7 +35,6 @@ struct count_arg {
 static void run_count(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct count_arg *a = arg;
-    (void)x;
     *(double *)buf[0] =
         (double)iz_data_learnt(a->data, a->split, a->first, a->samples);
 }
@@ -75,7 +74,6 @@ static void run_batch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct batch_arg *a = arg;
     char *input = buf[0];
-    (void)x;
     *(double *)buf[1] = weight(a, a->tasks > 0 ? buf[2] : NULL);
     iz_data_batch(a->data, a->split, a->first, a->samples, input,
                   input + a->input_bytes);
@@ -244,8 +242,6 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
 /* buf: loss, sum, weight. */
 static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
 {
-    (void)x;
-    (void)arg;
     *(double *)buf[1] += *(double *)buf[0] * *(double *)buf[2];
 }
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tasks of a pass over the units. */
-#ifndef IZ_RUNTIME_STEP_UNITS_H
-#define IZ_RUNTIME_STEP_UNITS_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -26,5 +25,3 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
 /* Adds the track's loss to the sum; the order of calls is the order of the sum.
  */
 void iz_units_add_loss(struct iz_engine *e, struct iz_track *l);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer's tasks. */
-#ifndef IZ_RUNTIME_STEP_UPDATE_H
-#define IZ_RUNTIME_STEP_UPDATE_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
 /* Submits the updates of a group's chunks. */
 void iz_update_group(struct iz_engine *e, int group);
-
-#endif

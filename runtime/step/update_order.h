@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order of updates through the disk. */
-#ifndef IZ_RUNTIME_STEP_UPDATE_ORDER_H
-#define IZ_RUNTIME_STEP_UPDATE_ORDER_H
+#pragma once
 
 #include "runtime/engine/engine.h"
 
@@ -10,5 +9,3 @@ void iz_update_order_begin(struct iz_engine *e);
 /* Call after the last gradient of a step has come: chooses the order for the
  * following steps. */
 void iz_update_order_end(struct iz_engine *e);
-
-#endif

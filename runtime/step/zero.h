@@ -4,8 +4,7 @@
  * different where only some rows are moved (rows_move.c).  The stage has
  * already become data in the plan: what is whole on every rank and what is a
  * shard. Here is what these files share. */
-#ifndef IZ_RUNTIME_STEP_ZERO_H
-#define IZ_RUNTIME_STEP_ZERO_H
+#pragma once
 
 #include "codelets/gpu/flat_buffer.h"
 #include "runtime/engine/engine.h"
@@ -72,5 +71,3 @@ static inline bool iz_updates_first(const struct iz_engine *e)
  * the order of submission, whatever their unit; what forward and backward wait
  * for is read before. */
 #define IZ_BY_SUBMISSION (-950)
-
-#endif

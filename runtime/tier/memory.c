@@ -144,8 +144,6 @@ static void settle_part(void *arg, int i, struct iz_exec *x)
 {
     struct settling *s = arg;
     size_t at;
-    (void)i;
-    (void)x;
     while ((at = atomic_fetch_add(&s->next, STRETCH)) < s->b->bytes &&
            !s->error) {
         char *p = (char *)s->b->p + at;

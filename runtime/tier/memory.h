@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Takes every large buffer of a run and counts it by class and tier.  The table
  * must equal the one that the planner computed. */
-#ifndef IZ_RUNTIME_TIER_MEMORY_H
-#define IZ_RUNTIME_TIER_MEMORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -47,5 +46,3 @@ int64_t iz_memory_resident(void);
 /* Memory that this host can still give, bytes: the smaller of MemAvailable and
  * the rest of the control group's limit. */
 int64_t iz_memory_available(void);
-
-#endif

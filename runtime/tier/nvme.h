@@ -2,8 +2,7 @@
 /* The nvme tier: one preallocated file per rank, read and written in large
  * aligned pieces past the page cache (O_DIRECT, io_uring).  A call blocks its
  * thread, which sleeps in the kernel meanwhile. */
-#ifndef IZ_RUNTIME_TIER_NVME_H
-#define IZ_RUNTIME_TIER_NVME_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ void iz_nvme_write(struct iz_nvme *f, const void *buf, int64_t offset,
 
 /* Bytes read and written so far. */
 void iz_nvme_counts(const struct iz_nvme *f, int64_t *read, int64_t *written);
-
-#endif

@@ -3,8 +3,7 @@
  * that the descriptors ask for, in double, when emu_enqueue runs it, and
  * refuses what the library would refuse.  This is what a test may set and see.
  */
-#ifndef IZ_TESTS_FAKE_CUBLASLT_H
-#define IZ_TESTS_FAKE_CUBLASLT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -21,5 +20,3 @@ struct fake_cublaslt {
 };
 
 extern struct fake_cublaslt fake_cublaslt;
-
-#endif

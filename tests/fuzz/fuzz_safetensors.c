@@ -22,7 +22,6 @@ static void published(const char *path)
             for (int64_t k = 0; k < t->bytes; k++)
                 last = t->data[k];
         }
-    (void)last;
     iz_st_close(&s);
 }
 

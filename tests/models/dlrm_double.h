@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The recommendation model in double precision, written from its definition:
  * with one table per category and the binary cross-entropy of one logit. */
-#ifndef IZ_TESTS_MODELS_DLRM_DOUBLE_H
-#define IZ_TESTS_MODELS_DLRM_DOUBLE_H
+#pragma once
 
 #include "models/dlrm.h"
 
@@ -10,5 +9,3 @@
  * bias of each layer of the bottom MLP and of the top one; the answers. */
 double dlrm_double_loss(const struct iz_dlrm_config *c, double *const *param,
                         const unsigned char *records, int samples);
-
-#endif

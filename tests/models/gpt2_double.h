@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GPT-2 a second time: forward only, double precision, one token after another,
  * sharing nothing with the program. */
-#ifndef IZ_TESTS_MODELS_GPT2_DOUBLE_H
-#define IZ_TESTS_MODELS_GPT2_DOUBLE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@ struct gpt2_double {
 double gpt2_double_loss(const struct gpt2_double *g, const int32_t *input,
                         const int32_t *target, int samples, int row,
                         double *logits);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The Llama family a second time: forward only, double precision, one token
  * after another, sharing nothing with the program. */
-#ifndef IZ_TESTS_MODELS_LLAMA_DOUBLE_H
-#define IZ_TESTS_MODELS_LLAMA_DOUBLE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,5 +21,3 @@ struct llama_double {
 double llama_double_loss(const struct llama_double *g, const int32_t *input,
                          const int32_t *target, int samples, int row,
                          double *logits);
-
-#endif

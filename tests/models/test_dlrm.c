@@ -78,7 +78,6 @@ static const struct twin_kind kind = {open_model, loss, fill};
 /* Of samples that share rows, and with rows that no sample reads. */
 static void gradients_agree_with_central_differences(void **state)
 {
-    (void)state;
     fixture_seed();
     twin_check(&kind, &tiny, IZ_F32, 1, 1);
     twin_check(&kind, &tiny, IZ_F32, 9, 1);
@@ -89,7 +88,6 @@ static void gradients_agree_with_central_differences(void **state)
 
 static void gradients_of_16_bit_weights_agree(void **state)
 {
-    (void)state;
     fixture_seed();
     twin_check(&kind, &odd, IZ_BF16, 7, 1);
     twin_check(&kind, &odd, IZ_F16, 7, 1);
@@ -97,20 +95,17 @@ static void gradients_of_16_bit_weights_agree(void **state)
 
 static void ten_steps_agree_with_double(void **state)
 {
-    (void)state;
     fixture_seed();
     twin_check_steps(&kind, &odd, 8);
 }
 
 static void recomputed_activations_give_the_same_bits(void **state)
 {
-    (void)state;
     twin_check_recompute(&kind, &odd, 5);
 }
 
 static void nan_reaches_the_loss(void **state)
 {
-    (void)state;
     fixture_seed();
     twin_check_nan(&kind, &odd, 30, 0, 4 + 2 * 6 + 1);
 }
@@ -120,7 +115,6 @@ static void tables_are_cut_into_equal_units(void **state)
 {
     struct iz_model *m = opened(&odd);
 
-    (void)state;
     assert_int_equal(m->n_units, 5);
     for (int u = 0; u < 4; u++) {
         assert_int_equal(m->unit[u].param[0].rows, u < 3 ? 6 : 2);
@@ -146,7 +140,6 @@ static void a_record_becomes_rows_and_numbers(void **state)
         float x[2][3];
     } in;
 
-    (void)state;
     assert_int_equal(m->record.bytes, sizeof(record));
     assert_int_equal(2 * m->input_bytes, sizeof(in));
     assert_null(m->record.check(m->self, record));
@@ -167,7 +160,6 @@ static void impossible_models_are_refused(void **state)
 {
     struct iz_dlrm_config c = tiny;
 
-    (void)state;
     c.rows = 0;
     twin_refuses(&kind, &c);
     c = tiny;

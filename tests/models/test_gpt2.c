@@ -84,7 +84,6 @@ static void check_directions(struct iz_gpt2_config c, int samples)
 /* Every loop over tiles and chunks turns several times. */
 static void gradients_of_a_real_shape_agree(void **state)
 {
-    (void)state;
     fixture_seed();
     check_directions((struct iz_gpt2_config){2, 4, 128, 160, 256}, 2);
     check_directions((struct iz_gpt2_config){1, 2, 96, 257, 1031}, 1);
@@ -92,7 +91,6 @@ static void gradients_of_a_real_shape_agree(void **state)
 
 static void gradients_agree_with_central_differences(void **state)
 {
-    (void)state;
     fixture_seed();
     twin_check(&kind, &tiny, IZ_F32, 2, 1);
     twin_check(&kind, &(struct iz_gpt2_config){1, 1, 1, 1, 1}, IZ_F32, 3, 1);
@@ -102,7 +100,6 @@ static void gradients_agree_with_central_differences(void **state)
 
 static void gradients_of_16_bit_weights_agree(void **state)
 {
-    (void)state;
     fixture_seed();
     twin_check(&kind, &tiny, IZ_BF16, 2, 1);
     twin_check(&kind, &tiny, IZ_F16, 2, 1);
@@ -110,7 +107,6 @@ static void gradients_of_16_bit_weights_agree(void **state)
 
 static void recomputed_activations_give_the_same_bits(void **state)
 {
-    (void)state;
     twin_check_recompute(&kind, &longer, 2);
 }
 
@@ -125,7 +121,6 @@ static void loss_scale_scales_exactly(void **state)
 {
     struct twin a = seeded(&tiny), b = seeded(&tiny);
 
-    (void)state;
     b.loss_scale = 1024;
     twin_train(&a, true);
     twin_train(&b, true);
@@ -147,7 +142,6 @@ static void evaluate_and_generate_agree(void **state)
     float logits[7];
     double want[7], was;
 
-    (void)state;
     twin_train(&t, true);
     was = t.got;
     t.got = -1;
@@ -175,7 +169,6 @@ static double loss_with(int u, int i, double value)
 
 static void nan_and_overflow_reach_the_loss(void **state)
 {
-    (void)state;
     fixture_seed();
     for (int i = 0; i < 12; i++)
         assert_true(isnan(loss_with(1, i, NAN)));
@@ -191,7 +184,6 @@ static void sizes_are_those_of_the_paper(void **state)
     struct iz_gpt2_config c = {12, 12, 768, 1024, 50257};
     struct iz_model *m;
 
-    (void)state;
     assert_int_equal(twin_parameters(&kind, &c), 124439808);
     assert_int_equal(iz_gpt2_open(&m, &c), 0);
     assert_string_equal(m->unit[4].name, "h.3");
@@ -208,7 +200,6 @@ static void flops_follow_the_closed_form(void **state)
     double weights = 12 * c * c * longer.layers + c * longer.vocab;
     double attention = 6 * c * (seq + 1) * longer.layers;
 
-    (void)state;
     assert_true(twin_flops(&t) == m * (6 * weights + attention));
     twin_free(&t);
 }
@@ -219,7 +210,6 @@ static void impossible_models_are_refused(void **state)
         {0, 2, 6, 5, 7},  {2, 4, 6, 5, 7}, {2, 0, 6, 5, 7},
         {2, 2, -6, 5, 7}, {2, 2, 6, 0, 7}, {2, 2, 6, 5, 1 << 30}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         twin_refuses(&kind, &bad[i]);
 }

@@ -96,7 +96,6 @@ static void gradients_agree_with_central_differences(void **state)
 {
     struct iz_llama_config c = tiny, all = all_options(), l = longer();
 
-    (void)state;
     fixture_seed();
     twin_check(&kind, &tiny, IZ_F32, 2, 1);
     twin_check(&kind, &all, IZ_F32, 2, 1);
@@ -114,7 +113,6 @@ static void gradients_of_16_bit_weights_agree(void **state)
 {
     struct iz_llama_config c = all_options();
 
-    (void)state;
     fixture_seed();
     twin_check(&kind, &c, IZ_BF16, 2, 1);
     twin_check(&kind, &c, IZ_F16, 2, 1);
@@ -124,7 +122,6 @@ static void ten_steps_agree_with_double(void **state)
 {
     struct iz_llama_config c = all_options();
 
-    (void)state;
     fixture_seed();
     twin_check_steps(&kind, &c, 2);
 }
@@ -133,7 +130,6 @@ static void recomputed_activations_give_the_same_bits(void **state)
 {
     struct iz_llama_config c = all_options();
 
-    (void)state;
     twin_check_recompute(&kind, &c, 2);
 }
 
@@ -145,7 +141,6 @@ static void evaluate_and_generate_agree(void **state)
     float logits[7];
     double want[7], was;
 
-    (void)state;
     fixture_seed();
     t = twin_new(&kind, &c, IZ_F32, 2);
     g = double_of(&t);
@@ -166,7 +161,6 @@ static void nan_reaches_the_loss(void **state)
 {
     struct iz_llama_config c = all_options();
 
-    (void)state;
     fixture_seed();
     for (int i = 0; i < 9; i++) {
         struct twin t = twin_new(&kind, &c, IZ_F32, 1);
@@ -246,7 +240,6 @@ static void sizes_are_those_of_the_published_models(void **state)
          7248023552},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(model) / sizeof(model[0]); i++) {
         struct iz_llama_config c = model[i].c;
 
@@ -266,7 +259,6 @@ static void flops_follow_the_closed_form(void **state)
         2 * (c * (o + 2 * kv) + o * c + 3 * c * l.ffn) + c * l.vocab;
     double attention = 6 * o * (t + 1) * 2;
 
-    (void)state;
     assert_true(twin_flops(&m) == 2 * t * (6 * weights + attention));
     twin_free(&m);
 }
@@ -286,7 +278,6 @@ static void names_are_those_of_checkpoints(void **state)
     struct iz_llama_config c = all_options();
     struct iz_model *m;
 
-    (void)state;
     assert_int_equal(iz_llama_open(&m, &c), 0);
     assert_int_equal(m->unit[2].n_params, 9);
     for (int i = 0; i < 9; i++)
@@ -306,7 +297,6 @@ static void impossible_models_are_refused(void **state)
 {
     struct iz_llama_config c = tiny;
 
-    (void)state;
     c.layers = 0;
     twin_refuses(&kind, &c);
     c = tiny;

@@ -68,7 +68,6 @@ static const struct twin_kind kind = {open_model, loss, fill};
 
 static void gradients_agree_with_central_differences(void **state)
 {
-    (void)state;
     fixture_seed();
     twin_check(&kind, &tiny, IZ_F32, 3, 1);
     twin_check(&kind, &odd, IZ_F32, 2, 1);
@@ -77,7 +76,6 @@ static void gradients_agree_with_central_differences(void **state)
 
 static void gradients_of_16_bit_weights_agree(void **state)
 {
-    (void)state;
     fixture_seed();
     twin_check(&kind, &odd, IZ_BF16, 2, 1);
     twin_check(&kind, &odd, IZ_F16, 2, 1);
@@ -85,20 +83,17 @@ static void gradients_of_16_bit_weights_agree(void **state)
 
 static void ten_steps_agree_with_double(void **state)
 {
-    (void)state;
     fixture_seed();
     twin_check_steps(&kind, &odd, 4);
 }
 
 static void recomputed_activations_give_the_same_bits(void **state)
 {
-    (void)state;
     twin_check_recompute(&kind, &odd, 3);
 }
 
 static void nan_reaches_the_loss(void **state)
 {
-    (void)state;
     fixture_seed();
     twin_check_nan(&kind, &odd, 5, 0, 3 + 12 + 3);
 }
@@ -115,7 +110,6 @@ static void sizes_are_those_of_the_published_models(void **state)
                               .channels = 3,
                               .classes = 10};
 
-    (void)state;
     assert_int_equal(twin_parameters(&kind, &c), 86567656 - 1000 - 990 * 768);
     c.layers = 24;
     c.heads = 16;
@@ -136,7 +130,6 @@ static void a_record_becomes_patches(void **state)
     } in;
     int32_t target[2][5];
 
-    (void)state;
     m = opened(&c);
     assert_int_equal(m->record.bytes, sizeof(record));
     assert_int_equal(2 * m->input_bytes, sizeof(in));
@@ -164,7 +157,6 @@ static void impossible_models_are_refused(void **state)
 {
     struct iz_vit_config c = tiny;
 
-    (void)state;
     c.layers = 0;
     twin_refuses(&kind, &c);
     c = tiny;

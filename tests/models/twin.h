@@ -2,8 +2,7 @@
 /* A model as the program runs it unit by unit, beside a double-precision model
  * of its own that has the same parameters: gradients, training, and what the
  * planner relies on. */
-#ifndef IZ_TESTS_MODELS_TWIN_H
-#define IZ_TESTS_MODELS_TWIN_H
+#pragma once
 
 #include "codelets/unit/layer.h"
 #include "tests/codelets/ops/fixture.h"
@@ -82,5 +81,3 @@ void twin_check_nan(const struct twin_kind *k, const void *config, int samples,
 int64_t twin_parameters(const struct twin_kind *k, const void *config);
 /* The model cannot be opened, and nothing is left. */
 void twin_refuses(const struct twin_kind *k, const void *config);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A vision transformer in double precision, written from its definition. */
-#ifndef IZ_TESTS_MODELS_VIT_DOUBLE_H
-#define IZ_TESTS_MODELS_VIT_DOUBLE_H
+#pragma once
 
 #include "models/vit.h"
 
@@ -10,5 +9,3 @@
  * and bias, the classifier. */
 double vit_double_loss(const struct iz_vit_config *c, double *const *param,
                        const unsigned char *records, int samples);
-
-#endif

@@ -2,8 +2,7 @@
 /* What a program asks of the disk: every fsync, rename and mkdir is written
  * down, and one of them can fail.  Linked into a test, it stands before the C
  * library. */
-#ifndef IZ_TESTS_RUNTIME_DISK_H
-#define IZ_TESTS_RUNTIME_DISK_H
+#pragma once
 
 /* From here on; call `fail`, counted from 0, fails with EIO.  -1: none. */
 void disk_begin(int fail);
@@ -21,5 +20,3 @@ void assert_renamed_durably(const char *path);
  * fails, and an error, before the rename without a trace, whichever call fails.
  */
 void assert_durable_or_refused(int (*make)(int i), const char *(*name)(int i));
-
-#endif

@@ -39,7 +39,6 @@ int make_folder(void **state)
 {
     static const char *const places[] = {"/tmp", "build", "."};
 
-    (void)state;
     for (int i = 0; i < N_OF(places); i++) {
         snprintf(folder, sizeof(folder), "%s/izar-files-XXXXXX", places[i]);
         if (!mkdtemp(folder))
@@ -54,13 +53,11 @@ int make_folder(void **state)
 static int remove_one(const char *path, const struct stat *st, int type,
                       struct FTW *ftw)
 {
-    (void)st, (void)type, (void)ftw;
     return remove(path);
 }
 
 int remove_folder(void **state)
 {
-    (void)state;
     if (*mounted)
         umount(mounted);
     *mounted = '\0';
@@ -127,7 +124,6 @@ void assert_said(const char *words)
 
 static void end(int status)
 {
-    (void)status;
     _exit(DIED);
 }
 
@@ -169,7 +165,6 @@ struct iz_coll alone = {.size = 1, .local_size = 1};
 
 void iz_coll_barrier(struct iz_coll *c, const char *what)
 {
-    (void)what;
     if (c->state)
         pthread_barrier_wait(&c->state->barrier);
 }

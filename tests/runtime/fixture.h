@@ -2,8 +2,7 @@
 /* What the file suites share: a folder, what was printed, other processes as
  * ranks (collectives over shared memory, without MPI), and tasks that end the
  * job. */
-#ifndef IZ_TESTS_RUNTIME_FIXTURE_H
-#define IZ_TESTS_RUNTIME_FIXTURE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -49,5 +48,3 @@ uint64_t random_next(void);
 /* Mounts a tmpfs of this size on folder/name; skips the test where that is not
  * allowed.  Unmounted with the folder. */
 const char *mount_small(const char *name, int kib, int flags);
-
-#endif

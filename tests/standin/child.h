@@ -2,8 +2,7 @@
 /* Parts of a test that run in a process of their own, because they must crash
  * or need an environment of their own: the test program starts itself with the
  * name of the part. */
-#ifndef IZ_TESTS_STANDIN_CHILD_H
-#define IZ_TESTS_STANDIN_CHILD_H
+#pragma once
 
 struct child_body {
     const char *name;
@@ -22,5 +21,3 @@ void child_run(struct child *c, const char *name);
 /* Runs the body of that name, of a list that ends with {0}; the status to exit
  * with. */
 int child_main(const struct child_body *bodies, const char *name);
-
-#endif

@@ -80,7 +80,6 @@ static void test_stream_keeps_order(void **state)
     struct step steps[STEPS];
     cudaStream_t s = stream_take();
 
-    (void)state;
     for (int i = 0; i < STEPS; i++) {
         steps[i] = (struct step){&t, i};
         assert_int_equal(cudaLaunchHostFunc(s, leave_mark, &steps[i]), 0);
@@ -108,7 +107,6 @@ static void test_streams_run_side_by_side(void **state)
     cudaStream_t a = stream_take(), b = stream_take();
     sem_t sem;
 
-    (void)state;
     sem_init(&sem, 0, 0);
     cudaLaunchHostFunc(a, wait_for, &sem);
     assert_int_equal(cudaStreamQuery(a), cudaErrorNotReady);
@@ -128,7 +126,6 @@ static void test_wait_is_for_the_recording_before_it(void **state)
     cudaEvent_t e;
     sem_t sem;
 
-    (void)state;
     sem_init(&sem, 0, 0);
     assert_int_equal(cudaEventCreate(&e), cudaSuccess);
     cudaLaunchHostFunc(a, wait_for, &sem);
@@ -154,7 +151,6 @@ static void test_unknown_stream_is_refused(void **state)
 {
     cudaStream_t s = stream_take();
 
-    (void)state;
     cudaStreamDestroy(s);
     assert_int_equal(cudaStreamQuery(s), cudaErrorInvalidResourceHandle);
     assert_int_equal(cudaGetLastError(), cudaErrorInvalidResourceHandle);
@@ -167,7 +163,6 @@ static void test_memory_is_poisoned(void **state)
 {
     char *host = pinned_take(BYTES), *p = device_take(BYTES);
 
-    (void)state;
     assert_true(all_are(host, BYTES, '\xff'));
     memset(host, 0, BYTES);
     cudaMemcpy(host, p, BYTES, cudaMemcpyDeviceToHost);
@@ -187,7 +182,6 @@ static void test_memory_ends(void **state)
     char *half[2] = {device_take(all / 2), device_take(all / 2)};
     void *p = half;
 
-    (void)state;
     assert_int_equal(cudaMalloc(&p, 1), cudaErrorMemoryAllocation);
     assert_null(p);
     assert_int_equal(cudaGetLastError(), cudaErrorMemoryAllocation);
@@ -204,7 +198,6 @@ static void test_pinned_ranges(void **state)
     static char own[BYTES];
     char *p = pinned_take(BYTES);
 
-    (void)state;
     assert_true(iz_standin_pinned(p + 1, BYTES - 1));
     assert_false(iz_standin_pinned(p + 1, BYTES));
     assert_false(iz_standin_pinned(own, 1));
@@ -223,7 +216,6 @@ static void test_addresses(void **state)
     char *p = device_take(BYTES), *host = pinned_take(BYTES);
     struct cudaPointerAttributes a;
 
-    (void)state;
     assert_ptr_not_equal(iz_standin_host(p), p);
     assert_ptr_equal((char *)iz_standin_host(p) + 5, iz_standin_host(p + 5));
     assert_ptr_equal(iz_standin_host(host), host);
@@ -247,7 +239,6 @@ static void test_copy_there_and_back(void **state)
     int64_t before = iz_standin_stats()->bytes[IZ_STANDIN_D2D];
     cudaStream_t s = stream_take();
 
-    (void)state;
     for (int i = 0; i < BYTES; i++)
         from[i] = (char)(i * 7);
     cudaMemcpyAsync(a, from, BYTES, cudaMemcpyHostToDevice, s);
@@ -271,7 +262,6 @@ static void test_copy_of_rows(void **state)
     char *host = pinned_take(32), *back = pinned_take(64);
     char *p = device_take(64);
 
-    (void)state;
     for (int i = 0; i < 32; i++)
         host[i] = (char)i;
     assert_int_equal(cudaMemcpy2D(p, 16, host, 8, 5, 4, cudaMemcpyHostToDevice),
@@ -292,7 +282,6 @@ static void test_pageable_copy_is_counted(void **state)
     int64_t before = iz_standin_stats()->pageable;
     cudaStream_t s = stream_take();
 
-    (void)state;
     cudaMemsetAsync(p, 9, 64, s);
     cudaMemcpyAsync(own, p, 64, cudaMemcpyDeviceToHost, s);
     assert_true(all_are(own, 64, 9));
@@ -388,7 +377,6 @@ static void test_mistakes_end_the_program(void **state)
 {
     struct child c;
 
-    (void)state;
     setenv("IZ_STANDIN_PAGEABLE", "abort", 1);
     expect_abort("copy_pageable", "not pinned");
     unsetenv("IZ_STANDIN_PAGEABLE");
@@ -413,7 +401,6 @@ static void test_statistics_are_written(void **state)
     int fd = mkstemp(path);
     struct child c;
 
-    (void)state;
     assert_true(fd >= 0);
     setenv("IZ_STANDIN_STATS", path, 1);
     child_run(&c, "leak");

@@ -283,7 +283,6 @@ static void expect_message(const char *name, const char *a, const char *b)
 
 static void test_data_arrives(void **state)
 {
-    (void)state;
     expect_good("all_gather");
     expect_good("broadcast");
     expect_good("exchange");
@@ -292,7 +291,6 @@ static void test_data_arrives(void **state)
 
 static void test_mismatches_are_named(void **state)
 {
-    (void)state;
     expect_message("other_collective", "rank 1: Broadcast number 0, 5 ele",
                    "rank 0: AllGather number 0, 5 ele");
     expect_message("other_count", "rank 2: AllGather number 0, 6 ele",
@@ -306,19 +304,16 @@ static void test_mismatches_are_named(void **state)
 
 static void test_one_device_is_refused_to_two_ranks(void **state)
 {
-    (void)state;
     expect_good("twins");
 }
 
 static void test_a_missing_rank_is_waited_for_in_vain(void **state)
 {
-    (void)state;
     expect_message("late", "of 3 waits in ncclAllGather", "too long");
 }
 
 static void test_a_dead_rank_is_seen(void **state)
 {
-    (void)state;
     setenv("IZ_STANDIN_JITTER_US", "0", 1); /* the others are in the call */
     expect_good("death");
 }

@@ -25,7 +25,6 @@ static void scratch_is_overwritten(void **state)
     double *norm2;
     void *p;
 
-    (void)state;
     assert_int_equal(cudaStreamCreate((cudaStream_t *)&x.stream), cudaSuccess);
     assert_int_equal(cudaMalloc(&scratch.p, (size_t)bytes), cudaSuccess);
     assert_int_equal(cudaMalloc(&p, N * 4), cudaSuccess);
@@ -51,7 +50,6 @@ static void handles_and_rate(void **state)
     struct iz_exec x = {.backend = IZ_CUDA, .act = IZ_F32};
     struct iz_cuda *c = NULL;
 
-    (void)state;
     assert_int_equal(iz_cuda_open(&c), 0);
     assert_non_null(c);
     iz_cuda_close(&c);

@@ -199,7 +199,6 @@ static int64_t bus_bytes(void)
 
 static void test_random_graphs(void **state)
 {
-    (void)state;
     for (int g = 0; g < GRAPHS; g++) {
         int64_t before;
 
@@ -216,7 +215,6 @@ static void test_random_graphs(void **state)
 
 static void test_one_worker_of_each_kind(void **state)
 {
-    (void)state;
     assert_int_equal(starpu_cuda_worker_get_count(), 1);
     assert_int_equal(starpu_cpu_worker_get_count(), 1);
 }
@@ -226,7 +224,6 @@ static int group_setup(void **state)
     struct starpu_conf conf;
     const char *seed = getenv("IZ_STANDIN_SEED");
 
-    (void)state;
     dice = seed ? strtoull(seed, NULL, 10) : 1;
     printf("IZ_STANDIN_SEED=%" PRIu64 "\n", dice);
     starpu_conf_init(&conf);
@@ -237,7 +234,6 @@ static int group_setup(void **state)
 
 static int group_teardown(void **state)
 {
-    (void)state;
     cudaStreamDestroy(lane);
     starpu_shutdown();
     return 0;

@@ -112,7 +112,6 @@ static void without_an_ending_it_aborts(void **state)
 {
     struct ending e;
 
-    (void)state;
     run_child(&e, die_plainly);
     assert_string_equal(e.text, "izar: no room for 5\n");
     assert_true(WIFSIGNALED(e.status) && WTERMSIG(e.status) == SIGABRT);
@@ -122,7 +121,6 @@ static void the_ending_gets_a_failure_status(void **state)
 {
     struct ending e;
 
-    (void)state;
     run_child(&e, die_with_ending);
     assert_string_equal(e.text, "izar: rank 3: lost\n");
     assert_true(WIFEXITED(e.status) && WEXITSTATUS(e.status) == 3);
@@ -132,7 +130,6 @@ static void a_long_message_is_cut_to_one_line(void **state)
 {
     struct ending e;
 
-    (void)state;
     run_child(&e, die_at_length);
     assert_true(strlen(e.text) > 1000 && strlen(e.text) <= 1024);
     assert_true(strchr(e.text, '\n') == e.text + strlen(e.text) - 1);
@@ -142,7 +139,6 @@ static void only_the_first_thread_speaks(void **state)
 {
     struct ending e;
 
-    (void)state;
     run_child(&e, die_in_threads);
     assert_true(strncmp(e.text, "izar: rank 0: thread ", 21) == 0);
     assert_true(strchr(e.text, '\n') == e.text + strlen(e.text) - 1);
@@ -165,7 +161,6 @@ static void a_simd_level_is_obeyed_or_refused(void **state)
 {
     struct ending e = {0};
 
-    (void)state;
     run_child(&e, choose_an_unknown_level);
     assert_string_equal(e.text, "izar: IZ_SIMD=mmx: no such SIMD level in this "
                                 "build\n");

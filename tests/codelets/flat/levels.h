@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs a group of tests at every SIMD level that this processor has. */
-#ifndef IZ_TESTS_CODELETS_FLAT_LEVELS_H
-#define IZ_TESTS_CODELETS_FLAT_LEVELS_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,5 +25,3 @@ static inline int levels_run(const struct CMUnitTest *tests, size_t n)
     }
     return failed;
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory and reproducible random numbers of the kernel tests; after cmocka.h.
  */
-#ifndef IZ_TESTS_CODELETS_FLAT_RANDOM_H
-#define IZ_TESTS_CODELETS_FLAT_RANDOM_H
+#pragma once
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -30,5 +29,3 @@ static inline float random_float(double scale)
 {
     return (float)(scale * ((double)(random_bits() >> 11) * 0x1p-53 - 0.5));
 }
-
-#endif

@@ -78,7 +78,6 @@ static void norm_is_exact_enough_and_fixed(void **state)
         3000001};
     float *x = take(3000001 * 4);
 
-    (void)state;
     for (int k = 0; k < 12 * 3; k++) {
         enum iz_dtype t = floats[k % 3];
         int64_t n = sizes[k / 3];
@@ -99,7 +98,6 @@ static void norm_shows_every_non_finite(void **state)
 {
     float x[100];
 
-    (void)state;
     for (int i = 0; i < 100; i++) {
         for (int j = 0; j < 100; j++)
             x[j] = FLT_MAX;
@@ -137,7 +135,6 @@ static void norm_of_pieces_is_that_of_the_whole(void **state)
     enum { N = 3000001 };
     float *x = take((size_t)N * 4);
 
-    (void)state;
     for (int k = 0; k < 3 * 3; k++) {
         static const int64_t sizes[] = {1 << 20, (1 << 20) + 7, N};
         enum iz_dtype t = floats[k % 3];
@@ -197,7 +194,6 @@ static void sum_is_in_order_and_rounded_once(void **state)
 {
     static const int64_t sizes[] = {0, 1, 7, 1024, 2051};
 
-    (void)state;
     for (int k = 0; k < 3 * 3 * 4 * 2; k++)
         for (int s = 0; s < 5 * 2; s++)
             check_sum(floats[k % 3], floats[k / 3 % 3], 1 + k / 9 % 4,
@@ -209,7 +205,6 @@ static void sum_may_overwrite_an_input(void **state)
     float a[1500], b[1500];
     const void *in[] = {a, b};
 
-    (void)state;
     for (int i = 0; i < 1500; i++) {
         a[i] = (float)i;
         b[i] = 0.5f;
@@ -225,7 +220,6 @@ static void add_adds(void **state)
     uint16_t in[33];
     float out[33];
 
-    (void)state;
     fill(in, IZ_BF16, 33, 1.0);
     for (int i = 0; i < 33; i++)
         out[i] = 2.0f;
@@ -256,7 +250,6 @@ static void hash_does_not_depend_on_pieces(void **state)
     const int64_t first = ((int64_t)1 << 40) - 100;
     uint64_t whole, sum = 0;
 
-    (void)state;
     fill(x, IZ_F32, N, 1.0);
     whole = iz_flat_hash(first, x, N);
     for (int64_t at = N, k; at > 0; at -= k) {
@@ -275,7 +268,6 @@ static void hash_sees_bits_and_positions(void **state)
     float x[64];
     uint64_t whole;
 
-    (void)state;
     fill(x, IZ_F32, 64, 1.0);
     whole = iz_flat_hash(0, x, 64);
     assert_true(iz_flat_hash(1, x, 64) != whole);

@@ -73,7 +73,6 @@ static void check_all_patterns(enum iz_dtype t)
 
 static void cast_of_every_pattern(void **state)
 {
-    (void)state;
     check_all_patterns(IZ_BF16);
     check_all_patterns(IZ_F16);
 }
@@ -109,14 +108,12 @@ static void check_halfway(enum iz_dtype t)
 
 static void cast_rounds_to_nearest_even(void **state)
 {
-    (void)state;
     check_halfway(IZ_BF16);
     check_halfway(IZ_F16);
 }
 
 static void cast_overflows_to_infinity(void **state)
 {
-    (void)state;
     assert_int_equal(rounded(65519.996f, IZ_F16), 0x7bff);
     assert_int_equal(rounded(65520.0f, IZ_F16), 0x7c00);
     assert_int_equal(rounded(-65536.0f, IZ_F16), 0xfc00);
@@ -129,7 +126,6 @@ static void cast_overflows_to_infinity(void **state)
 /* A NaN whose payload is in the low bits only must not become infinity. */
 static void cast_keeps_nan(void **state)
 {
-    (void)state;
     for (uint32_t low = 1; low < 0x800000u; low += low) {
         float x = iz_bits_float(0xff800000u | low);
 
@@ -143,7 +139,6 @@ static void cast_finds_every_nan(void **state)
 {
     enum { N = 67 };
 
-    (void)state;
     for (int at = 0; at < N; at++) {
         float x[N];
         uint16_t y[N];
@@ -165,7 +160,6 @@ static void cast_between_halves_rounds_once(void **state)
 {
     static uint16_t h[65536], y[65536];
 
-    (void)state;
     for (int i = 0; i < 65536; i++)
         h[i] = (uint16_t)i;
     iz_cast(y + 1, IZ_F16, h + 1, IZ_BF16, 65535);
@@ -186,7 +180,6 @@ static void cast_between_halves_rounds_once(void **state)
 
 static void cast_touches_n_elements_only(void **state)
 {
-    (void)state;
     for (int64_t n = 0; n < 70; n++) {
         float x[72];
         uint16_t y[72];
@@ -204,7 +197,6 @@ static void cast_touches_n_elements_only(void **state)
 
 static void names_and_sizes(void **state)
 {
-    (void)state;
     assert_int_equal(iz_dtype_bytes(IZ_F32), 4);
     assert_int_equal(iz_dtype_bytes(IZ_BF16), 2);
     assert_int_equal(iz_dtype_bytes(IZ_U8), 1);
@@ -400,7 +392,6 @@ static void adam_follows_closed_form(void **state)
 {
     static const int64_t sizes[] = {0, 1, 7, 33, 1025};
 
-    (void)state;
     for (int k = 0; k < CASES; k++)
         for (int i = 0; i < 3; i++)
             for (int j = 0; j < 5; j++)
@@ -432,7 +423,6 @@ static void check_scalar_bits(const struct iz_step *cs, enum iz_dtype g_type,
 
 static void adam_bits_are_those_of_the_scalar_loop(void **state)
 {
-    (void)state;
     for (int k = 0; k < CASES; k++)
         for (int i = 0; i < 3; i++)
             check_scalar_bits(&adam_cases[k], floats[i], floats[(i + k) % 3],
@@ -446,7 +436,6 @@ static void adam_bits_do_not_depend_on_chunks(void **state)
     struct state s = state_new(n, IZ_BF16, IZ_F16), r = state_copy(&s);
     struct iz_step a = adam_cases[1];
 
-    (void)state;
     for (a.t = 1; a.t <= 5; a.t++) {
         state_grads(&s, 1.0);
         memcpy(r.g, s.g, (size_t)n * 2);
@@ -472,7 +461,6 @@ static void adam_without_copy_touches_n_elements_only(void **state)
     static float p[MOST], m[MOST], v[MOST], g[MOST];
     struct state s = {.p = p, .m = m, .v = v, .g = g};
 
-    (void)state;
     for (int64_t n = 0; n < MOST; n++) {
         for (int i = 0; i < MOST; i++) {
             p[i] = g[i] = 1.0f;
@@ -494,7 +482,6 @@ static void adam_state_does_not_stay_subnormal(void **state)
     struct state s = {.p = &p, .m = &m, .v = &v, .g = &g};
     struct iz_step a = adam_cases[0];
 
-    (void)state;
     for (a.t = 1; a.t <= 2000; a.t++)
         state_step(&s, &a, 0, 1);
     assert_true(m == 0.0f && v > 0.1f);

@@ -171,7 +171,6 @@ static void lion_follows_its_formula(void **state)
     enum { N = 1025, STEPS = 40 };
     double p[N], m[N];
 
-    (void)state;
     for (int c = 0; c < CASES; c++) {
         struct arrays a = arrays_new(N, IZ_MOMENT_F32, IZ_F32, IZ_F32);
         struct iz_step s = cases[c];
@@ -196,7 +195,6 @@ static void lion_follows_its_formula(void **state)
 
 static void lion_bits_are_those_of_the_scalar_loop(void **state)
 {
-    (void)state;
     for (int k = 0; k < CASES * 9; k++) {
         enum iz_dtype g = floats[k % 3], out = floats[k / 3 % 3];
         struct arrays a = arrays_new(2077, IZ_MOMENT_F32, g, out);
@@ -224,7 +222,6 @@ static void lion_touches_n_elements_only(void **state)
 {
     enum { MOST = 520 };
 
-    (void)state;
     for (int64_t n = 0; n < MOST; n++) {
         struct arrays a = arrays_new(MOST, IZ_MOMENT_F32, IZ_F32, IZ_F32);
         float *g = a.g, *m = a.m, *out = a.out;
@@ -245,7 +242,6 @@ static void lion_touches_n_elements_only(void **state)
  * bytes, whose other elements stay. */
 static void lion_bits_do_not_depend_on_pieces(void **state)
 {
-    (void)state;
     for (int t = IZ_MOMENT_F32; t <= IZ_MOMENT_FP8; t++) {
         enum iz_moment_type type = (enum iz_moment_type)t;
         bool blocks = type == IZ_MOMENT_FP8; /* share a power: cut nowhere */
@@ -275,7 +271,6 @@ static void lion_bits_do_not_depend_on_pieces(void **state)
 /* m in fewer bytes: widened, updated, rounded by the step's key. */
 static void lion_rounds_its_state(void **state)
 {
-    (void)state;
     for (int t = IZ_MOMENT_BF16; t <= IZ_MOMENT_FP8; t++) {
         enum { N = 10 * IZ_MOMENT_BLOCK };
         struct arrays a = arrays_new(N, (enum iz_moment_type)t, IZ_F32, IZ_F32);
@@ -307,7 +302,6 @@ static void lion_comes_to_rest(void **state)
     struct iz_step s = cases[0];
     float *m = a.m, before;
 
-    (void)state;
     memset(a.g, 0, 4);
     *m = 1;
     for (s.t = 1; s.t <= 9000; s.t++)
@@ -323,7 +317,6 @@ static void nan_is_not_hidden_by_the_sign(void **state)
 {
     struct arrays a = arrays_new(64, IZ_MOMENT_F32, IZ_F32, IZ_F32);
 
-    (void)state;
     new_gradients(&a, 1);
     ((float *)a.g)[5] = NAN;
     ((float *)a.g)[6] = INFINITY;

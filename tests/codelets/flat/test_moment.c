@@ -49,7 +49,6 @@ static void a_fresh_array_is_zero(void **state)
 {
     float x[N];
 
-    (void)state;
     for (int i = 0; i < 6; i++) {
         struct iz_moments a = moments_new(types[i / 2], i % 2);
 
@@ -65,7 +64,6 @@ static void what_is_representable_stays(void **state)
 {
     float x[N], y[N];
 
-    (void)state;
     for (int i = 0; i < 6; i++) {
         struct iz_moments a = moments_new(types[i / 2], i % 2);
 
@@ -132,7 +130,6 @@ static void check_rounding(enum iz_moment_type t, enum iz_moment w)
 
 static void rounding_has_no_bias(void **state)
 {
-    (void)state;
     check_rounding(IZ_MOMENT_BF16, IZ_MOMENT_M);
     check_rounding(IZ_MOMENT_BF16, IZ_MOMENT_V);
     check_rounding(IZ_MOMENT_FP8, IZ_MOMENT_M);
@@ -143,7 +140,6 @@ static void bits_do_not_depend_on_pieces(void **state)
 {
     float x[N];
 
-    (void)state;
     for (int i = 0; i < 6; i++) {
         struct iz_moments a = moments_new(types[i / 2], i % 2);
         struct iz_moments b = moments_new(types[i / 2], i % 2);
@@ -166,7 +162,6 @@ static void pieces_of_any_length_read_the_same(void **state)
 {
     float x[N], y[N];
 
-    (void)state;
     for (int i = 0; i < 6; i++) {
         struct iz_moments a = moments_new(types[i / 2], i % 2);
         struct iz_moments b = moments_new(types[i / 2], i % 2);
@@ -200,7 +195,6 @@ static void states_are_independent(void **state)
     float x[N];
     int same = 0;
 
-    (void)state;
     for (int i = 0; i < N; i++)
         x[i] = 1 + 1.f / 256; /* half a step */
     iz_moment_store(&m, 0, x, N, 7, 0);
@@ -217,7 +211,6 @@ static void what_is_not_finite_shows(void **state)
     const float bad[] = {INFINITY, -INFINITY, NAN};
     float x[N], y[N];
 
-    (void)state;
     for (int i = 0; i < 18; i++) {
         struct iz_moments a = moments_new(types[i / 6], i / 3 % 2);
 
@@ -238,7 +231,6 @@ static void bits_are_known(void **state)
                                     0xd029eb620037522cu, 0x737e56e43d51b1bbu};
     float x[N];
 
-    (void)state;
     for (int i = 0; i < 4; i++) {
         struct iz_moments a = moments_new(types[1 + i / 2], i % 2);
         const unsigned char *c = a.p;

@@ -64,7 +64,6 @@ static void normal_agrees_with_libm(void **state)
     const uint64_t key = iz_mix(iz_mix(11 + IZ_GOLDEN) + 12);
     float *x = numbers(11, 12, N);
 
-    (void)state;
     for (int i = 0; i < N; i++)
         assert_true(fabs(x[i] - by_libm(key, i)) <= 1e-6);
     free(x);
@@ -76,7 +75,6 @@ static void normal_does_not_depend_on_pieces(void **state)
     static float whole[N], cut[N];
     const int64_t first = ((int64_t)1 << 33) + 1;
 
-    (void)state;
     iz_flat_normal(whole, N, 42, 9, first, 0.02f);
     for (int64_t at = 0, k; at < N; at += k) {
         k = 1 + (int64_t)(random_bits() % 600);
@@ -91,7 +89,6 @@ static void normal_bits_are_known(void **state)
 {
     static float x[4096];
 
-    (void)state;
     iz_flat_normal(x, 4096, 2024, 5, 77, 0.02f);
     assert_true(iz_flat_hash(0, x, 4096) == 0xc838a342a7e59ac0u);
 }
@@ -103,7 +100,6 @@ static void normal_has_normal_moments(void **state)
 {
     static const double mean[] = {0, 1, 0, 3}, variance[] = {1, 2, 15, 96};
 
-    (void)state;
     for (uint64_t k = 0; k < 3; k++) {
         float *x = numbers(k * 1234567, k, MANY);
         double sum[4] = {0};
@@ -169,7 +165,6 @@ static void normal_has_normal_distribution(void **state)
     static int64_t count[CELLS];
     float *x = numbers(7, 3, MANY);
 
-    (void)state;
     for (int i = 0; i < CELLS; i++)
         count[i] = 0;
     for (int i = 0; i < MANY; i++)
@@ -197,7 +192,6 @@ static void normal_has_normal_tails(void **state)
     int64_t beyond[3][2] = {{0}};
     float most = 0;
 
-    (void)state;
     for (int64_t p = 0; p < PIECES; p++) {
         iz_flat_normal(x, PIECE, 99, 1, p * PIECE, 1.0f);
         for (int k = 0; k < 3; k++)
@@ -263,7 +257,6 @@ static void normal_numbers_are_independent(void **state)
                                HALF, HALF + 1, 1600, 2 * HALF, 4096};
     struct cells a = cells_of(1, 1), b = cells_of(1, 2), c = cells_of(2, 1);
 
-    (void)state;
     for (int i = 0; i < (int)(sizeof(lags) / sizeof(*lags)); i++)
         assert_independent(&a, &a, lags[i]);
     assert_independent(&a, &b, 0);

@@ -62,7 +62,6 @@ static void pieces_are_the_touched_elements(void **state)
 {
     struct table t;
 
-    (void)state;
     for (int k = 0; k < 300; k++) {
         int64_t cols = 1 + (int64_t)(random_bits() % 9), n = ROWS * cols;
         int64_t a = (int64_t)(random_bits() % (uint64_t)(n + 20));
@@ -83,7 +82,6 @@ static void unpack_is_the_inverse_of_pack(void **state)
     struct table t;
     uint16_t flat[N], packed[N], back[N];
 
-    (void)state;
     for (int k = 0; k < 100; k++) {
         int64_t cut = (int64_t)(random_bits() % N);
 
@@ -117,7 +115,6 @@ static void sort_leaves_each_key_once(void **state)
     enum { N = 3000 };
     static uint64_t key[N], scratch[N], want[N];
 
-    (void)state;
     for (int k = 0; k < 40; k++) {
         int64_t n = k < 3 ? k : (int64_t)(random_bits() % N), kept = 0;
 
@@ -140,7 +137,6 @@ static void rows_of_a_unit_are_its_part_of_the_list(void **state)
     } list = {{0, 2, 2, 5}, {3, 8, 0, 1, 9}};
     struct iz_touched r = iz_touched_of(&list, 3, 2, 4);
 
-    (void)state;
     assert_int_equal(iz_rows_list_bytes(3, 5), 4 * 8 + 5 * 4);
     assert_int_equal(r.n, 3);
     assert_int_equal(r.row[0], 0);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A kernel around the order of attention's blocks. */
-#ifndef IZ_TESTS_CODELETS_GPU_ATTENTION_ORDER_H
-#define IZ_TESTS_CODELETS_GPU_ATTENTION_ORDER_H
+#pragma once
 
 #include "codelets/flat/dtype.h"
 
@@ -13,5 +12,3 @@ void attention_order(int *head, int *tile, int *after, int blocks, int all,
                      int chunk, int group);
 
 IZ_C_END
-
-#endif

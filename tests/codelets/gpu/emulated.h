@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The backend of programs with the program's own table of kernels, emulated on
  * the CPU (tests/fake/cuda_on_cpu), and a stand-in for cuBLASLt. */
-#ifndef IZ_TESTS_CODELETS_GPU_EMULATED_H
-#define IZ_TESTS_CODELETS_GPU_EMULATED_H
+#pragma once
 
 #include "tests/codelets/ops/scene.h"
 
 /* What kernels and calls of the library have beside the ops. */
 int kernels_library(void);
 int kernels_attention(void);
-
-#endif

@@ -48,7 +48,6 @@ static void check_mma(enum iz_dtype t)
 
 static void fragments_are_as_documented(void **state)
 {
-    (void)state;
     fixture_seed();
     check_mma(IZ_BF16);
     check_mma(IZ_F16);
@@ -84,7 +83,6 @@ static void check_order(int tiles, int all, int chunk, int group)
 
 static void blocks_take_chunks_of_heads(void **state)
 {
-    (void)state;
     check_order(1, 1, 1, 1);
     check_order(7, 13, 13, 1);
     check_order(7, 13, 4, 1);

@@ -48,7 +48,6 @@ static void forward_to_fp32(struct product *p)
 
 static void forward_from_16_bits_to_fp32_agrees(void **state)
 {
-    (void)state;
     for_each(forward_to_fp32);
 }
 
@@ -60,7 +59,6 @@ static void dw_fused(struct product *p)
 
 static void sums_are_the_library_s_where_asked_for(void **state)
 {
-    (void)state;
     for_each(product_check_dw);
     assert_int_equal(fake_cublaslt.sums, 0);
     for_each(dw_fused);
@@ -97,7 +95,6 @@ static void bias_and_product(struct product *p)
 
 static void bias_without_the_library(void **state)
 {
-    (void)state;
     fake_cublaslt.no_bias = true;
     for_each(bias_and_product);
     assert_int_equal(fake_cublaslt.products, 3 * RUNS);
@@ -125,7 +122,6 @@ static void no_gradient(struct product *p)
 
 static void unwanted_gradients_are_not_asked_for(void **state)
 {
-    (void)state;
     for_each(only_db);
     for_each(no_gradient);
     assert_int_equal(fake_cublaslt.products, 0);
@@ -167,7 +163,6 @@ static void sums_of_columns_agree(void **state)
                                       {300, 33},  {64, 384},   {1000, 1},
                                       {97, 1000}, {2000, 264}, {40, 4104}};
 
-    (void)state;
     fixture_seed();
     for (int i = 0; i < 6 * (int)(sizeof(size) / sizeof(size[0])); i++) {
         int64_t s[3] = {size[i / 6][0], 1, size[i / 6][1]};
@@ -187,7 +182,6 @@ static void every_call_has_its_own_bias(void **state)
     static const int64_t s[3] = {5, 8, 16};
     struct product p[2];
 
-    (void)state;
     fixture_seed();
     for (int i = 0; i < 2; i++) {
         p[i] = product_new(IZ_BF16, IZ_BF16, s, true);
@@ -221,7 +215,6 @@ static void algorithms_are_kept(void **state)
     struct product p = product_new(IZ_BF16, IZ_BF16, s, true);
     int first;
 
-    (void)state;
     product_check_all(&p);
     first = fake_cublaslt.searches;
     assert_int_equal(first, 4);
@@ -242,7 +235,6 @@ static void tf32_is_for_fp32_alone(void **state)
 {
     static const int64_t s[3] = {5, 8, 16};
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int tf32 = 0; tf32 < 2; tf32++) {
@@ -315,7 +307,6 @@ static void ask_over_an_operand(void)
 
 static void ends_the_job_with_call_and_shape(void **state)
 {
-    (void)state;
     scene_dies(ask_over_an_operand, "cublasLtMatmul for [4,4] [4,4]");
     scene_dies(ask_for_the_impossible,
                "cublasLtMatmulAlgoGetHeuristic for [3,5] [5,2], bf16 to bf16: "

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels around single instructions of codelets/kernels/mma.cuh: c [16,8] in
  * fp32 from a [16,16] and b [16,8], row-major, of a 16-bit type t. */
-#ifndef IZ_TESTS_CODELETS_GPU_MMA_LAYOUT_H
-#define IZ_TESTS_CODELETS_GPU_MMA_LAYOUT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ void mma_by_loads(float *c, const uint16_t *a, const uint16_t *b, int as_rows,
                   enum iz_dtype t, void *stream);
 
 IZ_C_END
-
-#endif

@@ -21,7 +21,6 @@ static int find_fake(void **state)
 {
     void *lib = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
 
-    (void)state;
     fake = lib ? dlsym(lib, "fake_cudnn") : NULL;
     if (!fake) {
         print_error("%s\n", lib ? "this is no stand-in" : dlerror());
@@ -33,7 +32,6 @@ static int find_fake(void **state)
 
 static int reset_fake(void **state)
 {
-    (void)state;
     assert_int_equal(fake->alive, 0);
     *fake = as_it_was;
     fixture_seed();
@@ -62,7 +60,6 @@ static void forward_and_our_backward_agree_with_double(void **state)
                                          {2, 37, 4, 64, 1}, {1, 40, 6, 128, 2},
                                          {1, 20, 2, 256, 1}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++)
         for (int full = 0; full < 2; full++) {
             check(IZ_BF16, shape[i], full);
@@ -77,7 +74,6 @@ static void a_plan_is_made_once_per_shape(void **state)
     struct attention b =
         attention_new(IZ_BF16, (struct shape){2, 9, 2, 8, 1}, 1);
 
-    (void)state;
     a.cudnn = b.cudnn = true;
     for (int i = 0; i < 3; i++) {
         attention_run(&a, false);
@@ -132,7 +128,6 @@ static void the_first_plan_that_will_do_is_taken(void **state)
 {
     struct iz_refusal why;
 
-    (void)state;
     assert_true(ask(IZ_F16, &why));
     assert_int_equal(fake->plans, 1);
     fake->configs = 3;
@@ -150,14 +145,12 @@ static void the_chosen_plan_is_run(void **state)
 {
     fake->configs = 2;
     fake->config[0].varies = true;
-    (void)state;
     check(IZ_BF16, (struct shape){1, 7, 1, 8, 1}, false);
     assert_int_equal(fake->chosen, 1);
 }
 
 static void what_cannot_be_is_refused(void **state)
 {
-    (void)state;
     refused(IZ_F32, "cuDNN's attention is of bf16 and fp16");
     fake->config[0].workspace = 4 * 2 * 4 * 9 * 9 + IZ_CUDNN_SCRATCH;
     refused(IZ_BF16, "cuDNN wants 0.1 MiB beside the tensors, 63 KiB are");
@@ -176,7 +169,6 @@ static void run_it(void)
 
 static void a_run_without_a_plan_ends(void **state)
 {
-    (void)state;
     odd = attention_new(IZ_BF16, (struct shape){1, 4, 1, 8, 1}, 1);
     odd.cudnn = true;
     fake->configs = 0;

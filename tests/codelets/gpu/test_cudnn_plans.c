@@ -90,7 +90,6 @@ static void shapes_of_the_models_have_plans(void **state)
         {1, 1024, 12, 64, 12, false},   {3, 65, 2, 8, 1, false},
         {1, 33, 2, 80, 2, true},        {1, 70, 2, 256, 2, false}};
 
-    (void)state;
     for (size_t d = 0; d < sizeof(devices) / sizeof(devices[0]); d++) {
         struct iz_cudnn *c = open_on(&devices[d]);
 
@@ -103,7 +102,6 @@ static void shapes_of_the_models_have_plans(void **state)
 /* A matrix of scores would be a thousand times what is planned, and more. */
 static void long_samples_take_no_more(void **state)
 {
-    (void)state;
     for (size_t d = 0; d < sizeof(devices) / sizeof(devices[0]); d++) {
         struct iz_cudnn *c = open_on(&devices[d]);
 
@@ -120,7 +118,6 @@ static void what_the_library_refuses_is_refused(void **state)
         attention_of(&(struct shape){1, 64, 1, 12, 1, false}, IZ_BF16);
     struct iz_refusal why = {""};
 
-    (void)state;
     assert_false(iz_cudnn_plan(c, &a, &why));
     if (!strstr(why.why, "1 heads of 12 columns, keys of 1: its graph: cuDNN"))
         fail_msg("it said: %s", why.why);

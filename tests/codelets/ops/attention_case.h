@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One call of attention, forward and backward, against double precision. */
-#ifndef IZ_TESTS_CODELETS_OPS_ATTENTION_CASE_H
-#define IZ_TESTS_CODELETS_OPS_ATTENTION_CASE_H
+#pragma once
 
 #include "tests/codelets/ops/attention_double.h"
 #include "tests/codelets/ops/scene.h"
@@ -30,5 +29,3 @@ void attention_run(struct attention *t, bool backward);
 struct attention_double attention_double_of(const struct attention *t);
 /* Runs both and compares all results. */
 void attention_check(struct attention *t);
-
-#endif

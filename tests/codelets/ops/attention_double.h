@@ -2,8 +2,7 @@
 /* Attention and its gradient in double precision, and how far a kernel
  * may be from them that multiplies numbers of type t, sums in fp32, and rounds
  * probabilities, their gradients and results to t. */
-#ifndef IZ_TESTS_CODELETS_OPS_ATTENTION_DOUBLE_H
-#define IZ_TESTS_CODELETS_OPS_ATTENTION_DOUBLE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -23,5 +22,3 @@ struct attention_double {
 /* Fills o and lse, and dqkv where there is a dy. */
 void attention_double_run(struct attention_double *a);
 void attention_double_free(struct attention_double *a);
-
-#endif

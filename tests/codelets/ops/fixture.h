@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of ops and models share: random tensors that exist both in the
  * type under test and in double, and comparisons. */
-#ifndef IZ_TESTS_CODELETS_OPS_FIXTURE_H
-#define IZ_TESTS_CODELETS_OPS_FIXTURE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -61,5 +60,3 @@ void fixture_near(const char *what, struct tensor *got,
 void fixture_same_bits(const char *what, struct iz_view a, struct iz_view b);
 
 extern const enum iz_dtype fixture_types[3];
-
-#endif

@@ -65,7 +65,6 @@ static void attention_agrees_with_double(void **state)
     static const struct shape large[] = {
         {2, 512, 2, 64, 2}, {1, 1024, 1, 64, 1}, {1, 1000, 1, 128, 1}};
 
-    (void)state;
     check_shapes(shapes, COUNT(shapes), false);
     check_shapes(large, backend.large ? COUNT(large) : 0, false);
 }
@@ -86,7 +85,6 @@ static void grouped_queries_agree_with_double(void **state)
                                          {1, 300, 7, 64, 1},
                                          {3, 33, 6, 32, 2}};
 
-    (void)state;
     check_shapes(shape, COUNT(shape), false);
     check_shapes(large, backend.large ? COUNT(large) : 0, false);
 }
@@ -103,7 +101,6 @@ static void attention_of_all_keys_agrees(void **state)
     static const struct shape large[] = {
         {4, 197, 12, 64, 12}, {1, 257, 2, 80, 2}, {2, 130, 4, 128, 2}};
 
-    (void)state;
     check_shapes(shape, COUNT(shape), true);
     check_shapes(large, backend.large ? COUNT(large) : 0, true);
 }
@@ -116,7 +113,6 @@ static void attention_by_cudnn_agrees(void **state)
         {2, 33, 1, 128, 1},  {1, 130, 1, 80, 1}, {1, 70, 1, 200, 1},
         {1, 1024, 2, 64, 2}, {2, 130, 4, 64, 1}, {1, 513, 8, 128, 2}};
 
-    (void)state;
     if (backend.x.backend == IZ_CPU || backend.x.capability < 80 ||
         iz_cudnn_missing())
         skip();
@@ -147,7 +143,6 @@ static void older_gpus_agree_with_double(void **state)
         {1, 40, 1, 256, 1}};
     static const int old[] = {70, 75};
 
-    (void)state;
     if (!backend.become)
         skip();
     for (size_t i = 0; i < COUNT(old); i++) {
@@ -163,7 +158,6 @@ static void older_gpus_agree_with_double(void **state)
 
 static int newest(void **state)
 {
-    (void)state;
     if (backend.become)
         backend.become(90);
     return 0;
@@ -172,7 +166,6 @@ static int newest(void **state)
 /* Scores of thousands: one key takes everything, nothing overflows. */
 static void attention_survives_huge_scores(void **state)
 {
-    (void)state;
     fixture_seed();
     for (int k = 0; k < 3; k++) {
         struct attention t;
@@ -201,7 +194,6 @@ static void attention_weighs_no_key_more_than_once(void **state)
     struct attention t;
     double *d, *dy;
 
-    (void)state;
     if (backend.x.backend != IZ_CPU)
         skip();
     fixture_seed();
@@ -258,7 +250,6 @@ static void check_causal(enum iz_dtype type)
 
 static void no_row_sees_a_later_one(void **state)
 {
-    (void)state;
     fixture_seed();
     for (int i = 0; i < 3; i++)
         if (backend_acts(fixture_types[i]) &&
@@ -272,7 +263,6 @@ static void a_sample_does_not_see_its_neighbours(void **state)
     enum { T = 77 };
     struct attention two, one;
 
-    (void)state;
     fixture_seed();
     two = attention_new(IZ_F32, (struct shape){2, T, 4, 24, 2}, 2);
     one = attention_new(IZ_F32, (struct shape){1, T, 4, 24, 2}, 2);
@@ -316,7 +306,6 @@ static double objective(void *arg)
 /* The gradient in double against differences of another reference. */
 static void double_agrees_with_differences(void **state)
 {
-    (void)state;
     fixture_seed();
     for (int full = 0; full < 2; full++) {
         struct attention t =
@@ -380,7 +369,6 @@ static void wide_heads_of_ada(void)
 /* Already in the dry run, which is before the first step. */
 static void impossible_heads_are_refused(void **state)
 {
-    (void)state;
     scene_dies(odd_heads, "12 columns; possible are multiples of 8 up to 256");
     scene_dies(wide_heads, "257 columns; possible are all up to 256");
     heads_of(IZ_F16, 256, 90);

@@ -31,14 +31,12 @@ static double worst_of(float (*f)(float), double (*ref)(double), double from,
 
 static void exp_is_within_two_ulp(void **state)
 {
-    (void)state;
     assert_true(worst_of(iz_expf, exp, -86.5, 88.72, 1.7e-4) < 2);
     assert_true(worst_of(iz_exp2f, exp2, -125, 127, 2.3e-4) < 2);
 }
 
 static void exp_keeps_special_values(void **state)
 {
-    (void)state;
     assert_true(iz_expf(0) == 1);
     assert_true(iz_expf(1e-40f) == 1);
     assert_true(iz_expf(-87) == 0 && iz_expf(-3e38f) == 0);
@@ -84,7 +82,6 @@ static void narrow_products_agree(void **state)
                                       {17, 1, 33},  {33, 17, 7},  {4, 16, 16},
                                       {65, 48, 80}, {7, 130, 31}, {130, 3, 18}};
 
-    (void)state;
     if (iz_gemm16_missing())
         skip();
     fixture_seed();
@@ -125,7 +122,6 @@ static void narrow_products_round_one_operand(void **state)
     static const int64_t size[3] = {130, 70, 90};
     struct product p[2];
 
-    (void)state;
     if (iz_gemm16_missing())
         skip();
     for (int i = 0; i < 2; i++) {
@@ -143,7 +139,6 @@ static void narrow_is_for_bf16_weights_alone(void **state)
 {
     static const int64_t size[3] = {33, 17, 7};
 
-    (void)state;
     for (int t = 0; t < 3; t += 2) {
         struct product p[2];
 
@@ -193,7 +188,6 @@ static void check_threads(enum iz_dtype t)
 
 static void matmul_gives_equal_bits_on_every_thread(void **state)
 {
-    (void)state;
     check_threads(IZ_F32);
     if (!iz_gemm16_missing())
         check_threads(IZ_BF16);
@@ -258,7 +252,6 @@ static void formulas_of_rows_agree_with_differences(void **state)
 {
     struct row r;
 
-    (void)state;
     fixture_seed();
     for (int i = 0; i < C; i++) {
         r.a[i] = fixture_uniform();
@@ -286,7 +279,6 @@ static void other_formulas_agree_with_differences(void **state)
     double gu[2] = {-1.3, 0.7}, got[3 * C], want[3 * C];
     struct rows r = {.t = {.row = row, .m = 4, .c = C, .v = 3, .first = 5}};
 
-    (void)state;
     fixture_seed();
     ref_gradient(want, swiglu_objective, gu, gu, 2);
     ref_swiglu_gradient(&got[0], &got[1], gu[0], gu[1], 1);

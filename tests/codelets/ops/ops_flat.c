@@ -32,7 +32,6 @@ static void copy_and_clear(struct iz_exec *x, const struct iz_view *v,
 {
     int64_t all = iz_view_bytes(v[0]);
 
-    (void)arg;
     if (x->dry)
         return;
     iz_buffer_copy(x, v[1].p, v[0].p, all);
@@ -43,7 +42,6 @@ static void copies_move_every_byte(void **state)
 {
     static const int64_t n[] = {1, 7, 1024, 4099, 1 << 20, 1048583, MOST};
 
-    (void)state;
     fixture_seed();
     for (int i = 0; i < 7; i++) {
         struct scene s = {
@@ -94,7 +92,6 @@ static void sum_has_the_bits_of_the_cpu(void **state)
 {
     static const int64_t n[] = {0, 1, 7, 8, 2048, 4099};
 
-    (void)state;
     fixture_seed();
     for (int k = 0; k < 3 * 3 * 4 * 2 * 2; k++)
         for (int i = 0; i < 6; i++)
@@ -110,7 +107,6 @@ static void sum_over(struct iz_exec *x, const struct iz_view *v,
 {
     const void *in[] = {v[1].p, v[0].p};
 
-    (void)arg;
     if (!x->dry)
         iz_buffer_sum(x, v[0].p, IZ_F32, false, in, 2, IZ_F32,
                       iz_view_len(v[0]));
@@ -122,7 +118,6 @@ static void sum_may_overwrite_an_input(void **state)
     struct scene s = {.n = 2};
     double *d[2];
 
-    (void)state;
     fixture_seed();
     for (int i = 0; i < 2; i++) {
         s.t[i] = flat_new(IZ_F32, 1500, 0);
@@ -152,7 +147,6 @@ static void sum_too_many(void)
 
 static void sum_refuses_too_many_inputs(void **state)
 {
-    (void)state;
     scene_dies(sum_too_many, "a sum of 1025 buffers");
 }
 
@@ -205,7 +199,6 @@ static void norm_has_the_bits_of_the_cpu(void **state)
                                 1048583, MOST};
     static const int64_t m[] = {0, 1, 33, 1024, 1025, 40001, 70001, MOST};
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++) {
         for (int i = 0; i < 17; i++)
@@ -220,7 +213,6 @@ static void norm_has_the_bits_of_the_cpu(void **state)
 /* Scratch is what the sums of the blocks need and no more. */
 static void norm_scratch_is_exact(void **state)
 {
-    (void)state;
     assert_int_equal(iz_flat_norm2_scratch_bytes(0), 0);
     assert_int_equal(iz_flat_norm2_scratch_bytes(1024), 0);
     assert_int_equal(iz_flat_norm2_scratch_bytes(1025), 2 * 8);
@@ -245,7 +237,6 @@ static double norm2_with(float value, int where)
 
 static void norm_shows_every_non_finite(void **state)
 {
-    (void)state;
     fixture_seed();
     for (int i = 0; i < 1100; i += 99) {
         assert_true(isinf(norm2_with(-INFINITY, i)));
@@ -333,7 +324,6 @@ static void updates_have_the_bits_of_the_cpu(void **state)
                                   .weight_decay = 0.1},
                         .grad_scale = 0.37f};
 
-    (void)state;
     fixture_seed();
     for (int k = 0; k < 3 * 3 * 2 * 2 * 2; k++) {
         a.hyper.adamw = k / 36;
@@ -515,7 +505,6 @@ static void narrow_updates_have_the_bits_of_the_cpu(void **state)
 {
     static const int64_t blocks[] = {0, 1, 2, 3, 16, 17, 37, 1027};
 
-    (void)state;
     fixture_seed();
     for (int c = 0; c < 2 * 3 * 3 * 2; c++)
         for (int i = 0; i < 8; i++)
@@ -538,7 +527,6 @@ static void narrow_updates_have_the_bits_of_the_cpu(void **state)
  * have, each of one element. */
 static void narrow_updates_have_them_at_every_exponent(void **state)
 {
-    (void)state;
     fixture_seed();
     for (int c = 0; c < 4; c++)
         check_narrow((struct narrow){.type = type_of(c),
@@ -566,7 +554,6 @@ static void what_is_not_finite_shows(void **state)
         .n = 4 * BLOCK, .span = 1000, .beta1 = 0.9, .beta2 = 0.999, .t = 1};
     float m[4 * BLOCK];
 
-    (void)state;
     fixture_seed();
     for (int c = 0; c < 4; c++) {
         struct scene s;
@@ -601,7 +588,6 @@ static void odd_address(void)
 
 static void an_odd_address_is_refused(void **state)
 {
-    (void)state;
     fixture_seed();
     scene_dies(odd_address, "no multiple of 16");
 }

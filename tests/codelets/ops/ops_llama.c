@@ -106,7 +106,6 @@ static void headnorm_agrees_with_reference(void **state)
     enum { LARGE = 2 };
     int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int i = 0; i < n; i++)
@@ -159,7 +158,6 @@ static void rope_agrees_with_reference(void **state)
         {11, 2, 80, 1e4, 1, 0, 0, 0},    {300, 1, 128, 1e4, 8, 1, 4, 64},
         {37, 3, 64, 5e5, 32, 1, 4, 8192}};
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (size_t i = 0;
@@ -179,7 +177,6 @@ static void rope_is_exact_far_away(void **state)
 {
     struct iz_rope far = {131072, 1, backend.large ? 4 : 2, 5e5, 1, 0, 0, 0};
 
-    (void)state;
     fixture_seed();
     check_rope(IZ_F32, far, 1, 0);
     if (backend.x.backend == IZ_CPU) {
@@ -198,7 +195,6 @@ static void rope_scaling_is_that_of_llama_3(void **state)
     struct iz_rope_turns turns;
     int kept = 0, divided = 0;
 
-    (void)state;
     iz_rope_turns_of(&turns, &llama3);
     for (int i = 0; i < llama3.d / 2; i++) {
         double want = ref_rope_frequency(&llama3, i) / (2 * M_PI);
@@ -218,21 +214,18 @@ enum { S_A, S_DY, S_Y, S_DA, S_TENSORS };
 static void swiglu_forward(struct iz_exec *x, const struct iz_view *v,
                            const void *arg)
 {
-    (void)arg;
     iz_swiglu_fwd(x, v[S_Y], v[S_A]);
 }
 
 static void swiglu_backward(struct iz_exec *x, const struct iz_view *v,
                             const void *arg)
 {
-    (void)arg;
     iz_swiglu_bwd(x, v[S_DA], v[S_Y], v[S_DY], v[S_A]);
 }
 
 static void swiglu_in_place(struct iz_exec *x, const struct iz_view *v,
                             const void *arg)
 {
-    (void)arg;
     iz_swiglu_bwd(x, v[S_A], v[S_DY], v[S_DY], v[S_A]);
 }
 
@@ -314,7 +307,6 @@ static void swiglu_agrees_with_reference(void **state)
     enum { LARGE = 2 };
     int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int i = 0; backend_acts(fixture_types[t]) && i < n; i++)
@@ -335,7 +327,6 @@ static void swiglu_survives_adversarial_values(void **state)
     unsigned in = bit(S_A) | bit(S_DY), out = bit(S_Y) | bit(S_DA);
     struct scene s;
 
-    (void)state;
     fixture_seed();
     s = swiglu_new(IZ_F32, 1, N, 1);
     double *a = s.t[S_A].d, *y = s.t[S_Y].d, *da = s.t[S_DA].d;

@@ -30,7 +30,6 @@ static void for_each(void (*check)(struct product *p), const int64_t (*size)[3],
 
 static void matmul_agrees_with_reference(void **state)
 {
-    (void)state;
     for_each(product_check_all, sizes, SIZES, false);
 }
 
@@ -42,7 +41,6 @@ static void add_dw(struct product *p)
 
 static void gradients_are_added_in_fp32(void **state)
 {
-    (void)state;
     for_each(product_check_dw, sizes, SIZES, true);
     for_each(add_dw, sizes, SIZES, true);
 }
@@ -60,7 +58,6 @@ static void large_sizes_agree(void **state)
     static const int64_t large[][3] = {{1000, 1600, 4800}, {999, 2048, 257}};
     static const int64_t panels[2][3] = {{3, 1500, 900}, {3, 900, 1500}};
 
-    (void)state;
     for_each(check_large, large, backend.large ? 2 : 0, false);
     fixture_seed();
     for (int k = 0; k < 4; k++) {
@@ -94,7 +91,6 @@ static void check_only_one(struct product *p)
 
 static void unwanted_gradients_are_left_out(void **state)
 {
-    (void)state;
     for_each(check_only_one, sizes, SIZES, false);
 }
 
@@ -121,7 +117,6 @@ static void an_adapter_adds_its_product(void **state)
     static const int64_t size[][3] = {
         {1, 1, 1}, {5, 7, 3}, {17, 4, 33}, {4, 16, 16}};
 
-    (void)state;
     fixture_seed();
     for (int k = 0; k < 3 * 4 * 2 * 3; k++) {
         enum iz_dtype param = fixture_types[k % 3];
@@ -139,7 +134,6 @@ static void matmul_shows_nan_and_overflow(void **state)
 {
     static const int64_t size[3] = {3, 5, 2};
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t += 2) {
         struct product p =

@@ -149,7 +149,6 @@ static void rmsnorm_gradient(double *dx, double *dw, double *db,
                              const double *a, const double *dy, const double *w,
                              int64_t c)
 {
-    (void)db;
     ref_rmsnorm_gradient(dx, dw, a, dy, w, c, (double)EPS);
 }
 
@@ -370,21 +369,18 @@ enum { G_A, G_DY, G_Y, G_DU, GELU_TENSORS };
 static void gelu_forward(struct iz_exec *x, const struct iz_view *v,
                          const void *arg)
 {
-    (void)arg;
     iz_gelu_fwd(x, v[G_Y], v[G_A]);
 }
 
 static void gelu_backward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
-    (void)arg;
     iz_gelu_bwd(x, v[G_DU], v[G_Y], v[G_DY], v[G_A]);
 }
 
 static void gelu_in_place(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
-    (void)arg;
     iz_gelu_bwd(x, v[G_DY], v[G_A], v[G_DY], v[G_A]);
 }
 
@@ -394,7 +390,6 @@ static void gelu_odd(struct iz_exec *x, const struct iz_view *v,
 {
     int64_t n = v[G_A].rows - 1;
 
-    (void)arg;
     iz_gelu_fwd(x, iz_view_rows(v[G_Y], 0, n), iz_view_rows(v[G_A], 1, n));
 }
 
@@ -465,7 +460,6 @@ static void gelu_agrees_with_reference(void **state)
     enum { LARGE = 1 };
     int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int i = 0; backend_acts(fixture_types[t]) && i < n; i++)
@@ -480,7 +474,6 @@ static void gelu_agrees_with_reference(void **state)
 
 static void gelu_works_unaligned(void **state)
 {
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++) {
         struct scene s = gelu_new(backend.act(fixture_types[t]), 100, 1, 6);
@@ -502,7 +495,6 @@ static void gelu_survives_adversarial_values(void **state)
     enum { N = sizeof(value) / sizeof(value[0]) };
     struct scene s;
 
-    (void)state;
     fixture_seed();
     s = gelu_new(IZ_F32, 1, N, 1);
     memcpy(s.t[G_A].d, value, sizeof(value));

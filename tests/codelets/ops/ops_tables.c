@@ -105,7 +105,6 @@ static void tables_agree_with_reference(void **state)
         {7, 16, 1, 9},   {60, 3, 4, 8},   {700, 8, 2, 3},   {700, 8, 2, 40},
         {1500, 1, 3, 5}, {300, 16, 3, 0}, {33, 264, 40, 20}};
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
@@ -125,14 +124,12 @@ struct pairs {
 static void pairs_forward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
-    (void)arg;
     iz_interact_fwd(x, v[PY], v[PZ], v[PE]);
 }
 
 static void pairs_backward(struct iz_exec *x, const struct iz_view *v,
                            const void *arg)
 {
-    (void)arg;
     iz_interact_bwd(x, v[PDZ], v[PDE], v[PDY], v[PZ], v[PE]);
 }
 
@@ -187,7 +184,6 @@ static void products_of_pairs_agree_with_reference(void **state)
     static const int64_t size[][3] = {{1, 1, 1},   {3, 4, 5},  {1, 26, 16},
                                       {2, 26, 16}, {5, 2, 33}, {2, 2, 150}};
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int i = 0; backend_acts(fixture_types[t]) && i < 6; i++)
@@ -199,7 +195,6 @@ static void products_of_pairs_let_nan_through(void **state)
 {
     struct pairs p;
 
-    (void)state;
     fixture_seed();
     p = pairs_new(IZ_F32, 1, 2, 2);
     p.s.t[PE].d[3] = NAN; /* of v_2 */
@@ -221,7 +216,6 @@ static void too_many_vectors(void)
 
 static void too_many_vectors_are_refused(void **state)
 {
-    (void)state;
     if (backend.x.backend == IZ_CPU)
         skip();
     scene_dies(too_many_vectors, "products of 1025 vectors; possible are 1024");
@@ -233,13 +227,11 @@ enum { TO, FROM };
 
 static void convert(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
-    (void)arg;
     iz_convert(x, v[TO], v[FROM]);
 }
 
 static void conversion_rounds(void **state)
 {
-    (void)state;
     fixture_seed();
     for (int i = 0; i < 9; i++) {
         struct scene s = {

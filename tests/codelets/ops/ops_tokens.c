@@ -149,7 +149,6 @@ static void run_backward(struct embedding *e)
 /* How tokens are distributed over the positions. */
 static int32_t all_equal(int64_t t, int64_t vocab)
 {
-    (void)t;
     return (int32_t)(vocab / 2);
 }
 
@@ -160,7 +159,6 @@ static int32_t all_different(int64_t t, int64_t vocab)
 
 static int32_t any(int64_t t, int64_t vocab)
 {
-    (void)t;
     return fixture_below(vocab);
 }
 
@@ -208,7 +206,6 @@ static void embedding_has_the_bits_of_its_order(void **state)
     enum { LARGE = 1 };
     int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
-    (void)state;
     fixture_seed();
     for (int k = 0; k < 3 * 4 * n; k++)
         check_embedding(fixture_types[k % 3], size[k / 12], kind[k / 3 % 4]);
@@ -221,7 +218,6 @@ static void embedding_leaves_out_unwanted_gradients(void **state)
     static const int64_t size[4] = {20, 10, 8, 5};
     struct embedding e;
 
-    (void)state;
     fixture_seed();
     e = embedding_new(IZ_F32, size);
     e.s.unwanted = bit(DWTE);
@@ -254,7 +250,6 @@ static void embed_negative_backward(void)
 
 static void embedding_refuses_tokens_outside_of_the_vocabulary(void **state)
 {
-    (void)state;
     scene_dies(embed_too_large, "token 5 at position 3 is outside");
     scene_dies(embed_negative_backward, "token -1 at position 3 is outside");
 }
@@ -480,7 +475,6 @@ static void classifier_agrees_with_reference(void **state)
     enum { LARGE = 1 };
     int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int i = 0; backend_computes(fixture_types[t]) && i < n; i++) {
@@ -500,7 +494,6 @@ static void classifier_agrees_in_chunks(void **state)
                           : backend.x.backend == IZ_CPU ? cpu
                                                         : emulated;
 
-    (void)state;
     fixture_seed();
     for (int t = backend.device ? 2 : 0; t < 3; t++)
         check_classifier(fixture_types[t], fixture_types[t], size, t == 2);
@@ -510,7 +503,6 @@ static void classifier_without_targets_is_zero(void **state)
 {
     static const int64_t size[3] = {3, 2, 9};
 
-    (void)state;
     fixture_seed();
     for (int t = 0; t < 3; t++) {
         struct classifier k;
@@ -555,7 +547,6 @@ static double loss_with(double value, double w, int64_t vocab)
 
 static void classifier_shows_nan_and_overflow(void **state)
 {
-    (void)state;
     fixture_seed();
     for (int v = 5; v <= 33; v += 28) { /* one by one, and 8 at once */
         assert_true(isnan(loss_with(NAN, 1, v)));
@@ -581,7 +572,6 @@ static void classify_a_foreign_target(void)
 
 static void classifier_refuses_a_foreign_target(void **state)
 {
-    (void)state;
     scene_dies(classify_a_foreign_target,
                "target 33 at position 4 is outside the vocabulary 0..32");
 }

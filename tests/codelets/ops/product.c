@@ -166,7 +166,6 @@ static struct want want_db(const void *arg, int64_t i, int64_t j)
     const struct product *p = arg;
     struct want w = {0, 0};
 
-    (void)i;
     for (int64_t k = 0; k < p->m; k++)
         want_add(&w, p->s.t[DY].d[k * p->out + j]);
     return w;

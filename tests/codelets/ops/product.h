@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One matrix product with all its tensors, and what must come out. */
-#ifndef IZ_TESTS_CODELETS_OPS_PRODUCT_H
-#define IZ_TESTS_CODELETS_OPS_PRODUCT_H
+#pragma once
 
 #include "tests/codelets/ops/scene.h"
 
@@ -45,5 +44,3 @@ void product_check_dw(struct product *p);
 /* The gradients of the adapter. */
 void product_check_adapter(struct product *p);
 void product_check_all(struct product *p);
-
-#endif

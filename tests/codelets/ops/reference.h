@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops once more, as plain loops in double precision.  Gradients are central
  * differences, or formulas that ops_formulas.c holds against these. */
-#ifndef IZ_TESTS_CODELETS_OPS_REFERENCE_H
-#define IZ_TESTS_CODELETS_OPS_REFERENCE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -84,5 +83,3 @@ double ref_classifier(const double *a, const double *w, const int32_t *target,
 /* grad[i] = df/din[i] by central differences; `in` is put back. */
 void ref_gradient(double *grad, double (*f)(void *), void *arg, double *in,
                   int64_t n);
-
-#endif

@@ -364,7 +364,6 @@ bool backend_multiplies(void)
 
 int backend_renew(void **state)
 {
-    (void)state;
     if (backend.x.backend == IZ_CPU)
         return 0;
     iz_cuda_close(&backend.x.cuda);

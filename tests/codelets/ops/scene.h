@@ -3,8 +3,7 @@
  * The cases (ops_*.c) are linked into three programs: on the CPU (test_ops),
  * with the GPU's kernels emulated (test_kernels_cuda), and on a GPU or its
  * stand-in (test_ops_gpu). */
-#ifndef IZ_TESTS_CODELETS_OPS_SCENE_H
-#define IZ_TESTS_CODELETS_OPS_SCENE_H
+#pragma once
 
 #include "tests/codelets/ops/fixture.h"
 
@@ -102,5 +101,3 @@ int ops_flat(void);
 
 /* Runs the groups whose names are given, or all. */
 int ops_groups(int argc, char **argv);
-
-#endif

@@ -12,7 +12,6 @@
 
 static enum iz_dtype act_of(enum iz_dtype param)
 {
-    (void)param;
     return IZ_F32;
 }
 

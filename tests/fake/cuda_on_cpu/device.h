@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GPU that the emulation pretends to be. */
-#ifndef IZ_TESTS_FAKE_CUDA_ON_CPU_DEVICE_H
-#define IZ_TESTS_FAKE_CUDA_ON_CPU_DEVICE_H
+#pragma once
 
 #include "codelets/base/build.h"
 
@@ -12,5 +11,3 @@ IZ_C_BEGIN
 void emu_device(int capability);
 
 IZ_C_END
-
-#endif

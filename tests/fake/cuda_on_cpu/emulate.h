@@ -4,8 +4,7 @@
  * finds wrong indices, missing or divergent barriers, use of shared memory that
  * nobody wrote, and results that depend on the order of threads.  It does not
  * find races inside a warp that hardware hides, nor anything about speed. */
-#ifndef IZ_TESTS_FAKE_CUDA_ON_CPU_EMULATE_H
-#define IZ_TESTS_FAKE_CUDA_ON_CPU_EMULATE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -69,7 +68,6 @@ template <class T> static void emu_clear_padding(T &a)
 #if __has_builtin(__builtin_clear_padding)
     __builtin_clear_padding(&a);
 #else
-    (void)a;
 #endif
 }
 
@@ -120,5 +118,3 @@ static void emu_launch(const char *what, dim3 grid, dim3 block,
                 new emu_job<P...>{what, grid, block, shared_bytes, kernel,
                                   std::tuple<P...>(args...)});
 }
-
-#endif

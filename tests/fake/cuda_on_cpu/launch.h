@@ -3,8 +3,7 @@
  * and any (at_once.c), or in the order of a stream of the stand-in for CUDA and
  * its memory alone (tests/fake/standin/kernels.c).  A program has one of the
  * two. */
-#ifndef IZ_TESTS_FAKE_CUDA_ON_CPU_LAUNCH_H
-#define IZ_TESTS_FAKE_CUDA_ON_CPU_LAUNCH_H
+#pragma once
 
 #include <stddef.h>
 
@@ -24,5 +23,3 @@ void *emu_reach(const void *p, size_t n);
 void emu_reach_words(void *words, size_t bytes);
 
 IZ_C_END
-
-#endif

@@ -4,8 +4,7 @@
  * with scratch of its own, so that the bits are those of a run on a CPU.  The
  * scratch of the GPU is overwritten before and after, because nothing may rely
  * on what is in it. */
-#ifndef IZ_TESTS_FAKE_STANDIN_CALL_H
-#define IZ_TESTS_FAKE_STANDIN_CALL_H
+#pragma once
 
 #include "codelets/ops/gpu_ops.h"
 
@@ -53,5 +52,3 @@ void standin_reach_view(struct iz_view *v);
 void standin_submit(struct iz_exec *x, const struct call *c);
 void standin_submit_more(struct iz_exec *x, const struct call *c,
                          const void *const *in);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the stand-in's CUDA runtime share. */
-#ifndef IZ_TESTS_FAKE_STANDIN_CUDART_H
-#define IZ_TESTS_FAKE_STANDIN_CUDART_H
+#pragma once
 
 #include <pthread.h>
 
@@ -61,5 +60,3 @@ void iz_standin_drain_device(int device);
 
 /* A copy of n bytes that the caller owns. */
 void *iz_standin_dup(const void *p, size_t n);
-
-#endif

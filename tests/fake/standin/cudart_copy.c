@@ -196,16 +196,12 @@ cudaError_t cudaMemcpy3DAsync(const struct cudaMemcpy3DParms *p, cudaStream_t s)
 cudaError_t cudaMemcpyPeer(void *dst, int dst_device, const void *src,
                            int src_device, size_t n)
 {
-    (void)dst_device;
-    (void)src_device;
     return cudaMemcpy(dst, src, n, cudaMemcpyDeviceToDevice);
 }
 
 cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src,
                                 int src_device, size_t n, cudaStream_t s)
 {
-    (void)dst_device;
-    (void)src_device;
     return cudaMemcpyAsync(dst, src, n, cudaMemcpyDeviceToDevice, s);
 }
 

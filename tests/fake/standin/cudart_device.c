@@ -242,7 +242,6 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
-    (void)flags;
     iz_standin_enter();
     return iz_standin_error(exists(peer) ? cudaSuccess
                                          : cudaErrorInvalidDevice);

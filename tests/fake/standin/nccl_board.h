@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory through which the ranks of a communicator of the stand-in for
  * NCCL exchange data: processes of one machine. */
-#ifndef IZ_TESTS_FAKE_STANDIN_NCCL_BOARD_H
-#define IZ_TESTS_FAKE_STANDIN_NCCL_BOARD_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -86,5 +85,3 @@ bool iz_board_lost(const struct ncclComm *c);
 /* What IZ_STANDIN_FAULT and IZ_STANDIN_BLOCKS ask for; see standin.h. */
 void iz_fault(const struct ncclComm *c, int64_t group);
 void iz_blocks(const char *function);
-
-#endif

@@ -18,8 +18,7 @@
  * name never returns; IZ_STANDIN_BUSY=N,
  * others have filled device N; IZ_STANDIN_NO_PINNING=1, cudaHostRegister finds
  * no memory. */
-#ifndef IZ_TESTS_FAKE_STANDIN_STANDIN_H
-#define IZ_TESTS_FAKE_STANDIN_STANDIN_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -61,5 +60,3 @@ void *iz_standin_kernel(const void *p, size_t n);
 bool iz_standin_pinned(const void *p, size_t n);
 
 #pragma GCC visibility pop
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A run to save and load: a few arrays whose every element says which one it is
  * and of which step. */
-#ifndef IZ_TESTS_RUNTIME_CKPT_SAMPLE_H
-#define IZ_TESTS_RUNTIME_CKPT_SAMPLE_H
+#pragma once
 
 #include "tests/runtime/fixture.h"
 
@@ -68,5 +67,3 @@ void all_return(int n, int (*f)(struct iz_coll *, void *), void *arg, int want);
 char *contents(const char *path, int64_t *bytes);
 void replace(const char *path, const char *p, int64_t bytes);
 int64_t size_of(const char *path);
-
-#endif

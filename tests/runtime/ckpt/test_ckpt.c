@@ -20,7 +20,6 @@
 
 static void any_number_of_ranks_loads_what_any_other_saved(void **state)
 {
-    (void)state;
     for (int replicated = 0; replicated < 2; replicated++)
         for (int s = 1; s <= 4; s++)
             for (int l = 1; l <= 4; l++) {
@@ -39,7 +38,6 @@ static void what_all_ranks_have_is_written_once(void **state)
     struct job j = {large, 1, true};
     int64_t bytes = 0;
 
-    (void)state;
     all_return(3, save_one, &j, 0);
     for (int i = 0; i < 3; i++) {
         char name[128];
@@ -74,7 +72,6 @@ static int save_differently(struct iz_coll *c, void *arg)
 
 static void ranks_that_do_not_fit_together_are_refused(void **state)
 {
-    (void)state;
     for (int how = OTHER_NAME; how <= OVERLAPPING; how++) {
         all_return(3, save_differently, &how, EINVAL);
         assert_said(how == OTHER_NAME
@@ -88,7 +85,6 @@ static int save_short(struct iz_coll *c, void *arg)
 {
     struct run r;
 
-    (void)arg;
     run_set(&r, small, c->rank, c->size, 1);
     r.part[0].count -=
         c->rank == c->size - 1; /* the last element is nobody's */
@@ -97,7 +93,6 @@ static int save_short(struct iz_coll *c, void *arg)
 
 static void an_element_of_no_rank_is_refused(void **state)
 {
-    (void)state;
     all_return(2, save_short, NULL, EINVAL);
     assert_said("pieces of wte/master do not lie end to end over 1000");
 }
@@ -112,7 +107,6 @@ static void a_rank_file_is_safetensors(void **state)
     char *p;
     float v;
 
-    (void)state;
     run_set(&r, small, 0, 1, 3);
     assert_int_equal(save_alone(3, 0), 0);
     p = contents(
@@ -136,7 +130,6 @@ static void a_step_saved_again_has_the_new_contents(void **state)
 {
     struct run r;
 
-    (void)state;
     assert_int_equal(save_alone(7, 0), 0);
     run_set(&r, small, 0, 1, 8); /* step 8's values under the name of step 7 */
     assert_int_equal(save(&r.k, 7, &alone), 0);
@@ -147,7 +140,6 @@ static void a_step_saved_again_has_the_new_contents(void **state)
 
 static void only_the_last_ones_are_kept(void **state)
 {
-    (void)state;
     assert_int_equal(latest(), -ENOENT);
     for (int64_t step = 1; step <= 5; step++)
         assert_int_equal(save_alone(step, 0), 0);
@@ -163,7 +155,6 @@ static void only_the_last_ones_are_kept(void **state)
 
 static void what_a_crash_left_is_cleared(void **state)
 {
-    (void)state;
     assert_int_equal(save_alone(1, 0), 0);
     assert_int_equal(save_alone(2, 0), 0);
     /* Between the two renames of a replacement, while writing the next. */
@@ -201,7 +192,6 @@ static void a_foreign_run_is_told_what_differs(void **state)
 {
     struct run r;
 
-    (void)state;
     assert_int_equal(save_alone(4, 0), 0);
     assert_int_equal(save_alone(5, 0), 0);
     run_set(&r, small, 0, 1, 5);
@@ -236,7 +226,6 @@ static void a_foreign_run_is_told_what_differs(void **state)
 
 static void a_missing_step_is_told(void **state)
 {
-    (void)state;
     assert_int_equal(save_alone(4, 0), 0);
     listen_begin();
     assert_int_equal(load_alone(6, 6), -ENOENT);
@@ -253,7 +242,6 @@ static int save_limited(struct iz_coll *c, void *arg)
     struct rlimit limit = {300 << 10, 300 << 10};
     struct run r;
 
-    (void)arg;
     signal(SIGXFSZ, SIG_IGN);
     if (c->rank == 1)
         setrlimit(RLIMIT_FSIZE, &limit);
@@ -263,7 +251,6 @@ static int save_limited(struct iz_coll *c, void *arg)
 
 static void a_save_that_fails_on_one_rank_leaves_the_last_one(void **state)
 {
-    (void)state;
     assert_int_equal(save_alone(5, 1), 0);
     all_return(3, save_limited, NULL, EFBIG);
     assert_said(
@@ -280,7 +267,6 @@ static void a_full_disk_leaves_the_last_one(void **state)
     struct run r;
     int err;
 
-    (void)state;
     strcpy(own, folder);
     strcpy(folder, mount_small("small", 2048, 0));
     run_set(&r, large, 0, 1, 6);
@@ -301,7 +287,6 @@ static void a_place_that_is_none_is_named(void **state)
 {
     int err;
 
-    (void)state;
     replace(in_folder("checkpoints"), "x", 1);
     assert_int_equal(latest(), -ENOENT);
     listen_begin();
@@ -333,14 +318,12 @@ static const char *name_of_step(int i)
 static void
 a_checkpoint_has_its_name_when_all_of_it_is_on_the_disk(void **state)
 {
-    (void)state;
     assert_durable_or_refused(save_step, name_of_step);
 }
 
 /* A part of it that is gone, after a crash, must not look complete. */
 static void a_checkpoint_loses_its_name_before_its_files(void **state)
 {
-    (void)state;
     assert_int_equal(save_alone(1, 0), 0);
     disk_begin(-1);
     assert_int_equal(save_alone(2, 1), 0);
@@ -362,7 +345,6 @@ static void a_kill_at_any_time_leaves_a_checkpoint(void **state)
 {
     int64_t before = 1, after = 0;
 
-    (void)state;
     assert_int_equal(save_alone(1, 0), 0);
     /* A busy machine needs more of them until enough saves came through. */
     for (int i = 0; i < 30 || (after <= 10 && i < 3000); i++) {

@@ -49,7 +49,6 @@ static void damage_is_named(int i)
 
 static void every_flipped_bit_is_named(void **state)
 {
-    (void)state;
     save_two();
     for (int i = 0; i < N_OF(files); i++) {
         int64_t bytes;
@@ -72,7 +71,6 @@ static void every_flipped_bit_is_named(void **state)
 
 static void every_other_length_is_named(void **state)
 {
-    (void)state;
     save_two();
     for (int i = 0; i < N_OF(files); i++) {
         int64_t bytes;
@@ -96,7 +94,6 @@ static void a_missing_or_foreign_file_is_named(void **state)
     int64_t bytes;
     char *p;
 
-    (void)state;
     save_two();
     all_return(2, save_one, &j, 0); /* an older step, as if copied together */
     p = contents(file_of(0), &bytes);
@@ -133,7 +130,6 @@ static void damage_that_one_rank_sees_fails_on_all(void **state)
     int64_t bytes;
     char *p;
 
-    (void)state;
     all_return(2, save_one, &j, 0);
     p = contents(file_of(1), &bytes);
     p[bytes - 1] ^= 1;
@@ -150,7 +146,6 @@ static void a_header_that_only_looks_the_same_is_named(void **state)
     int64_t bytes;
     char *p;
 
-    (void)state;
     save_two();
     p = contents(file_of(0), &bytes);
     memcpy(&length, p, 8);
@@ -236,7 +231,6 @@ static void each_lie_of_a_header_is_named(void **state)
         {META "\"a\":\"0 2 " HASH "\"", "\"a\":[]", "has no dtype"},
     };
 
-    (void)state;
     for (int i = 0; i < N_OF(lies); i++) {
         struct iz_safetensors *s;
 
@@ -256,7 +250,6 @@ static void no_length_of_a_header_is_believed(void **state)
     static const uint64_t lengths[] = {
         0, 1, 9, 1 << 20, 200 << 20, INT64_MAX, UINT64_MAX, UINT64_MAX - 7};
 
-    (void)state;
     for (int i = 0; i < N_OF(lengths); i++) {
         struct iz_safetensors *s;
         char text[16] = "xxxxxxxx{}      ";
@@ -282,7 +275,6 @@ static void no_header_breaks_the_reader(void **state)
     int opened = 0;
     char *p, *q;
 
-    (void)state;
     assert_int_equal(save_alone(5, 0), 0);
     rename(
         in_folder("checkpoints/step-00000005/rank-00000-of-00001.safetensors"),

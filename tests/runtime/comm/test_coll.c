@@ -41,7 +41,6 @@ static void ranks_are_numbered(void **state)
 {
     double all[64] = {0};
 
-    (void)state;
     assert_in_range(coll->size, 1, 64);
     assert_in_range(coll->rank, 0, coll->size - 1);
     assert_in_range(coll->local_rank, 0, coll->local_size - 1);
@@ -81,7 +80,6 @@ static void all_gather_gives_all_shards_to_all(void **state)
     static const int64_t shards[] = {0,       1,       7,       4096,
                                      1000003, 4194304, 4194305, 13000001};
 
-    (void)state;
     for (int k = 0; k < 8; k++)
         check_all_gather(shards[k]);
 }
@@ -162,7 +160,6 @@ static void reduce_scatter_is_the_serial_sum(void **state)
 {
     static const int64_t shards[] = {1, 7, 1023, 65537};
 
-    (void)state;
     for (int k = 0; k < 4 * 9 * 2; k++) {
         struct reduce_case c = {.shard = shards[k % 4],
                                 .wire = floats[k / 4 % 3],
@@ -178,7 +175,6 @@ static void reduce_scatter_of_nothing_writes_nothing(void **state)
     float out = 3.0f, full = 4.0f;
     double norm2 = 5;
 
-    (void)state;
     iz_coll_reduce_scatter(coll, &out, IZ_F32, false, &full, IZ_F32, 0, &norm2,
                            "nothing");
     assert_true(out == 3.0f && full == 4.0f && norm2 == 0);
@@ -187,7 +183,6 @@ static void reduce_scatter_of_nothing_writes_nothing(void **state)
 /* Many pieces, whole ones only and with an odd last one. */
 static void reduce_scatter_in_pieces(void **state)
 {
-    (void)state;
     check_reduce(&(struct reduce_case){1500001, IZ_F32, IZ_F32, true, false});
     check_reduce(&(struct reduce_case){1500001, IZ_BF16, IZ_F32, true, false});
     check_reduce(&(struct reduce_case){524288, IZ_F32, IZ_BF16, false, false});
@@ -196,7 +191,6 @@ static void reduce_scatter_in_pieces(void **state)
 
 static void reduce_scatter_in_place(void **state)
 {
-    (void)state;
     for (int t = 0; t < 3; t++) {
         check_reduce(
             &(struct reduce_case){1, floats[t], floats[t], false, true});
@@ -272,7 +266,6 @@ static void check_reduce_parts(int k, enum iz_dtype wire, bool accumulate)
 
 static void parts_may_have_different_lengths(void **state)
 {
-    (void)state;
     for (int k = 0; k < 7; k++) {
         check_gather_parts(k);
         check_reduce_parts(k, floats[k % 3], k % 2);
@@ -284,7 +277,6 @@ static void scratch_is_bounded(void **state)
 {
     const int64_t mib = 1 << 20;
 
-    (void)state;
     assert_int_equal(iz_coll_scratch_bytes(1, mib * 100), 0);
     assert_int_equal(iz_coll_scratch_bytes(2, 0), 0);
     assert_int_equal(iz_coll_scratch_bytes(2, 100), 2 * 128);
@@ -299,7 +291,6 @@ static void pieces_are_whole_blocks_of_the_norm(void **state)
 {
     struct iz_coll c = {.size = 2};
 
-    (void)state;
     for (; c.size <= 300; c.size++) {
         c.local_size = c.size; /* all on one host */
         assert_int_equal(iz_coll_cut(&c, 1 << 30).bytes,
@@ -319,7 +310,6 @@ static void broadcast_reaches_all(void **state)
     const int64_t n = 3000001;
     unsigned char *p = take(n);
 
-    (void)state;
     for (int root = 0; root < coll->size; root++) {
         int64_t wrong = 0;
 
@@ -337,7 +327,6 @@ static void doubles_are_gathered(void **state)
 {
     double all[64 * 3];
 
-    (void)state;
     for (int j = 0; j < 3; j++)
         all[coll->rank * 3 + j] = 1.0 / (coll->rank * 3 + j + 1);
     iz_coll_gather_doubles(coll, all, 3, "norms");
@@ -347,7 +336,6 @@ static void doubles_are_gathered(void **state)
 
 static void one_refusal_is_seen_by_all(void **state)
 {
-    (void)state;
     assert_true(iz_coll_all_ok(coll, true));
     for (int r = 0; r < coll->size; r++)
         assert_false(iz_coll_all_ok(coll, coll->rank != r));
@@ -360,7 +348,6 @@ static void order_hash_shows_a_different_order(void **state)
 {
     uint64_t before = coll->order_hash;
 
-    (void)state;
     assert_int_equal(iz_coll_check_order(coll), 0);
     assert_true(coll->order_hash != before);
     before = coll->order_hash;
@@ -381,7 +368,6 @@ static void ranks_that_differ_are_named(void **state)
     double all[4][3] = {{1, 2, 0}, {1, 2, 5}, {1, 2, 6}, {1, 2, 7}};
     char who[64] = "", few[8];
 
-    (void)state;
     assert_true(iz_coll_hear_order(&four, all[0], 3, who, sizeof(who)));
     all[2][1] = 3;
     assert_false(iz_coll_hear_order(&four, all[0], 3, who, sizeof(who)));
@@ -475,7 +461,6 @@ static void need_memory(void)
 
 static void all_gather_between_hosts(void **state)
 {
-    (void)state;
     need_memory();
     for (int cut = 1; cut < coll->size; cut++) {
         struct hosts real;
@@ -488,7 +473,6 @@ static void all_gather_between_hosts(void **state)
 
 static void reduce_scatter_between_hosts(void **state)
 {
-    (void)state;
     need_memory();
     for (int cut = 1; cut < coll->size; cut++) {
         struct hosts real;
@@ -502,7 +486,6 @@ static void reduce_scatter_between_hosts(void **state)
 
 static void parts_between_hosts(void **state)
 {
-    (void)state;
     need_memory();
     for (int cut = 1; cut < coll->size; cut++) {
         struct hosts real;
@@ -517,14 +500,12 @@ static void parts_between_hosts(void **state)
 
 static int by_memory(void **state)
 {
-    (void)state;
     iz_coll_near(coll, true);
     return 0;
 }
 
 static int by_messages(void **state)
 {
-    (void)state;
     iz_coll_near(coll, false);
     return 0;
 }
@@ -532,7 +513,6 @@ static int by_messages(void **state)
 /* A rank that is never late does not show that the others wait for it. */
 static void memory_is_read_when_it_is_ready(void **state)
 {
-    (void)state;
     need_memory();
     for (int late = 0; late < coll->size; late++) {
         unsigned char full[64] = {0};

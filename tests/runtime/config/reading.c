@@ -110,7 +110,6 @@ const char users_file[] =
 
 int make_folder(void **state)
 {
-    (void)state;
     if (!mkdtemp(folder))
         return -1;
     snprintf(config_json, sizeof(config_json), "%s/config.json", folder);
@@ -121,7 +120,6 @@ int make_folder(void **state)
 
 int remove_folder(void **state)
 {
-    (void)state;
     remove(config_json);
     remove(effective_json);
     return rmdir(folder);

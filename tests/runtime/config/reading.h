@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the config suites share: a model section as a model would have it, and
  * reading a config from text with what it says about it. */
-#ifndef IZ_TESTS_RUNTIME_CONFIG_READING_H
-#define IZ_TESTS_RUNTIME_CONFIG_READING_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,5 +52,3 @@ void assert_said(const char *text);
 /* Reads `body` beside a batch size: exactly one fault, with `text` in it. */
 void assert_refused(const char *body, const char *text);
 void assert_accepted(const char *body);
-
-#endif

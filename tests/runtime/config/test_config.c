@@ -8,7 +8,6 @@
 
 static void defaults_are_deepspeeds(void **state)
 {
-    (void)state;
     assert_accepted("");
     assert_int_equal(config.micro_batch, 8);
     assert_int_equal(config.grad_accum, 1);
@@ -35,7 +34,6 @@ static void defaults_are_deepspeeds(void **state)
 
 static void a_deepspeed_users_file_works(void **state)
 {
-    (void)state;
     if (read_set(users_file, NULL, 0, 3) != 0)
         fail_msg("%s", said);
     assert_int_equal(config.train_batch_size, 24);
@@ -97,7 +95,6 @@ static void assert_batch(int t, int m, int g, int ranks, int want_t, int want_m,
 
 static void two_batch_sizes_give_the_third(void **state)
 {
-    (void)state;
     assert_batch(24, 4, 2, 3, 24, 4, 2);
     assert_batch(24, 4, 0, 3, 24, 4, 2);
     assert_batch(24, 0, 2, 3, 24, 4, 2);
@@ -132,7 +129,6 @@ static void batch_sizes_that_do_not_multiply_are_refused(void **state)
         {"{}", 1, "train_batch_size: missing"},
     };
 
-    (void)state;
     for (int i = 0; i < N_OF(cases); i++) {
         assert_int_equal(read_set(cases[i].json, NULL, 0, cases[i].ranks),
                          -EINVAL);
@@ -143,7 +139,6 @@ static void batch_sizes_that_do_not_multiply_are_refused(void **state)
 
 static void adam_is_adamw_unless_told(void **state)
 {
-    (void)state;
     assert_accepted("\"optimizer\": {\"type\": \"Adam\"}");
     assert_true(config.optimizer.adamw);
     assert_accepted("\"optimizer\": {\"type\": \"adamw\"}");
@@ -155,7 +150,6 @@ static void adam_is_adamw_unless_told(void **state)
 
 static void an_optimizer_has_its_own_defaults(void **state)
 {
-    (void)state;
     assert_accepted("\"optimizer\": {\"type\": \"Lion\"}");
     assert_int_equal(config.optimizer.type, IZ_OPTIMIZER_LION);
     assert_true(config.optimizer.lr == 1e-3);
@@ -170,7 +164,6 @@ static void an_optimizer_has_its_own_defaults(void **state)
 
 static void warmup_max_lr_has_its_defaults(void **state)
 {
-    (void)state;
     assert_accepted("\"optimizer\": {\"params\": {\"lr\": 0.5}}, "
                     "\"scheduler\": {\"type\": \"WarmupLR\"}");
     assert_true(config.lr.warmup_max_lr == 0.5);
@@ -190,7 +183,6 @@ static void warmup_max_lr_has_its_defaults(void **state)
 
 static void accumulators_are_fp32_when_they_matter(void **state)
 {
-    (void)state;
     assert_accepted("\"bf16\": {\"enabled\": true}");
     assert_false(config.grad_accum_fp32);
     assert_accepted("\"bf16\": {\"enabled\": true}, "
@@ -213,7 +205,6 @@ static void overrides_win_over_the_file(void **state)
         "run.recompute=full",        "run.sample_prompt=\"a=b\"",
         "zero_optimization.stage=1", "data.val_path=a b=c"};
 
-    (void)state;
     if (read_set("{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": "
                  "3}, \"model\": {\"preset\": \"toy-large\"}}",
                  set, N_OF(set), 1) != 0)
@@ -246,7 +237,6 @@ static void faults_of_overrides_name_them(void **state)
         {"a..b=3", "a: unknown key"},
     };
 
-    (void)state;
     for (int i = 0; i < N_OF(cases); i++) {
         char text[128], *set[] = {text};
         snprintf(text, sizeof(text), "%s", cases[i][0]);

@@ -57,7 +57,6 @@ static void the_effective_config_reads_back_the_same(void **state)
         "\"weight_decay\": null}]}",
     };
 
-    (void)state;
     for (int i = 0; i < N_OF(bodies); i++) {
         if (read_text(bodies[i]) != 0)
             fail_msg("%s", said);
@@ -71,7 +70,6 @@ static void the_effective_config_is_nested_and_in_order(void **state)
 {
     static char text[65536];
 
-    (void)state;
     assert_int_equal(read_set(users_file, NULL, 0, 3), 0);
     assert_int_equal(iz_config_write(&config, &toy_section, effective_json), 0);
     read_whole(effective_json, text, sizeof(text));
@@ -97,7 +95,6 @@ static void the_effective_config_takes_overrides(void **state)
     static char text[65536];
     char *set[] = {"run.log_interval=3", "bf16.enabled=true"};
 
-    (void)state;
     assert_accepted("\"steps_per_print\": 7");
     assert_int_equal(iz_config_write(&config, &toy_section, effective_json), 0);
     read_whole(effective_json, text, sizeof(text));
@@ -108,7 +105,6 @@ static void the_effective_config_takes_overrides(void **state)
 
 static void an_impossible_path_is_an_error(void **state)
 {
-    (void)state;
     assert_accepted("");
     assert_int_equal(
         iz_config_write(&config, &toy_section, "/nonexistent/a.json"), -ENOENT);
@@ -129,7 +125,6 @@ static int write_effective(int i)
 
 static void the_effective_config_is_on_the_disk(void **state)
 {
-    (void)state;
     assert_accepted("");
     assert_durable_or_refused(write_effective, name_of_effective);
     for (int i = 0; i < 10; i++)
@@ -178,7 +173,6 @@ static void random_damage_never_crashes(void **state)
     static char text[16384];
     int accepted = 0;
 
-    (void)state;
     print_message("seed %u\n", (unsigned)random_state);
     for (int i = 0; i < 2000; i++) {
         int rc;

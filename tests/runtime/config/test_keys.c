@@ -23,7 +23,6 @@ static bool type_is_checked(const struct iz_key *k)
 
 static void every_key_checks_its_type(void **state)
 {
-    (void)state;
     for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         if (k->type == IZ_KEY_STRING)
             continue; /* an override is always text */
@@ -36,7 +35,6 @@ static void every_number_checks_its_range(void **state)
 {
     char value[64], found[128];
 
-    (void)state;
     for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         bool pair = k->type == IZ_KEY_PAIR;
         if (k->type == IZ_KEY_BOOL || k->type == IZ_KEY_STRING ||
@@ -60,7 +58,6 @@ static void every_key_is_its_own_nearest(void **state)
 {
     char name[IZ_CONFIG_NAME_MAX], found[IZ_CONFIG_NAME_MAX + 32];
 
-    (void)state;
     for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         size_t n = strlen(k->name);
         snprintf(name, sizeof(name), "%.*s~%c", (int)n - 1, k->name,
@@ -73,7 +70,6 @@ static void every_key_is_its_own_nearest(void **state)
 
 static void auto_is_resolved_or_refused(void **state)
 {
-    (void)state;
     for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         bool own_word = k->words && strncmp(k->words, "auto", 4) == 0;
         if (k->type == IZ_KEY_STRING || own_word)
@@ -111,7 +107,6 @@ static void every_foreign_key_is_accepted_or_refused_by_name(void **state)
     char good[64], name[128];
     const char *bad;
 
-    (void)state;
     for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++) {
         assert_true(strlen(k->doc) > 5);
         foreign_values(k, good, &bad);
@@ -136,7 +131,6 @@ static void every_foreign_key_is_accepted_or_refused_by_name(void **state)
 
 static void no_key_is_in_both_tables(void **state)
 {
-    (void)state;
     for (const struct iz_key *a = iz_config_keys; a->name; a++) {
         for (const struct iz_key *b = a + 1; b->name; b++)
             assert_string_not_equal(a->name, b->name);
@@ -156,7 +150,6 @@ static void the_page_is_the_generators(void **state)
     static char want[131072], got[131072];
     FILE *out = fmemopen(want, sizeof(want), "w");
 
-    (void)state;
     iz_config_doc(&iz_program.section, true, out);
     fclose(out);
     read_whole(page, got, sizeof(got));
@@ -167,7 +160,6 @@ static void help_and_page_have_every_key(void **state)
 {
     static char text[131072];
 
-    (void)state;
     for (int markdown = 0; markdown < 2; markdown++) {
         FILE *out = fmemopen(text, sizeof(text), "w");
         iz_config_doc(&toy_section, markdown, out);
@@ -187,7 +179,6 @@ static void every_optimizer_is_spelled_in_its_place(void **state)
     char word[IZ_CONFIG_NAME_MAX], name[IZ_CONFIG_NAME_MAX];
     int n = 0;
 
-    (void)state;
     for (; iz_word(word, sizeof(word), IZ_OPTIMIZER_TYPES, n); n++) {
         const struct iz_optimizer *o = iz_optimizer((enum iz_optimizer_type)n);
 

@@ -8,7 +8,6 @@
 
 static void unknown_keys_get_the_nearest_known_one(void **state)
 {
-    (void)state;
     assert_refused("\"train_bach_size\": 8", "config.json: train_bach_size: "
                                              "unknown key; did you mean "
                                              "train_batch_size?");
@@ -30,7 +29,6 @@ static void unknown_keys_get_the_nearest_known_one(void **state)
 
 static void wrong_types_say_what_was_found(void **state)
 {
-    (void)state;
     assert_refused("\"zero_optimization\": {\"stage\": \"three\"}",
                    "zero_optimization.stage: expected an integer, found "
                    "\"three\" (a string)");
@@ -72,7 +70,6 @@ static void wrong_types_say_what_was_found(void **state)
 
 static void rules_say_where_they_are_wrong(void **state)
 {
-    (void)state;
     assert_refused("\"parameters\": {\"match\": \"*\"}",
                    "parameters: expected an array of rules, found an object");
     assert_refused("\"parameters\": [3]",
@@ -99,7 +96,6 @@ static void rules_say_where_they_are_wrong(void **state)
 
 static void adapters_need_a_rank_and_targets(void **state)
 {
-    (void)state;
     assert_refused("\"lora\": {\"rank\": 4}",
                    "lora.targets: missing, and lora.rank is 4");
     assert_refused("\"lora\": {\"rank\": 4, \"targets\": \" , \"}",
@@ -115,7 +111,6 @@ static void adapters_need_a_rank_and_targets(void **state)
 
 static void presets_are_known(void **state)
 {
-    (void)state;
     assert_refused("\"model\": {\"preset\": \"toy-smal\"}",
                    "model.preset: unknown preset; did you mean toy-small?");
     assert_refused("\"model\": {\"preset\": 3}", "unknown preset");
@@ -204,7 +199,6 @@ static void rules_between_keys_hold(void **state)
          "run.eval_interval: 4, but run.eval_batches is 0"},
     };
 
-    (void)state;
     for (int i = 0; i < N_OF(cases); i++)
         assert_refused(cases[i][0], cases[i][1]);
     assert_accepted("\"zero_optimization\": {\"stage\": 1, "
@@ -223,7 +217,6 @@ static void rules_between_keys_hold(void **state)
 /* A rule must not blame a key for the fault of another. */
 static void rules_are_silent_about_faulty_keys(void **state)
 {
-    (void)state;
     assert_refused("\"zero_optimization\": {\"stage\": 5, \"offload_param\": "
                    "{\"device\": \"cpu\"}, \"offload_optimizer\": {\"device\": "
                    "\"cpu\"}}",
@@ -248,7 +241,6 @@ static void rules_are_silent_about_faulty_keys(void **state)
 
 static void all_faults_are_told_at_once(void **state)
 {
-    (void)state;
     assert_int_equal(
         read_text("{\"train_batch_size\": 0, \"lr\": 3, \"amp\": {\"enabled\": "
                   "true}, \"zero_optimization\": {\"stage\": 9, "
@@ -267,7 +259,6 @@ static void all_faults_are_told_at_once(void **state)
 
 static void bad_json_has_line_and_column(void **state)
 {
-    (void)state;
     assert_int_equal(read_text("{\n  \"train_batch_size\": 8,\n  }\n"),
                      -EINVAL);
     assert_said("config.json: line 3, column 3: ");
@@ -286,7 +277,6 @@ static void a_file_that_cannot_be_read_says_why(void **state)
 {
     FILE *err = fmemopen(said, sizeof(said), "w");
 
-    (void)state;
     assert_int_equal(
         iz_config_read(&config, NULL, "/nonexistent/a.json", NULL, 0, 1, err),
         -ENOENT);
@@ -304,7 +294,6 @@ static void a_program_without_a_model_has_no_model_section(void **state)
 {
     FILE *err = fmemopen(said, sizeof(said), "w");
 
-    (void)state;
     write_file(config_json, "{\"train_batch_size\": 8, \"model\": {}}");
     assert_int_equal(
         iz_config_read(&config, NULL, config_json, NULL, 0, 1, err), -EINVAL);

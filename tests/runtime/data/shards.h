@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Token shards that a test makes, and the data that a run would read of them.
  */
-#ifndef IZ_TESTS_RUNTIME_DATA_SHARDS_H
-#define IZ_TESTS_RUNTIME_DATA_SHARDS_H
+#pragma once
 
 #include "runtime/data/data.h"
 #include "tests/runtime/fixture.h"
@@ -25,5 +24,3 @@ struct iz_data *opened(int seq, int vocab, uint64_t seed, bool need_val);
 void refused(int seq, int vocab, bool need_val, const char *words);
 /* First token of a sample of `positions`, after a look at all of it. */
 int start(const struct iz_data *d, enum iz_split s, int seq, int64_t i);
-
-#endif

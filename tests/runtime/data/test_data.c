@@ -17,7 +17,6 @@ static void samples_are_the_tokens_of_each_format(void **state)
     int32_t input[4], target[4];
     struct iz_data *d;
 
-    (void)state;
     use(shard("a", 20240520, 1, 5, narrow, sizeof(narrow)), "", 0, false);
     d = opened(2, 65536, 0, false);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 2);
@@ -37,7 +36,6 @@ static void samples_are_the_tokens_of_each_format(void **state)
 
 static void every_window_comes_once_an_epoch(void **state)
 {
-    (void)state;
     for (int windows = 1; windows <= 200; windows++) {
         const int seq = 3, rest = windows % 3;
         struct iz_data *d;
@@ -65,7 +63,6 @@ static void every_window_of_many_comes_once_an_epoch(void **state)
 {
     const int sizes[] = {4096, 4097, 65535, 65537, 1000003};
 
-    (void)state;
     for (int k = 0; k < N_OF(sizes); k++) {
         char *seen = calloc((size_t)sizes[k], 1);
         struct iz_data *d;
@@ -92,7 +89,6 @@ static void windows_fall_on_every_place_alike(void **state)
     double chi = 0, mean = (double)EPOCHS / WINDOWS;
     struct iz_data *d;
 
-    (void)state;
     use(positions("p", WINDOWS + 1), "", 0, false);
     d = opened(1, MANY, 7, false);
     for (int e = 0; e < EPOCHS; e++)
@@ -113,7 +109,6 @@ static void the_order_is_of_seed_and_epoch_alone(void **state)
     struct iz_data *a, *b, *c;
     int same_seed = 0, same_epoch = 0, n = 100;
 
-    (void)state;
     use(positions("p", n * 2 + 1), "", 0, false);
     a = opened(2, MANY, 5, false);
     b = opened(2, MANY, 5, false);
@@ -132,7 +127,6 @@ static void the_order_is_of_seed_and_epoch_alone(void **state)
 
 static void training_and_validation_share_no_target(void **state)
 {
-    (void)state;
     for (int n = 8; n < 90; n += 3)
         for (int seq = 1; seq <= 3; seq++) {
             double fraction = (double)(random_next() % 60 + 1) / 100;
@@ -163,7 +157,6 @@ static void validation_is_in_file_order_and_comes_again(void **state)
 {
     struct iz_data *d;
 
-    (void)state;
     use(positions("p", 101), positions("v", 31), 0.5, false);
     d = opened(10, MANY, 1, true);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 10);
@@ -178,7 +171,6 @@ static void wanting_validation_does_not_change_the_training(void **state)
 {
     struct iz_data *a, *b;
 
-    (void)state;
     use(positions("p", 1001), "", 0.1, false);
     a = opened(5, MANY, 1, true);
     b = opened(5, MANY, 1, false);
@@ -195,7 +187,6 @@ static void bytes_are_tokens(void **state)
     int32_t input[3], target[3];
     struct iz_data *d;
 
-    (void)state;
     use(raw("t", "ab\xff\x80"), "", 0, true);
     d = opened(3, 256, 1, false);
     iz_data_sample(d, IZ_TRAIN, 0, input, target);
@@ -207,7 +198,6 @@ static void bytes_are_tokens(void **state)
 
 static void what_is_no_token_file_is_named(void **state)
 {
-    (void)state;
     use(in_folder("nothing"), "", 0, false);
     refused(4, MANY, false, "No such file");
     use(folder, "", 0, false);
@@ -225,7 +215,6 @@ static void a_foreign_header_is_named(void **state)
 {
     uint16_t t[20] = {0};
 
-    (void)state;
     use(shard("a", 20240521, 1, 20, t, sizeof(t)), "", 0, false);
     refused(4, MANY, false, "magic 20240521 version 1");
     use(shard("a", 20240520, 2, 20, t, sizeof(t)), "", 0, false);
@@ -240,7 +229,6 @@ static void a_wrong_length_is_named_with_both_numbers(void **state)
 {
     uint16_t t[20] = {0};
 
-    (void)state;
     use(shard("a", 20240520, 1, 21, t, sizeof(t)), "", 0, false);
     refused(4, MANY, false,
             "1066 bytes, but the file has 1064 bytes (truncated)");
@@ -260,7 +248,6 @@ static void a_token_outside_the_vocabulary_is_named(void **state)
     uint16_t *t = calloc(N, sizeof(*t));
     char words[64];
 
-    (void)state;
     for (int i = 0; i < 20; i++) {
         int at = (int)(random_next() % N);
 
@@ -280,7 +267,6 @@ static void too_few_tokens_are_named(void **state)
 {
     struct iz_data *d;
 
-    (void)state;
     use(positions("p", 8), "", 0, false);
     refused(8, MANY, false, "8 tokens for training, but one window needs 9");
     use(positions("p", 9), "", 0, false);

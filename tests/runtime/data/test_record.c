@@ -15,7 +15,6 @@ static const char *check(const void *self, const void *record)
 {
     const unsigned char *r = record;
 
-    (void)self;
     return r[0] < TAGS ? NULL : "its tag is not below 5";
 }
 
@@ -26,7 +25,6 @@ static void unpack(const void *self, const void *record, int64_t i, int64_t n,
 {
     const unsigned char *r = record;
 
-    (void)self;
     ((unsigned char *)input)[i] = r[1];
     ((unsigned char *)input)[n + i] = r[2];
     ((unsigned char *)target)[i] = r[0];
@@ -94,7 +92,6 @@ static int number(const struct iz_data *d, enum iz_split s, int64_t i)
 
 static void every_record_comes_once_an_epoch(void **state)
 {
-    (void)state;
     for (int n = 1; n <= 300; n += 1 + n / 4) {
         struct iz_data *d;
 
@@ -119,7 +116,6 @@ static void epochs_and_seeds_have_orders_of_their_own(void **state)
     struct iz_data *a, *b;
     int same = 0, again = 0;
 
-    (void)state;
     use(records("r", 0, N, 0), "", 0);
     a = opened(1);
     b = opened(2);
@@ -136,7 +132,6 @@ static void the_last_records_are_for_validation(void **state)
 {
     struct iz_data *d;
 
-    (void)state;
     use(records("r", 0, 100, 0), "", 0.2);
     d = opened(1);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 80);
@@ -154,7 +149,6 @@ static void a_batch_is_its_samples_side_by_side(void **state)
     unsigned char input[2 * N], target[N];
     struct iz_data *d;
 
-    (void)state;
     use(records("r", 0, 400, 0), "", 0);
     d = opened(3);
     iz_data_batch(d, IZ_TRAIN, 395, N, input, target);
@@ -172,7 +166,6 @@ static void several_files_are_one_stream(void **state)
     char list[256];
     struct iz_data *d;
 
-    (void)state;
     records("b", 30, 12, 0);
     snprintf(list, sizeof(list), "%s,%s", records("a", 0, 30, 0),
              in_folder("b"));
@@ -191,7 +184,6 @@ static void a_wrong_file_is_named(void **state)
 {
     FILE *f;
 
-    (void)state;
     use(records("r", 0, 10, 2), "", 0);
     refused(false, "32 bytes, which is no multiple of the 3 of a record");
     use(records("r", 0, 10, 3), "", 0); /* 'a' is no tag */

@@ -24,7 +24,6 @@ static void several_shards_are_one_stream(void **state)
 {
     const int length[] = {1, 7, 2, 40, 1, 1, 30}, total = 82;
 
-    (void)state;
     several(length, N_OF(length));
     for (int seq = 1; seq <= 40; seq++) {
         struct iz_data *a, *b;
@@ -52,7 +51,6 @@ static void a_list_names_files_and_patterns_in_order(void **state)
     char list[512];
     struct iz_data *d;
 
-    (void)state;
     several(length, N_OF(length));
     positions_from("a,b[1]", 30, 5);
     use(in_folder("a,b[1]"), "", 0, false);
@@ -98,7 +96,6 @@ static void masked_tokens_are_no_targets(void **state)
     struct iz_data *d;
     int masked = 0;
 
-    (void)state;
     for (int i = 0; i < N; i++)
         learn[i] = random_next() % 3 > 0;
     positions_from("m0.bin", 0, 20);
@@ -125,7 +122,6 @@ static void a_wrong_mask_is_named(void **state)
 {
     uint8_t learn[20] = {1, 1, 0};
 
-    (void)state;
     use(positions("w.bin", 20), "", 0, false);
     mask("w.mask", 1, 1, 20, learn, 20);
     refused(4, MANY, false, "w.mask begins with magic 1");
@@ -153,7 +149,6 @@ static void a_mask_that_leaves_nothing_is_named(void **state)
 {
     uint8_t learn[40] = {0};
 
-    (void)state;
     use(positions("n.bin", 40), "", 0.5, false);
     mask("n.mask", IZ_MASK_MAGIC, 1, 40, learn, 40);
     refused(4, MANY, false, "nothing to be learnt for training");
@@ -171,7 +166,6 @@ static void a_mask_beside_some_shards_only_is_named(void **state)
 {
     uint8_t learn[20] = {0};
 
-    (void)state;
     positions("x0.bin", 20);
     positions("x1.bin", 20);
     mask("x1.mask", IZ_MASK_MAGIC, 1, 20, learn, 20);

@@ -32,7 +32,6 @@ static void no_scheduler_is_the_optimizers_lr(void **state)
 {
     struct iz_lr_config lr = {.kind = IZ_LR_CONST, .warmup_max_lr = 7};
 
-    (void)state;
     assert_near(iz_lr(&lr, 0.25, 0), 0.25);
     assert_near(iz_lr(&lr, 0.25, 1000000), 0.25);
 }
@@ -48,7 +47,6 @@ static void warmup_by_logarithm(void **state)
                               .warmup_num_steps = 4};
     const double want[] = {1, 1, 3, 1 + 4 * 0.792481250360578091, 5, 5, 5};
 
-    (void)state;
     assert_lrs(&lr, 99, want, N_OF(want));
 }
 
@@ -60,7 +58,6 @@ static void warmup_by_line(void **state)
                               .warmup_num_steps = 4};
     const double want[] = {1, 1, 2, 3, 4, 5, 5};
 
-    (void)state;
     assert_lrs(&lr, 99, want, N_OF(want));
 }
 
@@ -71,7 +68,6 @@ static void one_warmup_step_counts_as_two(void **state)
     const double want[] = {0, 0, 4, 8, 8};
     const double want_log[] = {0, 0, 8, 8};
 
-    (void)state;
     assert_lrs(&lr, 99, want, N_OF(want));
     lr.log_warmup = true;
     assert_lrs(&lr, 99, want_log, N_OF(want_log));
@@ -86,7 +82,6 @@ static void decay_by_line(void **state)
                               .total_num_steps = 8};
     const double want[] = {0, 0, 2, 4, 6, 8, 6, 4, 2, 0, 0, 0};
 
-    (void)state;
     assert_lrs(&lr, 99, want, N_OF(want));
 }
 
@@ -99,7 +94,6 @@ static void decay_ends_above_zero_when_min_does(void **state)
                               .total_num_steps = 4};
     const double want[] = {1, 1, 3, 5, 3, 1, 1};
 
-    (void)state;
     assert_lrs(&lr, 99, want, N_OF(want));
 }
 
@@ -112,7 +106,6 @@ static void decay_shorter_than_its_warmup(void **state)
                               .total_num_steps = 2};
     const double want[] = {0, 0, 1, 2, 3, 0, 0};
 
-    (void)state;
     assert_lrs(&lr, 99, want, N_OF(want));
 }
 
@@ -132,7 +125,6 @@ static void cosine_of_the_optimizers_lr(void **state)
                            1,     1,
                            1};
 
-    (void)state;
     assert_lrs(&lr, 10, want, N_OF(want));
 }
 
@@ -145,7 +137,6 @@ static void cosine_warmup_by_logarithm(void **state)
                               .total_num_steps = 4};
     const double want[] = {0, 0, 5, 10 * 0.792481250360578091, 10, 5, 5};
 
-    (void)state;
     assert_lrs(&lr, 10, want, N_OF(want));
 }
 
@@ -158,7 +149,6 @@ static void cosine_shorter_than_its_warmup(void **state)
                               .total_num_steps = 2};
     const double want[] = {0, 0, 2, 4, 6, 4, 4, 4};
 
-    (void)state;
     assert_lrs(&lr, 8, want, N_OF(want));
 }
 
@@ -194,7 +184,6 @@ static void scale_is_one_without_fp16(void **state)
     struct iz_config c = fp16_config();
     const double want[] = {1, 1, 1, 1, 1, 1};
 
-    (void)state;
     c.dtype = IZ_BF16;
     assert_scales(&c, "ooogog", want);
 }
@@ -204,7 +193,6 @@ static void static_scale_never_changes(void **state)
     struct iz_config c = fp16_config();
     const double want[] = {128, 128, 128, 128, 128, 128, 128};
 
-    (void)state;
     c.fp16.loss_scale = 128;
     assert_scales(&c, "ooogggg", want);
 }
@@ -214,7 +202,6 @@ static void scale_doubles_after_a_window(void **state)
     struct iz_config c = fp16_config();
     const double want[] = {16, 16, 16, 32, 32, 32, 64, 64};
 
-    (void)state;
     assert_scales(&c, "gggggggg", want);
 }
 
@@ -225,7 +212,6 @@ static void hysteresis_delays_the_first_halving(void **state)
     struct iz_config c = fp16_config();
     const double want[] = {16, 8, 8, 4, 2};
 
-    (void)state;
     assert_scales(&c, "oogoo", want);
 }
 
@@ -234,7 +220,6 @@ static void doubling_refills_the_hysteresis(void **state)
     struct iz_config c = fp16_config();
     const double want[] = {16, 8, 8, 8, 8, 16, 16, 8};
 
-    (void)state;
     assert_scales(&c, "ooggggoo", want);
 }
 
@@ -243,7 +228,6 @@ static void consecutive_hysteresis_refills_at_once(void **state)
     struct iz_config c = fp16_config();
     const double want[] = {16, 16, 16, 16, 16, 8, 4};
 
-    (void)state;
     c.fp16.consecutive_hysteresis = true;
     assert_scales(&c, "ogogooo", want);
 }
@@ -253,7 +237,6 @@ static void hysteresis_of_one_halves_at_once(void **state)
     struct iz_config c = fp16_config();
     const double want[] = {8, 4, 4, 2};
 
-    (void)state;
     c.fp16.hysteresis = 1;
     assert_scales(&c, "oogo", want);
 }
@@ -263,7 +246,6 @@ static void scale_stops_at_its_minimum(void **state)
     struct iz_config c = fp16_config();
     struct iz_loss_scale s;
 
-    (void)state;
     c.fp16.hysteresis = 1;
     c.fp16.min_loss_scale = 3; /* 16, 8, 4, 3 */
     iz_loss_scale_init(&s, &c);
@@ -279,7 +261,6 @@ static void hysteresis_comes_before_the_minimum(void **state)
     struct iz_config c = fp16_config();
     struct iz_loss_scale s;
 
-    (void)state;
     c.fp16.initial_scale_power = 0;
     iz_loss_scale_init(&s, &c);
     assert_int_equal(iz_loss_scale_update(&s, &c.fp16, true), 0);
@@ -288,7 +269,6 @@ static void hysteresis_comes_before_the_minimum(void **state)
 
 static void clip_factor_is_deepspeeds(void **state)
 {
-    (void)state;
     assert_near(iz_clip_factor(3, 0), 1);   /* off */
     assert_near(iz_clip_factor(0.5, 1), 1); /* short enough */
     assert_near(iz_clip_factor(1, 1),

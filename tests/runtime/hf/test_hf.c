@@ -33,14 +33,12 @@ static struct toy {
 
 static bool never(const void *self)
 {
-    (void)self;
     return false;
 }
 
 /* Queries have C columns, keys and values KV each. */
 static int64_t cut_qkv(const void *self, int i)
 {
-    (void)self;
     return i == 0 ? C : KV;
 }
 
@@ -307,7 +305,6 @@ static void any_ranks_write_the_same_files(void **state)
         {IZ_BF16, 300, 13, "e"},
     };
 
-    (void)state;
     for (int i = 0; i < N_OF(jobs); i++) {
         struct job j = jobs[i];
         int result[8];
@@ -341,7 +338,6 @@ static void any_range_reads_back(void **state)
     struct iz_hf_reader *r;
     float out[ROOM];
 
-    (void)state;
     assert_int_equal(write_shards(&alone, &j), 0);
     r = reader_open(m, "x");
     for (int k = 0; k < 3000; k++) {
@@ -370,7 +366,6 @@ static void rectangles_tile_any_range(void **state)
     struct iz_hf_map map;
     char seen[ROOM];
 
-    (void)state;
     assert_int_equal(iz_hf_map_open(&map, &hf, m), 0);
     for (int k = 0; k < 3000; k++) {
         int u = (int)(random_next() % UNITS);
@@ -403,7 +398,6 @@ static void a_table_that_does_not_fit_is_refused(void **state)
     struct iz_model *m = model_open();
     struct iz_hf_map map;
 
-    (void)state;
     m->unit[1].param[2].cols = 7; /* two tensors do not share 7 columns */
     listen_begin();
     assert_int_equal(iz_hf_map_open(&map, &hf, m), -EINVAL);
@@ -420,7 +414,6 @@ static void a_table_that_does_not_fit_is_refused(void **state)
 
 static int write_too_much(struct iz_coll *c, void *arg)
 {
-    (void)arg;
     return write_shards(c, &(struct job){IZ_F32, 1 << 20, 64, "small/out"});
 }
 
@@ -428,7 +421,6 @@ static void a_full_disk_leaves_nothing(void **state)
 {
     int result[2];
 
-    (void)state;
     mount_small("small", 4, 0);
     on_ranks(2, write_too_much, NULL, result);
     assert_int_equal(result[0], 1);
@@ -460,7 +452,6 @@ static int export_folder(int i)
 
 static void an_export_has_its_name_when_all_of_it_is_on_the_disk(void **state)
 {
-    (void)state;
     assert_durable_or_refused(export_folder, name_of_folder);
 }
 
@@ -488,7 +479,6 @@ static int keep(int i)
 
 static void what_a_run_keeps_of_an_import_is_on_the_disk(void **state)
 {
-    (void)state;
     assert_int_equal(iz_durable_make_directories("test", in_folder("from")), 0);
     assert_int_equal(
         iz_durable_create("test", in_folder("from/config.json"), "{}"), 0);
@@ -533,7 +523,6 @@ static void keys_of_the_model_come_from_the_config(void **state)
 {
     char *text = text_of(toy, NULL);
 
-    (void)state;
     shapes_are_read(text, "{\"layers\": 2, \"base\": 10000.0, \"window\": 0, "
                           "\"gated\": true}");
     assert_non_null(strstr(text, "\"window\": null"));
@@ -556,7 +545,6 @@ static void types_have_rows_of_their_own(void **state)
     struct toy two = toy;
     char *text;
 
-    (void)state;
     two.two = true;
     text = text_of(two, NULL);
     assert_non_null(strstr(text, "[\"Toy2ForCausalLM\"],\n  \"model_type\": "
@@ -579,7 +567,6 @@ static void keys_that_mean_nothing_are_kept(void **state)
                            "\"kind\": 3, \"torch_dtype\": \"float64\", "
                            "\"mlp\": 4}");
 
-    (void)state;
     free(text);
     text = text_of(toy, in_folder("config.json"));
     assert_non_null(strstr(text, "\"eos_token_id\": [5,6]"));
@@ -592,7 +579,6 @@ static void keys_that_mean_nothing_are_kept(void **state)
 
 static void every_fault_of_a_config_is_told(void **state)
 {
-    (void)state;
     assert_null(config_of("{\"act\": \"relu\", \"model_type\": \"llama\"}"));
     assert_said("num_layers is missing");
     assert_said("act is \"relu\"; this model only has \"silu\"|\"swish\"");

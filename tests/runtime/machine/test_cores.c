@@ -51,7 +51,6 @@ static const char *share(const char *const *lists)
 
 static void equal_sets_are_cut_in_order_of_rank(void **state)
 {
-    (void)state;
     assert_string_equal(SHARE("0-7"), "0-7");
     assert_string_equal(SHARE("0-7", "0-7"), "0-3 4-7");
     assert_string_equal(SHARE("0-4", "0-4", "0-4"), "0 1-2 3-4");
@@ -60,7 +59,6 @@ static void equal_sets_are_cut_in_order_of_rank(void **state)
 
 static void sets_apart_stay_as_they_are(void **state)
 {
-    (void)state;
     assert_string_equal(SHARE("4-7", "0-3"), "4-7 0-3");
     assert_string_equal(SHARE("4-7", "0-3", "4-7"), "4-5 0-3 6-7");
 }
@@ -68,7 +66,6 @@ static void sets_apart_stay_as_they_are(void **state)
 /* A GPU whose place is not known, beside one that is near a few cores. */
 static void a_set_inside_another_is_left_to_who_has_no_other(void **state)
 {
-    (void)state;
     assert_string_equal(SHARE("0-7", "0-3"), "4-7 0-3");
     assert_string_equal(SHARE("0-3", "0-7"), "0-3 4-7");
     assert_string_equal(SHARE("0-3", "0-3", "0-7"), "0-1 2-3 4-7");
@@ -80,7 +77,6 @@ static void a_set_inside_another_is_left_to_who_has_no_other(void **state)
 
 static void fewer_processors_than_ranks_are_taken_in_turn(void **state)
 {
-    (void)state;
     assert_string_equal(SHARE("0", "0", "0"), "0 0 0");
     assert_string_equal(SHARE("0-1", "0-1", "0-1", "0-1", "0-1"), "0 1 0 0 1");
     assert_string_equal(SHARE("0", "0", "0-3"), "0 0 1-3");
@@ -88,7 +84,6 @@ static void fewer_processors_than_ranks_are_taken_in_turn(void **state)
 
 static void sets_that_overlap_in_part_are_refused(void **state)
 {
-    (void)state;
     assert_string_equal(SHARE("0-7", "0-3", "2-5"), "");
     assert_int_equal(crossing[0], 1);
     assert_int_equal(crossing[1], 2);
@@ -128,7 +123,6 @@ static void ranks_that_move_on_alike_are_one_line(void **state)
     static struct iz_binding b[512];
     const char *text;
     int lines = 0;
-    (void)state;
     for (int r = 0; r < 512; r++)
         b[r] = eighth(r);
     assert_string_equal(print(b, 8),
@@ -144,7 +138,6 @@ static void ranks_that_move_on_alike_are_one_line(void **state)
 static void a_rank_out_of_line_has_one_of_its_own(void **state)
 {
     struct iz_binding b[4];
-    (void)state;
     for (int r = 0; r < 4; r++)
         b[r] = eighth(r);
     b[2].gpu = 3;

@@ -8,13 +8,11 @@ struct iz_model *plan_model;
 int plan_open(void **state)
 {
     struct iz_gpt2_config c = {32, 32, 2560, 1024, 50257};
-    (void)state;
     return iz_gpt2_open(&plan_model, &c);
 }
 
 int plan_close(void **state)
 {
-    (void)state;
     iz_model_close(&plan_model);
     return 0;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of the planner share: a GPT of 2.6B parameters. */
-#ifndef IZ_TESTS_RUNTIME_PLAN_PLANNING_H
-#define IZ_TESTS_RUNTIME_PLAN_PLANNING_H
+#pragma once
 
 #include <stdio.h>
 
@@ -18,5 +17,3 @@ int plan_fit(struct iz_plan *p, const struct iz_config *c, int64_t bytes,
              FILE *err);
 /* Of the model. */
 double plan_parameters(void);
-
-#endif

@@ -29,7 +29,6 @@ static double bytes_per_param(const struct iz_plan *p)
 
 static void the_zero_papers_table_holds(void **state)
 {
-    (void)state;
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         for (int stage = 0; stage <= 3; stage++) {
             const double want[] = {16, 4 + 12.0 / ranks, 2 + 14.0 / ranks,
@@ -48,7 +47,6 @@ static void fp32_needs_no_separate_master(void **state)
 {
     struct iz_config c = plan_config(0, IZ_F32);
     struct iz_plan p;
-    (void)state;
     assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &target1), 0);
     assert_true(fabs(bytes_per_param(&p) - 16) < 0.001);
     iz_plan_clear(&p);
@@ -56,7 +54,6 @@ static void fp32_needs_no_separate_master(void **state)
 
 static void shards_cover_every_unit(void **state)
 {
-    (void)state;
     /* Among so many are some whose shares, rounded down, are whole lines. */
     for (int ranks = 1; ranks <= 99; ranks++) {
         struct iz_config c = plan_config(3, IZ_BF16);
@@ -82,7 +79,6 @@ static void large_buffers_begin_with_a_huge_page(void **state)
     const int64_t huge = 2 << 20,
                   bytes[] = {4096, huge, 3 * huge + 4096, 2 * huge - 4096};
     struct iz_memory *m;
-    (void)state;
     assert_int_equal(iz_memory_open(&m, NULL, false), 0);
     for (int i = 0; i < 4; i++) {
         char *p = iz_memory_take(m, IZ_TIER_CPU, IZ_MEM_GRAD, bytes[i]);
@@ -98,7 +94,6 @@ static void placement_moves_bytes_and_adds_none(void **state)
 {
     struct iz_config a = plan_config(3, IZ_BF16), b = a;
     struct iz_plan p, q;
-    (void)state;
     b.zero.optimizer.home = IZ_HOME_CPU;
     b.zero.param.home = IZ_HOME_CPU;
     assert_int_equal(iz_plan_make(&p, &a, plan_model, 2, 0, &target1), 0);
@@ -119,7 +114,6 @@ static void what_does_not_fit_is_refused_with_a_way_out(void **state)
     static char text[8192];
     struct iz_plan p;
     FILE *f = fmemopen(text, sizeof(text), "w");
-    (void)state;
     assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &target1), 0);
     int64_t need = iz_plan_host_bytes(&p);
     assert_int_equal(plan_fit(&p, &c, need, f), 0);
@@ -150,7 +144,6 @@ static void no_more_staging_buffers_are_taken_away_than_must(void **state)
         const char *said;
     } row[] = {{4, 0, "buffer_count=4 ("}, {4, 1, "buffer_count=2 ("}};
     struct iz_config c = plan_config(3, IZ_BF16);
-    (void)state;
     c.zero.optimizer.home = IZ_HOME_NVME;
     c.zero.optimizer.buffer_count = 12;
     for (int i = 0; i < 2; i++) {
@@ -173,7 +166,6 @@ static void activations_are_kept_where_they_fit(void **state)
 {
     struct iz_config c = plan_config(3, IZ_BF16);
     struct iz_plan p;
-    (void)state;
     assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &target1), 0);
     int64_t lean = iz_plan_host_bytes(&p);
     assert_int_equal(plan_fit(&p, &c, INT64_MAX, NULL), 0);
@@ -193,7 +185,6 @@ static void boundaries_on_the_host_leave_slots(void **state)
         .workers = 2, .gpu = true, .act = IZ_BF16, .capability = 80};
     const int64_t one = 2 * INT64_C(1024) * 2560;
     struct iz_plan p;
-    (void)state;
     c.grad_accum = 4;
     c.cpu_checkpointing = true;
     for (int order = IZ_DEPTH_FIRST; order <= IZ_BREADTH_FIRST; order++) {
@@ -213,7 +204,6 @@ static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
 {
     struct iz_config c = plan_config(3, IZ_BF16);
     struct iz_plan p, q;
-    (void)state;
     assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &target2), 0);
     c.cpu_checkpointing = true;
     assert_int_equal(iz_plan_make(&q, &c, plan_model, 1, 0, &target2), 0);
@@ -230,7 +220,6 @@ static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
  */
 static void updates_are_early_that_wait_for_no_norm(void **state)
 {
-    (void)state;
     for (int clipped = 0; clipped < 2; clipped++)
         for (int t = IZ_F32; t <= IZ_F16; t++) {
             struct iz_config c = plan_config(2, (enum iz_dtype)t);

@@ -47,7 +47,6 @@ static int64_t on_host(const struct iz_plan *p)
  * share is not a number of chunks. */
 static void the_ratio_is_met_to_half_a_chunk(void **state)
 {
-    (void)state;
     for (int ranks = 1; ranks <= 8; ranks++)
         for (int i = 0; i <= 20; i++) {
             struct iz_config c = offloaded(i / 20.0, IZ_HOME_CPU);
@@ -140,7 +139,6 @@ static void check_ratio(enum iz_home home, bool nccl)
 
 static void the_ratio_moves_states_and_gradients(void **state)
 {
-    (void)state;
     for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++) {
         check_ratio((enum iz_home)home, false);
         check_ratio((enum iz_home)home, true);
@@ -150,7 +148,6 @@ static void the_ratio_moves_states_and_gradients(void **state)
 /* In fp32 a master of its own is needed where the parameters are not. */
 static void fp32_has_a_master_on_the_other_side_only(void **state)
 {
-    (void)state;
     for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++) {
         struct iz_config c = offloaded(0.5, (enum iz_home)home);
         struct iz_plan p;
@@ -174,7 +171,6 @@ static void a_cpu_cannot_share_with_a_gpu(void **state)
     struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
     char text[256] = "";
     FILE *f = fmemopen(text, sizeof(text), "w");
-    (void)state;
     assert_int_equal(iz_plan_split_check(&c, &gpu_bf16, f), 0);
     assert_int_equal(iz_plan_split_check(&c, &target2, f), -EINVAL);
     c.zero.optimizer.ratio = 1;
@@ -190,7 +186,6 @@ static void every_worker_has_a_buffer_for_what_goes_up(void **state)
     struct iz_config c = offloaded(1, IZ_HOME_NONE);
     struct iz_target gpu = gpu_bf16;
     struct iz_plan p;
-    (void)state;
     gpu.workers = 23;
     assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &gpu), 0);
     assert_true(p.staging[IZ_STAGING_UPDATE].n > 23);
@@ -205,7 +200,6 @@ static void the_whole_optimizer_on_the_host_is_a_way_out(void **state)
     static char text[8192];
     struct iz_plan p, q;
     FILE *f = fmemopen(text, sizeof(text), "w");
-    (void)state;
     assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &gpu_bf16), 0);
     c.zero.optimizer.ratio = 1;
     assert_int_equal(iz_plan_make(&q, &c, plan_model, 1, 0, &gpu_bf16), 0);
@@ -256,7 +250,6 @@ static const char *refusal(const struct iz_config *c, struct iz_limits l)
 static void a_host_that_is_short_leaves_chunks_to_the_gpu(void **state)
 {
     static const int part[] = {0, 7, 19};
-    (void)state;
     for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++)
         for (int k = 0; k < 3; k++) {
             struct iz_config c = offloaded(1, (enum iz_home)home);
@@ -284,7 +277,6 @@ static void a_gpu_that_is_full_takes_no_chunks(void **state)
     struct iz_config c = offloaded(1, IZ_HOME_CPU);
     struct iz_limits l = needs(c, 0.5);
     const char *text;
-    (void)state;
     l.device--;
     text = refusal(&c, l);
     assert_null(strstr(text, "ratio="));
@@ -295,7 +287,6 @@ static void a_gpu_that_is_full_takes_no_chunks(void **state)
 /* Where they fit with half of them on the GPU, that is the way out. */
 static void narrow_states_are_shared_out_too(void **state)
 {
-    (void)state;
     for (int t = IZ_MOMENT_BF16; t <= IZ_MOMENT_FP8; t++) {
         struct iz_config c = offloaded(1, IZ_HOME_CPU);
         struct iz_limits l;
@@ -313,7 +304,6 @@ static void host_and_gpu_together_are_a_way_out(void **state)
 {
     struct iz_config c = offloaded(1, IZ_HOME_NONE);
     struct iz_limits l = needs(c, 0.5);
-    (void)state;
     c.zero.optimizer.home = IZ_HOME_NONE;
     assert_non_null(strstr(refusal(&c, l),
                            "it fits with zero_optimization.offload_optimizer."
@@ -325,7 +315,6 @@ static void a_gpu_has_room_for_libraries(void **state)
 {
     const int64_t gib = INT64_C(1) << 30, peer = 470000000;
 
-    (void)state;
     assert_int_equal(iz_plan_reserve(140 * gib, 0), 3 * gib / 4);
     assert_int_equal(iz_plan_reserve(140 * gib, 1), 3 * gib / 4);
     assert_int_equal(iz_plan_reserve(140 * gib, 2), 3 * gib / 4 + peer);
@@ -341,7 +330,6 @@ static void a_gpu_has_room_for_the_tables_of_pinned_memory(void **state)
     struct iz_limits l = needs(c, 1);
     struct iz_plan p;
     int64_t *cpu, pinned;
-    (void)state;
     assert_int_equal(iz_plan_make(&p, &c, plan_model, 1, 0, &gpu_bf16), 0);
     cpu = p.bytes.b[IZ_TIER_CPU];
     pinned = iz_bytes_tier(&p.bytes, IZ_TIER_CPU) - cpu[IZ_MEM_STATE];

@@ -59,7 +59,6 @@ static struct iz_time_total closed(struct iz_time_shares *x)
 static void time_is_given_to_what_runs(void **state)
 {
     struct iz_time_shares *x;
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     iz_time_shares_until(x, 10 * S);
     add(x, A, IZ_FORWARD, 8, 14);   /* 4 in the window, B idle beside it */
@@ -89,7 +88,6 @@ static void time_is_given_to_what_runs(void **state)
 static void what_runs_beside_units_is_hidden(void **state)
 {
     struct iz_time_shares *x;
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     iz_time_shares_until(x, 0);
     add(x, A, IZ_BACKWARD, 0, 6);
@@ -114,7 +112,6 @@ static void what_runs_beside_units_is_hidden(void **state)
 static void rounds_and_pauses_change_nothing(void **state)
 {
     struct iz_time_shares *x;
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     for (int64_t i = 0; i < 20; i++) {
         if (i == 10) {
@@ -140,7 +137,6 @@ static void without_two_steps_nothing_is_known(void **state)
     struct iz_time_shares *x;
     struct iz_bottleneck_measured m = {0};
     char text[512];
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     iz_time_shares_until(x, 5 * S);
     add(x, A, IZ_FORWARD, 5, 6);
@@ -163,7 +159,6 @@ static void assert_hidden(const struct iz_time_shares *x, enum iz_kind k,
 static void time_beside_computation_is_hidden(void **state)
 {
     struct iz_time_shares *x;
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     add(x, A, IZ_FORWARD, 10, 20);
     add(x, A, IZ_BACKWARD, 15, 30); /* overlaps the other: counted once */
@@ -183,7 +178,6 @@ static void time_beside_computation_is_hidden(void **state)
 static void a_late_computation_still_counts(void **state)
 {
     struct iz_time_shares *x;
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     add(x, A, IZ_ADAM, 1, 3);
     iz_time_shares_stop(x, false);
@@ -199,7 +193,6 @@ static void a_late_computation_still_counts(void **state)
 static void a_long_task_counts_old_computation(void **state)
 {
     struct iz_time_shares *x;
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     add(x, A, IZ_FORWARD, 0, 4);
     add(x, A, IZ_NORM, 5, 6);
@@ -214,7 +207,6 @@ static void a_long_task_counts_old_computation(void **state)
 static void old_computation_is_forgotten(void **state)
 {
     struct iz_time_shares *x;
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     for (int i = 0; i < 10; i++) {
         add(x, A, IZ_FORWARD, 10 * i, 10 * i + 4);
@@ -230,7 +222,6 @@ static void old_computation_is_forgotten(void **state)
 static void gaps_between_computations_are_not_hidden(void **state)
 {
     struct iz_time_shares *x;
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     for (int i = 0; i < 100; i++)
         add(x, A, IZ_FORWARD, 4 * (99 - i), 4 * (99 - i) + 1);
@@ -246,7 +237,6 @@ static void gaps_between_computations_are_not_hidden(void **state)
 static void both_accounts_share_a_log(void **state)
 {
     struct iz_time_shares *x;
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     add(x, A, IZ_FORWARD, 0, 9);
     add(x, B, IZ_ADAM, 0, 8); /* before the window */
@@ -279,7 +269,6 @@ static void behind_the_last_step_no_kind_counts(void **state)
     struct iz_time_shares *x;
     struct iz_span s = {
         .kind = IZ_ADAM, .worker = B, .begin_ns = 4 * S, .end_ns = 12 * S};
-    (void)state;
     assert_int_equal(iz_time_shares_open(&x, places, WORKERS), 0);
     add(x, A, IZ_FORWARD, 0, 10);
     add(x, B, IZ_ADAM, 0, 4);
@@ -321,7 +310,6 @@ static void every_verdict_is_reached(void **state)
         [IZ_BOTTLENECK_SUBMISSION] = measured(IZ_USE_NOTHING, 0.2),
         [IZ_BOTTLENECK_GAPS] = measured(IZ_USE_NOTHING, 0.2),
     };
-    (void)state;
     m[IZ_BOTTLENECK_WORKERS].host_busy = 0.81;
     m[IZ_BOTTLENECK_OPTIMIZER].host_busy = 0.79;
     for (int c = 0; c < IZ_USES_RUNNING; c++)
@@ -340,7 +328,6 @@ static void every_verdict_is_reached(void **state)
 static void the_largest_loss_is_the_limit(void **state)
 {
     struct iz_bottleneck_measured m = measured(IZ_USE_TASKS, 0.2);
-    (void)state;
     m.usage.share[IZ_USE_NETWORK] = 0.21;
     m.usage.share[IZ_USE_UNITS] -= 0.21;
     m.usage.busy[IZ_USE_NETWORK] = 1;
@@ -365,7 +352,6 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
 {
     struct iz_bottleneck_setting s = {.overlap = true, .overlap_comm = true};
     struct iz_bottleneck_measured m = measured(IZ_USE_OPTIMIZER, 0.05);
-    (void)state;
     assert_text(&m, &s, "fill 95 %");
     assert_text(&m, &s, "more ranks");
     s.recompute = true;

@@ -54,7 +54,6 @@ static int step(struct fixture *f, int rest)
 static void what_a_slow_disk_has_not_done_is_put_off(void **state)
 {
     struct fixture f;
-    (void)state;
     begin(&f);
     assert_int_equal(f.e.update_order.late, 0);
     assert_int_equal(step(&f, 2), 1); /* of the first unit's three */
@@ -69,7 +68,6 @@ static void what_a_slow_disk_has_not_done_is_put_off(void **state)
 static void a_disk_that_may_have_waited_gets_more_to_do(void **state)
 {
     struct fixture f;
-    (void)state;
     begin(&f);
     assert_int_equal(step(&f, 5), 3);
     assert_int_equal(step(&f, 5), 2); /* no more than what was put off */
@@ -83,7 +81,6 @@ static void a_disk_that_may_have_waited_gets_more_to_do(void **state)
 static void other_updates_keep_their_order(void **state)
 {
     struct fixture f;
-    (void)state;
     begin(&f);
     f.e.plan.early = false; /* they follow the whole backward anyway */
     assert_int_equal(step(&f, CHUNKS), 0);

@@ -81,7 +81,6 @@ static void what_is_written_comes_back(void **state)
     const int64_t size = 12 * MIB;
     char *model = aligned(size), *buf = aligned(size);
 
-    (void)state;
     for (int checksum = 0; checksum < 2; checksum++) {
         struct iz_nvme *f = opened(size, checksum != 0);
 
@@ -136,7 +135,6 @@ static void many_threads_call_at_once(void **state)
     pthread_t thread[N_OF(caller)];
     struct iz_nvme *f = opened(40 * MIB, false);
 
-    (void)state;
     for (int i = 0; i < N_OF(caller); i++) {
         caller[i] = (struct caller){f, i, false};
         assert_int_equal(
@@ -153,7 +151,6 @@ static volatile sig_atomic_t alarms;
 
 static void on_alarm(int sig)
 {
-    (void)sig;
     alarms++;
 }
 
@@ -164,7 +161,6 @@ static void signals_do_not_disturb(void **state)
     struct iz_nvme *f = opened(40 * MIB, true);
     struct caller c = {f, 0, false};
 
-    (void)state;
     sigaction(SIGALRM, &act, &was);
     setitimer(ITIMER_REAL, &often, NULL);
     call_often(&c);
@@ -181,7 +177,6 @@ static void bytes_are_counted(void **state)
     char *buf = aligned(8 * PAGE);
     int64_t r = -1, w = -1;
 
-    (void)state;
     iz_nvme_counts(f, &r, &w);
     assert_true(r == 0 && w == 0);
     iz_nvme_write(f, buf, 0, 8 * PAGE);
@@ -201,7 +196,6 @@ static void space_is_taken_and_the_name_is_gone(void **state)
     struct stat st;
     int fd = open_nameless(O_RDONLY);
 
-    (void)state;
     assert_true(fd >= 0);
     assert_int_equal(fstat(fd, &st), 0);
     assert_int_equal(st.st_size, 5 * MIB + PAGE);
@@ -230,7 +224,6 @@ static int open_fails(const char *dir, int64_t bytes)
 
 static void a_directory_that_is_none_is_named(void **state)
 {
-    (void)state;
     assert_int_equal(open_fails(in_folder("none"), MIB), -ENOENT);
     assert_said("cannot create");
     close(open(in_folder("file"), O_CREAT | O_RDWR, 0600));
@@ -241,7 +234,6 @@ static void a_name_in_use_is_refused(void **state)
 {
     struct iz_nvme *f;
 
-    (void)state;
     close(open(in_folder("state-0"), O_CREAT | O_RDWR, 0600));
     listen_begin();
     assert_int_equal(iz_nvme_open(&f, folder, "state-0", MIB, false), -EEXIST);
@@ -252,7 +244,6 @@ static void a_name_in_use_is_refused(void **state)
 
 static void too_little_space_is_told_in_bytes(void **state)
 {
-    (void)state;
     assert_int_equal(open_fails(folder, (int64_t)1 << 50), -ENOSPC);
     assert_said("cannot allocate 1125899906842624 bytes");
     assert_said("are free");
@@ -264,7 +255,6 @@ static void a_full_small_disk_is_told(void **state)
     struct iz_nvme *f = NULL;
     int err;
 
-    (void)state;
     listen_begin();
     err = iz_nvme_open(&f, small, "x", 2 * MIB, false);
     listen_end();
@@ -277,7 +267,6 @@ static void a_full_small_disk_is_told(void **state)
 
 static void a_read_only_disk_is_told(void **state)
 {
-    (void)state;
     assert_int_equal(open_fails(mount_small("ro", 1024, MS_RDONLY), MIB),
                      -EROFS);
     assert_said("Read-only");
@@ -288,7 +277,6 @@ static int open_limited(void *arg)
     struct rlimit limit = {MIB, MIB};
     struct iz_nvme *f;
 
-    (void)arg;
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
     return iz_nvme_open(&f, folder, "state-0", 2 * MIB, false) == -EFBIG ? 0
@@ -297,7 +285,6 @@ static int open_limited(void *arg)
 
 static void a_file_size_limit_is_told(void **state)
 {
-    (void)state;
     assert_int_equal(apart(open_limited, NULL), 0);
     assert_said("cannot allocate 2097152 bytes");
     assert_said("File too large");
@@ -314,7 +301,6 @@ static int open_forbidden(void *arg)
     struct sock_fprog filter = {N_OF(rule), rule};
     struct iz_nvme *f;
 
-    (void)arg;
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
         return 77;
@@ -325,7 +311,6 @@ static void a_forbidden_io_uring_is_told_with_the_way_out(void **state)
 {
     int status = apart(open_forbidden, NULL);
 
-    (void)state;
     if (status == 77)
         skip();
     assert_int_equal(status, 0);
@@ -353,7 +338,6 @@ static void a_read_that_the_file_cannot_give_ends_the_job(void **state)
 {
     int64_t end[] = {2 * MIB, MIB + 5 * PAGE, 3 * MIB + 17};
 
-    (void)state;
     for (int i = 0; i < N_OF(end); i++) {
         assert_int_equal(apart(read_beyond_the_end, &end[i]), DIED);
         assert_said("izar: nvme: read of ");
@@ -371,7 +355,6 @@ static int write_beyond_the_limit(void *arg)
     char *buf = aligned(MIB);
     struct rlimit limit = {MIB + 3 * PAGE, MIB + 3 * PAGE};
 
-    (void)arg;
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
     iz_nvme_write(f, buf, MIB, MIB);
@@ -380,7 +363,6 @@ static int write_beyond_the_limit(void *arg)
 
 static void a_write_that_the_disk_does_not_take_ends_the_job(void **state)
 {
-    (void)state;
     assert_int_equal(apart(write_beyond_the_limit, NULL), DIED);
     assert_said("izar: nvme: write of 1036288 bytes at offset 1060864 of ");
     assert_said("state-0: File too large");
@@ -428,7 +410,6 @@ static void a_changed_byte_is_noticed_in_the_region_as_written(void **state)
                                                           part */
     };
 
-    (void)state;
     for (int i = 0; i < N_OF(seen); i++) {
         assert_int_equal(apart(read_damaged, &seen[i]), DIED);
         assert_said("are not those written: checksum ");

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptors of the stand-in for cuDNN, and the execution of a graph. */
-#ifndef IZ_TESTS_CODELETS_GPU_CUDNN_EXECUTE_H
-#define IZ_TESTS_CODELETS_GPU_CUDNN_EXECUTE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -41,5 +40,3 @@ bool execute_possible(const struct thing *graph);
 
 /* On the memory of a variant pack; false where a tensor has none. */
 bool execute_graph(const struct thing *graph, const struct thing *pack);
-
-#endif

@@ -230,7 +230,6 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const d,
 {
     const struct thing *t = d;
 
-    (void)type;
     if (!t->finished && name != CUDNN_ATTR_ENGINE_NUMERICAL_NOTE)
         return fail("it is not finished");
     if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS)

@@ -4,8 +4,7 @@
  * by doing the operations of its graph one after the other.  It knows nothing
  * of attention.  This is what a test may set and see, by the symbol fake_cudnn.
  */
-#ifndef IZ_TESTS_CODELETS_GPU_CUDNN_FAKE_CUDNN_H
-#define IZ_TESTS_CODELETS_GPU_CUDNN_FAKE_CUDNN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -26,5 +25,3 @@ struct fake_cudnn {
     void *stream;    /* of the last handle */
     int alive;       /* descriptors and handles */
 };
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The status codes that StarPU prints, and the calls of the oldest interface
  * that it makes at its start and end. */
-#ifndef IZ_TESTS_FAKE_STANDIN_INCLUDE_CUBLAS_H
-#define IZ_TESTS_FAKE_STANDIN_INCLUDE_CUBLAS_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -26,5 +25,3 @@ cublasStatus cublasShutdown(void);
 cublasStatus cublasSetKernelStream(cudaStream_t s);
 
 #pragma GCC visibility pop
-
-#endif

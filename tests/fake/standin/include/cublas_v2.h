@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The handles that StarPU makes for each worker.  There is no arithmetic: the
  * stand-in's kernels are those of the CPU. */
-#ifndef IZ_TESTS_FAKE_STANDIN_INCLUDE_CUBLAS_V2_H
-#define IZ_TESTS_FAKE_STANDIN_INCLUDE_CUBLAS_V2_H
+#pragma once
 
 #include <cublas.h>
 
@@ -15,5 +14,3 @@ cublasStatus_t cublasDestroy(cublasHandle_t h);
 cublasStatus_t cublasSetStream(cublasHandle_t h, cudaStream_t s);
 
 #pragma GCC visibility pop
-
-#endif

@@ -2,8 +2,7 @@
 /* The part of the CUDA runtime that the stand-in (tests/standin) has, with
  * CUDA's names and meanings and layouts of its own: never mix it with NVIDIA's
  * headers or libraries. */
-#ifndef IZ_TESTS_FAKE_STANDIN_INCLUDE_CUDA_RUNTIME_API_H
-#define IZ_TESTS_FAKE_STANDIN_INCLUDE_CUDA_RUNTIME_API_H
+#pragma once
 
 #include <stddef.h>
 
@@ -200,5 +199,3 @@ cudaError_t cudaMemset(void *p, int value, size_t n);
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s);
 
 #pragma GCC visibility pop
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A type that StarPU's headers name; the library does not exist here. */
-#ifndef IZ_TESTS_FAKE_STANDIN_INCLUDE_CUSOLVERRF_H
-#define IZ_TESTS_FAKE_STANDIN_INCLUDE_CUSOLVERRF_H
+#pragma once
 
 #include <cusolver_common.h>
 
 typedef struct cusolverRfContext *cusolverRfHandle_t;
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The part of NCCL that the stand-in (tests/standin) has, with NCCL's names
  * and meanings. */
-#ifndef IZ_TESTS_FAKE_STANDIN_INCLUDE_NCCL_H
-#define IZ_TESTS_FAKE_STANDIN_INCLUDE_NCCL_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -79,5 +78,3 @@ ncclResult_t ncclRecv(void *dst, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t c, cudaStream_t s);
 
 #pragma GCC visibility pop
-
-#endif

@@ -3,8 +3,7 @@
  * C++ with this folder before the root.  It has what our kernels use of CUDA
  * and no more.
  */
-#ifndef IZ_TESTS_FAKE_CUDA_ON_CPU_CODELETS_KERNELS_LAUNCH_CUH
-#define IZ_TESTS_FAKE_CUDA_ON_CPU_CODELETS_KERNELS_LAUNCH_CUH
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -359,5 +358,3 @@ static inline float rsqrtf(float a)
 
 #include "codelets/kernels/by_type.cuh"
 #include "codelets/kernels/reduce.cuh"
-
-#endif

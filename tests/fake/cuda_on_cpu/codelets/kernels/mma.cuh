@@ -3,8 +3,7 @@
  * of data, lane by lane.  The lanes of a warp meet where the instruction would
  * make them meet.  A copy to shared memory arrives as late as it may: until its
  * wait, the destination holds NaN.  Blocks are one-dimensional. */
-#ifndef IZ_TESTS_FAKE_CUDA_ON_CPU_CODELETS_KERNELS_MMA_CUH
-#define IZ_TESTS_FAKE_CUDA_ON_CPU_CODELETS_KERNELS_MMA_CUH
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -186,5 +185,3 @@ template <int LEFT> static inline void iz_copy_wait(void)
     q->n -= i;
     memmove(q->copy, q->copy + i, (size_t)q->n * sizeof(*q->copy));
 }
-
-#endif
