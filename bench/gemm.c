@@ -27,7 +27,7 @@ struct linear {
 
 struct job {
     pthread_t id;
-    bool narrow;
+    bool bf16;
     int rows, layers, n; /* n linear layers of a block */
     struct linear head, linear[LINEARS];
     double seconds, flops;
@@ -49,7 +49,7 @@ static void gemm_product(struct job *j, const struct iz_gemm *g)
                           .c_type = IZ_F32,
                           .scratch = j->scratch};
 
-    if (j->narrow)
+    if (j->bf16)
         iz_gemm16(&n);
     else
         iz_gemm_cpu(g);
@@ -145,7 +145,7 @@ static void *gemm_work(void *arg)
     y = gemm_take(j->rows * out);
     w = gemm_take(weights);
     j->scratch = NULL;
-    if (j->narrow)
+    if (j->bf16)
         j->scratch =
             (char *)gemm_take(scratch_bytes(j) / (int64_t)sizeof(*x) + 1);
     end = iz_now_ns() + (int64_t)(j->seconds * 1e9);
@@ -180,7 +180,7 @@ static bool read_job(struct job *j, int argc, char **argv)
 {
     if (argc < 8 || argc > 7 + LINEARS)
         return false;
-    *j = (struct job){.bf16_products = strcmp(argv[3], "bf16") == 0,
+    *j = (struct job){.bf16 = strcmp(argv[3], "bf16") == 0,
                       .rows = atoi(argv[4]),
                       .layers = atoi(argv[5]),
                       .seconds = atof(argv[2]),
@@ -189,7 +189,7 @@ static bool read_job(struct job *j, int argc, char **argv)
         if (!read_linear(argv[7 + i], &j->linear[i]))
             return false;
     return j->rows > 0 && j->layers > 0 && read_linear(argv[6], &j->head) &&
-           (j->narrow || strcmp(argv[3], "fp32") == 0);
+           (j->bf16 || strcmp(argv[3], "fp32") == 0);
 }
 
 int main(int argc, char **argv)
@@ -205,7 +205,7 @@ int main(int argc, char **argv)
                 argv[0]);
         return 2;
     }
-    if (like.narrow && iz_gemm16_missing()) {
+    if (like.bf16 && iz_gemm16_missing()) {
         fprintf(stderr, "gemm: bf16: %s\n", iz_gemm16_missing());
         return 1;
     }
