@@ -8,17 +8,15 @@
  * object per line: GB/s of the full buffer, the middle half of the rounds;
  * `moved`: shards that each rank reads and writes, so that rate * moved of two
  * lines can be compared. */
-#define _GNU_SOURCE /* madvise */
-
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "bench/timing.h"
 #include "codelets/base/units.h"
 #include "codelets/flat/dtype.h"
 #include "runtime/comm/coll.h"
@@ -31,30 +29,10 @@ struct buffers {
     int64_t bytes, shard; /* of full; of a rank's part */
 };
 
-static double coll_clock_s(clockid_t clock)
-{
-    struct timespec t;
-
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double coll_now_s(void)
-{
-    return coll_clock_s(CLOCK_MONOTONIC);
-}
-
-/* Zeroed, on huge pages if the system has them. */
+/* Zeroed. */
 static char *pages(int64_t bytes)
 {
-    size_t huge = (size_t)2 << 20, n = ((size_t)bytes + huge - 1) / huge * huge;
-    char *p = aligned_alloc(huge, n);
-
-    if (!p)
-        exit(1);
-    madvise(p, n, MADV_HUGEPAGE);
-    memset(p, 0, n);
-    return p;
+    return memset(bench_new(bytes), 0, (size_t)bytes);
 }
 
 /* `bytes` of each rank in memory that the ranks of a host share. */
@@ -106,58 +84,37 @@ static void reduce_bf16(struct iz_coll *c, const struct buffers *b)
                            b->shard / 2, NULL, "reduce");
 }
 
-/* Bytes read and written in shards, of one rank of n: the sum reads n shards
- * and writes one; of 16-bit numbers it reads and writes fp32 ones besides. */
-static double moved_copy(int n)
-{
-    return 2.0 * (n - 1);
-}
-
-static double moved_reduce(int n)
-{
-    return n + 1.0;
-}
-
-static double moved_reduce_bf16(int n)
-{
-    return n + 4.0;
-}
-
+/* Bytes read and written in shards, of one rank of n: n * each + more.  The sum
+ * reads n shards and writes one; of 16-bit numbers it reads and writes fp32
+ * ones besides. */
 static const struct way {
     const char *name, *path;
     bool near;
     void (*run)(struct iz_coll *c, const struct buffers *b);
-    double (*moved)(int n);
+    int each, more;
 } ways[] = {
-    {"copy", "own memory", false, coll_copy, moved_copy},
-    {"all-gather", "memory", true, coll_gather, moved_copy},
-    {"all-gather", "messages", false, coll_gather, moved_copy},
-    {"reduce-scatter fp32", "memory", true, reduce, moved_reduce},
-    {"reduce-scatter fp32", "messages", false, reduce, moved_reduce},
-    {"reduce-scatter bf16", "memory", true, reduce_bf16, moved_reduce_bf16},
-    {"reduce-scatter bf16", "messages", false, reduce_bf16, moved_reduce_bf16},
+    {"copy", "own memory", false, coll_copy, 2, -2},
+    {"all-gather", "memory", true, coll_gather, 2, -2},
+    {"all-gather", "messages", false, coll_gather, 2, -2},
+    {"reduce-scatter fp32", "memory", true, reduce, 1, 1},
+    {"reduce-scatter fp32", "messages", false, reduce, 1, 1},
+    {"reduce-scatter bf16", "memory", true, reduce_bf16, 1, 4},
+    {"reduce-scatter bf16", "messages", false, reduce_bf16, 1, 4},
 };
 
 enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
 
-static int coll_by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* Ranks leave a barrier one by one; those of one host have one clock. */
 static double common_start(struct iz_coll *c)
 {
-    double at = coll_now_s() + 300e-6;
+    double at = bench_now_s() + 300e-6;
 
     iz_coll_broadcast(c, &at, sizeof(at), 0, "start");
     if (c->local_size < c->size)
-        return coll_now_s();
-    while (coll_now_s() < at)
+        return bench_now_s();
+    while (bench_now_s() < at)
         ;
-    return coll_now_s();
+    return bench_now_s();
 }
 
 /* From the common start to the end of the last rank; *cpu_s: what this rank
@@ -175,10 +132,10 @@ static double time_once(struct iz_coll *c, const struct way *w,
     iz_coll_near(c, w->near);
     iz_coll_barrier(c, "start");
     start = common_start(c);
-    cpu = coll_clock_s(CLOCK_THREAD_CPUTIME_ID);
+    cpu = bench_cpu_s();
     w->run(c, b);
-    *cpu_s = coll_clock_s(CLOCK_THREAD_CPUTIME_ID) - cpu;
-    all[c->rank] = coll_now_s() - start;
+    *cpu_s = bench_cpu_s() - cpu;
+    all[c->rank] = bench_now_s() - start;
     iz_coll_gather_doubles(c, all, 1, "times");
     for (int r = 0; r < c->size; r++)
         last = all[r] > last ? all[r] : last;
@@ -190,14 +147,15 @@ static void report(const struct iz_coll *c, const struct way *w, int64_t bytes,
 {
     double gb = (double)bytes * 1e-9;
 
-    qsort(s, (size_t)rounds, sizeof(*s), coll_by_value);
-    qsort(cpu, (size_t)rounds, sizeof(*cpu), coll_by_value);
+    bench_sort(s, rounds);
+    bench_sort(cpu, rounds);
     printf("{\"what\": \"%s\", \"path\": \"%s\", \"mib\": %g, \"ranks\": %d, "
            "\"hosts_ranks\": %d, \"median\": %.3f, \"best\": %.3f, "
            "\"least\": %.3f, \"most\": %.3f, \"cpu\": %.3f, \"moved\": %g}\n",
            w->name, w->path, iz_mib(bytes), c->size, c->local_size,
            gb / s[rounds / 2], gb / s[0], gb / s[rounds * 3 / 4],
-           gb / s[rounds / 4], gb / cpu[rounds / 2], w->moved(c->size));
+           gb / s[rounds / 4], gb / cpu[rounds / 2],
+           (double)c->size * w->each + w->more);
     fflush(stdout);
 }
 

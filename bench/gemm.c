@@ -6,12 +6,12 @@
  * bf16: as a CPU with run.cpu_products bf16 makes them, from operands that are
  * bf16 already.  Prints the GFLOP/s of all threads: median and best of the
  * repetitions. */
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/timing.h"
 #include "codelets/base/int64.h"
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
@@ -26,7 +26,6 @@ struct linear {
 };
 
 struct job {
-    pthread_t id;
     bool bf16;
     int rows, layers, n; /* n linear layers of a block */
     struct linear head, linear[LINEARS];
@@ -163,13 +162,6 @@ static void *gemm_work(void *arg)
     return NULL;
 }
 
-static int gemm_by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static bool read_linear(const char *text, struct linear *l)
 {
     return sscanf(text, "%d:%d", &l->in, &l->out) == 2 && l->in > 0 &&
@@ -210,14 +202,11 @@ int main(int argc, char **argv)
         return 1;
     }
     iz_gemm_open();
-    for (int i = 0; i < threads; i++) {
+    for (int i = 0; i < threads; i++)
         j[i] = like;
-        if (pthread_create(&j[i].id, NULL, gemm_work, &j[i]))
-            return 1;
-    }
+    bench_threads(threads, gemm_work, j, sizeof(*j));
     for (int i = 0; i < threads; i++) {
-        pthread_join(j[i].id, NULL);
-        qsort(j[i].rate, (size_t)j[i].rates, sizeof(double), gemm_by_value);
+        bench_sort(j[i].rate, j[i].rates);
         median += j[i].rate[j[i].rates / 2];
         best += j[i].rate[j[i].rates - 1];
     }

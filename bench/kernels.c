@@ -9,14 +9,13 @@
  * and a pair counts only when every thread had its processor all the time: when
  * its CPU time is its wall time.  Printed are medians over these pairs and, of
  * the ratio, the quartiles. */
-#define _GNU_SOURCE /* MADV_HUGEPAGE */
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 
+#include "bench/timing.h"
 #include "codelets/base/build.h"
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/flat.h"
@@ -35,33 +34,16 @@ struct buffers {
     uint16_t *out, *half; /* written by copies; gradients in 16 bits */
 };
 
-static double kernels_clock_s(clockid_t id)
-{
-    struct timespec t;
+struct kernel;
+typedef void on_a_piece(const struct buffers *b, const struct kernel *k);
 
-    clock_gettime(id, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double kernels_now_s(void)
-{
-    return kernels_clock_s(CLOCK_MONOTONIC);
-}
-
-/* Zeroed by the thread that will use it, on huge pages if the system has them.
- */
-static void *pages(size_t bytes)
-{
-    void *p = aligned_alloc((size_t)2 << 20, bytes);
-
-    if (!p)
-        exit(1);
-#ifdef MADV_HUGEPAGE
-    madvise(p, bytes, MADV_HUGEPAGE);
-#endif
-    memset(p, 0, bytes);
-    return p;
-}
+struct kernel {
+    const char *name;
+    int bytes; /* per element */
+    on_a_piece *limit, *run;
+    enum iz_dtype in, out; /* of the gradient, of the copy: fp32 for none */
+    enum iz_moment_type moments;
+};
 
 static struct buffers kernels_at(const struct buffers *b, int64_t i)
 {
@@ -74,7 +56,7 @@ static struct buffers kernels_at(const struct buffers *b, int64_t i)
 static volatile double sink;
 #define BY 0.999f
 
-IZ_SIMD static void limit_scale(const struct buffers *b)
+IZ_SIMD static void limit_scale(const struct buffers *b, const struct kernel *k)
 {
     float *restrict p = b->p;
 
@@ -82,47 +64,42 @@ IZ_SIMD static void limit_scale(const struct buffers *b)
         p[i] *= BY;
 }
 
-IZ_SIMD static void limit_adam(const struct buffers *b)
+/* Gradients in 16 bits, a copy in 16 bits. */
+IZ_INLINE void limit_update(const struct buffers *b, bool half, bool copy)
 {
     float *restrict p = b->p, *restrict m = b->m, *restrict v = b->v;
     const float *restrict g = b->g;
-
-    for (int64_t i = 0; i < PIECE; i++) {
-        m[i] *= BY;
-        v[i] *= BY;
-        p[i] += g[i];
-    }
-}
-
-IZ_SIMD static void limit_adam_out(const struct buffers *b)
-{
-    float *restrict p = b->p, *restrict m = b->m, *restrict v = b->v;
-    const float *restrict g = b->g;
+    const uint16_t *restrict narrow = b->half;
     uint16_t *restrict out = b->out;
 
     for (int64_t i = 0; i < PIECE; i++) {
         m[i] *= BY;
         v[i] *= BY;
-        p[i] += g[i];
-        out[i] = (uint16_t)(iz_float_bits(p[i]) >> 16);
+        p[i] += half ? (float)narrow[i] : g[i];
+        if (copy)
+            out[i] = (uint16_t)(iz_float_bits(p[i]) >> 16);
     }
 }
 
-IZ_SIMD static void limit_adam_half(const struct buffers *b)
+IZ_SIMD static void limit_adam(const struct buffers *b, const struct kernel *k)
 {
-    float *restrict p = b->p, *restrict m = b->m, *restrict v = b->v;
-    const uint16_t *restrict g = b->half;
-    uint16_t *restrict out = b->out;
-
-    for (int64_t i = 0; i < PIECE; i++) {
-        m[i] *= BY;
-        v[i] *= BY;
-        p[i] += (float)g[i];
-        out[i] = (uint16_t)(iz_float_bits(p[i]) >> 16);
-    }
+    limit_update(b, false, false);
 }
 
-IZ_SIMD static void limit_narrow(const struct buffers *b)
+IZ_SIMD static void limit_adam_out(const struct buffers *b,
+                                   const struct kernel *k)
+{
+    limit_update(b, false, true);
+}
+
+IZ_SIMD static void limit_adam_half(const struct buffers *b,
+                                    const struct kernel *k)
+{
+    limit_update(b, true, true);
+}
+
+IZ_SIMD static void limit_narrow(const struct buffers *b,
+                                 const struct kernel *k)
 {
     const float *restrict g = b->g;
     uint16_t *restrict out = b->out;
@@ -131,7 +108,7 @@ IZ_SIMD static void limit_narrow(const struct buffers *b)
         out[i] = (uint16_t)(iz_float_bits(g[i]) >> 16);
 }
 
-IZ_SIMD static void limit_widen(const struct buffers *b)
+IZ_SIMD static void limit_widen(const struct buffers *b, const struct kernel *k)
 {
     float *restrict g = b->g;
     const uint16_t *restrict half = b->half;
@@ -141,27 +118,19 @@ IZ_SIMD static void limit_widen(const struct buffers *b)
 }
 
 /* Any order of integers is the same sum. */
-IZ_SIMD static void limit_read(const struct buffers *b)
+IZ_SIMD static void limit_read(const struct buffers *b, const struct kernel *k)
 {
-    const uint32_t *x = (const uint32_t *)b->p;
+    const uint32_t *x =
+        k->in == IZ_F32 ? (const uint32_t *)b->p : (const uint32_t *)b->half;
+    int64_t n = k->in == IZ_F32 ? PIECE : PIECE / 2;
     uint32_t sum = 0;
 
-    for (int64_t i = 0; i < PIECE; i++)
+    for (int64_t i = 0; i < n; i++)
         sum += x[i];
     sink = sum;
 }
 
-IZ_SIMD static void limit_read_half(const struct buffers *b)
-{
-    const uint32_t *x = (const uint32_t *)b->half;
-    uint32_t sum = 0;
-
-    for (int64_t i = 0; i < PIECE / 2; i++)
-        sum += x[i];
-    sink = sum;
-}
-
-IZ_SIMD static void limit_add(const struct buffers *b)
+IZ_SIMD static void limit_add(const struct buffers *b, const struct kernel *k)
 {
     float *restrict p = b->p;
     const float *restrict g = b->g;
@@ -170,7 +139,8 @@ IZ_SIMD static void limit_add(const struct buffers *b)
         p[i] += g[i];
 }
 
-IZ_SIMD static void limit_add_half(const struct buffers *b)
+IZ_SIMD static void limit_add_half(const struct buffers *b,
+                                   const struct kernel *k)
 {
     float *restrict p = b->p;
     const uint16_t *restrict g = b->half;
@@ -179,7 +149,7 @@ IZ_SIMD static void limit_add_half(const struct buffers *b)
         p[i] += (float)g[i];
 }
 
-IZ_SIMD static void limit_write(const struct buffers *b)
+IZ_SIMD static void limit_write(const struct buffers *b, const struct kernel *k)
 {
     float *restrict g = b->g;
 
@@ -192,173 +162,114 @@ IZ_SIMD static void limit_write(const struct buffers *b)
 static const struct iz_step options = {
     {IZ_OPTIMIZER_ADAMW, 1e-3, 0.9, 0.999, 1e-8, 0.1, true, true}, 1, 1.0f};
 
-static void update(const struct buffers *b, struct iz_update u)
+static const void *gradient(const struct buffers *b, const struct kernel *k)
+{
+    return k->in == IZ_F32 ? (const void *)b->g : b->half;
+}
+
+static void run_adam(const struct buffers *b, const struct kernel *k)
 {
     struct iz_alike all = iz_alike_of(&options);
 
-    u.optimizer = options.hyper.type;
-    u.n = u.room = PIECE;
-    u.p = b->p;
-    u.state[0] = b->m;
-    u.state[1] = b->v;
-    u.span = &all;
-    u.spans = 1;
-    iz_update(&u);
+    iz_update(&(struct iz_update){.optimizer = options.hyper.type,
+                                  .type = k->moments,
+                                  .key = 1,
+                                  .g_type = k->in,
+                                  .out_type = k->out,
+                                  .n = PIECE,
+                                  .room = PIECE,
+                                  .p = b->p,
+                                  .state = {b->m, b->v},
+                                  .g = gradient(b, k),
+                                  .out = k->out == IZ_F32 ? NULL : b->out,
+                                  .span = &all,
+                                  .spans = 1});
 }
 
-static void run_adam(const struct buffers *b)
+/* With m and v in fp32, whatever those of the kernel are. */
+static void run_adam_wide(const struct buffers *b, const struct kernel *k)
 {
-    update(b, (struct iz_update){.g = b->g});
+    struct kernel wide = *k;
+
+    wide.moments = IZ_MOMENT_F32;
+    run_adam(b, &wide);
 }
 
-static void run_adam_out(const struct buffers *b)
+static void run_narrow(const struct buffers *b, const struct kernel *k)
 {
-    update(b,
-           (struct iz_update){.g = b->g, .out = b->out, .out_type = IZ_BF16});
+    iz_cast(b->out, k->out, b->g, IZ_F32, PIECE);
 }
 
-static void run_adam_bf16(const struct buffers *b)
+static void run_widen(const struct buffers *b, const struct kernel *k)
 {
-    update(b, (struct iz_update){.g = b->half,
-                                 .g_type = IZ_BF16,
-                                 .out = b->out,
-                                 .out_type = IZ_BF16});
+    iz_cast(b->g, IZ_F32, b->half, k->in, PIECE);
 }
 
-static void run_adam_f16(const struct buffers *b)
+static void run_norm2(const struct buffers *b, const struct kernel *k)
 {
-    update(b, (struct iz_update){.g = b->half,
-                                 .g_type = IZ_F16,
-                                 .out = b->out,
-                                 .out_type = IZ_F16});
+    sink = k->in == IZ_F32 ? iz_flat_norm2(b->p, IZ_F32, PIECE)
+                           : iz_flat_norm2(b->half, k->in, PIECE);
 }
 
-static void adam_narrow(const struct buffers *b, enum iz_moment_type type)
+static void run_add(const struct buffers *b, const struct kernel *k)
 {
-    update(b, (struct iz_update){.g = b->g, .type = type, .key = 1});
+    iz_flat_add(b->p, IZ_F32, gradient(b, k), k->in, PIECE);
 }
 
-static void run_adam_m16(const struct buffers *b)
+static void run_add_then_norm2(const struct buffers *b, const struct kernel *k)
 {
-    adam_narrow(b, IZ_MOMENT_BF16);
-}
-
-static void run_adam_m8(const struct buffers *b)
-{
-    adam_narrow(b, IZ_MOMENT_FP8);
-}
-
-static void run_to_bf16(const struct buffers *b)
-{
-    iz_cast(b->out, IZ_BF16, b->g, IZ_F32, PIECE);
-}
-
-static void run_from_bf16(const struct buffers *b)
-{
-    iz_cast(b->g, IZ_F32, b->half, IZ_BF16, PIECE);
-}
-
-static void run_to_f16(const struct buffers *b)
-{
-    iz_cast(b->out, IZ_F16, b->g, IZ_F32, PIECE);
-}
-
-static void run_from_f16(const struct buffers *b)
-{
-    iz_cast(b->g, IZ_F32, b->half, IZ_F16, PIECE);
-}
-
-static void run_norm2(const struct buffers *b)
-{
+    run_add(b, k);
     sink = iz_flat_norm2(b->p, IZ_F32, PIECE);
 }
 
-static void run_norm2_bf16(const struct buffers *b)
+static void run_add_norm2(const struct buffers *b, const struct kernel *k)
 {
-    sink = iz_flat_norm2(b->half, IZ_BF16, PIECE);
-}
-
-static void run_add(const struct buffers *b)
-{
-    iz_flat_add(b->p, IZ_F32, b->g, IZ_F32, PIECE);
-}
-
-static void run_add_bf16(const struct buffers *b)
-{
-    iz_flat_add(b->p, IZ_F32, b->half, IZ_BF16, PIECE);
-}
-
-static void run_add_then_norm2(const struct buffers *b)
-{
-    run_add(b);
-    run_norm2(b);
-}
-
-static void run_add_half_then_norm2(const struct buffers *b)
-{
-    run_add_bf16(b);
-    run_norm2(b);
-}
-
-static void add_norm2(const struct buffers *b, const void *in,
-                      enum iz_dtype type)
-{
+    const void *in = gradient(b, k);
     struct iz_norm2 s = {0};
 
-    iz_flat_sum_norm2(&s, b->p, IZ_F32, true, &in, 1, type, PIECE);
+    iz_flat_sum_norm2(&s, b->p, IZ_F32, true, &in, 1, k->in, PIECE);
     sink = iz_norm2_end(&s);
 }
 
-static void run_add_norm2(const struct buffers *b)
-{
-    add_norm2(b, b->g, IZ_F32);
-}
-
-static void run_add_half_norm2(const struct buffers *b)
-{
-    add_norm2(b, b->half, IZ_BF16);
-}
-
-static void run_hash(const struct buffers *b)
+static void run_hash(const struct buffers *b, const struct kernel *k)
 {
     sink = (double)iz_flat_hash(0, b->p, PIECE);
 }
 
-static void run_normal(const struct buffers *b)
+static void run_normal(const struct buffers *b, const struct kernel *k)
 {
     iz_flat_normal(b->g, PIECE, 1, 2, 0, 0.02f);
 }
 
-static const struct kernel {
-    const char *name;
-    int bytes; /* per element */
-    enum iz_dtype half;
-    void (*limit)(const struct buffers *b), (*run)(const struct buffers *b);
-} kernels[] = {
-    {"update in place", 8, IZ_BF16, limit_scale, limit_scale},
-    {"adam fp32 gradient", 28, IZ_BF16, limit_adam, run_adam},
-    {"adam fp32 gradient, bf16 copy", 30, IZ_BF16, limit_adam_out,
-     run_adam_out},
-    {"adam bf16 gradient and copy", 28, IZ_BF16, limit_adam_half,
-     run_adam_bf16},
-    {"adam fp16 gradient and copy", 28, IZ_F16, limit_adam_half, run_adam_f16},
+static const struct kernel kernels[] = {
+    {"update in place", 8, limit_scale, limit_scale, .in = IZ_F32},
+    {"adam fp32 gradient", 28, limit_adam, run_adam, .in = IZ_F32},
+    {"adam fp32 gradient, bf16 copy", 30, limit_adam_out, run_adam,
+     .out = IZ_BF16},
+    {"adam bf16 gradient and copy", 28, limit_adam_half, run_adam,
+     .in = IZ_BF16, .out = IZ_BF16},
+    {"adam fp16 gradient and copy", 28, limit_adam_half, run_adam, .in = IZ_F16,
+     .out = IZ_F16},
     /* Of these the limit is Adam with m and v in fp32. */
-    {"m and v bf16 against adam", 20, IZ_BF16, run_adam, run_adam_m16},
-    {"m and v fp8 against adam", 16, IZ_BF16, run_adam, run_adam_m8},
-    {"fp32 to bf16", 6, IZ_BF16, limit_narrow, run_to_bf16},
-    {"bf16 to fp32", 6, IZ_BF16, limit_widen, run_from_bf16},
-    {"fp32 to fp16", 6, IZ_F16, limit_narrow, run_to_f16},
-    {"fp16 to fp32", 6, IZ_F16, limit_widen, run_from_f16},
-    {"norm2 fp32", 4, IZ_BF16, limit_read, run_norm2},
-    {"norm2 bf16", 2, IZ_BF16, limit_read_half, run_norm2_bf16},
-    {"add fp32 to fp32", 12, IZ_BF16, limit_add, run_add},
-    {"add bf16 to fp32", 10, IZ_BF16, limit_add_half, run_add_bf16},
+    {"m and v bf16 against adam", 20, run_adam_wide, run_adam,
+     .moments = IZ_MOMENT_BF16},
+    {"m and v fp8 against adam", 16, run_adam_wide, run_adam,
+     .moments = IZ_MOMENT_FP8},
+    {"fp32 to bf16", 6, limit_narrow, run_narrow, .out = IZ_BF16},
+    {"bf16 to fp32", 6, limit_widen, run_widen, .in = IZ_BF16},
+    {"fp32 to fp16", 6, limit_narrow, run_narrow, .out = IZ_F16},
+    {"fp16 to fp32", 6, limit_widen, run_widen, .in = IZ_F16},
+    {"norm2 fp32", 4, limit_read, run_norm2, .in = IZ_F32},
+    {"norm2 bf16", 2, limit_read, run_norm2, .in = IZ_BF16},
+    {"add fp32 to fp32", 12, limit_add, run_add, .in = IZ_F32},
+    {"add bf16 to fp32", 10, limit_add_half, run_add, .in = IZ_BF16},
     /* The limit is the sum and a pass for the norm behind it. */
-    {"add fp32 with the norm", 12, IZ_BF16, run_add_then_norm2, run_add_norm2},
-    {"add bf16 with the norm", 10, IZ_BF16, run_add_half_then_norm2,
-     run_add_half_norm2},
-    {"hash", 4, IZ_BF16, limit_read, run_hash},
-    {"normal", 4, IZ_BF16, limit_write, run_normal},
+    {"add fp32 with the norm", 12, run_add_then_norm2, run_add_norm2,
+     .in = IZ_F32},
+    {"add bf16 with the norm", 10, run_add_then_norm2, run_add_norm2,
+     .in = IZ_BF16},
+    {"hash", 4, limit_read, run_hash, .in = IZ_F32},
+    {"normal", 4, limit_write, run_normal, .in = IZ_F32},
 };
 
 enum { KERNELS = sizeof(kernels) / sizeof(kernels[0]) };
@@ -384,6 +295,12 @@ struct worker {
     int i;
 };
 
+/* Zeroed by the thread that will use it. */
+static void *pages(size_t bytes)
+{
+    return memset(bench_new((int64_t)bytes), 0, bytes);
+}
+
 static struct buffers kernels_fill(void)
 {
     const size_t bytes = (size_t)N * 4;
@@ -395,25 +312,18 @@ static struct buffers kernels_fill(void)
     return b;
 }
 
-static struct sample timed(struct team *t, void (*run)(const struct buffers *b),
-                           struct buffers b)
+static struct sample timed(struct team *t, on_a_piece *run,
+                           const struct kernel *k, struct buffers b)
 {
     double wall, cpu;
 
     pthread_barrier_wait(&t->barrier);
-    cpu = kernels_clock_s(CLOCK_THREAD_CPUTIME_ID);
-    wall = kernels_now_s();
-    run(&b);
-    wall = kernels_now_s() - wall;
-    cpu = kernels_clock_s(CLOCK_THREAD_CPUTIME_ID) - cpu;
+    cpu = bench_cpu_s();
+    wall = bench_now_s();
+    run(&b, k);
+    wall = bench_now_s() - wall;
+    cpu = bench_cpu_s() - cpu;
     return (struct sample){wall, cpu > HAD_ITS_PROCESSOR * wall};
-}
-
-static int kernels_by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
 }
 
 /* The slowest thread's time of pair i, or 0 when one lost its processor. */
@@ -449,9 +359,9 @@ static void kernels_show(const struct team *t, const struct kernel *k)
         printf("%-30s no clean pair of %d\n", k->name, t->pairs);
         return;
     }
-    qsort(ratio, (size_t)n, sizeof(*ratio), kernels_by_value);
-    qsort(limit, (size_t)n, sizeof(*limit), kernels_by_value);
-    qsort(run, (size_t)n, sizeof(*run), kernels_by_value);
+    bench_sort(ratio, n);
+    bench_sort(limit, n);
+    bench_sort(run, n);
     printf("%-30s %6.1f GB/s %7.0f M/s, limit %6.1f GB/s, ratio %.3f (%.3f to "
            "%.3f), %d of %d pairs\n",
            k->name, 1e-9 * run[n / 2], 1e-6 * run[n / 2] / k->bytes,
@@ -467,18 +377,18 @@ static void time_kernel(struct worker *w, const struct kernel *k,
     struct team *t = w->team;
     struct sample *limit = t->limit + w->i * PAIRS_MAX;
     struct sample *run = t->run + w->i * PAIRS_MAX;
-    double end = kernels_now_s() + t->seconds;
+    double end = bench_now_s() + t->seconds;
     int n = 0;
 
-    iz_cast(b->half, k->half, b->g, IZ_F32, N);
+    iz_cast(b->half, k->in == IZ_F32 ? IZ_BF16 : k->in, b->g, IZ_F32, N);
     do {
         int64_t i = n % PIECES, j = (n + PIECES / 2) % PIECES;
 
-        limit[n] = timed(t, k->limit, kernels_at(b, i * PIECE));
-        run[n] = timed(t, k->run, kernels_at(b, j * PIECE));
+        limit[n] = timed(t, k->limit, k, kernels_at(b, i * PIECE));
+        run[n] = timed(t, k->run, k, kernels_at(b, j * PIECE));
         n++;
         if (w->i == 0)
-            t->more = n < PAIRS_MAX && kernels_now_s() < end;
+            t->more = n < PAIRS_MAX && bench_now_s() < end;
         pthread_barrier_wait(&t->barrier);
     } while (t->more);
     if (w->i == 0) {
@@ -498,40 +408,28 @@ static void *kernels_work(void *arg)
     return NULL;
 }
 
-static int time_kernels(int argc, char **argv)
+int main(int argc, char **argv)
 {
     int threads = argc > 1 ? atoi(argv[1]) : 1;
     struct team t = {.threads = threads,
                      .seconds = argc > 2 ? atof(argv[2]) : 2,
                      .name = argc > 3 ? argv[3] : ""};
-    pthread_t *id;
     struct worker *w;
 
     if (threads < 1)
         return 2;
-    id = calloc((size_t)threads, sizeof(*id));
     w = calloc((size_t)threads, sizeof(*w));
     t.limit = calloc((size_t)threads * PAIRS_MAX, sizeof(*t.limit));
     t.run = calloc((size_t)threads * PAIRS_MAX, sizeof(*t.run));
-    if (!id || !w || !t.limit || !t.run ||
+    if (!w || !t.limit || !t.run ||
         pthread_barrier_init(&t.barrier, NULL, (unsigned)threads))
         return 1;
     printf("%d threads, SIMD level %s\n", threads, iz_simd_name());
-    for (int i = 0; i < threads; i++) {
-        w[i] = (struct worker){&t, i};
-        if (pthread_create(&id[i], NULL, kernels_work, &w[i]))
-            return 1;
-    }
     for (int i = 0; i < threads; i++)
-        pthread_join(id[i], NULL);
-    free(id);
+        w[i] = (struct worker){&t, i};
+    bench_threads(threads, kernels_work, w, sizeof(*w));
     free(w);
     free(t.limit);
     free(t.run);
     return 0;
-}
-
-int main(int argc, char **argv)
-{
-    return time_kernels(argc, argv);
 }

@@ -6,17 +6,13 @@
  * callers of iz_nvme_read and iz_nvme_write as a run has, with chunks as large
  * as a run's.  Prints a JSON object per round: GB/s of reading, of writing, or
  * of both at the same time, of every shape and of ours. */
-#define _GNU_SOURCE /* madvise */
-
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "bench/timing.h"
 #include "runtime/tier/nvme.h"
 
 enum { CALLERS = 2, THREADS = 16 };
@@ -39,16 +35,7 @@ struct job {
 struct thread {
     struct job *job;
     char *buf;
-    pthread_t id;
 };
-
-static double nvme_now_s(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void transfer(const struct job *j, char *buf, int64_t at, bool write)
 {
@@ -81,34 +68,16 @@ static void *nvme_work(void *arg)
     return NULL;
 }
 
-/* A chunk for every thread, on huge pages as a run's buffers are: some disks
- * take a page per entry of their queue, and are slow with small ones. */
-static char *memory(void)
-{
-    char *p = aligned_alloc((size_t)2 << 20, THREADS * (size_t)CHUNK);
-
-    if (!p)
-        exit(1);
-    madvise(p, THREADS * (size_t)CHUNK, MADV_HUGEPAGE);
-    return memset(p, 1, THREADS * (size_t)CHUNK);
-}
-
 static double gb_per_s(struct job *j, int threads)
 {
     static struct thread t[THREADS];
     double start;
 
-    for (int i = 0; i < threads; i++) {
-        t[i].job = j;
-        t[i].buf = j->memory + i * CHUNK;
-    }
-    start = nvme_now_s();
     for (int i = 0; i < threads; i++)
-        if (pthread_create(&t[i].id, NULL, nvme_work, &t[i]))
-            exit(1);
-    for (int i = 0; i < threads; i++)
-        pthread_join(t[i].id, NULL);
-    start = nvme_now_s() - start;
+        t[i] = (struct thread){j, j->memory + i * CHUNK};
+    start = bench_now_s();
+    bench_threads(threads, nvme_work, t, sizeof(*t));
+    start = bench_now_s() - start;
     return (double)(j->piece * j->pieces) / start * 1e-9;
 }
 
@@ -196,7 +165,11 @@ int main(int argc, char **argv)
     if (iz_nvme_open(&d.f, argv[1], name, bytes, false))
         return 1;
     d.fd = descriptor_of(name);
-    d.memory = memory();
+    /* A chunk for every thread, on huge pages as a run's buffers are: some
+     * disks take a page per entry of their queue, and are slow with small ones.
+     */
+    d.memory = bench_new(THREADS * CHUNK);
+    memset(d.memory, 1, (size_t)(THREADS * CHUNK));
     d.bytes = bytes;
     /* The first write to new extents is slow. */
     run(&d, WRITE, OURS);

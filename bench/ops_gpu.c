@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "codelets/base/mix.h"
 #include "codelets/base/units.h"
@@ -22,14 +21,6 @@ enum { ROUNDS = 5 };
 #define ROUND_S 0.02 /* at least */
 
 /* ---- memory and time ---------------------------------------------------- */
-
-double bench_now_s(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 char *bench_device(int64_t bytes)
 {
@@ -76,13 +67,6 @@ void bench_wait(void *stream)
         ;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* Seconds of n calls. */
 static double time_calls(const struct bench *b, void (*run)(void *arg, int i),
                          void *arg, int n)
@@ -106,8 +90,18 @@ double bench_time(const struct bench *b, void (*run)(void *arg, int i),
     n = (int)fmin(fmax(ceil(round_s / one), 2), 2000);
     for (int r = 0; r < ROUNDS; r++)
         s[r] = time_calls(b, run, arg, n) / n;
-    qsort(s, ROUNDS, sizeof(*s), ascending);
+    bench_sort(s, ROUNDS);
     return s[ROUNDS / 2];
+}
+
+struct iz_exec bench_exec(const struct bench *b, char *base, int64_t bytes)
+{
+    return (struct iz_exec){.backend = IZ_CUDA,
+                            .act = b->act,
+                            .capability = b->capability,
+                            .stream = b->stream,
+                            .cuda = b->cuda,
+                            .work = {.base = base, .size = bytes}};
 }
 
 /* PATTERN_BYTES of random numbers on the GPU, from `low` to 1. */
@@ -132,10 +126,7 @@ static char *pattern_new(const struct bench *b, enum iz_dtype t, float low)
 
 static void measure_gemm(struct bench *b)
 {
-    struct iz_exec x = {.backend = IZ_CUDA,
-                        .act = b->act,
-                        .stream = b->stream,
-                        .cuda = b->cuda};
+    struct iz_exec x = bench_exec(b, NULL, 0);
     int64_t n = b->tiny ? 64 : 8192;
 
     b->gemm = iz_gemm_rate_cuda(&x, n, n, n, b->tiny ? 0.01 : 0.5);

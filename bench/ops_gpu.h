@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "bench/timing.h"
 #include "codelets/ops/gpu_ops.h"
 
 struct bench {
@@ -29,8 +30,6 @@ struct bench {
 /* Sets of tensors that the inputs of an op rotate over, at most. */
 enum { BENCH_SETS = 8 };
 
-double bench_now_s(void);
-
 /* Memory of the GPU and pinned memory of the host; exits where there is none.
  */
 char *bench_device(int64_t bytes);
@@ -48,6 +47,9 @@ void bench_wait(void *stream);
  * enqueues on b->stream. */
 double bench_time(const struct bench *b, void (*run)(void *arg, int i),
                   void *arg);
+
+/* An op's surroundings on this GPU, with scratch at `base`. */
+struct iz_exec bench_exec(const struct bench *b, char *base, int64_t bytes);
 
 /* Every op in the shapes of a 1.5B, a 7B and a 14B model. */
 void bench_models(struct bench *b);

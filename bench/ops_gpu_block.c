@@ -3,8 +3,9 @@
  * three models. */
 #include "bench/ops_gpu.h"
 
-#include <stdlib.h>
+#include <stddef.h>
 
+#include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "codelets/base/units.h"
 #include "codelets/gpu/device.h"
@@ -42,6 +43,8 @@ struct op {
     const char *name;
     void (*run)(struct job *j, struct tensors *t);
     int in, out;
+    bool fused_db; /* not by a kernel of ours, but by the library's epilogue */
+    bool cudnn;
 };
 
 /* A [rows,cols] view of memory that may belong to a larger matrix. */
@@ -74,7 +77,7 @@ static struct iz_linear linear(const struct job *j, const struct tensors *t)
 }
 
 /* As a block does it: those back to the width add the residual. */
-static void ops_gpu_block_product(struct job *j, struct tensors *t)
+static void product_fwd(struct job *j, struct tensors *t)
 {
     struct iz_linear l = linear(j, t);
     bool residual = j->op->out == 1;
@@ -92,20 +95,12 @@ static void product_da(struct job *j, struct tensors *t)
                  wide(j, t, j->op->out, true), &l);
 }
 
-static void ops_gpu_block_product_dw(struct job *j, struct tensors *t)
+static void product_dw(struct job *j, struct tensors *t)
 {
     struct iz_linear l = linear(j, t);
 
     iz_matmul_dw(&j->x, wide(j, t, j->op->out, true),
                  wide(j, t, j->op->in, false), &l);
-}
-
-/* db not by a kernel of ours, but by the library's epilogue where it can. */
-static void product_dw_fused(struct job *j, struct tensors *t)
-{
-    j->x.fused_db = true;
-    ops_gpu_block_product_dw(j, t);
-    j->x.fused_db = false;
 }
 
 static struct iz_attention attention_of(const struct job *j,
@@ -123,13 +118,6 @@ static void attention_fwd(struct job *j, struct tensors *t)
     struct iz_attention a = attention_of(j, t);
 
     iz_attention_fwd(&j->x, &a);
-}
-
-static void attention_cudnn(struct job *j, struct tensors *t)
-{
-    j->x.cudnn = true;
-    attention_fwd(j, t);
-    j->x.cudnn = false;
 }
 
 static void attention_bwd(struct job *j, struct tensors *t)
@@ -206,42 +194,42 @@ static void classify(struct job *j, struct tensors *t)
 }
 
 static const struct op ops[] = {
-    {"layernorm", norm_fwd, 0, 0},
-    {"layernorm again", norm_again, 0, 0},
-    {"layernorm backward", norm_bwd, 0, 0},
-    {"c_attn [C,3C]", ops_gpu_block_product, 1, 3},
-    {"c_attn da", product_da, 1, 3},
-    {"c_attn dw", ops_gpu_block_product_dw, 1, 3},
-    {"c_attn dw, fused db", product_dw_fused, 1, 3},
-    {"attention", attention_fwd, 0, 0},
-    {"attention by cuDNN", attention_cudnn, 0, 0},
-    {"attention backward", attention_bwd, 0, 0},
-    {"c_proj [C,C]", ops_gpu_block_product, 1, 1},
-    {"c_proj da", product_da, 1, 1},
-    {"c_proj dw", ops_gpu_block_product_dw, 1, 1},
-    {"c_proj dw, fused db", product_dw_fused, 1, 1},
-    {"c_fc [C,4C]", ops_gpu_block_product, 1, 4},
-    {"c_fc da", product_da, 1, 4},
-    {"c_fc dw", ops_gpu_block_product_dw, 1, 4},
-    {"c_fc dw, fused db", product_dw_fused, 1, 4},
-    {"gelu", gelu_fwd, 0, 0},
-    {"gelu backward", gelu_bwd, 0, 0},
-    {"mlp c_proj [4C,C]", ops_gpu_block_product, 4, 1},
-    {"mlp c_proj da", product_da, 4, 1},
-    {"mlp c_proj dw", ops_gpu_block_product_dw, 4, 1},
-    {"mlp c_proj dw, fused db", product_dw_fused, 4, 1},
-    {"embedding", embed_fwd, 0, 0},
-    {"embedding backward", embed_bwd, 0, 0},
-    {"head: loss, da, dw", classify, 0, 0},
+    {"layernorm", .run = norm_fwd},
+    {"layernorm again", .run = norm_again},
+    {"layernorm backward", .run = norm_bwd},
+    {"c_attn [C,3C]", product_fwd, .in = 1, .out = 3},
+    {"c_attn da", product_da, .in = 1, .out = 3},
+    {"c_attn dw", product_dw, .in = 1, .out = 3},
+    {"c_attn dw, fused db", product_dw, .in = 1, .out = 3, .fused_db = true},
+    {"attention", .run = attention_fwd},
+    {"attention by cuDNN", attention_fwd, .cudnn = true},
+    {"attention backward", .run = attention_bwd},
+    {"c_proj [C,C]", product_fwd, .in = 1, .out = 1},
+    {"c_proj da", product_da, .in = 1, .out = 1},
+    {"c_proj dw", product_dw, .in = 1, .out = 1},
+    {"c_proj dw, fused db", product_dw, .in = 1, .out = 1, .fused_db = true},
+    {"c_fc [C,4C]", product_fwd, .in = 1, .out = 4},
+    {"c_fc da", product_da, .in = 1, .out = 4},
+    {"c_fc dw", product_dw, .in = 1, .out = 4},
+    {"c_fc dw, fused db", product_dw, .in = 1, .out = 4, .fused_db = true},
+    {"gelu", .run = gelu_fwd},
+    {"gelu backward", .run = gelu_bwd},
+    {"mlp c_proj [4C,C]", product_fwd, .in = 4, .out = 1},
+    {"mlp c_proj da", product_da, .in = 4, .out = 1},
+    {"mlp c_proj dw", product_dw, .in = 4, .out = 1},
+    {"mlp c_proj dw, fused db", product_dw, .in = 4, .out = 1,
+     .fused_db = true},
+    {"embedding", .run = embed_fwd},
+    {"embedding backward", .run = embed_bwd},
+    {"head: loss, da, dw", .run = classify},
 };
 enum { OPS = sizeof(ops) / sizeof(ops[0]) };
 
 /* ---- the run of a shape ------------------------------------------------- */
 
 /* Takes a matrix from the pool at *used; base NULL: only counts. */
-static struct iz_view ops_gpu_block_take(char *base, int64_t *used,
-                                         enum iz_dtype t, int64_t rows,
-                                         int64_t cols)
+static struct iz_view take_view(char *base, int64_t *used, enum iz_dtype t,
+                                int64_t rows, int64_t cols)
 {
     struct iz_view v = {.dtype = t, .rows = rows, .cols = cols};
 
@@ -250,55 +238,53 @@ static struct iz_view ops_gpu_block_take(char *base, int64_t *used,
     return v;
 }
 
-/* Weights are shared by all sets: only activations rotate. */
-static void take_weights(struct job *j, struct tensors *t, char *base,
-                         int64_t *used)
-{
-    const struct model *m = j->model;
-    enum iz_dtype type = j->x.act;
-    int64_t c = m->width;
-
-    t->w = ops_gpu_block_take(base, used, type, c, 4 * c);
-    t->dw = ops_gpu_block_take(base, used, type, c, 4 * c);
-    t->b = ops_gpu_block_take(base, used, type, 1, 4 * c);
-    t->db = ops_gpu_block_take(base, used, type, 1, 4 * c);
-    t->wte = ops_gpu_block_take(base, used, type, m->vocab, c);
-    t->dwte = ops_gpu_block_take(base, used, type, m->vocab, c);
-    t->wpe = ops_gpu_block_take(base, used, type, m->seq, c);
-    t->dwpe = ops_gpu_block_take(base, used, type, m->seq, c);
-}
-
-static void take_set(struct job *j, struct tensors *t, int64_t m, char *base,
-                     int64_t *used)
-{
-    enum iz_dtype type = j->x.act;
-    int64_t c = j->model->width, rows = m / j->model->seq * j->model->heads;
-
-    t->y = ops_gpu_block_take(base, used, type, m, c);
-    t->a = ops_gpu_block_take(base, used, type, m, c);
-    t->dy = ops_gpu_block_take(base, used, type, m, c);
-    t->u = ops_gpu_block_take(base, used, type, m, 4 * c);
-    t->du = ops_gpu_block_take(base, used, type, m, 4 * c);
-    t->qkv = ops_gpu_block_take(base, used, type, m, 3 * c);
-    t->dqkv = ops_gpu_block_take(base, used, type, m, 3 * c);
-    t->lse = ops_gpu_block_take(base, used, IZ_F32, rows, j->model->seq);
-    t->mean = ops_gpu_block_take(base, used, IZ_F32, m, 1);
-    t->rstd = ops_gpu_block_take(base, used, IZ_F32, m, 1);
-}
-
-/* Bytes of all tensors. */
+/* Takes the tensors of all sets for m tokens, and returns their bytes.  Weights
+ * are shared: only activations rotate. */
 static int64_t take_all(struct job *j, int64_t m, char *base)
 {
-    int64_t used = 0;
+    const struct model *is = j->model;
+    enum iz_dtype type = j->x.act;
+    int64_t c = is->width, rows = m / is->seq * is->heads, used = 0;
+    enum { WEIGHTS = 8, TENSORS = 18 };
+    const struct {
+        size_t at;
+        enum iz_dtype type;
+        int64_t rows, cols;
+    } tensor[TENSORS] = {{offsetof(struct tensors, w), type, c, 4 * c},
+                         {offsetof(struct tensors, dw), type, c, 4 * c},
+                         {offsetof(struct tensors, b), type, 1, 4 * c},
+                         {offsetof(struct tensors, db), type, 1, 4 * c},
+                         {offsetof(struct tensors, wte), type, is->vocab, c},
+                         {offsetof(struct tensors, dwte), type, is->vocab, c},
+                         {offsetof(struct tensors, wpe), type, is->seq, c},
+                         {offsetof(struct tensors, dwpe), type, is->seq, c},
+                         {offsetof(struct tensors, y), type, m, c},
+                         {offsetof(struct tensors, a), type, m, c},
+                         {offsetof(struct tensors, dy), type, m, c},
+                         {offsetof(struct tensors, u), type, m, 4 * c},
+                         {offsetof(struct tensors, du), type, m, 4 * c},
+                         {offsetof(struct tensors, qkv), type, m, 3 * c},
+                         {offsetof(struct tensors, dqkv), type, m, 3 * c},
+                         {offsetof(struct tensors, lse), IZ_F32, rows, is->seq},
+                         {offsetof(struct tensors, mean), IZ_F32, m, 1},
+                         {offsetof(struct tensors, rstd), IZ_F32, m, 1}};
 
-    take_weights(j, &j->t[0], base, &used);
     for (int i = 0; i < j->sets; i++) {
-        struct tensors *t = &j->t[i];
-
-        *t = j->t[0];
-        take_set(j, t, m, base, &used);
+        j->t[i] = j->t[0];
+        for (int k = i ? WEIGHTS : 0; k < TENSORS; k++)
+            *(struct iz_view *)((char *)&j->t[i] + tensor[k].at) = take_view(
+                base, &used, tensor[k].type, tensor[k].rows, tensor[k].cols);
     }
     return used;
+}
+
+static void run_op(void *arg, int i)
+{
+    struct job *j = arg;
+
+    j->x.fused_db = j->op->fused_db;
+    j->x.cudnn = j->op->cudnn;
+    j->op->run(j, &j->t[i % j->sets]);
 }
 
 /* The largest scratch of an op, from dry runs. */
@@ -310,17 +296,10 @@ static int64_t scratch_bytes(struct job *j)
         j->x = iz_exec_dry(IZ_CUDA, j->bench->act);
         j->x.capability = j->bench->capability;
         j->op = &ops[i];
-        ops[i].run(j, &j->t[0]);
-        most = j->x.work.peak > most ? j->x.work.peak : most;
+        run_op(j, 0);
+        most = max64(most, j->x.work.peak);
     }
     return most;
-}
-
-static void run_op(void *arg, int i)
-{
-    struct job *j = arg;
-
-    j->op->run(j, &j->t[i % j->sets]);
 }
 
 static void ops_gpu_block_show(struct bench *b, const struct job *j, int64_t m,
@@ -362,7 +341,7 @@ static bool left_out(struct job *j)
     struct iz_refusal why = {""};
     struct iz_exec asking = j->x;
 
-    if (j->op->run != attention_cudnn)
+    if (!j->op->cudnn)
         return false;
     asking.ask = &why;
     if (!iz_cudnn_missing() && iz_attention_ask_cudnn(&asking, &a))
@@ -396,12 +375,9 @@ static void time_ops(struct bench *b, struct job *j, int64_t m, char *mem,
 static int sets_of(const struct bench *b, int64_t m, int64_t width)
 {
     int64_t bytes = m * width * iz_dtype_bytes(b->act);
-    int64_t sets = (ROTATE_BYTES + bytes - 1) / bytes;
+    int64_t sets = (ROTATE_BYTES + bytes - 1) / bytes; /* 1 at least */
 
-    return b->tiny             ? 2
-           : sets < 1          ? 1
-           : sets > BENCH_SETS ? BENCH_SETS
-                               : (int)sets;
+    return b->tiny ? 2 : (int)min64(sets, BENCH_SETS);
 }
 
 static void bench_shape(struct bench *b, const struct model *model, int64_t m)
@@ -419,12 +395,7 @@ static void bench_shape(struct bench *b, const struct model *model, int64_t m)
     j.token = (int32_t *)bench_pinned(m * 4);
     for (int64_t i = 0; i < m; i++)
         j.token[i] = (int32_t)(iz_mix((uint64_t)i) % (uint64_t)model->vocab);
-    j.x = (struct iz_exec){.backend = IZ_CUDA,
-                           .act = b->act,
-                           .capability = b->capability,
-                           .stream = b->stream,
-                           .cuda = b->cuda,
-                           .work = {.base = mem + bytes, .size = scratch}};
+    j.x = bench_exec(b, mem + bytes, scratch);
     take_all(&j, m, mem);
     time_ops(b, &j, m, mem, bytes);
     bench_unpin((char *)j.token);

@@ -173,11 +173,7 @@ static void flat_on_device(const struct bench *b)
                      .out = mem + 14 * n,
                      .norm2 = (double *)bench_pinned(8)};
 
-    f.x = (struct iz_exec){.backend = IZ_CUDA,
-                           .act = b->act,
-                           .stream = b->stream,
-                           .cuda = b->cuda,
-                           .work = {.base = mem + 16 * n, .size = scratch}};
+    f.x = bench_exec(b, mem + 16 * n, scratch);
     bench_fill(b, mem, 16 * n, b->positive);
     flat_show(&f, b, "Adam, 28 bytes", "adam_gpu_gb_per_s", run_adam, 28);
     flat_show(&f, b, "norm, 2 bytes", "norm_gpu_gb_per_s", run_norm, 2);
@@ -189,69 +185,36 @@ static void flat_on_device(const struct bench *b)
 /* ---- Adam on the host --------------------------------------------------- */
 
 struct part {
-    pthread_t thread;
     pthread_barrier_t *barrier;
     int64_t n;
+    double best_s; /* of one update of all parts */
 };
 
 /* Memory is touched first by the thread that uses it. */
 static void *update(void *arg)
 {
     struct part *t = arg;
-    size_t bytes = (size_t)t->n * 16;
-    char *mem = aligned_alloc(2 << 20, (bytes + (2 << 20)) >> 21 << 21);
+    char *mem = bench_new(t->n * 16);
     float *p = (float *)mem, *m = p + t->n, *v = m + t->n;
     struct iz_exec cpu = {.backend = IZ_CPU};
 
-    if (!mem)
-        abort();
-    memset(mem, 0, bytes);
+    memset(mem, 0, (size_t)t->n * 16);
     for (int64_t i = 0; i < t->n; i++)
         p[i] = m[i] = v[i] = (float)(i % 1000 + 1) * 1e-3f;
-    for (int r = 0; r <= 2 * ROUNDS; r++) {
+    t->best_s = 1e30;
+    for (int r = 0; r < ROUNDS; r++) {
+        double s;
+
         pthread_barrier_wait(t->barrier);
-        if (r % 2)
-            ops_gpu_memory_adam(&cpu, t->n, p, m, v, mem + 12 * t->n,
-                                mem + 14 * t->n);
+        s = bench_now_s();
+        ops_gpu_memory_adam(&cpu, t->n, p, m, v, mem + 12 * t->n,
+                            mem + 14 * t->n);
+        pthread_barrier_wait(t->barrier);
+        s = bench_now_s() - s;
+        t->best_s = s < t->best_s ? s : t->best_s;
     }
     free(mem);
     return NULL;
-}
-
-/* Best seconds of one update of all parts, which wait at the barrier before the
- * clock is read. */
-static double time_updates(pthread_barrier_t *barrier)
-{
-    double best = 1e30;
-
-    pthread_barrier_wait(barrier);
-    for (int r = 0; r < ROUNDS; r++) {
-        double s = bench_now_s();
-
-        pthread_barrier_wait(barrier);
-        pthread_barrier_wait(barrier);
-        s = bench_now_s() - s;
-        best = s < best ? s : best;
-    }
-    return best;
-}
-
-static double update_all(struct part *t, int threads, int64_t n)
-{
-    pthread_barrier_t barrier;
-    double best;
-
-    pthread_barrier_init(&barrier, NULL, (unsigned)threads + 1);
-    for (int i = 0; i < threads; i++) {
-        t[i] = (struct part){.barrier = &barrier, .n = n};
-        if (pthread_create(&t[i].thread, NULL, update, &t[i]))
-            abort();
-    }
-    best = time_updates(&barrier);
-    for (int i = 0; i < threads; i++)
-        pthread_join(t[i].thread, NULL);
-    pthread_barrier_destroy(&barrier);
-    return best;
 }
 
 static void adam_on_host(const struct bench *b)
@@ -260,12 +223,17 @@ static void adam_on_host(const struct bench *b)
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int threads = cores > THREADS ? THREADS : (int)cores;
     int64_t n = b->tiny ? 1 << 16 : 1 << 25;
-    double s = update_all(t, threads, n);
+    pthread_barrier_t barrier;
     char name[64];
 
+    pthread_barrier_init(&barrier, NULL, (unsigned)threads);
+    for (int i = 0; i < threads; i++)
+        t[i] = (struct part){.barrier = &barrier, .n = n};
+    bench_threads(threads, update, t, sizeof(*t));
+    pthread_barrier_destroy(&barrier);
     snprintf(name, sizeof(name), "Adam on %d cores of the host", threads);
     ops_gpu_memory_show(b, name, "adam_cpu_gb_per_s",
-                        28. * (double)(n * threads) / s);
+                        28. * (double)(n * threads) / t[0].best_s);
     if (b->json)
         fprintf(b->json, "  \"adam_cpu_threads\": %d,\n", threads);
 }

@@ -4,41 +4,28 @@
  * by THREADS threads, (1) with a constant, (2) with the numbers that weights
  * start from; and (3) those numbers are made in the cache, without new memory.
  * Prints a JSON object per round: GB/s. */
-#define _GNU_SOURCE /* madvise */
-
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 
+#include "bench/timing.h"
 #include "codelets/flat/flat.h"
 
 enum { MOST = 1024, PIECE = 1 << 20 }; /* threads; elements */
 
 enum what { CONSTANT, NORMAL, IN_CACHE };
 
-struct thread {
-    pthread_t id;
+struct part {
     enum what what;
     float *p;
     int64_t n, first;
 };
 
-static double touch_now_s(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void *touch_work(void *arg)
 {
     enum { CACHED = 4096 };
     static _Thread_local float cached[CACHED];
-    const struct thread *t = arg;
+    const struct part *t = arg;
     int64_t most = t->what == IN_CACHE ? CACHED : PIECE;
 
     for (int64_t i = 0; i < t->n; i += most) {
@@ -55,29 +42,20 @@ static void *touch_work(void *arg)
 
 static double gb_per_s(enum what what, int threads, int64_t n)
 {
-    static struct thread t[MOST];
-    size_t bytes = (size_t)n * sizeof(float);
-    float *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    double start;
+    static struct part part[MOST];
+    float *p = bench_new(n * 4);
+    double s;
 
-    if (p == MAP_FAILED)
-        exit(1);
-    madvise(p, bytes, MADV_HUGEPAGE);
-    start = touch_now_s();
     for (int i = 0; i < threads; i++) {
         int64_t from = n / threads * i;
 
-        t[i] = (struct thread){
-            .what = what, .p = p + from, .n = n / threads, .first = from};
-        if (pthread_create(&t[i].id, NULL, touch_work, &t[i]))
-            exit(1);
+        part[i] = (struct part){what, p + from, n / threads, from};
     }
-    for (int i = 0; i < threads; i++)
-        pthread_join(t[i].id, NULL);
-    start = touch_now_s() - start;
-    munmap(p, bytes);
-    return (double)bytes / start * 1e-9;
+    s = bench_now_s();
+    bench_threads(threads, touch_work, part, sizeof(*part));
+    s = bench_now_s() - s;
+    free(p);
+    return 4e-9 * (double)n / s;
 }
 
 int main(int argc, char **argv)

@@ -2,7 +2,7 @@
 """From the command to the first step, without training."""
 import os
 
-from harness import gpt_config
+from harness import ROOT, gpt_config
 
 ABOUT = "start of a large model: memory, initial weights"
 
@@ -29,16 +29,13 @@ def run(b):
             # In a virtual machine the first use of a page can be far dearer than
             # the second: all have memory that was used just before.
             limit = b.call_json([b.program("bench/bench_touch"), cores, 1024, 2])[1]
-            start = b.train(config, prefix=(b.program("bench/bench_warm"),
-                                            mib)).last("start")
+            start = b.train(config, prefix=(ROOT / "bench/warm", mib)).last("start")
             if i:  # before the first one nothing of ours had used the memory
                 rounds.append((limit, start, gb / start["weights_s"]))
-        b.figure(f"filling new memory with a constant, {name}",
-                 [r["constant"] for r, _, _ in rounds], "GB/s")
-        b.figure(f"filling new memory with the numbers, {name}",
-                 [r["normal"] for r, _, _ in rounds], "GB/s")
-        b.figure(f"making the numbers in the cache, {name}",
-                 [r["in_cache"] for r, _, _ in rounds], "GB/s")
+        for key, what in (("constant", "filling new memory with a constant"),
+                          ("normal", "filling new memory with the numbers"),
+                          ("in_cache", "making the numbers in the cache")):
+            b.figure(f"{what}, {name}", [r[key] for r, _, _ in rounds], "GB/s")
         b.figure(f"initial weights, {name} fp32", [x for _, _, x in rounds],
                  "GB/s", note=f"{gb:.1f} GB")
         b.figure(f"initial weights / filling with the numbers, {name}",
