@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all measurements share: figures with their spread, the machine, programs and
-training runs.  A case is a module of bench/cases with ABOUT and run(bench)."""
+"""What all measurements share: figures with their spread, the machine, programs,
+training runs and simulations.  A case is a module of bench/cases with ABOUT and
+run(bench)."""
+import contextlib
 import json
-import math
 import os
 import pathlib
 import platform
@@ -22,8 +23,9 @@ DROP = ("STARPU_SCHED", "STARPU_NCPU", "STARPU_NCPUS", "OPENBLAS_CORETYPE")
 def first_line(*argv):
     """Of what a command prints; "absent" if it is not there."""
     try:
-        out = subprocess.run(argv, capture_output=True, text=True, check=False)
-    except OSError:
+        out = subprocess.run(argv, capture_output=True, text=True, check=False,
+                             timeout=30)
+    except (OSError, subprocess.SubprocessError):
         return "absent"
     return ((out.stdout or out.stderr).splitlines() or ["?"])[0].strip()
 
@@ -35,23 +37,18 @@ def package(name):
                       "pkg-config", "--modversion", name)
 
 
-def cpu_name():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def memory_mib():
-    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal"):
-            return int(line.split()[1]) // 1024
-    return 0
+def proc(file, key):
+    """What a file of /proc says behind a key, or None."""
+    text = pathlib.Path("/proc", file).read_text()
+    found = re.search(rf"^{key}\s*:\s*(.*)", text, re.M)
+    return found and found[1].strip()
 
 
 def machine():
-    return {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)),
-            "memory_mib": memory_mib(), "kernel": platform.release(),
+    return {"cpu": proc("cpuinfo", "model name") or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_mib": int(proc("meminfo", "MemTotal").split()[0]) // 1024,
+            "kernel": platform.release(),
             "system": first_line("sh", "-c", ". /etc/os-release; echo $PRETTY_NAME"),
             "compiler": first_line("cc", "--version"),
             "mpi": first_line("mpirun", "--version"),
@@ -63,21 +60,16 @@ def machine():
 
 def spread(values):
     """Median and the middle half: what is outside is the machine's noise."""
-    v = sorted(values)
-
-    def at(q):
-        x = q * (len(v) - 1)
-        low = math.floor(x)
-        high = min(low + 1, len(v) - 1)
-        return v[low] + (v[high] - v[low]) * (x - low)
-    return {"median": statistics.median(v), "low": at(0.25), "high": at(0.75),
-            "n": len(v)}
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") \
+        if len(values) > 1 else 3 * values
+    return {"median": statistics.median(values), "low": low, "high": high,
+            "n": len(values)}
 
 
-def environment():
-    """The caller's, without what would override a config."""
+def environment(home=ROOT / "build" / "starpu-home"):
+    """The caller's, without what would override a config; home: where StarPU keeps
+    what it measures."""
     env = {k: v for k, v in os.environ.items() if k not in DROP}
-    home = ROOT / "build" / "starpu-home"
     home.mkdir(parents=True, exist_ok=True)
     env.update(IZ_PLAIN="1", STARPU_SILENT="1", STARPU_HOME=str(home))
     if os.geteuid() == 0:
@@ -92,16 +84,59 @@ def ranks_line(ranks):
     return ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none"]
 
 
-def end_all(p):
-    """Of a program that leads a session, and of all that it has started."""
+def end(p, send=os.killpg):
+    """Of a program that leads a session, and of all that it has started; with
+    send=os.kill a launcher gets the time to end what it has started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if p.poll() is not None:
             return
-        os.killpg(p.pid, number)
-        try:
+        send(p.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
             p.wait(5)
-        except subprocess.TimeoutExpired:
-            pass
+
+
+def text_file(folder):
+    """A text to train on; the loss does not matter here."""
+    path = folder / "text"
+    if not path.exists():
+        words = "the of and to in that is was he for it with as his on be at by".split()
+        path.write_text(" ".join(words[i * i % 18] for i in range(700000)))
+    return path
+
+
+def json_lines(path):
+    """The complete lines of a file that may have been cut off, or may not be there."""
+    text = path.read_text() if path.is_file() else ""
+    return [json.loads(x) for x in text[:text.rfind("\n") + 1].splitlines()]
+
+
+def settings(changes):
+    """Options of the program that set keys of its config."""
+    return [x for k, v in changes.items()
+            for x in ("--set", f"{k}={v if isinstance(v, str) else json.dumps(v)}")]
+
+
+def refusal(text):
+    """The program's own words, or None."""
+    found = re.search("^izar: .*", text, re.M)
+    return found and found[0]
+
+
+def simulate(config, machine, *options):
+    """What tools/simulate finds of a config; with --plan nothing.  None where it does
+    not fit."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        r = subprocess.run([ROOT / "tools/simulate", path, "--machine", machine,
+                            *map(str, options)], text=True, capture_output=True,
+                           check=False)
+    if "this run needs" in r.stderr and r.returncode:
+        return None
+    if r.returncode:
+        raise RuntimeError(f"{r.stdout}{r.stderr}exit status {r.returncode}")
+    return {} if "--plan" in options else json.loads(
+        r.stdout.strip().splitlines()[-1])["simulation"]
 
 
 class Absent(Exception):
@@ -160,7 +195,7 @@ class Case:
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{text}: no end after {limit_s} s") from None
         finally:
-            end_all(p)
+            end(p)
         if p.returncode:
             raise RuntimeError(f"{text}: exit status {p.returncode}\n"
                                f"{out[-2000:]}{err[-2000:]}")
@@ -183,28 +218,21 @@ class Case:
         if kept not in self.configs:
             self.configs.append(kept)
 
-    def train(self, config, ranks=None, program="models/gpt2", prefix=()):
-        """A training run; the lines of its metrics.jsonl."""
-        out = pathlib.Path(tempfile.mkdtemp(prefix="run-", dir=self.folder))
-        try:
+    def train(self, config, ranks=None, program="models/gpt2", prefix=(), **more):
+        """A training run; more: as in call."""
+        with tempfile.TemporaryDirectory(prefix="run-", dir=self.folder) as out:
+            out = pathlib.Path(out)
             path = out / "in.json"
             config = json.loads(json.dumps(config))
-            config.setdefault("data", {"path": str(self.bench.text()),
+            config.setdefault("data", {"path": str(text_file(self.folder)),
                                        "bytes": True})
             config.setdefault("run", {})
             config["run"].update(output=str(out / "out"), save=False)
             path.write_text(json.dumps(config))
-            line = [*(prefix or ranks_line(ranks)), self.program(program), path]
             self.remember(config)
-            self.call(line)
-            text = (out / "out/metrics.jsonl").read_text()
-            tasks = out / "out/tasks.jsonl"
-            return Training([json.loads(x) for x in text.splitlines()],
-                            [json.loads(x) for x in
-                             tasks.read_text().splitlines()]
-                            if tasks.exists() else [], config)
-        finally:
-            shutil.rmtree(out)
+            self.call([*(prefix or ranks_line(ranks)), self.program(program), path],
+                      **more)
+            return Training(json_lines(out / "out/metrics.jsonl"))
 
 
 class Training:
@@ -212,8 +240,8 @@ class Training:
 
     SKIP = 2  # steps in which memory is touched for the first time
 
-    def __init__(self, lines, tasks, config):
-        self.lines, self.tasks, self.config = lines, tasks, config
+    def __init__(self, lines):
+        self.lines = lines
         steps = [x for x in lines if "seconds" in x]
         self.steps = steps[self.SKIP:] or steps
         self.summary = self.last("summary")
@@ -224,9 +252,6 @@ class Training:
 
     def median(self, key):
         return statistics.median(x[key] for x in self.steps)
-
-    def most(self, key):
-        return max(x[key] for x in self.steps)
 
     @property
     def step_s(self):
@@ -251,12 +276,6 @@ class Bench:
                 raise RuntimeError(f"ninja -C build {name} failed; tools/setup makes "
                                    f"build/\n{p.stdout[-2000:]}{p.stderr[-2000:]}")
             self.built.add(name)
-        return path
-
-    def text(self):
-        path = self.folder / "text"
-        if not path.exists():
-            path.write_bytes(bytes(range(32, 127)) * 40000)
         return path
 
 

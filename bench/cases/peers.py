@@ -89,9 +89,9 @@ def against_torch(b):
                 continue
             pairs, row = [], {}
             for _ in range(2 if b.quick else 5):
-                row = b.call_json([PYTHON, PEERS / "torch_gpt.py",
+                row = b.call_json([PYTHON, PEERS / "gpt.py", mode,
                                    *shape_args(model, samples, steps, threads),
-                                   mode, dtype], timeout=COMPILE_S)[0]
+                                   dtype], timeout=COMPILE_S)[0]
                 peer = samples * model["seq"] / median_s(row["seconds"])
                 pairs.append((ours(b, model, samples, steps, dtype=dtype), peer))
             ratio(b, f"PyTorch {mode}, {name}, {dtype}", pairs,
@@ -114,7 +114,7 @@ def against_sharded(b, kind, needs):
         return
     name, model, samples, steps, _ = SHAPES[0]
     line = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", 2,
-            PEERS / "sharded_gpt.py", kind]
+            PEERS / "gpt.py", kind]
     # The first start builds what DeepSpeed builds.
     b.call([*line, *shape_args(model, samples, 1, threads)], cwd=PEERS, env=CPU,
            timeout=COMPILE_S)

@@ -4,6 +4,7 @@ law is fitted to the step times.  The mathematics asks for an exponent of 1 in l
 and micro-batches, of 1 to 2 in width, and of 0 in ranks (of one global batch on the
 same cores) and in chunks."""
 import math
+import statistics
 
 from harness import GPT, OFFLOAD, gpt_config
 
@@ -12,10 +13,11 @@ ABOUT = "how the time of a step grows: fitted exponents"
 
 def fit(xs, ys):
     """Slope of the least-squares line through the logarithms."""
-    x, y = [math.log(v) for v in xs], [math.log(v) for v in ys]
-    mx, my = sum(x) / len(x), sum(y) / len(y)
-    return (sum((a - mx) * (b - my) for a, b in zip(x, y)) /
-            sum((a - mx) ** 2 for a in x))
+    return statistics.linear_regression(map_log(xs), map_log(ys)).slope
+
+
+def map_log(values):
+    return [math.log(v) for v in values]
 
 
 def small(**model):

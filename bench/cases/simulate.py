@@ -3,25 +3,16 @@
 several, whose collectives are then real MPI.  A round measures the machine with as
 many ranks as the runs have, so that collectives are measured between them, then for
 each size trains and simulates with what was just measured."""
-import json
 import os
 
-from harness import OFFLOAD, ROOT, Absent, gpt_config, ranks_line
+from harness import OFFLOAD, ROOT, Absent, gpt_config, ranks_line, simulate
 
 ABOUT = "simulated steps against real ones: three sizes, 1 to 4 ranks"
-SIMULATE = ROOT / "tools/simulate"
+NO_DATA = {"path": "none", "bytes": True}
 RANKS = [r for r in (1, 2, 4) if r <= len(os.sched_getaffinity(0))]
 # name, model, samples a step
 SIZES = (("2.9M", {"layers": 4, "width": 240, "heads": 4}, 8),
          ("11M", {}, 8), ("39M", {"layers": 12, "width": 512, "heads": 8}, 8))
-
-
-def simulated(b, config, machine, ranks):
-    path = b.folder / "simulate.json"
-    path.write_text(json.dumps({**config, "data": {"path": "none",
-                                                   "bytes": True}}))
-    return b.call_json([SIMULATE, path, "--machine", machine, "--ranks",
-                        ranks])[-1]["simulation"]["step_s"]
 
 
 def run(b):
@@ -36,7 +27,8 @@ def run(b):
                                     device="cpu")
                 real = b.train(config, ranks).step_s
                 ratios.setdefault((name, ranks), []).append(
-                    simulated(b, config, machine, ranks) / real)
+                    simulate({**config, "data": NO_DATA}, machine, "--ranks",
+                             ranks)["step_s"] / real)
     for (name, ranks), r in ratios.items():
         where = f"{name} on {ranks} rank{'s' if ranks > 1 else ''}"
         middle = b.figure(f"simulated / real, {where}", r, "ratio")
