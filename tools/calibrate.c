@@ -28,14 +28,6 @@
 
 enum what { PRODUCTS, PRODUCTS_16, ATTENTION, OPS, SQUARES, ADAM, WHATS };
 
-/* One core's work and what it gave. */
-struct core {
-    pthread_t thread;
-    pthread_barrier_t *start;
-    enum what what;
-    double per_s;
-};
-
 static double calibrate_now_s(void)
 {
     return (double)iz_now_ns() * 1e-9;
@@ -52,183 +44,163 @@ static void *calibrate_take(int64_t bytes)
     return p;
 }
 
-static struct iz_view matrix_of(enum iz_dtype t, int64_t rows, int64_t cols)
-{
-    return (struct iz_view){.p =
-                                calibrate_take(iz_dtype_bytes(t) * rows * cols),
-                            .dtype = t,
-                            .rows = rows,
-                            .cols = cols};
-}
+/* ---- what a core does ---- */
 
-static struct iz_view matrix(int64_t rows, int64_t cols)
-{
-    return matrix_of(IZ_F32, rows, cols);
-}
+/* A measurement under way: an op's surroundings, as a compute worker of the CPU
+ * has them, its tensors, and how much of what counts is done. */
+struct work {
+    struct iz_exec x;
+    struct iz_view v[10];
+    struct iz_norm2 squares;
+    double done;
+};
 
-/* An op's surroundings, as a compute worker of the CPU has them. */
-static struct iz_exec open_exec(void)
-{
-    enum { SCRATCH = 8 << 20 };
-    struct iz_exec x = {.backend = IZ_CPU, .act = IZ_F32};
-    x.work =
-        (struct iz_arena){.base = calibrate_take(SCRATCH), .size = SCRATCH};
-    return x;
-}
-
-static void give(const struct iz_exec *x, const struct iz_view *v, int n)
-{
-    for (int i = 0; i < n; i++)
-        free(v[i].p);
-    free(x->work.base);
-}
+enum { M = 512, K = 384, FF = 1536, SEQ = 256, HEADS = 6 };
 
 /* The products of a linear layer of moderate width on one task's tokens:
  * forward and the two of backward. */
-static double products_of(enum iz_dtype weights)
+static void products(struct work *w)
 {
-    enum { M = 512, K = 384, N = 1536 };
-    struct iz_exec x = open_exec();
-    struct iz_view v[] = {matrix(M, K), matrix_of(weights, K, N), matrix(M, N),
-                          matrix(M, K), matrix_of(weights, K, N)};
+    struct iz_view *v = w->v;
     struct iz_linear l = {.w = v[1], .dw = v[4]};
-    x.bf16_products = weights == IZ_BF16;
-    double begin = calibrate_now_s();
-    while (calibrate_now_s() - begin < SECONDS) {
-        iz_matmul_fwd(&x, v[2], IZ_NONE, v[0], &l);
-        iz_matmul_da(&x, v[3], v[2], &l);
-        iz_matmul_dw(&x, v[2], v[0], &l);
-    }
-    double rate = x.flops / (calibrate_now_s() - begin);
-    give(&x, v, (int)(sizeof(v) / sizeof(v[0])));
-    return rate;
-}
 
-static double products(void)
-{
-    return products_of(IZ_F32);
-}
-
-static double products_16(void)
-{
-    return products_of(IZ_BF16);
-}
-
-/* Whether products of bf16 are made here and gain something. */
-static bool calibrate_narrow(void)
-{
-    return iz_gemm16_gain(512, 1536, 384) >= IZ_GEMM16_LEAST_GAIN;
+    iz_matmul_fwd(&w->x, v[2], IZ_NONE, v[0], &l);
+    iz_matmul_da(&w->x, v[3], v[2], &l);
+    iz_matmul_dw(&w->x, v[2], v[0], &l);
+    w->done = w->x.flops;
 }
 
 /* Causal attention of such a width, forward and backward. */
-static double attention(void)
+static void attention(struct work *w)
 {
-    enum { M = 512, SEQ = 256, C = 384, HEADS = 6 };
-    struct iz_exec x = open_exec();
-    struct iz_view v[] = {matrix(M, 3 * C), matrix(M, C),
-                          matrix(M / SEQ * HEADS, SEQ), matrix(M, 3 * C),
-                          matrix(M, C)};
+    struct iz_view *v = w->v;
     struct iz_attention a = {
         .qkv = v[0], .o = v[1], .lse = v[2], .seq = SEQ, .heads = HEADS};
-    double begin = calibrate_now_s();
-    while (calibrate_now_s() - begin < SECONDS) {
-        iz_attention_fwd(&x, &a);
-        iz_attention_bwd(&x, v[3], v[4], &a);
-    }
-    double rate = x.flops / (calibrate_now_s() - begin);
-    give(&x, v, (int)(sizeof(v) / sizeof(v[0])));
-    return rate;
+
+    iz_attention_fwd(&w->x, &a);
+    iz_attention_bwd(&w->x, v[3], v[4], &a);
+    w->done = w->x.flops;
 }
 
 /* What is neither in a block, forward and backward, by counted bytes. */
-static double ops(void)
+static void ops(struct work *w)
 {
-    enum { M = 512, C = 384 };
-    struct iz_exec x = open_exec();
-    struct iz_view v[] = {matrix(M, C),     matrix(M, C), matrix(M, 4 * C),
-                          matrix(M, 4 * C), matrix(1, C), matrix(1, C),
-                          matrix(1, C),     matrix(1, C), matrix(M, 1),
-                          matrix(M, 1)};
+    struct iz_view *v = w->v;
     struct iz_norm_layer n = {.w = v[4],
                               .b = v[5],
                               .dw = v[6],
                               .db = v[7],
                               .mean = v[8],
                               .rstd = v[9]};
-    double begin = calibrate_now_s();
-    while (calibrate_now_s() - begin < SECONDS) {
-        iz_layernorm_fwd(&x, v[1], v[0], &n);
-        iz_gelu_fwd(&x, v[3], v[2]);
-        iz_gelu_bwd(&x, v[3], v[2], v[3], v[2]);
-        iz_layernorm_bwd(&x, v[1], IZ_NONE, v[1], v[0], &n);
-    }
-    double rate = x.bytes / (calibrate_now_s() - begin);
-    give(&x, v, (int)(sizeof(v) / sizeof(v[0])));
-    return rate;
+
+    iz_layernorm_fwd(&w->x, v[1], v[0], &n);
+    iz_gelu_fwd(&w->x, v[3], v[2]);
+    iz_gelu_bwd(&w->x, v[3], v[2], v[3], v[2]);
+    iz_layernorm_bwd(&w->x, v[1], IZ_NONE, v[1], v[0], &n);
+    w->done = w->x.bytes;
 }
 
 /* Elements of a gradient that a sum has just stored: what its squares add to
  * it. */
-static double squares(void)
+static void squares(struct work *w)
 {
-    enum { N = 4096, TIMES = 1024 };
-    struct iz_norm2 s = {0};
-    float *g = calibrate_take(sizeof(float) * N);
-    double begin = calibrate_now_s();
-    while (calibrate_now_s() - begin < SECONDS)
-        for (int i = 0; i < TIMES; i++)
-            iz_norm2_add(&s, g, IZ_F32, N);
-    double rate = (double)s.n / (calibrate_now_s() - begin);
-    iz_norm2_end(&s);
-    free(g);
-    return rate;
+    enum { TIMES = 1024 };
+
+    for (int i = 0; i < TIMES; i++)
+        iz_norm2_add(&w->squares, w->v[0].p, IZ_F32, w->v[0].cols);
+    w->done = (double)w->squares.n;
 }
 
 /* Far beyond the caches: what the cores get of the memory. */
-static double calibrate_adam(void)
+static void calibrate_adam(struct work *w)
 {
-    enum { N = 1 << 24 };
-    struct iz_step o = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
-                                  .lr = 1e-3,
-                                  .beta1 = 0.9,
-                                  .beta2 = 0.999,
-                                  .eps = 1e-8,
-                                  .adamw = true,
-                                  .bias_correction = true},
-                        .t = 1,
-                        .grad_scale = 1};
+    static const struct iz_step o = {
+        {IZ_OPTIMIZER_ADAMW, 1e-3, 0.9, 0.999, 1e-8, 0, true, true}, 1, 1};
     struct iz_alike all = iz_alike_of(&o);
-    float *p = calibrate_take(4L * N), *m = calibrate_take(4L * N),
-          *v = calibrate_take(4L * N), *g = calibrate_take(4L * N);
-    double begin = calibrate_now_s(), bytes = 0;
-    while (calibrate_now_s() - begin < SECONDS) {
-        iz_update(&(struct iz_update){.optimizer = o.hyper.type,
-                                      .n = N,
-                                      .p = p,
-                                      .state = {m, v},
-                                      .g = g,
-                                      .span = &all,
-                                      .spans = 1});
-        bytes += 28.0 * N;
-    }
-    double rate = bytes / (calibrate_now_s() - begin);
-    free(p);
-    free(m);
-    free(v);
-    free(g);
-    return rate;
+
+    iz_update(&(struct iz_update){.optimizer = o.hyper.type,
+                                  .n = w->v[0].cols,
+                                  .p = w->v[0].p,
+                                  .state = {w->v[1].p, w->v[2].p},
+                                  .g = w->v[3].p,
+                                  .span = &all,
+                                  .spans = 1});
+    w->done += 28.0 * (double)w->v[0].cols;
 }
 
-static double (*const measures[WHATS])(void) = {
-    [PRODUCTS] = products,   [PRODUCTS_16] = products_16,
-    [ATTENTION] = attention, [OPS] = ops,
-    [SQUARES] = squares,     [ADAM] = calibrate_adam};
+static void (*const turns[WHATS])(struct work *w) = {
+    products, products, attention, ops, squares, calibrate_adam};
+
+/* What stands in a file that only describes. */
+static const double plausible[WHATS] = {50e9, 100e9, 25e9, 5e9, 2e9, 5e9};
+
+/* Rows and columns; of products, 1 and 4 are weights. */
+static const int tensors[WHATS][10][2] = {
+    {{M, K}, {K, FF}, {M, FF}, {M, K}, {K, FF}},
+    {{M, K}, {K, FF}, {M, FF}, {M, K}, {K, FF}},
+    {{M, 3 * K}, {M, K}, {M / SEQ * HEADS, SEQ}, {M, 3 * K}, {M, K}},
+    {{M, K},
+     {M, K},
+     {M, 4 * K},
+     {M, 4 * K},
+     {1, K},
+     {1, K},
+     {1, K},
+     {1, K},
+     {M, 1},
+     {M, 1}},
+    {{1, 4096}},
+    {{1, 1 << 24}, {1, 1 << 24}, {1, 1 << 24}, {1, 1 << 24}}};
+
+/* Whether products of bf16 are made here and gain something. */
+static bool calibrate_narrow(void)
+{
+    return iz_gemm16_gain(M, FF, K) >= IZ_GEMM16_LEAST_GAIN;
+}
+
+/* What counts, a second. */
+static double rate_of(enum what what)
+{
+    enum { SCRATCH = 8 << 20 };
+    struct work w = {
+        .x = {.backend = IZ_CPU,
+              .act = IZ_F32,
+              .bf16_products = what == PRODUCTS_16,
+              .work = {.base = calibrate_take(SCRATCH), .size = SCRATCH}}};
+    double begin, spent;
+
+    for (int i = 0; i < 10 && tensors[what][i][0]; i++) {
+        struct iz_view *v = &w.v[i];
+
+        v->dtype = what == PRODUCTS_16 && i % 3 == 1 ? IZ_BF16 : IZ_F32;
+        v->rows = tensors[what][i][0];
+        v->cols = tensors[what][i][1];
+        v->p = calibrate_take(iz_view_bytes(*v));
+    }
+    begin = calibrate_now_s();
+    do {
+        turns[what](&w);
+        spent = calibrate_now_s() - begin;
+    } while (spent < SECONDS);
+    for (int i = 0; i < 10; i++)
+        free(w.v[i].p);
+    free(w.x.work.base);
+    return w.done / spent;
+}
+
+/* One core's work and what it gave. */
+struct core {
+    pthread_t thread;
+    pthread_barrier_t *start;
+    enum what what;
+    double per_s;
+};
 
 static void *calibrate_work(void *arg)
 {
     struct core *c = arg;
     pthread_barrier_wait(c->start);
-    c->per_s = measures[c->what]();
+    c->per_s = rate_of(c->what);
     return NULL;
 }
 
@@ -391,11 +363,6 @@ static struct network network(struct iz_coll *c)
 
 /* ---- the file ---- */
 
-/* What stands in a file that only describes. */
-static const double plausible[WHATS] = {
-    [PRODUCTS] = 50e9, [PRODUCTS_16] = 100e9, [ATTENTION] = 25e9,
-    [OPS] = 5e9,       [SQUARES] = 2e9,       [ADAM] = 5e9};
-
 /* Everything that is known of this machine. */
 struct machine {
     char name[64];
@@ -406,11 +373,6 @@ struct machine {
     struct gpu gpu;
     struct network network;
 };
-
-static void line(FILE *f, const char *key, double value)
-{
-    fprintf(f, "  \"%s\": %.0f,\n", key, value);
-}
 
 static void write_sources(FILE *f, const struct machine *m)
 {
@@ -434,36 +396,43 @@ static void write_sources(FILE *f, const struct machine *m)
 static void write_file(FILE *f, const struct machine *m)
 {
     const struct gpu *g = &m->gpu;
+    const struct network *n = &m->network;
+    const struct {
+        const char *key;
+        double value;
+    } line[] = {
+        {"gpus", m->gpus},
+        {"cores", m->cores},
+        {"host_bytes", (double)iz_memory_available()},
+        {"host_bytes_per_s", m->per_s[ADAM] * m->cores},
+        {"core_flops_per_s", m->per_s[PRODUCTS]},
+        {"core_bytes_per_s", m->per_s[OPS]},
+        {"core_fused_flops_per_s", m->per_s[ATTENTION]},
+        {"core_bf16_flops_per_s", m->per_s[PRODUCTS_16]},
+        {"core_squares_per_s", m->per_s[SQUARES]},
+        {"disk_bytes", m->disk_bytes},
+        {"disk_bytes_per_s", m->disk_per_s},
+        {"node_bytes_per_s", 0},
+        {m->gpus ? "gpu_capability" : NULL, g->info.capability},
+        {"gpu_bytes", (double)g->info.free_bytes},
+        {"gpu_bytes_per_s", g->memory},
+        {"fp32_flops_per_s", g->flops[IZ_F32]},
+        {"bf16_flops_per_s", g->flops[IZ_BF16]},
+        {"fp16_flops_per_s", g->flops[IZ_F16]},
+        {"up_bytes_per_s", g->up},
+        {"down_bytes_per_s", g->down},
+        {"peer_bytes_per_s",
+         n->bytes_per_s > 0 ? n->bytes_per_s : m->per_s[ADAM] * m->cores / 4},
+        {"launch_ns", m->gpus ? 20000 : 0},
+        {"kernel_ns", 4000},
+        {"copy_ns", 10000},
+        {"message_ns", n->message_s > 0 ? n->message_s * 1e9 : 20000},
+    };
+
     fprintf(f, "{\n  \"name\": \"%s\",\n", m->name);
-    line(f, "gpus", m->gpus);
-    line(f, "cores", m->cores);
-    line(f, "host_bytes", (double)iz_memory_available());
-    line(f, "host_bytes_per_s", m->per_s[ADAM] * m->cores);
-    line(f, "core_flops_per_s", m->per_s[PRODUCTS]);
-    line(f, "core_bytes_per_s", m->per_s[OPS]);
-    line(f, "core_fused_flops_per_s", m->per_s[ATTENTION]);
-    line(f, "core_bf16_flops_per_s", m->per_s[PRODUCTS_16]);
-    line(f, "core_squares_per_s", m->per_s[SQUARES]);
-    line(f, "disk_bytes", m->disk_bytes);
-    line(f, "disk_bytes_per_s", m->disk_per_s);
-    line(f, "node_bytes_per_s", 0);
-    if (m->gpus)
-        line(f, "gpu_capability", g->info.capability);
-    line(f, "gpu_bytes", (double)g->info.free_bytes);
-    line(f, "gpu_bytes_per_s", g->memory);
-    line(f, "fp32_flops_per_s", g->flops[IZ_F32]);
-    line(f, "bf16_flops_per_s", g->flops[IZ_BF16]);
-    line(f, "fp16_flops_per_s", g->flops[IZ_F16]);
-    line(f, "up_bytes_per_s", g->up);
-    line(f, "down_bytes_per_s", g->down);
-    line(f, "peer_bytes_per_s",
-         m->network.bytes_per_s > 0 ? m->network.bytes_per_s
-                                    : m->per_s[ADAM] * m->cores / 4);
-    line(f, "launch_ns", m->gpus ? 20000 : 0);
-    line(f, "kernel_ns", 4000);
-    line(f, "copy_ns", 10000);
-    line(f, "message_ns",
-         m->network.message_s > 0 ? m->network.message_s * 1e9 : 20000);
+    for (size_t i = 0; i < sizeof(line) / sizeof(line[0]); i++)
+        if (line[i].key)
+            fprintf(f, "  \"%s\": %.0f,\n", line[i].key, line[i].value);
     write_sources(f, m);
 }
 

@@ -25,6 +25,8 @@ enum { PROGRAMS = sizeof(programs) / sizeof(programs[0]) };
 
 struct options {
     const char *command, *dir, *out;
+    int (*run)(const struct options *o, struct iz_coll *coll);
+    int (*one)(const char *dir, int64_t step, struct iz_coll *coll);
     int64_t step; /* -1: the newest */
     int dtype;    /* -1: that of the run */
     int64_t file_bytes;
@@ -68,44 +70,42 @@ static void ckpt_forget(void *arg, int64_t from, const float *in, int64_t n)
 {
 }
 
-static void describe_arrays(struct checkpoint *c)
+static void copy_text(char *to, size_t room, const struct iz_json *object,
+                      const char *key)
+{
+    snprintf(to, room, "%s", text_of(object, key));
+}
+
+/* The index's arrays, parameters and scalars. */
+static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
 {
     const struct iz_json *arrays = iz_json_member(c->root, "arrays");
+    const struct iz_json *names = iz_json_member(c->root, "parameters");
+    const struct iz_json *scalars = iz_json_member(c->root, "scalars");
+    const char *scalar = NULL;
 
     for (int i = 0; i < c->k.n_parts; i++) {
         const struct iz_json *v = iz_json_item(arrays, i);
         struct iz_ckpt_part *p = &c->k.part[i];
 
-        snprintf(p->name, sizeof(p->name), "%s", text_of(v, "name"));
+        copy_text(p->name, sizeof(p->name), v, "name");
         p->total = p->count = number_of(v, "total");
         p->put = ckpt_forget;
     }
-}
-
-static void describe_names(const struct checkpoint *c, struct iz_ckpt_name *n)
-{
-    const struct iz_json *names = iz_json_member(c->root, "parameters");
-
     for (int i = 0; i < c->k.n_names; i++) {
         const struct iz_json *v = iz_json_item(names, i);
         const struct iz_json *shape = iz_json_member(v, "shape");
 
-        snprintf(n[i].name, sizeof(n[i].name), "%s", text_of(v, "name"));
-        snprintf(n[i].array, sizeof(n[i].array), "%s", text_of(v, "array"));
+        copy_text(n[i].name, sizeof(n[i].name), v, "name");
+        copy_text(n[i].array, sizeof(n[i].array), v, "array");
         n[i].offset = number_of(v, "offset");
         n[i].rows = iz_json_number(iz_json_item(shape, 0), INT64_MAX);
         n[i].cols = iz_json_number(iz_json_item(shape, 1), INT64_MAX);
     }
-}
-
-static void describe_scalars(struct checkpoint *c)
-{
-    const struct iz_json *scalars = iz_json_member(c->root, "scalars");
-    const char *name = NULL;
-
     for (int i = 0; i < c->k.n_scalars; i++) {
-        name = iz_json_key(scalars, name);
-        snprintf(c->k.scalar[i].name, sizeof(c->k.scalar[i].name), "%s", name);
+        scalar = iz_json_key(scalars, scalar);
+        snprintf(c->k.scalar[i].name, sizeof(c->k.scalar[i].name), "%s",
+                 scalar);
     }
 }
 
@@ -129,9 +129,7 @@ static int ckpt_describe(struct checkpoint *c, const char *dir)
     c->k.optimizer = text_of(c->root, "optimizer");
     if (!name || !c->k.part || !c->k.scalar || !c->model_text)
         return -ENOMEM;
-    describe_arrays(c);
-    describe_names(c, name);
-    describe_scalars(c);
+    describe_parts(c, name);
     return 0;
 }
 
@@ -159,6 +157,7 @@ static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
     return err;
 }
 
+/* -ENOENT if there is none; with the reason printed if there is no other. */
 static int64_t newest(const char *dir, int64_t below)
 {
     int64_t step = iz_ckpt_dir_newest(dir, below);
@@ -166,6 +165,21 @@ static int64_t newest(const char *dir, int64_t below)
     if (step < 0 && below == INT64_MAX)
         fprintf(stderr, "ckpt: no checkpoint in %s/checkpoints\n", dir);
     return step;
+}
+
+/* Calls o->one() for the checkpoint of o->step, or for all from the newest on;
+ * the first error. */
+static int for_each(const struct options *o, struct iz_coll *coll)
+{
+    int64_t step = o->step >= 0 ? o->step : newest(o->dir, INT64_MAX);
+    int err = step < 0 ? (int)step : 0;
+
+    for (; step >= 0; step = o->step >= 0 ? -1 : newest(o->dir, step)) {
+        int r = o->one(o->dir, step, coll);
+
+        err = err ? err : r;
+    }
+    return err;
 }
 
 /* ---- list ---- */
@@ -209,7 +223,7 @@ static void print_states(const struct checkpoint *c)
     }
 }
 
-static int list_one(const char *dir, int64_t step)
+static int list_one(const char *dir, int64_t step, struct iz_coll *coll)
 {
     struct checkpoint c;
     int ranks, err = checkpoint_open(&c, dir, step);
@@ -233,19 +247,6 @@ static int list_one(const char *dir, int64_t step)
     return bytes < 0 ? -EINVAL : 0;
 }
 
-static int list(const struct options *o, struct iz_coll *coll)
-{
-    int64_t step = newest(o->dir, INT64_MAX);
-    int err = step < 0 ? (int)step : 0;
-
-    for (; step >= 0; step = newest(o->dir, step)) {
-        int one = list_one(o->dir, step);
-
-        err = err ? err : one;
-    }
-    return err;
-}
-
 /* ---- verify ---- */
 
 /* What resuming does before it puts anything, and nothing else: all checksums,
@@ -260,19 +261,6 @@ static int verify_one(const char *dir, int64_t step, struct iz_coll *coll)
         checkpoint_close(&c);
     }
     printf("step %-8" PRId64 "  %s\n", step, err ? "damaged" : "intact");
-    return err;
-}
-
-static int verify(const struct options *o, struct iz_coll *coll)
-{
-    int64_t step = o->step >= 0 ? o->step : newest(o->dir, INT64_MAX);
-    int err = step < 0 ? (int)step : 0;
-
-    for (; step >= 0; step = o->step >= 0 ? -1 : newest(o->dir, step)) {
-        int one = verify_one(o->dir, step, coll);
-
-        err = err ? err : one;
-    }
     return err;
 }
 
@@ -293,68 +281,58 @@ static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
     iz_hf_write(s->w, s->unit, s->at + from, in, n);
 }
 
-static void set_stream(struct checkpoint *c, const char *array,
-                       struct stream *s)
-{
-    for (int i = 0; i < c->k.n_parts; i++)
-        if (strcmp(c->k.part[i].name, array) == 0) {
-            c->k.part[i].count = c->k.part[i].total;
-            c->k.part[i].put = pass_on;
-            c->k.part[i].arg = s;
-        }
-}
-
 /* Only the master weights are read; s[2 * units]. */
 static void set_streams(struct checkpoint *c, const struct iz_model *m,
                         struct iz_hf_writer *w, struct stream *s)
 {
     for (int i = 0; i < c->k.n_parts; i++)
         c->k.part[i].count = 0;
-    for (int u = 0; u < m->n_units; u++)
-        for (int frozen = 0; frozen < 2; frozen++, s++) {
-            const struct iz_unit *unit = &m->unit[u];
-            char name[64];
+    for (int n = 0; n < 2 * m->n_units; n++) {
+        const struct iz_unit *unit = &m->unit[n / 2];
+        bool frozen = n % 2;
+        char name[64];
 
-            *s = (struct stream){w, u, frozen ? iz_unit_elems(unit, false) : 0};
-            snprintf(name, sizeof(name), "%s%s/master", unit->name,
-                     frozen ? ".frozen" : "");
-            set_stream(c, name, s);
-        }
+        s[n] =
+            (struct stream){w, n / 2, frozen ? iz_unit_elems(unit, false) : 0};
+        snprintf(name, sizeof(name), "%s%s/master", unit->name,
+                 frozen ? ".frozen" : "");
+        for (int i = 0; i < c->k.n_parts; i++)
+            if (strcmp(c->k.part[i].name, name) == 0) {
+                c->k.part[i].count = c->k.part[i].total;
+                c->k.part[i].put = pass_on;
+                c->k.part[i].arg = &s[n];
+            }
+    }
 }
 
 /* What the index says of a parameter: whether it was frozen. */
-static void set_frozen(const struct checkpoint *c, struct iz_model *m)
+static bool was_frozen(const struct iz_ckpt *k, const char *unit,
+                       const char *param)
 {
-    const struct iz_ckpt_name *n = c->k.names;
+    int i = 0;
 
-    for (int u = 0; u < m->n_units; u++)
-        for (int p = 0; p < m->unit[u].n_params; p++)
-            for (int i = 0; i < c->k.n_names; i++)
-                if (strcmp(n[i].name, m->unit[u].param[p].name) == 0)
-                    m->unit[u].param[p].frozen =
-                        strcmp(n[i].array, m->unit[u].name) != 0;
+    while (i < k->n_names && strcmp(k->names[i].name, param) != 0)
+        i++;
+    return i < k->n_names && strcmp(k->names[i].array, unit) != 0;
 }
 
 /* The parameters that the model has, in place of those of the index: the load
  * compares them. */
 static int set_names(struct checkpoint *c, struct iz_model *m)
 {
-    struct iz_ckpt_name *n;
+    struct iz_ckpt_name *name, *n;
     int names = 0;
 
-    set_frozen(c, m);
     for (int u = 0; u < m->n_units; u++)
         names += m->unit[u].n_params;
-    n = calloc((size_t)names + 1, sizeof(*n));
-    if (!n)
+    n = name = calloc((size_t)names + 1, sizeof(*name));
+    if (!name)
         return -ENOMEM;
-    free((void *)(uintptr_t)c->k.names);
-    c->k.names = n;
-    c->k.n_names = names;
     for (int u = 0; u < m->n_units; u++)
         for (int64_t i = 0, at[2] = {0}; i < m->unit[u].n_params; i++, n++) {
-            const struct iz_param *p = &m->unit[u].param[i];
+            struct iz_param *p = &m->unit[u].param[i];
 
+            p->frozen = was_frozen(&c->k, m->unit[u].name, p->name);
             n->offset = at[p->frozen];
             n->rows = p->rows;
             n->cols = p->cols;
@@ -363,6 +341,9 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
             snprintf(n->array, sizeof(n->array), "%s%s", m->unit[u].name,
                      p->frozen ? ".frozen" : "");
         }
+    free((void *)(uintptr_t)c->k.names);
+    c->k.names = name;
+    c->k.n_names = names;
     return 0;
 }
 
@@ -425,19 +406,16 @@ static struct iz_json *run_config(const char *dir)
 /* The type of the run's parameters. */
 static enum iz_dtype run_dtype(const struct iz_json *config)
 {
-    static const struct {
-        const char *section;
-        enum iz_dtype type;
-    } types[] = {{"bf16", IZ_BF16}, {"fp16", IZ_F16}};
+    static const char *const sections[] = {"bf16", "fp16"};
     enum iz_dtype t = IZ_F32;
     struct iz_json *on = iz_json_open("true", 4);
 
     for (int i = 0; config && i < 2; i++) {
         const struct iz_json *v =
-            iz_json_member(iz_json_member(config, types[i].section), "enabled");
+            iz_json_member(iz_json_member(config, sections[i]), "enabled");
 
         if (v && iz_json_equal(v, on))
-            t = types[i].type;
+            t = i ? IZ_F16 : IZ_BF16;
     }
     iz_json_close(&on);
     return t;
@@ -516,18 +494,12 @@ static int export(const struct options *o, struct iz_coll *coll)
 static const struct {
     const char *name;
     int (*run)(const struct options *o, struct iz_coll *coll);
-} commands[] = {{"list", list}, {"verify", verify}, {"export", export}};
+    int (*one)(const char *dir, int64_t step, struct iz_coll *coll);
+} commands[] = {{"list", for_each, list_one},
+                {"verify", for_each, verify_one},
+                {"export", export, NULL}};
 
 enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
-
-static int find_command(const char *name)
-{
-    int i = 0;
-
-    while (i < COMMANDS && strcmp(commands[i].name, name) != 0)
-        i++;
-    return i;
-}
 
 static void usage(FILE *out)
 {
@@ -583,17 +555,20 @@ static bool read_options(struct options *o, int argc, char **argv)
     *o = (struct options){.step = -1, .dtype = -1, .file_bytes = 5000000000};
     if (argc < 3 || argv[2][0] == '-')
         return false;
-    o->command = argv[1];
     o->dir = argv[2];
-    if (find_command(o->command) == COMMANDS)
-        return false;
-    for (int i = 3; i < argc; i += 2)
+    for (int i = 0; i < COMMANDS; i++)
+        if (strcmp(commands[i].name, argv[1]) == 0) {
+            o->command = argv[1];
+            o->run = commands[i].run;
+            o->one = commands[i].one;
+        }
+    for (int i = 3; o->command && i < argc; i += 2)
         if (i + 1 == argc || !read_option(o, argv[i], argv[i + 1])) {
             fprintf(stderr, "ckpt: %s %s: not understood\n", argv[i],
                     i + 1 < argc ? argv[i + 1] : "");
             return false;
         }
-    return o->out || strcmp(o->command, "export") != 0;
+    return o->command && (o->out || strcmp(o->command, "export") != 0);
 }
 
 int main(int argc, char **argv)
@@ -613,7 +588,7 @@ int main(int argc, char **argv)
     err = iz_coll_open(&coll, &argc, &argv);
     if (!err) {
         iz_progress_rank(coll->rank, coll->size);
-        err = commands[find_command(o.command)].run(&o, coll);
+        err = o.run(&o, coll);
     }
     iz_coll_close(&coll);
     return err ? 1 : 0;

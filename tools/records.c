@@ -8,8 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "codelets/base/mix.h"
+#include "runtime/base/durable.h"
 
 enum {
     SIDE = 32,
@@ -49,19 +51,24 @@ static void output_put(struct output *o, const void *record, size_t bytes)
     o->count++;
 }
 
+/* Keeps a good file, once it is on the disk. */
 static int output_close(struct output *o, bool good)
 {
-    bool written = !ferror(o->f);
+    int err = fflush(o->f) || ferror(o->f) ? EIO : 0;
+    int fd = dup(fileno(o->f));
 
-    written = fclose(o->f) == 0 && written;
-    if (good && written && rename(o->part, o->path) == 0) {
-        printf("%s: %lld records\n", o->path, (long long)o->count);
-        return 0;
+    if (good && err)
+        iz_durable_refuse("records", o->path, "write", err);
+    fclose(o->f);
+    err = iz_durable_close("records", o->part, fd, good ? -err : -ECANCELED);
+    if (!err)
+        err = iz_durable_rename("records", o->part, o->path);
+    if (err) {
+        remove(o->part);
+        return 1;
     }
-    if (good)
-        fprintf(stderr, "records: %s: %s\n", o->path, strerror(errno));
-    remove(o->part);
-    return 1;
+    printf("%s: %lld records\n", o->path, (long long)o->count);
+    return 0;
 }
 
 /* ---- random numbers ---- */
@@ -137,8 +144,9 @@ static unsigned char tinted(struct dice *d, int colour)
 
 /* A bright shape of random size and place before a dark ground; the label is
  * its number. */
-static void draw(unsigned char *record, struct dice d)
+static void draw(void *out, struct dice d)
 {
+    unsigned char *record = out;
     int shape = below(&d, SHAPES), colour[2][COLOURS];
     double size = 9 + 4 * uniform(&d);
     double cx = size + (SIDE - 2 * size) * uniform(&d);
@@ -155,20 +163,6 @@ static void draw(unsigned char *record, struct dice d)
 
         *record++ = tinted(&d, colour[in][c]);
     }
-}
-
-static int shapes(const char *path, int64_t count, uint64_t seed)
-{
-    unsigned char record[1 + COLOURS * SIDE * SIDE];
-    struct output o;
-
-    if (!output_open(&o, path))
-        return 1;
-    for (int64_t i = 0; i < count; i++) {
-        draw(record, dice_of(seed, (uint64_t)i));
-        output_put(&o, record, sizeof(record));
-    }
-    return output_close(&o, true);
 }
 
 /* ---- clicks ---- */
@@ -192,8 +186,9 @@ static int category(struct dice *d, int table)
 
 /* Label, numbers, categories; the label depends on some of them, and on one
  * pair of categories together. */
-static void click(int32_t *record, struct dice d)
+static void click(void *out, struct dice d)
 {
+    int32_t *record = out;
     double logit = -1.2;
 
     for (int i = 1; i <= DENSE; i++)
@@ -207,16 +202,26 @@ static void click(int32_t *record, struct dice d)
     record[0] = uniform(&d) < 1 / (1 + exp(-logit));
 }
 
-static int clicks(const char *path, int64_t count, uint64_t seed)
+/* ---- what is invented ---- */
+
+static const struct kind {
+    const char *name;
+    size_t bytes;
+    void (*make)(void *record, struct dice d);
+} kinds[] = {{"shapes", 1 + COLOURS *SIDE *SIDE, draw},
+             {"clicks", 4 * (1 + DENSE + CATEGORIES), click}};
+
+static int invent(const struct kind *k, const char *path, int64_t count,
+                  uint64_t seed)
 {
-    int32_t record[1 + DENSE + CATEGORIES];
+    int32_t record[1 + COLOURS * SIDE * SIDE / 4];
     struct output o;
 
     if (!output_open(&o, path))
         return 1;
     for (int64_t i = 0; i < count; i++) {
-        click(record, dice_of(seed, (uint64_t)i));
-        output_put(&o, record, sizeof(record));
+        k->make(record, dice_of(seed, (uint64_t)i));
+        output_put(&o, record, k->bytes);
     }
     return output_close(&o, true);
 }
@@ -406,9 +411,8 @@ int main(int argc, char **argv)
     if (argc < 4 || argc > 5 || !records_number(&count, argv[3], 1) ||
         (argc == 5 && !records_number(&seed, argv[4], 0)))
         return usage();
-    if (!strcmp(argv[1], "shapes"))
-        return shapes(argv[2], count, (uint64_t)seed);
-    if (!strcmp(argv[1], "clicks"))
-        return clicks(argv[2], count, (uint64_t)seed);
+    for (int i = 0; i < 2; i++)
+        if (!strcmp(argv[1], kinds[i].name))
+            return invent(&kinds[i], argv[2], count, (uint64_t)seed);
     return usage();
 }
