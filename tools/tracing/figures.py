@@ -77,6 +77,15 @@ def indexes(rank, begin, end):
     return [i for i in range(len(t)) if t.end[i] > begin and t.begin[i] < end]
 
 
+def ended(rank, begin, end):
+    """Indexes of the tasks that end in the window, and the cover of the forwards
+    and backwards that may run beside them."""
+    t, inside = rank.tasks, indexes(rank, begin, end)
+    compute = Cover(unite([(t.begin[i], t.end[i]) for i in inside
+                           if rank.kinds[t.kind[i]] in COMPUTE]))
+    return [i for i in inside if begin < t.end[i] <= end], compute
+
+
 # ---- workers ----
 
 def place_of_worker(rank, w):
@@ -139,12 +148,8 @@ def kinds(ranks, begin, end):
     groups = {}
     for rank in ranks:
         t = rank.tasks
-        inside = indexes(rank, begin, end)
-        compute = Cover(unite([(t.begin[i], t.end[i]) for i in inside
-                               if rank.kinds[t.kind[i]] in COMPUTE]))
+        inside, compute = ended(rank, begin, end)
         for i in inside:
-            if not begin < t.end[i] <= end:
-                continue
             key = t.kind[i], t.place[i]
             g = groups.setdefault(key, {
                 "kind": rank.kinds[t.kind[i]], "place": PLACES[t.place[i]],
@@ -191,12 +196,10 @@ def links(ranks, begin, end):
     rows = []
     for rank in ranks:
         t, found = rank.tasks, {}
-        inside = indexes(rank, begin, end)
-        compute = Cover(unite([(t.begin[i], t.end[i]) for i in inside
-                               if rank.kinds[t.kind[i]] in COMPUTE]))
+        inside, compute = ended(rank, begin, end)
         for i in inside:
             link = link_of(rank, i)
-            if not link or not begin < t.end[i] <= end:
+            if not link:
                 continue
             f = found.setdefault(link, {"tasks": 0, "bytes": 0, "spans": [],
                                         "limit": limit_of(rank, t.place[i])})

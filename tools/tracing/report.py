@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes report.html: one file that needs nothing else."""
+"""Writes report.html: one file that needs nothing else.  What stays the same in it is in
+report.html, .css and .js beside this file."""
 import html
 import json
 import pathlib
+import string
 
 from . import figures
 
@@ -51,20 +53,15 @@ def table(head, rows, text=1):
     """The first `text` columns are words; a cell may be (colour, words)."""
     def cell(tag, v, i):
         mark = ' class="text"' if i < text else ""
-        if isinstance(v, tuple):
-            v, inner = v[1], f'<i data-color="{v[0]}"></i>'
-        else:
-            inner = ""
+        color, v = v if isinstance(v, tuple) else ("", v)
+        inner = f'<i data-color="{color}"></i>' if color else ""
         return f"<{tag}{mark}>{inner}{esc(v)}</{tag}>"
-    out = ['<div class="scroll"><table><thead><tr>']
-    out += [cell("th", v, i) for i, v in enumerate(head)]
-    out.append("</tr></thead><tbody>")
-    for row in rows:
-        out.append("<tr>")
-        out += [cell("td", v, i) for i, v in enumerate(row)]
-        out.append("</tr>")
-    out.append("</tbody></table></div>")
-    return "".join(out)
+    def row(tag, values):
+        return "".join(cell(tag, v, i) for i, v in enumerate(values))
+    return ('<div class="scroll"><table><thead><tr>' + row("th", head) +
+            "</tr></thead><tbody>" +
+            "".join(f"<tr>{row('td', r)}</tr>" for r in rows) +
+            "</tbody></table></div>")
 
 
 # ---- tables ----
@@ -107,11 +104,9 @@ def hidden_rows(kinds):
                 None)
         name = name or ("copies and sums in memory"
                         if k["kind"] in figures.TRANSFER else "the rest")
-        s = sums.setdefault(name, [0, 0.0, 0.0, 0])
-        s[0] += k["count"]
-        s[1] += k["total_us"]
-        s[2] += k["hidden_us"]
-        s[3] += k["bytes"]
+        sums[name] = [a + b for a, b in zip(
+            sums.get(name, (0, 0.0, 0.0, 0)),
+            (k["count"], k["total_us"], k["hidden_us"], k["bytes"]))]
     return sums
 
 
@@ -312,47 +307,12 @@ def cards(window, workers, hidden, path):
         for v, t in items) + "</div>"
 
 
-def about_line(ranks, command):
-    a = ranks[0].about
+def about_line(a):
     where = ("a simulated run" if a["simulated"] else
              f"a run on {a['host']}" + (" with a GPU" if a["gpu"] else ""))
-    return (f"<p>Steps {a['from'] + 1} to {a['to']} of {where}, "
-            f"{a['ranks']} rank{'s' if a['ranks'] > 1 else ''}, "
-            f"{len(a['units'])} units, izar {esc(a['version'])}."
-            f"<br><code>{esc(command)}</code></p>")
-
-
-CONTROLS = """<div class="bar"><button id="all">all</button><button
-id="step">next step</button><button id="in">+</button><button id="out">−</button><button
-id="left">◀</button><button id="right">▶</button>{ranks}<button id="theme">light or dark</button>
-<div class="legend" id="legend"></div></div>"""
-
-NOTES = """<h2>What the figures mean</h2><ul>
-<li>Tables count whole steps: from the end of the first traced step's <code>clip</code> to that of
-the last ({begin} to {end} in the pictures), so each step has the optimizer of the one before under
-it. Dashed lines are ends of steps.</li>
-<li>Hidden: the part of a task's time in which a forward, backward or evaluation ran on the same rank.</li>
-<li>Bytes are those that izar counts for a task: what the link, the network, the disk or the memory
-moves for it. Flops are those of matrix products.</li>
-<li>The limit is the measured rate of matrix products, or that of the simulated machine; empty: not
-measured.</li>
-<li>Memory in use: a buffer counts from the begin of the task that overwrites it to the end of the
-last one that uses that content; scratch, files and the collectives' own buffers always.</li>
-<li>The critical path is walked back from the end of the last step: each time to the task whose end
-came last among those that had to come before. "Saved" replays all tasks with the same order on each
-worker and half the time for one kind.</li>{more}</ul>"""
-
-
-def page(title, body, data):
-    css = (HERE / "report.css").read_text(encoding="utf-8")
-    js = (HERE / "report.js").read_text(encoding="utf-8")
-    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, '
-            f'initial-scale=1"><title>{esc(title)}</title><style>{css}</style>'
-            f'</head><body>{body}<div id="tip"></div><script '
-            f'type="application/json" id="data">{text}</script><script>{js}'
-            "</script></body></html>\n")
+    return esc(f"Steps {a['from'] + 1} to {a['to']} of {where}, "
+               f"{a['ranks']} rank{'s' if a['ranks'] > 1 else ''}, "
+               f"{len(a['units'])} units, izar {a['version']}.")
 
 
 def rank_choice(shown):
@@ -364,15 +324,14 @@ def rank_choice(shown):
             f"{options}</select>")
 
 
-def notes(window, path, warnings, cut):
+def notes(path, warnings, cut):
     more = [w for w in (cut, *warnings) if w]
     n, worst = path["backward"]
     if n:
         more.append(f"{n} collectives end on one rank before another began "
                     f"them: the ranks' clocks are at least {worst:.1f} µs "
                     "apart.")
-    return NOTES.format(begin=duration(window[0]), end=duration(window[1]),
-                        more="".join(f"<li>{esc(m)}</li>" for m in more))
+    return "".join(f"<li>{esc(m)}</li>" for m in more)
 
 
 def write(path_out, ranks, memories, path, command, warnings):
@@ -387,33 +346,25 @@ def write(path_out, ranks, memories, path, command, warnings):
     hidden = hidden_rows(kinds)
     used = {k: c for k, c in data["linkColors"].items()
             if any(k in r["links"] for r in data["ranks"])}
-    ring = "".join(f'<div><canvas id="memory-{t}"></canvas></div>'
-                   for t in data["tiers"])
-    body = [
-        "<h1>Where the time went</h1>", about_line(ranks, command),
-        *(f'<p style="color:var(--mark)">{esc(w)}</p>' for w in warnings),
-        cards(window, workers, hidden, path),
-        "<h2>What would shorten a step</h2>", path_section(path, colors),
-        CONTROLS.format(ranks=rank_choice(data["ranks"]
-                                          and shown_ranks(ranks))),
-        "<h2>Workers</h2>",
-        '<p class="faint">Drag to zoom, double-click for everything.</p>',
-        '<div><canvas id="gantt"></canvas></div>',
-        "<h2>Units</h2>",
-        '<p class="faint">In each unit from top to bottom: what brings '
-        "parameters, computation, what takes gradients away, the optimizer.</p>",
-        '<div><canvas id="units"></canvas></div>',
-        "<h2>Memory in use</h2>", keys(data["classes"]), ring,
-        "<h2>Links</h2>", keys(used) if used else
-        "<p>Nothing crossed a link.</p>",
-        '<div><canvas id="links"></canvas></div>',
-        "<h2>Ready tasks</h2>", '<div><canvas id="ready"></canvas></div>',
-        "<h2>Tables</h2>", "<h3>Workers</h3>", worker_table(workers),
-        "<h3>Tasks</h3>", kind_table(kinds, colors),
-        "<h3>Hidden behind computation</h3>", hidden_table(hidden),
-        "<h3>Links</h3>", link_table(figures.links(ranks, begin, end), ranks,
-                   path["waits"][0]),
-        "<h3>Memory</h3>", memory_table(ranks, memories),
-        notes(window, path, warnings, span[2])]
-    title = f"izar: {' '.join(command.split()[-2:])}"
-    path_out.write_text(page(title, "\n".join(body), data), encoding="utf-8")
+    links = figures.links(ranks, begin, end)
+    page = string.Template((HERE / "report.html").read_text(encoding="utf-8"))
+    path_out.write_text(page.substitute(
+        title=esc(f"izar: {' '.join(command.split()[-2:])}"),
+        css=(HERE / "report.css").read_text(encoding="utf-8"),
+        js=(HERE / "report.js").read_text(encoding="utf-8"),
+        about=about_line(ranks[0].about), command=esc(command),
+        warnings="".join(f'<p style="color:var(--mark)">{esc(w)}</p>\n'
+                         for w in warnings),
+        cards=cards(window, workers, hidden, path), path=path_section(path, colors),
+        choice=rank_choice(shown_ranks(ranks)), classes=keys(data["classes"]),
+        memory="".join(f'<div><canvas id="memory-{t}"></canvas></div>'
+                       for t in data["tiers"]),
+        links=keys(used) if used else "<p>Nothing crossed a link.</p>",
+        worker_table=worker_table(workers), kind_table=kind_table(kinds, colors),
+        hidden_table=hidden_table(hidden),
+        link_table=link_table(links, ranks, path["waits"][0]),
+        memory_table=memory_table(ranks, memories),
+        begin=duration(begin), end=duration(end),
+        notes=notes(path, warnings, span[2]),
+        data=json.dumps(data, separators=(",", ":")).replace("</", "<\\/")),
+        encoding="utf-8")
