@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "runtime/base/durable.h"
+#include "runtime/base/text.h"
 
 /* jansson takes pointers to values that it does not change as not const. */
 static json_t *value(const struct iz_json *v)
@@ -31,8 +32,7 @@ struct iz_json *iz_json_read(const char *path, FILE *err)
     free(text);
     if (iz_json_is_object(v))
         return v;
-    if (err)
-        fprintf(err, "izar: %s: %s\n", path, fault);
+    iz_refuse(err, "%s: %s", path, fault);
     if (v)
         iz_json_close(&v);
     return NULL;
@@ -65,7 +65,6 @@ const char *iz_json_key(const struct iz_json *object, const char *after)
     json_t *o = value(object);
     void *at = after ? json_object_iter_next(o, json_object_iter_at(o, after))
                      : json_object_iter(o);
-
     return at ? json_object_iter_key(at) : NULL;
 }
 
@@ -77,7 +76,6 @@ const char *iz_json_text(const struct iz_json *v)
 int64_t iz_json_number(const struct iz_json *v, int64_t max)
 {
     int64_t n = json_is_integer(value(v)) ? json_integer_value(value(v)) : -1;
-
     return n >= 0 && n <= max ? n : -1;
 }
 

@@ -14,6 +14,7 @@
 
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
+#include "runtime/base/text.h"
 
 #define PREFIX 8                        /* bytes of the header's length */
 #define HEADER_MAX ((int64_t)100 << 20) /* bytes; the format's own limit */
@@ -60,9 +61,8 @@ static void put_tensor(FILE *f, const struct iz_st_tensor *t)
 char *iz_st_header(const char *metadata, const struct iz_st_tensor *t, int n,
                    int64_t *bytes)
 {
-    char *text = NULL;
-    size_t size = 0;
-    FILE *f = open_memstream(&text, &size);
+    struct iz_text header;
+    FILE *f = iz_text_open(&header);
     if (!f)
         return NULL;
     fwrite("\0\0\0\0\0\0\0", 1, PREFIX, f);
@@ -72,13 +72,11 @@ char *iz_st_header(const char *metadata, const struct iz_st_tensor *t, int n,
     fputc('}', f);
     while (ftello(f) % ALIGN) /* the format allows spaces behind the header */
         fputc(' ', f);
-    if (ferror(f) | (fclose(f) != 0)) {
-        free(text);
-        return NULL;
-    }
-    uint64_t length = size - PREFIX;
-    memcpy(text, &length, PREFIX);
-    *bytes = (int64_t)size;
+    char *text = iz_text_close(&header);
+    uint64_t length = header.bytes - PREFIX;
+    if (text)
+        memcpy(text, &length, PREFIX);
+    *bytes = (int64_t)header.bytes;
     return text;
 }
 

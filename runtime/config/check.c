@@ -11,11 +11,9 @@
 
 static enum iz_given *given(struct iz_config_file *file, const char *name)
 {
-    for (int i = 0; iz_config_keys[i].name; i++)
-        if (strcmp(iz_config_keys[i].name, name) == 0)
-            return &file->given[i];
-    assert(!"a name in the table");
-    return NULL;
+    const struct iz_key *k = iz_key_find(iz_config_keys, name);
+    assert(k);
+    return &file->given[k - iz_config_keys];
 }
 
 static bool is_given(struct iz_config_file *file, const char *name)
@@ -23,9 +21,14 @@ static bool is_given(struct iz_config_file *file, const char *name)
     return *given(file, name) == IZ_GIVEN_VALUE;
 }
 
-static bool is_bad(struct iz_config_file *file, const char *name)
+/* Whether one of these keys, "a|b", has a fault of its own. */
+static bool is_bad(struct iz_config_file *file, const char *names)
 {
-    return *given(file, name) == IZ_GIVEN_BAD;
+    char name[IZ_CONFIG_NAME_MAX];
+    bool bad = false;
+    for (int i = 0; iz_word(name, sizeof(name), names, i); i++)
+        bad |= *given(file, name) == IZ_GIVEN_BAD;
+    return bad;
 }
 
 /* DeepSpeed's rule: any two give the third; one alone means one micro-batch. */
@@ -34,10 +37,8 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
 {
     int64_t t = file->c.train_batch_size;
     int64_t m = file->micro_batch, g = file->grad_accum;
-
-    if (is_bad(file, "train_batch_size") ||
-        is_bad(file, "train_micro_batch_size_per_gpu") ||
-        is_bad(file, "gradient_accumulation_steps"))
+    if (is_bad(file, "train_batch_size|train_micro_batch_size_per_gpu|"
+                     "gradient_accumulation_steps"))
         return;
     if (t == 0 && m == 0) {
         iz_fault(f, "train_batch_size",
@@ -70,7 +71,6 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
     struct iz_config *c = &file->c;
     static const char *const names[] = {"fp32", "bf16", "fp16"};
     int accum = file->grad_accum_dtype, comm = file->communication_dtype;
-
     c->dtype = file->bf16 ? IZ_BF16 : file->fp16 ? IZ_F16 : IZ_F32;
     if (file->bf16 && file->fp16) {
         iz_fault(f, "fp16.enabled",
@@ -78,7 +78,7 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
                  "true; choose one");
         return;
     }
-    if (is_bad(file, "bf16.enabled") || is_bad(file, "fp16.enabled"))
+    if (is_bad(file, "bf16.enabled|fp16.enabled"))
         return;
     if (accum > 1 + IZ_F32 && accum != 1 + (int)c->dtype)
         iz_fault(f, "data_types.grad_accum_dtype",
@@ -101,47 +101,83 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
                          (accum == 0 && c->grad_accum > 1);
 }
 
-#define PARAMS "optimizer.params."
+#define OPTIMIZER "optimizer.params."
+#define SCHEDULER "scheduler.params."
 
-/* The entry of a key of optimizer.params in an optimizer, NULL: it has not this
- * one.  *is_param: whether it is such a key. */
-static const struct iz_optimizer_param *
-optimizer_param(const struct iz_optimizer *o, const char *name, bool *is_param)
+/* Which scheduler has which parameter. */
+static const struct {
+    const char *name, *types;
+} lr_params[] = {
+    {"warmup_min_lr", "WarmupLR|WarmupDecayLR"},
+    {"warmup_max_lr", "WarmupLR|WarmupDecayLR"},
+    {"warmup_num_steps", "WarmupLR|WarmupDecayLR|WarmupCosineLR"},
+    {"warmup_type", "WarmupLR|WarmupDecayLR|WarmupCosineLR"},
+    {"total_num_steps", "WarmupDecayLR|WarmupCosineLR"},
+    {"warmup_min_ratio", "WarmupCosineLR"},
+    {"cos_min_ratio", "WarmupCosineLR"},
+};
+
+static const char *const lr_types[] = {"a constant rate", "WarmupLR",
+                                       "WarmupDecayLR", "WarmupCosineLR"};
+
+static bool is_in(const char *key, const char *section)
 {
-    size_t n = strlen(PARAMS);
-
-    *is_param = strncmp(name, PARAMS, n) == 0;
-    return *is_param ? iz_optimizer_param(o, name + n) : NULL;
+    return strncmp(key, section, strlen(section)) == 0;
 }
 
-/* What the optimizer has not is refused, what it has its own default of gets
- * that. */
-static void resolve_params(struct iz_config_file *file, struct iz_faults *f)
+/* Whether the config's optimizer or scheduler has the parameter `key`; any
+ * other key is had by all. */
+static bool has_param(const struct iz_config *c, const char *key)
 {
-    const struct iz_optimizer *o = iz_optimizer(file->c.optimizer.type);
+    if (is_in(key, OPTIMIZER))
+        return iz_optimizer_param(iz_optimizer(c->optimizer.type),
+                                  key + strlen(OPTIMIZER)) != NULL;
+    if (!is_in(key, SCHEDULER))
+        return true;
+    for (size_t i = 0; i < sizeof(lr_params) / sizeof(lr_params[0]); i++)
+        if (strcmp(lr_params[i].name, key + strlen(SCHEDULER)) == 0)
+            return iz_word_among(lr_types[c->lr.kind], lr_params[i].types);
+    assert(!"a name in the table");
+    return false;
+}
 
+/* Refuses the parameters that the chosen type has not. */
+static void check_params(struct iz_config_file *file, struct iz_faults *f,
+                         const char *section, const char *type)
+{
     for (int i = 0; iz_config_keys[i].name; i++) {
-        struct iz_key k = iz_config_keys[i];
-        bool is_param;
-        const struct iz_optimizer_param *p =
-            optimizer_param(o, k.name, &is_param);
+        const char *key = iz_config_keys[i].name;
+        bool wanted =
+            file->given[i] == IZ_GIVEN_VALUE || file->given[i] == IZ_GIVEN_AUTO;
+        if (wanted && is_in(key, section) && !has_param(&file->c, key))
+            iz_fault(f, key, "%s has no such parameter", type);
+    }
+}
 
-        if (is_param && !p && file->given[i] == IZ_GIVEN_VALUE)
-            iz_fault(f, k.name, "%s has no such parameter", o->type);
-        if (p && p->fallback && file->given[i] == IZ_GIVEN_NOT) {
-            k.fallback = p->fallback;
-            iz_key_store_default(file, &k);
-        }
+/* Sets the parameters that are not given and of which the optimizer has its own
+ * default. */
+static void resolve_defaults(struct iz_config_file *file,
+                             const struct iz_optimizer *o)
+{
+    for (const struct iz_optimizer_param *p = o->param; p->key; p++) {
+        char name[IZ_CONFIG_NAME_MAX];
+        snprintf(name, sizeof(name), OPTIMIZER "%s", p->key);
+        struct iz_key k = *iz_key_find(iz_config_keys, name);
+        if (!p->fallback || *given(file, name) != IZ_GIVEN_NOT)
+            continue;
+        k.fallback = p->fallback;
+        iz_key_store_default(file, &k);
     }
 }
 
 static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
 {
     bool adamw_type = file->c.optimizer.type == IZ_OPTIMIZER_ADAMW;
-
     if (is_bad(file, "optimizer.type"))
         return;
-    resolve_params(file, f);
+    const struct iz_optimizer *o = iz_optimizer(file->c.optimizer.type);
+    check_params(file, f, OPTIMIZER, o->type);
+    resolve_defaults(file, o);
     file->c.optimizer.adamw = adamw_type || file->adam_w_mode;
     if (adamw_type && !file->adam_w_mode)
         iz_fault(f, "optimizer.params.adam_w_mode",
@@ -153,51 +189,13 @@ static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
                  "is 0.01 and DeepSpeed's 0");
 }
 
-/* Which scheduler has which parameter. */
-static const struct {
-    const char *name;
-    bool warmup, decay, cosine;
-} lr_params[] = {
-    {"scheduler.params.warmup_min_lr", true, true, false},
-    {"scheduler.params.warmup_max_lr", true, true, false},
-    {"scheduler.params.warmup_num_steps", true, true, true},
-    {"scheduler.params.warmup_type", true, true, true},
-    {"scheduler.params.total_num_steps", false, true, true},
-    {"scheduler.params.warmup_min_ratio", false, false, true},
-    {"scheduler.params.cos_min_ratio", false, false, true},
-};
-
-#define N_LR_PARAMS (sizeof(lr_params) / sizeof(lr_params[0]))
-
-static bool has_param(enum iz_lr_kind kind, size_t i)
-{
-    return (kind == IZ_LR_WARMUP && lr_params[i].warmup) ||
-           (kind == IZ_LR_DECAY && lr_params[i].decay) ||
-           (kind == IZ_LR_COSINE && lr_params[i].cosine);
-}
-
-static void check_lr_params(struct iz_config_file *file, struct iz_faults *f)
-{
-    static const char *const kinds[] = {"a constant rate", "WarmupLR",
-                                        "WarmupDecayLR", "WarmupCosineLR"};
-    enum iz_lr_kind kind = file->c.lr.kind;
-
-    for (size_t i = 0; i < N_LR_PARAMS; i++) {
-        enum iz_given g = *given(file, lr_params[i].name);
-        if (!has_param(kind, i) && g != IZ_GIVEN_NOT && g != IZ_GIVEN_BAD)
-            iz_fault(f, lr_params[i].name, "%s has no such parameter",
-                     kinds[kind]);
-    }
-}
-
 static void resolve_scheduler(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_lr_config *lr = &file->c.lr;
     enum iz_given total = *given(file, "scheduler.params.total_num_steps");
-
     if (is_bad(file, "scheduler.type"))
         return;
-    check_lr_params(file, f);
+    check_params(file, f, SCHEDULER, lr_types[lr->kind]);
     lr->log_warmup = file->warmup_type == 0;
     if (!is_given(file, "scheduler.params.warmup_max_lr"))
         lr->warmup_max_lr =
@@ -214,7 +212,6 @@ static void resolve_scheduler(struct iz_config_file *file, struct iz_faults *f)
 static void check_fp16(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_fp16_config *p = &file->c.fp16;
-
     if (file->fp16 && p->loss_scale == 0 &&
         ldexp(1, p->initial_scale_power) < p->min_loss_scale)
         iz_fault(f, "fp16.min_loss_scale",
@@ -239,9 +236,8 @@ static void check_ratio(struct iz_config_file *file, struct iz_faults *f)
     const struct iz_config *c = &file->c;
     static const char section[] = "zero_optimization.offload_optimizer.ratio";
     double ratio = c->zero.optimizer.ratio;
-
-    if (is_bad(file, "zero_optimization.offload_optimizer.device") ||
-        is_bad(file, "zero_optimization.offload_param.device"))
+    if (is_bad(file, "zero_optimization.offload_optimizer.device|"
+                     "zero_optimization.offload_param.device"))
         return;
     if (c->zero.optimizer.home != IZ_HOME_CPU)
         iz_fault(f, section,
@@ -262,7 +258,6 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_zero_config *z = &file->c.zero;
     bool stage_known = !is_bad(file, "zero_optimization.stage");
-
     if (stage_known && z->param.home != IZ_HOME_NONE && z->stage != 3)
         iz_fault(f, "zero_optimization.offload_param.device",
                  "needs zero_optimization.stage 3, found %d", z->stage);
@@ -284,7 +279,6 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
 static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_run_config *run = &file->c.run;
-
     if (run->output[0] == '\0')
         iz_fault(f, "run.output", "is empty: name a directory");
     if (is_given(file, "steps_per_print") &&
@@ -325,8 +319,7 @@ static void check_boundaries(struct iz_config_file *file, struct iz_faults *f)
 static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_lora_config *l = &file->c.lora;
-
-    if (is_bad(file, "lora.rank") || is_bad(file, "lora.targets"))
+    if (is_bad(file, "lora.rank|lora.targets"))
         return;
     if (l->rank > 0 && l->targets[strspn(l->targets, " ,")] == '\0')
         iz_fault(f, "lora.targets", "missing, and lora.rank is %d", l->rank);
@@ -355,27 +348,19 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
 
 void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)
 {
-    memset(file, 0, sizeof(*file));
-    memcpy(&file->c, c, sizeof(*c));
-    file->micro_batch = c->micro_batch;
-    file->grad_accum = c->grad_accum;
-    file->bf16 = c->dtype == IZ_BF16;
-    file->fp16 = c->dtype == IZ_F16;
-    file->grad_accum_dtype = 1 + (int)(c->grad_accum_fp32 ? IZ_F32 : c->dtype);
-    file->adam_w_mode = c->optimizer.adamw;
-    file->warmup_type = c->lr.log_warmup ? 0 : 1;
+    *file = (struct iz_config_file){
+        .c = *c,
+        .micro_batch = c->micro_batch,
+        .grad_accum = c->grad_accum,
+        .bf16 = c->dtype == IZ_BF16,
+        .fp16 = c->dtype == IZ_F16,
+        .grad_accum_dtype = 1 + (int)(c->grad_accum_fp32 ? IZ_F32 : c->dtype),
+        .adam_w_mode = c->optimizer.adamw,
+        .warmup_type = c->lr.log_warmup ? 0 : 1};
     for (int i = 0; iz_config_keys[i].name; i++)
-        file->given[i] = IZ_GIVEN_VALUE;
+        file->given[i] = has_param(c, iz_config_keys[i].name) ? IZ_GIVEN_VALUE
+                                                              : IZ_GIVEN_NOT;
     /* They only repeat others, and an override of those would contradict. */
     *given(file, "steps_per_print") = IZ_GIVEN_NOT;
     *given(file, "communication_data_type") = IZ_GIVEN_NOT;
-    for (size_t i = 0; i < N_LR_PARAMS; i++)
-        if (!has_param(c->lr.kind, i))
-            *given(file, lr_params[i].name) = IZ_GIVEN_NOT;
-    for (int i = 0; iz_config_keys[i].name; i++) {
-        const struct iz_optimizer *o = iz_optimizer(c->optimizer.type);
-        bool is_param;
-        if (!optimizer_param(o, iz_config_keys[i].name, &is_param) && is_param)
-            file->given[i] = IZ_GIVEN_NOT;
-    }
 }

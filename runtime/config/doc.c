@@ -29,9 +29,7 @@ static const struct {
 
 static void print_range(FILE *out, const struct iz_key *k)
 {
-    bool unchecked = k->min > k->max || (k->min == 0 && k->max == 0);
-
-    if (unchecked)
+    if (!iz_key_ranged(k))
         return;
     if (k->max > 1e5)
         fprintf(out, " >= %.15g", k->min);
@@ -41,34 +39,17 @@ static void print_range(FILE *out, const struct iz_key *k)
 
 static void print_type(FILE *out, const struct iz_key *k)
 {
+    static const char *const types[] = {
+        [IZ_KEY_BOOL] = "true, false", [IZ_KEY_INT] = "integer",
+        [IZ_KEY_INT64] = "integer",    [IZ_KEY_UINT64] = "integer",
+        [IZ_KEY_DOUBLE] = "number",    [IZ_KEY_PAIR] = "two numbers",
+        [IZ_KEY_STRING] = "string",    [IZ_KEY_ENUM] = "",
+    };
     char word[IZ_CONFIG_NAME_MAX];
-
-    switch (k->type) {
-    case IZ_KEY_BOOL:
-        fputs("true, false", out);
-        break;
-    case IZ_KEY_INT:
-    case IZ_KEY_INT64:
-    case IZ_KEY_UINT64:
-        fputs("integer", out);
-        print_range(out, k);
-        break;
-    case IZ_KEY_DOUBLE:
-        fputs("number", out);
-        print_range(out, k);
-        break;
-    case IZ_KEY_PAIR:
-        fputs("two numbers", out);
-        print_range(out, k);
-        break;
-    case IZ_KEY_STRING:
-        fputs("string", out);
-        break;
-    case IZ_KEY_ENUM:
-        for (int i = 0; iz_word(word, sizeof(word), k->words, i); i++)
-            fprintf(out, "%s%s", i > 0 ? ", " : "", word);
-        break;
-    }
+    fputs(types[k->type], out);
+    print_range(out, k);
+    for (int i = 0; iz_word(word, sizeof(word), k->words, i); i++)
+        fprintf(out, "%s%s", i > 0 ? ", " : "", word);
 }
 
 /* "auto" is a value too where it is resolved. */
@@ -76,7 +57,6 @@ static void print_key(FILE *out, const struct iz_key *k, const char *prefix,
                       bool markdown)
 {
     bool is_auto = prefix[0] == '\0' && iz_config_auto(k->name);
-
     if (markdown)
         fprintf(out, "| `%s%s` | ", prefix, k->name);
     else
@@ -114,7 +94,6 @@ static void print_optimizers(FILE *out, bool markdown)
               out);
     for (int t = 0; t < IZ_OPTIMIZERS; t++) {
         const struct iz_optimizer *o = iz_optimizer((enum iz_optimizer_type)t);
-
         fprintf(out, markdown ? "| `%s` | " : "  %s has ", o->type);
         for (const struct iz_optimizer_param *p = o->param; p->key; p++)
             fprintf(out, "%s%s%s%s", p == o->param ? "" : ", ", p->key,
@@ -155,7 +134,6 @@ static void print_model(FILE *out, const struct iz_section *model,
                         bool markdown)
 {
     const struct iz_preset *p = model->presets;
-
     print_head(out, "model",
                "izar's. `preset` is applied first, then the other keys. "
                "`import` also sets the shape; other keys may then only repeat "
@@ -181,15 +159,15 @@ static void print_model(FILE *out, const struct iz_section *model,
 
 static bool is_ignored(const struct iz_foreign_key *k)
 {
-    return strcmp(k->accept, "bool") == 0 || strcmp(k->accept, "number") == 0 ||
-           strcmp(k->accept, "string") == 0 || strcmp(k->accept, "any") == 0;
+    return iz_word_among(k->accept, "bool|number|string|any");
 }
 
-static void print_accept(FILE *out, const char *accept)
+static void print_accept(FILE *out, const char *accept, bool ignored)
 {
     char word[IZ_CONFIG_NAME_MAX];
-
-    if (strcmp(accept, "off") == 0)
+    if (ignored)
+        fputs(accept, out);
+    else if (strcmp(accept, "off") == 0)
         fputs("`\"enabled\": false`", out);
     else if (accept[0] == '\0')
         fputs("none", out);
@@ -200,24 +178,23 @@ static void print_accept(FILE *out, const char *accept)
 
 static void print_foreign(FILE *out)
 {
-    fputs("\n## DeepSpeed's keys that are accepted and set nothing\n\n"
-          "izar always does what these keys ask for, or they have no meaning "
-          "here. A value of the wrong type is refused.\n\n"
-          "| Key | Values | What happens |\n|---|---|---|\n",
-          out);
-    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
-        if (is_ignored(k))
-            fprintf(out, "| `%s` | %s | %s |\n", k->name, k->accept, k->doc);
-    fputs("\n## DeepSpeed's keys that are refused\n\n"
-          "They are accepted only with a value that asks for nothing.\n\n"
-          "| Key | Accepted value | What to do |\n|---|---|---|\n",
-          out);
-    for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++) {
-        if (is_ignored(k))
-            continue;
-        fprintf(out, "| `%s` | ", k->name);
-        print_accept(out, k->accept);
-        fprintf(out, " | %s |\n", k->doc);
+    static const char *const heads[] = {
+        "\n## DeepSpeed's keys that are refused\n\n"
+        "They are accepted only with a value that asks for nothing.\n\n"
+        "| Key | Accepted value | What to do |\n|---|---|---|\n",
+        "\n## DeepSpeed's keys that are accepted and set nothing\n\n"
+        "izar always does what these keys ask for, or they have no meaning "
+        "here. A value of the wrong type is refused.\n\n"
+        "| Key | Values | What happens |\n|---|---|---|\n"};
+    for (int ignored = 1; ignored >= 0; ignored--) {
+        fputs(heads[ignored], out);
+        for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++) {
+            if (is_ignored(k) != ignored)
+                continue;
+            fprintf(out, "| `%s` | ", k->name);
+            print_accept(out, k->accept, ignored);
+            fprintf(out, " | %s |\n", k->doc);
+        }
     }
 }
 

@@ -51,18 +51,6 @@ void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     config_fault_print_line(f->err, line);
 }
 
-bool iz_word(char *word, size_t size, const char *words, int i)
-{
-    for (; i > 0 && words; i--) {
-        words = strchr(words, '|');
-        words = words ? words + 1 : NULL;
-    }
-    if (!words)
-        return false;
-    snprintf(word, size, "%.*s", (int)strcspn(words, "|"), words);
-    return true;
-}
-
 static int min3(int a, int b, int c)
 {
     int m = a < b ? a : b;
@@ -95,7 +83,7 @@ static int distance(const char *a, const char *b)
 static const char *last_part(const char *name)
 {
     const char *dot = strrchr(name, '.');
-    return dot != NULL ? dot + 1 : name;
+    return dot ? dot + 1 : name;
 }
 
 static bool ends_with(const char *s, const char *end)
@@ -105,89 +93,59 @@ static bool ends_with(const char *s, const char *end)
 }
 
 /* A key in the wrong section, or without its prefix, is near too. */
-static int score(const char *name, const char *known)
+static int score(const char *name, const char *known, bool whole)
 {
-    const char *a = last_part(name), *b = last_part(known);
-    int whole = distance(name, known), part = 1 + distance(a, b);
-
+    const char *a = whole ? name : last_part(name);
+    const char *b = whole ? known : last_part(known);
+    int all = distance(name, known), part = 1 + distance(a, b);
     if (ends_with(b, a) || ends_with(a, b))
         part = part < 2 ? part : 2;
-    return whole < part ? whole : part;
+    return all < part ? all : part;
 }
 
-struct nearest {
-    const char *name;
-    char *near;
-    int score;
-};
-
-static void nearest_start(struct nearest *n, char *near, const char *name)
+struct iz_nearest iz_nearest_start(const char *name, bool whole)
 {
-    int length = (int)strlen(last_part(name));
-
-    near[0] = '\0';
-    *n = (struct nearest){.name = name, .near = near};
-    n->score = 1 + (length / 3 > 2 ? length / 3 : 2);
+    int length = (int)strlen(whole ? name : last_part(name));
+    return (struct iz_nearest){.name = name,
+                               .whole = whole,
+                               .score = 1 + (length / 3 > 2 ? length / 3 : 2)};
 }
 
-static void nearest_try(struct nearest *n, const char *known)
+void iz_nearest_try(struct iz_nearest *n, const char *known)
 {
-    int s = score(n->name, known);
-
+    int s = score(n->name, known, n->whole);
     if (s >= n->score)
         return;
     n->score = s;
-    snprintf(n->near, IZ_CONFIG_NAME_MAX, "%s", known);
+    snprintf(n->near, sizeof(n->near), "%s", known);
+    snprintf(n->hint, sizeof(n->hint), "; did you mean %s?", n->near);
 }
 
 /* The key and every section it is in. */
-static void nearest_try_key(struct nearest *n, const char *prefix,
+static void nearest_try_key(struct iz_nearest *n, const char *prefix,
                             const char *key)
 {
     char known[IZ_CONFIG_NAME_MAX];
-
     snprintf(known, sizeof(known), "%s%s", prefix, key);
-    nearest_try(n, known);
-    for (char *dot; (dot = strrchr(known, '.')) != NULL;) {
+    iz_nearest_try(n, known);
+    for (char *dot; (dot = strrchr(known, '.'));) {
         *dot = '\0';
-        nearest_try(n, known);
+        iz_nearest_try(n, known);
     }
 }
 
-void iz_config_nearest(char *near, const char *name,
-                       const struct iz_section *model)
+struct iz_nearest iz_nearest_key(const char *name,
+                                 const struct iz_section *model)
 {
-    struct nearest n;
-
-    nearest_start(&n, near, name);
+    struct iz_nearest n = iz_nearest_start(name, false);
     for (const struct iz_key *k = iz_config_keys; k->name; k++)
         nearest_try_key(&n, "", k->name);
-    if (model) {
-        for (const struct iz_key *k = model->keys; k->name; k++)
-            nearest_try_key(&n, "model.", k->name);
-        nearest_try(&n, "model.preset");
-    }
+    for (const struct iz_key *k = model ? model->keys : NULL; k && k->name; k++)
+        nearest_try_key(&n, "model.", k->name);
+    if (model)
+        iz_nearest_try(&n, "model.preset");
     for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
         nearest_try_key(&n, "", k->name);
-    nearest_try(&n, "parameters");
-}
-
-void iz_word_nearest(char *near, const char *word, const char *words)
-{
-    char known[IZ_CONFIG_NAME_MAX];
-    struct nearest n;
-
-    nearest_start(&n, near, word);
-    for (int i = 0; iz_word(known, sizeof(known), words, i); i++)
-        nearest_try(&n, known);
-}
-
-void iz_preset_nearest(char *near, const char *name,
-                       const struct iz_preset *presets)
-{
-    struct nearest n;
-
-    nearest_start(&n, near, name);
-    for (; presets && presets->name; presets++)
-        nearest_try(&n, presets->name);
+    iz_nearest_try(&n, "parameters");
+    return n;
 }

@@ -354,23 +354,23 @@ _Static_assert(sizeof(iz_config_keys) / sizeof(iz_config_keys[0]) <=
                    IZ_CONFIG_KEYS_MAX,
                "struct iz_config_file.given holds every key");
 
+const struct iz_key *iz_key_find(const struct iz_key *table, const char *name)
+{
+    while (table->name && strcmp(table->name, name) != 0)
+        table++;
+    return table->name ? table : NULL;
+}
+
 /* Only keys whose value is given by others, or that cannot change a loss. */
 bool iz_config_auto(const char *name)
 {
-    static const char *const names[] = {
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "scheduler.params.total_num_steps",
-        "zero_optimization.sub_group_size",
-        "zero_optimization.overlap_comm",
-        "zero_optimization.stage3_prefetch_bucket_size",
-        "zero_optimization.stage3_max_live_parameters",
-        "zero_optimization.stage3_max_reuse_distance",
-    };
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (strcmp(name, names[i]) == 0)
-            return true;
-    return false;
+    return iz_word_among(name, "train_batch_size|"
+                               "train_micro_batch_size_per_gpu|"
+                               "gradient_accumulation_steps|"
+                               "scheduler.params.total_num_steps|"
+                               "zero_optimization.sub_group_size|"
+                               "zero_optimization.overlap_comm|"
+                               "zero_optimization.stage3_prefetch_bucket_size|"
+                               "zero_optimization.stage3_max_live_parameters|"
+                               "zero_optimization.stage3_max_reuse_distance");
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "codelets/base/build.h"
+#include "runtime/base/text.h"
 #include "runtime/config/config.h"
 
 #define IZ_CONFIG_KEYS_MAX 128
@@ -60,18 +61,43 @@ struct iz_faults {
 void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     IZ_PRINTF(3, 4);
 
-/* The known key nearest to `name` by edit distance, or "" when none is near.
- * `near` holds IZ_CONFIG_NAME_MAX bytes. */
-void iz_config_nearest(char *near, const char *name,
-                       const struct iz_section *model);
-/* The nearest of the words of an IZ_KEY_ENUM ("a|b|c"), or "". */
-void iz_word_nearest(char *near, const char *word, const char *words);
-/* The nearest name of a preset, or "". */
-void iz_preset_nearest(char *near, const char *name,
-                       const struct iz_preset *presets);
+/* The row of a table that has this name, or NULL. */
+const struct iz_key *iz_key_find(const struct iz_key *table, const char *name);
 
-/* Copies word i of "a|b|c" to `word` (`size` bytes); false after the last. */
-bool iz_word(char *word, size_t size, const char *words, int i);
+/* Whether a key's numbers have a range. */
+static inline bool iz_key_ranged(const struct iz_key *k)
+{
+    return k->min <= k->max && (k->min != 0 || k->max != 0);
+}
+
+/* The known name nearest to `name` by edit distance. */
+struct iz_nearest {
+    const char *name;
+    bool whole; /* names are compared whole, not also from their last dot on */
+    int score;
+    char near[IZ_CONFIG_NAME_MAX];      /* "": none is near */
+    char hint[IZ_CONFIG_NAME_MAX + 32]; /* "; did you mean NEAR?", or "" */
+};
+
+struct iz_nearest iz_nearest_start(const char *name, bool whole);
+void iz_nearest_try(struct iz_nearest *n, const char *known);
+/* The nearest of all keys of a config. */
+struct iz_nearest iz_nearest_key(const char *name,
+                                 const struct iz_section *model);
+
+/* Members of JSON objects that are written by their dotted names: the sections
+ * that are open. */
+struct iz_nest {
+    FILE *out;
+    char open[IZ_CONFIG_NAME_MAX]; /* dotted, "" at the top level */
+    int indent, depth;
+    bool first; /* nothing in the innermost section yet */
+};
+
+/* Ends and begins sections until the key can follow, and writes its name. */
+void iz_nest_name(struct iz_nest *n, const char *name);
+/* Ends the innermost section. */
+void iz_nest_end(struct iz_nest *n);
 
 struct json_t; /* the JSON library's value */
 

@@ -26,12 +26,10 @@ struct targets {
 static void split(struct targets *t, const char *text)
 {
     char *rest = t->text;
-
     memset(t, 0, sizeof(*t));
     snprintf(t->text, sizeof(t->text), "%s", text);
     while (rest) {
         char *next = strchr(rest, ',');
-
         if (next)
             *next++ = '\0';
         rest += strspn(rest, " ");
@@ -45,24 +43,21 @@ static void split(struct targets *t, const char *text)
 static bool is_target(struct targets *t, const char *name)
 {
     bool any = false;
-
     for (int i = 0; i < t->n; i++)
         if (fnmatch(t->pattern[i], name, 0) == 0)
             any = t->found[i] = true;
     return any;
 }
 
-/* "h.0.attn.c_attn.lora_A.weight" for "h.0.attn.c_attn.weight"; false: too
- * long. */
-static bool name_matrix(struct iz_param *p, const char *of, const char *matrix)
+bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
+                  char matrix)
 {
     static const char tail[] = ".weight";
     int n = (int)strlen(of), cut = (int)sizeof(tail) - 1;
-
     if (n > cut && strcmp(of + n - cut, tail) == 0)
         n -= cut;
-    return snprintf(p->name, sizeof(p->name), "%.*s.%s.weight", n, of, matrix) <
-           (int)sizeof(p->name);
+    return snprintf(out, size, "%s%.*s.lora_%c%s", head, n, of, matrix, tail) <
+           (int)size;
 }
 
 /* a is normal with the variance of PEFT's uniform one, 1 / (3 in); b is zero,
@@ -72,7 +67,6 @@ static int add_adapter(struct iz_unit *u, int target, bool out_in, int rank)
     const struct iz_param w = u->param[target];
     int64_t in = out_in ? w.cols : w.rows, out = out_in ? w.rows : w.cols;
     struct iz_param *a = &u->param[u->n_params], *b = a + 1;
-
     *a = (struct iz_param){.rows = rank,
                            .cols = in,
                            .init = IZ_INIT_NORMAL,
@@ -86,9 +80,9 @@ static int add_adapter(struct iz_unit *u, int target, bool out_in, int rank)
                            .out_in = out_in};
     u->n_params += 2;
     u->n_adapters++;
-    return name_matrix(a, w.name, "lora_A") && name_matrix(b, w.name, "lora_B")
-               ? 0
-               : -ENAMETOOLONG;
+    bool named = iz_lora_name(a->name, sizeof(a->name), "", w.name, 'A') &&
+                 iz_lora_name(b->name, sizeof(b->name), "", w.name, 'B');
+    return named ? 0 : -ENAMETOOLONG;
 }
 
 static int add_adapters(struct iz_model *m, int unit, struct targets *t,
@@ -98,7 +92,6 @@ static int add_adapters(struct iz_model *m, int unit, struct targets *t,
     int n = u->n_params, err = 0;
     struct iz_adapter *probe = calloc((size_t)n + 1, sizeof(*probe));
     struct iz_param *list = realloc(u->param, 3 * (size_t)n * sizeof(*list));
-
     if (list)
         u->param = list;
     if (probe && list)
@@ -150,12 +143,10 @@ static void merge_row(const struct merge *g, int64_t i, int64_t from,
                       float *out, int64_t n)
 {
     int64_t rank = g->a->rows, in = g->a->cols;
-
     for (int64_t j = 0; j < n; j++) {
         int64_t o = g->a->out_in ? i : from + j;
         int64_t k = g->a->out_in ? from + j : i;
         float sum = 0;
-
         for (int64_t r = 0; r < rank; r++)
             sum += g->bv[o * rank + r] * g->av[r * in + k];
         out[j] += g->scale * sum;
@@ -170,13 +161,11 @@ static void merge_range(const struct merge *g, int64_t at, int64_t first,
     int64_t cols = g->w->cols;
     int64_t from = max64(first, at);
     int64_t end = at + g->w->rows * cols;
-
     if (end > first + n)
         end = first + n;
     while (from < end) {
         int64_t i = (from - at) / cols, j = (from - at) % cols;
         int64_t k = cols - j < end - from ? cols - j : end - from;
-
         merge_row(g, i, j, in + (from - first), k);
         from += k;
     }
@@ -187,7 +176,6 @@ void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
 {
     const struct iz_unit *u = &m->unit[unit];
     int64_t *offset = calloc((size_t)u->n_params + 1, sizeof(*offset));
-
     if (!offset)
         iz_die("merging adapters: out of memory");
     iz_unit_offsets(u, 0, offset);
@@ -199,7 +187,6 @@ void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
                           .av = trained + offset[i],
                           .bv = trained + offset[i + 1],
                           .scale = m->adapter_scale};
-
         if (g.w->frozen == frozen)
             merge_range(&g, offset[a->adapts], first, in, n);
     }

@@ -13,6 +13,11 @@
  * match none told on `err` (NULL: nothing is), or -ENOMEM. */
 int iz_lora_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
+/* "HEADh.0.attn.c_attn.lora_A.weight" for "h.0.attn.c_attn.weight"; false: it
+ * does not fit. */
+bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
+                  char matrix);
+
 /* w += scale b a in a part of a unit's parameters: `in` holds the n elements
  * from `first` on of the array that the weights of `frozen` lie in, end to end.
  * trained: all trained parameters of the unit. */

@@ -11,6 +11,8 @@
 #include "codelets/unit/layer.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/json.h"
+#include "runtime/base/text.h"
+#include "runtime/config/keys.h"
 
 struct reader {
     const char *path;
@@ -27,11 +29,9 @@ static void published_fault(struct reader *r, const char *name,
                             const char *want)
 {
     char *text = found ? iz_json_dump(found) : NULL;
-
     r->faults++;
-    if (r->err)
-        fprintf(r->err, "izar: model.import: %s: %s%s%.60s%s%s\n", r->path,
-                name, text ? " is " : "", text ? text : "", what, want);
+    iz_refuse(r->err, "model.import: %s: %s%s%.60s%s%s", r->path, name,
+              text ? " is " : "", text ? text : "", what, want);
     free(text);
 }
 
@@ -42,7 +42,6 @@ static const struct iz_json *lookup(const struct iz_json *v, const char *name)
 
     while (v && *name) {
         size_t n = strcspn(name, ".");
-
         snprintf(key, sizeof(key), "%.*s", (int)n, name);
         v = iz_json_member(v, key);
         name += n + (name[n] == '.');
@@ -53,15 +52,12 @@ static const struct iz_json *lookup(const struct iz_json *v, const char *name)
 /* Whether v is one of the JSON values of "a|b". */
 static bool is_one_of(const struct iz_json *v, const char *values)
 {
+    char word[256];
     bool same = false;
-
-    while (*values && !same) {
-        size_t n = strcspn(values, "|");
-        struct iz_json *w = iz_json_open(values, (int64_t)n);
-
+    for (int i = 0; !same && iz_word(word, sizeof(word), values, i); i++) {
+        struct iz_json *w = iz_json_open(word, (int64_t)strlen(word));
         same = w && iz_json_equal(v, w);
         iz_json_close(&w);
-        values += n + (values[n] == '|');
     }
     return same;
 }
@@ -71,24 +67,9 @@ static void put_member(struct reader *r, const char *key, const char *text)
     fprintf(r->out, "%s\"%s\": %s", r->members++ ? ", " : "", key, text);
 }
 
-/* Whether `word` is in "a|b". */
-static bool has_word(const char *words, const char *word)
-{
-    size_t n = strlen(word);
-
-    for (; *words; words += *words == '|') {
-        size_t k = strcspn(words, "|");
-
-        if (k == n && strncmp(words, word, n) == 0)
-            return true;
-        words += k;
-    }
-    return false;
-}
-
 static bool applies(const struct iz_hf_key *k, const struct iz_hf_type *t)
 {
-    return !k->types || has_word(k->types, t->name);
+    return !k->types || iz_word_among(t->name, k->types);
 }
 
 /* The value of a row of our keys; NULL: absent. */
@@ -109,7 +90,6 @@ static bool seen(struct reader *r, const struct iz_hf *hf,
 {
     for (const struct iz_hf_key *p = hf->keys; p < k; p++) {
         const struct iz_json *w = same_key(p, k) ? row_value(r, p) : NULL;
-
         if (!w)
             continue;
         if (!iz_json_equal(v, w))
@@ -134,18 +114,11 @@ static bool spoken_for(const struct reader *r, const struct iz_hf *hf,
 static void check_with(struct reader *r, const struct iz_hf_key *k,
                        const struct iz_json *v)
 {
-    const char *names = k->with;
     char name[64], want[160];
-
-    while (names && *names) {
-        size_t n = strcspn(names, "|");
-        const struct iz_json *w;
-
-        snprintf(name, sizeof(name), "%.*s", (int)n, names);
-        w = lookup(r->root, name);
+    for (int i = 0; iz_word(name, sizeof(name), k->with, i); i++) {
+        const struct iz_json *w = lookup(r->root, name);
         if (w && is_one_of(w, k->with_value))
             return;
-        names += n + (names[n] == '|');
     }
     snprintf(want, sizeof(want), "%s in %s", k->with_value, k->with);
     published_fault(r, k->name, "; this model only has it with ", v, want);
@@ -156,7 +129,6 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
 {
     const struct iz_json *v = lookup(r->root, k->name);
     char *text = v ? iz_json_dump(v) : NULL;
-
     if (!v && spoken_for(r, hf, k))
         return;
     if (v && k->with)
@@ -174,7 +146,6 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
 static void read_constant(struct reader *r, const struct iz_hf_key *k)
 {
     const struct iz_json *v = lookup(r->root, k->name);
-
     if (v && !is_one_of(v, k->values))
         published_fault(r, k->name, "; this model only has ", v, k->values);
 }
@@ -216,32 +187,29 @@ static void read_rows(struct reader *r, const struct iz_hf *hf)
 
 static char *read_keys(struct reader *r, const struct iz_hf *hf)
 {
-    char *text = NULL;
-    size_t bytes = 0;
     const struct iz_hf_type *type = read_type(r, hf);
-
+    struct iz_text text;
     r->type = type ? type : hf->types;
-    r->out = open_memstream(&text, &bytes);
+    r->out = iz_text_open(&text);
     if (!r->out)
         return NULL;
     fputc('{', r->out);
     read_rows(r, hf);
     fputc('}', r->out);
-    if ((fclose(r->out) != 0) | (r->faults != 0)) {
-        free(text);
-        return NULL;
-    }
-    return text;
+    char *keys = iz_text_close(&text);
+    if (!r->faults)
+        return keys;
+    free(keys);
+    return NULL;
 }
 
 char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err)
 {
     char path[IZ_PATH_MAX + 32], *text = NULL;
     struct reader r = {.path = path, .err = err};
-    struct iz_json *root;
 
     snprintf(path, sizeof(path), "%s/" IZ_HF_CONFIG, folder);
-    root = iz_json_read(path, err);
+    struct iz_json *root = iz_json_read(path, err);
     r.root = root;
     if (root)
         text = read_keys(&r, hf);
@@ -254,46 +222,21 @@ char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err)
 const struct iz_hf_type *iz_hf_type(const struct iz_hf *hf, const void *self)
 {
     const char *name = hf->type ? hf->type(self) : hf->types->name;
-
     for (const struct iz_hf_type *t = hf->types; name && t->name; t++)
         if (strcmp(t->name, name) == 0)
             return t;
     return NULL;
 }
 
-/* Bytes of the section in "section.key"; 0: none. */
-static size_t section_of(const char *name)
-{
-    const char *dot = strchr(name, '.');
-
-    return dot ? (size_t)(dot - name) : 0;
-}
-
-/* Rows of one section follow each other and become one object. */
-static void put_name(FILE *out, const struct iz_hf_key *k, const char *before)
-{
-    size_t n = section_of(k->name), b = section_of(before);
-    bool same = n == b && strncmp(k->name, before, n) == 0;
-
-    if (b && !same)
-        fputs("\n  }", out);
-    if (n && !same)
-        fprintf(out, ",\n  \"%.*s\": {\n    ", (int)n, k->name);
-    else
-        fputs(n ? ",\n    " : ",\n  ", out);
-    fprintf(out, "\"%s\": ", k->name + n + (n > 0));
-}
-
 static void put_key(FILE *out, const struct iz_hf_key *k,
-                    const struct iz_key *ours, const void *self)
+                    const struct iz_key *keys, const void *self)
 {
     if (!k->key) {
         fprintf(out, "%.*s", (int)strcspn(k->values, "|"), k->values);
         return;
     }
-    while (ours->name && strcmp(ours->name, k->key) != 0)
-        ours++;
-    assert(ours->name);
+    const struct iz_key *ours = iz_key_find(keys, k->key);
+    assert(ours);
     if (k->null_is_zero &&
         *(const int *)((const char *)self + ours->offset) == 0)
         fputs("null", out);
@@ -308,12 +251,11 @@ static bool is_ours(const struct iz_hf *hf, const struct iz_hf_type *t,
     static const char others[] = "architectures|model_type|torch_dtype|dtype|"
                                  "transformers_version";
     size_t n = strlen(member);
-
     for (const struct iz_hf_key *k = hf->keys; k->name; k++)
         if (applies(k, t) && strncmp(k->name, member, n) == 0 &&
             (k->name[n] == '.' || !k->name[n]))
             return true;
-    return has_word(others, member);
+    return iz_word_among(member, others);
 }
 
 /* What means nothing here, such as the ids of the tokenizer, is kept. */
@@ -322,12 +264,10 @@ static int put_rest(FILE *out, const struct iz_hf *hf,
 {
     const char *key = NULL;
     struct iz_json *root = iz_json_read(like, stderr);
-
     if (!root)
         return -EINVAL;
     while ((key = iz_json_key(root, key))) {
         char *text = iz_json_dump(iz_json_member(root, key));
-
         if (text && !strpbrk(key, "\"\\") && !is_ours(hf, t, key))
             fprintf(out, ",\n  \"%s\": %s", key, text);
         free(text);
@@ -339,17 +279,15 @@ static int put_rest(FILE *out, const struct iz_hf *hf,
 static void put_rows(FILE *out, const struct iz_section *model,
                      const struct iz_hf_type *t, const void *self)
 {
-    const char *before = "";
-
+    struct iz_nest n = {.out = out, .indent = 2};
     for (const struct iz_hf_key *k = model->hf->keys; k->name; k++) {
         if (!applies(k, t) || (k->write && !k->write(self)))
             continue;
-        put_name(out, k, before);
+        iz_nest_name(&n, k->name);
         put_key(out, k, model->keys, self);
-        before = k->name;
     }
-    if (section_of(before))
-        fputs("\n  }", out);
+    while (n.depth)
+        iz_nest_end(&n);
 }
 
 char *iz_hf_config_text(const struct iz_section *model, const void *self,
@@ -358,11 +296,8 @@ char *iz_hf_config_text(const struct iz_section *model, const void *self,
     static const char *const types[] = {
         [IZ_F32] = "float32", [IZ_BF16] = "bfloat16", [IZ_F16] = "float16"};
     const struct iz_hf_type *type = iz_hf_type(model->hf, self);
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *out = type ? open_memstream(&text, &bytes) : NULL;
-    int err = 0;
-
+    struct iz_text text;
+    FILE *out = type ? iz_text_open(&text) : NULL;
     if (!out) {
         fprintf(stderr, "izar: export: %s\n",
                 type ? "no memory for " IZ_HF_CONFIG
@@ -372,18 +307,15 @@ char *iz_hf_config_text(const struct iz_section *model, const void *self,
     fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
             type->architecture, type->name);
     put_rows(out, model, type, self);
-    if (like && *like)
-        err = put_rest(out, model->hf, type, like);
+    int err = like && *like ? put_rest(out, model->hf, type, like) : 0;
     fprintf(out, ",\n  \"torch_dtype\": \"%s\"\n}\n", types[t]);
-    if (ferror(out) | (fclose(out) != 0)) {
+    char *config = iz_text_close(&text);
+    if (!config)
         fprintf(stderr, "izar: no memory for " IZ_HF_CONFIG "\n");
-        err = -ENOMEM;
-    }
-    if (err) {
-        free(text);
-        return NULL;
-    }
-    return text;
+    if (!err)
+        return config;
+    free(config);
+    return NULL;
 }
 
 /* ---- what a run keeps of the file it began from ---- */

@@ -20,14 +20,6 @@ struct reader {
     struct iz_faults faults;
 };
 
-static const struct iz_key *find_key(const struct iz_key *k, const char *name)
-{
-    for (; k->name; k++)
-        if (strcmp(k->name, name) == 0)
-            return k;
-    return NULL;
-}
-
 static const struct iz_foreign_key *find_foreign(const char *name)
 {
     for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
@@ -45,33 +37,29 @@ static bool starts_section(const char *key, const char *name)
 /* "model" is one only where there is a model. */
 static bool is_section(const char *name)
 {
-    if (strcmp(name, "model") == 0)
-        return false;
+    bool is = false;
     for (const struct iz_key *k = iz_config_keys; k->name; k++)
-        if (starts_section(k->name, name))
-            return true;
+        is |= starts_section(k->name, name);
     for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
-        if (starts_section(k->name, name))
-            return true;
-    return false;
+        is |= starts_section(k->name, name);
+    return is && strcmp(name, "model") != 0;
+}
+
+static bool is_word(const json_t *v, const char *word)
+{
+    return json_is_string(v) && strcmp(json_string_value(v), word) == 0;
 }
 
 static bool is_auto(const struct iz_key *k, const json_t *v)
 {
-    return json_is_string(v) && strcmp(json_string_value(v), "auto") == 0 &&
-           k->type != IZ_KEY_STRING &&
-           (!k->words || strstr(k->words, "auto") == NULL);
+    return is_word(v, "auto") && k->type != IZ_KEY_STRING &&
+           (!k->words || !strstr(k->words, "auto"));
 }
 
 static void unknown(struct reader *r, const char *name)
 {
-    char near[IZ_CONFIG_NAME_MAX];
-
-    iz_config_nearest(near, name, r->model);
-    if (near[0] != '\0')
-        iz_fault(&r->faults, name, "unknown key; did you mean %s?", near);
-    else
-        iz_fault(&r->faults, name, "unknown key");
+    iz_fault(&r->faults, name, "unknown key%s",
+             iz_nearest_key(name, r->model).hint);
 }
 
 /* Of our own table: k is in iz_config_keys. */
@@ -120,7 +108,6 @@ static bool is_one_of(const char *values, const json_t *v)
 static bool is_off(const json_t *v)
 {
     const json_t *on = json_is_object(v) ? json_object_get(v, "enabled") : v;
-
     return !on || json_is_null(on) || json_is_false(on);
 }
 
@@ -128,36 +115,21 @@ static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
                          const json_t *v)
 {
     const char *accept = k->accept;
-    bool is_auto_word =
-        json_is_string(v) && strcmp(json_string_value(v), "auto") == 0;
     char found[IZ_WHY_MAX / 2];
-
     iz_json_describe(found, sizeof(found), v);
-    if (strcmp(accept, "any") == 0)
-        return;
-    if (strcmp(accept, "bool") == 0 || strcmp(accept, "number") == 0 ||
-        strcmp(accept, "string") == 0) {
-        if (!json_is_null(v) && !is_auto_word &&
-            !(accept[0] == 'b' && json_is_boolean(v)) &&
-            !(accept[0] == 'n' && json_is_number(v)) &&
-            !(accept[0] == 's' && json_is_string(v)))
+    if (iz_word_among(accept, "bool|number|string")) {
+        bool fits = accept[0] == 'b'   ? json_is_boolean(v)
+                    : accept[0] == 'n' ? json_is_number(v)
+                                       : json_is_string(v);
+        if (!fits && !json_is_null(v) && !is_word(v, "auto"))
             iz_fault(&r->faults, k->name, "expected a %s, found %s",
                      accept[0] == 'b' ? "boolean" : accept, found);
     } else if (strcmp(accept, "off") == 0) {
         if (!is_off(v))
             iz_fault(&r->faults, k->name, "not supported. %s", k->doc);
-    } else if (!is_one_of(accept, v)) {
+    } else if (strcmp(accept, "any") != 0 && !is_one_of(accept, v)) {
         iz_fault(&r->faults, k->name, "%s is not supported. %s", found, k->doc);
     }
-}
-
-static const struct iz_preset *find_preset(const struct iz_section *s,
-                                           const char *name)
-{
-    for (const struct iz_preset *p = s->presets; p && p->name; p++)
-        if (strcmp(p->name, name) == 0)
-            return p;
-    return NULL;
 }
 
 /* What is written beside model.import may only repeat it. */
@@ -177,7 +149,7 @@ static void check_imported(struct reader *r, const char *full, const char *name,
 
 static void read_model_key(struct reader *r, const char *name, const json_t *v)
 {
-    const struct iz_key *k = find_key(r->model->keys, name);
+    const struct iz_key *k = iz_key_find(r->model->keys, name);
     char why[IZ_WHY_MAX], full[IZ_CONFIG_NAME_MAX];
 
     snprintf(full, sizeof(full), "model.%s", name);
@@ -195,22 +167,20 @@ static void read_model_key(struct reader *r, const char *name, const json_t *v)
 static void read_preset(struct reader *r, const json_t *v)
 {
     const char *name = json_string_value(v), *key;
-    const struct iz_preset *p = name ? find_preset(r->model, name) : NULL;
-    char near[IZ_CONFIG_NAME_MAX];
-    json_t *object, *value;
+    const struct iz_preset *p = r->model->presets;
+    struct iz_nearest near = iz_nearest_start(name ? name : "", false);
+    json_t *value;
 
     if (!v || json_is_null(v))
         return;
-    if (!name || !p) {
-        iz_preset_nearest(near, name ? name : "", r->model->presets);
-        iz_fault(&r->faults, "model.preset", "unknown preset%s%s%s",
-                 near[0] != '\0' ? "; did you mean " : "", near,
-                 near[0] != '\0' ? "?" : "");
+    for (; p && p->name && (!name || strcmp(p->name, name) != 0); p++)
+        iz_nearest_try(&near, p->name);
+    if (!p || !p->name) {
+        iz_fault(&r->faults, "model.preset", "unknown preset%s", near.hint);
         return;
     }
-    object = json_loads(p->json, 0, NULL);
-    assert(
-        json_is_object(object)); /* a preset that is no JSON is our mistake */
+    json_t *object = json_loads(p->json, 0, NULL);
+    assert(json_is_object(object)); /* our mistake, if it is not */
     json_object_foreach(object, key, value) read_model_key(r, key, value);
     json_decref(object);
 }
@@ -219,19 +189,18 @@ static void read_preset(struct reader *r, const json_t *v)
 static void read_import(struct reader *r, const json_t *v)
 {
     const char *key, *folder = r->file->c.import;
-    char *text;
     json_t *value;
 
     if (!v)
         return;
-    read_key(r, find_key(iz_config_keys, "model.import"), v);
+    read_key(r, iz_key_find(iz_config_keys, "model.import"), v);
     if (folder[0] == '\0')
         return;
     if (!r->model->hf) {
         iz_fault(&r->faults, "model.import", "this model has no names for it");
         return;
     }
-    text = iz_hf_config_read(r->model->hf, folder, r->faults.err);
+    char *text = iz_hf_config_read(r->model->hf, folder, r->faults.err);
     if (text)
         r->imported = json_loads(text, 0, NULL);
     else
@@ -258,7 +227,7 @@ static void read_object(struct reader *r, const char *prefix, json_t *object);
 /* `name` is dotted, `v` its value. */
 static void read_value(struct reader *r, const char *name, json_t *v)
 {
-    const struct iz_key *k = find_key(iz_config_keys, name);
+    const struct iz_key *k = iz_key_find(iz_config_keys, name);
     const struct iz_foreign_key *foreign = find_foreign(name);
     bool model = r->model != NULL && strcmp(name, "model") == 0;
     char found[IZ_WHY_MAX / 2];
@@ -304,11 +273,10 @@ static void read_object(struct reader *r, const char *prefix, json_t *object)
 
 static bool is_text(const struct reader *r, const char *name)
 {
-    const struct iz_key *k = find_key(iz_config_keys, name);
-
-    if (!k && r->model && strncmp(name, "model.", 6) == 0)
-        k = find_key(r->model->keys, name + 6);
-    return k != NULL && k->type == IZ_KEY_STRING;
+    const struct iz_key *k = iz_key_find(iz_config_keys, name);
+    if (!k && r->model && starts_section(name, "model"))
+        k = iz_key_find(r->model->keys, name + strlen("model."));
+    return k && k->type == IZ_KEY_STRING;
 }
 
 /* A path that looks like a number is still a path.  New reference. */
@@ -316,7 +284,6 @@ static json_t *override_value(const struct reader *r, const char *name,
                               const char *text)
 {
     json_t *v = NULL;
-
     if (!is_text(r, name) || text[0] == '"' || strcmp(text, "null") == 0)
         v = json_loads(text, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
     return v != NULL ? v : json_string(text);
@@ -360,7 +327,6 @@ static void apply_override(struct reader *r, json_t *root, const char *set)
 static json_t *config_read_load(struct reader *r, const char *path, int *rc)
 {
     json_error_t e;
-    json_t *root;
     FILE *f = fopen(path, "r");
 
     if (!f) {
@@ -369,7 +335,7 @@ static json_t *config_read_load(struct reader *r, const char *path, int *rc)
         return NULL;
     }
     errno = 0;
-    root = json_loadf(f, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
+    json_t *root = json_loadf(f, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
     if (!root && ferror(f) && errno != 0)
         iz_fault(&r->faults, NULL, "cannot be read: %s", strerror(errno));
     else if (!root)
@@ -392,11 +358,10 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
 {
     struct iz_config_file file;
     struct reader r = {.file = &file, .model = model};
-    json_t *root;
     int rc = 0;
 
     r.faults = (struct iz_faults){err, path ? path : "config", set, n_set, 0};
-    root = path ? config_read_load(&r, path, &rc) : json_object();
+    json_t *root = path ? config_read_load(&r, path, &rc) : json_object();
     if (!root)
         return rc != 0 ? rc : -ENOMEM;
     memset(&file, 0, sizeof(file));

@@ -8,130 +8,59 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/text.h"
 #include "runtime/config/keys.h"
-
-/* All names as "a|b|c"; malloc'ed, NULL: no memory. */
-static char *names_of(const struct iz_model *m)
-{
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *f = open_memstream(&text, &bytes);
-    const char *glue = "";
-
-    if (!f)
-        return NULL;
-    for (int u = 0; u < m->n_units; u++)
-        for (int i = 0; i < m->unit[u].n_params; i++, glue = "|")
-            fprintf(f, "%s%s", glue, m->unit[u].param[i].name);
-    if (ferror(f) | (fclose(f) != 0)) {
-        free(text);
-        return NULL;
-    }
-    return text;
-}
-
-static void replace(char *s, char from, char to)
-{
-    for (; *s; s++)
-        if (*s == from)
-            *s = to;
-}
-
-/* The name nearest to a pattern, "" if none is near.  Names are compared as a
- * whole: the words of a config are also compared from their last dot on. */
-static void nearest(char near[IZ_CONFIG_NAME_MAX], const struct iz_model *m,
-                    const char *match)
-{
-    char whole[IZ_CONFIG_NAME_MAX], *names = names_of(m);
-
-    near[0] = '\0';
-    if (!names)
-        return;
-    snprintf(whole, sizeof(whole), "%s", match);
-    replace(whole, '.', '/');
-    replace(names, '.', '/');
-    iz_word_nearest(near, whole, names);
-    replace(near, '/', '.');
-    free(names);
-}
 
 int iz_rules_none(const struct iz_model *m, const char *key, const char *match,
                   const char *what, FILE *err)
 {
-    char near[IZ_CONFIG_NAME_MAX];
-
-    nearest(near, m, match);
-    if (err)
-        fprintf(err,
-                "izar: %s: \"%s\" matches no %s of %s%s%s (--parameters lists "
-                "them)\n",
-                key, match, what, m->name, near[0] ? "; the nearest is " : "",
-                near);
-    return -EINVAL;
-}
-
-static void rules_apply(struct iz_param *p, const struct iz_rule *r)
-{
-    if (r->given[IZ_RULE_DECAY])
-        p->weight_decay = r->weight_decay;
-    if (r->given[IZ_RULE_LR])
-        p->lr_scale = r->lr_scale;
-    if (r->given[IZ_RULE_FROZEN])
-        p->frozen = r->frozen;
-    if (r->given[IZ_RULE_SPARSE])
-        p->sparse = r->sparse;
+    struct iz_nearest n = iz_nearest_start(match, true);
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < m->unit[u].n_params; i++)
+            iz_nearest_try(&n, m->unit[u].param[i].name);
+    return iz_refuse(err,
+                     "%s: \"%s\" matches no %s of %s%s%s (--parameters lists "
+                     "them)",
+                     key, match, what, m->name,
+                     n.near[0] ? "; the nearest is " : "", n.near);
 }
 
 static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
                       FILE *err)
 {
     const struct iz_rule *r = &c->rule[i];
-    char key[64];
     int found = 0;
-
     for (int u = 0; u < m->n_units; u++)
         for (int k = 0; k < m->unit[u].n_params; k++) {
             struct iz_param *p = &m->unit[u].param[k];
-
             if (fnmatch(r->match, p->name, 0) != 0)
                 continue;
-            rules_apply(p, r);
             found++;
+            if (r->given[IZ_RULE_DECAY])
+                p->weight_decay = r->weight_decay;
+            if (r->given[IZ_RULE_LR])
+                p->lr_scale = r->lr_scale;
+            if (r->given[IZ_RULE_FROZEN])
+                p->frozen = r->frozen;
+            if (r->given[IZ_RULE_SPARSE])
+                p->sparse = r->sparse;
         }
+    char key[64];
     snprintf(key, sizeof(key), "parameters[%d].match", i);
     return found ? 0 : iz_rules_none(m, key, r->match, "tensor", err);
 }
 
-/* What would be sparse must be a table, and trained. */
-static int check_sparse(const struct iz_unit *u, const struct iz_param *p,
-                        FILE *err)
+/* Why a tensor cannot be sparse; NULL: it can. */
+static const char *tensor_refusal(const struct iz_unit *u,
+                                  const struct iz_param *p)
 {
-    const char *why = NULL;
-
-    if (!p->sparse)
-        return 0;
     if (!u->table_reads)
-        why = "it is no table of rows that samples choose from";
-    else if (p->frozen)
-        why = "it is frozen: nothing of it is updated";
-    if (why && err)
-        fprintf(err, "izar: parameters: sparse: true for %s: %s\n", p->name,
-                why);
-    return why ? -EINVAL : 0;
-}
-
-static int check_all_sparse(const struct iz_model *m, FILE *err)
-{
-    int status = 0;
-
-    for (int u = 0; u < m->n_units; u++)
-        for (int i = 0; i < m->unit[u].n_params && !status; i++)
-            status = check_sparse(&m->unit[u], &m->unit[u].param[i], err);
-    return status;
+        return "it is no table of rows that samples choose from";
+    return p->frozen ? "it is frozen: nothing of it is updated" : NULL;
 }
 
 /* Why a sparse tensor cannot be updated in this way; NULL: it can. */
-static const char *sparse_refusal(const struct iz_param *p,
+static const char *update_refusal(const struct iz_param *p,
                                   const struct iz_config *c, bool gpu)
 {
     if (gpu)
@@ -150,14 +79,13 @@ int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++) {
             const struct iz_param *p = &m->unit[u].param[i];
-            const char *why = p->sparse ? sparse_refusal(p, c, gpu) : NULL;
-
+            const char *why = !p->sparse ? NULL
+                              : c        ? update_refusal(p, c, gpu)
+                                         : tensor_refusal(&m->unit[u], p);
             if (!why)
                 continue;
-            if (err)
-                fprintf(err, "izar: parameters: sparse: true for %s: %s\n",
-                        p->name, why);
-            return -ENOTSUP;
+            iz_refuse(err, "parameters: sparse: true for %s: %s", p->name, why);
+            return c ? -ENOTSUP : -EINVAL;
         }
     return 0;
 }
@@ -167,20 +95,16 @@ static int check_trained(const struct iz_model *m, FILE *err)
     for (int u = 0; u < m->n_units; u++)
         if (iz_unit_elems(&m->unit[u], false))
             return 0;
-    if (err)
-        fprintf(err, "izar: parameters: every tensor is frozen: there is "
-                     "nothing to train\n");
-    return -EINVAL;
+    return iz_refuse(err, "parameters: every tensor is frozen: there is "
+                          "nothing to train");
 }
 
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
 {
     int status = 0;
-
     for (int u = 0; u < m->n_units; u++)
         for (int k = 0; k < m->unit[u].n_params; k++) {
             struct iz_param *p = &m->unit[u].param[k];
-
             p->weight_decay = c->optimizer.weight_decay;
             p->lr_scale = 1;
             p->sparse = false;
@@ -188,11 +112,10 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
         }
     for (int i = 0; i < c->n_rules; i++) {
         int s = apply_rule(m, c, i, err);
-
         status = status ? status : s;
     }
     if (!status)
-        status = check_all_sparse(m, err);
+        status = iz_rules_check_sparse(m, NULL, false, err);
     return status ? status : check_trained(m, err);
 }
 
@@ -201,7 +124,6 @@ void iz_rules_print(const struct iz_model *m, FILE *out)
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++) {
             const struct iz_param *p = &m->unit[u].param[i];
-
             fprintf(out, "%-40s [%" PRId64 ", %" PRId64 "]  ", p->name, p->rows,
                     p->cols);
             if (p->frozen)
@@ -218,12 +140,10 @@ struct iz_segment *iz_rules_segments(const struct iz_unit *u)
     struct iz_segment *s = calloc((size_t)u->n_params + 1, sizeof(*s));
     int64_t at = 0;
     int n = 0;
-
     for (int i = 0; s && i < u->n_params; i++) {
         const struct iz_param *p = &u->param[i];
         struct iz_segment next = {.lr_scale = p->lr_scale,
                                   .weight_decay = p->weight_decay};
-
         if (p->frozen)
             continue;
         at += p->rows * p->cols;

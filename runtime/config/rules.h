@@ -14,8 +14,9 @@
  * -ENOMEM. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
-/* Whether sparse tensors can be updated by this config, and with a GPU.
- * -ENOTSUP with the reason told on `err` (which may be NULL). */
+/* Whether sparse tensors can be updated by this config, and with a GPU:
+ * -ENOTSUP if not.  c NULL: whether the tensors can be sparse at all, -EINVAL
+ * if not.  The reason is printed on `err`, which may be NULL. */
 int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
                           bool gpu, FILE *err);
 

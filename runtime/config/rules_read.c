@@ -45,24 +45,17 @@ static void read_member(const struct rule_reader *r, const char *name,
                         const json_t *v)
 {
     char key[IZ_CONFIG_NAME_MAX], why[IZ_WHY_MAX];
-    int k = 0;
-
+    const struct iz_key *k = iz_key_find(iz_rule_keys, name);
+    struct iz_nearest near = iz_nearest_start(name, false);
     snprintf(key, sizeof(key), "parameters[%d].%.100s", r->index, name);
-    while (k < IZ_RULE_KEYS && strcmp(iz_rule_keys[k].name, name) != 0)
-        k++;
-    if (k == IZ_RULE_KEYS) {
-        char near[IZ_CONFIG_NAME_MAX];
-
-        iz_word_nearest(near, name,
-                        "match|frozen|sparse|weight_decay|lr_scale");
-        iz_fault(r->faults, key, "unknown key%s%s%s",
-                 near[0] != '\0' ? "; did you mean " : "", near,
-                 near[0] != '\0' ? "?" : "");
-    } else if (!iz_key_store(why, r->rule, &iz_rule_keys[k], v)) {
+    for (int i = 0; i < IZ_RULE_KEYS; i++)
+        iz_nearest_try(&near, iz_rule_keys[i].name);
+    if (!k)
+        iz_fault(r->faults, key, "unknown key%s", near.hint);
+    else if (!iz_key_store(why, r->rule, k, v))
         iz_fault(r->faults, key, "%s", why);
-    } else {
-        r->rule->given[k] = !json_is_null(v);
-    }
+    else
+        r->rule->given[k - iz_rule_keys] = !json_is_null(v);
 }
 
 static void read_rule(const struct rule_reader *r, json_t *v)
@@ -113,7 +106,6 @@ void iz_config_rules(struct iz_config_file *file, struct iz_faults *f,
     }
     for (size_t i = 0; i < n; i++) {
         struct rule_reader r = {&file->c.rule[i], f, (int)i};
-
         read_rule(&r, json_array_get(v, i));
     }
     file->c.n_rules = (int)n;

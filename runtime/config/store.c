@@ -23,7 +23,6 @@ void iz_json_describe(char *out, size_t size, const json_t *v)
     const char *kind = kinds[json_typeof(v)];
     char *text =
         json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15));
-
     if (json_is_object(v) || !text)
         snprintf(out, size, "%s", kind ? kind : "null");
     else if (!kind)
@@ -45,9 +44,7 @@ static bool mismatch(char *why, const char *expected, const json_t *v)
 
 static bool in_range(char *why, const struct iz_key *k, double x)
 {
-    bool unchecked = k->min > k->max || (k->min == 0 && k->max == 0);
-
-    if (unchecked || (x >= k->min && x <= k->max))
+    if (!iz_key_ranged(k) || (x >= k->min && x <= k->max))
         return true;
     if (x < k->min && k->max > 1e5)
         snprintf(why, IZ_WHY_MAX, "%.15g is less than %.15g", x, k->min);
@@ -60,15 +57,13 @@ static bool in_range(char *why, const struct iz_key *k, double x)
 /* DeepSpeed's files write 5e8 where an integer is meant. */
 static bool whole_number(int64_t *n, const json_t *v)
 {
-    double x;
-
     if (json_is_integer(v)) {
         *n = json_integer_value(v);
         return true;
     }
     if (!json_is_real(v))
         return false;
-    x = json_real_value(v);
+    double x = json_real_value(v);
     if (!(fabs(x) < 9.2e18) || x != floor(x))
         return false;
     *n = (int64_t)x;
@@ -135,20 +130,19 @@ static bool store_word(char *why, int *at, const struct iz_key *k,
                        const json_t *v)
 {
     const char *s = json_string_value(v);
-    char word[IZ_CONFIG_NAME_MAX], near[IZ_CONFIG_NAME_MAX];
-
     if (!s)
         return mismatch(why, k->words, v);
+    struct iz_nearest near = iz_nearest_start(s, false);
+    char word[IZ_CONFIG_NAME_MAX];
     for (int i = 0; iz_word(word, sizeof(word), k->words, i); i++) {
         if (strcasecmp(word, s) == 0 && strcmp(word, "null") != 0) {
             *at = i;
             return true;
         }
+        iz_nearest_try(&near, word);
     }
-    iz_word_nearest(near, s, k->words);
-    snprintf(why, IZ_WHY_MAX, "\"%.60s\" is not one of %s%s%s%s", s, k->words,
-             near[0] != '\0' ? "; did you mean " : "", near,
-             near[0] != '\0' ? "?" : "");
+    snprintf(why, IZ_WHY_MAX, "\"%.60s\" is not one of %s%s", s, k->words,
+             near.hint);
     return false;
 }
 
@@ -174,7 +168,6 @@ bool iz_key_store(char *why, void *base, const struct iz_key *k,
                   const json_t *v)
 {
     void *at = (char *)base + k->offset;
-
     if (json_is_null(v) && nullable(k)) {
         store_null(at, k);
         return true;

@@ -11,27 +11,19 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/json.h"
 
-/* The sections open while keys are written. */
-struct nest {
-    FILE *out;
-    char open[IZ_CONFIG_NAME_MAX]; /* dotted, "" at the top level */
-    int depth;
-    bool first; /* nothing in the innermost section yet */
-};
-
-static void new_line(struct nest *n)
+static void new_line(struct iz_nest *n)
 {
-    fprintf(n->out, "%s\n%*s", n->first ? "" : ",", 4 * (n->depth + 1), "");
+    fprintf(n->out, "%s\n%*s", n->first ? "" : ",", n->indent * (n->depth + 1),
+            "");
     n->first = false;
 }
 
-static void close_section(struct nest *n)
+void iz_nest_end(struct iz_nest *n)
 {
     char *dot = strrchr(n->open, '.');
-
     *(dot ? dot : n->open) = '\0';
     n->depth--;
-    fprintf(n->out, "\n%*s}", 4 * (n->depth + 1), "");
+    fprintf(n->out, "\n%*s}", n->indent * (n->depth + 1), "");
     n->first = false;
 }
 
@@ -41,14 +33,11 @@ static bool is_inside(const char *section, const char *name)
     return n == 0 || (strncmp(section, name, n) == 0 && name[n] == '.');
 }
 
-/* Ends and opens sections until the key can follow, and writes its name. */
-static void print_name(struct nest *n, const char *name)
+void iz_nest_name(struct iz_nest *n, const char *name)
 {
-    size_t at;
-
     while (!is_inside(n->open, name))
-        close_section(n);
-    at = n->open[0] != '\0' ? strlen(n->open) + 1 : 0;
+        iz_nest_end(n);
+    size_t at = n->open[0] != '\0' ? strlen(n->open) + 1 : 0;
     for (const char *dot; (dot = strchr(name + at, '.')) != NULL;) {
         size_t end = (size_t)(dot - name);
         new_line(n);
@@ -89,7 +78,6 @@ static void print_word(FILE *out, const char *words, int i)
 void iz_config_value(FILE *out, const struct iz_key *k, const void *base)
 {
     const void *at = (const char *)base + k->offset;
-
     switch (k->type) {
     case IZ_KEY_BOOL:
         fputs(*(const bool *)at ? "true" : "false", out);
@@ -123,13 +111,12 @@ void iz_config_value(FILE *out, const struct iz_key *k, const void *base)
 }
 
 /* One rule per line, with what it gives. */
-static void print_rules(struct nest *n, const struct iz_config *c)
+static void print_rules(struct iz_nest *n, const struct iz_config *c)
 {
-    print_name(n, "parameters");
+    iz_nest_name(n, "parameters");
     fputc('[', n->out);
     for (int i = 0; i < c->n_rules; i++) {
         const char *glue = "";
-
         fprintf(n->out, "%s\n%*s{", i > 0 ? "," : "", 8, "");
         for (int k = 0; k < IZ_RULE_KEYS; k++) {
             if (!c->rule[i].given[k])
@@ -148,7 +135,7 @@ static void print_rules(struct nest *n, const struct iz_config *c)
 static void print_config(FILE *out, const struct iz_config_file *file,
                          const struct iz_section *model)
 {
-    struct nest n = {.out = out, .first = true};
+    struct iz_nest n = {.out = out, .indent = 4, .first = true};
     char name[IZ_CONFIG_NAME_MAX];
 
     fputc('{', out);
@@ -156,19 +143,19 @@ static void print_config(FILE *out, const struct iz_config_file *file,
         if (file->given[i] != IZ_GIVEN_VALUE ||
             (!model && is_inside("model", iz_config_keys[i].name)))
             continue;
-        print_name(&n, iz_config_keys[i].name);
+        iz_nest_name(&n, iz_config_keys[i].name);
         iz_config_value(out, &iz_config_keys[i], file);
     }
     for (const struct iz_key *k = model ? model->keys : NULL; k && k->name;
          k++) {
         snprintf(name, sizeof(name), "model.%s", k->name);
-        print_name(&n, name);
+        iz_nest_name(&n, name);
         iz_config_value(out, k, model->target);
     }
     if (file->c.n_rules > 0)
         print_rules(&n, &file->c);
     while (n.depth > 0)
-        close_section(&n);
+        iz_nest_end(&n);
     fputs("\n}\n", out);
 }
 
@@ -176,18 +163,14 @@ int iz_config_write(const struct iz_config *c, const struct iz_section *model,
                     const char *path)
 {
     struct iz_config_file file;
-    char *text = NULL;
-    size_t bytes = 0;
-    int rc = -ENOMEM;
-    FILE *out = open_memstream(&text, &bytes);
-
+    struct iz_text t;
     iz_config_unresolve(&file, c);
-    if (out)
-        print_config(out, &file, model);
-    if (out && (ferror(out) | (fclose(out) != 0)) == 0)
-        rc = iz_durable_replace("run.output", path, text);
-    else
-        iz_durable_refuse("run.output", path, "cannot create", ENOMEM);
+    if (iz_text_open(&t))
+        print_config(t.out, &file, model);
+    char *text = iz_text_close(&t);
+    int rc =
+        text ? iz_durable_replace("run.output", path, text)
+             : iz_durable_refuse("run.output", path, "cannot create", ENOMEM);
     free(text);
     return rc;
 }

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Words and text in memory; see text.h. */
+#include "runtime/base/text.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool iz_word(char *word, size_t size, const char *words, int i)
+{
+    for (; i > 0 && words; i--) {
+        words = strchr(words, '|');
+        words = words ? words + 1 : NULL;
+    }
+    if (!words)
+        return false;
+    snprintf(word, size, "%.*s", (int)strcspn(words, "|"), words);
+    return true;
+}
+
+bool iz_word_among(const char *word, const char *words)
+{
+    size_t n = strlen(word);
+    for (; words; words = strchr(words, '|')) {
+        words += *words == '|';
+        if (strcspn(words, "|") == n && !strncmp(words, word, n))
+            return true;
+    }
+    return false;
+}
+
+FILE *iz_text_open(struct iz_text *t)
+{
+    *t = (struct iz_text){0};
+    t->out = open_memstream(&t->text, &t->bytes);
+    return t->out;
+}
+
+char *iz_text_close(struct iz_text *t)
+{
+    if (t->out && (ferror(t->out) | (fclose(t->out) != 0)) == 0)
+        return t->text;
+    free(t->text);
+    return NULL;
+}
+
+int iz_refuse(FILE *err, const char *fmt, ...)
+{
+    struct iz_text t;
+    va_list args;
+    if (!err)
+        return -EINVAL;
+    va_start(args, fmt);
+    if (iz_text_open(&t))
+        vfprintf(t.out, fmt, args);
+    va_end(args);
+    char *text = iz_text_close(&t);
+    fprintf(err, "izar: %s\n", text ? text : fmt);
+    free(text);
+    return -EINVAL;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists of words, text that is printed into memory, and refusals. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "codelets/base/build.h"
+
+/* Copies word i of "a|b|c" to `word` (`size` bytes); false after the last. */
+bool iz_word(char *word, size_t size, const char *words, int i);
+/* Whether `word` is one of "a|b|c". */
+bool iz_word_among(const char *word, const char *words);
+
+struct iz_text {
+    FILE *out; /* to print to */
+    char *text;
+    size_t bytes;
+};
+
+/* Returns t->out, or NULL: no memory. */
+FILE *iz_text_open(struct iz_text *t);
+/* The text, malloc'ed.  NULL: no memory, also in iz_text_open. */
+char *iz_text_close(struct iz_text *t);
+
+/* Prints "izar: TEXT" as a line on `err`, unless that is NULL.  Returns
+ * -EINVAL.
+ */
+int iz_refuse(FILE *err, const char *fmt, ...) IZ_PRINTF(2, 3);
