@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "codelets/base/mix.h"
+#include "runtime/base/text.h"
 #include "runtime/data/shard.h"
 
 /* Shards one after the other: token i of the stream is in shard k where
@@ -44,14 +45,12 @@ struct iz_data {
 static int masks_check(const struct stream *t)
 {
     for (int i = 1; i < t->shards; i++)
-        if (!t->shard[i].mask.at != !t->shard[0].mask.at) {
-            fprintf(stderr,
-                    "izar: data: %s has a loss mask beside it and %s has "
-                    "none: all shards of a split have one or none\n",
-                    t->shard[t->shard[i].mask.at ? i : 0].path,
-                    t->shard[t->shard[i].mask.at ? 0 : i].path);
-            return -EINVAL;
-        }
+        if (!t->shard[i].mask.at != !t->shard[0].mask.at)
+            return iz_refuse(stderr,
+                             "data: %s has a loss mask beside it and %s has "
+                             "none: all shards of a split have one or none",
+                             t->shard[t->shard[i].mask.at ? i : 0].path,
+                             t->shard[t->shard[i].mask.at ? 0 : i].path);
     return 0;
 }
 
@@ -65,7 +64,6 @@ static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
     for (int i = 0; i < p->count; i++) {
         int err = m ? iz_shard_open_records(&t->shard[i], p->path[i], m)
                     : iz_shard_open(&t->shard[i], p->path[i], bytes, vocab);
-
         t->shards = i + 1;
         if (err)
             return err;
@@ -104,11 +102,9 @@ static int64_t stream_count(const struct stream *t)
 static int stream_find(const struct stream *t, int64_t at)
 {
     int low = 0, high = t->shards;
-
     assert(at >= 0 && at < stream_count(t));
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
-
         *(at < t->first[middle] ? &high : &low) = middle;
     }
     return low;
@@ -120,7 +116,6 @@ static void stream_read(const struct stream *t, int64_t at, int32_t *out,
 {
     for (int k = stream_find(t, at); n > 0; k++) {
         int64_t here = t->first[k + 1] - at, from = at - t->first[k];
-
         here = here < n ? here : n;
         iz_shard_tokens(&t->shard[k], from, out, here);
         if (target)
@@ -134,10 +129,8 @@ static void stream_read(const struct stream *t, int64_t at, int32_t *out,
 static int64_t stream_learnt(const struct stream *t, int64_t at, int64_t n)
 {
     int64_t learnt = 0;
-
     for (int k = stream_find(t, at); n > 0; k++) {
         int64_t here = t->first[k + 1] - at;
-
         here = here < n ? here : n;
         learnt += iz_shard_learnt(&t->shard[k], at - t->first[k], here);
         at += here;
@@ -164,15 +157,14 @@ static void split_set(struct split *s, const struct stream *t, int64_t first,
 static void split_one_stream(struct iz_data *d, double fraction)
 {
     const struct stream *t = &d->train;
-    int64_t count = stream_count(t), held, cut;
+    int64_t count = stream_count(t);
     int64_t windows = (count - d->ahead) / d->seq;
-
-    held = (int64_t)(fraction * (double)windows + 0.5);
+    int64_t held = (int64_t)(fraction * (double)windows + 0.5);
     if (fraction > 0 && held < 1)
         held = 1;
     if (held >= windows) /* training comes first */
         held = windows > 0 ? windows - 1 : 0;
-    cut = count - d->ahead - held * d->seq;
+    int64_t cut = count - d->ahead - held * d->seq;
     split_set(&d->split[IZ_TRAIN], t, 0, cut + d->ahead, d);
     split_set(&d->split[IZ_VAL], t, cut, held > 0 ? count - cut : 0, d);
 }
@@ -182,15 +174,14 @@ static int split_check(const struct iz_data *d, enum iz_split s,
 {
     if (d->split[s].windows > 0)
         return 0;
-    fprintf(stderr,
-            "izar: data: %s: %" PRId64
-            " %s for %s, but one window needs %" PRId64
-            " (sequence length %d + %d)%s\n",
-            path, d->split[s].count, d->model ? "records" : "tokens",
-            s == IZ_TRAIN ? "training" : "validation",
-            (int64_t)d->seq + d->ahead, d->seq, d->ahead,
-            s == IZ_VAL ? "; see data.val_path, data.val_fraction" : "");
-    return -EINVAL;
+    return iz_refuse(
+        stderr,
+        "data: %s: %" PRId64 " %s for %s, but one window needs %" PRId64
+        " (sequence length %d + %d)%s",
+        path, d->split[s].count, d->model ? "records" : "tokens",
+        s == IZ_TRAIN ? "training" : "validation", (int64_t)d->seq + d->ahead,
+        d->seq, d->ahead,
+        s == IZ_VAL ? "; see data.val_path, data.val_fraction" : "");
 }
 
 /* A loss over no target would be 0 and look like a perfect one. */
@@ -198,14 +189,12 @@ static int mask_check(const struct iz_data *d, enum iz_split s,
                       const char *path)
 {
     int64_t windows = d->split[s].windows;
-
     if (windows == 0 || !iz_data_masked(d, s) ||
         iz_data_learnt(d, s, 0, windows) > 0)
         return 0;
-    fprintf(stderr,
-            "izar: data: %s: the mask leaves nothing to be learnt for %s\n",
-            path, s == IZ_TRAIN ? "training" : "validation");
-    return -EINVAL;
+    return iz_refuse(stderr,
+                     "data: %s: the mask leaves nothing to be learnt for %s",
+                     path, s == IZ_TRAIN ? "training" : "validation");
 }
 
 static int splits_open(struct iz_data *d, const struct iz_data_config *c,
@@ -213,7 +202,6 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
 {
     bool own_val = c->val_path[0] != '\0';
     int err = stream_open(&d->train, c->path, c->bytes, vocab, d->model);
-
     if (!err && own_val)
         err = stream_open(&d->val, c->val_path, c->bytes, vocab, d->model);
     if (err)
@@ -235,13 +223,11 @@ static int data_open(struct iz_data **out, const struct iz_data_config *c,
                      struct iz_data kind, int vocab, bool need_val)
 {
     struct iz_data *d = calloc(1, sizeof(*d));
-    int err;
-
     *out = NULL;
     if (!d)
         return -ENOMEM;
     *d = kind;
-    err = splits_open(d, c, vocab, need_val);
+    int err = splits_open(d, c, vocab, need_val);
     if (err) {
         iz_data_close(&d);
         return err;
@@ -263,11 +249,9 @@ int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
                          const struct iz_model *m, uint64_t seed, bool need_val)
 {
     *out = NULL;
-    if (c->bytes) {
-        fprintf(stderr, "izar: data.bytes: true: %s reads records, no tokens\n",
-                m->name);
-        return -EINVAL;
-    }
+    if (c->bytes)
+        return iz_refuse(
+            stderr, "data.bytes: true: %s reads records, no tokens", m->name);
     return data_open(out, c,
                      (struct iz_data){.seq = 1, .model = m, .seed = seed}, 0,
                      need_val);
@@ -300,11 +284,9 @@ static uint64_t feistel(uint64_t x, int half, uint64_t key)
 {
     const uint64_t mask = ((uint64_t)1 << half) - 1;
     uint64_t left = x >> half, right = x & mask;
-
     for (uint64_t round = 0; round < 8; round++) {
         uint64_t f = iz_mix(key + iz_mix((round << 56) ^ right));
         uint64_t next = left ^ (f & mask);
-
         left = right;
         right = next;
     }
@@ -318,7 +300,6 @@ static int64_t permute(int64_t i, int64_t n, uint64_t key)
 {
     int half = 1;
     uint64_t x = (uint64_t)i;
-
     while ((uint64_t)1 << (2 * half) < (uint64_t)n)
         half++;
     do
@@ -337,7 +318,6 @@ static int64_t train_start(const struct iz_data *d, int64_t index)
             rest = s->count - d->ahead - s->windows * d->seq;
     uint64_t key = iz_mix(d->seed + iz_mix((uint64_t)epoch + 1));
     int64_t shift = (int64_t)(iz_mix(key ^ 1) % (uint64_t)(rest + 1));
-
     return shift + d->seq * permute(index % s->windows, s->windows, key);
 }
 
@@ -346,7 +326,6 @@ static int64_t sample_start(const struct iz_data *d, enum iz_split which,
                             int64_t index)
 {
     const struct split *s = &d->split[which];
-
     assert(index >= 0 && s->windows > 0);
     return s->first + (which == IZ_TRAIN ? train_start(d, index)
                                          : index % s->windows * d->seq);
@@ -361,7 +340,6 @@ int64_t iz_data_learnt(const struct iz_data *d, enum iz_split which,
                        int64_t first, int64_t n)
 {
     int64_t learnt = 0;
-
     for (int64_t i = first; i < first + n; i++)
         learnt += stream_learnt(d->split[which].stream,
                                 sample_start(d, which, i) + 1, d->seq);
@@ -373,7 +351,6 @@ void iz_data_sample(const struct iz_data *d, enum iz_split which, int64_t index,
 {
     const struct split *s = &d->split[which];
     int64_t at = sample_start(d, which, index);
-
     stream_read(s->stream, at, input, d->seq, false);
     stream_read(s->stream, at + 1, target, d->seq, true);
 }
@@ -381,7 +358,6 @@ void iz_data_sample(const struct iz_data *d, enum iz_split which, int64_t index,
 static const void *record_at(const struct stream *t, int64_t at)
 {
     int k = stream_find(t, at);
-
     return iz_shard_record(&t->shard[k], at - t->first[k]);
 }
 
@@ -389,7 +365,6 @@ void iz_data_batch(const struct iz_data *d, enum iz_split which, int64_t first,
                    int n, void *input, void *target)
 {
     const struct iz_model *m = d->model;
-
     for (int i = 0; i < n; i++)
         if (m)
             m->record.unpack(m->self,

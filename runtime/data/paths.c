@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The files behind data.path: a list with commas of names and patterns. */
+#include "runtime/base/text.h"
 #include "runtime/data/shard.h"
 
 #include <errno.h>
@@ -11,14 +12,10 @@
 
 static int data_paths_add(struct iz_paths *p, const char *path)
 {
-    char **grown;
-
     for (int i = 0; i < p->count; i++)
-        if (strcmp(p->path[i], path) == 0) {
-            fprintf(stderr, "izar: data: %s is named twice\n", path);
-            return -EINVAL;
-        }
-    grown = realloc(p->path, ((size_t)p->count + 1) * sizeof(*grown));
+        if (strcmp(p->path[i], path) == 0)
+            return iz_refuse(stderr, "data: %s is named twice", path);
+    char **grown = realloc(p->path, ((size_t)p->count + 1) * sizeof(*grown));
     if (!grown)
         return -ENOMEM;
     p->path = grown;
@@ -33,7 +30,6 @@ static int add_pattern(struct iz_paths *p, const char *pattern)
 {
     glob_t g = {0};
     int rc = glob(pattern, GLOB_ERR, NULL, &g), err = 0;
-
     if (rc != 0) {
         fprintf(stderr, "izar: data: %s: %s\n", pattern,
                 rc == GLOB_NOMATCH ? "no file matches"
@@ -56,7 +52,6 @@ static int add_entry(struct iz_paths *p, const char *entry)
 static int add_list(struct iz_paths *p, char *list)
 {
     int err = 0;
-
     for (char *entry = list, *end; !err && entry; entry = end) {
         end = strchr(entry, ',');
         if (end)
@@ -68,16 +63,13 @@ static int add_list(struct iz_paths *p, char *list)
 
 int iz_paths_open(struct iz_paths *p, const char *list)
 {
-    char *copy;
-    int err;
-
     *p = (struct iz_paths){0};
     if (access(list, F_OK) == 0) /* a file's name may have a comma */
         return data_paths_add(p, list);
-    copy = strdup(list);
+    char *copy = strdup(list);
     if (!copy)
         return -ENOMEM;
-    err = add_list(p, copy);
+    int err = add_list(p, copy);
     free(copy);
     return err;
 }

@@ -10,18 +10,18 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "runtime/base/text.h"
 #include "runtime/data/shard.h"
 
 static int length_check(const struct iz_shard *s, const struct iz_model *m)
 {
     if (s->tokens.bytes % m->record.bytes == 0)
         return 0;
-    fprintf(stderr,
-            "izar: data: %s has %" PRId64
-            " bytes, which is no multiple of the %" PRId64
-            " of a record of %s\n",
-            s->path, s->tokens.bytes, m->record.bytes, m->name);
-    return -EINVAL;
+    return iz_refuse(stderr,
+                     "data: %s has %" PRId64
+                     " bytes, which is no multiple of the %" PRId64
+                     " of a record of %s",
+                     s->path, s->tokens.bytes, m->record.bytes, m->name);
 }
 
 static int records_check(const struct iz_shard *s, const struct iz_model *m)
@@ -29,12 +29,10 @@ static int records_check(const struct iz_shard *s, const struct iz_model *m)
     posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_SEQUENTIAL);
     for (int64_t i = 0; i < s->count; i++) {
         const char *why = m->record.check(m->self, iz_shard_record(s, i));
-
         if (!why)
             continue;
-        fprintf(stderr, "izar: data: %s: record %" PRId64 ": %s\n", s->path, i,
-                why);
-        return -EINVAL;
+        return iz_refuse(stderr, "data: %s: record %" PRId64 ": %s", s->path, i,
+                         why);
     }
     posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_NORMAL);
     return 0;
@@ -43,13 +41,11 @@ static int records_check(const struct iz_shard *s, const struct iz_model *m)
 int iz_shard_open_records(struct iz_shard *s, const char *path,
                           const struct iz_model *m)
 {
-    int err;
-
     assert(m->record.bytes > 0 && m->record.bytes <= INT_MAX);
     *s = (struct iz_shard){.path = strdup(path)};
     if (!s->path)
         return -ENOMEM;
-    err = iz_mapping_open(&s->tokens, path);
+    int err = iz_mapping_open(&s->tokens, path);
     if (!err)
         err = length_check(s, m);
     if (err)

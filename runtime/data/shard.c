@@ -16,6 +16,7 @@
 
 #include "codelets/base/build.h"
 #include "runtime/base/progress.h"
+#include "runtime/base/text.h"
 
 #define HEADER_INTS 256 /* int32 */
 #define MASK_VERSION 1
@@ -43,14 +44,10 @@ static int map(struct iz_mapping *m, int fd, const char *path)
 
     if (fstat(fd, &st) != 0)
         return data_shard_refuse(path, errno);
-    if (!S_ISREG(st.st_mode)) {
-        fprintf(stderr, "izar: data: %s is not a regular file\n", path);
-        return -EINVAL;
-    }
-    if (st.st_size == 0) {
-        fprintf(stderr, "izar: data: %s is empty\n", path);
-        return -EINVAL;
-    }
+    if (!S_ISREG(st.st_mode))
+        return iz_refuse(stderr, "data: %s is not a regular file", path);
+    if (st.st_size == 0)
+        return iz_refuse(stderr, "data: %s is empty", path);
     m->bytes = st.st_size;
     m->at = mmap(NULL, (size_t)m->bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (m->at == MAP_FAILED) {
@@ -87,15 +84,12 @@ static int header_read(int32_t h[3], const struct iz_mapping *m,
                        const char *path)
 {
     int64_t need = HEADER_INTS * (int64_t)sizeof(int32_t);
-
-    if (m->bytes < need) {
-        fprintf(
+    if (m->bytes < need)
+        return iz_refuse(
             stderr,
-            "izar: data: %s has %" PRId64 " bytes, fewer than the %" PRId64
-            " of a token shard's header (data.bytes = true reads raw text)\n",
+            "data: %s has %" PRId64 " bytes, fewer than the %" PRId64
+            " of a token shard's header (data.bytes = true reads raw text)",
             path, m->bytes, need);
-        return -EINVAL;
-    }
     memcpy(h, m->at, 3 * sizeof(*h));
     return 0;
 }
@@ -104,17 +98,15 @@ static int length_check(const struct iz_mapping *m, const char *path,
                         int64_t count, int64_t token_bytes)
 {
     int64_t want = HEADER_INTS * (int64_t)sizeof(int32_t);
-
     want += count * token_bytes;
     if (count > 0 && want == m->bytes)
         return 0;
-    fprintf(stderr,
-            "izar: data: %s: the header says %" PRId64
-            " tokens, that is %" PRId64 " bytes, but the file has %" PRId64
-            " bytes (%s)\n",
-            path, count, want, m->bytes,
-            want > m->bytes ? "truncated" : "oversized");
-    return -EINVAL;
+    return iz_refuse(stderr,
+                     "data: %s: the header says %" PRId64
+                     " tokens, that is %" PRId64
+                     " bytes, but the file has %" PRId64 " bytes (%s)",
+                     path, count, want, m->bytes,
+                     want > m->bytes ? "truncated" : "oversized");
 }
 
 static const struct shard_format *format_find(int32_t magic, int32_t version)
@@ -128,20 +120,18 @@ static const struct shard_format *format_find(int32_t magic, int32_t version)
 static int header_check(struct iz_shard *s)
 {
     int32_t h[3];
-    const struct shard_format *f;
     int err = header_read(h, &s->tokens, s->path);
 
     if (err)
         return err;
-    f = format_find(h[0], h[1]);
-    if (!f) {
-        fprintf(stderr,
-                "izar: data: %s begins with magic %" PRId32 " version %" PRId32
-                "; a token shard has 20240520 version 1 or 20240801 version 7"
-                " (data.bytes = true reads raw text)\n",
-                s->path, h[0], h[1]);
-        return -EINVAL;
-    }
+    const struct shard_format *f = format_find(h[0], h[1]);
+    if (!f)
+        return iz_refuse(
+            stderr,
+            "data: %s begins with magic %" PRId32 " version %" PRId32
+            "; a token shard has 20240520 version 1 or 20240801 version 7"
+            " (data.bytes = true reads raw text)",
+            s->path, h[0], h[1]);
     s->header_bytes = HEADER_INTS * (int64_t)sizeof(int32_t);
     s->count = h[2];
     s->token_bytes = f->token_bytes;
@@ -153,7 +143,6 @@ static int header_check(struct iz_shard *s)
 static IZ_SIMD uint32_t max_u8(const uint8_t *t, int64_t n)
 {
     uint8_t m = 0;
-
     for (int64_t i = 0; i < n; i++)
         m = t[i] > m ? t[i] : m;
     return m;
@@ -162,7 +151,6 @@ static IZ_SIMD uint32_t max_u8(const uint8_t *t, int64_t n)
 static IZ_SIMD uint32_t max_u16(const uint16_t *t, int64_t n)
 {
     uint16_t m = 0;
-
     for (int64_t i = 0; i < n; i++)
         m = t[i] > m ? t[i] : m;
     return m;
@@ -171,7 +159,6 @@ static IZ_SIMD uint32_t max_u16(const uint16_t *t, int64_t n)
 static IZ_SIMD uint32_t max_u32(const uint32_t *t, int64_t n)
 {
     uint32_t m = 0;
-
     for (int64_t i = 0; i < n; i++)
         m = t[i] > m ? t[i] : m;
     return m;
@@ -187,7 +174,6 @@ static const void *tokens_at(const struct iz_shard *s, int64_t at)
 static uint32_t tokens_max(const struct iz_shard *s, int64_t at, int64_t n)
 {
     const void *p = tokens_at(s, at);
-
     if (s->token_bytes == 1)
         return max_u8(p, n);
     return s->token_bytes == 2 ? max_u16(p, n) : max_u32(p, n);
@@ -205,7 +191,6 @@ static int64_t tokens_first_bad(const struct iz_shard *s, int vocab)
                       s->count * s->token_bytes);
     for (; i < s->count; i += block) {
         int64_t n = s->count - i < block ? s->count - i : block;
-
         if (tokens_max(s, i, n) >= (uint32_t)vocab)
             break;
         iz_progress_add(&progress, n * s->token_bytes);
@@ -220,20 +205,17 @@ static int64_t tokens_first_bad(const struct iz_shard *s, int vocab)
  * outside the embedding) is a fault before it. */
 static int tokens_check(const struct iz_shard *s, int vocab)
 {
-    int64_t bad;
-
     if (s->token_bytes == 1 && vocab >= 256)
         return 0;
     posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_SEQUENTIAL);
-    bad = tokens_first_bad(s, vocab);
+    int64_t bad = tokens_first_bad(s, vocab);
     posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_NORMAL);
     if (bad == s->count)
         return 0;
-    fprintf(stderr,
-            "izar: data: %s: token %" PRId64 " is %" PRIu32
-            ", outside the vocabulary of %d\n",
-            s->path, bad, tokens_max(s, bad, 1), vocab);
-    return -EINVAL;
+    return iz_refuse(stderr,
+                     "data: %s: token %" PRId64 " is %" PRIu32
+                     ", outside the vocabulary of %d",
+                     s->path, bad, tokens_max(s, bad, 1), vocab);
 }
 
 /* ---- masks ---- */
@@ -242,7 +224,6 @@ char *iz_shard_mask_path(const char *path)
 {
     size_t n = strlen(path);
     char *out = malloc(n + sizeof ".mask");
-
     if (!out)
         return NULL;
     if (n > 4 && strcmp(path + n - 4, ".bin") == 0)
@@ -260,20 +241,18 @@ static int mask_check(const struct iz_shard *s, const char *path)
 
     if (err)
         return err;
-    if (h[0] != IZ_MASK_MAGIC || h[1] != MASK_VERSION || h[2] != s->count) {
-        fprintf(stderr,
-                "izar: data: %s begins with magic %" PRId32 " version %" PRId32
-                " and %" PRId32 " tokens; the mask of %s has %d version %d and "
-                "%" PRId64 " tokens\n",
-                path, h[0], h[1], h[2], s->path, IZ_MASK_MAGIC, MASK_VERSION,
-                s->count);
-        return -EINVAL;
-    }
+    if (h[0] != IZ_MASK_MAGIC || h[1] != MASK_VERSION || h[2] != s->count)
+        return iz_refuse(stderr,
+                         "data: %s begins with magic %" PRId32
+                         " version %" PRId32 " and %" PRId32
+                         " tokens; the mask of %s has %d version %d and "
+                         "%" PRId64 " tokens",
+                         path, h[0], h[1], h[2], s->path, IZ_MASK_MAGIC,
+                         MASK_VERSION, s->count);
     err = length_check(&s->mask, path, s->count, 1);
     if (err || max_u8(mask, s->count) <= 1)
         return err;
-    fprintf(stderr, "izar: data: %s: a byte is neither 0 nor 1\n", path);
-    return -EINVAL;
+    return iz_refuse(stderr, "data: %s: a byte is neither 0 nor 1", path);
 }
 
 /* No file is no mask; any other fault of it is one. */
@@ -281,7 +260,6 @@ static int mask_open(struct iz_shard *s)
 {
     char *path = iz_shard_mask_path(s->path);
     int err = 0;
-
     if (!path)
         return -ENOMEM;
     if (access(path, F_OK) == 0 || errno != ENOENT) {
@@ -297,13 +275,11 @@ static int mask_open(struct iz_shard *s)
 
 int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab)
 {
-    int err;
-
     assert(vocab > 0);
     *s = (struct iz_shard){.path = strdup(path)};
     if (!s->path)
         return -ENOMEM;
-    err = iz_mapping_open(&s->tokens, path);
+    int err = iz_mapping_open(&s->tokens, path);
     if (err)
         return err;
     s->count = s->tokens.bytes;
@@ -328,7 +304,6 @@ void iz_shard_tokens(const struct iz_shard *s, int64_t at, int32_t *out,
 {
     const uint8_t *t8 = tokens_at(s, at);
     const uint16_t *t16 = tokens_at(s, at);
-
     assert(at >= 0 && n >= 0 && n <= s->count - at);
     if (s->token_bytes == 4)
         memcpy(out, t8, (size_t)n * sizeof(*out));
@@ -348,7 +323,6 @@ static const unsigned char *mask_at(const struct iz_shard *s, int64_t at)
 int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n)
 {
     int64_t learnt = 0;
-
     if (!s->mask.at)
         return n;
     for (int64_t i = 0; i < n; i++)
