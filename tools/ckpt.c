@@ -187,11 +187,11 @@ static int for_each(const struct options *o, struct iz_coll *coll)
 /* Bytes of all files; -1 after naming one that has another size. */
 static int64_t size_of(const struct checkpoint *c)
 {
-    int ranks = iz_ckpt_index_ranks(c->index);
+    int ranks = c->index->ranks;
     int64_t sum = 0;
 
     for (int q = 0; q < ranks; q++) {
-        struct iz_ckpt_file want = iz_ckpt_index_file(c->index, q);
+        struct iz_ckpt_file want = c->index->file[q];
         char path[IZ_CKPT_FILE_PATH];
         struct stat st;
 
@@ -233,7 +233,7 @@ static int list_one(const char *dir, int64_t step, struct iz_coll *coll)
         printf("step %-8" PRId64 "  damaged\n", step);
         return err;
     }
-    ranks = iz_ckpt_index_ranks(c.index);
+    ranks = c.index->ranks;
     bytes = size_of(&c);
     if (bytes < 0) {
         printf("step %-8" PRId64 "  incomplete\n", step);

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/engine_parts.h"
@@ -60,7 +61,6 @@ static bool good(const struct iz_saver *s)
 static void fail(struct iz_saver *s, int err)
 {
     int none = 0;
-
     if (err)
         atomic_compare_exchange_strong(&s->err, &none, err);
 }
@@ -81,17 +81,20 @@ struct snapshot_arg {
     struct source source[PIECES_MAX];
 };
 
+static int64_t whole_pages(int64_t bytes)
+{
+    return (bytes + IZ_NVME_ALIGN - 1) / IZ_NVME_ALIGN * IZ_NVME_ALIGN;
+}
+
 /* buf: buffer, then what holds the pieces. */
 static void run_snapshot(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct snapshot_arg *a = arg;
     float *out = (float *)buf[0] + a->at;
-
     for (int i = 0; i < a->n; i++) {
         const struct source *s = &a->source[i];
         char *array = (char *)buf[1 + i] + s->base;
         struct iz_moments m = {array, a->type, a->which, s->room};
-
         if (a->type == IZ_MOMENT_F32)
             iz_buffer_copy(x, out, array + 4 * s->at, 4 * s->n);
         else
@@ -110,7 +113,9 @@ struct range {
 
 static bool in_params(const struct range *r, const struct iz_chunk *k)
 {
-    return r->array == IZ_MASTER && !iz_chunk_states(r->e, r->group, k).master;
+    return r->array == IZ_FROZEN ||
+           (r->array == IZ_MASTER &&
+            !iz_chunk_states(r->e, r->group, k).master);
 }
 
 static enum iz_home home_of(const struct range *r, const struct iz_chunk *k)
@@ -122,8 +127,20 @@ static enum iz_home home_of(const struct range *r, const struct iz_chunk *k)
 static int64_t array_base(const struct range *r, const struct iz_chunk *k)
 {
     struct iz_state_layout l = iz_chunk_states(r->e, r->group, k);
+    return r->array < IZ_STATE ? 0 : l.at[r->array - IZ_STATE];
+}
 
-    return r->array == IZ_MASTER ? 0 : l.at[r->array - IZ_STATE];
+/* t: all but what the copies into a buffer have in common. */
+static void snapshot_submit(const struct range *r, enum iz_home home,
+                            struct iz_task t)
+{
+    bool gpu = r->e->plan.target.gpu && home == IZ_HOME_NONE;
+    t.kind = IZ_SNAPSHOT;
+    t.where = gpu ? IZ_ON_DOWN : IZ_ON_HOST;
+    t.urgency = iz_in_order(r->group);
+    t.unit = r->group;
+    t.step = (int)r->e->step;
+    iz_submit(r->e->graph, &t);
 }
 
 /* From element `done` of the range on as far as the chunks have the same home,
@@ -134,13 +151,11 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
     struct iz_group *g = &r->e->group[r->group];
     enum iz_home home =
         home_of(r, &g->chunk[(r->from + done) / g->plan->chunk]);
-    bool gpu = r->e->plan.target.gpu && home == IZ_HOME_NONE;
     struct iz_access more[PIECES_MAX];
     int64_t begin = done;
     struct snapshot_arg a = {
         .at = done,
         .type = r->array == IZ_MASTER ? IZ_MOMENT_F32 : r->e->plan.moments};
-
     if (r->array >= IZ_STATE)
         a.which = iz_optimizer(r->e->plan.optimizer)
                       ->state[r->array - IZ_STATE]
@@ -148,8 +163,7 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
     for (; done < r->n; a.n++) {
         int64_t pos = r->from + done, at = pos % g->plan->chunk;
         struct iz_chunk *k = &g->chunk[pos / g->plan->chunk];
-        int64_t n = k->count - at < r->n - done ? k->count - at : r->n - done;
-
+        int64_t n = min64(k->count - at, r->n - done);
         if (home_of(r, k) != home)
             break;
         if (a.n == PIECES_MAX)
@@ -159,53 +173,17 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
             in_params(r, k) ? k->param_handle : k->state_handle, STARPU_R};
         done += n;
     }
-    iz_submit(
-        r->e->graph,
-        &(struct iz_task){.kind = IZ_SNAPSHOT,
-                          .where = gpu ? IZ_ON_DOWN : IZ_ON_HOST,
-                          .run = run_snapshot,
-                          .arg = &a,
-                          .arg_bytes = offsetof(struct snapshot_arg, source) +
-                                       (size_t)a.n * sizeof(struct source),
-                          .data = {{buffer, begin ? STARPU_RW : STARPU_W}},
-                          .more = more,
-                          .n_more = a.n,
-                          .urgency = iz_in_order(r->group),
-                          .bytes = 4.0 * (double)(done - begin),
-                          .unit = r->group,
-                          .step = (int)r->e->step});
+    snapshot_submit(
+        r, home,
+        (struct iz_task){.run = run_snapshot,
+                         .arg = &a,
+                         .arg_bytes = offsetof(struct snapshot_arg, source) +
+                                      (size_t)a.n * sizeof(struct source),
+                         .data = {{buffer, begin ? STARPU_RW : STARPU_W}},
+                         .more = more,
+                         .n_more = a.n,
+                         .bytes = 4.0 * (double)(done - begin)});
     return done;
-}
-
-static void snapshot_memory(const struct range *r, starpu_data_handle_t buffer)
-{
-    for (int64_t done = 0; done < r->n;)
-        done = snapshot_home(r, buffer, done);
-}
-
-/* A file holds whole chunks, so that what is read beyond the end of the last
- * one is padding. */
-static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
-{
-    struct iz_group *g = &r->e->group[r->group];
-    int64_t chunk = g->plan->chunk;
-
-    for (int64_t done = 0; done < r->n;) {
-        int64_t pos = r->from + done, at = pos % chunk;
-        struct iz_chunk *k = &g->chunk[pos / chunk];
-        int64_t n = chunk - at < r->n - done ? chunk - at : r->n - done;
-        bool params = in_params(r, k);
-        struct iz_io io = {.file = params ? r->e->param_file : r->e->state_file,
-                           .offset = (params ? k->param_at : k->state_at) +
-                                     array_base(r, k) + 4 * at,
-                           .bytes = (4 * n + IZ_NVME_ALIGN - 1) /
-                                    IZ_NVME_ALIGN * IZ_NVME_ALIGN,
-                           .at = 4 * done};
-
-        iz_disk_io(r->e, IZ_LOAD, r->group, buffer, done ? STARPU_RW : STARPU_W,
-                   params ? k->param_handle : k->state_handle, io);
-        done += n;
-    }
 }
 
 /* ---- frozen parameters ---- */
@@ -216,13 +194,10 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
 static int64_t raw_at(const struct iz_engine *e, int64_t n)
 {
     int64_t size = iz_dtype_bytes(e->plan.param_type);
-    int64_t room =
-        (n * size + IZ_NVME_ALIGN - 1) / IZ_NVME_ALIGN * IZ_NVME_ALIGN / size;
-
-    return (4 - size) * room;
+    return (4 - size) * whole_pages(n * size) / size;
 }
 
-static void ckpt_async_widen(const struct iz_engine *e, char *buffer, int64_t n)
+static void widen_frozen(const struct iz_engine *e, char *buffer, int64_t n)
 {
     enum { BLOCK = 1024 };
     int64_t size = iz_dtype_bytes(e->plan.param_type);
@@ -232,8 +207,7 @@ static void ckpt_async_widen(const struct iz_engine *e, char *buffer, int64_t n)
     if (e->plan.param_type == IZ_F32)
         return;
     for (int64_t i = 0; i < n; i += BLOCK) {
-        int64_t k = n - i < BLOCK ? n - i : BLOCK;
-
+        int64_t k = min64(n - i, BLOCK);
         memcpy(block, raw + i * size, (size_t)(k * size));
         iz_cast(buffer + 4 * i, IZ_F32, block, e->plan.param_type, k);
     }
@@ -248,70 +222,63 @@ struct raw_arg {
 static void run_raw(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct raw_arg *a = arg;
-
     iz_buffer_copy(x, (char *)buf[0] + a->at, a->from, a->bytes);
 }
 
 static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
 {
-    const struct iz_plan *p = &r->e->plan;
     const struct iz_group *g = &r->e->group[r->group];
-    int64_t size = iz_dtype_bytes(p->param_type);
-    bool gpu = p->target.gpu && p->zero.param_home == IZ_HOME_NONE;
+    int64_t size = iz_dtype_bytes(r->e->plan.param_type);
     struct raw_arg a = {.from = (char *)g->param +
                                 (g->frozen->param_first + r->from) * size,
                         .at = raw_at(r->e, r->n),
                         .bytes = r->n * size};
-
-    iz_submit(r->e->graph,
-              &(struct iz_task){.kind = IZ_SNAPSHOT,
-                                .where = gpu ? IZ_ON_DOWN : IZ_ON_HOST,
-                                .run = run_raw,
-                                .arg = &a,
-                                .arg_bytes = sizeof(a),
-                                .data = {{buffer, STARPU_W}},
-                                .urgency = iz_in_order(r->group),
-                                .bytes = (double)a.bytes,
-                                .unit = r->group,
-                                .step = (int)r->e->step});
+    snapshot_submit(r, r->e->plan.zero.param_home,
+                    (struct iz_task){.run = run_raw,
+                                     .arg = &a,
+                                     .arg_bytes = sizeof(a),
+                                     .data = {{buffer, STARPU_W}},
+                                     .bytes = (double)a.bytes});
 }
 
-static void frozen_disk(const struct range *r, starpu_data_handle_t buffer)
+/* ---- from the disk ---- */
+
+/* A file holds whole chunks, so that what is read beyond the end of the last
+ * one is padding. */
+static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
 {
     struct iz_group *g = &r->e->group[r->group];
-    int64_t chunk = g->frozen->filed;
-    int64_t size = iz_dtype_bytes(r->e->plan.param_type);
-
-    for (int64_t done = 0; done < r->n;) {
+    bool frozen = r->array == IZ_FROZEN;
+    int64_t chunk = frozen ? g->frozen->filed : g->plan->chunk;
+    int64_t size = frozen ? iz_dtype_bytes(r->e->plan.param_type) : 4;
+    int64_t to = frozen ? raw_at(r->e, r->n) : 0;
+    for (int64_t done = 0, n; done < r->n; done += n) {
         int64_t pos = r->from + done, at = pos % chunk;
-        struct iz_chunk *k = &g->frozen[pos / chunk];
-        int64_t n = chunk - at < r->n - done ? chunk - at : r->n - done;
-        struct iz_io io = {.file = r->e->param_file,
-                           .offset = k->param_at + size * at,
-                           .bytes = (size * n + IZ_NVME_ALIGN - 1) /
-                                    IZ_NVME_ALIGN * IZ_NVME_ALIGN,
-                           .at = raw_at(r->e, r->n) + size * done};
-
+        struct iz_chunk *k = &(frozen ? g->frozen : g->chunk)[pos / chunk];
+        bool params = in_params(r, k);
+        n = min64(chunk - at, r->n - done);
+        struct iz_io io = {.file = params ? r->e->param_file : r->e->state_file,
+                           .offset = (params ? k->param_at : k->state_at) +
+                                     array_base(r, k) + size * at,
+                           .bytes = whole_pages(size * n),
+                           .at = to + size * done};
         iz_disk_io(r->e, IZ_LOAD, r->group, buffer, done ? STARPU_RW : STARPU_W,
-                   k->param_handle, io);
-        done += n;
+                   params ? k->param_handle : k->state_handle, io);
     }
 }
 
 static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 {
-    const struct iz_plan *p = &r->e->plan;
-    if (r->array == IZ_FROZEN) {
-        if (p->zero.param_home == IZ_HOME_NVME)
-            frozen_disk(r, buffer);
-        else
-            frozen_memory(r, buffer);
-        return;
-    }
-    if (home_of(r, r->e->group[r->group].chunk) == IZ_HOME_NVME)
+    bool frozen = r->array == IZ_FROZEN;
+    enum iz_home home = frozen ? r->e->plan.zero.param_home
+                               : home_of(r, r->e->group[r->group].chunk);
+    if (home == IZ_HOME_NVME)
         snapshot_disk(r, buffer);
+    else if (frozen)
+        frozen_memory(r, buffer);
     else
-        snapshot_memory(r, buffer);
+        for (int64_t done = 0; done < r->n;)
+            done = snapshot_home(r, buffer, done);
 }
 
 /* ---- from a buffer to the file ---- */
@@ -320,10 +287,9 @@ static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 static void run_write(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct block_arg *a = arg;
-
     if (a->s->state.arg[a->part].array == IZ_FROZEN)
-        ckpt_async_widen(a->s->e, buf[0],
-                         iz_piece_block_elems(&a->s->piece[a->part], a->block));
+        widen_frozen(a->s->e, buf[0],
+                     iz_piece_block_elems(&a->s->piece[a->part], a->block));
     if (good(a->s))
         fail(a->s,
              iz_ckpt_writer_block(&a->s->writer, a->part, a->block, buf[0]));
@@ -345,7 +311,6 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
     struct block_arg a = {s, part, block};
     struct range r = {e, p->group, p->array, p->skip + block * IZ_BLOCK,
                       iz_piece_block_elems(&s->piece[part], block)};
-
     submit_snapshot(&r, stage->handle);
     bool frozen = p->array == IZ_FROZEN;
     submit_io(s,
@@ -382,7 +347,6 @@ static void begin_file(struct iz_saver *s, const struct iz_control *c,
 static void run_begin(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
-
     begin_file(a->s, buf[0], a->step);
 }
 
@@ -391,7 +355,6 @@ static void run_seal(struct iz_exec *x, void **buf, const void *arg)
     const struct step_arg *a = arg;
     struct iz_sealed *sealed = &a->s->e->seals.own;
     struct iz_ckpt_file file = {0};
-
     fail(a->s,
          iz_ckpt_writer_close(&a->s->writer, atomic_load(&a->s->err), &file));
     sealed->bytes = file.bytes;
@@ -399,30 +362,24 @@ static void run_seal(struct iz_exec *x, void **buf, const void *arg)
     atomic_store(&sealed->step, good(a->s) ? a->step : -1);
 }
 
-static void commit(struct iz_saver *s, int64_t step)
+static void run_commit(struct iz_exec *x, void **buf, const void *arg)
 {
+    const struct step_arg *a = arg;
+    struct iz_saver *s = a->s;
     struct iz_engine *e = s->e;
     struct iz_ckpt_file *file = calloc((size_t)e->plan.ranks, sizeof(*file));
     int err = file ? 0 : -ENOMEM;
-
     for (int64_t q = 0; q < e->plan.ranks && file; q++)
         file[q] = (struct iz_ckpt_file){e->seals.of[q].bytes,
                                         e->seals.of[q].header_hash};
     if (!err)
-        err = iz_ckpt_commit(&s->state.k, step, e->plan.ranks, file);
+        err = iz_ckpt_commit(&s->state.k, a->step, e->plan.ranks, file);
     free(file);
     fail(s, err);
     if (err)
         atomic_store(&e->seals.own.step, -1);
     else
-        atomic_store(&s->done, step);
-}
-
-static void run_commit(struct iz_exec *x, void **buf, const void *arg)
-{
-    const struct step_arg *a = arg;
-
-    commit(a->s, a->step);
+        atomic_store(&s->done, a->step);
 }
 
 static void submit_step(struct iz_saver *s, int64_t step,
@@ -432,7 +389,6 @@ static void submit_step(struct iz_saver *s, int64_t step,
     struct step_arg a = {s, step};
     struct iz_task t = {
         .run = run, .arg = &a, .arg_bytes = sizeof(a), .unit = -1};
-
     memcpy(t.data, data, 3 * sizeof(*data));
     submit_io(s, t, step - 1);
 }
@@ -443,7 +399,6 @@ static int open_pieces(struct iz_saver *s, const char *model_text)
 {
     struct iz_coll *c = s->e->coll;
     int err = iz_state_open(&s->state, s->e, model_text, false);
-
     err = iz_agree(c, err);
     if (err)
         return err;
@@ -458,14 +413,12 @@ int iz_save_open(struct iz_saver **out, struct iz_engine *e,
                  const char *model_text)
 {
     struct iz_saver *s = calloc(1, sizeof(*s));
-    int err;
-
     if (!s)
         iz_die("checkpoint: no memory");
     *out = s;
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
-    err = open_pieces(s, model_text);
+    int err = open_pieces(s, model_text);
     if (!err && e->plan.rank == 0)
         err = iz_ckpt_dir_sweep(s->state.k.dir);
     err = iz_agree(e->coll, err);
@@ -479,7 +432,6 @@ int iz_save_open(struct iz_saver **out, struct iz_engine *e,
 void iz_save_close(struct iz_saver **out)
 {
     struct iz_saver *s = *out;
-
     if (!s)
         return;
     iz_graph_wait(s->e->graph);
@@ -500,7 +452,6 @@ void iz_save_close(struct iz_saver **out)
 void iz_save_begin(struct iz_saver *s)
 {
     struct iz_engine *e = s->e;
-
     s->pending = e->step;
     atomic_store(&e->seals.own.step, 0);
     submit_step(s, e->step, run_begin,
@@ -541,14 +492,12 @@ int iz_save_event(struct iz_saver *s, const struct iz_event *v)
 int iz_save_finish(struct iz_saver *s)
 {
     struct iz_engine *e = s->e;
-    struct iz_ckpt_file mine;
-    int err;
-
     iz_graph_wait(e->graph);
-    err = iz_agree(e->coll, atomic_load(&s->err));
+    int err = iz_agree(e->coll, atomic_load(&s->err));
     if (err || !s->pending || (s->failed && s->failed <= s->pending))
         return err;
-    mine = (struct iz_ckpt_file){e->seals.own.bytes, e->seals.own.header_hash};
+    struct iz_ckpt_file mine =
+        (struct iz_ckpt_file){e->seals.own.bytes, e->seals.own.header_hash};
     err = iz_ckpt_gather_commit(&s->state.k, s->pending, e->coll, &mine);
     if (!err) {
         atomic_store(&s->done, s->pending);
@@ -570,7 +519,6 @@ static void copy_blocks(struct iz_saver *s, float *block)
         for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]) && good(s); b++) {
             const struct iz_state_part *p = &s->state.arg[i];
             int64_t n = iz_piece_block_elems(&s->piece[i], b);
-
             iz_access_get(s->e, p->group, p->array, p->skip + b * IZ_BLOCK,
                           block, n);
             fail(s, iz_ckpt_writer_block(&s->writer, i, b, block));
@@ -583,7 +531,6 @@ int iz_save_now(struct iz_saver *s)
 {
     struct iz_engine *e = s->e;
     float *block = malloc(IZ_BLOCK * sizeof(*block));
-
     iz_graph_wait(e->graph);
     s->pending = e->step;
     if (!block)

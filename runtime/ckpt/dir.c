@@ -17,22 +17,21 @@
 
 #define WHO "checkpoint"
 
-/* dir/checkpoints/step-XXXXXXXX<suffix> */
-static int path_of(char path[IZ_CKPT_PATH], const char *dir, int64_t step,
-                   const char *suffix)
-{
-    int n = snprintf(path, IZ_CKPT_PATH, "%s/checkpoints/step-%08" PRId64 "%s",
-                     dir, step, suffix);
+/* Of one step's checkpoint; see dir.h. */
+struct paths {
+    char parent[IZ_CKPT_PATH], done[IZ_CKPT_PATH], tmp[IZ_CKPT_PATH],
+        old[IZ_CKPT_PATH];
+};
 
+static int paths_of(struct paths *p, const char *dir, int64_t step)
+{
+    static const char format[] = "%s/checkpoints/step-%08" PRId64 "%s";
+    snprintf(p->parent, IZ_CKPT_PATH, "%s/checkpoints", dir);
+    snprintf(p->done, IZ_CKPT_PATH, format, dir, step, "");
+    snprintf(p->tmp, IZ_CKPT_PATH, format, dir, step, ".tmp");
+    int n = snprintf(p->old, IZ_CKPT_PATH, format, dir, step, ".old");
     /* Room for the names of files in it. */
     return n < IZ_CKPT_PATH - 64 ? 0 : -ENAMETOOLONG;
-}
-
-static int parent_of(char path[IZ_CKPT_PATH], const char *dir)
-{
-    int n = snprintf(path, IZ_CKPT_PATH, "%s/checkpoints", dir);
-
-    return n < IZ_CKPT_PATH ? 0 : -ENAMETOOLONG;
 }
 
 /* The step of a name "step-00000100<suffix>", or -1. */
@@ -68,156 +67,118 @@ static bool has_index(const char *path)
 
 /* Removes a complete checkpoint: it stops to be one before its first file goes.
  */
-static void discard(const char *dir, int64_t step, const char *suffix)
+static void discard(const struct paths *p, const char *path)
 {
-    char path[IZ_CKPT_PATH], tmp[IZ_CKPT_PATH];
-
-    if (path_of(path, dir, step, suffix) || path_of(tmp, dir, step, ".tmp"))
-        return;
-    iz_durable_remove_directory(WHO, tmp);
-    if (iz_durable_rename(WHO, path, tmp) == 0)
-        iz_durable_remove_directory(WHO, tmp);
+    iz_durable_remove_directory(WHO, p->tmp);
+    if (iz_durable_rename(WHO, path, p->tmp) == 0)
+        iz_durable_remove_directory(WHO, p->tmp);
 }
 
 /* A crash between the two renames of a replacement left the old one aside. */
-static void restore(const char *dir, int64_t step)
+static void restore(const struct paths *p)
 {
-    char path[IZ_CKPT_PATH], old[IZ_CKPT_PATH];
-
-    if (path_of(path, dir, step, "") || path_of(old, dir, step, ".old"))
-        return;
-    if (exists(path))
-        discard(dir, step, ".old");
-    else if (rename(old, path) != 0)
-        iz_durable_refuse(WHO, old, "cannot rename back", errno);
+    if (exists(p->done))
+        discard(p, p->old);
+    else if (rename(p->old, p->done) != 0)
+        iz_durable_refuse(WHO, p->old, "cannot rename back", errno);
 }
 
-/* After a crash: half-written directories go, replaced ones come back or go. */
-static int sweep(const char *dir)
+int iz_ckpt_dir_sweep(const char *dir)
 {
-    char path[IZ_CKPT_PATH];
-    int err = parent_of(path, dir);
-    DIR *d = err ? NULL : opendir(path);
-    struct dirent *e;
-
+    struct paths p;
+    int err = paths_of(&p, dir, 0);
+    if (!err)
+        err = iz_durable_make_directories(WHO, p.parent);
+    if (err)
+        return err;
+    DIR *d = opendir(p.parent);
     if (!d)
-        return err ? err : iz_durable_refuse(WHO, path, "cannot read", errno);
-    while ((e = readdir(d))) {
-        int64_t tmp = step_of(e->d_name, ".tmp"),
-                old = step_of(e->d_name, ".old");
-
-        if (tmp >= 0 && path_of(path, dir, tmp, ".tmp") == 0)
-            iz_durable_remove_directory(WHO, path);
-        if (old >= 0)
-            restore(dir, old);
+        return iz_durable_refuse(WHO, p.parent, "cannot read", errno);
+    for (struct dirent *e; (e = readdir(d));) {
+        int64_t tmp = step_of(e->d_name, ".tmp");
+        int64_t old = step_of(e->d_name, ".old");
+        if (tmp >= 0 && paths_of(&p, dir, tmp) == 0)
+            iz_durable_remove_directory(WHO, p.tmp);
+        if (old >= 0 && paths_of(&p, dir, old) == 0)
+            restore(&p);
     }
     closedir(d);
     return 0;
 }
 
-static int make_parents(const char *dir)
-{
-    char path[IZ_CKPT_PATH];
-    int err = parent_of(path, dir);
-
-    return err ? err : iz_durable_make_directories(WHO, path);
-}
-
-int iz_ckpt_dir_sweep(const char *dir)
-{
-    int err = make_parents(dir);
-
-    return err ? err : sweep(dir);
-}
-
 int iz_ckpt_dir_tmp(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
 {
-    return path_of(path, dir, step, ".tmp");
+    struct paths p;
+    int err = paths_of(&p, dir, step);
+    memcpy(path, p.tmp, IZ_CKPT_PATH);
+    return err;
 }
 
 int iz_ckpt_dir_join(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
 {
-    int err = make_parents(dir);
-
+    struct paths p;
+    int err = paths_of(&p, dir, step);
     if (!err)
-        err = path_of(path, dir, step, ".tmp");
-    if (!err && mkdir(path, 0777) != 0 && errno != EEXIST)
-        err = iz_durable_refuse(WHO, path, "cannot make", errno);
-    return err;
-}
-
-static int replace(const char *tmp, const char *path, const char *old)
-{
-    bool replaces = exists(path);
-    int err;
-
-    if (replaces && rename(path, old) != 0)
-        return iz_durable_refuse(WHO, path, "cannot move aside", errno);
-    if (rename(tmp, path) == 0)
-        return 0;
-    err = iz_durable_refuse(WHO, tmp, "cannot rename", errno);
-    if (replaces && rename(old, path) != 0)
-        iz_durable_refuse(WHO, old, "cannot rename back", errno);
+        err = iz_durable_make_directories(WHO, p.parent);
+    if (!err && mkdir(p.tmp, 0777) != 0 && errno != EEXIST)
+        err = iz_durable_refuse(WHO, p.tmp, "cannot make", errno);
+    memcpy(path, p.tmp, IZ_CKPT_PATH);
     return err;
 }
 
 int iz_ckpt_dir_commit(const char *dir, int64_t step)
 {
-    char path[IZ_CKPT_PATH], tmp[IZ_CKPT_PATH], old[IZ_CKPT_PATH];
-    int err = path_of(tmp, dir, step, ".tmp");
-
+    struct paths p;
+    int err = paths_of(&p, dir, step);
     if (!err)
-        err = path_of(path, dir, step, "");
-    if (!err)
-        err = path_of(old, dir, step, ".old");
-    if (!err)
-        err = iz_durable_sync_directory(WHO, tmp);
-    if (!err)
-        err = replace(tmp, path, old);
-    if (!err)
-        err = parent_of(tmp, dir);
-    if (!err)
-        err = iz_durable_sync_directory(WHO, tmp);
-    if (!err && exists(old))
-        discard(dir, step, ".old");
+        err = iz_durable_sync_directory(WHO, p.tmp);
+    if (err)
+        return err;
+    bool replaces = exists(p.done);
+    if (replaces && rename(p.done, p.old) != 0)
+        return iz_durable_refuse(WHO, p.done, "cannot move aside", errno);
+    if (rename(p.tmp, p.done) != 0) {
+        err = iz_durable_refuse(WHO, p.tmp, "cannot rename", errno);
+        if (replaces && rename(p.old, p.done) != 0)
+            iz_durable_refuse(WHO, p.old, "cannot rename back", errno);
+        return err;
+    }
+    err = iz_durable_sync_directory(WHO, p.parent);
+    if (!err && exists(p.old))
+        discard(&p, p.old);
     return err;
 }
 
 void iz_ckpt_dir_abort(const char *dir, int64_t step)
 {
-    char path[IZ_CKPT_PATH];
-
-    if (path_of(path, dir, step, ".tmp") == 0)
-        iz_durable_remove_directory(WHO, path);
+    struct paths p;
+    if (paths_of(&p, dir, step) == 0)
+        iz_durable_remove_directory(WHO, p.tmp);
 }
 
 void iz_ckpt_dir_prune(const char *dir, int64_t step, int keep)
 {
-    for (int i = 1; i < keep && step >= 0; i++)
+    struct paths p;
+    for (int i = 1; step >= 0; i++) {
         step = iz_ckpt_dir_newest(dir, step);
-    while (step >= 0) {
-        step = iz_ckpt_dir_newest(dir, step);
-        if (step >= 0)
-            discard(dir, step, "");
+        if (i >= keep && step >= 0 && paths_of(&p, dir, step) == 0)
+            discard(&p, p.done);
     }
 }
 
 int64_t iz_ckpt_dir_newest(const char *dir, int64_t limit)
 {
-    char path[IZ_CKPT_PATH];
+    struct paths p;
     int64_t newest = -ENOENT;
-    DIR *d = parent_of(path, dir) ? NULL : opendir(path);
-    struct dirent *e;
-
+    DIR *d = paths_of(&p, dir, 0) ? NULL : opendir(p.parent);
     if (!d)
-        return -ENOENT;
-    while ((e = readdir(d))) {
+        return newest;
+    for (struct dirent *e; (e = readdir(d));) {
         int64_t step = step_of(e->d_name, "");
-
         if (step < 0)
             step = step_of(e->d_name, ".old");
         if (step > newest && step < limit &&
-            iz_ckpt_dir_find(dir, step, path) == 0)
+            iz_ckpt_dir_find(dir, step, p.done) == 0)
             newest = step;
     }
     closedir(d);
@@ -226,9 +187,11 @@ int64_t iz_ckpt_dir_newest(const char *dir, int64_t limit)
 
 int iz_ckpt_dir_find(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
 {
-    if (path_of(path, dir, step, "") == 0 && has_index(path))
-        return 0;
-    if (path_of(path, dir, step, ".old") == 0 && has_index(path))
-        return 0;
-    return -ENOENT;
+    struct paths p;
+    path[0] = '\0';
+    if (paths_of(&p, dir, step))
+        return -ENOENT;
+    const char *at = has_index(p.done) ? p.done : p.old;
+    memcpy(path, at, IZ_CKPT_PATH);
+    return has_index(at) ? 0 : -ENOENT;
 }

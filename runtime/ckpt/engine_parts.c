@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/text.h"
 #include "runtime/ckpt/shares.h"
 #include "runtime/engine/access.h"
 #include "runtime/step/train.h"
@@ -154,14 +155,13 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
     double samples = (double)e->config->train_batch_size * s[STEP].value;
     if (samples != s[SAMPLES].value) {
         if (e->plan.rank == 0)
-            fprintf(
+            return iz_refuse(
                 stderr,
-                "izar: train_batch_size is %lld, but the checkpoint of step "
+                "train_batch_size is %lld, but the checkpoint of step "
                 "%.0f was trained on %.0f samples: the data position would "
-                "not be the same\n",
+                "not be the same",
                 (long long)e->config->train_batch_size, s[STEP].value,
                 s[SAMPLES].value);
-        return -EINVAL;
     }
     struct iz_control *c = &e->control;
     e->step = (int64_t)s[STEP].value;
@@ -181,7 +181,6 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
 static void tell_seen(const struct iz_ckpt *k, const int64_t *step, int q)
 {
     char text[2][32] = {"missing", "missing"};
-
     for (int i = 0; i < 2; i++)
         if (step[i * q] >= 0)
             snprintf(text[i], sizeof(text[i]), "step %lld",
@@ -196,12 +195,11 @@ static void tell_seen(const struct iz_ckpt *k, const int64_t *step, int q)
 static int find_newest(const struct iz_ckpt *k, int64_t *step,
                        struct iz_coll *c)
 {
-    int64_t *all, mine = -1;
+    int64_t mine = -1;
     int differs = 0;
-
     if (iz_ckpt_latest(k, &mine))
         mine = -1;
-    all = iz_agree_numbers(c, &mine, 1);
+    int64_t *all = iz_agree_numbers(c, &mine, 1);
     for (int q = c->size - 1; q > 0; q--)
         differs = all[q] == all[0] ? differs : q;
     if (c->rank == 0 && differs)

@@ -7,27 +7,17 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/base/build.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/json.h"
+#include "runtime/base/text.h"
 
 #define FORMAT 1
 #define SEAL ",\n\"seal\": \"%016" PRIx64 "\"\n}\n"
 #define SEAL_BYTES 32
-
-struct iz_ckpt_index {
-    char *path;
-    bool quiet;
-    struct iz_json *root;
-    int64_t step;
-    int ranks;
-    struct iz_ckpt_file *file;
-};
 
 /* ---- writing ---- */
 
@@ -42,27 +32,25 @@ static void put_files(FILE *f, int ranks, const struct iz_ckpt_file *file)
     fputs("]", f);
 }
 
+static void put_string(FILE *f, const char *before, const char *s)
+{
+    fputs(before, f);
+    iz_json_print(f, s);
+}
+
 static void put_arrays(FILE *f, const struct iz_ckpt *k)
 {
     fputs(",\n\"arrays\": [", f);
     for (int i = 0; i < k->n_parts; i++) {
-        fprintf(f, "%s\n  {\"name\": ", i ? "," : "");
-        iz_json_print(f, k->part[i].name);
+        put_string(f,
+                   i ? ",\n  {\"name\": " : "\n  {\"name\": ", k->part[i].name);
         fprintf(f, ", \"total\": %" PRId64 "}", k->part[i].total);
     }
-    fputs("]", f);
-}
-
-static void put_parameters(FILE *f, const struct iz_ckpt *k)
-{
-    fputs(",\n\"parameters\": [", f);
+    fputs("],\n\"parameters\": [", f);
     for (int i = 0; i < k->n_names; i++) {
         const struct iz_ckpt_name *p = &k->names[i];
-
-        fprintf(f, "%s\n  {\"name\": ", i ? "," : "");
-        iz_json_print(f, p->name);
-        fputs(", \"array\": ", f);
-        iz_json_print(f, p->array);
+        put_string(f, i ? ",\n  {\"name\": " : "\n  {\"name\": ", p->name);
+        put_string(f, ", \"array\": ", p->array);
         fprintf(f,
                 ", \"offset\": %" PRId64 ", \"shape\": [%" PRId64 ", %" PRId64
                 "]}",
@@ -77,98 +65,63 @@ static void put_scalars(FILE *f, const struct iz_ckpt *k)
     fputs(",\n\"scalars\": {", f);
     for (int i = 0; i < k->n_scalars; i++) {
         double v = k->scalar[i].value;
-
-        fprintf(f, "%s\n  ", i ? "," : "");
-        iz_json_print(f, k->scalar[i].name);
+        put_string(f, i ? ",\n  " : "\n  ", k->scalar[i].name);
         fprintf(f, ": {\"hex\": \"%a\", \"decimal\": \"%.17g\"}", v, v);
     }
     fputs("}", f);
-}
-
-static const char *model_of(const struct iz_ckpt *k)
-{
-    return k->model_text ? k->model_text : "null";
 }
 
 /* malloc'ed; NULL: no memory. */
 static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
                         const struct iz_ckpt_file *file)
 {
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *f = open_memstream(&text, &bytes);
-
+    struct iz_text text;
+    FILE *f = iz_text_open(&text);
     if (!f)
         return NULL;
-    fprintf(f, "{\n\"izar\": %d,\n\"step\": %" PRId64 ",\n\"ranks\": %d",
-            FORMAT, step, ranks);
-    fprintf(f, ",\n\"model\": %s", model_of(k));
-    fprintf(f, ",\n\"optimizer\": \"%s\"", k->optimizer);
+    fprintf(f,
+            "{\n\"izar\": %d,\n\"step\": %" PRId64 ",\n\"ranks\": %d"
+            ",\n\"model\": %s,\n\"optimizer\": \"%s\"",
+            FORMAT, step, ranks, k->model_text ? k->model_text : "null",
+            k->optimizer);
     put_scalars(f, k);
     put_files(f, ranks, file);
     put_arrays(f, k);
-    put_parameters(f, k);
     if (fflush(f) == 0)
-        fprintf(f, SEAL, iz_hash(text, (int64_t)bytes));
-    if (ferror(f) | (fclose(f) != 0)) {
-        free(text);
-        return NULL;
-    }
-    return text;
+        fprintf(f, SEAL, iz_hash(text.text, (int64_t)text.bytes));
+    return iz_text_close(&text);
 }
 
 static struct iz_json *model_json(const struct iz_ckpt *k)
 {
-    return iz_json_open(model_of(k), (int64_t)strlen(model_of(k)));
+    const char *text = k->model_text ? k->model_text : "null";
+    return iz_json_open(text, (int64_t)strlen(text));
 }
 
 int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
                         int ranks, const struct iz_ckpt_file *file)
 {
     struct iz_json *model = model_json(k);
-    char *text;
-    int err;
-
-    if (!model) {
-        fprintf(stderr, "izar: checkpoint: the model section is not JSON\n");
-        return -EINVAL;
-    }
+    if (!model)
+        return iz_refuse(stderr, "checkpoint: the model section is not JSON");
     iz_json_close(&model);
-    text = index_text(k, step, ranks, file);
-    err = text ? iz_durable_create("checkpoint", path, text) : -ENOMEM;
+    char *text = index_text(k, step, ranks, file);
+    int err = text ? iz_durable_create("checkpoint", path, text) : -ENOMEM;
     free(text);
     return err;
 }
 
 /* ---- reading ---- */
 
-static int ckpt_index_fault(const struct iz_ckpt_index *x, const char *fmt, ...)
-    IZ_PRINTF(2, 3);
-
-static int ckpt_index_fault(const struct iz_ckpt_index *x, const char *fmt, ...)
-{
-    va_list args;
-
-    if (x->quiet)
-        return -EINVAL;
-    fprintf(stderr, "izar: checkpoint: %s: ", x->path);
-    va_start(args, fmt);
-    vfprintf(stderr, fmt, args);
-    va_end(args);
-    fputc('\n', stderr);
-    return -EINVAL;
-}
-
 static bool sealed(const char *text, int64_t bytes)
 {
     char seal[SEAL_BYTES + 1];
-    int64_t body;
     int n = snprintf(seal, sizeof(seal), SEAL, (uint64_t)0);
 
     assert(n < (int)sizeof(seal));
     if (bytes < n)
         return false;
-    body = bytes - n;
+    int64_t body = bytes - n;
     snprintf(seal, sizeof(seal), SEAL, iz_hash(text, body));
     return memcmp(text + body, seal, (size_t)n) == 0;
 }
@@ -183,14 +136,12 @@ static int64_t ckpt_index_number(const struct iz_json *object, const char *key,
 static const char *text_of(const struct iz_json *object, const char *key)
 {
     const char *s = iz_json_text(iz_json_member(object, key));
-
     return s ? s : "";
 }
 
 static int files_parse(struct iz_ckpt_index *x)
 {
     const struct iz_json *files = iz_json_member(x->root, "files");
-
     if (x->ranks < 1 || iz_json_count(files) != x->ranks)
         return -EINVAL;
     x->file = calloc((size_t)x->ranks, sizeof(*x->file));
@@ -198,7 +149,6 @@ static int files_parse(struct iz_ckpt_index *x)
         return -ENOMEM;
     for (int i = 0; i < x->ranks; i++) {
         const struct iz_json *v = iz_json_item(files, i);
-
         x->file[i].bytes = ckpt_index_number(v, "bytes", INT64_MAX);
         x->file[i].header_hash = strtoull(text_of(v, "header"), NULL, 16);
     }
@@ -207,33 +157,36 @@ static int files_parse(struct iz_ckpt_index *x)
 
 static int index_parse(struct iz_ckpt_index *x, const char *text, int64_t bytes)
 {
-    int64_t format;
-
     if (!sealed(text, bytes))
-        return ckpt_index_fault(
-            x, "damaged or truncated: the text does not have its hash");
+        return iz_refuse(x->err,
+                         "checkpoint: %s: damaged or truncated: the text does "
+                         "not have its hash",
+                         x->path);
     x->root = iz_json_open(text, bytes);
-    format = ckpt_index_number(x->root, "izar", INT_MAX);
+    int64_t format = ckpt_index_number(x->root, "izar", INT_MAX);
     if (format != FORMAT)
-        return ckpt_index_fault(x, "version %" PRId64 ", this program reads %d",
-                                format, FORMAT);
+        return iz_refuse(x->err,
+                         "checkpoint: %s: version %" PRId64
+                         ", this program reads %d",
+                         x->path, format, FORMAT);
     x->step = ckpt_index_number(x->root, "step", INT64_MAX);
     x->ranks = (int)ckpt_index_number(x->root, "ranks", INT_MAX);
     if (x->step < 0 || files_parse(x))
-        return ckpt_index_fault(x, "has no step, ranks or files");
+        return iz_refuse(x->err, "checkpoint: %s: has no step, ranks or files",
+                         x->path);
     return 0;
 }
 
 static int index_read(struct iz_ckpt_index *x)
 {
-    int64_t bytes = 0;
+    int64_t bytes;
     char *text = iz_durable_read(x->path, &bytes);
-    int err = text ? 0 : -errno;
-
-    if (!text)
-        ckpt_index_fault(x, "%s", strerror(-err));
-    else
-        err = index_parse(x, text, bytes);
+    if (!text) {
+        int why = errno;
+        iz_refuse(x->err, "checkpoint: %s: %s", x->path, strerror(why));
+        return -why;
+    }
+    int err = index_parse(x, text, bytes);
     free(text);
     return err;
 }
@@ -241,18 +194,14 @@ static int index_read(struct iz_ckpt_index *x)
 int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path, bool quiet)
 {
     struct iz_ckpt_index *x = calloc(1, sizeof(*x));
-    int err = -ENOMEM;
-
-    *out = NULL;
-    if (!x)
-        return err;
-    x->quiet = quiet;
-    x->path = strdup(path);
-    if (x->path)
-        err = index_read(x);
-    if (err)
-        iz_ckpt_index_close(&x);
     *out = x;
+    if (!x)
+        return -ENOMEM;
+    x->err = quiet ? NULL : stderr;
+    x->path = strdup(path);
+    int err = x->path ? index_read(x) : -ENOMEM;
+    if (err)
+        iz_ckpt_index_close(out);
     return err;
 }
 
@@ -267,70 +216,40 @@ void iz_ckpt_index_close(struct iz_ckpt_index **x)
     *x = NULL;
 }
 
-int64_t iz_ckpt_index_step(const struct iz_ckpt_index *x)
-{
-    return x->step;
-}
-
-int iz_ckpt_index_ranks(const struct iz_ckpt_index *x)
-{
-    return x->ranks;
-}
-
-struct iz_ckpt_file iz_ckpt_index_file(const struct iz_ckpt_index *x, int rank)
-{
-    return x->file[rank];
-}
-
 /* ---- comparing ---- */
-
-/* The value as text on a few lines of a message; "nothing" where there is none.
- */
-static void ckpt_index_show(const char *who, const struct iz_json *v)
-{
-    char *text = v ? iz_json_dump(v) : NULL;
-
-    fprintf(stderr, "%s %.200s", who, text ? text : "nothing");
-    free(text);
-}
 
 static int model_differs(const struct iz_ckpt_index *x, const char *key,
                          const struct iz_json *saved, const struct iz_json *run)
 {
-    fprintf(stderr, "izar: checkpoint: %s: model%s%s differs: ", x->path,
-            *key ? "." : "", key);
-    ckpt_index_show("the checkpoint has", saved);
-    ckpt_index_show(", the run", run);
-    fputc('\n', stderr);
+    char *a = saved ? iz_json_dump(saved) : NULL;
+    char *b = run ? iz_json_dump(run) : NULL;
+    iz_refuse(stderr,
+              "checkpoint: %s: model%s%s differs: the checkpoint has %.200s, "
+              "the run %.200s",
+              x->path, *key ? "." : "", key, a ? a : "nothing",
+              b ? b : "nothing");
+    free(a);
+    free(b);
     return -EINVAL;
 }
 
-/* The first member of the model section that is not the same in both. */
-static int model_compare(const struct iz_ckpt_index *x,
-                         const struct iz_json *saved, const struct iz_json *run)
-{
-    const char *key = NULL;
-
-    if (iz_json_equal(saved, run))
-        return 0;
-    while ((key = iz_json_key(saved, key))) {
-        const struct iz_json *a = iz_json_member(saved, key);
-        const struct iz_json *b = iz_json_member(run, key);
-
-        if (!iz_json_equal(a, b))
-            return model_differs(x, key, a, b);
-    }
-    while ((key = iz_json_key(run, key)))
-        if (!iz_json_member(saved, key))
-            return model_differs(x, key, NULL, iz_json_member(run, key));
-    return model_differs(x, "", saved, run);
-}
-
+/* Refuses the first member of the model section that differs. */
 static int model_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     struct iz_json *run = model_json(k);
-    int err = model_compare(x, iz_json_member(x->root, "model"), run);
-
+    const struct iz_json *saved = iz_json_member(x->root, "model");
+    const struct iz_json *object[2] = {saved, run}, *member[2];
+    const char *key = NULL;
+    int err = 0;
+    for (int o = 0; o < 2 && !err; o++)
+        while (!err && (key = iz_json_key(object[o], key))) {
+            for (int i = 0; i < 2; i++)
+                member[i] = iz_json_member(object[i], key);
+            if (!iz_json_equal(member[0], member[1]))
+                err = model_differs(x, key, member[0], member[1]);
+        }
+    if (!err && !iz_json_equal(saved, run))
+        err = model_differs(x, "", saved, run);
     iz_json_close(&run);
     return err;
 }
@@ -340,14 +259,12 @@ static int optimizer_check(const struct iz_ckpt_index *x,
                            const struct iz_ckpt *k)
 {
     const char *saved = text_of(x->root, "optimizer");
-
     if (!*saved || strcmp(saved, k->optimizer) == 0)
         return 0;
-    return ckpt_index_fault(
-        x,
-        "has the states of optimizer %s, in this run optimizer.type "
-        "has those of %s",
-        saved, k->optimizer);
+    return iz_refuse(x->err,
+                     "checkpoint: %s: has the states of optimizer %s, in this "
+                     "run optimizer.type has those of %s",
+                     x->path, saved, k->optimizer);
 }
 
 static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
@@ -362,29 +279,30 @@ static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
 static int same_count(const struct iz_ckpt_index *x, const char *what,
                       int64_t saved, int64_t run)
 {
-    return saved == run
-               ? 0
-               : ckpt_index_fault(x, "%" PRId64 " %s, this run has %" PRId64,
-                                  saved, what, run);
+    return saved == run ? 0
+                        : iz_refuse(x->err,
+                                    "checkpoint: %s: %" PRId64
+                                    " %s, this run has %" PRId64,
+                                    x->path, saved, what, run);
 }
 
 static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     const struct iz_json *arrays = iz_json_member(x->root, "arrays");
-
     for (int64_t i = 0; i < iz_json_count(arrays); i++) {
         const struct iz_json *v = iz_json_item(arrays, i);
         const char *name = text_of(v, "name");
         const struct iz_ckpt_part *p = part_find(k, name);
         int64_t total = ckpt_index_number(v, "total", INT64_MAX);
-
         if (!p)
-            return ckpt_index_fault(x, "array %s is not part of this run",
-                                    name);
+            return iz_refuse(x->err,
+                             "checkpoint: %s: array %s is not part of this run",
+                             x->path, name);
         if (p->total != total)
-            return ckpt_index_fault(
-                x, "array %s has %" PRId64 " elements, in this run %" PRId64,
-                name, total, p->total);
+            return iz_refuse(x->err,
+                             "checkpoint: %s: array %s has %" PRId64
+                             " elements, in this run %" PRId64,
+                             x->path, name, total, p->total);
     }
     /* All saved ones are in the run: if the numbers agree, so do the sets. */
     return same_count(x, "arrays", iz_json_count(arrays), k->n_parts);
@@ -393,7 +311,6 @@ static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 static bool name_equal(const struct iz_json *v, const struct iz_ckpt_name *p)
 {
     const struct iz_json *shape = iz_json_member(v, "shape");
-
     return strcmp(text_of(v, "name"), p->name) == 0 &&
            strcmp(text_of(v, "array"), p->array) == 0 &&
            ckpt_index_number(v, "offset", INT64_MAX) == p->offset &&
@@ -406,18 +323,15 @@ static bool name_equal(const struct iz_json *v, const struct iz_ckpt_name *p)
 static int places_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     const struct iz_json *names = iz_json_member(x->root, "parameters");
-
     for (int i = 0; i < k->n_names; i++) {
         const struct iz_json *v = iz_json_item(names, i);
         const char *array = text_of(v, "array"), *name = k->names[i].name;
-
         if (strcmp(text_of(v, "name"), name) == 0 &&
             strcmp(array, k->names[i].array) != 0)
-            return ckpt_index_fault(
-                x,
-                "%s is part of %s, in this run of %s: other tensors "
-                "are frozen",
-                name, array, k->names[i].array);
+            return iz_refuse(x->err,
+                             "checkpoint: %s: %s is part of %s, in this run of "
+                             "%s: other tensors are frozen",
+                             x->path, name, array, k->names[i].array);
     }
     return 0;
 }
@@ -425,15 +339,14 @@ static int places_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     const struct iz_json *names = iz_json_member(x->root, "parameters");
-
     for (int i = 0; i < k->n_names; i++)
         if (!name_equal(iz_json_item(names, i), &k->names[i]))
-            return ckpt_index_fault(x,
-                                    "parameter %d (%s, [%" PRId64 ", %" PRId64
-                                    "] in %s) "
-                                    "has another name, shape or place",
-                                    i, k->names[i].name, k->names[i].rows,
-                                    k->names[i].cols, k->names[i].array);
+            return iz_refuse(x->err,
+                             "checkpoint: %s: parameter %d (%s, [%" PRId64
+                             ", %" PRId64
+                             "] in %s) has another name, shape or place",
+                             x->path, i, k->names[i].name, k->names[i].rows,
+                             k->names[i].cols, k->names[i].array);
     return same_count(x, "parameters", iz_json_count(names), k->n_names);
 }
 
@@ -456,24 +369,21 @@ static int scalars_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 
     for (int i = 0; i < k->n_scalars; i++)
         if (!scalar_get(x, k->scalar[i].name, &v))
-            return ckpt_index_fault(x, "scalar %s is missing",
-                                    k->scalar[i].name);
+            return iz_refuse(x->err, "checkpoint: %s: scalar %s is missing",
+                             x->path, k->scalar[i].name);
     return same_count(x, "scalars", n, k->n_scalars);
 }
 
 int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    int err = model_check(x, k);
-
-    if (!err)
-        err = optimizer_check(x, k);
-    if (!err)
-        err = places_check(x, k);
-    if (!err)
-        err = arrays_check(x, k);
-    if (!err)
-        err = names_check(x, k);
-    return err ? err : scalars_check(x, k);
+    static int (*const checks[])(const struct iz_ckpt_index *,
+                                 const struct iz_ckpt *) = {
+        model_check,  optimizer_check, places_check,
+        arrays_check, names_check,     scalars_check};
+    int err = 0;
+    for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]) && !err; i++)
+        err = checks[i](x, k);
+    return err;
 }
 
 void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k)

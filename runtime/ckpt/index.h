@@ -3,16 +3,26 @@
  * must have in common with it to resume. */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "runtime/ckpt/ckpt.h"
-
-struct iz_ckpt_index;
 
 /* The index's entry of a rank's file. */
 struct iz_ckpt_file {
     int64_t bytes;
     uint64_t header_hash;
+};
+
+/* An index that was read. */
+struct iz_ckpt_index {
+    char *path;
+    FILE *err; /* for faults; NULL: they are not printed */
+    struct iz_json *root;
+    int64_t step;
+    int ranks;
+    struct iz_ckpt_file *file; /* [ranks] */
 };
 
 /* The name of a rank's file: "rank-00000-of-00002.safetensors". */
@@ -28,10 +38,6 @@ int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
 int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path,
                        bool quiet);
 void iz_ckpt_index_close(struct iz_ckpt_index **x);
-
-int64_t iz_ckpt_index_step(const struct iz_ckpt_index *x);
-int iz_ckpt_index_ranks(const struct iz_ckpt_index *x);
-struct iz_ckpt_file iz_ckpt_index_file(const struct iz_ckpt_index *x, int rank);
 
 /* Whether the run has the model, arrays, parameters and scalars of the
  * checkpoint. -EINVAL with the first difference printed. */

@@ -10,6 +10,7 @@
 
 #include "runtime/base/durable.h"
 #include "runtime/base/progress.h"
+#include "runtime/base/text.h"
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/ckpt/dir.h"
 #include "runtime/ckpt/index.h"
@@ -30,23 +31,20 @@ struct load {
 
 static int ckpt_load_fault(const struct iz_safetensors *f, const char *what)
 {
-    fprintf(stderr, "izar: checkpoint: %s: %s\n", f->st.path, what);
-    return -EINVAL;
+    return iz_refuse(stderr, "checkpoint: %s: %s", f->st.path, what);
 }
 
 static int file_check(const struct load *l, const struct iz_safetensors *f,
                       int rank)
 {
-    struct iz_ckpt_file want = iz_ckpt_index_file(l->index, rank);
-
+    struct iz_ckpt_file want = l->index->file[rank];
     if (f->st.bytes != want.bytes)
         return ckpt_load_fault(
             f, "has not the size that index.json gives (truncated?)");
     if (f->st.header_hash != want.header_hash)
         return ckpt_load_fault(
             f, "damaged: the header has not the hash that index.json gives");
-    if (f->rank != rank || f->ranks != iz_ckpt_index_ranks(l->index) ||
-        f->step != l->step)
+    if (f->rank != rank || f->ranks != l->index->ranks || f->step != l->step)
         return ckpt_load_fault(
             f, "belongs to another rank, number of ranks or step");
     return 0;
@@ -60,7 +58,6 @@ static int part_take(struct load *l, int i, const struct iz_safetensors *f,
     struct iz_ckpt_part *part = &l->k->part[i];
     int64_t at = part->first + l->done[i], end = part->first + part->count;
     int err = 0;
-
     if (p->first > at)
         return 0; /* a gap: reported when all files have been seen */
     if (end > p->first + p->count)
@@ -69,7 +66,6 @@ static int part_take(struct load *l, int i, const struct iz_safetensors *f,
         int64_t b = (at - p->first) / IZ_BLOCK, from = p->first + b * IZ_BLOCK;
         int64_t n =
             (end - from < IZ_BLOCK ? end - from : IZ_BLOCK) - (at - from);
-
         err = iz_safetensors_read(f, p, b, l->block);
         if (!err && l->put)
             part->put(part->arg, at - part->first, l->block + (at - from), n);
@@ -83,10 +79,8 @@ static int part_take(struct load *l, int i, const struct iz_safetensors *f,
 static int file_take(struct load *l, const struct iz_safetensors *f)
 {
     int err = 0;
-
     for (int i = 0; i < l->k->n_parts && !err; i++) {
         const struct iz_piece *p = iz_safetensors_find(f, l->k->part[i].name);
-
         if (!p || p->total != l->k->part[i].total)
             err =
                 ckpt_load_fault(f, "has not the arrays that index.json gives");
@@ -99,11 +93,10 @@ static int file_take(struct load *l, const struct iz_safetensors *f)
 static int file_open(const struct load *l, int rank, struct iz_safetensors **f)
 {
     char path[IZ_CKPT_FILE_PATH];
-    int err;
 
     snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, l->dir, rank,
-             iz_ckpt_index_ranks(l->index));
-    err = iz_safetensors_open(f, path);
+             l->index->ranks);
+    int err = iz_safetensors_open(f, path);
     return err ? err : file_check(l, *f, rank);
 }
 
@@ -112,15 +105,12 @@ static int parts_complete(const struct load *l)
 {
     for (int i = 0; i < l->k->n_parts; i++) {
         const struct iz_ckpt_part *part = &l->k->part[i];
-
         if (l->done[i] == part->count)
             continue;
-        fprintf(
+        return iz_refuse(
             stderr,
-            "izar: checkpoint: %s: the files lack elements of %s from %" PRId64
-            "\n",
+            "checkpoint: %s: the files lack elements of %s from %" PRId64,
             l->dir, part->name, part->first + l->done[i]);
-        return -EINVAL;
     }
     return 0;
 }
@@ -129,7 +119,6 @@ static int files_take(struct load *l, bool put)
 {
     int64_t bytes = 0;
     int err = 0;
-
     assert(l->done);
     l->put = put;
     for (int i = 0; i < l->k->n_parts; i++)
@@ -138,9 +127,8 @@ static int files_take(struct load *l, bool put)
         &l->progress,
         put ? "loading the checkpoint" : "checking the checkpoint", bytes);
     memset(l->done, 0, (size_t)l->k->n_parts * sizeof(*l->done));
-    for (int q = 0; q < iz_ckpt_index_ranks(l->index) && !err; q++) {
+    for (int q = 0; q < l->index->ranks && !err; q++) {
         struct iz_safetensors *f = NULL;
-
         err = file_open(l, q, &f);
         if (!err)
             err = file_take(l, f);
@@ -164,7 +152,7 @@ static int load_open(struct load *l)
     }
     snprintf(path, sizeof(path), "%s/index.json", l->dir);
     err = iz_ckpt_index_open(&l->index, path, false);
-    if (!err && iz_ckpt_index_step(l->index) != l->step)
+    if (!err && l->index->step != l->step)
         err =
             iz_durable_refuse("checkpoint", path, "is of another step", EINVAL);
     if (!err)
@@ -179,10 +167,8 @@ static int load_open(struct load *l)
 static int load_check(struct load *l)
 {
     int err = load_open(l);
-
-    for (int q = 0; !err && q < iz_ckpt_index_ranks(l->index); q++) {
+    for (int q = 0; !err && q < l->index->ranks; q++) {
         struct iz_safetensors *f = NULL;
-
         err = file_open(l, q, &f);
         iz_safetensors_close(&f);
     }
@@ -198,13 +184,11 @@ static bool usable(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
 
     snprintf(name, sizeof(name), "%s/index.json", path);
     ok = ok && iz_ckpt_index_open(&x, name, true) == 0;
-    for (int q = 0; ok && q < iz_ckpt_index_ranks(x); q++) {
+    for (int q = 0; ok && q < x->ranks; q++) {
         struct stat st;
 
-        snprintf(name, sizeof(name), "%s/" IZ_CKPT_FILE, path, q,
-                 iz_ckpt_index_ranks(x));
-        ok = stat(name, &st) == 0 &&
-             st.st_size == iz_ckpt_index_file(x, q).bytes;
+        snprintf(name, sizeof(name), "%s/" IZ_CKPT_FILE, path, q, x->ranks);
+        ok = stat(name, &st) == 0 && st.st_size == x->file[q].bytes;
     }
     iz_ckpt_index_close(&x);
     return ok;
@@ -230,7 +214,6 @@ int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c)
 {
     struct load l = {.k = k, .step = step, .c = c};
     int err = iz_agree(c, c->rank == 0 ? load_check(&l) : 0);
-
     if (!err)
         err = iz_agree(c, c->rank == 0 ? 0 : load_open(&l));
     if (!err)
@@ -250,7 +233,6 @@ int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c)
 int iz_ckpt_latest(const struct iz_ckpt *k, int64_t *step)
 {
     int64_t newest = iz_ckpt_dir_newest(k->dir, INT64_MAX);
-
     if (newest < 0)
         return -ENOENT;
     *step = newest;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "runtime/base/hash.h"
+#include "runtime/base/text.h"
 
 #define FORMAT "1"
 #define HASH_DIGITS 16
@@ -25,7 +26,6 @@ int64_t iz_piece_blocks(const struct iz_piece *p)
 int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b)
 {
     int64_t left = p->count - b * IZ_BLOCK;
-
     return left < IZ_BLOCK ? left : IZ_BLOCK;
 }
 
@@ -35,29 +35,23 @@ int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b)
 static char *metadata_text(const struct iz_piece *piece, int n, int64_t step,
                            int rank, int ranks)
 {
-    char *text = NULL;
-    size_t size = 0;
-    FILE *f = open_memstream(&text, &size);
-
+    struct iz_text text;
+    FILE *f = iz_text_open(&text);
     if (!f)
         return NULL;
     fprintf(f,
             "{\"izar\":\"" FORMAT "\",\"step\":\"%" PRId64
             "\",\"rank\":\"%d\",\"ranks\":\"%d\"",
             step, rank, ranks);
-    for (int i = 0; i < n; i++) {
-        fprintf(f, ",\"%s\":\"%" PRId64 " %" PRId64 " ", piece[i].name,
-                piece[i].first, piece[i].total);
-        for (int64_t b = 0; b < iz_piece_blocks(&piece[i]); b++)
-            fprintf(f, "%016" PRIx64, piece[i].hash[b]);
+    for (const struct iz_piece *p = piece; p < piece + n; p++) {
+        fprintf(f, ",\"%s\":\"%" PRId64 " %" PRId64 " ", p->name, p->first,
+                p->total);
+        for (int64_t b = 0; b < iz_piece_blocks(p); b++)
+            fprintf(f, "%016" PRIx64, p->hash[b]);
         fputc('"', f);
     }
     fputc('}', f);
-    if (ferror(f) | (fclose(f) != 0)) {
-        free(text);
-        return NULL;
-    }
-    return text;
+    return iz_text_close(&text);
 }
 
 char *iz_safetensors_header(const struct iz_piece *piece, int n, int64_t step,
@@ -65,7 +59,6 @@ char *iz_safetensors_header(const struct iz_piece *piece, int n, int64_t step,
 {
     char *metadata = metadata_text(piece, n, step, rank, ranks), *text = NULL;
     struct iz_st_tensor *t = calloc((size_t)n + 1, sizeof(*t));
-
     for (int i = 0; t && i < n; i++)
         t[i] = (struct iz_st_tensor){.name = piece[i].name,
                                      .dtype = iz_st_dtype_text(IZ_F32),
@@ -87,7 +80,6 @@ static int64_t rank_file_number(const char **text)
 {
     int64_t v = 0;
     const char *p = *text;
-
     while (*p >= '0' && *p <= '9') {
         if (v > (INT64_MAX - 9) / 10)
             return -1;
@@ -103,7 +95,6 @@ static int metadata_number(const struct iz_st *s, const char *key, int64_t max,
                            int64_t *out)
 {
     const char *text = iz_json_text(iz_json_member(s->metadata, key));
-
     *out = text ? rank_file_number(&text) : -1;
     if (*out < 0 || *out > max || *text)
         return iz_st_fault(
@@ -115,7 +106,6 @@ static int metadata_number(const struct iz_st *s, const char *key, int64_t max,
 static int hashes_parse(struct iz_piece *p, const char *text)
 {
     int64_t n = iz_piece_blocks(p);
-
     if (strlen(text) != (size_t)n * HASH_DIGITS ||
         strspn(text, "0123456789abcdef") != (size_t)n * HASH_DIGITS)
         return -EINVAL;
@@ -124,7 +114,6 @@ static int hashes_parse(struct iz_piece *p, const char *text)
         return -ENOMEM;
     for (int64_t b = 0; b < n; b++) {
         char digits[HASH_DIGITS + 1] = {0};
-
         memcpy(digits, text + b * HASH_DIGITS, HASH_DIGITS);
         p->hash[b] = strtoull(digits, NULL, 16);
     }
@@ -176,14 +165,12 @@ static int contents_parse(struct iz_safetensors *s)
 {
     const char *format = iz_json_text(iz_json_member(s->st.metadata, "izar"));
     int64_t rank = 0, ranks = 0;
-    int err;
-
     if (!format || strcmp(format, FORMAT) != 0)
         return iz_st_fault(&s->st,
                            "not a checkpoint of this program, version " FORMAT
                            " (__metadata__.izar is %s)",
                            format ? format : "missing");
-    err = metadata_number(&s->st, "step", INT64_MAX, &s->step);
+    int err = metadata_number(&s->st, "step", INT64_MAX, &s->step);
     if (!err)
         err = metadata_number(&s->st, "rank", INT_MAX, &rank);
     if (!err)
@@ -201,12 +188,10 @@ static int contents_parse(struct iz_safetensors *s)
 int iz_safetensors_open(struct iz_safetensors **out, const char *path)
 {
     struct iz_safetensors *s = calloc(1, sizeof(*s));
-    int err;
-
     *out = s;
     if (!s)
         return -ENOMEM;
-    err = iz_st_open(&s->st, "checkpoint: ", path, stderr);
+    int err = iz_st_open(&s->st, "checkpoint: ", path, stderr);
     if (!err)
         err = contents_parse(s);
     if (err)
@@ -217,7 +202,6 @@ int iz_safetensors_open(struct iz_safetensors **out, const char *path)
 void iz_safetensors_close(struct iz_safetensors **out)
 {
     struct iz_safetensors *s = *out;
-
     if (!s)
         return;
     for (int i = 0; i < s->n_pieces; i++)
@@ -242,10 +226,8 @@ int iz_safetensors_read(const struct iz_safetensors *s,
 {
     int64_t from = b * IZ_BLOCK;
     int64_t n = iz_piece_block_elems(p, b);
-    int err;
-
     assert(b >= 0 && n > 0);
-    err = iz_st_read(&s->st, out, 4 * n, p->offset + 4 * from);
+    int err = iz_st_read(&s->st, out, 4 * n, p->offset + 4 * from);
     if (!err && iz_hash(out, 4 * n) != p->hash[b])
         err = iz_st_fault(&s->st,
                           "damaged: tensor %s, elements %" PRId64 " to %" PRId64

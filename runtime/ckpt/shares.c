@@ -12,6 +12,7 @@
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
 #include "runtime/base/hash.h"
+#include "runtime/base/text.h"
 
 /* How the arrays are held, and what this rank writes of them. */
 struct share {
@@ -24,10 +25,8 @@ struct share {
 static uint64_t parts_hash(const struct iz_ckpt *k)
 {
     uint64_t h = (uint64_t)k->n_parts;
-
     for (int i = 0; i < k->n_parts; i++) {
         const char *name = k->part[i].name;
-
         h = iz_mix(h + iz_hash(name, (int64_t)strlen(name)));
         h = iz_mix(h + (uint64_t)k->part[i].total);
     }
@@ -38,7 +37,6 @@ static int parts_check(const struct iz_ckpt *k, struct iz_coll *c)
 {
     int64_t mine = (int64_t)parts_hash(k), *all = iz_agree_numbers(c, &mine, 1);
     int err = 0;
-
     for (int q = 0; q < c->size; q++)
         if (all[q] != all[0])
             err = -EINVAL;
@@ -68,10 +66,8 @@ static bool replicated(const struct share *s, int i)
 static bool tiled(const struct share *s, int i)
 {
     int64_t end = 0;
-
     for (int q = 0; q < s->c->size; q++) {
         const int64_t *p = span(s, i, q);
-
         if (p[1] < 0 || (p[1] > 0 && p[0] != end))
             return false;
         end += p[1];
@@ -84,7 +80,6 @@ static int share_set(struct share *s, int i)
     const struct iz_ckpt_part *part = &s->k->part[i];
     struct iz_piece *p = &s->piece[i];
     int64_t size = s->c->size, rank = s->c->rank;
-
     memcpy(p->name, part->name, sizeof(p->name));
     p->total = part->total;
     p->first = part->count > 0 ? part->first : 0;
@@ -95,12 +90,11 @@ static int share_set(struct share *s, int i)
                    p->total % size * (rank + 1) / size - p->first;
     } else if (!tiled(s, i)) {
         if (rank == 0) /* all of them see it */
-            fprintf(
+            return iz_refuse(
                 stderr,
-                "izar: checkpoint: the ranks' pieces of %s do not lie end to "
-                "end over %" PRId64 " elements\n",
+                "checkpoint: the ranks' pieces of %s do not lie end to "
+                "end over %" PRId64 " elements",
                 part->name, part->total);
-        return -EINVAL;
     }
     p->hash = calloc((size_t)iz_piece_blocks(p) + 1, sizeof(*p->hash));
     return p->hash ? 0 : -ENOMEM;
@@ -110,15 +104,14 @@ static int share_set(struct share *s, int i)
 static int64_t *spans_gather(const struct iz_ckpt *k, struct iz_coll *c)
 {
     int n = k->n_parts;
-    int64_t *mine = calloc(2 * (size_t)n + 1, sizeof(*mine)), *all;
-
+    int64_t *mine = calloc(2 * (size_t)n + 1, sizeof(*mine));
     if (!mine)
         iz_die("checkpoint: no memory for %d arrays", n);
     for (int64_t i = 0; i < n; i++) {
         mine[2 * i] = k->part[i].first;
         mine[2 * i + 1] = k->part[i].count;
     }
-    all = iz_agree_numbers(c, mine, 2 * n);
+    int64_t *all = iz_agree_numbers(c, mine, 2 * n);
     free(mine);
     return all;
 }

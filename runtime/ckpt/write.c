@@ -38,7 +38,6 @@ static int writer_put(const struct iz_ckpt_writer *w, const void *p,
                       int64_t bytes, int64_t offset)
 {
     int err = iz_durable_put(w->fd, p, bytes, offset);
-
     return err ? writer_refuse(w, -err) : 0;
 }
 
@@ -46,7 +45,6 @@ static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
 {
     char *text = iz_safetensors_header(w->piece, w->k->n_parts, w->step,
                                        w->rank, w->ranks, bytes);
-
     if (!text)
         fprintf(stderr, "izar: checkpoint: no memory for a header\n");
     return text;
@@ -56,16 +54,15 @@ static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
  * not depend on them. */
 int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 {
-    char dir[IZ_CKPT_PATH], *header;
-    int err;
+    char dir[IZ_CKPT_PATH];
 
     w->fd = -1;
-    err = iz_ckpt_dir_join(w->k->dir, w->step, dir);
+    int err = iz_ckpt_dir_join(w->k->dir, w->step, dir);
     if (err)
         return err;
     snprintf(w->path, sizeof(w->path), "%s/" IZ_CKPT_FILE, dir, w->rank,
              w->ranks);
-    header = header_make(w, &w->data);
+    char *header = header_make(w, &w->data);
     if (!header)
         return -ENOMEM;
     free(header);
@@ -83,7 +80,6 @@ int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
 {
     const struct iz_piece *p = &w->piece[i];
     int64_t n = iz_piece_block_elems(p, b);
-
     p->hash[b] = iz_hash(in, 4 * n);
     return writer_put(w, in, 4 * n, w->data + p->offset + 4 * b * IZ_BLOCK);
 }
@@ -92,12 +88,11 @@ static int header_write(const struct iz_ckpt_writer *w, uint64_t *hash)
 {
     int64_t bytes;
     char *header = header_make(w, &bytes);
-    int err;
 
     if (!header)
         return -ENOMEM;
     *hash = iz_hash(header, bytes);
-    err = writer_put(w, header, bytes, 0);
+    int err = writer_put(w, header, bytes, 0);
     free(header);
     return err;
 }
@@ -139,7 +134,6 @@ int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
     int64_t *all = iz_agree_numbers(c, own, 2);
     struct iz_ckpt_file *file = calloc((size_t)c->size, sizeof(*file));
     int err = file ? 0 : -ENOMEM;
-
     for (int64_t q = 0; q < c->size && file; q++)
         file[q] = (struct iz_ckpt_file){all[2 * q], (uint64_t)all[2 * q + 1]};
     if (!err && c->rank == 0)
