@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/json.h"
+#include "runtime/base/text.h"
 #include "runtime/config/lora.h"
 
 #define HEAD "base_model.model."
@@ -21,14 +22,7 @@ struct layout {
 /* "x.weight" -> "base_model.model.x.lora_A.weight". */
 static int name_matrix(struct iz_hf_tensor *out, const char *of, char matrix)
 {
-    size_t n = strlen(of), cut = strlen(TAIL);
-    int len;
-
-    if (n > cut && strcmp(of + n - cut, TAIL) == 0)
-        n -= cut;
-    len = snprintf(out->name, sizeof(out->name), HEAD "%.*s.lora_%c" TAIL,
-                   (int)n, of, matrix);
-    if (len < IZ_HF_NAME)
+    if (iz_lora_name(out->name, sizeof(out->name), HEAD, of, matrix))
         return 0;
     fprintf(stderr, "izar: lora.export: %s: the name is too long\n", of);
     return -ENAMETOOLONG;
@@ -38,7 +32,6 @@ static int name_matrix(struct iz_hf_tensor *out, const char *of, char matrix)
 static int64_t offset_of(const struct iz_unit *u, int p)
 {
     int64_t at = 0;
-
     for (int i = 0; i < p; i++)
         at += u->param[i].frozen ? 0 : u->param[i].rows * u->param[i].cols;
     return at;
@@ -52,15 +45,11 @@ static int add_pair(struct layout *l, const struct iz_hf_tensor *t,
     const struct iz_param *a = &u->param[p], *b = &u->param[p + 1];
     int64_t in = a->out_in ? t->cols : t->rows;
     struct iz_hf_tensor *out = &l->out.tensor[l->out.n];
-    int err;
-
-    if (in != a->cols) {
-        fprintf(stderr,
-                "izar: lora.export: %s: published models cut its inputs; "
-                "export merged\n",
-                a->name);
-        return -EINVAL;
-    }
+    if (in != a->cols)
+        return iz_refuse(stderr,
+                         "lora.export: %s: published models cut its inputs; "
+                         "export merged",
+                         a->name);
     out[0] = (struct iz_hf_tensor){.unit = t->unit,
                                    .param = p,
                                    .offset = offset_of(u, p),
@@ -76,14 +65,13 @@ static int add_pair(struct layout *l, const struct iz_hf_tensor *t,
                                    .cols = b->cols};
     l->fan_in_fan_out = t->transposed == a->out_in;
     l->out.n += 2;
-    err = name_matrix(&out[0], t->name, 'A');
+    int err = name_matrix(&out[0], t->name, 'A');
     return err ? err : name_matrix(&out[1], t->name, 'B');
 }
 
 static int add_pairs(struct layout *l, const struct iz_model *m)
 {
     int err = 0;
-
     l->out.tensor = calloc(2 * (size_t)l->model.n + 2, sizeof(*l->out.tensor));
     if (!l->out.tensor)
         return -ENOMEM;
@@ -91,7 +79,6 @@ static int add_pairs(struct layout *l, const struct iz_model *m)
         for (int p = iz_unit_base(&m->unit[u]); p < m->unit[u].n_params; p += 2)
             for (int i = 0; i < l->model.n && !err; i++) {
                 const struct iz_hf_tensor *t = &l->model.tensor[i];
-
                 if (t->unit == u && t->param == m->unit[u].param[p].adapts &&
                     !t->tied)
                     err = add_pair(l, t, &m->unit[u], p);
@@ -106,11 +93,11 @@ static int check_trained(const struct iz_model *m)
         for (int i = 0; i < iz_unit_base(&m->unit[u]); i++) {
             if (m->unit[u].param[i].frozen)
                 continue;
-            fprintf(stderr,
-                    "izar: lora.export: %s is trained, too, and would not be "
-                    "in the adapter: export merged\n",
-                    m->unit[u].param[i].name);
-            return -EINVAL;
+            return iz_refuse(
+                stderr,
+                "lora.export: %s is trained, too, and would not be "
+                "in the adapter: export merged",
+                m->unit[u].param[i].name);
         }
     return 0;
 }
@@ -125,12 +112,17 @@ static void put_module(FILE *f, const struct iz_hf_tensor *a)
     iz_json_print(f, module);
 }
 
-static void put_config(FILE *f, const struct layout *l,
-                       const struct iz_model *m, const struct iz_config *c)
+static char *config_text(const struct layout *l, const struct iz_model *m,
+                         const struct iz_config *c)
 {
-    fputs("{\n  \"peft_type\": \"LORA\",\n  \"task_type\": ", f);
-    fputs(m->vocab ? "\"CAUSAL_LM\"" : "null", f);
-    fputs(",\n  \"base_model_name_or_path\": ", f);
+    struct iz_text text;
+    FILE *f = iz_text_open(&text);
+    if (!f)
+        return NULL;
+    fprintf(f,
+            "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": %s,\n"
+            "  \"base_model_name_or_path\": ",
+            m->vocab ? "\"CAUSAL_LM\"" : "null");
     if (c->import[0])
         iz_json_print(f, c->import);
     else
@@ -147,18 +139,7 @@ static void put_config(FILE *f, const struct layout *l,
         put_module(f, &l->out.tensor[i]);
     }
     fputs("\n  ]\n}\n", f);
-}
-
-static int config_text(char **out, const struct layout *l,
-                       const struct iz_model *m, const struct iz_config *c)
-{
-    size_t bytes = 0;
-    FILE *f = open_memstream(out, &bytes);
-
-    if (!f)
-        return -ENOMEM;
-    put_config(f, l, m, c);
-    return ferror(f) | (fclose(f) != 0) ? -ENOMEM : 0;
+    return iz_text_close(&text);
 }
 
 int iz_lora_map_open(struct iz_hf_map *out, char **config,
@@ -167,20 +148,16 @@ int iz_lora_map_open(struct iz_hf_map *out, char **config,
 {
     struct layout l = {0};
     int err = iz_hf_map_open(&l.model, hf, m);
-
     *config = NULL;
     if (!err)
         err = add_pairs(&l, m);
     if (!err)
         err = check_trained(m);
-    if (!err)
-        err = config_text(config, &l, m, c);
+    if (!err && !(*config = config_text(&l, m, c)))
+        err = -ENOMEM;
     iz_hf_map_close(&l.model);
-    if (err) {
+    if (err)
         iz_hf_map_close(&l.out);
-        free(*config);
-        *config = NULL;
-    }
     *out = l.out;
     return err;
 }

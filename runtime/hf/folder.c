@@ -4,29 +4,11 @@
 #include "runtime/hf/folder.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/base/build.h"
-
-static int folder_fault(FILE *err, const char *path, const char *fmt, ...)
-    IZ_PRINTF(3, 4);
-
-static int folder_fault(FILE *err, const char *path, const char *fmt, ...)
-{
-    va_list args;
-
-    if (!err)
-        return -EINVAL;
-    fprintf(err, "izar: %s: ", path);
-    va_start(args, fmt);
-    vfprintf(err, fmt, args);
-    va_end(args);
-    fputc('\n', err);
-    return -EINVAL;
-}
+#include "runtime/base/text.h"
 
 /* Maps one more file; room is for it. */
 static int add_file(struct iz_hf_folder *f, const char *name)
@@ -34,14 +16,12 @@ static int add_file(struct iz_hf_folder *f, const char *name)
     struct iz_st *file = &f->file[f->n_files++];
     size_t n = strlen(f->path) + strlen(name) + 2;
     char *path = malloc(n);
-    int err;
-
     if (!path) {
         f->n_files--;
         return -ENOMEM;
     }
     snprintf(path, n, "%s/%s", f->path, name);
-    err = iz_st_open(file, "", path, f->err);
+    int err = iz_st_open(file, "", path, f->err);
     free(path);
     return err ? err : iz_st_map(file);
 }
@@ -50,7 +30,6 @@ static int add_file(struct iz_hf_folder *f, const char *name)
 static int find_file(const struct iz_hf_folder *f, const char *name)
 {
     size_t skip = strlen(f->path) + 1;
-
     for (int i = 0; i < f->n_files; i++)
         if (strcmp(f->file[i].path + skip, name) == 0)
             return i;
@@ -63,24 +42,23 @@ static int map_files(struct iz_hf_folder *f, const char *path,
 {
     const char *name = NULL;
     int why = 0;
-
     f->file = calloc((size_t)iz_json_count(map) + 1, sizeof(*f->file));
     if (!f->file)
         return -ENOMEM;
     while (!why && (name = iz_json_key(map, name))) {
         const char *file = iz_json_text(iz_json_member(map, name));
         int i = file ? find_file(f, file) : -1;
-
         if (!file || !*file || strchr(file, '/'))
-            return folder_fault(
-                f->err, path, "tensor %s lies in no file of the folder", name);
+            return iz_refuse(f->err,
+                             "%s: tensor %s lies in no file of the folder",
+                             path, name);
         if (i < 0) {
             i = f->n_files;
             why = add_file(f, file);
         }
         if (!why && !iz_st_find(&f->file[i], name))
-            why = folder_fault(f->err, path, "tensor %s is not in %s", name,
-                               file);
+            why = iz_refuse(f->err, "%s: tensor %s is not in %s", path, name,
+                            file);
     }
     return why;
 }
@@ -90,9 +68,8 @@ static int open_index(struct iz_hf_folder *f, const char *path)
     struct iz_json *root = iz_json_read(path, f->err);
     const struct iz_json *map = iz_json_member(root, "weight_map");
     int why = -EINVAL;
-
     if (root && !iz_json_is_object(map))
-        folder_fault(f->err, path, "has no weight_map");
+        iz_refuse(f->err, "%s: has no weight_map", path);
     else if (root)
         why = map_files(f, path, map);
     iz_json_close(&root);
@@ -112,9 +89,8 @@ static int check_unique(const struct iz_hf_folder *f)
         for (int k = 0; k < f->file[i].n; k++)
             for (int j = 0; j < i; j++)
                 if (iz_st_find(&f->file[j], f->file[i].tensor[k].name))
-                    return folder_fault(f->err, f->path,
-                                        "tensor %s is in two files",
-                                        f->file[i].tensor[k].name);
+                    return iz_refuse(f->err, "%s: tensor %s is in two files",
+                                     f->path, f->file[i].tensor[k].name);
     return 0;
 }
 
@@ -125,24 +101,22 @@ static int folder_open(struct iz_hf_folder *f)
 
     snprintf(single, sizeof(single), "%s/" IZ_HF_SINGLE, f->path);
     if (n >= (int)sizeof(index)) {
-        folder_fault(f->err, f->path, "%s", strerror(ENAMETOOLONG));
+        iz_refuse(f->err, "%s: %s", f->path, strerror(ENAMETOOLONG));
         return -ENAMETOOLONG;
     }
     if (access(single, F_OK) == 0)
         return open_single(f);
     if (access(index, F_OK) == 0)
         return open_index(f, index);
-    folder_fault(f->err, f->path,
-                 "has neither " IZ_HF_SINGLE " nor " IZ_HF_INDEX);
+    iz_refuse(f->err, "%s: has neither " IZ_HF_SINGLE " nor " IZ_HF_INDEX,
+              f->path);
     return -ENOENT;
 }
 
 int iz_hf_folder_open(struct iz_hf_folder *f, const char *path, FILE *err)
 {
-    int why;
-
     *f = (struct iz_hf_folder){.path = path, .err = err};
-    why = folder_open(f);
+    int why = folder_open(f);
     if (!why)
         why = check_unique(f);
     if (why)

@@ -8,6 +8,7 @@
 
 #include "codelets/base/die.h"
 #include "runtime/base/progress.h"
+#include "runtime/base/text.h"
 #include "runtime/comm/agree.h"
 #include "runtime/config/lora.h"
 #include "runtime/config/published.h"
@@ -33,7 +34,6 @@ static struct part part_of(const struct iz_engine *e, int u, int i)
 {
     const struct iz_plan_group *p = e->group[u].plan;
     const struct iz_plan_frozen *f = &p->frozen;
-
     if (i == 0)
         return (struct part){IZ_MASTER, p->n, p->shard, p->owned, 0};
     return (struct part){IZ_FROZEN, f->n, f->shard, f->owned, p->n};
@@ -47,10 +47,8 @@ static int import_part(struct iz_engine *e, int u, const struct part *p,
     int64_t base = e->plan.zero.states_full ? 0 : p->shard * e->plan.rank;
     int64_t end = base + p->owned < p->n ? base + p->owned : p->n;
     int err = 0;
-
     for (int64_t i = base; i < end && !err; i += IZ_HF_PIECE) {
         int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
-
         memset(buf, 0, (size_t)n * sizeof(*buf)); /* adapters are not there */
         err = iz_hf_read(r, u, p->at + i, n, buf);
         if (!err)
@@ -73,7 +71,6 @@ static int import_groups(struct iz_engine *e, struct iz_hf_reader *r)
     for (int u = 0; u < e->plan.n_groups; u++)
         for (int i = 0; i < PARTS && !err; i++) {
             struct part p = part_of(e, u, i);
-
             err = import_part(e, u, &p, r, buf, &progress);
         }
     iz_progress_end(&progress);
@@ -96,7 +93,6 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
     const char *path = e->config->import;
     bool first = e->coll->rank == 0;
     int err = 0;
-
     /* What all ranks would find alike is told by the first one. */
     if (first)
         err = iz_hf_read_open(&r, section->hf, e->model, path, stderr);
@@ -118,13 +114,11 @@ static int check_adapters(const struct iz_model *m)
 {
     for (int u = 0; u < m->n_units; u++)
         for (int i = iz_unit_base(&m->unit[u]); i < m->unit[u].n_params; i++)
-            if (m->unit[u].param[i].frozen) {
-                fprintf(stderr,
-                        "izar: run.export: %s is an adapter that a rule "
-                        "freezes; such adapters cannot be exported\n",
-                        m->unit[u].param[i].name);
-                return -EINVAL;
-            }
+            if (m->unit[u].param[i].frozen)
+                return iz_refuse(stderr,
+                                 "run.export: %s is an adapter that a rule "
+                                 "freezes; such adapters cannot be exported",
+                                 m->unit[u].param[i].name);
     return 0;
 }
 
@@ -138,7 +132,6 @@ int iz_hf_export_check(const struct iz_config *c,
         struct iz_hf_map map = {0};
         char *text = NULL;
         int err = 0;
-
         if (c->lora.export == IZ_LORA_ADAPTER)
             err = iz_lora_map_open(&map, &text, section->hf, m, c);
         iz_hf_map_close(&map);
@@ -147,10 +140,9 @@ int iz_hf_export_check(const struct iz_config *c,
             err = check_adapters(m);
         return err ? err : iz_hf_write_check(c->run.export);
     }
-    fprintf(stderr, "izar: run.export: %s\n",
-            section->hf ? "no published type of model has this shape"
-                        : "this model has no names for it");
-    return -EINVAL;
+    return iz_refuse(stderr, "run.export: %s",
+                     section->hf ? "no published type of model has this shape"
+                                 : "this model has no names for it");
 }
 
 /* All trained parameters of a unit as fp32, end to end and then padding, on
@@ -160,7 +152,6 @@ static float *gather_trained(struct iz_engine *e, int u)
     const struct iz_plan_group *p = e->group[u].plan;
     int64_t base = p->shard * e->plan.rank;
     float *all = malloc((size_t)p->padded * sizeof(*all) + 1);
-
     if (!all)
         iz_die("export: no memory for the adapters of %s",
                e->model->unit[u].name);
@@ -180,10 +171,8 @@ static void export_part(struct iz_engine *e, int u, const struct part *p,
     int64_t base = p->shard * e->plan.rank;
     int64_t skip = e->plan.zero.states_full ? base : 0;
     int64_t end = base + p->shard < p->n ? base + p->shard : p->n;
-
     for (int64_t i = base; i < end; i += IZ_HF_PIECE) {
         int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
-
         iz_access_get(e, u, p->array, i - base + skip, buf, n);
         if (trained)
             iz_lora_merge(e->model, u, p->array == IZ_FROZEN, trained, i, buf,
@@ -209,10 +198,8 @@ static void export_groups(struct iz_engine *e, struct iz_hf_writer *w,
     for (int u = 0; u < e->plan.n_groups; u++) {
         bool merges = !alone && e->model->unit[u].n_adapters > 0;
         float *trained = merges ? gather_trained(e, u) : NULL;
-
         for (int i = 0; i < parts; i++) {
             struct part p = part_of(e, u, i);
-
             export_part(e, u, &p, trained, w, buf, &progress);
         }
         free(trained);
@@ -263,10 +250,9 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
     struct iz_hf_order o;
     struct iz_hf_writer *w;
     char *text = NULL;
-    int err;
 
     iz_graph_wait(e->graph);
-    err = buf ? open_order(&o, &map, &text, e, section) : -ENOMEM;
+    int err = buf ? open_order(&o, &map, &text, e, section) : -ENOMEM;
     err = iz_agree(e->coll, err);
     if (!err)
         err = iz_hf_write_open(&w, &o, e->coll);

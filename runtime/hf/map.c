@@ -2,6 +2,7 @@
 /* Instantiates the table of a model for its units, and cuts ranges of flat
  * arrays into rectangles of tensors. */
 #include "runtime/hf/map.h"
+#include "runtime/base/text.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -20,15 +21,14 @@ static bool matches(const char *pattern, size_t n, const char *name,
 {
     const char *hole = memchr(pattern, '{', n);
     size_t before = hole ? (size_t)(hole - pattern) : n;
-    size_t after = hole ? n - before - 2 : 0, digits;
-
+    size_t after = hole ? n - before - 2 : 0;
     number[0] = '\0';
     if (strncmp(name, pattern, before) != 0)
         return false;
     if (!hole)
         return name[n] == '\0';
     name += before;
-    digits = strspn(name, DIGITS);
+    size_t digits = strspn(name, DIGITS);
     if (digits < 1 || digits > 9 || strlen(name) != digits + after ||
         memcmp(name + digits, hole + 2, after) != 0)
         return false;
@@ -46,7 +46,6 @@ static bool hf_map_fill(char out[IZ_HF_NAME], const char *pattern, size_t n,
     size_t after = hole ? n - before - 2 : 0;
     int len = snprintf(out, IZ_HF_NAME, "%.*s%s%.*s", (int)before, pattern,
                        number, (int)after, hole ? hole + 2 : "");
-
     return len < IZ_HF_NAME;
 }
 
@@ -54,7 +53,6 @@ static bool hf_map_fill(char out[IZ_HF_NAME], const char *pattern, size_t n,
 static size_t next_word(const char **at, const char **word)
 {
     size_t n = strcspn(*at, "|");
-
     *word = *at;
     *at += n + ((*at)[n] == '|');
     return n;
@@ -63,7 +61,6 @@ static size_t next_word(const char **at, const char **word)
 static int count_words(const char *s)
 {
     int n = 1;
-
     for (; *s; s++)
         n += *s == '|';
     return n;
@@ -80,12 +77,10 @@ struct builder {
 static struct iz_hf_tensor *hf_map_add(struct builder *b)
 {
     struct iz_hf_map *m = b->m;
-
     if (m->n == b->room) {
         int room = 2 * b->room + 64;
         struct iz_hf_tensor *t =
             realloc(m->tensor, (size_t)room * sizeof(*m->tensor));
-
         if (!t)
             return NULL;
         m->tensor = t;
@@ -97,8 +92,7 @@ static struct iz_hf_tensor *hf_map_add(struct builder *b)
 
 static int hf_map_refuse(const struct iz_param *p, const char *why)
 {
-    fprintf(stderr, "izar: parameter %s: %s\n", p->name, why);
-    return -EINVAL;
+    return iz_refuse(stderr, "parameter %s: %s", p->name, why);
 }
 
 /* What each of n tensors has of the columns (rows); false if that is not all of
@@ -107,7 +101,6 @@ static bool cuts(int64_t *out, int n, const struct iz_hf_name *row,
                  const struct iz_model *model, int64_t total)
 {
     int64_t sum = 0;
-
     for (int i = 0; i < n; i++) {
         out[i] = row->cut ? row->cut(model->self, i) : total / n;
         if (out[i] < 1)
@@ -132,7 +125,6 @@ static int add_tensors(struct builder *b, const struct iz_hf_name *row,
     for (int i = 0; i < n; at += cut[i++]) {
         size_t len = next_word(&next, &word);
         struct iz_hf_tensor *t = hf_map_add(b);
-
         if (!t)
             return -ENOMEM;
         *t = *like;
@@ -178,7 +170,6 @@ static int add_params(struct builder *b, bool tied)
         const struct iz_unit *unit = &b->model->unit[u];
         struct iz_hf_tensor like = {.unit = u, .tied = tied};
         int64_t at[2] = {0, iz_unit_elems(unit, false)};
-
         for (int p = 0; p < iz_unit_base(unit) && !err; p++) {
             like.param = p;
             like.width = unit->param[p].cols;
@@ -199,10 +190,8 @@ int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
                    const struct iz_model *model)
 {
     struct builder b = {.m = m, .model = model};
-    int err;
-
     *m = (struct iz_hf_map){.hf = hf};
-    err = add_params(&b, false);
+    int err = add_params(&b, false);
     if (!err)
         err = add_params(&b, true);
     if (err)
@@ -219,7 +208,6 @@ void iz_hf_map_close(struct iz_hf_map *m)
 static const char *bare(const struct iz_hf_map *m, const char *name)
 {
     size_t n = m->hf->prefix ? strlen(m->hf->prefix) : 0;
-
     return n && strncmp(name, m->hf->prefix, n) == 0 ? name + n : name;
 }
 
@@ -239,7 +227,6 @@ bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name)
 
     for (; row->tensor; row++) {
         const char *pattern = bare(m, row->tensor);
-
         if (!row->param &&
             matches(pattern, strlen(pattern), bare(m, name), number))
             return true;
@@ -265,7 +252,6 @@ static bool inside(const struct iz_hf_tensor *t, int64_t row, int64_t rows,
     int64_t r1 = row + rows < t->row + t->rows ? row + rows : t->row + t->rows;
     int64_t c0 = col > t->col ? col : t->col;
     int64_t c1 = col + cols < t->col + t->cols ? col + cols : t->col + t->cols;
-
     *out = (struct iz_hf_rect){r0 - t->row, c0 - t->col, r1 - r0, c1 - c0};
     return r1 > r0 && c1 > c0;
 }
@@ -275,7 +261,7 @@ int iz_hf_rects(const struct iz_hf_tensor *t, int64_t from, int64_t to,
                 struct iz_hf_rect out[3])
 {
     int64_t w = t->width, end = (t->row + t->rows) * w;
-    int64_t row, whole;
+    int64_t row;
     int n = 0;
 
     from = from > t->offset ? from - t->offset : 0;
@@ -285,12 +271,11 @@ int iz_hf_rects(const struct iz_hf_tensor *t, int64_t from, int64_t to,
     row = from / w;
     if (from % w) {
         int64_t stop = (row + 1) * w < to ? (row + 1) * w : to;
-
         n += inside(t, row, 1, from % w, stop - from, &out[n]);
         from = stop;
         row++;
     }
-    whole = (to - from) / w;
+    int64_t whole = (to - from) / w;
     n += inside(t, row, whole, 0, w, &out[n]);
     from += whole * w;
     if (from < to)

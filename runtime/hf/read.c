@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "codelets/flat/dtype.h"
+#include "runtime/base/text.h"
 #include "runtime/hf/folder.h"
 #include "runtime/hf/map.h"
 
@@ -31,14 +32,12 @@ struct iz_hf_reader {
 static void tell(const struct iz_hf_reader *r, const char *name,
                  const char *what)
 {
-    if (r->err)
-        fprintf(r->err, "izar: model.import: %s: %s\n", name, what);
+    iz_refuse(r->err, "model.import: %s: %s", name, what);
 }
 
 static void shape_text(char *out, size_t size, const int64_t *shape, int dims)
 {
     size_t n = (size_t)snprintf(out, size, "[");
-
     for (int i = 0; i < dims && n < size; i++)
         n += (size_t)snprintf(out + n, size - n, "%s%" PRId64, i ? ", " : "",
                               shape[i]);
@@ -79,7 +78,6 @@ static int take_entry(struct iz_hf_reader *r, const struct iz_st_tensor *e)
 {
     const struct iz_hf_tensor *t = iz_hf_map_find(&r->map, e->name);
     ptrdiff_t i = t ? t - r->map.tensor : 0;
-
     if (!t && iz_hf_map_ignores(&r->map, e->name))
         return 0;
     if (!t || r->entry[i]) {
@@ -95,7 +93,6 @@ static int take_entry(struct iz_hf_reader *r, const struct iz_st_tensor *e)
 static int compare(struct iz_hf_reader *r)
 {
     int faults = 0;
-
     r->entry = calloc((size_t)r->map.n + 1, sizeof(*r->entry));
     if (!r->entry)
         return -ENOMEM;
@@ -119,7 +116,6 @@ int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
 {
     struct iz_hf_reader *r = calloc(1, sizeof(*r));
     int why = -ENOMEM;
-
     *out = r;
     if (!r)
         return why;
@@ -156,7 +152,6 @@ static void hf_read_load(const struct iz_st_tensor *e, enum iz_dtype type,
 
     for (int64_t i = 0; i < n; i += RUN) {
         int64_t k = n - i < RUN ? n - i : RUN;
-
         memcpy(aligned, e->data + (at + i) * size, (size_t)(k * size));
         iz_cast(out + i, IZ_F32, aligned, type, k);
     }
@@ -172,7 +167,6 @@ static void load_tile(const struct iz_hf_tensor *t,
 
     for (int64_t c = 0; c < r->cols; c++) {
         struct iz_hf_rect at = {r->row, r->col + c, r->rows, 1};
-
         hf_read_load(e, type, iz_hf_place(t, &at), tile[c], r->rows);
     }
     for (int64_t i = 0; i < r->rows; i++)
@@ -188,7 +182,6 @@ static void load_transposed(const struct iz_hf_tensor *t,
         for (int64_t c = 0; c < r->cols; c += TILE_COLS) {
             struct iz_hf_rect tile = {r->row + i, r->col + c, r->rows - i,
                                       r->cols - c};
-
             tile.rows = tile.rows < TILE_ROWS ? tile.rows : TILE_ROWS;
             tile.cols = tile.cols < TILE_COLS ? tile.cols : TILE_COLS;
             load_tile(t, e, type, &tile, out + i * t->width + c);
@@ -201,7 +194,6 @@ static void load_rows(const struct iz_hf_tensor *t,
 {
     for (int64_t i = 0; i < r->rows; i++) {
         struct iz_hf_rect at = {r->row + i, r->col, 1, r->cols};
-
         hf_read_load(e, type, iz_hf_place(t, &at), out + i * t->width, r->cols);
     }
 }
@@ -212,7 +204,6 @@ static void hf_read_forget(const struct iz_st_tensor *e)
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t from = ((uintptr_t)e->data + page - 1) / page * page;
     uintptr_t to = ((uintptr_t)e->data + (uintptr_t)e->bytes) / page * page;
-
     if (to > from)
         madvise((void *)from, to - from, MADV_DONTNEED);
 }
@@ -238,7 +229,6 @@ static void hf_read_take(const struct iz_hf_tensor *t,
                          const struct iz_hf_rect *rect, float *out)
 {
     enum iz_dtype type = IZ_F32;
-
     iz_st_dtype_read(e->dtype, &type);
     if (t->transposed)
         load_transposed(t, e, type, rect, out);
@@ -262,7 +252,6 @@ static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
 
     for (int k = 0; k < rects && !err; k++) {
         int64_t at = iz_hf_flat(t, &rect[k]) - from;
-
         hf_read_take(t, r->entry[i], &rect[k], (t->tied ? second : out) + at);
         if (t->tied)
             err = same_values(r, t, &rect[k], out + at, second + at);
@@ -287,7 +276,6 @@ int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
 {
     float *second = NULL;
     int err = 0;
-
     if (has_second_names(r, unit) &&
         !(second = malloc((size_t)n * sizeof(*second) + 1)))
         return -ENOMEM;

@@ -52,7 +52,6 @@ struct iz_hf_writer {
 static int plain(char path[PATH], const char *folder)
 {
     int n = snprintf(path, PATH, "%s", folder);
-
     if (n < 1 || n >= PATH - 64)
         return iz_durable_refuse(WHO, folder, "is no folder",
                                  n < 1 ? ENOENT : ENAMETOOLONG);
@@ -77,14 +76,13 @@ static bool is_empty(const char *path)
 int iz_hf_write_check(const char *folder)
 {
     char path[PATH], copy[PATH];
-    const char *above;
     struct stat st;
     int err = plain(path, folder);
 
     if (err)
         return err;
     memcpy(copy, path, sizeof(copy));
-    above = dirname(copy);
+    const char *above = dirname(copy);
     err = iz_durable_make_directories(WHO, above);
     if (err)
         return err;
@@ -105,11 +103,9 @@ static void describe_tensors(struct iz_hf_writer *w)
 {
     const struct iz_hf_map *map = w->o.map;
     int64_t size = iz_dtype_bytes(w->o.type);
-
     for (int i = 0; i < map->n && !map->tensor[i].tied; i++) {
         const struct iz_hf_tensor *t = &map->tensor[i];
         struct iz_st_tensor *out = &w->tensor[w->n_tensors++];
-
         out->name = t->name;
         out->dtype = iz_st_dtype_text(w->o.type);
         out->dims = iz_hf_shape(t, out->shape);
@@ -122,7 +118,6 @@ static void place_tensors(struct iz_hf_writer *w)
 {
     struct file *f = w->file;
     int64_t at = 0;
-
     for (int i = 0; i < w->n_tensors; i++) {
         if (at > 0 && at + w->tensor[i].bytes > w->o.file_bytes) {
             f++;
@@ -139,7 +134,6 @@ static void place_tensors(struct iz_hf_writer *w)
 static int make_file(struct iz_hf_writer *w, int i)
 {
     struct file *f = &w->file[i];
-
     f->fd = -1;
     if (w->n_files == 1)
         snprintf(f->name, sizeof(f->name), "%s", w->o.file);
@@ -156,7 +150,6 @@ static int lay_out(struct iz_hf_writer *w)
     size_t piece = (size_t)IZ_HF_PIECE * sizeof(float);
     size_t n = (size_t)w->o.map->n + 1;
     int err = 0;
-
     w->tensor = calloc(n, sizeof(*w->tensor));
     w->file = calloc(n, sizeof(*w->file));
     w->turned = malloc(piece);
@@ -177,7 +170,6 @@ static int hf_write_put(int fd, const char *path, const void *from,
                         int64_t bytes, int64_t at)
 {
     int err = iz_durable_put(fd, from, bytes, at);
-
     return err ? iz_durable_refuse(WHO, path, "cannot write", -err) : 0;
 }
 
@@ -203,7 +195,6 @@ static char *index_text(const struct iz_hf_writer *w)
     size_t size = 0;
     int64_t bytes = 0;
     FILE *out = open_memstream(&text, &size);
-
     if (!out)
         return NULL;
     for (int f = 0; f < w->n_files; f++)
@@ -230,7 +221,6 @@ static int hf_write_open_file(struct iz_hf_writer *w, int f)
     struct file *file = &w->file[f];
     bool first = w->c->rank == 0;
     char path[2 * PATH];
-    int why;
 
     path_of(path, w, file->name);
     file->fd =
@@ -239,7 +229,7 @@ static int hf_write_open_file(struct iz_hf_writer *w, int f)
         return iz_durable_refuse(WHO, path, "cannot open", errno);
     if (!first)
         return 0;
-    why = posix_fallocate(file->fd, 0, file->header_bytes + file->bytes);
+    int why = posix_fallocate(file->fd, 0, file->header_bytes + file->bytes);
     if (why)
         return iz_durable_refuse(WHO, path, "no room for it", why);
     return hf_write_put(file->fd, path, file->header, file->header_bytes, 0);
@@ -248,7 +238,6 @@ static int hf_write_open_file(struct iz_hf_writer *w, int f)
 static int open_files(struct iz_hf_writer *w)
 {
     int err = 0;
-
     for (int f = 0; f < w->n_files && !err; f++)
         err = hf_write_open_file(w, f);
     return err;
@@ -256,9 +245,7 @@ static int open_files(struct iz_hf_writer *w)
 
 static int make_folder(struct iz_hf_writer *w)
 {
-    char *text;
     int err = iz_hf_write_check(w->path);
-
     if (err)
         return err;
     iz_durable_remove_directory(WHO, w->tmp);
@@ -267,7 +254,7 @@ static int make_folder(struct iz_hf_writer *w)
     err = put_text(w, w->o.config_file, w->o.config);
     if (err || w->n_files == 1)
         return err;
-    text = index_text(w);
+    char *text = index_text(w);
     if (!text)
         return iz_durable_refuse(WHO, w->tmp, "cannot index", ENOMEM);
     err = put_text(w, IZ_HF_INDEX, text);
@@ -278,7 +265,6 @@ static int make_folder(struct iz_hf_writer *w)
 static void discard(struct iz_hf_writer **out)
 {
     struct iz_hf_writer *w = *out;
-
     for (int f = 0; f < w->n_files; f++) {
         if (w->file[f].fd >= 0)
             close(w->file[f].fd);
@@ -297,14 +283,12 @@ int iz_hf_write_open(struct iz_hf_writer **out, const struct iz_hf_order *o,
 {
     struct iz_hf_writer *w = calloc(1, sizeof(*w));
     bool first = c->rank == 0;
-    int err;
-
     if (!w)
         iz_die("export: no memory");
     *out = w;
     w->o = *o;
     w->c = c;
-    err = plain(w->path, o->folder);
+    int err = plain(w->path, o->folder);
     snprintf(w->tmp, sizeof(w->tmp), "%s.tmp", w->path);
     err = iz_agree(c, err ? err : lay_out(w));
     if (!err)
@@ -324,7 +308,6 @@ static void put_elements(struct iz_hf_writer *w, int i, int64_t at,
 {
     int64_t size = iz_dtype_bytes(w->o.type);
     const struct file *f = w->file;
-
     while (i >= f->first + f->n)
         f++;
     iz_cast(w->cast, w->o.type, in, IZ_F32, n);
@@ -338,7 +321,6 @@ static void put_rows(struct iz_hf_writer *w, int i, const struct iz_hf_rect *r,
                      const float *in)
 {
     const struct iz_hf_tensor *t = &w->o.map->tensor[i];
-
     if (r->cols == t->width) {
         put_elements(w, i, iz_hf_place(t, r), in, r->rows * r->cols);
         return;
@@ -355,16 +337,13 @@ static void put_columns(struct iz_hf_writer *w, int i, struct iz_hf_rect r,
                         const float *in)
 {
     const struct iz_hf_tensor *t = &w->o.map->tensor[i];
-
     for (int64_t first = 0; first < r.cols; first += TILE) {
         int64_t cols = r.cols - first < TILE ? r.cols - first : TILE;
-
         for (int64_t k = 0; k < r.rows; k++)
             for (int64_t c = 0; c < cols; c++)
                 w->turned[c * r.rows + k] = in[k * t->width + first + c];
         for (int64_t c = 0; c < cols && !w->err; c++) {
             struct iz_hf_rect at = {r.row, r.col + first + c, r.rows, 1};
-
             put_elements(w, i, iz_hf_place(t, &at), w->turned + c * r.rows,
                          r.rows);
         }
@@ -382,7 +361,6 @@ void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
 
         for (int k = 0; k < rects && !w->err; k++) {
             const float *p = in + (iz_hf_flat(t, &rect[k]) - from);
-
             if (t->transposed)
                 put_columns(w, i, rect[k], p);
             else
@@ -396,7 +374,6 @@ void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
 static int sync_files(struct iz_hf_writer *w)
 {
     int err = w->err;
-
     for (int f = 0; f < w->n_files; f++) {
         err = iz_durable_close(WHO, w->file[f].name, w->file[f].fd, err);
         w->file[f].fd = -1;
@@ -407,7 +384,6 @@ static int sync_files(struct iz_hf_writer *w)
 static int commit(const struct iz_hf_writer *w)
 {
     int err = iz_durable_sync_directory(WHO, w->tmp);
-
     return err ? err : iz_durable_rename(WHO, w->tmp, w->path);
 }
 
@@ -415,7 +391,6 @@ int iz_hf_write_close(struct iz_hf_writer **out, int err)
 {
     struct iz_hf_writer *w = *out;
     bool first = w->c->rank == 0;
-
     if (!err)
         err = sync_files(w);
     err = iz_agree(w->c, err);
