@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "runtime/base/durable.h"
+#include "runtime/base/text.h"
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/config/lora.h"
 #include "runtime/config/published.h"
@@ -51,23 +52,20 @@ static int open_output(struct run *r)
 /* The model section as text: what a checkpoint must agree with. */
 static char *model_text(const struct run *r)
 {
-    char *text = NULL;
-    size_t size = 0;
-    FILE *f = open_memstream(&text, &size);
-    const struct iz_key *k = r->p->section.keys;
+    struct iz_text text;
+    FILE *f = iz_text_open(&text);
     if (!f)
         return NULL;
     fprintf(f, "{\"name\": \"%s\"", r->model->name);
-    for (; k->name; k++) {
+    for (const struct iz_key *k = r->p->section.keys; k->name; k++) {
         fprintf(f, ", \"%s\": ", k->name);
         iz_config_value(f, k, r->p->section.target);
     }
     if (r->c.lora.rank)
         fprintf(f, ", \"lora_rank\": %d, \"lora_alpha\": %.17g", r->c.lora.rank,
                 r->c.lora.alpha);
-    fprintf(f, "}");
-    fclose(f);
-    return text;
+    fputc('}', f);
+    return iz_text_close(&text);
 }
 
 static int open_data(struct run *r)
@@ -152,23 +150,17 @@ static int check_sample(const struct run *r)
     FILE *err = iz_run_first(r) ? stderr : NULL;
     if (!wanted)
         return 0;
-    if (!r->model->unit[r->model->n_units - 1].generate) {
-        if (err)
-            fprintf(err,
-                    "izar: run.sample_tokens: %s generates nothing: set "
-                    "it to 0\n",
-                    r->model->name);
-        return -EINVAL;
-    }
+    if (!r->model->unit[r->model->n_units - 1].generate)
+        return iz_refuse(err,
+                         "run.sample_tokens: %s generates nothing: set "
+                         "it to 0",
+                         r->model->name);
     for (const char *p = c->sample_prompt; *p; p++)
-        if ((unsigned char)*p >= r->model->vocab) {
-            if (err)
-                fprintf(err,
-                        "izar: run.sample_prompt: '%c' is not below the "
-                        "vocabulary of %d\n",
-                        *p, r->model->vocab);
-            return -EINVAL;
-        }
+        if ((unsigned char)*p >= r->model->vocab)
+            return iz_refuse(err,
+                             "run.sample_prompt: '%c' is not below the "
+                             "vocabulary of %d",
+                             *p, r->model->vocab);
     return 0;
 }
 

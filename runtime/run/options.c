@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line; see options.h. */
 #include "runtime/run/options.h"
+#include "runtime/base/text.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -9,8 +10,7 @@
 
 static int wrong(const char *what, const char *arg)
 {
-    fprintf(stderr, "izar: %s '%s' (--help lists the options)\n", what, arg);
-    return -EINVAL;
+    return iz_refuse(stderr, "%s '%s' (--help lists the options)", what, arg);
 }
 
 /* A positive whole number, or 0. */

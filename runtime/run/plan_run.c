@@ -9,6 +9,7 @@
 #include "codelets/base/units.h"
 #include "codelets/ops/gemm.h"
 #include "runtime/base/environment.h"
+#include "runtime/base/text.h"
 #include "runtime/config/rules.h"
 #include "runtime/machine/machine_file.h"
 #include "runtime/run/state.h"
@@ -122,11 +123,10 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
         }
         if (r->workers < 1) {
             if (iz_run_first(r))
-                fprintf(stderr,
-                        "izar: --ranks %d: the cores of this host "
-                        "leave a rank no worker\n",
-                        r->o.ranks);
-            return -EINVAL;
+                return iz_refuse(stderr,
+                                 "--ranks %d: the cores of this host "
+                                 "leave a rank no worker",
+                                 r->o.ranks);
         }
         *t = iz_gpu_target(&r->gpu, &r->c, r->workers);
         t->bf16_products = r->arithmetic.bf16_products;

@@ -11,6 +11,7 @@
 
 #include "codelets/base/units.h"
 #include "runtime/base/environment.h"
+#include "runtime/base/text.h"
 #include "runtime/config/lora.h"
 #include "runtime/engine/trace.h"
 #include "runtime/machine/machine_file.h"
@@ -44,10 +45,8 @@ static int prepare(struct simulation *s)
     const char *why =
         "a simulation needs --machine FILE (see configs/machines)";
     s->ranks = s->o.ranks ? s->o.ranks : 1;
-    if (!s->o.machine) {
-        fprintf(stderr, "izar: %s\n", why);
-        return -EINVAL;
-    }
+    if (!s->o.machine)
+        return iz_refuse(stderr, "%s", why);
     int r = iz_machine_read(&s->machine, s->o.machine, stderr);
     if (!r)
         r = iz_config_read(&s->c, &s->p->section, s->o.path, s->o.set,
