@@ -33,39 +33,30 @@ enum iz_use iz_bottleneck_loss(const struct iz_time_total *u)
     return most;
 }
 
-static enum iz_bottleneck link_limit(const struct iz_time_total *u,
-                                     enum iz_use c, enum iz_bottleneck full)
-{
-    return u->busy[c] >= IZ_BOTTLENECK_FULL ? full : IZ_BOTTLENECK_LATE;
-}
-
 enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m)
 {
-    const struct iz_time_total *u = &m->usage;
-    bool host_full = m->host_busy >= IZ_BOTTLENECK_FULL;
-    if (u->window_s <= 0)
+    /* What the loss comes from, where that is full and where it is not. */
+    static const struct {
+        enum iz_bottleneck full, not_full;
+    } from[IZ_USES + 1] = {
+        [IZ_USE_OPTIMIZER] = {IZ_BOTTLENECK_WORKERS, IZ_BOTTLENECK_OPTIMIZER},
+        [IZ_USE_SUMS] = {IZ_BOTTLENECK_WORKERS, IZ_BOTTLENECK_SUMS},
+        [IZ_USE_NETWORK] = {IZ_BOTTLENECK_NETWORK, IZ_BOTTLENECK_LATE},
+        [IZ_USE_UP] = {IZ_BOTTLENECK_UP, IZ_BOTTLENECK_LATE},
+        [IZ_USE_DOWN] = {IZ_BOTTLENECK_DOWN, IZ_BOTTLENECK_LATE},
+        [IZ_USE_DISK] = {IZ_BOTTLENECK_DISK, IZ_BOTTLENECK_LATE},
+        [IZ_USE_TASKS] = {IZ_BOTTLENECK_TASKS, IZ_BOTTLENECK_TASKS},
+        [IZ_USE_NOTHING] = {IZ_BOTTLENECK_SUBMISSION, IZ_BOTTLENECK_GAPS},
+        [IZ_USES] = {IZ_BOTTLENECK_COMPUTE, IZ_BOTTLENECK_COMPUTE},
+    };
+    enum iz_use loss = iz_bottleneck_loss(&m->usage);
+    double busy = loss == IZ_USE_NOTHING   ? m->submitting
+                  : loss <= IZ_USE_SUMS    ? m->host_busy
+                  : loss < IZ_USES_RUNNING ? m->usage.busy[loss]
+                                           : 0;
+    if (m->usage.window_s <= 0)
         return IZ_BOTTLENECK_UNKNOWN;
-    switch (iz_bottleneck_loss(u)) {
-    case IZ_USE_OPTIMIZER:
-        return host_full ? IZ_BOTTLENECK_WORKERS : IZ_BOTTLENECK_OPTIMIZER;
-    case IZ_USE_SUMS:
-        return host_full ? IZ_BOTTLENECK_WORKERS : IZ_BOTTLENECK_SUMS;
-    case IZ_USE_NETWORK:
-        return link_limit(u, IZ_USE_NETWORK, IZ_BOTTLENECK_NETWORK);
-    case IZ_USE_UP:
-        return link_limit(u, IZ_USE_UP, IZ_BOTTLENECK_UP);
-    case IZ_USE_DOWN:
-        return link_limit(u, IZ_USE_DOWN, IZ_BOTTLENECK_DOWN);
-    case IZ_USE_DISK:
-        return link_limit(u, IZ_USE_DISK, IZ_BOTTLENECK_DISK);
-    case IZ_USE_TASKS:
-        return IZ_BOTTLENECK_TASKS;
-    case IZ_USE_NOTHING:
-        return m->submitting >= IZ_BOTTLENECK_FULL ? IZ_BOTTLENECK_SUBMISSION
-                                                   : IZ_BOTTLENECK_GAPS;
-    default:
-        return IZ_BOTTLENECK_COMPUTE;
-    }
+    return busy >= IZ_BOTTLENECK_FULL ? from[loss].full : from[loss].not_full;
 }
 
 /* ---- the setting that would move it ---- */
@@ -112,22 +103,27 @@ static const char *of_disk(const struct iz_bottleneck_setting *s)
     return "a larger run.save_interval would save less often";
 }
 
-static const char *of_late(char *out, size_t size, enum iz_use link,
-                           const struct iz_bottleneck_setting *s)
+static const char *of_sums(const struct iz_bottleneck_setting *s)
+{
+    return "more samples a micro-batch (train_micro_batch_size_per_gpu) would "
+           "need fewer";
+}
+
+static const char *of_late(const struct iz_bottleneck_setting *s,
+                           enum iz_use link, char *ring, size_t size)
 {
     if (!s->overlap_comm && link == IZ_USE_NETWORK)
         return "zero_optimization.overlap_comm=true would run it beside "
                "compute";
     if (!s->overlap)
         return "run.overlap=true would take the barriers away";
-    if (s->rings) {
-        snprintf(out, size,
-                 "run.ring=%d in place of %d would begin the fetches earlier",
-                 s->ring * 2, s->ring);
-        return out;
-    }
-    return "more micro-batches a step (gradient_accumulation_steps) would wait "
-           "for it less often";
+    if (!s->rings)
+        return "more micro-batches a step (gradient_accumulation_steps) would "
+               "wait for it less often";
+    snprintf(ring, size,
+             "run.ring=%d in place of %d would begin the fetches earlier",
+             s->ring * 2, s->ring);
+    return ring;
 }
 
 static const char *of_tasks(const struct iz_bottleneck_setting *s)
@@ -153,51 +149,47 @@ static const char *of_gaps(const struct iz_bottleneck_setting *s)
 
 /* ---- the sentence ---- */
 
-static void text_of_link(char *out, size_t size,
-                         const struct iz_bottleneck_measured *m,
-                         const struct iz_bottleneck_setting *s,
-                         enum iz_bottleneck limit)
+void iz_bottleneck_text(char *out, size_t size,
+                        const struct iz_bottleneck_measured *m,
+                        const struct iz_bottleneck_setting *s)
 {
-    static const char *const what[IZ_USES] = {
+    /* "WHAT N % of the time; SETTING" */
+    static const struct {
+        const char *what;
+        enum iz_use use;
+        const char *(*setting)(const struct iz_bottleneck_setting *);
+    } simple[IZ_BOTTLENECKS] = {
+        [IZ_BOTTLENECK_COMPUTE] = {"compute: forward and backward fill",
+                                   IZ_USE_UNITS, of_compute},
+        [IZ_BOTTLENECK_OPTIMIZER] = {"the optimizer: it costs compute",
+                                     IZ_USE_OPTIMIZER, of_optimizer},
+        [IZ_BOTTLENECK_SUMS] = {"sums, norms and copies: they cost compute",
+                                IZ_USE_SUMS, of_sums},
+        [IZ_BOTTLENECK_TASKS] = {"too few tasks: workers idle", IZ_USE_TASKS,
+                                 of_tasks},
+        [IZ_BOTTLENECK_GAPS] = {"gaps between tasks: nothing runs",
+                                IZ_USE_NOTHING, of_gaps},
+    };
+    static const char *const links[IZ_USES] = {
         [IZ_USE_NETWORK] = "the network, or a later rank",
         [IZ_USE_UP] = "the link to the GPU",
         [IZ_USE_DOWN] = "the link to the host",
         [IZ_USE_DISK] = "the disk",
     };
-    enum iz_use c = iz_bottleneck_loss(&m->usage);
-    bool late = limit == IZ_BOTTLENECK_LATE;
-    char ring[96];
-    snprintf(out, size,
-             "%s: compute waits %.0f %% of the time for it, and it works "
-             "%s%.0f %% of the time; %s",
-             what[c], 100 * m->usage.share[c], late ? "only " : "",
-             100 * m->usage.busy[c],
-             late               ? of_late(ring, sizeof(ring), c, s)
-             : c == IZ_USE_DISK ? of_disk(s)
-                                : of_traffic(s));
-}
-
-void iz_bottleneck_text(char *out, size_t size,
-                        const struct iz_bottleneck_measured *m,
-                        const struct iz_bottleneck_setting *s)
-{
     const double *share = m->usage.share;
     enum iz_bottleneck limit = iz_bottleneck_find(m);
-    switch (limit) {
-    case IZ_BOTTLENECK_UNKNOWN:
+    enum iz_use loss = iz_bottleneck_loss(&m->usage);
+    bool late = limit == IZ_BOTTLENECK_LATE;
+    char ring[96];
+
+    if (limit == IZ_BOTTLENECK_UNKNOWN)
         snprintf(out, size, "not known: that takes two steps");
-        return;
-    case IZ_BOTTLENECK_COMPUTE:
-        snprintf(out, size,
-                 "compute: forward and backward fill %.0f %% of the time; %s",
-                 100 * share[IZ_USE_UNITS], of_compute(s));
-        return;
-    case IZ_BOTTLENECK_OPTIMIZER:
-        snprintf(out, size,
-                 "the optimizer: it costs compute %.0f %% of the time; %s",
-                 100 * share[IZ_USE_OPTIMIZER], of_optimizer(s));
-        return;
-    case IZ_BOTTLENECK_WORKERS:
+    else if (simple[limit].what)
+        snprintf(out, size, "%s %.0f %% of the time%s; %s", simple[limit].what,
+                 100 * share[simple[limit].use],
+                 limit == IZ_BOTTLENECK_TASKS ? " beside busy ones" : "",
+                 simple[limit].setting(s));
+    else if (limit == IZ_BOTTLENECK_WORKERS)
         snprintf(out, size,
                  "the host's workers: they are busy %.0f %% of the time, and "
                  "compute waits %.0f %% for them; more than %d (run.workers, "
@@ -205,34 +197,20 @@ void iz_bottleneck_text(char *out, size_t size,
                  100 * m->host_busy,
                  100 * (share[IZ_USE_OPTIMIZER] + share[IZ_USE_SUMS]),
                  s->workers);
-        return;
-    case IZ_BOTTLENECK_SUMS:
-        snprintf(out, size,
-                 "sums, norms and copies: they cost compute %.0f %% of the "
-                 "time; more samples a micro-batch "
-                 "(train_micro_batch_size_per_gpu) would need fewer",
-                 100 * share[IZ_USE_SUMS]);
-        return;
-    case IZ_BOTTLENECK_TASKS:
-        snprintf(out, size,
-                 "too few tasks: workers idle %.0f %% of the time beside busy "
-                 "ones; %s",
-                 100 * share[IZ_USE_TASKS], of_tasks(s));
-        return;
-    case IZ_BOTTLENECK_SUBMISSION:
+    else if (limit == IZ_BOTTLENECK_SUBMISSION)
         snprintf(out, size,
                  "submission: nothing runs %.0f %% of the time, and the main "
                  "thread submits %.0f %% of it; larger tasks "
                  "(train_micro_batch_size_per_gpu, sub_group_size) would need "
                  "fewer",
                  100 * share[IZ_USE_NOTHING], 100 * m->submitting);
-        return;
-    case IZ_BOTTLENECK_GAPS:
+    else
         snprintf(out, size,
-                 "gaps between tasks: nothing runs %.0f %% of the time; %s",
-                 100 * share[IZ_USE_NOTHING], of_gaps(s));
-        return;
-    default:
-        text_of_link(out, size, m, s, limit);
-    }
+                 "%s: compute waits %.0f %% of the time for it, and it works "
+                 "%s%.0f %% of the time; %s",
+                 links[loss], 100 * share[loss], late ? "only " : "",
+                 100 * m->usage.busy[loss],
+                 late                  ? of_late(s, loss, ring, sizeof(ring))
+                 : loss == IZ_USE_DISK ? of_disk(s)
+                                       : of_traffic(s));
 }

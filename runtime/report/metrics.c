@@ -153,26 +153,9 @@ static double tokens_per_step(const struct iz_engine *e)
     return (double)e->config->train_batch_size * e->model->tokens;
 }
 
-/* Seconds and hidden part of several kinds. */
-static struct iz_kind_time sum_kinds(const struct iz_metrics *m,
-                                     const enum iz_kind *k, int n)
+static double hidden_percent(const struct iz_metrics *m, unsigned kinds)
 {
-    struct iz_kind_time t = {0};
-    for (int i = 0; i < n; i++) {
-        struct iz_kind_time one = iz_time_shares_kind(m->shares, k[i]);
-        t.seconds += one.seconds;
-        t.hidden_s += one.hidden_s;
-    }
-    return t;
-}
-
-static const enum iz_kind optimizer_kinds[] = {IZ_ADAM};
-static const enum iz_kind comm_kinds[] = {IZ_FETCH, IZ_REDUCE, IZ_OFFLOAD};
-
-static double hidden_percent(const struct iz_metrics *m,
-                             const enum iz_kind *kinds, int n)
-{
-    struct iz_kind_time t = sum_kinds(m, kinds, n);
+    struct iz_kind_time t = iz_time_shares_kinds(m->shares, kinds);
     return iz_percent(t.hidden_s, t.seconds);
 }
 
@@ -209,13 +192,13 @@ static void print_step(struct iz_metrics *m, const struct iz_event *v,
     if (m->e->plan.target.workers > 1 ||
         m->e->plan.target.gpu) /* else nothing can run beside it */
         snprintf(adam, sizeof(adam), " adam %.0f%%",
-                 hidden_percent(m, optimizer_kinds, 1));
+                 hidden_percent(m, IZ_KINDS_OPTIMIZER));
     snprintf(line, sizeof(line),
              "step %lld/%lld  loss %.4f  %.0f %s/s  %.0f%% of GEMM  grad %.3f  "
              "lr %.3g%s  hidden:%s comm %.0f%%  %.0f MiB",
              (long long)v->step, (long long)m->e->config->run.steps, v->loss,
              rate, short_item(m), iz_percent(flops, m->gemm_rate), v->grad_norm,
-             v->lr, scale, adam, hidden_percent(m, comm_kinds, 3),
+             v->lr, scale, adam, hidden_percent(m, IZ_KINDS_LINKS),
              iz_mib(iz_memory_peak_resident()));
     if (m->tty)
         printf("\r\033[K%.*s", m->columns - 1, line);
@@ -358,7 +341,8 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         metrics_number(loss, sizeof(loss), m->last_loss),
         metrics_number(val, sizeof(val), m->last_eval), e->model->item, rate,
         flops * 1e-9, m->gemm_rate * 1e-9, iz_percent(flops, m->gemm_rate),
-        hidden_percent(m, optimizer_kinds, 1), hidden_percent(m, comm_kinds, 3),
+        hidden_percent(m, IZ_KINDS_OPTIMIZER),
+        hidden_percent(m, IZ_KINDS_LINKS),
         (long long)iz_graph_submitted(e->graph),
         (long long)e->counts.fetched_bytes, (long long)e->coll->sent_bytes,
         (long long)e->counts.up_bytes, (long long)e->counts.down_bytes,

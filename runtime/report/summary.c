@@ -33,17 +33,22 @@ int iz_summary_shares_open(struct iz_time_shares **out,
     return iz_time_shares_open(out, place, STARPU_NMAXWORKERS);
 }
 
-/* A row of the table of workers. */
+/* A row of the table of workers; those of links come last. */
 struct place_row {
     const char *name;
     enum iz_where where;
+    enum iz_use use;
 };
 
 static const struct place_row place_rows[] = {
-    {"compute", IZ_ON_COMPUTE}, {"host", IZ_ON_HOST}, {"network", IZ_ON_COMM},
-    {"up", IZ_ON_UP},           {"down", IZ_ON_DOWN}, {"disk", IZ_ON_IO},
+    {"compute", IZ_ON_COMPUTE, IZ_USES},     {"host", IZ_ON_HOST, IZ_USES},
+    {"network", IZ_ON_COMM, IZ_USE_NETWORK}, {"up", IZ_ON_UP, IZ_USE_UP},
+    {"down", IZ_ON_DOWN, IZ_USE_DOWN},       {"disk", IZ_ON_IO, IZ_USE_DISK},
 };
-#define PLACE_ROWS ((int)(sizeof(place_rows) / sizeof(place_rows[0])))
+enum {
+    PLACE_ROWS = sizeof(place_rows) / sizeof(place_rows[0]),
+    LINKS_FROM = 2
+};
 
 /* Workers of a place, without the addresses of workers that are not there. */
 static int workers_of(const struct iz_engine *e, enum iz_where where,
@@ -163,20 +168,6 @@ static void write_tasks(const struct iz_summary *s, bool json, FILE *out)
     fputs(json ? "}}\n" : "", out);
 }
 
-struct link_row {
-    const char *name;
-    enum iz_use use;
-    enum iz_where where;
-};
-
-static const struct link_row link_rows[] = {
-    {"network", IZ_USE_NETWORK, IZ_ON_COMM},
-    {"up", IZ_USE_UP, IZ_ON_UP},
-    {"down", IZ_USE_DOWN, IZ_ON_DOWN},
-    {"disk", IZ_USE_DISK, IZ_ON_IO},
-};
-#define LINK_ROWS ((int)(sizeof(link_rows) / sizeof(link_rows[0])))
-
 static double file_bytes(const struct iz_nvme *f)
 {
     int64_t read = 0, written = 0;
@@ -186,39 +177,33 @@ static double file_bytes(const struct iz_nvme *f)
 }
 
 /* Collectives through the host's memory copy to and from the GPU themselves:
- * such bytes are counted apart. */
-static double link_bytes(const struct iz_engine *e, const struct link_row *r)
+ * such bytes are counted apart.  Tasks on touched rows were submitted with the
+ * most that they may move. */
+static double link_bytes(const struct iz_engine *e, const struct place_row *r)
 {
-    /* Tasks on touched rows were submitted with the most that they may move. */
-    if (e->plan.step_reads && !e->simulated && r->use == IZ_USE_NETWORK)
-        return (double)e->coll->received_bytes;
-    if (e->plan.step_reads && !e->simulated && r->use == IZ_USE_DISK)
-        return file_bytes(e->state_file) + file_bytes(e->param_file);
-    switch (r->use) {
-    case IZ_USE_UP:
+    bool rows = e->plan.step_reads && !e->simulated;
+    if (r->use == IZ_USE_UP)
         return (double)e->counts.up_bytes;
-    case IZ_USE_DOWN:
+    if (r->use == IZ_USE_DOWN)
         return (double)e->counts.down_bytes;
-    default:
-        return iz_graph_bytes(e->graph, r->where);
-    }
-}
-
-/* What its own workers move, in the time that they take. */
-static double rate_bytes(const struct iz_engine *e, const struct link_row *r)
-{
-    bool copies = r->use == IZ_USE_UP || r->use == IZ_USE_DOWN;
-    return copies ? iz_graph_bytes(e->graph, r->where) : link_bytes(e, r);
+    if (rows && r->use == IZ_USE_NETWORK)
+        return (double)e->coll->received_bytes;
+    if (rows && r->use == IZ_USE_DISK)
+        return file_bytes(e->state_file) + file_bytes(e->param_file);
+    return iz_graph_bytes(e->graph, r->where);
 }
 
 static void write_links(const struct iz_summary *s, bool json, FILE *out)
 {
     struct iz_time_total t = iz_time_shares_total(s->shares);
     int id[STARPU_NMAXWORKERS], n = 0;
-    if (json)
-        fprintf(out, "{\"links\": {");
-    for (const struct link_row *r = link_rows; r < link_rows + LINK_ROWS; r++) {
+    fputs(json ? "{\"links\": {" : "", out);
+    for (int i = LINKS_FROM; i < PLACE_ROWS; i++) {
+        const struct place_row *r = &place_rows[i];
+        bool copies = r->use == IZ_USE_UP || r->use == IZ_USE_DOWN;
         double bytes = link_bytes(s->e, r);
+        /* What its own workers move, in the time that they take. */
+        double own = copies ? iz_graph_bytes(s->e->graph, r->where) : bytes;
         double seconds = iz_time_shares_seconds(s->shares, r->use);
         double hidden = iz_percent(t.beside_units_s[r->use], t.task_s[r->use]);
         if (!workers_of(s->e, r->where, id))
@@ -237,7 +222,7 @@ static void write_links(const struct iz_summary *s, bool json, FILE *out)
         fprintf(out, "  %-12s %10.1f %10.2f %10.1f", r->name, iz_mib(bytes),
                 seconds, hidden);
         if (seconds > 0)
-            fprintf(out, " %10.1f\n", iz_mib(rate_bytes(s->e, r)) / seconds);
+            fprintf(out, " %10.1f\n", iz_mib(own) / seconds);
         else /* the comm worker moved them with its collectives */
             fprintf(out, " %10s\n", "-");
     }

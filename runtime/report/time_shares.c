@@ -79,32 +79,25 @@ void iz_time_shares_close(struct iz_time_shares **t)
     *t = NULL;
 }
 
+/* Whether what runs beside a task of this kind is hidden. */
+static bool computes(enum iz_kind k)
+{
+    return k == IZ_FORWARD || k == IZ_BACKWARD || k == IZ_EVAL;
+}
+
 static enum iz_use use_of(const struct iz_time_shares *t,
                           const struct iz_span *s)
 {
-    switch (t->place[s->worker]) {
-    case IZ_ON_COMM:
-        return IZ_USE_NETWORK;
-    case IZ_ON_UP:
-        return IZ_USE_UP;
-    case IZ_ON_DOWN:
-        return IZ_USE_DOWN;
-    case IZ_ON_IO:
-        return IZ_USE_DISK;
-    default:
-        break;
-    }
-    switch (s->kind) {
-    case IZ_FORWARD:
-    case IZ_BACKWARD:
-    case IZ_EVAL:
-    case IZ_SAMPLE:
-        return IZ_USE_UNITS;
-    case IZ_ADAM:
+    static const enum iz_use links[IZ_PLACES] = {[IZ_ON_COMM] = IZ_USE_NETWORK,
+                                                 [IZ_ON_UP] = IZ_USE_UP,
+                                                 [IZ_ON_DOWN] = IZ_USE_DOWN,
+                                                 [IZ_ON_IO] = IZ_USE_DISK};
+    if (links[t->place[s->worker]])
+        return links[t->place[s->worker]];
+    if (s->kind == IZ_ADAM)
         return IZ_USE_OPTIMIZER;
-    default:
-        return IZ_USE_SUMS;
-    }
+    return computes(s->kind) || s->kind == IZ_SAMPLE ? IZ_USE_UNITS
+                                                     : IZ_USE_SUMS;
 }
 
 static void *grown(void *p, int *room, size_t size)
@@ -140,8 +133,7 @@ void iz_time_shares_add(struct iz_time_shares *t, const struct iz_span *s)
     k->flops += s->flops;
     k->tasks++;
     t->latest[2] = max64(t->latest[2], s->end_ns);
-    e->hides =
-        s->kind == IZ_FORWARD || s->kind == IZ_BACKWARD || s->kind == IZ_EVAL;
+    e->hides = computes(s->kind);
     e->hidden = e->hides ? COUNTED : FRESH;
 }
 
@@ -311,6 +303,18 @@ struct iz_kind_time iz_time_shares_kind(const struct iz_time_shares *t,
     struct iz_kind_time time = t->kind[k];
     time.hidden_s = (double)t->hidden_ns[k] * 1e-9;
     return time;
+}
+
+struct iz_kind_time iz_time_shares_kinds(const struct iz_time_shares *t,
+                                         unsigned kinds)
+{
+    struct iz_kind_time sum = {0};
+    for (int k = 0; k < IZ_KINDS; k++) {
+        struct iz_kind_time one = iz_time_shares_kind(t, (enum iz_kind)k);
+        sum.seconds += kinds >> k & 1 ? one.seconds : 0;
+        sum.hidden_s += kinds >> k & 1 ? one.hidden_s : 0;
+    }
+    return sum;
 }
 
 struct iz_time_total iz_time_shares_total(const struct iz_time_shares *t)

@@ -138,23 +138,16 @@ static void simulate_measure(struct simulation *s)
     s->end_s = (double)end * 1e-9;
 }
 
-static double hidden(const struct simulation *s, const enum iz_kind *k, int n)
+static double hidden(const struct simulation *s, unsigned kinds)
 {
-    double all = 0, under = 0;
-    for (int i = 0; i < n; i++) {
-        struct iz_kind_time t = iz_time_shares_kind(s->shares, k[i]);
-        all += t.seconds;
-        under += t.hidden_s;
-    }
-    return all > 0 ? 100 * under / all : 100;
+    struct iz_kind_time t = iz_time_shares_kinds(s->shares, kinds);
+    return t.seconds > 0 ? 100 * t.hidden_s / t.seconds : 100;
 }
 
 /* ---- report ---- */
 
 static void report(const struct simulation *s)
 {
-    static const enum iz_kind adam[] = {IZ_ADAM};
-    static const enum iz_kind link[] = {IZ_FETCH, IZ_OFFLOAD, IZ_REDUCE};
     const struct iz_engine *e = s->e;
     struct iz_summary t = {.e = e, .shares = s->shares};
     char text[512];
@@ -174,7 +167,8 @@ static void report(const struct simulation *s)
         printf(" = %.1f %% of the machine's", 100 * flops / peak);
     printf("\n  a step moves %.1f MiB to the GPU, %.1f MiB to the host; "
            "hidden: copies and collectives %.1f %%, optimizer %.1f %%\n",
-           iz_mib(up), iz_mib(down), hidden(s, link, 3), hidden(s, adam, 1));
+           iz_mib(up), iz_mib(down), hidden(s, IZ_KINDS_LINKS),
+           hidden(s, IZ_KINDS_OPTIMIZER));
     iz_summary_print_bottleneck(&t, stdout);
     iz_summary_print_time(&t, stdout);
     if (s->ranks > 1)
@@ -191,8 +185,9 @@ static void report(const struct simulation *s)
            "\"lost_spans\": %lld, \"limited_by\": \"%s\", "
            "\"task_hash\": \"%016llx\"}}\n",
            s->machine.name, s->ranks, step, s->model->item, tokens, flops, up,
-           down, (long long)iz_graph_submitted(e->graph), hidden(s, link, 3),
-           hidden(s, adam, 1), (long long)iz_plan_device_bytes(&e->plan),
+           down, (long long)iz_graph_submitted(e->graph),
+           hidden(s, IZ_KINDS_LINKS), hidden(s, IZ_KINDS_OPTIMIZER),
+           (long long)iz_plan_device_bytes(&e->plan),
            (long long)iz_plan_host_bytes(&e->plan), (long long)s->lost,
            iz_bottleneck_names[limit], (unsigned long long)s->hash);
 }
