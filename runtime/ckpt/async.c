@@ -19,7 +19,6 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/engine_parts.h"
-#include "runtime/ckpt/shares.h"
 #include "runtime/ckpt/write.h"
 #include "runtime/engine/access.h"
 #include "runtime/engine/buffers.h"

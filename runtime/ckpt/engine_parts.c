@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "runtime/base/text.h"
-#include "runtime/ckpt/shares.h"
+#include "runtime/comm/agree.h"
 #include "runtime/engine/access.h"
 #include "runtime/step/train.h"
 

@@ -15,7 +15,7 @@
 #include "runtime/ckpt/dir.h"
 #include "runtime/ckpt/index.h"
 #include "runtime/ckpt/rank_file.h"
-#include "runtime/ckpt/shares.h"
+#include "runtime/comm/agree.h"
 
 struct load {
     struct iz_ckpt *k;

@@ -1,13 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of saving that need no other rank, so that tasks can do them beside
- * training: a rank's file block by block, and the index with which all files
- * become a checkpoint. */
+/* Which elements each rank writes; then the parts of saving that need no other
+ * rank, so that tasks can do them beside training: a rank's file block by
+ * block, and the index with which all files become a checkpoint. */
 #pragma once
 
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/ckpt/dir.h"
 #include "runtime/ckpt/index.h"
 #include "runtime/ckpt/rank_file.h"
+#include "runtime/comm/agree.h"
+
+/* Fills piece[k->n_parts] with what this rank writes; the caller frees each
+ * hash.  An array of which each rank has a piece is written as it is held; of
+ * one that every rank has whole, each rank writes a part.  Refuses pieces that
+ * leave gaps.  Negative errno on every rank with the reason printed. */
+int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
+                   struct iz_piece *piece);
 
 struct iz_ckpt_writer {
     const struct iz_ckpt *k; /* borrowed, and the pieces */

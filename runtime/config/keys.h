@@ -112,10 +112,6 @@ bool iz_key_store(char *why, void *base, const struct iz_key *k,
 void iz_key_store_default(void *base, const struct iz_key *k);
 void iz_key_store_defaults(void *base, const struct iz_key *k);
 
-/* Reads the array "parameters" into file->c. */
-void iz_config_rules(struct iz_config_file *file, struct iz_faults *f,
-                     const struct json_t *v);
-
 /* Turns the file's fields into those of file->c and reports every rule between
  * keys that is broken. */
 void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,

@@ -7,10 +7,12 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "codelets/base/mix.h"
 #include "runtime/base/text.h"
@@ -39,6 +41,89 @@ struct iz_data {
     uint64_t seed;
 };
 
+/* ---- the files behind data.path ---- */
+
+struct paths {
+    char **path;
+    int count;
+};
+
+static int data_paths_add(struct paths *p, const char *path)
+{
+    for (int i = 0; i < p->count; i++)
+        if (strcmp(p->path[i], path) == 0)
+            return iz_refuse(stderr, "data: %s is named twice", path);
+    char **grown = realloc(p->path, ((size_t)p->count + 1) * sizeof(*grown));
+    if (!grown)
+        return -ENOMEM;
+    p->path = grown;
+    p->path[p->count] = strdup(path);
+    if (!p->path[p->count])
+        return -ENOMEM;
+    p->count++;
+    return 0;
+}
+
+static int add_pattern(struct paths *p, const char *pattern)
+{
+    glob_t g = {0};
+    int rc = glob(pattern, GLOB_ERR, NULL, &g), err = 0;
+    if (rc != 0) {
+        fprintf(stderr, "izar: data: %s: %s\n", pattern,
+                rc == GLOB_NOMATCH ? "no file matches"
+                                   : "a folder cannot be read");
+        err = -ENOENT;
+    }
+    for (size_t i = 0; !err && i < g.gl_pathc; i++)
+        err = data_paths_add(p, g.gl_pathv[i]);
+    globfree(&g);
+    return err;
+}
+
+static int add_entry(struct paths *p, const char *entry)
+{
+    if (strpbrk(entry, "*?[") && access(entry, F_OK) != 0)
+        return add_pattern(p, entry);
+    return data_paths_add(p, entry);
+}
+
+static int add_list(struct paths *p, char *list)
+{
+    int err = 0;
+    for (char *entry = list, *end; !err && entry; entry = end) {
+        end = strchr(entry, ',');
+        if (end)
+            *end++ = '\0';
+        err = add_entry(p, entry);
+    }
+    return err;
+}
+
+/* The files that a list with commas names: each entry a file or, where no file
+ * has that name, a pattern of glob(7), whose files come in the order of their
+ * names.  A name that is no pattern is kept even if no file has it.  A pattern
+ * without a file and a file named twice are refused, both printed. */
+static int paths_open(struct paths *p, const char *list)
+{
+    *p = (struct paths){0};
+    if (access(list, F_OK) == 0) /* a file's name may have a comma */
+        return data_paths_add(p, list);
+    char *copy = strdup(list);
+    if (!copy)
+        return -ENOMEM;
+    int err = add_list(p, copy);
+    free(copy);
+    return err;
+}
+
+static void paths_close(struct paths *p)
+{
+    for (int i = 0; i < p->count; i++)
+        free(p->path[i]);
+    free(p->path);
+    *p = (struct paths){0};
+}
+
 /* ---- streams ---- */
 
 /* A mask that was left behind would train on prompts in silence. */
@@ -54,7 +139,7 @@ static int masks_check(const struct stream *t)
     return 0;
 }
 
-static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
+static int stream_fill(struct stream *t, const struct paths *p, bool bytes,
                        int vocab, const struct iz_model *m)
 {
     t->shard = calloc((size_t)p->count, sizeof(*t->shard));
@@ -75,12 +160,12 @@ static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
 static int stream_open(struct stream *t, const char *list, bool bytes,
                        int vocab, const struct iz_model *m)
 {
-    struct iz_paths p;
-    int err = iz_paths_open(&p, list);
+    struct paths p;
+    int err = paths_open(&p, list);
 
     if (!err)
         err = stream_fill(t, &p, bytes, vocab, m);
-    iz_paths_close(&p);
+    paths_close(&p);
     return err;
 }
 

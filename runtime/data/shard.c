@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A token shard and its mask: every length in a file is checked against the
- * file before it is used; see shard.h. */
+/* A token shard and its mask, or records: every length in a file is checked
+ * against the file before it is used; see shard.h. */
 #include "runtime/data/shard.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,7 +221,8 @@ static int tokens_check(const struct iz_shard *s, int vocab)
 
 /* ---- masks ---- */
 
-char *iz_shard_mask_path(const char *path)
+/* "X.mask" of "X.bin" (of any other name: with .mask appended), malloc'ed. */
+static char *mask_path(const char *path)
 {
     size_t n = strlen(path);
     char *out = malloc(n + sizeof ".mask");
@@ -258,7 +260,7 @@ static int mask_check(const struct iz_shard *s, const char *path)
 /* No file is no mask; any other fault of it is one. */
 static int mask_open(struct iz_shard *s)
 {
-    char *path = iz_shard_mask_path(s->path);
+    char *path = mask_path(s->path);
     int err = 0;
     if (!path)
         return -ENOMEM;
@@ -290,6 +292,60 @@ int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab)
         err = tokens_check(s, vocab);
     return err || bytes ? err : mask_open(s);
 }
+
+/* ---- records ---- */
+
+/* What a record holds only the model knows; it judges each of them before the
+ * run. */
+static int records_length(const struct iz_shard *s, const struct iz_model *m)
+{
+    if (s->tokens.bytes % m->record.bytes == 0)
+        return 0;
+    return iz_refuse(stderr,
+                     "data: %s has %" PRId64
+                     " bytes, which is no multiple of the %" PRId64
+                     " of a record of %s",
+                     s->path, s->tokens.bytes, m->record.bytes, m->name);
+}
+
+static int records_check(const struct iz_shard *s, const struct iz_model *m)
+{
+    posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_SEQUENTIAL);
+    for (int64_t i = 0; i < s->count; i++) {
+        const char *why = m->record.check(m->self, iz_shard_record(s, i));
+        if (!why)
+            continue;
+        return iz_refuse(stderr, "data: %s: record %" PRId64 ": %s", s->path, i,
+                         why);
+    }
+    posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_NORMAL);
+    return 0;
+}
+
+int iz_shard_open_records(struct iz_shard *s, const char *path,
+                          const struct iz_model *m)
+{
+    assert(m->record.bytes > 0 && m->record.bytes <= INT_MAX);
+    *s = (struct iz_shard){.path = strdup(path)};
+    if (!s->path)
+        return -ENOMEM;
+    int err = iz_mapping_open(&s->tokens, path);
+    if (!err)
+        err = records_length(s, m);
+    if (err)
+        return err;
+    s->token_bytes = (int)m->record.bytes;
+    s->count = s->tokens.bytes / m->record.bytes;
+    return records_check(s, m);
+}
+
+const void *iz_shard_record(const struct iz_shard *s, int64_t at)
+{
+    assert(at >= 0 && at < s->count);
+    return s->tokens.at + at * s->token_bytes;
+}
+
+/* ---- reading ---- */
 
 void iz_shard_close(struct iz_shard *s)
 {

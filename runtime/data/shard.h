@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One file of tokens, mapped and checked whole, with its loss mask if there is
- * one; and the files that a pattern or a list names.  The layouts are llm.c's
+ * one.  The layouts are llm.c's
  * and are written by tools/tokenize. */
 #pragma once
 
@@ -31,7 +31,7 @@ void iz_mapping_close(struct iz_mapping *m);
 /* `bytes`: any file, a token is a byte.  Else a token shard; X.mask beside
  * X.bin is its loss mask.  Every token is checked against `vocab`. */
 int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab);
-/* A file of the model's records, without header: record.c.  Its tokens are
+/* A file of the model's records, without header.  Its tokens are
  * records, each of them checked. */
 int iz_shard_open_records(struct iz_shard *s, const char *path,
                           const struct iz_model *m);
@@ -49,18 +49,3 @@ void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,
 
 /* How many of the tokens [at, at + n) the mask does not exclude. */
 int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n);
-
-/* "X.mask" of "X.bin" (of any other name: with .mask appended), malloc'ed. */
-char *iz_shard_mask_path(const char *path);
-
-struct iz_paths {
-    char **path;
-    int count;
-};
-
-/* The files that a list with commas names: each entry a file or, where no file
- * has that name, a pattern of glob(7), whose files come in the order of their
- * names.  A name that is no pattern is kept even if no file has it.  A pattern
- * without a file and a file named twice are refused, both printed. */
-int iz_paths_open(struct iz_paths *p, const char *list);
-void iz_paths_close(struct iz_paths *p);

@@ -11,7 +11,6 @@
 
 #include "codelets/base/mix.h"
 #include "runtime/ckpt/dir.h"
-#include "runtime/ckpt/shares.h"
 #include "runtime/ckpt/write.h"
 #include "runtime/comm/agree.h"
 
