@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One HTML file that needs nothing else: SVG in it, light and dark, and the values
-under the pointer.  Without scripts it is the same picture."""
+under the pointer.  Without scripts it is the same picture.  Style and script are in page.css
+and page.js beside this file."""
 import html
 import json
 import math
+import pathlib
 
 from monitoring.runs import finite, not_finite, pieces, shown, smoothed, span, \
     thinned
@@ -12,91 +14,9 @@ from monitoring.scale import Scale, text, wide
 WIDE, HIGH = 560, 250  # of a picture, in units of its own
 LEFT, RIGHT, TOP, BOTTOM = 62, 22, 10, 30
 MOST = 1200  # points of a line
-RUNS = 8     # colours
+RUNS = 8     # colours, as in page.css and page.js
 
-STYLE = """
-:root { --page: #ffffff; --ink: #1a1a1a; --faint: #666; --grid: #e4e4e4;
-  --box: #fafafa; --r0: #0072b2; --r1: #d55e00; --r2: #008f68; --r3: #b8578c;
-  --r4: #b97f00; --r5: #2b8fc4; --r6: #000; --r7: #777; }
-:root.dark { --page: #16181c; --ink: #e8e8e8; --faint: #a0a0a0; --grid: #33363c;
-  --box: #1d2026; --r0: #56b4e9; --r1: #ff8a3d; --r2: #2fd0a0; --r3: #e69ac4;
-  --r4: #f0c040; --r5: #8ab8ff; --r6: #fff; --r7: #aaa; }
-@media (prefers-color-scheme: dark) { :root:not(.light) { --page: #16181c;
-  --ink: #e8e8e8; --faint: #a0a0a0; --grid: #33363c; --box: #1d2026;
-  --r0: #56b4e9; --r1: #ff8a3d; --r2: #2fd0a0; --r3: #e69ac4; --r4: #f0c040;
-  --r5: #8ab8ff; --r6: #fff; --r7: #aaa; } }
-* { box-sizing: border-box }
-body { margin: 0 auto; max-width: 1240px; padding: 20px; background: var(--page);
-  color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
-h1 { font-size: 20px; margin: 0 0 8px }
-header { display: flex; justify-content: space-between; align-items: start }
-button { font: inherit; color: inherit; background: var(--box);
-  border: 1px solid var(--grid); border-radius: 6px; padding: 3px 12px }
-.table { overflow-x: auto; margin-bottom: 12px }
-main { margin-top: 16px }
-table { border-collapse: collapse; white-space: nowrap }
-td, th { text-align: right; padding: 3px 18px 3px 0; font-variant-numeric: tabular-nums;
-  border-bottom: 1px solid var(--grid); font-weight: normal }
-th { color: var(--faint) }
-td:first-child, th:first-child { text-align: left }
-p { margin: 0 0 8px; color: var(--faint) }
-i { display: inline-block; width: 22px; height: 4px; border-radius: 2px;
-  margin-right: 8px; vertical-align: middle; background: currentColor }
-main { display: grid; gap: 16px;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)) }
-figure { margin: 0; padding: 10px 8px 4px; background: var(--box);
-  border: 1px solid var(--grid); border-radius: 8px }
-figcaption { padding-left: 6px }
-figcaption span { color: var(--faint) }
-svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif;
-  fill: var(--faint) }
-path { fill: none; stroke: currentColor; stroke-width: 1.8; stroke-linejoin: round }
-path.raw { stroke-width: 1; opacity: .3 }
-circle { fill: var(--box); stroke: currentColor; stroke-width: 1.8 }
-.grid { stroke: var(--grid); stroke-width: 1 }
-.at { stroke: var(--faint); stroke-dasharray: 3 3; visibility: hidden }
-.tip { min-height: 1.5em; padding-left: 6px; color: var(--faint); font-size: 13px }
-""" + "".join(f".r{i} {{ color: var(--r{i}) }}\n" for i in range(RUNS))
-
-SCRIPT = """
-const data = JSON.parse(document.getElementById('data').textContent)
-document.querySelector('button').onclick = () => {
-  const root = document.documentElement, dark = root.classList.contains('dark') ||
-    (!root.classList.contains('light') &&
-     matchMedia('(prefers-color-scheme: dark)').matches)
-  root.className = dark ? 'light' : 'dark'
-}
-document.querySelectorAll('figure').forEach((figure, k) => {
-  const svg = figure.querySelector('svg'), at = svg.querySelector('.at')
-  const tip = figure.querySelector('.tip'), d = data[k]
-  svg.onpointerleave = () => { at.style.visibility = 'hidden'; tip.textContent = '' }
-  svg.onpointermove = e => {
-    const box = svg.getBoundingClientRect()
-    const x = (e.clientX - box.left) / box.width * d.wide
-    const step = d.from + (x - d.left) / (d.wide - d.left - d.right) * (d.to - d.from)
-    let best = null
-    for (const r of d.runs) for (const p of r.points)
-      if (best === null || Math.abs(p[0] - step) < Math.abs(best - step)) best = p[0]
-    if (best === null) return
-    const px = d.left + (best - d.from) / (d.to - d.from) * (d.wide - d.left - d.right)
-    at.setAttribute('x1', px); at.setAttribute('x2', px)
-    at.style.visibility = 'visible'
-    tip.replaceChildren('step ' + best)
-    for (const r of d.runs) {
-      let near = null
-      for (const p of r.points)
-        if (near === null || Math.abs(p[0] - best) < Math.abs(near[0] - best)) near = p
-      if (near === null) continue
-      const mark = document.createElement('b'), line = document.createElement('i')
-      mark.className = 'r' + r.run % %RUNS%
-      mark.style.fontWeight = 'normal'; line.style.margin = '0 6px 0 16px'
-      const value = near[1] === null ? 'not finite' : +near[1].toPrecision(6)
-      mark.append(line, String(value))
-      tip.append(mark)
-    }
-  }
-})
-""".replace("%RUNS%", str(RUNS))
+HERE = pathlib.Path(__file__).parent
 
 
 class Picture:
@@ -183,36 +103,30 @@ class Picture:
 
 def table(runs):
     head = ("run", "step", "loss", "validation", "items/s", "ended")
-    rows = []
+    rows = limits = ""
     for i, r in enumerate(runs):
-        def value(key, form):
-            v = r.last(key)
-            return "" if v is None else format(v, form)
-        rows.append("".join((
-            f'<tr><td><b class="r{i % RUNS}"><i></i></b>{html.escape(r.name)}',
-            f"<td>{r.last_step if r.last_step is not None else ''}",
-            f"<td>{value('loss', '.4f')}",
-            f"<td>{value('validation_loss', '.4f')}",
-            f"<td>{value('items_per_s', '.0f')}",
-            f"<td>{html.escape(str((r.summary or {}).get('reason', '')))}",
-            "</tr>")))
-    limits = "".join(
-        f"<p>{html.escape(r.name)}: limited by {html.escape(r.limit)}"
-        for r in runs if r.limit)
-    return ("<div class=table><table><tr>" +
-            "".join(f"<th>{h}" for h in head) + "</tr>" + "".join(rows) +
-            f"</table></div>{limits}")
+        values = [r.last_step, *(v if v is None else format(v, form) for v, form in (
+            (r.last("loss"), ".4f"), (r.last("validation_loss"), ".4f"),
+            (r.last("items_per_s"), ".0f"))), (r.summary or {}).get("reason")]
+        name = html.escape(r.name)
+        rows += f'<tr><td><b class="r{i % RUNS}"><i></i></b>{name}' + "".join(
+            f"<td>{'' if v is None else html.escape(str(v))}" for v in values) + "</tr>"
+        if r.limit:
+            limits += f"<p>{name}: limited by {html.escape(r.limit)}"
+    return ("<div class=table><table><tr>" + "".join(f"<th>{h}" for h in head) +
+            f"</tr>{rows}</table></div>{limits}")
 
 
 def page(runs, only=(), smooth=1):
     pictures = [Picture(s, runs, smooth) for s in shown(runs, only)]
-    title = ", ".join(r.name for r in runs)
+    title = html.escape(", ".join(r.name for r in runs))
     data = json.dumps([p.data() for p in pictures]).replace("<", "\\u003c")
+    style, script = ((HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
     return (f'<!doctype html><html lang="en"><meta charset="utf-8">'
             f'<meta name="viewport" content="width=device-width">'
-            f"<title>{html.escape(title)}</title><style>{STYLE}</style>"
-            f"<header><h1>{html.escape(title)}</h1>"
+            f"<title>{title}</title><style>{style}</style>"
+            f"<header><h1>{title}</h1>"
             f"<button>light / dark</button></header>{table(runs)}<main>"
             + "".join(p.html() for p in pictures) +
             f'</main><script type="application/json" id="data">{data}</script>'
-            f"<script>{SCRIPT}</script></html>\n")
+            f"<script>{script}</script></html>\n")
