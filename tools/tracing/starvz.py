@@ -4,19 +4,12 @@ columns of Paje events by their place, and StarPU added some in 1.4.8, so the
 trace is written over into the layout that StarVZ knows."""
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 
 from . import run
 
-# Debian's packages of what StarVZ needs; R packages of StarVZ and what Debian
-# has no package of.
-PACKAGES = """r-base-core r-base-dev r-cran-tidyverse r-cran-patchwork
-r-cran-yaml r-cran-zoo r-cran-gtools r-cran-ggrepel r-cran-viridis r-cran-rcpp
-r-cran-bh r-cran-lpsolve pajeng recutils zlib1g-dev""".split()
 R_PACKAGES = ("data.tree", "arrow", "starvz")
-CRAN = "https://cloud.r-project.org"
 PROGRAMS = ("Rscript", "pj_dump", "rec2csv", "awk", "gzip")
 
 
@@ -177,31 +170,9 @@ def draw(folder, ranks):
 
 # ---- install ----
 
-def apt_knows(package):
-    r = subprocess.run(["apt-cache", "policy", package], capture_output=True,
-                       text=True)
-    return "Candidate: (none)" not in r.stdout and "Candidate:" in r.stdout
-
-
 def install():
-    """Installs what the distribution has, then tells what is still missing and
-    where it is."""
-    if not shutil.which("apt-get"):
-        run.say("no apt-get here: install R, pajeng and recutils yourself")
-    elif os.geteuid():
-        run.say("as root: apt-get install --no-install-recommends " +
-                " ".join(PACKAGES))
-    else:
-        have = [p for p in PACKAGES if apt_knows(p)]
-        subprocess.run(["apt-get", "install", "-y", "--no-install-recommends",
-                        *have], env={**os.environ,
-                                     "DEBIAN_FRONTEND": "noninteractive"})
-        for p in sorted(set(PACKAGES) - set(have)):
-            run.say(f"{p}: this distribution has no such package")
-    if shutil.which("Rscript"):
-        for p in R_PACKAGES:
-            if not r_has(p):
-                install_r(p)
+    """Installs what can be, then tells what is still missing and where it is."""
+    subprocess.run([pathlib.Path(__file__).with_name("install-starvz")])
     lost = missing()
     for p in lost:
         run.say(f"missing: {p}")
@@ -211,19 +182,3 @@ def install():
                 "conda install -c conda-forge r-arrow. Everything else works "
                 "without them.")
     return 1 if lost else 0
-
-
-def install_r(package):
-    source = f"install.packages('{package}', repos='{CRAN}')"
-    if package == "starvz":
-        source = ("if (!requireNamespace('remotes', quietly=TRUE)) "
-                  f"install.packages('remotes', repos='{CRAN}'); "
-                  "remotes::install_github('schnorr/starvz')")
-    run.say(f"R package {package} ...")
-    r = subprocess.run(["Rscript", "-e", source], capture_output=True,
-                       text=True)
-    if not r_has(package):
-        lines = [x.strip() for x in r.stderr.splitlines()]
-        why = [x for x in lines if re.search(r"cannot|unable|rror|no package",
-                                             x)] or lines or ["no reason"]
-        run.say(f"R package {package} could not be installed: {why[0]}")
