@@ -134,7 +134,8 @@ def simulate(config, machine, *options):
     if "this run needs" in r.stderr and r.returncode:
         return None
     if r.returncode:
-        raise RuntimeError(f"{r.stdout}{r.stderr}exit status {r.returncode}")
+        raise RuntimeError(r.stderr.strip() or r.stdout.strip() or
+                           f"exit status {r.returncode}")
     return {} if "--plan" in options else json.loads(
         r.stdout.strip().splitlines()[-1])["simulation"]
 

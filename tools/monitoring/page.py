@@ -7,8 +7,7 @@ import json
 import math
 import pathlib
 
-from monitoring.runs import finite, not_finite, pieces, shown, smoothed, span, \
-    thinned
+from monitoring.runs import finite, not_finite, pieces, shown, span, thinned
 from monitoring.scale import Scale, text, wide
 
 WIDE, HIGH = 560, 250  # of a picture, in units of its own
@@ -24,13 +23,10 @@ class Picture:
         self.series, self.runs = series, runs
         self.raw, self.even, values = {}, {}, []
         for i, r in enumerate(runs):
-            points = [(x, y * series.scale) for x, y in r.points(series.key)]
-            values += [y for _, y in finite(points)]
-            even = smoothed(points, smooth) if series.smooth else points
+            points, even = r.drawn(series, smooth)
+            values += [y for _, y in finite(points) + r.marks(series)]
             self.raw[i] = thinned(points, MOST)
             self.even[i] = thinned(even, MOST)
-            if series.marks:
-                values += [y for _, y in finite(r.points(series.marks))]
         self.ys = Scale(values, series.log and wide(values)).widened()
         self.xs = Scale(span(runs))
 
@@ -76,10 +72,8 @@ class Picture:
             out += [f'<text x="{self.x(x):.1f}" y="{HIGH - BOTTOM}" '
                     f'fill="currentColor" text-anchor="middle">×'
                     f"<title>not finite</title></text>" for x in bad]
-            if self.series.marks:
-                out += [f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" '
-                        f'r="3.5"/>'
-                        for x, y in finite(r.points(self.series.marks))]
+            out += [f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" '
+                    f'r="3.5"/>' for x, y in r.marks(self.series)]
             out.append("</g>")
         out.append(f'<line class="at" y1="{TOP}" y2="{HIGH - BOTTOM}"/></svg>')
         return "".join(out)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PNG and SVG through matplotlib."""
-import math
 import os
 import sys
 
-from monitoring.runs import finite, shown, smoothed, span, thinned
+from monitoring.runs import finite, not_finite, shown, span, thinned
 from monitoring.scale import wide
 
 # Okabe-Ito, told apart with any colour vision; then dashed.
@@ -41,19 +40,18 @@ def style(i):
 def draw(axes, series, runs, smooth):
     values = []
     for i, r in enumerate(runs):
-        points = [(x, y * series.scale) for x, y in r.points(series.key)]
+        points, even = r.drawn(series, smooth)
         values += [y for _, y in finite(points)]
-        even = smoothed(points, smooth) if series.smooth else points
         if even is not points:
             faint = thinned(points, MOST)
             axes.plot(*zip(*faint), lw=0.7, alpha=0.3, **style(i))
         if points:
             axes.plot(*zip(*thinned(even, MOST)), lw=1.5, **style(i))
-        marks = finite(r.points(series.marks)) if series.marks else []
+        marks = r.marks(series)
         if marks:
             axes.plot(*zip(*marks), "o", ms=5, mfc="white", mew=1.5,
                       color=style(i)["color"])
-        bad = [x for x, y in points if not math.isfinite(y)]
+        bad = not_finite(points)
         if bad:
             axes.plot(bad, [0.02] * len(bad), "x", ms=5,
                       transform=axes.get_xaxis_transform(),

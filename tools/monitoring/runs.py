@@ -8,18 +8,20 @@ there."""
 import json
 import math
 import pathlib
+import typing
 
 MIB = 1 << 20
 
 
-class Series:
+class Series(typing.NamedTuple):
     """One quantity: key in the file, what it is called, how it is drawn."""
-
-    def __init__(self, key, title, unit="", scale=1.0, log=False, smooth=False,
-                 marks=None):
-        self.key, self.title, self.unit = key, title, unit
-        self.scale, self.log, self.smooth = scale, log, smooth
-        self.marks = marks  # key of points drawn into the same picture
+    key: str
+    title: str
+    unit: str = ""
+    scale: float = 1.0
+    log: bool = False
+    smooth: bool = False
+    marks: str = None  # key of points drawn into the same picture
 
     @property
     def label(self):
@@ -136,6 +138,14 @@ class Run:
 
     def points(self, key):
         return self.data[key]
+
+    def drawn(self, series, smooth):
+        """The points of a series, and those of its line."""
+        points = [(x, y * series.scale) for x, y in self.points(series.key)]
+        return points, smoothed(points, smooth) if series.smooth else points
+
+    def marks(self, series):
+        return finite(self.points(series.marks)) if series.marks else []
 
     def last(self, key):
         return self.data[key][-1][1] if self.data[key] else None

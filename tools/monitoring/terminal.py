@@ -5,7 +5,7 @@ import math
 import os
 import sys
 
-from monitoring.runs import finite, not_finite, shown, smoothed, span, thinned
+from monitoring.runs import finite, not_finite, shown, span, thinned
 from monitoring.scale import Scale, text, wide
 
 COLOURS = (39, 208, 42, 170, 220, 45, 160, 250)  # of 256, told apart
@@ -108,20 +108,14 @@ def panel(series, runs, look, cols, rows, smooth):
     """Lines of text, of exactly cols columns each."""
     lines, values = {}, []
     for i, r in enumerate(runs):
-        points = [(x, y * series.scale) for x, y in r.points(series.key)]
-        if series.smooth:
-            points = smoothed(points, smooth)
-        lines[i] = thinned(points, 4 * cols)
-        values += [y for _, y in finite(lines[i])]
-    marks = {i: r.points(series.marks) for i, r in enumerate(runs)
-             if series.marks}
-    values += [y for m in marks.values() for _, y in finite(m)]
+        lines[i] = thinned(r.drawn(series, smooth)[1], 4 * cols)
+        values += [y for _, y in finite(lines[i]) + r.marks(series)]
     ys, xs = Scale(values, series.log and wide(values)), Scale(span(runs))
     canvas = Canvas(rows, cols - AXIS, look.braille and
                     (look.colour or len(runs) == 1))
     for i, points in lines.items():
         draw(canvas, points, xs, ys, i)
-        for x, y in finite(marks.get(i, ())):
+        for x, y in runs[i].marks(series):
             canvas.dot(xs.at(x), ys.at(y), i)
     title, length = title_of(series, runs, look, cols)
     out = [title + " " * max(0, cols - length)]
