@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
@@ -76,7 +77,7 @@ static double time_products(struct iz_exec *x, const struct iz_product *p,
 static double best_rate(struct iz_exec *x, const struct iz_product *p,
                         struct iz_view scratch, double seconds)
 {
-    double flops = 2. * (double)p->m * (double)p->n * (double)p->k;
+    double flops = 2. * (double)iz_view_len(p->d) * (double)iz_product_k(p);
     double best = 0, total = 0;
     cudaEvent_t at[2];
 
@@ -95,51 +96,43 @@ static double best_rate(struct iz_exec *x, const struct iz_product *p,
     return best;
 }
 
-/* Bytes of a matrix of x->act, so that the next one is well aligned. */
-static int64_t room(const struct iz_exec *x, int64_t rows, int64_t cols)
+static struct iz_view matrix(const struct iz_exec *x, int64_t rows,
+                             int64_t cols)
 {
-    return (rows * cols * iz_dtype_bytes(x->act) + 255) / 256 * 256;
+    return (struct iz_view){.dtype = x->act, .rows = rows, .cols = cols};
 }
 
-/* The rate of p, whose operands and result follow the workspace in mem. */
-static double rate_in(struct iz_exec *x, struct iz_product *p, char *mem,
-                      double seconds)
+/* Bytes of a matrix, so that the next one is well aligned. */
+static int64_t room(struct iz_view v)
 {
-    struct iz_view scratch = {
-        .p = mem, .dtype = IZ_U8, .rows = 1, .cols = IZ_PRODUCT_SCRATCH};
-    int64_t a = room(x, p->m, p->k), b = room(x, p->k, p->n);
-
-    mem += IZ_PRODUCT_SCRATCH;
-    gemm_rate_cuda_fill(mem, a + b, x->act);
-    gemm_rate_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    p->a = mem;
-    p->b = mem + a;
-    p->d = mem + a + b;
-    return best_rate(x, p, scratch, seconds);
+    return round_up(iz_view_bytes(v), 256);
 }
 
 /* 0 where the GPU has no room for the matrices. */
 double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
                          double seconds)
 {
-    struct iz_product p = {.m = m,
-                           .n = n,
-                           .k = k,
-                           .lda = k,
-                           .ldb = n,
-                           .ldd = n,
-                           .in = x->act,
-                           .out = x->act};
-    int64_t bytes =
-        IZ_PRODUCT_SCRATCH + room(x, m, k) + room(x, k, n) + room(x, m, n);
-    void *mem;
+    struct iz_product p = {
+        .a = matrix(x, m, k), .b = matrix(x, k, n), .d = matrix(x, m, n)};
+    int64_t operands = room(p.a) + room(p.b);
+    char *mem;
     double rate;
 
-    if (cudaMalloc(&mem, (size_t)bytes) != cudaSuccess) {
+    if (cudaMalloc((void **)&mem, (size_t)(IZ_PRODUCT_SCRATCH + operands +
+                                           room(p.d))) != cudaSuccess) {
         cudaGetLastError(); /* forget it: nothing is broken */
         return 0;
     }
-    rate = rate_in(x, &p, mem, seconds);
+    p.a.p = mem + IZ_PRODUCT_SCRATCH;
+    p.b.p = (char *)p.a.p + room(p.a);
+    p.d.p = (char *)p.a.p + operands;
+    gemm_rate_cuda_fill(p.a.p, operands, x->act);
+    gemm_rate_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    rate = best_rate(
+        x, &p,
+        (struct iz_view){
+            .p = mem, .dtype = IZ_U8, .rows = 1, .cols = IZ_PRODUCT_SCRATCH},
+        seconds);
     gemm_rate_cuda_check(cudaFree(mem), "cudaFree");
     return rate;
 }

@@ -108,28 +108,35 @@ static int64_t alignment(const void *p)
     return (int64_t)(u & -u);
 }
 
+/* What is added to the product, or NULL. */
+static const void *added_to(const struct iz_product *p)
+{
+    return p->add ? p->d.p : p->c.rows ? p->c.p : NULL;
+}
+
 static struct key key_of(const struct iz_exec *x, const struct iz_product *p)
 {
-    bool tf32 = x->tf32 && p->in == IZ_F32;
+    bool tf32 = x->tf32 && p->a.dtype == IZ_F32;
+    const void *c = added_to(p);
 
-    return (struct key){.m = p->m,
-                        .n = p->n,
-                        .k = p->k,
-                        .lda = p->lda,
-                        .ldb = p->ldb,
-                        .ldd = p->ldd,
+    return (struct key){.m = p->d.rows,
+                        .n = iz_product_n(p),
+                        .k = iz_product_k(p),
+                        .lda = p->a.cols,
+                        .ldb = p->b.cols,
+                        .ldd = p->d.cols,
                         .ta = p->ta,
                         .tb = p->tb,
-                        .in = p->in,
-                        .out = p->out,
+                        .in = p->a.dtype,
+                        .out = p->d.dtype,
                         .use = p->use,
                         .compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
                                         : CUBLAS_COMPUTE_32F,
-                        .align_a = alignment(p->a),
-                        .align_b = alignment(p->b),
-                        .align_c = alignment(p->c ? p->c : p->d),
-                        .align_d = alignment(p->d),
-                        .align_bias = alignment(p->bias)};
+                        .align_a = alignment(p->a.p),
+                        .align_b = alignment(p->b.p),
+                        .align_c = alignment(c ? c : p->d.p),
+                        .align_d = alignment(p->d.p),
+                        .align_bias = alignment(p->use ? p->bias.p : NULL)};
 }
 
 static uint64_t hash_of(const struct key *k)
@@ -295,18 +302,23 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
 {
     struct key k = key_of(x, p);
     struct plan *q = plan_of(x->cuda->blas, &k);
-    float alpha = p->scale != 0 ? p->scale : 1, beta = p->c ? 1 : 0;
+    const void *c = added_to(p);
+    float alpha = p->scale != 0 ? p->scale : 1, beta = c ? 1 : 0;
     uintptr_t space = ((uintptr_t)scratch.p + WORKSPACE_ALIGN - 1) /
                       WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 
+    assert(p->a.dtype == p->b.dtype &&
+           (!p->c.rows || p->c.dtype == p->d.dtype));
+    assert(!p->use || p->bias.dtype == p->d.dtype);
     assert(iz_view_bytes(scratch) >= IZ_PRODUCT_SCRATCH);
     if (!q->possible)
         return false;
     if (p->use != IZ_BIAS_NONE)
-        set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof(p->bias));
-    matmul_cuda_check(cublasLtMatmul(x->cuda->blas->lt, &q->op, &alpha, p->b,
-                                     &q->b, p->a, &q->a, &beta,
-                                     p->c ? p->c : p->d, &q->d, p->d, &q->d,
+        set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias.p,
+            sizeof(p->bias.p));
+    matmul_cuda_check(cublasLtMatmul(x->cuda->blas->lt, &q->op, &alpha, p->b.p,
+                                     &q->b, p->a.p, &q->a, &beta,
+                                     c ? c : p->d.p, &q->d, p->d.p, &q->d,
                                      &q->algo, (void *)space, WORKSPACE_BYTES,
                                      (cudaStream_t)x->stream),
                       "cublasLtMatmul", &k);
@@ -319,30 +331,12 @@ void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                         struct iz_view a, const struct iz_linear *l,
                         struct iz_view scratch)
 {
-    struct iz_product p = {.m = y.rows,
-                           .n = y.cols,
-                           .k = a.cols,
-                           .a = a.p,
-                           .lda = a.cols,
-                           .b = l->w.p,
-                           .ldb = l->w.cols,
-                           .tb = l->out_in,
-                           .c = r.rows ? r.p : NULL,
-                           .d = y.p,
-                           .ldd = y.cols,
-                           .bias = l->b.rows ? l->b.p : NULL,
-                           .use = l->b.rows ? IZ_BIAS_ADD : IZ_BIAS_NONE,
-                           .in = a.dtype,
-                           .out = y.dtype,
-                           .scale = l->scale};
+    struct iz_product p = iz_product_fwd(y, r, a, l);
 
-    assert(l->w.dtype == a.dtype && (!r.rows || r.dtype == y.dtype));
-    assert(!l->b.rows || l->b.dtype == y.dtype);
     if (iz_product_cuda(x, &p, scratch))
         return;
     iz_bias_rows_cuda(x, y, r, l->b);
     p.c = p.d;
-    p.bias = NULL;
     p.use = IZ_BIAS_NONE;
     iz_product_cuda(x, &p, scratch);
 }
@@ -350,45 +344,9 @@ void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
 void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                        const struct iz_linear *l, struct iz_view scratch)
 {
-    struct iz_product p = {.m = da.rows,
-                           .n = da.cols,
-                           .k = dy.cols,
-                           .a = dy.p,
-                           .lda = dy.cols,
-                           .b = l->w.p,
-                           .ldb = l->w.cols,
-                           .tb = !l->out_in,
-                           .d = da.p,
-                           .ldd = da.cols,
-                           .in = dy.dtype,
-                           .out = da.dtype};
+    struct iz_product p = iz_product_da(da, dy, l);
 
-    assert(l->w.dtype == dy.dtype);
     iz_product_cuda(x, &p, scratch);
-}
-
-/* dw = left^T right; the columns of dy are rows of op(left) or columns of
- * right, and their sums are db. */
-static struct iz_product matmul_cuda_product_dw(struct iz_view dy,
-                                                struct iz_view a,
-                                                const struct iz_linear *l)
-{
-    struct iz_view left = l->out_in ? dy : a, right = l->out_in ? a : dy;
-
-    assert(dy.dtype == a.dtype);
-    return (struct iz_product){.m = l->dw.rows,
-                               .n = l->dw.cols,
-                               .k = dy.rows,
-                               .a = left.p,
-                               .lda = left.cols,
-                               .ta = true,
-                               .b = right.p,
-                               .ldb = right.cols,
-                               .c = l->add ? l->dw.p : NULL,
-                               .d = l->dw.p,
-                               .ldd = l->dw.cols,
-                               .in = a.dtype,
-                               .out = l->dw.dtype};
 }
 
 /* db by a kernel of ours, which reads dy once more: by the rates of an H100
@@ -402,20 +360,16 @@ void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                        const struct iz_linear *l, struct iz_view scratch)
 {
     bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db), both = false;
-    struct iz_product p = {0};
+    struct iz_product p = iz_product_dw(dy, a, l);
 
-    if (dw)
-        p = matmul_cuda_product_dw(dy, a, l);
     if (x->fused_db && dw && db && l->db.dtype == l->dw.dtype) {
         p.use = l->out_in ? IZ_BIAS_SUM_A : IZ_BIAS_SUM_B;
-        p.bias = l->db.p;
+        p.bias = l->db;
         both = iz_product_cuda(x, &p, scratch);
     }
-    if (dw && !both) {
-        p.use = IZ_BIAS_NONE;
-        p.bias = NULL;
+    p.use = IZ_BIAS_NONE;
+    if (dw && !both)
         iz_product_cuda(x, &p, scratch);
-    }
     if (db && !both)
         iz_column_sum_cuda(x, l->db, dy, scratch);
 }

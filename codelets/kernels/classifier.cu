@@ -6,6 +6,7 @@
 
 #include <float.h>
 
+#include "codelets/base/int64.h"
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/kernels/launch.cuh"
 #include "codelets/ops/gpu_ops.h"
@@ -193,167 +194,71 @@ static void round_to(struct iz_exec *x, T *out, struct iz_view in)
               (const float *)in.p, n);
 }
 
-/* What is the same for all chunks of a call. */
-struct job {
-    struct iz_exec *x;
-    const struct iz_classifier *c;
-    struct iz_classifier_parts p;
-    float scale;
-};
-
-/* The rows [at, at + n). */
-struct chunk {
-    struct iz_view a, da;
-    double *loss;
-    const int32_t *target;
-    int64_t at, n;
-};
-
-static struct chunk chunk_at(const struct job *j, int64_t at)
+static void classifier_product(struct iz_exec *x, struct iz_view scratch,
+                               struct iz_view d, bool add, struct iz_view a,
+                               bool ta, struct iz_view b, bool tb)
 {
-    int64_t left = j->c->a.rows - at;
-    struct chunk k = {};
+    struct iz_product p = {a, b, {}, d, {}, ta, tb, add, IZ_BIAS_NONE, 0};
 
-    k.at = at;
-    k.n = left < j->p.rows ? left : j->p.rows;
-    k.a = iz_view_rows(j->c->a, at, k.n);
-    k.da = iz_view_rows(j->c->da, at, k.n);
-    k.loss = j->p.loss + at;
-    k.target = j->p.target + at;
-    return k;
+    iz_product_cuda(x, &p, scratch);
 }
 
-/* logits [n,V] = a [n,C] w^T. */
-static void chunk_logits(const struct job *j, const struct chunk *k)
-{
-    struct iz_product q = {};
-
-    q.m = k->n;
-    q.n = j->c->w.rows;
-    q.k = j->c->w.cols;
-    q.a = k->a.p;
-    q.lda = k->a.cols;
-    q.b = j->c->w.p;
-    q.ldb = j->c->w.cols;
-    q.tb = true;
-    q.d = j->p.logits.p;
-    q.ldd = j->p.logits.cols;
-    q.in = k->a.dtype;
-    q.out = IZ_F32;
-    iz_product_cuda(j->x, &q, j->p.product);
-}
-
-/* dw [V,C] (+)= grad^T a. */
-static void chunk_dw(const struct job *j, const struct chunk *k)
-{
-    struct iz_product q = {};
-
-    q.m = j->p.dw.rows;
-    q.n = j->p.dw.cols;
-    q.k = k->n;
-    q.a = j->p.grad.p;
-    q.lda = j->p.grad.cols;
-    q.ta = true;
-    q.b = k->a.p;
-    q.ldb = k->a.cols;
-    q.c = k->at ? j->p.dw.p : NULL;
-    q.d = j->p.dw.p;
-    q.ldd = j->p.dw.cols;
-    q.in = k->a.dtype;
-    q.out = j->p.dw.dtype;
-    iz_product_cuda(j->x, &q, j->p.product);
-}
-
-/* da [n,C] = grad w. */
-static void chunk_da(const struct job *j, const struct chunk *k)
-{
-    struct iz_product q = {};
-
-    q.m = k->n;
-    q.n = k->da.cols;
-    q.k = j->c->w.rows;
-    q.a = j->p.grad.p;
-    q.lda = j->p.grad.cols;
-    q.b = j->c->w.p;
-    q.ldb = j->c->w.cols;
-    q.d = k->da.p;
-    q.ldd = k->da.cols;
-    q.in = k->a.dtype;
-    q.out = k->da.dtype;
-    iz_product_cuda(j->x, &q, j->p.product);
-}
-
-static void chunk_losses(const struct job *j, const struct chunk *k)
-{
-    IZ_LAUNCH(rows_fwd, (unsigned)k->n, THREADS, 0, j->x->stream, k->loss,
-              (const float *)j->p.logits.p, k->target, j->c->w.rows,
-              j->p.logits.cols);
-}
-
+/* A chunk of rows after the other.  T: type of the activations, of the
+ * gradients of the logits, and of dw where it has to be rounded. */
 template <class T>
-static void chunk_gradients(const struct job *j, const struct chunk *k)
+static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
+                       const struct iz_classifier_parts &p, bool grad,
+                       float scale)
 {
-    IZ_LAUNCH(rows_bwd<T>, (unsigned)k->n, THREADS, 0, j->x->stream,
-              (T *)j->p.grad.p, k->loss, (const float *)j->p.logits.p,
-              k->target, j->c->w.rows, j->p.logits.cols, j->scale);
+    int64_t vocab = c->w.rows, ld = p.logits.cols;
+
+    for (int64_t at = 0; at < c->a.rows; at += p.rows) {
+        int64_t n = min64(p.rows, c->a.rows - at);
+        struct iz_view a = iz_view_rows(c->a, at, n);
+        struct iz_view logits = iz_view_rows(p.logits, 0, n);
+        struct iz_view d = iz_view_rows(p.grad, 0, n);
+        const float *s = (const float *)logits.p;
+
+        classifier_product(x, p.product, logits, false, a, false, c->w, true);
+        if (!grad) {
+            IZ_LAUNCH(rows_fwd, (unsigned)n, THREADS, 0, x->stream, p.loss + at,
+                      s, p.target + at, vocab, ld);
+            continue;
+        }
+        IZ_LAUNCH(rows_bwd<T>, (unsigned)n, THREADS, 0, x->stream, (T *)d.p,
+                  p.loss + at, s, p.target + at, vocab, ld, scale);
+        if (p.dw.rows) /* reads a, which da may replace */
+            classifier_product(x, p.product, p.dw, at > 0, d, true, a, false);
+        classifier_product(x, p.product, iz_view_rows(c->da, at, n), false, d,
+                           false, c->w, false);
+    }
+    if (p.dw.rows && p.dw.p != c->dw.p && grad)
+        round_to(x, (T *)c->dw.p, p.dw);
 }
 
-static struct job job_new(struct iz_exec *x, const struct iz_classifier *c,
-                          int64_t count, struct iz_view scratch, bool grad)
+static void classifier_run(struct iz_exec *x, const struct iz_classifier *c,
+                           int64_t count, struct iz_view scratch, bool grad)
 {
-    struct job j = {};
+    struct iz_classifier_parts p = iz_classifier_parts(x, c, grad, scratch.p);
+    float scale = count ? c->loss_scale / (float)count : 0;
 
-    j.x = x;
-    j.c = c;
-    j.p = iz_classifier_parts(x, c, grad, scratch.p);
-    j.scale = count ? c->loss_scale / (float)count : 0;
     IZ_LAUNCH(copy_targets, (unsigned)((c->a.rows + THREADS - 1) / THREADS),
-              THREADS, 0, x->stream, j.p.target, c->target, c->a.rows);
-    return j;
-}
-
-static void job_end(const struct job *j, int64_t count)
-{
-    IZ_LAUNCH(mean_loss, 1, THREADS, 0, j->x->stream, j->c->loss,
-              (const double *)j->p.loss, j->c->a.rows, count);
+              THREADS, 0, x->stream, p.target, c->target, c->a.rows);
+    iz_by_type(x->act, [&](auto zero) {
+        run_chunks<decltype(zero)>(x, c, p, grad, scale);
+    });
+    IZ_LAUNCH(mean_loss, 1, THREADS, 0, x->stream, c->loss,
+              (const double *)p.loss, c->a.rows, count);
 }
 
 void iz_classifier_fwd_cuda(struct iz_exec *x, const struct iz_classifier *c,
                             int64_t count, struct iz_view scratch)
 {
-    struct job j = job_new(x, c, count, scratch, false);
-
-    for (int64_t at = 0; at < c->a.rows; at += j.p.rows) {
-        struct chunk k = chunk_at(&j, at);
-
-        chunk_logits(&j, &k);
-        chunk_losses(&j, &k);
-    }
-    job_end(&j, count);
-}
-
-/* T: type of the activations, of the gradients of the logits, and of dw where
- * it has to be rounded. */
-template <class T> static void backward(const struct job *j)
-{
-    for (int64_t at = 0; at < j->c->a.rows; at += j->p.rows) {
-        struct chunk k = chunk_at(j, at);
-
-        chunk_logits(j, &k);
-        chunk_gradients<T>(j, &k);
-        if (j->p.dw.rows)
-            chunk_dw(j, &k); /* reads a, which da may replace */
-        chunk_da(j, &k);
-    }
-    if (j->p.dw.rows && j->p.dw.p != j->c->dw.p)
-        round_to(j->x, (T *)j->c->dw.p, j->p.dw);
+    classifier_run(x, c, count, scratch, false);
 }
 
 void iz_classifier_bwd_cuda(struct iz_exec *x, const struct iz_classifier *c,
                             int64_t count, struct iz_view scratch)
 {
-    struct job j = job_new(x, c, count, scratch, true);
-
-    iz_by_type(x->act, [&](auto zero) { backward<decltype(zero)>(&j); });
-    job_end(&j, count);
+    classifier_run(x, c, count, scratch, true);
 }

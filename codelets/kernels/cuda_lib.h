@@ -3,10 +3,7 @@
  * compute worker, and the matrix product that they are built of. */
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
-
-#include "codelets/ops/exec.h"
+#include "codelets/ops/matmul.h"
 
 IZ_C_BEGIN
 
@@ -22,29 +19,6 @@ struct iz_cuda {
 /* -errno with the reason printed; close accepts NULL. */
 int iz_cublas_open(struct iz_cublas **out);
 void iz_cublas_close(struct iz_cublas **b);
-
-/* What a product does with its vector. */
-enum iz_product_bias {
-    IZ_BIAS_NONE,
-    IZ_BIAS_ADD,   /* bias[j] is added to column j of d; n elements */
-    IZ_BIAS_SUM_A, /* bias[i] = sum over k of op(a)[i,k]; m elements */
-    IZ_BIAS_SUM_B, /* bias[j] = sum over k of op(b)[k,j]; n elements */
-};
-
-/* d = scale op(a) op(b) + c + bias (scale 0 for 1), all row-major: op(a) is
- * [m,k], op(b) [k,n], d and c [m,n], and ta, tb say that the matrix is stored
- * transposed.  The ld count the elements from one row in memory to the next.  a
- * and b have type `in`, the others `out`.  c may be NULL or d, and has d's ld.
- */
-struct iz_product {
-    int64_t m, n, k, lda, ldb, ldd;
-    const void *a, *b, *c;
-    void *d, *bias;
-    bool ta, tb;
-    enum iz_dtype in, out;
-    enum iz_product_bias use;
-    float scale;
-};
 
 /* Enqueues the product; scratch is the workspace, IZ_PRODUCT_SCRATCH bytes at
  * least.  False when the library finds no way for a product with this `use`,

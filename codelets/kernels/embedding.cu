@@ -4,7 +4,6 @@
  * position.  The keys, token and position together, are all different, so that
  * there is only one sorted order and timing has no part in the result. */
 #include "codelets/kernels/launch.cuh"
-#include "codelets/kernels/row.cuh"
 
 #include "codelets/ops/embedding.h"
 #include "codelets/ops/gpu_ops.h"
@@ -241,44 +240,30 @@ static __global__ void __launch_bounds__(THREADS)
     iz_store_row(dwpe + p * c + at, sum);
 }
 
-static int embedding_blocks_for(int64_t n, int64_t per)
-{
-    return (int)((n + per - 1) / per);
-}
-
 /* Of y: a table and what is added, or a table and what is kept. */
 struct sources {
     struct iz_view table, wpe, r;
 };
-
-template <class T>
-static void start_forward(struct iz_exec *x, struct iz_view y,
-                          const struct lookup &l, const struct sources &s)
-{
-    bool pieces = iz_rows_aligned<T>(y.p, y.cols) &&
-                  iz_rows_aligned<T>(s.table.p, y.cols) &&
-                  iz_rows_aligned<T>(s.wpe.p, y.cols) &&
-                  iz_rows_aligned<T>(s.r.p, y.cols);
-    void (*k)(T *, struct lookup, const T *, const T *, const T *, int64_t,
-              int64_t) = pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>;
-
-    IZ_LAUNCH(k, embedding_blocks_for(y.rows, WARPS), THREADS, 0, x->stream,
-              (T *)y.p, l, (const T *)s.table.p,
-              (const T *)(s.wpe.rows ? s.wpe.p : NULL),
-              (const T *)(s.r.rows ? s.r.p : NULL), s.wpe.rows, y.cols);
-}
 
 static void forward_of(struct iz_exec *x, struct iz_view y,
                        const int32_t *token, int64_t first,
                        const struct sources &s)
 {
     struct lookup l = {token, y.rows, first, s.table.rows};
+    void *wpe = s.wpe.rows ? s.wpe.p : NULL, *r = s.r.rows ? s.r.p : NULL;
 
     if (s.table.dtype != y.dtype || (s.wpe.rows && s.wpe.dtype != y.dtype))
         iz_die("embedding of %s with weights of %s", iz_dtype_name(y.dtype),
                iz_dtype_name(s.table.dtype));
-    iz_by_type(y.dtype,
-               [&](auto zero) { start_forward<decltype(zero)>(x, y, l, s); });
+    iz_by_type(y.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        bool pieces = iz_rows_aligned<T>(y.cols, y.p, s.table.p, wpe, r);
+
+        IZ_LAUNCH((pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>),
+                  iz_blocks(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p, l,
+                  (const T *)s.table.p, (const T *)wpe, (const T *)r,
+                  s.wpe.rows, y.cols);
+    });
 }
 
 void iz_embedding_fwd_cuda(struct iz_exec *x, struct iz_view y,
@@ -300,13 +285,12 @@ static uint64_t *sort_keys(struct iz_exec *x, uint64_t *keys, uint64_t *other,
 {
     int64_t n = l.rows;
 
-    IZ_LAUNCH(sort_runs, embedding_blocks_for(n, RUN), RUN / 2, 0, x->stream,
-              keys, l);
+    IZ_LAUNCH(sort_runs, iz_blocks(n, RUN), RUN / 2, 0, x->stream, keys, l);
     for (int64_t len = RUN; len < n; len *= 2) {
         uint64_t *from = keys;
 
-        IZ_LAUNCH(merge_runs, embedding_blocks_for(n, THREADS), THREADS, 0,
-                  x->stream, other, (const uint64_t *)from, n, len);
+        IZ_LAUNCH(merge_runs, iz_blocks(n, THREADS), THREADS, 0, x->stream,
+                  other, (const uint64_t *)from, n, len);
         keys = other;
         other = from;
     }
@@ -323,20 +307,19 @@ static void launch_tokens(struct iz_exec *x, struct iz_view dwte,
     uint64_t *other = (uint64_t *)(base + at.other);
     int32_t *first = (int32_t *)(base + at.first);
     float *sums = (float *)(base + at.sums);
-    int chunks = embedding_blocks_for(dy.cols, 32 * N);
+    unsigned chunks = iz_blocks(dy.cols, 32 * N);
 
     keys = sort_keys(x, keys, other, l);
-    IZ_LAUNCH(find_tokens, embedding_blocks_for(dwte.rows + 1, THREADS),
-              THREADS, 0, x->stream, first, (const uint64_t *)keys, dy.rows,
-              dwte.rows);
+    IZ_LAUNCH(find_tokens, iz_blocks(dwte.rows + 1, THREADS), THREADS, 0,
+              x->stream, first, (const uint64_t *)keys, dy.rows, dwte.rows);
 
     struct sorted s = {keys, first, dy.rows, dwte.rows, dy.cols};
 
     IZ_LAUNCH((sum_pieces<T, N>), dim3((unsigned)at.slots, chunks), 32, 0,
               x->stream, sums, (const T *)dy.p, s);
-    IZ_LAUNCH((sum_tokens<T, N>),
-              dim3(embedding_blocks_for(dwte.rows, WARPS), chunks), THREADS, 0,
-              x->stream, (T *)dwte.p, (const float *)sums, (const T *)dy.p, s);
+    IZ_LAUNCH((sum_tokens<T, N>), dim3(iz_blocks(dwte.rows, WARPS), chunks),
+              THREADS, 0, x->stream, (T *)dwte.p, (const float *)sums,
+              (const T *)dy.p, s);
 }
 
 template <class T, int N>
@@ -344,27 +327,13 @@ static void launch_backward(struct iz_exec *x, struct iz_view dwte,
                             struct iz_view dwpe, struct iz_view dy,
                             const struct lookup &l, char *scratch)
 {
-    dim3 grid(embedding_blocks_for(dwpe.rows, WARPS),
-              embedding_blocks_for(dy.cols, 32 * N));
+    dim3 grid(iz_blocks(dwpe.rows, WARPS), iz_blocks(dy.cols, 32 * N));
 
     if (dwte.p)
         launch_tokens<T, N>(x, dwte, dy, l, scratch);
     if (dwpe.rows && dwpe.p)
         IZ_LAUNCH((sum_positions<T, N>), grid, THREADS, 0, x->stream,
                   (T *)dwpe.p, (const T *)dy.p, dwpe.rows, dy.rows, dy.cols);
-}
-
-template <class T>
-static void start_backward(struct iz_exec *x, struct iz_view dwte,
-                           struct iz_view dwpe, struct iz_view dy,
-                           const struct lookup &l, char *scratch)
-{
-    if (iz_rows_aligned<T>(dwte.p, dy.cols) &&
-        iz_rows_aligned<T>(dwpe.p, dy.cols) &&
-        iz_rows_aligned<T>(dy.p, dy.cols))
-        launch_backward<T, 16 / sizeof(T)>(x, dwte, dwpe, dy, l, scratch);
-    else
-        launch_backward<T, 1>(x, dwte, dwpe, dy, l, scratch);
 }
 
 static void backward_of(struct iz_exec *x, struct iz_view dwte,
@@ -375,7 +344,11 @@ static void backward_of(struct iz_exec *x, struct iz_view dwte,
         iz_die("embedding's gradient of %s from %s", iz_dtype_name(dwte.dtype),
                iz_dtype_name(dy.dtype));
     iz_by_type(dy.dtype, [&](auto zero) {
-        start_backward<decltype(zero)>(x, dwte, dwpe, dy, l, scratch);
+        using T = decltype(zero);
+        if (iz_rows_aligned<T>(dy.cols, dwte.p, dwpe.p, dy.p))
+            launch_backward<T, 16 / sizeof(T)>(x, dwte, dwpe, dy, l, scratch);
+        else
+            launch_backward<T, 1>(x, dwte, dwpe, dy, l, scratch);
     });
 }
 

@@ -22,56 +22,29 @@ struct inputs {
     const void *p[IZ_SUM_INPUTS_MAX];
 };
 
-/* N elements from i on. */
-template <class O, class T, int N>
-static __device__ void add_inputs(O *out, bool accumulate,
-                                  const struct inputs &in, int n_in, int64_t i)
-{
-    float sum[N], next[N];
-
-    iz_load_row(sum, (const T *)in.p[0] + i);
-    for (int s = 1; s < n_in; s++) {
-        iz_load_row(next, (const T *)in.p[s] + i);
-        for (int j = 0; j < N; j++)
-            sum[j] = __fadd_rn(sum[j], next[j]);
-    }
-    if (accumulate) {
-        iz_load_row(next, out + i);
-        for (int j = 0; j < N; j++)
-            sum[j] = __fadd_rn(next[j], sum[j]);
-    }
-    iz_store_row(out + i, sum);
-}
-
 /* Moves n_in elements in, one out, and one more in when it accumulates. */
 template <class O, class T>
 static __global__ void __launch_bounds__(THREADS)
     sum_inputs(O *out, bool accumulate, struct inputs in, int n_in, int64_t n,
                bool aligned)
 {
-    constexpr int per = per_thread<O, T>;
-    int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int64_t i = thread * per;
+    iz_each<THREADS, per_thread<O, T>>(n, aligned, [&](int64_t i, auto count) {
+        constexpr int N = decltype(count)::value;
+        float sum[N], next[N];
 
-    if (aligned && i + per <= n)
-        add_inputs<O, T, per>(out, accumulate, in, n_in, i);
-    else
-        for (; i < n && i < (thread + 1) * per; i++)
-            add_inputs<O, T, 1>(out, accumulate, in, n_in, i);
-}
-
-template <class O, class T>
-static void launch_sum(struct iz_exec *x, void *out, bool accumulate,
-                       const struct inputs &in, int n_in, int64_t n)
-{
-    uintptr_t bits = (uintptr_t)out;
-    constexpr int width = THREADS * per_thread<O, T>;
-    int64_t blocks = (n + width - 1) / width;
-
-    for (int s = 0; s < n_in; s++)
-        bits |= (uintptr_t)in.p[s];
-    IZ_LAUNCH((sum_inputs<O, T>), (int)blocks, THREADS, 0, x->stream, (O *)out,
-              accumulate, in, n_in, n, bits % 16 == 0);
+        iz_load_row(sum, (const T *)in.p[0] + i);
+        for (int s = 1; s < n_in; s++) {
+            iz_load_row(next, (const T *)in.p[s] + i);
+            for (int j = 0; j < N; j++)
+                sum[j] = __fadd_rn(sum[j], next[j]);
+        }
+        if (accumulate) {
+            iz_load_row(next, out + i);
+            for (int j = 0; j < N; j++)
+                sum[j] = __fadd_rn(next[j], sum[j]);
+        }
+        iz_store_row(out + i, sum);
+    });
 }
 
 void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,
@@ -79,17 +52,23 @@ void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,
                       enum iz_dtype in_type, int64_t n)
 {
     struct inputs all = {};
+    bool aligned = iz_aligned(out);
 
     if (n_in > IZ_SUM_INPUTS_MAX)
         iz_die("a sum of %d buffers, %d is the most", n_in, IZ_SUM_INPUTS_MAX);
     if (n == 0)
         return;
-    for (int s = 0; s < n_in; s++)
+    for (int s = 0; s < n_in; s++) {
         all.p[s] = in[s];
+        aligned = aligned && iz_aligned(in[s]);
+    }
     iz_by_type(out_type, [&](auto to) {
         iz_by_type(in_type, [&](auto from) {
-            launch_sum<decltype(to), decltype(from)>(x, out, accumulate, all,
-                                                     n_in, n);
+            using O = decltype(to);
+            using T = decltype(from);
+            IZ_LAUNCH((sum_inputs<O, T>),
+                      iz_blocks(n, THREADS * per_thread<O, T>), THREADS, 0,
+                      x->stream, (O *)out, accumulate, all, n_in, n, aligned);
         });
     });
 }

@@ -82,31 +82,16 @@ static void interact_check(struct iz_view z, struct iz_view e)
                (long long)(e.rows / z.rows), MOST);
 }
 
-template <class T>
-static void start_forward(struct iz_exec *x, struct iz_view y, struct iz_view z,
-                          struct iz_view e)
-{
-    IZ_LAUNCH(forward<T>, (int)z.rows, THREADS, 0, x->stream, (T *)y.p,
-              (const T *)z.p, (const T *)e.p, (int)(e.rows / z.rows),
-              (int)z.cols);
-}
-
-template <class T>
-static void start_backward(struct iz_exec *x, struct iz_view dz,
-                           struct iz_view de, struct iz_view dy,
-                           struct iz_view z, struct iz_view e)
-{
-    IZ_LAUNCH(backward<T>, (int)z.rows, THREADS, 0, x->stream, (T *)dz.p,
-              (T *)de.p, (const T *)dy.p, (const T *)z.p, (const T *)e.p,
-              (int)(e.rows / z.rows), (int)z.cols);
-}
-
 void iz_interact_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view z,
                           struct iz_view e)
 {
     interact_check(z, e);
-    iz_by_type(y.dtype,
-               [&](auto zero) { start_forward<decltype(zero)>(x, y, z, e); });
+    iz_by_type(y.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        IZ_LAUNCH(forward<T>, (int)z.rows, THREADS, 0, x->stream, (T *)y.p,
+                  (const T *)z.p, (const T *)e.p, (int)(e.rows / z.rows),
+                  (int)z.cols);
+    });
 }
 
 void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
@@ -115,6 +100,9 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
 {
     interact_check(z, e);
     iz_by_type(dy.dtype, [&](auto zero) {
-        start_backward<decltype(zero)>(x, dz, de, dy, z, e);
+        using T = decltype(zero);
+        IZ_LAUNCH(backward<T>, (int)z.rows, THREADS, 0, x->stream, (T *)dz.p,
+                  (T *)de.p, (const T *)dy.p, (const T *)z.p, (const T *)e.p,
+                  (int)(e.rows / z.rows), (int)z.cols);
     });
 }

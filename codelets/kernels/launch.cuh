@@ -24,10 +24,10 @@ typedef __half iz_f16;
  * at the launch ends the job. */
 #define IZ_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)              \
     do {                                                                       \
-        iz_launch_allow((const void *)(kernel), (shared_bytes), __func__);     \
+        iz_launch_allow((const void *)(kernel), (shared_bytes), __FILE__);     \
         (kernel)<<<(grid), (block), (shared_bytes), (cudaStream_t)(stream)>>>( \
             __VA_ARGS__);                                                      \
-        iz_launch_check(cudaPeekAtLastError(), #kernel, __func__);             \
+        iz_launch_check(cudaPeekAtLastError(), #kernel, __FILE__);             \
     } while (0)
 
 /* Declares `type *name`, the dynamic shared memory of the block, aligned to 128
@@ -161,5 +161,4 @@ static __device__ __forceinline__ void iz_store_row(T *p,
     }
 }
 
-#include "codelets/kernels/by_type.cuh"
-#include "codelets/kernels/reduce.cuh"
+#include "codelets/kernels/pieces.cuh"

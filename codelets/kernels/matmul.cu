@@ -52,13 +52,11 @@ static void matmul_launch(struct iz_exec *x, O *sum, const T *dy, int64_t rows,
                           int64_t cols, int pieces)
 {
     constexpr int wide = 16 / sizeof(T);
-    bool whole = cols % wide == 0 && (uintptr_t)dy % 16 == 0;
-    int64_t width = 32 * (whole ? wide : 1);
-    void (*k)(O *, const T *, int64_t, int64_t) =
-        whole ? column_sum<wide, T, O> : column_sum<1, T, O>;
-    dim3 grid((unsigned)((cols + width - 1) / width), (unsigned)pieces);
+    bool whole = cols % wide == 0 && iz_aligned(dy);
+    dim3 grid(iz_blocks(cols, 32 * (whole ? wide : 1)), (unsigned)pieces);
 
-    IZ_LAUNCH(k, grid, 32 * WARPS, 0, x->stream, sum, dy, rows, cols);
+    IZ_LAUNCH((whole ? column_sum<wide, T, O> : column_sum<1, T, O>), grid,
+              32 * WARPS, 0, x->stream, sum, dy, rows, cols);
 }
 
 /* As many shares of the rows as fill the GPU, a warp having 4 rows at least,
@@ -90,22 +88,16 @@ static void sum_twice(struct iz_exec *x, O *sum, struct iz_view dy,
     }
 }
 
-template <class T>
-static void sum_columns(struct iz_exec *x, struct iz_view sum,
-                        struct iz_view dy, struct iz_view scratch)
-{
-    if (sum.dtype == IZ_F32)
-        sum_twice<T>(x, (float *)sum.p, dy, scratch);
-    else
-        sum_twice<T>(x, (T *)sum.p, dy, scratch);
-}
-
 void iz_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
                         struct iz_view dy, struct iz_view scratch)
 {
     assert(sum.dtype == IZ_F32 || sum.dtype == dy.dtype);
     iz_by_type(dy.dtype, [&](auto zero) {
-        sum_columns<decltype(zero)>(x, sum, dy, scratch);
+        using T = decltype(zero);
+        if (sum.dtype == IZ_F32)
+            sum_twice<T>(x, (float *)sum.p, dy, scratch);
+        else
+            sum_twice<T>(x, (T *)sum.p, dy, scratch);
     });
 }
 
@@ -129,25 +121,18 @@ static __global__ void __launch_bounds__(32 * WARPS)
     iz_store_row<N>(y + i, to);
 }
 
-template <class T>
-static void bias_rows(struct iz_exec *x, struct iz_view y, struct iz_view r,
-                      struct iz_view b)
-{
-    constexpr int wide = 16 / sizeof(T);
-    uintptr_t at = (uintptr_t)y.p | (uintptr_t)r.p | (uintptr_t)b.p;
-    bool whole = y.cols % wide == 0 && at % 16 == 0;
-    int64_t n = iz_view_len(y), per = 32 * WARPS * (whole ? wide : 1);
-    void (*k)(T *, const T *, const T *, int64_t, int64_t) =
-        whole ? add_rows<wide, T> : add_rows<1, T>;
-
-    IZ_LAUNCH(k, (unsigned)((n + per - 1) / per), 32 * WARPS, 0, x->stream,
-              (T *)y.p, (const T *)r.p, (const T *)b.p, n, y.cols);
-}
-
 void iz_bias_rows_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                        struct iz_view b)
 {
     assert(b.dtype == y.dtype && b.cols == y.cols);
-    iz_by_type(y.dtype,
-               [&](auto zero) { bias_rows<decltype(zero)>(x, y, r, b); });
+    iz_by_type(y.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        constexpr int wide = 16 / sizeof(T);
+        bool whole = y.cols % wide == 0 && iz_aligned(y.p, r.p, b.p);
+        int64_t n = iz_view_len(y), per = 32 * WARPS * (whole ? wide : 1);
+
+        IZ_LAUNCH((whole ? add_rows<wide, T> : add_rows<1, T>),
+                  iz_blocks(n, per), 32 * WARPS, 0, x->stream, (T *)y.p,
+                  (const T *)r.p, (const T *)b.p, n, y.cols);
+    });
 }

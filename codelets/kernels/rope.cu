@@ -69,30 +69,6 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <class T, int N>
-static void rope_launch(struct iz_exec *x, struct iz_view a,
-                        const struct iz_rope_turns *f, const struct job *j)
-{
-    int64_t blocks = (j->rows + j->each - 1) / j->each;
-
-    if (blocks > INT32_MAX)
-        iz_die("rope of %lld rows: too many", (long long)j->rows);
-    IZ_LAUNCH((rotate<T, N>), (int)blocks, THREADS, 0, x->stream, (T *)a.p, *f,
-              *j);
-}
-
-template <class T>
-static void rope_choose(struct iz_exec *x, struct iz_view a,
-                        const struct iz_rope_turns *f, const struct job *j)
-{
-    constexpr int per = 16 / sizeof(T);
-
-    if ((uintptr_t)a.p % 16 == 0 && j->half % per == 0 && j->ld % per == 0)
-        rope_launch<T, per>(x, a, f, j);
-    else
-        rope_launch<T, 1>(x, a, f, j);
-}
-
 void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
                   bool back)
 {
@@ -100,8 +76,17 @@ void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
     int half = r->d / 2;
     struct job j = {a.rows, a.cols,         r->seq, r->heads,
                     half,   THREADS / half, back};
+    int64_t blocks = (j.rows + j.each - 1) / j.each;
 
+    if (blocks > INT32_MAX)
+        iz_die("rope of %lld rows: too many", (long long)j.rows);
     iz_rope_turns_of(&f, r);
-    iz_by_type(a.dtype,
-               [&](auto zero) { rope_choose<decltype(zero)>(x, a, &f, &j); });
+    iz_by_type(a.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        constexpr int per = 16 / sizeof(T);
+        bool whole = iz_aligned(a.p) && half % per == 0 && j.ld % per == 0;
+
+        IZ_LAUNCH((whole ? rotate<T, per> : rotate<T, 1>), (int)blocks, THREADS,
+                  0, x->stream, (T *)a.p, f, j);
+    });
 }

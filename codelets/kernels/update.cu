@@ -61,45 +61,28 @@ struct wide {
     bool aligned; /* all buffers, to 16 bytes */
 };
 
-/* N elements from i on. */
-template <class F, class G, class O, int N>
-static __device__ void update_row(const struct wide &w, const G *g, O *out,
-                                  int64_t i)
-{
-    float p[N], grad[N], state[F::STATES][N];
-
-    iz_load_row(grad, g + i);
-    iz_load_row(p, w.p + i);
-    for (int s = 0; s < F::STATES; s++)
-        iz_load_row(state[s], w.state[s] + i);
-    for (int j = 0; j < N; j++)
-        update_elem<F, N>(w.consts, p[j], state, j, grad[j]);
-    iz_store_row(w.p + i, p);
-    for (int s = 0; s < F::STATES; s++)
-        iz_store_row(w.state[s] + i, state[s]);
-    if (out)
-        iz_store_row(out + i, p);
-}
-
 /* Moves per element 8 bytes of p, 8 of each state, the gradient and the copy:
  * with Adam and both of these in 16 bits 28. */
 template <class F, class G, class O>
 static __global__ void __launch_bounds__(THREADS)
     update_wide(struct wide w, const G *g, O *out)
 {
-    int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int64_t i = thread * PER_THREAD;
+    iz_each<THREADS, PER_THREAD>(w.n, w.aligned, [&](int64_t i, auto count) {
+        constexpr int N = decltype(count)::value;
+        float p[N], grad[N], state[F::STATES][N];
 
-    if (w.aligned && i + PER_THREAD <= w.n)
-        update_row<F, G, O, PER_THREAD>(w, g, out, i);
-    else
-        for (; i < w.n && i < (thread + 1) * PER_THREAD; i++)
-            update_row<F, G, O, 1>(w, g, out, i);
-}
-
-static int update_blocks_for(int64_t n)
-{
-    return (int)((n + THREADS * PER_THREAD - 1) / (THREADS * PER_THREAD));
+        iz_load_row(grad, g + i);
+        iz_load_row(p, w.p + i);
+        for (int s = 0; s < F::STATES; s++)
+            iz_load_row(state[s], w.state[s] + i);
+        for (int j = 0; j < N; j++)
+            update_elem<F, N>(w.consts, p[j], state, j, grad[j]);
+        iz_store_row(w.p + i, p);
+        for (int s = 0; s < F::STATES; s++)
+            iz_store_row(w.state[s] + i, state[s]);
+        if (out)
+            iz_store_row(out + i, p);
+    });
 }
 
 /* Every span by a launch of its own. */
@@ -110,18 +93,20 @@ static void launch_wide(struct iz_exec *x, const struct iz_update *u)
         int64_t end = u->span[s].end < u->n ? u->span[s].end : u->n;
         const G *g = (const G *)u->g + i;
         O *out = u->out ? (O *)u->out + i : NULL;
-        struct wide w = {u->span[s].consts, end - i, u->p + i, {}, true};
-        uintptr_t bits = (uintptr_t)w.p | (uintptr_t)g | (uintptr_t)out;
+        struct wide w = {u->span[s].consts,
+                         end - i,
+                         u->p + i,
+                         {},
+                         iz_aligned(u->p + i, g, out)};
 
         if (end <= i)
             iz_die("update: span %d of %d is empty", (int)s, u->spans);
         for (int j = 0; j < F::STATES; j++) {
             w.state[j] = (float *)u->state[j] + u->at + i;
-            bits |= (uintptr_t)w.state[j];
+            w.aligned = w.aligned && iz_aligned(w.state[j]);
         }
-        w.aligned = bits % 16 == 0;
-        IZ_LAUNCH((update_wide<F, G, O>), update_blocks_for(w.n), THREADS, 0,
-                  x->stream, w, g, out);
+        IZ_LAUNCH((update_wide<F, G, O>), iz_blocks(w.n, THREADS * PER_THREAD),
+                  THREADS, 0, x->stream, w, g, out);
     }
 }
 
@@ -293,11 +278,10 @@ static __global__ void __launch_bounds__(THREADS)
 template <class F, class T, class G, class O>
 static void launch_narrow(struct iz_exec *x, const struct iz_update *u)
 {
-    uintptr_t bits = (uintptr_t)u->p | (uintptr_t)u->g | (uintptr_t)u->out;
     struct narrow k = {};
 
-    if (bits % 16 || u->n % IZ_MOMENT_BLOCK || u->at % IZ_MOMENT_BLOCK ||
-        u->spans > IZ_ALIKE_MAX)
+    if (!iz_aligned(u->p, u->g, u->out) || u->n % IZ_MOMENT_BLOCK ||
+        u->at % IZ_MOMENT_BLOCK || u->spans > IZ_ALIKE_MAX)
         iz_die("update with narrow states: %lld elements, %d spans, or an "
                "address that is no multiple of 16",
                (long long)u->n, u->spans);
@@ -313,29 +297,26 @@ static void launch_narrow(struct iz_exec *x, const struct iz_update *u)
     }
     for (int s = 0; s < u->spans; s++)
         k.span[s] = u->span[s];
-    IZ_LAUNCH((update_narrow<F, T, G, O>), update_blocks_for(u->n), THREADS, 0,
-              x->stream, k, (const G *)u->g, (O *)u->out);
+    IZ_LAUNCH((update_narrow<F, T, G, O>),
+              iz_blocks(u->n, THREADS * PER_THREAD), THREADS, 0, x->stream, k,
+              (const G *)u->g, (O *)u->out);
 }
 
 /* ---- the kernel of these types ---- */
-
-template <class F, class G, class O>
-static void update_launch(struct iz_exec *x, const struct iz_update *u)
-{
-    if (u->type == IZ_MOMENT_FP8)
-        launch_narrow<F, fp8, G, O>(x, u);
-    else if (u->type == IZ_MOMENT_BF16)
-        launch_narrow<F, bf16, G, O>(x, u);
-    else
-        launch_wide<F, G, O>(x, u);
-}
 
 template <class F>
 static void update_by(struct iz_exec *x, const struct iz_update *u)
 {
     iz_by_type(u->g_type, [&](auto g) {
         iz_by_type(u->out_type, [&](auto out) {
-            update_launch<F, decltype(g), decltype(out)>(x, u);
+            using G = decltype(g);
+            using O = decltype(out);
+            if (u->type == IZ_MOMENT_FP8)
+                launch_narrow<F, fp8, G, O>(x, u);
+            else if (u->type == IZ_MOMENT_BF16)
+                launch_narrow<F, bf16, G, O>(x, u);
+            else
+                launch_wide<F, G, O>(x, u);
         });
     });
 }

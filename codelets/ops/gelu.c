@@ -6,31 +6,21 @@
 #include <assert.h>
 
 #include "codelets/base/build.h"
+#include "codelets/ops/activation.h"
 #include "codelets/ops/gpu_ops.h"
 #include "codelets/ops/row_math.h"
 
-#define TWO_ROOT_2_PI 1.5957691216f /* 2 sqrt(2/pi) */
-#define CUBIC 0.044715f
 #define LOG2_E 1.4426950409f
 
 /* 1 / (1 + exp(-2u)), u = sqrt(2/pi) (a + 0.044715 a^3), by a power of two.
  * What is below 1e-30 is 0: subnormal numbers are slow and say nothing. */
 static inline float gelu_gate(float a)
 {
-    float power = a * (-LOG2_E * TWO_ROOT_2_PI +
-                       -LOG2_E * TWO_ROOT_2_PI * CUBIC * (a * a));
+    float power = a * (-LOG2_E * IZ_TWO_ROOT_2_PI +
+                       -LOG2_E * IZ_TWO_ROOT_2_PI * IZ_GELU_CUBIC * (a * a));
     float s = 1 / (1 + iz_exp2f(power));
 
     return power > 100 ? 0 : s;
-}
-
-/* d gelu / da.  Beyond 12 the gate is 0 or 1 to fp32; the clamp keeps 0 * inf
- * away and lets NaN through. */
-static inline float gelu_slope(float a, float s)
-{
-    float c = a > 12 ? 12 : a;
-    c = c < -12 ? -12 : c;
-    return s + c * s * (1 - s) * TWO_ROOT_2_PI * (1 + 3 * CUBIC * c * c);
 }
 
 /* Results may replace the arguments: an element is read before it is written.
@@ -47,7 +37,7 @@ IZ_SIMD static void bwd_cpu(float *du, float *y, const float *dy,
 {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        float v = a[i], s = gelu_gate(v), g = dy[i] * gelu_slope(v, s);
+        float v = a[i], s = gelu_gate(v), g = dy[i] * iz_gelu_slope(v, s);
 
         du[i] = g;
         y[i] = v * s;

@@ -3,16 +3,16 @@
  * CPU.  There, 16-bit weights are widened and 16-bit gradients rounded a panel
  * of rows of w at a time, so that the scratch stays bounded whatever the size
  * of the model.  On a GPU the library needs a workspace of a fixed size. */
-#include "codelets/base/int64.h"
-#include "codelets/ops/ops.h"
+#include "codelets/ops/matmul.h"
 
 #include <assert.h>
 #include <string.h>
 
 #include "codelets/base/build.h"
+#include "codelets/base/int64.h"
 #include "codelets/ops/gemm.h"
+#include "codelets/ops/gemm16.h"
 #include "codelets/ops/gpu_ops.h"
-#include "codelets/ops/matmul_16.h"
 
 #define PANEL_BYTES (4 << 20)
 
@@ -60,160 +60,204 @@ IZ_SIMD static void fill(struct iz_view y, struct iz_view r, const float *bias)
     }
 }
 
-/* Columns [from, from + n) of A, where op(A) is contracted with rows of w. */
-static void fwd_cpu(struct iz_view y, struct iz_view a, struct iz_view panel,
-                    const struct iz_linear *l, int64_t step, float beta)
+struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
+                                 struct iz_view a, const struct iz_linear *l)
 {
-    for (int64_t at = 0; at < l->w.rows; at += step) {
-        int64_t n = min64(step, l->w.rows - at);
-        struct iz_gemm g = {.m = y.rows,
-                            .n = y.cols,
-                            .k = a.cols,
-                            .a = a.p,
-                            .lda = a.cols,
-                            .b = panel_load(panel, l->w, at, n),
-                            .ldb = l->w.cols,
-                            .tb = l->out_in,
-                            .c = y.p,
-                            .ldc = y.cols,
-                            .alpha = 1,
-                            .beta = beta};
-        if (l->scale != 0)
-            g.alpha = l->scale;
-        if (l->out_in) {
-            g.n = n;
-            g.c += at;
-        } else {
-            g.k = n;
-            g.a += at;
-            g.beta = at ? 1 : beta;
-        }
+    return (struct iz_product){.a = a,
+                               .b = l->w,
+                               .c = r,
+                               .d = y,
+                               .bias = l->b,
+                               .tb = l->out_in,
+                               .use = l->b.rows ? IZ_BIAS_ADD : IZ_BIAS_NONE,
+                               .scale = l->scale};
+}
+
+struct iz_product iz_product_da(struct iz_view da, struct iz_view dy,
+                                const struct iz_linear *l)
+{
+    return (struct iz_product){.a = dy, .b = l->w, .d = da, .tb = !l->out_in};
+}
+
+struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
+                                const struct iz_linear *l)
+{
+    return (struct iz_product){.a = l->out_in ? dy : a,
+                               .b = l->out_in ? a : dy,
+                               .d = l->dw,
+                               .ta = true,
+                               .add = l->add};
+}
+
+static void product_count(struct iz_exec *x, const struct iz_product *p)
+{
+    iz_count(x, 2. * (double)iz_view_len(p->d) * (double)iz_product_k(p),
+             (double)(iz_view_bytes(p->a) + iz_view_bytes(p->b) +
+                      iz_view_bytes(p->c) + iz_view_bytes(p->d) +
+                      iz_view_bytes(p->bias)));
+}
+
+/* ---- with fp32 operands ---- */
+
+/* A panel of the weights b has columns of d, or meets columns of a. */
+static void product_by_weights(const struct iz_product *p, struct iz_view panel,
+                               int64_t step, bool add)
+{
+    for (int64_t at = 0; at < p->b.rows; at += step) {
+        int64_t n = min64(step, p->b.rows - at);
+        struct iz_gemm g = {.m = p->d.rows,
+                            .n = p->tb ? n : p->d.cols,
+                            .k = p->tb ? p->a.cols : n,
+                            .a = (float *)p->a.p + (p->tb ? 0 : at),
+                            .lda = p->a.cols,
+                            .b = panel_load(panel, p->b, at, n),
+                            .ldb = p->b.cols,
+                            .tb = p->tb,
+                            .c = (float *)p->d.p + (p->tb ? at : 0),
+                            .ldc = p->d.cols,
+                            .alpha = p->scale != 0 ? p->scale : 1,
+                            .beta = add || (!p->tb && at)};
         iz_gemm_cpu(&g);
     }
 }
+
+/* A panel of the gradient d has columns of a. */
+static void product_by_gradient(const struct iz_product *p,
+                                struct iz_view panel, int64_t step)
+{
+    for (int64_t at = 0; at < p->d.rows; at += step) {
+        int64_t n = min64(step, p->d.rows - at);
+        struct iz_view d = iz_view_rows(p->d, at, n);
+        struct iz_gemm g = {.m = n,
+                            .n = d.cols,
+                            .k = p->a.rows,
+                            .a = (float *)p->a.p + at,
+                            .lda = p->a.cols,
+                            .ta = true,
+                            .b = p->b.p,
+                            .ldb = p->b.cols,
+                            .c = panel.rows ? panel.p : d.p,
+                            .ldc = d.cols,
+                            .alpha = 1,
+                            .beta = p->add};
+        iz_gemm_cpu(&g);
+        if (panel.rows)
+            iz_cast(d.p, d.dtype, panel.p, IZ_F32, iz_view_len(d));
+    }
+}
+
+static void product_32(struct iz_exec *x, const struct iz_product *p)
+{
+    struct iz_view w = p->ta ? p->d : p->b, panel = panel_take(x, w);
+    struct iz_view bias = iz_work(x, IZ_F32, p->bias.rows, p->bias.cols);
+    bool add = bias.rows || p->c.rows;
+
+    if (x->dry)
+        return;
+    if (bias.rows)
+        iz_cast(bias.p, IZ_F32, p->bias.p, p->bias.dtype, bias.cols);
+    if (add)
+        fill(p->d, p->c, bias.rows ? bias.p : NULL);
+    if (p->ta)
+        product_by_gradient(p, panel, panel_rows(x, w));
+    else
+        product_by_weights(p, panel, panel_rows(x, w), add);
+}
+
+/* ---- with bf16 operands: weights as they are, the others rounded ---- */
+
+/* v in bf16, in scratch unless it is of that type. */
+static struct iz_view rounded(struct iz_exec *x, struct iz_view v)
+{
+    if (v.dtype == IZ_BF16)
+        return v;
+
+    struct iz_view to = iz_work(x, IZ_BF16, v.rows, v.cols);
+
+    if (!x->dry)
+        iz_cast(to.p, IZ_BF16, v.p, v.dtype, iz_view_len(v));
+    return to;
+}
+
+static void product_16(struct iz_exec *x, const struct iz_product *p)
+{
+    struct iz_gemm16 g = {.m = p->d.rows,
+                          .n = p->d.cols,
+                          .k = iz_product_k(p),
+                          .a = rounded(x, p->a).p,
+                          .b = rounded(x, p->b).p,
+                          .ta = p->ta,
+                          .tb = p->tb,
+                          .bias = p->bias.p,
+                          .bias_type = p->bias.dtype,
+                          .biased = p->bias.rows > 0,
+                          .c = p->d.p,
+                          .c_type = p->d.dtype,
+                          .add = p->add || p->c.rows > 0};
+    struct iz_view scratch = iz_work(x, IZ_U8, 1, iz_gemm16_scratch(&g));
+
+    if (x->dry)
+        return;
+    if (p->c.rows && p->c.p != p->d.p)
+        memcpy(p->d.p, p->c.p, (size_t)iz_view_bytes(p->d));
+    g.scratch = scratch.p;
+    iz_gemm16(&g);
+}
+
+static void product_on_cpu(struct iz_exec *x, const struct iz_product *p,
+                           const struct iz_linear *l)
+{
+    if (x->bf16_products && l->w.dtype == IZ_BF16 && l->scale == 0)
+        product_16(x, p);
+    else
+        product_32(x, p);
+}
+
+/* ---- a layer's three products, its adapter left out ---- */
 
 static struct iz_view matmul_cuda_scratch(struct iz_exec *x)
 {
     return iz_work(x, IZ_U8, 1, IZ_PRODUCT_SCRATCH);
 }
 
-static void fwd_on_cpu(struct iz_exec *x, struct iz_view y, struct iz_view r,
-                       struct iz_view a, const struct iz_linear *l)
-{
-    struct iz_view panel = panel_take(x, l->w);
-    struct iz_view bias = iz_work(x, IZ_F32, l->b.rows, l->b.cols);
-
-    if (x->dry)
-        return;
-    if (bias.rows)
-        iz_cast(bias.p, IZ_F32, l->b.p, l->b.dtype, bias.cols);
-    if (bias.rows || r.rows)
-        fill(y, r, bias.rows ? bias.p : NULL);
-    fwd_cpu(y, a, panel, l, panel_rows(x, l->w), bias.rows || r.rows ? 1 : 0);
-}
-
 static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
                         struct iz_view a, const struct iz_linear *l)
 {
+    struct iz_product p = iz_product_fwd(y, r, a, l);
     int64_t mark = iz_work_mark(x);
 
     assert(l->scale == 0 || (l->b.rows == 0 && r.rows == 0));
-    assert((l->out_in ? l->w.rows : l->w.cols) == y.cols);
-    assert((l->out_in ? l->w.cols : l->w.rows) == a.cols && y.rows == a.rows);
-    iz_count(x, 2. * (double)y.rows * (double)iz_view_len(l->w),
-             (double)(iz_view_bytes(y) + iz_view_bytes(r) + iz_view_bytes(a) +
-                      iz_view_bytes(l->w) + iz_view_bytes(l->b)));
+    assert(iz_product_n(&p) == y.cols && iz_product_k(&p) == a.cols);
+    assert(y.rows == a.rows);
+    product_count(x, &p);
     if (x->backend == IZ_CUDA) {
         struct iz_view scratch = matmul_cuda_scratch(x);
 
         if (!x->dry)
             iz_matmul_fwd_cuda(x, y, r, a, l, scratch);
-    } else if (iz_matmul16(x, l)) {
-        iz_matmul16_fwd(x, y, r, a, l);
     } else {
-        fwd_on_cpu(x, y, r, a, l);
+        product_on_cpu(x, &p, l);
     }
     iz_work_release(x, mark);
-}
-
-static void da_cpu(struct iz_view da, struct iz_view dy, struct iz_view panel,
-                   const struct iz_linear *l, int64_t step)
-{
-    for (int64_t at = 0; at < l->w.rows; at += step) {
-        int64_t n = min64(step, l->w.rows - at);
-        struct iz_gemm g = {.m = da.rows,
-                            .n = da.cols,
-                            .k = dy.cols,
-                            .a = dy.p,
-                            .lda = dy.cols,
-                            .b = panel_load(panel, l->w, at, n),
-                            .ldb = l->w.cols,
-                            .tb = !l->out_in,
-                            .c = da.p,
-                            .ldc = da.cols,
-                            .alpha = 1};
-        if (l->out_in) {
-            g.k = n;
-            g.a += at;
-            g.beta = at ? 1 : 0;
-        } else {
-            g.n = n;
-            g.c += at;
-        }
-        iz_gemm_cpu(&g);
-    }
 }
 
 static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                        const struct iz_linear *l)
 {
+    struct iz_product p = iz_product_da(da, dy, l);
     int64_t mark = iz_work_mark(x);
 
     assert(da.rows == dy.rows);
-    iz_count(
-        x, 2. * (double)dy.rows * (double)iz_view_len(l->w),
-        (double)(iz_view_bytes(da) + iz_view_bytes(dy) + iz_view_bytes(l->w)));
+    product_count(x, &p);
     if (x->backend == IZ_CUDA) {
         struct iz_view scratch = matmul_cuda_scratch(x);
 
         if (!x->dry)
             iz_matmul_da_cuda(x, da, dy, l, scratch);
-    } else if (iz_matmul16(x, l)) {
-        iz_matmul16_da(x, da, dy, l);
     } else {
-        struct iz_view panel = panel_take(x, l->w);
-
-        if (!x->dry)
-            da_cpu(da, dy, panel, l, panel_rows(x, l->w));
+        product_on_cpu(x, &p, l);
     }
     iz_work_release(x, mark);
-}
-
-static void dw_cpu(struct iz_view dy, struct iz_view a, struct iz_view panel,
-                   const struct iz_linear *l, int64_t step)
-{
-    /* Rows of dw belong to columns of `left`. */
-    struct iz_view left = l->out_in ? dy : a, right = l->out_in ? a : dy;
-
-    for (int64_t at = 0; at < l->dw.rows; at += step) {
-        int64_t n = min64(step, l->dw.rows - at);
-        struct iz_view dw = iz_view_rows(l->dw, at, n);
-        struct iz_gemm g = {.m = n,
-                            .n = dw.cols,
-                            .k = dy.rows,
-                            .a = (float *)left.p + at,
-                            .lda = left.cols,
-                            .ta = true,
-                            .b = right.p,
-                            .ldb = right.cols,
-                            .c = panel.rows ? panel.p : dw.p,
-                            .ldc = dw.cols,
-                            .alpha = 1,
-                            .beta = l->add ? 1 : 0};
-        iz_gemm_cpu(&g);
-        if (panel.rows)
-            iz_cast(dw.p, dw.dtype, panel.p, IZ_F32, iz_view_len(dw));
-    }
 }
 
 /* sum[j] = the sum of column j, four rows at a time. */
@@ -248,24 +292,10 @@ static void db_on_cpu(struct iz_exec *x, struct iz_view dy,
     iz_work_release(x, mark);
 }
 
-static void dw_on_cpu(struct iz_exec *x, struct iz_view dy, struct iz_view a,
-                      const struct iz_linear *l)
-{
-    if (iz_wanted(x, l->db))
-        db_on_cpu(x, dy, l);
-    if (iz_wanted(x, l->dw) && iz_matmul16(x, l)) {
-        iz_matmul16_dw(x, dy, a, l);
-    } else if (iz_wanted(x, l->dw)) {
-        struct iz_view panel = panel_take(x, l->dw);
-
-        if (!x->dry)
-            dw_cpu(dy, a, panel, l, panel_rows(x, l->dw));
-    }
-}
-
 static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
                               struct iz_view a, const struct iz_linear *l)
 {
+    struct iz_product p = iz_product_dw(dy, a, l);
     bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db);
     int64_t mark = iz_work_mark(x);
 
@@ -273,11 +303,12 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
     if (db)
         iz_count(x, 0, (double)iz_view_bytes(l->db));
     if (dw)
-        iz_count(x, 2. * (double)dy.rows * (double)iz_view_len(l->dw),
-                 (double)(iz_view_bytes(dy) + iz_view_bytes(a) +
-                          iz_view_bytes(l->dw)));
+        product_count(x, &p);
     if (x->backend == IZ_CPU) {
-        dw_on_cpu(x, dy, a, l);
+        if (db)
+            db_on_cpu(x, dy, l);
+        if (dw)
+            product_on_cpu(x, &p, l);
     } else if (dw || db) {
         struct iz_view scratch = matmul_cuda_scratch(x);
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "codelets/base/build.h"
+#include "codelets/ops/activation.h"
 #include "codelets/ops/gpu_ops.h"
 #include "codelets/ops/row_math.h"
 
@@ -19,16 +20,6 @@ static inline float swiglu_gate(float a)
     float s = 1 / (1 + iz_expf(-a));
 
     return a < -69 ? 0 : s;
-}
-
-/* d (a swiglu_gate(a)) / da.  Beyond 100 the gate is 0 or 1; the clamp keeps 0
- * * inf away and lets NaN through. */
-static inline float swiglu_slope(float a, float s)
-{
-    float c = a > 100 ? 100 : a;
-
-    c = c < -100 ? -100 : c;
-    return s + c * s * (1 - s);
 }
 
 IZ_SIMD static void fwd_cpu(float *restrict y, const float *restrict a,
@@ -52,7 +43,7 @@ static inline void bwd_row(float *da, float *y, const float *dy, const float *a,
             float g = a[i + j], u = a[f + i + j], d = dy[i + j],
                   s = swiglu_gate(g);
 
-            dg[j] = d * u * swiglu_slope(g, s);
+            dg[j] = d * u * iz_swiglu_slope(g, s);
             du[j] = d * (g * s);
             out[j] = g * s * u;
         }

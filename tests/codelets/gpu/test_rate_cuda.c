@@ -122,16 +122,17 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
                      struct iz_view scratch)
 {
     const char *end = seen.mem + seen.bytes;
-    int64_t d = p->m * p->n * iz_dtype_bytes(p->out);
+    int64_t d = iz_view_bytes(p->d);
 
-    assert_true(p->in == x->act && !p->ta && !p->tb && !p->c);
-    assert_true((const char *)p->d + d <= end);
+    assert_true(p->a.dtype == x->act && p->b.dtype == x->act);
+    assert_true(!p->ta && !p->tb && !p->add && !p->c.rows);
+    assert_true((const char *)p->d.p + d <= end);
     assert_true((const char *)scratch.p + iz_view_bytes(scratch) <=
-                (const char *)p->a);
+                (const char *)p->a.p);
     if (seen.products++ == 0)
-        seen.plain =
-            plain(p->a, p->m * p->k, p->in) + plain(p->b, p->k * p->n, p->in);
-    memset(p->d, 0xff, (size_t)d);
+        seen.plain = plain(p->a.p, iz_view_len(p->a), x->act) +
+                     plain(p->b.p, iz_view_len(p->b), x->act);
+    memset(p->d.p, 0xff, (size_t)d);
     return true;
 }
 

@@ -356,5 +356,4 @@ static inline float rsqrtf(float a)
     return 1 / sqrtf(a);
 }
 
-#include "codelets/kernels/by_type.cuh"
-#include "codelets/kernels/reduce.cuh"
+#include "codelets/kernels/pieces.cuh"

@@ -4,12 +4,11 @@
  * columns: a row, or a head of a row.  A piece belongs to a team of threads,
  * which is as small as the piece allows.  A team reads its piece again from the
  * first-level cache rather than keep it, so pieces may have any length. */
-#pragma once
-
 #include "codelets/kernels/launch.cuh"
-#include "codelets/kernels/row.cuh"
 
-#include "codelets/ops/ops.h"
+#include "codelets/ops/gpu_ops.h"
+
+#define EPSILON 1e-5f /* of LayerNorm */
 
 enum {
     THREADS = 256,
@@ -59,14 +58,10 @@ static __device__ int columns(const known<T, MEAN> &n, int i)
 /* Over the team; all threads of the warp call. */
 template <int TEAM> static __device__ float team_sum(float v)
 {
-    if constexpr (TEAM == THREADS) {
-        v = iz_block_sum(v);
-    } else {
-#pragma unroll
-        for (int step = TEAM / 2; step > 0; step /= 2)
-            v += __shfl_xor_sync(IZ_ALL_LANES, v, step);
-    }
-    return v;
+    if constexpr (TEAM == THREADS)
+        return iz_block_sum(v);
+    else
+        return iz_lanes_sum<TEAM>(v);
 }
 
 /* The sum of f of the c elements of a piece. */
@@ -380,29 +375,29 @@ template <class T> static pieces<T> pieces_of(struct iz_view v, int64_t first)
 
 template <class T> static bool whole(const pieces<T> &s)
 {
-    return iz_rows_aligned<T>(s.p, s.ld);
+    return iz_rows_aligned<T>(s.ld, s.p);
 }
 
 template <class T, bool MEAN>
 static known<T, MEAN> known_of(struct iz_view out, struct iz_view a,
-                               const struct iz_norm_layer *n, float eps)
+                               const struct iz_norm_layer &n, float eps)
 {
     const char *name = MEAN ? "layernorm" : "rmsnorm";
-    int64_t all = iz_view_len(n->rstd);
+    int64_t all = iz_view_len(n.rstd);
 
-    if (n->w.dtype != a.dtype || out.dtype != a.dtype)
+    if (n.w.dtype != a.dtype || out.dtype != a.dtype)
         iz_die("%s of %s with weights of %s", name, iz_dtype_name(a.dtype),
-               iz_dtype_name(n->w.dtype));
+               iz_dtype_name(n.w.dtype));
     if (all > INT32_MAX / 2)
         iz_die("%s of %lld pieces: too many", name, (long long)all);
-    return {(const T *)n->w.p,
-            (const T *)n->b.p,
-            (float *)n->mean.p,
-            (float *)n->rstd.p,
+    return {(const T *)n.w.p,
+            (const T *)n.b.p,
+            (float *)n.mean.p,
+            (float *)n.rstd.p,
             eps,
             (int)all,
             (int)(all / a.rows),
-            (int)n->w.cols};
+            (int)n.w.cols};
 }
 
 /* A team of half a warp pays where a piece has one part for each of its
@@ -438,21 +433,24 @@ static void launch_forward(struct iz_exec *x, const forward<T, MEAN> &p)
 }
 
 /* Pieces of a from column `first` on into y. */
-template <class T, bool MEAN>
+template <bool MEAN>
 static void start_forward(struct iz_exec *x, struct iz_view y,
                           struct iz_view kept, struct iz_view a,
-                          const struct iz_norm_layer *n, float eps,
+                          const struct iz_norm_layer &n, float eps,
                           int64_t first, bool again)
 {
-    forward<T, MEAN> p = {known_of<T, MEAN>(y, a, n, eps),
-                          pieces_of<T>(y, first), pieces_of<T>(kept, 0),
-                          pieces_of<const T>(a, first), again};
+    iz_by_type(a.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        forward<T, MEAN> p = {known_of<T, MEAN>(y, a, n, eps),
+                              pieces_of<T>(y, first), pieces_of<T>(kept, 0),
+                              pieces_of<const T>(a, first), again};
 
-    if (whole(p.y) && whole(p.a) && whole(p.kept) &&
-        iz_rows_aligned<T>(p.n.w, p.n.c) && iz_rows_aligned<T>(p.n.b, p.n.c))
-        launch_forward<T, MEAN, 16 / sizeof(T)>(x, p);
-    else
-        launch_forward<T, MEAN, 1>(x, p);
+        if (whole(p.y) && whole(p.a) && whole(p.kept) &&
+            iz_rows_aligned<T>(p.n.c, p.n.w, p.n.b))
+            launch_forward<T, MEAN, 16 / sizeof(T)>(x, p);
+        else
+            launch_forward<T, MEAN, 1>(x, p);
+    });
 }
 
 template <class T, bool MEAN, int N>
@@ -483,16 +481,6 @@ static void launch_fused(struct iz_exec *x, const backward<T, MEAN> &p)
     IZ_LAUNCH(k, p.parts, THREADS, 0, x->stream, p);
 }
 
-/* The columns come first, because dx may replace dy. */
-template <class T, bool MEAN, int N>
-static void launch_columns(struct iz_exec *x, const backward<T, MEAN> &p)
-{
-    dim3 grid((p.n.c + THREADS * N - 1) / (THREADS * N), p.parts);
-
-    IZ_LAUNCH((backward_columns<T, MEAN, N>), grid, THREADS, 0, x->stream, p);
-    launch_dx<T, MEAN, N>(x, p);
-}
-
 template <class T, bool MEAN, int N>
 static void launch_backward(struct iz_exec *x, const backward<T, MEAN> &p,
                             T *dw, T *db)
@@ -503,9 +491,13 @@ static void launch_backward(struct iz_exec *x, const backward<T, MEAN> &p,
         launch_dx<T, MEAN, N>(x, p);
         return;
     }
-    if (p.n.c > 4 * THREADS * N)
-        launch_columns<T, MEAN, N>(x, p);
-    else if (team == THREADS)
+    if (p.n.c > 4 * THREADS * N) {
+        dim3 grid(iz_blocks(p.n.c, THREADS * N), p.parts);
+
+        IZ_LAUNCH((backward_columns<T, MEAN, N>), grid, THREADS, 0, x->stream,
+                  p);
+        launch_dx<T, MEAN, N>(x, p); /* later, because dx may replace dy */
+    } else if (team == THREADS)
         launch_fused<T, MEAN, N, THREADS>(x, p);
     else if (team == 32)
         launch_fused<T, MEAN, N, 32>(x, p);
@@ -517,24 +509,90 @@ static void launch_backward(struct iz_exec *x, const backward<T, MEAN> &p,
 
 /* Pieces of dx, dy and r from column `first` on, of a from the start.  scratch
  * is what `partial` needs. */
-template <class T, bool MEAN>
+template <bool MEAN>
 static void start_backward(struct iz_exec *x, struct iz_view dx,
                            struct iz_view r, struct iz_view dy,
-                           struct iz_view a, const struct iz_norm_layer *n,
+                           struct iz_view a, const struct iz_norm_layer &n,
                            float eps, int64_t first, struct iz_view scratch)
 {
-    backward<T, MEAN> p = {known_of<T, MEAN>(dx, a, n, eps),
-                           pieces_of<T>(dx, first),
-                           pieces_of<const T>(r, first),
-                           pieces_of<const T>(dy, first),
-                           pieces_of<const T>(a, 0),
-                           (float *)scratch.p,
-                           (int)(scratch.rows / (MEAN ? 2 : 1))};
+    iz_by_type(a.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        backward<T, MEAN> p = {known_of<T, MEAN>(dx, a, n, eps),
+                               pieces_of<T>(dx, first),
+                               pieces_of<const T>(r, first),
+                               pieces_of<const T>(dy, first),
+                               pieces_of<const T>(a, 0),
+                               (float *)scratch.p,
+                               (int)(scratch.rows / (MEAN ? 2 : 1))};
+        T *dw = (T *)n.dw.p, *db = (T *)n.db.p;
 
-    if (whole(p.dx) && whole(p.r) && whole(p.dy) && whole(p.a) &&
-        iz_rows_aligned<T>(p.n.w, p.n.c))
-        launch_backward<T, MEAN, 16 / sizeof(T)>(x, p, (T *)n->dw.p,
-                                                 (T *)n->db.p);
-    else
-        launch_backward<T, MEAN, 1>(x, p, (T *)n->dw.p, (T *)n->db.p);
+        if (whole(p.dx) && whole(p.r) && whole(p.dy) && whole(p.a) &&
+            iz_rows_aligned<T>(p.n.c, p.n.w))
+            launch_backward<T, MEAN, 16 / sizeof(T)>(x, p, dw, db);
+        else
+            launch_backward<T, MEAN, 1>(x, p, dw, db);
+    });
+}
+
+/* ---- the ops ------------------------------------------------------------ */
+
+void iz_layernorm_fwd_cuda(struct iz_exec *x, struct iz_view y,
+                           struct iz_view a, const struct iz_norm_layer *n)
+{
+    start_forward<true>(x, y, {}, a, *n, EPSILON, 0, false);
+}
+
+void iz_layernorm_again_cuda(struct iz_exec *x, struct iz_view y,
+                             struct iz_view a, const struct iz_norm_layer *n)
+{
+    start_forward<true>(x, y, {}, a, *n, EPSILON, 0, true);
+}
+
+/* scratch fp32 [2 parts, c]. */
+void iz_layernorm_bwd_cuda(struct iz_exec *x, struct iz_view dx,
+                           struct iz_view r, struct iz_view dy,
+                           struct iz_view a, const struct iz_norm_layer *n,
+                           struct iz_view scratch)
+{
+    start_backward<true>(x, dx, r, dy, a, *n, EPSILON, 0, scratch);
+}
+
+static struct iz_norm_layer norm_like(const struct iz_rmsnorm *n)
+{
+    return {n->w, {}, n->dw, {}, {}, n->rstd};
+}
+
+void iz_rmsnorm_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                         const struct iz_rmsnorm *n)
+{
+    start_forward<false>(x, y, {}, a, norm_like(n), n->eps, 0, false);
+}
+
+void iz_rmsnorm_again_cuda(struct iz_exec *x, struct iz_view y,
+                           struct iz_view a, const struct iz_rmsnorm *n)
+{
+    start_forward<false>(x, y, {}, a, norm_like(n), n->eps, 0, true);
+}
+
+/* scratch fp32 [parts, c]. */
+void iz_rmsnorm_bwd_cuda(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                         struct iz_view dy, struct iz_view a,
+                         const struct iz_rmsnorm *n, struct iz_view scratch)
+{
+    start_backward<false>(x, dx, r, dy, a, norm_like(n), n->eps, 0, scratch);
+}
+
+void iz_headnorm_fwd_cuda(struct iz_exec *x, struct iz_view a,
+                          struct iz_view kept, const struct iz_rmsnorm *n,
+                          int64_t first)
+{
+    start_forward<false>(x, a, kept, a, norm_like(n), n->eps, first, false);
+}
+
+void iz_headnorm_bwd_cuda(struct iz_exec *x, struct iz_view da,
+                          struct iz_view kept, const struct iz_rmsnorm *n,
+                          int64_t first, struct iz_view scratch)
+{
+    start_backward<false>(x, da, {}, da, kept, norm_like(n), n->eps, first,
+                          scratch);
 }

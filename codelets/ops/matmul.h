@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The matrix products of a linear layer, whichever library forms them. */
+#pragma once
+
+#include "codelets/ops/ops.h"
+
+IZ_C_BEGIN
+
+/* What a product does with its vector. */
+enum iz_product_bias {
+    IZ_BIAS_NONE,
+    IZ_BIAS_ADD,   /* bias[j] is added to column j of d; n elements */
+    IZ_BIAS_SUM_A, /* bias[i] = sum over k of op(a)[i,k]; m elements */
+    IZ_BIAS_SUM_B, /* bias[j] = sum over k of op(b)[k,j]; n elements */
+};
+
+/* d = scale op(a) op(b) + c + bias (scale 0 for 1), or d += op(a) op(b) with
+ * `add`.  op(a) is [m,k], op(b) [k,n], d and c [m,n], and ta, tb say that the
+ * matrix is stored transposed.  d has m rows, and b gives n and k: rows of the
+ * others may be longer.  a and b have one type, and so have c, d and bias.  c
+ * may be absent or d. */
+struct iz_product {
+    struct iz_view a, b, c, d, bias;
+    bool ta, tb, add;
+    enum iz_product_bias use;
+    float scale;
+};
+
+static inline int64_t iz_product_n(const struct iz_product *p)
+{
+    return p->tb ? p->b.rows : p->b.cols;
+}
+
+static inline int64_t iz_product_k(const struct iz_product *p)
+{
+    return p->tb ? p->b.cols : p->b.rows;
+}
+
+/* The products of iz_matmul_fwd, _da and _dw (without db) of ops.h. */
+struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
+                                 struct iz_view a, const struct iz_linear *l);
+struct iz_product iz_product_da(struct iz_view da, struct iz_view dy,
+                                const struct iz_linear *l);
+struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
+                                const struct iz_linear *l);
+
+IZ_C_END
