@@ -101,8 +101,7 @@ only "mpi.h is included by two files at most" "$(include 'mpi\.h')" 2
 only "nccl.h is included by one file" "$(include 'nccl\.h')" 1
 only "cublasLt.h is included by one file" "$(include 'cublasLt\.h')" 1
 only "cudnn.h is included by one file" "$(include 'cudnn')" 1
-only "jansson.h is included by the config reader (two files) and json.c" \
-    "$(include 'jansson\.h')" 3
+only "jansson.h is included by json.h" "$(include 'jansson\.h')" 1
 only "liburing.h is included by one file" "$(include 'liburing\.h')" 1
 only "hwloc.h is included by three files at most" "$(include 'hwloc\.h')" 3
 only "starpu_task_submit is called in one file" 'starpu_task_submit' 1

@@ -37,7 +37,7 @@ struct checkpoint {
     int64_t step;
     char path[IZ_CKPT_PATH];
     struct iz_ckpt_index *index;
-    struct iz_json *root;
+    json_t *root;
     struct iz_ckpt k;
     char *model_text;
 };
@@ -47,30 +47,30 @@ struct checkpoint {
 static void checkpoint_close(struct checkpoint *c)
 {
     iz_ckpt_index_close(&c->index);
-    iz_json_close(&c->root);
+    json_decref(c->root);
     free(c->k.part);
     free((void *)(uintptr_t)c->k.names);
     free(c->k.scalar);
     free(c->model_text);
 }
 
-static const char *text_of(const struct iz_json *object, const char *key)
+static const char *text_of(const json_t *object, const char *key)
 {
-    const char *s = iz_json_text(iz_json_member(object, key));
+    const char *s = json_string_value(json_object_get(object, key));
 
     return s ? s : "";
 }
 
-static int64_t number_of(const struct iz_json *object, const char *key)
+static int64_t number_of(const json_t *object, const char *key)
 {
-    return iz_json_number(iz_json_member(object, key), INT64_MAX);
+    return iz_json_number(json_object_get(object, key), INT64_MAX);
 }
 
 static void ckpt_forget(void *arg, int64_t from, const float *in, int64_t n)
 {
 }
 
-static void copy_text(char *to, size_t room, const struct iz_json *object,
+static void copy_text(char *to, size_t room, const json_t *object,
                       const char *key)
 {
     snprintf(to, room, "%s", text_of(object, key));
@@ -79,13 +79,13 @@ static void copy_text(char *to, size_t room, const struct iz_json *object,
 /* The index's arrays, parameters and scalars. */
 static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
 {
-    const struct iz_json *arrays = iz_json_member(c->root, "arrays");
-    const struct iz_json *names = iz_json_member(c->root, "parameters");
-    const struct iz_json *scalars = iz_json_member(c->root, "scalars");
+    const json_t *arrays = json_object_get(c->root, "arrays");
+    const json_t *names = json_object_get(c->root, "parameters");
+    const json_t *scalars = json_object_get(c->root, "scalars");
     const char *scalar = NULL;
 
     for (int i = 0; i < c->k.n_parts; i++) {
-        const struct iz_json *v = iz_json_item(arrays, i);
+        const json_t *v = json_array_get(arrays, (size_t)i);
         struct iz_ckpt_part *p = &c->k.part[i];
 
         copy_text(p->name, sizeof(p->name), v, "name");
@@ -93,14 +93,14 @@ static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
         p->put = ckpt_forget;
     }
     for (int i = 0; i < c->k.n_names; i++) {
-        const struct iz_json *v = iz_json_item(names, i);
-        const struct iz_json *shape = iz_json_member(v, "shape");
+        const json_t *v = json_array_get(names, (size_t)i);
+        const json_t *shape = json_object_get(v, "shape");
 
         copy_text(n[i].name, sizeof(n[i].name), v, "name");
         copy_text(n[i].array, sizeof(n[i].array), v, "array");
         n[i].offset = number_of(v, "offset");
-        n[i].rows = iz_json_number(iz_json_item(shape, 0), INT64_MAX);
-        n[i].cols = iz_json_number(iz_json_item(shape, 1), INT64_MAX);
+        n[i].rows = iz_json_number(json_array_get(shape, 0), INT64_MAX);
+        n[i].cols = iz_json_number(json_array_get(shape, 1), INT64_MAX);
     }
     for (int i = 0; i < c->k.n_scalars; i++) {
         scalar = iz_json_key(scalars, scalar);
@@ -111,9 +111,9 @@ static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
 
 static int ckpt_describe(struct checkpoint *c, const char *dir)
 {
-    int parts = (int)iz_json_count(iz_json_member(c->root, "arrays"));
-    int names = (int)iz_json_count(iz_json_member(c->root, "parameters"));
-    int scalars = (int)iz_json_count(iz_json_member(c->root, "scalars"));
+    int parts = (int)iz_json_count(json_object_get(c->root, "arrays"));
+    int names = (int)iz_json_count(json_object_get(c->root, "parameters"));
+    int scalars = (int)iz_json_count(json_object_get(c->root, "scalars"));
     struct iz_ckpt_name *name = calloc((size_t)names + 1, sizeof(*name));
 
     c->k = (struct iz_ckpt){
@@ -124,7 +124,7 @@ static int ckpt_describe(struct checkpoint *c, const char *dir)
         .n_names = names,
         .scalar = calloc((size_t)scalars + 1, sizeof(*c->k.scalar)),
         .n_scalars = scalars};
-    c->model_text = iz_json_dump(iz_json_member(c->root, "model"));
+    c->model_text = iz_json_dump(json_object_get(c->root, "model"));
     c->k.model_text = c->model_text;
     c->k.optimizer = text_of(c->root, "optimizer");
     if (!name || !c->k.part || !c->k.scalar || !c->model_text)
@@ -349,9 +349,9 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
 
 static const struct iz_program *find_program(const struct checkpoint *c)
 {
-    const char *name = text_of(iz_json_member(c->root, "model"), "name");
+    const char *name = text_of(json_object_get(c->root, "model"), "name");
 
-    if (iz_json_member(iz_json_member(c->root, "model"), "lora_rank")) {
+    if (json_object_get(json_object_get(c->root, "model"), "lora_rank")) {
         fprintf(stderr,
                 "ckpt: %s has adapters: export it with run.export of a run "
                 "with --resume\n",
@@ -369,7 +369,7 @@ static const struct iz_program *find_program(const struct checkpoint *c)
 /* The section "model" of the index as overrides of a config. */
 static int read_shape(const struct checkpoint *c, const struct iz_program *p)
 {
-    const struct iz_json *model = iz_json_member(c->root, "model");
+    const json_t *model = json_object_get(c->root, "model");
     char **set = calloc((size_t)iz_json_count(model) + 1, sizeof(*set));
     char batch[] = "train_batch_size=1";
     const char *key = NULL;
@@ -380,7 +380,7 @@ static int read_shape(const struct checkpoint *c, const struct iz_program *p)
         return -ENOMEM;
     set[n++] = batch;
     while ((key = iz_json_key(model, key))) {
-        char *value = iz_json_dump(iz_json_member(model, key));
+        char *value = iz_json_dump(json_object_get(model, key));
         size_t bytes = strlen(key) + (value ? strlen(value) : 0) + 16;
 
         if (value && strcmp(key, "name") != 0 && (set[n] = malloc(bytes)))
@@ -395,7 +395,7 @@ static int read_shape(const struct checkpoint *c, const struct iz_program *p)
 }
 
 /* The run's effective config; NULL: not there. */
-static struct iz_json *run_config(const char *dir)
+static json_t *run_config(const char *dir)
 {
     char path[IZ_PATH_MAX + 32];
 
@@ -404,20 +404,20 @@ static struct iz_json *run_config(const char *dir)
 }
 
 /* The type of the run's parameters. */
-static enum iz_dtype run_dtype(const struct iz_json *config)
+static enum iz_dtype run_dtype(const json_t *config)
 {
     static const char *const sections[] = {"bf16", "fp16"};
     enum iz_dtype t = IZ_F32;
-    struct iz_json *on = iz_json_open("true", 4);
+    json_t *on = iz_json_open("true", 4);
 
     for (int i = 0; config && i < 2; i++) {
-        const struct iz_json *v =
-            iz_json_member(iz_json_member(config, sections[i]), "enabled");
+        const json_t *v =
+            json_object_get(json_object_get(config, sections[i]), "enabled");
 
-        if (v && iz_json_equal(v, on))
+        if (v && json_equal(v, on))
             t = i ? IZ_F16 : IZ_BF16;
     }
-    iz_json_close(&on);
+    json_decref(on);
     return t;
 }
 
@@ -425,7 +425,7 @@ static int export_model(const struct options *o, struct checkpoint *c,
                         const struct iz_program *p, struct iz_model *m,
                         struct iz_coll *coll)
 {
-    struct iz_json *config = run_config(o->dir);
+    json_t *config = run_config(o->dir);
     char like[IZ_PATH_MAX + 32];
     struct iz_hf_map map = {0};
     struct iz_hf_order order = {.folder = o->out,
@@ -443,7 +443,7 @@ static int export_model(const struct options *o, struct checkpoint *c,
     if (!err)
         err = iz_hf_config_kept(
             like, sizeof(like), o->dir,
-            text_of(iz_json_member(config, "model"), "import"));
+            text_of(json_object_get(config, "model"), "import"));
     if (!err)
         err = iz_hf_map_open(&map, p->section.hf, m);
     if (!err) {
@@ -461,7 +461,7 @@ static int export_model(const struct options *o, struct checkpoint *c,
     free(s);
     free(text);
     iz_hf_map_close(&map);
-    iz_json_close(&config);
+    json_decref(config);
     if (!err)
         printf("step %" PRId64 " is in %s as %s\n", c->step, o->out,
                iz_dtype_name(order.type));

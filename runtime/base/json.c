@@ -1,97 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Over jansson, whose values these are; see json.h. */
+/* What jansson does not have; see json.h. */
 #include "runtime/base/json.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 
-/* jansson takes pointers to values that it does not change as not const. */
-static json_t *value(const struct iz_json *v)
+json_t *iz_json_open(const char *text, int64_t bytes)
 {
-    return (json_t *)(uintptr_t)v;
+    return json_loadb(text, (size_t)bytes,
+                      JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
 }
 
-struct iz_json *iz_json_open(const char *text, int64_t bytes)
-{
-    return (struct iz_json *)json_loadb(
-        text, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
-}
-
-struct iz_json *iz_json_read(const char *path, FILE *err)
+json_t *iz_json_read(const char *path, FILE *err)
 {
     int64_t bytes;
     char *text = iz_durable_read(path, &bytes);
     const char *fault = text ? "not a JSON object" : strerror(errno);
-    struct iz_json *v = text ? iz_json_open(text, bytes) : NULL;
-
+    json_t *v = text ? iz_json_open(text, bytes) : NULL;
     free(text);
-    if (iz_json_is_object(v))
+    if (json_is_object(v))
         return v;
     iz_refuse(err, "%s: %s", path, fault);
-    if (v)
-        iz_json_close(&v);
+    json_decref(v);
     return NULL;
 }
 
-void iz_json_close(struct iz_json **v)
+int64_t iz_json_count(const json_t *v)
 {
-    json_decref(value(*v));
-    *v = NULL;
+    return (int64_t)(json_array_size(v) + json_object_size(v));
 }
 
-const struct iz_json *iz_json_member(const struct iz_json *object,
-                                     const char *key)
+/* jansson takes an object that it does not change as not const. */
+const char *iz_json_key(const json_t *object, const char *after)
 {
-    return (struct iz_json *)json_object_get(value(object), key);
-}
-
-const struct iz_json *iz_json_item(const struct iz_json *array, int64_t i)
-{
-    return (struct iz_json *)json_array_get(value(array), (size_t)i);
-}
-
-int64_t iz_json_count(const struct iz_json *v)
-{
-    return (int64_t)(json_array_size(value(v)) + json_object_size(value(v)));
-}
-
-const char *iz_json_key(const struct iz_json *object, const char *after)
-{
-    json_t *o = value(object);
+    json_t *o = (json_t *)(uintptr_t)object;
     void *at = after ? json_object_iter_next(o, json_object_iter_at(o, after))
                      : json_object_iter(o);
     return at ? json_object_iter_key(at) : NULL;
 }
 
-const char *iz_json_text(const struct iz_json *v)
+int64_t iz_json_number(const json_t *v, int64_t max)
 {
-    return json_string_value(value(v));
-}
-
-int64_t iz_json_number(const struct iz_json *v, int64_t max)
-{
-    int64_t n = json_is_integer(value(v)) ? json_integer_value(value(v)) : -1;
+    int64_t n = json_is_integer(v) ? json_integer_value(v) : -1;
     return n >= 0 && n <= max ? n : -1;
 }
 
-bool iz_json_is_object(const struct iz_json *v)
+char *iz_json_dump(const json_t *v)
 {
-    return json_is_object(value(v));
-}
-
-bool iz_json_equal(const struct iz_json *a, const struct iz_json *b)
-{
-    return json_equal(value(a), value(b)) != 0;
-}
-
-char *iz_json_dump(const struct iz_json *v)
-{
-    return json_dumps(value(v), JSON_ENCODE_ANY | JSON_COMPACT);
+    return json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
 }
 
 void iz_json_print(FILE *out, const char *s)

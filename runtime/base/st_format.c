@@ -113,14 +113,15 @@ static int64_t elements(const struct iz_st_tensor *t)
     return n;
 }
 
-static bool parse_shape(struct iz_st_tensor *t, const struct iz_json *shape)
+static bool parse_shape(struct iz_st_tensor *t, const json_t *shape)
 {
     int64_t n = iz_json_count(shape);
-    if (!shape || iz_json_is_object(shape) || n > IZ_ST_DIMS)
+    if (!shape || json_is_object(shape) || n > IZ_ST_DIMS)
         return false;
     t->dims = (int)n;
     for (int i = 0; i < t->dims; i++) {
-        t->shape[i] = iz_json_number(iz_json_item(shape, i), INT64_MAX / 8);
+        t->shape[i] =
+            iz_json_number(json_array_get(shape, (size_t)i), INT64_MAX / 8);
         if (t->shape[i] < 0)
             return false;
     }
@@ -136,19 +137,19 @@ static bool size_fits(const struct iz_st_tensor *t)
 }
 
 static int parse_tensor(const struct iz_st *s, struct iz_st_tensor *t,
-                        const struct iz_json *v)
+                        const json_t *v)
 {
-    const struct iz_json *span = iz_json_member(v, "data_offsets");
+    const json_t *span = json_object_get(v, "data_offsets");
     int64_t room = s->bytes - s->data;
-    t->dtype = iz_json_text(iz_json_member(v, "dtype"));
+    t->dtype = json_string_value(json_object_get(v, "dtype"));
     if (!t->dtype)
         return iz_st_fault(s, "tensor %s has no dtype", t->name);
-    if (!parse_shape(t, iz_json_member(v, "shape")))
+    if (!parse_shape(t, json_object_get(v, "shape")))
         return iz_st_fault(s,
                            "tensor %s: shape is not a list of up to %d sizes",
                            t->name, IZ_ST_DIMS);
-    int64_t from = iz_json_number(iz_json_item(span, 0), room);
-    int64_t to = iz_json_number(iz_json_item(span, 1), room);
+    int64_t from = iz_json_number(json_array_get(span, 0), room);
+    int64_t to = iz_json_number(json_array_get(span, 1), room);
     if (iz_json_count(span) != 2 || from < 0 || to < from)
         return iz_st_fault(s,
                            "tensor %s: data_offsets do not lie in the %" PRId64
@@ -204,13 +205,13 @@ static int parse_tensors(struct iz_st *s)
 {
     const char *name = NULL;
     int err = 0;
-    s->metadata = iz_json_member(s->header, "__metadata__");
+    s->metadata = json_object_get(s->header, "__metadata__");
     s->tensor =
         calloc((size_t)iz_json_count(s->header) + 1, sizeof(*s->tensor));
     if (!s->tensor)
         return fault_of_system(s, ENOMEM);
     while (!err && (name = iz_json_key(s->header, name))) {
-        const struct iz_json *v = iz_json_member(s->header, name);
+        const json_t *v = json_object_get(s->header, name);
         if (v == s->metadata)
             continue;
         struct iz_st_tensor *t = &s->tensor[s->n++];
@@ -246,7 +247,7 @@ static int read_header(struct iz_st *s)
     if (!err) {
         s->header_hash = iz_hash(text, s->data);
         s->header = iz_json_open(text + PREFIX, (int64_t)length);
-        if (!iz_json_is_object(s->header))
+        if (!json_is_object(s->header))
             err = iz_st_fault(s, "the header is not a JSON object");
     }
     free(text);
@@ -275,7 +276,7 @@ void iz_st_close(struct iz_st *s)
         munmap(s->map, (size_t)s->bytes);
     if (s->path && s->fd >= 0)
         close(s->fd);
-    iz_json_close(&s->header);
+    json_decref(s->header);
     free(s->tensor);
     free(s->path);
     *s = (struct iz_st){.fd = -1};

@@ -32,9 +32,9 @@ struct iz_st {
     int64_t bytes;        /* of the file */
     int64_t data;         /* where the data begin */
     uint64_t header_hash; /* of the bytes before */
-    struct iz_json *header;
-    const struct iz_json *metadata; /* NULL: none */
-    struct iz_st_tensor *tensor;    /* in the order of the header */
+    json_t *header;
+    const json_t *metadata;      /* NULL: none */
+    struct iz_st_tensor *tensor; /* in the order of the header */
     int n;
     unsigned char *map;
 };

@@ -12,7 +12,6 @@
 
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
-#include "runtime/base/json.h"
 #include "runtime/base/text.h"
 
 #define FORMAT 1
@@ -92,7 +91,7 @@ static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
     return iz_text_close(&text);
 }
 
-static struct iz_json *model_json(const struct iz_ckpt *k)
+static json_t *model_json(const struct iz_ckpt *k)
 {
     const char *text = k->model_text ? k->model_text : "null";
     return iz_json_open(text, (int64_t)strlen(text));
@@ -101,10 +100,10 @@ static struct iz_json *model_json(const struct iz_ckpt *k)
 int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
                         int ranks, const struct iz_ckpt_file *file)
 {
-    struct iz_json *model = model_json(k);
+    json_t *model = model_json(k);
     if (!model)
         return iz_refuse(stderr, "checkpoint: the model section is not JSON");
-    iz_json_close(&model);
+    json_decref(model);
     char *text = index_text(k, step, ranks, file);
     int err = text ? iz_durable_create("checkpoint", path, text) : -ENOMEM;
     free(text);
@@ -127,28 +126,28 @@ static bool sealed(const char *text, int64_t bytes)
 }
 
 /* -1 if there is no such number. */
-static int64_t ckpt_index_number(const struct iz_json *object, const char *key,
+static int64_t ckpt_index_number(const json_t *object, const char *key,
                                  int64_t max)
 {
-    return iz_json_number(iz_json_member(object, key), max);
+    return iz_json_number(json_object_get(object, key), max);
 }
 
-static const char *text_of(const struct iz_json *object, const char *key)
+static const char *text_of(const json_t *object, const char *key)
 {
-    const char *s = iz_json_text(iz_json_member(object, key));
+    const char *s = json_string_value(json_object_get(object, key));
     return s ? s : "";
 }
 
 static int files_parse(struct iz_ckpt_index *x)
 {
-    const struct iz_json *files = iz_json_member(x->root, "files");
+    const json_t *files = json_object_get(x->root, "files");
     if (x->ranks < 1 || iz_json_count(files) != x->ranks)
         return -EINVAL;
     x->file = calloc((size_t)x->ranks, sizeof(*x->file));
     if (!x->file)
         return -ENOMEM;
     for (int i = 0; i < x->ranks; i++) {
-        const struct iz_json *v = iz_json_item(files, i);
+        const json_t *v = json_array_get(files, (size_t)i);
         x->file[i].bytes = ckpt_index_number(v, "bytes", INT64_MAX);
         x->file[i].header_hash = strtoull(text_of(v, "header"), NULL, 16);
     }
@@ -209,7 +208,7 @@ void iz_ckpt_index_close(struct iz_ckpt_index **x)
 {
     if (!*x)
         return;
-    iz_json_close(&(*x)->root);
+    json_decref((*x)->root);
     free((*x)->file);
     free((*x)->path);
     free(*x);
@@ -219,7 +218,7 @@ void iz_ckpt_index_close(struct iz_ckpt_index **x)
 /* ---- comparing ---- */
 
 static int model_differs(const struct iz_ckpt_index *x, const char *key,
-                         const struct iz_json *saved, const struct iz_json *run)
+                         const json_t *saved, const json_t *run)
 {
     char *a = saved ? iz_json_dump(saved) : NULL;
     char *b = run ? iz_json_dump(run) : NULL;
@@ -236,21 +235,21 @@ static int model_differs(const struct iz_ckpt_index *x, const char *key,
 /* Refuses the first member of the model section that differs. */
 static int model_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    struct iz_json *run = model_json(k);
-    const struct iz_json *saved = iz_json_member(x->root, "model");
-    const struct iz_json *object[2] = {saved, run}, *member[2];
+    json_t *run = model_json(k);
+    const json_t *saved = json_object_get(x->root, "model");
+    const json_t *object[2] = {saved, run}, *member[2];
     const char *key = NULL;
     int err = 0;
     for (int o = 0; o < 2 && !err; o++)
         while (!err && (key = iz_json_key(object[o], key))) {
             for (int i = 0; i < 2; i++)
-                member[i] = iz_json_member(object[i], key);
-            if (!iz_json_equal(member[0], member[1]))
+                member[i] = json_object_get(object[i], key);
+            if (!json_equal(member[0], member[1]))
                 err = model_differs(x, key, member[0], member[1]);
         }
-    if (!err && !iz_json_equal(saved, run))
+    if (!err && !json_equal(saved, run))
         err = model_differs(x, "", saved, run);
-    iz_json_close(&run);
+    json_decref(run);
     return err;
 }
 
@@ -288,9 +287,9 @@ static int same_count(const struct iz_ckpt_index *x, const char *what,
 
 static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    const struct iz_json *arrays = iz_json_member(x->root, "arrays");
+    const json_t *arrays = json_object_get(x->root, "arrays");
     for (int64_t i = 0; i < iz_json_count(arrays); i++) {
-        const struct iz_json *v = iz_json_item(arrays, i);
+        const json_t *v = json_array_get(arrays, (size_t)i);
         const char *name = text_of(v, "name");
         const struct iz_ckpt_part *p = part_find(k, name);
         int64_t total = ckpt_index_number(v, "total", INT64_MAX);
@@ -308,23 +307,23 @@ static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
     return same_count(x, "arrays", iz_json_count(arrays), k->n_parts);
 }
 
-static bool name_equal(const struct iz_json *v, const struct iz_ckpt_name *p)
+static bool name_equal(const json_t *v, const struct iz_ckpt_name *p)
 {
-    const struct iz_json *shape = iz_json_member(v, "shape");
+    const json_t *shape = json_object_get(v, "shape");
     return strcmp(text_of(v, "name"), p->name) == 0 &&
            strcmp(text_of(v, "array"), p->array) == 0 &&
            ckpt_index_number(v, "offset", INT64_MAX) == p->offset &&
-           iz_json_number(iz_json_item(shape, 0), INT64_MAX) == p->rows &&
-           iz_json_number(iz_json_item(shape, 1), INT64_MAX) == p->cols;
+           iz_json_number(json_array_get(shape, 0), INT64_MAX) == p->rows &&
+           iz_json_number(json_array_get(shape, 1), INT64_MAX) == p->cols;
 }
 
 /* The same tensors, trained or frozen alike: a difference is one of the config
  * and not of the model. */
 static int places_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    const struct iz_json *names = iz_json_member(x->root, "parameters");
+    const json_t *names = json_object_get(x->root, "parameters");
     for (int i = 0; i < k->n_names; i++) {
-        const struct iz_json *v = iz_json_item(names, i);
+        const json_t *v = json_array_get(names, (size_t)i);
         const char *array = text_of(v, "array"), *name = k->names[i].name;
         if (strcmp(text_of(v, "name"), name) == 0 &&
             strcmp(array, k->names[i].array) != 0)
@@ -338,9 +337,9 @@ static int places_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 
 static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    const struct iz_json *names = iz_json_member(x->root, "parameters");
+    const json_t *names = json_object_get(x->root, "parameters");
     for (int i = 0; i < k->n_names; i++)
-        if (!name_equal(iz_json_item(names, i), &k->names[i]))
+        if (!name_equal(json_array_get(names, (size_t)i), &k->names[i]))
             return iz_refuse(x->err,
                              "checkpoint: %s: parameter %d (%s, [%" PRId64
                              ", %" PRId64
@@ -353,8 +352,8 @@ static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 static bool scalar_get(const struct iz_ckpt_index *x, const char *name,
                        double *out)
 {
-    const struct iz_json *v =
-        iz_json_member(iz_json_member(x->root, "scalars"), name);
+    const json_t *v =
+        json_object_get(json_object_get(x->root, "scalars"), name);
     const char *text = text_of(v, "hex");
     char *end;
 
@@ -364,7 +363,7 @@ static bool scalar_get(const struct iz_ckpt_index *x, const char *name,
 
 static int scalars_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    int64_t n = iz_json_count(iz_json_member(x->root, "scalars"));
+    int64_t n = iz_json_count(json_object_get(x->root, "scalars"));
     double v;
 
     for (int i = 0; i < k->n_scalars; i++)

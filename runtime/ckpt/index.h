@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "runtime/base/json.h"
 #include "runtime/ckpt/ckpt.h"
 
 /* The index's entry of a rank's file. */
@@ -19,7 +20,7 @@ struct iz_ckpt_file {
 struct iz_ckpt_index {
     char *path;
     FILE *err; /* for faults; NULL: they are not printed */
-    struct iz_json *root;
+    json_t *root;
     int64_t step;
     int ranks;
     struct iz_ckpt_file *file; /* [ranks] */

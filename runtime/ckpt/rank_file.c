@@ -94,7 +94,7 @@ static int64_t rank_file_number(const char **text)
 static int metadata_number(const struct iz_st *s, const char *key, int64_t max,
                            int64_t *out)
 {
-    const char *text = iz_json_text(iz_json_member(s->metadata, key));
+    const char *text = json_string_value(json_object_get(s->metadata, key));
     *out = text ? rank_file_number(&text) : -1;
     if (*out < 0 || *out > max || *text)
         return iz_st_fault(
@@ -157,13 +157,14 @@ static int piece_parse(const struct iz_st *s, struct iz_piece *p,
         return iz_st_fault(s, "tensor %s: shape is not [count]", t->name);
     p->count = t->shape[0];
     p->offset = t->offset;
-    return piece_place(s, p,
-                       iz_json_text(iz_json_member(s->metadata, t->name)));
+    return piece_place(
+        s, p, json_string_value(json_object_get(s->metadata, t->name)));
 }
 
 static int contents_parse(struct iz_safetensors *s)
 {
-    const char *format = iz_json_text(iz_json_member(s->st.metadata, "izar"));
+    const char *format =
+        json_string_value(json_object_get(s->st.metadata, "izar"));
     int64_t rank = 0, ranks = 0;
     if (!format || strcmp(format, FORMAT) != 0)
         return iz_st_fault(&s->st,

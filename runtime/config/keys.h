@@ -5,6 +5,7 @@
 #pragma once
 
 #include "codelets/base/build.h"
+#include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/config/config.h"
 
@@ -99,16 +100,14 @@ void iz_nest_name(struct iz_nest *n, const char *name);
 /* Ends the innermost section. */
 void iz_nest_end(struct iz_nest *n);
 
-struct json_t; /* the JSON library's value */
-
 #define IZ_WHY_MAX 512
 
 /* `5e8 (a number)`, `"x" (a string)`, `an object`. */
-void iz_json_describe(char *out, size_t size, const struct json_t *v);
+void iz_json_describe(char *out, size_t size, const json_t *v);
 /* Stores v at the offset of k in the struct at `base`.  Returns false with the
  * reason in `why` (IZ_WHY_MAX bytes) if k does not accept v. */
 bool iz_key_store(char *why, void *base, const struct iz_key *k,
-                  const struct json_t *v);
+                  const json_t *v);
 void iz_key_store_default(void *base, const struct iz_key *k);
 void iz_key_store_defaults(void *base, const struct iz_key *k);
 

@@ -16,7 +16,7 @@
 
 struct reader {
     const char *path;
-    const struct iz_json *root;
+    const json_t *root;
     const struct iz_hf_type *type;
     FILE *err, *out;
     int faults, members;
@@ -25,7 +25,7 @@ struct reader {
 /* ---- reading ---- */
 
 static void published_fault(struct reader *r, const char *name,
-                            const char *what, const struct iz_json *found,
+                            const char *what, const json_t *found,
                             const char *want)
 {
     char *text = found ? iz_json_dump(found) : NULL;
@@ -36,28 +36,28 @@ static void published_fault(struct reader *r, const char *name,
 }
 
 /* The member "a.b" of nested objects; NULL: there is none. */
-static const struct iz_json *lookup(const struct iz_json *v, const char *name)
+static const json_t *lookup(const json_t *v, const char *name)
 {
     char key[64];
 
     while (v && *name) {
         size_t n = strcspn(name, ".");
         snprintf(key, sizeof(key), "%.*s", (int)n, name);
-        v = iz_json_member(v, key);
+        v = json_object_get(v, key);
         name += n + (name[n] == '.');
     }
     return v;
 }
 
 /* Whether v is one of the JSON values of "a|b". */
-static bool is_one_of(const struct iz_json *v, const char *values)
+static bool is_one_of(const json_t *v, const char *values)
 {
     char word[256];
     bool same = false;
     for (int i = 0; !same && iz_word(word, sizeof(word), values, i); i++) {
-        struct iz_json *w = iz_json_open(word, (int64_t)strlen(word));
-        same = w && iz_json_equal(v, w);
-        iz_json_close(&w);
+        json_t *w = iz_json_open(word, (int64_t)strlen(word));
+        same = w && json_equal(v, w);
+        json_decref(w);
     }
     return same;
 }
@@ -73,8 +73,8 @@ static bool applies(const struct iz_hf_key *k, const struct iz_hf_type *t)
 }
 
 /* The value of a row of our keys; NULL: absent. */
-static const struct iz_json *row_value(const struct reader *r,
-                                       const struct iz_hf_key *k)
+static const json_t *row_value(const struct reader *r,
+                               const struct iz_hf_key *k)
 {
     return k->key && applies(k, r->type) ? lookup(r->root, k->name) : NULL;
 }
@@ -86,13 +86,13 @@ static bool same_key(const struct iz_hf_key *a, const struct iz_hf_key *b)
 
 /* Two names of one key must say the same: only the first is put. */
 static bool seen(struct reader *r, const struct iz_hf *hf,
-                 const struct iz_hf_key *k, const struct iz_json *v)
+                 const struct iz_hf_key *k, const json_t *v)
 {
     for (const struct iz_hf_key *p = hf->keys; p < k; p++) {
-        const struct iz_json *w = same_key(p, k) ? row_value(r, p) : NULL;
+        const json_t *w = same_key(p, k) ? row_value(r, p) : NULL;
         if (!w)
             continue;
-        if (!iz_json_equal(v, w))
+        if (!json_equal(v, w))
             published_fault(r, k->name, ", which is not ", v, p->name);
         return true;
     }
@@ -112,11 +112,11 @@ static bool spoken_for(const struct reader *r, const struct iz_hf *hf,
 
 /* Refuses a member that stands without what gives it its meaning. */
 static void check_with(struct reader *r, const struct iz_hf_key *k,
-                       const struct iz_json *v)
+                       const json_t *v)
 {
     char name[64], want[160];
     for (int i = 0; iz_word(name, sizeof(name), k->with, i); i++) {
-        const struct iz_json *w = lookup(r->root, name);
+        const json_t *w = lookup(r->root, name);
         if (w && is_one_of(w, k->with_value))
             return;
     }
@@ -127,7 +127,7 @@ static void check_with(struct reader *r, const struct iz_hf_key *k,
 static void read_shape(struct reader *r, const struct iz_hf *hf,
                        const struct iz_hf_key *k)
 {
-    const struct iz_json *v = lookup(r->root, k->name);
+    const json_t *v = lookup(r->root, k->name);
     char *text = v ? iz_json_dump(v) : NULL;
     if (!v && spoken_for(r, hf, k))
         return;
@@ -145,7 +145,7 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
 
 static void read_constant(struct reader *r, const struct iz_hf_key *k)
 {
-    const struct iz_json *v = lookup(r->root, k->name);
+    const json_t *v = lookup(r->root, k->name);
     if (v && !is_one_of(v, k->values))
         published_fault(r, k->name, "; this model only has ", v, k->values);
 }
@@ -154,8 +154,8 @@ static void read_constant(struct reader *r, const struct iz_hf_key *k)
 static const struct iz_hf_type *read_type(struct reader *r,
                                           const struct iz_hf *hf)
 {
-    const struct iz_json *v = lookup(r->root, "model_type");
-    const char *name = iz_json_text(v);
+    const json_t *v = lookup(r->root, "model_type");
+    const char *name = json_string_value(v);
     const struct iz_hf_type *t = hf->types;
     char known[256];
     size_t n = 0;
@@ -209,11 +209,11 @@ char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err)
     struct reader r = {.path = path, .err = err};
 
     snprintf(path, sizeof(path), "%s/" IZ_HF_CONFIG, folder);
-    struct iz_json *root = iz_json_read(path, err);
+    json_t *root = iz_json_read(path, err);
     r.root = root;
     if (root)
         text = read_keys(&r, hf);
-    iz_json_close(&root);
+    json_decref(root);
     return text;
 }
 
@@ -263,16 +263,16 @@ static int put_rest(FILE *out, const struct iz_hf *hf,
                     const struct iz_hf_type *t, const char *like)
 {
     const char *key = NULL;
-    struct iz_json *root = iz_json_read(like, stderr);
+    json_t *root = iz_json_read(like, stderr);
     if (!root)
         return -EINVAL;
     while ((key = iz_json_key(root, key))) {
-        char *text = iz_json_dump(iz_json_member(root, key));
+        char *text = iz_json_dump(json_object_get(root, key));
         if (text && !strpbrk(key, "\"\\") && !is_ours(hf, t, key))
             fprintf(out, ",\n  \"%s\": %s", key, text);
         free(text);
     }
-    iz_json_close(&root);
+    json_decref(root);
     return 0;
 }
 

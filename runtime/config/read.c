@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads a config: the file, then the overrides, into the fields the tables
- * name. Every fault is reported, not only the first.  Only this file
- * and store.c know the JSON library. */
+ * name. Every fault is reported, not only the first. */
 #include "runtime/config/config.h"
 
+#include "runtime/base/json.h"
 #include "runtime/config/keys.h"
 #include "runtime/config/published.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,12 +4,13 @@
 #include "runtime/config/keys.h"
 
 #include <assert.h>
-#include <jansson.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#include "runtime/base/json.h"
 
 /* `5e8 (a number)`, `"x" (a string)`, `an object`. */
 void iz_json_describe(char *out, size_t size, const json_t *v)

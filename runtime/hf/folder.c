@@ -38,7 +38,7 @@ static int find_file(const struct iz_hf_folder *f, const char *name)
 
 /* Opens the files that the index names; each tensor must be where it says. */
 static int map_files(struct iz_hf_folder *f, const char *path,
-                     const struct iz_json *map)
+                     const json_t *map)
 {
     const char *name = NULL;
     int why = 0;
@@ -46,7 +46,7 @@ static int map_files(struct iz_hf_folder *f, const char *path,
     if (!f->file)
         return -ENOMEM;
     while (!why && (name = iz_json_key(map, name))) {
-        const char *file = iz_json_text(iz_json_member(map, name));
+        const char *file = json_string_value(json_object_get(map, name));
         int i = file ? find_file(f, file) : -1;
         if (!file || !*file || strchr(file, '/'))
             return iz_refuse(f->err,
@@ -65,14 +65,14 @@ static int map_files(struct iz_hf_folder *f, const char *path,
 
 static int open_index(struct iz_hf_folder *f, const char *path)
 {
-    struct iz_json *root = iz_json_read(path, f->err);
-    const struct iz_json *map = iz_json_member(root, "weight_map");
+    json_t *root = iz_json_read(path, f->err);
+    const json_t *map = json_object_get(root, "weight_map");
     int why = -EINVAL;
-    if (root && !iz_json_is_object(map))
+    if (root && !json_is_object(map))
         iz_refuse(f->err, "%s: has no weight_map", path);
     else if (root)
         why = map_files(f, path, map);
-    iz_json_close(&root);
+    json_decref(root);
     return why;
 }
 

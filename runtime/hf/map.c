@@ -2,92 +2,72 @@
 /* Instantiates the table of a model for its units, and cuts ranges of flat
  * arrays into rectangles of tensors. */
 #include "runtime/hf/map.h"
-#include "runtime/base/text.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/text.h"
+
 #define DIGITS "0123456789"
 #define CUTS 16 /* tensors of one parameter at most */
 
 /* ---- names ---- */
 
+/* What stands before and behind the hole {} of a pattern; without a hole all of
+ * it stands before. */
+struct pattern {
+    int before;      /* bytes */
+    const char *end; /* behind the hole; NULL: there is none */
+};
+
+static struct pattern cut_pattern(const char *text)
+{
+    const char *hole = strchr(text, '{');
+    if (!hole)
+        return (struct pattern){.before = (int)strlen(text)};
+    return (struct pattern){(int)(hole - text), hole + 2};
+}
+
 /* Whether `name` is the pattern with a number for {}, which goes to `number`
  * (empty where the pattern has none). */
-static bool matches(const char *pattern, size_t n, const char *name,
-                    char number[16])
+static bool matches(const char *pattern, const char *name, char number[16])
 {
-    const char *hole = memchr(pattern, '{', n);
-    size_t before = hole ? (size_t)(hole - pattern) : n;
-    size_t after = hole ? n - before - 2 : 0;
+    struct pattern p = cut_pattern(pattern);
     number[0] = '\0';
-    if (strncmp(name, pattern, before) != 0)
+    if (strncmp(name, pattern, (size_t)p.before) != 0)
         return false;
-    if (!hole)
-        return name[n] == '\0';
-    name += before;
+    name += p.before;
+    if (!p.end)
+        return !*name;
     size_t digits = strspn(name, DIGITS);
-    if (digits < 1 || digits > 9 || strlen(name) != digits + after ||
-        memcmp(name + digits, hole + 2, after) != 0)
+    if (digits < 1 || digits > 9 || strcmp(name + digits, p.end) != 0)
         return false;
     memcpy(number, name, digits);
     number[digits] = '\0';
     return true;
 }
 
-/* The pattern's n bytes with the number in its hole. */
-static bool hf_map_fill(char out[IZ_HF_NAME], const char *pattern, size_t n,
+/* The pattern with the number in its hole. */
+static bool hf_map_fill(char out[IZ_HF_NAME], const char *pattern,
                         const char *number)
 {
-    const char *hole = memchr(pattern, '{', n);
-    size_t before = hole ? (size_t)(hole - pattern) : n;
-    size_t after = hole ? n - before - 2 : 0;
-    int len = snprintf(out, IZ_HF_NAME, "%.*s%s%.*s", (int)before, pattern,
-                       number, (int)after, hole ? hole + 2 : "");
-    return len < IZ_HF_NAME;
-}
-
-/* The next of "a|b|c" from *at; its length, or 0 behind the last. */
-static size_t next_word(const char **at, const char **word)
-{
-    size_t n = strcspn(*at, "|");
-    *word = *at;
-    *at += n + ((*at)[n] == '|');
-    return n;
-}
-
-static int count_words(const char *s)
-{
-    int n = 1;
-    for (; *s; s++)
-        n += *s == '|';
-    return n;
+    struct pattern p = cut_pattern(pattern);
+    return snprintf(out, IZ_HF_NAME, "%.*s%s%s", p.before, pattern, number,
+                    p.end ? p.end : "") < IZ_HF_NAME;
 }
 
 /* ---- tensors ---- */
 
-struct builder {
-    struct iz_hf_map *m;
-    const struct iz_model *model;
-    int room;
-};
-
-static struct iz_hf_tensor *hf_map_add(struct builder *b)
+static struct iz_hf_tensor *hf_map_add(struct iz_hf_map *m)
 {
-    struct iz_hf_map *m = b->m;
-    if (m->n == b->room) {
-        int room = 2 * b->room + 64;
-        struct iz_hf_tensor *t =
-            realloc(m->tensor, (size_t)room * sizeof(*m->tensor));
-        if (!t)
-            return NULL;
-        m->tensor = t;
-        b->room = room;
-    }
-    memset(&m->tensor[m->n], 0, sizeof(m->tensor[m->n]));
-    return &m->tensor[m->n++];
+    struct iz_hf_tensor *t =
+        realloc(m->tensor, ((size_t)m->n + 1) * sizeof(*t));
+    if (!t)
+        return NULL;
+    m->tensor = t;
+    return &t[m->n++];
 }
 
 static int hf_map_refuse(const struct iz_param *p, const char *why)
@@ -95,40 +75,45 @@ static int hf_map_refuse(const struct iz_param *p, const char *why)
     return iz_refuse(stderr, "parameter %s: %s", p->name, why);
 }
 
-/* What each of n tensors has of the columns (rows); false if that is not all of
- * them. */
-static bool cuts(int64_t *out, int n, const struct iz_hf_name *row,
-                 const struct iz_model *model, int64_t total)
+/* What each of the tensors "a|b" has of `total` columns (rows).  Returns their
+ * number; 0: that is not all of them. */
+static int cuts(int64_t out[CUTS], const struct iz_hf_name *row,
+                const struct iz_model *model, int64_t total)
 {
+    char word[4 * IZ_HF_NAME];
     int64_t sum = 0;
-    for (int i = 0; i < n; i++) {
+    int n = 0;
+    while (iz_word(word, sizeof(word), row->tensor, n))
+        n++;
+    for (int i = 0; i < n && n <= CUTS; i++) {
         out[i] = row->cut ? row->cut(model->self, i) : total / n;
         if (out[i] < 1)
-            return false;
+            return 0;
         sum += out[i];
     }
-    return sum == total;
+    return sum == total ? n : 0;
 }
 
 /* The tensors of one parameter. */
-static int add_tensors(struct builder *b, const struct iz_hf_name *row,
+static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
+                       const struct iz_hf_name *row,
                        const struct iz_hf_tensor *like, const char *number)
 {
-    const struct iz_param *p = &b->model->unit[like->unit].param[like->param];
+    const struct iz_param *p = &model->unit[like->unit].param[like->param];
     bool by_rows = row->layout == IZ_HF_ROWS;
-    int n = count_words(row->tensor);
+    char word[4 * IZ_HF_NAME];
     int64_t cut[CUTS], at = 0;
-    const char *next = row->tensor, *word;
+    int n = cuts(cut, row, model, by_rows ? p->rows : p->cols);
 
-    if (n > CUTS || !cuts(cut, n, row, b->model, by_rows ? p->rows : p->cols))
+    if (!n)
         return hf_map_refuse(p, "its tensors do not cover it");
     for (int i = 0; i < n; at += cut[i++]) {
-        size_t len = next_word(&next, &word);
-        struct iz_hf_tensor *t = hf_map_add(b);
+        struct iz_hf_tensor *t = hf_map_add(m);
         if (!t)
             return -ENOMEM;
         *t = *like;
-        if (!hf_map_fill(t->name, word, len, number))
+        iz_word(word, sizeof(word), row->tensor, i);
+        if (!hf_map_fill(t->name, word, number))
             return hf_map_refuse(p, "the name of its tensor is too long");
         t->row = by_rows ? at : 0;
         t->col = by_rows ? 0 : at;
@@ -142,39 +127,40 @@ static int add_tensors(struct builder *b, const struct iz_hf_name *row,
 
 /* Only the rows with this value of `tied`; the number of rows that matched in
  * *found. */
-static int add_param(struct builder *b, const struct iz_hf_tensor *like,
-                     int *found)
+static int add_param(struct iz_hf_map *m, const struct iz_model *model,
+                     const struct iz_hf_tensor *like, int *found)
 {
-    const struct iz_param *p = &b->model->unit[like->unit].param[like->param];
-    const struct iz_hf_name *row = b->m->hf->names;
+    const struct iz_param *p = &model->unit[like->unit].param[like->param];
+    const struct iz_hf_name *row = m->hf->names;
     char number[16];
     int err = 0;
 
     *found = 0;
     for (; row->tensor && !err; row++) {
         if (!row->param || row->tied != like->tied ||
-            !matches(row->param, strlen(row->param), p->name, number))
+            !matches(row->param, p->name, number))
             continue;
         ++*found;
-        if (!like->tied || !iz_hf_map_find(b->m, row->tensor))
-            err = add_tensors(b, row, like, number);
+        if (!like->tied || !iz_hf_map_find(m, row->tensor))
+            err = add_tensors(m, model, row, like, number);
     }
     return err;
 }
 
-static int add_params(struct builder *b, bool tied)
+static int add_params(struct iz_hf_map *m, const struct iz_model *model,
+                      bool tied)
 {
     int err = 0, found;
 
-    for (int u = 0; u < b->model->n_units && !err; u++) {
-        const struct iz_unit *unit = &b->model->unit[u];
+    for (int u = 0; u < model->n_units && !err; u++) {
+        const struct iz_unit *unit = &model->unit[u];
         struct iz_hf_tensor like = {.unit = u, .tied = tied};
         int64_t at[2] = {0, iz_unit_elems(unit, false)};
         for (int p = 0; p < iz_unit_base(unit) && !err; p++) {
             like.param = p;
             like.width = unit->param[p].cols;
             like.offset = at[unit->param[p].frozen];
-            err = add_param(b, &like, &found);
+            err = add_param(m, model, &like, &found);
             if (!err && !tied && found != 1)
                 err = hf_map_refuse(
                     &unit->param[p],
@@ -189,11 +175,10 @@ static int add_params(struct builder *b, bool tied)
 int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
                    const struct iz_model *model)
 {
-    struct builder b = {.m = m, .model = model};
     *m = (struct iz_hf_map){.hf = hf};
-    int err = add_params(&b, false);
+    int err = add_params(m, model, false);
     if (!err)
-        err = add_params(&b, true);
+        err = add_params(m, model, true);
     if (err)
         iz_hf_map_close(m);
     return err;
@@ -227,8 +212,7 @@ bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name)
 
     for (; row->tensor; row++) {
         const char *pattern = bare(m, row->tensor);
-        if (!row->param &&
-            matches(pattern, strlen(pattern), bare(m, name), number))
+        if (!row->param && matches(pattern, bare(m, name), number))
             return true;
     }
     return false;

@@ -27,15 +27,15 @@ enum { UNREADABLE = -1 };
 static int64_t kept_word(const char *path, const char *key, const char *a,
                          const char *b)
 {
-    struct iz_json *j = iz_json_read(path, NULL);
-    const struct iz_json *run = iz_json_member(j, "run");
-    const char *text = iz_json_text(iz_json_member(run, key));
+    json_t *j = iz_json_read(path, NULL);
+    const json_t *run = json_object_get(j, "run");
+    const char *text = json_string_value(json_object_get(run, key));
     int64_t w = !run                            ? UNREADABLE
                 : !text || strcmp(text, a) == 0 ? 1
                 : strcmp(text, b) == 0          ? 2
                                                 : 0;
     if (j)
-        iz_json_close(&j);
+        json_decref(j);
     return w;
 }
 

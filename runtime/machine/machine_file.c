@@ -73,7 +73,7 @@ static char *read_text(const char *path, int64_t *bytes)
 }
 
 static int read_field(struct iz_machine *m, const struct field *f,
-                      const struct iz_json *v, const char *path, FILE *err)
+                      const json_t *v, const char *path, FILE *err)
 {
     int64_t n =
         !v && f->optional ? 0 : iz_json_number(v, f->count ? 1 << 20 : MOST);
@@ -99,14 +99,14 @@ static bool known(const char *key)
     return !strcmp(key, "name") || !strcmp(key, "sources");
 }
 
-static int read_fields(struct iz_machine *m, const struct iz_json *j,
-                       const char *path, FILE *err)
+static int read_fields(struct iz_machine *m, const json_t *j, const char *path,
+                       FILE *err)
 {
     int r = 0;
-    const char *name = iz_json_text(iz_json_member(j, "name"));
+    const char *name = json_string_value(json_object_get(j, "name"));
     snprintf(m->name, sizeof(m->name), "%s", name ? name : path);
     for (int i = 0; i < FIELDS; i++)
-        if (read_field(m, &fields[i], iz_json_member(j, fields[i].name), path,
+        if (read_field(m, &fields[i], json_object_get(j, fields[i].name), path,
                        err))
             r = -EINVAL;
     for (const char *k = iz_json_key(j, NULL); k; k = iz_json_key(j, k))
@@ -147,13 +147,13 @@ int iz_machine_read(struct iz_machine *m, const char *path, FILE *err)
             fprintf(err, "izar: --machine: %s: %s\n", path, strerror(why));
         return -why;
     }
-    struct iz_json *j = iz_json_open(text, bytes);
-    int r = j && iz_json_is_object(j) ? 0 : -EINVAL;
+    json_t *j = iz_json_open(text, bytes);
+    int r = j && json_is_object(j) ? 0 : -EINVAL;
     if (r && err)
         fprintf(err, "izar: %s: is not a JSON object\n", path);
     if (!r)
         r = read_fields(m, j, path, err);
-    iz_json_close(&j);
+    json_decref(j);
     free(text);
     return r;
 }

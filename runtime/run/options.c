@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line; see options.h. */
 #include "runtime/run/options.h"
-#include "runtime/base/text.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/text.h"
 static int wrong(const char *what, const char *arg)
 {
     return iz_refuse(stderr, "%s '%s' (--help lists the options)", what, arg);
