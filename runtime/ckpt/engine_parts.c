@@ -153,16 +153,14 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
 static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
 {
     double samples = (double)e->config->train_batch_size * s[STEP].value;
-    if (samples != s[SAMPLES].value) {
-        if (e->plan.rank == 0)
-            return iz_refuse(
-                stderr,
-                "train_batch_size is %lld, but the checkpoint of step "
-                "%.0f was trained on %.0f samples: the data position would "
-                "not be the same",
-                (long long)e->config->train_batch_size, s[STEP].value,
-                s[SAMPLES].value);
-    }
+    if (samples != s[SAMPLES].value)
+        return iz_refuse(
+            e->plan.rank == 0 ? stderr : NULL,
+            "train_batch_size is %lld, but the checkpoint of step "
+            "%.0f was trained on %.0f samples: the data position would "
+            "not be the same",
+            (long long)e->config->train_batch_size, s[STEP].value,
+            s[SAMPLES].value);
     struct iz_control *c = &e->control;
     e->step = (int64_t)s[STEP].value;
     c->updates = (int64_t)s[UPDATES].value;

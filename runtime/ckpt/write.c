@@ -95,13 +95,11 @@ static int share_set(struct share *s, int i)
         p->first = p->total / size * rank + p->total % size * rank / size;
         p->count = p->total / size * (rank + 1) +
                    p->total % size * (rank + 1) / size - p->first;
-    } else if (!tiled(s, i)) {
-        if (rank == 0) /* all of them see it */
-            return iz_refuse(
-                stderr,
-                "checkpoint: the ranks' pieces of %s do not lie end to "
-                "end over %" PRId64 " elements",
-                part->name, part->total);
+    } else if (!tiled(s, i)) { /* all ranks see it, one says so */
+        return iz_refuse(rank == 0 ? stderr : NULL,
+                         "checkpoint: the ranks' pieces of %s do not lie end "
+                         "to end over %" PRId64 " elements",
+                         part->name, part->total);
     }
     p->hash = calloc((size_t)iz_piece_blocks(p) + 1, sizeof(*p->hash));
     return p->hash ? 0 : -ENOMEM;

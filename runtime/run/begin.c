@@ -18,8 +18,7 @@
 static int read_config(struct run *r)
 {
     return iz_config_read(&r->c, &r->p->section, r->o.path, r->o.set,
-                          r->o.n_set, iz_run_ranks(r),
-                          iz_run_first(r) ? stderr : NULL);
+                          r->o.n_set, iz_run_ranks(r), iz_run_err(r));
 }
 
 /* The effective config beside the output; a run that would write over another
@@ -70,12 +69,13 @@ static char *model_text(const struct run *r)
 
 static int open_data(struct run *r)
 {
+    const struct iz_model *m = r->model;
+    const struct iz_data_config *c = &r->c.data;
     bool val = r->c.run.eval_batches > 0;
-    if (r->model->record.bytes)
-        return iz_data_open_records(&r->data, &r->c.data, r->model,
-                                    r->c.run.seed, val);
-    return iz_data_open(&r->data, &r->c.data, r->model->tokens, r->model->vocab,
-                        r->c.run.seed, val);
+    return m->record.bytes
+               ? iz_data_open_records(&r->data, c, m, r->c.run.seed, val)
+               : iz_data_open(&r->data, c, m->tokens, m->vocab, r->c.run.seed,
+                              val);
 }
 
 /* What the engine's tasks will want of cuDNN, and why it cannot be had. */
@@ -146,18 +146,15 @@ static int open_engine(struct run *r)
 static int check_sample(const struct run *r)
 {
     const struct iz_run_config *c = &r->c.run;
-    bool wanted = c->sample_tokens > 0 && c->sample_prompt[0];
-    FILE *err = iz_run_first(r) ? stderr : NULL;
-    if (!wanted)
+    if (c->sample_tokens <= 0 || !c->sample_prompt[0])
         return 0;
     if (!r->model->unit[r->model->n_units - 1].generate)
-        return iz_refuse(err,
-                         "run.sample_tokens: %s generates nothing: set "
-                         "it to 0",
+        return iz_refuse(iz_run_err(r),
+                         "run.sample_tokens: %s generates nothing: set it to 0",
                          r->model->name);
     for (const char *p = c->sample_prompt; *p; p++)
         if ((unsigned char)*p >= r->model->vocab)
-            return iz_refuse(err,
+            return iz_refuse(iz_run_err(r),
                              "run.sample_prompt: '%c' is not below the "
                              "vocabulary of %d",
                              *p, r->model->vocab);
@@ -172,9 +169,8 @@ static int choose_host_comm(struct run *r)
         r->why_messages = why;
     if (wish != IZ_HOST_MEMORY || !why)
         return 0;
-    if (iz_run_first(r))
-        fprintf(stderr,
-                "izar: run.host_comm: memory: %s: set auto or messages\n", why);
+    iz_refuse(iz_run_err(r), "run.host_comm: memory: %s: set auto or messages",
+              why);
     return -ENOTSUP;
 }
 
@@ -187,13 +183,11 @@ int iz_run_prepare_model(struct run *r)
         s = iz_run_agree(r, r->p->open(&r->model, r->p->section.target),
                          "the model");
     if (!s)
-        s = iz_run_agree(
-            r, iz_lora_apply(r->model, &r->c, iz_run_first(r) ? stderr : NULL),
-            "the adapters");
+        s = iz_run_agree(r, iz_lora_apply(r->model, &r->c, iz_run_err(r)),
+                         "the adapters");
     if (!s)
-        s = iz_run_agree(
-            r, iz_rules_apply(r->model, &r->c, iz_run_first(r) ? stderr : NULL),
-            "the rules");
+        s = iz_run_agree(r, iz_rules_apply(r->model, &r->c, iz_run_err(r)),
+                         "the rules");
     return s ? s : iz_run_agree(r, check_sample(r), NULL);
 }
 

@@ -121,13 +121,11 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
             r->workers = iz_cores_workers(r->topo, r->c.run.workers,
                                           (here + started - 1) / started);
         }
-        if (r->workers < 1) {
-            if (iz_run_first(r))
-                return iz_refuse(stderr,
-                                 "--ranks %d: the cores of this host "
-                                 "leave a rank no worker",
-                                 r->o.ranks);
-        }
+        if (r->workers < 1)
+            return iz_refuse(iz_run_err(r),
+                             "--ranks %d: the cores of this host "
+                             "leave a rank no worker",
+                             r->o.ranks);
         *t = iz_gpu_target(&r->gpu, &r->c, r->workers);
         t->bf16_products = r->arithmetic.bf16_products;
         *limit =
@@ -136,12 +134,11 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
                                .tables = !r->c.run.device_memory_limit_bytes};
         return 0;
     }
-    int s = iz_machine_read(&m, r->o.machine, iz_run_first(r) ? stderr : NULL);
+    int s = iz_machine_read(&m, r->o.machine, iz_run_err(r));
     if (s)
         return s;
     *limit = iz_machine_limits(&m, ranks);
-    return iz_machine_target(t, &m, &r->c, ranks,
-                             iz_run_first(r) ? stderr : NULL);
+    return iz_machine_target(t, &m, &r->c, ranks, iz_run_err(r));
 }
 
 static void print_largest(const struct run *r)
@@ -179,12 +176,11 @@ static int make_plan(struct run *r)
     struct iz_target t;
     int f = find_target(r, ranks, &t, &r->limit);
     if (!f)
-        f = iz_rules_check_sparse(r->model, &r->c, t.gpu,
-                                  iz_run_first(r) ? stderr : NULL);
+        f = iz_rules_check_sparse(r->model, &r->c, t.gpu, iz_run_err(r));
     if (!f)
-        f = iz_plan_check_types(&r->c, &t, iz_run_first(r) ? stderr : NULL);
+        f = iz_plan_check_types(&r->c, &t, iz_run_err(r));
     if (!f)
-        f = iz_plan_split_check(&r->c, &t, iz_run_first(r) ? stderr : NULL);
+        f = iz_plan_split_check(&r->c, &t, iz_run_err(r));
     if (f)
         return iz_run_agree(r, f, NULL);
     int s = iz_run_agree(

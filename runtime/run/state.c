@@ -10,6 +10,11 @@ bool iz_run_first(const struct run *r)
     return r->coll->rank == 0;
 }
 
+FILE *iz_run_err(const struct run *r)
+{
+    return iz_run_first(r) ? stderr : NULL;
+}
+
 /* One rank's failure is everybody's: nobody waits for a rank that has gone. */
 int iz_run_agree(struct run *r, int status, const char *what)
 {

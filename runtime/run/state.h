@@ -59,8 +59,10 @@ void iz_run_measure(struct run *r);
 /* Plan, place and speed, told by the first rank.  All ranks. */
 void iz_run_print_header(struct run *r);
 
-/* Whether this rank is the one that prints. */
+/* Whether this rank is the one that prints, and where it prints faults: NULL on
+ * the others. */
 bool iz_run_first(const struct run *r);
+FILE *iz_run_err(const struct run *r);
 /* One rank's failure is everybody's.  what: which memory this rank lacks if
  * that is -ENOMEM, to be told; NULL: it has been told. */
 int iz_run_agree(struct run *r, int status, const char *what);
