@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How far work on many bytes is, on standard error: a line that changes on a
- * terminal, else a line every ten seconds (IZ_PROGRESS: other seconds).
- * Nothing for work that ends within a second or two. */
+/* Prints on standard error how much of a long work on bytes is done.  A
+ * terminal gets one line that changes, anything else a line every ten seconds
+ * (IZ_PROGRESS sets another number).  Short work prints nothing: a terminal
+ * shows its first line after 1.5 s. */
 #pragma once
 
 #include <stdatomic.h>
@@ -14,19 +15,20 @@ struct iz_progress {
     _Atomic int64_t done, shown_ns, shown; /* shown: bytes, -1: nothing yet */
     atomic_flag showing;
     int columns; /* of the terminal, 0: plain lines */
-    bool quiet;  /* of the ranks that do not speak */
-    bool live;   /* an unfinished line stands there */
+    bool quiet;  /* this rank prints nothing */
+    bool live;   /* the terminal has an unfinished line */
 };
 
-/* Who this process is, before the first line: only the first rank speaks, and
- * with several only IZ_LIVE tells that a terminal is watched. */
+/* Call before any progress begins.  Only rank 0 prints; with several ranks it
+ * takes a terminal as watched only if IZ_LIVE is set. */
 void iz_progress_rank(int rank, int ranks);
 void iz_progress_begin(struct iz_progress *p, const char *what, int64_t bytes);
-/* Any thread. */
+/* More bytes are done.  May be called from any thread. */
 void iz_progress_add(struct iz_progress *p, int64_t bytes);
 void iz_progress_end(struct iz_progress *p);
 
-/* Columns of the terminal behind a file descriptor that somebody watches, or 0.
- * Open MPI gives every rank a terminal, watched or not, so with several ranks
- * the caller has to say so: IZ_LIVE.  IZ_PLAIN: none. */
+/* Columns of the terminal behind a file descriptor, or 0 if there is none that
+ * somebody watches.  Open MPI gives every rank a terminal, so with several
+ * ranks only the environment variable IZ_LIVE makes it a watched one. IZ_PLAIN:
+ * 0. */
 int iz_terminal_columns(int fd, int ranks);

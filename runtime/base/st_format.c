@@ -22,18 +22,16 @@
 
 /* ---- types ---- */
 
-static const struct {
-    const char *text;
-    enum iz_dtype type;
-} dtypes[] = {{"F32", IZ_F32}, {"BF16", IZ_BF16}, {"F16", IZ_F16}};
+static const char *const dtypes[] = {
+    [IZ_F32] = "F32", [IZ_BF16] = "BF16", [IZ_F16] = "F16"};
 
 enum { DTYPES = sizeof(dtypes) / sizeof(dtypes[0]) };
 
 bool iz_st_dtype_read(const char *text, enum iz_dtype *t)
 {
     for (int i = 0; i < DTYPES; i++)
-        if (!strcmp(text, dtypes[i].text)) {
-            *t = dtypes[i].type;
+        if (!strcmp(text, dtypes[i])) {
+            *t = (enum iz_dtype)i;
             return true;
         }
     return false;
@@ -41,10 +39,7 @@ bool iz_st_dtype_read(const char *text, enum iz_dtype *t)
 
 const char *iz_st_dtype_text(enum iz_dtype t)
 {
-    int i = 0;
-    while (i < DTYPES - 1 && dtypes[i].type != t)
-        i++;
-    return dtypes[i].text;
+    return dtypes[t];
 }
 
 /* ---- writing ---- */

@@ -11,9 +11,9 @@
 #include "runtime/comm/coll.h"
 #include "runtime/plan/bytes.h" /* IZ_BLOCK */
 
-/* One flat fp32 array of which this rank holds the elements [first, first +
- * count): the master or a state of one unit's parameters laid end to end
- * (without padding). */
+/* A flat fp32 array: the master or a state of one unit's parameters, laid end
+ * to end without padding.  This rank holds its elements [first, first + count).
+ */
 struct iz_ckpt_part {
     char name[64]; /* "h.3/m" */
     int64_t total, first, count;
@@ -23,13 +23,13 @@ struct iz_ckpt_part {
     void *arg;
 };
 
-/* One logical parameter inside a flat array: for the index. */
+/* Where one parameter lies in the flat arrays; the index lists it. */
 struct iz_ckpt_name {
     char name[64], array[64]; /* "h.3.ln_1.weight" lies in "h.3/..." */
     int64_t offset, rows, cols;
 };
 
-/* Scalars that resume needs; stored as decimal or hex-float text, exactly. */
+/* A number that a resumed run needs; stored exactly, as hex-float text. */
 struct iz_ckpt_scalar {
     char name[48];
     double value;
@@ -37,22 +37,23 @@ struct iz_ckpt_scalar {
 
 struct iz_ckpt {
     const char *dir; /* run's output; checkpoints lie in dir/checkpoints */
-    int keep_last; /* older ones are removed after a successful save; 0 = all */
+    int keep_last;   /* so many are kept after a successful save; 0: all */
     struct iz_ckpt_part *part;
     int n_parts;
     const struct iz_ckpt_name *names;
     int n_names;
     struct iz_ckpt_scalar *scalar;
     int n_scalars;
-    const char
-        *model_text;       /* JSON text of the model section; checked on load */
-    const char *optimizer; /* whose states the parts are; checked on load */
+    /* Both must be the same when it is loaded: the model section as JSON, and
+     * the name of the optimizer that has the states. */
+    const char *model_text, *optimizer;
 };
 
 /* Finds the newest complete checkpoint; its step in *step.  -ENOENT if none. */
 int iz_ckpt_latest(const struct iz_ckpt *k, int64_t *step);
 
-/* Fills parts and scalars from the checkpoint of `step`.  Any number of ranks
- * may have written it.  A missing, truncated or foreign file is named; nothing
- * is put before every file has been checked.  Negative errno on every rank. */
+/* Fills parts and scalars from the checkpoint of `step`, which any number of
+ * ranks may have written.  Checks every file before it puts anything.  A
+ * missing, truncated or foreign file is named, and every rank returns a
+ * negative errno. */
 int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c);

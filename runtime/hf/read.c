@@ -50,26 +50,25 @@ static int check_entry(const struct iz_hf_reader *r,
                        const struct iz_hf_tensor *t,
                        const struct iz_st_tensor *e)
 {
-    char have[256], need[64], text[384];
+    char have[256], need[64];
     int64_t want[2];
     int dims = iz_hf_shape(t, want);
     enum iz_dtype type;
+    bool known = iz_st_dtype_read(e->dtype, &type);
 
-    if (!iz_st_dtype_read(e->dtype, &type)) {
-        snprintf(text, sizeof(text),
-                 "has type %s; only F32, BF16 and F16 can be imported",
-                 e->dtype);
-        tell(r, e->name, text);
-        return 1;
-    }
-    if (e->dims == dims && e->shape[0] == want[0] &&
+    if (known && e->dims == dims && e->shape[0] == want[0] &&
         (dims == 1 || e->shape[1] == want[1]))
         return 0;
     shape_text(have, sizeof(have), e->shape, e->dims);
     shape_text(need, sizeof(need), want, dims);
-    snprintf(text, sizeof(text), "has shape %s, the model needs %s", have,
-             need);
-    tell(r, e->name, text);
+    if (known)
+        iz_refuse(r->err, "model.import: %s: has shape %s, the model needs %s",
+                  e->name, have, need);
+    else
+        iz_refuse(r->err,
+                  "model.import: %s: has type %s; only F32, BF16 and F16 can "
+                  "be imported",
+                  e->name, e->dtype);
     return 1;
 }
 

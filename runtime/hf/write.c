@@ -16,6 +16,7 @@
 
 #include "codelets/base/die.h"
 #include "runtime/base/durable.h"
+#include "runtime/base/text.h"
 #include "runtime/comm/agree.h"
 #include "runtime/config/config.h"
 #include "runtime/hf/folder.h"
@@ -191,10 +192,9 @@ static int put_text(const struct iz_hf_writer *w, const char *name,
 /* Which file holds which tensor; malloc'ed. */
 static char *index_text(const struct iz_hf_writer *w)
 {
-    char *text = NULL;
-    size_t size = 0;
+    struct iz_text text;
     int64_t bytes = 0;
-    FILE *out = open_memstream(&text, &size);
+    FILE *out = iz_text_open(&text);
     if (!out)
         return NULL;
     for (int f = 0; f < w->n_files; f++)
@@ -208,11 +208,7 @@ static char *index_text(const struct iz_hf_writer *w)
             fprintf(out, "%s\n    \"%s\": \"%s\"", f + i ? "," : "",
                     w->tensor[w->file[f].first + i].name, w->file[f].name);
     fputs("\n  }\n}\n", out);
-    if (ferror(out) | (fclose(out) != 0)) {
-        free(text);
-        return NULL;
-    }
-    return text;
+    return iz_text_close(&text);
 }
 
 /* Opens file f; the first rank makes it, in its full length. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run tells: the progress line, metrics.jsonl and the summary.  Rank 0
- * only; reads counters and the span log, never waits for a task. */
+/* The progress line, metrics.jsonl and the summary of a run, on rank 0.  They
+ * are made from counters and the span log; nothing here waits for a task. */
 #pragma once
 
 #include "codelets/base/build.h"
@@ -8,16 +8,17 @@
 
 struct iz_metrics;
 
-/* gemm_rate: flop/s of all compute workers of a rank together.  `quiet`: other
- * ranks (drains the span log and prints nothing).  Negative errno, reason
- * printed. */
+/* gemm_rate: flop/s of all compute workers of a rank together.  `quiet`, for
+ * the ranks other than 0: the span log is emptied and nothing is printed.
+ * Negative errno with the reason printed. */
 int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
                     double gemm_rate, bool quiet);
-/* One event of the run, as it comes. */
+/* Takes one event of the run; call in the order of events. */
 void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v);
-/* Time spent outside of training (a save), not to be counted into tokens/s. */
+/* Call after work outside of training, such as a save: its time does not count
+ * in tokens/s. */
 void iz_metrics_pause(struct iz_metrics *m);
-/* The end: where the time and the memory went.  reason: "finished", ... */
+/* Prints where time and memory went, at the end.  reason: "finished", ... */
 void iz_metrics_summary(struct iz_metrics *m, const char *reason);
 void iz_metrics_close(struct iz_metrics **m);
 
