@@ -8,7 +8,8 @@
  * With g scaled:
  *     m = b1 m + (1 - b1) g         v = b2 v + (1 - b2) g^2
  *     p = p (1 - lr wd) - lr/(1 - b1^t) * m / (sqrt(v)/sqrt(1 - b2^t) + eps)
- * the fraction times sqrt(1 - b2^t), so that one division does it. */
+ * The fraction is multiplied by sqrt(1 - b2^t), so that there is one division.
+ */
 #pragma once
 
 #include <math.h>
@@ -25,8 +26,9 @@ struct iz_adam_consts {
     float eps;  /* eps * sqrt(1 - beta2^t) */
 };
 
-/* With AdamW l2 is 0.  To add 0 * p could change no more than the sign of a
- * zero, of which iz_flush and the square leave nothing. */
+/* The scaled gradient, with L2 decay if `l2`.  AdamW has none.  It could add
+ * 0 * p as well: that changes only the sign of a zero, which iz_flush and the
+ * square remove. */
 IZ_EITHER float iz_adam_gradient(const struct iz_adam_consts *k, bool l2,
                                  float g, float p)
 {

@@ -11,16 +11,21 @@
 /* NULL until somebody asks.  Two threads that ask first find the same. */
 static _Atomic(const struct iz_simd_level *) in_use;
 
+static bool level_runs(const struct iz_simd_level *l)
+{
+    return !l->runs || l->runs();
+}
+
 static const struct iz_simd_level *simd_choose(void)
 {
     const char *wanted = getenv("IZ_SIMD");
     const struct iz_simd_level *l = iz_simd_levels;
 
-    while (l->name && (wanted ? strcmp(l->name, wanted) != 0 : !l->runs()))
+    while (l->name && (wanted ? strcmp(l->name, wanted) != 0 : !level_runs(l)))
         l++;
     if (!l->name)
         iz_die("IZ_SIMD=%s: no such SIMD level in this build", wanted);
-    if (!l->runs())
+    if (!level_runs(l))
         iz_die("IZ_SIMD=%s: this processor does not have it", wanted);
     return l;
 }
@@ -54,7 +59,7 @@ const char *iz_simd_name(void)
 
 bool iz_simd_use(const struct iz_simd_level *l)
 {
-    if (!l->runs())
+    if (!level_runs(l))
         return false;
     atomic_store_explicit(&in_use, l, memory_order_relaxed);
     return true;

@@ -79,7 +79,7 @@ struct iz_simd_level {
     const char *name;
     const struct iz_simd *loops;
     const struct iz_attention_loops *fused; /* fused.h */
-    bool (*runs)(void);                     /* on this processor */
+    bool (*runs)(void); /* on this processor; NULL: on all */
 };
 
 extern const struct iz_simd_level iz_simd_levels[];

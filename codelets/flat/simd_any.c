@@ -7,11 +7,6 @@
 extern const struct iz_simd iz_simd_portable;
 extern const struct iz_attention_loops iz_attention_portable;
 
-static bool simd_any_always(void)
-{
-    return true;
-}
-
 const struct iz_simd_level iz_simd_levels[] = {
-    {"portable", &iz_simd_portable, &iz_attention_portable, simd_any_always},
+    {"portable", &iz_simd_portable, &iz_attention_portable, NULL},
     {NULL, NULL, NULL, NULL}};

@@ -15,12 +15,7 @@ static bool has_sve(void)
     return getauxval(AT_HWCAP) & HWCAP_BIT_SVE;
 }
 
-static bool simd_arm_always(void)
-{
-    return true;
-}
-
 const struct iz_simd_level iz_simd_levels[] = {
     {"sve", &iz_simd_sve, &iz_attention_sve, has_sve},
-    {"portable", &iz_simd_portable, &iz_attention_portable, simd_arm_always},
+    {"portable", &iz_simd_portable, &iz_attention_portable, NULL},
     {NULL, NULL, NULL, NULL}};

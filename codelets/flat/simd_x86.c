@@ -23,13 +23,8 @@ static bool has_avx2(void)
            __builtin_cpu_supports("fma");
 }
 
-static bool simd_x86_always(void)
-{
-    return true;
-}
-
 const struct iz_simd_level iz_simd_levels[] = {
     {"avx512", &iz_simd_avx512, &iz_attention_avx512, has_avx512},
     {"avx2", &iz_simd_avx2, &iz_attention_avx2, has_avx2},
-    {"portable", &iz_simd_portable, &iz_attention_portable, simd_x86_always},
+    {"portable", &iz_simd_portable, &iz_attention_portable, NULL},
     {NULL, NULL, NULL, NULL}};

@@ -14,25 +14,26 @@ struct iz_alike {
     int64_t end;
 };
 
-/* All that begins there. */
+/* The constants of one step for all elements from some position on. */
 struct iz_alike iz_alike_of(const struct iz_step *s);
 
-/* As many as elements in a block, so that a call always gets on by one. */
+/* One per element of a block: a call can then always treat a whole block. */
 enum { IZ_ALIKE_MAX = IZ_MOMENT_BLOCK };
 
-/* n elements: p is their fp32 master, g their gradient; p and the states are
- * updated in place, out receives the new p as out_type, or is NULL.  These
- * three begin with the first element; the arrays of states are longer, `room`
- * elements each, and the first element is at `at` in them.  No two buffers
+/* One update of n elements.  p is their fp32 master and g their gradient.  p
+ * and the states are updated in place; out receives the new p as out_type and
+ * may be NULL.  p, g and out begin with the first element.  An array of states
+ * has `room` elements, and the first element is at `at` in it.  No two buffers
  * overlap.
  *
  * States in fewer bytes (see moment.h) are widened, updated in fp32 and rounded
- * by a key of their own each, key + i of the i-th, and by the position: that of
- * the first element is `first`, which differs from `at` by whole blocks.  Of a
- * block that is not updated as a whole the others become what they were.
+ * again.  The random bits of the i-th state depend on key + i and on the
+ * position; the first element has the position `first`, which differs from
+ * `at` by whole blocks.  If only a part of a block is updated, its other
+ * elements keep their values.
  *
- * On a GPU, with states in fewer bytes, at and n are whole blocks, p, g and out
- * are aligned to 16 bytes, and states in bf16 to 8. */
+ * A GPU needs, with states in fewer bytes: at and n in whole blocks, p, g and
+ * out aligned to 16 bytes, and states in bf16 to 8. */
 struct iz_update {
     enum iz_optimizer_type optimizer;
     enum iz_moment_type type; /* of the states */
@@ -49,7 +50,7 @@ struct iz_update {
     int spans;                   /* at most IZ_ALIKE_MAX */
 };
 
-/* The i-th of its states as an array of moment.h. */
+/* The i-th state of u as an array of moment.h. */
 struct iz_moments iz_update_state(const struct iz_update *u, int i);
 
 /* On the CPU, one pass over memory. */

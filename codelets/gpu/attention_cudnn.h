@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention's forward through cuDNN.  The library is looked for when it is
- * asked for: a program that was built with it runs where there is none. */
+/* Attention's forward through cuDNN.  The library is loaded at the first
+ * use, so a program that was built with cuDNN also runs on machines without it.
+ */
 #pragma once
 
 #include "codelets/ops/ops.h"
 
 struct iz_cudnn; /* handle of cuDNN and the plans made so far */
 
-/* For the calling thread's GPU, to work in this stream; `described`: for the
- * device of that description (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION), of
- * which plans can be made and not run.  -errno with the reason in `why`; close
- * accepts NULL. */
+/* Opens cuDNN for the calling thread's GPU; its work goes into this stream.
+ * With `described`, opens it for a device that need not exist, given by its
+ * description (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION): plans can then be
+ * made but not run.  -errno with the reason in `why`.  Close accepts NULL. */
 int iz_cudnn_open(struct iz_cudnn **out, void *stream, const char *described,
                   struct iz_refusal *why);
 void iz_cudnn_close(struct iz_cudnn **c);
 
-/* Whether cuDNN has a plan for attention of this shape and type that keeps to
- * IZ_CUDNN_SCRATCH, which it then has ready; else false with the reason. */
+/* Prepares a plan for attention of this shape and type that needs no more
+ * scratch than IZ_CUDNN_SCRATCH.  False, with the reason, if there is none. */
 bool iz_cudnn_plan(struct iz_cudnn *c, const struct iz_attention *a,
                    struct iz_refusal *why);

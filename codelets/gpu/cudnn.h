@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuDNN's backend interface: the library, found when it is asked for, and
- * graphs of small operations on tensors of four dimensions, of which it makes
- * one kernel.  Only here is its header included. */
+/* cuDNN's backend interface: loading the library, and building graphs of small
+ * operations on tensors of four dimensions, which it turns into one kernel.
+ * Only this header includes cuDNN's. */
 #pragma once
 
 #include <cudnn_graph.h>
@@ -12,7 +12,7 @@
 
 typedef cudnnBackendDescriptor_t iz_dnn_descriptor;
 
-/* What of it is used. */
+/* The functions of the library that are used. */
 struct iz_dnn_library {
     size_t (*version)(void);
     const char *(*status)(cudnnStatus_t s);
@@ -40,7 +40,7 @@ extern struct iz_dnn_library iz_dnn;
 /* Why it cannot be used at all, or NULL. */
 const char *iz_dnn_missing(void);
 
-/* The library's own words, which go on with where in it that was. */
+/* Writes the library's message about s to r, after `what`. */
 void iz_dnn_refuse(struct iz_refusal *r, const char *what, cudnnStatus_t s);
 
 /* ---- graphs ---- */
@@ -74,9 +74,9 @@ enum iz_dnn_where { IZ_DNN_MEMORY, IZ_DNN_VALUE, IZ_DNN_VIRTUAL };
 iz_dnn_descriptor iz_dnn_tensor(struct iz_dnn_graph *g, int64_t uid,
                                 enum iz_dnn_where where, cudnnDataType_t t,
                                 const int64_t size[4], const int64_t stride[4]);
-/* A number that comes with the call. */
+/* A number that is given with each call. */
 iz_dnn_descriptor iz_dnn_number(struct iz_dnn_graph *g, int64_t uid);
-/* What exists in the kernel alone, without gaps. */
+/* A tensor without gaps that exists only inside the kernel. */
 iz_dnn_descriptor iz_dnn_passing(struct iz_dnn_graph *g, const int64_t size[4],
                                  cudnnDataType_t t);
 
@@ -84,7 +84,7 @@ iz_dnn_descriptor iz_dnn_passing(struct iz_dnn_graph *g, const int64_t size[4],
 
 void iz_dnn_product(struct iz_dnn_graph *g, iz_dnn_descriptor a,
                     iz_dnn_descriptor b, iz_dnn_descriptor c);
-/* y[row] = of all columns of x. */
+/* y[row] = the reduction of all columns of x. */
 iz_dnn_descriptor iz_dnn_reduce(struct iz_dnn_graph *g,
                                 cudnnReduceTensorOp_t kind, iz_dnn_descriptor x,
                                 iz_dnn_descriptor y);

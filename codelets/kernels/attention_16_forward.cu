@@ -4,12 +4,6 @@
 #include "codelets/kernels/attention_16.cuh"
 
 /* Over the four lanes that share a row. */
-static __device__ __forceinline__ float row_max(float v)
-{
-    v = fmaxf(v, __shfl_xor_sync(IZ_ALL_LANES, v, 1));
-    return fmaxf(v, __shfl_xor_sync(IZ_ALL_LANES, v, 2));
-}
-
 static __device__ __forceinline__ float attention_16_forward_row_sum(float v)
 {
     v += __shfl_xor_sync(IZ_ALL_LANES, v, 1);
@@ -30,7 +24,7 @@ soften(float (&s)[N][4], float (&acc)[C][4], int h, float *top, float *sum,
 #pragma unroll
     for (int j = 0; j < N; j++)
         high = fmaxf(high, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
-    high = row_max(high);
+    high = iz_lanes_max<4>(high);
     keep = iz_exp2((*top - high) * scale2);
 #pragma unroll
     for (int i = 0; i < 2 * N; i++) {

@@ -122,23 +122,6 @@ store_rows(T *to, int64_t ld, int left, int d, const float (&acc)[R][DP / 16],
     }
 }
 
-/* Over the threads that share a row: half a warp. */
-static __device__ __forceinline__ float row_max(float v)
-{
-#pragma unroll
-    for (int step = SIDE / 2; step > 0; step /= 2)
-        v = fmaxf(v, __shfl_xor_sync(IZ_ALL_LANES, v, step));
-    return v;
-}
-
-static __device__ __forceinline__ float attention_32_row_sum(float v)
-{
-#pragma unroll
-    for (int step = SIDE / 2; step > 0; step /= 2)
-        v += __shfl_xor_sync(IZ_ALL_LANES, v, step);
-    return v;
-}
-
 /* One more tile of scores of one row: turns them into exponentials relative to
  * the largest score so far, and what was summed before as well.  `live` keys
  * are seen.  sum is this thread's part. */
@@ -154,7 +137,7 @@ static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
         s[j] = thread_col(j) < live ? s[j] * scale : -INFINITY;
         high = fmaxf(high, s[j]);
     }
-    high = row_max(high);
+    high = iz_lanes_max<SIDE>(high); /* that share a row */
     keep = expf(*top - high);
     *sum *= keep;
 #pragma unroll
@@ -206,7 +189,7 @@ static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
         add_product<DP>(acc, w, ks);
     }
     for (int i = 0; i < R; i++) {
-        float all = attention_32_row_sum(sum[i]);
+        float all = iz_lanes_sum<SIDE>(sum[i]);
 
         inv[i] = 1 / all;
         if (thread_row(i) < left && thread_col(0) == 0)

@@ -5,7 +5,7 @@
 #include "codelets/kernels/launch.cuh"
 
 #include "codelets/ops/gpu_ops.h"
-#include "codelets/ops/rope.h"
+#include "codelets/ops/ops.h"
 
 #define TWO_PI 6.28318530717958647692
 

@@ -9,7 +9,6 @@
 #include "codelets/base/die.h"
 #include "codelets/flat/simd.h"
 #include "codelets/ops/attention.h"
-#include "codelets/ops/attention_loops.h"
 #include "codelets/ops/gpu_ops.h"
 
 /* Head i of all samples; dqkv and dy are NULL in forward. */
@@ -70,32 +69,18 @@ static void attention_check(const struct iz_attention *a)
     assert(iz_view_len(a->lse) == a->o.rows * a->heads);
 }
 
-static void cpu_fwd(struct iz_exec *x, const struct iz_attention *a)
+static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
+                   float *dqkv, const float *dy)
 {
+    const struct iz_attention_loops *loops = iz_attention_loops();
     int64_t d = a->o.cols / a->heads;
-    struct iz_view work =
-        iz_work(x, IZ_F32, 1, iz_head_floats(a->seq, d, false));
+    struct iz_view work = iz_work(x, IZ_F32, 1, iz_head_floats(a->seq, d, bwd));
 
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < all_heads(a); i++) {
-        struct iz_head h = head_at(a, i, NULL, NULL);
+    for (int64_t i = 0; !x->dry && i < all_heads(a); i++) {
+        struct iz_head h = head_at(a, i, dqkv, dy);
 
         h.work = work.p;
-        iz_attention_loops()->attention_fwd(&h);
-    }
-}
-
-static void cpu_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
-                    const struct iz_attention *a)
-{
-    int64_t d = a->o.cols / a->heads;
-    struct iz_view work =
-        iz_work(x, IZ_F32, 1, iz_head_floats(a->seq, d, true));
-
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < all_heads(a); i++) {
-        struct iz_head h = head_at(a, i, dqkv.p, dy.p);
-
-        h.work = work.p;
-        iz_attention_loops()->attention_bwd(&h);
+        (bwd ? loops->attention_bwd : loops->attention_fwd)(&h);
     }
 }
 
@@ -169,7 +154,7 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
     iz_count_fused(x, 2 * flops(a),
                    (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
     if (x->backend == IZ_CPU)
-        cpu_fwd(x, a);
+        on_cpu(x, a, false, NULL, NULL);
     else
         cuda_fwd(x, a);
     iz_work_release(x, mark);
@@ -187,7 +172,7 @@ void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                    (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +
                             iz_view_bytes(dqkv) + iz_view_bytes(dy)));
     if (x->backend == IZ_CPU)
-        cpu_bwd(x, dqkv, dy, a);
+        on_cpu(x, a, true, dqkv.p, dy.p);
     else
         cuda_bwd(x, dqkv, dy, a);
     iz_work_release(x, mark);

@@ -46,3 +46,12 @@ static inline int64_t iz_head_floats(int64_t seq, int64_t d, bool bwd)
     return (bwd ? 4 : 2) * n * c + (bwd ? 5 : 3) * IZ_HEAD_ROWS * c +
            (bwd ? 2 : 1) * IZ_HEAD_ROWS * IZ_HEAD_KEYS;
 }
+
+/* The loops that are compiled once per SIMD level for speed alone: products and
+ * sums are fused and vectors have the level's length, so another level has
+ * other bits.  At one level the bits depend on the arguments alone: not on the
+ * thread, nor on what else a task computes. */
+struct iz_attention_loops {
+    void (*attention_fwd)(const struct iz_head *h);
+    void (*attention_bwd)(const struct iz_head *h);
+};

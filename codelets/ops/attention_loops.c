@@ -15,7 +15,6 @@
 #include <string.h>
 
 #include "codelets/base/build.h"
-#include "codelets/ops/attention_loops.h"
 #include "codelets/ops/row_math.h"
 
 enum {

@@ -93,12 +93,6 @@ IZ_SIMD static double rows_fwd(struct iz_view logits, const int32_t *target)
     return sum;
 }
 
-static void classifier_check(const struct iz_classifier *c)
-{
-    assert(c->a.cols == c->w.cols && c->a.rows > 0);
-    assert(c->a.rows <= INT32_MAX);
-}
-
 struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
                                                const struct iz_classifier *c,
                                                bool grad, void *base)
@@ -157,42 +151,6 @@ static void on_cuda(struct iz_exec *x, const struct iz_classifier *c, bool grad)
         iz_classifier_fwd_cuda(x, c, count, scratch);
 }
 
-static void fwd_on_cpu(struct iz_exec *x, const struct iz_classifier *c)
-{
-    int64_t rows = chunk_rows(c->a.rows, c->w.rows, CHUNK_BYTES);
-    struct iz_view logits = iz_work(x, IZ_F32, rows, c->w.rows);
-    struct iz_linear l = {.w = c->w, .out_in = true};
-    int64_t count = 0;
-    double sum = 0;
-
-    if (!x->dry)
-        count = check_targets(c->target, c->a.rows, c->w.rows);
-    for (int64_t at = 0; at < c->a.rows; at += rows) {
-        int64_t n = c->a.rows - at < rows ? c->a.rows - at : rows;
-        struct iz_view chunk = iz_view_rows(logits, 0, n);
-
-        iz_matmul_fwd(x, chunk, IZ_NONE, iz_view_rows(c->a, at, n), &l);
-        if (!x->dry)
-            sum += rows_fwd(chunk, c->target + at);
-    }
-    if (!x->dry)
-        *c->loss = count ? sum / (double)count : 0;
-}
-
-void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c)
-{
-    struct iz_classifier plain = *c; /* no linear layer: without an adapter */
-    int64_t mark = iz_work_mark(x);
-
-    classifier_check(c);
-    plain.w.adapter = NULL;
-    if (x->backend == IZ_CUDA)
-        on_cuda(x, &plain, false);
-    else
-        fwd_on_cpu(x, &plain);
-    iz_work_release(x, mark);
-}
-
 /* Where dw is summed over the chunks: in place, or in scratch when it has to be
  * rounded once at the end. */
 static struct iz_view sum_take(struct iz_exec *x, struct iz_view dw)
@@ -202,16 +160,16 @@ static struct iz_view sum_take(struct iz_exec *x, struct iz_view dw)
     return iz_work(x, IZ_F32, dw.rows, dw.cols);
 }
 
-static void bwd_on_cpu(struct iz_exec *x, const struct iz_classifier *c)
+static void on_cpu(struct iz_exec *x, const struct iz_classifier *c, bool grad)
 {
     int64_t rows = chunk_rows(c->a.rows, c->w.rows, CHUNK_BYTES);
     struct iz_view logits = iz_work(x, IZ_F32, rows, c->w.rows);
-    struct iz_linear l = {.w = c->w, .out_in = true, .dw = sum_take(x, c->dw)};
-    int64_t count = 0;
+    struct iz_linear l = {
+        .w = c->w, .out_in = true, .dw = grad ? sum_take(x, c->dw) : IZ_NONE};
+    int64_t count = x->dry ? 0 : check_targets(c->target, c->a.rows, c->w.rows);
+    float scale = count ? c->loss_scale / (float)count : 0;
     double sum = 0;
 
-    if (!x->dry)
-        count = check_targets(c->target, c->a.rows, c->w.rows);
     for (int64_t at = 0; at < c->a.rows; at += rows) {
         int64_t n = c->a.rows - at < rows ? c->a.rows - at : rows;
         struct iz_view chunk = iz_view_rows(logits, 0, n);
@@ -219,8 +177,10 @@ static void bwd_on_cpu(struct iz_exec *x, const struct iz_classifier *c)
 
         iz_matmul_fwd(x, chunk, IZ_NONE, a, &l);
         if (!x->dry)
-            sum += rows_bwd(chunk, c->target + at,
-                            count ? c->loss_scale / (float)count : 0);
+            sum += grad ? rows_bwd(chunk, c->target + at, scale)
+                        : rows_fwd(chunk, c->target + at);
+        if (!grad)
+            continue;
         l.add = at > 0 && iz_wanted(x, l.dw);
         iz_matmul_dw(x, chunk, a, &l); /* reads a, which da may replace */
         iz_matmul_da(x, iz_view_rows(c->da, at, n), chunk, &l);
@@ -228,20 +188,32 @@ static void bwd_on_cpu(struct iz_exec *x, const struct iz_classifier *c)
     if (x->dry)
         return;
     *c->loss = count ? sum / (double)count : 0;
-    if (l.dw.p != c->dw.p)
+    if (grad && l.dw.p != c->dw.p)
         iz_cast(c->dw.p, c->dw.dtype, l.dw.p, IZ_F32, iz_view_len(c->dw));
+}
+
+static void classifier(struct iz_exec *x, const struct iz_classifier *c,
+                       bool grad)
+{
+    struct iz_classifier plain = *c; /* no linear layer: without an adapter */
+    int64_t mark = iz_work_mark(x);
+
+    assert(c->a.cols == c->w.cols && c->a.rows > 0);
+    assert(c->a.rows <= INT32_MAX);
+    plain.w.adapter = NULL;
+    if (x->backend == IZ_CUDA)
+        on_cuda(x, &plain, grad);
+    else
+        on_cpu(x, &plain, grad);
+    iz_work_release(x, mark);
+}
+
+void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c)
+{
+    classifier(x, c, false);
 }
 
 void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c)
 {
-    struct iz_classifier plain = *c;
-    int64_t mark = iz_work_mark(x);
-
-    classifier_check(c);
-    plain.w.adapter = NULL;
-    if (x->backend == IZ_CUDA)
-        on_cuda(x, &plain, true);
-    else
-        bwd_on_cpu(x, &plain);
-    iz_work_release(x, mark);
+    classifier(x, c, true);
 }

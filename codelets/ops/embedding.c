@@ -34,47 +34,6 @@ static void check_tokens(const int32_t *token, int64_t n, int64_t vocab)
                 token[i], (long long)i, (long long)vocab - 1);
 }
 
-static void fwd_cpu(struct iz_view y, const int32_t *token, struct iz_view wte,
-                    struct iz_view wpe, float *row)
-{
-    int64_t c = y.cols;
-
-    for (int64_t t = 0; t < y.rows; t++) {
-        float *to = (float *)y.p + t * c;
-
-        iz_cast(to, IZ_F32, row_at(wte, token[t]), wte.dtype, c);
-        if (wpe.rows) {
-            iz_cast(row, IZ_F32, row_at(wpe, t % wpe.rows), wpe.dtype, c);
-            add_row(to, row, c);
-        }
-    }
-}
-
-static void run_fwd_cpu(struct iz_exec *x, struct iz_view y,
-                        const int32_t *token, struct iz_view wte,
-                        struct iz_view wpe)
-{
-    int64_t mark = iz_work_mark(x);
-    struct iz_view row = iz_work(x, IZ_F32, 1, y.cols);
-
-    if (iz_runs(x, IZ_CPU))
-        fwd_cpu(y, token, wte, wpe, row.p);
-    iz_work_release(x, mark);
-}
-
-void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
-                      struct iz_view wte, struct iz_view wpe)
-{
-    assert(wte.cols == y.cols);
-    iz_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(wpe)));
-    if (!x->dry)
-        check_tokens(token, y.rows, wte.rows);
-    if (x->backend == IZ_CPU)
-        run_fwd_cpu(x, y, token, wte, wpe);
-    if (iz_runs(x, IZ_CUDA))
-        iz_embedding_fwd_cuda(x, y, token, wte, wpe);
-}
-
 /* Which row of the view v of a table row r of the longer one is; -1: it is not
  * here. */
 static inline int64_t row_in(struct iz_view v, const struct iz_table *t,
@@ -87,6 +46,50 @@ static inline int64_t row_in(struct iz_view v, const struct iz_table *t,
     r = (int32_t)at;
     at = iz_rows_find(v.row, v.rows, r);
     return at < v.rows && v.row[at] == r ? at : -1;
+}
+
+/* y[t] = the row of position t, or where the table has none that of r or zeros;
+ * plus that of wpe, which goes through `row`. */
+static void lookup_cpu(struct iz_view y, struct iz_view r,
+                       const struct iz_table *a, struct iz_view wpe, float *row)
+{
+    int64_t c = y.cols;
+
+    for (int64_t t = 0; t < y.rows; t++) {
+        float *to = (float *)y.p + t * c;
+        int64_t v = row_in(a->w, a, a->row[t]);
+
+        if (v >= 0)
+            iz_cast(to, IZ_F32, row_at(a->w, v), a->w.dtype, c);
+        else if (!r.rows)
+            memset(to, 0, (size_t)c * sizeof(*to));
+        else if (r.p != y.p)
+            memcpy(to, row_at(r, t), (size_t)c * sizeof(*to));
+        if (wpe.rows) {
+            iz_cast(row, IZ_F32, row_at(wpe, t % wpe.rows), wpe.dtype, c);
+            add_row(to, row, c);
+        }
+    }
+}
+
+void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
+                      struct iz_view wte, struct iz_view wpe)
+{
+    assert(wte.cols == y.cols);
+    iz_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(wpe)));
+    if (!x->dry)
+        check_tokens(token, y.rows, wte.rows);
+    if (x->backend == IZ_CPU) {
+        int64_t mark = iz_work_mark(x);
+        struct iz_view row = iz_work(x, IZ_F32, 1, y.cols);
+
+        if (!x->dry)
+            lookup_cpu(y, IZ_NONE, &(struct iz_table){.w = wte, .row = token},
+                       wpe, row.p);
+        iz_work_release(x, mark);
+    } else if (!x->dry) {
+        iz_embedding_fwd_cuda(x, y, token, wte, wpe);
+    }
 }
 
 /* first[v] = the first position of row v or -1, next[t] = the following one. */
@@ -153,21 +156,6 @@ static void run_table_bwd(struct iz_exec *x, struct iz_view dy,
     iz_work_release(x, mark);
 }
 
-static void embedding_run_bwd_cpu(struct iz_exec *x, struct iz_view dwte,
-                                  struct iz_view dwpe, struct iz_view dy,
-                                  const int32_t *token)
-{
-    int64_t mark = iz_work_mark(x);
-    struct iz_view row;
-
-    run_table_bwd(x, dy,
-                  &(struct iz_table){.w = dwte, .dw = dwte, .row = token});
-    row = iz_work(x, IZ_F32, 1, dy.cols);
-    if (iz_runs(x, IZ_CPU) && iz_wanted(x, dwpe))
-        bwd_position(dwpe, dy, row.p);
-    iz_work_release(x, mark);
-}
-
 static struct iz_view embedding_cuda_scratch(struct iz_exec *x,
                                              struct iz_view dy, int64_t rows)
 {
@@ -175,51 +163,36 @@ static struct iz_view embedding_cuda_scratch(struct iz_exec *x,
                    iz_embedding_scratch_of(dy.rows, rows, dy.cols).total);
 }
 
-static void run_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
-                         struct iz_view dwpe, struct iz_view dy,
-                         const int32_t *token)
-{
-    int64_t mark = iz_work_mark(x);
-    struct iz_view scratch = embedding_cuda_scratch(x, dy, dwte.rows);
-
-    if (iz_runs(x, IZ_CUDA))
-        iz_embedding_bwd_cuda(x, dwte, dwpe, dy, token, scratch);
-    iz_work_release(x, mark);
-}
-
 void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
                       struct iz_view dwpe, struct iz_view dy,
                       const int32_t *token)
 {
+    int64_t mark = iz_work_mark(x);
+
     assert(dwte.cols == dy.cols && dy.rows <= INT32_MAX);
     iz_count(x, 0,
              (double)(2 * iz_view_bytes(dy) + iz_view_bytes(dwte) +
                       iz_view_bytes(dwpe)));
     if (!x->dry && iz_wanted(x, dwte))
         check_tokens(token, dy.rows, dwte.rows);
-    if (x->backend == IZ_CPU)
-        embedding_run_bwd_cpu(x, dwte, dwpe, dy, token);
-    else
-        run_bwd_cuda(x, dwte, dwpe, dy, token);
+    if (x->backend == IZ_CPU) {
+        run_table_bwd(x, dy,
+                      &(struct iz_table){.w = dwte, .dw = dwte, .row = token});
+
+        struct iz_view row = iz_work(x, IZ_F32, 1, dy.cols);
+
+        if (!x->dry && iz_wanted(x, dwpe))
+            bwd_position(dwpe, dy, row.p);
+    } else {
+        struct iz_view scratch = embedding_cuda_scratch(x, dy, dwte.rows);
+
+        if (!x->dry)
+            iz_embedding_bwd_cuda(x, dwte, dwpe, dy, token, scratch);
+    }
+    iz_work_release(x, mark);
 }
 
 /* ---- tables ---- */
-
-static void table_fwd_cpu(struct iz_view y, struct iz_view r,
-                          const struct iz_table *a)
-{
-    for (int64_t t = 0; t < y.rows; t++) {
-        float *to = (float *)y.p + t * y.cols;
-        int64_t v = row_in(a->w, a, a->row[t]);
-
-        if (v >= 0)
-            iz_cast(to, IZ_F32, row_at(a->w, v), a->w.dtype, y.cols);
-        else if (!r.rows)
-            memset(to, 0, (size_t)y.cols * sizeof(*to));
-        else if (r.p != y.p)
-            memcpy(to, row_at(r, t), (size_t)y.cols * sizeof(*to));
-    }
-}
 
 void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
                   const struct iz_table *t)
@@ -228,7 +201,7 @@ void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     assert(x->backend == IZ_CPU || !t->w.row);
     iz_count(x, 0, (double)(2 * iz_view_bytes(y)));
     if (iz_runs(x, IZ_CPU))
-        table_fwd_cpu(y, r, t);
+        lookup_cpu(y, r, t, IZ_NONE, NULL);
     if (iz_runs(x, IZ_CUDA))
         iz_table_fwd_cuda(x, y, r, t);
 }

@@ -5,8 +5,8 @@
  *
  * Every function has the arguments of its namesake in ops.h or flat.h, only
  * enqueues on x->stream, and touches no memory but its arguments' and
- * `scratch`, which the op took from the work arena in the size that its .c file
- * tells.  Device memory and pinned host memory are both addressable by a
+ * `scratch`, which the op takes from the work arena; its .c file has the size.
+ *  Device memory and pinned host memory are both addressable by a
  * kernel; the host may only read the latter.  Errors of CUDA and of its
  * libraries end the job (iz_die). */
 #pragma once
@@ -16,8 +16,8 @@
 
 IZ_C_BEGIN
 
-/* What cuDNN may have beside the tensors, with room to align.  The plans of all
- * shapes that were asked for take 256 bytes or none. */
+/* Scratch of cuDNN, with room to align.  All plans that it was asked for so far
+ * need at most 256 bytes. */
 #define IZ_CUDNN_SCRATCH (INT64_C(1) << 16)
 
 /* Workspace of a product: 32 MiB, as NVIDIA recommends for compute capability
@@ -33,7 +33,7 @@ void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                        const struct iz_linear *l, struct iz_view scratch);
 
-/* layernorm.cu */
+/* norm.cu */
 void iz_layernorm_fwd_cuda(struct iz_exec *x, struct iz_view y,
                            struct iz_view a, const struct iz_norm_layer *n);
 void iz_layernorm_again_cuda(struct iz_exec *x, struct iz_view y,
@@ -43,7 +43,6 @@ void iz_layernorm_bwd_cuda(struct iz_exec *x, struct iz_view dx,
                            struct iz_view a, const struct iz_norm_layer *n,
                            struct iz_view scratch);
 
-/* rmsnorm.cu */
 void iz_rmsnorm_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
                          const struct iz_rmsnorm *n);
 void iz_rmsnorm_again_cuda(struct iz_exec *x, struct iz_view y,
@@ -58,7 +57,7 @@ void iz_headnorm_bwd_cuda(struct iz_exec *x, struct iz_view da,
                           struct iz_view kept, const struct iz_rmsnorm *n,
                           int64_t first, struct iz_view scratch);
 
-/* gelu.cu, swiglu.cu, rope.cu */
+/* activation.cu, rope.cu */
 void iz_gelu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
 void iz_gelu_bwd_cuda(struct iz_exec *x, struct iz_view du, struct iz_view y,
                       struct iz_view dy, struct iz_view a);
@@ -75,10 +74,11 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
                            struct iz_view dy, const struct iz_attention *a,
                            struct iz_view scratch);
 
-/* attention_cudnn.c: the forward through cuDNN; whether it can, else false with
- * the reason in x->ask; why cuDNN cannot be used at all, or NULL.  The first
- * two make a plan where there is none, which takes a second: steps begin with
- * all of them.  The first call of any loads the library. */
+/* attention_cudnn.c.  fwd: the forward through cuDNN.  ask: whether cuDNN can
+ * do it; false with the reason in x->ask.  missing: why cuDNN cannot be used at
+ * all, or NULL.  The first call of any loads the library.  The first two make a
+ * plan if there is none, which takes a second, so all plans are made before the
+ * first step. */
 void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
                             struct iz_view scratch);
 bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a);

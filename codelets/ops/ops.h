@@ -126,6 +126,13 @@ struct iz_rope {
 void iz_rope(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
              bool back);
 
+/* The d/2 frequencies of r: full circles per token of columns i and i + d/2.
+ * The CPU and the GPU share this arithmetic. */
+struct iz_rope_turns {
+    double f[IZ_ROPE_MOST / 2];
+};
+void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r);
+
 /* y = g / (1 + exp(-g)) u: a row of a [M,2F] holds g, then u; y [M,F]. */
 void iz_swiglu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
 /* da from dy, y again; da may be a and y may be dy. */

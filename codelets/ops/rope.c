@@ -2,7 +2,7 @@
 /* Rotary positions.  An angle is the position times a frequency in full
  * circles, in double, of which only the fraction counts; its sine and cosine
  * are fp32, so that a position of a million is as exact as the first. */
-#include "codelets/ops/rope.h"
+#include "codelets/ops/ops.h"
 
 #include <assert.h>
 #include <math.h>

@@ -43,16 +43,15 @@ struct iz_kind_info {
 };
 extern const struct iz_kind_info iz_kinds[IZ_KINDS];
 
-/* Which workers may run a task. */
 /* StarPU reads the first bytes of what is registered with it in main memory, so
- * memory of a GPU is registered by addresses that stand for it: `shadow` is as
- * large as `base`, readable, and has nothing behind it.  Tasks are given the
- * real addresses. */
+ * memory of a GPU at `base` is registered under other addresses: `shadow` is as
+ * large, readable and unused.  Tasks are given the real addresses. */
 struct iz_shadow {
     char *shadow, *base;
     int64_t bytes;
 };
 
+/* Which workers may run a task. */
 enum iz_where {
     IZ_ON_COMPUTE, /* the GPU if there is one, else as IZ_ON_HOST */
     IZ_ON_HOST,    /* the CPU's compute workers */
@@ -61,8 +60,8 @@ enum iz_where {
     IZ_ON_DOWN, /* copies to the host */
     IZ_ON_IO,   /* disk: workers that sleep in the kernel */
     IZ_PLACES,
-    /* The comm worker's rate of an all-gather: a host need take in only once
-     * what all its ranks receive. */
+    /* The comm worker's rate for an all-gather.  Data for several ranks of one
+     * host cross the network once. */
     IZ_RATE_GATHER = IZ_PLACES,
     IZ_RATES
 };
@@ -144,14 +143,15 @@ void iz_graph_give(struct iz_graph *g, char *const *scratch,
 /* Waits for all tasks, stops StarPU. */
 void iz_graph_close(struct iz_graph **g);
 
-/* Where in the graph of a step the tasks to come are: StarPU's sub-iteration,
- * so that traces show them in this order.  Returns what it was. */
+/* Sets the position in a step's graph of the tasks submitted from now on.  It
+ * is StarPU's sub-iteration, by which traces order them.  Returns the position
+ * before. */
 int iz_graph_position(struct iz_graph *g, int position);
 
 /* Submits.  What StarPU refuses ends the job: other ranks would wait for it. */
 void iz_submit(struct iz_graph *g, const struct iz_task *t);
 void iz_graph_wait(struct iz_graph *g); /* until every task has ended */
-/* Time that the submitting thread has waited in the two functions above. */
+/* Time that the submitting thread has waited in iz_submit and iz_graph_wait. */
 int64_t iz_graph_waited_ns(const struct iz_graph *g);
 /* Sum of `bytes` of the tasks submitted for a place. */
 double iz_graph_bytes(const struct iz_graph *g, enum iz_where where);

@@ -38,9 +38,9 @@ struct iz_unit_arg {
     signed char at_scale;  /* float: loss scale */
     signed char at_weight; /* double: of this call's loss in the step's */
     signed char at_logits; /* float[vocab] */
-    /* Of a unit that is a sparse table: the touched rows
-     * (codelets/flat/touched_rows.h), of which gradients are, and parameters if
-     * `packed`. */
+    /* Only for a sparse table: the list of touched rows
+     * (codelets/flat/touched_rows.h).  Gradients hold these rows alone, and so
+     * do parameters if `packed`. */
     signed char at_rows;
     bool packed;
     int64_t save_bytes;
@@ -65,15 +65,15 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
                                  enum iz_dtype param_type,
                                  const struct iz_exec *like);
 
-/* Asks the libraries of a GPU's worker, whose exec it is, whether they do what
- * the unit wants of them, and has them make ready for it: steps then do not
- * wait for that.  An earlier refusal in `why` stays. */
+/* Asks the libraries of a GPU's worker whether they support all operations of
+ * the unit, and lets them prepare, so that steps need not wait for that.  like:
+ * the worker's exec.  An earlier refusal in `why` stays. */
 void iz_unit_ask(const struct iz_model *m, int unit, int samples,
                  enum iz_dtype param_type, const struct iz_exec *like,
                  struct iz_refusal *why);
 
-/* Calls the unit's backward dry, each of its parameters with an adapter of
- * probe[], empty on entry: which are weights of linear layers, and how they
- * lie. */
+/* Finds out which parameters are weights of linear layers, and how they are
+ * stored: runs the unit's backward dry with adapter probe[i] for parameter i.
+ * probe[] is empty on entry. */
 void iz_unit_probe(const struct iz_model *m, int unit,
                    struct iz_adapter *probe);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/ops/rope.h"
+#include "codelets/ops/ops.h"
 #include "tests/codelets/ops/reference.h"
 
 #define EPS 1e-5f
