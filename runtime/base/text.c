@@ -30,6 +30,21 @@ bool iz_word_among(const char *word, const char *words)
     return false;
 }
 
+int64_t iz_decimal(const char **text)
+{
+    int64_t v = 0;
+    const char *p = *text;
+    while (*p >= '0' && *p <= '9') {
+        if (v > (INT64_MAX - 9) / 10)
+            return -1;
+        v = 10 * v + (*p++ - '0');
+    }
+    if (p == *text)
+        return -1;
+    *text = p;
+    return v;
+}
+
 FILE *iz_text_open(struct iz_text *t)
 {
     *t = (struct iz_text){0};

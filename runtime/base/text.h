@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lists of words, text that is printed into memory, and refusals. */
+/* Lists of words, numbers, text that is printed into memory, and refusals. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 
 #include "codelets/base/build.h"
@@ -12,6 +13,10 @@
 bool iz_word(char *word, size_t size, const char *words, int i);
 /* Whether `word` is one of "a|b|c". */
 bool iz_word_among(const char *word, const char *words);
+
+/* The digits at *text, which moves behind them.  -1, and *text stays, if there
+ * are none or the number does not fit. */
+int64_t iz_decimal(const char **text);
 
 struct iz_text {
     FILE *out; /* to print to */

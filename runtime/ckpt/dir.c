@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "runtime/base/durable.h"
+#include "runtime/base/text.h"
 
 #define WHO "checkpoint"
 
@@ -37,16 +38,10 @@ static int paths_of(struct paths *p, const char *dir, int64_t step)
 /* The step of a name "step-00000100<suffix>", or -1. */
 static int64_t step_of(const char *name, const char *suffix)
 {
-    int64_t step = 0;
-    const char *p;
-
     if (strncmp(name, "step-", 5) != 0)
         return -1;
-    for (p = name + 5; *p >= '0' && *p <= '9'; p++) {
-        if (step > (INT64_MAX - 9) / 10)
-            return -1;
-        step = 10 * step + (*p - '0');
-    }
+    const char *p = name + 5;
+    int64_t step = iz_decimal(&p);
     return p - name >= 5 + 8 && strcmp(p, suffix) == 0 ? step : -1;
 }
 

@@ -75,27 +75,11 @@ char *iz_safetensors_header(const struct iz_piece *piece, int n, int64_t step,
 
 /* ---- reading ---- */
 
-/* Decimal without sign; -1 if it is anything else or does not fit. */
-static int64_t rank_file_number(const char **text)
-{
-    int64_t v = 0;
-    const char *p = *text;
-    while (*p >= '0' && *p <= '9') {
-        if (v > (INT64_MAX - 9) / 10)
-            return -1;
-        v = 10 * v + (*p++ - '0');
-    }
-    if (p == *text)
-        return -1;
-    *text = p;
-    return v;
-}
-
 static int metadata_number(const struct iz_st *s, const char *key, int64_t max,
                            int64_t *out)
 {
     const char *text = json_string_value(json_object_get(s->metadata, key));
-    *out = text ? rank_file_number(&text) : -1;
+    *out = text ? iz_decimal(&text) : -1;
     if (*out < 0 || *out > max || *text)
         return iz_st_fault(
             s, "__metadata__.%s is missing or not a number up to %" PRId64, key,
@@ -124,11 +108,11 @@ static int hashes_parse(struct iz_piece *p, const char *text)
 static int piece_place(const struct iz_st *s, struct iz_piece *p,
                        const char *text)
 {
-    p->first = text ? rank_file_number(&text) : -1;
+    p->first = text ? iz_decimal(&text) : -1;
     if (p->first < 0 || *text++ != ' ')
         return iz_st_fault(s, "tensor %s has no place in __metadata__",
                            p->name);
-    p->total = rank_file_number(&text);
+    p->total = iz_decimal(&text);
     if (p->total < 0 || *text++ != ' ')
         return iz_st_fault(s, "tensor %s has no total in __metadata__",
                            p->name);
