@@ -21,11 +21,11 @@
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/ckpt/write.h"
 #include "runtime/engine/access.h"
-#include "runtime/engine/buffers.h"
+#include "runtime/engine/alloc.h"
 #include "runtime/step/disk.h"
 #include "runtime/step/zero.h"
 
-/* Of one group at most 64, and a block may begin and end inside of one. */
+/* Of one unit at most 64, and a block may begin and end inside of one. */
 #define PIECES_MAX 72
 
 struct iz_saver {
@@ -102,10 +102,10 @@ static void run_snapshot(struct iz_exec *x, void **buf, const void *arg)
     }
 }
 
-/* Elements of one array of a group, and where they lie. */
+/* Elements of one array of a unit, and where they lie. */
 struct range {
     struct iz_engine *e;
-    int group;
+    int unit;
     enum iz_array array;
     int64_t from, n;
 };
@@ -113,8 +113,7 @@ struct range {
 static bool in_params(const struct range *r, const struct iz_chunk *k)
 {
     return r->array == IZ_FROZEN ||
-           (r->array == IZ_MASTER &&
-            !iz_chunk_states(r->e, r->group, k).master);
+           (r->array == IZ_MASTER && !iz_chunk_states(r->e, r->unit, k).master);
 }
 
 static enum iz_home home_of(const struct range *r, const struct iz_chunk *k)
@@ -125,7 +124,7 @@ static enum iz_home home_of(const struct range *r, const struct iz_chunk *k)
 /* Byte at which the array begins in a chunk of states, or of parameters. */
 static int64_t array_base(const struct range *r, const struct iz_chunk *k)
 {
-    struct iz_state_layout l = iz_chunk_states(r->e, r->group, k);
+    struct iz_state_layout l = iz_chunk_states(r->e, r->unit, k);
     return r->array < IZ_STATE ? 0 : l.at[r->array - IZ_STATE];
 }
 
@@ -136,8 +135,8 @@ static void snapshot_submit(const struct range *r, enum iz_home home,
     bool gpu = r->e->plan.target.gpu && home == IZ_HOME_NONE;
     t.kind = IZ_SNAPSHOT;
     t.where = gpu ? IZ_ON_DOWN : IZ_ON_HOST;
-    t.urgency = iz_in_order(r->group);
-    t.unit = r->group;
+    t.urgency = iz_in_order(r->unit);
+    t.unit = r->unit;
     t.step = (int)r->e->step;
     iz_submit(r->e->graph, &t);
 }
@@ -147,16 +146,17 @@ static void snapshot_submit(const struct range *r, enum iz_home home,
 static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
                              int64_t done)
 {
-    struct iz_group *g = &r->e->group[r->group];
+    struct iz_unit_memory *g = &r->e->unit[r->unit];
     enum iz_home home =
         home_of(r, &g->chunk[(r->from + done) / g->plan->chunk]);
     struct iz_access more[PIECES_MAX];
     int64_t begin = done;
-    struct snapshot_arg a = {
-        .at = done,
-        .type = r->array == IZ_MASTER ? IZ_MOMENT_F32 : r->e->plan.moments};
+    struct snapshot_arg a = {.at = done,
+                             .type = r->array == IZ_MASTER
+                                         ? IZ_MOMENT_F32
+                                         : r->e->plan.optimizer.moments};
     if (r->array >= IZ_STATE)
-        a.which = iz_optimizer(r->e->plan.optimizer)
+        a.which = iz_optimizer(r->e->plan.optimizer.type)
                       ->state[r->array - IZ_STATE]
                       .which;
     for (; done < r->n; a.n++) {
@@ -226,7 +226,7 @@ static void run_raw(struct iz_exec *x, void **buf, const void *arg)
 
 static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
 {
-    const struct iz_group *g = &r->e->group[r->group];
+    const struct iz_unit_memory *g = &r->e->unit[r->unit];
     int64_t size = iz_dtype_bytes(r->e->plan.param_type);
     struct raw_arg a = {.from = (char *)g->param +
                                 (g->frozen->param_first + r->from) * size,
@@ -246,7 +246,7 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
  * one is padding. */
 static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
 {
-    struct iz_group *g = &r->e->group[r->group];
+    struct iz_unit_memory *g = &r->e->unit[r->unit];
     bool frozen = r->array == IZ_FROZEN;
     int64_t chunk = frozen ? g->frozen->filed : g->plan->chunk;
     int64_t size = frozen ? iz_dtype_bytes(r->e->plan.param_type) : 4;
@@ -256,12 +256,12 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
         struct iz_chunk *k = &(frozen ? g->frozen : g->chunk)[pos / chunk];
         bool params = in_params(r, k);
         n = min64(chunk - at, r->n - done);
-        struct iz_io io = {.file = params ? r->e->param_file : r->e->state_file,
+        struct iz_io io = {.file = params ? r->e->file.param : r->e->file.state,
                            .offset = (params ? k->param_at : k->state_at) +
                                      array_base(r, k) + size * at,
                            .bytes = whole_pages(size * n),
                            .at = to + size * done};
-        iz_disk_io(r->e, IZ_LOAD, r->group, buffer, done ? STARPU_RW : STARPU_W,
+        iz_disk_io(r->e, IZ_LOAD, r->unit, buffer, done ? STARPU_RW : STARPU_W,
                    params ? k->param_handle : k->state_handle, io);
     }
 }
@@ -270,7 +270,7 @@ static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 {
     bool frozen = r->array == IZ_FROZEN;
     enum iz_home home = frozen ? r->e->plan.zero.param_home
-                               : home_of(r, r->e->group[r->group].chunk);
+                               : home_of(r, r->e->unit[r->unit].chunk);
     if (home == IZ_HOME_NVME)
         snapshot_disk(r, buffer);
     else if (frozen)
@@ -308,7 +308,7 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
     struct iz_engine *e = s->e;
     struct iz_staging *stage = iz_next_staging(e, IZ_STAGING_SAVE);
     struct block_arg a = {s, part, block};
-    struct range r = {e, p->group, p->array, p->skip + block * IZ_BLOCK,
+    struct range r = {e, p->unit, p->array, p->skip + block * IZ_BLOCK,
                       iz_piece_block_elems(&s->piece[part], block)};
     submit_snapshot(&r, stage->handle);
     bool frozen = p->array == IZ_FROZEN;
@@ -319,9 +319,9 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
                   .arg_bytes = sizeof(a),
                   .data = {{stage->handle, frozen ? STARPU_RW : STARPU_R},
                            {s->file, STARPU_R}},
-                  .urgency = iz_in_order(p->group),
+                  .urgency = iz_in_order(p->unit),
                   .bytes = 4.0 * (double)r.n,
-                  .unit = p->group},
+                  .unit = p->unit},
               e->step - 1);
 }
 
@@ -518,7 +518,7 @@ static void copy_blocks(struct iz_saver *s, float *block)
         for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]) && good(s); b++) {
             const struct iz_state_part *p = &s->state.arg[i];
             int64_t n = iz_piece_block_elems(&s->piece[i], b);
-            iz_access_get(s->e, p->group, p->array, p->skip + b * IZ_BLOCK,
+            iz_access_get(s->e, p->unit, p->array, p->skip + b * IZ_BLOCK,
                           block, n);
             fail(s, iz_ckpt_writer_block(&s->writer, i, b, block));
             iz_progress_add(&progress, 4 * n);
@@ -535,7 +535,7 @@ int iz_save_now(struct iz_saver *s)
     if (!block)
         fail(s, iz_durable_refuse("checkpoint", s->state.k.dir, "cannot save",
                                   ENOMEM));
-    begin_file(s, &e->control, e->step);
+    begin_file(s, &e->scalar.control, e->step);
     copy_blocks(s, block);
     free(block);
     run_seal(NULL, NULL, &(struct step_arg){s, e->step});

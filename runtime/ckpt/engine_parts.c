@@ -19,14 +19,14 @@ static const char *array_name(const struct iz_engine *e, int a)
 {
     if (a < IZ_STATE)
         return "master";
-    return iz_optimizer(e->plan.optimizer)->state[a - IZ_STATE].name;
+    return iz_optimizer(e->plan.optimizer.type)->state[a - IZ_STATE].name;
 }
 
 static void engine_parts_put(void *arg, int64_t from, const float *in,
                              int64_t n)
 {
     struct iz_state_part *a = arg;
-    iz_access_put(a->e, a->group, a->array, from + a->skip, in, n);
+    iz_access_put(a->e, a->unit, a->array, from + a->skip, in, n);
 }
 
 /* A rank saves its shard; where it owns the whole it must also load the whole.
@@ -34,7 +34,7 @@ static void engine_parts_put(void *arg, int64_t from, const float *in,
 static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
                       bool load)
 {
-    const struct iz_plan_group *p = e->group[u].plan;
+    const struct iz_plan_unit *p = e->unit[u].plan;
     int64_t n = a == IZ_FROZEN ? p->frozen.n : p->n;
     int64_t shard = a == IZ_FROZEN ? p->frozen.shard : p->shard;
     struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
@@ -65,8 +65,8 @@ static void make_names(struct iz_engine *e, struct iz_ckpt_name *n)
     for (int u = 0; u < e->model->n_units; u++)
         for (int i = 0; i < e->model->unit[u].n_params; i++, n++) {
             const struct iz_param *p = &e->model->unit[u].param[i];
-            int64_t before = p->frozen ? e->group[u].plan->padded : 0;
-            *n = (struct iz_ckpt_name){.offset = e->group[u].offset[i] - before,
+            int64_t before = p->frozen ? e->unit[u].plan->padded : 0;
+            *n = (struct iz_ckpt_name){.offset = e->unit[u].offset[i] - before,
                                        .rows = p->rows,
                                        .cols = p->cols};
             snprintf(n->name, sizeof(n->name), "%s", p->name);
@@ -117,7 +117,7 @@ void iz_state_close(struct iz_state *s)
 int iz_state_open(struct iz_state *s, struct iz_engine *e,
                   const char *model_text, bool load)
 {
-    int states = iz_optimizer(e->plan.optimizer)->states;
+    int states = iz_optimizer(e->plan.optimizer.type)->states;
     int units = e->model->n_units, names = 0;
     for (int u = 0; u < units; u++)
         names += e->model->unit[u].n_params;
@@ -132,7 +132,7 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
               .scalar = calloc(SCALARS, sizeof(struct iz_ckpt_scalar)),
               .n_scalars = SCALARS,
               .model_text = model_text,
-              .optimizer = iz_optimizer(e->plan.optimizer)->name},
+              .optimizer = iz_optimizer(e->plan.optimizer.type)->name},
         .arg = calloc(ARRAYS * (size_t)units, sizeof(*s->arg))};
     if (!name || !s->k.part || !s->k.scalar || !s->arg) {
         fprintf(stderr, "izar: rank %d: out of memory for a checkpoint\n",
@@ -146,7 +146,7 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
         make_part(s, e, u, IZ_FROZEN, load);
     }
     make_names(e, name);
-    iz_state_scalars(e, &e->control, e->step, s->k.scalar);
+    iz_state_scalars(e, &e->scalar.control, e->step, s->k.scalar);
     return 0;
 }
 
@@ -161,10 +161,10 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
             "not be the same",
             (long long)e->config->train_batch_size, s[STEP].value,
             s[SAMPLES].value);
-    struct iz_control *c = &e->control;
+    struct iz_control *c = &e->scalar.control;
     e->step = (int64_t)s[STEP].value;
     c->updates = (int64_t)s[UPDATES].value;
-    e->updates = c->updates;
+    e->counts.updates = c->updates;
     if (e->config->dtype == IZ_F16)
         c->scale =
             (struct iz_loss_scale){.scale = s[SCALE].value,

@@ -9,7 +9,7 @@
 /* Which elements of the engine a part of a checkpoint is. */
 struct iz_state_part {
     struct iz_engine *e;
-    int group;
+    int unit;
     enum iz_array array;
     int64_t skip; /* owned elements before the part */
 };

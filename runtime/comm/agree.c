@@ -10,7 +10,6 @@
 int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n)
 {
     int64_t *all = calloc((size_t)c->size * (size_t)n + 1, sizeof(*all));
-
     if (!all)
         iz_die("no memory for %d numbers of %d ranks", n, c->size);
     if (n == 0)
@@ -23,7 +22,6 @@ int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n)
 int iz_agree(struct iz_coll *c, int err)
 {
     int64_t mine = err, *all;
-
     if (iz_coll_all_ok(c, err == 0))
         return 0;
     all = iz_agree_numbers(c, &mine, 1);

@@ -1,60 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages over MPI and the small collectives.  Everything is sent with
- * non-blocking calls and waited for by polling, so that a wait can end and does
- * not eat a core. */
-#include "codelets/base/int64.h"
-#include "runtime/comm/state.h"
-
+/* Messages over MPI and the small collectives, with the check that all ranks
+ * have started the same ones.  Everything is sent with non-blocking calls and
+ * waited for by polling, so that a wait can end and does not eat a core. */
 #include <errno.h>
 #include <mpi.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
+#include "runtime/comm/state.h"
 
 #define BROADCAST_PIECE ((int64_t)1 << 28)
 
 #define TIMEOUT_NS 20000000 /* between two looks at the clock */
 
-struct iz_requests {
-    /* 2 * size each: a piece to and from each rank. */
-    MPI_Request *group[IZ_FLIGHT_GROUPS];
-};
-
 static void comm_mpi_check(int rc, const char *what)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
     int len = 0;
-
     if (rc == MPI_SUCCESS)
         return;
     MPI_Error_string(rc, text, &len);
     iz_die("%s: MPI says: %s", what, text);
 }
 
+/* Of each group 2 * size requests: a piece to and from each rank. */
+static MPI_Request *requests_of(const struct iz_coll *c, int group)
+{
+    return (MPI_Request *)c->state->requests + (ptrdiff_t)2 * c->size * group;
+}
+
 int iz_flight_open(struct iz_coll *c)
 {
-    struct iz_requests *q = calloc(1, sizeof(*q));
-
-    c->state->requests = q;
-    for (int i = 0; q && i < IZ_FLIGHT_GROUPS; i++) {
-        q->group[i] = calloc(2 * (size_t)c->size, sizeof(MPI_Request));
-        if (!q->group[i])
-            return -ENOMEM;
-    }
-    return q ? 0 : -ENOMEM;
+    c->state->requests = calloc((size_t)2 * (size_t)c->size * IZ_FLIGHT_GROUPS,
+                                sizeof(MPI_Request));
+    return c->state->requests ? 0 : -ENOMEM;
 }
 
 void iz_flight_close(struct iz_coll *c)
 {
-    struct iz_requests *q = c->state->requests;
-
-    for (int i = 0; q && i < IZ_FLIGHT_GROUPS; i++)
-        free(q->group[i]);
-    free(q);
-    c->state->requests = NULL;
+    free(c->state->requests);
 }
 
 void iz_coll_sleep(const struct iz_coll *c, double start_s, const char *what,
@@ -63,7 +50,6 @@ void iz_coll_sleep(const struct iz_coll *c, double start_s, const char *what,
     long ns = iz_coll_nap_ns(iz_coll_waited(c, start_s, what));
     bool far = c->local_size < c->size;
     int flag;
-
     if (far)
         MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &flag,
                    MPI_STATUS_IGNORE);
@@ -76,7 +62,6 @@ static void wait_all(const struct iz_coll *c, int n, MPI_Request *r,
 {
     double start = iz_coll_now();
     int done = 0;
-
     for (;;) {
         comm_mpi_check(MPI_Testall(n, r, &done, MPI_STATUSES_IGNORE), what);
         if (done)
@@ -85,32 +70,27 @@ static void wait_all(const struct iz_coll *c, int n, MPI_Request *r,
     }
 }
 
-static MPI_Request *next_request(struct iz_flight *f, int group)
-{
-    return &f->c->state->requests->group[group][f->n[group]++];
-}
-
 void iz_flight_recv(struct iz_flight *f, int group, void *p, int64_t bytes,
                     int from)
 {
-    comm_mpi_check(MPI_Irecv(p, (int)bytes, MPI_BYTE, from, 0, MPI_COMM_WORLD,
-                             next_request(f, group)),
-                   f->what);
+    MPI_Request *r = requests_of(f->c, group) + f->n[group]++;
+    comm_mpi_check(
+        MPI_Irecv(p, (int)bytes, MPI_BYTE, from, 0, MPI_COMM_WORLD, r),
+        f->what);
 }
 
 void iz_flight_send(struct iz_flight *f, int group, const void *p,
                     int64_t bytes, int to)
 {
-    comm_mpi_check(MPI_Isend(p, (int)bytes, MPI_BYTE, to, 0, MPI_COMM_WORLD,
-                             next_request(f, group)),
+    MPI_Request *r = requests_of(f->c, group) + f->n[group]++;
+    comm_mpi_check(MPI_Isend(p, (int)bytes, MPI_BYTE, to, 0, MPI_COMM_WORLD, r),
                    f->what);
 }
 
 void iz_flight_wait(struct iz_flight *f, int group)
 {
     if (f->n[group] > 0)
-        wait_all(f->c, f->n[group], f->c->state->requests->group[group],
-                 f->what);
+        wait_all(f->c, f->n[group], requests_of(f->c, group), f->what);
     f->n[group] = 0;
 }
 
@@ -119,7 +99,6 @@ void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
 {
     int64_t bytes = (int64_t)per_rank * (int64_t)sizeof(*all) * (c->size - 1);
     MPI_Request r;
-
     iz_coll_begin(c, IZ_COLL_DOUBLES, per_rank, what);
     comm_mpi_check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all,
                                   per_rank, MPI_DOUBLE, MPI_COMM_WORLD, &r),
@@ -132,7 +111,6 @@ void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
 void iz_coll_barrier(struct iz_coll *c, const char *what)
 {
     MPI_Request r;
-
     iz_coll_begin(c, IZ_COLL_BARRIER, 0, what);
     comm_mpi_check(MPI_Ibarrier(MPI_COMM_WORLD, &r), what);
     wait_all(c, 1, &r, what);
@@ -143,10 +121,8 @@ void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
 {
     iz_coll_begin(c, IZ_COLL_BROADCAST, bytes, what);
     for (int64_t at = 0; at < bytes; at += BROADCAST_PIECE) {
-        int64_t left = bytes - at;
-        int64_t n = min64(left, BROADCAST_PIECE);
+        int64_t n = min64(bytes - at, BROADCAST_PIECE);
         MPI_Request r;
-
         comm_mpi_check(MPI_Ibcast((char *)p + at, (int)n, MPI_BYTE, root,
                                   MPI_COMM_WORLD, &r),
                        what);
@@ -163,7 +139,6 @@ static int least(struct iz_coll *c, int mine)
 {
     const char *what = "the agreement of all ranks";
     MPI_Request r;
-
     if (!c->state)
         return mine;
     iz_coll_begin(c, IZ_COLL_ALL_OK, 0, what);
@@ -183,4 +158,56 @@ int iz_coll_refuser(struct iz_coll *c, bool refuses)
 {
     int first = least(c, refuses ? c->rank : c->size);
     return first < c->size ? first : -1;
+}
+
+/* ---- the same collectives on all ranks ---- */
+
+void iz_coll_tell_order(const struct iz_coll *c, double own[2])
+{
+    own[0] = (double)(c->order_hash >> 32);
+    own[1] = (double)(c->order_hash & 0xffffffffU);
+}
+
+static bool differs(const double *all, int per, int r)
+{
+    const double *v = all + r * per;
+    return v[0] != all[0] || v[1] != all[1];
+}
+
+bool iz_coll_hear_order(const struct iz_coll *c, const double *all, int per,
+                        char *out, size_t size)
+{
+    size_t used = 0;
+    int n = 0;
+    for (int r = 1; r < c->size; r++)
+        n += differs(all, per, r);
+    if (n == 0)
+        return true;
+    const char *before = n > 1 ? "ranks " : "rank ";
+    for (int r = 1; r < c->size && used < size; r++) {
+        if (!differs(all, per, r))
+            continue;
+        used += (size_t)snprintf(out + used, size - used, "%s%d", before, r);
+        before = ", ";
+    }
+    return false;
+}
+
+int iz_coll_check_order(struct iz_coll *c)
+{
+    double *all = calloc((size_t)c->size * 2, sizeof(*all));
+    char who[256];
+    if (!all)
+        iz_die("no memory for what %d ranks have started", c->size);
+    iz_coll_tell_order(c, all + 2 * c->rank);
+    iz_coll_gather_doubles(c, all, 2, "order of collectives");
+    bool same = iz_coll_hear_order(c, all, 2, who, sizeof(who));
+    free(all);
+    if (!same && c->rank == 0)
+        fprintf(
+            stderr,
+            "izar: %s started other collectives than rank 0, or in "
+            "another order: what was saved since the last step may be wrong\n",
+            who);
+    return same ? 0 : -EPROTO;
 }

@@ -21,7 +21,6 @@ static ssize_t read_memory(int64_t pid, void *dst, uint64_t src, int64_t bytes)
 {
     struct iovec to = {dst, (size_t)bytes};
     struct iovec from = {(void *)(uintptr_t)src, (size_t)bytes};
-
     return process_vm_readv((pid_t)pid, &to, 1, &from, 1, 0);
 }
 
@@ -36,7 +35,6 @@ static bool try_one(struct iz_coll *c, int r)
     const struct iz_seat *s = c->state->seat[r];
     uint64_t seen = 0;
     ssize_t n = read_memory(s->pid, &seen, s->full, sizeof(seen));
-
     if (n == (ssize_t)sizeof(seen) && seen == token(r))
         return true;
     snprintf(c->state->why, sizeof(c->state->why),
@@ -50,7 +48,6 @@ bool iz_near_try(struct iz_coll *c)
     static uint64_t own;
     struct iz_coll_state *s = c->state;
     bool ok = true;
-
     own = token(c->rank);
     memset(s->seat[c->rank], 0, sizeof(*s->seat[c->rank]));
     iz_gone_show(c);
@@ -79,7 +76,6 @@ static struct iz_seat *own_seat(struct iz_coll *c)
 void iz_near_enter(struct iz_coll *c, const void *full)
 {
     struct iz_seat *s = own_seat(c);
-
     if (!c->state->near)
         return;
     s->full = (uint64_t)(uintptr_t)full;
@@ -91,7 +87,6 @@ void iz_near_enter(struct iz_coll *c, const void *full)
 void iz_near_announce(struct iz_coll *c, int64_t n)
 {
     struct iz_seat *s = own_seat(c);
-
     if (!c->state->near)
         return;
     atomic_store_explicit(&s->pieces, (uint64_t)n, memory_order_release);
@@ -104,10 +99,8 @@ static void wait_for(struct iz_coll *c, struct iz_seat *s,
                      const char *what)
 {
     double start = 0;
-
     for (;;) {
         uint32_t seen = iz_futex_look(&s->moved);
-
         if (atomic_load_explicit(counter, memory_order_acquire) >= value)
             return;
         if (start == 0)
@@ -120,7 +113,6 @@ void iz_near_leave(struct iz_coll *c, const char *what)
 {
     struct iz_coll_state *s = c->state;
     struct iz_seat *own = own_seat(c);
-
     if (!s->near)
         return;
     atomic_store_explicit(&own->left, s->number, memory_order_release);
@@ -134,7 +126,6 @@ void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
                   int64_t bytes, int64_t pieces, const char *what)
 {
     struct iz_seat *s = c->state->seat[r];
-
     wait_for(c, s, &s->at, c->state->number, what);
     wait_for(c, s, &s->pieces, (uint64_t)pieces, what);
     for (int64_t done = 0; done < bytes;) {

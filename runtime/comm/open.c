@@ -16,10 +16,7 @@ enum { SEAT_BYTES = 4096 };
 enum { ABORT_S = 5 }; /* how long MPI_Abort may take */
 enum { TURNS = 16, TURNS_A_SECOND = 10 };
 
-struct iz_windows {
-    MPI_Win seats; /* memory that the ranks of a host share */
-};
-
+static MPI_Win seats = MPI_WIN_NULL; /* memory that ranks of a host share */
 static volatile sig_atomic_t abort_status;
 
 static void end_alone(int sig)
@@ -36,7 +33,6 @@ static void end_alone(int sig)
 static void abort_ranks(int status)
 {
     int rank = 0;
-
     abort_status = status;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     signal(SIGTERM, SIG_DFL); /* a run would finish its step */
@@ -53,7 +49,6 @@ static void abort_ranks(int status)
 static int start_mpi(int *argc, char ***argv)
 {
     int level = MPI_THREAD_SINGLE;
-
     if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level) !=
         MPI_SUCCESS) {
         fprintf(stderr, "izar: MPI does not start\n");
@@ -85,7 +80,6 @@ static void find_hosts(struct iz_coll *c, MPI_Comm host)
 {
     struct iz_coll_state *s = c->state;
     int first = c->rank;
-
     MPI_Bcast(&first, 1, MPI_INT, 0, host);
     MPI_Allgather(&first, 1, MPI_INT, s->host, 1, MPI_INT, MPI_COMM_WORLD);
     MPI_Allgather(&c->local_rank, 1, MPI_INT, s->index, 1, MPI_INT,
@@ -104,23 +98,20 @@ static bool find_seats(struct iz_coll *c, MPI_Comm host)
     struct iz_seat *own = NULL;
     MPI_Info info;
     int rc;
-
     MPI_Info_create(&info);
     MPI_Info_set(info, "alloc_shared_noncontig", "true"); /* pages apart */
-    rc = MPI_Win_allocate_shared(SEAT_BYTES, 1, info, host, &own,
-                                 &s->windows->seats);
+    rc = MPI_Win_allocate_shared(SEAT_BYTES, 1, info, host, &own, &seats);
     MPI_Info_free(&info);
     if (rc != MPI_SUCCESS) {
-        s->windows->seats = MPI_WIN_NULL;
+        seats = MPI_WIN_NULL;
         snprintf(s->why, sizeof(s->why), "MPI shares no memory on this host");
         return false;
     }
     for (int r = 0; r < c->size; r++) {
         MPI_Aint bytes;
         int unit;
-
         if (s->host[r] == s->host[c->rank] &&
-            (MPI_Win_shared_query(s->windows->seats, s->index[r], &bytes, &unit,
+            (MPI_Win_shared_query(seats, s->index[r], &bytes, &unit,
                                   &s->seat[r]) != MPI_SUCCESS ||
              !s->seat[r])) {
             snprintf(s->why, sizeof(s->why),
@@ -136,7 +127,6 @@ static void find_near(struct iz_coll *c, MPI_Comm host)
 {
     struct iz_coll_state *s = c->state;
     int can, most = 0;
-
     MPI_Allreduce(&c->local_size, &most, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     s->can_near = most == 1; /* there is nobody whose memory to read */
     if (most == 1)
@@ -149,8 +139,7 @@ static void find_near(struct iz_coll *c, MPI_Comm host)
 
 const char *iz_coll_near(struct iz_coll *c, bool wanted)
 {
-    c->state->near = wanted && c->state->can_near &&
-                     c->state->windows->seats != MPI_WIN_NULL;
+    c->state->near = wanted && c->state->can_near && seats != MPI_WIN_NULL;
     if (!c->state->near)
         iz_near_forbid();
     return c->state->can_near ? NULL : c->state->why;
@@ -159,7 +148,6 @@ const char *iz_coll_near(struct iz_coll *c, bool wanted)
 static void set_ending(const struct iz_coll *c)
 {
     char prefix[32] = "";
-
     if (c->size > 1)
         snprintf(prefix, sizeof(prefix), "rank %d: ", c->rank);
     iz_die_set(prefix, abort_ranks);
@@ -169,20 +157,16 @@ static int make_state(struct iz_coll *c)
 {
     struct iz_coll_state *s = calloc(1, sizeof(*s));
     size_t size = (size_t)c->size;
-
     c->state = s;
+    c->first = calloc(size + 1, sizeof(*c->first));
     if (!s)
         return -ENOMEM;
-    s->windows = calloc(1, sizeof(*s->windows));
     s->piece = calloc(size, sizeof(*s->piece));
-    c->first = calloc(size + 1, sizeof(*c->first));
     s->host = calloc(size, sizeof(*s->host));
     s->index = calloc(size, sizeof(*s->index));
     s->seat = calloc(size, sizeof(*s->seat));
-    if (!s->windows || !s->piece || !s->host || !c->first || !s->index ||
-        !s->seat)
+    if (!s->piece || !s->host || !c->first || !s->index || !s->seat)
         return -ENOMEM;
-    s->windows->seats = MPI_WIN_NULL;
     return iz_flight_open(c);
 }
 
@@ -191,7 +175,6 @@ int iz_coll_open(struct iz_coll **out, int *argc, char ***argv)
     struct iz_coll *c = calloc(1, sizeof(*c));
     int err = !c ? -ENOMEM : start_mpi(argc, argv);
     MPI_Comm host = MPI_COMM_NULL;
-
     if (err == 0) {
         find_ranks(c, &host);
         set_ending(c);
@@ -213,42 +196,29 @@ int iz_coll_open(struct iz_coll **out, int *argc, char ***argv)
     return err;
 }
 
-static void finalize_mpi(void)
+void iz_coll_close(struct iz_coll **c)
 {
+    struct iz_coll_state *s = *c ? (*c)->state : NULL;
     int started = 0, ended = 0;
-
+    if (!*c)
+        return;
+    iz_die_set("", NULL);
+    if (seats != MPI_WIN_NULL)
+        MPI_Win_free(&seats);
     MPI_Initialized(&started);
     MPI_Finalized(&ended);
     if (started && !ended)
         MPI_Finalize();
-}
-
-static void free_state(struct iz_coll_state *s)
-{
-    free(s->windows);
-    free(s->piece);
-    free(s->scratch);
-    free(s->host);
-    free(s->index);
-    free(s->seat);
-    free(s);
-}
-
-void iz_coll_close(struct iz_coll **c)
-{
-    struct iz_coll_state *s = !*c ? NULL : (*c)->state;
-
-    if (!*c)
-        return;
-    iz_die_set("", NULL);
-    if (s && s->windows && s->windows->seats != MPI_WIN_NULL)
-        MPI_Win_free(&s->windows->seats);
-    finalize_mpi();
     if (s) {
         iz_gone_close(*c);
         iz_flight_close(*c);
-        free_state(s);
+        free(s->piece);
+        free(s->scratch);
+        free(s->host);
+        free(s->index);
+        free(s->seat);
     }
+    free(s);
     free((*c)->first);
     free(*c);
     *c = NULL;

@@ -18,7 +18,6 @@ int64_t iz_coll_piece_bytes(int ranks, int64_t shard_bytes)
 {
     int64_t peers = ranks - 1;
     int64_t piece = peers == 1 ? REDUCE_ALONE : REDUCE_PIECE;
-
     if (piece * peers > REDUCE_TOTAL)
         piece = REDUCE_TOTAL / peers / REDUCE_STEP * REDUCE_STEP;
     if (piece < REDUCE_LEAST)
@@ -37,7 +36,6 @@ struct iz_coll_cut iz_coll_cut(const struct iz_coll *c, int64_t shard_bytes)
 {
     int64_t piece = iz_coll_piece_bytes(c->size, shard_bytes);
     int64_t half = piece / 2 / REDUCE_STEP * REDUCE_STEP;
-
     if (c->local_size == c->size || half < REDUCE_LEAST)
         return (struct iz_coll_cut){piece, 2};
     return (struct iz_coll_cut){half, IZ_FLIGHT_GROUPS};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the collectives share; nobody else includes it.  Each calls
- * only those before it: gone.c sees that a rank of this host has ended, wait.c
- * waits, mpi.c sends messages, near.c reads the memory of ranks of the same
+ * only those before it: wait.c waits and sees that a rank of this host has
+ * ended, mpi.c sends messages, near.c reads the memory of ranks of the same
  * host, open.c starts and ends all that, move.c moves and sums buffers. */
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "codelets/base/futex.h"
 #include "runtime/comm/coll.h"
 
-/* ---- gone.c ---- */
+/* ---- wait.c ---- */
 
 /* Writes into its seat which process this rank is. */
 void iz_gone_show(struct iz_coll *c);
@@ -22,10 +22,6 @@ void iz_gone_show(struct iz_coll *c);
 void iz_gone_watch(struct iz_coll *c);
 /* After the last collective. */
 void iz_gone_close(struct iz_coll *c);
-/* A rank of this host whose process has ended, or -1. */
-int iz_gone_rank(const struct iz_coll *c);
-
-/* ---- wait.c ---- */
 
 enum iz_coll_kind {
     IZ_COLL_ALL_GATHER,
@@ -51,8 +47,6 @@ void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what);
 long iz_coll_nap_ns(double waited_s);
 
 /* ---- mpi.c ---- */
-
-struct iz_requests; /* MPI's */
 
 /* One turn of a wait for a near rank, which wakes this one: `seen` is what
  * iz_futex_look(f) gave before what is waited for was missing.  Lets messages
@@ -111,9 +105,8 @@ void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
 /* ---- all ---- */
 
 struct iz_coll_state {
-    struct iz_requests *requests;
-    struct iz_windows *windows; /* open.c's, MPI's */
-    const void **piece;         /* size: what is summed, in rank order */
+    void *requests;     /* mpi.c's */
+    const void **piece; /* size: what is summed, in rank order */
     char *scratch;
     int64_t scratch_bytes;
 

@@ -1,7 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a rank waits: the clock, naps that grow, the time-out, ranks that are
- * gone, and the hash of what all ranks wait for together. */
+/* How a rank waits: the clock, naps that grow, the time-out, ranks of this host
+ * whose process has ended (nobody else tells of them), and the hash of what all
+ * ranks wait for together. */
+#define _GNU_SOURCE /* syscall */
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "codelets/base/clock.h"
 #include "codelets/base/die.h"
@@ -15,6 +25,70 @@ enum { LOST_S = 1 };
 #define SPIN_S 20e-6 /* what waking takes */
 #define LOOK_S 0.1   /* of a wait, before others are looked for */
 
+/* Containers of one host may number their processes each in its own way. */
+static uint64_t pid_space(void)
+{
+    struct stat s;
+    return stat("/proc/self/ns/pid", &s) != 0 ? 0 : (uint64_t)s.st_ino;
+}
+
+void iz_gone_show(struct iz_coll *c)
+{
+    c->state->seat[c->rank]->pid = getpid();
+    c->state->seat[c->rank]->pid_space = pid_space();
+}
+
+/* Whether r is another rank whose process this one could number. */
+static bool is_numbered(const struct iz_coll *c, int r)
+{
+    struct iz_seat *const *seat = c->state->seat;
+    return r != c->rank && seat[r] && seat[r]->pid_space != 0 &&
+           seat[r]->pid_space == seat[c->rank]->pid_space;
+}
+
+/* A descriptor per near rank, which becomes readable when its process ends,
+ * whether its parent has taken notice or not.  Without one (an old kernel, no
+ * memory) the number of the process is asked for. */
+void iz_gone_watch(struct iz_coll *c)
+{
+    struct iz_coll_state *s = c->state;
+    s->ends = malloc((size_t)c->size * sizeof(*s->ends));
+    for (int r = 0; s->ends && r < c->size; r++)
+        s->ends[r] = is_numbered(c, r) ? (int)syscall(SYS_pidfd_open,
+                                                      (pid_t)s->seat[r]->pid, 0)
+                                       : -1;
+    s->seated = true;
+}
+
+void iz_gone_close(struct iz_coll *c)
+{
+    struct iz_coll_state *s = c->state;
+    for (int r = 0; s->ends && r < c->size; r++)
+        if (s->ends[r] >= 0)
+            close(s->ends[r]);
+    free(s->ends);
+    s->ends = NULL;
+}
+
+static bool has_ended(const struct iz_coll *c, int r)
+{
+    const struct iz_coll_state *s = c->state;
+    struct pollfd end = {.fd = s->ends ? s->ends[r] : -1, .events = POLLIN};
+    if (end.fd >= 0)
+        return poll(&end, 1, 0) > 0;
+    return is_numbered(c, r) && kill((pid_t)s->seat[r]->pid, 0) != 0 &&
+           errno == ESRCH;
+}
+
+/* A rank of this host whose process has ended, or -1. */
+static int gone_rank(const struct iz_coll *c)
+{
+    for (int r = 0; c->state->seated && r < c->size; r++)
+        if (has_ended(c, r))
+            return r;
+    return -1;
+}
+
 double iz_coll_now(void)
 {
     return 1e-9 * (double)iz_now_ns();
@@ -24,8 +98,7 @@ static void check_all_there(const struct iz_coll *c, double now,
                             const char *what)
 {
     _Atomic double *since = &c->state->lost_s;
-    int lost = iz_gone_rank(c);
-
+    int lost = gone_rank(c);
     if (lost < 0)
         return;
     if (*since == 0)
@@ -37,7 +110,6 @@ static void check_all_there(const struct iz_coll *c, double now,
 double iz_coll_waited(const struct iz_coll *c, double start_s, const char *what)
 {
     double now = iz_coll_now(), s = now - start_s;
-
     if (c->timeout_s > 0 && s > c->timeout_s)
         iz_die("waited %g s for %s: is another rank dead or stopped?",
                c->timeout_s, what);
@@ -50,7 +122,6 @@ double iz_coll_waited(const struct iz_coll *c, double start_s, const char *what)
 long iz_coll_nap_ns(double waited_s)
 {
     double ns = waited_s * 1e9 / 16;
-
     if (waited_s < SPIN_S)
         return 0;
     return ns < 20e3 ? 20000 : ns > 1e6 ? 1000000 : (long)ns;
@@ -63,7 +134,6 @@ long iz_coll_nap_ns(double waited_s)
 void iz_coll_pause(const struct iz_coll *c, double start_s, const char *what)
 {
     long ns = iz_coll_nap_ns(iz_coll_waited(c, start_s, what));
-
     if (ns)
         nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
 }
@@ -72,7 +142,6 @@ void iz_coll_begin(struct iz_coll *c, enum iz_coll_kind kind, int64_t bytes,
                    const char *what)
 {
     uint64_t h = iz_mix(c->order_hash + IZ_GOLDEN * (uint64_t)(kind + 1));
-
     h = iz_mix(h + (uint64_t)bytes);
     c->order_hash = iz_mix_text(h, what);
 }

@@ -3,32 +3,263 @@
 #include "runtime/engine/alloc.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 #include "codelets/gpu/device.h"
-#include "runtime/engine/buffers.h"
-#include "runtime/engine/groups.h"
 #include "runtime/engine/handle.h"
+#include "runtime/engine/unit_memory.h"
+
+/* ---- staging ---- */
+
+static int open_staging(struct iz_engine *e)
+{
+    for (int k = 0; k < IZ_STAGINGS; k++) {
+        const struct iz_plan_staging *p = &e->plan.staging[k];
+        enum iz_datum d =
+            k == IZ_STAGING_SPLIT ? IZ_DATUM_SPLIT_STAGING : IZ_DATUM_STAGING;
+        struct iz_staging *s = calloc((size_t)p->n + 1, sizeof(*s));
+        e->staging[k].buffer = s;
+        if (!s)
+            return -ENOMEM;
+        for (int i = 0; i < p->n; i++) {
+            s[i].p = iz_handle_take(e, &s[i].handle, d, i, p->bytes);
+            if (!s[i].p)
+                return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
+/* Lists of touched rows, and what it takes to make one. */
+static int open_rows(struct iz_engine *e)
+{
+    struct iz_touched_lists *t = &e->touched;
+    int64_t list = iz_plan_list_bytes(&e->plan);
+    int64_t scratch = iz_plan_list_scratch_bytes(&e->plan, e->model);
+    for (int i = 0; list && i < 2; i++)
+        if (!iz_handle_take(e, &t->list[i].handle, IZ_DATUM_BATCH, i, list))
+            return -ENOMEM;
+    return list && !iz_handle_take(e, &t->scratch.handle, IZ_DATUM_BATCH, 2,
+                                   scratch)
+               ? -ENOMEM
+               : 0;
+}
+
+/* ---- rings and tracks ---- */
+
+static int open_slots(struct iz_engine *e, struct iz_slot **out, int n,
+                      int64_t bytes, enum iz_datum d)
+{
+    struct iz_slot *s = calloc((size_t)n + 1, sizeof(*s));
+    *out = s;
+    for (int i = 0; s && i < n; i++) {
+        s[i].unit = -1;
+        if (!iz_handle_take(e, &s[i].handle, d, i, bytes))
+            return -ENOMEM;
+    }
+    return s ? 0 : -ENOMEM;
+}
+
+static void close_slots(struct iz_slot *s, int n)
+{
+    for (int i = 0; s && i < n; i++)
+        iz_handle_close(&s[i].handle);
+    free(s);
+}
+
+static int open_rings(struct iz_engine *e)
+{
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    int64_t boundary =
+        iz_dtype_bytes(e->plan.target.act) * e->plan.act.boundary_elems;
+    e->ring = calloc((size_t)e->plan.n_rings, sizeof(*e->ring));
+    for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
+        const struct iz_plan_ring *r = &e->plan.ring[i];
+        if (open_slots(e, &e->ring[i].param, r->params, r->elems * size,
+                       IZ_DATUM_GATHERED) ||
+            open_slots(e, &e->ring[i].grad, r->grads, r->grad_elems * size,
+                       IZ_DATUM_UNIT_GRAD))
+            return -ENOMEM;
+    }
+    if (!e->ring)
+        return -ENOMEM;
+    return open_slots(e, &e->boundaries.slot, e->plan.act.boundary_slots,
+                      boundary, IZ_DATUM_RAISED);
+}
+
+/* The last boundary is used at once: it never goes to the host. */
+static int open_track(struct iz_engine *e, int b)
+{
+    const struct iz_plan *p = &e->plan;
+    struct iz_track *l = &e->track[b];
+    int units = e->model->n_units;
+    int64_t batch =
+        (e->model->input_bytes + e->model->target_bytes) * p->samples;
+    int64_t d = iz_dtype_bytes(p->target.act) * p->act.boundary_elems;
+    double *loss = e->scalar.sums + p->n_units + b;
+    l->batch = iz_handle_take(e, &l->batch_handle, IZ_DATUM_BATCH, b, batch);
+    l->boundary_handle = calloc((size_t)units, sizeof(*l->boundary_handle));
+    l->saved_handle = calloc((size_t)units, sizeof(*l->saved_handle));
+    if (!l->batch || !l->boundary_handle || !l->saved_handle ||
+        !iz_handle_take(e, &l->d_handle, IZ_DATUM_DY, b, d))
+        return -ENOMEM;
+    l->loss_handle = iz_handle_open(e, loss, sizeof(*loss), IZ_DATUM_SCALAR, b);
+    l->weight_handle =
+        iz_handle_open(e, loss + p->tracks, sizeof(*loss), IZ_DATUM_SCALAR, b);
+    for (int u = 0; u + 1 < units; u++) {
+        int64_t bytes = iz_plan_boundary_bytes(p, e->model, u);
+        bool kept = !p->act.recompute && u >= p->first_trained;
+        int64_t saved = kept ? p->cost[u].save_bytes : 0;
+        if (!(p->act.boundary_slots && u + 2 == units) &&
+            !iz_handle_take(e, &l->boundary_handle[u], IZ_DATUM_BOUNDARY, u,
+                            bytes))
+            return -ENOMEM;
+        if (saved &&
+            !iz_handle_take(e, &l->saved_handle[u], IZ_DATUM_SAVED, u, saved))
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+static int open_tracks(struct iz_engine *e)
+{
+    int r = 0;
+    e->track = calloc((size_t)e->plan.tracks, sizeof(*e->track));
+    if (!e->track)
+        return -ENOMEM;
+    for (int b = 0; b < e->plan.tracks && !r; b++)
+        r = open_track(e, b);
+    return r;
+}
+
+static void close_track(struct iz_engine *e, struct iz_track *l)
+{
+    for (int u = 0; l->saved_handle && u < e->model->n_units; u++) {
+        iz_handle_close(&l->boundary_handle[u]);
+        iz_handle_close(&l->saved_handle[u]);
+    }
+    iz_handle_close(&l->batch_handle);
+    iz_handle_close(&l->d_handle);
+    iz_handle_close(&l->loss_handle);
+    iz_handle_close(&l->weight_handle);
+    free(l->boundary_handle);
+    free(l->saved_handle);
+}
+
+/* ---- scalars and collectives ---- */
+
+static int open_scalars(struct iz_engine *e)
+{
+    struct iz_scalars *s = &e->scalar;
+    int64_t logits = 4 * (int64_t)e->model->vocab;
+    s->control_handle =
+        iz_handle_open(e, &s->control, sizeof(s->control), IZ_DATUM_SCALAR, 0);
+    s->scale_handle = iz_handle_open(e, &s->loss_scale, sizeof(s->loss_scale),
+                                     IZ_DATUM_SCALAR, 0);
+    s->loss_handle = iz_handle_open(e, &s->loss_sum, sizeof(s->loss_sum),
+                                    IZ_DATUM_SCALAR, 0);
+    s->learnt_handle =
+        iz_handle_open(e, &s->learnt, sizeof(s->learnt), IZ_DATUM_SCALAR, 0);
+    s->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_units + 8)),
+                         sizeof(*s->gathered));
+    e->seals.of = calloc((size_t)e->plan.ranks, sizeof(*e->seals.of));
+    if (!s->gathered || !e->seals.of)
+        return -ENOMEM;
+    return logits && !iz_handle_take(e, &s->logits_handle, IZ_DATUM_BATCH, 0,
+                                     logits)
+               ? -ENOMEM
+               : 0;
+}
+
+/* Buffers of the collectives; those of MPI are the library's own. */
+static int open_comm(struct iz_engine *e)
+{
+    const struct iz_plan *p = &e->plan;
+    bool staged = p->comm.staging_bytes > 0;
+    struct iz_coll_gpu g = {.nccl = p->target.nccl};
+    if (p->ranks > 1 && !p->target.nccl)
+        iz_memory_note(e->memory, iz_handle_tier(e), IZ_MEM_COMM,
+                       p->bytes.b[iz_handle_tier(e)][IZ_MEM_COMM]);
+    if (p->ranks == 1 || !p->target.gpu)
+        return 0;
+    g.buffer_bytes = staged ? p->comm.staging_bytes : p->comm.exchange_bytes;
+    g.buffer =
+        iz_memory_take(e->memory, staged ? IZ_TIER_CPU : IZ_TIER_DEVICE,
+                       staged ? IZ_MEM_STAGING : IZ_MEM_COMM, g.buffer_bytes);
+    return g.buffer ? iz_coll_gpu_open(e->coll, &g) : -ENOMEM;
+}
 
 int iz_alloc_open(struct iz_engine *e)
 {
-    e->scalars =
-        iz_memory_take(e->memory, iz_handle_tier(e), IZ_MEM_BATCH,
-                       8 * ((int64_t)e->plan.n_groups + 2 * e->plan.tracks));
-    if (e->plan.target.gpu) {
-        e->bounce = iz_memory_take(e->memory, IZ_TIER_CPU, IZ_MEM_STAGING,
-                                   IZ_BOUNCE_BYTES);
-        e->stream = e->simulated ? NULL : iz_device_stream_open();
-    }
-    if (!e->scalars ||
-        (e->plan.target.gpu && (!e->bounce || (!e->stream && !e->simulated))))
+    static int (*const open[])(struct iz_engine *) = {
+        iz_unit_memory_open, open_staging, open_rows, open_rings,
+        open_tracks,         open_scalars, open_comm};
+    const struct iz_plan *p = &e->plan;
+    bool real = p->target.gpu && !e->simulated;
+    int r = 0;
+    e->scalar.sums = iz_memory_take(e->memory, iz_handle_tier(e), IZ_MEM_BATCH,
+                                    8 * ((int64_t)p->n_units + 2 * p->tracks));
+    if (p->target.gpu)
+        e->bounce.buffer = iz_memory_take(e->memory, IZ_TIER_CPU,
+                                          IZ_MEM_STAGING, IZ_BOUNCE_BYTES);
+    e->bounce.stream = real ? iz_device_stream_open() : NULL;
+    if (!e->scalar.sums || (p->target.gpu && !e->bounce.buffer) ||
+        (real && !e->bounce.stream))
         return -ENOMEM;
-    int r = iz_groups_open(e);
-    return r ? r : iz_buffers_open(e);
+    for (int i = 0; i < (int)(sizeof(open) / sizeof(open[0])) && !r; i++)
+        r = open[i](e);
+    return r;
 }
 
 void iz_alloc_close(struct iz_engine *e)
 {
-    iz_groups_close(e);
-    iz_buffers_close(e);
-    iz_device_stream_close(e->stream);
+    iz_unit_memory_close(e);
+    for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
+        close_slots(e->ring[i].param, e->plan.ring[i].params);
+        close_slots(e->ring[i].grad, e->plan.ring[i].grads);
+    }
+    free(e->ring);
+    close_slots(e->boundaries.slot, e->plan.act.boundary_slots);
+    for (int b = 0; e->track && b < e->plan.tracks; b++)
+        close_track(e, &e->track[b]);
+    free(e->track);
+    iz_handle_close(&e->touched.list[0].handle);
+    iz_handle_close(&e->touched.list[1].handle);
+    iz_handle_close(&e->touched.scratch.handle);
+    for (int k = 0; k < IZ_STAGINGS; k++) {
+        struct iz_staging *s = e->staging[k].buffer;
+        for (int i = 0; s && i < e->plan.staging[k].n; i++)
+            iz_handle_close(&s[i].handle);
+        free(s);
+    }
+    iz_coll_gpu_close(e->coll);
+    iz_handle_close(&e->scalar.control_handle);
+    iz_handle_close(&e->scalar.scale_handle);
+    iz_handle_close(&e->scalar.loss_handle);
+    iz_handle_close(&e->scalar.learnt_handle);
+    iz_handle_close(&e->scalar.logits_handle);
+    free(e->scalar.gathered);
+    free(e->seals.of);
+    iz_device_stream_close(e->bounce.stream);
+}
+
+/* ---- the next one ---- */
+
+struct iz_staging *iz_next_staging(struct iz_engine *e, enum iz_staging_kind k)
+{
+    struct iz_staging_ring *r = &e->staging[k];
+    struct iz_staging *s = &r->buffer[r->next];
+    r->next = (r->next + 1) % e->plan.staging[k].n;
+    return s;
+}
+
+starpu_data_handle_t iz_next_grad(struct iz_engine *e, int unit)
+{
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    if (p->direct)
+        return e->unit[unit].grad_handle[0];
+    struct iz_ring *r = &e->ring[p->ring];
+    struct iz_slot *s = &r->grad[r->next_grad];
+    r->next_grad = (r->next_grad + 1) % e->plan.ring[p->ring].grads;
+    return s->handle;
 }

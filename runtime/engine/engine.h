@@ -20,7 +20,7 @@
  */
 struct iz_chunk {
     enum iz_home home;          /* of its states */
-    int64_t first, count;       /* in the owned elements of the group */
+    int64_t first, count;       /* in the owned elements of the unit */
     int64_t param_first;        /* in its parameters in memory */
     int64_t filed;              /* elements between two chunks of a file */
     float *state;               /* see iz_chunk_states; NULL when on disk */
@@ -31,8 +31,8 @@ struct iz_chunk {
 };
 
 /* One unit's parameters, gradients and states: where they are. */
-struct iz_group {
-    const struct iz_plan_group *plan;
+struct iz_unit_memory {
+    const struct iz_plan_unit *plan;
     struct iz_unit_layout layout;
     int64_t *offset;
     struct iz_segment *segment; /* of parameters that are updated alike */
@@ -44,7 +44,6 @@ struct iz_group {
      * their squares, on the host. */
     starpu_data_handle_t grad_apart_handle[2], block_sums_handle;
     int contributions[2]; /* of this step so far: the first one overwrites */
-    double *norm2;
     starpu_data_handle_t norm2_handle;
     struct iz_chunk *chunk;
     struct iz_chunk *frozen;     /* of the frozen parameters: without states */
@@ -55,10 +54,9 @@ struct iz_group {
 
 /* A buffer of a ring. */
 struct iz_slot {
-    void *p;
     starpu_data_handle_t handle;
-    int group;       /* -1: nothing */
-    int64_t version; /* of the group when it was fetched */
+    int unit;        /* -1: nothing */
+    int64_t version; /* of the unit when it was fetched */
     bool waiting;    /* fetched, not used yet */
     int64_t used;    /* the clock after its last use */
 };
@@ -70,21 +68,19 @@ struct iz_ring {
 
 /* Boundaries that live on the host pass through slots of the GPU. */
 struct iz_boundaries {
-    struct iz_slot *slot;
-    int *content; /* of each slot, -1: none; see boundary.c */
-    int *slot_of; /* of each content, -1: none */
-    int tracks;   /* of the pass under way */
+    struct iz_slot *slot; /* their units are contents; see boundary.c */
+    int tracks;           /* of the pass under way */
     bool training;
 };
 
-/* The order in which the units of a pass need the groups (a tied unit needs
- * two); unit step i begins at position item[i]. */
+/* The order in which the steps of a pass need the units' parameters (a tied
+ * unit needs two units'); step i begins at position item[i]. */
 struct iz_uses {
-    int *group, *item;
+    int *unit, *item;
     int *step;  /* of each position */
-    int *after; /* of each position: the next one of the same group, or n */
-    int *first; /* of each group: position of its first use, or n */
-    int *next;  /* of each group: of its first use not marked yet, or n */
+    int *after; /* of each position: the next one of the same unit, or n */
+    int *first; /* of each unit: position of its first use, or n */
+    int *next;  /* of each unit: of its first use not marked yet, or n */
     int n, steps;
 };
 
@@ -103,10 +99,10 @@ struct iz_staging_ring {
 /* Buffers of the micro-batches that are under way together.  Boundaries are
  * those of the host where a GPU has only slots for them. */
 struct iz_track {
-    void *batch, **boundary, **saved, *d;
+    void *batch;
     starpu_data_handle_t batch_handle, *boundary_handle, *saved_handle,
         d_handle;
-    double *loss, *weight; /* of this track's mean loss in the whole one */
+    /* weight: of this track's mean loss in the whole one */
     starpu_data_handle_t loss_handle, weight_handle;
 };
 
@@ -162,6 +158,7 @@ struct iz_events {
     sem_t ready;
     int64_t waited_ns;               /* that the main thread waited for them */
     int64_t submitted_ns[IZ_EVENTS]; /* when a step was, modulo IZ_EVENTS */
+    _Atomic int *stop;               /* set by a signal; borrowed */
 };
 
 /* What the ranks have told of the checkpoint under way. */
@@ -179,6 +176,8 @@ struct iz_touched_lists {
 
 /* The scalars that tasks hand on, each with its handle. */
 struct iz_scalars {
+    double *sums; /* of squares of the units, losses of the tracks */
+    struct iz_control control;
     starpu_data_handle_t control_handle;
     float loss_scale;
     starpu_data_handle_t scale_handle;
@@ -186,7 +185,6 @@ struct iz_scalars {
     starpu_data_handle_t loss_handle;
     double learnt; /* targets of the step that no mask excludes, all ranks */
     starpu_data_handle_t learnt_handle;
-    float *logits;
     starpu_data_handle_t logits_handle;
     double *gathered; /* scratch of clip */
 };
@@ -198,6 +196,23 @@ struct iz_counts {
     int64_t up_bytes, down_bytes;
     int64_t submit_ns;   /* of CPU time, to submit steps */
     int64_t fetch_clock; /* elements used so far, each time anew */
+    int64_t updates;     /* right only where none can be skipped */
+    int64_t eval_tasks;  /* of the evaluation under way, all ranks */
+};
+
+struct iz_passes {
+    struct iz_uses training, forward;
+    int marked; /* uses of the pass under way that were counted */
+};
+
+/* The nvme tier. */
+struct iz_files {
+    struct iz_nvme *state, *param;
+};
+
+/* Of the main thread, for copies to and from a GPU between steps. */
+struct iz_bounce {
+    void *stream, *buffer;
 };
 
 struct iz_engine {
@@ -208,29 +223,22 @@ struct iz_engine {
     struct iz_plan plan;
     struct iz_memory *memory;
     struct iz_graph *graph;
-    /* Of the main thread, for copies to and from a GPU between steps. */
-    void *stream, *bounce;
-    struct iz_nvme *state_file, *param_file;
-    struct iz_group *group;
+    struct iz_bounce bounce;
+    struct iz_files file;
+    struct iz_unit_memory *unit;
     struct iz_ring *ring;
     struct iz_staging_ring staging[IZ_STAGINGS];
     struct iz_touched_lists touched;
-    double *scalars; /* sums of squares of the groups, losses of the tracks */
     struct iz_track *track;
     struct iz_boundaries boundaries;
-    struct iz_uses training, forward;
-    struct iz_control control;
+    struct iz_passes uses;
     struct iz_update_order update_order;
     struct iz_scalars scalar;
     struct iz_seals seals;
     struct iz_events events;
     struct iz_counts counts;
     struct iz_trace *trace;
-    int64_t updates; /* submitted; right only where none can be skipped */
-    int64_t step;    /* steps submitted */
-    int64_t eval_tasks;
-    int marked; /* uses of the pass under way that were counted */
+    int64_t step; /* steps submitted */
     bool simulated;
-    double gemm_rate;  /* flop/s of all compute workers, 0: not measured */
-    _Atomic int *stop; /* set by a signal; borrowed */
+    double gemm_rate; /* flop/s of all compute workers, 0: not measured */
 };

@@ -1,7 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Registration of memory with StarPU; see handle.h. */
 #include "runtime/engine/handle.h"
-#include "runtime/engine/trace.h"
+
+const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
+    [IZ_DATUM_PARAM] = {"param", IZ_MEM_PARAM},
+    [IZ_DATUM_GRAD] = {"grad", IZ_MEM_GRAD},
+    [IZ_DATUM_STATE] = {"state", IZ_MEM_STATE},
+    [IZ_DATUM_GATHERED] = {"gathered", IZ_MEM_RING},
+    [IZ_DATUM_UNIT_GRAD] = {"unit grad", IZ_MEM_GRAD_RING},
+    [IZ_DATUM_BOUNDARY] = {"boundary", IZ_MEM_BOUNDARY},
+    [IZ_DATUM_RAISED] = {"raised", IZ_MEM_BOUNDARY},
+    [IZ_DATUM_SAVED] = {"saved", IZ_MEM_SAVED},
+    [IZ_DATUM_DY] = {"dy", IZ_MEM_BOUNDARY},
+    [IZ_DATUM_BATCH] = {"batch", IZ_MEM_BATCH},
+    [IZ_DATUM_STAGING] = {"stage", IZ_MEM_STAGING},
+    [IZ_DATUM_SPLIT_STATE] = {"split state", IZ_MEM_STATE},
+    [IZ_DATUM_SPLIT_STAGING] = {"split stage", IZ_MEM_STAGING},
+    [IZ_DATUM_SPLIT_GRAD] = {"split grad", IZ_MEM_GRAD},
+    [IZ_DATUM_BLOCK_SUMS] = {"block sums", IZ_MEM_BATCH},
+    [IZ_DATUM_SQUARES] = {"squares", IZ_MEM_BATCH},
+    [IZ_DATUM_SCALAR] = {"scalar", IZ_MEM_CLASSES},
+    [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
+};
+
+enum iz_tier iz_datum_tier(const struct iz_plan *p, enum iz_datum d)
+{
+    switch (d) {
+    case IZ_DATUM_PARAM:
+        return iz_plan_tier(p->zero.param_home);
+    case IZ_DATUM_STATE:
+        return iz_plan_tier(p->zero.state_home);
+    case IZ_DATUM_GRAD:
+        return iz_plan_grad_tier(p);
+    case IZ_DATUM_STAGING:
+        return IZ_TIER_CPU;
+    case IZ_DATUM_BOUNDARY:
+        return p->act.boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+    case IZ_DATUM_BATCH:
+    case IZ_DATUM_BLOCK_SUMS:
+    case IZ_DATUM_SQUARES:
+        return p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+    default:
+        return IZ_TIER_DEVICE;
+    }
+}
+
+void iz_handle_name(starpu_data_handle_t h, enum iz_datum d, int x)
+{
+    starpu_data_set_name(h, iz_datum_infos[d].name);
+    starpu_data_set_coordinates(h, 2, x, (int)d);
+}
 
 uintptr_t iz_handle_address(const struct iz_engine *e, const void *p)
 {
@@ -18,8 +66,26 @@ starpu_data_handle_t iz_handle_open(struct iz_engine *e, void *p, int64_t bytes,
     starpu_data_handle_t h;
     starpu_variable_data_register(&h, STARPU_MAIN_RAM, iz_handle_address(e, p),
                                   (size_t)bytes);
-    iz_trace_datum(h, d, x);
+    iz_handle_name(h, d, x);
     return h;
+}
+
+starpu_data_handle_t iz_handle_token(enum iz_datum d, int x)
+{
+    starpu_data_handle_t h;
+    starpu_void_data_register(&h);
+    iz_handle_name(h, d, x);
+    return h;
+}
+
+void *iz_handle_take(struct iz_engine *e, starpu_data_handle_t *h,
+                     enum iz_datum d, int x, int64_t bytes)
+{
+    void *p = iz_memory_take(e->memory, iz_datum_tier(&e->plan, d),
+                             iz_datum_infos[d].class, bytes);
+    if (p)
+        *h = iz_handle_open(e, p, bytes, d, x);
+    return p;
 }
 
 void iz_handle_close(starpu_data_handle_t *h)

@@ -11,6 +11,7 @@
 
 #include "codelets/base/die.h"
 #include "runtime/base/json.h"
+#include "runtime/engine/handle.h"
 #include "runtime/engine/trace.h"
 
 #define BYTES_PER_TASK 6144 /* of the trace; 2.2 to 3.1 KiB were seen */
@@ -23,67 +24,6 @@ struct iz_trace {
     int64_t begin_ns; /* when its first event was recorded */
     bool seen, on, done;
 };
-
-/* ---- data ---- */
-
-static const struct {
-    const char *name;
-    enum iz_class class;
-} data[IZ_DATA] = {
-    [IZ_DATUM_PARAM] = {"param", IZ_MEM_PARAM},
-    [IZ_DATUM_GRAD] = {"grad", IZ_MEM_GRAD},
-    [IZ_DATUM_STATE] = {"state", IZ_MEM_STATE},
-    [IZ_DATUM_GATHERED] = {"gathered", IZ_MEM_RING},
-    [IZ_DATUM_UNIT_GRAD] = {"unit grad", IZ_MEM_GRAD_RING},
-    [IZ_DATUM_BOUNDARY] = {"boundary", IZ_MEM_BOUNDARY},
-    [IZ_DATUM_RAISED] = {"raised", IZ_MEM_BOUNDARY},
-    [IZ_DATUM_SAVED] = {"saved", IZ_MEM_SAVED},
-    [IZ_DATUM_DY] = {"dy", IZ_MEM_BOUNDARY},
-    [IZ_DATUM_BATCH] = {"batch", IZ_MEM_BATCH},
-    [IZ_DATUM_STAGING] = {"stage", IZ_MEM_STAGING},
-    [IZ_DATUM_SPLIT_STATE] = {"split state", IZ_MEM_STATE},
-    [IZ_DATUM_SPLIT_STAGING] = {"split stage", IZ_MEM_STAGING},
-    [IZ_DATUM_SPLIT_GRAD] = {"split grad", IZ_MEM_GRAD},
-    [IZ_DATUM_BLOCK_SUMS] = {"block sums", IZ_MEM_BATCH},
-    [IZ_DATUM_SQUARES] = {"squares", IZ_MEM_BATCH},
-    [IZ_DATUM_SCALAR] = {"scalar", IZ_MEM_CLASSES},
-    [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
-};
-
-void iz_trace_datum(starpu_data_handle_t h, enum iz_datum d, int x)
-{
-    starpu_data_set_name(h, data[d].name);
-    starpu_data_set_coordinates(h, 2, x, (int)d);
-}
-
-static enum iz_tier home_tier(enum iz_home h)
-{
-    return h == IZ_HOME_NVME  ? IZ_TIER_NVME
-           : h == IZ_HOME_CPU ? IZ_TIER_CPU
-                              : IZ_TIER_DEVICE;
-}
-
-static enum iz_tier datum_tier(const struct iz_plan *p, enum iz_datum d)
-{
-    switch (d) {
-    case IZ_DATUM_PARAM:
-        return home_tier(p->zero.param_home);
-    case IZ_DATUM_STATE:
-        return home_tier(p->zero.state_home);
-    case IZ_DATUM_GRAD:
-        return iz_plan_grad_tier(p);
-    case IZ_DATUM_STAGING:
-        return IZ_TIER_CPU;
-    case IZ_DATUM_BOUNDARY:
-        return p->act.boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE;
-    case IZ_DATUM_BATCH:
-    case IZ_DATUM_BLOCK_SUMS:
-    case IZ_DATUM_SQUARES:
-        return p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
-    default:
-        return IZ_TIER_DEVICE;
-    }
-}
 
 /* ---- what to trace ---- */
 
@@ -104,9 +44,9 @@ static bool read_steps(struct iz_trace *t, const struct iz_engine *e,
 static int64_t tasks_per_step(const struct iz_plan *p)
 {
     int64_t waves = (p->micro_batches + p->wave - 1) / p->wave;
-    int64_t units = p->n_groups, chunks = 0;
-    for (int u = 0; u < p->n_groups; u++)
-        chunks += p->group[u].chunks;
+    int64_t units = p->n_units, chunks = 0;
+    for (int u = 0; u < p->n_units; u++)
+        chunks += p->unit[u].chunks;
     int64_t slices = (int64_t)p->micro_batches * p->slices;
     int64_t compute = slices * (2 + 2 * units);
     int64_t reduce = 3 * p->micro_batches * (units + 1) + 3 * units;
@@ -221,16 +161,23 @@ static const char *const place_names[IZ_PLACES] = {
     [IZ_ON_UP] = "up",           [IZ_ON_DOWN] = "down", [IZ_ON_IO] = "io",
 };
 
-/* Separates the items of a list. */
-static const char *comma(bool *first)
+/* What a place could do at most: of the machine that is simulated, or what was
+ * measured at the start. */
+static struct iz_rate rate_of(const struct iz_engine *e, enum iz_where p)
 {
-    const char *s = *first ? "" : ", ";
-    *first = false;
-    return s;
+    struct iz_rate r = iz_graph_rate(e->graph, p);
+    bool computes = e->plan.target.gpu ? p == IZ_ON_COMPUTE : p == IZ_ON_HOST;
+    if (computes && !e->simulated)
+        r.flops_per_s = e->gemm_rate / e->plan.tasks_at_once;
+    if (computes && r.flops_per_s <= 0)
+        r = iz_graph_rate(e->graph, IZ_ON_COMPUTE);
+    return r;
 }
 
-static void write_kinds(FILE *f)
+/* The workers, what they could do, and the tasks' kinds. */
+static void write_places(const struct iz_engine *e, FILE *f)
 {
+    const char *comma = "";
     fprintf(f, "\"kinds\": [");
     for (int k = 0; k < IZ_KINDS; k++)
         fprintf(f,
@@ -238,12 +185,7 @@ static void write_kinds(FILE *f)
                 "\"color\": \"#%06x\", \"priority\": %d}",
                 k ? ", " : "", iz_kinds[k].name, iz_kinds[k].codelet,
                 iz_kinds[k].color, iz_kinds[k].priority);
-    fprintf(f, "],\n");
-}
-
-static void write_workers(const struct iz_engine *e, FILE *f)
-{
-    fprintf(f, "\"workers\": [");
+    fprintf(f, "],\n\"workers\": [");
     for (int w = 0; w < iz_graph_workers(e->graph); w++) {
         const char *place = "host";
         for (enum iz_where p = 0; p < IZ_PLACES; p++)
@@ -251,53 +193,45 @@ static void write_workers(const struct iz_engine *e, FILE *f)
                 place = place_names[p];
         fprintf(f, "%s\"%s\"", w ? ", " : "", place);
     }
-    fprintf(f, "],\n");
-}
-
-/* What a place could do at most: of the machine that is simulated, or what was
- * measured at the start. */
-static void write_rates(const struct iz_engine *e, FILE *f)
-{
-    bool first = true;
-    fprintf(f, "\"places\": [");
+    fprintf(f, "],\n\"places\": [");
     for (enum iz_where p = 0; p < IZ_PLACES; p++)
         fprintf(f, "%s\"%s\"", p ? ", " : "", place_names[p]);
     fprintf(f, "],\n\"rates\": {");
     for (enum iz_where p = 0; p < IZ_PLACES; p++) {
-        struct iz_rate r = iz_graph_rate(e->graph, p);
-        bool computes =
-            e->plan.target.gpu ? p == IZ_ON_COMPUTE : p == IZ_ON_HOST;
-        if (computes && !e->simulated)
-            r.flops_per_s = e->gemm_rate / e->plan.tasks_at_once;
-        if (computes && r.flops_per_s <= 0)
-            r = iz_graph_rate(e->graph, IZ_ON_COMPUTE);
-        if (r.flops_per_s > 0 || r.bytes_per_s > 0)
-            fprintf(
-                f, "%s\"%s\": {\"flops_per_s\": %.0f, \"bytes_per_s\": %.0f}",
-                comma(&first), place_names[p], r.flops_per_s, r.bytes_per_s);
+        struct iz_rate r = rate_of(e, p);
+        if (r.flops_per_s <= 0 && r.bytes_per_s <= 0)
+            continue;
+        fprintf(f, "%s\"%s\": {\"flops_per_s\": %.0f, \"bytes_per_s\": %.0f}",
+                comma, place_names[p], r.flops_per_s, r.bytes_per_s);
+        comma = ", ";
     }
     fprintf(f, "},\n");
 }
 
 static void write_data(const struct iz_engine *e, FILE *f)
 {
-    bool first = true;
+    const char *comma = "";
     fprintf(f, "\"data\": {");
-    for (enum iz_datum d = 0; d < IZ_DATA; d++)
-        if (data[d].class != IZ_MEM_CLASSES)
-            fprintf(f, "%s\"%s\": {\"class\": \"%s\", \"tier\": \"%s\"}",
-                    comma(&first), data[d].name, iz_class_names[data[d].class],
-                    iz_tier_names[datum_tier(&e->plan, d)]);
+    for (enum iz_datum d = 0; d < IZ_DATA; d++) {
+        enum iz_class class = iz_datum_infos[d].class;
+        if (class == IZ_MEM_CLASSES)
+            continue;
+        fprintf(f, "%s\"%s\": {\"class\": \"%s\", \"tier\": \"%s\"}", comma,
+                iz_datum_infos[d].name, iz_class_names[class],
+                iz_tier_names[iz_datum_tier(&e->plan, d)]);
+        comma = ", ";
+    }
     fprintf(f, "},\n\"plan\": [");
-    first = true;
-    for (int t = 0; t < IZ_TIERS; t++)
-        for (int c = 0; c < IZ_MEM_CLASSES; c++)
-            if (e->plan.bytes.b[t][c])
-                fprintf(f,
-                        "%s{\"tier\": \"%s\", \"class\": \"%s\", "
-                        "\"bytes\": %lld}",
-                        comma(&first), iz_tier_names[t], iz_class_names[c],
-                        (long long)e->plan.bytes.b[t][c]);
+    comma = "";
+    for (int i = 0; i < IZ_TIERS * IZ_MEM_CLASSES; i++) {
+        int t = i / IZ_MEM_CLASSES, c = i % IZ_MEM_CLASSES;
+        if (!e->plan.bytes.b[t][c])
+            continue;
+        fprintf(f, "%s{\"tier\": \"%s\", \"class\": \"%s\", \"bytes\": %lld}",
+                comma, iz_tier_names[t], iz_class_names[c],
+                (long long)e->plan.bytes.b[t][c]);
+        comma = ", ";
+    }
     fprintf(f, "],\n");
 }
 
@@ -305,6 +239,7 @@ static void write_run(const struct iz_engine *e, FILE *f)
 {
     const struct iz_plan *p = &e->plan;
     const struct iz_trace *t = e->trace;
+    static const char *const words[] = {"false", "true"};
     char host[256] = "", program[IZ_PATH_MAX] = "";
     gethostname(host, sizeof(host) - 1);
     if (readlink("/proc/self/exe", program, sizeof(program) - 1) < 0)
@@ -313,22 +248,21 @@ static void write_run(const struct iz_engine *e, FILE *f)
     iz_json_print(f, program);
     fprintf(f, ", \"host\": ");
     iz_json_print(f, host);
-    fprintf(f, ",\n");
     fprintf(f,
-            "\"version\": \"%s\",\n"
+            ",\n\"version\": \"%s\",\n"
             "\"rank\": %d, \"ranks\": %d, \"simulated\": %s, \"gpu\": %s, "
             "\"nccl\": %s,\n\"from\": %lld, \"to\": %lld, "
             "\"begin_ns\": %lld,\n",
-            IZ_VERSION, p->rank, p->ranks, e->simulated ? "true" : "false",
-            p->target.gpu ? "true" : "false", p->target.nccl ? "true" : "false",
-            t->first + t->from, (long long)e->step, (long long)t->begin_ns);
+            IZ_VERSION, p->rank, p->ranks, words[e->simulated],
+            words[p->target.gpu], words[p->target.nccl], t->first + t->from,
+            (long long)e->step, (long long)t->begin_ns);
     fprintf(f,
             "\"stage_fetches\": %s, \"micro_batches\": %d, \"slices\": %d, "
             "\"wave\": %d,\n\"ring\": %d, \"recompute\": %s, "
             "\"compute_workers\": %d,\n\"units\": [",
-            p->zero.fetch ? "true" : "false", p->micro_batches, p->slices,
-            p->wave, p->n_rings ? p->ring[0].params : 0,
-            p->act.recompute ? "true" : "false", p->tasks_at_once);
+            words[p->zero.fetch], p->micro_batches, p->slices, p->wave,
+            p->n_rings ? p->ring[0].params : 0, words[p->act.recompute],
+            p->tasks_at_once);
     for (int u = 0; u < e->model->n_units; u++)
         fprintf(f, "%s\"%s\"", u ? ", " : "", e->model->unit[u].name);
     fprintf(f, "]\n");
@@ -342,9 +276,7 @@ static void trace_describe(const struct iz_engine *e)
     FILE *f = fopen(path, "w");
     if (f) {
         fprintf(f, "{");
-        write_kinds(f);
-        write_workers(e, f);
-        write_rates(e, f);
+        write_places(e, f);
         write_data(e, f);
         write_run(e, f);
         fprintf(f, "}\n");

@@ -21,7 +21,7 @@
 
 /* ---- import ---- */
 
-/* Trained or frozen parameters of a group: n elements, which in the unit's
+/* Trained or frozen parameters of a unit: n elements, which in the unit's
  * parameters end to end begin at `at`. */
 struct part {
     enum iz_array array;
@@ -32,7 +32,7 @@ enum { PARTS = 2 };
 
 static struct part part_of(const struct iz_engine *e, int u, int i)
 {
-    const struct iz_plan_group *p = e->group[u].plan;
+    const struct iz_plan_unit *p = e->unit[u].plan;
     const struct iz_plan_frozen *f = &p->frozen;
     if (i == 0)
         return (struct part){IZ_MASTER, p->n, p->shard, p->owned, 0};
@@ -58,17 +58,17 @@ static int import_part(struct iz_engine *e, int u, const struct part *p,
     return err;
 }
 
-static int import_groups(struct iz_engine *e, struct iz_hf_reader *r)
+static int import_units(struct iz_engine *e, struct iz_hf_reader *r)
 {
     float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
     int err = buf ? 0 : -ENOMEM;
     struct iz_progress progress;
     int64_t owned = 0;
 
-    for (int u = 0; u < e->plan.n_groups; u++)
-        owned += e->group[u].plan->owned + e->group[u].plan->frozen.owned;
+    for (int u = 0; u < e->plan.n_units; u++)
+        owned += e->unit[u].plan->owned + e->unit[u].plan->frozen.owned;
     iz_progress_begin(&progress, "importing", 4 * owned);
-    for (int u = 0; u < e->plan.n_groups; u++)
+    for (int u = 0; u < e->plan.n_units; u++)
         for (int i = 0; i < PARTS && !err; i++) {
             struct part p = part_of(e, u, i);
             err = import_part(e, u, &p, r, buf, &progress);
@@ -102,7 +102,7 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
                              : iz_hf_read_open(&r, section->hf, e->model, path,
                                                stderr));
     if (!err)
-        err = agree(e, import_groups(e, r));
+        err = agree(e, import_units(e, r));
     iz_hf_read_close(&r);
     return err ? err : iz_train_init_adapters(e);
 }
@@ -308,7 +308,7 @@ int iz_hf_export_check(const struct iz_config *c,
  * every rank; malloc'ed. */
 static float *gather_trained(struct iz_engine *e, int u)
 {
-    const struct iz_plan_group *p = e->group[u].plan;
+    const struct iz_plan_unit *p = e->unit[u].plan;
     int64_t base = p->shard * e->plan.rank;
     float *all = malloc((size_t)p->padded * sizeof(*all) + 1);
     if (!all)
@@ -341,20 +341,20 @@ static void export_part(struct iz_engine *e, int u, const struct part *p,
     }
 }
 
-/* All groups, after the writer was opened; of adapters what is trained. */
-static void export_groups(struct iz_engine *e, struct iz_hf_writer *w,
-                          float *buf)
+/* All units, after the writer was opened; of adapters what is trained. */
+static void export_units(struct iz_engine *e, struct iz_hf_writer *w,
+                         float *buf)
 {
     bool alone = e->config->lora.export == IZ_LORA_ADAPTER;
     int parts = alone ? 1 : PARTS;
     struct iz_progress progress;
     int64_t mine = 0;
 
-    for (int u = 0; u < e->plan.n_groups; u++)
+    for (int u = 0; u < e->plan.n_units; u++)
         for (int i = 0; i < parts; i++)
             mine += part_of(e, u, i).shard;
     iz_progress_begin(&progress, "exporting", 4 * mine);
-    for (int u = 0; u < e->plan.n_groups; u++) {
+    for (int u = 0; u < e->plan.n_units; u++) {
         bool merges = !alone && e->model->unit[u].n_adapters > 0;
         float *trained = merges ? gather_trained(e, u) : NULL;
         for (int i = 0; i < parts; i++) {
@@ -416,7 +416,7 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
     if (!err)
         err = iz_hf_write_open(&w, &o, e->coll);
     if (!err) {
-        export_groups(e, w, buf);
+        export_units(e, w, buf);
         err = iz_hf_write_close(&w, 0);
     }
     iz_hf_map_close(&map);

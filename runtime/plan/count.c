@@ -14,7 +14,7 @@
  * is in reserve. */
 #define SPARE_SLOTS 2
 
-static enum iz_tier tier_of(enum iz_home h)
+enum iz_tier iz_plan_tier(enum iz_home h)
 {
     static const enum iz_tier tiers[] = {IZ_TIER_DEVICE, IZ_TIER_CPU,
                                          IZ_TIER_NVME};
@@ -22,31 +22,31 @@ static enum iz_tier tier_of(enum iz_home h)
 }
 
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
-                            const struct iz_plan_group *g)
+                            const struct iz_plan_unit *g)
 {
     return round_up(iz_plan_states(p, p->zero.state_home, g->chunk).bytes,
                     PAGE_BYTES);
 }
 
-static void count_groups(struct iz_plan *p)
+static void count_units(struct iz_plan *p)
 {
     int64_t param = iz_dtype_bytes(p->param_type);
     int64_t grad = iz_dtype_bytes(p->grad_type);
     enum iz_tier grad_tier = iz_plan_grad_tier(p);
     int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
-    for (int u = 0; u < p->n_groups; u++) {
-        const struct iz_plan_group *g = &p->group[u];
+    for (int u = 0; u < p->n_units; u++) {
+        const struct iz_plan_unit *g = &p->unit[u];
         int64_t grads = iz_plan_grads(p, g) * grad;
         int64_t host = iz_plan_host_elems(g);
         int accumulators = g->split_accum ? 2 : 1;
         bool file = p->zero.param_home == IZ_HOME_NVME;
-        b[tier_of(p->zero.param_home)][IZ_MEM_PARAM] +=
+        b[iz_plan_tier(p->zero.param_home)][IZ_MEM_PARAM] +=
             (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
         int64_t apart = iz_plan_grads_apart(p, g) * grad;
         b[grad_tier][IZ_MEM_GRAD] += (grads - apart) * accumulators;
         b[IZ_TIER_DEVICE][IZ_MEM_GRAD] += apart * accumulators;
         file = p->zero.state_home == IZ_HOME_NVME;
-        b[tier_of(p->zero.state_home)][IZ_MEM_STATE] +=
+        b[iz_plan_tier(p->zero.state_home)][IZ_MEM_STATE] +=
             file ? g->chunks * iz_plan_chunk_bytes(p, g)
                  : iz_plan_states(p, p->zero.state_home, host).bytes;
         b[IZ_TIER_DEVICE][IZ_MEM_STATE] +=
@@ -57,11 +57,11 @@ static void count_groups(struct iz_plan *p)
 static void count_staging(struct iz_plan *p, const struct iz_config *c)
 {
     int64_t chunk = 0, shard = 0, state = 0;
-    for (int u = 0; u < p->n_groups; u++) {
-        if (p->group[u].n)
-            chunk = max64(chunk, p->group[u].chunk);
-        state = max64(state, iz_plan_chunk_bytes(p, &p->group[u]));
-        shard = max64(shard, iz_plan_filed(&p->group[u]));
+    for (int u = 0; u < p->n_units; u++) {
+        if (p->unit[u].n)
+            chunk = max64(chunk, p->unit[u].chunk);
+        state = max64(state, iz_plan_chunk_bytes(p, &p->unit[u]));
+        shard = max64(shard, iz_plan_filed(&p->unit[u]));
     }
     int64_t param = iz_dtype_bytes(p->param_type);
     if (p->zero.state_home == IZ_HOME_NVME)
@@ -89,14 +89,14 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
                (p->target.gpu && p->zero.state_home == IZ_HOME_NONE);
     bool wait = c->run.save_mode == IZ_SAVE_SYNC ||
                 (disk && c->run.nvme_checksum) ||
-                (far && p->moments != IZ_MOMENT_F32);
+                (far && p->optimizer.moments != IZ_MOMENT_F32);
     int64_t elems = 0;
     p->staging[IZ_STAGING_SAVE].n = 0;
     if (!c->run.save_interval || wait)
         return;
-    for (int u = 0; u < p->n_groups; u++) {
-        int64_t frozen = p->group[u].frozen.shard;
-        elems = max64(elems, round_up(p->group[u].shard, IZ_CHUNK_ALIGN));
+    for (int u = 0; u < p->n_units; u++) {
+        int64_t frozen = p->unit[u].frozen.shard;
+        elems = max64(elems, round_up(p->unit[u].shard, IZ_CHUNK_ALIGN));
         elems = max64(elems, round_up(frozen, IZ_CHUNK_ALIGN));
     }
     p->staging[IZ_STAGING_SAVE].n = c->run.save_buffers;
@@ -108,7 +108,7 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
 /* Of a contribution that the host adds: not where its accumulator takes the
  * only one as it comes. */
 static int64_t staged_elems(const struct iz_plan *p,
-                            const struct iz_plan_group *g)
+                            const struct iz_plan_unit *g)
 {
     return iz_plan_straight(p, g->contributions == 1)
                ? 0
@@ -120,12 +120,12 @@ static void count_copies(struct iz_plan *p)
     int64_t unit = 0, whole = 0, chunk = 0, down = 0;
     int64_t size = iz_dtype_bytes(p->param_type);
     bool many = p->ranks > 1;
-    for (int u = 0; u < p->n_groups; u++) {
-        unit = max64(unit, p->group[u].padded);
-        down = max64(down, staged_elems(p, &p->group[u]));
-        whole = max64(whole, p->group[u].frozen.padded);
-        if (p->group[u].n && p->group[u].host_chunks)
-            chunk = max64(chunk, p->group[u].chunk);
+    for (int u = 0; u < p->n_units; u++) {
+        unit = max64(unit, p->unit[u].padded);
+        down = max64(down, staged_elems(p, &p->unit[u]));
+        whole = max64(whole, p->unit[u].frozen.padded);
+        if (p->unit[u].n && p->unit[u].host_chunks)
+            chunk = max64(chunk, p->unit[u].chunk);
     }
     whole = max64(whole, unit);
     if (!p->target.gpu)
@@ -139,18 +139,18 @@ static void count_copies(struct iz_plan *p)
     p->staging[IZ_STAGING_UPDATE].n =
         p->staging[IZ_STAGING_UPDATE].bytes ? p->target.workers + 1 : 0;
     if (many && p->target.nccl)
-        p->exchange_bytes = unit * size;
+        p->comm.exchange_bytes = unit * size;
     else if (many)
-        p->comm_staging_bytes = max64(
+        p->comm.staging_bytes = max64(
             whole * size, unit * max64(size, iz_dtype_bytes(p->grad_type)) +
                               (p->zero.grads_down ? 0 : unit / p->ranks * 4));
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
         p->staging[IZ_STAGING_GRAD].bytes * p->staging[IZ_STAGING_GRAD].n +
         p->staging[IZ_STAGING_UPDATE].bytes * p->staging[IZ_STAGING_UPDATE].n +
-        p->comm_staging_bytes + IZ_BOUNCE_BYTES;
+        p->comm.staging_bytes + IZ_BOUNCE_BYTES;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_STAGING] +=
         p->staging[IZ_STAGING_SPLIT].bytes * p->staging[IZ_STAGING_SPLIT].n;
-    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM] += p->exchange_bytes;
+    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_COMM] += p->comm.exchange_bytes;
 }
 
 int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
@@ -186,8 +186,8 @@ static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
 static int64_t square_bytes(const struct iz_plan *p)
 {
     int64_t blocks = 0;
-    for (int u = 0; u < p->n_groups; u++)
-        blocks += iz_norm_blocks(iz_plan_grads_apart(p, &p->group[u]));
+    for (int u = 0; u < p->n_units; u++)
+        blocks += iz_norm_blocks(iz_plan_grads_apart(p, &p->unit[u]));
     return 8 * blocks;
 }
 
@@ -204,7 +204,7 @@ static void count_activations(struct iz_plan *p, const struct iz_model *m)
     b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->act.recompute ? 0 : saved * p->tracks;
     b[near][IZ_MEM_BATCH] =
         p->tracks * p->samples * (m->input_bytes + m->target_bytes) +
-        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_groups + 2 * p->tracks) +
+        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_units + 2 * p->tracks) +
         square_bytes(p) + 2 * iz_plan_list_bytes(p) +
         iz_plan_list_scratch_bytes(p, m);
     b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->act.scratch_bytes * p->tasks_at_once;
@@ -225,15 +225,15 @@ void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
                    const struct iz_model *m)
 {
     memset(&p->bytes, 0, sizeof(p->bytes));
-    count_groups(p);
+    count_units(p);
     count_staging(p, c);
     count_saves(p, c);
     count_copies(p);
     count_activations(p, m);
     count_rings(p);
     int64_t shard = 0;
-    for (int u = 0; u < p->n_groups; u++)
-        shard = max64(shard, p->group[u].shard * 4);
+    for (int u = 0; u < p->n_units; u++)
+        shard = max64(shard, p->unit[u].shard * 4);
     enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
     if (p->ranks > 1 && !p->target.nccl)
         p->bytes.b[near][IZ_MEM_COMM] += iz_coll_scratch_bytes(p->ranks, shard);
@@ -256,18 +256,18 @@ int64_t iz_plan_device_bytes(const struct iz_plan *p)
     return p->target.gpu ? iz_bytes_tier(&p->bytes, IZ_TIER_DEVICE) : 0;
 }
 
-int64_t iz_plan_gathered(const struct iz_plan_group *g)
+int64_t iz_plan_gathered(const struct iz_plan_unit *g)
 {
     return g->rows ? g->packed : g->padded + g->frozen.padded;
 }
 
-int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_group *g)
+int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     return p->zero.params_full ? g->padded + g->frozen.padded
                                : g->shard + g->frozen.shard;
 }
 
-int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_group *g)
+int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     int64_t n = p->zero.grads_full ? g->padded : g->shard;
     return g->rows ? min64(n, g->packed) : n;
@@ -280,19 +280,21 @@ bool iz_plan_straight(const struct iz_plan *p, bool first)
 
 int64_t iz_plan_list_bytes(const struct iz_plan *p)
 {
-    return p->step_reads ? iz_rows_list_bytes(p->n_groups, p->step_rows) : 0;
+    return p->touched.reads ? iz_rows_list_bytes(p->n_units, p->touched.rows)
+                            : 0;
 }
 
 /* Keys to sort, twice, and samples. */
 int64_t iz_plan_list_scratch_bytes(const struct iz_plan *p,
                                    const struct iz_model *m)
 {
-    return p->step_reads ? 2 * (int64_t)sizeof(uint64_t) * p->step_reads +
-                               p->samples * (m->input_bytes + m->target_bytes)
-                         : 0;
+    return p->touched.reads
+               ? 2 * (int64_t)sizeof(uint64_t) * p->touched.reads +
+                     p->samples * (m->input_bytes + m->target_bytes)
+               : 0;
 }
 
-int64_t iz_plan_filed(const struct iz_plan_group *g)
+int64_t iz_plan_filed(const struct iz_plan_unit *g)
 {
     return g->chunk * g->chunks + g->frozen.chunk * g->frozen.chunks;
 }
@@ -311,10 +313,10 @@ int64_t iz_plan_buffers(const struct iz_plan *p)
                 p->staging[IZ_STAGING_UPDATE].n +
                 p->staging[IZ_STAGING_SPLIT].n + p->act.boundary_slots +
                 p->staging[IZ_STAGING_SAVE].n +
-                p->tracks * (2 * (int64_t)p->n_groups + 3);
+                p->tracks * (2 * (int64_t)p->n_units + 3);
     for (int i = 0; i < p->n_rings; i++)
         n += p->ring[i].params + p->ring[i].grads;
-    for (int u = 0; u < p->n_groups; u++)
-        n += 6 + p->group[u].chunks;
+    for (int u = 0; u < p->n_units; u++)
+        n += 6 + p->unit[u].chunks;
     return n;
 }

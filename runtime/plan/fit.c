@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether a plan fits into the memory there is, and the smallest change of the
- * config with which it would; see plan.h. */
+/* Whether a plan fits into the memory there is, the smallest change of the
+ * config with which it would, and the largest model of a shape that does: the
+ * same units with more or fewer of the kind that repeats.  See plan.h. */
 #include <errno.h>
+#include <stdlib.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/base/units.h"
@@ -23,13 +25,6 @@
  * The levels above them are less than a hundredth of that. */
 #define TABLE_PART 512
 
-struct change {
-    const char *text;
-    bool (*apply)(struct iz_config *c); /* false: changed nothing */
-    bool gpu;                           /* only helps where there is one */
-    double (*value)(const struct iz_config *c); /* ends the text; or NULL */
-};
-
 int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks)
 {
     int64_t most = total_bytes / RESERVE_SHARE;
@@ -39,116 +34,72 @@ int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks)
 
 #define RATIO_STEPS 20 /* in which a ratio is looked for */
 
-static bool full_recompute(struct iz_config *c)
+/* Cheapest first. */
+enum change {
+    FULL_RECOMPUTE,
+    BOUNDARIES_TO_CPU,
+    DEPTH_FIRST,
+    SMALL_RING,
+    WIDE_PRODUCTS,
+    SMALL_MICRO_BATCH,
+    STAGE_THREE,
+    OPTIMIZER_TO_CPU,
+    OTHER_SPLIT,
+    OPTIMIZER_TO_CPU_SPLIT,
+    PARAMS_TO_CPU,
+    OPTIMIZER_TO_DISK,
+    FOUR_STATE_BUFFERS,
+    FEW_STATE_BUFFERS,
+    PARAMS_TO_DISK,
+    FEW_PARAM_BUFFERS,
+    CHANGES
+};
+
+#define OFFLOAD "zero_optimization.offload_"
+
+/* gpu: it only helps where there is one.  A number follows after "=". */
+static const struct {
+    const char *text;
+    bool gpu;
+} changes[CHANGES] = {
+    [FULL_RECOMPUTE] = {"run.recompute=full", false},
+    [BOUNDARIES_TO_CPU] = {"activation_checkpointing.cpu_checkpointing=true",
+                           true},
+    [DEPTH_FIRST] = {"run.schedule=depth_first", false},
+    [SMALL_RING] = {"run.ring=2", false},
+    [WIDE_PRODUCTS] = {"run.cpu_products=fp32", false},
+    [SMALL_MICRO_BATCH] = {"train_micro_batch_size_per_gpu=1 and "
+                           "gradient_accumulation_steps=",
+                           false},
+    [STAGE_THREE] = {"zero_optimization.stage=3", false},
+    [OPTIMIZER_TO_CPU] = {OFFLOAD "optimizer.device=cpu", true},
+    [OTHER_SPLIT] = {OFFLOAD "optimizer.ratio=", true},
+    [OPTIMIZER_TO_CPU_SPLIT] = {OFFLOAD "optimizer.device=cpu and " OFFLOAD
+                                        "optimizer.ratio=",
+                                true},
+    [PARAMS_TO_CPU] = {OFFLOAD "param.device=cpu", true},
+    [OPTIMIZER_TO_DISK] = {OFFLOAD "optimizer.device=nvme", false},
+    [FOUR_STATE_BUFFERS] = {OFFLOAD "optimizer.buffer_count=4", false},
+    [FEW_STATE_BUFFERS] = {OFFLOAD "optimizer.buffer_count=2", false},
+    [PARAMS_TO_DISK] = {OFFLOAD "param.device=nvme", false},
+    [FEW_PARAM_BUFFERS] = {OFFLOAD "param.buffer_count=2", false},
+};
+
+/* Of a change whose optimizer may then be split: it takes the largest part on
+ * the host that fits (least_split). */
+static bool splits(enum change i)
 {
-    bool was = c->run.recompute != IZ_RECOMPUTE_FULL;
-    c->run.recompute = IZ_RECOMPUTE_FULL;
-    return was;
+    return i == OTHER_SPLIT || i == OPTIMIZER_TO_CPU_SPLIT;
 }
 
-static bool boundaries_to_cpu(struct iz_config *c)
+static bool set_home(struct iz_offload_config *o, enum iz_home home, bool may)
 {
-    if (c->run.recompute == IZ_RECOMPUTE_NONE || c->cpu_checkpointing)
-        return false;
-    c->cpu_checkpointing = true;
-    return true;
+    if (may)
+        o->home = home;
+    return may;
 }
 
-static bool small_micro_batch(struct iz_config *c)
-{
-    if (c->micro_batch == 1)
-        return false;
-    /* What more than one micro-batch is added in, unless a type was given. */
-    c->grad_accum_fp32 |= c->grad_accum == 1;
-    c->grad_accum *= c->micro_batch;
-    c->micro_batch = 1;
-    c->run.slices = 0;
-    return true;
-}
-
-/* The accumulation steps that keep the batch. */
-static double steps(const struct iz_config *c)
-{
-    return c->grad_accum;
-}
-
-static bool wide_products(struct iz_config *c)
-{
-    bool was = c->dtype == IZ_BF16 && c->run.cpu_products != IZ_PRODUCTS_F32;
-    c->run.cpu_products = IZ_PRODUCTS_F32;
-    return was;
-}
-
-static bool depth_first(struct iz_config *c)
-{
-    bool was = c->run.schedule != IZ_DEPTH_FIRST;
-    c->run.schedule = IZ_DEPTH_FIRST;
-    return was;
-}
-
-static bool stage_three(struct iz_config *c)
-{
-    bool was = c->zero.stage != 3;
-    c->zero.stage = 3;
-    return was;
-}
-
-static bool optimizer_to_cpu(struct iz_config *c)
-{
-    if (c->zero.stage == 0 || c->zero.optimizer.home != IZ_HOME_NONE)
-        return false;
-    c->zero.optimizer.home = IZ_HOME_CPU;
-    return true;
-}
-
-/* The whole optimizer on the host, unless least_split finds better. */
-static bool other_split(struct iz_config *c)
-{
-    c->zero.optimizer.ratio = 1;
-    return true;
-}
-
-/* A change that ends with it takes the largest that fits (least_split). */
-static double ratio(const struct iz_config *c)
-{
-    return c->zero.optimizer.ratio;
-}
-
-static bool params_to_cpu(struct iz_config *c)
-{
-    if (c->zero.stage != 3 || c->zero.optimizer.home == IZ_HOME_NONE ||
-        c->zero.param.home != IZ_HOME_NONE)
-        return false;
-    c->zero.param.home = IZ_HOME_CPU;
-    return true;
-}
-
-static bool small_ring(struct iz_config *c)
-{
-    bool was = c->run.ring != 2;
-    c->run.ring = 2;
-    return was;
-}
-
-static bool optimizer_to_disk(struct iz_config *c)
-{
-    if (c->zero.stage == 0 || c->zero.optimizer.home == IZ_HOME_NVME ||
-        c->zero.optimizer.ratio < 1)
-        return false;
-    c->zero.optimizer.home = IZ_HOME_NVME;
-    return true;
-}
-
-static bool params_to_disk(struct iz_config *c)
-{
-    if (c->zero.stage != 3 || c->zero.param.home == IZ_HOME_NVME ||
-        c->zero.optimizer.ratio < 1)
-        return false;
-    c->zero.param.home = IZ_HOME_NVME;
-    return true;
-}
-
-static bool fewer(struct iz_offload_config *o, int buffers)
+static bool fewer_buffers(struct iz_offload_config *o, int buffers)
 {
     if (o->home != IZ_HOME_NVME || o->buffer_count <= buffers)
         return false;
@@ -156,51 +107,67 @@ static bool fewer(struct iz_offload_config *o, int buffers)
     return true;
 }
 
-static bool four_state_buffers(struct iz_config *c)
+/* False: changed nothing. */
+static bool apply(enum change i, struct iz_config *c)
 {
-    return fewer(&c->zero.optimizer, 4);
+    struct iz_offload_config *o = &c->zero.optimizer, *p = &c->zero.param;
+    struct iz_config was = *c;
+    switch (i) {
+    case FULL_RECOMPUTE:
+        c->run.recompute = IZ_RECOMPUTE_FULL;
+        return was.run.recompute != IZ_RECOMPUTE_FULL;
+    case BOUNDARIES_TO_CPU:
+        c->cpu_checkpointing |= was.run.recompute != IZ_RECOMPUTE_NONE;
+        return c->cpu_checkpointing && !was.cpu_checkpointing;
+    case DEPTH_FIRST:
+        c->run.schedule = IZ_DEPTH_FIRST;
+        return was.run.schedule != IZ_DEPTH_FIRST;
+    case SMALL_RING:
+        c->run.ring = 2;
+        return was.run.ring != 2;
+    case WIDE_PRODUCTS:
+        c->run.cpu_products = IZ_PRODUCTS_F32;
+        return c->dtype == IZ_BF16 && was.run.cpu_products != IZ_PRODUCTS_F32;
+    case SMALL_MICRO_BATCH:
+        if (c->micro_batch == 1)
+            return false;
+        /* What more than one micro-batch is added in, unless a type was given.
+         */
+        c->grad_accum_fp32 |= c->grad_accum == 1;
+        c->grad_accum *= c->micro_batch;
+        c->micro_batch = 1;
+        c->run.slices = 0;
+        return true;
+    case STAGE_THREE:
+        c->zero.stage = 3;
+        return was.zero.stage != 3;
+    case OPTIMIZER_TO_CPU:
+    case OPTIMIZER_TO_CPU_SPLIT:
+        return set_home(o, IZ_HOME_CPU,
+                        c->zero.stage > 0 && o->home == IZ_HOME_NONE);
+    case OTHER_SPLIT: /* all on the host, unless least_split finds better */
+        o->ratio = 1;
+        return true;
+    case PARAMS_TO_CPU:
+        return set_home(p, IZ_HOME_CPU,
+                        c->zero.stage == 3 && o->home != IZ_HOME_NONE &&
+                            p->home == IZ_HOME_NONE);
+    case OPTIMIZER_TO_DISK:
+        return set_home(o, IZ_HOME_NVME,
+                        c->zero.stage > 0 && o->home != IZ_HOME_NVME &&
+                            o->ratio >= 1);
+    case PARAMS_TO_DISK:
+        return set_home(p, IZ_HOME_NVME,
+                        c->zero.stage == 3 && p->home != IZ_HOME_NVME &&
+                            o->ratio >= 1);
+    case FOUR_STATE_BUFFERS:
+        return fewer_buffers(o, 4);
+    case FEW_STATE_BUFFERS:
+        return fewer_buffers(o, 2);
+    default: /* FEW_PARAM_BUFFERS */
+        return fewer_buffers(p, 2);
+    }
 }
-
-static bool few_state_buffers(struct iz_config *c)
-{
-    return fewer(&c->zero.optimizer, 2);
-}
-
-static bool few_param_buffers(struct iz_config *c)
-{
-    return fewer(&c->zero.param, 2);
-}
-
-/* Cheapest first. */
-static const struct change changes[] = {
-    {"run.recompute=full", full_recompute, false, NULL},
-    {"activation_checkpointing.cpu_checkpointing=true", boundaries_to_cpu, true,
-     NULL},
-    {"run.schedule=depth_first", depth_first, false, NULL},
-    {"run.ring=2", small_ring, false, NULL},
-    {"run.cpu_products=fp32", wide_products, false, NULL},
-    {"train_micro_batch_size_per_gpu=1 and gradient_accumulation_steps=",
-     small_micro_batch, false, steps},
-    {"zero_optimization.stage=3", stage_three, false, NULL},
-    {"zero_optimization.offload_optimizer.device=cpu", optimizer_to_cpu, true,
-     NULL},
-    {"zero_optimization.offload_optimizer.ratio=", other_split, true, ratio},
-    {"zero_optimization.offload_optimizer.device=cpu and "
-     "zero_optimization.offload_optimizer.ratio=",
-     optimizer_to_cpu, true, ratio},
-    {"zero_optimization.offload_param.device=cpu", params_to_cpu, true, NULL},
-    {"zero_optimization.offload_optimizer.device=nvme", optimizer_to_disk,
-     false, NULL},
-    {"zero_optimization.offload_optimizer.buffer_count=4", four_state_buffers,
-     false, NULL},
-    {"zero_optimization.offload_optimizer.buffer_count=2", few_state_buffers,
-     false, NULL},
-    {"zero_optimization.offload_param.device=nvme", params_to_disk, false,
-     NULL},
-    {"zero_optimization.offload_param.buffer_count=2", few_param_buffers, false,
-     NULL},
-};
-#define CHANGES ((int)(sizeof(changes) / sizeof(changes[0])))
 
 /* All of the host's tier is pinned but the states; see iz_memory_open_gpu. */
 static int64_t table_bytes(const struct iz_plan *p)
@@ -268,9 +235,9 @@ static bool plan_with(const struct iz_plan *p, struct iz_config *c,
     for (int i = 0; i < CHANGES; i++) {
         if (!(*used & 1U << i))
             continue;
-        if ((changes[i].gpu && !p->target.gpu) || !changes[i].apply(c))
+        if ((changes[i].gpu && !p->target.gpu) || !apply(i, c))
             *used &= ~(1U << i);
-        else if (changes[i].value == ratio)
+        else if (splits(i))
             split = i;
     }
     if (!make(p, c, m, q))
@@ -309,8 +276,10 @@ static void print_changes(const struct iz_plan *p, const struct iz_config *c,
         if (!(used & 1U << i))
             continue;
         fprintf(err, "%s%s", glue, changes[i].text);
-        if (changes[i].value)
-            fprintf(err, "%.15g", changes[i].value(&d));
+        if (i == SMALL_MICRO_BATCH)
+            fprintf(err, "%d", d.grad_accum);
+        else if (splits(i))
+            fprintf(err, "%.15g", d.zero.optimizer.ratio);
         glue = " and ";
     }
     fprintf(err, " (%.1f MiB", iz_mib(iz_plan_host_bytes(&q)));
@@ -378,4 +347,89 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
     iz_plan_print(p, m, err);
     suggest(p, c, m, limit, err);
     return -ENOMEM;
+}
+
+/* ---- the largest model ---- */
+
+#define MOST_BLOCKS (1 << 14)
+
+/* The run of equal kinds that is longest: a model's blocks. */
+struct blocks {
+    int first, count;
+};
+
+static struct blocks find_blocks(const struct iz_model *m)
+{
+    struct blocks best = {0, 0};
+    for (int u = 0; u < m->n_units;) {
+        int end = u + 1;
+        while (end < m->n_units && m->unit[end].kind == m->unit[u].kind)
+            end++;
+        if (end - u > best.count)
+            best = (struct blocks){u, end - u};
+        u = end;
+    }
+    return best;
+}
+
+/* m with n blocks; the parameters' lists are borrowed from it. */
+static struct iz_unit *with_blocks(const struct iz_model *m, struct blocks b,
+                                   int n, struct iz_model *out)
+{
+    int after = m->n_units - b.first - b.count;
+    *out = *m;
+    out->n_units = b.first + n + after;
+    out->unit = calloc((size_t)out->n_units, sizeof(*out->unit));
+    for (int u = 0; out->unit && u < out->n_units; u++) {
+        int from = u < b.first       ? u
+                   : u < b.first + n ? b.first
+                                     : u - n + b.count;
+        out->unit[u] = m->unit[from];
+    }
+    return out->unit;
+}
+
+/* Whether n blocks fit, and how many parameters that is. */
+static bool fits_blocks(const struct iz_plan *p, const struct iz_config *c,
+                        const struct iz_model *m, struct blocks b, int n,
+                        const struct iz_limits *limit, double *params)
+{
+    struct iz_model grown;
+    struct iz_plan q;
+    bool fit = false;
+    *params = 0;
+    if (!with_blocks(m, b, n, &grown))
+        return false;
+    if (!iz_plan_make(&q, c, &grown, p->ranks, p->rank, &p->target)) {
+        fit = iz_plan_within(&q, limit);
+        for (int u = 0; u < q.n_units; u++)
+            *params += (double)(q.unit[u].n + q.unit[u].frozen.n);
+        iz_plan_clear(&q);
+    }
+    free(grown.unit);
+    return fit;
+}
+
+int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
+                    const struct iz_model *m, const struct iz_limits *limit,
+                    double *params)
+{
+    struct blocks b = find_blocks(m);
+    int low = 0, high = 1;
+    double n = 0;
+    *params = 0;
+    while (high < MOST_BLOCKS && fits_blocks(p, c, m, b, high, limit, &n)) {
+        low = high;
+        high *= 2;
+    }
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (fits_blocks(p, c, m, b, middle, limit, &n))
+            low = middle;
+        else
+            high = middle;
+    }
+    if (low > 0)
+        fits_blocks(p, c, m, b, low, limit, params);
+    return low;
 }

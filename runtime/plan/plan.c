@@ -13,9 +13,9 @@
 #define CHUNK_DEFAULT (1 << 20) /* enough chunks for all workers, few tasks */
 #define CHUNKS_MAX 64           /* submission cost grows with the square */
 
-/* ---- groups ---- */
+/* ---- units ---- */
 
-/* All chunks of a group are about as long: the last one has whole arrays on
+/* All chunks of a unit are about as long: the last one has whole arrays on
  * disk and a whole staging buffer, too. */
 static int64_t chunk_elems(const struct iz_config *c, int64_t owned)
 {
@@ -31,7 +31,7 @@ static int64_t chunk_elems(const struct iz_config *c, int64_t owned)
 static void plan_rows(struct iz_plan *p, const struct iz_model *m, int u)
 {
     const struct iz_unit *unit = &m->unit[u];
-    struct iz_plan_group *g = &p->group[u];
+    struct iz_plan_unit *g = &p->unit[u];
     int64_t samples =
         (int64_t)p->samples * p->slices * p->micro_batches * p->ranks;
     if (!unit->table_reads || !unit->param[0].sparse)
@@ -39,13 +39,13 @@ static void plan_rows(struct iz_plan *p, const struct iz_model *m, int u)
     g->rows = min64(unit->param[0].rows, samples * unit->table_reads);
     g->cols = unit->param[0].cols;
     g->packed = round_up(g->rows * g->cols, ALIGN_SHARD);
-    p->step_reads = samples * m->table_reads;
-    p->step_rows = min64(p->step_rows + g->rows, p->step_reads);
+    p->touched.reads = samples * m->table_reads;
+    p->touched.rows = min64(p->touched.rows + g->rows, p->touched.reads);
 }
 
 /* Whether the last contribution to an accumulator is added to it, or written,
  * by a sum of the host: not by a GPU, and not by the backward or a copy. */
-static bool sums_squares(const struct iz_plan *p, const struct iz_plan_group *g)
+static bool sums_squares(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     bool many = p->ranks > 1, gpu = p->target.gpu;
     if (g->split_accum || (g->direct && !many))
@@ -55,10 +55,10 @@ static bool sums_squares(const struct iz_plan *p, const struct iz_plan_group *g)
     return p->zero.grads_down && !iz_plan_straight(p, g->contributions == 1);
 }
 
-static void plan_group(struct iz_plan *p, const struct iz_config *c,
-                       const struct iz_model *m, int u)
+static void plan_unit(struct iz_plan *p, const struct iz_config *c,
+                      const struct iz_model *m, int u)
 {
-    struct iz_plan_group *g = &p->group[u];
+    struct iz_plan_unit *g = &p->unit[u];
     struct iz_plan_frozen part[2]; /* trained, frozen */
     for (int i = 0; i < 2; i++) {
         int64_t n = iz_unit_elems(&m->unit[u], i == 1);
@@ -95,13 +95,13 @@ static int by_size(const void *a, const void *b)
 
 static int64_t median_padded(const struct iz_plan *p)
 {
-    int64_t *n = malloc((size_t)p->n_groups * sizeof(*n));
+    int64_t *n = malloc((size_t)p->n_units * sizeof(*n));
     if (!n)
         return 0;
-    for (int i = 0; i < p->n_groups; i++)
-        n[i] = iz_plan_gathered(&p->group[i]);
-    qsort(n, (size_t)p->n_groups, sizeof(*n), by_size);
-    int64_t median = n[p->n_groups / 2];
+    for (int i = 0; i < p->n_units; i++)
+        n[i] = iz_plan_gathered(&p->unit[i]);
+    qsort(n, (size_t)p->n_units, sizeof(*n), by_size);
+    int64_t median = n[p->n_units / 2];
     free(n);
     return median;
 }
@@ -128,8 +128,8 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
     int64_t median = median_padded(p);
     int members = 0, parallel = (int)min64(p->tracks, p->tasks_at_once);
     p->n_rings = 1;
-    for (int u = 0; u < p->n_groups; u++) {
-        struct iz_plan_group *g = &p->group[u];
+    for (int u = 0; u < p->n_units; u++) {
+        struct iz_plan_unit *g = &p->unit[u];
         int64_t elems = iz_plan_gathered(g);
         bool common = elems * 4 <= median * 5 && elems * 4 >= median;
         g->ring = common ? 0 : p->n_rings++;
@@ -145,9 +145,9 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
     p->ring[0].grads = 2 * parallel;
     for (int i = 0; i < p->n_rings; i++) {
         bool needed = false;
-        for (int u = 0; u < p->n_groups; u++)
+        for (int u = 0; u < p->n_units; u++)
             needed |=
-                p->group[u].ring == i && p->group[u].n && !p->group[u].direct;
+                p->unit[u].ring == i && p->unit[u].n && !p->unit[u].direct;
         if (!p->zero.fetch)
             p->ring[i].params = 0;
         if (!needed)
@@ -213,9 +213,9 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->zero.fetch = stage == 3 && (p->ranks > 1 || p->zero.param_home > near);
     p->param_type = c->dtype;
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
-    p->optimizer = c->optimizer.type;
-    p->moments = c->run.state_dtype;
-    p->pin_cpu =
+    p->optimizer.type = c->optimizer.type;
+    p->optimizer.moments = c->run.state_dtype;
+    p->zero.pin_cpu =
         (p->zero.state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
         (p->zero.param_home != IZ_HOME_NONE && c->zero.param.pin_memory);
 }
@@ -228,7 +228,7 @@ static bool same_cost(const struct iz_plan *p, const struct iz_model *m, int u,
 {
     const struct iz_unit *a = &m->unit[u], *b = &m->unit[v];
     bool same = a->kind == b->kind && a->n_params == b->n_params &&
-                p->group[u].rows == p->group[v].rows &&
+                p->unit[u].rows == p->unit[v].rows &&
                 a->n_adapters == b->n_adapters &&
                 iz_unit_ties_trained(m, u) == iz_unit_ties_trained(m, v);
     for (int i = 0; same && i < a->n_params; i++)
@@ -251,7 +251,7 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
         while (same < u && !same_cost(p, m, same, u))
             same++;
         p->cost[u] = same < u ? p->cost[same]
-                              : iz_unit_cost(m, u, p->samples, p->group[u].rows,
+                              : iz_unit_cost(m, u, p->samples, p->unit[u].rows,
                                              p->param_type, &like);
         /* Every kept buffer is a whole number of cache lines. */
         p->cost[u].save_bytes = round_up(p->cost[u].save_bytes, 64);
@@ -264,10 +264,10 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
     }
     /* Tasks on flat buffers need little: the norm's partial sums. */
     if (p->target.gpu)
-        for (int u = 0; u < p->n_groups; u++)
+        for (int u = 0; u < p->n_units; u++)
             p->act.scratch_bytes =
                 max64(p->act.scratch_bytes,
-                      iz_flat_norm2_scratch_bytes(p->group[u].padded));
+                      iz_flat_norm2_scratch_bytes(p->unit[u].padded));
     p->act.scratch_bytes =
         round_up(p->act.scratch_bytes, 64) + p->act.save_bytes + 4096;
 }
@@ -304,11 +304,11 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     p->ranks = ranks;
     p->rank = rank;
     p->target = *target;
-    p->n_groups = m->n_units;
-    p->group = calloc((size_t)m->n_units, sizeof(*p->group));
+    p->n_units = m->n_units;
+    p->unit = calloc((size_t)m->n_units, sizeof(*p->unit));
     p->ring = calloc((size_t)m->n_units + 1, sizeof(*p->ring));
     p->cost = calloc((size_t)m->n_units, sizeof(*p->cost));
-    if (!p->group || !p->ring || !p->cost) {
+    if (!p->unit || !p->ring || !p->cost) {
         iz_plan_clear(p);
         return -ENOMEM;
     }
@@ -316,15 +316,15 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     plan_stage(p, c);
     for (int u = 0; u < m->n_units; u++)
         if (iz_unit_ties_trained(m, u))
-            p->group[m->unit[u].tied_unit].ties++;
+            p->unit[m->unit[u].tied_unit].ties++;
     for (int u = 0; u < m->n_units; u++)
-        plan_group(p, c, m, u);
+        plan_unit(p, c, m, u);
     iz_plan_split(p, c);
-    while (p->first_trained + 1 < m->n_units && !p->group[p->first_trained].n)
+    while (p->first_trained + 1 < m->n_units && !p->unit[p->first_trained].n)
         p->first_trained++;
     plan_costs(p, m);
     plan_rings(p, c);
-    p->early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
+    p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
     p->act.recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
     p->act.boundaries_down = c->cpu_checkpointing;
     iz_plan_count(p, c, m);
@@ -333,7 +333,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
 
 void iz_plan_clear(struct iz_plan *p)
 {
-    free(p->group);
+    free(p->unit);
     free(p->ring);
     free(p->cost);
     memset(p, 0, sizeof(*p));
@@ -347,11 +347,11 @@ static void print_tables(const struct iz_plan *p, const struct iz_model *m,
     int64_t rows = m->table_rows, samples = p->samples * p->slices;
     int64_t read = samples * p->micro_batches * p->ranks * m->table_reads;
     bool dense = false;
-    for (int u = 0; u < p->n_groups; u++)
-        dense |= m->unit[u].table_reads && !p->group[u].rows;
-    const char *what = !p->step_reads ? "all"
-                       : dense        ? "these and whole dense tables"
-                                      : "only these";
+    for (int u = 0; u < p->n_units; u++)
+        dense |= m->unit[u].table_reads && !p->unit[u].rows;
+    const char *what = !p->touched.reads ? "all"
+                       : dense           ? "these and whole dense tables"
+                                         : "only these";
     read = min64(read, rows);
     fprintf(out,
             "      %.2fM rows of tables: a step reads at most %lld of them "
@@ -363,9 +363,9 @@ static void print_tables(const struct iz_plan *p, const struct iz_model *m,
 void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
 {
     int64_t n = 0, frozen = 0;
-    for (int u = 0; u < p->n_groups; u++) {
-        n += p->group[u].n;
-        frozen += p->group[u].frozen.n;
+    for (int u = 0; u < p->n_units; u++) {
+        n += p->unit[u].n;
+        frozen += p->unit[u].frozen.n;
     }
     fprintf(out, "plan: %s, %.2fM parameters", m->name,
             (double)(n + frozen) / 1e6);

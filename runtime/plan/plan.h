@@ -19,7 +19,7 @@ struct iz_plan_frozen {
  * ones, each padded so that every rank's shard has the same length; padding is
  * zero everywhere and stays zero.  Gradients and states are of the trained ones
  * alone. */
-struct iz_plan_group {
+struct iz_plan_unit {
     int64_t n;      /* real elements */
     int64_t shard;  /* elements per rank */
     int64_t padded; /* shard * ranks */
@@ -106,6 +106,27 @@ struct iz_plan_zero {
      * the collectives of the host form the sums. */
     bool grads_apart;
     enum iz_home state_home, param_home;
+    bool pin_cpu; /* lock the cpu tier into memory */
+    /* Updates need neither the norm nor a loss scale: they may follow their
+     * gradients at once. */
+    bool early;
+};
+
+struct iz_plan_optimizer {
+    enum iz_optimizer_type type;
+    enum iz_moment_type moments; /* how its states are kept */
+};
+
+/* Buffers of the collectives of a GPU's memory. */
+struct iz_plan_comm {
+    int64_t staging_bytes;  /* pinned */
+    int64_t exchange_bytes; /* what NCCL receives a unit's gradient in */
+};
+
+/* Where there are sparse tables: rows that the samples of a step read, each
+ * time anew, and different ones of those at most.  0: there are none. */
+struct iz_plan_touched {
+    int64_t reads, rows;
 };
 
 struct iz_plan_activations {
@@ -118,11 +139,11 @@ struct iz_plan_activations {
 };
 
 struct iz_plan {
-    int ranks, rank, n_groups, n_rings;
+    int ranks, rank, n_units, n_rings;
     struct iz_target target;
     int tasks_at_once; /* units that are computed side by side */
     int first_trained; /* backward ends with this unit */
-    struct iz_plan_group *group;
+    struct iz_plan_unit *unit;
     struct iz_plan_ring *ring;
     struct iz_unit_cost *cost; /* of each unit at `samples` */
     int samples;               /* of one task */
@@ -132,19 +153,11 @@ struct iz_plan {
     int tracks;        /* activation buffers: wave * slices */
     struct iz_plan_zero zero;
     struct iz_plan_activations act;
-    bool pin_cpu; /* lock the cpu tier into memory */
-    /* Updates need neither the norm nor a loss scale: they may follow their
-     * gradients at once. */
-    bool early;
     enum iz_dtype param_type, grad_type; /* grad_type: of the accumulators */
-    enum iz_optimizer_type optimizer;
-    enum iz_moment_type moments; /* how its states are kept */
+    struct iz_plan_optimizer optimizer;
     struct iz_plan_staging staging[IZ_STAGINGS];
-    int64_t comm_staging_bytes; /* pinned, for collectives of a GPU's memory */
-    int64_t exchange_bytes;     /* what NCCL receives a unit's gradient in */
-    /* Where there are sparse tables: rows that the samples of a step read, each
-     * time anew, and different ones of those at most.  0: there are none. */
-    int64_t step_reads, step_rows;
+    struct iz_plan_comm comm;
+    struct iz_plan_touched touched;
     struct iz_bytes bytes;
     double step_flops; /* of one rank and step, recomputation excluded */
 };
@@ -165,34 +178,34 @@ void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
 void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep);
 
 /* How the optimizer's chunks are divided between host and GPU (split.c):
- * sets host_chunks of all groups and what p says of the split. */
+ * sets host_chunks of all units and what p says of the split. */
 void iz_plan_split(struct iz_plan *p, const struct iz_config *c);
 /* Whether the target can honour the config's ratio: 0, or -EINVAL with the
  * reason printed on `err` (which may be NULL). */
 int iz_plan_split_check(const struct iz_config *c,
                         const struct iz_target *target, FILE *err);
-/* Elements of a group whose states are where the offloaded optimizer lives. */
-int64_t iz_plan_host_elems(const struct iz_plan_group *g);
+/* Elements of a unit whose states are where the offloaded optimizer lives. */
+int64_t iz_plan_host_elems(const struct iz_plan_unit *g);
 void iz_plan_split_print(const struct iz_plan *p, FILE *out);
 
 /* Bytes of a chunk's states in a file: whole pages. */
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
-                            const struct iz_plan_group *g);
+                            const struct iz_plan_unit *g);
 
 /* Bytes of host memory that the plan needs (without a GPU the device tier is
  * host memory too), and of the GPU's. */
 int64_t iz_plan_host_bytes(const struct iz_plan *p);
 int64_t iz_plan_device_bytes(const struct iz_plan *p);
-/* Elements of a group's parameters: gathered; where a rank keeps them; in whole
+/* Elements of a unit's parameters: gathered; where a rank keeps them; in whole
  * chunks, as on disk. */
-int64_t iz_plan_gathered(const struct iz_plan_group *g);
-int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_group *g);
-int64_t iz_plan_filed(const struct iz_plan_group *g);
+int64_t iz_plan_gathered(const struct iz_plan_unit *g);
+int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g);
+int64_t iz_plan_filed(const struct iz_plan_unit *g);
 /* Elements of an accumulator of its gradient; of its last ones, those that the
  * GPU has apart from the others. */
-int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_group *g);
+int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_unit *g);
 int64_t iz_plan_grads_apart(const struct iz_plan *p,
-                            const struct iz_plan_group *g);
+                            const struct iz_plan_unit *g);
 /* Bytes of what lists the touched rows: a list (there are two), and scratch to
  * make one. */
 int64_t iz_plan_list_bytes(const struct iz_plan *p);
@@ -204,6 +217,7 @@ int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
 /* Whether a contribution comes from a GPU straight into the host's accumulator:
  * nothing is to be added and the type is right. */
 bool iz_plan_straight(const struct iz_plan *p, bool first);
+enum iz_tier iz_plan_tier(enum iz_home h);
 /* Where gradients are accumulated. */
 enum iz_tier iz_plan_grad_tier(const struct iz_plan *p);
 /* Separate buffers of a tier at most: what their alignment may cost. */

@@ -7,19 +7,19 @@
 
 #define STAGES 8 /* chunks on their way to the GPU and back */
 
-static int64_t elems_of(const struct iz_plan_group *g, int chunks)
+static int64_t elems_of(const struct iz_plan_unit *g, int chunks)
 {
     int64_t n = chunks * g->chunk;
     return n < g->owned ? n : g->owned;
 }
 
-int64_t iz_plan_host_elems(const struct iz_plan_group *g)
+int64_t iz_plan_host_elems(const struct iz_plan_unit *g)
 {
     return elems_of(g, g->host_chunks);
 }
 
 int64_t iz_plan_grads_apart(const struct iz_plan *p,
-                            const struct iz_plan_group *g)
+                            const struct iz_plan_unit *g)
 {
     return p->zero.grads_apart && g->n ? g->owned - iz_plan_host_elems(g) : 0;
 }
@@ -31,7 +31,7 @@ static double distance(double a, double b)
 
 /* The number of chunks whose elements are nearest to `want`, the smaller one of
  * two. */
-static int nearest(const struct iz_plan_group *g, double want)
+static int nearest(const struct iz_plan_unit *g, double want)
 {
     int best = 0;
     for (int n = 1; n <= g->chunks; n++)
@@ -48,8 +48,8 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
     bool divided = p->target.gpu && p->zero.state_home == IZ_HOME_CPU;
     double want = 0, have = 0;
     int64_t chunk = 0, elem = 0;
-    for (int u = 0; u < p->n_groups; u++) {
-        struct iz_plan_group *g = &p->group[u];
+    for (int u = 0; u < p->n_units; u++) {
+        struct iz_plan_unit *g = &p->unit[u];
         g->host_chunks = g->chunks;
         if (!divided || !g->n)
             continue;
@@ -62,8 +62,8 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
     p->zero.divided = divided && c->zero.optimizer.ratio < 1;
     p->zero.split = chunk > 0;
     p->zero.grads_apart = p->zero.split && (p->ranks == 1 || p->target.nccl);
-    for (int u = 0; p->zero.grads_apart && u < p->n_groups; u++)
-        p->group[u].sums_squares &= p->group[u].host_chunks > 0;
+    for (int u = 0; p->zero.grads_apart && u < p->n_units; u++)
+        p->unit[u].sums_squares &= p->unit[u].host_chunks > 0;
     if (!p->zero.grads_apart)
         elem = iz_dtype_bytes(p->grad_type);
     if (p->zero.param_home != IZ_HOME_NONE)
@@ -92,8 +92,8 @@ void iz_plan_split_print(const struct iz_plan *p, FILE *out)
     double owned = 0, of_host = 0;
     if (!p->zero.divided)
         return;
-    for (int u = 0; u < p->n_groups; u++) {
-        const struct iz_plan_group *g = &p->group[u];
+    for (int u = 0; u < p->n_units; u++) {
+        const struct iz_plan_unit *g = &p->unit[u];
         chunks += g->chunks;
         host += g->host_chunks;
         owned += (double)g->owned;

@@ -11,9 +11,10 @@ struct iz_state_layout iz_plan_states(const struct iz_plan *p,
                  (home == IZ_HOME_NONE) != (p->zero.param_home == IZ_HOME_NONE);
     struct iz_state_layout l = {.room = room,
                                 .master = p->param_type != IZ_F32 || apart,
-                                .states = iz_optimizer(p->optimizer)->states,
-                                .type = p->moments,
-                                .optimizer = p->optimizer};
+                                .states =
+                                    iz_optimizer(p->optimizer.type)->states,
+                                .type = p->optimizer.moments,
+                                .optimizer = p->optimizer.type};
 
     l.bytes = l.master ? 4 * room : 0;
     for (int i = 0; i < l.states; i++) {
@@ -51,8 +52,8 @@ int iz_state_list(const struct iz_state_layout *l,
 
 double iz_state_traffic(const struct iz_plan *p, int64_t n)
 {
-    int states = iz_optimizer(p->optimizer)->states;
+    int states = iz_optimizer(p->optimizer.type)->states;
 
     return 12.0 * (double)n + /* the gradient, and the master both ways */
-           2.0 * states * (double)iz_moment_bytes(p->moments, n);
+           2.0 * states * (double)iz_moment_bytes(p->optimizer.moments, n);
 }

@@ -181,7 +181,7 @@ static double file_bytes(const struct iz_nvme *f)
  * most that they may move. */
 static double link_bytes(const struct iz_engine *e, const struct place_row *r)
 {
-    bool rows = e->plan.step_reads && !e->simulated;
+    bool rows = e->plan.touched.reads && !e->simulated;
     if (r->use == IZ_USE_UP)
         return (double)e->counts.up_bytes;
     if (r->use == IZ_USE_DOWN)
@@ -189,7 +189,7 @@ static double link_bytes(const struct iz_engine *e, const struct place_row *r)
     if (rows && r->use == IZ_USE_NETWORK)
         return (double)e->coll->received_bytes;
     if (rows && r->use == IZ_USE_DISK)
-        return file_bytes(e->state_file) + file_bytes(e->param_file);
+        return file_bytes(e->file.state) + file_bytes(e->file.param);
     return iz_graph_bytes(e->graph, r->where);
 }
 

@@ -66,7 +66,7 @@ static int check_locked(const struct run *r)
     const struct iz_bytes *b = &r->plan.bytes;
     int64_t need = r->plan.target.gpu ? b->b[IZ_TIER_CPU][IZ_MEM_STATE]
                                       : iz_bytes_tier(b, IZ_TIER_CPU);
-    if (!r->plan.pin_cpu || locks_all() || getrlimit(RLIMIT_MEMLOCK, &l) ||
+    if (!r->plan.zero.pin_cpu || locks_all() || getrlimit(RLIMIT_MEMLOCK, &l) ||
         l.rlim_cur == RLIM_INFINITY || (int64_t)l.rlim_cur >= need)
         return 0;
     fprintf(stderr,

@@ -6,13 +6,11 @@
  * the write-after-read dependency on a slot limits how far copies run ahead. */
 #include "runtime/step/boundary.h"
 
-#include <errno.h>
 #include <limits.h>
-#include <stdlib.h>
 
 #include "codelets/base/die.h"
-#include "codelets/gpu/flat_buffer.h"
 #include "runtime/step/order.h"
+#include "runtime/step/zero.h"
 
 /* A boundary of a pass is a content: unit * tracks + track.  A call is a
  * position of the pass: step * tracks + track, with steps as in iz_order_unit.
@@ -34,145 +32,106 @@ static int next_use(const struct iz_engine *e, int content, int from)
     return trained && backward >= from ? backward : NEVER;
 }
 
-struct copy_arg {
-    int64_t bytes;
-};
-
 /* buf: to, from. */
 static void boundary_run_copy(struct iz_exec *x, void **buf, const void *arg)
 {
-    const struct copy_arg *a = arg;
-    iz_buffer_copy(x, buf[0], buf[1], a->bytes);
+    iz_buffer_copy(x, buf[0], buf[1], *(const int64_t *)arg);
 }
 
-static void submit_copy(struct iz_engine *e, enum iz_where where, int content,
-                        starpu_data_handle_t to, starpu_data_handle_t from)
+/* Between a slot and the content's home. */
+static void boundary_copy(struct iz_engine *e, enum iz_where where, int content,
+                          const struct iz_slot *slot)
 {
+    bool up = where == IZ_ON_UP;
     int unit = content / e->boundaries.tracks;
-    struct copy_arg a = {iz_plan_boundary_bytes(&e->plan, e->model, unit)};
-    iz_submit(e->graph, &(struct iz_task){
-                            .kind = where == IZ_ON_UP ? IZ_FETCH : IZ_OFFLOAD,
-                            .where = where,
-                            .run = boundary_run_copy,
-                            .arg = &a,
-                            .arg_bytes = sizeof(a),
-                            .data = {{to, STARPU_W}, {from, STARPU_R}},
-                            .bytes = (double)a.bytes,
-                            .unit = unit,
-                            .step = (int)e->step});
-    if (where == IZ_ON_UP)
-        e->counts.up_bytes += a.bytes;
-    else
-        e->counts.down_bytes += a.bytes;
-}
-
-static starpu_data_handle_t host(const struct iz_engine *e, int content)
-{
-    const struct iz_boundaries *k = &e->boundaries;
-    return e->track[content % k->tracks].boundary_handle[content / k->tracks];
+    int64_t bytes = iz_plan_boundary_bytes(&e->plan, e->model, unit);
+    starpu_data_handle_t home =
+        e->track[content % e->boundaries.tracks].boundary_handle[unit];
+    struct iz_task t = iz_task_of(e, up ? IZ_FETCH : IZ_OFFLOAD, where,
+                                  boundary_run_copy, unit);
+    iz_task_add(&t, up ? slot->handle : home, STARPU_W);
+    iz_task_add(&t, up ? home : slot->handle, STARPU_R);
+    t.bytes = (double)bytes;
+    iz_submit_with(e, &t, &bytes, sizeof(bytes));
+    *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
 }
 
 /* The slot whose content is read last after position `from`. */
-static int last_used(const struct iz_engine *e, int from)
+static struct iz_slot *last_used(const struct iz_engine *e, int from)
 {
-    const struct iz_boundaries *k = &e->boundaries;
-    int best = 0, best_use = -1;
-    for (int i = 0; i < e->plan.act.boundary_slots; i++) {
-        int use = k->content[i] < 0 ? NEVER : next_use(e, k->content[i], from);
+    struct iz_slot *best = NULL;
+    int best_use = -1;
+    for (int i = 0; i < e->plan.act.boundary_slots && best_use < NEVER; i++) {
+        struct iz_slot *s = &e->boundaries.slot[i];
+        int use = s->unit < 0 ? NEVER : next_use(e, s->unit, from);
         if (use > best_use) {
-            best = i;
+            best = s;
             best_use = use;
         }
-        if (use == NEVER)
-            break;
     }
     return best;
 }
 
-static void boundary_put(struct iz_boundaries *k, int slot, int content)
+/* NULL: the content is not on the GPU. */
+static struct iz_slot *slot_of(const struct iz_engine *e, int content)
 {
-    if (k->content[slot] >= 0)
-        k->slot_of[k->content[slot]] = -1;
-    k->content[slot] = content;
-    k->slot_of[content] = slot;
+    for (int i = 0; i < e->plan.act.boundary_slots; i++)
+        if (e->boundaries.slot[i].unit == content)
+            return &e->boundaries.slot[i];
+    return NULL;
 }
 
 void iz_boundary_begin(struct iz_engine *e, int tracks, bool training)
 {
-    struct iz_boundaries *k = &e->boundaries;
-    k->tracks = tracks;
-    k->training = training;
+    e->boundaries.tracks = tracks;
+    e->boundaries.training = training;
     for (int i = 0; i < e->plan.act.boundary_slots; i++)
-        k->content[i] = -1;
-    for (int c = 0;
-         e->plan.act.boundary_slots && c < e->model->n_units * tracks; c++)
-        k->slot_of[c] = -1;
+        e->boundaries.slot[i].unit = -1;
 }
 
 starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
                                          int track)
 {
-    struct iz_boundaries *k = &e->boundaries;
-    int at = unit * k->tracks + track; /* the content and the position */
+    int at = unit * e->boundaries.tracks + track; /* content and position */
     if (!e->plan.act.boundary_slots)
         return e->track[track].boundary_handle[unit];
-    int i = last_used(e, at), old = k->content[i];
-    if (old >= 0 && next_use(e, old, at) != NEVER)
-        submit_copy(e, IZ_ON_DOWN, old, host(e, old), k->slot[i].handle);
-    boundary_put(k, i, at);
-    return k->slot[i].handle;
+    struct iz_slot *s = last_used(e, at);
+    if (s->unit >= 0 && next_use(e, s->unit, at) != NEVER)
+        boundary_copy(e, IZ_ON_DOWN, s->unit, s);
+    s->unit = at;
+    return s->handle;
 }
 
 starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int track)
 {
-    const struct iz_boundaries *k = &e->boundaries;
     if (!e->plan.act.boundary_slots)
         return e->track[track].boundary_handle[unit];
-    int i = k->slot_of[unit * k->tracks + track];
-    if (i < 0)
+    const struct iz_slot *s = slot_of(e, unit * e->boundaries.tracks + track);
+    if (!s)
         iz_die("%s's boundary is used before it was brought up",
                e->model->unit[unit].name);
-    return k->slot[i].handle;
+    return s->handle;
 }
 
 /* Every call of a pass's second half reads one boundary for the last time, so
  * there is always a slot in time for the next one that is missing. */
 void iz_boundary_ahead(struct iz_engine *e, int unit, int track)
 {
-    struct iz_boundaries *k = &e->boundaries;
-    int units = e->model->n_units;
-    int from = (2 * units - 2 - unit) * k->tracks + track + 1;
+    int units = e->model->n_units, tracks = e->boundaries.tracks;
+    int from = (2 * units - 2 - unit) * tracks + track + 1;
     if (!e->plan.act.boundary_slots)
         return;
     /* The last unit with a backward reads one, but for the first unit. */
     int below = e->plan.first_trained > 1 ? e->plan.first_trained - 1 : 0;
-    for (int j = from; j < (2 * units - 2 - below) * k->tracks; j++) {
-        int reads = iz_order_unit(e, j / k->tracks) - 1;
-        int content = reads * k->tracks + j % k->tracks;
-        if (k->slot_of[content] >= 0)
+    for (int j = from; j < (2 * units - 2 - below) * tracks; j++) {
+        int reads = iz_order_unit(e, j / tracks) - 1;
+        int content = reads * tracks + j % tracks;
+        if (slot_of(e, content))
             continue;
-        int i = last_used(e, from), old = k->content[i];
-        if (old >= 0 && next_use(e, old, from) != NEVER)
+        struct iz_slot *s = last_used(e, from);
+        if (s->unit >= 0 && next_use(e, s->unit, from) != NEVER)
             return;
-        submit_copy(e, IZ_ON_UP, content, k->slot[i].handle, host(e, content));
-        boundary_put(k, i, content);
+        boundary_copy(e, IZ_ON_UP, content, s);
+        s->unit = content;
     }
-}
-
-int iz_boundary_open(struct iz_engine *e)
-{
-    struct iz_boundaries *k = &e->boundaries;
-    size_t contents = (size_t)e->model->n_units * (size_t)e->plan.tracks;
-    if (!e->plan.act.boundary_slots)
-        return 0;
-    k->content =
-        calloc((size_t)e->plan.act.boundary_slots, sizeof(*k->content));
-    k->slot_of = calloc(contents, sizeof(*k->slot_of));
-    return k->content && k->slot_of ? 0 : -ENOMEM;
-}
-
-void iz_boundary_close(struct iz_engine *e)
-{
-    free(e->boundaries.content);
-    free(e->boundaries.slot_of);
 }

@@ -4,8 +4,6 @@
 
 #include "runtime/engine/engine.h"
 
-int iz_boundary_open(struct iz_engine *e);
-void iz_boundary_close(struct iz_engine *e);
 /* Every pass begins with this: tracks that take part in it. */
 void iz_boundary_begin(struct iz_engine *e, int tracks, bool training);
 /* The handle that forward of a unit writes its output to. */

@@ -12,6 +12,7 @@
 #include "codelets/base/die.h"
 #include "runtime/engine/schedule.h"
 #include "runtime/step/update_order.h"
+#include "runtime/step/zero.h"
 
 struct control_arg {
     struct iz_engine *e;
@@ -51,7 +52,7 @@ static double sum_ranks(const struct iz_engine *e, const double *all, int per,
  * shrinks the scale.  In other types it is an error of the run. */
 static void decide(struct iz_engine *e, struct iz_event *v, double norm2)
 {
-    struct iz_control *c = &e->control;
+    struct iz_control *c = &e->scalar.control;
     bool fp16 = e->config->dtype == IZ_F16;
     bool finite = isfinite(norm2);
     c->skip = !finite || c->failed;
@@ -68,11 +69,11 @@ static void decide(struct iz_engine *e, struct iz_event *v, double norm2)
 static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
                  int per)
 {
-    struct iz_control *c = &e->control;
+    struct iz_control *c = &e->scalar.control;
     double tasks =
         (double)(e->plan.micro_batches * e->plan.slices) * e->plan.ranks;
     double divisor = tasks * c->scale.scale, norm2 = 0;
-    for (int u = 0; u < e->plan.n_groups; u++)
+    for (int u = 0; u < e->plan.n_units; u++)
         norm2 += sum_ranks(e, all, per, 2 + u);
     v->loss = sum_ranks(e, all, per, 0) / tasks;
     v->grad_norm = sqrt(norm2) / divisor;
@@ -121,45 +122,39 @@ static int64_t hear_sealed(struct iz_engine *e, const double *all, int per)
     return step;
 }
 
-/* Before anything is made of what was gathered, or saved. */
-static void check_order(const struct iz_engine *e, const double *all, int per,
-                        int64_t step)
-{
-    char who[256];
-    if (!iz_coll_hear_order(e->coll, all, per, who, sizeof(who)))
-        iz_die("step %lld: %s started other collectives than rank 0, or in "
-               "another order",
-               (long long)step, who);
-}
-
-/* buf: control, scale, sum of losses, then the sums of squares of all groups.
+/* buf: control, scale, sum of losses, then the sums of squares of all units.
  */
 static void run_clip(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
     bool saves = e->plan.staging[IZ_STAGING_SAVE].n > 0;
-    int order = 2 + e->plan.n_groups, seals = order + 2;
+    int order = 2 + e->plan.n_units, seals = order + 2;
     int per = seals + (saves ? 4 : 0);
     double *own = malloc((size_t)per * sizeof(*own));
     if (!own)
         iz_die("clip: out of memory");
     own[0] = *(double *)buf[2];
-    own[1] = e->stop ? atomic_load(e->stop) : 0;
-    for (int u = 0; u < e->plan.n_groups; u++)
+    own[1] = e->events.stop ? atomic_load(e->events.stop) : 0;
+    for (int u = 0; u < e->plan.n_units; u++)
         own[2 + u] = *(double *)buf[3 + u];
     iz_coll_tell_order(e->coll, own + order);
     if (saves)
         tell_sealed(e, own + seals);
     const double *all = step_clip_gather(e, own, per);
     free(own);
-    check_order(e, all + order, per, a->step);
+    /* Before anything is made of what was gathered, or saved. */
+    char who[256];
+    if (!iz_coll_hear_order(e->coll, all + order, per, who, sizeof(who)))
+        iz_die("step %lld: %s started other collectives than rank 0, or in "
+               "another order",
+               (long long)a->step, who);
     struct iz_event v = {.step = a->step, .time_ns = iz_now_ns()};
     v.stop = sum_ranks(e, all, per, 1) > 0;
     v.sealed = saves ? hear_sealed(e, all + seals, per) : 0;
     clip(e, &v, all, per);
     iz_update_order_end(e);
-    *(float *)buf[1] = (float)e->control.scale.scale;
+    *(float *)buf[1] = (float)e->scalar.control.scale.scale;
     *(double *)buf[2] = 0;
     put_event(e, &v);
 }
@@ -167,26 +162,19 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
 void iz_clip_clip(struct iz_engine *e, int64_t step)
 {
     struct control_arg a = {e, step};
-    int n = e->plan.n_groups;
-    struct iz_access *more = malloc((size_t)n * sizeof(*more));
+    struct iz_task t = iz_task_of(e, IZ_CLIP, IZ_ON_COMM, run_clip, -1);
+    struct iz_access *more = malloc((size_t)e->plan.n_units * sizeof(*more));
     if (!more)
         iz_die("clip: out of memory");
-    for (int u = 0; u < n; u++)
-        more[u] = (struct iz_access){e->group[u].norm2_handle, STARPU_R};
-    iz_submit(e->graph,
-              &(struct iz_task){.kind = IZ_CLIP,
-                                .where = IZ_ON_COMM,
-                                .run = run_clip,
-                                .arg = &a,
-                                .arg_bytes = sizeof(a),
-                                .data = {{e->scalar.control_handle, STARPU_RW},
-                                         {e->scalar.scale_handle, STARPU_W},
-                                         {e->scalar.loss_handle, STARPU_RW}},
-                                .more = more,
-                                .n_more = n,
-                                .unit = -1,
-                                .step = (int)e->step,
-                                .ends_step = true});
+    iz_task_add(&t, e->scalar.control_handle, STARPU_RW);
+    iz_task_add(&t, e->scalar.scale_handle, STARPU_W);
+    iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);
+    for (int u = 0; u < e->plan.n_units; u++)
+        more[u] = (struct iz_access){e->unit[u].norm2_handle, STARPU_R};
+    t.more = more;
+    t.n_more = e->plan.n_units;
+    t.ends_step = true;
+    iz_submit_with(e, &t, &a, sizeof(a));
     free(more);
 }
 
@@ -198,7 +186,7 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
     double own = *(double *)buf[1];
     const double *all = step_clip_gather(e, &own, 1);
     struct iz_event v = {.eval = true, .step = a->step};
-    v.loss = sum_ranks(e, all, 1, 0) / (double)e->eval_tasks;
+    v.loss = sum_ranks(e, all, 1, 0) / (double)e->counts.eval_tasks;
     v.time_ns = iz_now_ns();
     *(double *)buf[1] = 0;
     put_event(e, &v);
@@ -207,14 +195,8 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
 void iz_clip_eval(struct iz_engine *e, int64_t step)
 {
     struct control_arg a = {e, step};
-    iz_submit(e->graph,
-              &(struct iz_task){.kind = IZ_CLIP,
-                                .where = IZ_ON_COMM,
-                                .run = run_eval,
-                                .arg = &a,
-                                .arg_bytes = sizeof(a),
-                                .data = {{e->scalar.control_handle, STARPU_RW},
-                                         {e->scalar.loss_handle, STARPU_RW}},
-                                .unit = -1,
-                                .step = (int)e->step});
+    struct iz_task t = iz_task_of(e, IZ_CLIP, IZ_ON_COMM, run_eval, -1);
+    iz_task_add(&t, e->scalar.control_handle, STARPU_RW);
+    iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);
+    iz_submit_with(e, &t, &a, sizeof(a));
 }

@@ -2,7 +2,7 @@
 /* Chunks between files and buffers; see disk.h. */
 #include "runtime/step/disk.h"
 
-#include "runtime/step/rows_list.h"
+#include "runtime/step/rows.h"
 #include "runtime/step/zero.h"
 
 struct io_arg {
@@ -73,38 +73,31 @@ static void run_io(struct iz_exec *x, void **buf, const void *arg)
 }
 
 /* At most, for the scheduler. */
-static double io_bytes(const struct iz_engine *e, int group,
+static double io_bytes(const struct iz_engine *e, int unit,
                        const struct iz_io *a)
 {
-    const struct iz_plan_group *g = e->group[group].plan;
+    const struct iz_plan_unit *g = e->unit[unit].plan;
     int64_t pages = g->rows * a->arrays * (IZ_NVME_ALIGN + IO_GAP);
     bool rows = g->rows && a->arrays > 0;
     return (double)(rows && pages < a->bytes ? pages : a->bytes);
 }
 
-void iz_disk_io(struct iz_engine *e, enum iz_kind kind, int group,
+void iz_disk_io(struct iz_engine *e, enum iz_kind kind, int unit,
                 starpu_data_handle_t buffer, enum starpu_data_access_mode mode,
                 starpu_data_handle_t token, struct iz_io a)
 {
-    bool rows = a.arrays > 0; /* without any, all is moved */
-    /* A checksum is that of a whole region. */
+    /* Without arrays all is moved; a checksum is that of a whole region. */
     struct io_arg arg = {.io = a,
-                         .rows = rows ? iz_touched_in(e, group)
-                                      : (struct iz_touched_in){0},
                          .store = kind == IZ_STORE,
                          .whole = e->config->run.nvme_checksum};
-    iz_submit(e->graph,
-              &(struct iz_task){
-                  .kind = kind,
-                  .where = IZ_ON_IO,
-                  .run = run_io,
-                  .arg = &arg,
-                  .arg_bytes = sizeof(arg),
-                  .data = {{buffer, mode},
-                           {token, kind == IZ_LOAD ? STARPU_R : STARPU_W},
-                           {rows ? iz_touched_list(e, group) : NULL, STARPU_R}},
-                  .urgency = a.urgency ? a.urgency : iz_in_order(group),
-                  .bytes = io_bytes(e, group, &a),
-                  .unit = group,
-                  .step = (int)e->step});
+    struct iz_task t = iz_task_of(e, kind, IZ_ON_IO, run_io, unit);
+    iz_task_add(&t, buffer, mode);
+    iz_task_add(&t, token, kind == IZ_LOAD ? STARPU_R : STARPU_W);
+    if (a.arrays > 0) {
+        arg.rows = iz_touched_in(e, unit);
+        iz_task_add(&t, iz_touched_list(e, unit), STARPU_R);
+    }
+    t.urgency = a.urgency ? a.urgency : iz_in_order(unit);
+    t.bytes = io_bytes(e, unit, &a);
+    iz_submit_with(e, &t, &arg, sizeof(arg));
 }

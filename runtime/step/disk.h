@@ -19,6 +19,6 @@ struct iz_io {
 /* The token stands for the region of the file: a load reads it and a store
  * writes it, so that a load waits for the store before it.  mode: of the
  * buffer. */
-void iz_disk_io(struct iz_engine *e, enum iz_kind kind, int group,
+void iz_disk_io(struct iz_engine *e, enum iz_kind kind, int unit,
                 starpu_data_handle_t buffer, enum starpu_data_access_mode mode,
                 starpu_data_handle_t token, struct iz_io a);

@@ -6,10 +6,10 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
-#include "runtime/engine/buffers.h"
+#include "runtime/engine/alloc.h"
 #include "runtime/step/disk.h"
 #include "runtime/step/order.h"
-#include "runtime/step/rows_move.h"
+#include "runtime/step/rows.h"
 #include "runtime/step/zero.h"
 
 /* Trained or frozen parameters: bytes of a shard, and where they begin in what
@@ -21,225 +21,145 @@ struct fetch_part {
 struct fetch_arg {
     struct iz_coll *coll;
     struct fetch_part part[2];
-    int parts;
-    int rank, ranks;
-    bool gpu;
+    int parts, rank;
+    int64_t shard_bytes; /* of all parts */
+    bool gpu, gathers;
+    bool apart; /* the shard is not in its place in the whole */
     const char *unit;
 };
 
-static char *own(const struct fetch_arg *a, int i, void *whole)
-{
-    const struct fetch_part *p = &a->part[i];
-    return (char *)whole + p->at + a->rank * p->shard_bytes;
-}
-
-/* buf: shard, whole.  The shard comes into its place. */
-static void step_fetch_run_copy(struct iz_exec *x, void **buf, const void *arg)
-{
-    const struct fetch_arg *a = arg;
-    for (int i = 0; i < a->parts; i++)
-        iz_buffer_copy(x, own(a, i, buf[1]), (char *)buf[0] + a->part[i].from,
-                       a->part[i].shard_bytes);
-}
-
-/* The parts of a whole, the own shards of which are at `mine` (NULL: in their
- * places). */
-static void step_fetch_gather(struct iz_exec *x, const struct fetch_arg *a,
-                              char *whole, char *mine)
-{
-    for (int i = 0; i < a->parts; i++) {
-        const struct fetch_part *p = &a->part[i];
-        char *from = mine ? mine + p->from : own(a, i, whole);
-        if (a->gpu)
-            iz_coll_gpu_all_gather(a->coll, x, whole + p->at, from,
-                                   p->shard_bytes, a->unit);
-        else
-            iz_coll_all_gather(a->coll, whole + p->at, p->shard_bytes, a->unit);
-    }
-}
-
-/* buf: whole. */
-static void run_gather(struct iz_exec *x, void **buf, const void *arg)
-{
-    step_fetch_gather(x, arg, buf[0], NULL);
-}
-
-/* buf: shard, whole.  Both in one task of the comm worker. */
+/* buf: whole, shard if it is apart.  Both in one task of the comm worker. */
 static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct fetch_arg *a = arg;
-    if (!a->gpu)
-        step_fetch_run_copy(x, buf, arg);
-    if (a->gpu || a->ranks > 1)
-        step_fetch_gather(x, a, buf[1], buf[0]);
+    for (int i = 0; i < a->parts; i++) {
+        const struct fetch_part *p = &a->part[i];
+        char *whole = (char *)buf[0] + p->at;
+        char *place = whole + a->rank * p->shard_bytes;
+        const char *own = a->apart ? (char *)buf[1] + p->from : place;
+        if (a->gathers && a->gpu) {
+            iz_coll_gpu_all_gather(a->coll, x, whole, own, p->shard_bytes,
+                                   a->unit);
+            continue;
+        }
+        if (a->apart)
+            iz_buffer_copy(x, place, own, p->shard_bytes);
+        if (a->gathers)
+            iz_coll_all_gather(a->coll, whole, p->shard_bytes, a->unit);
+    }
 }
 
-static void add_part(struct fetch_arg *a, int64_t bytes, int64_t from,
-                     int64_t at)
+/* Of the trained elements, of elem_bytes each, and the frozen ones. */
+static struct fetch_arg fetch_arg(const struct iz_engine *e, int unit,
+                                  int64_t elem_bytes, bool frozen)
 {
-    if (bytes)
-        a->part[a->parts++] = (struct fetch_part){bytes, from, at};
-}
-
-/* Of the trained elements, of elem_bytes each. */
-static struct fetch_arg fetch_arg(const struct iz_engine *e, int group,
-                                  int64_t elem_bytes)
-{
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    bool file = e->plan.zero.param_home == IZ_HOME_NVME;
+    int64_t before = file ? p->chunk * p->chunks : p->shard;
     struct fetch_arg a = {.coll = e->coll,
                           .rank = e->plan.rank,
-                          .ranks = e->plan.ranks,
                           .gpu = e->plan.target.gpu,
-                          .unit = iz_unit_name(e, group)};
-    add_part(&a, e->group[group].plan->shard * elem_bytes, 0, 0);
+                          .unit = iz_unit_name(e, unit)};
+    if (p->shard)
+        a.part[a.parts++] = (struct fetch_part){p->shard * elem_bytes, 0, 0};
+    if (frozen && p->frozen.shard)
+        a.part[a.parts++] =
+            (struct fetch_part){p->frozen.shard * elem_bytes,
+                                before * elem_bytes, p->padded * elem_bytes};
+    for (int i = 0; i < a.parts; i++)
+        a.shard_bytes += a.part[i].shard_bytes;
     return a;
 }
 
-static void add_frozen(const struct iz_engine *e, int group,
-                       struct fetch_arg *a)
-{
-    const struct iz_plan_group *g = e->group[group].plan;
-    bool file = e->plan.zero.param_home == IZ_HOME_NVME;
-    int64_t before = file ? g->chunk * g->chunks : g->shard;
-    add_part(a, iz_param_bytes(e, g->frozen.shard), iz_param_bytes(e, before),
-             iz_param_bytes(e, g->padded));
-}
-
-static int64_t shard_bytes(const struct fetch_arg *a)
-{
-    int64_t sum = 0;
-    for (int i = 0; i < a->parts; i++)
-        sum += a->part[i].shard_bytes;
-    return sum;
-}
-
-/* What a gathering moves between host and GPU.  The host's collectives stage:
- * the whole goes up, and a shard that is on the GPU comes down before. */
-static void count_link(struct iz_engine *e, const struct fetch_arg *a,
-                       bool from_host)
+/* shard: NULL if it is in its place in the whole.  Counts what moves between
+ * host and GPU: the host's collectives stage, so that the whole goes up, and a
+ * shard that is on the GPU comes down before. */
+static void submit_parts(struct iz_engine *e, enum iz_kind kind,
+                         enum iz_where where, int unit,
+                         starpu_data_handle_t whole, starpu_data_handle_t shard,
+                         struct fetch_arg *a)
 {
     const struct iz_plan *p = &e->plan;
-    bool staged = p->ranks > 1 && !p->target.nccl;
-    if (!p->target.gpu)
+    bool many = p->ranks > 1, staged = many && !p->target.nccl;
+    bool from_host = shard && p->zero.param_home != IZ_HOME_NONE;
+    struct iz_task t = iz_task_of(e, kind, where, run_fetch, unit);
+    if (!shard && !a->parts)
         return;
-    if (staged || from_host)
-        e->counts.up_bytes += shard_bytes(a) * (staged ? p->ranks : 1);
-    if (staged && !from_host)
-        e->counts.down_bytes += shard_bytes(a);
+    a->apart = shard != NULL;
+    a->gathers = t.gathers = many && where == IZ_ON_COMM;
+    /* What the link or the network moves; a copy within the host is both. */
+    t.bytes = (double)(a->shard_bytes * (where == IZ_ON_UP ? 1
+                                         : many            ? p->ranks - 1
+                                                           : 2));
+    iz_task_add(&t, whole, shard ? STARPU_W : STARPU_RW);
+    iz_task_add(&t, shard, STARPU_R);
+    iz_submit_with(e, &t, a, sizeof(*a));
+    if (p->target.gpu && (staged || from_host))
+        e->counts.up_bytes += a->shard_bytes * (staged ? p->ranks : 1);
+    if (p->target.gpu && staged && !from_host)
+        e->counts.down_bytes += a->shard_bytes;
 }
 
-static void submit_gather(struct iz_engine *e, enum iz_kind kind, int group,
-                          starpu_data_handle_t whole, const struct fetch_arg *a)
-{
-    if (!a->parts)
-        return;
-    iz_submit(e->graph,
-              &(struct iz_task){
-                  .kind = kind,
-                  .where = IZ_ON_COMM,
-                  .run = run_gather,
-                  .arg = a,
-                  .arg_bytes = sizeof(*a),
-                  .bytes = (double)(shard_bytes(a) * (e->plan.ranks - 1)),
-                  .gathers = true,
-                  .data = {{whole, STARPU_RW}},
-                  .unit = group,
-                  .step = (int)e->step});
-    count_link(e, a, false);
-}
-
-void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int group,
+void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int unit,
                      starpu_data_handle_t whole, int64_t elem_bytes)
 {
-    struct fetch_arg a = fetch_arg(e, group, elem_bytes);
-    if (e->group[group].plan->rows) {
-        iz_touched_gather(e, kind, group, whole, elem_bytes);
-        return;
-    }
-    submit_gather(e, kind, group, whole, &a);
-}
-
-static struct fetch_arg param_arg(const struct iz_engine *e, int group)
-{
-    struct fetch_arg a =
-        fetch_arg(e, group, iz_dtype_bytes(e->plan.param_type));
-    add_frozen(e, group, &a);
-    return a;
+    struct fetch_arg a = fetch_arg(e, unit, elem_bytes, false);
+    if (e->unit[unit].plan->rows)
+        iz_touched_gather(e, kind, unit, whole, elem_bytes);
+    else
+        submit_parts(e, kind, IZ_ON_COMM, unit, whole, NULL, &a);
 }
 
 /* n chunks of a file into a staging buffer from element `at` on. */
-static void load_chunks(struct iz_engine *e, int group, struct iz_staging *s,
+static void load_chunks(struct iz_engine *e, int unit, struct iz_staging *s,
                         const struct iz_chunk *k, int n, int64_t at)
 {
     for (int i = 0; i < n; i++) {
-        struct iz_io a = {.file = e->param_file,
+        struct iz_io a = {.file = e->file.param,
                           .offset = k[i].param_at,
                           .bytes = iz_param_bytes(e, k[i].filed),
                           .at = iz_param_bytes(e, at + k[i].first),
-                          .first = iz_chunk_first(e, group, &k[i]),
+                          .first = iz_chunk_first(e, unit, &k[i]),
                           .count = k[i].count,
                           .array = {{0, iz_param_bytes(e, 1), 1}},
                           .arrays = 1};
-        iz_disk_io(e, IZ_LOAD, group, s->handle, at || i ? STARPU_RW : STARPU_W,
+        iz_disk_io(e, IZ_LOAD, unit, s->handle, at || i ? STARPU_RW : STARPU_W,
                    k[i].param_handle, a);
     }
 }
 
 /* Shards on disk first come into a staging buffer, chunk by chunk. */
-static starpu_data_handle_t load_shard(struct iz_engine *e, int group)
+static starpu_data_handle_t load_shard(struct iz_engine *e, int unit)
 {
-    struct iz_group *g = &e->group[group];
+    struct iz_unit_memory *g = &e->unit[unit];
     struct iz_staging *s = iz_next_staging(e, IZ_STAGING_PARAM);
-    load_chunks(e, group, s, g->chunk, g->plan->chunks, 0);
-    load_chunks(e, group, s, g->frozen, g->plan->frozen.chunks,
+    load_chunks(e, unit, s, g->chunk, g->plan->chunks, 0);
+    load_chunks(e, unit, s, g->frozen, g->plan->frozen.chunks,
                 g->plan->chunk * g->plan->chunks);
     return s->handle;
 }
 
-static void submit_shard(struct iz_engine *e, int group, enum iz_where where,
-                         starpu_data_handle_t shard, starpu_data_handle_t slot,
-                         bool gathers)
-{
-    struct fetch_arg a = param_arg(e, group);
-    /* What the link or the network moves; a copy within the host is both. */
-    int parts = where == IZ_ON_UP   ? 1
-                : e->plan.ranks > 1 ? e->plan.ranks - 1
-                                    : 2;
-    iz_submit(e->graph, &(struct iz_task){
-                            .kind = IZ_FETCH,
-                            .where = where,
-                            .run = gathers ? run_fetch : step_fetch_run_copy,
-                            .arg = &a,
-                            .arg_bytes = sizeof(a),
-                            .data = {{shard, STARPU_R}, {slot, STARPU_W}},
-                            .bytes = (double)(shard_bytes(&a) * parts),
-                            .gathers = gathers && e->plan.ranks > 1,
-                            .unit = group,
-                            .step = (int)e->step});
-    count_link(e, &a, e->plan.zero.param_home != IZ_HOME_NONE);
-}
-
 /* To a GPU, a shard of the host goes up on a mover of its own: beside the
  * collectives of other units, if those are the GPUs' own. */
-static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
+static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
 {
     const struct iz_plan *p = &e->plan;
-    struct iz_group *g = &e->group[group];
+    struct iz_unit_memory *g = &e->unit[unit];
     starpu_data_handle_t shard = p->zero.param_home == IZ_HOME_NVME
-                                     ? load_shard(e, group)
+                                     ? load_shard(e, unit)
                                      : g->param_handle;
     bool from_host = p->target.gpu && p->zero.param_home != IZ_HOME_NONE;
     bool alone = p->ranks == 1, nccl = p->target.nccl && !alone;
+    bool up = from_host && (alone || nccl);
+    struct fetch_arg a = fetch_arg(e, unit, iz_param_bytes(e, 1), true);
     if (g->plan->rows)
-        iz_touched_fetch(e, group, shard, slot->handle);
-    else if (from_host && (alone || nccl))
-        submit_shard(e, group, IZ_ON_UP, shard, slot->handle, false);
+        iz_touched_fetch(e, unit, shard, slot->handle);
     else
-        submit_shard(e, group, IZ_ON_COMM, shard, slot->handle, true);
-    if (from_host && nccl) {
-        struct fetch_arg a = param_arg(e, group);
-        submit_gather(e, IZ_FETCH, group, slot->handle, &a);
-    }
-    slot->group = group;
+        submit_parts(e, IZ_FETCH, up ? IZ_ON_UP : IZ_ON_COMM, unit,
+                     slot->handle, shard, &a);
+    if (from_host && nccl)
+        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, slot->handle, NULL, &a);
+    slot->unit = unit;
     slot->version = g->version;
     slot->waiting = true;
     g->slot = slot;
@@ -247,11 +167,11 @@ static void submit_fetch(struct iz_engine *e, int group, struct iz_slot *slot)
         e->counts.fetched_bytes += iz_param_bytes(e, iz_plan_gathered(g->plan));
 }
 
-static struct iz_slot *find_slot(struct iz_engine *e, int group)
+static struct iz_slot *find_slot(struct iz_engine *e, int unit)
 {
-    const struct iz_group *g = &e->group[group];
+    const struct iz_unit_memory *g = &e->unit[unit];
     struct iz_slot *s = g->slot;
-    return s && s->group == group && s->version == g->version ? s : NULL;
+    return s && s->unit == unit && s->version == g->version ? s : NULL;
 }
 
 /* DeepSpeed's max_reuse_distance: what was used longer ago is fetched anew, but
@@ -267,13 +187,13 @@ static bool reusable(const struct iz_engine *e, const struct iz_slot *s)
 static struct iz_slot *victim(struct iz_engine *e, const struct iz_uses *u,
                               int j)
 {
-    int ring = e->group[u->group[j]].plan->ring, best_use = j;
+    int ring = e->unit[u->unit[j]].plan->ring, best_use = j;
     struct iz_slot *best = NULL;
     for (int i = 0; i < e->plan.ring[ring].params; i++) {
         struct iz_slot *s = &e->ring[ring].param[i];
-        if (s->group < 0 || s->version != e->group[s->group].version)
+        if (s->unit < 0 || s->version != e->unit[s->unit].version)
             return s;
-        int use = u->next[s->group];
+        int use = u->next[s->unit];
         if (use > best_use) {
             best = s;
             best_use = use;
@@ -287,14 +207,14 @@ static struct iz_slot *victim(struct iz_engine *e, const struct iz_uses *u,
 static void mark_used(struct iz_engine *e, const struct iz_uses *u, int from)
 {
     if (from == 0) {
-        e->marked = 0;
-        memcpy(u->next, u->first, (size_t)e->plan.n_groups * sizeof(*u->next));
+        e->uses.marked = 0;
+        memcpy(u->next, u->first, (size_t)e->plan.n_units * sizeof(*u->next));
     }
-    for (; e->marked < from; e->marked++) {
-        int group = u->group[e->marked];
-        struct iz_slot *s = find_slot(e, group);
-        u->next[group] = u->after[e->marked];
-        e->counts.fetch_clock += iz_plan_gathered(e->group[group].plan);
+    for (; e->uses.marked < from; e->uses.marked++) {
+        int unit = u->unit[e->uses.marked];
+        struct iz_slot *s = find_slot(e, unit);
+        u->next[unit] = u->after[e->uses.marked];
+        e->counts.fetch_clock += iz_plan_gathered(e->unit[unit].plan);
         if (!s)
             continue;
         s->waiting = false;
@@ -308,8 +228,8 @@ void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
         return;
     mark_used(e, u, from);
     for (int j = from; j < u->n; j++) {
-        struct iz_slot *s = find_slot(e, u->group[j]);
-        if (s && (reusable(e, s) || u->next[u->group[j]] < j))
+        struct iz_slot *s = find_slot(e, u->unit[j]);
+        if (s && (reusable(e, s) || u->next[u->unit[j]] < j))
             continue;
         if (!s)
             s = victim(e, u, j);
@@ -318,37 +238,34 @@ void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
         /* A fetch belongs to the use that it serves. */
         int position =
             iz_graph_position(e->graph, iz_order_position(e, u->step[j]));
-        submit_fetch(e, u->group[j], s);
+        submit_fetch(e, u->unit[j], s);
         iz_graph_position(e->graph, position);
     }
 }
 
-starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int group)
+starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit)
 {
     if (!e->plan.zero.fetch)
-        return e->group[group].param_handle;
-    struct iz_slot *s = find_slot(e, group);
+        return e->unit[unit].param_handle;
+    struct iz_slot *s = find_slot(e, unit);
     if (!s)
-        iz_die("%s is used before it was fetched", iz_unit_name(e, group));
+        iz_die("%s is used before it was fetched", iz_unit_name(e, unit));
     return s->handle;
 }
 
 /* Padding past a short last chunk is never touched: the pieces cover the owned
  * elements exactly, so only the part behind them needs the all-gather. */
-void iz_fetch_publish(struct iz_engine *e, int group, bool frozen)
+void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
 {
-    struct iz_group *g = &e->group[group];
-    struct fetch_arg a =
-        fetch_arg(e, group, iz_dtype_bytes(e->plan.param_type));
+    struct iz_unit_memory *g = &e->unit[unit];
+    struct fetch_arg a = fetch_arg(e, unit, iz_param_bytes(e, 1), frozen);
     if (!e->plan.zero.params_full || e->plan.zero.states_full ||
         e->plan.ranks == 1)
         return;
     if (g->plan->rows && !frozen) {
-        iz_touched_publish(e, group);
+        iz_touched_publish(e, unit);
         return;
     }
-    if (frozen)
-        add_frozen(e, group, &a);
-    submit_gather(e, IZ_FETCH, group, g->param_handle, &a);
+    submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, g->param_handle, NULL, &a);
     e->counts.fetched_bytes += iz_param_bytes(e, g->plan->padded);
 }

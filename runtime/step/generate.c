@@ -10,6 +10,7 @@
 #include "runtime/step/fetch.h"
 #include "runtime/step/train.h"
 #include "runtime/step/units.h"
+#include "runtime/step/zero.h"
 
 struct pick_arg {
     int32_t *text; /* whole text; this call writes text[at] */
@@ -68,7 +69,7 @@ static void submit_token(struct iz_engine *e, const struct pick_arg *a)
     int units = e->model->n_units;
     int row = (a->at < a->seq ? a->at : a->seq) - 1;
     iz_boundary_begin(e, 1, false);
-    iz_fetch_ahead(e, &e->forward, 0);
+    iz_fetch_ahead(e, &e->uses.forward, 0);
     for (int u = 0; u < units; u++) {
         struct iz_call c = {.kind = IZ_SAMPLE,
                             .call = u + 1 < units ? IZ_CALL_FORWARD
@@ -77,18 +78,12 @@ static void submit_token(struct iz_engine *e, const struct pick_arg *a)
                             .samples = 1,
                             .row = row};
         iz_units_call(e, &c, &e->track[0]);
-        iz_fetch_ahead(e, &e->forward, e->forward.item[u + 1]);
+        iz_fetch_ahead(e, &e->uses.forward, e->uses.forward.item[u + 1]);
     }
-    iz_submit(e->graph,
-              &(struct iz_task){.kind = IZ_SAMPLE,
-                                .where = IZ_ON_HOST,
-                                .run = run_pick,
-                                .arg = a,
-                                .arg_bytes = sizeof(*a),
-                                .data = {{e->scalar.logits_handle, STARPU_R},
-                                         {e->track[0].batch_handle, STARPU_RW}},
-                                .unit = -1,
-                                .step = (int)e->step});
+    struct iz_task t = iz_task_of(e, IZ_SAMPLE, IZ_ON_HOST, run_pick, -1);
+    iz_task_add(&t, e->scalar.logits_handle, STARPU_R);
+    iz_task_add(&t, e->track[0].batch_handle, STARPU_RW);
+    iz_submit_with(e, &t, a, sizeof(*a));
 }
 
 int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,

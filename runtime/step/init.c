@@ -7,12 +7,14 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "codelets/flat/flat.h"
 #include "runtime/base/progress.h"
 #include "runtime/comm/agree.h"
 #include "runtime/engine/access.h"
 #include "runtime/step/fetch.h"
 #include "runtime/step/train.h"
+#include "runtime/step/zero.h"
 
 #define PIECE (1 << 18)
 
@@ -33,10 +35,10 @@ static void step_init_fill(const struct iz_engine *e, int u, bool frozen,
                            int first, float *out, int64_t from, int64_t n)
 {
     const struct iz_unit *unit = &e->model->unit[u];
-    int64_t before = frozen ? e->plan.group[u].padded : 0;
+    int64_t before = frozen ? e->plan.unit[u].padded : 0;
     for (int p = 0; p < unit->n_params; p++) {
         const struct iz_param *q = &unit->param[p];
-        int64_t begin = e->group[u].offset[p] - before;
+        int64_t begin = e->unit[u].offset[p] - before;
         int64_t i = from > begin ? from : begin;
         int64_t end = begin + q->rows * q->cols;
         if (q->frozen != frozen)
@@ -54,7 +56,7 @@ static void step_init_fill(const struct iz_engine *e, int u, bool frozen,
 /* First element that this rank updates, or keeps of the frozen ones. */
 static int64_t owned_from(const struct iz_engine *e, int u, bool frozen)
 {
-    const struct iz_plan_group *g = &e->plan.group[u];
+    const struct iz_plan_unit *g = &e->plan.unit[u];
     int64_t shard = frozen ? g->frozen.shard : g->shard;
     return e->plan.zero.states_full ? 0 : shard * e->plan.rank;
 }
@@ -67,61 +69,43 @@ struct init {
     struct iz_progress progress;
 };
 
-/* Where the states and the parameters of a chunk are, or are put together for
- * the disk by worker i. */
-static void init_chunk(const struct init *a, int u, const struct iz_chunk *k,
-                       int i)
-{
-    struct iz_engine *e = a->e;
-    const struct iz_plan *p = &e->plan;
-    int64_t size = iz_dtype_bytes(p->param_type), chunk = p->group[u].chunk;
-    int64_t state_bytes = iz_plan_chunk_bytes(p, &p->group[u]);
-    bool separate = iz_chunk_states(e, u, k).master;
-    float *state =
-        k->state ? k->state : e->staging[IZ_STAGING_STATE].buffer[i].p;
-    char *param = e->group[u].param
-                      ? (char *)e->group[u].param + k->param_first * size
-                      : e->staging[IZ_STAGING_PARAM].buffer[i].p;
-    float *master = separate ? state : (float *)param;
-    if (!k->state)
-        memset(state, 0, (size_t)state_bytes);
-    if (!e->group[u].param)
-        memset(param, 0, (size_t)(chunk * size));
-    step_init_fill(e, u, false, a->first[u], master,
-                   owned_from(e, u, false) + k->first, k->count);
-    if (separate)
-        iz_cast(param, p->param_type, master, IZ_F32, k->count);
-    if (!k->state)
-        iz_nvme_write(e->state_file, state, k->state_at, state_bytes);
-    if (!e->group[u].param)
-        iz_nvme_write(e->param_file, param, k->param_at, chunk * size);
-}
-
-/* The same of a chunk of frozen parameters. */
-static void init_frozen(const struct init *a, int u, const struct iz_chunk *k,
-                        int i)
+/* One chunk, where it is, or put together for the disk by worker i. */
+static void init_chunk(const struct init *a, int u, bool frozen,
+                       const struct iz_chunk *k, int i)
 {
     enum { BLOCK = 4096 };
     struct iz_engine *e = a->e;
-    int64_t size = iz_dtype_bytes(e->plan.param_type);
-    bool file = !e->group[u].param;
-    char *param = file ? e->staging[IZ_STAGING_PARAM].buffer[i].p
-                       : (char *)e->group[u].param + k->param_first * size;
-    float buf[BLOCK];
-    if (file)
-        memset(param, 0, (size_t)(k->filed * size));
-    for (int64_t at = 0; at < k->count; at += BLOCK) {
-        int64_t n = k->count - at < BLOCK ? k->count - at : BLOCK;
-        memset(buf, 0, sizeof(buf)); /* padding */
-        step_init_fill(e, u, true, a->first[u], buf,
-                       owned_from(e, u, true) + k->first + at, n);
-        iz_cast(param + at * size, e->plan.param_type, buf, IZ_F32, n);
+    const struct iz_plan *p = &e->plan;
+    int64_t size = iz_param_bytes(e, 1), first = owned_from(e, u, frozen);
+    int64_t state_bytes = iz_plan_chunk_bytes(p, &p->unit[u]);
+    bool state_file = !frozen && !k->state, param_file = !e->unit[u].param;
+    float *state = k->state, *master = NULL, buf[BLOCK];
+    char *param = param_file ? e->staging[IZ_STAGING_PARAM].buffer[i].p
+                             : (char *)e->unit[u].param + k->param_first * size;
+    if (state_file) {
+        state = e->staging[IZ_STAGING_STATE].buffer[i].p;
+        memset(state, 0, (size_t)state_bytes);
     }
-    if (file)
-        iz_nvme_write(e->param_file, param, k->param_at, k->filed * size);
+    if (param_file)
+        memset(param, 0, (size_t)(k->filed * size));
+    if (!frozen && iz_chunk_states(e, u, k).master)
+        master = state;
+    for (int64_t at = 0; at < k->count; at += BLOCK) {
+        int64_t n = min64(k->count - at, BLOCK);
+        memset(buf, 0, sizeof(buf)); /* padding */
+        step_init_fill(e, u, frozen, a->first[u], buf, first + k->first + at,
+                       n);
+        if (master)
+            memcpy(master + at, buf, (size_t)n * sizeof(*buf));
+        iz_cast(param + at * size, p->param_type, buf, IZ_F32, n);
+    }
+    if (state_file)
+        iz_nvme_write(e->file.state, state, k->state_at, state_bytes);
+    if (param_file)
+        iz_nvme_write(e->file.param, param, k->param_at, k->filed * size);
 }
 
-static int chunks_of(const struct iz_plan_group *g)
+static int chunks_of(const struct iz_plan_unit *g)
 {
     return g->chunks + g->frozen.chunks;
 }
@@ -133,70 +117,65 @@ static void init_chunks(void *arg, int i, struct iz_exec *x)
     while (i < a->most) {
         int64_t n = atomic_fetch_add(&a->next, 1);
         int u = 0;
-        while (u < a->e->plan.n_groups && n >= chunks_of(&a->e->plan.group[u]))
-            n -= chunks_of(&a->e->plan.group[u++]);
-        if (u == a->e->plan.n_groups)
+        while (u < a->e->plan.n_units && n >= chunks_of(&a->e->plan.unit[u]))
+            n -= chunks_of(&a->e->plan.unit[u++]);
+        if (u == a->e->plan.n_units)
             return;
-        int trained = a->e->plan.group[u].chunks;
+        int trained = a->e->plan.unit[u].chunks;
         const struct iz_chunk *k = n < trained
-                                       ? &a->e->group[u].chunk[n]
-                                       : &a->e->group[u].frozen[n - trained];
-        if (n < trained)
-            init_chunk(a, u, k, i);
-        else
-            init_frozen(a, u, k, i);
+                                       ? &a->e->unit[u].chunk[n]
+                                       : &a->e->unit[u].frozen[n - trained];
+        init_chunk(a, u, n >= trained, k, i);
         iz_progress_add(&a->progress, 4 * k->count);
     }
 }
 
-/* Trained or frozen parameters of a unit, through the main thread. */
-static void init_part(struct init *a, int u, bool frozen, float *buf)
+/* What this rank keeps of elements [from, end) of a unit's trained or frozen
+ * parameters, through the main thread, which can copy to a GPU between steps.
+ */
+static void init_range(struct init *a, int u, bool frozen, int64_t from,
+                       int64_t end, float *buf)
 {
-    struct iz_engine *e = a->e;
-    const struct iz_plan_group *g = &e->plan.group[u];
-    int64_t from = owned_from(e, u, frozen);
-    int64_t owned = frozen ? g->frozen.owned : g->owned;
-    int64_t left = (frozen ? g->frozen.n : g->n) - from;
-    owned = left < owned ? left : owned;
-    for (int64_t i = 0; i < owned; i += PIECE) {
-        int64_t n = owned - i < PIECE ? owned - i : PIECE;
-        step_init_fill(e, u, frozen, a->first[u], buf, from + i, n);
-        iz_access_put(e, u, frozen ? IZ_FROZEN : IZ_MASTER, i, buf, n);
+    const struct iz_plan_unit *g = &a->e->plan.unit[u];
+    int64_t base = owned_from(a->e, u, frozen);
+    end = min64(end, base + (frozen ? g->frozen.owned : g->owned));
+    for (int64_t i = max64(from, base), n; i < end; i += n) {
+        n = min64(end - i, PIECE);
+        step_init_fill(a->e, u, frozen, a->first[u], buf, i, n);
+        iz_access_put(a->e, u, frozen ? IZ_FROZEN : IZ_MASTER, i - base, buf,
+                      n);
         iz_progress_add(&a->progress, 4 * n);
     }
 }
 
-/* The main thread can copy to a GPU between steps. */
 static int init_serial(struct init *a)
 {
     float *buf = malloc(PIECE * sizeof(*buf));
     if (!buf)
         return -ENOMEM;
-    for (int u = 0; u < a->e->plan.n_groups; u++) {
-        init_part(a, u, false, buf);
-        init_part(a, u, true, buf);
+    for (int u = 0; u < a->e->plan.n_units; u++) {
+        init_range(a, u, false, 0, a->e->plan.unit[u].n, buf);
+        init_range(a, u, true, 0, a->e->plan.unit[u].frozen.n, buf);
     }
     free(buf);
     return 0;
 }
 
+/* Each needs a buffer for what lives on disk. */
 static int workers_for_init(const struct iz_engine *e)
 {
-    int n = e->plan.target.workers;
-    if (e->plan.staging[IZ_STAGING_STATE].n &&
-        e->plan.staging[IZ_STAGING_STATE].n < n)
-        n = e->plan.staging[IZ_STAGING_STATE].n;
-    if (e->plan.staging[IZ_STAGING_PARAM].n &&
-        e->plan.staging[IZ_STAGING_PARAM].n < n)
-        n = e->plan.staging[IZ_STAGING_PARAM].n;
-    return n;
+    int64_t n = e->plan.target.workers;
+    int state = e->plan.staging[IZ_STAGING_STATE].n;
+    int param = e->plan.staging[IZ_STAGING_PARAM].n;
+    n = min64(n, state ? state : n);
+    return (int)min64(n, param ? param : n);
 }
 
 /* Parameters of the units before each, without adapters; malloc'ed. */
 static int *count_first(const struct iz_engine *e)
 {
-    int *first = calloc((size_t)e->plan.n_groups, sizeof(*first));
-    for (int u = 1; first && u < e->plan.n_groups; u++)
+    int *first = calloc((size_t)e->plan.n_units, sizeof(*first));
+    for (int u = 1; first && u < e->plan.n_units; u++)
         first[u] = first[u - 1] + iz_unit_base(&e->model->unit[u - 1]);
     return first;
 }
@@ -220,8 +199,8 @@ static int init_all(struct iz_engine *e)
     a.first = count_first(e);
     if (!a.first)
         return no_memory(e);
-    for (int u = 0; u < p->n_groups; u++)
-        owned += p->group[u].owned + p->group[u].frozen.owned;
+    for (int u = 0; u < p->n_units; u++)
+        owned += p->unit[u].owned + p->unit[u].frozen.owned;
     iz_progress_begin(&a.progress, "initial weights", 4 * owned);
     if (on_gpu)
         r = init_serial(&a);
@@ -237,34 +216,20 @@ int iz_train_init(struct iz_engine *e)
     return iz_train_publish(e, init_all(e));
 }
 
-/* What this rank keeps of parameter p. */
-static void init_param(const struct init *a, int u, int p, float *buf)
-{
-    struct iz_engine *e = a->e;
-    const struct iz_plan_group *g = &e->plan.group[u];
-    const struct iz_param *q = &e->model->unit[u].param[p];
-    int64_t begin = e->group[u].offset[p] - (q->frozen ? g->padded : 0);
-    int64_t base = owned_from(e, u, q->frozen), end = begin + q->rows * q->cols;
-    int64_t owned = base + (q->frozen ? g->frozen.owned : g->owned);
-    int64_t from = begin > base ? begin : base;
-    end = end < owned ? end : owned;
-    for (int64_t i = from; i < end; i += PIECE) {
-        int64_t n = end - i < PIECE ? end - i : PIECE;
-        step_init_fill(e, u, q->frozen, a->first[u], buf, i, n);
-        iz_access_put(e, u, q->frozen ? IZ_FROZEN : IZ_MASTER, i - base, buf,
-                      n);
-    }
-}
-
 int iz_train_init_adapters(struct iz_engine *e)
 {
     float *buf = malloc(PIECE * sizeof(*buf));
-    struct init a = {.e = e, .first = count_first(e)};
+    struct init a = {
+        .e = e, .first = count_first(e), .progress = {.quiet = true}};
     int r = buf && a.first ? 0 : no_memory(e);
-    for (int u = 0; u < e->plan.n_groups && !r; u++) {
+    for (int u = 0; u < e->plan.n_units && !r; u++) {
         const struct iz_unit *unit = &e->model->unit[u];
-        for (int p = iz_unit_base(unit); p < unit->n_params; p++)
-            init_param(&a, u, p, buf);
+        for (int p = iz_unit_base(unit); p < unit->n_params; p++) {
+            const struct iz_param *q = &unit->param[p];
+            int64_t begin =
+                e->unit[u].offset[p] - (q->frozen ? e->plan.unit[u].padded : 0);
+            init_range(&a, u, q->frozen, begin, begin + q->rows * q->cols, buf);
+        }
     }
     free(buf);
     free(a.first);
@@ -276,9 +241,9 @@ int iz_train_publish(struct iz_engine *e, int err)
     err = iz_agree(e->coll, err);
     if (err)
         return err;
-    for (int u = 0; u < e->plan.n_groups; u++) {
+    for (int u = 0; u < e->plan.n_units; u++) {
         iz_fetch_publish(e, u, true);
-        e->group[u].version++;
+        e->unit[u].version++;
     }
     e->counts.fetched_bytes = 0;
     /* The comm worker must be idle before this thread calls a collective
@@ -311,8 +276,8 @@ uint64_t iz_train_hash(struct iz_engine *e)
     if (!buf)
         iz_die("out of memory for the hash");
     iz_graph_wait(e->graph);
-    for (int u = 0; u < e->plan.n_groups; u++) {
-        const struct iz_plan_group *p = e->group[u].plan;
+    for (int u = 0; u < e->plan.n_units; u++) {
+        const struct iz_plan_unit *p = e->unit[u].plan;
         sum += hash_shard(e, u, IZ_MASTER, p->shard, p->n, 0, buf);
         sum += hash_shard(e, u, IZ_FROZEN, p->frozen.shard, p->frozen.n, p->n,
                           buf);

@@ -5,6 +5,9 @@
 #include "runtime/engine/engine.h"
 
 /* Adds the contribution in `slots` (one per slice) to the accumulator; use: 0
- * the group's own unit, 1 the tied one. */
-void iz_reduce(struct iz_engine *e, int group, int use,
+ * the unit's own, 1 the tied one. */
+void iz_reduce(struct iz_engine *e, int unit, int use,
                const starpu_data_handle_t *slot, int slots);
+/* After the last contribution: the sum of squares where the sums have not left
+ * it; in stage 0 also the other ranks' parts of the gradient. */
+void iz_grad_norm(struct iz_engine *e, int unit);

@@ -10,16 +10,14 @@
 #include "codelets/base/clock.h"
 #include "codelets/base/die.h"
 #include "runtime/engine/alloc.h"
-#include "runtime/engine/buffers.h"
 #include "runtime/engine/schedule.h"
 #include "runtime/engine/trace.h"
 #include "runtime/step/boundary.h"
 #include "runtime/step/clip.h"
 #include "runtime/step/fetch.h"
-#include "runtime/step/norm.h"
 #include "runtime/step/order.h"
 #include "runtime/step/reduce.h"
-#include "runtime/step/rows_list.h"
+#include "runtime/step/rows.h"
 #include "runtime/step/units.h"
 #include "runtime/step/update.h"
 #include "runtime/step/update_order.h"
@@ -33,7 +31,7 @@ static void backward_micro(struct iz_engine *e, int u, int track)
 {
     int tied =
         iz_unit_ties_trained(e->model, u) ? e->model->unit[u].tied_unit : -1;
-    bool trained = e->plan.group[u].n > 0;
+    bool trained = e->plan.unit[u].n > 0;
     starpu_data_handle_t grad[IZ_SLICES_MAX] = {0},
                          tied_grad[IZ_SLICES_MAX] = {0};
     for (int s = 0; s < e->plan.slices; s++) {
@@ -66,7 +64,7 @@ static void forward_tracks(struct iz_engine *e, int u, int tracks)
     }
 }
 
-/* The update of a group can follow its last gradient at once when nothing has
+/* The update of a unit can follow its last gradient at once when nothing has
  * to be known about the others. */
 static void after_backward(struct iz_engine *e, int u, bool last_wave)
 {
@@ -74,22 +72,20 @@ static void after_backward(struct iz_engine *e, int u, bool last_wave)
         return;
     iz_grad_norm(e, u);
     if (iz_updates_early(e) && u >= e->update_order.late)
-        iz_update_group(e, u);
+        iz_update_unit(e, u);
 }
 
 static void submit_batches(struct iz_engine *e, int first, int micros)
 {
     int64_t tasks =
         (int64_t)e->plan.micro_batches * e->plan.slices * e->plan.ranks;
-    if (first == 0)
-        iz_touched_begin(e, (struct iz_touched_samples){
-                                .split = IZ_TRAIN,
-                                .times = 1,
-                                .first = e->step * tasks * e->plan.samples,
-                                .n = tasks * e->plan.samples});
-    if (first == 0)
-        iz_units_count(e, IZ_TRAIN, e->step * tasks * e->plan.samples,
-                       tasks * e->plan.samples);
+    struct iz_touched_samples all = {.split = IZ_TRAIN, .times = 1};
+    all.n = tasks * e->plan.samples;
+    all.first = e->step * all.n;
+    if (first == 0) {
+        iz_touched_begin(e, all);
+        iz_units_count(e, IZ_TRAIN, all.first, all.n);
+    }
     for (int b = 0; b < micros * e->plan.slices; b++)
         iz_units_batch(e, &e->track[b], IZ_TRAIN,
                        iz_units_first_sample(e, first + b / e->plan.slices,
@@ -99,7 +95,7 @@ static void submit_batches(struct iz_engine *e, int first, int micros)
 
 static void submit_wave(struct iz_engine *e, int first, int micros)
 {
-    const struct iz_uses *uses = &e->training;
+    const struct iz_uses *uses = &e->uses.training;
     bool last_wave = first + micros == e->plan.micro_batches;
     iz_graph_position(e->graph, 0);
     submit_batches(e, first, micros);
@@ -138,18 +134,18 @@ void iz_train_step(struct iz_engine *e)
     barrier(e);
     iz_graph_position(e->graph, 2 * e->model->n_units);
     iz_clip_clip(e, e->step + 1);
-    for (int u = 0; u < e->plan.n_groups; u++) {
+    for (int u = 0; u < e->plan.n_units; u++) {
         iz_graph_position(e->graph,
                           iz_order_position(e, 2 * e->model->n_units - 2 - u));
         if (!early || u < e->update_order.late)
-            iz_update_group(e, u);
+            iz_update_unit(e, u);
         iz_fetch_publish(e, u, false);
     }
     barrier(e);
     e->events.submitted_ns[e->step % IZ_EVENTS] = iz_now_ns();
     e->counts.submit_ns += iz_cpu_ns() - begin;
     e->step++;
-    e->updates++;
+    e->counts.updates++;
     e->events.due++;
 }
 
@@ -171,22 +167,22 @@ static void evaluate_tracks(struct iz_engine *e, int tracks)
             if (u + 1 == units)
                 iz_units_add_loss(e, &e->track[b]);
         }
-        iz_fetch_ahead(e, &e->forward, e->forward.item[u + 1]);
+        iz_fetch_ahead(e, &e->uses.forward, e->uses.forward.item[u + 1]);
     }
 }
 
 void iz_train_eval(struct iz_engine *e)
 {
     int tasks = e->config->run.eval_batches * e->plan.slices;
-    e->eval_tasks = (int64_t)tasks * e->plan.ranks;
-    iz_units_count(e, IZ_VAL, 0, e->eval_tasks * e->plan.samples);
+    e->counts.eval_tasks = (int64_t)tasks * e->plan.ranks;
+    iz_units_count(e, IZ_VAL, 0, e->counts.eval_tasks * e->plan.samples);
     for (int t = 0; t < tasks; t += e->plan.tracks) {
         int n = tasks - t < e->plan.tracks ? tasks - t : e->plan.tracks;
         for (int b = 0; b < n; b++)
             iz_units_batch(e, &e->track[b], IZ_VAL,
                            ((int64_t)e->plan.rank * tasks + t + b) *
                                e->plan.samples,
-                           e->eval_tasks);
+                           e->counts.eval_tasks);
         if (e->plan.zero.fetch)
             iz_touched_begin(e,
                              (struct iz_touched_samples){
@@ -195,7 +191,7 @@ void iz_train_eval(struct iz_engine *e)
                                  .first = (int64_t)t * e->plan.samples,
                                  .n = (int64_t)n * e->plan.samples,
                                  .stride = (int64_t)tasks * e->plan.samples});
-        iz_fetch_ahead(e, &e->forward, 0);
+        iz_fetch_ahead(e, &e->uses.forward, 0);
         evaluate_tracks(e, n);
     }
     iz_clip_eval(e, e->step);
@@ -230,8 +226,6 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
 {
     const struct iz_config *c = e->config;
     const struct iz_plan *p = &e->plan;
-    bool disk = p->zero.state_home == IZ_HOME_NVME ||
-                p->zero.param_home == IZ_HOME_NVME;
     struct iz_graph_config g = {
         .workers = p->target.workers,
         .device = t->device,
@@ -242,7 +236,7 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
         .cudnn = p->target.cudnn,
         .comm = p->ranks > 1,
         .comm_alone = !c->zero.overlap_comm,
-        .io_workers = disk                            ? 2
+        .io_workers = iz_on_disk(e)                   ? 2
                       : p->staging[IZ_STAGING_SAVE].n ? 1
                                                       : 0,
         .scheduler = c->run.scheduler,
@@ -279,7 +273,7 @@ static int open_memory(struct iz_engine *e)
     if (!r && e->simulated)
         r = iz_memory_open_simulated(&e->memory);
     else if (!r)
-        r = iz_memory_open(&e->memory, e->graph, e->plan.pin_cpu);
+        r = iz_memory_open(&e->memory, e->graph, e->plan.zero.pin_cpu);
     if (!r && e->plan.target.gpu && !e->simulated)
         r = iz_memory_open_gpu(
             e->memory, &e->plan.bytes, iz_plan_buffers(&e->plan),
@@ -304,13 +298,13 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     e->model = c->model;
     e->coll = c->coll;
     e->data = c->data;
-    e->stop = c->stop;
+    e->events.stop = c->stop;
     e->simulated = c->simulated;
     e->plan = *plan;
     memset(plan, 0, sizeof(*plan));
     sem_init(&e->events.ready, 0, 0);
-    iz_loss_scale_init(&e->control.scale, c->config);
-    e->scalar.loss_scale = (float)e->control.scale.scale;
+    iz_loss_scale_init(&e->scalar.control.scale, c->config);
+    e->scalar.loss_scale = (float)e->scalar.control.scale.scale;
     int r = open_graph_in_turn(e, c, iz_trace_open(e));
     if (!r && c->topo)
         iz_cores_bind(c->topo, e->graph);
@@ -320,8 +314,6 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
         r = iz_alloc_open(e);
     if (!r)
         r = iz_order_open(e);
-    if (!r)
-        r = iz_boundary_open(e);
     if (c->topo)
         iz_cores_release(c->topo);
     if (r)
@@ -359,7 +351,6 @@ void iz_train_close(struct iz_engine **out)
     iz_graph_close(&e->graph);
     iz_memory_close(&e->memory);
     iz_plan_clear(&e->plan);
-    iz_boundary_close(e);
     iz_order_close(e);
     sem_destroy(&e->events.ready);
     free(e);

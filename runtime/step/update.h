@@ -4,5 +4,5 @@
 
 #include "runtime/engine/engine.h"
 
-/* Submits the updates of a group's chunks. */
-void iz_update_group(struct iz_engine *e, int group);
+/* Submits the updates of a unit's chunks. */
+void iz_update_unit(struct iz_engine *e, int unit);

@@ -26,7 +26,7 @@ void iz_update_order_begin(struct iz_engine *e)
 
 static int chunks_of(const struct iz_engine *e, int unit)
 {
-    const struct iz_plan_group *p = e->group[unit].plan;
+    const struct iz_plan_unit *p = e->unit[unit].plan;
     return p->n ? p->chunks : 0;
 }
 
@@ -42,7 +42,7 @@ static int64_t chunks_below(const struct iz_engine *e, int unit)
 static int units_of(const struct iz_engine *e, int64_t chunks)
 {
     int u = 0;
-    for (int64_t n = 0; u < e->plan.n_groups && n < chunks; u++)
+    for (int64_t n = 0; u < e->plan.n_units && n < chunks; u++)
         n += chunks_of(e, u);
     return u;
 }
@@ -53,7 +53,7 @@ void iz_update_order_end(struct iz_engine *e)
     int late = atomic_load(&t->next);
     if (!iz_on_disk(e) || !iz_updates_early(e))
         return;
-    t->due += chunks_below(e, e->plan.n_groups);
+    t->due += chunks_below(e, e->plan.n_units);
     int64_t rest = t->due - atomic_load(&t->updated);
     if (rest > chunks_below(e, late))
         late = units_of(e, rest);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ZeRO as submissions: which task brings a unit's parameters (fetch.c),
- * takes its gradient (reduce.c, norm.c) and updates it (update.c); what is
- * different where only some rows are moved (rows_move.c).  The stage has
+ * takes its gradient (reduce.c) and updates it (update.c); what is different
+ * where only some rows are moved (rows.c).  The stage has
  * already become data in the plan: what is whole on every rank and what is a
  * shard. Here is what these files share. */
 #pragma once
@@ -9,45 +9,77 @@
 #include "codelets/gpu/flat_buffer.h"
 #include "runtime/engine/engine.h"
 
+/* A task of the step under submission; unit -1: of none. */
+static inline struct iz_task
+iz_task_of(const struct iz_engine *e, enum iz_kind kind, enum iz_where where,
+           void (*run)(struct iz_exec *x, void **buf, const void *arg),
+           int unit)
+{
+    return (struct iz_task){kind, where, run, .unit = unit,
+                            .step = (int)e->step};
+}
+
+/* Appends an access and returns which buffer it is; -1 for no handle. */
+static inline signed char iz_task_add(struct iz_task *t, starpu_data_handle_t h,
+                                      enum starpu_data_access_mode mode)
+{
+    signed char n = 0;
+    if (!h)
+        return -1;
+    while (t->data[n].handle)
+        n++;
+    t->data[n] = (struct iz_access){h, mode};
+    return n;
+}
+
+/* Submits with an argument, which is copied. */
+static inline void iz_submit_with(struct iz_engine *e, struct iz_task *t,
+                                  const void *arg, size_t bytes)
+{
+    t->arg = arg;
+    t->arg_bytes = bytes;
+    iz_submit(e->graph, t);
+}
+
 static inline int64_t iz_param_bytes(const struct iz_engine *e, int64_t n)
 {
     return n * iz_dtype_bytes(e->plan.param_type);
 }
 
-/* A chunk's first element in its group. */
-static inline int64_t iz_chunk_first(const struct iz_engine *e, int group,
+/* A chunk's first element in its unit. */
+static inline int64_t iz_chunk_first(const struct iz_engine *e, int unit,
                                      const struct iz_chunk *k)
 {
     return k->first + (e->plan.zero.states_full
                            ? 0
-                           : e->group[group].plan->shard * e->plan.rank);
+                           : e->unit[unit].plan->shard * e->plan.rank);
 }
 
 /* A rank's part; of a sparse table, which says more in the task itself, at
  * most on average. */
 static inline int64_t iz_cost_shard(const struct iz_plan *p,
-                                    const struct iz_plan_group *g)
+                                    const struct iz_plan_unit *g)
 {
     return g->rows ? g->packed / p->ranks : g->shard;
 }
 
-static inline const char *iz_unit_name(const struct iz_engine *e, int group)
+static inline const char *iz_unit_name(const struct iz_engine *e, int unit)
 {
-    return e->model->unit[group].name;
+    return e->model->unit[unit].name;
 }
 
 /* Puts the units which are needed first in front, by less than the distance
  * between the priorities of kinds. */
-static inline int iz_in_order(int group)
+static inline int iz_in_order(int unit)
 {
     enum { LAST = 900 };
-    return group < LAST ? -group : -LAST;
+    return unit < LAST ? -unit : -LAST;
 }
 
 /* Whether updates are submitted right after their gradients. */
 static inline bool iz_updates_early(const struct iz_engine *e)
 {
-    return e->plan.early && e->config->run.overlap;
+    return e->plan.zero.early && e->config->run.overlap;
 }
 
 /* Whether updates go through the disk. */

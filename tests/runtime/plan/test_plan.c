@@ -60,8 +60,8 @@ static void shards_cover_every_unit(void **state)
         struct iz_plan p;
         assert_int_equal(
             iz_plan_make(&p, &c, plan_model, ranks, ranks - 1, &target2), 0);
-        for (int u = 0; u < p.n_groups; u++) {
-            const struct iz_plan_group *g = &p.group[u];
+        for (int u = 0; u < p.n_units; u++) {
+            const struct iz_plan_unit *g = &p.unit[u];
             assert_true(g->padded >= g->n && g->padded < g->n + 64 * ranks);
             assert_true(g->padded == g->shard * ranks);
             assert_true(g->chunk * g->chunks >= g->owned);
@@ -227,7 +227,7 @@ static void updates_are_early_that_wait_for_no_norm(void **state)
             c.gradient_clipping = clipped;
             assert_int_equal(iz_plan_make(&p, &c, plan_model, 2, 0, &target2),
                              0);
-            assert_int_equal(p.early, !clipped && t != IZ_F16);
+            assert_int_equal(p.zero.early, !clipped && t != IZ_F16);
             iz_plan_clear(&p);
         }
 }

@@ -30,16 +30,16 @@ static struct iz_config offloaded(double ratio, enum iz_home params)
 static int64_t owned(const struct iz_plan *p)
 {
     int64_t n = 0;
-    for (int u = 0; u < p->n_groups; u++)
-        n += p->group[u].owned;
+    for (int u = 0; u < p->n_units; u++)
+        n += p->unit[u].owned;
     return n;
 }
 
 static int64_t on_host(const struct iz_plan *p)
 {
     int64_t n = 0;
-    for (int u = 0; u < p->n_groups; u++)
-        n += iz_plan_host_elems(&p->group[u]);
+    for (int u = 0; u < p->n_units; u++)
+        n += iz_plan_host_elems(&p->unit[u]);
     return n;
 }
 
@@ -54,8 +54,8 @@ static void the_ratio_is_met_to_half_a_chunk(void **state)
             int64_t chunk = 0;
             assert_int_equal(
                 iz_plan_make(&p, &c, plan_model, ranks, 0, &gpu_bf16), 0);
-            for (int u = 0; u < p.n_groups; u++) {
-                const struct iz_plan_group *g = &p.group[u];
+            for (int u = 0; u < p.n_units; u++) {
+                const struct iz_plan_unit *g = &p.unit[u];
                 chunk = g->chunk > chunk ? g->chunk : chunk;
                 assert_true(g->host_chunks >= 0 && g->host_chunks <= g->chunks);
             }
@@ -73,18 +73,17 @@ static void the_ratio_is_met_to_half_a_chunk(void **state)
 static int64_t longest_on_host(const struct iz_plan *p)
 {
     int64_t n = 0;
-    for (int u = 0; u < p->n_groups; u++)
-        if (iz_plan_host_elems(&p->group[u]) > n)
-            n = iz_plan_host_elems(&p->group[u]);
+    for (int u = 0; u < p->n_units; u++)
+        if (iz_plan_host_elems(&p->unit[u]) > n)
+            n = iz_plan_host_elems(&p->unit[u]);
     return n;
 }
 
 static int64_t blocks_on_gpu(const struct iz_plan *p)
 {
     int64_t n = 0;
-    for (int u = 0; u < p->n_groups; u++)
-        n += (p->group[u].owned - iz_plan_host_elems(&p->group[u]) + 1023) /
-             1024;
+    for (int u = 0; u < p->n_units; u++)
+        n += (p->unit[u].owned - iz_plan_host_elems(&p->unit[u]) + 1023) / 1024;
     return n;
 }
 
@@ -92,10 +91,10 @@ static int64_t blocks_on_gpu(const struct iz_plan *p)
 static int64_t split_chunk(const struct iz_plan *p)
 {
     int64_t chunk = 0;
-    for (int u = 0; u < p->n_groups; u++)
-        if (p->group[u].host_chunks < p->group[u].chunks &&
-            p->group[u].chunk > chunk)
-            chunk = p->group[u].chunk;
+    for (int u = 0; u < p->n_units; u++)
+        if (p->unit[u].host_chunks < p->unit[u].chunks &&
+            p->unit[u].chunk > chunk)
+            chunk = p->unit[u].chunk;
     return chunk;
 }
 

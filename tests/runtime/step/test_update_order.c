@@ -14,14 +14,14 @@
 
 enum { UNITS = 4, CHUNKS = 7 };
 
-static const struct iz_plan_group plan[UNITS] = {{.n = 30, .chunks = 3},
-                                                 {.n = 10, .chunks = 1},
-                                                 {.n = 10, .chunks = 1},
-                                                 {.n = 20, .chunks = 2}};
+static const struct iz_plan_unit plan[UNITS] = {{.n = 30, .chunks = 3},
+                                                {.n = 10, .chunks = 1},
+                                                {.n = 10, .chunks = 1},
+                                                {.n = 20, .chunks = 2}};
 
 struct fixture {
     struct iz_config config;
-    struct iz_group group[UNITS];
+    struct iz_unit_memory unit[UNITS];
     struct iz_engine e;
 };
 
@@ -31,11 +31,11 @@ static void begin(struct fixture *f)
     f->config.run.overlap = true;
     f->config.dtype = IZ_F32;
     for (int u = 0; u < UNITS; u++)
-        f->group[u].plan = &plan[u];
+        f->unit[u].plan = &plan[u];
     f->e.config = &f->config;
-    f->e.group = f->group;
-    f->e.plan.n_groups = UNITS;
-    f->e.plan.early = true;
+    f->e.unit = f->unit;
+    f->e.plan.n_units = UNITS;
+    f->e.plan.zero.early = true;
     f->e.plan.zero.state_home = IZ_HOME_NVME;
 }
 
@@ -82,7 +82,7 @@ static void other_updates_keep_their_order(void **state)
 {
     struct fixture f;
     begin(&f);
-    f.e.plan.early = false; /* they follow the whole backward anyway */
+    f.e.plan.zero.early = false; /* they follow the whole backward anyway */
     assert_int_equal(step(&f, CHUNKS), 0);
     begin(&f);
     f.config.run.overlap = false;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which rows of sparse tables a step touches.  Every rank reads the samples of
- * all ranks, so that all know the same rows and nobody has to be asked. */
+/* Which rows of sparse tables a step touches, and their ways: only these rows
+ * of parameters and gradients are moved.  Every rank reads the samples of all
+ * ranks, so that all know the same rows and nobody has to be asked. */
 #pragma once
 
 #include "codelets/flat/touched_rows.h"
@@ -15,17 +16,17 @@ struct iz_touched_samples {
 /* From here on these samples are trained with or evaluated: submits the task
  * that lists the rows which they touch. */
 void iz_touched_begin(struct iz_engine *e, struct iz_touched_samples s);
-/* The list of the rows that the step under way touches; NULL: the group is
+/* The list of the rows that the step under way touches; NULL: the unit is
  * dense. */
-starpu_data_handle_t iz_touched_list(const struct iz_engine *e, int group);
+starpu_data_handle_t iz_touched_list(const struct iz_engine *e, int unit);
 
-/* What a task must know to find a group's rows in the list; cols = 0: the group
+/* What a task must know to find a unit's rows in the list; cols = 0: the unit
  * is dense. */
 struct iz_touched_in {
     int units, unit, rank, ranks;
     int64_t cols, shard;
 };
-struct iz_touched_in iz_touched_in(const struct iz_engine *e, int group);
+struct iz_touched_in iz_touched_in(const struct iz_engine *e, int unit);
 struct iz_touched iz_touched_get(const struct iz_touched_in *a,
                                  const void *list);
 /* Where a rank's shard begins, packed. */
@@ -35,3 +36,12 @@ int64_t iz_touched_first(const struct iz_touched_in *a,
  * shard starts, in elements of `unit` each. */
 void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
                       struct iz_coll *c, int64_t unit);
+
+/* The counterparts of iz_fetch_ahead, iz_fetch_gather and iz_fetch_publish for
+ * sparse tables: from a shard into a slot, and of whole accumulators and
+ * parameters. */
+void iz_touched_fetch(struct iz_engine *e, int unit, starpu_data_handle_t shard,
+                      starpu_data_handle_t slot);
+void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int unit,
+                       starpu_data_handle_t whole, int64_t elem_bytes);
+void iz_touched_publish(struct iz_engine *e, int unit);

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What units own: parameters, gradients and states in memory or in files. */
+#include "runtime/engine/unit_memory.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "codelets/flat/flat.h"
+#include "runtime/engine/handle.h"
+
+static void piece_filter(void *parent, void *child,
+                         struct starpu_data_filter *f, unsigned id,
+                         unsigned parts)
+{
+    const struct starpu_vector_interface *v = parent;
+    struct starpu_vector_interface *w = child;
+    const struct iz_chunk *k = (const struct iz_chunk *)f->filter_arg_ptr + id;
+    size_t at = (size_t)k->param_first;
+    *w = *v;
+    w->nx = (uint32_t)k->count;
+    w->allocsize = w->nx * v->elemsize;
+    if (v->dev_handle) {
+        w->ptr = v->ptr + at * v->elemsize;
+        w->offset = v->offset + at * v->elemsize;
+    }
+}
+
+/* StarPU switches between the whole and its pieces by itself: adam's chunks
+ * write pieces side by side, fetch reads the whole. */
+static int register_pieces(struct iz_engine *e, struct iz_unit_memory *g, int u)
+{
+    int n = g->plan->chunks;
+    if (n == 0)
+        return 0;
+    if (n == 1 && g->plan->owned == iz_plan_held(&e->plan, g->plan)) {
+        g->chunk[0].param_handle = g->param_handle;
+        return 0;
+    }
+    g->piece = calloc((size_t)n, sizeof(*g->piece));
+    if (!g->piece)
+        return -ENOMEM;
+    struct starpu_data_filter f = {.filter_func = piece_filter,
+                                   .nchildren = (unsigned)n,
+                                   .filter_arg_ptr = g->chunk};
+    starpu_data_partition_plan(g->param_handle, &f, g->piece);
+    for (int i = 0; i < n; i++) {
+        g->chunk[i].param_handle = g->piece[i];
+        iz_handle_name(g->piece[i], IZ_DATUM_PIECE, u);
+    }
+    return 0;
+}
+
+static int open_params(struct iz_engine *e, struct iz_unit_memory *g, int u)
+{
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    int64_t held = iz_plan_held(&e->plan, g->plan);
+    if (e->plan.zero.param_home == IZ_HOME_NVME) {
+        for (int i = 0; i < g->plan->chunks; i++)
+            g->chunk[i].param_handle = iz_handle_token(IZ_DATUM_PARAM, u);
+        for (int i = 0; i < g->plan->frozen.chunks; i++)
+            g->frozen[i].param_handle = iz_handle_token(IZ_DATUM_PARAM, u);
+        return 0;
+    }
+    if (held > UINT32_MAX) {
+        fprintf(stderr,
+                "izar: %s: a rank would hold %lld of its parameters, StarPU "
+                "counts to %u: use smaller units or more ranks\n",
+                e->model->unit[u].name, (long long)held, UINT32_MAX);
+        return -EINVAL;
+    }
+    g->param =
+        iz_memory_take(e->memory, iz_datum_tier(&e->plan, IZ_DATUM_PARAM),
+                       IZ_MEM_PARAM, held * size);
+    if (!g->param)
+        return -ENOMEM;
+    starpu_vector_data_register(&g->param_handle, STARPU_MAIN_RAM,
+                                iz_handle_address(e, g->param), (uint32_t)held,
+                                (size_t)size);
+    iz_handle_name(g->param_handle, IZ_DATUM_PARAM, u);
+    return register_pieces(e, g, u);
+}
+
+static int open_states(struct iz_engine *e, struct iz_unit_memory *g, int u)
+{
+    for (int i = 0; i < g->plan->chunks; i++) {
+        struct iz_chunk *k = &g->chunk[i];
+        bool own = k->home == e->plan.zero.state_home;
+        if (e->plan.zero.state_home == IZ_HOME_NVME) {
+            k->state_handle = iz_handle_token(IZ_DATUM_STATE, u);
+            continue;
+        }
+        k->state = iz_handle_take(
+            e, &k->state_handle, own ? IZ_DATUM_STATE : IZ_DATUM_SPLIT_STATE, u,
+            iz_plan_states(&e->plan, k->home, k->count).bytes);
+        if (!k->state)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+static int open_grads(struct iz_engine *e, struct iz_unit_memory *g, int u)
+{
+    int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
+    int64_t n = iz_plan_grads(&e->plan, g->plan) - apart;
+    int64_t size = iz_dtype_bytes(e->plan.grad_type);
+    int64_t blocks = iz_norm_blocks(apart);
+    bool ok = true;
+    for (int i = 0; ok && i <= g->plan->split_accum; i++) {
+        ok = !n ||
+             iz_handle_take(e, &g->grad_handle[i], IZ_DATUM_GRAD, u, n * size);
+        if (ok && apart)
+            ok = iz_handle_take(e, &g->grad_apart_handle[i],
+                                IZ_DATUM_SPLIT_GRAD, u, apart * size);
+    }
+    if (ok && blocks)
+        ok = iz_handle_take(e, &g->block_sums_handle, IZ_DATUM_BLOCK_SUMS, u,
+                            8 * blocks);
+    g->norm2_handle = iz_handle_open(e, e->scalar.sums + u, sizeof(double),
+                                     IZ_DATUM_SQUARES, u);
+    return ok ? 0 : -ENOMEM;
+}
+
+/* Chunks of so many elements over the owned ones, the first of which is `own`
+ * in the unit's parameters; NULL: no memory. */
+static struct iz_chunk *open_chunks(int64_t chunk, int64_t owned, int64_t own)
+{
+    int64_t n = (owned + chunk - 1) / chunk;
+    struct iz_chunk *c = calloc((size_t)n + 1, sizeof(*c));
+    for (int64_t i = 0; c && i < n; i++) {
+        int64_t first = i * chunk, left = owned - first;
+        c[i].first = first;
+        c[i].count = left < chunk ? left : chunk;
+        c[i].param_first = own + first;
+        c[i].filed = chunk;
+    }
+    return c;
+}
+
+/* A full buffer holds every rank's shard of the trained parameters, and behind
+ * them of the frozen ones. */
+static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
+{
+    const struct iz_unit *unit = &e->model->unit[u];
+    const struct iz_plan_unit *p = g->plan;
+    const struct iz_plan_zero *z = &e->plan.zero;
+    int rank = z->params_full && !z->states_full ? e->plan.rank : 0;
+    g->offset = calloc((size_t)unit->n_params + 1, sizeof(*g->offset));
+    g->chunk = open_chunks(p->chunk, p->owned, p->shard * rank);
+    g->frozen = open_chunks(p->frozen.chunk, p->frozen.owned,
+                            p->frozen.shard * rank +
+                                (z->params_full ? p->padded : p->shard));
+    g->segment = iz_rules_segments(unit);
+    if (!g->offset || !g->chunk || !g->frozen || !g->segment)
+        return -ENOMEM;
+    for (int i = 0; i < p->chunks; i++)
+        g->chunk[i].home = i < p->host_chunks ? z->state_home : IZ_HOME_NONE;
+    iz_unit_offsets(unit, p->padded, g->offset);
+    g->layout = (struct iz_unit_layout){
+        .model = e->model, .unit = u, .offset = g->offset, .n = p->padded};
+    if (unit->tied_unit >= 0) {
+        const struct iz_unit_memory *t = &e->unit[unit->tied_unit];
+        g->layout.tied_offset = t->offset[unit->tied_param];
+        g->layout.tied_n = t->plan->padded;
+    }
+    return 0;
+}
+
+static int open_unit(struct iz_engine *e, int u)
+{
+    struct iz_unit_memory *g = &e->unit[u];
+    g->plan = &e->plan.unit[u];
+    int r = open_layout(e, g, u);
+    if (!r)
+        r = open_params(e, g, u);
+    if (!r)
+        r = open_states(e, g, u);
+    return r ? r : open_grads(e, g, u);
+}
+
+static void close_unit(struct iz_unit_memory *g)
+{
+    if (g->piece)
+        starpu_data_partition_clean(g->param_handle, (unsigned)g->plan->chunks,
+                                    g->piece);
+    for (int i = 0; g->chunk && i < g->plan->chunks; i++) {
+        bool own = !g->piece && g->chunk[i].param_handle != g->param_handle;
+        if (own)
+            iz_handle_close(&g->chunk[i].param_handle);
+        iz_handle_close(&g->chunk[i].state_handle);
+    }
+    for (int i = 0; g->frozen && i < g->plan->frozen.chunks; i++)
+        iz_handle_close(&g->frozen[i].param_handle);
+    iz_handle_close(&g->param_handle);
+    iz_handle_close(&g->grad_handle[0]);
+    iz_handle_close(&g->grad_handle[1]);
+    iz_handle_close(&g->grad_apart_handle[0]);
+    iz_handle_close(&g->grad_apart_handle[1]);
+    iz_handle_close(&g->block_sums_handle);
+    iz_handle_close(&g->norm2_handle);
+    free(g->piece);
+    free(g->chunk);
+    free(g->frozen);
+    free(g->segment);
+    free(g->offset);
+}
+
+/* ---- disk ---- */
+
+static int open_tier_file(struct iz_engine *e, struct iz_nvme **f,
+                          const char *what, const struct iz_offload_config *c,
+                          enum iz_class class, int64_t bytes)
+{
+    char name[64];
+    int r = 0;
+    if (c->home != IZ_HOME_NVME)
+        return 0;
+    snprintf(name, sizeof(name), "izar-%d-rank%d-%s", (int)getpid(),
+             e->plan.rank, what);
+    if (!e->simulated)
+        r = iz_nvme_open(f, c->nvme_path, name, bytes,
+                         e->config->run.nvme_checksum);
+    if (!r)
+        iz_memory_note(e->memory, IZ_TIER_NVME, class, bytes);
+    return r;
+}
+
+static int open_files(struct iz_engine *e)
+{
+    const struct iz_zero_config *z = &e->config->zero;
+    int64_t size = iz_dtype_bytes(e->plan.param_type), state = 0, param = 0;
+    for (int u = 0; u < e->plan.n_units; u++) {
+        const struct iz_plan_unit *g = &e->plan.unit[u];
+        for (int i = 0; i < g->chunks; i++) {
+            struct iz_chunk *k = &e->unit[u].chunk[i];
+            k->state_at = state;
+            k->param_at = param;
+            state += iz_plan_chunk_bytes(&e->plan, g);
+            param += g->chunk * size;
+        }
+        for (int i = 0; i < g->frozen.chunks; i++) {
+            e->unit[u].frozen[i].param_at = param;
+            param += g->frozen.chunk * size;
+        }
+    }
+    int r = open_tier_file(e, &e->file.state, "state", &z->optimizer,
+                           IZ_MEM_STATE, state);
+    return r ? r
+             : open_tier_file(e, &e->file.param, "param", &z->param,
+                              IZ_MEM_PARAM, param);
+}
+
+int iz_unit_memory_open(struct iz_engine *e)
+{
+    int r = 0;
+    e->unit = calloc((size_t)e->plan.n_units, sizeof(*e->unit));
+    if (!e->unit)
+        return -ENOMEM;
+    for (int u = 0; u < e->plan.n_units && !r; u++)
+        r = open_unit(e, u);
+    return r ? r : open_files(e);
+}
+
+void iz_unit_memory_close(struct iz_engine *e)
+{
+    for (int u = 0; e->unit && u < e->plan.n_units; u++)
+        close_unit(&e->unit[u]);
+    iz_nvme_close(&e->file.state);
+    iz_nvme_close(&e->file.param);
+    free(e->unit);
+}
