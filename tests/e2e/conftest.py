@@ -10,6 +10,7 @@ import tempfile
 
 import pytest
 
+import rows
 import run
 
 
@@ -56,8 +57,7 @@ def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("e2e")
     own = None
     if not takes_direct_io(folder):
-        build = pathlib.Path(run.PROGRAM).resolve().parents[1]
-        folder = own = pathlib.Path(tempfile.mkdtemp(prefix="e2e", dir=build))
+        folder = own = pathlib.Path(tempfile.mkdtemp(prefix="e2e", dir=run.BUILD))
     yield folder
     if own:
         shutil.rmtree(own, ignore_errors=True)
@@ -77,33 +77,71 @@ def nvme(workplace):
     return folder
 
 
+@contextlib.contextmanager
+def place_for(workplace, text):
+    p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=workplace)), text)
+    yield p
+    p.clear()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def measured(request):
     """StarPU measures the bus when a build first runs, and says so."""
     if os.environ.get("IZ_TEST_SIMGRID") == "1":
         return
-    workplace = request.getfixturevalue("workplace")
-    text = request.getfixturevalue("text")
-    p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=workplace)), text)
-    with turn(pathlib.Path(run.environment()["STARPU_HOME"]) / "measuring"):
-        p.good(None, {"run.steps": 1})
-    p.clear()
+    fixtures = [request.getfixturevalue(x) for x in ("workplace", "text")]
+    with turn(pathlib.Path(run.environment()["STARPU_HOME"]) / "measuring"), \
+            place_for(*fixtures) as p:
+        p.good(1, {"run.steps": 1})
 
 
 @pytest.fixture(scope="session")
 def narrow_products(workplace, text):
     """Skips where no products of bf16 can be made on the CPU."""
-    p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=workplace)), text)
-    r = p.launch(None, {"bf16.enabled": True, "run.cpu_products": "bf16"}, ["--plan"])
-    p.clear()
+    with place_for(workplace, text) as p:
+        r = p.launch(1, {"bf16.enabled": True, "run.cpu_products": "bf16"}, ["--plan"])
     if r.rc:
         assert "run.cpu_products: bf16: " in r.err, str(r)
         pytest.skip(r.err.strip())
 
 
+@pytest.fixture(scope="session")
+def known_gpu(workplace, text):
+    """StarPU has measured the bus of one GPU, with copies of its own."""
+    row = {**rows.PLAIN, "ranks": 1, "dtype": "fp32", "steps": 1, "device": "cuda"}
+    with place_for(workplace, text) as p:
+        p.good(1, rows.config_of(row, None), env=rows.environment(p, row))
+
+
 @pytest.fixture
 def place(workplace, text):
     """Where one test starts its runs; removed behind it."""
-    p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=workplace)), text)
-    yield p
-    p.clear()
+    with place_for(workplace, text) as p:
+        yield p
+
+
+@pytest.fixture(scope="module")
+def shared(workplace, text):
+    """Where a module's tests start what several of them read."""
+    with place_for(workplace, text) as p:
+        yield p
+
+
+@pytest.fixture(scope="session")
+def references():
+    """Runs that others are compared with."""
+    return {}
+
+
+@pytest.fixture
+def start(place, nvme):
+    """Starts a row's run, with changes and with a row's model if it has one."""
+    def start(row, changes=None, good=True, env=None, **more):
+        if "model" in row:
+            rows.use(place, row["model"])
+        if run.GPU:
+            env = {**rows.environment(place, row), **(env or {})}
+        act = place.good if good else place.launch
+        return act(row["ranks"], {**rows.config_of(row, nvme), **(changes or {})},
+                   env=env, **more)
+    return start

@@ -10,11 +10,18 @@ import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
+import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/runtime/hf"))
+import folder as hf  # noqa: E402,F401
+
 PROGRAM = os.environ.get("IZ_PROGRAM", str(ROOT / "build" / "models" / "gpt2"))
+BUILD = pathlib.Path(PROGRAM).resolve().parents[1]
+GPU = os.environ.get("IZ_TEST_GPU", "")  # standin, real or kernels
 FULL = os.environ.get("IZ_TEST_FULL") == "1"
 TIMEOUT_S = 240  # of one run; a run takes about a second on an idle machine
 MIB = 1 << 20
@@ -24,23 +31,11 @@ MIB = 1 << 20
 MODEL = {"layers": 5, "heads": 3, "width": 24, "seq": 16, "vocab": 256}
 
 
-def use_program(monkeypatch, name):
-    """Another model's program beside that of the other tests, whose shape the
-    test gives whole."""
-    program = pathlib.Path(PROGRAM).with_name(name)
-    assert program.is_file(), f"{program} is not built"
-    monkeypatch.setattr("run.PROGRAM", str(program))
-    monkeypatch.setattr("run.MODEL", {})
-
-
-def each_rank(folder, monkeypatch, *settings):
-    """The program with settings of the environment for each rank: "A=1 B=2"."""
-    script = folder / "program"
-    cases = "".join(f"{r}) export {s};;\n" for r, s in enumerate(settings) if s)
-    script.write_text(f"#!/bin/sh\ncase $OMPI_COMM_WORLD_RANK in\n{cases}esac\n"
-                      f'exec {PROGRAM} "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setattr("run.PROGRAM", str(script))
+def built(path):
+    """Another program or library of the same build."""
+    path = BUILD / path
+    assert path.is_file(), f"{path} is not built"
+    return str(path)
 
 
 def sampled(r):
@@ -87,6 +82,13 @@ def text_file(path, size=60000):
     return path
 
 
+def typed(dtype, **fp16):
+    """Parameters of this type, and settings that only fp16 has."""
+    more = fp16 if dtype == "fp16" else {}
+    return {} if dtype == "fp32" else {
+        f"{dtype}.enabled": True, **{f"fp16.{k}": v for k, v in more.items()}}
+
+
 def base_config(data, output):
     """Three steps of the small model, everything that may vary at its plainest."""
     return {
@@ -112,22 +114,41 @@ def environment(extra=None):
     env["IZ_YARDSTICK"] = "64"
     # What StarPU measures once belongs to one build: another one, with a GPU or
     # without, would measure again and say so.
-    home = pathlib.Path(PROGRAM).resolve().parents[1] / "starpu-home"
+    home = BUILD / "starpu-home"
     home.mkdir(exist_ok=True)
     env["STARPU_HOME"] = str(home)
     if os.geteuid() == 0:
         env["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
         env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     env.update(extra or {})
-    return env
+    return {k: v for k, v in env.items() if v is not None}
 
 
-def command(ranks, config, options=()):
-    line = [PROGRAM, str(config), *map(str, options)]
-    if ranks is None:
-        return line
-    return ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none",
-            *line]
+MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+
+
+def apart(*commands):
+    """A run of ranks that each have a command of their own."""
+    line = list(MPIRUN)
+    for i, words in enumerate(commands):
+        line += [":"] * (i > 0) + ["-np", "1", *map(str, words)]
+    return line
+
+
+def call(*line, output=ROOT, env=None, timeout_s=TIMEOUT_S, **more):
+    """Runs any command to its end."""
+    line, begin = list(map(str, line)), time.monotonic()
+    p = subprocess.run(line, env=environment(env), capture_output=True, text=True,
+                       stdin=subprocess.DEVNULL, timeout=timeout_s, **more)
+    return Result(p.returncode, p.stdout, p.stderr, output,
+                  time.monotonic() - begin, line)
+
+
+def ckpt(*args, rc=0, **more):
+    """tools/ckpt."""
+    r = call(built("tools/ckpt"), *args, **more)
+    assert r.rc == rc and not DUMPS.search(r.out + r.err), str(r)
+    return r
 
 
 class Result:
@@ -162,6 +183,24 @@ class Result:
         return self.last("weights_hash")
 
     @property
+    def numbers(self):
+        """What a run has computed, to the bit: every step, and the weights."""
+        return self.bits, self.hash
+
+    @property
+    def validation(self):
+        return [x["validation_loss"] for x in self.lines if "validation_loss" in x]
+
+    @property
+    def config(self):
+        """The settings it ran with, as it wrote them."""
+        return json.loads((self.output / "config.json").read_text())
+
+    @property
+    def tasks(self):
+        return read_lines(self.output / "tasks.jsonl")
+
+    @property
     def summary(self):
         return self.last("summary")
 
@@ -176,6 +215,18 @@ class Result:
         return sum(have for (name, _), (_, have) in self.memory.items()
                    if name in classes)
 
+    def bytes_in(self, *tiers):
+        return sum(have for (_, tier), (_, have) in self.memory.items()
+                   if tier in tiers)
+
+    @property
+    def saved(self):
+        return saved(self.output)
+
+    @property
+    def files(self):
+        return checkpoints(self.output)
+
     def __str__(self):
         return (f"$ {' '.join(self.line)}\nexit status {self.rc} after "
                 f"{self.seconds:.1f} s\n--- stdout\n{self.out[-3000:]}"
@@ -188,6 +239,30 @@ def read_lines(path):
         return []
     text = path.read_text()
     return [json.loads(x) for x in text[:text.rfind("\n") + 1].splitlines()]
+
+
+def saved(output):
+    """The steps of which there are complete checkpoints."""
+    return sorted(int(p.name[5:]) for p in (output / "checkpoints").glob("step-*")
+                  if re.fullmatch(r"step-\d+", p.name))
+
+
+def checkpoints(output):
+    """{name: bytes} of all files of all checkpoints."""
+    folder = output / "checkpoints"
+    return {str(p.relative_to(folder)): p.read_bytes()
+            for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def arrays(output, step):
+    """{name: bytes} of a checkpoint that one rank wrote."""
+    path = output / f"checkpoints/step-{step:08}/rank-00000-of-00001.safetensors"
+    data = path.read_bytes()
+    n, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + n])
+    header.pop("__metadata__", None)
+    return {k: data[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]]
+            for k, t in header.items()}
 
 
 def alive(pid):
@@ -239,13 +314,12 @@ def threads(pid):
 
 
 class Run:
-    """A run that is under way.  `ranks` None: without mpirun."""
+    """A run that is under way."""
 
-    def __init__(self, ranks, config, options=(), env=None):
+    def __init__(self, line, config, env=None):
         self.output = pathlib.Path(json.loads(
             pathlib.Path(config).read_text())["run"]["output"])
-        self.ranks = ranks
-        self.line = command(ranks, config, options)
+        self.line = line
         self.begin = time.monotonic()
         # Files, not pipes: nobody reads while the run is under way.
         self.streams = [pathlib.Path(f"{config}.{x}") for x in ("out", "err")]
@@ -257,9 +331,8 @@ class Run:
 
     def pids(self):
         """Those of the ranks."""
-        if self.ranks is None:
-            return [self.process.pid]
-        return children(self.process.pid)
+        pid = self.process.pid
+        return children(pid) if self.line[0] == MPIRUN[0] else [pid]
 
     def text(self, stream):
         return self.streams[stream].read_text(errors="replace")
@@ -308,23 +381,70 @@ class Place:
 
     def __init__(self, folder, data):
         self.folder, self.data, self.count = folder, data, 0
+        self.program, self.model, self.bytes = PROGRAM, MODEL, True
+
+    def use(self, program, model=None, records=None):
+        """Another model's program, whose shape is this or all that a test says."""
+        self.program, self.model = str(program), model or {}
+        if records:
+            self.data, self.bytes = records, False
+
+    def wrap(self, script):
+        """Runs the program by a script that names it {}."""
+        path = self.folder / "program"
+        path.write_text(script.format(self.program))
+        path.chmod(0o755)
+        self.program = str(path)
 
     def config(self, overrides, output=None):
         """Writes a config of its own for each run; returns its path."""
         self.count += 1
         output = output or self.folder / f"out{self.count}"
         path = self.folder / f"config{self.count}.json"
-        config = merge(base_config(self.data, output), overrides)
-        path.write_text(json.dumps(config, indent=1))
+        config = base_config(self.data, output)
+        config["model"] = dict(self.model)
+        if not self.bytes:
+            del config["data"]["bytes"]
+        path.write_text(json.dumps(merge(config, overrides), indent=1))
         return path
 
+    def command(self, ranks, config, options=()):
+        """One rank is started without mpirun."""
+        mpirun = [] if ranks in (None, 1) else \
+            [*MPIRUN, "-np", str(ranks)]
+        return [*mpirun, self.program, str(config), *map(str, options)]
+
     def start(self, ranks, overrides, options=(), output=None, env=None):
-        return Run(ranks, self.config(overrides, output), options, env)
+        config = self.config(overrides, output)
+        return Run(self.command(ranks, config, options), config, env)
 
     def launch(self, ranks, overrides, options=(), output=None, env=None,
                timeout_s=TIMEOUT_S):
         run = self.start(ranks, overrides, options, output, env)
         return run.finish(timeout_s)
+
+    def apart(self, settings, overrides, options=(), **more):
+        """Ranks of one run, each behind words of its own: env A=1, taskset."""
+        config = self.config(overrides)
+        return call(*apart(*([*words, self.program, config, *options]
+                             for words in settings)),
+                    output=self.folder / f"out{self.count}", **more)
+
+    def halves(self, ranks, first, second, options=("--resume",), output=None,
+               again=None, **more):
+        """A run that goes on with the checkpoint of another."""
+        output = output or self.folder / "halves"
+        self.good(ranks, first, output=output, **more)
+        return self.good(again or ranks, second, options, output, **more)
+
+    def as_it_is(self, config, options=()):
+        """A run of a whole config, to which nothing is added."""
+        self.count += 1
+        path = self.folder / f"config{self.count}.json"
+        path.write_text(json.dumps(config))
+        r = Run(self.command(1, path, options), path).finish()
+        assert r.rc == 0, str(r)
+        return r
 
     def good(self, *args, **kwargs):
         """A run that must succeed and allocate exactly its plan."""

@@ -5,9 +5,7 @@ by the program itself, and at the end of every successful run of these tests:
 Place.good.)"""
 import json
 import os
-import pathlib
 import re
-import subprocess
 
 import pytest
 
@@ -40,7 +38,7 @@ def big(**more):
 @pytest.mark.parametrize("ranks", (1, 2, 4))
 @pytest.mark.parametrize("stage", PAPER)
 def test_bytes_per_parameter_are_the_papers(stage, ranks, place):
-    r = place.launch(None, big(**{"zero_optimization.stage": stage}),
+    r = place.launch(1, big(**{"zero_optimization.stage": stage}),
                      ["--plan", "--ranks", ranks])
     assert r.rc == 0, str(r)
     per = planned(r.out, STATES) / run.parameters(GPT2)
@@ -52,7 +50,7 @@ def test_bytes_per_parameter_are_the_papers(stage, ranks, place):
 def test_a_home_moves_bytes_and_adds_none(home, place, nvme):
     zero = run.offload(3, home, home, nvme)
     zero["zero_optimization"]["sub_group_size"] = 32768
-    r = place.launch(None, big(**zero), ["--plan", "--ranks", 4])
+    r = place.launch(1, big(**zero), ["--plan", "--ranks", 4])
     per = planned(r.out, STATES) / run.parameters(GPT2)
     # A file holds whole chunks: less than one of each unit's 54 is waste.
     assert per == pytest.approx(4, rel=2e-2 if home == "nvme" else 1e-3), r.out
@@ -63,11 +61,9 @@ def test_a_home_moves_bytes_and_adds_none(home, place, nvme):
     (1, "cpu", "parameters", 4), (0, "nvme", "optimizer", -8),
     (1, "nvme", "batches", 1)))
 def test_a_run_takes_what_was_planned_or_ends(victim, tier, name, more, place,
-                                              nvme, monkeypatch):
+                                              nvme):
     """The plan of one rank says more or less than is taken."""
-    program = pathlib.Path(run.PROGRAM).parents[1] / "tests" / "misplanned"
-    assert program.is_file()
-    monkeypatch.setattr("run.PROGRAM", str(program))
+    place.program = run.built("tests/misplanned")
     c = {**run.offload(3, "nvme", "cpu", nvme), "run.steps": 1}
     good = place.good(2, c)
     planned, taken = good.memory.get((name, tier), (0, 0))
@@ -91,20 +87,17 @@ def test_a_run_allocates_the_papers_bytes(stage, place):
 
 
 def test_plan_alone_writes_nothing(place):
-    r = place.launch(None, {}, ["--plan"])
+    r = place.launch(1, {}, ["--plan"])
     assert r.rc == 0 and not r.output.exists()
 
 
 # ---- a machine that is described ----
 
-CALIBRATE = pathlib.Path(run.PROGRAM).parents[1] / "tools/calibrate"
-
-
 def described(place):
     """This machine, as tools/plan --this-machine asks for it."""
     path = place.folder / "machine.json"
-    subprocess.run([CALIBRATE, "--describe", path, place.folder], check=True,
-                   timeout=run.TIMEOUT_S, env=run.environment(None))
+    r = run.call(run.built("tools/calibrate"), "--describe", path, place.folder)
+    assert r.rc == 0, str(r)
     return path, json.loads(path.read_text())
 
 
@@ -112,8 +105,8 @@ def test_a_description_of_this_machine_is_what_a_run_finds(place):
     path, machine = described(place)
     assert 1 <= machine["cores"] <= len(os.sched_getaffinity(0))
     assert machine["disk_bytes"] > 0 and machine["gpus"] == 0
-    here = place.launch(None, big(**{"run.memory_limit_bytes": 0}), ["--plan"])
-    there = place.launch(None, big(), ["--plan", "--machine", path])
+    here = place.launch(1, big(**{"run.memory_limit_bytes": 0}), ["--plan"])
+    there = place.launch(1, big(), ["--plan", "--machine", path])
     assert planned(here.out, STATES) == planned(there.out, STATES)
     # What is free changes while others run; what there is does not.
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -125,7 +118,7 @@ def test_ranks_share_a_machine_without_a_network(place):
     machine["host_bytes"] = 8 * 1000 * run.MIB
     path.write_text(json.dumps(machine))
     for ranks, fits in ((1, True), (8, False)):
-        r = place.launch(None, big(**{"zero_optimization.stage": 0}),
+        r = place.launch(1, big(**{"zero_optimization.stage": 0}),
                          ["--plan", "--machine", path, "--ranks", ranks])
         assert (r.rc == 0) == fits, str(r)
         if not fits:
@@ -142,9 +135,9 @@ def share(text):
 def test_ranks_of_a_plan_share_this_machine(place):
     """As those of a run would: the same table, and memory for each."""
     c = big(**{"run.memory_limit_bytes": 0, "run.workers": 0, "model": run.MODEL})
-    alone = place.launch(None, c, ["--plan"])
+    alone = place.launch(1, c, ["--plan"])
     assert alone.rc == 0 and share(alone.out) is None, str(alone)
-    said = place.launch(None, c, ["--plan", "--ranks", 2])
+    said = place.launch(1, c, ["--plan", "--ranks", 2])
     started = place.launch(2, c, ["--plan"])
     assert planned(said.out, STATES) == planned(started.out, STATES)
     assert said.out.splitlines()[:12] == started.out.splitlines()[:12]
@@ -161,11 +154,11 @@ def test_ranks_of_a_plan_that_fill_this_machine_are_refused(place):
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     many = int(free / (16 * run.parameters(GPT2))) + 1
     c = big(**{"run.memory_limit_bytes": 0})
-    assert place.launch(None, c, ["--plan"]).rc == 0
-    r = place.launch(None, c, ["--plan", "--ranks", many])
+    assert place.launch(1, c, ["--plan"]).rc == 0
+    r = place.launch(1, c, ["--plan", "--ranks", many])
     run.refused(r, "this run needs", "MiB of memory per rank")
     assert share(r.out)[0] == many
-    r = place.launch(None, {**c, "run.memory_limit_bytes": 10**15},
+    r = place.launch(1, {**c, "run.memory_limit_bytes": 10**15},
                      ["--plan", "--ranks", many])
     assert r.rc == 0 and share(r.out) is None, str(r)
 
@@ -180,30 +173,23 @@ EMPTY = {"layers": 1, "heads": 1, "width": 8, "seq": 8, "vocab": 256}
 LARGE = {"layers": 8, "heads": 8, "width": 512, "seq": 16, "vocab": 256}
 
 
-def host_bytes(r):
-    return sum(have for (_, tier), (_, have) in r.memory.items()
-               if tier != "nvme")
-
-
-@pytest.mark.parametrize("ranks", (None, 2))
+@pytest.mark.parametrize("ranks", (1, 2))
 def test_an_empty_run_is_below_the_stated_constant(ranks, place):
     r = place.good(ranks, {"model": EMPTY})
-    assert host_bytes(r) < run.MIB
+    assert r.bytes_in("device", "cpu") < run.MIB
     assert r.summary["peak_resident_bytes"] < CONSTANT_MIB * run.MIB
 
 
 @pytest.mark.parametrize("ranks, home, dtype", [
-    (None, (0, "none", "none"), "fp32"), (None, (2, "cpu", "none"), "bf16"),
-    (None, (3, "cpu", "cpu"), "fp32"), (None, (3, "nvme", "nvme"), "fp32"),
+    (1, (0, "none", "none"), "fp32"), (1, (2, "cpu", "none"), "bf16"),
+    (1, (3, "cpu", "cpu"), "fp32"), (1, (3, "nvme", "nvme"), "fp32"),
     (2, (1, "none", "none"), "bf16"), (2, (3, "nvme", "none"), "fp32"),
     (2, (3, "cpu", "cpu"), "fp16")])
 def test_resident_memory_is_the_plan(ranks, home, dtype, place, nvme):
-    config = {"model": LARGE, "run.steps": 2, **run.offload(*home, nvme)}
-    if dtype != "fp32":
-        config[f"{dtype}.enabled"] = True
-    r = place.good(ranks, config)
+    r = place.good(ranks, {"model": LARGE, "run.steps": 2, **run.typed(dtype),
+                           **run.offload(*home, nvme)})
     empty = place.good(ranks, {"model": EMPTY, "run.steps": 1})
-    plan = host_bytes(r)
+    plan = r.bytes_in("device", "cpu")
     grown = (r.summary["peak_resident_bytes"] -
              empty.summary["peak_resident_bytes"])
     assert plan > 200 * run.MIB  # so that a tenth of it means something
@@ -235,14 +221,12 @@ def units(ranks):
 def fetched(place, n, schedule, ring, reuse, size):
     zero = {"stage": 3, "stage3_max_reuse_distance": reuse,
             "offload_param": {"device": "cpu"}}
-    config = {"model": MODEL, "train_batch_size": G * n, "run.steps": STEPS,
-              "train_micro_batch_size_per_gpu": 1,
-              "gradient_accumulation_steps": G,
-              "zero_optimization": zero, "run.schedule": schedule,
-              "run.parallel_micro_batches": 1, "run.ring": ring}
-    if size == 2:
-        config["bf16.enabled"] = True
-    return place.good(n, config)
+    return place.good(n, {
+        "model": MODEL, "train_batch_size": G * n, "run.steps": STEPS,
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": G,
+        "zero_optimization": zero, "run.schedule": schedule,
+        "run.parallel_micro_batches": 1, "run.ring": ring,
+        "bf16.enabled": size == 2})
 
 
 @pytest.mark.parametrize("ranks, size, ring", [
@@ -257,7 +241,7 @@ def test_breadth_first_divides_traffic_by_the_accumulation(ranks, size, ring,
     broad = fetched(place, ranks, "breadth_first", ring, 0, size)
     assert broad.summary["fetched_bytes"] == STEPS * size * one_pass
     assert deep.summary["fetched_bytes"] == G * broad.summary["fetched_bytes"]
-    assert deep.bits == broad.bits and deep.hash == broad.hash
+    assert deep.numbers == broad.numbers
 
 
 @pytest.mark.parametrize("schedule", ("depth_first", "breadth_first"))
@@ -286,7 +270,7 @@ def test_nothing_is_fetched_that_is_there(stage, place):
     zero = {"stage": stage}
     if stage == 3:
         zero["offload_param"] = {"device": "cpu"}
-    r = place.good(None, {"zero_optimization": zero})
+    r = place.good(1, {"zero_optimization": zero})
     assert r.summary["fetched_bytes"] == 0
     assert r.summary["sent_bytes"] == 0
 
@@ -294,7 +278,6 @@ def test_nothing_is_fetched_that_is_there(stage, place):
 @pytest.mark.parametrize("stage", (1, 2))
 def test_a_kept_copy_is_gathered_once_a_step(stage, place):
     embed, block, head = units(2)
-    r = place.good(2, {"model": MODEL, "run.steps": STEPS,
-                       "zero_optimization.stage": stage})
+    r = place.good(2, {"model": MODEL, "zero_optimization.stage": stage})
     assert r.summary["fetched_bytes"] == \
         STEPS * 4 * (embed + LAYERS * block + head)

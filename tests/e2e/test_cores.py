@@ -2,7 +2,6 @@
 """Which cores the ranks of a host compute on: what several may use is divided,
 and refused where it is not clear whose it is."""
 import os
-import subprocess
 
 import pytest
 
@@ -15,26 +14,14 @@ CONFIG = {"train_batch_size": 6, "run.steps": 1, "run.workers": 0,
 
 
 def launch(place, before, options=()):
-    """A rank for each list of words that its command begins with."""
-    config = place.config(CONFIG)
-    line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
-    for i, words in enumerate(before):
-        line += [":"] * (i > 0) + ["-np", "1", *map(str, words), run.PROGRAM,
-                                   str(config), *options]
-    p = subprocess.run(line, env=run.environment({"STARPU_SILENT": "1"}),
-                       capture_output=True, text=True, timeout=run.TIMEOUT_S)
-    output = place.folder / f"out{place.count}"
-    return run.Result(p.returncode, p.stdout, p.stderr, output, 0, line)
+    return place.apart(before, CONFIG, options, env={"STARPU_SILENT": "1"})
 
 
 def hosts(place, *allowed):
     """As if of 8 cores each rank might use these."""
-    words = []
-    for i, cores in enumerate(allowed):
-        path = place.folder / f"host{i}.xml"
-        machine(path, 2, 4, cores)
-        words.append(["env", f"HWLOC_XMLFILE={path}"])
-    return words
+    return [["env", "HWLOC_XMLFILE=" + machine(place.folder / f"host{i}.xml", 2, 4,
+                                               cores)]
+            for i, cores in enumerate(allowed)]
 
 
 def test_cores_that_sets_share_in_part_are_refused(place):

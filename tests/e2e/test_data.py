@@ -2,9 +2,7 @@
 """Where tokens come from does not change a run: one shard or several, raw bytes
 or tokenize's output; and what a mask excludes is not learnt."""
 import json
-import pathlib
 import random
-import subprocess
 import sys
 
 import pytest
@@ -12,20 +10,13 @@ import pytest
 import run
 from test_refusals import MAGIC32, TOKENS, shard
 
-TOKENIZE = run.ROOT / "tools" / "tokenize"
-
-
-def mask(path, learn):
-    """The loss mask beside a shard."""
-    head = b"mask" + (1).to_bytes(4, "little") + len(learn).to_bytes(4, "little")
-    pathlib.Path(str(path)[:-4] + ".mask").write_bytes(
-        head + bytes(1012) + bytes(learn))
-
 
 def tokens(place, name, ids, learn=None):
+    """A shard, and the loss mask beside it."""
     path = shard(place.folder / name, ids)
     if learn is not None:
-        mask(path, learn)
+        head = b"mask" + (1).to_bytes(4, "little") + len(learn).to_bytes(4, "little")
+        path.with_suffix(".mask").write_bytes(head + bytes(1012) + bytes(learn))
     return path
 
 
@@ -35,50 +26,39 @@ def data(path, **more):
 
 
 def tokenize(place, *args):
-    p = subprocess.run([sys.executable, TOKENIZE, *map(str, args)],
-                       capture_output=True, text=True, timeout=run.TIMEOUT_S,
-                       cwd=place.folder)
-    assert p.returncode == 0, p.stderr
-    return p.stdout
+    r = run.call(sys.executable, run.ROOT / "tools/tokenize", *args, cwd=place.folder)
+    assert r.rc == 0, str(r)
+    return r.out
 
 
-@pytest.mark.parametrize("ranks", (None, 2))
+@pytest.mark.parametrize("ranks", (1, 2))
 def test_several_shards_train_as_one(ranks, place):
     whole = tokens(place, "whole.bin", TOKENS)
     want = place.good(ranks, data(whole))
     for i, (a, b) in enumerate([(0, 1), (1, 18), (18, 2500), (2500, 5000)]):
-        name = place.folder / f"part{i}.bin"
-        if i == 2:
-            shard(name, TOKENS[a:b], MAGIC32)
-        else:
-            shard(name, TOKENS[a:b])
+        shard(place.folder / f"part{i}.bin", TOKENS[a:b],
+              *[MAGIC32] if i == 2 else [])
     parts = place.folder / "part?.bin"
     listed = ",".join(str(place.folder / f"part{i}.bin") for i in range(4))
     for path in (parts, listed):
         r = place.good(ranks, data(path))
-        assert r.bits == want.bits and r.hash == want.hash
+        assert r.numbers == want.numbers
 
 
 @pytest.mark.single
 def test_tokens_of_bytes_train_as_the_bytes(place, text):
-    want = place.good(None, {"run.eval_batches": 2})
+    want = place.good(1, {"run.eval_batches": 2})
     tokenize(place, "--tokenizer", "bytes", "--end", "none", "--out", "t",
              "--shard-tokens", 7000, text)
-    r = place.good(None, data(place.folder / "t_train_*.bin"))
-    assert r.bits == want.bits and r.hash == want.hash
+    r = place.good(1, data(place.folder / "t_train_*.bin"))
+    assert r.numbers == want.numbers
 
 
 @pytest.mark.single
 def test_a_mask_of_ones_changes_nothing(place):
-    want = place.good(None, data(tokens(place, "a.bin", TOKENS)))
-    r = place.good(None, data(tokens(place, "b.bin", TOKENS, [1] * 5000)))
-    assert r.bits == want.bits and r.hash == want.hash
-
-
-@pytest.mark.single
-def test_a_mask_of_zeros_is_refused(place):
-    r = place.launch(None, data(tokens(place, "a.bin", TOKENS, [0] * 5000)))
-    run.refused(r, "a.bin", "nothing to be learnt")
+    want = place.good(1, data(tokens(place, "a.bin", TOKENS)))
+    r = place.good(1, data(tokens(place, "b.bin", TOKENS, [1] * 5000)))
+    assert r.numbers == want.numbers
 
 
 @pytest.mark.single
@@ -89,9 +69,9 @@ def test_what_is_masked_is_not_learnt(place):
     ids = [rng.randrange(255) if i % 2 else 255 for i in range(20000)]
     change = {"run.steps": 30, "optimizer.params.lr": 0.01}
     learn = [1 - i % 2 for i in range(20000)]
-    masked = place.good(None, {**data(tokens(place, "a.bin", ids, learn)),
+    masked = place.good(1, {**data(tokens(place, "a.bin", ids, learn)),
                                **change})
-    free = place.good(None, {**data(tokens(place, "b.bin", ids)), **change})
+    free = place.good(1, {**data(tokens(place, "b.bin", ids)), **change})
     assert masked.losses[-1] < 0.1 and free.losses[-1] > 2
 
 
@@ -106,7 +86,7 @@ def uneven(place):
 
 
 # Ways to cut a batch of 12: ranks, samples of a micro-batch, slices.
-CUTS = [(None, 12, 1), (None, 1, 1), (None, 6, 3), (3, 2, 1), (2, 3, 3)]
+CUTS = [(1, 12, 1), (1, 1, 1), (1, 6, 3), (3, 2, 1), (2, 3, 3)]
 
 
 def test_a_step_is_the_mean_over_its_targets(place):
@@ -117,9 +97,9 @@ def test_a_step_is_the_mean_over_its_targets(place):
     for ranks, micro, slices in CUTS:
         r = place.good(ranks, {
             **c, "train_micro_batch_size_per_gpu": micro, "run.workers": 1,
-            "gradient_accumulation_steps": 12 // micro // (ranks or 1),
+            "gradient_accumulation_steps": 12 // micro // ranks,
             "run.slices": slices,
-            "run.eval_batches": 12 // micro // (ranks or 1)})
+            "run.eval_batches": 12 // micro // ranks})
         runs.append([(x["loss"], x["grad_norm"]) for x in r.steps] +
                     [(r.last("validation_loss"), 0)])
     for got in runs[1:]:
@@ -130,22 +110,13 @@ def test_a_step_is_the_mean_over_its_targets(place):
 @pytest.mark.parametrize("dtype", ("fp32", "bf16"))
 def test_masks_keep_the_bits_at_every_stage(dtype, place, nvme):
     c = {**uneven(place), "train_batch_size": 12,
-         "gradient_accumulation_steps": 3, "run.slices": 2}
-    if dtype != "fp32":
-        c[f"{dtype}.enabled"] = True
+         "gradient_accumulation_steps": 3, "run.slices": 2, **run.typed(dtype)}
     want = place.good(2, c)
     for home in ((1, "cpu", "none"), (3, "nvme", "nvme")):
         r = place.good(2, {**c, **run.offload(*home, nvme),
                            "run.schedule": "breadth_first",
                            "run.inject_delay_us": 300})
-        assert r.bits == want.bits and r.hash == want.hash
-
-
-@pytest.mark.single
-def test_a_mask_of_another_length_is_named(place):
-    path = tokens(place, "a.bin", TOKENS, [1] * 4999)
-    r = place.launch(None, data(path))
-    run.refused(r, "a.mask", "4999 tokens", str(path))
+        assert r.numbers == want.numbers
 
 
 @pytest.mark.single
@@ -156,13 +127,6 @@ def test_conversations_train_from_text_to_loss(place):
     said = tokenize(place, "--tokenizer", "bytes", "--out", "c",
                     "--val-fraction", "0.1", "c.jsonl")
     assert "2000 documents" in said and "to be learnt" in said
-    r = place.good(None, data(place.folder / "c_train_*.bin",
+    r = place.good(1, data(place.folder / "c_train_*.bin",
                               val_path=str(place.folder / "c_val_*.bin")))
     assert 0 < r.losses[-1] < r.losses[0]
-
-
-@pytest.mark.single
-def test_a_pattern_without_files_is_named(place):
-    path = place.folder / "none*.bin"
-    r = place.launch(None, data(path))
-    run.refused(r, str(path), "no file matches")

@@ -1,19 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frozen parameters: no gradient, no state, and no backward below the lowest
 unit that is trained."""
+import fnmatch
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 import run
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "runtime/hf"))
-import folder as hf  # noqa: E402
-
-TOOL = pathlib.Path(run.PROGRAM).resolve().parents[1] / "tools" / "ckpt"
+from run import ckpt, hf
 
 
 def only(*patterns):
@@ -27,7 +21,6 @@ def but(*patterns):
 
 
 def is_frozen(name, rules):
-    import fnmatch
     frozen = False
     for r in rules["parameters"]:
         if fnmatch.fnmatchcase(name, r["match"]):
@@ -35,9 +28,9 @@ def is_frozen(name, rules):
     return frozen
 
 
-def weights(place, name, overrides, ranks=None):
+def weights(place, name, overrides):
     out = place.folder / name
-    r = place.good(ranks, {**overrides, "run.export": str(out)})
+    r = place.good(1, {**overrides, "run.export": str(out)})
     return r, {k.removeprefix("transformer."): t[2]
                for k, t in hf.read(out).items()}
 
@@ -67,11 +60,10 @@ CASES = {"bottom": but("w[tp]e.weight", "h.[012].*"),
          "positions": only("wpe.weight")}
 
 
-@pytest.mark.parametrize("stage, ranks", ((0, None), (2, 3), (3, 2)))
+@pytest.mark.parametrize("stage, ranks", ((0, 1), (2, 3), (3, 2)))
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_are_those_of_the_arithmetic(case, stage, ranks, place):
-    n = ranks or 1
-    rules = CASES[case]
+    n, rules = ranks, CASES[case]
     r = place.good(ranks, {**rules, "zero_optimization.stage": stage,
                            "bf16.enabled": True, "train_batch_size": 4 * n,
                            "run.steps": 1, "run.slices": 1})
@@ -88,9 +80,7 @@ def test_bytes_are_those_of_the_arithmetic(case, stage, ranks, place):
                                          ("attention", "fp16"),
                                          ("vectors", "bf16")])
 def test_frozen_weights_keep_their_bits(case, dtype, place):
-    c = {"run.steps": 2}
-    if dtype != "fp32":
-        c[f"{dtype}.enabled"] = True
+    c = {"run.steps": 2, **run.typed(dtype)}
     _, start = weights(place, "start", {**c, "optimizer.params.lr": 0.0})
     _, end = weights(place, "end", {**c, **CASES[case]})
     for name, data in end.items():
@@ -119,7 +109,7 @@ def test_no_task_for_what_is_frozen(home, place, nvme):
     c = {**CASES["bottom"], **run.offload(3, "cpu", home, nvme),
          "run.task_log": True, "run.steps": 2, "run.recompute": "none"}
     done = {}
-    for t in run.read_lines(place.good(2, c).output / "tasks.jsonl"):
+    for t in place.good(2, c).tasks:
         done.setdefault(t["task"], []).append(t["unit"])
     assert sorted(set(done["forward"])) == [0, 1, 2, 3, 4, 5]
     for kind in ("backward", "reduce", "adam"):
@@ -132,8 +122,8 @@ def test_no_task_for_what_is_frozen(home, place, nvme):
 def test_activations_below_are_not_kept(place):
     """Of five equal blocks the upper two are kept."""
     c = {"run.recompute": "none", "run.steps": 1}
-    all_of_them = place.good(None, c).bytes_of("activations")
-    some = place.good(None, {**c, **CASES["bottom"]}).bytes_of("activations")
+    all_of_them = place.good(1, c).bytes_of("activations")
+    some = place.good(1, {**c, **CASES["bottom"]}).bytes_of("activations")
     assert 5 * some == 2 * all_of_them
 
 
@@ -143,13 +133,12 @@ def test_a_checkpoint_is_continued_bit_for_bit_and_on_other_ranks(place):
     c = {**CASES["attention"], "zero_optimization.stage": 3, "run.save": True,
          "run.steps": 4, "train_batch_size": 12}
     whole = place.good(2, c)
-    out = place.folder / "halves"
+    out = place.folder / "parts"
     exported = place.folder / "exported"
     place.good(2, {**c, "run.steps": 2, "run.export": str(exported)},
                output=out)
     again = place.folder / "again"
-    subprocess.run([TOOL, "export", str(out), "--out", str(again)], check=True,
-                   env=run.environment(), stdout=subprocess.DEVNULL)
+    ckpt("export", out, "--out", again)
     assert hf.read(again) == hf.read(exported)
     index = json.loads(
         (out / "checkpoints" / "step-00000002" / "index.json").read_text())
@@ -158,12 +147,10 @@ def test_a_checkpoint_is_continued_bit_for_bit_and_on_other_ranks(place):
     assert arrays["h.1.frozen/master"] == 4 * width * width + 4 * width
     assert "h.1.frozen/m" not in arrays and "h.1/v" in arrays
     r = place.good(2, c, ["--resume"], output=out)
-    assert r.bits == whole.bits and r.hash == whole.hash
+    assert r.numbers == whole.numbers
 
-    other = place.folder / "other"
-    place.good(3, {**c, "run.steps": 2}, output=other)
-    r = place.good(1, {**c, "zero_optimization.stage": 0}, ["--resume"],
-                   output=other)
+    r = place.halves(3, {**c, "run.steps": 2}, {**c, "zero_optimization.stage": 0},
+                     again=1)
     for a, b in zip(r.losses, whole.losses):
         assert abs(a - b) < 1e-4
 
@@ -171,14 +158,13 @@ def test_a_checkpoint_is_continued_bit_for_bit_and_on_other_ranks(place):
 @pytest.mark.single
 def test_another_set_is_refused(place):
     c = {"run.save": True, "run.steps": 2}
-    out = place.folder / "out"
-    place.good(None, {**c, **CASES["attention"]}, output=out)
-    r = place.launch(None, {**c, **CASES["bottom"], "run.steps": 3},
+    out = place.good(1, {**c, **CASES["attention"]}).output
+    r = place.launch(1, {**c, **CASES["bottom"], "run.steps": 3},
                      ["--resume"], output=out)
     run.refused(r, "checkpoint", "frozen")
 
 
 @pytest.mark.single
 def test_nothing_to_train_is_refused(place):
-    r = place.launch(None, but("*"))
+    r = place.launch(1, but("*"))
     run.refused(r, "parameters", "every tensor", "frozen")

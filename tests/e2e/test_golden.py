@@ -7,19 +7,19 @@ import pytest
 
 import golden
 import run
-from golden import hf
+from run import hf
 
 
 @pytest.mark.single
 @pytest.mark.parametrize("home", ((0, "none", "none"), (3, "cpu", "cpu")))
 @pytest.mark.parametrize("kind", golden.KINDS)
-def test_ten_steps_are_those_of_the_reference(kind, home, place, monkeypatch):
-    run.use_program(monkeypatch, "gpt2" if kind == "gpt2" else "llama")
+def test_ten_steps_are_those_of_the_reference(kind, home, place):
+    place.use(run.built("models/gpt2" if kind == "gpt2" else "models/llama"))
     folder = hf.write(place.folder / "in", golden.tensors(kind),
                       golden.config(kind))
     data = place.folder / "window"
     data.write_bytes(golden.TEXT)
-    r = place.good(None, {
+    r = place.good(1, {
         "model": {"import": str(folder), "seq": golden.SEQ},
         "data": {"path": str(data), "val_fraction": 0},
         "gradient_clipping": golden.CLIP, "run.steps": golden.STEPS,

@@ -6,20 +6,21 @@ import json
 
 import pytest
 
+import rows
 import run
-from test_gpu import KIND, ROW, config_of, environment
+from test_gpu import FAR, ROW
 
-pytestmark = pytest.mark.skipif(KIND != "standin",
+pytestmark = pytest.mark.skipif(run.GPU != "standin",
                                 reason="needs the stand-in's description")
 V100 = run.ROOT / "configs/machines/v100-32-dgx2.json"
 
 
-def launch(place, nvme, capability, dtype, changes=None, options=(), good=False):
-    start = place.good if good else place.launch
-    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": "cpu", "dtype": dtype}
-    return start(None, {**config_of(row, nvme), **(changes or {})},
-                 options, env={**environment(place, row),
-                               "IZ_STANDIN_CAPABILITY": str(capability)})
+@pytest.fixture
+def launch(start):
+    def launch(capability, dtype, changes=None, options=(), **more):
+        return start({**ROW, **FAR, "dtype": dtype}, changes, options=options,
+                     env={"IZ_STANDIN_CAPABILITY": str(capability)}, **more)
+    return launch
 
 
 def refused(r, *words):
@@ -29,40 +30,40 @@ def refused(r, *words):
 
 @pytest.mark.parametrize("capability", (70, 75))
 @pytest.mark.parametrize("dtype", ("fp16", "fp32"))
-def test_older_gpus_train(capability, dtype, place, nvme):
+def test_older_gpus_train(capability, dtype, launch):
     """Within the plan's bytes, which place.good checks, as every run's."""
-    old = launch(place, nvme, capability, dtype, good=True)
-    cpu = launch(place, nvme, 90, dtype, {"run.device": "cpu"}, good=True)
+    old = launch(capability, dtype)
+    cpu = launch(90, dtype, {"run.device": "cpu"})
     assert f"compute capability {capability / 10}" in old.out, str(old)
-    assert len(old.steps) == 3 and old.bits == cpu.bits and old.hash == cpu.hash
+    assert len(old.steps) == 3 and old.numbers == cpu.numbers
 
 
-def test_bf16_needs_ampere(place, nvme):
-    for capability in (70, 75):
-        said = f"the GPU has {capability / 10}"
-        for options in ((), ["--plan"]):
-            refused(launch(place, nvme, capability, "bf16", options=options),
-                    "bf16.enabled: true: needs compute capability 8.0", said,
-                    "use fp16.enabled")
-    assert launch(place, nvme, 80, "bf16").rc == 0
+def test_bf16_goes_on_ampere(launch):
+    launch(80, "bf16")
 
 
-def test_tf32_needs_ampere(place, nvme):
-    refused(launch(place, nvme, 75, "fp32", {"run.tf32": True}),
-            "run.tf32: true: needs compute capability 8.0", "the GPU has 7.5")
+AMPERE = "needs compute capability 8.0"
 
 
-def test_cudnn_needs_ampere(place, nvme):
-    refused(launch(place, nvme, 75, "fp16", {"run.gpu_attention": "cudnn"}),
-            "run.gpu_attention: cudnn: needs compute capability 8.0",
-            "the GPU has 7.5")
+@pytest.mark.parametrize("capability, dtype, changes, words", [
+    *[(c, "bf16", {}, (f"bf16.enabled: true: {AMPERE}", f"the GPU has {c / 10}",
+                       "use fp16.enabled")) for c in (70, 75)],
+    (75, "fp32", {"run.tf32": True}, (f"run.tf32: true: {AMPERE}", "the GPU has 7.5")),
+    (75, "fp16", {"run.gpu_attention": "cudnn"},
+     (f"run.gpu_attention: cudnn: {AMPERE}", "the GPU has 7.5")),
+    (61, "fp32", {}, ("run.device: cuda", "GPU 0 has compute capability 6.1",
+                      "7.0 and later")),
+    (61, "fp32", {"run.device": "auto"}, ("run.device: auto",))])
+def test_what_an_older_gpu_lacks_is_refused(capability, dtype, changes, words, launch):
+    for options in ((), ["--plan"]) if dtype == "bf16" else ((),):
+        refused(launch(capability, dtype, changes, options, good=False), *words)
 
 
-def test_gpus_before_volta_are_refused(place, nvme):
-    refused(launch(place, nvme, 61, "fp32"), "run.device: cuda",
-            "GPU 0 has compute capability 6.1", "7.0 and later")
-    refused(launch(place, nvme, 61, "fp32", {"run.device": "auto"}),
-            "run.device: auto")
+def of_two(place, nvme, settings, row):
+    """Two ranks, each with a variable of its own."""
+    row = {**row, "ranks": 2}
+    return place.apart([["env", *x.split()] for x in settings],
+                       rows.config_of(row, nvme), env=rows.environment(place, row))
 
 
 OLD, LIST = "IZ_STANDIN_CAPABILITY=61", "STARPU_WORKERS_CUDAID=7"
@@ -73,23 +74,17 @@ OLD, LIST = "IZ_STANDIN_CAPABILITY=61", "STARPU_WORKERS_CUDAID=7"
     (("", OLD), 1, ("GPU 1 has compute capability 6.1", "7.0 and later")),
     ((LIST, LIST), 0, ("STARPU_WORKERS_CUDAID: '7' is no list",)),
     (("", LIST), 1, ("STARPU_WORKERS_CUDAID: '7' is no list",))])
-def test_a_gpu_that_cannot_be_is_refused_once(settings, rank, words, place, nvme,
-                                              tmp_path, monkeypatch):
-    run.each_rank(tmp_path, monkeypatch, *settings)
-    row = {**ROW, "ranks": 2}
-    r = place.launch(2, config_of(row, nvme), env=environment(place, row))
+def test_a_gpu_that_cannot_be_is_refused_once(settings, rank, words, place, nvme):
+    r = of_two(place, nvme, settings, ROW)
     refused(r, f"izar: rank {rank}: ", *words)
     assert r.err.count("izar: ") == 1, str(r)
 
 
 @pytest.mark.parametrize("capabilities, goes", [
     ((75, 75), True), ((80, 90), True), ((80, 75), False), ((75, 70), False)])
-def test_ranks_have_the_same_kernels(capabilities, goes, place, nvme, tmp_path,
-                                     monkeypatch):
-    run.each_rank(tmp_path, monkeypatch,
-                  *(f"IZ_STANDIN_CAPABILITY={c}" for c in capabilities))
-    row = {**ROW, "ranks": 2, "dtype": "fp16"}
-    r = place.launch(2, config_of(row, nvme), env=environment(place, row))
+def test_ranks_have_the_same_kernels(capabilities, goes, place, nvme):
+    r = of_two(place, nvme, [f"IZ_STANDIN_CAPABILITY={c}" for c in capabilities],
+               {**ROW, "dtype": "fp16"})
     if goes:
         assert r.rc == 0 and len(r.steps) == 3, str(r)
         return
@@ -105,8 +100,8 @@ WIDE = {"model.heads": 1, "model.width": 136}
 @pytest.mark.parametrize("capability, dtype, fits", [
     (70, "fp16", True), (75, "fp16", False), (75, "fp32", False),
     (80, "bf16", True), (86, "fp32", True)])
-def test_wide_heads_need_shared_memory(capability, dtype, fits, place, nvme):
-    r = launch(place, nvme, capability, dtype, WIDE, good=fits)
+def test_wide_heads_need_shared_memory(capability, dtype, fits, launch):
+    r = launch(capability, dtype, WIDE, good=fits)
     if fits:
         assert len(r.steps) == 3, str(r)
         return
@@ -120,15 +115,14 @@ def test_wide_heads_need_shared_memory(capability, dtype, fits, place, nvme):
     (86, ["attention in bf16", "compute capability 8.6", "up to 128"]),
     (80, None),
     (0, None)])  # not in the file: 8.0
-def test_a_machine_file_says_what_its_gpus_can(capability, words, place, nvme,
-                                               tmp_path):
+def test_a_machine_file_says_what_its_gpus_can(capability, words, launch, tmp_path):
     machine = json.loads(V100.read_text())
     machine.update(bf16_flops_per_s=1, gpu_capability=capability)
     if not capability:
         del machine["gpu_capability"]
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(machine))
-    r = launch(place, nvme, 90, "bf16", WIDE, ["--plan", "--machine", path])
+    r = launch(90, "bf16", WIDE, ["--plan", "--machine", path], good=False)
     if words:
         refused(r, *words)
     else:

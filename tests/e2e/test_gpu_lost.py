@@ -2,22 +2,26 @@
 """Ranks that die or stop while GPUs talk through NCCL, on the stand-in.  The
 launcher would end the other ranks when one is killed, so each rank has a parent
 that hides this: what ends the others is what they have seen themselves."""
+import os
 import pathlib
 import signal
 import time
 
 import pytest
 
+import rows
 import run
-from test_gpu import KIND, ROW, config_of, environment
+from test_gpu import ROW
 
-pytestmark = pytest.mark.skipif(KIND != "standin",
+pytestmark = pytest.mark.skipif(run.GPU != "standin",
                                 reason="needs the stand-in for NCCL")
 PROMPT_S = 30  # "within seconds", on a busy machine
 TIMEOUT_S = 5
 STEPS = 10**6
 
 
+# A rank that is killed is followed by a process that only sleeps, and may not even
+# take notice of the end.
 REAPED = """#!/bin/sh
 {} "$@"
 status=$?
@@ -34,16 +38,6 @@ sys.exit(end.si_status)
 """
 
 
-@pytest.fixture
-def hidden(tmp_path, monkeypatch, request):
-    """A rank that is killed is followed by a process that only sleeps, and may
-    not even take notice of the end."""
-    program = tmp_path / "program"
-    program.write_text(getattr(request, "param", REAPED).format(run.PROGRAM))
-    program.chmod(0o755)
-    monkeypatch.setattr(run, "PROGRAM", str(program))
-
-
 def left_over(config):
     """Processes that were started with this config and still live."""
     found = []
@@ -57,9 +51,9 @@ def left_over(config):
     return found
 
 
-def run_once(config, ranks, env):
+def run_once(place, config, ranks, env):
     """How a run has ended, when, and its processes that were left then."""
-    run_ = run.Run(ranks, config, env=env)
+    run_ = run.Run(place.command(ranks, config), config, env)
     try:
         r = run_.finish()
         now = time.time()
@@ -69,7 +63,7 @@ def run_once(config, ranks, env):
             time.sleep(0.05)
         left = left_over(config)
         for pid in left:
-            run.os.kill(int(pid), signal.SIGKILL)
+            os.kill(int(pid), signal.SIGKILL)
     return r, now, left
 
 
@@ -79,11 +73,11 @@ def ended(place, nvme, ranks, env, **changes):
     that comes while it ends (abort_ranks in runtime/comm/open.c), and what it
     leaves then is not the program's: such a run is made again."""
     row = {**ROW, "ranks": ranks, "stage": 3, "comm": "nccl"}
-    env = {**environment(place, row), **env}
+    env = {**rows.environment(place, row), **env}
     for _ in range(3):
-        config = place.config({**config_of(row, nvme), "run.steps": STEPS,
+        config = place.config({**rows.config_of(row, nvme), "run.steps": STEPS,
                                "gradient_clipping": 0, **changes})
-        r, now, left = run_once(config, ranks, env)
+        r, now, left = run_once(place, config, ranks, env)
         if r.rc != -signal.SIGSEGV:
             break
     assert not left and r.rc == 1, str(r)
@@ -105,8 +99,8 @@ def fault(victim, number, group=100):
 
 
 @pytest.mark.parametrize("ranks, victim", [(2, 0), (2, 1), (3, 1)])
-def test_nccl_tells_of_a_rank_that_was_killed(ranks, victim, place, nvme,
-                                              hidden):
+def test_nccl_tells_of_a_rank_that_was_killed(ranks, victim, place, nvme):
+    place.wrap(REAPED)
     r = ended(place, nvme, ranks, fault(victim, signal.SIGKILL))
     assert "NCCL: remote process exited" in said(r, victim), str(r)
     assert " (all-gather)" in said(r, victim) or \
@@ -114,12 +108,11 @@ def test_nccl_tells_of_a_rank_that_was_killed(ranks, victim, place, nvme,
     assert 1 <= len(r.steps) < 100 or victim == 0, str(r)
 
 
-@pytest.mark.parametrize("hidden", [REAPED, UNREAPED], indirect=True,
-                         ids=["reaped", "unreaped"])
+@pytest.mark.parametrize("parent", [REAPED, UNREAPED], ids=["reaped", "unreaped"])
 @pytest.mark.parametrize("ranks, victim", [(2, 0), (2, 1), (3, 1)])
-def test_nobody_tells_of_a_rank_that_was_killed(ranks, victim, place, nvme,
-                                                hidden):
+def test_nobody_tells_of_a_rank_that_was_killed(ranks, victim, parent, place, nvme):
     """Between GPUs of one host NCCL does not notice."""
+    place.wrap(parent)
     r = ended(place, nvme, ranks,
               {**fault(victim, signal.SIGKILL), "IZ_STANDIN_SILENT": "1"})
     assert f" through NCCL): rank {victim} is gone" in said(r, victim), str(r)
@@ -146,18 +139,18 @@ def test_a_call_of_nccl_that_never_returns(call, what, place, nvme):
     assert what in said(r, None), str(r)
 
 
-def test_a_rank_that_was_killed_in_a_collective_of_the_host(place, nvme,
-                                                            hidden):
+def test_a_rank_that_was_killed_in_a_collective_of_the_host(place, nvme):
     """The ranks' GPUs talk through MPI.  Again where the launcher crashed, as in
     ended()."""
+    place.wrap(REAPED)
     row = {**ROW, "ranks": 2, "stage": 3, "comm": "mpi"}
     for _ in range(3):
-        run_ = place.start(2, {**config_of(row, nvme), "run.steps": STEPS},
-                           env=environment(place, row))
+        run_ = place.start(2, {**rows.config_of(row, nvme), "run.steps": STEPS},
+                           env=rows.environment(place, row))
         run_.until_step(3)
         victim = run.children(run_.pids()[1])
         assert len(victim) == 1
-        run.os.kill(victim[0], signal.SIGKILL)
+        os.kill(victim[0], signal.SIGKILL)
         r = run_.finish(PROMPT_S)
         if r.rc != -signal.SIGSEGV:
             break

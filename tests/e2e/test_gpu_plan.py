@@ -7,21 +7,24 @@ import re
 import pytest
 
 import run
-from test_gpu import KIND, ROW, config_of, environment
+from test_gpu import ROW
 
-pytestmark = pytest.mark.skipif(KIND != "standin",
+pytestmark = pytest.mark.skipif(run.GPU != "standin",
                                 reason="needs several GPUs of the stand-in")
+SAME_GPU = "run.comm: several ranks have the same GPU"
 
 
-def plan(place, nvme, started, ranks, gpus, comm, more=(), workers=0, **env):
+@pytest.fixture
+def plan(start):
     """What a plan for these ranks prints, or theirs where they are started."""
-    row = {**ROW, "stage": 2, "optimizer": "cpu", "ranks": gpus, "comm": comm}
-    config = {**config_of(row, nvme), "train_batch_size": 24,
-              "train_micro_batch_size_per_gpu": 1, "run.workers": workers,
-              "run.memory_limit_bytes": 10**11}
-    options = [] if started else ["--ranks", ranks]
-    return place.launch(started, config, ["--plan", *options, *more],
-                        env={**environment(place, row), **env})
+    def plan(started, ranks, gpus, comm, more=(), workers=0, **env):
+        row = {**ROW, "stage": 2, "optimizer": "cpu", "ranks": started, "comm": comm,
+               "micro": 1, "workers": workers}
+        options = [] if started > 1 else ["--ranks", ranks]
+        return start(row, {"run.memory_limit_bytes": 10**11}, good=False,
+                     options=["--plan", *options, *more],
+                     env={"IZ_STANDIN_DEVICES": str(gpus), **env})
+    return plan
 
 
 def shared(r):
@@ -32,13 +35,11 @@ def shared(r):
 @pytest.mark.parametrize("ranks, gpus, comm, sharing", [
     (2, 2, "auto", 1), (2, 2, "mpi", 1), (3, 4, "nccl", 1), (2, 1, "mpi", 2),
     (3, 2, "mpi", 2), (4, 2, "mpi", 2)])
-def test_ranks_of_a_plan_share_the_gpus_of_this_host(ranks, gpus, comm, sharing,
-                                                     place, nvme):
-    said = plan(place, nvme, None, ranks, gpus, comm)
-    started = plan(place, nvme, ranks, ranks, gpus, comm)
+def test_ranks_of_a_plan_share_the_gpus_of_this_host(ranks, gpus, comm, sharing, plan):
+    said, started = (plan(n, ranks, gpus, comm) for n in (1, ranks))
     assert said.rc == 0 and started.rc == 0, f"{said}\n{started}"
     assert said.out == started.out
-    alone = plan(place, nvme, None, 1, gpus, comm)
+    alone = plan(1, 1, gpus, comm)
     limit = re.compile(r"up to (\d+) blocks")
     assert shared(said) == ([sharing] if sharing > 1 else [])
     if sharing > 1:
@@ -46,9 +47,9 @@ def test_ranks_of_a_plan_share_the_gpus_of_this_host(ranks, gpus, comm, sharing,
         assert int(limit.search(said.out)[1]) < int(limit.search(alone.out)[1])
 
 
-def test_nccl_and_mpi_are_planned_apart(place, nvme):
+def test_nccl_and_mpi_are_planned_apart(plan):
     """What collectives need is on the GPU, or pinned on the host."""
-    nccl, mpi = (plan(place, nvme, None, 2, 2, comm) for comm in ("auto", "mpi"))
+    nccl, mpi = (plan(1, 2, 2, comm) for comm in ("auto", "mpi"))
     rows = [re.search(r"^ *collectives .*$", r.out, re.M)[0].split()
             for r in (nccl, mpi)]
     device, host = zip(*[[float(x) for x in row[1:3]] for row in rows])
@@ -58,32 +59,23 @@ def test_nccl_and_mpi_are_planned_apart(place, nvme):
 @pytest.mark.parametrize("ranks, gpus, comm, env", [
     (2, 1, "auto", {}), (3, 2, "nccl", {}),
     (2, 2, "auto", {"STARPU_WORKERS_CUDAID": "1"})])
-def test_more_ranks_of_a_plan_than_gpus_are_refused(ranks, gpus, comm, env,
-                                                    place, nvme):
-    r = plan(place, nvme, None, ranks, gpus, comm, **env)
-    run.refused(r, "run.comm: several ranks have the same GPU", "run.comm: mpi",
+def test_more_ranks_of_a_plan_than_gpus_are_refused(ranks, gpus, comm, env, plan):
+    run.refused(plan(1, ranks, gpus, comm, **env), SAME_GPU, "run.comm: mpi",
                 "--machine")
-    started = plan(place, nvme, ranks, ranks, gpus, comm, **env)
-    run.refused(started, "run.comm: several ranks have the same GPU",
-                "run.comm: mpi")
+    run.refused(plan(ranks, ranks, gpus, comm, **env), SAME_GPU, "run.comm: mpi")
 
 
-def test_some_ranks_are_started_for_a_plan_of_more(place, nvme):
-    fits = plan(place, nvme, 2, 4, 4, "auto", ["--ranks", 4])
+def test_some_ranks_are_started_for_a_plan_of_more(plan):
+    fits = plan(2, 4, 4, "auto", ["--ranks", 4])
     assert fits.rc == 0, str(fits)
-    r = plan(place, nvme, 2, 4, 2, "auto", ["--ranks", 4])
-    run.refused(r, "run.comm: several ranks have the same GPU")
+    run.refused(plan(2, 4, 2, "auto", ["--ranks", 4]), SAME_GPU)
 
 
-def test_started_ranks_that_see_a_gpu_each(place, nvme, tmp_path, monkeypatch):
+def test_started_ranks_that_see_a_gpu_each(plan, place):
     """As a launcher may arrange it: there are as many as ranks were started."""
-    program = tmp_path / "program"
-    program.write_text(
-        "#!/bin/sh\nSTARPU_WORKERS_CUDAID=$OMPI_COMM_WORLD_LOCAL_RANK "
-        f'exec {run.PROGRAM} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(run, "PROGRAM", str(program))
-    r = plan(place, nvme, 2, 2, 2, "mpi", ["--ranks", 4])
+    place.wrap("#!/bin/sh\nSTARPU_WORKERS_CUDAID=$OMPI_COMM_WORLD_LOCAL_RANK "
+               'exec {} "$@"\n')
+    r = plan(2, 2, 2, "mpi", ["--ranks", 4])
     assert r.rc == 0 and shared(r) == [2], str(r)
 
 
@@ -124,22 +116,17 @@ def machine(path, packages, cores, allowed=None):
                      'pci_type="0302 [10de:2330] [10de:0000] a1" '
                      'pci_link_speed="0"/></object></object>')
     path.write_text("\n".join([*lines, "</object></topology>", ""]))
+    return str(path)
 
 
 @pytest.mark.parametrize("ranks, sharing", [(2, 1), (4, 2), (3, 2)])
-def test_ranks_near_other_gpus_have_other_cores(ranks, sharing, place, nvme,
-                                                tmp_path, monkeypatch):
+def test_ranks_near_other_gpus_have_other_cores(ranks, sharing, place, plan):
     """Two packages of 12 cores with a GPU each: the plan has
     buffers for the workers of 12 cores, or of 6."""
-    machine(tmp_path / "host.xml", 2, 12)
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\nHWLOC_XMLFILE={tmp_path}/host.xml "
-                       f'exec {run.PROGRAM} "$@"\n')
-    program.chmod(0o755)
     workers = 11 if sharing == 1 else 5  # and the GPU's driver has a core
-    want = plan(place, nvme, None, ranks, 2, "mpi", workers=workers)
-    monkeypatch.setattr(run, "PROGRAM", str(program))
-    said = plan(place, nvme, None, ranks, 2, "mpi")
-    started = plan(place, nvme, ranks, ranks, 2, "mpi")
+    want = plan(1, ranks, 2, "mpi", workers=workers)
+    path = machine(place.folder / "host.xml", 2, 12)
+    place.wrap(f'#!/bin/sh\nHWLOC_XMLFILE={path} exec {{}} "$@"\n')
+    said, started = (plan(n, ranks, 2, "mpi") for n in (1, ranks))
     assert said.rc == 0 and said.out == want.out, f"{said}\n{want}"
     assert said.out == started.out, f"{said}\n{started}"

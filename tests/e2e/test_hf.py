@@ -1,65 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights from and to folders in the layout of Hugging Face."""
+"""Weights from and to folders in the layout of Hugging Face: GPT-2, and the four
+types of the Llama family with what their config.json must and must not say."""
 import json
-import pathlib
-import sys
+import shutil
 
 import pytest
 
 import run
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "runtime/hf"))
-import folder as hf  # noqa: E402
+from run import ckpt, hf
 
 TYPE = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-
+TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# Written by every reader of a checkpoint; the rest of config.json is the same.
+CHANGED = {"architectures", "transformers_version", "torch_dtype"}
 # Nothing moves: the loss of a step is that of the weights at the start.
 STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0,
-         "run.eval_batches": 2}
+         "run.steps": 1}
+EVAL = {"run.eval_batches": 2}
+KINDS = ("gpt2", *hf.LLAMA)
 
 
-def model(dtype, home=(0, "none", "none"), nvme=None, **more):
-    c = {**run.offload(*home, nvme), **more}
-    if dtype != "fp32":
-        c[f"{dtype}.enabled"] = True
-    return c
+def use(place, kind):
+    """The program of a type, whose shape comes from the folder alone."""
+    place.use(run.built("models/gpt2" if kind == "gpt2" else "models/llama"))
 
 
-def validation(r):
-    return [x["validation_loss"] for x in r.lines
-            if "validation_loss" in x]
+def config_of(kind, **changes):
+    if kind == "gpt2":
+        return {**hf.gpt2_config(run.MODEL), **changes}
+    return hf.llama_config(kind, **changes)
 
 
-def without_model(place, overrides):
-    """A config whose shape comes from the folder alone."""
-    path = place.config(overrides)
-    c = json.loads(path.read_text())
-    c["model"] = {"import": c["model"]["import"]}
-    path.write_text(json.dumps(c))
-    r = run.Run(None, path).finish()
-    assert r.rc == 0, str(r)
-    return r
+def tensors_of(kind, dtype="F32", prefix=None):
+    if kind == "gpt2":
+        return hf.gpt2_tensors(run.MODEL, dtype,
+                               "transformer." if prefix is None else prefix)
+    return hf.random_tensors(hf.llama_shapes(
+        hf.llama_config(kind), "model." if prefix is None else prefix), dtype)
+
+
+def written(place, kind, dtype="F32", files=1, prefix=None, pad=b"", tensors=None,
+            config=None, name="in"):
+    """A folder of this type with random weights, and its program."""
+    use(place, kind)
+    return hf.write(place.folder / name, tensors or tensors_of(kind, dtype, prefix),
+                    config or config_of(kind), files, pad)
+
+
+def model(folder, dtype="fp32", home=(3, "none", "none"), nvme=None, **more):
+    return {**run.offload(*home, nvme), **run.typed(dtype),
+            "model": {"import": str(folder), "seq": 16}, **more}
 
 
 @pytest.fixture(scope="module")
-def trained(workplace, text):
-    """Per type: a run of three steps and the folder that it exported."""
+def trained(shared):
+    """Per type of numbers: a run of three steps and the folder it exported."""
     done = {}
-    place = run.Place(workplace / "trained", text)
-    place.folder.mkdir()
 
     def get(dtype):
         if dtype not in done:
-            out = place.folder / dtype
-            r = place.good(None, {**model(dtype), "run.eval_batches": 2,
-                                  "run.export": str(out)})
-            done[dtype] = r, out
+            out = shared.folder / dtype
+            done[dtype] = shared.good(1, {**run.typed(dtype), **EVAL,
+                                          "run.export": str(out)}), out
         return done[dtype]
-    yield get
-    place.clear()
+    return get
 
 
-@pytest.mark.parametrize("dtype", ("fp32", "bf16", "fp16"))
+@pytest.mark.parametrize("dtype", TYPE)
 def test_an_export_is_what_transformers_reads(dtype, trained):
     r, out = trained(dtype)
     assert "exported step 3 to" in r.out
@@ -68,20 +75,17 @@ def test_an_export_is_what_transformers_reads(dtype, trained):
     tensors = hf.read(out)
     assert {k: t[1] for k, t in tensors.items()} == hf.gpt2_shapes(run.MODEL)
     assert {t[0] for t in tensors.values()} == {TYPE[dtype]}
-    c = json.loads((out / "config.json").read_text())
-    want = hf.gpt2_config(run.MODEL)
+    c, want = json.loads((out / "config.json").read_text()), config_of("gpt2")
     for key in ("architectures", "model_type", "n_layer", "n_head", "n_embd",
                 "n_positions", "vocab_size", "activation_function",
                 "layer_norm_epsilon"):
         assert c[key] == want[key], key
-    assert c["torch_dtype"] == {"fp32": "float32", "bf16": "bfloat16",
-                                "fp16": "float16"}[dtype]
-    assert c["tie_word_embeddings"] is True
+    assert c["torch_dtype"] == TORCH[dtype] and c["tie_word_embeddings"] is True
 
 
 @pytest.mark.parametrize("dtype, ranks, home", [
-    ("fp32", None, (0, "none", "none")), ("bf16", None, (3, "nvme", "nvme")),
-    ("fp16", None, (3, "cpu", "none")), ("fp32", 3, (0, "none", "none")),
+    ("fp32", 1, (0, "none", "none")), ("bf16", 1, (3, "nvme", "nvme")),
+    ("fp16", 1, (3, "cpu", "none")), ("fp32", 3, (0, "none", "none")),
     ("bf16", 2, (1, "cpu", "none")), ("fp16", 2, (3, "none", "none")),
     ("fp32", 3, (3, "nvme", "nvme"))])
 def test_an_import_has_the_loss_of_the_run_that_exported(
@@ -90,173 +94,301 @@ def test_an_import_has_the_loss_of_the_run_that_exported(
     the samples are the same; the tensors everywhere."""
     a, folder = trained(dtype)
     again = place.folder / "again"
-    n = ranks or 1
-    b = place.good(ranks, {**model(dtype, home, nvme), **STILL,
-                           "train_batch_size": 4 * n,
-                           "model.import": str(folder), "run.steps": 1,
+    b = place.good(ranks, {**model(folder, dtype, home, nvme), **STILL, **EVAL,
+                           "train_batch_size": 4 * ranks,
                            "run.export": str(again)})
-    if n == 1:
-        assert validation(a) == validation(b) and validation(a)
+    if ranks == 1:
+        assert a.validation == b.validation and a.validation
     else:
-        assert len(validation(b)) == 1
+        assert len(b.validation) == 1
     if dtype == "fp32":
         assert a.hash == b.hash
     if dtype != "fp16":  # whose -0 from small numbers is 0 after the step
         assert hf.read(folder) == hf.read(again)
 
 
-@pytest.mark.parametrize("dtype, ranks, files, prefix, pad", [
-    ("fp16", None, 1, "transformer.", b""), ("bf16", 2, 4, "", b" "),
-    ("fp32", 3, 5, "transformer.", b"   "), ("bf16", None, 1, "", b" ")])
-def test_untouched_tensors_come_back_bit_by_bit(dtype, ranks, files, prefix,
+@pytest.mark.parametrize("kind", hf.LLAMA)
+def test_a_llama_has_the_loss_of_the_run_that_exported(kind, place, nvme):
+    """Trained, exported, imported on other ranks with everything on disk."""
+    folder, out = written(place, kind), place.folder / "trained"
+    one = {**EVAL, "run.workers": 1}
+    a = place.good(1, model(folder, **one, **{"run.export": str(out)}))
+    b = place.good(1, model(out, "fp32", (3, "nvme", "nvme"), nvme, **one, **STILL))
+    assert a.validation == b.validation and a.validation
+    assert a.hash == b.hash and a.losses[-1] < a.losses[0]
+    c = place.good(2, model(out, "fp32", (3, "cpu", "cpu"), **STILL))
+    assert c.hash == a.hash
+
+
+@pytest.mark.parametrize("kind, dtype, ranks, files, prefix, pad", [
+    ("gpt2", "fp16", 1, 1, None, b""), ("gpt2", "bf16", 2, 4, "", b" "),
+    ("gpt2", "fp32", 3, 5, None, b"   "), ("gpt2", "bf16", 1, 1, "", b" "),
+    ("llama", "bf16", 1, 1, None, b" "), ("llama", "fp32", 3, 4, "", b""),
+    ("mistral", "fp16", 2, 3, None, b"   "),
+    ("qwen2", "bf16", 3, 5, None, b""), ("qwen2", "fp32", 1, 1, "", b" "),
+    ("qwen3", "fp16", 1, 2, None, b""), ("qwen3", "bf16", 2, 1, None, b"  ")])
+def test_untouched_tensors_come_back_bit_by_bit(kind, dtype, ranks, files, prefix,
                                                 pad, place):
-    """From one file or several, with prefix or without, at odd addresses."""
-    t = hf.gpt2_tensors(run.MODEL, TYPE[dtype], prefix)
-    folder = hf.write(place.folder / "in", t, hf.gpt2_config(run.MODEL), files,
-                      pad)
+    """From one file or several, with prefix or without, at odd addresses; and
+    config.json too, with what means nothing to this program."""
+    folder = written(place, kind, TYPE[dtype], files, prefix, pad)
     out = place.folder / "a" / "b" / "out"
-    c = {**model(dtype, (3, "none", "none")), "model.import": str(folder),
-         "run.steps": 0, "run.export": f"{out}/", "train_batch_size": 12,
-         "run.export_shard_bytes": 10000 if files > 1 else 5e9}
-    place.good(ranks, c)
-    got = hf.read(out)
-    assert got == {"transformer." + k.removeprefix("transformer."): x
-                   for k, x in t.items()}
+    most = 9000 if files > 1 else 5e9
+    place.good(ranks, model(folder, dtype, **{
+        "run.steps": 0, "run.export": f"{out}/", "train_batch_size": 12,
+        "run.export_shard_bytes": most}))
+    assert hf.read(out) == tensors_of(kind, TYPE[dtype])
     assert (len(list(out.glob("*.safetensors"))) > 1) == (files > 1)
     for f in out.glob("*.safetensors"):
-        assert len(hf.read_file(f)) == 1 or \
-            sum(len(x[2]) for x in hf.read_file(f).values()) <= \
-            c["run.export_shard_bytes"]
+        tensors = hf.read_file(f).values()
+        assert len(tensors) == 1 or sum(len(x[2]) for x in tensors) <= most
+    got, c = json.loads((out / "config.json").read_text()), config_of(kind)
+    assert got["architectures"] == c["architectures"]
+    want = {k: v for k, v in c.items() if k not in CHANGED}
+    if kind != "gpt2" and want.get("head_dim") is None:
+        want["head_dim"] = 4
+    if not want.get("rope_scaling"):
+        want.pop("rope_scaling", None)
+    for key, value in want.items():
+        assert got.get(key) == value, key
+    assert got["torch_dtype"] == TORCH[dtype]
 
 
 @pytest.mark.single
 def test_the_shape_comes_from_the_folder(place):
     m = {"layers": 2, "heads": 2, "width": 16, "seq": 8, "vocab": 256}
-    t = hf.gpt2_tensors(m, "BF16")
-    folder = hf.write(place.folder / "in", t, hf.gpt2_config(m))
-    r = without_model(place, {"model.import": str(folder)})
-    c = json.loads((r.output / "config.json").read_text())["model"]
-    assert c == {**m, "import": str(folder)}
+    folder = written(place, "gpt2", tensors=hf.gpt2_tensors(m, "BF16"),
+                     config=hf.gpt2_config(m))
+    r = place.good(1, {"model.import": str(folder)})
+    assert r.config["model"] == {**m, "import": str(folder)}
 
 
 @pytest.mark.single
 @pytest.mark.parametrize("dtype", ("fp32", "fp16"))
 def test_export_type_is_a_choice(dtype, place):
     """What two types hold exactly is the same in both."""
-    t = hf.gpt2_tensors(run.MODEL, "BF16")
-    folder = hf.write(place.folder / "in", t, hf.gpt2_config(run.MODEL))
     out = place.folder / "out"
-    place.good(None, {**model("bf16"), "model.import": str(folder),
-                      "run.steps": 0, "run.export": str(out),
-                      "run.export_dtype": dtype})
-    assert hf.read(out) == hf.gpt2_tensors(run.MODEL, TYPE[dtype])
+    place.good(1, model(written(place, "gpt2", "BF16"), "bf16", **{
+        "run.steps": 0, "run.export": str(out), "run.export_dtype": dtype}))
+    assert hf.read(out) == tensors_of("gpt2", TYPE[dtype])
 
 
 @pytest.mark.single
 def test_what_means_nothing_may_be_there(place):
     """The head's second name, and the masks of old files."""
-    t = hf.gpt2_tensors(run.MODEL, "F32")
-    plain = dict(t)
-    t["lm_head.weight"] = t["transformer.wte.weight"]
+    plain = tensors_of("gpt2")
+    t = {**plain, "lm_head.weight": plain["transformer.wte.weight"]}
     for i in range(run.MODEL["layers"]):
         t[f"transformer.h.{i}.attn.bias"] = ("U8", (1, 1, 16, 16), bytes(256))
         t[f"transformer.h.{i}.attn.masked_bias"] = ("F32", (), bytes(4))
-    folder = hf.write(place.folder / "in", t, hf.gpt2_config(run.MODEL), 2)
     out = place.folder / "out"
-    place.good(None, {"model.import": str(folder), "run.steps": 0,
-                      "run.export": str(out)})
+    place.good(1, model(written(place, "gpt2", files=2, tensors=t), **{
+        "run.steps": 0, "run.export": str(out)}))
     assert hf.read(out) == plain
+
+
+@pytest.mark.single
+def test_rope_parameters_are_the_newer_place(place):
+    """The same frequencies, told in either way, train alike."""
+    c = config_of("llama")
+    newer = {**c, "rope_parameters": {**c["rope_scaling"],
+                                      "rope_theta": c["rope_theta"]}}
+    del newer["rope_scaling"], newer["rope_theta"]
+    plain = {k: v for k, v in c.items() if k != "rope_scaling"}
+    a, b, d = (place.good(1, model(written(place, "llama", config=x, name=name)))
+               for name, x in (("older", c), ("newer", newer), ("plain", plain)))
+    assert a.numbers == b.numbers
+    assert d.losses[0] != a.losses[0]
+
+
+# ---- what a run keeps of an import ----
+
+def content(folder):
+    """All of its files, byte by byte."""
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+@pytest.mark.single
+def test_an_export_does_not_need_the_folder_any_more(place):
+    """What it had beyond the model's own keys is in the run's output: by the
+    tool, and at the end of a run that goes on without the folder."""
+    folder, want = written(place, "qwen3"), place.folder / "want"
+    r = place.good(1, model(folder, **{"run.save": True, "run.steps": 2,
+                                       "run.export": str(want)}))
+    assert json.loads((r.output / "imported.json").read_text()) == config_of("qwen3")
+    eos = json.loads((want / "config.json").read_text())["eos_token_id"]
+    assert eos == config_of("qwen3")["eos_token_id"]
+    ckpt("export", r.output, "--out", place.folder / "again")
+    config = r.config
+    shutil.rmtree(folder)
+    assert not ckpt("export", r.output, "--out", place.folder / "gone").err
+    del config["model"]["import"]
+    config["run"]["export"] = str(place.folder / "resumed")
+    place.as_it_is(config, ["--resume"])
+    for name in ("again", "gone", "resumed"):
+        assert content(place.folder / name) == content(want), name
+
+
+@pytest.mark.single
+def test_an_export_that_would_lose_keys_is_refused(place):
+    """Of a run that kept nothing; {} in its place says that they may go."""
+    folder = written(place, "qwen3")
+    r = place.good(1, model(folder, **{"run.save": True, "run.steps": 1}))
+    kept, out = r.output / "imported.json", place.folder / "lost"
+    kept.unlink()
+    ckpt("export", r.output, "--out", place.folder / "there")
+    shutil.rmtree(folder)
+    for text in (None, "["):
+        if text:
+            kept.write_text(text)
+        p = ckpt("export", r.output, "--out", out, rc=1)
+        assert str(kept) in p.err and not out.exists()
+    kept.write_text("{}")
+    ckpt("export", r.output, "--out", out)
+    assert "eos_token_id" not in json.loads((out / "config.json").read_text())
+    # Another model's run in the same place does not inherit them.
+    shutil.rmtree(r.output / "checkpoints")
+    place.good(1, {"model": {"preset": "tiny"}}, output=r.output)
+    assert not kept.exists()
+
+
+@pytest.mark.single
+def test_an_import_is_resumed_without_its_folder(place):
+    """Once there is a checkpoint, the folder only says the shape."""
+    folder = written(place, "gpt2")
+    c = model(folder, **{"run.save": True, "run.steps": 4})
+    whole = place.good(1, c)
+    out = place.good(1, {**c, "run.steps": 2}).output
+    (folder / "model.safetensors").unlink()
+    assert place.good(1, c, ["--resume"], output=out).numbers == whole.numbers
 
 
 # ---- refusals ----
 
-@pytest.mark.parametrize("ranks", (None, 2))
-def test_all_wrong_tensors_are_listed(ranks, place):
-    t = hf.gpt2_tensors(run.MODEL, "F32")
-    c = run.MODEL["width"]
-    del t["transformer.h.1.ln_1.bias"], t["transformer.ln_f.weight"]
-    t["transformer.wpe.weight"] = ("F32", (17, c), bytes(4 * 17 * c))
-    t["transformer.h.0.attn.c_attn.weight"] = \
-        ("F32", (3 * c, c), bytes(12 * c * c))
-    t["transformer.h.2.ln_1.weight"] = ("F64", (c,), bytes(8 * c))
-    t["transformer.h.9.ln_1.weight"] = ("F32", (c,), bytes(4 * c))
-    t["score.weight"] = ("F32", (2, c), bytes(8 * c))
-    folder = hf.write(place.folder / "in", t, hf.gpt2_config(run.MODEL))
-    r = place.launch(ranks, {"model.import": str(folder)})
-    for words in (("transformer.h.1.ln_1.bias", "missing"),
-                  ("transformer.ln_f.weight", "missing"),
-                  ("transformer.wpe.weight", "[17, 24]", "[16, 24]"),
-                  ("transformer.h.0.attn.c_attn.weight", "[72, 24]",
-                   "[24, 72]"),
-                  ("transformer.h.2.ln_1.weight", "F64"),
-                  ("transformer.h.9.ln_1.weight", "no tensor"),
-                  ("score.weight", "no tensor"), (str(folder), "7 faults")):
+ROW = 4 * 24  # bytes of a row in fp32
+# Per type: tensors that are changed, or missing; what is said; in how many lines.
+WRONG = {
+    "gpt2": ({"transformer.h.1.ln_1.bias": None, "transformer.ln_f.weight": None,
+              "transformer.wpe.weight": ("F32", (17, 24), bytes(17 * ROW)),
+              "transformer.h.0.attn.c_attn.weight":
+              ("F32", (72, 24), bytes(72 * ROW)),
+              "transformer.h.2.ln_1.weight": ("F64", (24,), bytes(2 * ROW)),
+              "transformer.h.9.ln_1.weight": ("F32", (24,), bytes(ROW)),
+              "score.weight": ("F32", (2, 24), bytes(2 * ROW))},
+             [("transformer.h.1.ln_1.bias", "missing"),
+              ("transformer.ln_f.weight", "missing"),
+              ("transformer.wpe.weight", "[17, 24]", "[16, 24]"),
+              ("transformer.h.0.attn.c_attn.weight", "[72, 24]", "[24, 72]"),
+              ("transformer.h.2.ln_1.weight", "F64"),
+              ("transformer.h.9.ln_1.weight", "no tensor"),
+              ("score.weight", "no tensor"), ("7 faults",)]),
+    "qwen2": ({"model.layers.1.self_attn.k_proj.bias": None,
+               "model.layers.2.mlp.up_proj.weight": ("F32", (21, 24), bytes(21 * ROW)),
+               "model.layers.0.self_attn.o_proj.bias": ("F32", (24,), bytes(ROW)),
+               "model.layers.0.self_attn.rotary_emb.inv_freq":
+               ("F32", (2,), bytes(8))},
+              [("layers.1.self_attn.k_proj.bias", "missing"),
+               ("layers.2.mlp.up_proj.weight", "[21, 24]", "[20, 24]"),
+               ("layers.0.self_attn.o_proj.bias", "no tensor"), ("3 faults",)])}
+
+
+@pytest.mark.parametrize("kind, ranks", [("gpt2", 1), ("gpt2", 2), ("qwen2", 1)])
+def test_all_wrong_tensors_are_listed(kind, ranks, place):
+    changes, said = WRONG[kind]
+    t = {k: x for k, x in {**tensors_of(kind), **changes}.items() if x}
+    folder = written(place, kind, tensors=t)
+    r = place.launch(ranks, model(folder))
+    for words in said:
         run.refused(r, "model.import", *words)
+    run.refused(r, str(folder), said[-1][0])
 
 
-@pytest.mark.parametrize("ranks", (None, 2))
+@pytest.mark.parametrize("ranks", (1, 2))
 def test_a_head_of_its_own_is_refused(ranks, place):
-    t = hf.gpt2_tensors(run.MODEL, "BF16")
+    t = tensors_of("gpt2", "BF16")
     dtype, shape, data = t["transformer.wte.weight"]
     t["lm_head.weight"] = (dtype, shape, data[:-2] + b"\x00\x42")
-    folder = hf.write(place.folder / "in", t, hf.gpt2_config(run.MODEL))
-    run.refused(place.launch(ranks, {**model("bf16", (3, "none", "none")),
-                                     "model.import": str(folder)}),
+    run.refused(place.launch(ranks, model(written(place, "gpt2", tensors=t), "bf16")),
                 "lm_head.weight", "not equal")
 
 
-CONFIGS = [({"n_layer": 4}, "model.layers", ("5", "4", "config.json")),
-           ({"vocab_size": 512}, "model.vocab", ("256", "512")),
-           ({"n_ctx": 8}, "n_ctx", ("8", "n_positions")),
-           ({"model_type": "llama"}, "model_type", ("llama", "gpt2")),
-           ({"activation_function": "relu"}, "activation_function", ("relu",)),
-           ({"layer_norm_epsilon": 0.25}, "layer_norm_epsilon", ("0.25", "1e-05")),
-           ({"n_head": None}, "model.heads", ("null",)),
-           ({"n_embd": "24"}, "model.width", ("24",))]
+# A config of a type with changes, beside settings: what is said of it, if it is
+# refused; every_fault_of_a_config_is_told in tests/runtime/hf has the rest.
+CONFIGS = [
+    ("gpt2", {"n_layer": 4}, {"model.layers": 5},
+     ["model.layers", "5", "4", "config.json"]),
+    ("gpt2", {"vocab_size": 512}, {"model.vocab": 256},
+     ["model.vocab", "256", "512"]),
+    ("gpt2", {"n_ctx": 8}, {}, ["n_ctx", "8", "n_positions"]),
+    ("gpt2", {"model_type": "llama"}, {}, ["model_type", "llama", "gpt2"]),
+    ("gpt2", {"activation_function": "relu"}, {}, ["activation_function", "relu"]),
+    ("gpt2", {"layer_norm_epsilon": 0.25}, {},
+     ["layer_norm_epsilon", "0.25", "1e-05"]),
+    ("gpt2", {"n_head": None}, {}, ["model.heads", "null"]),
+    ("gpt2", {"n_embd": "24"}, {}, ["model.width", "24"]),
+    ("qwen2", {}, {"model.qkv_bias": False}, ["model.qkv_bias", "config.json"]),
+    ("mistral", {"sliding_window": 15}, {}, ["window"]),
+    ("mistral", {"sliding_window": None}, {}, None),
+    ("qwen2", {"use_sliding_window": True}, {}, ["use_sliding_window"]),
+    ("llama", {"attention_bias": True}, {}, ["attention_bias"]),
+    ("llama", {"mlp_bias": True}, {}, ["mlp_bias"]),
+    ("llama", {"hidden_act": "gelu"}, {}, ["hidden_act"]),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, {}, ["yarn"]),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, {}, ["linear"]),
+    ("llama", {"rope_scaling": {"factor": 2.0}}, {}, ["rope_scaling.factor"]),
+    ("llama", {"rope_scaling": {"rope_type": "default", "factor": 2.0}}, {},
+     ["rope_scaling.factor"]),
+    ("llama", {"rope_scaling": {"type": "llama3", "factor": 2.0}}, {}, None),
+    ("llama", {"rope_scaling": {"rope_type": "default"}}, {}, None),
+    ("llama", {"rope_scaling": None, "rope_parameters": {"factor": 2.0}}, {},
+     ["rope_parameters.factor"]),
+    ("llama", {"rope_scaling": None, "rope_parameters": {
+        "rope_type": "yarn", "factor": 2.0}}, {}, ["yarn"]),
+    ("llama", {"model_type": "gemma"}, {}, ["model_type"]),
+    ("llama", {"max_position_embeddings": 15}, {}, ["context"]),
+    ("qwen3", {"head_dim": 5}, {}, ["head_dim"]),
+    ("llama", {"hidden_size": None}, {}, ["width"])]
 
 
 @pytest.mark.single
-@pytest.mark.parametrize("change, key, words", CONFIGS)
-def test_a_config_that_contradicts_is_refused(change, key, words, place):
-    c = {**hf.gpt2_config(run.MODEL), **change}
-    folder = hf.write(place.folder / "in", hf.gpt2_tensors(run.MODEL, "F32"), c)
-    r = place.launch(None, {"model.import": str(folder)})
-    assert r.rc == 1 and not run.DUMPS.search(r.err), str(r)
-    lines = [x for x in r.err.splitlines()
-             if key in x and all(w in x for w in words)]
-    assert lines, str(r)
+@pytest.mark.parametrize("kind, change, settings, words", CONFIGS)
+def test_a_config_that_computes_something_else_is_refused(kind, change, settings,
+                                                          words, place):
+    folder = written(place, kind)
+    (folder / "config.json").write_text(json.dumps({**config_of(kind), **change}))
+    r = place.launch(1, {**model(folder), "run.steps": 1, **settings})
+    if words is None:
+        assert r.rc == 0, str(r)
+        return
+    assert r.rc == 1 and not r.steps and not run.DUMPS.search(r.out + r.err), str(r)
+    assert [x for x in r.err.splitlines() if all(w in x for w in words)], str(r)
 
 
 @pytest.mark.single
 def test_a_missing_key_or_folder_is_named(place):
-    c = hf.gpt2_config(run.MODEL)
+    c = config_of("gpt2")
     del c["n_head"], c["vocab_size"]
-    folder = hf.write(place.folder / "in", {}, c)
-    r = place.launch(None, {"model.import": str(folder)})
+    folder = written(place, "gpt2", config=c)
+    r = place.launch(1, model(folder))
     run.refused(r, "n_head", "missing", str(folder))
     run.refused(r, "vocab_size", "missing", str(folder))
-    r = place.launch(None, {"model.import": str(place.folder / "none")})
-    run.refused(r, "none/config.json", "No such file")
+    run.refused(place.launch(1, model(place.folder / "none")),
+                "none/config.json", "No such file")
     (folder / "config.json").write_text("{")
-    r = place.launch(None, {"model.import": str(folder)})
-    run.refused(r, "config.json", "not a JSON object")
+    run.refused(place.launch(1, model(folder)), "config.json", "not a JSON object")
 
 
 @pytest.mark.single
 def test_a_folder_without_weights_or_with_damaged_ones_is_named(place):
-    t = hf.gpt2_tensors(run.MODEL, "F32")
-    folder = hf.write(place.folder / "in", t, hf.gpt2_config(run.MODEL), 2)
-    c = {"model.import": str(folder)}
+    folder = written(place, "gpt2", files=2)
     file = folder / "model-00002-of-00002.safetensors"
     data = file.read_bytes()
-    file.write_bytes(data[:-1])
-    run.refused(place.launch(None, c), file.name, "truncated")
-    file.write_bytes(data[:7])
-    run.refused(place.launch(None, c), file.name, "not safetensors")
-    file.unlink()
-    run.refused(place.launch(None, c), file.name, "No such file")
+    for left, words in ((data[:-1], "truncated"), (data[:7], "not safetensors"),
+                        (None, "No such file")):
+        file.write_bytes(left) if left else file.unlink()
+        run.refused(place.launch(1, model(folder)), file.name, words)
     (folder / "model.safetensors.index.json").unlink()
-    run.refused(place.launch(None, c), str(folder), "has neither")
+    run.refused(place.launch(1, model(folder)), str(folder), "has neither")
 
 
 @pytest.mark.single
@@ -264,32 +396,28 @@ def test_an_export_never_overwrites(place):
     out = place.folder / "taken"
     out.mkdir()
     (out / "notes").write_text("mine")
-    r = place.launch(None, {"run.export": str(out)})
+    r = place.launch(1, {"run.export": str(out)})
     run.refused(r, "export", str(out), "exists")
     assert not r.steps and (out / "notes").read_text() == "mine"
 
 
 @pytest.mark.single
 def test_what_a_crash_left_of_an_export_is_replaced(place):
-    out = place.folder / "out"
-    left = place.folder / "out.tmp"
+    out, left = place.folder / "out", place.folder / "out.tmp"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
     out.mkdir()  # empty
-    place.good(None, {"run.export": str(out)})
+    place.good(1, {"run.export": str(out)})
     assert len(hf.read(out)) == 4 + 12 * run.MODEL["layers"]
     assert not left.exists()
 
 
 @pytest.mark.single
-def test_an_import_is_resumed_without_its_folder(place):
-    """Once there is a checkpoint, the folder only says the shape."""
-    t = hf.gpt2_tensors(run.MODEL, "F32")
-    folder = hf.write(place.folder / "in", t, hf.gpt2_config(run.MODEL))
-    c = {"model.import": str(folder), "run.save": True, "run.steps": 4}
-    whole = place.good(None, c)
-    out = place.folder / "halves"
-    place.good(None, {**c, "run.steps": 2}, output=out)
-    (folder / "model.safetensors").unlink()
-    r = place.good(None, c, ["--resume"], output=out)
-    assert r.bits == whole.bits and r.hash == whole.hash
+def test_a_shape_that_nobody_publishes_is_not_exported(place):
+    use(place, "llama")
+    out = place.folder / "out"
+    r = place.launch(1, {"model": {
+        "layers": 1, "heads": 2, "width": 8, "ffn": 8, "seq": 16, "vocab": 256,
+        "qkv_bias": True, "qk_norm": True}, "run.export": str(out)})
+    run.refused(r, "run.export", "no published type")
+    assert not r.steps and not out.exists()

@@ -2,18 +2,12 @@
 """Low-rank adapters: what they cost, what they compute, how they leave."""
 import array
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 import run
+from run import ckpt, hf
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "runtime/hf"))
-import folder as hf  # noqa: E402
-
-BIN = pathlib.Path(run.PROGRAM).resolve().parents[1]
 RANK, ALPHA = 4, 6.0
 # All linear layers of the blocks; without the rest nothing else is trained.
 LORA = {"lora": {"rank": RANK, "alpha": ALPHA, "targets": "*"}}
@@ -22,10 +16,6 @@ SOME = {"lora": {"rank": RANK, "alpha": ALPHA,
 ADAPTER = {"lora.export": "adapter"}
 LAYERS = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4),
           "mlp.c_proj": (4, 1)}  # inputs and outputs in widths
-
-
-def validation(r):
-    return [x["validation_loss"] for x in r.lines if "validation_loss" in x]
 
 
 def floats(t):
@@ -80,21 +70,19 @@ def test_bytes_are_those_of_the_arithmetic(place):
 
 @pytest.mark.parametrize("dtype", ("fp32", "bf16", "fp16"))
 def test_the_first_step_is_that_of_the_model_without(dtype, place):
-    c = {"run.steps": 2}
-    if dtype != "fp32":
-        c[f"{dtype}.enabled"] = True
-    plain = place.good(None, c)
-    r = place.good(None, {**c, **LORA})
+    c = {"run.steps": 2, **run.typed(dtype)}
+    plain = place.good(1, c)
+    r = place.good(1, {**c, **LORA})
     assert r.losses[0] == plain.losses[0]
     assert r.losses[1] != plain.losses[1]
 
 
-@pytest.mark.parametrize("targets, ranks", ((LORA, None), (SOME, 3)))
+@pytest.mark.parametrize("targets, ranks", ((LORA, 1), (SOME, 3)))
 def test_merged_is_the_base_and_the_product_of_the_adapter(targets, ranks,
                                                            place):
     """The two exports of one run, and of its base, agree."""
     c = {**targets, "optimizer.params.lr": 0.05, "run.steps": 4,
-         "train_batch_size": 12, "zero_optimization.stage": 3 if ranks else 0}
+         "train_batch_size": 12, "zero_optimization.stage": 3 if ranks > 1 else 0}
     base = place.folder / "base"
     merged, alone = place.folder / "merged", place.folder / "alone"
     place.good(ranks, {**c, "optimizer.params.lr": 0.0, "run.steps": 1,
@@ -121,16 +109,15 @@ def test_merged_is_the_base_and_the_product_of_the_adapter(targets, ranks,
 
 @pytest.mark.parametrize("dtype, bound", (("fp32", 2e-6), ("bf16", 2e-2)))
 def test_the_merged_model_has_the_loss_of_the_run(dtype, bound, place):
-    c = {"optimizer.params.lr": 0.02, "run.steps": 6, "run.eval_batches": 2}
-    if dtype != "fp32":
-        c[f"{dtype}.enabled"] = True
+    c = {"optimizer.params.lr": 0.02, "run.steps": 6, "run.eval_batches": 2,
+         **run.typed(dtype)}
     folder = place.folder / "merged"
-    tuned = place.good(None, {**c, **LORA, "run.export": str(folder)})
+    tuned = place.good(1, {**c, **LORA, "run.export": str(folder)})
     still = {**c, "optimizer.params.lr": 0.0, "run.steps": 1}
-    merged = place.good(None, {**still, "model.import": str(folder)})
-    start = place.good(None, still)
-    assert abs(validation(tuned)[0] - validation(merged)[0]) < bound
-    assert validation(start)[0] - validation(tuned)[0] > 5 * bound
+    merged = place.good(1, {**still, "model.import": str(folder)})
+    start = place.good(1, still)
+    assert abs(tuned.validation[0] - merged.validation[0]) < bound
+    assert start.validation[0] - tuned.validation[0] > 5 * bound
 
 
 def test_an_imported_model_is_the_base(place):
@@ -155,19 +142,16 @@ def test_an_imported_model_is_the_base(place):
 @pytest.mark.single
 def test_a_run_with_adapters_is_continued(place):
     c = {**LORA, "run.save": True, "run.steps": 4}
-    whole = place.good(None, c)
+    whole = place.good(1, c)
     out = place.folder / "halves"
-    place.good(None, {**c, "run.steps": 2}, output=out)
-    r = place.launch(None, {**c, "lora.alpha": 5.0}, ["--resume"], output=out)
+    place.good(1, {**c, "run.steps": 2}, output=out)
+    r = place.launch(1, {**c, "lora.alpha": 5.0}, ["--resume"], output=out)
     run.refused(r, "lora_alpha")
-    r = place.launch(None, {"run.steps": 4}, ["--resume"], output=out)
+    r = place.launch(1, {"run.steps": 4}, ["--resume"], output=out)
     run.refused(r, "lora_rank")
-    r = subprocess.run([BIN / "tools" / "ckpt", "export", str(out), "--out",
-                        str(place.folder / "x")], capture_output=True,
-                       text=True, env=run.environment())
-    assert r.returncode == 1 and "adapters" in r.stderr
-    r = place.good(None, c, ["--resume"], output=out)
-    assert r.bits == whole.bits and r.hash == whole.hash
+    assert "adapters" in ckpt("export", out, "--out", place.folder / "x", rc=1).err
+    r = place.good(1, c, ["--resume"], output=out)
+    assert r.numbers == whole.numbers
 
 
 # ---- the layout of PEFT ----
@@ -175,7 +159,7 @@ def test_a_run_with_adapters_is_continued(place):
 @pytest.mark.single
 def test_the_adapter_is_what_peft_reads(place):
     out = place.folder / "out"
-    place.good(None, {**SOME, **ADAPTER, "run.export": str(out),
+    place.good(1, {**SOME, **ADAPTER, "run.export": str(out),
                       "run.export_dtype": "bf16"})
     pairs, c = adapters(out)
     width = run.MODEL["width"]
@@ -196,17 +180,12 @@ LLAMA = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 24, "head_dim": 6,
 
 
 @pytest.mark.single
-def test_a_stacked_weight_shares_its_a(place, monkeypatch):
+def test_a_stacked_weight_shares_its_a(place):
     """Queries, keys and values are one product here and three modules there."""
-    run.use_program(monkeypatch, "llama")
+    place.use(run.built("models/llama"), LLAMA)
     out = place.folder / "out"
-    path = place.config({"lora": {"rank": 2, "targets": "*qkv*,*down*"},
-                         **ADAPTER, "run.export": str(out), "run.steps": 2})
-    config = json.loads(path.read_text())
-    config["model"] = LLAMA
-    path.write_text(json.dumps(config))
-    r = run.Run(None, path).finish()
-    assert r.rc == 0, str(r)
+    place.good(1, {"lora": {"rank": 2, "targets": "*qkv*,*down*"}, **ADAPTER,
+                   "run.export": str(out), "run.steps": 2})
     pairs, c = adapters(out)
     attn = "model.layers.1.self_attn."
     q, k, v = (pairs[f"{attn}{x}_proj"] for x in "qkv")
@@ -221,13 +200,12 @@ def test_a_stacked_weight_shares_its_a(place, monkeypatch):
 # ---- refusals ----
 
 @pytest.mark.single
-def test_what_has_no_adapter_is_refused(place):
-    for targets in ("wte.weight", "*.bias", "ln_f*"):
-        r = place.launch(None, {"lora": {"rank": 2, "targets": targets}})
-        run.refused(r, "lora.targets", targets, "linear layer")
-    r = place.launch(None, {"lora": {"rank": 2, "targets":
-                                     "h.1.attn.c_atn.weight"}})
-    run.refused(r, "lora.targets", "the nearest is h.1.attn.c_attn.weight")
+@pytest.mark.parametrize("targets, words", [
+    *[(t, (t, "linear layer")) for t in ("wte.weight", "*.bias", "ln_f*")],
+    ("h.1.attn.c_atn.weight", ("the nearest is h.1.attn.c_attn.weight",))])
+def test_what_has_no_adapter_is_refused(targets, words, place):
+    r = place.launch(1, {"lora": {"rank": 2, "targets": targets}})
+    run.refused(r, "lora.targets", *words)
 
 
 @pytest.mark.single
@@ -235,9 +213,9 @@ def test_an_adapter_alone_must_be_all_that_is_trained(place):
     out = place.folder / "out"
     c = {**LORA, "run.export": str(out), "parameters": [
         {"match": "h.0.ln_1.bias", "frozen": False}]}
-    run.refused(place.launch(None, {**c, **ADAPTER}), "lora.export",
+    run.refused(place.launch(1, {**c, **ADAPTER}), "lora.export",
                 "h.0.ln_1.bias")
-    place.good(None, c)  # merged it is
+    place.good(1, c)  # merged it is
 
 
 @pytest.mark.single
@@ -245,7 +223,7 @@ def test_frozen_adapters_are_not_exported(place):
     rule = {"match": "h.0.*lora_A*", "frozen": True}
     c = {**LORA, "parameters": [rule]}
     for more in ({}, ADAPTER):
-        r = place.launch(None, {**c, **more,
+        r = place.launch(1, {**c, **more,
                                 "run.export": str(place.folder / "out")})
         run.refused(r, "run.export", "lora_A", "freezes")
-    place.good(None, c)
+    place.good(1, c)

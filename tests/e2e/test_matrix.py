@@ -1,50 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """However a run is cut, placed, scheduled and delayed, its numbers are those of
 the plainest one: stage 0, nothing offloaded, depth first.  A part of the matrix
-that covers every pair of settings; IZ_TEST_FULL=1 runs the whole product of
-stages, homes, schedules, schedulers, ranks and delays."""
-import itertools
+that covers every pair of settings, and a smaller one of other models than GPT-2;
+IZ_TEST_FULL=1 runs the whole product of stages, homes, schedules, schedulers,
+ranks and delays."""
 import random
 
 import pytest
 
 import cover
+import rows
 import run
+from rows import MODELS, PLAIN, TUNED, TYPES, UPDATES, product, valid
 
 BATCH = 24  # samples of a step, for any number of ranks
+# Samples of a micro-batch (0: all of a rank's), slices.
+SHAPES = {"one": (0, 1), "sliced": (0, 2), "accumulated": (2, 1), "both": (2, 2)}
 
 # What changes the order of sums, and so the bits.
 SUMS = {
     "ranks": (1, 2, 3, 4),
-    "dtype": ("fp32", "bf16", "narrow", "fp16"),  # narrow: products of bf16 too
-    "shape": ("one", "sliced", "accumulated", "both"),
+    "dtype": tuple(TYPES),
+    "shape": tuple(SHAPES),
     "clip": (0.0, 0.5),
-    "tuned": ("all", "rules", "frozen", "top", "lora"),  # keys of TUNED
-}
-# Which parameters are updated how.
-TUNED = {
-    "all": {},
-    "rules": {"parameters": [
-        {"match": "*.bias", "weight_decay": 0},
-        {"match": "*ln_?.weight", "weight_decay": 0, "lr_scale": 3},
-        {"match": "wpe.weight", "lr_scale": 0.5}]},
-    "frozen": {"parameters": [
-        {"match": "wte.weight", "frozen": True},
-        {"match": "h.[02].*.weight", "frozen": True},
-        {"match": "h.3.*", "frozen": True}]},
-    "top": {"parameters": [
-        {"match": "*", "frozen": True},
-        {"match": "h.[34].*", "frozen": False, "weight_decay": 0.3},
-        {"match": "h.3.a*", "frozen": True}]},
-    "lora": {"lora": {"rank": 3, "alpha": 5, "targets": "*attn*,h.2.*"},
-             "parameters": [{"match": "h.[13].*.bias", "frozen": False},
-                            {"match": "*lora_B*", "lr_scale": 8}]},
+    "tuned": tuple(TUNED),
+    "update": tuple(UPDATES),
+    "moments": ("fp32", "bf16", "fp8"),
 }
 # What must not.
+PLACES = {"stage": (0, 1, 2, 3), "optimizer": ("none", "cpu", "nvme"),
+          "param": ("none", "cpu", "nvme")}
 FREE = {
-    "stage": (0, 1, 2, 3),
-    "optimizer": ("none", "cpu", "nvme"),
-    "param": ("none", "cpu", "nvme"),
+    **PLACES,
     "schedule": ("depth_first", "breadth_first"),
     "scheduler": ("eager", "lws", "prio", "dmda", "dmdas"),
     "delay_us": (0, 300),
@@ -60,34 +47,13 @@ FREE = {
     "wave": (0, 1, 2),
 }
 FACTORS = {**SUMS, **FREE}
-PLAIN = {"stage": 0, "optimizer": "none", "param": "none",
-         "schedule": "depth_first", "scheduler": "prio", "delay_us": 0,
-         "overlap": True, "overlap_comm": True, "recompute": "full", "ring": 0,
-         "in_flight": 2, "chunk": 10**9, "reuse": 10**9, "buffers": 4,
-         "workers": 2, "wave": 0}
-
-
-def valid(row):
-    stage = row.get("stage", 3)
-    return not (row.get("optimizer", "none") != "none" and stage == 0 or
-                row.get("param", "none") != "none" and stage != 3)
-
-
-def product(**factors):
-    names = list(factors)
-    for values in itertools.product(*factors.values()):
-        row = dict(zip(names, values))
-        if valid(row):
-            yield row
-
-
-PLACEMENTS = list(product(**{k: FREE[k]
-                             for k in ("stage", "optimizer", "param")}))
+# Each optimizer in every place.
+PLACEMENTS = product(**PLACES, update=SUMS["update"])
 
 
 def full_rows():
     """The whole product; what it does not name varies at random."""
-    named = ("stage", "optimizer", "param", "schedule", "scheduler", "delay_us")
+    named = (*PLACES, "schedule", "scheduler", "delay_us")
     for row in product(ranks=SUMS["ranks"], **{k: FREE[k] for k in named}):
         rng = random.Random(repr(row))
         yield {f: row[f] if f in row else rng.choice(v)
@@ -98,111 +64,120 @@ ROWS = cover.rows(FACTORS, valid, PLACEMENTS)
 if run.FULL:
     ROWS += list(full_rows())
 
-
-def batch_of(row):
-    rank = BATCH // row["ranks"]
-    accumulates = row["shape"] in ("accumulated", "both")
-    return {"train_batch_size": BATCH,
-            "train_micro_batch_size_per_gpu": 2 if accumulates else rank,
-            "gradient_accumulation_steps": rank // 2 if accumulates else 1,
-            "run.slices": 2 if row["shape"] in ("sliced", "both") else 1}
+OTHER_SUMS = {"model": tuple(MODELS)[1:], "ranks": (1, 2, 3),
+              "dtype": ("fp32", "bf16", "fp16")}
+OTHER_FREE = {k: FREE[k] for k in PLAIN}
+OTHERS = cover.rows({**OTHER_SUMS, **OTHER_FREE}, valid)
 
 
-def config_of(row, nvme):
-    zero = run.offload(row["stage"], row["optimizer"], row["param"], nvme)
-    for section in zero["zero_optimization"].values():
-        if isinstance(section, dict):
-            section["buffer_count"] = row["buffers"]
-    config = {
-        **zero, **batch_of(row), **TUNED[row["tuned"]],
-        "gradient_clipping": row["clip"],
-        "zero_optimization.sub_group_size": row["chunk"],
-        "zero_optimization.overlap_comm": row["overlap_comm"],
-        "zero_optimization.stage3_max_reuse_distance": row["reuse"],
-        "run.steps": 4,
-        "run.inject_delay_us": row["delay_us"],
-        "run.inject_seed": 3 + row["ring"],
-        "run.nvme_checksum": True,
-        "run.parallel_micro_batches": row["wave"],
-    }
-    for key in ("schedule", "scheduler", "overlap", "recompute", "ring",
-                "in_flight", "workers"):
-        config[f"run.{key}"] = row[key]
-    if row["dtype"] in ("bf16", "narrow"):
-        config["bf16.enabled"] = True
-        config["run.cpu_products"] = "fp32" if row["dtype"] == "bf16" else "bf16"
-    if row["dtype"] == "fp16":  # the scale grows within the four steps
-        config["fp16.enabled"] = True
-        config["fp16.initial_scale_power"] = 8
-        config["fp16.loss_scale_window"] = 2
-    return config
+def whole(row):
+    """With what the name of its shape stands for, and what all rows have."""
+    micro, slices = SHAPES[row["shape"]]
+    return {**row, "batch": BATCH, "steps": 4, "micro": micro, "slices": slices}
 
 
-def start(place, row, nvme):
-    ranks = None if row["ranks"] == 1 else row["ranks"]
-    return place.good(ranks, config_of(row, nvme))
-
-
-@pytest.fixture(scope="session")
-def references():
-    return {}
-
-
-def reference(references, place, row, nvme):
-    key = tuple(row[k] for k in SUMS)
+def check(row, sums, start, references, plain):
+    """Its bits are those of what is left of it beside the plain settings."""
+    key = tuple(row[k] for k in sums)
     if key not in references:
-        r = start(place, {**row, **PLAIN}, nvme)
-        references[key] = r.bits, r.hash
-    return references[key]
+        references[key] = start(plain).numbers
+    r = start(row, {"run.inject_seed": 3 + row.get("ring", 0),
+                    "run.nvme_checksum": row["model"] == "gpt2"})
+    assert len(r.bits) == row["steps"]
+    assert r.numbers == references[key], str(r)
 
 
-def name_of(row):
-    def word(v):
-        return {True: "yes", False: "no", 10**9: "max"}.get(
-            v, str(v)) if isinstance(v, bool) or v == 10**9 else str(v)
-    return "-".join(word(v) for v in row.values())
-
-
-def cases():
-    for row in ROWS:
-        marks = [pytest.mark.single] if row["ranks"] == 1 else []
-        yield pytest.param(row, id=name_of(row), marks=marks)
-
-
-@pytest.mark.parametrize("row", cases())
-def test_same_bits_as_the_plain_run(row, place, nvme, references, request):
+@pytest.mark.parametrize("row", rows.cases(ROWS))
+def test_same_bits_as_the_plain_run(row, start, references, request):
     if row["dtype"] == "narrow":  # a mark of one case asks for no fixture
         request.getfixturevalue("narrow_products")
-    bits, weights = reference(references, place, row, nvme)
-    r = start(place, row, nvme)
-    assert len(bits) == 4
-    assert r.bits == bits, str(r)
-    assert r.hash == weights, str(r)
+    row = {"model": "gpt2", **whole(row)}
+    left = {k: v for k, v in row.items() if k not in FREE}
+    check(row, SUMS, start, references, {**left, **PLAIN})
 
 
-def test_narrow_products_change_bits(place, nvme, narrow_products):
+@pytest.mark.parametrize("row", rows.cases(OTHERS))
+def test_other_models_have_the_same_bits(row, start, references):
+    row = {**row, "batch": 12, "steps": 3, "micro": 2, "device": "cpu"}
+    check(row, OTHER_SUMS, start, references, {**row, **PLAIN})
+
+
+ONE = {**PLAIN, "ranks": 1, "dtype": "fp32", "batch": BATCH, "steps": 4, "micro": 0,
+       "clip": 0.5}
+
+
+def test_narrow_products_change_bits(start, narrow_products):
     """They are what the key asks for, and near the others."""
-    row = {**PLAIN, "ranks": 1, "shape": "one", "clip": 0.5, "tuned": "all"}
-    wide = start(place, {**row, "dtype": "bf16"}, nvme)
-    narrow = start(place, {**row, "dtype": "narrow"}, nvme)
+    wide, narrow = (start({**ONE, "dtype": x}) for x in ("bf16", "narrow"))
     assert wide.bits != narrow.bits and wide.hash != narrow.hash
     assert wide.losses == pytest.approx(narrow.losses, rel=1e-3)
 
 
 def test_every_pair_of_settings_is_covered():
-    seen = [set(row.items()) for row in ROWS]
-    missing = [g for g in cover.goals_of(FACTORS, valid, PLACEMENTS)
-               if not any(g <= row for row in seen)]
-    assert not missing and all(map(valid, ROWS))
+    for have, factors, more in ((ROWS, FACTORS, PLACEMENTS),
+                                (OTHERS, {**OTHER_SUMS, **OTHER_FREE}, ())):
+        seen = [set(row.items()) for row in have]
+        missing = [g for g in cover.goals_of(factors, valid, more)
+                   if not any(g <= row for row in seen)]
+        assert not missing and all(map(valid, have))
 
 
-def test_other_seed_gives_other_bits(place, nvme):
+def test_what_changes_the_bits_does(start):
     """The comparison above can fail."""
-    row = {**PLAIN, "ranks": 1, "dtype": "fp32", "shape": "one", "clip": 0.5,
-           "tuned": "all"}
-    config = config_of(row, nvme)
-    a = place.good(None, config)
-    b = place.good(None, {**config, "run.seed": 2})
-    c = place.good(None, {**config, "gradient_clipping": 0.5000001})
+    runs = [start(ONE, more) for more in (
+        {}, {"run.seed": 2}, {"gradient_clipping": 0.5000001},
+        {"run.state_dtype": "bf16"}, {"run.state_dtype": "fp8"}, UPDATES["lion"])]
+    assert len({r.hash for r in runs}) == len({str(r.bits) for r in runs}) == 6
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("model", ("vit", "dlrm", "sparse"))
+def test_other_records_give_other_bits(model, start, place):
+    """The last byte of each record counts."""
+    other = place.folder / "other.bin"
+    other.write_bytes(b"".join(x[:-1] + bytes([x[-1] ^ 1])
+                               for x in rows.records(model, MODELS[model])))
+    row = {**ONE, "model": model, "batch": 12}
+    a, b = start(row), start(row, {"data.path": str(other)})
     assert a.bits != b.bits and a.hash != b.hash
-    assert a.bits != c.bits and a.hash != c.hash
+
+
+def test_an_overflow_in_fp16_skips_lions_update(start):
+    row = {**ONE, "ranks": 2, "dtype": "fp16", "update": "lion", "batch": 12,
+           "steps": 12}
+    high = {"fp16.initial_scale_power": 24, "fp16.hysteresis": 1}
+    a = start(row, high)
+    b = start({**row, "stage": 3, "optimizer": "nvme", "param": "nvme"}, high)
+    assert 0 < a.summary["skipped_steps"] < 12 and a.numbers == b.numbers
+
+
+FROZEN = [("dlrm", "tables.*"), ("dlrm", "tables.2.*"), ("vit", "embed.*"),
+          ("vit", "embed.token"), ("vit", None)]
+
+
+@pytest.mark.parametrize("model, frozen", FROZEN)
+def test_frozen_parts_have_the_same_bits_too(model, frozen, start):
+    """Or all but adapters, where none is named."""
+    more = {"parameters": [{"match": frozen, "frozen": True}]} if frozen else \
+        {"lora": {"rank": 2, "targets": "*.attn.*"}}
+    row = {**PLAIN, "model": model, "ranks": 2, "dtype": "fp32", "batch": 12}
+    a = start(row, more)
+    b = start({**row, "stage": 3, "optimizer": "cpu", "param": "cpu"}, more)
+    assert a.numbers == b.numbers, str(b)
+    whole_ = start(row)
+    assert whole_.hash != a.hash
+    # a few rows may be lost in the padding
+    assert whole_.bytes_of("optimizer") >= a.bytes_of("optimizer")
+
+
+LION = {"model": "sparse", "ranks": 2, "update": "lion", "batch": 12, "steps": 4}
+
+
+@pytest.mark.parametrize("stage, optimizer, param", ((2, "cpu", "none"),
+                                                     (3, "nvme", "nvme")))
+def test_lion_on_rows_of_sparse_tables(stage, optimizer, param, start):
+    row = {**PLAIN, "dtype": "fp32", **LION}
+    want = start(row)
+    assert start({**row, "stage": stage, "optimizer": optimizer,
+                  "param": param}).numbers == want.numbers
+    assert want.hash != start({**row, "model": "dlrm"}).hash  # other rows rest

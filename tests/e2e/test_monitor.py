@@ -306,7 +306,7 @@ def test_ctrl_c_ends_it(tmp_path):
 
 def test_a_run_as_it_is(place):
     """What a program writes, is understood."""
-    r = place.good(None, {"run.steps": 4, "run.eval_batches": 1})
+    r = place.good(1, {"run.steps": 4, "run.eval_batches": 1})
     got = rows(r.output)
     assert [float(x["loss"]) for x in got] == r.losses
     assert all(float(x["resident_bytes"]) > 1 << 20 for x in got)

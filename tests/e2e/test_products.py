@@ -31,21 +31,20 @@ def test_auto_takes_what_is_faster_and_says_why(place, narrow_products):
     """Narrow layers are faster in fp32 on any machine: rounding and calling cost
     more than the product."""
     model = {"layers": 2, "heads": 1, "width": 8, "seq": 8, "vocab": 256}
-    r = place.good(None, asked("auto", model=model))
+    r = place.good(1, asked("auto", model=model))
     assert products(r) == "fp32"
     assert "products in fp32: in bf16 one of" in r.out, str(r)
-    effective = json.loads((r.output / "config.json").read_text())
-    assert effective["run"]["cpu_products"] == "fp32"
+    assert r.config["run"]["cpu_products"] == "fp32"
 
 
 @pytest.mark.single
 def test_auto_without_instructions_says_so(place, narrow_products):
-    r = place.good(None, asked("auto"), env=WITHOUT)
+    r = place.good(1, asked("auto"), env=WITHOUT)
     assert products(r) == "fp32"
     assert "products in fp32: oneDNN multiplies no" in r.out, str(r)
 
 
-@pytest.mark.parametrize("ranks", (None, 3))
+@pytest.mark.parametrize("ranks", (1, 3))
 def test_bf16_that_cannot_be_is_refused_once(ranks, place, narrow_products):
     r = place.launch(ranks, asked("bf16"), env=WITHOUT)
     run.refused(r, "run.cpu_products: bf16: rank 0: oneDNN multiplies no")
@@ -55,21 +54,18 @@ def test_bf16_that_cannot_be_is_refused_once(ranks, place, narrow_products):
 @pytest.mark.single
 def test_a_resumed_run_keeps_its_products(place, narrow_products):
     for kind in ("bf16", "fp32"):
-        a = place.good(None, asked(kind), output=place.folder / kind)
+        a = place.good(1, asked(kind), output=place.folder / kind)
         assert products(a) == kind
-        b = place.good(None, asked("auto", **{"run.steps": 6}), ["--resume"],
+        b = place.good(1, asked("auto", **{"run.steps": 6}), ["--resume"],
                        output=a.output)
-        whole = place.good(None, asked(kind, **{"run.steps": 6}))
-        assert products(b) == kind and b.bits == whole.bits, str(b)
-        assert b.hash == whole.hash
-        effective = json.loads((b.output / "config.json").read_text())
-        assert effective["run"]["cpu_products"] == kind
+        whole = place.good(1, asked(kind, **{"run.steps": 6}))
+        assert products(b) == kind and b.numbers == whole.numbers, str(b)
+        assert b.config["run"]["cpu_products"] == kind
 
 
 def test_a_resumed_run_that_began_otherwise(place, narrow_products):
     a = place.good(2, asked("bf16"))
-    path = a.output / "config.json"
-    effective = json.loads(path.read_text())
+    path, effective = a.output / "config.json", a.config
     more = asked("auto", **{"run.steps": 4})
     r = place.launch(2, more, ["--resume"], output=a.output, env=WITHOUT)
     run.refused(r, "run.cpu_products: bf16: rank 0: oneDNN multiplies no",
@@ -90,14 +86,14 @@ def test_less_memory_by_products_of_fp32_is_offered(place, narrow_products):
             "train_batch_size": 1, "run.memory_limit_bytes": 10**15}
     scratch = {}
     for kind in ("fp32", "bf16"):
-        r = place.launch(None, asked(kind, **more), ["--plan"])
+        r = place.launch(1, asked(kind, **more), ["--plan"])
         scratch[kind] = planned(r.out, ("scratch",))
         total = planned(r.out, ("total",))
     assert scratch["fp32"] < scratch["bf16"]
     more["run.memory_limit_bytes"] = int(total - 2**20)
-    r = place.launch(None, asked("bf16", **more), ["--plan"])
+    r = place.launch(1, asked("bf16", **more), ["--plan"])
     run.refused(r, "it fits with run.cpu_products=fp32")
-    assert place.launch(None, asked("fp32", **more), ["--plan"]).rc == 0
+    assert place.launch(1, asked("fp32", **more), ["--plan"]).rc == 0
 
 
 @pytest.mark.alone
@@ -107,9 +103,9 @@ def test_a_described_machine_makes_the_same_products(place, narrow_products):
     assert machine["core_bf16_flops_per_s"] >= machine["core_flops_per_s"]
     more = {"model": GPT2, "train_batch_size": 1, "run.workers": machine["cores"]}
     free = {"run.memory_limit_bytes": 10**15}
-    here = place.launch(None, asked("bf16", **more, **free), ["--plan"])
+    here = place.launch(1, asked("bf16", **more, **free), ["--plan"])
     for kind in ("auto", "bf16"):
-        there = place.launch(None, asked(kind, **more, **free),
+        there = place.launch(1, asked(kind, **more, **free),
                              ["--plan", "--machine", path])
         assert planned(there.out, ("scratch",)) == planned(here.out, ("scratch",))
 
@@ -117,10 +113,9 @@ def test_a_described_machine_makes_the_same_products(place, narrow_products):
 def most_memory(config):
     """Bytes that were resident at most while `dlrm --plan` ran, but for what
     AddressSanitizer would keep of freed memory."""
-    program = os.path.join(os.path.dirname(run.PROGRAM), "dlrm")
-    env = run.environment()
-    env["ASAN_OPTIONS"] = env.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=1"
-    p = subprocess.Popen([program, str(config), "--plan"], env=env,
+    options = os.environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=1"
+    p = subprocess.Popen([run.built("models/dlrm"), str(config), "--plan"],
+                         env=run.environment({"ASAN_OPTIONS": options}),
                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(p.pid, 0)
     p.returncode = os.waitstatus_to_exitcode(status)
@@ -133,13 +128,8 @@ def test_what_is_timed_is_small(place, narrow_products):
     """The largest matrix of this model is a table, which nothing is multiplied
     with."""
     model = {"preset": "criteo-1m", "rows": 10**6, "unit_rows": 10**6, "dim": 64}
-    peak = []
-    for kind in ("fp32", "auto"):
-        config = json.loads(place.config(asked(kind)).read_text())
-        config.update(model=model)
-        config["run"]["memory_limit_bytes"] = 10**15
-        path = place.folder / f"{kind}.json"
-        path.write_text(json.dumps(config))
-        peak.append(most_memory(path))
+    place.model = model
+    peak = [most_memory(place.config(asked(kind, **{"run.memory_limit_bytes": 10**15})))
+            for kind in ("fp32", "auto")]
     table = 4 * model["rows"] * model["dim"]
     assert peak[1] < peak[0] + table / 2

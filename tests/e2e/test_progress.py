@@ -2,16 +2,13 @@
 """Work on many bytes says how far it is: a line from time to time, or on a terminal
 one that changes and is gone at the end."""
 import os
-import pathlib
 import re
-import subprocess
 
 import run
 from test_refusals import shard
 
 LINE = re.compile(r"^(.+): (\d+) of (\d+) MiB  (\d+) %  \d+ MiB/s  \d+ s left$",
                   re.M)
-CKPT = str(pathlib.Path(run.PROGRAM).resolve().parents[1] / "tools/ckpt")
 # 4.8 million parameters: several pieces of each job.
 LARGE = {"model.width": 256, "model.heads": 4, "model.layers": 6,
          "run.steps": 1, "run.save": True, "run.hash": False}
@@ -31,22 +28,20 @@ def jobs(text):
 
 def test_set_up_save_load_import_export(place):
     often = {"IZ_PROGRESS": "0"}
-    first = {**LARGE, "run.export": str(place.folder / "hf")}
-    r = place.good(2, first, env=often)
+    folder = str(place.folder / "hf")
+    r = place.good(2, {**LARGE, "run.export": folder}, env=often)
     assert set(jobs(r.err)) == {"initial weights", "saving", "exporting"}
     output = r.output
     r = place.good(2, {**LARGE, "run.steps": 2}, ["--resume"], output=output,
                    env=often)
     assert set(jobs(r.err)) == {"checking the checkpoint",
                                 "loading the checkpoint", "saving"}
-    r = place.good(1, {**LARGE, "model": {"import": str(place.folder / "hf"),
-                                          "seq": 16}}, env=often)
+    r = place.good(1, {**LARGE, "model": {"import": folder, "seq": 16}}, env=often)
     assert set(jobs(r.err)) == {"importing", "saving"}
-    r = subprocess.run([CKPT, "verify", str(output), "--step", "2"], text=True,
-                       env=run.environment(often), capture_output=True)
-    assert r.returncode == 0 and "intact" in r.stdout
-    assert "checking the checkpoint" in jobs(r.stderr)
-    assert not LINE.search(r.stdout), "results stay clean"
+    r = run.ckpt("verify", output, "--step", 2, env=often)
+    assert "intact" in r.out
+    assert "checking the checkpoint" in jobs(r.err)
+    assert not LINE.search(r.out), "results stay clean"
 
 
 def test_tokens_that_are_checked_and_memory_that_is_locked(place):
@@ -60,17 +55,13 @@ def test_tokens_that_are_checked_and_memory_that_is_locked(place):
 
 
 def test_short_work_says_nothing(place):
-    r = place.good(None, {"run.steps": 1, "run.save": True})
+    r = place.good(1, {"run.steps": 1, "run.save": True})
     assert not LINE.search(r.out + r.err)
 
 
 def test_nothing_stays_on_a_terminal(place):
     """A quick job never shows, a terminal or not."""
     config = place.config({"run.steps": 1, "run.save": True})
-    env = run.environment()
-    env.pop("IZ_PLAIN")
-    out = subprocess.run(["script", "-qec", f"{run.PROGRAM} {config}",
-                          os.devnull], env=env, capture_output=True,
-                         timeout=run.TIMEOUT_S)
-    assert out.returncode == 0
-    assert b"MiB/s" not in out.stdout
+    out = run.call("script", "-qec", f"{run.PROGRAM} {config}", os.devnull,
+                   env={"IZ_PLAIN": None})
+    assert out.rc == 0 and "MiB/s" not in out.out, str(out)

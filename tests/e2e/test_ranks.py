@@ -2,8 +2,6 @@
 """The same global batches on another number of ranks: the same sums in another
 order, so the same numbers but for rounding."""
 import math
-import pathlib
-import subprocess
 
 import pytest
 
@@ -24,51 +22,48 @@ BOUNDS = {"fp32": (1e-5, 1e-5), "bf16": (6e-4, 1e-2), "fp16": (6e-4, 1e-2)}
 
 
 def config(dtype):
-    c = {"train_batch_size": BATCH, "run.steps": STEPS,
-         "gradient_clipping": 0.5, "zero_optimization.stage": 3}
-    if dtype != "fp32":
-        c[f"{dtype}.enabled"] = True
-    if dtype == "fp16":
-        c["fp16.initial_scale_power"] = 8
-    return c
+    return {"train_batch_size": BATCH, "run.steps": STEPS,
+            "gradient_clipping": 0.5, "zero_optimization.stage": 3,
+            **run.typed(dtype, initial_scale_power=8)}
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return {}
+def near(a, b, loss, norm):
+    """Losses and norms of two runs, step by step."""
+    for x, y in zip(a.steps, b.steps, strict=True):
+        assert math.isclose(x["loss"], y["loss"], rel_tol=loss)
+        assert math.isclose(x["grad_norm"], y["grad_norm"], rel_tol=norm)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("ranks", (2, 3, 4))
-def test_same_losses_on_any_number_of_ranks(ranks, dtype, alone, place):
-    if dtype not in alone:
-        alone[dtype] = place.good(None, config(dtype)).steps
-    steps = place.good(ranks, config(dtype)).steps
-    assert len(steps) == len(alone[dtype]) == STEPS
-    loss_bound, norm_bound = BOUNDS[dtype]
-    for a, b in zip(alone[dtype], steps):
-        assert math.isclose(a["loss"], b["loss"], rel_tol=loss_bound)
-        assert math.isclose(a["grad_norm"], b["grad_norm"], rel_tol=norm_bound)
+def test_same_losses_on_any_number_of_ranks(ranks, dtype, references, place):
+    if dtype not in references:
+        references[dtype] = place.good(1, config(dtype))
+    r = place.good(ranks, config(dtype))
+    assert len(r.steps) == STEPS
+    near(references[dtype], r, *BOUNDS[dtype])
     # It learns, so the comparison is not one of constants.
-    assert steps[-1]["loss"] < 0.95 * steps[0]["loss"]
+    assert r.losses[-1] < 0.95 * r.losses[0]
 
 
-@pytest.mark.parametrize("ranks", (None, 2, 4))
+@pytest.mark.parametrize("ranks", (1, 2, 4))
 def test_accumulation_is_exact_up_to_rounding(ranks, place):
-    n = ranks or 1
     one = place.good(ranks, config("fp32"))
     cut = place.good(ranks, {**config("fp32"),
                              "train_micro_batch_size_per_gpu": 1,
-                             "gradient_accumulation_steps": BATCH // n})
-    for a, b in zip(one.steps, cut.steps, strict=True):
-        assert math.isclose(a["loss"], b["loss"], rel_tol=1e-5)
-        assert math.isclose(a["grad_norm"], b["grad_norm"], rel_tol=1e-5)
+                             "gradient_accumulation_steps": BATCH // ranks})
+    near(one, cut, 1e-5, 1e-5)
+
+
+def test_one_rank_may_be_mpiruns(place):
+    """It is started without mpirun in all other tests."""
+    assert place.apart([[]], {}).numbers == place.good(1, {}).numbers
 
 
 @pytest.mark.single
 def test_bounds_tell_another_batch_apart(place):
     def losses(batch):
-        return place.good(None, {**config("fp32"),
+        return place.good(1, {**config("fp32"),
                                  "train_batch_size": batch}).losses
     want = losses(BATCH)
     assert not any(math.isclose(x, y, rel_tol=BOUNDS["fp32"][0])
@@ -95,31 +90,22 @@ def test_memory_and_messages_give_the_same_bits(stage, dtype, place):
     c = {**config(dtype), "zero_optimization.stage": stage}
     memory = place.good(3, {**c, "run.host_comm": "memory"})
     messages = place.good(3, {**c, "run.host_comm": "messages"})
-    assert memory.bits == messages.bits and memory.hash == messages.hash
+    assert memory.numbers == messages.numbers
     assert memory.summary["order_hash"] == messages.summary["order_hash"]
     assert memory.summary["sent_bytes"] == messages.summary["sent_bytes"] > 0
 
 
-@pytest.fixture
-def forbidden(tmp_path, monkeypatch):
+def test_memory_that_cannot_be_read(place):
     """No rank may read the memory of another, as in some containers."""
-    forbid = pathlib.Path(run.PROGRAM).parents[1] / "tests" / "forbid"
-    if subprocess.run([forbid, "true"], check=False).returncode:
+    forbid = run.built("tests/forbid")
+    if run.call(forbid, "true").rc:
         pytest.skip("no seccomp here")
-    program = tmp_path / "program"
-    program.write_text(f'#!/bin/sh\nexec {forbid} {run.PROGRAM} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(run, "PROGRAM", str(program))
-    return {"STARPU_HOME": str(pathlib.Path(forbid).parents[1] / "starpu-home"),
-            "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
-
-
-def test_memory_that_cannot_be_read(forbidden, place):
-    c = config("fp32")
-    r = place.launch(2, {**c, "run.host_comm": "memory"}, env=forbidden)
+    place.wrap(f'#!/bin/sh\nexec {forbid} {{}} "$@"\n')
+    c, env = config("fp32"), {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+    r = place.launch(2, {**c, "run.host_comm": "memory"}, env=env)
     run.refused(r, "run.host_comm", "may not read the memory of rank")
-    messages = place.good(2, {**c, "run.host_comm": "messages"}, env=forbidden)
-    auto = place.good(2, c, env=forbidden)
+    messages = place.good(2, {**c, "run.host_comm": "messages"}, env=env)
+    auto = place.good(2, c, env=env)
     assert "ranks of one host send messages: rank 0 may not read" in auto.out
     assert "send messages" not in messages.out
     assert auto.bits == messages.bits

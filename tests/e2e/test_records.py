@@ -3,7 +3,6 @@
 import collections
 import pathlib
 import struct
-import subprocess
 
 import pytest
 
@@ -15,22 +14,19 @@ CLICK = 4 * 40
 
 
 def records(*args):
-    tool = pathlib.Path(run.PROGRAM).parents[1] / "tools" / "records"
-    assert tool.is_file(), f"{tool} is not built"
-    return subprocess.run([tool, *map(str, args)], capture_output=True,
-                          text=True, timeout=60)
+    return run.call(run.built("tools/records"), *args)
 
 
 def made(*args):
     r = records(*args)
-    assert r.returncode == 0, r.stdout + r.stderr
+    assert r.rc == 0, str(r)
     return pathlib.Path(args[1] if args[0] in ("shapes", "clicks")
                         else args[-1]).read_bytes()
 
 
 def refused(words, *args):
     r = records(*args)
-    assert r.returncode == 1 and words in r.stderr, r.stdout + r.stderr
+    assert r.rc == 1 and words in r.err, str(r)
     assert not pathlib.Path(args[-1]).exists()
     assert not pathlib.Path(f"{args[-1]}.tmp").exists()
 
@@ -79,21 +75,18 @@ def test_idx_becomes_records(tmp_path):
 
 
 def test_a_wrong_idx_is_named(tmp_path):
-    images = idx(tmp_path / "i", (2, 2, 3), bytes(12))
-    labels = idx(tmp_path / "l", (2,), bytes(2))
-    out = tmp_path / "out"
-    refused("another number", "idx", images, idx(tmp_path / "m", (3,), bytes(3)),
-            out)
-    refused("ends within its header", "idx", labels, labels, out)
-    refused("no IDX file", "idx", idx(tmp_path / "n", (20,), bytes(20)), labels,
-            out)
-    refused("no IDX file", "idx", images,
-            idx(tmp_path / "g", (2,), bytes(2), (0x1f, 0x8b, 8)), out)
-    refused("end early", "idx", idx(tmp_path / "s", (2, 2, 3), bytes(11)),
-            labels, out)
-    refused("impossible", "idx", idx(tmp_path / "z", (2, 0, 3), b""), labels,
-            out)
-    refused("No such file", "idx", tmp_path / "none", labels, out)
+    def file(name, *args):
+        return idx(tmp_path / name, *args)
+    images, labels = file("i", (2, 2, 3), bytes(12)), file("l", (2,), bytes(2))
+    for words, *pair in (
+            ("another number", images, file("m", (3,), bytes(3))),
+            ("ends within its header", labels, labels),
+            ("no IDX file", file("n", (20,), bytes(20)), labels),
+            ("no IDX file", images, file("g", (2,), bytes(2), (0x1f, 0x8b, 8))),
+            ("end early", file("s", (2, 2, 3), bytes(11)), labels),
+            ("impossible", file("z", (2, 0, 3), b""), labels),
+            ("No such file", tmp_path / "none", labels)):
+        refused(words, "idx", *pair, tmp_path / "out")
 
 
 def line(label="1", dense="5", category="0000000f"):
@@ -130,9 +123,9 @@ def test_what_cannot_be_read_is_named(tmp_path):
     ("idx", "x", "y"), ("shapes", "x", "1", "2", "3")])
 def test_a_wrong_command_line_says_how(args, tmp_path):
     r = records(*args)
-    assert r.returncode == 2 and "usage: records" in r.stderr
+    assert r.rc == 2 and "usage: records" in r.err
 
 
 def test_an_impossible_place_is_named(tmp_path):
     r = records("shapes", tmp_path / "no" / "x", 1)
-    assert r.returncode == 1 and "No such file" in r.stderr
+    assert r.rc == 1 and "No such file" in r.err

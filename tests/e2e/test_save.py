@@ -2,61 +2,44 @@
 """Checkpoints written beside training: the same files as those for which
 training waits, and the same losses as without any."""
 import json
-import re
 
 import pytest
 
+import rows
 import run
 
-HOMES = [(0, "none", "none"), (1, "cpu", "none"), (2, "nvme", "none"),
-         (3, "none", "none"), (3, "cpu", "cpu"), (3, "nvme", "nvme")]
+NONE, NVME = (0, "none", "none"), (3, "nvme", "nvme")
 
 
-def config(home=(0, "none", "none"), nvme=None, dtype="fp32", **more):
-    c = {"run.save": False, "run.save_interval": 2, "run.keep_last": 9,
-         "run.steps": 7, "train_batch_size": 12, "run.save_buffers": 2,
-         **run.offload(*home, nvme), **more}
-    if dtype != "fp32":
-        c[f"{dtype}.enabled"] = True
-    if dtype == "fp16":  # with a history of the scale
-        c["fp16.initial_scale_power"] = 18
-    return c
+def config(home=NONE, nvme=None, **more):
+    return {"run.save": False, "run.save_interval": 2, "run.keep_last": 9,
+            "run.steps": 7, "train_batch_size": 12, "run.save_buffers": 2,
+            **run.offload(*home, nvme), **more}
 
 
-def files(r):
-    """{name: bytes} of all checkpoints of a run."""
-    folder = r.output / "checkpoints"
-    return {str(p.relative_to(folder)): p.read_bytes()
-            for p in sorted(folder.rglob("*")) if p.is_file()}
+FP32, BF16, FP16 = {}, run.typed("bf16"), run.typed("fp16", initial_scale_power=18)
+FROZEN = {"parameters": [{"match": "h.?.mlp.*", "frozen": True},
+                         {"match": "h.1.*", "frozen": True}]}
+# The scale of fp16 has a history.
+CASES = [(FP32, 1, NONE), (FP32, 2, (1, "cpu", "none")), (BF16, 1, NVME),
+         (FP16, 2, NVME), (BF16, 3, (2, "nvme", "none")), (FP32, 3, NVME),
+         (FP16, 2, (3, "none", "none")), (FP32, 1, (3, "cpu", "cpu")),
+         ({**BF16, **FROZEN}, 1, NVME), ({**FP16, **FROZEN}, 3, (3, "none", "none")),
+         ({**FP32, **FROZEN}, 2, (2, "nvme", "none")), ({**BF16, **FROZEN}, 2, NONE),
+         (rows.UPDATES["lion"], 2, (3, "cpu", "cpu"))]
 
 
-def steps_of(r):
-    return sorted(int(p.name[5:]) for p in (r.output / "checkpoints").iterdir()
-                  if re.fullmatch(r"step-\d+", p.name))
-
-
-CASES = [("fp32", None, HOMES[0]), ("fp32", 2, HOMES[1]),
-         ("bf16", None, HOMES[5]), ("fp16", 2, HOMES[5]),
-         ("bf16", 3, HOMES[2]), ("fp32", 3, HOMES[5]), ("fp16", 2, HOMES[3]),
-         ("fp32", None, HOMES[4])]
-
-
-@pytest.mark.parametrize("dtype, ranks, home", CASES,
-                         ids=lambda x: "-".join(map(str, x))
-                         if isinstance(x, tuple) else str(x))
-def test_same_files_and_losses_as_when_training_waits(dtype, ranks, home, place,
-                                                      nvme):
+@pytest.mark.parametrize("more, ranks, home", CASES)
+def test_same_files_and_losses_as_when_training_waits(more, ranks, home, place, nvme):
     """Chunks that no block respects, and fewer buffers than blocks."""
-    c = config(home, nvme, dtype)
-    c["zero_optimization"]["sub_group_size"] = 2048
-    c["run.inject_delay_us"] = 300
+    c = {**config(home, nvme, **more), "run.inject_delay_us": 300,
+         "zero_optimization.sub_group_size": 2048}
     wait = place.good(ranks, {**c, "run.save_mode": "sync"})
     free = place.good(ranks, {**c, "run.save_mode": "async"})
     none = place.good(ranks, {**c, "run.save_interval": 0})
-    assert wait.bits == free.bits == none.bits and len(none.bits) == 7
-    assert wait.hash == free.hash == none.hash
-    assert steps_of(free) == steps_of(wait) == [2, 4, 6]
-    a, b = files(wait), files(free)
+    assert wait.numbers == free.numbers == none.numbers and len(none.bits) == 7
+    assert free.saved == wait.saved == [2, 4, 6]
+    a, b = wait.files, free.files
     assert sorted(a) == sorted(b)
     assert [k for k in a if a[k] != b[k]] == []
     for s in (2, 4, 6):
@@ -64,42 +47,24 @@ def test_same_files_and_losses_as_when_training_waits(dtype, ranks, home, place,
 
 
 @pytest.mark.parametrize("dtype", ("bf16", "fp8"))
-@pytest.mark.parametrize("home", (HOMES[1], HOMES[5]),
+@pytest.mark.parametrize("home", ((1, "cpu", "none"), NVME),
                          ids=lambda h: "-".join(h[1:]))
 def test_moments_in_fewer_bytes_are_saved_alike(dtype, home, place, nvme):
     """In memory beside training; on disk training waits."""
-    c = config(home, nvme, **{"run.state_dtype": dtype, "run.steps": 5})
-    c["zero_optimization"]["sub_group_size"] = 2048
+    c = config(home, nvme, **{"run.state_dtype": dtype, "run.steps": 5,
+                              "zero_optimization.sub_group_size": 2048})
     wait = place.good(2, {**c, "run.save_mode": "sync"})
     free = place.good(2, c)
-    assert wait.bits == free.bits and wait.hash == free.hash
-    assert steps_of(free) == [2, 4] and files(wait) == files(free)
-    assert (free.bytes_of("staging") > wait.bytes_of("staging")) == \
-        (home == HOMES[1])
-    if home == HOMES[5]:
+    assert wait.numbers == free.numbers
+    assert free.saved == [2, 4] and wait.files == free.files
+    assert (free.bytes_of("staging") > wait.bytes_of("staging")) == (home != NVME)
+    if home == NVME:
         run.refused(place.launch(2, {**c, "run.save_mode": "async"}),
                     "run.save_mode", "state_dtype")
 
 
-@pytest.mark.parametrize("dtype, ranks, home", [
-    ("bf16", None, HOMES[5]), ("fp16", 3, HOMES[3]), ("fp32", 2, HOMES[2]),
-    ("bf16", 2, HOMES[0])])
-def test_frozen_parameters_are_in_both(dtype, ranks, home, place, nvme):
-    c = config(home, nvme, dtype, parameters=[
-        {"match": "h.?.mlp.*", "frozen": True},
-        {"match": "h.1.*", "frozen": True}])
-    c["run.steps"] = 5
-    wait = place.good(ranks, {**c, "run.save_mode": "sync"})
-    free = place.good(ranks, {**c, "run.save_mode": "async"})
-    assert steps_of(free) == [2, 4] and wait.bits == free.bits
-    a, b = files(wait), files(free)
-    assert sorted(a) == sorted(b)
-    assert [k for k in a if a[k] != b[k]] == []
-
-
 def spans(r, *kinds):
-    return [t for t in run.read_lines(r.output / "tasks.jsonl")
-            if t["task"] in kinds]
+    return [t for t in r.tasks if t["task"] in kinds]
 
 
 @pytest.mark.alone
@@ -110,7 +75,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(place):
     c = config(**{"run.task_log": True, "run.inject_delay_us": 2000,
                   "run.save_interval": 3, "run.steps": 5,
                   "run.save_buffers": 64})
-    r = place.good(None, {**c, "run.save_mode": "async"})
+    r = place.good(1, {**c, "run.save_mode": "async"})
     last_write = max(t["end_us"] for t in spans(r, "save") if t["unit"] >= 0)
     forward = min(t["begin_us"] for t in spans(r, "forward")
                   if t["step"] == 3)
@@ -124,7 +89,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(place):
             assert t["begin_us"] >= copies[t["unit"]]
         else:
             assert t["end_us"] <= copies[t["unit"]]
-    wait = place.good(None, {**c, "run.save_mode": "sync"})
+    wait = place.good(1, {**c, "run.save_mode": "sync"})
     assert not spans(wait, "save", "snapshot")
 
 
@@ -132,8 +97,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(place):
 def test_buffers_are_planned_and_bound(place):
     """One buffer is enough; each more is that much more staging."""
     def staging(**more):
-        r = place.good(None, config(**more))
-        return r.memory.get(("staging", "cpu"), (0, 0))[1], files(r)
+        r = place.good(1, config(**more))
+        return r.memory.get(("staging", "cpu"), (0, 0))[1], r.files
     none, _ = staging(**{"run.save_mode": "sync"})
     one, a = staging(**{"run.save_buffers": 1})
     nine, b = staging(**{"run.save_buffers": 9})
@@ -141,7 +106,7 @@ def test_buffers_are_planned_and_bound(place):
     assert a == b
 
 
-@pytest.mark.parametrize("ranks", (None, 2))
+@pytest.mark.parametrize("ranks", (1, 2))
 def test_a_save_that_cannot_be_written_ends_the_run(ranks, place):
     """On all ranks, with the one before intact."""
     out = place.folder / "out"
@@ -151,7 +116,7 @@ def test_a_save_that_cannot_be_written_ends_the_run(ranks, place):
                                       "run.save_mode": "async"}), output=out)
     assert r.rc == 1 and not run.DUMPS.search(r.out + r.err), str(r)
     assert "step-00000004.tmp" in r.err and "Not a directory" in r.err
-    assert steps_of(r) == [2] and len(r.steps) < 60
+    assert r.saved == [2] and len(r.steps) < 60
 
 
 def test_what_is_not_finite_is_not_saved(place):
@@ -160,34 +125,33 @@ def test_what_is_not_finite_is_not_saved(place):
                   "optimizer.params.lr": 1e6, "gradient_clipping": 0,
                   "optimizer.params.weight_decay": 1e5,
                   "run.in_flight": 4})
-    free = place.launch(None, {**c, "run.save_mode": "async"})
-    wait = place.launch(None, {**c, "run.save_mode": "sync"})
+    free = place.launch(1, {**c, "run.save_mode": "async"})
+    wait = place.launch(1, {**c, "run.save_mode": "sync"})
     for r in (free, wait):
         assert r.rc == 1 and "is not finite" in r.err, str(r)
         assert "is intact" in r.err
-    assert steps_of(free) == steps_of(wait) == \
-        list(range(1, steps_of(wait)[-1] + 1))
-    assert files(free) == files(wait)
+    assert free.saved == wait.saved == list(range(1, wait.saved[-1] + 1))
+    assert free.files == wait.files
 
 
 @pytest.mark.single
 def test_async_with_checksums_of_the_disk_is_refused(place, nvme):
-    c = {**config((3, "nvme", "nvme"), nvme), "run.nvme_checksum": True}
-    run.refused(place.launch(None, {**c, "run.save_mode": "async"}),
+    c = {**config(NVME, nvme), "run.nvme_checksum": True}
+    run.refused(place.launch(1, {**c, "run.save_mode": "async"}),
                 "run.save_mode", "nvme_checksum")
-    r = place.good(None, c)  # auto waits
-    assert steps_of(r) == [2, 4, 6]
+    r = place.good(1, c)  # auto waits
+    assert r.saved == [2, 4, 6]
 
 
 def test_a_signal_ends_the_save_under_way(place):
     """Nothing half-written is left, and the step it stopped at is saved too."""
-    run_ = place.start(None, config(**{
+    run_ = place.start(1, config(**{
         "run.save": True, "run.inject_delay_us": 5000, "run.steps": 10**6}))
     run_.until_step(3)
     run_.signal(2)
     r = run_.finish()
     assert r.rc == 0, str(r)
     assert not list((r.output / "checkpoints").glob("*.tmp"))
-    assert steps_of(r)[-1] == r.summary["steps"] and 2 in steps_of(r)
+    assert r.saved[-1] == r.summary["steps"] and 2 in r.saved
     for p in (r.output / "checkpoints").glob("*/index.json"):
         assert json.loads(p.read_text())["ranks"] == 1

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that the system refuses to one rank of two: it says so, and the others
 end with it."""
-import pathlib
-
 import pytest
 
 import run
@@ -16,10 +14,8 @@ WEIGHTS = "the initial weights"
 def scarce(place, c, victim, size, after=0):
     """A run of two ranks in which the victim does not get size bytes, once
     others of that size were taken; its one message, or None."""
-    library = pathlib.Path(run.PROGRAM).parents[1] / "tests" / "libscarce.so"
-    assert library.is_file()
     r = place.launch(2, {**SCARCE, **c}, env={
-        "LD_PRELOAD": str(library), "SCARCE_RANK": str(victim),
+        "LD_PRELOAD": run.built("tests/libscarce.so"), "SCARCE_RANK": str(victim),
         "SCARCE_BYTES": str(size), "SCARCE_AFTER": str(after)})
     assert "waited" not in r.err, str(r)
     if r.rc == 0:
@@ -50,7 +46,7 @@ def test_memory_that_one_rank_lacks_at_the_start(victim, place):
 def test_memory_that_one_rank_lacks_in_an_import(victim, place):
     """A piece of the adapters' values, and one of the folder's."""
     folder = place.folder / "weights"
-    place.good(None, {**SCARCE, "run.export": str(folder)})
+    place.good(1, {**SCARCE, "run.export": str(folder)})
     c = {"model.import": str(folder)}
     assert WEIGHTS in scarce(place, c, victim, 1 << 20)
     assert str(folder) in scarce(place, c, victim, 16 << 20)

@@ -4,18 +4,19 @@ The window of a ring, the copies' hiding and the place of the optimizer are
 what the design promises, and the design without a ring fails the same test."""
 import json
 import os
-import pathlib
 import resource
 import subprocess
 
 import pytest
 
 import cover
+import run
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_SIMGRID") != "1",
                                 reason="needs tools/setup --simgrid")
-MACHINE = ROOT / "configs/machines/v100-32-dgx2.json"
+MACHINES = run.ROOT / "configs/machines"
+V100 = MACHINES / "v100-32-dgx2.json"
+MACHINE = json.loads(V100.read_text())
 LAYERS, WIDTH, VOCAB, SEQ = 40, 5120, 50257, 1024
 GIB = 1 << 30
 
@@ -35,30 +36,50 @@ def config():
     }
 
 
-def simulate(folder, *sets, ranks=1, machine=MACHINE):
-    path = folder / "config.json"
-    path.write_text(json.dumps(config()))
-    return simulate_file(path, *sets, ranks=ranks, machine=machine)
+def machine(folder, **changes):
+    """That machine with other numbers; None takes one away."""
+    path = folder / "machine.json"
+    path.write_text(json.dumps({k: v for k, v in {**MACHINE, **changes}.items()
+                                if v is not None}))
+    return path
 
 
-def simulate_file(path, *sets, ranks=1, machine=MACHINE, timeout_s=600):
-    line = [ROOT / "tools/simulate", path, "--machine", machine,
+def simulate_file(path, *sets, ranks=1, machine=V100, refused=False):
+    """What the simulation says at its end, or the process of one that is refused."""
+    line = [run.ROOT / "tools/simulate", path, "--machine", machine,
             "--ranks", str(ranks)]
     for s in sets:
         line += ["--set", s]
-    r = subprocess.run(line, capture_output=True, text=True, timeout=timeout_s)
-    last = r.stdout.strip().splitlines()[-1:] if r.stdout else []
-    if r.returncode or not last or not last[0].startswith('{"simulation"'):
-        return None, r
-    return json.loads(last[0])["simulation"], r
+    r = subprocess.run(line, capture_output=True, text=True, timeout=600)
+    said = f"{r.stdout}{r.stderr}"
+    if refused:
+        assert r.returncode == 1 and '{"simulation"' not in r.stdout, said
+        return r
+    assert r.returncode == 0, said
+    return {**json.loads(r.stdout.strip().splitlines()[-1])["simulation"],
+            "out": r.stdout}
+
+
+@pytest.fixture
+def simulate(tmp_path):
+    def simulate(*sets, **more):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config()))
+        return simulate_file(path, *sets, **more)
+    return simulate
+
+
+def told(s):
+    """Without what it printed."""
+    return {k: v for k, v in s.items() if k != "out"}
 
 
 @pytest.fixture(scope="module")
 def offload(tmp_path_factory):
     """13 billion parameters under 8 GiB of GPU memory."""
-    s, r = simulate(tmp_path_factory.mktemp("simulate"))
-    assert s, r.stdout + r.stderr
-    return s
+    path = tmp_path_factory.mktemp("simulate") / "config.json"
+    path.write_text(json.dumps(config()))
+    return simulate_file(path)
 
 
 def block_bytes():
@@ -95,12 +116,10 @@ def test_copies_and_optimizer_are_hidden(offload):
     assert offload["lost_spans"] == 0
 
 
-def test_boundaries_on_the_host_are_hidden(tmp_path, offload):
+def test_boundaries_on_the_host_are_hidden(simulate, offload):
     """Each crosses once each way, but three that are still there when backward
     begins.  The embedding makes one, every block one."""
-    on = "activation_checkpointing.cpu_checkpointing=true"
-    s, r = simulate(tmp_path, on)
-    assert s, r.stdout + r.stderr
+    s = simulate("activation_checkpointing.cpu_checkpointing=true")
     moved = (LAYERS + 1 - 3) * 8 * SEQ * WIDTH * 2
     assert s["up_bytes"] == offload["up_bytes"] + moved
     assert s["down_bytes"] == offload["down_bytes"] + moved
@@ -109,23 +128,20 @@ def test_boundaries_on_the_host_are_hidden(tmp_path, offload):
     assert offload["device_bytes"] - s["device_bytes"] == moved
 
 
-def test_without_a_ring_nothing_is_hidden(tmp_path, offload):
+def test_without_a_ring_nothing_is_hidden(simulate, offload):
     """One slot: a fetch cannot run ahead of the unit before it."""
-    s, r = simulate(tmp_path, "run.ring=1")
-    assert s, r.stdout + r.stderr
+    s = simulate("run.ring=1")
     assert s["copies_hidden_percent"] < 20 and not hides(s)
     assert s["step_s"] > 1.2 * offload["step_s"]
     assert s["limited_by"] == "late fetches"
-    assert "run.ring=2 in place of 1" in " ".join(r.stdout.split())
+    assert "run.ring=2 in place of 1" in " ".join(s["out"].split())
 
 
-def test_a_barrier_before_the_optimizer_costs_its_time(tmp_path, offload):
+def test_a_barrier_before_the_optimizer_costs_its_time(simulate, offload):
     """An optimizer that waits for nothing but runs under nothing."""
     adam = (12 * WIDTH * WIDTH * LAYERS + VOCAB * WIDTH) * 28
-    machine = json.loads(MACHINE.read_text())
-    alone_s = adam / machine["host_bytes_per_s"]
-    s, r = simulate(tmp_path, "run.ring=2", "gradient_clipping=0")
-    assert s, r.stdout + r.stderr
+    alone_s = adam / MACHINE["host_bytes_per_s"]
+    s = simulate("run.ring=2", "gradient_clipping=0")
     assert s["step_s"] < offload["step_s"] + 0.1 * alone_s
 
 
@@ -137,38 +153,35 @@ SMALL = ("model.layers=6", "model.width=1024", "model.heads=16",
 @pytest.mark.parametrize("variable", (
     "STARPU_PREFETCH=0", "STARPU_CALIBRATE=1", "STARPU_LIMIT_CUDA_MEM=64",
     "STARPU_LIMIT_CPU_MEM=64", "STARPU_MINIMUM_CLEAN_BUFFERS=50"))
-def test_what_the_header_calls_without_effect_has_none(variable, tmp_path,
+def test_what_the_header_calls_without_effect_has_none(variable, simulate,
                                                       monkeypatch):
     """Every task at the same time on the same worker."""
-    plain, _ = simulate(tmp_path, *SMALL)
+    plain = simulate(*SMALL)
     monkeypatch.setenv(*variable.split("="))
-    s, r = simulate(tmp_path, *SMALL)
-    assert s == plain, r.stderr
-    assert f"environment: {variable} (no effect: " in r.stdout
-    assert r.stdout.count("environment: ") == 1, "only what the user set"
+    s = simulate(*SMALL)
+    assert told(s) == told(plain)
+    assert f"environment: {variable} (no effect: " in s["out"]
+    assert s["out"].count("environment: ") == 1, "only what the user set"
 
 
-def test_a_scheduler_that_would_hang_is_refused(tmp_path, monkeypatch):
+def test_a_scheduler_that_would_hang_is_refused(simulate, monkeypatch):
     monkeypatch.setenv("STARPU_SCHED", "heteroprio")
-    s, r = simulate(tmp_path, *SMALL)
-    assert s is None and r.returncode == 1
+    r = simulate(*SMALL, refused=True)
     assert "STARPU_SCHED: with a GPU, tasks under heteroprio never end" in r.stderr
 
 
-def test_a_users_workers_count(tmp_path, monkeypatch):
-    s, r = simulate(tmp_path, *SMALL, "run.workers=4")
+def test_a_users_workers_count(simulate, monkeypatch):
+    s = simulate(*SMALL, "run.workers=4")
     monkeypatch.setenv("STARPU_NCPU", "2")
-    t, u = simulate(tmp_path, *SMALL, "run.workers=4")
-    assert "; 4 workers" in r.stdout and "; 2 workers" in u.stdout
+    t = simulate(*SMALL, "run.workers=4")
+    assert "; 4 workers" in s["out"] and "; 2 workers" in t["out"]
     assert s["task_hash"] != t["task_hash"]
 
 
-def test_the_same_to_the_bit(tmp_path):
-    a, _ = simulate(tmp_path, *SMALL)
-    b, _ = simulate(tmp_path, *SMALL)
-    assert a and a == b
-    c, _ = simulate(tmp_path, *SMALL, "run.ring=3")
-    assert c["task_hash"] != a["task_hash"]
+def test_the_same_to_the_bit(simulate):
+    a = simulate(*SMALL)
+    assert told(a) == told(simulate(*SMALL))
+    assert simulate(*SMALL, "run.ring=3")["task_hash"] != a["task_hash"]
 
 
 # What could wait for each other: slots, chunks, staging buffers, lanes.
@@ -200,26 +213,24 @@ def sets_of(row):
 
 @pytest.mark.parametrize("row", cover.rows(SWEEP, lambda row: True),
                          ids=lambda r: "-".join(map(str, r.values())))
-def test_ends_whatever_is_tight(row, tmp_path):
+def test_ends_whatever_is_tight(row, simulate):
     """The watchdog ends what waits for ever, and without the last line nothing
     has ended.  With the plan's own bytes as limits nothing changes, and one
     byte less is refused."""
-    sets = sets_of(row)
-    s, r = simulate(tmp_path, *sets, ranks=row["ranks"])
-    assert s, r.stdout + r.stderr
+    sets, ranks = sets_of(row), row["ranks"]
+    s = simulate(*sets, ranks=ranks)
     if row["limit"] == "the machine":
         return
     limits = {"run.memory_limit_bytes": s["host_bytes"],
               "run.device_memory_limit_bytes": s["device_bytes"]}
-    tight, r = simulate(tmp_path, *sets, *(f"{k}={v}" for k, v in limits.items()),
-                        ranks=row["ranks"])
-    assert tight == s, r.stdout + r.stderr
+
+    def limited(limits, **more):
+        return simulate(*sets, *(f"{k}={v}" for k, v in limits.items()), ranks=ranks,
+                        **more)
+    assert told(limited(limits)) == told(s)
     for key in limits:
-        less = {**limits, key: limits[key] - 1}
-        none, r = simulate(tmp_path, *sets,
-                           *(f"{k}={v}" for k, v in less.items()),
-                           ranks=row["ranks"])
-        assert none is None and "this run needs" in r.stderr, r.stdout + r.stderr
+        r = limited({**limits, key: limits[key] - 1}, refused=True)
+        assert "this run needs" in r.stderr, r.stdout + r.stderr
 
 
 @pytest.mark.parametrize("zero", (
@@ -228,26 +239,24 @@ def test_ends_whatever_is_tight(row, tmp_path):
     ("zero_optimization.offload_optimizer.device=nvme",
      "zero_optimization.offload_optimizer.nvme_path=/none"),
 ))
-def test_every_placement_on_many_ranks(zero, tmp_path):
+def test_every_placement_on_many_ranks(zero, simulate):
     if zero[0].endswith("=0"):
         zero += ("zero_optimization.offload_param.device=none",
                  "zero_optimization.offload_optimizer.device=none")
-    s, r = simulate(tmp_path, *SMALL, *zero, "train_batch_size=64",
-                    "train_micro_batch_size_per_gpu=1", ranks=32)
-    assert s, r.stdout + r.stderr
+    s = simulate(*SMALL, *zero, "train_batch_size=64",
+                 "train_micro_batch_size_per_gpu=1", ranks=32)
     assert s["ranks"] == 32
 
 
-def test_a_trillion_on_512_ranks_is_simulated_in_seconds(tmp_path, monkeypatch):
+def test_a_trillion_on_512_ranks_is_simulated_in_seconds(simulate, monkeypatch):
     """Processor time and memory: a machine may be busy with other things."""
     # meson sets it; glibc then writes to all memory that is allocated
     monkeypatch.delenv("MALLOC_PERTURB_", raising=False)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    s, r = simulate(tmp_path, "model.layers=552", "model.width=12288",
-                    "model.heads=96", "train_micro_batch_size_per_gpu=4",
-                    "train_batch_size=2048", "run.device_memory_limit_bytes=0",
-                    "activation_checkpointing.cpu_checkpointing=true", ranks=512)
-    assert s, r.stdout + r.stderr
+    s = simulate("model.layers=552", "model.width=12288", "model.heads=96",
+                 "train_micro_batch_size_per_gpu=4", "train_batch_size=2048",
+                 "run.device_memory_limit_bytes=0",
+                 "activation_checkpointing.cpu_checkpointing=true", ranks=512)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert spent < 30
@@ -257,68 +266,56 @@ def test_a_trillion_on_512_ranks_is_simulated_in_seconds(tmp_path, monkeypatch):
     assert 0.9 < s["flop_per_s"] * 4 / 3 / 53e12 < 1
 
 
-def test_collectives_cost_what_a_node_receives(tmp_path):
+def test_collectives_cost_what_a_node_receives(simulate, tmp_path):
     """Two nodes of 16 with a slow link between them, which is then the step:
     parameters enter a node once, of a sum each of its ranks receives a part."""
-    slow = {**json.loads(MACHINE.read_text()), "node_bytes_per_s": 10**9,
-            "message_ns": 0}
-    path = tmp_path / "machine.json"
-    path.write_text(json.dumps(slow))
-    s, r = simulate(tmp_path, *SMALL, "run.ring=8", "train_batch_size=32",
-                    "train_micro_batch_size_per_gpu=1", ranks=32, machine=path)
-    assert s, r.stdout + r.stderr
+    slow = machine(tmp_path, node_bytes_per_s=10**9, message_ns=0)
+    s = simulate(*SMALL, "run.ring=8", "train_batch_size=32",
+                 "train_micro_batch_size_per_gpu=1", ranks=32, machine=slow)
     c, layers = 1024, 6
     embed, blocks, head = (8192 + SEQ) * c, layers * (12 * c * c + 13 * c), 2 * c
     gathers = 2 * (embed + blocks + head)  # the ring holds all: once a step
     sums = 2 * (2 * embed + blocks + head)  # both uses of the embedding
     link_s = (gathers + 16 * sums) * 31 / 32 * 1e-9
-    assert link_s <= s["step_s"] < 1.05 * link_s, r.stdout
+    assert link_s <= s["step_s"] < 1.05 * link_s, s["out"]
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
-    s, r = simulate(tmp_path, "run.device_memory_limit_bytes=3600000000")
-    assert s is None and r.returncode == 1
+def test_what_does_not_fit_is_refused(simulate):
+    r = simulate("run.device_memory_limit_bytes=3600000000", refused=True)
     assert "of the GPU's memory" in r.stderr and "it fits with" in r.stderr
 
 
-def test_a_type_that_the_gpus_lack_is_refused(tmp_path):
-    old = json.loads(MACHINE.read_text())
-    old.update(fp16_flops_per_s=0)
-    path = tmp_path / "machine.json"
-    path.write_text(json.dumps(old))
-    s, r = simulate(tmp_path, *SMALL, machine=path)
-    assert s is None and r.returncode == 1
-    assert "fp16.enabled: the GPUs of" in r.stderr, r.stderr
+BARE = {"gpus": 0, "gpu_bytes": 0}
+ONE = {**BARE, "cores": 1}
+RATIO = "zero_optimization.offload_optimizer.ratio="
 
 
-def test_a_machine_without_a_gpu(tmp_path):
-    bare = json.loads(MACHINE.read_text())
-    bare.update(gpus=0, gpu_bytes=0)
-    path = tmp_path / "machine.json"
-    path.write_text(json.dumps(bare))
-    s, r = simulate(tmp_path, *SMALL, machine=path)
-    assert s, r.stdout + r.stderr
+@pytest.mark.parametrize("changes, sets, words", [
+    ({"fp16_flops_per_s": 0}, (), ["fp16.enabled: the GPUs of"]),
+    ({"gpu_bytes": None, "gpu_byte": 1}, (),
+     ["gpu_bytes: is missing", "gpu_byte: unknown key"]),
+    (BARE, (RATIO + "0.5",),
+     ["offload_optimizer.ratio: 0.5 leaves chunks to a GPU"])])
+def test_what_a_machine_lacks_is_refused(changes, sets, words, simulate, tmp_path):
+    r = simulate(*SMALL, *sets, machine=machine(tmp_path, **changes), refused=True)
+    assert all(w in r.stderr for w in words), r.stderr
+
+
+def test_a_machine_without_a_gpu(simulate, tmp_path):
+    s = simulate(*SMALL, machine=machine(tmp_path, **BARE))
     assert s["device_bytes"] == s["up_bytes"] == s["down_bytes"] == 0
     assert s["step_s"] > 0
 
 
-def test_attention_has_a_rate_of_its_own(tmp_path):
-    bare = json.loads(MACHINE.read_text())
-    bare.update(gpus=0, gpu_bytes=0, cores=1)
-    path = tmp_path / "machine.json"
-    seconds = []
-    for rate in (None, bare["core_flops_per_s"] // 8):
-        if rate:
-            bare["core_fused_flops_per_s"] = rate
-        path.write_text(json.dumps(bare))
-        s, r = simulate(tmp_path, *SMALL, "run.recompute=none", "run.workers=1",
-                        machine=path)
-        assert s, r.stdout + r.stderr
-        seconds.append(s["step_s"])
+def test_attention_has_a_rate_of_its_own(simulate, tmp_path):
+    rate = MACHINE["core_flops_per_s"]
+    seconds = [simulate(*SMALL, "run.recompute=none", "run.workers=1",
+                        machine=machine(tmp_path, **ONE, core_fused_flops_per_s=x))
+               ["step_s"] for x in (None, rate // 8)]
     layers, c = 6, 1024
     tokens = 8 * SEQ
     flops = 6 * layers * tokens * c * (SEQ + 1)  # forward and backward
-    more = flops * (8 - 1) / bare["core_flops_per_s"]
+    more = flops * (8 - 1) / rate
     assert abs(seconds[1] - seconds[0] - more) < 0.02 * more
 
 
@@ -329,77 +326,45 @@ def bare_elements():
 
 
 @pytest.mark.parametrize("ranks", (1, 2))
-def test_the_last_sums_squares_take_a_core_time(ranks, tmp_path):
+def test_the_last_sums_squares_take_a_core_time(ranks, simulate, tmp_path):
     """So slow that they are the step: once for every element, in the comm worker with
     several ranks, by the one worker otherwise; not once per micro-batch."""
-    bare = json.loads(MACHINE.read_text())
     rate = 10**5
-    bare.update(gpus=0, gpu_bytes=0, cores=1, core_squares_per_s=rate)
-    path = tmp_path / "machine.json"
-    path.write_text(json.dumps(bare))
-    s, r = simulate(tmp_path, *SMALL, "run.workers=1",
-                    "train_micro_batch_size_per_gpu=2", ranks=ranks, machine=path)
-    assert s, r.stdout + r.stderr
+    s, without = (simulate(*SMALL, "run.workers=1", "train_micro_batch_size_per_gpu=2",
+                           ranks=ranks,
+                           machine=machine(tmp_path, **ONE, core_squares_per_s=x))
+                  for x in (rate, None))
     squares_s = bare_elements() / ranks / rate
-    del bare["core_squares_per_s"]
-    path.write_text(json.dumps(bare))
-    without, r = simulate(tmp_path, *SMALL, "run.workers=1",
-                          "train_micro_batch_size_per_gpu=2", ranks=ranks,
-                          machine=path)
     assert without["step_s"] < squares_s
     assert squares_s <= s["step_s"] < squares_s + without["step_s"]
 
 
-def test_squares_of_a_machine_that_does_not_tell_their_rate(tmp_path):
+def test_squares_of_a_machine_that_does_not_tell_their_rate(simulate, tmp_path):
     """As if read once more, in fp32; on a GPU too, whose host takes them where
     it sums several micro-batches."""
-    machine = json.loads(MACHINE.read_text())
-    sets = (*SMALL, "train_micro_batch_size_per_gpu=4")
-    path, steps = tmp_path / "machine.json", []
-    for rate in (None, machine["core_bytes_per_s"] // 4, 10**6):
-        if rate:
-            machine["core_squares_per_s"] = rate
-        path.write_text(json.dumps(machine))
-        s, r = simulate(tmp_path, *sets, machine=path)
-        assert s, r.stdout + r.stderr
-        steps.append(s)
-    assert steps[0] == steps[1]
-    assert steps[2]["step_s"] >= bare_elements() / 4 / 10**6  # four workers
+    untold, known, slow = (simulate(
+        *SMALL, "train_micro_batch_size_per_gpu=4",
+        machine=machine(tmp_path, core_squares_per_s=x))
+        for x in (None, MACHINE["core_bytes_per_s"] // 4, 10**6))
+    assert told(untold) == told(known)
+    assert slow["step_s"] >= bare_elements() / 4 / 10**6  # four workers
 
 
-def test_cores_that_multiply_bf16(tmp_path):
+def test_cores_that_multiply_bf16(simulate, tmp_path):
     """Products of bf16 have a rate of their own; one that a machine does not
     have is refused, or fp32 is taken where nothing is asked for."""
-    bare = json.loads(MACHINE.read_text())
-    bare.update(gpus=0, gpu_bytes=0, cores=1)
-    path = tmp_path / "machine.json"
     want = (*SMALL, "fp16.enabled=false", "bf16.enabled=true", "run.workers=1")
     asked = "run.cpu_products=\"bf16\""
-    path.write_text(json.dumps(bare))
-    plain, r = simulate(tmp_path, *want, machine=path)
-    assert plain, r.stdout + r.stderr
-    s, r = simulate(tmp_path, *want, asked, machine=path)
-    assert s is None and r.returncode == 1
+    path = machine(tmp_path, **ONE)
+    plain = simulate(*want, machine=path)
+    r = simulate(*want, asked, machine=path, refused=True)
     assert "run.cpu_products: bf16: the cores of" in r.stderr, r.stderr
-    bare["core_bf16_flops_per_s"] = 2 * bare["core_flops_per_s"]
-    path.write_text(json.dumps(bare))
-    fast, r = simulate(tmp_path, *want, machine=path)
-    assert fast and plain["step_s"] / 2 < fast["step_s"] < 0.7 * plain["step_s"]
-    assert simulate(tmp_path, *want, asked, machine=path)[0]["step_s"] == \
-        fast["step_s"]
-    wide, _ = simulate(tmp_path, *want, "run.cpu_products=\"fp32\"", machine=path)
+    path = machine(tmp_path, **ONE, core_bf16_flops_per_s=2 * MACHINE["core_flops_per_s"])
+    fast = simulate(*want, machine=path)["step_s"]
+    assert plain["step_s"] / 2 < fast < 0.7 * plain["step_s"]
+    assert simulate(*want, asked, machine=path)["step_s"] == fast
+    wide = simulate(*want, "run.cpu_products=\"fp32\"", machine=path)
     assert wide["step_s"] == plain["step_s"]
-
-
-def test_a_machine_file_is_checked(tmp_path):
-    bad = json.loads(MACHINE.read_text())
-    bad["gpu_byte"] = bad.pop("gpu_bytes")
-    path = tmp_path / "machine.json"
-    path.write_text(json.dumps(bad))
-    s, r = simulate(tmp_path, machine=path)
-    assert s is None
-    assert "gpu_bytes: is missing" in r.stderr
-    assert "gpu_byte: unknown key" in r.stderr
 
 
 # ---- part of the optimizer on the GPU ----
@@ -408,23 +373,18 @@ def test_a_machine_file_is_checked(tmp_path):
 SHARED = ("run.device_memory_limit_bytes=0", "model.layers=12",
           "model.width=2048", "model.heads=16", "train_batch_size=2",
           "train_micro_batch_size_per_gpu=2")
-RATIO = "zero_optimization.offload_optimizer.ratio="
-
-
 def elements():
     """Of that model: embedding, blocks, head."""
     c = 2048
     return (VOCAB + SEQ) * c + 12 * (12 * c * c + 13 * c) + 2 * c
 
 
-def test_a_ratio_relieves_the_host(tmp_path):
-    machine = ROOT / "configs/machines/h200-141.json"
-    whole, r = simulate(tmp_path, *SHARED, machine=machine)
+def test_a_ratio_relieves_the_host(simulate):
+    whole, half = (simulate(*SHARED, *x, machine=MACHINES / "h200-141.json")
+                   for x in ((), (RATIO + "0.5",)))
     assert whole["limited_by"] == "optimizer", whole
-    assert "a smaller offload_optimizer.ratio" in " ".join(r.stdout.split())
-    half, r = simulate(tmp_path, *SHARED, RATIO + "0.5", machine=machine)
-    assert half, r.stderr
-    assert "effective ratio 0.5" in r.stdout
+    assert "a smaller offload_optimizer.ratio" in " ".join(whole["out"].split())
+    assert "effective ratio 0.5" in half["out"]
     assert half["step_s"] < 0.8 * whole["step_s"]
     # In fp16 and of half of the elements: parameters come down, gradients do not,
     # of which the embedding has two.  States, 12 bytes, and gradients are on the
@@ -440,40 +400,34 @@ def test_a_ratio_relieves_the_host(tmp_path):
     assert abs(came - 7 * elements() - stages) <= 8 * chunk
 
 
-def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(tmp_path):
+def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(simulate):
     """Each has a buffer for the parameters that go up, so that it takes no
     longer than with parameters on the host."""
-    near, r = simulate(tmp_path, *SHARED,
-                       'zero_optimization.offload_param.device="none"')
-    assert near, r.stderr
-    far, _ = simulate(tmp_path, *SHARED)
-    assert near["step_s"] < 1.1 * far["step_s"]
+    near = simulate(*SHARED, 'zero_optimization.offload_param.device="none"')
+    assert near["step_s"] < 1.1 * simulate(*SHARED)["step_s"]
 
 
-def test_a_ratio_without_a_gpu_is_refused(tmp_path):
-    bare = json.loads(MACHINE.read_text())
-    bare.update(gpus=0, gpu_bytes=0)
-    path = tmp_path / "machine.json"
-    path.write_text(json.dumps(bare))
-    s, r = simulate(tmp_path, *SMALL, RATIO + "0.5", machine=path)
-    assert s is None and r.returncode == 1
-    assert "offload_optimizer.ratio: 0.5 leaves chunks to a GPU" in r.stderr
+# ---- tools/tune ----
+
+def tune(folder, base, *options, rc=0):
+    """What it has printed, as rows of words before and behind "front:"."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(base))
+    r = subprocess.run([run.ROOT / "tools/tune", path, "--machine", V100, *options],
+                       capture_output=True, text=True, timeout=600)
+    assert r.returncode == rc, r.stdout + r.stderr
+    return r.stderr, [[x.split() for x in part.splitlines()
+                       if x.strip()[:1].isdigit()]
+                      for part in r.stdout.split("front:")]
 
 
 def test_tune_tries_ratios(tmp_path):
-    path, best = tmp_path / "config.json", tmp_path / "best.json"
-    base = config()
+    best, base = tmp_path / "best.json", config()
     base["model"].update(layers=4, width=2048, heads=16, vocab=1024)
     base["zero_optimization"]["offload_optimizer"]["ratio"] = 0.9
     base["train_batch_size"] = base["train_micro_batch_size_per_gpu"] = 1
     base["run"]["device_memory_limit_bytes"] = 0
-    path.write_text(json.dumps(base))
-    r = subprocess.run([ROOT / "tools/tune", path, "--machine", MACHINE, "--try",
-                        "1", "--out", best], capture_output=True, text=True,
-                       timeout=600)
-    assert r.returncode == 0, r.stdout + r.stderr
-    tried = r.stdout.split("front:")[0]
-    rows = [x.split() for x in tried.splitlines() if x.strip()[:1].isdigit()]
+    _, (rows, *_) = tune(tmp_path, base, "--try", "1", "--out", best)
     assert [x[-2] for x in rows] == ["1", "0.75", "0.5", "0.25", "0"]
     zero = json.loads(best.read_text())["zero_optimization"]
     fastest = max(rows, key=lambda x: float(x[0]))
@@ -481,33 +435,22 @@ def test_tune_tries_ratios(tmp_path):
 
 
 def test_tune_writes_a_config_that_is_the_fastest_it_tried(tmp_path):
-    path, best = tmp_path / "config.json", tmp_path / "best.json"
-    base = config()
+    best, base = tmp_path / "best.json", config()
     base["model"].update(layers=4, width=512, heads=8, vocab=1024)
     base["run"]["device_memory_limit_bytes"] = 0
-    path.write_text(json.dumps(base))
-    r = subprocess.run([ROOT / "tools/tune", path, "--machine", MACHINE, "--try",
-                        "5", "--out", best], capture_output=True, text=True,
-                       timeout=600)
-    assert r.returncode == 0, r.stdout + r.stderr
-    tried, front = ([line.split() for line in part.splitlines()
-                     if line.strip()[:1].isdigit()]
-                    for part in r.stdout.split("front:"))
+    _, (tried, front) = tune(tmp_path, base, "--try", "5", "--out", best)
     assert len(tried) >= 5
     assert len(front) >= 1 and all(f in tried for f in front)
     fastest = max(float(t[0]) for t in tried)
-    s, out = simulate_file(best)
-    assert abs(s["tokens_per_s"] - fastest) <= 1, out.stdout
+    s = simulate_file(best)
+    assert abs(s["tokens_per_s"] - fastest) <= 1, s["out"]
     for a in front:  # nothing tried is better in both
         assert not any(float(t[0]) > float(a[0]) and float(t[1]) < float(a[1])
                        for t in tried)
 
 
 def test_tune_says_when_nothing_fits(tmp_path):
-    path = tmp_path / "config.json"
     base = config()
     base["run"]["device_memory_limit_bytes"] = 1 << 20
-    path.write_text(json.dumps(base))
-    r = subprocess.run([ROOT / "tools/tune", path, "--machine", MACHINE],
-                       capture_output=True, text=True, timeout=600)
-    assert r.returncode == 1 and "nothing fits" in r.stderr
+    said, _ = tune(tmp_path, base, rc=1)
+    assert "nothing fits" in said

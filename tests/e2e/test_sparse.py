@@ -2,8 +2,6 @@
 """Sparse tables: rows that no sample of a step reads keep weights, m and v, and
 cost nothing.  That the bits do not depend on stage, homes, schedule and type is
 in test_models.py."""
-import json
-import pathlib
 import random
 import re
 import shutil
@@ -12,25 +10,26 @@ import struct
 import pytest
 
 import run
-from test_models import BATCH, MODELS, SPARSE, click
-from test_models import records, start  # noqa: F401
+from rows import DLRM, click, use
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-DIM = MODELS["dlrm"]["dim"]
+DIM, BATCH = DLRM["dim"], 12
 STEP = {"train_batch_size": BATCH, "gradient_clipping": 0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2,
                                                   "weight_decay": 0.1}}}
+NVME, CPU, NONE = ((3, "nvme", "nvme"), (3, "cpu", "cpu"), (0, "none", "none"))
 
 
-def tensors(output, step):
-    """{name: bytes} of a checkpoint that one rank wrote."""
-    path = output / f"checkpoints/step-{step:08}/rank-00000-of-00001.safetensors"
-    data = path.read_bytes()
-    n, = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + n])
-    header.pop("__metadata__", None)
-    return {k: data[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]]
-            for k, t in header.items()}
+@pytest.fixture
+def start(place, nvme):
+    """Starts dlrm, with sparse tables or dense ones."""
+    def start(name, ranks, settings, home=None, good=True, **more):
+        use(place, name)
+        sparse = {"parameters": [{"match": "tables.*", "sparse": True}]}
+        act = place.good if good else place.launch
+        return act(ranks, {"run.device": "cpu", **(sparse if name == "sparse" else {}),
+                           **(run.offload(*home, nvme) if home else {}), **settings},
+                   **more)
+    return start
 
 
 def rows(data):
@@ -42,9 +41,7 @@ def rows(data):
 def test_a_step_is_that_of_dense_adam_on_the_rows_it_reads(dtype, start, place):
     """From one state a sparse and a dense step: a row has either the bits of
     the dense step in all its tensors, or those from before in all of them."""
-    more = {**STEP, "run.save": True}
-    if dtype != "fp32":
-        more[dtype] = {"enabled": True}
+    more = {**STEP, "run.save": True, **run.typed(dtype)}
     before = place.folder / "before"
     start("sparse", 1, {**more, "run.steps": 3}, output=before)
     outputs = {}
@@ -53,8 +50,8 @@ def test_a_step_is_that_of_dense_adam_on_the_rows_it_reads(dtype, start, place):
         shutil.copytree(before, outputs[model])
         start(model, 1, {**more, "run.steps": 4}, output=outputs[model],
               options=["--resume"])
-    old, new, dense = (tensors(before, 3), tensors(outputs["sparse"], 4),
-                       tensors(outputs["dlrm"], 4))
+    old, new, dense = (run.arrays(before, 3), run.arrays(outputs["sparse"], 4),
+                       run.arrays(outputs["dlrm"], 4))
     assert old.keys() == new.keys() == dense.keys()
     units = sorted({k[:k.index("/")] for k in old if k.startswith("tables.")})
     assert len(units) == 6
@@ -86,16 +83,14 @@ def test_the_first_step_is_dense_adams_without_decay(start):
 
 @pytest.mark.parametrize("ranks", (1, 2))
 def test_where_a_step_reads_every_row_it_is_dense_adam(ranks, start):
-    model = {**MODELS["dlrm"], "rows": 2}
-    more = {**STEP, "model": model, "train_batch_size": 24, "run.steps": 5,
-            **run.offload(3, "cpu", "cpu", None)}
-    a, b = (start(m, ranks, more) for m in ("sparse", "dlrm"))
+    more = {**STEP, "model.rows": 2, "train_batch_size": 24, "run.steps": 5}
+    a, b = (start(m, ranks, more, CPU) for m in ("sparse", "dlrm"))
     assert a.hash == b.hash and a.losses == b.losses
 
 
 def epoch(place, n):
     """n records, which are the batch of every step; the rows they read."""
-    model, rng = MODELS["dlrm"], random.Random(3)
+    model, rng = DLRM, random.Random(3)
     records = [click(rng, model) for _ in range(n)]
     path = place.folder / "epoch.bin"
     path.write_bytes(b"".join(records))
@@ -108,7 +103,7 @@ def epoch(place, n):
 
 def shards(read, ranks):
     """Of each unit of tables: its shard, and elements read per rank."""
-    size, total = MODELS["dlrm"]["unit_rows"], 7 * MODELS["dlrm"]["rows"]
+    size, total = DLRM["unit_rows"], 7 * DLRM["rows"]
     for first in range(0, total, size):
         n = min(size, total - first) * DIM
         shard = (-(-n // ranks) + 63) // 64 * 64
@@ -121,7 +116,7 @@ def shards(read, ranks):
 
 
 def head_shard(ranks):
-    m = MODELS["dlrm"]
+    m = DLRM
     pairs = m["dim"] + m["tables"] * (m["tables"] + 1) // 2
     n = 0
     for width, hidden, end in ((m["dense"], 9, m["dim"]), (pairs, 11, 2)):
@@ -159,24 +154,22 @@ def test_only_touched_rows_are_moved(stage, ranks, start, place):
     assert len(read) < 0.4 * 7 * 31
 
 
-LARGE = {**MODELS["dlrm"], "rows": 40000, "dim": 16, "unit_rows": 5000}
+LARGE = {**DLRM, "rows": 40000, "dim": 16, "unit_rows": 5000}
 TABLE = 7 * 40000 * 16 * 4
 
 
 @pytest.mark.parametrize("ranks", (1, 2))
-def test_a_table_larger_than_the_memory_trains(ranks, start, place, nvme):
-    more = {**STEP, "model": LARGE, "run.memory_limit_bytes": TABLE * 3 // 4,
-            **run.offload(3, "nvme", "nvme", nvme), "run.eval_batches": 1,
-            "zero_optimization.offload_optimizer.buffer_count": 4}
-    r = start("sparse", ranks, more)
-    here = sum(have for (_, tier), (_, have) in r.memory.items()
-               if tier != "nvme")
-    assert here < TABLE * 3 // 4
-    free = start("sparse", ranks, {**more, "run.memory_limit_bytes": 0,
-                                   "zero_optimization": {"stage": 0}})
-    assert (r.bits, r.hash) == (free.bits, free.hash)
+def test_a_table_larger_than_the_memory_trains(ranks, start):
+    limit = TABLE * 3 // 4
+    more = {**STEP, "model": LARGE, "run.memory_limit_bytes": limit,
+            "run.eval_batches": 1}
+    four = {"zero_optimization.offload_optimizer.buffer_count": 4}
+    r = start("sparse", ranks, {**more, **four}, NVME)
+    assert r.bytes_in("device", "cpu") < limit
+    free = start("sparse", ranks, {**more, "run.memory_limit_bytes": 0}, NONE)
+    assert r.numbers == free.numbers
     if ranks == 1:
-        run.refused(start("dlrm", ranks, more, good=False),
+        run.refused(start("dlrm", ranks, {**more, **four}, NVME, good=False),
                     "this run needs", "MiB of memory")
 
 
@@ -189,22 +182,17 @@ def disk(r):
 @pytest.mark.parametrize("dtype, moments, checksum", [
     ("fp32", "fp32", False), ("bf16", "bf16", False), ("fp16", "fp32", False),
     ("fp32", "fp8", False), ("bf16", "fp32", True)])
-def test_only_pages_with_touched_rows_come_from_disk(dtype, moments, checksum,
-                                                     start, nvme):
+def test_only_pages_with_touched_rows_come_from_disk(dtype, moments, checksum, start):
     """Tables without their initial weights: a page of weights, m and v for each
     row, and those between neighbours."""
     more = {**STEP, "model": {**LARGE, "rows": 4000, "dim": 64},
             "run.steps": 6, "run.state_dtype": moments,
             "run.nvme_checksum": checksum,
-            "zero_optimization.sub_group_size": 20000,
-            **({dtype: {"enabled": True}} if dtype != "fp32" else {})}
-    far = run.offload(3, "nvme", "nvme", nvme)
-    far["zero_optimization"]["sub_group_size"] = 20000
-    near = start("sparse", 1, {**more, "zero_optimization": {"stage": 0}})
-    none = start("sparse", 1, {**more, **far, "run.steps": 0})
-    r = start("sparse", 1, {**more, **far})
-    assert (r.bits, r.hash) == (near.bits, near.hash)
-    dense = start("dlrm", 1, {**more, **far})
+            "zero_optimization.sub_group_size": 20000, **run.typed(dtype)}
+    near = start("sparse", 1, more, NONE)
+    none = start("sparse", 1, {**more, "run.steps": 0}, NVME)
+    r, dense = (start(name, 1, more, NVME) for name in ("sparse", "dlrm"))
+    assert r.numbers == near.numbers
     # A checksum is that of a whole chunk.
     most = 0.8 if checksum else 0.5
     assert disk(r) - disk(none) < most * (disk(dense) - disk(none))
@@ -222,74 +210,23 @@ def test_memory_follows_the_rows_of_a_step(start):
 
 
 @pytest.mark.parametrize("mode", ("sync", "async"))
-def test_checkpoints_on_the_way_have_whole_tables(mode, start, place, nvme):
+def test_checkpoints_on_the_way_have_whole_tables(mode, start):
     """From disk, beside training, and those of tables in memory."""
     more = {**STEP, "run.steps": 4, "run.save_interval": 1, "run.keep_last": 9,
             "run.save_mode": mode, "run.save_buffers": 2}
-    homes = {"far": run.offload(3, "nvme", "nvme", nvme),
-             "near": run.offload(3, "cpu", "cpu", nvme)}
-    found = {}
-    for name, home in homes.items():
-        output = place.folder / name
-        start("sparse", 1, {**more, **home}, output=output)
-        found[name] = [tensors(output, step) for step in (1, 2, 3)]
-    assert found["far"] == found["near"]
+    far, near = (start("sparse", 1, more, home).output for home in (NVME, CPU))
+    for step in (1, 2, 3):
+        assert run.arrays(far, step) == run.arrays(near, step)
 
 
 @pytest.mark.parametrize("moments, ranks", [("bf16", 1), ("bf16", 2),
                                             ("fp8", 1), ("fp8", 2)])
-def test_narrow_moments_of_untouched_rows_stay(moments, ranks, start, nvme):
+def test_narrow_moments_of_untouched_rows_stay(moments, ranks, start):
     """The bits of stage 0 at stage 3; rows of fp8 are whole blocks."""
-    more = {**STEP, "run.state_dtype": moments, "run.steps": 6,
-            "model": {**MODELS["dlrm"], "dim": 64}}
-    a = start("sparse", ranks, {**more, "zero_optimization": {"stage": 0}})
-    b = start("sparse", ranks, {**more, **run.offload(3, "cpu", "nvme", nvme)})
-    assert (a.bits, a.hash) == (b.bits, b.hash)
-
-
-@pytest.mark.single
-def test_plan_says_that_only_read_rows_are_moved(start):
-    r = start("sparse", 1, {"train_batch_size": 4}, options=["--plan"],
-              good=False)
-    assert "at most 28 of them (12.9 %), only these are moved" in r.out, str(r)
-    r = start("dlrm", 1, {"train_batch_size": 4, "parameters": [
-        {"match": "tables.2.*", "sparse": True}]}, options=["--plan"],
-        good=False)
-    assert "these and whole dense tables are moved" in r.out, str(r)
-
-
-@pytest.mark.single
-@pytest.mark.parametrize("rules, words", [
-    ([{"match": "*", "sparse": True}],
-     ["sparse: true for bottom.0.weight", "no table of rows"]),
-    ([{"match": "tables.*", "sparse": True, "frozen": True}],
-     ["parameters[0]", "what is frozen is never updated"]),
-    (SPARSE + [{"match": "tables.2.*", "frozen": True}],
-     ["sparse: true for tables.2.rows", "it is frozen"]),
-    ([{"match": "tables.*", "sparse": 1}], ["parameters[0].sparse"])])
-def test_refuses_what_cannot_be_sparse(rules, words, start):
-    run.refused(start("dlrm", 1, {"parameters": rules}, good=False), *words)
-
-
-@pytest.mark.single
-def test_refuses_fp8_of_rows_that_share_blocks(start):
-    run.refused(start("sparse", 1, {"run.state_dtype": "fp8"}, good=False),
-                "sparse: true for tables.0.rows", "no multiple of 64")
-
-
-@pytest.mark.single
-def test_refuses_a_gpu(start):
-    machine = ROOT / "configs/machines/v100-32-dgx2.json"
-    r = start("sparse", 1, {"train_batch_size": 4}, good=False,
-              options=["--plan", "--ranks", "4", "--machine", str(machine)])
-    run.refused(r, "sparse: true for tables.0.rows", "run.device: cpu")
-
-
-@pytest.mark.single
-def test_other_models_have_no_such_tables(start):
-    run.refused(start("vit", 1, {"parameters": [
-        {"match": "embed.*", "sparse": True}]}, good=False),
-        "sparse: true for embed.", "no table of rows")
+    more = {**STEP, "run.state_dtype": moments, "run.steps": 6, "model.dim": 64}
+    a = start("sparse", ranks, more, NONE)
+    b = start("sparse", ranks, more, (3, "cpu", "nvme"))
+    assert a.numbers == b.numbers
 
 
 @pytest.mark.parametrize("settings", [
@@ -299,8 +236,6 @@ def test_other_models_have_no_such_tables(start):
 def test_schedules_and_evaluation_do_not_change_the_bits(settings, start):
     more = {**STEP, "run.steps": 5, "train_micro_batch_size_per_gpu": 3,
             "run.slices": 3, "run.ring": 2}
-    plain = start("sparse", 2, {**more, "run.ring": 5,
-                                "zero_optimization": {"stage": 0}})
-    r = start("sparse", 2, {**more, **settings,
-                            **run.offload(3, "cpu", "cpu", None)})
-    assert (r.bits[:5], r.hash) == (plain.bits, plain.hash)
+    plain = start("sparse", 2, {**more, "run.ring": 5}, NONE)
+    r = start("sparse", 2, {**more, **settings}, CPU)
+    assert (r.bits[:5], r.hash) == plain.numbers

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run says at its end: shares that add up, bytes that were moved, one
 sentence about the limit; and the user's STARPU_ variables in its header."""
+import os
+
 import pytest
 
 from run import DUMPS, offload, refused
@@ -28,7 +30,7 @@ def check(r):
 
 @pytest.mark.single
 def test_one_rank_alone(place):
-    r = place.good(None, SMALL)
+    r = place.good(1, SMALL)
     check(r)
     assert r.last("links") == {}
     assert set(r.last("workers")) == {"compute"}
@@ -59,7 +61,7 @@ def test_two_ranks_and_a_disk(place, nvme):
 
 
 def test_one_step_is_not_enough_to_tell(place):
-    r = place.good(None, {"run.steps": 1})
+    r = place.good(1, {"run.steps": 1})
     assert r.last("limit")["by"] == "unknown"
     assert "limited by: not known" in r.out
 
@@ -67,7 +69,7 @@ def test_one_step_is_not_enough_to_tell(place):
 @pytest.mark.alone
 def test_slow_tasks_without_a_second_chain_lack_tasks(place):
     """One slice, delays that make each task long: the other worker idles."""
-    r = place.good(None, {**SMALL, "run.inject_delay_us": 1,
+    r = place.good(1, {**SMALL, "run.inject_delay_us": 1,
                           "model.width": 192, "model.heads": 3,
                           "model.seq": 64})
     limit = check(r)
@@ -78,7 +80,7 @@ def test_slow_tasks_without_a_second_chain_lack_tasks(place):
 
 def test_the_header_shows_the_users_variables(place):
     env = {"STARPU_SCHED": "lws", "STARPU_PREFETCH": "0", "STARPU_NCPU": "1"}
-    r = place.good(None, {"run.steps": 2, "run.scheduler": "eager",
+    r = place.good(1, {"run.steps": 2, "run.scheduler": "eager",
                           "run.workers": 2}, env=env)
     head = r.out[:r.out.index("step 1/")]
     for name, value in env.items():
@@ -90,7 +92,7 @@ def test_the_header_shows_the_users_variables(place):
 
 def test_what_izar_sets_itself_is_not_shown(place):
     """Neither what the program sets, nor what a tool of ours names in IZ_SET."""
-    r = place.good(None, {"run.steps": 1},
+    r = place.good(1, {"run.steps": 1},
                    env={"STARPU_PREFETCH": "0", "IZ_SET": " STARPU_PREFETCH"})
     assert "STARPU_WORKERS_NOBIND" not in r.out
     assert "environment: STARPU_NCPU" not in r.out
@@ -99,19 +101,15 @@ def test_what_izar_sets_itself_is_not_shown(place):
 
 def test_cores_can_be_kept_free(place):
     """The same as one worker less."""
-    import os
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
         pytest.skip("one core")
-    r = place.good(None, {"run.steps": 1, "run.workers": 0},
-                   env={"STARPU_RESERVE_NCPU": "1"})
-    assert len(r.last("workers")["compute"]) == cores - 1
     bind = {"STARPU_MAIN_THREAD_BIND": "1"}
-    r = place.good(None, {"run.steps": 1, "run.workers": 0}, env=bind)
-    assert len(r.last("workers")["compute"]) == cores - 1
-    r = place.good(None, {"run.steps": 1, "run.workers": 2}, env=bind)
-    assert len(r.last("workers")["compute"]) == 2
-    r = place.launch(None, {"run.steps": 1, "run.workers": 0},
+    for workers, env, left in ((0, {"STARPU_RESERVE_NCPU": "1"}, cores - 1),
+                               (0, bind, cores - 1), (2, bind, 2)):
+        r = place.good(1, {"run.steps": 1, "run.workers": workers}, env=env)
+        assert len(r.last("workers")["compute"]) == left
+    r = place.launch(1, {"run.steps": 1, "run.workers": 0},
                      env={"STARPU_RESERVE_NCPU": "999"})
     refused(r, "STARPU_RESERVE_NCPU", "leaves no worker")
 
@@ -124,10 +122,10 @@ def test_cores_can_be_kept_free(place):
     ({}, {"STARPU_SCHED": "none"}, ("STARPU_SCHED", "no scheduler 'none'")),
 ))
 def test_what_cannot_be_honoured_is_refused(sets, env, words, place):
-    refused(place.launch(None, {"run.steps": 1, **sets}, env=env), *words)
+    refused(place.launch(1, {"run.steps": 1, **sets}, env=env), *words)
 
 
 def test_no_gpu_on_request(place):
-    r = place.good(None, {"run.steps": 1}, env={"STARPU_NCUDA": "0"})
+    r = place.good(1, {"run.steps": 1}, env={"STARPU_NCUDA": "0"})
     assert "on the CPU: STARPU_NCUDA is 0" in r.out
     assert not DUMPS.search(r.out + r.err)

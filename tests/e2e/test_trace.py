@@ -3,12 +3,11 @@
 bytes those that the run counts, and tracing changes no bit."""
 import collections
 import json
-import os
-import subprocess
 
 import pytest
 
 import run
+from rows import standin
 
 TRACE = run.ROOT / "tools" / "trace"
 UNITS = run.MODEL["layers"] + 2
@@ -18,22 +17,18 @@ CONFIG = {
     "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": MICROS,
     "run.slices": SLICES, "run.steps": 7, "run.ring": UNITS,
 }
-
-
 ALONE = {**CONFIG, "train_batch_size": 8}  # for one rank
 
 
-def trace(place, ranks, config, *options, env=None):
-    """Runs tools/trace; returns its process, the run and the trace's folder."""
+def trace(place, ranks, config, *options, env=None, rc=0, out=None):
+    """Runs tools/trace; returns the run and the trace's folder."""
     path = place.config(config)
-    out = path.with_suffix(".trace")
-    r = subprocess.run([TRACE, out, "--no-starvz", *options, "--",
-                        *run.command(ranks, path)], capture_output=True,
-                       text=True, env=run.environment(env),
-                       timeout=run.TIMEOUT_S)
+    out = out or path.with_suffix(".trace")
     output = json.loads(path.read_text())["run"]["output"]
-    return r, run.Result(r.returncode, r.stdout, r.stderr, output, 0,
-                         r.args[4:]), out
+    r = run.call(TRACE, out, "--no-starvz", *options, "--",
+                 *place.command(ranks, path), output=output, env=env)
+    assert r.rc == rc, str(r)
+    return r, out
 
 
 def tasks(out):
@@ -67,9 +62,8 @@ def of_a_step(fetches):
 def test_the_tasks_of_a_step_are_those_of_the_graph(place, ring, fetches):
     config = {**CONFIG, "run.ring": ring, "run.schedule": "breadth_first"}
     plain = place.good(2, config)
-    r, result, out = trace(place, 2, config)
-    assert r.returncode == 0, r.stdout + r.stderr
-    assert result.bits == plain.bits and result.hash == plain.hash
+    r, out = trace(place, 2, config)
+    assert r.numbers == plain.numbers
     found = counts(out)
     assert sorted(found) == [(rank, step) for rank in (0, 1)
                              for step in (3, 4, 5, 6)]
@@ -81,28 +75,26 @@ def test_the_tasks_of_a_step_are_those_of_the_graph(place, ring, fetches):
 def test_the_bytes_are_those_that_the_run_counts(place):
     """All steps, so that the sums are the run's.  What collectives send beside
     parameters and gradients are the few numbers of clip."""
-    r, result, out = trace(place, 2, CONFIG, "--steps", "0:7")
-    assert r.returncode == 0, r.stdout + r.stderr
+    r, out = trace(place, 2, CONFIG, "--steps", "0:7")
     sent = sum(e["args"].get("bytes", 0) for e in tasks(out)
                if e["pid"] == 0 and e["name"] in ("fetch", "reduce"))
     scalars = 7 * 8 * (4 + UNITS)
-    told = result.summary["sent_bytes"]
+    told = r.summary["sent_bytes"]
     assert sent <= told <= sent + scalars + 1024, (sent, told)
     gathered = sum(e["args"]["bytes"] for e in tasks(out)
                    if e["pid"] == 0 and e["name"] == "fetch")
-    assert 2 * gathered == result.summary["fetched_bytes"]
+    assert 2 * gathered == r.summary["fetched_bytes"]
 
 
-@pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
-                    reason="needs tools/setup --standin")
+GPU = {**ALONE, "run.slices": 1, "run.device": "cuda", "run.workers": 1}
+ONE_GPU = {"IZ_STANDIN_DEVICES": "1", "STARPU_SILENT": "1"}
+
+
+@standin
 def test_copies_of_a_gpu_are_counted_as_the_run_does(place):
-    config = {**ALONE, "run.slices": 1, "run.device": "cuda",
-              "run.workers": 1}
-    env = {"IZ_STANDIN_DEVICES": "1", "STARPU_SILENT": "1"}
-    plain = place.good(None, config, env=env)
-    r, result, out = trace(place, None, config, "--steps", "0:7", env=env)
-    assert r.returncode == 0, r.stdout + r.stderr
-    assert result.bits == plain.bits and result.hash == plain.hash
+    plain = place.good(1, GPU, env=ONE_GPU)
+    r, out = trace(place, 1, GPU, "--steps", "0:7", env=ONE_GPU)
+    assert r.numbers == plain.numbers
     events = json.loads((out / "trace.json").read_text())["traceEvents"]
     workers = {e["tid"]: e["args"]["name"] for e in events
                if e["name"] == "thread_name"}
@@ -112,20 +104,16 @@ def test_copies_of_a_gpu_are_counted_as_the_run_does(place):
         crossed[worker] += e["args"].get("bytes", 0)
         if e["name"] in ("forward", "backward"):
             assert worker == "GPU"
-    assert crossed["copies to GPU"] == result.summary["up_bytes"] > 0
-    assert crossed["copies to host"] == result.summary["down_bytes"] > 0
+    assert crossed["copies to GPU"] == r.summary["up_bytes"] > 0
+    assert crossed["copies to host"] == r.summary["down_bytes"] > 0
 
 
-@pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
-                    reason="needs tools/setup --standin")
+@standin
 def test_squares_of_host_and_gpu_have_names_of_their_own(place):
     """Each unit's sum, and of those that the GPU updates a part of the sums of
     its blocks, which are 8 bytes for 1024 elements."""
-    config = {**ALONE, "run.slices": 1, "run.device": "cuda", "run.workers": 1,
-              "zero_optimization.offload_optimizer.ratio": 0}
-    env = {"IZ_STANDIN_DEVICES": "1", "STARPU_SILENT": "1"}
-    r, _, out = trace(place, None, config, env=env)
-    assert r.returncode == 0, r.stdout + r.stderr
+    _, out = trace(place, 1, {**GPU, "zero_optimization.offload_optimizer.ratio": 0},
+                   env=ONE_GPU)
     sizes = collections.defaultdict(list)
     for record in (out / "raw/rank-0/data.rec").read_text().split("\n\n"):
         fields = dict(x.split(": ", 1) for x in record.splitlines())
@@ -140,30 +128,22 @@ def test_squares_of_host_and_gpu_have_names_of_their_own(place):
 
 
 def test_the_window_is_what_was_asked_for(place):
-    r, _, out = trace(place, None, ALONE, "--steps", "3:5")
-    assert r.returncode == 0, r.stdout + r.stderr
+    _, out = trace(place, 1, ALONE, "--steps", "3:5")
     assert sorted(counts(out)) == [(0, 4), (0, 5)]
 
 
 def test_a_trace_replaces_an_earlier_one(place):
     """No file of the earlier, larger run is taken for one of this."""
-    for ranks, config in ((2, CONFIG), (None, ALONE)):
-        path = place.config(config)
-        out = place.folder / "trace"
-        r = subprocess.run([TRACE, out, "--no-starvz", "--",
-                            *run.command(ranks, path)], capture_output=True,
-                           text=True, env=run.environment())
-        assert r.returncode == 0, r.stdout + r.stderr
+    for ranks, config in ((2, CONFIG), (1, ALONE)):
+        _, out = trace(place, ranks, config, out=place.folder / "trace")
     assert {rank for rank, _ in counts(out)} == {0}
     assert not (out / "raw" / "rank-1.json").exists()
 
 
 def test_a_buffer_that_overflows_is_told(place):
-    config = {**ALONE, "run.steps": 40}
-    r, _, out = trace(place, None, config, "--steps", "0:40",
-                      env={"STARPU_TRACE_BUFFER_SIZE": "1"})
-    assert r.returncode == 0, r.stdout + r.stderr
-    assert "in the middle of the run" in r.stderr
+    r, out = trace(place, 1, {**ALONE, "run.steps": 40}, "--steps", "0:40",
+                   env={"STARPU_TRACE_BUFFER_SIZE": "1"})
+    assert "in the middle of the run" in r.err
     assert "in the middle of the run" in (out / "report.html").read_text()
 
 
@@ -175,7 +155,7 @@ def test_a_buffer_that_overflows_is_told(place):
     ({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": "7:9"}, "after run.steps"),
 ))
 def test_steps_that_cannot_be_traced_are_refused(place, env, word):
-    run.refused(place.launch(None, ALONE, env=env), "IZ_TRACE", word)
+    run.refused(place.launch(1, ALONE, env=env), "IZ_TRACE", word)
 
 
 STEPS, BOTH = "IZ_TRACE_STEPS=1:2", "IZ_TRACE=/tmp IZ_TRACE_STEPS=1:2"
@@ -189,23 +169,19 @@ STEPS, BOTH = "IZ_TRACE_STEPS=1:2", "IZ_TRACE=/tmp IZ_TRACE_STEPS=1:2"
     ((BOTH, BOTH.replace("1:2", "1:3")), 1,
      "IZ_TRACE_STEPS: 1:3, those of rank 0 are 1:2"),
 ))
-def test_what_ranks_cannot_trace_is_refused_once(settings, rank, words, place,
-                                                 tmp_path, monkeypatch):
-    run.each_rank(tmp_path, monkeypatch, *settings)
-    r = place.launch(2, CONFIG, timeout_s=60)
+def test_what_ranks_cannot_trace_is_refused_once(settings, rank, words, place):
+    r = place.apart([["env", *x.split()] for x in settings], CONFIG, timeout_s=60)
     run.refused(r, f"izar: rank {rank}: {words}")
     assert r.err.count("izar: ") == 1 and not r.steps, str(r)
 
 
 def test_a_command_without_a_trace_is_told(tmp_path):
-    r = subprocess.run([TRACE, tmp_path / "out", "--", "true"],
-                       capture_output=True, text=True)
-    assert r.returncode == 1 and "left no trace" in r.stderr
+    r = run.call(TRACE, tmp_path / "out", "--", "true")
+    assert r.rc == 1 and "left no trace" in r.err
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("")
-    r = subprocess.run([TRACE, tmp_path, "--", "true"], capture_output=True,
-                       text=True)
-    assert r.returncode == 1 and "holds no trace" in r.stderr
+    r = run.call(TRACE, tmp_path, "--", "true")
+    assert r.rc == 1 and "holds no trace" in r.err
     assert (tmp_path / "mine").exists()

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs as rows of factors: {factor: value}.  What a row does not name is as the
+config has it.  Tests multiply what changes the bits with what must not."""
+import itertools
+import pathlib
+import random
+import struct
+
+import pytest
+
+import run
+
+STANDIN, REAL = run.GPU == "standin", run.GPU == "real"
+standin = pytest.mark.skipif(not STANDIN, reason="needs the stand-in for a GPU")
+MEM_MB = 96  # of a GPU of the stand-in
+
+# ---- models ----
+
+# Odd on purpose: shards are padded, there are five equal blocks, groups of three
+# heads, units of tables end within a table, and the last of them is short.
+LLAMA = {"layers": 5, "heads": 6, "kv_heads": 2, "head_dim": 4, "width": 27,
+         "ffn": 40, "seq": 16, "vocab": 256, "rope_theta": 1000}
+DLRM = {"dense": 5, "tables": 7, "rows": 31, "dim": 6, "unit_rows": 40,
+        "bottom_layers": 2, "bottom_width": 9, "top_layers": 2, "top_width": 11}
+MODELS = {
+    "gpt2": run.MODEL,
+    "llama": LLAMA,
+    "all of llama": {**LLAMA, "qkv_bias": True, "qk_norm": True,
+                     "tie_embeddings": True, "rope_scaling_factor": 8,
+                     "rope_scaling_original_seq": 64},
+    "vit": {"layers": 5, "heads": 3, "width": 27, "hidden": 40, "image": 10,
+            "patch": 2, "channels": 3, "classes": 7},
+    "dlrm": DLRM,
+    "sparse": DLRM,  # too small for a step to miss no row
+}
+PROGRAM = {"all of llama": "llama", "sparse": "dlrm"}
+SPARSE = [{"match": "tables.*", "sparse": True}]
+
+
+def image(rng, model):
+    pixels = model["channels"] * model["image"] ** 2
+    return bytes([rng.randrange(model["classes"])]) + rng.randbytes(pixels)
+
+
+def click(rng, model):
+    dense = [rng.randrange(-1, 50) for _ in range(model["dense"])]
+    tables = [rng.randrange(-2**31, 2**31) for _ in range(model["tables"])]
+    return struct.pack(f"<{1 + len(dense) + len(tables)}i", rng.randrange(2),
+                       *dense, *tables)
+
+
+RECORD = {"vit": image, "dlrm": click, "sparse": click}
+
+
+def records(kind, model, n=100):
+    rng = random.Random(7)
+    return [RECORD[kind](rng, model) for _ in range(n)]
+
+
+def use(place, name, models=None, kernels=False):
+    """The place's runs are of this model from here on."""
+    shape, data = dict((models or MODELS)[name]), None
+    if name in RECORD:
+        data = place.folder / f"{name}.bin"
+        data.write_bytes(b"".join(records(name, shape, 40 if kernels else 100)))
+    program = PROGRAM.get(name, name)
+    place.use(pathlib.Path(run.PROGRAM).with_name(f"{program}-kernels") if kernels
+              else run.built(f"models/{program}"), shape, data)
+
+
+# ---- settings ----
+
+# Which parameters are updated how.
+TUNED = {
+    "all": {},
+    "rules": {"parameters": [
+        {"match": "*.bias", "weight_decay": 0},
+        {"match": "*ln_?.weight", "weight_decay": 0, "lr_scale": 3},
+        {"match": "wpe.weight", "lr_scale": 0.5}]},
+    "frozen": {"parameters": [
+        {"match": "wte.weight", "frozen": True},
+        {"match": "h.[02].*.weight", "frozen": True},
+        {"match": "h.3.*", "frozen": True}]},
+    "top": {"parameters": [
+        {"match": "*", "frozen": True},
+        {"match": "h.[34].*", "frozen": False, "weight_decay": 0.3},
+        {"match": "h.3.a*", "frozen": True}]},
+    "lora": {"lora": {"rank": 3, "alpha": 5, "targets": "*attn*,h.2.*"},
+             "parameters": [{"match": "h.[13].*.bias", "frozen": False},
+                            {"match": "*lora_B*", "lr_scale": 8}]},
+}
+# narrow: products of bf16 too.  The scale of fp16 grows within a few steps.
+TYPES = {**{t: run.typed(t, initial_scale_power=8, loss_scale_window=2)
+            for t in ("fp32", "bf16", "fp16")},
+         "narrow": {"bf16.enabled": True, "run.cpu_products": "bf16"}}
+UPDATES = {"adam": {}, "lion": {"optimizer": {
+    "type": "Lion", "params": {"lr": 1e-3, "betas": [0.9, 0.99],
+                               "weight_decay": 0.3}}}}
+KEYS = {"batch": "train_batch_size", "clip": "gradient_clipping",
+        "micro": "train_micro_batch_size_per_gpu",
+        "chunk": "zero_optimization.sub_group_size",
+        "overlap_comm": "zero_optimization.overlap_comm",
+        "reuse": "zero_optimization.stage3_max_reuse_distance",
+        "delay_us": "run.inject_delay_us", "wave": "run.parallel_micro_batches",
+        "moments": "run.state_dtype",
+        **{k: f"run.{k}" for k in (
+            "steps", "slices", "schedule", "scheduler", "overlap", "recompute",
+            "ring", "in_flight", "workers", "comm", "device")}}
+PLAIN = {"stage": 0, "optimizer": "none", "param": "none",
+         "schedule": "depth_first", "recompute": "full"}
+
+
+def valid(row):
+    """Whether the program takes it; a row may be a part of one."""
+    stage, ratio = row.get("stage", 3), row.get("ratio", 1)
+    optimizer, param = row.get("optimizer"), row.get("param", "none")
+    if stage == 0 and (optimizer not in (None, "none") or ratio < 1) or \
+            stage != 3 and param != "none":
+        return False
+    if ratio < 1 and (optimizer not in (None, "cpu") or param == "nvme"):
+        return False
+    return not (row.get("recompute") == "none" and row.get("boundaries") == "host")
+
+
+def valid_on_gpu(row):
+    """There parameters do not leave the device before the optimizer does."""
+    return valid(row) and (row.get("optimizer") != "none" or
+                           row.get("param", "none") == "none")
+
+
+def config_of(row, nvme):
+    """A micro-batch of 0 samples is all that a rank has of a step."""
+    zero = run.offload(row["stage"], row["optimizer"], row["param"], nvme)
+    for section in zero["zero_optimization"].values():
+        if isinstance(section, dict) and "buffers" in row:
+            section["buffer_count"] = row["buffers"]
+    config = {**zero, **TYPES[row["dtype"]], **TUNED[row.get("tuned", "all")],
+              **UPDATES[row.get("update", "adam")]}
+    for factor, key in KEYS.items():
+        if factor in row:
+            config[key] = row[factor]
+    if row.get("micro") == 0:
+        config[KEYS["micro"]] = row["batch"] // row["ranks"]
+    if "boundaries" in row:
+        config["activation_checkpointing.cpu_checkpointing"] = \
+            row["boundaries"] == "host"
+    if row["optimizer"] != "none" and "ratio" in row:
+        config["zero_optimization.offload_optimizer.ratio"] = row["ratio"]
+    if row.get("model") == "sparse":
+        config["parameters"] = SPARSE
+    return config
+
+
+def environment(place, row, **more):
+    """What a run on the stand-in needs."""
+    # StarPU measures the bus anew when the number of GPUs changes.
+    home = place.folder.parent / f"starpu-{row['ranks']}"
+    home.mkdir(exist_ok=True)
+    return {"STARPU_HOME": str(home), "STARPU_SILENT": "1",
+            "IZ_STANDIN_DEVICES": str(row["ranks"]),
+            "IZ_STANDIN_MEM_MB": str(MEM_MB), "IZ_STANDIN_PAGEABLE": "abort",
+            "IZ_STANDIN_JITTER_US": str(row.get("jitter_us", 0)),
+            **{k: str(v) for k, v in more.items()}}
+
+
+# ---- cases ----
+
+def product(**factors):
+    """Every valid row."""
+    rows = (dict(zip(factors, v)) for v in itertools.product(*factors.values()))
+    return list(filter(valid, rows))
+
+
+def name_of(row):
+    return "-".join({True: "yes", False: "no"}[v] if isinstance(v, bool) else
+                    {10**9: "max"}.get(v, str(v)) for v in row.values())
+
+
+def cases(rows):
+    """Rows as parameters of a test, with a name and its marks."""
+    for row in rows:
+        marks = [pytest.mark.single] if row.get("ranks") == 1 else []
+        yield pytest.param(row, id=name_of(row), marks=marks)

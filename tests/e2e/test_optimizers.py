@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lion's updates are those of the paper's formula, m and v in fewer bytes learn as
+fp32 does, and a plan knows what each takes.  Their bits are in test_matrix.py."""
+import array
+import json
+
+import pytest
+
+import rows
+import run
+
+LION = rows.UPDATES["lion"]
+P = LION["optimizer"]["params"]
+CONFIG = {**LION, "train_batch_size": 12, "run.steps": 4, "gradient_clipping": 0.5}
+
+
+def config(**more):
+    return {**CONFIG, **more}
+
+
+def numbers(output, step):
+    """{array: values} of a checkpoint."""
+    return {k: array.array("f", data) for k, data in run.arrays(output, step).items()}
+
+
+@pytest.fixture(scope="module")
+def three(shared):
+    """Checkpoints of the first three steps, and the first of AdamW, whose m is
+    the same average of the same gradient."""
+    more = {"gradient_clipping": 0, "run.save": True, "run.save_interval": 1,
+            "run.steps": 3, "run.keep_last": 9}
+    lion = shared.good(1, config(**more))
+    adam = shared.good(1, config(**{
+        **more, "run.steps": 1,
+        "optimizer": {"type": "AdamW",
+                      "params": {"lr": 1e-3, "betas": [0.99, 0.999]}}}))
+    return [numbers(lion.output, s) for s in (1, 2, 3)], numbers(adam.output, 1)
+
+
+def test_the_first_state_is_the_average_of_adams_gradient(three):
+    (first, *_), adam = three
+    names = [k for k in first if k.endswith("/m")]
+    assert len(names) == 7 and not any(k.endswith("/v") for k in first)
+    for k in names:
+        assert first[k] == adam[k]
+
+
+def test_an_update_is_that_of_the_paper(three):
+    """In double: the gradient of a step follows from two states."""
+    steps, _ = three
+    (b1, b2), lr, wd = P["betas"], P["lr"], P["weight_decay"]
+    told = moved = 0
+    for old, new in zip(steps, steps[1:]):
+        for k in (k for k in old if k.endswith("/m")):
+            master = k[:-1] + "master"
+            for m0, m1, p0, p1 in zip(old[k], new[k], old[master], new[master]):
+                g = (m1 - b2 * m0) / (1 - b2)
+                u = b1 * m0 + (1 - b1) * g
+                # m is rounded to 2^-24 of itself, of which g is 100 times that
+                if abs(u) < 1e-4 * abs(m0) + 1e-4 * abs(m1):
+                    continue
+                want = p0 - lr * ((u > 0) - (u < 0) + wd * p0)
+                assert abs(p1 - want) < 2e-7 * max(1, abs(p0)), (k, p0, p1, want)
+                told += 1
+                moved += p0 != p1
+    assert told > 0.95 * 2 * run.parameters(run.MODEL) * 0.9 and moved > told / 2
+
+
+def test_an_update_is_that_of_lion_pytorch(three):
+    torch = pytest.importorskip("torch")
+    lion = pytest.importorskip("lion_pytorch")
+    (old, new, _), _ = three
+    b2 = P["betas"][1]
+    for k in (k for k in old if k.endswith("/m")):
+        m0, m1 = (torch.tensor(x[k], dtype=torch.double) for x in (old, new))
+        w = torch.nn.Parameter(torch.tensor(old[k[:-1] + "master"],
+                                            dtype=torch.double))
+        optimizer = lion.Lion([w], lr=P["lr"], betas=P["betas"],
+                              weight_decay=P["weight_decay"])
+        w.grad = (m1 - b2 * m0) / (1 - b2)
+        optimizer.state[w]["exp_avg"] = m0.clone()
+        optimizer.step()
+        got = torch.tensor(new[k[:-1] + "master"], dtype=torch.double)
+        same = (got - w.detach()).abs() < 2e-7
+        assert same.double().mean() > 0.95, k
+        assert torch.allclose(optimizer.state[w]["exp_avg"], m1, rtol=1e-5)
+
+
+# Bytes of one state; Adam has two of them.
+SIZE = {"fp32": 4, "bf16": 2, "fp8": 1 + 1 / 64}
+
+
+@pytest.mark.parametrize("kind", SIZE)
+@pytest.mark.parametrize("more, states, master", [
+    ({}, 2, 0), ({**LION, "bf16.enabled": True}, 1, 4)], ids=("adam", "lion"))
+def test_the_plan_knows_the_states(kind, more, states, master, place):
+    r = place.good(1, {**more, "run.state_dtype": kind, "run.steps": 1})
+    n, size = run.parameters(run.MODEL), master + states * SIZE[kind]
+    assert size * n <= r.bytes_of("optimizer") <= size * (n + 64 * 7)
+
+
+def test_every_kind_learns(place):
+    last = {kind: place.good(1, {"train_batch_size": 8, "run.steps": 40,
+                                 "gradient_accumulation_steps": 2,
+                                 "run.state_dtype": kind}).losses[-1]
+            for kind in SIZE}
+    for kind in SIZE:
+        assert abs(last[kind] - last["fp32"]) < 0.02 * last["fp32"], last
+    assert len(set(last.values())) == 3
+
+
+def test_other_ranks_go_on_with_lions_states(place):
+    out = place.folder / "parts"
+    want = place.good(1, config())
+    place.halves(3, config(**{"run.save": True, "run.steps": 2}),
+                 config(**{"run.save": True, "run.steps": 3}), output=out, again=1)
+    got = place.good(2, config(**{"run.save": True}), ["--resume"], output=out)
+    assert got.losses == pytest.approx(want.losses, rel=1e-4)
+    index = out / "checkpoints/step-00000004/index.json"
+    assert json.loads(index.read_text())["optimizer"] == "lion"
+    listed = run.ckpt("list", out).out.splitlines()
+    assert listed and all("MiB  lion: master, m  {" in x for x in listed)
+
+
+def test_other_ranks_and_kinds_go_on_with_narrow_states(place, nvme):
+    """fp8's blocks are cut elsewhere in the files, not elsewhere in a group."""
+    out = place.folder / "parts"
+    c = {"run.save": True, "train_batch_size": 8, "gradient_accumulation_steps": 2,
+         "run.state_dtype": "fp8"}
+    place.halves(2, {**c, "run.steps": 3},
+                 {**c, **run.offload(3, "cpu", "cpu", nvme), "run.steps": 4},
+                 output=out, again=1)
+    place.good(1, {**c, **run.offload(1, "nvme", "none", nvme), "run.steps": 6,
+                   "run.state_dtype": "bf16"}, ["--resume"], output=out)
+
+
+ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+
+
+@pytest.mark.parametrize("first, second, has, wants", [
+    (LION, ADAMW, "lion", "adam"), (ADAMW, LION, "adam", "lion")])
+def test_the_states_of_another_optimizer_are_refused(first, second, has, wants, place):
+    more = {"run.save": True, "run.steps": 1}
+    out = place.good(1, {**config(**more), **first}).output
+    r = place.launch(1, {**config(**more), **second}, ["--resume"], output=out)
+    run.refused(r, f"states of optimizer {has}", f"has those of {wants}")
+
+
+@pytest.mark.parametrize("key, value, words", [
+    ("eps", 1e-8, "Lion has no such parameter"),
+    ("bias_correction", True, "Lion has no such parameter"),
+    ("adam_w_mode", True, "Lion has no such parameter"),
+    ("nesterov", True, "unknown key")])
+def test_numbers_that_lion_has_not_are_refused(key, value, words, place):
+    r = place.launch(1, config(**{f"optimizer.params.{key}": value}))
+    run.refused(r, f"optimizer.params.{key}", words)
