@@ -1,181 +1,345 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A pre-norm transformer block and its head; see block.h.  M = samples * T
- * rows, C = width, F = hidden. */
+/* The units of a transformer; see block.h.  M = samples * T rows, C = width,
+ * H = heads, K = kv_heads, D = head_dim, F = hidden. */
 #include "models/block.h"
 
 #include <math.h>
 #include <stdio.h>
 
-#include "codelets/ops/ops.h"
 #include "models/parts.h"
 
-/* Parameters of a block in the order of its list. */
-enum {
-    LN_1 = 0,
-    C_ATTN = 2,
-    ATTN_PROJ = 4,
-    LN_2 = 6,
-    C_FC = 8,
-    MLP_PROJ = 10,
-    BLOCK_PARAMS = 12
+/* Every unit has a kind of its own, but blocks are alike. */
+enum { KIND_EMBED, KIND_BLOCK, KIND_HEAD };
+
+/* What a block has, in the order of its list; with a bias behind each, or where
+ * there are some with llama, behind all of them: the bias of QKV, the norms of
+ * queries and keys. */
+enum { NORM_1, QKV, ATTN_PROJ, NORM_2, FC, MLP_PROJ, PARTS };
+enum { BLOCK_MOST = 2 * PARTS };
+
+static struct iz_rmsnorm rmsnorm(const struct iz_layer *a, int i)
+{
+    const struct iz_block *c = a->self;
+
+    return (struct iz_rmsnorm){
+        .w = a->w[i], .dw = gradient(a, i), .eps = c->norm_eps};
+}
+
+/* The part with this number. */
+static struct iz_linear linear(const struct iz_layer *a, int part)
+{
+    const struct iz_block *c = a->self;
+    struct iz_linear l = {.out_in = true};
+
+    if (!c->llama)
+        return affine(a, 2 * part);
+    l.w = a->w[part];
+    l.dw = gradient(a, part);
+    if (part == QKV && c->qkv_bias) {
+        l.b = a->w[PARTS];
+        l.db = gradient(a, PARTS);
+    }
+    return l;
+}
+
+/* ---- norms ---- */
+
+/* One of the two. */
+struct norm {
+    bool rms;
+    struct iz_norm_layer layer;
+    struct iz_rmsnorm root;
 };
 
-static struct iz_norm_layer norm(const struct iz_layer *a, int i)
-{
-    struct iz_norm_layer n = {.w = a->w[i], .b = a->w[i + 1]};
+typedef struct iz_view take_fn(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                               int64_t cols);
 
-    if (a->dw) {
-        n.dw = a->dw[i];
-        n.db = a->dw[i + 1];
+/* The part with this number; its statistics, of m rows, are taken by iz_save or
+ * iz_work. */
+static struct norm norm(struct iz_exec *x, const struct iz_layer *a, int part,
+                        take_fn *take, int64_t m)
+{
+    const struct iz_block *c = a->self;
+    struct norm n = {.rms = c->llama};
+    struct iz_linear l;
+
+    if (n.rms) {
+        n.root = rmsnorm(a, part);
+        n.root.rstd = take(x, IZ_F32, m, 1);
+        return n;
     }
+    l = affine(a, 2 * part);
+    n.layer =
+        (struct iz_norm_layer){.w = l.w, .b = l.b, .dw = l.dw, .db = l.db};
+    n.layer.mean = take(x, IZ_F32, m, 1);
+    n.layer.rstd = take(x, IZ_F32, m, 1);
     return n;
 }
 
-/* What a block keeps for its backward, 5 C + F + small per token; outputs of
- * the norms and of GELU are computed again.  Backward overwrites u. */
+static void norm_forward(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                         const struct norm *n)
+{
+    if (n->rms)
+        iz_rmsnorm_fwd(x, y, a, &n->root);
+    else
+        iz_layernorm_fwd(x, y, a, &n->layer);
+}
+
+static void norm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                       const struct norm *n)
+{
+    if (n->rms)
+        iz_rmsnorm_again(x, y, a, &n->root);
+    else
+        iz_layernorm_again(x, y, a, &n->layer);
+}
+
+static void norm_backward(struct iz_exec *x, struct iz_view dx,
+                          struct iz_view r, struct iz_view dy, struct iz_view a,
+                          const struct norm *n)
+{
+    if (n->rms)
+        iz_rmsnorm_bwd(x, dx, r, dy, a, &n->root);
+    else
+        iz_layernorm_bwd(x, dx, r, dy, a, &n->layer);
+}
+
+/* ---- the block ---- */
+
+/* What a block keeps for its backward; outputs of the norms and of the MLP's
+ * nonlinearity are computed again.  Backward overwrites u. */
 struct kept {
-    struct iz_attention attn;
-    struct iz_norm_layer ln_1, ln_2;
-    struct iz_view x2; /* [M,C] after attention */
-    struct iz_view u;  /* [M,F] before GELU */
+    struct iz_attention attn; /* with normalised and turned queries and keys */
+    struct norm norm_1, norm_2;
+    struct iz_rmsnorm norm_q, norm_k; /* of heads */
+    struct iz_view q, k;              /* [M,HD], [M,KD] before their norms */
+    struct iz_view x2;                /* [M,C] after attention */
+    struct iz_view u; /* before the nonlinearity: [M,F], or gate, up [M,2F] */
 };
 
-static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a,
-                               const struct iz_block *c)
+static void head_norm_saves(struct iz_exec *x, const struct iz_layer *a,
+                            struct kept *b, int64_t m)
 {
-    int64_t m = (int64_t)a->samples * c->seq, w = c->width;
-    int64_t heads = (int64_t)a->samples * c->heads;
-    struct kept b = {.ln_1 = norm(a, LN_1), .ln_2 = norm(a, LN_2)};
+    const struct iz_block *c = a->self;
+    int first = PARTS + c->qkv_bias;
 
-    b.ln_1.mean = iz_save(x, IZ_F32, m, 1);
-    b.ln_1.rstd = iz_save(x, IZ_F32, m, 1);
-    b.attn.qkv = iz_save(x, x->act, m, 3 * w);
-    b.attn.o = iz_save(x, x->act, m, w);
+    b->norm_q = rmsnorm(a, first);
+    b->norm_k = rmsnorm(a, first + 1);
+    b->norm_q.rstd = iz_save(x, IZ_F32, m, c->heads);
+    b->norm_k.rstd = iz_save(x, IZ_F32, m, c->kv_heads);
+    b->q = iz_save(x, x->act, m, (int64_t)c->heads * c->head_dim);
+    b->k = iz_save(x, x->act, m, (int64_t)c->kv_heads * c->head_dim);
+}
+
+static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    int64_t m = (int64_t)a->samples * c->seq, d = c->head_dim;
+    int64_t heads = (int64_t)a->samples * c->heads;
+    struct kept b = {.attn = {.seq = c->seq,
+                              .heads = c->heads,
+                              .kv_heads = c->kv_heads,
+                              .full = c->full}};
+
+    b.norm_1 = norm(x, a, NORM_1, iz_save, m);
+    b.attn.qkv = iz_save(x, x->act, m, (c->heads + 2 * c->kv_heads) * d);
+    b.attn.o = iz_save(x, x->act, m, c->heads * d);
     b.attn.lse = iz_save(x, IZ_F32, heads, c->seq);
-    b.attn.seq = c->seq;
-    b.attn.heads = c->heads;
-    b.attn.full = c->full;
-    b.x2 = iz_save(x, x->act, m, w);
-    b.ln_2.mean = iz_save(x, IZ_F32, m, 1);
-    b.ln_2.rstd = iz_save(x, IZ_F32, m, 1);
-    b.u = iz_save(x, x->act, m, c->hidden);
+    if (c->qk_norm)
+        head_norm_saves(x, a, &b, m);
+    b.x2 = iz_save(x, x->act, m, c->width);
+    b.norm_2 = norm(x, a, NORM_2, iz_save, m);
+    b.u = iz_save(x, x->act, m, (c->llama ? 2 : 1) * (int64_t)c->hidden);
     return b;
+}
+
+/* Queries and keys as attention takes them. */
+static void positions_forward(struct iz_exec *x, const struct iz_block *c,
+                              const struct kept *b)
+{
+    if (c->qk_norm) {
+        iz_headnorm_fwd(x, b->attn.qkv, b->q, &b->norm_q, 0);
+        iz_headnorm_fwd(x, b->attn.qkv, b->k, &b->norm_k, b->q.cols);
+    }
+    if (c->llama)
+        iz_rope(x, b->attn.qkv, &c->rope, false);
+}
+
+static void positions_backward(struct iz_exec *x, const struct iz_block *c,
+                               const struct kept *b, struct iz_view dqkv)
+{
+    if (c->llama)
+        iz_rope(x, dqkv, &c->rope, true);
+    if (c->qk_norm) {
+        iz_headnorm_bwd(x, dqkv, b->q, &b->norm_q, 0);
+        iz_headnorm_bwd(x, dqkv, b->k, &b->norm_k, b->q.cols);
+    }
 }
 
 static void block_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    struct kept b = block_saves(x, a, c);
-    struct iz_linear c_attn = affine(a, C_ATTN), proj = affine(a, ATTN_PROJ);
-    struct iz_linear c_fc = affine(a, C_FC), mlp = affine(a, MLP_PROJ);
+    struct kept b = block_saves(x, a);
+    struct iz_linear qkv = linear(a, QKV), proj = linear(a, ATTN_PROJ);
+    struct iz_linear fc = linear(a, FC), mlp = linear(a, MLP_PROJ);
     struct iz_view in = tokens(a->x, c->width), out = tokens(a->y, c->width);
     int64_t mark = iz_work_mark(x);
     struct iz_view h = iz_work(x, x->act, in.rows, c->width); /* [M,C] */
     struct iz_view g;
 
-    iz_layernorm_fwd(x, h, in, &b.ln_1);
-    iz_matmul_fwd(x, b.attn.qkv, IZ_NONE, h, &c_attn); /* [M,3C] */
-    iz_attention_fwd(x, &b.attn);                      /* [M,C] */
-    iz_matmul_fwd(x, b.x2, in, b.attn.o, &proj);       /* [M,C] */
-    iz_layernorm_fwd(x, h, b.x2, &b.ln_2);
-    iz_matmul_fwd(x, b.u, IZ_NONE, h, &c_fc); /* [M,F] */
+    norm_forward(x, h, in, &b.norm_1);
+    iz_matmul_fwd(x, b.attn.qkv, IZ_NONE, h, &qkv); /* [M,(H+2K)D] */
+    positions_forward(x, c, &b);
+    iz_attention_fwd(x, &b.attn);                /* [M,HD] */
+    iz_matmul_fwd(x, b.x2, in, b.attn.o, &proj); /* [M,C] */
+    norm_forward(x, h, b.x2, &b.norm_2);
+    iz_matmul_fwd(x, b.u, IZ_NONE, h, &fc); /* [M,F] or [M,2F] */
     iz_work_release(x, mark);
     g = iz_work(x, x->act, in.rows, c->hidden);
-    iz_gelu_fwd(x, g, b.u);
+    if (c->llama)
+        iz_swiglu_fwd(x, g, b.u);
+    else
+        iz_gelu_fwd(x, g, b.u);
     iz_matmul_fwd(x, out, b.x2, g, &mlp); /* [M,C] */
     iz_work_release(x, mark);
 }
 
-/* dx2 = dy + the gradient through ln_2 and the MLP, into `dx`. */
+/* dx2 = dy + the gradient through norm_2 and the MLP, into `dx`. */
 static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
                                const struct kept *b, struct iz_view dx,
                                struct iz_view dy)
 {
-    struct iz_linear c_fc = affine(a, C_FC), proj = affine(a, MLP_PROJ);
+    const struct iz_block *c = a->self;
+    struct iz_linear fc = linear(a, FC), proj = linear(a, MLP_PROJ);
     int64_t mark = iz_work_mark(x);
-    struct iz_view du = iz_work(x, x->act, b->u.rows, b->u.cols); /* [M,F] */
-    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols);      /* [M,C] */
+    struct iz_view g = iz_work(x, x->act, b->u.rows, c->hidden); /* [M,F] */
+    struct iz_view in = c->llama ? g : b->u; /* becomes proj's input again */
+    struct iz_view du = c->llama ? b->u : g; /* becomes the gradient of u */
+    struct iz_view h;
 
-    iz_matmul_da(x, du, dy, &proj);
-    iz_gelu_bwd(x, du, b->u, du, b->u); /* u becomes gelu(u) */
-    iz_matmul_dw(x, dy, b->u, &proj);
-    iz_layernorm_again(x, h, b->x2, &b->ln_2);
-    iz_matmul_dw(x, du, h, &c_fc);
-    iz_matmul_da(x, h, du, &c_fc); /* h becomes its own gradient */
-    iz_layernorm_bwd(x, dx, dy, h, b->x2, &b->ln_2);
+    iz_matmul_da(x, g, dy, &proj);
+    if (c->llama)
+        iz_swiglu_bwd(x, du, in, g, b->u);
+    else
+        iz_gelu_bwd(x, du, in, g, b->u);
+    iz_matmul_dw(x, dy, in, &proj);
+    if (c->llama)
+        iz_work_release(x, mark);
+    h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+    norm_again(x, h, b->x2, &b->norm_2);
+    iz_matmul_dw(x, du, h, &fc);
+    iz_matmul_da(x, h, du, &fc); /* h becomes its own gradient */
+    norm_backward(x, dx, dy, h, b->x2, &b->norm_2);
     iz_work_release(x, mark);
 }
 
-/* dx = dx2 + the gradient through ln_1 and attention, dx2 being in `dx`. */
+/* dqkv, behind norms and positions, from the gradient of x2. */
+static void scores_backward(struct iz_exec *x, const struct iz_layer *a,
+                            const struct kept *b, struct iz_view dqkv,
+                            struct iz_view dx2)
+{
+    struct iz_linear proj = linear(a, ATTN_PROJ);
+    int64_t mark = iz_work_mark(x);
+    struct iz_view d = iz_work(x, x->act, dx2.rows, b->attn.o.cols);
+
+    iz_matmul_dw(x, dx2, b->attn.o, &proj);
+    iz_matmul_da(x, d, dx2, &proj);
+    iz_attention_bwd(x, dqkv, d, &b->attn);
+    positions_backward(x, a->self, b, dqkv);
+    iz_work_release(x, mark);
+}
+
+/* dx = dx2 + the gradient through norm_1 and attention, dx2 being in `dx`. */
 static void attention_backward(struct iz_exec *x, const struct iz_layer *a,
                                const struct kept *b, struct iz_view dx,
                                struct iz_view in)
 {
-    struct iz_linear c_attn = affine(a, C_ATTN), proj = affine(a, ATTN_PROJ);
+    struct iz_linear qkv = linear(a, QKV);
     int64_t mark = iz_work_mark(x);
-    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
-    struct iz_view dqkv = iz_work(x, x->act, dx.rows, 3 * dx.cols);
+    struct iz_view dqkv = iz_work(x, x->act, dx.rows, b->attn.qkv.cols);
+    struct iz_view h;
 
-    iz_matmul_dw(x, dx, b->attn.o, &proj);
-    iz_matmul_da(x, h, dx, &proj);
-    iz_attention_bwd(x, dqkv, h, &b->attn); /* [M,3C] */
-    iz_layernorm_again(x, h, in, &b->ln_1);
-    iz_matmul_dw(x, dqkv, h, &c_attn);
-    iz_matmul_da(x, h, dqkv, &c_attn);
-    iz_layernorm_bwd(x, dx, dx, h, in, &b->ln_1);
+    scores_backward(x, a, b, dqkv, dx);
+    h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+    norm_again(x, h, in, &b->norm_1);
+    iz_matmul_dw(x, dqkv, h, &qkv);
+    iz_matmul_da(x, h, dqkv, &qkv);
+    norm_backward(x, dx, dx, h, in, &b->norm_1);
     iz_work_release(x, mark);
 }
 
 static void block_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    struct kept b = block_saves(x, a, c);
+    struct kept b = block_saves(x, a);
     struct iz_view dx = tokens(a->dx, c->width);
 
     block_mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
     attention_backward(x, a, &b, dx, tokens(a->x, c->width));
 }
 
-/* h = ln_f(in) in scratch; n gets the statistics. */
-static struct iz_view head_norm(struct iz_exec *x, struct iz_norm_layer *n,
-                                struct iz_view in)
+/* ---- the ends ---- */
+
+static void tokens_forward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+
+    iz_embedding_fwd(x, tokens(a->y, c->width), a->input, a->w[0],
+                     c->llama ? IZ_NONE : a->w[1]);
+}
+
+static void tokens_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+
+    iz_embedding_bwd(x, a->dw[0], c->llama ? IZ_NONE : a->dw[1],
+                     tokens(a->dy, c->width), a->input);
+}
+
+/* Which parameter of the head is the matrix. */
+static int head_matrix(const struct iz_block *b)
+{
+    return b->llama ? 1 : 2;
+}
+
+/* h = norm(in) in scratch; n gets the statistics. */
+static struct iz_view head_norm(struct iz_exec *x, const struct iz_layer *a,
+                                struct norm *n, struct iz_view in)
 {
     struct iz_view h = iz_work(x, x->act, in.rows, in.cols);
 
-    n->mean = iz_work(x, IZ_F32, in.rows, 1);
-    n->rstd = iz_work(x, IZ_F32, in.rows, 1);
-    iz_layernorm_fwd(x, h, in, n);
+    *n = norm(x, a, 0, iz_work, in.rows);
+    norm_forward(x, h, in, n);
     return h;
 }
 
 static void block_head_backward(struct iz_exec *x, const struct iz_layer *a)
 {
-    int width = ((const struct iz_block *)a->self)->width;
+    const struct iz_block *c = a->self;
     int64_t mark = iz_work_mark(x);
-    struct iz_view in = tokens(a->x, width);
-    struct iz_norm_layer n = norm(a, IZ_HEAD_NORM);
-    struct iz_view h = head_norm(x, &n, in); /* [M,C] */
+    struct iz_view in = tokens(a->x, c->width);
+    struct norm n;
+    struct iz_view h = head_norm(x, a, &n, in); /* [M,C] */
     struct iz_classifier k = {.a = h,
-                              .w = a->w[IZ_HEAD_MATRIX],
+                              .w = a->w[head_matrix(c)],
                               .target = a->target,
                               .da = h,
-                              .dw = a->dw[IZ_HEAD_MATRIX],
+                              .dw = a->dw[head_matrix(c)],
                               .loss_scale = a->loss_scale,
                               .loss = a->loss};
 
     iz_classifier_bwd(x, &k);
-    iz_layernorm_bwd(x, tokens(a->dx, width), IZ_NONE, h, in, &n);
+    norm_backward(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
     iz_work_release(x, mark);
 }
 
 static void block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
-    int width = ((const struct iz_block *)a->self)->width;
+    const struct iz_block *c = a->self;
     int64_t mark = iz_work_mark(x);
-    struct iz_norm_layer n = norm(a, IZ_HEAD_NORM);
-    struct iz_view h = head_norm(x, &n, tokens(a->x, width));
-    struct iz_classifier k = {.a = h,
-                              .w = a->w[IZ_HEAD_MATRIX],
+    struct norm n;
+    struct iz_classifier k = {.a = head_norm(x, a, &n, tokens(a->x, c->width)),
+                              .w = a->w[head_matrix(c)],
                               .target = a->target,
                               .loss = a->loss};
 
@@ -183,90 +347,127 @@ static void block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
     iz_work_release(x, mark);
 }
 
-void iz_head_generate(struct iz_exec *x, const struct iz_layer *a)
+static void head_generate(struct iz_exec *x, const struct iz_layer *a)
 {
-    int width = ((const struct iz_block *)a->self)->width;
+    const struct iz_block *c = a->self;
     int64_t mark = iz_work_mark(x);
-    struct iz_norm_layer n = norm(a, IZ_HEAD_NORM);
-    struct iz_view in = iz_view_rows(tokens(a->x, width), a->row, 1);
-    struct iz_linear l = {.w = a->w[IZ_HEAD_MATRIX], .out_in = true};
+    struct iz_view in = iz_view_rows(tokens(a->x, c->width), a->row, 1);
+    struct iz_linear l = {.w = a->w[head_matrix(c)], .out_in = true};
     struct iz_view logits = {
         .p = a->logits, .dtype = IZ_F32, .rows = 1, .cols = l.w.rows};
+    struct norm n;
 
-    iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, &n, in), &l);
+    iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, a, &n, in), &l);
     iz_work_release(x, mark);
 }
 
-struct shape {
-    int64_t rows, cols; /* of the weight; one row: a norm's */
+/* ---- units ---- */
+
+static int embed_open(struct iz_unit *u, const struct iz_block *b,
+                      const struct iz_ends *ends)
+{
+    snprintf(u->name, sizeof(u->name), "embed");
+    u->kind = KIND_EMBED;
+    u->self = b;
+    u->out_elems = (int64_t)b->seq * b->width;
+    u->forward = tokens_forward;
+    u->backward = tokens_backward;
+    return iz_unit_params(u, ends->embed, ends->n_embed, "");
+}
+
+static int head_open(struct iz_model *m, const struct iz_block *b,
+                     const struct iz_ends *ends)
+{
+    struct iz_unit *u = &m->unit[1 + b->layers];
+
+    snprintf(u->name, sizeof(u->name), "head");
+    u->kind = KIND_HEAD;
+    u->self = b;
+    if (ends->n_head == head_matrix(b))
+        u->tied_unit = u->tied_param = 0;
+    u->backward = block_head_backward;
+    u->evaluate = block_head_evaluate;
+    u->generate = m->vocab ? head_generate : NULL;
+    return iz_unit_params(u, ends->head, ends->n_head, "");
+}
+
+/* A part of a block; in = 0: a norm. */
+struct part {
+    const char *name;
+    int64_t in, out;
     float std;
 };
 
-static int add_params(struct iz_param *list, int n, const char *name,
-                      struct shape s)
+/* Writes the weight and, where the block has one, the bias; returns the next
+ * place. */
+static int add_part(struct iz_param *list, int n, const struct iz_block *b,
+                    const struct part *p)
 {
+    int64_t rows = b->llama ? p->out : p->in, cols = b->llama ? p->in : p->out;
     char full[64];
 
-    snprintf(full, sizeof(full), "%s.weight", name);
-    list[n] = s.rows == 1 ? vector(full, s.cols, IZ_INIT_ONE)
-                          : weight(full, s.rows, s.cols, s.std);
-    snprintf(full, sizeof(full), "%s.bias", name);
-    list[n + 1] = vector(full, s.cols, IZ_INIT_ZERO);
-    return n + 2;
+    snprintf(full, sizeof(full), "%s.weight", p->name);
+    list[n++] = p->in ? weight(full, rows, cols, p->std)
+                      : vector(full, p->out, IZ_INIT_ONE);
+    snprintf(full, sizeof(full), "%s.bias", p->name);
+    if (!b->llama)
+        list[n++] = vector(full, p->out, IZ_INIT_ZERO);
+    return n;
 }
 
 static int add_block(struct iz_unit *u, const struct iz_block *b,
                      const struct iz_block_names *name, int i)
 {
-    struct iz_param list[BLOCK_PARAMS];
-    int64_t w = b->width, f = b->hidden;
+    int64_t w = b->width, f = b->hidden, d = b->head_dim, o = b->heads * d;
+    int64_t qkv = o + 2 * b->kv_heads * d;
     /* So that the sum over all residual additions keeps its variance. */
     float residual = IZ_BLOCK_STD / sqrtf(2 * (float)b->layers);
-    struct shape norm = {1, w, 0};
-    char prefix[32];
+    const struct part part[PARTS] = {
+        [NORM_1] = {name->norm_1, 0, w, 0},
+        [QKV] = {name->qkv, w, qkv, IZ_BLOCK_STD},
+        [ATTN_PROJ] = {name->attn_proj, o, w, residual},
+        [NORM_2] = {name->norm_2, 0, w, 0},
+        [FC] = {name->fc, w, b->llama ? 2 * f : f, IZ_BLOCK_STD},
+        [MLP_PROJ] = {name->mlp_proj, f, w, residual}};
+    const struct part of_heads[] = {{name->q_norm, 0, d, 0},
+                                    {name->k_norm, 0, d, 0}};
+    struct iz_param list[BLOCK_MOST];
+    char prefix[32], bias[64];
     int n = 0;
 
+    for (int k = 0; k < PARTS; k++)
+        n = add_part(list, n, b, &part[k]);
+    snprintf(bias, sizeof(bias), "%s.bias", name->qkv);
+    if (b->qkv_bias)
+        list[n++] = vector(bias, qkv, IZ_INIT_ZERO);
+    for (int k = 0; b->qk_norm && k < 2; k++)
+        n = add_part(list, n, b, &of_heads[k]);
     snprintf(u->name, sizeof(u->name), "%s.%d", name->block, i);
     snprintf(prefix, sizeof(prefix), "%s.%d.", name->block, i);
-    u->kind = IZ_KIND_BLOCK;
+    u->kind = KIND_BLOCK;
     u->self = b;
     u->out_elems = (int64_t)b->seq * w;
     u->forward = block_forward;
     u->backward = block_backward;
-    n = add_params(list, n, name->norm_1, norm);
-    n = add_params(list, n, name->qkv, (struct shape){w, 3 * w, IZ_BLOCK_STD});
-    n = add_params(list, n, name->attn_proj, (struct shape){w, w, residual});
-    n = add_params(list, n, name->norm_2, norm);
-    n = add_params(list, n, name->fc, (struct shape){w, f, IZ_BLOCK_STD});
-    n = add_params(list, n, name->mlp_proj, (struct shape){f, w, residual});
     return iz_unit_params(u, list, n, prefix);
 }
 
 int iz_block_open(struct iz_model *m, const struct iz_block *b,
-                  const struct iz_block_names *name)
+                  const struct iz_block_names *names,
+                  const struct iz_ends *ends)
 {
-    int rc = 0;
+    int rc = embed_open(&m->unit[0], b, ends);
 
     for (int i = 0; rc == 0 && i < b->layers; i++)
-        rc = add_block(&m->unit[1 + i], b, name, i);
-    return rc;
+        rc = add_block(&m->unit[1 + i], b, names, i);
+    return rc ? rc : head_open(m, b, ends);
 }
 
-int iz_head_open(struct iz_unit *u, const struct iz_block *b,
-                 const struct iz_param *list, int n)
+int iz_block_check(const char *model, int width, int heads)
 {
-    snprintf(u->name, sizeof(u->name), "head");
-    u->kind = IZ_KIND_HEAD;
-    u->self = b;
-    u->backward = block_head_backward;
-    u->evaluate = block_head_evaluate;
-    return iz_unit_params(u, list, n, "");
-}
-
-bool iz_block_possible(const struct iz_block *b, const char *model)
-{
-    if (b->width % b->heads)
-        fprintf(stderr, "%s: width %d is not divisible by heads = %d\n", model,
-                b->width, b->heads);
-    return b->width % b->heads == 0;
+    if (width % heads == 0)
+        return 0;
+    fprintf(stderr, "%s: width %d is not divisible by heads = %d\n", model,
+            width, heads);
+    return -EINVAL;
 }

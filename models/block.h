@@ -1,42 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The block of GPT-2 and of the vision transformer: LayerNorm before attention
- * and before an MLP with GELU in the tanh form, all with biases; and the head
- * that follows the last block. */
+/* The units of a transformer: an embedding, blocks that have a norm before
+ * attention and before an MLP, and a head.  There are two kinds.  GPT-2 and the
+ * vision transformer have LayerNorm, GELU in the tanh form and a bias behind
+ * each weight [in,out].  Llama has RMSNorm, rotary positions, a gated MLP, and
+ * weights [out,in], the ones of one product stacked by rows: queries, keys,
+ * values; gate, up. */
 #pragma once
 
 #include <stdbool.h>
 
+#include "codelets/ops/ops.h"
 #include "codelets/unit/layer.h"
 
 struct iz_block {
-    int layers, heads, width, hidden, seq;
-    bool full; /* attention is not causal */
+    int layers, heads, kv_heads, head_dim, width, hidden, seq;
+    bool full;  /* attention is not causal */
+    bool llama; /* the second kind, with what is below */
+    bool qkv_bias, qk_norm;
+    float norm_eps;
+    struct iz_rope rope;
 };
 
 #define IZ_BLOCK_STD 0.02f /* of initial weights */
 
 /* The names of the blocks, before a number, and of a block's parameters, each
- * with .weight and .bias. */
+ * with .weight and .bias; NULL: a block has none. */
 struct iz_block_names {
     const char *block, *norm_1, *qkv, *attn_proj, *norm_2, *fc, *mlp_proj;
+    const char *q_norm, *k_norm;
 };
 
-enum iz_block_kind { IZ_KIND_EMBED, IZ_KIND_BLOCK, IZ_KIND_HEAD };
+/* Of the last unit: weight and, but with llama, bias of its norm; then a matrix
+ * of a row per class.  A list without that has the embedding's. */
+struct iz_ends {
+    const struct iz_param *embed, *head;
+    int n_embed, n_head;
+};
 
-/* Whether heads share the width evenly; else false with the reason printed. */
-bool iz_block_possible(const struct iz_block *b, const char *model);
-
-/* Makes units 1 to b->layers of m blocks; b is borrowed until m is closed.  0
- * or -ENOMEM. */
+/* Makes the units of m, b being borrowed until m is closed; the embedding is
+ * that of tokens and, but with llama, positions.  Where m has a vocabulary, the
+ * head generates.  0 or -ENOMEM. */
 int iz_block_open(struct iz_model *m, const struct iz_block *b,
-                  const struct iz_block_names *name);
+                  const struct iz_block_names *names,
+                  const struct iz_ends *ends);
 
-/* Parameters of the head: weight and bias of its norm, then a matrix of a row
- * per class, its own or a tied one. */
-enum { IZ_HEAD_NORM = 0, IZ_HEAD_MATRIX = 2 };
-
-/* Makes u the head behind blocks b, borrowed too, with these n parameters. */
-int iz_head_open(struct iz_unit *u, const struct iz_block *b,
-                 const struct iz_param *list, int n);
-/* The logits of row a->row, for a head of tokens. */
-void iz_head_generate(struct iz_exec *x, const struct iz_layer *a);
+/* 0, or -EINVAL with the reason printed: heads must share the width evenly. */
+int iz_block_check(const char *model, int width, int heads);

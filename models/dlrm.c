@@ -5,19 +5,36 @@
  * each unit fills in the vectors that it has and hands on the others. */
 #include "models/dlrm.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "codelets/ops/ops.h"
 #include "models/parts.h"
-#include "runtime/run/run.h"
 
 /* Larger widths are typing errors. */
 #define MOST (1 << 20)
 #define ROWS_MOST (1 << 30)
+
+static struct iz_dlrm_config config;
+
+#define FIELD(f, most)                                                         \
+    IZ_KEY_INT, offsetof(struct iz_dlrm_config, f), sizeof(int), 1, most, NULL
+
+static const struct iz_key keys[] = {
+    {"dense", FIELD(dense, MOST), "13", "Numbers of a sample."},
+    {"tables", FIELD(tables, 1024), "26", "Categories of a sample."},
+    {"rows", FIELD(rows, ROWS_MOST), "1000000",
+     "Rows of each table; a category is taken modulo this."},
+    {"dim", FIELD(dim, MOST), "64", "Numbers of a row."},
+    {"unit_rows", FIELD(unit_rows, ROWS_MOST), "1000000",
+     "Rows of all tables that are gathered and updated as one unit."},
+    {"bottom_layers", FIELD(bottom_layers, IZ_DLRM_LAYERS), "2",
+     "Hidden layers of the MLP over the numbers."},
+    {"bottom_width", FIELD(bottom_width, MOST), "512", "Of these layers."},
+    {"top_layers", FIELD(top_layers, IZ_DLRM_LAYERS), "3",
+     "Hidden layers of the MLP over the products."},
+    {"top_width", FIELD(top_width, MOST), "512", "Of these layers."},
+    {0},
+};
 
 /* The first unit has nothing to hand on, the last may have fewer rows. */
 enum kind { KIND_FIRST, KIND_MIDDLE, KIND_LAST, KIND_HEAD };
@@ -335,23 +352,34 @@ static int head_open(struct iz_unit *u, const struct iz_dlrm_config *c)
     return iz_unit_params(u, list, n, "");
 }
 
-static int dlrm_check(const struct iz_dlrm_config *c)
+static int dlrm_open_units(struct iz_model *m)
 {
-    const struct size list[] = {
-        {"dense", c->dense, MOST},
-        {"tables", c->tables, 1024},
-        {"rows", c->rows, ROWS_MOST},
-        {"dim", c->dim, MOST},
-        {"unit_rows", c->unit_rows, ROWS_MOST},
-        {"bottom_layers", c->bottom_layers, IZ_DLRM_LAYERS},
-        {"bottom_width", c->bottom_width, MOST},
-        {"top_layers", c->top_layers, IZ_DLRM_LAYERS},
-        {"top_width", c->top_width, MOST}};
+    const struct iz_dlrm_config *c = m->self;
+    int n = (int)units(c), rc = 0;
 
-    int rc = check_sizes("dlrm", list, sizeof(list) / sizeof(list[0]));
+    m->input_bytes = 4 * ((int64_t)c->tables + c->dense);
+    m->target_bytes = 4;
+    m->item = "sample";
+    m->table_rows = all_rows(c);
+    m->table_reads = c->tables;
+    m->list_rows = list_rows;
+    m->record = (struct iz_record){
+        .bytes = 4 * (1 + (int64_t)c->dense + c->tables),
+        .check = check_record,
+        .unpack = unpack,
+    };
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = table_open(&m->unit[i], c, i);
+    return rc ? rc : head_open(&m->unit[n], c);
+}
 
-    if (rc)
-        return rc;
+int iz_dlrm_open(struct iz_model **out, const void *target)
+{
+    const struct iz_dlrm_config *c = target;
+
+    *out = NULL;
+    if (check_keys("dlrm", keys, c))
+        return -EINVAL;
     if (all_rows(c) > INT32_MAX) {
         fprintf(stderr, "dlrm: tables * rows = %lld: must be below 2^31\n",
                 (long long)all_rows(c));
@@ -364,74 +392,11 @@ static int dlrm_check(const struct iz_dlrm_config *c)
                 c->unit_rows, (long long)units(c), MOST);
         return -EINVAL;
     }
-    return 0;
-}
-
-static int dlrm_open_units(struct iz_model *m, const struct iz_dlrm_config *c)
-{
-    int n = (int)units(c), rc = 0;
-
-    for (int i = 0; rc == 0 && i < n; i++)
-        rc = table_open(&m->unit[i], c, i);
-    return rc ? rc : head_open(&m->unit[n], c);
-}
-
-int iz_dlrm_open(struct iz_model **out, const struct iz_dlrm_config *c)
-{
-    int rc = dlrm_check(c);
-
-    *out = NULL;
-    if (rc)
-        return rc;
-    rc = iz_model_open(out, "dlrm", (int)units(c) + 1, sizeof(*c));
-    if (rc)
-        goto fail;
-    *(struct iz_dlrm_config *)(*out)->self = *c;
-    (*out)->input_bytes = 4 * ((int64_t)c->tables + c->dense);
-    (*out)->target_bytes = 4;
-    (*out)->item = "sample";
-    (*out)->table_rows = all_rows(c);
-    (*out)->table_reads = c->tables;
-    (*out)->list_rows = list_rows;
-    (*out)->record = (struct iz_record){
-        .bytes = 4 * (1 + (int64_t)c->dense + c->tables),
-        .check = check_record,
-        .unpack = unpack,
-    };
-    rc = dlrm_open_units(*out, c);
-    if (rc)
-        goto fail;
-    return 0;
-fail:
-    fprintf(stderr, "dlrm: no memory for a model of %lld units\n",
-            (long long)units(c) + 1);
-    iz_model_close(out);
-    return rc;
+    return model_open(out, "dlrm", (int)units(c) + 1, c, sizeof(*c),
+                      dlrm_open_units);
 }
 
 /* ---- the program ---- */
-
-static struct iz_dlrm_config config;
-
-#define FIELD(f, most)                                                         \
-    IZ_KEY_INT, offsetof(struct iz_dlrm_config, f), sizeof(int), 1, most, NULL
-
-static const struct iz_key keys[] = {
-    {"dense", FIELD(dense, MOST), "13", "Numbers of a sample."},
-    {"tables", FIELD(tables, 1024), "26", "Categories of a sample."},
-    {"rows", FIELD(rows, ROWS_MOST), "1000000",
-     "Rows of each table; a category is taken modulo this."},
-    {"dim", FIELD(dim, MOST), "64", "Numbers of a row."},
-    {"unit_rows", FIELD(unit_rows, ROWS_MOST), "1000000",
-     "Rows of all tables that are gathered and updated as one unit."},
-    {"bottom_layers", FIELD(bottom_layers, IZ_DLRM_LAYERS), "2",
-     "Hidden layers of the MLP over the numbers."},
-    {"bottom_width", FIELD(bottom_width, MOST), "512", "Of these layers."},
-    {"top_layers", FIELD(top_layers, IZ_DLRM_LAYERS), "3",
-     "Hidden layers of the MLP over the products."},
-    {"top_width", FIELD(top_width, MOST), "512", "Of these layers."},
-    {0},
-};
 
 static const struct iz_preset presets[] = {
     {"tiny",
@@ -446,14 +411,9 @@ static const struct iz_preset presets[] = {
     {0},
 };
 
-static int dlrm_open_program(struct iz_model **out, const void *target)
-{
-    return iz_dlrm_open(out, target);
-}
-
 const struct iz_program iz_program = {
     .name = "dlrm",
     .about = "trains recommendation models with large embedding tables",
     .section = {.keys = keys, .target = &config, .presets = presets},
-    .open = dlrm_open_program,
+    .open = iz_dlrm_open,
 };

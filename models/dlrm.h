@@ -21,11 +21,11 @@ struct iz_dlrm_config {
     int bottom_layers, bottom_width, top_layers, top_width;
 };
 
-/* Creates a model; close it with iz_model_close.  Returns 0, or -EINVAL or
- * -ENOMEM after printing the reason.
+/* Creates a model of a struct iz_dlrm_config; close it with iz_model_close.
+ * Returns 0, or -EINVAL or -ENOMEM after printing the reason.
  *
  * A record is int32: the label (0 or 1), the numbers, the categories.  With 13
  * and 26 of them these are the binary files that the paper's program makes of
  * Criteo's logs.  A number x becomes log(1 + max(x, 0)); a category's bits are
  * taken as unsigned. */
-int iz_dlrm_open(struct iz_model **out, const struct iz_dlrm_config *c);
+int iz_dlrm_open(struct iz_model **out, const void *config);

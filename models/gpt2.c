@@ -1,54 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPT-2, written once for training, evaluation and generation.  M = samples * T
- * rows, C = width, H = heads, V = vocab. */
+/* GPT-2, written once for training, evaluation and generation; its units are
+ * those of block.h. */
 #include "models/gpt2.h"
 
-#include <errno.h>
 #include <stddef.h>
-#include <stdio.h>
 
-#include "codelets/ops/ops.h"
 #include "models/block.h"
 #include "models/parts.h"
-#include "runtime/run/run.h"
 
 /* Larger widths, depths or vocabularies are typing errors. */
 #define MOST (1 << 24)
+
+static struct iz_gpt2_config config;
+
+#define FIELD(f) offsetof(struct iz_gpt2_config, f), sizeof(int), 1, MOST, NULL
+
+static const struct iz_key keys[] = {
+    {"layers", IZ_KEY_INT, FIELD(layers), "12", "Transformer blocks."},
+    {"heads", IZ_KEY_INT, FIELD(heads), "12", "Attention heads of a block."},
+    {"width", IZ_KEY_INT, FIELD(width), "768",
+     "Channels; a multiple of heads."},
+    {"seq", IZ_KEY_INT, FIELD(seq), "1024", "Tokens of a sample."},
+    {"vocab", IZ_KEY_INT, FIELD(vocab), "50257",
+     "Different tokens; 256 for bytes."},
+    {0},
+};
 
 /* What a model holds: what its keys say, and so its blocks. */
 struct self {
     struct iz_gpt2_config config;
     struct iz_block block;
 };
-
-static void gpt2_embed_forward(struct iz_exec *x, const struct iz_layer *a)
-{
-    const struct iz_gpt2_config *c = a->self;
-
-    iz_embedding_fwd(x, tokens(a->y, c->width), a->input, a->w[0], a->w[1]);
-}
-
-static void gpt2_embed_backward(struct iz_exec *x, const struct iz_layer *a)
-{
-    const struct iz_gpt2_config *c = a->self;
-
-    iz_embedding_bwd(x, a->dw[0], a->dw[1], tokens(a->dy, c->width), a->input);
-}
-
-static int gpt2_embed_open(struct iz_unit *u, const struct iz_gpt2_config *c)
-{
-    const struct iz_param list[] = {
-        weight("wte.weight", c->vocab, c->width, IZ_BLOCK_STD),
-        weight("wpe.weight", c->seq, c->width, IZ_BLOCK_STD),
-    };
-
-    snprintf(u->name, sizeof(u->name), "embed");
-    u->kind = IZ_KIND_EMBED;
-    u->out_elems = (int64_t)c->seq * c->width;
-    u->forward = gpt2_embed_forward;
-    u->backward = gpt2_embed_backward;
-    return iz_unit_params(u, list, 2, "");
-}
 
 static const struct iz_block_names names = {.block = "h",
                                             .norm_1 = "ln_1",
@@ -58,66 +40,43 @@ static const struct iz_block_names names = {.block = "h",
                                             .fc = "mlp.c_fc",
                                             .mlp_proj = "mlp.c_proj"};
 
-static int gpt2_check(const struct iz_gpt2_config *c)
-{
-    const struct size list[] = {{"layers", c->layers, MOST},
-                                {"heads", c->heads, MOST},
-                                {"width", c->width, MOST},
-                                {"seq", c->seq, MOST},
-                                {"vocab", c->vocab, MOST}};
-
-    return check_sizes("gpt2", list, sizeof(list) / sizeof(list[0]));
-}
-
 /* The head's matrix is the embedding's. */
-static int gpt2_open_units(struct iz_model *m, const struct self *s)
+static int gpt2_open_units(struct iz_model *m)
 {
-    const struct iz_param list[] = {
-        vector("ln_f.weight", s->block.width, IZ_INIT_ONE),
-        vector("ln_f.bias", s->block.width, IZ_INIT_ZERO),
+    const struct self *s = m->self;
+    int w = s->block.width, vocab = s->config.vocab;
+    const struct iz_param embed[] = {
+        weight("wte.weight", vocab, w, IZ_BLOCK_STD),
+        weight("wpe.weight", s->config.seq, w, IZ_BLOCK_STD),
     };
-    struct iz_unit *head = &m->unit[1 + s->block.layers];
-    int rc = gpt2_embed_open(&m->unit[0], &s->config);
+    const struct iz_param head[] = {
+        vector("ln_f.weight", w, IZ_INIT_ONE),
+        vector("ln_f.bias", w, IZ_INIT_ZERO),
+    };
 
-    if (rc == 0)
-        rc = iz_block_open(m, &s->block, &names);
-    head->tied_unit = 0;
-    head->tied_param = 0;
-    head->generate = iz_head_generate;
-    return rc ? rc : iz_head_open(head, &s->block, list, IZ_HEAD_MATRIX);
+    read_tokens(m, s->config.seq, vocab);
+    return iz_block_open(m, &s->block, &names,
+                         &(struct iz_ends){embed, head, 2, 2});
 }
 
-int iz_gpt2_open(struct iz_model **out, const struct iz_gpt2_config *c)
+int iz_gpt2_open(struct iz_model **out, const void *target)
 {
-    int rc = gpt2_check(c);
+    const struct iz_gpt2_config *c = target;
 
     *out = NULL;
-    if (rc)
-        return rc;
+    if (check_keys("gpt2", keys, c) ||
+        iz_block_check("gpt2", c->width, c->heads))
+        return -EINVAL;
     struct self s = {.config = *c,
                      .block = {.layers = c->layers,
                                .heads = c->heads,
+                               .kv_heads = c->heads,
+                               .head_dim = c->width / c->heads,
                                .width = c->width,
                                .hidden = 4 * c->width,
                                .seq = c->seq}};
-    if (!iz_block_possible(&s.block, "gpt2"))
-        return -EINVAL;
-    rc = iz_model_open(out, "gpt2", c->layers + 2, sizeof(s));
-    if (rc)
-        goto fail;
-    *(struct self *)(*out)->self = s;
-    (*out)->input_bytes = (int64_t)c->seq * (int64_t)sizeof(int32_t);
-    (*out)->target_bytes = (*out)->input_bytes;
-    (*out)->tokens = c->seq;
-    (*out)->vocab = c->vocab;
-    rc = gpt2_open_units(*out, (*out)->self);
-    if (rc)
-        goto fail;
-    return 0;
-fail:
-    fprintf(stderr, "gpt2: no memory for a model of %d layers\n", c->layers);
-    iz_model_close(out);
-    return rc;
+    return model_open(out, "gpt2", c->layers + 2, &s, sizeof(s),
+                      gpt2_open_units);
 }
 
 /* ---- published checkpoints ---- */
@@ -184,21 +143,6 @@ static const struct iz_hf hf = {.types = hf_types,
 
 /* ---- the program ---- */
 
-static struct iz_gpt2_config config;
-
-#define FIELD(f) offsetof(struct iz_gpt2_config, f), sizeof(int), 1, MOST, NULL
-
-static const struct iz_key keys[] = {
-    {"layers", IZ_KEY_INT, FIELD(layers), "12", "Transformer blocks."},
-    {"heads", IZ_KEY_INT, FIELD(heads), "12", "Attention heads of a block."},
-    {"width", IZ_KEY_INT, FIELD(width), "768",
-     "Channels; a multiple of heads."},
-    {"seq", IZ_KEY_INT, FIELD(seq), "1024", "Tokens of a sample."},
-    {"vocab", IZ_KEY_INT, FIELD(vocab), "50257",
-     "Different tokens; 256 for bytes."},
-    {0},
-};
-
 #define SHAPE(l, h, w)                                                         \
     "{\"layers\": " #l ", \"heads\": " #h ", \"width\": " #w                   \
     ", \"seq\": 1024, \"vocab\": 50257}"
@@ -221,14 +165,9 @@ static const struct iz_preset presets[] = {
     {0},
 };
 
-static int gpt2_open_program(struct iz_model **out, const void *target)
-{
-    return iz_gpt2_open(out, target);
-}
-
 const struct iz_program iz_program = {
     .name = "gpt2",
     .about = "trains models of the GPT-2 family",
     .section = {.keys = keys, .target = &config, .presets = presets, .hf = &hf},
-    .open = gpt2_open_program,
+    .open = iz_gpt2_open,
 };

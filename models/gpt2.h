@@ -10,6 +10,6 @@ struct iz_gpt2_config {
     int layers, heads, width, seq, vocab;
 };
 
-/* Creates a model; close it with iz_model_close.  Returns 0, or -EINVAL or
- * -ENOMEM after printing the reason. */
-int iz_gpt2_open(struct iz_model **out, const struct iz_gpt2_config *c);
+/* Creates a model of a struct iz_gpt2_config; close it with iz_model_close.
+ * Returns 0, or -EINVAL or -ENOMEM after printing the reason. */
+int iz_gpt2_open(struct iz_model **out, const void *config);

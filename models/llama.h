@@ -44,9 +44,9 @@ extern const struct iz_preset iz_llama_presets[];
  * if that is no model. */
 int iz_llama_complete(struct iz_llama_config *c);
 
-/* Their tensors and keys; its self is a struct iz_llama_config. */
+/* Their tensors and keys; its self begins with a struct iz_llama_config. */
 extern const struct iz_hf iz_llama_hf;
 
-/* Creates a model; close it with iz_model_close.  Returns 0, or -EINVAL or
- * -ENOMEM after printing the reason. */
-int iz_llama_open(struct iz_model **out, const struct iz_llama_config *c);
+/* Creates a model of a struct iz_llama_config; close it with iz_model_close.
+ * Returns 0, or -EINVAL or -ENOMEM after printing the reason. */
+int iz_llama_open(struct iz_model **out, const void *config);

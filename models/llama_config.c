@@ -1,79 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a config may say of a model of the Llama family: its keys, published
  * sizes as presets, what zeros stand for, and what is refused. */
-#include <errno.h>
 #include <stddef.h>
-#include <stdio.h>
 
-#include "codelets/ops/ops.h"
 #include "models/llama.h"
 #include "models/parts.h"
 
 /* Larger widths, depths or vocabularies are typing errors. */
 #define MOST (1 << 24)
-
-static int check_numbers(const struct iz_llama_config *c)
-{
-    const struct size list[] = {{"layers", c->layers, MOST},
-                                {"heads", c->heads, MOST},
-                                {"kv_heads", c->kv_heads, MOST},
-                                {"width", c->width, MOST},
-                                {"ffn", c->ffn, MOST},
-                                {"head_dim", c->head_dim, IZ_ROPE_MOST},
-                                {"seq", c->seq, MOST},
-                                {"vocab", c->vocab, MOST}};
-
-    return check_sizes("llama", list, sizeof(list) / sizeof(list[0]));
-}
-
-static int llama_config_check(const struct iz_llama_config *c)
-{
-    const char *why = NULL;
-
-    if (c->head_dim == 0 && c->heads > 0)
-        why = "width is not divisible by heads, and there is no head_dim";
-    else if (check_numbers(c))
-        return -EINVAL;
-    else if (c->heads % c->kv_heads)
-        why = "heads is not divisible by kv_heads";
-    else if (c->head_dim % 2)
-        why = "head_dim is odd, but columns turn in pairs";
-    else if (!(c->rope_theta > 0 && c->rope_scaling_factor > 0))
-        why = "rope_theta and rope_scaling_factor must be positive";
-    else if (c->rope_scaling_factor != 1 && !(c->rope_scaling_high_freq_factor >
-                                              c->rope_scaling_low_freq_factor))
-        why = "rope_scaling_high_freq_factor must be above "
-              "rope_scaling_low_freq_factor";
-    else if (c->family != IZ_LLAMA_AUTO &&
-             (c->qkv_bias != (c->family == IZ_LLAMA_QWEN2) ||
-              c->qk_norm != (c->family == IZ_LLAMA_QWEN3)))
-        why = "family contradicts qkv_bias or qk_norm";
-    else if (c->seq > c->context)
-        why = "seq is above context, the longest that the model is made for";
-    else if (c->window && c->window < c->seq)
-        why = "window is below seq, but attention here has no window";
-    if (!why)
-        return 0;
-    fprintf(stderr, "llama: %s\n", why);
-    return -EINVAL;
-}
-
-int iz_llama_complete(struct iz_llama_config *c)
-{
-    if (c->kv_heads == 0)
-        c->kv_heads = c->heads;
-    if (c->head_dim == 0 && c->heads > 0 && c->width % c->heads == 0)
-        c->head_dim = c->width / c->heads;
-    if (c->context == 0)
-        c->context = c->seq;
-    if (c->family == IZ_LLAMA_AUTO && !(c->qkv_bias && c->qk_norm))
-        c->family = c->qkv_bias  ? IZ_LLAMA_QWEN2
-                    : c->qk_norm ? IZ_LLAMA_QWEN3
-                                 : IZ_LLAMA_LLAMA;
-    return llama_config_check(c);
-}
-
-/* ---- keys ---- */
 
 #define AT(f)                                                                  \
     offsetof(struct iz_llama_config, f),                                       \
@@ -124,6 +58,53 @@ const struct iz_key iz_llama_keys[] = {
      "refused."},
     {0},
 };
+
+static int llama_config_check(const struct iz_llama_config *c)
+{
+    const char *why = NULL;
+
+    if (c->head_dim == 0 && c->heads > 0)
+        why = "width is not divisible by heads, and there is no head_dim";
+    else if (check_keys("llama", iz_llama_keys, c))
+        return -EINVAL;
+    else if (c->heads % c->kv_heads)
+        why = "heads is not divisible by kv_heads";
+    else if (c->head_dim % 2)
+        why = "head_dim is odd, but columns turn in pairs";
+    else if (!(c->rope_theta > 0 && c->rope_scaling_factor > 0))
+        why = "rope_theta and rope_scaling_factor must be positive";
+    else if (c->rope_scaling_factor != 1 && !(c->rope_scaling_high_freq_factor >
+                                              c->rope_scaling_low_freq_factor))
+        why = "rope_scaling_high_freq_factor must be above "
+              "rope_scaling_low_freq_factor";
+    else if (c->family != IZ_LLAMA_AUTO &&
+             (c->qkv_bias != (c->family == IZ_LLAMA_QWEN2) ||
+              c->qk_norm != (c->family == IZ_LLAMA_QWEN3)))
+        why = "family contradicts qkv_bias or qk_norm";
+    else if (c->seq > c->context)
+        why = "seq is above context, the longest that the model is made for";
+    else if (c->window && c->window < c->seq)
+        why = "window is below seq, but attention here has no window";
+    if (!why)
+        return 0;
+    fprintf(stderr, "llama: %s\n", why);
+    return -EINVAL;
+}
+
+int iz_llama_complete(struct iz_llama_config *c)
+{
+    if (c->kv_heads == 0)
+        c->kv_heads = c->heads;
+    if (c->head_dim == 0 && c->heads > 0 && c->width % c->heads == 0)
+        c->head_dim = c->width / c->heads;
+    if (c->context == 0)
+        c->context = c->seq;
+    if (c->family == IZ_LLAMA_AUTO && !(c->qkv_bias && c->qk_norm))
+        c->family = c->qkv_bias  ? IZ_LLAMA_QWEN2
+                    : c->qk_norm ? IZ_LLAMA_QWEN3
+                                 : IZ_LLAMA_LLAMA;
+    return llama_config_check(c);
+}
 
 const struct iz_preset iz_llama_presets[] = {
     {"tiny",

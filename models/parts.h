@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small things that every model says: views of its tensors, descriptions of its
- * parameters. */
+ * parameters, what a model holds. */
 #pragma once
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "codelets/ops/ops.h"
 #include "codelets/unit/layer.h"
+#include "runtime/run/run.h"
 
 /* A boundary tensor [samples, T*C] as [M,C]. */
 static inline struct iz_view tokens(struct iz_view v, int width)
@@ -17,16 +19,19 @@ static inline struct iz_view tokens(struct iz_view v, int width)
     return v;
 }
 
-/* Weight i and bias i + 1 of the unit; gradients in backward only. */
+/* The gradient of parameter i of the unit; absent in forward. */
+static inline struct iz_view gradient(const struct iz_layer *a, int i)
+{
+    return a->dw ? a->dw[i] : IZ_NONE;
+}
+
+/* Weight i and bias i + 1 of the unit. */
 static inline struct iz_linear affine(const struct iz_layer *a, int i)
 {
-    struct iz_linear l = {.w = a->w[i], .b = a->w[i + 1]};
-
-    if (a->dw) {
-        l.dw = a->dw[i];
-        l.db = a->dw[i + 1];
-    }
-    return l;
+    return (struct iz_linear){.w = a->w[i],
+                              .b = a->w[i + 1],
+                              .dw = gradient(a, i),
+                              .db = gradient(a, i + 1)};
 }
 
 static inline struct iz_param weight(const char *name, int64_t rows,
@@ -48,21 +53,51 @@ static inline struct iz_param vector(const char *name, int64_t n,
     return p;
 }
 
-/* A number of a config that must be in 1..most. */
-struct size {
-    const char *name;
-    int value, most;
-};
-
-/* 0, or -EINVAL with the reason printed. */
-static inline int check_sizes(const char *model, const struct size *list,
-                              size_t n)
+/* 0, or -EINVAL with the reason printed: integers are in the ranges of their
+ * keys. */
+static inline int check_keys(const char *model, const struct iz_key *k,
+                             const void *config)
 {
-    for (size_t i = 0; i < n; i++)
-        if (list[i].value < 1 || list[i].value > list[i].most) {
-            fprintf(stderr, "%s: %s = %d: must be in 1..%d\n", model,
-                    list[i].name, list[i].value, list[i].most);
+    for (; k->name; k++) {
+        int v;
+
+        if (k->type != IZ_KEY_INT)
+            continue;
+        memcpy(&v, (const char *)config + k->offset, sizeof(v));
+        if (v < k->min || v > k->max) {
+            fprintf(stderr, "%s: %s = %d: must be in %.0f..%.0f\n", model,
+                    k->name, v, k->min, k->max);
             return -EINVAL;
         }
+    }
     return 0;
+}
+
+/* Opens a model with a copy of `self`, and its units, by a function that
+ * returns 0 or -ENOMEM, as this one does after printing the reason. */
+static inline int model_open(struct iz_model **out, const char *name,
+                             int n_units, const void *self, size_t self_bytes,
+                             int (*open_units)(struct iz_model *m))
+{
+    int rc = iz_model_open(out, name, n_units, self_bytes);
+
+    if (rc == 0) {
+        memcpy((*out)->self, self, self_bytes);
+        rc = open_units(*out);
+    }
+    if (rc) {
+        fprintf(stderr, "%s: no memory for a model of %d units\n", name,
+                n_units);
+        iz_model_close(out);
+    }
+    return rc;
+}
+
+/* Samples are windows of so many tokens, which are 0..vocab-1. */
+static inline void read_tokens(struct iz_model *m, int seq, int vocab)
+{
+    m->input_bytes = seq * (int64_t)sizeof(int32_t);
+    m->target_bytes = m->input_bytes;
+    m->tokens = seq;
+    m->vocab = vocab;
 }

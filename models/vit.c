@@ -3,19 +3,33 @@
  * an image, M = samples * T rows, C = width, K = numbers of a patch. */
 #include "models/vit.h"
 
-#include <errno.h>
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "codelets/ops/ops.h"
 #include "models/block.h"
 #include "models/parts.h"
-#include "runtime/run/run.h"
 
 /* Larger widths or depths are typing errors; a label is a byte. */
 #define MOST (1 << 20)
 #define LABELS 256
+
+static struct iz_vit_config config;
+
+#define FIELD(f, most)                                                         \
+    IZ_KEY_INT, offsetof(struct iz_vit_config, f), sizeof(int), 1, most, NULL
+
+static const struct iz_key keys[] = {
+    {"layers", FIELD(layers, MOST), "12", "Transformer blocks."},
+    {"heads", FIELD(heads, MOST), "12", "Attention heads of a block."},
+    {"width", FIELD(width, MOST), "768", "Channels; a multiple of heads."},
+    {"hidden", IZ_KEY_INT, offsetof(struct iz_vit_config, hidden), sizeof(int),
+     0, MOST, NULL, "0", "Hidden channels of the MLP; 0: 4 width."},
+    {"image", FIELD(image, 8192), "224",
+     "Pixels of a side; a multiple of patch."},
+    {"patch", FIELD(patch, 1024), "16", "Pixels of a side of a patch."},
+    {"channels", FIELD(channels, 64), "3", "Colours of a pixel."},
+    {"classes", FIELD(classes, LABELS), "10", "Different labels."},
+    {0},
+};
 
 /* What a model holds: what its keys say, and so its blocks. */
 struct self {
@@ -143,22 +157,6 @@ static void vit_embed_backward(struct iz_exec *x, const struct iz_layer *a)
 
 /* ---- units ---- */
 
-static int vit_embed_open(struct iz_unit *u, const struct iz_vit_config *c)
-{
-    const struct iz_param list[EMBED_PARAMS] = {
-        weight("token", TOKENS, c->width, IZ_BLOCK_STD),
-        weight("position", rows(c), c->width, IZ_BLOCK_STD),
-        weight("patch", numbers(c), c->width, IZ_BLOCK_STD),
-    };
-
-    snprintf(u->name, sizeof(u->name), "embed");
-    u->kind = IZ_KIND_EMBED;
-    u->out_elems = (int64_t)rows(c) * c->width;
-    u->forward = vit_embed_forward;
-    u->backward = vit_embed_backward;
-    return iz_unit_params(u, list, EMBED_PARAMS, "embed.");
-}
-
 static const struct iz_block_names names = {.block = "blocks",
                                             .norm_1 = "norm1",
                                             .qkv = "attn.qkv",
@@ -167,101 +165,66 @@ static const struct iz_block_names names = {.block = "blocks",
                                             .fc = "mlp.fc1",
                                             .mlp_proj = "mlp.fc2"};
 
-static int vit_check(const struct iz_vit_config *c)
+static int vit_open_units(struct iz_model *m)
 {
-    const struct size list[] = {
-        {"layers", c->layers, MOST},   {"heads", c->heads, MOST},
-        {"width", c->width, MOST},     {"hidden", c->hidden, MOST},
-        {"image", c->image, 8192},     {"patch", c->patch, 1024},
-        {"channels", c->channels, 64}, {"classes", c->classes, LABELS}};
-    int rc = check_sizes("vit", list, sizeof(list) / sizeof(list[0]));
+    const struct self *s = m->self;
+    const struct iz_vit_config *c = &s->config;
+    const struct iz_param embed[] = {
+        [TOKEN] = weight("embed.token", TOKENS, c->width, IZ_BLOCK_STD),
+        [POSITION] = weight("embed.position", rows(c), c->width, IZ_BLOCK_STD),
+        [PATCH] = weight("embed.patch", numbers(c), c->width, IZ_BLOCK_STD),
+    };
+    const struct iz_param head[] = {
+        vector("norm.weight", c->width, IZ_INIT_ONE),
+        vector("norm.bias", c->width, IZ_INIT_ZERO),
+        weight("head.weight", c->classes, c->width, IZ_BLOCK_STD),
+    };
+    int rc = iz_block_open(m, &s->block, &names,
+                           &(struct iz_ends){embed, head, EMBED_PARAMS, 3});
 
-    if (rc == 0 && c->image % c->patch) {
-        fprintf(stderr, "vit: image %d is not divisible by patch = %d\n",
-                c->image, c->patch);
-        rc = -EINVAL;
-    }
+    m->unit[0].self = c;
+    m->unit[0].forward = vit_embed_forward;
+    m->unit[0].backward = vit_embed_backward;
+    m->input_bytes = (int64_t)rows(c) * (4 + 4 * (int64_t)numbers(c));
+    m->target_bytes = (int64_t)rows(c) * 4;
+    m->item = "image";
+    m->record = (struct iz_record){
+        .bytes = 1 + (int64_t)c->channels * c->image * c->image,
+        .check = check_record,
+        .unpack = unpack,
+    };
     return rc;
 }
 
-static int vit_open_units(struct iz_model *m, const struct self *s)
+int iz_vit_open(struct iz_model **out, const void *target)
 {
-    const struct iz_param list[] = {
-        vector("norm.weight", s->block.width, IZ_INIT_ONE),
-        vector("norm.bias", s->block.width, IZ_INIT_ZERO),
-        weight("head.weight", s->config.classes, s->block.width, IZ_BLOCK_STD),
-    };
-    int rc = vit_embed_open(&m->unit[0], &s->config);
-
-    if (rc == 0)
-        rc = iz_block_open(m, &s->block, &names);
-    return rc ? rc
-              : iz_head_open(&m->unit[1 + s->block.layers], &s->block, list,
-                             IZ_HEAD_MATRIX + 1);
-}
-
-int iz_vit_open(struct iz_model **out, const struct iz_vit_config *given)
-{
-    struct iz_vit_config c = *given;
-    int rc;
+    struct iz_vit_config c = *(const struct iz_vit_config *)target;
 
     *out = NULL;
     if (c.hidden == 0 && c.width > 0 && c.width <= MOST / 4)
         c.hidden = 4 * c.width;
-    rc = vit_check(&c);
-    if (rc)
-        return rc;
+    if (check_keys("vit", keys, &c))
+        return -EINVAL;
+    if (c.image % c.patch) {
+        fprintf(stderr, "vit: image %d is not divisible by patch = %d\n",
+                c.image, c.patch);
+        return -EINVAL;
+    }
+    if (iz_block_check("vit", c.width, c.heads))
+        return -EINVAL;
     struct self s = {.config = c,
                      .block = {.layers = c.layers,
                                .heads = c.heads,
+                               .kv_heads = c.heads,
+                               .head_dim = c.width / c.heads,
                                .width = c.width,
                                .hidden = c.hidden,
                                .seq = rows(&c),
                                .full = true}};
-    if (!iz_block_possible(&s.block, "vit"))
-        return -EINVAL;
-    rc = iz_model_open(out, "vit", c.layers + 2, sizeof(s));
-    if (rc)
-        goto fail;
-    *(struct self *)(*out)->self = s;
-    (*out)->input_bytes = (int64_t)rows(&c) * (4 + 4 * (int64_t)numbers(&c));
-    (*out)->target_bytes = (int64_t)rows(&c) * 4;
-    (*out)->item = "image";
-    (*out)->record = (struct iz_record){
-        .bytes = 1 + (int64_t)c.channels * c.image * c.image,
-        .check = check_record,
-        .unpack = unpack,
-    };
-    rc = vit_open_units(*out, (*out)->self);
-    if (rc)
-        goto fail;
-    return 0;
-fail:
-    fprintf(stderr, "vit: no memory for a model of %d layers\n", c.layers);
-    iz_model_close(out);
-    return rc;
+    return model_open(out, "vit", c.layers + 2, &s, sizeof(s), vit_open_units);
 }
 
 /* ---- the program ---- */
-
-static struct iz_vit_config config;
-
-#define FIELD(f, most)                                                         \
-    IZ_KEY_INT, offsetof(struct iz_vit_config, f), sizeof(int), 1, most, NULL
-
-static const struct iz_key keys[] = {
-    {"layers", FIELD(layers, MOST), "12", "Transformer blocks."},
-    {"heads", FIELD(heads, MOST), "12", "Attention heads of a block."},
-    {"width", FIELD(width, MOST), "768", "Channels; a multiple of heads."},
-    {"hidden", IZ_KEY_INT, offsetof(struct iz_vit_config, hidden), sizeof(int),
-     0, MOST, NULL, "0", "Hidden channels of the MLP; 0: 4 width."},
-    {"image", FIELD(image, 8192), "224",
-     "Pixels of a side; a multiple of patch."},
-    {"patch", FIELD(patch, 1024), "16", "Pixels of a side of a patch."},
-    {"channels", FIELD(channels, 64), "3", "Colours of a pixel."},
-    {"classes", FIELD(classes, LABELS), "10", "Different labels."},
-    {0},
-};
 
 #define SHAPE(l, h, w, p)                                                      \
     "{\"layers\": " #l ", \"heads\": " #h ", \"width\": " #w                   \
@@ -278,14 +241,9 @@ static const struct iz_preset presets[] = {
     {0},
 };
 
-static int vit_open_program(struct iz_model **out, const void *target)
-{
-    return iz_vit_open(out, target);
-}
-
 const struct iz_program iz_program = {
     .name = "vit",
     .about = "trains vision transformers to classify images",
     .section = {.keys = keys, .target = &config, .presets = presets},
-    .open = vit_open_program,
+    .open = iz_vit_open,
 };

@@ -15,10 +15,10 @@ struct iz_vit_config {
     int patch, channels, classes;
 };
 
-/* Creates a model; close it with iz_model_close.  Returns 0, or -EINVAL or
- * -ENOMEM after printing the reason.
+/* Creates a model of a struct iz_vit_config; close it with iz_model_close.
+ * Returns 0, or -EINVAL or -ENOMEM after printing the reason.
  *
  * A record is a byte with the label, then the image: channels, rows, columns,
  * a byte each.  With 32 pixels and 3 channels these are the binary files of
  * CIFAR-10. */
-int iz_vit_open(struct iz_model **out, const struct iz_vit_config *c);
+int iz_vit_open(struct iz_model **out, const void *config);

@@ -2,11 +2,8 @@
 /* See twin.h. */
 #include "tests/models/twin.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "codelets/flat/update.h"
 
 int twin_first(const struct twin *t, int unit)
 {
@@ -122,8 +119,6 @@ void twin_set(struct twin *t, int i, double value)
     tensor_store(&t->w[i]);
 }
 
-typedef void call_fn(struct iz_exec *x, const struct iz_layer *a);
-
 static struct iz_view view_of(struct iz_view v, int64_t cols, bool dry)
 {
     v.cols = cols;
@@ -144,7 +139,7 @@ static void add_tied(struct twin *t, const struct iz_unit *unit,
 }
 
 /* Calls a layer function of unit u, dry (every pointer NULL) or not. */
-static void call(struct twin *t, int u, call_fn *f, struct iz_exec *x,
+static void call(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
                  float *logits)
 {
     const struct iz_unit *unit = &t->m->unit[u];
@@ -180,7 +175,7 @@ static void call(struct twin *t, int u, call_fn *f, struct iz_exec *x,
 
 /* Calls f with work of exactly the size that a dry run asks for.  x->save is
  * the caller's. */
-static void call_exact(struct twin *t, int u, call_fn *f, struct iz_exec *x,
+static void call_exact(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
                        float *logits)
 {
     struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32);
@@ -231,250 +226,45 @@ void twin_train(struct twin *t, bool keep)
     }
 }
 
-void twin_evaluate(struct twin *t)
+void twin_call_last(struct twin *t, twin_layer *f, float *logits)
 {
-    int last = t->m->n_units - 1;
     struct iz_exec x = {0};
 
-    call_exact(t, last, t->m->unit[last].evaluate, &x, NULL);
+    call_exact(t, t->m->n_units - 1, f, &x, logits);
 }
 
-void twin_generate(struct twin *t, float *logits)
+double twin_flops(const struct twin_kind *k, const void *config, int samples)
 {
-    int last = t->m->n_units - 1;
-    struct iz_exec x = {0};
-
-    call_exact(t, last, t->m->unit[last].generate, &x, logits);
-}
-
-double twin_flops(struct twin *t)
-{
+    struct twin t = twin_new(k, config, IZ_F32, samples);
     double flops = 0;
 
-    for (int u = 0; u < t->m->n_units; u++) {
+    for (int u = 0; u < t.m->n_units; u++) {
         struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
 
-        if (t->m->unit[u].forward)
-            call(t, u, t->m->unit[u].forward, &x, NULL);
-        call(t, u, t->m->unit[u].backward, &x, NULL);
+        if (t.m->unit[u].forward)
+            call(&t, u, t.m->unit[u].forward, &x, NULL);
+        call(&t, u, t.m->unit[u].backward, &x, NULL);
         flops += x.flops;
     }
+    twin_free(&t);
     return flops;
 }
 
-static bool is_tied(const struct twin *t)
+bool twin_is_tied(const struct twin *t)
 {
     return t->m->unit[t->m->n_units - 1].tied_unit >= 0;
 }
 
 double twin_gradient(const struct twin *t, int i, int64_t k)
 {
-    return t->dw[i].d[k] + (i == 0 && is_tied(t) ? t->tied.d[k] : 0);
+    return t->dw[i].d[k] + (i == 0 && twin_is_tied(t) ? t->tied.d[k] : 0);
 }
 
 void twin_load(struct twin *t, int i)
 {
     tensor_load(&t->dw[i]);
-    if (i == 0 && is_tied(t))
+    if (i == 0 && twin_is_tied(t))
         tensor_load(&t->tied);
-}
-
-/* By central differences. */
-static double slope(const struct twin *t, int i, int64_t k)
-{
-    double *p = t->param[i], was = p[k], up;
-
-    p[k] = was + 1e-5;
-    up = t->kind->loss(t);
-    p[k] = was - 1e-5;
-    up -= t->kind->loss(t);
-    p[k] = was;
-    return up / 2e-5;
-}
-
-/* The error is measured against the norm of the tensor; one may have no
- * gradient, as a key's bias: hence the absolute part. */
-static void check_tensor(struct twin *t, int i, const char *name, int step,
-                         double tol)
-{
-    double error = 0, norm = 0;
-
-    twin_load(t, i);
-    for (int64_t k = 0; k < iz_view_len(t->dw[i].v); k += step) {
-        double want = slope(t, i, k);
-
-        norm += want * want;
-        error += pow(twin_gradient(t, i, k) - want, 2);
-    }
-    if (!(sqrt(error) <= tol * sqrt(norm) + 1e-8))
-        fail_msg("%s: gradient off by %.3g of its norm %.3g", name,
-                 sqrt(error / norm), sqrt(norm));
-}
-
-void twin_check(const struct twin_kind *k, const void *config,
-                enum iz_dtype type, int samples, int step)
-{
-    struct twin t = twin_new(k, config, type, samples);
-    double want = k->loss(&t), tol = 2e-5;
-
-    if (type != IZ_F32)
-        tol = type == IZ_BF16 ? 0x1p-8 : 0x1p-11;
-    twin_train(&t, true);
-    assert_true(fabs(t.got - want) <= 1e-5 * fmax(1, want));
-    for (int u = 0, i = 0; u < t.m->n_units; u++)
-        for (int p = 0; p < t.m->unit[u].n_params; p++, i++)
-            check_tensor(&t, i, t.m->unit[u].param[p].name, step, tol);
-    twin_free(&t);
-}
-
-/* ---- training ---- */
-
-struct state {
-    double *m, *v, *g;
-    float *low_m, *low_v;
-};
-
-/* AdamW in double, by the book. */
-static void step_in_double(double *p, double *m, double *v, double g,
-                           const struct iz_step *a)
-{
-    *m = a->hyper.beta1 * *m + (1 - a->hyper.beta1) * g;
-    *v = a->hyper.beta2 * *v + (1 - a->hyper.beta2) * g * g;
-    *p -= a->hyper.lr * a->hyper.weight_decay * *p;
-    *p -= a->hyper.lr * (*m / (1 - pow(a->hyper.beta1, (double)a->t))) /
-          (sqrt(*v / (1 - pow(a->hyper.beta2, (double)a->t))) + a->hyper.eps);
-}
-
-/* One step of both. */
-static void step(struct twin *t, struct state *s, const struct iz_step *a)
-{
-    struct iz_alike all = iz_alike_of(a);
-
-    twin_train(t, true);
-    for (int i = 0; i < t->n; i++)
-        for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++)
-            s[i].g[k] = slope(t, i, k);
-    for (int i = 0; i < t->n; i++) {
-        int64_t n = iz_view_len(t->w[i].v);
-        float *dw = t->dw[i].v.p, *tied = t->tied.v.p;
-
-        for (int64_t k = 0; i == 0 && is_tied(t) && k < n; k++)
-            dw[k] += tied[k];
-        for (int64_t k = 0; k < n; k++)
-            step_in_double(&t->param[i][k], &s[i].m[k], &s[i].v[k], s[i].g[k],
-                           a);
-        iz_update(&(struct iz_update){.optimizer = a->hyper.type,
-                                      .n = n,
-                                      .p = t->w[i].v.p,
-                                      .state = {s[i].low_m, s[i].low_v},
-                                      .g = dw,
-                                      .span = &all,
-                                      .spans = 1});
-    }
-}
-
-static void check_weights(const struct twin *t)
-{
-    for (int i = 0; i < t->n; i++)
-        for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++) {
-            double got = (double)((float *)t->w[i].v.p)[k];
-
-            if (!(fabs(got - t->param[i][k]) <= 2e-5))
-                fail_msg("parameter %d, element %d: %.9g, not %.9g", i, (int)k,
-                         got, t->param[i][k]);
-        }
-}
-
-/* eps is far above the error of a gradient, which a small gradient would
- * otherwise make a step of. */
-static void train_both(struct twin *t, struct state *s)
-{
-    struct iz_step a = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
-                                  .lr = 0.02,
-                                  .beta1 = 0.9,
-                                  .beta2 = 0.95,
-                                  .eps = 1e-3,
-                                  .weight_decay = 0.1,
-                                  .adamw = true,
-                                  .bias_correction = true},
-                        .grad_scale = 1};
-    double first = t->kind->loss(t), loss = first;
-
-    for (a.t = 1; a.t <= 10; a.t++) {
-        loss = t->kind->loss(t);
-        step(t, s, &a);
-        assert_true(fabs(t->got - loss) <= 1e-5 * loss);
-    }
-    assert_true(loss < first - 0.1);
-    check_weights(t);
-}
-
-void twin_check_steps(const struct twin_kind *k, const void *config,
-                      int samples)
-{
-    struct state s[TWIN_PARAMS];
-    struct twin t = twin_new(k, config, IZ_F32, samples);
-
-    for (int i = 0; i < t.n; i++) {
-        size_t n = (size_t)iz_view_len(t.w[i].v);
-
-        s[i] = (struct state){calloc(n, 8), calloc(n, 8), calloc(n, 8),
-                              calloc(n, 4), calloc(n, 4)};
-    }
-    train_both(&t, s);
-    for (int i = 0; i < t.n; i++) {
-        free(s[i].m);
-        free(s[i].v);
-        free(s[i].g);
-        free(s[i].low_m);
-        free(s[i].low_v);
-    }
-    twin_free(&t);
-}
-
-static struct twin seeded(const struct twin_kind *k, const void *config,
-                          enum iz_dtype type, int samples)
-{
-    fixture_seed();
-    return twin_new(k, config, type, samples);
-}
-
-void twin_check_recompute(const struct twin_kind *k, const void *config,
-                          int samples)
-{
-    for (int type = 0; type < 3; type++) {
-        struct twin a = seeded(k, config, fixture_types[type], samples);
-        struct twin b = seeded(k, config, fixture_types[type], samples);
-        double loss;
-
-        twin_train(&a, true);
-        twin_train(&b, false);
-        for (int i = 0; i < a.n; i++)
-            fixture_same_bits("gradient", a.dw[i].v, b.dw[i].v);
-        if (is_tied(&a))
-            fixture_same_bits("tied gradient", a.tied.v, b.tied.v);
-        assert_memory_equal(&a.got, &b.got, sizeof(a.got));
-        loss = a.got;
-        a.got = -1;
-        twin_evaluate(&a);
-        assert_true(a.got == loss);
-        twin_free(&a);
-        twin_free(&b);
-    }
-}
-
-void twin_check_nan(const struct twin_kind *k, const void *config, int samples,
-                    int first, int end)
-{
-    for (int i = first; i < end; i++) {
-        struct twin t = twin_new(k, config, IZ_F32, samples);
-
-        assert_true(i < t.n);
-        twin_set(&t, i, NAN);
-        twin_train(&t, true);
-        assert_true(isnan(t.got));
-        twin_free(&t);
-    }
 }
 
 int64_t twin_parameters(const struct twin_kind *k, const void *config)
@@ -489,10 +279,49 @@ int64_t twin_parameters(const struct twin_kind *k, const void *config)
     return n;
 }
 
-void twin_refuses(const struct twin_kind *k, const void *config)
-{
-    struct iz_model *m;
+/* ---- in double ---- */
 
-    assert_true(k->open(&m, config) < 0);
-    assert_null(m);
+static void product(double *y, double *r, double *a, double *const *wb,
+                    int64_t m, int64_t in, int64_t out)
+{
+    ref_matmul(&(struct ref_matmul){y, r, a, wb[0], wb[1], m, in, out, false});
+}
+
+void twin_block(double *x, double *const *p, int64_t hidden,
+                struct ref_attention a)
+{
+    int64_t m = a.samples * a.seq, c = a.c;
+    double *qkv = calloc((size_t)(m * (5 * c + hidden)), sizeof(*qkv));
+    double *o = qkv + m * 3 * c, *h = o + m * c, *u = h + m * c;
+
+    a.qkv = qkv;
+    a.o = o;
+    ref_layernorm(h, x, p[0], p[1], m, c);
+    product(qkv, NULL, h, p + 2, m, c, 3 * c);
+    ref_attention(&a);
+    product(x, x, o, p + 4, m, c, c);
+    ref_layernorm(h, x, p[6], p[7], m, c);
+    product(u, NULL, h, p + 8, m, c, hidden);
+    for (int64_t i = 0; i < m * hidden; i++)
+        u[i] = ref_gelu(u[i]);
+    product(x, x, u, p + 10, m, hidden, c);
+    free(qkv);
+}
+
+double twin_head(const struct twin *t, double *x, double *w, double *logits)
+{
+    int64_t m = (int64_t)t->samples * t->m->tokens, v = t->m->vocab;
+    int64_t c = t->m->unit[0].out_elems / t->m->tokens;
+    double loss = ref_classifier(x, w, t->target, m, c, v);
+
+    if (logits)
+        ref_matmul(&(struct ref_matmul){.y = logits,
+                                        .a = x + (t->m->tokens - 1) * c,
+                                        .w = w,
+                                        .m = 1,
+                                        .in = c,
+                                        .out = v,
+                                        .out_in = true});
+    free(x);
+    return loss;
 }

@@ -6,19 +6,39 @@
 
 #include "codelets/unit/layer.h"
 #include "tests/codelets/ops/fixture.h"
+#include "tests/codelets/ops/reference.h"
 
 enum { TWIN_PARAMS = 80 };
 
 struct twin;
 
+/* A config and a number of samples; of a gradient every step-th element. */
+struct twin_case {
+    const void *config;
+    int samples, step;
+};
+
+/* A number of the usual config that makes it impossible. */
+struct twin_bad {
+    size_t at, size;
+    double value;
+};
+#define TWIN_AT(type, field)                                                   \
+    offsetof(struct type, field), sizeof(((struct type *)0)->field)
+
 /* A program's model and how to test it. */
 struct twin_kind {
+    const char *name;
     int (*open)(struct iz_model **out, const void *config);
-    /* The loss in double, from `param` and the samples. */
-    double (*loss)(const struct twin *t);
+    /* The loss in double, from `param` and the samples; of tokens, the last row
+     * of logits of the first sample where `logits` is not NULL. */
+    double (*loss)(const struct twin *t, double *logits);
     /* A random record; NULL: samples are tokens, every fourth without target.
      */
     void (*fill)(const struct iz_model *m, void *record);
+    struct twin_case gradients[6], usual, recomputed;
+    size_t config_bytes;
+    struct twin_bad bad[8];
 };
 
 struct twin {
@@ -39,6 +59,10 @@ struct twin {
     double got;            /* the loss of the program */
 };
 
+/* Runs the tests that all models have, then n of the model's own. */
+int twin_main(const struct twin_kind *k, const struct CMUnitTest *own,
+              size_t n);
+
 /* Parameters large enough that every path of the gradient counts. */
 struct twin twin_new(const struct twin_kind *k, const void *config,
                      enum iz_dtype type, int samples);
@@ -52,32 +76,26 @@ void twin_set(struct twin *t, int i, double value);
  * them again right before each backward.  Every call is made dry first and has
  * arenas of exactly that size. */
 void twin_train(struct twin *t, bool keep);
-/* The last unit alone, without gradients. */
-void twin_evaluate(struct twin *t);
-/* Of the last token of the first sample; logits[vocab]. */
-void twin_generate(struct twin *t, float *logits);
-/* Of forward and backward, by dry runs. */
-double twin_flops(struct twin *t);
-/* Of parameter i after twin_train, with what the head adds; loads nothing. */
-double twin_gradient(const struct twin *t, int i, int64_t k);
-/* So that twin_gradient can be asked. */
+/* The last unit alone, by its evaluate or generate. */
+typedef void twin_layer(struct iz_exec *x, const struct iz_layer *a);
+void twin_call_last(struct twin *t, twin_layer *f, float *logits);
+/* Whether the head uses w[0] too. */
+bool twin_is_tied(const struct twin *t);
+/* So that twin_gradient can be asked of parameter i. */
 void twin_load(struct twin *t, int i);
+/* Element k of its gradient, with what the head adds. */
+double twin_gradient(const struct twin *t, int i, int64_t k);
 
-/* Loss and the gradient of each parameter against central differences of the
- * loss in double, every step-th element. */
-void twin_check(const struct twin_kind *k, const void *config,
-                enum iz_dtype type, int samples, int step);
-/* Ten steps of AdamW, here and in double; the loss falls by 0.1. */
-void twin_check_steps(const struct twin_kind *k, const void *config,
-                      int samples);
-/* Kept and recomputed activations give the same bits with every type of
- * parameters; and so does evaluation the loss. */
-void twin_check_recompute(const struct twin_kind *k, const void *config,
-                          int samples);
-/* NaN in all of parameter i reaches the loss, for i in [first, end). */
-void twin_check_nan(const struct twin_kind *k, const void *config, int samples,
-                    int first, int end);
 /* Number of elements of all parameters. */
 int64_t twin_parameters(const struct twin_kind *k, const void *config);
-/* The model cannot be opened, and nothing is left. */
-void twin_refuses(const struct twin_kind *k, const void *config);
+/* Of forward and backward, by dry runs. */
+double twin_flops(const struct twin_kind *k, const void *config, int samples);
+
+/* For `loss`: x [m,c] through the block of GPT-2 and of the vision transformer
+ * in place; p: norm1, qkv, proj, norm2, fc1, fc2, weight and bias each; of `a`
+ * the tensors are filled in. */
+void twin_block(double *x, double *const *p, int64_t hidden,
+                struct ref_attention a);
+/* The end of a `loss` of tokens: the mean, and the logits if they are wanted,
+ * by the matrix w; frees x. */
+double twin_head(const struct twin *t, double *x, double *w, double *logits);

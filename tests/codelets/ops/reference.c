@@ -8,15 +8,16 @@
 
 void ref_matmul(const struct ref_matmul *p)
 {
-    for (int64_t i = 0; i < p->m; i++)
-        for (int64_t j = 0; j < p->out; j++) {
-            double s = p->b ? p->b[j] : 0;
-            s += p->r ? p->r[i * p->out + j] : 0;
-            for (int64_t k = 0; k < p->in; k++)
-                s += p->a[i * p->in + k] *
-                     p->w[p->out_in ? j * p->in + k : k * p->out + j];
-            p->y[i * p->out + j] = s;
-        }
+    for (int64_t i = 0; i < p->m; i++) {
+        double *y = p->y + i * p->out;
+
+        for (int64_t j = 0; j < p->out; j++)
+            y[j] = (p->b ? p->b[j] : 0) + (p->r ? p->r[i * p->out + j] : 0);
+        for (int64_t k = 0; k < p->in; k++)
+            for (int64_t j = 0; j < p->out; j++)
+                y[j] += p->a[i * p->in + k] *
+                        p->w[p->out_in ? j * p->in + k : k * p->out + j];
+    }
 }
 
 void ref_layernorm(double *y, const double *a, const double *w, const double *b,

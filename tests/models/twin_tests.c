@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tests that every model has; see twin.h. */
+#include "tests/models/twin.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/flat/update.h"
+#include "codelets/ops/gemm.h"
+
+enum { MOST_LOGITS = 64 };
+
+static const struct twin_kind *kind; /* of this program */
+
+/* By central differences. */
+static double slope(const struct twin *t, int i, int64_t k)
+{
+    double *p = t->param[i], was = p[k], up;
+
+    p[k] = was + 1e-5;
+    up = t->kind->loss(t, NULL);
+    p[k] = was - 1e-5;
+    up -= t->kind->loss(t, NULL);
+    p[k] = was;
+    return up / 2e-5;
+}
+
+/* The error is measured against the norm of the tensor; one may have no
+ * gradient, as a key's bias: hence the absolute part. */
+static void check_tensor(struct twin *t, int i, const char *name, int step,
+                         double tol)
+{
+    double error = 0, norm = 0;
+
+    twin_load(t, i);
+    for (int64_t k = 0; k < iz_view_len(t->dw[i].v); k += step) {
+        double want = slope(t, i, k);
+
+        norm += want * want;
+        error += pow(twin_gradient(t, i, k) - want, 2);
+    }
+    if (!(sqrt(error) <= tol * sqrt(norm) + 1e-8))
+        fail_msg("%s: gradient off by %.3g of its norm %.3g", name,
+                 sqrt(error / norm), sqrt(norm));
+}
+
+static void check_gradients(struct twin_case c, enum iz_dtype type)
+{
+    struct twin t = twin_new(kind, c.config, type, c.samples);
+    double want = kind->loss(&t, NULL), tol = 2e-5;
+
+    if (type != IZ_F32)
+        tol = type == IZ_BF16 ? 0x1p-8 : 0x1p-11;
+    twin_train(&t, true);
+    assert_true(fabs(t.got - want) <= 1e-5 * fmax(1, want));
+    for (int u = 0, i = 0; u < t.m->n_units; u++)
+        for (int p = 0; p < t.m->unit[u].n_params; p++, i++)
+            check_tensor(&t, i, t.m->unit[u].param[p].name, c.step, tol);
+    twin_free(&t);
+}
+
+static void gradients_agree_with_central_differences(void **state)
+{
+    fixture_seed();
+    for (const struct twin_case *c = kind->gradients; c->config; c++)
+        check_gradients(*c, IZ_F32);
+}
+
+static void gradients_of_16_bit_weights_agree(void **state)
+{
+    struct twin_case c = kind->usual;
+
+    c.step = 1;
+    fixture_seed();
+    check_gradients(c, IZ_BF16);
+    check_gradients(c, IZ_F16);
+}
+
+/* ---- training ---- */
+
+struct state {
+    double *m, *v, *g;
+    float *low_m, *low_v;
+};
+
+/* AdamW in double, by the book. */
+static void step_in_double(double *p, double *m, double *v, double g,
+                           const struct iz_step *a)
+{
+    *m = a->hyper.beta1 * *m + (1 - a->hyper.beta1) * g;
+    *v = a->hyper.beta2 * *v + (1 - a->hyper.beta2) * g * g;
+    *p -= a->hyper.lr * a->hyper.weight_decay * *p;
+    *p -= a->hyper.lr * (*m / (1 - pow(a->hyper.beta1, (double)a->t))) /
+          (sqrt(*v / (1 - pow(a->hyper.beta2, (double)a->t))) + a->hyper.eps);
+}
+
+/* One step of both. */
+static void step(struct twin *t, struct state *s, const struct iz_step *a)
+{
+    struct iz_alike all = iz_alike_of(a);
+
+    twin_train(t, true);
+    for (int i = 0; i < t->n; i++)
+        for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++)
+            s[i].g[k] = slope(t, i, k);
+    for (int i = 0; i < t->n; i++) {
+        int64_t n = iz_view_len(t->w[i].v);
+        float *dw = t->dw[i].v.p, *tied = t->tied.v.p;
+
+        for (int64_t k = 0; i == 0 && twin_is_tied(t) && k < n; k++)
+            dw[k] += tied[k];
+        for (int64_t k = 0; k < n; k++)
+            step_in_double(&t->param[i][k], &s[i].m[k], &s[i].v[k], s[i].g[k],
+                           a);
+        iz_update(&(struct iz_update){.optimizer = a->hyper.type,
+                                      .n = n,
+                                      .p = t->w[i].v.p,
+                                      .state = {s[i].low_m, s[i].low_v},
+                                      .g = dw,
+                                      .span = &all,
+                                      .spans = 1});
+    }
+}
+
+static void check_weights(const struct twin *t)
+{
+    for (int i = 0; i < t->n; i++)
+        for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++) {
+            double got = (double)((float *)t->w[i].v.p)[k];
+
+            if (!(fabs(got - t->param[i][k]) <= 2e-5))
+                fail_msg("parameter %d, element %d: %.9g, not %.9g", i, (int)k,
+                         got, t->param[i][k]);
+        }
+}
+
+/* eps is far above the error of a gradient, which a small gradient would
+ * otherwise make a step of. */
+static void train_both(struct twin *t, struct state *s)
+{
+    struct iz_step a = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
+                                  .lr = 0.02,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .eps = 1e-3,
+                                  .weight_decay = 0.1,
+                                  .adamw = true,
+                                  .bias_correction = true},
+                        .grad_scale = 1};
+    double first = t->kind->loss(t, NULL), loss = first;
+
+    for (a.t = 1; a.t <= 10; a.t++) {
+        loss = t->kind->loss(t, NULL);
+        step(t, s, &a);
+        assert_true(fabs(t->got - loss) <= 1e-5 * loss);
+    }
+    assert_true(loss < first - 0.1);
+    check_weights(t);
+}
+
+/* Ten steps of AdamW, here and in double. */
+static void ten_steps_agree_with_double(void **state)
+{
+    struct state s[TWIN_PARAMS];
+    struct twin t;
+
+    fixture_seed();
+    t = twin_new(kind, kind->usual.config, IZ_F32, kind->usual.samples);
+    for (int i = 0; i < t.n; i++) {
+        size_t n = (size_t)iz_view_len(t.w[i].v);
+
+        s[i] = (struct state){calloc(n, 8), calloc(n, 8), calloc(n, 8),
+                              calloc(n, 4), calloc(n, 4)};
+    }
+    train_both(&t, s);
+    for (int i = 0; i < t.n; i++) {
+        free(s[i].m);
+        free(s[i].v);
+        free(s[i].g);
+        free(s[i].low_m);
+        free(s[i].low_v);
+    }
+    twin_free(&t);
+}
+
+/* ---- bits ---- */
+
+static struct twin seeded(struct twin_case c, enum iz_dtype type)
+{
+    fixture_seed();
+    return twin_new(kind, c.config, type, c.samples);
+}
+
+/* With every type of parameters; and so does evaluation the loss. */
+static void recomputed_activations_give_the_same_bits(void **state)
+{
+    for (int type = 0; type < 3; type++) {
+        struct twin a = seeded(kind->recomputed, fixture_types[type]);
+        struct twin b = seeded(kind->recomputed, fixture_types[type]);
+        double loss;
+
+        twin_train(&a, true);
+        twin_train(&b, false);
+        for (int i = 0; i < a.n; i++)
+            fixture_same_bits("gradient", a.dw[i].v, b.dw[i].v);
+        if (twin_is_tied(&a))
+            fixture_same_bits("tied gradient", a.tied.v, b.tied.v);
+        assert_memory_equal(&a.got, &b.got, sizeof(a.got));
+        loss = a.got;
+        a.got = -1;
+        twin_call_last(&a, a.m->unit[a.m->n_units - 1].evaluate, NULL);
+        assert_true(a.got == loss);
+        twin_free(&a);
+        twin_free(&b);
+    }
+}
+
+/* A power of two as loss scale changes exponents only. */
+static void loss_scale_scales_exactly(void **state)
+{
+    struct twin a = seeded(kind->usual, IZ_F32);
+    struct twin b = seeded(kind->usual, IZ_F32);
+
+    b.loss_scale = 1024;
+    twin_train(&a, true);
+    twin_train(&b, true);
+    assert_true(a.got == b.got);
+    for (int i = 0; i < a.n; i++) {
+        twin_load(&a, i);
+        twin_load(&b, i);
+        for (int64_t k = 0; k < iz_view_len(a.dw[i].v); k++)
+            assert_true(a.dw[i].d[k] * 1024 == b.dw[i].d[k]);
+    }
+    twin_free(&a);
+    twin_free(&b);
+}
+
+/* Of the last row of the first sample, where the model generates. */
+static void generated_logits_agree(void **state)
+{
+    struct twin t = seeded(kind->usual, IZ_F32);
+    int last = t.m->n_units - 1, vocab = t.m->vocab;
+    float logits[MOST_LOGITS];
+    double want[MOST_LOGITS];
+
+    assert_true(vocab <= MOST_LOGITS);
+    assert_true((t.m->unit[last].generate != NULL) == (vocab > 0));
+    if (vocab) {
+        twin_train(&t, true);
+        twin_call_last(&t, t.m->unit[last].generate, logits);
+        kind->loss(&t, want);
+    }
+    for (int v = 0; v < vocab; v++)
+        assert_true(fabs((double)logits[v] - want[v]) < 1e-5);
+    twin_free(&t);
+}
+
+/* In all of a parameter; in a block, one element is enough. */
+static void nan_reaches_the_loss(void **state)
+{
+    for (int i = 0, n = 1; i < n; i++) {
+        struct twin t = seeded(kind->usual, IZ_F32);
+        bool ends = i < twin_first(&t, 1) ||
+                    i >= twin_first(&t, t.m->n_units - 1) || t.m->table_rows;
+
+        n = t.n;
+        for (int64_t k = 0; k < (ends ? iz_view_len(t.w[i].v) : 1); k++)
+            t.w[i].d[k] = NAN;
+        tensor_store(&t.w[i]);
+        twin_train(&t, true);
+        assert_true(isnan(t.got));
+        twin_free(&t);
+    }
+}
+
+/* Nothing is left of them. */
+static void impossible_models_are_refused(void **state)
+{
+    char *config = malloc(kind->config_bytes);
+
+    for (const struct twin_bad *b = kind->bad; b->size; b++) {
+        struct iz_model *m;
+        int number = (int)b->value;
+
+        memcpy(config, kind->usual.config, kind->config_bytes);
+        memcpy(config + b->at,
+               b->size == sizeof(number) ? (const void *)&number : &b->value,
+               b->size);
+        assert_true(kind->open(&m, config) < 0);
+        assert_null(m);
+    }
+    free(config);
+}
+
+int twin_main(const struct twin_kind *k, const struct CMUnitTest *own, size_t n)
+{
+    struct CMUnitTest tests[16] = {
+        cmocka_unit_test(gradients_agree_with_central_differences),
+        cmocka_unit_test(gradients_of_16_bit_weights_agree),
+        cmocka_unit_test(ten_steps_agree_with_double),
+        cmocka_unit_test(recomputed_activations_give_the_same_bits),
+        cmocka_unit_test(loss_scale_scales_exactly),
+        cmocka_unit_test(generated_logits_agree),
+        cmocka_unit_test(nan_reaches_the_loss),
+        cmocka_unit_test(impossible_models_are_refused),
+    };
+
+    kind = k;
+    memcpy(tests + 8, own, n * sizeof(*own));
+    iz_gemm_open();
+    return _cmocka_run_group_tests(k->name, tests, 8 + n, NULL, NULL);
+}
