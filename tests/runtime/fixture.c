@@ -4,26 +4,22 @@
 
 #include "tests/runtime/fixture.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "codelets/base/die.h"
 
 #define SHARED_BYTES (1 << 20)
 
-char folder[64];
+char folder[256];
 char said[1 << 16];
-static char mounted[128];
+int64_t heard;
+static char mounted[512];
 
 /* ---- folder ---- */
 
@@ -40,7 +36,11 @@ int make_folder(void **state)
     static const char *const places[] = {"/tmp", "build", "."};
 
     for (int i = 0; i < N_OF(places); i++) {
-        snprintf(folder, sizeof(folder), "%s/izar-files-XXXXXX", places[i]);
+        char *place = realpath(places[i], NULL);
+
+        snprintf(folder, sizeof(folder), "%s/izar-files-XXXXXX",
+                 place ? place : "");
+        free(place);
         if (!mkdtemp(folder))
             continue;
         if (takes_direct_io())
@@ -64,21 +64,25 @@ int remove_folder(void **state)
     return nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-const char *in_folder(const char *name)
+const char *in_folder(const char *name, ...)
 {
     static char path[8][512];
     static int next;
+    char *p = path[next++ % N_OF(path)];
+    int n = snprintf(p, sizeof(path[0]), "%s/", folder);
+    va_list args;
 
-    next = (next + 1) % N_OF(path);
-    snprintf(path[next], sizeof(path[next]), "%s/%s", folder, name);
-    return path[next];
+    va_start(args, name);
+    vsnprintf(p + n, sizeof(path[0]) - (size_t)n, name, args);
+    va_end(args);
+    return p;
 }
 
 const char *mount_small(const char *name, int kib, int flags)
 {
     char size[32];
 
-    snprintf(mounted, sizeof(mounted), "%s", in_folder(name));
+    snprintf(mounted, sizeof(mounted), "%s", in_folder("%s", name));
     snprintf(size, sizeof(size), "size=%dk", kib);
     assert_int_equal(mkdir(mounted, 0700), 0);
     if (mount("none", mounted, "tmpfs", (unsigned long)flags, size) != 0) {
@@ -88,69 +92,89 @@ const char *mount_small(const char *name, int kib, int flags)
     return mounted;
 }
 
+/* ---- files ---- */
+
+const char *json(const char *text)
+{
+    static char out[4][8192];
+    static int next;
+    char *p = out[next++ % N_OF(out)];
+
+    snprintf(p, sizeof(out[0]), "%s", text);
+    for (char *at = p; (at = strchr(at, '\''));)
+        *at = '"';
+    return p;
+}
+
+int64_t size_of(const char *path)
+{
+    struct stat st;
+
+    return stat(path, &st) == 0 ? st.st_size : -1;
+}
+
+char *contents(const char *path, int64_t *bytes)
+{
+    FILE *f = fopen(path, "rb");
+    int64_t n = size_of(path);
+    char *p;
+
+    if (!f)
+        fail_msg("%s: %s", path, strerror(errno));
+    p = malloc((size_t)n + 1);
+    assert_int_equal(fread(p, 1, (size_t)n, f), n);
+    p[n] = '\0';
+    fclose(f);
+    if (bytes)
+        *bytes = n;
+    return p;
+}
+
+void replace(const char *path, const void *p, int64_t bytes)
+{
+    FILE *f = fopen(path, "wb");
+
+    assert_non_null(f);
+    assert_int_equal(fwrite(p, 1, (size_t)bytes, f), bytes);
+    assert_int_equal(fclose(f), 0);
+}
+
+const char *write_text(const char *path, const char *text)
+{
+    replace(path, text, (int64_t)strlen(text));
+    return path;
+}
+
 /* ---- what is said ---- */
 
-static int heard = -1, was = -1;
+static int listening = -1, was = -1;
 
 void listen_begin(void)
 {
     char path[] = "/tmp/izar-said-XXXXXX";
 
-    heard = mkstemp(path);
-    assert_true(heard >= 0);
+    listening = mkstemp(path);
+    assert_true(listening >= 0);
     unlink(path);
     fflush(stderr);
     was = dup(STDERR_FILENO);
-    dup2(heard, STDERR_FILENO);
+    dup2(listening, STDERR_FILENO);
 }
 
 void listen_end(void)
 {
-    ssize_t n = pread(heard, said, sizeof(said) - 1, 0);
+    ssize_t n = pread(listening, said, sizeof(said) - 1, 0);
 
     said[n > 0 ? n : 0] = '\0';
     dup2(was, STDERR_FILENO);
     close(was);
-    close(heard);
+    close(listening);
 }
 
 void assert_said(const char *words)
 {
     if (!strstr(said, words))
         fail_msg("expected \"%s\", but it said: %s", words, said);
-}
-
-/* ---- processes ---- */
-
-static void end(int status)
-{
-    _exit(DIED);
-}
-
-static int ended(pid_t pid)
-{
-    int status = 0;
-
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
-int apart(int (*f)(void *), void *arg)
-{
-    pid_t pid;
-    int status;
-
-    listen_begin();
-    pid = fork();
-    if (pid == 0) {
-        iz_die_set("", end);
-        alarm(60);
-        _exit(f(arg));
-    }
-    assert_true(pid > 0);
-    status = ended(pid);
-    listen_end();
-    return status;
 }
 
 /* ---- ranks ---- */
@@ -207,11 +231,25 @@ bool iz_coll_all_ok(struct iz_coll *c, bool ok)
     return result;
 }
 
-void on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg, int *result)
+static void end(int status)
+{
+    _exit(DIED);
+}
+
+static int ended(pid_t pid)
+{
+    int status = 0;
+
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+int on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg)
 {
     struct iz_coll_state *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE,
                                    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pthread_barrierattr_t shared;
+    int result[64] = {0};
     pid_t pid[64];
 
     assert_true(s != MAP_FAILED);
@@ -220,14 +258,11 @@ void on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg, int *result)
     pthread_barrier_init(&s->barrier, &shared, (unsigned)n);
     listen_begin();
     for (int i = 0; i < n; i++) {
-        pid[i] = fork();
-        if (pid[i] == 0) {
-            struct iz_coll c = {.rank = i,
-                                .size = n,
-                                .local_rank = i,
-                                .local_size = n,
-                                .state = s};
+        struct iz_coll c = {i, n, .local_rank = i, .local_size = n, .state = s};
 
+        pid[i] = fork();
+        assert_true(pid[i] >= 0);
+        if (pid[i] == 0) {
             iz_die_set("", end);
             alarm(60); /* a rank that died leaves the others waiting */
             _exit(f(&c, arg));
@@ -236,8 +271,21 @@ void on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg, int *result)
     for (int i = 0; i < n; i++)
         result[i] = ended(pid[i]);
     listen_end();
+    for (int i = 1; i < n; i++)
+        if (result[i] != result[0])
+            fail_msg("rank 0 returned %d, rank %d %d: %s", result[0], i,
+                     result[i], said);
     pthread_barrierattr_destroy(&shared);
     munmap(s, sizeof(*s));
+    return result[0];
+}
+
+void all_return(int n, int (*f)(struct iz_coll *, void *), void *arg, int want)
+{
+    int result = on_ranks(n, f, arg);
+
+    if (result != want)
+        fail_msg("%d, not %d: %s", result, want, said);
 }
 
 uint64_t random_next(void)
@@ -247,4 +295,9 @@ uint64_t random_next(void)
     x ^= x << 13;
     x ^= x >> 7;
     return x ^= x << 17;
+}
+
+int64_t random_below(int64_t n)
+{
+    return (int64_t)(random_next() % (uint64_t)n);
 }

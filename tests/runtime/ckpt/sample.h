@@ -14,56 +14,44 @@
 extern const int64_t small[ARRAYS], large[ARRAYS];
 
 /* A run's state on one rank: get computes it, put compares. */
-struct piece {
-    int array;
-    int64_t first, count, next;
-    int64_t step;
-    int64_t put, wrong;
-};
-
 struct run {
     struct iz_ckpt k;
     struct iz_ckpt_part part[ARRAYS];
     struct iz_ckpt_name name[2];
     struct iz_ckpt_scalar scalar[4];
-    struct piece piece[ARRAYS];
+    struct state {
+        const struct iz_ckpt_part *part;
+        int array;
+        int64_t step, put, wrong;
+    } state[ARRAYS];
 };
 
-/* What rank `rank` of `ranks` holds of arrays of these sizes, at `step`. */
-void run_set(struct run *r, const int64_t *total, int rank, int ranks,
+/* What a rank holds of arrays of these sizes, at `step`. */
+void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
              int64_t step);
-/* Every rank has the arrays whole. */
-void run_replicate(struct run *r);
-void scalars_forget(struct run *r);
 
 /* Elements put, and calls or elements that were wrong. */
 int64_t number_put(const struct run *r);
-int64_t wrong(const struct run *r);
-/* All elements and scalars came, as they were saved at `step`. */
-int run_is(const struct run *r, int64_t step);
 void get(void *arg, int64_t from, float *out, int64_t n);
+
+/* "step-00000005/name" among the checkpoints of the folder. */
+const char *in_step(int step, const char *name);
 
 /* Saves a run as it is; all ranks.  Negative errno on every one. */
 int save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c);
 
 /* A run of one rank and small arrays.  load_alone expects what was saved at
- * step `contents`, and nothing put when it fails. */
+ * step `saved`, and nothing put when it fails. */
 int save_alone(int64_t step, int keep_last);
-int load_alone(int64_t step, int64_t contents);
+int load_alone(int64_t step, int64_t saved);
 int64_t latest(void);
 
 /* On several ranks; f of on_ranks. */
 struct job {
     const int64_t *total;
     int64_t step;
-    bool replicated;
+    bool replicated; /* every rank has the arrays whole */
 };
 
 int save_one(struct iz_coll *c, void *job);
 int load_one(struct iz_coll *c, void *job);
-void all_return(int n, int (*f)(struct iz_coll *, void *), void *arg, int want);
-
-/* Whole files: malloc'ed contents; size, or -1 if there is none. */
-char *contents(const char *path, int64_t *bytes);
-void replace(const char *path, const char *p, int64_t bytes);
-int64_t size_of(const char *path);

@@ -5,20 +5,11 @@
  * stops ("late") or dies ("killed") before a barrier, or before an all-gather
  * ("late-read", "killed-read"); with "late-deaf" MPI_Abort never returns either
  * (see late.sh). */
-#include <errno.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
+#include "tests/runtime/fixture.h"
 
-#include <cmocka.h>
 #include <mpi.h>
+#include <signal.h>
+#include <time.h>
 
 #include "codelets/base/mix.h"
 #include "codelets/flat/dtype.h"
@@ -39,15 +30,9 @@ static void *take(int64_t bytes)
 
 static void ranks_are_numbered(void **state)
 {
-    double all[64] = {0};
-
     assert_in_range(coll->size, 1, 64);
     assert_in_range(coll->rank, 0, coll->size - 1);
     assert_in_range(coll->local_rank, 0, coll->local_size - 1);
-    all[coll->rank] = coll->rank + 0.5;
-    iz_coll_gather_doubles(coll, all, 1, "ranks");
-    for (int r = 0; r < coll->size; r++)
-        assert_true(all[r] == r + 0.5);
 }
 
 /* The byte that rank r has at i. */
@@ -56,22 +41,46 @@ static unsigned char byte_of(int r, int64_t i)
     return (unsigned char)(iz_mix((uint64_t)i * 64 + (uint64_t)r) >> 13);
 }
 
-static void check_all_gather(int64_t shard)
+/* Lengths of the parts of the ranks: none, a few, and several pieces. */
+static int64_t part_of(int r, int k)
 {
-    unsigned char *full = take(coll->size * shard);
-    int64_t sent = coll->sent_bytes, received = coll->received_bytes, wrong = 0;
+    static const int64_t length[] = {0, 5, 700001, 1, 4200003, 0, 64};
 
-    memset(full, 0x5a, (size_t)(coll->size * shard + 1));
-    for (int64_t i = 0; i < shard; i++)
-        full[coll->rank * shard + i] = byte_of(coll->rank, i);
-    iz_coll_all_gather(coll, full, shard, "gather");
+    return length[(r + k) % 7];
+}
+
+/* Where they start and end, in coll->first: `shard` each, or of uneven ones
+ * those of number -1 - shard. */
+static int64_t cut_parts(int64_t shard)
+{
+    coll->first[0] = 0;
     for (int r = 0; r < coll->size; r++)
-        for (int64_t i = 0; i < shard; i++)
-            wrong += full[r * shard + i] != byte_of(r, i);
+        coll->first[r + 1] =
+            coll->first[r] +
+            (shard < 0 ? part_of(r, (int)(-1 - shard)) : shard);
+    return coll->first[coll->size];
+}
+
+static void check_gather(int64_t shard)
+{
+    int64_t all = cut_parts(shard), at = coll->first[coll->rank], wrong = 0;
+    int64_t end = coll->first[coll->rank + 1], sent = coll->sent_bytes;
+    int64_t received = coll->received_bytes;
+    unsigned char *full = take(all);
+
+    memset(full, 0x5a, (size_t)all + 1);
+    for (int64_t i = at; i < end; i++)
+        full[i] = byte_of(0, i);
+    if (shard < 0)
+        iz_coll_all_gather_parts(coll, full, "gather");
+    else
+        iz_coll_all_gather(coll, full, shard, "gather");
+    for (int64_t i = 0; i < all; i++)
+        wrong += full[i] != byte_of(0, i);
     assert_int_equal(wrong, 0);
-    assert_int_equal(full[coll->size * shard], 0x5a);
-    assert_int_equal(coll->sent_bytes - sent, (coll->size - 1) * shard);
-    assert_int_equal(coll->received_bytes - received, (coll->size - 1) * shard);
+    assert_int_equal(full[all], 0x5a);
+    assert_int_equal(coll->sent_bytes - sent, (coll->size - 1) * (end - at));
+    assert_int_equal(coll->received_bytes - received, all - (end - at));
     free(full);
 }
 
@@ -81,7 +90,7 @@ static void all_gather_gives_all_shards_to_all(void **state)
                                      1000003, 4194304, 4194305, 13000001};
 
     for (int k = 0; k < 8; k++)
-        check_all_gather(shards[k]);
+        check_gather(shards[k]);
 }
 
 /* Element i of the buffer of rank r; sums of them depend on their order. */
@@ -99,29 +108,6 @@ static float element(int r, int64_t i, enum iz_dtype t)
     return x;
 }
 
-struct reduce_case {
-    int64_t shard;
-    enum iz_dtype wire, out;
-    bool accumulate, in_place;
-};
-
-/* The serial sum of this rank's shard as values, before the rounding to `out`.
- */
-static float *expected(const struct reduce_case *k)
-{
-    float *sum = take(k->shard * 4);
-
-    for (int64_t i = 0; i < k->shard; i++) {
-        int64_t at = coll->rank * k->shard + i;
-        volatile float x = element(0, at, k->wire);
-
-        for (int r = 1; r < coll->size; r++)
-            x = x + element(r, at, k->wire);
-        sum[i] = k->accumulate ? element(99, i, k->out) + x : x;
-    }
-    return sum;
-}
-
 static void fill(void *p, int r, enum iz_dtype t, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -131,28 +117,43 @@ static void fill(void *p, int r, enum iz_dtype t, int64_t n)
     }
 }
 
+struct reduce_case {
+    int64_t shard; /* as of cut_parts */
+    enum iz_dtype wire, out;
+    bool accumulate, in_place;
+};
+
 static void check_reduce(const struct reduce_case *k)
 {
-    int64_t out_bytes = k->shard * iz_dtype_bytes(k->out);
-    int64_t wire_bytes = k->shard * iz_dtype_bytes(k->wire);
-    char *full = take(wire_bytes * coll->size), *own = take(out_bytes);
-    char *out = k->in_place ? full + coll->rank * wire_bytes : own;
-    float *sum = expected(k);
-    void *want = take(out_bytes);
-    int64_t sent = coll->sent_bytes;
+    int64_t all = cut_parts(k->shard), at = coll->first[coll->rank];
+    int64_t n = coll->first[coll->rank + 1] - at, sent = coll->sent_bytes;
+    int64_t wire = iz_dtype_bytes(k->wire), bytes = n * iz_dtype_bytes(k->out);
+    char *full = take(all * wire), *own = take(bytes), *want = take(bytes);
+    char *out = k->in_place ? full + at * wire : own;
     double norm2 = -1;
 
-    fill(own, 99, k->out, k->shard);
-    fill(full, coll->rank, k->wire, k->shard * coll->size);
-    iz_cast(want, k->out, sum, IZ_F32, k->shard);
-    iz_coll_reduce_scatter(coll, out, k->out, k->accumulate, full, k->wire,
-                           k->shard, &norm2, "reduce");
-    assert_memory_equal(out, want, (size_t)out_bytes);
-    assert_true(norm2 == iz_flat_norm2(want, k->out, k->shard));
-    assert_int_equal(coll->sent_bytes - sent, (coll->size - 1) * wire_bytes);
+    fill(own, 99, k->out, n);
+    fill(full, coll->rank, k->wire, all);
+    for (int64_t i = 0; i < n; i++) { /* the serial sum */
+        volatile float x = element(0, at + i, k->wire);
+        float sum;
+
+        for (int r = 1; r < coll->size; r++)
+            x = x + element(r, at + i, k->wire);
+        sum = k->accumulate ? element(99, i, k->out) + x : x;
+        iz_cast(want + i * iz_dtype_bytes(k->out), k->out, &sum, IZ_F32, 1);
+    }
+    if (k->shard < 0)
+        iz_coll_reduce_scatter_parts(coll, out, k->out, k->accumulate, full,
+                                     k->wire, &norm2, "reduce");
+    else
+        iz_coll_reduce_scatter(coll, out, k->out, k->accumulate, full, k->wire,
+                               k->shard, &norm2, "reduce");
+    assert_memory_equal(out, want, (size_t)bytes);
+    assert_true(norm2 == iz_flat_norm2(want, k->out, n));
+    assert_int_equal(coll->sent_bytes - sent, (all - n) * wire);
     free(full);
     free(own);
-    free(sum);
     free(want);
 }
 
@@ -170,7 +171,9 @@ static void reduce_scatter_is_the_serial_sum(void **state)
     }
 }
 
-static void reduce_scatter_of_nothing_writes_nothing(void **state)
+/* Of nothing, which writes nothing; in many pieces, whole ones only and with an
+ * odd last one; and in place. */
+static void reduce_scatter_of_any_length(void **state)
 {
     float out = 3.0f, full = 4.0f;
     double norm2 = 5;
@@ -178,19 +181,10 @@ static void reduce_scatter_of_nothing_writes_nothing(void **state)
     iz_coll_reduce_scatter(coll, &out, IZ_F32, false, &full, IZ_F32, 0, &norm2,
                            "nothing");
     assert_true(out == 3.0f && full == 4.0f && norm2 == 0);
-}
-
-/* Many pieces, whole ones only and with an odd last one. */
-static void reduce_scatter_in_pieces(void **state)
-{
     check_reduce(&(struct reduce_case){1500001, IZ_F32, IZ_F32, true, false});
     check_reduce(&(struct reduce_case){1500001, IZ_BF16, IZ_F32, true, false});
     check_reduce(&(struct reduce_case){524288, IZ_F32, IZ_BF16, false, false});
     check_reduce(&(struct reduce_case){262145, IZ_F32, IZ_F32, false, false});
-}
-
-static void reduce_scatter_in_place(void **state)
-{
     for (int t = 0; t < 3; t++) {
         check_reduce(
             &(struct reduce_case){1, floats[t], floats[t], false, true});
@@ -199,77 +193,14 @@ static void reduce_scatter_in_place(void **state)
     }
 }
 
-/* Lengths of the parts of the ranks: none, a few, and several pieces. */
-static int64_t part_of(int r, int k)
-{
-    static const int64_t length[] = {0, 5, 700001, 1, 4200003, 0, 64};
-
-    return length[(r + k) % 7];
-}
-
-static int64_t parts(int k)
-{
-    coll->first[0] = 0;
-    for (int r = 0; r < coll->size; r++)
-        coll->first[r + 1] = coll->first[r] + part_of(r, k);
-    return coll->first[coll->size];
-}
-
-static void check_gather_parts(int k)
-{
-    int64_t all = parts(k), at = coll->first[coll->rank], wrong = 0;
-    int64_t own = part_of(coll->rank, k), sent = coll->sent_bytes;
-    int64_t received = coll->received_bytes;
-    unsigned char *full = take(all);
-
-    memset(full, 0x5a, (size_t)all + 1);
-    for (int64_t i = 0; i < own; i++)
-        full[at + i] = byte_of(0, at + i);
-    iz_coll_all_gather_parts(coll, full, "gather");
-    for (int64_t i = 0; i < all; i++)
-        wrong += full[i] != byte_of(0, i);
-    assert_int_equal(wrong, 0);
-    assert_int_equal(full[all], 0x5a);
-    assert_int_equal(coll->sent_bytes - sent, (coll->size - 1) * own);
-    assert_int_equal(coll->received_bytes - received,
-                     coll->size > 1 ? all - own : 0);
-    free(full);
-}
-
-static void check_reduce_parts(int k, enum iz_dtype wire, bool accumulate)
-{
-    int64_t all = parts(k), at = coll->first[coll->rank];
-    int64_t own = part_of(coll->rank, k), size = iz_dtype_bytes(wire);
-    int64_t sent = coll->sent_bytes;
-    char *full = take(all * size);
-    float *out = take(own * 4), *want = take(own * 4);
-    double norm2 = -1;
-
-    fill(out, 99, IZ_F32, own);
-    fill(full, coll->rank, wire, all);
-    for (int64_t i = 0; i < own; i++) {
-        volatile float x = element(0, at + i, wire);
-
-        for (int r = 1; r < coll->size; r++)
-            x = x + element(r, at + i, wire);
-        want[i] = accumulate ? out[i] + x : x;
-    }
-    iz_coll_reduce_scatter_parts(coll, out, IZ_F32, accumulate, full, wire,
-                                 &norm2, "reduce");
-    assert_memory_equal(out, want, (size_t)own * 4);
-    assert_true(norm2 == iz_flat_norm2(want, IZ_F32, own));
-    assert_int_equal(coll->sent_bytes - sent, (all - own) * size);
-    free(full);
-    free(out);
-    free(want);
-}
-
 static void parts_may_have_different_lengths(void **state)
 {
     for (int k = 0; k < 7; k++) {
-        check_gather_parts(k);
-        check_reduce_parts(k, floats[k % 3], k % 2);
-        check_reduce_parts(k, IZ_F32, k % 2 == 0);
+        check_gather(-1 - k);
+        check_reduce(
+            &(struct reduce_case){-1 - k, floats[k % 3], IZ_F32, k % 2, false});
+        check_reduce(
+            &(struct reduce_case){-1 - k, IZ_F32, IZ_F32, k % 2 == 0, false});
     }
 }
 
@@ -414,41 +345,6 @@ static int end_late(const char *how)
 
 /* ---- as on several hosts ---- */
 
-/* Ranks [0, cut) on one host, the others on another, for what follows. */
-struct hosts {
-    int host[64], index[64], local_size;
-    struct iz_seat *seat[64];
-};
-
-static void pretend_hosts(struct hosts *real, int cut)
-{
-    struct iz_coll_state *s = coll->state;
-
-    real->local_size = coll->local_size;
-    for (int r = 0; r < coll->size; r++) {
-        real->host[r] = s->host[r];
-        real->index[r] = s->index[r];
-        real->seat[r] = s->seat[r];
-        s->host[r] = r < cut ? 0 : cut;
-        s->index[r] = r < cut ? r : r - cut;
-        if ((r < cut) != (coll->rank < cut))
-            s->seat[r] = NULL;
-    }
-    coll->local_size = coll->rank < cut ? cut : coll->size - cut;
-}
-
-static void end_hosts(const struct hosts *real)
-{
-    struct iz_coll_state *s = coll->state;
-
-    coll->local_size = real->local_size;
-    for (int r = 0; r < coll->size; r++) {
-        s->host[r] = real->host[r];
-        s->index[r] = real->index[r];
-        s->seat[r] = real->seat[r];
-    }
-}
-
 static void need_memory(void)
 {
     const char *why = iz_coll_near(coll, true);
@@ -459,41 +355,33 @@ static void need_memory(void)
     }
 }
 
-static void all_gather_between_hosts(void **state)
+/* Ranks [0, cut) on one host, the others on another. */
+static void moves_between_hosts(void **state)
 {
-    need_memory();
-    for (int cut = 1; cut < coll->size; cut++) {
-        struct hosts real;
+    struct iz_coll_state *s = coll->state;
+    int host[64], index[64], local_size = coll->local_size;
+    size_t n = (size_t)coll->size;
+    struct iz_seat *seat[64];
 
-        pretend_hosts(&real, cut);
+    need_memory();
+    memcpy(host, s->host, n * sizeof(*host));
+    memcpy(index, s->index, n * sizeof(*index));
+    memcpy(seat, s->seat, n * sizeof(*seat));
+    for (int cut = 1; cut < coll->size; cut++) {
+        for (int r = 0; r < coll->size; r++) {
+            s->host[r] = r < cut ? 0 : cut;
+            s->index[r] = r < cut ? r : r - cut;
+            s->seat[r] = (r < cut) == (coll->rank < cut) ? seat[r] : NULL;
+        }
+        coll->local_size = coll->rank < cut ? cut : coll->size - cut;
         all_gather_gives_all_shards_to_all(NULL);
-        end_hosts(&real);
-    }
-}
-
-static void reduce_scatter_between_hosts(void **state)
-{
-    need_memory();
-    for (int cut = 1; cut < coll->size; cut++) {
-        struct hosts real;
-
-        pretend_hosts(&real, cut);
-        reduce_scatter_in_pieces(NULL);
-        reduce_scatter_in_place(NULL);
-        end_hosts(&real);
-    }
-}
-
-static void parts_between_hosts(void **state)
-{
-    need_memory();
-    for (int cut = 1; cut < coll->size; cut++) {
-        struct hosts real;
-
-        pretend_hosts(&real, cut);
+        reduce_scatter_of_any_length(NULL);
         parts_may_have_different_lengths(NULL);
-        end_hosts(&real);
     }
+    coll->local_size = local_size;
+    memcpy(s->host, host, n * sizeof(*host));
+    memcpy(s->index, index, n * sizeof(*index));
+    memcpy(s->seat, seat, n * sizeof(*seat));
 }
 
 /* ---- how ---- */
@@ -532,17 +420,13 @@ static int check_all(void)
     const struct CMUnitTest moves[] = {
         cmocka_unit_test(all_gather_gives_all_shards_to_all),
         cmocka_unit_test(reduce_scatter_is_the_serial_sum),
-        cmocka_unit_test(reduce_scatter_of_nothing_writes_nothing),
-        cmocka_unit_test(reduce_scatter_in_pieces),
-        cmocka_unit_test(reduce_scatter_in_place),
+        cmocka_unit_test(reduce_scatter_of_any_length),
         cmocka_unit_test(parts_may_have_different_lengths),
     };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_numbered),
         cmocka_unit_test(memory_is_read_when_it_is_ready),
-        cmocka_unit_test(all_gather_between_hosts),
-        cmocka_unit_test(reduce_scatter_between_hosts),
-        cmocka_unit_test(parts_between_hosts),
+        cmocka_unit_test(moves_between_hosts),
         cmocka_unit_test(scratch_is_bounded),
         cmocka_unit_test(pieces_are_whole_blocks_of_the_norm),
         cmocka_unit_test(broadcast_reaches_all),

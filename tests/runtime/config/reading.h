@@ -3,16 +3,8 @@
  * reading a config from text with what it says about it. */
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "runtime/config/config.h"
-
-#define N_OF(a) ((int)(sizeof(a) / sizeof(a)[0]))
+#include "tests/runtime/fixture.h"
 
 struct toy {
     int layers, width;
@@ -26,29 +18,28 @@ extern struct toy toy;
 extern const struct iz_section toy_section;
 
 /* As DeepSpeed's own pages show files, with every kind of key; for 3 ranks. */
-extern const char users_file[];
+#define USERS_FILE "tests/runtime/config/users.json"
 
-/* Of the last read: the config, and what was printed. */
+/* Of the last read; what was printed is in `said`. */
 extern struct iz_config config;
-extern char said[65536];
 
-/* Paths in the folder of make_folder. */
-extern char config_json[64], effective_json[64];
+/* Around a suite. */
+int remove_configs(void **state); /* fails when a temporary file was left */
 
-int make_folder(void **state);
-int remove_folder(void **state); /* fails when a temporary file was left */
-
-void write_file(const char *path, const char *text);
-void read_whole(const char *path, char *text, size_t size);
-
-/* iz_config_read of this text, or of no file when it is NULL. */
-int read_set(const char *json, char *const *set, int n_set, int ranks);
-int read_text(const char *json);
+/* iz_config_read of a file, or of none when it is NULL. */
+int read_file(const char *path, char *const *set, int n_set, int ranks);
+/* Of a text, in which ' stands for ". */
+int read_text(const char *text);
 /* key=value as an override, beside a batch size. */
 int read_override(const char *key, const char *value);
+/* The config as iz_config_write writes it; valid until the next call. */
+const char *effective(void);
 
-int lines_of(const char *s);
-void assert_said(const char *text);
-/* Reads `body` beside a batch size: exactly one fault, with `text` in it. */
-void assert_refused(const char *body, const char *text);
+/* One fault, with `words` in it.  read_refused: of a whole text, or of none,
+ * and an override or none. */
+void read_refused(const char *text, const char *set, int ranks,
+                  const char *words);
+/* Of what stands beside a batch size. */
+void assert_refused(const char *body, const char *words);
 void assert_accepted(const char *body);
+int lines_of(const char *s);

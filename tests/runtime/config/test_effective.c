@@ -3,11 +3,6 @@
  * was read. */
 #include "tests/runtime/config/reading.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "tests/runtime/disk.h"
 
 /* What was just read, written and read again, is the same, byte for byte. */
@@ -15,17 +10,10 @@ static void assert_round_trip(int ranks)
 {
     struct iz_config first = config;
     struct toy first_toy = toy;
-    FILE *err = fmemopen(said, sizeof(said), "w");
-    int rc = iz_config_write(&config, &toy_section, effective_json);
 
-    assert_int_equal(rc, 0);
-    memset(&config, 0xff, sizeof(config));
+    effective();
     memset(&toy, 0, sizeof(toy));
-    memcpy(&config, &first, sizeof(config));
-    rc = iz_config_read(&config, &toy_section, effective_json, NULL, 0, ranks,
-                        err);
-    fclose(err);
-    if (rc != 0)
+    if (read_file(in_folder("effective.json"), NULL, 0, ranks) != 0)
         fail_msg("%s", said);
     assert_memory_equal(&config, &first, sizeof(config));
     assert_memory_equal(&toy, &first_toy, sizeof(toy));
@@ -34,45 +22,40 @@ static void assert_round_trip(int ranks)
 static void the_effective_config_reads_back_the_same(void **state)
 {
     static const char *const bodies[] = {
-        "{\"train_batch_size\": 8}",
-        "{\"train_batch_size\": 8, \"bf16\": {\"enabled\": true}}",
-        "{\"train_batch_size\": 8, \"gradient_accumulation_steps\": 2, "
-        "\"bf16\": {\"enabled\": true}, \"data_types\": {\"grad_accum_dtype\": "
-        "\"bf16\"}}",
-        "{\"train_batch_size\": 8, \"scheduler\": {\"type\": \"WarmupLR\", "
-        "\"params\": {\"warmup_type\": \"linear\"}}}",
-        "{\"train_batch_size\": 8, \"scheduler\": {\"type\": "
-        "\"WarmupCosineLR\", \"params\": {\"total_num_steps\": \"auto\"}}}",
-        "{\"train_batch_size\": 8, \"run\": {\"sample_prompt\": \"a\\\"\\\\\\n"
-        "\\u00e9\\u0001\", \"comm_timeout_s\": 0.1}, \"optimizer\": "
-        "{\"params\": {\"lr\": 0.30000000000000004, \"betas\": [0.1, 0.7]}}}",
-        "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"Lion\"}}",
-        "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"Adam\", "
-        "\"params\": {\"adam_w_mode\": false}}}",
-        "{\"train_batch_size\": 8, \"run\": {\"seed\": 9007199254740993}}",
-        "{\"train_batch_size\": 8, \"lora\": {\"rank\": 2, \"targets\": "
-        "\"a*, b\"}, \"parameters\": [{\"match\": \"x\", \"frozen\": false}]}",
-        "{\"train_batch_size\": 8, \"parameters\": [{\"match\": \"*.bias\", "
-        "\"weight_decay\": 0}, {\"match\": \"a\\\"b\", \"lr_scale\": 0.1, "
-        "\"weight_decay\": null}]}",
+        "",
+        "'bf16': {'enabled': true}",
+        "'gradient_accumulation_steps': 2, 'bf16': {'enabled': true}, "
+        "'data_types': {'grad_accum_dtype': 'bf16'}",
+        "'scheduler': {'type': 'WarmupLR', 'params': {'warmup_type': "
+        "'linear'}}",
+        "'scheduler': {'type': 'WarmupCosineLR', 'params': {'total_num_steps': "
+        "'auto'}}",
+        "'run': {'sample_prompt': 'a\\'\\\\\\n\\u00e9\\u0001', "
+        "'comm_timeout_s': 0.1}, 'optimizer': {'params': {'lr': "
+        "0.30000000000000004, 'betas': [0.1, 0.7]}}",
+        "'optimizer': {'type': 'Lion'}",
+        "'optimizer': {'type': 'Adam', 'params': {'adam_w_mode': false}}",
+        "'run': {'seed': 9007199254740993}",
+        "'lora': {'rank': 2, 'targets': 'a*, b'}, 'parameters': [{'match': "
+        "'x', 'frozen': false}]",
+        "'parameters': [{'match': '*.bias', 'weight_decay': 0}, {'match': "
+        "'a\\'b', 'lr_scale': 0.1, 'weight_decay': null}]",
     };
 
     for (int i = 0; i < N_OF(bodies); i++) {
-        if (read_text(bodies[i]) != 0)
-            fail_msg("%s", said);
+        assert_accepted(bodies[i]);
         assert_round_trip(1);
     }
-    assert_int_equal(read_set(users_file, NULL, 0, 3), 0);
+    assert_int_equal(read_file(USERS_FILE, NULL, 0, 3), 0);
     assert_round_trip(3);
 }
 
 static void the_effective_config_is_nested_and_in_order(void **state)
 {
-    static char text[65536];
+    const char *text;
 
-    assert_int_equal(read_set(users_file, NULL, 0, 3), 0);
-    assert_int_equal(iz_config_write(&config, &toy_section, effective_json), 0);
-    read_whole(effective_json, text, sizeof(text));
+    assert_int_equal(read_file(USERS_FILE, NULL, 0, 3), 0);
+    text = effective();
     assert_non_null(strstr(text, "{\n    \"train_batch_size\": 24,\n"
                                  "    \"train_micro_batch_size_per_gpu\": 4,"));
     assert_non_null(strstr(text, "        \"params\": {\n"
@@ -82,23 +65,19 @@ static void the_effective_config_is_nested_and_in_order(void **state)
     assert_non_null(strstr(text, "        \"layers\": 5,"));
     assert_null(strstr(text, "warmup_min_ratio")); /* WarmupDecayLR has none */
     assert_non_null(strstr(text, "\"eps\""));      /* and Lion no eps */
-    assert_accepted("\"optimizer\": {\"type\": \"Lion\"}");
-    assert_int_equal(iz_config_write(&config, &toy_section, effective_json), 0);
-    read_whole(effective_json, text, sizeof(text));
+    assert_accepted("'optimizer': {'type': 'Lion'}");
+    text = effective();
     assert_non_null(strstr(text, "\"type\": \"Lion\""));
     assert_null(strstr(text, "\"eps\""));
-    assert_int_equal(access(config_json, F_OK), 0);
 }
 
 static void the_effective_config_takes_overrides(void **state)
 {
-    static char text[65536];
     char *set[] = {"run.log_interval=3", "bf16.enabled=true"};
 
-    assert_accepted("\"steps_per_print\": 7");
-    assert_int_equal(iz_config_write(&config, &toy_section, effective_json), 0);
-    read_whole(effective_json, text, sizeof(text));
-    if (read_set(text, set, N_OF(set), 1) != 0)
+    assert_accepted("'steps_per_print': 7");
+    effective();
+    if (read_file(in_folder("effective.json"), set, N_OF(set), 1) != 0)
         fail_msg("%s", said);
     assert_int_equal(config.run.log_interval, 3);
 }
@@ -112,10 +91,7 @@ static void an_impossible_path_is_an_error(void **state)
 
 static const char *name_of_effective(int i)
 {
-    static char name[80];
-
-    snprintf(name, sizeof(name), "%s%d", effective_json, i);
-    return name;
+    return in_folder("effective%d", i);
 }
 
 static int write_effective(int i)
@@ -131,28 +107,17 @@ static void the_effective_config_is_on_the_disk(void **state)
         unlink(name_of_effective(i));
 }
 
-static uint32_t random_state = 12345;
-
-static uint32_t random_below(uint32_t n)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 17;
-    random_state ^= random_state << 5;
-    return random_state % n;
-}
-
 /* Changes, removes, repeats or swaps a piece of the text. */
 static void damage(char *text, size_t size)
 {
     static const char letters[] = "{}[]\",:0159.-eEtfn \\u\n\x01\xff";
     size_t n = strlen(text);
-    size_t at = random_below((uint32_t)n);
-    size_t length = 1 + random_below(20);
+    size_t at = random_next() % n, length = 1 + random_next() % 20;
 
     length = length < n - at ? length : n - at;
-    switch (random_below(4)) {
+    switch (random_next() % 4) {
     case 0:
-        text[at] = letters[random_below(sizeof(letters) - 1)];
+        text[at] = letters[random_next() % (sizeof(letters) - 1)];
         break;
     case 1:
         memmove(text + at, text + at + length, n - at - length + 1);
@@ -162,24 +127,23 @@ static void damage(char *text, size_t size)
             memmove(text + at + length, text + at, n - at + 1);
         break;
     default:
-        memmove(text + at, text + random_below((uint32_t)(n - length + 1)),
-                length);
+        memmove(text + at, text + random_next() % (n - length + 1), length);
         break;
     }
 }
 
 static void random_damage_never_crashes(void **state)
 {
+    char *whole = contents(USERS_FILE, NULL);
     static char text[16384];
     int accepted = 0;
 
-    print_message("seed %u\n", (unsigned)random_state);
     for (int i = 0; i < 2000; i++) {
         int rc;
-        snprintf(text, sizeof(text), "%s", users_file);
-        for (uint32_t k = 1 + random_below(3); k > 0 && text[0] != '\0'; k--)
+        snprintf(text, sizeof(text), "%s", whole);
+        for (int64_t k = 1 + random_below(3); k > 0 && text[0] != '\0'; k--)
             damage(text, sizeof(text));
-        rc = read_set(text, NULL, 0, 3);
+        rc = read_file(write_text(in_folder("config.json"), text), NULL, 0, 3);
         assert_true(rc == 0 || rc == -EINVAL);
         assert_true((rc == 0) == (said[0] == '\0'));
         accepted += rc == 0;
@@ -187,6 +151,7 @@ static void random_damage_never_crashes(void **state)
             assert_round_trip(3);
     }
     assert_in_range(accepted, 1, 1500);
+    free(whole);
 }
 
 int main(void)
@@ -199,5 +164,5 @@ int main(void)
         cmocka_unit_test(an_impossible_path_is_an_error),
         cmocka_unit_test(random_damage_never_crashes),
     };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return cmocka_run_group_tests(tests, make_folder, remove_configs);
 }

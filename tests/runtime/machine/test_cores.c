@@ -1,92 +1,67 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How ranks of a host divide the processors that they may use, and what is said
  * of it. */
-#include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/runtime/fixture.h"
 
 #include "runtime/machine/cores_print.h"
 #include "runtime/machine/cores_share.h"
 
-enum { MOST = 8 };
-
-static int crossing[2];
-
-/* Sets as lists ("0-3,8"), up to NULL; those that come out, joined by blanks,
- * or "" if they are refused. */
-static const char *share(const char *const *lists)
-{
-    static char out[256];
-    hwloc_bitmap_t set[MOST];
-    size_t used = 0;
-    int n = 0;
-    for (; lists[n]; n++) {
-        set[n] = hwloc_bitmap_alloc();
-        assert_int_equal(hwloc_bitmap_list_sscanf(set[n], lists[n]), 0);
-    }
-    out[0] = 0;
-    crossing[0] = crossing[1] = -1;
-    int r = iz_share_out(set, n, crossing);
-    assert_true(r == 0 || r == -EINVAL);
-    for (int i = 0; i < n; i++) {
-        char text[64];
-        hwloc_bitmap_list_snprintf(text, sizeof(text), set[i]);
-        if (r)
-            assert_string_equal(text, lists[i]);
-        else
-            used += (size_t)snprintf(out + used, sizeof(out) - used, "%s%s",
-                                     i ? " " : "", text);
-        hwloc_bitmap_free(set[i]);
-    }
-    return out;
-}
-
-#define SHARE(...) share((const char *const[]){__VA_ARGS__, NULL})
-
-static void equal_sets_are_cut_in_order_of_rank(void **state)
-{
-    assert_string_equal(SHARE("0-7"), "0-7");
-    assert_string_equal(SHARE("0-7", "0-7"), "0-3 4-7");
-    assert_string_equal(SHARE("0-4", "0-4", "0-4"), "0 1-2 3-4");
-    assert_string_equal(SHARE("0,2,4,6", "0,2,4,6"), "0,2 4,6");
-}
-
-static void sets_apart_stay_as_they_are(void **state)
-{
-    assert_string_equal(SHARE("4-7", "0-3"), "4-7 0-3");
-    assert_string_equal(SHARE("4-7", "0-3", "4-7"), "4-5 0-3 6-7");
-}
-
-/* A GPU whose place is not known, beside one that is near a few cores. */
-static void a_set_inside_another_is_left_to_who_has_no_other(void **state)
-{
-    assert_string_equal(SHARE("0-7", "0-3"), "4-7 0-3");
-    assert_string_equal(SHARE("0-3", "0-7"), "0-3 4-7");
-    assert_string_equal(SHARE("0-3", "0-3", "0-7"), "0-1 2-3 4-7");
-    assert_string_equal(SHARE("0-7", "0", "0-3"), "4-7 0 1-3");
+/* The ranks' sets as lists, and those that come out; "": they are refused. */
+static const struct {
+    const char *sets[6], *shares;
+} cases[] = {
+    /* Equal sets are cut in order of rank. */
+    {{"0-7"}, "0-7"},
+    {{"0-7", "0-7"}, "0-3 4-7"},
+    {{"0-4", "0-4", "0-4"}, "0 1-2 3-4"},
+    {{"0,2,4,6", "0,2,4,6"}, "0,2 4,6"},
+    /* Sets apart stay as they are. */
+    {{"4-7", "0-3"}, "4-7 0-3"},
+    {{"4-7", "0-3", "4-7"}, "4-5 0-3 6-7"},
+    /* A set inside another is left to who has no other: of a GPU whose place is
+     * not known, beside one that is near a few cores. */
+    {{"0-7", "0-3"}, "4-7 0-3"},
+    {{"0-3", "0-7"}, "0-3 4-7"},
+    {{"0-3", "0-3", "0-7"}, "0-1 2-3 4-7"},
+    {{"0-7", "0", "0-3"}, "4-7 0 1-3"},
     /* Where the outer ones have less, they take of it. */
-    assert_string_equal(SHARE("0-7", "0-5"), "0-1,6-7 2-5");
-    assert_string_equal(SHARE("0-8", "0-5", "0-8"), "0-1,6 2-4 5,7-8");
-}
+    {{"0-7", "0-5"}, "0-1,6-7 2-5"},
+    {{"0-8", "0-5", "0-8"}, "0-1,6 2-4 5,7-8"},
+    /* Fewer processors than ranks are taken in turn. */
+    {{"0", "0", "0"}, "0 0 0"},
+    {{"0-1", "0-1", "0-1", "0-1", "0-1"}, "0 1 0 0 1"},
+    {{"0", "0", "0-3"}, "0 0 1-3"},
+    /* Sets that overlap in part are refused: those of ranks 1 and 2. */
+    {{"0-7", "0-3", "2-5"}, ""},
+};
 
-static void fewer_processors_than_ranks_are_taken_in_turn(void **state)
+static void every_rank_has_its_share(void **state)
 {
-    assert_string_equal(SHARE("0", "0", "0"), "0 0 0");
-    assert_string_equal(SHARE("0-1", "0-1", "0-1", "0-1", "0-1"), "0 1 0 0 1");
-    assert_string_equal(SHARE("0", "0", "0-3"), "0 0 1-3");
-}
-
-static void sets_that_overlap_in_part_are_refused(void **state)
-{
-    assert_string_equal(SHARE("0-7", "0-3", "2-5"), "");
-    assert_int_equal(crossing[0], 1);
-    assert_int_equal(crossing[1], 2);
+    for (int k = 0; k < N_OF(cases); k++) {
+        const char *const *lists = cases[k].sets;
+        int crossing[2] = {-1, -1}, n = 0, r;
+        hwloc_bitmap_t set[6];
+        char out[256] = "";
+        size_t used = 0;
+        for (; lists[n]; n++) {
+            set[n] = hwloc_bitmap_alloc();
+            assert_int_equal(hwloc_bitmap_list_sscanf(set[n], lists[n]), 0);
+        }
+        r = iz_share_out(set, n, crossing);
+        assert_int_equal(r, *cases[k].shares ? 0 : -EINVAL);
+        for (int i = 0; i < n; i++) {
+            char text[64];
+            hwloc_bitmap_list_snprintf(text, sizeof(text), set[i]);
+            if (r)
+                assert_string_equal(text, lists[i]);
+            else
+                used += (size_t)snprintf(out + used, sizeof(out) - used, "%s%s",
+                                         i ? " " : "", text);
+            hwloc_bitmap_free(set[i]);
+        }
+        assert_string_equal(out, cases[k].shares);
+        assert_true(!r || (crossing[0] == 1 && crossing[1] == 2));
+    }
 }
 
 /* ---- what is said of it ---- */
@@ -159,11 +134,7 @@ static void a_rank_out_of_line_has_one_of_its_own(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equal_sets_are_cut_in_order_of_rank),
-        cmocka_unit_test(sets_apart_stay_as_they_are),
-        cmocka_unit_test(a_set_inside_another_is_left_to_who_has_no_other),
-        cmocka_unit_test(fewer_processors_than_ranks_are_taken_in_turn),
-        cmocka_unit_test(sets_that_overlap_in_part_are_refused),
+        cmocka_unit_test(every_rank_has_its_share),
         cmocka_unit_test(ranks_that_move_on_alike_are_one_line),
         cmocka_unit_test(a_rank_out_of_line_has_one_of_its_own),
     };

@@ -5,23 +5,18 @@
 
 #include "tests/runtime/fixture.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
-#include <unistd.h>
 
 #include "runtime/tier/nvme.h"
 
@@ -58,19 +53,18 @@ static void fill(char *p, int64_t bytes, uint64_t seed)
  * it. */
 static int open_nameless(int flags)
 {
-    DIR *d = opendir("/proc/self/fd");
-    struct dirent *e;
     int fd = -1;
+    glob_t g;
 
-    while (fd < 0 && (e = readdir(d))) {
-        char path[300], target[512] = "";
+    assert_int_equal(glob("/proc/self/fd/*", 0, NULL, &g), 0);
+    for (size_t i = 0; i < g.gl_pathc && fd < 0; i++) {
+        char target[512] = "";
 
-        snprintf(path, sizeof(path), "/proc/self/fd/%s", e->d_name);
-        if (readlink(path, target, sizeof(target) - 1) > 0 &&
+        if (readlink(g.gl_pathv[i], target, sizeof(target) - 1) > 0 &&
             strstr(target, "state-0"))
-            fd = open(path, flags);
+            fd = open(g.gl_pathv[i], flags);
     }
-    closedir(d);
+    globfree(&g);
     return fd;
 }
 
@@ -86,13 +80,13 @@ static void what_is_written_comes_back(void **state)
 
         iz_nvme_write(f, memset(model, 0, (size_t)size), 0, size);
         for (int i = 0; i < 60; i++) {
-            int64_t pages = (int64_t)(random_next() % 800) + 1;
-            int64_t at = (int64_t)(random_next() % 2000) * PAGE;
+            int64_t pages = random_below(800) + 1;
+            int64_t at = random_below(2000) * PAGE;
 
             fill(buf, pages * PAGE, random_next());
             iz_nvme_write(f, buf, at, pages * PAGE);
             memcpy(model + at, buf, (size_t)(pages * PAGE));
-            at = (int64_t)(random_next() % 2000) * PAGE;
+            at = random_below(2000) * PAGE;
             iz_nvme_read(f, buf, at, pages * PAGE);
             assert_memory_equal(buf, model + at, pages * PAGE);
         }
@@ -115,8 +109,7 @@ static void *call_often(void *arg)
 {
     const int64_t size = 3 * MIB + 5 * PAGE;
     struct caller *c = arg;
-    char *out = aligned_alloc(IZ_NVME_ALIGN, (size_t)size);
-    char *in = aligned_alloc(IZ_NVME_ALIGN, (size_t)size);
+    char *out = aligned(size), *in = aligned(size);
 
     fill(out, size, (uint64_t)c->number);
     for (int i = 0; i < 20; i++)
@@ -157,15 +150,14 @@ static void on_alarm(int sig)
 static void signals_do_not_disturb(void **state)
 {
     struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
-    struct sigaction act = {.sa_handler = on_alarm}, was;
     struct iz_nvme *f = opened(40 * MIB, true);
     struct caller c = {f, 0, false};
 
-    sigaction(SIGALRM, &act, &was);
+    sigaction(SIGALRM, &(struct sigaction){.sa_handler = on_alarm}, NULL);
     setitimer(ITIMER_REAL, &often, NULL);
     call_often(&c);
     setitimer(ITIMER_REAL, &never, NULL);
-    sigaction(SIGALRM, &was, NULL);
+    signal(SIGALRM, SIG_DFL);
     assert_true(alarms > 0);
     assert_true(c.same);
     iz_nvme_close(&f);
@@ -208,56 +200,43 @@ static void space_is_taken_and_the_name_is_gone(void **state)
     assert_int_equal(open_nameless(O_RDONLY), -1);
 }
 
-static int open_fails(const char *dir, int64_t bytes)
+static void open_fails(const char *dir, int64_t bytes, int err,
+                       const char *words)
 {
     struct iz_nvme *f = NULL;
-    int err;
 
-    listen_begin();
-    err = iz_nvme_open(&f, dir, "state-0", bytes, false);
-    listen_end();
+    assert_fails(iz_nvme_open(&f, dir, "state-0", bytes, false), err, words);
     assert_null(f);
     assert_said(dir);
-    assert_int_equal(access(in_folder("state-0"), F_OK), -1);
-    return err;
+    assert_int_equal(size_of(in_folder("state-0")), -1);
 }
 
-static void a_directory_that_is_none_is_named(void **state)
+static void a_place_without_room_is_named(void **state)
 {
-    assert_int_equal(open_fails(in_folder("none"), MIB), -ENOENT);
-    assert_said("cannot create");
-    close(open(in_folder("file"), O_CREAT | O_RDWR, 0600));
-    assert_int_equal(open_fails(in_folder("file"), MIB), -ENOTDIR);
+    open_fails(in_folder("none"), MIB, -ENOENT, "cannot create");
+    write_text(in_folder("file"), "");
+    open_fails(in_folder("file"), MIB, -ENOTDIR, "");
+    open_fails(folder, (int64_t)1 << 50, -ENOSPC,
+               "cannot allocate 1125899906842624 bytes");
+    assert_said("are free");
 }
 
 static void a_name_in_use_is_refused(void **state)
 {
     struct iz_nvme *f;
 
-    close(open(in_folder("state-0"), O_CREAT | O_RDWR, 0600));
-    listen_begin();
-    assert_int_equal(iz_nvme_open(&f, folder, "state-0", MIB, false), -EEXIST);
-    listen_end();
-    assert_said("another run");
-    assert_int_equal(access(in_folder("state-0"), F_OK), 0);
-}
-
-static void too_little_space_is_told_in_bytes(void **state)
-{
-    assert_int_equal(open_fails(folder, (int64_t)1 << 50), -ENOSPC);
-    assert_said("cannot allocate 1125899906842624 bytes");
-    assert_said("are free");
+    write_text(in_folder("state-0"), "");
+    assert_fails(iz_nvme_open(&f, folder, "state-0", MIB, false), -EEXIST,
+                 "another run");
+    assert_int_equal(size_of(in_folder("state-0")), 0);
 }
 
 static void a_full_small_disk_is_told(void **state)
 {
     const char *small = mount_small("small", 1024, 0);
     struct iz_nvme *f = NULL;
-    int err;
+    int64_t err = HEARD(iz_nvme_open(&f, small, "x", 2 * MIB, false));
 
-    listen_begin();
-    err = iz_nvme_open(&f, small, "x", 2 * MIB, false);
-    listen_end();
     /* Older kernels' tmpfs has no O_DIRECT; that is told then. */
     assert_true(err == -ENOSPC || err == -EINVAL);
     assert_said(err == -ENOSPC ? "1048576 bytes (1 MiB) are free" : "O_DIRECT");
@@ -267,30 +246,36 @@ static void a_full_small_disk_is_told(void **state)
 
 static void a_read_only_disk_is_told(void **state)
 {
-    assert_int_equal(open_fails(mount_small("ro", 1024, MS_RDONLY), MIB),
-                     -EROFS);
-    assert_said("Read-only");
+    open_fails(mount_small("ro", 1024, MS_RDONLY), MIB, -EROFS, "Read-only");
 }
 
-static int open_limited(void *arg)
+/* Files of a process may not be longer. */
+static void limit_files(int64_t bytes)
 {
-    struct rlimit limit = {MIB, MIB};
-    struct iz_nvme *f;
+    struct rlimit limit = {(rlim_t)bytes, (rlim_t)bytes};
 
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
-    return iz_nvme_open(&f, folder, "state-0", 2 * MIB, false) == -EFBIG ? 0
-                                                                         : 1;
+}
+
+static int open_limited(struct iz_coll *c, void *arg)
+{
+    struct iz_nvme *f;
+
+    limit_files(MIB);
+    return -iz_nvme_open(&f, folder, "state-0", 2 * MIB, false);
 }
 
 static void a_file_size_limit_is_told(void **state)
 {
-    assert_int_equal(apart(open_limited, NULL), 0);
+    all_return(1, open_limited, NULL, EFBIG);
     assert_said("cannot allocate 2097152 bytes");
     assert_said("File too large");
 }
 
-static int open_forbidden(void *arg)
+enum { NOT_ALLOWED = 77 };
+
+static int open_forbidden(struct iz_coll *c, void *arg)
 {
     struct sock_filter rule[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), /* number of the call */
@@ -303,17 +288,17 @@ static int open_forbidden(void *arg)
 
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
-        return 77;
-    return iz_nvme_open(&f, folder, "state-0", MIB, false) == -EPERM ? 0 : 1;
+        return NOT_ALLOWED;
+    return -iz_nvme_open(&f, folder, "state-0", MIB, false);
 }
 
 static void a_forbidden_io_uring_is_told_with_the_way_out(void **state)
 {
-    int status = apart(open_forbidden, NULL);
+    int status = on_ranks(1, open_forbidden, NULL);
 
-    if (status == 77)
+    if (status == NOT_ALLOWED)
         skip();
-    assert_int_equal(status, 0);
+    assert_int_equal(status, EPERM);
     assert_said("io_uring is not available: Operation not permitted");
     assert_said("zero_optimization.offload_optimizer.device");
     assert_said("\"cpu\"");
@@ -323,14 +308,13 @@ static void a_forbidden_io_uring_is_told_with_the_way_out(void **state)
 
 /* ---- faults in a run ---- */
 
-static int read_beyond_the_end(void *arg)
+static int read_beyond_the_end(struct iz_coll *c, void *arg)
 {
     struct iz_nvme *f = opened(4 * MIB, false);
-    char *buf = aligned(4 * MIB);
 
     if (ftruncate(open_nameless(O_RDWR), *(int64_t *)arg) != 0)
         return 1;
-    iz_nvme_read(f, buf, 0, 4 * MIB);
+    iz_nvme_read(f, aligned(4 * MIB), 0, 4 * MIB);
     return 0;
 }
 
@@ -339,7 +323,7 @@ static void a_read_that_the_file_cannot_give_ends_the_job(void **state)
     int64_t end[] = {2 * MIB, MIB + 5 * PAGE, 3 * MIB + 17};
 
     for (int i = 0; i < N_OF(end); i++) {
-        assert_int_equal(apart(read_beyond_the_end, &end[i]), DIED);
+        all_return(1, read_beyond_the_end, &end[i], DIED);
         assert_said("izar: nvme: read of ");
         assert_said(end[i] % PAGE
                         ? "state-0: gets no further (was the file cut?)"
@@ -349,21 +333,18 @@ static void a_read_that_the_file_cannot_give_ends_the_job(void **state)
 
 /* The limit cuts a piece in two: a short write, then an error where it ended.
  */
-static int write_beyond_the_limit(void *arg)
+static int write_beyond_the_limit(struct iz_coll *c, void *arg)
 {
     struct iz_nvme *f = opened(4 * MIB, false);
-    char *buf = aligned(MIB);
-    struct rlimit limit = {MIB + 3 * PAGE, MIB + 3 * PAGE};
 
-    signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &limit);
-    iz_nvme_write(f, buf, MIB, MIB);
+    limit_files(MIB + 3 * PAGE);
+    iz_nvme_write(f, aligned(MIB), MIB, MIB);
     return 0;
 }
 
 static void a_write_that_the_disk_does_not_take_ends_the_job(void **state)
 {
-    assert_int_equal(apart(write_beyond_the_limit, NULL), DIED);
+    all_return(1, write_beyond_the_limit, NULL, DIED);
     assert_said("izar: nvme: write of 1036288 bytes at offset 1060864 of ");
     assert_said("state-0: File too large");
 }
@@ -373,9 +354,10 @@ static void a_write_that_the_disk_does_not_take_ends_the_job(void **state)
 struct damage {
     bool checksum;
     int64_t flip, read_at, read_bytes; /* flip: offset of a byte; -1: none */
+    bool seen;
 };
 
-static int read_damaged(void *arg)
+static int read_damaged(struct iz_coll *c, void *arg)
 {
     const struct damage *d = arg;
     struct iz_nvme *f = opened(4 * MIB, d->checksum);
@@ -400,26 +382,26 @@ static int read_damaged(void *arg)
 
 static void a_changed_byte_is_noticed_in_the_region_as_written(void **state)
 {
-    static struct damage seen[] = {{true, 0, 0, MIB},
-                                   {true, MIB - 1, 0, MIB},
-                                   {true, MIB + PAGE, MIB + PAGE, PAGE},
-                                   {true, 4 * MIB - 1, 3 * MIB, MIB}};
-    static struct damage unseen[] = {
-        {false, 0, 0, MIB}, {true, -1, 0, MIB},        {true, MIB, 0, MIB},
-        {true, 5, 0, PAGE}, {true, MIB, MIB, 2 * MIB}, /* was overwritten in
-                                                          part */
+    static struct damage cases[] = {
+        {true, 0, 0, MIB, true},
+        {true, MIB - 1, 0, MIB, true},
+        {true, MIB + PAGE, MIB + PAGE, PAGE, true},
+        {true, 4 * MIB - 1, 3 * MIB, MIB, true},
+        {false, 0, 0, MIB, false},
+        {true, -1, 0, MIB, false},
+        {true, MIB, 0, MIB, false},
+        {true, 5, 0, PAGE, false},
+        {true, MIB, MIB, 2 * MIB, false}, /* was overwritten in part */
     };
 
-    for (int i = 0; i < N_OF(seen); i++) {
-        assert_int_equal(apart(read_damaged, &seen[i]), DIED);
-        assert_said("are not those written: checksum ");
-        assert_said("state-0");
+    for (int i = 0; i < N_OF(cases); i++) {
+        all_return(1, read_damaged, &cases[i], cases[i].seen ? DIED : 0);
+        if (cases[i].seen) {
+            assert_said("are not those written: checksum ");
+            assert_said("state-0");
+        }
     }
-    for (int i = 0; i < N_OF(unseen); i++)
-        assert_int_equal(apart(read_damaged, &unseen[i]), 0);
 }
-
-#define CASE(f) cmocka_unit_test_setup_teardown(f, make_folder, remove_folder)
 
 int main(void)
 {
@@ -429,9 +411,8 @@ int main(void)
         CASE(signals_do_not_disturb),
         CASE(bytes_are_counted),
         CASE(space_is_taken_and_the_name_is_gone),
-        CASE(a_directory_that_is_none_is_named),
+        CASE(a_place_without_room_is_named),
         CASE(a_name_in_use_is_refused),
-        CASE(too_little_space_is_told_in_bytes),
         CASE(a_full_small_disk_is_told),
         CASE(a_read_only_disk_is_told),
         CASE(a_file_size_limit_is_told),
