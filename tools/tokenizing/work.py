@@ -117,7 +117,8 @@ def write(batch, shards, masked, counts):
 
 def run_processes(corpus, tokenizer, processes, given, take):
     """Calls take(batch, done) in the order of the input.  Twice as many batches as
-    processes are on their way at most."""
+    processes are on their way at most.  After an error nothing waits for the pool:
+    the thread that feeds it may be stuck in a pipe that nobody reads any more."""
     pool = ProcessPoolExecutor(
         processes, multiprocessing.get_context("fork"), process_begin, (given,))
     waiting = collections.deque()
@@ -129,14 +130,14 @@ def run_processes(corpus, tokenizer, processes, given, take):
                 take(future.result(), behind)
         for future, behind in waiting:
             take(future.result(), behind)
-    except BrokenProcessPool as e:
-        raise Refused("a process ended before its time: too little memory?") from e
-    except BaseException:
+    except BaseException as e:
         for process in multiprocessing.active_children():
             process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+        if isinstance(e, BrokenProcessPool):
+            raise Refused("a process ended before its time: too little memory?") from e
         raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+    pool.shutdown()
 
 
 def run(job, corpus, recipe, counts, progress):
