@@ -178,7 +178,7 @@ def test_second_signal_stops_at_once(number, place):
 @pytest.mark.single
 def test_a_signal_twice_at_once_counts_once(place):
     """As Slurm sends SIGTERM at a job's time limit."""
-    run_ = place.start(None, {**config(None), **SLOW})
+    run_ = place.start(1, {**config(1), **SLOW})
     run_.until_step(1)
     run_.signal(signal.SIGTERM)
     run_.signal(signal.SIGTERM)
