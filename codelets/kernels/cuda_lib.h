@@ -3,7 +3,7 @@
  * compute worker, and the matrix product that they are built of. */
 #pragma once
 
-#include "codelets/ops/matmul.h"
+#include "codelets/ops/product.h"
 
 IZ_C_BEGIN
 

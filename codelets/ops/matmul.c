@@ -3,7 +3,7 @@
  * CPU.  There, 16-bit weights are widened and 16-bit gradients rounded a panel
  * of rows of w at a time, so that the scratch stays bounded whatever the size
  * of the model.  On a GPU the library needs a workspace of a fixed size. */
-#include "codelets/ops/matmul.h"
+#include "codelets/ops/product.h"
 
 #include <assert.h>
 #include <string.h>
@@ -58,35 +58,6 @@ IZ_SIMD static void fill(struct iz_view y, struct iz_view r, const float *bias)
         else if (from != to)
             memcpy(to, from ? from : bias, (size_t)y.cols * sizeof(*to));
     }
-}
-
-struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
-                                 struct iz_view a, const struct iz_linear *l)
-{
-    return (struct iz_product){.a = a,
-                               .b = l->w,
-                               .c = r,
-                               .d = y,
-                               .bias = l->b,
-                               .tb = l->out_in,
-                               .use = l->b.rows ? IZ_BIAS_ADD : IZ_BIAS_NONE,
-                               .scale = l->scale};
-}
-
-struct iz_product iz_product_da(struct iz_view da, struct iz_view dy,
-                                const struct iz_linear *l)
-{
-    return (struct iz_product){.a = dy, .b = l->w, .d = da, .tb = !l->out_in};
-}
-
-struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
-                                const struct iz_linear *l)
-{
-    return (struct iz_product){.a = l->out_in ? dy : a,
-                               .b = l->out_in ? a : dy,
-                               .d = l->dw,
-                               .ta = true,
-                               .add = l->add};
 }
 
 static void product_count(struct iz_exec *x, const struct iz_product *p)

@@ -361,6 +361,38 @@ const struct iz_key *iz_key_find(const struct iz_key *table, const char *name)
     return table->name ? table : NULL;
 }
 
+/* ---- the members of the array "parameters" ---- */
+
+#define RULE(name_, type_, field, doc_)                                        \
+    .name = (name_), .type = IZ_KEY_##type_,                                   \
+    .offset = offsetof(struct iz_rule, field), .fallback = "null",             \
+    .doc = (doc_)
+
+const struct iz_key iz_rule_keys[] = {
+    [IZ_RULE_MATCH] = {RULE(
+                           "match", STRING, match,
+                           "Names of tensors as in checkpoints, with * ? [...] "
+                           "as in a shell. A pattern that matches no tensor is "
+                           "refused."),
+                       .size = IZ_MATCH_MAX},
+    [IZ_RULE_FROZEN] = {RULE("frozen", BOOL, frozen,
+                             "Never update these: no gradient, no optimizer "
+                             "state, and no backward below the lowest trained "
+                             "unit.")},
+    [IZ_RULE_SPARSE] = {RULE("sparse", BOOL, sparse,
+                             "For an embedding table: a step moves and updates "
+                             "only the rows that its samples read; other rows "
+                             "keep their weights, m and v.")},
+    [IZ_RULE_DECAY] = {RULE("weight_decay", DOUBLE, weight_decay,
+                            "Replaces optimizer.params.weight_decay; 0: "
+                            "none."),
+                       .min = 0, .max = 1e6},
+    [IZ_RULE_LR] = {RULE("lr_scale", DOUBLE, lr_scale,
+                         "Multiplies the learning rate of the step."),
+                    .min = 0, .max = 1e6},
+    [IZ_RULE_KEYS] = {.name = NULL},
+};
+
 /* Only keys whose value is given by others, or that cannot change a loss. */
 bool iz_config_auto(const char *name)
 {

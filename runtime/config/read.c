@@ -21,35 +21,6 @@ struct reader {
 
 /* ---- the array "parameters" ---- */
 
-#define KEY(name_, type_, field, doc_)                                         \
-    .name = (name_), .type = IZ_KEY_##type_,                                   \
-    .offset = offsetof(struct iz_rule, field), .fallback = "null",             \
-    .doc = (doc_)
-
-const struct iz_key iz_rule_keys[] = {
-    [IZ_RULE_MATCH] = {KEY("match", STRING, match,
-                           "Names of tensors as in checkpoints, with * ? [...] "
-                           "as in a shell. A pattern that matches no tensor is "
-                           "refused."),
-                       .size = IZ_MATCH_MAX},
-    [IZ_RULE_FROZEN] = {KEY("frozen", BOOL, frozen,
-                            "Never update these: no gradient, no optimizer "
-                            "state, and no backward below the lowest trained "
-                            "unit.")},
-    [IZ_RULE_SPARSE] = {KEY("sparse", BOOL, sparse,
-                            "For an embedding table: a step moves and updates "
-                            "only the rows that its samples read; other rows "
-                            "keep their weights, m and v.")},
-    [IZ_RULE_DECAY] = {KEY("weight_decay", DOUBLE, weight_decay,
-                           "Replaces optimizer.params.weight_decay; 0: "
-                           "none."),
-                       .min = 0, .max = 1e6},
-    [IZ_RULE_LR] = {KEY("lr_scale", DOUBLE, lr_scale,
-                        "Multiplies the learning rate of the step."),
-                    .min = 0, .max = 1e6},
-    [IZ_RULE_KEYS] = {.name = NULL},
-};
-
 struct rule_reader {
     struct iz_rule *rule;
     struct iz_faults *faults;

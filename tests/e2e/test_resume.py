@@ -184,7 +184,7 @@ def test_a_signal_twice_at_once_counts_once(place):
     run_.signal(signal.SIGTERM)
     r = run_.finish()
     assert r.rc == 0 and r.summary["reason"] == "interrupted", str(r)
-    assert saved(r.output)
+    assert r.saved
 
 
 def test_mpirun_hands_a_signal_on(place, nvme):
