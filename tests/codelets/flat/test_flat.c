@@ -3,42 +3,11 @@
  * loops, at every SIMD level of the processor. */
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-#include "codelets/base/mix.h"
-#include "codelets/flat/dtype.h"
 #include "codelets/flat/flat.h"
 #include "codelets/flat/half.h"
-#include "codelets/flat/simd.h"
-#include "tests/codelets/flat/levels.h"
-#include "tests/codelets/flat/random.h"
-
-static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
-
-static void fill(void *x, enum iz_dtype t, int64_t n, double scale)
-{
-    for (int64_t i = 0; i < n; i++) {
-        float f = random_float(scale);
-
-        iz_cast((char *)x + i * iz_dtype_bytes(t), t, &f, IZ_F32, 1);
-    }
-}
-
-static double value(const void *x, enum iz_dtype t, int64_t i)
-{
-    float f;
-
-    iz_cast(&f, IZ_F32, (const char *)x + i * iz_dtype_bytes(t), t, 1);
-    return f;
-}
+#include "tests/codelets/flat/flat_test.h"
 
 /* One level of the order that flat.h promises: v [n] becomes the sums of its
  * blocks of 1024. */
@@ -63,7 +32,7 @@ static double norm2_scalar(const void *x, enum iz_dtype t, int64_t n)
 
     v[0] = 0;
     for (int64_t i = 0; i < n; i++)
-        v[i] = value(x, t, i) * value(x, t, i);
+        v[i] = pow(flat_get(x, t, i), 2);
     while (n > 1)
         n = sum_blocks(v, n);
     sum = v[0];
@@ -84,9 +53,9 @@ static void norm_is_exact_enough_and_fixed(void **state)
         long double sum = 0;
         double got;
 
-        fill(x, t, n, 8.0);
+        flat_fill(x, t, n, 8.0);
         for (int64_t i = 0; i < n; i++)
-            sum += (long double)(value(x, t, i) * value(x, t, i));
+            sum += (long double)pow(flat_get(x, t, i), 2);
         got = iz_flat_norm2(x, t, n);
         assert_true(fabs(got - (double)sum) <= 1e-14 * got);
         assert_true(got == norm2_scalar(x, t, n));
@@ -114,15 +83,14 @@ static void check_blocks(const void *x, enum iz_dtype t, int64_t n,
                          int64_t first)
 {
     int64_t at = first * IZ_NORM_BLOCK, rest = iz_norm_blocks(n - at);
-    const char *behind = (const char *)x + at * iz_dtype_bytes(t);
+    const void *behind = flat_at(x, t, at);
     double *sum = take((size_t)(rest + 1) * sizeof(*sum));
     struct iz_norm2 s = {0};
 
     sum[rest] = 77;
     iz_flat_squares(sum, behind, t, n - at);
     assert_true(sum[rest] == 77);
-    assert_true(sum[1] ==
-                norm2_scalar(behind + 1024 * iz_dtype_bytes(t), t, 1024));
+    assert_true(sum[1] == norm2_scalar(flat_at(behind, t, 1024), t, 1024));
     iz_norm2_add(&s, x, t, at);
     iz_norm2_add_blocks(&s, sum, rest);
     assert_true(iz_norm2_end(&s) == iz_flat_norm2(x, t, n));
@@ -141,12 +109,12 @@ static void norm_of_pieces_is_that_of_the_whole(void **state)
         int64_t n = sizes[k / 3], piece;
         struct iz_norm2 s = {0};
 
-        fill(x, t, n, 8.0);
+        flat_fill(x, t, n, 8.0);
         check_blocks(x, t, n, n / 1024 * (k % 4) / 4);
         for (int64_t i = 0; i < n; i += piece) {
-            piece = 1024 * (1 + (int64_t)(random_bits() % 300));
+            piece = 1024 * random_piece(300, n);
             piece = piece < n - i ? piece : n - i;
-            iz_norm2_add(&s, (char *)x + i * iz_dtype_bytes(t), t, piece);
+            iz_norm2_add(&s, flat_at(x, t, i), t, piece);
         }
         assert_true(iz_norm2_end(&s) == iz_flat_norm2(x, t, n));
     }
@@ -160,20 +128,19 @@ static void check_sum(enum iz_dtype out_type, enum iz_dtype in_type, int n_in,
     void *in[4], *out = take((size_t)n * 4), *want = take((size_t)n * 4);
     struct iz_norm2 norm2 = {0};
 
-    fill(out, out_type, n, 4.0);
+    flat_fill(out, out_type, n, 4.0);
     for (int s = 0; s < n_in; s++) {
         in[s] = take((size_t)n * 4);
-        fill(in[s], in_type, n, 4.0);
+        flat_fill(in[s], in_type, n, 4.0);
     }
     for (int64_t i = 0; i < n; i++) {
-        volatile float sum = (float)value(in[0], in_type, i);
+        volatile float sum = (float)flat_get(in[0], in_type, i);
 
         for (int s = 1; s < n_in; s++)
-            sum = sum + (float)value(in[s], in_type, i);
+            sum = sum + (float)flat_get(in[s], in_type, i);
         if (accumulate)
-            sum = (float)value(out, out_type, i) + sum;
-        iz_cast((char *)want + i * iz_dtype_bytes(out_type), out_type,
-                (const void *)(const float *)&(float){sum}, IZ_F32, 1);
+            sum = (float)flat_get(out, out_type, i) + sum;
+        iz_cast(flat_at(want, out_type, i), out_type, &(float){sum}, IZ_F32, 1);
     }
     if (squares)
         iz_flat_sum_norm2(&norm2, out, out_type, accumulate,
@@ -220,12 +187,12 @@ static void add_adds(void **state)
     uint16_t in[33];
     float out[33];
 
-    fill(in, IZ_BF16, 33, 1.0);
+    flat_fill(in, IZ_BF16, 33, 1.0);
     for (int i = 0; i < 33; i++)
         out[i] = 2.0f;
     iz_flat_add(out, IZ_F32, in, IZ_BF16, 33);
     for (int i = 0; i < 33; i++)
-        assert_true(out[i] == 2.0f + (float)value(in, IZ_BF16, i));
+        assert_true(out[i] == 2.0f + (float)flat_get(in, IZ_BF16, i));
 }
 
 static uint64_t hash_scalar(int64_t first, const float *x, int64_t n)
@@ -250,11 +217,10 @@ static void hash_does_not_depend_on_pieces(void **state)
     const int64_t first = ((int64_t)1 << 40) - 100;
     uint64_t whole, sum = 0;
 
-    fill(x, IZ_F32, N, 1.0);
+    flat_fill(x, IZ_F32, N, 1.0);
     whole = iz_flat_hash(first, x, N);
     for (int64_t at = N, k; at > 0; at -= k) {
-        k = 1 + (int64_t)(random_bits() % 200);
-        k = k < at ? k : at;
+        k = random_piece(200, at);
         sum += iz_flat_hash(first + at - k, x + at - k, k);
     }
     assert_true(sum == whole);
@@ -268,7 +234,7 @@ static void hash_sees_bits_and_positions(void **state)
     float x[64];
     uint64_t whole;
 
-    fill(x, IZ_F32, 64, 1.0);
+    flat_fill(x, IZ_F32, 64, 1.0);
     whole = iz_flat_hash(0, x, 64);
     assert_true(iz_flat_hash(1, x, 64) != whole);
     for (int k = 0; k < 64 * 32; k++) {

@@ -4,43 +4,27 @@
  * so that what passes once passes always; bounds are five standard deviations
  * unless said. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "codelets/base/mix.h"
 #include "codelets/flat/flat.h"
-#include "codelets/flat/simd.h"
-#include "tests/codelets/flat/levels.h"
-#include "tests/codelets/flat/random.h"
+#include "tests/codelets/flat/flat_test.h"
 
 enum { MANY = 10000000, HALF = IZ_NORMAL_BLOCK / 2 };
 
 static float *numbers(uint64_t seed, uint64_t stream, int64_t n)
 {
-    float *x = malloc((size_t)n * sizeof(*x));
+    float *x = take((size_t)n * sizeof(*x));
 
-    assert_non_null(x);
     iz_flat_normal(x, n, seed, stream, 0, 1.0f);
     return x;
 }
 
 /* ---- each number ---- */
 
-static uint64_t hash_of(uint64_t key, int64_t i)
-{
-    return iz_mix(key + (uint64_t)i * IZ_GOLDEN);
-}
-
 /* The 32-bit word i of a block's hashes. */
 static uint32_t word(uint64_t key, int64_t block, int64_t i)
 {
-    uint64_t h = hash_of(key, block * HALF + i / 2);
+    uint64_t h = iz_mix(key + (uint64_t)(block * HALF + i / 2) * IZ_GOLDEN);
 
     return (uint32_t)(i % 2 ? h >> 32 : h);
 }
@@ -77,8 +61,7 @@ static void normal_does_not_depend_on_pieces(void **state)
 
     iz_flat_normal(whole, N, 42, 9, first, 0.02f);
     for (int64_t at = 0, k; at < N; at += k) {
-        k = 1 + (int64_t)(random_bits() % 600);
-        k = k < N - at ? k : N - at;
+        k = random_piece(600, N - at);
         iz_flat_normal(cut + at, k, 42, 9, first + at, 0.02f);
     }
     assert_memory_equal(whole, cut, sizeof(whole));
@@ -146,19 +129,6 @@ static int compare_floats(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Kolmogorov and Smirnov's largest distance, at 1 in 10^5. */
-static void assert_near(const float *x, int64_t n)
-{
-    double worst = 0;
-
-    for (int64_t i = 0; i < n; i++) {
-        double d = fabs(below(x[i]) - ((double)i + 0.5) / (double)n);
-
-        worst = d > worst ? d : worst;
-    }
-    assert_true(worst < 2.47 / sqrt((double)n));
-}
-
 static void normal_has_normal_distribution(void **state)
 {
     enum { CELLS = 4096, SORTED = 1 << 20 };
@@ -171,39 +141,35 @@ static void normal_has_normal_distribution(void **state)
         count[(int)(below(x[i]) * CELLS)]++;
     assert_even(count, CELLS, MANY);
     qsort(x, SORTED, sizeof(*x), compare_floats);
-    assert_near(x, SORTED);
+    /* Kolmogorov and Smirnov's largest distance, at 1 in 10^5 */
+    for (int i = 0; i < SORTED; i++)
+        assert_true(fabs(below(x[i]) - (i + 0.5) / SORTED) <
+                    2.47 / sqrt(SORTED));
     free(x);
 }
 
-/* How many of n numbers are beyond z on either side. */
-static void assert_tails(const int64_t beyond[2], double z, int64_t n)
-{
-    double expected = below(-z) * (double)n;
-
-    for (int side = 0; side < 2; side++)
-        assert_true(fabs((double)beyond[side] - expected) < 5 * sqrt(expected));
-}
-
+/* How many numbers are beyond z on either side. */
 static void normal_has_normal_tails(void **state)
 {
     enum { PIECE = 1 << 16, PIECES = 4096 };
-    static const float z[] = {3.0f, 4.0f, 5.0f};
+    static const float z[] = {-3, 3, -4, 4, -5, 5};
     static float x[PIECE];
-    int64_t beyond[3][2] = {{0}};
+    int64_t beyond[6] = {0};
     float most = 0;
 
     for (int64_t p = 0; p < PIECES; p++) {
         iz_flat_normal(x, PIECE, 99, 1, p * PIECE, 1.0f);
-        for (int k = 0; k < 3; k++)
-            for (int i = 0; i < PIECE; i++) {
-                beyond[k][0] += x[i] < -z[k];
-                beyond[k][1] += x[i] > z[k];
-            }
+        for (int k = 0; k < 6; k++)
+            for (int i = 0; i < PIECE; i++)
+                beyond[k] += z[k] < 0 ? x[i] < z[k] : x[i] > z[k];
         for (int i = 0; i < PIECE; i++)
-            most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+            most = fmaxf(most, fabsf(x[i]));
     }
-    for (int k = 0; k < 3; k++)
-        assert_tails(beyond[k], (double)z[k], (int64_t)PIECE * PIECES);
+    for (int k = 0; k < 6; k++) {
+        double expected = below(-fabs(z[k])) * PIECE * PIECES;
+
+        assert_true(fabs((double)beyond[k] - expected) < 5 * sqrt(expected));
+    }
     assert_true(most > 5.5f && most < 6.7f);
 }
 
@@ -216,18 +182,11 @@ struct cells {
 
 static struct cells cells_of(uint64_t seed, uint64_t stream)
 {
-    struct cells c = {numbers(seed, stream, MANY), malloc(MANY)};
+    struct cells c = {numbers(seed, stream, MANY), take(MANY)};
 
-    assert_non_null(c.cell);
     for (int i = 0; i < MANY; i++)
         c.cell[i] = (uint8_t)(below(c.x[i]) * SIDE);
     return c;
-}
-
-static void free_cells(struct cells *c)
-{
-    free(c->x);
-    free(c->cell);
 }
 
 /* Of numbers i of a and i + lag of b: no correlation, none of the squares, and
@@ -255,17 +214,18 @@ static void normal_numbers_are_independent(void **state)
 {
     static const int lags[] = {1,    2,        3,    16,       HALF - 1,
                                HALF, HALF + 1, 1600, 2 * HALF, 4096};
-    struct cells a = cells_of(1, 1), b = cells_of(1, 2), c = cells_of(2, 1);
+    struct cells c[] = {cells_of(1, 1), cells_of(1, 2), cells_of(2, 1)};
 
-    for (int i = 0; i < (int)(sizeof(lags) / sizeof(*lags)); i++)
-        assert_independent(&a, &a, lags[i]);
-    assert_independent(&a, &b, 0);
-    assert_independent(&a, &c, 0);
-    assert_independent(&b, &c, 0);
-    assert_independent(&a, &b, 1);
-    free_cells(&a);
-    free_cells(&b);
-    free_cells(&c);
+    for (size_t i = 0; i < sizeof(lags) / sizeof(*lags); i++)
+        assert_independent(&c[0], &c[0], lags[i]);
+    assert_independent(&c[0], &c[1], 0);
+    assert_independent(&c[0], &c[2], 0);
+    assert_independent(&c[1], &c[2], 0);
+    assert_independent(&c[0], &c[1], 1);
+    for (int i = 0; i < 3; i++) {
+        free(c[i].x);
+        free(c[i].cell);
+    }
 }
 
 int main(void)

@@ -1,16 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Touched rows of a table against one flag for each of its rows. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "codelets/flat/touched_rows.h"
-#include "tests/codelets/flat/random.h"
+#include "tests/codelets/flat/flat_test.h"
 
 enum { ROWS = 150 };
 

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the tests of flat kernels share: memory of exactly the size asked for,
+ * reproducible random numbers, and runs at every SIMD level. */
+#pragma once
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "codelets/flat/dtype.h"
+#include "codelets/flat/simd.h"
+
+static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
+
+static inline void *take(size_t bytes)
+{
+    void *p = malloc(bytes > 0 ? bytes : 1);
+
+    assert_non_null(p);
+    return p;
+}
+
+/* xorshift64: not the program's own generator. */
+static inline uint64_t random_bits(void)
+{
+    static uint64_t state = 88172645463325252u;
+
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state;
+}
+
+static inline float random_float(double scale)
+{
+    return (float)(scale * ((double)(random_bits() >> 11) * 0x1p-53 - 0.5));
+}
+
+/* Of 1 to `most`, but not more than `rest`. */
+static inline int64_t random_piece(int64_t most, int64_t rest)
+{
+    int64_t n = 1 + (int64_t)(random_bits() % (uint64_t)most);
+
+    return n < rest ? n : rest;
+}
+
+static inline void *flat_at(const void *x, enum iz_dtype t, int64_t i)
+{
+    return (char *)x + i * iz_dtype_bytes(t);
+}
+
+static inline double flat_get(const void *x, enum iz_dtype t, int64_t i)
+{
+    float f;
+
+    iz_cast(&f, IZ_F32, flat_at(x, t, i), t, 1);
+    return f;
+}
+
+static inline void flat_fill(void *x, enum iz_dtype t, int64_t n, double scale)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float f = random_float(scale);
+
+        iz_cast(flat_at(x, t, i), t, &f, IZ_F32, 1);
+    }
+}
+
+/* Runs a group at every level that this processor has; how many failed. */
+static inline int levels_run(const struct CMUnitTest *tests, size_t n)
+{
+    int failed = 0;
+
+    for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++) {
+        if (iz_simd_use(l))
+            failed += _cmocka_run_group_tests(l->name, tests, n, NULL, NULL);
+        else
+            printf("this processor has no %s\n", l->name);
+    }
+    return failed;
+}

@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every optimizer against its formula in double and against a loop whose every
+ * operation is rounded by a store, at every SIMD level of the processor; with
+ * its states in fp32 and in fewer bytes, and cut into pieces anywhere. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "codelets/flat/update.h"
+#include "tests/codelets/flat/flat_test.h"
+
+/* An optimizer.  Both functions update an element e: p, then its states. */
+struct kind {
+    const struct iz_step *cases;
+    int n_cases, states;
+    void (*formula)(const struct iz_step *s, double *e, double g);
+    void (*scalar)(const struct iz_step *s, float *e, float g);
+};
+
+/* ---- Adam --------------------------------------------------------------- */
+
+static const struct iz_step adam_cases[] = {
+    {{IZ_OPTIMIZER_ADAM, 1e-3, 0.9, 0.999, 1e-8, 0.0, true, true}, 1, 1.0f},
+    {{IZ_OPTIMIZER_ADAM, 1e-3, 0.9, 0.999, 1e-8, 0.1, true, true}, 1, 1.0f},
+    {{IZ_OPTIMIZER_ADAM, 1e-2, 0.9, 0.95, 1e-6, 0.1, false, true}, 1, 1.0f},
+    {{IZ_OPTIMIZER_ADAM, 3e-4, 0.8, 0.99, 1e-8, 0.01, true, false}, 1, 1.0f},
+    {{IZ_OPTIMIZER_ADAM, 3e-4, 0.8, 0.99, 1e-8, 0.01, false, false}, 1, 1.0f},
+    {{IZ_OPTIMIZER_ADAM, 1e-3, 0.9, 0.999, 1e-8, 0.1, true, true},
+     1,
+     1.0f / 4096},
+};
+
+static double adam_rest(const struct iz_step *s, double beta)
+{
+    return s->hyper.bias_correction ? 1 - pow(beta, (double)s->t) : 1;
+}
+
+static void adam_formula(const struct iz_step *s, double *e, double g)
+{
+    const struct iz_hyper *h = &s->hyper;
+    double *p = e, *m = e + 1, *v = e + 2;
+
+    if (h->adamw)
+        *p -= h->lr * h->weight_decay * *p;
+    else
+        g += h->weight_decay * *p;
+    *m = h->beta1 * *m + (1 - h->beta1) * g;
+    *v = h->beta2 * *v + (1 - h->beta2) * g * g;
+    *p -= h->lr * (*m / adam_rest(s, h->beta1)) /
+          (sqrt(*v / adam_rest(s, h->beta2)) + h->eps);
+}
+
+static float flushed(float x)
+{
+    return fabsf(x) < FLT_MIN ? 0 : x;
+}
+
+/* The contract of adam.h in fp32. */
+static void adam_scalar(const struct iz_step *s, float *e, float g)
+{
+    const struct iz_hyper *h = &s->hyper;
+    double c1 = adam_rest(s, h->beta1), c2 = adam_rest(s, h->beta2);
+    double wd = h->weight_decay;
+    volatile float b1 = (float)h->beta1, r1 = (float)(1 - h->beta1);
+    volatile float b2 = (float)h->beta2, r2 = (float)(1 - h->beta2);
+    volatile float l2 = h->adamw ? 0.0f : (float)wd;
+    volatile float keep = h->adamw ? (float)(1 - h->lr * wd) : 1.0f;
+    volatile float step = (float)(h->lr / c1 * sqrt(c2));
+    volatile float eps = (float)(h->eps * sqrt(c2));
+    volatile float x, y, gi, mi, vi;
+
+    x = g * s->grad_scale;
+    y = l2 * e[0];
+    gi = x + y;
+    x = b1 * e[1];
+    y = r1 * gi;
+    mi = flushed(x + y);
+    x = b2 * e[2];
+    y = gi * gi;
+    y = r2 * y;
+    vi = flushed(x + y);
+    x = sqrtf(vi);
+    x = x + eps;
+    x = mi / x;
+    x = step * x;
+    y = e[0] * keep;
+    e[0] = y - x;
+    e[1] = mi;
+    e[2] = vi;
+}
+
+/* ---- Lion --------------------------------------------------------------- */
+
+static const struct iz_step lion_cases[] = {
+    {{IZ_OPTIMIZER_LION, 1e-3, 0.9, 0.99, 0, 0, 0, 0}, 1, 1.0f},
+    {{IZ_OPTIMIZER_LION, 3e-3, 0.95, 0.98, 0, 0.3, 0, 0}, 1, 1.0f / 4096},
+};
+
+static double sign(double x)
+{
+    return x > 0 ? 1 : x < 0 ? -1 : 0;
+}
+
+/* arXiv:2302.06675, algorithm 2. */
+static void lion_formula(const struct iz_step *s, double *e, double g)
+{
+    const struct iz_hyper *h = &s->hyper;
+    double u = sign(h->beta1 * e[1] + (1 - h->beta1) * g);
+
+    e[0] -= h->lr * (u + h->weight_decay * e[0]);
+    e[1] = h->beta2 * e[1] + (1 - h->beta2) * g;
+}
+
+/* The contract of lion.h in fp32. */
+static void lion_scalar(const struct iz_step *s, float *e, float g)
+{
+    const struct iz_hyper *h = &s->hyper;
+    volatile float b1 = (float)h->beta1, r1 = (float)(1 - h->beta1);
+    volatile float b2 = (float)h->beta2, r2 = (float)(1 - h->beta2);
+    volatile float keep = (float)(1 - h->lr * h->weight_decay);
+    volatile float lr = (float)h->lr, x, y, gi, u;
+
+    gi = g * s->grad_scale;
+    x = b1 * e[1];
+    y = r1 * gi;
+    u = x + y;
+    x = b2 * e[1];
+    y = r2 * gi;
+    e[1] = flushed(x + y);
+    x = e[0] * keep;
+    y = lr * (float)sign(u);
+    e[0] = x - y;
+}
+
+static const struct kind kinds[] = {
+    {adam_cases, sizeof(adam_cases) / sizeof(adam_cases[0]), 2, adam_formula,
+     adam_scalar},
+    {lion_cases, sizeof(lion_cases) / sizeof(lion_cases[0]), 1, lion_formula,
+     lion_scalar},
+};
+enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), ELEMENT = 1 + IZ_STATES_MAX };
+
+/* ---- arrays ------------------------------------------------------------- */
+
+/* The arrays of an update; those of states have whole blocks. */
+struct arrays {
+    const struct kind *kind;
+    int64_t n, room;
+    enum iz_moment_type type;
+    enum iz_dtype g_type, out_type;
+    float *p;
+    void *state[IZ_STATES_MAX], *g, *out;
+};
+
+static size_t state_bytes(const struct arrays *a)
+{
+    return (size_t)iz_moment_bytes(a->type, a->room);
+}
+
+static struct arrays arrays_new(const struct kind *k, int64_t n,
+                                enum iz_moment_type type, enum iz_dtype g,
+                                enum iz_dtype out)
+{
+    int64_t room = (n + IZ_MOMENT_BLOCK) / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
+    struct arrays a = {k, n, room, type, g, out, .p = take((size_t)n * 4)};
+
+    for (int i = 0; i < k->states; i++)
+        a.state[i] = memset(take(state_bytes(&a)), 0, state_bytes(&a));
+    a.g = memset(take((size_t)n * 4), 0, (size_t)n * 4);
+    a.out = memset(take((size_t)n * 4), 0, (size_t)n * 4);
+    flat_fill(a.p, IZ_F32, n, 2.0);
+    return a;
+}
+
+static struct arrays arrays_copy(const struct arrays *a)
+{
+    struct arrays c =
+        arrays_new(a->kind, a->n, a->type, a->g_type, a->out_type);
+
+    memcpy(c.p, a->p, (size_t)a->n * 4);
+    return c;
+}
+
+static void arrays_free(struct arrays *a)
+{
+    free(a->p);
+    for (int i = 0; i < a->kind->states; i++)
+        free(a->state[i]);
+    free(a->g);
+    free(a->out);
+}
+
+static void arrays_equal(struct arrays *a, struct arrays *b)
+{
+    assert_memory_equal(a->p, b->p, (size_t)a->n * 4);
+    for (int i = 0; i < a->kind->states; i++)
+        assert_memory_equal(a->state[i], b->state[i], state_bytes(a));
+    assert_memory_equal(a->out, b->out,
+                        (size_t)(a->n * iz_dtype_bytes(a->out_type)));
+    arrays_free(a);
+    arrays_free(b);
+}
+
+/* Gradients of very different sizes, some zero. */
+static void new_gradients(struct arrays *a, double scale)
+{
+    for (int64_t i = 0; i < a->n; i++) {
+        float f = i % 7 == 3 ? 0.0f : random_float(scale * (double)(1 + i % 5));
+
+        iz_cast(flat_at(a->g, a->g_type, i), a->g_type, &f, IZ_F32, 1);
+    }
+}
+
+static struct iz_update update_of(const struct arrays *a,
+                                  const struct iz_step *s,
+                                  const struct iz_alike *all, int64_t from,
+                                  int64_t n)
+{
+    return (struct iz_update){.optimizer = s->hyper.type,
+                              .type = a->type,
+                              .g_type = a->g_type,
+                              .out_type = a->out_type,
+                              .n = n,
+                              .at = from,
+                              .room = a->room,
+                              .p = a->p + from,
+                              .state = {a->state[0], a->state[1]},
+                              .g = flat_at(a->g, a->g_type, from),
+                              .out = a->out ? flat_at(a->out, a->out_type, from)
+                                            : NULL,
+                              .key = (uint64_t)s->t,
+                              .first = 6400 + from,
+                              .span = all,
+                              .spans = 1};
+}
+
+/* Elements [from, from + n). */
+static void update(const struct arrays *a, const struct iz_step *s,
+                   int64_t from, int64_t n)
+{
+    struct iz_alike all = iz_alike_of(s);
+    struct iz_update u = update_of(a, s, &all, from, n);
+
+    iz_update(&u);
+}
+
+/* The same by the scalar loop: states are widened, and rounded by the step's
+ * keys. */
+static void update_scalar(const struct arrays *a, const struct iz_step *s)
+{
+    struct iz_update u = update_of(a, s, NULL, 0, a->n);
+    float *wide[IZ_STATES_MAX], e[ELEMENT];
+    int states = a->kind->states;
+    int64_t whole =
+        (a->n + IZ_MOMENT_BLOCK - 1) / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
+
+    for (int k = 0; k < states; k++) {
+        struct iz_moments x = iz_update_state(&u, k);
+
+        wide[k] = take((size_t)whole * 4);
+        iz_moment_load(wide[k], &x, 0, whole);
+    }
+    for (int64_t i = 0; i < a->n; i++) {
+        e[0] = a->p[i];
+        for (int k = 0; k < states; k++)
+            e[1 + k] = wide[k][i];
+        a->kind->scalar(s, e, (float)flat_get(a->g, a->g_type, i));
+        a->p[i] = e[0];
+        for (int k = 0; k < states; k++)
+            wide[k][i] = e[1 + k];
+    }
+    for (int k = 0; k < states; k++) {
+        struct iz_moments x = iz_update_state(&u, k);
+
+        iz_moment_store(&x, 0, wide[k], whole, u.key + (uint64_t)k, u.first);
+        free(wide[k]);
+    }
+    iz_cast(a->out, a->out_type, a->p, IZ_F32, a->n);
+}
+
+/* ---- cases -------------------------------------------------------------- */
+
+static void check_formula(const struct kind *k, struct iz_step s,
+                          enum iz_dtype g, enum iz_dtype out, int64_t n)
+{
+    struct arrays a = arrays_new(k, n, IZ_MOMENT_F32, g, out);
+    double *want = take((size_t)(ELEMENT * n) * sizeof(*want));
+
+    for (int64_t i = 0; i < ELEMENT * n; i++)
+        want[i] = i % ELEMENT ? 0 : a.p[i / ELEMENT];
+    for (s.t = 1; s.t <= 50; s.t++) {
+        new_gradients(&a, 0.1 / s.grad_scale);
+        for (int64_t i = 0; i < n; i++)
+            k->formula(&s, want + ELEMENT * i,
+                       flat_get(a.g, g, i) * s.grad_scale);
+        update(&a, &s, 0, n);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const double *w = want + ELEMENT * i;
+
+        assert_true(fabs(a.p[i] - w[0]) < 2e-6 + 2e-6 * fabs(w[0]));
+        assert_true(fabs(((float *)a.state[0])[i] - w[1]) < 1e-6);
+        if (k->states > 1)
+            assert_true(fabs(((float *)a.state[1])[i] - w[2]) <
+                        1e-12 + 1e-5 * w[2]);
+    }
+    free(want);
+    arrays_free(&a);
+}
+
+/* The sign of a sum that rounds to about 0 is anybody's: none of these does. */
+static void updates_follow_their_formula(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 7, 33, 1025};
+
+    for (const struct kind *k = kinds; k < kinds + KINDS; k++)
+        for (int c = 0; c < k->n_cases * 3 * 5; c++)
+            check_formula(k, k->cases[c / 15], floats[c % 3],
+                          floats[(c + c / 3) % 3], sizes[c / 3 % 5]);
+}
+
+/* In whole blocks, where a state has fewer bytes. */
+static void bits_are_those_of_the_scalar_loop(void **state)
+{
+    for (int c = 0; c < KINDS * 3 * 9; c++) {
+        const struct kind *k = &kinds[c / 27];
+        enum iz_moment_type type = (enum iz_moment_type)(c / 9 % 3);
+        int64_t n = type == IZ_MOMENT_F32 ? 2077 : 10 * IZ_MOMENT_BLOCK;
+
+        for (int i = 0; i < k->n_cases; i++) {
+            struct arrays a =
+                arrays_new(k, n, type, floats[c % 3], floats[c / 3 % 3]);
+            struct arrays b = arrays_copy(&a);
+            struct iz_step s = k->cases[i];
+
+            for (s.t = 1; s.t <= 20; s.t++) {
+                new_gradients(&a, 0.1 / s.grad_scale);
+                memcpy(b.g, a.g, (size_t)n * 4);
+                update(&a, &s, 0, n);
+                update_scalar(&b, &s);
+            }
+            arrays_equal(&a, &b);
+        }
+    }
+}
+
+/* In one piece and cut at random places, also within a block of a state in
+ * fewer bytes, whose other elements stay. */
+static void bits_do_not_depend_on_pieces(void **state)
+{
+    for (int c = 0; c < KINDS * 3; c++) {
+        enum iz_moment_type type = (enum iz_moment_type)(c % 3);
+        /* elements of fp8 share a power: cut nowhere */
+        int64_t unit = type == IZ_MOMENT_FP8 ? IZ_MOMENT_BLOCK : 1;
+        struct arrays a =
+            arrays_new(&kinds[c / 3], 5003, type, IZ_BF16, IZ_F16);
+        struct arrays b = arrays_copy(&a);
+        struct iz_step s = a.kind->cases[1];
+
+        for (s.t = 1; s.t <= 5; s.t++) {
+            new_gradients(&a, 1 / s.grad_scale);
+            memcpy(b.g, a.g, (size_t)a.n * 2);
+            update(&a, &s, 0, a.n);
+            for (int64_t at = 0, n; at < a.n; at += n) {
+                n = unit * random_piece(700, a.n);
+                n = n < a.n - at ? n : a.n - at;
+                update(&b, &s, at, n);
+            }
+        }
+        arrays_equal(&a, &b);
+    }
+}
+
+/* Up to a few tiles of the loop, whole ones and begun ones, with a copy and
+ * without; what lies behind stays. */
+static void updates_touch_n_elements_only(void **state)
+{
+    enum { MOST = 520 };
+
+    for (int c = 0; c < KINDS * 2 * MOST; c++) {
+        struct arrays a = arrays_new(&kinds[c / MOST / 2], MOST, IZ_MOMENT_F32,
+                                     IZ_F32, IZ_F32);
+        float *g = a.g, *out = a.out;
+        bool copies = c / MOST % 2;
+
+        for (int i = 0; i < MOST; i++)
+            a.p[i] = g[i] = 1.0f;
+        a.out = copies ? out : NULL;
+        update(&a, &a.kind->cases[0], 0, c % MOST);
+        for (int i = 0; i < MOST; i++) {
+            bool mine = i < c % MOST;
+
+            assert_true(mine ? a.p[i] < 1 : a.p[i] == 1);
+            assert_true(out[i] == (mine && copies ? a.p[i] : 0));
+            for (int k = 0; k < a.kind->states; k++)
+                assert_true((((float *)a.state[k])[i] > 0) == mine);
+        }
+        a.out = out;
+        arrays_free(&a);
+    }
+}
+
+/* Without gradients m decays to zero instead of staying subnormal, and an
+ * element whose m is 0 stays where it is. */
+static void states_come_to_rest(void **state)
+{
+    for (const struct kind *k = kinds; k < kinds + KINDS; k++) {
+        struct arrays a = arrays_new(k, 1, IZ_MOMENT_F32, IZ_F32, IZ_F32);
+        struct iz_step s = k->cases[0];
+        float before;
+
+        for (int i = 0; i < k->states; i++)
+            *(float *)a.state[i] = 1;
+        for (s.t = 1; s.t <= (k->states > 1 ? 2000 : 9000); s.t++)
+            update(&a, &s, 0, 1);
+        assert_true(*(float *)a.state[0] == 0);
+        assert_true(k->states == 1 || *(float *)a.state[1] > 0.1f);
+        before = *a.p;
+        update(&a, &s, 0, 1);
+        assert_true(*a.p == before);
+        arrays_free(&a);
+    }
+}
+
+static void what_is_not_finite_shows(void **state)
+{
+    for (const struct kind *k = kinds; k < kinds + KINDS; k++) {
+        struct arrays a = arrays_new(k, 64, IZ_MOMENT_F32, IZ_F32, IZ_F32);
+
+        new_gradients(&a, 1);
+        ((float *)a.g)[5] = NAN;
+        ((float *)a.g)[6] = INFINITY;
+        update(&a, &k->cases[0], 0, 64);
+        for (int i = 0; i < 64; i++) {
+            /* Lion takes the sign of infinity, Adam divides it by itself */
+            assert_true(isnan(a.p[i]) == (i == 5 || (i == 6 && k->states > 1)));
+            assert_true(isfinite(((float *)a.state[0])[i]) ==
+                        (i != 5 && i != 6));
+        }
+        arrays_free(&a);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(updates_follow_their_formula),
+        cmocka_unit_test(bits_are_those_of_the_scalar_loop),
+        cmocka_unit_test(bits_do_not_depend_on_pieces),
+        cmocka_unit_test(updates_touch_n_elements_only),
+        cmocka_unit_test(states_come_to_rest),
+        cmocka_unit_test(what_is_not_finite_shows),
+    };
+
+    return levels_run(tests, sizeof(tests) / sizeof(tests[0]));
+}
