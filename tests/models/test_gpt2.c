@@ -26,7 +26,7 @@ static double loss(const struct twin *t, double *logits)
                                           .seq = c->seq,
                                           .heads = c->heads,
                                           .c = w});
-    ref_layernorm(x, x, end[0], end[1], m, w);
+    ref_norm(x, x, end[0], end[1], m, w, 1e-5);
     return twin_head(t, x, p[0], logits);
 }
 

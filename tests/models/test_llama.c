@@ -99,14 +99,14 @@ static void block(const struct iz_llama_config *c, double *const *p, double *x,
                            .high_freq_factor = c->rope_scaling_high_freq_factor,
                            .original_seq = c->rope_scaling_original_seq};
 
-    ref_rmsnorm(h, x, p[NORM_1], m, c->width, c->norm_eps);
+    ref_norm(h, x, p[NORM_1], NULL, m, c->width, c->norm_eps);
     product(qkv, NULL, h, p[QKV], c->qkv_bias ? p[REST] : NULL, m, c->width,
             ld);
     for (int64_t i = 0; c->qk_norm && i < m * rope.heads; i++) {
         int64_t head = i % rope.heads;
         double *a = qkv + i / rope.heads * ld + head * d;
 
-        ref_rmsnorm(a, a, norms[head >= c->heads], 1, d, c->norm_eps);
+        ref_norm(a, a, norms[head >= c->heads], NULL, 1, d, c->norm_eps);
     }
     ref_rope(qkv, m, ld, &rope, false);
     ref_attention(&(struct ref_attention){.o = y,
@@ -117,7 +117,7 @@ static void block(const struct iz_llama_config *c, double *const *p, double *x,
                                           .c = o,
                                           .kv_heads = kv});
     product(x, x, y, p[ATTN_PROJ], NULL, m, o, c->width);
-    ref_rmsnorm(h, x, p[NORM_2], m, c->width, c->norm_eps);
+    ref_norm(h, x, p[NORM_2], NULL, m, c->width, c->norm_eps);
     product(u, NULL, h, p[GATE_UP], NULL, m, c->width, 2 * c->ffn);
     for (int64_t i = 0; i < m * c->ffn; i++) {
         const double *row = u + i / c->ffn * 2 * c->ffn;
@@ -145,7 +145,7 @@ static double loss(const struct twin *t, double *logits)
     ref_embedding(x, t->input, p[0], NULL, m, c->width, c->seq);
     for (int l = 0; l < c->layers; l++)
         block(c, p + 1 + per_layer * l, x, t->samples);
-    ref_rmsnorm(x, x, end[0], m, c->width, c->norm_eps);
+    ref_norm(x, x, end[0], NULL, m, c->width, c->norm_eps);
     return twin_head(t, x, c->tie_embeddings ? p[0] : end[1], logits);
 }
 

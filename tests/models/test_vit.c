@@ -82,7 +82,7 @@ static double loss(const struct twin *t, double *logits)
                                           .heads = c->heads,
                                           .c = w,
                                           .full = true});
-    ref_layernorm(x, x, end[0], end[1], t->samples * n, w);
+    ref_norm(x, x, end[0], end[1], t->samples * n, w, 1e-5);
     for (int i = 0; i < t->samples; i++) {
         int32_t label = t->records[(size_t)i * bytes];
 

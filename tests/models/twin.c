@@ -296,11 +296,11 @@ void twin_block(double *x, double *const *p, int64_t hidden,
 
     a.qkv = qkv;
     a.o = o;
-    ref_layernorm(h, x, p[0], p[1], m, c);
+    ref_norm(h, x, p[0], p[1], m, c, 1e-5);
     product(qkv, NULL, h, p + 2, m, c, 3 * c);
     ref_attention(&a);
     product(x, x, o, p + 4, m, c, c);
-    ref_layernorm(h, x, p[6], p[7], m, c);
+    ref_norm(h, x, p[6], p[7], m, c, 1e-5);
     product(u, NULL, h, p + 8, m, c, hidden);
     for (int64_t i = 0; i < m * hidden; i++)
         u[i] = ref_gelu(u[i]);

@@ -14,11 +14,8 @@
 #include "tests/codelets/ops/product.h"
 #include "tests/fake/cublaslt.h"
 
-static const int64_t sizes[][3] = {{1, 1, 1},   {3, 7, 1},   {1, 17, 3},
-                                   {7, 3, 17},  {17, 1, 33}, {33, 17, 7},
-                                   {4, 16, 16}, {8, 64, 24}};
 /* Products that are made twice, as every scene is run. */
-enum { SIZES = sizeof(sizes) / sizeof(sizes[0]), RUNS = 2 * 3 * 2 * SIZES };
+enum { SIZES = COUNT(product_sizes) - 1, RUNS = 2 * 3 * 2 * SIZES };
 
 static int renew(void **state)
 {
@@ -28,15 +25,7 @@ static int renew(void **state)
 
 static void for_each(void (*f)(struct product *p))
 {
-    fixture_seed();
-    for (int k = 0; k < 3 * 2 * SIZES; k++) {
-        struct product p =
-            product_new(fixture_types[k % 3], fixture_types[k % 3],
-                        sizes[k / 6], k / 3 % 2);
-
-        f(&p);
-        product_free(&p);
-    }
+    product_each(f, product_sizes, SIZES, false);
 }
 
 static void forward_to_fp32(struct product *p)
@@ -73,7 +62,7 @@ static void gradient_of_b_without_the_library(void **state)
                                  CUBLAS_STATUS_INVALID_VALUE,
                                  CUBLAS_STATUS_INTERNAL_ERROR};
 
-    for (size_t i = 0; i < sizeof(status) / sizeof(status[0]); i++) {
+    for (int i = 0; i < COUNT(status); i++) {
         renew(state);
         fake_cublaslt.no_sums = status[i] == 0;
         fake_cublaslt.sums_fail = status[i];
@@ -102,7 +91,7 @@ static void bias_without_the_library(void **state)
 
 static void only_db(struct product *p)
 {
-    p->absent = bit(DW);
+    p->absent = BIT(DW);
     product_check_dw(p);
     p->absent = 0;
 }
@@ -110,13 +99,13 @@ static void only_db(struct product *p)
 static void only_dw(struct product *p)
 {
     p->fused_db = true;
-    p->s.unwanted = bit(DB);
+    p->s.unwanted = BIT(DB);
     product_check_dw(p);
 }
 
 static void no_gradient(struct product *p)
 {
-    p->s.unwanted = bit(DW) | bit(DB);
+    p->s.unwanted = BIT(DW) | BIT(DB);
     product_check_dw(p);
 }
 
@@ -130,31 +119,41 @@ static void unwanted_gradients_are_not_asked_for(void **state)
     assert_int_equal(fake_cublaslt.sums, 0);
 }
 
-/* dy from its second element on, an address that no wide load can use. */
-static void odd_gradient(struct iz_exec *x, const struct iz_view *v,
-                         const void *arg)
+/* One row less of a and dy, which begin some elements late: at an address that
+ * no wide load can use, or that is not as aligned. */
+static void late(struct iz_exec *x, const struct iz_view *v, const void *arg,
+                 scene_op *op, int tensor, int elements)
 {
     struct iz_view w[PRODUCT_TENSORS];
 
     memcpy(w, v, LA * sizeof(*v));
-    w[DY].p = v[DY].p ? (char *)v[DY].p + iz_dtype_bytes(v[DY].dtype) : NULL;
+    if (v[tensor].p)
+        w[tensor].p =
+            (char *)v[tensor].p + elements * iz_dtype_bytes(v[tensor].dtype);
     w[DY].rows--;
     w[A].rows--;
-    product_gradient_w(x, w, arg);
+    op(x, w, arg);
+}
+
+static void odd_gradient(struct iz_exec *x, const struct iz_view *v,
+                         const void *arg)
+{
+    late(x, v, arg, product_gradient_w, DY, 1);
 }
 
 /* Of all rows, and of one less at an odd address. */
 static void check_sum(struct product *p)
 {
-    double *want = calloc((size_t)p->out, sizeof(*want));
+    struct tensor *t = p->s.t;
+    double *want = tensor_want(&t[DB]);
 
     only_db(p);
-    p->absent = bit(DW);
-    scene_run(&p->s, odd_gradient, p, bit(DY) | bit(A), bit(DB));
+    p->absent = BIT(DW);
+    scene_run(&p->s, &(struct pass){odd_gradient, BIT(DY) | BIT(A), BIT(DB)},
+              p);
     for (int64_t i = 0; i < (p->m - 1) * p->out; i++)
-        want[i % p->out] += p->s.t[DY].d[i + 1];
-    fixture_close("db of an odd address", &p->s.t[DB], want, 1e-6);
-    free(want);
+        want[i % p->out] += t[DY].d[i + 1];
+    fixture_close("db of an odd address", &t[DB], 1e-6);
 }
 
 static void sums_of_columns_agree(void **state)
@@ -164,7 +163,7 @@ static void sums_of_columns_agree(void **state)
                                       {97, 1000}, {2000, 264}, {40, 4104}};
 
     fixture_seed();
-    for (int i = 0; i < 6 * (int)(sizeof(size) / sizeof(size[0])); i++) {
+    for (int i = 0; i < 6 * COUNT(size); i++) {
         int64_t s[3] = {size[i / 6][0], 1, size[i / 6][1]};
         enum iz_dtype t = fixture_types[i % 3];
         struct product p = product_new(t, t, s, false);
@@ -196,16 +195,10 @@ static void every_call_has_its_own_bias(void **state)
     product_free(&p[1]);
 }
 
-/* Rows of a from the fourth element on: not as aligned. */
 static void odd_forward(struct iz_exec *x, const struct iz_view *v,
                         const void *arg)
 {
-    struct iz_view w[PRODUCT_TENSORS];
-
-    memcpy(w, v, LA * sizeof(*v));
-    w[A].p = v[A].p ? (char *)v[A].p + 6 : NULL;
-    w[A].rows--;
-    product_forward(x, w, arg);
+    late(x, v, arg, product_forward, A, 3);
 }
 
 /* A second step finds every algorithm; another alignment is another search. */
@@ -223,7 +216,10 @@ static void algorithms_are_kept(void **state)
     tensor_free(&p.s.t[A]);
     p.s.t[A] = tensor_new(IZ_BF16, s[0] + 1, s[1], 1);
     p.with_r = p.with_b = true;
-    scene_run(&p.s, odd_forward, &p, bit(R) | bit(A) | bit(W) | bit(B), bit(Y));
+    scene_run(
+        &p.s,
+        &(struct pass){odd_forward, BIT(R) | BIT(A) | BIT(W) | BIT(B), BIT(Y)},
+        &p);
     p.s.t[A].d += 3;
     product_check_y(&p);
     p.s.t[A].d -= 3;
@@ -252,33 +248,23 @@ static void tf32_is_for_fp32_alone(void **state)
 
 /* ---- what ends the job -------------------------------------------------- */
 
-static struct product small_product(int64_t m, int64_t in, int64_t out)
+/* What the library answers to a forward, and to a gradient. */
+static void ask(const void *arg)
 {
-    const int64_t s[3] = {m, in, out};
+    struct product p = product_new(IZ_BF16, IZ_BF16, (int64_t[]){3, 5, 2}, 0);
 
-    return product_new(IZ_BF16, IZ_BF16, s, false);
+    fake_cublaslt = *(const struct fake_cublaslt *)arg;
+    if (fake_cublaslt.none)
+        product_check_forward(&p, false, false);
+    else
+        product_check_dw(&p);
 }
 
-static void ask_for_the_impossible(void)
-{
-    struct product p = small_product(3, 5, 2);
-
-    fake_cublaslt.none = true;
-    product_check_forward(&p, false, false);
-}
-
-static void ask_what_fails(void)
-{
-    struct product p = small_product(3, 5, 2);
-
-    fake_cublaslt.fails = CUBLAS_STATUS_INTERNAL_ERROR;
-    product_check_dw(&p);
-}
-
-static void ask_for_513_kinds(void)
+static void ask_for_513_kinds(const void *arg)
 {
     for (int64_t i = 1; i <= 513; i++) {
-        struct product p = small_product(i, 1, 1);
+        struct product p =
+            product_new(IZ_BF16, IZ_BF16, (int64_t[]){i, 1, 1}, 0);
 
         product_check_forward(&p, false, false);
         if (fake_cublaslt.searches != i)
@@ -298,22 +284,26 @@ static void forward_over_a(struct iz_exec *x, const struct iz_view *v,
 }
 
 /* A library that writes its result while it still reads that operand. */
-static void ask_over_an_operand(void)
+static void ask_over_an_operand(const void *arg)
 {
-    struct product p = small_product(4, 4, 4);
+    struct product p = product_new(IZ_BF16, IZ_BF16, (int64_t[]){4, 4, 4}, 0);
 
-    scene_run(&p.s, forward_over_a, &p, bit(A) | bit(W), bit(A));
+    scene_run(&p.s, &(struct pass){forward_over_a, BIT(A) | BIT(W), BIT(A)},
+              &p);
 }
 
 static void ends_the_job_with_call_and_shape(void **state)
 {
-    scene_dies(ask_over_an_operand, "cublasLtMatmul for [4,4] [4,4]");
-    scene_dies(ask_for_the_impossible,
+    scene_dies(ask_over_an_operand, NULL, "cublasLtMatmul for [4,4] [4,4]");
+    scene_dies(ask, &(struct fake_cublaslt){.none = true},
                "cublasLtMatmulAlgoGetHeuristic for [3,5] [5,2], bf16 to bf16: "
                "not supported");
-    scene_dies(ask_what_fails, "cublasLtMatmulAlgoGetHeuristic for [5,3] "
-                               "[3,2], bf16 to bf16: an error");
-    scene_dies(ask_for_513_kinds, "more than 512 kinds of matrix products");
+    scene_dies(ask,
+               &(struct fake_cublaslt){.fails = CUBLAS_STATUS_INTERNAL_ERROR},
+               "cublasLtMatmulAlgoGetHeuristic for [5,3] [3,2], bf16 to bf16: "
+               "an error");
+    scene_dies(ask_for_513_kinds, NULL,
+               "more than 512 kinds of matrix products");
 }
 
 int kernels_library(void)

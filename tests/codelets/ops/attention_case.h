@@ -2,7 +2,6 @@
 /* One call of attention, forward and backward, against double precision. */
 #pragma once
 
-#include "tests/codelets/ops/attention_double.h"
 #include "tests/codelets/ops/scene.h"
 
 struct shape {
@@ -16,16 +15,19 @@ struct attention {
     struct shape shape;
     bool full;  /* not causal */
     bool cudnn; /* the forward */
+    /* What is expected of these tensors; owned, NULL until attention_double. */
+    struct near *o, *lse, *dqkv;
 };
 
 /* scale: of queries, keys and values. */
 struct attention attention_new(enum iz_dtype act, struct shape s, double scale);
 void attention_free(struct attention *t);
-void attention_forward(struct iz_exec *x, const struct iz_view *v,
-                       const void *arg);
+scene_op attention_forward;
 void attention_run(struct attention *t, bool backward);
 
-/* Borrows what t holds. */
-struct attention_double attention_double_of(const struct attention *t);
+/* Attention and its gradient in double precision, and how far a kernel may be
+ * from them that multiplies numbers of the type of activations, sums in fp32,
+ * and rounds probabilities, their gradients and results to that type. */
+void attention_double(struct attention *t);
 /* Runs both and compares all results. */
 void attention_check(struct attention *t);

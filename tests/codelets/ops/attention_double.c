@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One head at a time, with whole matrices of scores. */
-#include "tests/codelets/ops/attention_double.h"
+#include "tests/codelets/ops/attention_case.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
 /* Matrices [n,n] of one head, and its vectors [n,d] as rows of the inputs, ld
@@ -17,19 +16,8 @@ struct head {
     struct near *o, *lse, *dq, *dk, *dv;
     struct near *p, *ds; /* scratch: probabilities, gradients of scores */
     double scale;
-    double unit, tiny; /* rounding to the type: relative, absolute */
+    enum iz_dtype type;
 };
-
-/* Relative and absolute error of rounding; below 2^-14 fp16 has fewer bits. */
-static double unit_of(enum iz_dtype t)
-{
-    return t == IZ_BF16 ? 0x1p-8 : t == IZ_F16 ? 0x1p-11 : 0x1p-24;
-}
-
-static double tiny_of(enum iz_dtype t)
-{
-    return t == IZ_F16 ? 0x1p-25 : 0x1p-126;
-}
 
 /* Relative error of n roundings to fp32, one after another. */
 static double steps(int64_t n)
@@ -49,16 +37,6 @@ static struct near dot(const double *a, const double *b, int64_t n)
     return s;
 }
 
-/* A score and its error when it is summed in fp32. */
-static struct near score(const struct head *h, int64_t i, int64_t j)
-{
-    struct near s = dot(h->q + i * h->ld, h->k + j * h->ld, h->d);
-
-    s.is *= h->scale;
-    s.within *= h->scale * steps(h->d + 4);
-    return s;
-}
-
 /* Keys that row i sees. */
 static int64_t keys_seen(const struct head *h, int64_t i)
 {
@@ -73,7 +51,9 @@ static void softmax(const struct head *h, int64_t i)
     double max = -INFINITY, sum = 0, off = 0;
 
     for (int64_t j = 0; j < keys_seen(h, i); j++) {
-        p[j] = score(h, i, j);
+        p[j] = dot(h->q + i * h->ld, h->k + j * h->ld, h->d);
+        p[j].is *= h->scale;
+        p[j].within *= h->scale * steps(h->d + 4); /* a sum in fp32 */
         max = fmax(max, p[j].is);
         off = fmax(off, p[j].within);
     }
@@ -93,7 +73,8 @@ static void softmax(const struct head *h, int64_t i)
 /* What rounding to the type adds to an error. */
 static double rounded(const struct head *h, struct near a)
 {
-    return a.within + h->unit * (fabs(a.is) + a.within) + h->tiny;
+    return a.within + fixture_rounding(h->type, fabs(a.is) + a.within) +
+           0x1p-126;
 }
 
 static void output(const struct head *h, int64_t i)
@@ -183,64 +164,60 @@ static void head_bwd(const struct head *h)
 
 static struct near *take(int64_t n)
 {
-    return calloc((size_t)n, sizeof(struct near));
+    struct near *p = calloc((size_t)n, sizeof(*p));
+
+    assert_non_null(p);
+    return p;
 }
 
-static void head_at(struct head *h, const struct attention_double *a, int64_t i)
+/* Head i of all samples' heads. */
+static void head_at(struct head *h, const struct attention *a, int64_t i)
 {
-    int64_t row = i / a->heads * a->seq, head = i % a->heads;
-    int64_t col = head * a->d, key = h->c + head / h->group * a->d;
-    int64_t value = key + a->kv_heads * a->d;
+    const struct shape *s = &a->shape;
+    int64_t row = i / s->heads * s->seq, head = i % s->heads;
+    int64_t col = head * s->d, key = h->c + head / h->group * s->d;
+    int64_t q = row * h->ld + col, k = row * h->ld + key;
+    int64_t v = k + s->kv_heads * s->d;
+    const double *qkv = a->s.t[QKV].d;
 
     h->last = head % h->group == h->group - 1;
-    h->q = a->qkv + row * h->ld + col;
-    h->k = a->qkv + row * h->ld + key;
-    h->v = a->qkv + row * h->ld + value;
+    h->q = qkv + q;
+    h->k = qkv + k;
+    h->v = qkv + v;
+    h->dy = a->s.t[DY].d + row * h->c + col;
     h->o = a->o + row * h->c + col;
-    h->lse = a->lse + i * a->seq;
-    if (!a->dy)
-        return;
-    h->dy = a->dy + row * h->c + col;
-    h->dq = a->dqkv + row * h->ld + col;
-    h->dk = a->dqkv + row * h->ld + key;
-    h->dv = a->dqkv + row * h->ld + value;
+    h->lse = a->lse + i * s->seq;
+    h->dq = a->dqkv + q;
+    h->dk = a->dqkv + k;
+    h->dv = a->dqkv + v;
 }
 
-void attention_double_run(struct attention_double *a)
+void attention_double(struct attention *a)
 {
-    int64_t m = a->samples * a->seq, c = a->heads * a->d;
-    int64_t ld = c + 2 * a->kv_heads * a->d;
-    struct head h = {.n = a->seq,
-                     .d = a->d,
-                     .c = c,
-                     .ld = ld,
+    const struct shape *s = &a->shape;
+    const struct tensor *t = a->s.t;
+    struct head h = {.n = s->seq,
+                     .d = s->d,
+                     .c = t[O].v.cols,
+                     .ld = t[QKV].v.cols,
                      .full = a->full,
-                     .group = a->heads / a->kv_heads,
-                     .p = take(a->seq * a->seq),
-                     .ds = take(a->seq * a->seq),
-                     .scale = 1 / sqrt((double)a->d),
-                     .unit = unit_of(a->t),
-                     .tiny = tiny_of(a->t)};
+                     .group = s->heads / s->kv_heads,
+                     .p = take(s->seq * s->seq),
+                     .ds = take(s->seq * s->seq),
+                     .scale = 1 / sqrt((double)s->d),
+                     .type = t[QKV].v.dtype};
 
-    a->o = take(m * c);
-    a->lse = take(m * a->heads);
-    a->dqkv = take(m * ld);
-    for (int64_t i = 0; i < a->samples * a->heads; i++) {
+    a->o = take(iz_view_len(t[O].v));
+    a->lse = take(iz_view_len(t[LSE].v));
+    a->dqkv = take(iz_view_len(t[DQKV].v));
+    for (int64_t i = 0; i < s->samples * s->heads; i++) {
         head_at(&h, a, i);
-        for (int64_t j = 0; j < a->seq; j++) {
+        for (int64_t j = 0; j < s->seq; j++) {
             softmax(&h, j);
             output(&h, j);
         }
-        if (a->dy)
-            head_bwd(&h);
+        head_bwd(&h);
     }
     free(h.p);
     free(h.ds);
-}
-
-void attention_double_free(struct attention_double *a)
-{
-    free(a->o);
-    free(a->lse);
-    free(a->dqkv);
 }

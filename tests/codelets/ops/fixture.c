@@ -71,40 +71,56 @@ struct tensor tensor_new(enum iz_dtype t, int64_t rows, int64_t cols,
 
 struct tensor tensor_copy(const struct tensor *from)
 {
-    struct tensor t = *from;
+    struct tensor t = {.v = from->v};
     int64_t bytes = iz_view_bytes(t.v), of_d = iz_view_len(t.v) * 8;
 
-    t.v.p = fixture_take(bytes);
-    t.d = fixture_take(of_d);
-    memcpy(t.v.p, from->v.p, (size_t)bytes);
-    memcpy(t.d, from->d, (size_t)of_d);
+    t.v.p = memcpy(fixture_take(bytes), from->v.p, (size_t)bytes);
+    t.d = memcpy(fixture_take(of_d), from->d, (size_t)of_d);
     return t;
+}
+
+static char *element_at(struct iz_view v, int64_t i)
+{
+    return (char *)v.p + i * iz_dtype_bytes(v.dtype);
+}
+
+static double element(struct iz_view v, int64_t i)
+{
+    float f;
+
+    iz_cast(&f, IZ_F32, element_at(v, i), v.dtype, 1);
+    return (double)f;
 }
 
 void tensor_store(struct tensor *t)
 {
     for (int64_t i = 0; i < iz_view_len(t->v); i++) {
         float f = (float)t->d[i];
-        char *to = (char *)t->v.p + i * iz_dtype_bytes(t->v.dtype);
-        iz_cast(to, t->v.dtype, &f, IZ_F32, 1);
+
+        iz_cast(element_at(t->v, i), t->v.dtype, &f, IZ_F32, 1);
     }
     tensor_load(t);
 }
 
 void tensor_load(struct tensor *t)
 {
-    for (int64_t i = 0; i < iz_view_len(t->v); i++) {
-        float f;
-        iz_cast(&f, IZ_F32, (char *)t->v.p + i * iz_dtype_bytes(t->v.dtype),
-                t->v.dtype, 1);
-        t->d[i] = (double)f;
-    }
+    for (int64_t i = 0; i < iz_view_len(t->v); i++)
+        t->d[i] = element(t->v, i);
+}
+
+double *tensor_want(struct tensor *t)
+{
+    free(t->want);
+    t->want = calloc((size_t)iz_view_len(t->v), sizeof(*t->want));
+    assert_non_null(t->want);
+    return t->want;
 }
 
 void tensor_free(struct tensor *t)
 {
     free(t->v.p);
     free(t->d);
+    free(t->want);
 }
 
 double fixture_dot(const double *a, const double *b, int64_t n)
@@ -116,25 +132,6 @@ double fixture_dot(const double *a, const double *b, int64_t n)
     return s;
 }
 
-void fixture_close(const char *what, struct tensor *got, const double *want,
-                   double tol)
-{
-    double max = 0, half = 0;
-
-    if (got->v.dtype != IZ_F32)
-        half = got->v.dtype == IZ_BF16 ? 0x1p-8 : 0x1p-11;
-    tensor_load(got);
-    for (int64_t i = 0; i < iz_view_len(got->v); i++)
-        max = fmax(max, fabs(want[i]));
-    for (int64_t i = 0; i < iz_view_len(got->v); i++)
-        if (!(fabs(got->d[i] - want[i]) <=
-              tol * max + half * fabs(want[i]) + 1e-7))
-            fail_msg("%s [%lld,%lld] %s: element %lld is %.9g, not %.9g", what,
-                     (long long)got->v.rows, (long long)got->v.cols,
-                     iz_dtype_name(got->v.dtype), (long long)i, got->d[i],
-                     want[i]);
-}
-
 /* Below 2^-14 fp16 has fewer bits. */
 double fixture_rounding(enum iz_dtype t, double x)
 {
@@ -143,22 +140,42 @@ double fixture_rounding(enum iz_dtype t, double x)
     return half * fabs(x) + (t == IZ_F16 ? 0x1p-25 : 0);
 }
 
+double fixture_element(const char *what, struct iz_view v, int64_t i,
+                       struct near want)
+{
+    double got = element(v, i), off = fabs(got - want.is);
+
+    if (!(off <= want.within))
+        fail_msg("%s [%lld,%lld] %s: element %lld is %.9g, not %.9g within "
+                 "%.3g",
+                 what, (long long)v.rows, (long long)v.cols,
+                 iz_dtype_name(v.dtype), (long long)i, got, want.is,
+                 want.within);
+    return off / want.within;
+}
+
+void fixture_close(const char *what, struct tensor *got, double tol)
+{
+    enum iz_dtype t = got->v.dtype;
+    double max = 0;
+
+    for (int64_t i = 0; i < iz_view_len(got->v); i++)
+        max = fmax(max, fabs(got->want[i]));
+    for (int64_t i = 0; i < iz_view_len(got->v); i++) {
+        double is = got->want[i];
+        double half = t == IZ_F32 ? 0 : fixture_rounding(t, is);
+
+        fixture_element(what, got->v, i,
+                        (struct near){is, tol * max + half + 1e-7});
+    }
+}
+
 void fixture_near(const char *what, struct tensor *got, const struct near *want)
 {
     double worst = 0;
 
-    tensor_load(got);
-    for (int64_t i = 0; i < iz_view_len(got->v); i++) {
-        double off = fabs(got->d[i] - want[i].is);
-
-        if (!(off <= want[i].within))
-            fail_msg("%s [%lld,%lld] %s: element %lld is %.9g, not %.9g within "
-                     "%.3g",
-                     what, (long long)got->v.rows, (long long)got->v.cols,
-                     iz_dtype_name(got->v.dtype), (long long)i, got->d[i],
-                     want[i].is, want[i].within);
-        worst = fmax(worst, off / want[i].within);
-    }
+    for (int64_t i = 0; i < iz_view_len(got->v); i++)
+        worst = fmax(worst, fixture_element(what, got->v, i, want[i]));
     if (getenv("IZ_SHOW"))
         printf("%s %s [%lld,%lld]: %.3f of the bound\n",
                iz_dtype_name(got->v.dtype), what, (long long)got->v.rows,

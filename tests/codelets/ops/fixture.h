@@ -16,10 +16,11 @@
  * large pieces lie on huge pages, as the program's do. */
 void *fixture_take(int64_t bytes);
 
-/* d holds the same values as v, exactly. */
+/* d holds the same values as v, exactly; want, once asked for, what is expected
+ * of v. */
 struct tensor {
     struct iz_view v;
-    double *d;
+    double *d, *want;
 };
 
 /* Restarts the random numbers from the seed, which is printed: the environment
@@ -36,15 +37,13 @@ struct tensor tensor_copy(const struct tensor *from);
 void tensor_store(struct tensor *t);
 /* Reads v into d: after an op has written v. */
 void tensor_load(struct tensor *t);
+/* Zeros, for the numbers that are expected; t's own. */
+double *tensor_want(struct tensor *t);
 void tensor_free(struct tensor *t);
 
 /* The sum of n products. */
 double fixture_dot(const double *a, const double *b, int64_t n);
 
-/* |got - want| <= tol max|want| + (rounding error of got's type) |want|; what
- * names the tensor in the message. */
-void fixture_close(const char *what, struct tensor *got, const double *want,
-                   double tol);
 /* The largest error of rounding x to the type. */
 double fixture_rounding(enum iz_dtype t, double x);
 
@@ -53,6 +52,13 @@ struct near {
     double is, within;
 };
 
+/* Fails unless element i of v is near that; what names the tensor.  Returns the
+ * error as a part of the bound. */
+double fixture_element(const char *what, struct iz_view v, int64_t i,
+                       struct near want);
+/* |got - got->want| <= tol max|want| + (rounding error of got's type) |want|.
+ */
+void fixture_close(const char *what, struct tensor *got, double tol);
 /* Fails where an element of `got` is out of its bound.  IZ_SHOW: prints the
  * largest error, as a part of the bound. */
 void fixture_near(const char *what, struct tensor *got,

@@ -12,8 +12,6 @@
 #include "tests/codelets/ops/attention_case.h"
 #include "tests/codelets/ops/reference.h"
 
-#define COUNT(list) (sizeof(list) / sizeof((list)[0]))
-
 /* What attention.c does not refuse on this GPU; fp32 is computed always. */
 static bool possible(enum iz_dtype act, const struct shape *s)
 {
@@ -26,23 +24,31 @@ static bool possible(enum iz_dtype act, const struct shape *s)
            (s->d <= 128 || (c != 75 && (act == IZ_F32 || !small)));
 }
 
-static void check_shape(struct shape s, bool full)
+static bool acts(enum iz_dtype t)
 {
-    for (int i = 0; i < 3; i++)
-        if (backend_acts(fixture_types[i]) && possible(fixture_types[i], &s)) {
-            struct attention t = attention_new(fixture_types[i], s, 2);
-
-            t.full = full;
-            attention_check(&t);
-            attention_free(&t);
-        }
+    return backend_acts(t) && backend_computes(t);
 }
 
-static void check_shapes(const struct shape *s, size_t n, bool full)
+static void check_shape(enum iz_dtype act, struct shape s, bool full,
+                        bool cudnn)
+{
+    struct attention t;
+
+    if (!possible(act, &s))
+        return;
+    t = attention_new(act, s, 2);
+    t.full = full;
+    t.cudnn = cudnn;
+    attention_check(&t);
+    attention_free(&t);
+}
+
+static void check_shapes(const struct shape *s, int n, bool full)
 {
     fixture_seed();
-    for (size_t i = 0; i < n; i++)
-        check_shape(s[i], full);
+    for (int k = 0; k < 3 * n; k++)
+        if (backend_acts(fixture_types[k % 3]))
+            check_shape(fixture_types[k % 3], s[k / 3], full, false);
 }
 
 /* Every width of a kernel, filled and not, and every length of a tile; widths
@@ -117,18 +123,9 @@ static void attention_by_cudnn_agrees(void **state)
         iz_cudnn_missing())
         skip();
     fixture_seed();
-    for (size_t i = 0; i < 2 * COUNT(shape); i++) {
-        enum iz_dtype act = backend.act(i % 2 ? IZ_F16 : IZ_BF16);
-        struct attention t;
-
-        if (!possible(act, &shape[i / 2]))
-            continue;
-        t = attention_new(act, shape[i / 2], 2);
-        t.full = i / 2 % 3 == 1;
-        t.cudnn = true;
-        attention_check(&t);
-        attention_free(&t);
-    }
+    for (int i = 0; i < 2 * COUNT(shape); i++)
+        check_shape(backend.act(i % 2 ? IZ_F16 : IZ_BF16), shape[i / 2],
+                    i / 2 % 3 == 1, true);
 }
 
 /* Without tensor cores, and at 7.5 with less shared memory: every width and
@@ -145,7 +142,7 @@ static void older_gpus_agree_with_double(void **state)
 
     if (!backend.become)
         skip();
-    for (size_t i = 0; i < COUNT(old); i++) {
+    for (int i = 0; i < COUNT(old); i++) {
         backend.become(old[i]);
         check_shapes(shape, COUNT(shape) - 2, false);
         check_shapes(shape, COUNT(shape) - 2, true);
@@ -170,8 +167,7 @@ static void attention_survives_huge_scores(void **state)
     for (int k = 0; k < 3; k++) {
         struct attention t;
 
-        if (!backend_acts(fixture_types[k]) ||
-            !backend_computes(fixture_types[k]))
+        if (!acts(fixture_types[k]))
             continue;
         t = attention_new(fixture_types[k], (struct shape){1, 67, 1, 8, 1}, 1);
         for (int64_t i = 0; i < 67; i++)
@@ -252,8 +248,7 @@ static void no_row_sees_a_later_one(void **state)
 {
     fixture_seed();
     for (int i = 0; i < 3; i++)
-        if (backend_acts(fixture_types[i]) &&
-            backend_computes(fixture_types[i]))
+        if (acts(fixture_types[i]))
             check_causal(fixture_types[i]);
 }
 
@@ -310,73 +305,67 @@ static void double_agrees_with_differences(void **state)
     for (int full = 0; full < 2; full++) {
         struct attention t =
             attention_new(IZ_F32, (struct shape){2, 7, 4, 5, 2}, 2);
-        struct attention_double ref = attention_double_of(&t);
-        int64_t n = iz_view_len(t.s.t[QKV].v);
-        double *want = fixture_take(n * 8);
+        struct tensor *v = t.s.t;
+        double *want = tensor_want(&v[QKV]);
 
-        t.full = ref.full = full;
-        attention_double_run(&ref);
-        ref_gradient(want, objective, &t, t.s.t[QKV].d, n);
+        t.full = full;
+        attention_double(&t);
+        ref_gradient(want, objective, &t, v[QKV].d, iz_view_len(v[QKV].v));
         objective(&t);
-        for (int64_t i = 0; i < n; i++)
-            assert_true(fabs(want[i] - ref.dqkv[i].is) < 1e-8);
-        for (int64_t i = 0; i < iz_view_len(t.s.t[O].v); i++)
-            assert_true(fabs(t.s.t[O].d[i] - ref.o[i].is) < 1e-13);
-        for (int64_t i = 0; i < iz_view_len(t.s.t[LSE].v); i++)
-            assert_true(fabs(t.s.t[LSE].d[i] - ref.lse[i].is) < 1e-13);
-        free(want);
-        attention_double_free(&ref);
+        for (int64_t i = 0; i < iz_view_len(v[QKV].v); i++)
+            assert_true(fabs(want[i] - t.dqkv[i].is) < 1e-8);
+        for (int64_t i = 0; i < iz_view_len(v[O].v); i++)
+            assert_true(fabs(v[O].d[i] - t.o[i].is) < 1e-13);
+        for (int64_t i = 0; i < iz_view_len(v[LSE].v); i++)
+            assert_true(fabs(v[LSE].d[i] - t.lse[i].is) < 1e-13);
         attention_free(&t);
     }
 }
 
+/* Heads of d columns on a GPU. */
+struct heads {
+    enum iz_dtype type;
+    int64_t d;
+    int capability;
+};
+
 /* In a dry run. */
-static void heads_of(enum iz_dtype type, int64_t d, int capability)
+static void heads_of(const void *arg)
 {
-    struct iz_exec x = iz_exec_dry(IZ_CUDA, type);
+    const struct heads *h = arg;
+    struct iz_exec x = iz_exec_dry(IZ_CUDA, h->type);
     struct iz_attention a = {
-        .qkv = {.dtype = type, .rows = 4, .cols = 3 * d},
-        .o = {.dtype = type, .rows = 4, .cols = d},
+        .qkv = {.dtype = h->type, .rows = 4, .cols = 3 * h->d},
+        .o = {.dtype = h->type, .rows = 4, .cols = h->d},
         .lse = {.dtype = IZ_F32, .rows = 1, .cols = 4},
         .seq = 4,
         .heads = 1,
     };
 
-    x.capability = capability;
+    x.capability = h->capability;
     iz_attention_fwd(&x, &a);
-}
-
-static void odd_heads(void)
-{
-    heads_of(IZ_BF16, 12, 90);
-}
-
-static void wide_heads(void)
-{
-    heads_of(IZ_F32, 257, 90);
-}
-
-static void wide_heads_of_turing(void)
-{
-    heads_of(IZ_F32, 129, 75);
-}
-
-static void wide_heads_of_ada(void)
-{
-    heads_of(IZ_F16, 136, 89);
 }
 
 /* Already in the dry run, which is before the first step. */
 static void impossible_heads_are_refused(void **state)
 {
-    scene_dies(odd_heads, "12 columns; possible are multiples of 8 up to 256");
-    scene_dies(wide_heads, "257 columns; possible are all up to 256");
-    heads_of(IZ_F16, 256, 90);
-    heads_of(IZ_F32, 255, 90);
-    scene_dies(wide_heads_of_turing, "capability 7.5: heads of 129 columns; "
-                                     "possible are all up to 128");
-    scene_dies(wide_heads_of_ada, "capability 8.9: heads of 136 columns; "
-                                  "possible are multiples of 8 up to 128");
+    static const struct {
+        struct heads h;
+        const char *message;
+    } bad[] = {{{IZ_BF16, 12, 90},
+                "12 columns; possible are multiples of 8 up to 256"},
+               {{IZ_F32, 257, 90}, "257 columns; possible are all up to 256"},
+               {{IZ_F32, 129, 75},
+                "capability 7.5: heads of 129 columns; possible are all up to "
+                "128"},
+               {{IZ_F16, 136, 89},
+                "capability 8.9: heads of 136 columns; possible are multiples "
+                "of 8 up to 128"}};
+
+    heads_of(&(struct heads){IZ_F16, 256, 90});
+    heads_of(&(struct heads){IZ_F32, 255, 90});
+    for (int i = 0; i < COUNT(bad); i++)
+        scene_dies(heads_of, &bad[i].h, bad[i].message);
 }
 
 int ops_attention(void)

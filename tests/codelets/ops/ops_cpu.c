@@ -85,7 +85,7 @@ static void narrow_products_agree(void **state)
     if (iz_gemm16_missing())
         skip();
     fixture_seed();
-    for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
+    for (int i = 0; i < COUNT(size); i++)
         for (int how = 0; how < 4; how++) {
             struct product p =
                 narrow_new(how & 1 ? IZ_F32 : IZ_BF16, size[i], how & 2);
@@ -97,18 +97,13 @@ static void narrow_products_agree(void **state)
         }
 }
 
-static void run_all(struct product *p)
-{
-    product_run_forward(p);
-    scene_run(&p->s, product_gradient_a, p, bit(DY) | bit(W), bit(DA));
-    scene_run(&p->s, product_gradient_w, p, bit(DY) | bit(A),
-              bit(DW) | bit(DB));
-}
-
 static void check_same(struct product p[2])
 {
-    run_all(&p[0]);
-    run_all(&p[1]);
+    for (int i = 0; i < 2; i++) {
+        product_run_forward(&p[i]);
+        product_run_da(&p[i]);
+        product_run_dw(&p[i]);
+    }
     fixture_same_bits("y", p[0].s.t[Y].v, p[1].s.t[Y].v);
     fixture_same_bits("da", p[0].s.t[DA].v, p[1].s.t[DA].v);
     fixture_same_bits("dw", p[0].s.t[DW].v, p[1].s.t[DW].v);
@@ -195,109 +190,99 @@ static void matmul_gives_equal_bits_on_every_thread(void **state)
 
 /* ---- the formulas of the references ------------------------------------- */
 
-enum { C = 7 };
+enum { C = 7, ROWS = 4 };
 
-struct row {
-    double a[C], w[C], b[C], dy[C], y[C];
-    bool rms;
+/* The arguments of all formulas, and what they give. */
+struct formula {
+    double (*value)(struct formula *f);
+    double in[2 * C], w[3 * C], b[C], dy[ROWS * C], y[ROWS * C];
+    bool centred;
 };
 
-static double row_objective(void *arg)
+static double norm_value(struct formula *f)
 {
-    struct row *r = arg;
-
-    if (r->rms)
-        ref_rmsnorm(r->y, r->a, r->w, 1, C, 1e-5);
-    else
-        ref_layernorm(r->y, r->a, r->w, r->b, 1, C);
-    return fixture_dot(r->y, r->dy, C);
+    ref_norm(f->y, f->in, f->w, f->centred ? f->b : NULL, 1, C, 1e-5);
+    return fixture_dot(f->y, f->dy, C);
 }
 
-static void check_differences(struct row *r, double *in, const double *got,
+static double swiglu_value(struct formula *f)
+{
+    return ref_swiglu(f->in[0], f->in[1]);
+}
+
+static double gelu_value(struct formula *f)
+{
+    return ref_gelu(f->in[0]);
+}
+
+static struct ref_table table_of(struct formula *f)
+{
+    static const int32_t row[ROWS] = {7, 5, 4, 7};
+
+    return (struct ref_table){f->y, f->w, NULL, row, ROWS, C, 3, 5};
+}
+
+static double table_value(struct formula *f)
+{
+    struct ref_table t = table_of(f);
+
+    ref_table(&t);
+    return fixture_dot(f->y, f->dy, ROWS * C);
+}
+
+static double value_of(void *arg)
+{
+    struct formula *f = arg;
+
+    return f->value(f);
+}
+
+/* got: the gradient of n of its numbers. */
+static void check_differences(struct formula *f, double *in, const double *got,
                               int n)
 {
-    double want[C];
+    double want[3 * C];
 
-    ref_gradient(want, row_objective, r, in, n);
+    ref_gradient(want, value_of, f, in, n);
     for (int i = 0; i < n; i++)
         assert_true(fabs(got[i] - want[i]) < 1e-8);
 }
 
-static double swiglu_objective(void *arg)
+static void formulas_agree_with_differences(void **state)
 {
-    const double *gu = arg;
-
-    return ref_swiglu(gu[0], gu[1]);
-}
-
-static double gelu_objective(void *arg)
-{
-    return ref_gelu(*(double *)arg);
-}
-
-struct rows {
-    struct ref_table t;
-    double w[3 * C], y[4 * C], dy[4 * C];
-};
-
-static double table_objective(void *arg)
-{
-    struct rows *r = arg;
-
-    ref_table(&r->t);
-    return fixture_dot(r->y, r->dy, 4 * C);
-}
-
-static void formulas_of_rows_agree_with_differences(void **state)
-{
-    struct row r;
+    struct formula f = {.value = norm_value};
+    struct ref_table t = table_of(&f);
+    double got[3 * C] = {0};
 
     fixture_seed();
-    for (int i = 0; i < C; i++) {
-        r.a[i] = fixture_uniform();
-        r.w[i] = fixture_uniform();
-        r.b[i] = fixture_uniform();
-        r.dy[i] = fixture_uniform();
+    for (int i = 0; i < ROWS * C; i++) {
+        f.in[i % (2 * C)] = fixture_uniform();
+        f.w[i % (3 * C)] = fixture_uniform();
+        f.b[i % C] = fixture_uniform();
+        f.dy[i] = fixture_uniform();
     }
-    for (int rms = 0; rms < 2; rms++) {
+    for (int centred = 0; centred < 2; centred++) {
         double dx[C], dw[C] = {0}, db[C] = {0};
 
-        r.rms = rms;
-        if (rms)
-            ref_rmsnorm_gradient(dx, dw, r.a, r.dy, r.w, C, 1e-5);
-        else
-            ref_layernorm_gradient(dx, dw, db, r.a, r.dy, r.w, C);
-        check_differences(&r, r.a, dx, C);
-        check_differences(&r, r.w, dw, C);
-        check_differences(&r, r.b, db, C);
+        f.centred = centred;
+        ref_norm_gradient(dx, dw, centred ? db : NULL, f.in, f.dy, f.w, C);
+        check_differences(&f, f.in, dx, C);
+        check_differences(&f, f.w, dw, C);
+        check_differences(&f, f.b, db, C);
     }
-}
-
-static void other_formulas_agree_with_differences(void **state)
-{
-    static const int32_t row[4] = {7, 5, 4, 7};
-    double gu[2] = {-1.3, 0.7}, got[3 * C], want[3 * C];
-    struct rows r = {.t = {.row = row, .m = 4, .c = C, .v = 3, .first = 5}};
-
-    fixture_seed();
-    ref_gradient(want, swiglu_objective, gu, gu, 2);
-    ref_swiglu_gradient(&got[0], &got[1], gu[0], gu[1], 1);
-    for (int i = 0; i < 2; i++)
-        assert_true(fabs(got[i] - want[i]) < 1e-8);
     for (double a = -12; a < 12; a += 0.37) {
-        ref_gradient(want, gelu_objective, &a, &a, 1);
-        assert_true(fabs(ref_gelu_gradient(a) - want[0]) < 1e-8);
+        f.in[0] = a;
+        f.value = gelu_value;
+        got[0] = ref_gelu_gradient(a);
+        check_differences(&f, f.in, got, 1);
+        f.value = swiglu_value;
+        ref_swiglu_gradient(&got[0], &got[1], a, f.in[1], 1);
+        check_differences(&f, f.in, got, 2);
     }
-    r.t.w = r.w;
-    r.t.y = r.y;
-    for (int i = 0; i < 4 * C; i++)
-        r.dy[i] = fixture_uniform();
-    for (int i = 0; i < 3 * C; i++)
-        r.w[i] = got[i] = 0;
-    ref_gradient(want, table_objective, &r, r.w, 3 * C);
-    ref_table_gradient(&r.t, got, r.dy);
-    for (int i = 0; i < 3 * C; i++)
-        assert_true(fabs(got[i] - want[i]) < 1e-8);
+    f.value = table_value;
+    got[0] = got[1] = 0;
+    ref_table_gradient(&t, got, f.dy);
+    check_differences(&f, f.w, got, 3 * C);
 }
 
 int ops_cpu(void)
@@ -309,8 +294,7 @@ int ops_cpu(void)
         cmocka_unit_test(narrow_products_round_one_operand),
         cmocka_unit_test(narrow_is_for_bf16_weights_alone),
         cmocka_unit_test(matmul_gives_equal_bits_on_every_thread),
-        cmocka_unit_test(formulas_of_rows_agree_with_differences),
-        cmocka_unit_test(other_formulas_agree_with_differences),
+        cmocka_unit_test(formulas_agree_with_differences),
     };
 
     return cmocka_run_group_tests_name("cpu", tests, NULL, NULL);

@@ -43,13 +43,13 @@ static void copies_move_every_byte(void **state)
     static const int64_t n[] = {1, 7, 1024, 4099, 1 << 20, 1048583, MOST};
 
     fixture_seed();
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < COUNT(n); i++) {
         struct scene s = {
             .n = 2,
             .t = {flat_new(IZ_BF16, n[i], 0), flat_new(IZ_BF16, n[i], 0)},
             .exact = true};
 
-        scene_run(&s, copy_and_clear, NULL, bit(0), bit(1));
+        scene_run(&s, &(struct pass){copy_and_clear, 1, 2}, NULL);
         scene_free(&s);
     }
 }
@@ -60,7 +60,7 @@ struct sum {
     int64_t n;
     enum iz_dtype out, in;
     int n_in, shift;
-    bool accumulate;
+    bool accumulate, over; /* over: the output is also the last input */
 };
 
 /* v[0]: out; then the inputs. */
@@ -71,20 +71,31 @@ static void sum(struct iz_exec *x, const struct iz_view *v, const void *arg)
 
     for (int i = 0; i < s->n_in; i++)
         in[i] = at(v[1 + i], s->shift);
+    if (s->over)
+        in[s->n_in - 1] = v[0].p;
     if (!x->dry)
         iz_buffer_sum(x, at(v[0], s->shift), s->out, s->accumulate, in, s->n_in,
                       s->in, s->n);
     memset(in, 0xff, sizeof(in)); /* a call keeps nothing of its arguments */
 }
 
-static void check_sum(const struct sum *k)
+static const struct pass sums = {sum, ~0u, 1};
+
+static struct scene sum_new(const struct sum *k)
 {
     struct scene s = {.n = 1 + k->n_in, .exact = true};
 
     s.t[0] = flat_new(k->out, k->n, k->shift);
     for (int i = 1; i <= k->n_in; i++)
         s.t[i] = flat_new(k->in, k->n, k->shift);
-    scene_run(&s, sum, k, ~0u, 1);
+    return s;
+}
+
+static void check_sum(struct sum k)
+{
+    struct scene s = sum_new(&k);
+
+    scene_run(&s, &sums, &k);
     scene_free(&s);
 }
 
@@ -94,39 +105,31 @@ static void sum_has_the_bits_of_the_cpu(void **state)
 
     fixture_seed();
     for (int k = 0; k < 3 * 3 * 4 * 2 * 2; k++)
-        for (int i = 0; i < 6; i++)
-            check_sum(&(struct sum){n[i], fixture_types[k % 3],
-                                    fixture_types[k / 3 % 3], 1 + k / 9 % 4,
-                                    k / 72, k / 36 % 2});
+        for (int i = 0; i < COUNT(n); i++)
+            check_sum((struct sum){n[i], fixture_types[k % 3],
+                                   fixture_types[k / 3 % 3], 1 + k / 9 % 4,
+                                   k / 72, k / 36 % 2, false});
     for (int t = 0; t < 3; t++)
-        check_sum(&(struct sum){MOST, IZ_F32, fixture_types[t], 2, 0, true});
+        check_sum(
+            (struct sum){MOST, IZ_F32, fixture_types[t], 2, 0, true, false});
 }
 
-static void sum_over(struct iz_exec *x, const struct iz_view *v,
-                     const void *arg)
-{
-    const void *in[] = {v[1].p, v[0].p};
-
-    if (!x->dry)
-        iz_buffer_sum(x, v[0].p, IZ_F32, false, in, 2, IZ_F32,
-                      iz_view_len(v[0]));
-}
-
-/* The output is one of the inputs; NaN and infinity come out. */
+/* NaN and infinity come out. */
 static void sum_may_overwrite_an_input(void **state)
 {
-    struct scene s = {.n = 2};
+    struct sum k = {1500, IZ_F32, IZ_F32, 2, .over = true};
+    struct scene s;
     double *d[2];
 
     fixture_seed();
-    for (int i = 0; i < 2; i++) {
-        s.t[i] = flat_new(IZ_F32, 1500, 0);
+    s = sum_new(&k);
+    s.exact = false; /* one NaN is as good as another */
+    for (int i = 0; i < 2; i++)
         d[i] = s.t[i].d;
-    }
     d[1][3] = NAN;
     d[1][4] = INFINITY;
     tensor_store(&s.t[1]);
-    scene_run(&s, sum_over, NULL, ~0u, 1);
+    scene_run(&s, &sums, &k);
     for (int i = 0; i < 1500; i++) {
         float got = ((float *)s.t[0].v.p)[i];
 
@@ -136,7 +139,7 @@ static void sum_may_overwrite_an_input(void **state)
     scene_free(&s);
 }
 
-static void sum_too_many(void)
+static void sum_too_many(const void *arg)
 {
     const void *in[IZ_SUM_INPUTS_MAX + 1] = {0};
     float out = 0;
@@ -147,7 +150,7 @@ static void sum_too_many(void)
 
 static void sum_refuses_too_many_inputs(void **state)
 {
-    scene_dies(sum_too_many, "a sum of 1025 buffers");
+    scene_dies(sum_too_many, NULL, "a sum of 1025 buffers");
 }
 
 /* ---- norm --------------------------------------------------------------- */
@@ -179,15 +182,15 @@ static void squares(struct iz_exec *x, const struct iz_view *v, const void *arg)
 }
 
 static void check_norm(scene_op *op, enum iz_dtype t, int64_t n, int shift,
-                       int64_t sums)
+                       int64_t sums_of)
 {
     struct norm2 k = {n, shift};
     struct scene s = {.n = 2,
                       .pinned = 2,
-                      .t = {flat_new(t, n, shift), bytes_new(8 * sums)},
+                      .t = {flat_new(t, n, shift), bytes_new(8 * sums_of)},
                       .exact = true};
 
-    scene_run(&s, op, &k, 1, 2);
+    scene_run(&s, &(struct pass){op, 1, 2}, &k);
     scene_free(&s);
 }
 
@@ -201,10 +204,9 @@ static void norm_has_the_bits_of_the_cpu(void **state)
 
     fixture_seed();
     for (int t = 0; t < 3; t++) {
-        for (int i = 0; i < 17; i++)
-            for (int shift = 0; shift < 2; shift++)
-                check_norm(norm2, fixture_types[t], n[i], shift, 1);
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < 2 * COUNT(n); i++)
+            check_norm(norm2, fixture_types[t], n[i / 2], i % 2, 1);
+        for (int i = 0; i < COUNT(m); i++)
             check_norm(squares, fixture_types[t], m[i], i % 2,
                        iz_norm_blocks(m[i]));
     }
@@ -220,140 +222,43 @@ static void norm_scratch_is_exact(void **state)
     assert_int_equal(iz_flat_norm2_scratch_bytes((1 << 20) + 1), 1027 * 8);
 }
 
-static double norm2_with(float value, int where)
-{
-    struct norm2 k = {1100, 0};
-    struct scene s = {
-        .n = 2, .pinned = 2, .t = {flat_new(IZ_F32, k.n, 0), bytes_new(8)}};
-    double got;
-
-    s.t[0].d[where] = (double)value;
-    tensor_store(&s.t[0]);
-    scene_run(&s, norm2, &k, 1, 2);
-    got = *(double *)s.t[1].v.p;
-    scene_free(&s);
-    return got;
-}
-
 static void norm_shows_every_non_finite(void **state)
 {
+    struct norm2 k = {1100, 0};
+    struct scene s;
+
     fixture_seed();
-    for (int i = 0; i < 1100; i += 99) {
-        assert_true(isinf(norm2_with(-INFINITY, i)));
-        assert_true(isnan(norm2_with(NAN, i)));
+    s = (struct scene){
+        .n = 2, .pinned = 2, .t = {flat_new(IZ_F32, k.n, 0), bytes_new(8)}};
+    for (int i = 0; i < k.n; i += 99) {
+        double *d = &s.t[0].d[i], was = *d;
+
+        for (int nan = 0; nan < 2; nan++) {
+            *d = nan ? (double)NAN : (double)-INFINITY;
+            tensor_store(&s.t[0]);
+            scene_run(&s, &(struct pass){norm2, 1, 2}, &k);
+            assert_true(nan ? isnan(*(double *)s.t[1].v.p)
+                            : isinf(*(double *)s.t[1].v.p));
+        }
+        *d = was;
     }
+    scene_free(&s);
 }
 
 /* ---- updates ------------------------------------------------------------ */
 
-enum { P, M, V, G, OUT, WIDE_TENSORS, UPDATES = 3 };
+enum { P, STATE, G, OUT, TENSORS, UPDATES = 3, BLOCK = IZ_MOMENT_BLOCK };
 
-struct wide {
-    int64_t n;
-    enum iz_dtype g, out;
-    int shift;
-    bool copies;
-    struct iz_step a;
-};
-
-static void update_wide(struct iz_exec *x, const struct iz_view *v,
-                        const void *arg)
-{
-    const struct wide *k = arg;
-    struct iz_alike all = iz_alike_of(&k->a);
-    int s = k->shift;
-
-    if (!x->dry)
-        iz_buffer_update(
-            x, &(struct iz_update){.optimizer = k->a.hyper.type,
-                                   .g_type = k->g,
-                                   .out_type = k->out,
-                                   .n = k->n,
-                                   .room = k->n,
-                                   .p = at(v[P], s),
-                                   .state = {at(v[M], s), at(v[V], s)},
-                                   .g = at(v[G], s),
-                                   .out = k->copies ? at(v[OUT], s) : NULL,
-                                   .span = &all,
-                                   .spans = 1});
-    memset(&all, 0xff, sizeof(all));
-}
-
-/* Every fifth element has no gradient and a state that is about to become
- * subnormal. */
-static void prepare(struct tensor *t)
-{
-    for (int64_t i = 0; i < iz_view_len(t[P].v); i++) {
-        t[V].d[i] = fabs(t[V].d[i]);
-        if (i % 5 == 0) {
-            t[M].d[i] = -1.2e-38;
-            t[V].d[i] = 1.2e-38;
-            t[G].d[i] = 0;
-        }
-    }
-    tensor_store(&t[M]);
-    tensor_store(&t[V]);
-    tensor_store(&t[G]);
-}
-
-/* Some updates of the same state. */
-static void check_update(struct wide k)
-{
-    struct scene s = {.n = WIDE_TENSORS,
-                      .t = {[P] = flat_new(IZ_F32, k.n, k.shift),
-                            [M] = flat_new(IZ_F32, k.n, k.shift),
-                            [V] = flat_new(IZ_F32, k.n, k.shift),
-                            [G] = flat_new(k.g, k.n, k.shift),
-                            [OUT] = flat_new(k.out, k.n, k.shift)},
-                      .exact = true};
-
-    prepare(s.t);
-    for (int i = 0; i < UPDATES; i++, k.a.t++)
-        scene_run(&s, update_wide, &k, ~0u,
-                  bit(P) | bit(M) | bit(V) | bit(OUT));
-    scene_free(&s);
-}
-
-static void updates_have_the_bits_of_the_cpu(void **state)
-{
-    static const int64_t n[] = {0, 1, 7, 8, 1024, 2048, 3001};
-    struct iz_step a = {.hyper = {.lr = 1e-3,
-                                  .beta1 = 0.9,
-                                  .beta2 = 0.95,
-                                  .eps = 1e-8,
-                                  .weight_decay = 0.1},
-                        .grad_scale = 0.37f};
-
-    fixture_seed();
-    for (int k = 0; k < 3 * 3 * 2 * 2 * 2; k++) {
-        a.hyper.adamw = k / 36;
-        a.hyper.bias_correction = k % 2;
-        a.t = 1 + k;
-        /* by every optimizer; Adam's kernel is AdamW's */
-        for (int i = 0; i < 7 * (IZ_OPTIMIZERS - 1); i++) {
-            a.hyper.type = (enum iz_optimizer_type)(IZ_OPTIMIZER_ADAMW + i / 7);
-            check_update((struct wide){n[i % 7], fixture_types[k % 3],
-                                       fixture_types[k / 3 % 3], k / 9 % 2,
-                                       k / 18 % 2, a});
-        }
-    }
-    check_update((struct wide){MOST, IZ_BF16, IZ_BF16, 0, true, a});
-}
-
-/* ---- states in fewer bytes ---------------------------------------------- */
-
-enum { NP, STATE, NG, NOUT, NARROW_TENSORS, BLOCK = IZ_MOMENT_BLOCK };
-
-struct narrow {
+struct update {
     enum iz_optimizer_type optimizer;
     enum iz_moment_type type;
     enum iz_dtype g, out;
-    bool copies, wild;
+    bool copies, wild, uncorrected;
     int64_t n, before, after; /* elements of m and v before and behind */
     int64_t span;             /* length of one */
     double beta1, beta2;
     int t;   /* the update */
-    int odd; /* elements of P before the first */
+    int odd; /* elements before the first of the others */
 };
 
 /* Any finite number where `wild`, else one of about 1. */
@@ -368,17 +273,16 @@ static float number(bool wild)
 }
 
 /* m and v one behind the other, as in a chunk. */
-static struct iz_moments moment_of(const struct narrow *k, char *state,
-                                   enum iz_moment which)
+static struct iz_moments moment_of(const struct update *k, char *state, int w)
 {
     int64_t n = k->before + k->n + k->after;
 
-    return (struct iz_moments){state + which * iz_moment_bytes(k->type, n),
-                               k->type, which, n};
+    return (struct iz_moments){state + w * iz_moment_bytes(k->type, n), k->type,
+                               (enum iz_moment)w, n};
 }
 
 /* Spans that differ in rate and decay, of which the first one ends early. */
-static int spans_of(const struct narrow *k, struct iz_alike *span)
+static int spans_of(const struct update *k, struct iz_alike *span)
 {
     int s = 0;
 
@@ -391,7 +295,7 @@ static int spans_of(const struct narrow *k, struct iz_alike *span)
                                       .eps = 1e-8,
                                       .weight_decay = s % 2 ? 0.1 : 0,
                                       .adamw = s % 3 != 0,
-                                      .bias_correction = true},
+                                      .bias_correction = !k->uncorrected},
                             .t = k->t,
                             .grad_scale = k->wild ? 1.0f : 0.37f};
 
@@ -403,95 +307,130 @@ static int spans_of(const struct narrow *k, struct iz_alike *span)
     return s;
 }
 
-static void update_narrow(struct iz_exec *x, const struct iz_view *v,
-                          const void *arg)
+static void update(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
-    const struct narrow *k = arg;
+    const struct update *k = arg;
     struct iz_alike span[IZ_ALIKE_MAX];
 
     if (!x->dry)
-        iz_buffer_update(x,
-                         &(struct iz_update){
-                             .optimizer = k->optimizer,
-                             .type = k->type,
-                             .n = k->n,
-                             .at = k->before,
-                             .room = k->before + k->n + k->after,
-                             .p = at(v[NP], k->odd),
-                             .state = {moment_of(k, v[STATE].p, IZ_MOMENT_M).p,
-                                       moment_of(k, v[STATE].p, IZ_MOMENT_V).p},
-                             .g = v[NG].p,
-                             .out = k->copies ? v[NOUT].p : NULL,
-                             .g_type = k->g,
-                             .out_type = k->out,
-                             .key = 77 + (uint64_t)k->t,
-                             .first = 64000 + k->before,
-                             .span = span,
-                             .spans = spans_of(k, span)});
+        iz_buffer_update(
+            x, &(struct iz_update){.optimizer = k->optimizer,
+                                   .type = k->type,
+                                   .n = k->n,
+                                   .at = k->before,
+                                   .room = k->before + k->n + k->after,
+                                   .p = at(v[P], k->odd),
+                                   .state = {moment_of(k, v[STATE].p, 0).p,
+                                             moment_of(k, v[STATE].p, 1).p},
+                                   .g = at(v[G], k->odd),
+                                   .out = k->copies ? at(v[OUT], k->odd) : NULL,
+                                   .g_type = k->g,
+                                   .out_type = k->out,
+                                   .key = 77 + (uint64_t)k->t,
+                                   .first = 64000 + k->before,
+                                   .span = span,
+                                   .spans = spans_of(k, span)});
     memset(span, 0xff, sizeof(span));
 }
 
-/* Values that the type holds; every third block is zero. */
-static void fill_state(const struct narrow *k, char *state)
+/* Values that the type holds; every third block is zero.  In fp32 every fifth
+ * element is about to become subnormal. */
+static void fill_state(const struct update *k, char *state)
 {
     for (int w = 0; w < 2; w++) {
-        struct iz_moments a = moment_of(k, state, (enum iz_moment)w);
+        struct iz_moments a = moment_of(k, state, w);
 
         for (int64_t b = 0; b < a.n; b += BLOCK) {
             float block[BLOCK] = {0};
 
             for (int i = 0; b / BLOCK % 3 && i < BLOCK; i++)
-                block[i] =
-                    w == IZ_MOMENT_V ? fabsf(number(k->wild)) : number(k->wild);
+                block[i] = w ? fabsf(number(k->wild)) : number(k->wild);
+            for (int i = 0; k->type == IZ_MOMENT_F32 && i < BLOCK; i += 5)
+                block[i] = w ? 1.2e-38f : -1.2e-38f;
             iz_moment_store(&a, b, block, BLOCK, 3, b);
         }
     }
 }
 
-/* Some blocks have no gradient, some elements a tiny one. */
-static void fill_gradient(const struct narrow *k, struct tensor *g)
+/* Some blocks have no gradient, some elements none or a tiny one. */
+static void fill_gradient(const struct update *k, struct tensor *g)
 {
     for (int64_t i = 0; i < k->n; i++) {
-        float f = i / BLOCK % 4 == 1 ? 0 : number(k->wild);
+        bool fifth = (i + k->before) % BLOCK % 5 == 0;
+        bool none = i / BLOCK % 4 == 1 || (k->type == IZ_MOMENT_F32 && fifth);
+        float f = none ? 0 : number(k->wild);
 
-        g->d[i] = (double)(i % 7 == 3 ? f * 0x1p-12f : f);
+        g->d[i + k->odd] = (double)(i % 7 == 3 ? f * 0x1p-12f : f);
     }
     tensor_store(g);
 }
 
-static struct scene narrow_new(const struct narrow *k)
+static struct scene update_new(const struct update *k)
 {
     int64_t all = k->before + k->n + k->after;
     struct scene s = {
-        .n = NARROW_TENSORS,
-        .t = {[NP] = flat_new(IZ_F32, k->n, k->odd),
+        .n = TENSORS,
+        .t = {[P] = flat_new(IZ_F32, k->n, k->odd),
               [STATE] = bytes_new(2 * iz_moment_bytes(k->type, all)),
-              [NG] = flat_new(k->g, k->n, 0),
-              [NOUT] = flat_new(k->out, k->n, 0)},
+              [G] = flat_new(k->g, k->n, k->odd),
+              [OUT] = flat_new(k->out, k->n, k->odd)},
         .exact = true};
 
     fill_state(k, s.t[STATE].v.p);
-    fill_gradient(k, &s.t[NG]);
+    fill_gradient(k, &s.t[G]);
     return s;
 }
 
-static void run_narrow(struct scene *s, const struct narrow *k)
-{
-    scene_run(s, update_narrow, k, ~0u, bit(NP) | bit(STATE) | bit(NOUT));
-}
+static const struct pass updates = {update, ~0u,
+                                    BIT(P) | BIT(STATE) | BIT(OUT)};
 
-/* By every optimizer; Adam's kernel is AdamW's. */
-static void check_narrow(struct narrow k)
+/* Some updates of the same state by every optimizer; Adam's kernel is AdamW's.
+ */
+static void check_update(struct update k)
 {
+    int first = k.t ? k.t : 1;
+
     for (int o = IZ_OPTIMIZER_ADAMW; o < IZ_OPTIMIZERS; o++) {
         struct scene s;
 
         k.optimizer = (enum iz_optimizer_type)o;
-        s = narrow_new(&k);
-        for (k.t = 1; k.t <= UPDATES; k.t++)
-            run_narrow(&s, &k);
+        s = update_new(&k);
+        for (k.t = first; k.t < first + UPDATES; k.t++)
+            scene_run(&s, &updates, &k);
         scene_free(&s);
     }
+}
+
+static void updates_have_the_bits_of_the_cpu(void **state)
+{
+    static const int64_t n[] = {0, 1, 7, 8, 1024, 2048, 3001};
+
+    fixture_seed();
+    for (int c = 0; c < 3 * 3 * 2 * 2 * 2 * COUNT(n); c++) {
+        int i = c % COUNT(n), k = c / COUNT(n);
+
+        check_update(
+            (struct update){.g = fixture_types[k % 3],
+                            .out = fixture_types[k / 3 % 3],
+                            .odd = k / 9 % 2,
+                            .before = k / 9 % 2,
+                            .after = BLOCK - (k / 9 % 2 + n[i]) % BLOCK,
+                            .copies = k / 18 % 2,
+                            .uncorrected = k / 36,
+                            .n = n[i],
+                            .span = 1000,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .t = 1 + k});
+    }
+    check_update((struct update){.g = IZ_BF16,
+                                 .out = IZ_BF16,
+                                 .copies = true,
+                                 .n = MOST,
+                                 .after = BLOCK - MOST % BLOCK,
+                                 .span = MOST / 4,
+                                 .beta1 = 0.9,
+                                 .beta2 = 0.95});
 }
 
 static enum iz_moment_type type_of(int i)
@@ -499,8 +438,8 @@ static enum iz_moment_type type_of(int i)
     return i % 2 ? IZ_MOMENT_FP8 : IZ_MOMENT_BF16;
 }
 
-/* Of one block, of half a warp more than a warp has, of a block of threads and
- * of more. */
+/* States in fewer bytes: of one block, of half a warp more than a warp has, of
+ * a block of threads and of more. */
 static void narrow_updates_have_the_bits_of_the_cpu(void **state)
 {
     static const int64_t blocks[] = {0, 1, 2, 3, 16, 17, 37, 1027};
@@ -508,7 +447,7 @@ static void narrow_updates_have_the_bits_of_the_cpu(void **state)
     fixture_seed();
     for (int c = 0; c < 2 * 3 * 3 * 2; c++)
         for (int i = 0; i < 8; i++)
-            check_narrow((struct narrow){.type = type_of(c),
+            check_update((struct update){.type = type_of(c),
                                          .g = fixture_types[c / 2 % 3],
                                          .out = fixture_types[c / 6 % 3],
                                          .copies = c / 18,
@@ -529,7 +468,7 @@ static void narrow_updates_have_them_at_every_exponent(void **state)
 {
     fixture_seed();
     for (int c = 0; c < 4; c++)
-        check_narrow((struct narrow){.type = type_of(c),
+        check_update((struct update){.type = type_of(c),
                                      .copies = true,
                                      .wild = true,
                                      .n = 300 * BLOCK,
@@ -537,7 +476,7 @@ static void narrow_updates_have_them_at_every_exponent(void **state)
                                      .beta1 = c / 2 * 0.5,
                                      .beta2 = c / 2 * 0.5});
     for (int c = 0; c < 2; c++)
-        check_narrow((struct narrow){.type = type_of(c),
+        check_update((struct update){.type = type_of(c),
                                      .g = IZ_BF16,
                                      .out = IZ_BF16,
                                      .copies = true,
@@ -550,7 +489,7 @@ static void narrow_updates_have_them_at_every_exponent(void **state)
 /* Infinity and NaN spoil their block of fp8 and no other. */
 static void what_is_not_finite_shows(void **state)
 {
-    struct narrow k = {
+    struct update k = {
         .n = 4 * BLOCK, .span = 1000, .beta1 = 0.9, .beta2 = 0.999, .t = 1};
     float m[4 * BLOCK];
 
@@ -559,14 +498,13 @@ static void what_is_not_finite_shows(void **state)
         struct scene s;
 
         k.type = type_of(c);
-        s = narrow_new(&k);
+        s = update_new(&k);
         s.exact = false; /* one NaN is as good as another */
-        s.t[NG].d[BLOCK + 5] = c / 2 ? (double)NAN : (double)INFINITY;
-        tensor_store(&s.t[NG]);
-        run_narrow(&s, &k);
+        s.t[G].d[BLOCK + 5] = c / 2 ? (double)NAN : (double)INFINITY;
+        tensor_store(&s.t[G]);
+        scene_run(&s, &updates, &k);
         for (int w = 0; w < 2; w++) {
-            struct iz_moments a =
-                moment_of(&k, s.t[STATE].v.p, (enum iz_moment)w);
+            struct iz_moments a = moment_of(&k, s.t[STATE].v.p, w);
 
             iz_moment_load(m, &a, 0, k.n);
             assert_false(isfinite(m[BLOCK + 5]));
@@ -577,19 +515,19 @@ static void what_is_not_finite_shows(void **state)
     }
 }
 
-static void odd_address(void)
+static void odd_address(const void *arg)
 {
-    struct narrow k = {
+    struct update k = {
         .type = IZ_MOMENT_BF16, .n = BLOCK, .span = BLOCK, .t = 1, .odd = 1};
-    struct scene s = narrow_new(&k);
+    struct scene s = update_new(&k);
 
-    run_narrow(&s, &k);
+    scene_run(&s, &updates, &k);
 }
 
 static void an_odd_address_is_refused(void **state)
 {
     fixture_seed();
-    scene_dies(odd_address, "no multiple of 16");
+    scene_dies(odd_address, NULL, "no multiple of 16");
 }
 
 int ops_flat(void)

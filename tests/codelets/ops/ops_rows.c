@@ -1,43 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Both normalisations, and GELU. */
+/* Both normalisations, and both activation functions. */
 #include "tests/codelets/ops/scene.h"
 
 #include <float.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/codelets/ops/reference.h"
 
-#define EPS 1e-5f /* of rmsnorm */
-
 /* ---- normalisation ------------------------------------------------------ */
 
 enum { A, W, B, Y, R, DY, DX, DW, DB, MEAN, RSTD, NORM_TENSORS };
+enum call { FORWARD, AGAIN, BACKWARD };
 
-/* Where dx goes; r is added but for the last. */
-enum place { FRESH, IN_R, IN_DY, NO_R };
-
-/* rmsnorm leaves b, db and mean alone. */
 struct kind {
     const char *mixed; /* what it says of weights of another type */
-    scene_op *forward, *again, *backward;
-    void (*ref)(double *y, const struct scene *s);
-    void (*gradient)(double *dx, double *dw, double *db, const double *a,
-                     const double *dy, const double *w, int64_t c);
+    scene_op *op;
     double tol; /* of y */
-    unsigned weights, sums, kept;
+    bool centred;
 };
+
+static const struct kind *kind; /* under test */
 
 struct norm {
     struct scene s;
-    const struct kind *kind;
-    enum place place;
+    enum call call;
+    bool no_r;
     enum iz_dtype weights; /* what the op is told that they are */
 };
 
-static struct norm norm_new(const struct kind *k, enum iz_dtype param,
-                            int64_t m, int64_t c, double scale)
+static struct norm norm_new(enum iz_dtype param, int64_t m, int64_t c,
+                            double scale)
 {
     enum iz_dtype act = backend.act(param);
 
@@ -53,211 +46,113 @@ static struct norm norm_new(const struct kind *k, enum iz_dtype param,
                                      [DB] = tensor_new(param, 1, c, 1),
                                      [MEAN] = tensor_new(IZ_F32, m, 1, 1),
                                      [RSTD] = tensor_new(IZ_F32, m, 1, 1)}},
-                         .kind = k,
                          .weights = param};
 }
 
-static int place_of(enum place p)
-{
-    return p == IN_R ? R : p == IN_DY ? DY : DX;
-}
-
-static struct iz_norm_layer layernorm_of(const struct iz_view *v,
-                                         const void *arg)
+static void layernorm(struct iz_exec *x, const struct iz_view *v,
+                      const void *arg)
 {
     const struct norm *n = arg;
     struct iz_norm_layer w = {v[W], v[B], v[DW], v[DB], v[MEAN], v[RSTD]};
 
     w.w.dtype = n->weights;
-    return w;
+    if (n->call == FORWARD)
+        iz_layernorm_fwd(x, v[Y], v[A], &w);
+    else if (n->call == AGAIN)
+        iz_layernorm_again(x, v[DX], v[A], &w);
+    else
+        iz_layernorm_bwd(x, v[DX], n->no_r ? IZ_NONE : v[R], v[DY], v[A], &w);
 }
 
-static void layernorm_forward(struct iz_exec *x, const struct iz_view *v,
-                              const void *arg)
-{
-    struct iz_norm_layer w = layernorm_of(v, arg);
-
-    iz_layernorm_fwd(x, v[Y], v[A], &w);
-}
-
-static void layernorm_again(struct iz_exec *x, const struct iz_view *v,
-                            const void *arg)
-{
-    struct iz_norm_layer w = layernorm_of(v, arg);
-
-    iz_layernorm_again(x, v[DX], v[A], &w);
-}
-
-static void layernorm_backward(struct iz_exec *x, const struct iz_view *v,
-                               const void *arg)
+static void rmsnorm(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct norm *n = arg;
-    struct iz_norm_layer w = layernorm_of(v, arg);
-
-    iz_layernorm_bwd(x, v[place_of(n->place)],
-                     n->place == NO_R ? IZ_NONE : v[R], v[DY], v[A], &w);
-}
-
-static void layernorm_ref(double *y, const struct scene *s)
-{
-    ref_layernorm(y, s->t[A].d, s->t[W].d, s->t[B].d, s->t[A].v.rows,
-                  s->t[A].v.cols);
-}
-
-static struct iz_rmsnorm rmsnorm_of(const struct iz_view *v, const void *arg)
-{
-    const struct norm *n = arg;
-    struct iz_rmsnorm w = {v[W], v[DW], v[RSTD], EPS};
+    struct iz_rmsnorm w = {v[W], v[DW], v[RSTD], 1e-5f};
 
     w.w.dtype = n->weights;
-    return w;
+    if (n->call == FORWARD)
+        iz_rmsnorm_fwd(x, v[Y], v[A], &w);
+    else if (n->call == AGAIN)
+        iz_rmsnorm_again(x, v[DX], v[A], &w);
+    else
+        iz_rmsnorm_bwd(x, v[DX], n->no_r ? IZ_NONE : v[R], v[DY], v[A], &w);
 }
 
-static void rmsnorm_forward(struct iz_exec *x, const struct iz_view *v,
-                            const void *arg)
-{
-    struct iz_rmsnorm w = rmsnorm_of(v, arg);
+static const struct kind kinds[] = {
+    {"layernorm of bf16 with weights of fp32", layernorm, 4e-6, true},
+    {"rmsnorm of bf16 with weights of fp32", rmsnorm, 2e-6, false}};
 
-    iz_rmsnorm_fwd(x, v[Y], v[A], &w);
+/* rmsnorm leaves b, db and mean alone. */
+static struct pass norm_pass(struct norm *n, enum call call)
+{
+    const unsigned weights = BIT(A) | BIT(W) | BIT(B);
+    const unsigned kept = BIT(MEAN) | BIT(RSTD);
+
+    n->call = call;
+    if (call == FORWARD)
+        return (struct pass){kind->op, weights, BIT(Y) | kept};
+    if (call == AGAIN)
+        return (struct pass){kind->op, weights | kept, BIT(DX)};
+    return (struct pass){kind->op, weights | kept | BIT(R) | BIT(DY),
+                         BIT(DX) | BIT(DW) | BIT(DB)};
 }
 
-static void rmsnorm_again(struct iz_exec *x, const struct iz_view *v,
-                          const void *arg)
+static void norm_run(struct norm *n, enum call call)
 {
-    struct iz_rmsnorm w = rmsnorm_of(v, arg);
+    struct pass p = norm_pass(n, call);
 
-    iz_rmsnorm_again(x, v[DX], v[A], &w);
+    scene_run(&n->s, &p, n);
 }
 
-static void rmsnorm_backward(struct iz_exec *x, const struct iz_view *v,
-                             const void *arg)
+static void check_forward(struct norm *n)
 {
-    const struct norm *n = arg;
-    struct iz_rmsnorm w = rmsnorm_of(v, arg);
+    struct tensor *t = n->s.t;
 
-    iz_rmsnorm_bwd(x, v[place_of(n->place)], n->place == NO_R ? IZ_NONE : v[R],
-                   v[DY], v[A], &w);
-}
-
-static void rmsnorm_ref(double *y, const struct scene *s)
-{
-    ref_rmsnorm(y, s->t[A].d, s->t[W].d, s->t[A].v.rows, s->t[A].v.cols,
-                (double)EPS);
-}
-
-static void rmsnorm_gradient(double *dx, double *dw, double *db,
-                             const double *a, const double *dy, const double *w,
-                             int64_t c)
-{
-    ref_rmsnorm_gradient(dx, dw, a, dy, w, c, (double)EPS);
-}
-
-static struct kind layernorm = {
-    "layernorm of bf16 with weights of fp32",
-    layernorm_forward,
-    layernorm_again,
-    layernorm_backward,
-    layernorm_ref,
-    ref_layernorm_gradient,
-    4e-6,
-    1u << W | 1u << B,
-    1u << DW | 1u << DB,
-    1u << MEAN | 1u << RSTD,
-};
-static struct kind rmsnorm = {"rmsnorm of bf16 with weights of fp32",
-                              rmsnorm_forward,
-                              rmsnorm_again,
-                              rmsnorm_backward,
-                              rmsnorm_ref,
-                              rmsnorm_gradient,
-                              2e-6,
-                              1u << W,
-                              1u << DW,
-                              1u << RSTD};
-
-static void run_forward(struct norm *n)
-{
-    scene_run(&n->s, n->kind->forward, n, bit(A) | n->kind->weights,
-              bit(Y) | n->kind->kept);
-}
-
-static void run_backward(struct norm *n, enum place place)
-{
-    n->place = place;
-    scene_run(&n->s, n->kind->backward, n,
-              bit(A) | bit(W) | bit(R) | bit(DY) | n->kind->kept,
-              bit(place_of(place)) | n->kind->sums);
-}
-
-/* Writes dx, whether or not with r; adds to dw and db. */
-static void gradients(const struct norm *n, bool with_r, double *dx, double *dw,
-                      double *db)
-{
-    const struct tensor *t = n->s.t;
-    int64_t m = t[A].v.rows, c = t[A].v.cols;
-
-    for (int64_t i = 0; i < m; i++)
-        n->kind->gradient(dx + i * c, dw, db, t[A].d + i * c, t[DY].d + i * c,
-                          t[W].d, c);
-    for (int64_t i = 0; with_r && i < m * c; i++)
-        dx[i] += t[R].d[i];
+    ref_norm(tensor_want(&t[Y]), t[A].d, t[W].d, kind->centred ? t[B].d : NULL,
+             t[A].v.rows, t[A].v.cols, 1e-5);
+    norm_run(n, FORWARD);
+    fixture_close("y", &t[Y], kind->tol);
 }
 
 /* A short row may have elements that nearly agree, which loses digits. */
-static void check_backward(struct norm *n, enum place place)
+static void check_backward(struct norm *n)
 {
     struct tensor *t = n->s.t;
-    size_t m = (size_t)t[A].v.rows, c = (size_t)t[A].v.cols;
-    double *dx = calloc(m * c, 8), *dw = calloc(c, 8), *db = calloc(c, 8);
-    double tol = c < 64 ? 2e-5 : 2e-6;
+    int64_t m = t[A].v.rows, c = t[A].v.cols;
+    double *dx = tensor_want(&t[DX]), *dw = tensor_want(&t[DW]);
+    double *db = tensor_want(&t[DB]), tol = c < 64 ? 2e-5 : 2e-6;
 
-    run_backward(n, place);
-    gradients(n, place != NO_R, dx, dw, db);
-    fixture_close("dx", &t[DX], dx, tol);
-    if (!(n->s.unwanted & bit(DW)))
-        fixture_close("dw", &t[DW], dw, tol);
-    if (n->kind->sums & ~n->s.unwanted & bit(DB))
-        fixture_close("db", &t[DB], db, tol);
-    free(dx);
-    free(dw);
-    free(db);
+    norm_run(n, BACKWARD);
+    for (int64_t i = 0; i < m; i++)
+        ref_norm_gradient(dx + i * c, dw, kind->centred ? db : NULL,
+                          t[A].d + i * c, t[DY].d + i * c, t[W].d, c);
+    for (int64_t i = 0; !n->no_r && i < m * c; i++)
+        dx[i] += t[R].d[i];
+    fixture_close("dx", &t[DX], tol);
+    if (!(n->s.unwanted & BIT(DW)))
+        fixture_close("dw", &t[DW], tol);
+    if (kind->centred && !(n->s.unwanted & BIT(DB)))
+        fixture_close("db", &t[DB], tol);
 }
 
-/* After a run with dx in memory of its own: the same bits, of dw and db too. */
-static void check_in_place(struct norm *n, enum place place)
+static void check_norm(enum iz_dtype param, const int64_t *s)
 {
-    struct tensor *t = n->s.t, dw = tensor_copy(&t[DW]);
-    struct tensor db = tensor_copy(&t[DB]);
+    struct norm n = norm_new(param, s[0], s[1], 3);
+    struct pass backward;
 
-    run_backward(n, place);
-    fixture_same_bits("dx in place", t[place_of(place)].v, t[DX].v);
-    fixture_same_bits("dw, dx in place", t[DW].v, dw.v);
-    fixture_same_bits("db, dx in place", t[DB].v, db.v);
-    tensor_store(&t[place_of(place)]);
-    tensor_free(&dw);
-    tensor_free(&db);
-}
-
-static void check_norm(const struct kind *k, enum iz_dtype param, int64_t m,
-                       int64_t c)
-{
-    struct norm n = norm_new(k, param, m, c, 3);
-    double *y = calloc((size_t)(m * c), sizeof(*y));
-
-    k->ref(y, &n.s);
-    run_forward(&n);
-    fixture_close("y", &n.s.t[Y], y, k->tol);
-    scene_run(&n.s, k->again, &n, bit(A) | k->weights | k->kept, bit(DX));
+    check_forward(&n);
+    norm_run(&n, AGAIN);
     fixture_same_bits("y again", n.s.t[DX].v, n.s.t[Y].v);
-    check_backward(&n, FRESH);
+    check_backward(&n);
     /* emulated, large ones would take long */
-    if (!backend.become || m * c < 50000 || m == 300) {
-        check_in_place(&n, IN_R);
-        check_in_place(&n, IN_DY);
-        check_backward(&n, NO_R);
+    if (!backend.become || s[0] * s[1] < 50000 || s[0] == 300) {
+        backward = norm_pass(&n, BACKWARD);
+        scene_in_place(&n.s, &backward, &n, 1, (const int[][2]){{DX, R}});
+        scene_in_place(&n.s, &backward, &n, 1, (const int[][2]){{DX, DY}});
+        n.no_r = true;
+        check_backward(&n);
     }
     scene_free(&n.s);
-    free(y);
 }
 
 /* Rows of half a warp, a warp and a block, one to four pieces per thread, rows
@@ -265,7 +160,7 @@ static void check_norm(const struct kind *k, enum iz_dtype param, int64_t m,
  * row and many rows per part.  Then the widths of blocks of 0.5B to 14B. */
 static void norm_agrees_with_reference(void **state)
 {
-    static const int64_t size[][2] = {
+    static const int64_t size[][4] = {
         {1, 1},     {3, 3},      {7, 7},      {2, 16},     {5, 17},
         {1, 33},    {33, 5},     {2, 100},    {33, 8},     {300, 3},
         {33, 384},  {35, 128},   {2, 1000},   {1, 1001},   {3, 1537},
@@ -273,98 +168,103 @@ static void norm_agrees_with_reference(void **state)
         {2500, 5},  {2, 8200},   {5, 2048},   {3, 250},    {300, 90},
         {300, 40},  {300, 1000}, {2200, 136}, {540, 1104}, {3, 2568},
         {700, 896}, {700, 1600}, {129, 2048}, {300, 4096}, {129, 5120}};
-    enum { LARGE = 5 };
-    int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
-    fixture_seed();
-    for (int t = 0; t < 3; t++)
-        for (int i = 0; i < n; i++)
-            check_norm(*state, fixture_types[t], size[i][0], size[i][1]);
+    kind = *state;
+    scene_each(NULL, size, COUNT(size), 5, check_norm);
 }
 
 /* Without dw, without db, without both: the other results do not change. */
 static void norm_leaves_out_unwanted_gradients(void **state)
 {
     static const int64_t width[] = {40, 104, 200, 1000};
-    const struct kind *k = *state;
 
+    kind = *state;
     fixture_seed();
     for (int i = 0; i < 3 * 4; i++) {
-        struct norm n = norm_new(k, IZ_BF16, 40, width[i / 3], 1);
+        struct norm n = norm_new(IZ_BF16, 40, width[i / 3], 1);
 
-        run_forward(&n);
-        n.s.unwanted = (i % 3 != 1 ? bit(DW) : 0) | (i % 3 ? bit(DB) : 0);
-        check_backward(&n, FRESH);
+        norm_run(&n, FORWARD);
+        n.s.unwanted = (i % 3 != 1 ? BIT(DW) : 0) | (i % 3 ? BIT(DB) : 0);
+        check_backward(&n);
         scene_free(&n.s);
     }
 }
 
 /* Constant, tiny and subnormal rows give b; a huge mean loses no more digits
  * than fp32 has; NaN and infinity stay in their row and are not hidden. */
-static void check_specials(const struct kind *k, int64_t c)
-{
-    enum { M = 6 };
-    struct norm n = norm_new(k, IZ_F32, M, c, 1);
-    struct tensor *t = n.s.t;
-    double *y = calloc((size_t)(M * c), sizeof(*y));
-
-    for (int64_t j = 0; j < c; j++) {
-        t[A].d[j] = 0;
-        t[A].d[c + j] = 7;
-        t[A].d[2 * c + j] *= 1e-42;
-        t[A].d[3 * c + j] *= 1e15;
-    }
-    tensor_store(&t[A]);
-    k->ref(y, &n.s);
-    run_forward(&n);
-    fixture_close("y", &t[Y], y, k->tol);
-    t[A].d[4 * c + c / 2] = NAN;
-    t[A].d[5 * c + c - 1] = INFINITY;
-    tensor_store(&t[A]);
-    run_forward(&n);
-    run_backward(&n, NO_R);
-    tensor_load(&t[Y]);
-    tensor_load(&t[DX]);
-    for (int64_t i = 0; i < M * c; i++)
-        assert_true(i / c == 5 || isnan(t[Y].d[i]) == (i / c == 4));
-    for (int64_t i = 0; i < 5 * c; i++)
-        assert_true(i / c == 4 ? isnan(t[DX].d[i]) : isfinite(t[DX].d[i]));
-    assert_true(isnan(t[Y].d[6 * c - 1]));
-    for (int64_t j = 0; k == &layernorm && j < c; j++)
-        assert_true(isnan(t[Y].d[5 * c + j]));
-    free(y);
-    scene_free(&n.s);
-}
-
 static void norm_survives_adversarial_values(void **state)
 {
+    static const int64_t width[] = {19, 64, 1200};
+    enum { M = 6 };
+
+    kind = *state;
     fixture_seed();
-    check_specials(*state, 19);
-    check_specials(*state, 64);
-    check_specials(*state, 1200);
+    for (int k = 0; k < 3; k++) {
+        int64_t c = width[k];
+        struct norm n = norm_new(IZ_F32, M, c, 1);
+        struct tensor *t = n.s.t;
+
+        for (int64_t j = 0; j < c; j++) {
+            t[A].d[j] = 0;
+            t[A].d[c + j] = 7;
+            t[A].d[2 * c + j] *= 1e-42;
+            t[A].d[3 * c + j] *= 1e15;
+        }
+        tensor_store(&t[A]);
+        check_forward(&n);
+        t[A].d[4 * c + c / 2] = NAN;
+        t[A].d[5 * c + c - 1] = INFINITY;
+        tensor_store(&t[A]);
+        n.no_r = true;
+        norm_run(&n, FORWARD);
+        norm_run(&n, BACKWARD);
+        tensor_load(&t[Y]);
+        tensor_load(&t[DX]);
+        for (int64_t i = 0; i < 5 * c; i++) {
+            assert_true(isnan(t[Y].d[i]) == (i / c == 4));
+            assert_true(i / c == 4 ? isnan(t[DX].d[i]) : isfinite(t[DX].d[i]));
+        }
+        assert_true(isnan(t[Y].d[6 * c - 1]));
+        for (int64_t j = 5 * c; kind->centred && j < 6 * c; j++)
+            assert_true(isnan(t[Y].d[j]));
+        scene_free(&n.s);
+    }
 }
 
-static const struct kind *mixed;
-
-static void mix_types(void)
+static void mix_types(const void *arg)
 {
-    struct norm n = norm_new(mixed, IZ_BF16, 2, 8, 1);
+    struct norm n = norm_new(IZ_BF16, 2, 8, 1);
 
     n.weights = IZ_F32;
-    run_forward(&n);
+    norm_run(&n, FORWARD);
 }
 
 static void norm_refuses_weights_of_another_type(void **state)
 {
     if (backend.x.backend == IZ_CPU)
         skip();
-    mixed = *state;
-    scene_dies(mix_types, mixed->mixed);
+    kind = *state;
+    scene_dies(mix_types, NULL, kind->mixed);
 }
 
-/* ---- GELU --------------------------------------------------------------- */
+/* ---- activation functions ----------------------------------------------- */
 
-enum { G_A, G_DY, G_Y, G_DU, GELU_TENSORS };
+enum { G_A, G_DY, G_Y, G_DA, GATE_TENSORS };
+
+/* y of one input, or of two: a row of a has all first ones, then all second
+ * ones.  Of g, u and dy, ref is y and both gradients in double, and `within`
+ * how far each may be from it on the CPU, to its own size. */
+struct gate {
+    struct pass forward, backward;
+    int in;
+    void (*ref)(double *y, double *dg, double *du, double g, double u,
+                double dy);
+    void (*within)(double *y, double *dg, double *du, double g, double u,
+                   double dy);
+    double tol[2], tol_da[2]; /* elsewhere, on a GPU */
+};
+
+static const struct gate *gate; /* under test */
 
 static void gelu_forward(struct iz_exec *x, const struct iz_view *v,
                          const void *arg)
@@ -375,13 +275,198 @@ static void gelu_forward(struct iz_exec *x, const struct iz_view *v,
 static void gelu_backward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
-    iz_gelu_bwd(x, v[G_DU], v[G_Y], v[G_DY], v[G_A]);
+    iz_gelu_bwd(x, v[G_DA], v[G_Y], v[G_DY], v[G_A]);
 }
 
-static void gelu_in_place(struct iz_exec *x, const struct iz_view *v,
-                          const void *arg)
+static void gelu_ref(double *y, double *da, double *none, double a, double u,
+                     double dy)
 {
-    iz_gelu_bwd(x, v[G_DY], v[G_A], v[G_DY], v[G_A]);
+    *y = ref_gelu(a);
+    *da = ref_gelu_gradient(a) * dy;
+}
+
+/* The argument of the exponential is rounded to fp32; the reference loses
+ * 1 + tanh below -8. */
+static void gelu_within(double *y, double *da, double *none, double a, double u,
+                        double dy)
+{
+    *y = fmin(1e-6 * fabs(ref_gelu(a)) * fmax(1, fabs(a * a * a)),
+              1e-6 * fabs(a)) +
+         1e-15 * fabs(a) + (double)FLT_MIN;
+    *da = 2e-6 * fabs(dy);
+}
+
+static void swiglu_forward(struct iz_exec *x, const struct iz_view *v,
+                           const void *arg)
+{
+    iz_swiglu_fwd(x, v[G_Y], v[G_A]);
+}
+
+static void swiglu_backward(struct iz_exec *x, const struct iz_view *v,
+                            const void *arg)
+{
+    iz_swiglu_bwd(x, v[G_DA], v[G_Y], v[G_DY], v[G_A]);
+}
+
+static void swiglu_ref(double *y, double *dg, double *du, double g, double u,
+                       double dy)
+{
+    *y = ref_swiglu(g, u);
+    ref_swiglu_gradient(dg, du, g, u, dy);
+}
+
+static void swiglu_within(double *y, double *dg, double *du, double g, double u,
+                          double dy)
+{
+    *y = 1e-6 * fabs(ref_swiglu(g, u)) * fmax(1, fabs(g)) + 1e-25;
+    *dg = 2e-6 * fabs(dy) * fmax(1, fabs(u));
+    *du = 1e-6 * fabs(dy) * fmax(1, fabs(g));
+}
+
+enum { G_IN = BIT(G_A) | BIT(G_DY), G_OUT = BIT(G_Y) | BIT(G_DA) };
+
+static const struct gate gates[] = {{{gelu_forward, BIT(G_A), BIT(G_Y)},
+                                     {gelu_backward, G_IN, G_OUT},
+                                     1,
+                                     gelu_ref,
+                                     gelu_within,
+                                     {5e-7, 1e-6},
+                                     {2e-6, 2e-6}},
+                                    {{swiglu_forward, BIT(G_A), BIT(G_Y)},
+                                     {swiglu_backward, G_IN, G_OUT},
+                                     2,
+                                     swiglu_ref,
+                                     swiglu_within,
+                                     {1e-6, 1e-6},
+                                     {1e-6, 2e-6}}};
+
+static struct scene gate_new(enum iz_dtype act, int64_t m, int64_t f,
+                             double scale)
+{
+    int64_t in = gate->in * f;
+
+    return (struct scene){
+        .n = GATE_TENSORS,
+        .t = {tensor_new(act, m, in, scale), tensor_new(act, m, f, 1),
+              tensor_new(act, m, f, 1), tensor_new(act, m, in, 1)}};
+}
+
+/* What is expected; on the CPU after a backward checks every value. */
+static void gate_want(struct scene *s, bool check)
+{
+    struct tensor *t = s->t;
+    int64_t f = t[G_Y].v.cols, second = (gate->in - 1) * f;
+    double *y = tensor_want(&t[G_Y]), *da = tensor_want(&t[G_DA]);
+
+    for (int64_t i = 0; i < iz_view_len(t[G_Y].v); i++) {
+        int64_t at = i / f * gate->in * f + i % f, to = at + second;
+        double g = t[G_A].d[at], u = t[G_A].d[to], dy = t[G_DY].d[i];
+        struct near near[3]; /* y, second gradient, first */
+
+        gate->ref(&y[i], &da[at], &da[to], g, u, dy);
+        if (!check || backend.x.backend != IZ_CPU)
+            continue;
+        gate->within(&near[0].within, &near[2].within, &near[1].within, g, u,
+                     dy);
+        near[0].is = y[i];
+        near[1].is = da[to];
+        near[2].is = da[at];
+        fixture_element("y", t[G_Y].v, i, near[0]);
+        if (second)
+            fixture_element("da", t[G_DA].v, to, near[1]);
+        fixture_element("da", t[G_DA].v, at, near[2]);
+    }
+}
+
+static void check_gate(enum iz_dtype act, int64_t m, int64_t f, double scale)
+{
+    struct scene s = gate_new(act, m, f, scale);
+    struct tensor *t = s.t, first;
+
+    gate_want(&s, false);
+    scene_run(&s, &gate->forward, NULL);
+    fixture_close("y", &t[G_Y], gate->tol[backend.device]);
+    first = tensor_copy(&t[G_Y]);
+    scene_run(&s, &gate->backward, NULL);
+    fixture_close("y again", &t[G_Y], gate->tol[backend.device]);
+    fixture_close("da", &t[G_DA], gate->tol_da[backend.device]);
+    if (backend.x.backend == IZ_CPU)
+        fixture_same_bits("y again", t[G_Y].v, first.v);
+    gate_want(&s, true);
+    /* as their callers do it */
+    if (gate->in == 1)
+        scene_in_place(&s, &gate->backward, NULL, 2,
+                       (const int[][2]){{G_DA, G_DY}, {G_Y, G_A}});
+    else
+        scene_in_place(&s, &gate->backward, NULL, 2,
+                       (const int[][2]){{G_DA, G_A}, {G_Y, G_DY}});
+    tensor_free(&first);
+    scene_free(&s);
+}
+
+/* Small ones also with numbers of all sizes. */
+static void check_scales(enum iz_dtype act, const int64_t *s)
+{
+    for (double x = s[0] * s[1] < 1000 ? 6e-3 : 6; x < 100; x *= 10)
+        check_gate(act, s[0], s[1], x);
+}
+
+static void gate_agrees_with_reference(void **state)
+{
+    static const int64_t size[][4] = {
+        {1, 1},    {1, 3},    {1, 7},    {1, 8},     {1, 17},     {3, 3},
+        {1, 33},   {5, 9},    {7, 17},   {2, 300},   {2, 344},    {1, 1000},
+        {2, 1024}, {3, 2056}, {2, 4864}, {33, 1001}, {301, 6400}, {101, 14336}};
+
+    gate = *state;
+    scene_each(backend_acts, size, COUNT(size), 2, check_scales);
+}
+
+/* The first three also become NaN, infinity, and of two inputs the second NaN.
+ */
+static void gate_survives_adversarial_values(void **state)
+{
+    static const double value[] = {
+        0,  -0.,  1e-45,  -1e-40, 1e-30, 11.99, 12.01, -12, -9.5,
+        50, -50,  1e15,   -1e15,  3e38,  -3e38, 5,     -5,  -1e30,
+        12, 1e30, -1e-42, 88.7,   -88.7, 120,   -120,  -69, 16};
+    enum { N = COUNT(value) };
+    struct scene s;
+
+    gate = *state;
+    fixture_seed();
+    s = gate_new(IZ_F32, 1, N, 1);
+    double *a = s.t[G_A].d, *y = s.t[G_Y].d, *da = s.t[G_DA].d;
+    memcpy(a, value, sizeof(value));
+    tensor_store(&s.t[G_A]);
+    scene_run(&s, &gate->backward, NULL);
+    gate_want(&s, true);
+    for (int i = 0; i < N; i++) {
+        double want = s.t[G_Y].want[i];
+
+        fixture_element("y", s.t[G_Y].v, i,
+                        (struct near){want, 1e-6 * fabs(want) + 1e-7});
+    }
+    tensor_load(&s.t[G_DA]);
+    for (int i = 0; i < gate->in * N; i++)
+        assert_true(isfinite(da[i]));
+    a[0] = NAN;
+    a[1] = INFINITY;
+    a[gate->in > 1 ? N + 2 : 0] = NAN;
+    tensor_store(&s.t[G_A]);
+    scene_run(&s, &gate->backward, NULL);
+    tensor_load(&s.t[G_Y]);
+    tensor_load(&s.t[G_DA]);
+    assert_true(isnan(y[0]) && isnan(da[0]) && isinf(y[1]));
+    if (gate->in > 1)
+        assert_true(isnan(da[N]) && isfinite(da[1]) && isnan(da[2]));
+    assert_true(isnan(y[2]) == (gate->in > 1));
+    for (int i = 3; i < N; i++) {
+        assert_true(isfinite(y[i]) && isfinite(da[i]));
+        assert_true(gate->in == 1 || isfinite(da[N + i]));
+        assert_true(value[i] > -100 || y[i] == 0);
+    }
+    scene_free(&s);
 }
 
 /* Views that begin between pieces of 16 bytes. */
@@ -393,143 +478,30 @@ static void gelu_odd(struct iz_exec *x, const struct iz_view *v,
     iz_gelu_fwd(x, iz_view_rows(v[G_Y], 0, n), iz_view_rows(v[G_A], 1, n));
 }
 
-static struct scene gelu_new(enum iz_dtype act, int64_t m, int64_t c,
-                             double scale)
-{
-    return (struct scene){
-        .n = GELU_TENSORS,
-        .t = {tensor_new(act, m, c, scale), tensor_new(act, m, c, 1),
-              tensor_new(act, m, c, 1), tensor_new(act, m, c, 1)}};
-}
-
-/* Every value of the CPU to its own size.  The argument of the exponential is
- * rounded to fp32; the reference loses 1 + tanh below -8. */
-static void check_gelu_each(const struct scene *s)
-{
-    const struct tensor *t = s->t;
-
-    for (int64_t i = 0; i < iz_view_len(t[G_A].v); i++) {
-        double a = t[G_A].d[i], want = ref_gelu(a), dy = t[G_DY].d[i];
-        double tol = 1e-6 * fabs(want) * fmax(1, fabs(a * a * a));
-        double slope = fabs(a) > 1e5 ? a > 0 : ref_gelu_gradient(a);
-
-        tol = fmin(tol, 1e-6 * fabs(a)) + 1e-15 * fabs(a) + (double)FLT_MIN;
-        if (!(fabs(t[G_Y].d[i] - want) <= tol))
-            fail_msg("gelu(%.9g) is %.9g, not %.9g", a, t[G_Y].d[i], want);
-        if (!(fabs(t[G_DU].d[i] - slope * dy) <= 2e-6 * fabs(dy)))
-            fail_msg("gelu'(%.9g) %.9g is %.9g, not %.9g", a, dy, t[G_DU].d[i],
-                     slope * dy);
-    }
-}
-
-static void check_gelu(struct scene *s)
-{
-    struct tensor *t = s->t;
-    int64_t n = iz_view_len(t[G_A].v);
-    unsigned in = bit(G_A) | bit(G_DY);
-    double *y = calloc((size_t)n, 8), *du = calloc((size_t)n, 8);
-    double tol = backend.device ? 1e-6 : 5e-7;
-
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = ref_gelu(t[G_A].d[i]);
-        du[i] = t[G_DY].d[i] * ref_gelu_gradient(t[G_A].d[i]);
-    }
-    scene_run(s, gelu_forward, NULL, bit(G_A), bit(G_Y));
-    fixture_close("gelu", &t[G_Y], y, tol);
-    struct tensor first = tensor_copy(&t[G_Y]);
-    scene_run(s, gelu_backward, NULL, in, bit(G_Y) | bit(G_DU));
-    fixture_close("gelu again", &t[G_Y], y, tol);
-    fixture_close("du", &t[G_DU], du, 2e-6);
-    if (backend.x.backend == IZ_CPU) {
-        fixture_same_bits("gelu again", t[G_Y].v, first.v);
-        check_gelu_each(s);
-    }
-    scene_run(s, gelu_in_place, NULL, in, in);
-    fixture_same_bits("gelu in place", t[G_A].v, t[G_Y].v);
-    fixture_same_bits("du in place", t[G_DY].v, t[G_DU].v);
-    tensor_free(&first);
-    free(y);
-    free(du);
-}
-
-static void gelu_agrees_with_reference(void **state)
-{
-    static const int64_t size[][2] = {
-        {1, 1},  {1, 3}, {1, 7},    {1, 8},     {1, 17},   {3, 3},
-        {1, 33}, {5, 9}, {1, 1000}, {33, 1001}, {2, 1024}, {301, 6400}};
-    enum { LARGE = 1 };
-    int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
-
-    fixture_seed();
-    for (int t = 0; t < 3; t++)
-        for (int i = 0; backend_acts(fixture_types[t]) && i < n; i++)
-            for (double scale = i < 9 ? 6e-3 : 6; scale < 100; scale *= 10) {
-                struct scene s =
-                    gelu_new(fixture_types[t], size[i][0], size[i][1], scale);
-
-                check_gelu(&s);
-                scene_free(&s);
-            }
-}
-
 static void gelu_works_unaligned(void **state)
 {
+    gate = *state;
     fixture_seed();
     for (int t = 0; t < 3; t++) {
-        struct scene s = gelu_new(backend.act(fixture_types[t]), 100, 1, 6);
+        struct scene s = gate_new(backend.act(fixture_types[t]), 100, 1, 6);
 
-        scene_run(&s, gelu_odd, NULL, bit(G_A), bit(G_Y));
-        tensor_load(&s.t[G_Y]);
+        scene_run(&s, &(struct pass){gelu_odd, BIT(G_A), BIT(G_Y)}, NULL);
         for (int i = 0; i < 99; i++)
-            assert_true(fabs(s.t[G_Y].d[i] - ref_gelu(s.t[G_A].d[i + 1])) <
-                        0x1p-7 * 6);
+            fixture_element(
+                "y", s.t[G_Y].v, i,
+                (struct near){ref_gelu(s.t[G_A].d[i + 1]), 0x1p-7 * 6});
         scene_free(&s);
     }
 }
 
-static void gelu_survives_adversarial_values(void **state)
+static int norm_cases(const char *name, const struct kind *k)
 {
-    static const double value[] = {
-        0,    -0.,   1e-45, -1e-40, 1e-30, 11.99, 12.01, -12, -9.5, 50,    -50,
-        1e15, -1e15, 3e38,  -3e38,  5,     -5,    -1e30, 12,  1e30, -1e-42};
-    enum { N = sizeof(value) / sizeof(value[0]) };
-    struct scene s;
-
-    fixture_seed();
-    s = gelu_new(IZ_F32, 1, N, 1);
-    memcpy(s.t[G_A].d, value, sizeof(value));
-    tensor_store(&s.t[G_A]);
-    scene_run(&s, gelu_backward, NULL, bit(G_A) | bit(G_DY),
-              bit(G_Y) | bit(G_DU));
-    tensor_load(&s.t[G_Y]);
-    tensor_load(&s.t[G_DU]);
-    if (backend.x.backend == IZ_CPU)
-        check_gelu_each(&s);
-    for (int i = 0; i < N; i++) {
-        double a = s.t[G_A].d[i], y = fabs(a) < 20 ? ref_gelu(a) : fmax(a, 0);
-
-        assert_true(isfinite(s.t[G_DU].d[i]));
-        assert_true(fabs(s.t[G_Y].d[i] - y) <= 1e-6 * fabs(y) + 1e-7);
-    }
-    s.t[G_A].d[0] = NAN;
-    s.t[G_A].d[1] = INFINITY;
-    tensor_store(&s.t[G_A]);
-    scene_run(&s, gelu_backward, NULL, bit(G_A) | bit(G_DY),
-              bit(G_Y) | bit(G_DU));
-    tensor_load(&s.t[G_Y]);
-    tensor_load(&s.t[G_DU]);
-    assert_true(isnan(s.t[G_Y].d[0]) && isnan(s.t[G_DU].d[0]));
-    assert_true(isinf(s.t[G_Y].d[1]) && isfinite(s.t[G_Y].d[2]));
-    scene_free(&s);
-}
-
-static int norm_cases(const char *name, struct kind *k)
-{
+    void *state = (void *)k;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_prestate(norm_agrees_with_reference, k),
-        cmocka_unit_test_prestate(norm_leaves_out_unwanted_gradients, k),
-        cmocka_unit_test_prestate(norm_survives_adversarial_values, k),
-        cmocka_unit_test_prestate(norm_refuses_weights_of_another_type, k),
+        cmocka_unit_test_prestate(norm_agrees_with_reference, state),
+        cmocka_unit_test_prestate(norm_leaves_out_unwanted_gradients, state),
+        cmocka_unit_test_prestate(norm_survives_adversarial_values, state),
+        cmocka_unit_test_prestate(norm_refuses_weights_of_another_type, state),
     };
 
     return cmocka_run_group_tests_name(name, tests, NULL, NULL);
@@ -537,13 +509,16 @@ static int norm_cases(const char *name, struct kind *k)
 
 int ops_rows(void)
 {
+    void *gelu = (void *)&gates[0], *swiglu = (void *)&gates[1];
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gelu_agrees_with_reference),
-        cmocka_unit_test(gelu_works_unaligned),
-        cmocka_unit_test(gelu_survives_adversarial_values),
+        cmocka_unit_test_prestate(gelu_works_unaligned, gelu),
+        cmocka_unit_test_prestate(gate_agrees_with_reference, gelu),
+        cmocka_unit_test_prestate(gate_survives_adversarial_values, gelu),
+        cmocka_unit_test_prestate(gate_agrees_with_reference, swiglu),
+        cmocka_unit_test_prestate(gate_survives_adversarial_values, swiglu),
     };
 
-    return norm_cases("layernorm", &layernorm) +
-           norm_cases("rmsnorm", &rmsnorm) +
-           cmocka_run_group_tests_name("gelu", tests, NULL, NULL);
+    return norm_cases("layernorm", &kinds[0]) +
+           norm_cases("rmsnorm", &kinds[1]) +
+           cmocka_run_group_tests_name("gelu and swiglu", tests, NULL, NULL);
 }

@@ -3,7 +3,6 @@
 #include "tests/codelets/ops/scene.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/codelets/ops/reference.h"
@@ -15,7 +14,6 @@ enum { Y, R, W, DY, DW, ROW, TABLE_TENSORS };
 struct table {
     struct scene s;
     struct ref_table ref;
-    bool kept, in_place;
 };
 
 static struct iz_table table_of(const struct iz_view *v, const struct table *t)
@@ -29,7 +27,7 @@ static void table_forward(struct iz_exec *x, const struct iz_view *v,
     const struct table *t = arg;
     struct iz_table a = table_of(v, t);
 
-    iz_table_fwd(x, v[t->in_place ? R : Y], t->kept ? v[R] : IZ_NONE, &a);
+    iz_table_fwd(x, v[Y], t->ref.r ? v[R] : IZ_NONE, &a);
 }
 
 static void table_backward(struct iz_exec *x, const struct iz_view *v,
@@ -42,24 +40,22 @@ static void table_backward(struct iz_exec *x, const struct iz_view *v,
 
 /* s: positions, width, rows, and rows that are in no table here, half of them
  * before. */
-static struct table table_new(enum iz_dtype param, const int64_t s[4])
+static struct table table_new(enum iz_dtype param, const int64_t *s)
 {
     enum iz_dtype act = backend.act(param);
     struct table t = {.s = {.n = TABLE_TENSORS,
-                            .pinned = 1u << ROW,
+                            .pinned = BIT(ROW),
                             .t = {[Y] = tensor_new(act, s[0], s[1], 1),
                                   [R] = tensor_new(act, s[0], s[1], 1),
                                   [W] = tensor_new(param, s[2], s[1], 1),
                                   [DY] = tensor_new(act, s[0], s[1], 1),
                                   [DW] = tensor_new(param, s[2], s[1], 1),
-                                  [ROW] = bytes_new(s[0] * 4)}},
-                      .kept = true};
+                                  [ROW] = bytes_new(s[0] * 4)}}};
     int32_t *row = t.s.t[ROW].v.p;
 
     for (int64_t i = 0; i < s[0]; i++)
         row[i] = fixture_below(s[2] + s[3]) + (s[3] ? 0 : 3);
-    t.ref = (struct ref_table){.y = calloc((size_t)(s[0] * s[1]), 8),
-                               .w = t.s.t[W].d,
+    t.ref = (struct ref_table){.w = t.s.t[W].d,
                                .r = t.s.t[R].d,
                                .row = row,
                                .m = s[0],
@@ -69,30 +65,28 @@ static struct table table_new(enum iz_dtype param, const int64_t s[4])
     return t;
 }
 
-static void check_table(enum iz_dtype param, const int64_t s[4])
+static void check_table(enum iz_dtype param, const int64_t *s)
 {
+    static const struct pass forward = {table_forward,
+                                        BIT(R) | BIT(W) | BIT(ROW), BIT(Y)};
+    static const struct pass backward = {table_backward, BIT(DY) | BIT(ROW),
+                                         BIT(DW)};
     struct table t = table_new(param, s);
     struct tensor *v = t.s.t;
-    unsigned in = bit(R) | bit(W) | bit(ROW);
-    double *want = calloc((size_t)(s[2] * s[1]), sizeof(*want));
 
+    t.ref.y = tensor_want(&v[Y]);
     ref_table(&t.ref);
-    scene_run(&t.s, table_forward, &t, in, bit(Y));
-    fixture_close("rows", &v[Y], t.ref.y, 0);
-    ref_table_gradient(&t.ref, want, v[DY].d);
-    scene_run(&t.s, table_backward, &t, bit(DY) | bit(ROW), bit(DW));
-    fixture_close("gradient of rows", &v[DW], want, 2e-6);
-    t.in_place = true;
-    scene_run(&t.s, table_forward, &t, in, bit(R));
-    fixture_same_bits("in place", v[R].v, v[Y].v);
-    t.in_place = t.kept = false;
+    ref_table_gradient(&t.ref, tensor_want(&v[DW]), v[DY].d);
+    scene_run(&t.s, &forward, &t);
+    fixture_close("rows", &v[Y], 0);
+    scene_run(&t.s, &backward, &t);
+    fixture_close("gradient of rows", &v[DW], 2e-6);
+    scene_in_place(&t.s, &forward, &t, 1, (const int[][2]){{Y, R}});
     t.ref.r = NULL;
     ref_table(&t.ref);
-    scene_run(&t.s, table_forward, &t, in & ~bit(R), bit(Y));
-    fixture_close("rows or zeros", &v[Y], t.ref.y, 0);
+    scene_run(&t.s, &forward, &t);
+    fixture_close("rows or zeros", &v[Y], 0);
     scene_free(&t.s);
-    free(t.ref.y);
-    free(want);
 }
 
 /* Rows that repeat, that never occur, and that another part has; with many
@@ -105,21 +99,12 @@ static void tables_agree_with_reference(void **state)
         {7, 16, 1, 9},   {60, 3, 4, 8},   {700, 8, 2, 3},   {700, 8, 2, 40},
         {1500, 1, 3, 5}, {300, 16, 3, 0}, {33, 264, 40, 20}};
 
-    fixture_seed();
-    for (int t = 0; t < 3; t++)
-        for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
-            check_table(fixture_types[t], size[i]);
+    scene_each(NULL, size, COUNT(size), 0, check_table);
 }
 
 /* ---- products of pairs ---- */
 
 enum { PY, PZ, PE, PDY, PDZ, PDE, PAIR_TENSORS };
-
-struct pairs {
-    struct scene s;
-    double *out;
-    int64_t n;
-};
 
 static void pairs_forward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
@@ -133,92 +118,87 @@ static void pairs_backward(struct iz_exec *x, const struct iz_view *v,
     iz_interact_bwd(x, v[PDZ], v[PDE], v[PDY], v[PZ], v[PE]);
 }
 
+static const struct pass products = {pairs_forward, BIT(PZ) | BIT(PE), BIT(PY)};
+static const struct pass gradients = {
+    pairs_backward, BIT(PZ) | BIT(PE) | BIT(PDY), BIT(PDZ) | BIT(PDE)};
+
 static double pairs_objective(void *arg)
 {
-    struct pairs *p = arg;
-    struct tensor *t = p->s.t;
+    struct tensor *t = arg;
+    int64_t m = t[PZ].v.rows, n = t[PE].v.rows / m;
 
-    ref_interact(p->out, t[PZ].d, t[PE].d, t[PZ].v.rows, p->n, t[PZ].v.cols);
-    return fixture_dot(p->out, t[PDY].d, iz_view_len(t[PY].v));
+    ref_interact(t[PY].want, t[PZ].d, t[PE].d, m, n, t[PZ].v.cols);
+    return fixture_dot(t[PY].want, t[PDY].d, iz_view_len(t[PY].v));
 }
 
 /* n vectors and one more, of d columns. */
-static struct pairs pairs_new(enum iz_dtype act, int64_t m, int64_t n,
+static struct scene pairs_new(enum iz_dtype act, int64_t m, int64_t n,
                               int64_t d)
 {
     int64_t cols = d + n * (n + 1) / 2;
 
-    return (struct pairs){
-        {.n = PAIR_TENSORS,
-         .t = {tensor_new(act, m, cols, 1), tensor_new(act, m, d, 1),
-               tensor_new(act, m * n, d, 1), tensor_new(act, m, cols, 1),
-               tensor_new(act, m, d, 1), tensor_new(act, m * n, d, 1)}},
-        calloc((size_t)(m * cols), 8),
-        n};
+    return (struct scene){
+        .n = PAIR_TENSORS,
+        .t = {tensor_new(act, m, cols, 1), tensor_new(act, m, d, 1),
+              tensor_new(act, m * n, d, 1), tensor_new(act, m, cols, 1),
+              tensor_new(act, m, d, 1), tensor_new(act, m * n, d, 1)}};
 }
 
-static void check_pairs(enum iz_dtype act, int64_t m, int64_t n, int64_t d)
+static void check_pairs(enum iz_dtype act, const int64_t *size)
 {
-    struct pairs p = pairs_new(act, m, n, d);
-    struct tensor *t = p.s.t;
-    unsigned in = bit(PZ) | bit(PE);
-    double *dz = calloc((size_t)(m * d), 8);
-    double *de = calloc((size_t)(m * n * d), 8);
+    struct scene s = pairs_new(act, size[0], size[1], size[2]);
+    struct tensor *t = s.t;
 
-    ref_gradient(dz, pairs_objective, &p, t[PZ].d, m * d);
-    ref_gradient(de, pairs_objective, &p, t[PE].d, m * n * d);
-    pairs_objective(&p);
-    scene_run(&p.s, pairs_forward, NULL, in, bit(PY));
-    fixture_close("products", &t[PY], p.out, 2e-6);
-    scene_run(&p.s, pairs_backward, NULL, in | bit(PDY), bit(PDZ) | bit(PDE));
-    fixture_close("dz", &t[PDZ], dz, 5e-6);
-    fixture_close("de", &t[PDE], de, 5e-6);
-    scene_free(&p.s);
-    free(p.out);
-    free(dz);
-    free(de);
+    tensor_want(&t[PY]);
+    for (int i = PZ; i <= PE; i++)
+        ref_gradient(tensor_want(&t[i + PDY]), pairs_objective, t, t[i].d,
+                     iz_view_len(t[i].v));
+    pairs_objective(t);
+    scene_run(&s, &products, NULL);
+    fixture_close("products", &t[PY], 2e-6);
+    scene_run(&s, &gradients, NULL);
+    fixture_close("dz", &t[PDZ], 5e-6);
+    fixture_close("de", &t[PDE], 5e-6);
+    scene_free(&s);
 }
 
 static void products_of_pairs_agree_with_reference(void **state)
 {
-    static const int64_t size[][3] = {{1, 1, 1},   {3, 4, 5},  {1, 26, 16},
+    static const int64_t size[][4] = {{1, 1, 1},   {3, 4, 5},  {1, 26, 16},
                                       {2, 26, 16}, {5, 2, 33}, {2, 2, 150}};
 
-    fixture_seed();
-    for (int t = 0; t < 3; t++)
-        for (int i = 0; backend_acts(fixture_types[t]) && i < 6; i++)
-            check_pairs(fixture_types[t], size[i][0], size[i][1], size[i][2]);
-    check_pairs(IZ_F32, 1, 300, 1);
+    scene_each(backend_acts, size, COUNT(size), 0, check_pairs);
+    check_pairs(IZ_F32, (const int64_t[]){1, 300, 1});
 }
 
 static void products_of_pairs_let_nan_through(void **state)
 {
-    struct pairs p;
+    struct scene s;
 
     fixture_seed();
-    p = pairs_new(IZ_F32, 1, 2, 2);
-    p.s.t[PE].d[3] = NAN; /* of v_2 */
-    tensor_store(&p.s.t[PE]);
-    scene_run(&p.s, pairs_forward, NULL, bit(PZ) | bit(PE), bit(PY));
-    tensor_load(&p.s.t[PY]);
-    assert_true(isfinite(p.s.t[PY].d[2]) && isnan(p.s.t[PY].d[3]));
-    assert_true(isnan(p.s.t[PY].d[4]));
-    scene_free(&p.s);
-    free(p.out);
+    s = pairs_new(IZ_F32, 1, 2, 2);
+    s.t[PE].d[3] = NAN; /* of v_2 */
+    tensor_store(&s.t[PE]);
+    scene_run(&s, &products, NULL);
+    tensor_load(&s.t[PY]);
+    assert_true(isfinite(s.t[PY].d[2]) && isnan(s.t[PY].d[3]));
+    assert_true(isnan(s.t[PY].d[4]));
+    scene_free(&s);
 }
 
-static void too_many_vectors(void)
+static void too_many_vectors(const void *arg)
 {
-    struct pairs p = pairs_new(IZ_F32, 1, 1025, 1);
+    struct scene s = pairs_new(IZ_F32, 1, 1025, 1);
 
-    scene_run(&p.s, pairs_forward, NULL, bit(PZ) | bit(PE), bit(PY));
+    scene_run(&s, &products, NULL);
 }
 
 static void too_many_vectors_are_refused(void **state)
 {
     if (backend.x.backend == IZ_CPU)
         skip();
-    scene_dies(too_many_vectors, "products of 1025 vectors; possible are 1024");
+    scene_dies(too_many_vectors, NULL,
+               "products of 1025 vectors; possible are 1024");
 }
 
 /* ---- conversion ---- */
@@ -239,8 +219,9 @@ static void conversion_rounds(void **state)
             .t = {[TO] = tensor_new(fixture_types[i % 3], 3, 333, 2),
                   [FROM] = tensor_new(fixture_types[i / 3], 3, 333, 2)}};
 
-        scene_run(&s, convert, NULL, bit(FROM), bit(TO));
-        fixture_close("converted", &s.t[TO], s.t[FROM].d, 0);
+        memcpy(tensor_want(&s.t[TO]), s.t[FROM].d, 3 * 333 * 8);
+        scene_run(&s, &(struct pass){convert, BIT(FROM), BIT(TO)}, NULL);
+        fixture_close("converted", &s.t[TO], 0);
         scene_free(&s);
     }
 }

@@ -34,12 +34,16 @@ static void embed_backward(struct iz_exec *x, const struct iz_view *v,
                      v[TOKEN].p);
 }
 
+static const struct pass embed[2] = {
+    {embed_forward, BIT(WTE) | BIT(TOKEN) | BIT(WPE), BIT(Y)},
+    {embed_backward, BIT(DY) | BIT(TOKEN), BIT(DWTE) | BIT(DWPE)}};
+
 /* s: positions, seq, width, vocabulary. */
-static struct embedding embedding_new(enum iz_dtype param, const int64_t s[4])
+static struct embedding embedding_new(enum iz_dtype param, const int64_t *s)
 {
     enum iz_dtype act = backend.act(param);
     struct embedding e = {.s = {.n = EMBED_TENSORS,
-                                .pinned = 1u << TOKEN,
+                                .pinned = BIT(TOKEN),
                                 .t = {[Y] = tensor_new(act, s[0], s[2], 1),
                                       [WTE] = tensor_new(param, s[3], s[2], 1),
                                       [WPE] = tensor_new(param, s[1], s[2], 1),
@@ -49,70 +53,60 @@ static struct embedding embedding_new(enum iz_dtype param, const int64_t s[4])
                                       [TOKEN] = bytes_new(s[0] * 4)}},
                           .positions = true};
 
-    e.token = e.s.t[TOKEN].v.p;
-    memset(e.token, 0, (size_t)s[0] * 4);
+    e.token = memset(e.s.t[TOKEN].v.p, 0, (size_t)s[0] * 4);
     return e;
 }
 
-/* The numbers rounded to the type of t. */
-static void same_bits(const char *what, const struct tensor *t,
-                      const float *want)
+/* What is expected, rounded to the type of t, has its bits. */
+static void check_rounded(const char *what, const struct tensor *t)
 {
-    struct iz_view v = t->v;
+    struct tensor want = tensor_copy(t);
 
-    v.p = fixture_take(iz_view_bytes(v));
-    iz_cast(v.p, v.dtype, want, IZ_F32, iz_view_len(v));
-    fixture_same_bits(what, t->v, v);
-    free(v.p);
+    memcpy(want.d, t->want, (size_t)iz_view_len(t->v) * 8);
+    tensor_store(&want);
+    fixture_same_bits(what, t->v, want.v);
+    tensor_free(&want);
 }
 
-static void check_forward(struct embedding *e)
+static void check_embedded(struct embedding *e)
 {
-    const struct tensor *t = e->s.t;
-    int64_t n = iz_view_len(t[Y].v), c = t[Y].v.cols;
-    float *want = fixture_take(n * 4);
+    struct tensor *t = e->s.t;
+    int64_t c = t[Y].v.cols, seq = t[WPE].v.rows;
+    double *want = tensor_want(&t[Y]);
 
-    scene_run(&e->s, embed_forward, e,
-              bit(WTE) | bit(TOKEN) | (e->positions ? bit(WPE) : 0), bit(Y));
-    for (int64_t i = 0; i < n; i++) {
-        want[i] = (float)t[WTE].d[e->token[i / c] * c + i % c];
+    for (int64_t i = 0; i < iz_view_len(t[Y].v); i++) {
+        float sum = (float)t[WTE].d[e->token[i / c] * c + i % c];
+
         if (e->positions)
-            want[i] += (float)t[WPE].d[i / c % t[WPE].v.rows * c + i % c];
+            sum += (float)t[WPE].d[i / c % seq * c + i % c];
+        want[i] = (double)sum;
     }
-    same_bits("embedding", &t[Y], want);
-    free(want);
+    scene_run(&e->s, &embed[0], e);
+    check_rounded("embedding", &t[Y]);
 }
 
-/* Column j of n rows of dy, in their order. */
+/* Column j of n rows of dy, in their order; pieces are added alone. */
 static float sum_rows(const struct tensor *dy, const int64_t *list, int64_t n,
                       int64_t j)
 {
-    float sum = 0;
+    float sum = 0, part = 0;
 
-    for (int64_t i = 0; i < n; i++)
-        sum += (float)dy->d[list[i] * dy->v.cols + j];
-    return sum;
+    for (int64_t i = 0; i < n; i++) {
+        if (i % backend.piece == 0) {
+            sum += part;
+            part = 0;
+        }
+        part += (float)dy->d[list[i] * dy->v.cols + j];
+    }
+    return sum + part;
 }
 
-static float sum_pieces(const struct tensor *dy, const int64_t *list, int64_t n,
-                        int64_t j)
+static void check_tokens(struct embedding *e)
 {
-    int64_t piece = backend.piece;
-    float sum = 0;
-
-    if (n <= piece)
-        return sum_rows(dy, list, n, j);
-    for (int64_t i = 0; i < n; i += piece)
-        sum += sum_rows(dy, list + i, n - i < piece ? n - i : piece, j);
-    return sum;
-}
-
-static void check_tokens(const struct embedding *e)
-{
-    const struct tensor *t = e->s.t;
+    struct tensor *t = e->s.t;
     int64_t c = t[DY].v.cols, m = t[DY].v.rows;
-    float *want = fixture_take(iz_view_len(t[DWTE].v) * 4);
     int64_t *list = calloc((size_t)m, sizeof(*list));
+    double *want = tensor_want(&t[DWTE]);
 
     for (int64_t v = 0; v < t[DWTE].v.rows; v++) {
         int64_t n = 0;
@@ -121,29 +115,23 @@ static void check_tokens(const struct embedding *e)
             if (e->token[i] == v)
                 list[n++] = i;
         for (int64_t j = 0; j < c; j++)
-            want[v * c + j] = sum_pieces(&t[DY], list, n, j);
+            want[v * c + j] = (double)sum_rows(&t[DY], list, n, j);
     }
-    same_bits("dwte", &t[DWTE], want);
-    free(want);
+    check_rounded("dwte", &t[DWTE]);
     free(list);
 }
 
-static void check_positions(const struct embedding *e)
+static void check_positions(struct embedding *e)
 {
-    const struct tensor *t = e->s.t;
-    int64_t c = t[DY].v.cols, m = t[DY].v.rows, seq = t[DWPE].v.rows;
-    float *want = calloc((size_t)(seq * c), 4);
+    struct tensor *t = e->s.t;
+    double *want = tensor_want(&t[DWPE]);
 
-    for (int64_t i = 0; i < m * c; i++)
-        want[i % (seq * c)] += (float)t[DY].d[i];
-    same_bits("dwpe", &t[DWPE], want);
-    free(want);
-}
+    for (int64_t i = 0; i < iz_view_len(t[DY].v); i++) {
+        double *to = &want[i % iz_view_len(t[DWPE].v)];
 
-static void run_backward(struct embedding *e)
-{
-    scene_run(&e->s, embed_backward, e, bit(DY) | bit(TOKEN),
-              bit(DWTE) | (e->positions ? bit(DWPE) : 0));
+        *to = (double)((float)*to + (float)t[DY].d[i]);
+    }
+    check_rounded("dwpe", &t[DWPE]);
 }
 
 /* How tokens are distributed over the positions. */
@@ -174,17 +162,19 @@ static int32_t near_pieces(int64_t t, int64_t vocab)
     return (int32_t)(vocab - 1);
 }
 
-static void check_embedding(enum iz_dtype param, const int64_t s[4],
-                            int32_t (*kind)(int64_t t, int64_t vocab))
+static int32_t (*const distribution[])(int64_t, int64_t) = {
+    all_equal, all_different, any, near_pieces};
+
+static void check_distributed(enum iz_dtype param, const int64_t *s, int kind)
 {
     struct embedding e = embedding_new(param, s);
 
     for (int64_t t = 0; t < s[0]; t++)
-        e.token[t] = kind(t, s[3]);
+        e.token[t] = distribution[kind](t, s[3]);
     for (int with = 0; with < 2; with++) {
         e.positions = with;
-        check_forward(&e);
-        run_backward(&e);
+        check_embedded(&e);
+        scene_run(&e.s, &embed[1], &e);
         check_tokens(&e);
         if (with)
             check_positions(&e);
@@ -192,25 +182,25 @@ static void check_embedding(enum iz_dtype param, const int64_t s[4],
     scene_free(&e.s);
 }
 
+static void check_embedding(enum iz_dtype param, const int64_t *s)
+{
+    for (int kind = 0; kind < COUNT(distribution); kind++)
+        check_distributed(param, s, kind);
+}
+
 /* The last is the embedding of a 1.5B model. */
 static void embedding_has_the_bits_of_its_order(void **state)
 {
-    static int32_t (*const kind[])(int64_t, int64_t) = {
-        all_equal, all_different, any, near_pieces};
     static const int64_t size[][4] = {
         {1, 1, 1, 1},         {6, 3, 8, 11},       {6, 3, 7, 3},
         {21, 7, 17, 5},       {17, 17, 3, 33},     {300, 100, 3, 57},
         {1693, 1693, 16, 12}, {1024, 8, 1, 5},     {2500, 100, 8, 2503},
         {40, 20, 264, 9},     {5000, 1000, 2, 40}, {600, 300, 768, 555}};
     static const int64_t large[4] = {2048, 1024, 1600, 50257};
-    enum { LARGE = 1 };
-    int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
-    fixture_seed();
-    for (int k = 0; k < 3 * 4 * n; k++)
-        check_embedding(fixture_types[k % 3], size[k / 12], kind[k / 3 % 4]);
+    scene_each(NULL, size, COUNT(size), 1, check_embedding);
     if (backend.large)
-        check_embedding(IZ_BF16, large, any);
+        check_distributed(IZ_BF16, large, 2);
 }
 
 static void embedding_leaves_out_unwanted_gradients(void **state)
@@ -220,38 +210,29 @@ static void embedding_leaves_out_unwanted_gradients(void **state)
 
     fixture_seed();
     e = embedding_new(IZ_F32, size);
-    e.s.unwanted = bit(DWTE);
-    run_backward(&e);
+    e.s.unwanted = BIT(DWTE);
+    scene_run(&e.s, &embed[1], &e);
     check_positions(&e);
     scene_free(&e.s);
 }
 
-static void embed_number(int32_t token, bool backward)
+/* arg: a token, and whether it is met in the backward. */
+static void embed_token(const void *arg)
 {
     static const int64_t size[4] = {4, 2, 8, 5};
     struct embedding e = embedding_new(IZ_F32, size);
+    const int *of = arg;
 
-    e.token[3] = token;
-    if (backward)
-        run_backward(&e);
-    else
-        check_forward(&e);
-}
-
-static void embed_too_large(void)
-{
-    embed_number(5, false);
-}
-
-static void embed_negative_backward(void)
-{
-    embed_number(-1, true);
+    e.token[3] = of[0];
+    scene_run(&e.s, &embed[of[1]], &e);
 }
 
 static void embedding_refuses_tokens_outside_of_the_vocabulary(void **state)
 {
-    scene_dies(embed_too_large, "token 5 at position 3 is outside");
-    scene_dies(embed_negative_backward, "token -1 at position 3 is outside");
+    scene_dies(embed_token, (const int[]){5, 0},
+               "token 5 at position 3 is outside");
+    scene_dies(embed_token, (const int[]){-1, 1},
+               "token -1 at position 3 is outside");
 }
 
 /* ---- classifier --------------------------------------------------------- */
@@ -264,7 +245,11 @@ struct classifier {
     double *loss;
     float scale;
     int odd; /* rows of DW before the gradient */
-    bool in_place, frozen;
+    bool frozen;
+    /* What is expected, and how far the errors of the logits' gradients may
+     * move it; owned. */
+    double want_loss;
+    struct near *da, *dw;
 };
 
 static struct iz_classifier classifier_of(const struct classifier *k,
@@ -273,7 +258,7 @@ static struct iz_classifier classifier_of(const struct classifier *k,
     struct iz_classifier c = {.a = v[A],
                               .w = v[W],
                               .target = v[TARGET].p,
-                              .da = k->in_place ? v[A] : v[DA],
+                              .da = v[DA],
                               .dw = iz_view_rows(v[DW], k->odd, v[W].rows),
                               .loss_scale = k->scale,
                               .loss = v[LOSS].p};
@@ -299,13 +284,19 @@ static void classify_backward(struct iz_exec *x, const struct iz_view *v,
     iz_classifier_bwd(x, &c);
 }
 
+static const struct pass loss_alone = {
+    classify_forward, BIT(A) | BIT(W) | BIT(TARGET), BIT(LOSS)};
+static const struct pass both = {classify_backward,
+                                 BIT(A) | BIT(W) | BIT(TARGET),
+                                 BIT(LOSS) | BIT(DA) | BIT(DW)};
+
 /* s: rows, width, vocabulary.  Every fifth target is ignored. */
 static struct classifier classifier_new(enum iz_dtype param, enum iz_dtype dw,
-                                        const int64_t s[3])
+                                        const int64_t *s)
 {
     enum iz_dtype act = backend.act(param);
     struct classifier k = {.s = {.n = CLASS_TENSORS,
-                                 .pinned = 1u << TARGET | 1u << LOSS,
+                                 .pinned = BIT(TARGET) | BIT(LOSS),
                                  .t = {[A] = tensor_new(act, s[0], s[1], 2),
                                        [W] = tensor_new(param, s[2], s[1], 2),
                                        [DA] = tensor_new(act, s[0], s[1], 1),
@@ -321,25 +312,12 @@ static struct classifier classifier_new(enum iz_dtype param, enum iz_dtype dw,
     return k;
 }
 
-static void run_forward(struct classifier *k)
+static void classifier_free(struct classifier *k)
 {
-    scene_run(&k->s, classify_forward, k, bit(A) | bit(W) | bit(TARGET),
-              bit(LOSS));
+    free(k->da);
+    free(k->dw);
+    scene_free(&k->s);
 }
-
-static void run_both(struct classifier *k)
-{
-    scene_run(&k->s, classify_backward, k, bit(A) | bit(W) | bit(TARGET),
-              bit(LOSS) | bit(k->in_place ? A : DA) |
-                  (k->frozen ? 0 : bit(DW)));
-}
-
-/* The loss and the gradients, and how far the errors of the logits' gradients
- * may move these. */
-struct wants {
-    double loss;
-    struct near *da, *dw;
-};
 
 static void near_add(struct near *to, double g, double off, const double *x,
                      int64_t n)
@@ -350,32 +328,23 @@ static void near_add(struct near *to, double g, double off, const double *x,
     }
 }
 
-/* The logit of row i and column v. */
-static struct want logit(const struct tensor *t, int64_t i, int64_t v)
-{
-    int64_t c = t[A].v.cols;
-    struct want s = {0, 0};
-
-    for (int64_t j = 0; j < c; j++)
-        want_add(&s, t[A].d[i * c + j] * t[W].d[v * c + j]);
-    return s;
-}
-
 /* A logit is off by the roundings of its sum, by which its probability is off
  * in proportion, once itself and once in the sum of exponentials; the
  * exponentials add 1e-6.  The gradient is rounded, and the sums that it is
  * added to are of fp32, up to a million numbers long. */
-static void wants_row(struct wants *to, const struct classifier *k, int64_t i,
-                      double scale)
+static void want_row(struct classifier *k, int64_t i, double scale)
 {
     const struct tensor *t = k->s.t;
     int64_t n = t[W].v.rows, c = t[A].v.cols;
+    const double *a = t[A].d + i * c, *w = t[W].d;
     double *s = calloc((size_t)n, sizeof(*s)), max = -INFINITY, sum = 0;
     double off = 0, sums = 0x1p-21 * fmax(1, sqrt((double)n) / 256);
 
     for (int64_t v = 0; v < n; v++) {
-        struct want l = logit(t, i, v);
+        struct want l = {0, 0};
 
+        for (int64_t j = 0; j < c; j++)
+            want_add(&l, a[j] * w[v * c + j]);
         s[v] = l.is;
         max = fmax(max, l.is);
         off = fmax(off, 0x1p-21 * l.size);
@@ -388,10 +357,10 @@ static void wants_row(struct wants *to, const struct classifier *k, int64_t i,
         double err = scale * p * (2 * off + 1e-6) +
                      fixture_rounding(t[A].v.dtype, g) + sums * fabs(g);
 
-        near_add(to->da + i * c, g, err, t[W].d + v * c, c);
-        near_add(to->dw + v * c, g, err, t[A].d + i * c, c);
+        near_add(k->da + i * c, g, err, w + v * c, c);
+        near_add(k->dw + v * c, g, err, a, c);
     }
-    to->loss += max + log(sum) - s[k->target[i]];
+    k->want_loss += max + log(sum) - s[k->target[i]];
     free(s);
 }
 
@@ -401,86 +370,75 @@ static void near_round(struct near *to, struct iz_view v)
         to[i].within += fixture_rounding(v.dtype, to[i].is) + 1e-9;
 }
 
-static struct wants wants_of(const struct classifier *k)
+static void classifier_want(struct classifier *k)
 {
     const struct tensor *t = k->s.t;
-    struct wants w = {0, calloc((size_t)iz_view_len(t[DA].v), sizeof(*w.da)),
-                      calloc((size_t)iz_view_len(t[DW].v), sizeof(*w.dw))};
     int count = 0;
 
+    k->da = calloc((size_t)iz_view_len(t[DA].v), sizeof(*k->da));
+    k->dw = calloc((size_t)iz_view_len(t[DW].v), sizeof(*k->dw));
     for (int64_t i = 0; i < t[A].v.rows; i++)
         count += k->target[i] >= 0;
     for (int64_t i = 0; i < t[A].v.rows; i++)
         if (k->target[i] >= 0)
-            wants_row(&w, k, i, (double)k->scale / count);
-    w.loss = count ? w.loss / count : 0;
-    near_round(w.da, t[DA].v);
-    near_round(w.dw, t[DW].v);
-    return w;
+            want_row(k, i, (double)k->scale / count);
+    k->want_loss /= count ? count : 1;
+    near_round(k->da, t[DA].v);
+    near_round(k->dw, t[DW].v);
 }
 
-static void check_both(struct classifier *k, const struct wants *w)
+/* flops: how often those of one product. */
+static void check_run(struct classifier *k, const struct pass *p, int flops)
 {
     struct tensor *t = k->s.t, dw = t[DW];
+    double once = 2. * (double)(iz_view_len(t[A].v) * t[W].v.rows);
 
-    run_both(k);
-    assert_true(fabs(*k->loss - w->loss) <= 2e-6 * fmax(1, w->loss));
-    fixture_near("da", &t[DA], w->da);
+    scene_run(&k->s, p, k);
+    assert_true(fabs(*k->loss - k->want_loss) <= 2e-6 * fmax(1, k->want_loss));
+    assert_true(k->s.flops == flops * once);
+    if (p == &loss_alone)
+        return;
+    fixture_near("da", &t[DA], k->da);
     dw.v = iz_view_rows(dw.v, k->odd, t[W].v.rows);
-    if (!k->frozen && !(k->s.unwanted & bit(DW)))
-        fixture_near("dw", &dw, w->dw);
-}
-
-/* da may lie in the memory of a. */
-static void check_in_place(struct classifier *k)
-{
-    k->in_place = true;
-    run_both(k);
-    fixture_same_bits("da in a", k->s.t[A].v, k->s.t[DA].v);
+    if (!k->frozen && !(k->s.unwanted & BIT(DW)))
+        fixture_near("dw", &dw, k->dw);
 }
 
 static void check_classifier(enum iz_dtype param, enum iz_dtype dw,
-                             const int64_t s[3], int odd)
+                             const int64_t *s, int odd)
 {
     struct classifier k = classifier_new(param, dw, s);
-    struct wants w = wants_of(&k);
-    double forward, flops = 2. * (double)(s[0] * s[1] * s[2]);
+    double forward;
 
     k.odd = odd;
-    run_forward(&k);
+    classifier_want(&k);
+    check_run(&k, &loss_alone, 1);
     forward = *k.loss;
-    assert_true(fabs(forward - w.loss) <= 2e-6 * fmax(1, w.loss));
-    assert_true(k.s.flops == flops);
-    check_both(&k, &w);
-    assert_true(*k.loss == forward && k.s.flops == 3 * flops);
-    k.s.unwanted = bit(DW);
-    check_both(&k, &w);
-    assert_true(k.s.flops == 2 * flops);
+    check_run(&k, &both, 3);
+    assert_true(*k.loss == forward);
+    scene_in_place(&k.s, &both, &k, 1, (const int[][2]){{DA, A}});
+    k.s.unwanted = BIT(DW);
+    check_run(&k, &both, 2);
     k.s.unwanted = 0;
     k.frozen = true;
-    check_both(&k, &w);
-    k.frozen = false;
-    check_in_place(&k);
-    free(w.da);
-    free(w.dw);
-    scene_free(&k.s);
+    check_run(&k, &both, 2);
+    classifier_free(&k);
+}
+
+static void check_gradient_types(enum iz_dtype param, const int64_t *s)
+{
+    check_classifier(param, param, s, 0);
+    check_classifier(param, IZ_F32, s, 0);
 }
 
 /* 8200 and 16900 logits take a block of threads more than one turn. */
 static void classifier_agrees_with_reference(void **state)
 {
-    static const int64_t size[][3] = {
+    static const int64_t size[][4] = {
         {1, 1, 1},   {3, 7, 2},    {7, 3, 17},   {17, 5, 33},   {1, 17, 3},
         {6, 2, 257}, {33, 8, 384}, {5, 3, 8200}, {4, 2, 16900}, {65, 96, 5003}};
-    enum { LARGE = 1 };
-    int n = sizeof(size) / sizeof(size[0]) - (backend.large ? 0 : LARGE);
 
-    fixture_seed();
-    for (int t = 0; t < 3; t++)
-        for (int i = 0; backend_computes(fixture_types[t]) && i < n; i++) {
-            check_classifier(fixture_types[t], fixture_types[t], size[i], 0);
-            check_classifier(fixture_types[t], IZ_F32, size[i], 0);
-        }
+    scene_each(backend_computes, size, COUNT(size), 1, check_gradient_types);
 }
 
 /* So many logits that the rows fall into chunks: on a GPU GPT-2's vocabulary,
@@ -512,7 +470,7 @@ static void classifier_without_targets_is_zero(void **state)
         k = classifier_new(fixture_types[t], fixture_types[t], size);
         for (int i = 0; i < 3; i++)
             k.target[i] = -1;
-        run_both(&k);
+        scene_run(&k.s, &both, &k);
         assert_true(*k.loss == 0);
         tensor_load(&k.s.t[DA]);
         tensor_load(&k.s.t[DW]);
@@ -520,7 +478,7 @@ static void classifier_without_targets_is_zero(void **state)
             assert_true(k.s.t[DA].d[i] == 0);
         for (int i = 0; i < 18; i++)
             assert_true(k.s.t[DW].d[i] == 0);
-        scene_free(&k.s);
+        classifier_free(&k);
     }
 }
 
@@ -537,11 +495,11 @@ static double loss_with(double value, double w, int64_t vocab)
         k.target[i] = i ? -1 : 1;
     tensor_store(&k.s.t[A]);
     tensor_store(&k.s.t[W]);
-    run_both(&k);
+    scene_run(&k.s, &both, &k);
     loss = *k.loss;
-    run_forward(&k);
+    scene_run(&k.s, &loss_alone, &k);
     assert_true(*k.loss == loss || (isnan(loss) && isnan(*k.loss)));
-    scene_free(&k.s);
+    classifier_free(&k);
     return loss;
 }
 
@@ -561,18 +519,18 @@ static void classifier_shows_nan_and_overflow(void **state)
     }
 }
 
-static void classify_a_foreign_target(void)
+static void classify_a_foreign_target(const void *arg)
 {
     static const int64_t size[3] = {6, 3, 33};
     struct classifier k = classifier_new(IZ_F32, IZ_F32, size);
 
     k.target[4] = 33;
-    run_forward(&k);
+    scene_run(&k.s, &loss_alone, &k);
 }
 
 static void classifier_refuses_a_foreign_target(void **state)
 {
-    scene_dies(classify_a_foreign_target,
+    scene_dies(classify_a_foreign_target, NULL,
                "target 33 at position 4 is outside the vocabulary 0..32");
 }
 

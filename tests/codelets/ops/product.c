@@ -2,8 +2,9 @@
 /* See product.h. */
 #include "tests/codelets/ops/product.h"
 
-#include <math.h>
-#include <string.h>
+const int64_t product_sizes[9][3] = {{1, 1, 1},   {3, 7, 1},   {1, 17, 3},
+                                     {7, 3, 17},  {17, 1, 33}, {33, 17, 7},
+                                     {4, 16, 16}, {8, 64, 24}, {65, 100, 72}};
 
 struct product product_new(enum iz_dtype param, enum iz_dtype dw,
                            const int64_t s[3], bool out_in)
@@ -33,6 +34,23 @@ void product_free(struct product *p)
     scene_free(&p->s);
 }
 
+void product_each(void (*check)(struct product *p), const int64_t (*size)[3],
+                  int n, bool wide_dw)
+{
+    fixture_seed();
+    for (int k = 0; k < 3 * 2 * n; k++) {
+        enum iz_dtype param = fixture_types[k % 3];
+        struct product p;
+
+        if (!backend_computes(param))
+            continue;
+        p = product_new(param, wide_dw ? IZ_F32 : param, size[k / 6],
+                        k / 3 % 2);
+        check(&p);
+        product_free(&p);
+    }
+}
+
 /* ---- the op ------------------------------------------------------------- */
 
 /* f: of the weight, where it has one. */
@@ -41,8 +59,8 @@ static struct iz_linear linear(struct iz_exec *x, const struct product *p,
 {
     struct iz_linear l = {.w = v[W],
                           .b = p->with_b ? v[B] : IZ_NONE,
-                          .dw = p->absent & bit(DW) ? IZ_NONE : v[DW],
-                          .db = p->absent & bit(DB) ? IZ_NONE : v[DB],
+                          .dw = p->absent & BIT(DW) ? IZ_NONE : v[DW],
+                          .db = p->absent & BIT(DB) ? IZ_NONE : v[DB],
                           .out_in = p->out_in,
                           .add = p->add,
                           .scale = p->rank ? 0 : p->scale};
@@ -51,10 +69,7 @@ static struct iz_linear linear(struct iz_exec *x, const struct product *p,
     x->tf32 = p->tf32;
     x->fused_db = p->fused_db;
     if (p->rank) {
-        *f = (struct iz_adapter){.a = v[LA],
-                                 .b = v[LB],
-                                 .da = v[DLA],
-                                 .db = v[DLB],
+        *f = (struct iz_adapter){v[LA], v[LB], v[DLA], v[DLB],
                                  .scale = p->scale};
         l.w.adapter = f;
         l.dw = (struct iz_view){.dtype = v[DW].dtype, .cols = v[DW].cols};
@@ -107,32 +122,35 @@ static double factor(const struct product *p)
     return p->scale == 0 ? 1 : (double)p->scale;
 }
 
+/* Element i, j of a tensor. */
+static double of(const struct product *p, int tensor, int64_t i, int64_t j)
+{
+    const struct tensor *t = &p->s.t[tensor];
+
+    return t->d[i * t->v.cols + j];
+}
+
 /* Adds x times a weight, and times what an adapter adds to it. */
 static void add_weighed(struct want *to, const struct product *p, double x,
                         int64_t in, int64_t out)
 {
-    const struct tensor *t = p->s.t;
-    double w = t[W].d[p->out_in ? out * p->in + in : in * p->out + out];
-
-    want_add(to, x * w);
+    want_add(to, x * (p->out_in ? of(p, W, out, in) : of(p, W, in, out)));
     for (int64_t r = 0; r < p->rank; r++)
-        want_add(to, x * factor(p) * t[LB].d[out * p->rank + r] *
-                         t[LA].d[r * p->in + in]);
+        want_add(to, x * factor(p) * of(p, LB, out, r) * of(p, LA, r, in));
 }
 
 static struct want want_y(const void *arg, int64_t i, int64_t j)
 {
     const struct product *p = arg;
-    const struct tensor *t = p->s.t;
     double by = p->rank ? 1 : factor(p);
     struct want w = {0, 0};
 
     for (int64_t k = 0; k < p->in; k++)
-        add_weighed(&w, p, by * t[A].d[i * p->in + k], k, j);
+        add_weighed(&w, p, by * of(p, A, i, k), k, j);
     if (p->with_r)
-        want_add(&w, t[R].d[i * p->out + j]);
+        want_add(&w, of(p, R, i, j));
     if (p->with_b)
-        want_add(&w, t[B].d[j]);
+        want_add(&w, of(p, B, 0, j));
     return loosened(p, w);
 }
 
@@ -142,7 +160,7 @@ static struct want want_da(const void *arg, int64_t i, int64_t j)
     struct want w = {0, 0};
 
     for (int64_t k = 0; k < p->out; k++)
-        add_weighed(&w, p, p->s.t[DY].d[i * p->out + k], j, k);
+        add_weighed(&w, p, of(p, DY, i, k), j, k);
     return loosened(p, w);
 }
 
@@ -150,14 +168,13 @@ static struct want want_da(const void *arg, int64_t i, int64_t j)
 static struct want want_dw(const void *arg, int64_t i, int64_t j)
 {
     const struct product *p = arg;
-    const struct tensor *t = p->s.t;
     int64_t in = p->out_in ? j : i, out = p->out_in ? i : j;
     struct want w = {0, 0};
 
     for (int64_t k = 0; k < p->m; k++)
-        want_add(&w, t[A].d[k * p->in + in] * t[DY].d[k * p->out + out]);
+        want_add(&w, of(p, A, k, in) * of(p, DY, k, out));
     if (p->add)
-        want_add(&w, t[DW].d[i * t[DW].v.cols + j]);
+        want_add(&w, of(p, DW, i, j));
     return w;
 }
 
@@ -167,7 +184,7 @@ static struct want want_db(const void *arg, int64_t i, int64_t j)
     struct want w = {0, 0};
 
     for (int64_t k = 0; k < p->m; k++)
-        want_add(&w, p->s.t[DY].d[k * p->out + j]);
+        want_add(&w, of(p, DY, k, j));
     return w;
 }
 
@@ -175,13 +192,12 @@ static struct want want_db(const void *arg, int64_t i, int64_t j)
 static struct want want_dla(const void *arg, int64_t r, int64_t j)
 {
     const struct product *p = arg;
-    const struct tensor *t = p->s.t;
     struct want w = {0, 0};
 
-    for (int64_t k = 0; k < p->m * p->out; k++)
-        want_add(&w, factor(p) * t[DY].d[k] *
-                         t[LB].d[k % p->out * p->rank + r] *
-                         t[A].d[k / p->out * p->in + j]);
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t o = 0; o < p->out; o++)
+            want_add(&w, factor(p) * of(p, DY, i, o) * of(p, LB, o, r) *
+                             of(p, A, i, j));
     return loosened(p, w);
 }
 
@@ -189,12 +205,12 @@ static struct want want_dla(const void *arg, int64_t r, int64_t j)
 static struct want want_dlb(const void *arg, int64_t o, int64_t r)
 {
     const struct product *p = arg;
-    const struct tensor *t = p->s.t;
     struct want w = {0, 0};
 
-    for (int64_t k = 0; k < p->m * p->in; k++)
-        want_add(&w, factor(p) * t[A].d[k] * t[LA].d[r * p->in + k % p->in] *
-                         t[DY].d[k / p->in * p->out + o]);
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t k = 0; k < p->in; k++)
+            want_add(&w, factor(p) * of(p, A, i, k) * of(p, LA, r, k) *
+                             of(p, DY, i, o));
     return loosened(p, w);
 }
 
@@ -202,15 +218,17 @@ static struct want want_dlb(const void *arg, int64_t o, int64_t r)
 
 void product_run_forward(struct product *p)
 {
-    scene_run(&p->s, product_forward, p,
-              bit(A) | bit(W) | bit(LA) | bit(LB) | (p->with_r ? bit(R) : 0) |
-                  (p->with_b ? bit(B) : 0),
-              bit(p->in_place ? R : Y));
+    scene_run(
+        &p->s,
+        &(struct pass){product_forward,
+                       BIT(A) | BIT(W) | BIT(LA) | BIT(LB) | BIT(R) | BIT(B),
+                       BIT(p->in_place ? R : Y)},
+        p);
 }
 
 void product_check_y(struct product *p)
 {
-    scene_check("y", &p->s.t[Y], want_y, p);
+    scene_check("y", &p->s.t[p->in_place ? R : Y], want_y, p);
 }
 
 void product_check_forward(struct product *p, bool with_r, bool with_b)
@@ -223,59 +241,68 @@ void product_check_forward(struct product *p, bool with_r, bool with_b)
 
 void product_check_in_place(struct product *p)
 {
-    p->with_r = p->with_b = p->in_place = true;
-    product_run_forward(p);
-    scene_check("y in r", &p->s.t[R], want_y, p);
+    p->in_place = true;
+    product_check_forward(p, true, true);
     tensor_store(&p->s.t[R]);
     p->in_place = false;
 }
 
-void product_check_forwards(struct product *p)
+void product_run_da(struct product *p)
 {
-    product_check_forward(p, false, false);
-    product_check_forward(p, false, true);
-    product_check_forward(p, true, false);
-    product_check_forward(p, true, true);
-    product_check_in_place(p);
-    p->scale = 0.375F; /* what adapters take */
-    product_check_forward(p, false, false);
-    p->scale = 0;
+    scene_run(&p->s,
+              &(struct pass){product_gradient_a,
+                             BIT(DY) | BIT(W) | BIT(LA) | BIT(LB), BIT(DA)},
+              p);
 }
 
 void product_check_da(struct product *p)
 {
-    scene_run(&p->s, product_gradient_a, p,
-              bit(DY) | bit(W) | bit(LA) | bit(LB), bit(DA));
+    product_run_da(p);
     scene_check("da", &p->s.t[DA], want_da, p);
+}
+
+unsigned product_run_dw(struct product *p)
+{
+    unsigned all = p->rank ? BIT(DB) | BIT(DLA) | BIT(DLB) : BIT(DB) | BIT(DW);
+    unsigned out = all & ~p->absent & ~p->s.unwanted;
+
+    if (p->add)
+        tensor_store(&p->s.t[DW]);
+    scene_run(&p->s,
+              &(struct pass){product_gradient_w,
+                             BIT(DY) | BIT(A) | BIT(LA) | BIT(LB) |
+                                 (p->add ? BIT(DW) : 0),
+                             out},
+              p);
+    return out;
 }
 
 void product_check_dw(struct product *p)
 {
-    unsigned out = (bit(DW) | bit(DB)) & ~p->absent & ~p->s.unwanted;
+    static const struct {
+        const char *what;
+        int tensor;
+        struct want (*want)(const void *arg, int64_t i, int64_t j);
+    } results[] = {{"dw", DW, want_dw},
+                   {"db", DB, want_db},
+                   {"da of the adapter", DLA, want_dla},
+                   {"db of the adapter", DLB, want_dlb}};
+    unsigned out = product_run_dw(p);
 
-    if (p->add)
-        tensor_store(&p->s.t[DW]);
-    scene_run(&p->s, product_gradient_w, p,
-              bit(DY) | bit(A) | (p->add ? bit(DW) : 0), out);
-    if (out & bit(DW))
-        scene_check("dw", &p->s.t[DW], want_dw, p);
-    if (out & bit(DB))
-        scene_check("db", &p->s.t[DB], want_db, p);
-}
-
-void product_check_adapter(struct product *p)
-{
-    scene_run(&p->s, product_gradient_w, p,
-              bit(DY) | bit(A) | bit(LA) | bit(LB),
-              bit(DB) | bit(DLA) | bit(DLB));
-    scene_check("da of the adapter", &p->s.t[DLA], want_dla, p);
-    scene_check("db of the adapter", &p->s.t[DLB], want_dlb, p);
-    scene_check("db", &p->s.t[DB], want_db, p);
+    for (int i = 0; i < COUNT(results); i++)
+        if (out & BIT(results[i].tensor))
+            scene_check(results[i].what, &p->s.t[results[i].tensor],
+                        results[i].want, p);
 }
 
 void product_check_all(struct product *p)
 {
-    product_check_forwards(p);
+    for (int i = 0; i < 4; i++)
+        product_check_forward(p, i / 2, i % 2);
+    product_check_in_place(p);
+    p->scale = 0.375F; /* what adapters take */
+    product_check_forward(p, false, false);
+    p->scale = 0;
     product_check_da(p);
     product_check_dw(p);
 }

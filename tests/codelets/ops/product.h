@@ -24,23 +24,26 @@ struct product product_new(enum iz_dtype param, enum iz_dtype dw,
                            const int64_t s[3], bool out_in);
 void product_free(struct product *p);
 
-void product_forward(struct iz_exec *x, const struct iz_view *v,
-                     const void *arg);
-void product_gradient_a(struct iz_exec *x, const struct iz_view *v,
-                        const void *arg);
-void product_gradient_w(struct iz_exec *x, const struct iz_view *v,
-                        const void *arg);
+/* Odd sizes, of which the last is larger. */
+extern const int64_t product_sizes[9][3];
+/* Calls check with products of every type, in both layouts, of n sizes. */
+void product_each(void (*check)(struct product *p), const int64_t (*size)[3],
+                  int n, bool wide_dw);
+
+/* The three ops, on the tensors of a product. */
+scene_op product_forward, product_gradient_a, product_gradient_w;
 void product_run_forward(struct product *p);
+void product_run_da(struct product *p);
+/* Returns which tensors it had to write, bit by bit. */
+unsigned product_run_dw(struct product *p);
 
 /* What a forward has written. */
 void product_check_y(struct product *p);
 void product_check_forward(struct product *p, bool with_r, bool with_b);
-/* With r, b, both, neither, scaled, and r in y. */
-void product_check_forwards(struct product *p);
 void product_check_in_place(struct product *p);
 void product_check_da(struct product *p);
-/* dw, where p->add added to what was there, and db: those that are wanted. */
+/* dw, where p->add added to what was there, and db: those that are wanted; with
+ * an adapter its gradients in place of dw. */
 void product_check_dw(struct product *p);
-/* The gradients of the adapter. */
-void product_check_adapter(struct product *p);
+/* All of these: the forward with r, b, both, neither, scaled, and r in y. */
 void product_check_all(struct product *p);

@@ -20,57 +20,55 @@ void ref_matmul(const struct ref_matmul *p)
     }
 }
 
-void ref_layernorm(double *y, const double *a, const double *w, const double *b,
-                   int64_t m, int64_t c)
+/* Mean, which is 0 unless `centred`, and 1 / deviation of a row. */
+static void moments(double *mean, double *s, const double *a, int64_t c,
+                    double eps, bool centred)
 {
+    double var = 0;
+
+    *mean = 0;
+    for (int64_t j = 0; centred && j < c; j++)
+        *mean += a[j] / (double)c;
+    for (int64_t j = 0; j < c; j++)
+        var += (a[j] - *mean) * (a[j] - *mean) / (double)c;
+    *s = 1 / sqrt(var + eps);
+}
+
+void ref_norm(double *y, const double *a, const double *w, const double *b,
+              int64_t m, int64_t c, double eps)
+{
+    double mean, s;
+
     for (int64_t i = 0; i < m; i++, y += c, a += c) {
-        double mean = 0, var = 0;
+        moments(&mean, &s, a, c, eps, b != NULL);
         for (int64_t j = 0; j < c; j++)
-            mean += a[j] / (double)c;
-        for (int64_t j = 0; j < c; j++)
-            var += (a[j] - mean) * (a[j] - mean) / (double)c;
-        for (int64_t j = 0; j < c; j++)
-            y[j] = (a[j] - mean) / sqrt(var + 1e-5) * w[j] + b[j];
+            y[j] = (a[j] - mean) * s * w[j] + (b ? b[j] : 0);
     }
+}
+
+void ref_norm_gradient(double *dx, double *dw, double *db, const double *a,
+                       const double *dy, const double *w, int64_t c)
+{
+    double mean, s, sum = 0, sum_hat = 0;
+
+    moments(&mean, &s, a, c, 1e-5, db != NULL);
+    for (int64_t j = 0; j < c; j++) {
+        double hat = (a[j] - mean) * s;
+
+        sum_hat += dy[j] * w[j] * hat / (double)c;
+        dw[j] += dy[j] * hat;
+        if (!db)
+            continue;
+        sum += dy[j] * w[j] / (double)c;
+        db[j] += dy[j];
+    }
+    for (int64_t j = 0; j < c; j++)
+        dx[j] = s * (dy[j] * w[j] - sum - (a[j] - mean) * s * sum_hat);
 }
 
 double ref_gelu(double a)
 {
     return a / 2 * (1 + tanh(sqrt(2 / M_PI) * (a + 0.044715 * a * a * a)));
-}
-
-void ref_rmsnorm(double *y, const double *a, const double *w, int64_t m,
-                 int64_t c, double eps)
-{
-    for (int64_t i = 0; i < m; i++, y += c, a += c) {
-        double sum = eps * (double)c;
-        for (int64_t j = 0; j < c; j++)
-            sum += a[j] * a[j];
-        for (int64_t j = 0; j < c; j++)
-            y[j] = w[j] * a[j] / sqrt(sum / (double)c);
-    }
-}
-
-void ref_layernorm_gradient(double *dx, double *dw, double *db, const double *a,
-                            const double *dy, const double *w, int64_t c)
-{
-    double mean = 0, var = 0, sum = 0, sum_hat = 0, s;
-
-    for (int64_t j = 0; j < c; j++)
-        mean += a[j] / (double)c;
-    for (int64_t j = 0; j < c; j++)
-        var += (a[j] - mean) * (a[j] - mean) / (double)c;
-    s = 1 / sqrt(var + 1e-5);
-    for (int64_t j = 0; j < c; j++) {
-        double hat = (a[j] - mean) * s;
-
-        sum += dy[j] * w[j] / (double)c;
-        sum_hat += dy[j] * w[j] * hat / (double)c;
-        dw[j] += dy[j] * hat;
-        db[j] += dy[j];
-    }
-    for (int64_t j = 0; j < c; j++)
-        dx[j] = s * (dy[j] * w[j] - sum - (a[j] - mean) * s * sum_hat);
 }
 
 /* tanh' = 1 - tanh^2. */
@@ -80,23 +78,6 @@ double ref_gelu_gradient(double a)
     double t = tanh(u);
 
     return (1 + t) / 2 + a / 2 * (1 - t * t) * k * (1 + 3 * 0.044715 * a * a);
-}
-
-void ref_rmsnorm_gradient(double *dx, double *dw, const double *a,
-                          const double *dy, const double *w, int64_t c,
-                          double eps)
-{
-    double square = 0, dot = 0, s;
-
-    for (int64_t j = 0; j < c; j++) {
-        square += a[j] * a[j] / (double)c;
-        dot += dy[j] * w[j] * a[j];
-    }
-    s = 1 / sqrt(square + eps);
-    for (int64_t j = 0; j < c; j++) {
-        dw[j] += dy[j] * a[j] * s;
-        dx[j] = s * dy[j] * w[j] - pow(s, 3) * a[j] * dot / (double)c;
-    }
 }
 
 /* By wavelengths, case by case, as it is usually written. */

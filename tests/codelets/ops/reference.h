@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops once more, as plain loops in double precision.  Gradients are central
- * differences, or formulas that ops_formulas.c holds against these. */
+ * differences, or formulas that ops_cpu.c holds against these. */
 #pragma once
 
 #include <stdbool.h>
@@ -16,24 +16,17 @@ struct ref_matmul {
 };
 void ref_matmul(const struct ref_matmul *p);
 
-/* a, y [m,c]; w, b [c]. */
-void ref_layernorm(double *y, const double *a, const double *w, const double *b,
-                   int64_t m, int64_t c);
-
-/* Of a row: writes dx, adds to dw and db. */
-void ref_layernorm_gradient(double *dx, double *dw, double *db, const double *a,
-                            const double *dy, const double *w, int64_t c);
+/* Layer normalisation of a [m,c]; without b (NULL) RMSNorm, which takes the
+ * mean for 0; y may be a. */
+void ref_norm(double *y, const double *a, const double *w, const double *b,
+              int64_t m, int64_t c, double eps);
+/* Of a row, with an eps of 1e-5: writes dx, adds to dw and db; without db
+ * (NULL) of RMSNorm. */
+void ref_norm_gradient(double *dx, double *dw, double *db, const double *a,
+                       const double *dy, const double *w, int64_t c);
 
 double ref_gelu(double a);
 double ref_gelu_gradient(double a);
-
-/* a, y [m,c]; w [c]; y may be a. */
-void ref_rmsnorm(double *y, const double *a, const double *w, int64_t m,
-                 int64_t c, double eps);
-
-void ref_rmsnorm_gradient(double *dx, double *dw, const double *a,
-                          const double *dy, const double *w, int64_t c,
-                          double eps);
 
 /* Turns heads of a [m,ld] in place, by complex numbers. */
 void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,

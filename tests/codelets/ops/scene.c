@@ -3,14 +3,13 @@
 #include "tests/codelets/ops/scene.h"
 
 #include <malloc.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "codelets/gpu/device.h"
 #include "codelets/ops/gpu_ops.h"
-#include "tests/codelets/gpu/dies.h"
+#include "tests/codelets/base/dies.h"
 
 enum { STRIP = 512, STRIP_BYTE = 0x3c, ALIGN = 256, SAMPLES = 20000 };
 #define STAGING (INT64_C(16) << 20)
@@ -150,13 +149,22 @@ static bool has(unsigned set, int i)
     return set >> i & 1;
 }
 
+/* The tensor in whose memory tensor i lies. */
+static int home_of(const struct scene *s, int i)
+{
+    for (int k = 0; k < s->n_into; k++)
+        if (s->into[k][0] == i)
+            return s->into[k][1];
+    return i;
+}
+
 static void views_up(struct strips *at, const struct scene *s, unsigned reads)
 {
     for (int i = 0; i < s->n; i++) {
         int64_t bytes = iz_view_bytes(s->t[i].v);
 
         at[i] = (struct strips){0};
-        if (has(s->unwanted, i))
+        if (has(s->unwanted, i) || home_of(s, i) != i)
             continue;
         at[i] = strips_take(bytes, 0, has(s->pinned, i));
         if (has(reads, i))
@@ -170,27 +178,29 @@ static void views_down(struct iz_view *host, struct strips *at,
                        const struct scene *s)
 {
     for (int i = 0; i < s->n; i++) {
+        const char *from = at[home_of(s, i)].p;
+        int64_t bytes = iz_view_bytes(s->t[i].v);
+
         host[i] = s->t[i].v;
-        host[i].p = NULL;
-        if (!at[i].p)
-            continue;
-        host[i].p = fixture_take(at[i].bytes);
-        memory_copy(host[i].p, at[i].p, at[i].bytes, false);
-        strips_give(&at[i]);
+        host[i].p = from ? fixture_take(bytes) : NULL;
+        if (from)
+            memory_copy(host[i].p, from, bytes, false);
     }
+    for (int i = 0; i < s->n; i++)
+        strips_give(&at[i]);
 }
 
 /* Nothing of the list of arguments is left when the call has returned. */
-static void call(scene_op *op, struct iz_exec *x, const struct scene *s,
+static void call(const struct pass *p, struct iz_exec *x, const struct scene *s,
                  const struct strips *at, const void *arg)
 {
     struct iz_view v[SCENE_MOST];
 
     for (int i = 0; i < s->n; i++) {
         v[i] = s->t[i].v;
-        v[i].p = at ? at[i].p : NULL;
+        v[i].p = at ? at[home_of(s, i)].p : NULL;
     }
-    op(x, v, arg);
+    p->op(x, v, arg);
     memset(v, 0xff, sizeof(v));
     assert_int_equal(x->work.used, 0);
 }
@@ -204,30 +214,22 @@ static void check_counts(const struct iz_exec *x, const struct iz_exec *dry,
     assert_true(x->flops == dry->flops && x->bytes == dry->bytes);
 }
 
-static struct iz_exec run_dry(struct iz_exec x, const struct scene *s,
-                              scene_op *op, const void *arg)
-{
-    struct iz_exec dry = iz_exec_dry(x.backend, x.act);
-
-    dry.capability = x.capability;
-    call(op, &dry, s, NULL, arg);
-    return dry;
-}
-
-static void run_once(struct scene *s, scene_op *op, const void *arg,
-                     unsigned reads, int turn, struct iz_view *host)
+static void run_once(struct scene *s, const struct pass *p, const void *arg,
+                     int turn, struct iz_view *host)
 {
     static int turns;
     struct iz_exec x = backend.x, dry;
     struct strips at[SCENE_MOST], work;
 
-    x.act = backend.x.backend == IZ_CPU ? IZ_F32 : s->t[0].v.dtype;
-    dry = run_dry(x, s, op, arg);
-    views_up(at, s, reads);
+    x.act = x.backend == IZ_CPU ? IZ_F32 : s->t[0].v.dtype;
+    dry = iz_exec_dry(x.backend, x.act);
+    dry.capability = x.capability;
+    call(p, &dry, s, NULL, arg);
+    views_up(at, s, p->reads);
     work = strips_take(dry.work.peak, turns++, false);
     arena_fill(&work, turn ? 0x11 : 0xff);
     x.work = (struct iz_arena){.base = work.p, .size = work.bytes};
-    call(op, &x, s, at, arg);
+    call(p, &x, s, at, arg);
     if (backend.device)
         iz_device_wait(x.stream);
     strips_give(&work);
@@ -238,63 +240,67 @@ static void run_once(struct scene *s, scene_op *op, const void *arg,
 }
 
 /* The same arguments and the op of the CPU. */
-static void run_on_cpu(const struct scene *s, scene_op *op, const void *arg,
-                       unsigned reads, struct iz_view *host)
+static void check_bits(struct scene *s, const struct pass *p, const void *arg,
+                       const struct iz_view *got)
 {
-    struct iz_exec x = {.backend = IZ_CPU, .act = IZ_F32};
-    struct iz_exec dry = run_dry(x, s, op, arg);
-    struct strips at[SCENE_MOST] = {{0}};
-
-    for (int i = 0; i < s->n; i++) {
-        int64_t bytes = iz_view_bytes(s->t[i].v);
-
-        host[i] = s->t[i].v;
-        host[i].p = has(s->unwanted, i) ? NULL : fixture_take(bytes);
-        at[i].p = host[i].p;
-        if (has(reads, i) && at[i].p)
-            memcpy(at[i].p, s->t[i].v.p, (size_t)bytes);
-    }
-    x.work = (struct iz_arena){.base = fixture_take(dry.work.peak),
-                               .size = dry.work.peak};
-    call(op, &x, s, at, arg);
-    free(x.work.base);
-}
-
-static void check_bits(const struct scene *s, const struct iz_view *got,
-                       scene_op *op, const void *arg, unsigned reads,
-                       unsigned writes)
-{
+    struct backend here = backend;
     struct iz_view cpu[SCENE_MOST];
 
-    run_on_cpu(s, op, arg, reads, cpu);
+    backend = (struct backend){.x = {.backend = IZ_CPU}};
+    run_once(s, p, arg, 0, cpu);
+    backend = here;
     for (int i = 0; i < s->n; i++) {
-        if (cpu[i].p && has(writes, i))
+        if (cpu[i].p && has(p->writes, i))
             fixture_same_bits("what the CPU computes", got[i], cpu[i]);
         free(cpu[i].p);
     }
 }
 
-void scene_run(struct scene *s, scene_op *op, const void *arg, unsigned reads,
-               unsigned writes)
+void scene_run(struct scene *s, const struct pass *p, const void *arg)
 {
     struct iz_view first[SCENE_MOST], second[SCENE_MOST];
 
     assert_true(s->n <= SCENE_MOST);
-    run_once(s, op, arg, reads, 0, first);
-    run_once(s, op, arg, reads, 1, second);
+    run_once(s, p, arg, 0, first);
     if (s->exact || backend.exact)
-        check_bits(s, first, op, arg, reads, writes);
+        check_bits(s, p, arg, first);
+    run_once(s, p, arg, 1, second);
     for (int i = 0; i < s->n; i++) {
+        bool written = has(p->writes, i), taken = false;
+
+        for (int k = 0; k < s->n_into; k++)
+            taken |= s->into[k][1] == i;
         if (!first[i].p)
             continue;
         fixture_same_bits("a second run", first[i], second[i]);
-        if (has(writes, i))
+        if (written && !s->n_into)
             memcpy(s->t[i].v.p, first[i].p, (size_t)iz_view_bytes(first[i]));
-        else if (has(reads, i))
+        else if (written)
+            fixture_same_bits("a result in place", first[i], s->t[i].v);
+        else if (has(p->reads, i) && !taken)
             fixture_same_bits("an argument after the op", first[i], s->t[i].v);
         free(first[i].p);
         free(second[i].p);
     }
+}
+
+void scene_in_place(struct scene *s, const struct pass *p, const void *arg,
+                    int n, const int (*pair)[2])
+{
+    s->into = pair;
+    s->n_into = n;
+    scene_run(s, p, arg);
+    s->n_into = 0;
+}
+
+void scene_each(bool (*of)(enum iz_dtype t), const int64_t (*size)[4], int n,
+                int large, void (*check)(enum iz_dtype t, const int64_t *size))
+{
+    fixture_seed();
+    for (int t = 0; t < 3; t++)
+        for (int i = 0; i < n - (backend.large ? 0 : large); i++)
+            if (!of || of(fixture_types[t]))
+                check(fixture_types[t], size[i]);
 }
 
 void scene_free(struct scene *s)
@@ -313,27 +319,6 @@ struct tensor bytes_new(int64_t bytes)
 
 /* ---- comparison --------------------------------------------------------- */
 
-static double element(struct iz_view v, int64_t at)
-{
-    float f;
-
-    iz_cast(&f, IZ_F32, (char *)v.p + at * iz_dtype_bytes(v.dtype), v.dtype, 1);
-    return (double)f;
-}
-
-static void check_one(const char *what, struct iz_view v, int64_t at,
-                      struct want w)
-{
-    double got = element(v, at);
-    double most = 0x1p-21 * w.size + fixture_rounding(v.dtype, w.is);
-
-    if (!(fabs(got - w.is) <= most))
-        fail_msg("%s [%lld,%lld] %s: element %lld is %.9g, not %.9g within "
-                 "%.3g",
-                 what, (long long)v.rows, (long long)v.cols,
-                 iz_dtype_name(v.dtype), (long long)at, got, w.is, most);
-}
-
 void scene_check(const char *what, struct tensor *t,
                  struct want (*want)(const void *arg, int64_t i, int64_t j),
                  const void *arg)
@@ -342,10 +327,15 @@ void scene_check(const char *what, struct tensor *t,
 
     for (int64_t k = 0; k < least(n, SAMPLES); k++) {
         int64_t at = n <= SAMPLES ? k : fixture_below(n);
+        struct want w;
 
         if (k < 2)
             at = k * (n - 1);
-        check_one(what, t->v, at, want(arg, at / c, at % c));
+        w = want(arg, at / c, at % c);
+        fixture_element(
+            what, t->v, at,
+            (struct near){w.is, 0x1p-21 * w.size +
+                                    fixture_rounding(t->v.dtype, w.is)});
     }
 }
 
@@ -375,11 +365,12 @@ bool backend_acts(enum iz_dtype t)
     return backend.act(t) == t;
 }
 
-void scene_dies(void (*f)(void), const char *message)
+void scene_dies(void (*f)(const void *arg), const void *arg,
+                const char *message)
 {
     if (!backend.refuses)
         skip();
-    dies(f, message);
+    dies(f, arg, message);
 }
 
 static const struct group {
@@ -391,15 +382,14 @@ static const struct group {
     {"tokens", ops_tokens}, {"tables", ops_tables},
     {"flat", ops_flat},
 };
-#define GROUPS (sizeof(groups) / sizeof(groups[0]))
 
 static const struct group *find(const char *name)
 {
-    for (size_t i = 0; i < GROUPS; i++)
+    for (int i = 0; i < COUNT(groups); i++)
         if (!strcmp(groups[i].name, name))
             return &groups[i];
     fprintf(stderr, "no group %s, but", name);
-    for (size_t i = 0; i < GROUPS; i++)
+    for (int i = 0; i < COUNT(groups); i++)
         fprintf(stderr, " %s", groups[i].name);
     fprintf(stderr, "\n");
     exit(2);
@@ -416,7 +406,7 @@ int ops_groups(int argc, char **argv)
      */
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
-    for (size_t i = 0; i < GROUPS && argc == 1; i++)
+    for (int i = 0; i < COUNT(groups) && argc == 1; i++)
         failed += groups[i].run();
     for (int i = 1; i < argc; i++)
         failed += find(argv[i])->run();

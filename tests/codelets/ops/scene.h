@@ -40,26 +40,42 @@ struct scene {
     bool exact;        /* the bits of the CPU's op */
     double flops;      /* of the last run, and the scratch that it took */
     int64_t scratch;
+    const int (*into)[2]; /* see scene_in_place */
+    int n_into;
 };
 
-static inline unsigned bit(int i)
-{
-    return 1u << i;
-}
+#define BIT(i) (1u << (i))
+#define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
 /* v[i] is t[i] where the backend can reach it; in a dry run v[i].p is NULL. */
 typedef void scene_op(struct iz_exec *x, const struct iz_view *v,
                       const void *arg);
+
+/* One call of an op.  Bit i is tensor i; what the op is not given may be among
+ * them. */
+struct pass {
+    scene_op *op;
+    unsigned reads, writes;
+};
 
 /* Runs the op dry and then twice with a work arena of exactly the size found,
  * which is full of NaN the first time and of something else the second, and
  * checks: the same bits both times, tensors that it only reads unchanged,
  * nothing written beside tensors and arena, the counters those of the dry run.
  * What the op only writes is NaN before.  Where it must have the CPU's bits,
- * they are compared.  Results are in t[i].v, t[i].d is as it was.  reads and
- * writes: bit i is tensor i. */
-void scene_run(struct scene *s, scene_op *op, const void *arg, unsigned reads,
-               unsigned writes);
+ * they are compared.  Results are in t[i].v, t[i].d is as it was. */
+void scene_run(struct scene *s, const struct pass *p, const void *arg);
+
+/* After scene_run: the same pass with tensor i in the memory of tensor j, for
+ * each of n pairs {i, j}, gives the same bits everywhere. */
+void scene_in_place(struct scene *s, const struct pass *p, const void *arg,
+                    int n, const int (*pair)[2]);
+
+/* Calls check for every type that `of` takes (NULL: all), with every size; with
+ * the last `large` of n sizes only where there is time for them.  Restarts the
+ * random numbers. */
+void scene_each(bool (*of)(enum iz_dtype t), const int64_t (*size)[4], int n,
+                int large, void (*check)(enum iz_dtype t, const int64_t *size));
 
 void scene_free(struct scene *s);
 
@@ -86,9 +102,10 @@ void scene_check(const char *what, struct tensor *t,
                  struct want (*want)(const void *arg, int64_t i, int64_t j),
                  const void *arg);
 
-/* Fails unless f ends the job with this in its message; skips where that cannot
- * be seen. */
-void scene_dies(void (*f)(void), const char *message);
+/* Fails unless f(arg) ends the job with this in its message; skips where that
+ * cannot be seen. */
+void scene_dies(void (*f)(const void *arg), const void *arg,
+                const char *message);
 
 /* The groups of cases; each returns how many tests failed. */
 int ops_matmul(void);
