@@ -10,9 +10,9 @@
 #include "codelets/gpu/attention_cudnn.h"
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
-#include "tests/codelets/gpu/cudnn/fake_cudnn.h"
 #include "tests/codelets/gpu/emulated.h"
 #include "tests/codelets/ops/attention_case.h"
+#include "tests/fake/cudnn/fake_cudnn.h"
 
 static struct fake_cudnn *fake, as_it_was;
 

@@ -2,7 +2,7 @@
 /* Operations of a graph, one after the other, element by element in double;
  * results are rounded to the type of their tensor.  A tensor without memory is
  * an array here; sizes of 1, and fewer heads, are repeated. */
-#include "tests/codelets/gpu/cudnn/execute.h"
+#include "tests/fake/cudnn/execute.h"
 
 #include <math.h>
 #include <stdlib.h>

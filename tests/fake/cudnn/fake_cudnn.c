@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The library's functions: descriptors and what can be asked of them; see
  * fake_cudnn.h. */
-#include "tests/codelets/gpu/cudnn/fake_cudnn.h"
+#include "tests/fake/cudnn/fake_cudnn.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/codelets/gpu/cudnn/execute.h"
+#include "tests/fake/cudnn/execute.h"
 
 struct fake_cudnn fake_cudnn = {
     .configs = 1, .config = {{.workspace = 256}}, .version = 91900};
