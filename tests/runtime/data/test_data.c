@@ -3,6 +3,8 @@
  * refused. */
 #include "tests/runtime/data/shards.h"
 
+#include <sys/stat.h>
+
 static void samples_are_the_tokens_of_each_format(void **state)
 {
     uint16_t narrow[] = {1, 2, 65535, 4, 5};
@@ -178,6 +180,21 @@ static void wanting_validation_does_not_change_the_training(void **state)
     iz_data_close(&b);
 }
 
+static void what_is_no_token_file_is_named(void **state)
+{
+    use(in_folder("nothing"), "", 0);
+    refused(4, MANY, false, "No such file");
+    use(folder, "", 0);
+    refused(4, MANY, false, "not a regular file");
+    use(write_text(in_folder("e"), ""), NULL, 0);
+    refused(4, MANY, false, "is empty");
+    use(write_text(in_folder("s"), "short"), "", 0);
+    refused(4, MANY, false, "5 bytes");
+    assert_int_equal(mkfifo(in_folder("f"), 0600), 0);
+    use(in_folder("f"), "", 0);
+    refused(4, MANY, false, "not a regular file");
+}
+
 /* Of a file with 20 tokens of 16 bits. */
 static void a_wrong_header_is_named_with_its_numbers(void **state)
 {
@@ -260,6 +277,7 @@ int main(void)
         CASE(training_and_validation_share_no_target),
         CASE(validation_is_in_file_order_and_comes_again),
         CASE(wanting_validation_does_not_change_the_training),
+        CASE(what_is_no_token_file_is_named),
         CASE(a_wrong_header_is_named_with_its_numbers),
         CASE(a_token_outside_the_vocabulary_is_named),
         CASE(too_few_tokens_are_named),
