@@ -7,5 +7,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 command -v clang-format >/dev/null || exit 77
 find codelets runtime models tools tests bench \
-    '(' -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' ')' -print0 |
+    '(' -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' ')' -print0 |
     xargs -0 -r clang-format --dry-run -Werror

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* When emulated kernels and products run, and what memory they reach: at once
  * and any (at_once.c), or in the order of a stream of the stand-in for CUDA and
- * its memory alone (tests/fake/standin/kernels.c).  A program has one of the
+ * its memory alone (tests/fake/standin/launch.c).  A program has one of the
  * two. */
 #pragma once
 
