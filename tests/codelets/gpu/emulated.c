@@ -6,7 +6,7 @@
 
 #include "codelets/ops/classifier.h"
 #include "codelets/ops/gpu_ops.h"
-#include "tests/fake/cuda_on_cpu/device.h"
+#include "tests/fake/cuda_on_cpu/launch.h"
 
 /* So small that a few rows of logits are several chunks. */
 const int64_t iz_classifier_chunk_bytes = 64 << 10;

@@ -8,8 +8,6 @@
 
 #include "tests/fake/cuda_on_cpu/emulate.h"
 
-#include "tests/fake/cuda_on_cpu/device.h"
-
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>

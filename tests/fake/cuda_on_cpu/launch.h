@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When emulated kernels and products run, and what memory they reach: at once
- * and any (at_once.c), or in the order of a stream of the stand-in for CUDA and
- * its memory alone (tests/fake/standin/launch.c).  A program has one of the
- * two. */
+/* For which GPU and when emulated kernels and products run, and what memory
+ * they reach: at once and any (at_once.c), or in the order of a stream of the
+ * stand-in for CUDA and its memory alone (tests/fake/standin/launch.c).  A
+ * program has one of the two. */
 #pragma once
 
 #include <stddef.h>
@@ -10,6 +10,10 @@
 #include "codelets/base/build.h"
 
 IZ_C_BEGIN
+
+/* Kernels launched from now on have the shared memory and the instructions of
+ * this compute capability, 90 for 9.0, which it is at first. */
+void emu_device(int capability);
 
 /* Calls run(arg), which owns arg. */
 void emu_enqueue(void *stream, void (*run)(void *arg), void *arg);

@@ -11,7 +11,6 @@
 #include "codelets/base/die.h"
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
-#include "tests/fake/cuda_on_cpu/device.h"
 #include "tests/fake/standin/standin.h"
 
 /* Where there are no kernels, nobody asks what they may use. */

@@ -18,7 +18,6 @@
 
 #define __global__
 #define __device__
-#define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -37,47 +36,6 @@ struct __align__(8) uint2
 {
     unsigned x, y;
 };
-struct __align__(16) uint4
-{
-    unsigned x, y, z, w;
-};
-struct __align__(8) float2
-{
-    float x, y;
-};
-struct __align__(16) float4
-{
-    float x, y, z, w;
-};
-struct __align__(8) int2
-{
-    int x, y;
-};
-struct __align__(16) int4
-{
-    int x, y, z, w;
-};
-
-static inline uint2 make_uint2(unsigned x, unsigned y)
-{
-    return {x, y};
-}
-
-static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
-{
-    return {x, y, z, w};
-}
-
-static inline float2 make_float2(float x, float y)
-{
-    return {x, y};
-}
-
-static inline float4 make_float4(float x, float y, float z, float w)
-{
-    return {x, y, z, w};
-}
-
 template <class T> static inline T min(T a, T b)
 {
     return b < a ? b : a;
@@ -123,12 +81,6 @@ static inline void iz_store(iz_bf16 *p, float v)
 static inline void iz_store(iz_f16 *p, float v)
 {
     p->bits = iz_f16_round(v);
-}
-
-template <class T> static inline void iz_store_pair(T *p, float a, float b)
-{
-    iz_store(p, a);
-    iz_store(p + 1, b);
 }
 
 /* A GPU cannot read or write 16 bytes at an address that is no multiple. */
@@ -204,100 +156,9 @@ static inline T __shfl_down_sync(unsigned mask, T v, unsigned step,
     return from / width > lane / width ? v : all.at(from);
 }
 
-template <class T>
-static inline T __shfl_up_sync(unsigned mask, T v, unsigned step,
-                               int width = 32)
-{
-    int lane = emu_lane(), from = lane % width - (int)step;
-    emu_lanes<T> all = emu_exchange("shfl_up", mask, v);
-
-    return from < 0 ? v : all.at(lane - (int)step);
-}
-
-template <class T>
-static inline T __shfl_sync(unsigned mask, T v, int from, int width = 32)
-{
-    int base = emu_lane() / width * width;
-    emu_lanes<T> all = emu_exchange("shfl", mask, v);
-
-    return all.at(base + (from & (width - 1)));
-}
-
-static inline unsigned __ballot_sync(unsigned mask, int predicate)
-{
-    emu_lanes<int> all = emu_exchange("ballot", mask, (int)(predicate != 0));
-    unsigned votes = 0;
-
-    for (int i = 0; i < 32; i++)
-        votes |= all.at(i) == 1 ? 1u << i : 0; /* not of a lane that left */
-    return votes;
-}
-
-static inline int __any_sync(unsigned mask, int predicate)
-{
-    return __ballot_sync(mask, predicate) != 0;
-}
-
-static inline int __all_sync(unsigned mask, int predicate)
-{
-    return __ballot_sync(mask, !predicate) == 0;
-}
-
 static inline void __syncwarp(unsigned mask = 0xffffffffu)
 {
     emu_warp_exchange("syncwarp", mask, "", 1);
-}
-
-static inline void __threadfence(void)
-{
-}
-
-static inline int __popc(unsigned v)
-{
-    return __builtin_popcount(v);
-}
-
-static inline int __ffs(int v)
-{
-    return __builtin_ffs(v);
-}
-
-template <class T> static inline T atomicAdd(T *p, T v)
-{
-    static_assert(!(T(0.5) > T(0)), "sums of floats by atomics have no order");
-    T old = *p;
-
-    *p = old + v;
-    return old;
-}
-
-template <class T> static inline T atomicMax(T *p, T v)
-{
-    T old = *p;
-
-    *p = old > v ? old : v;
-    return old;
-}
-
-template <class T> static inline T atomicExch(T *p, T v)
-{
-    T old = *p;
-
-    *p = v;
-    return old;
-}
-
-template <class T> static inline T atomicCAS(T *p, T expected, T v)
-{
-    T old = *p;
-
-    *p = old == expected ? v : old;
-    return old;
-}
-
-template <class T> static inline T __ldg(const T *p)
-{
-    return *p;
 }
 
 /* Operations that the compiler of CUDA does not contract; this one must be told
@@ -315,16 +176,6 @@ static inline float __fsub_rn(float a, float b)
 static inline float __fmul_rn(float a, float b)
 {
     return a * b;
-}
-
-static inline float __fdiv_rn(float a, float b)
-{
-    return a / b;
-}
-
-static inline float __fsqrt_rn(float a)
-{
-    return sqrtf(a);
 }
 
 static inline float __fmaf_rn(float a, float b, float c)
@@ -347,13 +198,7 @@ static inline float __fdividef(float a, float b)
     return a / b;
 }
 
-/* The C library has declared functions of these names. */
+/* The C library has declared a function of this name. */
 #define __expf(a) expf(a)
-#define __logf(a) logf(a)
-
-static inline float rsqrtf(float a)
-{
-    return 1 / sqrtf(a);
-}
 
 #include "codelets/kernels/pieces.cuh"
