@@ -38,9 +38,6 @@ static _Thread_local struct {
     struct group *group;
 } open_group;
 
-static const char *const names[] = {"ncclAllGather", "ncclBroadcast",
-                                    "ncclSend", "ncclRecv"};
-
 static int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -53,7 +50,7 @@ static void *device(const void *p, int64_t n)
 
 static bool is_message(const struct call *k)
 {
-    return k->sig.verb == IZ_SEND || k->sig.verb == IZ_RECV;
+    return k->sig.verb != IZ_ALL_GATHER;
 }
 
 /* ---- collectives -------------------------------------------------------- */
@@ -68,7 +65,7 @@ static bool agree(const struct call *k)
     mine->now = k->sig;
     mine->now.number = mine->begun;
     mine->begun++;
-    if (!iz_board_barrier(c, names[k->sig.verb]))
+    if (!iz_board_barrier(c, "ncclAllGather"))
         return false;
     for (int r = 0; r < c->ranks; r++) {
         const struct iz_signature *theirs = &c->board->seat[r].now;
@@ -109,28 +106,6 @@ static bool all_gather(const struct call *k)
         for (int r = 0; r < c->ranks; r++)
             memcpy(dst + r * k->bytes + at, c->board->seat[r].data, n);
         if (!iz_board_barrier(c, "ncclAllGather"))
-            return false;
-    }
-    return true;
-}
-
-static bool broadcast(const struct call *k)
-{
-    struct ncclComm *c = k->comm;
-    bool root = c->rank == k->sig.root;
-    char *board = c->board->seat[k->sig.root].data;
-    const char *src = root ? device(k->src, k->bytes) : NULL;
-    char *dst = device(k->dst, k->bytes);
-
-    for (int64_t at = 0; at < k->bytes; at += IZ_BOARD_CHUNK) {
-        size_t n = (size_t)least(k->bytes - at, IZ_BOARD_CHUNK);
-
-        if (root)
-            memcpy(board, src + at, n);
-        if (!iz_board_barrier(c, "ncclBroadcast"))
-            return false;
-        memmove(dst + at, board, n);
-        if (!iz_board_barrier(c, "ncclBroadcast"))
             return false;
     }
     return true;
@@ -254,14 +229,9 @@ static void run_messages(const struct group *g)
 
 static void run_collectives(const struct group *g)
 {
-    for (struct call *k = g->first; k; k = k->next) {
-        if (is_message(k))
-            continue;
-        if (!agree(k))
+    for (const struct call *k = g->first; k; k = k->next)
+        if (!is_message(k) && !(agree(k) && all_gather(k)))
             return;
-        if (!(k->sig.verb == IZ_ALL_GATHER ? all_gather(k) : broadcast(k)))
-            return;
-    }
 }
 
 static void group_free(struct group *g)
@@ -398,13 +368,6 @@ ncclResult_t ncclAllGather(const void *src, void *dst, size_t count,
     return submit(IZ_ALL_GATHER, src, dst, count, type, 0, c, s);
 }
 
-ncclResult_t ncclBroadcast(const void *src, void *dst, size_t count,
-                           ncclDataType_t type, int root, ncclComm_t c,
-                           cudaStream_t s)
-{
-    return submit(IZ_BROADCAST, src, dst, count, type, root, c, s);
-}
-
 ncclResult_t ncclSend(const void *src, size_t count, ncclDataType_t type,
                       int peer, ncclComm_t c, cudaStream_t s)
 {
@@ -455,16 +418,15 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
 }
 
 /* Waits for the calls that streams still hold. */
-ncclResult_t ncclCommFinalize(ncclComm_t c)
+static void finalize(struct ncclComm *c)
 {
-    struct iz_wait w = iz_wait_begin(c, "ncclCommFinalize");
+    struct iz_wait w = iz_wait_begin(c, "ncclCommDestroy");
 
     while (c->done != c->issued) {
         bool aborted = !iz_wait_more(&w);
         if (aborted)
             usleep(50);
     }
-    return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t c)
@@ -472,7 +434,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
     iz_blocks("ncclCommDestroy");
     if (!c)
         return ncclSuccess;
-    ncclCommFinalize(c);
+    finalize(c);
     iz_board_close(c);
     free(c);
     return ncclSuccess;
@@ -493,50 +455,20 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommCount(ncclComm_t c, int *ranks)
-{
-    *ranks = c->ranks;
-    return ncclSuccess;
-}
-
-ncclResult_t ncclCommUserRank(ncclComm_t c, int *rank)
-{
-    *rank = c->rank;
-    return ncclSuccess;
-}
-
-ncclResult_t ncclCommCuDevice(ncclComm_t c, int *device_id)
-{
-    *device_id = c->device;
-    return ncclSuccess;
-}
-
-ncclResult_t ncclGetVersion(int *version)
-{
-    *version = NCCL_VERSION_CODE;
-    return ncclSuccess;
-}
-
 const char *ncclGetErrorString(ncclResult_t r)
 {
-    switch (r) {
-    case ncclSuccess:
-        return "no error";
-    case ncclUnhandledCudaError:
-        return "unhandled cuda error";
-    case ncclSystemError:
-        return "unhandled system error";
-    case ncclInvalidArgument:
-        return "invalid argument";
-    case ncclInvalidUsage:
-        return "invalid usage";
-    case ncclRemoteError:
-        return "remote process exited or there was a network error";
-    case ncclInProgress:
-        return "NCCL operation in progress";
-    default:
-        return "internal error";
-    }
+    static const char *const texts[] = {
+        [ncclSuccess] = "no error",
+        [ncclUnhandledCudaError] = "unhandled cuda error",
+        [ncclSystemError] = "unhandled system error",
+        [ncclInternalError] = "internal error",
+        [ncclInvalidArgument] = "invalid argument",
+        [ncclInvalidUsage] = "invalid usage",
+        [ncclRemoteError] =
+            "remote process exited or there was a network error",
+        [ncclInProgress] = "NCCL operation in progress"};
+
+    return texts[r];
 }
 
 const char *ncclGetLastError(ncclComm_t c)

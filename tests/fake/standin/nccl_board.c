@@ -92,8 +92,7 @@ bool iz_signature_same(const struct iz_signature *a,
 
 static void print_signature(int rank, const struct iz_signature *s)
 {
-    static const char *const verbs[] = {"AllGather", "Broadcast", "Send",
-                                        "Recv"};
+    static const char *const verbs[] = {"AllGather", "Send", "Recv"};
 
     fprintf(stderr,
             "  rank %d: %s number %" PRId64 ", %" PRId64

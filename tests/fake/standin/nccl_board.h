@@ -15,7 +15,7 @@
 #define IZ_BOARD_CHUNK (256 * 1024) /* bytes of a collective at once */
 #define IZ_BOARD_MAIL (64 * 1024)   /* bytes of a message at once */
 
-enum iz_verb { IZ_ALL_GATHER, IZ_BROADCAST, IZ_SEND, IZ_RECV };
+enum iz_verb { IZ_ALL_GATHER, IZ_SEND, IZ_RECV };
 
 /* What all ranks of a collective, or both sides of a message, must agree on. */
 struct iz_signature {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of NCCL that the stand-in (tests/standin) has, with NCCL's names
+/* The part of NCCL that the stand-in (tests/fake) has, with NCCL's names
  * and meanings. */
 #pragma once
 
@@ -48,20 +48,15 @@ typedef enum {
     ncclBfloat16 = 9
 } ncclDataType_t;
 
-ncclResult_t ncclGetVersion(int *version);
 const char *ncclGetErrorString(ncclResult_t r);
 const char *ncclGetLastError(ncclComm_t c);
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 ncclResult_t ncclCommInitRank(ncclComm_t *c, int ranks, ncclUniqueId id,
                               int rank);
-ncclResult_t ncclCommFinalize(ncclComm_t c);
 ncclResult_t ncclCommDestroy(ncclComm_t c);
 ncclResult_t ncclCommAbort(ncclComm_t c);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r);
-ncclResult_t ncclCommCount(ncclComm_t c, int *ranks);
-ncclResult_t ncclCommUserRank(ncclComm_t c, int *rank);
-ncclResult_t ncclCommCuDevice(ncclComm_t c, int *device);
 
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
@@ -69,9 +64,6 @@ ncclResult_t ncclGroupEnd(void);
 /* count: elements that each rank sends. */
 ncclResult_t ncclAllGather(const void *src, void *dst, size_t count,
                            ncclDataType_t type, ncclComm_t c, cudaStream_t s);
-ncclResult_t ncclBroadcast(const void *src, void *dst, size_t count,
-                           ncclDataType_t type, int root, ncclComm_t c,
-                           cudaStream_t s);
 ncclResult_t ncclSend(const void *src, size_t count, ncclDataType_t type,
                       int peer, ncclComm_t c, cudaStream_t s);
 ncclResult_t ncclRecv(void *dst, size_t count, ncclDataType_t type, int peer,
