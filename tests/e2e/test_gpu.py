@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units computed on a GPU.  On the stand-in of tests/standin the numbers are
+"""Units computed on a GPU.  On the stand-in of tests/fake the numbers are
 those of a run on the CPU, bit for bit, in every stage and placement, with
 random delays in front of tasks and of everything on a stream; on a real GPU
 (IZ_TEST_GPU=real) they are those of the plainest run there.  What crosses

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stand-in for the CUDA runtime in one process: order of streams and
- * events, memory, copies, and the mistakes that it must find, each of which is
- * made in a child process that this program starts with the mistake's name. */
+ * events, memory, copies, scratch of ops, and the mistakes that it must find,
+ * each of which is made in a child process that this program starts with the
+ * mistake's name. */
 #define _GNU_SOURCE
 #include <semaphore.h>
 #include <setjmp.h>
@@ -16,6 +17,8 @@
 #include <cmocka.h>
 #include <cuda_runtime_api.h>
 
+#include "codelets/flat/flat.h"
+#include "codelets/ops/gpu_ops.h"
 #include "tests/fake/standin/standin.h"
 #include "tests/standin/child.h"
 
@@ -30,19 +33,25 @@ static void *device_take(size_t n)
     return p;
 }
 
-static char *pinned_take(size_t n)
+static void *pinned_take(size_t n)
 {
-    void *p = NULL;
+    void *p = calloc(n, 1);
 
-    assert_int_equal(cudaHostAlloc(&p, n, cudaHostAllocDefault), cudaSuccess);
+    assert_int_equal(cudaHostRegister(p, n, cudaHostRegisterMapped), 0);
     return p;
+}
+
+static void pinned_free(void *p)
+{
+    assert_int_equal(cudaHostUnregister(p), cudaSuccess);
+    free(p);
 }
 
 static cudaStream_t stream_take(void)
 {
     cudaStream_t s;
 
-    assert_int_equal(cudaStreamCreate(&s), cudaSuccess);
+    assert_int_equal(cudaStreamCreateWithFlags(&s, 0), cudaSuccess);
     return s;
 }
 
@@ -116,35 +125,29 @@ static void test_streams_run_side_by_side(void **state)
     cudaStreamDestroy(b);
 }
 
-/* b waits for the first recording of e, although e is recorded again on c,
- * where it is over at once. */
-static void test_wait_is_for_the_recording_before_it(void **state)
+/* It is recorded again on b, where it is over at once. */
+static void test_an_event_is_its_last_recording(void **state)
 {
-    cudaStream_t a = stream_take(), b = stream_take(), c = stream_take();
-    struct trail t = {0};
-    struct step first = {&t, 1}, second = {&t, 2};
+    cudaStream_t a = stream_take(), b = stream_take();
     cudaEvent_t e;
     sem_t sem;
 
     sem_init(&sem, 0, 0);
-    assert_int_equal(cudaEventCreate(&e), cudaSuccess);
+    assert_int_equal(cudaEventCreateWithFlags(&e, 0), cudaSuccess);
+    assert_int_equal(cudaEventQuery(e), cudaSuccess);
     cudaLaunchHostFunc(a, wait_for, &sem);
-    cudaLaunchHostFunc(a, leave_mark, &first);
     assert_int_equal(cudaEventRecord(e, a), cudaSuccess);
-    assert_int_equal(cudaStreamWaitEvent(b, e, 0), cudaSuccess);
-    cudaLaunchHostFunc(b, leave_mark, &second);
     assert_int_equal(cudaEventQuery(e), cudaErrorNotReady);
-    assert_int_equal(cudaEventRecord(e, c), cudaSuccess);
-    assert_int_equal(cudaEventSynchronize(e), cudaSuccess);
-    assert_int_equal(cudaStreamQuery(b), cudaErrorNotReady);
-    sem_post(&sem);
+    assert_int_equal(cudaEventRecord(e, b), cudaSuccess);
     cudaStreamSynchronize(b);
-    assert_int_equal(t.order[0], 1);
-    assert_int_equal(t.order[1], 2);
-    assert_int_equal(cudaEventDestroy(e), cudaSuccess);
+    assert_int_equal(cudaEventQuery(e), cudaSuccess);
+    assert_int_equal(cudaEventRecord(e, a), cudaSuccess);
+    assert_int_equal(cudaEventQuery(e), cudaErrorNotReady);
+    sem_post(&sem);
     cudaStreamDestroy(a);
+    assert_int_equal(cudaEventQuery(e), cudaSuccess);
+    assert_int_equal(cudaEventDestroy(e), cudaSuccess);
     cudaStreamDestroy(b);
-    cudaStreamDestroy(c);
 }
 
 static void test_unknown_stream_is_refused(void **state)
@@ -163,8 +166,6 @@ static void test_memory_is_poisoned(void **state)
 {
     char *host = pinned_take(BYTES), *p = device_take(BYTES);
 
-    assert_true(all_are(host, BYTES, '\xff'));
-    memset(host, 0, BYTES);
     cudaMemcpy(host, p, BYTES, cudaMemcpyDeviceToHost);
     assert_true(all_are(host, BYTES, '\xff'));
     assert_int_equal(cudaMemset(p, 7, BYTES), cudaSuccess);
@@ -173,7 +174,7 @@ static void test_memory_is_poisoned(void **state)
     assert_int_equal(cudaFree(p), cudaSuccess);
     assert_true(all_are(iz_standin_host(p), BYTES, '\xff'));
     assert_int_equal(cudaFree(p), cudaErrorInvalidValue);
-    cudaFreeHost(host);
+    pinned_free(host);
 }
 
 static void test_memory_ends(void **state)
@@ -196,38 +197,28 @@ static void test_memory_ends(void **state)
 static void test_pinned_ranges(void **state)
 {
     static char own[BYTES];
-    char *p = pinned_take(BYTES);
 
-    assert_true(iz_standin_pinned(p + 1, BYTES - 1));
-    assert_false(iz_standin_pinned(p + 1, BYTES));
     assert_false(iz_standin_pinned(own, 1));
     assert_int_equal(cudaHostRegister(own, BYTES / 2, 0), cudaSuccess);
-    assert_true(iz_standin_pinned(own, BYTES / 2));
+    assert_true(iz_standin_pinned(own + 1, BYTES / 2 - 1));
+    assert_false(iz_standin_pinned(own + 1, BYTES / 2));
     assert_int_equal(cudaHostRegister(own + 8, 8, 0),
                      cudaErrorHostMemoryAlreadyRegistered);
     assert_int_equal(cudaHostUnregister(own), cudaSuccess);
     assert_int_equal(cudaHostUnregister(own), cudaErrorHostMemoryNotRegistered);
-    assert_int_equal(cudaFreeHost(p), cudaSuccess);
-    assert_false(iz_standin_pinned(p, 1));
+    assert_false(iz_standin_pinned(own, 1));
 }
 
 static void test_addresses(void **state)
 {
     char *p = device_take(BYTES), *host = pinned_take(BYTES);
-    struct cudaPointerAttributes a;
 
     assert_ptr_not_equal(iz_standin_host(p), p);
     assert_ptr_equal((char *)iz_standin_host(p) + 5, iz_standin_host(p + 5));
     assert_ptr_equal(iz_standin_host(host), host);
     assert_ptr_equal(iz_standin_kernel(p, BYTES), iz_standin_host(p));
-    cudaPointerGetAttributes(&a, p);
-    assert_int_equal(a.type, cudaMemoryTypeDevice);
-    cudaPointerGetAttributes(&a, host);
-    assert_int_equal(a.type, cudaMemoryTypeHost);
-    cudaPointerGetAttributes(&a, &a);
-    assert_int_equal(a.type, cudaMemoryTypeUnregistered);
     cudaFree(p);
-    cudaFreeHost(host);
+    pinned_free(host);
 }
 
 /* ---- copies ------------------------------------------------------------- */
@@ -252,26 +243,8 @@ static void test_copy_there_and_back(void **state)
     cudaStreamDestroy(s);
     cudaFree(a);
     cudaFree(b);
-    cudaFreeHost(from);
-    cudaFreeHost(to);
-}
-
-/* Rows of 5 bytes, 16 apart on the device and 8 apart on the host. */
-static void test_copy_of_rows(void **state)
-{
-    char *host = pinned_take(32), *back = pinned_take(64);
-    char *p = device_take(64);
-
-    for (int i = 0; i < 32; i++)
-        host[i] = (char)i;
-    assert_int_equal(cudaMemcpy2D(p, 16, host, 8, 5, 4, cudaMemcpyHostToDevice),
-                     0);
-    cudaMemcpy(back, p, 64, cudaMemcpyDeviceToHost);
-    for (int i = 0; i < 64; i++)
-        assert_int_equal(back[i], i % 16 < 5 ? i / 16 * 8 + i % 16 : -1);
-    cudaFree(p);
-    cudaFreeHost(host);
-    cudaFreeHost(back);
+    pinned_free(from);
+    pinned_free(to);
 }
 
 /* The copy is over when the call returns, although it was to be asynchronous.
@@ -288,6 +261,49 @@ static void test_pageable_copy_is_counted(void **state)
     assert_int_equal(iz_standin_stats()->pageable, before + 1);
     cudaStreamDestroy(s);
     cudaFree(p);
+}
+
+/* ---- ops ---------------------------------------------------------------- */
+
+/* Nothing of an op stays in its scratch, and it need not be clear before. */
+static void test_scratch_is_overwritten(void **state)
+{
+    enum { N = 5000 };
+    struct iz_exec x = {.backend = IZ_CUDA, .stream = stream_take()};
+    int64_t bytes = iz_flat_norm2_scratch_bytes(N);
+    char *found = pinned_take((size_t)bytes), *p = device_take(N * 4);
+    struct iz_view scratch = {.p = device_take((size_t)bytes),
+                              .dtype = IZ_U8,
+                              .rows = 1,
+                              .cols = bytes};
+    double *norm2 = pinned_take(sizeof(*norm2));
+
+    cudaMemset(scratch.p, 0x11, (size_t)bytes);
+    cudaMemset(p, 0, N * 4);
+    *norm2 = -1;
+    iz_flat_norm2_cuda(&x, norm2, p, IZ_F32, N, scratch);
+    assert_int_equal(cudaStreamSynchronize(x.stream), cudaSuccess);
+    assert_true(*norm2 == 0);
+    cudaMemcpy(found, scratch.p, (size_t)bytes, cudaMemcpyDefault);
+    assert_true(all_are(found, (size_t)bytes, '\xff'));
+    cudaFree(scratch.p);
+    cudaFree(p);
+    pinned_free(norm2);
+    pinned_free(found);
+    cudaStreamDestroy(x.stream);
+}
+
+static void test_handles_and_rate(void **state)
+{
+    struct iz_exec x = {.backend = IZ_CUDA, .act = IZ_F32};
+    struct iz_cuda *c = NULL;
+
+    assert_int_equal(iz_cuda_open(&c), 0);
+    assert_non_null(c);
+    iz_cuda_close(&c);
+    assert_null(c);
+    assert_int_equal(iz_cuda_act(IZ_BF16), IZ_F32);
+    assert_true(iz_gemm_rate_cuda(&x, 32, 32, 32, 0.1) > 0);
 }
 
 /* ---- mistakes ----------------------------------------------------------- */
@@ -353,6 +369,16 @@ static void leak(void)
     cudaFree(device_take(1024));
 }
 
+/* The last number of 129 is behind the allocation. */
+static void op_reaches_too_far(void)
+{
+    struct iz_exec x = {.backend = IZ_CUDA, .stream = stream_take()};
+    struct iz_view y = {.p = device_take(512), .rows = 1, .cols = 129};
+
+    iz_gelu_fwd_cuda(&x, y, y);
+    cudaStreamSynchronize(x.stream);
+}
+
 static const struct child_body bodies[] = {
     {"copy_pageable", copy_pageable},
     {"touch_device_memory", touch_device_memory},
@@ -360,35 +386,36 @@ static const struct child_body bodies[] = {
     {"reach_freed", reach_freed},
     {"reach_unmapped", reach_unmapped},
     {"call_cuda_from_a_stream", call_cuda_from_a_stream},
+    {"op_reaches_too_far", op_reaches_too_far},
     {"leak", leak},
     {0}};
 
-static void expect_abort(const char *body, const char *message)
-{
-    struct child c;
-
-    child_run(&c, body);
-    assert_non_null(strstr(c.text, message));
-    assert_true(WIFSIGNALED(c.status));
-    assert_int_equal(WTERMSIG(c.status), SIGABRT);
-}
-
 static void test_mistakes_end_the_program(void **state)
 {
+    static const struct {
+        const char *body, *message;
+        int signal;
+    } mistakes[] = {
+        {"copy_pageable", "not pinned", SIGABRT},
+        {"reach_too_far", "1025 bytes", SIGABRT},
+        {"reach_freed", "in no allocation", SIGABRT},
+        {"reach_unmapped", "mapped pinned memory", SIGABRT},
+        {"call_cuda_from_a_stream", "has called CUDA", SIGABRT},
+        {"op_reaches_too_far", "516 bytes", SIGABRT},
+        {"touch_device_memory", "", SIGSEGV},
+    };
     struct child c;
 
-    setenv("IZ_STANDIN_PAGEABLE", "abort", 1);
-    expect_abort("copy_pageable", "not pinned");
-    unsetenv("IZ_STANDIN_PAGEABLE");
     child_run(&c, "copy_pageable");
     assert_int_equal(c.status, 0);
-    expect_abort("reach_too_far", "1025 bytes");
-    expect_abort("reach_freed", "in no allocation");
-    expect_abort("reach_unmapped", "mapped pinned memory");
-    expect_abort("call_cuda_from_a_stream", "has called CUDA");
-    child_run(&c, "touch_device_memory");
-    assert_true(WIFSIGNALED(c.status));
-    assert_int_equal(WTERMSIG(c.status), SIGSEGV);
+    setenv("IZ_STANDIN_PAGEABLE", "abort", 1);
+    for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++) {
+        child_run(&c, mistakes[i].body);
+        assert_non_null(strstr(c.text, mistakes[i].message));
+        assert_true(WIFSIGNALED(c.status));
+        assert_int_equal(WTERMSIG(c.status), mistakes[i].signal);
+    }
+    unsetenv("IZ_STANDIN_PAGEABLE");
 }
 
 static void test_statistics_are_written(void **state)
@@ -418,15 +445,16 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stream_keeps_order),
         cmocka_unit_test(test_streams_run_side_by_side),
-        cmocka_unit_test(test_wait_is_for_the_recording_before_it),
+        cmocka_unit_test(test_an_event_is_its_last_recording),
         cmocka_unit_test(test_unknown_stream_is_refused),
         cmocka_unit_test(test_memory_is_poisoned),
         cmocka_unit_test(test_memory_ends),
         cmocka_unit_test(test_pinned_ranges),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_copy_there_and_back),
-        cmocka_unit_test(test_copy_of_rows),
         cmocka_unit_test(test_pageable_copy_is_counted),
+        cmocka_unit_test(test_scratch_is_overwritten),
+        cmocka_unit_test(test_handles_and_rate),
         cmocka_unit_test(test_mistakes_end_the_program),
         cmocka_unit_test(test_statistics_are_written),
     };

@@ -56,15 +56,13 @@ static int64_t setting(const char *name, int64_t usual, int64_t most)
     return v;
 }
 
-static void print_way(FILE *f, const char *name, enum iz_standin_way w)
-{
-    fprintf(f, "\"%s_bytes\": %" PRId64 ", \"%s_copies\": %" PRId64 ", ", name,
-            iz_standin_counts.bytes[w], name, iz_standin_counts.copies[w]);
-}
-
 static void print_stats(void)
 {
     const struct iz_standin_stats *c = &iz_standin_counts;
+    static const char *const way[] = {[IZ_STANDIN_H2D] = "h2d",
+                                      [IZ_STANDIN_D2H] = "d2h",
+                                      [IZ_STANDIN_D2D] = "d2d",
+                                      [IZ_STANDIN_H2H] = "h2h"};
     FILE *f = fopen(iz_standin_settings.stats_path, "a");
 
     if (!f) {
@@ -72,10 +70,9 @@ static void print_stats(void)
         return;
     }
     fputc('{', f);
-    print_way(f, "h2d", IZ_STANDIN_H2D);
-    print_way(f, "d2h", IZ_STANDIN_D2H);
-    print_way(f, "d2d", IZ_STANDIN_D2D);
-    print_way(f, "h2h", IZ_STANDIN_H2H);
+    for (int w = 0; w < IZ_STANDIN_WAYS; w++)
+        fprintf(f, "\"%s_bytes\": %" PRId64 ", \"%s_copies\": %" PRId64 ", ",
+                way[w], c->bytes[w], way[w], c->copies[w]);
     fprintf(f,
             "\"kernels\": %" PRId64 ", \"pageable\": %" PRId64
             ", \"mallocs\": %" PRId64 ", \"ooms\": %" PRId64
@@ -145,41 +142,28 @@ cudaError_t cudaGetLastError(void)
     return e;
 }
 
-cudaError_t cudaPeekAtLastError(void)
-{
-    return last_error;
-}
-
-const char *cudaGetErrorName(cudaError_t e)
-{
-    switch (e) {
-    case cudaSuccess:
-        return "cudaSuccess";
-    case cudaErrorInvalidValue:
-        return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation:
-        return "cudaErrorMemoryAllocation";
-    case cudaErrorNoDevice:
-        return "cudaErrorNoDevice";
-    case cudaErrorInvalidDevice:
-        return "cudaErrorInvalidDevice";
-    case cudaErrorInvalidResourceHandle:
-        return "cudaErrorInvalidResourceHandle";
-    case cudaErrorNotReady:
-        return "cudaErrorNotReady";
-    case cudaErrorHostMemoryAlreadyRegistered:
-        return "cudaErrorHostMemoryAlreadyRegistered";
-    case cudaErrorHostMemoryNotRegistered:
-        return "cudaErrorHostMemoryNotRegistered";
-    default:
-        return "cudaErrorUnknown";
-    }
-}
-
 const char *cudaGetErrorString(cudaError_t e)
 {
-    return e == cudaErrorMemoryAllocation ? "out of memory"
-                                          : cudaGetErrorName(e);
+    static const struct {
+        cudaError_t e;
+        const char *text;
+    } texts[] = {
+        {cudaSuccess, "cudaSuccess"},
+        {cudaErrorInvalidValue, "cudaErrorInvalidValue"},
+        {cudaErrorMemoryAllocation, "out of memory"},
+        {cudaErrorNoDevice, "cudaErrorNoDevice"},
+        {cudaErrorInvalidDevice, "cudaErrorInvalidDevice"},
+        {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle"},
+        {cudaErrorNotReady, "cudaErrorNotReady"},
+        {cudaErrorHostMemoryAlreadyRegistered,
+         "cudaErrorHostMemoryAlreadyRegistered"},
+        {cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered"},
+        {cudaErrorUnknown, "cudaErrorUnknown"}};
+    int i = 0;
+
+    while (texts[i].e != e && texts[i].e != cudaErrorUnknown)
+        i++;
+    return texts[i].text;
 }
 
 /* ---- devices ------------------------------------------------------------ */
@@ -233,20 +217,6 @@ cudaError_t cudaDeviceSynchronize(void)
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
-{
-    iz_standin_enter();
-    *can = device != peer;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
-{
-    iz_standin_enter();
-    return iz_standin_error(exists(peer) ? cudaSuccess
-                                         : cudaErrorInvalidDevice);
-}
-
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
 {
     iz_standin_enter();
@@ -277,29 +247,20 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr a, int dev)
     switch (a) {
     case cudaDevAttrMultiProcessorCount:
         *value = p.multiProcessorCount;
-        return cudaSuccess;
+        break;
     case cudaDevAttrComputeMode:
         *value = cudaComputeModeDefault;
-        return cudaSuccess;
+        break;
     case cudaDevAttrPciBusId:
         *value = p.pciBusID;
-        return cudaSuccess;
+        break;
     case cudaDevAttrComputeCapabilityMajor:
         *value = p.major;
-        return cudaSuccess;
+        break;
     case cudaDevAttrComputeCapabilityMinor:
         *value = p.minor;
-        return cudaSuccess;
+        break;
     }
-    return iz_standin_error(cudaErrorInvalidValue);
-}
-
-cudaError_t cudaDeviceGetPCIBusId(char *id, int size, int device)
-{
-    iz_standin_enter();
-    if (!exists(device) || size < 13)
-        return iz_standin_error(cudaErrorInvalidValue);
-    snprintf(id, (size_t)size, "0000:%02x:00.0", (unsigned)device + 1);
     return cudaSuccess;
 }
 
@@ -309,15 +270,4 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     *least = 0;
     *greatest = -5;
     return cudaSuccess;
-}
-
-cudaError_t cudaRuntimeGetVersion(int *version)
-{
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDriverGetVersion(int *version)
-{
-    return cudaRuntimeGetVersion(version);
 }

@@ -26,16 +26,10 @@ struct CUstream_st {
     uint64_t random;
 };
 
-/* One recording of an event: the event may be recorded again while others
- * still wait for this. */
-struct mark {
-    int refs;
-    bool done;
-    struct timespec at;
-};
-
+/* Recorded last as an operation of a stream; 0: never. */
 struct CUevent_st {
-    struct mark *last;
+    cudaStream_t stream;
+    int64_t number;
 };
 
 struct call {
@@ -136,8 +130,7 @@ static struct CUstream_st *stream_find(cudaStream_t handle)
     int d = iz_standin_device();
     struct CUstream_st *s = NULL;
 
-    if (!handle || handle == cudaStreamLegacy ||
-        handle == cudaStreamPerThread) {
+    if (!handle) {
         if (!null_stream[d])
             null_stream[d] = stream_make(d);
         return null_stream[d];
@@ -161,11 +154,6 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags,
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
 {
     return cudaStreamCreateWithPriority(s, flags, 0);
-}
-
-cudaError_t cudaStreamCreate(cudaStream_t *s)
-{
-    return cudaStreamCreateWithPriority(s, 0, 0);
 }
 
 /* Waits for what is in the stream, which CUDA does not. */
@@ -198,26 +186,29 @@ void iz_standin_reset_streams(int device)
     null_stream[device] = NULL;
 }
 
-cudaError_t iz_standin_push(cudaStream_t handle, void (*run)(void *), void *arg)
+/* Also records an event where there is one. */
+static cudaError_t push(cudaStream_t handle, void (*run)(void *), void *arg,
+                        struct CUevent_st *e)
 {
-    struct operation *o = calloc(1, sizeof(*o));
-    struct CUstream_st *s;
+    struct operation o = {.run = run, .arg = arg};
 
-    if (!o)
-        iz_standin_die("no memory");
     pthread_mutex_lock(&iz_standin_lock);
-    s = stream_find(handle);
+    struct CUstream_st *s = stream_find(handle);
     if (s) {
-        *o = (struct operation){NULL, run, arg, ++numbers};
-        *s->end = o;
-        s->end = &o->next;
+        o.number = ++numbers;
+        *s->end = iz_standin_dup(&o, sizeof(o));
+        s->end = &(*s->end)->next;
         pthread_cond_signal(&s->filled);
     }
+    if (s && e)
+        *e = (struct CUevent_st){s, o.number};
     pthread_mutex_unlock(&iz_standin_lock);
-    if (s)
-        return cudaSuccess;
-    free(o);
-    return iz_standin_error(cudaErrorInvalidResourceHandle);
+    return iz_standin_error(s ? cudaSuccess : cudaErrorInvalidResourceHandle);
+}
+
+cudaError_t iz_standin_push(cudaStream_t s, void (*run)(void *), void *arg)
+{
+    return push(s, run, arg, NULL);
 }
 
 /* Whether s has done all operations up to a number. */
@@ -310,37 +301,6 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *arg)
 
 /* ---- events ------------------------------------------------------------- */
 
-/* Under the lock. */
-static void mark_drop(struct mark *m)
-{
-    if (m && --m->refs == 0)
-        free(m);
-}
-
-static void run_record(void *arg)
-{
-    struct mark *m = arg;
-
-    pthread_mutex_lock(&iz_standin_lock);
-    m->done = true;
-    clock_gettime(CLOCK_MONOTONIC, &m->at);
-    pthread_cond_broadcast(&finished);
-    mark_drop(m);
-    pthread_mutex_unlock(&iz_standin_lock);
-}
-
-/* Gives back the caller's reference. */
-static void run_wait(void *arg)
-{
-    struct mark *m = arg;
-
-    pthread_mutex_lock(&iz_standin_lock);
-    while (!m->done)
-        pthread_cond_wait(&finished, &iz_standin_lock);
-    mark_drop(m);
-    pthread_mutex_unlock(&iz_standin_lock);
-}
-
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 {
     iz_standin_enter();
@@ -348,89 +308,30 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
     return iz_standin_error(*e ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
-cudaError_t cudaEventCreate(cudaEvent_t *e)
-{
-    return cudaEventCreateWithFlags(e, cudaEventDefault);
-}
-
 cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
     iz_standin_enter();
-    if (!e)
-        return iz_standin_error(cudaErrorInvalidResourceHandle);
-    pthread_mutex_lock(&iz_standin_lock);
-    mark_drop(e->last);
-    pthread_mutex_unlock(&iz_standin_lock);
     free(e);
-    return cudaSuccess;
+    return iz_standin_error(e ? cudaSuccess : cudaErrorInvalidResourceHandle);
+}
+
+static void run_nothing(void *arg)
+{
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
-    struct mark *m = calloc(1, sizeof(*m));
-
     iz_standin_enter();
-    if (!m)
-        iz_standin_die("no memory");
-    m->refs = 2; /* the event's and the operation's */
-    cudaError_t r = iz_standin_push(s, run_record, m);
-    if (r) {
-        free(m);
-        return r;
-    }
-    pthread_mutex_lock(&iz_standin_lock);
-    mark_drop(e->last);
-    e->last = m;
-    pthread_mutex_unlock(&iz_standin_lock);
-    return cudaSuccess;
+    return push(s, run_nothing, NULL, e);
 }
 
-/* A reference to the last recording, NULL where there is none. */
-static struct mark *event_last(cudaEvent_t e)
-{
-    pthread_mutex_lock(&iz_standin_lock);
-    struct mark *m = e->last;
-    if (m)
-        m->refs++;
-    pthread_mutex_unlock(&iz_standin_lock);
-    return m;
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
-{
-    iz_standin_enter();
-    struct mark *m = event_last(e);
-    return m ? iz_standin_push(s, run_wait, m) : cudaSuccess;
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t e)
-{
-    iz_standin_enter();
-    struct mark *m = event_last(e);
-    if (m)
-        run_wait(m);
-    return cudaSuccess;
-}
-
+/* A stream that is gone has done all of its operations. */
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     iz_standin_enter();
     pthread_mutex_lock(&iz_standin_lock);
-    bool done = !e->last || e->last->done;
+    struct CUstream_st *s = e->number ? stream_find(e->stream) : NULL;
+    bool done = !s || past(s, e->number);
     pthread_mutex_unlock(&iz_standin_lock);
     return ready(done);
-}
-
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
-{
-    iz_standin_enter();
-    pthread_mutex_lock(&iz_standin_lock);
-    struct mark *a = begin->last, *b = end->last;
-    bool recorded = a && b, done = recorded && a->done && b->done;
-    if (done)
-        *ms = (float)((double)(b->at.tv_sec - a->at.tv_sec) * 1e3 +
-                      (double)(b->at.tv_nsec - a->at.tv_nsec) * 1e-6);
-    pthread_mutex_unlock(&iz_standin_lock);
-    return recorded ? ready(done)
-                    : iz_standin_error(cudaErrorInvalidResourceHandle);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the CUDA runtime that the stand-in (tests/standin) has, with
+/* The part of the CUDA runtime that the stand-in (tests/fake) has, with
  * CUDA's names and meanings and layouts of its own: never mix it with NVIDIA's
  * headers or libraries. */
 #pragma once
@@ -73,9 +73,6 @@ typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef void (*cudaHostFn_t)(void *);
 
-#define cudaStreamLegacy ((cudaStream_t)1)
-#define cudaStreamPerThread ((cudaStream_t)2)
-
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;
@@ -107,12 +104,6 @@ struct cudaMemcpy3DPeerParms {
     struct cudaExtent extent;
 };
 
-struct cudaMemcpy3DParms {
-    struct cudaPitchedPtr srcPtr, dstPtr;
-    struct cudaExtent extent;
-    enum cudaMemcpyKind kind;
-};
-
 static inline struct cudaPitchedPtr make_cudaPitchedPtr(void *p, size_t pitch,
                                                         size_t x, size_t y)
 {
@@ -133,22 +124,16 @@ cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer);
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr a, int dev);
-cudaError_t cudaDeviceGetPCIBusId(char *id, int size, int device);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device);
-cudaError_t cudaRuntimeGetVersion(int *version);
-cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaGetLastError(void);
-cudaError_t cudaPeekAtLastError(void);
 const char *cudaGetErrorString(cudaError_t e);
-const char *cudaGetErrorName(cudaError_t e);
 
 /* Memory. */
 cudaError_t cudaMalloc(void **p, size_t n);
 cudaError_t cudaFree(void *p);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaHostAlloc(void **p, size_t n, unsigned flags);
-cudaError_t cudaMallocHost(void **p, size_t n);
 cudaError_t cudaFreeHost(void *p);
 cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags);
 cudaError_t cudaHostUnregister(void *p);
@@ -157,22 +142,18 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a,
                                      const void *p);
 
 /* Streams and events. */
-cudaError_t cudaStreamCreate(cudaStream_t *s);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags,
                                          int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t s);
 cudaError_t cudaStreamSynchronize(cudaStream_t s);
 cudaError_t cudaStreamQuery(cudaStream_t s);
-cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
 cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *arg);
-cudaError_t cudaEventCreate(cudaEvent_t *e);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventQuery(cudaEvent_t e);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end);
 
 /* Copies. */
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t n,
@@ -185,9 +166,6 @@ cudaError_t cudaMemcpy2D(void *dst, size_t dst_pitch, const void *src,
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src,
                               size_t src_pitch, size_t width, size_t height,
                               enum cudaMemcpyKind kind, cudaStream_t s);
-cudaError_t cudaMemcpy3D(const struct cudaMemcpy3DParms *p);
-cudaError_t cudaMemcpy3DAsync(const struct cudaMemcpy3DParms *p,
-                              cudaStream_t s);
 cudaError_t cudaMemcpyPeer(void *dst, int dst_device, const void *src,
                            int src_device, size_t n);
 cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src,
