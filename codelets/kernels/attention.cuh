@@ -77,6 +77,22 @@ static inline int iz_attention_blocks(const struct iz_heads *a, int tile,
     return (int)n;
 }
 
+/* f(integral_constant) with the least of these widths that heads of d columns
+ * fit into: 32, 64, 96, 128 or 256. */
+template <class F> static inline void iz_by_width(int d, const F &f)
+{
+    if (d <= 32)
+        f(std::integral_constant<int, 32>());
+    else if (d <= 64)
+        f(std::integral_constant<int, 64>());
+    else if (d <= 96)
+        f(std::integral_constant<int, 96>());
+    else if (d <= 128)
+        f(std::integral_constant<int, 128>());
+    else
+        f(std::integral_constant<int, 256>());
+}
+
 /* Forward, and dqkv once delta is there: 16-bit types on tensor cores, from
  * compute capability 8.0 on; fp32 and fp16 without. */
 void iz_attention_fwd_16(const struct iz_heads *a, enum iz_dtype t,

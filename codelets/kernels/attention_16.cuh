@@ -214,3 +214,16 @@ template <int DP> static int bytes_of(int rows)
 {
     return rows * pitch<DP> * (int)sizeof(uint16_t);
 }
+
+/* f(type, width) for these heads, both as integral_constant. */
+template <class F>
+static void by_type_and_width(const struct iz_heads *a, enum iz_dtype t,
+                              const F &f)
+{
+    iz_by_width(a->d, [&](auto width) {
+        if (t == IZ_BF16)
+            f(std::integral_constant<enum iz_dtype, IZ_BF16>(), width);
+        else
+            f(std::integral_constant<enum iz_dtype, IZ_F16>(), width);
+    });
+}

@@ -122,37 +122,18 @@ static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
                       a.c, a.seq - i0 - own, a.d, qs + own * P, acc, 1);
 }
 
-template <enum iz_dtype T, int DP, int MT, int NW, int BN>
-static void run_forward(const struct iz_heads *a, void *stream)
-{
-    constexpr int BM = 16 * MT * NW;
-    void (*k)(struct iz_heads) = forward<T, DP, MT, NW, BN>;
-
-    IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW,
-              bytes_of<DP>(BM + 2 * BN), stream, *a);
-}
-
 /* Tiles are as large as registers allow without spills. */
-template <enum iz_dtype T>
-static void forward_by_width(const struct iz_heads *a, void *stream)
-{
-    if (a->d <= 32)
-        run_forward<T, 32, 2, 4, 64>(a, stream);
-    else if (a->d <= 64)
-        run_forward<T, 64, 2, 4, 64>(a, stream);
-    else if (a->d <= 96)
-        run_forward<T, 96, 2, 4, 64>(a, stream);
-    else if (a->d <= 128)
-        run_forward<T, 128, 2, 4, 32>(a, stream);
-    else
-        run_forward<T, 256, 1, 4, 32>(a, stream);
-}
-
 void iz_attention_fwd_16(const struct iz_heads *a, enum iz_dtype t,
                          void *stream)
 {
-    if (t == IZ_BF16)
-        forward_by_width<IZ_BF16>(a, stream);
-    else
-        forward_by_width<IZ_F16>(a, stream);
+    by_type_and_width(a, t, [&](auto type, auto width) {
+        constexpr int DP = decltype(width)::value, NW = 4;
+        constexpr int MT = DP <= 128 ? 2 : 1, BN = DP <= 96 ? 64 : 32;
+        constexpr int BM = 16 * MT * NW;
+        void (*k)(struct iz_heads) =
+            forward<decltype(type)::value, DP, MT, NW, BN>;
+
+        IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW,
+                  bytes_of<DP>(BM + 2 * BN), stream, *a);
+    });
 }

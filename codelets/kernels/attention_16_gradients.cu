@@ -190,71 +190,31 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
                       ld, left, a.d, qs + own * P, acc, a.scale);
 }
 
-template <enum iz_dtype T, int DP, int MT, int NW, int BQ, int C>
-static void run_key_grads(const struct iz_heads *a, void *stream)
+/* Tiles are as large as registers allow without spills.  More than 128 columns
+ * take up to 133 KiB of shared memory, which not every GPU has: attention.c
+ * refuses it there. */
+template <enum iz_dtype T, int DP>
+static void run_gradients(const struct iz_heads *a, void *stream)
 {
-    constexpr int BK = 16 * MT * NW;
-    void (*k)(struct iz_heads) = key_grads<T, DP, MT, NW, BQ, C>;
+    constexpr int NW = 4, BQ = 32, BN = 32, C = DP <= 128 ? DP / 8 : 16;
+    constexpr int MK = DP <= 64 ? 2 : 1, BK = 16 * MK * NW;
+    constexpr int MQ = DP <= 96 ? 2 : 1, BM = 16 * MQ * NW;
+    void (*keys)(struct iz_heads) = key_grads<T, DP, MK, NW, BQ, C>;
+    void (*queries)(struct iz_heads) = query_grads<T, DP, MQ, NW, BN>;
     dim3 grid((unsigned)iz_attention_blocks(a, BK, a->all / a->group),
               DP / (8 * C));
     int bytes =
         bytes_of<DP>(2 * BK) + 2 * query_tile<DP, BQ> * (int)sizeof(uint16_t);
 
-    IZ_LAUNCH(k, grid, 32 * NW, bytes, stream, *a);
-}
-
-template <enum iz_dtype T, int DP, int MT, int NW, int BN>
-static void run_query_grads(const struct iz_heads *a, void *stream)
-{
-    constexpr int BM = 16 * MT * NW;
-    void (*k)(struct iz_heads) = query_grads<T, DP, MT, NW, BN>;
-    int bytes = bytes_of<DP>(2 * BM + 4 * BN);
-
-    IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW, bytes, stream,
-              *a);
-}
-
-/* Tiles are as large as registers allow without spills.  More than 128 columns
- * take up to 133 KiB of shared memory, which not every GPU has: attention.c
- * refuses it there. */
-template <enum iz_dtype T>
-static void key_grads_by_width(const struct iz_heads *a, void *stream)
-{
-    if (a->d <= 32)
-        run_key_grads<T, 32, 2, 4, 32, 4>(a, stream);
-    else if (a->d <= 64)
-        run_key_grads<T, 64, 2, 4, 32, 8>(a, stream);
-    else if (a->d <= 96)
-        run_key_grads<T, 96, 1, 4, 32, 12>(a, stream);
-    else if (a->d <= 128)
-        run_key_grads<T, 128, 1, 4, 32, 16>(a, stream);
-    else
-        run_key_grads<T, 256, 1, 4, 32, 16>(a, stream);
-}
-
-template <enum iz_dtype T>
-static void query_grads_by_width(const struct iz_heads *a, void *stream)
-{
-    if (a->d <= 32)
-        run_query_grads<T, 32, 2, 4, 32>(a, stream);
-    else if (a->d <= 64)
-        run_query_grads<T, 64, 2, 4, 32>(a, stream);
-    else if (a->d <= 96)
-        run_query_grads<T, 96, 2, 4, 32>(a, stream);
-    else if (a->d <= 128)
-        run_query_grads<T, 128, 1, 4, 32>(a, stream);
-    else
-        run_query_grads<T, 256, 1, 4, 32>(a, stream);
+    IZ_LAUNCH(keys, grid, 32 * NW, bytes, stream, *a);
+    IZ_LAUNCH(queries, iz_attention_blocks(a, BM, a->all), 32 * NW,
+              bytes_of<DP>(2 * BM + 4 * BN), stream, *a);
 }
 
 void iz_attention_bwd_16(const struct iz_heads *a, enum iz_dtype t,
                          void *stream)
 {
-    if (t == IZ_BF16) {
-        key_grads_by_width<IZ_BF16>(a, stream);
-        query_grads_by_width<IZ_BF16>(a, stream);
-    } else {
-        key_grads_by_width<IZ_F16>(a, stream);
-        query_grads_by_width<IZ_F16>(a, stream);
-    }
+    by_type_and_width(a, t, [&](auto type, auto width) {
+        run_gradients<decltype(type)::value, decltype(width)::value>(a, stream);
+    });
 }

@@ -324,15 +324,6 @@ template <int DP, int B> static int bytes_of(int tiles)
 }
 
 template <class T, int DP, int B>
-static void run_forward(const struct iz_heads *a, void *stream)
-{
-    void (*k)(struct iz_heads) = forward<T, DP, B>;
-
-    IZ_LAUNCH(k, iz_attention_blocks(a, B, a->all), THREADS,
-              (bytes_of<DP, B>(2)), stream, *a);
-}
-
-template <class T, int DP, int B>
 static void run_backward(const struct iz_heads *a, void *stream)
 {
     void (*keys)(struct iz_heads) = key_grads<T, DP, B>;
@@ -345,53 +336,51 @@ static void run_backward(const struct iz_heads *a, void *stream)
               stream, *a);
 }
 
-template <class T>
-static void forward_by_width(const struct iz_heads *a, void *stream)
+/* f(zero of the type, width): fp32 or fp16, and columns of 64, 128 or 256. */
+template <class F>
+static void by_type_and_width(const struct iz_heads *a, enum iz_dtype t,
+                              const F &f)
 {
-    if (a->d <= 64)
-        run_forward<T, 64, 64>(a, stream);
-    else if (a->d <= 128)
-        run_forward<T, 128, 32>(a, stream);
-    else
-        run_forward<T, 256, 16>(a, stream);
+    iz_by_width(a->d <= 64    ? 64
+                : a->d <= 128 ? 128
+                              : 256,
+                [&](auto width) {
+                    constexpr int DP = decltype(width)::value;
+
+                    if constexpr (DP % 64 == 0) {
+                        if (t == IZ_F16)
+                            f(iz_f16(), width);
+                        else
+                            f(0.0f, width);
+                    }
+                });
+}
+
+void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
+                         void *stream)
+{
+    by_type_and_width(a, t, [&](auto zero, auto width) {
+        constexpr int DP = decltype(width)::value, B = 64 * 64 / DP;
+        void (*k)(struct iz_heads) = forward<decltype(zero), DP, B>;
+
+        IZ_LAUNCH(k, iz_attention_blocks(a, B, a->all), THREADS,
+                  (bytes_of<DP, B>(2)), stream, *a);
+    });
 }
 
 /* Tiles are smaller for wider heads, so that all tiles of backward fit into the
  * shared memory that a block may have: 96 KiB or more, and 64 KiB at compute
  * capability 7.5, which has smaller tiles and no room for the widest heads
  * (attention.c refuses them). */
-template <class T>
-static void backward_by_width(const struct iz_heads *a, int capability,
-                              void *stream)
-{
-    bool low = capability == 75;
-
-    if (a->d <= 64 && low)
-        run_backward<T, 64, 32>(a, stream);
-    else if (a->d <= 64)
-        run_backward<T, 64, 64>(a, stream);
-    else if (a->d <= 128 && low)
-        run_backward<T, 128, 16>(a, stream);
-    else if (a->d <= 128)
-        run_backward<T, 128, 32>(a, stream);
-    else
-        run_backward<T, 256, 16>(a, stream);
-}
-
-void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
-                         void *stream)
-{
-    if (t == IZ_F16)
-        forward_by_width<iz_f16>(a, stream);
-    else
-        forward_by_width<float>(a, stream);
-}
-
 void iz_attention_bwd_32(const struct iz_heads *a, enum iz_dtype t,
                          int capability, void *stream)
 {
-    if (t == IZ_F16)
-        backward_by_width<iz_f16>(a, capability, stream);
-    else
-        backward_by_width<float>(a, capability, stream);
+    by_type_and_width(a, t, [&](auto zero, auto width) {
+        constexpr int DP = decltype(width)::value, B = 64 * 64 / DP;
+
+        if (DP < 256 && capability == 75)
+            run_backward < decltype(zero), DP, DP<256 ? B / 2 : B>(a, stream);
+        else
+            run_backward<decltype(zero), DP, B>(a, stream);
+    });
 }
