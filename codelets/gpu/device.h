@@ -19,6 +19,11 @@ struct iz_device_info {
 int iz_device_count(void);
 const char *iz_device_why_none(void);
 
+/* Closes what iz_device_stream_open has opened, or NULL. */
+void iz_device_stream_close(void *stream);
+
+/* ---- with a GPU; in a build without CUDA these end the job ---- */
+
 /* Makes `index` the GPU of the calling thread and fills *info.  Negative errno
  * with the reason printed. */
 int iz_device_use(int index, struct iz_device_info *info);
@@ -40,7 +45,6 @@ void iz_device_unpin(void *p);
 /* A queue of copies of the calling thread's GPU; NULL with the reason printed.
  */
 void *iz_device_stream_open(void);
-void iz_device_stream_close(void *stream);
 /* The stream of the GPU's worker, which calls this. */
 void *iz_device_worker_stream(void);
 
