@@ -206,16 +206,7 @@ static double cost_us(struct starpu_task *task,
     return s > 1e-6 ? s * 1e6 : 1;
 }
 
-#define MODEL(k) [k] = {.type = STARPU_PER_ARCH, .arch_cost_function = cost_us}
-static struct starpu_perfmodel models[IZ_KINDS] = {
-    MODEL(IZ_BATCH),   MODEL(IZ_LOAD),     MODEL(IZ_FETCH),
-    MODEL(IZ_FORWARD), MODEL(IZ_BACKWARD), MODEL(IZ_REDUCE),
-    MODEL(IZ_OFFLOAD), MODEL(IZ_NORM),     MODEL(IZ_CLIP),
-    MODEL(IZ_ADAM),    MODEL(IZ_STORE),    MODEL(IZ_EVAL),
-    MODEL(IZ_SAMPLE),  MODEL(IZ_SNAPSHOT), MODEL(IZ_SAVE),
-};
-#undef MODEL
-
+static struct starpu_perfmodel models[IZ_KINDS];
 struct starpu_codelet iz_codelets[IZ_KINDS];
 
 /* Every buffer has its planned place for the whole run, on the GPU too, so
@@ -243,7 +234,9 @@ void iz_codelets_init(bool gpu)
 {
     for (int k = 0; k < IZ_KINDS; k++) {
         starpu_codelet_init(&iz_codelets[k]);
-        models[k].symbol = iz_kinds[k].name;
+        models[k] = (struct starpu_perfmodel){.type = STARPU_PER_ARCH,
+                                              .arch_cost_function = cost_us,
+                                              .symbol = iz_kinds[k].name};
         iz_codelets[k].where = STARPU_CPU;
         iz_codelets[k].cpu_funcs[0] = run_cpu;
         iz_codelets[k].nbuffers = STARPU_VARIABLE_NBUFFERS;

@@ -133,7 +133,7 @@ static void task_submit(struct iz_graph *g, const struct iz_task *t)
     g->bytes[t->where] += t->bytes;
 }
 
-static void wait_all(struct iz_graph *g)
+void iz_graph_wait(struct iz_graph *g)
 {
     int64_t begin = iz_now_ns();
     starpu_task_wait_for_all();
@@ -145,15 +145,10 @@ void iz_submit(struct iz_graph *g, const struct iz_task *t)
     bool alone =
         g->config.comm_alone && g->config.comm && t->where == IZ_ON_COMM;
     if (alone)
-        wait_all(g);
+        iz_graph_wait(g);
     task_submit(g, t);
     if (alone)
-        wait_all(g);
-}
-
-void iz_graph_wait(struct iz_graph *g)
-{
-    wait_all(g);
+        iz_graph_wait(g);
 }
 
 int64_t iz_graph_waited_ns(const struct iz_graph *g)
