@@ -10,37 +10,14 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <sys/wait.h>
-#include <unistd.h>
 
 extern "C" {
 #include <cmocka.h>
-}
 
-/* f in a child process ends by `signal` with a message that contains text. */
-static void ends(void (*f)(void), int signal, const char *text)
-{
-    char said[1024] = "";
-    int fd[2], status;
-
-    assert_int_equal(pipe(fd), 0);
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        dup2(fd[1], STDERR_FILENO);
-        ::signal(SIGSEGV, SIG_DFL);
-        ::signal(SIGABRT, SIG_DFL);
-        f();
-        _exit(0);
-    }
-    close(fd[1]);
-    assert_true(read(fd[0], said, sizeof(said) - 1) >= 0);
-    close(fd[0]);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == signal);
-    if (!strstr(said, text))
-        fail_msg("it said: %s", said);
+#include "tests/codelets/base/dies.h"
 }
 
 static __global__ void indices(int *out)
@@ -201,28 +178,24 @@ static void returned_threads_are_not_waited_for(void **)
         assert_int_equal(out[i], i == 31 ? 31 : i == 39 ? -1 : i + 1);
 }
 
-static __global__ void two_barriers(void *)
-{
-    if (threadIdx.x < 5)
-        __syncthreads();
-    else
-        __syncthreads();
-}
+enum { BARRIERS, BARRIER_AND_WARP, EXCHANGES };
 
-static __global__ void barrier_and_warp(void *)
+/* The first five threads call another function than the others, or the same one
+ * elsewhere. */
+static __global__ void diverge(int how)
 {
-    if (threadIdx.x < 5)
+    bool first = threadIdx.x < 5;
+
+    if (how == EXCHANGES && first)
+        __shfl_xor_sync(IZ_ALL_LANES, 1, 1);
+    else if (how == EXCHANGES)
+        __shfl_down_sync(IZ_ALL_LANES, 1, 1);
+    else if (first)
+        __syncthreads();
+    else if (how == BARRIERS)
         __syncthreads();
     else
         __syncwarp();
-}
-
-static __global__ void two_exchanges(void *)
-{
-    if (threadIdx.x < 5)
-        __shfl_xor_sync(IZ_ALL_LANES, 1, 1);
-    else
-        __shfl_down_sync(IZ_ALL_LANES, 1, 1);
 }
 
 static __global__ void half_mask(void *)
@@ -255,36 +228,44 @@ static __global__ void load_unaligned(float *p)
 
 alignas(16) static float some[16];
 
+static void ends(void (*f)(const void *), int signal, const char *text)
+{
+    struct ending e = ending_of(f, NULL);
+
+    assert_true(WIFSIGNALED(e.status) && WTERMSIG(e.status) == signal);
+    if (!strstr(e.text, text))
+        fail_msg("it said: %s", e.text);
+}
+
+/* A launch on a device of that capability ends the program by a signal, with a
+ * message. */
+#define ENDS(signal, text, capability, ...)                                    \
+    ends(                                                                      \
+        [](const void *) {                                                     \
+            emu_device(capability);                                            \
+            IZ_LAUNCH(__VA_ARGS__);                                            \
+        },                                                                     \
+        signal, text)
+
 static void faults_end_the_program(void **)
 {
-    ends([] { IZ_LAUNCH(two_barriers, 1, 32, 0, NULL, (void *)NULL); }, SIGABRT,
-         "divergent __syncthreads");
-    ends([] { IZ_LAUNCH(barrier_and_warp, 1, 32, 0, NULL, (void *)NULL); },
-         SIGABRT, "5 threads at __syncthreads");
-    ends([] { IZ_LAUNCH(two_exchanges, 1, 32, 0, NULL, (void *)NULL); },
-         SIGABRT, "divergent warp");
-    ends([] { IZ_LAUNCH(half_mask, 1, 32, 0, NULL, (void *)NULL); }, SIGABRT,
-         "mask ffff");
-    ends([] { IZ_LAUNCH(load_unaligned, 1, 1, 0, NULL, some); }, SIGABRT,
-         "access of 16 bytes");
-    ends([] { IZ_LAUNCH(write_shared, 1, 1, 256, NULL, 256); }, SIGSEGV, "");
-    ends([] { IZ_LAUNCH(write_shared, 1, 1, 228 << 10, NULL, 0); }, SIGABRT,
-         "bytes of shared memory");
-    ends(
-        [] {
-            emu_device(75);
-            IZ_LAUNCH(write_shared, 1, 1, (64 << 10) + 4, NULL, 0);
-        },
-        SIGABRT, "65540 bytes of shared memory");
-    ends(
-        [] {
-            emu_device(75);
-            IZ_LAUNCH(multiply, 1, 32, 0, NULL, (void *)NULL);
-        },
-        SIGABRT, "mma needs compute capability 8.0, this is 7.5");
-    ends([] { IZ_LAUNCH(write_shared, 0, 1, 0, NULL, 0); }, SIGABRT, "grid");
-    ends([] { IZ_LAUNCH(write_shared, 1, 1025, 0, NULL, 0); }, SIGABRT,
-         "block");
+    ENDS(SIGABRT, "divergent __syncthreads", 90, diverge, 1, 32, 0, NULL,
+         BARRIERS);
+    ENDS(SIGABRT, "5 threads at __syncthreads", 90, diverge, 1, 32, 0, NULL,
+         BARRIER_AND_WARP);
+    ENDS(SIGABRT, "divergent warp", 90, diverge, 1, 32, 0, NULL, EXCHANGES);
+    ENDS(SIGABRT, "mask ffff", 90, half_mask, 1, 32, 0, NULL, (void *)NULL);
+    ENDS(SIGABRT, "access of 16 bytes", 90, load_unaligned, 1, 1, 0, NULL,
+         some);
+    ENDS(SIGSEGV, "", 90, write_shared, 1, 1, 256, NULL, 256);
+    ENDS(SIGABRT, "bytes of shared memory", 90, write_shared, 1, 1, 228 << 10,
+         NULL, 0);
+    ENDS(SIGABRT, "65540 bytes of shared memory", 75, write_shared, 1, 1,
+         (64 << 10) + 4, NULL, 0);
+    ENDS(SIGABRT, "mma needs compute capability 8.0, this is 7.5", 75, multiply,
+         1, 32, 0, NULL, (void *)NULL);
+    ENDS(SIGABRT, "grid", 90, write_shared, 0, 1, 0, NULL, 0);
+    ENDS(SIGABRT, "block", 90, write_shared, 1, 1025, 0, NULL, 0);
 }
 
 int main(void)

@@ -15,218 +15,40 @@
 enum { SAMPLES = 2, SEQ = 256, C = 384, HEADS = 6, LAYERS = 6 };
 enum { M = SAMPLES * SEQ, ROUNDS = 9, MAX_PARAMS = 16 };
 
-static double now_s(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* One function to time, `times` per step of the model. */
-struct job {
-    const char *name;
-    void (*op)(struct iz_exec *x, void *arg);
-    void *arg;
-    int times;
-    bool product; /* a bare matrix product, for comparison */
-    struct iz_exec x;
-    double flops, bytes, last_s, best_s;
-};
-
-static struct job job_new(const char *name,
-                          void (*op)(struct iz_exec *x, void *arg), void *arg,
-                          int times)
-{
-    struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32);
-    struct job j = {.name = name,
-                    .op = op,
-                    .arg = arg,
-                    .times = times,
-                    .x = {.backend = IZ_CPU},
-                    .best_s = 1e30};
-
-    op(&dry, arg);
-    j.x.work = (struct iz_arena){.base = fixture_take(dry.work.peak),
-                                 .size = dry.work.peak};
-    j.flops = dry.flops;
-    j.bytes = dry.bytes;
-    op(&j.x, arg); /* touches all memory */
-    return j;
-}
-
-static void job_run(struct job *j)
-{
-    double t = now_s();
-
-    j->op(&j->x, j->arg);
-    j->last_s = now_s() - t;
-    j->best_s = j->last_s < j->best_s ? j->last_s : j->best_s;
-}
-
-static void job_show(const struct job *j)
-{
-    printf("  %-26s %9.0f us  %6.1f GFLOP/s  %6.1f GB/s\n", j->name,
-           1e6 * j->best_s, 1e-9 * j->flops / j->best_s,
-           1e-9 * j->bytes / j->best_s);
-}
-
 /* Every tensor an op may want, of the largest shape. */
-struct buffers {
-    struct iz_view y, a, dy, u, du, qkv, dqkv, lse, mean, rstd, w, dw, b, db;
+enum { Y, A, DY, U, DU, QKV, DQKV, LSE, MEAN, RSTD, W, DW, B, DB, BUFFERS };
+
+static const int64_t shape[BUFFERS][2] = {
+    [Y] = {M, C},        [A] = {M, C},
+    [DY] = {M, C},       [U] = {M, 4 * C},
+    [DU] = {M, 4 * C},   [QKV] = {M, 3 * C},
+    [DQKV] = {M, 3 * C}, [LSE] = {SAMPLES * HEADS, SEQ},
+    [MEAN] = {M, 1},     [RSTD] = {M, 1},
+    [W] = {C, 4 * C},    [DW] = {C, 4 * C},
+    [B] = {1, C},        [DB] = {1, C}};
+
+enum op {
+    MATMUL,
+    MATMUL_BACKWARD,
+    BIAS_BACKWARD,
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    GELU,
+    GELU_BACKWARD,
+    NORM,
+    NORM_BACKWARD,
+    OPS
 };
 
-static struct iz_view view_new(int64_t rows, int64_t cols)
-{
-    struct tensor t = tensor_new(IZ_F32, rows, cols, 0.5);
-
-    free(t.d);
-    return t.v;
-}
-
-static void attention_fwd(struct iz_exec *x, void *arg)
-{
-    struct buffers *b = arg;
-
-    iz_attention_fwd(
-        x, &(struct iz_attention){b->qkv, b->y, b->lse, SEQ, HEADS, 0, false});
-}
-
-static void attention_bwd(struct iz_exec *x, void *arg)
-{
-    struct buffers *b = arg;
-
-    iz_attention_bwd(
-        x, b->dqkv, b->dy,
-        &(struct iz_attention){b->qkv, b->y, b->lse, SEQ, HEADS, 0, false});
-}
-
-static void gelu_fwd(struct iz_exec *x, void *arg)
-{
-    struct buffers *b = arg;
-
-    iz_gelu_fwd(x, b->du, b->u);
-}
-
-static void gelu_bwd(struct iz_exec *x, void *arg)
-{
-    struct buffers *b = arg;
-
-    iz_gelu_bwd(x, b->du, b->u, b->du, b->u);
-}
-
-static void norm_fwd(struct iz_exec *x, void *arg)
-{
-    struct buffers *b = arg;
-
-    iz_layernorm_fwd(
-        x, b->y, b->a,
-        &(struct iz_norm_layer){b->b, b->b, b->db, b->db, b->mean, b->rstd});
-}
-
-static void norm_bwd(struct iz_exec *x, void *arg)
-{
-    struct buffers *b = arg;
-
-    iz_layernorm_bwd(
-        x, b->y, b->y, b->dy, b->a,
-        &(struct iz_norm_layer){b->b, b->b, b->db, b->db, b->mean, b->rstd});
-}
-
-static void bias_bwd(struct iz_exec *x, void *arg)
-{
-    struct buffers *b = arg;
-
-    iz_matmul_dw(x, b->u, b->a,
-                 &(struct iz_linear){.db = {b->w.p, IZ_F32, 1, 4 * C}});
-}
-
-static void fc_fwd(struct iz_exec *x, void *arg)
-{
-    struct buffers *b = arg;
-
-    iz_matmul_fwd(x, b->du, IZ_NONE, b->a, &(struct iz_linear){.w = b->w});
-}
-
-static void fc_bwd(struct iz_exec *x, void *arg)
-{
-    struct buffers *b = arg;
-    struct iz_linear l = {.w = b->w, .dw = b->dw};
-
-    iz_matmul_dw(x, b->u, b->a, &l);
-    iz_matmul_da(x, b->y, b->u, &l);
-}
-
-static void bench_ops(void)
-{
-    static const struct {
-        const char *name;
-        void (*op)(struct iz_exec *x, void *arg);
-    } op[] = {{"matmul [512,384,1536]", fc_fwd},
-              {"matmul backward", fc_bwd},
-              {"bias backward [512,1536]", bias_bwd},
-              {"attention", attention_fwd},
-              {"attention backward", attention_bwd},
-              {"gelu [512,1536]", gelu_fwd},
-              {"gelu backward", gelu_bwd},
-              {"layernorm [512,384]", norm_fwd},
-              {"layernorm backward", norm_bwd}};
-    struct buffers b = {.y = view_new(M, C),
-                        .a = view_new(M, C),
-                        .dy = view_new(M, C),
-                        .u = view_new(M, 4 * C),
-                        .du = view_new(M, 4 * C),
-                        .qkv = view_new(M, 3 * C),
-                        .dqkv = view_new(M, 3 * C),
-                        .lse = view_new(SAMPLES * HEADS, SEQ),
-                        .mean = view_new(M, 1),
-                        .rstd = view_new(M, 1),
-                        .w = view_new(C, 4 * C),
-                        .dw = view_new(C, 4 * C),
-                        .b = view_new(1, C),
-                        .db = view_new(1, C)};
-    struct iz_view *all = (struct iz_view *)&b;
-
-    printf("ops\n");
-    for (size_t i = 0; i < sizeof(op) / sizeof(op[0]); i++) {
-        struct job t = job_new(op[i].name, op[i].op, &b, 1);
-
-        for (int r = 0; r < ROUNDS; r++)
-            job_run(&t);
-        job_show(&t);
-        free(t.x.work.base);
-    }
-    for (size_t i = 0; i < sizeof(b) / sizeof(*all); i++)
-        free(all[i].p);
-}
-
-/* The three products of one weight matrix, bare. */
-struct products {
-    int64_t rows, in, out;
-    bool out_in;
-    float *a, *y, *w;
-};
-
-static void products(struct iz_exec *x, void *arg)
-{
-    const struct products *p = arg;
-    int64_t ldw = p->out_in ? p->in : p->out;
-    struct iz_gemm g[3] = {{p->rows, p->out, p->in, p->a, p->in, false, p->w,
-                            ldw, p->out_in, p->y, p->out, 1, 0},
-                           {p->rows, p->in, p->out, p->y, p->out, false, p->w,
-                            ldw, !p->out_in, p->a, p->in, 1, 0},
-                           {p->in, p->out, p->rows, p->a, p->in, true, p->y,
-                            p->out, false, p->w, p->out, 1, 0}};
-
-    if (p->out_in)
-        g[2] =
-            (struct iz_gemm){p->out, p->in, p->rows, p->y,  p->out, true, p->a,
-                             p->in,  false, p->w,    p->in, 1,      0};
-    iz_count(x, 6. * (double)(p->rows * p->in * p->out), 0);
-    if (x->backend == IZ_CPU)
-        for (int i = 0; i < 3; i++)
-            iz_gemm_cpu(&g[i]);
-}
+static const char *const op_names[OPS] = {"matmul [512,384,1536]",
+                                          "matmul backward",
+                                          "bias backward [512,1536]",
+                                          "attention",
+                                          "attention backward",
+                                          "gelu [512,1536]",
+                                          "gelu backward",
+                                          "layernorm [512,384]",
+                                          "layernorm backward"};
 
 /* One unit on buffers of its own; saved activations are kept. */
 struct step {
@@ -237,22 +59,158 @@ struct step {
     double loss;
 };
 
-static void forward(struct iz_exec *x, void *arg)
-{
-    struct step *s = arg;
+/* What is timed, `times` per step of the model. */
+struct job {
+    const char *name;
+    void (*run)(struct iz_exec *x, struct job *j);
+    int times;
+    /* The op and its buffers; a unit and its direction; or, for comparison, the
+     * three bare products of one weight matrix. */
+    enum op op;
+    const struct iz_view *v;
+    struct step *step;
+    bool back, product, out_in;
+    int64_t in, out;
 
-    if (x->backend == IZ_CPU)
-        x->save = s->save;
-    s->u->forward(x, &s->a);
+    struct iz_exec x;
+    double flops, bytes, last_s, best_s;
+};
+
+static void job_open(struct job *j)
+{
+    struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32);
+
+    j->run(&dry, j);
+    j->x = (struct iz_exec){
+        .backend = IZ_CPU,
+        .work = {.base = fixture_take(dry.work.peak), .size = dry.work.peak}};
+    j->flops = dry.flops;
+    j->bytes = dry.bytes;
+    j->best_s = 1e30;
+    j->run(&j->x, j); /* touches all memory */
 }
 
-static void backward(struct iz_exec *x, void *arg)
+static double now_s(void)
 {
-    struct step *s = arg;
+    struct timespec t;
 
-    if (x->backend == IZ_CPU)
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void job_time(struct job *j)
+{
+    double t = now_s();
+
+    j->run(&j->x, j);
+    j->last_s = now_s() - t;
+    j->best_s = j->last_s < j->best_s ? j->last_s : j->best_s;
+}
+
+/* The last line of a job. */
+static void job_close(struct job *j)
+{
+    printf("  %-26s %9.0f us  %6.1f GFLOP/s  %6.1f GB/s\n", j->name,
+           1e6 * j->best_s, 1e-9 * j->flops / j->best_s,
+           1e-9 * j->bytes / j->best_s);
+    free(j->x.work.base);
+}
+
+static struct iz_view view_new(int64_t rows, int64_t cols)
+{
+    struct tensor t = tensor_new(IZ_F32, rows, cols, 0.5);
+
+    free(t.d);
+    return t.v;
+}
+
+static void run_op(struct iz_exec *x, struct job *j)
+{
+    const struct iz_view *v = j->v;
+    struct iz_attention a = {v[QKV], v[Y], v[LSE], SEQ, HEADS, 0, false};
+    struct iz_norm_layer n = {v[B], v[B], v[DB], v[DB], v[MEAN], v[RSTD]};
+    struct iz_linear l = {.w = v[W], .dw = v[DW]};
+
+    switch (j->op) {
+    case MATMUL:
+        iz_matmul_fwd(x, v[DU], IZ_NONE, v[A], &l);
+        break;
+    case MATMUL_BACKWARD:
+        iz_matmul_dw(x, v[U], v[A], &l);
+        iz_matmul_da(x, v[Y], v[U], &l);
+        break;
+    case BIAS_BACKWARD:
+        l = (struct iz_linear){.db = {v[W].p, IZ_F32, 1, 4 * C}};
+        iz_matmul_dw(x, v[U], v[A], &l);
+        break;
+    case ATTENTION:
+        iz_attention_fwd(x, &a);
+        break;
+    case ATTENTION_BACKWARD:
+        iz_attention_bwd(x, v[DQKV], v[DY], &a);
+        break;
+    case GELU:
+        iz_gelu_fwd(x, v[DU], v[U]);
+        break;
+    case GELU_BACKWARD:
+        iz_gelu_bwd(x, v[DU], v[U], v[DU], v[U]);
+        break;
+    case NORM:
+        iz_layernorm_fwd(x, v[Y], v[A], &n);
+        break;
+    default:
+        iz_layernorm_bwd(x, v[Y], v[Y], v[DY], v[A], &n);
+    }
+}
+
+static void bench_ops(void)
+{
+    struct iz_view v[BUFFERS];
+
+    for (int i = 0; i < BUFFERS; i++)
+        v[i] = view_new(shape[i][0], shape[i][1]);
+    printf("ops\n");
+    for (int i = 0; i < OPS; i++) {
+        struct job j = {.name = op_names[i],
+                        .run = run_op,
+                        .times = 1,
+                        .op = (enum op)i,
+                        .v = v};
+
+        job_open(&j);
+        for (int r = 0; r < ROUNDS; r++)
+            job_time(&j);
+        job_close(&j);
+    }
+    for (int i = 0; i < BUFFERS; i++)
+        free(v[i].p);
+}
+
+/* v: a, y and w of the largest product. */
+static void run_products(struct iz_exec *x, struct job *j)
+{
+    int64_t in = j->in, out = j->out, ldw = j->out_in ? in : out;
+    float *a = j->v[0].p, *y = j->v[1].p, *w = j->v[2].p;
+    struct iz_gemm g[3] = {
+        {M, out, in, a, in, false, w, ldw, j->out_in, y, out, 1, 0},
+        {M, in, out, y, out, false, w, ldw, !j->out_in, a, in, 1, 0},
+        {in, out, M, a, in, true, y, out, false, w, out, 1, 0}};
+
+    if (j->out_in)
+        g[2] = (struct iz_gemm){out, in,    M, y,  out, true, a,
+                                in,  false, w, in, 1,   0};
+    iz_count(x, 6. * (double)(M * in * out), 0);
+    for (int i = 0; x->backend == IZ_CPU && !x->dry && i < 3; i++)
+        iz_gemm_cpu(&g[i]);
+}
+
+static void run_unit(struct iz_exec *x, struct job *j)
+{
+    struct step *s = j->step;
+
+    if (!x->dry)
         x->save = s->save;
-    s->u->backward(x, &s->a);
+    (j->back ? s->u->backward : s->u->forward)(x, &s->a);
 }
 
 /* Of the size that training starts from: large numbers make other code paths.
@@ -332,7 +290,7 @@ static void compare(struct job *job, int n)
         double s[2] = {0}, flops[2] = {0};
 
         for (int i = 0; i < n; i++) {
-            job_run(&job[i]);
+            job_time(&job[i]);
             s[job[i].product] += job[i].times * job[i].last_s;
             flops[job[i].product] += job[i].times * job[i].flops;
         }
@@ -341,7 +299,7 @@ static void compare(struct job *job, int n)
         ratio[r] = rate[r] / bare[r];
     }
     for (int i = 0; i < n; i++)
-        job_show(&job[i]);
+        job_close(&job[i]);
     qsort(ratio, ROUNDS, sizeof(*ratio), ascending);
     qsort(rate, ROUNDS, sizeof(*rate), ascending);
     qsort(bare, ROUNDS, sizeof(*bare), ascending);
@@ -353,17 +311,21 @@ static void compare(struct job *job, int n)
 
 static void bench_model(int vocab)
 {
+    static const struct {
+        const char *name;
+        int64_t in, out; /* 0: the vocabulary */
+    } product[] = {{"c_attn", C, 3 * C},
+                   {"attn.c_proj", C, C},
+                   {"c_fc", C, 4 * C},
+                   {"mlp.c_proj", 4 * C, C},
+                   {"logits", C, 0}};
+    static const char *const name[3][2] = {{"embed forward", "embed backward"},
+                                           {"block forward", "block backward"},
+                                           {"", "head backward"}};
     struct iz_gpt2_config c = {LAYERS, HEADS, C, SEQ, vocab};
     int64_t most = vocab > 4 * C ? vocab : 4 * C;
-    struct iz_view a = view_new(M, 4 * C), y = view_new(M, most);
-    struct iz_view w = view_new(4 * C, most);
-    struct products p[] = {{M, C, 3 * C, false, a.p, y.p, w.p},
-                           {M, C, C, false, a.p, y.p, w.p},
-                           {M, C, 4 * C, false, a.p, y.p, w.p},
-                           {M, 4 * C, C, false, a.p, y.p, w.p},
-                           {M, C, vocab, true, a.p, y.p, w.p}};
-    static const char *name[] = {"c_attn", "attn.c_proj", "c_fc", "mlp.c_proj",
-                                 "logits"};
+    struct iz_view v[] = {view_new(M, 4 * C), view_new(M, most),
+                          view_new(4 * C, most)};
     int32_t *tokens = calloc(M, sizeof(*tokens));
     struct step step[3];
     struct iz_model *m;
@@ -376,26 +338,29 @@ static void bench_model(int vocab)
     printf("GPT 6 x 384, vocabulary %d, 2 x 256 tokens\n", vocab);
     for (int i = 0; i < 3; i++) {
         step_open(&step[i], m, i < 2 ? i : LAYERS + 1, tokens);
-        if (step[i].u->forward)
-            job[n++] = job_new(i ? "block forward" : "embed forward", forward,
-                               &step[i], i == 1 ? LAYERS : 1);
-        job[n++] = job_new(i == 0   ? "embed backward"
-                           : i == 1 ? "block backward"
-                                    : "head backward",
-                           backward, &step[i], i == 1 ? LAYERS : 1);
+        for (int back = !step[i].u->forward; back < 2; back++)
+            job[n++] = (struct job){.name = name[i][back],
+                                    .run = run_unit,
+                                    .times = i == 1 ? LAYERS : 1,
+                                    .step = &step[i],
+                                    .back = back};
     }
-    for (int i = 0; i < 5; i++) {
-        job[n] = job_new(name[i], products, &p[i], i < 4 ? LAYERS : 1);
-        job[n++].product = true;
-    }
-    compare(job, n);
+    for (int i = 0; i < 5; i++)
+        job[n++] = (struct job){.name = product[i].name,
+                                .run = run_products,
+                                .times = i < 4 ? LAYERS : 1,
+                                .v = v,
+                                .product = true,
+                                .out_in = i == 4,
+                                .in = product[i].in,
+                                .out = i < 4 ? product[i].out : vocab};
     for (int i = 0; i < n; i++)
-        free(job[i].x.work.base);
-    for (int i = 0; i < 3; i++)
+        job_open(&job[i]);
+    compare(job, n);
+    for (int i = 0; i < 3; i++) {
         step_close(&step[i]);
-    free(a.p);
-    free(y.p);
-    free(w.p);
+        free(v[i].p);
+    }
     free(tokens);
     iz_model_close(&m);
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One warp, one product: by the formulas of the PTX ISA, "Matrix Fragments for
+/* The place of every block of attention; and one warp with one product: by the
+ * formulas of the PTX ISA, "Matrix Fragments for
  * mma.m16n8k16 with floating point type", written down once more. */
-#include "tests/codelets/gpu/mma_layout.h"
+#include "tests/codelets/gpu/parts.h"
 
+#include "codelets/kernels/attention.cuh"
 #include "codelets/kernels/mma.cuh"
 
 /* c[i], i = 0 ... 3. */
@@ -84,4 +86,25 @@ void mma_by_loads(float *c, const uint16_t *a, const uint16_t *b, int as_rows,
         t == IZ_BF16 ? by_loads<IZ_BF16> : by_loads<IZ_F16>;
 
     IZ_LAUNCH(k, 1, 32, 1024, stream, c, a, b, as_rows);
+}
+
+static __global__ void places(int *head, int *tile, int *after,
+                              struct iz_heads a)
+{
+    struct iz_attention_place here = iz_attention_place(a, a.group);
+
+    head[blockIdx.x] = here.head;
+    tile[blockIdx.x] = here.tile;
+    after[blockIdx.x] = here.after;
+}
+
+void attention_order(int *head, int *tile, int *after, int blocks, int all,
+                     int chunk, int group)
+{
+    struct iz_heads a = {};
+
+    a.all = all;
+    a.chunk = chunk;
+    a.group = group;
+    IZ_LAUNCH(places, blocks, 1, 0, NULL, head, tile, after, a);
 }

@@ -5,9 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/codelets/gpu/attention_order.h"
 #include "tests/codelets/gpu/emulated.h"
-#include "tests/codelets/gpu/mma_layout.h"
+#include "tests/codelets/gpu/parts.h"
 
 /* c against a b, which is exact but for sums in fp32. */
 static void check_product(const struct tensor *c, const struct tensor *a,
