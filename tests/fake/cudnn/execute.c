@@ -12,8 +12,7 @@
 
 enum { TENSORS = 32, OPERANDS = 4 };
 
-/* One that an operation names; p: [bytes] of its type, or of doubles where it
- * is virtual. */
+/* One that an operation names; p: in its type, also where it is virtual. */
 struct tensor {
     const struct thing *t;
     int64_t uid, size[4], stride[4];
@@ -66,7 +65,7 @@ static struct tensor *tensor_of(struct run *r, const struct thing *t)
     x->type = (int)thing_int(t, CUDNN_ATTR_TENSOR_DATA_TYPE);
     x->passing = thing_int(t, CUDNN_ATTR_TENSOR_IS_VIRTUAL);
     if (r->pack)
-        x->p = x->passing ? malloc((size_t)length(x) * sizeof(double))
+        x->p = x->passing ? malloc((size_t)length(x) * sizeof(float))
                           : memory_of(r->pack, uid);
     r->failed |= r->pack && !x->p;
     return x;
@@ -87,41 +86,24 @@ static double get(const struct tensor *x, const int64_t at[4],
                   const int64_t of[4])
 {
     int64_t i = place(x, at, of);
+    const uint16_t *half = x->p;
 
-    if (x->passing)
-        return ((double *)x->p)[i];
-    switch (x->type) {
-    case CUDNN_DATA_BFLOAT16:
-        return (double)iz_bf16_load(((uint16_t *)x->p)[i]);
-    case CUDNN_DATA_HALF:
-        return (double)iz_f16_load(((uint16_t *)x->p)[i]);
-    default:
-        return (double)((float *)x->p)[i];
-    }
-}
-
-static double rounded(int type, double v)
-{
-    switch (type) {
-    case CUDNN_DATA_BFLOAT16:
-        return (double)iz_bf16_load(iz_bf16_round((float)v));
-    case CUDNN_DATA_HALF:
-        return (double)iz_f16_load(iz_f16_round((float)v));
-    default:
-        return (double)(float)v;
-    }
+    if (x->type == CUDNN_DATA_BFLOAT16)
+        return (double)iz_bf16_load(half[i]);
+    if (x->type == CUDNN_DATA_HALF)
+        return (double)iz_f16_load(half[i]);
+    return (double)((float *)x->p)[i];
 }
 
 static void put(const struct tensor *x, const int64_t at[4], double v)
 {
     int64_t i = place(x, at, x->size);
+    uint16_t *half = x->p;
 
-    if (x->passing)
-        ((double *)x->p)[i] = rounded(x->type, v);
-    else if (x->type == CUDNN_DATA_BFLOAT16)
-        ((uint16_t *)x->p)[i] = iz_bf16_round((float)v);
+    if (x->type == CUDNN_DATA_BFLOAT16)
+        half[i] = iz_bf16_round((float)v);
     else if (x->type == CUDNN_DATA_HALF)
-        ((uint16_t *)x->p)[i] = iz_f16_round((float)v);
+        half[i] = iz_f16_round((float)v);
     else
         ((float *)x->p)[i] = (float)v;
 }
@@ -139,31 +121,37 @@ static bool step(int64_t at[4], const int64_t size[4])
 
 /* ---- operations --------------------------------------------------------- */
 
-/* What it names, as far as it has it: of a product A, B, C, of a reduction X,
- * Y, of others X, B, T, Y. */
+enum kind { PRODUCT, REDUCTION, OTHER };
+
+static enum kind kind_of(const struct thing *op)
+{
+    return op->kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR ? PRODUCT
+           : op->kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR
+               ? REDUCTION
+               : OTHER;
+}
+
+/* What it names, as far as it has it: of a product A, B, of a reduction X, of
+ * others X, B, T; and last the result. */
 static void operands(struct run *r, const struct thing *op,
                      struct tensor *v[OPERANDS])
 {
-    static const cudnnBackendAttributeName_t product[OPERANDS] = {
-        CUDNN_ATTR_OPERATION_MATMUL_ADESC, CUDNN_ATTR_OPERATION_MATMUL_BDESC,
-        CUDNN_ATTR_OPERATION_MATMUL_CDESC, CUDNN_ATTR_OPERATION_MATMUL_CDESC};
-    static const cudnnBackendAttributeName_t sum[OPERANDS] = {
-        CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
-        CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
-        CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
-        CUDNN_ATTR_OPERATION_REDUCTION_YDESC};
-    static const cudnnBackendAttributeName_t other[OPERANDS] = {
-        CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
-        CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
-        CUDNN_ATTR_OPERATION_POINTWISE_TDESC,
-        CUDNN_ATTR_OPERATION_POINTWISE_YDESC};
-    const cudnnBackendAttributeName_t *name =
-        op->kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR      ? product
-        : op->kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR ? sum
-                                                                   : other;
+    static const cudnnBackendAttributeName_t name[][OPERANDS] = {
+        [PRODUCT] = {CUDNN_ATTR_OPERATION_MATMUL_ADESC,
+                     CUDNN_ATTR_OPERATION_MATMUL_BDESC,
+                     CUDNN_ATTR_OPERATION_MATMUL_BDESC,
+                     CUDNN_ATTR_OPERATION_MATMUL_CDESC},
+        [REDUCTION] = {CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
+                       CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
+                       CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
+                       CUDNN_ATTR_OPERATION_REDUCTION_YDESC},
+        [OTHER] = {CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
+                   CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+                   CUDNN_ATTR_OPERATION_POINTWISE_TDESC,
+                   CUDNN_ATTR_OPERATION_POINTWISE_YDESC}};
 
     for (int i = 0; i < OPERANDS; i++) {
-        const struct thing *t = thing_at(op, name[i], 0);
+        const struct thing *t = thing_at(op, name[kind_of(op)][i], 0);
 
         v[i] = t ? tensor_of(r, t) : NULL;
     }
@@ -189,13 +177,13 @@ static void multiply(struct tensor *const v[OPERANDS])
     } while (step(at, c->size));
 }
 
-static void reduce(struct tensor *const v[OPERANDS], int64_t kind)
+static void reduce(struct tensor *const v[OPERANDS], int64_t how)
 {
     const struct tensor *x = v[0], *y = v[3];
     int64_t at[4] = {0};
 
     do {
-        bool largest = kind == CUDNN_REDUCE_TENSOR_MAX;
+        bool largest = how == CUDNN_REDUCE_TENSOR_MAX;
         double all = largest ? -INFINITY : 0;
 
         for (int64_t k = 0; k < x->size[3]; k++) {
@@ -258,14 +246,13 @@ static void for_each(struct tensor *const v[OPERANDS], const struct thing *how)
  * those that a product puts together. */
 static bool fits(const struct thing *op, struct tensor *const v[OPERANDS])
 {
-    bool product = op->kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR;
+    bool product = kind_of(op) == PRODUCT;
     const struct tensor *y = v[3];
 
     if (!v[0] || !y || (product && !v[1]))
         return false;
-    if (op->kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)
-        return y->size[3] == 1 && y->size[2] == v[0]->size[2] &&
-               y->size[1] == v[0]->size[1] && y->size[0] == v[0]->size[0];
+    if (kind_of(op) == REDUCTION)
+        return y->size[3] == 1 && !memcmp(y->size, v[0]->size, 3 * 8);
     if (product && (v[0]->size[3] != v[1]->size[2] ||
                     v[0]->size[2] != y->size[2] || v[1]->size[3] != y->size[3]))
         return false;
@@ -300,9 +287,9 @@ static void execute(struct run *r, const struct thing *op)
     operands(r, op, v);
     if (r->failed)
         return;
-    if (op->kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)
+    if (kind_of(op) == PRODUCT)
         multiply(v);
-    else if (op->kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)
+    else if (kind_of(op) == REDUCTION)
         reduce(v,
                thing_int(thing_at(op, CUDNN_ATTR_OPERATION_REDUCTION_DESC, 0),
                          CUDNN_ATTR_REDUCTION_OPERATOR));

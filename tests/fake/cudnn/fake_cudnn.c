@@ -40,13 +40,17 @@ void cudnnGetLastErrorString(char *text, size_t size)
     snprintf(text, size, "%s", last_error);
 }
 
+/* Of a handle, or of a descriptor. */
+static void *take(size_t bytes)
+{
+    fake_cudnn.alive++;
+    return calloc(1, bytes);
+}
+
 cudnnStatus_t cudnnCreate(cudnnHandle_t *out)
 {
-    struct handle *h = calloc(1, sizeof(*h));
-
-    *out = (cudnnHandle_t)h;
-    fake_cudnn.alive += h != NULL;
-    return h ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_ALLOC_FAILED;
+    *out = take(sizeof(struct handle));
+    return *out ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_ALLOC_FAILED;
 }
 
 cudnnStatus_t cudnnDestroy(cudnnHandle_t h)
@@ -65,13 +69,11 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t h, cudaStream_t s)
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind,
                                            cudnnBackendDescriptor_t *out)
 {
-    struct thing *t = calloc(1, sizeof(*t));
+    struct thing *t = *out = take(sizeof(*t));
 
-    *out = t;
     if (!t)
         return CUDNN_STATUS_ALLOC_FAILED;
     t->kind = kind;
-    fake_cudnn.alive++;
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -215,14 +217,6 @@ static int64_t results(const struct thing *search, int64_t most,
     return n;
 }
 
-static int64_t note(const struct thing *engine, int *out)
-{
-    out[0] = fake_cudnn.config[engine->config].varies
-                 ? CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC
-                 : CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
-    return 1;
-}
-
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const d,
                                        cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type,
@@ -232,16 +226,20 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const d,
 
     if (!t->finished && name != CUDNN_ATTR_ENGINE_NUMERICAL_NOTE)
         return fail("it is not finished");
-    if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS)
+    if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS) {
         *n = results(t, most, out);
-    else if (name == CUDNN_ATTR_ENGINECFG_ENGINE)
+    } else if (name == CUDNN_ATTR_ENGINECFG_ENGINE) {
         (*(struct thing **)out)->config = t->config;
-    else if (name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE)
-        *n = note(t, out);
-    else if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)
+    } else if (name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE) {
+        *n = 1;
+        *(int *)out = fake_cudnn.config[t->config].varies
+                          ? CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC
+                          : CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
+    } else if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) {
         *(int64_t *)out = fake_cudnn.config[t->config].workspace;
-    else
+    } else {
         return fail("unknown");
+    }
     return CUDNN_STATUS_SUCCESS;
 }
 
