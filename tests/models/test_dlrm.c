@@ -8,38 +8,13 @@
 
 #include "models/dlrm.h"
 
+/* dense, tables, rows, dim; unit_rows; layers and width, bottom and top */
 /* One unit of tables. */
-static const struct iz_dlrm_config tiny = {.dense = 2,
-                                           .tables = 1,
-                                           .rows = 3,
-                                           .dim = 2,
-                                           .unit_rows = 100,
-                                           .bottom_layers = 1,
-                                           .bottom_width = 3,
-                                           .top_layers = 1,
-                                           .top_width = 4};
-
+static const struct iz_dlrm_config tiny = {2, 1, 3, 2, 100, 1, 3, 1, 4};
 /* Units that end within a table, the last of them short; two layers each. */
-static const struct iz_dlrm_config odd = {.dense = 3,
-                                          .tables = 4,
-                                          .rows = 5,
-                                          .dim = 3,
-                                          .unit_rows = 6,
-                                          .bottom_layers = 2,
-                                          .bottom_width = 5,
-                                          .top_layers = 3,
-                                          .top_width = 7};
-
+static const struct iz_dlrm_config odd = {3, 4, 5, 3, 6, 2, 5, 3, 7};
 /* Units that are parts of a table. */
-static const struct iz_dlrm_config cut = {.dense = 1,
-                                          .tables = 2,
-                                          .rows = 10,
-                                          .dim = 4,
-                                          .unit_rows = 5,
-                                          .bottom_layers = 3,
-                                          .bottom_width = 2,
-                                          .top_layers = 2,
-                                          .top_width = 3};
+static const struct iz_dlrm_config cut = {1, 2, 10, 4, 5, 3, 2, 2, 3};
 
 static void fill(const struct iz_model *m, void *record)
 {
@@ -67,6 +42,13 @@ static const double *row_of(const struct iz_dlrm_config *c,
     return param[at / c->unit_rows] + at % c->unit_rows * c->dim;
 }
 
+/* y [out] of x [n] by a layer's weight and bias. */
+static void layer(double *y, double *x, double *const *p, int64_t n,
+                  int64_t out)
+{
+    ref_matmul(&(struct ref_matmul){y, NULL, x, p[0], p[1], 1, n, out, false});
+}
+
 /* x [n] through hidden layers of some width, in place; returns the parameters
  * behind theirs. */
 static double *const *layers(double *x, double *const *p, int64_t n, int count,
@@ -75,13 +57,7 @@ static double *const *layers(double *x, double *const *p, int64_t n, int count,
     double y[MOST];
 
     for (int i = 0; i < count; i++, p += 2, n = width) {
-        ref_matmul(&(struct ref_matmul){.y = y,
-                                        .a = x,
-                                        .w = p[0],
-                                        .b = p[1],
-                                        .m = 1,
-                                        .in = n,
-                                        .out = width});
+        layer(y, x, p, n, width);
         for (int64_t j = 0; j < width; j++)
             x[j] = ref_gelu(y[j]);
     }
@@ -98,13 +74,7 @@ static double sample_loss(const struct iz_dlrm_config *c, double *const *param,
     for (int i = 0; i < c->dense; i++)
         x[i] = log(1 + fmax(r[1 + i], 0));
     p = layers(x, p, c->dense, c->bottom_layers, c->bottom_width);
-    ref_matmul(&(struct ref_matmul){.y = z,
-                                    .a = x,
-                                    .w = p[0],
-                                    .b = p[1],
-                                    .m = 1,
-                                    .in = c->bottom_width,
-                                    .out = d});
+    layer(z, x, p, c->bottom_width, d);
     for (int i = 0; i < c->tables; i++)
         memcpy(e + i * d, row_of(c, param, i, (uint32_t)r[1 + c->dense + i]),
                (size_t)d * sizeof(*e));
@@ -119,16 +89,11 @@ static double sample_loss(const struct iz_dlrm_config *c, double *const *param,
 static double loss(const struct twin *t, double *logits)
 {
     const struct iz_dlrm_config *c = t->config;
-    size_t words = 1 + (size_t)(c->dense + c->tables);
+    const int32_t *r = (const void *)t->records;
     double sum = 0;
 
-    for (int i = 0; i < t->samples; i++) {
-        int32_t r[64];
-
-        memcpy(r, t->records + (size_t)i * words * sizeof(*r),
-               words * sizeof(*r));
+    for (int i = 0; i < t->samples; i++, r += 1 + c->dense + c->tables)
         sum += sample_loss(c, t->param, r);
-    }
     return sum / t->samples;
 }
 

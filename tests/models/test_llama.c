@@ -7,60 +7,30 @@
 
 #include "models/llama.h"
 
-#define TINY                                                                   \
-    .layers = 2, .ffn = 7, .vocab = 7, .rope_theta = 100,                      \
-    .rope_scaling_original_seq = 64
+/* Of layers, heads, kv_heads, head_dim, width, seq, and the scaling. */
+#define SIZES(l, h, k, d, w, s, factor)                                        \
+    .layers = l, .heads = h, .kv_heads = k, .head_dim = d, .width = w,         \
+    .seq = s, .ffn = 7, .vocab = 7, .rope_theta = 100,                         \
+    .rope_scaling_factor = factor, .rope_scaling_original_seq = 64
 
-static const struct iz_llama_config tiny = {
-    TINY,     .heads = 2,       .width = 8,
-    .seq = 5, .norm_eps = 1e-5, .rope_scaling_factor = 1};
-
+static const struct iz_llama_config tiny = {SIZES(2, 2, 0, 0, 8, 5, 1),
+                                            .norm_eps = 1e-5};
 /* All options at once, each size another odd one. */
 static const struct iz_llama_config all_options = {
-    TINY,
-    .heads = 6,
-    .kv_heads = 3,
-    .head_dim = 4,
-    .width = 9,
-    .seq = 11,
+    SIZES(2, 6, 3, 4, 9, 11, 8),
     .norm_eps = 1e-6,
-    .rope_scaling_factor = 8,
     .rope_scaling_low_freq_factor = 1,
     .rope_scaling_high_freq_factor = 4,
     .tie_embeddings = true,
     .qkv_bias = true,
     .qk_norm = true};
-
-static const struct iz_llama_config longer = {.layers = 1,
-                                              .heads = 3,
-                                              .kv_heads = 1,
-                                              .width = 12,
-                                              .ffn = 7,
-                                              .seq = 67,
-                                              .vocab = 7,
-                                              .norm_eps = 1e-5,
-                                              .rope_theta = 100,
-                                              .rope_scaling_factor = 1,
-                                              .rope_scaling_original_seq = 64};
-
-static const struct iz_llama_config tied = {TINY,
-                                            .heads = 2,
-                                            .kv_heads = 1,
-                                            .width = 8,
-                                            .seq = 5,
-                                            .norm_eps = 1e-5,
-                                            .rope_scaling_factor = 1,
-                                            .tie_embeddings = true};
-
+static const struct iz_llama_config longer = {SIZES(1, 3, 1, 0, 12, 67, 1),
+                                              .norm_eps = 1e-5};
+static const struct iz_llama_config tied = {
+    SIZES(2, 2, 1, 0, 8, 5, 1), .norm_eps = 1e-5, .tie_embeddings = true};
 /* eps is not lost beside the squares. */
-static const struct iz_llama_config normed = {TINY,
-                                              .heads = 2,
-                                              .kv_heads = 1,
-                                              .width = 8,
-                                              .seq = 5,
-                                              .norm_eps = 0.1,
-                                              .rope_scaling_factor = 1,
-                                              .qk_norm = true};
+static const struct iz_llama_config normed = {SIZES(2, 2, 1, 0, 8, 5, 1),
+                                              .norm_eps = 0.1, .qk_norm = true};
 
 /* ---- in double ---- */
 

@@ -7,33 +7,12 @@
 
 #include "models/vit.h"
 
-static const struct iz_vit_config tiny = {.layers = 2,
-                                          .heads = 2,
-                                          .width = 8,
-                                          .image = 4,
-                                          .patch = 2,
-                                          .channels = 1,
-                                          .classes = 3};
-
+/* layers, heads, width; hidden; image; patch, channels, classes */
+static const struct iz_vit_config tiny = {2, 2, 8, 0, 4, 2, 1, 3};
 /* Each size another odd one. */
-static const struct iz_vit_config odd = {.layers = 1,
-                                         .heads = 3,
-                                         .width = 9,
-                                         .hidden = 11,
-                                         .image = 9,
-                                         .patch = 3,
-                                         .channels = 2,
-                                         .classes = 5};
-
+static const struct iz_vit_config odd = {1, 3, 9, 11, 9, 3, 2, 5};
 /* More patches than a tile of attention has rows. */
-static const struct iz_vit_config many = {.layers = 1,
-                                          .heads = 1,
-                                          .width = 4,
-                                          .hidden = 5,
-                                          .image = 7,
-                                          .patch = 1,
-                                          .channels = 1,
-                                          .classes = 2};
+static const struct iz_vit_config many = {1, 1, 4, 5, 7, 1, 1, 2};
 
 static void fill(const struct iz_model *m, void *record)
 {
@@ -111,19 +90,13 @@ static const struct twin_kind kind = {
  * with a classifier of 1000 rows, less its biases, here with 10. */
 static void sizes_are_those_of_the_published_models(void **state)
 {
-    struct iz_vit_config c = {.layers = 12,
-                              .heads = 12,
-                              .width = 768,
-                              .image = 224,
-                              .patch = 16,
-                              .channels = 3,
-                              .classes = 10};
+    static const struct iz_vit_config base = {12, 12, 768, 0, 224, 16, 3, 10};
+    static const struct iz_vit_config large = {24, 16, 1024, 0, 224, 16, 3, 10};
 
-    assert_int_equal(twin_parameters(&kind, &c), 86567656 - 1000 - 990 * 768);
-    c.layers = 24;
-    c.heads = 16;
-    c.width = 1024;
-    assert_int_equal(twin_parameters(&kind, &c), 304326632 - 1000 - 990 * 1024);
+    assert_int_equal(twin_parameters(&kind, &base),
+                     86567656 - 1000 - 990 * 768);
+    assert_int_equal(twin_parameters(&kind, &large),
+                     304326632 - 1000 - 990 * 1024);
 }
 
 /* Patches in raster order, channel by channel; only the class token has a

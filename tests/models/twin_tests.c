@@ -79,9 +79,11 @@ static void gradients_of_16_bit_weights_agree(void **state)
 
 /* ---- training ---- */
 
+/* Of a parameter: m, v and the gradient in double, m and v as the program has
+ * them. */
 struct state {
     double *m, *v, *g;
-    float *low_m, *low_v;
+    float *low[2];
 };
 
 /* AdamW in double, by the book. */
@@ -116,7 +118,7 @@ static void step(struct twin *t, struct state *s, const struct iz_step *a)
         iz_update(&(struct iz_update){.optimizer = a->hyper.type,
                                       .n = n,
                                       .p = t->w[i].v.p,
-                                      .state = {s[i].low_m, s[i].low_v},
+                                      .state = {s[i].low[0], s[i].low[1]},
                                       .g = dw,
                                       .span = &all,
                                       .spans = 1});
@@ -168,19 +170,15 @@ static void ten_steps_agree_with_double(void **state)
     fixture_seed();
     t = twin_new(kind, kind->usual.config, IZ_F32, kind->usual.samples);
     for (int i = 0; i < t.n; i++) {
-        size_t n = (size_t)iz_view_len(t.w[i].v);
+        int64_t n = iz_view_len(t.w[i].v);
+        double *m = calloc((size_t)n, 3 * sizeof(*m) + 2 * sizeof(float));
+        float *low = (float *)(m + 3 * n);
 
-        s[i] = (struct state){calloc(n, 8), calloc(n, 8), calloc(n, 8),
-                              calloc(n, 4), calloc(n, 4)};
+        s[i] = (struct state){m, m + n, m + 2 * n, {low, low + n}};
     }
     train_both(&t, s);
-    for (int i = 0; i < t.n; i++) {
+    for (int i = 0; i < t.n; i++)
         free(s[i].m);
-        free(s[i].v);
-        free(s[i].g);
-        free(s[i].low_m);
-        free(s[i].low_v);
-    }
     twin_free(&t);
 }
 
