@@ -40,35 +40,44 @@ static void forward_from_16_bits_to_fp32_agrees(void **state)
     for_each(forward_to_fp32);
 }
 
-static void dw_fused(struct product *p)
+/* Gradients of the weight: which of them there are, what the library is, and
+ * what it is asked for. */
+static const struct gradients {
+    struct fake_cublaslt library;
+    bool fused; /* it may be asked for db */
+    unsigned absent, unwanted;
+    int sums, products;
+} gradients[] = {
+    {.products = RUNS},
+    {.fused = true, .sums = RUNS, .products = RUNS},
+    /* without sums: db by our kernel, and it is asked once per shape */
+    {{.no_sums = true}, .fused = true, .products = RUNS},
+    {{.sums_fail = CUBLAS_STATUS_NOT_SUPPORTED}, true, .products = RUNS},
+    {{.sums_fail = CUBLAS_STATUS_INVALID_VALUE}, true, .products = RUNS},
+    {{.sums_fail = CUBLAS_STATUS_INTERNAL_ERROR}, true, .products = RUNS},
+    {.absent = BIT(DW)},
+    {.unwanted = BIT(DW) | BIT(DB)},
+    {.fused = true, .unwanted = BIT(DB), .products = RUNS}};
+
+static const struct gradients *wanted; /* under test */
+
+static void check_gradients(struct product *p)
 {
-    p->fused_db = true;
+    p->fused_db = wanted->fused;
+    p->absent = wanted->absent;
+    p->s.unwanted = wanted->unwanted;
     product_check_dw(p);
 }
 
-static void sums_are_the_library_s_where_asked_for(void **state)
+static void gradients_are_the_library_s_where_asked_for(void **state)
 {
-    for_each(product_check_dw);
-    assert_int_equal(fake_cublaslt.sums, 0);
-    for_each(dw_fused);
-    assert_int_equal(fake_cublaslt.sums, RUNS);
-}
-
-/* The library refuses or fails: db by our kernel, and it is asked once per
- * shape. */
-static void gradient_of_b_without_the_library(void **state)
-{
-    static const int status[] = {0, CUBLAS_STATUS_NOT_SUPPORTED,
-                                 CUBLAS_STATUS_INVALID_VALUE,
-                                 CUBLAS_STATUS_INTERNAL_ERROR};
-
-    for (int i = 0; i < COUNT(status); i++) {
+    for (int i = 0; i < COUNT(gradients); i++) {
+        wanted = &gradients[i];
         renew(state);
-        fake_cublaslt.no_sums = status[i] == 0;
-        fake_cublaslt.sums_fail = status[i];
-        for_each(dw_fused);
-        assert_int_equal(fake_cublaslt.sums, 0);
-        assert_int_equal(fake_cublaslt.products, RUNS);
+        fake_cublaslt = wanted->library;
+        for_each(check_gradients);
+        assert_int_equal(fake_cublaslt.sums, wanted->sums);
+        assert_int_equal(fake_cublaslt.products, wanted->products);
     }
 }
 
@@ -87,36 +96,6 @@ static void bias_without_the_library(void **state)
     fake_cublaslt.no_bias = true;
     for_each(bias_and_product);
     assert_int_equal(fake_cublaslt.products, 3 * RUNS);
-}
-
-static void only_db(struct product *p)
-{
-    p->absent = BIT(DW);
-    product_check_dw(p);
-    p->absent = 0;
-}
-
-static void only_dw(struct product *p)
-{
-    p->fused_db = true;
-    p->s.unwanted = BIT(DB);
-    product_check_dw(p);
-}
-
-static void no_gradient(struct product *p)
-{
-    p->s.unwanted = BIT(DW) | BIT(DB);
-    product_check_dw(p);
-}
-
-static void unwanted_gradients_are_not_asked_for(void **state)
-{
-    for_each(only_db);
-    for_each(no_gradient);
-    assert_int_equal(fake_cublaslt.products, 0);
-    for_each(only_dw);
-    assert_int_equal(fake_cublaslt.products, RUNS);
-    assert_int_equal(fake_cublaslt.sums, 0);
 }
 
 /* One row less of a and dy, which begin some elements late: at an address that
@@ -147,8 +126,8 @@ static void check_sum(struct product *p)
     struct tensor *t = p->s.t;
     double *want = tensor_want(&t[DB]);
 
-    only_db(p);
     p->absent = BIT(DW);
+    product_check_dw(p);
     scene_run(&p->s, &(struct pass){odd_gradient, BIT(DY) | BIT(A), BIT(DB)},
               p);
     for (int64_t i = 0; i < (p->m - 1) * p->out; i++)
@@ -310,10 +289,9 @@ int kernels_library(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(forward_from_16_bits_to_fp32_agrees, renew),
-        cmocka_unit_test_setup(sums_are_the_library_s_where_asked_for, renew),
-        cmocka_unit_test_setup(gradient_of_b_without_the_library, renew),
+        cmocka_unit_test_setup(gradients_are_the_library_s_where_asked_for,
+                               renew),
         cmocka_unit_test_setup(bias_without_the_library, renew),
-        cmocka_unit_test_setup(unwanted_gradients_are_not_asked_for, renew),
         cmocka_unit_test_setup(sums_of_columns_agree, renew),
         cmocka_unit_test_setup(every_call_has_its_own_bias, renew),
         cmocka_unit_test_setup(algorithms_are_kept, renew),

@@ -97,6 +97,16 @@ static void narrow_products_agree(void **state)
         }
 }
 
+/* Two products of the same numbers. */
+static void pair_new(struct product p[2], enum iz_dtype t, const int64_t s[3],
+                     bool out_in)
+{
+    for (int i = 0; i < 2; i++) {
+        fixture_seed();
+        p[i] = product_new(t, t, s, out_in);
+    }
+}
+
 static void check_same(struct product p[2])
 {
     for (int i = 0; i < 2; i++) {
@@ -119,11 +129,8 @@ static void narrow_products_round_one_operand(void **state)
 
     if (iz_gemm16_missing())
         skip();
-    for (int i = 0; i < 2; i++) {
-        fixture_seed();
-        p[i] = product_new(IZ_BF16, IZ_BF16, size, true);
-        p[i].narrow = true;
-    }
+    pair_new(p, IZ_BF16, size, true);
+    p[0].narrow = p[1].narrow = true;
     round_16(&p[1].s.t[A]);
     round_16(&p[1].s.t[DY]);
     assert_memory_not_equal(p[0].s.t[A].v.p, p[1].s.t[A].v.p, 64);
@@ -137,11 +144,8 @@ static void narrow_is_for_bf16_weights_alone(void **state)
     for (int t = 0; t < 3; t += 2) {
         struct product p[2];
 
-        for (int i = 0; i < 2; i++) {
-            fixture_seed();
-            p[i] = product_new(fixture_types[t], fixture_types[t], size, false);
-            p[i].narrow = i;
-        }
+        pair_new(p, fixture_types[t], size, false);
+        p[1].narrow = true;
         check_same(p);
     }
 }
@@ -168,10 +172,7 @@ static void check_threads(enum iz_dtype t)
     struct product p[2];
     pthread_t id[2];
 
-    for (int i = 0; i < 2; i++) {
-        fixture_seed();
-        p[i] = product_new(t, t, size, false);
-    }
+    pair_new(p, t, size, false);
     for (int i = 0; i < 2; i++)
         pthread_create(&id[i], NULL, backward_thread, &p[i]);
     for (int i = 0; i < 2; i++)
