@@ -77,11 +77,9 @@ static void same_again(const struct iz_config *c, const char *path, FILE *null)
     if (iz_config_write(c, &section, path) != 0)
         abort();
     n = get(path, one, sizeof(one));
-    if (n == sizeof(one))
-        abort();
-    if (iz_config_read(&again, &section, path, NULL, 0, 1, null) != 0)
-        abort();
-    if (iz_config_write(&again, &section, path) != 0)
+    if (n == sizeof(one) ||
+        iz_config_read(&again, &section, path, NULL, 0, 1, null) != 0 ||
+        iz_config_write(&again, &section, path) != 0)
         abort();
     m = get(path, two, sizeof(two));
     if (n != m || memcmp(one, two, n) != 0)

@@ -3,19 +3,11 @@
  * reproducible random numbers, and runs at every SIMD level. */
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
-#include "codelets/flat/dtype.h"
 #include "codelets/flat/simd.h"
-
-static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
+#include "tests/codelets/ops/fixture.h"
 
 static inline void *take(size_t bytes)
 {
@@ -49,25 +41,12 @@ static inline int64_t random_piece(int64_t most, int64_t rest)
     return n < rest ? n : rest;
 }
 
-static inline void *flat_at(const void *x, enum iz_dtype t, int64_t i)
-{
-    return (char *)x + i * iz_dtype_bytes(t);
-}
-
-static inline double flat_get(const void *x, enum iz_dtype t, int64_t i)
-{
-    float f;
-
-    iz_cast(&f, IZ_F32, flat_at(x, t, i), t, 1);
-    return f;
-}
-
 static inline void flat_fill(void *x, enum iz_dtype t, int64_t n, double scale)
 {
     for (int64_t i = 0; i < n; i++) {
         float f = random_float(scale);
 
-        iz_cast(flat_at(x, t, i), t, &f, IZ_F32, 1);
+        iz_cast(fixture_at(x, t, i), t, &f, IZ_F32, 1);
     }
 }
 

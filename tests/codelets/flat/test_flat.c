@@ -32,7 +32,7 @@ static double norm2_scalar(const void *x, enum iz_dtype t, int64_t n)
 
     v[0] = 0;
     for (int64_t i = 0; i < n; i++)
-        v[i] = pow(flat_get(x, t, i), 2);
+        v[i] = pow(fixture_get(x, t, i), 2);
     while (n > 1)
         n = sum_blocks(v, n);
     sum = v[0];
@@ -48,14 +48,14 @@ static void norm_is_exact_enough_and_fixed(void **state)
     float *x = take(3000001 * 4);
 
     for (int k = 0; k < 12 * 3; k++) {
-        enum iz_dtype t = floats[k % 3];
+        enum iz_dtype t = fixture_types[k % 3];
         int64_t n = sizes[k / 3];
         long double sum = 0;
         double got;
 
         flat_fill(x, t, n, 8.0);
         for (int64_t i = 0; i < n; i++)
-            sum += (long double)pow(flat_get(x, t, i), 2);
+            sum += (long double)pow(fixture_get(x, t, i), 2);
         got = iz_flat_norm2(x, t, n);
         assert_true(fabs(got - (double)sum) <= 1e-14 * got);
         assert_true(got == norm2_scalar(x, t, n));
@@ -83,14 +83,14 @@ static void check_blocks(const void *x, enum iz_dtype t, int64_t n,
                          int64_t first)
 {
     int64_t at = first * IZ_NORM_BLOCK, rest = iz_norm_blocks(n - at);
-    const void *behind = flat_at(x, t, at);
+    const void *behind = fixture_at(x, t, at);
     double *sum = take((size_t)(rest + 1) * sizeof(*sum));
     struct iz_norm2 s = {0};
 
     sum[rest] = 77;
     iz_flat_squares(sum, behind, t, n - at);
     assert_true(sum[rest] == 77);
-    assert_true(sum[1] == norm2_scalar(flat_at(behind, t, 1024), t, 1024));
+    assert_true(sum[1] == norm2_scalar(fixture_at(behind, t, 1024), t, 1024));
     iz_norm2_add(&s, x, t, at);
     iz_norm2_add_blocks(&s, sum, rest);
     assert_true(iz_norm2_end(&s) == iz_flat_norm2(x, t, n));
@@ -105,7 +105,7 @@ static void norm_of_pieces_is_that_of_the_whole(void **state)
 
     for (int k = 0; k < 3 * 3; k++) {
         static const int64_t sizes[] = {1 << 20, (1 << 20) + 7, N};
-        enum iz_dtype t = floats[k % 3];
+        enum iz_dtype t = fixture_types[k % 3];
         int64_t n = sizes[k / 3], piece;
         struct iz_norm2 s = {0};
 
@@ -114,7 +114,7 @@ static void norm_of_pieces_is_that_of_the_whole(void **state)
         for (int64_t i = 0; i < n; i += piece) {
             piece = 1024 * random_piece(300, n);
             piece = piece < n - i ? piece : n - i;
-            iz_norm2_add(&s, flat_at(x, t, i), t, piece);
+            iz_norm2_add(&s, fixture_at(x, t, i), t, piece);
         }
         assert_true(iz_norm2_end(&s) == iz_flat_norm2(x, t, n));
     }
@@ -135,13 +135,14 @@ static void check_sum(enum iz_dtype out_type, enum iz_dtype in_type, int n_in,
         flat_fill(in[s], in_type, n, 4.0);
     }
     for (int64_t i = 0; i < n; i++) {
-        volatile float sum = (float)flat_get(in[0], in_type, i);
+        volatile float sum = (float)fixture_get(in[0], in_type, i);
 
         for (int s = 1; s < n_in; s++)
-            sum = sum + (float)flat_get(in[s], in_type, i);
+            sum = sum + (float)fixture_get(in[s], in_type, i);
         if (accumulate)
-            sum = (float)flat_get(out, out_type, i) + sum;
-        iz_cast(flat_at(want, out_type, i), out_type, &(float){sum}, IZ_F32, 1);
+            sum = (float)fixture_get(out, out_type, i) + sum;
+        iz_cast(fixture_at(want, out_type, i), out_type, &(float){sum}, IZ_F32,
+                1);
     }
     if (squares)
         iz_flat_sum_norm2(&norm2, out, out_type, accumulate,
@@ -166,8 +167,8 @@ static void sum_is_in_order_and_rounded_once(void **state)
 
     for (int k = 0; k < 3 * 3 * 4 * 2; k++)
         for (int s = 0; s < 5 * 2; s++)
-            check_sum(floats[k % 3], floats[k / 3 % 3], 1 + k / 9 % 4,
-                      k / 36 != 0, sizes[s / 2], s % 2 != 0);
+            check_sum(fixture_types[k % 3], fixture_types[k / 3 % 3],
+                      1 + k / 9 % 4, k / 36 != 0, sizes[s / 2], s % 2 != 0);
 }
 
 static void sum_may_overwrite_an_input(void **state)

@@ -207,7 +207,7 @@ static void new_gradients(struct arrays *a, double scale)
     for (int64_t i = 0; i < a->n; i++) {
         float f = i % 7 == 3 ? 0.0f : random_float(scale * (double)(1 + i % 5));
 
-        iz_cast(flat_at(a->g, a->g_type, i), a->g_type, &f, IZ_F32, 1);
+        iz_cast(fixture_at(a->g, a->g_type, i), a->g_type, &f, IZ_F32, 1);
     }
 }
 
@@ -216,22 +216,22 @@ static struct iz_update update_of(const struct arrays *a,
                                   const struct iz_alike *all, int64_t from,
                                   int64_t n)
 {
-    return (struct iz_update){.optimizer = s->hyper.type,
-                              .type = a->type,
-                              .g_type = a->g_type,
-                              .out_type = a->out_type,
-                              .n = n,
-                              .at = from,
-                              .room = a->room,
-                              .p = a->p + from,
-                              .state = {a->state[0], a->state[1]},
-                              .g = flat_at(a->g, a->g_type, from),
-                              .out = a->out ? flat_at(a->out, a->out_type, from)
-                                            : NULL,
-                              .key = (uint64_t)s->t,
-                              .first = 6400 + from,
-                              .span = all,
-                              .spans = 1};
+    return (struct iz_update){
+        .optimizer = s->hyper.type,
+        .type = a->type,
+        .g_type = a->g_type,
+        .out_type = a->out_type,
+        .n = n,
+        .at = from,
+        .room = a->room,
+        .p = a->p + from,
+        .state = {a->state[0], a->state[1]},
+        .g = fixture_at(a->g, a->g_type, from),
+        .out = a->out ? fixture_at(a->out, a->out_type, from) : NULL,
+        .key = (uint64_t)s->t,
+        .first = 6400 + from,
+        .span = all,
+        .spans = 1};
 }
 
 /* Elements [from, from + n). */
@@ -264,7 +264,7 @@ static void update_scalar(const struct arrays *a, const struct iz_step *s)
         e[0] = a->p[i];
         for (int k = 0; k < states; k++)
             e[1 + k] = wide[k][i];
-        a->kind->scalar(s, e, (float)flat_get(a->g, a->g_type, i));
+        a->kind->scalar(s, e, (float)fixture_get(a->g, a->g_type, i));
         a->p[i] = e[0];
         for (int k = 0; k < states; k++)
             wide[k][i] = e[1 + k];
@@ -292,7 +292,7 @@ static void check_formula(const struct kind *k, struct iz_step s,
         new_gradients(&a, 0.1 / s.grad_scale);
         for (int64_t i = 0; i < n; i++)
             k->formula(&s, want + ELEMENT * i,
-                       flat_get(a.g, g, i) * s.grad_scale);
+                       fixture_get(a.g, g, i) * s.grad_scale);
         update(&a, &s, 0, n);
     }
     for (int64_t i = 0; i < n; i++) {
@@ -315,8 +315,8 @@ static void updates_follow_their_formula(void **state)
 
     for (const struct kind *k = kinds; k < kinds + KINDS; k++)
         for (int c = 0; c < k->n_cases * 3 * 5; c++)
-            check_formula(k, k->cases[c / 15], floats[c % 3],
-                          floats[(c + c / 3) % 3], sizes[c / 3 % 5]);
+            check_formula(k, k->cases[c / 15], fixture_types[c % 3],
+                          fixture_types[(c + c / 3) % 3], sizes[c / 3 % 5]);
 }
 
 /* In whole blocks, where a state has fewer bytes. */
@@ -328,8 +328,8 @@ static void bits_are_those_of_the_scalar_loop(void **state)
         int64_t n = type == IZ_MOMENT_F32 ? 2077 : 10 * IZ_MOMENT_BLOCK;
 
         for (int i = 0; i < k->n_cases; i++) {
-            struct arrays a =
-                arrays_new(k, n, type, floats[c % 3], floats[c / 3 % 3]);
+            struct arrays a = arrays_new(k, n, type, fixture_types[c % 3],
+                                         fixture_types[c / 3 % 3]);
             struct arrays b = arrays_copy(&a);
             struct iz_step s = k->cases[i];
 

@@ -79,16 +79,16 @@ struct tensor tensor_copy(const struct tensor *from)
     return t;
 }
 
-static char *element_at(struct iz_view v, int64_t i)
+void *fixture_at(const void *x, enum iz_dtype t, int64_t i)
 {
-    return (char *)v.p + i * iz_dtype_bytes(v.dtype);
+    return (char *)x + i * iz_dtype_bytes(t);
 }
 
-static double element(struct iz_view v, int64_t i)
+double fixture_get(const void *x, enum iz_dtype t, int64_t i)
 {
     float f;
 
-    iz_cast(&f, IZ_F32, element_at(v, i), v.dtype, 1);
+    iz_cast(&f, IZ_F32, fixture_at(x, t, i), t, 1);
     return (double)f;
 }
 
@@ -97,7 +97,7 @@ void tensor_store(struct tensor *t)
     for (int64_t i = 0; i < iz_view_len(t->v); i++) {
         float f = (float)t->d[i];
 
-        iz_cast(element_at(t->v, i), t->v.dtype, &f, IZ_F32, 1);
+        iz_cast(fixture_at(t->v.p, t->v.dtype, i), t->v.dtype, &f, IZ_F32, 1);
     }
     tensor_load(t);
 }
@@ -105,7 +105,7 @@ void tensor_store(struct tensor *t)
 void tensor_load(struct tensor *t)
 {
     for (int64_t i = 0; i < iz_view_len(t->v); i++)
-        t->d[i] = element(t->v, i);
+        t->d[i] = fixture_get(t->v.p, t->v.dtype, i);
 }
 
 double *tensor_want(struct tensor *t)
@@ -143,7 +143,7 @@ double fixture_rounding(enum iz_dtype t, double x)
 double fixture_element(const char *what, struct iz_view v, int64_t i,
                        struct near want)
 {
-    double got = element(v, i), off = fabs(got - want.is);
+    double got = fixture_get(v.p, v.dtype, i), off = fabs(got - want.is);
 
     if (!(off <= want.within))
         fail_msg("%s [%lld,%lld] %s: element %lld is %.9g, not %.9g within "

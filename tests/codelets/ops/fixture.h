@@ -66,3 +66,7 @@ void fixture_near(const char *what, struct tensor *got,
 void fixture_same_bits(const char *what, struct iz_view a, struct iz_view b);
 
 extern const enum iz_dtype fixture_types[3];
+
+/* Element i of numbers of a type, and what it is. */
+void *fixture_at(const void *x, enum iz_dtype t, int64_t i);
+double fixture_get(const void *x, enum iz_dtype t, int64_t i);

@@ -92,7 +92,7 @@ static void narrow_products_agree(void **state)
 
             product_check_all(&p);
             p.add = how & 1;
-            product_check_dw(&p);
+            product_check(&p, GRADIENT_W);
             product_free(&p);
         }
 }
@@ -109,11 +109,9 @@ static void pair_new(struct product p[2], enum iz_dtype t, const int64_t s[3],
 
 static void check_same(struct product p[2])
 {
-    for (int i = 0; i < 2; i++) {
-        product_run_forward(&p[i]);
-        product_run_da(&p[i]);
-        product_run_dw(&p[i]);
-    }
+    for (int i = 0; i < 2; i++)
+        for (int call = FORWARD; call <= GRADIENT_W; call++)
+            product_run(&p[i], (enum call)call);
     fixture_same_bits("y", p[0].s.t[Y].v, p[1].s.t[Y].v);
     fixture_same_bits("da", p[0].s.t[DA].v, p[1].s.t[DA].v);
     fixture_same_bits("dw", p[0].s.t[DW].v, p[1].s.t[DW].v);

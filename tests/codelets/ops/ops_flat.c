@@ -17,7 +17,7 @@ enum { IN_MOST = 4, MOST = 3000001 };
 /* The first `shift` elements of the memory are not part of a buffer. */
 static void *at(struct iz_view v, int shift)
 {
-    return v.p ? (char *)v.p + shift * iz_dtype_bytes(v.dtype) : NULL;
+    return v.p ? fixture_at(v.p, v.dtype, shift) : NULL;
 }
 
 static struct tensor flat_new(enum iz_dtype t, int64_t n, int shift)

@@ -12,23 +12,28 @@ static void matmul_agrees_with_reference(void **state)
     product_each(product_check_all, product_sizes, SIZES, false);
 }
 
+static void check_dw(struct product *p)
+{
+    product_check(p, GRADIENT_W);
+}
+
 static void add_dw(struct product *p)
 {
     p->add = true;
-    product_check_dw(p);
+    product_check(p, GRADIENT_W);
 }
 
 static void gradients_are_added_in_fp32(void **state)
 {
-    product_each(product_check_dw, product_sizes, SIZES, true);
+    product_each(check_dw, product_sizes, SIZES, true);
     product_each(add_dw, product_sizes, SIZES, true);
 }
 
 static void check_large(struct product *p)
 {
     product_check_forward(p, true, true);
-    product_check_da(p);
-    product_check_dw(p);
+    product_check(p, GRADIENT_A);
+    product_check(p, GRADIENT_W);
 }
 
 /* On a CPU 1500 x 900 16-bit weights take two panels. */
@@ -54,17 +59,17 @@ static void check_only_one(struct product *p)
 
     for (int i = 0; i < 2; i++) {
         p->s.unwanted = BIT(i ? DW : DB);
-        product_check_dw(p);
+        product_check(p, GRADIENT_W);
         flops = p->s.flops;
         p->s.unwanted = 0;
         p->absent = BIT(i ? DW : DB);
-        product_check_dw(p);
+        product_check(p, GRADIENT_W);
         assert_true(p->s.flops == flops);
         p->absent = 0;
     }
     assert_true(flops == 0);
     p->s.unwanted = BIT(DW) | BIT(DB);
-    product_check_dw(p);
+    product_check(p, GRADIENT_W);
     assert_true(p->s.flops == 0 && p->s.scratch == 0);
 }
 
@@ -125,7 +130,7 @@ static void matmul_shows_nan_and_overflow(void **state)
         w[0] = large;
         tensor_store(&p.s.t[A]);
         tensor_store(&p.s.t[W]);
-        product_run_forward(&p);
+        product_run(&p, FORWARD);
         tensor_load(&p.s.t[Y]);
         assert_true(isfinite(y[1]) && isnan(y[2]) && isnan(y[3]));
         assert_true(isinf(y[4]));

@@ -216,27 +216,55 @@ static struct want want_dlb(const void *arg, int64_t o, int64_t r)
 
 /* ---- checks ------------------------------------------------------------- */
 
-void product_run_forward(struct product *p)
+unsigned product_run(struct product *p, enum call call)
 {
-    scene_run(
-        &p->s,
-        &(struct pass){product_forward,
-                       BIT(A) | BIT(W) | BIT(LA) | BIT(LB) | BIT(R) | BIT(B),
-                       BIT(p->in_place ? R : Y)},
-        p);
+    unsigned adapter = BIT(LA) | BIT(LB), dw = p->add ? BIT(DW) : 0;
+    unsigned out = BIT(DB) | (p->rank ? BIT(DLA) | BIT(DLB) : BIT(DW));
+    const struct pass pass[] = {
+        [FORWARD] = {product_forward,
+                     BIT(A) | BIT(W) | BIT(R) | BIT(B) | adapter,
+                     BIT(p->in_place ? R : Y)},
+        [GRADIENT_A] = {product_gradient_a, BIT(DY) | BIT(W) | adapter,
+                        BIT(DA)},
+        [GRADIENT_W] = {product_gradient_w, BIT(DY) | BIT(A) | adapter | dw,
+                        out & ~p->absent & ~p->s.unwanted}};
+
+    if (call == GRADIENT_W && p->add)
+        tensor_store(&p->s.t[DW]);
+    scene_run(&p->s, &pass[call], p);
+    return pass[call].writes;
 }
 
-void product_check_y(struct product *p)
+void product_compare(struct product *p, unsigned written)
 {
-    scene_check("y", &p->s.t[p->in_place ? R : Y], want_y, p);
+    static const struct {
+        const char *what;
+        int tensor;
+        struct want (*want)(const void *arg, int64_t i, int64_t j);
+    } results[] = {{"y", Y, want_y},
+                   {"y over r", R, want_y},
+                   {"da", DA, want_da},
+                   {"dw", DW, want_dw},
+                   {"db", DB, want_db},
+                   {"da of the adapter", DLA, want_dla},
+                   {"db of the adapter", DLB, want_dlb}};
+
+    for (int i = 0; i < COUNT(results); i++)
+        if (written & BIT(results[i].tensor))
+            scene_check(results[i].what, &p->s.t[results[i].tensor],
+                        results[i].want, p);
+}
+
+void product_check(struct product *p, enum call call)
+{
+    product_compare(p, product_run(p, call));
 }
 
 void product_check_forward(struct product *p, bool with_r, bool with_b)
 {
     p->with_r = with_r;
     p->with_b = with_b;
-    product_run_forward(p);
-    product_check_y(p);
+    product_check(p, FORWARD);
 }
 
 void product_check_in_place(struct product *p)
@@ -247,54 +275,6 @@ void product_check_in_place(struct product *p)
     p->in_place = false;
 }
 
-void product_run_da(struct product *p)
-{
-    scene_run(&p->s,
-              &(struct pass){product_gradient_a,
-                             BIT(DY) | BIT(W) | BIT(LA) | BIT(LB), BIT(DA)},
-              p);
-}
-
-void product_check_da(struct product *p)
-{
-    product_run_da(p);
-    scene_check("da", &p->s.t[DA], want_da, p);
-}
-
-unsigned product_run_dw(struct product *p)
-{
-    unsigned all = p->rank ? BIT(DB) | BIT(DLA) | BIT(DLB) : BIT(DB) | BIT(DW);
-    unsigned out = all & ~p->absent & ~p->s.unwanted;
-
-    if (p->add)
-        tensor_store(&p->s.t[DW]);
-    scene_run(&p->s,
-              &(struct pass){product_gradient_w,
-                             BIT(DY) | BIT(A) | BIT(LA) | BIT(LB) |
-                                 (p->add ? BIT(DW) : 0),
-                             out},
-              p);
-    return out;
-}
-
-void product_check_dw(struct product *p)
-{
-    static const struct {
-        const char *what;
-        int tensor;
-        struct want (*want)(const void *arg, int64_t i, int64_t j);
-    } results[] = {{"dw", DW, want_dw},
-                   {"db", DB, want_db},
-                   {"da of the adapter", DLA, want_dla},
-                   {"db of the adapter", DLB, want_dlb}};
-    unsigned out = product_run_dw(p);
-
-    for (int i = 0; i < COUNT(results); i++)
-        if (out & BIT(results[i].tensor))
-            scene_check(results[i].what, &p->s.t[results[i].tensor],
-                        results[i].want, p);
-}
-
 void product_check_all(struct product *p)
 {
     for (int i = 0; i < 4; i++)
@@ -303,6 +283,6 @@ void product_check_all(struct product *p)
     p->scale = 0.375F; /* what adapters take */
     product_check_forward(p, false, false);
     p->scale = 0;
-    product_check_da(p);
-    product_check_dw(p);
+    product_check(p, GRADIENT_A);
+    product_check(p, GRADIENT_W);
 }

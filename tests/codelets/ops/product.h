@@ -31,19 +31,18 @@ void product_each(void (*check)(struct product *p), const int64_t (*size)[3],
                   int n, bool wide_dw);
 
 /* The three ops, on the tensors of a product. */
+enum call { FORWARD, GRADIENT_A, GRADIENT_W };
 scene_op product_forward, product_gradient_a, product_gradient_w;
-void product_run_forward(struct product *p);
-void product_run_da(struct product *p);
-/* Returns which tensors it had to write, bit by bit. */
-unsigned product_run_dw(struct product *p);
 
-/* What a forward has written. */
-void product_check_y(struct product *p);
+/* Returns which tensors it had to write, bit by bit: with an adapter its
+ * gradients in place of dw. */
+unsigned product_run(struct product *p, enum call call);
+/* These tensors with what must come out: in dw, where p->add, added to what was
+ * there. */
+void product_compare(struct product *p, unsigned written);
+/* Both. */
+void product_check(struct product *p, enum call call);
 void product_check_forward(struct product *p, bool with_r, bool with_b);
 void product_check_in_place(struct product *p);
-void product_check_da(struct product *p);
-/* dw, where p->add added to what was there, and db: those that are wanted; with
- * an adapter its gradients in place of dw. */
-void product_check_dw(struct product *p);
 /* All of these: the forward with r, b, both, neither, scaled, and r in y. */
 void product_check_all(struct product *p);
