@@ -11,8 +11,6 @@
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/ckpt.h"
-#include "runtime/ckpt/dir.h"
-#include "runtime/ckpt/index.h"
 #include "runtime/config/published.h"
 #include "runtime/hf/folder.h"
 #include "runtime/hf/write.h"

@@ -19,10 +19,7 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/engine_parts.h"
-#include "runtime/ckpt/write.h"
-#include "runtime/engine/access.h"
 #include "runtime/engine/alloc.h"
-#include "runtime/step/disk.h"
 #include "runtime/step/zero.h"
 
 /* Of one unit at most 64, and a block may begin and end inside of one. */
@@ -107,7 +104,7 @@ struct range {
     struct iz_engine *e;
     int unit;
     enum iz_array array;
-    int64_t from, n;
+    int64_t from, n; /* from: of those that this rank owns */
 };
 
 static bool in_params(const struct range *r, const struct iz_chunk *k)
@@ -128,17 +125,18 @@ static int64_t array_base(const struct range *r, const struct iz_chunk *k)
     return r->array < IZ_STATE ? 0 : l.at[r->array - IZ_STATE];
 }
 
-/* t: all but what the copies into a buffer have in common. */
-static void snapshot_submit(const struct range *r, enum iz_home home,
-                            struct iz_task t)
+/* Copies to `buffer` from what lives there. */
+static struct iz_task snapshot_task(const struct range *r, enum iz_home home,
+                                    void (*run)(struct iz_exec *, void **,
+                                                const void *),
+                                    starpu_data_handle_t buffer, bool first)
 {
     bool gpu = r->e->plan.target.gpu && home == IZ_HOME_NONE;
-    t.kind = IZ_SNAPSHOT;
-    t.where = gpu ? IZ_ON_DOWN : IZ_ON_HOST;
+    struct iz_task t = iz_task_of(r->e, IZ_SNAPSHOT,
+                                  gpu ? IZ_ON_DOWN : IZ_ON_HOST, run, r->unit);
     t.urgency = iz_in_order(r->unit);
-    t.unit = r->unit;
-    t.step = (int)r->e->step;
-    iz_submit(r->e->graph, &t);
+    iz_task_add(&t, buffer, first ? STARPU_W : STARPU_RW);
+    return t;
 }
 
 /* From element `done` of the range on as far as the chunks have the same home,
@@ -172,16 +170,13 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
             in_params(r, k) ? k->param_handle : k->state_handle, STARPU_R};
         done += n;
     }
-    snapshot_submit(
-        r, home,
-        (struct iz_task){.run = run_snapshot,
-                         .arg = &a,
-                         .arg_bytes = offsetof(struct snapshot_arg, source) +
-                                      (size_t)a.n * sizeof(struct source),
-                         .data = {{buffer, begin ? STARPU_RW : STARPU_W}},
-                         .more = more,
-                         .n_more = a.n,
-                         .bytes = 4.0 * (double)(done - begin)});
+    struct iz_task t = snapshot_task(r, home, run_snapshot, buffer, begin == 0);
+    t.more = more;
+    t.n_more = a.n;
+    t.bytes = 4.0 * (double)(done - begin);
+    iz_submit_with(r->e, &t, &a,
+                   offsetof(struct snapshot_arg, source) +
+                       (size_t)a.n * sizeof(struct source));
     return done;
 }
 
@@ -232,12 +227,10 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
                                 (g->frozen->param_first + r->from) * size,
                         .at = raw_at(r->e, r->n),
                         .bytes = r->n * size};
-    snapshot_submit(r, r->e->plan.zero.param_home,
-                    (struct iz_task){.run = run_raw,
-                                     .arg = &a,
-                                     .arg_bytes = sizeof(a),
-                                     .data = {{buffer, STARPU_W}},
-                                     .bytes = (double)a.bytes});
+    struct iz_task t =
+        snapshot_task(r, r->e->plan.zero.param_home, run_raw, buffer, true);
+    t.bytes = (double)a.bytes;
+    iz_submit_with(r->e, &t, &a, sizeof(a));
 }
 
 /* ---- from the disk ---- */
@@ -294,35 +287,24 @@ static void run_write(struct iz_exec *x, void **buf, const void *arg)
              iz_ckpt_writer_block(&a->s->writer, a->part, a->block, buf[0]));
 }
 
-static void submit_io(struct iz_saver *s, struct iz_task t, int64_t step)
-{
-    t.kind = IZ_SAVE;
-    t.where = IZ_ON_IO;
-    t.step = (int)step;
-    iz_submit(s->e->graph, &t);
-}
-
 static void submit_block(struct iz_saver *s, int part, int64_t block)
 {
     const struct iz_state_part *p = &s->state.arg[part];
     struct iz_engine *e = s->e;
     struct iz_staging *stage = iz_next_staging(e, IZ_STAGING_SAVE);
     struct block_arg a = {s, part, block};
-    struct range r = {e, p->unit, p->array, p->skip + block * IZ_BLOCK,
+    bool frozen = p->array == IZ_FROZEN;
+    int64_t first = p->first - iz_part_of(e, p->unit, frozen).first;
+    struct range r = {e, p->unit, p->array, first + block * IZ_BLOCK,
                       iz_piece_block_elems(&s->piece[part], block)};
     submit_snapshot(&r, stage->handle);
-    bool frozen = p->array == IZ_FROZEN;
-    submit_io(s,
-              (struct iz_task){
-                  .run = run_write,
-                  .arg = &a,
-                  .arg_bytes = sizeof(a),
-                  .data = {{stage->handle, frozen ? STARPU_RW : STARPU_R},
-                           {s->file, STARPU_R}},
-                  .urgency = iz_in_order(p->unit),
-                  .bytes = 4.0 * (double)r.n,
-                  .unit = p->unit},
-              e->step - 1);
+    struct iz_task t = iz_task_of(e, IZ_SAVE, IZ_ON_IO, run_write, p->unit);
+    iz_task_add(&t, stage->handle, frozen ? STARPU_RW : STARPU_R);
+    iz_task_add(&t, s->file, STARPU_R);
+    t.urgency = iz_in_order(p->unit);
+    t.bytes = 4.0 * (double)r.n;
+    t.step--;
+    iz_submit_with(e, &t, &a, sizeof(a));
 }
 
 /* ---- the file as a whole ---- */
@@ -352,13 +334,11 @@ static void run_begin(struct iz_exec *x, void **buf, const void *arg)
 static void run_seal(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
-    struct iz_sealed *sealed = &a->s->e->seals.own;
-    struct iz_ckpt_file file = {0};
-    fail(a->s,
-         iz_ckpt_writer_close(&a->s->writer, atomic_load(&a->s->err), &file));
-    sealed->bytes = file.bytes;
-    sealed->header_hash = file.header_hash;
-    atomic_store(&sealed->step, good(a->s) ? a->step : -1);
+    struct iz_saver *s = a->s;
+    struct iz_seals *seals = &s->e->seals;
+    fail(s,
+         iz_ckpt_writer_close(&s->writer, atomic_load(&s->err), &seals->own));
+    atomic_store(&seals->step, good(s) ? a->step : -1);
 }
 
 static void run_commit(struct iz_exec *x, void **buf, const void *arg)
@@ -366,30 +346,28 @@ static void run_commit(struct iz_exec *x, void **buf, const void *arg)
     const struct step_arg *a = arg;
     struct iz_saver *s = a->s;
     struct iz_engine *e = s->e;
-    struct iz_ckpt_file *file = calloc((size_t)e->plan.ranks, sizeof(*file));
-    int err = file ? 0 : -ENOMEM;
-    for (int64_t q = 0; q < e->plan.ranks && file; q++)
-        file[q] = (struct iz_ckpt_file){e->seals.of[q].bytes,
-                                        e->seals.of[q].header_hash};
-    if (!err)
-        err = iz_ckpt_commit(&s->state.k, a->step, e->plan.ranks, file);
-    free(file);
+    int err = iz_ckpt_commit(&s->state.k, a->step, e->plan.ranks, e->seals.of);
     fail(s, err);
     if (err)
-        atomic_store(&e->seals.own.step, -1);
+        atomic_store(&e->seals.step, -1);
     else
         atomic_store(&s->done, a->step);
 }
 
+/* file, scalars: how they are accessed. */
 static void submit_step(struct iz_saver *s, int64_t step,
                         void (*run)(struct iz_exec *, void **, const void *),
-                        const struct iz_access data[3])
+                        starpu_data_handle_t control,
+                        enum starpu_data_access_mode file,
+                        enum starpu_data_access_mode scalars)
 {
     struct step_arg a = {s, step};
-    struct iz_task t = {
-        .run = run, .arg = &a, .arg_bytes = sizeof(a), .unit = -1};
-    memcpy(t.data, data, 3 * sizeof(*data));
-    submit_io(s, t, step - 1);
+    struct iz_task t = iz_task_of(s->e, IZ_SAVE, IZ_ON_IO, run, -1);
+    iz_task_add(&t, control, STARPU_R);
+    iz_task_add(&t, file == STARPU_NONE ? NULL : s->file, file);
+    iz_task_add(&t, s->scalars, scalars);
+    t.step = (int)step - 1;
+    iz_submit_with(s->e, &t, &a, sizeof(a));
 }
 
 /* ---- public ---- */
@@ -452,17 +430,13 @@ void iz_save_begin(struct iz_saver *s)
 {
     struct iz_engine *e = s->e;
     s->pending = e->step;
-    atomic_store(&e->seals.own.step, 0);
-    submit_step(s, e->step, run_begin,
-                (struct iz_access[3]){{e->scalar.control_handle, STARPU_R},
-                                      {s->file, STARPU_W},
-                                      {s->scalars, STARPU_W}});
+    atomic_store(&e->seals.step, 0);
+    submit_step(s, e->step, run_begin, e->scalar.control_handle, STARPU_W,
+                STARPU_W);
     for (int i = 0; i < s->state.k.n_parts; i++)
         for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]); b++)
             submit_block(s, i, b);
-    submit_step(
-        s, e->step, run_seal,
-        (struct iz_access[3]){{s->file, STARPU_RW}, {s->scalars, STARPU_R}});
+    submit_step(s, e->step, run_seal, NULL, STARPU_RW, STARPU_R);
 }
 
 bool iz_save_pending(const struct iz_saver *s)
@@ -482,8 +456,7 @@ int iz_save_event(struct iz_saver *s, const struct iz_event *v)
         (s->failed && s->failed <= s->pending))
         return 0;
     if (s->e->plan.rank == 0)
-        submit_step(s, s->pending, run_commit,
-                    (struct iz_access[3]){{s->scalars, STARPU_R}});
+        submit_step(s, s->pending, run_commit, NULL, STARPU_NONE, STARPU_R);
     s->pending = 0;
     return 0;
 }
@@ -495,9 +468,8 @@ int iz_save_finish(struct iz_saver *s)
     int err = iz_agree(e->coll, atomic_load(&s->err));
     if (err || !s->pending || (s->failed && s->failed <= s->pending))
         return err;
-    struct iz_ckpt_file mine =
-        (struct iz_ckpt_file){e->seals.own.bytes, e->seals.own.header_hash};
-    err = iz_ckpt_gather_commit(&s->state.k, s->pending, e->coll, &mine);
+    err =
+        iz_ckpt_gather_commit(&s->state.k, s->pending, e->coll, &e->seals.own);
     if (!err) {
         atomic_store(&s->done, s->pending);
         s->pending = 0;
@@ -518,7 +490,7 @@ static void copy_blocks(struct iz_saver *s, float *block)
         for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]) && good(s); b++) {
             const struct iz_state_part *p = &s->state.arg[i];
             int64_t n = iz_piece_block_elems(&s->piece[i], b);
-            iz_access_get(s->e, p->unit, p->array, p->skip + b * IZ_BLOCK,
+            iz_access_get(s->e, p->unit, p->array, p->first + b * IZ_BLOCK,
                           block, n);
             fail(s, iz_ckpt_writer_block(&s->writer, i, b, block));
             iz_progress_add(&progress, 4 * n);

@@ -5,11 +5,9 @@
  * renamed: a crash leaves the previous checkpoint as it was. */
 #pragma once
 
-#include <stdint.h>
-#include <stdio.h>
-
-#include "runtime/comm/coll.h"
-#include "runtime/plan/bytes.h" /* IZ_BLOCK */
+#include "runtime/base/json.h"
+#include "runtime/ckpt/rank_file.h"
+#include "runtime/comm/agree.h"
 
 /* A flat fp32 array: the master or a state of one unit's parameters, laid end
  * to end without padding.  This rank holds its elements [first, first + count).
@@ -49,8 +47,116 @@ struct iz_ckpt {
     const char *model_text, *optimizer;
 };
 
-/* Finds the newest complete checkpoint; its step in *step.  -ENOENT if none. */
-int iz_ckpt_latest(const struct iz_ckpt *k, int64_t *step);
+/* ---- dir.c: the directories ---- */
+
+/* dir/checkpoints/step-00000100 is complete because it has that name;
+ * step-....tmp is being written or removed; step-....old is one that is just
+ * being replaced, and complete as well. */
+
+#define IZ_CKPT_PATH 1280
+/* Of a file in such a directory. */
+#define IZ_CKPT_FILE_PATH (IZ_CKPT_PATH + 64)
+
+/* The first rank removes what a crash left, before anybody saves. */
+int iz_ckpt_dir_sweep(const char *dir);
+/* Makes the directory in which the checkpoint of `step` is written if it is not
+ * there; its path in `path`.  Negative errno with the reason printed. */
+int iz_ckpt_dir_join(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
+
+/* The path of that directory. */
+int iz_ckpt_dir_tmp(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
+
+/* Gives the written and synced directory its name, in place of an older
+ * checkpoint of the same step. */
+int iz_ckpt_dir_commit(const char *dir, int64_t step);
+
+/* Removes the directory of iz_ckpt_dir_join. */
+void iz_ckpt_dir_abort(const char *dir, int64_t step);
+
+/* Removes all but the `keep` newest checkpoints up to `step`. */
+void iz_ckpt_dir_prune(const char *dir, int64_t step, int keep);
+
+/* The newest complete checkpoint below `limit`; -ENOENT if there is none. */
+int64_t iz_ckpt_dir_newest(const char *dir, int64_t limit);
+
+/* Where the complete checkpoint of `step` lies.  -ENOENT if nowhere. */
+int iz_ckpt_dir_find(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
+
+/* ---- index.c: index.json ---- */
+
+/* What the rank files mean together, and what a run must have in common with
+ * them to resume. */
+
+/* An index that was read. */
+struct iz_ckpt_index {
+    char *path;
+    FILE *err; /* for faults; NULL: they are not printed */
+    json_t *root;
+    int64_t step;
+    int ranks;
+    struct iz_ckpt_file *file; /* [ranks] */
+};
+
+/* The name of a rank's file: "rank-00000-of-00002.safetensors". */
+#define IZ_CKPT_FILE "rank-%05d-of-%05d.safetensors"
+
+/* Writes and syncs `path`; file[ranks].  Negative errno with the reason
+ * printed. */
+int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
+                        int ranks, const struct iz_ckpt_file *file);
+
+/* Reads an index and checks it against its own checksum.  `quiet` prints
+ * nothing. */
+int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path,
+                       bool quiet);
+void iz_ckpt_index_close(struct iz_ckpt_index **x);
+
+/* Whether the run has the model, arrays, parameters and scalars of the
+ * checkpoint. -EINVAL with the first difference printed. */
+int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k);
+
+/* Fills k's scalars; after a check that succeeded. */
+void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k);
+
+/* ---- write.c: saving ---- */
+
+/* Fills piece[k->n_parts] with the pieces that this rank writes; the caller
+ * frees each hash.  If each rank holds a piece of an array, it writes that
+ * piece; if every rank holds the whole array, each writes a part of it.  Pieces
+ * with gaps are refused.  Negative errno on every rank with the reason printed.
+ */
+int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
+                   struct iz_piece *piece);
+
+struct iz_ckpt_writer {
+    const struct iz_ckpt *k; /* borrowed, and the pieces */
+    struct iz_piece *piece;  /* of this rank; their hashes are filled */
+    int64_t step;
+    int rank, ranks;
+    int fd;
+    int64_t data, bytes; /* where data begin; of the whole file */
+    char path[IZ_CKPT_FILE_PATH];
+};
+
+/* Creates the file, and its directory if no other rank has; the first five
+ * members are set.  Negative errno with the reason printed, here and below. */
+int iz_ckpt_writer_open(struct iz_ckpt_writer *w);
+/* Block b of part i; in any order, different ones at the same time. */
+int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
+                         const float *in);
+/* Header and sync; also after an error, which it returns. */
+int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err,
+                         struct iz_ckpt_file *file);
+
+/* One rank, when every rank's file is on the disk: index, rename, and removal
+ * of checkpoints that are too old.  file[ranks]. */
+int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
+                   const struct iz_ckpt_file *file);
+/* iz_ckpt_commit by all ranks, each of which knows only its own file. */
+int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
+                          struct iz_coll *c, const struct iz_ckpt_file *mine);
+
+/* ---- load.c: loading ---- */
 
 /* Fills parts and scalars from the checkpoint of `step`, which any number of
  * ranks may have written.  Checks every file before it puts anything.  A

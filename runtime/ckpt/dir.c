@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What makes a checkpoint atomic: a directory is renamed into place when all in
  * it is on the disk, and renamed away before anything in it is removed. */
-#include "runtime/ckpt/dir.h"
+#include "runtime/ckpt/ckpt.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -18,7 +18,7 @@
 
 #define WHO "checkpoint"
 
-/* Of one step's checkpoint; see dir.h. */
+/* Of one step's checkpoint; see ckpt.h. */
 struct paths {
     char parent[IZ_CKPT_PATH], done[IZ_CKPT_PATH], tmp[IZ_CKPT_PATH],
         old[IZ_CKPT_PATH];

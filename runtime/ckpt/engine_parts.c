@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engine and checkpoint; see state.h. */
+/* Engine and checkpoint; see engine_parts.h. */
 #include "runtime/ckpt/engine_parts.h"
 
 #include <errno.h>
@@ -7,10 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/int64.h"
 #include "runtime/base/text.h"
-#include "runtime/comm/agree.h"
-#include "runtime/engine/access.h"
-#include "runtime/step/train.h"
 
 /* Arrays of a unit at most: master, states, frozen parameters. */
 enum { ARRAYS = 2 + IZ_STATES_MAX };
@@ -26,7 +24,7 @@ static void engine_parts_put(void *arg, int64_t from, const float *in,
                              int64_t n)
 {
     struct iz_state_part *a = arg;
-    iz_access_put(a->e, a->unit, a->array, from + a->skip, in, n);
+    iz_access_put(a->e, a->unit, a->array, a->first + from, in, n);
 }
 
 /* A rank saves its shard; where it owns the whole it must also load the whole.
@@ -34,26 +32,20 @@ static void engine_parts_put(void *arg, int64_t from, const float *in,
 static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
                       bool load)
 {
-    const struct iz_plan_unit *p = e->unit[u].plan;
-    int64_t n = a == IZ_FROZEN ? p->frozen.n : p->n;
-    int64_t shard = a == IZ_FROZEN ? p->frozen.shard : p->shard;
+    struct iz_part p = iz_part_of(e, u, a == IZ_FROZEN);
     struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
     struct iz_state_part *arg = &s->arg[s->k.n_parts];
-    int64_t base = shard * e->plan.rank;
-    bool whole = load && e->plan.zero.states_full;
-    int64_t first = whole ? 0 : base, count = whole ? n : shard;
-    if (n == 0)
+    if (p.n == 0)
         return;
     s->k.n_parts++;
-    if (first > n)
-        first = n;
-    if (count > n - first)
-        count = n - first;
-    *arg = (struct iz_state_part){e, u, (enum iz_array)a,
-                                  e->plan.zero.states_full && !load ? base : 0};
-    *q = (struct iz_ckpt_part){.total = n,
-                               .first = first,
-                               .count = count,
+    if (load && e->plan.zero.states_full) {
+        p.begin = 0;
+        p.end = p.n;
+    }
+    *arg = (struct iz_state_part){e, u, (enum iz_array)a, p.begin};
+    *q = (struct iz_ckpt_part){.total = p.n,
+                               .first = p.begin,
+                               .count = p.end - p.begin,
                                .put = engine_parts_put,
                                .arg = arg};
     snprintf(q->name, sizeof(q->name), "%s%s/%s", e->model->unit[u].name,
@@ -193,10 +185,8 @@ static void tell_seen(const struct iz_ckpt *k, const int64_t *step, int q)
 static int find_newest(const struct iz_ckpt *k, int64_t *step,
                        struct iz_coll *c)
 {
-    int64_t mine = -1;
+    int64_t mine = max64(iz_ckpt_dir_newest(k->dir, INT64_MAX), -1);
     int differs = 0;
-    if (iz_ckpt_latest(k, &mine))
-        mine = -1;
     int64_t *all = iz_agree_numbers(c, &mine, 1);
     for (int q = c->size - 1; q > 0; q--)
         differs = all[q] == all[0] ? differs : q;
@@ -228,10 +218,4 @@ int iz_state_load(struct iz_engine *e, const char *model_text)
         r = take_scalars(e, s.k.scalar);
     iz_state_close(&s);
     return iz_train_publish(e, r);
-}
-
-int iz_state_latest(const char *dir, int64_t *step)
-{
-    struct iz_ckpt k = {.dir = dir};
-    return iz_ckpt_latest(&k, step);
 }

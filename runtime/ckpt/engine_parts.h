@@ -11,7 +11,7 @@ struct iz_state_part {
     struct iz_engine *e;
     int unit;
     enum iz_array array;
-    int64_t skip; /* owned elements before the part */
+    int64_t first; /* element of the unit with which the part begins */
 };
 
 struct iz_state {
@@ -31,5 +31,3 @@ void iz_state_scalars(const struct iz_engine *e, const struct iz_control *c,
  * equal for it to fit.  All ranks; negative errno on every one, reason printed;
  * -ENOENT if there is none. */
 int iz_state_load(struct iz_engine *e, const char *model_text);
-/* Step of the newest complete checkpoint under `dir`, or -ENOENT. */
-int iz_state_latest(const char *dir, int64_t *step);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writing, reading and comparing index.json.  Its last member is a hash of the
  * text before it, so that a damaged index is told from a foreign one. */
-#include "runtime/ckpt/index.h"
+#include "runtime/ckpt/ckpt.h"
 
 #include <assert.h>
 #include <errno.h>

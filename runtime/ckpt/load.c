@@ -12,10 +12,6 @@
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
 #include "runtime/ckpt/ckpt.h"
-#include "runtime/ckpt/dir.h"
-#include "runtime/ckpt/index.h"
-#include "runtime/ckpt/rank_file.h"
-#include "runtime/comm/agree.h"
 
 struct load {
     struct iz_ckpt *k;
@@ -228,13 +224,4 @@ int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c)
     free(l.block);
     free(l.done);
     return err;
-}
-
-int iz_ckpt_latest(const struct iz_ckpt *k, int64_t *step)
-{
-    int64_t newest = iz_ckpt_dir_newest(k->dir, INT64_MAX);
-    if (newest < 0)
-        return -ENOENT;
-    *step = newest;
-    return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What of the arrays a rank writes, its file block by block, and what makes all
- * of them a checkpoint; see write.h. */
-#include "runtime/ckpt/write.h"
+ * of them a checkpoint; see ckpt.h. */
+#include "runtime/ckpt/ckpt.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +17,6 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/text.h"
-#include "runtime/ckpt/dir.h"
 
 /* ---- which elements each rank writes ---- */
 

@@ -152,6 +152,23 @@ static void move_params(struct iz_engine *e, int unit, struct iz_chunk *k,
     }
 }
 
+struct iz_part iz_part_of(const struct iz_engine *e, int unit, bool frozen)
+{
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    const struct iz_plan_frozen *f = &p->frozen;
+    int64_t n = frozen ? f->n : p->n, shard = frozen ? f->shard : p->shard;
+    int64_t own = shard * e->plan.rank;
+    int64_t first = e->plan.zero.states_full ? 0 : own;
+    return (struct iz_part){
+        .array = frozen ? IZ_FROZEN : IZ_MASTER,
+        .n = n,
+        .first = first,
+        .last = min64(first + (frozen ? f->owned : p->owned), n),
+        .begin = min64(own, n),
+        .end = min64(own + shard, n),
+        .at = frozen ? p->n : 0};
+}
+
 /* In fp32 the parameters are the master.  Parameters are rounded to their type
  * on the way. */
 static void move_array(struct iz_engine *e, int unit, enum iz_array a,
@@ -160,6 +177,7 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
     struct iz_unit_memory *g = &e->unit[unit];
     bool narrow = a >= IZ_STATE && e->plan.optimizer.moments != IZ_MOMENT_F32;
     struct iz_chunk *chunks = a == IZ_FROZEN ? g->frozen : g->chunk;
+    from -= iz_part_of(e, unit, a == IZ_FROZEN).first;
     for (int64_t left; n > 0; from += left, host += left, n -= left) {
         struct iz_chunk *k = &chunks[from / chunks->filed];
         int64_t at = from % chunks->filed;

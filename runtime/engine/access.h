@@ -14,8 +14,18 @@ iz_chunk_states(const struct iz_engine *e, int unit, const struct iz_chunk *k)
 
 /* IZ_STATE and on: the optimizer's states. */
 enum iz_array { IZ_FROZEN = -1, IZ_MASTER, IZ_STATE };
-/* Elements [from, from + n) of this rank's owned part of a unit's trained
- * parameters (IZ_FROZEN: of its frozen ones), with no task running.
+
+/* A unit's trained or frozen parameters, n without padding.  This rank owns
+ * [first, last); what all ranks have together is cut into [begin, end). */
+struct iz_part {
+    enum iz_array array; /* IZ_MASTER or IZ_FROZEN */
+    int64_t n, first, last, begin, end;
+    int64_t at; /* where they begin in all of the unit's, end to end */
+};
+struct iz_part iz_part_of(const struct iz_engine *e, int unit, bool frozen);
+
+/* Elements [from, from + n) of a unit's trained parameters (IZ_FROZEN: of its
+ * frozen ones), which this rank owns, or of their padding; no task runs.
  * put(MASTER) also sets the parameters of compute type. */
 void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    float *out, int64_t n);

@@ -140,14 +140,6 @@ struct iz_event {
     int64_t time_ns;
 };
 
-/* How far a rank's file of the checkpoint under way is; see
- * runtime/ckpt/async.h. */
-struct iz_sealed {
-    _Atomic int64_t step; /* as in struct iz_event, of this rank */
-    int64_t bytes;
-    uint64_t header_hash;
-};
-
 #define IZ_EVENTS 256 /* more than can be under way */
 
 /* From `clip` to the main thread, which takes them in order. */
@@ -161,10 +153,13 @@ struct iz_events {
     _Atomic int *stop;               /* set by a signal; borrowed */
 };
 
-/* What the ranks have told of the checkpoint under way. */
+/* How far the files of the checkpoint under way are; see runtime/ckpt/async.h.
+ */
 struct iz_seals {
-    struct iz_sealed own, *of; /* of: of all ranks */
-    int64_t heard;             /* the step of `of`; of `clip` alone */
+    _Atomic int64_t step; /* as in struct iz_event, of this rank */
+    struct iz_ckpt_file own;
+    struct iz_ckpt_file *of; /* of all ranks, as they have told */
+    int64_t heard;           /* the step of `of`; of `clip` alone */
 };
 
 /* Lists of the rows that a step touches of sparse tables: one while the update

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
@@ -21,38 +22,19 @@
 
 /* ---- import ---- */
 
-/* Trained or frozen parameters of a unit: n elements, which in the unit's
- * parameters end to end begin at `at`. */
-struct part {
-    enum iz_array array;
-    int64_t n, shard, owned, at;
-};
-
-enum { PARTS = 2 };
-
-static struct part part_of(const struct iz_engine *e, int u, int i)
-{
-    const struct iz_plan_unit *p = e->unit[u].plan;
-    const struct iz_plan_frozen *f = &p->frozen;
-    if (i == 0)
-        return (struct part){IZ_MASTER, p->n, p->shard, p->owned, 0};
-    return (struct part){IZ_FROZEN, f->n, f->shard, f->owned, p->n};
-}
-
-/* This rank's elements of a part: those it owns, without padding. */
-static int import_part(struct iz_engine *e, int u, const struct part *p,
+/* What this rank owns of a unit's trained or frozen parameters. */
+static int import_part(struct iz_engine *e, int u, bool frozen,
                        struct iz_hf_reader *r, float *buf,
                        struct iz_progress *progress)
 {
-    int64_t base = e->plan.zero.states_full ? 0 : p->shard * e->plan.rank;
-    int64_t end = base + p->owned < p->n ? base + p->owned : p->n;
+    struct iz_part p = iz_part_of(e, u, frozen);
     int err = 0;
-    for (int64_t i = base; i < end && !err; i += IZ_HF_PIECE) {
-        int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
+    for (int64_t i = p.first, n; i < p.last && !err; i += n) {
+        n = min64(p.last - i, IZ_HF_PIECE);
         memset(buf, 0, (size_t)n * sizeof(*buf)); /* adapters are not there */
-        err = iz_hf_read(r, u, p->at + i, n, buf);
+        err = iz_hf_read(r, u, p.at + i, n, buf);
         if (!err)
-            iz_access_put(e, u, p->array, i - base, buf, n);
+            iz_access_put(e, u, p.array, i, buf, n);
         iz_progress_add(progress, 4 * n);
     }
     return err;
@@ -69,10 +51,8 @@ static int import_units(struct iz_engine *e, struct iz_hf_reader *r)
         owned += e->unit[u].plan->owned + e->unit[u].plan->frozen.owned;
     iz_progress_begin(&progress, "importing", 4 * owned);
     for (int u = 0; u < e->plan.n_units; u++)
-        for (int i = 0; i < PARTS && !err; i++) {
-            struct part p = part_of(e, u, i);
-            err = import_part(e, u, &p, r, buf, &progress);
-        }
+        for (int frozen = 0; frozen < 2 && !err; frozen++)
+            err = import_part(e, u, frozen, r, buf, &progress);
     iz_progress_end(&progress);
     free(buf);
     return err;
@@ -314,8 +294,7 @@ static float *gather_trained(struct iz_engine *e, int u)
     if (!all)
         iz_die("export: no memory for the adapters of %s",
                e->model->unit[u].name);
-    iz_access_get(e, u, IZ_MASTER, e->plan.zero.states_full ? base : 0,
-                  all + base, p->shard);
+    iz_access_get(e, u, IZ_MASTER, base, all + base, p->shard);
     if (e->plan.ranks > 1)
         iz_coll_all_gather(e->coll, all, p->shard * (int64_t)sizeof(*all),
                            "adapters");
@@ -323,20 +302,17 @@ static float *gather_trained(struct iz_engine *e, int u)
 }
 
 /* trained: what is merged, or NULL. */
-static void export_part(struct iz_engine *e, int u, const struct part *p,
+static void export_part(struct iz_engine *e, int u, bool frozen,
                         const float *trained, struct iz_hf_writer *w,
                         float *buf, struct iz_progress *progress)
 {
-    int64_t base = p->shard * e->plan.rank;
-    int64_t skip = e->plan.zero.states_full ? base : 0;
-    int64_t end = base + p->shard < p->n ? base + p->shard : p->n;
-    for (int64_t i = base; i < end; i += IZ_HF_PIECE) {
-        int64_t n = end - i < IZ_HF_PIECE ? end - i : IZ_HF_PIECE;
-        iz_access_get(e, u, p->array, i - base + skip, buf, n);
+    struct iz_part p = iz_part_of(e, u, frozen);
+    for (int64_t i = p.begin, n; i < p.end; i += n) {
+        n = min64(p.end - i, IZ_HF_PIECE);
+        iz_access_get(e, u, p.array, i, buf, n);
         if (trained)
-            iz_lora_merge(e->model, u, p->array == IZ_FROZEN, trained, i, buf,
-                          n);
-        iz_hf_write(w, u, p->at + i, buf, n);
+            iz_lora_merge(e->model, u, frozen, trained, i, buf, n);
+        iz_hf_write(w, u, p.at + i, buf, n);
         iz_progress_add(progress, 4 * n);
     }
 }
@@ -346,21 +322,21 @@ static void export_units(struct iz_engine *e, struct iz_hf_writer *w,
                          float *buf)
 {
     bool alone = e->config->lora.export == IZ_LORA_ADAPTER;
-    int parts = alone ? 1 : PARTS;
+    int parts = alone ? 1 : 2;
     struct iz_progress progress;
     int64_t mine = 0;
 
     for (int u = 0; u < e->plan.n_units; u++)
-        for (int i = 0; i < parts; i++)
-            mine += part_of(e, u, i).shard;
+        for (int frozen = 0; frozen < parts; frozen++) {
+            struct iz_part p = iz_part_of(e, u, frozen);
+            mine += p.end - p.begin;
+        }
     iz_progress_begin(&progress, "exporting", 4 * mine);
     for (int u = 0; u < e->plan.n_units; u++) {
         bool merges = !alone && e->model->unit[u].n_adapters > 0;
         float *trained = merges ? gather_trained(e, u) : NULL;
-        for (int i = 0; i < parts; i++) {
-            struct part p = part_of(e, u, i);
-            export_part(e, u, &p, trained, w, buf, &progress);
-        }
+        for (int frozen = 0; frozen < parts; frozen++)
+            export_part(e, u, frozen, trained, w, buf, &progress);
         free(trained);
     }
     iz_progress_end(&progress);

@@ -26,13 +26,13 @@ static int read_config(struct run *r)
 static int open_output(struct run *r)
 {
     char path[IZ_PATH_MAX + 32];
-    int64_t step;
     if (!iz_run_first(r))
         return 0;
     int s = iz_durable_make_directories("run.output", r->c.run.output);
     if (s)
         return s;
-    if (!r->o.resume && !iz_state_latest(r->c.run.output, &step)) {
+    int64_t step = iz_ckpt_dir_newest(r->c.run.output, INT64_MAX);
+    if (!r->o.resume && step >= 0) {
         fprintf(stderr,
                 "izar: run.output: %s holds a checkpoint of step %lld: "
                 "continue it with --resume, or choose another directory\n",

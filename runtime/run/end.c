@@ -66,7 +66,7 @@ static void print_hash(struct run *r)
 
 static void report_failure(struct run *r)
 {
-    int64_t step;
+    int64_t step = iz_ckpt_dir_newest(r->c.run.output, INT64_MAX);
     if (!iz_run_first(r))
         return;
     if (r->failure == IZ_SCALE_AT_MINIMUM)
@@ -79,7 +79,7 @@ static void report_failure(struct run *r)
                 "izar: the loss or its gradient is not finite after "
                 "step %lld: nothing was saved since\n",
                 (long long)r->taken);
-    if (!iz_state_latest(r->c.run.output, &step))
+    if (step >= 0)
         fprintf(stderr,
                 "izar: the checkpoint of step %lld is intact: continue from "
                 "it with --resume, with a smaller learning rate or clipping\n",

@@ -4,13 +4,11 @@
  * the slot is given to another, and a copy brings it up ahead of the backward
  * that recomputes from it.  As for parameters, the order of uses is known and
  * the write-after-read dependency on a slot limits how far copies run ahead. */
-#include "runtime/step/boundary.h"
+#include "runtime/step/zero.h"
 
 #include <limits.h>
 
 #include "codelets/base/die.h"
-#include "runtime/step/order.h"
-#include "runtime/step/zero.h"
 
 /* A boundary of a pass is a content: unit * tracks + track.  A call is a
  * position of the pass: step * tracks + track, with steps as in iz_order_unit.

@@ -2,7 +2,7 @@
 /* The scalars of a step: mean loss, gradient norm, clipping, loss scale,
  * learning rate.  One task per step that every rank executes with the same
  * numbers in the same order, so that all come to the same decision. */
-#include "runtime/step/clip.h"
+#include "runtime/step/zero.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -10,9 +10,6 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
-#include "runtime/engine/schedule.h"
-#include "runtime/step/update_order.h"
-#include "runtime/step/zero.h"
 
 struct control_arg {
     struct iz_engine *e;
@@ -92,12 +89,12 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
  * as doubles. */
 static void tell_sealed(struct iz_engine *e, double *own)
 {
-    struct iz_sealed *s = &e->seals.own;
-    int64_t step = atomic_load(&s->step);
+    const struct iz_ckpt_file *f = &e->seals.own;
+    int64_t step = atomic_load(&e->seals.step);
     own[0] = (double)step;
-    own[1] = step > 0 ? (double)s->bytes : 0;
-    own[2] = step > 0 ? (double)(s->header_hash >> 32) : 0;
-    own[3] = step > 0 ? (double)(s->header_hash & 0xffffffffU) : 0;
+    own[1] = step > 0 ? (double)f->bytes : 0;
+    own[2] = step > 0 ? (double)(f->header_hash >> 32) : 0;
+    own[3] = step > 0 ? (double)(f->header_hash & 0xffffffffU) : 0;
 }
 
 /* What the ranks told; see struct iz_event. */

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chunks between files and buffers; see disk.h. */
-#include "runtime/step/disk.h"
-
-#include "runtime/step/rows.h"
+/* Chunks between files and buffers; see zero.h. */
 #include "runtime/step/zero.h"
 
 struct io_arg {

@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a unit's parameters come from: disk, the host, the other ranks, and the
  * ring that they are fetched into; see zero.h. */
-#include "runtime/step/fetch.h"
+#include "runtime/step/zero.h"
 
 #include <string.h>
 
 #include "codelets/base/die.h"
 #include "runtime/engine/alloc.h"
-#include "runtime/step/disk.h"
-#include "runtime/step/order.h"
-#include "runtime/step/rows.h"
-#include "runtime/step/zero.h"
 
 /* Trained or frozen parameters: bytes of a shard, and where they begin in what
  * is fetched and in the whole. */

@@ -6,10 +6,7 @@
 #include <string.h>
 
 #include "codelets/base/mix.h"
-#include "runtime/step/boundary.h"
-#include "runtime/step/fetch.h"
 #include "runtime/step/train.h"
-#include "runtime/step/units.h"
 #include "runtime/step/zero.h"
 
 struct pick_arg {

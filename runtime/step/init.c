@@ -11,8 +11,6 @@
 #include "codelets/flat/flat.h"
 #include "runtime/base/progress.h"
 #include "runtime/comm/agree.h"
-#include "runtime/engine/access.h"
-#include "runtime/step/fetch.h"
 #include "runtime/step/train.h"
 #include "runtime/step/zero.h"
 
@@ -53,14 +51,6 @@ static void step_init_fill(const struct iz_engine *e, int u, bool frozen,
     }
 }
 
-/* First element that this rank updates, or keeps of the frozen ones. */
-static int64_t owned_from(const struct iz_engine *e, int u, bool frozen)
-{
-    const struct iz_plan_unit *g = &e->plan.unit[u];
-    int64_t shard = frozen ? g->frozen.shard : g->shard;
-    return e->plan.zero.states_full ? 0 : shard * e->plan.rank;
-}
-
 struct init {
     struct iz_engine *e;
     int *first;           /* parameters of the units before each */
@@ -76,7 +66,8 @@ static void init_chunk(const struct init *a, int u, bool frozen,
     enum { BLOCK = 4096 };
     struct iz_engine *e = a->e;
     const struct iz_plan *p = &e->plan;
-    int64_t size = iz_param_bytes(e, 1), first = owned_from(e, u, frozen);
+    int64_t size = iz_param_bytes(e, 1);
+    int64_t first = iz_part_of(e, u, frozen).first;
     int64_t state_bytes = iz_plan_chunk_bytes(p, &p->unit[u]);
     bool state_file = !frozen && !k->state, param_file = !e->unit[u].param;
     float *state = k->state, *master = NULL, buf[BLOCK];
@@ -130,20 +121,18 @@ static void init_chunks(void *arg, int i, struct iz_exec *x)
     }
 }
 
-/* What this rank keeps of elements [from, end) of a unit's trained or frozen
+/* What this rank owns of elements [from, end) of a unit's trained or frozen
  * parameters, through the main thread, which can copy to a GPU between steps.
  */
 static void init_range(struct init *a, int u, bool frozen, int64_t from,
                        int64_t end, float *buf)
 {
-    const struct iz_plan_unit *g = &a->e->plan.unit[u];
-    int64_t base = owned_from(a->e, u, frozen);
-    end = min64(end, base + (frozen ? g->frozen.owned : g->owned));
-    for (int64_t i = max64(from, base), n; i < end; i += n) {
+    struct iz_part p = iz_part_of(a->e, u, frozen);
+    end = min64(end, p.last);
+    for (int64_t i = max64(from, p.first), n; i < end; i += n) {
         n = min64(end - i, PIECE);
         step_init_fill(a->e, u, frozen, a->first[u], buf, i, n);
-        iz_access_put(a->e, u, frozen ? IZ_FROZEN : IZ_MASTER, i - base, buf,
-                      n);
+        iz_access_put(a->e, u, p.array, i, buf, n);
         iz_progress_add(&a->progress, 4 * n);
     }
 }
@@ -154,8 +143,8 @@ static int init_serial(struct init *a)
     if (!buf)
         return -ENOMEM;
     for (int u = 0; u < a->e->plan.n_units; u++) {
-        init_range(a, u, false, 0, a->e->plan.unit[u].n, buf);
-        init_range(a, u, true, 0, a->e->plan.unit[u].frozen.n, buf);
+        init_range(a, u, false, 0, INT64_MAX, buf);
+        init_range(a, u, true, 0, INT64_MAX, buf);
     }
     free(buf);
     return 0;
@@ -252,19 +241,15 @@ int iz_train_publish(struct iz_engine *e, int err)
     return 0;
 }
 
-/* Of this rank's shard of an array of n elements, which begins at `first` in
- * the unit's parameters end to end. */
-static uint64_t hash_shard(struct iz_engine *e, int u, enum iz_array a,
-                           int64_t shard, int64_t n, int64_t first, float *buf)
+/* Of this rank's shard of a unit's trained or frozen parameters. */
+static uint64_t hash_shard(struct iz_engine *e, int u, bool frozen, float *buf)
 {
-    int64_t base = shard * e->plan.rank;
-    int64_t skip = e->plan.zero.states_full ? base : 0;
-    int64_t end = base + shard < n ? base + shard : n;
+    struct iz_part p = iz_part_of(e, u, frozen);
     uint64_t sum = 0;
-    for (int64_t i = base; i < end; i += PIECE) {
-        int64_t k = end - i < PIECE ? end - i : PIECE;
-        iz_access_get(e, u, a, i - base + skip, buf, k);
-        sum += iz_flat_hash(((int64_t)u << 40) + first + i, buf, k);
+    for (int64_t i = p.begin, n; i < p.end; i += n) {
+        n = min64(p.end - i, PIECE);
+        iz_access_get(e, u, p.array, i, buf, n);
+        sum += iz_flat_hash(((int64_t)u << 40) + p.at + i, buf, n);
     }
     return sum;
 }
@@ -276,12 +261,8 @@ uint64_t iz_train_hash(struct iz_engine *e)
     if (!buf)
         iz_die("out of memory for the hash");
     iz_graph_wait(e->graph);
-    for (int u = 0; u < e->plan.n_units; u++) {
-        const struct iz_plan_unit *p = e->unit[u].plan;
-        sum += hash_shard(e, u, IZ_MASTER, p->shard, p->n, 0, buf);
-        sum += hash_shard(e, u, IZ_FROZEN, p->frozen.shard, p->frozen.n, p->n,
-                          buf);
-    }
+    for (int u = 0; u < e->plan.n_units; u++)
+        sum += hash_shard(e, u, false, buf) + hash_shard(e, u, true, buf);
     free(buf);
     return sum;
 }

@@ -3,15 +3,12 @@
  * or the other, summed in an order that does not depend on timing; and the sum
  * of its squares, which the last sum of a step takes on its way if the host
  * does it, and which else is a pass of its own.  See zero.h. */
-#include "runtime/step/reduce.h"
+#include "runtime/step/zero.h"
 
 #include <assert.h>
 
 #include "codelets/flat/flat.h"
 #include "runtime/engine/alloc.h"
-#include "runtime/step/fetch.h"
-#include "runtime/step/rows.h"
-#include "runtime/step/zero.h"
 
 /* ---- one contribution ---- */
 

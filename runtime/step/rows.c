@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Touched rows: their lists, and the ways of parameters and gradients; see
- * rows.h. */
-#include "runtime/step/rows.h"
+ * zero.h. */
+#include "runtime/step/zero.h"
 
 #include "codelets/base/die.h"
 #include "runtime/engine/alloc.h"
-#include "runtime/step/zero.h"
 
 /* ---- lists ---- */
 

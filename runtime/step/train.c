@@ -7,20 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/base/clock.h"
 #include "codelets/base/die.h"
 #include "runtime/engine/alloc.h"
-#include "runtime/engine/schedule.h"
 #include "runtime/engine/trace.h"
-#include "runtime/step/boundary.h"
-#include "runtime/step/clip.h"
-#include "runtime/step/fetch.h"
-#include "runtime/step/order.h"
-#include "runtime/step/reduce.h"
-#include "runtime/step/rows.h"
-#include "runtime/step/units.h"
-#include "runtime/step/update.h"
-#include "runtime/step/update_order.h"
 #include "runtime/step/zero.h"
 
 /* ---- waves ---- */
@@ -66,10 +55,8 @@ static void forward_tracks(struct iz_engine *e, int u, int tracks)
 
 /* The update of a unit can follow its last gradient at once when nothing has
  * to be known about the others. */
-static void after_backward(struct iz_engine *e, int u, bool last_wave)
+static void after_backward(struct iz_engine *e, int u)
 {
-    if (!last_wave)
-        return;
     iz_grad_norm(e, u);
     if (iz_updates_early(e) && u >= e->update_order.late)
         iz_update_unit(e, u);
@@ -109,8 +96,8 @@ static void submit_wave(struct iz_engine *e, int first, int micros)
             forward_tracks(e, u, micros * e->plan.slices);
         for (int g = 0; backward && g < micros; g++)
             backward_micro(e, u, g * e->plan.slices);
-        if (backward)
-            after_backward(e, u, last_wave);
+        if (backward && last_wave)
+            after_backward(e, u);
         iz_fetch_ahead(e, uses, uses->item[i + 1]);
     }
 }

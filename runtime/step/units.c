@@ -2,11 +2,6 @@
 /* The tasks of a pass over the units: samples come in, layers are called,
  * losses are added.  Training, evaluation and generation are loops over these.
  */
-#include "runtime/step/units.h"
-
-#include "runtime/step/boundary.h"
-#include "runtime/step/fetch.h"
-#include "runtime/step/rows.h"
 #include "runtime/step/zero.h"
 
 /* ---- batches ---- */

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer: one task per chunk of a shard, where the chunk's states are,
  * and the way of the new parameters to where they are used.  See zero.h. */
-#include "runtime/step/update.h"
+#include "runtime/step/zero.h"
 
 #include <stdatomic.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
-#include "runtime/engine/access.h"
 #include "runtime/engine/alloc.h"
-#include "runtime/engine/schedule.h"
-#include "runtime/step/disk.h"
-#include "runtime/step/rows.h"
-#include "runtime/step/zero.h"
 
 struct update_arg {
     struct iz_step step; /* lr, t and grad_scale come from the control, decay

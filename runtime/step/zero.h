@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ZeRO as submissions: which task brings a unit's parameters (fetch.c),
- * takes its gradient (reduce.c) and updates it (update.c); what is different
- * where only some rows are moved (rows.c).  The stage has
- * already become data in the plan: what is whole on every rank and what is a
- * shard. Here is what these files share. */
+/* ZeRO as submissions: what the files of a step offer each other, one after the
+ * other.  The stage has already become data in the plan: what is whole on every
+ * rank and what is a shard. */
 #pragma once
 
+#include "codelets/flat/touched_rows.h"
 #include "codelets/gpu/flat_buffer.h"
-#include "runtime/engine/engine.h"
+#include "runtime/engine/access.h"
+
+/* ---- what all of them use ---- */
 
 /* A task of the step under submission; unit -1: of none. */
 static inline struct iz_task
@@ -50,9 +51,7 @@ static inline int64_t iz_param_bytes(const struct iz_engine *e, int64_t n)
 static inline int64_t iz_chunk_first(const struct iz_engine *e, int unit,
                                      const struct iz_chunk *k)
 {
-    return k->first + (e->plan.zero.states_full
-                           ? 0
-                           : e->unit[unit].plan->shard * e->plan.rank);
+    return k->first + iz_part_of(e, unit, false).first;
 }
 
 /* A rank's part; of a sparse table, which says more in the task itself, at
@@ -103,3 +102,162 @@ static inline bool iz_updates_first(const struct iz_engine *e)
  * the order of submission, whatever their unit; what forward and backward wait
  * for is read before. */
 #define IZ_BY_SUBMISSION (-950)
+
+/* ---- order.c: the units of a pass in order, and the uses of their parameters
+ * ---- */
+
+/* -ENOMEM, nothing printed; close also after an open that failed. */
+int iz_order_open(struct iz_engine *e);
+void iz_order_close(struct iz_engine *e);
+/* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
+int iz_order_unit(const struct iz_engine *e, int i);
+/* Where step i of a pass is in the graph: forward of unit u is u, backward is
+ * 2U-1-u. */
+int iz_order_position(const struct iz_engine *e, int i);
+
+/* ---- units.c: the tasks of a pass over the units ---- */
+
+struct iz_call {
+    enum iz_kind kind;
+    enum iz_unit_call call;
+    int unit, samples;
+    starpu_data_handle_t grad, tied_grad; /* backward: what it writes */
+    int64_t row; /* generation: position whose logits are wanted */
+};
+
+/* Where a mask excludes targets: counts those that are left among `samples` of
+ * all ranks, which the next batches belong to. */
+void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
+                    int64_t samples);
+/* `tasks`: batches of all ranks whose mean losses are added to one. */
+void iz_units_batch(struct iz_engine *e, struct iz_track *l,
+                    enum iz_split split, int64_t first, int64_t tasks);
+int64_t iz_units_first_sample(const struct iz_engine *e, int micro, int slice);
+void iz_units_call(struct iz_engine *e, const struct iz_call *c,
+                   struct iz_track *l);
+/* Adds the track's loss to the sum; the order of calls is the order of the sum.
+ */
+void iz_units_add_loss(struct iz_engine *e, struct iz_track *l);
+
+/* ---- boundary.c: where activations between units are ---- */
+
+/* Every pass begins with this: tracks that take part in it. */
+void iz_boundary_begin(struct iz_engine *e, int tracks, bool training);
+/* The handle that forward of a unit writes its output to. */
+starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
+                                         int track);
+/* Where the output of a unit is now. */
+starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int track);
+/* After backward of a unit was submitted: submits copies of what the next ones
+ * read, as far ahead as there are slots. */
+void iz_boundary_ahead(struct iz_engine *e, int unit, int track);
+
+/* ---- fetch.c: parameters, and the ring they are fetched into ---- */
+
+/* Submits fetches so that the units of uses[from...] are on their way, as far
+ * ahead as the rings allow. */
+void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from);
+/* Buffer that holds the parameters of a unit now. */
+starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit);
+/* All-gather of the parameters that the stage keeps whole; with `frozen` also
+ * of the frozen ones, after they were set. */
+void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen);
+
+/* In-place all-gather of an array that every rank keeps whole: parameters or
+ * gradients, of elem_bytes per element. */
+void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int unit,
+                     starpu_data_handle_t whole, int64_t elem_bytes);
+
+/* ---- disk.c: chunks between files and buffers ---- */
+
+/* Bytes between a file and `at` in a buffer. */
+struct iz_io {
+    struct iz_nvme *file;
+    int64_t offset, bytes, at;
+    /* For a sparse table: the chunk's elements, and its arrays.  Only pages
+     * with touched rows are read and written. */
+    int64_t first, count;
+    struct iz_state_bytes array[IZ_STATE_BYTES];
+    int urgency; /* of an update; 0: that of the unit */
+    int arrays;
+};
+
+/* The token stands for the region of the file: a load reads it and a store
+ * writes it, so that a load waits for the store before it.  mode: of the
+ * buffer. */
+void iz_disk_io(struct iz_engine *e, enum iz_kind kind, int unit,
+                starpu_data_handle_t buffer, enum starpu_data_access_mode mode,
+                starpu_data_handle_t token, struct iz_io a);
+
+/* ---- reduce.c: what becomes of a unit's gradient ---- */
+
+/* Adds the contribution in `slots` (one per slice) to the accumulator; use: 0
+ * the unit's own, 1 the tied one. */
+void iz_reduce(struct iz_engine *e, int unit, int use,
+               const starpu_data_handle_t *slot, int slots);
+/* After the last contribution: the sum of squares where the sums have not left
+ * it; in stage 0 also the other ranks' parts of the gradient. */
+void iz_grad_norm(struct iz_engine *e, int unit);
+
+/* ---- clip.c: loss, gradient norm, clipping, loss scale, learning rate ---- */
+
+void iz_clip_clip(struct iz_engine *e, int64_t step);
+void iz_clip_eval(struct iz_engine *e, int64_t step);
+
+/* ---- update.c: the optimizer ---- */
+
+/* Submits the updates of a unit's chunks. */
+void iz_update_unit(struct iz_engine *e, int unit);
+
+/* ---- update_order.c: the order of updates through the disk ---- */
+
+/* Call before a step is submitted. */
+void iz_update_order_begin(struct iz_engine *e);
+/* Call after the last gradient of a step has come: chooses the order for the
+ * following steps. */
+void iz_update_order_end(struct iz_engine *e);
+
+/* ---- rows.c: rows of sparse tables ---- */
+
+/* Only the rows that a step touches are moved, of parameters and of gradients.
+ * Every rank reads the samples of all ranks, so that all know the same rows and
+ * nobody has to be asked. */
+
+/* Samples of all ranks: n of them from first, first + stride, ... on. */
+struct iz_touched_samples {
+    enum iz_split split;
+    int times;
+    int64_t first, n, stride;
+};
+/* From here on these samples are trained with or evaluated: submits the task
+ * that lists the rows which they touch. */
+void iz_touched_begin(struct iz_engine *e, struct iz_touched_samples s);
+/* The list of the rows that the step under way touches; NULL: the unit is
+ * dense. */
+starpu_data_handle_t iz_touched_list(const struct iz_engine *e, int unit);
+
+/* What a task must know to find a unit's rows in the list; cols = 0: the unit
+ * is dense. */
+struct iz_touched_in {
+    int units, unit, rank, ranks;
+    int64_t cols, shard;
+};
+struct iz_touched_in iz_touched_in(const struct iz_engine *e, int unit);
+struct iz_touched iz_touched_get(const struct iz_touched_in *a,
+                                 const void *list);
+/* Where a rank's shard begins, packed. */
+int64_t iz_touched_first(const struct iz_touched_in *a,
+                         const struct iz_touched *r, int rank);
+/* Fills c->first for the next collective of unequal parts: where each rank's
+ * shard starts, in elements of `unit` each. */
+void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
+                      struct iz_coll *c, int64_t unit);
+
+/* The counterparts of iz_fetch_ahead, iz_fetch_gather and iz_fetch_publish for
+ * sparse tables: from a shard into a slot, and of whole accumulators and
+ * parameters. */
+void iz_touched_fetch(struct iz_engine *e, int unit, starpu_data_handle_t shard,
+                      starpu_data_handle_t slot);
+void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int unit,
+                       starpu_data_handle_t whole, int64_t elem_bytes);
+void iz_touched_publish(struct iz_engine *e, int unit);

@@ -3,9 +3,6 @@
 #include "tests/runtime/ckpt/sample.h"
 
 #include "codelets/base/mix.h"
-#include "runtime/ckpt/dir.h"
-#include "runtime/ckpt/write.h"
-#include "runtime/comm/agree.h"
 
 const int64_t small[ARRAYS] = {1000, 5, 1, 0};
 const int64_t large[ARRAYS] = {IZ_BLOCK + 7, 2 * IZ_BLOCK, 1, 3};
@@ -193,11 +190,7 @@ int load_alone(int64_t step, int64_t saved)
 
 int64_t latest(void)
 {
-    struct iz_ckpt k = {.dir = folder};
-    int64_t step = -1;
-    int err = iz_ckpt_latest(&k, &step);
-
-    return err ? err : step;
+    return iz_ckpt_dir_newest(folder, INT64_MAX);
 }
 
 int save_one(struct iz_coll *c, void *arg)

@@ -9,7 +9,6 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#include "runtime/ckpt/dir.h"
 #include "tests/runtime/disk.h"
 
 static void any_number_of_ranks_loads_what_any_other_saved(void **state)

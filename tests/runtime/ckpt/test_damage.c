@@ -5,8 +5,6 @@
 
 #include <sys/stat.h>
 
-#include "runtime/ckpt/rank_file.h"
-
 static const char *const files[] = {"/rank-00000-of-00002.safetensors",
                                     "/rank-00001-of-00002.safetensors",
                                     "/index.json"};
