@@ -134,25 +134,11 @@ static struct iz_table table(const struct iz_layer *a)
     return t;
 }
 
-static void first_forward(struct iz_exec *x, const struct iz_layer *a)
-{
-    struct iz_table t = table(a);
-
-    iz_table_fwd(x, vectors(a->y, a), IZ_NONE, &t);
-}
-
-static void first_backward(struct iz_exec *x, const struct iz_layer *a)
-{
-    struct iz_table t = table(a);
-
-    iz_table_bwd(x, vectors(a->dy, a), &t);
-}
-
 static void table_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     struct iz_table t = table(a);
 
-    iz_table_fwd(x, vectors(a->y, a), vectors(a->x, a), &t);
+    iz_table_fwd(x, vectors(a->y, a), a->unit ? vectors(a->x, a) : IZ_NONE, &t);
 }
 
 /* What earlier units filled in has its gradient here too; what is from this
@@ -162,7 +148,8 @@ static void table_backward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_table t = table(a);
 
     iz_table_bwd(x, vectors(a->dy, a), &t);
-    iz_convert(x, a->dx, a->dy);
+    if (a->unit)
+        iz_convert(x, a->dx, a->dy);
 }
 
 /* ---- the MLPs ---- */
@@ -222,19 +209,6 @@ struct head {
     int last, matrix; /* parameters: of the bottom's last layer, the answers */
 };
 
-static struct iz_view dense_rows(struct iz_exec *x, const struct iz_layer *a)
-{
-    const struct iz_dlrm_config *c = a->self;
-    struct iz_view in = {.p = numbers(a->input, c, a->samples),
-                         .dtype = IZ_F32,
-                         .rows = a->samples,
-                         .cols = c->dense};
-    struct iz_view out = iz_work(x, x->act, in.rows, in.cols);
-
-    iz_convert(x, out, in);
-    return out;
-}
-
 static struct head head_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_dlrm_config *c = a->self;
@@ -246,7 +220,8 @@ static struct head head_forward(struct iz_exec *x, const struct iz_layer *a)
     h.top.layers = c->top_layers;
     h.matrix = h.top.first + 2 * c->top_layers;
     l = affine(a, h.last);
-    h.bottom.in = dense_rows(x, a);
+    h.bottom.in =
+        numbers_of(x, numbers(a->input, c, a->samples), a->samples, c->dense);
     h.z = iz_work(x, x->act, a->samples, c->dim);
     iz_matmul_fwd(x, h.z, IZ_NONE, mlp_forward(x, a, &h.bottom), &l);
     h.y = iz_work(x, x->act, a->samples, pairs(c));
@@ -311,8 +286,8 @@ static int table_open(struct iz_unit *u, const struct iz_dlrm_config *c, int i)
     snprintf(prefix, sizeof(prefix), "tables.%d.", i);
     u->kind = i == 0 ? KIND_FIRST : i + 1 < units(c) ? KIND_MIDDLE : KIND_LAST;
     u->out_elems = (int64_t)c->tables * c->dim;
-    u->forward = i ? table_forward : first_forward;
-    u->backward = i ? table_backward : first_backward;
+    u->forward = table_forward;
+    u->backward = table_backward;
     u->reads_input = true;
     /* A sample reads one row of each table that has rows in the unit. */
     u->table_reads = (first + rows.rows - 1) / c->rows - first / c->rows + 1;

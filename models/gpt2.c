@@ -82,30 +82,22 @@ int iz_gpt2_open(struct iz_model **out, const void *target)
 /* ---- published checkpoints ---- */
 
 /* Conv1D there has our layout.  Old files have the mask as a tensor. */
+#define OURS(name)                                                             \
+    {                                                                          \
+        .tensor = "transformer." name, .param = name                           \
+    }
+#define WITH_BIAS(name) OURS(name ".weight"), OURS(name ".bias")
+
 static const struct iz_hf_name hf_names[] = {
-    {.tensor = "transformer.wte.weight", .param = "wte.weight"},
-    {.tensor = "transformer.wpe.weight", .param = "wpe.weight"},
-    {.tensor = "transformer.h.{}.ln_1.weight", .param = "h.{}.ln_1.weight"},
-    {.tensor = "transformer.h.{}.ln_1.bias", .param = "h.{}.ln_1.bias"},
-    {.tensor = "transformer.h.{}.attn.c_attn.weight",
-     .param = "h.{}.attn.c_attn.weight"},
-    {.tensor = "transformer.h.{}.attn.c_attn.bias",
-     .param = "h.{}.attn.c_attn.bias"},
-    {.tensor = "transformer.h.{}.attn.c_proj.weight",
-     .param = "h.{}.attn.c_proj.weight"},
-    {.tensor = "transformer.h.{}.attn.c_proj.bias",
-     .param = "h.{}.attn.c_proj.bias"},
-    {.tensor = "transformer.h.{}.ln_2.weight", .param = "h.{}.ln_2.weight"},
-    {.tensor = "transformer.h.{}.ln_2.bias", .param = "h.{}.ln_2.bias"},
-    {.tensor = "transformer.h.{}.mlp.c_fc.weight",
-     .param = "h.{}.mlp.c_fc.weight"},
-    {.tensor = "transformer.h.{}.mlp.c_fc.bias", .param = "h.{}.mlp.c_fc.bias"},
-    {.tensor = "transformer.h.{}.mlp.c_proj.weight",
-     .param = "h.{}.mlp.c_proj.weight"},
-    {.tensor = "transformer.h.{}.mlp.c_proj.bias",
-     .param = "h.{}.mlp.c_proj.bias"},
-    {.tensor = "transformer.ln_f.weight", .param = "ln_f.weight"},
-    {.tensor = "transformer.ln_f.bias", .param = "ln_f.bias"},
+    OURS("wte.weight"),
+    OURS("wpe.weight"),
+    WITH_BIAS("h.{}.ln_1"),
+    WITH_BIAS("h.{}.attn.c_attn"),
+    WITH_BIAS("h.{}.attn.c_proj"),
+    WITH_BIAS("h.{}.ln_2"),
+    WITH_BIAS("h.{}.mlp.c_fc"),
+    WITH_BIAS("h.{}.mlp.c_proj"),
+    WITH_BIAS("ln_f"),
     {.tensor = "lm_head.weight", .param = "wte.weight", .tied = true},
     {.tensor = "transformer.h.{}.attn.bias"},
     {.tensor = "transformer.h.{}.attn.masked_bias"},

@@ -34,6 +34,18 @@ static inline struct iz_linear affine(const struct iz_layer *a, int i)
                               .db = gradient(a, i + 1)};
 }
 
+/* Numbers of the input, in the type of activations and in scratch. */
+static inline struct iz_view numbers_of(struct iz_exec *x, float *numbers,
+                                        int64_t rows, int64_t cols)
+{
+    struct iz_view in = {
+        .p = numbers, .dtype = IZ_F32, .rows = rows, .cols = cols};
+    struct iz_view out = iz_work(x, x->act, rows, cols);
+
+    iz_convert(x, out, in);
+    return out;
+}
+
 static inline struct iz_param weight(const char *name, int64_t rows,
                                      int64_t cols, float std)
 {

@@ -121,14 +121,9 @@ static void unpack(const void *self, const void *record, int64_t i, int64_t n,
 static struct iz_view patch_rows(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_vit_config *c = a->self;
-    struct iz_view in = {.p = pixels(a->input, c, a->samples),
-                         .dtype = IZ_F32,
-                         .rows = (int64_t)a->samples * rows(c),
-                         .cols = numbers(c)};
-    struct iz_view out = iz_work(x, x->act, in.rows, in.cols);
 
-    iz_convert(x, out, in);
-    return out;
+    return numbers_of(x, pixels(a->input, c, a->samples),
+                      (int64_t)a->samples * rows(c), numbers(c));
 }
 
 static void vit_embed_forward(struct iz_exec *x, const struct iz_layer *a)

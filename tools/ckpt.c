@@ -12,8 +12,7 @@
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/config/published.h"
-#include "runtime/hf/folder.h"
-#include "runtime/hf/write.h"
+#include "runtime/hf/tensors.h"
 #include "runtime/run/run.h"
 
 #include "codelets/base/units.h"

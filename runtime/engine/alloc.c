@@ -6,8 +6,6 @@
 #include <stdlib.h>
 
 #include "codelets/gpu/device.h"
-#include "runtime/engine/handle.h"
-#include "runtime/engine/unit_memory.h"
 
 /* ---- staging ---- */
 
@@ -36,13 +34,11 @@ static int open_rows(struct iz_engine *e)
     struct iz_touched_lists *t = &e->touched;
     int64_t list = iz_plan_list_bytes(&e->plan);
     int64_t scratch = iz_plan_list_scratch_bytes(&e->plan, e->model);
-    for (int i = 0; list && i < 2; i++)
-        if (!iz_handle_take(e, &t->list[i].handle, IZ_DATUM_BATCH, i, list))
-            return -ENOMEM;
-    return list && !iz_handle_take(e, &t->scratch.handle, IZ_DATUM_BATCH, 2,
-                                   scratch)
-               ? -ENOMEM
-               : 0;
+    bool ok = !list ||
+              iz_handle_take(e, &t->scratch.handle, IZ_DATUM_BATCH, 2, scratch);
+    for (int i = 0; list && ok && i < 2; i++)
+        ok = iz_handle_take(e, &t->list[i].handle, IZ_DATUM_BATCH, i, list);
+    return ok ? 0 : -ENOMEM;
 }
 
 /* ---- rings and tracks ---- */
@@ -58,13 +54,6 @@ static int open_slots(struct iz_engine *e, struct iz_slot **out, int n,
             return -ENOMEM;
     }
     return s ? 0 : -ENOMEM;
-}
-
-static void close_slots(struct iz_slot *s, int n)
-{
-    for (int i = 0; s && i < n; i++)
-        iz_handle_close(&s[i].handle);
-    free(s);
 }
 
 static int open_rings(struct iz_engine *e)
@@ -130,20 +119,6 @@ static int open_tracks(struct iz_engine *e)
     for (int b = 0; b < e->plan.tracks && !r; b++)
         r = open_track(e, b);
     return r;
-}
-
-static void close_track(struct iz_engine *e, struct iz_track *l)
-{
-    for (int u = 0; l->saved_handle && u < e->model->n_units; u++) {
-        iz_handle_close(&l->boundary_handle[u]);
-        iz_handle_close(&l->saved_handle[u]);
-    }
-    iz_handle_close(&l->batch_handle);
-    iz_handle_close(&l->d_handle);
-    iz_handle_close(&l->loss_handle);
-    iz_handle_close(&l->weight_handle);
-    free(l->boundary_handle);
-    free(l->saved_handle);
 }
 
 /* ---- scalars and collectives ---- */
@@ -214,30 +189,21 @@ int iz_alloc_open(struct iz_engine *e)
 void iz_alloc_close(struct iz_engine *e)
 {
     iz_unit_memory_close(e);
+    iz_handles_close(e);
     for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
-        close_slots(e->ring[i].param, e->plan.ring[i].params);
-        close_slots(e->ring[i].grad, e->plan.ring[i].grads);
+        free(e->ring[i].param);
+        free(e->ring[i].grad);
     }
     free(e->ring);
-    close_slots(e->boundaries.slot, e->plan.act.boundary_slots);
-    for (int b = 0; e->track && b < e->plan.tracks; b++)
-        close_track(e, &e->track[b]);
-    free(e->track);
-    iz_handle_close(&e->touched.list[0].handle);
-    iz_handle_close(&e->touched.list[1].handle);
-    iz_handle_close(&e->touched.scratch.handle);
-    for (int k = 0; k < IZ_STAGINGS; k++) {
-        struct iz_staging *s = e->staging[k].buffer;
-        for (int i = 0; s && i < e->plan.staging[k].n; i++)
-            iz_handle_close(&s[i].handle);
-        free(s);
+    free(e->boundaries.slot);
+    for (int b = 0; e->track && b < e->plan.tracks; b++) {
+        free(e->track[b].boundary_handle);
+        free(e->track[b].saved_handle);
     }
+    free(e->track);
+    for (int k = 0; k < IZ_STAGINGS; k++)
+        free(e->staging[k].buffer);
     iz_coll_gpu_close(e->coll);
-    iz_handle_close(&e->scalar.control_handle);
-    iz_handle_close(&e->scalar.scale_handle);
-    iz_handle_close(&e->scalar.loss_handle);
-    iz_handle_close(&e->scalar.learnt_handle);
-    iz_handle_close(&e->scalar.logits_handle);
     free(e->scalar.gathered);
     free(e->seals.of);
     iz_device_stream_close(e->bounce.stream);

@@ -210,6 +210,12 @@ struct iz_bounce {
     void *stream, *buffer;
 };
 
+/* All of StarPU's that the engine registered. */
+struct iz_handles {
+    starpu_data_handle_t *list;
+    int n, room;
+};
+
 struct iz_engine {
     const struct iz_config *config;
     const struct iz_model *model;
@@ -218,6 +224,7 @@ struct iz_engine {
     struct iz_plan plan;
     struct iz_memory *memory;
     struct iz_graph *graph;
+    struct iz_handles handles;
     struct iz_bounce bounce;
     struct iz_files file;
     struct iz_unit_memory *unit;

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Registration of memory with StarPU; see handle.h. */
-#include "runtime/engine/handle.h"
+/* Registration of memory with StarPU; see alloc.h. */
+#include "runtime/engine/alloc.h"
+
+#include <stdlib.h>
+
+#include "codelets/base/die.h"
 
 const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_PARAM] = {"param", IZ_MEM_PARAM},
@@ -51,6 +55,21 @@ void iz_handle_name(starpu_data_handle_t h, enum iz_datum d, int x)
     starpu_data_set_coordinates(h, 2, x, (int)d);
 }
 
+starpu_data_handle_t iz_handle_keep(struct iz_engine *e, starpu_data_handle_t h,
+                                    enum iz_datum d, int x)
+{
+    struct iz_handles *k = &e->handles;
+    if (k->n == k->room) {
+        k->room = k->room ? 2 * k->room : 256;
+        k->list = realloc(k->list, (size_t)k->room * sizeof(*k->list));
+        if (!k->list)
+            iz_die("no memory for %d handles", k->room);
+    }
+    k->list[k->n++] = h;
+    iz_handle_name(h, d, x);
+    return h;
+}
+
 uintptr_t iz_handle_address(const struct iz_engine *e, const void *p)
 {
     struct iz_shadow s = iz_memory_shadow(e->memory);
@@ -66,16 +85,15 @@ starpu_data_handle_t iz_handle_open(struct iz_engine *e, void *p, int64_t bytes,
     starpu_data_handle_t h;
     starpu_variable_data_register(&h, STARPU_MAIN_RAM, iz_handle_address(e, p),
                                   (size_t)bytes);
-    iz_handle_name(h, d, x);
-    return h;
+    return iz_handle_keep(e, h, d, x);
 }
 
-starpu_data_handle_t iz_handle_token(enum iz_datum d, int x)
+starpu_data_handle_t iz_handle_token(struct iz_engine *e, enum iz_datum d,
+                                     int x)
 {
     starpu_data_handle_t h;
     starpu_void_data_register(&h);
-    iz_handle_name(h, d, x);
-    return h;
+    return iz_handle_keep(e, h, d, x);
 }
 
 void *iz_handle_take(struct iz_engine *e, starpu_data_handle_t *h,
@@ -88,11 +106,11 @@ void *iz_handle_take(struct iz_engine *e, starpu_data_handle_t *h,
     return p;
 }
 
-void iz_handle_close(starpu_data_handle_t *h)
+void iz_handles_close(struct iz_engine *e)
 {
-    if (*h)
-        starpu_data_unregister(*h);
-    *h = NULL;
+    for (int i = 0; i < e->handles.n; i++)
+        starpu_data_unregister(e->handles.list[i]);
+    free(e->handles.list);
 }
 
 enum iz_tier iz_handle_tier(const struct iz_engine *e)

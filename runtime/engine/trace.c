@@ -11,7 +11,7 @@
 
 #include "codelets/base/die.h"
 #include "runtime/base/json.h"
-#include "runtime/engine/handle.h"
+#include "runtime/engine/alloc.h"
 #include "runtime/engine/trace.h"
 
 #define BYTES_PER_TASK 6144 /* of the trace; 2.2 to 3.1 KiB were seen */

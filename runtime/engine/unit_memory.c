@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What units own: parameters, gradients and states in memory or in files. */
-#include "runtime/engine/unit_memory.h"
+#include "runtime/engine/alloc.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "codelets/flat/flat.h"
-#include "runtime/engine/handle.h"
 
 static void piece_filter(void *parent, void *child,
                          struct starpu_data_filter *f, unsigned id,
@@ -57,9 +56,9 @@ static int open_params(struct iz_engine *e, struct iz_unit_memory *g, int u)
     int64_t held = iz_plan_held(&e->plan, g->plan);
     if (e->plan.zero.param_home == IZ_HOME_NVME) {
         for (int i = 0; i < g->plan->chunks; i++)
-            g->chunk[i].param_handle = iz_handle_token(IZ_DATUM_PARAM, u);
+            g->chunk[i].param_handle = iz_handle_token(e, IZ_DATUM_PARAM, u);
         for (int i = 0; i < g->plan->frozen.chunks; i++)
-            g->frozen[i].param_handle = iz_handle_token(IZ_DATUM_PARAM, u);
+            g->frozen[i].param_handle = iz_handle_token(e, IZ_DATUM_PARAM, u);
         return 0;
     }
     if (held > UINT32_MAX) {
@@ -77,7 +76,7 @@ static int open_params(struct iz_engine *e, struct iz_unit_memory *g, int u)
     starpu_vector_data_register(&g->param_handle, STARPU_MAIN_RAM,
                                 iz_handle_address(e, g->param), (uint32_t)held,
                                 (size_t)size);
-    iz_handle_name(g->param_handle, IZ_DATUM_PARAM, u);
+    iz_handle_keep(e, g->param_handle, IZ_DATUM_PARAM, u);
     return register_pieces(e, g, u);
 }
 
@@ -87,7 +86,7 @@ static int open_states(struct iz_engine *e, struct iz_unit_memory *g, int u)
         struct iz_chunk *k = &g->chunk[i];
         bool own = k->home == e->plan.zero.state_home;
         if (e->plan.zero.state_home == IZ_HOME_NVME) {
-            k->state_handle = iz_handle_token(IZ_DATUM_STATE, u);
+            k->state_handle = iz_handle_token(e, IZ_DATUM_STATE, u);
             continue;
         }
         k->state = iz_handle_take(
@@ -183,21 +182,6 @@ static void close_unit(struct iz_unit_memory *g)
     if (g->piece)
         starpu_data_partition_clean(g->param_handle, (unsigned)g->plan->chunks,
                                     g->piece);
-    for (int i = 0; g->chunk && i < g->plan->chunks; i++) {
-        bool own = !g->piece && g->chunk[i].param_handle != g->param_handle;
-        if (own)
-            iz_handle_close(&g->chunk[i].param_handle);
-        iz_handle_close(&g->chunk[i].state_handle);
-    }
-    for (int i = 0; g->frozen && i < g->plan->frozen.chunks; i++)
-        iz_handle_close(&g->frozen[i].param_handle);
-    iz_handle_close(&g->param_handle);
-    iz_handle_close(&g->grad_handle[0]);
-    iz_handle_close(&g->grad_handle[1]);
-    iz_handle_close(&g->grad_apart_handle[0]);
-    iz_handle_close(&g->grad_apart_handle[1]);
-    iz_handle_close(&g->block_sums_handle);
-    iz_handle_close(&g->norm2_handle);
     free(g->piece);
     free(g->chunk);
     free(g->frozen);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which files a folder has, and that each tensor is in one of them; see
- * folder.h. */
-#include "runtime/hf/folder.h"
+ * tensors.h. */
+#include "runtime/hf/tensors.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -15,9 +15,7 @@
 #include "runtime/config/lora.h"
 #include "runtime/config/published.h"
 #include "runtime/engine/access.h"
-#include "runtime/hf/folder.h"
-#include "runtime/hf/read.h"
-#include "runtime/hf/write.h"
+#include "runtime/hf/tensors.h"
 #include "runtime/step/train.h"
 
 /* ---- import ---- */

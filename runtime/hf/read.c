@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading parameters through the map; see read.h. */
+/* Reading parameters through the map; see tensors.h. */
 #define _DEFAULT_SOURCE /* madvise: the one of POSIX does nothing here */
 
-#include "runtime/hf/read.h"
+#include "runtime/hf/tensors.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,10 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "codelets/flat/dtype.h"
+#include "codelets/base/int64.h"
 #include "runtime/base/text.h"
-#include "runtime/hf/folder.h"
-#include "runtime/hf/map.h"
 
 enum { RUN = 512 }; /* elements converted at a time */
 /* Of a transposition: runs of 64 bytes and more on both sides. */
@@ -156,45 +154,27 @@ static void hf_read_load(const struct iz_st_tensor *e, enum iz_dtype type,
     }
 }
 
-/* A rectangle of at most TILE_ROWS x TILE_COLS; theirs has columns where ours
- * has rows. */
-static void load_tile(const struct iz_hf_tensor *t,
-                      const struct iz_st_tensor *e, enum iz_dtype type,
-                      const struct iz_hf_rect *r, float *out)
-{
-    float tile[TILE_COLS][TILE_ROWS];
-
-    for (int64_t c = 0; c < r->cols; c++) {
-        struct iz_hf_rect at = {r->row, r->col + c, r->rows, 1};
-        hf_read_load(e, type, iz_hf_place(t, &at), tile[c], r->rows);
-    }
-    for (int64_t i = 0; i < r->rows; i++)
-        for (int64_t c = 0; c < r->cols; c++)
-            out[i * t->width + c] = tile[c][i];
-}
-
+/* Theirs has columns where ours has rows: tile by tile. */
 static void load_transposed(const struct iz_hf_tensor *t,
                             const struct iz_st_tensor *e, enum iz_dtype type,
                             const struct iz_hf_rect *r, float *out)
 {
-    for (int64_t i = 0; i < r->rows; i += TILE_ROWS)
-        for (int64_t c = 0; c < r->cols; c += TILE_COLS) {
-            struct iz_hf_rect tile = {r->row + i, r->col + c, r->rows - i,
-                                      r->cols - c};
-            tile.rows = tile.rows < TILE_ROWS ? tile.rows : TILE_ROWS;
-            tile.cols = tile.cols < TILE_COLS ? tile.cols : TILE_COLS;
-            load_tile(t, e, type, &tile, out + i * t->width + c);
-        }
-}
+    float tile[TILE_COLS][TILE_ROWS];
 
-static void load_rows(const struct iz_hf_tensor *t,
-                      const struct iz_st_tensor *e, enum iz_dtype type,
-                      const struct iz_hf_rect *r, float *out)
-{
-    for (int64_t i = 0; i < r->rows; i++) {
-        struct iz_hf_rect at = {r->row + i, r->col, 1, r->cols};
-        hf_read_load(e, type, iz_hf_place(t, &at), out + i * t->width, r->cols);
-    }
+    for (int64_t row = 0; row < r->rows; row += TILE_ROWS)
+        for (int64_t col = 0; col < r->cols; col += TILE_COLS) {
+            int64_t rows = min64(r->rows - row, TILE_ROWS);
+            int64_t cols = min64(r->cols - col, TILE_COLS);
+            float *to = out + row * t->width + col;
+            for (int64_t c = 0; c < cols; c++) {
+                struct iz_hf_rect at = {r->row + row, r->col + col + c, rows,
+                                        1};
+                hf_read_load(e, type, iz_hf_place(t, &at), tile[c], rows);
+            }
+            for (int64_t i = 0; i < rows; i++)
+                for (int64_t c = 0; c < cols; c++)
+                    to[i * t->width + c] = tile[c][i];
+        }
 }
 
 /* The pages are clean and can be read again, but count as this process's. */
@@ -231,14 +211,11 @@ static void hf_read_take(const struct iz_hf_tensor *t,
     iz_st_dtype_read(e->dtype, &type);
     if (t->transposed)
         load_transposed(t, e, type, rect, out);
-    else
-        load_rows(t, e, type, rect, out);
-}
-
-/* Where the tensor's last row ends in the unit's flat array. */
-static int64_t end_of(const struct iz_hf_tensor *t)
-{
-    return t->offset + (t->row + t->rows) * t->width;
+    for (int64_t i = 0; i < rect->rows && !t->transposed; i++) {
+        struct iz_hf_rect at = {rect->row + i, rect->col, 1, rect->cols};
+        hf_read_load(e, type, iz_hf_place(t, &at), out + i * t->width,
+                     rect->cols);
+    }
 }
 
 /* What tensor i has of the range. */
@@ -248,6 +225,7 @@ static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
     const struct iz_hf_tensor *t = &r->map.tensor[i];
     struct iz_hf_rect rect[3];
     int rects = iz_hf_rects(t, from, from + n, rect), err = 0;
+    int64_t end = t->offset + (t->row + t->rows) * t->width;
 
     for (int k = 0; k < rects && !err; k++) {
         int64_t at = iz_hf_flat(t, &rect[k]) - from;
@@ -256,7 +234,7 @@ static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
             err = same_values(r, t, &rect[k], out + at, second + at);
     }
     /* One that lies the other way round is needed whole again and again. */
-    if (rects && (!t->transposed || from + n >= end_of(t)))
+    if (rects && (!t->transposed || from + n >= end))
         hf_read_forget(r->entry[i]);
     return err;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Laying out, making and filling the files of an export; see write.h. */
-#include "runtime/hf/write.h"
+/* Laying out, making and filling the files of an export; see tensors.h. */
+#include "runtime/hf/tensors.h"
 
 #include <assert.h>
 #include <dirent.h>
@@ -19,7 +19,6 @@
 #include "runtime/base/text.h"
 #include "runtime/comm/agree.h"
 #include "runtime/config/config.h"
-#include "runtime/hf/folder.h"
 
 #define WHO "export"
 #define PATH (IZ_PATH_MAX + 64)
@@ -211,10 +210,9 @@ static char *index_text(const struct iz_hf_writer *w)
     return iz_text_close(&text);
 }
 
-/* Opens file f; the first rank makes it, in its full length. */
-static int hf_write_open_file(struct iz_hf_writer *w, int f)
+/* The first rank makes it, in its full length. */
+static int hf_write_open_file(const struct iz_hf_writer *w, struct file *file)
 {
-    struct file *file = &w->file[f];
     bool first = w->c->rank == 0;
     char path[2 * PATH];
 
@@ -235,7 +233,7 @@ static int open_files(struct iz_hf_writer *w)
 {
     int err = 0;
     for (int f = 0; f < w->n_files && !err; f++)
-        err = hf_write_open_file(w, f);
+        err = hf_write_open_file(w, &w->file[f]);
     return err;
 }
 
@@ -317,14 +315,12 @@ static void put_rows(struct iz_hf_writer *w, int i, const struct iz_hf_rect *r,
                      const float *in)
 {
     const struct iz_hf_tensor *t = &w->o.map->tensor[i];
-    if (r->cols == t->width) {
-        put_elements(w, i, iz_hf_place(t, r), in, r->rows * r->cols);
-        return;
-    }
-    for (int64_t k = 0; k < r->rows; k++)
+    bool narrow = r->cols < t->width;
+    for (int64_t k = 0; k < r->rows && narrow; k++)
         memcpy(w->turned + k * r->cols, in + k * t->width,
                (size_t)r->cols * sizeof(*in));
-    put_elements(w, i, iz_hf_place(t, r), w->turned, r->rows * r->cols);
+    put_elements(w, i, iz_hf_place(t, r), narrow ? w->turned : in,
+                 r->rows * r->cols);
 }
 
 /* One run of the file per column of the rectangle.  TILE columns are turned
@@ -377,12 +373,6 @@ static int sync_files(struct iz_hf_writer *w)
     return err;
 }
 
-static int commit(const struct iz_hf_writer *w)
-{
-    int err = iz_durable_sync_directory(WHO, w->tmp);
-    return err ? err : iz_durable_rename(WHO, w->tmp, w->path);
-}
-
 int iz_hf_write_close(struct iz_hf_writer **out, int err)
 {
     struct iz_hf_writer *w = *out;
@@ -390,8 +380,11 @@ int iz_hf_write_close(struct iz_hf_writer **out, int err)
     if (!err)
         err = sync_files(w);
     err = iz_agree(w->c, err);
-    if (!err)
-        err = iz_agree(w->c, first ? commit(w) : 0);
+    if (!err && first)
+        err = iz_durable_sync_directory(WHO, w->tmp);
+    if (!err && first)
+        err = iz_durable_rename(WHO, w->tmp, w->path);
+    err = iz_agree(w->c, err);
     if (err && first)
         iz_durable_remove_directory(WHO, w->tmp);
     discard(out);

@@ -4,10 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "codelets/base/die.h"
-#include "runtime/ckpt/engine_parts.h"
+#include "runtime/ckpt/ckpt.h"
 #include "runtime/hf/hf.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"

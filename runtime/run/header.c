@@ -6,7 +6,6 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/units.h"
-#include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"

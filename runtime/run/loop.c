@@ -3,7 +3,6 @@
  * checkpoints begun and ended. */
 #include <stdio.h>
 
-#include "runtime/ckpt/engine_parts.h"
 #include "runtime/engine/trace.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"

@@ -12,7 +12,6 @@
 #include "codelets/base/clock.h"
 #include "runtime/base/environment.h"
 #include "runtime/base/progress.h"
-#include "runtime/ckpt/engine_parts.h"
 #include "runtime/config/rules.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"

@@ -2,6 +2,8 @@
 /* What the files of run.h share: a run from its command line to its end. */
 #pragma once
 
+#include <errno.h>
+
 #include "runtime/ckpt/async.h"
 #include "runtime/machine/arithmetic.h"
 #include "runtime/machine/cores.h"
@@ -49,7 +51,11 @@ int iz_run_start(struct run *r);
 void iz_run_print_plan(const struct run *r);
 
 /* Those that were started, or that a plan is for. */
-int iz_run_ranks(const struct run *r);
+static inline int iz_run_ranks(const struct run *r)
+{
+    return r->o.ranks ? r->o.ranks : r->coll->size;
+}
+
 /* Rows and columns of the product that a GPU is measured with, or less than 0
  * if IZ_YARDSTICK is none: a debugging tool takes long for a large one.  A core
  * is measured for a time in proportion. */
@@ -61,11 +67,29 @@ void iz_run_print_header(struct run *r);
 
 /* Whether this rank is the one that prints, and where it prints faults: NULL on
  * the others. */
-bool iz_run_first(const struct run *r);
-FILE *iz_run_err(const struct run *r);
-/* One rank's failure is everybody's.  what: which memory this rank lacks if
- * that is -ENOMEM, to be told; NULL: it has been told. */
-int iz_run_agree(struct run *r, int status, const char *what);
+static inline bool iz_run_first(const struct run *r)
+{
+    return r->coll->rank == 0;
+}
+
+static inline FILE *iz_run_err(const struct run *r)
+{
+    return iz_run_first(r) ? stderr : NULL;
+}
+
+/* One rank's failure is everybody's: nobody waits for a rank that has gone.
+ * what: which memory this rank lacks if that is -ENOMEM, to be told; NULL: it
+ * has been told. */
+static inline int iz_run_agree(struct run *r, int status, const char *what)
+{
+    if (status == -ENOMEM && what)
+        fprintf(stderr, "izar: rank %d: no memory for %s\n", r->coll->rank,
+                what);
+    if (iz_coll_all_ok(r->coll, status == 0))
+        return 0;
+    return status ? status : -ECANCELED;
+}
+
 /* Trains from the step where the engine is to the last one.  Negative errno
  * with the reason printed, on all ranks. */
 int iz_run_train(struct run *r);

@@ -3,11 +3,8 @@
  * plan and submissions as a run, on a machine described by a file.  One rank
  * stands for all; what its collectives cost follows from the number of ranks.
  * Nothing is computed and no data exist. */
-#include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "codelets/base/units.h"
 #include "runtime/base/environment.h"

@@ -7,10 +7,7 @@
 #include "codelets/base/mix.h"
 #include "runtime/base/durable.h"
 #include "runtime/config/published.h"
-#include "runtime/hf/folder.h"
-#include "runtime/hf/map.h"
-#include "runtime/hf/read.h"
-#include "runtime/hf/write.h"
+#include "runtime/hf/tensors.h"
 #include "tests/runtime/disk.h"
 
 enum { C = 6, KV = 2, QKV = C + 2 * KV, V = 7, LAYERS = 2, UNITS = LAYERS + 2 };
