@@ -76,22 +76,14 @@ static struct norm norm(struct iz_exec *x, const struct iz_layer *a, int part,
     return n;
 }
 
+/* again: from the statistics, which are there. */
 static void norm_forward(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                         const struct norm *n)
+                         const struct norm *n, bool again)
 {
     if (n->rms)
-        iz_rmsnorm_fwd(x, y, a, &n->root);
+        (again ? iz_rmsnorm_again : iz_rmsnorm_fwd)(x, y, a, &n->root);
     else
-        iz_layernorm_fwd(x, y, a, &n->layer);
-}
-
-static void norm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                       const struct norm *n)
-{
-    if (n->rms)
-        iz_rmsnorm_again(x, y, a, &n->root);
-    else
-        iz_layernorm_again(x, y, a, &n->layer);
+        (again ? iz_layernorm_again : iz_layernorm_fwd)(x, y, a, &n->layer);
 }
 
 static void norm_backward(struct iz_exec *x, struct iz_view dx,
@@ -187,12 +179,12 @@ static void block_forward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view h = iz_work(x, x->act, in.rows, c->width); /* [M,C] */
     struct iz_view g;
 
-    norm_forward(x, h, in, &b.norm_1);
+    norm_forward(x, h, in, &b.norm_1, false);
     iz_matmul_fwd(x, b.attn.qkv, IZ_NONE, h, &qkv); /* [M,(H+2K)D] */
     positions_forward(x, c, &b);
     iz_attention_fwd(x, &b.attn);                /* [M,HD] */
     iz_matmul_fwd(x, b.x2, in, b.attn.o, &proj); /* [M,C] */
-    norm_forward(x, h, b.x2, &b.norm_2);
+    norm_forward(x, h, b.x2, &b.norm_2, false);
     iz_matmul_fwd(x, b.u, IZ_NONE, h, &fc); /* [M,F] or [M,2F] */
     iz_work_release(x, mark);
     g = iz_work(x, x->act, in.rows, c->hidden);
@@ -226,7 +218,7 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     if (c->llama)
         iz_work_release(x, mark);
     h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
-    norm_again(x, h, b->x2, &b->norm_2);
+    norm_forward(x, h, b->x2, &b->norm_2, true);
     iz_matmul_dw(x, du, h, &fc);
     iz_matmul_da(x, h, du, &fc); /* h becomes its own gradient */
     norm_backward(x, dx, dy, h, b->x2, &b->norm_2);
@@ -261,7 +253,7 @@ static void attention_backward(struct iz_exec *x, const struct iz_layer *a,
 
     scores_backward(x, a, b, dqkv, dx);
     h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
-    norm_again(x, h, in, &b->norm_1);
+    norm_forward(x, h, in, &b->norm_1, true);
     iz_matmul_dw(x, dqkv, h, &qkv);
     iz_matmul_da(x, h, dqkv, &qkv);
     norm_backward(x, dx, dx, h, in, &b->norm_1);
@@ -309,7 +301,7 @@ static struct iz_view head_norm(struct iz_exec *x, const struct iz_layer *a,
     struct iz_view h = iz_work(x, x->act, in.rows, in.cols);
 
     *n = norm(x, a, 0, iz_work, in.rows);
-    norm_forward(x, h, in, n);
+    norm_forward(x, h, in, n, false);
     return h;
 }
 

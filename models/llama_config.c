@@ -9,51 +9,46 @@
 /* Larger widths, depths or vocabularies are typing errors. */
 #define MOST (1 << 24)
 
-#define AT(f)                                                                  \
-    offsetof(struct iz_llama_config, f),                                       \
-        sizeof(((struct iz_llama_config *)0)->f)
+/* A field's row up to its default; "" keeps clang-format from a directive. */
+#define KEY(f, type, min, max, words)                                          \
+    "" #f, IZ_KEY_##type, offsetof(struct iz_llama_config, f),                 \
+        sizeof(((struct iz_llama_config *)0)->f), min, max, words
 
 const struct iz_key iz_llama_keys[] = {
-    {"layers", IZ_KEY_INT, AT(layers), 1, MOST, NULL, "16",
-     "Transformer blocks."},
-    {"heads", IZ_KEY_INT, AT(heads), 1, MOST, NULL, "32",
-     "Query heads of a block."},
-    {"kv_heads", IZ_KEY_INT, AT(kv_heads), 0, MOST, NULL, "0",
+    {KEY(layers, INT, 1, MOST, NULL), "16", "Transformer blocks."},
+    {KEY(heads, INT, 1, MOST, NULL), "32", "Query heads of a block."},
+    {KEY(kv_heads, INT, 0, MOST, NULL), "0",
      "Key and value heads; a divisor of heads, 0: as many."},
-    {"width", IZ_KEY_INT, AT(width), 1, MOST, NULL, "2048", "Channels."},
-    {"ffn", IZ_KEY_INT, AT(ffn), 1, MOST, NULL, "8192",
-     "Hidden channels of the MLP."},
-    {"head_dim", IZ_KEY_INT, AT(head_dim), 0, IZ_ROPE_MOST, NULL, "0",
+    {KEY(width, INT, 1, MOST, NULL), "2048", "Channels."},
+    {KEY(ffn, INT, 1, MOST, NULL), "8192", "Hidden channels of the MLP."},
+    {KEY(head_dim, INT, 0, IZ_ROPE_MOST, NULL), "0",
      "Columns of a head, even; 0: width / heads."},
-    {"seq", IZ_KEY_INT, AT(seq), 1, MOST, NULL, "1024", "Tokens of a sample."},
-    {"vocab", IZ_KEY_INT, AT(vocab), 1, MOST, NULL, "128256",
+    {KEY(seq, INT, 1, MOST, NULL), "1024", "Tokens of a sample."},
+    {KEY(vocab, INT, 1, MOST, NULL), "128256",
      "Different tokens; 256 for bytes."},
-    {"rope_theta", IZ_KEY_DOUBLE, AT(rope_theta), 1, 1e12, NULL, "500000",
+    {KEY(rope_theta, DOUBLE, 1, 1e12, NULL), "500000",
      "Base of the rotary frequencies."},
-    {"rope_scaling_factor", IZ_KEY_DOUBLE, AT(rope_scaling_factor), 1, 1e6,
-     NULL, "1", "Divides low rotary frequencies (Llama 3); 1: none."},
-    {"rope_scaling_low_freq_factor", IZ_KEY_DOUBLE,
-     AT(rope_scaling_low_freq_factor), 0, 1e6, NULL, "1",
+    {KEY(rope_scaling_factor, DOUBLE, 1, 1e6, NULL), "1",
+     "Divides low rotary frequencies (Llama 3); 1: none."},
+    {KEY(rope_scaling_low_freq_factor, DOUBLE, 0, 1e6, NULL), "1",
      "Turns in the original context below which a frequency is divided."},
-    {"rope_scaling_high_freq_factor", IZ_KEY_DOUBLE,
-     AT(rope_scaling_high_freq_factor), 0, 1e6, NULL, "4",
+    {KEY(rope_scaling_high_freq_factor, DOUBLE, 0, 1e6, NULL), "4",
      "Turns in the original context above which a frequency is kept."},
-    {"rope_scaling_original_seq", IZ_KEY_INT, AT(rope_scaling_original_seq), 1,
-     MOST, NULL, "8192", "Tokens of the original context."},
-    {"norm_eps", IZ_KEY_DOUBLE, AT(norm_eps), 1e-12, 1, NULL, "1e-5",
-     "Added to mean squares."},
-    {"tie_embeddings", IZ_KEY_BOOL, AT(tie_embeddings), 0, 0, NULL, "false",
+    {KEY(rope_scaling_original_seq, INT, 1, MOST, NULL), "8192",
+     "Tokens of the original context."},
+    {KEY(norm_eps, DOUBLE, 1e-12, 1, NULL), "1e-5", "Added to mean squares."},
+    {KEY(tie_embeddings, BOOL, 0, 0, NULL), "false",
      "Whether the output layer uses the embedding's matrix."},
-    {"qkv_bias", IZ_KEY_BOOL, AT(qkv_bias), 0, 0, NULL, "false",
+    {KEY(qkv_bias, BOOL, 0, 0, NULL), "false",
      "Whether queries, keys and values have a bias (Qwen 2.5)."},
-    {"qk_norm", IZ_KEY_BOOL, AT(qk_norm), 0, 0, NULL, "false",
+    {KEY(qk_norm, BOOL, 0, 0, NULL), "false",
      "Whether heads of queries and keys are normalised (Qwen 3)."},
-    {"family", IZ_KEY_ENUM, AT(family), 0, 0, IZ_LLAMA_FAMILIES, "\"auto\"",
+    {KEY(family, ENUM, 0, 0, IZ_LLAMA_FAMILIES), "\"auto\"",
      "As which model weights are exported; auto: the first that has this "
      "shape."},
-    {"context", IZ_KEY_INT, AT(context), 0, MOST, NULL, "0",
+    {KEY(context, INT, 0, MOST, NULL), "0",
      "Longest sequence that the model is made for, at least seq; 0: seq."},
-    {"window", IZ_KEY_INT, AT(window), 0, MOST, NULL, "0",
+    {KEY(window, INT, 0, MOST, NULL), "0",
      "Tokens that attention looks back at most, 0: all; less than seq is "
      "refused."},
     {0},

@@ -59,9 +59,9 @@ static inline struct iz_param weight(const char *name, int64_t rows,
 static inline struct iz_param vector(const char *name, int64_t n,
                                      enum iz_init init)
 {
-    struct iz_param p = {.rows = 1, .cols = n, .init = init};
+    struct iz_param p = weight(name, 1, n, 0);
 
-    snprintf(p.name, sizeof(p.name), "%s", name);
+    p.init = init;
     return p;
 }
 

@@ -372,20 +372,6 @@ static void submit_step(struct iz_saver *s, int64_t step,
 
 /* ---- public ---- */
 
-static int open_pieces(struct iz_saver *s, const char *model_text)
-{
-    struct iz_coll *c = s->e->coll;
-    int err = iz_state_open(&s->state, s->e, model_text, false);
-    err = iz_agree(c, err);
-    if (err)
-        return err;
-    s->piece = calloc((size_t)s->state.k.n_parts + 1, sizeof(*s->piece));
-    err = iz_agree(c, s->piece ? 0 : -ENOMEM);
-    if (!err)
-        err = iz_ckpt_shares(&s->state.k, c, s->piece);
-    return err;
-}
-
 int iz_save_open(struct iz_saver **out, struct iz_engine *e,
                  const char *model_text)
 {
@@ -395,7 +381,14 @@ int iz_save_open(struct iz_saver **out, struct iz_engine *e,
     *out = s;
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
-    int err = open_pieces(s, model_text);
+    int err = iz_state_open(&s->state, e, model_text, false);
+    if (!err) {
+        s->piece = calloc((size_t)s->state.k.n_parts + 1, sizeof(*s->piece));
+        err = s->piece ? 0 : -ENOMEM;
+    }
+    err = iz_agree(e->coll, err);
+    if (!err)
+        err = iz_ckpt_shares(&s->state.k, e->coll, s->piece);
     if (!err && e->plan.rank == 0)
         err = iz_ckpt_dir_sweep(s->state.k.dir);
     err = iz_agree(e->coll, err);

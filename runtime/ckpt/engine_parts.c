@@ -204,13 +204,9 @@ int iz_state_load(struct iz_engine *e, const char *model_text)
 {
     struct iz_state s;
     int64_t step;
-    int r = iz_state_open(&s, e, model_text, true);
-    if (!iz_coll_all_ok(e->coll, r == 0)) {
-        if (!r)
-            iz_state_close(&s);
-        return r ? r : -ENOMEM;
-    }
-    r = find_newest(&s.k, &step, e->coll);
+    int r = iz_agree(e->coll, iz_state_open(&s, e, model_text, true));
+    if (!r)
+        r = find_newest(&s.k, &step, e->coll);
     if (!r)
         r = iz_ckpt_load(&s.k, step, e->coll);
     if (!r)

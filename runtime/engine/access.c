@@ -35,43 +35,27 @@ static void move_bytes(struct iz_engine *e, enum iz_home h, char *place,
     }
 }
 
-/* A chunk's state arrays in memory, read from disk if need be. */
-static char *chunk_state(struct iz_engine *e, int unit, struct iz_chunk *k)
-{
-    char *stage = e->staging[IZ_STAGING_STATE].buffer[0].p;
-    if (k->state)
-        return (char *)k->state;
-    iz_nvme_read(e->file.state, stage, k->state_at,
-                 iz_plan_chunk_bytes(&e->plan, e->unit[unit].plan));
-    return stage;
-}
-
-/* Its parameters. */
-static char *chunk_param(struct iz_engine *e, int unit, struct iz_chunk *k)
+/* A chunk's states or its parameters in memory.  What is on disk is read into a
+ * buffer, or written back from there. */
+static char *chunk_bytes(struct iz_engine *e, int unit, struct iz_chunk *k,
+                         enum iz_staging_kind what, bool store)
 {
     struct iz_unit_memory *g = &e->unit[unit];
+    bool state = what == IZ_STAGING_STATE;
     int64_t size = iz_dtype_bytes(e->plan.param_type);
-    char *stage = e->staging[IZ_STAGING_PARAM].buffer[0].p;
-    if (g->param)
-        return (char *)g->param + k->param_first * size;
-    iz_nvme_read(e->file.param, stage, k->param_at, k->filed * size);
+    struct iz_nvme *file = state ? e->file.state : e->file.param;
+    int64_t at = state ? k->state_at : k->param_at;
+    int64_t bytes =
+        state ? iz_plan_chunk_bytes(&e->plan, g->plan) : k->filed * size;
+    if (state ? k->state != NULL : g->param != NULL)
+        return state ? (char *)k->state
+                     : (char *)g->param + k->param_first * size;
+    char *stage = e->staging[what].buffer[0].p;
+    if (store)
+        iz_nvme_write(file, stage, at, bytes);
+    else
+        iz_nvme_read(file, stage, at, bytes);
     return stage;
-}
-
-static void store_state(struct iz_engine *e, int unit, struct iz_chunk *k)
-{
-    if (!k->state)
-        iz_nvme_write(e->file.state, e->staging[IZ_STAGING_STATE].buffer[0].p,
-                      k->state_at,
-                      iz_plan_chunk_bytes(&e->plan, e->unit[unit].plan));
-}
-
-static void store_param(struct iz_engine *e, int unit, struct iz_chunk *k)
-{
-    if (!e->unit[unit].param)
-        iz_nvme_write(e->file.param, e->staging[IZ_STAGING_PARAM].buffer[0].p,
-                      k->param_at,
-                      k->filed * iz_dtype_bytes(e->plan.param_type));
 }
 
 /* A state of a chunk. */
@@ -80,7 +64,8 @@ static struct iz_moments chunk_moments(struct iz_engine *e, int unit,
 {
     struct iz_state_layout l = iz_chunk_states(e, unit, k);
 
-    return iz_state_array(&l, chunk_state(e, unit, k), (int)a - IZ_STATE);
+    return iz_state_array(&l, chunk_bytes(e, unit, k, IZ_STAGING_STATE, false),
+                          (int)a - IZ_STATE);
 }
 
 /* Elements of a state between the host and a GPU at a time: their codes, and in
@@ -140,7 +125,7 @@ static void move_params(struct iz_engine *e, int unit, struct iz_chunk *k,
     char buf[CAST * 4];
     enum iz_dtype type = e->plan.param_type;
     int64_t size = iz_dtype_bytes(type);
-    char *param = chunk_param(e, unit, k) + at * size;
+    char *param = chunk_bytes(e, unit, k, IZ_STAGING_PARAM, false) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
         m = min64(n - i, CAST);
         if (put)
@@ -182,30 +167,27 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
         struct iz_chunk *k = &chunks[from / chunks->filed];
         int64_t at = from % chunks->filed;
         left = min64(k->count - at, n);
+        struct iz_state_layout l = iz_chunk_states(e, unit, k);
+        bool state = a >= IZ_STATE || (a == IZ_MASTER && l.master);
         if (a == IZ_FROZEN) {
             move_params(e, unit, k, at, host, left, put);
         } else if (narrow) {
             struct iz_moments x = chunk_moments(e, unit, k, a);
             move_moments(e, k->home, &x, at, host, left, put);
-        } else if (a >= IZ_STATE) {
-            char *p = chunk_moments(e, unit, k, a).p;
-            move_bytes(e, k->home, p + at * 4, (char *)host, left * 4, put);
-        } else if (iz_chunk_states(e, unit, k).master) {
-            char *p = chunk_state(e, unit, k);
-            move_bytes(e, k->home, p + at * 4, (char *)host, left * 4, put);
-            if (put)
-                store_state(e, unit, k);
-            if (put)
-                move_params(e, unit, k, at, host, left, true);
         } else {
-            char *p = chunk_param(e, unit, k);
-            move_bytes(e, e->plan.zero.param_home, p + at * 4, (char *)host,
-                       left * 4, put);
+            char *p = chunk_bytes(
+                e, unit, k, state ? IZ_STAGING_STATE : IZ_STAGING_PARAM, false);
+            if (a >= IZ_STATE)
+                p += l.at[a - IZ_STATE];
+            move_bytes(e, state ? k->home : e->plan.zero.param_home, p + at * 4,
+                       (char *)host, left * 4, put);
         }
-        if (put && a >= IZ_STATE)
-            store_state(e, unit, k);
-        else if (put)
-            store_param(e, unit, k);
+        if (put && state)
+            chunk_bytes(e, unit, k, IZ_STAGING_STATE, true);
+        if (put && state && a == IZ_MASTER)
+            move_params(e, unit, k, at, host, left, true);
+        if (put && a < IZ_STATE)
+            chunk_bytes(e, unit, k, IZ_STAGING_PARAM, true);
     }
 }
 

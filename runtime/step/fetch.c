@@ -101,7 +101,7 @@ void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int unit,
 {
     struct fetch_arg a = fetch_arg(e, unit, elem_bytes, false);
     if (e->unit[unit].plan->rows)
-        iz_touched_gather(e, kind, unit, whole, elem_bytes);
+        iz_touched_gather(e, kind, unit, whole, NULL, elem_bytes);
     else
         submit_parts(e, kind, IZ_ON_COMM, unit, whole, NULL, &a);
 }
@@ -149,7 +149,8 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
     bool up = from_host && (alone || nccl);
     struct fetch_arg a = fetch_arg(e, unit, iz_param_bytes(e, 1), true);
     if (g->plan->rows)
-        iz_touched_fetch(e, unit, shard, slot->handle);
+        iz_touched_gather(e, IZ_FETCH, unit, slot->handle, shard,
+                          iz_param_bytes(e, 1));
     else
         submit_parts(e, IZ_FETCH, up ? IZ_ON_UP : IZ_ON_COMM, unit,
                      slot->handle, shard, &a);

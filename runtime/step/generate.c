@@ -63,20 +63,11 @@ static void run_pick(struct iz_exec *x, void **buf, const void *arg)
 
 static void submit_token(struct iz_engine *e, const struct pick_arg *a)
 {
-    int units = e->model->n_units;
-    int row = (a->at < a->seq ? a->at : a->seq) - 1;
-    iz_boundary_begin(e, 1, false);
-    iz_fetch_ahead(e, &e->uses.forward, 0);
-    for (int u = 0; u < units; u++) {
-        struct iz_call c = {.kind = IZ_SAMPLE,
-                            .call = u + 1 < units ? IZ_CALL_FORWARD
-                                                  : IZ_CALL_GENERATE,
-                            .unit = u,
-                            .samples = 1,
-                            .row = row};
-        iz_units_call(e, &c, &e->track[0]);
-        iz_fetch_ahead(e, &e->uses.forward, e->uses.forward.item[u + 1]);
-    }
+    struct iz_call c = {.kind = IZ_SAMPLE,
+                        .call = IZ_CALL_GENERATE,
+                        .samples = 1,
+                        .row = (a->at < a->seq ? a->at : a->seq) - 1};
+    iz_units_pass(e, c, 1);
     struct iz_task t = iz_task_of(e, IZ_SAMPLE, IZ_ON_HOST, run_pick, -1);
     iz_task_add(&t, e->scalar.logits_handle, STARPU_R);
     iz_task_add(&t, e->track[0].batch_handle, STARPU_RW);

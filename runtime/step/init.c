@@ -16,21 +16,23 @@
 
 #define PIECE (1 << 18)
 
-/* Adapters have streams of their own: those of the others are the same as in
- * the model without. */
-static uint64_t stream_of(const struct iz_unit *unit, int u, int first, int p)
+/* Parameters count from the first unit on.  Adapters have streams of their own:
+ * those of the others are the same as in the model without. */
+static uint64_t stream_of(const struct iz_model *m, int u, int p)
 {
-    return p < iz_unit_base(unit)
-               ? (uint64_t)(first + p)
-               : (UINT64_C(1) << 63) + ((uint64_t)u << 16) + (uint64_t)p;
+    uint64_t stream = (uint64_t)p;
+    if (p >= iz_unit_base(&m->unit[u]))
+        return (UINT64_C(1) << 63) + ((uint64_t)u << 16) + stream;
+    while (u-- > 0)
+        stream += (uint64_t)iz_unit_base(&m->unit[u]);
+    return stream;
 }
 
 /* Initial values of elements [from, from + n) of a unit's trained or of its
  * frozen parameters, which depend on the seed, the parameter and the position
- * alone.  Behind the last one there is nothing to set.  first: parameters of
- * earlier units. */
+ * alone.  Behind the last one there is nothing to set. */
 static void step_init_fill(const struct iz_engine *e, int u, bool frozen,
-                           int first, float *out, int64_t from, int64_t n)
+                           float *out, int64_t from, int64_t n)
 {
     const struct iz_unit *unit = &e->model->unit[u];
     int64_t before = frozen ? e->plan.unit[u].padded : 0;
@@ -45,7 +47,7 @@ static void step_init_fill(const struct iz_engine *e, int u, bool frozen,
             end = from + n;
         if (q->init == IZ_INIT_NORMAL && i < end)
             iz_flat_normal(out + (i - from), end - i, e->config->run.seed,
-                           stream_of(unit, u, first, p), i - begin, q->std);
+                           stream_of(e->model, u, p), i - begin, q->std);
         for (; q->init != IZ_INIT_NORMAL && i < end; i++)
             out[i - from] = q->init == IZ_INIT_ONE ? 1 : 0;
     }
@@ -53,7 +55,6 @@ static void step_init_fill(const struct iz_engine *e, int u, bool frozen,
 
 struct init {
     struct iz_engine *e;
-    int *first;           /* parameters of the units before each */
     int most;             /* workers that may take part */
     _Atomic int64_t next; /* chunk, counted over all units */
     struct iz_progress progress;
@@ -84,8 +85,7 @@ static void init_chunk(const struct init *a, int u, bool frozen,
     for (int64_t at = 0; at < k->count; at += BLOCK) {
         int64_t n = min64(k->count - at, BLOCK);
         memset(buf, 0, sizeof(buf)); /* padding */
-        step_init_fill(e, u, frozen, a->first[u], buf, first + k->first + at,
-                       n);
+        step_init_fill(e, u, frozen, buf, first + k->first + at, n);
         if (master)
             memcpy(master + at, buf, (size_t)n * sizeof(*buf));
         iz_cast(param + at * size, p->param_type, buf, IZ_F32, n);
@@ -131,7 +131,7 @@ static void init_range(struct init *a, int u, bool frozen, int64_t from,
     end = min64(end, p.last);
     for (int64_t i = max64(from, p.first), n; i < end; i += n) {
         n = min64(end - i, PIECE);
-        step_init_fill(a->e, u, frozen, a->first[u], buf, i, n);
+        step_init_fill(a->e, u, frozen, buf, i, n);
         iz_access_put(a->e, u, p.array, i, buf, n);
         iz_progress_add(&a->progress, 4 * n);
     }
@@ -160,15 +160,6 @@ static int workers_for_init(const struct iz_engine *e)
     return (int)min64(n, param ? param : n);
 }
 
-/* Parameters of the units before each, without adapters; malloc'ed. */
-static int *count_first(const struct iz_engine *e)
-{
-    int *first = calloc((size_t)e->plan.n_units, sizeof(*first));
-    for (int u = 1; first && u < e->plan.n_units; u++)
-        first[u] = first[u - 1] + iz_unit_base(&e->model->unit[u - 1]);
-    return first;
-}
-
 static int no_memory(const struct iz_engine *e)
 {
     fprintf(stderr, "izar: rank %d: no memory for the initial weights\n",
@@ -185,9 +176,6 @@ static int init_all(struct iz_engine *e)
                           p->zero.state_home == IZ_HOME_NONE || p->zero.split);
     int64_t owned = 0;
     int r = 0;
-    a.first = count_first(e);
-    if (!a.first)
-        return no_memory(e);
     for (int u = 0; u < p->n_units; u++)
         owned += p->unit[u].owned + p->unit[u].frozen.owned;
     iz_progress_begin(&a.progress, "initial weights", 4 * owned);
@@ -196,7 +184,6 @@ static int init_all(struct iz_engine *e)
     else
         iz_graph_on_workers(e->graph, init_chunks, &a);
     iz_progress_end(&a.progress);
-    free(a.first);
     return r ? no_memory(e) : 0;
 }
 
@@ -208,9 +195,8 @@ int iz_train_init(struct iz_engine *e)
 int iz_train_init_adapters(struct iz_engine *e)
 {
     float *buf = malloc(PIECE * sizeof(*buf));
-    struct init a = {
-        .e = e, .first = count_first(e), .progress = {.quiet = true}};
-    int r = buf && a.first ? 0 : no_memory(e);
+    struct init a = {.e = e, .progress = {.quiet = true}};
+    int r = buf ? 0 : no_memory(e);
     for (int u = 0; u < e->plan.n_units && !r; u++) {
         const struct iz_unit *unit = &e->model->unit[u];
         for (int p = iz_unit_base(unit); p < unit->n_params; p++) {
@@ -221,7 +207,6 @@ int iz_train_init_adapters(struct iz_engine *e)
         }
     }
     free(buf);
-    free(a.first);
     return iz_train_publish(e, r);
 }
 

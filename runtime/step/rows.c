@@ -184,23 +184,15 @@ static void submit_rows(struct iz_engine *e, struct iz_task *t,
     iz_submit_with(e, t, &a, sizeof(a));
 }
 
-void iz_touched_fetch(struct iz_engine *e, int unit, starpu_data_handle_t shard,
-                      starpu_data_handle_t slot)
-{
-    struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_COMM, run_rows, unit);
-    iz_task_add(&t, iz_touched_list(e, unit), STARPU_R);
-    iz_task_add(&t, slot, STARPU_W);
-    iz_task_add(&t, shard, STARPU_R);
-    submit_rows(e, &t, iz_param_bytes(e, 1), &e->counts.fetched_bytes);
-}
-
 void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int unit,
-                       starpu_data_handle_t whole, int64_t elem_bytes)
+                       starpu_data_handle_t whole, starpu_data_handle_t shard,
+                       int64_t elem_bytes)
 {
     struct iz_task t = iz_task_of(e, kind, IZ_ON_COMM, run_rows, unit);
     iz_task_add(&t, iz_touched_list(e, unit), STARPU_R);
-    iz_task_add(&t, whole, STARPU_RW);
-    submit_rows(e, &t, elem_bytes, NULL);
+    iz_task_add(&t, whole, shard ? STARPU_W : STARPU_RW);
+    iz_task_add(&t, shard, STARPU_R);
+    submit_rows(e, &t, elem_bytes, shard ? &e->counts.fetched_bytes : NULL);
 }
 
 /* Through a buffer for the unit's gradient, which has been read by now. */

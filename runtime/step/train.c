@@ -138,26 +138,6 @@ void iz_train_step(struct iz_engine *e)
 
 /* ---- evaluation ---- */
 
-static void evaluate_tracks(struct iz_engine *e, int tracks)
-{
-    int units = e->model->n_units;
-    iz_boundary_begin(e, tracks, false);
-    for (int u = 0; u < units; u++) {
-        iz_graph_position(e->graph, u);
-        for (int b = 0; b < tracks; b++) {
-            struct iz_call c = {.kind = IZ_EVAL,
-                                .call = u + 1 < units ? IZ_CALL_FORWARD
-                                                      : IZ_CALL_EVALUATE,
-                                .unit = u,
-                                .samples = e->plan.samples};
-            iz_units_call(e, &c, &e->track[b]);
-            if (u + 1 == units)
-                iz_units_add_loss(e, &e->track[b]);
-        }
-        iz_fetch_ahead(e, &e->uses.forward, e->uses.forward.item[u + 1]);
-    }
-}
-
 void iz_train_eval(struct iz_engine *e)
 {
     int tasks = e->config->run.eval_batches * e->plan.slices;
@@ -178,8 +158,11 @@ void iz_train_eval(struct iz_engine *e)
                                  .first = (int64_t)t * e->plan.samples,
                                  .n = (int64_t)n * e->plan.samples,
                                  .stride = (int64_t)tasks * e->plan.samples});
-        iz_fetch_ahead(e, &e->uses.forward, 0);
-        evaluate_tracks(e, n);
+        iz_units_pass(e,
+                      (struct iz_call){.kind = IZ_EVAL,
+                                       .call = IZ_CALL_EVALUATE,
+                                       .samples = e->plan.samples},
+                      n);
     }
     iz_clip_eval(e, e->step);
     e->events.due++;

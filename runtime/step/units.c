@@ -183,3 +183,21 @@ void iz_units_add_loss(struct iz_engine *e, struct iz_track *l)
     iz_task_add(&t, l->weight_handle, STARPU_R);
     iz_submit_with(e, &t, NULL, 0);
 }
+
+void iz_units_pass(struct iz_engine *e, struct iz_call c, int tracks)
+{
+    const struct iz_uses *uses = &e->uses.forward;
+    enum iz_unit_call last = c.call;
+    iz_boundary_begin(e, tracks, false);
+    iz_fetch_ahead(e, uses, 0);
+    for (c.unit = 0; c.unit < e->model->n_units; c.unit++) {
+        iz_graph_position(e->graph, c.unit);
+        c.call = c.unit + 1 < e->model->n_units ? IZ_CALL_FORWARD : last;
+        for (int b = 0; b < tracks; b++) {
+            iz_units_call(e, &c, &e->track[b]);
+            if (c.call == IZ_CALL_EVALUATE)
+                iz_units_add_loss(e, &e->track[b]);
+        }
+        iz_fetch_ahead(e, uses, uses->item[c.unit + 1]);
+    }
+}

@@ -138,6 +138,9 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
 /* Adds the track's loss to the sum; the order of calls is the order of the sum.
  */
 void iz_units_add_loss(struct iz_engine *e, struct iz_track *l);
+/* A pass without gradients over the first `tracks` ones; c: what its calls have
+ * in common, and the call of the last unit. */
+void iz_units_pass(struct iz_engine *e, struct iz_call c, int tracks);
 
 /* ---- boundary.c: where activations between units are ---- */
 
@@ -253,11 +256,10 @@ int64_t iz_touched_first(const struct iz_touched_in *a,
 void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
                       struct iz_coll *c, int64_t unit);
 
-/* The counterparts of iz_fetch_ahead, iz_fetch_gather and iz_fetch_publish for
- * sparse tables: from a shard into a slot, and of whole accumulators and
- * parameters. */
-void iz_touched_fetch(struct iz_engine *e, int unit, starpu_data_handle_t shard,
-                      starpu_data_handle_t slot);
+/* The counterparts of iz_fetch_gather and iz_fetch_publish for sparse tables:
+ * of parameters from a shard into a slot, or of accumulators in place (shard
+ * NULL), and of parameters that are whole. */
 void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int unit,
-                       starpu_data_handle_t whole, int64_t elem_bytes);
+                       starpu_data_handle_t whole, starpu_data_handle_t shard,
+                       int64_t elem_bytes);
 void iz_touched_publish(struct iz_engine *e, int unit);
