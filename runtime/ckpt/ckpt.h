@@ -7,7 +7,7 @@
 
 #include "runtime/base/json.h"
 #include "runtime/ckpt/rank_file.h"
-#include "runtime/comm/agree.h"
+#include "runtime/comm/coll.h"
 
 /* A flat fp32 array: the master or a state of one unit's parameters, laid end
  * to end without padding.  This rank holds its elements [first, first + count).

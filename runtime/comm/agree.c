@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Agreement of ranks; see agree.h. */
-#include "runtime/comm/agree.h"
+/* What ranks settle among themselves outside of steps; see coll.h. */
+#include "runtime/comm/coll.h"
 
 #include <stdlib.h>
 #include <string.h>

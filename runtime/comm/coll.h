@@ -153,6 +153,13 @@ bool iz_coll_all_ok(struct iz_coll *c, bool ok);
  * does. */
 int iz_coll_refuser(struct iz_coll *c, bool refuses);
 
+/* Outside of steps: mine[n] of every rank, in order of ranks; malloc'ed.  All
+ * ranks. */
+int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n);
+
+/* The same result on all ranks: the error of the first rank that has one. */
+int iz_agree(struct iz_coll *c, int err);
+
 /* Bytes of scratch that the collectives need for shards of at most
  * `shard_bytes`; allocated at first use, counted by the planner. */
 int64_t iz_coll_scratch_bytes(int ranks, int64_t shard_bytes);

@@ -36,9 +36,8 @@ static int64_t part(const struct iz_coll *c, int r)
 static int64_t longest_part(const struct iz_coll *c)
 {
     int64_t most = 0;
-
     for (int r = 0; r < c->size; r++)
-        most = part(c, r) > most ? part(c, r) : most;
+        most = max64(most, part(c, r));
     return most;
 }
 
@@ -47,19 +46,17 @@ static int64_t pieces_of(int64_t bytes, struct iz_coll_cut cut)
     return (bytes + cut.bytes - 1) / cut.bytes;
 }
 
+/* Of the piece at `at` of rank r's part; 0: it has no such piece. */
+static int64_t piece_bytes(const struct iz_coll *c, int r, int64_t at,
+                           struct iz_coll_cut cut)
+{
+    return max64(min64(cut.bytes, part(c, r) - at), 0);
+}
+
 static void equal_parts(struct iz_coll *c, int64_t length)
 {
     for (int r = 0; r <= c->size; r++)
         c->first[r] = r * length;
-}
-
-/* What a rank has in the end that it did not have, in bytes, and what others
- * have of it, whatever the way. */
-static void comm_move_count(struct iz_coll *c, int64_t to_others,
-                            int64_t from_others)
-{
-    c->sent_bytes += to_others;
-    c->received_bytes += from_others;
 }
 
 /* ---- all-gather ---- */
@@ -71,7 +68,6 @@ static bool brings(const struct iz_coll *c, int to, int owner)
 {
     const struct iz_coll_state *s = c->state;
     int ranks = 0;
-
     if (!s->near)
         return true;
     for (int r = 0; r < c->size; r++)
@@ -92,78 +88,39 @@ static struct iz_coll_cut gather_cut(const struct iz_coll *c)
     return (struct iz_coll_cut){GATHER_FAR, IZ_FLIGHT_GROUPS};
 }
 
-/* Of piece k of rank r's part; 0: it has no such piece. */
-static int64_t gather_bytes(const struct gather *g, int r, int64_t k)
-{
-    int64_t left = part(g->f.c, r) - k * g->cut.bytes;
-
-    return left < 0 ? 0 : min64(g->cut.bytes, left);
-}
-
-/* Where piece k of rank r's part is. */
-static int64_t gather_at(const struct gather *g, int r, int64_t k)
-{
-    return g->f.c->first[r] + k * g->cut.bytes;
-}
-
 static void gather_post(struct gather *g, int64_t k)
 {
     const struct iz_coll *c = g->f.c;
     int group = (int)(k % g->cut.in_flight);
-
+    int64_t at = k * g->cut.bytes;
+    int64_t own = piece_bytes(c, c->rank, at, g->cut);
     for (int i = 1; i < c->size; i++) {
-        int from = peer_from(c, i);
-        int64_t bytes = gather_bytes(g, from, k);
-
+        int from = peer_from(c, i), to = peer_to(c, i);
+        int64_t bytes = piece_bytes(c, from, at, g->cut);
         if (bytes && !iz_is_near(c, from) && brings(c, c->rank, from))
-            iz_flight_recv(&g->f, group, g->full + gather_at(g, from, k), bytes,
+            iz_flight_recv(&g->f, group, g->full + c->first[from] + at, bytes,
                            from);
-    }
-    for (int i = 1; i < c->size; i++) {
-        int to = peer_to(c, i);
-        int64_t bytes = gather_bytes(g, c->rank, k);
-
-        if (bytes && !iz_is_near(c, to) && brings(c, to, c->rank))
-            iz_flight_send(&g->f, group, g->full + gather_at(g, c->rank, k),
-                           bytes, to);
+        if (own && !iz_is_near(c, to) && brings(c, to, c->rank))
+            iz_flight_send(&g->f, group, g->full + c->first[c->rank] + at, own,
+                           to);
     }
 }
 
-/* Piece k of the shard of `owner`, from the near rank that has it. */
-static void gather_read(struct gather *g, int64_t k, int near, int owner,
-                        int64_t pieces)
+/* Piece k of what near ranks own or, `brought`, have received for this one. */
+static void gather_near(struct gather *g, int64_t k, bool brought)
 {
-    int64_t at = gather_at(g, owner, k), bytes = gather_bytes(g, owner, k);
-
-    if (bytes)
-        iz_near_read(g->f.c, near, g->full + at, at, bytes, pieces, g->f.what);
-}
-
-/* What near ranks own. */
-static void gather_near(struct gather *g, int64_t k)
-{
-    const struct iz_coll *c = g->f.c;
-
+    struct iz_coll *c = g->f.c;
     for (int i = 1; i < c->size; i++) {
         int r = peer_from(c, i);
-
-        if (iz_is_near(c, r))
-            gather_read(g, k, r, r, 0);
-    }
-}
-
-/* What they have received for this one. */
-static void gather_brought(struct gather *g, int64_t k)
-{
-    const struct iz_coll *c = g->f.c;
-
-    for (int i = 1; i < c->size; i++) {
-        int r = peer_from(c, i);
-
-        for (int owner = 0; iz_is_near(c, r) && owner < c->size; owner++)
-            if (!iz_is_near(c, owner) && owner != c->rank &&
-                brings(c, r, owner))
-                gather_read(g, k, r, owner, k + 1);
+        for (int owner = 0; iz_is_near(c, r) && owner < c->size; owner++) {
+            int64_t bytes = piece_bytes(c, owner, k * g->cut.bytes, g->cut);
+            int64_t at = c->first[owner] + k * g->cut.bytes;
+            bool has = brought ? !iz_is_near(c, owner) && brings(c, r, owner)
+                               : owner == r;
+            if (has && bytes)
+                iz_near_read(c, r, g->full + at, at, bytes, brought ? k + 1 : 0,
+                             g->f.what);
+        }
     }
 }
 
@@ -173,23 +130,21 @@ void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
         .f = {.c = c, .what = what}, .full = full, .cut = gather_cut(c)};
     int64_t pieces = pieces_of(longest_part(c), g.cut);
     int64_t all = c->first[c->size] - c->first[0], own = part(c, c->rank);
-
     iz_coll_begin(c, IZ_COLL_ALL_GATHER, all / c->size, what);
     if (pieces == 0 || c->size == 1)
         return;
-    comm_move_count(c, own * (c->size - 1), all - own);
+    iz_coll_count(c, own * (c->size - 1), all - own);
     iz_near_enter(c, full);
     for (int64_t k = 0; k < pieces + g.cut.in_flight; k++) {
         int64_t done = k - g.cut.in_flight;
-
         if (done >= 0) {
             iz_flight_wait(&g.f, (int)(done % g.cut.in_flight));
             iz_near_announce(c, done + 1);
-            gather_brought(&g, done);
+            gather_near(&g, done, true);
         }
         if (k < pieces) {
             gather_post(&g, k);
-            gather_near(&g, k);
+            gather_near(&g, k, false);
         }
     }
     iz_near_leave(c, what);
@@ -207,7 +162,6 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
 static void need_scratch(struct iz_coll *c, int64_t bytes, const char *what)
 {
     struct iz_coll_state *s = c->state;
-
     if (bytes <= s->scratch_bytes)
         return;
     free(s->scratch);
@@ -225,7 +179,7 @@ struct reduction {
     char *out, *full;
     enum iz_dtype out_type, wire;
     bool accumulate;
-    int64_t piece_bytes; /* of the wire type; so are the parts */
+    struct iz_coll_cut cut; /* of bytes of the wire type; so are the parts */
     int direct; /* near rank whose pieces are read into `out`, -1: none */
     struct iz_norm2 *norm2; /* of `out` so far; NULL: nobody wants it */
 };
@@ -235,22 +189,13 @@ struct reduction {
 static int direct_source(const struct reduction *d)
 {
     const struct iz_coll *c = d->f.c;
-    int r = 0;
-
     if (d->accumulate || d->out_type != d->wire ||
         d->out == d->full + c->first[c->rank])
         return -1;
-    while (r < c->size && (r == c->rank || !iz_is_near(c, r)))
-        r++;
-    return r < c->size ? r : -1;
-}
-
-/* Bytes of the piece at `at` of rank r's part; 0: it has none. */
-static int64_t reduce_bytes(const struct reduction *d, int r, int64_t at)
-{
-    int64_t left = part(d->f.c, r) - at;
-
-    return left < 0 ? 0 : min64(d->piece_bytes, left);
+    for (int r = 0; r < c->size; r++)
+        if (r != c->rank && iz_is_near(c, r))
+            return r;
+    return -1;
 }
 
 /* Where the piece at `at` of this rank's part as rank `from` has it is, or
@@ -260,60 +205,42 @@ static char *reduce_source(const struct reduction *d, int group, int from,
 {
     const struct iz_coll *c = d->f.c;
     int slot = from < c->rank ? from : from - 1;
-
     if (from == c->rank)
         return d->full + c->first[from] + at;
     if (from == d->direct)
         return d->out + at;
-    return c->state->scratch + (group * (c->size - 1) + slot) * d->piece_bytes;
+    return c->state->scratch + (group * (c->size - 1) + slot) * d->cut.bytes;
 }
 
 static void reduce_post(struct reduction *d, int group, int64_t at)
 {
     const struct iz_coll *c = d->f.c;
-    int64_t bytes = reduce_bytes(d, c->rank, at);
-
-    for (int k = 1; bytes && k < c->size; k++) {
-        int from = peer_from(c, k);
-
-        if (!iz_is_near(c, from))
-            iz_flight_recv(&d->f, group, reduce_source(d, group, from, at),
-                           bytes, from);
-    }
+    int64_t own = piece_bytes(c, c->rank, at, d->cut);
     for (int k = 1; k < c->size; k++) {
-        int to = peer_to(c, k);
-
-        bytes = reduce_bytes(d, to, at);
+        int from = peer_from(c, k), to = peer_to(c, k);
+        int64_t bytes = piece_bytes(c, to, at, d->cut);
+        if (own && !iz_is_near(c, from))
+            iz_flight_recv(&d->f, group, reduce_source(d, group, from, at), own,
+                           from);
         if (bytes && !iz_is_near(c, to))
             iz_flight_send(&d->f, group, d->full + c->first[to] + at, bytes,
                            to);
     }
 }
 
-static void reduce_read(struct reduction *d, int group, int64_t at)
+static void reduce_sum(struct reduction *d, int group, int64_t at)
 {
     struct iz_coll *c = d->f.c;
-    int64_t bytes = reduce_bytes(d, c->rank, at);
-
-    for (int k = 1; k < c->size; k++) {
+    const void **piece = c->state->piece;
+    int64_t bytes = piece_bytes(c, c->rank, at, d->cut);
+    int64_t size = iz_dtype_bytes(d->wire);
+    char *out = d->out + at / size * iz_dtype_bytes(d->out_type);
+    for (int k = 1; bytes && k < c->size; k++) {
         int from = peer_from(c, k);
-
         if (iz_is_near(c, from))
             iz_near_read(c, from, reduce_source(d, group, from, at),
                          c->first[c->rank] + at, bytes, 0, d->f.what);
     }
-}
-
-static void reduce_sum(struct reduction *d, int group, int64_t at)
-{
-    const struct iz_coll *c = d->f.c;
-    const void **piece = c->state->piece;
-    int64_t bytes = reduce_bytes(d, c->rank, at);
-    int64_t size = iz_dtype_bytes(d->wire);
-    char *out = d->out + at / size * iz_dtype_bytes(d->out_type);
-
-    if (bytes)
-        reduce_read(d, group, at);
     iz_flight_wait(&d->f, group);
     if (!bytes)
         return;
@@ -328,15 +255,11 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
                                   void *full, enum iz_dtype wire, double *norm2,
                                   const char *what)
 {
-    int64_t bytes, all, own;
     struct iz_norm2 squares = {0};
-
     for (int r = 0; r <= c->size; r++)
         c->first[r] *= iz_dtype_bytes(wire);
-    bytes = longest_part(c);
-    all = c->first[c->size] - c->first[0];
-    own = part(c, c->rank);
-    struct iz_coll_cut cut = iz_coll_cut(c, bytes);
+    int64_t bytes = longest_part(c), own = part(c, c->rank);
+    int64_t all = c->first[c->size] - c->first[0];
     struct reduction d = {.f = {.c = c, .what = what},
                           .out = out,
                           .full = full,
@@ -344,8 +267,7 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
                           .wire = wire,
                           .accumulate = accumulate,
                           .norm2 = norm2 ? &squares : NULL,
-                          .piece_bytes = cut.bytes};
-
+                          .cut = iz_coll_cut(c, bytes)};
     iz_coll_begin(c, IZ_COLL_REDUCE_SCATTER, all / c->size, what);
     if (norm2)
         *norm2 = 0;
@@ -353,16 +275,16 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
         return;
     need_scratch(c, iz_coll_scratch_bytes(c->size, bytes), what);
     d.direct = direct_source(&d);
-    comm_move_count(c, all - own, own * (c->size - 1));
+    iz_coll_count(c, all - own, own * (c->size - 1));
     iz_near_enter(c, full);
-    for (int64_t k = 0, pieces = pieces_of(bytes, cut);
-         k < pieces + cut.in_flight; k++) {
-        int64_t done = k - cut.in_flight;
-
-        if (done >= 0)
-            reduce_sum(&d, (int)(done % cut.in_flight), done * cut.bytes);
+    int groups = d.cut.in_flight;
+    int64_t pieces = pieces_of(bytes, d.cut);
+    for (int64_t k = 0; k < pieces + groups; k++) {
+        int64_t at = k * d.cut.bytes;
+        if (k >= groups)
+            reduce_sum(&d, (int)(k % groups), at - groups * d.cut.bytes);
         if (k < pieces)
-            reduce_post(&d, (int)(k % cut.in_flight), k * cut.bytes);
+            reduce_post(&d, (int)(k % groups), at);
     }
     if (norm2)
         *norm2 = iz_norm2_end(&squares);

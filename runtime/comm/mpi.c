@@ -70,6 +70,14 @@ static void wait_all(const struct iz_coll *c, int n, MPI_Request *r,
     }
 }
 
+/* One collective of MPI, which rc says has begun. */
+static void finish(const struct iz_coll *c, int rc, MPI_Request *r,
+                   const char *what)
+{
+    comm_mpi_check(rc, what);
+    wait_all(c, 1, r, what);
+}
+
 void iz_flight_recv(struct iz_flight *f, int group, void *p, int64_t bytes,
                     int from)
 {
@@ -100,20 +108,18 @@ void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
     int64_t bytes = (int64_t)per_rank * (int64_t)sizeof(*all) * (c->size - 1);
     MPI_Request r;
     iz_coll_begin(c, IZ_COLL_DOUBLES, per_rank, what);
-    comm_mpi_check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all,
-                                  per_rank, MPI_DOUBLE, MPI_COMM_WORLD, &r),
-                   what);
-    wait_all(c, 1, &r, what);
-    c->sent_bytes += bytes;
-    c->received_bytes += bytes;
+    finish(c,
+           MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, per_rank,
+                          MPI_DOUBLE, MPI_COMM_WORLD, &r),
+           &r, what);
+    iz_coll_count(c, bytes, bytes);
 }
 
 void iz_coll_barrier(struct iz_coll *c, const char *what)
 {
     MPI_Request r;
     iz_coll_begin(c, IZ_COLL_BARRIER, 0, what);
-    comm_mpi_check(MPI_Ibarrier(MPI_COMM_WORLD, &r), what);
-    wait_all(c, 1, &r, what);
+    finish(c, MPI_Ibarrier(MPI_COMM_WORLD, &r), &r, what);
 }
 
 void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
@@ -123,15 +129,13 @@ void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
     for (int64_t at = 0; at < bytes; at += BROADCAST_PIECE) {
         int64_t n = min64(bytes - at, BROADCAST_PIECE);
         MPI_Request r;
-        comm_mpi_check(MPI_Ibcast((char *)p + at, (int)n, MPI_BYTE, root,
-                                  MPI_COMM_WORLD, &r),
-                       what);
-        wait_all(c, 1, &r, what);
+        finish(c,
+               MPI_Ibcast((char *)p + at, (int)n, MPI_BYTE, root,
+                          MPI_COMM_WORLD, &r),
+               &r, what);
     }
-    if (c->rank == root)
-        c->sent_bytes += bytes * (c->size - 1);
-    else
-        c->received_bytes += bytes;
+    bool sends = c->rank == root;
+    iz_coll_count(c, sends ? bytes * (c->size - 1) : 0, sends ? 0 : bytes);
 }
 
 /* Of all ranks' numbers. */
@@ -142,10 +146,10 @@ static int least(struct iz_coll *c, int mine)
     if (!c->state)
         return mine;
     iz_coll_begin(c, IZ_COLL_ALL_OK, 0, what);
-    comm_mpi_check(MPI_Iallreduce(MPI_IN_PLACE, &mine, 1, MPI_INT, MPI_MIN,
-                                  MPI_COMM_WORLD, &r),
-                   what);
-    wait_all(c, 1, &r, what);
+    finish(c,
+           MPI_Iallreduce(MPI_IN_PLACE, &mine, 1, MPI_INT, MPI_MIN,
+                          MPI_COMM_WORLD, &r),
+           &r, what);
     return mine;
 }
 

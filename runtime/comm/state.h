@@ -36,6 +36,9 @@ enum iz_coll_kind {
 /* Every collective starts with this. */
 void iz_coll_begin(struct iz_coll *c, enum iz_coll_kind kind, int64_t bytes,
                    const char *what);
+/* What others have in the end of this rank's and it of theirs that they did not
+ * have, in bytes, whatever the way. */
+void iz_coll_count(struct iz_coll *c, int64_t to_others, int64_t from_others);
 
 /* One turn of a wait for a far rank that began at start_s (iz_coll_now): naps,
  * longer with time, and ends the job after the time-out, or when a rank of this

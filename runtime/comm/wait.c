@@ -146,10 +146,15 @@ void iz_coll_begin(struct iz_coll *c, enum iz_coll_kind kind, int64_t bytes,
     c->order_hash = iz_mix_text(h, what);
 }
 
+void iz_coll_count(struct iz_coll *c, int64_t to_others, int64_t from_others)
+{
+    c->sent_bytes += to_others;
+    c->received_bytes += from_others;
+}
+
 void iz_coll_note(struct iz_coll *c, const char *what, int64_t sent_bytes,
                   int64_t received_bytes)
 {
     iz_coll_begin(c, IZ_COLL_NOTE, sent_bytes, what);
-    c->sent_bytes += sent_bytes;
-    c->received_bytes += received_bytes;
+    iz_coll_count(c, sent_bytes, received_bytes);
 }

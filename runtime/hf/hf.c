@@ -11,7 +11,6 @@
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
-#include "runtime/comm/agree.h"
 #include "runtime/config/lora.h"
 #include "runtime/config/published.h"
 #include "runtime/engine/access.h"

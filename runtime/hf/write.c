@@ -17,7 +17,6 @@
 #include "codelets/base/die.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
-#include "runtime/comm/agree.h"
 #include "runtime/config/config.h"
 
 #define WHO "export"

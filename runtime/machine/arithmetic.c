@@ -12,7 +12,6 @@
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/json.h"
-#include "runtime/comm/agree.h"
 
 /* The product that is timed: at most so many rows, and a matrix of at most so
  * many elements, with which it takes some milliseconds and MiB.  A larger
@@ -61,6 +60,19 @@ static int kept_choice(const struct iz_config *c, struct iz_coll *coll,
     return -EINVAL;
 }
 
+/* Refuses run.WORD if any rank has a reason against it.  kept: what goes on in
+ * its place if a resumed run began with it; else NULL, and `advice` follows. */
+static int refuse_word(struct iz_coll *coll, const char *word, const char *why,
+                       const char *kept, const char *advice)
+{
+    int q = iz_coll_refuser(coll, why != NULL);
+    if (q == coll->rank)
+        fprintf(stderr, "izar: run.%s: rank %d: %s%s%s%s\n", word, q, why,
+                kept ? "; this run began with it: " : advice, kept ? kept : "",
+                kept ? " goes on with other bits" : "");
+    return q < 0 ? 0 : -ENOTSUP;
+}
+
 /* ---- products on CPUs ---- */
 
 /* The unit that most time goes into, or one like it: the middle one, but for
@@ -90,20 +102,6 @@ static double bf16_gain(const struct iz_model *m, int samples)
         *(in > out ? &in : &out) /= 2;
     rows = min64(max64(rows, 1), ROWS_MOST);
     return iz_gemm16_gain((int)rows, (int)out, (int)in);
-}
-
-static int take_bf16(struct iz_arithmetic *a, bool kept, struct iz_coll *coll)
-{
-    const char *missing = iz_gemm16_missing();
-    int q = iz_coll_refuser(coll, missing != NULL);
-    a->bf16_products = q < 0;
-    if (q == coll->rank)
-        fprintf(stderr, "izar: run.cpu_products: bf16: rank %d: %s%s\n", q,
-                missing,
-                kept ? "; this run began with it: fp32 "
-                       "goes on with other bits"
-                     : "");
-    return a->bf16_products ? 0 : -ENOTSUP;
 }
 
 static void measure_bf16(struct iz_arithmetic *a, const struct iz_config *c,
@@ -143,8 +141,11 @@ static int choose_products(struct iz_arithmetic *a, struct iz_config *c,
     }
     if (on->gpu)
         return 0;
-    if (*t == IZ_PRODUCTS_BF16)
-        r = take_bf16(a, asked == IZ_PRODUCTS_AUTO, coll);
+    if (*t == IZ_PRODUCTS_BF16) {
+        r = refuse_word(coll, "cpu_products: bf16", iz_gemm16_missing(),
+                        asked == IZ_PRODUCTS_AUTO ? "fp32" : NULL, "");
+        a->bf16_products = !r;
+    }
     if (*t == IZ_PRODUCTS_AUTO)
         measure_bf16(a, c, m, on->workers, coll);
     *t = a->bf16_products ? IZ_PRODUCTS_BF16 : IZ_PRODUCTS_F32;
@@ -155,13 +156,8 @@ static int choose_products(struct iz_arithmetic *a, struct iz_config *c,
 
 int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, const char *why, bool kept)
 {
-    int q = iz_coll_refuser(coll, why != NULL);
-    if (q == coll->rank)
-        fprintf(stderr, "izar: run.gpu_attention: cudnn: rank %d: %s%s\n", q,
-                why,
-                kept ? "; this run began with it: own goes on with other bits"
-                     : "; use own");
-    return q < 0 ? 0 : -ENOTSUP;
+    return refuse_word(coll, "gpu_attention: cudnn", why, kept ? "own" : NULL,
+                       "; use own");
 }
 
 static int choose_attention(struct iz_arithmetic *a, struct iz_config *c,

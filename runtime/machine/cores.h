@@ -3,10 +3,11 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
 
 #include "codelets/task/task.h"
 #include "runtime/comm/coll.h"
-#include "runtime/machine/cores_print.h"
 
 struct iz_cores;
 
@@ -36,5 +37,22 @@ void iz_cores_bind(struct iz_cores *t, struct iz_graph *g);
  * from it later would stay on the workers' cores. */
 void iz_cores_release(struct iz_cores *t);
 
+/* What a rank computes on, for the header of a run. */
+struct iz_binding {
+    int host; /* first rank of it */
+    char name[64];
+    int workers, cores;
+    int gpu;         /* -1: none */
+    int host_cores;  /* that the rank may see */
+    bool shared;     /* a core computes for several ranks */
+    bool foreign;    /* the environment binds */
+    char list[96];   /* of the cores' processors, as the system numbers them */
+    int first, last; /* of them */
+    uint64_t nodes;  /* NUMA nodes near them, bit i: node i */
+};
+
 /* Fills in what it knows: cores and NUMA nodes. */
 void iz_cores_describe(const struct iz_cores *t, struct iz_binding *b);
+/* A line per rank; consecutive ranks of a host that only move on by the same
+ * number of cores and GPUs are one line. */
+void iz_binding_print(const struct iz_binding *b, int n, FILE *out);

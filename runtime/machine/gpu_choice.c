@@ -9,15 +9,18 @@
 #include <unistd.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "codelets/flat/flat.h"
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/environment.h"
+#include "runtime/base/text.h"
 #include "runtime/comm/nccl.h"
 
-static bool first(const struct iz_coll *c)
+/* Where what all ranks know is told, by the first. */
+static FILE *teller(const struct iz_coll *c)
 {
-    return c->rank == 0;
+    return c->rank == 0 ? stderr : NULL;
 }
 
 /* asked: STARPU_NCUDA, or -1. */
@@ -30,11 +33,10 @@ static int no_gpu(struct iz_gpu_choice *p, const struct iz_config *c,
         p->why_cpu = "another rank has no GPU";
     if (c->run.device == IZ_DEVICE_AUTO && asked < 1)
         return 0;
-    if (first(coll))
-        fprintf(stderr, "izar: %s: %s\n",
-                c->run.device == IZ_DEVICE_AUTO ? "STARPU_NCUDA"
-                                                : "run.device: cuda",
-                p->why_cpu);
+    iz_refuse(teller(coll), "%s: %s",
+              c->run.device == IZ_DEVICE_AUTO ? "STARPU_NCUDA"
+                                              : "run.device: cuda",
+              p->why_cpu);
     return -ENODEV;
 }
 
@@ -45,6 +47,17 @@ static double identity(const struct iz_gpu_choice *p)
     gethostname(name, sizeof(name) - 1);
     return (double)(iz_mix_text(iz_mix_text(IZ_GOLDEN, name), p->info.pci) >>
                     12);
+}
+
+/* A figure of each rank's GPU; malloc'ed. */
+static double *gather_figures(struct iz_coll *coll, double mine)
+{
+    double *all = calloc((size_t)coll->size, sizeof(*all));
+    if (!all)
+        iz_die("no memory for the GPUs of %d ranks", coll->size);
+    all[coll->rank] = mine;
+    iz_coll_gather_doubles(coll, all, 1, "GPUs");
+    return all;
 }
 
 /* Ranks on the same GPU as rank r. */
@@ -60,17 +73,10 @@ static int count_same(const double *all, int n, int r)
 static void count_sharing(struct iz_gpu_choice *p, struct iz_coll *coll,
                           int *most)
 {
-    double *all = calloc((size_t)coll->size, sizeof(*all));
-    if (!all)
-        iz_die("no memory for the GPUs of %d ranks", coll->size);
-    all[coll->rank] = identity(p);
-    iz_coll_gather_doubles(coll, all, 1, "GPUs");
+    double *all = gather_figures(coll, identity(p));
     p->sharing = count_same(all, coll->size, coll->rank);
-    for (int r = 0; r < coll->size; r++) {
-        int same = count_same(all, coll->size, r);
-        if (same > *most)
-            *most = same;
-    }
+    for (int r = 0; r < coll->size; r++)
+        *most = (int)max64(*most, count_same(all, coll->size, r));
     free(all);
 }
 
@@ -100,10 +106,9 @@ static int choose_comm(struct iz_gpu_choice *p, const struct iz_config *c,
         why = "this program was built without NCCL: use run.comm: mpi";
     if (!why)
         return 0;
-    if (first(coll))
-        fprintf(stderr, "izar: run.comm: %s%s\n", why,
-                ranks == coll->size ? "" : "; --machine: to plan for others");
-    return -EINVAL;
+    return iz_refuse(teller(coll), "run.comm: %s%s", why,
+                     ranks == coll->size ? ""
+                                         : "; --machine: to plan for others");
 }
 
 /* What a rank alone may have against its GPU; "": nothing. */
@@ -128,11 +133,7 @@ static void too_old(const struct iz_gpu_choice *p, const struct iz_config *c,
  * things: from 8.0 on the kernels are the same.  The first rank says so. */
 static bool mixed(const struct iz_gpu_choice *p, struct iz_coll *coll)
 {
-    double *all = calloc((size_t)coll->size, sizeof(*all));
-    if (!all)
-        iz_die("no memory for the GPUs of %d ranks", coll->size);
-    all[coll->rank] = p->info.capability;
-    iz_coll_gather_doubles(coll, all, 1, "GPUs");
+    double *all = gather_figures(coll, p->info.capability);
     int low = 0, high = 0;
     for (int r = 1; r < coll->size; r++) {
         low = all[r] < all[low] ? r : low;
@@ -142,12 +143,11 @@ static bool mixed(const struct iz_gpu_choice *p, struct iz_coll *coll)
     free(all);
     if (most <= least || least >= 8)
         return false;
-    if (first(coll))
-        fprintf(stderr,
-                "izar: run.device: the GPU of rank %d has compute capability "
-                "%.1f, that of rank %d %.1f: below 8.0 all ranks need the "
-                "same\n",
-                low, least, high, most);
+    iz_refuse(
+        teller(coll),
+        "run.device: the GPU of rank %d has compute capability %.1f, that "
+        "of rank %d %.1f: below 8.0 all ranks need the same",
+        low, least, high, most);
     return true;
 }
 
@@ -179,10 +179,8 @@ static void choose_device(struct iz_gpu_choice *p, const struct iz_coll *coll,
     const char *list = getenv("STARPU_WORKERS_CUDAID");
     int n = 0, count = iz_device_count();
     char text[16], *end;
-    while (!list && n < count && n < IZ_GPUS_MAX) {
+    for (; !list && n < count && n < IZ_GPUS_MAX; n++)
         p->gpu[n] = n;
-        n++;
-    }
     for (const char *at = list; at && n < IZ_GPUS_MAX;
          at = end + (*end == ',')) {
         long v = strtol(at, &end, 10);
@@ -238,11 +236,7 @@ static int choose_gpu(struct iz_gpu_choice *p, const struct iz_config *c,
     if (ranks > 1)
         r = choose_comm(p, c, coll, ranks, most);
     const char *why = cannot(c);
-    if (r || !why)
-        return r;
-    if (first(coll))
-        fprintf(stderr, "izar: %s\n", why);
-    return -EINVAL;
+    return r || !why ? r : iz_refuse(teller(coll), "%s", why);
 }
 
 /* What the user's STARPU_NCUDA asks for and cannot have; NULL: nothing. */
@@ -262,8 +256,8 @@ int iz_gpu_choose(struct iz_gpu_choice *p, const struct iz_config *c,
     const char *why = cannot_have(asked, c);
     *p = (struct iz_gpu_choice){
         .device = -1, .sharing = 1, .ranks = ranks, .why_cpu = ""};
-    if (why && first(coll))
-        fprintf(stderr, "izar: STARPU_NCUDA: %s\n", why);
+    if (why)
+        iz_refuse(teller(coll), "STARPU_NCUDA: %s", why);
     if (!iz_coll_all_ok(coll, !why))
         return -EINVAL;
     if (c->run.device == IZ_DEVICE_CPU)

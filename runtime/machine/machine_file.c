@@ -4,87 +4,62 @@
 
 #include <errno.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/int64.h"
 #include "runtime/base/json.h"
+#include "runtime/base/text.h"
 
 #define MOST INT64_C(4000000000000000000)
 
-struct field {
+enum { COUNT = 1, /* an int */ OPTIONAL = 2 /* 0 where it is missing */ };
+
+#define AT(member) offsetof(struct iz_machine, member)
+
+static const struct field {
     const char *name;
     size_t offset;
-    bool count;    /* an int */
-    bool optional; /* 0 where it is missing */
-};
-
-#define NUMBER(key, member)                                                    \
-    {                                                                          \
-        key, offsetof(struct iz_machine, member), false, false                 \
-    }
-#define OPTIONAL(key, member)                                                  \
-    {                                                                          \
-        key, offsetof(struct iz_machine, member), false, true                  \
-    }
-#define COUNT(key, member)                                                     \
-    {                                                                          \
-        key, offsetof(struct iz_machine, member), true, false                  \
-    }
-
-static const struct field fields[] = {
-    COUNT("gpus", gpus),
-    COUNT("cores", cores),
-    NUMBER("host_bytes", host_bytes),
-    NUMBER("host_bytes_per_s", host_bytes_per_s),
-    NUMBER("core_flops_per_s", core_flops_per_s),
-    NUMBER("core_bytes_per_s", core_bytes_per_s),
-    OPTIONAL("core_fused_flops_per_s", core_fused_flops_per_s),
-    OPTIONAL("core_bf16_flops_per_s", core_bf16_flops_per_s),
-    OPTIONAL("core_squares_per_s", core_squares_per_s),
-    NUMBER("disk_bytes", disk_bytes),
-    NUMBER("disk_bytes_per_s", disk_bytes_per_s),
-    NUMBER("node_bytes_per_s", node_bytes_per_s),
-    {"gpu_capability", offsetof(struct iz_machine, gpu_capability), true, true},
-    NUMBER("gpu_bytes", gpu_bytes),
-    NUMBER("gpu_bytes_per_s", gpu_bytes_per_s),
-    NUMBER("fp32_flops_per_s", flops_per_s[IZ_F32]),
-    NUMBER("bf16_flops_per_s", flops_per_s[IZ_BF16]),
-    NUMBER("fp16_flops_per_s", flops_per_s[IZ_F16]),
-    NUMBER("up_bytes_per_s", up_bytes_per_s),
-    NUMBER("down_bytes_per_s", down_bytes_per_s),
-    NUMBER("peer_bytes_per_s", peer_bytes_per_s),
-    NUMBER("launch_ns", launch_ns),
-    NUMBER("kernel_ns", kernel_ns),
-    NUMBER("copy_ns", copy_ns),
-    NUMBER("message_ns", message_ns),
+    int how;
+} fields[] = {
+    {"gpus", AT(gpus), COUNT},
+    {"cores", AT(cores), COUNT},
+    {"host_bytes", AT(host_bytes), 0},
+    {"host_bytes_per_s", AT(host_bytes_per_s), 0},
+    {"core_flops_per_s", AT(core_flops_per_s), 0},
+    {"core_bytes_per_s", AT(core_bytes_per_s), 0},
+    {"core_fused_flops_per_s", AT(core_fused_flops_per_s), OPTIONAL},
+    {"core_bf16_flops_per_s", AT(core_bf16_flops_per_s), OPTIONAL},
+    {"core_squares_per_s", AT(core_squares_per_s), OPTIONAL},
+    {"disk_bytes", AT(disk_bytes), 0},
+    {"disk_bytes_per_s", AT(disk_bytes_per_s), 0},
+    {"node_bytes_per_s", AT(node_bytes_per_s), 0},
+    {"gpu_capability", AT(gpu_capability), COUNT | OPTIONAL},
+    {"gpu_bytes", AT(gpu_bytes), 0},
+    {"gpu_bytes_per_s", AT(gpu_bytes_per_s), 0},
+    {"fp32_flops_per_s", AT(flops_per_s[IZ_F32]), 0},
+    {"bf16_flops_per_s", AT(flops_per_s[IZ_BF16]), 0},
+    {"fp16_flops_per_s", AT(flops_per_s[IZ_F16]), 0},
+    {"up_bytes_per_s", AT(up_bytes_per_s), 0},
+    {"down_bytes_per_s", AT(down_bytes_per_s), 0},
+    {"peer_bytes_per_s", AT(peer_bytes_per_s), 0},
+    {"launch_ns", AT(launch_ns), 0},
+    {"kernel_ns", AT(kernel_ns), 0},
+    {"copy_ns", AT(copy_ns), 0},
+    {"message_ns", AT(message_ns), 0},
 };
 #define FIELDS ((int)(sizeof(fields) / sizeof(fields[0])))
-
-static char *read_text(const char *path, int64_t *bytes)
-{
-    FILE *f = fopen(path, "r");
-    enum { ROOM = 1 << 16 };
-    char *text = f ? malloc(ROOM) : NULL;
-    if (text)
-        *bytes = (int64_t)fread(text, 1, ROOM, f);
-    if (f)
-        fclose(f);
-    return text;
-}
 
 static int read_field(struct iz_machine *m, const struct field *f,
                       const json_t *v, const char *path, FILE *err)
 {
+    bool count = f->how & COUNT;
     int64_t n =
-        !v && f->optional ? 0 : iz_json_number(v, f->count ? 1 << 20 : MOST);
+        !v && f->how & OPTIONAL ? 0 : iz_json_number(v, count ? 1 << 20 : MOST);
     char *at = (char *)m + f->offset;
-    if (n < 0) {
-        if (err)
-            fprintf(err, "izar: %s: %s: %s\n", path, f->name,
-                    v ? "is not a whole number" : "is missing");
-        return -EINVAL;
-    }
-    if (f->count)
+    if (n < 0)
+        return iz_refuse(err, "%s: %s: %s", path, f->name,
+                         v ? "is not a whole number" : "is missing");
+    if (count)
         *(int *)at = (int)n;
     else
         *(int64_t *)at = n;
@@ -110,63 +85,44 @@ static int read_fields(struct iz_machine *m, const json_t *j, const char *path,
                        err))
             r = -EINVAL;
     for (const char *k = iz_json_key(j, NULL); k; k = iz_json_key(j, k))
-        if (!known(k)) {
-            if (err)
-                fprintf(err, "izar: %s: %s: unknown key\n", path, k);
-            r = -EINVAL;
-        }
+        if (!known(k))
+            r = iz_refuse(err, "%s: %s: unknown key", path, k);
     if (!m->gpu_capability)
         m->gpu_capability = 80;
     if (!m->core_squares_per_s)
         m->core_squares_per_s = m->core_bytes_per_s / iz_dtype_bytes(IZ_F32);
-    if (!r && m->gpu_capability < 70) {
-        if (err)
-            fprintf(err,
-                    "izar: %s: gpu_capability: %d: there are kernels for "
-                    "70 (7.0) and later\n",
-                    path, m->gpu_capability);
-        r = -EINVAL;
-    }
-    if (!r && (m->host_bytes_per_s < 1 || m->cores < 1)) {
-        if (err)
-            fprintf(err, "izar: %s: a machine has cores and memory\n", path);
-        r = -EINVAL;
-    }
+    if (!r && m->gpu_capability < 70)
+        r = iz_refuse(err,
+                      "%s: gpu_capability: %d: there are kernels for 70 (7.0) "
+                      "and later",
+                      path, m->gpu_capability);
+    if (!r && (m->host_bytes_per_s < 1 || m->cores < 1))
+        r = iz_refuse(err, "%s: a machine has cores and memory", path);
     return r;
 }
 
 int iz_machine_read(struct iz_machine *m, const char *path, FILE *err)
 {
-    int64_t bytes = 0;
+    FILE *f = fopen(path, "r");
+    int why = f ? 0 : errno;
     *m = (struct iz_machine){0};
-    errno = ENOMEM;
-    char *text = read_text(path, &bytes);
-    if (!text) {
-        int why = errno;
-        if (err)
-            fprintf(err, "izar: --machine: %s: %s\n", path, strerror(why));
+    if (why) {
+        iz_refuse(err, "--machine: %s: %s", path, strerror(why));
         return -why;
     }
-    json_t *j = iz_json_open(text, bytes);
-    int r = j && json_is_object(j) ? 0 : -EINVAL;
-    if (r && err)
-        fprintf(err, "izar: %s: is not a JSON object\n", path);
-    if (!r)
-        r = read_fields(m, j, path, err);
+    json_t *j = json_loadf(f, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
+    fclose(f);
+    int r = json_is_object(j)
+                ? read_fields(m, j, path, err)
+                : iz_refuse(err, "%s: is not a JSON object", path);
     json_decref(j);
-    free(text);
     return r;
-}
-
-static int min_int(int a, int b)
-{
-    return a < b ? a : b;
 }
 
 int iz_machine_ranks(const struct iz_machine *m, int ranks)
 {
     if (m->gpus)
-        return min_int(ranks, m->gpus);
+        return (int)min64(ranks, m->gpus);
     return m->node_bytes_per_s ? 1 : ranks;
 }
 
@@ -208,26 +164,20 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
     int cores = m->cores / iz_machine_ranks(m, ranks);
     bool gpu = m->gpus > 0;
     int workers = gpu && cores > 1 ? cores - 1 : cores;
-    if (gpu && m->flops_per_s[params] <= 0) {
-        if (err)
-            fprintf(err,
-                    "izar: %s.enabled: the GPUs of %s do not compute in %s "
-                    "(its %s_flops_per_s is 0): use another type\n",
-                    iz_dtype_name(params), m->name, iz_dtype_name(params),
-                    iz_dtype_name(params));
-        return -EINVAL;
-    }
+    const char *type = iz_dtype_name(params);
+    if (gpu && m->flops_per_s[params] <= 0)
+        return iz_refuse(err,
+                         "%s.enabled: the GPUs of %s do not compute in %s (its "
+                         "%s_flops_per_s is 0): use another type",
+                         type, m->name, type, type);
     bool bf16_products = !gpu && params == IZ_BF16 &&
                          asked != IZ_PRODUCTS_F32 &&
                          m->core_bf16_flops_per_s > 0;
-    if (!gpu && asked == IZ_PRODUCTS_BF16 && !bf16_products) {
-        if (err)
-            fprintf(err,
-                    "izar: run.cpu_products: bf16: the cores of %s make no "
-                    "products of bf16 (its core_bf16_flops_per_s is 0)\n",
-                    m->name);
-        return -EINVAL;
-    }
+    if (!gpu && asked == IZ_PRODUCTS_BF16 && !bf16_products)
+        return iz_refuse(err,
+                         "run.cpu_products: bf16: the cores of %s make no "
+                         "products of bf16 (its core_bf16_flops_per_s is 0)",
+                         m->name);
     *t = (struct iz_target){
         .workers = workers > 0 ? workers : 1,
         .gpu = gpu,

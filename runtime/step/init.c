@@ -10,7 +10,7 @@
 #include "codelets/base/int64.h"
 #include "codelets/flat/flat.h"
 #include "runtime/base/progress.h"
-#include "runtime/comm/agree.h"
+#include "runtime/comm/coll.h"
 #include "runtime/step/train.h"
 #include "runtime/step/zero.h"
 

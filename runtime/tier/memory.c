@@ -114,9 +114,7 @@ static struct block *map(struct iz_memory *m, int64_t bytes)
 {
     struct block *b = malloc(sizeof(*b));
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t round = ((size_t)bytes + page - 1) / page * page;
-    if (!round)
-        round = page;
+    size_t round = (size_t)round_up(max64(bytes, 1), (int64_t)page);
     void *p = b ? map_pages(round) : MAP_FAILED;
     if (p == MAP_FAILED) {
         free(b);
@@ -217,7 +215,7 @@ int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
 static void *give_out(struct pool *p, enum iz_tier tier, enum iz_class c,
                       int64_t bytes)
 {
-    int64_t round = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    int64_t round = round_up(bytes, ALIGN);
     errno = ENOMEM;
     if (round > p->bytes - p->used)
         return memory_refuse(tier, c, bytes, "beyond the plan: taking");
@@ -274,41 +272,24 @@ int64_t iz_memory_peak_resident(void)
     return u.ru_maxrss * INT64_C(1024);
 }
 
-int64_t iz_memory_resident(void)
-{
-    FILE *f = fopen("/proc/self/statm", "r");
-    long long pages = 0;
-    if (f && fscanf(f, "%*s %lld", &pages) != 1)
-        pages = 0;
-    if (f)
-        fclose(f);
-    return pages * sysconf(_SC_PAGESIZE);
-}
-
-/* First number in a file, or -1. */
-static int64_t read_number(const char *path)
+/* The number behind `head` in a file, which begins a line; -1: there is none,
+ * such as "max". */
+static int64_t read_number(const char *path, const char *head)
 {
     FILE *f = fopen(path, "r");
+    char line[256];
     long long v = -1;
-    if (f) {
-        if (fscanf(f, "%lld", &v) != 1)
-            v = -1; /* "max" */
+    while (f && v < 0 && fgets(line, sizeof(line), f))
+        if (!strncmp(line, head, strlen(head)))
+            sscanf(line + strlen(head), "%lld", &v);
+    if (f)
         fclose(f);
-    }
     return v;
 }
 
-static int64_t meminfo_available(void)
+int64_t iz_memory_resident(void)
 {
-    FILE *f = fopen("/proc/meminfo", "r");
-    char line[128];
-    long long kib = -1;
-    while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return kib < 0 ? INT64_MAX : kib * 1024;
+    return max64(read_number("/proc/self/status", "VmRSS:"), 0) * 1024;
 }
 
 /* The process's own cgroup v2 directory, e.g. "/user.slice/job". */
@@ -326,6 +307,12 @@ static void cgroup_path(char *out, size_t size)
         fclose(f);
 }
 
+/* Under a limit; numbers below zero are not known. */
+static int64_t left_of(int64_t max, int64_t used)
+{
+    return max >= 0 && used >= 0 ? max - used : INT64_MAX;
+}
+
 static int64_t cgroup_left(void)
 {
     char dir[600], path[700];
@@ -334,23 +321,22 @@ static int64_t cgroup_left(void)
     /* A limit may stand at any level above us. */
     for (char *end = dir + strlen(dir); end > dir + 13; *end = 0) {
         snprintf(path, sizeof(path), "%s/memory.max", dir);
-        int64_t max = read_number(path);
+        int64_t max = read_number(path, "");
         snprintf(path, sizeof(path), "%s/memory.current", dir);
-        int64_t used = read_number(path);
-        if (max >= 0 && used >= 0 && max - used < left)
-            left = max - used;
+        left = min64(left, left_of(max, read_number(path, "")));
         while (end > dir && *end != '/')
             end--;
     }
-    int64_t v1 = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-    int64_t v1_used =
-        read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes");
-    if (v1 >= 0 && v1_used >= 0 && v1 - v1_used < left)
-        left = v1 - v1_used;
-    return left;
+    int64_t max =
+        read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", "");
+    return min64(
+        left,
+        left_of(max, read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes",
+                                 "")));
 }
 
 int64_t iz_memory_available(void)
 {
-    return min64(meminfo_available(), cgroup_left());
+    int64_t kib = read_number("/proc/meminfo", "MemAvailable:");
+    return min64(kib < 0 ? INT64_MAX : kib * 1024, cgroup_left());
 }

@@ -2,7 +2,7 @@
 /* The nvme tier over io_uring: a call borrows a ring, keeps a few pieces of its
  * region in flight and gives the ring back.  No page cache and no thread of our
  * own. */
-#define _GNU_SOURCE /* O_DIRECT */
+#define _GNU_SOURCE /* O_DIRECT, asprintf */
 
 #include "runtime/tier/nvme.h"
 
@@ -21,12 +21,11 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 
-#define RINGS 4 /* callers at a time; more of them wait for a ring */
-#define DEPTH                                                                  \
-    32 /* pieces in flight of one caller: a whole chunk by default             \
-        */
+#define RINGS 4  /* callers at a time; more of them wait for a ring */
+#define DEPTH 32 /* pieces in flight of a caller: a whole chunk by default */
 #define PIECE ((int64_t)1 << 20)
 #define PATIENCE 1000 /* completions in a row that bring nothing */
 
@@ -70,31 +69,23 @@ struct transfer {
 
 /* ---- opening ---- */
 
-static int nvme_refuse(const struct iz_nvme *f, const char *what, int err)
-{
-    fprintf(stderr, "izar: nvme: %s: %s: %s\n", f->path, what, strerror(err));
-    return -err;
-}
-
 static int file_create(struct iz_nvme *f)
 {
     f->fd =
         open(f->path, O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
+    int err = errno;
     if (f->fd >= 0) {
         f->linked = unlink(f->path) != 0;
         return 0;
     }
-    switch (errno) {
-    case EINVAL:
+    if (err == EINVAL)
         unlink(f->path); /* some file systems create, then refuse the flag */
-        return nvme_refuse(f, "the file system has no O_DIRECT (tmpfs?)",
-                           EINVAL);
-    case EEXIST:
-        return nvme_refuse(f, "another run uses this name, or a crash left it",
-                           EEXIST);
-    default:
-        return nvme_refuse(f, "cannot create", errno);
-    }
+    return iz_durable_refuse(
+        "nvme", f->path,
+        err == EINVAL   ? "the file system has no O_DIRECT (tmpfs?)"
+        : err == EEXIST ? "another run uses this name, or a crash left it"
+                        : "cannot create",
+        err);
 }
 
 static int no_space(const struct iz_nvme *f, int64_t free_bytes, int err)
@@ -113,12 +104,11 @@ static int no_space(const struct iz_nvme *f, int64_t free_bytes, int err)
 static int file_allocate(struct iz_nvme *f)
 {
     struct statvfs st;
-    int64_t free_bytes;
     int err;
-
     if (fstatvfs(f->fd, &st) != 0)
-        return nvme_refuse(f, "cannot ask for free space", errno);
-    free_bytes = (int64_t)st.f_bavail * (int64_t)st.f_frsize;
+        return iz_durable_refuse("nvme", f->path, "cannot ask for free space",
+                                 errno);
+    int64_t free_bytes = (int64_t)st.f_bavail * (int64_t)st.f_frsize;
     if (f->bytes > free_bytes) /* trying would fill the disk for others */
         return no_space(f, free_bytes, ENOSPC);
     do
@@ -131,7 +121,6 @@ static int rings_open(struct iz_nvme *f)
 {
     while (f->n_rings < RINGS) {
         int err = io_uring_queue_init(DEPTH, &f->ring[f->n_rings], 0);
-
         if (err) {
             fprintf(stderr,
                     "izar: nvme: io_uring is not available: %s%s; set "
@@ -150,9 +139,6 @@ int iz_nvme_open(struct iz_nvme **out, const char *dir, const char *name,
                  int64_t bytes, bool checksum)
 {
     struct iz_nvme *f = calloc(1, sizeof(*f));
-    size_t n = strlen(dir) + strlen(name) + 2;
-    int err;
-
     assert(bytes > 0);
     *out = NULL;
     if (!f)
@@ -161,29 +147,23 @@ int iz_nvme_open(struct iz_nvme **out, const char *dir, const char *name,
     pthread_cond_init(&f->ring_free, NULL);
     f->fd = -1;
     f->checksum = checksum;
-    f->bytes = (bytes + IZ_NVME_ALIGN - 1) / IZ_NVME_ALIGN * IZ_NVME_ALIGN;
-    f->path = malloc(n);
-    err = f->path ? 0 : -ENOMEM;
-    if (!err) {
-        snprintf(f->path, n, "%s/%s", dir, name);
-        err = rings_open(f);
-    }
+    f->bytes = round_up(bytes, IZ_NVME_ALIGN);
+    if (asprintf(&f->path, "%s/%s", dir, name) < 0)
+        f->path = NULL;
+    int err = f->path ? rings_open(f) : -ENOMEM;
     if (!err)
         err = file_create(f);
     if (!err)
         err = file_allocate(f);
-    if (err) {
+    if (err)
         iz_nvme_close(&f);
-        return err;
-    }
     *out = f;
-    return 0;
+    return err;
 }
 
 void iz_nvme_close(struct iz_nvme **out)
 {
     struct iz_nvme *f = *out;
-
     if (!f)
         return;
     assert(f->n_idle == f->n_rings); /* nothing in flight */
@@ -205,12 +185,10 @@ void iz_nvme_close(struct iz_nvme **out)
 
 static int ring_take(struct iz_nvme *f)
 {
-    int i;
-
     pthread_mutex_lock(&f->lock);
     while (f->n_idle == 0)
         pthread_cond_wait(&f->ring_free, &f->lock);
-    i = f->idle[--f->n_idle];
+    int i = f->idle[--f->n_idle];
     pthread_mutex_unlock(&f->lock);
     return i;
 }
@@ -235,15 +213,10 @@ IZ_NORETURN static void transfer_die(const struct transfer *t, int64_t offset,
 static void piece_queue(struct transfer *t, struct piece *p)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(t->ring);
-    char *buf = t->buf + (p->offset - t->offset);
-
     assert(sqe); /* the ring has DEPTH entries, as many as there are pieces */
-    if (t->write)
-        io_uring_prep_write(sqe, t->f->fd, buf, (unsigned)p->bytes,
-                            (uint64_t)p->offset);
-    else
-        io_uring_prep_read(sqe, t->f->fd, buf, (unsigned)p->bytes,
-                           (uint64_t)p->offset);
+    io_uring_prep_rw(t->write ? IORING_OP_WRITE : IORING_OP_READ, sqe, t->f->fd,
+                     t->buf + (p->offset - t->offset), (unsigned)p->bytes,
+                     (uint64_t)p->offset);
     io_uring_sqe_set_data(sqe, p);
 }
 
@@ -251,12 +224,9 @@ static void piece_queue(struct transfer *t, struct piece *p)
 static bool piece_next(struct transfer *t, struct piece *p)
 {
     int64_t left = t->bytes - t->issued;
-
     if (left == 0)
         return false;
-    p->offset = t->offset + t->issued;
-    p->bytes = min64(left, PIECE);
-    p->idle_rounds = 0;
+    *p = (struct piece){t->offset + t->issued, min64(left, PIECE), 0};
     t->issued += p->bytes;
     piece_queue(t, p);
     return true;
@@ -292,26 +262,22 @@ static bool piece_end(struct transfer *t, struct piece *p, int res)
 static unsigned sleep_for(const struct transfer *t, int in_flight)
 {
     bool more = t->issued < t->bytes;
-
     return (unsigned)(more ? (in_flight + 1) / 2 : in_flight);
 }
 
 static void transfer_run(struct transfer *t)
 {
     int in_flight = 0;
-
     for (int i = 0; i < DEPTH; i++)
         in_flight += piece_next(t, &t->piece[i]);
     while (in_flight > 0) {
         struct io_uring_cqe *cqe;
         int err = io_uring_submit_and_wait(t->ring, sleep_for(t, in_flight));
-
         if (err < 0 && err != -EINTR && err != -EAGAIN && err != -EBUSY)
             transfer_die(t, t->offset, t->bytes, strerror(-err));
         while (io_uring_peek_cqe(t->ring, &cqe) == 0) {
             struct piece *p = io_uring_cqe_get_data(cqe);
             int res = cqe->res;
-
             io_uring_cqe_seen(t->ring, cqe);
             in_flight -= !piece_end(t, p, res);
         }
@@ -328,7 +294,6 @@ static void transfer(struct iz_nvme *f, void *buf, int64_t offset,
                          .write = write,
                          .offset = offset,
                          .bytes = bytes};
-
     assert(offset % IZ_NVME_ALIGN == 0 && bytes % IZ_NVME_ALIGN == 0);
     assert((uintptr_t)buf % IZ_NVME_ALIGN == 0);
     assert(offset >= 0 && bytes >= 0 && bytes <= f->bytes - offset);
@@ -342,10 +307,8 @@ static void transfer(struct iz_nvme *f, void *buf, int64_t offset,
 static int64_t region_find(const struct iz_nvme *f, int64_t offset)
 {
     int64_t lo = 0, hi = f->n_regions;
-
     while (lo < hi) {
         int64_t mid = lo + (hi - lo) / 2;
-
         if (f->region[mid].offset + f->region[mid].bytes <= offset)
             lo = mid + 1;
         else
@@ -358,7 +321,6 @@ static void region_grow(struct iz_nvme *f)
 {
     int64_t n = f->max_regions ? 2 * f->max_regions : 256;
     struct region *r = realloc(f->region, (size_t)n * sizeof(*r));
-
     if (!r)
         iz_die("nvme: no memory for %" PRId64 " checksums of %s", n, f->path);
     f->region = r;
@@ -368,12 +330,10 @@ static void region_grow(struct iz_nvme *f)
 /* Takes the place of every region that it overlaps. */
 static void region_set(struct iz_nvme *f, struct region r)
 {
-    int64_t at, end;
-
     pthread_mutex_lock(&f->lock);
     if (f->n_regions == f->max_regions)
         region_grow(f);
-    at = end = region_find(f, r.offset);
+    int64_t at = region_find(f, r.offset), end = at;
     while (end < f->n_regions && f->region[end].offset < r.offset + r.bytes)
         end++;
     memmove(f->region + at + 1, f->region + end,
@@ -387,17 +347,14 @@ static void region_check(struct iz_nvme *f, const void *buf, int64_t offset,
                          int64_t bytes)
 {
     struct region r = {0};
-    uint64_t hash;
-    int64_t at;
-
     pthread_mutex_lock(&f->lock);
-    at = region_find(f, offset);
+    int64_t at = region_find(f, offset);
     if (at < f->n_regions)
         r = f->region[at];
     pthread_mutex_unlock(&f->lock);
     if (r.offset != offset || r.bytes != bytes)
         return;
-    hash = iz_hash(buf, bytes);
+    uint64_t hash = iz_hash(buf, bytes);
     if (hash != r.hash)
         iz_die("nvme: %" PRId64 " bytes read at offset %" PRId64
                " of %s are not "

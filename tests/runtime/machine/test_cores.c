@@ -3,7 +3,7 @@
  * of it. */
 #include "tests/runtime/fixture.h"
 
-#include "runtime/machine/cores_print.h"
+#include "runtime/machine/cores.h"
 #include "runtime/machine/cores_share.h"
 
 /* The ranks' sets as lists, and those that come out; "": they are refused. */
