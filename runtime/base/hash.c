@@ -21,7 +21,6 @@ static uint64_t absorb(uint64_t lane, uint64_t word)
 static void absorb_block(uint64_t lane[LANES], const unsigned char *p)
 {
     uint64_t word[LANES];
-
     memcpy(word, p, sizeof(word));
     for (int i = 0; i < LANES; i++)
         lane[i] = absorb(lane[i], word[i]);
@@ -34,7 +33,6 @@ uint64_t iz_hash(const void *p, int64_t bytes)
     uint64_t lane[LANES], h = (uint64_t)bytes;
     unsigned char tail[LANES * sizeof(uint64_t)] = {0};
     int64_t i;
-
     assert(bytes >= 0);
     for (int j = 0; j < LANES; j++)
         lane[j] = iz_mix((uint64_t)j + 1);

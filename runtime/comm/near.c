@@ -131,7 +131,6 @@ void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
     for (int64_t done = 0; done < bytes;) {
         ssize_t n = read_memory(s->pid, (char *)dst + done,
                                 s->full + (uint64_t)(at + done), bytes - done);
-
         if (n < 0 && errno == ESRCH)
             iz_die("%s: rank %d is gone", what, r);
         if (n <= 0)

@@ -220,13 +220,13 @@ static void check_fp16(struct iz_config_file *file, struct iz_faults *f)
                  p->min_loss_scale, p->initial_scale_power);
 }
 
-static void check_offload(struct iz_faults *f, const char *section,
+static void check_offload(struct iz_config_file *file, struct iz_faults *f,
+                          const char *section,
                           const struct iz_offload_config *o)
 {
     char key[IZ_CONFIG_NAME_MAX];
-
     snprintf(key, sizeof(key), "zero_optimization.%s.nvme_path", section);
-    if (o->home == IZ_HOME_NVME && o->nvme_path[0] == '\0')
+    if (o->home == IZ_HOME_NVME && !o->nvme_path[0] && !is_bad(file, key))
         iz_fault(f, key, "missing, and %s.device is nvme", section);
 }
 
@@ -264,10 +264,8 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
     if (stage_known && z->optimizer.home != IZ_HOME_NONE && z->stage < 1)
         iz_fault(f, "zero_optimization.offload_optimizer.device",
                  "needs zero_optimization.stage 1, 2 or 3, found 0");
-    if (!is_bad(file, "zero_optimization.offload_optimizer.nvme_path"))
-        check_offload(f, "offload_optimizer", &z->optimizer);
-    if (!is_bad(file, "zero_optimization.offload_param.nvme_path"))
-        check_offload(f, "offload_param", &z->param);
+    check_offload(file, f, "offload_optimizer", &z->optimizer);
+    check_offload(file, f, "offload_param", &z->param);
     if (z->optimizer.ratio < 1)
         check_ratio(file, f);
     if (!z->contiguous_gradients)

@@ -36,7 +36,6 @@ void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     char what[FAULT_MAX], line[2 * FAULT_MAX];
     const char *set = override_of(f, key);
     va_list ap;
-
     f->count++;
     if (!f->err)
         return;
@@ -62,7 +61,6 @@ static int distance(const char *a, const char *b)
 {
     int row[IZ_CONFIG_NAME_MAX + 1];
     int nb = (int)strlen(b);
-
     if (nb > IZ_CONFIG_NAME_MAX)
         return IZ_CONFIG_NAME_MAX;
     for (int j = 0; j <= nb; j++)

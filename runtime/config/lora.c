@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Adapters as parameters of their units; see lora.h. */
+#define _DEFAULT_SOURCE /* strsep */
+
 #include "runtime/config/lora.h"
 
 #include <errno.h>
@@ -25,18 +27,14 @@ struct targets {
 
 static void split(struct targets *t, const char *text)
 {
-    char *rest = t->text;
+    char *rest = t->text, *part;
     memset(t, 0, sizeof(*t));
     snprintf(t->text, sizeof(t->text), "%s", text);
-    while (rest) {
-        char *next = strchr(rest, ',');
-        if (next)
-            *next++ = '\0';
-        rest += strspn(rest, " ");
-        rest[strcspn(rest, " ")] = '\0';
-        if (*rest)
-            t->pattern[t->n++] = rest;
-        rest = next;
+    while ((part = strsep(&rest, ","))) {
+        part += strspn(part, " ");
+        part[strcspn(part, " ")] = '\0';
+        if (*part)
+            t->pattern[t->n++] = part;
     }
 }
 
@@ -110,7 +108,6 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
     const struct iz_lora_config *l = &c->lora;
     struct targets t;
     int status = 0;
-
     if (l->rank == 0)
         return 0;
     split(&t, l->targets);
@@ -160,12 +157,10 @@ static void merge_range(const struct merge *g, int64_t at, int64_t first,
 {
     int64_t cols = g->w->cols;
     int64_t from = max64(first, at);
-    int64_t end = at + g->w->rows * cols;
-    if (end > first + n)
-        end = first + n;
+    int64_t end = min64(at + g->w->rows * cols, first + n);
     while (from < end) {
         int64_t i = (from - at) / cols, j = (from - at) % cols;
-        int64_t k = cols - j < end - from ? cols - j : end - from;
+        int64_t k = min64(cols - j, end - from);
         merge_row(g, i, j, in + (from - first), k);
         from += k;
     }

@@ -39,7 +39,6 @@ static void published_fault(struct reader *r, const char *name,
 static const json_t *lookup(const json_t *v, const char *name)
 {
     char key[64];
-
     while (v && *name) {
         size_t n = strcspn(name, ".");
         snprintf(key, sizeof(key), "%.*s", (int)n, name);
@@ -47,19 +46,6 @@ static const json_t *lookup(const json_t *v, const char *name)
         name += n + (name[n] == '.');
     }
     return v;
-}
-
-/* Whether v is one of the JSON values of "a|b". */
-static bool is_one_of(const json_t *v, const char *values)
-{
-    char word[256];
-    bool same = false;
-    for (int i = 0; !same && iz_word(word, sizeof(word), values, i); i++) {
-        json_t *w = iz_json_open(word, (int64_t)strlen(word));
-        same = w && json_equal(v, w);
-        json_decref(w);
-    }
-    return same;
 }
 
 static void put_member(struct reader *r, const char *key, const char *text)
@@ -117,7 +103,7 @@ static void check_with(struct reader *r, const struct iz_hf_key *k,
     char name[64], want[160];
     for (int i = 0; iz_word(name, sizeof(name), k->with, i); i++) {
         const json_t *w = lookup(r->root, name);
-        if (w && is_one_of(w, k->with_value))
+        if (w && iz_json_among(w, k->with_value))
             return;
     }
     snprintf(want, sizeof(want), "%s in %s", k->with_value, k->with);
@@ -146,7 +132,7 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
 static void read_constant(struct reader *r, const struct iz_hf_key *k)
 {
     const json_t *v = lookup(r->root, k->name);
-    if (v && !is_one_of(v, k->values))
+    if (v && !iz_json_among(v, k->values))
         published_fault(r, k->name, "; this model only has ", v, k->values);
 }
 
@@ -159,7 +145,6 @@ static const struct iz_hf_type *read_type(struct reader *r,
     const struct iz_hf_type *t = hf->types;
     char known[256];
     size_t n = 0;
-
     if (!v)
         return t;
     for (; t->name && (!name || strcmp(t->name, name) != 0); t++)
@@ -207,7 +192,6 @@ char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err)
 {
     char path[IZ_PATH_MAX + 32], *text = NULL;
     struct reader r = {.path = path, .err = err};
-
     snprintf(path, sizeof(path), "%s/" IZ_HF_CONFIG, folder);
     json_t *root = iz_json_read(path, err);
     r.root = root;
@@ -334,7 +318,6 @@ static int copy_file(const char *to, const char *from)
     char *text = iz_durable_read(from, &bytes);
     int err = text ? iz_durable_replace("run.output", to, text)
                    : published_refuse(from, errno);
-
     free(text);
     return err;
 }
@@ -342,7 +325,6 @@ static int copy_file(const char *to, const char *from)
 int iz_hf_config_keep(const char *output, const char *folder, bool goes_on)
 {
     char kept[IZ_PATH_MAX + 32], from[IZ_PATH_MAX + 32];
-
     snprintf(kept, sizeof(kept), "%s/" KEPT, output);
     snprintf(from, sizeof(from), "%s/" IZ_HF_CONFIG, folder);
     if (goes_on && access(kept, F_OK) == 0)

@@ -3,7 +3,6 @@
  * name. Every fault is reported, not only the first. */
 #include "runtime/config/config.h"
 
-#include "runtime/base/json.h"
 #include "runtime/config/keys.h"
 #include "runtime/config/published.h"
 
@@ -19,55 +18,61 @@ struct reader {
     struct iz_faults faults;
 };
 
+static bool is_word(const json_t *v, const char *word)
+{
+    return json_is_string(v) && strcmp(json_string_value(v), word) == 0;
+}
+
+/* Tells of a value that is not what is expected; returns `is`. */
+static bool expect(struct iz_faults *f, const char *key, bool is,
+                   const char *what, const json_t *v)
+{
+    char found[IZ_WHY_MAX / 2];
+    iz_json_describe(found, sizeof(found), v);
+    if (!is)
+        iz_fault(f, key, "expected %s, found %s", what, found);
+    return is;
+}
+
 /* ---- the array "parameters" ---- */
 
-struct rule_reader {
-    struct iz_rule *rule;
-    struct iz_faults *faults;
-    int index;
-};
-
-static void read_member(const struct rule_reader *r, const char *name,
-                        const json_t *v)
+static void read_member(struct iz_rule *rule, int index, const char *name,
+                        const json_t *v, struct iz_faults *f)
 {
     char key[IZ_CONFIG_NAME_MAX], why[IZ_WHY_MAX];
     const struct iz_key *k = iz_key_find(iz_rule_keys, name);
     struct iz_nearest near = iz_nearest_start(name, false);
-    snprintf(key, sizeof(key), "parameters[%d].%.100s", r->index, name);
+    snprintf(key, sizeof(key), "parameters[%d].%.100s", index, name);
     for (int i = 0; i < IZ_RULE_KEYS; i++)
         iz_nearest_try(&near, iz_rule_keys[i].name);
     if (!k)
-        iz_fault(r->faults, key, "unknown key%s", near.hint);
-    else if (!iz_key_store(why, r->rule, k, v))
-        iz_fault(r->faults, key, "%s", why);
+        iz_fault(f, key, "unknown key%s", near.hint);
+    else if (!iz_key_store(why, rule, k, v))
+        iz_fault(f, key, "%s", why);
     else
-        r->rule->given[k - iz_rule_keys] = !json_is_null(v);
+        rule->given[k - iz_rule_keys] = !json_is_null(v);
 }
 
-static void read_rule(const struct rule_reader *r, json_t *v)
+static void read_rule(struct iz_rule *rule, int index, json_t *v,
+                      struct iz_faults *f)
 {
-    char key[64], found[IZ_WHY_MAX / 2];
+    char key[64];
     const char *name;
     json_t *member;
-
-    snprintf(key, sizeof(key), "parameters[%d]", r->index);
-    iz_json_describe(found, sizeof(found), v);
-    if (!json_is_object(v)) {
-        iz_fault(r->faults, key, "expected an object, found %s", found);
+    snprintf(key, sizeof(key), "parameters[%d]", index);
+    if (!expect(f, key, json_is_object(v), "an object", v))
         return;
-    }
-    json_object_foreach(v, name, member) read_member(r, name, member);
+    json_object_foreach(v, name, member)
+        read_member(rule, index, name, member, f);
     member = json_object_get(v, "match");
-    if (!member || json_is_null(member) ||
-        (json_is_string(member) && json_string_length(member) == 0))
-        iz_fault(r->faults, key, "has no \"match\": the names it is for");
-    if (r->rule->frozen &&
-        (r->rule->given[IZ_RULE_DECAY] || r->rule->given[IZ_RULE_LR]))
-        iz_fault(r->faults, key,
+    if (!member || json_is_null(member) || is_word(member, ""))
+        iz_fault(f, key, "has no \"match\": the names it is for");
+    if (rule->frozen && (rule->given[IZ_RULE_DECAY] || rule->given[IZ_RULE_LR]))
+        iz_fault(f, key,
                  "frozen: true, but what is frozen has neither weight_decay "
                  "nor lr_scale");
-    if (r->rule->frozen && r->rule->sparse)
-        iz_fault(r->faults, key,
+    if (rule->frozen && rule->sparse)
+        iz_fault(f, key,
                  "frozen: true and sparse: true: what is frozen is never "
                  "updated");
 }
@@ -75,25 +80,16 @@ static void read_rule(const struct rule_reader *r, json_t *v)
 static void read_rules(struct iz_config_file *file, struct iz_faults *f,
                        const json_t *v)
 {
-    char found[IZ_WHY_MAX / 2];
     size_t n = json_array_size(v);
-
-    iz_json_describe(found, sizeof(found), v);
-    if (json_is_null(v))
+    if (json_is_null(v) ||
+        !expect(f, "parameters", json_is_array(v), "an array of rules", v))
         return;
-    if (!json_is_array(v)) {
-        iz_fault(f, "parameters", "expected an array of rules, found %s",
-                 found);
-        return;
-    }
     if (n > IZ_RULES_MAX) {
         iz_fault(f, "parameters", "%zu rules, at most %d", n, IZ_RULES_MAX);
         return;
     }
-    for (size_t i = 0; i < n; i++) {
-        struct rule_reader r = {&file->c.rule[i], f, (int)i};
-        read_rule(&r, json_array_get(v, i));
-    }
+    for (size_t i = 0; i < n; i++)
+        read_rule(&file->c.rule[i], (int)i, json_array_get(v, i), f);
     file->c.n_rules = (int)n;
 }
 
@@ -124,11 +120,6 @@ static bool is_section(const char *name)
     return is && strcmp(name, "model") != 0;
 }
 
-static bool is_word(const json_t *v, const char *word)
-{
-    return json_is_string(v) && strcmp(json_string_value(v), word) == 0;
-}
-
 static bool is_auto(const struct iz_key *k, const json_t *v)
 {
     return is_word(v, "auto") && k->type != IZ_KEY_STRING &&
@@ -146,7 +137,6 @@ static void read_key(struct reader *r, const struct iz_key *k, const json_t *v)
 {
     enum iz_given *given = &r->file->given[k - iz_config_keys];
     char why[IZ_WHY_MAX];
-
     if (is_auto(k, v) && iz_config_auto(k->name)) {
         iz_key_store_default(r->file, k);
         *given = IZ_GIVEN_AUTO;
@@ -161,27 +151,6 @@ static void read_key(struct reader *r, const struct iz_key *k, const json_t *v)
         iz_fault(&r->faults, k->name, "%s", why);
         *given = IZ_GIVEN_BAD;
     }
-}
-
-static bool same_json(const json_t *a, const json_t *b)
-{
-    return json_is_number(a) && json_is_number(b)
-               ? json_number_value(a) == json_number_value(b)
-               : json_equal(a, b);
-}
-
-/* Whether v is one of the JSON values of "a|b"; numbers compare as numbers. */
-static bool is_one_of(const char *values, const json_t *v)
-{
-    char word[IZ_CONFIG_NAME_MAX];
-    bool same = false;
-
-    for (int i = 0; !same && iz_word(word, sizeof(word), values, i); i++) {
-        json_t *w = json_loads(word, JSON_DECODE_ANY, NULL);
-        same = same_json(w, v);
-        json_decref(w);
-    }
-    return same;
 }
 
 static bool is_off(const json_t *v)
@@ -200,13 +169,16 @@ static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
         bool fits = accept[0] == 'b'   ? json_is_boolean(v)
                     : accept[0] == 'n' ? json_is_number(v)
                                        : json_is_string(v);
-        if (!fits && !json_is_null(v) && !is_word(v, "auto"))
-            iz_fault(&r->faults, k->name, "expected a %s, found %s",
-                     accept[0] == 'b' ? "boolean" : accept, found);
+        expect(&r->faults, k->name,
+               fits || json_is_null(v) || is_word(v, "auto"),
+               accept[0] == 'b'   ? "a boolean"
+               : accept[0] == 'n' ? "a number"
+                                  : "a string",
+               v);
     } else if (strcmp(accept, "off") == 0) {
         if (!is_off(v))
             iz_fault(&r->faults, k->name, "not supported. %s", k->doc);
-    } else if (strcmp(accept, "any") != 0 && !is_one_of(accept, v)) {
+    } else if (strcmp(accept, "any") != 0 && !iz_json_among(v, accept)) {
         iz_fault(&r->faults, k->name, "%s is not supported. %s", found, k->doc);
     }
 }
@@ -217,8 +189,7 @@ static void check_imported(struct reader *r, const char *full, const char *name,
 {
     const json_t *theirs = json_object_get(r->imported, name);
     char a[IZ_WHY_MAX / 2], b[IZ_WHY_MAX / 2];
-
-    if (!theirs || same_json(theirs, v))
+    if (!theirs || iz_json_same(theirs, v))
         return;
     iz_json_describe(a, sizeof(a), v);
     iz_json_describe(b, sizeof(b), theirs);
@@ -230,7 +201,6 @@ static void read_model_key(struct reader *r, const char *name, const json_t *v)
 {
     const struct iz_key *k = iz_key_find(r->model->keys, name);
     char why[IZ_WHY_MAX], full[IZ_CONFIG_NAME_MAX];
-
     snprintf(full, sizeof(full), "model.%s", name);
     if (!k)
         unknown(r, full);
@@ -249,7 +219,6 @@ static void read_preset(struct reader *r, const json_t *v)
     const struct iz_preset *p = r->model->presets;
     struct iz_nearest near = iz_nearest_start(name ? name : "", false);
     json_t *value;
-
     if (!v || json_is_null(v))
         return;
     for (; p && p->name && (!name || strcmp(p->name, name) != 0); p++)
@@ -269,7 +238,6 @@ static void read_import(struct reader *r, const json_t *v)
 {
     const char *key, *folder = r->file->c.import;
     json_t *value;
-
     if (!v)
         return;
     read_key(r, iz_key_find(iz_config_keys, "model.import"), v);
@@ -292,7 +260,6 @@ static void read_model(struct reader *r, json_t *object)
 {
     const char *key;
     json_t *v;
-
     read_import(r, json_object_get(object, "import"));
     read_preset(r, json_object_get(object, "preset"));
     json_object_foreach(object, key, v) if (strcmp(key, "preset") != 0 &&
@@ -309,8 +276,6 @@ static void read_value(struct reader *r, const char *name, json_t *v)
     const struct iz_key *k = iz_key_find(iz_config_keys, name);
     const struct iz_foreign_key *foreign = find_foreign(name);
     bool model = r->model != NULL && strcmp(name, "model") == 0;
-    char found[IZ_WHY_MAX / 2];
-
     if (k) {
         read_key(r, k, v);
     } else if (strcmp(name, "parameters") == 0) {
@@ -319,14 +284,13 @@ static void read_value(struct reader *r, const char *name, json_t *v)
         read_foreign(r, foreign, v);
     } else if (!model && !is_section(name)) {
         unknown(r, name);
-    } else if (json_is_object(v)) {
+    } else if (json_is_null(v)) { /* DeepSpeed's: an absent section */
+        return;
+    } else if (expect(&r->faults, name, json_is_object(v), "an object", v)) {
         if (model)
             read_model(r, v);
         else
             read_object(r, name, v);
-    } else if (!json_is_null(v)) { /* DeepSpeed's null: an absent section */
-        iz_json_describe(found, sizeof(found), v);
-        iz_fault(&r->faults, name, "expected an object, found %s", found);
     }
 }
 
@@ -335,7 +299,6 @@ static void read_object(struct reader *r, const char *prefix, json_t *object)
     char name[IZ_CONFIG_NAME_MAX];
     const char *key;
     json_t *v;
-
     json_object_foreach(object, key, v)
     {
         int n = snprintf(name, sizeof(name), "%s%s%s", prefix,
@@ -372,7 +335,6 @@ static json_t *override_value(const struct reader *r, const char *name,
 static void insert(json_t *object, char *name, json_t *v)
 {
     char *dot;
-
     for (; (dot = strchr(name, '.')) != NULL; name = dot + 1) {
         json_t *child;
         *dot = '\0';
@@ -391,7 +353,6 @@ static void apply_override(struct reader *r, json_t *root, const char *set)
     char name[IZ_CONFIG_NAME_MAX];
     size_t n = strcspn(set, "=");
     json_t *utf8 = json_string(set);
-
     if (set[n] != '=' || n == 0 || n >= sizeof(name) || !utf8) {
         iz_fault(&r->faults, NULL, "--set %s: %s", set,
                  utf8 ? "expected key=value" : "not UTF-8");
@@ -407,7 +368,6 @@ static json_t *config_read_load(struct reader *r, const char *path, int *rc)
 {
     json_error_t e;
     FILE *f = fopen(path, "r");
-
     if (!f) {
         *rc = -errno;
         iz_fault(&r->faults, NULL, "cannot be read: %s", strerror(-*rc));
@@ -438,7 +398,6 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     struct iz_config_file file;
     struct reader r = {.file = &file, .model = model};
     int rc = 0;
-
     r.faults = (struct iz_faults){err, path ? path : "config", set, n_set, 0};
     json_t *root = path ? config_read_load(&r, path, &rc) : json_object();
     if (!root)

@@ -10,9 +10,6 @@
 #include <string.h>
 #include <strings.h>
 
-#include "runtime/base/json.h"
-
-/* `5e8 (a number)`, `"x" (a string)`, `an object`. */
 void iz_json_describe(char *out, size_t size, const json_t *v)
 {
     static const char *const kinds[] = {
@@ -34,10 +31,28 @@ void iz_json_describe(char *out, size_t size, const json_t *v)
     free(text);
 }
 
+bool iz_json_same(const json_t *a, const json_t *b)
+{
+    return json_is_number(a) && json_is_number(b)
+               ? json_number_value(a) == json_number_value(b)
+               : json_equal(a, b);
+}
+
+bool iz_json_among(const json_t *v, const char *values)
+{
+    char word[IZ_CONFIG_NAME_MAX];
+    bool same = false;
+    for (int i = 0; !same && iz_word(word, sizeof(word), values, i); i++) {
+        json_t *w = json_loads(word, JSON_DECODE_ANY, NULL);
+        same = iz_json_same(w, v);
+        json_decref(w);
+    }
+    return same;
+}
+
 static bool mismatch(char *why, const char *expected, const json_t *v)
 {
     char found[IZ_WHY_MAX / 2];
-
     iz_json_describe(found, sizeof(found), v);
     snprintf(why, IZ_WHY_MAX, "expected %s, found %s", expected, found);
     return false;
@@ -75,7 +90,6 @@ static bool store_integer(char *why, void *at, const struct iz_key *k,
                           const json_t *v)
 {
     int64_t n;
-
     if (!whole_number(&n, v))
         return mismatch(why, "an integer", v);
     if (!in_range(why, k, (double)n))
@@ -97,7 +111,6 @@ static bool store_pair(char *why, double *at, const struct iz_key *k,
                        const json_t *v)
 {
     double x[2];
-
     if (json_array_size(v) != 2)
         return mismatch(why, "an array of two numbers", v);
     for (size_t i = 0; i < 2; i++) {
@@ -164,7 +177,6 @@ static void store_null(void *at, const struct iz_key *k)
     memset(at, 0, k->type == IZ_KEY_STRING ? k->size : bytes[k->type]);
 }
 
-/* Puts v where k says, or says why not. */
 bool iz_key_store(char *why, void *base, const struct iz_key *k,
                   const json_t *v)
 {
@@ -207,7 +219,6 @@ void iz_key_store_default(void *base, const struct iz_key *k)
     json_t *v =
         json_loads(k->fallback ? k->fallback : "null", JSON_DECODE_ANY, NULL);
     bool stored = v != NULL && iz_key_store(why, base, k, v);
-
     assert(stored);
     json_decref(v);
 }

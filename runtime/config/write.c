@@ -56,7 +56,6 @@ void iz_nest_name(struct iz_nest *n, const char *name)
 static void print_double(FILE *out, double x)
 {
     char text[32];
-
     for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, sizeof(text), "%.*g", digits, x);
         if (strtod(text, NULL) == x)
@@ -68,7 +67,6 @@ static void print_double(FILE *out, double x)
 static void print_word(FILE *out, const char *words, int i)
 {
     char word[IZ_CONFIG_NAME_MAX];
-
     if (!iz_word(word, sizeof(word), words, i) || strcmp(word, "null") == 0)
         fputs("null", out);
     else
@@ -137,7 +135,6 @@ static void print_config(FILE *out, const struct iz_config_file *file,
 {
     struct iz_nest n = {.out = out, .indent = 4, .first = true};
     char name[IZ_CONFIG_NAME_MAX];
-
     fputc('{', out);
     for (int i = 0; iz_config_keys[i].name; i++) {
         if (file->given[i] != IZ_GIVEN_VALUE ||

@@ -3,6 +3,8 @@
  * windows of seq tokens; epoch e visits them in a permutation that is computed,
  * not stored: a Feistel network over the window numbers, keyed by seed and e.
  */
+#define _DEFAULT_SOURCE /* strsep */
+
 #include "runtime/data/data.h"
 
 #include <assert.h>
@@ -14,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "runtime/base/text.h"
 #include "runtime/data/shard.h"
@@ -90,12 +93,8 @@ static int add_entry(struct paths *p, const char *entry)
 static int add_list(struct paths *p, char *list)
 {
     int err = 0;
-    for (char *entry = list, *end; !err && entry; entry = end) {
-        end = strchr(entry, ',');
-        if (end)
-            *end++ = '\0';
+    for (char *entry; !err && (entry = strsep(&list, ","));)
         err = add_entry(p, entry);
-    }
     return err;
 }
 
@@ -162,7 +161,6 @@ static int stream_open(struct stream *t, const char *list, bool bytes,
 {
     struct paths p;
     int err = paths_open(&p, list);
-
     if (!err)
         err = stream_fill(t, &p, bytes, vocab, m);
     paths_close(&p);
@@ -200,8 +198,7 @@ static void stream_read(const struct stream *t, int64_t at, int32_t *out,
                         int64_t n, bool target)
 {
     for (int k = stream_find(t, at); n > 0; k++) {
-        int64_t here = t->first[k + 1] - at, from = at - t->first[k];
-        here = here < n ? here : n;
+        int64_t here = min64(t->first[k + 1] - at, n), from = at - t->first[k];
         iz_shard_tokens(&t->shard[k], from, out, here);
         if (target)
             iz_shard_ignore(&t->shard[k], from, out, here);
@@ -215,8 +212,7 @@ static int64_t stream_learnt(const struct stream *t, int64_t at, int64_t n)
 {
     int64_t learnt = 0;
     for (int k = stream_find(t, at); n > 0; k++) {
-        int64_t here = t->first[k + 1] - at;
-        here = here < n ? here : n;
+        int64_t here = min64(t->first[k + 1] - at, n);
         learnt += iz_shard_learnt(&t->shard[k], at - t->first[k], here);
         at += here;
         n -= here;
@@ -245,41 +241,33 @@ static void split_one_stream(struct iz_data *d, double fraction)
     int64_t count = stream_count(t);
     int64_t windows = (count - d->ahead) / d->seq;
     int64_t held = (int64_t)(fraction * (double)windows + 0.5);
-    if (fraction > 0 && held < 1)
-        held = 1;
-    if (held >= windows) /* training comes first */
-        held = windows > 0 ? windows - 1 : 0;
+    if (fraction > 0)
+        held = max64(held, 1);
+    held = max64(min64(held, windows - 1), 0); /* training comes first */
     int64_t cut = count - d->ahead - held * d->seq;
     split_set(&d->split[IZ_TRAIN], t, 0, cut + d->ahead, d);
     split_set(&d->split[IZ_VAL], t, cut, held > 0 ? count - cut : 0, d);
 }
 
+/* A loss over no target would be 0 and look like a perfect one. */
 static int split_check(const struct iz_data *d, enum iz_split s,
                        const char *path)
 {
-    if (d->split[s].windows > 0)
-        return 0;
-    return iz_refuse(
-        stderr,
-        "data: %s: %" PRId64 " %s for %s, but one window needs %" PRId64
-        " (sequence length %d + %d)%s",
-        path, d->split[s].count, d->model ? "records" : "tokens",
-        s == IZ_TRAIN ? "training" : "validation", (int64_t)d->seq + d->ahead,
-        d->seq, d->ahead,
-        s == IZ_VAL ? "; see data.val_path, data.val_fraction" : "");
-}
-
-/* A loss over no target would be 0 and look like a perfect one. */
-static int mask_check(const struct iz_data *d, enum iz_split s,
-                      const char *path)
-{
+    const char *use = s == IZ_TRAIN ? "training" : "validation";
     int64_t windows = d->split[s].windows;
-    if (windows == 0 || !iz_data_masked(d, s) ||
-        iz_data_learnt(d, s, 0, windows) > 0)
+    if (windows <= 0)
+        return iz_refuse(
+            stderr,
+            "data: %s: %" PRId64 " %s for %s, but one window needs %" PRId64
+            " (sequence length %d + %d)%s",
+            path, d->split[s].count, d->model ? "records" : "tokens", use,
+            (int64_t)d->seq + d->ahead, d->seq, d->ahead,
+            s == IZ_VAL ? "; see data.val_path, data.val_fraction" : "");
+    if (!iz_data_masked(d, s) || iz_data_learnt(d, s, 0, windows) > 0)
         return 0;
     return iz_refuse(stderr,
                      "data: %s: the mask leaves nothing to be learnt for %s",
-                     path, s == IZ_TRAIN ? "training" : "validation");
+                     path, use);
 }
 
 static int splits_open(struct iz_data *d, const struct iz_data_config *c,
@@ -295,12 +283,8 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
     if (own_val)
         split_set(&d->split[IZ_VAL], &d->val, 0, stream_count(&d->val), d);
     err = split_check(d, IZ_TRAIN, c->path);
-    if (!err)
-        err = mask_check(d, IZ_TRAIN, c->path);
     if (!err && need_val)
         err = split_check(d, IZ_VAL, own_val ? c->val_path : c->path);
-    if (!err && need_val)
-        err = mask_check(d, IZ_VAL, own_val ? c->val_path : c->path);
     return err;
 }
 
@@ -313,12 +297,10 @@ static int data_open(struct iz_data **out, const struct iz_data_config *c,
         return -ENOMEM;
     *d = kind;
     int err = splits_open(d, c, vocab, need_val);
-    if (err) {
+    if (err)
         iz_data_close(&d);
-        return err;
-    }
     *out = d;
-    return 0;
+    return err;
 }
 
 int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,

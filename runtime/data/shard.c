@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "codelets/base/build.h"
+#include "codelets/base/int64.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
 
@@ -42,7 +43,6 @@ static int data_shard_refuse(const char *path, int err)
 static int map(struct iz_mapping *m, int fd, const char *path)
 {
     struct stat st;
-
     if (fstat(fd, &st) != 0)
         return data_shard_refuse(path, errno);
     if (!S_ISREG(st.st_mode))
@@ -58,11 +58,11 @@ static int map(struct iz_mapping *m, int fd, const char *path)
     return 0;
 }
 
-int iz_mapping_open(struct iz_mapping *m, const char *path)
+/* Nothing but a regular file with something in it. */
+static int mapping_open(struct iz_mapping *m, const char *path)
 {
     /* Not blocking: a named pipe is refused, not waited for. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), err;
-
     *m = (struct iz_mapping){0};
     if (fd < 0)
         return data_shard_refuse(path, errno);
@@ -71,7 +71,7 @@ int iz_mapping_open(struct iz_mapping *m, const char *path)
     return err;
 }
 
-void iz_mapping_close(struct iz_mapping *m)
+static void mapping_close(struct iz_mapping *m)
 {
     if (m->at)
         munmap(m->at, (size_t)m->bytes);
@@ -122,7 +122,6 @@ static int header_check(struct iz_shard *s)
 {
     int32_t h[3];
     int err = header_read(h, &s->tokens, s->path);
-
     if (err)
         return err;
     const struct shard_format *f = format_find(h[0], h[1]);
@@ -141,28 +140,25 @@ static int header_check(struct iz_shard *s)
 
 /* ---- tokens ---- */
 
-static IZ_SIMD uint32_t max_u8(const uint8_t *t, int64_t n)
+/* Of n numbers of 1, 2 or 4 bytes. */
+static IZ_SIMD uint32_t largest(const void *p, int64_t n, int bytes)
 {
-    uint8_t m = 0;
-    for (int64_t i = 0; i < n; i++)
-        m = t[i] > m ? t[i] : m;
-    return m;
-}
-
-static IZ_SIMD uint32_t max_u16(const uint16_t *t, int64_t n)
-{
-    uint16_t m = 0;
-    for (int64_t i = 0; i < n; i++)
-        m = t[i] > m ? t[i] : m;
-    return m;
-}
-
-static IZ_SIMD uint32_t max_u32(const uint32_t *t, int64_t n)
-{
-    uint32_t m = 0;
-    for (int64_t i = 0; i < n; i++)
-        m = t[i] > m ? t[i] : m;
-    return m;
+    const uint8_t *t8 = p;
+    const uint16_t *t16 = p;
+    const uint32_t *t32 = p;
+    uint32_t m32 = 0;
+    uint16_t m16 = 0;
+    uint8_t m8 = 0;
+    if (bytes == 1)
+        for (int64_t i = 0; i < n; i++)
+            m8 = t8[i] > m8 ? t8[i] : m8;
+    else if (bytes == 2)
+        for (int64_t i = 0; i < n; i++)
+            m16 = t16[i] > m16 ? t16[i] : m16;
+    else
+        for (int64_t i = 0; i < n; i++)
+            m32 = t32[i] > m32 ? t32[i] : m32;
+    return m32 | m16 | m8;
 }
 
 /* The tokens from position `at`; the map is page-aligned and the header a
@@ -174,10 +170,7 @@ static const void *tokens_at(const struct iz_shard *s, int64_t at)
 
 static uint32_t tokens_max(const struct iz_shard *s, int64_t at, int64_t n)
 {
-    const void *p = tokens_at(s, at);
-    if (s->token_bytes == 1)
-        return max_u8(p, n);
-    return s->token_bytes == 2 ? max_u16(p, n) : max_u32(p, n);
+    return largest(tokens_at(s, at), n, s->token_bytes);
 }
 
 /* Of the tokens in order, the first that is not below `vocab`; the number of
@@ -187,11 +180,10 @@ static int64_t tokens_first_bad(const struct iz_shard *s, int vocab)
     const int64_t block = 1 << 16;
     struct iz_progress progress;
     int64_t i = 0;
-
     iz_progress_begin(&progress, "checking the tokens",
                       s->count * s->token_bytes);
     for (; i < s->count; i += block) {
-        int64_t n = s->count - i < block ? s->count - i : block;
+        int64_t n = min64(s->count - i, block);
         if (tokens_max(s, i, n) >= (uint32_t)vocab)
             break;
         iz_progress_add(&progress, n * s->token_bytes);
@@ -199,7 +191,7 @@ static int64_t tokens_first_bad(const struct iz_shard *s, int vocab)
     iz_progress_end(&progress);
     while (i < s->count && tokens_max(s, i, 1) < (uint32_t)vocab)
         i++;
-    return i < s->count ? i : s->count;
+    return min64(i, s->count);
 }
 
 /* Reads the whole file once, so that a fault in the middle of a run (a token
@@ -240,7 +232,6 @@ static int mask_check(const struct iz_shard *s, const char *path)
     int32_t h[3];
     const unsigned char *mask = s->mask.at + HEADER_INTS * sizeof(int32_t);
     int err = header_read(h, &s->mask, path);
-
     if (err)
         return err;
     if (h[0] != IZ_MASK_MAGIC || h[1] != MASK_VERSION || h[2] != s->count)
@@ -252,7 +243,7 @@ static int mask_check(const struct iz_shard *s, const char *path)
                          path, h[0], h[1], h[2], s->path, IZ_MASK_MAGIC,
                          MASK_VERSION, s->count);
     err = length_check(&s->mask, path, s->count, 1);
-    if (err || max_u8(mask, s->count) <= 1)
+    if (err || largest(mask, s->count, 1) <= 1)
         return err;
     return iz_refuse(stderr, "data: %s: a byte is neither 0 nor 1", path);
 }
@@ -265,7 +256,7 @@ static int mask_open(struct iz_shard *s)
     if (!path)
         return -ENOMEM;
     if (access(path, F_OK) == 0 || errno != ENOENT) {
-        err = iz_mapping_open(&s->mask, path);
+        err = mapping_open(&s->mask, path);
         if (!err)
             err = mask_check(s, path);
     }
@@ -281,7 +272,7 @@ int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab)
     *s = (struct iz_shard){.path = strdup(path)};
     if (!s->path)
         return -ENOMEM;
-    int err = iz_mapping_open(&s->tokens, path);
+    int err = mapping_open(&s->tokens, path);
     if (err)
         return err;
     s->count = s->tokens.bytes;
@@ -329,7 +320,7 @@ int iz_shard_open_records(struct iz_shard *s, const char *path,
     *s = (struct iz_shard){.path = strdup(path)};
     if (!s->path)
         return -ENOMEM;
-    int err = iz_mapping_open(&s->tokens, path);
+    int err = mapping_open(&s->tokens, path);
     if (!err)
         err = records_length(s, m);
     if (err)
@@ -349,8 +340,8 @@ const void *iz_shard_record(const struct iz_shard *s, int64_t at)
 
 void iz_shard_close(struct iz_shard *s)
 {
-    iz_mapping_close(&s->tokens);
-    iz_mapping_close(&s->mask);
+    mapping_close(&s->tokens);
+    mapping_close(&s->mask);
     free(s->path);
     s->path = NULL;
 }
@@ -389,12 +380,7 @@ int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n)
 void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,
                      int64_t n)
 {
-    const unsigned char *mask;
-
-    if (!s->mask.at)
-        return;
-    mask = mask_at(s, at);
-    for (int64_t i = 0; i < n; i++)
-        if (!mask[i])
+    for (int64_t i = 0; s->mask.at && i < n; i++)
+        if (!mask_at(s, at)[i])
             target[i] = -1;
 }

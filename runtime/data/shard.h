@@ -23,11 +23,6 @@ struct iz_shard {
     int token_bytes; /* 1, 2, 4; of records any number */
 };
 
-/* Maps a file read-only; nothing but a regular file with something in it.
- * Says on standard error, after "izar: data: PATH", why not. */
-int iz_mapping_open(struct iz_mapping *m, const char *path);
-void iz_mapping_close(struct iz_mapping *m);
-
 /* `bytes`: any file, a token is a byte.  Else a token shard; X.mask beside
  * X.bin is its loss mask.  Every token is checked against `vocab`. */
 int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab);

@@ -54,6 +54,14 @@ static void count_units(struct iz_plan *p)
     }
 }
 
+/* n buffers of the host, if there is anything to go through them. */
+static void add_staging(struct iz_plan *p, enum iz_staging_kind k, int n,
+                        int64_t bytes)
+{
+    p->staging[k] = (struct iz_plan_staging){bytes ? n : 0, bytes};
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] += p->staging[k].n * bytes;
+}
+
 static void count_staging(struct iz_plan *p, const struct iz_config *c)
 {
     int64_t chunk = 0, shard = 0, state = 0;
@@ -63,20 +71,12 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
         state = max64(state, iz_plan_chunk_bytes(p, &p->unit[u]));
         shard = max64(shard, iz_plan_filed(&p->unit[u]));
     }
-    int64_t param = iz_dtype_bytes(p->param_type);
-    if (p->zero.state_home == IZ_HOME_NVME)
-        p->staging[IZ_STAGING_STATE].bytes = state;
-    if (p->zero.param_home == IZ_HOME_NVME) {
-        p->staging[IZ_STAGING_STATE].bytes += chunk * param;
-        p->staging[IZ_STAGING_PARAM].bytes = shard * param;
-    }
-    p->staging[IZ_STAGING_STATE].n =
-        p->staging[IZ_STAGING_STATE].bytes ? c->zero.optimizer.buffer_count : 0;
-    p->staging[IZ_STAGING_PARAM].n =
-        p->staging[IZ_STAGING_PARAM].bytes ? c->zero.param.buffer_count : 0;
-    p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] =
-        p->staging[IZ_STAGING_STATE].bytes * p->staging[IZ_STAGING_STATE].n +
-        p->staging[IZ_STAGING_PARAM].bytes * p->staging[IZ_STAGING_PARAM].n;
+    bool states = p->zero.state_home == IZ_HOME_NVME;
+    int64_t param =
+        p->zero.param_home == IZ_HOME_NVME ? iz_dtype_bytes(p->param_type) : 0;
+    add_staging(p, IZ_STAGING_STATE, c->zero.optimizer.buffer_count,
+                (states ? state : 0) + chunk * param);
+    add_staging(p, IZ_STAGING_PARAM, c->zero.param.buffer_count, shard * param);
 }
 
 static void count_saves(struct iz_plan *p, const struct iz_config *c)
@@ -99,10 +99,8 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
         elems = max64(elems, round_up(p->unit[u].shard, IZ_CHUNK_ALIGN));
         elems = max64(elems, round_up(frozen, IZ_CHUNK_ALIGN));
     }
-    p->staging[IZ_STAGING_SAVE].n = c->run.save_buffers;
-    p->staging[IZ_STAGING_SAVE].bytes = 4 * min64(elems, IZ_BLOCK);
-    p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
-        p->staging[IZ_STAGING_SAVE].n * p->staging[IZ_STAGING_SAVE].bytes;
+    add_staging(p, IZ_STAGING_SAVE, c->run.save_buffers,
+                4 * min64(elems, IZ_BLOCK));
 }
 
 /* Of a contribution that the host adds: not where its accumulator takes the
@@ -132,12 +130,10 @@ static void count_copies(struct iz_plan *p)
         return;
     /* The host's collectives add to its accumulators themselves. */
     if (p->zero.grads_down && (!many || p->target.nccl))
-        p->staging[IZ_STAGING_GRAD].bytes = down * (many ? 4 : size);
-    p->staging[IZ_STAGING_GRAD].n = p->staging[IZ_STAGING_GRAD].bytes ? 2 : 0;
-    p->staging[IZ_STAGING_UPDATE].bytes = p->zero.params_up ? chunk * size : 0;
+        add_staging(p, IZ_STAGING_GRAD, 2, down * (many ? 4 : size));
     /* Every worker of the host has one, and one is on its way up. */
-    p->staging[IZ_STAGING_UPDATE].n =
-        p->staging[IZ_STAGING_UPDATE].bytes ? p->target.workers + 1 : 0;
+    if (p->zero.params_up)
+        add_staging(p, IZ_STAGING_UPDATE, p->target.workers + 1, chunk * size);
     if (many && p->target.nccl)
         p->comm.exchange_bytes = unit * size;
     else if (many)
@@ -145,8 +141,6 @@ static void count_copies(struct iz_plan *p)
             whole * size, unit * max64(size, iz_dtype_bytes(p->grad_type)) +
                               (p->zero.grads_down ? 0 : unit / p->ranks * 4));
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
-        p->staging[IZ_STAGING_GRAD].bytes * p->staging[IZ_STAGING_GRAD].n +
-        p->staging[IZ_STAGING_UPDATE].bytes * p->staging[IZ_STAGING_UPDATE].n +
         p->comm.staging_bytes + IZ_BOUNCE_BYTES;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_STAGING] +=
         p->staging[IZ_STAGING_SPLIT].bytes * p->staging[IZ_STAGING_SPLIT].n;
@@ -308,12 +302,10 @@ enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
 
 int64_t iz_plan_buffers(const struct iz_plan *p)
 {
-    int64_t n = 16 + p->staging[IZ_STAGING_STATE].n +
-                p->staging[IZ_STAGING_PARAM].n + p->staging[IZ_STAGING_GRAD].n +
-                p->staging[IZ_STAGING_UPDATE].n +
-                p->staging[IZ_STAGING_SPLIT].n + p->act.boundary_slots +
-                p->staging[IZ_STAGING_SAVE].n +
-                p->tracks * (2 * (int64_t)p->n_units + 3);
+    int64_t n =
+        16 + p->act.boundary_slots + p->tracks * (2 * (int64_t)p->n_units + 3);
+    for (int k = 0; k < IZ_STAGINGS; k++)
+        n += p->staging[k].n;
     for (int i = 0; i < p->n_rings; i++)
         n += p->ring[i].params + p->ring[i].grads;
     for (int u = 0; u < p->n_units; u++)

@@ -8,6 +8,7 @@
 
 #include "codelets/base/int64.h"
 #include "codelets/flat/flat.h"
+#include "runtime/base/text.h"
 
 #define ALIGN_SHARD 64          /* elements: whole cache lines for every type */
 #define CHUNK_DEFAULT (1 << 20) /* enough chunks for all workers, few tasks */
@@ -276,24 +277,17 @@ int iz_plan_check_types(const struct iz_config *c,
                         const struct iz_target *target, FILE *err)
 {
     int have = target->capability;
-    const char *key = c->dtype == IZ_BF16 ? "bf16.enabled"
-                      : c->run.tf32       ? "run.tf32"
+    const char *key = c->dtype == IZ_BF16 ? "bf16.enabled: true"
+                      : c->run.tf32       ? "run.tf32: true"
                                           : NULL;
-    if (!target->gpu || have >= 80)
+    if (!target->gpu || have >= 80 || (!key && !target->cudnn))
         return 0;
-    if (!key && target->cudnn && err)
-        fprintf(err,
-                "izar: run.gpu_attention: cudnn: needs compute capability 8.0, "
-                "the GPU has %d.%d: use own\n",
-                have / 10, have % 10);
-    if (!key)
-        return target->cudnn ? -EINVAL : 0;
-    if (err)
-        fprintf(err,
-                "izar: %s: true: needs compute capability 8.0, the GPU has "
-                "%d.%d: use fp16.enabled or fp32, or run.device: cpu\n",
-                key, have / 10, have % 10);
-    return -EINVAL;
+    return iz_refuse(err,
+                     "%s: needs compute capability 8.0, the GPU has %d.%d: use "
+                     "%s",
+                     key ? key : "run.gpu_attention: cudnn", have / 10,
+                     have % 10,
+                     key ? "fp16.enabled or fp32, or run.device: cpu" : "own");
 }
 
 int iz_plan_make(struct iz_plan *p, const struct iz_config *c,

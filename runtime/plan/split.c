@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which chunks of an offloaded optimizer are updated by the GPU, and what it
  * keeps for them; see plan.h. */
-#include <errno.h>
+#include <math.h>
 
+#include "codelets/base/int64.h"
+#include "runtime/base/text.h"
 #include "runtime/plan/plan.h"
 
 #define STAGES 8 /* chunks on their way to the GPU and back */
 
 static int64_t elems_of(const struct iz_plan_unit *g, int chunks)
 {
-    int64_t n = chunks * g->chunk;
-    return n < g->owned ? n : g->owned;
+    return min64(chunks * g->chunk, g->owned);
 }
 
 int64_t iz_plan_host_elems(const struct iz_plan_unit *g)
@@ -24,19 +25,14 @@ int64_t iz_plan_grads_apart(const struct iz_plan *p,
     return p->zero.grads_apart && g->n ? g->owned - iz_plan_host_elems(g) : 0;
 }
 
-static double distance(double a, double b)
-{
-    return a > b ? a - b : b - a;
-}
-
 /* The number of chunks whose elements are nearest to `want`, the smaller one of
  * two. */
 static int nearest(const struct iz_plan_unit *g, double want)
 {
     int best = 0;
     for (int n = 1; n <= g->chunks; n++)
-        if (distance((double)elems_of(g, n), want) <
-            distance((double)elems_of(g, best), want))
+        if (fabs((double)elems_of(g, n) - want) <
+            fabs((double)elems_of(g, best) - want))
             best = n;
     return best;
 }
@@ -78,12 +74,11 @@ int iz_plan_split_check(const struct iz_config *c,
 {
     if (c->zero.optimizer.ratio >= 1 || target->gpu)
         return 0;
-    if (err)
-        fprintf(err,
-                "izar: zero_optimization.offload_optimizer.ratio: %.15g leaves "
-                "chunks to a GPU, and units are computed on the CPU: use 1.0\n",
-                c->zero.optimizer.ratio);
-    return -EINVAL;
+    return iz_refuse(err,
+                     "zero_optimization.offload_optimizer.ratio: %.15g leaves "
+                     "chunks to a GPU, and units are computed on the CPU: use "
+                     "1.0",
+                     c->zero.optimizer.ratio);
 }
 
 void iz_plan_split_print(const struct iz_plan *p, FILE *out)

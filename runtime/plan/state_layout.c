@@ -15,7 +15,6 @@ struct iz_state_layout iz_plan_states(const struct iz_plan *p,
                                     iz_optimizer(p->optimizer.type)->states,
                                 .type = p->optimizer.moments,
                                 .optimizer = p->optimizer.type};
-
     l.bytes = l.master ? 4 * room : 0;
     for (int i = 0; i < l.states; i++) {
         l.at[i] = l.bytes;
@@ -38,7 +37,6 @@ int iz_state_list(const struct iz_state_layout *l,
     int bytes =
         (int)iz_moment_bytes(l->type, IZ_MOMENT_BLOCK) / IZ_MOMENT_BLOCK;
     int n = 0;
-
     if (l->master)
         out[n++] = (struct iz_state_bytes){0, 4, 1};
     for (int i = 0; i < l->states; i++) {
@@ -53,7 +51,6 @@ int iz_state_list(const struct iz_state_layout *l,
 double iz_state_traffic(const struct iz_plan *p, int64_t n)
 {
     int states = iz_optimizer(p->optimizer.type)->states;
-
     return 12.0 * (double)n + /* the gradient, and the master both ways */
            2.0 * states * (double)iz_moment_bytes(p->optimizer.moments, n);
 }

@@ -181,7 +181,6 @@ void iz_bottleneck_text(char *out, size_t size,
     enum iz_use loss = iz_bottleneck_loss(&m->usage);
     bool late = limit == IZ_BOTTLENECK_LATE;
     char ring[96];
-
     if (limit == IZ_BOTTLENECK_UNKNOWN)
         snprintf(out, size, "not known: that takes two steps");
     else if (simple[limit].what)

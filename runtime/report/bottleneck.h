@@ -46,7 +46,7 @@ struct iz_bottleneck_setting {
     bool gpu, recompute, overlap, overlap_comm, breadth_first, rings, half;
     bool param_on_disk, state_on_disk, slices_fixed; /* by run.slices */
     bool divisible; /* more of the optimizer can go from the host to the GPU */
-    int ranks, workers, ring, slices, micro_batches, in_flight;
+    int workers, ring, slices, micro_batches, in_flight;
 };
 
 /* What the workers lose most time to: the largest share but that of the units,

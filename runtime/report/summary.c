@@ -95,7 +95,6 @@ static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
                      p->zero.param_home != IZ_HOME_NVME &&
                      c->zero.optimizer.ratio > 0,
         .slices_fixed = c->run.slices > 0,
-        .ranks = p->ranks,
         .workers = p->target.workers,
         .ring = p->ring[0].params,
         .slices = p->slices,

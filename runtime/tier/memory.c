@@ -97,7 +97,6 @@ static void *map_pages(size_t bytes)
     size_t spare = bytes < HUGE_PAGE ? 0 : HUGE_PAGE - page, head;
     char *p = mmap(NULL, bytes + spare, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
     if (p == MAP_FAILED || spare == 0)
         return p;
     head = -(uintptr_t)p & (HUGE_PAGE - 1);
