@@ -155,12 +155,11 @@ static void set_ending(const struct iz_coll *c)
 
 static int make_state(struct iz_coll *c)
 {
-    struct iz_coll_state *s = calloc(1, sizeof(*s));
+    struct iz_coll_state *s = c->state = calloc(1, sizeof(*s));
     size_t size = (size_t)c->size;
-    c->state = s;
-    c->first = calloc(size + 1, sizeof(*c->first));
     if (!s)
         return -ENOMEM;
+    c->first = calloc(size + 1, sizeof(*c->first));
     s->piece = calloc(size, sizeof(*s->piece));
     s->host = calloc(size, sizeof(*s->host));
     s->index = calloc(size, sizeof(*s->index));

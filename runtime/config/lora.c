@@ -13,6 +13,7 @@
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/unit/unit.h"
+#include "runtime/base/text.h"
 #include "runtime/config/rules.h"
 
 /* ---- making them ---- */
@@ -113,11 +114,11 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
     split(&t, l->targets);
     for (int u = 0; u < m->n_units && !status; u++) {
         status = add_adapters(m, u, &t, l->rank);
-        if (status && err)
-            fprintf(err, "izar: lora.targets: %s: adapters of %s: %s\n",
-                    l->targets, m->unit[u].name,
-                    status == -ENAMETOOLONG ? "a name becomes too long"
-                                            : strerror(-status));
+        if (status)
+            iz_refuse(err, "lora.targets: %s: adapters of %s: %s", l->targets,
+                      m->unit[u].name,
+                      status == -ENAMETOOLONG ? "a name becomes too long"
+                                              : strerror(-status));
     }
     m->adapter_scale = (float)(l->alpha / l->rank);
     for (int i = 0; i < t.n && !status; i++)

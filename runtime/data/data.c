@@ -72,9 +72,9 @@ static int add_pattern(struct paths *p, const char *pattern)
     glob_t g = {0};
     int rc = glob(pattern, GLOB_ERR, NULL, &g), err = 0;
     if (rc != 0) {
-        fprintf(stderr, "izar: data: %s: %s\n", pattern,
-                rc == GLOB_NOMATCH ? "no file matches"
-                                   : "a folder cannot be read");
+        iz_refuse(stderr, "data: %s: %s", pattern,
+                  rc == GLOB_NOMATCH ? "no file matches"
+                                     : "a folder cannot be read");
         err = -ENOENT;
     }
     for (size_t i = 0; !err && i < g.gl_pathc; i++)

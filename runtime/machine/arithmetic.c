@@ -12,6 +12,7 @@
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/json.h"
+#include "runtime/base/text.h"
 
 /* The product that is timed: at most so many rows, and a matrix of at most so
  * many elements, with which it takes some milliseconds and MiB.  A larger
@@ -33,8 +34,7 @@ static int64_t kept_word(const char *path, const char *key, const char *a,
                 : !text || strcmp(text, a) == 0 ? 1
                 : strcmp(text, b) == 0          ? 2
                                                 : 0;
-    if (j)
-        json_decref(j);
+    json_decref(j);
     return w;
 }
 
@@ -52,12 +52,10 @@ static int kept_choice(const struct iz_config *c, struct iz_coll *coll,
     free(all);
     if (first != UNREADABLE)
         return (int)first;
-    if (coll->rank == 0)
-        fprintf(stderr,
-                "izar: run.%s: auto: %s does not tell what the run began with: "
-                "set %s or %s\n",
-                key, path, a, b);
-    return -EINVAL;
+    return iz_refuse(coll->rank ? NULL : stderr,
+                     "run.%s: auto: %s does not tell what the run began with: "
+                     "set %s or %s",
+                     key, path, a, b);
 }
 
 /* Refuses run.WORD if any rank has a reason against it.  kept: what goes on in

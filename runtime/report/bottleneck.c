@@ -59,92 +59,73 @@ enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m)
     return busy >= IZ_BOTTLENECK_FULL ? from[loss].full : from[loss].not_full;
 }
 
-/* ---- the setting that would move it ---- */
-
-static const char *of_compute(const struct iz_bottleneck_setting *s)
+/* The setting that would move a limit.  Of traffic first what moves more than
+ * it must, then what makes a step move less.  `ring` is room for a sentence. */
+static const char *advice(enum iz_bottleneck limit, enum iz_use link,
+                          const struct iz_bottleneck_setting *s, char *ring,
+                          size_t size)
 {
-    if (s->recompute)
-        return "run.recompute=none would save the repeated forwards, if the "
-               "activations fit";
-    if (s->gpu && !s->half)
-        return "bf16.enabled=true would use the tensor cores";
-    return "only more ranks or faster processors would move it";
-}
-
-static const char *of_optimizer(const struct iz_bottleneck_setting *s)
-{
-    if (!s->overlap)
-        return "run.overlap=true would run it under the next step's forward";
-    if (s->divisible)
-        return "a smaller offload_optimizer.ratio would give the GPU a larger "
-               "part, if its states fit there and the links have time";
-    return "more samples a step (train_batch_size) would spread it";
-}
-
-/* What moves more than it must, first; then what makes a step move less. */
-static const char *of_traffic(const struct iz_bottleneck_setting *s)
-{
-    if (s->rings && s->micro_batches > 1 && !s->breadth_first)
-        return "run.schedule=breadth_first would fetch each unit once a step "
-               "and direction";
-    if (!s->half)
-        return "bf16.enabled=true would halve the bytes";
-    return "more samples a micro-batch (train_micro_batch_size_per_gpu) would "
-           "use what was moved for longer";
-}
-
-static const char *of_disk(const struct iz_bottleneck_setting *s)
-{
-    if (s->param_on_disk)
-        return "offload_param.device=cpu would take parameters off the disk";
-    if (s->state_on_disk)
-        return "offload_optimizer.device=cpu, or more samples a step, would "
-               "relieve it";
-    return "a larger run.save_interval would save less often";
-}
-
-static const char *of_sums(const struct iz_bottleneck_setting *s)
-{
-    return "more samples a micro-batch (train_micro_batch_size_per_gpu) would "
-           "need fewer";
-}
-
-static const char *of_late(const struct iz_bottleneck_setting *s,
-                           enum iz_use link, char *ring, size_t size)
-{
-    if (!s->overlap_comm && link == IZ_USE_NETWORK)
-        return "zero_optimization.overlap_comm=true would run it beside "
-               "compute";
-    if (!s->overlap)
-        return "run.overlap=true would take the barriers away";
-    if (!s->rings)
-        return "more micro-batches a step (gradient_accumulation_steps) would "
-               "wait for it less often";
-    snprintf(ring, size,
-             "run.ring=%d in place of %d would begin the fetches earlier",
-             s->ring * 2, s->ring);
-    return ring;
-}
-
-static const char *of_tasks(const struct iz_bottleneck_setting *s)
-{
-    if (s->slices_fixed && s->slices < s->workers)
-        return "run.slices=0 would cut each micro-batch for all workers";
-    if (s->slices < s->workers)
+    switch (limit) {
+    case IZ_BOTTLENECK_COMPUTE:
+        return s->recompute ? "run.recompute=none would save the repeated "
+                              "forwards, if the activations fit"
+               : s->gpu && !s->half
+                   ? "bf16.enabled=true would use the tensor cores"
+                   : "only more ranks or faster processors would move it";
+    case IZ_BOTTLENECK_OPTIMIZER:
+        return !s->overlap ? "run.overlap=true would run it under the next "
+                             "step's forward"
+               : s->divisible
+                   ? "a smaller offload_optimizer.ratio would give the GPU a "
+                     "larger part, if its states fit there and the links have "
+                     "time"
+                   : "more samples a step (train_batch_size) would spread it";
+    case IZ_BOTTLENECK_SUMS:
         return "more samples a micro-batch (train_micro_batch_size_per_gpu) "
-               "could be cut for all workers";
-    return "more micro-batches side by side (run.parallel_micro_batches) would "
-           "occupy them";
-}
-
-static const char *of_gaps(const struct iz_bottleneck_setting *s)
-{
-    if (!s->overlap)
-        return "run.overlap=true would take the barriers away";
-    if (s->in_flight == 1)
-        return "run.in_flight=2 would have the next step ready";
-    return "larger tasks (train_micro_batch_size_per_gpu) would have fewer "
-           "gaps";
+               "would need fewer";
+    case IZ_BOTTLENECK_TASKS:
+        return s->slices >= s->workers
+                   ? "more micro-batches side by side "
+                     "(run.parallel_micro_batches) would occupy them"
+               : s->slices_fixed
+                   ? "run.slices=0 would cut each micro-batch for all workers"
+                   : "more samples a micro-batch "
+                     "(train_micro_batch_size_per_gpu) could be cut for all "
+                     "workers";
+    case IZ_BOTTLENECK_GAPS:
+        return !s->overlap ? "run.overlap=true would take the barriers away"
+               : s->in_flight == 1
+                   ? "run.in_flight=2 would have the next step ready"
+                   : "larger tasks (train_micro_batch_size_per_gpu) would have "
+                     "fewer gaps";
+    case IZ_BOTTLENECK_DISK:
+        return s->param_on_disk ? "offload_param.device=cpu would take "
+                                  "parameters off the disk"
+               : s->state_on_disk
+                   ? "offload_optimizer.device=cpu, or more samples a step, "
+                     "would relieve it"
+                   : "a larger run.save_interval would save less often";
+    case IZ_BOTTLENECK_LATE:
+        snprintf(ring, size,
+                 "run.ring=%d in place of %d would begin the fetches earlier",
+                 s->ring * 2, s->ring);
+        return !s->overlap_comm && link == IZ_USE_NETWORK
+                   ? "zero_optimization.overlap_comm=true would run it beside "
+                     "compute"
+               : !s->overlap ? "run.overlap=true would take the barriers away"
+               : !s->rings   ? "more micro-batches a step "
+                               "(gradient_accumulation_steps) would wait for "
+                               "it less often"
+                             : ring;
+    default: /* the links */
+        return s->rings && s->micro_batches > 1 && !s->breadth_first
+                   ? "run.schedule=breadth_first would fetch each unit once a "
+                     "step and direction"
+               : !s->half ? "bf16.enabled=true would halve the bytes"
+                          : "more samples a micro-batch "
+                            "(train_micro_batch_size_per_gpu) would use what "
+                            "was moved for longer";
+    }
 }
 
 /* ---- the sentence ---- */
@@ -157,18 +138,16 @@ void iz_bottleneck_text(char *out, size_t size,
     static const struct {
         const char *what;
         enum iz_use use;
-        const char *(*setting)(const struct iz_bottleneck_setting *);
     } simple[IZ_BOTTLENECKS] = {
         [IZ_BOTTLENECK_COMPUTE] = {"compute: forward and backward fill",
-                                   IZ_USE_UNITS, of_compute},
+                                   IZ_USE_UNITS},
         [IZ_BOTTLENECK_OPTIMIZER] = {"the optimizer: it costs compute",
-                                     IZ_USE_OPTIMIZER, of_optimizer},
+                                     IZ_USE_OPTIMIZER},
         [IZ_BOTTLENECK_SUMS] = {"sums, norms and copies: they cost compute",
-                                IZ_USE_SUMS, of_sums},
-        [IZ_BOTTLENECK_TASKS] = {"too few tasks: workers idle", IZ_USE_TASKS,
-                                 of_tasks},
+                                IZ_USE_SUMS},
+        [IZ_BOTTLENECK_TASKS] = {"too few tasks: workers idle", IZ_USE_TASKS},
         [IZ_BOTTLENECK_GAPS] = {"gaps between tasks: nothing runs",
-                                IZ_USE_NOTHING, of_gaps},
+                                IZ_USE_NOTHING},
     };
     static const char *const links[IZ_USES] = {
         [IZ_USE_NETWORK] = "the network, or a later rank",
@@ -181,13 +160,14 @@ void iz_bottleneck_text(char *out, size_t size,
     enum iz_use loss = iz_bottleneck_loss(&m->usage);
     bool late = limit == IZ_BOTTLENECK_LATE;
     char ring[96];
+    const char *setting = advice(limit, loss, s, ring, sizeof(ring));
     if (limit == IZ_BOTTLENECK_UNKNOWN)
         snprintf(out, size, "not known: that takes two steps");
     else if (simple[limit].what)
         snprintf(out, size, "%s %.0f %% of the time%s; %s", simple[limit].what,
                  100 * share[simple[limit].use],
                  limit == IZ_BOTTLENECK_TASKS ? " beside busy ones" : "",
-                 simple[limit].setting(s));
+                 setting);
     else if (limit == IZ_BOTTLENECK_WORKERS)
         snprintf(out, size,
                  "the host's workers: they are busy %.0f %% of the time, and "
@@ -208,8 +188,5 @@ void iz_bottleneck_text(char *out, size_t size,
                  "%s: compute waits %.0f %% of the time for it, and it works "
                  "%s%.0f %% of the time; %s",
                  links[loss], 100 * share[loss], late ? "only " : "",
-                 100 * m->usage.busy[loss],
-                 late                  ? of_late(s, loss, ring, sizeof(ring))
-                 : loss == IZ_USE_DISK ? of_disk(s)
-                                       : of_traffic(s));
+                 100 * m->usage.busy[loss], setting);
 }
