@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,14 +24,15 @@ int iz_durable_refuse(const char *who, const char *path, const char *what,
 
 /* ---- bytes ---- */
 
-int iz_durable_put(int fd, const void *from, int64_t bytes, int64_t at)
+static int move_bytes(int fd, char *p, int64_t bytes, int64_t at, bool put)
 {
-    for (const char *p = from; bytes > 0;) {
-        ssize_t n = pwrite(fd, p, (size_t)bytes, at);
+    while (bytes > 0) {
+        ssize_t n = put ? pwrite(fd, p, (size_t)bytes, at)
+                        : pread(fd, p, (size_t)bytes, at);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0)
-            return -errno;
+        if (n < 0 || (n == 0 && !put))
+            return n < 0 ? -errno : -ENODATA;
         p += n;
         at += n;
         bytes -= n;
@@ -38,19 +40,14 @@ int iz_durable_put(int fd, const void *from, int64_t bytes, int64_t at)
     return 0;
 }
 
+int iz_durable_put(int fd, const void *from, int64_t bytes, int64_t at)
+{
+    return move_bytes(fd, (char *)(uintptr_t)from, bytes, at, true);
+}
+
 int iz_durable_get(int fd, void *to, int64_t bytes, int64_t at)
 {
-    for (char *p = to; bytes > 0;) {
-        ssize_t n = pread(fd, p, (size_t)bytes, at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -ENODATA;
-        p += n;
-        at += n;
-        bytes -= n;
-    }
-    return 0;
+    return move_bytes(fd, to, bytes, at, false);
 }
 
 /* O_NONBLOCK: a pipe without a writer is no file, and not waited for. */

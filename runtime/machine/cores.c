@@ -353,19 +353,13 @@ static int count_alike(const struct iz_binding *b, int n)
 
 static void print_nodes(uint64_t nodes, FILE *out)
 {
-    const char *before = nodes & (nodes - 1) ? ", NUMA nodes " : ", NUMA node ";
-    for (int i = 0; i < 64; i++) {
-        int last = i;
-        if (!(nodes >> i & 1))
-            continue;
-        while (last < 63 && nodes >> (last + 1) & 1)
-            last++;
-        fprintf(out, "%s%d", before, i);
-        if (last > i)
-            fprintf(out, "-%d", last);
-        before = ",";
-        i = last;
-    }
+    hwloc_bitmap_t set = hwloc_bitmap_alloc();
+    char text[256] = "";
+    if (set && !hwloc_bitmap_from_ulong(set, nodes))
+        hwloc_bitmap_list_snprintf(text, sizeof(text), set);
+    if (nodes)
+        fprintf(out, ", NUMA node%s %s", nodes & (nodes - 1) ? "s" : "", text);
+    hwloc_bitmap_free(set);
 }
 
 static void print_binding(const struct iz_binding *b, int rank, int k,
