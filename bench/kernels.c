@@ -83,19 +83,12 @@ IZ_INLINE void limit_update(const struct buffers *b, bool half, bool copy)
 
 IZ_SIMD static void limit_adam(const struct buffers *b, const struct kernel *k)
 {
-    limit_update(b, false, false);
-}
-
-IZ_SIMD static void limit_adam_out(const struct buffers *b,
-                                   const struct kernel *k)
-{
-    limit_update(b, false, true);
-}
-
-IZ_SIMD static void limit_adam_half(const struct buffers *b,
-                                    const struct kernel *k)
-{
-    limit_update(b, true, true);
+    if (k->in != IZ_F32)
+        limit_update(b, true, true);
+    else if (k->out != IZ_F32)
+        limit_update(b, false, true);
+    else
+        limit_update(b, false, false);
 }
 
 IZ_SIMD static void limit_narrow(const struct buffers *b,
@@ -133,20 +126,15 @@ IZ_SIMD static void limit_read(const struct buffers *b, const struct kernel *k)
 IZ_SIMD static void limit_add(const struct buffers *b, const struct kernel *k)
 {
     float *restrict p = b->p;
-    const float *restrict g = b->g;
+    const float *restrict wide = b->g;
+    const uint16_t *restrict narrow = b->half;
 
-    for (int64_t i = 0; i < PIECE; i++)
-        p[i] += g[i];
-}
-
-IZ_SIMD static void limit_add_half(const struct buffers *b,
-                                   const struct kernel *k)
-{
-    float *restrict p = b->p;
-    const uint16_t *restrict g = b->half;
-
-    for (int64_t i = 0; i < PIECE; i++)
-        p[i] += (float)g[i];
+    if (k->in == IZ_F32)
+        for (int64_t i = 0; i < PIECE; i++)
+            p[i] += wide[i];
+    else
+        for (int64_t i = 0; i < PIECE; i++)
+            p[i] += (float)narrow[i];
 }
 
 IZ_SIMD static void limit_write(const struct buffers *b, const struct kernel *k)
@@ -207,8 +195,9 @@ static void run_widen(const struct buffers *b, const struct kernel *k)
 
 static void run_norm2(const struct buffers *b, const struct kernel *k)
 {
-    sink = k->in == IZ_F32 ? iz_flat_norm2(b->p, IZ_F32, PIECE)
-                           : iz_flat_norm2(b->half, k->in, PIECE);
+    const void *x = k->in == IZ_F32 ? (const void *)b->p : b->half;
+
+    sink = iz_flat_norm2(x, k->in, PIECE);
 }
 
 static void run_add(const struct buffers *b, const struct kernel *k)
@@ -244,11 +233,10 @@ static void run_normal(const struct buffers *b, const struct kernel *k)
 static const struct kernel kernels[] = {
     {"update in place", 8, limit_scale, limit_scale, .in = IZ_F32},
     {"adam fp32 gradient", 28, limit_adam, run_adam, .in = IZ_F32},
-    {"adam fp32 gradient, bf16 copy", 30, limit_adam_out, run_adam,
+    {"adam fp32 gradient, bf16 copy", 30, limit_adam, run_adam, .out = IZ_BF16},
+    {"adam bf16 gradient and copy", 28, limit_adam, run_adam, .in = IZ_BF16,
      .out = IZ_BF16},
-    {"adam bf16 gradient and copy", 28, limit_adam_half, run_adam,
-     .in = IZ_BF16, .out = IZ_BF16},
-    {"adam fp16 gradient and copy", 28, limit_adam_half, run_adam, .in = IZ_F16,
+    {"adam fp16 gradient and copy", 28, limit_adam, run_adam, .in = IZ_F16,
      .out = IZ_F16},
     /* Of these the limit is Adam with m and v in fp32. */
     {"m and v bf16 against adam", 20, run_adam_wide, run_adam,
@@ -262,7 +250,7 @@ static const struct kernel kernels[] = {
     {"norm2 fp32", 4, limit_read, run_norm2, .in = IZ_F32},
     {"norm2 bf16", 2, limit_read, run_norm2, .in = IZ_BF16},
     {"add fp32 to fp32", 12, limit_add, run_add, .in = IZ_F32},
-    {"add bf16 to fp32", 10, limit_add_half, run_add, .in = IZ_BF16},
+    {"add bf16 to fp32", 10, limit_add, run_add, .in = IZ_BF16},
     /* The limit is the sum and a pass for the norm behind it. */
     {"add fp32 with the norm", 12, run_add_then_norm2, run_add_norm2,
      .in = IZ_F32},

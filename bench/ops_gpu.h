@@ -53,6 +53,3 @@ struct iz_exec bench_exec(const struct bench *b, char *base, int64_t bytes);
 
 /* Every op in the shapes of a 1.5B, a 7B and a 14B model. */
 void bench_models(struct bench *b);
-
-/* Copies on the GPU and over the link, sums, norms and Adam on both sides. */
-void bench_memory(struct bench *b);

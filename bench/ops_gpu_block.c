@@ -33,18 +33,9 @@ struct job {
     struct iz_exec x;
     struct tensors t[BENCH_SETS];
     int sets;
-    const struct op *op;
-    int32_t *token; /* pinned */
-    double *loss;   /* pinned */
-};
-
-/* in and out: sides of a matrix in units of the width. */
-struct op {
-    const char *name;
-    void (*run)(struct job *j, struct tensors *t);
-    int in, out;
-    bool fused_db; /* not by a kernel of ours, but by the library's epilogue */
-    bool cudnn;
+    const struct op *op; /* under way */
+    int32_t *token;      /* pinned */
+    double *loss;        /* pinned */
 };
 
 /* A [rows,cols] view of memory that may belong to a larger matrix. */
@@ -53,54 +44,6 @@ static struct iz_view as(struct iz_view v, int64_t rows, int64_t cols)
     v.rows = rows;
     v.cols = cols;
     return v;
-}
-
-/* x wide `n` widths: the tensors whose rows have that many columns. */
-static struct iz_view wide(const struct job *j, const struct tensors *t, int n,
-                           bool gradient)
-{
-    int64_t m = t->a.rows, c = j->model->width;
-
-    if (n == 1)
-        return gradient ? t->dy : t->a;
-    return as(gradient ? t->du : t->u, m, n * c);
-}
-
-static struct iz_linear linear(const struct job *j, const struct tensors *t)
-{
-    int64_t c = j->model->width, in = j->op->in * c, out = j->op->out * c;
-
-    return (struct iz_linear){.w = as(t->w, in, out),
-                              .b = as(t->b, 1, out),
-                              .dw = as(t->dw, in, out),
-                              .db = as(t->db, 1, out)};
-}
-
-/* As a block does it: those back to the width add the residual. */
-static void product_fwd(struct job *j, struct tensors *t)
-{
-    struct iz_linear l = linear(j, t);
-    bool residual = j->op->out == 1;
-
-    iz_matmul_fwd(&j->x, residual ? t->y : wide(j, t, j->op->out, true),
-                  residual ? t->dy : IZ_NONE, wide(j, t, j->op->in, false), &l);
-}
-
-static void product_da(struct job *j, struct tensors *t)
-{
-    struct iz_linear l = linear(j, t);
-    bool narrow = j->op->in == 1;
-
-    iz_matmul_da(&j->x, narrow ? t->y : wide(j, t, j->op->in, false),
-                 wide(j, t, j->op->out, true), &l);
-}
-
-static void product_dw(struct job *j, struct tensors *t)
-{
-    struct iz_linear l = linear(j, t);
-
-    iz_matmul_dw(&j->x, wide(j, t, j->op->out, true),
-                 wide(j, t, j->op->in, false), &l);
 }
 
 static struct iz_attention attention_of(const struct job *j,
@@ -113,117 +56,126 @@ static struct iz_attention attention_of(const struct job *j,
                                  .heads = (int)j->model->heads};
 }
 
-static void attention_fwd(struct job *j, struct tensors *t)
-{
-    struct iz_attention a = attention_of(j, t);
+enum call {
+    NORM,
+    NORM_AGAIN,
+    NORM_BWD,
+    PRODUCT,
+    PRODUCT_DA,
+    PRODUCT_DW,
+    ATTENTION,
+    ATTENTION_BWD,
+    GELU,
+    GELU_BWD,
+    EMBEDDING,
+    EMBEDDING_BWD,
+    CLASSIFIER
+};
 
-    iz_attention_fwd(&j->x, &a);
-}
-
-static void attention_bwd(struct job *j, struct tensors *t)
-{
-    struct iz_attention a = attention_of(j, t);
-
-    iz_attention_bwd(&j->x, t->dqkv, t->dy, &a);
-}
-
-static struct iz_norm_layer norm_of(const struct job *j,
-                                    const struct tensors *t)
-{
-    int64_t c = j->model->width;
-
-    return (struct iz_norm_layer){as(t->b, 1, c),  as(t->b, 1, c),
-                                  as(t->db, 1, c), as(t->dw, 1, c),
-                                  t->mean,         t->rstd};
-}
-
-static void norm_fwd(struct job *j, struct tensors *t)
-{
-    struct iz_norm_layer n = norm_of(j, t);
-
-    iz_layernorm_fwd(&j->x, t->y, t->a, &n);
-}
-
-static void norm_again(struct job *j, struct tensors *t)
-{
-    struct iz_norm_layer n = norm_of(j, t);
-
-    iz_layernorm_again(&j->x, t->y, t->a, &n);
-}
-
-static void norm_bwd(struct job *j, struct tensors *t)
-{
-    struct iz_norm_layer n = norm_of(j, t);
-
-    iz_layernorm_bwd(&j->x, t->y, as(t->dqkv, t->y.rows, t->y.cols), t->dy,
-                     t->a, &n);
-}
-
-static void gelu_fwd(struct job *j, struct tensors *t)
-{
-    iz_gelu_fwd(&j->x, t->du, t->u);
-}
-
-/* In place, as a block does it. */
-static void gelu_bwd(struct job *j, struct tensors *t)
-{
-    iz_gelu_bwd(&j->x, t->du, t->u, t->du, t->u);
-}
-
-static void embed_fwd(struct job *j, struct tensors *t)
-{
-    iz_embedding_fwd(&j->x, t->y, j->token, t->wte, t->wpe);
-}
-
-static void embed_bwd(struct job *j, struct tensors *t)
-{
-    iz_embedding_bwd(&j->x, t->dwte, t->dwpe, t->dy, j->token);
-}
-
-static void classify(struct job *j, struct tensors *t)
-{
-    struct iz_classifier c = {.a = t->a,
-                              .w = t->wte,
-                              .target = j->token,
-                              .da = t->y,
-                              .dw = t->dwte,
-                              .loss_scale = 1,
-                              .loss = j->loss};
-
-    iz_classifier_bwd(&j->x, &c);
-}
-
-static const struct op ops[] = {
-    {"layernorm", .run = norm_fwd},
-    {"layernorm again", .run = norm_again},
-    {"layernorm backward", .run = norm_bwd},
-    {"c_attn [C,3C]", product_fwd, .in = 1, .out = 3},
-    {"c_attn da", product_da, .in = 1, .out = 3},
-    {"c_attn dw", product_dw, .in = 1, .out = 3},
-    {"c_attn dw, fused db", product_dw, .in = 1, .out = 3, .fused_db = true},
-    {"attention", .run = attention_fwd},
-    {"attention by cuDNN", attention_fwd, .cudnn = true},
-    {"attention backward", .run = attention_bwd},
-    {"c_proj [C,C]", product_fwd, .in = 1, .out = 1},
-    {"c_proj da", product_da, .in = 1, .out = 1},
-    {"c_proj dw", product_dw, .in = 1, .out = 1},
-    {"c_proj dw, fused db", product_dw, .in = 1, .out = 1, .fused_db = true},
-    {"c_fc [C,4C]", product_fwd, .in = 1, .out = 4},
-    {"c_fc da", product_da, .in = 1, .out = 4},
-    {"c_fc dw", product_dw, .in = 1, .out = 4},
-    {"c_fc dw, fused db", product_dw, .in = 1, .out = 4, .fused_db = true},
-    {"gelu", .run = gelu_fwd},
-    {"gelu backward", .run = gelu_bwd},
-    {"mlp c_proj [4C,C]", product_fwd, .in = 4, .out = 1},
-    {"mlp c_proj da", product_da, .in = 4, .out = 1},
-    {"mlp c_proj dw", product_dw, .in = 4, .out = 1},
-    {"mlp c_proj dw, fused db", product_dw, .in = 4, .out = 1,
+/* in and out: sides of a matrix in units of the width. */
+static const struct op {
+    const char *name;
+    enum call call;
+    int in, out;
+    bool fused_db; /* not by a kernel of ours, but by the library's epilogue */
+    bool cudnn;
+} ops[] = {
+    {"layernorm", .call = NORM},
+    {"layernorm again", .call = NORM_AGAIN},
+    {"layernorm backward", .call = NORM_BWD},
+    {"c_attn [C,3C]", PRODUCT, .in = 1, .out = 3},
+    {"c_attn da", PRODUCT_DA, .in = 1, .out = 3},
+    {"c_attn dw", PRODUCT_DW, .in = 1, .out = 3},
+    {"c_attn dw, fused db", PRODUCT_DW, .in = 1, .out = 3, .fused_db = true},
+    {"attention", .call = ATTENTION},
+    {"attention by cuDNN", ATTENTION, .cudnn = true},
+    {"attention backward", .call = ATTENTION_BWD},
+    {"c_proj [C,C]", PRODUCT, .in = 1, .out = 1},
+    {"c_proj da", PRODUCT_DA, .in = 1, .out = 1},
+    {"c_proj dw", PRODUCT_DW, .in = 1, .out = 1},
+    {"c_proj dw, fused db", PRODUCT_DW, .in = 1, .out = 1, .fused_db = true},
+    {"c_fc [C,4C]", PRODUCT, .in = 1, .out = 4},
+    {"c_fc da", PRODUCT_DA, .in = 1, .out = 4},
+    {"c_fc dw", PRODUCT_DW, .in = 1, .out = 4},
+    {"c_fc dw, fused db", PRODUCT_DW, .in = 1, .out = 4, .fused_db = true},
+    {"gelu", .call = GELU},
+    {"gelu backward", .call = GELU_BWD},
+    {"mlp c_proj [4C,C]", PRODUCT, .in = 4, .out = 1},
+    {"mlp c_proj da", PRODUCT_DA, .in = 4, .out = 1},
+    {"mlp c_proj dw", PRODUCT_DW, .in = 4, .out = 1},
+    {"mlp c_proj dw, fused db", PRODUCT_DW, .in = 4, .out = 1,
      .fused_db = true},
-    {"embedding", .run = embed_fwd},
-    {"embedding backward", .run = embed_bwd},
-    {"head: loss, da, dw", .run = classify},
+    {"embedding", .call = EMBEDDING},
+    {"embedding backward", .call = EMBEDDING_BWD},
+    {"head: loss, da, dw", .call = CLASSIFIER},
 };
 enum { OPS = sizeof(ops) / sizeof(ops[0]) };
+
+/* As a block calls it: products back to the width add the residual, and the
+ * gradient of gelu overwrites the one that it comes from. */
+static void call_op(struct job *j, const struct op *op, const struct tensors *t)
+{
+    struct iz_exec *x = &j->x;
+    int64_t m = t->a.rows, c = j->model->width, in = op->in * c;
+    int64_t out = op->out * c;
+    struct iz_view input = op->in == 1 ? t->a : as(t->u, m, in);
+    struct iz_view dy = op->out == 1 ? t->dy : as(t->du, m, out);
+    struct iz_linear l = {.w = as(t->w, in, out),
+                          .b = as(t->b, 1, out),
+                          .dw = as(t->dw, in, out),
+                          .db = as(t->db, 1, out)};
+    struct iz_norm_layer n = {as(t->b, 1, c),  as(t->b, 1, c), as(t->db, 1, c),
+                              as(t->dw, 1, c), t->mean,        t->rstd};
+    struct iz_attention attention = attention_of(j, t);
+
+    switch (op->call) {
+    case NORM:
+        iz_layernorm_fwd(x, t->y, t->a, &n);
+        break;
+    case NORM_AGAIN:
+        iz_layernorm_again(x, t->y, t->a, &n);
+        break;
+    case NORM_BWD:
+        iz_layernorm_bwd(x, t->y, as(t->dqkv, m, c), t->dy, t->a, &n);
+        break;
+    case PRODUCT:
+        iz_matmul_fwd(x, op->out == 1 ? t->y : dy,
+                      op->out == 1 ? t->dy : IZ_NONE, input, &l);
+        break;
+    case PRODUCT_DA:
+        iz_matmul_da(x, op->in == 1 ? t->y : input, dy, &l);
+        break;
+    case PRODUCT_DW:
+        iz_matmul_dw(x, dy, input, &l);
+        break;
+    case ATTENTION:
+        iz_attention_fwd(x, &attention);
+        break;
+    case ATTENTION_BWD:
+        iz_attention_bwd(x, t->dqkv, t->dy, &attention);
+        break;
+    case GELU:
+        iz_gelu_fwd(x, t->du, t->u);
+        break;
+    case GELU_BWD:
+        iz_gelu_bwd(x, t->du, t->u, t->du, t->u);
+        break;
+    case EMBEDDING:
+        iz_embedding_fwd(x, t->y, j->token, t->wte, t->wpe);
+        break;
+    case EMBEDDING_BWD:
+        iz_embedding_bwd(x, t->dwte, t->dwpe, t->dy, j->token);
+        break;
+    case CLASSIFIER:
+        iz_classifier_bwd(x, &(struct iz_classifier){.a = t->a,
+                                                     .w = t->wte,
+                                                     .target = j->token,
+                                                     .da = t->y,
+                                                     .dw = t->dwte,
+                                                     .loss_scale = 1,
+                                                     .loss = j->loss});
+    }
+}
 
 /* ---- the run of a shape ------------------------------------------------- */
 
@@ -284,7 +236,7 @@ static void run_op(void *arg, int i)
 
     j->x.fused_db = j->op->fused_db;
     j->x.cudnn = j->op->cudnn;
-    j->op->run(j, &j->t[i % j->sets]);
+    call_op(j, j->op, &j->t[i % j->sets]);
 }
 
 /* The largest scratch of an op, from dry runs. */
@@ -328,8 +280,8 @@ static void prepare(struct job *j, char *mem, int64_t bytes)
 {
     bench_fill(j->bench, mem, bytes, j->bench->pattern);
     for (int i = 0; i < j->sets; i++) {
-        norm_fwd(j, &j->t[i]);
-        attention_fwd(j, &j->t[i]);
+        call_op(j, &(struct op){.call = NORM}, &j->t[i]);
+        call_op(j, &(struct op){.call = ATTENTION}, &j->t[i]);
     }
     bench_wait(j->bench->stream);
 }
