@@ -10,6 +10,7 @@
 
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
+#include "runtime/base/text.h"
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/config/published.h"
 #include "runtime/hf/tensors.h"
@@ -21,12 +22,17 @@
 enum { PROGRAMS = sizeof(programs) / sizeof(programs[0]) };
 
 struct options {
-    const char *command, *dir, *out;
-    int (*run)(const struct options *o, struct iz_coll *coll);
-    int (*one)(const char *dir, int64_t step, struct iz_coll *coll);
+    const struct command *command;
+    const char *dir, *out;
     int64_t step; /* -1: the newest */
     int dtype;    /* -1: that of the run */
     int64_t file_bytes;
+};
+
+struct command {
+    const char *name;
+    int (*run)(const struct options *o, struct iz_coll *coll);
+    int (*one)(const char *dir, int64_t step, struct iz_coll *coll);
 };
 
 /* A checkpoint as its own index describes it. */
@@ -34,7 +40,6 @@ struct checkpoint {
     int64_t step;
     char path[IZ_CKPT_PATH];
     struct iz_ckpt_index *index;
-    json_t *root;
     struct iz_ckpt k;
     char *model_text;
 };
@@ -43,12 +48,11 @@ struct checkpoint {
 
 static void checkpoint_close(struct checkpoint *c)
 {
-    iz_ckpt_index_close(&c->index);
-    json_decref(c->root);
     free(c->k.part);
     free((void *)(uintptr_t)c->k.names);
     free(c->k.scalar);
     free(c->model_text);
+    iz_ckpt_index_close(&c->index);
 }
 
 static const char *text_of(const json_t *object, const char *key)
@@ -76,9 +80,9 @@ static void copy_text(char *to, size_t room, const json_t *object,
 /* The index's arrays, parameters and scalars. */
 static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
 {
-    const json_t *arrays = json_object_get(c->root, "arrays");
-    const json_t *names = json_object_get(c->root, "parameters");
-    const json_t *scalars = json_object_get(c->root, "scalars");
+    const json_t *arrays = json_object_get(c->index->root, "arrays");
+    const json_t *names = json_object_get(c->index->root, "parameters");
+    const json_t *scalars = json_object_get(c->index->root, "scalars");
     const char *scalar = NULL;
 
     for (int i = 0; i < c->k.n_parts; i++) {
@@ -108,9 +112,11 @@ static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
 
 static int ckpt_describe(struct checkpoint *c, const char *dir)
 {
-    int parts = (int)iz_json_count(json_object_get(c->root, "arrays"));
-    int names = (int)iz_json_count(json_object_get(c->root, "parameters"));
-    int scalars = (int)iz_json_count(json_object_get(c->root, "scalars"));
+    int parts = (int)iz_json_count(json_object_get(c->index->root, "arrays"));
+    int names =
+        (int)iz_json_count(json_object_get(c->index->root, "parameters"));
+    int scalars =
+        (int)iz_json_count(json_object_get(c->index->root, "scalars"));
     struct iz_ckpt_name *name = calloc((size_t)names + 1, sizeof(*name));
 
     c->k = (struct iz_ckpt){
@@ -121,9 +127,9 @@ static int ckpt_describe(struct checkpoint *c, const char *dir)
         .n_names = names,
         .scalar = calloc((size_t)scalars + 1, sizeof(*c->k.scalar)),
         .n_scalars = scalars};
-    c->model_text = iz_json_dump(json_object_get(c->root, "model"));
+    c->model_text = iz_json_dump(json_object_get(c->index->root, "model"));
     c->k.model_text = c->model_text;
-    c->k.optimizer = text_of(c->root, "optimizer");
+    c->k.optimizer = text_of(c->index->root, "optimizer");
     if (!name || !c->k.part || !c->k.scalar || !c->model_text)
         return -ENOMEM;
     describe_parts(c, name);
@@ -145,36 +151,37 @@ static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
     }
     snprintf(path, sizeof(path), "%s/index.json", c->path);
     err = iz_ckpt_index_open(&c->index, path, false);
-    if (!err) {
-        c->root = iz_json_read(path, stderr);
-        err = c->root ? ckpt_describe(c, dir) : -EINVAL;
-    }
+    if (!err)
+        err = ckpt_describe(c, dir);
     if (err)
         checkpoint_close(c);
     return err;
 }
 
-/* -ENOENT if there is none; with the reason printed if there is no other. */
-static int64_t newest(const char *dir, int64_t below)
+/* The step that was asked for, or the newest.  -ENOENT with the reason printed
+ * if there is none. */
+static int64_t first_step(const struct options *o)
 {
-    int64_t step = iz_ckpt_dir_newest(dir, below);
+    int64_t step =
+        o->step >= 0 ? o->step : iz_ckpt_dir_newest(o->dir, INT64_MAX);
 
-    if (step < 0 && below == INT64_MAX)
-        fprintf(stderr, "ckpt: no checkpoint in %s/checkpoints\n", dir);
+    if (step < 0)
+        fprintf(stderr, "ckpt: no checkpoint in %s/checkpoints\n", o->dir);
     return step;
 }
 
-/* Calls o->one() for the checkpoint of o->step, or for all from the newest on;
- * the first error. */
+/* Calls the command's one() for the step that was asked for, or for all from
+ * the newest on; the first error. */
 static int for_each(const struct options *o, struct iz_coll *coll)
 {
-    int64_t step = o->step >= 0 ? o->step : newest(o->dir, INT64_MAX);
+    int64_t step = first_step(o);
     int err = step < 0 ? (int)step : 0;
 
-    for (; step >= 0; step = o->step >= 0 ? -1 : newest(o->dir, step)) {
-        int r = o->one(o->dir, step, coll);
+    while (step >= 0) {
+        int r = o->command->one(o->dir, step, coll);
 
         err = err ? err : r;
+        step = o->step >= 0 ? -1 : iz_ckpt_dir_newest(o->dir, step);
     }
     return err;
 }
@@ -346,9 +353,11 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
 
 static const struct iz_program *find_program(const struct checkpoint *c)
 {
-    const char *name = text_of(json_object_get(c->root, "model"), "name");
+    const char *name =
+        text_of(json_object_get(c->index->root, "model"), "name");
 
-    if (json_object_get(json_object_get(c->root, "model"), "lora_rank")) {
+    if (json_object_get(json_object_get(c->index->root, "model"),
+                        "lora_rank")) {
         fprintf(stderr,
                 "ckpt: %s has adapters: export it with run.export of a run "
                 "with --resume\n",
@@ -366,7 +375,7 @@ static const struct iz_program *find_program(const struct checkpoint *c)
 /* The section "model" of the index as overrides of a config. */
 static int read_shape(const struct checkpoint *c, const struct iz_program *p)
 {
-    const json_t *model = json_object_get(c->root, "model");
+    const json_t *model = json_object_get(c->index->root, "model");
     char **set = calloc((size_t)iz_json_count(model) + 1, sizeof(*set));
     char batch[] = "train_batch_size=1";
     const char *key = NULL;
@@ -391,44 +400,29 @@ static int read_shape(const struct checkpoint *c, const struct iz_program *p)
     return err;
 }
 
-/* The run's effective config; NULL: not there. */
-static json_t *run_config(const char *dir)
+static bool is_enabled(const json_t *config, const char *section)
 {
-    char path[IZ_PATH_MAX + 32];
-
-    snprintf(path, sizeof(path), "%s/config.json", dir);
-    return iz_json_read(path, NULL);
+    return json_is_true(
+        json_object_get(json_object_get(config, section), "enabled"));
 }
 
-/* The type of the run's parameters. */
+/* The type of the parameters of the run that wrote `config`. */
 static enum iz_dtype run_dtype(const json_t *config)
 {
-    static const char *const sections[] = {"bf16", "fp16"};
-    enum iz_dtype t = IZ_F32;
-    json_t *on = iz_json_open("true", 4);
-
-    for (int i = 0; config && i < 2; i++) {
-        const json_t *v =
-            json_object_get(json_object_get(config, sections[i]), "enabled");
-
-        if (v && json_equal(v, on))
-            t = i ? IZ_F16 : IZ_BF16;
-    }
-    json_decref(on);
-    return t;
+    if (is_enabled(config, "fp16"))
+        return IZ_F16;
+    return is_enabled(config, "bf16") ? IZ_BF16 : IZ_F32;
 }
 
 static int export_model(const struct options *o, struct checkpoint *c,
                         const struct iz_program *p, struct iz_model *m,
                         struct iz_coll *coll)
 {
-    json_t *config = run_config(o->dir);
-    char like[IZ_PATH_MAX + 32];
+    char path[IZ_PATH_MAX + 32], like[IZ_PATH_MAX + 32];
+    json_t *config; /* the run's effective one; NULL: not there */
     struct iz_hf_map map = {0};
     struct iz_hf_order order = {.folder = o->out,
                                 .map = &map,
-                                .type = o->dtype >= 0 ? (enum iz_dtype)o->dtype
-                                                      : run_dtype(config),
                                 .file_bytes = o->file_bytes,
                                 .file = IZ_HF_SINGLE,
                                 .config_file = IZ_HF_CONFIG};
@@ -437,6 +431,9 @@ static int export_model(const struct options *o, struct checkpoint *c,
     struct iz_hf_writer *w;
     int err = s ? set_names(c, m) : -ENOMEM;
 
+    snprintf(path, sizeof(path), "%s/config.json", o->dir);
+    config = iz_json_read(path, NULL);
+    order.type = o->dtype >= 0 ? (enum iz_dtype)o->dtype : run_dtype(config);
     if (!err)
         err = iz_hf_config_kept(
             like, sizeof(like), o->dir,
@@ -467,7 +464,7 @@ static int export_model(const struct options *o, struct checkpoint *c,
 
 static int export(const struct options *o, struct iz_coll *coll)
 {
-    int64_t step = o->step >= 0 ? o->step : newest(o->dir, INT64_MAX);
+    int64_t step = first_step(o);
     const struct iz_program *p;
     struct iz_model *m = NULL;
     struct checkpoint c;
@@ -488,13 +485,9 @@ static int export(const struct options *o, struct iz_coll *coll)
 
 /* ---- the command line ---- */
 
-static const struct {
-    const char *name;
-    int (*run)(const struct options *o, struct iz_coll *coll);
-    int (*one)(const char *dir, int64_t step, struct iz_coll *coll);
-} commands[] = {{"list", for_each, list_one},
-                {"verify", for_each, verify_one},
-                {"export", export, NULL}};
+static const struct command commands[] = {{"list", for_each, list_one},
+                                          {"verify", for_each, verify_one},
+                                          {"export", export, NULL}};
 
 enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 
@@ -516,12 +509,9 @@ static void usage(FILE *out)
 /* -1: not a whole number >= 0. */
 static int64_t whole(const char *text)
 {
-    char *end;
-    long long v;
+    int64_t v = iz_decimal(&text);
 
-    errno = 0;
-    v = strtoll(text, &end, 10);
-    return errno || end == text || *end || v < 0 ? -1 : v;
+    return *text ? -1 : v;
 }
 
 static int read_dtype(const char *text)
@@ -534,9 +524,9 @@ static int read_dtype(const char *text)
 
 static bool read_option(struct options *o, const char *name, const char *value)
 {
-    bool is_export = strcmp(o->command, "export") == 0;
+    bool is_export = o->command->run == export;
 
-    if (strcmp(name, "--step") == 0 && strcmp(o->command, "list") != 0)
+    if (strcmp(name, "--step") == 0 && o->command->one != list_one)
         return (o->step = whole(value)) >= 0;
     if (strcmp(name, "--out") == 0 && is_export)
         return *(o->out = value) != '\0';
@@ -554,18 +544,15 @@ static bool read_options(struct options *o, int argc, char **argv)
         return false;
     o->dir = argv[2];
     for (int i = 0; i < COMMANDS; i++)
-        if (strcmp(commands[i].name, argv[1]) == 0) {
-            o->command = argv[1];
-            o->run = commands[i].run;
-            o->one = commands[i].one;
-        }
+        if (strcmp(commands[i].name, argv[1]) == 0)
+            o->command = &commands[i];
     for (int i = 3; o->command && i < argc; i += 2)
         if (i + 1 == argc || !read_option(o, argv[i], argv[i + 1])) {
             fprintf(stderr, "ckpt: %s %s: not understood\n", argv[i],
                     i + 1 < argc ? argv[i + 1] : "");
             return false;
         }
-    return o->command && (o->out || strcmp(o->command, "export") != 0);
+    return o->command && (o->out || o->command->run != export);
 }
 
 int main(int argc, char **argv)
@@ -585,7 +572,7 @@ int main(int argc, char **argv)
     err = iz_coll_open(&coll, &argc, &argv);
     if (!err) {
         iz_progress_rank(coll->rank, coll->size);
-        err = o.run(&o, coll);
+        err = o.command->run(&o, coll);
     }
     iz_coll_close(&coll);
     return err ? 1 : 0;

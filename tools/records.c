@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Makes files of records for models that read no tokens: invented ones that are
  * the same on every machine, and those of published sets. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <math.h>
 #include <stdbool.h>
@@ -12,6 +13,7 @@
 
 #include "codelets/base/mix.h"
 #include "runtime/base/durable.h"
+#include "runtime/base/text.h"
 
 enum {
     SIDE = 32,
@@ -317,7 +319,7 @@ static bool idx_fault(const struct idx *i, const char *why)
 /* Header: zero, zero, type (8: bytes), dimensions; then each, big-endian. */
 static bool idx_open(struct idx *i, const char *path, int dims)
 {
-    unsigned char h[16];
+    uint32_t h[4];
 
     i->path = path;
     i->f = fopen(path, "rb");
@@ -325,15 +327,11 @@ static bool idx_open(struct idx *i, const char *path, int dims)
         return idx_fault(i, strerror(errno));
     if (fread(h, 4, (size_t)dims + 1, i->f) != (size_t)dims + 1)
         return idx_fault(i, "ends within its header");
-    if (h[0] || h[1] || h[2] != 8 || h[3] != dims)
+    if (ntohl(h[0]) != (8U << 8 | (uint32_t)dims))
         return idx_fault(i, "is no IDX file of bytes with these dimensions (a "
                             "compressed one must be unpacked first)");
-    for (int k = 0; k < dims; k++) {
-        const unsigned char *b = h + 4 + 4 * k;
-
-        i->dim[k] = (uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 |
-                    (uint32_t)b[2] << 8 | b[3];
-    }
+    for (int k = 0; k < dims; k++)
+        i->dim[k] = ntohl(h[1 + k]);
     return true;
 }
 
@@ -393,11 +391,8 @@ static int usage(void)
 /* A number of the command line, at least `least`. */
 static bool records_number(int64_t *out, const char *text, int64_t least)
 {
-    char *end;
-
-    errno = 0;
-    *out = strtoll(text, &end, 10);
-    return !errno && end != text && !*end && *out >= least;
+    *out = iz_decimal(&text);
+    return !*text && *out >= least;
 }
 
 int main(int argc, char **argv)
