@@ -10,6 +10,7 @@ from array import array
 # of a task's tag; see codelets/task/task.h
 PLACE_BITS, UNIT_BITS, BYTES_BITS = 4, 16, 40
 TOKEN = re.compile(r'"([^"]*)"|(\S+)')
+WORKER = re.compile(r"(?:\d+_)?w(\d+)")
 # States of a worker in which it neither works for a task nor prepares one.
 NOT_RUNTIME = {"Idle", "Sleeping", "Initializing", "Deinitializing",
                "Executing"}
@@ -88,92 +89,53 @@ def records(path):
 
 # ---- paje.trace ----
 
-def tokens(line):
-    return [a or b for a, b in TOKEN.findall(line)]
-
-
-class Paje:
-    """The events of a Paje file with their fields by name."""
-
-    def __init__(self, path):
-        self.file = open(path, encoding="utf-8", errors="replace")
-        self.names = {}  # number of an event: its name
-        self.fields = {}  # and of its fields
-
-    def close(self):
-        self.file.close()
-
-    def define(self, words):
-        if words[0] == "EventDef":
-            self.number = words[2]
-            self.names[self.number] = words[1].removeprefix("Paje")
-            self.fields[self.number] = []
-        elif words[0] != "EndEventDef":
-            self.fields[self.number].append(words[0])
-
-    def events(self, wanted):
-        """Yields (name, {field: value}) of the events whose name is wanted."""
-        for line in self.file:
+def paje_events(path, wanted):
+    """Yields (name, {field: value}) of the events whose name is wanted."""
+    names, fields = {}, {}  # of an event, by its number
+    with open(path, encoding="utf-8", errors="replace") as f:
+        for line in f:
             if line.startswith("%"):
-                words = line[1:].split()
-                if words:
-                    self.define(words)
-                continue
-            number = line.split(None, 1)[:1]
-            if not number or self.names.get(number[0]) not in wanted:
-                continue
-            values = tokens(line)
-            yield (self.names[number[0]],
-                   dict(zip(self.fields[number[0]], values[1:])))
+                word, *more = line[1:].split() or [""]
+                if word == "EventDef":
+                    number = more[1]
+                    names[number] = more[0].removeprefix("Paje")
+                    fields[number] = []
+                elif word not in ("", "EndEventDef"):
+                    fields[number].append(word)
+            elif names.get("".join(line.split(None, 1)[:1])) in wanted:
+                number, *values = (a or b for a, b in TOKEN.findall(line))
+                yield names[number], dict(zip(fields[number], values))
 
 
-def worker_number(container):
-    """w12 -> 12; None: no worker."""
-    m = re.fullmatch(r"(?:\d+_)?w(\d+)", container)
-    return int(m.group(1)) if m else None
-
-
-class PajeReader:
-    """Collects from paje.trace what the task records do not have."""
-
-    WANTED = {"SetState", "SetVariable", "NewEvent", "DefineEntityValue"}
-
-    def __init__(self, rank):
-        self.rank = rank
-        self.label = {}  # alias of a state: its name
-        self.state = {}  # worker: (since, name)
-        self.spans = {}
-
-    def leave(self, worker, now):
-        since, name = self.state.pop(worker, (0, None))
-        if name and name not in NOT_RUNTIME and now > since:
-            self.spans.setdefault(worker, []).append((since, now))
-
-    def set_state(self, e):
-        worker = worker_number(e.get("Container", ""))
-        if e.get("Type") != "WS" or worker is None:
-            return
-        now, value = float(e["Time"]), e["Value"]
-        self.leave(worker, now)
-        name = self.label.get(value, value)
-        if name not in self.rank.codelets:
-            self.state[worker] = (now, name)
-
-    def read(self, path):
-        ready, paje = [], Paje(path)
-        for name, e in paje.events(self.WANTED):
-            if name == "SetState":
-                self.set_state(e)
-            elif name == "SetVariable":
-                if e["Type"] == "nready":
-                    ready.append((float(e["Time"]), float(e["Value"])))
-            elif name == "NewEvent":
-                if e.get("Value") == "begin of the trace":
-                    self.rank.zero_ms = float(e["Time"])
-            else:
-                self.label[e.get("Alias", e["Name"])] = e["Name"]
-        paje.close()
-        return ready
+def read_paje(rank, path):
+    """What the task records do not have: the begin of the trace, how many tasks
+    were ready, and when StarPU itself kept a worker busy."""
+    ready, spans = [], {}
+    label, state = {}, {}  # of a state's alias; of a worker: since when it is in it
+    quiet = NOT_RUNTIME | rank.codelets | {None}
+    for event, e in paje_events(path, {"SetState", "SetVariable", "NewEvent",
+                                       "DefineEntityValue"}):
+        worker = WORKER.fullmatch(e.get("Container", ""))
+        if event == "DefineEntityValue":
+            label[e.get("Alias", e["Name"])] = e["Name"]
+        elif event == "NewEvent" and e.get("Value") == "begin of the trace":
+            rank.zero_ms = float(e["Time"])
+        elif event == "SetVariable" and e["Type"] == "nready":
+            ready.append((float(e["Time"]), float(e["Value"])))
+        elif event == "SetState" and e.get("Type") == "WS" and worker:
+            now, number = float(e["Time"]), int(worker[1])
+            since, name = state.get(number, (now, None))
+            if name not in quiet and now > since:
+                spans.setdefault(number, []).append((since, now))
+            state[number] = now, label.get(e["Value"], e["Value"])
+    zero = rank.zero_ms
+    if zero is None:
+        raise BadTrace(f"{path} does not say where the trace begins")
+    for when, n in ready:
+        if when >= zero:
+            rank.ready.extend(((when - zero) * 1e3, n))
+    rank.runtime_us = {w: [((a - zero) * 1e3, (b - zero) * 1e3)
+                           for a, b in s if b > zero] for w, s in spans.items()}
 
 
 # ---- tasks.rec ----
@@ -186,105 +148,72 @@ def split_tag(tag):
             -1 if unit >> 15 else unit, tag & ((1 << BYTES_BITS) - 1))
 
 
-class TaskReader:
-    """Fills rank.tasks, in the order of their begin on each worker."""
+def task_row(r, zero_ms, handle):
+    """What fill() puts into the columns; sorted by the end."""
+    kind, place, unit, size = split_tag(int(r["Tag"], 16))
+    step, turn = ([int(n) for n in r.get("Iteration", "").split()] + [-1, -1])[:2]
+    data = [2 * handle[h] + (mode == "W")
+            for h, mode in zip(r.get("Handles", "").split(),
+                               r.get("Modes", "").split()) if h in handle]
+    return ((float(r["EndTime"]) - zero_ms) * 1e3,
+            (float(r.get("StartTime", 0)) - zero_ms) * 1e3, int(r["WorkerId"]),
+            kind, place, unit, turn, step, size, float(r.get("GFlop", 0)) * 1e9,
+            int(r["JobId"]), int(r.get("Priority", 0)), data)
 
-    def __init__(self, rank):
-        self.rank = rank
-        self.handle = {}  # of StarPU: index in rank.handles
-        self.before = {}  # job: jobs that it depends on, of what is no task
-        self.jobs_before = {}  # the same of the tasks
-        self.rows = []
 
-    def read_handles(self, path):
-        for r in records(path):
-            self.handle[r["Handle"]] = len(self.rank.handles)
-            self.rank.handles.append((r.get("Name", ""), int(r["Size"])))
+def tasks_before(job, before, index):
+    """Through what StarPU itself put between them."""
+    found, todo, seen = set(), list(before[job]), set()
+    while todo:
+        j = todo.pop()
+        if j in index:
+            found.add(index[j])
+        elif j not in seen:
+            seen.add(j)
+            todo += before.get(j, ())
+    return sorted(found)
 
-    def data_of(self, r):
-        out = []
-        for h, mode in zip(r.get("Handles", "").split(),
-                           r.get("Modes", "").split()):
-            if h in self.handle:
-                out.append(2 * self.handle[h] + (mode == "W"))
-        return out
 
-    def take(self, r, zero_ms):
-        job = int(r["JobId"])
-        before = [int(j) for j in r.get("DependsOn", "").split()]
-        ours = r.get("Name") in self.rank.codelets
-        if not ours or "EndTime" not in r or "WorkerId" not in r:
-            self.before[job] = before
-            return
-        kind, place, unit, size = split_tag(int(r["Tag"], 16))
-        numbers = [int(n) for n in r.get("Iteration", "").split()] + [-1, -1]
-        self.jobs_before[job] = before
-        begin = (float(r.get("StartTime", 0)) - zero_ms) * 1e3
-        end = (float(r["EndTime"]) - zero_ms) * 1e3
-        self.rows.append((end, begin, int(r["WorkerId"]), kind, place, unit,
-                          numbers[1], numbers[0], size,
-                          float(r.get("GFlop", 0)) * 1e9, job,
-                          int(r.get("Priority", 0)), self.data_of(r)))
+def fill(t, rows, before):
+    """A worker executes one task after the other: what it was handed before the
+    end of the last one began when that one ended."""
+    last, index = {}, {row[10]: i for i, row in enumerate(rows)}
+    for end, begin, worker, *more, data in rows:
+        t.begin.append(min(end, max(begin, last.get(worker, begin))))
+        t.end.append(end)
+        t.worker.append(worker)
+        last[worker] = end
+        for column, value in zip((t.kind, t.place, t.unit, t.turn, t.step,
+                                  t.bytes, t.flops, t.job, t.priority), more):
+            column.append(value)
+        t.data.extend(data)
+        t.first_datum.append(len(t.data))
+        t.deps.extend(tasks_before(t.job[-1], before, index))
+        t.first_dep.append(len(t.deps))
 
-    def resolve(self, index, job):
-        """Tasks before a job, through what StarPU itself put between them."""
-        found, todo, seen = set(), list(self.jobs_before[job]), set()
-        while todo:
-            j = todo.pop()
-            if j in index:
-                found.add(index[j])
-            elif j not in seen:
-                seen.add(j)
-                todo += self.before.get(j, ())
-        return sorted(found)
 
-    def read(self, path, zero_ms):
-        for r in records(path):
-            self.take(r, zero_ms)
-        self.rows.sort()
-        self.fill()
-
-    def fill(self):
-        """A worker executes one task after the other: what it was handed
-        before the end of the last one began when that one ended."""
-        t, last = self.rank.tasks, {}
-        index = {row[10]: i for i, row in enumerate(self.rows)}
-        for row in self.rows:
-            end, begin, worker = row[:3]
-            t.begin.append(min(end, max(begin, last.get(worker, begin))))
-            t.end.append(end)
-            last[worker] = end
-            for column, value in zip((t.worker, t.kind, t.place, t.unit, t.turn,
-                                      t.step, t.bytes, t.flops, t.job,
-                                      t.priority), row[2:12]):
-                column.append(value)
-            t.data.extend(row[12])
-            t.first_datum.append(len(t.data))
-            t.deps.extend(self.resolve(index, row[10]))
-            t.first_dep.append(len(t.deps))
-        self.rows = []
+def read_tasks(rank, folder):
+    """Handles and tasks, in the order of their end."""
+    handle = {}  # of StarPU: index in rank.handles
+    before, rows = {}, []  # before: of a job, those that it depends on
+    for r in records(folder / "data.rec"):
+        handle[r["Handle"]] = len(rank.handles)
+        rank.handles.append((r.get("Name", ""), int(r["Size"])))
+    for r in records(folder / "tasks.rec"):
+        before[int(r["JobId"])] = [int(j) for j in r.get("DependsOn", "").split()]
+        if r.get("Name") in rank.codelets and "EndTime" in r and "WorkerId" in r:
+            rows.append(task_row(r, rank.zero_ms, handle))
+    if not rows:
+        raise BadTrace(f"{folder}/tasks.rec has no task of izar")
+    rows.sort()
+    fill(rank.tasks, rows, before)
 
 
 def read_rank(about, folder):
     """One rank from the folder that starpu_fxt_tool wrote."""
     rank = Rank(about)
-    paje = PajeReader(rank)
-    ready = paje.read(folder / "paje.trace")
-    if rank.zero_ms is None:
-        raise BadTrace(f"{folder}/paje.trace does not say where the trace "
-                       "begins")
-    zero = rank.zero_ms
-    for when, n in ready:
-        if when >= zero:
-            rank.ready.extend(((when - zero) * 1e3, n))
-    rank.runtime_us = {w: [((a - zero) * 1e3, (b - zero) * 1e3)
-                           for a, b in s if b > zero]
-                       for w, s in paje.spans.items()}
-    tasks = TaskReader(rank)
-    tasks.read_handles(folder / "data.rec")
-    tasks.read(folder / "tasks.rec", zero)
-    if not len(rank.tasks):
-        raise BadTrace(f"{folder}/tasks.rec has no task of izar")
+    read_paje(rank, folder / "paje.trace")
+    read_tasks(rank, folder)
     return rank
 
 

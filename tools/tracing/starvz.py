@@ -20,61 +20,43 @@ EVENT_20 = ("Time Container Type Value Size Params Footprint Tag JobId "
 LINK_MORE = "MPITAG MPIType Priority Handle".split()
 
 
-class Layout:
-    """Writes events with the fields that StarVZ wants; what the trace lacks is
-    filled in."""
+FILL = {"MPITAG": "0", "MPIType": "IntraNode", "Priority": "0"}
 
-    def __init__(self):
-        self.number, self.fields = None, {}
-        self.wanted = {"20": EVENT_20}
-        self.fill = {"MPITAG": "0", "MPIType": "IntraNode", "Priority": "0"}
 
-    def header(self, line):
-        """One line of the definitions: what is kept of it."""
-        words = line[1:].split()
-        if not words:
-            return [line]
-        if words[0] == "EventDef":
-            self.number = words[2]
-            self.fields[self.number] = []
-            return [line]
-        if words[0] == "EndEventDef":
-            return self.end(line)
-        self.fields[self.number].append(words[0])
-        keep = self.number in self.wanted or self.number in ("23", "24")
-        return [] if keep else [line]
-
-    def end(self, line):
-        n, have = self.number, self.fields[self.number]
-        if n in ("23", "24"):
-            self.wanted[n] = (have[:6] + LINK_MORE if n == "24" else
-                              [f for f in have if f not in
-                               ("HName", "X", "Y")])
-        if n not in self.wanted:
-            return [line]
-        types = {"Time": "date"}
-        return [f"%\t{f}\t{types.get(f, 'string')}\n"
-                for f in self.wanted[n]] + [line]
-
-    def event(self, line):
-        number, _, rest = line.partition("\t")
-        if number not in self.wanted:
-            return line
-        have = dict(zip(self.fields[number], rest.rstrip("\n").split("\t")))
-        return "\t".join([number, *(have.get(f, self.fill.get(f, '""'))
-                                    for f in self.wanted[number])]) + "\n"
+def link_fields(number, have):
+    """What StarVZ wants of the begin (23) and the end (24) of a link."""
+    if number == "24":
+        return have[:6] + LINK_MORE
+    return [f for f in have if f not in ("HName", "X", "Y")]
 
 
 def compatible(source, target):
-    """Copies a paje.trace into StarVZ's layout, line by line."""
-    layout = Layout()
+    """Copies a paje.trace line by line: events have the fields that StarVZ wants,
+    and what the trace lacks of them is filled in."""
+    number, fields, wanted = None, {}, {"20": EVENT_20}
     with open(source, encoding="utf-8", errors="replace") as f, \
             open(target, "w", encoding="utf-8") as out:
         for line in f:
-            if line.startswith("%"):
-                out.writelines(layout.header(line))
-            else:
-                out.write(layout.event(line))
+            words = line[1:].split() if line.startswith("%") else None
+            if words is None:
+                n, _, rest = line.partition("\t")
+                if n in wanted:
+                    have = dict(zip(fields[n], rest.rstrip("\n").split("\t")))
+                    line = "\t".join([n, *(have.get(k, FILL.get(k, '""'))
+                                           for k in wanted[n])]) + "\n"
+            elif words[:1] == ["EventDef"]:
+                number = words[2]
+                fields[number] = []
+            elif words[:1] == ["EndEventDef"]:
+                if number in ("23", "24"):
+                    wanted[number] = link_fields(number, fields[number])
+                out.writelines(f"%\t{k}\t{'date' if k == 'Time' else 'string'}\n"
+                               for k in wanted.get(number, ()))
+            elif words:
+                fields[number].append(words[0])
+                if number in ("20", "23", "24"):
+                    continue  # they come at the end of the definition
+            out.write(line)
 
 
 # ---- its configuration, from the colours of the program ----

@@ -39,6 +39,20 @@ def says():
     return json.loads((sample.FILES / "simulation.json").read_text())
 
 
+@pytest.fixture
+def copy(folder, tmp_path):
+    """The files of the sample, for a test that changes one."""
+    for name in sample.CONVERTED:
+        shutil.copy(folder / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def window(rank):
+    """(begin, end, steps)"""
+    return figures.window([rank])
+
+
 def of_kind(rank, name):
     k = rank.kinds.index(name)
     return [i for i in range(len(rank.tasks)) if rank.tasks.kind[i] == k]
@@ -90,8 +104,8 @@ def test_bytes_are_those_of_the_model_and_of_the_simulation(rank, says):
     assert adam == steps * 28 * (LAYERS * BLOCK + EMBED + HEAD)
 
 
-def test_bytes_per_link(rank):
-    begin, end, steps = figures.window([rank])
+def test_bytes_per_link(rank, window):
+    begin, end, _ = window
     rows = {r["link"]: r for r in figures.links([rank], begin, end)}
     assert set(rows) == {"to the GPU", "to the host"}
     assert rows["to the GPU"]["bytes"] == 2 * 68541440
@@ -126,10 +140,9 @@ BUSY = {  # us in the window of two steps, worker by worker
     "copies to GPU": 11723.574, "copies to host": 8118.316}
 
 
-def test_busy_times(rank):
-    begin, end, _ = figures.window([rank])
-    rows = figures.workers([rank], begin, end)
-    for r in rows:
+def test_busy_times(rank, window):
+    begin, end, _ = window
+    for r in figures.workers([rank], begin, end):
         work = (r["transfer_us"] if r["name"].startswith("copies") else
                 r["busy_us"])
         assert work == pytest.approx(BUSY[r["name"]], abs=2e-3)
@@ -138,15 +151,13 @@ def test_busy_times(rank):
 
 
 def test_a_task_that_was_handed_over_early_begins_when_its_worker_is_free(
-        folder, rank, tmp_path):
+        rank, copy):
     """A GPU is given its next task while it still has one."""
-    for name in sample.CONVERTED:
-        shutil.copy(folder / name, tmp_path / name)
     text, n = re.subn(r"(?m)^StartTime: .*$", "StartTime: 0.001",
-                      (folder / "tasks.rec").read_text())
+                      (copy / "tasks.rec").read_text())
     assert n > 240
-    (tmp_path / "tasks.rec").write_text(text)
-    again = records.read_rank(rank.about, tmp_path).tasks
+    (copy / "tasks.rec").write_text(text)
+    again = records.read_rank(rank.about, copy).tasks
     last = {}
     for i in range(len(again)):
         w = again.worker[i]
@@ -193,9 +204,8 @@ def test_memory_stays_within_the_plan(rank, says):
 
 # ---- the critical path ----
 
-def test_the_path_has_no_holes_and_ends_the_step(rank):
-    begin, end, steps = figures.window([rank])
-    found = path.analyse([rank], begin, end, steps)
+def test_the_path_has_no_holes_and_ends_the_step(rank, window):
+    found = path.analyse([rank], *window)
     assert sum(found["kinds"].values()) + found["gaps_us"] == pytest.approx(
         found["step_us"], rel=1e-9)
     assert found["chain"][-1]["kind"] == "clip"
@@ -207,9 +217,9 @@ def test_the_path_has_no_holes_and_ends_the_step(rank):
     assert found["backward"] == (0, 0.0)
 
 
-def test_half_the_time_for_everything_halves_a_replayed_step(rank):
+def test_half_the_time_for_everything_halves_a_replayed_step(rank, window):
     graph = path.Graph([rank])
-    begin, end, _ = figures.window([rank])
+    begin, end, _ = window
     first, last = path.window_clips(graph, begin, end)
     base = path.replay(graph, first, last, {})
     half = path.replay(graph, first, last, dict.fromkeys(rank.kinds, 0.5))
@@ -252,38 +262,33 @@ def test_ranks_of_several_hosts_begin_together(folder):
 
 # ---- the files ----
 
-def test_columns_are_found_by_name(folder, rank, tmp_path):
+def test_columns_are_found_by_name(rank, copy):
     """A StarPU that puts a new column in front changes nothing."""
-    for name in sample.CONVERTED:
-        shutil.copy(folder / name, tmp_path / name)
     text = []
-    for line in (folder / "paje.trace").read_text().splitlines():
+    for line in (copy / "paje.trace").read_text().splitlines():
         if line.startswith("%EventDef"):
             text += [line, "%\tNovelty\tstring"]
         elif line.startswith("%"):
             text.append(line)
         else:
             text.append(re.sub(r"^(\S+)", r"\1\tnew", line))
-    (tmp_path / "paje.trace").write_text("\n".join(text) + "\n")
-    again = records.read_rank(rank.about, tmp_path)
+    (copy / "paje.trace").write_text("\n".join(text) + "\n")
+    again = records.read_rank(rank.about, copy)
     assert again.ready == rank.ready and again.zero_ms == rank.zero_ms
     assert again.runtime_us == rank.runtime_us and rank.runtime_us
 
 
-def test_a_trace_without_its_begin_is_refused(folder, rank, tmp_path):
-    for name in sample.CONVERTED:
-        shutil.copy(folder / name, tmp_path / name)
-    text = (folder / "paje.trace").read_text()
-    (tmp_path / "paje.trace").write_text(
+def test_a_trace_without_its_begin_is_refused(rank, copy):
+    text = (copy / "paje.trace").read_text()
+    (copy / "paje.trace").write_text(
         text.replace("begin of the trace", "something else"))
     with pytest.raises(records.BadTrace, match="begins"):
-        records.read_rank(rank.about, tmp_path)
+        records.read_rank(rank.about, copy)
 
 
 def make(rank, folder):
     memories = [figures.memory(rank, 0, max(rank.tasks.end))]
-    begin, end, steps = figures.window([rank])
-    found = path.analyse([rank], begin, end, steps)
+    found = path.analyse([rank], *figures.window([rank]))
     report.write(folder / "report.html", [rank], memories, found,
                  "tools/simulate config.json", [])
     chrome.write(folder / "trace.json", [rank], memories)
@@ -314,16 +319,17 @@ def test_the_report_needs_nothing_else(rank, tmp_path):
 # ---- StarVZ ----
 
 def test_starvz_gets_the_columns_that_it_knows(folder, tmp_path):
-    starvz.compatible(folder / "paje.trace", tmp_path / "paje.trace")
-    paje = records.Paje(tmp_path / "paje.trace")
-    seen = 0
-    for name, e in paje.events({"SetState"}):
-        if len(e) > 5:
-            seen += 1
-            assert list(e) == starvz.EVENT_20
-            assert e["Iteration"] in "012" and 0 <= int(e["Subiteration"]) <= 10
-    assert seen == 246
-    assert "Priority" not in paje.fields["20"]
+    target = tmp_path / "paje.trace"
+    starvz.compatible(folder / "paje.trace", target)
+    header = re.search(r"%EventDef\s+\S+\s+20\n(.*?)%EndEventDef",
+                       target.read_text(), re.S)[1]
+    assert [x.split()[1] for x in header.splitlines()] == starvz.EVENT_20
+    long = [e for _, e in records.paje_events(target, {"SetState"})
+            if len(e) > 5]
+    assert len(long) == 246
+    for e in long:
+        assert list(e) == starvz.EVENT_20
+        assert e["Iteration"] in "012" and 0 <= int(e["Subiteration"]) <= 10
 
 
 def test_colours_are_those_of_the_program(rank):
@@ -389,12 +395,10 @@ def test_a_large_trace_fits_into_memory(folder, tmp_path):
     """Under 512 MiB of address space."""
     large_trace(folder, tmp_path)
     program = (f"import sys; sys.path[:0] = {sys.path[:3]!r}\n"
-               "import pathlib, sample, test_sample\n"
-               "from tracing import records\n"
+               "import json, pathlib, sample, test_sample\n"
                f"f = pathlib.Path({str(tmp_path)!r})\n"
-               "import json\n"
                "a = json.loads((sample.FILES / 'rank-0.json').read_text())\n"
-               "r = records.read_rank(a, f)\n"
+               "r = test_sample.records.read_rank(a, f)\n"
                f"assert len(r.tasks) >= {LARGE}\n"
                "test_sample.make(r, f)\n")
     def limit():
