@@ -2,6 +2,7 @@
 """Files: input that is mapped, and token shards with their loss masks in the layouts
 that runtime/data/shard.c reads (docs/data.md)."""
 import array
+import contextlib
 import glob
 import mmap
 import os
@@ -53,14 +54,6 @@ class Output:
         os.fsync(self.file.fileno())
         self.file.close()
         os.rename(self.path + ".tmp", self.path)
-
-    def drop(self):
-        try:
-            self.file.close()
-        except OSError:
-            pass  # of a full disk; the file goes
-        if os.path.exists(self.path + ".tmp"):
-            os.remove(self.path + ".tmp")
 
 
 class Shards:
@@ -125,9 +118,11 @@ class Shards:
         self.count += 1
 
     def drop(self):
-        """Removes the open shard."""
-        for output in self.open:
-            output.drop()
+        """Removes the open shard; an interrupt may have come before self.open had
+        what it has."""
+        for ending, _, _ in self.endings:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self.name(ending) + ".tmp")
 
 
 def read_shard(path, vocab):

@@ -77,13 +77,29 @@ def indexes(rank, begin, end):
     return [i for i in range(len(t)) if t.end[i] > begin and t.begin[i] < end]
 
 
-def ended(rank, begin, end):
-    """Indexes of the tasks that end in the window, and the cover of the forwards
-    and backwards that may run beside them."""
+def collect(groups, rank, begin, end, key):
+    """Adds the tasks that end in the window to their groups; key(i): the group of
+    a task, or None.  Returns the cover of the forwards and backwards that may
+    run beside them."""
     t, inside = rank.tasks, indexes(rank, begin, end)
     compute = Cover(unite([(t.begin[i], t.end[i]) for i in inside
                            if rank.kinds[t.kind[i]] in COMPUTE]))
-    return [i for i in inside if begin < t.end[i] <= end], compute
+    for i in inside:
+        name = key(i) if begin < t.end[i] <= end else None
+        if name is None:
+            continue
+        g = groups.setdefault(name, {
+            "spans": [], "bytes": 0, "flops": 0.0, "hidden_us": 0.0,
+            "limit": rank.about["rates"].get(PLACES[t.place[i]]) or {}})
+        g["spans"].append((t.begin[i], t.end[i]))
+        g["bytes"] += t.bytes[i]
+        g["flops"] += t.flops[i]
+        g["hidden_us"] += compute.of(t.begin[i], t.end[i])
+    return compute
+
+
+def part(some, of):
+    return 100 * some / of if of else None
 
 
 # ---- workers ----
@@ -115,21 +131,20 @@ def workers(ranks, begin, end):
     rows, span = [], end - begin
     for rank in ranks:
         t = rank.tasks
-        busy = {w: [[], []] for w in range(len(rank.about["workers"]))}
-        count = dict.fromkeys(busy, 0)
+        busy = {w: ([], []) for w in range(len(rank.about["workers"]))}
         for i in indexes(rank, begin, end):
-            w = t.worker[i]
-            busy[w][is_transfer(rank, i)].append((t.begin[i], t.end[i]))
-            count[w] += 1
+            busy[t.worker[i]][is_transfer(rank, i)].append(
+                (t.begin[i], t.end[i]))
         for w, (work, moves) in busy.items():
-            work_us = length(unite(cut(work, begin, end)))
-            moves_us = length(unite(cut(moves, begin, end)))
+            work_us, moves_us = (length(unite(cut(x, begin, end)))
+                                 for x in (work, moves))
             taken = Cover(unite(work + moves))
             own = unite(cut(rank.runtime_us.get(w, ()), begin, end))
             runtime_us = sum(b - a - taken.of(a, b) for a, b in own)
             rows.append({
                 "rank": rank.number, "worker": w, "name": worker_name(rank, w),
-                "place": place_of_worker(rank, w), "tasks": count[w],
+                "place": place_of_worker(rank, w),
+                "tasks": len(work) + len(moves),
                 "busy_us": work_us, "transfer_us": moves_us,
                 "runtime_us": runtime_us,
                 "idle_us": max(0.0, span - work_us - moves_us - runtime_us)})
@@ -138,45 +153,29 @@ def workers(ranks, begin, end):
 
 # ---- kinds ----
 
-def limit_of(rank, place):
-    return rank.about["rates"].get(PLACES[place])
-
-
 def kinds(ranks, begin, end):
     """Rows per kind and place: tasks that end in the window, with their rates
     and the part of their time that a forward or backward ran beside them."""
-    groups = {}
+    groups, rows = {}, []
     for rank in ranks:
         t = rank.tasks
-        inside, compute = ended(rank, begin, end)
-        for i in inside:
-            key = t.kind[i], t.place[i]
-            g = groups.setdefault(key, {
-                "kind": rank.kinds[t.kind[i]], "place": PLACES[t.place[i]],
-                "us": [], "bytes": 0, "flops": 0.0, "hidden_us": 0.0,
-                "limit": limit_of(rank, t.place[i])})
-            g["us"].append(t.end[i] - t.begin[i])
-            g["bytes"] += t.bytes[i]
-            g["flops"] += t.flops[i]
-            if g["kind"] not in COMPUTE:
-                g["hidden_us"] += compute.of(t.begin[i], t.end[i])
-    return [finish_kind(groups[k]) for k in sorted(groups)]
-
-
-def finish_kind(g):
-    us = g.pop("us")
-    total = sum(us)
-    limit = g.pop("limit") or {}
-    g.update(count=len(us), total_us=total, mean_us=total / len(us),
-             median_us=statistics.median(us), max_us=max(us),
-             flops_per_s=g["flops"] / total * 1e6 if total else 0,
-             bytes_per_s=g["bytes"] / total * 1e6 if total else 0)
-    g["hidden_percent"] = (100 * g["hidden_us"] / total
-                           if total and g["kind"] not in COMPUTE else None)
-    rate = "flops_per_s" if g["flops"] else "bytes_per_s"
-    most = limit.get(rate, 0)
-    g["limit_percent"] = (100 * g[rate] / most if most and g[rate] else None)
-    return g
+        collect(groups, rank, begin, end,
+                lambda i, t=t: (t.kind[i], t.place[i]))
+    for kind, place in sorted(groups):
+        g, name = groups[kind, place], ranks[0].kinds[kind]
+        us = [b - a for a, b in g.pop("spans")]
+        total, limit = sum(us), g.pop("limit")
+        for what in ("bytes", "flops"):  # the limit is of flops where there are any
+            rate = g[f"{what}_per_s"] = g[what] / total * 1e6 if total else 0
+            if what == "bytes" or g["flops"]:
+                g["limit_percent"] = part(rate, limit.get(f"{what}_per_s")) or None
+        rows.append({
+            "kind": name, "place": PLACES[place], **g, "count": len(us),
+            "total_us": total, "mean_us": total / len(us),
+            "median_us": statistics.median(us), "max_us": max(us),
+            "hidden_percent": (None if name in COMPUTE else
+                               part(g["hidden_us"], total))})
+    return rows
 
 
 # ---- links ----
@@ -195,34 +194,20 @@ def links(ranks, begin, end):
     """Rows per rank and link: bytes of the tasks that end in the window."""
     rows = []
     for rank in ranks:
-        t, found = rank.tasks, {}
-        inside, compute = ended(rank, begin, end)
-        for i in inside:
-            link = link_of(rank, i)
-            if not link:
-                continue
-            f = found.setdefault(link, {"tasks": 0, "bytes": 0, "spans": [],
-                                        "limit": limit_of(rank, t.place[i])})
-            f["tasks"] += 1
-            f["bytes"] += t.bytes[i]
-            f["spans"].append((t.begin[i], t.end[i]))
-        for link in LINKS:
-            if link in found:
-                rows.append(finish_link(rank.number, link, found[link],
-                                        compute))
+        found = {}
+        compute = collect(found, rank, begin, end,
+                          lambda i, rank=rank: link_of(rank, i))
+        for link in filter(found.get, LINKS):
+            f, spans = found[link], unite(found[link]["spans"])
+            busy = length(spans)
+            rate = f["bytes"] / busy * 1e6 if busy else 0
+            rows.append({
+                "rank": rank.number, "link": link, "tasks": len(f["spans"]),
+                "bytes": f["bytes"], "busy_us": busy, "bytes_per_s": rate,
+                "limit_percent": part(rate, f["limit"].get("bytes_per_s")),
+                "hidden_percent": part(sum(compute.of(a, b) for a, b in spans),
+                                       busy) or 0})
     return rows
-
-
-def finish_link(rank, link, f, compute):
-    spans = unite(f["spans"])
-    busy = length(spans)
-    most = (f["limit"] or {}).get("bytes_per_s", 0)
-    rate = f["bytes"] / busy * 1e6 if busy else 0
-    return {"rank": rank, "link": link, "tasks": f["tasks"],
-            "bytes": f["bytes"], "busy_us": busy, "bytes_per_s": rate,
-            "limit_percent": 100 * rate / most if most else None,
-            "hidden_percent": 100 * sum(compute.of(a, b) for a, b in spans) /
-            busy if busy else 0}
 
 
 def link_series(rank, begin, end, bins):

@@ -44,15 +44,17 @@ class Graph:
         r, i = self.who[n]
         return self.ranks[r].kinds[self.ranks[r].tasks.kind[i]]
 
-    def last_clips(self, begin, end):
-        """Nodes of the ends of steps in the window, in order."""
-        t0 = self.ranks[0].tasks
-        clip = self.ranks[0].kinds.index("clip")
-        turn = 2 * len(self.ranks[0].units)
-        found = [self.node[i] for i in range(len(t0))
-                 if t0.kind[i] == clip and t0.turn[i] == turn and
-                 begin <= t0.end[i] <= end + 1e-3]
-        return sorted(found, key=self.end.get)
+    def clips(self, begin, end):
+        """The nodes of the first and the last end of a step in the window; the
+        first is None if there is no other."""
+        rank, t = self.ranks[0], self.ranks[0].tasks
+        found = [self.node[i] for i in range(len(t))
+                 if t.kind[i] == rank.kinds.index("clip") and
+                 t.turn[i] == 2 * len(rank.units) and
+                 begin <= t.end[i] <= end + 1e-3]
+        found = sorted(found, key=self.end.get) or [
+            max(self.order, key=self.end.get)]
+        return found[0] if len(found) > 1 else None, found[-1]
 
 
 def walk(graph, last, begin):
@@ -91,16 +93,9 @@ def replay(graph, first, last, factor):
     return done[last] - (done[first] if first is not None else 0.0)
 
 
-def window_clips(graph, begin, end):
-    clips = graph.last_clips(begin, end)
-    if not clips:
-        return None, max(graph.order, key=graph.end.get)
-    return (clips[0] if len(clips) > 1 else None), clips[-1]
-
-
 def savings(graph, begin, end, kinds):
     """{kind: part of a step that would be saved if it took half the time}."""
-    first, last = window_clips(graph, begin, end)
+    first, last = graph.clips(begin, end)
     base = replay(graph, first, last, {})
     if base <= 0:
         return {}
@@ -151,12 +146,10 @@ def place_of(graph, kind, chain):
 
 def waits_for_ring(graph, chain):
     """Tasks on the path that are fetches right behind a use of their buffer."""
-    n = 0
-    for later, earlier in zip(chain, chain[1:]):
-        r, i = graph.who[later]
-        n += (graph.kind(later) == "fetch" and graph.who[earlier][0] == r and
-              graph.kind(earlier) in ("forward", "backward", "eval"))
-    return n
+    return sum(graph.kind(later) == "fetch" and
+               graph.kind(earlier) in ("forward", "backward", "eval") and
+               graph.who[earlier][0] == graph.who[later][0]
+               for later, earlier in zip(chain, chain[1:]))
 
 
 def words(graph, chain, saved, gap_percent):
@@ -194,7 +187,7 @@ def late_words(graph, begin, end):
 
 def analyse(ranks, begin, end, steps):
     graph = Graph(ranks)
-    _, last = window_clips(graph, begin, end)
+    _, last = graph.clips(begin, end)
     chain = walk(graph, last, begin)
     kinds, gaps, tasks = shares(graph, chain, begin, end)
     present = sorted({graph.kind(n) for n in graph.order})

@@ -35,8 +35,10 @@ class Family:
         self.package = package.Tokenizer.from_str(self.text)
         self.package.encode_special_tokens = True
 
-    def encode(self, text):
-        return self.package.encode(text.decode(), add_special_tokens=False).ids
+    def encode(self, *texts):
+        """The ids of texts that are encoded one by one."""
+        return [i for t in texts for i in self.package.encode(
+            t.decode(), add_special_tokens=False).ids]
 
     def special(self):
         return {a["content"]: a["id"] for a in self.spec["added_tokens"]}
@@ -108,6 +110,15 @@ class Place:
                 *names)
         self.said = p.stdout.decode() + p.stderr.decode()
         return out
+
+    def refuse(self, tokenizer, data, *options, words, name="t.txt", **more):
+        """Runs it on a file with such data (None: a folder), which must say the
+        words, {} being the file, and write nothing."""
+        path, out = self.new() / name, self.new()
+        path.mkdir() if data is None else path.write_bytes(data)
+        run("--tokenizer", tokenizer, "--out", out / "out", *options, path, status=1,
+            words=[w.replace("{}", str(path)) for w in words], **more)
+        assert not list(out.iterdir())
 
     def ids(self, tokenizer, data, *options):
         return flat(shards(self.encode(tokenizer, {"t.txt": data}, "--end",

@@ -38,12 +38,7 @@ REFUSED = {
 def test_what_is_wrong_with_a_file_is_named(name, place):
     change, word = REFUSED[name]
     path = place.tokenizer("llama3", change)
-    data = place.new() / "t.txt"
-    data.write_bytes(b"x")
-    out = place.new()
-    run("--tokenizer", path, "--out", out / "out", data, status=1,
-        words=[word, str(path)])
-    assert not list(out.iterdir())
+    place.refuse(path, b"x", words=[word, str(path)])
 
 
 def test_what_the_package_reads_is_read(place):
@@ -68,14 +63,11 @@ def test_what_the_package_reads_is_read(place):
 @pytest.mark.parametrize("package, name", [("tokenizers", "t.json"),
                                            ("sentencepiece", "t.model")])
 def test_a_missing_package_is_named_before_anything_is_written(package, name, place):
-    folder, out = place.new(), place.new()
+    folder = place.new()
     (folder / f"{package}.py").write_text("raise ImportError('not here')")
-    for file in (name, "t.txt"):
-        (folder / file).write_bytes(b"x")
-    run("--tokenizer", folder / name, "--out", out / "out", folder / "t.txt", status=1,
-        words=[f"pip install {package}"],
-        env={**os.environ, "PYTHONPATH": str(folder)})
-    assert not list(out.iterdir())
+    (folder / name).write_bytes(b"x")
+    place.refuse(folder / name, b"x", words=[f"pip install {package}"],
+                 env={**os.environ, "PYTHONPATH": str(folder)})
 
 
 BAD_LINES = [b"{", b"[1]", b'{"text": 5}', b'{"txt": "a"}', b"\xff",
@@ -87,12 +79,7 @@ BAD_LINES = [b"{", b"[1]", b'{"text": 5}', b'{"txt": "a"}', b"\xff",
 @pytest.mark.parametrize("bad", BAD_LINES)
 def test_a_bad_record_is_named_or_left_out(bad, place):
     data = b'{"text": "a"}\n\n' + bad + b'\n{"text": "b"}\n'
-    path = place.new() / "t.jsonl"
-    path.write_bytes(data)
-    out = place.new()
-    run("--tokenizer", "bytes", "--out", out / "out", path, status=1,
-        words=[f"{path}, line 3"])
-    assert not list(out.iterdir())
+    place.refuse("bytes", data, name="t.jsonl", words=["{}, line 3"])
     out = place.encode("bytes", {"t.jsonl": data}, "--skip-bad")
     assert bytes(flat(shards(out))) == b"a\0b\0"
     assert "1 faulty" in place.said
@@ -131,22 +118,12 @@ def test_a_wrong_command_line_exits_2(args, word):
     run(*args, status=2, words=[word])
 
 
-@pytest.mark.parametrize("args, word", [
-    (["--tokenizer", "/none.json"], "No such file"),
-    (["--tokenizer", "none"], "neither"),
-    (["--tokenizer", "bytes", "--end", "<x>"], "<x>")])
-def test_a_missing_thing_is_named(args, word, place):
-    data = place.new() / "t.txt"
-    data.write_bytes(b"x")
-    run(*args, "--out", place.new() / "out", data, status=1, words=[word])
-
-
-@pytest.mark.parametrize("content, word", [(b"", "empty"), (None, "regular")])
-def test_what_is_no_text_is_named(content, word, place):
-    path = place.new() / "t.txt"
-    path.mkdir() if content is None else path.write_bytes(content)
-    run("--tokenizer", "bytes", "--out", place.new() / "out", path, status=1,
-        words=[word, str(path)])
+@pytest.mark.parametrize("tokenizer, data, options, words", [
+    ("/none.json", b"x", (), ["No such file"]), ("none", b"x", (), ["neither"]),
+    ("bytes", b"x", ("--end", "<x>"), ["<x>"]), ("bytes", b"", (), ["empty", "{}"]),
+    ("bytes", None, (), ["regular", "{}"])])
+def test_what_is_missing_or_no_text_is_named(tokenizer, data, options, words, place):
+    place.refuse(tokenizer, data, *options, words=words)
 
 
 # ---- processes, and what stops them ----
@@ -197,12 +174,9 @@ def test_a_shard_has_its_name_when_all_of_it_is_on_disk(place, monkeypatch):
 
 
 def test_a_full_disk_leaves_nothing(place):
-    folder = place.new()
-    (folder / "t.txt").write_bytes(b"abc" * 50000)
-    run("--tokenizer", "bytes", "--out", folder / "out", folder / "t.txt", status=1,
-        words=["out_train_000000.bin", "File too large"],
+    place.refuse(
+        "bytes", b"abc" * 50000, words=["out_train_000000.bin", "File too large"],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000)))
-    assert not list(folder.glob("out*"))
 
 
 # The program with a tokenizer of bytes that ends or waits where a text says so.

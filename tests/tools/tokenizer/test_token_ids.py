@@ -94,53 +94,47 @@ def test_bytes_are_tokens(place):
     assert flat(shards(out)) == [*data, 0]
 
 
-def test_a_space_in_front_is_added_where_the_file_says_so(place):
-    def change(spec):
-        spec["pre_tokenizer"]["add_prefix_space"] = True
-    path = place.tokenizer("gpt2", change)
-    tok = trained("gpt2")
-    assert place.ids(path, b"the end") == tok.encode(b" the end")
-    assert place.ids(path, b" the end") == tok.encode(b" the end")
-    # Behind bytes that are no text, the text goes on.
+def digits(each):
+    return lambda spec: spec.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": each},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}]})
+
+
+def pieces(spec):
+    return spec["pre_tokenizer"]["pretokenizers"]
+
+
+# By what the file says: its family and change, and of texts what is encoded one by one.
+CUTS = {
+    "a space in front": ("gpt2", lambda s: s["pre_tokenizer"].update(
+        add_prefix_space=True), {b"the end": [b" the end"], b" the end": [b" the end"]}),
+    "each digit": ("gpt2", digits(True), {
+        b"in 195 years ": [b"in ", b"1", b"9", b"5", b" years "]}),
+    "digits": ("gpt2", digits(False), {b"in 195 years ": [b"in ", b"195", b" years "]}),
+    "a split before the pattern": ("llama3", lambda s: pieces(s).insert(0, {
+        "type": "Split", "pattern": {"String": "e."}, "behavior": "Isolated",
+        "invert": False}), {
+            b"the. house.es": [b"th", b"e.", b" hous", b"e.", b"es"],
+            b"xe.te.h": [b"x", b"e.", b"t", b"e.", b"h"]}),
+    "a pattern that leaves out": ("llama3", lambda s: pieces(s)[0].update(
+        pattern={"Regex": "[a-z]+"}, behavior="Removed", invert=True), {
+            b"ab 12 c!": [b"ab", b"c"]}),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_text_is_cut_as_the_file_says(name, place):
+    family, change, texts = CUTS[name]
+    path = place.tokenizer(family, change)
+    for text, parts in texts.items():
+        assert place.ids(path, text) == trained(family).encode(*parts)
+
+
+def test_no_space_is_added_behind_bytes_that_are_no_text(place):
+    path = place.tokenizer(*CUTS["a space in front"][:2])
     bad = json.loads((HERE / "golden.json").read_text())["gpt2"]["latin-1"]
     assert place.ids(path, strings.BAD["latin-1"]) == \
-        tok.encode(b" d") + bad[1:]
-
-
-@pytest.mark.parametrize("each", (True, False))
-def test_digits_before_byte_level(each, place):
-    def change(spec):
-        spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
-            {"type": "Digits", "individual_digits": each},
-            {"type": "ByteLevel", "add_prefix_space": False,
-             "trim_offsets": True}]}
-    tok = trained("gpt2")
-    parts = [b"in ", *((b"1", b"9", b"5") if each else (b"195",)), b" years "]
-    assert place.ids(place.tokenizer("gpt2", change), b"in 195 years ") == \
-        [i for p in parts for i in tok.encode(p)]
-
-
-def test_splits_in_a_row_cut_what_the_one_before_left(place):
-    def change(spec):
-        spec["pre_tokenizer"]["pretokenizers"][0:0] = [
-            {"type": "Split", "pattern": {"String": "e."},
-             "behavior": "Isolated", "invert": False}]
-    tok = trained("llama3")
-    want = [i for p in (b"th", b"e.", b" hous", b"e.", b"es")
-            for i in tok.encode(p)]
-    path = place.tokenizer("llama3", change)
-    assert place.ids(path, b"the. house.es") == want
-    assert place.ids(path, b"xe.te.h") == [
-        i for p in (b"x", b"e.", b"t", b"e.", b"h") for i in tok.encode(p)]
-
-
-def test_what_a_pattern_leaves_out_is_left_out_where_the_file_says_so(place):
-    def change(spec):
-        spec["pre_tokenizer"]["pretokenizers"][0].update(
-            pattern={"Regex": "[a-z]+"}, behavior="Removed", invert=True)
-    tok = trained("llama3")
-    assert place.ids(place.tokenizer("llama3", change), b"ab 12 c!") == \
-        tok.encode(b"ab") + tok.encode(b"c")
+        trained("gpt2").encode(b" d") + bad[1:]
 
 
 # ---- special tokens ----

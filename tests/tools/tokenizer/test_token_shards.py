@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from place import (ENDS, FAMILIES, HERE, flat, ints, jsonl, read_mask, read_shard, run,
+from place import (ENDS, FAMILIES, HERE, flat, ints, jsonl, read_mask, read_shard,
                    shards, trained)
 
 
@@ -28,13 +28,11 @@ def test_documents_end_with_end_of_text(family, place):
     out = place.encode(path, {"t.txt": "\n--\n".join(docs).encode()},
                        "--split-on", r"\n--\n")
     assert flat(shards(out)) == want
-    out = place.encode(path, {"a.txt": docs[0].encode(),
-                              "b.txt": docs[1].encode()},
-                       "--begin", "<|endoftext|>" if family != "llama3"
-                       else "<|begin_of_text|>")
-    begin = end if family != "llama3" else tok.special()["<|begin_of_text|>"]
+    first = "<|begin_of_text|>" if family == "llama3" else "<|endoftext|>"
+    out = place.encode(path, {"a.txt": docs[0].encode(), "b.txt": docs[1].encode()},
+                       "--begin", first)
     assert flat(shards(out)) == [x for d in docs[:2] for x in
-                                 [begin, *tok.encode(d.encode()), end]]
+                                 [tok.special()[first], *tok.encode(d.encode()), end]]
 
 
 def test_the_output_is_the_same_with_any_number_of_processes(place):
@@ -179,7 +177,5 @@ def test_of_messages_the_answers_are_learnt(family, place):
 
 def test_a_chat_style_needs_its_tokens(place):
     path = place.tokenizer("gpt2")
-    data = place.new() / "t.jsonl"
-    data.write_bytes(jsonl([{"messages": CHAT}]))
-    run("--tokenizer", path, "--out", place.new() / "out", "--chat", "chatml",
-        data, status=1, words=["chatml", "<|im_start|>"])
+    place.refuse(path, jsonl([{"messages": CHAT}]), "--chat", "chatml", name="t.jsonl",
+                 words=["chatml", "<|im_start|>"])

@@ -220,7 +220,7 @@ def test_the_path_has_no_holes_and_ends_the_step(rank, window):
 def test_half_the_time_for_everything_halves_a_replayed_step(rank, window):
     graph = path.Graph([rank])
     begin, end, _ = window
-    first, last = path.window_clips(graph, begin, end)
+    first, last = graph.clips(begin, end)
     base = path.replay(graph, first, last, {})
     half = path.replay(graph, first, last, dict.fromkeys(rank.kinds, 0.5))
     assert half == pytest.approx(base / 2)
