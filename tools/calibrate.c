@@ -152,12 +152,6 @@ static const int tensors[WHATS][10][2] = {
     {{1, 4096}},
     {{1, 1 << 24}, {1, 1 << 24}, {1, 1 << 24}, {1, 1 << 24}}};
 
-/* Whether products of bf16 are made here and gain something. */
-static bool calibrate_narrow(void)
-{
-    return iz_gemm16_gain(M, FF, K) >= IZ_GEMM16_LEAST_GAIN;
-}
-
 /* What counts, a second. */
 static double rate_of(enum what what)
 {
@@ -367,7 +361,7 @@ static struct network network(struct iz_coll *c)
 struct machine {
     char name[64];
     int cores, gpus, ranks;
-    bool measured, narrow; /* narrow: bf16 is worth it */
+    bool measured, narrow; /* narrow: products of bf16 gain something */
     double per_s[WHATS];   /* of one core */
     double disk_bytes, disk_per_s;
     struct gpu gpu;
@@ -393,8 +387,9 @@ static void write_sources(FILE *f, const struct machine *m)
     fprintf(f, "}\n}\n");
 }
 
-static void write_file(FILE *f, const struct machine *m)
+static int write_file(const char *path, const struct machine *m)
 {
+    FILE *f = fopen(path, "w");
     const struct gpu *g = &m->gpu;
     const struct network *n = &m->network;
     const struct {
@@ -429,11 +424,16 @@ static void write_file(FILE *f, const struct machine *m)
         {"message_ns", n->message_s > 0 ? n->message_s * 1e9 : 20000},
     };
 
+    if (!f) {
+        fprintf(stderr, "calibrate: %s: %s\n", path, strerror(errno));
+        return -EIO;
+    }
     fprintf(f, "{\n  \"name\": \"%s\",\n", m->name);
     for (size_t i = 0; i < sizeof(line) / sizeof(line[0]); i++)
         if (line[i].key)
             fprintf(f, "  \"%s\": %.0f,\n", line[i].key, line[i].value);
     write_sources(f, m);
+    return fclose(f) ? -EIO : 0;
 }
 
 /* Cores that this process may use. */
@@ -458,24 +458,19 @@ static int count_cores(void)
     return n < CORES_MAX ? n : CORES_MAX;
 }
 
-static double free_bytes(const char *folder)
-{
-    struct statvfs f;
-    if (!folder || statvfs(folder, &f))
-        return 0;
-    return (double)f.f_bavail * (double)f.f_frsize;
-}
-
 /* What can be read without measuring. */
 static int calibrate_describe(struct machine *m, const char *folder)
 {
+    struct statvfs f;
+
     snprintf(m->name, sizeof(m->name), "this-machine");
     gethostname(m->name, sizeof(m->name) - 1);
     m->cores = count_cores();
     m->gpus = iz_device_count();
-    m->disk_bytes = free_bytes(folder);
+    if (folder && !statvfs(folder, &f))
+        m->disk_bytes = (double)f.f_bavail * (double)f.f_frsize;
     m->disk_per_s = m->disk_bytes > 0 ? 1e9 : 0;
-    m->narrow = calibrate_narrow();
+    m->narrow = iz_gemm16_gain(M, FF, K) >= IZ_GEMM16_LEAST_GAIN;
     for (int w = 0; w < WHATS; w++)
         if (w != PRODUCTS_16 || m->narrow)
             m->per_s[w] = plausible[w];
@@ -499,17 +494,6 @@ static int calibrate_measure(struct machine *m, const char *folder)
     return r;
 }
 
-static int save(const struct machine *m, const char *path)
-{
-    FILE *f = fopen(path, "w");
-    if (!f) {
-        fprintf(stderr, "calibrate: %s: %s\n", path, strerror(errno));
-        return -EIO;
-    }
-    write_file(f, m);
-    return fclose(f) ? -EIO : 0;
-}
-
 /* The other ranks wait while the first one measures what is not shared. */
 static int calibrate(struct iz_coll *c, const char *path, const char *folder,
                      bool rates)
@@ -525,7 +509,7 @@ static int calibrate(struct iz_coll *c, const char *path, const char *folder,
         return r ? r : -ECANCELED;
     if (c->size > 1 && rates)
         m.network = network(c);
-    return c->rank == 0 ? save(&m, path) : 0;
+    return c->rank == 0 ? write_file(path, &m) : 0;
 }
 
 int main(int argc, char **argv)
