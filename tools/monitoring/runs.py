@@ -5,6 +5,7 @@ A file may end in the middle of a line, miss fields that a later version writes,
 hold "nan" where a loss was not finite, and repeat steps: a resumed run appends to
 the same file from its checkpoint on, and what it repeats counts instead of what was
 there."""
+import itertools
 import json
 import math
 import pathlib
@@ -180,18 +181,13 @@ class Run:
         parts = [f"{self.name}: step {step}"]
         if wanted:
             parts[0] += f" of {wanted}"
-        loss, val = self.last("loss"), self.last("validation_loss")
-        rate, seconds = self.last("items_per_s"), self.data["seconds"]
-        if loss is not None:
-            parts.append(f"loss {loss:.4f}")
-        if val is not None:
-            parts.append(f"validation {val:.4f}")
-        if rate is not None:
-            parts.append(f"{rate:.0f} {self.item}s/s")
+        parts += [form.format(self.last(key)) for key, form in (
+            ("loss", "loss {:.4f}"), ("validation_loss", "validation {:.4f}"),
+            ("items_per_s", f"{{:.0f}} {self.item}s/s")) if self.last(key) is not None]
+        last = [s for _, s in self.data["seconds"][-50:]]
         if self.ended:
             parts.append(str(self.summary.get("reason", "ended")))
-        elif wanted and seconds and wanted > step:
-            last = [s for _, s in seconds[-50:]]
+        elif wanted and last and wanted > step:
             parts.append(f"{duration((wanted - step) * sum(last) / len(last))}"
                          " left")
         return "  ".join(parts)
@@ -225,28 +221,19 @@ def not_finite(points):
 
 def pieces(points):
     """Unbroken parts: a value that is not finite is a gap."""
-    part = []
-    for x, y in points:
-        if math.isfinite(y):
-            part.append((x, y))
-        elif part:
-            yield part
-            part = []
-    if part:
-        yield part
+    return [list(part) for good, part in itertools.groupby(
+        points, lambda p: math.isfinite(p[1])) if good]
 
 
 def smoothed(points, n):
     """Exponential mean over about n steps; gaps stay."""
     if n <= 1:
         return points
-    a, mean, out = 2 / (n + 1), None, []
+    mean, out = None, []
     for x, y in points:
         if math.isfinite(y):
-            mean = y if mean is None else mean + a * (y - mean)
-            out.append((x, mean))
-        else:
-            out.append((x, y))
+            mean = y if mean is None else mean + 2 / (n + 1) * (y - mean)
+        out.append((x, mean if math.isfinite(y) else y))
     return out
 
 

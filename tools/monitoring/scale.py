@@ -35,21 +35,15 @@ class Scale:
 
     def ticks(self, n):
         """Round numbers in the range, about n of them."""
-        if self.log:
-            return log_ticks(self.low, self.high, n)
-        return linear_ticks(self.low, self.high, n)
+        return (log_ticks if self.log else linear_ticks)(self.low, self.high, n)
 
 
 def linear_ticks(low, high, n):
     raw = (high - low) / max(1, n)
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * m for m in (1, 2, 5, 10) if size * m >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    out = []
-    while first * step <= high + step * 1e-9:
-        out.append(first * step)
-        first += 1
-    return out
+    return [i * step for i in range(math.ceil(low / step - 1e-9),
+                                    math.floor(high / step + 1e-9) + 1)]
 
 
 def log_ticks(low, high, n):
@@ -71,10 +65,8 @@ def text(v):
     if a == 0:
         return "0"
     if a >= 1e6 or a < 1e-3:
-        s = f"{v:.2e}"
-        mantissa, exponent = s.split("e")
-        mantissa = mantissa.rstrip("0").rstrip(".")
-        return f"{mantissa}e{int(exponent)}"
+        mantissa, exponent = f"{v:.2e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     return f"{v:.0f}" if a >= 1e4 else f"{v:.5g}" if a >= 100 else f"{v:.4g}"
 
 

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 
-from monitoring.runs import finite, not_finite, shown, span, thinned
+from monitoring.runs import finite, not_finite, pieces, shown, span, thinned
 from monitoring.scale import Scale, text, wide
 
 COLOURS = (39, 208, 42, 170, 220, 45, 160, 250)  # of 256, told apart
@@ -24,16 +24,17 @@ class Look:
         self.colour = self.tty and not os.environ.get("NO_COLOR") and \
             os.environ.get("TERM") != "dumb"
 
+    def styled(self, code, s):
+        return f"\x1b[{code}m{s}\x1b[0m" if self.colour else s
+
     def paint(self, run, s):
-        if not self.colour:
-            return s
-        return f"\x1b[38;5;{COLOURS[run % len(COLOURS)]}m{s}\x1b[0m"
+        return self.styled(f"38;5;{COLOURS[run % len(COLOURS)]}", s)
 
     def dim(self, s):
-        return f"\x1b[2m{s}\x1b[0m" if self.colour else s
+        return self.styled(2, s)
 
     def bold(self, s):
-        return f"\x1b[1m{s}\x1b[0m" if self.colour else s
+        return self.styled(1, s)
 
 
 class Canvas:
@@ -76,14 +77,10 @@ class Canvas:
 
 
 def draw(canvas, points, xs, ys, run):
-    before = None
-    for x, y in points:
-        if not math.isfinite(y):
-            before = None
-            continue
-        at = (xs.at(x), ys.at(y))
-        canvas.line(before or at, at, run)
-        before = at
+    for part in pieces(points):
+        at = [(xs.at(x), ys.at(y)) for x, y in part]
+        for a, b in zip(at[:1] + at, at):
+            canvas.line(a, b, run)
 
 
 def title_of(series, runs, look, cols):
@@ -120,18 +117,13 @@ def panel(series, runs, look, cols, rows, smooth):
     title, length = title_of(series, runs, look, cols)
     out = [title + " " * max(0, cols - length)]
     bar = "│" if look.braille else "|"
+    labels = {0: text(ys.high), rows - 1: text(ys.low)}
+    if rows >= 6:
+        labels[rows // 2] = text(math.sqrt(ys.low * ys.high) if ys.log else
+                                 (ys.low + ys.high) / 2)
     for row in range(rows):
-        label = ""
-        if row == 0:
-            label = text(ys.high)
-        elif row == rows - 1:
-            label = text(ys.low)
-        elif row == rows // 2 and rows >= 6:
-            middle = math.sqrt(ys.low * ys.high) if ys.log else \
-                (ys.low + ys.high) / 2
-            label = text(middle)
-        out.append(look.dim(f"{label[:AXIS - 2]:>{AXIS - 2}} {bar}") +
-                   canvas.text(row, look))
+        label = labels.get(row, "")[:AXIS - 2]
+        out.append(look.dim(f"{label:>{AXIS - 2}} {bar}") + canvas.text(row, look))
     left, right = text(xs.low), text(xs.high)
     gap = cols - AXIS - len(left) - len(right)
     out.append(look.dim(" " * AXIS + left + " " * max(1, gap) + right))
@@ -141,9 +133,7 @@ def panel(series, runs, look, cols, rows, smooth):
 def legend(runs, look):
     out = []
     for i, r in enumerate(runs):
-        mark = "━━" if look.colour else LETTERS[i % len(LETTERS)]
-        if not look.braille:
-            mark = LETTERS[i % len(LETTERS)]
+        mark = "━━" if look.colour and look.braille else LETTERS[i % len(LETTERS)]
         out.append(look.paint(i, mark) + " " + r.line())
         if r.restarts:
             out[-1] += f"  (resumed at step {r.restarts[-1]})"

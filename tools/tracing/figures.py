@@ -7,7 +7,9 @@ import statistics
 COMPUTE = ("forward", "backward", "eval", "sample")
 TRANSFER = ("load", "fetch", "reduce", "offload", "store", "snapshot", "save")
 PLACES = ("compute", "host", "comm", "up", "down", "io")  # enum iz_where
-LINKS = ("network", "to the GPU", "to the host", "disk read", "disk write")
+# What crosses each, as in PLACES.
+LINKS = {"network": "comm", "to the GPU": "up", "to the host": "down",
+         "disk read": "io", "disk write": "io"}
 
 
 # ---- intervals ----
@@ -186,8 +188,7 @@ def link_of(rank, i):
     place, kind = PLACES[t.place[i]], rank.kinds[t.kind[i]]
     if place == "io":
         return "disk read" if kind == "load" else "disk write"
-    return {"comm": "network", "up": "to the GPU",
-            "down": "to the host"}.get(place) if t.bytes[i] else None
+    return next((k for k, p in LINKS.items() if p == place and t.bytes[i]), None)
 
 
 def links(ranks, begin, end):

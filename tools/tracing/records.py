@@ -3,7 +3,6 @@
 and paje.trace of starpu_fxt_tool.  Line by line into arrays of numbers, so that
 a trace of a million tasks stays far below 2 GB.  Columns of Paje events are
 found by their names in the header, because StarPU adds some now and then."""
-import json
 import re
 from array import array
 
@@ -64,11 +63,6 @@ class Rank:
 
     def name(self):
         return f"rank {self.number}"
-
-
-def read_about(path):
-    with open(path, encoding="utf-8") as f:
-        return json.load(f)
 
 
 def records(path):

@@ -99,11 +99,9 @@ def hidden_rows(kinds):
     for k in kinds:
         if k["hidden_percent"] is None:
             continue
-        name = ("optimizer" if k["kind"] == "adam" else
-                groups.get(k["place"]) if k["kind"] in figures.TRANSFER else
-                None)
-        name = name or ("copies and sums in memory"
-                        if k["kind"] in figures.TRANSFER else "the rest")
+        name = "optimizer" if k["kind"] == "adam" else "the rest"
+        if k["kind"] in figures.TRANSFER:
+            name = groups.get(k["place"], "copies and sums in memory")
         sums[name] = [a + b for a, b in zip(
             sums.get(name, (0, 0.0, 0.0, 0)),
             (k["count"], k["total_us"], k["hidden_us"], k["bytes"]))]
@@ -194,8 +192,7 @@ def columns(points):
 
 def task_data(rank, begin, end):
     t = rank.tasks
-    inside = [i for i in range(len(t)) if t.end[i] >= begin and
-              t.begin[i] <= end]
+    inside = [i for i in range(len(t)) if t.end[i] >= begin and t.begin[i] <= end]
     return {"b": [round(t.begin[i], 1) for i in inside],
             "d": [round(t.end[i] - t.begin[i], 1) for i in inside],
             **{key: [column[i] for i in inside] for key, column in
@@ -209,13 +206,9 @@ def rank_data(rank, memory, begin, end, bins):
     pairs = [(ready[i], int(ready[i + 1])) for i in range(0, len(ready), 2)
              if ready[i] <= end]
     series = figures.link_series(rank, begin, end, bins)
-    place = {"network": "comm", "to the GPU": "up", "to the host": "down"}
-    links = {}
-    for link in figures.LINKS:
-        if link in series:
-            limit = rank.about["rates"].get(place.get(link, "io"), {})
-            links[link] = {"v": [round(v) for v in series[link]],
-                           "limit": limit.get("bytes_per_s", 0)}
+    links = {link: {"v": [round(v) for v in series[link]],
+                    "limit": rank.about["rates"].get(place, {}).get("bytes_per_s", 0)}
+             for link, place in figures.LINKS.items() if link in series}
     tiers = {tier: {"plan": m["plan"], "classes": [
         {"name": name, "plan": m["classes"].get(name, 0),
          "points": columns(m["series"][name])}
@@ -318,10 +311,9 @@ def about_line(a):
 def rank_choice(shown):
     if len(shown) < 2:
         return ""
-    options = "".join(f'<option value="{i}">rank {r.number}</option>'
-                      for i, r in enumerate(shown))
-    return ('<select id="rank"><option value="-1">all ranks</option>'
-            f"{options}</select>")
+    return ('<select id="rank"><option value="-1">all ranks</option>' + "".join(
+        f'<option value="{i}">rank {r.number}</option>'
+        for i, r in enumerate(shown)) + "</select>")
 
 
 def notes(path, warnings, cut):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a command traced and converts what StarPU wrote."""
+import json
 import os
 import pathlib
 import re
@@ -102,8 +103,8 @@ def run(command, raw, steps):
 # ---- conversion ----
 
 def descriptions(raw):
-    found = [records.read_about(p) for p in raw.glob("rank-*.json")]
-    return sorted(found, key=lambda a: a["rank"])
+    return sorted((json.loads(p.read_text(encoding="utf-8"))
+                   for p in raw.glob("rank-*.json")), key=lambda a: a["rank"])
 
 
 def find_fxt_tool(program):
@@ -111,12 +112,8 @@ def find_fxt_tool(program):
     of its own."""
     r = subprocess.run(["ldd", program], capture_output=True, text=True)
     m = re.search(r"libstarpu-\S+ => (\S+)", r.stdout)
-    places = []
-    if m:
-        lib = pathlib.Path(m.group(1)).parent
-        places = [lib.parent / "bin", lib.parent.parent / "bin"]
-    for place in places:
-        tool = place / "starpu_fxt_tool"
+    for above in pathlib.Path(m.group(1)).parents[1:3] if m else ():
+        tool = above / "bin/starpu_fxt_tool"
         if os.access(tool, os.X_OK):
             return tool
     raise Refused(f"no starpu_fxt_tool beside {m.group(1) if m else 'StarPU'}, "
@@ -174,9 +171,7 @@ def read_all(raw):
         raise Refused("the command left no trace: it must start a program of "
                       "izar that trains or simulates")
     lost = set(range(about[0]["ranks"])) - {a["rank"] for a in about}
-    if about[0]["simulated"]:
-        lost = set()
-    if lost:
+    if lost and not about[0]["simulated"]:
         raise Refused(f"no trace of rank {min(lost)} in {raw}; with several "
                       "hosts, copy the files there and use --again")
     tool = find_fxt_tool(about[0]["program"])
