@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loaded before a program: on rank SCARCE_RANK the malloc or calloc of exactly
- * SCARCE_BYTES behind the first SCARCE_AFTER of them fails, once. */
+ * SCARCE_BYTES fails, once. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -11,20 +11,15 @@
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t n, size_t size);
 
-static size_t number(const char *name)
-{
-    const char *text = getenv(name);
-
-    return text ? (size_t)strtoull(text, NULL, 10) : 0;
-}
-
 /* Of this rank; 0: none. */
 static size_t scarce(void)
 {
     const char *rank = getenv("SCARCE_RANK");
     const char *here = getenv("OMPI_COMM_WORLD_RANK");
-
-    return rank && here && !strcmp(rank, here) ? number("SCARCE_BYTES") : 0;
+    const char *bytes = getenv("SCARCE_BYTES");
+    return rank && here && bytes && !strcmp(rank, here)
+               ? (size_t)strtoull(bytes, NULL, 10)
+               : 0;
 }
 
 static int fails(size_t size)
@@ -33,7 +28,7 @@ static int fails(size_t size)
 
     if (bytes == (size_t)-1)
         bytes = scarce();
-    if (size != bytes || !size || seen++ != number("SCARCE_AFTER"))
+    if (size != bytes || !size || seen++)
         return 0;
     errno = ENOMEM;
     return 1;
