@@ -50,14 +50,19 @@ static inline void flat_fill(void *x, enum iz_dtype t, int64_t n, double scale)
     }
 }
 
-/* Runs a group at every level that this processor has; how many failed. */
-static inline int levels_run(const struct CMUnitTest *tests, size_t n)
+/* Runs a group at every level that this processor has; how many failed.  Each
+ * group has a name of its own, since its report is a file of that name. */
+static inline int levels_run(const char *group, const struct CMUnitTest *tests,
+                             size_t n)
 {
     int failed = 0;
 
     for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++) {
+        char name[64];
+
+        snprintf(name, sizeof(name), "%s-%s", group, l->name);
         if (iz_simd_use(l))
-            failed += _cmocka_run_group_tests(l->name, tests, n, NULL, NULL);
+            failed += _cmocka_run_group_tests(name, tests, n, NULL, NULL);
         else
             printf("this processor has no %s\n", l->name);
     }

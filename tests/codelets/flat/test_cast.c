@@ -190,5 +190,5 @@ int main(void)
         cmocka_unit_test(cast_touches_n_elements_only),
     };
 
-    return levels_run(tests, sizeof(tests) / sizeof(tests[0]));
+    return levels_run("cast", tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -262,5 +262,5 @@ int main(void)
         cmocka_unit_test(hash_sees_bits_and_positions),
     };
 
-    return levels_run(tests, sizeof(tests) / sizeof(tests[0]));
+    return levels_run("flat", tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -207,9 +207,13 @@ int main(void)
     int failed = 0;
 
     for (int i = 0; i < 6; i++) {
+        static const char *const groups[] = {"f32-m",  "f32-v", "bf16-m",
+                                             "bf16-v", "fp8-m", "fp8-v"};
+
         a.type = (enum iz_moment_type)(i / 2);
         a.which = (enum iz_moment)(i % 2);
-        failed += levels_run(tests, sizeof(tests) / sizeof(tests[0]));
+        failed +=
+            levels_run(groups[i], tests, sizeof(tests) / sizeof(tests[0]));
     }
     return failed;
 }

@@ -240,5 +240,5 @@ int main(void)
         cmocka_unit_test(normal_numbers_are_independent),
     };
 
-    return levels_run(tests, sizeof(tests) / sizeof(tests[0]));
+    return levels_run("normal", tests, sizeof(tests) / sizeof(tests[0]));
 }
