@@ -41,7 +41,6 @@ static char *shared_pages(struct iz_coll *c, int64_t bytes)
     int64_t pid = getpid();
     char name[64], *p;
     int fd;
-
     iz_coll_broadcast(c, &pid, sizeof(pid), 0, "name");
     snprintf(name, sizeof(name), "/izar-bench-%lld", (long long)pid);
     fd = shm_open(name, O_RDWR | O_CREAT, 0600);
@@ -108,7 +107,6 @@ enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
 static double common_start(struct iz_coll *c)
 {
     double at = bench_now_s() + 300e-6;
-
     iz_coll_broadcast(c, &at, sizeof(at), 0, "start");
     if (c->local_size < c->size)
         return bench_now_s();
@@ -123,7 +121,6 @@ static double time_once(struct iz_coll *c, const struct way *w,
                         const struct buffers *b, double *cpu_s)
 {
     double all[1024] = {0}, last = 0, start, cpu;
-
     /* Each has just written its part or its gradient, as in training. */
     if (w->run == coll_copy)
         memset(b->own, 0, (size_t)b->bytes);
@@ -146,7 +143,6 @@ static void report(const struct iz_coll *c, const struct way *w, int64_t bytes,
                    double *s, double *cpu, int rounds)
 {
     double gb = (double)bytes * 1e-9;
-
     bench_sort(s, rounds);
     bench_sort(cpu, rounds);
     printf("{\"what\": \"%s\", \"path\": \"%s\", \"mib\": %g, \"ranks\": %d, "
@@ -164,7 +160,6 @@ static void time_size(struct iz_coll *c, int64_t mib, int rounds, bool near)
     static double s[WAYS][MOST_ROUNDS], cpu[WAYS][MOST_ROUNDS];
     char *shared;
     struct buffers b = {.shard = (mib << 20) / c->size / 64 * 64};
-
     b.bytes = b.shard * c->size;
     b.full = pages(b.bytes);
     b.out = pages(b.bytes * 2);
@@ -188,7 +183,6 @@ int main(int argc, char **argv)
     struct iz_coll *c;
     const char *why;
     int rounds = 40;
-
     if (iz_coll_open(&c, &argc, &argv) != 0)
         return 1;
     if (argc > 1)

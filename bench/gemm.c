@@ -47,7 +47,6 @@ static void gemm_product(struct job *j, const struct iz_gemm *g)
                           .c = g->c,
                           .c_type = IZ_F32,
                           .scratch = j->scratch};
-
     if (j->bf16)
         iz_gemm16(&n);
     else
@@ -64,7 +63,6 @@ static void three(struct job *j, float *x, float *w, float *y, int m,
         {m, out, in, x, in, false, w, out, false, y, out, 1, 0},
         {m, in, out, y, out, false, w, out, true, x, in, 1, 0},
         {in, out, m, x, in, true, y, out, false, w, out, 1, 0}};
-
     for (int i = 0; i < 3; i++)
         gemm_product(j, &g[i]);
 }
@@ -74,7 +72,6 @@ static void three(struct job *j, float *x, float *w, float *y, int m,
 static int head_rows(const struct job *j)
 {
     int most = LOGITS / j->head.out, chunks;
-
     most = most < 1 ? 1 : most;
     chunks = (j->rows + most - 1) / most;
     return (j->rows + chunks - 1) / chunks;
@@ -84,7 +81,6 @@ static int head_rows(const struct job *j)
 static void pass(struct job *j, float *x, float *w, float *y)
 {
     int rows = head_rows(j);
-
     for (int l = 0; l < j->layers; l++)
         for (int i = 0; i < j->n; i++) {
             three(j, x, w, y, j->rows, j->linear[i]);
@@ -99,7 +95,6 @@ static float *gemm_take(int64_t n)
 {
     size_t bytes = ((size_t)n * sizeof(float) + 4095) / 4096 * 4096;
     float *p = aligned_alloc(4096, bytes);
-
     if (!p)
         abort();
     memset(p, 0, bytes);
@@ -112,7 +107,6 @@ static int64_t scratch_of(struct linear l, int m)
                              {.m = m, .n = l.in, .k = l.out, .tb = 1},
                              {.m = l.in, .n = l.out, .k = m, .ta = 1}};
     int64_t most = 64;
-
     for (int k = 0; k < 3; k++)
         most = max64(most, iz_gemm16_scratch(&g[k]));
     return most;
@@ -123,7 +117,6 @@ static int64_t scratch_bytes(const struct job *j)
     int rows = head_rows(j);
     int64_t most = max64(scratch_of(j->head, rows),
                          scratch_of(j->head, (j->rows - 1) % rows + 1));
-
     for (int i = 0; i < j->n; i++)
         most = max64(most, scratch_of(j->linear[i], j->rows));
     return most;
@@ -134,7 +127,6 @@ static void *gemm_work(void *arg)
     struct job *j = arg;
     int64_t in = j->head.in, out = j->head.out, weights = in * out, end;
     float *x, *y, *w;
-
     for (int i = 0; i < j->n; i++) {
         in = max64(in, j->linear[i].in);
         out = max64(out, j->linear[i].out);
@@ -150,7 +142,6 @@ static void *gemm_work(void *arg)
     end = iz_now_ns() + (int64_t)(j->seconds * 1e9);
     while (j->rates < 2 || (iz_now_ns() < end && j->rates < REPEATS)) {
         int64_t begin = iz_now_ns();
-
         j->flops = 0;
         pass(j, x, w, y);
         j->rate[j->rates++] = j->flops / (double)(iz_now_ns() - begin);
@@ -189,7 +180,6 @@ int main(int argc, char **argv)
     int threads = argc > 1 ? atoi(argv[1]) : 0;
     double median = 0, best = 0;
     struct job like, *j = calloc((size_t)threads + 1, sizeof(*j));
-
     if (threads < 1 || !j || !read_job(&like, argc, argv)) {
         fprintf(stderr,
                 "usage: %s THREADS SECONDS fp32|bf16 ROWS LAYERS WIDTH:VOCAB "

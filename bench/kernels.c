@@ -59,7 +59,6 @@ static volatile double sink;
 IZ_SIMD static void limit_scale(const struct buffers *b, const struct kernel *k)
 {
     float *restrict p = b->p;
-
     for (int64_t i = 0; i < PIECE; i++)
         p[i] *= BY;
 }
@@ -71,7 +70,6 @@ IZ_INLINE void limit_update(const struct buffers *b, bool half, bool copy)
     const float *restrict g = b->g;
     const uint16_t *restrict narrow = b->half;
     uint16_t *restrict out = b->out;
-
     for (int64_t i = 0; i < PIECE; i++) {
         m[i] *= BY;
         v[i] *= BY;
@@ -96,7 +94,6 @@ IZ_SIMD static void limit_narrow(const struct buffers *b,
 {
     const float *restrict g = b->g;
     uint16_t *restrict out = b->out;
-
     for (int64_t i = 0; i < PIECE; i++)
         out[i] = (uint16_t)(iz_float_bits(g[i]) >> 16);
 }
@@ -105,7 +102,6 @@ IZ_SIMD static void limit_widen(const struct buffers *b, const struct kernel *k)
 {
     float *restrict g = b->g;
     const uint16_t *restrict half = b->half;
-
     for (int64_t i = 0; i < PIECE; i++)
         g[i] = (float)half[i];
 }
@@ -117,7 +113,6 @@ IZ_SIMD static void limit_read(const struct buffers *b, const struct kernel *k)
         k->in == IZ_F32 ? (const uint32_t *)b->p : (const uint32_t *)b->half;
     int64_t n = k->in == IZ_F32 ? PIECE : PIECE / 2;
     uint32_t sum = 0;
-
     for (int64_t i = 0; i < n; i++)
         sum += x[i];
     sink = sum;
@@ -128,7 +123,6 @@ IZ_SIMD static void limit_add(const struct buffers *b, const struct kernel *k)
     float *restrict p = b->p;
     const float *restrict wide = b->g;
     const uint16_t *restrict narrow = b->half;
-
     if (k->in == IZ_F32)
         for (int64_t i = 0; i < PIECE; i++)
             p[i] += wide[i];
@@ -140,7 +134,6 @@ IZ_SIMD static void limit_add(const struct buffers *b, const struct kernel *k)
 IZ_SIMD static void limit_write(const struct buffers *b, const struct kernel *k)
 {
     float *restrict g = b->g;
-
     for (int64_t i = 0; i < PIECE; i++)
         g[i] = BY;
 }
@@ -158,7 +151,6 @@ static const void *gradient(const struct buffers *b, const struct kernel *k)
 static void run_adam(const struct buffers *b, const struct kernel *k)
 {
     struct iz_alike all = iz_alike_of(&options);
-
     iz_update(&(struct iz_update){.optimizer = options.hyper.type,
                                   .type = k->moments,
                                   .key = 1,
@@ -178,7 +170,6 @@ static void run_adam(const struct buffers *b, const struct kernel *k)
 static void run_adam_wide(const struct buffers *b, const struct kernel *k)
 {
     struct kernel wide = *k;
-
     wide.moments = IZ_MOMENT_F32;
     run_adam(b, &wide);
 }
@@ -196,7 +187,6 @@ static void run_widen(const struct buffers *b, const struct kernel *k)
 static void run_norm2(const struct buffers *b, const struct kernel *k)
 {
     const void *x = k->in == IZ_F32 ? (const void *)b->p : b->half;
-
     sink = iz_flat_norm2(x, k->in, PIECE);
 }
 
@@ -215,7 +205,6 @@ static void run_add_norm2(const struct buffers *b, const struct kernel *k)
 {
     const void *in = gradient(b, k);
     struct iz_norm2 s = {0};
-
     iz_flat_sum_norm2(&s, b->p, IZ_F32, true, &in, 1, k->in, PIECE);
     sink = iz_norm2_end(&s);
 }
@@ -294,7 +283,6 @@ static struct buffers kernels_fill(void)
     const size_t bytes = (size_t)N * 4;
     struct buffers b = {pages(bytes), pages(bytes),     pages(bytes),
                         pages(bytes), pages(bytes / 2), pages(bytes / 2)};
-
     iz_flat_normal(b.p, N, 1, 1, 0, 1.0f);
     iz_flat_normal(b.g, N, 1, 2, 0, 1.0f);
     return b;
@@ -304,7 +292,6 @@ static struct sample timed(struct team *t, on_a_piece *run,
                            const struct kernel *k, struct buffers b)
 {
     double wall, cpu;
-
     pthread_barrier_wait(&t->barrier);
     cpu = bench_cpu_s();
     wall = bench_now_s();
@@ -318,7 +305,6 @@ static struct sample timed(struct team *t, on_a_piece *run,
 static double pair_s(const struct team *t, const struct sample *s, int i)
 {
     double most = 0;
-
     for (int j = 0; j < t->threads; j++) {
         if (!s[j * PAIRS_MAX + i].clean)
             return 0;
@@ -333,10 +319,8 @@ static void kernels_show(const struct team *t, const struct kernel *k)
     static double ratio[PAIRS_MAX], limit[PAIRS_MAX], run[PAIRS_MAX];
     double bytes = (double)k->bytes * PIECE * t->threads;
     int n = 0;
-
     for (int i = 0; i < t->pairs; i++) {
         double a = pair_s(t, t->limit, i), b = pair_s(t, t->run, i);
-
         if (a <= 0 || b <= 0)
             continue;
         ratio[n] = a / b;
@@ -367,11 +351,9 @@ static void time_kernel(struct worker *w, const struct kernel *k,
     struct sample *run = t->run + w->i * PAIRS_MAX;
     double end = bench_now_s() + t->seconds;
     int n = 0;
-
     iz_cast(b->half, k->in == IZ_F32 ? IZ_BF16 : k->in, b->g, IZ_F32, N);
     do {
         int64_t i = n % PIECES, j = (n + PIECES / 2) % PIECES;
-
         limit[n] = timed(t, k->limit, k, kernels_at(b, i * PIECE));
         run[n] = timed(t, k->run, k, kernels_at(b, j * PIECE));
         n++;
@@ -389,7 +371,6 @@ static void *kernels_work(void *arg)
 {
     struct worker *w = arg;
     struct buffers b = kernels_fill();
-
     for (int i = 0; i < KERNELS; i++)
         if (!strncmp(kernels[i].name, w->team->name, strlen(w->team->name)))
             time_kernel(w, &kernels[i], &b);
@@ -403,7 +384,6 @@ int main(int argc, char **argv)
                      .seconds = argc > 2 ? atof(argv[2]) : 2,
                      .name = argc > 3 ? argv[3] : ""};
     struct worker *w;
-
     if (threads < 1)
         return 2;
     w = calloc((size_t)threads, sizeof(*w));

@@ -40,7 +40,6 @@ struct thread {
 static void transfer(const struct job *j, char *buf, int64_t at, bool write)
 {
     ssize_t n;
-
     if (j->f && write)
         iz_nvme_write(j->f, buf, at, j->piece);
     else if (j->f)
@@ -61,7 +60,6 @@ static void *nvme_work(void *arg)
     const struct thread *t = arg;
     struct job *j = t->job;
     int64_t i;
-
     while ((i = atomic_fetch_add(&j->next, 1)) < j->pieces)
         transfer(j, t->buf, i * j->piece,
                  j->what == WRITE || (j->what == BOTH && i % 2));
@@ -72,7 +70,6 @@ static double gb_per_s(struct job *j, int threads)
 {
     static struct thread t[THREADS];
     double start;
-
     for (int i = 0; i < threads; i++)
         t[i] = (struct thread){j, j->memory + i * CHUNK};
     start = bench_now_s();
@@ -110,7 +107,6 @@ static double run(const struct disk *d, enum what what, int i)
                     .what = what,
                     .piece = s->piece,
                     .pieces = d->bytes / s->piece};
-
     return gb_per_s(&j, s->threads);
 }
 
@@ -118,10 +114,8 @@ static double run(const struct disk *d, enum what what, int i)
 static void nvme_measure(const struct disk *d, enum what what, int round)
 {
     double gb[SHAPES];
-
     for (int i = 0; i < SHAPES; i++) {
         int s = (round + i) % SHAPES;
-
         gb[s] = run(d, what, s);
     }
     printf("{\"what\": \"%s\"", names[what]);
@@ -135,10 +129,8 @@ static void nvme_measure(const struct disk *d, enum what what, int round)
 static int descriptor_of(const char *name)
 {
     char link[64], path[4096];
-
     for (int fd = 0; fd < 1024; fd++) {
         ssize_t n;
-
         snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
         n = readlink(link, path, sizeof(path) - 1);
         path[n < 0 ? 0 : n] = '\0';
@@ -155,7 +147,6 @@ int main(int argc, char **argv)
     int rounds = argc > 3 ? atoi(argv[3]) : 3;
     struct disk d;
     char name[64];
-
     if (argc < 2 || bytes < 16 * CHUNK || rounds < 1) {
         fprintf(stderr, "usage: nvme FOLDER [MIB [ROUNDS]]\n");
         return 2;

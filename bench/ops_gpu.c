@@ -29,7 +29,6 @@ enum { THREADS = 256, ROUNDS = 5 };
 char *bench_device(int64_t bytes)
 {
     char *p = iz_device_take(bytes);
-
     if (!p)
         exit(1);
     return p;
@@ -39,9 +38,7 @@ char *bench_pinned(int64_t bytes)
 {
     size_t whole = ((size_t)bytes + 4095) / 4096 * 4096;
     char *p = aligned_alloc(4096, whole);
-
     const char *why = p ? iz_device_pin(p, (int64_t)whole) : "no memory";
-
     if (why) {
         fprintf(stderr, "pinning memory: %s\n", why);
         exit(1);
@@ -76,7 +73,6 @@ static double time_calls(const struct bench *b, void (*run)(void *arg, int i),
                          void *arg, int n)
 {
     double begin = bench_now_s();
-
     for (int i = 0; i < n; i++)
         run(arg, i);
     bench_wait(b->stream);
@@ -88,7 +84,6 @@ double bench_time(const struct bench *b, void (*run)(void *arg, int i),
 {
     double s[ROUNDS], one, round_s = b->tiny ? 0 : ROUND_S;
     int n;
-
     time_calls(b, run, arg, BENCH_SETS); /* warms up and touches every set */
     one = time_calls(b, run, arg, 3) / 3;
     n = (int)fmin(fmax(ceil(round_s / one), 2), 2000);
@@ -114,10 +109,8 @@ static char *pattern_new(const struct bench *b, enum iz_dtype t, float low)
     char *host = bench_pinned(PATTERN_BYTES);
     char *p = bench_device(PATTERN_BYTES);
     int64_t wide = iz_dtype_bytes(t);
-
     for (int64_t i = 0; i < PATTERN_BYTES / wide; i++) {
         float f = (float)(iz_mix((uint64_t)i * IZ_GOLDEN) >> 40) * 0x1p-24f;
-
         f = low + (1 - low) * f;
         iz_cast(host + i * wide, t, &f, IZ_F32, 1);
     }
@@ -148,7 +141,6 @@ struct copy {
 static void copy_once(void *arg, int i)
 {
     struct copy *c = arg;
-
     iz_device_copy(c->b->stream, c->to, c->from, c->bytes);
 }
 
@@ -156,7 +148,6 @@ static double copy_rate(const struct bench *b, char *to, char *from,
                         int64_t bytes)
 {
     struct copy c = {b, to, from, bytes};
-
     return (double)bytes / bench_time(b, copy_once, &c);
 }
 
@@ -164,7 +155,6 @@ static void on_device(struct bench *b)
 {
     int64_t bytes = b->tiny ? 4 << 20 : INT64_C(2) << 30;
     char *p = bench_device(2 * bytes);
-
     bench_fill(b, p, bytes, b->pattern);
     b->copy = 2 * copy_rate(b, p + bytes, p, bytes);
     rate_show(b, "copy on the GPU, read and written", "copy_gb_per_s", b->copy);
@@ -178,7 +168,6 @@ static double both_ways(const struct bench *b, void *second, char *device,
 {
     enum { TIMES = 6 };
     double begin = bench_now_s();
-
     for (int i = 0; i < TIMES; i++) {
         iz_device_copy(b->stream, device, host, bytes);
         iz_device_copy(second, host + bytes, device + bytes, bytes);
@@ -193,7 +182,6 @@ static void over_the_link(const struct bench *b)
     int64_t bytes = b->tiny ? 4 << 20 : INT64_C(512) << 20;
     char *device = bench_device(2 * bytes), *host = bench_pinned(2 * bytes);
     void *second = iz_device_stream_open();
-
     bench_fill(b, device, 2 * bytes, b->pattern);
     rate_show(b, "host to GPU", "up_gb_per_s",
               copy_rate(b, device, host, bytes));
@@ -225,7 +213,6 @@ static void adam_update(struct iz_exec *x, int64_t n, float *p, float *m,
                         float *v, const void *g, void *out)
 {
     struct iz_alike all = iz_alike_of(&options);
-
     iz_buffer_update(x, &(struct iz_update){.optimizer = options.hyper.type,
                                             .g_type = IZ_BF16,
                                             .out_type = IZ_BF16,
@@ -242,14 +229,12 @@ static void adam_update(struct iz_exec *x, int64_t n, float *p, float *m,
 static void run_adam(void *arg, int i)
 {
     struct flat *f = arg;
-
     adam_update(&f->x, f->n, f->p, f->m, f->v, f->g, f->out);
 }
 
 static void run_norm(void *arg, int i)
 {
     struct flat *f = arg;
-
     iz_buffer_norm2(&f->x, f->norm2, f->g, IZ_BF16, f->n);
 }
 
@@ -257,7 +242,6 @@ static void run_sum(void *arg, int i)
 {
     struct flat *f = arg;
     const void *in[] = {f->g};
-
     iz_buffer_sum(&f->x, f->p, IZ_F32, true, in, 1, IZ_BF16, f->n);
 }
 
@@ -267,7 +251,6 @@ static void flat_show(struct flat *f, const struct bench *b, const char *what,
 {
     double rate = (double)(f->n * bytes_each) / bench_time(b, run, f);
     char name[64];
-
     snprintf(name, sizeof(name), "%s, %.0f %% of a copy", what,
              100 * rate / b->copy);
     rate_show(b, name, key, rate);
@@ -285,7 +268,6 @@ static void flat_on_device(const struct bench *b)
                      .g = mem + 12 * n,
                      .out = mem + 14 * n,
                      .norm2 = (double *)bench_pinned(8)};
-
     f.x = bench_exec(b, mem + 16 * n, scratch);
     bench_fill(b, mem, 16 * n, b->positive);
     flat_show(&f, b, "Adam, 28 bytes", "adam_gpu_gb_per_s", run_adam, 28);
@@ -310,14 +292,12 @@ static void *update(void *arg)
     char *mem = bench_new(t->n * 16);
     float *p = (float *)mem, *m = p + t->n, *v = m + t->n;
     struct iz_exec cpu = {.backend = IZ_CPU};
-
     memset(mem, 0, (size_t)t->n * 16);
     for (int64_t i = 0; i < t->n; i++)
         p[i] = m[i] = v[i] = (float)(i % 1000 + 1) * 1e-3f;
     t->best_s = 1e30;
     for (int r = 0; r < ROUNDS; r++) {
         double s;
-
         pthread_barrier_wait(t->barrier);
         s = bench_now_s();
         adam_update(&cpu, t->n, p, m, v, mem + 12 * t->n, mem + 14 * t->n);
@@ -337,7 +317,6 @@ static void adam_on_host(const struct bench *b)
     int64_t n = b->tiny ? 1 << 16 : 1 << 25;
     pthread_barrier_t barrier;
     char name[64];
-
     pthread_barrier_init(&barrier, NULL, (unsigned)threads);
     for (int i = 0; i < threads; i++)
         t[i] = (struct part){.barrier = &barrier, .n = n};
@@ -356,7 +335,6 @@ static void measure_gemm(struct bench *b)
 {
     struct iz_exec x = bench_exec(b, NULL, 0);
     int64_t n = b->tiny ? 64 : 8192;
-
     b->gemm = iz_gemm_rate_cuda(&x, n, n, n, b->tiny ? 0.01 : 0.5);
     printf("  %-34s %10.1f TFLOP/s in %s\n", "product [8192,8192,8192]",
            1e-12 * b->gemm, iz_dtype_name(b->act));
@@ -401,7 +379,6 @@ int main(int argc, char **argv)
     struct bench b = {0};
     struct iz_device_info info;
     int failed;
-
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--tiny")) {
             b.tiny = true;

@@ -127,7 +127,6 @@ static void call_op(struct job *j, const struct op *op, const struct tensors *t)
     struct iz_norm_layer n = {as(t->b, 1, c),  as(t->b, 1, c), as(t->db, 1, c),
                               as(t->dw, 1, c), t->mean,        t->rstd};
     struct iz_attention attention = attention_of(j, t);
-
     switch (op->call) {
     case NORM:
         iz_layernorm_fwd(x, t->y, t->a, &n);
@@ -184,7 +183,6 @@ static struct iz_view take_view(char *base, int64_t *used, enum iz_dtype t,
                                 int64_t rows, int64_t cols)
 {
     struct iz_view v = {.dtype = t, .rows = rows, .cols = cols};
-
     v.p = base ? base + *used : NULL;
     *used += (iz_view_bytes(v) + 511) / 512 * 512;
     return v;
@@ -220,7 +218,6 @@ static int64_t take_all(struct job *j, int64_t m, char *base)
                          {offsetof(struct tensors, lse), IZ_F32, rows, is->seq},
                          {offsetof(struct tensors, mean), IZ_F32, m, 1},
                          {offsetof(struct tensors, rstd), IZ_F32, m, 1}};
-
     for (int i = 0; i < j->sets; i++) {
         j->t[i] = j->t[0];
         for (int k = i ? WEIGHTS : 0; k < TENSORS; k++)
@@ -233,7 +230,6 @@ static int64_t take_all(struct job *j, int64_t m, char *base)
 static void run_op(void *arg, int i)
 {
     struct job *j = arg;
-
     j->x.fused_db = j->op->fused_db;
     j->x.cudnn = j->op->cudnn;
     call_op(j, j->op, &j->t[i % j->sets]);
@@ -243,7 +239,6 @@ static void run_op(void *arg, int i)
 static int64_t scratch_bytes(struct job *j)
 {
     int64_t most = 0;
-
     for (int i = 0; i < OPS; i++) {
         j->x = iz_exec_dry(IZ_CUDA, j->bench->act);
         j->x.capability = j->bench->capability;
@@ -259,7 +254,6 @@ static void ops_gpu_block_show(struct bench *b, const struct job *j, int64_t m,
 {
     double bytes = j->x.bytes / s, flops = j->x.flops / s;
     double copy = 100 * bytes / b->copy, gemm = 100 * flops / b->gemm;
-
     printf("  %-23s %10.1f us %8.1f GB/s %5.1f %%  %8.2f TFLOP/s %5.1f %%\n",
            j->op->name, 1e6 * s, 1e-9 * bytes, copy, 1e-12 * flops, gemm);
     if (b->json)
@@ -292,7 +286,6 @@ static bool left_out(struct job *j)
     struct iz_attention a = attention_of(j, &j->t[0]);
     struct iz_refusal why = {""};
     struct iz_exec asking = j->x;
-
     if (!j->op->cudnn)
         return false;
     asking.ask = &why;
@@ -307,10 +300,8 @@ static void time_ops(struct bench *b, struct job *j, int64_t m, char *mem,
                      int64_t bytes)
 {
     struct iz_exec x = j->x;
-
     for (int i = 0; i < OPS; i++) {
         double s;
-
         j->op = &ops[i];
         if (left_out(j))
             continue;
@@ -341,7 +332,6 @@ static void bench_shape(struct bench *b, const struct model *model, int64_t m)
                     .loss = (double *)bench_pinned(8)};
     int64_t bytes = take_all(&j, m, NULL), scratch = scratch_bytes(&j);
     char *mem = bench_device(bytes + scratch);
-
     printf("%s, %lld tokens, %d sets of tensors, %.1f MiB\n", model->name,
            (long long)m, j.sets, iz_mib(bytes + scratch));
     j.token = (int32_t *)bench_pinned(m * 4);
@@ -361,7 +351,6 @@ void bench_models(struct bench *b)
                                          {"7B", 4096, 32, 2048, 50257},
                                          {"14B", 5120, 40, 2048, 50257}};
     static const struct model tiny = {"tiny", 48, 3, 16, 256};
-
     if (b->tiny) {
         bench_shape(b, &tiny, 64);
         return;

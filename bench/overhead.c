@@ -53,7 +53,6 @@ static void ours(struct setup *s, int i)
 static void starpus(struct setup *s, int i)
 {
     struct starpu_task *t = starpu_task_create();
-
     t->cl = &bare;
     t->handles[0] = s->h[i % HANDLES];
     t->handles[1] = s->h[(i + 1) % HANDLES];
@@ -75,7 +74,6 @@ static double resident_kib(void)
 {
     long pages = 0, all;
     FILE *f = fopen("/proc/self/statm", "r");
-
     if (!f || fscanf(f, "%ld %ld", &all, &pages) != 2)
         abort();
     fclose(f);
@@ -86,7 +84,6 @@ static void time_door(struct setup *s, const struct door *d, int n)
 {
     int64_t begin = iz_now_ns();
     double submit;
-
     for (int i = 0; i < n; i++)
         d->submit(s, i);
     submit = since_us(begin) / n;
@@ -100,7 +97,6 @@ static void weigh_door(struct setup *s, const struct door *d, int n)
 {
     double before = resident_kib(), after;
     struct iz_task t = {.kind = IZ_NORM, .run = hold};
-
     for (int i = 0; i < HANDLES; i++)
         t.data[i] = (struct iz_access){s->h[i], STARPU_RW};
     iz_submit(s->g, &t);
@@ -129,7 +125,6 @@ int main(int argc, char **argv)
     static double value[HANDLES];
     struct setup s = {0};
     const struct door *weighed = NULL;
-
     for (int d = 0; d < 2 && argc > 2; d++)
         if (strcmp(argv[2], doors[d].name) == 0)
             weighed = &doors[d];

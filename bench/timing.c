@@ -11,7 +11,6 @@
 static double clock_s(clockid_t id)
 {
     struct timespec t;
-
     clock_gettime(id, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
@@ -29,7 +28,6 @@ double bench_cpu_s(void)
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
-
     return (x > y) - (x < y);
 }
 
@@ -42,7 +40,6 @@ void *bench_new(int64_t bytes)
 {
     size_t huge = (size_t)2 << 20, n = ((size_t)bytes + huge - 1) / huge * huge;
     void *p = aligned_alloc(huge, n);
-
     if (!p) {
         perror("memory to measure with");
         exit(1);
@@ -54,7 +51,6 @@ void *bench_new(int64_t bytes)
 void bench_threads(int n, void *(*work)(void *), void *each, size_t bytes)
 {
     pthread_t *id = calloc((size_t)n, sizeof(*id));
-
     for (int i = 0; i < n; i++)
         if (!id || pthread_create(&id[i], NULL, work,
                                   (char *)each + (size_t)i * bytes)) {

@@ -27,10 +27,8 @@ static void *touch_work(void *arg)
     static _Thread_local float cached[CACHED];
     const struct part *t = arg;
     int64_t most = t->what == IN_CACHE ? CACHED : PIECE;
-
     for (int64_t i = 0; i < t->n; i += most) {
         int64_t n = t->n - i < most ? t->n - i : most;
-
         if (t->what == CONSTANT)
             memset(t->p + i, 1, (size_t)n * sizeof(*t->p));
         else
@@ -45,10 +43,8 @@ static double gb_per_s(enum what what, int threads, int64_t n)
     static struct part part[MOST];
     float *p = bench_new(n * 4);
     double s;
-
     for (int i = 0; i < threads; i++) {
         int64_t from = n / threads * i;
-
         part[i] = (struct part){what, p + from, n / threads, from};
     }
     s = bench_now_s();
@@ -62,7 +58,6 @@ int main(int argc, char **argv)
 {
     int threads = argc > 2 ? atoi(argv[1]) : 0;
     int rounds = argc > 3 ? atoi(argv[3]) : 3;
-
     if (threads < 1 || threads > MOST || rounds < 1) {
         fprintf(stderr, "usage: touch THREADS MIB [ROUNDS]\n");
         return 2;
@@ -71,7 +66,6 @@ int main(int argc, char **argv)
         int64_t n = (atoll(argv[2]) << 20) / 4;
         double constant = gb_per_s(CONSTANT, threads, n);
         double normal = gb_per_s(NORMAL, threads, n);
-
         printf("{\"constant\": %.3f, \"normal\": %.3f, \"in_cache\": %.3f}\n",
                constant, normal, gb_per_s(IN_CACHE, threads, n));
     }

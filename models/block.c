@@ -20,7 +20,6 @@ enum { BLOCK_MOST = 2 * PARTS };
 static struct iz_rmsnorm rmsnorm(const struct iz_layer *a, int i)
 {
     const struct iz_block *c = a->self;
-
     return (struct iz_rmsnorm){
         .w = a->w[i], .dw = gradient(a, i), .eps = c->norm_eps};
 }
@@ -30,7 +29,6 @@ static struct iz_linear linear(const struct iz_layer *a, int part)
 {
     const struct iz_block *c = a->self;
     struct iz_linear l = {.out_in = true};
-
     if (!c->llama)
         return affine(a, 2 * part);
     l.w = a->w[part];
@@ -62,7 +60,6 @@ static struct norm norm(struct iz_exec *x, const struct iz_layer *a, int part,
     const struct iz_block *c = a->self;
     struct norm n = {.rms = c->llama};
     struct iz_linear l;
-
     if (n.rms) {
         n.root = rmsnorm(a, part);
         n.root.rstd = take(x, IZ_F32, m, 1);
@@ -114,7 +111,6 @@ static void head_norm_saves(struct iz_exec *x, const struct iz_layer *a,
 {
     const struct iz_block *c = a->self;
     int first = PARTS + c->qkv_bias;
-
     b->norm_q = rmsnorm(a, first);
     b->norm_k = rmsnorm(a, first + 1);
     b->norm_q.rstd = iz_save(x, IZ_F32, m, c->heads);
@@ -132,7 +128,6 @@ static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
                               .heads = c->heads,
                               .kv_heads = c->kv_heads,
                               .full = c->full}};
-
     b.norm_1 = norm(x, a, NORM_1, iz_save, m);
     b.attn.qkv = iz_save(x, x->act, m, (c->heads + 2 * c->kv_heads) * d);
     b.attn.o = iz_save(x, x->act, m, c->heads * d);
@@ -178,7 +173,6 @@ static void block_forward(struct iz_exec *x, const struct iz_layer *a)
     int64_t mark = iz_work_mark(x);
     struct iz_view h = iz_work(x, x->act, in.rows, c->width); /* [M,C] */
     struct iz_view g;
-
     norm_forward(x, h, in, &b.norm_1, false);
     iz_matmul_fwd(x, b.attn.qkv, IZ_NONE, h, &qkv); /* [M,(H+2K)D] */
     positions_forward(x, c, &b);
@@ -208,7 +202,6 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     struct iz_view in = c->llama ? g : b->u; /* becomes proj's input again */
     struct iz_view du = c->llama ? b->u : g; /* becomes the gradient of u */
     struct iz_view h;
-
     iz_matmul_da(x, g, dy, &proj);
     if (c->llama)
         iz_swiglu_bwd(x, du, in, g, b->u);
@@ -233,7 +226,6 @@ static void scores_backward(struct iz_exec *x, const struct iz_layer *a,
     struct iz_linear proj = linear(a, ATTN_PROJ);
     int64_t mark = iz_work_mark(x);
     struct iz_view d = iz_work(x, x->act, dx2.rows, b->attn.o.cols);
-
     iz_matmul_dw(x, dx2, b->attn.o, &proj);
     iz_matmul_da(x, d, dx2, &proj);
     iz_attention_bwd(x, dqkv, d, &b->attn);
@@ -250,7 +242,6 @@ static void attention_backward(struct iz_exec *x, const struct iz_layer *a,
     int64_t mark = iz_work_mark(x);
     struct iz_view dqkv = iz_work(x, x->act, dx.rows, b->attn.qkv.cols);
     struct iz_view h;
-
     scores_backward(x, a, b, dqkv, dx);
     h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
     norm_forward(x, h, in, &b->norm_1, true);
@@ -265,7 +256,6 @@ static void block_backward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *c = a->self;
     struct kept b = block_saves(x, a);
     struct iz_view dx = tokens(a->dx, c->width);
-
     block_mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
     attention_backward(x, a, &b, dx, tokens(a->x, c->width));
 }
@@ -275,7 +265,6 @@ static void block_backward(struct iz_exec *x, const struct iz_layer *a)
 static void tokens_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-
     iz_embedding_fwd(x, tokens(a->y, c->width), a->input, a->w[0],
                      c->llama ? IZ_NONE : a->w[1]);
 }
@@ -283,7 +272,6 @@ static void tokens_forward(struct iz_exec *x, const struct iz_layer *a)
 static void tokens_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-
     iz_embedding_bwd(x, a->dw[0], c->llama ? IZ_NONE : a->dw[1],
                      tokens(a->dy, c->width), a->input);
 }
@@ -299,7 +287,6 @@ static struct iz_view head_norm(struct iz_exec *x, const struct iz_layer *a,
                                 struct norm *n, struct iz_view in)
 {
     struct iz_view h = iz_work(x, x->act, in.rows, in.cols);
-
     *n = norm(x, a, 0, iz_work, in.rows);
     norm_forward(x, h, in, n, false);
     return h;
@@ -319,7 +306,6 @@ static void block_head_backward(struct iz_exec *x, const struct iz_layer *a)
                               .dw = a->dw[head_matrix(c)],
                               .loss_scale = a->loss_scale,
                               .loss = a->loss};
-
     iz_classifier_bwd(x, &k);
     norm_backward(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
     iz_work_release(x, mark);
@@ -334,7 +320,6 @@ static void block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
                               .w = a->w[head_matrix(c)],
                               .target = a->target,
                               .loss = a->loss};
-
     iz_classifier_fwd(x, &k);
     iz_work_release(x, mark);
 }
@@ -348,7 +333,6 @@ static void head_generate(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view logits = {
         .p = a->logits, .dtype = IZ_F32, .rows = 1, .cols = l.w.rows};
     struct norm n;
-
     iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, a, &n, in), &l);
     iz_work_release(x, mark);
 }
@@ -371,7 +355,6 @@ static int head_open(struct iz_model *m, const struct iz_block *b,
                      const struct iz_ends *ends)
 {
     struct iz_unit *u = &m->unit[1 + b->layers];
-
     snprintf(u->name, sizeof(u->name), "head");
     u->kind = KIND_HEAD;
     u->self = b;
@@ -397,7 +380,6 @@ static int add_part(struct iz_param *list, int n, const struct iz_block *b,
 {
     int64_t rows = b->llama ? p->out : p->in, cols = b->llama ? p->in : p->out;
     char full[64];
-
     snprintf(full, sizeof(full), "%s.weight", p->name);
     list[n++] = p->in ? weight(full, rows, cols, p->std)
                       : vector(full, p->out, IZ_INIT_ONE);
@@ -426,7 +408,6 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
     struct iz_param list[BLOCK_MOST];
     char prefix[32], bias[64];
     int n = 0;
-
     for (int k = 0; k < PARTS; k++)
         n = add_part(list, n, b, &part[k]);
     snprintf(bias, sizeof(bias), "%s.bias", name->qkv);
@@ -449,7 +430,6 @@ int iz_block_open(struct iz_model *m, const struct iz_block *b,
                   const struct iz_ends *ends)
 {
     int rc = embed_open(&m->unit[0], b, ends);
-
     for (int i = 0; rc == 0 && i < b->layers; i++)
         rc = add_block(&m->unit[1 + i], b, names, i);
     return rc ? rc : head_open(m, b, ends);

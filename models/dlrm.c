@@ -69,7 +69,6 @@ static float *numbers(const void *input, const struct iz_dlrm_config *c,
 static int32_t word(const void *record, int64_t i)
 {
     int32_t v;
-
     memcpy(&v, (const char *)record + 4 * i, sizeof(v));
     return v;
 }
@@ -77,7 +76,6 @@ static int32_t word(const void *record, int64_t i)
 static const char *check_record(const void *self, const void *record)
 {
     int32_t label = word(record, 0);
-
     return label == 0 || label == 1 ? NULL : "its label is neither 0 nor 1";
 }
 
@@ -87,16 +85,13 @@ static void unpack(const void *self, const void *record, int64_t i, int64_t n,
     const struct iz_dlrm_config *c = self;
     int32_t *row = (int32_t *)input + i * c->tables;
     float *x = numbers(input, c, n) + i * c->dense;
-
     ((int32_t *)target)[i] = word(record, 0);
     for (int k = 0; k < c->dense; k++) {
         int32_t v = word(record, 1 + k);
-
         x[k] = log1pf(v > 0 ? (float)v : 0);
     }
     for (int k = 0; k < c->tables; k++) {
         uint32_t v = (uint32_t)word(record, 1 + c->dense + k);
-
         row[k] = (int32_t)(k * (int64_t)c->rows + v % (uint32_t)c->rows);
     }
 }
@@ -107,7 +102,6 @@ static int64_t list_rows(const void *self, int n, const void *input,
     const struct iz_dlrm_config *c = self;
     const int32_t *row = input;
     int64_t reads = (int64_t)n * c->tables;
-
     for (int64_t i = 0; i < reads; i++)
         out[i] = (uint64_t)(row[i] / c->unit_rows) << 32 |
                  (uint32_t)(row[i] % c->unit_rows);
@@ -128,7 +122,6 @@ static struct iz_table table(const struct iz_layer *a)
     struct iz_table t = {.w = a->w[0],
                          .row = a->input,
                          .first = (int64_t)a->unit * c->unit_rows};
-
     if (a->dw)
         t.dw = a->dw[0];
     return t;
@@ -137,7 +130,6 @@ static struct iz_table table(const struct iz_layer *a)
 static void table_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     struct iz_table t = table(a);
-
     iz_table_fwd(x, vectors(a->y, a), a->unit ? vectors(a->x, a) : IZ_NONE, &t);
 }
 
@@ -146,7 +138,6 @@ static void table_forward(struct iz_exec *x, const struct iz_layer *a)
 static void table_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     struct iz_table t = table(a);
-
     iz_table_bwd(x, vectors(a->dy, a), &t);
     if (a->unit)
         iz_convert(x, a->dx, a->dy);
@@ -171,7 +162,6 @@ static struct iz_view mlp_forward(struct iz_exec *x, const struct iz_layer *a,
 {
     for (int i = 0; i < m->layers; i++) {
         struct iz_linear l = affine(a, m->first + 2 * i);
-
         m->u[i] = iz_work(x, x->act, m->in.rows, l.w.cols);
         m->g[i] = iz_work(x, x->act, m->in.rows, l.w.cols);
         iz_matmul_fwd(x, m->u[i], IZ_NONE, mlp_input(m, i), &l);
@@ -189,7 +179,6 @@ static void dlrm_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     for (int i = m->layers - 1; i >= 0; i--) {
         struct iz_linear l = affine(a, m->first + 2 * i);
         struct iz_view to = dx;
-
         if (i)
             to = iz_work(x, x->act, dy.rows, m->u[i - 1].cols);
         iz_gelu_bwd(x, dy, m->g[i], dy, m->u[i]);
@@ -215,7 +204,6 @@ static struct head head_forward(struct iz_exec *x, const struct iz_layer *a)
     struct head h = {.bottom = {.layers = c->bottom_layers},
                      .last = 2 * c->bottom_layers};
     struct iz_linear l;
-
     h.top.first = h.last + 2;
     h.top.layers = c->top_layers;
     h.matrix = h.top.first + 2 * c->top_layers;
@@ -249,7 +237,6 @@ static void dlrm_head_backward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view dy = iz_work(x, x->act, h.y.rows, h.y.cols);
     struct iz_view dz = iz_work(x, x->act, h.z.rows, h.z.cols);
     struct iz_view dg = iz_work(x, x->act, hidden.rows, hidden.cols);
-
     k.da = dh;
     k.dw = a->dw[h.matrix];
     k.loss_scale = a->loss_scale;
@@ -267,7 +254,6 @@ static void dlrm_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
     int64_t mark = iz_work_mark(x);
     struct head h = head_forward(x, a);
     struct iz_classifier k = classifier(a, &h);
-
     iz_classifier_fwd(x, &k);
     iz_work_release(x, mark);
 }
@@ -281,7 +267,6 @@ static int table_open(struct iz_unit *u, const struct iz_dlrm_config *c, int i)
         weight("rows", left < c->unit_rows ? left : c->unit_rows, c->dim,
                1 / sqrtf((float)c->dim));
     char prefix[32];
-
     snprintf(u->name, sizeof(u->name), "tables.%d", i);
     snprintf(prefix, sizeof(prefix), "tables.%d.", i);
     u->kind = i == 0 ? KIND_FIRST : i + 1 < units(c) ? KIND_MIDDLE : KIND_LAST;
@@ -299,7 +284,6 @@ static int add_layer(struct iz_param *list, int n, const char *mlp, int layer,
                      int64_t in, int64_t out)
 {
     char name[64];
-
     snprintf(name, sizeof(name), "%s.%d.weight", mlp, layer);
     list[n] = weight(name, in, out, sqrtf(2 / (float)(in + out)));
     snprintf(name, sizeof(name), "%s.%d.bias", mlp, layer);
@@ -312,7 +296,6 @@ static int head_open(struct iz_unit *u, const struct iz_dlrm_config *c)
     struct iz_param list[4 * IZ_DLRM_LAYERS + 3];
     int64_t in = c->dense;
     int n = 0;
-
     for (int i = 0; i < c->bottom_layers; i++, in = c->bottom_width)
         n = add_layer(list, n, "bottom", i, in, c->bottom_width);
     n = add_layer(list, n, "bottom", c->bottom_layers, in, c->dim);
@@ -331,7 +314,6 @@ static int dlrm_open_units(struct iz_model *m)
 {
     const struct iz_dlrm_config *c = m->self;
     int n = (int)units(c), rc = 0;
-
     m->input_bytes = 4 * ((int64_t)c->tables + c->dense);
     m->target_bytes = 4;
     m->item = "sample";
@@ -351,7 +333,6 @@ static int dlrm_open_units(struct iz_model *m)
 int iz_dlrm_open(struct iz_model **out, const void *target)
 {
     const struct iz_dlrm_config *c = target;
-
     *out = NULL;
     if (check_keys("dlrm", keys, c))
         return -EINVAL;

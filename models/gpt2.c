@@ -53,7 +53,6 @@ static int gpt2_open_units(struct iz_model *m)
         vector("ln_f.weight", w, IZ_INIT_ONE),
         vector("ln_f.bias", w, IZ_INIT_ZERO),
     };
-
     read_tokens(m, s->config.seq, vocab);
     return iz_block_open(m, &s->block, &names,
                          &(struct iz_ends){embed, head, 2, 2});
@@ -62,7 +61,6 @@ static int gpt2_open_units(struct iz_model *m)
 int iz_gpt2_open(struct iz_model **out, const void *target)
 {
     const struct iz_gpt2_config *c = target;
-
     *out = NULL;
     if (check_keys("gpt2", keys, c) ||
         iz_block_check("gpt2", c->width, c->heads))

@@ -34,7 +34,6 @@ static int llama_open_units(struct iz_model *m)
         vector("norm.weight", c->width, IZ_INIT_ONE),
         weight("lm_head.weight", c->vocab, c->width, IZ_BLOCK_STD),
     };
-
     read_tokens(m, c->seq, c->vocab);
     return iz_block_open(
         m, &s->block, &names,
@@ -45,7 +44,6 @@ int iz_llama_open(struct iz_model **out, const void *target)
 {
     struct iz_llama_config c = *(const struct iz_llama_config *)target;
     int rc = iz_llama_complete(&c);
-
     *out = NULL;
     if (rc)
         return rc;

@@ -57,7 +57,6 @@ const struct iz_key iz_llama_keys[] = {
 static int llama_config_check(const struct iz_llama_config *c)
 {
     const char *why = NULL;
-
     if (c->head_dim == 0 && c->heads > 0)
         why = "width is not divisible by heads, and there is no head_dim";
     else if (check_keys("llama", iz_llama_keys, c))

@@ -8,7 +8,6 @@
 static int64_t qkv_rows(const void *self, int i)
 {
     const struct iz_llama_config *c = self;
-
     return (int64_t)(i == 0 ? c->heads : c->kv_heads) * c->head_dim;
 }
 
@@ -131,7 +130,6 @@ static const struct iz_hf_type hf_types[] = {
 static const char *hf_type(const void *self)
 {
     int family = ((const struct iz_llama_config *)self)->family;
-
     return family == IZ_LLAMA_AUTO ? NULL
                                    : hf_types[family - IZ_LLAMA_LLAMA].name;
 }

@@ -41,7 +41,6 @@ static inline struct iz_view numbers_of(struct iz_exec *x, float *numbers,
     struct iz_view in = {
         .p = numbers, .dtype = IZ_F32, .rows = rows, .cols = cols};
     struct iz_view out = iz_work(x, x->act, rows, cols);
-
     iz_convert(x, out, in);
     return out;
 }
@@ -51,7 +50,6 @@ static inline struct iz_param weight(const char *name, int64_t rows,
 {
     struct iz_param p = {
         .rows = rows, .cols = cols, .init = IZ_INIT_NORMAL, .std = std};
-
     snprintf(p.name, sizeof(p.name), "%s", name);
     return p;
 }
@@ -60,7 +58,6 @@ static inline struct iz_param vector(const char *name, int64_t n,
                                      enum iz_init init)
 {
     struct iz_param p = weight(name, 1, n, 0);
-
     p.init = init;
     return p;
 }
@@ -72,7 +69,6 @@ static inline int check_keys(const char *model, const struct iz_key *k,
 {
     for (; k->name; k++) {
         int v;
-
         if (k->type != IZ_KEY_INT)
             continue;
         memcpy(&v, (const char *)config + k->offset, sizeof(v));
@@ -92,7 +88,6 @@ static inline int model_open(struct iz_model **out, const char *name,
                              int (*open_units)(struct iz_model *m))
 {
     int rc = iz_model_open(out, name, n_units, self_bytes);
-
     if (rc == 0) {
         memcpy((*out)->self, self, self_bytes);
         rc = open_units(*out);

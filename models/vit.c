@@ -73,7 +73,6 @@ static float *pixels(const void *input, const struct iz_vit_config *c,
 static const char *check_record(const void *self, const void *record)
 {
     const struct iz_vit_config *c = self;
-
     return *(const unsigned char *)record < c->classes
                ? NULL
                : "its label is not below model.classes";
@@ -85,7 +84,6 @@ static void unpack_patch(float *to, const unsigned char *image,
 {
     int side = c->image / c->patch;
     int64_t row = patch / side * c->patch, col = patch % side * c->patch;
-
     for (int64_t k = 0; k < c->channels; k++)
         for (int64_t y = row; y < row + c->patch; y++)
             for (int64_t x = col; x < col + c->patch; x++)
@@ -103,7 +101,6 @@ static void unpack(const void *self, const void *record, int64_t i, int64_t n,
     int64_t t = rows(c), k = numbers(c);
     int32_t *token = (int32_t *)input + i * t, *label = target;
     float *to = pixels(input, c, n) + i * t * k;
-
     label += i * t;
     token[0] = CLASS_TOKEN;
     label[0] = r[0];
@@ -121,7 +118,6 @@ static void unpack(const void *self, const void *record, int64_t i, int64_t n,
 static struct iz_view patch_rows(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_vit_config *c = a->self;
-
     return numbers_of(x, pixels(a->input, c, a->samples),
                       (int64_t)a->samples * rows(c), numbers(c));
 }
@@ -132,7 +128,6 @@ static void vit_embed_forward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view y = tokens(a->y, c->width);
     struct iz_linear l = {.w = a->w[PATCH]};
     int64_t mark = iz_work_mark(x);
-
     iz_embedding_fwd(x, y, a->input, a->w[TOKEN], a->w[POSITION]);
     iz_matmul_fwd(x, y, y, patch_rows(x, a), &l);
     iz_work_release(x, mark);
@@ -144,7 +139,6 @@ static void vit_embed_backward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view dy = tokens(a->dy, c->width);
     struct iz_linear l = {.w = a->w[PATCH], .dw = a->dw[PATCH]};
     int64_t mark = iz_work_mark(x);
-
     iz_embedding_bwd(x, a->dw[TOKEN], a->dw[POSITION], dy, a->input);
     iz_matmul_dw(x, dy, patch_rows(x, a), &l);
     iz_work_release(x, mark);
@@ -176,7 +170,6 @@ static int vit_open_units(struct iz_model *m)
     };
     int rc = iz_block_open(m, &s->block, &names,
                            &(struct iz_ends){embed, head, EMBED_PARAMS, 3});
-
     m->unit[0].self = c;
     m->unit[0].forward = vit_embed_forward;
     m->unit[0].backward = vit_embed_backward;
@@ -194,7 +187,6 @@ static int vit_open_units(struct iz_model *m)
 int iz_vit_open(struct iz_model **out, const void *target)
 {
     struct iz_vit_config c = *(const struct iz_vit_config *)target;
-
     *out = NULL;
     if (c.hidden == 0 && c.width > 0 && c.width <= MOST / 4)
         c.hidden = 4 * c.width;

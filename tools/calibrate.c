@@ -63,7 +63,6 @@ static void products(struct work *w)
 {
     struct iz_view *v = w->v;
     struct iz_linear l = {.w = v[1], .dw = v[4]};
-
     iz_matmul_fwd(&w->x, v[2], IZ_NONE, v[0], &l);
     iz_matmul_da(&w->x, v[3], v[2], &l);
     iz_matmul_dw(&w->x, v[2], v[0], &l);
@@ -76,7 +75,6 @@ static void attention(struct work *w)
     struct iz_view *v = w->v;
     struct iz_attention a = {
         .qkv = v[0], .o = v[1], .lse = v[2], .seq = SEQ, .heads = HEADS};
-
     iz_attention_fwd(&w->x, &a);
     iz_attention_bwd(&w->x, v[3], v[4], &a);
     w->done = w->x.flops;
@@ -92,7 +90,6 @@ static void ops(struct work *w)
                               .db = v[7],
                               .mean = v[8],
                               .rstd = v[9]};
-
     iz_layernorm_fwd(&w->x, v[1], v[0], &n);
     iz_gelu_fwd(&w->x, v[3], v[2]);
     iz_gelu_bwd(&w->x, v[3], v[2], v[3], v[2]);
@@ -117,7 +114,6 @@ static void calibrate_adam(struct work *w)
     static const struct iz_step o = {
         {IZ_OPTIMIZER_ADAMW, 1e-3, 0.9, 0.999, 1e-8, 0, true, true}, 1, 1};
     struct iz_alike all = iz_alike_of(&o);
-
     iz_update(&(struct iz_update){.optimizer = o.hyper.type,
                                   .n = w->v[0].cols,
                                   .p = w->v[0].p,
@@ -162,10 +158,8 @@ static double rate_of(enum what what)
               .bf16_products = what == PRODUCTS_16,
               .work = {.base = calibrate_take(SCRATCH), .size = SCRATCH}}};
     double begin, spent;
-
     for (int i = 0; i < 10 && tensors[what][i][0]; i++) {
         struct iz_view *v = &w.v[i];
-
         v->dtype = what == PRODUCTS_16 && i % 3 == 1 ? IZ_BF16 : IZ_F32;
         v->rows = tensors[what][i][0];
         v->cols = tensors[what][i][1];
@@ -423,7 +417,6 @@ static int write_file(const char *path, const struct machine *m)
         {"copy_ns", 10000},
         {"message_ns", n->message_s > 0 ? n->message_s * 1e9 : 20000},
     };
-
     if (!f) {
         fprintf(stderr, "calibrate: %s: %s\n", path, strerror(errno));
         return -EIO;
@@ -462,7 +455,6 @@ static int count_cores(void)
 static int calibrate_describe(struct machine *m, const char *folder)
 {
     struct statvfs f;
-
     snprintf(m->name, sizeof(m->name), "this-machine");
     gethostname(m->name, sizeof(m->name) - 1);
     m->cores = count_cores();

@@ -58,7 +58,6 @@ static void checkpoint_close(struct checkpoint *c)
 static const char *text_of(const json_t *object, const char *key)
 {
     const char *s = json_string_value(json_object_get(object, key));
-
     return s ? s : "";
 }
 
@@ -84,11 +83,9 @@ static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
     const json_t *names = json_object_get(c->index->root, "parameters");
     const json_t *scalars = json_object_get(c->index->root, "scalars");
     const char *scalar = NULL;
-
     for (int i = 0; i < c->k.n_parts; i++) {
         const json_t *v = json_array_get(arrays, (size_t)i);
         struct iz_ckpt_part *p = &c->k.part[i];
-
         copy_text(p->name, sizeof(p->name), v, "name");
         p->total = p->count = number_of(v, "total");
         p->put = ckpt_forget;
@@ -96,7 +93,6 @@ static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
     for (int i = 0; i < c->k.n_names; i++) {
         const json_t *v = json_array_get(names, (size_t)i);
         const json_t *shape = json_object_get(v, "shape");
-
         copy_text(n[i].name, sizeof(n[i].name), v, "name");
         copy_text(n[i].array, sizeof(n[i].array), v, "array");
         n[i].offset = number_of(v, "offset");
@@ -118,7 +114,6 @@ static int ckpt_describe(struct checkpoint *c, const char *dir)
     int scalars =
         (int)iz_json_count(json_object_get(c->index->root, "scalars"));
     struct iz_ckpt_name *name = calloc((size_t)names + 1, sizeof(*name));
-
     c->k = (struct iz_ckpt){
         .dir = dir,
         .part = calloc((size_t)parts + 1, sizeof(*c->k.part)),
@@ -141,7 +136,6 @@ static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
 {
     char path[IZ_CKPT_FILE_PATH];
     int err;
-
     *c = (struct checkpoint){.step = step};
     err = iz_ckpt_dir_find(dir, step, c->path);
     if (err) {
@@ -164,7 +158,6 @@ static int64_t first_step(const struct options *o)
 {
     int64_t step =
         o->step >= 0 ? o->step : iz_ckpt_dir_newest(o->dir, INT64_MAX);
-
     if (step < 0)
         fprintf(stderr, "ckpt: no checkpoint in %s/checkpoints\n", o->dir);
     return step;
@@ -176,10 +169,8 @@ static int for_each(const struct options *o, struct iz_coll *coll)
 {
     int64_t step = first_step(o);
     int err = step < 0 ? (int)step : 0;
-
     while (step >= 0) {
         int r = o->command->one(o->dir, step, coll);
-
         err = err ? err : r;
         step = o->step >= 0 ? -1 : iz_ckpt_dir_newest(o->dir, step);
     }
@@ -193,12 +184,10 @@ static int64_t size_of(const struct checkpoint *c)
 {
     int ranks = c->index->ranks;
     int64_t sum = 0;
-
     for (int q = 0; q < ranks; q++) {
         struct iz_ckpt_file want = c->index->file[q];
         char path[IZ_CKPT_FILE_PATH];
         struct stat st;
-
         snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, c->path, q, ranks);
         if (stat(path, &st) != 0 || st.st_size != want.bytes) {
             fprintf(stderr, "ckpt: %s is missing or not of %" PRId64 " bytes\n",
@@ -217,7 +206,6 @@ static void print_states(const struct checkpoint *c)
     for (int i = 0; i < c->k.n_parts; i++) {
         const char *name = strrchr(c->k.part[i].name, '/');
         bool seen = !name;
-
         for (int j = 0; j < i && !seen; j++) {
             const char *before = strrchr(c->k.part[j].name, '/');
             seen = before && strcmp(before, name) == 0;
@@ -232,7 +220,6 @@ static int list_one(const char *dir, int64_t step, struct iz_coll *coll)
     struct checkpoint c;
     int ranks, err = checkpoint_open(&c, dir, step);
     int64_t bytes;
-
     if (err) {
         printf("step %-8" PRId64 "  damaged\n", step);
         return err;
@@ -259,7 +246,6 @@ static int verify_one(const char *dir, int64_t step, struct iz_coll *coll)
 {
     struct checkpoint c;
     int err = checkpoint_open(&c, dir, step);
-
     if (!err) {
         err = iz_ckpt_load(&c.k, step, coll);
         checkpoint_close(&c);
@@ -281,7 +267,6 @@ struct stream {
 static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
 {
     const struct stream *s = arg;
-
     iz_hf_write(s->w, s->unit, s->at + from, in, n);
 }
 
@@ -295,7 +280,6 @@ static void set_streams(struct checkpoint *c, const struct iz_model *m,
         const struct iz_unit *unit = &m->unit[n / 2];
         bool frozen = n % 2;
         char name[64];
-
         s[n] =
             (struct stream){w, n / 2, frozen ? iz_unit_elems(unit, false) : 0};
         snprintf(name, sizeof(name), "%s%s/master", unit->name,
@@ -314,7 +298,6 @@ static bool was_frozen(const struct iz_ckpt *k, const char *unit,
                        const char *param)
 {
     int i = 0;
-
     while (i < k->n_names && strcmp(k->names[i].name, param) != 0)
         i++;
     return i < k->n_names && strcmp(k->names[i].array, unit) != 0;
@@ -326,7 +309,6 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
 {
     struct iz_ckpt_name *name, *n;
     int names = 0;
-
     for (int u = 0; u < m->n_units; u++)
         names += m->unit[u].n_params;
     n = name = calloc((size_t)names + 1, sizeof(*name));
@@ -335,7 +317,6 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
     for (int u = 0; u < m->n_units; u++)
         for (int64_t i = 0, at[2] = {0}; i < m->unit[u].n_params; i++, n++) {
             struct iz_param *p = &m->unit[u].param[i];
-
             p->frozen = was_frozen(&c->k, m->unit[u].name, p->name);
             n->offset = at[p->frozen];
             n->rows = p->rows;
@@ -355,7 +336,6 @@ static const struct iz_program *find_program(const struct checkpoint *c)
 {
     const char *name =
         text_of(json_object_get(c->index->root, "model"), "name");
-
     if (json_object_get(json_object_get(c->index->root, "model"),
                         "lora_rank")) {
         fprintf(stderr,
@@ -381,14 +361,12 @@ static int read_shape(const struct checkpoint *c, const struct iz_program *p)
     const char *key = NULL;
     struct iz_config config;
     int n = 0, err;
-
     if (!set)
         return -ENOMEM;
     set[n++] = batch;
     while ((key = iz_json_key(model, key))) {
         char *value = iz_json_dump(json_object_get(model, key));
         size_t bytes = strlen(key) + (value ? strlen(value) : 0) + 16;
-
         if (value && strcmp(key, "name") != 0 && (set[n] = malloc(bytes)))
             snprintf(set[n++], bytes, "model.%s=%s", key, value);
         free(value);
@@ -430,7 +408,6 @@ static int export_model(const struct options *o, struct checkpoint *c,
     struct stream *s = calloc(2 * (size_t)m->n_units, sizeof(*s));
     struct iz_hf_writer *w;
     int err = s ? set_names(c, m) : -ENOMEM;
-
     snprintf(path, sizeof(path), "%s/config.json", o->dir);
     config = iz_json_read(path, NULL);
     order.type = o->dtype >= 0 ? (enum iz_dtype)o->dtype : run_dtype(config);
@@ -469,7 +446,6 @@ static int export(const struct options *o, struct iz_coll *coll)
     struct iz_model *m = NULL;
     struct checkpoint c;
     int err = step < 0 ? (int)step : checkpoint_open(&c, o->dir, step);
-
     if (err)
         return err;
     p = find_program(&c);
@@ -510,7 +486,6 @@ static void usage(FILE *out)
 static int64_t whole(const char *text)
 {
     int64_t v = iz_decimal(&text);
-
     return *text ? -1 : v;
 }
 
@@ -525,7 +500,6 @@ static int read_dtype(const char *text)
 static bool read_option(struct options *o, const char *name, const char *value)
 {
     bool is_export = o->command->run == export;
-
     if (strcmp(name, "--step") == 0 && o->command->one != list_one)
         return (o->step = whole(value)) >= 0;
     if (strcmp(name, "--out") == 0 && is_export)
@@ -560,7 +534,6 @@ int main(int argc, char **argv)
     struct options o;
     struct iz_coll *coll = NULL;
     int err;
-
     if (argc == 2 && strcmp(argv[1], "--help") == 0) {
         usage(stdout);
         return 0;

@@ -58,7 +58,6 @@ static int output_close(struct output *o, bool good)
 {
     int err = fflush(o->f) || ferror(o->f) ? EIO : 0;
     int fd = dup(fileno(o->f));
-
     if (good && err)
         iz_durable_refuse("records", o->path, "write", err);
     fclose(o->f);
@@ -99,7 +98,6 @@ static int below(struct dice *d, int n)
 static double normal(struct dice *d)
 {
     double sum = -6;
-
     for (int i = 0; i < 12; i++)
         sum += uniform(d);
     return sum;
@@ -112,7 +110,6 @@ static bool inside(int shape, double u, double v)
 {
     double square = fmax(fabs(u), fabs(v)), round = u * u + v * v;
     double p = fabs(u + v) * M_SQRT1_2, q = fabs(u - v) * M_SQRT1_2;
-
     switch (shape) {
     case 0: /* disc */
         return round < 1;
@@ -140,7 +137,6 @@ static bool inside(int shape, double u, double v)
 static unsigned char tinted(struct dice *d, int colour)
 {
     int v = colour + below(d, 2 * NOISE + 1) - NOISE;
-
     return (unsigned char)(v < 0 ? 0 : v > 255 ? 255 : v);
 }
 
@@ -153,7 +149,6 @@ static void draw(void *out, struct dice d)
     double size = 9 + 4 * uniform(&d);
     double cx = size + (SIDE - 2 * size) * uniform(&d);
     double cy = size + (SIDE - 2 * size) * uniform(&d);
-
     *record++ = (unsigned char)shape;
     for (int c = 0; c < COLOURS; c++) {
         colour[0][c] = below(&d, 110);
@@ -162,7 +157,6 @@ static void draw(void *out, struct dice d)
     for (int i = 0; i < COLOURS * SIDE * SIDE; i++) {
         int x = i % SIDE, y = i / SIDE % SIDE, c = i / SIDE / SIDE;
         bool in = inside(shape, (x + 0.5 - cx) / size, (y + 0.5 - cy) / size);
-
         *record++ = tinted(&d, colour[in][c]);
     }
 }
@@ -173,7 +167,6 @@ static void draw(void *out, struct dice d)
 static double effect(int table, int row)
 {
     struct dice d = dice_of(77 + (uint64_t)table, (uint64_t)row);
-
     return 2 * uniform(&d) - 1;
 }
 
@@ -182,7 +175,6 @@ static double effect(int table, int row)
 static int category(struct dice *d, int table)
 {
     double u = uniform(d), n = pow(10, 1 + 4. * table / (CATEGORIES - 1));
-
     return (int)(n * u * u * u);
 }
 
@@ -192,7 +184,6 @@ static void click(void *out, struct dice d)
 {
     int32_t *record = out;
     double logit = -1.2;
-
     for (int i = 1; i <= DENSE; i++)
         record[i] = (int32_t)exp(1 + 1.5 * normal(&d));
     for (int i = 0; i < CATEGORIES; i++)
@@ -218,7 +209,6 @@ static int invent(const struct kind *k, const char *path, int64_t count,
 {
     int32_t record[1 + COLOURS * SIDE * SIDE / 4];
     struct output o;
-
     if (!output_open(&o, path))
         return 1;
     for (int64_t i = 0; i < count; i++) {
@@ -234,7 +224,6 @@ static int invent(const struct kind *k, const char *path, int64_t count,
 static char *field(char **rest)
 {
     char *begin = *rest, *end;
-
     if (!begin)
         return NULL;
     end = strchr(begin, '\t');
@@ -248,11 +237,9 @@ static char *field(char **rest)
 static bool parse(char *line, int32_t *record)
 {
     char *rest = line;
-
     line[strcspn(line, "\r\n")] = 0;
     for (int i = 0; i < 1 + DENSE + CATEGORIES; i++) {
         char *text = field(&rest), *end = text;
-
         if (!text)
             return false;
         record[i] = i <= DENSE ? (int32_t)strtol(text, &end, 10)
@@ -271,7 +258,6 @@ static int criteo(const char *from, const char *path)
     char *line = NULL;
     size_t room = 0;
     bool good = true;
-
     if (!in) {
         fprintf(stderr, "records: %s: %s\n", from, strerror(errno));
         return 1;
@@ -320,7 +306,6 @@ static bool idx_fault(const struct idx *i, const char *why)
 static bool idx_open(struct idx *i, const char *path, int dims)
 {
     uint32_t h[4];
-
     i->path = path;
     i->f = fopen(path, "rb");
     if (!i->f)
@@ -339,7 +324,6 @@ static bool idx_copy(struct output *o, struct idx *images, struct idx *labels)
 {
     size_t bytes = (size_t)images->dim[1] * images->dim[2];
     unsigned char *record;
-
     if (images->dim[0] != labels->dim[0])
         return idx_fault(labels, "has another number of items");
     if (bytes == 0 || bytes > 1 << 24)
@@ -364,7 +348,6 @@ static int idx(const char *images, const char *labels, const char *path)
     struct idx a = {0}, b = {0};
     struct output o;
     int status = 1;
-
     if (idx_open(&a, images, 3) && idx_open(&b, labels, 1) &&
         output_open(&o, path))
         status = output_close(&o, idx_copy(&o, &a, &b));
@@ -398,7 +381,6 @@ static bool records_number(int64_t *out, const char *text, int64_t least)
 int main(int argc, char **argv)
 {
     int64_t count, seed = 1;
-
     if (argc == 5 && !strcmp(argv[1], "idx"))
         return idx(argv[2], argv[3], argv[4]);
     if (argc == 4 && !strcmp(argv[1], "criteo"))

@@ -31,7 +31,6 @@ static void die_print_line(const char *fmt, va_list ap)
     int len = clamp_len(snprintf(line, (size_t)room, "izar: %s", prefix), room);
     int left = room - len;
     ssize_t done;
-
     len += clamp_len(vsnprintf(line + len, (size_t)left, fmt, ap), left);
     line[len++] = '\n';
     done = write(STDERR_FILENO, line, (size_t)len);
@@ -41,7 +40,6 @@ static void die_print_line(const char *fmt, va_list ap)
 void iz_die(const char *fmt, ...)
 {
     va_list ap;
-
     /* The first message names the cause; later ones would only follow from it.
      */
     while (atomic_flag_test_and_set(&dying))

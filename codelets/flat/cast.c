@@ -13,7 +13,6 @@ int64_t iz_dtype_bytes(enum iz_dtype t)
 {
     static const int64_t bytes[] = {
         [IZ_F32] = 4, [IZ_BF16] = 2, [IZ_F16] = 2, [IZ_I32] = 4, [IZ_U8] = 1};
-
     return bytes[t];
 }
 
@@ -24,7 +23,6 @@ const char *iz_dtype_name(enum iz_dtype t)
                                        [IZ_F16] = "fp16",
                                        [IZ_I32] = "int32",
                                        [IZ_U8] = "uint8"};
-
     return name[t];
 }
 
@@ -50,10 +48,8 @@ static void cast_halves(uint16_t *dst, enum iz_dtype to, const uint16_t *src,
                         enum iz_dtype from, int64_t n)
 {
     float buf[BLOCK];
-
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t k = n - i < BLOCK ? n - i : BLOCK;
-
         cast_load(buf, src + i, from, k);
         round_to(dst + i, to, buf, k);
     }

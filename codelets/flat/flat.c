@@ -49,7 +49,6 @@ static double square_block(const void *x, enum iz_dtype type, int64_t n,
 {
     float buf[BLOCK];
     int64_t k = block_len(n, i);
-
     return iz_simd()->squares(as_f32(buf, flat_at(x, type, i), type, k), k);
 }
 
@@ -89,7 +88,6 @@ double iz_norm2_end(struct iz_norm2 *s)
 double iz_flat_norm2(const void *x, enum iz_dtype type, int64_t n)
 {
     struct iz_norm2 s = {0};
-
     iz_norm2_add(&s, x, type, n);
     return iz_norm2_end(&s);
 }
@@ -97,7 +95,6 @@ double iz_flat_norm2(const void *x, enum iz_dtype type, int64_t n)
 int64_t iz_flat_norm2_scratch_bytes(int64_t n)
 {
     int64_t values = 0;
-
     for (n = (n + BLOCK - 1) / BLOCK; n > 1; n = (n + BLOCK - 1) / BLOCK)
         values += n;
     return values * (int64_t)sizeof(double);
@@ -114,7 +111,6 @@ static const float *sum_block_bf16(float *to, const void *const *in, int n_in,
                                    int64_t i, int64_t k)
 {
     const struct iz_simd *simd = iz_simd();
-
     simd->set_pair(to, flat_at(in[0], IZ_BF16, i), flat_at(in[1], IZ_BF16, i),
                    k);
     for (int s = 2; s < n_in; s++)
@@ -130,13 +126,11 @@ static const float *sum_block(float *last, float *buf, float *next,
                               enum iz_dtype type, int64_t i, int64_t k)
 {
     const float *sum;
-
     if (type == IZ_BF16 && n_in > 1) /* of another type than `last` */
         return sum_block_bf16(last, in, n_in, i, k);
     sum = as_f32(buf, flat_at(in[0], type, i), type, k);
     for (int s = 1; s < n_in; s++) {
         float *to = s + 1 < n_in ? buf : last;
-
         iz_simd()->add(to, sum, as_f32(next, flat_at(in[s], type, i), type, k),
                        k);
         sum = to;
@@ -153,7 +147,6 @@ static void store_block(char *dst, enum iz_dtype out_type, bool accumulate,
     bool straight = out_type == IZ_F32 && !accumulate;
     const float *sum = sum_block(straight ? (float *)dst : buf, buf, next, in,
                                  n_in, in_type, i, k);
-
     if (straight && sum == (const float *)dst)
         return;
     if (accumulate && out_type == IZ_F32) {
@@ -177,12 +170,10 @@ void iz_flat_sum_norm2(struct iz_norm2 *norm2, void *out,
     bool pair =
         accumulate && out_type == IZ_F32 && in_type == IZ_BF16 && n_in == 2;
     int64_t most = pair && !norm2 ? n : BLOCK;
-
     assert(n_in >= 1);
     for (int64_t i = 0; i < n; i += most) {
         int64_t k = n - i < most ? n - i : most;
         char *dst = (char *)out + i * iz_dtype_bytes(out_type);
-
         if (pair)
             iz_simd()->add_pair((float *)dst, flat_at(in[0], IZ_BF16, i),
                                 flat_at(in[1], IZ_BF16, i), k);

@@ -12,7 +12,6 @@
 IZ_EITHER uint32_t iz_float_bits(float x)
 {
     uint32_t u;
-
     memcpy(&u, &x, sizeof(u));
     return u;
 }
@@ -20,7 +19,6 @@ IZ_EITHER uint32_t iz_float_bits(float x)
 IZ_EITHER float iz_bits_float(uint32_t u)
 {
     float x;
-
     memcpy(&x, &u, sizeof(x));
     return x;
 }
@@ -35,7 +33,6 @@ static inline uint16_t iz_bf16_round(float x)
     uint32_t u = iz_float_bits(x);
     uint32_t even = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     uint32_t nan = (u >> 16) | 0x40u;
-
     return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : even);
 }
 
@@ -60,7 +57,6 @@ static inline uint16_t iz_f16_round(float x)
     uint32_t tiny = iz_float_bits(iz_bits_float(a) + 0.5f) - 0x3f000000u;
     uint32_t nan = 0x7e00u | ((a >> 13) & 0x3ffu);
     uint32_t h = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
-
     h = a < 0x38800000u ? tiny : h;
     h = a >= 0x47800000u ? 0x7c00u : h; /* 65536 and more */
     h = a > 0x7f800000u ? nan : h;

@@ -11,7 +11,6 @@ static inline __m256i bf16_of(__m256 x)
     __m256i u = _mm256_castps_si256(x), upper = _mm256_srli_epi32(u, 16);
     __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
     __m256i half = _mm256_add_epi32(u, _mm256_set1_epi32(0x7fff));
-
     return _mm256_srli_epi32(_mm256_add_epi32(half, odd), 16);
 }
 
@@ -20,11 +19,9 @@ static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
 {
     enum { in_order = 0xd8 }; /* packing keeps the two lanes apart */
     int64_t i = 0;
-
     for (; i + 16 <= n; i += 16) {
         __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + 8);
         __m256i two = _mm256_packus_epi32(bf16_of(a), bf16_of(b));
-
         _mm256_storeu_si256((void *)(y + i),
                             _mm256_permute4x64_epi64(two, in_order));
         /* NaN, in either: seldom, so it is looked for once. */
@@ -40,7 +37,6 @@ static inline void load_f16(float *restrict y, const uint16_t *restrict x,
                             int64_t n)
 {
     int64_t i = 0;
-
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(
             y + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(x + i))));
@@ -53,7 +49,6 @@ static inline void round_f16(uint16_t *restrict y, const float *restrict x,
 {
     enum { even = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
     int64_t i = 0;
-
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128((void *)(y + i),
                          _mm256_cvtps_ph(_mm256_loadu_ps(x + i), even));

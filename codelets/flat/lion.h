@@ -24,7 +24,6 @@ IZ_EITHER float iz_lion_p(const struct iz_lion_consts *k, float p, float m,
 {
     float u = k->beta1 * m + k->rest1 * g;
     float step = u > 0 ? k->lr : u < 0 ? -k->lr : u;
-
     return p * k->keep - step;
 }
 

@@ -61,7 +61,6 @@ static double squares(const float *x, int64_t n)
 {
     double lane[IZ_NORM_LANES] = {0};
     int64_t i = 0;
-
     for (; i + IZ_NORM_LANES <= n; i += IZ_NORM_LANES) {
         __builtin_prefetch(x + i + AHEAD);
         __builtin_prefetch(x + i + AHEAD + 16);
@@ -76,7 +75,6 @@ static double squares(const float *x, int64_t n)
 static uint64_t hash(uint64_t first, const float *x, int64_t n)
 {
     uint64_t sum = 0;
-
     for (int64_t i = 0; i < n; i++)
         sum += iz_mix((first + (uint64_t)i) * IZ_GOLDEN +
                       iz_float_bits(x[i]) * 0xd1342543de82ef95u);
@@ -103,7 +101,6 @@ static inline float minus_2_log(float k)
         (f * 0.20213768f - 0.32445152f) * g + (f * 0.34501663f - 0.39800332f);
     float low =
         (f * 0.49939818f - 0.66670118f) * g + (f * 1.0000073f - 1.99999989f);
-
     return e * 1.38629436f + f * (high * (g * g) + low);
 }
 
@@ -111,7 +108,6 @@ static inline float minus_2_log(float k)
 static inline float sin_quarters(float x, float q)
 {
     float high = (q * 1.51485131e-4f - 4.67376661e-3f) * (q * q);
-
     return x * 1.57079633f +
            x * q * (high + (q * 7.96896789e-2f - 0.645963711f));
 }
@@ -119,7 +115,6 @@ static inline float sin_quarters(float x, float q)
 static inline float cos_quarters(float q)
 {
     float high = (q * 8.59690047e-4f - 2.08139666e-2f) * (q * q);
-
     return 1.0f + q * (high + (q * 0.253653209f - 1.23369888f));
 }
 
@@ -143,7 +138,6 @@ static void normal(float *restrict out, uint64_t key, uint64_t block, float std)
         uint32_t w = h.word[i];
         float r = sqrtf(minus_2_log((float)(int32_t)(w >> 1) + 0.5f)) * std;
         float x = (float)(int32_t)h.word[PAIRS + i] * 0x1p-31f, q = x * x;
-
         r = iz_bits_float(iz_float_bits(r) ^ (w << 31));
         out[i] = r * cos_quarters(q);
         out[PAIRS + i] = r * sin_quarters(x, q);
@@ -157,10 +151,8 @@ static inline void moments(const struct iz_adam_consts *c, bool l2, int64_t n,
                            float *restrict v, const float *restrict g)
 {
     const struct iz_adam_consts k = *c;
-
     for (int64_t i = 0; i < n; i++) {
         float gi = iz_adam_gradient(&k, l2, g[i], p[i]);
-
         m[i] = iz_adam_m(&k, m[i], gi);
         v[i] = iz_adam_v(&k, v[i], gi);
     }
@@ -171,7 +163,6 @@ static inline void step(const struct iz_adam_consts *c, int64_t n,
                         const float *restrict v)
 {
     const struct iz_adam_consts k = *c;
-
     for (int64_t i = 0; i < n; i++)
         p[i] = iz_adam_p(&k, p[i], m[i], v[i]);
 }
@@ -190,10 +181,8 @@ static inline void step_and_moments(const struct iz_adam_consts *c, bool l2,
     const struct iz_adam_consts k = *c;
     const float *next_p = p + TILE;
     float *restrict next_m = m + TILE, *restrict next_v = v + TILE;
-
     for (int i = 0; i < TILE; i++) {
         float gi = iz_adam_gradient(&k, l2, g[i], next_p[i]);
-
         next_m[i] = iz_adam_m(&k, next_m[i], gi);
         next_v[i] = iz_adam_v(&k, next_v[i], gi);
         p[i] = iz_adam_p(&k, p[i], m[i], v[i]);
@@ -236,11 +225,9 @@ static inline void adam_in_tiles(const struct iz_adam_consts *c, bool l2,
     float *p = s->p, *m = s->state[0], *v = s->state[1];
     float buf[TILE];
     int64_t len = tile(n), next;
-
     moments(c, l2, len, p, m, v, gradients(s, buf, 0, len));
     for (int64_t i = 0; i < n; i += len, len = next) {
         int64_t j = i + len;
-
         next = tile(n - j);
         if (next == TILE) {
             step_and_moments(c, l2, p + i, m + i, v + i,
@@ -258,7 +245,6 @@ static void loops_adam(const union iz_consts *k,
                        const struct iz_streams *streams, int64_t n)
 {
     const struct iz_streams s = *streams;
-
     if (k->adam.l2 == 0)
         adam_in_tiles(&k->adam, false, &s, n);
     else
@@ -270,10 +256,8 @@ static inline void lion_tile(const struct iz_lion_consts *c, int64_t n,
                              const float *restrict g)
 {
     const struct iz_lion_consts k = *c;
-
     for (int64_t i = 0; i < n; i++) {
         float gi = g[i] * k.scale;
-
         p[i] = iz_lion_p(&k, p[i], m[i], gi);
         m[i] = iz_lion_m(&k, m[i], gi);
     }
@@ -284,7 +268,6 @@ static void lion(const union iz_consts *k, const struct iz_streams *streams,
 {
     const struct iz_streams s = *streams;
     float buf[TILE];
-
     for (int64_t i = 0, len; i < n; i += len) {
         len = tile(n - i);
         lion_tile(&k->lion, len, s.p + i, s.state[0] + i,
@@ -302,7 +285,6 @@ static void store_m16(uint16_t *restrict y, const float *restrict x, int64_t n,
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
         uint32_t h = iz_block_bits(key, first + b);
-
         for (int i = 0; i < BLOCK; i++)
             y[b + i] = iz_bf16_random(x[b + i], iz_random16(h, (uint32_t)i));
     }
@@ -311,10 +293,8 @@ static void store_m16(uint16_t *restrict y, const float *restrict x, int64_t n,
 static inline uint32_t block_power(const float *x, uint32_t binades)
 {
     uint32_t most = 0;
-
     for (int i = 0; i < BLOCK; i++) {
         uint32_t u = iz_float_bits(x[i]) & 0x7fffffffu;
-
         most = u > most ? u : most;
     }
     return iz_block_power(most, binades);
@@ -325,7 +305,6 @@ static void load_m8(float *restrict y, const uint8_t *restrict x,
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
         uint32_t p = power[b / BLOCK];
-
         for (int i = 0; i < BLOCK; i++)
             y[b + i] = iz_m8_load(x[b + i], p);
     }
@@ -336,7 +315,6 @@ static void load_v8(float *restrict y, const uint8_t *restrict x,
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
         uint32_t p = power[b / BLOCK];
-
         for (int i = 0; i < BLOCK; i++)
             y[b + i] = iz_v8_load(x[b + i], p);
     }
@@ -349,7 +327,6 @@ static void store_m8(uint8_t *restrict y, uint8_t *restrict power,
     for (int64_t b = 0; b < n; b += BLOCK) {
         uint32_t h = iz_block_bits(key, first + b);
         uint32_t p = block_power(x + b, IZ_M_BINADES);
-
         power[b / BLOCK] = (uint8_t)p;
         for (int i = 0; i < BLOCK; i++)
             y[b + i] = iz_m8_random(x[b + i], p, iz_random16(h, (uint32_t)i));
@@ -363,7 +340,6 @@ static void store_v8(uint8_t *restrict y, uint8_t *restrict power,
     for (int64_t b = 0; b < n; b += BLOCK) {
         uint32_t h = iz_block_bits(key, first + b);
         uint32_t p = block_power(x + b, IZ_V_BINADES);
-
         power[b / BLOCK] = (uint8_t)p;
         for (int i = 0; i < BLOCK; i++)
             y[b + i] = iz_v8_random(x[b + i], p, iz_random16(h, (uint32_t)i));

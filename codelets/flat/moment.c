@@ -25,7 +25,6 @@ void iz_moment_load(float *out, const struct iz_moments *x, int64_t at,
                     int64_t n)
 {
     uint8_t *codes = x->p;
-
     moment_check(x, at, n);
     if (x->type == IZ_MOMENT_F32)
         memcpy(out, (float *)x->p + at, (size_t)n * sizeof(*out));
@@ -40,7 +39,6 @@ void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
                      int64_t n, uint64_t key, int64_t first)
 {
     uint8_t *codes = x->p;
-
     moment_check(x, at, n);
     assert(first % IZ_MOMENT_BLOCK == 0);
     if (x->type == IZ_MOMENT_F32)
@@ -64,7 +62,6 @@ void iz_moment_get(float *out, const struct iz_moments *x, int64_t at,
                    int64_t n)
 {
     float block[IZ_MOMENT_BLOCK];
-
     for (int64_t i = 0, k, from; i < n; i += k) {
         k = part_of_block(at + i, n - i, &from);
         iz_moment_load(block, x, at + i - from, IZ_MOMENT_BLOCK);
@@ -76,7 +73,6 @@ void iz_moment_put(const struct iz_moments *x, int64_t at, const float *in,
                    int64_t n)
 {
     float block[IZ_MOMENT_BLOCK];
-
     for (int64_t i = 0, k, from; i < n; i += k) {
         k = part_of_block(at + i, n - i, &from);
         iz_moment_load(block, x, at + i - from, IZ_MOMENT_BLOCK);

@@ -38,7 +38,6 @@ IZ_EITHER uint16_t iz_bf16_random(float x, uint32_t r)
     uint32_t u = iz_float_bits(x);
     uint32_t up = (u + r) >> 16;
     uint32_t nan = (u >> 16) | 0x40u;
-
     return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : up);
 }
 
@@ -50,7 +49,6 @@ IZ_EITHER uint16_t iz_bf16_random(float x, uint32_t r)
 IZ_EITHER uint32_t iz_block_power(uint32_t most, uint32_t binades)
 {
     uint32_t p = (most + ((1u << IZ_CODE_CUT) - 1)) >> 23;
-
     p = p < binades + 16 ? binades + 16 : p;
     return most >= 0x7f000000u ? 255 : p;
 }
@@ -66,7 +64,6 @@ IZ_EITHER float iz_m8_load(uint32_t c, uint32_t power)
     uint32_t a = c & 0x7fu;
     uint32_t more = iz_code_hides(power, IZ_M_BINADES);
     uint32_t u = a ? (a << IZ_CODE_CUT) + more : 0;
-
     return iz_bits_float(u | (c & 0x80u) << 24 |
                          (power == 255 ? 0x7fc00000u : 0));
 }
@@ -75,7 +72,6 @@ IZ_EITHER float iz_v8_load(uint32_t c, uint32_t power)
 {
     uint32_t more = iz_code_hides(power, IZ_V_BINADES);
     uint32_t u = c ? (c << IZ_CODE_CUT) + more : 0;
-
     return iz_bits_float(u | (power == 255 ? 0x7fc00000u : 0));
 }
 
@@ -90,7 +86,6 @@ IZ_EITHER uint8_t iz_m8_random(float x, uint32_t power, uint32_t r)
     uint32_t c = (a + (r << (IZ_CODE_CUT - 16)) - more) >> IZ_CODE_CUT;
     uint32_t tiny =
         iz_bits_float(a) * by > (float)(int32_t)r ? 1u << IZ_CODE_MANTISSA : 0;
-
     c = a < least ? tiny : c;
     return (uint8_t)(c | (c ? (u >> 24) & 0x80u : 0));
 }
@@ -101,7 +96,6 @@ IZ_EITHER uint8_t iz_v8_random(float x, uint32_t power, uint32_t r)
     uint32_t least = more + (1u << 23);
     uint32_t u = iz_float_bits(x) & 0x7fffffffu;
     uint32_t c = (u + (r << (IZ_CODE_CUT - 16)) - more) >> IZ_CODE_CUT;
-
     c = u < least ? 1u << IZ_CODE_MANTISSA : c;
     return (uint8_t)(u ? c : 0);
 }

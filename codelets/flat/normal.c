@@ -13,12 +13,10 @@ void iz_flat_normal(float *out, int64_t n, uint64_t seed, uint64_t stream,
 {
     uint64_t key = iz_mix(iz_mix(seed + IZ_GOLDEN) + stream);
     float buf[IZ_NORMAL_BLOCK];
-
     while (n > 0) {
         uint64_t block = (uint64_t)first / IZ_NORMAL_BLOCK;
         int64_t skip = first % IZ_NORMAL_BLOCK, k = IZ_NORMAL_BLOCK - skip;
         bool whole = k == IZ_NORMAL_BLOCK && k <= n;
-
         if (k > n)
             k = n;
         iz_simd()->normal(whole ? out : buf, key, block, std);

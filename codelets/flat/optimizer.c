@@ -14,7 +14,6 @@ static void adam_consts(union iz_consts *k, const struct iz_step *s)
     double t = (double)s->t, wd = a->weight_decay;
     double c1 = a->bias_correction ? 1.0 - pow(a->beta1, t) : 1.0;
     double unbias = a->bias_correction ? sqrt(1.0 - pow(a->beta2, t)) : 1.0;
-
     k->adam = (struct iz_adam_consts){
         .scale = s->grad_scale,
         .beta1 = (float)a->beta1,
@@ -31,7 +30,6 @@ static void adam_consts(union iz_consts *k, const struct iz_step *s)
 static void lion_consts(union iz_consts *k, const struct iz_step *s)
 {
     const struct iz_hyper *a = &s->hyper;
-
     k->lion = (struct iz_lion_consts){
         .scale = s->grad_scale,
         .beta1 = (float)a->beta1,

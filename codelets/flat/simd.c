@@ -20,7 +20,6 @@ static const struct iz_simd_level *simd_choose(void)
 {
     const char *wanted = getenv("IZ_SIMD");
     const struct iz_simd_level *l = iz_simd_levels;
-
     while (l->name && (wanted ? strcmp(l->name, wanted) != 0 : !level_runs(l)))
         l++;
     if (!l->name)
@@ -34,7 +33,6 @@ static const struct iz_simd_level *level(void)
 {
     const struct iz_simd_level *l =
         atomic_load_explicit(&in_use, memory_order_relaxed);
-
     if (!l) {
         l = simd_choose();
         atomic_store_explicit(&in_use, l, memory_order_relaxed);

@@ -78,7 +78,7 @@ static inline double iz_sum_lanes(double *lane)
 struct iz_simd_level {
     const char *name;
     const struct iz_simd *loops;
-    const struct iz_attention_loops *fused; /* fused.h */
+    const struct iz_attention_loops *fused; /* attention.h */
     bool (*runs)(void); /* on this processor; NULL: on all */
 };
 

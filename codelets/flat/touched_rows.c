@@ -14,7 +14,6 @@ struct iz_touched iz_touched_of(const void *list, int units, int unit,
                                 int64_t cols)
 {
     const int64_t *first = list;
-
     return (struct iz_touched){.row = (const int32_t *)(first + units + 1) +
                                       first[unit],
                                .n = first[unit + 1] - first[unit],
@@ -24,10 +23,8 @@ struct iz_touched iz_touched_of(const void *list, int units, int unit,
 int64_t iz_rows_find(const int32_t *row, int64_t n, int64_t r)
 {
     int64_t low = 0, high = n;
-
     while (low < high) {
         int64_t middle = low + (high - low) / 2;
-
         if (row[middle] < r)
             low = middle + 1;
         else
@@ -40,7 +37,6 @@ int64_t iz_touched_packed(const struct iz_touched *r, int64_t flat)
 {
     int64_t row = flat / r->cols, k = iz_rows_find(r->row, r->n, row);
     bool here = k < r->n && r->row[k] == row;
-
     return k * r->cols + (here ? flat - row * r->cols : 0);
 }
 
@@ -50,7 +46,6 @@ bool iz_touched_next(const struct iz_touched *r, int64_t from, int64_t to,
 {
     int64_t k = p->n ? p->next : iz_rows_find(r->row, r->n, from / r->cols);
     int64_t begin, end;
-
     if (k >= r->n || r->row[k] * r->cols >= to)
         return false;
     begin = r->row[k] * r->cols;
@@ -72,7 +67,6 @@ void iz_touched_pack(const struct iz_touched *r, int64_t from, int64_t to,
                      int64_t size, void *packed, const void *flat)
 {
     struct iz_touched_piece p = {0};
-
     while (iz_touched_next(r, from, to, &p))
         memcpy((char *)packed + p.packed * size,
                (const char *)flat + (p.flat - from) * size,
@@ -83,7 +77,6 @@ void iz_touched_unpack(const struct iz_touched *r, int64_t from, int64_t to,
                        int64_t size, void *flat, const void *packed)
 {
     struct iz_touched_piece p = {0};
-
     while (iz_touched_next(r, from, to, &p))
         memcpy((char *)flat + (p.flat - from) * size,
                (const char *)packed + p.packed * size, (size_t)(p.n * size));
@@ -95,12 +88,10 @@ static bool sort_by_byte(uint64_t *out, const uint64_t *in, int64_t n,
                          int shift)
 {
     int64_t at[256] = {0}, sum = 0;
-
     for (int64_t i = 0; i < n; i++)
         at[in[i] >> shift & 255]++;
     for (int b = 0; b < 256; b++) {
         int64_t count = at[b];
-
         if (count == n)
             return false;
         at[b] = sum;
@@ -115,11 +106,9 @@ int64_t iz_touched_sort(uint64_t *key, uint64_t *scratch, int64_t n)
 {
     uint64_t *from = key, *to = scratch;
     int64_t kept = 0;
-
     for (int shift = 0; n && shift < 64; shift += 8)
         if (sort_by_byte(to, from, n, shift)) {
             uint64_t *t = from;
-
             from = to;
             to = t;
         }

@@ -29,13 +29,11 @@ static const struct iz_alike *update_range(const struct iz_update *u,
 {
     int64_t g_size = iz_dtype_bytes(u->g_type);
     int64_t out_size = iz_dtype_bytes(u->out_type);
-
     for (int64_t begin = i, end = i + n, k; i < end; i += k) {
         struct iz_streams t = {.p = u->p + i,
                                .g = (const char *)u->g + i * g_size,
                                .g_type = u->g_type,
                                .out_type = u->out_type};
-
         for (int j = 0; j < IZ_STATES_MAX && state[j]; j++)
             t.state[j] = state[j] + (i - begin);
         if (u->out)
@@ -58,26 +56,22 @@ static void update_narrow(const struct iz_update *u)
     const struct iz_alike *s = u->span;
     int states = iz_optimizer(u->optimizer)->states;
     float tile[IZ_STATES_MAX][TILE];
-
     for (int64_t i = 0, n; i < u->n; i += n) {
         int64_t skip = (u->at + i) % IZ_MOMENT_BLOCK, from = u->at + i - skip;
         int64_t left = skip + u->n - i;
         int64_t room =
             (left + IZ_MOMENT_BLOCK - 1) / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
         float *state[IZ_STATES_MAX] = {NULL};
-
         room = room < TILE ? room : TILE;
         n = (left < room ? left : room) - skip;
         for (int j = 0; j < states; j++) {
             struct iz_moments x = iz_update_state(u, j);
-
             iz_moment_load(tile[j], &x, from, room);
             state[j] = tile[j] + skip;
         }
         s = update_range(u, s, state, i, n);
         for (int j = 0; j < states; j++) {
             struct iz_moments x = iz_update_state(u, j);
-
             iz_moment_store(&x, from, tile[j], room, u->key + (uint64_t)j,
                             u->first + i - skip);
         }
@@ -87,7 +81,6 @@ static void update_narrow(const struct iz_update *u)
 void iz_update(const struct iz_update *u)
 {
     float *state[IZ_STATES_MAX] = {NULL};
-
     assert(u->n >= 0 && u->spans > 0 && u->span[u->spans - 1].end >= u->n);
     if (u->type != IZ_MOMENT_F32) {
         update_narrow(u);

@@ -83,12 +83,10 @@ static char missing[160];
 static void cudnn_load(void)
 {
     void *l = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-
     if (!l)
         snprintf(missing, sizeof(missing), "%s", dlerror());
     for (size_t i = 0; l && i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         void *f = dlsym(l, symbols[i]);
-
         if (!f)
             snprintf(missing, sizeof(missing), "%s has no %s", LIBRARY,
                      symbols[i]);
@@ -112,7 +110,6 @@ static void cudnn_refuse(struct iz_refusal *r, const char *what,
 {
     char text[1024] = "";
     int v = (int)dnn.version();
-
     dnn.last_error(text, sizeof(text));
     text[strcspn(text, "\n")] = 0;
     snprintf(r->why, sizeof(r->why), "%s: cuDNN %d.%d.%d: %s%s%.120s", what,
@@ -144,7 +141,6 @@ static void graph_clear(struct graph *g)
 static descriptor graph_make(struct graph *g, cudnnBackendDescriptorType_t t)
 {
     descriptor d = NULL;
-
     assert(g->n < MADE);
     if (!g->failed)
         g->failed = dnn.make(t, &d);
@@ -165,7 +161,6 @@ static descriptor graph_add(struct graph *g, cudnnBackendDescriptorType_t t,
                             const struct attribute *a)
 {
     descriptor d = graph_make(g, t);
-
     for (; a->n && !g->failed; a++)
         g->failed = dnn.set(d, a->name, a->type, a->n, a->value);
     if (!g->failed)
@@ -180,7 +175,6 @@ static int64_t graph_get(struct graph *g, descriptor d,
                          void *value)
 {
     int64_t n = 0;
-
     if (!g->failed)
         g->failed = dnn.get(d, name, t, most, &n, value);
     return g->failed ? 0 : n;
@@ -216,7 +210,6 @@ static struct shape shape_of(const struct key *k, int tensor)
     cudnnDataType_t half =
         k->type == IZ_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
     struct shape scores = {f, {b, h, t, t}, {h * t * t, t * t, t, 1}};
-
     switch (tensor) {
     case Q:
         return (struct shape){half, {b, h, t, d}, {t * ld, d, ld, 1}};
@@ -316,7 +309,6 @@ static descriptor graph_tensor(struct graph *g, const struct key *k,
         {value ? CUDNN_ATTR_TENSOR_IS_BY_VALUE : CUDNN_ATTR_TENSOR_IS_VIRTUAL,
          CUDNN_TYPE_BOOLEAN, value || number >= S, &is},
         {0}};
-
     if (number && !g->tensor[number])
         g->tensor[number] = graph_add(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR, a);
     return g->tensor[number];
@@ -331,7 +323,6 @@ static descriptor graph_step(struct graph *g, const struct key *k,
     descriptor t = graph_tensor(g, k, s->t);
     descriptor y = graph_tensor(g, k, s->y), by;
     cudnnDataType_t type = shape_of(k, s->y).type;
-
     if (type != CUDNN_DATA_INT32 && type != CUDNN_DATA_BOOLEAN)
         type = CUDNN_DATA_FLOAT; /* also where 16 bits are multiplied */
 
@@ -344,7 +335,6 @@ static descriptor graph_step(struct graph *g, const struct key *k,
         {n->by, PART, 1, &by},       {n->x, PART, 1, &x},
         {n->y, PART, 1, &y},         {n->b, PART, b != NULL, &b},
         {n->t, PART, t != NULL, &t}, {0}};
-
     by = graph_add(g, n->how, how);
     return graph_add(g, n->op, op);
 }
@@ -387,7 +377,6 @@ int iz_cudnn_open(struct iz_cudnn **out, void *stream, const char *described,
     const char *none =
         c ? iz_cudnn_missing() : "no memory for the table of plans";
     struct attribute device[2] = {{0}};
-
     *out = c;
     if (none) {
         snprintf(why->why, sizeof(why->why), "%s", none);
@@ -419,7 +408,6 @@ static int64_t search(struct graph *g, const struct key *k, descriptor device,
     descriptor op[STEPS];
     int n = 0;
     cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
-
     for (int i = 0; i < STEPS; i++)
         if (k->full && steps[i].y >= ROW && steps[i].y <= SEEN)
             g->tensor[SEEN] = g->tensor[SCALED];
@@ -436,7 +424,6 @@ static int64_t search(struct graph *g, const struct key *k, descriptor device,
             {CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode},
             {CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, PART, 1, &device},
             {0}});
-
     for (int i = 0; i < CONFIGS; i++)
         config[i] = graph_make(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     return graph_get(g, best, CUDNN_ATTR_ENGINEHEUR_RESULTS, PART, CONFIGS,
@@ -450,7 +437,6 @@ static bool repeats(struct graph *g, descriptor config, struct iz_refusal *why)
     descriptor engine = graph_make(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     cudnnBackendNumericalNote_t note[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
     int64_t n;
-
     graph_get(g, config, CUDNN_ATTR_ENGINECFG_ENGINE, PART, 1, &engine);
     n = graph_get(g, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
                   CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT,
@@ -471,7 +457,6 @@ static bool build(struct plan *p, descriptor device, descriptor config)
 {
     struct graph *g = &p->graph;
     int64_t bytes = 0;
-
     p->plan = graph_add(
         g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR,
         (struct attribute[]){
@@ -496,7 +481,6 @@ static void attention_cudnn_choose(const struct iz_cudnn *c, struct plan *p)
     struct graph *g = &p->graph;
     descriptor config[CONFIGS];
     int64_t n = search(g, &p->key, c->device, config);
-
     if (!n)
         cudnn_refuse(&p->why, "its graph",
                      g->failed ? g->failed : CUDNN_STATUS_NOT_SUPPORTED);
@@ -510,10 +494,8 @@ static void attention_cudnn_choose(const struct iz_cudnn *c, struct plan *p)
 static struct plan *plan_of(struct iz_cudnn *c, const struct iz_attention *a)
 {
     struct key k = key_of(a);
-
     for (int i = 0; i < PLANS; i++) {
         struct plan *p = &c->plan[i];
-
         if (p->taken && memcmp(&p->key, &k, sizeof(k)) == 0)
             return p;
         if (p->taken)
@@ -535,7 +517,6 @@ bool iz_cudnn_plan(struct iz_cudnn *c, const struct iz_attention *a,
 {
     const struct plan *p = plan_of(c, a);
     const struct key *k = &p->key;
-
     if (!p->possible)
         snprintf(why->why, sizeof(why->why),
                  "attention of %lld samples of %lld, %lld heads of %lld "
@@ -572,7 +553,6 @@ void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
     struct graph g = {.n = 0};
     const struct plan *p;
     descriptor pack;
-
     assert(iz_view_bytes(scratch) >= IZ_CUDNN_SCRATCH);
     asking.ask = &why;
     if (!iz_attention_ask_cudnn(&asking, a))
@@ -588,7 +568,6 @@ void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
          pointer},
         {CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &space},
         {0}};
-
     pack = graph_add(&g, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, have);
     if (!g.failed)
         g.failed = dnn.execute(x->cuda->dnn->handle, p->plan, pack);

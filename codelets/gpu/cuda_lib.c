@@ -12,7 +12,6 @@
 int iz_cuda_open(struct iz_cuda **out)
 {
     struct iz_cuda *c = calloc(1, sizeof(*c));
-
     *out = c;
     if (!c) {
         fprintf(stderr, "izar: no memory for the handles of CUDA\n");

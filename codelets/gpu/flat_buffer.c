@@ -64,7 +64,6 @@ void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
                          int64_t n)
 {
     struct iz_norm2 s = {0};
-
     if (x->backend == IZ_CUDA) {
         iz_buffer_sum(x, out, out_type, accumulate, in, n_in, in_type, n);
         iz_buffer_norm2(x, norm2, out, out_type, n);

@@ -26,7 +26,6 @@ static void make_pattern(void *to, enum iz_dtype t)
 {
     for (uint64_t i = 0; i < PATTERN; i++) {
         float f = (float)(iz_mix(i * IZ_GOLDEN) >> 40) * 0x1p-23f - 1;
-
         iz_cast((char *)to + (int64_t)i * iz_dtype_bytes(t), t, &f, IZ_F32, 1);
     }
 }
@@ -36,7 +35,6 @@ static void gemm_rate_cuda_fill(char *p, int64_t bytes, enum iz_dtype t)
 {
     int64_t done = PATTERN * iz_dtype_bytes(t);
     void *pattern = malloc((size_t)done);
-
     if (!pattern)
         iz_die("no memory for %lld bytes of random numbers", (long long)done);
     make_pattern(pattern, t);
@@ -47,7 +45,6 @@ static void gemm_rate_cuda_fill(char *p, int64_t bytes, enum iz_dtype t)
     free(pattern);
     while (done < bytes) {
         int64_t n = done < bytes - done ? done : bytes - done;
-
         gemm_rate_cuda_check(
             cudaMemcpy(p + done, p, (size_t)n, cudaMemcpyDeviceToDevice),
             "cudaMemcpy");
@@ -60,7 +57,6 @@ static double time_products(struct iz_exec *x, const struct iz_product *p,
                             struct iz_view scratch, const cudaEvent_t at[2])
 {
     float ms;
-
     gemm_rate_cuda_check(cudaEventRecord(at[0], (cudaStream_t)x->stream),
                          "cudaEventRecord");
     for (int i = 0; i < PRODUCTS; i++)
@@ -80,14 +76,12 @@ static double best_rate(struct iz_exec *x, const struct iz_product *p,
     double flops = 2. * (double)iz_view_len(p->d) * (double)iz_product_k(p);
     double best = 0, total = 0;
     cudaEvent_t at[2];
-
     gemm_rate_cuda_check(cudaEventCreate(&at[0]), "cudaEventCreate");
     gemm_rate_cuda_check(cudaEventCreate(&at[1]), "cudaEventCreate");
     time_products(x, p, scratch, at);
     do {
         double s = time_products(x, p, scratch, at);
         double rate = PRODUCTS * flops / (s > 1e-9 ? s : 1e-9);
-
         best = rate > best ? rate : best;
         total += s;
     } while (total < seconds);
@@ -117,7 +111,6 @@ double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
     int64_t operands = room(p.a) + room(p.b);
     char *mem;
     double rate;
-
     if (cudaMalloc((void **)&mem, (size_t)(IZ_PRODUCT_SCRATCH + operands +
                                            room(p.d))) != cudaSuccess) {
         cudaGetLastError(); /* forget it: nothing is broken */

@@ -59,7 +59,6 @@ int iz_cublas_open(struct iz_cublas **out)
 {
     struct iz_cublas *b = calloc(1, sizeof(*b));
     cublasStatus_t s;
-
     *out = b;
     if (!b) {
         fprintf(stderr, "izar: no memory for the table of products\n");
@@ -104,7 +103,6 @@ static cudaDataType data_type(int64_t t)
 static int64_t alignment(const void *p)
 {
     uintptr_t u = (uintptr_t)p | 64;
-
     return (int64_t)(u & -u);
 }
 
@@ -118,7 +116,6 @@ static struct key key_of(const struct iz_exec *x, const struct iz_product *p)
 {
     bool tf32 = x->tf32 && p->a.dtype == IZ_F32;
     const void *c = added_to(p);
-
     return (struct key){.m = p->d.rows,
                         .n = iz_product_n(p),
                         .k = iz_product_k(p),
@@ -143,7 +140,6 @@ static uint64_t hash_of(const struct key *k)
 {
     int64_t field[sizeof(*k) / sizeof(int64_t)];
     uint64_t h = 0;
-
     memcpy(field, k, sizeof(field));
     for (size_t i = 0; i < sizeof(field) / sizeof(field[0]); i++)
         h = iz_mix(h + IZ_GOLDEN + (uint64_t)field[i]);
@@ -161,7 +157,6 @@ static void set_operation(struct plan *q, int64_t transposed,
                           cublasLtMatmulDescAttributes_t attr)
 {
     int32_t op = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-
     set(q, attr, &op, sizeof(op));
 }
 
@@ -178,7 +173,6 @@ static void set_bias(struct plan *q)
     };
     const void *bias = (const void *)(uintptr_t)q->key.align_bias;
     int32_t type = data_type(q->key.out);
-
     if (q->key.use == IZ_BIAS_NONE)
         return;
     set(q, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue[q->key.use],
@@ -204,7 +198,6 @@ static void set_layout(struct plan *q, cublasLtMatrixLayoutOpaque_t *m,
 static void matmul_cuda_describe(struct plan *q)
 {
     const struct key *k = &q->key;
-
     matmul_cuda_check(cublasLtMatmulDescInit(
                           &q->op, (cublasComputeType_t)k->compute, CUDA_R_32F),
                       "cublasLtMatmulDescInit", k);
@@ -230,7 +223,6 @@ static void describe_wish(cublasLtMatmulPreferenceOpaque_t *pref,
                           const struct key *k)
 {
     uint64_t bytes = WORKSPACE_BYTES;
-
     matmul_cuda_check(cublasLtMatmulPreferenceInit(pref),
                       "cublasLtMatmulPreferenceInit", k);
     matmul_cuda_check(cublasLtMatmulPreferenceSetAttribute(
@@ -261,7 +253,6 @@ static void matmul_cuda_choose(struct iz_cublas *b, struct plan *q)
     cublasLtMatmulHeuristicResult_t found[4];
     cublasStatus_t s;
     int n = 0;
-
     describe_wish(&pref, &q->key);
     s = cublasLtMatmulAlgoGetHeuristic(b->lt, &q->op, &q->b, &q->a, &q->d,
                                        &q->d, &pref, 4, found, &n);
@@ -280,10 +271,8 @@ static void matmul_cuda_choose(struct iz_cublas *b, struct plan *q)
 static struct plan *plan_of(struct iz_cublas *b, const struct key *k)
 {
     uint64_t h = hash_of(k);
-
     for (uint64_t i = 0; i < PLANS; i++) {
         struct plan *q = &b->plan[(h + i) % PLANS];
-
         if (q->taken && memcmp(&q->key, k, sizeof(*k)) == 0)
             return q;
         if (q->taken)
@@ -306,7 +295,6 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
     float alpha = p->scale != 0 ? p->scale : 1, beta = c ? 1 : 0;
     uintptr_t space = ((uintptr_t)scratch.p + WORKSPACE_ALIGN - 1) /
                       WORKSPACE_ALIGN * WORKSPACE_ALIGN;
-
     assert(p->a.dtype == p->b.dtype &&
            (!p->c.rows || p->c.dtype == p->d.dtype));
     assert(!p->use || p->bias.dtype == p->d.dtype);
@@ -332,7 +320,6 @@ void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                         struct iz_view scratch)
 {
     struct iz_product p = iz_product_fwd(y, r, a, l);
-
     if (iz_product_cuda(x, &p, scratch))
         return;
     iz_bias_rows_cuda(x, y, r, l->b);
@@ -345,7 +332,6 @@ void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                        const struct iz_linear *l, struct iz_view scratch)
 {
     struct iz_product p = iz_product_da(da, dy, l);
-
     iz_product_cuda(x, &p, scratch);
 }
 
@@ -361,7 +347,6 @@ void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
 {
     bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db), both = false;
     struct iz_product p = iz_product_dw(dy, a, l);
-
     if (x->fused_db && dw && db && l->db.dtype == l->dw.dtype) {
         p.use = l->out_in ? IZ_BIAS_SUM_A : IZ_BIAS_SUM_B;
         p.bias = l->db;

@@ -30,7 +30,6 @@ static __global__ void __launch_bounds__(THREADS)
     iz_each<THREADS, PER_THREAD>(n, aligned, [&](int64_t i, auto count) {
         constexpr int N = decltype(count)::value;
         float v[N];
-
         iz_load_row(v, a + i);
         for (int j = 0; j < N; j++)
             v[j] *= gelu_gate(v[j]);
@@ -47,12 +46,10 @@ static __global__ void __launch_bounds__(THREADS)
     iz_each<THREADS, PER_THREAD>(n, aligned, [&](int64_t i, auto count) {
         constexpr int N = decltype(count)::value;
         float v[N], grad[N];
-
         iz_load_row(v, a + i);
         iz_load_row(grad, dy + i);
         for (int j = 0; j < N; j++) {
             float s = gelu_gate(v[j]);
-
             grad[j] *= iz_gelu_slope(v[j], s);
             v[j] *= s;
         }
@@ -64,7 +61,6 @@ static __global__ void __launch_bounds__(THREADS)
 void iz_gelu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     int64_t n = iz_view_len(a);
-
     iz_by_type(a.dtype, [&](auto zero) {
         using T = decltype(zero);
         IZ_LAUNCH(gelu_fwd<T>, iz_blocks(n, THREADS * PER_THREAD), THREADS, 0,
@@ -76,7 +72,6 @@ void iz_gelu_bwd_cuda(struct iz_exec *x, struct iz_view du, struct iz_view y,
                       struct iz_view dy, struct iz_view a)
 {
     int64_t n = iz_view_len(a);
-
     iz_by_type(a.dtype, [&](auto zero) {
         using T = decltype(zero);
         IZ_LAUNCH(gelu_bwd<T>, iz_blocks(n, THREADS * PER_THREAD), THREADS, 0,
@@ -94,7 +89,6 @@ static __global__ void __launch_bounds__(THREADS)
     int at = ((int)blockIdx.y * THREADS + (int)threadIdx.x) * N;
     int64_t row = blockIdx.x;
     float g[N], u[N];
-
     if (at >= f)
         return;
     iz_load_row(g, a + row * 2 * f + at);
@@ -113,7 +107,6 @@ static __global__ void __launch_bounds__(THREADS)
     int at = ((int)blockIdx.y * THREADS + (int)threadIdx.x) * N;
     int64_t row = blockIdx.x, gates = row * 2 * f + at, ups = gates + f;
     float g[N], u[N], d[N];
-
     if (at >= f)
         return;
     iz_load_row(g, a + gates);
@@ -121,7 +114,6 @@ static __global__ void __launch_bounds__(THREADS)
     iz_load_row(d, dy + row * f + at);
     for (int i = 0; i < N; i++) {
         float s = gate(-g[i]), v = g[i] * s, up = u[i];
-
         u[i] = d[i] * v;
         g[i] = d[i] * up * iz_swiglu_slope(g[i], s);
         d[i] = v * up;
@@ -135,7 +127,6 @@ static dim3 swiglu_grid(struct iz_view y, int per_thread)
 {
     int64_t step = (int64_t)THREADS * per_thread;
     int64_t columns = (y.cols + step - 1) / step;
-
     if (y.rows > INT32_MAX || columns > 65535)
         iz_die("swiglu of %lld x %lld: too large", (long long)y.rows,
                (long long)y.cols);
@@ -148,7 +139,6 @@ void iz_swiglu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a)
         using T = decltype(zero);
         constexpr int per = 16 / sizeof(T);
         bool whole = iz_rows_aligned<T>(y.cols, y.p, a.p);
-
         IZ_LAUNCH((whole ? swiglu_fwd<T, per> : swiglu_fwd<T, 1>),
                   swiglu_grid(y, whole ? per : 1), THREADS, 0, x->stream,
                   (T *)y.p, (const T *)a.p, (int)y.cols);
@@ -162,7 +152,6 @@ void iz_swiglu_bwd_cuda(struct iz_exec *x, struct iz_view da, struct iz_view y,
         using T = decltype(zero);
         constexpr int per = 16 / sizeof(T);
         bool whole = iz_rows_aligned<T>(y.cols, da.p, y.p, dy.p, a.p);
-
         IZ_LAUNCH((whole ? swiglu_bwd<T, per> : swiglu_bwd<T, 1>),
                   swiglu_grid(y, whole ? per : 1), THREADS, 0, x->stream,
                   (T *)da.p, (T *)y.p, (const T *)dy.p, (const T *)a.p,

@@ -23,10 +23,8 @@ static __global__ void __launch_bounds__(256)
     const T *o = (const T *)a.o + item * a.d;
     const T *dy = (const T *)a.dy + item * a.d;
     float sum = 0;
-
     for (int i = lane * N; live && i < a.d; i += lanes * N) {
         float u[N], v[N];
-
         iz_load_row<N>(u, o + i);
         iz_load_row<N>(v, dy + i);
         for (int j = 0; j < N; j++)
@@ -43,7 +41,6 @@ static __global__ void __launch_bounds__(256)
 static int lanes_for(int pieces)
 {
     int lanes = 1;
-
     while (lanes < 32 && 2 * lanes <= pieces)
         lanes *= 2;
     return lanes;
@@ -55,7 +52,6 @@ static void delta_of(const struct iz_heads *a, void *stream)
     int lanes = lanes_for(a->d / N);
     int64_t threads = (int64_t)a->all * a->seq * lanes;
     void (*k)(struct iz_heads, int) = form_delta<T, N>;
-
     IZ_LAUNCH(k, (int)((threads + 255) / 256), 256, 0, stream, *a, lanes);
 }
 
@@ -66,7 +62,6 @@ static int chunk_of(const struct iz_heads *a, enum iz_dtype t)
 {
     int64_t head = 2 * (int64_t)a->seq * a->d * iz_dtype_bytes(t);
     int64_t n = ((int64_t)16 << 20) / head / a->group * a->group;
-
     n = n > a->group ? n : a->group;
     return n < a->all ? (int)n : a->all;
 }
@@ -80,7 +75,6 @@ static bool attention_narrow(const struct iz_exec *x, enum iz_dtype t)
 static struct iz_heads heads_of(const struct iz_attention *a)
 {
     struct iz_heads h = {};
-
     assert(a->qkv.dtype == a->o.dtype);
     assert(a->qkv.cols <= INT32_MAX / 128); /* offsets within a tile */
     h.qkv = a->qkv.p;
@@ -105,7 +99,6 @@ void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,
                            struct iz_view scratch)
 {
     struct iz_heads h = heads_of(a);
-
     (void)scratch;
     if (attention_narrow(x, a->o.dtype))
         iz_attention_fwd_16(&h, a->o.dtype, x->stream);
@@ -118,7 +111,6 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
                            struct iz_view scratch)
 {
     struct iz_heads h = heads_of(a);
-
     assert(dqkv.dtype == a->o.dtype && dy.dtype == a->o.dtype);
     h.dy = dy.p;
     h.dqkv = dqkv.p;

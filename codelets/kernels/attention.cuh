@@ -62,7 +62,6 @@ iz_attention_place(const struct iz_heads &a, int group)
     unsigned first = blockIdx.x / (chunk * tiles) * chunk;
     unsigned n = min(chunk, all - first), i = blockIdx.x - first * tiles;
     int tile = (int)(i / n);
-
     return {(int)(first + i % n), tile, (int)tiles - 1 - tile};
 }
 
@@ -71,7 +70,6 @@ static inline int iz_attention_blocks(const struct iz_heads *a, int tile,
                                       int all)
 {
     int64_t n = (a->seq + tile - 1) / tile * (int64_t)all;
-
     if (n > INT32_MAX)
         iz_die("attention: %lld tiles are too many", (long long)n);
     return (int)n;

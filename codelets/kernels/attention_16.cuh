@@ -45,7 +45,6 @@ load_rows(uint16_t *to, const uint16_t *from, int ld, int left, int d)
     constexpr int STEP = 32 * NW / LANES;
     int row = (int)threadIdx.x / LANES, col = (int)threadIdx.x % LANES * 8;
     static_assert(ROWS % STEP == 0, "whole turns of all threads");
-
     to += row * pitch<DP> + col;
     from += row * ld + col;
 #pragma unroll
@@ -62,7 +61,6 @@ static __device__ __forceinline__ void load_columns(uint32_t (&r)[MT][4],
                                                     const uint16_t *rows, int k)
 {
     int lane = (int)threadIdx.x % 32;
-
     rows += lane % 16 * pitch<DP> + lane / 16 * 8 + k;
 #pragma unroll
     for (int m = 0; m < MT; m++)
@@ -77,7 +75,6 @@ add_columns(float (&s)[MT][N][4], const uint32_t (&a)[MT][4], const uint16_t *b)
 {
     int lane = (int)threadIdx.x % 32;
     uint32_t r[4];
-
     b += (lane % 8 + lane / 16 * 8) * pitch<DP> + lane / 8 % 2 * 8;
 #pragma unroll
     for (int j = 0; j < N; j += 2) {
@@ -120,7 +117,6 @@ static __device__ __forceinline__ void
 rows_by_rows(float (&s)[MT][N][4], const uint16_t *a, const uint16_t *b)
 {
     uint32_t piece[1][MT][4];
-
     rows_by_rows<T, DP>(s, piece, a, b, true);
 }
 
@@ -132,16 +128,13 @@ static __device__ __forceinline__ void add_product(float (&acc)[MT][C][4],
 {
     int lane = (int)threadIdx.x % 32;
     uint32_t rb[4];
-
     b += lane % 16 * pitch<DP> + lane / 16 * 8;
 #pragma unroll
     for (int k = 0; k < N; k += 2) {
         uint32_t ra[MT][4];
-
 #pragma unroll
         for (int i = 0; i < MT * 4; i++) {
             const float(&f)[4] = p[i / 4][k + i / 2 % 2];
-
             ra[i / 4][i % 4] = iz_pack<T>(f[i % 2 * 2], f[i % 2 * 2 + 1]);
         }
 #pragma unroll
@@ -164,11 +157,9 @@ store_rows(uint16_t *to, int64_t ld, int left, int d, uint16_t *own,
            const float (&acc)[MT][C][4], float by)
 {
     int lane = (int)threadIdx.x % 32;
-
 #pragma unroll
     for (int i = 0; i < MT * C * 2; i++) {
         const float *f = &acc[i / (2 * C)][i / 2 % C][i % 2 * 2];
-
         iz_put_pair(own + frag_row(i / (2 * C), i % 2 * 2) * pitch<DP> +
                         frag_col(i / 2 % C, 0),
                     iz_pack<T>(f[0] * by, f[1] * by));
@@ -176,7 +167,6 @@ store_rows(uint16_t *to, int64_t ld, int left, int d, uint16_t *own,
     __syncwarp();
     for (int i = lane; i < 16 * MT * C; i += 32) {
         int r = i / C, c = i % C * 8;
-
         if (r < left && c < d)
             iz_move16(to + r * ld + c, own + r * pitch<DP> + c);
     }
@@ -192,7 +182,6 @@ static __device__ __forceinline__ void mask(float (&s)[MT][N][4], int row,
     for (int i = 0; i < MT * N * 4; i++) {
         int m = i / (4 * N), j = i / 4 % N, e = i % 4;
         int after = col + frag_col(j, e) - row - frag_row(m, e);
-
         if (by_key ? after < 0 : after > 0)
             s[m][j][e] = to;
     }

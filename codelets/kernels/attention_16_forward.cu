@@ -20,7 +20,6 @@ soften(float (&s)[N][4], float (&acc)[C][4], int h, float *top, float *sum,
        float scale2)
 {
     float high = *top, keep, part = 0;
-
 #pragma unroll
     for (int j = 0; j < N; j++)
         high = fmaxf(high, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
@@ -29,7 +28,6 @@ soften(float (&s)[N][4], float (&acc)[C][4], int h, float *top, float *sum,
 #pragma unroll
     for (int i = 0; i < 2 * N; i++) {
         float *p = &s[i / 2][2 * h + i % 2];
-
         *p = iz_exp2(*p * scale2 - high * scale2);
         part += *p;
     }
@@ -50,7 +48,6 @@ finish(float (&acc)[MT][C][4], const float (&top)[MT][2],
     for (int i = 0; i < 2 * MT; i++) {
         int m = i / 2, h = i % 2, r = frag_row(m, 2 * h);
         float all = attention_16_forward_row_sum(sum[m][h]), inv = 1 / all;
-
 #pragma unroll
         for (int j = 0; j < 2 * C; j++)
             acc[m][j / 2][2 * h + j % 2] *= inv;
@@ -80,7 +77,6 @@ static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
     const uint16_t *v = k + a.kv;
     float acc[MT][DP / 8][4] = {}, s[MT][BN / 8][4], top[MT][2], sum[MT][2];
     uint32_t kept[KEPT][MT][4];
-
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
         top[i / 2][i % 2] = -INFINITY;
@@ -91,7 +87,6 @@ static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
     iz_copy_group();
     for (int j0 = 0; j0 < end; j0 += BN) {
         bool live = a.full || j0 < i0 + own + 16 * MT;
-
         iz_copy_wait<0>();
         __syncthreads(); /* keys are there, the last values are used up */
         load_rows<DP, BN, NW>(vs, v + j0 * ld, ld, a.seq - j0, a.d);
@@ -132,7 +127,6 @@ void iz_attention_fwd_16(const struct iz_heads *a, enum iz_dtype t,
         constexpr int BM = 16 * MT * NW;
         void (*k)(struct iz_heads) =
             forward<decltype(type)::value, DP, MT, NW, BN>;
-
         IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW,
                   bytes_of<DP>(BM + 2 * BN), stream, *a);
     });

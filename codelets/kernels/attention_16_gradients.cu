@@ -29,12 +29,10 @@ load_queries(uint16_t *to, const struct iz_heads &a, int head, int i0)
     const uint16_t *dy = (const uint16_t *)a.dy + iz_head_o(a, head);
     float *stats = (float *)(to + 2 * BQ * pitch<DP>);
     int i = (int)threadIdx.x, left = a.seq - i0;
-
     load_pair<DP, BQ, NW>(to, q + i0 * a.ld, a.ld, dy + i0 * a.c, a.c, left,
                           a.d);
     if (i < 2 * BQ) {
         const float *stat = i < BQ ? a.lse : a.delta;
-
         iz_copy_start<4>(stats + i, stat + (int64_t)head * a.seq + i0 + i % BQ,
                          i % BQ < left);
     }
@@ -50,7 +48,6 @@ grad_by_key(float (&s)[MT][N][4], float (&ds)[MT][N][4], const float *stats,
 #pragma unroll
     for (int i = 0; i < MT * N * 4; i++) {
         int m = i / (4 * N), j = i / 4 % N, e = i % 4, c = frag_col(j, e);
-
         s[m][j][e] = iz_exp2(s[m][j][e] * scale2 - stats[c] * LOG2E);
         ds[m][j][e] = s[m][j][e] * (ds[m][j][e] - stats[8 * N + c]);
     }
@@ -66,7 +63,6 @@ grad_by_query(float (&s)[MT][N][4], float (&ds)[MT][N][4],
 #pragma unroll
     for (int i = 0; i < MT * N * 4; i++) {
         int m = i / (4 * N), j = i / 4 % N, e = i % 4, h = e / 2;
-
         s[m][j][e] = iz_exp2(s[m][j][e] * scale2 - lse2[m][h]);
         ds[m][j][e] = s[m][j][e] * (ds[m][j][e] - delta[m][h]);
     }
@@ -95,7 +91,6 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     uint16_t *dk;
     float s[MT][BQ / 8][4], ds[MT][BQ / 8][4];
     float acc_k[MT][C][4] = {}, acc_v[MT][C][4] = {};
-
     load_pair<DP, BK, NW>(ks, k, ld, k + a.kv, ld, a.seq - k0, a.d);
     load_queries<DP, BQ, NW>(tiles, a, head, i0);
     iz_copy_group();
@@ -104,7 +99,6 @@ static __global__ void __launch_bounds__(32 * NW, 2)
         bool more = i0 + BQ < a.seq;
         int start = a.full ? 0 : k0 / BQ * BQ;
         int next = more ? i0 + BQ : start, next_head = head + !more;
-
         if (next_head < (group + 1) * a.group)
             load_queries<DP, BQ, NW>(tiles + TILE - stage, a, next_head, next);
         iz_copy_group();
@@ -152,11 +146,9 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     const uint16_t *dy = (const uint16_t *)a.dy + iz_head_o(a, head);
     float acc[MT][DP / 8][4] = {}, s[MT][BN / 8][4], ds[MT][BN / 8][4];
     float lse2[MT][2], delta[MT][2];
-
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
         int r = frag_row(i / 2, i % 2 * 2);
-
         lse2[i / 2][i % 2] = r < left ? a.lse[row + r] * LOG2E : 0;
         delta[i / 2][i % 2] = r < left ? a.delta[row + r] : 0;
     }
@@ -167,7 +159,6 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     for (int j0 = 0; j0 < end; j0 += BN, stage = TILE - stage) {
         int next = j0 + BN;
         const uint16_t *ks = tiles + stage, *vs = ks + BN * P;
-
         if (next < end)
             load_pair<DP, BN, NW>(tiles + TILE - stage, k + next * ld, ld,
                                   k + a.kv + next * ld, ld, a.seq - next, a.d);
@@ -205,7 +196,6 @@ static void run_gradients(const struct iz_heads *a, void *stream)
               DP / (8 * C));
     int bytes =
         bytes_of<DP>(2 * BK) + 2 * query_tile<DP, BQ> * (int)sizeof(uint16_t);
-
     IZ_LAUNCH(keys, grid, 32 * NW, bytes, stream, *a);
     IZ_LAUNCH(queries, iz_attention_blocks(a, BM, a->all), 32 * NW,
               bytes_of<DP>(2 * BM + 4 * BN), stream, *a);

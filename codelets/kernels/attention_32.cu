@@ -35,7 +35,6 @@ static __device__ __forceinline__ void load_rows(float *to, const T *from,
 {
     for (int i = (int)threadIdx.x; i < B * DP; i += THREADS) {
         int r = i / DP, c = i % DP;
-
         to[r * pitch<DP> + c] =
             r < left && c < d ? iz_load(from + r * ld + c) : 0;
     }
@@ -50,7 +49,6 @@ rows_by_rows(float (&s)[R][R], const float *a, const float *b)
         s[i / R][i % R] = 0;
     for (int k = 0; k < DP; k += 4) {
         float ra[R][4], rb[R][4];
-
 #pragma unroll
         for (int i = 0; i < R; i++) {
             iz_load_row<4>(ra[i], a + thread_row(i) * pitch<DP> + k);
@@ -82,11 +80,9 @@ add_product(float (&acc)[R][DP / 16], const float *w, const float *b)
 #pragma unroll 4
     for (int k = 0; k < R * SIDE; k++) {
         float rb[DP / 16];
-
 #pragma unroll
         for (int g = 0; g < DP / 64; g++) {
             float part[4];
-
             iz_load_row<4>(part, b + k * pitch<DP> + 64 * g);
 #pragma unroll
             for (int i = 0; i < 4; i++)
@@ -95,7 +91,6 @@ add_product(float (&acc)[R][DP / 16], const float *w, const float *b)
 #pragma unroll
         for (int i = 0; i < R; i++) {
             float p = w[thread_row(i) * pitch<R * SIDE> + k];
-
 #pragma unroll
             for (int x = 0; x < DP / 16; x++)
                 acc[i][x] += p * rb[x];
@@ -110,12 +105,10 @@ store_rows(T *to, int64_t ld, int left, int d, const float (&acc)[R][DP / 16],
            const float (&by)[R])
 {
     int first = (int)threadIdx.x % SIDE * 4;
-
 #pragma unroll
     for (int i = 0; i < R * DP / 16; i++) {
         int x = i % (DP / 16), r = thread_row(i / (DP / 16));
         int c = first + x / 4 * 64 + x % 4;
-
         if (r < left && c < d)
             iz_store(to + r * ld + c,
                      acc[i / (DP / 16)][x] * by[i / (DP / 16)]);
@@ -131,7 +124,6 @@ static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
                                               float scale)
 {
     float high = *top, keep;
-
 #pragma unroll
     for (int j = 0; j < R; j++) {
         s[j] = thread_col(j) < live ? s[j] * scale : -INFINITY;
@@ -168,7 +160,6 @@ static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
     float *lse = a.lse + (int64_t)head * a.seq + i0;
     float acc[R][DP / 16] = {}, s[R][R], top[R], sum[R], inv[R];
     int end = a.full ? a.seq : i0 + 1;
-
     for (int i = 0; i < R; i++) {
         top[i] = -INFINITY;
         sum[i] = 0;
@@ -190,7 +181,6 @@ static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
     }
     for (int i = 0; i < R; i++) {
         float all = iz_lanes_sum<SIDE>(sum[i]);
-
         inv[i] = 1 / all;
         if (thread_row(i) < left && thread_col(0) == 0)
             lse[thread_row(i)] = top[i] + logf(all);
@@ -205,7 +195,6 @@ static __device__ __forceinline__ void grad(float *s, float *ds, float lse,
                                             float delta, bool dead, float scale)
 {
     float p = dead ? 0 : expf(*s * scale - lse);
-
     *s = p;
     *ds = dead ? 0 : p * (*ds - delta);
 }
@@ -227,7 +216,6 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
     T *dk = (T *)a.dqkv + first;
     float acc_k[R][DP / 16] = {}, acc_v[R][DP / 16] = {}, by[R], one[R];
     float s[R][R], ds[R][R];
-
     load_rows<DP, B>(ks, k, ld, a.seq - k0, a.d);
     load_rows<DP, B>(vs, k + a.kv, ld, a.seq - k0, a.d);
     while (head < (group + 1) * a.group) {
@@ -235,7 +223,6 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
         const T *dy = (const T *)a.dy + iz_head_o(a, head);
         const float *lse = a.lse + (int64_t)head * a.seq;
         const float *delta = a.delta + (int64_t)head * a.seq;
-
         load_rows<DP, B>(qs, q + i0 * ld, ld, a.seq - i0, a.d);
         load_rows<DP, B>(ys, dy + i0 * a.c, a.c, a.seq - i0, a.d);
         __syncthreads();
@@ -244,7 +231,6 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
         for (int i = 0; i < R * R; i++) {
             int t = i0 + thread_col(i % R);
             bool dead = t >= a.seq || (!a.full && k0 + thread_row(i / R) > t);
-
             grad(&s[i / R][i % R], &ds[i / R][i % R], dead ? 0 : lse[t],
                  dead ? 0 : delta[t], dead, a.scale);
         }
@@ -287,10 +273,8 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
     T *dq = (T *)a.dqkv + iz_head_q(a, head) + i0 * ld;
     float acc[R][DP / 16] = {}, s[R][R], ds[R][R], by[R], lse[R], delta[R];
     int end = a.full ? a.seq : i0 + 1;
-
     for (int i = 0; i < R; i++) {
         bool dead = thread_row(i) >= left;
-
         lse[i] = dead ? 0 : a.lse[at + thread_row(i)];
         delta[i] = dead ? 0 : a.delta[at + thread_row(i)];
         by[i] = a.scale;
@@ -305,7 +289,6 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
         rows_by_rows<DP>(ds, ys, vs);
         for (int i = 0; i < R * R; i++) {
             int seen = a.full ? a.seq - 1 : i0 + thread_row(i / R);
-
             grad(&s[i / R][i % R], &ds[i / R][i % R], lse[i / R], delta[i / R],
                  j0 + thread_col(i % R) > seen, a.scale);
         }
@@ -329,7 +312,6 @@ static void run_backward(const struct iz_heads *a, void *stream)
     void (*keys)(struct iz_heads) = key_grads<T, DP, B>;
     void (*queries)(struct iz_heads) = query_grads<T, DP, B>;
     int bytes = bytes_of<DP, B>(4);
-
     IZ_LAUNCH(keys, iz_attention_blocks(a, B, a->all / a->group), THREADS,
               bytes, stream, *a);
     IZ_LAUNCH(queries, iz_attention_blocks(a, B, a->all), THREADS, bytes,
@@ -346,7 +328,6 @@ static void by_type_and_width(const struct iz_heads *a, enum iz_dtype t,
                               : 256,
                 [&](auto width) {
                     constexpr int DP = decltype(width)::value;
-
                     if constexpr (DP % 64 == 0) {
                         if (t == IZ_F16)
                             f(iz_f16(), width);
@@ -362,7 +343,6 @@ void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
     by_type_and_width(a, t, [&](auto zero, auto width) {
         constexpr int DP = decltype(width)::value, B = 64 * 64 / DP;
         void (*k)(struct iz_heads) = forward<decltype(zero), DP, B>;
-
         IZ_LAUNCH(k, iz_attention_blocks(a, B, a->all), THREADS,
                   (bytes_of<DP, B>(2)), stream, *a);
     });
@@ -377,7 +357,6 @@ void iz_attention_bwd_32(const struct iz_heads *a, enum iz_dtype t,
 {
     by_type_and_width(a, t, [&](auto zero, auto width) {
         constexpr int DP = decltype(width)::value, B = 64 * 64 / DP;
-
         if (DP < 256 && capability == 75)
             run_backward < decltype(zero), DP, DP<256 ? B / 2 : B>(a, stream);
         else

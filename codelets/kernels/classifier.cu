@@ -24,7 +24,6 @@ template <int N>
 static __device__ __forceinline__ void soft_add(soft &s, const float (&v)[N])
 {
     float m = s.max;
-
 #pragma unroll
     for (int i = 0; i < N; i++)
         m = fmaxf(m, v[i]);
@@ -41,16 +40,13 @@ static __device__ __forceinline__ soft row_soft(const float *s, int64_t n)
 {
     int64_t whole = n / WIDTH * WIDTH;
     soft mine = {-FLT_MAX, 0}, all;
-
     for (int64_t j = threadIdx.x * WIDTH; j < whole; j += STEP) {
         float v[WIDTH];
-
         iz_load_row(v, s + j);
         soft_add(mine, v);
     }
     for (int64_t j = whole + threadIdx.x; j < n; j += THREADS) {
         float v[1] = {s[j]};
-
         soft_add(mine, v);
     }
     all.max = iz_block_max(mine.max);
@@ -73,7 +69,6 @@ static __global__ void __launch_bounds__(THREADS)
     int32_t t = target[i];
     float at;
     soft all;
-
     if (t < 0) {
         if (threadIdx.x == 0)
             loss[i] = 0;
@@ -91,7 +86,6 @@ static __device__ __forceinline__ void
 row_gradient(T *d, const float *s, int64_t j, soft all, int32_t t, float scale)
 {
     float v[N], by = scale / all.sum;
-
     iz_load_row(v, s + j);
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -122,7 +116,6 @@ static __global__ void __launch_bounds__(THREADS)
     int32_t t = target[i];
     float at;
     soft all;
-
     d += i * ld;
     s += i * ld;
     if (t < 0) {
@@ -148,7 +141,6 @@ static __global__ void mean_loss(double *mean, const double *loss, int64_t n,
                                  int64_t count)
 {
     double sum = 0;
-
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
         sum += loss[i];
     sum = iz_block_sum(sum);
@@ -160,7 +152,6 @@ static __global__ void mean_loss(double *mean, const double *loss, int64_t n,
 static __global__ void copy_targets(int32_t *to, const int32_t *from, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-
     if (i < n)
         to[i] = from[i];
 }
@@ -172,7 +163,6 @@ static __global__ void round_sum(T *out, const float *in, int64_t n)
 {
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
     float v[N];
-
     if (i + N <= n) {
         iz_load_row(v, in + i);
         iz_store_row(out + i, v);
@@ -189,7 +179,6 @@ static void round_to(struct iz_exec *x, T *out, struct iz_view in)
     void (*k)(T *, const float *, int64_t) =
         per == 1 ? round_sum<1, T> : round_sum<WIDTH, T>;
     int64_t blocks = (n + per * THREADS - 1) / (per * THREADS);
-
     IZ_LAUNCH(k, (unsigned)blocks, THREADS, 0, x->stream, out,
               (const float *)in.p, n);
 }
@@ -199,7 +188,6 @@ static void classifier_product(struct iz_exec *x, struct iz_view scratch,
                                bool ta, struct iz_view b, bool tb)
 {
     struct iz_product p = {a, b, {}, d, {}, ta, tb, add, IZ_BIAS_NONE, 0};
-
     iz_product_cuda(x, &p, scratch);
 }
 
@@ -211,14 +199,12 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
                        float scale)
 {
     int64_t vocab = c->w.rows, ld = p.logits.cols;
-
     for (int64_t at = 0; at < c->a.rows; at += p.rows) {
         int64_t n = min64(p.rows, c->a.rows - at);
         struct iz_view a = iz_view_rows(c->a, at, n);
         struct iz_view logits = iz_view_rows(p.logits, 0, n);
         struct iz_view d = iz_view_rows(p.grad, 0, n);
         const float *s = (const float *)logits.p;
-
         classifier_product(x, p.product, logits, false, a, false, c->w, true);
         if (!grad) {
             IZ_LAUNCH(rows_fwd, (unsigned)n, THREADS, 0, x->stream, p.loss + at,
@@ -241,7 +227,6 @@ static void classifier_run(struct iz_exec *x, const struct iz_classifier *c,
 {
     struct iz_classifier_parts p = iz_classifier_parts(x, c, grad, scratch.p);
     float scale = count ? c->loss_scale / (float)count : 0;
-
     IZ_LAUNCH(copy_targets, (unsigned)((c->a.rows + THREADS - 1) / THREADS),
               THREADS, 0, x->stream, p.target, c->target, c->a.rows);
     iz_by_type(x->act, [&](auto zero) {

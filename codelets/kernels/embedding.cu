@@ -27,7 +27,6 @@ struct lookup {
 static __device__ int64_t row_of(int32_t token, int64_t first, int64_t vocab)
 {
     int64_t row = token - first;
-
     return row >= 0 && row < vocab ? row : vocab;
 }
 
@@ -42,7 +41,6 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ int32_t tokens[WARPS];
     int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x;
     float v[N], p[N];
-
     if (threadIdx.x < WARPS && row < l.rows)
         tokens[threadIdx.x] = l.token[row];
     __syncthreads();
@@ -51,7 +49,6 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     int64_t at_table = row_of(tokens[threadIdx.x / 32], l.first, l.vocab);
     const T *from = r ? r + row * c : NULL;
-
     if (at_table < l.vocab)
         from = wte + at_table * c;
     wpe += wpe ? row % seq * c : 0;
@@ -76,7 +73,6 @@ static __global__ void __launch_bounds__(RUN / 2)
 {
     __shared__ uint64_t key[RUN];
     int64_t base = (int64_t)blockIdx.x * RUN;
-
     for (int i = threadIdx.x; i < RUN; i += RUN / 2)
         key[i] = base + i < l.rows
                      ? (uint64_t)row_of(l.token[base + i], l.first, l.vocab)
@@ -87,10 +83,8 @@ static __global__ void __launch_bounds__(RUN / 2)
         for (int step = size / 2; step > 0; step /= 2) {
             int i = threadIdx.x / step * 2 * step + threadIdx.x % step;
             bool down = i & size;
-
             __syncthreads();
             uint64_t a = key[i], b = key[i + step];
-
             if ((a > b) != down) {
                 key[i] = b;
                 key[i + step] = a;
@@ -106,11 +100,9 @@ static __device__ int64_t count_less(const uint64_t *keys, int64_t n,
                                      uint64_t key)
 {
     int64_t from = 0;
-
     while (n > 0) {
         int64_t half = n / 2;
         bool less = keys[from + half] < key;
-
         from = less ? from + half + 1 : from;
         n = less ? n - half - 1 : half;
     }
@@ -124,12 +116,10 @@ static __global__ void __launch_bounds__(THREADS)
 {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int64_t run = i / len, other = (run ^ 1) * len;
-
     if (i >= n)
         return;
     int64_t room = min(len, max((int64_t)0, n - other));
     int64_t at = i - run * len + count_less(keys + other, room, keys[i]);
-
     to[run / 2 * 2 * len + at] = keys[i];
 }
 
@@ -138,7 +128,6 @@ static __global__ void __launch_bounds__(THREADS)
     find_tokens(int32_t *first, const uint64_t *keys, int64_t n, int64_t vocab)
 {
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-
     if (v <= vocab)
         first[v] = (int32_t)count_less(keys, n, (uint64_t)v << 32);
 }
@@ -150,7 +139,6 @@ static __device__ void add_rows(float (&sum)[N], const T *from,
                                 const uint64_t *keys, int64_t n, int64_t c)
 {
     float v[AHEAD][N];
-
     for (int64_t i = 0; i < n; i += AHEAD) {
 #pragma unroll
         for (int k = 0; k < AHEAD; k++)
@@ -185,7 +173,6 @@ static __global__ void __launch_bounds__(32)
     int64_t first = s.first[token], end = s.first[token + 1];
     int64_t from = first + (slot - first / SLOT) * PIECE;
     float sum[N] = {};
-
     if (end - first <= PIECE || from < first || from >= end || at >= s.c)
         return;
     add_rows(sum, dy + at, s.keys + from, min((int64_t)PIECE, end - from), s.c);
@@ -201,11 +188,9 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     int64_t at = ((int64_t)blockIdx.y * 32 + threadIdx.x % 32) * N;
     float sum[N] = {}, part[N];
-
     if (v >= s.vocab || at >= s.c)
         return;
     int64_t first = s.first[v], count = s.first[v + 1] - first;
-
     if (count <= PIECE)
         add_rows(sum, dy + at, s.keys + first, count, s.c);
     for (int64_t k = 0; count > PIECE && k * PIECE < count; k++) {
@@ -224,7 +209,6 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t p = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     int64_t at = ((int64_t)blockIdx.y * 32 + threadIdx.x % 32) * N;
     float sum[N] = {}, v[AHEAD][N];
-
     if (p >= seq || at >= c)
         return;
     for (int64_t t = p; t < rows; t += AHEAD * seq) {
@@ -251,14 +235,12 @@ static void forward_of(struct iz_exec *x, struct iz_view y,
 {
     struct lookup l = {token, y.rows, first, s.table.rows};
     void *wpe = s.wpe.rows ? s.wpe.p : NULL, *r = s.r.rows ? s.r.p : NULL;
-
     if (s.table.dtype != y.dtype || (s.wpe.rows && s.wpe.dtype != y.dtype))
         iz_die("embedding of %s with weights of %s", iz_dtype_name(y.dtype),
                iz_dtype_name(s.table.dtype));
     iz_by_type(y.dtype, [&](auto zero) {
         using T = decltype(zero);
         bool pieces = iz_rows_aligned<T>(y.cols, y.p, s.table.p, wpe, r);
-
         IZ_LAUNCH((pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>),
                   iz_blocks(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p, l,
                   (const T *)s.table.p, (const T *)wpe, (const T *)r,
@@ -284,11 +266,9 @@ static uint64_t *sort_keys(struct iz_exec *x, uint64_t *keys, uint64_t *other,
                            const struct lookup &l)
 {
     int64_t n = l.rows;
-
     IZ_LAUNCH(sort_runs, iz_blocks(n, RUN), RUN / 2, 0, x->stream, keys, l);
     for (int64_t len = RUN; len < n; len *= 2) {
         uint64_t *from = keys;
-
         IZ_LAUNCH(merge_runs, iz_blocks(n, THREADS), THREADS, 0, x->stream,
                   other, (const uint64_t *)from, n, len);
         keys = other;
@@ -308,13 +288,11 @@ static void launch_tokens(struct iz_exec *x, struct iz_view dwte,
     int32_t *first = (int32_t *)(base + at.first);
     float *sums = (float *)(base + at.sums);
     unsigned chunks = iz_blocks(dy.cols, 32 * N);
-
     keys = sort_keys(x, keys, other, l);
     IZ_LAUNCH(find_tokens, iz_blocks(dwte.rows + 1, THREADS), THREADS, 0,
               x->stream, first, (const uint64_t *)keys, dy.rows, dwte.rows);
 
     struct sorted s = {keys, first, dy.rows, dwte.rows, dy.cols};
-
     IZ_LAUNCH((sum_pieces<T, N>), dim3((unsigned)at.slots, chunks), 32, 0,
               x->stream, sums, (const T *)dy.p, s);
     IZ_LAUNCH((sum_tokens<T, N>), dim3(iz_blocks(dwte.rows, WARPS), chunks),
@@ -328,7 +306,6 @@ static void launch_backward(struct iz_exec *x, struct iz_view dwte,
                             const struct lookup &l, char *scratch)
 {
     dim3 grid(iz_blocks(dwpe.rows, WARPS), iz_blocks(dy.cols, 32 * N));
-
     if (dwte.p)
         launch_tokens<T, N>(x, dwte, dy, l, scratch);
     if (dwpe.rows && dwpe.p)

@@ -31,7 +31,6 @@ static __global__ void __launch_bounds__(THREADS)
     iz_each<THREADS, per_thread<O, T>>(n, aligned, [&](int64_t i, auto count) {
         constexpr int N = decltype(count)::value;
         float sum[N], next[N];
-
         iz_load_row(sum, (const T *)in.p[0] + i);
         for (int s = 1; s < n_in; s++) {
             iz_load_row(next, (const T *)in.p[s] + i);
@@ -53,7 +52,6 @@ void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,
 {
     struct inputs all = {};
     bool aligned = iz_aligned(out);
-
     if (n_in > IZ_SUM_INPUTS_MAX)
         iz_die("a sum of %d buffers, %d is the most", n_in, IZ_SUM_INPUTS_MAX);
     if (n == 0)
@@ -78,7 +76,6 @@ void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,
 template <class T> static __device__ double term(const T *x)
 {
     double v = (double)iz_load(x);
-
     return v * v;
 }
 
@@ -97,7 +94,6 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t b = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     int64_t left = n - b * BLOCK - lane;
     double v = 0;
-
     x += b * BLOCK + lane;
     if (left > BLOCK - 32) {
 #pragma unroll
@@ -120,7 +116,6 @@ static int64_t launch_level(struct iz_exec *x, double *sum, const T *v,
 {
     int64_t blocks = n > 0 ? (n + BLOCK - 1) / BLOCK : 1;
     int64_t per = THREADS / 32;
-
     IZ_LAUNCH((sum_blocks<T>), (int)((blocks + per - 1) / per), THREADS, 0,
               x->stream, sum, v, n);
     return blocks;
@@ -145,12 +140,10 @@ void iz_flat_norm2_cuda(struct iz_exec *x, double *norm2, const void *p,
                         enum iz_dtype type, int64_t n, struct iz_view scratch)
 {
     double *from = (double *)scratch.p;
-
     n = launch_first(x, n > BLOCK ? from : norm2, p, type, n);
     while (n > 1) {
         double *to = n > BLOCK ? from + n : norm2;
         int64_t sums = launch_level(x, to, from, n);
-
         from += n;
         n = sums;
     }

@@ -30,7 +30,6 @@ static __global__ void __launch_bounds__(THREADS)
     forward(T *y, const T *z, const T *e, int n, int d)
 {
     int64_t m = blockIdx.x, pairs = (int64_t)n * (n + 1) / 2;
-
     z += m * d;
     e += m * n * d;
     y += m * (d + pairs);
@@ -40,7 +39,6 @@ static __global__ void __launch_bounds__(THREADS)
         int i = larger_of(p), j = p - i * (i - 1) / 2;
         const T *a = vector_at(z, e, i, d), *b = vector_at(z, e, j, d);
         float sum = 0;
-
         for (int k = 0; k < d; k++)
             sum += iz_load(a + k) * iz_load(b + k);
         iz_store(y + d + p, sum);
@@ -54,7 +52,6 @@ static __global__ void __launch_bounds__(THREADS)
     backward(T *dz, T *de, const T *dy, const T *z, const T *e, int n, int d)
 {
     int64_t m = blockIdx.x, pairs = (int64_t)n * (n + 1) / 2;
-
     z += m * d;
     e += m * n * d;
     dz += m * d;
@@ -63,10 +60,8 @@ static __global__ void __launch_bounds__(THREADS)
     for (int at = (int)threadIdx.x; at < (n + 1) * d; at += THREADS) {
         int i = at / d, k = at % d;
         float sum = i ? 0 : iz_load(dy + k);
-
         for (int j = 0; j <= n; j++) {
             int high = i > j ? i : j, low = i > j ? j : i;
-
             if (i != j)
                 sum += iz_load(dy + d + high * (high - 1) / 2 + low) *
                        iz_load(vector_at(z, e, j, d) + k);

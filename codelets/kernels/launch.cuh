@@ -111,7 +111,6 @@ template <int N, class T>
 static __device__ __forceinline__ void iz_load_row(float (&to)[N], const T *p)
 {
     constexpr int per = 16 / sizeof(T);
-
     if constexpr (N % per == 0) {
 #pragma unroll
         for (int i = 0; i < N; i += per) {
@@ -138,7 +137,6 @@ static __device__ __forceinline__ void iz_store_row(T *p,
                                                     const float (&from)[N])
 {
     constexpr int per = 16 / sizeof(T);
-
     if constexpr (N % per == 0) {
 #pragma unroll
         for (int i = 0; i < N; i += per) {

@@ -24,12 +24,10 @@ static __global__ void __launch_bounds__(32 * WARPS)
     int64_t first = (int64_t)blockIdx.x * 32 * N, col = first + lane * N;
     int64_t step = (int64_t)gridDim.y * WARPS;
     float acc[N] = {};
-
     if (col < cols)
 #pragma unroll 4
         for (int64_t i = blockIdx.y * WARPS + warp; i < rows; i += step) {
             float v[N];
-
             iz_load_row<N>(v, dy + i * cols + col);
             for (int j = 0; j < N; j++)
                 acc[j] += v[j];
@@ -39,7 +37,6 @@ static __global__ void __launch_bounds__(32 * WARPS)
     __syncthreads();
     for (int j = threadIdx.x; j < 32 * N && first + j < cols; j += 32 * WARPS) {
         float s = part[0][j];
-
         for (int w = 1; w < WARPS; w++)
             s += part[w][j];
         iz_store(sum + blockIdx.y * cols + first + j, s);
@@ -54,7 +51,6 @@ static void matmul_launch(struct iz_exec *x, O *sum, const T *dy, int64_t rows,
     constexpr int wide = 16 / sizeof(T);
     bool whole = cols % wide == 0 && iz_aligned(dy);
     dim3 grid(iz_blocks(cols, 32 * (whole ? wide : 1)), (unsigned)pieces);
-
     IZ_LAUNCH((whole ? column_sum<wide, T, O> : column_sum<1, T, O>), grid,
               32 * WARPS, 0, x->stream, sum, dy, rows, cols);
 }
@@ -66,7 +62,6 @@ static int pieces_of(struct iz_view dy, struct iz_view scratch)
     int64_t across = (dy.cols + 255) / 256, n = FULL / across;
     int64_t room = iz_view_bytes(scratch) / (dy.cols * (int64_t)sizeof(float));
     int64_t most = dy.rows / (4 * WARPS);
-
     n = n < most ? n : most;
     n = n < room ? n : room;
     return n > 1 ? (int)n : 1;
@@ -79,7 +74,6 @@ static void sum_twice(struct iz_exec *x, O *sum, struct iz_view dy,
 {
     int pieces = pieces_of(dy, scratch);
     float *part = (float *)scratch.p;
-
     if (pieces == 1) {
         matmul_launch(x, sum, (const T *)dy.p, dy.rows, dy.cols, 1);
     } else {
@@ -109,7 +103,6 @@ static __global__ void __launch_bounds__(32 * WARPS)
 {
     int64_t i = ((int64_t)blockIdx.x * 32 * WARPS + threadIdx.x) * N;
     float to[N], from[N];
-
     if (i >= n)
         return;
     iz_load_row<N>(to, b + i % cols);
@@ -130,7 +123,6 @@ void iz_bias_rows_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
         constexpr int wide = 16 / sizeof(T);
         bool whole = y.cols % wide == 0 && iz_aligned(y.p, r.p, b.p);
         int64_t n = iz_view_len(y), per = 32 * WARPS * (whole ? wide : 1);
-
         IZ_LAUNCH((whole ? add_rows<wide, T> : add_rows<1, T>),
                   iz_blocks(n, per), 32 * WARPS, 0, x->stream, (T *)y.p,
                   (const T *)r.p, (const T *)b.p, n, y.cols);

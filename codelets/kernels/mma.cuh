@@ -40,7 +40,6 @@ template <enum iz_dtype T>
 static __device__ __forceinline__ uint32_t iz_pack(float lo, float hi)
 {
     uint32_t r;
-
     if constexpr (T == IZ_BF16)
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
     else
@@ -52,7 +51,6 @@ static __device__ __forceinline__ uint32_t iz_pack(float lo, float hi)
 static __device__ __forceinline__ float iz_exp2(float x)
 {
     float y;
-
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
@@ -105,7 +103,6 @@ static __device__ __forceinline__ void iz_copy_start(void *dst, const void *src,
                                                      bool valid)
 {
     int n = valid ? BYTES : 0;
-
     if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                          iz_shared_address(dst)),

@@ -69,7 +69,6 @@ template <int TEAM, int N, class T, class F>
 static __device__ float sum_of(const T *a, int c, int lane, const F &f)
 {
     float sum = 0, v[AHEAD][N];
-
     for (int at = lane * N; at < c; at += AHEAD * TEAM * N) {
         iz_load_ahead<TEAM * N>(v, a, at, c);
         for (int k = 0; k < AHEAD; k++)
@@ -95,7 +94,6 @@ static __device__ void apply(const forward<T, MEAN> &p, int i, int c,
     const T *a = piece(p.n, p.a, i);
     T *y = piece(p.n, p.y, i);
     float v[N], w[N], b[N] = {};
-
     for (int at = lane * N; at < c; at += TEAM * N) {
         iz_load_row(v, a + at);
         iz_load_row(w, p.n.w + at);
@@ -119,19 +117,15 @@ static __global__ void __launch_bounds__(THREADS) normalise(forward<T, MEAN> p)
     int i = team_piece<TEAM>(), c = columns<TEAM>(p.n, i);
     int lane = (int)threadIdx.x % TEAM;
     float mean = 0, rstd = 0;
-
     if (!p.again) {
         const T *a = piece(p.n, p.a, i);
-
         if constexpr (MEAN)
             mean = sum_of<TEAM, N>(a, c, lane, [](float v) { return v; }) /
                    (float)p.n.c;
         float sum = sum_of<TEAM, N>(a, c, lane, [=](float v) {
             float d = MEAN ? v - mean : v;
-
             return d * d;
         });
-
         rstd = 1 / sqrtf(sum / (float)p.n.c + p.n.eps);
         if (c && lane == 0) {
             if constexpr (MEAN)
@@ -174,7 +168,6 @@ static __device__ struct means means_of(const backward<T, MEAN> &p, int i,
     const T *from_dy = piece(p.n, p.dy, i), *from_a = piece(p.n, p.a, i);
     float mean = MEAN && c ? p.n.mean[i] : 0, rstd = c ? p.n.rstd[i] : 0;
     float g = 0, ghat = 0, dy[A][N], a[A][N], w[A][N];
-
 #pragma unroll 1
     for (int at = lane * N; at < c; at += A * TEAM * N) {
         iz_load_ahead<TEAM * N>(dy, from_dy, at, c);
@@ -184,7 +177,6 @@ static __device__ struct means means_of(const backward<T, MEAN> &p, int i,
             for (int j = 0; j < N; j++) {
                 bool in = at + k * TEAM * N < c;
                 float v = dy[k][j] * w[k][j];
-
                 if constexpr (MEAN)
                     g += in ? v : 0;
                 ghat += in ? v * xhat<MEAN>(a[k][j], mean, rstd) : 0;
@@ -203,13 +195,11 @@ static __device__ void write_dx(const backward<T, MEAN> &p, int i,
                                 float (&gw)[N], float (&gb)[N])
 {
     float dy[N], a[N], w[N];
-
     iz_load_row(dy, piece(p.n, p.dy, i) + at);
     iz_load_row(a, piece(p.n, p.a, i) + at);
     iz_load_row(w, p.n.w + at);
     for (int j = 0; j < N; j++) {
         float hat = xhat<MEAN>(a[j], v.mean, v.rstd);
-
         gw[j] += dy[j] * hat;
         if constexpr (MEAN) {
             gb[j] += dy[j];
@@ -230,10 +220,8 @@ static __global__ void __launch_bounds__(THREADS)
     int lane = (int)threadIdx.x % TEAM;
     struct means v = means_of<TEAM, AHEAD, N>(p, i, c, lane);
     float gw[N] = {}, gb[N] = {};
-
     for (int at = lane * N; at < c; at += TEAM * N) {
         float r[N] = {};
-
         if (p.r.p)
             iz_load_row(r, piece(p.n, p.r, i) + at);
         write_dx(p, i, v, at, r, gw, gb);
@@ -246,7 +234,6 @@ static __device__ void write_partial(float *partial, int c,
                                      const float (&g)[K][N])
 {
     int lane = (int)threadIdx.x % TEAM;
-
     if constexpr (TEAM == THREADS) {
 #pragma unroll
         for (int k = 0; k < K; k++)
@@ -254,12 +241,10 @@ static __device__ void write_partial(float *partial, int c,
                 iz_store_row(partial + (k * TEAM + lane) * N, g[k]);
     } else {
         __shared__ float sum[TEAM * K * N];
-
         for (int t = 0; t < THREADS / TEAM; t++) {
 #pragma unroll
             for (int i = 0; i < K * N; i++) {
                 float *s = sum + (i / N * TEAM + lane) * N + i % N;
-
                 if (t == (int)threadIdx.x / TEAM)
                     *s = (t ? *s : 0) + g[i / N][i % N];
             }
@@ -282,7 +267,6 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 4 : 2)
     constexpr bool at_once = MEAN || K < 4;
     int lane = (int)threadIdx.x % TEAM;
     float gw[K][N] = {}, gb[K][N] = {};
-
     /* All teams go on while the first has a piece, for the sums. */
     for (int first = (int)blockIdx.x; first < p.n.all;
          first += p.parts * (THREADS / TEAM)) {
@@ -290,15 +274,12 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 4 : 2)
         int c = columns<TEAM>(p.n, i);
         const T *from = p.r.p ? piece(p.n, p.r, i) : NULL;
         float r[K][N] = {};
-
         if (at_once && c && from)
             iz_load_ahead<TEAM * N>(r, from, lane * N, c);
         struct means v = means_of<TEAM, K, N>(p, i, c, lane);
-
 #pragma unroll
         for (int k = 0; k < K; k++) {
             int at = (k * TEAM + lane) * N;
-
             if (at >= c)
                 continue;
             if (!at_once && from)
@@ -320,12 +301,10 @@ static __global__ void __launch_bounds__(THREADS)
 {
     int at = (int)(blockIdx.x * THREADS + threadIdx.x) * N;
     float gw[N] = {}, gb[N] = {}, dy[N], a[N];
-
     if (at >= p.n.c)
         return;
     for (int i = (int)blockIdx.y; i < p.n.all; i += p.parts) {
         float mean = MEAN ? p.n.mean[i] : 0, rstd = p.n.rstd[i];
-
         iz_load_row(dy, piece(p.n, p.dy, i) + at);
         iz_load_row(a, piece(p.n, p.a, i) + at);
         for (int j = 0; j < N; j++) {
@@ -350,7 +329,6 @@ static __global__ void __launch_bounds__(32 * GROUPS)
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     int col = (int)blockIdx.x * 32 + lane;
     float sum = 0;
-
     for (int i = warp; i < parts && col < cols; i += GROUPS)
         sum += partial[(int64_t)i * cols + col];
     group[warp][lane] = sum;
@@ -384,7 +362,6 @@ static known<T, MEAN> known_of(struct iz_view out, struct iz_view a,
 {
     const char *name = MEAN ? "layernorm" : "rmsnorm";
     int64_t all = iz_view_len(n.rstd);
-
     if (n.w.dtype != a.dtype || out.dtype != a.dtype)
         iz_die("%s of %s with weights of %s", name, iz_dtype_name(a.dtype),
                iz_dtype_name(n.w.dtype));
@@ -420,7 +397,6 @@ static void launch_teams(struct iz_exec *x, const P &p, int team,
 {
     int teams = THREADS / team;
     void (*k)(P) = team < 32 ? least : team == 32 ? warp : block;
-
     IZ_LAUNCH(k, (p.n.all + teams - 1) / teams, THREADS, 0, x->stream, p);
 }
 
@@ -444,7 +420,6 @@ static void start_forward(struct iz_exec *x, struct iz_view y,
         forward<T, MEAN> p = {known_of<T, MEAN>(y, a, n, eps),
                               pieces_of<T>(y, first), pieces_of<T>(kept, 0),
                               pieces_of<const T>(a, first), again};
-
         if (whole(p.y) && whole(p.a) && whole(p.kept) &&
             iz_rows_aligned<T>(p.n.c, p.n.w, p.n.b))
             launch_forward<T, MEAN, 16 / sizeof(T)>(x, p);
@@ -469,7 +444,6 @@ static void launch_fused(struct iz_exec *x, const backward<T, MEAN> &p)
     int each = (p.n.c + TEAM * N - 1) / (TEAM * N);
     constexpr int most = TEAM < 32 ? 1 : 4;
     void (*k)(backward<T, MEAN>) = backward_fused<T, MEAN, N, TEAM, most>;
-
     if constexpr (TEAM == THREADS || MEAN) {
         if (each == 1)
             k = backward_fused<T, MEAN, N, TEAM, 1>;
@@ -486,14 +460,12 @@ static void launch_backward(struct iz_exec *x, const backward<T, MEAN> &p,
                             T *dw, T *db)
 {
     int team = team_for<MEAN>(p.n.c, N), cols = (MEAN ? 2 : 1) * p.n.c;
-
     if (!dw && !db) {
         launch_dx<T, MEAN, N>(x, p);
         return;
     }
     if (p.n.c > 4 * THREADS * N) {
         dim3 grid(iz_blocks(p.n.c, THREADS * N), p.parts);
-
         IZ_LAUNCH((backward_columns<T, MEAN, N>), grid, THREADS, 0, x->stream,
                   p);
         launch_dx<T, MEAN, N>(x, p); /* later, because dx may replace dy */
@@ -525,7 +497,6 @@ static void start_backward(struct iz_exec *x, struct iz_view dx,
                                (float *)scratch.p,
                                (int)(scratch.rows / (MEAN ? 2 : 1))};
         T *dw = (T *)n.dw.p, *db = (T *)n.db.p;
-
         if (whole(p.dx) && whole(p.r) && whole(p.dy) && whole(p.a) &&
             iz_rows_aligned<T>(p.n.c, p.n.w))
             launch_backward<T, MEAN, 16 / sizeof(T)>(x, p, dw, db);

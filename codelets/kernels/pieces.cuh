@@ -56,7 +56,6 @@ static __device__ __forceinline__ void iz_each(int64_t n, bool at_once,
 {
     int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int64_t i = thread * N;
-
     if (at_once && i + N <= n)
         f(i, std::integral_constant<int, N>());
     else
@@ -99,7 +98,6 @@ static __device__ __forceinline__ T iz_block_gather(T v, T none)
 {
     __shared__ T part[32];
     int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-
     __syncthreads(); /* part may still be read */
     if (lane == 0)
         part[threadIdx.x / 32] = v;

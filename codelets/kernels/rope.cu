@@ -22,7 +22,6 @@ struct job {
 static __device__ float angle_of(int64_t t, double turns_per_token)
 {
     double turns = __dmul_rn((double)t, turns_per_token);
-
     return (float)((turns - rint(turns)) * TWO_PI);
 }
 
@@ -31,12 +30,10 @@ template <class T, int N>
 static __device__ void turn(T *lo, int half, const float *cs, const float *sn)
 {
     float a[N], b[N];
-
     iz_load_row(a, lo);
     iz_load_row(b, lo + half);
     for (int i = 0; i < N; i++) {
         float low = a[i], high = b[i];
-
         a[i] = low * cs[i] - high * sn[i];
         b[i] = high * cs[i] + low * sn[i];
     }
@@ -53,17 +50,14 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t first = (int64_t)blockIdx.x * j.each;
     int left = j.rows - first < j.each ? (int)(j.rows - first) : j.each;
     int per = j.half / N;
-
     for (int i = (int)threadIdx.x; i < left * j.half; i += THREADS) {
         float v = angle_of((first + i / j.half) % j.seq, f.f[i % j.half]);
-
         cs[i] = cosf(v);
         sn[i] = j.back ? -sinf(v) : sinf(v);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < left * j.heads * per; i += THREADS) {
         int col = i % per * N, head = i / per % j.heads, r = i / per / j.heads;
-
         turn<T, N>(a + (first + r) * j.ld + head * 2 * j.half + col, j.half,
                    cs + r * j.half + col, sn + r * j.half + col);
     }
@@ -77,7 +71,6 @@ void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
     struct job j = {a.rows, a.cols,         r->seq, r->heads,
                     half,   THREADS / half, back};
     int64_t blocks = (j.rows + j.each - 1) / j.each;
-
     if (blocks > INT32_MAX)
         iz_die("rope of %lld rows: too many", (long long)j.rows);
     iz_rope_turns_of(&f, r);
@@ -85,7 +78,6 @@ void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
         using T = decltype(zero);
         constexpr int per = 16 / sizeof(T);
         bool whole = iz_aligned(a.p) && half % per == 0 && j.ld % per == 0;
-
         IZ_LAUNCH((whole ? rotate<T, per> : rotate<T, 1>), (int)blocks, THREADS,
                   0, x->stream, (T *)a.p, f, j);
     });

@@ -43,7 +43,6 @@ static __device__ void update_elem(const union iz_consts &k, float &p,
                                    float (&state)[F::STATES][N], int j, float g)
 {
     float s[F::STATES];
-
     for (int i = 0; i < F::STATES; i++)
         s[i] = state[i][j];
     F::update(k, p, s, g);
@@ -70,7 +69,6 @@ static __global__ void __launch_bounds__(THREADS)
     iz_each<THREADS, PER_THREAD>(w.n, w.aligned, [&](int64_t i, auto count) {
         constexpr int N = decltype(count)::value;
         float p[N], grad[N], state[F::STATES][N];
-
         iz_load_row(grad, g + i);
         iz_load_row(p, w.p + i);
         for (int s = 0; s < F::STATES; s++)
@@ -98,7 +96,6 @@ static void launch_wide(struct iz_exec *x, const struct iz_update *u)
                          u->p + i,
                          {},
                          iz_aligned(u->p + i, g, out)};
-
         if (end <= i)
             iz_die("update: span %d of %d is empty", (int)s, u->spans);
         for (int j = 0; j < F::STATES; j++) {
@@ -187,7 +184,6 @@ static __device__ void store_codes(unsigned char *p, uint32_t c)
 static __device__ uint32_t power_of_block(const float *x, uint32_t binades)
 {
     uint32_t most = 0;
-
     for (int j = 0; j < PER_THREAD; j++)
         most = max(most, iz_float_bits(x[j]) & 0x7fffffffu);
     for (int step = LANES / 2; step > 0; step /= 2)
@@ -241,7 +237,6 @@ static __device__ void update_spans(const struct narrow &k,
 {
     float p[PER_THREAD], grad[PER_THREAD];
     int s = 0;
-
     iz_load_row(grad, g + i);
     iz_load_row(p, k.p + i);
     for (int j = 0; j < PER_THREAD; j++) {
@@ -265,7 +260,6 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t i = thread * PER_THREAD;
     bool mine = i < k.n; /* with all of its block */
     float state[F::STATES][PER_THREAD] = {};
-
     if (mine) {
         for (int s = 0; s < F::STATES; s++)
             T::load(state[s], k, s, i);
@@ -279,7 +273,6 @@ template <class F, class T, class G, class O>
 static void launch_narrow(struct iz_exec *x, const struct iz_update *u)
 {
     struct narrow k = {};
-
     if (!iz_aligned(u->p, u->g, u->out) || u->n % IZ_MOMENT_BLOCK ||
         u->at % IZ_MOMENT_BLOCK || u->spans > IZ_ALIKE_MAX)
         iz_die("update with narrow states: %lld elements, %d spans, or an "

@@ -12,7 +12,6 @@
 IZ_EITHER float iz_gelu_slope(float a, float s)
 {
     float c = a > 12 ? 12 : a;
-
     c = c < -12 ? -12 : c;
     return s +
            c * s * (1 - s) * IZ_TWO_ROOT_2_PI * (1 + 3 * IZ_GELU_CUBIC * c * c);
@@ -22,7 +21,6 @@ IZ_EITHER float iz_gelu_slope(float a, float s)
 IZ_EITHER float iz_swiglu_slope(float a, float s)
 {
     float c = a > 100 ? 100 : a;
-
     c = c < -100 ? -100 : c;
     return s + c * s * (1 - s);
 }

@@ -35,7 +35,6 @@ static struct iz_head head_at(const struct iz_attention *a, int64_t i,
                         .first = head % group == 0,
                         .last = head % group == group - 1,
                         .full = a->full};
-
     if (dqkv) {
         h.dy = dy + row * c + head * d;
         h.dq = dqkv + row * ld + head * d;
@@ -55,14 +54,12 @@ static int64_t all_heads(const struct iz_attention *a)
 static double flops(const struct iz_attention *a)
 {
     int64_t twice = a->full ? 2 * a->seq : a->seq + 1;
-
     return (double)a->o.rows * (double)a->o.cols * (double)twice;
 }
 
 static void attention_check(const struct iz_attention *a)
 {
     int keys = iz_attention_keys(a);
-
     assert(a->o.rows % a->seq == 0 && a->o.cols % a->heads == 0);
     assert(a->heads % keys == 0 && a->qkv.rows == a->o.rows);
     assert(a->qkv.cols == a->o.cols / a->heads * (a->heads + 2 * keys));
@@ -75,10 +72,8 @@ static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
     const struct iz_attention_loops *loops = iz_attention_loops();
     int64_t d = a->o.cols / a->heads;
     struct iz_view work = iz_work(x, IZ_F32, 1, iz_head_floats(a->seq, d, bwd));
-
     for (int64_t i = 0; !x->dry && i < all_heads(a); i++) {
         struct iz_head h = head_at(a, i, dqkv, dy);
-
         h.work = work.p;
         (bwd ? loops->attention_bwd : loops->attention_fwd)(&h);
     }
@@ -106,7 +101,6 @@ static int columns_most(const struct iz_exec *x)
 static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t d = a->o.cols / a->heads;
-
     assert(x->capability >= (x->act == IZ_BF16 ? 80 : 70));
     if (d > columns_most(x) || (x->act != IZ_F32 && d % 8))
         iz_die("attention in %s on a GPU of compute capability %d.%d: heads of "
@@ -119,7 +113,6 @@ static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
 static void cudnn_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     struct iz_view scratch = iz_work(x, IZ_U8, 1, IZ_CUDNN_SCRATCH);
-
     if (x->ask && !x->ask->why[0])
         iz_attention_ask_cudnn(x, a);
     if (iz_runs(x, IZ_CUDA))
@@ -140,7 +133,6 @@ static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                      const struct iz_attention *a)
 {
     struct iz_view delta = iz_work(x, IZ_F32, a->lse.rows, a->lse.cols);
-
     check_cuda(x, a);
     if (iz_runs(x, IZ_CUDA))
         iz_attention_bwd_cuda(x, dqkv, dy, a, delta);
@@ -149,7 +141,6 @@ static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
 void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t mark = iz_work_mark(x);
-
     attention_check(a);
     iz_count_fused(x, 2 * flops(a),
                    (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
@@ -166,7 +157,6 @@ void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a)
 {
     int64_t mark = iz_work_mark(x);
-
     attention_check(a);
     iz_count_fused(x, 4 * flops(a),
                    (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +

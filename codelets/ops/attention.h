@@ -42,7 +42,6 @@ static inline int64_t iz_head_cols(int64_t d)
 static inline int64_t iz_head_floats(int64_t seq, int64_t d, bool bwd)
 {
     int64_t n = iz_head_keys(seq), c = iz_head_cols(d);
-
     return (bwd ? 4 : 2) * n * c + (bwd ? 5 : 3) * IZ_HEAD_ROWS * c +
            (bwd ? 2 : 1) * IZ_HEAD_ROWS * IZ_HEAD_KEYS;
 }

@@ -44,7 +44,6 @@ static inline ivec first_lanes(int64_t n)
 {
     static const int32_t number[16] __attribute__((aligned(64))) = {
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
     return *(const ivec *)number < (int32_t)n;
 }
 
@@ -56,7 +55,6 @@ static inline vec exp2_of(vec x)
     ivec low = x < -125.f;
     vec t = x + magic, r = x - (t - magic);
     vec p = IZ_EXP2_PART(r);
-
     p *= (vec)(((ivec)t + 127) << 23);
     return (vec)(~low & (ivec)p);
 }
@@ -73,7 +71,6 @@ IZ_INLINE void strip(float *c, int64_t ldc, bool add, int nv, struct left a,
                      const float *b, int64_t ldb, int64_t n)
 {
     vec sum[STRIP][2];
-
 #pragma GCC unroll 8
     for (int r = 0; r < STRIP; r++)
 #pragma GCC unroll 2
@@ -82,7 +79,6 @@ IZ_INLINE void strip(float *c, int64_t ldc, bool add, int nv, struct left a,
                 add ? *(const vec *)(c + r * ldc + v * LANES) : (vec){0};
     for (int64_t k = 0; k < n; k++) {
         vec right[2];
-
 #pragma GCC unroll 2
         for (int v = 0; v < nv; v++)
             right[v] = *(const vec *)(b + k * ldb + v * LANES);
@@ -108,7 +104,6 @@ IZ_INLINE void product(float *c, int64_t ldc, bool add, int64_t rows,
     for (int64_t r = 0; r < rows; r += STRIP) {
         struct left at = {a.p + r * a.row, a.row, a.col};
         int64_t j = 0;
-
         for (; j + 2 * LANES <= cols; j += 2 * LANES)
             strip(c + r * ldc + j, ldc, add, 2, at, b + j, ldb, n);
         if (j < cols)
@@ -130,7 +125,6 @@ struct work {
 static float *attention_loops_take(float **p, int64_t floats)
 {
     float *at = *p;
-
     *p += floats;
     return at;
 }
@@ -140,7 +134,6 @@ static struct work work_of(const struct iz_head *h, bool bwd)
     struct work w = {.c = iz_head_cols(h->d)};
     int64_t all = iz_head_keys(h->seq) * w.c, tile = ROWS * w.c;
     float *p = h->work;
-
     w.keys = attention_loops_take(&p, all);
     w.values = attention_loops_take(&p, all);
     w.q = attention_loops_take(&p, tile);
@@ -175,7 +168,6 @@ static inline void turn_square(float *to, int64_t ldto, const float *from,
                                int64_t ld)
 {
     square_row a[PANEL], b[PANEL];
-
 #pragma GCC unroll 8
     for (int i = 0; i < PANEL; i++)
         a[i] = *(const square_row *)(from + i * ld);
@@ -253,7 +245,6 @@ static inline int64_t sees(const struct tile *t, int64_t key)
 static inline int64_t sees_from(const struct tile *t, int64_t key)
 {
     int64_t q = sees(t, key / PANEL * PANEL);
-
     return q > 0 ? q / LANES * LANES : 0;
 }
 
@@ -261,7 +252,6 @@ static inline int64_t sees_from(const struct tile *t, int64_t key)
 static inline int64_t seen_by(const struct tile *t, int64_t c)
 {
     int64_t n = (t->i0 + c + LANES - t->j0 + PANEL - 1) / PANEL * PANEL;
-
     return t->full || n > t->keys ? t->keys : n;
 }
 
@@ -272,7 +262,6 @@ static void scores(float *s, const struct tile *t, const float *keys,
     for (int64_t j = 0; j < t->keys; j += PANEL) {
         int64_t from = sees_from(t, j);
         struct left a = {keys + (t->j0 + j) * c, c, 1};
-
         product(s + j * ROWS + from, ROWS, false, PANEL, ROWS - from, a,
                 qt + from, ROWS, d);
     }
@@ -285,7 +274,6 @@ static void to_queries(float *sum, const struct tile *t, const float *s,
     for (int64_t q = 0; q < ROWS; q += PANEL) {
         int64_t seen = t->full ? t->keys : t->i0 + q + PANEL - t->j0;
         struct left a = {s + q, 1, ROWS};
-
         product(sum + q * c, c, true, PANEL, c, a, b + t->j0 * c, c,
                 seen < t->keys ? seen : t->keys);
     }
@@ -298,7 +286,6 @@ static void to_keys(float *sum, const struct tile *t, const float *s,
     for (int64_t j = 0; j < t->keys; j += PANEL) {
         int64_t q = sees(t, j) > 0 ? sees(t, j) : 0;
         struct left a = {s + j * ROWS + q, ROWS, 1};
-
         product(sum + (t->j0 + j) * c, c, true, PANEL, c, a, b + q * c, c,
                 ROWS - q);
     }
@@ -308,7 +295,6 @@ static void to_keys(float *sum, const struct tile *t, const float *s,
 static bool next_tile(struct tile *t, const struct iz_head *h)
 {
     int64_t end = t->i0 + ROWS, left;
-
     t->j0 += t->keys;
     if (h->full || end > h->seq)
         end = h->seq;
@@ -335,14 +321,12 @@ static float power_of(const struct iz_head *h)
 static void maxima(float *most, float *s, const struct tile *t)
 {
     vec m[ROWS / LANES];
-
     memcpy(m, most, sizeof(m));
     for (int64_t j = 0; j < t->keys; j++)
 #pragma GCC unroll 8
         for (int v = 0; v < ROWS / LANES; v++) {
             vec *x = (vec *)(s + j * ROWS) + v;
             int64_t hidden = sees(t, j) - v * LANES;
-
             if (hidden > 0)
                 *x = pick(first_lanes(hidden), (vec){0} - INFINITY, *x);
             m[v] = pick(*x > m[v], *x, m[v]);
@@ -356,10 +340,8 @@ static void exponentials(float *s, float *total, const float *most, float by,
 {
     for (int64_t c = 0; c < ROWS; c += LANES) {
         vec sum = *(vec *)(total + c), m = *(const vec *)(most + c);
-
         for (int64_t j = 0; j < seen_by(t, c); j++) {
             vec *x = (vec *)(s + j * ROWS + c);
-
             *x = exp2_of(by * (*x - m));
             sum += *x;
         }
@@ -389,7 +371,6 @@ static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
     struct tile t = {.i0 = i0, .full = h->full};
     float most[ROWS] ALIGNED, before[ROWS], total[ROWS] ALIGNED = {0};
     float by = power_of(h);
-
     for (int q = 0; q < ROWS; q++)
         most[q] = -INFINITY;
     memset(w->sum, 0, (size_t)(ROWS * w->c) * sizeof(*w->sum));
@@ -414,7 +395,6 @@ static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
 static void pack_keys(const struct iz_head *h, const struct work *w)
 {
     int64_t n = iz_head_keys(h->seq);
-
     if (h->first) {
         attention_loops_copy(w->keys, n, w->c, h->k, h->ld, h->seq, h->d);
         attention_loops_copy(w->values, n, w->c, h->v, h->ld, h->seq, h->d);
@@ -424,7 +404,6 @@ static void pack_keys(const struct iz_head *h, const struct work *w)
 static void head_fwd(const struct iz_head *h)
 {
     struct work w = work_of(h, false);
-
     pack_keys(h, &w);
     for (int64_t i0 = 0; i0 < h->seq; i0 += ROWS)
         tile_fwd(h, &w, i0);
@@ -443,7 +422,6 @@ static void row_sums(float *lse, float *delta, const struct iz_head *h,
         const float *o = h->o + (i0 + q) * h->ldo;
         const float *dy = h->dy + (i0 + q) * h->ldo;
         float sum = 0;
-
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < h->d; j++)
             sum += o[j] * dy[j];
@@ -458,16 +436,13 @@ static void softmax_bwd(float *s, float *ds, const float *lse,
 {
     for (int64_t c = 0; c < ROWS; c += LANES) {
         vec l = *(const vec *)(lse + c), d = *(const vec *)(delta + c);
-
         for (int64_t j = 0; j < seen_by(t, c); j++) {
             vec *p = (vec *)(s + j * ROWS + c);
             vec *g = (vec *)(ds + j * ROWS + c);
             vec x = by * *p - l; /* above 0 only where l was rounded */
             vec e = exp2_of(pick(x > 0.f, (vec){0}, x)), de = e * (*g - d);
-
             if (sees(t, j) > c) {
                 ivec hidden = first_lanes(sees(t, j) - c);
-
                 e = pick(hidden, (vec){0}, e);
                 de = pick(hidden, (vec){0}, de);
             }
@@ -482,7 +457,6 @@ static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
     int64_t rows = h->seq - i0 < ROWS ? h->seq - i0 : ROWS, c = w->c;
     struct tile t = {.i0 = i0, .full = h->full};
     float lse[ROWS] ALIGNED, delta[ROWS] ALIGNED, by[ROWS];
-
     pack_tile(w->q, w->qt, c, h->q + i0 * h->ld, h->ld, rows, h->d);
     pack_tile(w->dy, w->dyt, c, h->dy + i0 * h->ldo, h->ldo, rows, h->d);
     row_sums(lse, delta, h, i0, rows);
@@ -514,7 +488,6 @@ static void head_bwd(const struct iz_head *h)
 {
     struct work w = work_of(h, true);
     int64_t all = iz_head_keys(h->seq) * w.c;
-
     pack_keys(h, &w);
     if (h->first) {
         memset(w.dk, 0, (size_t)all * sizeof(*w.dk));

@@ -25,7 +25,6 @@
 static int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t bytes)
 {
     int64_t most = bytes / (vocab * iz_dtype_bytes(IZ_F32)), chunks;
-
     most = most < 1 ? 1 : most;
     chunks = (rows + most - 1) / most;
     return (rows + chunks - 1) / chunks;
@@ -35,7 +34,6 @@ static int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t bytes)
 static int64_t check_targets(const int32_t *target, int64_t n, int64_t vocab)
 {
     int64_t count = 0;
-
     for (int64_t i = 0; i < n; i++) {
         if (target[i] < -1 || target[i] >= vocab)
             iz_die("target %d at position %lld is outside the vocabulary "
@@ -52,7 +50,6 @@ static inline double row_bwd(float *s, int64_t n, int32_t target, float scale)
 {
     float at = s[target], m = iz_row_max(s, n), sum = iz_row_exp(s, m, n);
     float by = scale / sum;
-
     for (int64_t j = 0; j < n; j++)
         s[j] *= by;
     s[target] -= scale;
@@ -64,10 +61,8 @@ IZ_SIMD static double rows_bwd(struct iz_view logits, const int32_t *target,
                                float scale)
 {
     double sum = 0;
-
     for (int64_t i = 0; i < logits.rows; i++) {
         float *s = (float *)logits.p + i * logits.cols;
-
         if (target[i] < 0)
             memset(s, 0, (size_t)logits.cols * sizeof(*s));
         else
@@ -79,10 +74,8 @@ IZ_SIMD static double rows_bwd(struct iz_view logits, const int32_t *target,
 IZ_SIMD static double rows_fwd(struct iz_view logits, const int32_t *target)
 {
     double sum = 0;
-
     for (int64_t i = 0; i < logits.rows; i++) {
         float *s = (float *)logits.p + i * logits.cols, m, at;
-
         if (target[i] < 0)
             continue;
         at = s[target[i]];
@@ -100,7 +93,6 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
     struct iz_exec e = iz_exec_dry(IZ_CUDA, x->act);
     struct iz_classifier_parts p = {0};
     int64_t m = c->a.rows, v = c->w.rows, ld;
-
     ld = (v + CUDA_ROW_ALIGN - 1) / CUDA_ROW_ALIGN * CUDA_ROW_ALIGN;
     p.rows = chunk_rows(m, ld, iz_classifier_chunk_bytes);
     e.work.base = base;
@@ -127,7 +119,6 @@ static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
     double flops = 2 * rows * (double)iz_view_len(c->w);
     double a = (double)iz_view_bytes(c->a), w = (double)iz_view_bytes(c->w);
     double dlogits = rows * v * (double)iz_dtype_bytes(p->grad.dtype);
-
     iz_count(x, flops, rows * v * 4 + a + chunks * w);
     if (grad)
         iz_count(x, flops, dlogits + (double)iz_view_bytes(c->da) + chunks * w);
@@ -140,7 +131,6 @@ static void on_cuda(struct iz_exec *x, const struct iz_classifier *c, bool grad)
     struct iz_classifier_parts p = iz_classifier_parts(x, c, grad, NULL);
     struct iz_view scratch = iz_work(x, IZ_U8, 1, p.bytes);
     int64_t count;
-
     count_cuda(x, c, &p, grad);
     if (x->dry)
         return;
@@ -169,12 +159,10 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c, bool grad)
     int64_t count = x->dry ? 0 : check_targets(c->target, c->a.rows, c->w.rows);
     float scale = count ? c->loss_scale / (float)count : 0;
     double sum = 0;
-
     for (int64_t at = 0; at < c->a.rows; at += rows) {
         int64_t n = c->a.rows - at < rows ? c->a.rows - at : rows;
         struct iz_view chunk = iz_view_rows(logits, 0, n);
         struct iz_view a = iz_view_rows(c->a, at, n);
-
         iz_matmul_fwd(x, chunk, IZ_NONE, a, &l);
         if (!x->dry)
             sum += grad ? rows_bwd(chunk, c->target + at, scale)
@@ -197,7 +185,6 @@ static void classifier(struct iz_exec *x, const struct iz_classifier *c,
 {
     struct iz_classifier plain = *c; /* no linear layer: without an adapter */
     int64_t mark = iz_work_mark(x);
-
     assert(c->a.cols == c->w.cols && c->a.rows > 0);
     assert(c->a.rows <= INT32_MAX);
     plain.w.adapter = NULL;

@@ -9,7 +9,6 @@
 void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     const void *in = a.p;
-
     assert(iz_view_len(y) == iz_view_len(a));
     iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     if (iz_runs(x, IZ_CPU))

@@ -40,7 +40,6 @@ static inline int64_t row_in(struct iz_view v, const struct iz_table *t,
                              int32_t r)
 {
     int64_t at = r - t->first;
-
     if (!v.row)
         return at >= 0 && at < v.rows ? at : -1;
     r = (int32_t)at;
@@ -54,11 +53,9 @@ static void lookup_cpu(struct iz_view y, struct iz_view r,
                        const struct iz_table *a, struct iz_view wpe, float *row)
 {
     int64_t c = y.cols;
-
     for (int64_t t = 0; t < y.rows; t++) {
         float *to = (float *)y.p + t * c;
         int64_t v = row_in(a->w, a, a->row[t]);
-
         if (v >= 0)
             iz_cast(to, IZ_F32, row_at(a->w, v), a->w.dtype, c);
         else if (!r.rows)
@@ -82,7 +79,6 @@ void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
     if (x->backend == IZ_CPU) {
         int64_t mark = iz_work_mark(x);
         struct iz_view row = iz_work(x, IZ_F32, 1, y.cols);
-
         if (!x->dry)
             lookup_cpu(y, IZ_NONE, &(struct iz_table){.w = wte, .row = token},
                        wpe, row.p);
@@ -100,7 +96,6 @@ static void link_positions(int32_t *first, int32_t *next,
         first[v] = -1;
     for (int64_t t = n - 1; t >= 0; t--) {
         int64_t v = row_in(a->dw, a, a->row[t]);
-
         if (v >= 0) {
             next[t] = first[v];
             first[v] = (int32_t)t;
@@ -112,10 +107,8 @@ static void bwd_token(struct iz_view dwte, struct iz_view dy,
                       const int32_t *first, const int32_t *next, float *row)
 {
     int64_t c = dy.cols;
-
     for (int64_t v = 0; v < dwte.rows; v++) {
         struct iz_view to = iz_view_rows(dwte, v, 1);
-
         if (first[v] < 0) {
             memset(to.p, 0, (size_t)iz_view_bytes(to));
             continue;
@@ -130,10 +123,8 @@ static void bwd_token(struct iz_view dwte, struct iz_view dy,
 static void bwd_position(struct iz_view dwpe, struct iz_view dy, float *row)
 {
     int64_t c = dy.cols;
-
     for (int64_t p = 0; p < dwpe.rows; p++) {
         struct iz_view to = iz_view_rows(dwpe, p, 1);
-
         memset(row, 0, (size_t)c * sizeof(*row));
         for (int64_t t = p; t < dy.rows; t += dwpe.rows)
             add_row(row, (float *)dy.p + t * c, c);
@@ -148,7 +139,6 @@ static void run_table_bwd(struct iz_exec *x, struct iz_view dy,
     struct iz_view row = iz_work(x, IZ_F32, 1, dy.cols);
     struct iz_view first = iz_work(x, IZ_I32, 1, t->dw.rows);
     struct iz_view next = iz_work(x, IZ_I32, 1, dy.rows);
-
     if (iz_runs(x, IZ_CPU) && iz_wanted(x, t->dw)) {
         link_positions(first.p, next.p, t, dy.rows);
         bwd_token(t->dw, dy, first.p, next.p, row.p);
@@ -168,7 +158,6 @@ void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
                       const int32_t *token)
 {
     int64_t mark = iz_work_mark(x);
-
     assert(dwte.cols == dy.cols && dy.rows <= INT32_MAX);
     iz_count(x, 0,
              (double)(2 * iz_view_bytes(dy) + iz_view_bytes(dwte) +
@@ -180,12 +169,10 @@ void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
                       &(struct iz_table){.w = dwte, .dw = dwte, .row = token});
 
         struct iz_view row = iz_work(x, IZ_F32, 1, dy.cols);
-
         if (!x->dry && iz_wanted(x, dwpe))
             bwd_position(dwpe, dy, row.p);
     } else {
         struct iz_view scratch = embedding_cuda_scratch(x, dy, dwte.rows);
-
         if (!x->dry)
             iz_embedding_bwd_cuda(x, dwte, dwpe, dy, token, scratch);
     }
@@ -210,7 +197,6 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
                   const struct iz_table *t)
 {
     int64_t mark = iz_work_mark(x);
-
     if (!t->dw.rows) /* the table is frozen */
         return;
     assert(t->dw.cols == dy.cols && dy.rows <= INT32_MAX);
@@ -220,7 +206,6 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
         run_table_bwd(x, dy, t);
     } else {
         struct iz_view scratch = embedding_cuda_scratch(x, dy, t->dw.rows);
-
         if (iz_runs(x, IZ_CUDA))
             iz_table_bwd_cuda(x, dy, t, scratch);
     }

@@ -26,7 +26,6 @@ static inline struct iz_embedding_scratch
 iz_embedding_scratch_of(int64_t n, int64_t vocab, int64_t c)
 {
     struct iz_embedding_scratch s;
-
     s.keys = 0;
 
     s.other = s.keys + iz_embedding_pad(n * 8);

@@ -14,7 +14,6 @@ static struct iz_view exec_take(struct iz_arena *a, const char *name,
 {
     struct iz_view v = {.dtype = t, .rows = rows, .cols = cols};
     int64_t bytes = (iz_view_bytes(v) + ALIGN - 1) / ALIGN * ALIGN;
-
     assert(rows >= 0 && cols >= 0);
     assert((uintptr_t)a->base % ALIGN == 0);
     if (bytes > a->size - a->used)

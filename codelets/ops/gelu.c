@@ -19,7 +19,6 @@ static inline float gelu_gate(float a)
     float power = a * (-LOG2_E * IZ_TWO_ROOT_2_PI +
                        -LOG2_E * IZ_TWO_ROOT_2_PI * IZ_GELU_CUBIC * (a * a));
     float s = 1 / (1 + iz_exp2f(power));
-
     return power > 100 ? 0 : s;
 }
 
@@ -38,7 +37,6 @@ IZ_SIMD static void bwd_cpu(float *du, float *y, const float *dy,
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
         float v = a[i], s = gelu_gate(v), g = dy[i] * iz_gelu_slope(v, s);
-
         du[i] = g;
         y[i] = v * s;
     }

@@ -52,7 +52,6 @@ static int attributes(dnnl_primitive_attr_t *out, bool add)
 {
     dnnl_post_ops_t ops = NULL;
     int r = dnnl_primitive_attr_create(out);
-
     if (!r)
         r = dnnl_primitive_attr_set_scratchpad_mode(*out,
                                                     dnnl_scratchpad_mode_user);
@@ -81,7 +80,6 @@ static void one_thread(void)
 {
     static _Thread_local bool done;
     void (*set)(int) = NULL;
-
     if (done)
         return;
     done = true;
@@ -99,7 +97,6 @@ static int product_open(struct product *p, const struct iz_gemm16 *g)
         [C] = plain(g->m, g->n, false, type_of(g->c_type))};
     dnnl_primitive_attr_t attr = NULL;
     int r = 0;
-
     assert(g->m > 0 && g->n > 0 && g->k > 0);
     memset(p, 0, sizeof(*p));
     one_thread();
@@ -124,7 +121,6 @@ static void look(void)
     const dnnl_version_t *v = dnnl_version();
     struct iz_gemm16 small = {.m = 16, .n = 16, .k = 16, .c_type = IZ_F32};
     struct product p = {0};
-
     if (v->major != IZ_ONEDNN_MAJOR)
         here.missing = "oneDNN is another version than at build time";
     else if (v->cpu_runtime != DNNL_RUNTIME_OMP &&
@@ -146,7 +142,6 @@ const char *iz_gemm16_missing(void)
 void iz_gemm16_name(char *out, size_t size)
 {
     const dnnl_version_t *v = dnnl_version();
-
     snprintf(out, size, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
 }
 
@@ -154,7 +149,6 @@ int64_t iz_gemm16_scratch(const struct iz_gemm16 *g)
 {
     struct product p;
     int64_t bytes;
-
     if (iz_gemm16_missing())
         return 0;
     if (product_open(&p, g))
@@ -179,7 +173,6 @@ static int run(struct product *p, const struct iz_gemm16 *g)
     dnnl_dims_t bytes = {p->scratch}, stride = {1};
     iz_desc scratch = {0};
     int n = 0, r = iz_desc_open(&scratch, 1, bytes, stride, dnnl_u8);
-
     for (int i = 0; i <= OPERANDS && !r; i++) {
         if (i == BIAS && !g->biased)
             continue;
@@ -210,7 +203,6 @@ void iz_gemm16(const struct iz_gemm16 *g)
 {
     struct product p = {0};
     int r = -1;
-
     if (!iz_gemm16_missing())
         r = product_open(&p, g);
     if (!r)

@@ -25,7 +25,6 @@ IZ_SIMD static void sample_fwd(float *y, const float *z, const float *e,
         for (int64_t j = 0; j < i; j++) {
             const float *a = vector(z, e, i, d), *b = vector(z, e, j, d);
             float sum = 0;
-
 #pragma omp simd reduction(+ : sum)
             for (int64_t k = 0; k < d; k++)
                 sum += a[k] * b[k];
@@ -46,7 +45,6 @@ IZ_SIMD static void sample_bwd(float *dz, float *de, const float *dy,
             const float *a = vector(z, e, i, d), *b = vector(z, e, j, d);
             float *da = de + (i - 1) * d, *db = j ? de + (j - 1) * d : dz;
             float g = *dy++;
-
             for (int64_t k = 0; k < d; k++) {
                 da[k] += g * b[k];
                 db[k] += g * a[k];
@@ -57,7 +55,6 @@ IZ_SIMD static void sample_bwd(float *dz, float *de, const float *dy,
 static void interact_check(struct iz_view y, struct iz_view z, struct iz_view e)
 {
     int64_t n = z.rows ? e.rows / z.rows : 0;
-
     assert(e.rows == n * z.rows && e.cols == z.cols && y.rows == z.rows);
     assert(y.cols == z.cols + n * (n + 1) / 2);
 }
@@ -72,7 +69,6 @@ void iz_interact_fwd(struct iz_exec *x, struct iz_view y, struct iz_view z,
                      struct iz_view e)
 {
     int64_t n = e.rows / z.rows, d = z.cols;
-
     interact_check(y, z, e);
     iz_count(x, flops(z, e),
              (double)(iz_view_bytes(y) + iz_view_bytes(z) + iz_view_bytes(e)));
@@ -87,7 +83,6 @@ void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
                      struct iz_view dy, struct iz_view z, struct iz_view e)
 {
     int64_t n = e.rows / z.rows, d = z.cols;
-
     interact_check(dy, z, e);
     interact_check(dy, dz, de);
     iz_count(x, 2 * flops(z, e),

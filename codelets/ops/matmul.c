@@ -20,7 +20,6 @@
 static int64_t panel_rows(const struct iz_exec *x, struct iz_view w)
 {
     int64_t n = PANEL_BYTES / (w.cols * iz_dtype_bytes(IZ_F32));
-
     if (x->act != IZ_F32 || w.dtype == IZ_F32)
         return w.rows;
     return n < 1 ? 1 : n > w.rows ? w.rows : n;
@@ -30,7 +29,6 @@ static int64_t panel_rows(const struct iz_exec *x, struct iz_view w)
 static struct iz_view panel_take(struct iz_exec *x, struct iz_view w)
 {
     bool convert = x->act == IZ_F32 && w.dtype != IZ_F32;
-
     return iz_work(x, IZ_F32, convert ? panel_rows(x, w) : 0, w.cols);
 }
 
@@ -38,7 +36,6 @@ static const float *panel_load(struct iz_view panel, struct iz_view w,
                                int64_t from, int64_t n)
 {
     struct iz_view src = iz_view_rows(w, from, n);
-
     if (panel.rows == 0)
         return src.p;
     iz_cast(panel.p, IZ_F32, src.p, src.dtype, n * w.cols);
@@ -51,7 +48,6 @@ IZ_SIMD static void fill(struct iz_view y, struct iz_view r, const float *bias)
     for (int64_t i = 0; i < y.rows; i++) {
         float *to = (float *)y.p + i * y.cols;
         const float *from = r.rows ? (float *)r.p + i * y.cols : NULL;
-
         if (from && bias)
             for (int64_t j = 0; j < y.cols; j++)
                 to[j] = from[j] + bias[j];
@@ -122,7 +118,6 @@ static void product_32(struct iz_exec *x, const struct iz_product *p)
     struct iz_view w = p->ta ? p->d : p->b, panel = panel_take(x, w);
     struct iz_view bias = iz_work(x, IZ_F32, p->bias.rows, p->bias.cols);
     bool add = bias.rows || p->c.rows;
-
     if (x->dry)
         return;
     if (bias.rows)
@@ -144,7 +139,6 @@ static struct iz_view rounded(struct iz_exec *x, struct iz_view v)
         return v;
 
     struct iz_view to = iz_work(x, IZ_BF16, v.rows, v.cols);
-
     if (!x->dry)
         iz_cast(to.p, IZ_BF16, v.p, v.dtype, iz_view_len(v));
     return to;
@@ -166,7 +160,6 @@ static void product_16(struct iz_exec *x, const struct iz_product *p)
                           .c_type = p->d.dtype,
                           .add = p->add || p->c.rows > 0};
     struct iz_view scratch = iz_work(x, IZ_U8, 1, iz_gemm16_scratch(&g));
-
     if (x->dry)
         return;
     if (p->c.rows && p->c.p != p->d.p)
@@ -196,14 +189,12 @@ static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
 {
     struct iz_product p = iz_product_fwd(y, r, a, l);
     int64_t mark = iz_work_mark(x);
-
     assert(l->scale == 0 || (l->b.rows == 0 && r.rows == 0));
     assert(iz_product_n(&p) == y.cols && iz_product_k(&p) == a.cols);
     assert(y.rows == a.rows);
     product_count(x, &p);
     if (x->backend == IZ_CUDA) {
         struct iz_view scratch = matmul_cuda_scratch(x);
-
         if (!x->dry)
             iz_matmul_fwd_cuda(x, y, r, a, l, scratch);
     } else {
@@ -217,12 +208,10 @@ static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 {
     struct iz_product p = iz_product_da(da, dy, l);
     int64_t mark = iz_work_mark(x);
-
     assert(da.rows == dy.rows);
     product_count(x, &p);
     if (x->backend == IZ_CUDA) {
         struct iz_view scratch = matmul_cuda_scratch(x);
-
         if (!x->dry)
             iz_matmul_da_cuda(x, da, dy, l, scratch);
     } else {
@@ -235,7 +224,6 @@ static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 IZ_SIMD static void sum_rows(float *restrict sum, struct iz_view dy)
 {
     int64_t n = dy.cols, i = 0;
-
     memset(sum, 0, (size_t)n * sizeof(*sum));
     for (; i + 4 <= dy.rows; i += 4) {
         const float *p = (float *)dy.p + i * n;
@@ -255,7 +243,6 @@ static void db_on_cpu(struct iz_exec *x, struct iz_view dy,
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view sum = iz_work(x, IZ_F32, 1, l->db.cols);
-
     if (!x->dry) {
         sum_rows(sum.p, dy);
         iz_cast(l->db.p, l->db.dtype, sum.p, IZ_F32, sum.cols);
@@ -269,7 +256,6 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
     struct iz_product p = iz_product_dw(dy, a, l);
     bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db);
     int64_t mark = iz_work_mark(x);
-
     assert(a.rows == dy.rows && (!l->add || l->dw.dtype == IZ_F32));
     if (db)
         iz_count(x, 0, (double)iz_view_bytes(l->db));
@@ -282,7 +268,6 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
             product_on_cpu(x, &p, l);
     } else if (dw || db) {
         struct iz_view scratch = matmul_cuda_scratch(x);
-
         if (!x->dry)
             iz_matmul_dw_cuda(x, dy, a, l, scratch);
     }
@@ -295,7 +280,6 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
 static struct iz_linear base_of(const struct iz_linear *l)
 {
     struct iz_linear base = *l;
-
     base.w.adapter = NULL;
     return base;
 }
@@ -303,7 +287,6 @@ static struct iz_linear base_of(const struct iz_linear *l)
 static struct iz_adapter *adapter_of(const struct iz_linear *l)
 {
     struct iz_adapter *f = l->w.adapter;
-
     return f && f->a.rows ? f : NULL;
 }
 
@@ -315,7 +298,6 @@ static struct iz_view matmul_narrow(struct iz_exec *x, struct iz_view v,
     struct iz_view t = iz_work(x, x->act, v.rows, f->a.rows);
     struct iz_linear l = {
         .w = gradient ? f->b : f->a, .out_in = !gradient, .scale = f->scale};
-
     product_fwd(x, t, IZ_NONE, v, &l);
     return t;
 }
@@ -326,11 +308,9 @@ void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     const struct iz_adapter *f = adapter_of(l);
     struct iz_linear base = base_of(l);
     int64_t mark = iz_work_mark(x);
-
     product_fwd(x, y, r, a, &base);
     if (f) {
         struct iz_linear wide = {.w = f->b, .out_in = true};
-
         product_fwd(x, y, y, matmul_narrow(x, a, f, false), &wide);
     }
     iz_work_release(x, mark);
@@ -342,11 +322,9 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
     const struct iz_adapter *f = adapter_of(l);
     struct iz_linear base = base_of(l);
     int64_t mark = iz_work_mark(x);
-
     product_da(x, da, dy, &base);
     if (f) {
         struct iz_linear wide = {.w = f->a};
-
         product_fwd(x, da, da, matmul_narrow(x, dy, f, true), &wide);
     }
     iz_work_release(x, mark);
@@ -358,7 +336,6 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     const struct iz_adapter *f = adapter_of(l);
     struct iz_linear base = base_of(l);
     int64_t mark = iz_work_mark(x);
-
     if (l->w.adapter) {
         l->w.adapter->seen = true;
         l->w.adapter->out_in = l->out_in;
@@ -366,13 +343,11 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     matmul_product_dw(x, dy, a, &base);
     if (f && iz_wanted(x, f->da)) {
         struct iz_linear to_a = {.w = f->a, .dw = f->da, .out_in = true};
-
         matmul_product_dw(x, matmul_narrow(x, dy, f, true), a, &to_a);
     }
     iz_work_release(x, mark);
     if (f && iz_wanted(x, f->db)) {
         struct iz_linear to_b = {.w = f->b, .dw = f->db, .out_in = true};
-
         matmul_product_dw(x, dy, matmul_narrow(x, a, f, false), &to_b);
     }
     iz_work_release(x, mark);

@@ -17,7 +17,6 @@
 static struct iz_view widen(struct iz_exec *x, struct iz_view v)
 {
     struct iz_view f = iz_work(x, IZ_F32, 1, v.cols);
-
     if (iz_runs(x, IZ_CPU))
         iz_cast(f.p, IZ_F32, v.p, v.dtype, v.cols);
     return f;
@@ -39,7 +38,6 @@ static struct iz_view norm_cuda_scratch(struct iz_exec *x, int64_t all,
 {
     int64_t bytes = like.cols * iz_dtype_bytes(like.dtype);
     int64_t parts = min64(all, bytes > 2048 && bytes <= 4096 ? 528 : 264);
-
     return iz_work(x, IZ_F32, sums * parts, like.cols);
 }
 
@@ -48,7 +46,6 @@ static struct iz_view norm_cuda_scratch(struct iz_exec *x, int64_t all,
 static inline float row_sum(const float *a, int64_t n)
 {
     float sum = 0;
-
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; i++)
         sum += a[i];
@@ -58,7 +55,6 @@ static inline float row_sum(const float *a, int64_t n)
 static inline float row_sum_square(const float *a, float mean, int64_t n)
 {
     float sum = 0;
-
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; i++)
         sum += (a[i] - mean) * (a[i] - mean);
@@ -68,10 +64,8 @@ static inline float row_sum_square(const float *a, float mean, int64_t n)
 IZ_SIMD static void layernorm_stats(float *mean, float *rstd, struct iz_view a)
 {
     float c = (float)a.cols;
-
     for (int64_t i = 0; i < a.rows; i++) {
         const float *row = (float *)a.p + i * a.cols;
-
         mean[i] = row_sum(row, a.cols) / c;
         rstd[i] = 1 / sqrtf(row_sum_square(row, mean[i], a.cols) / c + EPSILON);
     }
@@ -84,7 +78,6 @@ IZ_SIMD static void layernorm_apply(struct iz_view y, struct iz_view a,
     for (int64_t i = 0; i < a.rows; i++) {
         const float *from = (float *)a.p + i * a.cols;
         float *to = (float *)y.p + i * a.cols, m = mean[i], s = rstd[i];
-
         for (int64_t j = 0; j < a.cols; j++)
             to[j] = (from[j] - m) * s * w[j] + b[j];
     }
@@ -94,13 +87,11 @@ static void layernorm(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       const struct iz_norm_layer *n, bool again)
 {
     int64_t mark = iz_work_mark(x);
-
     assert(a.rows == y.rows && a.cols == y.cols && a.cols == n->w.cols);
     assert(n->mean.rows == a.rows && n->rstd.rows == a.rows);
     iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     if (x->backend == IZ_CPU) {
         struct iz_view w = widen(x, n->w), b = widen(x, n->b);
-
         if (!x->dry && !again)
             layernorm_stats(n->mean.p, n->rstd.p, a);
         if (!x->dry)
@@ -129,11 +120,9 @@ static inline void row_means(float *mg, float *mgx, const float *dy,
                              int64_t n)
 {
     float sum = 0, sum_hat = 0;
-
 #pragma omp simd reduction(+ : sum, sum_hat)
     for (int64_t i = 0; i < n; i++) {
         float g = dy[i] * w[i];
-
         sum += g;
         sum_hat += g * ((a[i] - m) * s);
     }
@@ -152,17 +141,14 @@ IZ_SIMD static void layernorm_gradients(struct iz_view dx, struct iz_view r,
     int64_t c = a.cols;
     float *restrict gw = scratch, *restrict gb = scratch + c;
     float *restrict to = scratch + 2 * c;
-
     memset(scratch, 0, 2 * (size_t)c * sizeof(*scratch));
     for (int64_t i = 0; i < a.rows; i++) {
         const float *av = (float *)a.p + i * c, *dv = (float *)dy.p + i * c;
         const float *rv = r.rows ? (float *)r.p + i * c : NULL;
         float m = mean[i], s = rstd[i], mg, mgx;
-
         row_means(&mg, &mgx, dv, w, av, m, s, c);
         for (int64_t j = 0; j < c; j++) {
             float hat = (av[j] - m) * s;
-
             gw[j] += dv[j] * hat;
             gb[j] += dv[j];
             to[j] = s * (dv[j] * w[j] - mg - hat * mgx);
@@ -179,14 +165,12 @@ void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                       const struct iz_norm_layer *n)
 {
     int64_t mark = iz_work_mark(x);
-
     assert(dx.rows == a.rows && dy.rows == a.rows && dx.cols == a.cols);
     iz_count(x, 0,
              (double)(iz_view_bytes(dx) + iz_view_bytes(r) + iz_view_bytes(dy) +
                       iz_view_bytes(a)));
     if (x->backend == IZ_CPU) {
         struct iz_view w = widen(x, n->w), g = iz_work(x, IZ_F32, 3, a.cols);
-
         if (!x->dry) {
             layernorm_gradients(dx, r, dy, a, n, w.p, g.p);
             store_gradient(x, n->dw, g.p);
@@ -194,7 +178,6 @@ void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
         }
     } else {
         struct iz_view scratch = norm_cuda_scratch(x, a.rows, a, 2);
-
         if (!x->dry)
             iz_layernorm_bwd_cuda(x, dx, r, dy, a, n, scratch);
     }
@@ -225,7 +208,6 @@ static inline float *piece(struct pieces s, int64_t i)
 static inline float mean_square(const float *a, int64_t n)
 {
     float sum = 0;
-
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; i++)
         sum += a[i] * a[i];
@@ -237,7 +219,6 @@ static inline float mean_product(const float *dy, const float *w,
                                  const float *a, float s, int64_t n)
 {
     float sum = 0;
-
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; i++)
         sum += dy[i] * w[i] * (a[i] * s);
@@ -248,7 +229,6 @@ IZ_SIMD static void rmsnorm_stats(struct iz_view rstd, struct pieces a,
                                   float eps)
 {
     float *to = rstd.p;
-
     for (int64_t i = 0; i < iz_view_len(rstd); i++)
         to[i] = 1 / sqrtf(mean_square(piece(a, i), a.c) + eps);
 }
@@ -260,7 +240,6 @@ IZ_SIMD static void rmsnorm_apply(struct pieces y, struct pieces a,
     for (int64_t i = 0; i < iz_view_len(rstd); i++) {
         const float *from = piece(a, i);
         float *to = piece(y, i), s = ((float *)rstd.p)[i];
-
 #pragma omp simd
         for (int64_t j = 0; j < a.c; j++)
             to[j] = from[j] * s * w[j];
@@ -273,11 +252,9 @@ static inline void bwd_piece(float *dx, const float *r, const float *dy,
                              float *restrict gw, int64_t c)
 {
     float mean = mean_product(dy, w, a, s, c);
-
 #pragma omp simd
     for (int64_t j = 0; j < c; j++) {
         float hat = a[j] * s, d = dy[j];
-
         gw[j] += d * hat;
         dx[j] = (r ? r[j] : 0) + s * (d * w[j] - hat * mean);
     }
@@ -300,7 +277,6 @@ static void rmsnorm_on_cpu(struct iz_exec *x, struct pieces y, struct pieces a,
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view w = widen(x, n->w);
-
     if (!x->dry && !again)
         rmsnorm_stats(n->rstd, a, n->eps);
     if (!x->dry)
@@ -314,7 +290,6 @@ static void rmsnorm_bwd_on_cpu(struct iz_exec *x, struct pieces dx,
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view w = widen(x, n->w), gw = iz_work(x, IZ_F32, 1, n->w.cols);
-
     if (!x->dry) {
         rmsnorm_gradients(dx, r, dy, a, n->rstd, w.p, gw.p);
         store_gradient(x, n->dw, gw.p);
@@ -358,7 +333,6 @@ void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                     const struct iz_rmsnorm *n)
 {
     int64_t mark = iz_work_mark(x);
-
     rmsnorm_check(dx, a, n);
     assert(dy.rows == a.rows && dy.cols == a.cols);
     iz_count(x, 0,
@@ -370,7 +344,6 @@ void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                            n);
     } else {
         struct iz_view scratch = norm_cuda_scratch(x, a.rows, n->w, 1);
-
         if (!x->dry)
             iz_rmsnorm_bwd_cuda(x, dx, r, dy, a, n, scratch);
     }
@@ -383,7 +356,6 @@ static struct pieces heads_of(struct iz_exec *x, struct iz_view a,
                               int64_t first)
 {
     int64_t c = n->w.cols;
-
     assert(kept.rows == a.rows && kept.cols % c == 0);
     assert(first >= 0 && first + kept.cols <= a.cols);
     assert(iz_view_len(n->rstd) == iz_view_len(kept) / c);
@@ -395,7 +367,6 @@ void iz_headnorm_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
                      const struct iz_rmsnorm *n, int64_t first)
 {
     struct pieces s = heads_of(x, a, kept, n, first);
-
     for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < kept.rows; i++)
         memcpy((float *)kept.p + i * kept.cols, s.p + i * s.ld,
                (size_t)kept.cols * sizeof(*s.p));
@@ -410,14 +381,12 @@ void iz_headnorm_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
 {
     struct pieces d = heads_of(x, da, kept, n, first);
     int64_t mark = iz_work_mark(x);
-
     if (x->backend == IZ_CPU) {
         rmsnorm_bwd_on_cpu(x, d, (struct pieces){0}, d,
                            norm_pieces(kept, 0, d.heads, n), n);
     } else {
         struct iz_view scratch =
             norm_cuda_scratch(x, iz_view_len(n->rstd), n->w, 1);
-
         if (!x->dry)
             iz_headnorm_bwd_cuda(x, da, kept, n, first, scratch);
     }

@@ -33,7 +33,6 @@ static inline int iz_desc_product(dnnl_primitive_desc_t *out, dnnl_engine_t e,
 {
     dnnl_matmul_desc_t d;
     int r = (int)dnnl_matmul_desc_init(&d, a, b, bias, c);
-
     return r ? r : (int)dnnl_primitive_desc_create(out, &d, attr, e, NULL);
 }
 

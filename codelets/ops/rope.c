@@ -18,7 +18,6 @@ static double kept(const struct iz_rope *r, double n)
 {
     double part =
         (n - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
-
     return fmin(fmax(part, 0), 1);
 }
 
@@ -27,7 +26,6 @@ void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r)
     for (int i = 0; i < r->d / 2; i++) {
         double f = pow(r->theta, -2. * i / r->d) / TWO_PI;
         double keep = r->factor == 1 ? 1 : kept(r, f * r->original_seq);
-
         out->f[i] = f * keep + f * (1 - keep) / r->factor;
     }
 }
@@ -40,7 +38,6 @@ static void angles(float *restrict cs, float *restrict sn,
     for (int i = 0; i < half; i++) {
         double turns = (double)t * f->f[i];
         float angle = (float)((turns - rint(turns)) * TWO_PI);
-
         cs[i] = cosf(angle);
         sn[i] = back ? -sinf(angle) : sinf(angle);
     }
@@ -51,11 +48,9 @@ IZ_SIMD static void turn_row(float *row, const float *cs, const float *sn,
 {
     for (int h = 0; h < heads; h++) {
         float *lo = row + (int64_t)h * 2 * half, *hi = lo + half;
-
 #pragma omp simd
         for (int i = 0; i < half; i++) {
             float a = lo[i], b = hi[i];
-
             lo[i] = a * cs[i] - b * sn[i];
             hi[i] = b * cs[i] + a * sn[i];
         }
@@ -67,7 +62,6 @@ static void turn_cpu(struct iz_view a, const struct iz_rope *r, bool back)
 {
     struct iz_rope_turns f;
     float cs[IZ_ROPE_MOST / 2], sn[IZ_ROPE_MOST / 2];
-
     iz_rope_turns_of(&f, r);
     for (int64_t t = 0; t < r->seq; t++) {
         angles(cs, sn, &f, t, r->d / 2, back);
@@ -80,7 +74,6 @@ void iz_rope(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
              bool back)
 {
     int64_t cols = (int64_t)r->heads * r->d;
-
     assert(r->d % 2 == 0 && r->d <= IZ_ROPE_MOST && cols <= a.cols);
     assert(r->factor > 0 && a.rows % r->seq == 0);
     iz_count(x, 0, 2. * (double)(a.rows * cols * iz_dtype_bytes(a.dtype)));

@@ -72,7 +72,6 @@ static inline float iz_row_max(const float *s, int64_t n)
     enum { LANES = 64 };
     float m[LANES], best = s[0];
     int64_t j = 0;
-
     for (int l = 0; l < LANES; l++)
         m[l] = s[0];
     for (; j + LANES <= n; j += LANES)
@@ -92,15 +91,12 @@ static inline float iz_row_exp(float *s, float m, int64_t n)
 {
     enum { PIECE = 1024 };
     double sum = 0;
-
     for (int64_t from = 0; from < n; from += PIECE) {
         int64_t to = n - from < PIECE ? n : from + PIECE;
         float part = 0;
-
 #pragma omp simd reduction(+ : part)
         for (int64_t j = from; j < to; j++) {
             float e = iz_expf(s[j] - m);
-
             s[j] = e;
             part += e;
         }

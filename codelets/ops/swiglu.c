@@ -18,7 +18,6 @@
 static inline float swiglu_gate(float a)
 {
     float s = 1 / (1 + iz_expf(-a));
-
     return a < -69 ? 0 : s;
 }
 
@@ -38,11 +37,9 @@ static inline void bwd_row(float *da, float *y, const float *dy, const float *a,
     for (int64_t i = 0; i < f; i += BLOCK) {
         int64_t m = f - i < BLOCK ? f - i : BLOCK;
         float dg[BLOCK], du[BLOCK], out[BLOCK];
-
         for (int64_t j = 0; j < m; j++) {
             float g = a[i + j], u = a[f + i + j], d = dy[i + j],
                   s = swiglu_gate(g);
-
             dg[j] = d * u * iz_swiglu_slope(g, s);
             du[j] = d * (g * s);
             out[j] = g * s * u;

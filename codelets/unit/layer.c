@@ -21,7 +21,6 @@ int iz_model_open(struct iz_model **out, const char *name, int n_units,
                   size_t self_bytes)
 {
     struct iz_model *m = calloc(1, sizeof(*m));
-
     *out = m;
     if (!m)
         return -ENOMEM;
@@ -60,7 +59,6 @@ int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
     for (int i = 0; i < n; i++) {
         size_t size = sizeof(u->param[i].name);
         int len;
-
         u->param[i] = list[i];
         len = snprintf(u->param[i].name, size, "%s%s", prefix, list[i].name);
         assert(len > 0 && (size_t)len < size);
@@ -72,7 +70,6 @@ int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
 int64_t iz_unit_elems(const struct iz_unit *u, bool frozen)
 {
     int64_t n = 0;
-
     for (int i = 0; i < u->n_params; i++)
         if (u->param[i].frozen == frozen)
             n += u->param[i].rows * u->param[i].cols;
@@ -83,10 +80,8 @@ void iz_unit_offsets(const struct iz_unit *u, int64_t frozen_at,
                      int64_t *offset)
 {
     int64_t at[2] = {0, frozen_at};
-
     for (int i = 0; i < u->n_params; i++) {
         const struct iz_param *p = &u->param[i];
-
         offset[i] = at[p->frozen];
         at[p->frozen] += p->rows * p->cols;
     }
@@ -95,7 +90,6 @@ void iz_unit_offsets(const struct iz_unit *u, int64_t frozen_at,
 bool iz_unit_ties_trained(const struct iz_model *m, int unit)
 {
     const struct iz_unit *u = &m->unit[unit];
-
     return u->tied_unit >= 0 &&
            !m->unit[u->tied_unit].param[u->tied_param].frozen;
 }

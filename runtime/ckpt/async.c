@@ -197,7 +197,6 @@ static void widen_frozen(const struct iz_engine *e, char *buffer, int64_t n)
     int64_t size = iz_dtype_bytes(e->plan.param_type);
     const char *raw = buffer + raw_at(e, n);
     char block[4 * BLOCK];
-
     if (e->plan.param_type == IZ_F32)
         return;
     for (int64_t i = 0; i < n; i += BLOCK) {
@@ -475,7 +474,6 @@ static void copy_blocks(struct iz_saver *s, float *block)
 {
     struct iz_progress progress;
     int64_t bytes = 0;
-
     for (int i = 0; i < s->state.k.n_parts; i++)
         bytes += 4 * s->piece[i].count;
     iz_progress_begin(&progress, "saving", bytes);

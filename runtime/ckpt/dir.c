@@ -47,14 +47,12 @@ static int64_t step_of(const char *name, const char *suffix)
 static bool exists(const char *path)
 {
     struct stat st;
-
     return lstat(path, &st) == 0;
 }
 
 static bool has_index(const char *path)
 {
     char index[IZ_CKPT_PATH + 16];
-
     snprintf(index, sizeof(index), "%s/index.json", path);
     return exists(index);
 }

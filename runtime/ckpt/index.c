@@ -116,7 +116,6 @@ static bool sealed(const char *text, int64_t bytes)
 {
     char seal[SEAL_BYTES + 1];
     int n = snprintf(seal, sizeof(seal), SEAL, (uint64_t)0);
-
     assert(n < (int)sizeof(seal));
     if (bytes < n)
         return false;
@@ -356,7 +355,6 @@ static bool scalar_get(const struct iz_ckpt_index *x, const char *name,
         json_object_get(json_object_get(x->root, "scalars"), name);
     const char *text = text_of(v, "hex");
     char *end;
-
     *out = strtod(text, &end);
     return *text && !*end;
 }
@@ -365,7 +363,6 @@ static int scalars_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     int64_t n = iz_json_count(json_object_get(x->root, "scalars"));
     double v;
-
     for (int i = 0; i < k->n_scalars; i++)
         if (!scalar_get(x, k->scalar[i].name, &v))
             return iz_refuse(x->err, "checkpoint: %s: scalar %s is missing",

@@ -89,7 +89,6 @@ static int file_take(struct load *l, const struct iz_safetensors *f)
 static int file_open(const struct load *l, int rank, struct iz_safetensors **f)
 {
     char path[IZ_CKPT_FILE_PATH];
-
     snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, l->dir, rank,
              l->index->ranks);
     int err = iz_safetensors_open(f, path);
@@ -138,7 +137,6 @@ static int load_open(struct load *l)
 {
     char path[IZ_CKPT_FILE_PATH];
     int err = iz_ckpt_dir_find(l->k->dir, l->step, l->dir);
-
     if (err) {
         fprintf(stderr,
                 "izar: checkpoint: no complete one of step %" PRId64
@@ -177,12 +175,10 @@ static bool usable(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
     struct iz_ckpt_index *x = NULL;
     char name[IZ_CKPT_FILE_PATH];
     bool ok = iz_ckpt_dir_find(dir, step, path) == 0;
-
     snprintf(name, sizeof(name), "%s/index.json", path);
     ok = ok && iz_ckpt_index_open(&x, name, true) == 0;
     for (int q = 0; ok && q < x->ranks; q++) {
         struct stat st;
-
         snprintf(name, sizeof(name), "%s/" IZ_CKPT_FILE, path, q, x->ranks);
         ok = stat(name, &st) == 0 && st.st_size == x->file[q].bytes;
     }
@@ -194,7 +190,6 @@ static bool usable(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
 static void suggest(const char *dir, int64_t step)
 {
     char path[IZ_CKPT_PATH];
-
     while ((step = iz_ckpt_dir_newest(dir, step)) >= 0)
         if (usable(dir, step, path)) {
             fprintf(

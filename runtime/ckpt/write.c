@@ -126,7 +126,6 @@ int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
     struct share s = {.k = k, .c = c, .piece = piece};
     int64_t *all, offset = 0;
     int err = parts_check(k, c);
-
     if (err)
         return err; /* on all ranks */
     s.span = all = spans_gather(k, c);
@@ -145,7 +144,6 @@ int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
 static int writer_refuse(const struct iz_ckpt_writer *w, int err)
 {
     struct statvfs st;
-
     if (fstatvfs(w->fd, &st) != 0)
         return iz_durable_refuse("checkpoint", w->path, "cannot write", err);
     fprintf(stderr,
@@ -177,7 +175,6 @@ static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
 int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 {
     char dir[IZ_CKPT_PATH];
-
     w->fd = -1;
     int err = iz_ckpt_dir_join(w->k->dir, w->step, dir);
     if (err)
@@ -210,7 +207,6 @@ static int header_write(const struct iz_ckpt_writer *w, uint64_t *hash)
 {
     int64_t bytes;
     char *header = header_make(w, &bytes);
-
     if (!header)
         return -ENOMEM;
     *hash = iz_hash(header, bytes);
@@ -237,7 +233,6 @@ int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
 {
     char dir[IZ_CKPT_PATH], path[IZ_CKPT_FILE_PATH];
     int err = iz_ckpt_dir_tmp(k->dir, step, dir);
-
     if (err)
         return err;
     snprintf(path, sizeof(path), "%s/index.json", dir);

@@ -63,7 +63,6 @@ static struct iz_moments chunk_moments(struct iz_engine *e, int unit,
                                        struct iz_chunk *k, enum iz_array a)
 {
     struct iz_state_layout l = iz_chunk_states(e, unit, k);
-
     return iz_state_array(&l, chunk_bytes(e, unit, k, IZ_STAGING_STATE, false),
                           (int)a - IZ_STATE);
 }

@@ -55,7 +55,6 @@ double iz_lr(const struct iz_lr_config *lr, double base_lr, int64_t update)
     int64_t n = lr->warmup_num_steps > 2 ? lr->warmup_num_steps : 2;
     int64_t i = update - 1;
     double part = 1;
-
     if (lr->kind == IZ_LR_CONST)
         return base_lr;
     if (lr->kind == IZ_LR_COSINE)
@@ -106,7 +105,6 @@ static void grow(struct iz_loss_scale *s, const struct iz_fp16_config *c)
 {
     int64_t stable = s->iteration - s->last_overflow - 1;
     bool doubles = stable > 0 && stable % c->loss_scale_window == 0;
-
     if (doubles || c->consecutive_hysteresis)
         s->hysteresis_left = c->hysteresis;
     if (doubles)
@@ -117,7 +115,6 @@ int iz_loss_scale_update(struct iz_loss_scale *s,
                          const struct iz_fp16_config *c, bool overflow)
 {
     int rc = 0;
-
     if (overflow) {
         rc = s->hysteresis_left > 0 ? shrink(s, c) : 0;
         s->last_overflow = s->iteration;
@@ -131,6 +128,5 @@ int iz_loss_scale_update(struct iz_loss_scale *s,
 double iz_clip_factor(double norm, double max_norm)
 {
     double factor = max_norm / (norm + 1e-6);
-
     return max_norm > 0 && factor < 1 ? factor : 1;
 }

@@ -98,7 +98,6 @@ static int folder_open(struct iz_hf_folder *f)
 {
     char index[4096], single[4096];
     int n = snprintf(index, sizeof(index), "%s/" IZ_HF_INDEX, f->path);
-
     snprintf(single, sizeof(single), "%s/" IZ_HF_SINGLE, f->path);
     if (n >= (int)sizeof(index)) {
         iz_refuse(f->err, "%s: %s", f->path, strerror(ENAMETOOLONG));

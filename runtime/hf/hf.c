@@ -43,7 +43,6 @@ static int import_units(struct iz_engine *e, struct iz_hf_reader *r)
     int err = buf ? 0 : -ENOMEM;
     struct iz_progress progress;
     int64_t owned = 0;
-
     for (int u = 0; u < e->plan.n_units; u++)
         owned += e->unit[u].plan->owned + e->unit[u].plan->frozen.owned;
     iz_progress_begin(&progress, "importing", 4 * owned);
@@ -185,7 +184,6 @@ static void put_module(FILE *f, const struct iz_hf_tensor *a)
 {
     char module[IZ_HF_NAME];
     size_t n = strlen(a->name) - strlen(HEAD) - strlen(".lora_A" TAIL);
-
     snprintf(module, sizeof(module), "%.*s", (int)n, a->name + strlen(HEAD));
     iz_json_print(f, module);
 }
@@ -322,7 +320,6 @@ static void export_units(struct iz_engine *e, struct iz_hf_writer *w,
     int parts = alone ? 1 : 2;
     struct iz_progress progress;
     int64_t mine = 0;
-
     for (int u = 0; u < e->plan.n_units; u++)
         for (int frozen = 0; frozen < parts; frozen++) {
             struct iz_part p = iz_part_of(e, u, frozen);
@@ -346,7 +343,6 @@ static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
     const struct iz_config *c = e->config;
     int type = c->run.export_dtype, err;
     char like[IZ_PATH_MAX + 32];
-
     *text = NULL;
     *o = (struct iz_hf_order){.folder = c->run.export,
                               .map = map,
@@ -382,7 +378,6 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
     struct iz_hf_order o;
     struct iz_hf_writer *w;
     char *text = NULL;
-
     iz_graph_wait(e->graph);
     int err = buf ? open_order(&o, &map, &text, e, section) : -ENOMEM;
     err = iz_agree(e->coll, err);

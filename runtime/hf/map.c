@@ -104,7 +104,6 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
     char word[4 * IZ_HF_NAME];
     int64_t cut[CUTS], at = 0;
     int n = cuts(cut, row, model, by_rows ? p->rows : p->cols);
-
     if (!n)
         return hf_map_refuse(p, "its tensors do not cover it");
     for (int i = 0; i < n; at += cut[i++]) {
@@ -134,7 +133,6 @@ static int add_param(struct iz_hf_map *m, const struct iz_model *model,
     const struct iz_hf_name *row = m->hf->names;
     char number[16];
     int err = 0;
-
     *found = 0;
     for (; row->tensor && !err; row++) {
         if (!row->param || row->tied != like->tied ||
@@ -151,7 +149,6 @@ static int add_params(struct iz_hf_map *m, const struct iz_model *model,
                       bool tied)
 {
     int err = 0, found;
-
     for (int u = 0; u < model->n_units && !err; u++) {
         const struct iz_unit *unit = &model->unit[u];
         struct iz_hf_tensor like = {.unit = u, .tied = tied};
@@ -209,7 +206,6 @@ bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name)
 {
     const struct iz_hf_name *row = m->hf->names;
     char number[16];
-
     for (; row->tensor; row++) {
         const char *pattern = bare(m, row->tensor);
         if (!row->param && matches(pattern, bare(m, name), number))
@@ -247,7 +243,6 @@ int iz_hf_rects(const struct iz_hf_tensor *t, int64_t from, int64_t to,
     int64_t w = t->width, end = (t->row + t->rows) * w;
     int64_t row;
     int n = 0;
-
     from = from > t->offset ? from - t->offset : 0;
     to = to - t->offset < end ? to - t->offset : end;
     if (from >= to)

@@ -53,7 +53,6 @@ static int check_entry(const struct iz_hf_reader *r,
     int dims = iz_hf_shape(t, want);
     enum iz_dtype type;
     bool known = iz_st_dtype_read(e->dtype, &type);
-
     if (known && e->dims == dims && e->shape[0] == want[0] &&
         (dims == 1 || e->shape[1] == want[1]))
         return 0;
@@ -146,7 +145,6 @@ static void hf_read_load(const struct iz_st_tensor *e, enum iz_dtype type,
 {
     float aligned[RUN];
     int64_t size = iz_dtype_bytes(type);
-
     for (int64_t i = 0; i < n; i += RUN) {
         int64_t k = n - i < RUN ? n - i : RUN;
         memcpy(aligned, e->data + (at + i) * size, (size_t)(k * size));
@@ -160,7 +158,6 @@ static void load_transposed(const struct iz_hf_tensor *t,
                             const struct iz_hf_rect *r, float *out)
 {
     float tile[TILE_COLS][TILE_ROWS];
-
     for (int64_t row = 0; row < r->rows; row += TILE_ROWS)
         for (int64_t col = 0; col < r->cols; col += TILE_COLS) {
             int64_t rows = min64(r->rows - row, TILE_ROWS);
@@ -226,7 +223,6 @@ static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
     struct iz_hf_rect rect[3];
     int rects = iz_hf_rects(t, from, from + n, rect), err = 0;
     int64_t end = t->offset + (t->row + t->rows) * t->width;
-
     for (int k = 0; k < rects && !err; k++) {
         int64_t at = iz_hf_flat(t, &rect[k]) - from;
         hf_read_take(t, r->entry[i], &rect[k], (t->tied ? second : out) + at);

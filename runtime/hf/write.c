@@ -64,7 +64,6 @@ static bool is_empty(const char *path)
     DIR *d = opendir(path);
     struct dirent *e;
     bool empty = d != NULL;
-
     while (empty && (e = readdir(d)))
         empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
     if (d)
@@ -77,7 +76,6 @@ int iz_hf_write_check(const char *folder)
     char path[PATH], copy[PATH];
     struct stat st;
     int err = plain(path, folder);
-
     if (err)
         return err;
     memcpy(copy, path, sizeof(copy));
@@ -182,7 +180,6 @@ static int put_text(const struct iz_hf_writer *w, const char *name,
                     const char *text)
 {
     char path[2 * PATH];
-
     path_of(path, w, name);
     return iz_durable_create(WHO, path, text);
 }
@@ -214,7 +211,6 @@ static int hf_write_open_file(const struct iz_hf_writer *w, struct file *file)
 {
     bool first = w->c->rank == 0;
     char path[2 * PATH];
-
     path_of(path, w, file->name);
     file->fd =
         open(path, O_WRONLY | O_CLOEXEC | (first ? O_CREAT | O_EXCL : 0), 0666);
@@ -349,7 +345,6 @@ void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
         const struct iz_hf_tensor *t = &w->o.map->tensor[i];
         struct iz_hf_rect rect[3];
         int rects = t->unit == unit ? iz_hf_rects(t, from, from + n, rect) : 0;
-
         for (int k = 0; k < rects && !w->err; k++) {
             const float *p = in + (iz_hf_flat(t, &rect[k]) - from);
             if (t->transposed)

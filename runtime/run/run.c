@@ -26,7 +26,6 @@ static void on_signal(int number)
                                "two seconds, stops at once\n";
     static _Atomic int64_t first_ns;
     int64_t now = iz_now_ns(), first = 0;
-
     if (!atomic_compare_exchange_strong(&first_ns, &first, now)) {
         if (now - first > 2000000000)
             _exit(128 + number);

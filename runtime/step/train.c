@@ -113,7 +113,6 @@ void iz_train_step(struct iz_engine *e)
     int all = e->plan.micro_batches, wave = e->plan.wave;
     bool early = iz_updates_early(e);
     int64_t begin = iz_cpu_ns();
-
     iz_trace_step(e);
     iz_update_order_begin(e);
     for (int g = 0; g < all; g += wave)
