@@ -137,31 +137,57 @@ static void close_cuda(void *arg, int i, struct iz_exec *x)
         iz_cuda_close(&x->cuda);
 }
 
-static bool known_scheduler(const char *name)
+/* Schedulers of StarPU 1.4.10 under which a run never ends or aborts: they give
+ * a task to a worker that may not run it, or keep it for one that never asks.
+ */
+static const struct {
+    const char *name;
+    bool only_io; /* works without workers for the disk */
+} bad_schedulers[] = {
+    {"heteroprio", false},
+    {"modular-dmda", false},
+    {"modular-dmdap", false},
+    {"modular-dmdar", false},
+    {"modular-dmdas", false},
+    {"modular-eager", true},
+    {"modular-eager-prefetching", true},
+    {"modular-heft", true},
+    {"modular-heft-prio", true},
+    {"modular-heft2", true},
+    {"modular-heteroprio", true},
+    {"modular-pheft", true},
+    {"modular-prandom", true},
+    {"modular-prandom-prio", true},
+    {"modular-random", true},
+    {"modular-random-prefetching", true},
+};
+
+static bool bad_scheduler(const char *name, bool io)
 {
-    struct starpu_sched_policy **p = starpu_sched_get_predefined_policies();
-    for (; *p; p++)
-        if (!strcmp((*p)->policy_name, name))
-            return true;
+    for (size_t i = 0; i < sizeof(bad_schedulers) / sizeof(bad_schedulers[0]);
+         i++)
+        if (!strcmp(bad_schedulers[i].name, name))
+            return io || !bad_schedulers[i].only_io;
     return false;
 }
 
-static int check_scheduler(const char *name, const char *from, bool gpu)
+static int check_scheduler(const char *name, const char *from, bool io)
 {
-    if (gpu && !strcmp(name, "heteroprio")) {
-        fprintf(stderr,
-                "izar: %s: with a GPU, tasks under heteroprio never end: use "
-                "another scheduler\n",
-                from);
-        return -EINVAL;
-    }
-    if (known_scheduler(name))
+    struct starpu_sched_policy **all = starpu_sched_get_predefined_policies();
+    bool known = false, bad = bad_scheduler(name, io);
+    for (struct starpu_sched_policy **p = all; *p; p++)
+        known |= !strcmp((*p)->policy_name, name);
+    if (known && !bad)
         return 0;
-    fprintf(stderr, "izar: %s: this StarPU has no scheduler '%s'; it has", from,
-            name);
-    struct starpu_sched_policy **p = starpu_sched_get_predefined_policies();
-    for (; *p; p++)
-        fprintf(stderr, " %s", (*p)->policy_name);
+    if (bad)
+        fprintf(stderr, "izar: %s: tasks under '%s' never end%s; choose among",
+                from, name, io ? " where workers read or write files" : "");
+    else
+        fprintf(stderr, "izar: %s: this StarPU has no scheduler '%s'; it has",
+                from, name);
+    for (struct starpu_sched_policy **p = all; *p; p++)
+        if (!bad_scheduler((*p)->policy_name, io))
+            fprintf(stderr, " %s", (*p)->policy_name);
     fprintf(stderr, "\n");
     return -EINVAL;
 }
@@ -171,8 +197,8 @@ static int start_starpu(struct iz_graph *g)
     struct starpu_conf conf;
     const char *env = getenv("STARPU_SCHED");
     const char *name = env ? env : g->config.scheduler;
-    int r =
-        check_scheduler(name, env ? "STARPU_SCHED" : "run.scheduler", g->gpu);
+    int r = check_scheduler(name, env ? "STARPU_SCHED" : "run.scheduler",
+                            g->config.io_workers > 0);
     if (r)
         return r;
     starpu_conf_init(&conf);

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every scheduler that StarPU offers trains with the same bits, or is refused
+before step 0 with those that may be chosen."""
+import re
+
+import pytest
+
+import run
+
+
+
+
+def config(disk, nvme, name):
+    home = (3, "nvme", "cpu") if disk else (3, "none", "none")
+    return {**run.offload(*home, nvme), "run.scheduler": name,
+            "train_micro_batch_size_per_gpu": 1}
+
+
+@pytest.fixture(scope="module")
+def names(shared):
+    """As StarPU gives them: some are refused where workers read files."""
+    r = shared.launch(1, {"run.scheduler": "none-such"})
+    return run.refused(r, "none-such", "it has").split("it has ")[1].split()
+
+
+@pytest.mark.parametrize("ranks", (1, 2))
+@pytest.mark.parametrize("disk", (False, True), ids=("memory", "disk"))
+def test_every_scheduler_has_the_bits_or_is_refused(ranks, disk, names, place,
+                                                    nvme):
+    assert {"prio", "eager", "lws", "dmda"} <= set(names)
+    assert "heteroprio" not in names  # aborts
+    want, refused = None, []
+    for name in names:
+        r = place.launch(ranks, config(disk, nvme, name))
+        if r.rc == 0:
+            want = want or r.numbers
+            assert r.numbers == want, f"{name}\n{r}"
+            assert re.search(rf"scheduler {name}\b", r.out), str(r)
+        else:
+            line = run.refused(r, "run.scheduler", f"'{name}' never end", everyone=True)
+            assert " prio " in line and name not in line.split("choose among")[1].split()
+            assert not r.steps
+            refused.append(name)
+    assert bool(refused) == disk
+
+
+@pytest.mark.single
+def test_one_that_aborts_is_refused_by_its_variable_too(place):
+    r = place.launch(1, {}, env={"STARPU_SCHED": "modular-dmda"})
+    run.refused(r, "STARPU_SCHED", "modular-dmda", "never end")
