@@ -307,7 +307,8 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("run.slices", INT, c.run.slices, 0, 64, "0",
            "Tasks that a micro-batch is cut into, so that all workers have "
            "one; the number must divide the micro-batch. 0: the smallest "
-           "number that occupies all workers."),
+           "number that occupies all workers of the first rank; a resumed "
+           "run keeps it. Another number adds in another order."),
     NUMBER("run.ring", INT, c.run.ring, 0, BATCH_MAX, "0",
            "Buffers of gathered units; 0: computed from zero_optimization."),
     BOOL("run.task_log", c.run.task_log, "false",

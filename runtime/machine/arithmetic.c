@@ -13,6 +13,7 @@
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
+#include "runtime/plan/plan.h"
 
 /* The product that is timed: at most so many rows, and a matrix of at most so
  * many elements, with which it takes some milliseconds and MiB.  A larger
@@ -150,6 +151,37 @@ static int choose_products(struct iz_arithmetic *a, struct iz_config *c,
     return r;
 }
 
+/* ---- slices ---- */
+
+/* What the run in the output folder cuts this micro-batch into; 0: not known.
+ */
+static int64_t kept_slices(const struct iz_config *c)
+{
+    char path[IZ_PATH_MAX + 32];
+    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
+    json_t *j = iz_json_read(path, NULL);
+    int64_t micro = json_integer_value(
+        json_object_get(j, "train_micro_batch_size_per_gpu"));
+    int64_t n = json_integer_value(
+        json_object_get(json_object_get(j, "run"), "slices"));
+    json_decref(j);
+    return micro == c->micro_batch ? n : 0;
+}
+
+static void choose_slices(struct iz_config *c,
+                          const struct iz_arithmetic_for *on,
+                          struct iz_coll *coll)
+{
+    int64_t n = on->resume && coll->rank == 0 ? kept_slices(c) : 0;
+    if (c->run.slices || !on->here)
+        return;
+    if (n < 1 || c->micro_batch % n)
+        n = iz_plan_slices(c, on->gpu ? 1 : on->workers);
+    int64_t *all = iz_agree_numbers(coll, &n, 1);
+    c->run.slices = (int)all[0];
+    free(all);
+}
+
 /* ---- attention on a GPU ---- */
 
 int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, const char *why, bool kept)
@@ -187,5 +219,6 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
 {
     *a = (struct iz_arithmetic){0};
     int r = choose_products(a, c, m, on, coll);
+    choose_slices(c, on, coll);
     return r ? r : choose_attention(a, c, on, coll);
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of a run's arithmetic: products of fp32 or bf16
  * on CPUs (run.cpu_products), our attention kernels or cuDNN's on a GPU
- * (run.gpu_attention).  A new run whose config says "auto" chooses; a resumed
- * run keeps the choice, because another one gives other bits. */
+ * (run.gpu_attention), and how many slices a micro-batch is cut into
+ * (run.slices), whose gradients are added.  A new run whose config says "auto"
+ * chooses; a resumed run keeps the choice, because another one gives other
+ * bits. */
 #pragma once
 
 #include "codelets/unit/layer.h"
@@ -20,11 +22,14 @@ struct iz_arithmetic_for {
     int workers; /* of this rank */
     bool resume; /* goes on with the run in run.output */
     bool gpu;    /* units are computed on a GPU */
+    bool here;   /* in this process; false: in another, of --ranks */
 };
 
 /* Replaces auto in the config by a choice, the same on every rank.  A resumed
- * run keeps the choice in the config beside its output.  A new run takes the
- * faster products, as measured here, and izar's own attention.  Collective.
+ * run keeps the choice in the config beside its output; the slices only with
+ * the micro-batch that they were chosen for.  A new run takes the faster
+ * products, as measured here, izar's own attention, and slices for the workers
+ * of the first rank.  Collective.
  * Negative errno with the reason printed by one rank: the choice of the config
  * or of the resumed run is unknown, or impossible on some rank. */
 int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,

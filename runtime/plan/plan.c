@@ -161,9 +161,7 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
 
 /* ---- schedule ---- */
 
-/* A micro-batch is cut into slices when there would be fewer tasks than
- * workers. */
-static int auto_slices(const struct iz_config *c, int workers)
+int iz_plan_slices(const struct iz_config *c, int workers)
 {
     int most = 1;
     for (int n = 1; n <= c->micro_batch && n <= IZ_SLICES_MAX; n++) {
@@ -180,7 +178,7 @@ static void plan_schedule(struct iz_plan *p, const struct iz_config *c)
 {
     p->tasks_at_once = p->target.gpu ? 1 : p->target.workers;
     p->slices =
-        c->run.slices ? c->run.slices : auto_slices(c, p->tasks_at_once);
+        c->run.slices ? c->run.slices : iz_plan_slices(c, p->tasks_at_once);
     if (p->target.gpu)
         p->slices = 1; /* more would only be smaller kernels */
     p->samples = c->micro_batch / p->slices;

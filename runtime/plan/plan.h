@@ -162,6 +162,10 @@ struct iz_plan {
     double step_flops; /* of one rank and step, recomputation excluded */
 };
 
+/* The least number of slices with which a micro-batch occupies these workers,
+ * or as near as it gets: what run.slices 0 means. */
+int iz_plan_slices(const struct iz_config *c, int workers);
+
 /* Negative errno with the reason printed on `err` (which may be NULL). */
 int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,

@@ -87,8 +87,9 @@ static const char *advice(enum iz_bottleneck limit, enum iz_use link,
         return s->slices >= s->workers
                    ? "more micro-batches side by side "
                      "(run.parallel_micro_batches) would occupy them"
-               : s->slices_fixed
-                   ? "run.slices=0 would cut each micro-batch for all workers"
+               : s->few_slices
+                   ? "a larger run.slices would cut each micro-batch for all "
+                     "workers"
                    : "more samples a micro-batch "
                      "(train_micro_batch_size_per_gpu) could be cut for all "
                      "workers";

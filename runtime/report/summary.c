@@ -94,7 +94,7 @@ static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
         .divisible = p->target.gpu && p->zero.state_home == IZ_HOME_CPU &&
                      p->zero.param_home != IZ_HOME_NVME &&
                      c->zero.optimizer.ratio > 0,
-        .slices_fixed = c->run.slices > 0,
+        .few_slices = iz_plan_slices(c, p->target.workers) > p->slices,
         .workers = p->target.workers,
         .ring = p->ring[0].params,
         .slices = p->slices,

@@ -248,7 +248,8 @@ int iz_run_prepare(struct run *r)
             "the list of cores");
     struct iz_arithmetic_for on = {.workers = r->workers,
                                    .resume = r->o.resume,
-                                   .gpu = r->gpu.device >= 0};
+                                   .gpu = r->gpu.device >= 0,
+                                   .here = !r->o.ranks};
     if (!s && !r->o.machine)
         s = iz_run_agree(
             r,

@@ -359,8 +359,8 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
     m = measured(IZ_USE_TASKS, 0.25);
     s.workers = 8;
     assert_text(&m, &s, "train_micro_batch_size_per_gpu");
-    s.slices_fixed = true;
-    assert_text(&m, &s, "run.slices=0");
+    s.few_slices = true;
+    assert_text(&m, &s, "a larger run.slices");
     s.slices = 8;
     assert_text(&m, &s, "run.parallel_micro_batches");
 }
