@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <libgen.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -180,15 +181,60 @@ int iz_durable_make_directories(const char *who, const char *path)
     return err;
 }
 
-int iz_durable_remove_directory(const char *who, const char *path)
+static bool is_among(const char *name, const char *const *names)
 {
-    DIR *d = opendir(path);
+    if (!strcmp(name, ".") || !strcmp(name, ".."))
+        return true;
+    while (*names && fnmatch(*names, name, 0))
+        names++;
+    return *names != NULL;
+}
+
+/* The directory, and 0 if all in it is ours; NULL and 0 if there is none. */
+static int open_ours(DIR **d, const char *who, const char *path,
+                     const char *const *names)
+{
+    int err = 0;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!*d)
+        return errno == ENOENT ? 0
+                               : iz_durable_refuse(
+                                     who, path, "is not ours to remove", errno);
+    for (struct dirent *e; !err && (e = readdir(*d));)
+        if (!is_among(e->d_name, names)) {
+            fprintf(stderr,
+                    "izar: %s: %s: not removed: %s in it is not of this "
+                    "program: move it away\n",
+                    who, path, e->d_name);
+            err = -ENOTEMPTY;
+        }
+    rewinddir(*d);
+    return err;
+}
+
+int iz_durable_check_directory(const char *who, const char *path,
+                               const char *const *names)
+{
+    DIR *d;
+    int err = open_ours(&d, who, path, names);
+    if (d)
+        closedir(d);
+    return err;
+}
+
+int iz_durable_remove_directory(const char *who, const char *path,
+                                const char *const *names)
+{
+    DIR *d;
+    int err = open_ours(&d, who, path, names);
     if (!d)
-        return 0;
-    for (struct dirent *e; (e = readdir(d));)
-        if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
+        return err;
+    for (struct dirent *e; !err && (e = readdir(d));)
+        if (is_among(e->d_name, names))
             unlinkat(dirfd(d), e->d_name, 0);
     closedir(d);
-    return rmdir(path) ? iz_durable_refuse(who, path, "cannot remove", errno)
-                       : 0;
+    return err || !rmdir(path)
+               ? err
+               : iz_durable_refuse(who, path, "cannot remove", errno);
 }

@@ -30,8 +30,14 @@ int iz_durable_rename(const char *who, const char *from, const char *to);
 int iz_durable_sync_directory(const char *who, const char *path);
 /* With all directories above it; those that are there stay. */
 int iz_durable_make_directories(const char *who, const char *path);
-/* A directory of plain files, such as a crash left, or none.  Not synced. */
-int iz_durable_remove_directory(const char *who, const char *path);
+/* A directory of files whose names are among these patterns (fnmatch, ended by
+ * NULL), or none.  Refuses before anything is removed if something else is in
+ * it: that is not ours.  Follows no symlink.  Not synced. */
+int iz_durable_remove_directory(const char *who, const char *path,
+                                const char *const *names);
+/* Only whether that would refuse. */
+int iz_durable_check_directory(const char *who, const char *path,
+                               const char *const *names);
 
 /* A whole text file of at most 1 GiB and a '\0' behind it; malloc'ed.  NULL
  * with errno, nothing printed. */

@@ -17,6 +17,9 @@
 
 #define WHO "checkpoint"
 
+/* The names of all files that are ever in a checkpoint's directory. */
+static const char *const files[] = {"index.json", "rank-*.safetensors", NULL};
+
 /* Of one step's checkpoint; see ckpt.h. */
 struct paths {
     char parent[IZ_CKPT_PATH], done[IZ_CKPT_PATH], tmp[IZ_CKPT_PATH],
@@ -58,12 +61,13 @@ static bool has_index(const char *path)
 }
 
 /* Removes a complete checkpoint: it stops to be one before its first file goes.
- */
+ * One that holds somebody's file stays. */
 static void discard(const struct paths *p, const char *path)
 {
-    iz_durable_remove_directory(WHO, p->tmp);
-    if (iz_durable_rename(WHO, path, p->tmp) == 0)
-        iz_durable_remove_directory(WHO, p->tmp);
+    if (iz_durable_check_directory(WHO, path, files) == 0 &&
+        iz_durable_remove_directory(WHO, p->tmp, files) == 0 &&
+        iz_durable_rename(WHO, path, p->tmp) == 0)
+        iz_durable_remove_directory(WHO, p->tmp, files);
 }
 
 /* A crash between the two renames of a replacement left the old one aside. */
@@ -90,7 +94,7 @@ int iz_ckpt_dir_sweep(const char *dir)
         int64_t tmp = step_of(e->d_name, ".tmp");
         int64_t old = step_of(e->d_name, ".old");
         if (tmp >= 0 && paths_of(&p, dir, tmp) == 0)
-            iz_durable_remove_directory(WHO, p.tmp);
+            iz_durable_remove_directory(WHO, p.tmp, files);
         if (old >= 0 && paths_of(&p, dir, old) == 0)
             restore(&p);
     }
@@ -112,8 +116,10 @@ int iz_ckpt_dir_join(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
     int err = paths_of(&p, dir, step);
     if (!err)
         err = iz_durable_make_directories(WHO, p.parent);
-    if (!err && mkdir(p.tmp, 0777) != 0 && errno != EEXIST)
-        err = iz_durable_refuse(WHO, p.tmp, "cannot make", errno);
+    if (!err && mkdir(p.tmp, 0777) != 0)
+        err = errno == EEXIST
+                  ? iz_durable_check_directory(WHO, p.tmp, files)
+                  : iz_durable_refuse(WHO, p.tmp, "cannot make", errno);
     memcpy(path, p.tmp, IZ_CKPT_PATH);
     return err;
 }
@@ -145,7 +151,7 @@ void iz_ckpt_dir_abort(const char *dir, int64_t step)
 {
     struct paths p;
     if (paths_of(&p, dir, step) == 0)
-        iz_durable_remove_directory(WHO, p.tmp);
+        iz_durable_remove_directory(WHO, p.tmp, files);
 }
 
 void iz_ckpt_dir_prune(const char *dir, int64_t step, int keep)

@@ -118,6 +118,7 @@ struct iz_hf_order {
 /* Whether the folder can be made, before there is something to write: makes its
  * parents.  Negative errno with the reason printed. */
 int iz_hf_write_check(const char *folder);
+bool iz_hf_is_empty(const char *folder); /* and a folder */
 
 /* All ranks.  Negative errno on every rank with the reason printed. */
 int iz_hf_write_open(struct iz_hf_writer **out, const struct iz_hf_order *o,

@@ -42,6 +42,7 @@ struct iz_hf_writer {
     char path[PATH], tmp[PATH + 8];
     float *turned; /* IZ_HF_PIECE elements each */
     void *cast;
+    bool made; /* the folder tmp, by this rank */
     int err;
 };
 
@@ -59,7 +60,7 @@ static int plain(char path[PATH], const char *folder)
     return 0;
 }
 
-static bool is_empty(const char *path)
+bool iz_hf_is_empty(const char *path)
 {
     DIR *d = opendir(path);
     struct dirent *e;
@@ -69,6 +70,29 @@ static bool is_empty(const char *path)
     if (d)
         closedir(d);
     return empty;
+}
+
+/* An export grows in FOLDER.tmp and has this file in it until it is whole: a
+ * folder of that name without it is somebody's. */
+#define MARK "izar-unfinished"
+
+static const char *const names[] = {
+    MARK,        "config.json",   "adapter_config.json",
+    IZ_HF_INDEX, "*.safetensors", NULL};
+
+static int check_tmp(const char *folder)
+{
+    char tmp[PATH + 8], mark[PATH + 32];
+    struct stat st;
+    snprintf(tmp, sizeof(tmp), "%s.tmp", folder);
+    snprintf(mark, sizeof(mark), "%s/" MARK, tmp);
+    if (lstat(tmp, &st) != 0 || iz_hf_is_empty(tmp) || lstat(mark, &st) == 0)
+        return iz_durable_check_directory(WHO, tmp, names);
+    fprintf(stderr,
+            "izar: export: %s exists and is no unfinished export: move it "
+            "away, or choose another folder\n",
+            tmp);
+    return -EEXIST;
 }
 
 int iz_hf_write_check(const char *folder)
@@ -85,8 +109,8 @@ int iz_hf_write_check(const char *folder)
         return err;
     if (access(above, W_OK) != 0)
         return iz_durable_refuse(WHO, path, "cannot be made", errno);
-    if (lstat(path, &st) != 0 || is_empty(path))
-        return 0;
+    if (lstat(path, &st) != 0 || iz_hf_is_empty(path))
+        return check_tmp(path);
     fprintf(stderr,
             "izar: export: %s exists: move it away, or choose another folder\n",
             path);
@@ -237,10 +261,15 @@ static int make_folder(struct iz_hf_writer *w)
     int err = iz_hf_write_check(w->path);
     if (err)
         return err;
-    iz_durable_remove_directory(WHO, w->tmp);
+    err = iz_durable_remove_directory(WHO, w->tmp, names);
+    if (err)
+        return err;
     if (mkdir(w->tmp, 0777) != 0)
         return iz_durable_refuse(WHO, w->tmp, "cannot make", errno);
-    err = put_text(w, w->o.config_file, w->o.config);
+    w->made = true;
+    err = put_text(w, MARK, "");
+    if (!err)
+        err = put_text(w, w->o.config_file, w->o.config);
     if (err || w->n_files == 1)
         return err;
     char *text = index_text(w);
@@ -367,6 +396,14 @@ static int sync_files(struct iz_hf_writer *w)
     return err;
 }
 
+static int remove_mark(const struct iz_hf_writer *w)
+{
+    char path[2 * PATH];
+    path_of(path, w, MARK);
+    return unlink(path) ? iz_durable_refuse(WHO, path, "cannot remove", errno)
+                        : 0;
+}
+
 int iz_hf_write_close(struct iz_hf_writer **out, int err)
 {
     struct iz_hf_writer *w = *out;
@@ -375,12 +412,14 @@ int iz_hf_write_close(struct iz_hf_writer **out, int err)
         err = sync_files(w);
     err = iz_agree(w->c, err);
     if (!err && first)
+        err = remove_mark(w);
+    if (!err && first)
         err = iz_durable_sync_directory(WHO, w->tmp);
     if (!err && first)
         err = iz_durable_rename(WHO, w->tmp, w->path);
     err = iz_agree(w->c, err);
-    if (err && first)
-        iz_durable_remove_directory(WHO, w->tmp);
+    if (err && w->made)
+        iz_durable_remove_directory(WHO, w->tmp, names);
     discard(out);
     return err;
 }

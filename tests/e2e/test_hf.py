@@ -405,11 +405,12 @@ def test_an_export_never_overwrites(place):
 def test_what_a_crash_left_of_an_export_is_replaced(place):
     out, left = place.folder / "out", place.folder / "out.tmp"
     left.mkdir()
+    (left / "izar-unfinished").touch()
     (left / "model.safetensors").write_bytes(b"half")
     out.mkdir()  # empty
     place.good(1, {"run.export": str(out)})
     assert len(hf.read(out)) == 4 + 12 * run.MODEL["layers"]
-    assert not left.exists()
+    assert not left.exists() and not (out / "izar-unfinished").exists()
 
 
 @pytest.mark.single
