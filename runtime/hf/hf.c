@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
@@ -277,6 +278,11 @@ int iz_hf_export_check(const struct iz_config *c,
     return iz_refuse(stderr, "run.export: %s",
                      section->hf ? "no published type of model has this shape"
                                  : "this model has no names for it");
+}
+
+bool iz_hf_export_there(const char *folder)
+{
+    return access(folder, F_OK) == 0 && !iz_hf_is_empty(folder);
 }
 
 /* All trained parameters of a unit as fp32, end to end and then padding, on

@@ -2,6 +2,8 @@
 /* The weights of a run from and to folders in the layout of Hugging Face. */
 #pragma once
 
+#include <stdbool.h>
+
 #include "runtime/step/train.h"
 
 /* Fills the parameters from the folder of model.import, states with zero; each
@@ -14,6 +16,9 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section);
 int iz_hf_export_check(const struct iz_config *c,
                        const struct iz_section *section,
                        const struct iz_model *m);
+
+/* Whether something is in the folder. */
+bool iz_hf_export_there(const char *folder);
 
 /* Writes the master weights to the folder of run.export; waits for the tasks
  * under way.  All ranks.  Negative errno on every rank with the reason

@@ -3,10 +3,12 @@
 #include "runtime/report/metrics.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -22,6 +24,7 @@ struct iz_metrics {
     bool quiet, tty;
     int columns; /* of the terminal */
     bool broken; /* a line could not be written */
+    bool torn;   /* metrics.jsonl ends within a line */
     bool live;   /* an unfinished line stands on the terminal */
     double gemm_rate;
     int64_t last_ns;  /* time of the previous step; 0: not to be counted */
@@ -45,6 +48,36 @@ static int metrics_open_file(struct iz_metrics *m, FILE **f, const char *name)
         return 0;
     int why = errno;
     fprintf(stderr, "izar: %s: %s\n", path, strerror(why));
+    return -why;
+}
+
+int iz_metrics_claim(const char *output)
+{
+    char path[IZ_PATH_MAX + 32], last;
+    snprintf(path, sizeof(path), "%s/metrics.jsonl", output);
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    int why = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) ? errno : 0;
+    if (why == EWOULDBLOCK)
+        fprintf(stderr,
+                "izar: run.output: another run writes into %s: wait for its "
+                "end, or choose another directory\n",
+                output);
+    else if (fd < 0)
+        fprintf(stderr, "izar: %s: %s\n", path, strerror(why));
+    else if (why)
+        fprintf(stderr,
+                "izar: run.output: %s cannot be locked (%s): see that no other "
+                "run writes there\n",
+                output, strerror(why));
+    if (fd >= 0 && why != EWOULDBLOCK) {
+        off_t end = lseek(fd, 0, SEEK_END);
+        if (end > 0 && pread(fd, &last, 1, end - 1) == 1 && last != '\n' &&
+            write(fd, "\n", 1) < 0)
+            fprintf(stderr, "izar: %s: %s\n", path, strerror(errno));
+        return fd;
+    }
+    if (fd >= 0)
+        close(fd);
     return -why;
 }
 
@@ -87,11 +120,14 @@ void iz_metrics_close(struct iz_metrics **m)
 
 static void flush(struct iz_metrics *m)
 {
-    if (!fflush(m->json) || m->broken)
+    m->torn = fflush(m->json) != 0;
+    bool bad = m->torn || (m->tasks && ferror(m->tasks));
+    if (!bad || m->broken)
         return;
     m->broken = true;
-    fprintf(stderr, "izar: %s/metrics.jsonl: %s: lines are being lost\n",
-            m->e->config->run.output, strerror(errno));
+    fprintf(stderr, "izar: %s/%s.jsonl: %s: lines are being lost\n",
+            m->e->config->run.output, m->torn ? "metrics" : "tasks",
+            strerror(errno));
 }
 
 void iz_metrics_line(struct iz_metrics *m, const char *fmt, ...)
@@ -99,6 +135,8 @@ void iz_metrics_line(struct iz_metrics *m, const char *fmt, ...)
     va_list ap;
     if (!m->json)
         return;
+    if (m->torn) /* the rest of the line before is lost */
+        fputc('\n', m->json);
     va_start(ap, fmt);
     vfprintf(m->json, fmt, ap);
     va_end(ap);

@@ -31,6 +31,9 @@ static int open_output(struct run *r)
     int s = iz_durable_make_directories("run.output", r->c.run.output);
     if (s)
         return s;
+    r->claim = iz_metrics_claim(r->c.run.output);
+    if (r->claim < 0)
+        return r->claim;
     int64_t step = iz_ckpt_dir_newest(r->c.run.output, INT64_MAX);
     if (!r->o.resume && step >= 0) {
         fprintf(stderr,
@@ -39,7 +42,9 @@ static int open_output(struct run *r)
                 r->c.run.output, (long long)step);
         return -EEXIST;
     }
-    s = iz_hf_export_check(&r->c, &r->p->section, r->model);
+    /* After the last step the export may be there already. */
+    if (step < r->c.run.steps)
+        s = iz_hf_export_check(&r->c, &r->p->section, r->model);
     if (!s)
         s = iz_hf_config_keep(r->c.run.output, r->c.import, r->o.resume);
     if (s)
@@ -146,8 +151,13 @@ static int open_engine(struct run *r)
 static int check_sample(const struct run *r)
 {
     const struct iz_run_config *c = &r->c.run;
-    if (c->sample_tokens <= 0 || !c->sample_prompt[0])
+    if (c->sample_tokens <= 0)
         return 0;
+    if (!c->sample_prompt[0])
+        return iz_refuse(iz_run_err(r),
+                         "run.sample_tokens: %d, but there is "
+                         "no run.sample_prompt to continue",
+                         c->sample_tokens);
     if (!r->model->unit[r->model->n_units - 1].generate)
         return iz_refuse(iz_run_err(r),
                          "run.sample_tokens: %s generates nothing: set it to 0",

@@ -23,7 +23,7 @@ static int print_sample(struct run *r)
 {
     const struct iz_run_config *c = &r->c.run;
     int prompt_n = (int)strlen(c->sample_prompt), n = c->sample_tokens;
-    if (!n || !prompt_n)
+    if (!n)
         return 0;
     int32_t *text = calloc((size_t)(prompt_n + n) * 2, sizeof(*text));
     if (!text)
@@ -31,15 +31,15 @@ static int print_sample(struct run *r)
     int32_t *prompt = text + prompt_n + n;
     for (int i = 0; i < prompt_n; i++)
         prompt[i] = (unsigned char)c->sample_prompt[i];
-    int s =
+    int made =
         iz_train_sample(r->e, prompt, prompt_n, text, n, c->sample_temperature);
-    if (!s && iz_run_first(r)) {
+    if (made >= 0 && iz_run_first(r)) {
         printf("\nsample (temperature %g):\n", c->sample_temperature);
-        print_text(text, prompt_n + n);
+        print_text(text, prompt_n + made);
         printf("\n");
     }
     free(text);
-    return s;
+    return made < 0 ? made : 0;
 }
 
 static void print_hash(struct run *r)
@@ -97,6 +97,14 @@ static const char *ending(const struct run *r, int status)
 static int export_weights(struct run *r)
 {
     if (!r->c.run.export[0])
+        return 0;
+    /* It was exported, but the run ended before it could say so. */
+    bool there = iz_run_first(r) && r->begun >= r->c.run.steps &&
+                 iz_hf_export_there(r->c.run.export);
+    if (there)
+        printf("run.export: %s is there already, and stays as it is\n",
+               r->c.run.export);
+    if (!iz_coll_all_ok(r->coll, !there))
         return 0;
     int s = iz_hf_export(r->e, &r->p->section);
     if (!s && iz_run_first(r))

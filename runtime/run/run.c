@@ -36,6 +36,26 @@ static void on_signal(int number)
         return;
 }
 
+/* A mapped file has become shorter, or its disk fails. */
+static void on_lost_page(int number)
+{
+    static const char text[] = "\nizar: a file of data.path or model.import "
+                               "was cut, or cannot be read any more (SIGBUS)\n";
+    if (write(STDERR_FILENO, text, sizeof(text) - 1) >= 0)
+        _exit(1);
+    _exit(128 + number);
+}
+
+/* What a write cannot do is an error of that write: a pipe without a reader, a
+ * file beyond the limit of its size. */
+static void ignore_signals(void)
+{
+    struct sigaction a = {.sa_handler = on_lost_page};
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    sigaction(SIGBUS, &a, NULL);
+}
+
 static void catch_signals(void)
 {
     struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
@@ -85,6 +105,8 @@ static void close_all(struct run *r)
     if (r->model)
         r->model->close(r->model);
     free(r->model_text);
+    if (r->claim > 0)
+        close(r->claim);
     iz_coll_close(&r->coll);
 }
 
@@ -118,11 +140,14 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
     }
     s = iz_coll_open(&r.coll, &argc, &argv);
     if (!s) {
+        ignore_signals();
         iz_progress_rank(r.coll->rank, r.coll->size);
         s = run_run_all(&r);
     }
     if (r.coll)
         close_all(&r);
     iz_options_clear(&r.o);
+    if (fflush(stdout) || ferror(stdout))
+        fprintf(stderr, "izar: lines of the standard output were lost\n");
     return s ? 1 : 0;
 }

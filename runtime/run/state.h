@@ -37,6 +37,7 @@ struct run {
     int64_t begun; /* step at which this process began */
     int64_t taken; /* steps whose event came */
     bool stopped;
+    int claim;         /* of the output folder, a descriptor; 0: none */
     _Atomic int *stop; /* the signal that asks for the end, or 0 */
     enum iz_failure failure;
 };

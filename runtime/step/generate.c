@@ -87,8 +87,15 @@ int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,
                          .temperature = temperature,
                          .seed = e->config->run.seed};
     fill_window(e->track[0].batch, out, n_prompt, a.seq);
-    for (a.at = n_prompt; a.at < n_prompt + n; a.at++)
+    for (a.at = n_prompt; a.at < n_prompt + n; a.at++) {
+        /* Tasks wait in memory; a signal ends the text on all ranks at once. */
+        if ((a.at - n_prompt) % 64 == 0) {
+            iz_graph_wait(e->graph);
+            if (!iz_coll_all_ok(e->coll, !e->events.stop || !*e->events.stop))
+                break;
+        }
         submit_token(e, &a);
+    }
     iz_graph_wait(e->graph);
-    return 0;
+    return a.at - n_prompt;
 }

@@ -49,7 +49,7 @@ void iz_train_eval(struct iz_engine *e);
 struct iz_event iz_train_event(struct iz_engine *e);
 
 /* Generates n tokens after the prompt's (n_prompt >= 1) into out[n_prompt + n],
- * all ranks the same; waits for it. */
+ * all ranks the same; waits for it.  Returns how many: fewer after a signal. */
 int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,
                     int32_t *out, int n, double temperature);
 

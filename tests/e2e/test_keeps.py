@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is the user's stays: files beside ours, bits on another number of cores,
+lines of a log; and what ends a run says so."""
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+import run
+
+SAVE = {"run.save": True, "run.save_interval": 1, "run.keep_last": 1}
+pytestmark = pytest.mark.single
+
+
+def somebodys(folder, name="precious"):
+    folder.mkdir(parents=True)
+    (folder / name).write_text("mine")
+    return folder / name
+
+
+# ---- folders ----
+
+@pytest.mark.parametrize("name", ("precious", "config.json"))
+def test_an_export_removes_no_folder_that_it_did_not_make(name, place):
+    """Not even one that looks like an export: it may be one, moved away."""
+    file = somebodys(place.folder / "x.tmp", name)
+    r = place.launch(1, {"run.export": str(place.folder / "x")})
+    run.refused(r, "x.tmp exists and is no unfinished export")
+    assert file.read_text() == "mine" and not r.steps
+
+
+def test_an_export_follows_no_link(place):
+    file = somebodys(place.folder / "elsewhere", "izar-unfinished")
+    (place.folder / "x.tmp").symlink_to(place.folder / "elsewhere")
+    r = place.launch(1, {"run.export": str(place.folder / "x")})
+    run.refused(r, "x.tmp", "is not ours to remove")
+    assert file.exists() and not r.steps
+
+
+def test_a_file_beside_a_checkpoints_stays(place):
+    """In one that is to be pruned, and behind a link."""
+    out = place.folder / "run"
+    place.good(1, {**SAVE, "run.steps": 1}, output=out)
+    note = out / "checkpoints/step-00000001/note.txt"
+    note.write_text("mine")
+    link = out / "checkpoints/step-00000077.tmp"
+    link.symlink_to(somebodys(place.folder / "other", "index.json").parent)
+    r = place.good(1, {**SAVE, "run.steps": 3}, ["--resume"], output=out)
+    assert note.read_text() == "mine" and r.saved == [1, 3], str(r)
+    assert "note.txt in it is not of this program" in r.err
+    assert (link / "index.json").read_text() == "mine"
+
+
+# ---- two runs, one folder ----
+
+def test_a_second_run_in_the_same_folder_is_refused(place):
+    c = {**SAVE, "run.inject_delay_us": 5000}
+    first = place.start(1, {**c, "run.steps": 10**6}, output=place.folder / "one")
+    first.until_step(2)
+    r = place.launch(1, {**c, "run.steps": 9}, ["--resume"], output=first.output)
+    run.refused(r, "run.output", "another run writes into", str(first.output))
+    first.signal(signal.SIGTERM)
+    assert first.finish().rc == 0
+    assert "nothing left" in place.good(1, {**c, "run.steps": 1}, ["--resume"],
+                                        output=first.output).out
+
+
+# ---- the same bits on other cores ----
+
+def test_slices_are_kept(place):
+    """As many as the first run's workers wanted; another number adds in another
+    order."""
+    c = {**SAVE, "run.slices": 0}
+    want = place.good(1, {**c, "run.workers": 2})
+    assert want.config["run"]["slices"] == 2
+    other = place.good(1, {**c, "run.workers": 1})
+    assert other.config["run"]["slices"] == 1
+    assert other.numbers != want.numbers
+    r = place.halves(1, {**c, "run.workers": 2, "run.steps": 1},
+                     {**c, "run.workers": 1})
+    assert r.numbers == want.numbers and r.config["run"]["slices"] == 2
+
+
+# ---- lines ----
+
+def test_a_torn_line_swallows_no_other(place):
+    out = place.good(1, {**SAVE, "run.steps": 1}).output
+    with open(out / "metrics.jsonl", "a") as f:
+        f.write('{"step": 4, "lo')
+    place.count -= 1
+    path = place.config({**SAVE, "run.steps": 2}, out)
+    p = subprocess.run([place.program, path, "--resume"], env=run.environment(),
+                       stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert lines.count('{"step": 4, "lo') == 1
+    lines.remove('{"step": 4, "lo')
+    assert [x["step"] for x in map(json.loads, lines) if "loss" in x] == [1, 2]
+
+
+@pytest.mark.parametrize("reader", ("full", "gone"))
+def test_a_standard_output_that_takes_nothing_costs_no_step(reader, place):
+    path = place.config({**SAVE, "run.inject_delay_us": 5000})
+    line = f'"{place.program}" "{path}"' + (
+        " >/dev/full" if reader == "full" else " | true")
+    p = subprocess.run(["bash", "-o", "pipefail", "-c", line], text=True,
+                       env=run.environment(), stdin=subprocess.DEVNULL,
+                       capture_output=True)
+    assert p.returncode == 0 and "standard output were lost" in p.stderr, p.stderr
+    assert run.saved(place.folder / "out1") == [3]
+
+
+# ---- ends ----
+
+def test_resume_of_what_was_exported_says_so(place):
+    c = {**SAVE, "run.export": str(place.folder / "x")}
+    out = place.good(1, c).output
+    before = (place.folder / "x/model.safetensors").stat().st_mtime_ns
+    r = place.good(1, c, ["--resume"], output=out)
+    assert "x is there already, and stays as it is" in r.out
+    assert before == (place.folder / "x/model.safetensors").stat().st_mtime_ns
+
+
+def test_a_data_file_that_is_cut_ends_the_run_with_a_message(place):
+    data = place.folder / "cut"
+    data.write_bytes(place.data.read_bytes())
+    run_ = place.start(1, {"run.steps": 10**6, "run.inject_delay_us": 5000,
+                           "data.path": str(data)})
+    run_.until_step(1)
+    os.truncate(data, 0)
+    r = run_.finish()
+    run.refused(r, "data.path", "was cut")
+
+
+def test_a_checkpoint_beyond_the_limit_of_files_is_a_message(place):
+    path = place.config({**SAVE, "model.width": 192})
+    p = subprocess.run(["bash", "-c", f'ulimit -f 8000; exec "{place.program}" "{path}"'],
+                       env=run.environment(), stdin=subprocess.DEVNULL,
+                       capture_output=True, text=True)
+    assert p.returncode == 1 and "File too large" in p.stderr, p.stderr
+    assert not run.DUMPS.search(p.stderr)
+
+
+def test_a_signal_ends_a_text_that_is_generated(place):
+    run_ = place.start(1, {"run.sample_tokens": 10**8, "run.sample_prompt": "a"})
+    run_.until_step(3)
+    run_.signal(signal.SIGTERM)
+    r = run_.finish()
+    assert r.rc == 0 and run.sampled(r).startswith("a"), str(r)
+
+
+def test_tokens_without_a_prompt_are_refused(place):
+    run.refused(place.launch(1, {"run.sample_tokens": 3}),
+                "run.sample_tokens", "run.sample_prompt")
