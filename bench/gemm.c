@@ -13,6 +13,7 @@
 
 #include "bench/timing.h"
 #include "codelets/base/int64.h"
+#include "codelets/ops/blas.h"
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
 #include "codelets/task/task.h"
@@ -191,7 +192,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "gemm: bf16: %s\n", iz_gemm16_missing());
         return 1;
     }
-    iz_gemm_open();
+    iz_blas_open();
     for (int i = 0; i < threads; i++)
         j[i] = like;
     bench_threads(threads, gemm_work, j, sizeof(*j));

@@ -19,7 +19,7 @@
 #include "codelets/flat/flat.h"
 #include "codelets/gpu/device.h"
 #include "codelets/gpu/flat_buffer.h"
-#include "codelets/ops/gemm.h"
+#include "codelets/ops/blas.h"
 
 enum { THREADS = 256, ROUNDS = 5 };
 #define ROUND_S 0.02 /* at least */
@@ -395,7 +395,7 @@ int main(int argc, char **argv)
     }
     if (iz_device_use(0, &info))
         return 1;
-    iz_gemm_open(); /* the stand-in computes with the BLAS of the host */
+    iz_blas_open(); /* the stand-in computes with the BLAS of the host */
     failed = ops_gpu_run_all(&b, &info);
     if (b.json && fclose(b.json))
         failed = 1;

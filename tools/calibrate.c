@@ -14,7 +14,7 @@
 #include "codelets/flat/flat.h"
 #include "codelets/flat/update.h"
 #include "codelets/gpu/device.h"
-#include "codelets/ops/gemm.h"
+#include "codelets/ops/blas.h"
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
 #include "codelets/ops/ops.h"
@@ -492,7 +492,7 @@ static int calibrate(struct iz_coll *c, const char *path, const char *folder,
 {
     struct machine m = {.ranks = c->size};
     int r = 0;
-    iz_gemm_open();
+    iz_blas_open();
     if (c->rank == 0)
         r = calibrate_describe(&m, folder);
     if (c->rank == 0 && !r && rates)

@@ -22,7 +22,4 @@ struct iz_gemm {
     float alpha, beta;
 };
 
-/* Once per process, before any task runs: one BLAS thread per caller. */
-void iz_gemm_open(void);
-
 void iz_gemm_cpu(const struct iz_gemm *g);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rate and identity of the BLAS library; see gemm_rate.h. */
-#define _GNU_SOURCE
+/* Rate of the BLAS library; see gemm_rate.h. */
 #include "codelets/ops/gemm_rate.h"
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,12 +10,6 @@
 #include "codelets/base/clock.h"
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
-
-/* Extensions of OpenBLAS and BLIS; absent in other libraries, so looked up. */
-static void *symbol(const char *name)
-{
-    return dlsym(RTLD_DEFAULT, name);
-}
 
 /* One product y[m,n] = a[m,k] b[k,n], in fp32 or with bf16 operands; narrow is
  * a rounded. */
@@ -132,31 +124,4 @@ double iz_gemm16_gain(int m, int n, int k)
     }
     sample_close(&s);
     return wide / narrow;
-}
-
-void iz_blas_name(char *out, size_t size)
-{
-    char *(*config)(void) = NULL, *(*core)(void) = NULL;
-    *(void **)&config = symbol("openblas_get_config");
-    *(void **)&core = symbol("openblas_get_corename");
-    out[0] = 0;
-    if (!config || !core)
-        return;
-    char version[64];
-    snprintf(version, sizeof(version), "%s", config());
-    char *second = strchr(version, ' ');
-    if (second && (second = strchr(second + 1, ' ')))
-        *second = 0;
-    snprintf(out, size, "%s %s", version, core());
-}
-
-void iz_blas_warning(char *out, size_t size)
-{
-    const char *core = getenv("OPENBLAS_CORETYPE");
-    out[0] = 0;
-    if (core && symbol("openblas_get_corename"))
-        snprintf(out, size,
-                 "OPENBLAS_CORETYPE=%s is set: it fixes OpenBLAS's kernels and "
-                 "may halve their speed; unset it to let the library choose",
-                 core);
 }

@@ -2,8 +2,6 @@
 /* How fast the matrix library is here: the yardstick of a run. */
 #pragma once
 
-#include <stddef.h>
-
 /* Best rate of y[m,n] = a[m,k] b[k,n] in fp32 on the calling thread within
  * about `seconds`, flop/s. */
 double iz_blas_rate(int m, int n, int k, double seconds);
@@ -18,10 +16,3 @@ double iz_gemm16_rate(int m, int n, int k, double seconds);
 double iz_gemm16_gain(int m, int n, int k);
 /* Less than this is not worth other bits. */
 #define IZ_GEMM16_LEAST_GAIN 1.2
-
-/* "OpenBLAS 0.3.21 SkylakeX" or whatever name the library gives; "" if none. */
-void iz_blas_name(char *out, size_t size);
-
-/* Sentence about a setting of the environment that makes BLAS slow here, or "".
- */
-void iz_blas_warning(char *out, size_t size);

@@ -6,6 +6,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/units.h"
+#include "codelets/ops/blas.h"
 #include "codelets/ops/gemm16.h"
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
@@ -110,12 +111,12 @@ static struct iz_binding *gather_bindings(const struct run *r)
 
 static void print_header(struct run *r, const struct iz_binding *bindings)
 {
-    char blas[128], warning[256], product[32] = "";
+    char blas[128], note[256], product[32] = "";
     if (r->arithmetic.bf16_products)
         iz_gemm16_name(blas, sizeof(blas));
     else
         iz_blas_name(blas, sizeof(blas));
-    iz_blas_warning(warning, sizeof(warning));
+    iz_blas_note(note, sizeof(note));
     if (r->gemm_side)
         snprintf(product, sizeof(product), " of %d cubed", r->gemm_side);
     iz_plan_print(&r->e->plan, r->model, stdout);
@@ -135,8 +136,8 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     printf("      train %lld %s, output %s\n",
            (long long)iz_data_windows(r->data, IZ_TRAIN),
            r->model->record.bytes ? "records" : "windows", r->c.run.output);
-    if (warning[0])
-        printf("warning: %s\n", warning);
+    if (note[0])
+        printf("note: %s\n", note);
     fflush(stdout);
 }
 

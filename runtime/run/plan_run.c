@@ -7,7 +7,7 @@
 #include <sys/statvfs.h>
 
 #include "codelets/base/units.h"
-#include "codelets/ops/gemm.h"
+#include "codelets/ops/blas.h"
 #include "runtime/base/environment.h"
 #include "runtime/base/text.h"
 #include "runtime/config/rules.h"
@@ -229,7 +229,7 @@ int iz_run_prepare(struct run *r)
     int s = check_environment(r);
     if (s)
         return s;
-    iz_gemm_open();
+    iz_blas_open();
     r->workers = r->c.run.workers;
     r->coll->timeout_s = r->c.run.comm_timeout_s;
     /* What is planned for another machine needs no GPU here. */

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "codelets/flat/update.h"
-#include "codelets/ops/gemm.h"
+#include "codelets/ops/blas.h"
 
 enum { MOST_LOGITS = 64 };
 
@@ -306,6 +306,6 @@ int twin_main(const struct twin_kind *k, const struct CMUnitTest *own, size_t n)
 
     kind = k;
     memcpy(tests + 8, own, n * sizeof(*own));
-    iz_gemm_open();
+    iz_blas_open();
     return _cmocka_run_group_tests(k->name, tests, 8 + n, NULL, NULL);
 }

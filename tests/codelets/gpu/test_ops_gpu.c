@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "codelets/gpu/device.h"
-#include "codelets/ops/gemm.h"
+#include "codelets/ops/blas.h"
 #include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/ops/scene.h"
 
@@ -47,7 +47,7 @@ int main(int argc, char **argv)
     setenv("IZ_STANDIN_JITTER_US", "20", 0);
     if (!gpu_open())
         return 77;
-    iz_gemm_open();
+    iz_blas_open();
     failed = ops_groups(argc, argv);
     iz_cuda_close(&backend.x.cuda);
     iz_device_stream_close(backend.x.stream);

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the CPU alone has: exponentials, products of bf16, threads; and the
  * formulas of the references against central differences. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <float.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "codelets/ops/blas.h"
 #include "codelets/ops/gemm16.h"
 #include "codelets/ops/row_math.h"
 #include "tests/codelets/ops/product.h"
@@ -284,6 +288,57 @@ static void formulas_agree_with_differences(void **state)
     check_differences(&f, f.w, got, 3 * C);
 }
 
+/* ---- the library's kernels ---- */
+
+/* As OpenBLAS itself does for a processor that it does not know. */
+static bool take_kernels(const char *name)
+{
+    void (*quit)(void), (*init)(void);
+
+    *(void **)&quit = dlsym(RTLD_DEFAULT, "gotoblas_dynamic_quit");
+    *(void **)&init = dlsym(RTLD_DEFAULT, "gotoblas_dynamic_init");
+    if (!quit || !init)
+        return false;
+    if (name)
+        setenv("OPENBLAS_CORETYPE", name, 1);
+    quit();
+    init();
+    unsetenv("OPENBLAS_CORETYPE");
+    return true;
+}
+
+static void slow_kernels_are_replaced_unless_the_user_chose_them(void **state)
+{
+    char name[128], note[256], usual[128];
+
+    iz_blas_name(usual, sizeof(usual));
+#ifdef __x86_64__
+    bool has_better = __builtin_cpu_supports("avx2");
+#else
+    bool has_better = false;
+#endif
+    if (!has_better || !take_kernels("Prescott"))
+        skip();
+    iz_blas_name(name, sizeof(name));
+    assert_non_null(strstr(name, "Prescott"));
+    iz_blas_open();
+    iz_blas_name(name, sizeof(name));
+    iz_blas_note(note, sizeof(note));
+    assert_null(strstr(name, "Prescott"));
+    assert_non_null(strstr(note, "for Prescott; izar uses"));
+    take_kernels("Prescott");
+    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
+    iz_blas_open();
+    unsetenv("OPENBLAS_CORETYPE");
+    iz_blas_name(name, sizeof(name));
+    iz_blas_note(note, sizeof(note));
+    assert_non_null(strstr(name, "Prescott"));
+    assert_non_null(strstr(note, "OPENBLAS_CORETYPE=Prescott is set"));
+    take_kernels(NULL);
+    iz_blas_name(name, sizeof(name));
+    assert_string_equal(name, usual);
+}
+
 int ops_cpu(void)
 {
     const struct CMUnitTest tests[] = {
@@ -294,6 +349,7 @@ int ops_cpu(void)
         cmocka_unit_test(narrow_is_for_bf16_weights_alone),
         cmocka_unit_test(matmul_gives_equal_bits_on_every_thread),
         cmocka_unit_test(formulas_agree_with_differences),
+        cmocka_unit_test(slow_kernels_are_replaced_unless_the_user_chose_them),
     };
 
     return cmocka_run_group_tests_name("cpu", tests, NULL, NULL);

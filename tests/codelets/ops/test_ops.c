@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "codelets/ops/gemm.h"
+#include "codelets/ops/blas.h"
 #include "tests/codelets/ops/scene.h"
 
 static enum iz_dtype act_of(enum iz_dtype param)
@@ -22,7 +22,7 @@ struct backend backend = {.x = {.backend = IZ_CPU},
 
 int main(int argc, char **argv)
 {
-    iz_gemm_open();
+    iz_blas_open();
     if (argc > 1 && strcmp(argv[1], "--bench") == 0)
         return ops_bench();
     return (argc == 1 ? ops_cpu() : 0) + ops_groups(argc, argv);
