@@ -5,24 +5,25 @@
 #include "codelets/ops/blas.h"
 
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/flat/simd.h"
 #include "codelets/ops/gemm_rate.h"
 
 #define VARIABLE "OPENBLAS_CORETYPE"
 #define LEAST_GAIN 1.2 /* less than this is not worth other bits */
 
-/* OpenBLAS's names of kernels by the instructions they use; the first of a
- * level serves every processor that has those. */
-static const char *const names[][8] = {
-    {NULL},
-    {"Haswell", "Zen", "Excavator"},
-    {"SkylakeX", "Cooperlake", "Sapphirerapids"},
+/* OpenBLAS's names of kernels with the instructions of a SIMD level; the first
+ * serves every processor that has them.  Best first. */
+static const struct {
+    const char *level, *kernels[3];
+} known[] = {
+    {"avx512", {"SkylakeX", "Cooperlake", "Sapphirerapids"}},
+    {"avx2", {"Haswell", "Zen", "Excavator"}},
 };
-
-enum { LEVELS = sizeof(names) / sizeof(names[0]) };
 
 static char note[256];
 
@@ -46,27 +47,25 @@ static struct openblas openblas(void)
     return o;
 }
 
-static int level_of_core(const char *core)
+static bool processor_has(const char *level)
 {
-    for (int l = LEVELS - 1; l > 0; l--)
-        for (int i = 0; names[l][i]; i++)
-            if (strcmp(names[l][i], core) == 0)
-                return l;
-    return 0;
+    for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++)
+        if (strcmp(l->name, level) == 0)
+            return !l->runs || l->runs();
+    return false;
 }
 
-static int level_of_processor(void)
+/* Better ones for this processor than those, or NULL. */
+static const char *better_kernels(const char *now)
 {
-#ifdef __x86_64__
-    if (__builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        return 2;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return 1;
-#endif
-    return 0;
+    for (size_t l = 0; l < sizeof(known) / sizeof(known[0]); l++) {
+        for (int i = 0; i < 3; i++)
+            if (strcmp(known[l].kernels[i], now) == 0)
+                return NULL;
+        if (processor_has(known[l].level))
+            return known[l].kernels[0];
+    }
+    return NULL;
 }
 
 /* Takes the kernels of that name; returns the rate of a product. */
@@ -83,10 +82,9 @@ static void choose_kernels(void)
 {
     struct openblas o = openblas();
     const char *user = getenv(VARIABLE);
-    int level = level_of_processor();
-    if (!o.core || level <= level_of_core(o.core()))
+    const char *better = o.core ? better_kernels(o.core()) : NULL;
+    if (!better)
         return;
-    const char *better = names[level][0];
     char had[32];
     snprintf(had, sizeof(had), "%s", o.core());
     if (user)
