@@ -40,10 +40,9 @@ static char *shared_pages(struct iz_coll *c, int64_t bytes)
 {
     int64_t pid = getpid();
     char name[64], *p;
-    int fd;
     iz_coll_broadcast(c, &pid, sizeof(pid), 0, "name");
     snprintf(name, sizeof(name), "/izar-bench-%lld", (long long)pid);
-    fd = shm_open(name, O_RDWR | O_CREAT, 0600);
+    int fd = shm_open(name, O_RDWR | O_CREAT, 0600);
     errno = fd < 0 ? errno : posix_fallocate(fd, 0, bytes * c->size);
     if (errno) {
         fprintf(stderr, "%s, %lld bytes: %s\n", name,
@@ -158,12 +157,11 @@ static void report(const struct iz_coll *c, const struct way *w, int64_t bytes,
 static void time_size(struct iz_coll *c, int64_t mib, int rounds, bool near)
 {
     static double s[WAYS][MOST_ROUNDS], cpu[WAYS][MOST_ROUNDS];
-    char *shared;
     struct buffers b = {.shard = (mib << 20) / c->size / 64 * 64};
     b.bytes = b.shard * c->size;
     b.full = pages(b.bytes);
     b.out = pages(b.bytes * 2);
-    shared = shared_pages(c, b.bytes);
+    char *shared = shared_pages(c, b.bytes);
     b.own = shared + c->rank * b.bytes;
     b.other = shared + (c->rank + 1) % c->size * b.bytes;
     for (int r = 0; r < rounds; r++)
@@ -181,7 +179,6 @@ static void time_size(struct iz_coll *c, int64_t mib, int rounds, bool near)
 int main(int argc, char **argv)
 {
     struct iz_coll *c;
-    const char *why;
     int rounds = 40;
     if (iz_coll_open(&c, &argc, &argv) != 0)
         return 1;
@@ -192,7 +189,7 @@ int main(int argc, char **argv)
         return 2;
     }
     c->timeout_s = 60;
-    why = iz_coll_near(c, true);
+    const char *why = iz_coll_near(c, true);
     if (why && c->rank == 0)
         fprintf(stderr, "messages only: %s\n", why);
     for (int64_t mib = 1; mib <= 64; mib *= 4)

@@ -127,15 +127,14 @@ static void *gemm_work(void *arg)
 {
     struct job *j = arg;
     int64_t in = j->head.in, out = j->head.out, weights = in * out, end;
-    float *x, *y, *w;
     for (int i = 0; i < j->n; i++) {
         in = max64(in, j->linear[i].in);
         out = max64(out, j->linear[i].out);
         weights += (int64_t)j->layers * j->linear[i].in * j->linear[i].out;
     }
-    x = gemm_take(j->rows * in);
-    y = gemm_take(j->rows * out);
-    w = gemm_take(weights);
+    float *x = gemm_take(j->rows * in);
+    float *y = gemm_take(j->rows * out);
+    float *w = gemm_take(weights);
     j->scratch = NULL;
     if (j->bf16)
         j->scratch =

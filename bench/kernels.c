@@ -291,10 +291,9 @@ static struct buffers kernels_fill(void)
 static struct sample timed(struct team *t, on_a_piece *run,
                            const struct kernel *k, struct buffers b)
 {
-    double wall, cpu;
     pthread_barrier_wait(&t->barrier);
-    cpu = bench_cpu_s();
-    wall = bench_now_s();
+    double cpu = bench_cpu_s();
+    double wall = bench_now_s();
     run(&b, k);
     wall = bench_now_s() - wall;
     cpu = bench_cpu_s() - cpu;

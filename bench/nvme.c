@@ -39,15 +39,14 @@ struct thread {
 
 static void transfer(const struct job *j, char *buf, int64_t at, bool write)
 {
-    ssize_t n;
     if (j->f && write)
         iz_nvme_write(j->f, buf, at, j->piece);
     else if (j->f)
         iz_nvme_read(j->f, buf, at, j->piece);
     if (j->f)
         return;
-    n = write ? pwrite(j->fd, buf, (size_t)j->piece, at)
-              : pread(j->fd, buf, (size_t)j->piece, at);
+    ssize_t n = write ? pwrite(j->fd, buf, (size_t)j->piece, at)
+                      : pread(j->fd, buf, (size_t)j->piece, at);
     if (n != j->piece) {
         perror("nvme");
         exit(1);
@@ -69,10 +68,9 @@ static void *nvme_work(void *arg)
 static double gb_per_s(struct job *j, int threads)
 {
     static struct thread t[THREADS];
-    double start;
     for (int i = 0; i < threads; i++)
         t[i] = (struct thread){j, j->memory + i * CHUNK};
-    start = bench_now_s();
+    double start = bench_now_s();
     bench_threads(threads, nvme_work, t, sizeof(*t));
     start = bench_now_s() - start;
     return (double)(j->piece * j->pieces) / start * 1e-9;
@@ -130,9 +128,8 @@ static int descriptor_of(const char *name)
 {
     char link[64], path[4096];
     for (int fd = 0; fd < 1024; fd++) {
-        ssize_t n;
         snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-        n = readlink(link, path, sizeof(path) - 1);
+        ssize_t n = readlink(link, path, sizeof(path) - 1);
         path[n < 0 ? 0 : n] = '\0';
         if (strstr(path, name))
             return fd;

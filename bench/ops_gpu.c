@@ -83,10 +83,9 @@ double bench_time(const struct bench *b, void (*run)(void *arg, int i),
                   void *arg)
 {
     double s[ROUNDS], one, round_s = b->tiny ? 0 : ROUND_S;
-    int n;
     time_calls(b, run, arg, BENCH_SETS); /* warms up and touches every set */
     one = time_calls(b, run, arg, 3) / 3;
-    n = (int)fmin(fmax(ceil(round_s / one), 2), 2000);
+    int n = (int)fmin(fmax(ceil(round_s / one), 2), 2000);
     for (int r = 0; r < ROUNDS; r++)
         s[r] = time_calls(b, run, arg, n) / n;
     bench_sort(s, ROUNDS);
@@ -297,9 +296,8 @@ static void *update(void *arg)
         p[i] = m[i] = v[i] = (float)(i % 1000 + 1) * 1e-3f;
     t->best_s = 1e30;
     for (int r = 0; r < ROUNDS; r++) {
-        double s;
         pthread_barrier_wait(t->barrier);
-        s = bench_now_s();
+        double s = bench_now_s();
         adam_update(&cpu, t->n, p, m, v, mem + 12 * t->n, mem + 14 * t->n);
         pthread_barrier_wait(t->barrier);
         s = bench_now_s() - s;
@@ -378,7 +376,6 @@ int main(int argc, char **argv)
 {
     struct bench b = {0};
     struct iz_device_info info;
-    int failed;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--tiny")) {
             b.tiny = true;
@@ -396,7 +393,7 @@ int main(int argc, char **argv)
     if (iz_device_use(0, &info))
         return 1;
     iz_blas_open(); /* the stand-in computes with the BLAS of the host */
-    failed = ops_gpu_run_all(&b, &info);
+    int failed = ops_gpu_run_all(&b, &info);
     if (b.json && fclose(b.json))
         failed = 1;
     return failed;

@@ -129,10 +129,8 @@ static void call_op(struct job *j, const struct op *op, const struct tensors *t)
     struct iz_attention attention = attention_of(j, t);
     switch (op->call) {
     case NORM:
-        iz_layernorm_fwd(x, t->y, t->a, &n);
-        break;
     case NORM_AGAIN:
-        iz_layernorm_again(x, t->y, t->a, &n);
+        iz_layernorm_fwd(x, t->y, t->a, &n, op->call == NORM_AGAIN);
         break;
     case NORM_BWD:
         iz_layernorm_bwd(x, t->y, as(t->dqkv, m, c), t->dy, t->a, &n);
@@ -301,12 +299,11 @@ static void time_ops(struct bench *b, struct job *j, int64_t m, char *mem,
 {
     struct iz_exec x = j->x;
     for (int i = 0; i < OPS; i++) {
-        double s;
         j->op = &ops[i];
         if (left_out(j))
             continue;
         prepare(j, mem, bytes);
-        s = bench_time(b, run_op, j);
+        double s = bench_time(b, run_op, j);
         j->x = x; /* one call's counts */
         run_op(j, 0);
         bench_wait(b->stream);
@@ -319,7 +316,6 @@ static int sets_of(const struct bench *b, int64_t m, int64_t width)
 {
     int64_t bytes = m * width * iz_dtype_bytes(b->act);
     int64_t sets = (ROTATE_BYTES + bytes - 1) / bytes; /* 1 at least */
-
     return b->tiny ? 2 : (int)min64(sets, BENCH_SETS);
 }
 

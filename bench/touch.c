@@ -42,12 +42,11 @@ static double gb_per_s(enum what what, int threads, int64_t n)
 {
     static struct part part[MOST];
     float *p = bench_new(n * 4);
-    double s;
     for (int i = 0; i < threads; i++) {
         int64_t from = n / threads * i;
         part[i] = (struct part){what, p + from, n / threads, from};
     }
-    s = bench_now_s();
+    double s = bench_now_s();
     bench_threads(threads, touch_work, part, sizeof(*part));
     s = bench_now_s() - s;
     free(p);

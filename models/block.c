@@ -59,13 +59,12 @@ static struct norm norm(struct iz_exec *x, const struct iz_layer *a, int part,
 {
     const struct iz_block *c = a->self;
     struct norm n = {.rms = c->llama};
-    struct iz_linear l;
     if (n.rms) {
         n.root = rmsnorm(a, part);
         n.root.rstd = take(x, IZ_F32, m, 1);
         return n;
     }
-    l = affine(a, 2 * part);
+    struct iz_linear l = affine(a, 2 * part);
     n.layer =
         (struct iz_norm_layer){.w = l.w, .b = l.b, .dw = l.dw, .db = l.db};
     n.layer.mean = take(x, IZ_F32, m, 1);
@@ -78,9 +77,9 @@ static void norm_forward(struct iz_exec *x, struct iz_view y, struct iz_view a,
                          const struct norm *n, bool again)
 {
     if (n->rms)
-        (again ? iz_rmsnorm_again : iz_rmsnorm_fwd)(x, y, a, &n->root);
+        iz_rmsnorm_fwd(x, y, a, &n->root, again);
     else
-        (again ? iz_layernorm_again : iz_layernorm_fwd)(x, y, a, &n->layer);
+        iz_layernorm_fwd(x, y, a, &n->layer, again);
 }
 
 static void norm_backward(struct iz_exec *x, struct iz_view dx,
@@ -172,7 +171,6 @@ static void block_forward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view in = tokens(a->x, c->width), out = tokens(a->y, c->width);
     int64_t mark = iz_work_mark(x);
     struct iz_view h = iz_work(x, x->act, in.rows, c->width); /* [M,C] */
-    struct iz_view g;
     norm_forward(x, h, in, &b.norm_1, false);
     iz_matmul_fwd(x, b.attn.qkv, IZ_NONE, h, &qkv); /* [M,(H+2K)D] */
     positions_forward(x, c, &b);
@@ -181,7 +179,7 @@ static void block_forward(struct iz_exec *x, const struct iz_layer *a)
     norm_forward(x, h, b.x2, &b.norm_2, false);
     iz_matmul_fwd(x, b.u, IZ_NONE, h, &fc); /* [M,F] or [M,2F] */
     iz_work_release(x, mark);
-    g = iz_work(x, x->act, in.rows, c->hidden);
+    struct iz_view g = iz_work(x, x->act, in.rows, c->hidden);
     if (c->llama)
         iz_swiglu_fwd(x, g, b.u);
     else
@@ -201,7 +199,6 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     struct iz_view g = iz_work(x, x->act, b->u.rows, c->hidden); /* [M,F] */
     struct iz_view in = c->llama ? g : b->u; /* becomes proj's input again */
     struct iz_view du = c->llama ? b->u : g; /* becomes the gradient of u */
-    struct iz_view h;
     iz_matmul_da(x, g, dy, &proj);
     if (c->llama)
         iz_swiglu_bwd(x, du, in, g, b->u);
@@ -210,7 +207,7 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     iz_matmul_dw(x, dy, in, &proj);
     if (c->llama)
         iz_work_release(x, mark);
-    h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
     norm_forward(x, h, b->x2, &b->norm_2, true);
     iz_matmul_dw(x, du, h, &fc);
     iz_matmul_da(x, h, du, &fc); /* h becomes its own gradient */
@@ -241,9 +238,8 @@ static void attention_backward(struct iz_exec *x, const struct iz_layer *a,
     struct iz_linear qkv = linear(a, QKV);
     int64_t mark = iz_work_mark(x);
     struct iz_view dqkv = iz_work(x, x->act, dx.rows, b->attn.qkv.cols);
-    struct iz_view h;
     scores_backward(x, a, b, dqkv, dx);
-    h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
     norm_forward(x, h, in, &b->norm_1, true);
     iz_matmul_dw(x, dqkv, h, &qkv);
     iz_matmul_da(x, h, dqkv, &qkv);

@@ -203,11 +203,10 @@ static struct head head_forward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_dlrm_config *c = a->self;
     struct head h = {.bottom = {.layers = c->bottom_layers},
                      .last = 2 * c->bottom_layers};
-    struct iz_linear l;
     h.top.first = h.last + 2;
     h.top.layers = c->top_layers;
     h.matrix = h.top.first + 2 * c->top_layers;
-    l = affine(a, h.last);
+    struct iz_linear l = affine(a, h.last);
     h.bottom.in =
         numbers_of(x, numbers(a->input, c, a->samples), a->samples, c->dense);
     h.z = iz_work(x, x->act, a->samples, c->dim);

@@ -90,7 +90,7 @@ static void ops(struct work *w)
                               .db = v[7],
                               .mean = v[8],
                               .rstd = v[9]};
-    iz_layernorm_fwd(&w->x, v[1], v[0], &n);
+    iz_layernorm_fwd(&w->x, v[1], v[0], &n, false);
     iz_gelu_fwd(&w->x, v[3], v[2]);
     iz_gelu_bwd(&w->x, v[3], v[2], v[3], v[2]);
     iz_layernorm_bwd(&w->x, v[1], IZ_NONE, v[1], v[0], &n);
@@ -102,7 +102,6 @@ static void ops(struct work *w)
 static void squares(struct work *w)
 {
     enum { TIMES = 1024 };
-
     for (int i = 0; i < TIMES; i++)
         iz_norm2_add(&w->squares, w->v[0].p, IZ_F32, w->v[0].cols);
     w->done = (double)w->squares.n;

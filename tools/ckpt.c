@@ -135,9 +135,8 @@ static int ckpt_describe(struct checkpoint *c, const char *dir)
 static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
 {
     char path[IZ_CKPT_FILE_PATH];
-    int err;
     *c = (struct checkpoint){.step = step};
-    err = iz_ckpt_dir_find(dir, step, c->path);
+    int err = iz_ckpt_dir_find(dir, step, c->path);
     if (err) {
         fprintf(stderr, "ckpt: %s has no checkpoint of step %" PRId64 "\n", dir,
                 step);
@@ -219,13 +218,12 @@ static int list_one(const char *dir, int64_t step, struct iz_coll *coll)
 {
     struct checkpoint c;
     int ranks, err = checkpoint_open(&c, dir, step);
-    int64_t bytes;
     if (err) {
         printf("step %-8" PRId64 "  damaged\n", step);
         return err;
     }
     ranks = c.index->ranks;
-    bytes = size_of(&c);
+    int64_t bytes = size_of(&c);
     if (bytes < 0) {
         printf("step %-8" PRId64 "  incomplete\n", step);
     } else {
@@ -442,13 +440,12 @@ static int export_model(const struct options *o, struct checkpoint *c,
 static int export(const struct options *o, struct iz_coll *coll)
 {
     int64_t step = first_step(o);
-    const struct iz_program *p;
     struct iz_model *m = NULL;
     struct checkpoint c;
     int err = step < 0 ? (int)step : checkpoint_open(&c, o->dir, step);
     if (err)
         return err;
-    p = find_program(&c);
+    const struct iz_program *p = find_program(&c);
     err = p ? read_shape(&c, p) : -EINVAL;
     if (!err)
         err = p->open(&m, p->section.target);
@@ -533,7 +530,6 @@ int main(int argc, char **argv)
 {
     struct options o;
     struct iz_coll *coll = NULL;
-    int err;
     if (argc == 2 && strcmp(argv[1], "--help") == 0) {
         usage(stdout);
         return 0;
@@ -542,7 +538,7 @@ int main(int argc, char **argv)
         usage(stderr);
         return 2;
     }
-    err = iz_coll_open(&coll, &argc, &argv);
+    int err = iz_coll_open(&coll, &argc, &argv);
     if (!err) {
         iz_progress_rank(coll->rank, coll->size);
         err = o.command->run(&o, coll);

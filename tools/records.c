@@ -323,12 +323,11 @@ static bool idx_open(struct idx *i, const char *path, int dims)
 static bool idx_copy(struct output *o, struct idx *images, struct idx *labels)
 {
     size_t bytes = (size_t)images->dim[1] * images->dim[2];
-    unsigned char *record;
     if (images->dim[0] != labels->dim[0])
         return idx_fault(labels, "has another number of items");
     if (bytes == 0 || bytes > 1 << 24)
         return idx_fault(images, "has impossible images");
-    record = malloc(1 + bytes);
+    unsigned char *record = malloc(1 + bytes);
     if (!record)
         return idx_fault(images, strerror(ENOMEM));
     for (uint32_t n = 0; n < images->dim[0]; n++) {

@@ -30,10 +30,9 @@ static void die_print_line(const char *fmt, va_list ap)
     const int room = (int)sizeof(line) - 1; /* the newline */
     int len = clamp_len(snprintf(line, (size_t)room, "izar: %s", prefix), room);
     int left = room - len;
-    ssize_t done;
     len += clamp_len(vsnprintf(line + len, (size_t)left, fmt, ap), left);
     line[len++] = '\n';
-    done = write(STDERR_FILENO, line, (size_t)len);
+    ssize_t done = write(STDERR_FILENO, line, (size_t)len);
     (void)done; /* nobody is left to tell */
 }
 

@@ -125,10 +125,9 @@ static const float *sum_block(float *last, float *buf, float *next,
                               const void *const *in, int n_in,
                               enum iz_dtype type, int64_t i, int64_t k)
 {
-    const float *sum;
     if (type == IZ_BF16 && n_in > 1) /* of another type than `last` */
         return sum_block_bf16(last, in, n_in, i, k);
-    sum = as_f32(buf, flat_at(in[0], type, i), type, k);
+    const float *sum = as_f32(buf, flat_at(in[0], type, i), type, k);
     for (int s = 1; s < n_in; s++) {
         float *to = s + 1 < n_in ? buf : last;
         iz_simd()->add(to, sum, as_f32(next, flat_at(in[s], type, i), type, k),

@@ -131,7 +131,6 @@ static void normal(float *restrict out, uint64_t key, uint64_t block, float std)
         uint64_t hash[PAIRS];
         uint32_t word[2 * PAIRS];
     } h;
-
     for (int i = 0; i < PAIRS; i++)
         h.hash[i] = iz_mix(key + (block * PAIRS + (uint64_t)i) * IZ_GOLDEN);
     for (int i = 0; i < PAIRS; i++) {

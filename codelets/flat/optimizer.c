@@ -88,7 +88,6 @@ iz_optimizer_param(const struct iz_optimizer *o, const char *key)
 union iz_consts iz_consts_of(const struct iz_step *s)
 {
     union iz_consts k;
-
     assert(s->t >= 1);
     memset(&k, 0, sizeof(k));
     iz_optimizer(s->hyper.type)->consts(&k, s);

@@ -45,10 +45,9 @@ bool iz_touched_next(const struct iz_touched *r, int64_t from, int64_t to,
                      struct iz_touched_piece *p)
 {
     int64_t k = p->n ? p->next : iz_rows_find(r->row, r->n, from / r->cols);
-    int64_t begin, end;
     if (k >= r->n || r->row[k] * r->cols >= to)
         return false;
-    begin = r->row[k] * r->cols;
+    int64_t begin = r->row[k] * r->cols;
     p->packed = k * r->cols;
     if (begin < from) {
         p->packed += from - begin;
@@ -56,7 +55,7 @@ bool iz_touched_next(const struct iz_touched *r, int64_t from, int64_t to,
     }
     while (k + 1 < r->n && r->row[k + 1] == r->row[k] + 1)
         k++;
-    end = (r->row[k] + INT64_C(1)) * r->cols;
+    int64_t end = (r->row[k] + INT64_C(1)) * r->cols;
     p->flat = begin;
     p->n = (end < to ? end : to) - begin;
     p->next = k + 1;

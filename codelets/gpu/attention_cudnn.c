@@ -436,11 +436,10 @@ static bool repeats(struct graph *g, descriptor config, struct iz_refusal *why)
 {
     descriptor engine = graph_make(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     cudnnBackendNumericalNote_t note[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
-    int64_t n;
     graph_get(g, config, CUDNN_ATTR_ENGINECFG_ENGINE, PART, 1, &engine);
-    n = graph_get(g, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
-                  CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT,
-                  note);
+    int64_t n = graph_get(g, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                          CUDNN_TYPE_NUMERICAL_NOTE,
+                          CUDNN_NUMERICAL_NOTE_TYPE_COUNT, note);
     if (g->failed)
         cudnn_refuse(why, "its kernel's notes", g->failed);
     for (int64_t i = 0; i < n; i++)
@@ -551,13 +550,11 @@ void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
     int64_t bytes = iz_dtype_bytes(a->o.dtype), n = LOWEST - Q + !a->full;
     char *q = a->qkv.p, *k = q + a->o.cols * bytes;
     struct graph g = {.n = 0};
-    const struct plan *p;
-    descriptor pack;
     assert(iz_view_bytes(scratch) >= IZ_CUDNN_SCRATCH);
     asking.ask = &why;
     if (!iz_attention_ask_cudnn(&asking, a))
         iz_die("%s", why.why);
-    p = plan_of(x->cuda->dnn, a);
+    const struct plan *p = plan_of(x->cuda->dnn, a);
     scale = 1 / sqrtf((float)p->key.d);
     void *pointer[] = {q,      k,        k + p->key.kv_heads * p->key.d * bytes,
                        a->o.p, a->lse.p, &scale,
@@ -568,7 +565,8 @@ void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
          pointer},
         {CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &space},
         {0}};
-    pack = graph_add(&g, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, have);
+    descriptor pack =
+        graph_add(&g, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, have);
     if (!g.failed)
         g.failed = dnn.execute(x->cuda->dnn->handle, p->plan, pack);
     if (g.failed) {

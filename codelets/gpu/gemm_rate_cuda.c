@@ -110,7 +110,6 @@ double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
         .a = matrix(x, m, k), .b = matrix(x, k, n), .d = matrix(x, m, n)};
     int64_t operands = room(p.a) + room(p.b);
     char *mem;
-    double rate;
     if (cudaMalloc((void **)&mem, (size_t)(IZ_PRODUCT_SCRATCH + operands +
                                            room(p.d))) != cudaSuccess) {
         cudaGetLastError(); /* forget it: nothing is broken */
@@ -121,7 +120,7 @@ double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
     p.d.p = (char *)p.a.p + operands;
     gemm_rate_cuda_fill(p.a.p, operands, x->act);
     gemm_rate_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    rate = best_rate(
+    double rate = best_rate(
         x, &p,
         (struct iz_view){
             .p = mem, .dtype = IZ_U8, .rows = 1, .cols = IZ_PRODUCT_SCRATCH},

@@ -58,13 +58,12 @@ struct iz_cublas {
 int iz_cublas_open(struct iz_cublas **out)
 {
     struct iz_cublas *b = calloc(1, sizeof(*b));
-    cublasStatus_t s;
     *out = b;
     if (!b) {
         fprintf(stderr, "izar: no memory for the table of products\n");
         return -ENOMEM;
     }
-    s = cublasLtCreate(&b->lt);
+    cublasStatus_t s = cublasLtCreate(&b->lt);
     if (s == CUBLAS_STATUS_SUCCESS)
         return 0;
     fprintf(stderr, "izar: cublasLtCreate: %s\n", cublasLtGetStatusString(s));
@@ -251,11 +250,10 @@ static void matmul_cuda_choose(struct iz_cublas *b, struct plan *q)
 {
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t found[4];
-    cublasStatus_t s;
     int n = 0;
     describe_wish(&pref, &q->key);
-    s = cublasLtMatmulAlgoGetHeuristic(b->lt, &q->op, &q->b, &q->a, &q->d,
-                                       &q->d, &pref, 4, found, &n);
+    cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(
+        b->lt, &q->op, &q->b, &q->a, &q->d, &q->d, &pref, 4, found, &n);
     for (int i = 0; s == CUBLAS_STATUS_SUCCESS && i < n; i++)
         if (found[i].state == CUBLAS_STATUS_SUCCESS) {
             q->algo = found[i].algo;

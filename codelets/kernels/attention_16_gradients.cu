@@ -88,7 +88,6 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     int head = group * a.group, i0 = a.full ? 0 : k0 / BQ * BQ;
     int64_t ld = a.ld;
     const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, group) + k0 * ld;
-    uint16_t *dk;
     float s[MT][BQ / 8][4], ds[MT][BQ / 8][4];
     float acc_k[MT][C][4] = {}, acc_v[MT][C][4] = {};
     load_pair<DP, BK, NW>(ks, k, ld, k + a.kv, ld, a.seq - k0, a.d);
@@ -121,8 +120,8 @@ static __global__ void __launch_bounds__(32 * NW, 2)
         stage = TILE - stage;
     }
     /* From what the loop has left, so that no register has waited for it. */
-    dk = (uint16_t *)a.dqkv + iz_head_k(a, head / a.group - 1) +
-         (k0 + own) * ld + part;
+    uint16_t *dk = (uint16_t *)a.dqkv + iz_head_k(a, head / a.group - 1) +
+                   (k0 + own) * ld + part;
     store_rows<T, DP>(dk, ld, left, a.d - part, ks + own * P, acc_k, a.scale);
     store_rows<T, DP>(dk + a.kv, ld, left, a.d - part, vs + own * P, acc_v, 1);
 }

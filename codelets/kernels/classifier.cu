@@ -67,15 +67,13 @@ static __global__ void __launch_bounds__(THREADS)
 {
     int64_t i = blockIdx.x;
     int32_t t = target[i];
-    float at;
-    soft all;
     if (t < 0) {
         if (threadIdx.x == 0)
             loss[i] = 0;
         return;
     }
-    at = s[i * ld + t];
-    all = row_soft(s + i * ld, n);
+    float at = s[i * ld + t];
+    soft all = row_soft(s + i * ld, n);
     if (threadIdx.x == 0)
         loss[i] = soft_loss(all, at);
 }
@@ -114,7 +112,6 @@ static __global__ void __launch_bounds__(THREADS)
 {
     int64_t i = blockIdx.x, whole = n / WIDTH * WIDTH, last = n / STEP * STEP;
     int32_t t = target[i];
-    float at;
     soft all;
     d += i * ld;
     s += i * ld;
@@ -124,7 +121,7 @@ static __global__ void __launch_bounds__(THREADS)
             loss[i] = 0;
         return;
     }
-    at = s[t];
+    float at = s[t];
     all = row_soft(s, n); /* all threads have read what is now overwritten */
     if (threadIdx.x == 0)
         loss[i] = soft_loss(all, at);

@@ -508,15 +508,10 @@ static void start_backward(struct iz_exec *x, struct iz_view dx,
 /* ---- the ops ------------------------------------------------------------ */
 
 void iz_layernorm_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_norm_layer *n)
+                           struct iz_view a, const struct iz_norm_layer *n,
+                           bool again)
 {
-    start_forward<true>(x, y, {}, a, *n, EPSILON, 0, false);
-}
-
-void iz_layernorm_again_cuda(struct iz_exec *x, struct iz_view y,
-                             struct iz_view a, const struct iz_norm_layer *n)
-{
-    start_forward<true>(x, y, {}, a, *n, EPSILON, 0, true);
+    start_forward<true>(x, y, {}, a, *n, EPSILON, 0, again);
 }
 
 /* scratch fp32 [2 parts, c]. */
@@ -534,15 +529,9 @@ static struct iz_norm_layer norm_like(const struct iz_rmsnorm *n)
 }
 
 void iz_rmsnorm_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                         const struct iz_rmsnorm *n)
+                         const struct iz_rmsnorm *n, bool again)
 {
-    start_forward<false>(x, y, {}, a, norm_like(n), n->eps, 0, false);
-}
-
-void iz_rmsnorm_again_cuda(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_rmsnorm *n)
-{
-    start_forward<false>(x, y, {}, a, norm_like(n), n->eps, 0, true);
+    start_forward<false>(x, y, {}, a, norm_like(n), n->eps, 0, again);
 }
 
 /* scratch fp32 [parts, c]. */

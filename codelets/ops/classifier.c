@@ -130,11 +130,10 @@ static void on_cuda(struct iz_exec *x, const struct iz_classifier *c, bool grad)
 {
     struct iz_classifier_parts p = iz_classifier_parts(x, c, grad, NULL);
     struct iz_view scratch = iz_work(x, IZ_U8, 1, p.bytes);
-    int64_t count;
     count_cuda(x, c, &p, grad);
     if (x->dry)
         return;
-    count = check_targets(c->target, c->a.rows, c->w.rows);
+    int64_t count = check_targets(c->target, c->a.rows, c->w.rows);
     if (grad)
         iz_classifier_bwd_cuda(x, c, count, scratch);
     else

@@ -148,14 +148,13 @@ void iz_gemm16_name(char *out, size_t size)
 int64_t iz_gemm16_scratch(const struct iz_gemm16 *g)
 {
     struct product p;
-    int64_t bytes;
     if (iz_gemm16_missing())
         return 0;
     if (product_open(&p, g))
         iz_die("oneDNN refuses a product of bf16 [%lld,%lld] [%lld,%lld]",
                (long long)g->m, (long long)g->k, (long long)g->k,
                (long long)g->n);
-    bytes = p.scratch;
+    int64_t bytes = p.scratch;
     product_close(&p);
     return bytes;
 }

@@ -35,18 +35,14 @@ void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
 
 /* norm.cu */
 void iz_layernorm_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_norm_layer *n);
-void iz_layernorm_again_cuda(struct iz_exec *x, struct iz_view y,
-                             struct iz_view a, const struct iz_norm_layer *n);
+                           struct iz_view a, const struct iz_norm_layer *n,
+                           bool again);
 void iz_layernorm_bwd_cuda(struct iz_exec *x, struct iz_view dx,
                            struct iz_view r, struct iz_view dy,
                            struct iz_view a, const struct iz_norm_layer *n,
                            struct iz_view scratch);
-
 void iz_rmsnorm_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                         const struct iz_rmsnorm *n);
-void iz_rmsnorm_again_cuda(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_rmsnorm *n);
+                         const struct iz_rmsnorm *n, bool again);
 void iz_rmsnorm_bwd_cuda(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                          struct iz_view dy, struct iz_view a,
                          const struct iz_rmsnorm *n, struct iz_view scratch);

@@ -83,7 +83,7 @@ IZ_SIMD static void layernorm_apply(struct iz_view y, struct iz_view a,
     }
 }
 
-static void layernorm(struct iz_exec *x, struct iz_view y, struct iz_view a,
+void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       const struct iz_norm_layer *n, bool again)
 {
     int64_t mark = iz_work_mark(x);
@@ -97,21 +97,9 @@ static void layernorm(struct iz_exec *x, struct iz_view y, struct iz_view a,
         if (!x->dry)
             layernorm_apply(y, a, n->mean.p, n->rstd.p, w.p, b.p);
     } else if (!x->dry) {
-        (again ? iz_layernorm_again_cuda : iz_layernorm_fwd_cuda)(x, y, a, n);
+        iz_layernorm_fwd_cuda(x, y, a, n, again);
     }
     iz_work_release(x, mark);
-}
-
-void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                      const struct iz_norm_layer *n)
-{
-    layernorm(x, y, a, n, false);
-}
-
-void iz_layernorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                        const struct iz_norm_layer *n)
-{
-    layernorm(x, y, a, n, true);
 }
 
 /* Means over a row of g = dy w and of g xhat. */
@@ -304,7 +292,7 @@ static void rmsnorm_check(struct iz_view y, struct iz_view a,
     assert(iz_view_len(n->rstd) == a.rows);
 }
 
-static void rmsnorm(struct iz_exec *x, struct iz_view y, struct iz_view a,
+void iz_rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                     const struct iz_rmsnorm *n, bool again)
 {
     rmsnorm_check(y, a, n);
@@ -313,19 +301,7 @@ static void rmsnorm(struct iz_exec *x, struct iz_view y, struct iz_view a,
         rmsnorm_on_cpu(x, norm_pieces(y, 0, 1, n), norm_pieces(a, 0, 1, n), n,
                        again);
     else if (!x->dry)
-        (again ? iz_rmsnorm_again_cuda : iz_rmsnorm_fwd_cuda)(x, y, a, n);
-}
-
-void iz_rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                    const struct iz_rmsnorm *n)
-{
-    rmsnorm(x, y, a, n, false);
-}
-
-void iz_rmsnorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                      const struct iz_rmsnorm *n)
-{
-    rmsnorm(x, y, a, n, true);
+        iz_rmsnorm_fwd_cuda(x, y, a, n, again);
 }
 
 void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,

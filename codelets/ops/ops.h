@@ -63,13 +63,10 @@ struct iz_norm_layer {
     struct iz_view w, b, dw, db, mean, rstd;
 };
 
-/* y = (a - mean) / sqrt(var + 1e-5) w + b, by row; all [M,C]. */
+/* y = (a - mean) / sqrt(var + 1e-5) w + b, by row; all [M,C].  again: the same
+ * bits from the saved mean and rstd. */
 void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                      const struct iz_norm_layer *n);
-/* Recomputes y of iz_layernorm_fwd, bit for bit, from the saved mean and rstd.
- */
-void iz_layernorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                        const struct iz_norm_layer *n);
+                      const struct iz_norm_layer *n, bool again);
 /* dx = r + d(layernorm)/da dy, dw, db; dx may be r or dy, r may be absent. */
 void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                       struct iz_view dy, struct iz_view a,
@@ -87,12 +84,10 @@ struct iz_rmsnorm {
     float eps;
 };
 
-/* y = a / sqrt(mean of a^2 + eps) w, by row; all [M,C]. */
+/* y = a / sqrt(mean of a^2 + eps) w, by row; all [M,C].  again: the same bits
+ * from the saved rstd. */
 void iz_rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                    const struct iz_rmsnorm *n);
-/* Recomputes y of iz_rmsnorm_fwd, bit for bit, from the saved rstd. */
-void iz_rmsnorm_again(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                      const struct iz_rmsnorm *n);
+                    const struct iz_rmsnorm *n, bool again);
 /* dx = r + d(rmsnorm)/da dy, dw; dx may be r or dy, r may be absent. */
 void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                     struct iz_view dy, struct iz_view a,

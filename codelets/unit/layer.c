@@ -58,9 +58,9 @@ int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
     u->n_params = n;
     for (int i = 0; i < n; i++) {
         size_t size = sizeof(u->param[i].name);
-        int len;
         u->param[i] = list[i];
-        len = snprintf(u->param[i].name, size, "%s%s", prefix, list[i].name);
+        int len =
+            snprintf(u->param[i].name, size, "%s%s", prefix, list[i].name);
         assert(len > 0 && (size_t)len < size);
         (void)len;
     }

@@ -86,10 +86,10 @@ static void show_rows(const struct iz_unit_arg *a, void **buf,
                       struct iz_view *w, struct iz_view *dw)
 {
     const struct iz_unit_layout *l = a->layout;
-    struct iz_touched r;
     if (a->at_rows < 0)
         return;
-    r = iz_touched_of(buf[a->at_rows], l->model->n_units, l->unit, w->cols);
+    struct iz_touched r =
+        iz_touched_of(buf[a->at_rows], l->model->n_units, l->unit, w->cols);
     dw->row = r.row;
     dw->rows = r.n;
     if (!a->packed)

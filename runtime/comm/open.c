@@ -97,10 +97,9 @@ static bool find_seats(struct iz_coll *c, MPI_Comm host)
     struct iz_coll_state *s = c->state;
     struct iz_seat *own = NULL;
     MPI_Info info;
-    int rc;
     MPI_Info_create(&info);
     MPI_Info_set(info, "alloc_shared_noncontig", "true"); /* pages apart */
-    rc = MPI_Win_allocate_shared(SEAT_BYTES, 1, info, host, &own, &seats);
+    int rc = MPI_Win_allocate_shared(SEAT_BYTES, 1, info, host, &own, &seats);
     MPI_Info_free(&info);
     if (rc != MPI_SUCCESS) {
         seats = MPI_WIN_NULL;

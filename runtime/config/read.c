@@ -336,9 +336,8 @@ static void insert(json_t *object, char *name, json_t *v)
 {
     char *dot;
     for (; (dot = strchr(name, '.')) != NULL; name = dot + 1) {
-        json_t *child;
         *dot = '\0';
-        child = json_object_get(object, name);
+        json_t *child = json_object_get(object, name);
         if (!json_is_object(child)) {
             child = json_object();
             json_object_set_new(object, name, child);

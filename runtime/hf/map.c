@@ -241,13 +241,12 @@ int iz_hf_rects(const struct iz_hf_tensor *t, int64_t from, int64_t to,
                 struct iz_hf_rect out[3])
 {
     int64_t w = t->width, end = (t->row + t->rows) * w;
-    int64_t row;
     int n = 0;
     from = from > t->offset ? from - t->offset : 0;
     to = to - t->offset < end ? to - t->offset : end;
     if (from >= to)
         return 0;
-    row = from / w;
+    int64_t row = from / w;
     if (from % w) {
         int64_t stop = (row + 1) * w < to ? (row + 1) * w : to;
         n += inside(t, row, 1, from % w, stop - from, &out[n]);

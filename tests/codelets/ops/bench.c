@@ -156,7 +156,7 @@ static void run_op(struct iz_exec *x, struct job *j)
         iz_gelu_bwd(x, v[DU], v[U], v[DU], v[U]);
         break;
     case NORM:
-        iz_layernorm_fwd(x, v[Y], v[A], &n);
+        iz_layernorm_fwd(x, v[Y], v[A], &n, false);
         break;
     default:
         iz_layernorm_bwd(x, v[Y], v[Y], v[DY], v[A], &n);

@@ -57,9 +57,9 @@ static void layernorm(struct iz_exec *x, const struct iz_view *v,
 
     w.w.dtype = n->weights;
     if (n->call == FORWARD)
-        iz_layernorm_fwd(x, v[Y], v[A], &w);
+        iz_layernorm_fwd(x, v[Y], v[A], &w, false);
     else if (n->call == AGAIN)
-        iz_layernorm_again(x, v[DX], v[A], &w);
+        iz_layernorm_fwd(x, v[DX], v[A], &w, true);
     else
         iz_layernorm_bwd(x, v[DX], n->no_r ? IZ_NONE : v[R], v[DY], v[A], &w);
 }
@@ -71,9 +71,9 @@ static void rmsnorm(struct iz_exec *x, const struct iz_view *v, const void *arg)
 
     w.w.dtype = n->weights;
     if (n->call == FORWARD)
-        iz_rmsnorm_fwd(x, v[Y], v[A], &w);
+        iz_rmsnorm_fwd(x, v[Y], v[A], &w, false);
     else if (n->call == AGAIN)
-        iz_rmsnorm_again(x, v[DX], v[A], &w);
+        iz_rmsnorm_fwd(x, v[DX], v[A], &w, true);
     else
         iz_rmsnorm_bwd(x, v[DX], n->no_r ? IZ_NONE : v[R], v[DY], v[A], &w);
 }
