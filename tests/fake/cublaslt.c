@@ -93,7 +93,6 @@ cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
                : attr == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? (void *)&o->bias
                                                            : NULL;
     size_t want = attr == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8 : 4;
-
     if (!to || size != want)
         return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(to, value, size);
@@ -118,7 +117,6 @@ cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t size)
 {
     struct wish w = {.reductions = CUBLASLT_REDUCTION_SCHEME_MASK,
                      .align = {256, 256, 256, 256}};
-
     memset(p, 0, size);
     memcpy(p, &w, sizeof(w));
     return CUBLAS_STATUS_SUCCESS;
@@ -131,7 +129,6 @@ cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
 {
     struct wish *w = (struct wish *)p->data;
     void *to = NULL;
-
     if (attr >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES &&
         attr <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)
         to = &w->align[attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES];
@@ -148,7 +145,6 @@ cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
 static uint64_t hash(uint64_t h, const void *p, size_t bytes)
 {
     const unsigned char *c = p;
-
     for (size_t i = 0; i < bytes; i++)
         h = iz_mix(h * IZ_GOLDEN + c[i]);
     return h;
@@ -161,7 +157,6 @@ static uint64_t problem(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
 {
     struct op o = *op_of(d);
     uint64_t h;
-
     o.bias = NULL;
     h = hash(1, &o, sizeof(o));
     h = hash(h, a, sizeof(*a));
@@ -179,7 +174,6 @@ static bool is_sum(const struct op *o)
 static uint32_t align_of(const void *p)
 {
     uintptr_t u = (uintptr_t)p | 256;
-
     return (uint32_t)(u & -u);
 }
 
@@ -192,7 +186,6 @@ static bool fits(const struct op *o, const struct layout *a,
     int64_t ka = o->trans_a ? a->rows : a->cols;
     int64_t kb = o->trans_b ? b->cols : b->rows;
     int64_t n = o->trans_b ? b->rows : b->cols;
-
     return m == d->rows && n == d->cols && ka == kb && a->type == b->type &&
            (d->type == a->type || d->type == CUDA_R_32F) &&
            o->scale == CUDA_R_32F &&
@@ -209,7 +202,6 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     const struct wish *w = (const struct wish *)p->data;
     struct algo g = {.problem = problem(d, a, b, c, out),
                      .workspace = w->workspace};
-
     if (!h || wanted < 2 ||
         !fits(op_of(d), layout_of(a), layout_of(b), layout_of(out)) ||
         memcmp(c, out, sizeof(*c)) != 0)
@@ -247,7 +239,6 @@ static double get(const void *p, int64_t type, int64_t i)
 {
     enum iz_dtype t = dtype(type);
     float f;
-
     iz_cast(&f, IZ_F32, (const char *)p + i * iz_dtype_bytes(t), t, 1);
     return (double)f;
 }
@@ -256,7 +247,6 @@ static void put(void *p, int64_t type, int64_t i, double value)
 {
     enum iz_dtype t = dtype(type);
     float f = (float)value;
-
     iz_cast((char *)p + i * iz_dtype_bytes(t), t, &f, IZ_F32, 1);
 }
 
@@ -271,7 +261,6 @@ static struct operand operand(const void *p, const struct layout *m,
 {
     struct operand o = {.rows = transposed ? m->cols : m->rows,
                         .cols = transposed ? m->rows : m->cols};
-
     o.x = malloc((size_t)(o.rows * o.cols) * sizeof(*o.x));
     for (int64_t j = 0; j < m->cols; j++)
         for (int64_t i = 0; i < m->rows; i++)
@@ -294,7 +283,6 @@ struct product {
 static double element(const struct product *p, int64_t i, int64_t j)
 {
     double s = 0;
-
     for (int64_t k = 0; k < p->a.cols; k++)
         s += p->a.x[i * p->a.cols + k] * p->b.x[k * p->b.cols + j];
     s *= p->alpha;
@@ -310,10 +298,8 @@ static void sum_operand(const struct product *p)
 {
     bool of_a = p->o.epilogue == CUBLASLT_EPILOGUE_BGRADA;
     int64_t n = of_a ? p->a.rows : p->b.cols;
-
     for (int64_t i = 0; i < n; i++) {
         double s = 0;
-
         for (int64_t k = 0; k < p->a.cols; k++)
             s += of_a ? p->a.x[i * p->a.cols + k] : p->b.x[k * n + i];
         put(p->o.bias, p->o.bias_type, i, s);
@@ -332,7 +318,6 @@ static void multiply(const struct product *p)
 static size_t extent(const struct layout *m)
 {
     int64_t elems = (m->cols - 1) * m->ld + m->rows;
-
     return (size_t)(elems * iz_dtype_bytes(dtype(m->type)));
 }
 
@@ -345,7 +330,6 @@ static int64_t bias_len(const struct product *p)
 static void reach(struct product *p)
 {
     int64_t bias = bias_len(p) * iz_dtype_bytes(dtype(p->o.bias_type));
-
     p->pa = emu_reach(p->pa, extent(&p->la));
     p->pb = emu_reach(p->pb, extent(&p->lb));
     p->c = emu_reach(p->c, extent(&p->l));
@@ -360,7 +344,6 @@ static void reach(struct product *p)
 static void spoil(const struct product *p)
 {
     size_t n = p->workspace_bytes, some = n < SPOILED ? n : SPOILED;
-
     memset(p->workspace, 0x5a, some);
     memset((char *)p->workspace + n - some, 0x5a, some);
 }
@@ -369,7 +352,6 @@ static void spoil(const struct product *p)
 static void run(void *arg)
 {
     struct product *p = arg;
-
     reach(p);
     spoil(p);
     p->a = operand(p->pa, &p->la, p->o.trans_a);
@@ -384,7 +366,6 @@ static bool overlap(const void *p, const struct layout *m, const void *q,
                     const struct layout *n)
 {
     uintptr_t a = (uintptr_t)p, b = (uintptr_t)q;
-
     return a < b + extent(n) && b < a + extent(m);
 }
 
@@ -408,7 +389,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
     const void *const address[] = {a, b, c, out, op_of(d)->bias};
     struct product *p;
     struct algo g;
-
     memcpy(&g, algo, sizeof(g));
     if (!h || g.problem != problem(d, la, lb, lc, ld) ||
         !as_promised(&g, address) || workspace_bytes < g.workspace ||

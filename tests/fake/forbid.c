@@ -20,7 +20,6 @@ int main(int argc, char **argv)
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog rules = {sizeof(rule) / sizeof(rule[0]), rule};
-
     if (argc < 2)
         return 2;
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||

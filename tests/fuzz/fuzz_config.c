@@ -50,7 +50,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static void put(const char *path, const char *text, size_t size)
 {
     FILE *f = fopen(path, "wb");
-
     if (!f || fwrite(text, 1, size, f) != size || fclose(f) != 0)
         abort();
 }
@@ -59,7 +58,6 @@ static size_t get(const char *path, char *text, size_t size)
 {
     FILE *f = fopen(path, "rb");
     size_t n;
-
     if (!f)
         abort();
     n = fread(text, 1, size, f);
@@ -73,7 +71,6 @@ static void same_again(const struct iz_config *c, const char *path, FILE *null)
     static char one[1 << 17], two[1 << 17];
     struct iz_config again;
     size_t n, m;
-
     if (iz_config_write(c, &section, path) != 0)
         abort();
     n = get(path, one, sizeof(one));
@@ -93,7 +90,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct iz_config c;
     size_t file;
     int n = 0;
-
     if (!null && !(null = fopen("/dev/null", "w")))
         abort();
     if (!text)

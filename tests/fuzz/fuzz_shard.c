@@ -16,7 +16,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static void write_file(const char *path, const uint8_t *data, size_t size)
 {
     FILE *f = fopen(path, "wb");
-
     if (!f || fwrite(data, 1, size, f) != size || fclose(f) != 0)
         abort();
 }
@@ -24,10 +23,8 @@ static void write_file(const char *path, const uint8_t *data, size_t size)
 static void read_all(const struct iz_data *d, int seq)
 {
     int32_t input[128], target[128];
-
     for (int s = IZ_TRAIN; s <= IZ_VAL; s++) {
         int64_t n = iz_data_windows(d, (enum iz_split)s);
-
         for (int64_t i = 0; i < 2 * n && i < 500; i++) {
             iz_data_sample(d, (enum iz_split)s, i, input, target);
             for (int k = 0; k < seq; k++)
@@ -45,7 +42,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct iz_data *d;
     size_t shard;
     int seq;
-
     if (size < 4)
         return 0;
     seq = 1 + (data[0] & 127);

@@ -20,7 +20,6 @@ static void fill(const struct iz_model *m, void *record)
 {
     const struct iz_dlrm_config *c = m->self;
     int32_t r[64];
-
     r[0] = fixture_below(2);
     for (int i = 0; i < c->dense; i++)
         r[1 + i] = fixture_below(20) - 3;
@@ -38,7 +37,6 @@ static const double *row_of(const struct iz_dlrm_config *c,
                             double *const *param, int table, uint32_t category)
 {
     int64_t at = (int64_t)table * c->rows + category % (uint32_t)c->rows;
-
     return param[at / c->unit_rows] + at % c->unit_rows * c->dim;
 }
 
@@ -55,7 +53,6 @@ static double *const *layers(double *x, double *const *p, int64_t n, int count,
                              int64_t width)
 {
     double y[MOST];
-
     for (int i = 0; i < count; i++, p += 2, n = width) {
         layer(y, x, p, n, width);
         for (int64_t j = 0; j < width; j++)
@@ -70,7 +67,6 @@ static double sample_loss(const struct iz_dlrm_config *c, double *const *param,
     int64_t rows = (int64_t)c->tables * c->rows, d = c->dim;
     double *const *p = param + (rows + c->unit_rows - 1) / c->unit_rows;
     double x[MOST], z[MOST], e[MOST];
-
     for (int i = 0; i < c->dense; i++)
         x[i] = log(1 + fmax(r[1 + i], 0));
     p = layers(x, p, c->dense, c->bottom_layers, c->bottom_width);
@@ -91,7 +87,6 @@ static double loss(const struct twin *t, double *logits)
     const struct iz_dlrm_config *c = t->config;
     const int32_t *r = (const void *)t->records;
     double sum = 0;
-
     for (int i = 0; i < t->samples; i++, r += 1 + c->dense + c->tables)
         sum += sample_loss(c, t->param, r);
     return sum / t->samples;
@@ -121,7 +116,6 @@ static const struct twin_kind kind = {
 static struct iz_model *opened(void)
 {
     struct iz_model *m;
-
     assert_int_equal(iz_dlrm_open(&m, &odd), 0);
     return m;
 }
@@ -130,7 +124,6 @@ static struct iz_model *opened(void)
 static void tables_are_cut_into_equal_units(void **state)
 {
     struct iz_model *m = opened();
-
     assert_int_equal(m->n_units, 5);
     for (int u = 0; u < 4; u++) {
         assert_int_equal(m->unit[u].param[0].rows, u < 3 ? 6 : 2);
@@ -177,6 +170,5 @@ int main(void)
         cmocka_unit_test(tables_are_cut_into_equal_units),
         cmocka_unit_test(a_record_becomes_rows_and_numbers),
     };
-
     return twin_main(&kind, own, sizeof(own) / sizeof(own[0]));
 }

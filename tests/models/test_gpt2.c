@@ -18,7 +18,6 @@ static double loss(const struct twin *t, double *logits)
     double *const *p = t->param, *const *end = p + 2 + 12 * c->layers;
     int64_t m = (int64_t)t->samples * c->seq, w = c->width;
     double *x = calloc((size_t)(m * w), sizeof(*x));
-
     ref_embedding(x, t->input, p[0], p[1], m, w, c->seq);
     for (int l = 0; l < c->layers; l++)
         twin_block(x, p + 2 + 12 * l, 4 * w,
@@ -55,11 +54,9 @@ static void check_direction(struct twin *t, int i, const char *name)
     int64_t n = iz_view_len(t->dw[i].v);
     double got = 0, norm = 0, eps = 1e-6, *p = t->param[i], up;
     double *sign = calloc((size_t)n, sizeof(*sign));
-
     twin_load(t, i);
     for (int64_t k = 0; k < n; k++) {
         double d = twin_gradient(t, i, k);
-
         sign[k] = fixture_below(2) ? 1 : -1;
         got += d * sign[k];
         norm += d * d;
@@ -79,10 +76,8 @@ static void check_direction(struct twin *t, int i, const char *name)
 static void check_directions(struct iz_gpt2_config c, int samples)
 {
     struct twin t = twin_new(&kind, &c, IZ_F32, samples);
-
     for (int i = 0; i < t.n; i++) {
         struct tensor *w = &t.w[i]; /* as small as real weights are */
-
         for (int64_t k = 0; w->v.rows > 1 && k < iz_view_len(w->v); k++)
             w->d[k] = ((float *)w->v.p)[k] *= 0.1F;
     }
@@ -107,7 +102,6 @@ static double loss_with(int u, int i, double value)
 {
     struct twin t = twin_new(&kind, &tiny, IZ_F32, 1);
     double got;
-
     twin_set(&t, twin_first(&t, u) + i, value);
     twin_train(&t, true);
     got = t.got;
@@ -128,7 +122,6 @@ static void sizes_are_those_of_the_paper(void **state)
 {
     struct iz_gpt2_config c = {12, 12, 768, 1024, 50257};
     struct iz_model *m;
-
     assert_int_equal(twin_parameters(&kind, &c), 124439808);
     assert_int_equal(iz_gpt2_open(&m, &c), 0);
     assert_string_equal(m->unit[4].name, "h.3");
@@ -143,7 +136,6 @@ static void flops_follow_the_closed_form(void **state)
     double c = longer.width, seq = longer.seq, m = 2 * seq;
     double weights = 12 * c * c * longer.layers + c * longer.vocab;
     double attention = 6 * c * (seq + 1) * longer.layers;
-
     assert_true(twin_flops(&kind, &longer, 2) == m * (6 * weights + attention));
 }
 
@@ -155,6 +147,5 @@ int main(void)
         cmocka_unit_test(sizes_are_those_of_the_paper),
         cmocka_unit_test(flops_follow_the_closed_form),
     };
-
     return twin_main(&kind, own, sizeof(own) / sizeof(own[0]));
 }

@@ -68,14 +68,12 @@ static void block(const struct iz_llama_config *c, double *const *p, double *x,
                            .low_freq_factor = c->rope_scaling_low_freq_factor,
                            .high_freq_factor = c->rope_scaling_high_freq_factor,
                            .original_seq = c->rope_scaling_original_seq};
-
     ref_norm(h, x, p[NORM_1], NULL, m, c->width, c->norm_eps);
     product(qkv, NULL, h, p[QKV], c->qkv_bias ? p[REST] : NULL, m, c->width,
             ld);
     for (int64_t i = 0; c->qk_norm && i < m * rope.heads; i++) {
         int64_t head = i % rope.heads;
         double *a = qkv + i / rope.heads * ld + head * d;
-
         ref_norm(a, a, norms[head >= c->heads], NULL, 1, d, c->norm_eps);
     }
     ref_rope(qkv, m, ld, &rope, false);
@@ -91,7 +89,6 @@ static void block(const struct iz_llama_config *c, double *const *p, double *x,
     product(u, NULL, h, p[GATE_UP], NULL, m, c->width, 2 * c->ffn);
     for (int64_t i = 0; i < m * c->ffn; i++) {
         const double *row = u + i / c->ffn * 2 * c->ffn;
-
         g[i] = ref_swiglu(row[i % c->ffn], row[c->ffn + i % c->ffn]);
     }
     product(x, x, g, p[DOWN], NULL, m, c->ffn, c->width);
@@ -111,7 +108,6 @@ static double loss(const struct twin *t, double *logits)
     double *const *p = t->param, *const *end = p + 1 + per_layer * c->layers;
     int64_t m = (int64_t)t->samples * c->seq;
     double *x = take(m * c->width);
-
     ref_embedding(x, t->input, p[0], NULL, m, c->width, c->seq);
     for (int l = 0; l < c->layers; l++)
         block(c, p + 1 + per_layer * l, x, t->samples);
@@ -155,7 +151,6 @@ static void sizes_are_those_of_the_published_models(void **state)
         {36, 32, 8, 128, 4096, 12288, 151936, false, false, true, 8190735360},
         {32, 32, 8, 0, 4096, 14336, 32768, false, false, false, 7248023552},
     };
-
     for (size_t i = 0; i < sizeof(model) / sizeof(model[0]); i++) {
         struct iz_llama_config c = {.layers = model[i].layers,
                                     .heads = model[i].heads,
@@ -171,7 +166,6 @@ static void sizes_are_those_of_the_published_models(void **state)
                                     .tie_embeddings = model[i].tied,
                                     .qkv_bias = model[i].bias,
                                     .qk_norm = model[i].norm};
-
         assert_int_equal(twin_parameters(&kind, &c), model[i].n);
     }
 }
@@ -184,7 +178,6 @@ static void flops_follow_the_closed_form(void **state)
     double weights =
         2 * (c * (o + 2 * kv) + o * c + 3 * c * l->ffn) + c * l->vocab;
     double attention = 6 * o * (t + 1) * 2;
-
     assert_true(twin_flops(&kind, l, 2) == 2 * t * (6 * weights + attention));
 }
 
@@ -202,7 +195,6 @@ static void names_are_those_of_checkpoints(void **state)
         "layers.1.self_attn.k_norm.weight"};
     struct iz_llama_config c = all_options;
     struct iz_model *m;
-
     assert_int_equal(iz_llama_open(&m, &c), 0);
     assert_int_equal(m->unit[2].n_params, 9);
     for (int i = 0; i < 9; i++)
@@ -225,6 +217,5 @@ int main(void)
         cmocka_unit_test(flops_follow_the_closed_form),
         cmocka_unit_test(names_are_those_of_checkpoints),
     };
-
     return twin_main(&kind, own, sizeof(own) / sizeof(own[0]));
 }

@@ -18,7 +18,6 @@ static void fill(const struct iz_model *m, void *record)
 {
     unsigned char *r = record;
     const struct iz_vit_config *c = m->self;
-
     r[0] = (unsigned char)fixture_below(c->classes);
     for (int64_t i = 1; i < m->record.bytes; i++)
         r[i] = (unsigned char)fixture_below(256);
@@ -29,14 +28,12 @@ static void embed(const struct iz_vit_config *c, double *const *p, double *z,
                   const unsigned char *image, int t)
 {
     int side = c->image / c->patch, area = c->patch * c->patch;
-
     for (int j = 0; j < c->width; j++)
         z[j] = p[0][(t > 0) * c->width + j] + p[1][t * c->width + j];
     for (int i = 0; t > 0 && i < c->channels * area; i++) {
         int y = (t - 1) / side * c->patch + i % area / c->patch;
         int x = (t - 1) % side * c->patch + i % c->patch;
         int at = (i / area * c->image + y) * c->image + x;
-
         for (int j = 0; j < c->width; j++)
             z[j] += (image[at] / 127.5 - 1) * p[2][i * c->width + j];
     }
@@ -51,7 +48,6 @@ static double loss(const struct twin *t, double *logits)
     int side = c->image / c->patch, n = 1 + side * side, w = c->width;
     size_t bytes = 1 + (size_t)(c->channels * c->image * c->image);
     double *x = calloc((size_t)(t->samples * n * w), sizeof(*x)), sum = 0;
-
     for (int i = 0; i < t->samples * n; i++)
         embed(c, p, x + i * w, t->records + (size_t)(i / n) * bytes + 1, i % n);
     for (int l = 0; l < c->layers; l++)
@@ -64,7 +60,6 @@ static double loss(const struct twin *t, double *logits)
     ref_norm(x, x, end[0], end[1], t->samples * n, w, 1e-5);
     for (int i = 0; i < t->samples; i++) {
         int32_t label = t->records[(size_t)i * bytes];
-
         sum += ref_classifier(x + i * n * w, end[2], &label, 1, w, c->classes);
     }
     free(x);
@@ -92,7 +87,6 @@ static void sizes_are_those_of_the_published_models(void **state)
 {
     static const struct iz_vit_config base = {12, 12, 768, 0, 224, 16, 3, 10};
     static const struct iz_vit_config large = {24, 16, 1024, 0, 224, 16, 3, 10};
-
     assert_int_equal(twin_parameters(&kind, &base),
                      86567656 - 1000 - 990 * 768);
     assert_int_equal(twin_parameters(&kind, &large),
@@ -124,7 +118,6 @@ static void a_record_becomes_patches(void **state)
         for (int k = 0; k < 4; k++) {
             int y = (t - 1) / 2 * 2 + k / 2, x = (t - 1) % 2 * 2 + k % 2;
             double want = t ? 17 * (4 * y + x) / 127.5 - 1 : 0;
-
             assert_true(fabs((double)in.patch[1][t][k] - want) < 1e-6);
         }
     }
@@ -140,6 +133,5 @@ int main(void)
         cmocka_unit_test(sizes_are_those_of_the_published_models),
         cmocka_unit_test(a_record_becomes_patches),
     };
-
     return twin_main(&kind, own, sizeof(own) / sizeof(own[0]));
 }

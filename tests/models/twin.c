@@ -8,7 +8,6 @@
 int twin_first(const struct twin *t, int unit)
 {
     int n = 0;
-
     for (int u = 0; u < unit; u++)
         n += t->m->unit[u].n_params;
     return n;
@@ -19,7 +18,6 @@ static void fill_params(struct twin *t)
     for (int u = 0, k = 0; u < t->m->n_units; u++)
         for (int i = 0; i < t->m->unit[u].n_params; i++, k++) {
             const struct iz_param *p = &t->m->unit[u].param[i];
-
             assert_true(k < TWIN_PARAMS);
             t->w[k] =
                 tensor_new(t->type, p->rows, p->cols, p->rows == 1 ? 0.5 : 0.6);
@@ -34,7 +32,6 @@ static void fill_params(struct twin *t)
 static void fill_tokens(struct twin *t)
 {
     int32_t *input = t->input, *target = t->target;
-
     for (int i = 0; i < t->samples * t->m->tokens; i++) {
         input[i] = fixture_below(t->m->vocab);
         target[i] = i % 4 == 2 ? -1 : fixture_below(t->m->vocab);
@@ -44,7 +41,6 @@ static void fill_tokens(struct twin *t)
 static void fill_samples(struct twin *t)
 {
     const struct iz_record *r = &t->m->record;
-
     t->input = fixture_take(t->samples * t->m->input_bytes);
     t->target = fixture_take(t->samples * t->m->target_bytes);
     if (!t->kind->fill) {
@@ -63,7 +59,6 @@ static void fill_samples(struct twin *t)
 static struct iz_model *opened(const struct twin_kind *k, const void *config)
 {
     struct iz_model *m;
-
     assert_int_equal(k->open(&m, config), 0);
     return m;
 }
@@ -79,7 +74,6 @@ struct twin twin_new(const struct twin_kind *k, const void *config,
                      .loss_scale = 1};
     const struct iz_model *m = t.m;
     int64_t most = 1;
-
     t.n = twin_first(&t, m->n_units);
     fill_params(&t);
     t.tied = tensor_new(type, t.w[0].v.rows, t.w[0].v.cols, 1);
@@ -132,7 +126,6 @@ static void add_tied(struct twin *t, const struct iz_unit *unit,
                      struct iz_view *w, struct iz_view *dw, bool dry)
 {
     struct iz_view v = t->w[0].v;
-
     assert_true(unit->tied_unit == 0 && unit->tied_param == 0);
     w[unit->n_params] = view_of(v, v.cols, dry);
     dw[unit->n_params] = view_of(t->tied.v, v.cols, dry);
@@ -163,7 +156,6 @@ static void call(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
         .loss_scale = t->loss_scale,
         .row = t->m->tokens - 1,
         .logits = logits};
-
     for (int i = 0; i < unit->n_params; i++) {
         w[i] = view_of(t->w[at + i].v, t->w[at + i].v.cols, dry);
         dw[i] = view_of(t->dw[at + i].v, t->w[at + i].v.cols, dry);
@@ -179,7 +171,6 @@ static void call_exact(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
                        float *logits)
 {
     struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32);
-
     call(t, u, f, &dry, logits);
     x->backend = IZ_CPU;
     x->dry = false;
@@ -210,7 +201,6 @@ static void forget(struct iz_exec *x)
 void twin_train(struct twin *t, bool keep)
 {
     int last = t->m->n_units - 1;
-
     for (int u = 0; u < last; u++) {
         call_exact(t, u, t->m->unit[u].forward, &t->saved[u], NULL);
         if (!keep)
@@ -218,7 +208,6 @@ void twin_train(struct twin *t, bool keep)
     }
     for (int u = last; u >= 0; u--) {
         struct iz_exec *x = &t->saved[u];
-
         if (!keep && u < last)
             call_exact(t, u, t->m->unit[u].forward, x, NULL);
         call_exact(t, u, t->m->unit[u].backward, x, NULL);
@@ -229,7 +218,6 @@ void twin_train(struct twin *t, bool keep)
 void twin_call_last(struct twin *t, twin_layer *f, float *logits)
 {
     struct iz_exec x = {0};
-
     call_exact(t, t->m->n_units - 1, f, &x, logits);
 }
 
@@ -237,10 +225,8 @@ double twin_flops(const struct twin_kind *k, const void *config, int samples)
 {
     struct twin t = twin_new(k, config, IZ_F32, samples);
     double flops = 0;
-
     for (int u = 0; u < t.m->n_units; u++) {
         struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
-
         if (t.m->unit[u].forward)
             call(&t, u, t.m->unit[u].forward, &x, NULL);
         call(&t, u, t.m->unit[u].backward, &x, NULL);
@@ -271,7 +257,6 @@ int64_t twin_parameters(const struct twin_kind *k, const void *config)
 {
     struct iz_model *m = opened(k, config);
     int64_t n = 0;
-
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++)
             n += m->unit[u].param[i].rows * m->unit[u].param[i].cols;
@@ -293,7 +278,6 @@ void twin_block(double *x, double *const *p, int64_t hidden,
     int64_t m = a.samples * a.seq, c = a.c;
     double *qkv = calloc((size_t)(m * (5 * c + hidden)), sizeof(*qkv));
     double *o = qkv + m * 3 * c, *h = o + m * c, *u = h + m * c;
-
     a.qkv = qkv;
     a.o = o;
     ref_norm(h, x, p[0], p[1], m, c, 1e-5);
@@ -313,7 +297,6 @@ double twin_head(const struct twin *t, double *x, double *w, double *logits)
     int64_t m = (int64_t)t->samples * t->m->tokens, v = t->m->vocab;
     int64_t c = t->m->unit[0].out_elems / t->m->tokens;
     double loss = ref_classifier(x, w, t->target, m, c, v);
-
     if (logits)
         ref_matmul(&(struct ref_matmul){.y = logits,
                                         .a = x + (t->m->tokens - 1) * c,

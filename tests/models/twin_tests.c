@@ -17,7 +17,6 @@ static const struct twin_kind *kind; /* of this program */
 static double slope(const struct twin *t, int i, int64_t k)
 {
     double *p = t->param[i], was = p[k], up;
-
     p[k] = was + 1e-5;
     up = t->kind->loss(t, NULL);
     p[k] = was - 1e-5;
@@ -32,11 +31,9 @@ static void check_tensor(struct twin *t, int i, const char *name, int step,
                          double tol)
 {
     double error = 0, norm = 0;
-
     twin_load(t, i);
     for (int64_t k = 0; k < iz_view_len(t->dw[i].v); k += step) {
         double want = slope(t, i, k);
-
         norm += want * want;
         error += pow(twin_gradient(t, i, k) - want, 2);
     }
@@ -49,7 +46,6 @@ static void check_gradients(struct twin_case c, enum iz_dtype type)
 {
     struct twin t = twin_new(kind, c.config, type, c.samples);
     double want = kind->loss(&t, NULL), tol = 2e-5;
-
     if (type != IZ_F32)
         tol = type == IZ_BF16 ? 0x1p-8 : 0x1p-11;
     twin_train(&t, true);
@@ -70,7 +66,6 @@ static void gradients_agree_with_central_differences(void **state)
 static void gradients_of_16_bit_weights_agree(void **state)
 {
     struct twin_case c = kind->usual;
-
     c.step = 1;
     fixture_seed();
     check_gradients(c, IZ_BF16);
@@ -101,7 +96,6 @@ static void step_in_double(double *p, double *m, double *v, double g,
 static void step(struct twin *t, struct state *s, const struct iz_step *a)
 {
     struct iz_alike all = iz_alike_of(a);
-
     twin_train(t, true);
     for (int i = 0; i < t->n; i++)
         for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++)
@@ -109,7 +103,6 @@ static void step(struct twin *t, struct state *s, const struct iz_step *a)
     for (int i = 0; i < t->n; i++) {
         int64_t n = iz_view_len(t->w[i].v);
         float *dw = t->dw[i].v.p, *tied = t->tied.v.p;
-
         for (int64_t k = 0; i == 0 && twin_is_tied(t) && k < n; k++)
             dw[k] += tied[k];
         for (int64_t k = 0; k < n; k++)
@@ -130,7 +123,6 @@ static void check_weights(const struct twin *t)
     for (int i = 0; i < t->n; i++)
         for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++) {
             double got = (double)((float *)t->w[i].v.p)[k];
-
             if (!(fabs(got - t->param[i][k]) <= 2e-5))
                 fail_msg("parameter %d, element %d: %.9g, not %.9g", i, (int)k,
                          got, t->param[i][k]);
@@ -151,7 +143,6 @@ static void train_both(struct twin *t, struct state *s)
                                   .bias_correction = true},
                         .grad_scale = 1};
     double first = t->kind->loss(t, NULL), loss = first;
-
     for (a.t = 1; a.t <= 10; a.t++) {
         loss = t->kind->loss(t, NULL);
         step(t, s, &a);
@@ -166,14 +157,12 @@ static void ten_steps_agree_with_double(void **state)
 {
     struct state s[TWIN_PARAMS];
     struct twin t;
-
     fixture_seed();
     t = twin_new(kind, kind->usual.config, IZ_F32, kind->usual.samples);
     for (int i = 0; i < t.n; i++) {
         int64_t n = iz_view_len(t.w[i].v);
         double *m = calloc((size_t)n, 3 * sizeof(*m) + 2 * sizeof(float));
         float *low = (float *)(m + 3 * n);
-
         s[i] = (struct state){m, m + n, m + 2 * n, {low, low + n}};
     }
     train_both(&t, s);
@@ -197,7 +186,6 @@ static void recomputed_activations_give_the_same_bits(void **state)
         struct twin a = seeded(kind->recomputed, fixture_types[type]);
         struct twin b = seeded(kind->recomputed, fixture_types[type]);
         double loss;
-
         twin_train(&a, true);
         twin_train(&b, false);
         for (int i = 0; i < a.n; i++)
@@ -219,7 +207,6 @@ static void loss_scale_scales_exactly(void **state)
 {
     struct twin a = seeded(kind->usual, IZ_F32);
     struct twin b = seeded(kind->usual, IZ_F32);
-
     b.loss_scale = 1024;
     twin_train(&a, true);
     twin_train(&b, true);
@@ -241,7 +228,6 @@ static void generated_logits_agree(void **state)
     int last = t.m->n_units - 1, vocab = t.m->vocab;
     float logits[MOST_LOGITS];
     double want[MOST_LOGITS];
-
     assert_true(vocab <= MOST_LOGITS);
     assert_true((t.m->unit[last].generate != NULL) == (vocab > 0));
     if (vocab) {
@@ -261,7 +247,6 @@ static void nan_reaches_the_loss(void **state)
         struct twin t = seeded(kind->usual, IZ_F32);
         bool ends = i < twin_first(&t, 1) ||
                     i >= twin_first(&t, t.m->n_units - 1) || t.m->table_rows;
-
         n = t.n;
         for (int64_t k = 0; k < (ends ? iz_view_len(t.w[i].v) : 1); k++)
             t.w[i].d[k] = NAN;
@@ -276,11 +261,9 @@ static void nan_reaches_the_loss(void **state)
 static void impossible_models_are_refused(void **state)
 {
     char *config = malloc(kind->config_bytes);
-
     for (const struct twin_bad *b = kind->bad; b->size; b++) {
         struct iz_model *m;
         int number = (int)b->value;
-
         memcpy(config, kind->usual.config, kind->config_bytes);
         memcpy(config + b->at,
                b->size == sizeof(number) ? (const void *)&number : &b->value,
@@ -303,7 +286,6 @@ int twin_main(const struct twin_kind *k, const struct CMUnitTest *own, size_t n)
         cmocka_unit_test(nan_reaches_the_loss),
         cmocka_unit_test(impossible_models_are_refused),
     };
-
     kind = k;
     memcpy(tests + 8, own, n * sizeof(*own));
     iz_blas_open();

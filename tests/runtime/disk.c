@@ -37,7 +37,6 @@ static bool tell(enum call call, const char *path, const char *to)
 int fsync(int fd)
 {
     char link[64], path[256] = "";
-
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     if (readlink(link, path, sizeof(path) - 1) < 0)
         *path = '\0';
@@ -56,7 +55,6 @@ int mkdir(const char *path, mode_t mode)
     int result = tell(MADE, path, "")
                      ? -1
                      : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
-
     if (on && result != 0)
         told[n_told - 1].path[0] = '\0';
     return result;
@@ -87,7 +85,6 @@ static int find(enum call call, const char *path, int from, int to)
 static void assert_above_synced(const char *path, int from)
 {
     char above[256];
-
     snprintf(above, sizeof(above), "%s", path);
     if (find(SYNCED, dirname(above), from, n_told) < 0)
         fail_msg("%s: %s was not synced after", path, above);
@@ -100,12 +97,10 @@ static int assert_files_synced(const char *now, const char *then, int before)
     char path[512];
     int last = -1;
     glob_t g;
-
     snprintf(path, sizeof(path), "%s/*", now);
     assert_int_equal(glob(path, 0, NULL, &g), 0);
     for (size_t i = 0; i < g.gl_pathc; i++) {
         int at;
-
         snprintf(path, sizeof(path), "%s%s", then, strrchr(g.gl_pathv[i], '/'));
         at = find(SYNCED, path, 0, before);
         if (at < 0)
@@ -120,7 +115,6 @@ void assert_durable(const char *path)
 {
     int renamed = n_told - 1, files = -1;
     struct stat st;
-
     assert_int_equal(stat(path, &st), 0);
     while (renamed >= 0 && (told[renamed].call != RENAMED ||
                             strcmp(told[renamed].to, path) != 0))
@@ -141,7 +135,6 @@ void assert_durable(const char *path)
 void assert_renamed_durably(const char *path)
 {
     int renamed = find(RENAMED, path, 0, n_told);
-
     assert_true(renamed >= 0);
     assert_above_synced(path, renamed);
 }
@@ -149,7 +142,6 @@ void assert_renamed_durably(const char *path)
 void assert_durable_or_refused(int (*make)(int i), const char *(*name)(int i))
 {
     int calls = 1;
-
     disk_begin(-1);
     assert_int_equal(make(0), 0);
     disk_end();
@@ -158,7 +150,6 @@ void assert_durable_or_refused(int (*make)(int i), const char *(*name)(int i))
     for (int i = 0; calls > 0; i++) {
         bool named = false;
         int err;
-
         disk_begin(i);
         err = (int)HEARD(make(1 + i));
         calls = disk_end() - i;

@@ -26,7 +26,6 @@ static char mounted[512];
 static int takes_direct_io(void)
 {
     int fd = open(in_folder("probe"), O_RDWR | O_CREAT | O_DIRECT, 0600);
-
     unlink(in_folder("probe"));
     return fd >= 0 && close(fd) == 0;
 }
@@ -34,10 +33,8 @@ static int takes_direct_io(void)
 int make_folder(void **state)
 {
     static const char *const places[] = {"/tmp", "build", "."};
-
     for (int i = 0; i < N_OF(places); i++) {
         char *place = realpath(places[i], NULL);
-
         snprintf(folder, sizeof(folder), "%s/izar-files-XXXXXX",
                  place ? place : "");
         free(place);
@@ -71,7 +68,6 @@ const char *in_folder(const char *name, ...)
     char *p = path[next++ % N_OF(path)];
     int n = snprintf(p, sizeof(path[0]), "%s/", folder);
     va_list args;
-
     va_start(args, name);
     vsnprintf(p + n, sizeof(path[0]) - (size_t)n, name, args);
     va_end(args);
@@ -81,7 +77,6 @@ const char *in_folder(const char *name, ...)
 const char *mount_small(const char *name, int kib, int flags)
 {
     char size[32];
-
     snprintf(mounted, sizeof(mounted), "%s", in_folder("%s", name));
     snprintf(size, sizeof(size), "size=%dk", kib);
     assert_int_equal(mkdir(mounted, 0700), 0);
@@ -99,7 +94,6 @@ const char *json(const char *text)
     static char out[4][8192];
     static int next;
     char *p = out[next++ % N_OF(out)];
-
     snprintf(p, sizeof(out[0]), "%s", text);
     for (char *at = p; (at = strchr(at, '\''));)
         *at = '"';
@@ -109,7 +103,6 @@ const char *json(const char *text)
 int64_t size_of(const char *path)
 {
     struct stat st;
-
     return stat(path, &st) == 0 ? st.st_size : -1;
 }
 
@@ -118,7 +111,6 @@ char *contents(const char *path, int64_t *bytes)
     FILE *f = fopen(path, "rb");
     int64_t n = size_of(path);
     char *p;
-
     if (!f)
         fail_msg("%s: %s", path, strerror(errno));
     p = malloc((size_t)n + 1);
@@ -133,7 +125,6 @@ char *contents(const char *path, int64_t *bytes)
 void replace(const char *path, const void *p, int64_t bytes)
 {
     FILE *f = fopen(path, "wb");
-
     assert_non_null(f);
     assert_int_equal(fwrite(p, 1, (size_t)bytes, f), bytes);
     assert_int_equal(fclose(f), 0);
@@ -152,7 +143,6 @@ static int listening = -1, was = -1;
 void listen_begin(void)
 {
     char path[] = "/tmp/izar-said-XXXXXX";
-
     listening = mkstemp(path);
     assert_true(listening >= 0);
     unlink(path);
@@ -164,7 +154,6 @@ void listen_begin(void)
 void listen_end(void)
 {
     ssize_t n = pread(listening, said, sizeof(said) - 1, 0);
-
     said[n > 0 ? n : 0] = '\0';
     dup2(was, STDERR_FILENO);
     close(was);
@@ -197,7 +186,6 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
                         const char *what)
 {
     int64_t at = shard_bytes * c->rank;
-
     if (!c->state)
         return;
     if (shard_bytes * c->size > SHARED_BYTES)
@@ -223,7 +211,6 @@ void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
 bool iz_coll_all_ok(struct iz_coll *c, bool ok)
 {
     bool all[64] = {0}, result = true;
-
     all[c->rank] = ok;
     iz_coll_all_gather(c, all, 1, "all_ok");
     for (int i = 0; i < c->size; i++)
@@ -239,7 +226,6 @@ static void end(int status)
 static int ended(pid_t pid)
 {
     int status = 0;
-
     assert_int_equal(waitpid(pid, &status, 0), pid);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
@@ -251,7 +237,6 @@ int on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg)
     pthread_barrierattr_t shared;
     int result[64] = {0};
     pid_t pid[64];
-
     assert_true(s != MAP_FAILED);
     pthread_barrierattr_init(&shared);
     pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
@@ -259,7 +244,6 @@ int on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg)
     listen_begin();
     for (int i = 0; i < n; i++) {
         struct iz_coll c = {i, n, .local_rank = i, .local_size = n, .state = s};
-
         pid[i] = fork();
         assert_true(pid[i] >= 0);
         if (pid[i] == 0) {
@@ -283,7 +267,6 @@ int on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg)
 void all_return(int n, int (*f)(struct iz_coll *, void *), void *arg, int want)
 {
     int result = on_ranks(n, f, arg);
-
     if (result != want)
         fail_msg("%d, not %d: %s", result, want, said);
 }
@@ -291,7 +274,6 @@ void all_return(int n, int (*f)(struct iz_coll *, void *), void *arg, int want)
 uint64_t random_next(void)
 {
     static uint64_t x = 20260;
-
     x ^= x << 13;
     x ^= x >> 7;
     return x ^= x << 17;

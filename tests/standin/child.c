@@ -15,10 +15,8 @@ static void read_all(int fd, char *text, size_t size)
     char rest[1024];
     size_t len = 0;
     ssize_t n;
-
     while ((n = read(fd, rest, sizeof(rest))) > 0) {
         size_t fits = size - 1 - len < (size_t)n ? size - 1 - len : (size_t)n;
-
         memcpy(text + len, rest, fits);
         len += fits;
     }
@@ -29,7 +27,6 @@ void child_run(struct child *c, const char *name)
 {
     int fd[2];
     pid_t pid;
-
     c->status = -1;
     c->text[0] = '\0';
     if (pipe2(fd, O_CLOEXEC))

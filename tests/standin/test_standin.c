@@ -27,7 +27,6 @@ enum { STEPS = 100, BYTES = 4096, MEM_MB = 4 };
 static void *device_take(size_t n)
 {
     void *p = NULL;
-
     assert_int_equal(cudaMalloc(&p, n), cudaSuccess);
     assert_non_null(p);
     return p;
@@ -36,7 +35,6 @@ static void *device_take(size_t n)
 static void *pinned_take(size_t n)
 {
     void *p = calloc(n, 1);
-
     assert_int_equal(cudaHostRegister(p, n, cudaHostRegisterMapped), 0);
     return p;
 }
@@ -50,7 +48,6 @@ static void pinned_free(void *p)
 static cudaStream_t stream_take(void)
 {
     cudaStream_t s;
-
     assert_int_equal(cudaStreamCreateWithFlags(&s, 0), cudaSuccess);
     return s;
 }
@@ -58,7 +55,6 @@ static cudaStream_t stream_take(void)
 static bool all_are(const char *p, size_t n, char value)
 {
     size_t i = 0;
-
     while (i < n && p[i] == value)
         i++;
     return i == n;
@@ -79,7 +75,6 @@ struct step {
 static void leave_mark(void *arg)
 {
     struct step *s = arg;
-
     s->trail->order[s->trail->n++] = s->number;
 }
 
@@ -88,7 +83,6 @@ static void test_stream_keeps_order(void **state)
     struct trail t = {0};
     struct step steps[STEPS];
     cudaStream_t s = stream_take();
-
     for (int i = 0; i < STEPS; i++) {
         steps[i] = (struct step){&t, i};
         assert_int_equal(cudaLaunchHostFunc(s, leave_mark, &steps[i]), 0);
@@ -115,7 +109,6 @@ static void test_streams_run_side_by_side(void **state)
 {
     cudaStream_t a = stream_take(), b = stream_take();
     sem_t sem;
-
     sem_init(&sem, 0, 0);
     cudaLaunchHostFunc(a, wait_for, &sem);
     assert_int_equal(cudaStreamQuery(a), cudaErrorNotReady);
@@ -131,7 +124,6 @@ static void test_an_event_is_its_last_recording(void **state)
     cudaStream_t a = stream_take(), b = stream_take();
     cudaEvent_t e;
     sem_t sem;
-
     sem_init(&sem, 0, 0);
     assert_int_equal(cudaEventCreateWithFlags(&e, 0), cudaSuccess);
     assert_int_equal(cudaEventQuery(e), cudaSuccess);
@@ -153,7 +145,6 @@ static void test_an_event_is_its_last_recording(void **state)
 static void test_unknown_stream_is_refused(void **state)
 {
     cudaStream_t s = stream_take();
-
     cudaStreamDestroy(s);
     assert_int_equal(cudaStreamQuery(s), cudaErrorInvalidResourceHandle);
     assert_int_equal(cudaGetLastError(), cudaErrorInvalidResourceHandle);
@@ -165,7 +156,6 @@ static void test_unknown_stream_is_refused(void **state)
 static void test_memory_is_poisoned(void **state)
 {
     char *host = pinned_take(BYTES), *p = device_take(BYTES);
-
     cudaMemcpy(host, p, BYTES, cudaMemcpyDeviceToHost);
     assert_true(all_are(host, BYTES, '\xff'));
     assert_int_equal(cudaMemset(p, 7, BYTES), cudaSuccess);
@@ -182,7 +172,6 @@ static void test_memory_ends(void **state)
     size_t all = (size_t)MEM_MB << 20, left, total;
     char *half[2] = {device_take(all / 2), device_take(all / 2)};
     void *p = half;
-
     assert_int_equal(cudaMalloc(&p, 1), cudaErrorMemoryAllocation);
     assert_null(p);
     assert_int_equal(cudaGetLastError(), cudaErrorMemoryAllocation);
@@ -197,7 +186,6 @@ static void test_memory_ends(void **state)
 static void test_pinned_ranges(void **state)
 {
     static char own[BYTES];
-
     assert_false(iz_standin_pinned(own, 1));
     assert_int_equal(cudaHostRegister(own, BYTES / 2, 0), cudaSuccess);
     assert_true(iz_standin_pinned(own + 1, BYTES / 2 - 1));
@@ -212,7 +200,6 @@ static void test_pinned_ranges(void **state)
 static void test_addresses(void **state)
 {
     char *p = device_take(BYTES), *host = pinned_take(BYTES);
-
     assert_ptr_not_equal(iz_standin_host(p), p);
     assert_ptr_equal((char *)iz_standin_host(p) + 5, iz_standin_host(p + 5));
     assert_ptr_equal(iz_standin_host(host), host);
@@ -229,7 +216,6 @@ static void test_copy_there_and_back(void **state)
     char *a = device_take(BYTES), *b = device_take(BYTES);
     int64_t before = iz_standin_stats()->bytes[IZ_STANDIN_D2D];
     cudaStream_t s = stream_take();
-
     for (int i = 0; i < BYTES; i++)
         from[i] = (char)(i * 7);
     cudaMemcpyAsync(a, from, BYTES, cudaMemcpyHostToDevice, s);
@@ -254,7 +240,6 @@ static void test_pageable_copy_is_counted(void **state)
     char own[64] = {0}, *p = device_take(64);
     int64_t before = iz_standin_stats()->pageable;
     cudaStream_t s = stream_take();
-
     cudaMemsetAsync(p, 9, 64, s);
     cudaMemcpyAsync(own, p, 64, cudaMemcpyDeviceToHost, s);
     assert_true(all_are(own, 64, 9));
@@ -297,7 +282,6 @@ static void test_handles_and_rate(void **state)
 {
     struct iz_exec x = {.backend = IZ_CUDA, .act = IZ_F32};
     struct iz_cuda *c = NULL;
-
     assert_int_equal(iz_cuda_open(&c), 0);
     assert_non_null(c);
     iz_cuda_close(&c);
@@ -312,14 +296,12 @@ static void copy_pageable(void)
 {
     static char own[64];
     char *p = device_take(64);
-
     cudaMemcpyAsync(p, own, 64, cudaMemcpyHostToDevice, NULL);
 }
 
 static void touch_device_memory(void)
 {
     volatile char *p = device_take(64);
-
     signal(SIGSEGV, SIG_DFL); /* a sanitizer has its own handler */
     p[0] = 1;
 }
@@ -332,7 +314,6 @@ static void reach_too_far(void)
 static void reach_freed(void)
 {
     char *p = device_take(1024);
-
     cudaFree(p);
     iz_standin_kernel(p, 1);
 }
@@ -345,7 +326,6 @@ static void call_cuda(void *arg)
 static void reach_unmapped(void)
 {
     static char own[BYTES];
-
     cudaHostRegister(own, BYTES, cudaHostRegisterMapped);
     assert_ptr_equal(iz_standin_kernel(own, BYTES), own);
     cudaHostUnregister(own);
@@ -356,7 +336,6 @@ static void reach_unmapped(void)
 static void call_cuda_from_a_stream(void)
 {
     cudaStream_t s = stream_take();
-
     cudaLaunchHostFunc(s, call_cuda, s);
     cudaStreamSynchronize(s);
 }
@@ -364,7 +343,6 @@ static void call_cuda_from_a_stream(void)
 static void leak(void)
 {
     char *host = pinned_take(512), *p = device_take(512);
-
     cudaMemcpy(p, host, 512, cudaMemcpyHostToDevice);
     cudaFree(device_take(1024));
 }
@@ -374,7 +352,6 @@ static void op_reaches_too_far(void)
 {
     struct iz_exec x = {.backend = IZ_CUDA, .stream = stream_take()};
     struct iz_view y = {.p = device_take(512), .rows = 1, .cols = 129};
-
     iz_gelu_fwd_cuda(&x, y, y);
     cudaStreamSynchronize(x.stream);
 }
@@ -405,7 +382,6 @@ static void test_mistakes_end_the_program(void **state)
         {"touch_device_memory", "", SIGSEGV},
     };
     struct child c;
-
     child_run(&c, "copy_pageable");
     assert_int_equal(c.status, 0);
     setenv("IZ_STANDIN_PAGEABLE", "abort", 1);
@@ -427,7 +403,6 @@ static void test_statistics_are_written(void **state)
     char path[] = "/tmp/iz-standin-XXXXXX", text[1024] = "";
     int fd = mkstemp(path);
     struct child c;
-
     assert_true(fd >= 0);
     setenv("IZ_STANDIN_STATS", path, 1);
     child_run(&c, "leak");
@@ -458,7 +433,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_mistakes_end_the_program),
         cmocka_unit_test(test_statistics_are_written),
     };
-
     setenv("IZ_STANDIN_MEM_MB", "4", 1);
     setenv("IZ_STANDIN_JITTER_US", "200", 1);
     if (argc == 2)

@@ -43,7 +43,6 @@ static void must(int ok, const char *what)
 static void *take(size_t n)
 {
     void *p = NULL;
-
     must(!cudaMalloc(&p, n * sizeof(int32_t)), "cudaMalloc");
     return p;
 }
@@ -111,7 +110,6 @@ static void exchange(struct rank *k)
     for (int turn = 0; turn < 2; turn++)
         for (int r = 0; r < RANKS; r++) {
             size_t n = turn ? COUNT - 1 : 1, at = turn ? 1 : 0;
-
             if (r == k->rank)
                 continue;
             ncclSend(k->own + at, n, ncclInt32, r, k->comm, k->stream);
@@ -126,7 +124,6 @@ static void exchange(struct rank *k)
 static void nothing_sent(struct rank *k)
 {
     int to = (k->rank + 1) % RANKS, from = (k->rank + RANKS - 1) % RANKS;
-
     ncclGroupStart();
     ncclSend(k->own, 0, ncclInt32, to, k->comm, k->stream);
     ncclRecv(k->in, 0, ncclInt32, from, k->comm, k->stream);
@@ -180,7 +177,6 @@ static void overlap(struct rank *k)
 static void death(struct rank *k)
 {
     ncclResult_t r = ncclSuccess;
-
     if (k->rank == 1)
         _exit(0);
     ncclAllGather(k->own, k->all, 5, ncclInt32, k->comm, k->stream);
@@ -210,7 +206,6 @@ static void on_ranks(void (*part)(struct rank *))
     struct rank k;
     ncclUniqueId id;
     int end = 0, status;
-
     ncclGetUniqueId(&id);
     for (int r = 0; r < RANKS; r++)
         if (fork() == 0) {
@@ -254,7 +249,6 @@ static void test_part(void **state)
 {
     int i = *(int *)*state;
     struct child c;
-
     child_run(&c, parts[i].name);
     if (!parts[i].a) {
         assert_string_equal(c.text, "");
@@ -271,7 +265,6 @@ int main(int argc, char **argv)
 {
     struct CMUnitTest tests[PARTS];
     int number[PARTS];
-
     setenv("IZ_STANDIN_DEVICES", "3", 0);
     setenv("IZ_STANDIN_MEM_MB", "8", 0);
     setenv("IZ_STANDIN_JITTER_US", "500", 0);

@@ -24,7 +24,6 @@ struct ending ending_of(void (*f)(const void *arg), const void *arg)
     int fd[2];
     ssize_t n;
     pid_t pid;
-
     assert_int_equal(pipe(fd), 0);
     pid = fork();
     assert_true(pid >= 0);
@@ -52,7 +51,6 @@ static void leave(int status)
 void dies(void (*f)(const void *arg), const void *arg, const char *message)
 {
     struct ending e;
-
     iz_die_set("", leave);
     e = ending_of(f, arg);
     iz_die_set("", NULL);

@@ -41,7 +41,6 @@ static void die_plainly(const void *arg)
 static void without_an_ending_it_aborts(void **state)
 {
     struct ending e = ending_of(die_plainly, NULL);
-
     assert_string_equal(e.text, "izar: no room for 5\n");
     assert_true(WIFSIGNALED(e.status) && WTERMSIG(e.status) == SIGABRT);
 }
@@ -55,7 +54,6 @@ static void die_with(const void *text)
 static void the_ending_gets_a_failure_status(void **state)
 {
     struct ending e = ending_of(die_with, "lost");
-
     assert_string_equal(e.text, "izar: rank 3: lost\n");
     assert_true(exited(&e, 3));
 }
@@ -64,7 +62,6 @@ static void a_long_message_is_cut_to_one_line(void **state)
 {
     char text[3000];
     struct ending e;
-
     memset(text, 'x', sizeof(text));
     text[sizeof(text) - 1] = '\0';
     e = ending_of(die_with, text);
@@ -92,7 +89,6 @@ static void die_in_threads(const void *arg)
 {
     pthread_t t[THREADS];
     int id[THREADS];
-
     iz_die_set("rank 0: ", leave_late);
     pthread_barrier_init(&together, NULL, THREADS);
     for (int i = 0; i < THREADS; i++) {
@@ -105,7 +101,6 @@ static void die_in_threads(const void *arg)
 static void only_the_first_thread_speaks(void **state)
 {
     struct ending e = ending_of(die_in_threads, NULL);
-
     assert_true(strncmp(e.text, "izar: rank 0: thread ", 21) == 0);
     assert_true(strchr(e.text, '\n') == e.text + strlen(e.text) - 1);
     assert_true(exited(&e, 3));
@@ -120,7 +115,6 @@ static void choose_level(const void *name)
 static void a_simd_level_is_obeyed_or_refused(void **state)
 {
     struct ending e = ending_of(choose_level, "mmx");
-
     assert_string_equal(e.text, "izar: IZ_SIMD=mmx: no such SIMD level in this "
                                 "build\n");
     e = ending_of(choose_level, "portable");
@@ -136,6 +130,5 @@ int main(void)
         cmocka_unit_test(only_the_first_thread_speaks),
         cmocka_unit_test(a_simd_level_is_obeyed_or_refused),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,6 @@
 static inline void *take(size_t bytes)
 {
     void *p = malloc(bytes > 0 ? bytes : 1);
-
     assert_non_null(p);
     return p;
 }
@@ -21,7 +20,6 @@ static inline void *take(size_t bytes)
 static inline uint64_t random_bits(void)
 {
     static uint64_t state = 88172645463325252u;
-
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
@@ -37,7 +35,6 @@ static inline float random_float(double scale)
 static inline int64_t random_piece(int64_t most, int64_t rest)
 {
     int64_t n = 1 + (int64_t)(random_bits() % (uint64_t)most);
-
     return n < rest ? n : rest;
 }
 
@@ -45,7 +42,6 @@ static inline void flat_fill(void *x, enum iz_dtype t, int64_t n, double scale)
 {
     for (int64_t i = 0; i < n; i++) {
         float f = random_float(scale);
-
         iz_cast(fixture_at(x, t, i), t, &f, IZ_F32, 1);
     }
 }
@@ -56,10 +52,8 @@ static inline int levels_run(const char *group, const struct CMUnitTest *tests,
                              size_t n)
 {
     int failed = 0;
-
     for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++) {
         char name[64];
-
         snprintf(name, sizeof(name), "%s-%s", group, l->name);
         if (iz_simd_use(l))
             failed += _cmocka_run_group_tests(name, tests, n, NULL, NULL);

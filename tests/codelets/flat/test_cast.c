@@ -25,7 +25,6 @@ static double half_value(const struct half *t, int h)
     int bias = (1 << (t->exponent_bits - 1)) - 1;
     int e = (h & 0x7fff) >> mant_bits, m = h & ((1 << mant_bits) - 1);
     double x;
-
     if (e == (1 << t->exponent_bits) - 1)
         x = m == 0 ? INFINITY : NAN;
     else if (e == 0)
@@ -38,7 +37,6 @@ static double half_value(const struct half *t, int h)
 static int rounded(float x, enum iz_dtype t)
 {
     uint16_t h;
-
     iz_cast(&h, t, &x, IZ_F32, 1);
     return h;
 }
@@ -47,7 +45,6 @@ static void cast_of_every_pattern(void **state)
 {
     static uint16_t h[PATTERNS], back[PATTERNS];
     static float x[PATTERNS];
-
     for (int i = 0; i < PATTERNS; i++)
         h[i] = (uint16_t)i;
     for (const struct half *t = halves; t < halves + 2; t++) {
@@ -55,7 +52,6 @@ static void cast_of_every_pattern(void **state)
         iz_cast(back, t->type, x, IZ_F32, PATTERNS);
         for (int i = 0; i < PATTERNS; i++) {
             double want = half_value(t, i);
-
             assert_true((signbit(x[i]) != 0) == (i >= 0x8000));
             if (isnan(want)) {
                 assert_true(isnan(x[i]));
@@ -79,7 +75,6 @@ static void cast_rounds_to_nearest_even(void **state)
             float mid = (float)(lo + (hi - lo) / 2);
             float quarter = (float)(lo + (hi - lo) / 4);
             int even = h + (h & 1);
-
             assert_int_equal(rounded(mid, t->type), even);
             assert_int_equal(rounded(-mid, t->type), even | 0x8000);
             assert_int_equal(rounded(nextafterf(mid, -INFINITY), t->type), h);
@@ -105,7 +100,6 @@ static void cast_keeps_nan(void **state)
 {
     for (uint32_t low = 1; low < 0x800000u; low += low) {
         float x = iz_bits_float(0xff800000u | low);
-
         for (const struct half *t = halves; t < halves + 2; t++)
             assert_true((rounded(x, t->type) & 0x7fff) > t->infinity);
     }
@@ -120,7 +114,6 @@ static void cast_finds_every_nan(void **state)
         enum iz_dtype type = halves[k % 2].type;
         float x[N];
         uint16_t y[N];
-
         for (int i = 0; i < N; i++)
             x[i] = 1.0f / (float)(i + 3);
         x[k / 2] = iz_bits_float(0x7f800001u);
@@ -134,17 +127,14 @@ static void cast_finds_every_nan(void **state)
 static void cast_between_halves_rounds_once(void **state)
 {
     static uint16_t h[PATTERNS], y[PATTERNS];
-
     for (int i = 0; i < PATTERNS; i++)
         h[i] = (uint16_t)i;
     for (int k = 0; k < 2; k++) {
         const struct half *from = &halves[k], *to = &halves[1 - k];
         int nan = to->infinity | 1 << (14 - to->exponent_bits); /* quiet */
-
         iz_cast(y + 1, to->type, h + 1, from->type, PATTERNS - 1);
         for (int i = 1; i < PATTERNS; i++) {
             float x = (float)half_value(from, i);
-
             assert_int_equal(isnan(x) ? y[i] & nan : y[i],
                              isnan(x) ? nan : rounded(x, to->type));
         }
@@ -156,7 +146,6 @@ static void cast_touches_n_elements_only(void **state)
     for (int64_t n = 0; n < 70; n++) {
         float x[72];
         uint16_t y[72];
-
         for (int i = 0; i < 72; i++)
             x[i] = 1.0f;
         memset(y, 0xee, sizeof(y));
@@ -189,6 +178,5 @@ int main(void)
         cmocka_unit_test(cast_between_halves_rounds_once),
         cmocka_unit_test(cast_touches_n_elements_only),
     };
-
     return levels_run("cast", tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -15,7 +15,6 @@ static int64_t sum_blocks(volatile double *v, int64_t n)
 {
     for (int64_t b = 0; b < n; b += 1024) {
         volatile double lane[32] = {0};
-
         for (int64_t i = b; i < n && i < b + 1024; i++)
             lane[i % 32] = lane[i % 32] + v[i];
         for (int half = 16; half > 0; half /= 2)
@@ -29,7 +28,6 @@ static int64_t sum_blocks(volatile double *v, int64_t n)
 static double norm2_scalar(const void *x, enum iz_dtype t, int64_t n)
 {
     double *v = take((size_t)(n + 1) * sizeof(*v)), sum;
-
     v[0] = 0;
     for (int64_t i = 0; i < n; i++)
         v[i] = pow(fixture_get(x, t, i), 2);
@@ -46,13 +44,11 @@ static void norm_is_exact_enough_and_fixed(void **state)
         0,      1, 7, 31, 32, 1023, 1024, 1025, 40001, 1 << 20, (1 << 20) + 7,
         3000001};
     float *x = take(3000001 * 4);
-
     for (int k = 0; k < 12 * 3; k++) {
         enum iz_dtype t = fixture_types[k % 3];
         int64_t n = sizes[k / 3];
         long double sum = 0;
         double got;
-
         flat_fill(x, t, n, 8.0);
         for (int64_t i = 0; i < n; i++)
             sum += (long double)pow(fixture_get(x, t, i), 2);
@@ -66,7 +62,6 @@ static void norm_is_exact_enough_and_fixed(void **state)
 static void norm_shows_every_non_finite(void **state)
 {
     float x[100];
-
     for (int i = 0; i < 100; i++) {
         for (int j = 0; j < 100; j++)
             x[j] = FLT_MAX;
@@ -86,7 +81,6 @@ static void check_blocks(const void *x, enum iz_dtype t, int64_t n,
     const void *behind = fixture_at(x, t, at);
     double *sum = take((size_t)(rest + 1) * sizeof(*sum));
     struct iz_norm2 s = {0};
-
     sum[rest] = 77;
     iz_flat_squares(sum, behind, t, n - at);
     assert_true(sum[rest] == 77);
@@ -108,7 +102,6 @@ static void norm_of_pieces_is_that_of_the_whole(void **state)
         enum iz_dtype t = fixture_types[k % 3];
         int64_t n = sizes[k / 3], piece;
         struct iz_norm2 s = {0};
-
         flat_fill(x, t, n, 8.0);
         check_blocks(x, t, n, n / 1024 * (k % 4) / 4);
         for (int64_t i = 0; i < n; i += piece) {
@@ -128,7 +121,6 @@ static void check_sum(enum iz_dtype out_type, enum iz_dtype in_type, int n_in,
 {
     void *in[4], *out = take((size_t)n * 4), *want = take((size_t)n * 4);
     struct iz_norm2 norm2 = {0};
-
     flat_fill(out, out_type, n, 4.0);
     for (int s = 0; s < n_in; s++) {
         in[s] = take((size_t)n * 4);
@@ -136,7 +128,6 @@ static void check_sum(enum iz_dtype out_type, enum iz_dtype in_type, int n_in,
     }
     for (int64_t i = 0; i < n; i++) {
         volatile float sum = (float)fixture_get(in[0], in_type, i);
-
         for (int s = 1; s < n_in; s++)
             sum = sum + (float)fixture_get(in[s], in_type, i);
         if (accumulate)
@@ -164,7 +155,6 @@ static void check_sum(enum iz_dtype out_type, enum iz_dtype in_type, int n_in,
 static void sum_is_in_order_and_rounded_once(void **state)
 {
     static const int64_t sizes[] = {0, 1, 7, 1024, 2051};
-
     for (int k = 0; k < 3 * 3 * 4 * 2; k++)
         for (int s = 0; s < 5 * 2; s++)
             check_sum(fixture_types[k % 3], fixture_types[k / 3 % 3],
@@ -175,7 +165,6 @@ static void sum_may_overwrite_an_input(void **state)
 {
     float a[1500], b[1500];
     const void *in[] = {a, b};
-
     for (int i = 0; i < 1500; i++) {
         a[i] = (float)i;
         b[i] = 0.5f;
@@ -189,10 +178,8 @@ static void sum_may_overwrite_an_input(void **state)
 static uint64_t hash_scalar(int64_t first, const float *x, int64_t n)
 {
     volatile uint64_t sum = 0;
-
     for (int64_t i = 0; i < n; i++) {
         volatile uint64_t z = (uint64_t)(first + i) * 0x9e3779b97f4a7c15u;
-
         z = z + iz_float_bits(x[i]) * 0xd1342543de82ef95u;
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
         z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
@@ -224,20 +211,17 @@ static void hash_sees_bits_and_positions(void **state)
 {
     float x[64];
     uint64_t whole;
-
     flat_fill(x, IZ_F32, 64, 1.0);
     whole = iz_flat_hash(0, x, 64);
     assert_true(iz_flat_hash(1, x, 64) != whole);
     for (int k = 0; k < 64 * 32; k++) {
         uint32_t bit = (uint32_t)1 << k % 32;
-
         x[k / 32] = iz_bits_float(iz_float_bits(x[k / 32]) ^ bit);
         assert_true(iz_flat_hash(0, x, 64) != whole);
         x[k / 32] = iz_bits_float(iz_float_bits(x[k / 32]) ^ bit);
     }
     for (int i = 1; i < 64; i++) {
         float t = x[0];
-
         x[0] = x[i];
         x[i] = t;
         assert_true(iz_flat_hash(0, x, 64) != whole);
@@ -261,6 +245,5 @@ int main(void)
         cmocka_unit_test(hash_does_not_depend_on_pieces),
         cmocka_unit_test(hash_sees_bits_and_positions),
     };
-
     return levels_run("flat", tests, sizeof(tests) / sizeof(tests[0]));
 }

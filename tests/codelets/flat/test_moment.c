@@ -19,7 +19,6 @@ static float x[N];
 static struct iz_moments moments_new(enum iz_moment_type t, enum iz_moment w)
 {
     size_t bytes = (size_t)iz_moment_bytes(t, N);
-
     return (struct iz_moments){memset(take(bytes), 0, bytes), t, w, N};
 }
 
@@ -54,7 +53,6 @@ static void a_fresh_array_is_zero(void **state)
 static void what_is_representable_stays(void **state)
 {
     float y[N];
-
     iz_moment_store(&a, 0, x, N, 1, 0);
     iz_moment_load(x, &a, 0, N);
     iz_moment_store(&a, 0, x, N, 99, 6400);
@@ -67,7 +65,6 @@ static void what_is_representable_stays(void **state)
 static double step_at(double at, double most)
 {
     int e, top;
-
     frexp(at, &e);
     if (a.type == IZ_MOMENT_BF16)
         return ldexp(1, e - 8);
@@ -93,7 +90,6 @@ static void rounding_has_no_bias(void **state)
     }
     for (int i = 0; i < N; i++) {
         double step;
-
         if (i % BLOCK == 0)
             most = 0;
         for (int j = i; i % BLOCK == 0 && j < i + BLOCK; j++)
@@ -126,11 +122,9 @@ static void pieces_of_any_length_read_the_same(void **state)
 {
     const int64_t half = N / 2 + 17;
     float y[N];
-
     iz_moment_store(&a, 0, x, N, 7, 128);
     for (int64_t at = 0, n; at < N; at += n) {
         int64_t to = (at + half) % N;
-
         n = random_piece(100, N - at);
         n = n < N - to ? n : N - to;
         iz_moment_get(y, &a, to, n);
@@ -146,7 +140,6 @@ static void states_are_independent(void **state)
 {
     const uint16_t *of_a = a.p, *of_b = b.p;
     int same = 0;
-
     if (a.type != IZ_MOMENT_BF16)
         return;
     for (int i = 0; i < N; i++)
@@ -162,7 +155,6 @@ static void what_is_not_finite_shows(void **state)
 {
     static const float bad[] = {INFINITY, -INFINITY, NAN};
     float y[N];
-
     for (int i = 0; i < 3; i++) {
         x[100] = bad[i];
         iz_moment_store(&a, 0, x, N, 1, 0);
@@ -180,7 +172,6 @@ static void bits_are_known(void **state)
         [IZ_MOMENT_FP8] = {0xd029eb620037522cu, 0x737e56e43d51b1bbu}};
     const unsigned char *c = a.p;
     uint64_t h = 0;
-
     for (int j = 0; j < N; j++)
         x[j] =
             iz_bits_float(0x30000000u + (uint32_t)j * 0x1234567u % 0x0fffffffu);
@@ -205,11 +196,9 @@ int main(void)
         TEST(bits_are_known),
     };
     int failed = 0;
-
     for (int i = 0; i < 6; i++) {
         static const char *const groups[] = {"f32-m",  "f32-v", "bf16-m",
                                              "bf16-v", "fp8-m", "fp8-v"};
-
         a.type = (enum iz_moment_type)(i / 2);
         a.which = (enum iz_moment)(i % 2);
         failed +=

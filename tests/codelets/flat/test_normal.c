@@ -14,7 +14,6 @@ enum { MANY = 10000000, HALF = IZ_NORMAL_BLOCK / 2 };
 static float *numbers(uint64_t seed, uint64_t stream, int64_t n)
 {
     float *x = take((size_t)n * sizeof(*x));
-
     iz_flat_normal(x, n, seed, stream, 0, 1.0f);
     return x;
 }
@@ -25,7 +24,6 @@ static float *numbers(uint64_t seed, uint64_t stream, int64_t n)
 static uint32_t word(uint64_t key, int64_t block, int64_t i)
 {
     uint64_t h = iz_mix(key + (uint64_t)(block * HALF + i / 2) * IZ_GOLDEN);
-
     return (uint32_t)(i % 2 ? h >> 32 : h);
 }
 
@@ -38,7 +36,6 @@ static double by_libm(uint64_t key, int64_t i)
     float k = (float)(w >> 1) + 0.5f;
     double angle = (float)(int32_t)word(key, block, HALF + j % HALF);
     double r = sqrt(-2 * log(k * 0x1p-31)), turn = angle * 0x1p-31 * acos(0.0);
-
     return (w & 1 ? -r : r) * (j < HALF ? cos(turn) : sin(turn));
 }
 
@@ -71,7 +68,6 @@ static void normal_does_not_depend_on_pieces(void **state)
 static void normal_bits_are_known(void **state)
 {
     static float x[4096];
-
     iz_flat_normal(x, 4096, 2024, 5, 77, 0.02f);
     assert_true(iz_flat_hash(0, x, 4096) == 0xc838a342a7e59ac0u);
 }
@@ -82,14 +78,11 @@ static void normal_bits_are_known(void **state)
 static void normal_has_normal_moments(void **state)
 {
     static const double mean[] = {0, 1, 0, 3}, variance[] = {1, 2, 15, 96};
-
     for (uint64_t k = 0; k < 3; k++) {
         float *x = numbers(k * 1234567, k, MANY);
         double sum[4] = {0};
-
         for (int i = 0; i < MANY; i++) {
             double z = x[i], q = z * z;
-
             sum[0] += z;
             sum[1] += q;
             sum[2] += z * q;
@@ -113,10 +106,8 @@ static double below(double z)
 static void assert_even(const int64_t *count, int n, int64_t total)
 {
     double expected = (double)total / n, sum = 0;
-
     for (int i = 0; i < n; i++) {
         double d = (double)count[i] - expected;
-
         sum += d * d / expected;
     }
     assert_true(fabs(sum - (n - 1)) < 5 * sqrt(2.0 * (n - 1)));
@@ -125,7 +116,6 @@ static void assert_even(const int64_t *count, int n, int64_t total)
 static int compare_floats(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
-
     return (x > y) - (x < y);
 }
 
@@ -167,7 +157,6 @@ static void normal_has_normal_tails(void **state)
     }
     for (int k = 0; k < 6; k++) {
         double expected = below(-fabs(z[k])) * PIECE * PIECES;
-
         assert_true(fabs((double)beyond[k] - expected) < 5 * sqrt(expected));
     }
     assert_true(most > 5.5f && most < 6.7f);
@@ -183,7 +172,6 @@ struct cells {
 static struct cells cells_of(uint64_t seed, uint64_t stream)
 {
     struct cells c = {numbers(seed, stream, MANY), take(MANY)};
-
     for (int i = 0; i < MANY; i++)
         c.cell[i] = (uint8_t)(below(c.x[i]) * SIDE);
     return c;
@@ -196,10 +184,8 @@ static void assert_independent(const struct cells *a, const struct cells *b,
 {
     int64_t count[SIDE * SIDE] = {0}, n = MANY - lag;
     double sum = 0, squares = 0;
-
     for (int64_t i = 0; i < n; i++) {
         double p = a->x[i], q = b->x[i + lag];
-
         sum += p * q;
         squares += (p * p - 1) * (q * q - 1);
         count[a->cell[i] * SIDE + b->cell[i + lag]]++;
@@ -215,7 +201,6 @@ static void normal_numbers_are_independent(void **state)
     static const int lags[] = {1,    2,        3,    16,       HALF - 1,
                                HALF, HALF + 1, 1600, 2 * HALF, 4096};
     struct cells c[] = {cells_of(1, 1), cells_of(1, 2), cells_of(2, 1)};
-
     for (size_t i = 0; i < sizeof(lags) / sizeof(*lags); i++)
         assert_independent(&c[0], &c[0], lags[i]);
     assert_independent(&c[0], &c[1], 0);
@@ -239,6 +224,5 @@ int main(void)
         cmocka_unit_test(normal_has_normal_tails),
         cmocka_unit_test(normal_numbers_are_independent),
     };
-
     return levels_run("normal", tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -27,7 +27,6 @@ static void touch(struct table *t, int64_t cols, unsigned of_16)
 static int64_t count_before(const struct table *t, int64_t flat)
 {
     int64_t n = 0;
-
     for (int64_t i = 0; i < flat; i++)
         n += i / t->r.cols < ROWS && t->touched[i / t->r.cols];
     return n;
@@ -38,7 +37,6 @@ static void check_pieces(const struct table *t, int64_t from, int64_t to)
 {
     struct iz_touched_piece p = {0};
     int64_t at = from, touched = 0;
-
     while (iz_touched_next(&t->r, from, to, &p)) {
         assert_true(p.n > 0 && p.flat >= at && p.flat + p.n <= to);
         assert_int_equal(p.packed, count_before(t, p.flat));
@@ -54,12 +52,10 @@ static void check_pieces(const struct table *t, int64_t from, int64_t to)
 static void pieces_are_the_touched_elements(void **state)
 {
     struct table t;
-
     for (int k = 0; k < 300; k++) {
         int64_t cols = 1 + (int64_t)(random_bits() % 9), n = ROWS * cols;
         int64_t a = (int64_t)(random_bits() % (uint64_t)(n + 20));
         int64_t b = (int64_t)(random_bits() % (uint64_t)(n + 20));
-
         touch(&t, cols, k % 17);
         check_pieces(&t, a < b ? a : b, a < b ? b : a);
         check_pieces(&t, 0, n + 64);
@@ -77,7 +73,6 @@ static void unpack_is_the_inverse_of_pack(void **state)
 
     for (int k = 0; k < 100; k++) {
         int64_t cut = (int64_t)(random_bits() % N);
-
         touch(&t, COLS, 1 + k % 15);
         for (int i = 0; i < N; i++) {
             flat[i] = (uint16_t)random_bits();
@@ -99,7 +94,6 @@ static void unpack_is_the_inverse_of_pack(void **state)
 static int by_value(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
     return (x > y) - (x < y);
 }
 
@@ -110,7 +104,6 @@ static void sort_leaves_each_key_once(void **state)
 
     for (int k = 0; k < 40; k++) {
         int64_t n = k < 3 ? k : (int64_t)(random_bits() % N), kept = 0;
-
         for (int64_t i = 0; i < n; i++)
             want[i] = key[i] = random_bits() >> (k * 7 % 64) << (k * 5 % 11);
         qsort(want, (size_t)n, sizeof(*want), by_value);
@@ -148,6 +141,5 @@ int main(void)
         cmocka_unit_test(sort_leaves_each_key_once),
         cmocka_unit_test(rows_of_a_unit_are_its_part_of_the_list),
     };
-
     return cmocka_run_group_tests_name("rows", tests, NULL, NULL);
 }

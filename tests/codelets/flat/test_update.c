@@ -39,7 +39,6 @@ static void adam_formula(const struct iz_step *s, double *e, double g)
 {
     const struct iz_hyper *h = &s->hyper;
     double *p = e, *m = e + 1, *v = e + 2;
-
     if (h->adamw)
         *p -= h->lr * h->weight_decay * *p;
     else
@@ -68,7 +67,6 @@ static void adam_scalar(const struct iz_step *s, float *e, float g)
     volatile float step = (float)(h->lr / c1 * sqrt(c2));
     volatile float eps = (float)(h->eps * sqrt(c2));
     volatile float x, y, gi, mi, vi;
-
     x = g * s->grad_scale;
     y = l2 * e[0];
     gi = x + y;
@@ -106,7 +104,6 @@ static void lion_formula(const struct iz_step *s, double *e, double g)
 {
     const struct iz_hyper *h = &s->hyper;
     double u = sign(h->beta1 * e[1] + (1 - h->beta1) * g);
-
     e[0] -= h->lr * (u + h->weight_decay * e[0]);
     e[1] = h->beta2 * e[1] + (1 - h->beta2) * g;
 }
@@ -119,7 +116,6 @@ static void lion_scalar(const struct iz_step *s, float *e, float g)
     volatile float b2 = (float)h->beta2, r2 = (float)(1 - h->beta2);
     volatile float keep = (float)(1 - h->lr * h->weight_decay);
     volatile float lr = (float)h->lr, x, y, gi, u;
-
     gi = g * s->grad_scale;
     x = b1 * e[1];
     y = r1 * gi;
@@ -163,7 +159,6 @@ static struct arrays arrays_new(const struct kind *k, int64_t n,
 {
     int64_t room = (n + IZ_MOMENT_BLOCK) / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
     struct arrays a = {k, n, room, type, g, out, .p = take((size_t)n * 4)};
-
     for (int i = 0; i < k->states; i++)
         a.state[i] = memset(take(state_bytes(&a)), 0, state_bytes(&a));
     a.g = memset(take((size_t)n * 4), 0, (size_t)n * 4);
@@ -176,7 +171,6 @@ static struct arrays arrays_copy(const struct arrays *a)
 {
     struct arrays c =
         arrays_new(a->kind, a->n, a->type, a->g_type, a->out_type);
-
     memcpy(c.p, a->p, (size_t)a->n * 4);
     return c;
 }
@@ -206,7 +200,6 @@ static void new_gradients(struct arrays *a, double scale)
 {
     for (int64_t i = 0; i < a->n; i++) {
         float f = i % 7 == 3 ? 0.0f : random_float(scale * (double)(1 + i % 5));
-
         iz_cast(fixture_at(a->g, a->g_type, i), a->g_type, &f, IZ_F32, 1);
     }
 }
@@ -240,7 +233,6 @@ static void update(const struct arrays *a, const struct iz_step *s,
 {
     struct iz_alike all = iz_alike_of(s);
     struct iz_update u = update_of(a, s, &all, from, n);
-
     iz_update(&u);
 }
 
@@ -253,10 +245,8 @@ static void update_scalar(const struct arrays *a, const struct iz_step *s)
     int states = a->kind->states;
     int64_t whole =
         (a->n + IZ_MOMENT_BLOCK - 1) / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
-
     for (int k = 0; k < states; k++) {
         struct iz_moments x = iz_update_state(&u, k);
-
         wide[k] = take((size_t)whole * 4);
         iz_moment_load(wide[k], &x, 0, whole);
     }
@@ -271,7 +261,6 @@ static void update_scalar(const struct arrays *a, const struct iz_step *s)
     }
     for (int k = 0; k < states; k++) {
         struct iz_moments x = iz_update_state(&u, k);
-
         iz_moment_store(&x, 0, wide[k], whole, u.key + (uint64_t)k, u.first);
         free(wide[k]);
     }
@@ -285,7 +274,6 @@ static void check_formula(const struct kind *k, struct iz_step s,
 {
     struct arrays a = arrays_new(k, n, IZ_MOMENT_F32, g, out);
     double *want = take((size_t)(ELEMENT * n) * sizeof(*want));
-
     for (int64_t i = 0; i < ELEMENT * n; i++)
         want[i] = i % ELEMENT ? 0 : a.p[i / ELEMENT];
     for (s.t = 1; s.t <= 50; s.t++) {
@@ -297,7 +285,6 @@ static void check_formula(const struct kind *k, struct iz_step s,
     }
     for (int64_t i = 0; i < n; i++) {
         const double *w = want + ELEMENT * i;
-
         assert_true(fabs(a.p[i] - w[0]) < 2e-6 + 2e-6 * fabs(w[0]));
         assert_true(fabs(((float *)a.state[0])[i] - w[1]) < 1e-6);
         if (k->states > 1)
@@ -312,7 +299,6 @@ static void check_formula(const struct kind *k, struct iz_step s,
 static void updates_follow_their_formula(void **state)
 {
     static const int64_t sizes[] = {0, 1, 7, 33, 1025};
-
     for (const struct kind *k = kinds; k < kinds + KINDS; k++)
         for (int c = 0; c < k->n_cases * 3 * 5; c++)
             check_formula(k, k->cases[c / 15], fixture_types[c % 3],
@@ -326,13 +312,11 @@ static void bits_are_those_of_the_scalar_loop(void **state)
         const struct kind *k = &kinds[c / 27];
         enum iz_moment_type type = (enum iz_moment_type)(c / 9 % 3);
         int64_t n = type == IZ_MOMENT_F32 ? 2077 : 10 * IZ_MOMENT_BLOCK;
-
         for (int i = 0; i < k->n_cases; i++) {
             struct arrays a = arrays_new(k, n, type, fixture_types[c % 3],
                                          fixture_types[c / 3 % 3]);
             struct arrays b = arrays_copy(&a);
             struct iz_step s = k->cases[i];
-
             for (s.t = 1; s.t <= 20; s.t++) {
                 new_gradients(&a, 0.1 / s.grad_scale);
                 memcpy(b.g, a.g, (size_t)n * 4);
@@ -356,7 +340,6 @@ static void bits_do_not_depend_on_pieces(void **state)
             arrays_new(&kinds[c / 3], 5003, type, IZ_BF16, IZ_F16);
         struct arrays b = arrays_copy(&a);
         struct iz_step s = a.kind->cases[1];
-
         for (s.t = 1; s.t <= 5; s.t++) {
             new_gradients(&a, 1 / s.grad_scale);
             memcpy(b.g, a.g, (size_t)a.n * 2);
@@ -382,14 +365,12 @@ static void updates_touch_n_elements_only(void **state)
                                      IZ_F32, IZ_F32);
         float *g = a.g, *out = a.out;
         bool copies = c / MOST % 2;
-
         for (int i = 0; i < MOST; i++)
             a.p[i] = g[i] = 1.0f;
         a.out = copies ? out : NULL;
         update(&a, &a.kind->cases[0], 0, c % MOST);
         for (int i = 0; i < MOST; i++) {
             bool mine = i < c % MOST;
-
             assert_true(mine ? a.p[i] < 1 : a.p[i] == 1);
             assert_true(out[i] == (mine && copies ? a.p[i] : 0));
             for (int k = 0; k < a.kind->states; k++)
@@ -408,7 +389,6 @@ static void states_come_to_rest(void **state)
         struct arrays a = arrays_new(k, 1, IZ_MOMENT_F32, IZ_F32, IZ_F32);
         struct iz_step s = k->cases[0];
         float before;
-
         for (int i = 0; i < k->states; i++)
             *(float *)a.state[i] = 1;
         for (s.t = 1; s.t <= (k->states > 1 ? 2000 : 9000); s.t++)
@@ -426,7 +406,6 @@ static void what_is_not_finite_shows(void **state)
 {
     for (const struct kind *k = kinds; k < kinds + KINDS; k++) {
         struct arrays a = arrays_new(k, 64, IZ_MOMENT_F32, IZ_F32, IZ_F32);
-
         new_gradients(&a, 1);
         ((float *)a.g)[5] = NAN;
         ((float *)a.g)[6] = INFINITY;
@@ -451,6 +430,5 @@ int main(void)
         cmocka_unit_test(states_come_to_rest),
         cmocka_unit_test(what_is_not_finite_shows),
     };
-
     return levels_run("update", tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -104,7 +104,6 @@ static void late(struct iz_exec *x, const struct iz_view *v, const void *arg,
                  scene_op *op, int tensor, int elements)
 {
     struct iz_view w[PRODUCT_TENSORS];
-
     memcpy(w, v, LA * sizeof(*v));
     if (v[tensor].p)
         w[tensor].p =
@@ -125,7 +124,6 @@ static void check_sum(struct product *p)
 {
     struct tensor *t = p->s.t;
     double *want = tensor_want(&t[DB]);
-
     p->absent = BIT(DW);
     product_check(p, GRADIENT_W);
     scene_run(&p->s, &(struct pass){odd_gradient, BIT(DY) | BIT(A), BIT(DB)},
@@ -140,13 +138,11 @@ static void sums_of_columns_agree(void **state)
     static const int64_t size[][2] = {{2, 1},     {33, 3},     {300, 8},
                                       {300, 33},  {64, 384},   {1000, 1},
                                       {97, 1000}, {2000, 264}, {40, 4104}};
-
     fixture_seed();
     for (int i = 0; i < 6 * COUNT(size); i++) {
         int64_t s[3] = {size[i / 6][0], 1, size[i / 6][1]};
         enum iz_dtype t = fixture_types[i % 3];
         struct product p = product_new(t, t, s, false);
-
         tensor_free(&p.s.t[DB]);
         p.s.t[DB] = tensor_new(i / 3 % 2 ? IZ_F32 : t, 1, s[2], 1);
         check_sum(&p);
@@ -159,7 +155,6 @@ static void every_call_has_its_own_bias(void **state)
 {
     static const int64_t s[3] = {5, 8, 16};
     struct product p[2];
-
     fixture_seed();
     for (int i = 0; i < 2; i++) {
         p[i] = product_new(IZ_BF16, IZ_BF16, s, true);
@@ -186,7 +181,6 @@ static void algorithms_are_kept(void **state)
     static const int64_t s[3] = {5, 8, 16};
     struct product p = product_new(IZ_BF16, IZ_BF16, s, true);
     int first;
-
     product_check_all(&p);
     first = fake_cublaslt.searches;
     assert_int_equal(first, 4);
@@ -209,13 +203,11 @@ static void algorithms_are_kept(void **state)
 static void tf32_is_for_fp32_alone(void **state)
 {
     static const int64_t s[3] = {5, 8, 16};
-
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int tf32 = 0; tf32 < 2; tf32++) {
             struct product p =
                 product_new(fixture_types[t], fixture_types[t], s, false);
-
             p.tf32 = tf32;
             product_check_forward(&p, false, false);
             assert_int_equal(fake_cublaslt.compute,
@@ -231,7 +223,6 @@ static void tf32_is_for_fp32_alone(void **state)
 static void ask(const void *arg)
 {
     struct product p = product_new(IZ_BF16, IZ_BF16, (int64_t[]){3, 5, 2}, 0);
-
     fake_cublaslt = *(const struct fake_cublaslt *)arg;
     if (fake_cublaslt.none)
         product_check_forward(&p, false, false);
@@ -244,7 +235,6 @@ static void ask_for_513_kinds(const void *arg)
     for (int64_t i = 1; i <= 513; i++) {
         struct product p =
             product_new(IZ_BF16, IZ_BF16, (int64_t[]){i, 1, 1}, 0);
-
         product_check_forward(&p, false, false);
         if (fake_cublaslt.searches != i)
             _exit(1);
@@ -256,7 +246,6 @@ static void forward_over_a(struct iz_exec *x, const struct iz_view *v,
                            const void *arg)
 {
     struct iz_view w[PRODUCT_TENSORS];
-
     memcpy(w, v, LA * sizeof(*v));
     w[Y] = v[A];
     product_forward(x, w, arg);
@@ -266,7 +255,6 @@ static void forward_over_a(struct iz_exec *x, const struct iz_view *v,
 static void ask_over_an_operand(const void *arg)
 {
     struct product p = product_new(IZ_BF16, IZ_BF16, (int64_t[]){4, 4, 4}, 0);
-
     scene_run(&p.s, &(struct pass){forward_over_a, BIT(A) | BIT(W), BIT(A)},
               &p);
 }
@@ -298,6 +286,5 @@ int kernels_library(void)
         cmocka_unit_test_setup(tf32_is_for_fp32_alone, renew),
         cmocka_unit_test_setup(ends_the_job_with_call_and_shape, renew),
     };
-
     return cmocka_run_group_tests_name("library", tests, NULL, NULL);
 }

@@ -15,7 +15,6 @@ static void check_product(const struct tensor *c, const struct tensor *a,
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 8; j++) {
             double want = 0, got = (double)((float *)c->v.p)[i * 8 + j];
-
             for (int k = 0; k < 16; k++)
                 want += a->d[i * 16 + k] * b->d[k * 8 + j];
             assert_true(fabs(got - want) < 16 * 16 * 0x1p-24);
@@ -27,7 +26,6 @@ static void check_mma(enum iz_dtype t)
     struct tensor a = tensor_new(t, 16, 16, 1), b = tensor_new(t, 16, 8, 1);
     struct tensor bt = tensor_new(t, 8, 16, 1),
                   c = tensor_new(IZ_F32, 16, 8, 1);
-
     for (int i = 0; i < 128; i++)
         bt.d[i % 8 * 16 + i / 8] = b.d[i];
     tensor_store(&bt);
@@ -60,11 +58,9 @@ static void check_order(int tiles, int all, int chunk, int group)
     int *at = fixture_take(3 * blocks * (int64_t)sizeof(*at));
     int *head = at, *tile = head + blocks, *after = tile + blocks;
     char *seen = calloc((size_t)blocks, 1);
-
     attention_order(head, tile, after, blocks, all, chunk, group);
     for (int i = 0; i < blocks; i++) {
         int part = head[i] / (chunk / group);
-
         assert_in_range(head[i], 0, n - 1);
         assert_in_range(tile[i], 0, tiles - 1);
         assert_int_equal(tile[i] + after[i], tiles - 1);
@@ -99,6 +95,5 @@ int kernels_attention(void)
         cmocka_unit_test(fragments_are_as_documented),
         cmocka_unit_test(blocks_take_chunks_of_heads),
     };
-
     return cmocka_run_group_tests_name("parts of attention", tests, NULL, NULL);
 }

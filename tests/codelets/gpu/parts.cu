@@ -11,10 +11,8 @@
 static __device__ void write_result(float *c, const float (&r)[4])
 {
     int group = (int)threadIdx.x / 4, in_group = (int)threadIdx.x % 4;
-
     for (int i = 0; i < 4; i++) {
         int row = i < 2 ? group : group + 8, col = in_group * 2 + (i & 1);
-
         c[row * 8 + col] = r[i];
     }
 }
@@ -26,16 +24,13 @@ static __global__ void by_formulas(float *c, const uint16_t *a,
     int group = (int)threadIdx.x / 4, in_group = (int)threadIdx.x % 4;
     uint32_t ra[4] = {}, rb[2] = {};
     float r[4] = {};
-
     for (int i = 0; i < 8; i++) {
         int row = i < 2 || (i >= 4 && i < 6) ? group : group + 8;
         int col = in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
-
         ra[i / 2] |= (uint32_t)a[row * 16 + col] << 16 * (i & 1);
     }
     for (int i = 0; i < 4; i++) {
         int row = in_group * 2 + (i & 1) + (i < 2 ? 0 : 8);
-
         rb[i / 2] |= (uint32_t)b[row * 8 + group] << 16 * (i & 1);
     }
     iz_mma<T>(r, ra, rb);
@@ -75,7 +70,6 @@ void mma_by_formulas(float *c, const uint16_t *a, const uint16_t *b,
 {
     void (*k)(float *, const uint16_t *, const uint16_t *) =
         t == IZ_BF16 ? by_formulas<IZ_BF16> : by_formulas<IZ_F16>;
-
     IZ_LAUNCH(k, 1, 32, 0, stream, c, a, b);
 }
 
@@ -84,7 +78,6 @@ void mma_by_loads(float *c, const uint16_t *a, const uint16_t *b, int as_rows,
 {
     void (*k)(float *, const uint16_t *, const uint16_t *, int) =
         t == IZ_BF16 ? by_loads<IZ_BF16> : by_loads<IZ_F16>;
-
     IZ_LAUNCH(k, 1, 32, 1024, stream, c, a, b, as_rows);
 }
 
@@ -92,7 +85,6 @@ static __global__ void places(int *head, int *tile, int *after,
                               struct iz_heads a)
 {
     struct iz_attention_place here = iz_attention_place(a, a.group);
-
     head[blockIdx.x] = here.head;
     tile[blockIdx.x] = here.tile;
     after[blockIdx.x] = here.after;
@@ -102,7 +94,6 @@ void attention_order(int *head, int *tile, int *after, int blocks, int all,
                      int chunk, int group)
 {
     struct iz_heads a = {};
-
     a.all = all;
     a.chunk = chunk;
     a.group = group;

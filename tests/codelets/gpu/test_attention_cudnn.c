@@ -20,7 +20,6 @@ static struct fake_cudnn *fake, as_it_was;
 static int find_fake(void **state)
 {
     void *lib = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
-
     fake = lib ? dlsym(lib, "fake_cudnn") : NULL;
     if (!fake) {
         print_error("%s\n", lib ? "this is no stand-in" : dlerror());
@@ -42,7 +41,6 @@ static int reset_fake(void **state)
 static void check(enum iz_dtype type, struct shape s, bool full)
 {
     struct attention t = attention_new(type, s, 2);
-
     t.full = full;
     t.cudnn = true;
     attention_check(&t);
@@ -59,7 +57,6 @@ static void forward_and_our_backward_agree_with_double(void **state)
                                          {2, 64, 3, 64, 3}, {1, 33, 2, 80, 2},
                                          {2, 37, 4, 64, 1}, {1, 40, 6, 128, 2},
                                          {1, 20, 2, 256, 1}};
-
     for (int i = 0; i < 4 * COUNT(shape); i++)
         check(i % 2 ? IZ_F16 : IZ_BF16, shape[i / 4], i / 2 % 2);
 }
@@ -70,7 +67,6 @@ static void a_plan_is_made_once_per_shape(void **state)
         attention_new(IZ_BF16, (struct shape){2, 9, 2, 8, 2}, 1);
     struct attention b =
         attention_new(IZ_BF16, (struct shape){2, 9, 2, 8, 1}, 1);
-
     a.cudnn = b.cudnn = true;
     for (int i = 0; i < 3; i++) {
         attention_run(&a, false);
@@ -93,7 +89,6 @@ static bool ask(enum iz_dtype type, struct iz_refusal *why)
     struct attention t = attention_new(type, (struct shape){2, 9, 4, 16, 2}, 1);
     struct iz_exec x = iz_exec_dry(IZ_CUDA, type);
     struct iz_view v[ATTENTION_TENSORS];
-
     for (int i = 0; i < ATTENTION_TENSORS; i++)
         v[i] = t.s.t[i].v;
     t.cudnn = true;
@@ -114,7 +109,6 @@ static bool ask(enum iz_dtype type, struct iz_refusal *why)
 static void refused(enum iz_dtype type, const char *reason)
 {
     struct iz_refusal why;
-
     assert_false(ask(type, &why));
     if (!strstr(why.why, reason))
         fail_msg("it said: %s", why.why);
@@ -124,7 +118,6 @@ static void refused(enum iz_dtype type, const char *reason)
 static void the_first_plan_that_will_do_is_taken(void **state)
 {
     struct iz_refusal why;
-
     assert_true(ask(IZ_F16, &why));
     assert_int_equal(fake->plans, 1);
     fake->configs = 3;
@@ -185,7 +178,6 @@ int main(void)
         cmocka_unit_test_setup(what_cannot_be_is_refused, reset_fake),
         cmocka_unit_test_setup(a_run_without_a_plan_ends, reset_fake),
     };
-
     if (backend_renew(NULL))
         return 1;
     return cmocka_run_group_tests_name("attention_cudnn", tests, find_fake,

@@ -45,7 +45,6 @@ struct shape {
 static struct iz_attention attention_of(const struct shape *s, enum iz_dtype t)
 {
     int64_t m = s->samples * s->seq, c = s->heads * s->d;
-
     return (struct iz_attention){
         .qkv = {.dtype = t, .rows = m, .cols = c + 2 * s->kv_heads * s->d},
         .o = {.dtype = t, .rows = m, .cols = c},
@@ -61,7 +60,6 @@ static struct iz_cudnn *open_on(const struct device *d)
     struct iz_refusal why = {""};
     struct iz_cudnn *c = NULL;
     char text[1024];
-
     snprintf(text, sizeof(text), description, d->name, d->capability, d->l2,
              d->shared, d->sms, d->bytes);
     if (iz_cudnn_open(&c, NULL, text, &why))
@@ -73,7 +71,6 @@ static void planned(struct iz_cudnn *c, const struct shape *s, enum iz_dtype t)
 {
     struct iz_attention a = attention_of(s, t);
     struct iz_refusal why = {""};
-
     if (!iz_cudnn_plan(c, &a, &why))
         fail_msg("%s: %s", iz_dtype_name(t), why.why);
 }
@@ -89,10 +86,8 @@ static void shapes_of_the_models_have_plans(void **state)
         {2, 4096, 14, 64, 2, false},    {8, 197, 12, 64, 12, true},
         {1, 1024, 12, 64, 12, false},   {3, 65, 2, 8, 1, false},
         {1, 33, 2, 80, 2, true},        {1, 70, 2, 256, 2, false}};
-
     for (size_t d = 0; d < sizeof(devices) / sizeof(devices[0]); d++) {
         struct iz_cudnn *c = open_on(&devices[d]);
-
         for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++)
             planned(c, &shape[i], i % 3 == 1 ? IZ_F16 : IZ_BF16);
         iz_cudnn_close(&c);
@@ -104,7 +99,6 @@ static void long_samples_take_no_more(void **state)
 {
     for (size_t d = 0; d < sizeof(devices) / sizeof(devices[0]); d++) {
         struct iz_cudnn *c = open_on(&devices[d]);
-
         for (int64_t seq = 4096; seq <= 131072; seq *= 32)
             planned(c, &(struct shape){4, seq, 32, 128, 32, false}, IZ_BF16);
         iz_cudnn_close(&c);
@@ -117,7 +111,6 @@ static void what_the_library_refuses_is_refused(void **state)
     struct iz_attention a =
         attention_of(&(struct shape){1, 64, 1, 12, 1, false}, IZ_BF16);
     struct iz_refusal why = {""};
-
     assert_false(iz_cudnn_plan(c, &a, &why));
     if (!strstr(why.why, "1 heads of 12 columns, keys of 1: its graph: cuDNN"))
         fail_msg("it said: %s", why.why);
@@ -131,7 +124,6 @@ int main(void)
         cmocka_unit_test(long_samples_take_no_more),
         cmocka_unit_test(what_the_library_refuses_is_refused),
     };
-
     if (iz_cudnn_missing()) {
         printf("no cuDNN: %s\n", iz_cudnn_missing());
         return 77;

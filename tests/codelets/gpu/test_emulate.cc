@@ -26,7 +26,6 @@ static __global__ void indices(int *out)
     int thread =
         threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     int size = blockDim.x * blockDim.y * blockDim.z;
-
     out[block * size + thread] += block * 1000 + thread + 1;
 }
 
@@ -48,7 +47,6 @@ static __global__ void note_order(int *order, int *count)
 static void order_is_shuffled_and_changes(void **)
 {
     int a[128], b[128], count = 0, moved = 0, other = 0;
-
     IZ_LAUNCH(note_order, 4, 32, 0, NULL, a, &count);
     count = 0;
     IZ_LAUNCH(note_order, 4, 32, 0, NULL, b, &count);
@@ -63,7 +61,6 @@ static __global__ void exchange(int *out)
 {
     int lane = threadIdx.x % 32, v = lane * lane;
     int *to = out + threadIdx.x * 3;
-
     to[0] = __shfl_xor_sync(IZ_ALL_LANES, v, 5);
     to[1] = __shfl_down_sync(IZ_ALL_LANES, v, 3);
     to[2] = __shfl_down_sync(IZ_ALL_LANES, v, 3, 8);
@@ -82,7 +79,6 @@ static void warps_exchange(void **)
     IZ_LAUNCH(exchange, 1, THREADS, 0, NULL, out);
     for (int i = 0; i < THREADS; i++) {
         int lane = i % 32, *got = out + i * 3;
-
         assert_int_equal(got[0], square(lane ^ 5));
         assert_int_equal(got[1], square(lane + 3 < 32 ? lane + 3 : lane));
         assert_int_equal(got[2], square(lane % 8 + 3 < 8 ? lane + 3 : lane));
@@ -101,7 +97,6 @@ static void blocks_sum_and_find_the_largest(void **)
 {
     double sum[1024], again[1024];
     float most[1024];
-
     for (int n = 32; n <= 1024; n += 32) {
         IZ_LAUNCH(reduce, 1, n, 0, NULL, sum, again, most);
         for (int i = 0; i < n; i++) {
@@ -126,7 +121,6 @@ static __global__ void look_at_shared(int *nan)
 static void shared_memory_starts_as_nan(void **)
 {
     int nan[3 * 64];
-
     IZ_LAUNCH(look_at_shared, 3, 64, 64 * sizeof(float), NULL, nan);
     for (int i = 0; i < 3 * 64; i++)
         assert_true(nan[i]);
@@ -146,7 +140,6 @@ static __global__ void shift(float *out, bool wait)
 static bool shifted(bool wait)
 {
     float out[256];
-
     IZ_LAUNCH(shift, 1, 256, 256 * sizeof(float), NULL, out, wait);
     for (int i = 0; i < 256; i++)
         if (out[i] != (float)((i + 1) % 256))
@@ -172,7 +165,6 @@ static __global__ void leave_early(int *out)
 static void returned_threads_are_not_waited_for(void **)
 {
     int out[40];
-
     IZ_LAUNCH(leave_early, 1, 70, 0, NULL, out);
     for (int i = 0; i < 40; i++)
         assert_int_equal(out[i], i == 31 ? 31 : i == 39 ? -1 : i + 1);
@@ -185,7 +177,6 @@ enum { BARRIERS, BARRIER_AND_WARP, EXCHANGES };
 static __global__ void diverge(int how)
 {
     bool first = threadIdx.x < 5;
-
     if (how == EXCHANGES && first)
         __shfl_xor_sync(IZ_ALL_LANES, 1, 1);
     else if (how == EXCHANGES)
@@ -214,14 +205,12 @@ static __global__ void multiply(void *)
 {
     uint32_t a[4] = {}, b[2] = {};
     float c[4] = {};
-
     iz_mma<IZ_F16>(c, a, b);
 }
 
 static __global__ void load_unaligned(float *p)
 {
     float v[4];
-
     iz_load_row(v, p + 1);
     p[0] = v[0];
 }
@@ -231,7 +220,6 @@ alignas(16) static float some[16];
 static void ends(void (*f)(const void *), int signal, const char *text)
 {
     struct ending e = ending_of(f, NULL);
-
     assert_true(WIFSIGNALED(e.status) && WTERMSIG(e.status) == signal);
     if (!strstr(e.text, text))
         fail_msg("it said: %s", e.text);
@@ -280,6 +268,5 @@ int main(void)
         cmocka_unit_test(returned_threads_are_not_waited_for),
         cmocka_unit_test(faults_end_the_program),
     };
-
     return cmocka_run_group_tests_name("emulation", tests, NULL, NULL);
 }

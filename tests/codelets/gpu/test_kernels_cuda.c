@@ -12,7 +12,6 @@ int main(int argc, char **argv)
 {
     bool parts = argc > 1 && !strcmp(argv[1], "parts");
     int failed = 0;
-
     backend_renew(NULL);
     if (!parts)
         failed += ops_groups(argc, argv);

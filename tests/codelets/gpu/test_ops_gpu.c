@@ -20,7 +20,6 @@ static bool gpu_open(void)
 {
     struct iz_exec *x = &backend.x;
     struct iz_device_info info;
-
     if (!iz_device_count()) {
         printf("no GPU: %s\n", iz_device_why_none());
         return false;
@@ -41,7 +40,6 @@ static bool gpu_open(void)
 int main(int argc, char **argv)
 {
     int failed;
-
     setenv("IZ_STANDIN_MEM_MB", "2048", 0);
     setenv("IZ_STANDIN_PAGEABLE", "abort", 0);
     setenv("IZ_STANDIN_JITTER_US", "20", 0);

@@ -46,7 +46,6 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes,
 {
     bool from_device =
         (char *)from >= seen.mem && (char *)from < seen.mem + seen.bytes;
-
     assert_true((char *)to >= seen.mem &&
                 (char *)to + bytes <= seen.mem + seen.bytes);
     assert_int_equal(from_device, kind == cudaMemcpyDeviceToDevice);
@@ -82,7 +81,6 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b)
 {
     static const float times[] = {900, 4, 2, 4, 4};
-
     assert_ptr_not_equal(a, b);
     *ms = times[seen.series++ % 5];
     return cudaSuccess;
@@ -107,10 +105,8 @@ const char *cudaGetErrorString(cudaError_t e)
 static int plain(const char *p, int64_t n, enum iz_dtype t)
 {
     int bad = 0, small = 0;
-
     for (int64_t i = 0; i < n; i++) {
         double x = fabs(fixture_get(p, t, i));
-
         bad += !(x <= 1);
         small += x < 0.5;
     }
@@ -122,7 +118,6 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
 {
     const char *end = seen.mem + seen.bytes;
     int64_t d = iz_view_bytes(p->d);
-
     assert_true(p->a.dtype == x->act && p->b.dtype == x->act);
     assert_true(!p->ta && !p->tb && !p->add && !p->c.rows);
     assert_true((const char *)p->d.p + d <= end);
@@ -141,7 +136,6 @@ static void rate_is_that_of_the_fastest_series(void **state)
     for (int t = 0; t < 3; t++) {
         struct iz_exec x = {.backend = IZ_CUDA, .act = fixture_types[t]};
         double rate;
-
         memset(&seen, 0, sizeof(seen));
         rate = iz_gemm_rate_cuda(&x, 700, 300, 500, 0.013);
         assert_true(fabs(rate - 10 * 2 * 700. * 300 * 500 / 2e-3) <
@@ -157,7 +151,6 @@ static void rate_is_that_of_the_fastest_series(void **state)
 static void no_memory_is_no_rate(void **state)
 {
     struct iz_exec x = {.backend = IZ_CUDA, .act = IZ_BF16};
-
     memset(&seen, 0, sizeof(seen));
     seen.full = true;
     assert_true(iz_gemm_rate_cuda(&x, 8, 8, 8, 1) == 0);
@@ -170,6 +163,5 @@ int main(void)
         cmocka_unit_test(rate_is_that_of_the_fastest_series),
         cmocka_unit_test(no_memory_is_no_rate),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

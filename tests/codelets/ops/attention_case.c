@@ -8,7 +8,6 @@ struct attention attention_new(enum iz_dtype act, struct shape s, double scale)
 {
     int64_t m = s.samples * s.seq, c = s.heads * s.d;
     int64_t ld = c + 2 * s.kv_heads * s.d;
-
     return (struct attention){
         .s = {.n = ATTENTION_TENSORS,
               .t = {[QKV] = tensor_new(act, m, ld, scale),
@@ -33,7 +32,6 @@ static struct iz_attention attention_of(const struct iz_view *v,
 {
     const struct shape *s = &t->shape;
     bool none = s->kv_heads == s->heads && s->seq % 2;
-
     return (struct iz_attention){.qkv = v[QKV],
                                  .o = v[O],
                                  .lse = v[LSE],
@@ -48,7 +46,6 @@ void attention_forward(struct iz_exec *x, const struct iz_view *v,
 {
     const struct attention *t = arg;
     struct iz_attention a = attention_of(v, t);
-
     x->cudnn = t->cudnn;
     iz_attention_fwd(x, &a);
 }
@@ -57,7 +54,6 @@ static void attention_backward(struct iz_exec *x, const struct iz_view *v,
                                const void *arg)
 {
     struct iz_attention a = attention_of(v, arg);
-
     iz_attention_bwd(x, v[DQKV], v[DY], &a);
 }
 
@@ -67,7 +63,6 @@ void attention_run(struct attention *t, bool backward)
         {attention_forward, BIT(QKV), BIT(O) | BIT(LSE)},
         {attention_backward, BIT(QKV) | BIT(O) | BIT(LSE) | BIT(DY),
          BIT(DQKV)}};
-
     scene_run(&t->s, &pass[backward], t);
 }
 

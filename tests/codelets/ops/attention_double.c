@@ -29,7 +29,6 @@ static double steps(int64_t n)
 static struct near dot(const double *a, const double *b, int64_t n)
 {
     struct near s = {0, 0};
-
     for (int64_t i = 0; i < n; i++) {
         s.is += a[i] * b[i];
         s.within += fabs(a[i] * b[i]);
@@ -49,7 +48,6 @@ static void softmax(const struct head *h, int64_t i)
 {
     struct near *p = h->p + i * h->n;
     double max = -INFINITY, sum = 0, off = 0;
-
     for (int64_t j = 0; j < keys_seen(h, i); j++) {
         p[j] = dot(h->q + i * h->ld, h->k + j * h->ld, h->d);
         p[j].is *= h->scale;
@@ -64,7 +62,6 @@ static void softmax(const struct head *h, int64_t i)
                        4 * steps(1) * (fabs(max) + fabs(log(sum)));
     for (int64_t j = 0; j < keys_seen(h, i); j++) {
         double e = p[j].within + h->lse[i].within + steps(4) * (1 + fabs(max));
-
         p[j].is = exp(p[j].is - h->lse[i].is);
         p[j].within = p[j].is * e;
     }
@@ -81,11 +78,9 @@ static void output(const struct head *h, int64_t i)
 {
     for (int64_t x = 0; x < h->d; x++) {
         struct near o = {0, 0};
-
         for (int64_t j = 0; j < keys_seen(h, i); j++) {
             struct near p = h->p[i * h->n + j];
             double v = h->v[j * h->ld + x];
-
             o.is += p.is * v;
             o.within +=
                 (rounded(h, p) + steps(keys_seen(h, i) + 3) * p.is) * fabs(v);
@@ -100,10 +95,8 @@ static void scores_grad(const struct head *h, int64_t i)
 {
     const double *dy = h->dy + i * h->c;
     struct near delta = {0, 0};
-
     for (int64_t x = 0; x < h->d; x++) {
         struct near o = h->o[i * h->c + x];
-
         delta.is += dy[x] * o.is;
         delta.within += fabs(dy[x]) * (o.within + steps(h->d) * fabs(o.is));
     }
@@ -112,7 +105,6 @@ static void scores_grad(const struct head *h, int64_t i)
         struct near dp = dot(dy, h->v + j * h->ld, h->d);
         double off = dp.within * steps(h->d) + delta.within;
         struct near ds = {p.is * (dp.is - delta.is), 0};
-
         ds.within = p.is * off + p.within * (fabs(dp.is - delta.is) + off) +
                     2 * steps(1) * fabs(ds.is);
         h->ds[i * h->n + j] = ds;
@@ -135,7 +127,6 @@ static void finish(const struct head *h, struct near *out, double by)
     for (int64_t i = 0; i < h->n; i++)
         for (int64_t x = 0; x < h->d; x++) {
             struct near *g = out + i * h->ld + x;
-
             g->is *= by;
             g->within = rounded(h, (struct near){g->is, g->within * by});
         }
@@ -144,12 +135,10 @@ static void finish(const struct head *h, struct near *out, double by)
 static void head_bwd(const struct head *h)
 {
     int64_t ld = h->ld, n = h->n + 4, all = h->group * h->n + 4;
-
     for (int64_t i = 0; i < h->n; i++) {
         scores_grad(h, i);
         for (int64_t j = 0; j < keys_seen(h, i); j++) {
             struct near ds = h->ds[i * h->n + j], p = h->p[i * h->n + j];
-
             add(h, h->dq + i * ld, ds, h->k + j * ld, n);
             add(h, h->dk + j * ld, ds, h->q + i * ld, all);
             add(h, h->dv + j * ld, p, h->dy + i * h->c, all);
@@ -165,7 +154,6 @@ static void head_bwd(const struct head *h)
 static struct near *take(int64_t n)
 {
     struct near *p = calloc((size_t)n, sizeof(*p));
-
     assert_non_null(p);
     return p;
 }
@@ -179,7 +167,6 @@ static void head_at(struct head *h, const struct attention *a, int64_t i)
     int64_t q = row * h->ld + col, k = row * h->ld + key;
     int64_t v = k + s->kv_heads * s->d;
     const double *qkv = a->s.t[QKV].d;
-
     h->last = head % h->group == h->group - 1;
     h->q = qkv + q;
     h->k = qkv + k;
@@ -206,7 +193,6 @@ void attention_double(struct attention *a)
                      .ds = take(s->seq * s->seq),
                      .scale = 1 / sqrt((double)s->d),
                      .type = t[QKV].v.dtype};
-
     a->o = take(iz_view_len(t[O].v));
     a->lse = take(iz_view_len(t[LSE].v));
     a->dqkv = take(iz_view_len(t[DQKV].v));

@@ -79,7 +79,6 @@ struct job {
 static void job_open(struct job *j)
 {
     struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32);
-
     j->run(&dry, j);
     j->x = (struct iz_exec){
         .backend = IZ_CPU,
@@ -93,7 +92,6 @@ static void job_open(struct job *j)
 static double now_s(void)
 {
     struct timespec t;
-
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
@@ -101,7 +99,6 @@ static double now_s(void)
 static void job_time(struct job *j)
 {
     double t = now_s();
-
     j->run(&j->x, j);
     j->last_s = now_s() - t;
     j->best_s = j->last_s < j->best_s ? j->last_s : j->best_s;
@@ -119,7 +116,6 @@ static void job_close(struct job *j)
 static struct iz_view view_new(int64_t rows, int64_t cols)
 {
     struct tensor t = tensor_new(IZ_F32, rows, cols, 0.5);
-
     free(t.d);
     return t.v;
 }
@@ -130,7 +126,6 @@ static void run_op(struct iz_exec *x, struct job *j)
     struct iz_attention a = {v[QKV], v[Y], v[LSE], SEQ, HEADS, 0, false};
     struct iz_norm_layer n = {v[B], v[B], v[DB], v[DB], v[MEAN], v[RSTD]};
     struct iz_linear l = {.w = v[W], .dw = v[DW]};
-
     switch (j->op) {
     case MATMUL:
         iz_matmul_fwd(x, v[DU], IZ_NONE, v[A], &l);
@@ -166,7 +161,6 @@ static void run_op(struct iz_exec *x, struct job *j)
 static void bench_ops(void)
 {
     struct iz_view v[BUFFERS];
-
     for (int i = 0; i < BUFFERS; i++)
         v[i] = view_new(shape[i][0], shape[i][1]);
     printf("ops\n");
@@ -176,7 +170,6 @@ static void bench_ops(void)
                         .times = 1,
                         .op = (enum op)i,
                         .v = v};
-
         job_open(&j);
         for (int r = 0; r < ROUNDS; r++)
             job_time(&j);
@@ -195,7 +188,6 @@ static void run_products(struct iz_exec *x, struct job *j)
         {M, out, in, a, in, false, w, ldw, j->out_in, y, out, 1, 0},
         {M, in, out, y, out, false, w, ldw, !j->out_in, a, in, 1, 0},
         {in, out, M, a, in, true, y, out, false, w, out, 1, 0}};
-
     if (j->out_in)
         g[2] = (struct iz_gemm){out, in,    M, y,  out, true, a,
                                 in,  false, w, in, 1,   0};
@@ -207,7 +199,6 @@ static void run_products(struct iz_exec *x, struct job *j)
 static void run_unit(struct iz_exec *x, struct job *j)
 {
     struct step *s = j->step;
-
     if (!x->dry)
         x->save = s->save;
     (j->back ? s->u->backward : s->u->forward)(x, &s->a);
@@ -219,7 +210,6 @@ static struct iz_view weight_new(const struct iz_param *p)
 {
     struct tensor t =
         tensor_new(IZ_F32, p->rows, p->cols, 1.7 * (double)p->std);
-
     for (int64_t i = 0; p->init == IZ_INIT_ONE && i < p->cols; i++)
         t.d[i] = 1;
     tensor_store(&t);
@@ -235,7 +225,6 @@ static void step_open(struct step *s, const struct iz_model *m, int unit,
                    y = view_new(SAMPLES, SEQ * C);
     struct iz_view d = view_new(SAMPLES, SEQ * C);
     int n = u->n_params;
-
     *s = (struct step){.u = u, .save = {.size = 1 << 26}};
     s->save.base = fixture_take(s->save.size);
     for (int i = 0; i < n; i++) {
@@ -276,7 +265,6 @@ static void step_close(struct step *s)
 static int ascending(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
-
     return (x > y) - (x < y);
 }
 
@@ -285,10 +273,8 @@ static int ascending(const void *a, const void *b)
 static void compare(struct job *job, int n)
 {
     double ratio[ROUNDS], rate[ROUNDS], bare[ROUNDS];
-
     for (int r = 0; r < ROUNDS; r++) {
         double s[2] = {0}, flops[2] = {0};
-
         for (int i = 0; i < n; i++) {
             job_time(&job[i]);
             s[job[i].product] += job[i].times * job[i].last_s;
@@ -331,7 +317,6 @@ static void bench_model(int vocab)
     struct iz_model *m;
     struct job job[10];
     int n = 0;
-
     for (int i = 0; i < M; i++)
         tokens[i] = fixture_below(vocab);
     assert_int_equal(iz_gpt2_open(&m, &c), 0);

@@ -19,7 +19,6 @@ static uint64_t state;
 static uint64_t next(void)
 {
     uint64_t z = state += 0x9e3779b97f4a7c15u;
-
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
@@ -28,7 +27,6 @@ static uint64_t next(void)
 void fixture_seed(void)
 {
     const char *s = getenv("IZ_SEED");
-
     state = s ? strtoull(s, NULL, 10) : 1;
     printf("seed %llu\n", (unsigned long long)state);
 }
@@ -48,7 +46,6 @@ void *fixture_take(int64_t bytes)
     size_t align = bytes < (4 << 20) ? 64 : 2 << 20;
     size_t size = ((size_t)bytes / align + 1) * align;
     void *p = aligned_alloc(align, size);
-
     assert_non_null(p);
     if (align > 64)
         madvise(p, size, MADV_HUGEPAGE);
@@ -60,7 +57,6 @@ struct tensor tensor_new(enum iz_dtype t, int64_t rows, int64_t cols,
                          double scale)
 {
     struct tensor r = {.v = {.dtype = t, .rows = rows, .cols = cols}};
-
     r.v.p = fixture_take(iz_view_bytes(r.v));
     r.d = fixture_take(iz_view_len(r.v) * (int64_t)sizeof(*r.d));
     for (int64_t i = 0; i < rows * cols; i++)
@@ -73,7 +69,6 @@ struct tensor tensor_copy(const struct tensor *from)
 {
     struct tensor t = {.v = from->v};
     int64_t bytes = iz_view_bytes(t.v), of_d = iz_view_len(t.v) * 8;
-
     t.v.p = memcpy(fixture_take(bytes), from->v.p, (size_t)bytes);
     t.d = memcpy(fixture_take(of_d), from->d, (size_t)of_d);
     return t;
@@ -87,7 +82,6 @@ void *fixture_at(const void *x, enum iz_dtype t, int64_t i)
 double fixture_get(const void *x, enum iz_dtype t, int64_t i)
 {
     float f;
-
     iz_cast(&f, IZ_F32, fixture_at(x, t, i), t, 1);
     return (double)f;
 }
@@ -96,7 +90,6 @@ void tensor_store(struct tensor *t)
 {
     for (int64_t i = 0; i < iz_view_len(t->v); i++) {
         float f = (float)t->d[i];
-
         iz_cast(fixture_at(t->v.p, t->v.dtype, i), t->v.dtype, &f, IZ_F32, 1);
     }
     tensor_load(t);
@@ -126,7 +119,6 @@ void tensor_free(struct tensor *t)
 double fixture_dot(const double *a, const double *b, int64_t n)
 {
     double s = 0;
-
     for (int64_t i = 0; i < n; i++)
         s += a[i] * b[i];
     return s;
@@ -136,7 +128,6 @@ double fixture_dot(const double *a, const double *b, int64_t n)
 double fixture_rounding(enum iz_dtype t, double x)
 {
     double half = t == IZ_F32 ? 0x1p-24 : t == IZ_BF16 ? 0x1p-8 : 0x1p-11;
-
     return half * fabs(x) + (t == IZ_F16 ? 0x1p-25 : 0);
 }
 
@@ -144,7 +135,6 @@ double fixture_element(const char *what, struct iz_view v, int64_t i,
                        struct near want)
 {
     double got = fixture_get(v.p, v.dtype, i), off = fabs(got - want.is);
-
     if (!(off <= want.within))
         fail_msg("%s [%lld,%lld] %s: element %lld is %.9g, not %.9g within "
                  "%.3g",
@@ -158,13 +148,11 @@ void fixture_close(const char *what, struct tensor *got, double tol)
 {
     enum iz_dtype t = got->v.dtype;
     double max = 0;
-
     for (int64_t i = 0; i < iz_view_len(got->v); i++)
         max = fmax(max, fabs(got->want[i]));
     for (int64_t i = 0; i < iz_view_len(got->v); i++) {
         double is = got->want[i];
         double half = t == IZ_F32 ? 0 : fixture_rounding(t, is);
-
         fixture_element(what, got->v, i,
                         (struct near){is, tol * max + half + 1e-7});
     }
@@ -173,7 +161,6 @@ void fixture_close(const char *what, struct tensor *got, double tol)
 void fixture_near(const char *what, struct tensor *got, const struct near *want)
 {
     double worst = 0;
-
     for (int64_t i = 0; i < iz_view_len(got->v); i++)
         worst = fmax(worst, fixture_element(what, got->v, i, want[i]));
     if (getenv("IZ_SHOW"))

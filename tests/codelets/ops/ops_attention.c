@@ -17,7 +17,6 @@ static bool possible(enum iz_dtype act, const struct shape *s)
 {
     int c = backend.x.capability;
     bool small = c == 86 || c == 89 || c / 10 == 12;
-
     if (backend.x.backend == IZ_CPU)
         return true;
     return backend_computes(act) && (act == IZ_F32 || s->d % 8 == 0) &&
@@ -33,7 +32,6 @@ static void check_shape(enum iz_dtype act, struct shape s, bool full,
                         bool cudnn)
 {
     struct attention t;
-
     if (!possible(act, &s))
         return;
     t = attention_new(act, s, 2);
@@ -70,7 +68,6 @@ static void attention_agrees_with_double(void **state)
     /* the heads of a 1.5B, a 7B and a 14B model */
     static const struct shape large[] = {
         {2, 512, 2, 64, 2}, {1, 1024, 1, 64, 1}, {1, 1000, 1, 128, 1}};
-
     check_shapes(shapes, COUNT(shapes), false);
     check_shapes(large, backend.large ? COUNT(large) : 0, false);
 }
@@ -90,7 +87,6 @@ static void grouped_queries_agree_with_double(void **state)
                                          {1, 513, 8, 128, 2},
                                          {1, 300, 7, 64, 1},
                                          {3, 33, 6, 32, 2}};
-
     check_shapes(shape, COUNT(shape), false);
     check_shapes(large, backend.large ? COUNT(large) : 0, false);
 }
@@ -106,7 +102,6 @@ static void attention_of_all_keys_agrees(void **state)
         {1, 130, 1, 96, 1}, {2, 70, 1, 128, 1}, {1, 70, 2, 200, 1}};
     static const struct shape large[] = {
         {4, 197, 12, 64, 12}, {1, 257, 2, 80, 2}, {2, 130, 4, 128, 2}};
-
     check_shapes(shape, COUNT(shape), true);
     check_shapes(large, backend.large ? COUNT(large) : 0, true);
 }
@@ -118,7 +113,6 @@ static void attention_by_cudnn_agrees(void **state)
         {1, 1, 1, 8, 1},     {3, 5, 2, 16, 2},   {2, 65, 3, 64, 3},
         {2, 33, 1, 128, 1},  {1, 130, 1, 80, 1}, {1, 70, 1, 200, 1},
         {1, 1024, 2, 64, 2}, {2, 130, 4, 64, 1}, {1, 513, 8, 128, 2}};
-
     if (backend.x.backend == IZ_CPU || backend.x.capability < 80 ||
         iz_cudnn_missing())
         skip();
@@ -139,7 +133,6 @@ static void older_gpus_agree_with_double(void **state)
         {1, 70, 2, 200, 1}, {1, 33, 1, 256, 1}, {1, 130, 2, 128, 1},
         {1, 40, 1, 256, 1}};
     static const int old[] = {70, 75};
-
     if (!backend.become)
         skip();
     for (int i = 0; i < COUNT(old); i++) {
@@ -166,14 +159,12 @@ static void attention_survives_huge_scores(void **state)
     fixture_seed();
     for (int k = 0; k < 3; k++) {
         struct attention t;
-
         if (!acts(fixture_types[k]))
             continue;
         t = attention_new(fixture_types[k], (struct shape){1, 67, 1, 8, 1}, 1);
         for (int64_t i = 0; i < 67; i++)
             for (int j = 0; j < 16; j++) {
                 double *q = &t.s.t[QKV].d[i * 24 + j];
-
                 *q = 64 * floor(2 * *q);
             }
         tensor_store(&t.s.t[QKV]);
@@ -206,7 +197,6 @@ static void attention_weighs_no_key_more_than_once(void **state)
     dy = t.s.t[DY].d;
     for (int k = 0; k < C; k++) {
         double most = 0;
-
         for (int64_t i = 0; i < T; i++)
             most += fabs(dy[i * C + k]);
         for (int64_t i = 0; i < T; i++)
@@ -263,7 +253,6 @@ static void a_sample_does_not_see_its_neighbours(void **state)
     one = attention_new(IZ_F32, (struct shape){1, T, 4, 24, 2}, 2);
     for (int i = 0; i < 2; i++) {
         struct tensor *to = &one.s.t[i ? DY : QKV];
-
         memcpy(to->v.p, iz_view_rows(two.s.t[i ? DY : QKV].v, T, T).p,
                (size_t)iz_view_bytes(to->v));
     }
@@ -293,7 +282,6 @@ static double objective(void *arg)
         .c = s->heads * s->d,
         .full = t->full,
     };
-
     ref_attention(&r);
     return fixture_dot(t->s.t[O].d, t->s.t[DY].d, iz_view_len(t->s.t[O].v));
 }
@@ -307,7 +295,6 @@ static void double_agrees_with_differences(void **state)
             attention_new(IZ_F32, (struct shape){2, 7, 4, 5, 2}, 2);
         struct tensor *v = t.s.t;
         double *want = tensor_want(&v[QKV]);
-
         t.full = full;
         attention_double(&t);
         ref_gradient(want, objective, &t, v[QKV].d, iz_view_len(v[QKV].v));
@@ -341,7 +328,6 @@ static void heads_of(const void *arg)
         .seq = 4,
         .heads = 1,
     };
-
     x.capability = h->capability;
     iz_attention_fwd(&x, &a);
 }
@@ -361,7 +347,6 @@ static void impossible_heads_are_refused(void **state)
                {{IZ_F16, 136, 89},
                 "capability 8.9: heads of 136 columns; possible are multiples "
                 "of 8 up to 128"}};
-
     heads_of(&(struct heads){IZ_F16, 256, 90});
     heads_of(&(struct heads){IZ_F32, 255, 90});
     for (int i = 0; i < COUNT(bad); i++)
@@ -385,7 +370,6 @@ int ops_attention(void)
     };
     const struct iz_simd_level *best = NULL;
     int failed = 0;
-
     if (backend.x.backend != IZ_CPU)
         return cmocka_run_group_tests_name("attention", tests, NULL, NULL);
     for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++) {

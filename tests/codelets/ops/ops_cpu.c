@@ -23,11 +23,9 @@ static double worst_of(float (*f)(float), double (*ref)(double), double from,
                        double to, double step)
 {
     double worst = 0;
-
     for (double x = from; x < to; x += step) {
         double want = ref((double)(float)x);
         double ulp = ldexp(1, ilogb(want) - 23);
-
         worst = fmax(worst, fabs((double)f((float)x) - want) / ulp);
     }
     print_message("worst error %.2f ulp\n", worst);
@@ -62,7 +60,6 @@ static void round_16(struct tensor *t)
 {
     int64_t n = iz_view_len(t->v);
     uint16_t *half = calloc((size_t)n, sizeof(*half));
-
     iz_cast(half, IZ_BF16, t->v.p, IZ_F32, n);
     iz_cast(t->v.p, IZ_F32, half, IZ_BF16, n);
     tensor_load(t);
@@ -73,7 +70,6 @@ static struct product narrow_new(enum iz_dtype dw, const int64_t s[3],
                                  bool out_in)
 {
     struct product p = product_new(IZ_BF16, dw, s, out_in);
-
     p.narrow = true;
     round_16(&p.s.t[A]);
     round_16(&p.s.t[DY]);
@@ -86,7 +82,6 @@ static void narrow_products_agree(void **state)
     static const int64_t size[][3] = {{1, 1, 1},    {3, 7, 1},    {1, 17, 3},
                                       {17, 1, 33},  {33, 17, 7},  {4, 16, 16},
                                       {65, 48, 80}, {7, 130, 31}, {130, 3, 18}};
-
     if (iz_gemm16_missing())
         skip();
     fixture_seed();
@@ -94,7 +89,6 @@ static void narrow_products_agree(void **state)
         for (int how = 0; how < 4; how++) {
             struct product p =
                 narrow_new(how & 1 ? IZ_F32 : IZ_BF16, size[i], how & 2);
-
             product_check_all(&p);
             p.add = how & 1;
             product_check(&p, GRADIENT_W);
@@ -129,7 +123,6 @@ static void narrow_products_round_one_operand(void **state)
 {
     static const int64_t size[3] = {130, 70, 90};
     struct product p[2];
-
     if (iz_gemm16_missing())
         skip();
     pair_new(p, IZ_BF16, size, true);
@@ -143,10 +136,8 @@ static void narrow_products_round_one_operand(void **state)
 static void narrow_is_for_bf16_weights_alone(void **state)
 {
     static const int64_t size[3] = {33, 17, 7};
-
     for (int t = 0; t < 3; t += 2) {
         struct product p[2];
-
         pair_new(p, fixture_types[t], size, false);
         p[1].narrow = true;
         check_same(p);
@@ -163,7 +154,6 @@ static void *backward_thread(void *arg)
         .backend = IZ_CPU,
         .bf16_products = l.w.dtype == IZ_BF16,
         .work = {.base = fixture_take(1 << 20), .size = 1 << 20}};
-
     iz_matmul_da(&x, p->s.t[DA].v, p->s.t[DY].v, &l);
     free(x.work.base);
     return NULL;
@@ -174,7 +164,6 @@ static void check_threads(enum iz_dtype t)
     static const int64_t size[3] = {130, 70, 90};
     struct product p[2];
     pthread_t id[2];
-
     pair_new(p, t, size, false);
     for (int i = 0; i < 2; i++)
         pthread_create(&id[i], NULL, backward_thread, &p[i]);
@@ -222,14 +211,12 @@ static double gelu_value(struct formula *f)
 static struct ref_table table_of(struct formula *f)
 {
     static const int32_t row[ROWS] = {7, 5, 4, 7};
-
     return (struct ref_table){f->y, f->w, NULL, row, ROWS, C, 3, 5};
 }
 
 static double table_value(struct formula *f)
 {
     struct ref_table t = table_of(f);
-
     ref_table(&t);
     return fixture_dot(f->y, f->dy, ROWS * C);
 }
@@ -237,7 +224,6 @@ static double table_value(struct formula *f)
 static double value_of(void *arg)
 {
     struct formula *f = arg;
-
     return f->value(f);
 }
 
@@ -246,7 +232,6 @@ static void check_differences(struct formula *f, double *in, const double *got,
                               int n)
 {
     double want[3 * C];
-
     ref_gradient(want, value_of, f, in, n);
     for (int i = 0; i < n; i++)
         assert_true(fabs(got[i] - want[i]) < 1e-8);
@@ -257,7 +242,6 @@ static void formulas_agree_with_differences(void **state)
     struct formula f = {.value = norm_value};
     struct ref_table t = table_of(&f);
     double got[3 * C] = {0};
-
     fixture_seed();
     for (int i = 0; i < ROWS * C; i++) {
         f.in[i % (2 * C)] = fixture_uniform();
@@ -267,7 +251,6 @@ static void formulas_agree_with_differences(void **state)
     }
     for (int centred = 0; centred < 2; centred++) {
         double dx[C], dw[C] = {0}, db[C] = {0};
-
         f.centred = centred;
         ref_norm_gradient(dx, dw, centred ? db : NULL, f.in, f.dy, f.w, C);
         check_differences(&f, f.in, dx, C);
@@ -295,7 +278,6 @@ static void formulas_agree_with_differences(void **state)
 static bool take_kernels(const char *name)
 {
     void (*quit)(void), (*init)(void);
-
     *(void **)&quit = dlsym(RTLD_DEFAULT, "gotoblas_dynamic_quit");
     *(void **)&init = dlsym(RTLD_DEFAULT, "gotoblas_dynamic_init");
     if (!quit || !init)
@@ -311,7 +293,6 @@ static bool take_kernels(const char *name)
 static void slow_kernels_are_replaced_unless_the_user_chose_them(void **state)
 {
     char name[128], note[256], usual[128];
-
     iz_blas_name(usual, sizeof(usual));
     /* The last level of the list is what every processor has. */
     if (!iz_simd_levels[0].runs || !take_kernels("Prescott"))
@@ -348,6 +329,5 @@ int ops_cpu(void)
         cmocka_unit_test(formulas_agree_with_differences),
         cmocka_unit_test(slow_kernels_are_replaced_unless_the_user_chose_them),
     };
-
     return cmocka_run_group_tests_name("cpu", tests, NULL, NULL);
 }

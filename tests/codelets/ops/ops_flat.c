@@ -31,7 +31,6 @@ static void copy_and_clear(struct iz_exec *x, const struct iz_view *v,
                            const void *arg)
 {
     int64_t all = iz_view_bytes(v[0]);
-
     if (x->dry)
         return;
     iz_buffer_copy(x, v[1].p, v[0].p, all);
@@ -41,14 +40,12 @@ static void copy_and_clear(struct iz_exec *x, const struct iz_view *v,
 static void copies_move_every_byte(void **state)
 {
     static const int64_t n[] = {1, 7, 1024, 4099, 1 << 20, 1048583, MOST};
-
     fixture_seed();
     for (int i = 0; i < COUNT(n); i++) {
         struct scene s = {
             .n = 2,
             .t = {flat_new(IZ_BF16, n[i], 0), flat_new(IZ_BF16, n[i], 0)},
             .exact = true};
-
         scene_run(&s, &(struct pass){copy_and_clear, 1, 2}, NULL);
         scene_free(&s);
     }
@@ -68,7 +65,6 @@ static void sum(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct sum *s = arg;
     const void *in[IN_MOST];
-
     for (int i = 0; i < s->n_in; i++)
         in[i] = at(v[1 + i], s->shift);
     if (s->over)
@@ -84,7 +80,6 @@ static const struct pass sums = {sum, ~0u, 1};
 static struct scene sum_new(const struct sum *k)
 {
     struct scene s = {.n = 1 + k->n_in, .exact = true};
-
     s.t[0] = flat_new(k->out, k->n, k->shift);
     for (int i = 1; i <= k->n_in; i++)
         s.t[i] = flat_new(k->in, k->n, k->shift);
@@ -94,7 +89,6 @@ static struct scene sum_new(const struct sum *k)
 static void check_sum(struct sum k)
 {
     struct scene s = sum_new(&k);
-
     scene_run(&s, &sums, &k);
     scene_free(&s);
 }
@@ -102,7 +96,6 @@ static void check_sum(struct sum k)
 static void sum_has_the_bits_of_the_cpu(void **state)
 {
     static const int64_t n[] = {0, 1, 7, 8, 2048, 4099};
-
     fixture_seed();
     for (int k = 0; k < 3 * 3 * 4 * 2 * 2; k++)
         for (int i = 0; i < COUNT(n); i++)
@@ -120,7 +113,6 @@ static void sum_may_overwrite_an_input(void **state)
     struct sum k = {1500, IZ_F32, IZ_F32, 2, .over = true};
     struct scene s;
     double *d[2];
-
     fixture_seed();
     s = sum_new(&k);
     s.exact = false; /* one NaN is as good as another */
@@ -132,7 +124,6 @@ static void sum_may_overwrite_an_input(void **state)
     scene_run(&s, &sums, &k);
     for (int i = 0; i < 1500; i++) {
         float got = ((float *)s.t[0].v.p)[i];
-
         assert_true(i == 3 ? isnan(got)
                            : got == (float)d[0][i] + (float)d[1][i]);
     }
@@ -143,7 +134,6 @@ static void sum_too_many(const void *arg)
 {
     const void *in[IZ_SUM_INPUTS_MAX + 1] = {0};
     float out = 0;
-
     iz_flat_sum_cuda(&backend.x, &out, IZ_F32, false, in, IZ_SUM_INPUTS_MAX + 1,
                      IZ_F32, 1);
 }
@@ -165,7 +155,6 @@ static void norm2(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct norm2 *s = arg;
     int64_t mark = iz_work_mark(x);
-
     if (!x->dry)
         iz_buffer_norm2(x, v[1].p, at(v[0], s->shift), v[0].dtype, s->n);
     else if (x->backend == IZ_CUDA)
@@ -176,7 +165,6 @@ static void norm2(struct iz_exec *x, const struct iz_view *v, const void *arg)
 static void squares(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct norm2 *s = arg;
-
     if (!x->dry)
         iz_buffer_squares(x, v[1].p, at(v[0], s->shift), v[0].dtype, s->n);
 }
@@ -189,7 +177,6 @@ static void check_norm(scene_op *op, enum iz_dtype t, int64_t n, int shift,
                       .pinned = 2,
                       .t = {flat_new(t, n, shift), bytes_new(8 * sums_of)},
                       .exact = true};
-
     scene_run(&s, &(struct pass){op, 1, 2}, &k);
     scene_free(&s);
 }
@@ -201,7 +188,6 @@ static void norm_has_the_bits_of_the_cpu(void **state)
                                 1025,    4099, 40001, 1 << 20, (1 << 20) + 7,
                                 1048583, MOST};
     static const int64_t m[] = {0, 1, 33, 1024, 1025, 40001, 70001, MOST};
-
     fixture_seed();
     for (int t = 0; t < 3; t++) {
         for (int i = 0; i < 2 * COUNT(n); i++)
@@ -226,13 +212,11 @@ static void norm_shows_every_non_finite(void **state)
 {
     struct norm2 k = {1100, 0};
     struct scene s;
-
     fixture_seed();
     s = (struct scene){
         .n = 2, .pinned = 2, .t = {flat_new(IZ_F32, k.n, 0), bytes_new(8)}};
     for (int i = 0; i < k.n; i += 99) {
         double *d = &s.t[0].d[i], was = *d;
-
         for (int nan = 0; nan < 2; nan++) {
             *d = nan ? (double)NAN : (double)-INFINITY;
             tensor_store(&s.t[0]);
@@ -266,7 +250,6 @@ static float number(bool wild)
 {
     uint32_t bits = (uint32_t)(fixture_uniform() * 0x1p31 + 0x1p31);
     float any = iz_bits_float(bits);
-
     if (!wild)
         return (float)(4 * fixture_uniform());
     return fabsf(any) < 1e18f ? any : 0;
@@ -276,7 +259,6 @@ static float number(bool wild)
 static struct iz_moments moment_of(const struct update *k, char *state, int w)
 {
     int64_t n = k->before + k->n + k->after;
-
     return (struct iz_moments){state + w * iz_moment_bytes(k->type, n), k->type,
                                (enum iz_moment)w, n};
 }
@@ -285,7 +267,6 @@ static struct iz_moments moment_of(const struct update *k, char *state, int w)
 static int spans_of(const struct update *k, struct iz_alike *span)
 {
     int s = 0;
-
     for (int64_t end = 1; s == 0 || span[s - 1].end < k->n;
          s++, end += k->span) {
         struct iz_step a = {.hyper = {.type = k->optimizer,
@@ -298,7 +279,6 @@ static int spans_of(const struct update *k, struct iz_alike *span)
                                       .bias_correction = !k->uncorrected},
                             .t = k->t,
                             .grad_scale = k->wild ? 1.0f : 0.37f};
-
         assert_true(s < IZ_ALIKE_MAX);
         span[s] = iz_alike_of(&a);
         span[s].end = end;
@@ -311,7 +291,6 @@ static void update(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct update *k = arg;
     struct iz_alike span[IZ_ALIKE_MAX];
-
     if (!x->dry)
         iz_buffer_update(
             x, &(struct iz_update){.optimizer = k->optimizer,
@@ -339,10 +318,8 @@ static void fill_state(const struct update *k, char *state)
 {
     for (int w = 0; w < 2; w++) {
         struct iz_moments a = moment_of(k, state, w);
-
         for (int64_t b = 0; b < a.n; b += BLOCK) {
             float block[BLOCK] = {0};
-
             for (int i = 0; b / BLOCK % 3 && i < BLOCK; i++)
                 block[i] = w ? fabsf(number(k->wild)) : number(k->wild);
             for (int i = 0; k->type == IZ_MOMENT_F32 && i < BLOCK; i += 5)
@@ -359,7 +336,6 @@ static void fill_gradient(const struct update *k, struct tensor *g)
         bool fifth = (i + k->before) % BLOCK % 5 == 0;
         bool none = i / BLOCK % 4 == 1 || (k->type == IZ_MOMENT_F32 && fifth);
         float f = none ? 0 : number(k->wild);
-
         g->d[i + k->odd] = (double)(i % 7 == 3 ? f * 0x1p-12f : f);
     }
     tensor_store(g);
@@ -375,7 +351,6 @@ static struct scene update_new(const struct update *k)
               [G] = flat_new(k->g, k->n, k->odd),
               [OUT] = flat_new(k->out, k->n, k->odd)},
         .exact = true};
-
     fill_state(k, s.t[STATE].v.p);
     fill_gradient(k, &s.t[G]);
     return s;
@@ -389,10 +364,8 @@ static const struct pass updates = {update, ~0u,
 static void check_update(struct update k)
 {
     int first = k.t ? k.t : 1;
-
     for (int o = IZ_OPTIMIZER_ADAMW; o < IZ_OPTIMIZERS; o++) {
         struct scene s;
-
         k.optimizer = (enum iz_optimizer_type)o;
         s = update_new(&k);
         for (k.t = first; k.t < first + UPDATES; k.t++)
@@ -404,11 +377,9 @@ static void check_update(struct update k)
 static void updates_have_the_bits_of_the_cpu(void **state)
 {
     static const int64_t n[] = {0, 1, 7, 8, 1024, 2048, 3001};
-
     fixture_seed();
     for (int c = 0; c < 3 * 3 * 2 * 2 * 2 * COUNT(n); c++) {
         int i = c % COUNT(n), k = c / COUNT(n);
-
         check_update(
             (struct update){.g = fixture_types[k % 3],
                             .out = fixture_types[k / 3 % 3],
@@ -443,7 +414,6 @@ static enum iz_moment_type type_of(int i)
 static void narrow_updates_have_the_bits_of_the_cpu(void **state)
 {
     static const int64_t blocks[] = {0, 1, 2, 3, 16, 17, 37, 1027};
-
     fixture_seed();
     for (int c = 0; c < 2 * 3 * 3 * 2; c++)
         for (int i = 0; i < 8; i++)
@@ -492,11 +462,9 @@ static void what_is_not_finite_shows(void **state)
     struct update k = {
         .n = 4 * BLOCK, .span = 1000, .beta1 = 0.9, .beta2 = 0.999, .t = 1};
     float m[4 * BLOCK];
-
     fixture_seed();
     for (int c = 0; c < 4; c++) {
         struct scene s;
-
         k.type = type_of(c);
         s = update_new(&k);
         s.exact = false; /* one NaN is as good as another */
@@ -505,7 +473,6 @@ static void what_is_not_finite_shows(void **state)
         scene_run(&s, &updates, &k);
         for (int w = 0; w < 2; w++) {
             struct iz_moments a = moment_of(&k, s.t[STATE].v.p, w);
-
             iz_moment_load(m, &a, 0, k.n);
             assert_false(isfinite(m[BLOCK + 5]));
             for (int i = 0; i < 4 * BLOCK; i++)
@@ -520,7 +487,6 @@ static void odd_address(const void *arg)
     struct update k = {
         .type = IZ_MOMENT_BF16, .n = BLOCK, .span = BLOCK, .t = 1, .odd = 1};
     struct scene s = update_new(&k);
-
     scene_run(&s, &updates, &k);
 }
 
@@ -546,7 +512,6 @@ int ops_flat(void)
         cmocka_unit_test(what_is_not_finite_shows),
         cmocka_unit_test(an_odd_address_is_refused),
     };
-
     if (backend.x.backend == IZ_CPU)
         return 0;
     return cmocka_run_group_tests_name("flat", tests, NULL, NULL);

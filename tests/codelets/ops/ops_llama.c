@@ -21,7 +21,6 @@ static void heads_forward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
     struct iz_rmsnorm n = {v[W], v[DW], v[RSTD], 1e-5f};
-
     iz_headnorm_fwd(x, v[A], v[KEPT], &n, ((const struct heads *)arg)->first);
 }
 
@@ -30,7 +29,6 @@ static void heads_backward(struct iz_exec *x, const struct iz_view *v,
                            const void *arg)
 {
     struct iz_rmsnorm n = {v[W], v[DW], v[RSTD], 1e-5f};
-
     iz_headnorm_bwd(x, v[A], v[KEPT], &n, ((const struct heads *)arg)->first);
 }
 
@@ -42,7 +40,6 @@ static void heads_double(const struct heads *h, const double *w, double *a,
     for (int64_t i = 0; i < h->m * h->heads; i++) {
         int64_t at = i / h->heads * h->ld + h->first + i % h->heads * h->c;
         double dy[1024];
-
         memcpy(dy, da + at, (size_t)h->c * 8);
         ref_norm_gradient(da + at, dw, NULL, a + at, dy, w, h->c);
         ref_norm(a + at, a + at, w, NULL, 1, h->c, 1e-5);
@@ -62,7 +59,6 @@ static void check_heads(enum iz_dtype param, const struct heads *h)
     struct tensor a = tensor_copy(&t[A]);
     size_t bytes = (size_t)iz_view_len(a.v) * 8;
     bool far = h->c < 64;
-
     memcpy(tensor_want(&t[A]), a.d, bytes);
     memcpy(tensor_want(&dy), dy.d, bytes);
     heads_double(h, t[W].d, t[A].want, dy.want, tensor_want(&t[DW]));
@@ -102,7 +98,6 @@ static void headnorm_agrees_with_reference(void **state)
         {300, 48, 16, 1, 32},    {2, 2001, 3, 2, 999},
         {300, 4096, 0, 16, 128}, {300, 4096, 2048, 8, 128}};
     int n = COUNT(size) - (backend.large ? 0 : 2);
-
     fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int i = 0; i < n; i++)
@@ -120,7 +115,6 @@ static void rope_run(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
 {
     const struct turn *t = arg;
-
     iz_rope(x, v[0], &t->r, t->back);
 }
 
@@ -131,11 +125,9 @@ static void check_rope(enum iz_dtype act, struct iz_rope r, int64_t samples,
 {
     int64_t m = samples * r.seq, ld = (int64_t)r.heads * r.d + more;
     struct scene s = {.n = 1, .t = {tensor_new(act, m, ld, 1)}};
-
     for (int back = 0; back < 2; back++) {
         struct turn t = {r, back};
         double *want = tensor_want(&s.t[0]);
-
         tensor_load(&s.t[0]);
         memcpy(want, s.t[0].d, (size_t)(m * ld) * 8);
         ref_rope(want, m, ld, &r, back);
@@ -154,12 +146,10 @@ static void rope_agrees_with_reference(void **state)
         {1, 2, 256, 1e6, 1, 0, 0, 0},    {37, 5, 64, 5e5, 32, 1, 4, 8192},
         {11, 2, 80, 1e4, 1, 0, 0, 0},    {300, 1, 128, 1e4, 8, 1, 4, 64},
         {37, 3, 64, 5e5, 32, 1, 4, 8192}};
-
     fixture_seed();
     for (int k = 0; k < 3 * COUNT(r); k++) {
         enum iz_dtype act = fixture_types[k % 3];
         int i = k / 3;
-
         if (!backend_acts(act))
             continue;
         check_rope(act, r[i], 1 + i % 3, 0);
@@ -175,7 +165,6 @@ static void rope_agrees_with_reference(void **state)
 static void rope_is_exact_far_away(void **state)
 {
     struct iz_rope far = {131072, 1, backend.large ? 4 : 2, 5e5, 1, 0, 0, 0};
-
     fixture_seed();
     check_rope(IZ_F32, far, 1, 0);
     if (backend.x.backend == IZ_CPU) {
@@ -193,12 +182,10 @@ static void rope_scaling_is_that_of_llama_3(void **state)
 {
     struct iz_rope_turns turns;
     int kept = 0, divided = 0;
-
     iz_rope_turns_of(&turns, &llama3);
     for (int i = 0; i < llama3.d / 2; i++) {
         double want = ref_rope_frequency(&llama3, i) / (2 * M_PI);
         double plain = pow(llama3.theta, -2. * i / llama3.d) / (2 * M_PI);
-
         assert_true(fabs(turns.f[i] - want) < 1e-13 * want);
         kept += fabs(turns.f[i] - plain) < 1e-13 * plain;
         divided += fabs(turns.f[i] - plain / 32) < 1e-13 * plain;
@@ -214,6 +201,5 @@ int ops_llama(void)
         cmocka_unit_test(rope_is_exact_far_away),
         cmocka_unit_test(rope_scaling_is_that_of_llama_3),
     };
-
     return cmocka_run_group_tests_name("llama", tests, NULL, NULL);
 }

@@ -41,13 +41,11 @@ static void large_sizes_agree(void **state)
 {
     static const int64_t large[][3] = {{1000, 1600, 4800}, {999, 2048, 257}};
     static const int64_t panels[2][3] = {{3, 1500, 900}, {3, 900, 1500}};
-
     product_each(check_large, large, backend.large ? 2 : 0, false);
     fixture_seed();
     for (int k = 0; k < 4; k++) {
         enum iz_dtype t = backend_computes(IZ_BF16) && k < 2 ? IZ_BF16 : IZ_F16;
         struct product p = product_new(t, t, panels[k % 2], k % 2);
-
         product_check_all(&p);
         product_free(&p);
     }
@@ -56,7 +54,6 @@ static void large_sizes_agree(void **state)
 static void check_only_one(struct product *p)
 {
     double flops;
-
     for (int i = 0; i < 2; i++) {
         p->s.unwanted = BIT(i ? DW : DB);
         product_check(p, GRADIENT_W);
@@ -83,7 +80,6 @@ static void check_adapter(struct product *p, int64_t rank)
 {
     struct tensor *t = p->s.t;
     enum iz_dtype act = t[A].v.dtype, param = t[W].v.dtype;
-
     p->s.n = PRODUCT_TENSORS;
     for (int i = 0; i < 2; i++) { /* the adapter, its gradient */
         t[i ? DLA : LA] = tensor_new(param, rank, p->in, 1);
@@ -109,7 +105,6 @@ static void an_adapter_adds_its_product(void **state)
 {
     static const int64_t size[][3] = {
         {1, 1, 1}, {5, 7, 3}, {17, 4, 33}, {4, 16, 16}};
-
     product_each(check_rank_1, size, 4, false);
     product_each(check_rank_3, size, 4, false);
 }
@@ -117,14 +112,12 @@ static void an_adapter_adds_its_product(void **state)
 static void matmul_shows_nan_and_overflow(void **state)
 {
     static const int64_t size[3] = {3, 5, 2};
-
     fixture_seed();
     for (int t = 0; t < 3; t += 2) {
         struct product p =
             product_new(fixture_types[t], fixture_types[t], size, false);
         double *a = p.s.t[A].d, *w = p.s.t[W].d, *y = p.s.t[Y].d;
         double large = p.s.t[W].v.dtype == IZ_F16 ? 60000 : 3e38;
-
         a[5] = NAN; /* row 1 */
         a[10] = p.s.t[A].v.dtype == IZ_F16 ? 60000 : 3e38;
         w[0] = large;
@@ -148,7 +141,6 @@ int ops_matmul(void)
         cmocka_unit_test(an_adapter_adds_its_product),
         cmocka_unit_test(matmul_shows_nan_and_overflow),
     };
-
     if (!backend_multiplies())
         return 0;
     return cmocka_run_group_tests_name("matmul", tests, backend_renew, NULL);

@@ -33,7 +33,6 @@ static struct norm norm_new(enum iz_dtype param, int64_t m, int64_t c,
                             double scale)
 {
     enum iz_dtype act = backend.act(param);
-
     return (struct norm){.s = {.n = NORM_TENSORS,
                                .t = {[A] = tensor_new(act, m, c, scale),
                                      [W] = tensor_new(param, 1, c, 1),
@@ -54,7 +53,6 @@ static void layernorm(struct iz_exec *x, const struct iz_view *v,
 {
     const struct norm *n = arg;
     struct iz_norm_layer w = {v[W], v[B], v[DW], v[DB], v[MEAN], v[RSTD]};
-
     w.w.dtype = n->weights;
     if (n->call == FORWARD)
         iz_layernorm_fwd(x, v[Y], v[A], &w, false);
@@ -68,7 +66,6 @@ static void rmsnorm(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct norm *n = arg;
     struct iz_rmsnorm w = {v[W], v[DW], v[RSTD], 1e-5f};
-
     w.w.dtype = n->weights;
     if (n->call == FORWARD)
         iz_rmsnorm_fwd(x, v[Y], v[A], &w, false);
@@ -87,7 +84,6 @@ static struct pass norm_pass(struct norm *n, enum call call)
 {
     const unsigned weights = BIT(A) | BIT(W) | BIT(B);
     const unsigned kept = BIT(MEAN) | BIT(RSTD);
-
     n->call = call;
     if (call == FORWARD)
         return (struct pass){kind->op, weights, BIT(Y) | kept};
@@ -100,14 +96,12 @@ static struct pass norm_pass(struct norm *n, enum call call)
 static void norm_run(struct norm *n, enum call call)
 {
     struct pass p = norm_pass(n, call);
-
     scene_run(&n->s, &p, n);
 }
 
 static void check_forward(struct norm *n)
 {
     struct tensor *t = n->s.t;
-
     ref_norm(tensor_want(&t[Y]), t[A].d, t[W].d, kind->centred ? t[B].d : NULL,
              t[A].v.rows, t[A].v.cols, 1e-5);
     norm_run(n, FORWARD);
@@ -121,7 +115,6 @@ static void check_backward(struct norm *n)
     int64_t m = t[A].v.rows, c = t[A].v.cols;
     double *dx = tensor_want(&t[DX]), *dw = tensor_want(&t[DW]);
     double *db = tensor_want(&t[DB]), tol = c < 64 ? 2e-5 : 2e-6;
-
     norm_run(n, BACKWARD);
     for (int64_t i = 0; i < m; i++)
         ref_norm_gradient(dx + i * c, dw, kind->centred ? db : NULL,
@@ -139,7 +132,6 @@ static void check_norm(enum iz_dtype param, const int64_t *s)
 {
     struct norm n = norm_new(param, s[0], s[1], 3);
     struct pass backward;
-
     check_forward(&n);
     norm_run(&n, AGAIN);
     fixture_same_bits("y again", n.s.t[DX].v, n.s.t[Y].v);
@@ -168,7 +160,6 @@ static void norm_agrees_with_reference(void **state)
         {2500, 5},  {2, 8200},   {5, 2048},   {3, 250},    {300, 90},
         {300, 40},  {300, 1000}, {2200, 136}, {540, 1104}, {3, 2568},
         {700, 896}, {700, 1600}, {129, 2048}, {300, 4096}, {129, 5120}};
-
     kind = *state;
     scene_each(NULL, size, COUNT(size), 5, check_norm);
 }
@@ -177,12 +168,10 @@ static void norm_agrees_with_reference(void **state)
 static void norm_leaves_out_unwanted_gradients(void **state)
 {
     static const int64_t width[] = {40, 104, 200, 1000};
-
     kind = *state;
     fixture_seed();
     for (int i = 0; i < 3 * 4; i++) {
         struct norm n = norm_new(IZ_BF16, 40, width[i / 3], 1);
-
         norm_run(&n, FORWARD);
         n.s.unwanted = (i % 3 != 1 ? BIT(DW) : 0) | (i % 3 ? BIT(DB) : 0);
         check_backward(&n);
@@ -203,7 +192,6 @@ static void norm_survives_adversarial_values(void **state)
         int64_t c = width[k];
         struct norm n = norm_new(IZ_F32, M, c, 1);
         struct tensor *t = n.s.t;
-
         for (int64_t j = 0; j < c; j++) {
             t[A].d[j] = 0;
             t[A].d[c + j] = 7;
@@ -234,7 +222,6 @@ static void norm_survives_adversarial_values(void **state)
 static void mix_types(const void *arg)
 {
     struct norm n = norm_new(IZ_BF16, 2, 8, 1);
-
     n.weights = IZ_F32;
     norm_run(&n, FORWARD);
 }
@@ -344,7 +331,6 @@ static struct scene gate_new(enum iz_dtype act, int64_t m, int64_t f,
                              double scale)
 {
     int64_t in = gate->in * f;
-
     return (struct scene){
         .n = GATE_TENSORS,
         .t = {tensor_new(act, m, in, scale), tensor_new(act, m, f, 1),
@@ -357,12 +343,10 @@ static void gate_want(struct scene *s, bool check)
     struct tensor *t = s->t;
     int64_t f = t[G_Y].v.cols, second = (gate->in - 1) * f;
     double *y = tensor_want(&t[G_Y]), *da = tensor_want(&t[G_DA]);
-
     for (int64_t i = 0; i < iz_view_len(t[G_Y].v); i++) {
         int64_t at = i / f * gate->in * f + i % f, to = at + second;
         double g = t[G_A].d[at], u = t[G_A].d[to], dy = t[G_DY].d[i];
         struct near near[3]; /* y, second gradient, first */
-
         gate->ref(&y[i], &da[at], &da[to], g, u, dy);
         if (!check || backend.x.backend != IZ_CPU)
             continue;
@@ -382,7 +366,6 @@ static void check_gate(enum iz_dtype act, int64_t m, int64_t f, double scale)
 {
     struct scene s = gate_new(act, m, f, scale);
     struct tensor *t = s.t, first;
-
     gate_want(&s, false);
     scene_run(&s, &gate->forward, NULL);
     fixture_close("y", &t[G_Y], gate->tol[backend.device]);
@@ -417,7 +400,6 @@ static void gate_agrees_with_reference(void **state)
         {1, 1},    {1, 3},    {1, 7},    {1, 8},     {1, 17},     {3, 3},
         {1, 33},   {5, 9},    {7, 17},   {2, 300},   {2, 344},    {1, 1000},
         {2, 1024}, {3, 2056}, {2, 4864}, {33, 1001}, {301, 6400}, {101, 14336}};
-
     gate = *state;
     scene_each(backend_acts, size, COUNT(size), 2, check_scales);
 }
@@ -443,7 +425,6 @@ static void gate_survives_adversarial_values(void **state)
     gate_want(&s, true);
     for (int i = 0; i < N; i++) {
         double want = s.t[G_Y].want[i];
-
         fixture_element("y", s.t[G_Y].v, i,
                         (struct near){want, 1e-6 * fabs(want) + 1e-7});
     }
@@ -474,7 +455,6 @@ static void gelu_odd(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
 {
     int64_t n = v[G_A].rows - 1;
-
     iz_gelu_fwd(x, iz_view_rows(v[G_Y], 0, n), iz_view_rows(v[G_A], 1, n));
 }
 
@@ -484,7 +464,6 @@ static void gelu_works_unaligned(void **state)
     fixture_seed();
     for (int t = 0; t < 3; t++) {
         struct scene s = gate_new(backend.act(fixture_types[t]), 100, 1, 6);
-
         scene_run(&s, &(struct pass){gelu_odd, BIT(G_A), BIT(G_Y)}, NULL);
         for (int i = 0; i < 99; i++)
             fixture_element(
@@ -503,7 +482,6 @@ static int norm_cases(const char *name, const struct kind *k)
         cmocka_unit_test_prestate(norm_survives_adversarial_values, state),
         cmocka_unit_test_prestate(norm_refuses_weights_of_another_type, state),
     };
-
     return cmocka_run_group_tests_name(name, tests, NULL, NULL);
 }
 
@@ -517,7 +495,6 @@ int ops_rows(void)
         cmocka_unit_test_prestate(gate_agrees_with_reference, swiglu),
         cmocka_unit_test_prestate(gate_survives_adversarial_values, swiglu),
     };
-
     return norm_cases("layernorm", &kinds[0]) +
            norm_cases("rmsnorm", &kinds[1]) +
            cmocka_run_group_tests_name("gelu and swiglu", tests, NULL, NULL);

@@ -26,7 +26,6 @@ static void table_forward(struct iz_exec *x, const struct iz_view *v,
 {
     const struct table *t = arg;
     struct iz_table a = table_of(v, t);
-
     iz_table_fwd(x, v[Y], t->ref.r ? v[R] : IZ_NONE, &a);
 }
 
@@ -34,7 +33,6 @@ static void table_backward(struct iz_exec *x, const struct iz_view *v,
                            const void *arg)
 {
     struct iz_table t = table_of(v, arg);
-
     iz_table_bwd(x, v[DY], &t);
 }
 
@@ -52,7 +50,6 @@ static struct table table_new(enum iz_dtype param, const int64_t *s)
                                   [DW] = tensor_new(param, s[2], s[1], 1),
                                   [ROW] = bytes_new(s[0] * 4)}}};
     int32_t *row = t.s.t[ROW].v.p;
-
     for (int64_t i = 0; i < s[0]; i++)
         row[i] = fixture_below(s[2] + s[3]) + (s[3] ? 0 : 3);
     t.ref = (struct ref_table){.w = t.s.t[W].d,
@@ -73,7 +70,6 @@ static void check_table(enum iz_dtype param, const int64_t *s)
                                          BIT(DW)};
     struct table t = table_new(param, s);
     struct tensor *v = t.s.t;
-
     t.ref.y = tensor_want(&v[Y]);
     ref_table(&t.ref);
     ref_table_gradient(&t.ref, tensor_want(&v[DW]), v[DY].d);
@@ -98,7 +94,6 @@ static void tables_agree_with_reference(void **state)
         {1, 1, 1, 0},    {1, 1, 1, 9},    {60, 3, 4, 9},    {33, 17, 40, 9},
         {7, 16, 1, 9},   {60, 3, 4, 8},   {700, 8, 2, 3},   {700, 8, 2, 40},
         {1500, 1, 3, 5}, {300, 16, 3, 0}, {33, 264, 40, 20}};
-
     scene_each(NULL, size, COUNT(size), 0, check_table);
 }
 
@@ -126,7 +121,6 @@ static double pairs_objective(void *arg)
 {
     struct tensor *t = arg;
     int64_t m = t[PZ].v.rows, n = t[PE].v.rows / m;
-
     ref_interact(t[PY].want, t[PZ].d, t[PE].d, m, n, t[PZ].v.cols);
     return fixture_dot(t[PY].want, t[PDY].d, iz_view_len(t[PY].v));
 }
@@ -136,7 +130,6 @@ static struct scene pairs_new(enum iz_dtype act, int64_t m, int64_t n,
                               int64_t d)
 {
     int64_t cols = d + n * (n + 1) / 2;
-
     return (struct scene){
         .n = PAIR_TENSORS,
         .t = {tensor_new(act, m, cols, 1), tensor_new(act, m, d, 1),
@@ -148,7 +141,6 @@ static void check_pairs(enum iz_dtype act, const int64_t *size)
 {
     struct scene s = pairs_new(act, size[0], size[1], size[2]);
     struct tensor *t = s.t;
-
     tensor_want(&t[PY]);
     for (int i = PZ; i <= PE; i++)
         ref_gradient(tensor_want(&t[i + PDY]), pairs_objective, t, t[i].d,
@@ -166,7 +158,6 @@ static void products_of_pairs_agree_with_reference(void **state)
 {
     static const int64_t size[][4] = {{1, 1, 1},   {3, 4, 5},  {1, 26, 16},
                                       {2, 26, 16}, {5, 2, 33}, {2, 2, 150}};
-
     scene_each(backend_acts, size, COUNT(size), 0, check_pairs);
     check_pairs(IZ_F32, (const int64_t[]){1, 300, 1});
 }
@@ -174,7 +165,6 @@ static void products_of_pairs_agree_with_reference(void **state)
 static void products_of_pairs_let_nan_through(void **state)
 {
     struct scene s;
-
     fixture_seed();
     s = pairs_new(IZ_F32, 1, 2, 2);
     s.t[PE].d[3] = NAN; /* of v_2 */
@@ -189,7 +179,6 @@ static void products_of_pairs_let_nan_through(void **state)
 static void too_many_vectors(const void *arg)
 {
     struct scene s = pairs_new(IZ_F32, 1, 1025, 1);
-
     scene_run(&s, &products, NULL);
 }
 
@@ -218,7 +207,6 @@ static void conversion_rounds(void **state)
             .n = 2,
             .t = {[TO] = tensor_new(fixture_types[i % 3], 3, 333, 2),
                   [FROM] = tensor_new(fixture_types[i / 3], 3, 333, 2)}};
-
         memcpy(tensor_want(&s.t[TO]), s.t[FROM].d, 3 * 333 * 8);
         scene_run(&s, &(struct pass){convert, BIT(FROM), BIT(TO)}, NULL);
         fixture_close("converted", &s.t[TO], 0);
@@ -235,6 +223,5 @@ int ops_tables(void)
         cmocka_unit_test(too_many_vectors_are_refused),
         cmocka_unit_test(conversion_rounds),
     };
-
     return cmocka_run_group_tests_name("tables", tests, NULL, NULL);
 }

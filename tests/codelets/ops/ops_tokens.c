@@ -20,7 +20,6 @@ static void embed_forward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
     const struct embedding *e = arg;
-
     iz_embedding_fwd(x, v[Y], v[TOKEN].p, v[WTE],
                      e->positions ? v[WPE] : IZ_NONE);
 }
@@ -29,7 +28,6 @@ static void embed_backward(struct iz_exec *x, const struct iz_view *v,
                            const void *arg)
 {
     const struct embedding *e = arg;
-
     iz_embedding_bwd(x, v[DWTE], e->positions ? v[DWPE] : IZ_NONE, v[DY],
                      v[TOKEN].p);
 }
@@ -52,7 +50,6 @@ static struct embedding embedding_new(enum iz_dtype param, const int64_t *s)
                                       [DWPE] = tensor_new(param, s[1], s[2], 1),
                                       [TOKEN] = bytes_new(s[0] * 4)}},
                           .positions = true};
-
     e.token = memset(e.s.t[TOKEN].v.p, 0, (size_t)s[0] * 4);
     return e;
 }
@@ -61,7 +58,6 @@ static struct embedding embedding_new(enum iz_dtype param, const int64_t *s)
 static void check_rounded(const char *what, const struct tensor *t)
 {
     struct tensor want = tensor_copy(t);
-
     memcpy(want.d, t->want, (size_t)iz_view_len(t->v) * 8);
     tensor_store(&want);
     fixture_same_bits(what, t->v, want.v);
@@ -73,10 +69,8 @@ static void check_embedded(struct embedding *e)
     struct tensor *t = e->s.t;
     int64_t c = t[Y].v.cols, seq = t[WPE].v.rows;
     double *want = tensor_want(&t[Y]);
-
     for (int64_t i = 0; i < iz_view_len(t[Y].v); i++) {
         float sum = (float)t[WTE].d[e->token[i / c] * c + i % c];
-
         if (e->positions)
             sum += (float)t[WPE].d[i / c % seq * c + i % c];
         want[i] = (double)sum;
@@ -90,7 +84,6 @@ static float sum_rows(const struct tensor *dy, const int64_t *list, int64_t n,
                       int64_t j)
 {
     float sum = 0, part = 0;
-
     for (int64_t i = 0; i < n; i++) {
         if (i % backend.piece == 0) {
             sum += part;
@@ -107,10 +100,8 @@ static void check_tokens(struct embedding *e)
     int64_t c = t[DY].v.cols, m = t[DY].v.rows;
     int64_t *list = calloc((size_t)m, sizeof(*list));
     double *want = tensor_want(&t[DWTE]);
-
     for (int64_t v = 0; v < t[DWTE].v.rows; v++) {
         int64_t n = 0;
-
         for (int64_t i = 0; i < m; i++)
             if (e->token[i] == v)
                 list[n++] = i;
@@ -125,10 +116,8 @@ static void check_positions(struct embedding *e)
 {
     struct tensor *t = e->s.t;
     double *want = tensor_want(&t[DWPE]);
-
     for (int64_t i = 0; i < iz_view_len(t[DY].v); i++) {
         double *to = &want[i % iz_view_len(t[DWPE].v)];
-
         *to = (double)((float)*to + (float)t[DY].d[i]);
     }
     check_rounded("dwpe", &t[DWPE]);
@@ -142,7 +131,6 @@ static int32_t token_at(int64_t t, int64_t vocab, int kind)
 {
     static const int count[] = {127, 1, 128, 129, 130, 256, 257, 255, 3, 400};
     int64_t end = 0;
-
     if (kind == EQUAL)
         return (int32_t)(vocab / 2);
     if (kind == DIFFERENT)
@@ -158,7 +146,6 @@ static int32_t token_at(int64_t t, int64_t vocab, int kind)
 static void check_distributed(enum iz_dtype param, const int64_t *s, int kind)
 {
     struct embedding e = embedding_new(param, s);
-
     for (int64_t t = 0; t < s[0]; t++)
         e.token[t] = token_at(t, s[3], kind);
     for (int with = 0; with < 2; with++) {
@@ -193,7 +180,6 @@ static void embedding_has_the_bits_of_its_order(void **state)
         {1693, 1693, 16, 12}, {1024, 8, 1, 5},     {2500, 100, 8, 2503},
         {40, 20, 264, 9},     {5000, 1000, 2, 40}, {600, 300, 768, 555}};
     static const int64_t large[4] = {2048, 1024, 1600, 50257};
-
     scene_each(NULL, size, COUNT(size), 1, check_embedding);
     if (backend.large)
         check_distributed(IZ_BF16, large, ANY);
@@ -205,7 +191,6 @@ static void embed_token(const void *arg)
     static const int64_t size[4] = {4, 2, 8, 5};
     struct embedding e = embedding_new(IZ_F32, size);
     const int *of = arg;
-
     e.token[3] = of[0];
     scene_run(&e.s, &embed[of[1]], &e);
 }
@@ -246,7 +231,6 @@ static struct iz_classifier classifier_of(const struct classifier *k,
                               .dw = iz_view_rows(v[DW], k->odd, v[W].rows),
                               .loss_scale = k->scale,
                               .loss = v[LOSS].p};
-
     if (k->frozen) /* its type is all that is left of the gradient */
         c.dw = (struct iz_view){.dtype = v[DW].dtype, .cols = v[DW].cols};
     return c;
@@ -256,7 +240,6 @@ static void classify_forward(struct iz_exec *x, const struct iz_view *v,
                              const void *arg)
 {
     struct iz_classifier c = classifier_of(arg, v);
-
     iz_classifier_fwd(x, &c);
 }
 
@@ -264,7 +247,6 @@ static void classify_backward(struct iz_exec *x, const struct iz_view *v,
                               const void *arg)
 {
     struct iz_classifier c = classifier_of(arg, v);
-
     iz_classifier_bwd(x, &c);
 }
 
@@ -289,7 +271,6 @@ static struct classifier classifier_new(enum iz_dtype param, enum iz_dtype dw,
                                        [TARGET] = bytes_new(s[0] * 4),
                                        [LOSS] = bytes_new(8)}},
                            .scale = 64};
-
     k.target = k.s.t[TARGET].v.p;
     k.loss = k.s.t[LOSS].v.p;
     for (int64_t i = 0; i < s[0]; i++)
@@ -324,10 +305,8 @@ static void want_row(struct classifier *k, int64_t i, double scale)
     const double *a = t[A].d + i * c, *w = t[W].d;
     double *s = calloc((size_t)n, sizeof(*s)), max = -INFINITY, sum = 0;
     double off = 0, sums = 0x1p-21 * fmax(1, sqrt((double)n) / 256);
-
     for (int64_t v = 0; v < n; v++) {
         struct want l = {0, 0};
-
         for (int64_t j = 0; j < c; j++)
             want_add(&l, a[j] * w[v * c + j]);
         s[v] = l.is;
@@ -341,7 +320,6 @@ static void want_row(struct classifier *k, int64_t i, double scale)
         double g = scale * (p - (v == k->target[i]));
         double err = scale * p * (2 * off + 1e-6) +
                      fixture_rounding(t[A].v.dtype, g) + sums * fabs(g);
-
         near_add(k->da + i * c, g, err, w + v * c, c);
         near_add(k->dw + v * c, g, err, a, c);
     }
@@ -358,7 +336,6 @@ static void near_round(struct near *to, struct iz_view v)
 static void classifier_want(struct classifier *k)
 {
     const struct tensor *t = k->s.t;
-
     k->da = calloc((size_t)iz_view_len(t[DA].v), sizeof(*k->da));
     k->dw = calloc((size_t)iz_view_len(t[DW].v), sizeof(*k->dw));
     for (int64_t i = 0; i < t[A].v.rows; i++)
@@ -378,7 +355,6 @@ static void check_run(struct classifier *k, const struct pass *p, int flops)
 {
     struct tensor *t = k->s.t, dw = t[DW];
     double once = 2. * (double)(iz_view_len(t[A].v) * t[W].v.rows);
-
     scene_run(&k->s, p, k);
     assert_true(fabs(*k->loss - k->want_loss) <=
                 (k->count ? 2e-6 * fmax(1, k->want_loss) : 0));
@@ -396,7 +372,6 @@ static void check_classifier(enum iz_dtype param, enum iz_dtype dw,
 {
     struct classifier k = classifier_new(param, dw, s);
     double forward;
-
     k.odd = odd;
     classifier_want(&k);
     check_run(&k, &loss_alone, 1);
@@ -425,7 +400,6 @@ static void classifier_agrees_with_reference(void **state)
         {1, 1, 1},    {3, 7, 2},     {7, 3, 17},    {17, 5, 33},
         {1, 17, 3},   {3, 2, 9, 1},  {6, 2, 257},   {33, 8, 384},
         {5, 3, 8200}, {4, 2, 16900}, {65, 96, 5003}};
-
     scene_each(backend_computes, size, COUNT(size), 1, check_gradient_types);
 }
 
@@ -439,7 +413,6 @@ static void classifier_agrees_in_chunks(void **state)
     const int64_t *size = backend.device                ? gpu
                           : backend.x.backend == IZ_CPU ? cpu
                                                         : emulated;
-
     fixture_seed();
     for (int t = backend.device ? 2 : 0; t < 3; t++)
         check_classifier(fixture_types[t], fixture_types[t], size, t == 2);
@@ -451,7 +424,6 @@ static double loss_with(double value, double w, int64_t vocab)
     const int64_t size[4] = {6, 3, vocab};
     struct classifier k = classifier_new(IZ_F32, IZ_F32, size);
     double loss;
-
     k.s.t[A].d[0] = value;
     k.s.t[W].d[0] = w;
     for (int i = 0; i < 6; i++)
@@ -486,7 +458,6 @@ static void classify_a_foreign_target(const void *arg)
 {
     static const int64_t size[4] = {6, 3, 33};
     struct classifier k = classifier_new(IZ_F32, IZ_F32, size);
-
     k.target[4] = 33;
     scene_run(&k.s, &loss_alone, &k);
 }
@@ -511,7 +482,6 @@ int ops_tokens(void)
     };
     int failed =
         cmocka_run_group_tests_name("embedding", embedding, NULL, NULL);
-
     if (backend_multiplies())
         failed += cmocka_run_group_tests_name("classifier", classifier,
                                               backend_renew, NULL);

@@ -12,7 +12,6 @@ struct product product_new(enum iz_dtype param, enum iz_dtype dw,
     int64_t m = s[0], in = s[1], out = s[2];
     int64_t rows = out_in ? out : in, cols = out_in ? in : out;
     enum iz_dtype act = backend.act(param);
-
     return (struct product){.s = {.n = LA,
                                   .t = {[Y] = tensor_new(act, m, out, 1),
                                         [R] = tensor_new(act, m, out, 1),
@@ -41,7 +40,6 @@ void product_each(void (*check)(struct product *p), const int64_t (*size)[3],
     for (int k = 0; k < 3 * 2 * n; k++) {
         enum iz_dtype param = fixture_types[k % 3];
         struct product p;
-
         if (!backend_computes(param))
             continue;
         p = product_new(param, wide_dw ? IZ_F32 : param, size[k / 6],
@@ -64,7 +62,6 @@ static struct iz_linear linear(struct iz_exec *x, const struct product *p,
                           .out_in = p->out_in,
                           .add = p->add,
                           .scale = p->rank ? 0 : p->scale};
-
     x->bf16_products = p->narrow;
     x->tf32 = p->tf32;
     x->fused_db = p->fused_db;
@@ -83,7 +80,6 @@ void product_forward(struct iz_exec *x, const struct iz_view *v,
     const struct product *p = arg;
     struct iz_adapter f;
     struct iz_linear l = linear(x, p, v, &f);
-
     iz_matmul_fwd(x, v[p->in_place ? R : Y], p->with_r ? v[R] : IZ_NONE, v[A],
                   &l);
 }
@@ -93,7 +89,6 @@ void product_gradient_a(struct iz_exec *x, const struct iz_view *v,
 {
     struct iz_adapter f;
     struct iz_linear l = linear(x, arg, v, &f);
-
     iz_matmul_da(x, v[DA], v[DY], &l);
 }
 
@@ -103,7 +98,6 @@ void product_gradient_w(struct iz_exec *x, const struct iz_view *v,
     const struct product *p = arg;
     struct iz_adapter f;
     struct iz_linear l = linear(x, p, v, &f);
-
     iz_matmul_dw(x, v[DY], v[A], &l);
     if (p->rank)
         assert_true(f.seen && f.out_in == p->out_in);
@@ -126,7 +120,6 @@ static double factor(const struct product *p)
 static double of(const struct product *p, int tensor, int64_t i, int64_t j)
 {
     const struct tensor *t = &p->s.t[tensor];
-
     return t->d[i * t->v.cols + j];
 }
 
@@ -144,7 +137,6 @@ static struct want want_y(const void *arg, int64_t i, int64_t j)
     const struct product *p = arg;
     double by = p->rank ? 1 : factor(p);
     struct want w = {0, 0};
-
     for (int64_t k = 0; k < p->in; k++)
         add_weighed(&w, p, by * of(p, A, i, k), k, j);
     if (p->with_r)
@@ -158,7 +150,6 @@ static struct want want_da(const void *arg, int64_t i, int64_t j)
 {
     const struct product *p = arg;
     struct want w = {0, 0};
-
     for (int64_t k = 0; k < p->out; k++)
         add_weighed(&w, p, of(p, DY, i, k), j, k);
     return loosened(p, w);
@@ -170,7 +161,6 @@ static struct want want_dw(const void *arg, int64_t i, int64_t j)
     const struct product *p = arg;
     int64_t in = p->out_in ? j : i, out = p->out_in ? i : j;
     struct want w = {0, 0};
-
     for (int64_t k = 0; k < p->m; k++)
         want_add(&w, of(p, A, k, in) * of(p, DY, k, out));
     if (p->add)
@@ -182,7 +172,6 @@ static struct want want_db(const void *arg, int64_t i, int64_t j)
 {
     const struct product *p = arg;
     struct want w = {0, 0};
-
     for (int64_t k = 0; k < p->m; k++)
         want_add(&w, of(p, DY, k, j));
     return w;
@@ -193,7 +182,6 @@ static struct want want_dla(const void *arg, int64_t r, int64_t j)
 {
     const struct product *p = arg;
     struct want w = {0, 0};
-
     for (int64_t i = 0; i < p->m; i++)
         for (int64_t o = 0; o < p->out; o++)
             want_add(&w, factor(p) * of(p, DY, i, o) * of(p, LB, o, r) *
@@ -206,7 +194,6 @@ static struct want want_dlb(const void *arg, int64_t o, int64_t r)
 {
     const struct product *p = arg;
     struct want w = {0, 0};
-
     for (int64_t i = 0; i < p->m; i++)
         for (int64_t k = 0; k < p->in; k++)
             want_add(&w, factor(p) * of(p, A, i, k) * of(p, LA, r, k) *
@@ -228,7 +215,6 @@ unsigned product_run(struct product *p, enum call call)
                         BIT(DA)},
         [GRADIENT_W] = {product_gradient_w, BIT(DY) | BIT(A) | adapter | dw,
                         out & ~p->absent & ~p->s.unwanted}};
-
     if (call == GRADIENT_W && p->add)
         tensor_store(&p->s.t[DW]);
     scene_run(&p->s, &pass[call], p);
@@ -248,7 +234,6 @@ void product_compare(struct product *p, unsigned written)
                    {"db", DB, want_db},
                    {"da of the adapter", DLA, want_dla},
                    {"db of the adapter", DLB, want_dlb}};
-
     for (int i = 0; i < COUNT(results); i++)
         if (written & BIT(results[i].tensor))
             scene_check(results[i].what, &p->s.t[results[i].tensor],

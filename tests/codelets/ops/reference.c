@@ -10,7 +10,6 @@ void ref_matmul(const struct ref_matmul *p)
 {
     for (int64_t i = 0; i < p->m; i++) {
         double *y = p->y + i * p->out;
-
         for (int64_t j = 0; j < p->out; j++)
             y[j] = (p->b ? p->b[j] : 0) + (p->r ? p->r[i * p->out + j] : 0);
         for (int64_t k = 0; k < p->in; k++)
@@ -25,7 +24,6 @@ static void moments(double *mean, double *s, const double *a, int64_t c,
                     double eps, bool centred)
 {
     double var = 0;
-
     *mean = 0;
     for (int64_t j = 0; centred && j < c; j++)
         *mean += a[j] / (double)c;
@@ -38,7 +36,6 @@ void ref_norm(double *y, const double *a, const double *w, const double *b,
               int64_t m, int64_t c, double eps)
 {
     double mean, s;
-
     for (int64_t i = 0; i < m; i++, y += c, a += c) {
         moments(&mean, &s, a, c, eps, b != NULL);
         for (int64_t j = 0; j < c; j++)
@@ -50,11 +47,9 @@ void ref_norm_gradient(double *dx, double *dw, double *db, const double *a,
                        const double *dy, const double *w, int64_t c)
 {
     double mean, s, sum = 0, sum_hat = 0;
-
     moments(&mean, &s, a, c, 1e-5, db != NULL);
     for (int64_t j = 0; j < c; j++) {
         double hat = (a[j] - mean) * s;
-
         sum_hat += dy[j] * w[j] * hat / (double)c;
         dw[j] += dy[j] * hat;
         if (!db)
@@ -76,7 +71,6 @@ double ref_gelu_gradient(double a)
 {
     double k = sqrt(2 / M_PI), u = k * (a + 0.044715 * a * a * a);
     double t = tanh(u);
-
     return (1 + t) / 2 + a / 2 * (1 - t * t) * k * (1 + 3 * 0.044715 * a * a);
 }
 
@@ -86,7 +80,6 @@ double ref_rope_frequency(const struct iz_rope *r, int i)
     double f = exp(-2. * i / r->d * log(r->theta)), wave = 2 * M_PI / f;
     double low = r->original_seq / r->low_freq_factor;
     double high = r->original_seq / r->high_freq_factor;
-
     if (r->factor == 1 || wave < high)
         return f;
     if (wave > low)
@@ -120,7 +113,6 @@ double ref_swiglu(double g, double u)
 void ref_swiglu_gradient(double *dg, double *du, double g, double u, double dy)
 {
     double s = 1 / (1 + exp(-g));
-
     *dg = dy * u * (s + g * s * (1 - s));
     *du = dy * g * s;
 }
@@ -130,7 +122,6 @@ static void attend(double *o, double *lse, const double *q, const double *k,
                    const double *v, int64_t n, int64_t d, int64_t ld)
 {
     double max = -INFINITY, sum = 0, *s = malloc((size_t)n * sizeof(*s));
-
     for (int64_t j = 0; j < n; j++) {
         s[j] = 0;
         for (int64_t x = 0; x < d; x++)
@@ -154,7 +145,6 @@ void ref_attention(const struct ref_attention *p)
 {
     int64_t d = p->c / p->heads, n = p->kv_heads ? p->kv_heads : p->heads;
     int64_t ld = (p->heads + 2 * n) * d;
-
     for (int64_t b = 0; b < p->samples; b++)
         for (int64_t h = 0; h < p->heads; h++)
             for (int64_t i = 0; i < p->seq; i++) {
@@ -182,7 +172,6 @@ void ref_table(const struct ref_table *p)
         for (int64_t j = 0; j < p->c; j++) {
             int64_t row = p->row[t] - p->first;
             double kept = p->r ? p->r[t * p->c + j] : 0;
-
             p->y[t * p->c + j] =
                 row < 0 || row >= p->v ? kept : p->w[row * p->c + j];
         }
@@ -192,7 +181,6 @@ void ref_table_gradient(const struct ref_table *p, double *dw, const double *dy)
 {
     for (int64_t t = 0; t < p->m; t++) {
         int64_t row = p->row[t] - p->first;
-
         for (int64_t j = 0; row >= 0 && row < p->v && j < p->c; j++)
             dw[row * p->c + j] += dy[t * p->c + j];
     }
@@ -208,7 +196,6 @@ void ref_interact(double *y, const double *z, const double *e, int64_t m,
         for (int64_t ij = 0; ij < (n + 1) * (n + 1); ij++) {
             int64_t i = ij / (n + 1), j = ij % (n + 1);
             double sum = 0;
-
             for (int64_t k = 0; k < d; k++)
                 sum += (i ? e[(i - 1) * d + k] : z[k]) *
                        (j ? e[(j - 1) * d + k] : z[k]);
@@ -222,7 +209,6 @@ static double row_loss(const double *a, const double *w, int32_t target,
                        int64_t c, int64_t v)
 {
     double *s = malloc((size_t)v * sizeof(*s)), max = -INFINITY, sum = 0, loss;
-
     for (int64_t j = 0; j < v; j++) {
         s[j] = 0;
         for (int64_t k = 0; k < c; k++)
@@ -241,7 +227,6 @@ double ref_classifier(const double *a, const double *w, const int32_t *target,
 {
     double sum = 0;
     int64_t count = 0;
-
     for (int64_t i = 0; i < m; i++)
         if (target[i] >= 0) {
             sum += row_loss(a + i * c, w, target[i], c, v);
@@ -255,7 +240,6 @@ void ref_gradient(double *grad, double (*f)(void *), void *arg, double *in,
 {
     for (int64_t i = 0; i < n; i++) {
         double x = in[i], h = 1e-5 * fmax(1, fabs(x)), up;
-
         in[i] = x + h;
         up = f(arg);
         in[i] = x - h;

@@ -22,7 +22,6 @@ static void *pinned_take(int64_t bytes)
 {
     int64_t whole = (bytes / 4096 + 1) * 4096;
     void *p = aligned_alloc(4096, (size_t)whole);
-
     assert_non_null(p);
     assert_null(iz_device_pin(p, whole));
     return p;
@@ -33,7 +32,6 @@ static void *memory_take(int64_t bytes, bool pinned)
     void *p = !backend.device ? malloc((size_t)bytes)
               : pinned        ? pinned_take(bytes)
                               : iz_device_take(bytes);
-
     assert_non_null(p);
     return p;
 }
@@ -66,7 +64,6 @@ static void memory_copy(char *dst, const char *src, int64_t bytes, bool up)
         staging = pinned_take(STAGING);
     for (int64_t at = 0; at < bytes; at += STAGING) {
         int64_t n = least(bytes - at, STAGING);
-
         if (up)
             memcpy(staging, src + at, (size_t)n);
         iz_device_copy(backend.x.stream, up ? dst + at : staging,
@@ -81,7 +78,6 @@ static void memory_fill(char *dst, int byte, int64_t bytes)
 {
     int64_t piece = least(bytes, STAGING);
     char *from;
-
     if (!backend.device) {
         memset(dst, byte, (size_t)bytes);
         return;
@@ -106,7 +102,6 @@ static struct strips strips_take(int64_t bytes, int turn, bool pinned)
     char *all =
         memory_take(bytes + 2 * STRIP + (backend.device ? 0 : STRIP), pinned);
     struct strips s = {all, all + STRIP, bytes, pinned};
-
     if (!backend.device)
         s.p += -(uintptr_t)s.p % ALIGN + (size_t)turn % 4 * 64;
     memory_fill(s.p - STRIP, STRIP_BYTE, STRIP);
@@ -117,7 +112,6 @@ static struct strips strips_take(int64_t bytes, int turn, bool pinned)
 static void strip_check(const char *p)
 {
     char strip[STRIP];
-
     memory_copy(strip, p, STRIP, false);
     for (int i = 0; i < STRIP; i++)
         if (strip[i] != STRIP_BYTE)
@@ -137,7 +131,6 @@ static void strips_give(struct strips *s)
 static void arena_fill(const struct strips *s, int byte)
 {
     int64_t most = least(s->bytes, INT64_C(4) << 20);
-
     memory_fill(s->p, byte, most);
     memory_fill(s->p + s->bytes - most, byte, most);
 }
@@ -162,7 +155,6 @@ static void views_up(struct strips *at, const struct scene *s, unsigned reads)
 {
     for (int i = 0; i < s->n; i++) {
         int64_t bytes = iz_view_bytes(s->t[i].v);
-
         at[i] = (struct strips){0};
         if (has(s->unwanted, i) || home_of(s, i) != i)
             continue;
@@ -180,7 +172,6 @@ static void views_down(struct iz_view *host, struct strips *at,
     for (int i = 0; i < s->n; i++) {
         const char *from = at[home_of(s, i)].p;
         int64_t bytes = iz_view_bytes(s->t[i].v);
-
         host[i] = s->t[i].v;
         host[i].p = from ? fixture_take(bytes) : NULL;
         if (from)
@@ -195,7 +186,6 @@ static void call(const struct pass *p, struct iz_exec *x, const struct scene *s,
                  const struct strips *at, const void *arg)
 {
     struct iz_view v[SCENE_MOST];
-
     for (int i = 0; i < s->n; i++) {
         v[i] = s->t[i].v;
         v[i].p = at ? at[home_of(s, i)].p : NULL;
@@ -220,7 +210,6 @@ static void run_once(struct scene *s, const struct pass *p, const void *arg,
     static int turns;
     struct iz_exec x = backend.x, dry;
     struct strips at[SCENE_MOST], work;
-
     x.act = x.backend == IZ_CPU ? IZ_F32 : s->t[0].v.dtype;
     dry = iz_exec_dry(x.backend, x.act);
     dry.capability = x.capability;
@@ -245,7 +234,6 @@ static void check_bits(struct scene *s, const struct pass *p, const void *arg,
 {
     struct backend here = backend;
     struct iz_view cpu[SCENE_MOST];
-
     backend = (struct backend){.x = {.backend = IZ_CPU}};
     run_once(s, p, arg, 0, cpu);
     backend = here;
@@ -259,7 +247,6 @@ static void check_bits(struct scene *s, const struct pass *p, const void *arg,
 void scene_run(struct scene *s, const struct pass *p, const void *arg)
 {
     struct iz_view first[SCENE_MOST], second[SCENE_MOST];
-
     assert_true(s->n <= SCENE_MOST);
     run_once(s, p, arg, 0, first);
     if (s->exact || backend.exact)
@@ -267,7 +254,6 @@ void scene_run(struct scene *s, const struct pass *p, const void *arg)
     run_once(s, p, arg, 1, second);
     for (int i = 0; i < s->n; i++) {
         bool written = has(p->writes, i), taken = false;
-
         for (int k = 0; k < s->n_into; k++)
             taken |= s->into[k][1] == i;
         if (!first[i].p)
@@ -312,7 +298,6 @@ void scene_free(struct scene *s)
 struct tensor bytes_new(int64_t bytes)
 {
     struct tensor t = {.v = {.dtype = IZ_U8, .rows = 1, .cols = bytes}};
-
     t.v.p = fixture_take(bytes);
     return t;
 }
@@ -324,11 +309,9 @@ void scene_check(const char *what, struct tensor *t,
                  const void *arg)
 {
     int64_t n = iz_view_len(t->v), c = t->v.cols;
-
     for (int64_t k = 0; k < least(n, SAMPLES); k++) {
         int64_t at = n <= SAMPLES ? k : fixture_below(n);
         struct want w;
-
         if (k < 2)
             at = k * (n - 1);
         w = want(arg, at / c, at % c);
@@ -398,7 +381,6 @@ static const struct group *find(const char *name)
 int ops_groups(int argc, char **argv)
 {
     int failed = 0;
-
     for (int i = 1; i < argc; i++)
         find(argv[i]);
     setvbuf(stdout, NULL, _IOLBF, 0); /* it may be ended from outside */

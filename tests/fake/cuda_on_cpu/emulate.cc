@@ -108,7 +108,6 @@ void emu_fail(const char *fmt, ...)
 {
     char text[512];
     va_list ap;
-
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
@@ -133,7 +132,6 @@ static struct warp *warp_of(int thread)
 static void suspend(enum state why)
 {
     struct fiber *f = &emu.fiber[emu.now];
-
     f->state = why;
     if (_setjmp(f->at) == 0)
         _longjmp(emu.scheduler, 1);
@@ -156,7 +154,6 @@ static void open_barrier(void)
 static void end_exchange(int thread)
 {
     struct warp *w = warp_of(thread);
-
     w->arrived = 0;
     w->turn ^= 1;
     wake(thread / LANES * LANES, LANES, AT_EXCHANGE);
@@ -166,7 +163,6 @@ static void end_exchange(int thread)
 static void leave(int thread)
 {
     struct warp *w = warp_of(thread);
-
     emu.fiber[thread].state = DONE;
     emu.alive--;
     w->alive--;
@@ -205,7 +201,6 @@ const emu_value *emu_warp_exchange(const char *what, unsigned mask,
 {
     struct warp *w = warp_of(emu.now);
     int turn = w->turn;
-
     if (mask != 0xffffffffu || bytes > sizeof(emu_value))
         emu_fail("%s with mask %x and %zu bytes", what, mask, bytes);
     if (w->arrived == 0)
@@ -225,7 +220,6 @@ const emu_value *emu_warp_exchange(const char *what, unsigned mask,
 static void resume(int thread)
 {
     struct fiber *f = &emu.fiber[thread];
-
     emu.now = thread;
     threadIdx = f->index;
     if (_setjmp(emu.scheduler) != 0)
@@ -245,7 +239,6 @@ static void resume(int thread)
 static void fail_stuck(void)
 {
     int exchange = 0;
-
     for (int i = 0; i < emu.threads; i++)
         exchange += emu.fiber[i].state == AT_EXCHANGE;
     emu_fail("deadlock: %d threads at __syncthreads (%s:%d), %d at a warp "
@@ -257,7 +250,6 @@ static void fail_stuck(void)
 static int piece_end(int from)
 {
     int end = from + emu.piece;
-
     return end < emu.threads ? end : emu.threads;
 }
 
@@ -267,10 +259,8 @@ static void shuffle(int from, int n, int piece)
     for (int i = n / piece - 1; i > 0; i--) {
         int *a = emu.order + from + i * piece;
         int *b = emu.order + from + (int)random_below((uint64_t)i + 1) * piece;
-
         for (int j = 0; j < piece; j++) {
             int t = a[j];
-
             a[j] = b[j];
             b[j] = t;
         }
@@ -294,7 +284,6 @@ static void start_threads(void)
     memset(emu.warp, 0, sizeof(emu.warp));
     for (int i = 0; i < emu.threads; i++) {
         unsigned u = (unsigned)i;
-
         emu.fiber[i].state = READY;
         emu.fiber[i].index = {u % blockDim.x, u / blockDim.x % blockDim.y,
                               u / blockDim.x / blockDim.y};
@@ -310,7 +299,6 @@ static void start_threads(void)
 static bool run_turn(int from)
 {
     bool ran = false;
-
     for (int i = from; i < piece_end(from); i++)
         if (emu.fiber[emu.order[i]].state == READY) {
             resume(emu.order[i]);
@@ -324,7 +312,6 @@ static void run_block(void)
     start_threads();
     while (emu.alive) {
         bool ran = false;
-
         for (int i = 0; i < emu.threads; i += emu.piece)
             while (run_turn(i))
                 ran = true;
@@ -337,7 +324,6 @@ static void *map(size_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
     if (p == MAP_FAILED)
         emu_fail("no memory for the emulation");
     return p;
@@ -348,7 +334,6 @@ static void open_once(void)
 {
     size_t shared = (SHARED_BYTES + PAGE - 1) / PAGE * PAGE;
     const char *seed = getenv("IZ_SEED");
-
     if (emu.stacks)
         return;
     emu.stacks = (char *)map((size_t)THREADS * STACK_BYTES);
@@ -368,7 +353,6 @@ static void poison(size_t shared_bytes)
 static void check_limits(size_t shared_bytes)
 {
     uint64_t threads = (uint64_t)blockDim.x * blockDim.y * blockDim.z;
-
     if (threads < 1 || threads > THREADS || blockDim.z > 64)
         emu_fail("block of %u x %u x %u threads", blockDim.x, blockDim.y,
                  blockDim.z);
@@ -384,7 +368,6 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
 {
     while (b) {
         uint64_t r = a % b;
-
         a = b;
         b = r;
     }
@@ -396,7 +379,6 @@ static void run_blocks(size_t shared_bytes)
 {
     uint64_t n = (uint64_t)gridDim.x * gridDim.y * gridDim.z;
     uint64_t at = random_below(n), step = 1 + random_below(n);
-
     while (common_divisor(n, step) != 1)
         step++;
     for (uint64_t i = 0; i < n; i++, at = (at + step) % n) {

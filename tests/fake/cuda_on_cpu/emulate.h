@@ -95,14 +95,12 @@ template <class... P> struct emu_job {
 template <class... P> static void emu_thread(void *arg)
 {
     emu_job<P...> *j = (emu_job<P...> *)arg;
-
     std::apply(j->kernel, j->args);
 }
 
 template <class... P> static void emu_run(void *arg)
 {
     emu_job<P...> *j = (emu_job<P...> *)arg;
-
     std::apply([](auto &...a) { (emu_reach_argument(a), ...); }, j->args);
     emu_grid(j->what, j->grid, j->block, j->shared_bytes, emu_thread<P...>, j);
     delete j;

@@ -41,7 +41,6 @@ static void *memory_of(const struct thing *pack, int64_t uid)
         thing_fact(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     const struct fact *p =
         thing_fact(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
-
     for (int i = 0; id && p && p->n == id->n && i < id->n; i++)
         if (((int64_t *)id->value)[i] == uid)
             return ((void **)p->value)[i];
@@ -52,7 +51,6 @@ static struct tensor *tensor_of(struct run *r, const struct thing *t)
 {
     int64_t uid = thing_int(t, CUDNN_ATTR_TENSOR_UNIQUE_ID);
     struct tensor *x = r->tensor;
-
     for (; x < r->tensor + r->n; x++)
         if (x->uid == uid)
             return x;
@@ -75,7 +73,6 @@ static int64_t place(const struct tensor *x, const int64_t at[4],
                      const int64_t of[4])
 {
     int64_t place = 0;
-
     for (int i = 0; i < 4; i++)
         place += at[i] / (of[i] / x->size[i]) * x->stride[i];
     return place;
@@ -87,7 +84,6 @@ static double get(const struct tensor *x, const int64_t at[4],
 {
     int64_t i = place(x, at, of);
     const uint16_t *half = x->p;
-
     if (x->type == CUDNN_DATA_BFLOAT16)
         return (double)iz_bf16_load(half[i]);
     if (x->type == CUDNN_DATA_HALF)
@@ -99,7 +95,6 @@ static void put(const struct tensor *x, const int64_t at[4], double v)
 {
     int64_t i = place(x, at, x->size);
     uint16_t *half = x->p;
-
     if (x->type == CUDNN_DATA_BFLOAT16)
         half[i] = iz_bf16_round((float)v);
     else if (x->type == CUDNN_DATA_HALF)
@@ -149,10 +144,8 @@ static void operands(struct run *r, const struct thing *op,
                    CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
                    CUDNN_ATTR_OPERATION_POINTWISE_TDESC,
                    CUDNN_ATTR_OPERATION_POINTWISE_YDESC}};
-
     for (int i = 0; i < OPERANDS; i++) {
         const struct thing *t = thing_at(op, name[kind_of(op)][i], 0);
-
         v[i] = t ? tensor_of(r, t) : NULL;
     }
 }
@@ -161,16 +154,13 @@ static void multiply(struct tensor *const v[OPERANDS])
 {
     const struct tensor *a = v[0], *b = v[1], *c = v[3];
     int64_t at[4] = {0}, n = a->size[3];
-
     do {
         double sum = 0;
-
         for (int64_t k = 0; k < n; k++) {
             int64_t of_a[4] = {c->size[0], c->size[1], c->size[2], n};
             int64_t of_b[4] = {c->size[0], c->size[1], n, c->size[3]};
             int64_t in_a[4] = {at[0], at[1], at[2], k};
             int64_t in_b[4] = {at[0], at[1], k, at[3]};
-
             sum += get(a, in_a, of_a) * get(b, in_b, of_b);
         }
         put(c, at, sum);
@@ -181,14 +171,11 @@ static void reduce(struct tensor *const v[OPERANDS], int64_t how)
 {
     const struct tensor *x = v[0], *y = v[3];
     int64_t at[4] = {0};
-
     do {
         bool largest = how == CUDNN_REDUCE_TENSOR_MAX;
         double all = largest ? -INFINITY : 0;
-
         for (int64_t k = 0; k < x->size[3]; k++) {
             double e = get(x, (int64_t[]){at[0], at[1], at[2], k}, x->size);
-
             if (!largest)
                 all += e;
             else if (!(e <= all))
@@ -229,10 +216,8 @@ static void for_each(struct tensor *const v[OPERANDS], const struct thing *how)
     int64_t mode = thing_int(how, CUDNN_ATTR_POINTWISE_MODE);
     int64_t axis = thing_int(how, CUDNN_ATTR_POINTWISE_AXIS);
     int64_t at[4] = {0};
-
     do {
         double o[3] = {0};
-
         for (int i = 0; mode != CUDNN_POINTWISE_GEN_INDEX && i < 3; i++)
             if (v[i])
                 o[i] = get(v[i], at, v[3]->size);
@@ -248,7 +233,6 @@ static bool fits(const struct thing *op, struct tensor *const v[OPERANDS])
 {
     bool product = kind_of(op) == PRODUCT;
     const struct tensor *y = v[3];
-
     if (!v[0] || !y || (product && !v[1]))
         return false;
     if (kind_of(op) == REDUCTION)
@@ -267,12 +251,10 @@ bool execute_possible(const struct thing *graph)
 {
     const struct fact *ops = thing_fact(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
     struct run r = {.n = 0};
-
     for (int i = 0; ops && i < ops->n; i++) {
         struct tensor *v[OPERANDS];
         const struct thing *op =
             thing_at(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, i);
-
         operands(&r, op, v);
         if (!fits(op, v))
             return false;
@@ -283,7 +265,6 @@ bool execute_possible(const struct thing *graph)
 static void execute(struct run *r, const struct thing *op)
 {
     struct tensor *v[OPERANDS];
-
     operands(r, op, v);
     if (r->failed)
         return;
@@ -302,7 +283,6 @@ bool execute_graph(const struct thing *graph, const struct thing *pack)
 {
     const struct fact *ops = thing_fact(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
     struct run r = {.pack = pack};
-
     for (int i = 0; i < ops->n; i++)
         execute(&r, thing_at(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, i));
     for (int i = 0; i < r.n; i++)

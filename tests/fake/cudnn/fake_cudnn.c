@@ -70,7 +70,6 @@ cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind,
                                            cudnnBackendDescriptor_t *out)
 {
     struct thing *t = *out = take(sizeof(*t));
-
     if (!t)
         return CUDNN_STATUS_ALLOC_FAILED;
     t->kind = kind;
@@ -80,7 +79,6 @@ cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind,
 cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t d)
 {
     struct thing *t = d;
-
     for (int i = 0; i < t->n; i++)
         free(t->fact[i].value);
     free(t);
@@ -117,7 +115,6 @@ const struct thing *thing_at(const struct thing *t,
                              cudnnBackendAttributeName_t name, int i)
 {
     const struct fact *f = thing_fact(t, name);
-
     return f && i < f->n ? ((const struct thing *const *)f->value)[i] : NULL;
 }
 
@@ -125,7 +122,6 @@ int64_t thing_int(const struct thing *t, cudnnBackendAttributeName_t name)
 {
     const struct fact *f = thing_fact(t, name);
     int64_t wide = 0;
-
     if (f)
         memcpy(&wide, f->value, size_of(f->type));
     return wide;
@@ -141,7 +137,6 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t d,
     struct thing *t = d;
     struct fact *f = &t->fact[t->n];
     size_t bytes = (size_t)n * size_of(type);
-
     if (t->finished || thing_fact(t, name) || t->n == FACTS || n < 1)
         return fail("an attribute is set again, or too late");
     *f = (struct fact){name, type, n, malloc(bytes)};
@@ -183,13 +178,11 @@ static bool complete(const struct thing *t)
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
 {
     struct thing *t = d;
-
     if (t->finished || !complete(t))
         return fail("something is missing");
     if (t->kind == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
         const struct thing *c =
             thing_at(t, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, 0);
-
         if (fake_cudnn.config[c->config].broken)
             return fail("it does not compile");
         t->config = c->config;
@@ -205,7 +198,6 @@ static int64_t results(const struct thing *search, int64_t most,
                        struct thing **out)
 {
     int64_t n = fake_cudnn.configs < most ? fake_cudnn.configs : most;
-
     for (int i = 0; i < n; i++) {
         out[i]->graph =
             thing_at(search, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, 0);
@@ -223,7 +215,6 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const d,
                                        int64_t most, int64_t *n, void *out)
 {
     const struct thing *t = d;
-
     if (!t->finished && name != CUDNN_ATTR_ENGINE_NUMERICAL_NOTE)
         return fail("it is not finished");
     if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS) {
@@ -251,7 +242,6 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h,
     const struct fact *space = thing_fact(v, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
     size_t bytes = (size_t)fake_cudnn.config[p->config].workspace;
     void *w = space ? *(void **)space->value : NULL;
-
     if (!h || !p->finished || !v->finished || !w || (uintptr_t)w % 256)
         return fail("a plan without a handle, or without its memory");
     memset(w, 0x55, bytes);

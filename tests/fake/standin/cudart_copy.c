@@ -23,7 +23,6 @@ static enum iz_standin_way way_of(const void *dst, const void *src)
 {
     bool to = iz_standin_device_of(dst) >= 0;
     bool from = iz_standin_device_of(src) >= 0;
-
     return to && from ? IZ_STANDIN_D2D
            : to       ? IZ_STANDIN_H2D
            : from     ? IZ_STANDIN_D2H
@@ -37,7 +36,6 @@ static bool kind_fits(enum cudaMemcpyKind kind, enum iz_standin_way way)
         [cudaMemcpyHostToDevice] = IZ_STANDIN_H2D,
         [cudaMemcpyDeviceToHost] = IZ_STANDIN_D2H,
         [cudaMemcpyDeviceToDevice] = IZ_STANDIN_D2D};
-
     return kind == cudaMemcpyDefault || ways[kind] == way;
 }
 
@@ -53,7 +51,6 @@ static void run_copy(void *arg)
 {
     struct copy *c = arg;
     enum iz_standin_way way = way_of(c->dst, c->src);
-
     memcpy(side(c->dst, c->n), side(c->src, c->n), c->n);
     iz_standin_counts.bytes[way] += (int64_t)c->n;
     iz_standin_counts.copies[way]++;
@@ -104,7 +101,6 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n,
 static void run_fill(void *arg)
 {
     struct fill *f = arg;
-
     memset(iz_standin_kernel(f->p, f->n), f->value, f->n);
     free(f);
 }
@@ -112,7 +108,6 @@ static void run_fill(void *arg)
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
 {
     struct fill f = {p, value, n};
-
     iz_standin_enter();
     if (!n)
         return cudaSuccess;
@@ -122,7 +117,6 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
 cudaError_t cudaMemset(void *p, int value, size_t n)
 {
     cudaError_t e = cudaMemsetAsync(p, value, n, NULL);
-
     if (!e)
         iz_standin_drain(NULL);
     return e;

@@ -22,7 +22,6 @@ static _Thread_local cudaError_t last_error;
 void iz_standin_die(const char *fmt, ...)
 {
     va_list args;
-
     va_start(args, fmt);
     fputs("stand-in: ", stderr);
     vfprintf(stderr, fmt, args);
@@ -34,7 +33,6 @@ void iz_standin_die(const char *fmt, ...)
 void *iz_standin_dup(const void *p, size_t n)
 {
     void *copy = malloc(n);
-
     if (!copy)
         iz_standin_die("no memory");
     return memcpy(copy, p, n);
@@ -46,7 +44,6 @@ static int64_t setting(const char *name, int64_t usual, int64_t most)
 {
     const char *s = getenv(name);
     char *end;
-
     if (!s || !*s)
         return usual;
     int64_t v = strtoll(s, &end, 10);
@@ -64,7 +61,6 @@ static void print_stats(void)
                                       [IZ_STANDIN_D2D] = "d2d",
                                       [IZ_STANDIN_H2H] = "h2h"};
     FILE *f = fopen(iz_standin_settings.stats_path, "a");
-
     if (!f) {
         perror(iz_standin_settings.stats_path);
         return;
@@ -87,7 +83,6 @@ static void open_once(void)
 {
     struct iz_standin_settings *s = &iz_standin_settings;
     const char *pageable = getenv("IZ_STANDIN_PAGEABLE");
-
     s->devices = (int)setting("IZ_STANDIN_DEVICES", 1, IZ_STANDIN_MAX_DEVICES);
     s->busy = (int)setting("IZ_STANDIN_BUSY", IZ_STANDIN_MAX_DEVICES,
                            IZ_STANDIN_MAX_DEVICES);
@@ -137,7 +132,6 @@ cudaError_t iz_standin_error(cudaError_t e)
 cudaError_t cudaGetLastError(void)
 {
     cudaError_t e = last_error;
-
     last_error = cudaSuccess;
     return e;
 }
@@ -160,7 +154,6 @@ const char *cudaGetErrorString(cudaError_t e)
         {cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered"},
         {cudaErrorUnknown, "cudaErrorUnknown"}};
     int i = 0;
-
     while (texts[i].e != e && texts[i].e != cudaErrorUnknown)
         i++;
     return texts[i].text;
@@ -204,7 +197,6 @@ cudaError_t cudaGetDevice(int *device)
 cudaError_t cudaDeviceReset(void)
 {
     cudaError_t e = cudaDeviceSynchronize();
-
     iz_standin_reset_streams(current);
     iz_standin_reset_memory(current);
     return e;
@@ -241,7 +233,6 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr a, int dev)
 {
     struct cudaDeviceProp p;
     cudaError_t e = cudaGetDeviceProperties(&p, dev);
-
     if (e)
         return e;
     switch (a) {

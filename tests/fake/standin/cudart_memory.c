@@ -44,7 +44,6 @@ static struct pin *pins;
 static char *map(int fd, size_t n, int protection)
 {
     void *p = mmap(NULL, n, protection, MAP_SHARED, fd, 0);
-
     if (p == MAP_FAILED)
         iz_standin_die("cannot map the memory of a device");
     return p;
@@ -53,7 +52,6 @@ static char *map(int fd, size_t n, int protection)
 static void map_device(struct device *d, size_t n)
 {
     int fd = memfd_create("iz-standin", MFD_CLOEXEC);
-
     if (fd < 0 || ftruncate(fd, (off_t)n))
         iz_standin_die("cannot make the memory of a device");
     d->host = map(fd, n, PROT_READ | PROT_WRITE);
@@ -70,10 +68,8 @@ void iz_standin_map_devices(void)
 int iz_standin_device_of(const void *p)
 {
     uintptr_t at = (uintptr_t)p;
-
     for (int i = 0; i < iz_standin_settings.devices; i++) {
         uintptr_t begin = (uintptr_t)devices[i].address;
-
         if (at >= begin && at - begin < (size_t)iz_standin_settings.mem_bytes)
             return i;
     }
@@ -94,7 +90,6 @@ void *iz_standin_host(const void *p)
 static void count_used(struct device *d, int64_t bytes)
 {
     struct iz_standin_stats *c = &iz_standin_counts;
-
     d->used += bytes;
     c->used_bytes += bytes;
     if (c->used_bytes > c->peak_bytes)
@@ -136,7 +131,6 @@ cudaError_t cudaMalloc(void **p, size_t n)
 static void release(struct device *d, struct block **b)
 {
     struct block *gone = *b;
-
     memset(d->host + gone->at, POISON, (size_t)gone->bytes);
     count_used(d, -gone->bytes);
     *b = gone->next;
@@ -181,7 +175,6 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 static bool find_pin(const void *p, size_t n, bool mapped)
 {
     bool found = false;
-
     pthread_mutex_lock(&iz_standin_lock);
     for (struct pin *q = pins; q && !found; q = q->next)
         found = (const char *)p >= q->p && (const char *)p + n <= q->p + q->n &&
@@ -199,7 +192,6 @@ cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
 {
     struct pin q = {NULL, p, n, flags & cudaHostRegisterMapped};
     bool clash = false;
-
     iz_standin_enter();
     if (!p || !n)
         return iz_standin_error(cudaErrorInvalidValue);
@@ -222,7 +214,6 @@ cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
 static void pin_remove(struct pin **at)
 {
     struct pin *gone = *at;
-
     *at = gone->next;
     free(gone);
     iz_standin_counts.pinned_ranges--;
@@ -231,7 +222,6 @@ static void pin_remove(struct pin **at)
 cudaError_t cudaHostUnregister(void *p)
 {
     struct pin **at = &pins;
-
     iz_standin_enter();
     pthread_mutex_lock(&iz_standin_lock);
     while (*at && (*at)->p != p)
@@ -247,7 +237,6 @@ cudaError_t cudaHostUnregister(void *p)
 void iz_standin_reset_memory(int device)
 {
     struct device *d = &devices[device];
-
     pthread_mutex_lock(&iz_standin_lock);
     while (d->blocks)
         release(d, &d->blocks);
@@ -262,7 +251,6 @@ void iz_standin_reset_memory(int device)
 static bool live(const struct device *d, int64_t at, int64_t n)
 {
     const struct block *b = d->blocks;
-
     while (b && b->at + b->bytes <= at)
         b = b->next;
     return b && b->at <= at && at + n <= b->at + b->bytes;

@@ -47,7 +47,6 @@ static int64_t numbers, streams_made;
 static void sleep_us(int64_t us)
 {
     struct timespec t = {us / 1000000, us % 1000000 * 1000};
-
     nanosleep(&t, NULL);
 }
 
@@ -65,7 +64,6 @@ static void jitter(struct CUstream_st *s)
 static struct operation *await_work(struct CUstream_st *s)
 {
     struct operation *o;
-
     pthread_mutex_lock(&iz_standin_lock);
     while (!s->first && !s->quit)
         pthread_cond_wait(&s->filled, &iz_standin_lock);
@@ -77,7 +75,6 @@ static struct operation *await_work(struct CUstream_st *s)
 static void finish(struct CUstream_st *s)
 {
     struct operation *o;
-
     pthread_mutex_lock(&iz_standin_lock);
     o = s->first;
     s->first = o->next;
@@ -92,7 +89,6 @@ static void *stream_main(void *arg)
 {
     struct CUstream_st *s = arg;
     struct operation *o;
-
     iz_standin_forbid(true);
     pthread_setname_np(pthread_self(), "standin-stream");
     while ((o = await_work(s))) {
@@ -109,7 +105,6 @@ static void *stream_main(void *arg)
 static struct CUstream_st *stream_make(int device)
 {
     struct CUstream_st *s = calloc(1, sizeof(*s));
-
     if (!s)
         iz_standin_die("no memory");
     s->device = device;
@@ -129,7 +124,6 @@ static struct CUstream_st *stream_find(cudaStream_t handle)
 {
     int d = iz_standin_device();
     struct CUstream_st *s = NULL;
-
     if (!handle) {
         if (!null_stream[d])
             null_stream[d] = stream_make(d);
@@ -191,7 +185,6 @@ static cudaError_t push(cudaStream_t handle, void (*run)(void *), void *arg,
                         struct CUevent_st *e)
 {
     struct operation o = {.run = run, .arg = arg};
-
     pthread_mutex_lock(&iz_standin_lock);
     struct CUstream_st *s = stream_find(handle);
     if (s) {
@@ -228,7 +221,6 @@ static bool device_past(int device, int64_t number)
 void iz_standin_drain(cudaStream_t handle)
 {
     struct CUstream_st *s;
-
     pthread_mutex_lock(&iz_standin_lock);
     int64_t number = numbers;
     while ((s = stream_find(handle)) && !past(s, number))
@@ -257,7 +249,6 @@ static cudaError_t stream_check(cudaStream_t handle, bool *idle)
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     bool idle;
-
     iz_standin_enter();
     iz_standin_drain(s);
     return stream_check(s, &idle);
@@ -276,7 +267,6 @@ static cudaError_t ready(bool yes)
 cudaError_t cudaStreamQuery(cudaStream_t s)
 {
     bool idle;
-
     iz_standin_enter();
     cudaError_t e = stream_check(s, &idle);
     return e ? e : ready(idle);
@@ -285,7 +275,6 @@ cudaError_t cudaStreamQuery(cudaStream_t s)
 static void run_call(void *arg)
 {
     struct call *c = arg;
-
     c->f(c->arg);
     iz_standin_counts.kernels++;
     free(c);
@@ -294,7 +283,6 @@ static void run_call(void *arg)
 cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *arg)
 {
     struct call c = {f, arg};
-
     iz_standin_enter();
     return iz_standin_push(s, run_call, iz_standin_dup(&c, sizeof(c)));
 }

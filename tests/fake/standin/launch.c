@@ -20,7 +20,6 @@ void emu_device(int capability) __attribute__((weak));
 static void tell_capability(void)
 {
     int device, major, minor;
-
     if (cudaGetDevice(&device) ||
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
                                device) ||
@@ -47,7 +46,6 @@ void emu_reach_words(void *words, size_t bytes)
 {
     for (size_t at = 0; at + sizeof(void *) <= bytes; at += sizeof(void *)) {
         void *p;
-
         memcpy(&p, (char *)words + at, sizeof(p));
         if (iz_standin_host(p) == p)
             continue; /* a number, or memory of the host */

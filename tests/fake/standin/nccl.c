@@ -61,7 +61,6 @@ static bool agree(const struct call *k)
 {
     struct ncclComm *c = k->comm;
     struct iz_seat *mine = &c->board->seat[c->rank];
-
     mine->now = k->sig;
     mine->now.number = mine->begun;
     mine->begun++;
@@ -69,7 +68,6 @@ static bool agree(const struct call *k)
         return false;
     for (int r = 0; r < c->ranks; r++) {
         const struct iz_signature *theirs = &c->board->seat[r].now;
-
         if (!iz_signature_same(&mine->now, theirs))
             iz_board_mismatch(c, &mine->now, r, theirs);
     }
@@ -82,7 +80,6 @@ static void check_in_place(const struct call *k, const char *src,
                            const char *dst)
 {
     int64_t n = k->bytes, ranks = k->comm->ranks;
-
     if (src != dst + k->comm->rank * n && src < dst + ranks * n &&
         dst < src + n) {
         fprintf(stderr, "stand-in: ncclAllGather overlaps but not in place\n");
@@ -95,11 +92,9 @@ static bool all_gather(const struct call *k)
     struct ncclComm *c = k->comm;
     const char *src = device(k->src, k->bytes);
     char *dst = device(k->dst, k->bytes * c->ranks);
-
     check_in_place(k, src, dst);
     for (int64_t at = 0; at < k->bytes; at += IZ_BOARD_CHUNK) {
         size_t n = (size_t)least(k->bytes - at, IZ_BOARD_CHUNK);
-
         memcpy(c->board->seat[c->rank].data, src + at, n);
         if (!iz_board_barrier(c, "ncclAllGather"))
             return false;
@@ -118,7 +113,6 @@ static bool all_gather(const struct call *k)
 static bool send_piece(struct call *k, const char *src, struct iz_mail *m)
 {
     int64_t n = least(k->bytes - k->at, IZ_BOARD_MAIL);
-
     if (m->full)
         return false;
     if (k->pieces && !n) {
@@ -138,7 +132,6 @@ static bool recv_piece(struct call *k, char *dst, struct iz_mail *m)
 {
     struct iz_signature expected = k->sig;
     int64_t n = least(k->bytes - k->at, IZ_BOARD_MAIL);
-
     if (!m->full)
         return false;
     expected.verb = IZ_SEND;
@@ -157,7 +150,6 @@ static struct iz_mail *mail_of(const struct call *k)
 {
     const struct ncclComm *c = k->comm;
     int peer = k->sig.root;
-
     return k->sig.verb == IZ_SEND ? &c->board->mail[c->rank][peer]
                                   : &c->board->mail[peer][c->rank];
 }
@@ -188,7 +180,6 @@ static void check_peer(const struct call *k)
     const struct ncclComm *c = k->comm;
     const struct iz_seat *peer = &c->board->seat[k->sig.root];
     bool ahead = peer->begun > c->board->seat[c->rank].begun;
-
     if (ahead && mail_of(k)->full == (k->sig.verb == IZ_SEND))
         iz_board_mismatch(c, &k->sig, k->sig.root, &peer->now);
 }
@@ -198,7 +189,6 @@ static void check_peer(const struct call *k)
 static int round_of(const struct group *g, bool *moved)
 {
     int left = 0;
-
     for (struct call *k = g->first; k; k = k->next) {
         if (!is_message(k) || k->done)
             continue;
@@ -215,7 +205,6 @@ static void run_messages(const struct group *g)
 {
     struct iz_wait w = iz_wait_begin(g->first->comm, "messages");
     bool moved = false;
-
     while (round_of(g, &moved)) {
         if (moved)
             w = iz_wait_begin(w.c, w.what);
@@ -237,7 +226,6 @@ static void run_collectives(const struct group *g)
 static void group_free(struct group *g)
 {
     struct call *next;
-
     for (struct call *k = g->first; k; k = next) {
         next = k->next;
         free(k);
@@ -252,7 +240,6 @@ static void run_group(void *arg)
     struct group *g = arg;
     struct ncclComm *c = g->first->comm;
     struct iz_wait w = iz_wait_begin(c, "an earlier group of calls");
-
     while (c->done != g->number && iz_wait_more(&w))
         continue;
     iz_fault(c, g->number);
@@ -268,7 +255,6 @@ static ncclResult_t group_submit(struct group *g)
 {
     struct call *first = g->first;
     bool one = true;
-
     if (!first) {
         group_free(g);
         return ncclSuccess;
@@ -290,7 +276,6 @@ static ncclResult_t group_submit(struct group *g)
 static struct group *group_make(void)
 {
     struct group *g = calloc(1, sizeof(*g));
-
     if (g)
         g->end = &g->first;
     return g;
@@ -307,7 +292,6 @@ ncclResult_t ncclGroupStart(void)
 ncclResult_t ncclGroupEnd(void)
 {
     struct group *g = open_group.group;
-
     iz_blocks("ncclGroupEnd");
     if (!open_group.depth)
         return ncclInvalidUsage;
@@ -321,7 +305,6 @@ static ncclResult_t add(struct call k)
 {
     struct group *g = open_group.depth ? open_group.group : group_make();
     struct call *copy = malloc(sizeof(*copy));
-
     if (!g || !copy)
         return ncclSystemError;
     *copy = k;
@@ -335,7 +318,6 @@ static ncclResult_t add(struct call k)
 static int64_t type_bytes(ncclDataType_t t)
 {
     static const int64_t bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-
     return bytes[t];
 }
 
@@ -351,7 +333,6 @@ static ncclResult_t submit(enum iz_verb verb, const void *src, void *dst,
                              .count = (int64_t)count},
                      .src = src,
                      .dst = dst};
-
     if (!c || type > ncclBfloat16 || root < 0 || root >= c->ranks)
         return ncclInvalidArgument;
     k.bytes = k.sig.count * type_bytes(type);
@@ -386,7 +367,6 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
     static atomic_int made;
     struct timespec t;
-
     clock_gettime(CLOCK_REALTIME, &t);
     memset(id, 0, sizeof(*id));
     snprintf(id->internal, sizeof(id->internal), "/iz-standin-%d-%d-%ld",
@@ -398,7 +378,6 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
                               int rank)
 {
     struct ncclComm *c;
-
     iz_blocks("ncclCommInitRank");
     *out = NULL;
     if (ranks < 1 || ranks > IZ_BOARD_RANKS || rank < 0 || rank >= ranks)
@@ -421,7 +400,6 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
 static void finalize(struct ncclComm *c)
 {
     struct iz_wait w = iz_wait_begin(c, "ncclCommDestroy");
-
     while (c->done != c->issued) {
         bool aborted = !iz_wait_more(&w);
         if (aborted)
@@ -467,7 +445,6 @@ const char *ncclGetErrorString(ncclResult_t r)
         [ncclRemoteError] =
             "remote process exited or there was a network error",
         [ncclInProgress] = "NCCL operation in progress"};
-
     return texts[r];
 }
 

@@ -22,7 +22,6 @@
 static double now_s(void)
 {
     struct timespec t;
-
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
@@ -30,7 +29,6 @@ static double now_s(void)
 static double timeout_s(void)
 {
     const char *s = getenv("IZ_STANDIN_TIMEOUT_S");
-
     return s && *s ? atof(s) : TIMEOUT_S;
 }
 
@@ -44,7 +42,6 @@ struct iz_wait iz_wait_begin(const struct ncclComm *c, const char *what)
 static void look_away(double waited_s)
 {
     double ns = waited_s * 1e9 / 16;
-
     ns = ns < 50e3 ? 50e3 : ns > 1e6 ? 1e6 : ns;
     nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
 }
@@ -52,7 +49,6 @@ static void look_away(double waited_s)
 bool iz_wait_more(struct iz_wait *w)
 {
     double waited = now_s() - w->since_s;
-
     if (w->c->aborted)
         return false;
     if (waited > timeout_s()) {
@@ -69,7 +65,6 @@ bool iz_board_barrier(struct ncclComm *c, const char *what)
     struct iz_board *b = c->board;
     struct iz_wait w = iz_wait_begin(c, what);
     int phase = b->phase;
-
     if (atomic_fetch_add(&b->arrived, 1) == c->ranks - 1) {
         b->arrived = 0;
         b->phase = phase + 1;
@@ -93,7 +88,6 @@ bool iz_signature_same(const struct iz_signature *a,
 static void print_signature(int rank, const struct iz_signature *s)
 {
     static const char *const verbs[] = {"AllGather", "Send", "Recv"};
-
     fprintf(stderr,
             "  rank %d: %s number %" PRId64 ", %" PRId64
             " elements of type %d, root or peer %d\n",
@@ -115,7 +109,6 @@ void iz_fault(const struct ncclComm *c, int64_t group)
     const char *s = getenv("IZ_STANDIN_FAULT");
     int rank, number;
     int64_t at;
-
     if (s && sscanf(s, "%d:%" SCNd64 ":%d", &rank, &at, &number) == 3 &&
         rank == c->rank && at == group)
         kill(getpid(), number);
@@ -124,7 +117,6 @@ void iz_fault(const struct ncclComm *c, int64_t group)
 void iz_blocks(const char *function)
 {
     const char *s = getenv("IZ_STANDIN_BLOCKS");
-
     while (s && strcmp(s, function) == 0)
         pause();
 }
@@ -132,12 +124,10 @@ void iz_blocks(const char *function)
 bool iz_board_lost(const struct ncclComm *c)
 {
     const char *silent = getenv("IZ_STANDIN_SILENT");
-
     if (silent && atoi(silent))
         return false;
     for (int r = 0; r < c->ranks; r++) {
         const struct iz_seat *s = &c->board->seat[r];
-
         if (!s->left && kill(s->pid, 0) && errno == ESRCH)
             return true;
     }
@@ -150,7 +140,6 @@ static struct iz_board *board_map(const char *name)
 {
     int fd = shm_open(name, O_CREAT | O_RDWR, 0600);
     void *p = MAP_FAILED;
-
     if (fd < 0)
         return NULL;
     if (ftruncate(fd, sizeof(struct iz_board)) == 0)

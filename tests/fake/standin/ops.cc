@@ -29,7 +29,6 @@ static constexpr int64_t POISONED = 65536;
 template <class F> static void run(void *arg)
 {
     F *f = (F *)arg;
-
     (*f)();
     delete f;
 }
@@ -147,7 +146,6 @@ template <class P, class T> static P give(T &kept)
 static void poison(struct iz_view v)
 {
     int64_t bytes = iz_view_bytes(v);
-
     if (v.p)
         memset(v.p, POISON, (size_t)(bytes < POISONED ? bytes : POISONED));
 }
@@ -188,7 +186,6 @@ static void call(void (*op)(struct iz_exec *, P...), struct iz_exec *x, A... a)
         const std::index_sequence_for<P...> all;
         struct iz_view scratch = scratch_of<sizeof...(P)>(kept);
         struct iz_exec cpu = iz_exec_dry(IZ_CPU, IZ_F32);
-
         run_op(op, &cpu, kept, all);
         cpu.dry = false;
         cpu.work.size = cpu.work.peak;
@@ -212,11 +209,9 @@ static void call(decltype(&iz_classifier_fwd) op, struct iz_exec *x,
 {
     int64_t rows = c->a.rows;
     const int32_t *target = c->target;
-
     enqueue(x, [=] {
         const int32_t *t = reach(target, rows * (int64_t)sizeof(*t));
         int64_t n = 0;
-
         for (int64_t i = 0; i < rows; i++)
             n += t[i] != -1;
         if (n != count)
@@ -231,7 +226,6 @@ static void call(decltype(&iz_flat_sum) sum, struct iz_exec *x, void *out,
                  int n_in, enum iz_dtype in_type, int64_t n)
 {
     std::vector<const void *> list(in, in + n_in);
-
     enqueue(x, [=]() mutable {
         for (const void *&p : list)
             p = reach(p, n * iz_dtype_bytes(in_type));
@@ -266,7 +260,6 @@ static void call(decltype(&iz_update) op, struct iz_exec *x,
 {
     std::vector<struct iz_alike> span(given->span, given->span + given->spans);
     struct iz_update u = *given;
-
     enqueue(x, [=]() mutable {
         u.span = span.data();
         u.p = reach(u.p, u.n * iz_dtype_bytes(IZ_F32));
@@ -286,7 +279,6 @@ static void call(decltype(&iz_update) op, struct iz_exec *x,
 static bool cudnn_is(const char *what)
 {
     const char *is = getenv("IZ_STANDIN_CUDNN");
-
     return is && strcmp(is, what) == 0;
 }
 

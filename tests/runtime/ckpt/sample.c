@@ -17,11 +17,9 @@ static uint32_t bits(const struct state *s, int64_t i)
 void get(void *arg, int64_t from, float *out, int64_t n)
 {
     struct state *s = arg;
-
     s->wrong += n < 1 || n > IZ_BLOCK || from < 0 || from + n > s->part->count;
     for (int64_t i = 0; i < n; i++) {
         uint32_t b = bits(s, from + i);
-
         memcpy(out + i, &b, 4);
     }
 }
@@ -29,12 +27,10 @@ void get(void *arg, int64_t from, float *out, int64_t n)
 static void put(void *arg, int64_t from, const float *in, int64_t n)
 {
     struct state *s = arg;
-
     s->wrong += n < 1 || n > IZ_BLOCK || from != s->put;
     s->put += n;
     for (int64_t i = 0; i < n; i++) {
         uint32_t b = bits(s, from + i);
-
         s->wrong += memcmp(&b, in + i, 4) != 0;
     }
 }
@@ -44,7 +40,6 @@ void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
 {
     static const char *const name[ARRAYS] = {"wte/master", "h.0/m", "h.0/v",
                                              "ln/v"};
-
     *r = (struct run){
         .k = {.dir = folder,
               .part = r->part,
@@ -65,7 +60,6 @@ void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
     for (int i = 0; i < ARRAYS; i++) {
         int64_t shard = (total[i] + c->size - 1) / c->size;
         int64_t first = shard * c->rank, rest;
-
         first = first < total[i] ? first : total[i];
         rest = total[i] - first;
         r->state[i] = (struct state){&r->part[i], i, .step = step};
@@ -90,7 +84,6 @@ static void job_set(struct run *r, const struct job *j, const struct iz_coll *c)
 int64_t number_put(const struct run *r)
 {
     int64_t n = 0;
-
     for (int i = 0; i < ARRAYS; i++)
         n += r->state[i].put;
     return n;
@@ -102,7 +95,6 @@ static bool run_is(const struct run *r, int64_t step)
     bool right = r->scalar[0].value == 0.1 * (double)step &&
                  r->scalar[1].value == 0x1p-1070 && isinf(r->scalar[2].value) &&
                  signbit(r->scalar[3].value);
-
     for (int i = 0; i < ARRAYS; i++)
         right = right && r->state[i].put == r->part[i].count &&
                 r->state[i].wrong == 0;
@@ -120,10 +112,8 @@ static int write_blocks(struct iz_ckpt_writer *w, const struct iz_ckpt *k)
 {
     static float block[IZ_BLOCK];
     int err = iz_ckpt_writer_open(w);
-
     for (int i = 0; i < k->n_parts; i++) {
         const struct iz_piece *p = &w->piece[i];
-
         for (int64_t b = 0; b < iz_piece_blocks(p) && !err; b++) {
             get(k->part[i].arg, p->first - k->part[i].first + b * IZ_BLOCK,
                 block, iz_piece_block_elems(p, b));
@@ -145,7 +135,6 @@ int save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c)
     struct iz_ckpt_file mine = {0};
     bool first = c->rank == 0;
     int err = iz_ckpt_shares(k, c, piece);
-
     if (!err)
         err = iz_agree(c, first ? iz_ckpt_dir_sweep(k->dir) : 0);
     if (!err) {
@@ -164,7 +153,6 @@ int save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c)
 int save_alone(int64_t step, int keep_last)
 {
     struct run r;
-
     run_set(&r, small, &alone, step);
     r.k.keep_last = keep_last;
     return save(&r.k, step, &alone);
@@ -181,7 +169,6 @@ int load_alone(int64_t step, int64_t saved)
 {
     struct run r;
     int err;
-
     run_set(&r, small, &alone, saved);
     err = load(&r, step, &alone);
     assert_true(err ? number_put(&r) == 0 : run_is(&r, saved));
@@ -199,7 +186,6 @@ int save_one(struct iz_coll *c, void *arg)
     int64_t wrong = 0;
     struct run r;
     int err;
-
     job_set(&r, j, c);
     err = save(&r.k, j->step, c);
     for (int i = 0; i < ARRAYS; i++)
@@ -211,7 +197,6 @@ int load_one(struct iz_coll *c, void *arg)
 {
     const struct job *j = arg;
     struct run r;
-
     job_set(&r, j, c);
     return load(&r, j->step, c) || !run_is(&r, j->step);
 }

@@ -19,7 +19,6 @@ static void any_number_of_ranks_loads_what_any_other_saved(void **state)
                 /* Large arrays once per number of writers. */
                 struct job j = {l == s % 4 + 1 ? large : small, 10 * s + l,
                                 replicated != 0};
-
                 all_return(s, save_one, &j, 0);
                 j.replicated = l % 2 != 0;
                 all_return(l, load_one, &j, 0);
@@ -30,13 +29,11 @@ static void what_all_ranks_have_is_written_once(void **state)
 {
     struct job j = {large, 1, true};
     int64_t all = 0;
-
     all_return(3, save_one, &j, 0);
     for (int i = 0; i < 3; i++) {
         int64_t bytes = size_of(in_folder("checkpoints/step-00000001/rank-%05d-"
                                           "of-00003.safetensors",
                                           i));
-
         assert_true(bytes > 3 << 20);
         all += bytes;
     }
@@ -50,7 +47,6 @@ static int save_differently(struct iz_coll *c, void *arg)
 {
     int how = *(int *)arg;
     struct run r;
-
     run_set(&r, small, c, 1);
     if (c->rank == 1 && how == OTHER_NAME)
         r.part[1].name[0] = 'x';
@@ -85,7 +81,6 @@ static void a_rank_file_is_safetensors(void **state)
     int64_t bytes;
     char *p;
     float v;
-
     run_set(&r, small, &alone, 3);
     assert_int_equal(save_alone(3, 0), 0);
     p = contents(in_step(3, "/rank-00000-of-00001.safetensors"), &bytes);
@@ -106,7 +101,6 @@ static void a_rank_file_is_safetensors(void **state)
 static void a_step_saved_again_has_the_new_contents(void **state)
 {
     struct run r;
-
     assert_int_equal(save_alone(7, 0), 0);
     run_set(&r, small, &alone, 8); /* step 8's values, under step 7's name */
     assert_int_equal(save(&r.k, 7, &alone), 0);
@@ -181,7 +175,6 @@ static void a_foreign_run_is_told_what_differs(void **state)
     for (int i = 0; i < N_OF(others); i++) {
         const struct other_run *o = &others[i];
         struct run r;
-
         run_set(&r, small, &alone, 5);
         r.k.model_text = o->model ? o->model : r.k.model_text;
         r.k.optimizer = o->optimizer ? o->optimizer : r.k.optimizer;
@@ -215,7 +208,6 @@ static int save_limited(struct iz_coll *c, void *arg)
 {
     struct rlimit limit = {300 << 10, 300 << 10};
     struct run r;
-
     signal(SIGXFSZ, SIG_IGN);
     if (c->rank == 1)
         setrlimit(RLIMIT_FSIZE, &limit);
@@ -239,7 +231,6 @@ static void a_full_disk_leaves_the_last_one(void **state)
 {
     char own[sizeof(folder)];
     struct run r;
-
     strcpy(own, folder);
     strcpy(folder, mount_small("small", 2048, 0));
     run_set(&r, large, &alone, 6);
@@ -298,14 +289,12 @@ static void save_without_end(void)
 static void a_kill_at_any_time_leaves_a_checkpoint(void **state)
 {
     int64_t before = 1, after = 0;
-
     assert_int_equal(save_alone(1, 0), 0);
     /* A busy machine needs more of them until enough saves came through. */
     for (int i = 0; i < 30 || (after <= 10 && i < 3000); i++) {
         struct timespec t = {0, random_below(40000000)};
         pid_t pid = fork();
         int status;
-
         if (pid == 0)
             save_without_end();
         nanosleep(&t, NULL);
@@ -340,6 +329,5 @@ int main(void)
         CASE(a_checkpoint_loses_its_name_before_its_files),
         CASE(a_kill_at_any_time_leaves_a_checkpoint),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

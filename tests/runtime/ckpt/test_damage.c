@@ -18,7 +18,6 @@ static const char *file_of(int i)
 static void save_two(void)
 {
     struct job j = {small, 5, false};
-
     assert_int_equal(save_alone(4, 0), 0);
     all_return(2, save_one, &j, 0);
 }
@@ -38,11 +37,9 @@ static void every_flipped_bit_and_other_length_is_named(void **state)
     for (int i = 0; i < N_OF(files); i++) {
         int64_t bytes;
         char *p = contents(file_of(i), &bytes);
-
         for (int n = 0; n < 150; n++) {
             int64_t at = random_below(bytes);
             char bit = (char)(1 << random_below(8));
-
             p[at] = (char)(p[at] ^ bit);
             replace(file_of(i), p, bytes);
             damage_is_named(i);
@@ -50,7 +47,6 @@ static void every_flipped_bit_and_other_length_is_named(void **state)
         }
         for (int n = 0; n < 50; n++) {
             int64_t left = random_below(bytes);
-
             replace(file_of(i), p, n < 10 ? n : n == 10 ? bytes + 1 : left);
             damage_is_named(i);
         }
@@ -65,7 +61,6 @@ static void a_missing_or_foreign_file_is_named(void **state)
     struct job j = {small, 3, false};
     int64_t bytes;
     char *p;
-
     save_two();
     all_return(2, save_one, &j, 0); /* an older step, as if copied together */
     p = contents(file_of(0), &bytes);
@@ -88,7 +83,6 @@ static int load_damaged(struct iz_coll *c, void *arg)
 {
     struct run r;
     int err;
-
     run_set(&r, large, c, 5);
     err = iz_ckpt_load(&r.k, 5, c);
     return number_put(&r) == 0 ? -err : 1;
@@ -99,7 +93,6 @@ static void damage_that_one_rank_sees_fails_on_all(void **state)
     struct job j = {large, 5, false};
     int64_t bytes;
     char *p;
-
     all_return(2, save_one, &j, 0);
     p = contents(file_of(1), &bytes);
     p[bytes - 1] ^= 1;
@@ -115,7 +108,6 @@ static void a_header_that_only_looks_the_same_is_named(void **state)
     uint64_t length;
     int64_t bytes;
     char *p;
-
     save_two();
     p = contents(file_of(0), &bytes);
     memcpy(&length, p, 8);
@@ -181,7 +173,6 @@ static void each_lie_of_a_header_is_named(void **state)
             (uint64_t)snprintf(text + 8, sizeof(text) - 16,
                                "{\"__metadata__\":{\"izar\":\"1\",%s},%s}",
                                json(lies[i].meta), json(lies[i].tensors));
-
         memcpy(text, &n, 8);
         replace(in_folder("x"), text, (int64_t)n + 16);
         assert_int_equal(HEARD(iz_safetensors_open(&s, in_folder("x"))) != 0,
@@ -196,11 +187,9 @@ static void no_length_of_a_header_is_believed(void **state)
 {
     static const uint64_t lengths[] = {
         0, 1, 9, 1 << 20, 200 << 20, INT64_MAX, UINT64_MAX, UINT64_MAX - 7};
-
     for (int i = 0; i < N_OF(lengths); i++) {
         struct iz_safetensors *s;
         char text[16] = "xxxxxxxx{}      ";
-
         memcpy(text, &lengths[i], 8);
         replace(in_folder("x"), text, sizeof(text));
         assert_true(HEARD(iz_safetensors_open(&s, in_folder("x"))) != 0);
@@ -219,19 +208,16 @@ static void no_header_breaks_the_reader(void **state)
     int64_t bytes;
     int opened = 0;
     char *p, *q;
-
     assert_int_equal(save_alone(5, 0), 0);
     p = contents(in_step(5, "/rank-00000-of-00001.safetensors"), &bytes);
     q = malloc((size_t)bytes);
     for (int n = 0; n < 3000; n++) {
         struct iz_safetensors *s;
         int64_t header = bytes - 4 * 1006;
-
         memcpy(q, p, (size_t)bytes);
         for (uint64_t k = random_next() % 3 + 1; k-- > 0;) {
             const char *w = words[random_below(N_OF(words))];
             int64_t at = random_below(header - 20);
-
             if (random_next() % 3)
                 memcpy(q + at, w, strlen(w));
             else
@@ -266,6 +252,5 @@ int main(void)
         CASE(no_length_of_a_header_is_believed),
         CASE(no_header_breaks_the_reader),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

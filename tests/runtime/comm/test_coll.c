@@ -23,7 +23,6 @@ static const enum iz_dtype floats[] = {IZ_F32, IZ_BF16, IZ_F16};
 static void *take(int64_t bytes)
 {
     void *p = malloc((size_t)bytes + 1);
-
     assert_non_null(p);
     return p;
 }
@@ -45,7 +44,6 @@ static unsigned char byte_of(int r, int64_t i)
 static int64_t part_of(int r, int k)
 {
     static const int64_t length[] = {0, 5, 700001, 1, 4200003, 0, 64};
-
     return length[(r + k) % 7];
 }
 
@@ -67,7 +65,6 @@ static void check_gather(int64_t shard)
     int64_t end = coll->first[coll->rank + 1], sent = coll->sent_bytes;
     int64_t received = coll->received_bytes;
     unsigned char *full = take(all);
-
     memset(full, 0x5a, (size_t)all + 1);
     for (int64_t i = at; i < end; i++)
         full[i] = byte_of(0, i);
@@ -88,7 +85,6 @@ static void all_gather_gives_all_shards_to_all(void **state)
 {
     static const int64_t shards[] = {0,       1,       7,       4096,
                                      1000003, 4194304, 4194305, 13000001};
-
     for (int k = 0; k < 8; k++)
         check_gather(shards[k]);
 }
@@ -99,7 +95,6 @@ static float element(int r, int64_t i, enum iz_dtype t)
     uint64_t h = iz_mix((uint64_t)i * 64 + (uint64_t)r);
     float x = (float)((double)(h >> 11) * 0x1p-53 - 0.5);
     uint16_t y;
-
     x *= (float)(1 << (h % 8));
     if (t == IZ_F32)
         return x;
@@ -112,7 +107,6 @@ static void fill(void *p, int r, enum iz_dtype t, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         float x = element(r, i, t);
-
         iz_cast((char *)p + i * iz_dtype_bytes(t), t, &x, IZ_F32, 1);
     }
 }
@@ -131,7 +125,6 @@ static void check_reduce(const struct reduce_case *k)
     char *full = take(all * wire), *own = take(bytes), *want = take(bytes);
     char *out = k->in_place ? full + at * wire : own;
     double norm2 = -1;
-
     fill(own, 99, k->out, n);
     fill(full, coll->rank, k->wire, all);
     for (int64_t i = 0; i < n; i++) { /* the serial sum */
@@ -160,13 +153,11 @@ static void check_reduce(const struct reduce_case *k)
 static void reduce_scatter_is_the_serial_sum(void **state)
 {
     static const int64_t shards[] = {1, 7, 1023, 65537};
-
     for (int k = 0; k < 4 * 9 * 2; k++) {
         struct reduce_case c = {.shard = shards[k % 4],
                                 .wire = floats[k / 4 % 3],
                                 .out = floats[k / 12 % 3],
                                 .accumulate = k / 36 != 0};
-
         check_reduce(&c);
     }
 }
@@ -177,7 +168,6 @@ static void reduce_scatter_of_any_length(void **state)
 {
     float out = 3.0f, full = 4.0f;
     double norm2 = 5;
-
     iz_coll_reduce_scatter(coll, &out, IZ_F32, false, &full, IZ_F32, 0, &norm2,
                            "nothing");
     assert_true(out == 3.0f && full == 4.0f && norm2 == 0);
@@ -207,7 +197,6 @@ static void parts_may_have_different_lengths(void **state)
 static void scratch_is_bounded(void **state)
 {
     const int64_t mib = 1 << 20;
-
     assert_int_equal(iz_coll_scratch_bytes(1, mib * 100), 0);
     assert_int_equal(iz_coll_scratch_bytes(2, 0), 0);
     assert_int_equal(iz_coll_scratch_bytes(2, 100), 2 * 128);
@@ -221,7 +210,6 @@ static void scratch_is_bounded(void **state)
 static void pieces_are_whole_blocks_of_the_norm(void **state)
 {
     struct iz_coll c = {.size = 2};
-
     for (; c.size <= 300; c.size++) {
         c.local_size = c.size; /* all on one host */
         assert_int_equal(iz_coll_cut(&c, 1 << 30).bytes,
@@ -240,10 +228,8 @@ static void broadcast_reaches_all(void **state)
 {
     const int64_t n = 3000001;
     unsigned char *p = take(n);
-
     for (int root = 0; root < coll->size; root++) {
         int64_t wrong = 0;
-
         for (int64_t i = 0; i < n; i++)
             p[i] = coll->rank == root ? byte_of(root, i) : 0;
         iz_coll_broadcast(coll, p, n, root, "file");
@@ -257,7 +243,6 @@ static void broadcast_reaches_all(void **state)
 static void doubles_are_gathered(void **state)
 {
     double all[64 * 3];
-
     for (int j = 0; j < 3; j++)
         all[coll->rank * 3 + j] = 1.0 / (coll->rank * 3 + j + 1);
     iz_coll_gather_doubles(coll, all, 3, "norms");
@@ -278,7 +263,6 @@ static void one_refusal_is_seen_by_all(void **state)
 static void order_hash_shows_a_different_order(void **state)
 {
     uint64_t before = coll->order_hash;
-
     assert_int_equal(iz_coll_check_order(coll), 0);
     assert_true(coll->order_hash != before);
     before = coll->order_hash;
@@ -298,7 +282,6 @@ static void ranks_that_differ_are_named(void **state)
     struct iz_coll four = {.size = 4};
     double all[4][3] = {{1, 2, 0}, {1, 2, 5}, {1, 2, 6}, {1, 2, 7}};
     char who[64] = "", few[8];
-
     assert_true(iz_coll_hear_order(&four, all[0], 3, who, sizeof(who)));
     all[2][1] = 3;
     assert_false(iz_coll_hear_order(&four, all[0], 3, who, sizeof(who)));
@@ -326,7 +309,6 @@ int MPI_Abort(MPI_Comm comm, int status)
 static int end_late(const char *how)
 {
     char full[64] = {0};
-
     coll->timeout_s = 0.5;
     deaf = strcmp(how, "late-deaf") == 0;
     if (coll->rank == coll->size - 1) {
@@ -348,7 +330,6 @@ static int end_late(const char *how)
 static void need_memory(void)
 {
     const char *why = iz_coll_near(coll, true);
-
     if (why) {
         print_message("%s\n", why);
         skip();
@@ -362,7 +343,6 @@ static void moves_between_hosts(void **state)
     int host[64], index[64], local_size = coll->local_size;
     size_t n = (size_t)coll->size;
     struct iz_seat *seat[64];
-
     need_memory();
     memcpy(host, s->host, n * sizeof(*host));
     memcpy(index, s->index, n * sizeof(*index));
@@ -404,7 +384,6 @@ static void memory_is_read_when_it_is_ready(void **state)
     need_memory();
     for (int late = 0; late < coll->size; late++) {
         unsigned char full[64] = {0};
-
         if (coll->rank == late)
             nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
         full[coll->rank] = (unsigned char)(coll->rank + 1);
@@ -435,7 +414,6 @@ static int check_all(void)
         cmocka_unit_test(order_hash_shows_a_different_order),
         cmocka_unit_test(ranks_that_differ_are_named),
     };
-
     /* A rank that fails falls out of step; the others must not wait for ever.
      */
     coll->timeout_s = 60;
@@ -448,7 +426,6 @@ static int check_all(void)
 int main(int argc, char **argv)
 {
     int failed;
-
     if (iz_coll_open(&coll, &argc, &argv) != 0)
         return 1;
     failed = argc > 1 ? end_late(argv[1]) : check_all();

@@ -43,7 +43,6 @@ int read_file(const char *path, char *const *set, int n_set, int ranks)
 {
     FILE *err = fmemopen(said, sizeof(said), "w");
     int rc;
-
     assert_non_null(err);
     said[0] = '\0';
     rc = iz_config_read(&config, &toy_section, path, set, n_set, ranks, err);
@@ -62,7 +61,6 @@ int read_override(const char *key, const char *value)
     char text[1024];
     char *set[] = {"train_micro_batch_size_per_gpu=1", text};
     bool same = strcmp(key, "train_micro_batch_size_per_gpu") == 0;
-
     snprintf(text, sizeof(text), "%s=%s", key, value);
     return read_file(NULL, set + same, 2 - same, 1);
 }
@@ -70,7 +68,6 @@ int read_override(const char *key, const char *value)
 const char *effective(void)
 {
     static char *text;
-
     assert_int_equal(
         iz_config_write(&config, &toy_section, in_folder("effective.json")), 0);
     free(text);
@@ -80,7 +77,6 @@ const char *effective(void)
 int lines_of(const char *s)
 {
     int n = 0;
-
     for (; *s != '\0'; s++)
         n += *s == '\n';
     return n;
@@ -90,7 +86,6 @@ void read_refused(const char *text, const char *set, int ranks,
                   const char *words)
 {
     char override[256], *sets[] = {override};
-
     snprintf(override, sizeof(override), "%s", set ? set : "");
     if (text)
         text = write_text(in_folder("config.json"), json(text));
@@ -104,7 +99,6 @@ void read_refused(const char *text, const char *set, int ranks,
 static const char *beside_a_batch(const char *body)
 {
     static char text[4096];
-
     snprintf(text, sizeof(text), "{'train_batch_size': 8%s%s}",
              body[0] != '\0' ? ", " : "", body);
     return text;

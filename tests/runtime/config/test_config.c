@@ -5,7 +5,6 @@
 static void defaults_are_deepspeeds(void **state)
 {
     const struct iz_hyper *o = &config.optimizer;
-
     assert_accepted("");
     assert_int_equal(config.micro_batch, 8);
     assert_int_equal(config.grad_accum, 1);
@@ -83,10 +82,8 @@ static void two_batch_sizes_give_the_third(void **state)
         {BATCH("24", "null", "null"), 24, 8, 1},
         {BATCH("null", "4", "null"), 12, 4, 1},
     };
-
     for (int i = 0; i < N_OF(cases); i++) {
         const char *path = in_folder("config.json");
-
         if (read_file(write_text(path, json(cases[i].text)), NULL, 0, 3) != 0)
             fail_msg("%s\n%s", cases[i].text, said);
         assert_int_equal(config.train_batch_size, cases[i].batch);
@@ -128,7 +125,6 @@ static void adam_is_adamw_unless_told(void **state)
 static void an_optimizer_has_its_own_defaults(void **state)
 {
     const struct iz_hyper *o = &config.optimizer;
-
     assert_accepted("'optimizer': {'type': 'Lion'}");
     assert_int_equal(o->type, IZ_OPTIMIZER_LION);
     assert_true(o->lr == 1e-3 && o->beta1 == 0.9 && o->beta2 == 0.99);
@@ -167,10 +163,8 @@ static void accumulators_are_fp32_when_they_matter(void **state)
          false},
         {", 'data_types': {'grad_accum_dtype': 'fp32'}", true},
     };
-
     for (int i = 0; i < N_OF(cases); i++) {
         char body[256];
-
         snprintf(body, sizeof(body), "'bf16': {'enabled': true}%s",
                  cases[i].more);
         assert_accepted(body);
@@ -189,7 +183,6 @@ static void overrides_win_over_the_file(void **state)
         in_folder("config.json"),
         json("{'train_batch_size': 8, 'zero_optimization': {'stage': 3}, "
              "'model': {'preset': 'toy-large'}}"));
-
     if (read_file(path, set, N_OF(set), 1) != 0)
         fail_msg("%s", said);
     assert_int_equal(config.zero.stage, 1);
@@ -219,7 +212,6 @@ static void faults_of_overrides_name_them(void **state)
         {"run.output=\xff", "not UTF-8"},
         {"a..b=3", "a: unknown key"},
     };
-
     for (int i = 0; i < N_OF(cases); i++)
         read_refused("{'train_batch_size': 8}", cases[i][0], 1, cases[i][1]);
 }

@@ -10,7 +10,6 @@ static void assert_round_trip(int ranks)
 {
     struct iz_config first = config;
     struct toy first_toy = toy;
-
     effective();
     memset(&toy, 0, sizeof(toy));
     if (read_file(in_folder("effective.json"), NULL, 0, ranks) != 0)
@@ -41,7 +40,6 @@ static void the_effective_config_reads_back_the_same(void **state)
         "'parameters': [{'match': '*.bias', 'weight_decay': 0}, {'match': "
         "'a\\'b', 'lr_scale': 0.1, 'weight_decay': null}]",
     };
-
     for (int i = 0; i < N_OF(bodies); i++) {
         assert_accepted(bodies[i]);
         assert_round_trip(1);
@@ -53,7 +51,6 @@ static void the_effective_config_reads_back_the_same(void **state)
 static void the_effective_config_is_nested_and_in_order(void **state)
 {
     const char *text;
-
     assert_int_equal(read_file(USERS_FILE, NULL, 0, 3), 0);
     text = effective();
     assert_non_null(strstr(text, "{\n    \"train_batch_size\": 24,\n"
@@ -74,7 +71,6 @@ static void the_effective_config_is_nested_and_in_order(void **state)
 static void the_effective_config_takes_overrides(void **state)
 {
     char *set[] = {"run.log_interval=3", "bf16.enabled=true"};
-
     assert_accepted("'steps_per_print': 7");
     effective();
     if (read_file(in_folder("effective.json"), set, N_OF(set), 1) != 0)
@@ -113,7 +109,6 @@ static void damage(char *text, size_t size)
     static const char letters[] = "{}[]\",:0159.-eEtfn \\u\n\x01\xff";
     size_t n = strlen(text);
     size_t at = random_next() % n, length = 1 + random_next() % 20;
-
     length = length < n - at ? length : n - at;
     switch (random_next() % 4) {
     case 0:
@@ -137,7 +132,6 @@ static void random_damage_never_crashes(void **state)
     char *whole = contents(USERS_FILE, NULL);
     static char text[16384];
     int accepted = 0;
-
     for (int i = 0; i < 2000; i++) {
         int rc;
         snprintf(text, sizeof(text), "%s", whole);

@@ -19,7 +19,6 @@ static void key_refuses(const struct iz_key *k, const char *value,
 static void every_key_checks_its_type_and_range(void **state)
 {
     char value[64], found[128];
-
     for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         bool pair = k->type == IZ_KEY_PAIR;
         if (k->type == IZ_KEY_STRING)
@@ -43,7 +42,6 @@ static void every_key_checks_its_type_and_range(void **state)
 static void every_key_is_its_own_nearest(void **state)
 {
     char name[IZ_CONFIG_NAME_MAX], found[IZ_CONFIG_NAME_MAX + 32];
-
     for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         size_t n = strlen(k->name);
         snprintf(name, sizeof(name), "%.*s~%c", (int)n - 1, k->name,
@@ -87,7 +85,6 @@ static void every_foreign_key_is_accepted_or_refused_by_name(void **state)
     for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++) {
         char good[64], name[128];
         int i = 0;
-
         assert_true(strlen(k->doc) > 5);
         while (foreign_values[i].accept &&
                strcmp(k->accept, foreign_values[i].accept) != 0)
@@ -134,7 +131,6 @@ static void the_page_is_the_generators(void **state)
     static char want[131072];
     char *got = contents(page, NULL);
     FILE *out = fmemopen(want, sizeof(want), "w");
-
     iz_config_doc(&iz_program.section, true, out);
     fclose(out);
     assert_string_equal(got, want);
@@ -144,7 +140,6 @@ static void the_page_is_the_generators(void **state)
 static void help_and_page_have_every_key(void **state)
 {
     static char text[131072];
-
     for (int markdown = 0; markdown < 2; markdown++) {
         FILE *out = fmemopen(text, sizeof(text), "w");
         iz_config_doc(&toy_section, markdown, out);
@@ -163,14 +158,11 @@ static void every_optimizer_is_spelled_in_its_place(void **state)
 {
     char word[IZ_CONFIG_NAME_MAX], name[IZ_CONFIG_NAME_MAX];
     int n = 0;
-
     for (; iz_word(word, sizeof(word), IZ_OPTIMIZER_TYPES, n); n++) {
         const struct iz_optimizer *o = iz_optimizer((enum iz_optimizer_type)n);
-
         assert_string_equal(o->type, word);
         for (const struct iz_optimizer_param *p = o->param; p->key; p++) {
             const struct iz_key *k = iz_config_keys;
-
             snprintf(name, sizeof(name), "optimizer.params.%s", p->key);
             while (k->name && strcmp(k->name, name) != 0)
                 k++;
@@ -192,7 +184,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(help_and_page_have_every_key),
         cmocka_unit_test(every_optimizer_is_spelled_in_its_place),
     };
-
     if (argc > 1)
         page = argv[1];
     return cmocka_run_group_tests(tests, make_folder, remove_configs);

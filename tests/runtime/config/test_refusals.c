@@ -215,7 +215,6 @@ static void bad_json_has_line_and_column(void **state)
         {"", "line 1, column 0"},
         {"{} x", ""},
     };
-
     for (int i = 0; i < N_OF(cases); i++)
         read_refused(cases[i][0], NULL, 1, cases[i][1]);
 }
@@ -235,7 +234,6 @@ static void a_program_without_a_model_has_no_model_section(void **state)
 {
     const char *path = write_text(in_folder("config.json"),
                                   json("{'train_batch_size': 8, 'model': {}}"));
-
     assert_fails(iz_config_read(&config, NULL, path, NULL, 0, 1, stderr),
                  -EINVAL, "model: unknown key");
 }

@@ -10,7 +10,6 @@ const char *shard(const char *name, int32_t magic, int32_t version,
     int32_t header[256] = {magic, version, count};
     const char *path = in_folder("%s", name);
     char *all = malloc(sizeof(header) + bytes);
-
     memcpy(all, header, sizeof(header));
     memcpy(all + sizeof(header), data, bytes);
     replace(path, all, (int64_t)(sizeof(header) + bytes));
@@ -22,7 +21,6 @@ const char *positions_from(const char *name, int first, int n)
 {
     uint32_t *t = malloc((size_t)n * sizeof(*t));
     const char *path;
-
     for (int i = 0; i < n; i++)
         t[i] = (uint32_t)(first + i);
     path = shard(name, 20240801, 7, n, t, (size_t)n * sizeof(*t));
@@ -45,7 +43,6 @@ void use(const char *path, const char *val, double fraction)
 struct iz_data *opened(int seq, uint64_t seed, bool need_val)
 {
     struct iz_data *d = NULL;
-
     assert_int_equal(iz_data_open(&d, &used, seq, MANY, seed, need_val), 0);
     return d;
 }
@@ -53,7 +50,6 @@ struct iz_data *opened(int seq, uint64_t seed, bool need_val)
 void refused(int seq, int vocab, bool need_val, const char *words)
 {
     struct iz_data *d = NULL;
-
     assert_true(HEARD(iz_data_open(&d, &used, seq, vocab, 1, need_val)) < 0);
     assert_null(d);
     assert_said(words);
@@ -62,7 +58,6 @@ void refused(int seq, int vocab, bool need_val, const char *words)
 int start(const struct iz_data *d, enum iz_split s, int seq, int64_t i)
 {
     static int32_t input[4096], target[4096];
-
     iz_data_sample(d, s, i, input, target);
     for (int j = 0; j < seq; j++) {
         assert_int_equal(input[j], input[0] + j);

@@ -11,7 +11,6 @@ static void samples_are_the_tokens_of_each_format(void **state)
     uint32_t wide[] = {1, 2, 128255, 4, 5};
     int32_t input[4], target[4];
     struct iz_data *d;
-
     use(shard("a", 20240520, 1, 5, narrow, sizeof(narrow)), "", 0);
     d = opened(2, 0, false);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 2);
@@ -41,18 +40,15 @@ static void every_window_comes_once_an_epoch(void **state)
     for (int windows = 1; windows <= 200; windows++) {
         const int seq = 3, rest = windows % 3;
         struct iz_data *d;
-
         use(positions("p", windows * seq + 1 + rest), "", 0);
         d = opened(seq, random_next(), false);
         assert_int_equal(iz_data_windows(d, IZ_TRAIN), windows);
         for (int epoch = 0; epoch < 4; epoch++) {
             char seen[200] = {0};
             int shift = start(d, IZ_TRAIN, seq, (int64_t)epoch * windows) % seq;
-
             assert_true(shift <= rest);
             for (int i = 0; i < windows; i++) {
                 int at = start(d, IZ_TRAIN, seq, (int64_t)epoch * windows + i);
-
                 assert_int_equal(at % seq, shift);
                 assert_false(seen[at / seq]++);
             }
@@ -64,17 +60,14 @@ static void every_window_comes_once_an_epoch(void **state)
 static void every_window_of_many_comes_once_an_epoch(void **state)
 {
     const int sizes[] = {4096, 4097, 65535, 65537, 1000003};
-
     for (int k = 0; k < N_OF(sizes); k++) {
         char *seen = calloc((size_t)sizes[k], 1);
         struct iz_data *d;
         int64_t in_place = 0;
-
         use(positions("p", sizes[k] + 1), "", 0);
         d = opened(1, random_next(), false);
         for (int64_t i = 0; i < sizes[k]; i++) {
             int at = start(d, IZ_TRAIN, 1, sizes[k] + i);
-
             assert_false(seen[at]++);
             in_place += at == i;
         }
@@ -98,7 +91,6 @@ static void windows_fall_on_every_place_alike(void **state)
             count[i][start(d, IZ_TRAIN, 1, e * WINDOWS + i)]++;
     for (int i = 0; i < WINDOWS * WINDOWS; i++) {
         double off = count[i / WINDOWS][i % WINDOWS] - mean;
-
         chi += off * off / mean;
     }
     /* 81 degrees of freedom: above 130 once in 3000 seeds. */
@@ -110,7 +102,6 @@ static void the_order_is_of_seed_and_epoch_alone(void **state)
 {
     struct iz_data *a, *b, *c;
     int same_seed = 0, same_epoch = 0, n = 100;
-
     use(positions("p", n * 2 + 1), "", 0);
     a = opened(2, 5, false);
     b = opened(2, 5, false);
@@ -133,17 +124,14 @@ static void training_and_validation_share_no_target(void **state)
             double fraction = (double)(random_next() % 60 + 1) / 100;
             int last_trained = 0;
             struct iz_data *d;
-
             use(positions("p", n), "", fraction);
             d = opened(seq, random_next(), true);
             for (int i = 0; i < 5 * iz_data_windows(d, IZ_TRAIN); i++) {
                 int at = start(d, IZ_TRAIN, seq, i) + seq;
-
                 last_trained = at > last_trained ? at : last_trained;
             }
             for (int i = 0; i < iz_data_windows(d, IZ_VAL); i++) {
                 int at = start(d, IZ_VAL, seq, i);
-
                 assert_true(at >= last_trained); /* its first target: at + 1 */
                 assert_true(at + seq < n);
             }
@@ -157,7 +145,6 @@ static void training_and_validation_share_no_target(void **state)
 static void validation_is_in_file_order_and_comes_again(void **state)
 {
     struct iz_data *d;
-
     use(positions("p", 101), positions("v", 31), 0.5);
     d = opened(10, 1, true);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 10);
@@ -171,7 +158,6 @@ static void validation_is_in_file_order_and_comes_again(void **state)
 static void wanting_validation_does_not_change_the_training(void **state)
 {
     struct iz_data *a, *b;
-
     use(positions("p", 1001), "", 0.1);
     a = opened(5, 1, true);
     b = opened(5, 1, false);
@@ -215,10 +201,8 @@ static void a_wrong_header_is_named_with_its_numbers(void **state)
          "1062 bytes, but the file has 1064 bytes (oversized)"},
         {20240520, 1, INT32_MAX, 0, "(truncated)"},
     };
-
     for (int i = 0; i < N_OF(cases); i++) {
         uint16_t t[20] = {0};
-
         use(shard("a", cases[i].magic, cases[i].version, cases[i].count, t,
                   sizeof(t) - (size_t)cases[i].less),
             "", 0);
@@ -235,7 +219,6 @@ static void a_token_outside_the_vocabulary_is_named(void **state)
 
     for (int i = 0; i < 20; i++) {
         int at = i == 0 ? 0 : i == 1 ? N - 1 : (int)random_below(N);
-
         t[at] = 50257;
         use(shard("a", 20240520, 1, N, t, N * sizeof(*t)), "", 0);
         snprintf(words, sizeof(words), "token %d is 50257", at);
@@ -251,7 +234,6 @@ static void a_token_outside_the_vocabulary_is_named(void **state)
 static void too_few_tokens_are_named(void **state)
 {
     struct iz_data *d;
-
     use(positions("p", 8), "", 0);
     refused(8, MANY, false, "8 tokens for training, but one window needs 9");
     use(positions("p", 9), "", 0);
@@ -282,6 +264,5 @@ int main(void)
         CASE(a_token_outside_the_vocabulary_is_named),
         CASE(too_few_tokens_are_named),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,7 +9,6 @@ enum { BYTES = 3, TAGS = 5 };
 static const char *check(const void *self, const void *record)
 {
     const unsigned char *r = record;
-
     return r[0] < TAGS ? NULL : "its tag is not below 5";
 }
 
@@ -19,7 +18,6 @@ static void unpack(const void *self, const void *record, int64_t i, int64_t n,
                    void *input, void *target)
 {
     const unsigned char *r = record;
-
     ((unsigned char *)input)[i] = r[1];
     ((unsigned char *)input)[n + i] = r[2];
     ((unsigned char *)target)[i] = r[0];
@@ -32,7 +30,6 @@ static const struct iz_model model = {.name = "tags",
 static const char *records(const char *name, int first, int n, int more)
 {
     unsigned char r[400 * BYTES + 6], *at = r;
-
     for (int i = first; i < first + n; i++) {
         *at++ = (unsigned char)(i % TAGS);
         *at++ = (unsigned char)(i % 256);
@@ -46,7 +43,6 @@ static const char *records(const char *name, int first, int n, int more)
 static struct iz_data *records_opened(uint64_t seed)
 {
     struct iz_data *d = NULL;
-
     assert_int_equal(iz_data_open_records(&d, &used, &model, seed, false), 0);
     return d;
 }
@@ -56,7 +52,6 @@ static int number(const struct iz_data *d, enum iz_split s, int64_t i)
 {
     unsigned char input[2], target;
     int n;
-
     iz_data_batch(d, s, i, 1, input, &target);
     n = input[0] + 256 * input[1];
     assert_int_equal(target, n % TAGS);
@@ -67,13 +62,11 @@ static void every_record_comes_once_an_epoch(void **state)
 {
     for (int n = 1; n <= 300; n += 1 + n / 4) {
         struct iz_data *d;
-
         use(records("r", 0, n, 0), "", 0);
         d = records_opened(random_next());
         assert_int_equal(iz_data_windows(d, IZ_TRAIN), n);
         for (int epoch = 0; epoch < 2; epoch++) {
             char seen[300] = {0};
-
             for (int i = 0; i < n; i++)
                 assert_false(seen[number(d, IZ_TRAIN, epoch * n + i)]++);
         }
@@ -102,7 +95,6 @@ static void epochs_and_seeds_have_orders_of_their_own(void **state)
 static void the_last_records_are_for_validation(void **state)
 {
     struct iz_data *d;
-
     use(records("r", 0, 100, 0), "", 0.2);
     d = records_opened(1);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 80);
@@ -125,7 +117,6 @@ static void a_batch_is_its_samples_side_by_side(void **state)
     iz_data_batch(d, IZ_TRAIN, 395, N, input, target);
     for (int i = 0; i < N; i++) {
         int want = number(d, IZ_TRAIN, 395 + i);
-
         assert_int_equal(input[i] + 256 * input[N + i], want);
         assert_int_equal(target[i], want % TAGS);
     }
@@ -137,7 +128,6 @@ static void several_files_are_one_stream(void **state)
     const char *v = records("v", 500, 4, 0);
     struct iz_data *d;
     int sum = 0;
-
     records("a", 0, 30, 0);
     records("b", 30, 12, 0);
     use(in_folder("[ab]"), v, 0);
@@ -165,10 +155,8 @@ static void a_wrong_file_is_named(void **state)
         {1, 0, 0.5, "", "0 records for validation"},
         {9, 0, 0, NULL, "data.bytes"},
     };
-
     for (int i = 0; i < N_OF(cases); i++) {
         struct iz_data *d = NULL;
-
         records("r", 0, cases[i].n < 0 ? 0 : cases[i].n, cases[i].more);
         if (cases[i].n < 0)
             unlink(in_folder("r"));
@@ -190,6 +178,5 @@ int main(void)
         CASE(several_files_are_one_stream),
         CASE(a_wrong_file_is_named),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,16 +8,13 @@ static void several_shards_are_one_stream(void **state)
 {
     const int length[] = {1, 7, 2, 40, 1, 1, 30};
     int total = 0;
-
     for (int i = 0; i < N_OF(length); total += length[i++]) {
         char name[16];
-
         snprintf(name, sizeof(name), "s%d.bin", i);
         positions_from(name, total, length[i]);
     }
     for (int seq = 1; seq <= 40; seq++) {
         struct iz_data *a, *b;
-
         use(in_folder("s?.bin"), "", 0.2);
         a = opened(seq, 3, seq < 20);
         use(positions("whole", total), "", 0.2);
@@ -33,7 +30,6 @@ static void several_shards_are_one_stream(void **state)
 static void use_two(const char *one, const char *two)
 {
     char list[1024];
-
     snprintf(list, sizeof(list), "%s,%s", one, two);
     use(list, "", 0);
 }
@@ -41,7 +37,6 @@ static void use_two(const char *one, const char *two)
 static void a_list_names_files_and_patterns_in_order(void **state)
 {
     struct iz_data *d;
-
     positions_from("s0.bin", 0, 10);
     positions_from("s1.bin", 10, 10);
     positions_from("s2.bin", 20, 10);
@@ -81,7 +76,6 @@ static void masked_tokens_are_no_targets(void **state)
         iz_data_sample(d, i % 4 ? IZ_TRAIN : IZ_VAL, i, input, target);
         for (int j = 0; j < SEQ; j++) {
             int at = input[0] + j;
-
             assert_int_equal(input[j], at); /* inputs are never masked */
             assert_int_equal(target[j], learn[at + 1] ? at + 1 : -1);
             masked += target[j] < 0;
@@ -104,11 +98,9 @@ static void a_wrong_mask_is_named(void **state)
         {IZ_MASK_MAGIC, 1, 20, 0, 19, "(truncated)"},
         {IZ_MASK_MAGIC, 1, 20, 2, 20, "w.mask: a byte is neither 0 nor 1"},
     };
-
     use(positions("w.bin", 20), "", 0);
     for (int i = 0; i < N_OF(cases); i++) {
         uint8_t learn[20] = {1, 1, [7] = (uint8_t)cases[i].byte};
-
         shard("w.mask", cases[i].magic, cases[i].version, cases[i].count, learn,
               (size_t)cases[i].bytes);
         refused(4, MANY, false, cases[i].words);
@@ -120,7 +112,6 @@ static void a_mask_that_leaves_nothing_is_named(void **state)
 {
     uint8_t learn[40] = {0};
     struct iz_data *d;
-
     use(positions("n.bin", 40), "", 0.5);
     shard("n.mask", IZ_MASK_MAGIC, 1, 40, learn, 40);
     refused(4, MANY, false, "nothing to be learnt for training");
@@ -138,7 +129,6 @@ static void a_mask_that_leaves_nothing_is_named(void **state)
 static void a_mask_beside_some_shards_only_is_named(void **state)
 {
     uint8_t learn[20] = {0};
-
     positions("x0.bin", 20);
     positions("x1.bin", 20);
     shard("x1.mask", IZ_MASK_MAGIC, 1, 20, learn, 20);
@@ -157,6 +147,5 @@ int main(void)
         CASE(a_mask_that_leaves_nothing_is_named),
         CASE(a_mask_beside_some_shards_only_is_named),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

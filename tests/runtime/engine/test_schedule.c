@@ -96,7 +96,6 @@ static void scales_are_those_computed_by_hand(void **state)
     for (int i = 0; i < N_OF(scales); i++) {
         struct iz_config c = {.dtype = scales[i].dtype};
         struct iz_loss_scale s;
-
         c.fp16 = (struct iz_fp16_config){.initial_scale_power = scales[i].power,
                                          .loss_scale_window = 3,
                                          .loss_scale = scales[i].fixed,
@@ -107,7 +106,6 @@ static void scales_are_those_computed_by_hand(void **state)
         iz_loss_scale_init(&s, &c);
         for (int k = 0; scales[i].steps[k] != '\0'; k++) {
             bool fails = scales[i].want[k] < 0;
-
             assert_int_equal(
                 iz_loss_scale_update(&s, &c.fp16, scales[i].steps[k] == 'o'),
                 fails ? -ERANGE : 0);

@@ -80,7 +80,6 @@ static const struct iz_hf_type hf_types[] = {
 static const char *hf_type(const void *self)
 {
     const struct toy *t = self;
-
     return t->layers > 9 ? NULL : t->two ? "toy2" : "toy";
 }
 
@@ -119,7 +118,6 @@ static struct iz_model *model_open(void)
                               {.name = "big", .rows = BIG, .cols = WIDE},
                           };
     struct iz_model *m;
-
     assert_int_equal(iz_model_open(&m, "toy", UNITS, sizeof(toy)), 0);
     *(struct toy *)m->self = toy;
     assert_int_equal(iz_unit_params(&m->unit[0], wte, 1, ""), 0);
@@ -132,7 +130,6 @@ static struct iz_model *model_open(void)
 static int64_t elements(const struct iz_model *m, int u)
 {
     int64_t n = 0;
-
     for (int i = 0; i < m->unit[u].n_params; i++)
         n += m->unit[u].param[i].rows * m->unit[u].param[i].cols;
     return n;
@@ -170,16 +167,13 @@ static int write_shards(struct iz_coll *c, void *arg)
     struct iz_hf_writer *w;
     float in[ROOM];
     int err;
-
     assert_int_equal(iz_hf_map_open(&map, &hf, m), 0);
     err = iz_hf_write_open(&w, &o, c) ? 1 : 0;
     for (int u = 0; u < UNITS && !err; u++) {
         int64_t n = elements(m, u), shard = (n + c->size - 1) / c->size + 1;
         int64_t end = shard * (c->rank + 1);
-
         for (int64_t i = end - shard; i < end; i += j->piece) {
             int64_t k = end - i < j->piece ? end - i : j->piece;
-
             for (int64_t e = 0; e < k; e++)
                 in[e] = i + e < n ? value(u, i + e) : 99;
             iz_hf_write(w, u, i, in, k);
@@ -207,7 +201,6 @@ static float element(const struct iz_st_tensor *e, int64_t i)
 {
     enum iz_dtype t = IZ_F32;
     float raw, out;
-
     assert_true(iz_st_dtype_read(e->dtype, &t));
     memcpy(&raw, e->data + i * iz_dtype_bytes(t), (size_t)iz_dtype_bytes(t));
     iz_cast(&out, IZ_F32, &raw, t, 1);
@@ -248,7 +241,6 @@ static void holds(const struct iz_hf_folder *f, const char *prefix, int unit,
     const struct iz_st_tensor *e;
     int64_t n = h->cols ? h->cols : 1;
     char name[64];
-
     snprintf(name, sizeof(name), "%s%s", prefix, h->name);
     e = find(f, name);
     assert_int_equal(e->dims, h->cols ? 2 : 1);
@@ -265,7 +257,6 @@ static void holds(const struct iz_hf_folder *f, const char *prefix, int unit,
 static void folder_is_right(const char *path)
 {
     struct iz_hf_folder f;
-
     assert_int_equal(iz_hf_folder_open(&f, path, stderr), 0);
     for (int i = 0; i < N_OF(of_ends); i++)
         holds(&f, "model.", i ? UNITS - 1 : 0, &of_ends[i]);
@@ -283,7 +274,6 @@ static void any_ranks_write_the_same_files(void **state)
         {IZ_F16, 200, 33, "c"},       {IZ_F32, 1, 111, "d"},
         {IZ_BF16, 300, 13, "e"},
     };
-
     for (int i = 0; i < N_OF(jobs); i++) {
         all_return(1 + i % 4, write_shards, &jobs[i], 0);
         folder_is_right(in_folder("%s", jobs[i].name));
@@ -303,7 +293,6 @@ struct range {
 static struct range random_range(const struct iz_model *m)
 {
     struct range r = {.unit = (int)random_below(UNITS)};
-
     r.all = elements(m, r.unit);
     r.from = random_below(r.all);
     r.to = r.from + 1 + random_below(r.all - r.from);
@@ -316,13 +305,11 @@ static void any_range_reads_back(void **state)
     struct iz_model *m = model_open();
     struct iz_hf_reader *r;
     float out[ROOM];
-
     assert_int_equal(write_shards(&alone, &j), 0);
     assert_int_equal(iz_hf_read_open(&r, &hf, m, in_folder("x"), stderr), 0);
     for (int k = 0; k < 3000; k++) {
         struct range x = random_range(m);
         int64_t n = x.to - x.from;
-
         for (int64_t i = 0; i < n; i++)
             out[i] = 99;
         out[n] = 98;
@@ -342,19 +329,16 @@ static void rectangles_tile_any_range(void **state)
 {
     struct iz_model *m = model_open();
     struct iz_hf_map map;
-
     assert_int_equal(iz_hf_map_open(&map, &hf, m), 0);
     for (int k = 0; k < 3000; k++) {
         struct range x = random_range(m);
         char seen[ROOM] = {0};
-
         for (int i = 0; i < map.n; i++) {
             const struct iz_hf_tensor *t = &map.tensor[i];
             struct iz_hf_rect q[3];
             int n = t->unit == x.unit && !t->tied
                         ? iz_hf_rects(t, x.from, x.to, q)
                         : 0;
-
             while (n-- > 0)
                 for (int64_t r = 0; r < q[n].rows; r++)
                     for (int64_t c = 0; c < q[n].cols; c++)
@@ -373,7 +357,6 @@ static void a_table_that_does_not_fit_is_refused(void **state)
 {
     struct iz_model *m = model_open();
     struct iz_hf_map map;
-
     m->unit[1].param[2].cols = 7; /* two tensors do not share 7 columns */
     assert_fails(iz_hf_map_open(&map, &hf, m), -EINVAL,
                  "h.0.gate_up: its tensors do not cover it");
@@ -387,7 +370,6 @@ static void a_table_that_does_not_fit_is_refused(void **state)
 static void a_full_disk_leaves_nothing(void **state)
 {
     struct job j = {IZ_F32, 1 << 20, 64, "small/out"};
-
     mount_small("small", 4, 0);
     all_return(2, write_shards, &j, 1);
     assert_said("No space left on device");
@@ -403,7 +385,6 @@ static const char *name_of_folder(int i)
 static int export_folder(int i)
 {
     char name[16];
-
     snprintf(name, sizeof(name), "f/%d", i);
     return write_shards(&alone, &(struct job){IZ_BF16, 300, 7000, name});
 }
@@ -422,7 +403,6 @@ static int keep(int i)
 {
     const char *to = in_folder("kept%d", i);
     int err = iz_durable_make_directories("test", to);
-
     return err ? err : iz_hf_config_keep(to, in_folder("from"), false);
 }
 
@@ -440,7 +420,6 @@ static void what_a_run_keeps_of_an_import_is_on_the_disk(void **state)
 static char *config_of(const char *text)
 {
     char *out;
-
     write_text(in_folder("config.json"), json(text));
     listen_begin();
     out = iz_hf_config_read(&hf, folder, stderr);
@@ -451,7 +430,6 @@ static char *config_of(const char *text)
 static void shapes_are_read(const char *text, const char *want)
 {
     char *got = config_of(text);
-
     if (!got)
         fail_msg("%s", said);
     assert_string_equal(got, json(want));
@@ -464,7 +442,6 @@ static void model_says(struct toy t, const char *like, const char *const *words,
                        const char *shapes)
 {
     char *text = iz_hf_config_text(&section, &t, IZ_BF16, like);
-
     assert_non_null(text);
     for (; *words; words++)
         if (!strstr(text, json(*words + (**words == '!'))) != (**words == '!'))
@@ -478,7 +455,6 @@ static void keys_of_the_model_come_from_the_config(void **state)
     static const char *const words[] = {
         "'window': null", "!n_layer'",
         "'mlp': {\n    'gated': true,\n    'kind': 'dense'\n  },", NULL};
-
     model_says(toy, NULL, words,
                "{'layers': 2, 'base': 10000.0, 'window': 0, 'gated': true}");
     shapes_are_read(
@@ -495,7 +471,6 @@ static void types_have_rows_of_their_own(void **state)
     static const char *const words[] = {
         "['Toy2ForCausalLM'],\n  'model_type': 'toy2'", "'kind': 2,", NULL};
     struct toy two = toy;
-
     two.two = true;
     model_says(two, NULL, words,
                "{'two': true, 'layers': 2, 'base': 10000.0, 'window': 0, "
@@ -516,7 +491,6 @@ static void keys_that_mean_nothing_are_kept(void **state)
                                         "!float64",
                                         "!'mlp': 4",
                                         NULL};
-
     free(config_of("{'num_layers': 9, 'eos_token_id': [5, 6], 'kind': 3, "
                    "'torch_dtype': 'float64', 'mlp': 4}"));
     model_says(toy, in_folder("config.json"), words,
@@ -551,6 +525,5 @@ int main(void)
         CASE(keys_that_mean_nothing_are_kept),
         CASE(every_fault_of_a_config_is_told),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -311,7 +311,6 @@ static void check_ratio(enum iz_home home, bool nccl)
     struct iz_target target = gpu_bf16;
     struct iz_config all = offloaded(1, home), some = offloaded(0.6, home);
     int64_t moved, device[IZ_MEM_CLASSES] = {0}, cpu[IZ_MEM_CLASSES] = {0};
-
     target.nccl = nccl;
     make(&p, &all, 2, &target);
     make(&q, &some, 2, &target);
@@ -468,7 +467,6 @@ static void host_and_gpu_together_are_a_way_out(void **state)
 static void a_gpu_has_room_for_libraries(void **state)
 {
     const int64_t gib = INT64_C(1) << 30, peer = 470000000;
-
     assert_int_equal(iz_plan_reserve(140 * gib, 0), 3 * gib / 4);
     assert_int_equal(iz_plan_reserve(140 * gib, 1), 3 * gib / 4);
     assert_int_equal(iz_plan_reserve(140 * gib, 2), 3 * gib / 4 + peer);

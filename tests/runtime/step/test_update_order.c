@@ -35,7 +35,6 @@ static void begin(enum iz_home states, bool early, bool overlap)
 static int step(int rest)
 {
     int64_t all = e.update_order.due + CHUNKS;
-
     atomic_store(&e.update_order.updated, all - rest);
     iz_update_order_end(&e);
     iz_update_order_begin(&e);
@@ -46,7 +45,6 @@ static void what_a_slow_disk_has_not_done_is_put_off(void **state)
 {
     /* Of the first unit's three; all three; and more. */
     static const int rest[] = {2, 3, 4, CHUNKS}, late[] = {1, 1, 2, UNITS};
-
     for (int i = 0; i < 4; i++) {
         begin(IZ_HOME_NVME, true, true);
         assert_int_equal(e.update_order.late, 0);
@@ -83,6 +81,5 @@ int main(void)
         cmocka_unit_test(a_disk_that_may_have_waited_gets_more_to_do),
         cmocka_unit_test(other_updates_keep_their_order),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

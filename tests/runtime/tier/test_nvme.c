@@ -26,7 +26,6 @@
 static char *aligned(int64_t bytes)
 {
     char *p = aligned_alloc(IZ_NVME_ALIGN, (size_t)bytes);
-
     assert_non_null(p);
     memset(p, 0, (size_t)bytes);
     return p;
@@ -35,7 +34,6 @@ static char *aligned(int64_t bytes)
 static struct iz_nvme *opened(int64_t bytes, bool checksum)
 {
     struct iz_nvme *f = NULL;
-
     assert_int_equal(iz_nvme_open(&f, folder, "state-0", bytes, checksum), 0);
     return f;
 }
@@ -44,7 +42,6 @@ static void fill(char *p, int64_t bytes, uint64_t seed)
 {
     for (int64_t i = 0; i < bytes; i += 8) {
         uint64_t x = (seed + (uint64_t)i) * 0x9e3779b97f4a7c15u;
-
         memcpy(p + i, &x, 8);
     }
 }
@@ -55,11 +52,9 @@ static int open_nameless(int flags)
 {
     int fd = -1;
     glob_t g;
-
     assert_int_equal(glob("/proc/self/fd/*", 0, NULL, &g), 0);
     for (size_t i = 0; i < g.gl_pathc && fd < 0; i++) {
         char target[512] = "";
-
         if (readlink(g.gl_pathv[i], target, sizeof(target) - 1) > 0 &&
             strstr(target, "state-0"))
             fd = open(g.gl_pathv[i], flags);
@@ -74,15 +69,12 @@ static void what_is_written_comes_back(void **state)
 {
     const int64_t size = 12 * MIB;
     char *model = aligned(size), *buf = aligned(size);
-
     for (int checksum = 0; checksum < 2; checksum++) {
         struct iz_nvme *f = opened(size, checksum != 0);
-
         iz_nvme_write(f, memset(model, 0, (size_t)size), 0, size);
         for (int i = 0; i < 60; i++) {
             int64_t pages = random_below(800) + 1;
             int64_t at = random_below(2000) * PAGE;
-
             fill(buf, pages * PAGE, random_next());
             iz_nvme_write(f, buf, at, pages * PAGE);
             memcpy(model + at, buf, (size_t)(pages * PAGE));
@@ -110,7 +102,6 @@ static void *call_often(void *arg)
     const int64_t size = 3 * MIB + 5 * PAGE;
     struct caller *c = arg;
     char *out = aligned(size), *in = aligned(size);
-
     fill(out, size, (uint64_t)c->number);
     for (int i = 0; i < 20; i++)
         iz_nvme_write(c->f, out, c->number * size, size);
@@ -127,7 +118,6 @@ static void many_threads_call_at_once(void **state)
     struct caller caller[10];
     pthread_t thread[N_OF(caller)];
     struct iz_nvme *f = opened(40 * MIB, false);
-
     for (int i = 0; i < N_OF(caller); i++) {
         caller[i] = (struct caller){f, i, false};
         assert_int_equal(
@@ -152,7 +142,6 @@ static void signals_do_not_disturb(void **state)
     struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
     struct iz_nvme *f = opened(40 * MIB, true);
     struct caller c = {f, 0, false};
-
     sigaction(SIGALRM, &(struct sigaction){.sa_handler = on_alarm}, NULL);
     setitimer(ITIMER_REAL, &often, NULL);
     call_often(&c);
@@ -168,7 +157,6 @@ static void bytes_are_counted(void **state)
     struct iz_nvme *f = opened(MIB, false);
     char *buf = aligned(8 * PAGE);
     int64_t r = -1, w = -1;
-
     iz_nvme_counts(f, &r, &w);
     assert_true(r == 0 && w == 0);
     iz_nvme_write(f, buf, 0, 8 * PAGE);
@@ -187,7 +175,6 @@ static void space_is_taken_and_the_name_is_gone(void **state)
     struct iz_nvme *f = opened(5 * MIB + 1, false);
     struct stat st;
     int fd = open_nameless(O_RDONLY);
-
     assert_true(fd >= 0);
     assert_int_equal(fstat(fd, &st), 0);
     assert_int_equal(st.st_size, 5 * MIB + PAGE);
@@ -204,7 +191,6 @@ static void open_fails(const char *dir, int64_t bytes, int err,
                        const char *words)
 {
     struct iz_nvme *f = NULL;
-
     assert_fails(iz_nvme_open(&f, dir, "state-0", bytes, false), err, words);
     assert_null(f);
     assert_said(dir);
@@ -224,7 +210,6 @@ static void a_place_without_room_is_named(void **state)
 static void a_name_in_use_is_refused(void **state)
 {
     struct iz_nvme *f;
-
     write_text(in_folder("state-0"), "");
     assert_fails(iz_nvme_open(&f, folder, "state-0", MIB, false), -EEXIST,
                  "another run");
@@ -236,7 +221,6 @@ static void a_full_small_disk_is_told(void **state)
     const char *small = mount_small("small", 1024, 0);
     struct iz_nvme *f = NULL;
     int64_t err = HEARD(iz_nvme_open(&f, small, "x", 2 * MIB, false));
-
     /* Older kernels' tmpfs has no O_DIRECT; that is told then. */
     assert_true(err == -ENOSPC || err == -EINVAL);
     assert_said(err == -ENOSPC ? "1048576 bytes (1 MiB) are free" : "O_DIRECT");
@@ -253,7 +237,6 @@ static void a_read_only_disk_is_told(void **state)
 static void limit_files(int64_t bytes)
 {
     struct rlimit limit = {(rlim_t)bytes, (rlim_t)bytes};
-
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
 }
@@ -261,7 +244,6 @@ static void limit_files(int64_t bytes)
 static int open_limited(struct iz_coll *c, void *arg)
 {
     struct iz_nvme *f;
-
     limit_files(MIB);
     return -iz_nvme_open(&f, folder, "state-0", 2 * MIB, false);
 }
@@ -285,7 +267,6 @@ static int open_forbidden(struct iz_coll *c, void *arg)
     };
     struct sock_fprog filter = {N_OF(rule), rule};
     struct iz_nvme *f;
-
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
         return NOT_ALLOWED;
@@ -295,7 +276,6 @@ static int open_forbidden(struct iz_coll *c, void *arg)
 static void a_forbidden_io_uring_is_told_with_the_way_out(void **state)
 {
     int status = on_ranks(1, open_forbidden, NULL);
-
     if (status == NOT_ALLOWED)
         skip();
     assert_int_equal(status, EPERM);
@@ -311,7 +291,6 @@ static void a_forbidden_io_uring_is_told_with_the_way_out(void **state)
 static int read_beyond_the_end(struct iz_coll *c, void *arg)
 {
     struct iz_nvme *f = opened(4 * MIB, false);
-
     if (ftruncate(open_nameless(O_RDWR), *(int64_t *)arg) != 0)
         return 1;
     iz_nvme_read(f, aligned(4 * MIB), 0, 4 * MIB);
@@ -321,7 +300,6 @@ static int read_beyond_the_end(struct iz_coll *c, void *arg)
 static void a_read_that_the_file_cannot_give_ends_the_job(void **state)
 {
     int64_t end[] = {2 * MIB, MIB + 5 * PAGE, 3 * MIB + 17};
-
     for (int i = 0; i < N_OF(end); i++) {
         all_return(1, read_beyond_the_end, &end[i], DIED);
         assert_said("izar: nvme: read of ");
@@ -336,7 +314,6 @@ static void a_read_that_the_file_cannot_give_ends_the_job(void **state)
 static int write_beyond_the_limit(struct iz_coll *c, void *arg)
 {
     struct iz_nvme *f = opened(4 * MIB, false);
-
     limit_files(MIB + 3 * PAGE);
     iz_nvme_write(f, aligned(MIB), MIB, MIB);
     return 0;
@@ -363,7 +340,6 @@ static int read_damaged(struct iz_coll *c, void *arg)
     struct iz_nvme *f = opened(4 * MIB, d->checksum);
     char *buf = aligned(4 * MIB), byte;
     int fd = open_nameless(O_RDWR);
-
     fill(buf, 4 * MIB, 1);
     iz_nvme_write(f, buf, 0, MIB);
     iz_nvme_write(f, buf, MIB, 2 * MIB);
@@ -393,7 +369,6 @@ static void a_changed_byte_is_noticed_in_the_region_as_written(void **state)
         {true, 5, 0, PAGE, false},
         {true, MIB, MIB, 2 * MIB, false}, /* was overwritten in part */
     };
-
     for (int i = 0; i < N_OF(cases); i++) {
         all_return(1, read_damaged, &cases[i], cases[i].seen ? DIED : 0);
         if (cases[i].seen) {
@@ -421,6 +396,5 @@ int main(void)
         CASE(a_write_that_the_disk_does_not_take_ends_the_job),
         CASE(a_changed_byte_is_noticed_in_the_region_as_written),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

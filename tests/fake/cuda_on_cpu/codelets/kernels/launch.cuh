@@ -118,7 +118,6 @@ template <class T> struct emu_lanes {
     T at(int lane) const
     {
         T v;
-
         memcpy(&v, table[lane].byte, sizeof(v));
         return v;
     }
@@ -142,7 +141,6 @@ static inline T __shfl_xor_sync(unsigned mask, T v, int step, int width = 32)
 {
     int lane = emu_lane(), from = lane ^ step;
     emu_lanes<T> all = emu_exchange("shfl_xor", mask, v);
-
     return from / width > lane / width ? v : all.at(from);
 }
 
@@ -152,7 +150,6 @@ static inline T __shfl_down_sync(unsigned mask, T v, unsigned step,
 {
     int lane = emu_lane(), from = lane + (int)step;
     emu_lanes<T> all = emu_exchange("shfl_down", mask, v);
-
     return from / width > lane / width ? v : all.at(from);
 }
 

@@ -34,7 +34,6 @@ static inline void unpack(float (&to)[16], int t, uint32_t low, uint32_t high)
 {
     for (int i = 0; i < 4; i++) {
         uint16_t h = (uint16_t)((i < 2 ? low : high) >> 16 * (i % 2));
-
         to[2 * t + i % 2 + i / 2 * 8] =
             T == IZ_BF16 ? iz_bf16_load(h) : iz_f16_load(h);
     }
@@ -58,7 +57,6 @@ static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
 
     for (int i = 0; i < 4; i++) {
         quad q = as.at(4 * g + i);
-
         unpack<T>(row[0], i, q.r[0], q.r[2]);
         unpack<T>(row[1], i, q.r[1], q.r[3]);
     }
@@ -67,7 +65,6 @@ static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
 
     for (int i = 0; i < 8; i++) {
         pair p = bs.at(4 * (2 * t + i / 4) + i % 4);
-
         unpack<T>(col[i / 4], i % 4, p.r[0], p.r[1]);
     }
     for (int i = 0; i < 4; i++)
@@ -86,7 +83,6 @@ template <enum iz_dtype T> static inline uint32_t iz_pack(float lo, float hi)
 static inline float iz_exp2(float x)
 {
     float y = exp2f(x);
-
     return y < 0x1p-126f ? 0 : y;
 }
 
@@ -95,7 +91,6 @@ static inline const uint16_t *row_of(emu_lanes<const uint16_t *> rows, int i,
                                      int r)
 {
     const uint16_t *p = rows.at(8 * i + r);
-
     emu_aligned(p, 16);
     return p;
 }
@@ -103,7 +98,6 @@ static inline const uint16_t *row_of(emu_lanes<const uint16_t *> rows, int i,
 static inline void iz_load_matrices(uint32_t (&r)[4], const uint16_t *row)
 {
     int g = emu_lane() / 4, t = emu_lane() % 4;
-
     emu_needs(75, "ldmatrix");
     auto rows = emu_exchange("ldmatrix", IZ_ALL_LANES, row);
 
@@ -114,7 +108,6 @@ static inline void iz_load_matrices(uint32_t (&r)[4], const uint16_t *row)
 static inline void iz_load_transposed(uint32_t (&r)[4], const uint16_t *row)
 {
     int g = emu_lane() / 4, t = emu_lane() % 4;
-
     emu_needs(75, "ldmatrix");
     auto rows = emu_exchange("ldmatrix.trans", IZ_ALL_LANES, row);
 
@@ -140,7 +133,6 @@ template <int BYTES>
 static inline void iz_copy_start(void *dst, const void *src, bool valid)
 {
     auto *q = &on_way[threadIdx.x];
-
     static_assert(BYTES == 16 || BYTES == 4, "what the instruction can");
     emu_needs(80, "cp.async");
     emu_aligned(dst, BYTES);
@@ -155,7 +147,6 @@ static inline void iz_copy_start(void *dst, const void *src, bool valid)
 static inline void iz_copy_group(void)
 {
     auto *q = &on_way[threadIdx.x];
-
     if (q->n == COPIES)
         emu_fail("more than %d copies on their way", COPIES);
     q->copy[q->n++] = {};
@@ -175,7 +166,6 @@ template <int LEFT> static inline void iz_copy_wait(void)
 {
     auto *q = &on_way[threadIdx.x];
     int i = 0;
-
     for (; q->groups > LEFT; i++) {
         if (q->copy[i].bytes)
             copy_arrive(&q->copy[i]);
