@@ -29,6 +29,8 @@ MIB = 1 << 20
 # Odd on purpose: nothing divides by 2, 3 and 4 ranks, so shards are padded, and
 # five equal blocks are more than the rings of the tests hold.
 MODEL = {"layers": 5, "heads": 3, "width": 24, "seq": 16, "vocab": 256}
+UNITS = set(range(MODEL["layers"] + 2))
+GPT2 = {"layers": 12, "heads": 12, "width": 768, "seq": 1024, "vocab": 50257}
 
 
 def built(path):
@@ -50,6 +52,15 @@ def parameters(model):
     c = model["width"]
     block = 12 * c * c + 13 * c
     return (model["vocab"] + model["seq"]) * c + model["layers"] * block + 2 * c
+
+
+def planned(text, names):
+    """Bytes of the classes in the printed table, all tiers together."""
+    rows = re.findall(r"^  ([a-z ]+?) +([\d.]+) +([\d.]+) +([\d.]+)$", text,
+                      re.M)
+    assert {name for name, *_ in rows} >= set(names), text
+    return sum(float(x) for name, *mib in rows if name in names
+               for x in mib) * MIB
 
 
 def merge(into, changes):
@@ -199,6 +210,10 @@ class Result:
     @property
     def tasks(self):
         return read_lines(self.output / "tasks.jsonl")
+
+    def units(self, task):
+        """The units that have such a task; of the losses it has none."""
+        return {t["unit"] for t in self.tasks if t["task"] == task} - {-1}
 
     @property
     def summary(self):

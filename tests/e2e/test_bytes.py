@@ -10,22 +10,14 @@ import re
 import pytest
 
 import run
+from inputs import described
+from run import GPT2, planned
 
 # ---- the table of the ZeRO paper ----
 
 PAPER = {0: lambda n: 16, 1: lambda n: 4 + 12 / n, 2: lambda n: 2 + 14 / n,
          3: lambda n: 16 / n}
 STATES = ("parameters", "gradients", "optimizer")
-GPT2 = {"layers": 12, "heads": 12, "width": 768, "seq": 1024, "vocab": 50257}
-
-
-def planned(text, names):
-    """Bytes of the classes in the printed table, all tiers together."""
-    rows = re.findall(r"^  ([a-z ]+?) +([\d.]+) +([\d.]+) +([\d.]+)$", text,
-                      re.M)
-    assert {name for name, *_ in rows} >= set(names), text
-    return sum(float(x) for name, *mib in rows if name in names
-               for x in mib) * run.MIB
 
 
 def big(**more):
@@ -92,14 +84,6 @@ def test_plan_alone_writes_nothing(place):
 
 
 # ---- a machine that is described ----
-
-def described(place):
-    """This machine, as tools/plan --this-machine asks for it."""
-    path = place.folder / "machine.json"
-    r = run.call(run.built("tools/calibrate"), "--describe", path, place.folder)
-    assert r.rc == 0, str(r)
-    return path, json.loads(path.read_text())
-
 
 def test_a_description_of_this_machine_is_what_a_run_finds(place):
     path, machine = described(place)

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import run
-from test_gpu_plan import machine
+from inputs import topology
 
 # A plan looks how many blocks fit: not into all of a large memory.
 CONFIG = {"train_batch_size": 6, "run.steps": 1, "run.workers": 0,
@@ -19,7 +19,7 @@ def launch(place, before, options=()):
 
 def hosts(place, *allowed):
     """As if of 8 cores each rank might use these."""
-    return [["env", "HWLOC_XMLFILE=" + machine(place.folder / f"host{i}.xml", 2, 4,
+    return [["env", "HWLOC_XMLFILE=" + topology(place.folder / f"host{i}.xml", 2, 4,
                                                cores)]
             for i, cores in enumerate(allowed)]
 

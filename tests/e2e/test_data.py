@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import run
-from test_refusals import MAGIC32, TOKENS, shard
+from inputs import MAGIC32, TOKENS, shard
 
 
 def tokens(place, name, ids, learn=None):

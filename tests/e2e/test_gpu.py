@@ -13,7 +13,7 @@ import cover
 import rows
 import run
 from rows import PLAIN, REAL, TUNED, standin, valid_on_gpu
-from test_norm import ALL, normed
+from run import UNITS
 
 pytestmark = [pytest.mark.skipif(run.GPU not in ("standin", "real"),
                                  reason="needs a GPU or its stand-in"),
@@ -109,17 +109,17 @@ def test_other_models_have_the_same_bits(model, dtype, stage, optimizer, param, 
 # A single one of bf16 comes down as it is, but for the embedding's two, or is
 # added by the host's collectives.
 @pytest.mark.parametrize("ranks,comm,optimizer,micro,left", [
-    (1, "mpi", "none", 0, ALL), (1, "mpi", "none", 8, ALL),
-    (1, "mpi", "cpu", 0, ALL - {0}), (1, "mpi", "cpu", 8, {0}),
-    (2, "mpi", "none", 0, ALL), (2, "mpi", "cpu", 0, set()),
+    (1, "mpi", "none", 0, UNITS), (1, "mpi", "none", 8, UNITS),
+    (1, "mpi", "cpu", 0, UNITS - {0}), (1, "mpi", "cpu", 8, {0}),
+    (2, "mpi", "none", 0, UNITS), (2, "mpi", "cpu", 0, set()),
     (2, "mpi", "cpu", 6, {0})] + ([] if REAL else [
-    (2, "nccl", "none", 0, ALL), (2, "nccl", "cpu", 0, ALL - {0}),
+    (2, "nccl", "none", 0, UNITS), (2, "nccl", "cpu", 0, UNITS - {0}),
     (2, "nccl", "cpu", 6, {0})]))
 def test_a_unit_has_a_norm_task_only_without_a_sum(ranks, comm, optimizer, micro,
                                                    left, start):
     row = {**ROW, "ranks": ranks, "micro": micro, "stage": 3, "optimizer": optimizer,
            "comm": comm}
-    assert normed(start(row, {"run.task_log": True})) == left
+    assert start(row, {"run.task_log": True}).units("norm") == left
 
 
 # ---- bytes ----

@@ -3,7 +3,6 @@
 is no disk, and when it is ended in the middle."""
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import time
@@ -13,14 +12,12 @@ import pytest
 import run
 from conftest import takes_direct_io
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(run.PROGRAM).resolve().parents[1]
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
                                 reason="needs the stand-in for a GPU")
 
 
 def line_of(*more):
-    return [ROOT / "tools/gpu-check", "--build", BUILD, "--tiny", "--quick",
+    return [run.ROOT / "tools/gpu-check", "--build", run.BUILD, "--tiny", "--quick",
             "--out", "gpu.json", *map(str, more)]
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan for N ranks on this host is the one that N started ranks have: with as
 many GPUs as the stand-in shows, a rank each or several to one."""
-import itertools
 import re
 
 import pytest
 
 import run
+from inputs import topology
 from test_gpu import ROW
 
 pytestmark = pytest.mark.skipif(run.GPU != "standin",
@@ -79,53 +79,13 @@ def test_started_ranks_that_see_a_gpu_each(plan, place):
     assert r.rc == 0 and shared(r) == [2], str(r)
 
 
-def machine(path, packages, cores, allowed=None):
-    """hwloc's description of a host with a GPU of the stand-in near each
-    package, of whose cores a rank may use those allowed, or all."""
-    def sets(cpus, nodes):
-        c, n = (hex(sum(1 << i for i in x)) for x in (cpus, nodes))
-        return (f'cpuset="{c}" complete_cpuset="{c}" nodeset="{n}" '
-                f'complete_nodeset="{n}"')
-
-    number = itertools.count(2)
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>',
-             '<!DOCTYPE topology SYSTEM "hwloc2.dtd">',
-             '<topology version="2.0">']
-    whole = sets(range(packages * cores), range(packages))
-    may = sets(allowed or range(packages * cores), range(packages)).replace(
-        "complete_", "allowed_").split(" ")
-    lines.append(f'<object type="Machine" os_index="0" {whole} {may[1]} '
-                 f'{may[3]} gp_index="1">')
-    for p in range(packages):
-        mine = range(p * cores, (p + 1) * cores)
-        lines.append(f'<object type="Package" os_index="{p}" '
-                     f'{sets(mine, [p])} gp_index="{next(number)}">')
-        lines.append(f'<object type="NUMANode" os_index="{p}" '
-                     f'{sets(mine, [p])} gp_index="{next(number)}" '
-                     'local_memory="1073741824"/>')
-        for i in mine:
-            for kind, end in (("Core", ">"), ("PU", "/></object>")):
-                lines.append(f'<object type="{kind}" os_index="{i}" '
-                             f'{sets([i], [p])} gp_index="{next(number)}"{end}')
-        bus = f"{p + 1:02x}"
-        lines.append(f'<object type="Bridge" gp_index="{next(number)}" '
-                     f'bridge_type="0-1" depth="0" '
-                     f'bridge_pci="0000:[{bus}-{bus}]">')
-        lines.append(f'<object type="PCIDev" gp_index="{next(number)}" '
-                     f'pci_busid="0000:{bus}:00.0" '
-                     'pci_type="0302 [10de:2330] [10de:0000] a1" '
-                     'pci_link_speed="0"/></object></object>')
-    path.write_text("\n".join([*lines, "</object></topology>", ""]))
-    return str(path)
-
-
 @pytest.mark.parametrize("ranks, sharing", [(2, 1), (4, 2), (3, 2)])
 def test_ranks_near_other_gpus_have_other_cores(ranks, sharing, place, plan):
     """Two packages of 12 cores with a GPU each: the plan has
     buffers for the workers of 12 cores, or of 6."""
     workers = 11 if sharing == 1 else 5  # and the GPU's driver has a core
     want = plan(1, ranks, 2, "mpi", workers=workers)
-    path = machine(place.folder / "host.xml", 2, 12)
+    path = topology(place.folder / "host.xml", 2, 12)
     place.wrap(f'#!/bin/sh\nHWLOC_XMLFILE={path} exec {{}} "$@"\n')
     said, started = (plan(n, ranks, 2, "mpi") for n in (1, ranks))
     assert said.rc == 0 and said.out == want.out, f"{said}\n{want}"

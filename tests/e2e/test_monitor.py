@@ -8,7 +8,6 @@ import io
 import json
 import math
 import os
-import pathlib
 import pty
 import re
 import select
@@ -23,7 +22,8 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from run import ROOT
+
 MONITOR = ROOT / "tools/monitor"
 
 

@@ -5,23 +5,17 @@ forms no such sum."""
 import pytest
 
 import run
+from run import UNITS
 
-UNITS = run.MODEL["layers"] + 2
-ALL = set(range(UNITS))
 ACCUMULATED = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}
-
-
-def normed(r):
-    """The units with a norm task; of the losses it has none."""
-    return {t["unit"] for t in r.tasks if t["task"] == "norm"} - {-1}
 
 
 # The embedding's weight is the head's too: two contributions, so that even
 # where backward writes gradients in place there is a sum.  Of several
 # micro-batches each use has an accumulator, and the norm adds them.
 @pytest.mark.parametrize("ranks,stage,changes,left", (
-    (1, 0, {}, ALL - {0}),
-    (1, 1, {}, ALL - {0}),
+    (1, 0, {}, UNITS - {0}),
+    (1, 1, {}, UNITS - {0}),
     (1, 2, {}, set()),
     (1, 0, {"run.slices": 2}, set()),
     (1, 0, ACCUMULATED, {0}),
@@ -37,7 +31,7 @@ def test_a_unit_has_a_norm_task_only_without_a_sum(ranks, stage, changes, left,
                                                    place):
     r = place.good(ranks, {"zero_optimization.stage": stage, **changes,
                            "run.task_log": True})
-    assert normed(r) == left, str(r)
+    assert r.units("norm") == left, str(r)
 
 
 @pytest.mark.parametrize("dtype", ("fp32", "bf16", "fp16"))
@@ -46,5 +40,5 @@ def test_the_pass_and_the_sum_give_the_same_bits(dtype, place):
     in_place, summed = (place.good(1, {
         "model.width": 72, "gradient_clipping": 0.1, "run.task_log": True,
         "zero_optimization.stage": stage, **run.typed(dtype)}) for stage in (0, 2))
-    assert normed(in_place) == ALL - {0} and normed(summed) == set()
+    assert in_place.units("norm") == UNITS - {0} and summed.units("norm") == set()
     assert summed.numbers == in_place.numbers

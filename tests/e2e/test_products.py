@@ -9,7 +9,8 @@ import subprocess
 import pytest
 
 import run
-from test_bytes import GPT2, described, planned
+from inputs import described
+from run import GPT2, planned
 
 CONFIG = {"bf16.enabled": True, "run.save": True, "train_batch_size": 12}
 WITHOUT = {"ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2"}

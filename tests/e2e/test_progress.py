@@ -5,7 +5,7 @@ import os
 import re
 
 import run
-from test_refusals import shard
+from inputs import shard
 
 LINE = re.compile(r"^(.+): (\d+) of (\d+) MiB  (\d+) %  \d+ MiB/s  \d+ s left$",
                   re.M)

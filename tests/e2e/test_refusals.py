@@ -1,33 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input and dying ranks: one clear message that names the thing, a status
 that is not zero, no dump, nothing damaged and never a hang."""
-import array
 import contextlib
 import os
 import pathlib
 import shutil
 import signal
-import struct
 import subprocess
 import time
 
 import pytest
 
 import run
+from inputs import MAGIC16, MAGIC32, TOKENS, shard
 
-MAGIC16, MAGIC32 = (20240520, 1), (20240801, 7)
 PROMPT_S = 30  # "within seconds", on a busy machine
-
-
-def shard(path, tokens, magic=MAGIC16):
-    """A token file: a header of 256 integers, then the tokens."""
-    kind = "H" if magic == MAGIC16 else "I"
-    path.write_bytes(struct.pack("<256i", *magic, len(tokens), *[0] * 253) +
-                     array.array(kind, tokens).tobytes())
-    return path
-
-
-TOKENS = [i * 7 % 256 for i in range(5000)]
 
 
 # ---- data: the rest is in tests/runtime/data ----
