@@ -5,14 +5,14 @@ GPT-2, Llama, Mistral, Qwen 2 and Qwen 3, in double precision.  The models are
 those of transformers where it is installed, else written out below with
 PyTorch; the gradients are PyTorch's.  The tests need neither.
 
-usage: tests/e2e/golden.py"""
+usage: tests/e2e/step/golden.py"""
 import json
 import math
 import pathlib
 import struct
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "runtime/hf"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "runtime/hf"))
 import folder as hf  # noqa: E402
 
 FILE = pathlib.Path(__file__).with_name("golden.json")

@@ -4,7 +4,7 @@
 the independent model of golden.py, PyTorch's gradients and a plain AdamW, all in
 double precision.  Needs PyTorch, which the tests do not.
 
-usage: tests/e2e/reference.py
+usage: tests/e2e/step/reference.py
 
 The initial weights are read from a checkpoint of the program after one update with
 learning rate 0, which is how the schedule begins."""
@@ -13,10 +13,12 @@ import math
 import pathlib
 import struct
 import subprocess
+import sys
 import tempfile
 
-import golden
-import run
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import golden  # noqa: E402
+import run  # noqa: E402
 from test_reference import SETTINGS, STEPS, TEXT, settings
 
 import torch
