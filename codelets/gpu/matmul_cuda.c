@@ -337,7 +337,7 @@ void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
  * some 5 % of dw's time where a has 4096 columns.  x->fused_db asks the library
  * to sum while it forms dw, which a user saw speed up a small model and make
  * the backward of a large one 1.6 times as long (NVIDIA/CUDALibrarySamples,
- * issue 90, A100, CUDA 11.7), so it is off until bench/ops_gpu has timed both
+ * issue 90, A100, CUDA 11.7), so it is off until bench/ops has timed both
  * on a GPU.  What the library can depends on nothing but the key: db comes from
  * the same code in every step. */
 void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,

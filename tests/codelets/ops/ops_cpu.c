@@ -15,7 +15,7 @@
 #include "codelets/ops/row_math.h"
 #include "tests/codelets/ops/product.h"
 #include "tests/codelets/ops/reference.h"
-#include "tests/codelets/ops/test_ops.h"
+#include "tests/codelets/ops/scene.h"
 
 /* ---- exponentials ------------------------------------------------------- */
 

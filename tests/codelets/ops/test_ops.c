@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ops on the CPU against double precision; with --bench times them instead.
+/* The ops on the CPU against double precision.
  *
- * usage: test_ops [--bench | GROUP ...] */
-#include "tests/codelets/ops/test_ops.h"
+ * usage: test_ops [GROUP ...] */
+#include "tests/codelets/ops/scene.h"
 
 #include <stdint.h>
-#include <string.h>
 
 #include "codelets/ops/blas.h"
-#include "tests/codelets/ops/scene.h"
 
 static enum iz_dtype act_of(enum iz_dtype param)
 {
@@ -23,7 +21,5 @@ struct backend backend = {.x = {.backend = IZ_CPU},
 int main(int argc, char **argv)
 {
     iz_blas_open();
-    if (argc > 1 && strcmp(argv[1], "--bench") == 0)
-        return ops_bench();
     return (argc == 1 ? ops_cpu() : 0) + ops_groups(argc, argv);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* usage: ops_gpu [--out FILE.json] [--tiny]
- * Times every op on a GPU in the shapes of a block of a 1.5B, a 7B and a 14B
- * model, against two yardsticks of the same run: a copy on the GPU and the best
- * matrix product.  Bytes are the compulsory ones and flops those of products,
- * as the op itself counts them.  Medians; the inputs are random and rotate over
- * memory larger than the cache.  Works on the stand-in with --tiny. */
-#include "bench/ops_gpu.h"
+/* usage: ops [--cpu] [--out FILE.json] [--tiny]
+ * Times every op in the shapes of a block, on a GPU of a 1.5B, a 7B and a 14B
+ * model and on one thread of the CPU of a small GPT, against two yardsticks of
+ * the same run: a copy and the best matrix product.  Bytes are the compulsory
+ * ones and flops those of products, as the op itself counts them.  Medians; the
+ * inputs are random and rotate over memory larger than the cache.  Works on the
+ * stand-in with --tiny. */
+#include "bench/ops.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -20,51 +21,72 @@
 #include "codelets/gpu/device.h"
 #include "codelets/gpu/flat_buffer.h"
 #include "codelets/ops/blas.h"
+#include "codelets/ops/gemm_rate.h"
 
 enum { THREADS = 256, ROUNDS = 5 };
 #define ROUND_S 0.02 /* at least */
 
 /* ---- memory and time ---------------------------------------------------- */
 
-char *bench_device(int64_t bytes)
+char *bench_device(const struct bench *b, int64_t bytes)
 {
+    if (b->backend == IZ_CPU)
+        return bench_new(bytes);
     char *p = iz_device_take(bytes);
     if (!p)
         exit(1);
     return p;
 }
 
-char *bench_pinned(int64_t bytes)
+void bench_device_give(const struct bench *b, char *p)
 {
-    size_t whole = ((size_t)bytes + 4095) / 4096 * 4096;
-    char *p = aligned_alloc(4096, whole);
-    const char *why = p ? iz_device_pin(p, (int64_t)whole) : "no memory";
+    if (b->backend == IZ_CPU)
+        free(p);
+    else
+        iz_device_give(p);
+}
+
+char *bench_pinned(const struct bench *b, int64_t bytes)
+{
+    int64_t whole = (bytes + 4095) / 4096 * 4096;
+    char *p = bench_new(whole);
+    const char *why = b->backend == IZ_CUDA ? iz_device_pin(p, whole) : NULL;
     if (why) {
         fprintf(stderr, "pinning memory: %s\n", why);
         exit(1);
     }
-    memset(p, 0, whole);
+    memset(p, 0, (size_t)whole);
     return p;
 }
 
-void bench_unpin(char *p)
+void bench_unpin(const struct bench *b, char *p)
 {
-    iz_device_unpin(p);
+    if (b->backend == IZ_CUDA)
+        iz_device_unpin(p);
     free(p);
+}
+
+static void copy(const struct bench *b, char *to, const void *from,
+                 int64_t bytes)
+{
+    if (b->backend == IZ_CUDA)
+        iz_device_copy(b->stream, to, from, bytes);
+    else
+        memcpy(to, from, (size_t)bytes);
 }
 
 void bench_fill(const struct bench *b, char *p, int64_t bytes,
                 const void *pattern)
 {
     for (int64_t at = 0; at < bytes; at += PATTERN_BYTES)
-        iz_device_copy(b->stream, p + at, pattern,
-                       bytes - at < PATTERN_BYTES ? bytes - at : PATTERN_BYTES);
+        copy(b, p + at, pattern,
+             bytes - at < PATTERN_BYTES ? bytes - at : PATTERN_BYTES);
     bench_wait(b->stream);
 }
 
 void bench_wait(void *stream)
 {
-    while (!iz_device_done(stream))
+    while (stream && !iz_device_done(stream))
         ;
 }
 
@@ -94,7 +116,7 @@ double bench_time(const struct bench *b, void (*run)(void *arg, int i),
 
 struct iz_exec bench_exec(const struct bench *b, char *base, int64_t bytes)
 {
-    return (struct iz_exec){.backend = IZ_CUDA,
+    return (struct iz_exec){.backend = b->backend,
                             .act = b->act,
                             .capability = b->capability,
                             .stream = b->stream,
@@ -102,11 +124,11 @@ struct iz_exec bench_exec(const struct bench *b, char *base, int64_t bytes)
                             .work = {.base = base, .size = bytes}};
 }
 
-/* PATTERN_BYTES of random numbers on the GPU, from `low` to 1. */
+/* PATTERN_BYTES of random numbers from `low` to 1. */
 static char *pattern_new(const struct bench *b, enum iz_dtype t, float low)
 {
-    char *host = bench_pinned(PATTERN_BYTES);
-    char *p = bench_device(PATTERN_BYTES);
+    char *host = bench_pinned(b, PATTERN_BYTES);
+    char *p = bench_device(b, PATTERN_BYTES);
     int64_t wide = iz_dtype_bytes(t);
     for (int64_t i = 0; i < PATTERN_BYTES / wide; i++) {
         float f = (float)(iz_mix((uint64_t)i * IZ_GOLDEN) >> 40) * 0x1p-24f;
@@ -114,12 +136,11 @@ static char *pattern_new(const struct bench *b, enum iz_dtype t, float low)
         iz_cast(host + i * wide, t, &f, IZ_F32, 1);
     }
     bench_fill(b, p, PATTERN_BYTES, host);
-    bench_unpin(host);
+    bench_unpin(b, host);
     return p;
 }
 
-/* ---- rates of memory ------------------------------------------------------
- */
+/* ---- rates of memory ---------------------------------------------------- */
 
 static void rate_show(const struct bench *b, const char *what, const char *key,
                       double bytes_per_s)
@@ -140,7 +161,7 @@ struct copy {
 static void copy_once(void *arg, int i)
 {
     struct copy *c = arg;
-    iz_device_copy(c->b->stream, c->to, c->from, c->bytes);
+    copy(c->b, c->to, c->from, c->bytes);
 }
 
 static double copy_rate(const struct bench *b, char *to, char *from,
@@ -150,14 +171,16 @@ static double copy_rate(const struct bench *b, char *to, char *from,
     return (double)bytes / bench_time(b, copy_once, &c);
 }
 
-static void on_device(struct bench *b)
+static void copy_yardstick(struct bench *b)
 {
-    int64_t bytes = b->tiny ? 4 << 20 : INT64_C(2) << 30;
-    char *p = bench_device(2 * bytes);
-    bench_fill(b, p, bytes, b->pattern);
+    int64_t bytes = INT64_C(2) << 30;
+    if (b->tiny || b->backend == IZ_CPU)
+        bytes = b->tiny ? 4 << 20 : 256 << 20;
+    char *p = bench_device(b, 2 * bytes);
+    bench_fill(b, p, 2 * bytes, b->pattern);
     b->copy = 2 * copy_rate(b, p + bytes, p, bytes);
-    rate_show(b, "copy on the GPU, read and written", "copy_gb_per_s", b->copy);
-    iz_device_give(p);
+    rate_show(b, "copy, read and written", "copy_gb_per_s", b->copy);
+    bench_device_give(b, p);
 }
 
 /* Both ways at once: each of two streams copies `times`; the seconds of the
@@ -179,7 +202,8 @@ static double both_ways(const struct bench *b, void *second, char *device,
 static void over_the_link(const struct bench *b)
 {
     int64_t bytes = b->tiny ? 4 << 20 : INT64_C(512) << 20;
-    char *device = bench_device(2 * bytes), *host = bench_pinned(2 * bytes);
+    char *device = bench_device(b, 2 * bytes);
+    char *host = bench_pinned(b, 2 * bytes);
     void *second = iz_device_stream_open();
     bench_fill(b, device, 2 * bytes, b->pattern);
     rate_show(b, "host to GPU", "up_gb_per_s",
@@ -190,8 +214,8 @@ static void over_the_link(const struct bench *b)
     rate_show(b, "both at once, each way", "both_gb_per_s",
               (double)bytes / both_ways(b, second, device, host, bytes));
     iz_device_stream_close(second);
-    bench_unpin(host);
-    iz_device_give(device);
+    bench_unpin(b, host);
+    bench_device_give(b, device);
 }
 
 /* ---- flat buffers on the GPU -------------------------------------------- */
@@ -259,21 +283,21 @@ static void flat_on_device(const struct bench *b)
 {
     int64_t n = b->tiny ? 1 << 18 : INT64_C(1) << 27;
     int64_t scratch = iz_flat_norm2_scratch_bytes(n) + 4096;
-    char *mem = bench_device(16 * n + scratch);
+    char *mem = bench_device(b, 16 * n + scratch);
     struct flat f = {.n = n,
                      .p = (float *)mem,
                      .m = (float *)(mem + 4 * n),
                      .v = (float *)(mem + 8 * n),
                      .g = mem + 12 * n,
                      .out = mem + 14 * n,
-                     .norm2 = (double *)bench_pinned(8)};
+                     .norm2 = (double *)bench_pinned(b, 8)};
     f.x = bench_exec(b, mem + 16 * n, scratch);
     bench_fill(b, mem, 16 * n, b->positive);
     flat_show(&f, b, "Adam, 28 bytes", "adam_gpu_gb_per_s", run_adam, 28);
     flat_show(&f, b, "norm, 2 bytes", "norm_gpu_gb_per_s", run_norm, 2);
     flat_show(&f, b, "sum, 10 bytes", "sum_gpu_gb_per_s", run_sum, 10);
-    bench_unpin((char *)f.norm2);
-    iz_device_give(mem);
+    bench_unpin(b, (char *)f.norm2);
+    bench_device_give(b, mem);
 }
 
 /* ---- Adam on the host --------------------------------------------------- */
@@ -329,44 +353,72 @@ static void adam_on_host(const struct bench *b)
 
 /* ---- the program -------------------------------------------------------- */
 
-static void measure_gemm(struct bench *b)
+static void gemm_yardstick(struct bench *b)
 {
     struct iz_exec x = bench_exec(b, NULL, 0);
-    int64_t n = b->tiny ? 64 : 8192;
-    b->gemm = iz_gemm_rate_cuda(&x, n, n, n, b->tiny ? 0.01 : 0.5);
-    printf("  %-34s %10.1f TFLOP/s in %s\n", "product [8192,8192,8192]",
+    double s = b->tiny ? 0.01 : 0.5;
+    int n = b->backend == IZ_CPU ? 1024 : 8192;
+    if (b->tiny)
+        n = 64;
+    b->gemm = b->backend == IZ_CPU ? iz_blas_rate(n, n, n, s)
+                                   : iz_gemm_rate_cuda(&x, n, n, n, s);
+    printf("  product [%d,%d,%d] %27.3f TFLOP/s in %s\n", n, n, n,
            1e-12 * b->gemm, iz_dtype_name(b->act));
     if (b->json)
         fprintf(b->json, "  \"gemm_tflop_per_s\": %.3f,\n  \"act\": \"%s\",\n",
                 1e-12 * b->gemm, iz_dtype_name(b->act));
 }
 
-static int ops_gpu_run_all(struct bench *b, const struct iz_device_info *info)
+static void measure(struct bench *b, const char *device)
 {
-    b->capability = info->capability;
-    b->act = iz_cuda_act(b->capability < 80 ? IZ_F16 : IZ_BF16);
-    b->stream = iz_device_stream_open();
-    if (!b->stream || iz_cuda_open(&b->cuda))
-        return 1;
     b->pattern = pattern_new(b, b->act, -1);
     b->positive = pattern_new(b, IZ_F32, 0);
-    printf("%s, compute capability %d.%d, %.1f MiB\n", info->name,
-           info->capability / 10, info->capability % 10,
-           iz_mib(info->total_bytes));
     if (b->json)
-        fprintf(b->json, "{\n  \"device\": \"%s\",\n", info->name);
-    measure_gemm(b);
-    on_device(b);
-    over_the_link(b);
-    flat_on_device(b);
-    adam_on_host(b);
+        fprintf(b->json, "{\n  \"device\": \"%s\",\n", device);
+    gemm_yardstick(b);
+    copy_yardstick(b);
+    if (b->backend == IZ_CUDA) {
+        over_the_link(b);
+        flat_on_device(b);
+        adam_on_host(b);
+    }
     if (b->json)
         fprintf(b->json, "  \"ops\": [");
     bench_models(b);
     if (b->json)
         fprintf(b->json, "\n  ]\n}\n");
-    iz_device_give(b->pattern);
-    iz_device_give(b->positive);
+    bench_device_give(b, b->pattern);
+    bench_device_give(b, b->positive);
+}
+
+static int measure_cpu(struct bench *b)
+{
+    char name[128];
+    iz_blas_name(name, sizeof(name));
+    printf("one thread of the CPU, %s\n", name);
+    b->act = IZ_F32;
+    measure(b, name);
+    return 0;
+}
+
+static int measure_gpu(struct bench *b)
+{
+    struct iz_device_info info;
+    if (!iz_device_count()) {
+        fprintf(stderr, "ops: no GPU: %s\n", iz_device_why_none());
+        return 77;
+    }
+    if (iz_device_use(0, &info))
+        return 1;
+    b->capability = info.capability;
+    b->act = iz_cuda_act(b->capability < 80 ? IZ_F16 : IZ_BF16);
+    b->stream = iz_device_stream_open();
+    if (!b->stream || iz_cuda_open(&b->cuda))
+        return 1;
+    printf("%s, compute capability %d.%d, %.1f MiB\n", info.name,
+           info.capability / 10, info.capability % 10,
+           iz_mib(info.total_bytes));
+    measure(b, info.name);
     iz_cuda_close(&b->cuda);
     iz_device_stream_close(b->stream);
     return 0;
@@ -374,26 +426,21 @@ static int ops_gpu_run_all(struct bench *b, const struct iz_device_info *info)
 
 int main(int argc, char **argv)
 {
-    struct bench b = {0};
-    struct iz_device_info info;
+    struct bench b = {.backend = IZ_CUDA};
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--tiny")) {
             b.tiny = true;
+        } else if (!strcmp(argv[i], "--cpu")) {
+            b.backend = IZ_CPU;
         } else if (!strcmp(argv[i], "--out") && i + 1 < argc) {
             b.json = fopen(argv[++i], "w");
         } else {
-            fprintf(stderr, "usage: ops_gpu [--out FILE.json] [--tiny]\n");
+            fprintf(stderr, "usage: ops [--cpu] [--out FILE.json] [--tiny]\n");
             return 2;
         }
     }
-    if (!iz_device_count()) {
-        fprintf(stderr, "ops_gpu: no GPU: %s\n", iz_device_why_none());
-        return 77;
-    }
-    if (iz_device_use(0, &info))
-        return 1;
     iz_blas_open(); /* the stand-in computes with the BLAS of the host */
-    int failed = ops_gpu_run_all(&b, &info);
+    int failed = (b.backend == IZ_CPU ? measure_cpu : measure_gpu)(&b);
     if (b.json && fclose(b.json))
         failed = 1;
     return failed;

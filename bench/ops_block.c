@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops of a transformer block, with embedding and head, in the shapes of
- * three models. */
-#include "bench/ops_gpu.h"
+ * three models on a GPU and of a small one on the CPU. */
+#include "bench/ops.h"
 
 #include <stddef.h>
 
@@ -77,8 +77,9 @@ static const struct op {
     const char *name;
     enum call call;
     int in, out;
-    bool fused_db; /* not by a kernel of ours, but by the library's epilogue */
-    bool cudnn;
+    /* On a GPU alone: db by the library's epilogue, not by a kernel of ours;
+     * attention by cuDNN. */
+    bool fused_db, cudnn;
 } ops[] = {
     {"layernorm", .call = NORM},
     {"layernorm again", .call = NORM_AGAIN},
@@ -238,7 +239,7 @@ static int64_t scratch_bytes(struct job *j)
 {
     int64_t most = 0;
     for (int i = 0; i < OPS; i++) {
-        j->x = iz_exec_dry(IZ_CUDA, j->bench->act);
+        j->x = iz_exec_dry(j->bench->backend, j->bench->act);
         j->x.capability = j->bench->capability;
         j->op = &ops[i];
         run_op(j, 0);
@@ -247,12 +248,11 @@ static int64_t scratch_bytes(struct job *j)
     return most;
 }
 
-static void ops_gpu_block_show(struct bench *b, const struct job *j, int64_t m,
-                               double s)
+static void op_show(struct bench *b, const struct job *j, int64_t m, double s)
 {
     double bytes = j->x.bytes / s, flops = j->x.flops / s;
     double copy = 100 * bytes / b->copy, gemm = 100 * flops / b->gemm;
-    printf("  %-23s %10.1f us %8.1f GB/s %5.1f %%  %8.2f TFLOP/s %5.1f %%\n",
+    printf("  %-23s %10.1f us %8.1f GB/s %5.1f %%  %8.3f TFLOP/s %5.1f %%\n",
            j->op->name, 1e6 * s, 1e-9 * bytes, copy, 1e-12 * flops, gemm);
     if (b->json)
         fprintf(b->json,
@@ -281,6 +281,8 @@ static void prepare(struct job *j, char *mem, int64_t bytes)
 /* What cuDNN cannot do here is left out, and said. */
 static bool left_out(struct job *j)
 {
+    if (j->bench->backend == IZ_CPU)
+        return j->op->cudnn || j->op->fused_db;
     struct iz_attention a = attention_of(j, &j->t[0]);
     struct iz_refusal why = {""};
     struct iz_exec asking = j->x;
@@ -307,7 +309,7 @@ static void time_ops(struct bench *b, struct job *j, int64_t m, char *mem,
         j->x = x; /* one call's counts */
         run_op(j, 0);
         bench_wait(b->stream);
-        ops_gpu_block_show(b, j, m, s);
+        op_show(b, j, m, s);
         j->x = x;
     }
 }
@@ -323,22 +325,22 @@ static void bench_shape(struct bench *b, const struct model *model, int64_t m)
 {
     struct job j = {.bench = b,
                     .model = model,
-                    .x = iz_exec_dry(IZ_CUDA, b->act),
+                    .x = iz_exec_dry(b->backend, b->act),
                     .sets = sets_of(b, m, model->width),
-                    .loss = (double *)bench_pinned(8)};
+                    .loss = (double *)bench_pinned(b, 8)};
     int64_t bytes = take_all(&j, m, NULL), scratch = scratch_bytes(&j);
-    char *mem = bench_device(bytes + scratch);
+    char *mem = bench_device(b, bytes + scratch);
     printf("%s, %lld tokens, %d sets of tensors, %.1f MiB\n", model->name,
            (long long)m, j.sets, iz_mib(bytes + scratch));
-    j.token = (int32_t *)bench_pinned(m * 4);
+    j.token = (int32_t *)bench_pinned(b, m * 4);
     for (int64_t i = 0; i < m; i++)
         j.token[i] = (int32_t)(iz_mix((uint64_t)i) % (uint64_t)model->vocab);
     j.x = bench_exec(b, mem + bytes, scratch);
     take_all(&j, m, mem);
     time_ops(b, &j, m, mem, bytes);
-    bench_unpin((char *)j.token);
-    bench_unpin((char *)j.loss);
-    iz_device_give(mem);
+    bench_unpin(b, (char *)j.token);
+    bench_unpin(b, (char *)j.loss);
+    bench_device_give(b, mem);
 }
 
 void bench_models(struct bench *b)
@@ -347,11 +349,12 @@ void bench_models(struct bench *b)
                                          {"7B", 4096, 32, 2048, 50257},
                                          {"14B", 5120, 40, 2048, 50257}};
     static const struct model tiny = {"tiny", 48, 3, 16, 256};
-    if (b->tiny) {
+    static const struct model small = {"GPT 6 x 384", 384, 6, 256, 50304};
+    if (b->tiny)
         bench_shape(b, &tiny, 64);
-        return;
-    }
-    for (int i = 0; i < 3; i++)
+    else if (b->backend == IZ_CPU)
+        bench_shape(b, &small, 512);
+    for (int i = 0; i < 3 && !b->tiny && b->backend == IZ_CUDA; i++)
         for (int64_t m = 8192; m <= 16384; m *= 2)
             bench_shape(b, &model[i], m);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of bench/ops_gpu share: the GPU, times, and lines of the
- * result. */
+/* What the parts of bench/ops share: the CPU or the GPU, times, and lines of
+ * the result. */
 #pragma once
 
 #include <stdbool.h>
@@ -11,15 +11,16 @@
 #include "codelets/ops/gpu_ops.h"
 
 struct bench {
-    void *stream;
+    enum iz_backend backend;
+    void *stream; /* this and the next of a GPU */
     struct iz_cuda *cuda;
     FILE *json;     /* may be NULL */
     bool tiny;      /* small sizes: to try the program */
-    double copy;    /* bytes/s of a copy on the GPU, read and written */
+    double copy;    /* bytes/s of a copy, read and written */
     double gemm;    /* best flop/s of a product so far */
     int lines;      /* of ops in the result so far */
-    char *pattern;  /* on the GPU: numbers in -1..1 of the type act */
-    char *positive; /* on the GPU: fp32 numbers in 0..1 */
+    char *pattern;  /* numbers in -1..1 of the type act */
+    char *positive; /* fp32 numbers in 0..1 */
     enum iz_dtype act;
     int capability; /* of the GPU, 90 for 9.0 */
 };
@@ -30,26 +31,27 @@ struct bench {
 /* Sets of tensors that the inputs of an op rotate over, at most. */
 enum { BENCH_SETS = 8 };
 
-/* Memory of the GPU and pinned memory of the host; exits where there is none.
- */
-char *bench_device(int64_t bytes);
-char *bench_pinned(int64_t bytes);
-void bench_unpin(char *p);
+/* Memory of the backend, and memory of the host that a GPU can read; exits
+ * where there is none. */
+char *bench_device(const struct bench *b, int64_t bytes);
+void bench_device_give(const struct bench *b, char *p);
+char *bench_pinned(const struct bench *b, int64_t bytes);
+void bench_unpin(const struct bench *b, char *p);
 
-/* Enqueues copies of a pattern until p is full. */
+/* Copies a pattern until p is full. */
 void bench_fill(const struct bench *b, char *p, int64_t bytes,
                 const void *pattern);
 
-/* Returns when the stream has done all; never sleeps. */
+/* Returns when the stream, if there is one, has done all; never sleeps. */
 void bench_wait(void *stream);
 
-/* Median seconds of one call of run(arg, i), i counting the calls; it
+/* Median seconds of one call of run(arg, i), i counting the calls; on a GPU it
  * enqueues on b->stream. */
 double bench_time(const struct bench *b, void (*run)(void *arg, int i),
                   void *arg);
 
-/* An op's surroundings on this GPU, with scratch at `base`. */
+/* An op's surroundings, with scratch at `base`. */
 struct iz_exec bench_exec(const struct bench *b, char *base, int64_t bytes);
 
-/* Every op in the shapes of a 1.5B, a 7B and a 14B model. */
+/* Every op, on a GPU in the shapes of a 1.5B, a 7B and a 14B model. */
 void bench_models(struct bench *b);
