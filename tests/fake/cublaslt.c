@@ -156,9 +156,8 @@ static uint64_t problem(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
                         cublasLtMatrixLayout_t out)
 {
     struct op o = *op_of(d);
-    uint64_t h;
     o.bias = NULL;
-    h = hash(1, &o, sizeof(o));
+    uint64_t h = hash(1, &o, sizeof(o));
     h = hash(h, a, sizeof(*a));
     h = hash(h, b, sizeof(*b));
     h = hash(h, c, sizeof(*c));
@@ -387,7 +386,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
                               size_t workspace_bytes, cudaStream_t stream)
 {
     const void *const address[] = {a, b, c, out, op_of(d)->bias};
-    struct product *p;
     struct algo g;
     memcpy(&g, algo, sizeof(g));
     if (!h || g.problem != problem(d, la, lb, lc, ld) ||
@@ -396,7 +394,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
         overlap(out, layout_of(ld), a, layout_of(la)) ||
         overlap(out, layout_of(ld), b, layout_of(lb)))
         return CUBLAS_STATUS_INVALID_VALUE;
-    p = malloc(sizeof(*p));
+    struct product *p = malloc(sizeof(*p));
     if (!p)
         return CUBLAS_STATUS_ALLOC_FAILED;
     *p = (struct product){.o = *op_of(d),

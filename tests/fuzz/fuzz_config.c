@@ -57,10 +57,9 @@ static void put(const char *path, const char *text, size_t size)
 static size_t get(const char *path, char *text, size_t size)
 {
     FILE *f = fopen(path, "rb");
-    size_t n;
     if (!f)
         abort();
-    n = fread(text, 1, size, f);
+    size_t n = fread(text, 1, size, f);
     fclose(f);
     return n;
 }
@@ -70,15 +69,14 @@ static void same_again(const struct iz_config *c, const char *path, FILE *null)
 {
     static char one[1 << 17], two[1 << 17];
     struct iz_config again;
-    size_t n, m;
     if (iz_config_write(c, &section, path) != 0)
         abort();
-    n = get(path, one, sizeof(one));
+    size_t n = get(path, one, sizeof(one));
     if (n == sizeof(one) ||
         iz_config_read(&again, &section, path, NULL, 0, 1, null) != 0 ||
         iz_config_write(&again, &section, path) != 0)
         abort();
-    m = get(path, two, sizeof(two));
+    size_t m = get(path, two, sizeof(two));
     if (n != m || memcmp(one, two, n) != 0)
         abort();
 }
@@ -88,7 +86,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static FILE *null;
     char path[64], *text = malloc(size + 1), *set[SETS], *at;
     struct iz_config c;
-    size_t file;
     int n = 0;
     if (!null && !(null = fopen("/dev/null", "w")))
         abort();
@@ -96,7 +93,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     memcpy(text, data, size);
     text[size] = '\0';
-    file = strlen(text);
+    size_t file = strlen(text);
     for (at = text + file; at < text + size && n < SETS; at += strlen(at))
         set[n++] = ++at;
     snprintf(path, sizeof(path), "/dev/shm/izar-fuzz-%d.json", (int)getpid());

@@ -40,12 +40,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct iz_data_config c = {.val_fraction = 0.2};
     char mask[IZ_PATH_MAX];
     struct iz_data *d;
-    size_t shard;
-    int seq;
     if (size < 4)
         return 0;
-    seq = 1 + (data[0] & 127);
-    shard = (size_t)(data[2] | data[3] << 8);
+    int seq = 1 + (data[0] & 127);
+    size_t shard = (size_t)(data[2] | data[3] << 8);
     shard = shard < size - 4 ? shard : size - 4;
     snprintf(c.path, sizeof(c.path), "/dev/shm/izar-fuzz-%d.bin",
              (int)getpid());

@@ -147,7 +147,6 @@ static void a_record_becomes_rows_and_numbers(void **state)
         int32_t row[2][4];
         float x[2][3];
     } in;
-
     assert_int_equal(m->record.bytes, sizeof(record));
     assert_int_equal(2 * m->input_bytes, sizeof(in));
     assert_null(m->record.check(m->self, record));

@@ -52,7 +52,7 @@ static const struct twin_kind kind = {
 static void check_direction(struct twin *t, int i, const char *name)
 {
     int64_t n = iz_view_len(t->dw[i].v);
-    double got = 0, norm = 0, eps = 1e-6, *p = t->param[i], up;
+    double got = 0, norm = 0, eps = 1e-6, *p = t->param[i];
     double *sign = calloc((size_t)n, sizeof(*sign));
     twin_load(t, i);
     for (int64_t k = 0; k < n; k++) {
@@ -62,7 +62,7 @@ static void check_direction(struct twin *t, int i, const char *name)
         norm += d * d;
         p[k] += eps * sign[k];
     }
-    up = loss(t, NULL);
+    double up = loss(t, NULL);
     for (int64_t k = 0; k < n; k++)
         p[k] -= 2 * eps * sign[k];
     double want = (up - loss(t, NULL)) / (2 * eps);
@@ -101,10 +101,9 @@ static void gradients_of_a_real_shape_agree(void **state)
 static double loss_with(int u, int i, double value)
 {
     struct twin t = twin_new(&kind, &tiny, IZ_F32, 1);
-    double got;
     twin_set(&t, twin_first(&t, u) + i, value);
     twin_train(&t, true);
-    got = t.got;
+    double got = t.got;
     twin_free(&t);
     return got;
 }

@@ -104,7 +104,6 @@ static void a_record_becomes_patches(void **state)
         float patch[2][5][4];
     } in;
     int32_t target[2][5];
-
     assert_int_equal(iz_vit_open(&m, &tiny), 0);
     assert_int_equal(m->record.bytes, sizeof(record));
     assert_int_equal(2 * m->input_bytes, sizeof(in));

@@ -16,9 +16,9 @@ static const struct twin_kind *kind; /* of this program */
 /* By central differences. */
 static double slope(const struct twin *t, int i, int64_t k)
 {
-    double *p = t->param[i], was = p[k], up;
+    double *p = t->param[i], was = p[k];
     p[k] = was + 1e-5;
-    up = t->kind->loss(t, NULL);
+    double up = t->kind->loss(t, NULL);
     p[k] = was - 1e-5;
     up -= t->kind->loss(t, NULL);
     p[k] = was;
@@ -156,9 +156,9 @@ static void train_both(struct twin *t, struct state *s)
 static void ten_steps_agree_with_double(void **state)
 {
     struct state s[TWIN_PARAMS];
-    struct twin t;
     fixture_seed();
-    t = twin_new(kind, kind->usual.config, IZ_F32, kind->usual.samples);
+    struct twin t =
+        twin_new(kind, kind->usual.config, IZ_F32, kind->usual.samples);
     for (int i = 0; i < t.n; i++) {
         int64_t n = iz_view_len(t.w[i].v);
         double *m = calloc((size_t)n, 3 * sizeof(*m) + 2 * sizeof(float));
@@ -185,7 +185,6 @@ static void recomputed_activations_give_the_same_bits(void **state)
     for (int type = 0; type < 3; type++) {
         struct twin a = seeded(kind->recomputed, fixture_types[type]);
         struct twin b = seeded(kind->recomputed, fixture_types[type]);
-        double loss;
         twin_train(&a, true);
         twin_train(&b, false);
         for (int i = 0; i < a.n; i++)
@@ -193,7 +192,7 @@ static void recomputed_activations_give_the_same_bits(void **state)
         if (twin_is_tied(&a))
             fixture_same_bits("tied gradient", a.tied.v, b.tied.v);
         assert_memory_equal(&a.got, &b.got, sizeof(a.got));
-        loss = a.got;
+        double loss = a.got;
         a.got = -1;
         twin_call_last(&a, a.m->unit[a.m->n_units - 1].evaluate, NULL);
         assert_true(a.got == loss);

@@ -100,9 +100,8 @@ static int assert_files_synced(const char *now, const char *then, int before)
     snprintf(path, sizeof(path), "%s/*", now);
     assert_int_equal(glob(path, 0, NULL, &g), 0);
     for (size_t i = 0; i < g.gl_pathc; i++) {
-        int at;
         snprintf(path, sizeof(path), "%s%s", then, strrchr(g.gl_pathv[i], '/'));
-        at = find(SYNCED, path, 0, before);
+        int at = find(SYNCED, path, 0, before);
         if (at < 0)
             fail_msg("%s was not synced", path);
         last = at > last ? at : last;
@@ -149,9 +148,8 @@ void assert_durable_or_refused(int (*make)(int i), const char *(*name)(int i))
     /* The first one may make directories that the others find. */
     for (int i = 0; calls > 0; i++) {
         bool named = false;
-        int err;
         disk_begin(i);
-        err = (int)HEARD(make(1 + i));
+        int err = (int)HEARD(make(1 + i));
         calls = disk_end() - i;
         if ((err != 0) != (calls > 0))
             fail_msg("call %d failed: %d; result %d", i, calls > 0, err);

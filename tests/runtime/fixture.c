@@ -110,10 +110,9 @@ char *contents(const char *path, int64_t *bytes)
 {
     FILE *f = fopen(path, "rb");
     int64_t n = size_of(path);
-    char *p;
     if (!f)
         fail_msg("%s: %s", path, strerror(errno));
-    p = malloc((size_t)n + 1);
+    char *p = malloc((size_t)n + 1);
     assert_int_equal(fread(p, 1, (size_t)n, f), n);
     p[n] = '\0';
     fclose(f);

@@ -26,12 +26,11 @@ static void read_all(int fd, char *text, size_t size)
 void child_run(struct child *c, const char *name)
 {
     int fd[2];
-    pid_t pid;
     c->status = -1;
     c->text[0] = '\0';
     if (pipe2(fd, O_CLOEXEC))
         return;
-    pid = fork();
+    pid_t pid = fork();
     if (pid == 0) {
         dup2(fd[1], STDERR_FILENO);
         execl("/proc/self/exe", "child", name, (char *)NULL);

@@ -262,7 +262,6 @@ static void test_scratch_is_overwritten(void **state)
                               .rows = 1,
                               .cols = bytes};
     double *norm2 = pinned_take(sizeof(*norm2));
-
     cudaMemset(scratch.p, 0x11, (size_t)bytes);
     cudaMemset(p, 0, N * 4);
     *norm2 = -1;

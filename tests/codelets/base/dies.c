@@ -23,9 +23,8 @@ struct ending ending_of(void (*f)(const void *arg), const void *arg)
     size_t len = 0;
     int fd[2];
     ssize_t n;
-    pid_t pid;
     assert_int_equal(pipe(fd), 0);
-    pid = fork();
+    pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
         signal(SIGSEGV, SIG_DFL); /* not the test's */
@@ -50,9 +49,8 @@ static void leave(int status)
 
 void dies(void (*f)(const void *arg), const void *arg, const char *message)
 {
-    struct ending e;
     iz_die_set("", leave);
-    e = ending_of(f, arg);
+    struct ending e = ending_of(f, arg);
     iz_die_set("", NULL);
     assert_true(WIFEXITED(e.status) && WEXITSTATUS(e.status) == DIED);
     if (!strstr(e.text, message))

@@ -61,10 +61,9 @@ static void the_ending_gets_a_failure_status(void **state)
 static void a_long_message_is_cut_to_one_line(void **state)
 {
     char text[3000];
-    struct ending e;
     memset(text, 'x', sizeof(text));
     text[sizeof(text) - 1] = '\0';
-    e = ending_of(die_with, text);
+    struct ending e = ending_of(die_with, text);
     assert_true(strlen(e.text) > 1000 && strlen(e.text) <= 1024);
     assert_true(strchr(e.text, '\n') == e.text + strlen(e.text) - 1);
 }

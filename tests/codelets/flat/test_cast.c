@@ -109,7 +109,6 @@ static void cast_keeps_nan(void **state)
 static void cast_finds_every_nan(void **state)
 {
     enum { N = 67 };
-
     for (int k = 0; k < 2 * N; k++) {
         enum iz_dtype type = halves[k % 2].type;
         float x[N];

@@ -48,11 +48,10 @@ static void norm_is_exact_enough_and_fixed(void **state)
         enum iz_dtype t = fixture_types[k % 3];
         int64_t n = sizes[k / 3];
         long double sum = 0;
-        double got;
         flat_fill(x, t, n, 8.0);
         for (int64_t i = 0; i < n; i++)
             sum += (long double)pow(fixture_get(x, t, i), 2);
-        got = iz_flat_norm2(x, t, n);
+        double got = iz_flat_norm2(x, t, n);
         assert_true(fabs(got - (double)sum) <= 1e-14 * got);
         assert_true(got == norm2_scalar(x, t, n));
     }
@@ -96,7 +95,6 @@ static void norm_of_pieces_is_that_of_the_whole(void **state)
 {
     enum { N = 3000001 };
     float *x = take((size_t)N * 4);
-
     for (int k = 0; k < 3 * 3; k++) {
         static const int64_t sizes[] = {1 << 20, (1 << 20) + 7, N};
         enum iz_dtype t = fixture_types[k % 3];
@@ -193,10 +191,9 @@ static void hash_does_not_depend_on_pieces(void **state)
     enum { N = 3001 };
     static float x[N];
     const int64_t first = ((int64_t)1 << 40) - 100;
-    uint64_t whole, sum = 0;
-
+    uint64_t sum = 0;
     flat_fill(x, IZ_F32, N, 1.0);
-    whole = iz_flat_hash(first, x, N);
+    uint64_t whole = iz_flat_hash(first, x, N);
     for (int64_t at = N, k; at > 0; at -= k) {
         k = random_piece(200, at);
         sum += iz_flat_hash(first + at - k, x + at - k, k);
@@ -210,9 +207,8 @@ static void hash_does_not_depend_on_pieces(void **state)
 static void hash_sees_bits_and_positions(void **state)
 {
     float x[64];
-    uint64_t whole;
     flat_fill(x, IZ_F32, 64, 1.0);
-    whole = iz_flat_hash(0, x, 64);
+    uint64_t whole = iz_flat_hash(0, x, 64);
     assert_true(iz_flat_hash(1, x, 64) != whole);
     for (int k = 0; k < 64 * 32; k++) {
         uint32_t bit = (uint32_t)1 << k % 32;

@@ -79,7 +79,6 @@ static void rounding_has_no_bias(void **state)
     enum { KEYS = 4000 };
     double mean[N] = {0}, most = 0;
     float y[N];
-
     if (a.type == IZ_MOMENT_F32)
         return;
     for (int k = 0; k < KEYS; k++) {
@@ -89,12 +88,11 @@ static void rounding_has_no_bias(void **state)
             mean[i] += y[i] / (double)KEYS;
     }
     for (int i = 0; i < N; i++) {
-        double step;
         if (i % BLOCK == 0)
             most = 0;
         for (int j = i; i % BLOCK == 0 && j < i + BLOCK; j++)
             most = fmax(most, fabs((double)x[j]));
-        step = step_at(fabs((double)x[i]), most);
+        double step = step_at(fabs((double)x[i]), most);
         assert_true(fabs((double)(y[i] - x[i])) <= step);
         /* a uniform choice has a deviation of half a step at most */
         if (a.which == IZ_MOMENT_M || (double)x[i] > 2 * step)

@@ -44,7 +44,6 @@ static void normal_agrees_with_libm(void **state)
     enum { N = 1 << 20 };
     const uint64_t key = iz_mix(iz_mix(11 + IZ_GOLDEN) + 12);
     float *x = numbers(11, 12, N);
-
     for (int i = 0; i < N; i++)
         assert_true(fabs(x[i] - by_libm(key, i)) <= 1e-6);
     free(x);
@@ -55,7 +54,6 @@ static void normal_does_not_depend_on_pieces(void **state)
     enum { N = 2999 };
     static float whole[N], cut[N];
     const int64_t first = ((int64_t)1 << 33) + 1;
-
     iz_flat_normal(whole, N, 42, 9, first, 0.02f);
     for (int64_t at = 0, k; at < N; at += k) {
         k = random_piece(600, N - at);
@@ -124,7 +122,6 @@ static void normal_has_normal_distribution(void **state)
     enum { CELLS = 4096, SORTED = 1 << 20 };
     static int64_t count[CELLS];
     float *x = numbers(7, 3, MANY);
-
     for (int i = 0; i < CELLS; i++)
         count[i] = 0;
     for (int i = 0; i < MANY; i++)
@@ -146,7 +143,6 @@ static void normal_has_normal_tails(void **state)
     static float x[PIECE];
     int64_t beyond[6] = {0};
     float most = 0;
-
     for (int64_t p = 0; p < PIECES; p++) {
         iz_flat_normal(x, PIECE, 99, 1, p * PIECE, 1.0f);
         for (int k = 0; k < 6; k++)

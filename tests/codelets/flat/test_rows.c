@@ -70,7 +70,6 @@ static void unpack_is_the_inverse_of_pack(void **state)
     enum { COLS = 3, N = ROWS * COLS };
     struct table t;
     uint16_t flat[N], packed[N], back[N];
-
     for (int k = 0; k < 100; k++) {
         int64_t cut = (int64_t)(random_bits() % N);
         touch(&t, COLS, 1 + k % 15);
@@ -101,7 +100,6 @@ static void sort_leaves_each_key_once(void **state)
 {
     enum { N = 3000 };
     static uint64_t key[N], scratch[N], want[N];
-
     for (int k = 0; k < 40; k++) {
         int64_t n = k < 3 ? k : (int64_t)(random_bits() % N), kept = 0;
         for (int64_t i = 0; i < n; i++)
@@ -122,7 +120,6 @@ static void rows_of_a_unit_are_its_part_of_the_list(void **state)
         int32_t row[5];
     } list = {{0, 2, 2, 5}, {3, 8, 0, 1, 9}};
     struct iz_touched r = iz_touched_of(&list, 3, 2, 4);
-
     assert_int_equal(iz_rows_list_bytes(3, 5), 4 * 8 + 5 * 4);
     assert_int_equal(r.n, 3);
     assert_int_equal(r.row[0], 0);

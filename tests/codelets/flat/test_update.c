@@ -359,7 +359,6 @@ static void bits_do_not_depend_on_pieces(void **state)
 static void updates_touch_n_elements_only(void **state)
 {
     enum { MOST = 520 };
-
     for (int c = 0; c < KINDS * 2 * MOST; c++) {
         struct arrays a = arrays_new(&kinds[c / MOST / 2], MOST, IZ_MOMENT_F32,
                                      IZ_F32, IZ_F32);
@@ -388,14 +387,13 @@ static void states_come_to_rest(void **state)
     for (const struct kind *k = kinds; k < kinds + KINDS; k++) {
         struct arrays a = arrays_new(k, 1, IZ_MOMENT_F32, IZ_F32, IZ_F32);
         struct iz_step s = k->cases[0];
-        float before;
         for (int i = 0; i < k->states; i++)
             *(float *)a.state[i] = 1;
         for (s.t = 1; s.t <= (k->states > 1 ? 2000 : 9000); s.t++)
             update(&a, &s, 0, 1);
         assert_true(*(float *)a.state[0] == 0);
         assert_true(k->states == 1 || *(float *)a.state[1] > 0.1f);
-        before = *a.p;
+        float before = *a.p;
         update(&a, &s, 0, 1);
         assert_true(*a.p == before);
         arrays_free(&a);

@@ -180,9 +180,8 @@ static void algorithms_are_kept(void **state)
 {
     static const int64_t s[3] = {5, 8, 16};
     struct product p = product_new(IZ_BF16, IZ_BF16, s, true);
-    int first;
     product_check_all(&p);
-    first = fake_cublaslt.searches;
+    int first = fake_cublaslt.searches;
     assert_int_equal(first, 4);
     product_check_all(&p);
     assert_int_equal(fake_cublaslt.searches, first);

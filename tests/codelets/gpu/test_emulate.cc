@@ -33,7 +33,6 @@ static void every_thread_runs_once(void **)
 {
     enum { BLOCKS = 3 * 4 * 5, SIZE = 6 * 7 * 2 };
     static int out[BLOCKS * SIZE];
-
     IZ_LAUNCH(indices, dim3(3, 4, 5), dim3(6, 7, 2), 0, NULL, out);
     for (int i = 0; i < BLOCKS * SIZE; i++)
         assert_int_equal(out[i], i / SIZE * 1000 + i % SIZE + 1);
@@ -75,7 +74,6 @@ static void warps_exchange(void **)
 {
     enum { THREADS = 96 };
     int out[THREADS * 3];
-
     IZ_LAUNCH(exchange, 1, THREADS, 0, NULL, out);
     for (int i = 0; i < THREADS; i++) {
         int lane = i % 32, *got = out + i * 3;

@@ -39,14 +39,13 @@ static bool gpu_open(void)
 
 int main(int argc, char **argv)
 {
-    int failed;
     setenv("IZ_STANDIN_MEM_MB", "2048", 0);
     setenv("IZ_STANDIN_PAGEABLE", "abort", 0);
     setenv("IZ_STANDIN_JITTER_US", "20", 0);
     if (!gpu_open())
         return 77;
     iz_blas_open();
-    failed = ops_groups(argc, argv);
+    int failed = ops_groups(argc, argv);
     iz_cuda_close(&backend.x.cuda);
     iz_device_stream_close(backend.x.stream);
     return failed;

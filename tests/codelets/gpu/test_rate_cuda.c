@@ -135,9 +135,8 @@ static void rate_is_that_of_the_fastest_series(void **state)
 {
     for (int t = 0; t < 3; t++) {
         struct iz_exec x = {.backend = IZ_CUDA, .act = fixture_types[t]};
-        double rate;
         memset(&seen, 0, sizeof(seen));
-        rate = iz_gemm_rate_cuda(&x, 700, 300, 500, 0.013);
+        double rate = iz_gemm_rate_cuda(&x, 700, 300, 500, 0.013);
         assert_true(fabs(rate - 10 * 2 * 700. * 300 * 500 / 2e-3) <
                     1e-3 * rate);
         assert_int_equal(seen.series, 5);

@@ -31,10 +31,9 @@ static bool acts(enum iz_dtype t)
 static void check_shape(enum iz_dtype act, struct shape s, bool full,
                         bool cudnn)
 {
-    struct attention t;
     if (!possible(act, &s))
         return;
-    t = attention_new(act, s, 2);
+    struct attention t = attention_new(act, s, 2);
     t.full = full;
     t.cudnn = cudnn;
     attention_check(&t);
@@ -158,10 +157,10 @@ static void attention_survives_huge_scores(void **state)
 {
     fixture_seed();
     for (int k = 0; k < 3; k++) {
-        struct attention t;
         if (!acts(fixture_types[k]))
             continue;
-        t = attention_new(fixture_types[k], (struct shape){1, 67, 1, 8, 1}, 1);
+        struct attention t =
+            attention_new(fixture_types[k], (struct shape){1, 67, 1, 8, 1}, 1);
         for (int64_t i = 0; i < 67; i++)
             for (int j = 0; j < 16; j++) {
                 double *q = &t.s.t[QKV].d[i * 24 + j];
@@ -178,14 +177,12 @@ static void attention_survives_huge_scores(void **state)
 static void attention_weighs_no_key_more_than_once(void **state)
 {
     enum { T = 67, C = 4 };
-    struct attention t;
-    double *d, *dy;
-
     if (backend.x.backend != IZ_CPU)
         skip();
     fixture_seed();
-    t = attention_new(IZ_F32, (struct shape){1, T, 1, C, 1}, 1);
-    d = t.s.t[QKV].d;
+    struct attention t =
+        attention_new(IZ_F32, (struct shape){1, T, 1, C, 1}, 1);
+    double *d = t.s.t[QKV].d;
     for (int64_t i = 0; i < T; i++)
         for (int k = 0; k < 2 * C; k++)
             d[i * 3 * C + k] *= 6e4;
@@ -194,7 +191,7 @@ static void attention_weighs_no_key_more_than_once(void **state)
     attention_run(&t, true);
     tensor_load(&t.s.t[DQKV]);
     d = t.s.t[DQKV].d;
-    dy = t.s.t[DY].d;
+    double *dy = t.s.t[DY].d;
     for (int k = 0; k < C; k++) {
         double most = 0;
         for (int64_t i = 0; i < T; i++)
@@ -211,10 +208,9 @@ static void check_causal(enum iz_dtype type)
 {
     enum { T = 150, AT = 100, C = 16 };
     struct attention t = attention_new(type, (struct shape){1, T, 2, 8, 2}, 1);
-    struct tensor *qkv = &t.s.t[QKV], *o = &t.s.t[O], before;
-
+    struct tensor *qkv = &t.s.t[QKV], *o = &t.s.t[O];
     attention_run(&t, false);
-    before = tensor_copy(o);
+    struct tensor before = tensor_copy(o);
     for (int i = AT * 3 * C; i < T * 3 * C; i++)
         qkv->d[i] = fixture_uniform();
     tensor_store(qkv);
@@ -246,11 +242,11 @@ static void no_row_sees_a_later_one(void **state)
 static void a_sample_does_not_see_its_neighbours(void **state)
 {
     enum { T = 77 };
-    struct attention two, one;
-
     fixture_seed();
-    two = attention_new(IZ_F32, (struct shape){2, T, 4, 24, 2}, 2);
-    one = attention_new(IZ_F32, (struct shape){1, T, 4, 24, 2}, 2);
+    struct attention two =
+        attention_new(IZ_F32, (struct shape){2, T, 4, 24, 2}, 2);
+    struct attention one =
+        attention_new(IZ_F32, (struct shape){1, T, 4, 24, 2}, 2);
     for (int i = 0; i < 2; i++) {
         struct tensor *to = &one.s.t[i ? DY : QKV];
         memcpy(to->v.p, iz_view_rows(two.s.t[i ? DY : QKV].v, T, T).p,

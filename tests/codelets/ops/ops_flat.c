@@ -111,10 +111,9 @@ static void sum_has_the_bits_of_the_cpu(void **state)
 static void sum_may_overwrite_an_input(void **state)
 {
     struct sum k = {1500, IZ_F32, IZ_F32, 2, .over = true};
-    struct scene s;
     double *d[2];
     fixture_seed();
-    s = sum_new(&k);
+    struct scene s = sum_new(&k);
     s.exact = false; /* one NaN is as good as another */
     for (int i = 0; i < 2; i++)
         d[i] = s.t[i].d;
@@ -211,9 +210,8 @@ static void norm_scratch_is_exact(void **state)
 static void norm_shows_every_non_finite(void **state)
 {
     struct norm2 k = {1100, 0};
-    struct scene s;
     fixture_seed();
-    s = (struct scene){
+    struct scene s = {
         .n = 2, .pinned = 2, .t = {flat_new(IZ_F32, k.n, 0), bytes_new(8)}};
     for (int i = 0; i < k.n; i += 99) {
         double *d = &s.t[0].d[i], was = *d;
@@ -365,9 +363,8 @@ static void check_update(struct update k)
 {
     int first = k.t ? k.t : 1;
     for (int o = IZ_OPTIMIZER_ADAMW; o < IZ_OPTIMIZERS; o++) {
-        struct scene s;
         k.optimizer = (enum iz_optimizer_type)o;
-        s = update_new(&k);
+        struct scene s = update_new(&k);
         for (k.t = first; k.t < first + UPDATES; k.t++)
             scene_run(&s, &updates, &k);
         scene_free(&s);
@@ -464,9 +461,8 @@ static void what_is_not_finite_shows(void **state)
     float m[4 * BLOCK];
     fixture_seed();
     for (int c = 0; c < 4; c++) {
-        struct scene s;
         k.type = type_of(c);
-        s = update_new(&k);
+        struct scene s = update_new(&k);
         s.exact = false; /* one NaN is as good as another */
         s.t[G].d[BLOCK + 5] = c / 2 ? (double)NAN : (double)INFINITY;
         tensor_store(&s.t[G]);

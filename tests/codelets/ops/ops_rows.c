@@ -185,7 +185,6 @@ static void norm_survives_adversarial_values(void **state)
 {
     static const int64_t width[] = {19, 64, 1200};
     enum { M = 6 };
-
     kind = *state;
     fixture_seed();
     for (int k = 0; k < 3; k++) {
@@ -365,11 +364,11 @@ static void gate_want(struct scene *s, bool check)
 static void check_gate(enum iz_dtype act, int64_t m, int64_t f, double scale)
 {
     struct scene s = gate_new(act, m, f, scale);
-    struct tensor *t = s.t, first;
+    struct tensor *t = s.t;
     gate_want(&s, false);
     scene_run(&s, &gate->forward, NULL);
     fixture_close("y", &t[G_Y], gate->tol[backend.device]);
-    first = tensor_copy(&t[G_Y]);
+    struct tensor first = tensor_copy(&t[G_Y]);
     scene_run(&s, &gate->backward, NULL);
     fixture_close("y again", &t[G_Y], gate->tol[backend.device]);
     fixture_close("da", &t[G_DA], gate->tol_da[backend.device]);
@@ -413,11 +412,9 @@ static void gate_survives_adversarial_values(void **state)
         50, -50,  1e15,   -1e15,  3e38,  -3e38, 5,     -5,  -1e30,
         12, 1e30, -1e-42, 88.7,   -88.7, 120,   -120,  -69, 16};
     enum { N = COUNT(value) };
-    struct scene s;
-
     gate = *state;
     fixture_seed();
-    s = gate_new(IZ_F32, 1, N, 1);
+    struct scene s = gate_new(IZ_F32, 1, N, 1);
     double *a = s.t[G_A].d, *y = s.t[G_Y].d, *da = s.t[G_DA].d;
     memcpy(a, value, sizeof(value));
     tensor_store(&s.t[G_A]);

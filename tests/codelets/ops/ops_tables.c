@@ -164,9 +164,8 @@ static void products_of_pairs_agree_with_reference(void **state)
 
 static void products_of_pairs_let_nan_through(void **state)
 {
-    struct scene s;
     fixture_seed();
-    s = pairs_new(IZ_F32, 1, 2, 2);
+    struct scene s = pairs_new(IZ_F32, 1, 2, 2);
     s.t[PE].d[3] = NAN; /* of v_2 */
     tensor_store(&s.t[PE]);
     scene_run(&s, &products, NULL);

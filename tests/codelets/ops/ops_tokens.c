@@ -371,11 +371,10 @@ static void check_classifier(enum iz_dtype param, enum iz_dtype dw,
                              const int64_t *s, int odd)
 {
     struct classifier k = classifier_new(param, dw, s);
-    double forward;
     k.odd = odd;
     classifier_want(&k);
     check_run(&k, &loss_alone, 1);
-    forward = *k.loss;
+    double forward = *k.loss;
     check_run(&k, &both, 3);
     assert_true(*k.loss == forward);
     scene_in_place(&k.s, &both, &k, 1, (const int[][2]){{DA, A}});
@@ -423,7 +422,6 @@ static double loss_with(double value, double w, int64_t vocab)
 {
     const int64_t size[4] = {6, 3, vocab};
     struct classifier k = classifier_new(IZ_F32, IZ_F32, size);
-    double loss;
     k.s.t[A].d[0] = value;
     k.s.t[W].d[0] = w;
     for (int i = 0; i < 6; i++)
@@ -431,7 +429,7 @@ static double loss_with(double value, double w, int64_t vocab)
     tensor_store(&k.s.t[A]);
     tensor_store(&k.s.t[W]);
     scene_run(&k.s, &both, &k);
-    loss = *k.loss;
+    double loss = *k.loss;
     scene_run(&k.s, &loss_alone, &k);
     assert_true(*k.loss == loss || (isnan(loss) && isnan(*k.loss)));
     classifier_free(&k);

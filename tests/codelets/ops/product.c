@@ -39,11 +39,10 @@ void product_each(void (*check)(struct product *p), const int64_t (*size)[3],
     fixture_seed();
     for (int k = 0; k < 3 * 2 * n; k++) {
         enum iz_dtype param = fixture_types[k % 3];
-        struct product p;
         if (!backend_computes(param))
             continue;
-        p = product_new(param, wide_dw ? IZ_F32 : param, size[k / 6],
-                        k / 3 % 2);
+        struct product p = product_new(param, wide_dw ? IZ_F32 : param,
+                                       size[k / 6], k / 3 % 2);
         check(&p);
         product_free(&p);
     }

@@ -77,12 +77,11 @@ static void memory_copy(char *dst, const char *src, int64_t bytes, bool up)
 static void memory_fill(char *dst, int byte, int64_t bytes)
 {
     int64_t piece = least(bytes, STAGING);
-    char *from;
     if (!backend.device) {
         memset(dst, byte, (size_t)bytes);
         return;
     }
-    from = malloc((size_t)piece + 1);
+    char *from = malloc((size_t)piece + 1);
     memset(from, byte, (size_t)piece);
     for (int64_t at = 0; at < bytes; at += piece)
         memory_copy(dst + at, from, least(bytes - at, piece), true);
@@ -208,10 +207,10 @@ static void run_once(struct scene *s, const struct pass *p, const void *arg,
                      int turn, struct iz_view *host)
 {
     static int turns;
-    struct iz_exec x = backend.x, dry;
+    struct iz_exec x = backend.x;
     struct strips at[SCENE_MOST], work;
     x.act = x.backend == IZ_CPU ? IZ_F32 : s->t[0].v.dtype;
-    dry = iz_exec_dry(x.backend, x.act);
+    struct iz_exec dry = iz_exec_dry(x.backend, x.act);
     dry.capability = x.capability;
     call(p, &dry, s, NULL, arg);
     views_up(at, s, p->reads);
@@ -311,10 +310,9 @@ void scene_check(const char *what, struct tensor *t,
     int64_t n = iz_view_len(t->v), c = t->v.cols;
     for (int64_t k = 0; k < least(n, SAMPLES); k++) {
         int64_t at = n <= SAMPLES ? k : fixture_below(n);
-        struct want w;
         if (k < 2)
             at = k * (n - 1);
-        w = want(arg, at / c, at % c);
+        struct want w = want(arg, at / c, at % c);
         fixture_element(
             what, t->v, at,
             (struct near){w.is, 0x1p-21 * w.size +

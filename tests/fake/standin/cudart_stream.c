@@ -63,20 +63,18 @@ static void jitter(struct CUstream_st *s)
 /* The first operation, which stays in the queue; NULL at the end. */
 static struct operation *await_work(struct CUstream_st *s)
 {
-    struct operation *o;
     pthread_mutex_lock(&iz_standin_lock);
     while (!s->first && !s->quit)
         pthread_cond_wait(&s->filled, &iz_standin_lock);
-    o = s->first;
+    struct operation *o = s->first;
     pthread_mutex_unlock(&iz_standin_lock);
     return o;
 }
 
 static void finish(struct CUstream_st *s)
 {
-    struct operation *o;
     pthread_mutex_lock(&iz_standin_lock);
-    o = s->first;
+    struct operation *o = s->first;
     s->first = o->next;
     if (!s->first)
         s->end = &s->first;

@@ -377,12 +377,11 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
                               int rank)
 {
-    struct ncclComm *c;
     iz_blocks("ncclCommInitRank");
     *out = NULL;
     if (ranks < 1 || ranks > IZ_BOARD_RANKS || rank < 0 || rank >= ranks)
         return ncclInvalidArgument;
-    c = calloc(1, sizeof(*c));
+    struct ncclComm *c = calloc(1, sizeof(*c));
     if (!c)
         return ncclSystemError;
     c->rank = rank;

@@ -198,7 +198,6 @@ static void call(void (*op)(struct iz_exec *, P...), struct iz_exec *x, A... a)
         between_poison(scratch, [&] { run_op(op, &cpu, kept, all); });
         free(cpu.work.base);
     };
-
     enqueue(x, waits);
 }
 

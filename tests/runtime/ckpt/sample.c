@@ -59,9 +59,9 @@ void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
     };
     for (int i = 0; i < ARRAYS; i++) {
         int64_t shard = (total[i] + c->size - 1) / c->size;
-        int64_t first = shard * c->rank, rest;
+        int64_t first = shard * c->rank;
         first = first < total[i] ? first : total[i];
-        rest = total[i] - first;
+        int64_t rest = total[i] - first;
         r->state[i] = (struct state){&r->part[i], i, .step = step};
         r->part[i] = (struct iz_ckpt_part){.total = total[i],
                                            .first = first,
@@ -168,9 +168,8 @@ static int load(struct run *r, int64_t step, struct iz_coll *c)
 int load_alone(int64_t step, int64_t saved)
 {
     struct run r;
-    int err;
     run_set(&r, small, &alone, saved);
-    err = load(&r, step, &alone);
+    int err = load(&r, step, &alone);
     assert_true(err ? number_put(&r) == 0 : run_is(&r, saved));
     return err;
 }
@@ -185,9 +184,8 @@ int save_one(struct iz_coll *c, void *arg)
     const struct job *j = arg;
     int64_t wrong = 0;
     struct run r;
-    int err;
     job_set(&r, j, c);
-    err = save(&r.k, j->step, c);
+    int err = save(&r.k, j->step, c);
     for (int i = 0; i < ARRAYS; i++)
         wrong += r.state[i].wrong;
     return err || wrong;

@@ -79,11 +79,10 @@ static void a_rank_file_is_safetensors(void **state)
     struct run r;
     uint64_t length;
     int64_t bytes;
-    char *p;
     float v;
     run_set(&r, small, &alone, 3);
     assert_int_equal(save_alone(3, 0), 0);
-    p = contents(in_step(3, "/rank-00000-of-00001.safetensors"), &bytes);
+    char *p = contents(in_step(3, "/rank-00000-of-00001.safetensors"), &bytes);
     memcpy(&length, p, 8);
     assert_int_equal(8 + length + 4 * 1006, bytes);
     assert_int_equal((8 + length) % 8, 0);

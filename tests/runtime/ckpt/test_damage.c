@@ -60,10 +60,9 @@ static void a_missing_or_foreign_file_is_named(void **state)
 {
     struct job j = {small, 3, false};
     int64_t bytes;
-    char *p;
     save_two();
     all_return(2, save_one, &j, 0); /* an older step, as if copied together */
-    p = contents(file_of(0), &bytes);
+    char *p = contents(file_of(0), &bytes);
     unlink(file_of(0));
     damage_is_named(0);
     assert_said("No such file");
@@ -82,9 +81,8 @@ static void a_missing_or_foreign_file_is_named(void **state)
 static int load_damaged(struct iz_coll *c, void *arg)
 {
     struct run r;
-    int err;
     run_set(&r, large, c, 5);
-    err = iz_ckpt_load(&r.k, 5, c);
+    int err = iz_ckpt_load(&r.k, 5, c);
     return number_put(&r) == 0 ? -err : 1;
 }
 
@@ -92,9 +90,8 @@ static void damage_that_one_rank_sees_fails_on_all(void **state)
 {
     struct job j = {large, 5, false};
     int64_t bytes;
-    char *p;
     all_return(2, save_one, &j, 0);
-    p = contents(file_of(1), &bytes);
+    char *p = contents(file_of(1), &bytes);
     p[bytes - 1] ^= 1;
     replace(file_of(1), p, bytes);
     free(p);
@@ -107,9 +104,8 @@ static void a_header_that_only_looks_the_same_is_named(void **state)
 {
     uint64_t length;
     int64_t bytes;
-    char *p;
     save_two();
-    p = contents(file_of(0), &bytes);
+    char *p = contents(file_of(0), &bytes);
     memcpy(&length, p, 8);
     assert_int_equal(p[7 + length], ' ');
     p[7 + length] = '\n';
@@ -207,10 +203,9 @@ static void no_header_breaks_the_reader(void **state)
     static float block[IZ_BLOCK];
     int64_t bytes;
     int opened = 0;
-    char *p, *q;
     assert_int_equal(save_alone(5, 0), 0);
-    p = contents(in_step(5, "/rank-00000-of-00001.safetensors"), &bytes);
-    q = malloc((size_t)bytes);
+    char *p = contents(in_step(5, "/rank-00000-of-00001.safetensors"), &bytes);
+    char *q = malloc((size_t)bytes);
     for (int n = 0; n < 3000; n++) {
         struct iz_safetensors *s;
         int64_t header = bytes - 4 * 1006;

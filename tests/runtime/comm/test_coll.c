@@ -129,11 +129,10 @@ static void check_reduce(const struct reduce_case *k)
     fill(full, coll->rank, k->wire, all);
     for (int64_t i = 0; i < n; i++) { /* the serial sum */
         volatile float x = element(0, at + i, k->wire);
-        float sum;
 
         for (int r = 1; r < coll->size; r++)
             x = x + element(r, at + i, k->wire);
-        sum = k->accumulate ? element(99, i, k->out) + x : x;
+        float sum = k->accumulate ? element(99, i, k->out) + x : x;
         iz_cast(want + i * iz_dtype_bytes(k->out), k->out, &sum, IZ_F32, 1);
     }
     if (k->shard < 0)
@@ -425,10 +424,9 @@ static int check_all(void)
 
 int main(int argc, char **argv)
 {
-    int failed;
     if (iz_coll_open(&coll, &argc, &argv) != 0)
         return 1;
-    failed = argc > 1 ? end_late(argv[1]) : check_all();
+    int failed = argc > 1 ? end_late(argv[1]) : check_all();
     iz_coll_close(&coll);
     return failed != 0;
 }

@@ -42,10 +42,10 @@ int remove_configs(void **state)
 int read_file(const char *path, char *const *set, int n_set, int ranks)
 {
     FILE *err = fmemopen(said, sizeof(said), "w");
-    int rc;
     assert_non_null(err);
     said[0] = '\0';
-    rc = iz_config_read(&config, &toy_section, path, set, n_set, ranks, err);
+    int rc =
+        iz_config_read(&config, &toy_section, path, set, n_set, ranks, err);
     fclose(err);
     return rc;
 }

@@ -50,9 +50,8 @@ static void the_effective_config_reads_back_the_same(void **state)
 
 static void the_effective_config_is_nested_and_in_order(void **state)
 {
-    const char *text;
     assert_int_equal(read_file(USERS_FILE, NULL, 0, 3), 0);
-    text = effective();
+    const char *text = effective();
     assert_non_null(strstr(text, "{\n    \"train_batch_size\": 24,\n"
                                  "    \"train_micro_batch_size_per_gpu\": 4,"));
     assert_non_null(strstr(text, "        \"params\": {\n"
@@ -133,11 +132,11 @@ static void random_damage_never_crashes(void **state)
     static char text[16384];
     int accepted = 0;
     for (int i = 0; i < 2000; i++) {
-        int rc;
         snprintf(text, sizeof(text), "%s", whole);
         for (int64_t k = 1 + random_below(3); k > 0 && text[0] != '\0'; k--)
             damage(text, sizeof(text));
-        rc = read_file(write_text(in_folder("config.json"), text), NULL, 0, 3);
+        int rc =
+            read_file(write_text(in_folder("config.json"), text), NULL, 0, 3);
         assert_true(rc == 0 || rc == -EINVAL);
         assert_true((rc == 0) == (said[0] == '\0'));
         accepted += rc == 0;

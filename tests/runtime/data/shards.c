@@ -20,10 +20,9 @@ const char *shard(const char *name, int32_t magic, int32_t version,
 const char *positions_from(const char *name, int first, int n)
 {
     uint32_t *t = malloc((size_t)n * sizeof(*t));
-    const char *path;
     for (int i = 0; i < n; i++)
         t[i] = (uint32_t)(first + i);
-    path = shard(name, 20240801, 7, n, t, (size_t)n * sizeof(*t));
+    const char *path = shard(name, 20240801, 7, n, t, (size_t)n * sizeof(*t));
     free(t);
     return path;
 }

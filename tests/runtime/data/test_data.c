@@ -10,9 +10,8 @@ static void samples_are_the_tokens_of_each_format(void **state)
     uint16_t narrow[] = {1, 2, 65535, 4, 5};
     uint32_t wide[] = {1, 2, 128255, 4, 5};
     int32_t input[4], target[4];
-    struct iz_data *d;
     use(shard("a", 20240520, 1, 5, narrow, sizeof(narrow)), "", 0);
-    d = opened(2, 0, false);
+    struct iz_data *d = opened(2, 0, false);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 2);
     for (int i = 0; i < 2; i++) {
         iz_data_sample(d, IZ_TRAIN, i, input, target);
@@ -39,9 +38,8 @@ static void every_window_comes_once_an_epoch(void **state)
 {
     for (int windows = 1; windows <= 200; windows++) {
         const int seq = 3, rest = windows % 3;
-        struct iz_data *d;
         use(positions("p", windows * seq + 1 + rest), "", 0);
-        d = opened(seq, random_next(), false);
+        struct iz_data *d = opened(seq, random_next(), false);
         assert_int_equal(iz_data_windows(d, IZ_TRAIN), windows);
         for (int epoch = 0; epoch < 4; epoch++) {
             char seen[200] = {0};
@@ -62,10 +60,9 @@ static void every_window_of_many_comes_once_an_epoch(void **state)
     const int sizes[] = {4096, 4097, 65535, 65537, 1000003};
     for (int k = 0; k < N_OF(sizes); k++) {
         char *seen = calloc((size_t)sizes[k], 1);
-        struct iz_data *d;
         int64_t in_place = 0;
         use(positions("p", sizes[k] + 1), "", 0);
-        d = opened(1, random_next(), false);
+        struct iz_data *d = opened(1, random_next(), false);
         for (int64_t i = 0; i < sizes[k]; i++) {
             int at = start(d, IZ_TRAIN, 1, sizes[k] + i);
             assert_false(seen[at]++);
@@ -82,10 +79,8 @@ static void windows_fall_on_every_place_alike(void **state)
     enum { WINDOWS = 10, EPOCHS = 4000 };
     int count[WINDOWS][WINDOWS] = {0};
     double chi = 0, mean = (double)EPOCHS / WINDOWS;
-    struct iz_data *d;
-
     use(positions("p", WINDOWS + 1), "", 0);
-    d = opened(1, 7, false);
+    struct iz_data *d = opened(1, 7, false);
     for (int e = 0; e < EPOCHS; e++)
         for (int i = 0; i < WINDOWS; i++)
             count[i][start(d, IZ_TRAIN, 1, e * WINDOWS + i)]++;
@@ -100,12 +95,11 @@ static void windows_fall_on_every_place_alike(void **state)
 
 static void the_order_is_of_seed_and_epoch_alone(void **state)
 {
-    struct iz_data *a, *b, *c;
     int same_seed = 0, same_epoch = 0, n = 100;
     use(positions("p", n * 2 + 1), "", 0);
-    a = opened(2, 5, false);
-    b = opened(2, 5, false);
-    c = opened(2, 6, false);
+    struct iz_data *a = opened(2, 5, false);
+    struct iz_data *b = opened(2, 5, false);
+    struct iz_data *c = opened(2, 6, false);
     assert_same(a, b, IZ_TRAIN, 2, 50 * n);
     for (int i = 0; i < n; i++) {
         same_seed += start(a, IZ_TRAIN, 2, i) == start(c, IZ_TRAIN, 2, i);
@@ -123,9 +117,8 @@ static void training_and_validation_share_no_target(void **state)
         for (int seq = 1; seq <= 3; seq++) {
             double fraction = (double)(random_next() % 60 + 1) / 100;
             int last_trained = 0;
-            struct iz_data *d;
             use(positions("p", n), "", fraction);
-            d = opened(seq, random_next(), true);
+            struct iz_data *d = opened(seq, random_next(), true);
             for (int i = 0; i < 5 * iz_data_windows(d, IZ_TRAIN); i++) {
                 int at = start(d, IZ_TRAIN, seq, i) + seq;
                 last_trained = at > last_trained ? at : last_trained;
@@ -144,9 +137,8 @@ static void training_and_validation_share_no_target(void **state)
 
 static void validation_is_in_file_order_and_comes_again(void **state)
 {
-    struct iz_data *d;
     use(positions("p", 101), positions("v", 31), 0.5);
-    d = opened(10, 1, true);
+    struct iz_data *d = opened(10, 1, true);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 10);
     assert_int_equal(iz_data_windows(d, IZ_VAL), 3);
     assert_int_equal(iz_data_tokens(d, IZ_VAL), 31);
@@ -157,10 +149,9 @@ static void validation_is_in_file_order_and_comes_again(void **state)
 
 static void wanting_validation_does_not_change_the_training(void **state)
 {
-    struct iz_data *a, *b;
     use(positions("p", 1001), "", 0.1);
-    a = opened(5, 1, true);
-    b = opened(5, 1, false);
+    struct iz_data *a = opened(5, 1, true);
+    struct iz_data *b = opened(5, 1, false);
     assert_same(a, b, IZ_TRAIN, 5, 400);
     iz_data_close(&a);
     iz_data_close(&b);
@@ -216,7 +207,6 @@ static void a_token_outside_the_vocabulary_is_named(void **state)
     enum { N = 200000 };
     uint16_t *t = calloc(N, sizeof(*t));
     char words[64];
-
     for (int i = 0; i < 20; i++) {
         int at = i == 0 ? 0 : i == 1 ? N - 1 : (int)random_below(N);
         t[at] = 50257;
@@ -233,7 +223,6 @@ static void a_token_outside_the_vocabulary_is_named(void **state)
 
 static void too_few_tokens_are_named(void **state)
 {
-    struct iz_data *d;
     use(positions("p", 8), "", 0);
     refused(8, MANY, false, "8 tokens for training, but one window needs 9");
     use(positions("p", 9), "", 0);
@@ -241,7 +230,7 @@ static void too_few_tokens_are_named(void **state)
     assert_said(used.path);
     use(positions("p", 9), "", 0.5); /* the only window is for training */
     refused(8, MANY, true, "for validation");
-    d = opened(8, 1, false);
+    struct iz_data *d = opened(8, 1, false);
     iz_data_close(&d);
     use(positions("p", 9), positions("v", 8), 0);
     refused(8, MANY, true, "8 tokens for validation, but one window needs 9");

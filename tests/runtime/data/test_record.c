@@ -51,9 +51,8 @@ static struct iz_data *records_opened(uint64_t seed)
 static int number(const struct iz_data *d, enum iz_split s, int64_t i)
 {
     unsigned char input[2], target;
-    int n;
     iz_data_batch(d, s, i, 1, input, &target);
-    n = input[0] + 256 * input[1];
+    int n = input[0] + 256 * input[1];
     assert_int_equal(target, n % TAGS);
     return n;
 }
@@ -61,9 +60,8 @@ static int number(const struct iz_data *d, enum iz_split s, int64_t i)
 static void every_record_comes_once_an_epoch(void **state)
 {
     for (int n = 1; n <= 300; n += 1 + n / 4) {
-        struct iz_data *d;
         use(records("r", 0, n, 0), "", 0);
-        d = records_opened(random_next());
+        struct iz_data *d = records_opened(random_next());
         assert_int_equal(iz_data_windows(d, IZ_TRAIN), n);
         for (int epoch = 0; epoch < 2; epoch++) {
             char seen[300] = {0};
@@ -77,12 +75,10 @@ static void every_record_comes_once_an_epoch(void **state)
 static void epochs_and_seeds_have_orders_of_their_own(void **state)
 {
     enum { N = 100 };
-    struct iz_data *a, *b;
     int same = 0, again = 0;
-
     use(records("r", 0, N, 0), "", 0);
-    a = records_opened(1);
-    b = records_opened(2);
+    struct iz_data *a = records_opened(1);
+    struct iz_data *b = records_opened(2);
     for (int i = 0; i < N; i++) {
         same += number(a, IZ_TRAIN, i) == number(b, IZ_TRAIN, i);
         again += number(a, IZ_TRAIN, i) == number(a, IZ_TRAIN, N + i);
@@ -94,9 +90,8 @@ static void epochs_and_seeds_have_orders_of_their_own(void **state)
 
 static void the_last_records_are_for_validation(void **state)
 {
-    struct iz_data *d;
     use(records("r", 0, 100, 0), "", 0.2);
-    d = records_opened(1);
+    struct iz_data *d = records_opened(1);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 80);
     assert_int_equal(iz_data_windows(d, IZ_VAL), 20);
     for (int i = 0; i < 160; i++)
@@ -110,10 +105,8 @@ static void a_batch_is_its_samples_side_by_side(void **state)
 {
     enum { N = 7 };
     unsigned char input[2 * N], target[N];
-    struct iz_data *d;
-
     use(records("r", 0, 400, 0), "", 0);
-    d = records_opened(3);
+    struct iz_data *d = records_opened(3);
     iz_data_batch(d, IZ_TRAIN, 395, N, input, target);
     for (int i = 0; i < N; i++) {
         int want = number(d, IZ_TRAIN, 395 + i);
@@ -126,12 +119,11 @@ static void a_batch_is_its_samples_side_by_side(void **state)
 static void several_files_are_one_stream(void **state)
 {
     const char *v = records("v", 500, 4, 0);
-    struct iz_data *d;
     int sum = 0;
     records("a", 0, 30, 0);
     records("b", 30, 12, 0);
     use(in_folder("[ab]"), v, 0);
-    d = records_opened(1);
+    struct iz_data *d = records_opened(1);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 42);
     assert_int_equal(number(d, IZ_VAL, 5), 501);
     for (int i = 0; i < 42; i++)

@@ -14,11 +14,10 @@ static void several_shards_are_one_stream(void **state)
         positions_from(name, total, length[i]);
     }
     for (int seq = 1; seq <= 40; seq++) {
-        struct iz_data *a, *b;
         use(in_folder("s?.bin"), "", 0.2);
-        a = opened(seq, 3, seq < 20);
+        struct iz_data *a = opened(seq, 3, seq < 20);
         use(positions("whole", total), "", 0.2);
-        b = opened(seq, 3, seq < 20);
+        struct iz_data *b = opened(seq, 3, seq < 20);
         assert_same(a, b, IZ_TRAIN, seq, 3 * iz_data_windows(a, IZ_TRAIN));
         assert_same(a, b, IZ_VAL, seq, 3 * iz_data_windows(a, IZ_VAL));
         iz_data_close(&a);
@@ -36,12 +35,11 @@ static void use_two(const char *one, const char *two)
 
 static void a_list_names_files_and_patterns_in_order(void **state)
 {
-    struct iz_data *d;
     positions_from("s0.bin", 0, 10);
     positions_from("s1.bin", 10, 10);
     positions_from("s2.bin", 20, 10);
     use(positions_from("a,b[1]", 30, 5), "", 0);
-    d = opened(4, 1, false);
+    struct iz_data *d = opened(4, 1, false);
     assert_int_equal(iz_data_tokens(d, IZ_TRAIN), 5);
     iz_data_close(&d);
     use_two(in_folder("s0.bin"), in_folder("s[12].bin"));
@@ -61,9 +59,7 @@ static void masked_tokens_are_no_targets(void **state)
     enum { N = 60, SEQ = 7 };
     uint8_t learn[N];
     int32_t input[SEQ], target[SEQ];
-    struct iz_data *d;
     int masked = 0;
-
     for (int i = 0; i < N; i++)
         learn[i] = random_next() % 3 > 0;
     positions_from("m0.bin", 0, 20);
@@ -71,7 +67,7 @@ static void masked_tokens_are_no_targets(void **state)
     shard("m0.mask", IZ_MASK_MAGIC, 1, 20, learn, 20);
     shard("m1.mask", IZ_MASK_MAGIC, 1, 40, learn + 20, 40);
     use(in_folder("m?.bin"), in_folder("m1.bin"), 0);
-    d = opened(SEQ, 5, true);
+    struct iz_data *d = opened(SEQ, 5, true);
     for (int i = 0; i < 40; i++) {
         iz_data_sample(d, i % 4 ? IZ_TRAIN : IZ_VAL, i, input, target);
         for (int j = 0; j < SEQ; j++) {
@@ -111,7 +107,6 @@ static void a_wrong_mask_is_named(void **state)
 static void a_mask_that_leaves_nothing_is_named(void **state)
 {
     uint8_t learn[40] = {0};
-    struct iz_data *d;
     use(positions("n.bin", 40), "", 0.5);
     shard("n.mask", IZ_MASK_MAGIC, 1, 40, learn, 40);
     refused(4, MANY, false, "nothing to be learnt for training");
@@ -122,7 +117,7 @@ static void a_mask_that_leaves_nothing_is_named(void **state)
     assert_said(used.path);
     learn[39] = 1;
     shard("n.mask", IZ_MASK_MAGIC, 1, 40, learn, 40);
-    d = opened(4, 1, true);
+    struct iz_data *d = opened(4, 1, true);
     iz_data_close(&d);
 }
 

@@ -166,9 +166,8 @@ static int write_shards(struct iz_coll *c, void *arg)
                             .config = config};
     struct iz_hf_writer *w;
     float in[ROOM];
-    int err;
     assert_int_equal(iz_hf_map_open(&map, &hf, m), 0);
-    err = iz_hf_write_open(&w, &o, c) ? 1 : 0;
+    int err = iz_hf_write_open(&w, &o, c) ? 1 : 0;
     for (int u = 0; u < UNITS && !err; u++) {
         int64_t n = elements(m, u), shard = (n + c->size - 1) / c->size + 1;
         int64_t end = shard * (c->rank + 1);
@@ -238,11 +237,10 @@ static const struct holding {
 static void holds(const struct iz_hf_folder *f, const char *prefix, int unit,
                   const struct holding *h)
 {
-    const struct iz_st_tensor *e;
     int64_t n = h->cols ? h->cols : 1;
     char name[64];
     snprintf(name, sizeof(name), "%s%s", prefix, h->name);
-    e = find(f, name);
+    const struct iz_st_tensor *e = find(f, name);
     assert_int_equal(e->dims, h->cols ? 2 : 1);
     assert_int_equal(e->shape[0], h->rows);
     if (h->cols)
@@ -419,10 +417,9 @@ static void what_a_run_keeps_of_an_import_is_on_the_disk(void **state)
 /* The config's shapes, or NULL.  Of a text with ' in place of ". */
 static char *config_of(const char *text)
 {
-    char *out;
     write_text(in_folder("config.json"), json(text));
     listen_begin();
-    out = iz_hf_config_read(&hf, folder, stderr);
+    char *out = iz_hf_config_read(&hf, folder, stderr);
     listen_end();
     return out;
 }

@@ -96,14 +96,13 @@ static const char *print(const struct iz_binding *b, int n)
 static void ranks_that_move_on_alike_are_one_line(void **state)
 {
     static struct iz_binding b[512];
-    const char *text;
     int lines = 0;
     for (int r = 0; r < 512; r++)
         b[r] = eighth(r);
     assert_string_equal(print(b, 8),
                         "      ranks 0-7: 1 worker each on cores 0-1 ... 14-15 "
                         "of 16, GPUs 0 ... 7, NUMA nodes 0-1\n");
-    text = print(b, 512);
+    const char *text = print(b, 512);
     for (const char *at = text; (at = strchr(at, '\n')); at++)
         lines++;
     assert_int_equal(lines, 64);

@@ -310,12 +310,12 @@ static void check_ratio(enum iz_home home, bool nccl)
 {
     struct iz_target target = gpu_bf16;
     struct iz_config all = offloaded(1, home), some = offloaded(0.6, home);
-    int64_t moved, device[IZ_MEM_CLASSES] = {0}, cpu[IZ_MEM_CLASSES] = {0};
+    int64_t device[IZ_MEM_CLASSES] = {0}, cpu[IZ_MEM_CLASSES] = {0};
     target.nccl = nccl;
     make(&p, &all, 2, &target);
     make(&q, &some, 2, &target);
     struct counts whole = count(&p), part = count(&q);
-    moved = part.owned - part.host;
+    int64_t moved = part.owned - part.host;
     assert_true(moved > 0 && q.zero.grads_apart == nccl && !p.zero.grads_apart);
     device[IZ_MEM_STATE] = cpu[IZ_MEM_STATE] = 12 * moved;
     device[IZ_MEM_STAGING] =
