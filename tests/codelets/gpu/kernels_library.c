@@ -20,6 +20,7 @@ enum { SIZES = COUNT(product_sizes) - 1, RUNS = 2 * 3 * 2 * SIZES };
 static int renew(void **state)
 {
     fake_cublaslt = (struct fake_cublaslt){0};
+    fixture_seed(state);
     return backend_renew(state);
 }
 
@@ -138,7 +139,6 @@ static void sums_of_columns_agree(void **state)
     static const int64_t size[][2] = {{2, 1},     {33, 3},     {300, 8},
                                       {300, 33},  {64, 384},   {1000, 1},
                                       {97, 1000}, {2000, 264}, {40, 4104}};
-    fixture_seed();
     for (int i = 0; i < 6 * COUNT(size); i++) {
         int64_t s[3] = {size[i / 6][0], 1, size[i / 6][1]};
         enum iz_dtype t = fixture_types[i % 3];
@@ -155,7 +155,6 @@ static void every_call_has_its_own_bias(void **state)
 {
     static const int64_t s[3] = {5, 8, 16};
     struct product p[2];
-    fixture_seed();
     for (int i = 0; i < 2; i++) {
         p[i] = product_new(IZ_BF16, IZ_BF16, s, true);
         p[i].fused_db = true;
@@ -202,7 +201,6 @@ static void algorithms_are_kept(void **state)
 static void tf32_is_for_fp32_alone(void **state)
 {
     static const int64_t s[3] = {5, 8, 16};
-    fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int tf32 = 0; tf32 < 2; tf32++) {
             struct product p =

@@ -45,7 +45,6 @@ static void check_mma(enum iz_dtype t)
 
 static void fragments_are_as_documented(void **state)
 {
-    fixture_seed();
     check_mma(IZ_BF16);
     check_mma(IZ_F16);
 }
@@ -92,8 +91,8 @@ static void blocks_take_chunks_of_heads(void **state)
 int kernels_attention(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fragments_are_as_documented),
-        cmocka_unit_test(blocks_take_chunks_of_heads),
+        SEEDED(fragments_are_as_documented),
+        SEEDED(blocks_take_chunks_of_heads),
     };
     return cmocka_run_group_tests_name("parts of attention", tests, NULL, NULL);
 }

@@ -33,8 +33,7 @@ static int reset_fake(void **state)
 {
     assert_int_equal(fake->alive, 0);
     *fake = as_it_was;
-    fixture_seed();
-    return 0;
+    return fixture_seed(state);
 }
 
 /* A scene is run twice. */

@@ -24,11 +24,12 @@ static uint64_t next(void)
     return z ^ z >> 31;
 }
 
-void fixture_seed(void)
+int fixture_seed(void **test)
 {
     const char *s = getenv("IZ_SEED");
     state = s ? strtoull(s, NULL, 10) : 1;
     printf("seed %llu\n", (unsigned long long)state);
+    return 0;
 }
 
 double fixture_uniform(void)

@@ -24,8 +24,12 @@ struct tensor {
 };
 
 /* Restarts the random numbers from the seed, which is printed: the environment
- * variable IZ_SEED or 1. */
-void fixture_seed(void);
+ * variable IZ_SEED or 1.  SEEDED: a test that begins so. */
+int fixture_seed(void **test);
+#define SEEDED(f) cmocka_unit_test_setup(f, fixture_seed)
+#define SEEDED_WITH(f, state)                                                  \
+    cmocka_unit_test_prestate_setup_teardown(f, fixture_seed, NULL,            \
+                                             (void *)(state))
 double fixture_uniform(void); /* [-1, 1) */
 int32_t fixture_below(int64_t n);
 

@@ -42,7 +42,6 @@ static void check_shape(enum iz_dtype act, struct shape s, bool full,
 
 static void check_shapes(const struct shape *s, int n, bool full)
 {
-    fixture_seed();
     for (int k = 0; k < 3 * n; k++)
         if (backend_acts(fixture_types[k % 3]))
             check_shape(fixture_types[k % 3], s[k / 3], full, false);
@@ -115,7 +114,6 @@ static void attention_by_cudnn_agrees(void **state)
     if (backend.x.backend == IZ_CPU || backend.x.capability < 80 ||
         iz_cudnn_missing())
         skip();
-    fixture_seed();
     for (int i = 0; i < 2 * COUNT(shape); i++)
         check_shape(backend.act(i % 2 ? IZ_F16 : IZ_BF16), shape[i / 2],
                     i / 2 % 3 == 1, true);
@@ -155,7 +153,6 @@ static int newest(void **state)
 /* Scores of thousands: one key takes everything, nothing overflows. */
 static void attention_survives_huge_scores(void **state)
 {
-    fixture_seed();
     for (int k = 0; k < 3; k++) {
         if (!acts(fixture_types[k]))
             continue;
@@ -179,7 +176,6 @@ static void attention_weighs_no_key_more_than_once(void **state)
     enum { T = 67, C = 4 };
     if (backend.x.backend != IZ_CPU)
         skip();
-    fixture_seed();
     struct attention t =
         attention_new(IZ_F32, (struct shape){1, T, 1, C, 1}, 1);
     double *d = t.s.t[QKV].d;
@@ -232,7 +228,6 @@ static void check_causal(enum iz_dtype type)
 
 static void no_row_sees_a_later_one(void **state)
 {
-    fixture_seed();
     for (int i = 0; i < 3; i++)
         if (acts(fixture_types[i]))
             check_causal(fixture_types[i]);
@@ -242,7 +237,6 @@ static void no_row_sees_a_later_one(void **state)
 static void a_sample_does_not_see_its_neighbours(void **state)
 {
     enum { T = 77 };
-    fixture_seed();
     struct attention two =
         attention_new(IZ_F32, (struct shape){2, T, 4, 24, 2}, 2);
     struct attention one =
@@ -285,7 +279,6 @@ static double objective(void *arg)
 /* The gradient in double against differences of another reference. */
 static void double_agrees_with_differences(void **state)
 {
-    fixture_seed();
     for (int full = 0; full < 2; full++) {
         struct attention t =
             attention_new(IZ_F32, (struct shape){2, 7, 4, 5, 2}, 2);
@@ -352,17 +345,18 @@ static void impossible_heads_are_refused(void **state)
 int ops_attention(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(double_agrees_with_differences),
-        cmocka_unit_test(attention_agrees_with_double),
-        cmocka_unit_test(grouped_queries_agree_with_double),
-        cmocka_unit_test(attention_of_all_keys_agrees),
-        cmocka_unit_test(attention_by_cudnn_agrees),
-        cmocka_unit_test_teardown(older_gpus_agree_with_double, newest),
-        cmocka_unit_test(attention_survives_huge_scores),
-        cmocka_unit_test(attention_weighs_no_key_more_than_once),
-        cmocka_unit_test(no_row_sees_a_later_one),
-        cmocka_unit_test(a_sample_does_not_see_its_neighbours),
-        cmocka_unit_test(impossible_heads_are_refused),
+        SEEDED(double_agrees_with_differences),
+        SEEDED(attention_agrees_with_double),
+        SEEDED(grouped_queries_agree_with_double),
+        SEEDED(attention_of_all_keys_agrees),
+        SEEDED(attention_by_cudnn_agrees),
+        cmocka_unit_test_setup_teardown(older_gpus_agree_with_double,
+                                        fixture_seed, newest),
+        SEEDED(attention_survives_huge_scores),
+        SEEDED(attention_weighs_no_key_more_than_once),
+        SEEDED(no_row_sees_a_later_one),
+        SEEDED(a_sample_does_not_see_its_neighbours),
+        SEEDED(impossible_heads_are_refused),
     };
     const struct iz_simd_level *best = NULL;
     int failed = 0;

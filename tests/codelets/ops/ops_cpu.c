@@ -84,7 +84,6 @@ static void narrow_products_agree(void **state)
                                       {65, 48, 80}, {7, 130, 31}, {130, 3, 18}};
     if (iz_gemm16_missing())
         skip();
-    fixture_seed();
     for (int i = 0; i < COUNT(size); i++)
         for (int how = 0; how < 4; how++) {
             struct product p =
@@ -101,7 +100,7 @@ static void pair_new(struct product p[2], enum iz_dtype t, const int64_t s[3],
                      bool out_in)
 {
     for (int i = 0; i < 2; i++) {
-        fixture_seed();
+        fixture_seed(NULL);
         p[i] = product_new(t, t, s, out_in);
     }
 }
@@ -242,7 +241,6 @@ static void formulas_agree_with_differences(void **state)
     struct formula f = {.value = norm_value};
     struct ref_table t = table_of(&f);
     double got[3 * C] = {0};
-    fixture_seed();
     for (int i = 0; i < ROWS * C; i++) {
         f.in[i % (2 * C)] = fixture_uniform();
         f.w[i % (3 * C)] = fixture_uniform();
@@ -322,14 +320,14 @@ static void slow_kernels_are_replaced_unless_the_user_chose_them(void **state)
 int ops_cpu(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exp_is_within_two_ulp),
-        cmocka_unit_test(exp_keeps_special_values),
-        cmocka_unit_test(narrow_products_agree),
-        cmocka_unit_test(narrow_products_round_one_operand),
-        cmocka_unit_test(narrow_is_for_bf16_weights_alone),
-        cmocka_unit_test(matmul_gives_equal_bits_on_every_thread),
-        cmocka_unit_test(formulas_agree_with_differences),
-        cmocka_unit_test(slow_kernels_are_replaced_unless_the_user_chose_them),
+        SEEDED(exp_is_within_two_ulp),
+        SEEDED(exp_keeps_special_values),
+        SEEDED(narrow_products_agree),
+        SEEDED(narrow_products_round_one_operand),
+        SEEDED(narrow_is_for_bf16_weights_alone),
+        SEEDED(matmul_gives_equal_bits_on_every_thread),
+        SEEDED(formulas_agree_with_differences),
+        SEEDED(slow_kernels_are_replaced_unless_the_user_chose_them),
     };
     return cmocka_run_group_tests_name("cpu", tests, NULL, NULL);
 }

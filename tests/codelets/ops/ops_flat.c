@@ -40,7 +40,6 @@ static void copy_and_clear(struct iz_exec *x, const struct iz_view *v,
 static void copies_move_every_byte(void **state)
 {
     static const int64_t n[] = {1, 7, 1024, 4099, 1 << 20, 1048583, MOST};
-    fixture_seed();
     for (int i = 0; i < COUNT(n); i++) {
         struct scene s = {
             .n = 2,
@@ -96,7 +95,6 @@ static void check_sum(struct sum k)
 static void sum_has_the_bits_of_the_cpu(void **state)
 {
     static const int64_t n[] = {0, 1, 7, 8, 2048, 4099};
-    fixture_seed();
     for (int k = 0; k < 3 * 3 * 4 * 2 * 2; k++)
         for (int i = 0; i < COUNT(n); i++)
             check_sum((struct sum){n[i], fixture_types[k % 3],
@@ -112,7 +110,6 @@ static void sum_may_overwrite_an_input(void **state)
 {
     struct sum k = {1500, IZ_F32, IZ_F32, 2, .over = true};
     double *d[2];
-    fixture_seed();
     struct scene s = sum_new(&k);
     s.exact = false; /* one NaN is as good as another */
     for (int i = 0; i < 2; i++)
@@ -187,7 +184,6 @@ static void norm_has_the_bits_of_the_cpu(void **state)
                                 1025,    4099, 40001, 1 << 20, (1 << 20) + 7,
                                 1048583, MOST};
     static const int64_t m[] = {0, 1, 33, 1024, 1025, 40001, 70001, MOST};
-    fixture_seed();
     for (int t = 0; t < 3; t++) {
         for (int i = 0; i < 2 * COUNT(n); i++)
             check_norm(norm2, fixture_types[t], n[i / 2], i % 2, 1);
@@ -210,7 +206,6 @@ static void norm_scratch_is_exact(void **state)
 static void norm_shows_every_non_finite(void **state)
 {
     struct norm2 k = {1100, 0};
-    fixture_seed();
     struct scene s = {
         .n = 2, .pinned = 2, .t = {flat_new(IZ_F32, k.n, 0), bytes_new(8)}};
     for (int i = 0; i < k.n; i += 99) {
@@ -374,7 +369,6 @@ static void check_update(struct update k)
 static void updates_have_the_bits_of_the_cpu(void **state)
 {
     static const int64_t n[] = {0, 1, 7, 8, 1024, 2048, 3001};
-    fixture_seed();
     for (int c = 0; c < 3 * 3 * 2 * 2 * 2 * COUNT(n); c++) {
         int i = c % COUNT(n), k = c / COUNT(n);
         check_update(
@@ -411,7 +405,6 @@ static enum iz_moment_type type_of(int i)
 static void narrow_updates_have_the_bits_of_the_cpu(void **state)
 {
     static const int64_t blocks[] = {0, 1, 2, 3, 16, 17, 37, 1027};
-    fixture_seed();
     for (int c = 0; c < 2 * 3 * 3 * 2; c++)
         for (int i = 0; i < 8; i++)
             check_update((struct update){.type = type_of(c),
@@ -433,7 +426,6 @@ static void narrow_updates_have_the_bits_of_the_cpu(void **state)
  * have, each of one element. */
 static void narrow_updates_have_them_at_every_exponent(void **state)
 {
-    fixture_seed();
     for (int c = 0; c < 4; c++)
         check_update((struct update){.type = type_of(c),
                                      .copies = true,
@@ -459,7 +451,6 @@ static void what_is_not_finite_shows(void **state)
     struct update k = {
         .n = 4 * BLOCK, .span = 1000, .beta1 = 0.9, .beta2 = 0.999, .t = 1};
     float m[4 * BLOCK];
-    fixture_seed();
     for (int c = 0; c < 4; c++) {
         k.type = type_of(c);
         struct scene s = update_new(&k);
@@ -488,25 +479,24 @@ static void odd_address(const void *arg)
 
 static void an_odd_address_is_refused(void **state)
 {
-    fixture_seed();
     scene_dies(odd_address, NULL, "no multiple of 16");
 }
 
 int ops_flat(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies_move_every_byte),
-        cmocka_unit_test(sum_has_the_bits_of_the_cpu),
-        cmocka_unit_test(sum_may_overwrite_an_input),
-        cmocka_unit_test(sum_refuses_too_many_inputs),
-        cmocka_unit_test(norm_has_the_bits_of_the_cpu),
-        cmocka_unit_test(norm_scratch_is_exact),
-        cmocka_unit_test(norm_shows_every_non_finite),
-        cmocka_unit_test(updates_have_the_bits_of_the_cpu),
-        cmocka_unit_test(narrow_updates_have_the_bits_of_the_cpu),
-        cmocka_unit_test(narrow_updates_have_them_at_every_exponent),
-        cmocka_unit_test(what_is_not_finite_shows),
-        cmocka_unit_test(an_odd_address_is_refused),
+        SEEDED(copies_move_every_byte),
+        SEEDED(sum_has_the_bits_of_the_cpu),
+        SEEDED(sum_may_overwrite_an_input),
+        SEEDED(sum_refuses_too_many_inputs),
+        SEEDED(norm_has_the_bits_of_the_cpu),
+        SEEDED(norm_scratch_is_exact),
+        SEEDED(norm_shows_every_non_finite),
+        SEEDED(updates_have_the_bits_of_the_cpu),
+        SEEDED(narrow_updates_have_the_bits_of_the_cpu),
+        SEEDED(narrow_updates_have_them_at_every_exponent),
+        SEEDED(what_is_not_finite_shows),
+        SEEDED(an_odd_address_is_refused),
     };
     if (backend.x.backend == IZ_CPU)
         return 0;

@@ -98,7 +98,6 @@ static void headnorm_agrees_with_reference(void **state)
         {300, 48, 16, 1, 32},    {2, 2001, 3, 2, 999},
         {300, 4096, 0, 16, 128}, {300, 4096, 2048, 8, 128}};
     int n = COUNT(size) - (backend.large ? 0 : 2);
-    fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int i = 0; i < n; i++)
             check_heads(fixture_types[t], &size[i]);
@@ -146,7 +145,6 @@ static void rope_agrees_with_reference(void **state)
         {1, 2, 256, 1e6, 1, 0, 0, 0},    {37, 5, 64, 5e5, 32, 1, 4, 8192},
         {11, 2, 80, 1e4, 1, 0, 0, 0},    {300, 1, 128, 1e4, 8, 1, 4, 64},
         {37, 3, 64, 5e5, 32, 1, 4, 8192}};
-    fixture_seed();
     for (int k = 0; k < 3 * COUNT(r); k++) {
         enum iz_dtype act = fixture_types[k % 3];
         int i = k / 3;
@@ -165,7 +163,6 @@ static void rope_agrees_with_reference(void **state)
 static void rope_is_exact_far_away(void **state)
 {
     struct iz_rope far = {131072, 1, backend.large ? 4 : 2, 5e5, 1, 0, 0, 0};
-    fixture_seed();
     check_rope(IZ_F32, far, 1, 0);
     if (backend.x.backend == IZ_CPU) {
         far = llama3;
@@ -196,10 +193,10 @@ static void rope_scaling_is_that_of_llama_3(void **state)
 int ops_llama(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(headnorm_agrees_with_reference),
-        cmocka_unit_test(rope_agrees_with_reference),
-        cmocka_unit_test(rope_is_exact_far_away),
-        cmocka_unit_test(rope_scaling_is_that_of_llama_3),
+        SEEDED(headnorm_agrees_with_reference),
+        SEEDED(rope_agrees_with_reference),
+        SEEDED(rope_is_exact_far_away),
+        SEEDED(rope_scaling_is_that_of_llama_3),
     };
     return cmocka_run_group_tests_name("llama", tests, NULL, NULL);
 }

@@ -42,7 +42,6 @@ static void large_sizes_agree(void **state)
     static const int64_t large[][3] = {{1000, 1600, 4800}, {999, 2048, 257}};
     static const int64_t panels[2][3] = {{3, 1500, 900}, {3, 900, 1500}};
     product_each(check_large, large, backend.large ? 2 : 0, false);
-    fixture_seed();
     for (int k = 0; k < 4; k++) {
         enum iz_dtype t = backend_computes(IZ_BF16) && k < 2 ? IZ_BF16 : IZ_F16;
         struct product p = product_new(t, t, panels[k % 2], k % 2);
@@ -112,7 +111,6 @@ static void an_adapter_adds_its_product(void **state)
 static void matmul_shows_nan_and_overflow(void **state)
 {
     static const int64_t size[3] = {3, 5, 2};
-    fixture_seed();
     for (int t = 0; t < 3; t += 2) {
         struct product p =
             product_new(fixture_types[t], fixture_types[t], size, false);
@@ -134,12 +132,12 @@ static void matmul_shows_nan_and_overflow(void **state)
 int ops_matmul(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matmul_agrees_with_reference),
-        cmocka_unit_test(gradients_are_added_in_fp32),
-        cmocka_unit_test(large_sizes_agree),
-        cmocka_unit_test(unwanted_gradients_are_left_out),
-        cmocka_unit_test(an_adapter_adds_its_product),
-        cmocka_unit_test(matmul_shows_nan_and_overflow),
+        SEEDED(matmul_agrees_with_reference),
+        SEEDED(gradients_are_added_in_fp32),
+        SEEDED(large_sizes_agree),
+        SEEDED(unwanted_gradients_are_left_out),
+        SEEDED(an_adapter_adds_its_product),
+        SEEDED(matmul_shows_nan_and_overflow),
     };
     if (!backend_multiplies())
         return 0;

@@ -53,26 +53,24 @@ static void layernorm(struct iz_exec *x, const struct iz_view *v,
 {
     const struct norm *n = arg;
     struct iz_norm_layer w = {v[W], v[B], v[DW], v[DB], v[MEAN], v[RSTD]};
+    bool again = n->call == AGAIN;
     w.w.dtype = n->weights;
-    if (n->call == FORWARD)
-        iz_layernorm_fwd(x, v[Y], v[A], &w, false);
-    else if (n->call == AGAIN)
-        iz_layernorm_fwd(x, v[DX], v[A], &w, true);
-    else
+    if (n->call == BACKWARD)
         iz_layernorm_bwd(x, v[DX], n->no_r ? IZ_NONE : v[R], v[DY], v[A], &w);
+    else
+        iz_layernorm_fwd(x, v[again ? DX : Y], v[A], &w, again);
 }
 
 static void rmsnorm(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct norm *n = arg;
     struct iz_rmsnorm w = {v[W], v[DW], v[RSTD], 1e-5f};
+    bool again = n->call == AGAIN;
     w.w.dtype = n->weights;
-    if (n->call == FORWARD)
-        iz_rmsnorm_fwd(x, v[Y], v[A], &w, false);
-    else if (n->call == AGAIN)
-        iz_rmsnorm_fwd(x, v[DX], v[A], &w, true);
-    else
+    if (n->call == BACKWARD)
         iz_rmsnorm_bwd(x, v[DX], n->no_r ? IZ_NONE : v[R], v[DY], v[A], &w);
+    else
+        iz_rmsnorm_fwd(x, v[again ? DX : Y], v[A], &w, again);
 }
 
 static const struct kind kinds[] = {
@@ -131,16 +129,15 @@ static void check_backward(struct norm *n)
 static void check_norm(enum iz_dtype param, const int64_t *s)
 {
     struct norm n = norm_new(param, s[0], s[1], 3);
-    struct pass backward;
     check_forward(&n);
     norm_run(&n, AGAIN);
     fixture_same_bits("y again", n.s.t[DX].v, n.s.t[Y].v);
     check_backward(&n);
     /* emulated, large ones would take long */
     if (!backend.become || s[0] * s[1] < 50000 || s[0] == 300) {
-        backward = norm_pass(&n, BACKWARD);
-        scene_in_place(&n.s, &backward, &n, 1, (const int[][2]){{DX, R}});
-        scene_in_place(&n.s, &backward, &n, 1, (const int[][2]){{DX, DY}});
+        struct pass p = norm_pass(&n, BACKWARD);
+        scene_in_place(&n.s, &p, &n, 1, (const int[][2]){{DX, R}});
+        scene_in_place(&n.s, &p, &n, 1, (const int[][2]){{DX, DY}});
         n.no_r = true;
         check_backward(&n);
     }
@@ -169,7 +166,6 @@ static void norm_leaves_out_unwanted_gradients(void **state)
 {
     static const int64_t width[] = {40, 104, 200, 1000};
     kind = *state;
-    fixture_seed();
     for (int i = 0; i < 3 * 4; i++) {
         struct norm n = norm_new(IZ_BF16, 40, width[i / 3], 1);
         norm_run(&n, FORWARD);
@@ -186,7 +182,6 @@ static void norm_survives_adversarial_values(void **state)
     static const int64_t width[] = {19, 64, 1200};
     enum { M = 6 };
     kind = *state;
-    fixture_seed();
     for (int k = 0; k < 3; k++) {
         int64_t c = width[k];
         struct norm n = norm_new(IZ_F32, M, c, 1);
@@ -241,7 +236,9 @@ enum { G_A, G_DY, G_Y, G_DA, GATE_TENSORS };
  * ones.  Of g, u and dy, ref is y and both gradients in double, and `within`
  * how far each may be from it on the CPU, to its own size. */
 struct gate {
-    struct pass forward, backward;
+    void (*forward)(struct iz_exec *x, struct iz_view y, struct iz_view a);
+    void (*backward)(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                     struct iz_view dy, struct iz_view a);
     int in;
     void (*ref)(double *y, double *dg, double *du, double g, double u,
                 double dy);
@@ -252,17 +249,21 @@ struct gate {
 
 static const struct gate *gate; /* under test */
 
-static void gelu_forward(struct iz_exec *x, const struct iz_view *v,
+static void gate_forward(struct iz_exec *x, const struct iz_view *v,
                          const void *arg)
 {
-    iz_gelu_fwd(x, v[G_Y], v[G_A]);
+    gate->forward(x, v[G_Y], v[G_A]);
 }
 
-static void gelu_backward(struct iz_exec *x, const struct iz_view *v,
+static void gate_backward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
-    iz_gelu_bwd(x, v[G_DA], v[G_Y], v[G_DY], v[G_A]);
+    gate->backward(x, v[G_DA], v[G_Y], v[G_DY], v[G_A]);
 }
+
+static const struct pass forward = {gate_forward, BIT(G_A), BIT(G_Y)},
+                         backward = {gate_backward, BIT(G_A) | BIT(G_DY),
+                                     BIT(G_Y) | BIT(G_DA)};
 
 static void gelu_ref(double *y, double *da, double *none, double a, double u,
                      double dy)
@@ -282,18 +283,6 @@ static void gelu_within(double *y, double *da, double *none, double a, double u,
     *da = 2e-6 * fabs(dy);
 }
 
-static void swiglu_forward(struct iz_exec *x, const struct iz_view *v,
-                           const void *arg)
-{
-    iz_swiglu_fwd(x, v[G_Y], v[G_A]);
-}
-
-static void swiglu_backward(struct iz_exec *x, const struct iz_view *v,
-                            const void *arg)
-{
-    iz_swiglu_bwd(x, v[G_DA], v[G_Y], v[G_DY], v[G_A]);
-}
-
 static void swiglu_ref(double *y, double *dg, double *du, double g, double u,
                        double dy)
 {
@@ -309,22 +298,12 @@ static void swiglu_within(double *y, double *dg, double *du, double g, double u,
     *du = 1e-6 * fabs(dy) * fmax(1, fabs(g));
 }
 
-enum { G_IN = BIT(G_A) | BIT(G_DY), G_OUT = BIT(G_Y) | BIT(G_DA) };
-
-static const struct gate gates[] = {{{gelu_forward, BIT(G_A), BIT(G_Y)},
-                                     {gelu_backward, G_IN, G_OUT},
-                                     1,
-                                     gelu_ref,
-                                     gelu_within,
-                                     {5e-7, 1e-6},
-                                     {2e-6, 2e-6}},
-                                    {{swiglu_forward, BIT(G_A), BIT(G_Y)},
-                                     {swiglu_backward, G_IN, G_OUT},
-                                     2,
-                                     swiglu_ref,
-                                     swiglu_within,
-                                     {1e-6, 1e-6},
-                                     {1e-6, 2e-6}}};
+static const struct gate gelu = {iz_gelu_fwd, iz_gelu_bwd, 1,
+                                 gelu_ref,    gelu_within, {5e-7, 1e-6},
+                                 {2e-6, 2e-6}};
+static const struct gate swiglu = {iz_swiglu_fwd, iz_swiglu_bwd, 2,
+                                   swiglu_ref,    swiglu_within, {1e-6, 1e-6},
+                                   {1e-6, 2e-6}};
 
 static struct scene gate_new(enum iz_dtype act, int64_t m, int64_t f,
                              double scale)
@@ -345,19 +324,16 @@ static void gate_want(struct scene *s, bool check)
     for (int64_t i = 0; i < iz_view_len(t[G_Y].v); i++) {
         int64_t at = i / f * gate->in * f + i % f, to = at + second;
         double g = t[G_A].d[at], u = t[G_A].d[to], dy = t[G_DY].d[i];
-        struct near near[3]; /* y, second gradient, first */
+        double off, off_first, off_second;
         gate->ref(&y[i], &da[at], &da[to], g, u, dy);
         if (!check || backend.x.backend != IZ_CPU)
             continue;
-        gate->within(&near[0].within, &near[2].within, &near[1].within, g, u,
-                     dy);
-        near[0].is = y[i];
-        near[1].is = da[to];
-        near[2].is = da[at];
-        fixture_element("y", t[G_Y].v, i, near[0]);
+        gate->within(&off, &off_first, &off_second, g, u, dy);
+        fixture_element("y", t[G_Y].v, i, (struct near){y[i], off});
+        fixture_element("da", t[G_DA].v, at, (struct near){da[at], off_first});
         if (second)
-            fixture_element("da", t[G_DA].v, to, near[1]);
-        fixture_element("da", t[G_DA].v, at, near[2]);
+            fixture_element("da", t[G_DA].v, to,
+                            (struct near){da[to], off_second});
     }
 }
 
@@ -366,10 +342,10 @@ static void check_gate(enum iz_dtype act, int64_t m, int64_t f, double scale)
     struct scene s = gate_new(act, m, f, scale);
     struct tensor *t = s.t;
     gate_want(&s, false);
-    scene_run(&s, &gate->forward, NULL);
+    scene_run(&s, &forward, NULL);
     fixture_close("y", &t[G_Y], gate->tol[backend.device]);
     struct tensor first = tensor_copy(&t[G_Y]);
-    scene_run(&s, &gate->backward, NULL);
+    scene_run(&s, &backward, NULL);
     fixture_close("y again", &t[G_Y], gate->tol[backend.device]);
     fixture_close("da", &t[G_DA], gate->tol_da[backend.device]);
     if (backend.x.backend == IZ_CPU)
@@ -377,10 +353,10 @@ static void check_gate(enum iz_dtype act, int64_t m, int64_t f, double scale)
     gate_want(&s, true);
     /* as their callers do it */
     if (gate->in == 1)
-        scene_in_place(&s, &gate->backward, NULL, 2,
+        scene_in_place(&s, &backward, NULL, 2,
                        (const int[][2]){{G_DA, G_DY}, {G_Y, G_A}});
     else
-        scene_in_place(&s, &gate->backward, NULL, 2,
+        scene_in_place(&s, &backward, NULL, 2,
                        (const int[][2]){{G_DA, G_A}, {G_Y, G_DY}});
     tensor_free(&first);
     scene_free(&s);
@@ -413,12 +389,11 @@ static void gate_survives_adversarial_values(void **state)
         12, 1e30, -1e-42, 88.7,   -88.7, 120,   -120,  -69, 16};
     enum { N = COUNT(value) };
     gate = *state;
-    fixture_seed();
     struct scene s = gate_new(IZ_F32, 1, N, 1);
     double *a = s.t[G_A].d, *y = s.t[G_Y].d, *da = s.t[G_DA].d;
     memcpy(a, value, sizeof(value));
     tensor_store(&s.t[G_A]);
-    scene_run(&s, &gate->backward, NULL);
+    scene_run(&s, &backward, NULL);
     gate_want(&s, true);
     for (int i = 0; i < N; i++) {
         double want = s.t[G_Y].want[i];
@@ -432,7 +407,7 @@ static void gate_survives_adversarial_values(void **state)
     a[1] = INFINITY;
     a[gate->in > 1 ? N + 2 : 0] = NAN;
     tensor_store(&s.t[G_A]);
-    scene_run(&s, &gate->backward, NULL);
+    scene_run(&s, &backward, NULL);
     tensor_load(&s.t[G_Y]);
     tensor_load(&s.t[G_DA]);
     assert_true(isnan(y[0]) && isnan(da[0]) && isinf(y[1]));
@@ -458,7 +433,6 @@ static void gelu_odd(struct iz_exec *x, const struct iz_view *v,
 static void gelu_works_unaligned(void **state)
 {
     gate = *state;
-    fixture_seed();
     for (int t = 0; t < 3; t++) {
         struct scene s = gate_new(backend.act(fixture_types[t]), 100, 1, 6);
         scene_run(&s, &(struct pass){gelu_odd, BIT(G_A), BIT(G_Y)}, NULL);
@@ -472,25 +446,23 @@ static void gelu_works_unaligned(void **state)
 
 static int norm_cases(const char *name, const struct kind *k)
 {
-    void *state = (void *)k;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_prestate(norm_agrees_with_reference, state),
-        cmocka_unit_test_prestate(norm_leaves_out_unwanted_gradients, state),
-        cmocka_unit_test_prestate(norm_survives_adversarial_values, state),
-        cmocka_unit_test_prestate(norm_refuses_weights_of_another_type, state),
+        SEEDED_WITH(norm_agrees_with_reference, k),
+        SEEDED_WITH(norm_leaves_out_unwanted_gradients, k),
+        SEEDED_WITH(norm_survives_adversarial_values, k),
+        SEEDED_WITH(norm_refuses_weights_of_another_type, k),
     };
     return cmocka_run_group_tests_name(name, tests, NULL, NULL);
 }
 
 int ops_rows(void)
 {
-    void *gelu = (void *)&gates[0], *swiglu = (void *)&gates[1];
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_prestate(gelu_works_unaligned, gelu),
-        cmocka_unit_test_prestate(gate_agrees_with_reference, gelu),
-        cmocka_unit_test_prestate(gate_survives_adversarial_values, gelu),
-        cmocka_unit_test_prestate(gate_agrees_with_reference, swiglu),
-        cmocka_unit_test_prestate(gate_survives_adversarial_values, swiglu),
+        SEEDED_WITH(gelu_works_unaligned, &gelu),
+        SEEDED_WITH(gate_agrees_with_reference, &gelu),
+        SEEDED_WITH(gate_survives_adversarial_values, &gelu),
+        SEEDED_WITH(gate_agrees_with_reference, &swiglu),
+        SEEDED_WITH(gate_survives_adversarial_values, &swiglu),
     };
     return norm_cases("layernorm", &kinds[0]) +
            norm_cases("rmsnorm", &kinds[1]) +

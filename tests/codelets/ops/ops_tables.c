@@ -164,7 +164,6 @@ static void products_of_pairs_agree_with_reference(void **state)
 
 static void products_of_pairs_let_nan_through(void **state)
 {
-    fixture_seed();
     struct scene s = pairs_new(IZ_F32, 1, 2, 2);
     s.t[PE].d[3] = NAN; /* of v_2 */
     tensor_store(&s.t[PE]);
@@ -200,7 +199,6 @@ static void convert(struct iz_exec *x, const struct iz_view *v, const void *arg)
 
 static void conversion_rounds(void **state)
 {
-    fixture_seed();
     for (int i = 0; i < 9; i++) {
         struct scene s = {
             .n = 2,
@@ -216,11 +214,11 @@ static void conversion_rounds(void **state)
 int ops_tables(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tables_agree_with_reference),
-        cmocka_unit_test(products_of_pairs_agree_with_reference),
-        cmocka_unit_test(products_of_pairs_let_nan_through),
-        cmocka_unit_test(too_many_vectors_are_refused),
-        cmocka_unit_test(conversion_rounds),
+        SEEDED(tables_agree_with_reference),
+        SEEDED(products_of_pairs_agree_with_reference),
+        SEEDED(products_of_pairs_let_nan_through),
+        SEEDED(too_many_vectors_are_refused),
+        SEEDED(conversion_rounds),
     };
     return cmocka_run_group_tests_name("tables", tests, NULL, NULL);
 }

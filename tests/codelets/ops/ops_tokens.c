@@ -412,7 +412,6 @@ static void classifier_agrees_in_chunks(void **state)
     const int64_t *size = backend.device                ? gpu
                           : backend.x.backend == IZ_CPU ? cpu
                                                         : emulated;
-    fixture_seed();
     for (int t = backend.device ? 2 : 0; t < 3; t++)
         check_classifier(fixture_types[t], fixture_types[t], size, t == 2);
 }
@@ -438,7 +437,6 @@ static double loss_with(double value, double w, int64_t vocab)
 
 static void classifier_shows_nan_and_overflow(void **state)
 {
-    fixture_seed();
     for (int v = 5; v <= 33; v += 28) { /* one by one, and 8 at once */
         assert_true(isnan(loss_with(NAN, 1, v)));
         assert_false(isfinite(loss_with(INFINITY, 1, v)));
@@ -469,14 +467,14 @@ static void classifier_refuses_a_foreign_target(void **state)
 int ops_tokens(void)
 {
     const struct CMUnitTest embedding[] = {
-        cmocka_unit_test(embedding_has_the_bits_of_its_order),
-        cmocka_unit_test(embedding_refuses_tokens_outside_of_the_vocabulary),
+        SEEDED(embedding_has_the_bits_of_its_order),
+        SEEDED(embedding_refuses_tokens_outside_of_the_vocabulary),
     };
     const struct CMUnitTest classifier[] = {
-        cmocka_unit_test(classifier_agrees_with_reference),
-        cmocka_unit_test(classifier_agrees_in_chunks),
-        cmocka_unit_test(classifier_shows_nan_and_overflow),
-        cmocka_unit_test(classifier_refuses_a_foreign_target),
+        SEEDED(classifier_agrees_with_reference),
+        SEEDED(classifier_agrees_in_chunks),
+        SEEDED(classifier_shows_nan_and_overflow),
+        SEEDED(classifier_refuses_a_foreign_target),
     };
     int failed =
         cmocka_run_group_tests_name("embedding", embedding, NULL, NULL);

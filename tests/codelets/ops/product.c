@@ -36,7 +36,6 @@ void product_free(struct product *p)
 void product_each(void (*check)(struct product *p), const int64_t (*size)[3],
                   int n, bool wide_dw)
 {
-    fixture_seed();
     for (int k = 0; k < 3 * 2 * n; k++) {
         enum iz_dtype param = fixture_types[k % 3];
         if (!backend_computes(param))

@@ -281,7 +281,6 @@ void scene_in_place(struct scene *s, const struct pass *p, const void *arg,
 void scene_each(bool (*of)(enum iz_dtype t), const int64_t (*size)[4], int n,
                 int large, void (*check)(enum iz_dtype t, const int64_t *size))
 {
-    fixture_seed();
     for (int t = 0; t < 3; t++)
         for (int i = 0; i < n - (backend.large ? 0 : large); i++)
             if (!of || of(fixture_types[t]))

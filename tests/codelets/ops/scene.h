@@ -72,8 +72,7 @@ void scene_in_place(struct scene *s, const struct pass *p, const void *arg,
                     int n, const int (*pair)[2]);
 
 /* Calls check for every type that `of` takes (NULL: all), with every size; with
- * the last `large` of n sizes only where there is time for them.  Restarts the
- * random numbers. */
+ * the last `large` of n sizes only where there is time for them. */
 void scene_each(bool (*of)(enum iz_dtype t), const int64_t (*size)[4], int n,
                 int large, void (*check)(enum iz_dtype t, const int64_t *size));
 
