@@ -179,16 +179,21 @@ static int check_scheduler(const char *name, const char *from, bool io)
         known |= !strcmp((*p)->policy_name, name);
     if (known && !bad)
         return 0;
-    if (bad)
-        fprintf(stderr, "izar: %s: tasks under '%s' never end%s; choose among",
-                from, name, io ? " where workers read or write files" : "");
-    else
-        fprintf(stderr, "izar: %s: this StarPU has no scheduler '%s'; it has",
-                from, name);
-    for (struct starpu_sched_policy **p = all; *p; p++)
+    char choice[1024] = "";
+    size_t n = 0;
+    for (struct starpu_sched_policy **p = all; *p && n < sizeof(choice); p++)
         if (!bad_scheduler((*p)->policy_name, io))
-            fprintf(stderr, " %s", (*p)->policy_name);
-    fprintf(stderr, "\n");
+            n += (size_t)snprintf(choice + n, sizeof(choice) - n, " %s",
+                                  (*p)->policy_name);
+    /* In one call, or the lines of several ranks mix. */
+    if (bad)
+        fprintf(
+            stderr, "izar: %s: tasks under '%s' never end%s; choose among%s\n",
+            from, name, io ? " where workers read or write files" : "", choice);
+    else
+        fprintf(stderr,
+                "izar: %s: this StarPU has no scheduler '%s'; it has%s\n", from,
+                name, choice);
     return -EINVAL;
 }
 

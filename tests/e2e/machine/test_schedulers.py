@@ -8,8 +8,6 @@ import pytest
 import run
 
 
-
-
 def config(disk, nvme, name):
     home = (3, "nvme", "cpu") if disk else (3, "none", "none")
     return {**run.offload(*home, nvme), "run.scheduler": name,
