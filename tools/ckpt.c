@@ -471,7 +471,7 @@ static void usage(FILE *out)
           "       ckpt export DIR --out FOLDER [--step N] "
           "[--dtype fp32|bf16|fp16]\n"
           "                       [--shard-bytes N]\n\n"
-          "DIR is a run's output.  list tells its checkpoints, newest first; "
+          "DIR is a run's output.  list prints its checkpoints, newest first; "
           "verify reads\nall of them (or one) and compares every checksum; "
           "export writes the weights of\nthe newest one (or of step N) as a "
           "Hugging Face model, in the run's type unless\nanother is given.\n"

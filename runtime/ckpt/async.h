@@ -26,10 +26,11 @@ int iz_save_now(struct iz_saver *s);
 /* Submits the saving of the step submitted last, if the plan has buffers for
  * it; none is pending. */
 void iz_save_begin(struct iz_saver *s);
-/* Whether one has begun that not all ranks have written; the same on all. */
+/* True on all ranks while a save has begun and some rank has not written its
+ * file. */
 bool iz_save_pending(const struct iz_saver *s);
-/* To be told every event of a step, in order: a step that failed is not saved,
- * and what all ranks have written becomes a checkpoint.  -EIO, on all ranks at
+/* Call it with every event of a step, in order.  It drops the save of a failed
+ * step, and commits a save that all ranks have written.  -EIO, on all ranks at
  * the same event, when one of them could not write. */
 int iz_save_event(struct iz_saver *s, const struct iz_event *v);
 /* Waits for all tasks, and makes the save that is pending a checkpoint; all

@@ -200,8 +200,8 @@ const struct iz_key iz_config_keys[] = {
     BOOL("activation_checkpointing.cpu_checkpointing", c.cpu_checkpointing,
          "false",
          "Keep each unit's input activation in host memory and copy it through "
-         "a few GPU buffers. run.recompute auto then means full. No effect if "
-         "units run on the CPU."),
+         "a few GPU buffers. run.recompute auto then means full. On the CPU it "
+         "saves nothing."),
 
     NUMBER("lora.rank", INT, c.lora.rank, 0, 4096, "0",
            "Rank of the adapters (LoRA); 0: none. With adapters all other "

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the parts of the config reader share: the file as it is written, before
  * the rules between keys turn it into a struct iz_config, and the tables of its
- * keys. Nothing outside runtime/config*.c includes this. */
+ * keys. Nothing outside runtime/config includes this. */
 #pragma once
 
 #include "codelets/base/build.h"

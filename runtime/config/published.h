@@ -25,10 +25,10 @@ const struct iz_hf_type *iz_hf_type(const struct iz_hf *hf, const void *self);
 char *iz_hf_config_text(const struct iz_section *model, const void *self,
                         enum iz_dtype t, const char *like);
 
-/* Copies folder/config.json into the run's output, from where an export takes
- * what it does not know itself, also when the folder is gone.  One that is
- * there stays if the run goes on, and goes if this one imports nothing (folder
- * "").  On one rank; negative errno with the reason printed. */
+/* Copies folder/config.json into the run's output.  An export copies unknown
+ * keys from this file, so the folder may be gone by then.  A resumed run keeps
+ * an existing copy; a new run without an import (folder "") removes it.  On one
+ * rank; negative errno with the reason printed. */
 int iz_hf_config_keep(const char *output, const char *folder, bool goes_on);
 
 /* The file for `like` above: what the run kept or, of one that kept nothing,

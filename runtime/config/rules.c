@@ -67,9 +67,9 @@ static const char *update_refusal(const struct iz_param *p,
         return "the kernels of a GPU read and update whole tables: use "
                "run.device: cpu, or sparse: false";
     if (c->run.state_dtype == IZ_MOMENT_FP8 && p->cols % IZ_MOMENT_BLOCK)
-        return "with run.state_dtype: fp8, 64 numbers have one exponent, and "
-               "its rows are no multiple of 64: those that no sample reads "
-               "would be rounded anew";
+        return "run.state_dtype: fp8 shares an exponent among 64 numbers, and "
+               "its rows are no multiple of 64, so rows that no sample reads "
+               "would be rounded again: use bf16 or fp32";
     return NULL;
 }
 

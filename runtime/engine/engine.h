@@ -40,8 +40,8 @@ struct iz_unit_memory {
     starpu_data_handle_t param_handle;
     /* Accumulators: of its own unit and of the tied use. */
     starpu_data_handle_t grad_handle[2];
-    /* Of the elements behind the host's, where the GPU has them; block_sums: of
-     * their squares, on the host. */
+    /* Of the elements behind the host's, where the GPU has them; and the
+     * sums of their squares, on the host. */
     starpu_data_handle_t grad_apart_handle[2], block_sums_handle;
     int contributions[2]; /* of this step so far: the first one overwrites */
     starpu_data_handle_t norm2_handle;

@@ -112,7 +112,8 @@ static void compare(const struct iz_engine *e, char *why, size_t size)
     iz_coll_gather_doubles(e->coll, all, 2, "traces");
     bool same = mine[0] == all[0] && mine[1] == all[1];
     if (!same && !t)
-        snprintf(why, size, "IZ_TRACE: takes none, rank 0 one of %.0f:%.0f",
+        snprintf(why, size,
+                 "IZ_TRACE is not set, but rank 0 traces steps %.0f:%.0f",
                  all[0], all[1]);
     else if (!same && all[0] < 0)
         snprintf(why, size, "IZ_TRACE: rank 0 takes none");

@@ -110,10 +110,11 @@ static void refuse_cross(const struct iz_cores *t, hwloc_bitmap_t *sets,
     hwloc_bitmap_and(sets[a], sets[a], sets[b]);
     list_numbers(t, sets[a], text[2], sizeof(text[2]));
     fprintf(stderr,
-            "izar: rank %d may use cores %s and rank %d cores %s: who computes "
-            "on %s is not clear: bind ranks of a host to cores apart, to the "
-            "same ones, or to some of another's (mpirun --bind-to, taskset)\n",
-            ranks[a], text[0], ranks[b], text[1], text[2]);
+            "izar: ranks %d and %d may both use cores %s, but their cores (%s "
+            "and %s) overlap only in part: bind the ranks to separate cores, "
+            "to equal sets, or one set inside the other (mpirun --bind-to, "
+            "taskset)\n",
+            ranks[a], ranks[b], text[2], text[0], text[1]);
 }
 
 /* Keeps of the cores those that are this rank's; see cores_share.h. */

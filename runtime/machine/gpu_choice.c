@@ -100,8 +100,8 @@ static int choose_comm(struct iz_gpu_choice *p, const struct iz_config *c,
         why = "several ranks have the same GPU: use fewer ranks, run.comm: mpi "
               "to share it on purpose, or run.device: cpu";
     else if (p->nccl && ranks > IZ_SUM_INPUTS_MAX)
-        why = "more ranks than a GPU adds the parts of at once: use run.comm: "
-              "mpi";
+        why = "a GPU cannot add the parts of so many ranks at once: use "
+              "run.comm: mpi";
     else if (p->nccl && !iz_nccl_built())
         why = "this program was built without NCCL: use run.comm: mpi";
     if (!why)

@@ -97,7 +97,8 @@ static int read_fields(struct iz_machine *m, const json_t *j, const char *path,
                       "and later",
                       path, m->gpu_capability);
     if (!r && (m->host_bytes_per_s < 1 || m->cores < 1))
-        r = iz_refuse(err, "%s: a machine has cores and memory", path);
+        r = iz_refuse(err, "%s: cores or host_bytes_per_s is less than 1",
+                      path);
     return r;
 }
 

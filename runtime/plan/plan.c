@@ -80,8 +80,7 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
     plan_rows(p, m, u);
     bool many = p->micro_batches > 1;
     g->split_accum = g->ties && many;
-    g->direct = c->zero.stage <= 1 && !many && p->slices == 1 && !g->ties &&
-                !p->zero.grads_down;
+    g->direct = p->zero.grads_in_place && !g->ties;
     g->contributions = p->micro_batches * (g->split_accum ? 1 : 1 + g->ties);
     g->sums_squares = sums_squares(p, g);
 }
@@ -204,8 +203,8 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->zero.grads_down = gpu && p->zero.state_home != IZ_HOME_NONE;
     p->zero.params_up =
         p->zero.grads_down && p->zero.param_home == IZ_HOME_NONE;
-    p->zero.grads_full =
-        stage < 1 || (stage == 1 && once && !p->zero.grads_down);
+    p->zero.grads_in_place = stage <= 1 && once && !p->zero.grads_down;
+    p->zero.grads_full = stage < 1 || p->zero.grads_in_place;
     /* On a CPU the cpu tier is the memory that units are computed in: one rank
      * reads its parameters where they are. */
     enum iz_home near = gpu ? IZ_HOME_NONE : IZ_HOME_CPU;

@@ -38,9 +38,9 @@ struct iz_plan_unit {
     /* The last of them is a sum of the host, which takes the norm's squares
      * too; else they are a pass of their own. */
     bool sums_squares;
-    /* A sparse table: of it only the rows that a step touches are gathered and
-     * have gradients, `rows` at most of `cols` elements; `packed`: all of them,
-     * in cache lines.  0: the unit is dense. */
+    /* For a sparse table: the largest number of rows that a step can touch,
+     * and their length.  packed: rows x cols, rounded up to cache lines.  All
+     * 0 for a dense unit. */
     int64_t rows, cols, packed;
 };
 
@@ -95,6 +95,8 @@ struct iz_plan_staging {
 struct iz_plan_zero {
     bool params_full, grads_full, states_full; /* on every rank, or shards */
     bool fetch; /* units are copied or gathered into a ring */
+    /* Backward may write a gradient where it is kept: once per step. */
+    bool grads_in_place;
     /* On a GPU: gradients are kept on the host, and parameters on the GPU are
      * updated by the host. */
     bool grads_down, params_up;
@@ -230,9 +232,10 @@ int64_t iz_plan_buffers(const struct iz_plan *p);
 /* Memory that a rank may use, bytes. */
 struct iz_limits {
     int64_t host, device;
-    bool tables; /* those of pinned memory are among the device's, too */
+    bool tables; /* count the GPU's page tables for pinned memory */
 };
-/* The plan's bytes of a GPU, and what they are to hold beside them. */
+/* Bytes of GPU memory that the plan needs; with l->tables, the page tables of
+ * its pinned memory too. */
 int64_t iz_plan_device_need(const struct iz_plan *p, const struct iz_limits *l);
 bool iz_plan_within(const struct iz_plan *p, const struct iz_limits *l);
 

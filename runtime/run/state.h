@@ -79,8 +79,8 @@ static inline FILE *iz_run_err(const struct run *r)
 }
 
 /* One rank's failure is everybody's: nobody waits for a rank that has gone.
- * what: which memory this rank lacks if that is -ENOMEM, to be told; NULL: it
- * has been told. */
+ * what: the memory that was missing, for the message of -ENOMEM; NULL if it was
+ * printed already. */
 static inline int iz_run_agree(struct run *r, int status, const char *what)
 {
     if (status == -ENOMEM && what)

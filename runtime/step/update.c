@@ -112,6 +112,7 @@ static void run_update(struct iz_exec *x, void **buf, const void *arg)
         u.first = a->first + u.at;
         if (l->master)
             u.out = param + u.at * iz_dtype_bytes(a->param_type);
+        /* on the CPU iz_update in codelets/flat/update.c */
         iz_buffer_update(x, &u);
     }
     atomic_fetch_add(a->updated, 1);

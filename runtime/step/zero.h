@@ -125,8 +125,8 @@ struct iz_call {
     int64_t row; /* generation: position whose logits are wanted */
 };
 
-/* Where a mask excludes targets: counts those that are left among `samples` of
- * all ranks, which the next batches belong to. */
+/* Counts the targets that the mask keeps among `samples` samples of all ranks:
+ * those of the next batches. */
 void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
                     int64_t samples);
 /* `tasks`: batches of all ranks whose mean losses are added to one. */

@@ -26,10 +26,10 @@ def hosts(place, *allowed):
 
 def test_cores_that_sets_share_in_part_are_refused(place):
     r = launch(place, hosts(place, [0, 1, 2, 3], [2, 3, 4, 6]), ["--plan"])
-    run.refused(r, "rank 0 may use cores 0-3 and rank 1 cores 2-4,6",
-                "who computes on 2-3 is not clear")
+    run.refused(r, "ranks 0 and 1 may both use cores 2-3, but their cores (0-3 and "
+                "2-4,6) overlap")
     r = launch(place, hosts(place, [4, 5], [2, 3, 4, 5], [1, 2]), ["--plan"])
-    run.refused(r, "rank 1 may use cores 2-5 and rank 2 cores 1-2")
+    run.refused(r, "ranks 1 and 2 may both use cores 2, but", "(2-5 and 1-2)")
 
 
 @pytest.mark.parametrize("allowed, workers", [

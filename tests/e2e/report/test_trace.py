@@ -165,7 +165,7 @@ STEPS, BOTH = "IZ_TRACE_STEPS=1:2", "IZ_TRACE=/tmp IZ_TRACE_STEPS=1:2"
     ((STEPS, STEPS), 0, "IZ_TRACE_STEPS: goes with IZ_TRACE"),
     (("", STEPS), 1, "IZ_TRACE_STEPS: goes with IZ_TRACE"),
     (("", BOTH), 1, "IZ_TRACE: rank 0 takes none"),
-    ((BOTH, ""), 1, "IZ_TRACE: takes none, rank 0 one of 1:2"),
+    ((BOTH, ""), 1, "IZ_TRACE is not set, but rank 0 traces steps 1:2"),
     ((BOTH, BOTH.replace("1:2", "1:3")), 1,
      "IZ_TRACE_STEPS: 1:3, those of rank 0 are 1:2"),
 ))
