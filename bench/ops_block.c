@@ -125,16 +125,17 @@ static void call_op(struct job *j, const struct op *op, const struct tensors *t)
                           .b = as(t->b, 1, out),
                           .dw = as(t->dw, in, out),
                           .db = as(t->db, 1, out)};
-    struct iz_norm_layer n = {as(t->b, 1, c),  as(t->b, 1, c), as(t->db, 1, c),
-                              as(t->dw, 1, c), t->mean,        t->rstd};
+    struct iz_view b = as(t->b, 1, c);
+    struct iz_norm_layer n = {
+        b, b, as(t->db, 1, c), as(t->dw, 1, c), t->mean, t->rstd, 1e-5f};
     struct iz_attention attention = attention_of(j, t);
     switch (op->call) {
     case NORM:
     case NORM_AGAIN:
-        iz_layernorm_fwd(x, t->y, t->a, &n, op->call == NORM_AGAIN);
+        iz_norm_layer_fwd(x, t->y, t->a, &n, op->call == NORM_AGAIN);
         break;
     case NORM_BWD:
-        iz_layernorm_bwd(x, t->y, as(t->dqkv, m, c), t->dy, t->a, &n);
+        iz_norm_layer_bwd(x, t->y, as(t->dqkv, m, c), t->dy, t->a, &n);
         break;
     case PRODUCT:
         iz_matmul_fwd(x, op->out == 1 ? t->y : dy,

@@ -17,13 +17,6 @@ enum { KIND_EMBED, KIND_BLOCK, KIND_HEAD };
 enum { NORM_1, QKV, ATTN_PROJ, NORM_2, FC, MLP_PROJ, PARTS };
 enum { BLOCK_MOST = 2 * PARTS };
 
-static struct iz_rmsnorm rmsnorm(const struct iz_layer *a, int i)
-{
-    const struct iz_block *c = a->self;
-    return (struct iz_rmsnorm){
-        .w = a->w[i], .dw = gradient(a, i), .eps = c->norm_eps};
-}
-
 /* The part with this number. */
 static struct iz_linear linear(const struct iz_layer *a, int part)
 {
@@ -42,54 +35,22 @@ static struct iz_linear linear(const struct iz_layer *a, int part)
 
 /* ---- norms ---- */
 
-/* One of the two. */
-struct norm {
-    bool rms;
-    struct iz_norm_layer layer;
-    struct iz_rmsnorm root;
-};
-
 typedef struct iz_view take_fn(struct iz_exec *x, enum iz_dtype t, int64_t rows,
                                int64_t cols);
 
-/* The part with this number; its statistics, of m rows, are taken by iz_save or
- * iz_work. */
-static struct norm norm(struct iz_exec *x, const struct iz_layer *a, int part,
-                        take_fn *take, int64_t m)
+/* The part with this number; its statistics, of m rows and of each of `heads`,
+ * are taken by iz_save or iz_work. */
+static struct iz_norm_layer norm(struct iz_exec *x, const struct iz_layer *a,
+                                 int part, take_fn *take, int64_t m, int heads)
 {
     const struct iz_block *c = a->self;
-    struct norm n = {.rms = c->llama};
-    if (n.rms) {
-        n.root = rmsnorm(a, part);
-        n.root.rstd = take(x, IZ_F32, m, 1);
-        return n;
-    }
-    struct iz_linear l = affine(a, 2 * part);
-    n.layer =
-        (struct iz_norm_layer){.w = l.w, .b = l.b, .dw = l.dw, .db = l.db};
-    n.layer.mean = take(x, IZ_F32, m, 1);
-    n.layer.rstd = take(x, IZ_F32, m, 1);
+    struct iz_linear l = linear(a, part);
+    struct iz_norm_layer n = {
+        .w = l.w, .b = l.b, .dw = l.dw, .db = l.db, .eps = c->norm_eps};
+    if (!c->llama)
+        n.mean = take(x, IZ_F32, m, 1);
+    n.rstd = take(x, IZ_F32, m, heads);
     return n;
-}
-
-/* again: from the statistics, which are there. */
-static void norm_forward(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                         const struct norm *n, bool again)
-{
-    if (n->rms)
-        iz_rmsnorm_fwd(x, y, a, &n->root, again);
-    else
-        iz_layernorm_fwd(x, y, a, &n->layer, again);
-}
-
-static void norm_backward(struct iz_exec *x, struct iz_view dx,
-                          struct iz_view r, struct iz_view dy, struct iz_view a,
-                          const struct norm *n)
-{
-    if (n->rms)
-        iz_rmsnorm_bwd(x, dx, r, dy, a, &n->root);
-    else
-        iz_layernorm_bwd(x, dx, r, dy, a, &n->layer);
 }
 
 /* ---- the block ---- */
@@ -98,10 +59,9 @@ static void norm_backward(struct iz_exec *x, struct iz_view dx,
  * nonlinearity are computed again.  Backward overwrites u. */
 struct kept {
     struct iz_attention attn; /* with normalised and turned queries and keys */
-    struct norm norm_1, norm_2;
-    struct iz_rmsnorm norm_q, norm_k; /* of heads */
-    struct iz_view q, k;              /* [M,HD], [M,KD] before their norms */
-    struct iz_view x2;                /* [M,C] after attention */
+    struct iz_norm_layer norm_1, norm_2, norm_q, norm_k; /* q, k: of heads */
+    struct iz_view q, k; /* [M,HD], [M,KD] before their norms */
+    struct iz_view x2;   /* [M,C] after attention */
     struct iz_view u; /* before the nonlinearity: [M,F], or gate, up [M,2F] */
 };
 
@@ -110,10 +70,8 @@ static void head_norm_saves(struct iz_exec *x, const struct iz_layer *a,
 {
     const struct iz_block *c = a->self;
     int first = PARTS + c->qkv_bias;
-    b->norm_q = rmsnorm(a, first);
-    b->norm_k = rmsnorm(a, first + 1);
-    b->norm_q.rstd = iz_save(x, IZ_F32, m, c->heads);
-    b->norm_k.rstd = iz_save(x, IZ_F32, m, c->kv_heads);
+    b->norm_q = norm(x, a, first, iz_save, m, c->heads);
+    b->norm_k = norm(x, a, first + 1, iz_save, m, c->kv_heads);
     b->q = iz_save(x, x->act, m, (int64_t)c->heads * c->head_dim);
     b->k = iz_save(x, x->act, m, (int64_t)c->kv_heads * c->head_dim);
 }
@@ -127,14 +85,14 @@ static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
                               .heads = c->heads,
                               .kv_heads = c->kv_heads,
                               .full = c->full}};
-    b.norm_1 = norm(x, a, NORM_1, iz_save, m);
+    b.norm_1 = norm(x, a, NORM_1, iz_save, m, 1);
     b.attn.qkv = iz_save(x, x->act, m, (c->heads + 2 * c->kv_heads) * d);
     b.attn.o = iz_save(x, x->act, m, c->heads * d);
     b.attn.lse = iz_save(x, IZ_F32, heads, c->seq);
     if (c->qk_norm)
         head_norm_saves(x, a, &b, m);
     b.x2 = iz_save(x, x->act, m, c->width);
-    b.norm_2 = norm(x, a, NORM_2, iz_save, m);
+    b.norm_2 = norm(x, a, NORM_2, iz_save, m, 1);
     b.u = iz_save(x, x->act, m, (c->llama ? 2 : 1) * (int64_t)c->hidden);
     return b;
 }
@@ -171,12 +129,12 @@ static void block_forward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view in = tokens(a->x, c->width), out = tokens(a->y, c->width);
     int64_t mark = iz_work_mark(x);
     struct iz_view h = iz_work(x, x->act, in.rows, c->width); /* [M,C] */
-    norm_forward(x, h, in, &b.norm_1, false);
+    iz_norm_layer_fwd(x, h, in, &b.norm_1, false);
     iz_matmul_fwd(x, b.attn.qkv, IZ_NONE, h, &qkv); /* [M,(H+2K)D] */
     positions_forward(x, c, &b);
     iz_attention_fwd(x, &b.attn);                /* [M,HD] */
     iz_matmul_fwd(x, b.x2, in, b.attn.o, &proj); /* [M,C] */
-    norm_forward(x, h, b.x2, &b.norm_2, false);
+    iz_norm_layer_fwd(x, h, b.x2, &b.norm_2, false);
     iz_matmul_fwd(x, b.u, IZ_NONE, h, &fc); /* [M,F] or [M,2F] */
     iz_work_release(x, mark);
     struct iz_view g = iz_work(x, x->act, in.rows, c->hidden);
@@ -208,10 +166,10 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     if (c->llama)
         iz_work_release(x, mark);
     struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
-    norm_forward(x, h, b->x2, &b->norm_2, true);
+    iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, true);
     iz_matmul_dw(x, du, h, &fc);
     iz_matmul_da(x, h, du, &fc); /* h becomes its own gradient */
-    norm_backward(x, dx, dy, h, b->x2, &b->norm_2);
+    iz_norm_layer_bwd(x, dx, dy, h, b->x2, &b->norm_2);
     iz_work_release(x, mark);
 }
 
@@ -240,10 +198,10 @@ static void attention_backward(struct iz_exec *x, const struct iz_layer *a,
     struct iz_view dqkv = iz_work(x, x->act, dx.rows, b->attn.qkv.cols);
     scores_backward(x, a, b, dqkv, dx);
     struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
-    norm_forward(x, h, in, &b->norm_1, true);
+    iz_norm_layer_fwd(x, h, in, &b->norm_1, true);
     iz_matmul_dw(x, dqkv, h, &qkv);
     iz_matmul_da(x, h, dqkv, &qkv);
-    norm_backward(x, dx, dx, h, in, &b->norm_1);
+    iz_norm_layer_bwd(x, dx, dx, h, in, &b->norm_1);
     iz_work_release(x, mark);
 }
 
@@ -280,11 +238,11 @@ static int head_matrix(const struct iz_block *b)
 
 /* h = norm(in) in scratch; n gets the statistics. */
 static struct iz_view head_norm(struct iz_exec *x, const struct iz_layer *a,
-                                struct norm *n, struct iz_view in)
+                                struct iz_norm_layer *n, struct iz_view in)
 {
     struct iz_view h = iz_work(x, x->act, in.rows, in.cols);
-    *n = norm(x, a, 0, iz_work, in.rows);
-    norm_forward(x, h, in, n, false);
+    *n = norm(x, a, 0, iz_work, in.rows, 1);
+    iz_norm_layer_fwd(x, h, in, n, false);
     return h;
 }
 
@@ -293,7 +251,7 @@ static void block_head_backward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *c = a->self;
     int64_t mark = iz_work_mark(x);
     struct iz_view in = tokens(a->x, c->width);
-    struct norm n;
+    struct iz_norm_layer n;
     struct iz_view h = head_norm(x, a, &n, in); /* [M,C] */
     struct iz_classifier k = {.a = h,
                               .w = a->w[head_matrix(c)],
@@ -303,7 +261,7 @@ static void block_head_backward(struct iz_exec *x, const struct iz_layer *a)
                               .loss_scale = a->loss_scale,
                               .loss = a->loss};
     iz_classifier_bwd(x, &k);
-    norm_backward(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
+    iz_norm_layer_bwd(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
     iz_work_release(x, mark);
 }
 
@@ -311,7 +269,7 @@ static void block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
     int64_t mark = iz_work_mark(x);
-    struct norm n;
+    struct iz_norm_layer n;
     struct iz_classifier k = {.a = head_norm(x, a, &n, tokens(a->x, c->width)),
                               .w = a->w[head_matrix(c)],
                               .target = a->target,
@@ -328,7 +286,7 @@ static void head_generate(struct iz_exec *x, const struct iz_layer *a)
     struct iz_linear l = {.w = a->w[head_matrix(c)], .out_in = true};
     struct iz_view logits = {
         .p = a->logits, .dtype = IZ_F32, .rows = 1, .cols = l.w.rows};
-    struct norm n;
+    struct iz_norm_layer n;
     iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, a, &n, in), &l);
     iz_work_release(x, mark);
 }

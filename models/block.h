@@ -14,10 +14,10 @@
 
 struct iz_block {
     int layers, heads, kv_heads, head_dim, width, hidden, seq;
+    float norm_eps;
     bool full;  /* attention is not causal */
     bool llama; /* the second kind, with what is below */
     bool qkv_bias, qk_norm;
-    float norm_eps;
     struct iz_rope rope;
 };
 

@@ -72,7 +72,8 @@ int iz_gpt2_open(struct iz_model **out, const void *target)
                                .head_dim = c->width / c->heads,
                                .width = c->width,
                                .hidden = 4 * c->width,
-                               .seq = c->seq}};
+                               .seq = c->seq,
+                               .norm_eps = 1e-5f}};
     return model_open(out, "gpt2", c->layers + 2, &s, sizeof(s),
                       gpt2_open_units);
 }

@@ -207,6 +207,7 @@ int iz_vit_open(struct iz_model **out, const void *target)
                                .width = c.width,
                                .hidden = c.hidden,
                                .seq = rows(&c),
+                               .norm_eps = 1e-5f,
                                .full = true}};
     return model_open(out, "vit", c.layers + 2, &s, sizeof(s), vit_open_units);
 }

@@ -89,11 +89,12 @@ static void ops(struct work *w)
                               .dw = v[6],
                               .db = v[7],
                               .mean = v[8],
-                              .rstd = v[9]};
-    iz_layernorm_fwd(&w->x, v[1], v[0], &n, false);
+                              .rstd = v[9],
+                              .eps = 1e-5f};
+    iz_norm_layer_fwd(&w->x, v[1], v[0], &n, false);
     iz_gelu_fwd(&w->x, v[3], v[2]);
     iz_gelu_bwd(&w->x, v[3], v[2], v[3], v[2]);
-    iz_layernorm_bwd(&w->x, v[1], IZ_NONE, v[1], v[0], &n);
+    iz_norm_layer_bwd(&w->x, v[1], IZ_NONE, v[1], v[0], &n);
     w->done = w->x.bytes;
 }
 

@@ -8,8 +8,6 @@
 
 #include "codelets/ops/gpu_ops.h"
 
-#define EPSILON 1e-5f /* of LayerNorm */
-
 enum {
     THREADS = 256,
     AHEAD = 4, /* parts of a piece of any length that a thread loads at once */
@@ -358,7 +356,7 @@ template <class T> static bool whole(const pieces<T> &s)
 
 template <class T, bool MEAN>
 static known<T, MEAN> known_of(struct iz_view out, struct iz_view a,
-                               const struct iz_norm_layer &n, float eps)
+                               const struct iz_norm_layer &n)
 {
     const char *name = MEAN ? "layernorm" : "rmsnorm";
     int64_t all = iz_view_len(n.rstd);
@@ -371,7 +369,7 @@ static known<T, MEAN> known_of(struct iz_view out, struct iz_view a,
             (const T *)n.b.p,
             (float *)n.mean.p,
             (float *)n.rstd.p,
-            eps,
+            n.eps,
             (int)all,
             (int)(all / a.rows),
             (int)n.w.cols};
@@ -412,12 +410,12 @@ static void launch_forward(struct iz_exec *x, const forward<T, MEAN> &p)
 template <bool MEAN>
 static void start_forward(struct iz_exec *x, struct iz_view y,
                           struct iz_view kept, struct iz_view a,
-                          const struct iz_norm_layer &n, float eps,
-                          int64_t first, bool again)
+                          const struct iz_norm_layer &n, int64_t first,
+                          bool again)
 {
     iz_by_type(a.dtype, [&](auto zero) {
         using T = decltype(zero);
-        forward<T, MEAN> p = {known_of<T, MEAN>(y, a, n, eps),
+        forward<T, MEAN> p = {known_of<T, MEAN>(y, a, n),
                               pieces_of<T>(y, first), pieces_of<T>(kept, 0),
                               pieces_of<const T>(a, first), again};
         if (whole(p.y) && whole(p.a) && whole(p.kept) &&
@@ -485,11 +483,11 @@ template <bool MEAN>
 static void start_backward(struct iz_exec *x, struct iz_view dx,
                            struct iz_view r, struct iz_view dy,
                            struct iz_view a, const struct iz_norm_layer &n,
-                           float eps, int64_t first, struct iz_view scratch)
+                           int64_t first, struct iz_view scratch)
 {
     iz_by_type(a.dtype, [&](auto zero) {
         using T = decltype(zero);
-        backward<T, MEAN> p = {known_of<T, MEAN>(dx, a, n, eps),
+        backward<T, MEAN> p = {known_of<T, MEAN>(dx, a, n),
                                pieces_of<T>(dx, first),
                                pieces_of<const T>(r, first),
                                pieces_of<const T>(dy, first),
@@ -507,52 +505,34 @@ static void start_backward(struct iz_exec *x, struct iz_view dx,
 
 /* ---- the ops ------------------------------------------------------------ */
 
-void iz_layernorm_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_norm_layer *n,
-                           bool again)
+void iz_norm_layer_fwd_cuda(struct iz_exec *x, struct iz_view y,
+                            struct iz_view a, const struct iz_norm_layer *n,
+                            bool again)
 {
-    start_forward<true>(x, y, {}, a, *n, EPSILON, 0, again);
+    auto start = n->mean.rows ? start_forward<true> : start_forward<false>;
+    start(x, y, {}, a, *n, 0, again);
 }
 
-/* scratch fp32 [2 parts, c]. */
-void iz_layernorm_bwd_cuda(struct iz_exec *x, struct iz_view dx,
-                           struct iz_view r, struct iz_view dy,
-                           struct iz_view a, const struct iz_norm_layer *n,
-                           struct iz_view scratch)
+/* scratch fp32 [parts, c], of LayerNorm [2 parts, c]. */
+void iz_norm_layer_bwd_cuda(struct iz_exec *x, struct iz_view dx,
+                            struct iz_view r, struct iz_view dy,
+                            struct iz_view a, const struct iz_norm_layer *n,
+                            struct iz_view scratch)
 {
-    start_backward<true>(x, dx, r, dy, a, *n, EPSILON, 0, scratch);
-}
-
-static struct iz_norm_layer norm_like(const struct iz_rmsnorm *n)
-{
-    return {n->w, {}, n->dw, {}, {}, n->rstd};
-}
-
-void iz_rmsnorm_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                         const struct iz_rmsnorm *n, bool again)
-{
-    start_forward<false>(x, y, {}, a, norm_like(n), n->eps, 0, again);
-}
-
-/* scratch fp32 [parts, c]. */
-void iz_rmsnorm_bwd_cuda(struct iz_exec *x, struct iz_view dx, struct iz_view r,
-                         struct iz_view dy, struct iz_view a,
-                         const struct iz_rmsnorm *n, struct iz_view scratch)
-{
-    start_backward<false>(x, dx, r, dy, a, norm_like(n), n->eps, 0, scratch);
+    auto start = n->mean.rows ? start_backward<true> : start_backward<false>;
+    start(x, dx, r, dy, a, *n, 0, scratch);
 }
 
 void iz_headnorm_fwd_cuda(struct iz_exec *x, struct iz_view a,
-                          struct iz_view kept, const struct iz_rmsnorm *n,
+                          struct iz_view kept, const struct iz_norm_layer *n,
                           int64_t first)
 {
-    start_forward<false>(x, a, kept, a, norm_like(n), n->eps, first, false);
+    start_forward<false>(x, a, kept, a, *n, first, false);
 }
 
 void iz_headnorm_bwd_cuda(struct iz_exec *x, struct iz_view da,
-                          struct iz_view kept, const struct iz_rmsnorm *n,
+                          struct iz_view kept, const struct iz_norm_layer *n,
                           int64_t first, struct iz_view scratch)
 {
-    start_backward<false>(x, da, {}, da, kept, norm_like(n), n->eps, first,
-                          scratch);
+    start_backward<false>(x, da, {}, da, kept, *n, first, scratch);
 }

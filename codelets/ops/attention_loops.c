@@ -215,15 +215,15 @@ static void pack_tile(float *restrict to, float *restrict turned, int64_t c,
             turn_square(turned + k * ROWS + i, ROWS, to + i * c + k, c);
 }
 
-/* to[rows,d] = from[rows,c], each row multiplied by a number. */
+/* to[rows,d] = by from[rows,c]. */
 static void write_rows(float *restrict to, int64_t ld,
                        const float *restrict from, int64_t c, int64_t rows,
-                       int64_t d, const float *restrict by)
+                       int64_t d, float by)
 {
     for (int64_t i = 0; i < rows; i++)
 #pragma omp simd
         for (int64_t k = 0; k < d; k++)
-            to[i * ld + k] = by[i] * from[i * c + k];
+            to[i * ld + k] = by * from[i * c + k];
 }
 
 /* ---- a tile of scores ---- */
@@ -386,9 +386,9 @@ static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
     }
     for (int64_t q = 0; q < rows; q++) {
         h->lse[i0 + q] = scale_of(h) * most[q] + logf(total[q]);
-        total[q] = 1 / total[q];
+        write_rows(h->out + (i0 + q) * h->ldo, h->ldo, w->sum + q * w->c, w->c,
+                   1, h->d, 1 / total[q]);
     }
-    write_rows(h->out + i0 * h->ldo, h->ldo, w->sum, w->c, rows, h->d, total);
 }
 
 /* Keys and values of a group's first head. */
@@ -456,7 +456,7 @@ static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
 {
     int64_t rows = h->seq - i0 < ROWS ? h->seq - i0 : ROWS, c = w->c;
     struct tile t = {.i0 = i0, .full = h->full};
-    float lse[ROWS] ALIGNED, delta[ROWS] ALIGNED, by[ROWS];
+    float lse[ROWS] ALIGNED, delta[ROWS] ALIGNED;
     pack_tile(w->q, w->qt, c, h->q + i0 * h->ld, h->ld, rows, h->d);
     pack_tile(w->dy, w->dyt, c, h->dy + i0 * h->ldo, h->ldo, rows, h->d);
     row_sums(lse, delta, h, i0, rows);
@@ -469,19 +469,7 @@ static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
         to_keys(w->dk, &t, w->ds, w->q, c);
         to_keys(w->dv, &t, w->s, w->dy, c);
     }
-    for (int q = 0; q < ROWS; q++)
-        by[q] = scale_of(h);
-    write_rows(h->dq + i0 * h->ld, h->ld, w->sum, c, rows, h->d, by);
-}
-
-/* to[seq,d] = by from[seq,c]. */
-static void write_keys(float *restrict to, const float *restrict from,
-                       const struct iz_head *h, int64_t c, float by)
-{
-    for (int64_t i = 0; i < h->seq; i++)
-#pragma omp simd
-        for (int64_t k = 0; k < h->d; k++)
-            to[i * h->ld + k] = by * from[i * c + k];
+    write_rows(h->dq + i0 * h->ld, h->ld, w->sum, c, rows, h->d, scale_of(h));
 }
 
 static void head_bwd(const struct iz_head *h)
@@ -496,8 +484,8 @@ static void head_bwd(const struct iz_head *h)
     for (int64_t i0 = 0; i0 < h->seq; i0 += ROWS)
         tile_bwd(h, &w, i0);
     if (h->last) {
-        write_keys(h->dk, w.dk, h, w.c, scale_of(h));
-        write_keys(h->dv, w.dv, h, w.c, 1);
+        write_rows(h->dk, h->ld, w.dk, w.c, h->seq, h->d, scale_of(h));
+        write_rows(h->dv, h->ld, w.dv, w.c, h->seq, h->d, 1);
     }
 }
 

@@ -34,23 +34,18 @@ void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                        const struct iz_linear *l, struct iz_view scratch);
 
 /* norm.cu */
-void iz_layernorm_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_norm_layer *n,
-                           bool again);
-void iz_layernorm_bwd_cuda(struct iz_exec *x, struct iz_view dx,
-                           struct iz_view r, struct iz_view dy,
-                           struct iz_view a, const struct iz_norm_layer *n,
-                           struct iz_view scratch);
-void iz_rmsnorm_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                         const struct iz_rmsnorm *n, bool again);
-void iz_rmsnorm_bwd_cuda(struct iz_exec *x, struct iz_view dx, struct iz_view r,
-                         struct iz_view dy, struct iz_view a,
-                         const struct iz_rmsnorm *n, struct iz_view scratch);
+void iz_norm_layer_fwd_cuda(struct iz_exec *x, struct iz_view y,
+                            struct iz_view a, const struct iz_norm_layer *n,
+                            bool again);
+void iz_norm_layer_bwd_cuda(struct iz_exec *x, struct iz_view dx,
+                            struct iz_view r, struct iz_view dy,
+                            struct iz_view a, const struct iz_norm_layer *n,
+                            struct iz_view scratch);
 void iz_headnorm_fwd_cuda(struct iz_exec *x, struct iz_view a,
-                          struct iz_view kept, const struct iz_rmsnorm *n,
+                          struct iz_view kept, const struct iz_norm_layer *n,
                           int64_t first);
 void iz_headnorm_bwd_cuda(struct iz_exec *x, struct iz_view da,
-                          struct iz_view kept, const struct iz_rmsnorm *n,
+                          struct iz_view kept, const struct iz_norm_layer *n,
                           int64_t first, struct iz_view scratch);
 
 /* activation.cu, rope.cu */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two normalisations, forward and backward: LayerNorm of rows, and RMSNorm
- * of pieces, which are whole rows or the heads of a row. */
+/* The two norm layers, forward and backward: LayerNorm of rows, and RMSNorm of
+ * pieces, which are whole rows or the heads of a row. */
 #include "codelets/ops/ops.h"
 
 #include <assert.h>
@@ -10,8 +10,6 @@
 #include "codelets/base/build.h"
 #include "codelets/base/int64.h"
 #include "codelets/ops/gpu_ops.h"
-
-#define EPSILON 1e-5f
 
 /* An fp32 copy of a row vector of parameters. */
 static struct iz_view widen(struct iz_exec *x, struct iz_view v)
@@ -29,16 +27,17 @@ static void store_gradient(const struct iz_exec *x, struct iz_view to,
         iz_cast(to.p, to.dtype, from, IZ_F32, to.cols);
 }
 
-/* On a GPU blocks add up the gradients of the weights of `all` pieces as wide
- * as `like`: two blocks per SM of an H100, or four where a thread of a block
- * has 16 bytes of a row and too little is on its way with two.  Each has a row
- * of scratch for each of the `sums` gradients. */
-static struct iz_view norm_cuda_scratch(struct iz_exec *x, int64_t all,
-                                        struct iz_view like, int64_t sums)
+/* On a GPU blocks add up the gradients of the weights of all pieces: two blocks
+ * per SM of an H100, or four where a thread of a block has 16 bytes of a row
+ * and too little is on its way with two.  Each has a row of scratch for each of
+ * the gradients. */
+static struct iz_view norm_cuda_scratch(struct iz_exec *x,
+                                        const struct iz_norm_layer *n)
 {
-    int64_t bytes = like.cols * iz_dtype_bytes(like.dtype);
-    int64_t parts = min64(all, bytes > 2048 && bytes <= 4096 ? 528 : 264);
-    return iz_work(x, IZ_F32, sums * parts, like.cols);
+    int64_t bytes = n->w.cols * iz_dtype_bytes(x->act);
+    int64_t parts = bytes > 2048 && bytes <= 4096 ? 528 : 264;
+    parts = min64(iz_view_len(n->rstd), parts);
+    return iz_work(x, IZ_F32, (n->mean.rows ? 2 : 1) * parts, n->w.cols);
 }
 
 /* ---- LayerNorm ---- */
@@ -61,20 +60,22 @@ static inline float row_sum_square(const float *a, float mean, int64_t n)
     return sum;
 }
 
-IZ_SIMD static void layernorm_stats(float *mean, float *rstd, struct iz_view a)
+IZ_SIMD static void layernorm_stats(const struct iz_norm_layer *n,
+                                    struct iz_view a)
 {
-    float c = (float)a.cols;
+    float *mean = n->mean.p, *rstd = n->rstd.p, c = (float)a.cols;
     for (int64_t i = 0; i < a.rows; i++) {
         const float *row = (float *)a.p + i * a.cols;
         mean[i] = row_sum(row, a.cols) / c;
-        rstd[i] = 1 / sqrtf(row_sum_square(row, mean[i], a.cols) / c + EPSILON);
+        rstd[i] = 1 / sqrtf(row_sum_square(row, mean[i], a.cols) / c + n->eps);
     }
 }
 
 IZ_SIMD static void layernorm_apply(struct iz_view y, struct iz_view a,
-                                    const float *mean, const float *rstd,
+                                    const struct iz_norm_layer *n,
                                     const float *w, const float *b)
 {
+    const float *mean = n->mean.p, *rstd = n->rstd.p;
     for (int64_t i = 0; i < a.rows; i++) {
         const float *from = (float *)a.p + i * a.cols;
         float *to = (float *)y.p + i * a.cols, m = mean[i], s = rstd[i];
@@ -83,23 +84,15 @@ IZ_SIMD static void layernorm_apply(struct iz_view y, struct iz_view a,
     }
 }
 
-void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                      const struct iz_norm_layer *n, bool again)
+static void layernorm_on_cpu(struct iz_exec *x, struct iz_view y,
+                             struct iz_view a, const struct iz_norm_layer *n,
+                             bool again)
 {
-    int64_t mark = iz_work_mark(x);
-    assert(a.rows == y.rows && a.cols == y.cols && a.cols == n->w.cols);
-    assert(n->mean.rows == a.rows && n->rstd.rows == a.rows);
-    iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    if (x->backend == IZ_CPU) {
-        struct iz_view w = widen(x, n->w), b = widen(x, n->b);
-        if (!x->dry && !again)
-            layernorm_stats(n->mean.p, n->rstd.p, a);
-        if (!x->dry)
-            layernorm_apply(y, a, n->mean.p, n->rstd.p, w.p, b.p);
-    } else if (!x->dry) {
-        iz_layernorm_fwd_cuda(x, y, a, n, again);
-    }
-    iz_work_release(x, mark);
+    struct iz_view w = widen(x, n->w), b = widen(x, n->b);
+    if (!x->dry && !again)
+        layernorm_stats(n, a);
+    if (!x->dry)
+        layernorm_apply(y, a, n, w.p, b.p);
 }
 
 /* Means over a row of g = dy w and of g xhat. */
@@ -148,28 +141,17 @@ IZ_SIMD static void layernorm_gradients(struct iz_view dx, struct iz_view r,
     }
 }
 
-void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
-                      struct iz_view dy, struct iz_view a,
-                      const struct iz_norm_layer *n)
+static void layernorm_bwd_on_cpu(struct iz_exec *x, struct iz_view dx,
+                                 struct iz_view r, struct iz_view dy,
+                                 struct iz_view a,
+                                 const struct iz_norm_layer *n)
 {
-    int64_t mark = iz_work_mark(x);
-    assert(dx.rows == a.rows && dy.rows == a.rows && dx.cols == a.cols);
-    iz_count(x, 0,
-             (double)(iz_view_bytes(dx) + iz_view_bytes(r) + iz_view_bytes(dy) +
-                      iz_view_bytes(a)));
-    if (x->backend == IZ_CPU) {
-        struct iz_view w = widen(x, n->w), g = iz_work(x, IZ_F32, 3, a.cols);
-        if (!x->dry) {
-            layernorm_gradients(dx, r, dy, a, n, w.p, g.p);
-            store_gradient(x, n->dw, g.p);
-            store_gradient(x, n->db, (float *)g.p + a.cols);
-        }
-    } else {
-        struct iz_view scratch = norm_cuda_scratch(x, a.rows, a, 2);
-        if (!x->dry)
-            iz_layernorm_bwd_cuda(x, dx, r, dy, a, n, scratch);
-    }
-    iz_work_release(x, mark);
+    struct iz_view w = widen(x, n->w), g = iz_work(x, IZ_F32, 3, a.cols);
+    if (x->dry)
+        return;
+    layernorm_gradients(dx, r, dy, a, n, w.p, g.p);
+    store_gradient(x, n->dw, g.p);
+    store_gradient(x, n->db, (float *)g.p + a.cols);
 }
 
 /* ---- RMSNorm ---- */
@@ -182,7 +164,7 @@ struct pieces {
 
 /* The columns of v from `first` on, as many as `heads` have. */
 static struct pieces norm_pieces(struct iz_view v, int64_t first, int64_t heads,
-                                 const struct iz_rmsnorm *n)
+                                 const struct iz_norm_layer *n)
 {
     return (struct pieces){v.p ? (float *)v.p + first : NULL, v.cols, heads,
                            n->w.cols};
@@ -261,88 +243,93 @@ IZ_SIMD static void rmsnorm_gradients(struct pieces dx, struct pieces r,
 }
 
 static void rmsnorm_on_cpu(struct iz_exec *x, struct pieces y, struct pieces a,
-                           const struct iz_rmsnorm *n, bool again)
+                           const struct iz_norm_layer *n, bool again)
 {
-    int64_t mark = iz_work_mark(x);
     struct iz_view w = widen(x, n->w);
     if (!x->dry && !again)
         rmsnorm_stats(n->rstd, a, n->eps);
     if (!x->dry)
         rmsnorm_apply(y, a, n->rstd, w.p);
-    iz_work_release(x, mark);
 }
 
 static void rmsnorm_bwd_on_cpu(struct iz_exec *x, struct pieces dx,
                                struct pieces r, struct pieces dy,
-                               struct pieces a, const struct iz_rmsnorm *n)
+                               struct pieces a, const struct iz_norm_layer *n)
 {
-    int64_t mark = iz_work_mark(x);
     struct iz_view w = widen(x, n->w), gw = iz_work(x, IZ_F32, 1, n->w.cols);
-    if (!x->dry) {
-        rmsnorm_gradients(dx, r, dy, a, n->rstd, w.p, gw.p);
-        store_gradient(x, n->dw, gw.p);
-    }
-    iz_work_release(x, mark);
+    if (x->dry)
+        return;
+    rmsnorm_gradients(dx, r, dy, a, n->rstd, w.p, gw.p);
+    store_gradient(x, n->dw, gw.p);
 }
 
-static void rmsnorm_check(struct iz_view y, struct iz_view a,
-                          const struct iz_rmsnorm *n)
+/* ---- the ops ---- */
+
+static void norm_check(struct iz_view y, struct iz_view a,
+                       const struct iz_norm_layer *n)
 {
     assert(a.rows == y.rows && a.cols == y.cols && a.cols == n->w.cols);
-    assert(iz_view_len(n->rstd) == a.rows);
+    assert(n->rstd.rows == a.rows && (!n->mean.rows || n->mean.rows == a.rows));
 }
 
-void iz_rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                    const struct iz_rmsnorm *n, bool again)
+void iz_norm_layer_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                       const struct iz_norm_layer *n, bool again)
 {
-    rmsnorm_check(y, a, n);
+    int64_t mark = iz_work_mark(x);
+    norm_check(y, a, n);
     iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    if (x->backend == IZ_CPU)
+    if (x->backend == IZ_CPU && n->mean.rows)
+        layernorm_on_cpu(x, y, a, n, again);
+    else if (x->backend == IZ_CPU)
         rmsnorm_on_cpu(x, norm_pieces(y, 0, 1, n), norm_pieces(a, 0, 1, n), n,
                        again);
     else if (!x->dry)
-        iz_rmsnorm_fwd_cuda(x, y, a, n, again);
+        iz_norm_layer_fwd_cuda(x, y, a, n, again);
+    iz_work_release(x, mark);
 }
 
-void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
-                    struct iz_view dy, struct iz_view a,
-                    const struct iz_rmsnorm *n)
+void iz_norm_layer_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                       struct iz_view dy, struct iz_view a,
+                       const struct iz_norm_layer *n)
 {
     int64_t mark = iz_work_mark(x);
-    rmsnorm_check(dx, a, n);
+    norm_check(dx, a, n);
     assert(dy.rows == a.rows && dy.cols == a.cols);
     iz_count(x, 0,
              (double)(iz_view_bytes(dx) + iz_view_bytes(r) + iz_view_bytes(dy) +
                       iz_view_bytes(a)));
-    if (x->backend == IZ_CPU) {
+    if (x->backend == IZ_CPU && n->mean.rows) {
+        layernorm_bwd_on_cpu(x, dx, r, dy, a, n);
+    } else if (x->backend == IZ_CPU) {
         rmsnorm_bwd_on_cpu(x, norm_pieces(dx, 0, 1, n), norm_pieces(r, 0, 1, n),
                            norm_pieces(dy, 0, 1, n), norm_pieces(a, 0, 1, n),
                            n);
     } else {
-        struct iz_view scratch = norm_cuda_scratch(x, a.rows, n->w, 1);
+        struct iz_view scratch = norm_cuda_scratch(x, n);
         if (!x->dry)
-            iz_rmsnorm_bwd_cuda(x, dx, r, dy, a, n, scratch);
+            iz_norm_layer_bwd_cuda(x, dx, r, dy, a, n, scratch);
     }
     iz_work_release(x, mark);
 }
 
 /* The pieces of a row are its heads. */
 static struct pieces heads_of(struct iz_exec *x, struct iz_view a,
-                              struct iz_view kept, const struct iz_rmsnorm *n,
-                              int64_t first)
+                              struct iz_view kept,
+                              const struct iz_norm_layer *n, int64_t first)
 {
     int64_t c = n->w.cols;
     assert(kept.rows == a.rows && kept.cols % c == 0);
     assert(first >= 0 && first + kept.cols <= a.cols);
-    assert(iz_view_len(n->rstd) == iz_view_len(kept) / c);
+    assert(iz_view_len(n->rstd) == iz_view_len(kept) / c && !n->mean.rows);
     iz_count(x, 0, 3. * (double)iz_view_bytes(kept));
     return norm_pieces(a, first, kept.cols / c, n);
 }
 
 void iz_headnorm_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
-                     const struct iz_rmsnorm *n, int64_t first)
+                     const struct iz_norm_layer *n, int64_t first)
 {
     struct pieces s = heads_of(x, a, kept, n, first);
+    int64_t mark = iz_work_mark(x);
     for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < kept.rows; i++)
         memcpy((float *)kept.p + i * kept.cols, s.p + i * s.ld,
                (size_t)kept.cols * sizeof(*s.p));
@@ -350,10 +337,11 @@ void iz_headnorm_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
         rmsnorm_on_cpu(x, s, s, n, false);
     else if (!x->dry)
         iz_headnorm_fwd_cuda(x, a, kept, n, first);
+    iz_work_release(x, mark);
 }
 
 void iz_headnorm_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
-                     const struct iz_rmsnorm *n, int64_t first)
+                     const struct iz_norm_layer *n, int64_t first)
 {
     struct pieces d = heads_of(x, da, kept, n, first);
     int64_t mark = iz_work_mark(x);
@@ -361,8 +349,7 @@ void iz_headnorm_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
         rmsnorm_bwd_on_cpu(x, d, (struct pieces){0}, d,
                            norm_pieces(kept, 0, d.heads, n), n);
     } else {
-        struct iz_view scratch =
-            norm_cuda_scratch(x, iz_view_len(n->rstd), n->w, 1);
+        struct iz_view scratch = norm_cuda_scratch(x, n);
         if (!x->dry)
             iz_headnorm_bwd_cuda(x, da, kept, n, first, scratch);
     }

@@ -58,19 +58,21 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                   const struct iz_linear *l);
 
-/* w b dw db [1,C]; mean and rstd fp32 [M,1] are written by forward. */
+/* LayerNorm, or RMSNorm, which has no b, db and mean.  w b dw db [1,C]; mean
+ * and rstd fp32 [M,1] are written by forward. */
 struct iz_norm_layer {
     struct iz_view w, b, dw, db, mean, rstd;
+    float eps;
 };
 
-/* y = (a - mean) / sqrt(var + 1e-5) w + b, by row; all [M,C].  again: the same
- * bits from the saved mean and rstd. */
-void iz_layernorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                      const struct iz_norm_layer *n, bool again);
-/* dx = r + d(layernorm)/da dy, dw, db; dx may be r or dy, r may be absent. */
-void iz_layernorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
-                      struct iz_view dy, struct iz_view a,
-                      const struct iz_norm_layer *n);
+/* y = (a - mean) / sqrt(var + eps) w + b, or a / sqrt(mean of a^2 + eps) w, by
+ * row; all [M,C].  again: the same bits from the saved mean and rstd. */
+void iz_norm_layer_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                       const struct iz_norm_layer *n, bool again);
+/* dx = r + d(norm layer)/da dy, dw, db; dx may be r or dy, r may be absent. */
+void iz_norm_layer_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
+                       struct iz_view dy, struct iz_view a,
+                       const struct iz_norm_layer *n);
 
 /* y = a/2 (1 + tanh(sqrt(2/pi) (a + 0.044715 a^3))); y may be a. */
 void iz_gelu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
@@ -78,29 +80,14 @@ void iz_gelu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
 void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
                  struct iz_view dy, struct iz_view a);
 
-/* w and dw [1,C]; rstd fp32 [M,1] is written by forward. */
-struct iz_rmsnorm {
-    struct iz_view w, dw, rstd;
-    float eps;
-};
-
-/* y = a / sqrt(mean of a^2 + eps) w, by row; all [M,C].  again: the same bits
- * from the saved rstd. */
-void iz_rmsnorm_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                    const struct iz_rmsnorm *n, bool again);
-/* dx = r + d(rmsnorm)/da dy, dw; dx may be r or dy, r may be absent. */
-void iz_rmsnorm_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
-                    struct iz_view dy, struct iz_view a,
-                    const struct iz_rmsnorm *n);
-
 /* RMSNorm for each head of a packed row: normalises, in place, the columns of
  * a [M,ld] from `first` on, C at a time.  kept [M,heads C] gets the old values.
  * rstd fp32 [M,heads]. */
 void iz_headnorm_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
-                     const struct iz_rmsnorm *n, int64_t first);
+                     const struct iz_norm_layer *n, int64_t first);
 /* The gradient of these columns, in place in da [M,ld], and dw. */
 void iz_headnorm_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
-                     const struct iz_rmsnorm *n, int64_t first);
+                     const struct iz_norm_layer *n, int64_t first);
 
 enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
 

@@ -20,7 +20,8 @@ struct heads {
 static void heads_forward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
-    struct iz_rmsnorm n = {v[W], v[DW], v[RSTD], 1e-5f};
+    struct iz_norm_layer n = {
+        .w = v[W], .dw = v[DW], .rstd = v[RSTD], .eps = 1e-5f};
     iz_headnorm_fwd(x, v[A], v[KEPT], &n, ((const struct heads *)arg)->first);
 }
 
@@ -28,7 +29,8 @@ static void heads_forward(struct iz_exec *x, const struct iz_view *v,
 static void heads_backward(struct iz_exec *x, const struct iz_view *v,
                            const void *arg)
 {
-    struct iz_rmsnorm n = {v[W], v[DW], v[RSTD], 1e-5f};
+    struct iz_norm_layer n = {
+        .w = v[W], .dw = v[DW], .rstd = v[RSTD], .eps = 1e-5f};
     iz_headnorm_bwd(x, v[A], v[KEPT], &n, ((const struct heads *)arg)->first);
 }
 

@@ -86,11 +86,6 @@ struct reacher {
         all(n.w, n.b, n.dw, n.db, n.mean, n.rstd);
     }
 
-    void one(struct iz_rmsnorm &n)
-    {
-        all(n.w, n.dw, n.rstd);
-    }
-
     void one(struct iz_attention &a)
     {
         all(a.qkv, a.o, a.lse);
