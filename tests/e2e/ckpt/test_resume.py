@@ -218,12 +218,17 @@ def test_resume_without_a_checkpoint_is_refused(place):
 
 
 @pytest.mark.single
-def test_another_batch_is_refused(place):
+@pytest.mark.parametrize("other, words", [
+    ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 12},
+     ("train_batch_size", "24")),
+    ({"model.width": 48}, ("checkpoint", "width"))], ids=("batch", "model"))
+def test_another_batch_or_model_is_refused(other, words, place):
     c = {**config(1), "run.steps": 2}
     out = place.good(1, c).output
-    other = {"train_batch_size": 24, "train_micro_batch_size_per_gpu": 12}
-    run.refused(place.launch(1, {**c, **other}, ["--resume"], output=out),
-                "train_batch_size", "24")
+    before = run.checkpoints(out)
+    r = place.launch(1, {**c, **other}, ["--resume"], output=out)
+    run.refused(r, *words)
+    assert run.checkpoints(out) == before
 
 
 @pytest.mark.parametrize("ranks, damage", [(1, "truncate"), (2, "flip"),
