@@ -19,8 +19,8 @@
 
 #include "codelets/flat/flat.h"
 #include "codelets/ops/gpu_ops.h"
+#include "tests/codelets/base/dies.h"
 #include "tests/fake/standin/standin.h"
-#include "tests/standin/child.h"
 
 enum { STEPS = 100, BYTES = 4096, MEM_MB = 4 };
 
@@ -355,40 +355,39 @@ static void op_reaches_too_far(void)
     cudaStreamSynchronize(x.stream);
 }
 
-static const struct child_body bodies[] = {
-    {"copy_pageable", copy_pageable},
-    {"touch_device_memory", touch_device_memory},
-    {"reach_too_far", reach_too_far},
-    {"reach_freed", reach_freed},
-    {"reach_unmapped", reach_unmapped},
-    {"call_cuda_from_a_stream", call_cuda_from_a_stream},
-    {"op_reaches_too_far", op_reaches_too_far},
-    {"leak", leak},
-    {0}};
+/* How each ends: by a message, or without one. */
+static const struct mistake {
+    const char *name, *message;
+    void (*make)(void);
+    int signal;
+} mistakes[] = {
+    {"pageable", "not pinned", copy_pageable, SIGABRT},
+    {"too far", "1025 bytes", reach_too_far, SIGABRT},
+    {"freed", "in no allocation", reach_freed, SIGABRT},
+    {"unmapped", "mapped pinned memory", reach_unmapped, SIGABRT},
+    {"a stream", "has called CUDA", call_cuda_from_a_stream, SIGABRT},
+    {"an op", "516 bytes", op_reaches_too_far, SIGABRT},
+    {"touch", "", touch_device_memory, SIGSEGV},
+    {"leak", "", leak, 0},
+};
+enum { MISTAKES = sizeof(mistakes) / sizeof(mistakes[0]) };
+
+/* This program anew: CUDA reads its environment once. */
+static void make_mistake(const void *name)
+{
+    execl("/proc/self/exe", "child", name, (char *)NULL);
+}
 
 static void test_mistakes_end_the_program(void **state)
 {
-    static const struct {
-        const char *body, *message;
-        int signal;
-    } mistakes[] = {
-        {"copy_pageable", "not pinned", SIGABRT},
-        {"reach_too_far", "1025 bytes", SIGABRT},
-        {"reach_freed", "in no allocation", SIGABRT},
-        {"reach_unmapped", "mapped pinned memory", SIGABRT},
-        {"call_cuda_from_a_stream", "has called CUDA", SIGABRT},
-        {"op_reaches_too_far", "516 bytes", SIGABRT},
-        {"touch_device_memory", "", SIGSEGV},
-    };
-    struct child c;
-    child_run(&c, "copy_pageable");
-    assert_int_equal(c.status, 0);
+    struct ending e = ending_of(make_mistake, "pageable");
+    assert_int_equal(e.status, 0);
     setenv("IZ_STANDIN_PAGEABLE", "abort", 1);
-    for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++) {
-        child_run(&c, mistakes[i].body);
-        assert_non_null(strstr(c.text, mistakes[i].message));
-        assert_true(WIFSIGNALED(c.status));
-        assert_int_equal(WTERMSIG(c.status), mistakes[i].signal);
+    for (int i = 0; i < MISTAKES; i++) {
+        e = ending_of(make_mistake, mistakes[i].name);
+        assert_non_null(strstr(e.text, mistakes[i].message));
+        assert_int_equal(WIFSIGNALED(e.status) ? WTERMSIG(e.status) : e.status,
+                         mistakes[i].signal);
     }
     unsetenv("IZ_STANDIN_PAGEABLE");
 }
@@ -401,12 +400,10 @@ static void test_statistics_are_written(void **state)
         "\"peak_bytes\": 1536"};
     char path[] = "/tmp/iz-standin-XXXXXX", text[1024] = "";
     int fd = mkstemp(path);
-    struct child c;
     assert_true(fd >= 0);
     setenv("IZ_STANDIN_STATS", path, 1);
-    child_run(&c, "leak");
+    assert_int_equal(ending_of(make_mistake, "leak").status, 0);
     unsetenv("IZ_STANDIN_STATS");
-    assert_int_equal(c.status, 0);
     assert_true(read(fd, text, sizeof(text) - 1) > 0);
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
         assert_non_null(strstr(text, parts[i]));
@@ -434,7 +431,10 @@ int main(int argc, char **argv)
     };
     setenv("IZ_STANDIN_MEM_MB", "4", 1);
     setenv("IZ_STANDIN_JITTER_US", "200", 1);
-    if (argc == 2)
-        return child_main(bodies, argv[1]);
+    for (int i = 0; argc == 2 && i < MISTAKES; i++)
+        if (strcmp(mistakes[i].name, argv[1]) == 0) {
+            mistakes[i].make();
+            return 0;
+        }
     return cmocka_run_group_tests_name("standin", tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stand-in for NCCL: ranks are processes that a child of this program
- * forks before it first calls CUDA.  Data arrives, groups move side by side,
- * and calls in another order on one rank are named. */
+ * forks, none of which has called CUDA before.  Data arrives, groups move side
+ * by side, and calls in another order on one rank are named. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>
@@ -16,8 +16,8 @@
 #include <cmocka.h>
 #include <nccl.h>
 
+#include "tests/codelets/base/dies.h"
 #include "tests/fake/standin/standin.h"
-#include "tests/standin/child.h"
 
 /* Larger than what moves at once, and odd. */
 enum { RANKS = 3, COUNT = 100003 };
@@ -200,29 +200,8 @@ static int worst(int a, int b)
     return a > b ? a : b;
 }
 
-/* Runs a part on all ranks; exits with the worst ending of them. */
-static void on_ranks(void (*part)(struct rank *))
-{
-    struct rank k;
-    ncclUniqueId id;
-    int end = 0, status;
-    ncclGetUniqueId(&id);
-    for (int r = 0; r < RANKS; r++)
-        if (fork() == 0) {
-            rank_open(&k, part == twins ? 0 : r, r, id);
-            must(part == twins || k.connected == ncclSuccess,
-                 "ncclCommInitRank");
-            part(&k);
-            _exit(0);
-        }
-    while (wait(&status) > 0)
-        end = worst(end, WIFSIGNALED(status) ? 128 + WTERMSIG(status)
-                                             : WEXITSTATUS(status));
-    _exit(end);
-}
-
 /* What the child says: nothing, or both of these, and then it aborts. */
-static const struct {
+static const struct part {
     const char *name;
     void (*run)(struct rank *);
     const char *a, *b;
@@ -243,41 +222,53 @@ static const struct {
 };
 enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
 
+/* Runs a part on all ranks; exits with the worst ending of them. */
+static void on_ranks(const void *arg)
+{
+    const struct part *part = arg;
+    bool alike = part->run == twins;
+    int end = 0, status;
+    ncclUniqueId id;
+    if (part->run == death) /* the others are in the call */
+        setenv("IZ_STANDIN_JITTER_US", "0", 1);
+    ncclGetUniqueId(&id);
+    for (int r = 0; r < RANKS; r++)
+        if (fork() == 0) {
+            struct rank k;
+            rank_open(&k, alike ? 0 : r, r, id);
+            must(alike || k.connected == ncclSuccess, "ncclCommInitRank");
+            part->run(&k);
+            _exit(0);
+        }
+    while (wait(&status) > 0)
+        end = worst(end, WIFSIGNALED(status) ? 128 + WTERMSIG(status)
+                                             : WEXITSTATUS(status));
+    _exit(end);
+}
+
 /* Data arrives, a dead rank is seen, two ranks on one device are refused, a
  * missing one is waited for in vain, and mismatches are named. */
 static void test_part(void **state)
 {
-    int i = *(int *)*state;
-    struct child c;
-    child_run(&c, parts[i].name);
-    if (!parts[i].a) {
-        assert_string_equal(c.text, "");
-        assert_int_equal(c.status, 0);
-        return;
-    }
-    assert_non_null(strstr(c.text, parts[i].a));
-    assert_non_null(strstr(c.text, parts[i].b));
-    assert_true(WIFEXITED(c.status));
-    assert_int_equal(WEXITSTATUS(c.status), 128 + SIGABRT);
+    const struct part *part = *state;
+    struct ending e = ending_of(on_ranks, part);
+    if (!part->a)
+        assert_string_equal(e.text, "");
+    else if (!strstr(e.text, part->a) || !strstr(e.text, part->b))
+        fail_msg("it said: %s", e.text);
+    assert_true(WIFEXITED(e.status));
+    assert_int_equal(WEXITSTATUS(e.status), part->a ? 128 + SIGABRT : 0);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
     struct CMUnitTest tests[PARTS];
-    int number[PARTS];
     setenv("IZ_STANDIN_DEVICES", "3", 0);
     setenv("IZ_STANDIN_MEM_MB", "8", 0);
     setenv("IZ_STANDIN_JITTER_US", "500", 0);
     setenv("IZ_STANDIN_TIMEOUT_S", "2", 0);
-    for (int i = 0; i < PARTS; i++) {
-        if (argc == 2 && strcmp(argv[1], parts[i].name) == 0) {
-            if (parts[i].run == death) /* the others are in the call */
-                setenv("IZ_STANDIN_JITTER_US", "0", 1);
-            on_ranks(parts[i].run);
-        }
-        number[i] = i;
+    for (int i = 0; i < PARTS; i++)
         tests[i] = (struct CMUnitTest){parts[i].name, test_part, NULL, NULL,
-                                       &number[i]};
-    }
+                                       (void *)&parts[i]};
     return cmocka_run_group_tests_name("standin-nccl", tests, NULL, NULL);
 }

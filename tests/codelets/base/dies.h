@@ -4,7 +4,7 @@
 
 /* What a child process wrote on standard error, and its status of waitpid. */
 struct ending {
-    char text[4096];
+    char text[8192];
     int status;
 };
 
