@@ -16,7 +16,7 @@ void assert_durable(const char *path);
 /* That a name is given up: its directory was synced after the rename. */
 void assert_renamed_durably(const char *path);
 
-/* make(i) makes what name(i) tells, for each i anew: durable when nothing
- * fails, and an error, before the rename without a trace, whichever call fails.
- */
-void assert_durable_or_refused(int (*make)(int i), const char *(*name)(int i));
+/* make(i) makes what `name`, a format of i, names in the folder, for each i
+ * anew: durable when nothing fails, and an error, before the rename without a
+ * trace, whichever call fails. */
+void assert_durable_or_refused(int (*make)(int i), const char *name);

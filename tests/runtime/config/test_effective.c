@@ -84,22 +84,17 @@ static void an_impossible_path_is_an_error(void **state)
         iz_config_write(&config, &toy_section, "/nonexistent/a.json"), -ENOENT);
 }
 
-static const char *name_of_effective(int i)
-{
-    return in_folder("effective%d", i);
-}
-
 static int write_effective(int i)
 {
-    return iz_config_write(&config, &toy_section, name_of_effective(i));
+    return iz_config_write(&config, &toy_section, in_folder("effective%d", i));
 }
 
 static void the_effective_config_is_on_the_disk(void **state)
 {
     assert_accepted("");
-    assert_durable_or_refused(write_effective, name_of_effective);
+    assert_durable_or_refused(write_effective, "effective%d");
     for (int i = 0; i < 10; i++)
-        unlink(name_of_effective(i));
+        unlink(in_folder("effective%d", i));
 }
 
 /* Changes, removes, repeats or swaps a piece of the text. */

@@ -375,11 +375,6 @@ static void a_full_disk_leaves_nothing(void **state)
     assert_int_equal(size_of(in_folder("small/out.tmp")), -1);
 }
 
-static const char *name_of_folder(int i)
-{
-    return in_folder("f/%d", i);
-}
-
 static int export_folder(int i)
 {
     char name[16];
@@ -389,12 +384,7 @@ static int export_folder(int i)
 
 static void an_export_has_its_name_when_all_of_it_is_on_the_disk(void **state)
 {
-    assert_durable_or_refused(export_folder, name_of_folder);
-}
-
-static const char *name_of_kept(int i)
-{
-    return in_folder("kept%d/imported.json", i);
+    assert_durable_or_refused(export_folder, "f/%d");
 }
 
 static int keep(int i)
@@ -409,7 +399,7 @@ static void what_a_run_keeps_of_an_import_is_on_the_disk(void **state)
     assert_int_equal(iz_durable_make_directories("test", in_folder("from")), 0);
     assert_int_equal(
         iz_durable_create("test", in_folder("from/config.json"), "{}"), 0);
-    assert_durable_or_refused(keep, name_of_kept);
+    assert_durable_or_refused(keep, "kept%d/imported.json");
 }
 
 /* ---- config.json ---- */

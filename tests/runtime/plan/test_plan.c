@@ -70,10 +70,7 @@ static void make(struct iz_plan *out, const struct iz_config *c, int ranks,
 static int fit(struct iz_plan *plan, const struct iz_config *c,
                struct iz_limits l)
 {
-    FILE *err = fmemopen(said, sizeof(said), "w");
-    int rc = iz_plan_fit(plan, c, model, &l, err);
-    fclose(err);
-    return rc;
+    return (int)HEARD(iz_plan_fit(plan, c, model, &l, stderr));
 }
 
 static int fit_host(struct iz_plan *plan, const struct iz_config *c,
