@@ -5,16 +5,12 @@
  * mistake's name. */
 #define _GNU_SOURCE
 #include <semaphore.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #include <cuda_runtime_api.h>
 
 #include "codelets/flat/flat.h"

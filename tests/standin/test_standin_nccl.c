@@ -3,17 +3,12 @@
  * forks, none of which has called CUDA before.  Data arrives, groups move side
  * by side, and calls in another order on one rank are named. */
 #define _GNU_SOURCE
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #include <nccl.h>
 
 #include "tests/codelets/base/dies.h"

@@ -2,16 +2,9 @@
 /* Child processes, whose end is seen; see dies.h. */
 #include "tests/codelets/base/dies.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "codelets/base/die.h"
 

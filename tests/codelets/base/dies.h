@@ -1,6 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For tests of what ends the job. */
+/* cmocka, and child processes for what ends the job. */
 #pragma once
+
+/* cmocka.h needs these four. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <sys/wait.h>
 
 /* What a child process wrote on standard error, and its status of waitpid. */
 struct ending {

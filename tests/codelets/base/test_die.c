@@ -3,18 +3,11 @@
  * whatever other threads do; and the choice of a SIMD level, which may end so.
  */
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "codelets/base/die.h"
 #include "codelets/flat/simd.h"

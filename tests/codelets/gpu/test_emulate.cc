@@ -4,19 +4,12 @@
 #include "codelets/kernels/launch.cuh"
 #include "codelets/kernels/mma.cuh"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <sys/wait.h>
-
 extern "C" {
-#include <cmocka.h>
-
 #include "tests/codelets/base/dies.h"
 }
 

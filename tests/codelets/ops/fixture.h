@@ -3,14 +3,8 @@
  * type under test and in double, and comparisons. */
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "codelets/ops/ops.h"
+#include "tests/codelets/base/dies.h"
 
 /* Memory for tensors and arenas, filled with NaN, to be freed by the caller;
  * large pieces lie on huge pages, as the program's do. */

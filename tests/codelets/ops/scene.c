@@ -9,7 +9,6 @@
 
 #include "codelets/gpu/device.h"
 #include "codelets/ops/gpu_ops.h"
-#include "tests/codelets/base/dies.h"
 
 enum { STRIP = 512, STRIP_BYTE = 0x3c, ALIGN = 256, SAMPLES = 20000 };
 #define STAGING (INT64_C(16) << 20)

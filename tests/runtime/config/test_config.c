@@ -103,6 +103,8 @@ static void batch_sizes_that_do_not_multiply_are_refused(void **state)
     read_refused(BATCH("9", "2", "null"), NULL, 1,
                  "9 is not train_micro_batch_size_per_gpu 2 x "
                  "gradient_accumulation_steps 4 x 1 rank\n");
+    read_refused(BATCH("4", "null", "3"), NULL, 1,
+                 "train_batch_size: 4 is not");
     read_refused("{'train_batch_size': 1000000000000}", NULL, 1,
                  "train_micro_batch_size_per_gpu 1000000000000 x");
     read_refused("{'gradient_accumulation_steps': 4}", NULL, 1,
