@@ -166,13 +166,13 @@ static void call_op(struct job *j, const struct op *op, const struct tensors *t)
         iz_embedding_bwd(x, t->dwte, t->dwpe, t->dy, j->token);
         break;
     case CLASSIFIER:
-        iz_classifier_bwd(x, &(struct iz_classifier){.a = t->a,
-                                                     .w = t->wte,
-                                                     .target = j->token,
-                                                     .da = t->y,
-                                                     .dw = t->dwte,
-                                                     .loss_scale = 1,
-                                                     .loss = j->loss});
+        iz_classifier(x, &(struct iz_classifier){.a = t->a,
+                                                 .w = t->wte,
+                                                 .target = j->token,
+                                                 .da = t->y,
+                                                 .dw = t->dwte,
+                                                 .loss_scale = 1,
+                                                 .loss = j->loss});
     }
 }
 

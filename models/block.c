@@ -260,7 +260,7 @@ static void block_head_backward(struct iz_exec *x, const struct iz_layer *a)
                               .dw = a->dw[head_matrix(c)],
                               .loss_scale = a->loss_scale,
                               .loss = a->loss};
-    iz_classifier_bwd(x, &k);
+    iz_classifier(x, &k);
     iz_norm_layer_bwd(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
     iz_work_release(x, mark);
 }
@@ -274,7 +274,7 @@ static void block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
                               .w = a->w[head_matrix(c)],
                               .target = a->target,
                               .loss = a->loss};
-    iz_classifier_fwd(x, &k);
+    iz_classifier(x, &k);
     iz_work_release(x, mark);
 }
 

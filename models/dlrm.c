@@ -239,7 +239,7 @@ static void dlrm_head_backward(struct iz_exec *x, const struct iz_layer *a)
     k.da = dh;
     k.dw = a->dw[h.matrix];
     k.loss_scale = a->loss_scale;
-    iz_classifier_bwd(x, &k);
+    iz_classifier(x, &k);
     dlrm_mlp_backward(x, a, &h.top, dy, dh);
     iz_interact_bwd(x, dz, vectors(a->dx, a), dy, h.z, vectors(a->x, a));
     iz_matmul_dw(x, dz, hidden, &l);
@@ -253,7 +253,7 @@ static void dlrm_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
     int64_t mark = iz_work_mark(x);
     struct head h = head_forward(x, a);
     struct iz_classifier k = classifier(a, &h);
-    iz_classifier_fwd(x, &k);
+    iz_classifier(x, &k);
     iz_work_release(x, mark);
 }
 

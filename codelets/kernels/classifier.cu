@@ -192,9 +192,9 @@ static void classifier_product(struct iz_exec *x, struct iz_view scratch,
  * gradients of the logits, and of dw where it has to be rounded. */
 template <class T>
 static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
-                       const struct iz_classifier_parts &p, bool grad,
-                       float scale)
+                       const struct iz_classifier_parts &p, float scale)
 {
+    bool grad = c->da.rows > 0;
     int64_t vocab = c->w.rows, ld = p.logits.cols;
     for (int64_t at = 0; at < c->a.rows; at += p.rows) {
         int64_t n = min64(p.rows, c->a.rows - at);
@@ -219,28 +219,15 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
         round_to(x, (T *)c->dw.p, p.dw);
 }
 
-static void classifier_run(struct iz_exec *x, const struct iz_classifier *c,
-                           int64_t count, struct iz_view scratch, bool grad)
+void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,
+                        int64_t count, struct iz_view scratch)
 {
-    struct iz_classifier_parts p = iz_classifier_parts(x, c, grad, scratch.p);
+    struct iz_classifier_parts p = iz_classifier_parts(x, c, scratch.p);
     float scale = count ? c->loss_scale / (float)count : 0;
     IZ_LAUNCH(copy_targets, (unsigned)((c->a.rows + THREADS - 1) / THREADS),
               THREADS, 0, x->stream, p.target, c->target, c->a.rows);
-    iz_by_type(x->act, [&](auto zero) {
-        run_chunks<decltype(zero)>(x, c, p, grad, scale);
-    });
+    iz_by_type(x->act,
+               [&](auto zero) { run_chunks<decltype(zero)>(x, c, p, scale); });
     IZ_LAUNCH(mean_loss, 1, THREADS, 0, x->stream, c->loss,
               (const double *)p.loss, c->a.rows, count);
-}
-
-void iz_classifier_fwd_cuda(struct iz_exec *x, const struct iz_classifier *c,
-                            int64_t count, struct iz_view scratch)
-{
-    classifier_run(x, c, count, scratch, false);
-}
-
-void iz_classifier_bwd_cuda(struct iz_exec *x, const struct iz_classifier *c,
-                            int64_t count, struct iz_view scratch)
-{
-    classifier_run(x, c, count, scratch, true);
 }

@@ -224,41 +224,22 @@ static __global__ void __launch_bounds__(THREADS)
     iz_store_row(dwpe + p * c + at, sum);
 }
 
-/* Of y: a table and what is added, or a table and what is kept. */
-struct sources {
-    struct iz_view table, wpe, r;
-};
-
-static void forward_of(struct iz_exec *x, struct iz_view y,
-                       const int32_t *token, int64_t first,
-                       const struct sources &s)
-{
-    struct lookup l = {token, y.rows, first, s.table.rows};
-    void *wpe = s.wpe.rows ? s.wpe.p : NULL, *r = s.r.rows ? s.r.p : NULL;
-    if (s.table.dtype != y.dtype || (s.wpe.rows && s.wpe.dtype != y.dtype))
-        iz_die("embedding of %s with weights of %s", iz_dtype_name(y.dtype),
-               iz_dtype_name(s.table.dtype));
-    iz_by_type(y.dtype, [&](auto zero) {
-        using T = decltype(zero);
-        bool pieces = iz_rows_aligned<T>(y.cols, y.p, s.table.p, wpe, r);
-        IZ_LAUNCH((pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>),
-                  iz_blocks(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p, l,
-                  (const T *)s.table.p, (const T *)wpe, (const T *)r,
-                  s.wpe.rows, y.cols);
-    });
-}
-
-void iz_embedding_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                           const int32_t *token, struct iz_view wte,
-                           struct iz_view wpe)
-{
-    forward_of(x, y, token, 0, {wte, wpe, {}});
-}
-
 void iz_table_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                        const struct iz_table *t)
 {
-    forward_of(x, y, t->row, t->first, {t->w, {}, r});
+    struct lookup l = {t->row, y.rows, t->first, t->w.rows};
+    void *wpe = t->wpe.rows ? t->wpe.p : NULL, *kept = r.rows ? r.p : NULL;
+    if (t->w.dtype != y.dtype || (t->wpe.rows && t->wpe.dtype != y.dtype))
+        iz_die("embedding of %s with weights of %s", iz_dtype_name(y.dtype),
+               iz_dtype_name(t->w.dtype));
+    iz_by_type(y.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        bool pieces = iz_rows_aligned<T>(y.cols, y.p, t->w.p, wpe, kept);
+        IZ_LAUNCH((pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>),
+                  iz_blocks(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p, l,
+                  (const T *)t->w.p, (const T *)wpe, (const T *)kept,
+                  t->wpe.rows, y.cols);
+    });
 }
 
 /* Returns where the sorted keys are. */
@@ -313,33 +294,20 @@ static void launch_backward(struct iz_exec *x, struct iz_view dwte,
                   (T *)dwpe.p, (const T *)dy.p, dwpe.rows, dy.rows, dy.cols);
 }
 
-static void backward_of(struct iz_exec *x, struct iz_view dwte,
-                        struct iz_view dwpe, struct iz_view dy,
-                        const struct lookup &l, char *scratch)
-{
-    if (dwte.dtype != dy.dtype || (dwpe.rows && dwpe.dtype != dy.dtype))
-        iz_die("embedding's gradient of %s from %s", iz_dtype_name(dwte.dtype),
-               iz_dtype_name(dy.dtype));
-    iz_by_type(dy.dtype, [&](auto zero) {
-        using T = decltype(zero);
-        if (iz_rows_aligned<T>(dy.cols, dwte.p, dwpe.p, dy.p))
-            launch_backward<T, 16 / sizeof(T)>(x, dwte, dwpe, dy, l, scratch);
-        else
-            launch_backward<T, 1>(x, dwte, dwpe, dy, l, scratch);
-    });
-}
-
-void iz_embedding_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
-                           struct iz_view dwpe, struct iz_view dy,
-                           const int32_t *token, struct iz_view scratch)
-{
-    backward_of(x, dwte, dwpe, dy, {token, dy.rows, 0, dwte.rows},
-                (char *)scratch.p);
-}
-
 void iz_table_bwd_cuda(struct iz_exec *x, struct iz_view dy,
                        const struct iz_table *t, struct iz_view scratch)
 {
-    backward_of(x, t->dw, {}, dy, {t->row, dy.rows, t->first, t->dw.rows},
-                (char *)scratch.p);
+    struct iz_view dw = t->dw, dwpe = t->dwpe;
+    struct lookup l = {t->row, dy.rows, t->first, dw.rows};
+    char *base = (char *)scratch.p;
+    if (dw.dtype != dy.dtype || (dwpe.rows && dwpe.dtype != dy.dtype))
+        iz_die("embedding's gradient of %s from %s", iz_dtype_name(dw.dtype),
+               iz_dtype_name(dy.dtype));
+    iz_by_type(dy.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        if (iz_rows_aligned<T>(dy.cols, dw.p, dwpe.p, dy.p))
+            launch_backward<T, 16 / sizeof(T)>(x, dw, dwpe, dy, l, base);
+        else
+            launch_backward<T, 1>(x, dw, dwpe, dy, l, base);
+    });
 }

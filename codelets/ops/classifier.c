@@ -88,8 +88,9 @@ IZ_SIMD static double rows_fwd(struct iz_view logits, const int32_t *target)
 
 struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
                                                const struct iz_classifier *c,
-                                               bool grad, void *base)
+                                               void *base)
 {
+    bool grad = c->da.rows > 0;
     struct iz_exec e = iz_exec_dry(IZ_CUDA, x->act);
     struct iz_classifier_parts p = {0};
     int64_t m = c->a.rows, v = c->w.rows, ld;
@@ -112,8 +113,9 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
 
 /* The products that iz_matmul_* count on a CPU. */
 static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
-                       const struct iz_classifier_parts *p, bool grad)
+                       const struct iz_classifier_parts *p)
 {
+    bool grad = c->da.rows > 0;
     double rows = (double)c->a.rows, v = (double)c->w.rows;
     double chunks = (double)((c->a.rows + p->rows - 1) / p->rows);
     double flops = 2 * rows * (double)iz_view_len(c->w);
@@ -126,18 +128,14 @@ static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
         iz_count(x, flops, dlogits + a + chunks * (double)iz_view_bytes(p->dw));
 }
 
-static void on_cuda(struct iz_exec *x, const struct iz_classifier *c, bool grad)
+static void on_cuda(struct iz_exec *x, const struct iz_classifier *c)
 {
-    struct iz_classifier_parts p = iz_classifier_parts(x, c, grad, NULL);
+    struct iz_classifier_parts p = iz_classifier_parts(x, c, NULL);
     struct iz_view scratch = iz_work(x, IZ_U8, 1, p.bytes);
-    count_cuda(x, c, &p, grad);
-    if (x->dry)
-        return;
-    int64_t count = check_targets(c->target, c->a.rows, c->w.rows);
-    if (grad)
-        iz_classifier_bwd_cuda(x, c, count, scratch);
-    else
-        iz_classifier_fwd_cuda(x, c, count, scratch);
+    count_cuda(x, c, &p);
+    if (!x->dry)
+        iz_classifier_cuda(x, c, check_targets(c->target, c->a.rows, c->w.rows),
+                           scratch);
 }
 
 /* Where dw is summed over the chunks: in place, or in scratch when it has to be
@@ -149,8 +147,9 @@ static struct iz_view sum_take(struct iz_exec *x, struct iz_view dw)
     return iz_work(x, IZ_F32, dw.rows, dw.cols);
 }
 
-static void on_cpu(struct iz_exec *x, const struct iz_classifier *c, bool grad)
+static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
 {
+    bool grad = c->da.rows > 0;
     int64_t rows = chunk_rows(c->a.rows, c->w.rows, CHUNK_BYTES);
     struct iz_view logits = iz_work(x, IZ_F32, rows, c->w.rows);
     struct iz_linear l = {
@@ -179,8 +178,7 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c, bool grad)
         iz_cast(c->dw.p, c->dw.dtype, l.dw.p, IZ_F32, iz_view_len(c->dw));
 }
 
-static void classifier(struct iz_exec *x, const struct iz_classifier *c,
-                       bool grad)
+void iz_classifier(struct iz_exec *x, const struct iz_classifier *c)
 {
     struct iz_classifier plain = *c; /* no linear layer: without an adapter */
     int64_t mark = iz_work_mark(x);
@@ -188,18 +186,8 @@ static void classifier(struct iz_exec *x, const struct iz_classifier *c,
     assert(c->a.rows <= INT32_MAX);
     plain.w.adapter = NULL;
     if (x->backend == IZ_CUDA)
-        on_cuda(x, &plain, grad);
+        on_cuda(x, &plain);
     else
-        on_cpu(x, &plain, grad);
+        on_cpu(x, &plain);
     iz_work_release(x, mark);
-}
-
-void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c)
-{
-    classifier(x, c, false);
-}
-
-void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c)
-{
-    classifier(x, c, true);
 }

@@ -29,6 +29,6 @@ extern const int64_t iz_classifier_chunk_bytes;
 /* base: the scratch, or NULL to learn its size. */
 struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
                                                const struct iz_classifier *c,
-                                               bool grad, void *base);
+                                               void *base);
 
 IZ_C_END

@@ -47,10 +47,9 @@ static inline int64_t row_in(struct iz_view v, const struct iz_table *t,
     return at < v.rows && v.row[at] == r ? at : -1;
 }
 
-/* y[t] = the row of position t, or where the table has none that of r or zeros;
- * plus that of wpe, which goes through `row`. */
+/* row: what a row of wpe goes through. */
 static void lookup_cpu(struct iz_view y, struct iz_view r,
-                       const struct iz_table *a, struct iz_view wpe, float *row)
+                       const struct iz_table *a, float *row)
 {
     int64_t c = y.cols;
     for (int64_t t = 0; t < y.rows; t++) {
@@ -62,30 +61,39 @@ static void lookup_cpu(struct iz_view y, struct iz_view r,
             memset(to, 0, (size_t)c * sizeof(*to));
         else if (r.p != y.p)
             memcpy(to, row_at(r, t), (size_t)c * sizeof(*to));
-        if (wpe.rows) {
-            iz_cast(row, IZ_F32, row_at(wpe, t % wpe.rows), wpe.dtype, c);
+        if (a->wpe.rows) {
+            iz_cast(row, IZ_F32, row_at(a->wpe, t % a->wpe.rows), a->wpe.dtype,
+                    c);
             add_row(to, row, c);
         }
     }
 }
 
+void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                  const struct iz_table *t)
+{
+    int64_t mark = iz_work_mark(x);
+    assert(t->w.cols == y.cols && (!r.rows || r.rows == y.rows));
+    assert(x->backend == IZ_CPU || !t->w.row);
+    iz_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(t->wpe)));
+    if (!x->dry && t->vocabulary)
+        check_tokens(t->row, y.rows, t->w.rows);
+    if (x->backend == IZ_CPU) {
+        struct iz_view row = iz_work(x, IZ_F32, t->wpe.rows > 0, y.cols);
+        if (!x->dry)
+            lookup_cpu(y, r, t, row.p);
+    } else if (!x->dry) {
+        iz_table_fwd_cuda(x, y, r, t);
+    }
+    iz_work_release(x, mark);
+}
+
 void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
                       struct iz_view wte, struct iz_view wpe)
 {
-    assert(wte.cols == y.cols);
-    iz_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(wpe)));
-    if (!x->dry)
-        check_tokens(token, y.rows, wte.rows);
-    if (x->backend == IZ_CPU) {
-        int64_t mark = iz_work_mark(x);
-        struct iz_view row = iz_work(x, IZ_F32, 1, y.cols);
-        if (!x->dry)
-            lookup_cpu(y, IZ_NONE, &(struct iz_table){.w = wte, .row = token},
-                       wpe, row.p);
-        iz_work_release(x, mark);
-    } else if (!x->dry) {
-        iz_embedding_fwd_cuda(x, y, token, wte, wpe);
-    }
+    iz_table_fwd(x, y, IZ_NONE,
+                 &(struct iz_table){
+                     .w = wte, .row = token, .vocabulary = true, .wpe = wpe});
 }
 
 /* first[v] = the first position of row v or -1, next[t] = the following one. */
@@ -132,82 +140,51 @@ static void bwd_position(struct iz_view dwpe, struct iz_view dy, float *row)
     }
 }
 
-static void run_table_bwd(struct iz_exec *x, struct iz_view dy,
-                          const struct iz_table *t)
+static void bwd_on_cpu(struct iz_exec *x, struct iz_view dy,
+                       const struct iz_table *t)
 {
-    int64_t mark = iz_work_mark(x);
     struct iz_view row = iz_work(x, IZ_F32, 1, dy.cols);
     struct iz_view first = iz_work(x, IZ_I32, 1, t->dw.rows);
     struct iz_view next = iz_work(x, IZ_I32, 1, dy.rows);
-    if (iz_runs(x, IZ_CPU) && iz_wanted(x, t->dw)) {
+    if (!x->dry && iz_wanted(x, t->dw)) {
         link_positions(first.p, next.p, t, dy.rows);
         bwd_token(t->dw, dy, first.p, next.p, row.p);
     }
-    iz_work_release(x, mark);
-}
-
-static struct iz_view embedding_cuda_scratch(struct iz_exec *x,
-                                             struct iz_view dy, int64_t rows)
-{
-    return iz_work(x, IZ_U8, 1,
-                   iz_embedding_scratch_of(dy.rows, rows, dy.cols).total);
-}
-
-void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
-                      struct iz_view dwpe, struct iz_view dy,
-                      const int32_t *token)
-{
-    int64_t mark = iz_work_mark(x);
-    assert(dwte.cols == dy.cols && dy.rows <= INT32_MAX);
-    iz_count(x, 0,
-             (double)(2 * iz_view_bytes(dy) + iz_view_bytes(dwte) +
-                      iz_view_bytes(dwpe)));
-    if (!x->dry && iz_wanted(x, dwte))
-        check_tokens(token, dy.rows, dwte.rows);
-    if (x->backend == IZ_CPU) {
-        run_table_bwd(x, dy,
-                      &(struct iz_table){.w = dwte, .dw = dwte, .row = token});
-
-        struct iz_view row = iz_work(x, IZ_F32, 1, dy.cols);
-        if (!x->dry && iz_wanted(x, dwpe))
-            bwd_position(dwpe, dy, row.p);
-    } else {
-        struct iz_view scratch = embedding_cuda_scratch(x, dy, dwte.rows);
-        if (!x->dry)
-            iz_embedding_bwd_cuda(x, dwte, dwpe, dy, token, scratch);
-    }
-    iz_work_release(x, mark);
-}
-
-/* ---- tables ---- */
-
-void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
-                  const struct iz_table *t)
-{
-    assert(t->w.cols == y.cols && (!r.rows || r.rows == y.rows));
-    assert(x->backend == IZ_CPU || !t->w.row);
-    iz_count(x, 0, (double)(2 * iz_view_bytes(y)));
-    if (iz_runs(x, IZ_CPU))
-        lookup_cpu(y, r, t, IZ_NONE, NULL);
-    if (iz_runs(x, IZ_CUDA))
-        iz_table_fwd_cuda(x, y, r, t);
+    if (!x->dry && iz_wanted(x, t->dwpe))
+        bwd_position(t->dwpe, dy, row.p);
 }
 
 void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
                   const struct iz_table *t)
 {
     int64_t mark = iz_work_mark(x);
-    if (!t->dw.rows) /* the table is frozen */
+    if (!t->dw.rows && !t->dwpe.rows) /* the table is frozen */
         return;
     assert(t->dw.cols == dy.cols && dy.rows <= INT32_MAX);
     assert(x->backend == IZ_CPU || !t->dw.row);
-    iz_count(x, 0, (double)(iz_view_bytes(dy) + iz_view_bytes(t->dw)));
+    iz_count(x, 0,
+             (double)((t->vocabulary ? 2 : 1) * iz_view_bytes(dy) +
+                      iz_view_bytes(t->dw) + iz_view_bytes(t->dwpe)));
+    if (!x->dry && t->vocabulary && iz_wanted(x, t->dw))
+        check_tokens(t->row, dy.rows, t->dw.rows);
     if (x->backend == IZ_CPU) {
-        run_table_bwd(x, dy, t);
+        bwd_on_cpu(x, dy, t);
     } else {
-        struct iz_view scratch = embedding_cuda_scratch(x, dy, t->dw.rows);
-        if (iz_runs(x, IZ_CUDA))
+        int64_t bytes =
+            iz_embedding_scratch_of(dy.rows, t->dw.rows, dy.cols).total;
+        struct iz_view scratch = iz_work(x, IZ_U8, 1, bytes);
+        if (!x->dry)
             iz_table_bwd_cuda(x, dy, t, scratch);
     }
     iz_work_release(x, mark);
+}
+
+void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
+                      struct iz_view dwpe, struct iz_view dy,
+                      const int32_t *token)
+{
+    iz_table_bwd(
+        x, dy,
+        &(struct iz_table){
+            .dw = dwte, .row = token, .vocabulary = true, .dwpe = dwpe});
 }

@@ -77,12 +77,6 @@ const char *iz_cudnn_missing(void);
 
 /* embedding.cu.  Tokens, rows and targets, here and below, lie in pinned host
  * memory; the op has checked those that it may. */
-void iz_embedding_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                           const int32_t *token, struct iz_view wte,
-                           struct iz_view wpe);
-void iz_embedding_bwd_cuda(struct iz_exec *x, struct iz_view dwte,
-                           struct iz_view dwpe, struct iz_view dy,
-                           const int32_t *token, struct iz_view scratch);
 void iz_table_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                        const struct iz_table *t);
 void iz_table_bwd_cuda(struct iz_exec *x, struct iz_view dy,
@@ -97,10 +91,8 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
 
 /* classifier.cu.  count: targets that are not ignored.  *c->loss is in pinned
  * memory. */
-void iz_classifier_fwd_cuda(struct iz_exec *x, const struct iz_classifier *c,
-                            int64_t count, struct iz_view scratch);
-void iz_classifier_bwd_cuda(struct iz_exec *x, const struct iz_classifier *c,
-                            int64_t count, struct iz_view scratch);
+void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,
+                        int64_t count, struct iz_view scratch);
 
 /* flat.cu, update.cu.  *norm2 and the sums of squares are in pinned memory. */
 void iz_flat_sum_cuda(struct iz_exec *x, void *out, enum iz_dtype out_type,

@@ -165,13 +165,16 @@ struct iz_table {
     struct iz_view w, dw;
     const int32_t *row; /* [M], of the longer one */
     int64_t first;
+    bool vocabulary; /* all rows are here: iz_die on others */
+    struct iz_view wpe,
+        dwpe; /* [seq,C], added to the rows t mod seq; or absent */
 };
 
-/* y[t] = row[t] of the table where it is here, else r[t]: y and r [M,C]; r may
- * be y, or absent: zeros. */
+/* y[t] = row[t] of the table where it is here, else r[t], + wpe: y and r [M,C];
+ * r may be y, or absent: zeros. */
 void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
                   const struct iz_table *t);
-/* Overwrites dw; rows of dy are added in ascending t. */
+/* Overwrites dw and dwpe; rows of dy are added in ascending t. */
 void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
                   const struct iz_table *t);
 
@@ -190,7 +193,8 @@ void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
 
 /* Logits a w^T and the cross-entropy with the targets, a chunk of rows at a
  * time, so that the logits are never whole.  The loss is the mean over the rows
- * whose target is not -1 (0 where there is none). */
+ * whose target is not -1 (0 where there is none).  Without da: the loss alone.
+ */
 struct iz_classifier {
     struct iz_view a, w;   /* [M,C], [V,C] */
     const int32_t *target; /* [M], -1 = ignored */
@@ -199,8 +203,6 @@ struct iz_classifier {
     double *loss;
 };
 
-void iz_classifier_fwd(struct iz_exec *x, const struct iz_classifier *c);
-/* Loss and gradients in one go. */
-void iz_classifier_bwd(struct iz_exec *x, const struct iz_classifier *c);
+void iz_classifier(struct iz_exec *x, const struct iz_classifier *c);
 
 IZ_C_END

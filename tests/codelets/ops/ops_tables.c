@@ -18,7 +18,8 @@ struct table {
 
 static struct iz_table table_of(const struct iz_view *v, const struct table *t)
 {
-    return (struct iz_table){v[W], v[DW], v[ROW].p, t->ref.first};
+    return (struct iz_table){
+        .w = v[W], .dw = v[DW], .row = v[ROW].p, .first = t->ref.first};
 }
 
 static void table_forward(struct iz_exec *x, const struct iz_view *v,

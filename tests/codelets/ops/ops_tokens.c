@@ -240,14 +240,15 @@ static void classify_forward(struct iz_exec *x, const struct iz_view *v,
                              const void *arg)
 {
     struct iz_classifier c = classifier_of(arg, v);
-    iz_classifier_fwd(x, &c);
+    c.da = IZ_NONE;
+    iz_classifier(x, &c);
 }
 
 static void classify_backward(struct iz_exec *x, const struct iz_view *v,
                               const void *arg)
 {
     struct iz_classifier c = classifier_of(arg, v);
-    iz_classifier_bwd(x, &c);
+    iz_classifier(x, &c);
 }
 
 static const struct pass loss_alone = {

@@ -94,7 +94,7 @@ struct reacher {
     void one(struct iz_table &t)
     {
         one(t.row);
-        all(t.w, t.dw);
+        all(t.w, t.dw, t.wpe, t.dwpe);
     }
 
     void one(struct iz_classifier &k)
@@ -197,7 +197,7 @@ static void call(void (*op)(struct iz_exec *, P...), struct iz_exec *x, A... a)
 }
 
 /* Also holds the count that the caller has formed against the targets. */
-static void call(decltype(&iz_classifier_fwd) op, struct iz_exec *x,
+static void call(decltype(&iz_classifier) op, struct iz_exec *x,
                  const struct iz_classifier *c, int64_t count,
                  struct iz_view scratch)
 {
