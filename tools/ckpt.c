@@ -11,7 +11,7 @@
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
-#include "runtime/ckpt/ckpt.h"
+#include "runtime/ckpt/engine_parts.h"
 #include "runtime/config/published.h"
 #include "runtime/hf/tensors.h"
 #include "runtime/run/run.h"
@@ -55,17 +55,6 @@ static void checkpoint_close(struct checkpoint *c)
     iz_ckpt_index_close(&c->index);
 }
 
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *s = json_string_value(json_object_get(object, key));
-    return s ? s : "";
-}
-
-static int64_t number_of(const json_t *object, const char *key)
-{
-    return iz_json_number(json_object_get(object, key), INT64_MAX);
-}
-
 static void ckpt_forget(void *arg, int64_t from, const float *in, int64_t n)
 {
 }
@@ -73,7 +62,7 @@ static void ckpt_forget(void *arg, int64_t from, const float *in, int64_t n)
 static void copy_text(char *to, size_t room, const json_t *object,
                       const char *key)
 {
-    snprintf(to, room, "%s", text_of(object, key));
+    snprintf(to, room, "%s", iz_json_text_of(object, key));
 }
 
 /* The index's arrays, parameters and scalars. */
@@ -87,7 +76,7 @@ static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
         const json_t *v = json_array_get(arrays, (size_t)i);
         struct iz_ckpt_part *p = &c->k.part[i];
         copy_text(p->name, sizeof(p->name), v, "name");
-        p->total = p->count = number_of(v, "total");
+        p->total = p->count = iz_json_count_of(v, "total");
         p->put = ckpt_forget;
     }
     for (int i = 0; i < c->k.n_names; i++) {
@@ -95,7 +84,7 @@ static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
         const json_t *shape = json_object_get(v, "shape");
         copy_text(n[i].name, sizeof(n[i].name), v, "name");
         copy_text(n[i].array, sizeof(n[i].array), v, "array");
-        n[i].offset = number_of(v, "offset");
+        n[i].offset = iz_json_count_of(v, "offset");
         n[i].rows = iz_json_number(json_array_get(shape, 0), INT64_MAX);
         n[i].cols = iz_json_number(json_array_get(shape, 1), INT64_MAX);
     }
@@ -124,7 +113,7 @@ static int ckpt_describe(struct checkpoint *c, const char *dir)
         .n_scalars = scalars};
     c->model_text = iz_json_dump(json_object_get(c->index->root, "model"));
     c->k.model_text = c->model_text;
-    c->k.optimizer = text_of(c->index->root, "optimizer");
+    c->k.optimizer = iz_json_text_of(c->index->root, "optimizer");
     if (!name || !c->k.part || !c->k.scalar || !c->model_text)
         return -ENOMEM;
     describe_parts(c, name);
@@ -305,35 +294,20 @@ static bool was_frozen(const struct iz_ckpt *k, const char *unit,
  * compares them. */
 static int set_names(struct checkpoint *c, struct iz_model *m)
 {
-    struct iz_ckpt_name *name, *n;
-    int names = 0;
     for (int u = 0; u < m->n_units; u++)
-        names += m->unit[u].n_params;
-    n = name = calloc((size_t)names + 1, sizeof(*name));
-    if (!name)
-        return -ENOMEM;
-    for (int u = 0; u < m->n_units; u++)
-        for (int64_t i = 0, at[2] = {0}; i < m->unit[u].n_params; i++, n++) {
+        for (int i = 0; i < m->unit[u].n_params; i++) {
             struct iz_param *p = &m->unit[u].param[i];
             p->frozen = was_frozen(&c->k, m->unit[u].name, p->name);
-            n->offset = at[p->frozen];
-            n->rows = p->rows;
-            n->cols = p->cols;
-            at[p->frozen] += p->rows * p->cols;
-            snprintf(n->name, sizeof(n->name), "%s", p->name);
-            snprintf(n->array, sizeof(n->array), "%s%s", m->unit[u].name,
-                     p->frozen ? ".frozen" : "");
         }
     free((void *)(uintptr_t)c->k.names);
-    c->k.names = name;
-    c->k.n_names = names;
-    return 0;
+    c->k.names = iz_state_names(m, &c->k.n_names);
+    return c->k.names ? 0 : -ENOMEM;
 }
 
 static const struct iz_program *find_program(const struct checkpoint *c)
 {
     const char *name =
-        text_of(json_object_get(c->index->root, "model"), "name");
+        iz_json_text_of(json_object_get(c->index->root, "model"), "name");
     if (json_object_get(json_object_get(c->index->root, "model"),
                         "lora_rank")) {
         fprintf(stderr,
@@ -412,7 +386,7 @@ static int export_model(const struct options *o, struct checkpoint *c,
     if (!err)
         err = iz_hf_config_kept(
             like, sizeof(like), o->dir,
-            text_of(json_object_get(config, "model"), "import"));
+            iz_json_text_of(json_object_get(config, "model"), "import"));
     if (!err)
         err = iz_hf_map_open(&map, p->section.hf, m);
     if (!err) {

@@ -49,6 +49,17 @@ int64_t iz_json_number(const json_t *v, int64_t max)
     return n >= 0 && n <= max ? n : -1;
 }
 
+int64_t iz_json_count_of(const json_t *object, const char *key)
+{
+    return iz_json_number(json_object_get(object, key), INT64_MAX);
+}
+
+const char *iz_json_text_of(const json_t *object, const char *key)
+{
+    const char *s = json_string_value(json_object_get(object, key));
+    return s ? s : "";
+}
+
 char *iz_json_dump(const json_t *v)
 {
     return json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);

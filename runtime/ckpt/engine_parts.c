@@ -51,19 +51,25 @@ static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
              a == IZ_FROZEN ? ".frozen" : "", array_name(e, a));
 }
 
-static void make_names(struct iz_engine *e, struct iz_ckpt_name *n)
+struct iz_ckpt_name *iz_state_names(const struct iz_model *m, int *n)
 {
-    for (int u = 0; u < e->model->n_units; u++)
-        for (int i = 0; i < e->model->unit[u].n_params; i++, n++) {
-            const struct iz_param *p = &e->model->unit[u].param[i];
-            int64_t before = p->frozen ? e->unit[u].plan->padded : 0;
-            *n = (struct iz_ckpt_name){.offset = e->unit[u].offset[i] - before,
-                                       .rows = p->rows,
-                                       .cols = p->cols};
-            snprintf(n->name, sizeof(n->name), "%s", p->name);
-            snprintf(n->array, sizeof(n->array), "%s%s", e->model->unit[u].name,
+    *n = 0;
+    for (int u = 0; u < m->n_units; u++)
+        *n += m->unit[u].n_params;
+    struct iz_ckpt_name *names = calloc((size_t)*n + 1, sizeof(*names));
+    struct iz_ckpt_name *to = names;
+    for (int u = 0; names && u < m->n_units; u++)
+        for (int64_t i = 0, at[2] = {0}; i < m->unit[u].n_params; i++, to++) {
+            const struct iz_param *p = &m->unit[u].param[i];
+            to->offset = at[p->frozen];
+            to->rows = p->rows;
+            to->cols = p->cols;
+            at[p->frozen] += p->rows * p->cols;
+            snprintf(to->name, sizeof(to->name), "%s", p->name);
+            snprintf(to->array, sizeof(to->array), "%s%s", m->unit[u].name,
                      p->frozen ? ".frozen" : "");
         }
+    return names;
 }
 
 enum {
@@ -109,10 +115,8 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
                   const char *model_text, bool load)
 {
     int states = iz_optimizer(e->plan.optimizer.type)->states;
-    int units = e->model->n_units, names = 0;
-    for (int u = 0; u < units; u++)
-        names += e->model->unit[u].n_params;
-    struct iz_ckpt_name *name = calloc((size_t)names, sizeof(*name));
+    int units = e->model->n_units, names;
+    struct iz_ckpt_name *name = iz_state_names(e->model, &names);
     *s = (struct iz_state){
         .k = {.dir = e->config->run.output,
               .keep_last = e->config->run.keep_last,
@@ -136,7 +140,6 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
             make_part(s, e, u, a, load);
         make_part(s, e, u, IZ_FROZEN, load);
     }
-    make_names(e, name);
     iz_state_scalars(e, &e->scalar.control, e->step, s->k.scalar);
     return 0;
 }

@@ -23,6 +23,9 @@ struct iz_state {
 int iz_state_open(struct iz_state *s, struct iz_engine *e,
                   const char *model_text, bool load);
 void iz_state_close(struct iz_state *s);
+/* Of all parameters of m, in order, as the index lists them; malloc'ed, *n of
+ * them.  NULL: no memory. */
+struct iz_ckpt_name *iz_state_names(const struct iz_model *m, int *n);
 /* The scalars after `step` steps, of which c is the control. */
 void iz_state_scalars(const struct iz_engine *e, const struct iz_control *c,
                       int64_t step, struct iz_ckpt_scalar *s);

@@ -124,19 +124,6 @@ static bool sealed(const char *text, int64_t bytes)
     return memcmp(text + body, seal, (size_t)n) == 0;
 }
 
-/* -1 if there is no such number. */
-static int64_t ckpt_index_number(const json_t *object, const char *key,
-                                 int64_t max)
-{
-    return iz_json_number(json_object_get(object, key), max);
-}
-
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *s = json_string_value(json_object_get(object, key));
-    return s ? s : "";
-}
-
 static int files_parse(struct iz_ckpt_index *x)
 {
     const json_t *files = json_object_get(x->root, "files");
@@ -147,8 +134,9 @@ static int files_parse(struct iz_ckpt_index *x)
         return -ENOMEM;
     for (int i = 0; i < x->ranks; i++) {
         const json_t *v = json_array_get(files, (size_t)i);
-        x->file[i].bytes = ckpt_index_number(v, "bytes", INT64_MAX);
-        x->file[i].header_hash = strtoull(text_of(v, "header"), NULL, 16);
+        x->file[i].bytes = iz_json_count_of(v, "bytes");
+        x->file[i].header_hash =
+            strtoull(iz_json_text_of(v, "header"), NULL, 16);
     }
     return 0;
 }
@@ -161,14 +149,14 @@ static int index_parse(struct iz_ckpt_index *x, const char *text, int64_t bytes)
                          "not have its hash",
                          x->path);
     x->root = iz_json_open(text, bytes);
-    int64_t format = ckpt_index_number(x->root, "izar", INT_MAX);
+    int64_t format = iz_json_count_of(x->root, "izar");
     if (format != FORMAT)
         return iz_refuse(x->err,
                          "checkpoint: %s: version %" PRId64
                          ", this program reads %d",
                          x->path, format, FORMAT);
-    x->step = ckpt_index_number(x->root, "step", INT64_MAX);
-    x->ranks = (int)ckpt_index_number(x->root, "ranks", INT_MAX);
+    x->step = iz_json_count_of(x->root, "step");
+    x->ranks = (int)iz_json_number(json_object_get(x->root, "ranks"), INT_MAX);
     if (x->step < 0 || files_parse(x))
         return iz_refuse(x->err, "checkpoint: %s: has no step, ranks or files",
                          x->path);
@@ -256,7 +244,7 @@ static int model_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 static int optimizer_check(const struct iz_ckpt_index *x,
                            const struct iz_ckpt *k)
 {
-    const char *saved = text_of(x->root, "optimizer");
+    const char *saved = iz_json_text_of(x->root, "optimizer");
     if (!*saved || strcmp(saved, k->optimizer) == 0)
         return 0;
     return iz_refuse(x->err,
@@ -289,9 +277,9 @@ static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
     const json_t *arrays = json_object_get(x->root, "arrays");
     for (int64_t i = 0; i < iz_json_count(arrays); i++) {
         const json_t *v = json_array_get(arrays, (size_t)i);
-        const char *name = text_of(v, "name");
+        const char *name = iz_json_text_of(v, "name");
         const struct iz_ckpt_part *p = part_find(k, name);
-        int64_t total = ckpt_index_number(v, "total", INT64_MAX);
+        int64_t total = iz_json_count_of(v, "total");
         if (!p)
             return iz_refuse(x->err,
                              "checkpoint: %s: array %s is not part of this run",
@@ -309,9 +297,9 @@ static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 static bool name_equal(const json_t *v, const struct iz_ckpt_name *p)
 {
     const json_t *shape = json_object_get(v, "shape");
-    return strcmp(text_of(v, "name"), p->name) == 0 &&
-           strcmp(text_of(v, "array"), p->array) == 0 &&
-           ckpt_index_number(v, "offset", INT64_MAX) == p->offset &&
+    return strcmp(iz_json_text_of(v, "name"), p->name) == 0 &&
+           strcmp(iz_json_text_of(v, "array"), p->array) == 0 &&
+           iz_json_count_of(v, "offset") == p->offset &&
            iz_json_number(json_array_get(shape, 0), INT64_MAX) == p->rows &&
            iz_json_number(json_array_get(shape, 1), INT64_MAX) == p->cols;
 }
@@ -323,8 +311,9 @@ static int places_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
     const json_t *names = json_object_get(x->root, "parameters");
     for (int i = 0; i < k->n_names; i++) {
         const json_t *v = json_array_get(names, (size_t)i);
-        const char *array = text_of(v, "array"), *name = k->names[i].name;
-        if (strcmp(text_of(v, "name"), name) == 0 &&
+        const char *array = iz_json_text_of(v, "array"),
+                   *name = k->names[i].name;
+        if (strcmp(iz_json_text_of(v, "name"), name) == 0 &&
             strcmp(array, k->names[i].array) != 0)
             return iz_refuse(x->err,
                              "checkpoint: %s: %s is part of %s, in this run of "
@@ -353,7 +342,7 @@ static bool scalar_get(const struct iz_ckpt_index *x, const char *name,
 {
     const json_t *v =
         json_object_get(json_object_get(x->root, "scalars"), name);
-    const char *text = text_of(v, "hex");
+    const char *text = iz_json_text_of(v, "hex");
     char *end;
     *out = strtod(text, &end);
     return *text && !*end;

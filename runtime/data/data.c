@@ -83,21 +83,6 @@ static int add_pattern(struct paths *p, const char *pattern)
     return err;
 }
 
-static int add_entry(struct paths *p, const char *entry)
-{
-    if (strpbrk(entry, "*?[") && access(entry, F_OK) != 0)
-        return add_pattern(p, entry);
-    return data_paths_add(p, entry);
-}
-
-static int add_list(struct paths *p, char *list)
-{
-    int err = 0;
-    for (char *entry; !err && (entry = strsep(&list, ","));)
-        err = add_entry(p, entry);
-    return err;
-}
-
 /* The files that a list with commas names: each entry a file or, where no file
  * has that name, a pattern of glob(7), whose files come in the order of their
  * names.  A name that is no pattern is kept even if no file has it.  A pattern
@@ -107,10 +92,12 @@ static int paths_open(struct paths *p, const char *list)
     *p = (struct paths){0};
     if (access(list, F_OK) == 0) /* a file's name may have a comma */
         return data_paths_add(p, list);
-    char *copy = strdup(list);
-    if (!copy)
-        return -ENOMEM;
-    int err = add_list(p, copy);
+    char *copy = strdup(list), *rest = copy, *entry;
+    int err = copy ? 0 : -ENOMEM;
+    while (!err && (entry = strsep(&rest, ",")))
+        err = strpbrk(entry, "*?[") && access(entry, F_OK) != 0
+                  ? add_pattern(p, entry)
+                  : data_paths_add(p, entry);
     free(copy);
     return err;
 }
@@ -337,11 +324,6 @@ void iz_data_close(struct iz_data **d)
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s)
 {
     return d->split[s].windows;
-}
-
-int64_t iz_data_tokens(const struct iz_data *d, enum iz_split s)
-{
-    return d->split[s].count;
 }
 
 /* ---- order ---- */

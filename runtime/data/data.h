@@ -31,7 +31,6 @@ void iz_data_close(struct iz_data **d);
 
 /* Windows of seq tokens (+ 1 for the target) in a split. */
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s);
-int64_t iz_data_tokens(const struct iz_data *d, enum iz_split s);
 
 /* Whether a loss mask excludes targets of a split, and how many of those of
  * samples [first, first + n) none excludes.  Thread-safe. */

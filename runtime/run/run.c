@@ -102,24 +102,11 @@ static void close_all(struct run *r)
     iz_data_close(&r->data);
     iz_plan_clear(&r->plan);
     iz_cores_close(&r->topo);
-    if (r->model)
-        r->model->close(r->model);
+    iz_model_close(&r->model);
     free(r->model_text);
     if (r->claim > 0)
         close(r->claim);
     iz_coll_close(&r->coll);
-}
-
-static int print_texts(const struct iz_program *p, const struct iz_options *o,
-                       const char *argv0)
-{
-    if (o->help)
-        iz_options_help(p, argv0);
-    else if (o->help_markdown)
-        iz_config_doc(&p->section, true, stdout);
-    else
-        printf("izar %s\n", IZ_VERSION);
-    return 0;
 }
 
 int iz_run(int argc, char **argv, const struct iz_program *p)
@@ -132,9 +119,14 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
                         "start ranks with mpirun -np\n");
         s = -EINVAL;
     }
-    if (s || r.o.help || r.o.help_markdown || r.o.version) {
-        if (!s)
-            print_texts(p, &r.o, argv[0]);
+    bool text = r.o.help || r.o.help_markdown || r.o.version;
+    if (!s && r.o.help)
+        iz_options_help(p, argv[0]);
+    else if (!s && r.o.help_markdown)
+        iz_config_doc(&p->section, true, stdout);
+    else if (!s && r.o.version)
+        printf("izar %s\n", IZ_VERSION);
+    if (s || text) {
         iz_options_clear(&r.o);
         return s ? 2 : 0;
     }

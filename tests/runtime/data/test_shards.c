@@ -40,7 +40,7 @@ static void a_list_names_files_and_patterns_in_order(void **state)
     positions_from("s2.bin", 20, 10);
     use(positions_from("a,b[1]", 30, 5), "", 0);
     struct iz_data *d = opened(4, 1, false);
-    assert_int_equal(iz_data_tokens(d, IZ_TRAIN), 5);
+    assert_int_equal(iz_data_windows(d, IZ_TRAIN), 1);
     iz_data_close(&d);
     use_two(in_folder("s0.bin"), in_folder("s[12].bin"));
     d = opened(29, 1, false);
