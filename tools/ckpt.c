@@ -343,7 +343,7 @@ static int read_shape(const struct checkpoint *c, const struct iz_program *p)
             snprintf(set[n++], bytes, "model.%s=%s", key, value);
         free(value);
     }
-    err = iz_config_read(&config, &p->section, NULL, set, n, 1, stderr);
+    err = iz_config_read(&config, &p->section, NULL, set, n, 1, NULL, stderr);
     while (--n > 0)
         free(set[n]);
     free(set);

@@ -40,6 +40,10 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
     if (is_bad(file, "train_batch_size|train_micro_batch_size_per_gpu|"
                      "gradient_accumulation_steps"))
         return;
+    if (t == 0 && m == 0 &&
+        (*given(file, "train_micro_batch_size_per_gpu") == IZ_GIVEN_AUTO ||
+         *given(file, "train_batch_size") == IZ_GIVEN_AUTO))
+        m = 8; /* as of TrainingArguments */
     if (t == 0 && m == 0) {
         iz_fault(f, "train_batch_size",
                  "missing: give it or train_micro_batch_size_per_gpu");
@@ -62,8 +66,8 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
                  "%d does not divide train_micro_batch_size_per_gpu %lld",
                  file->c.run.slices, (long long)m);
     file->c.train_batch_size = t;
-    file->c.micro_batch = (int)m;
-    file->c.grad_accum = (int)g;
+    file->micro_batch = file->c.micro_batch = (int)m;
+    file->grad_accum = file->c.grad_accum = (int)g;
 }
 
 static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
@@ -199,7 +203,11 @@ static void resolve_scheduler(struct iz_config_file *file, struct iz_faults *f)
     lr->log_warmup = file->warmup_type == 0;
     if (!is_given(file, "scheduler.params.warmup_max_lr"))
         lr->warmup_max_lr =
-            lr->kind == IZ_LR_DECAY ? 0.001 : file->c.optimizer.lr;
+            lr->kind == IZ_LR_DECAY &&
+                    *given(file, "scheduler.params.warmup_max_lr") !=
+                        IZ_GIVEN_AUTO
+                ? 0.001
+                : file->c.optimizer.lr;
     if (lr->kind != IZ_LR_DECAY && lr->kind != IZ_LR_COSINE)
         return;
     if (total == IZ_GIVEN_NOT)
@@ -268,10 +276,6 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
     check_offload(file, f, "offload_param", &z->param);
     if (z->optimizer.ratio < 1)
         check_ratio(file, f);
-    if (!z->contiguous_gradients)
-        iz_fault(f, "zero_optimization.contiguous_gradients",
-                 "false is not supported. Gradients of a unit are always one "
-                 "flat buffer; set true");
 }
 
 static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
@@ -333,6 +337,10 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
                        int ranks)
 {
     assert(ranks > 0);
+    if (file->c.zero.sub_group_size == 0)
+        iz_key_store_default(
+            file,
+            iz_key_find(iz_config_keys, "zero_optimization.sub_group_size"));
     resolve_batch(file, f, ranks);
     resolve_dtype(file, f); /* after the batch: the accumulator follows it */
     resolve_optimizer(file, f);

@@ -67,7 +67,6 @@ struct iz_zero_config {
     struct iz_offload_config optimizer, param;
     int64_t sub_group_size; /* elements per optimizer chunk */
     bool overlap_comm;      /* false: collectives do not run beside compute */
-    bool contiguous_gradients;    /* only true can be honoured */
     int64_t prefetch_bucket_size; /* elements fetched ahead; sets the ring */
     int64_t max_live_parameters;  /* elements; upper bound of the ring */
     int64_t max_reuse_distance; /* elements; 0: a slot is never reused within a
@@ -219,13 +218,15 @@ struct iz_section {
 };
 
 /* Reads `path` (NULL: no file), applies the `set` overrides ("key=value", n of
- * them), fills *c and the model's section.  On error prints one line per fault
- * on `err`
+ * them), fills *c and the model's section.  Prints on `notes` (may be NULL)
+ * what was assumed where the file leaves it open ("auto", no optimizer), and
+ * which of its keys have no effect.  On error prints one line per fault on
+ * `err`
  * ("config.json: zero_optimization.stage: 5 is not in 0..3") and returns a
  * negative errno. `ranks` resolves DeepSpeed's batch rule. */
 int iz_config_read(struct iz_config *c, const struct iz_section *model,
                    const char *path, char *const *set, int n_set, int ranks,
-                   FILE *err);
+                   FILE *notes, FILE *err);
 
 /* Writes the effective config (every key with its value) as JSON that
  * iz_config_read takes again, whole or not at all.  Negative errno with the

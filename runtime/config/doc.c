@@ -56,7 +56,7 @@ static void print_type(FILE *out, const struct iz_key *k)
 static void print_key(FILE *out, const struct iz_key *k, const char *prefix,
                       bool markdown)
 {
-    bool is_auto = prefix[0] == '\0' && iz_config_auto(k->name);
+    bool is_auto = prefix[0] == '\0' && iz_config_auto(k);
     if (markdown)
         fprintf(out, "| `%s%s` | ", prefix, k->name);
     else
@@ -210,10 +210,12 @@ static const char intro[] =
     "All errors are reported at once, and nothing is silently ignored: an "
     "unknown key is refused, and the message has the nearest known one. A key "
     "of DeepSpeed that asks for something izar cannot do is refused too. "
-    "`\"auto\"` is accepted if the value follows from others or cannot change "
-    "a result, and is refused otherwise. `null` means absent if the default "
-    "is `null`, and for a whole section. Integers may be written as `5e8`, "
-    "words in upper or lower case.\n\n"
+    "`\"auto\"` is what follows from other keys, or the default of the Trainer "
+    "of transformers; a run prints what it stands for, and which keys have no "
+    "effect here. It is refused where there is no such value. `null` means "
+    "absent if the default is `null` or \"auto\" is accepted, and for a whole "
+    "section. Keys of stage 3 may be written without `stage3_`. Integers may "
+    "be written as `5e8`, words in upper or lower case.\n\n"
     "The values in effect are written to the output of the run, as a file "
     "that repeats the run.\n";
 

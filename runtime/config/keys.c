@@ -173,15 +173,13 @@ const struct iz_key iz_config_keys[] = {
            c.zero.param.buffer_count, 1, 4096, "5",
            "Staging buffers between host and nvme, each of one shard of a "
            "unit."),
-    NUMBER("zero_optimization.sub_group_size", INT64, c.zero.sub_group_size, 1,
+    NUMBER("zero_optimization.sub_group_size", INT64, c.zero.sub_group_size, 0,
            COUNT_MAX, "1000000000",
            "Elements of one chunk of optimizer states: one adam task. A chunk "
-           "never spans two units."),
+           "never spans two units. 0: the default."),
     BOOL("zero_optimization.overlap_comm", c.zero.overlap_comm, "true",
          "Collectives run beside compute. DeepSpeed's default is true only "
          "for stage 3; the losses are the same bit for bit."),
-    BOOL("zero_optimization.contiguous_gradients", c.zero.contiguous_gradients,
-         "true", "Gradients of a unit are one flat buffer. false is refused."),
     NUMBER("zero_optimization.stage3_prefetch_bucket_size", INT64,
            c.zero.prefetch_bucket_size, 0, COUNT_MAX, "50000000",
            "Elements gathered ahead of their use. With "
@@ -394,16 +392,38 @@ const struct iz_key iz_rule_keys[] = {
     [IZ_RULE_KEYS] = {.name = NULL},
 };
 
-/* Only keys whose value is given by others, or that cannot change a loss. */
-bool iz_config_auto(const char *name)
+/* The defaults of TrainingArguments, with which transformers' Trainer replaces
+ * "auto" (transformers, integrations/deepspeed.py).  NULL: our default, which
+ * is the same, or none, and a rule between keys gives the value. */
+const char *iz_config_auto(const struct iz_key *key)
 {
-    return iz_word_among(name, "train_batch_size|"
-                               "train_micro_batch_size_per_gpu|"
-                               "gradient_accumulation_steps|"
-                               "scheduler.params.total_num_steps|"
-                               "zero_optimization.sub_group_size|"
-                               "zero_optimization.overlap_comm|"
-                               "zero_optimization.stage3_prefetch_bucket_size|"
-                               "zero_optimization.stage3_max_live_parameters|"
-                               "zero_optimization.stage3_max_reuse_distance");
+    static const struct {
+        const char *name, *value;
+    } autos[] = {
+        {"train_batch_size", NULL},
+        {"train_micro_batch_size_per_gpu", NULL},
+        {"gradient_accumulation_steps", NULL},
+        {"gradient_clipping", NULL},
+        {"optimizer.params.lr", "5e-05"},
+        {"optimizer.params.betas", NULL},
+        {"optimizer.params.eps", NULL},
+        {"optimizer.params.weight_decay", NULL},
+        {"scheduler.params.warmup_min_lr", NULL},
+        {"scheduler.params.warmup_max_lr", NULL},
+        {"scheduler.params.warmup_num_steps", "1"},
+        {"scheduler.params.total_num_steps", NULL},
+        {"bf16.enabled", NULL},
+        {"fp16.enabled", NULL},
+        {"zero_optimization.offload_optimizer.device", NULL},
+        {"zero_optimization.offload_param.device", NULL},
+        {"zero_optimization.sub_group_size", NULL},
+        {"zero_optimization.overlap_comm", NULL},
+        {"zero_optimization.stage3_prefetch_bucket_size", NULL},
+        {"zero_optimization.stage3_max_live_parameters", NULL},
+        {"zero_optimization.stage3_max_reuse_distance", NULL},
+    };
+    for (size_t i = 0; i < sizeof(autos) / sizeof(autos[0]); i++)
+        if (strcmp(autos[i].name, key->name) == 0)
+            return autos[i].value ? autos[i].value : key->fallback;
+    return NULL;
 }

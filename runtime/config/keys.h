@@ -46,9 +46,8 @@ struct iz_foreign_key {
 
 extern const struct iz_foreign_key iz_foreign_keys[];
 
-/* Whether "auto" stands for the default of this key, or is resolved by a rule.
- */
-bool iz_config_auto(const char *name);
+/* What "auto" stands for, as JSON; NULL: nothing, it is refused. */
+const char *iz_config_auto(const struct iz_key *key);
 
 /* Counts and prints faults, each with the place it comes from. */
 struct iz_faults {

@@ -15,6 +15,7 @@ struct reader {
     struct iz_config_file *file;
     const struct iz_section *model; /* may be NULL */
     json_t *imported; /* keys of the model that model.import sets, or NULL */
+    struct iz_text ignored; /* names of keys without effect, with commas */
     struct iz_faults faults;
 };
 
@@ -137,9 +138,16 @@ static void read_key(struct reader *r, const struct iz_key *k, const json_t *v)
 {
     enum iz_given *given = &r->file->given[k - iz_config_keys];
     char why[IZ_WHY_MAX];
-    if (is_auto(k, v) && iz_config_auto(k->name)) {
-        iz_key_store_default(r->file, k);
-        *given = IZ_GIVEN_AUTO;
+    const char *value = iz_config_auto(k);
+    if (*given != IZ_GIVEN_NOT) {
+        iz_fault(&r->faults, k->name, "given twice, by two of its names");
+        *given = IZ_GIVEN_BAD;
+    } else if (value && (is_auto(k, v) || json_is_null(v))) {
+        struct iz_key meant = *k;
+        if (is_auto(k, v))
+            meant.fallback = value;
+        iz_key_store_default(r->file, &meant);
+        *given = json_is_null(v) ? IZ_GIVEN_NOT : IZ_GIVEN_AUTO;
     } else if (is_auto(k, v)) {
         iz_fault(&r->faults, k->name,
                  "\"auto\" cannot be resolved here; write a value (default %s)",
@@ -165,6 +173,8 @@ static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
     const char *accept = k->accept;
     char found[IZ_WHY_MAX / 2];
     iz_json_describe(found, sizeof(found), v);
+    if (iz_word_among(accept, "any|bool|number|string") && !json_is_null(v))
+        fprintf(r->ignored.out, ", %s", k->name);
     if (iz_word_among(accept, "bool|number|string")) {
         bool fits = accept[0] == 'b'   ? json_is_boolean(v)
                     : accept[0] == 'n' ? json_is_number(v)
@@ -268,11 +278,52 @@ static void read_model(struct reader *r, json_t *object)
     json_decref(r->imported);
 }
 
+/* Names that DeepSpeed takes for others: of stage 3 without their prefix, and
+ * the old one of bf16.  Returns the other name in `full`, or NULL. */
+static const char *other_name(char *full, size_t size, const char *name)
+{
+    static const char zero[] = "zero_optimization.";
+    size_t n = strlen(zero);
+    if (strcmp(name, "bfloat16") == 0)
+        return "bf16";
+    if (strncmp(name, zero, n) != 0)
+        return NULL;
+    snprintf(full, size, "%sstage3_%s", zero, name + n);
+    return iz_key_find(iz_config_keys, full) || find_foreign(full) ? full
+                                                                   : NULL;
+}
+
+/* DeepSpeed's old names of a home on the host; returns whether it is one. */
+static bool read_old_home(struct reader *r, const char *name, const json_t *v)
+{
+    bool optimizer = strcmp(name, "zero_optimization.cpu_offload") == 0;
+    if (!optimizer && strcmp(name, "zero_optimization.cpu_offload_param") != 0)
+        return false;
+    const struct iz_key *home = iz_key_find(
+        iz_config_keys, optimizer ? "zero_optimization.offload_optimizer.device"
+                                  : "zero_optimization.offload_param.device");
+    json_t *cpu = json_string("cpu");
+    if (json_is_true(v))
+        read_key(r, home, cpu);
+    else if (!json_is_null(v) && !is_word(v, "auto"))
+        expect(&r->faults, name, json_is_false(v), "a boolean", v);
+    json_decref(cpu);
+    return true;
+}
+
 static void read_object(struct reader *r, const char *prefix, json_t *object);
 
 /* `name` is dotted, `v` its value. */
 static void read_value(struct reader *r, const char *name, json_t *v)
 {
+    char full[IZ_CONFIG_NAME_MAX];
+    const char *other = other_name(full, sizeof(full), name);
+    if (other) {
+        read_value(r, other, v);
+        return;
+    }
+    if (read_old_home(r, name, v))
+        return;
     const struct iz_key *k = iz_key_find(iz_config_keys, name);
     const struct iz_foreign_key *foreign = find_foreign(name);
     bool model = r->model != NULL && strcmp(name, "model") == 0;
@@ -390,9 +441,39 @@ static json_t *config_read_load(struct reader *r, const char *path, int *rc)
     return root;
 }
 
+/* ---- notes ---- */
+
+static void note_value(FILE *notes, const struct iz_config_file *file,
+                       const struct iz_key *k, const char *before)
+{
+    fprintf(notes, "%s%s ", before, k->name);
+    iz_config_value(notes, k, file);
+}
+
+static void print_notes(FILE *notes, const struct iz_config_file *file,
+                        bool optimizer, const char *ignored)
+{
+    static const char *const assumed[] = {
+        "optimizer.type", "optimizer.params.lr", "optimizer.params.betas",
+        "optimizer.params.eps", "optimizer.params.weight_decay"};
+    const char *before = "config: \"auto\" stands for ";
+    for (const struct iz_key *k = iz_config_keys; k->name; k++)
+        if (file->given[k - iz_config_keys] == IZ_GIVEN_AUTO) {
+            note_value(notes, file, k, before);
+            before = ", ";
+        }
+    fputs(before[0] == ',' ? "\n" : "", notes);
+    for (int i = 0; !optimizer && i < 5; i++)
+        note_value(notes, file, iz_key_find(iz_config_keys, assumed[i]),
+                   i ? ", " : "config: no optimizer is given: ");
+    fputs(optimizer ? "" : "\n", notes);
+    if (ignored[0])
+        fprintf(notes, "config: without effect here: %s\n", ignored + 2);
+}
+
 int iz_config_read(struct iz_config *c, const struct iz_section *model,
                    const char *path, char *const *set, int n_set, int ranks,
-                   FILE *err)
+                   FILE *notes, FILE *err)
 {
     struct iz_config_file file;
     struct reader r = {.file = &file, .model = model};
@@ -401,6 +482,10 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     json_t *root = path ? config_read_load(&r, path, &rc) : json_object();
     if (!root)
         return rc != 0 ? rc : -ENOMEM;
+    if (!iz_text_open(&r.ignored)) {
+        json_decref(root);
+        return -ENOMEM;
+    }
     memset(&file, 0, sizeof(file));
     iz_key_store_defaults(&file, iz_config_keys);
     if (model)
@@ -408,8 +493,13 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     for (int i = 0; i < n_set; i++)
         apply_override(&r, root, set[i]);
     read_object(&r, "", root);
-    json_decref(root);
     iz_config_resolve(&file, &r.faults, ranks);
+    char *ignored = iz_text_close(&r.ignored);
+    if (notes && r.faults.count == 0)
+        print_notes(notes, &file, json_object_get(root, "optimizer") != NULL,
+                    ignored ? ignored : "");
+    free(ignored);
+    json_decref(root);
     if (r.faults.count > 0)
         return -EINVAL;
     memcpy(c, &file.c, sizeof(*c));

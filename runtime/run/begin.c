@@ -18,7 +18,8 @@
 static int read_config(struct run *r)
 {
     return iz_config_read(&r->c, &r->p->section, r->o.path, r->o.set,
-                          r->o.n_set, iz_run_ranks(r), iz_run_err(r));
+                          r->o.n_set, iz_run_ranks(r),
+                          iz_run_first(r) ? stdout : NULL, iz_run_err(r));
 }
 
 /* The effective config beside the output; a run that would write over another

@@ -47,7 +47,7 @@ static int prepare(struct simulation *s)
     int r = iz_machine_read(&s->machine, s->o.machine, stderr);
     if (!r)
         r = iz_config_read(&s->c, &s->p->section, s->o.path, s->o.set,
-                           s->o.n_set, s->ranks, stderr);
+                           s->o.n_set, s->ranks, stdout, stderr);
     if (!r)
         r = s->p->open(&s->model, s->p->section.target);
     if (!r)

@@ -73,7 +73,7 @@ static void same_again(const struct iz_config *c, const char *path, FILE *null)
         abort();
     size_t n = get(path, one, sizeof(one));
     if (n == sizeof(one) ||
-        iz_config_read(&again, &section, path, NULL, 0, 1, null) != 0 ||
+        iz_config_read(&again, &section, path, NULL, 0, 1, null, null) != 0 ||
         iz_config_write(&again, &section, path) != 0)
         abort();
     size_t m = get(path, two, sizeof(two));
@@ -98,7 +98,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         set[n++] = ++at;
     snprintf(path, sizeof(path), "/dev/shm/izar-fuzz-%d.json", (int)getpid());
     put(path, text, file);
-    if (iz_config_read(&c, &section, path, set, n, 1, null) == 0)
+    if (iz_config_read(&c, &section, path, set, n, 1, null, null) == 0)
         same_again(&c, path, null);
     unlink(path);
     free(text);

@@ -31,6 +31,7 @@ const struct iz_section toy_section = {
     .keys = toy_keys, .target = &toy, .presets = toy_presets};
 
 struct iz_config config;
+char notes[4096];
 
 int remove_configs(void **state)
 {
@@ -41,8 +42,13 @@ int remove_configs(void **state)
 
 int read_file(const char *path, char *const *set, int n_set, int ranks)
 {
-    return (int)HEARD(
-        iz_config_read(&config, &toy_section, path, set, n_set, ranks, stderr));
+    FILE *out = fmemopen(notes, sizeof(notes), "w");
+    assert_non_null(out);
+    memset(notes, 0, sizeof(notes));
+    int rc = (int)HEARD(iz_config_read(&config, &toy_section, path, set, n_set,
+                                       ranks, out, stderr));
+    fclose(out);
+    return rc;
 }
 
 int read_text(const char *text)

@@ -22,6 +22,7 @@ extern const struct iz_section toy_section;
 
 /* Of the last read; what was printed is in `said`. */
 extern struct iz_config config;
+extern char notes[4096]; /* what iz_config_read printed of a good file */
 
 /* Around a suite. */
 int remove_configs(void **state); /* fails when a temporary file was left */

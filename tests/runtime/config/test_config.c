@@ -27,6 +27,78 @@ static void defaults_are_deepspeeds(void **state)
     assert_int_equal(toy.layers, 2);
 }
 
+/* The configs of axolotl, LLaMA-Factory and accelerate are of this kind. */
+static void auto_is_what_the_trainer_takes_and_is_told(void **state)
+{
+    const char *path = write_text(
+        in_folder("config.json"),
+        json(
+            "{'train_batch_size': 'auto', 'train_micro_batch_size_per_gpu': "
+            "'auto', 'gradient_accumulation_steps': 'auto', "
+            "'gradient_clipping': 'auto', 'bf16': {'enabled': 'auto'}, 'fp16': "
+            "{'enabled': 'auto', 'loss_scale': 0}, 'optimizer': {'type': "
+            "'AdamW', 'params': {'lr': 'auto', 'betas': 'auto', 'eps': 'auto', "
+            "'weight_decay': 'auto'}}, 'scheduler': {'type': 'WarmupDecayLR', "
+            "'params': {'warmup_min_lr': 'auto', 'warmup_max_lr': 'auto', "
+            "'warmup_num_steps': 'auto', 'total_num_steps': 'auto'}}, "
+            "'zero_optimization': {'stage': 2, 'overlap_comm': null, "
+            "'contiguous_gradients': false, 'reduce_bucket_size': 'auto', "
+            "'sub_group_size': 0}, 'run': {'steps': 70}}"));
+    if (read_file(path, NULL, 0, 3))
+        fail_msg("%s", said);
+    assert_int_equal(config.train_batch_size, 24);
+    assert_int_equal(config.micro_batch, 8);
+    assert_int_equal(config.dtype, IZ_F32);
+    assert_true(config.optimizer.lr == 5e-5 && config.lr.warmup_max_lr == 5e-5);
+    assert_int_equal(config.lr.warmup_num_steps, 1);
+    assert_int_equal(config.lr.total_num_steps, 70);
+    assert_true(config.zero.overlap_comm);
+    assert_int_equal(config.zero.sub_group_size, 1000000000);
+    assert_string_equal(
+        notes,
+        json("config: 'auto' stands for train_batch_size 24, "
+             "train_micro_batch_size_per_gpu 8, gradient_accumulation_steps 1, "
+             "gradient_clipping 1.0, optimizer.params.lr 5e-05, "
+             "optimizer.params.betas [0.9, 0.999], optimizer.params.eps 1e-08, "
+             "optimizer.params.weight_decay 0.0, "
+             "scheduler.params.warmup_min_lr 0.0, "
+             "scheduler.params.warmup_max_lr 5e-05, "
+             "scheduler.params.warmup_num_steps 1, "
+             "scheduler.params.total_num_steps 70, bf16.enabled false, "
+             "fp16.enabled false\n"
+             "config: without effect here: "
+             "zero_optimization.contiguous_gradients, "
+             "zero_optimization.reduce_bucket_size\n"));
+    effective();
+    if (read_file(in_folder("effective.json"), NULL, 0, 3))
+        fail_msg("%s", said);
+    assert_string_equal(notes, "");
+}
+
+static void other_names_of_deepspeed_mean_the_same(void **state)
+{
+    assert_accepted(
+        "'bfloat16': {'enabled': true}, 'zero_optimization': "
+        "{'stage': 3, 'cpu_offload': true, 'cpu_offload_param': "
+        "true, 'prefetch_bucket_size': 7, 'max_live_parameters': 8, "
+        "'max_reuse_distance': 9, 'param_persistence_threshold': 5}");
+    assert_int_equal(config.dtype, IZ_BF16);
+    assert_int_equal(config.zero.optimizer.home, IZ_HOME_CPU);
+    assert_int_equal(config.zero.param.home, IZ_HOME_CPU);
+    assert_int_equal(config.zero.prefetch_bucket_size, 7);
+    assert_int_equal(config.zero.max_live_parameters, 8);
+    assert_int_equal(config.zero.max_reuse_distance, 9);
+    assert_string_equal(
+        notes,
+        "config: no optimizer is given: optimizer.type \"AdamW\", "
+        "optimizer.params.lr 0.001, optimizer.params.betas [0.9, 0.999], "
+        "optimizer.params.eps 1e-08, optimizer.params.weight_decay 0.0\n"
+        "config: without effect here: "
+        "zero_optimization.stage3_param_persistence_threshold\n");
+    assert_accepted("'zero_optimization': {'cpu_offload': false}");
+    assert_int_equal(config.zero.optimizer.home, IZ_HOME_NONE);
+}
+
 static void a_deepspeed_users_file_works(void **state)
 {
     if (read_file(USERS_FILE, NULL, 0, 3) != 0)
@@ -223,6 +295,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_are_deepspeeds),
         cmocka_unit_test(a_deepspeed_users_file_works),
+        cmocka_unit_test(auto_is_what_the_trainer_takes_and_is_told),
+        cmocka_unit_test(other_names_of_deepspeed_mean_the_same),
         cmocka_unit_test(two_batch_sizes_give_the_third),
         cmocka_unit_test(batch_sizes_that_do_not_multiply_are_refused),
         cmocka_unit_test(adam_is_adamw_unless_told),

@@ -11,7 +11,7 @@ static const char *const refusals[][2] = {
     {"'zero_optimisation': {'stage': 3}", "did you mean zero_optimization?"},
     {"'zero_optimization': {'offload_optimiser': {}}",
      "did you mean zero_optimization.offload_optimizer?"},
-    {"'zero_optimization': {'prefetch_bucket_size': 1}",
+    {"'zero_optimization': {'stage3_prefetch_bucket_sizes': 1}",
      "did you mean zero_optimization.stage3_prefetch_bucket_size?"},
     {"'model': {'layer': 1}", "did you mean model.layers?"},
     {"'model': {'prset': 'x'}", "model.preset?"},
@@ -133,8 +133,18 @@ static const char *const refusals[][2] = {
      "cpu_products: bf16, but parameters are fp16; set bf16.enabled"},
     {"'run': {'gpu_attention': 'cudnn'}",
      "gpu_attention: cudnn, but parameters are fp32, which cuDNN would"},
-    {"'zero_optimization': {'contiguous_gradients': false}",
-     "contiguous_gradients: false is not supported"},
+    {"'zero_optimization': {'contiguous_gradients': 3}",
+     "contiguous_gradients: expected a boolean, found 3"},
+    {"'zero_optimization': {'max_live_parameters': -1}",
+     "zero_optimization.stage3_max_live_parameters: -1 is less than 0"},
+    {"'zero_optimization': {'max_live_parameters': 1, "
+     "'stage3_max_live_parameters': 1}",
+     "stage3_max_live_parameters: given twice"},
+    {"'zero_optimization': {'stage': 1, 'cpu_offload': true, "
+     "'offload_optimizer': {'device': 'cpu'}}",
+     "offload_optimizer.device: given twice"},
+    {"'zero_optimization': {'cpu_offload': 1}",
+     "cpu_offload: expected a boolean, found 1"},
     {"'activation_checkpointing': {'cpu_checkpointing': true}, 'run': "
      "{'recompute': 'none'}",
      "cpu_checkpointing: true, but run.recompute none keeps"},
@@ -190,16 +200,16 @@ static void all_faults_are_told_at_once(void **state)
 {
     assert_int_equal(
         read_text("{'train_batch_size': 0, 'lr': 3, 'amp': {'enabled': true}, "
-                  "'zero_optimization': {'stage': 9, 'contiguous_gradients': "
-                  "false}, 'bf16': {'enabled': 'auto'}, 'model': {'layers': "
+                  "'zero_optimization': {'stage': 9, 'reduce_scatter': "
+                  "2}, 'run': {'steps': 'auto'}, 'model': {'layers': "
                   "0}}"),
         -EINVAL);
     assert_said("train_batch_size: 0 is less than 1");
     assert_said("lr: unknown key; did you mean optimizer.params.lr?");
     assert_said("amp: not supported. Use bf16 or fp16.");
     assert_said("zero_optimization.stage: 9 is not in 0..3");
-    assert_said("zero_optimization.contiguous_gradients: false");
-    assert_said("bf16.enabled: \"auto\" cannot be resolved here");
+    assert_said("zero_optimization.reduce_scatter: expected a boolean");
+    assert_said("run.steps: \"auto\" cannot be resolved here");
     assert_said("model.layers: 0 is not in 1..1000");
     assert_int_equal(lines_of(said), 7);
 }
@@ -226,7 +236,7 @@ static void a_file_that_cannot_be_read_says_why(void **state)
     assert_true(read_file("/", NULL, 0, 1) < 0);
     assert_said("/: cannot be read: Is a directory");
     read_refused(NULL, NULL, 1, "config: train_batch_size: missing");
-    assert_int_equal(iz_config_read(&config, NULL, "/", NULL, 0, 1, NULL),
+    assert_int_equal(iz_config_read(&config, NULL, "/", NULL, 0, 1, NULL, NULL),
                      -EINVAL);
 }
 
@@ -234,7 +244,7 @@ static void a_program_without_a_model_has_no_model_section(void **state)
 {
     const char *path = write_text(in_folder("config.json"),
                                   json("{'train_batch_size': 8, 'model': {}}"));
-    assert_fails(iz_config_read(&config, NULL, path, NULL, 0, 1, stderr),
+    assert_fails(iz_config_read(&config, NULL, path, NULL, 0, 1, NULL, stderr),
                  -EINVAL, "model: unknown key");
 }
 
