@@ -97,7 +97,7 @@ static void open_mover(void *arg)
         iz_die("a mover has no GPU");
 }
 
-static void close_lane(void *arg)
+static void close_mover(void *arg)
 {
     struct iz_graph *g = arg;
     struct iz_exec *x = &g->worker[starpu_worker_get_id()].exec;
@@ -105,7 +105,7 @@ static void close_lane(void *arg)
     x->stream = NULL;
 }
 
-static void on_lanes(struct iz_graph *g, void (*fn)(void *arg))
+static void on_movers(struct iz_graph *g, void (*fn)(void *arg))
 {
     unsigned ids[STARPU_NMAXWORKERS], n = 0;
     for (unsigned w = 0; w < (unsigned)g->n_workers; w++) {
@@ -256,7 +256,7 @@ static int take_workers(struct iz_graph *g)
     /* StarPU leaves the calling thread on the last GPU that it has measured. */
     if (iz_device_use(g->config.device, NULL))
         return -ENODEV;
-    on_lanes(g, open_mover);
+    on_movers(g, open_mover);
     iz_graph_on_device(g, open_cuda, g);
     return 0;
 }
@@ -304,7 +304,7 @@ void iz_graph_close(struct iz_graph **out)
             starpu_idle_hook_deregister(g->idle_hook);
         if (g->gpu && g->idle_hook >= 0) {
             iz_graph_on_device(g, close_cuda, g);
-            on_lanes(g, close_lane);
+            on_movers(g, close_mover);
         }
         starpu_shutdown();
     }

@@ -80,31 +80,31 @@ static int open_rings(struct iz_engine *e)
 static int open_track(struct iz_engine *e, int b)
 {
     const struct iz_plan *p = &e->plan;
-    struct iz_track *l = &e->track[b];
+    struct iz_track *t = &e->track[b];
     int units = e->model->n_units;
     int64_t batch =
         (e->model->input_bytes + e->model->target_bytes) * p->samples;
     int64_t d = iz_dtype_bytes(p->target.act) * p->act.boundary_elems;
     double *loss = e->scalar.sums + p->n_units + b;
-    l->batch = iz_handle_take(e, &l->batch_handle, IZ_DATUM_BATCH, b, batch);
-    l->boundary_handle = calloc((size_t)units, sizeof(*l->boundary_handle));
-    l->saved_handle = calloc((size_t)units, sizeof(*l->saved_handle));
-    if (!l->batch || !l->boundary_handle || !l->saved_handle ||
-        !iz_handle_take(e, &l->d_handle, IZ_DATUM_DY, b, d))
+    t->batch = iz_handle_take(e, &t->batch_handle, IZ_DATUM_BATCH, b, batch);
+    t->boundary_handle = calloc((size_t)units, sizeof(*t->boundary_handle));
+    t->saved_handle = calloc((size_t)units, sizeof(*t->saved_handle));
+    if (!t->batch || !t->boundary_handle || !t->saved_handle ||
+        !iz_handle_take(e, &t->d_handle, IZ_DATUM_DY, b, d))
         return -ENOMEM;
-    l->loss_handle = iz_handle_open(e, loss, sizeof(*loss), IZ_DATUM_SCALAR, b);
-    l->weight_handle =
+    t->loss_handle = iz_handle_open(e, loss, sizeof(*loss), IZ_DATUM_SCALAR, b);
+    t->weight_handle =
         iz_handle_open(e, loss + p->tracks, sizeof(*loss), IZ_DATUM_SCALAR, b);
     for (int u = 0; u + 1 < units; u++) {
         int64_t bytes = iz_plan_boundary_bytes(p, e->model, u);
         bool kept = !p->act.recompute && u >= p->first_trained;
         int64_t saved = kept ? p->cost[u].save_bytes : 0;
         if (!(p->act.boundary_slots && u + 2 == units) &&
-            !iz_handle_take(e, &l->boundary_handle[u], IZ_DATUM_BOUNDARY, u,
+            !iz_handle_take(e, &t->boundary_handle[u], IZ_DATUM_BOUNDARY, u,
                             bytes))
             return -ENOMEM;
         if (saved &&
-            !iz_handle_take(e, &l->saved_handle[u], IZ_DATUM_SAVED, u, saved))
+            !iz_handle_take(e, &t->saved_handle[u], IZ_DATUM_SAVED, u, saved))
             return -ENOMEM;
     }
     return 0;

@@ -62,7 +62,7 @@ static void run_batch(struct iz_exec *x, void **buf, const void *arg)
                   input + a->input_bytes);
 }
 
-void iz_units_batch(struct iz_engine *e, struct iz_track *l,
+void iz_units_batch(struct iz_engine *e, struct iz_track *track,
                     enum iz_split split, int64_t first, int64_t tasks)
 {
     bool masked = is_masked(e, split);
@@ -74,8 +74,8 @@ void iz_units_batch(struct iz_engine *e, struct iz_track *l,
                               e->plan.samples * e->model->input_bytes,
                           .tasks = masked ? (double)tasks : 0};
     struct iz_task t = iz_task_of(e, IZ_BATCH, IZ_ON_HOST, run_batch, 0);
-    iz_task_add(&t, l->batch_handle, STARPU_W);
-    iz_task_add(&t, l->weight_handle, STARPU_W);
+    iz_task_add(&t, track->batch_handle, STARPU_W);
+    iz_task_add(&t, track->weight_handle, STARPU_W);
     if (masked)
         iz_task_add(&t, e->scalar.learnt_handle, STARPU_R);
     iz_submit_with(e, &t, &a, sizeof(a));
@@ -119,9 +119,9 @@ static void set_cost(const struct iz_engine *e, const struct iz_call *c,
 /* Which buffers a call reads and writes; backward may work in what forward
  * kept. */
 void iz_units_call(struct iz_engine *e, const struct iz_call *c,
-                   struct iz_track *l)
+                   struct iz_track *track)
 {
-    int u = c->unit, track = (int)(l - e->track);
+    int u = c->unit, index = (int)(track - e->track);
     int tied = e->model->unit[u].tied_unit;
     bool first = u == 0, last = u + 1 == e->model->n_units;
     bool forward = c->call == IZ_CALL_FORWARD;
@@ -145,28 +145,28 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
     a.at_grad = iz_task_add(&t, c->grad, STARPU_W);
     a.at_tied_grad = iz_task_add(&t, c->tied_grad, STARPU_W);
     a.at_rows = iz_task_add(&t, rows ? iz_touched_list(e, u) : NULL, STARPU_R);
-    a.at_batch = iz_task_add(&t, batch ? l->batch_handle : NULL, STARPU_R);
-    a.at_x = iz_task_add(&t, first ? NULL : iz_boundary_read(e, u - 1, track),
+    a.at_batch = iz_task_add(&t, batch ? track->batch_handle : NULL, STARPU_R);
+    a.at_x = iz_task_add(&t, first ? NULL : iz_boundary_read(e, u - 1, index),
                          STARPU_R);
-    a.at_y = iz_task_add(&t, forward ? iz_boundary_written(e, u, track) : NULL,
+    a.at_y = iz_task_add(&t, forward ? iz_boundary_written(e, u, index) : NULL,
                          STARPU_W);
-    a.at_d = iz_task_add(&t, backward ? l->d_handle : NULL,
+    a.at_d = iz_task_add(&t, backward ? track->d_handle : NULL,
                          last    ? STARPU_W
                          : first ? STARPU_R
                                  : STARPU_RW);
-    a.at_save = iz_task_add(&t, training ? l->saved_handle[u] : NULL,
+    a.at_save = iz_task_add(&t, training ? track->saved_handle[u] : NULL,
                             forward ? STARPU_W : STARPU_RW);
     a.at_logits = iz_task_add(
         &t, last && generate ? e->scalar.logits_handle : NULL, STARPU_W);
-    a.at_loss =
-        iz_task_add(&t, last && !generate ? l->loss_handle : NULL, STARPU_W);
+    a.at_loss = iz_task_add(&t, last && !generate ? track->loss_handle : NULL,
+                            STARPU_W);
     a.at_scale = iz_task_add(
         &t, last && backward ? e->scalar.scale_handle : NULL, STARPU_R);
-    a.at_weight =
-        iz_task_add(&t, last && backward ? l->weight_handle : NULL, STARPU_R);
+    a.at_weight = iz_task_add(
+        &t, last && backward ? track->weight_handle : NULL, STARPU_R);
     iz_submit_with(e, &t, &a, sizeof(a));
     if (backward)
-        iz_boundary_ahead(e, u, track);
+        iz_boundary_ahead(e, u, index);
 }
 
 /* buf: loss, sum, weight. */
@@ -175,12 +175,12 @@ static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
     *(double *)buf[1] += *(double *)buf[0] * *(double *)buf[2];
 }
 
-void iz_units_add_loss(struct iz_engine *e, struct iz_track *l)
+void iz_units_add_loss(struct iz_engine *e, struct iz_track *track)
 {
     struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_HOST, run_add_loss, -1);
-    iz_task_add(&t, l->loss_handle, STARPU_R);
+    iz_task_add(&t, track->loss_handle, STARPU_R);
     iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);
-    iz_task_add(&t, l->weight_handle, STARPU_R);
+    iz_task_add(&t, track->weight_handle, STARPU_R);
     iz_submit_with(e, &t, NULL, 0);
 }
 

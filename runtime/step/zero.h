@@ -130,14 +130,14 @@ struct iz_call {
 void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
                     int64_t samples);
 /* `tasks`: batches of all ranks whose mean losses are added to one. */
-void iz_units_batch(struct iz_engine *e, struct iz_track *l,
+void iz_units_batch(struct iz_engine *e, struct iz_track *track,
                     enum iz_split split, int64_t first, int64_t tasks);
 int64_t iz_units_first_sample(const struct iz_engine *e, int micro, int slice);
 void iz_units_call(struct iz_engine *e, const struct iz_call *c,
-                   struct iz_track *l);
+                   struct iz_track *track);
 /* Adds the track's loss to the sum; the order of calls is the order of the sum.
  */
-void iz_units_add_loss(struct iz_engine *e, struct iz_track *l);
+void iz_units_add_loss(struct iz_engine *e, struct iz_track *track);
 /* A pass without gradients over the first `tracks` ones; c: what its calls have
  * in common, and the call of the last unit. */
 void iz_units_pass(struct iz_engine *e, struct iz_call c, int tracks);

@@ -282,14 +282,14 @@ function rowsBy(rank, key) {
     return rows;
 }
 
-function lane(kind) {
+function band(kind) {
     const n = D.kinds[kind].name;
     return MOVES_IN.includes(n) ? 0 : MOVES_OUT.includes(n) ? 2 : UPDATES.includes(n) ? 3 : 1;
 }
 
 for (const r of D.ranks) {
     r.byWorker = rowsBy(r, i => r.w[i]);
-    r.byUnit = rowsBy(r, i => r.u[i] * 4 + lane(r.k[i]));
+    r.byUnit = rowsBy(r, i => r.u[i] * 4 + band(r.k[i]));
 }
 
 function chosen() {
@@ -331,16 +331,16 @@ function unitHeight() {
     return Math.max(4, Math.min(28, Math.floor(420 / D.units.length)));
 }
 
-// Upper ends of the four lanes of a unit, as parts of its height.
-const LANES = [0, 0.22, 0.6, 0.8, 1];
+// Upper ends of the four bands of a unit, as parts of its height.
+const BANDS = [0, 0.22, 0.6, 0.8, 1];
 
 new Panel("units", () => unitHeight() * D.units.length, p => {
     const h = unitHeight(), r = one();
     D.units.forEach((unit, u) => {
         if (h >= 11 || u % Math.ceil(12 / h) === 0) p.label(unit, u * h + h / 2);
         for (let k = 0; k < 4; k++)
-            drawRow(p, r, r.byUnit[u * 4 + k] || [], u * h + LANES[k] * (h - 1),
-                Math.max((LANES[k + 1] - LANES[k]) * (h - 1), 1));
+            drawRow(p, r, r.byUnit[u * 4 + k] || [], u * h + BANDS[k] * (h - 1),
+                Math.max((BANDS[k + 1] - BANDS[k]) * (h - 1), 1));
         p.g.strokeStyle = css("--line");
         p.g.globalAlpha = 0.5;
         p.g.strokeRect(p.left, u * h - 0.5, p.width, 0);
@@ -348,7 +348,7 @@ new Panel("units", () => unitHeight() * D.units.length, p => {
     });
 }, (x, y, p) => {
     const h = unitHeight(), u = Math.floor(y / h), r = one();
-    const k = LANES.findLastIndex(l => l * (h - 1) <= y - u * h && l < 1);
+    const k = BANDS.findLastIndex(l => l * (h - 1) <= y - u * h && l < 1);
     const i = taskAt(p, r, r.byUnit[u * 4 + k] || [], x);
     return i < 0 ? D.units[u] || null : describe(r, i);
 });

@@ -274,11 +274,11 @@ def test_breadth_first_divides_the_way_up(traffic):
 
 
 @standin
-@pytest.mark.parametrize("schedule, micro, waves, lanes", [
+@pytest.mark.parametrize("schedule, micro, waves, tracks", [
     ("depth_first", 0, 1, 1), ("depth_first", 8, 3, 1),
     ("breadth_first", 8, 1, 3), ("breadth_first", 3, 1, 8)])
 def test_boundaries_on_the_host_cross_once_each_way(schedule, micro, waves,
-                                                    lanes, traffic):
+                                                    tracks, traffic):
     """All but those that the slots still hold when backward begins, which are
     one for each micro-batch under way and two more."""
     c, layers, seq = 16, 8, 16
@@ -286,7 +286,7 @@ def test_boundaries_on_the_host_cross_once_each_way(schedule, micro, waves,
     near, _ = traffic(row, **model(layers, c))
     far, planned = traffic({**row, "boundaries": "host"}, **model(layers, c))
     boundary = (micro or BATCH) * seq * c * 4  # fp32 on the stand-in
-    moved = waves * ((layers + 1) * lanes - (lanes + 2)) * boundary
+    moved = waves * ((layers + 1) * tracks - (tracks + 2)) * boundary
     assert far["h2d_bytes"] - near["h2d_bytes"] == 2 * moved
     assert far["d2h_bytes"] - near["d2h_bytes"] == 2 * moved
     assert far["h2d_bytes"] == planned["up_bytes"]
@@ -337,9 +337,9 @@ def test_gradients_are_staged_only_where_the_host_adds(ranks, comm, c, start):
 
 
 @standin
-@pytest.mark.parametrize("schedule, lanes", [("depth_first", 1),
+@pytest.mark.parametrize("schedule, tracks", [("depth_first", 1),
                                              ("breadth_first", 3)])
-def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, lanes, start):
+def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, tracks, start):
     """Deep and narrow, so that boundaries are most of it: a GPU that holds them
     only as they pass.  Evaluation and text pass through the same slots."""
     c, layers, seq, micro = 32, 60, 16, 8
@@ -349,8 +349,8 @@ def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, lanes, start):
              "run.sample_tokens": 4, "run.sample_prompt": "In"}
     near, far = start(row, small), start(host, small)
     one = micro * seq * c * 4  # fp32 on the stand-in
-    for r, device, cpu in ((near, lanes * (layers + 2), 0),
-                           (far, 2 * lanes + 2, lanes * layers)):
+    for r, device, cpu in ((near, tracks * (layers + 2), 0),
+                           (far, 2 * tracks + 2, tracks * layers)):
         held = {tier: have for (name, tier), (_, have) in r.memory.items()
                 if name == "boundaries" and have}
         assert held == {t: n * one for t, n in (("device", device),

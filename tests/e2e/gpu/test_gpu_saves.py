@@ -31,7 +31,7 @@ def test_resume_on_the_gpu_and_on_the_cpu(start, place):
     (3, "cpu", "none", 0.4, "fp32")])
 def test_a_checkpoint_beside_training_is_that_of_one_for_which_it_waits(
         stage, optimizer, param, ratio, dtype, start):
-    """States on the GPU come down through a lane of their own."""
+    """States on the GPU come down through a worker of their own."""
     row = {**PLACE, "ranks": 2, "dtype": dtype, "micro": 2, "clip": 0.5,
            "stage": stage, "optimizer": optimizer, "param": param, "ratio": ratio,
            "delay_us": 300, "jitter_us": 500}

@@ -184,7 +184,7 @@ def test_the_same_to_the_bit(simulate):
     assert simulate(*SMALL, "run.ring=3")["task_hash"] != a["task_hash"]
 
 
-# What could wait for each other: slots, chunks, staging buffers, lanes.
+# What could wait for each other: slots, chunks, staging buffers, workers.
 SWEEP = {
     "run.ring": (1, 2, 4),
     "run.schedule": ("depth_first", "breadth_first"),

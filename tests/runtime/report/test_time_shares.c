@@ -9,9 +9,9 @@
 
 #define S INT64_C(1000000000)
 
-/* Workers 0 and 1 compute; then a track, a link up, a link down, a disk, and a
- * worker of the host beside a GPU. */
-enum { A, B, LANE, UP, DOWN, DISK, HOST, WORKERS };
+/* Workers 0 and 1 compute; then the comm worker, a link up, a link down, a
+ * disk, and a worker of the host beside a GPU. */
+enum { A, B, COMM, UP, DOWN, DISK, HOST, WORKERS };
 
 static const enum iz_where places[WORKERS] = {
     IZ_ON_COMPUTE, IZ_ON_COMPUTE, IZ_ON_COMM, IZ_ON_UP,
@@ -73,7 +73,7 @@ static void time_is_given_to_what_runs(void **state)
     iz_time_shares_until(x, 10 * S);
     add(A, IZ_FORWARD, 8, 14);   /* 4 in the window, B idle beside it */
     add(A, IZ_ADAM, 14, 16);     /* B waits for it: 2 + 2 */
-    add(LANE, IZ_FETCH, 16, 18); /* both wait: 4, shared with the disk, */
+    add(COMM, IZ_FETCH, 16, 18); /* both wait: 4, shared with the disk, */
     add(DISK, IZ_LOAD, 17, 18);  /* which takes 1 of them */
     add(A, IZ_NORM, 18, 20);
     add(B, IZ_BACKWARD, 18, 20);
@@ -91,7 +91,7 @@ static void time_is_given_to_what_runs(void **state)
     assert_near(t.busy[IZ_USE_NETWORK], 2 / 20.0);
     assert_near(t.worker[A], 8 / 20.0);
     assert_near(t.worker[B], 3 / 20.0);
-    assert_near(t.worker[LANE], 2 / 20.0);
+    assert_near(t.worker[COMM], 2 / 20.0);
 }
 
 static void what_runs_beside_units_is_hidden(void **state)
@@ -230,7 +230,7 @@ static void both_accounts_share_a_log(void **state)
         add(B, IZ_ADAM, 10 * i, 10 * i + 10); /* 9 of 10 */
     }
     assert_hidden(IZ_ADAM, 8 + 11 * 10, 8 + 9 * 9);
-    add(LANE, IZ_REDUCE, 110, 119);
+    add(COMM, IZ_REDUCE, 110, 119);
     iz_time_shares_stop(x, true);
     assert_hidden(IZ_ADAM, 8 + 11 * 10, 8 + 11 * 9);
     assert_hidden(IZ_REDUCE, 9, 9);
