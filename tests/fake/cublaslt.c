@@ -305,37 +305,25 @@ static void sum_operand(const struct product *p)
     }
 }
 
-static void multiply(const struct product *p)
-{
-    for (int64_t j = 0; j < p->l.cols; j++)
-        for (int64_t i = 0; i < p->l.rows; i++)
-            put(p->d, p->l.type, j * p->l.ld + i, element(p, i, j));
-    if (is_sum(&p->o))
-        sum_operand(p);
-}
-
 static size_t extent(const struct layout *m)
 {
     int64_t elems = (m->cols - 1) * m->ld + m->rows;
     return (size_t)(elems * iz_dtype_bytes(dtype(m->type)));
 }
 
-/* Elements of the bias, or of the sum in its place. */
-static int64_t bias_len(const struct product *p)
-{
-    return p->o.epilogue == CUBLASLT_EPILOGUE_BGRADB ? p->l.cols : p->l.rows;
-}
-
 static void reach(struct product *p)
 {
-    int64_t bias = bias_len(p) * iz_dtype_bytes(dtype(p->o.bias_type));
+    bool of_b = p->o.epilogue == CUBLASLT_EPILOGUE_BGRADB;
+    /* the bias, or the sum in its place */
+    int64_t bias = of_b ? p->l.cols : p->l.rows;
     p->pa = emu_reach(p->pa, extent(&p->la));
     p->pb = emu_reach(p->pb, extent(&p->lb));
     p->c = emu_reach(p->c, extent(&p->l));
     p->d = emu_reach(p->d, extent(&p->l));
     p->workspace = emu_reach(p->workspace, p->workspace_bytes);
     if (p->o.epilogue != CUBLASLT_EPILOGUE_DEFAULT)
-        p->o.bias = emu_reach(p->o.bias, (size_t)bias);
+        p->o.bias = emu_reach(
+            p->o.bias, (size_t)(bias * iz_dtype_bytes(dtype(p->o.bias_type))));
 }
 
 /* Both ends of the workspace: all of its 32 MiB would take longer than the
@@ -355,7 +343,11 @@ static void run(void *arg)
     spoil(p);
     p->a = operand(p->pa, &p->la, p->o.trans_a);
     p->b = operand(p->pb, &p->lb, p->o.trans_b);
-    multiply(p);
+    for (int64_t j = 0; j < p->l.cols; j++)
+        for (int64_t i = 0; i < p->l.rows; i++)
+            put(p->d, p->l.type, j * p->l.ld + i, element(p, i, j));
+    if (is_sum(&p->o))
+        sum_operand(p);
     free(p->a.x);
     free(p->b.x);
     free(p);

@@ -121,16 +121,6 @@ static struct iz_view view_of(struct iz_view v, int64_t cols, bool dry)
     return v;
 }
 
-/* The embedding's matrix, behind the unit's own parameters. */
-static void add_tied(struct twin *t, const struct iz_unit *unit,
-                     struct iz_view *w, struct iz_view *dw, bool dry)
-{
-    struct iz_view v = t->w[0].v;
-    assert_true(unit->tied_unit == 0 && unit->tied_param == 0);
-    w[unit->n_params] = view_of(v, v.cols, dry);
-    dw[unit->n_params] = view_of(t->tied.v, v.cols, dry);
-}
-
 /* Calls a layer function of unit u, dry (every pointer NULL) or not. */
 static void call(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
                  float *logits)
@@ -160,8 +150,12 @@ static void call(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
         w[i] = view_of(t->w[at + i].v, t->w[at + i].v.cols, dry);
         dw[i] = view_of(t->dw[at + i].v, t->w[at + i].v.cols, dry);
     }
-    if (unit->tied_unit >= 0)
-        add_tied(t, unit, w, dw, dry);
+    if (unit->tied_unit >= 0) {
+        /* The embedding's matrix, behind the unit's own parameters. */
+        assert_true(unit->tied_unit == 0 && unit->tied_param == 0);
+        w[unit->n_params] = view_of(t->w[0].v, t->w[0].v.cols, dry);
+        dw[unit->n_params] = view_of(t->tied.v, t->w[0].v.cols, dry);
+    }
     f(x, &a);
 }
 

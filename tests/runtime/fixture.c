@@ -222,13 +222,6 @@ static void end(int status)
     _exit(DIED);
 }
 
-static int ended(pid_t pid)
-{
-    int status = 0;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
 int on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg)
 {
     struct iz_coll_state *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE,
@@ -251,8 +244,11 @@ int on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg)
             _exit(f(&c, arg));
         }
     }
-    for (int i = 0; i < n; i++)
-        result[i] = ended(pid[i]);
+    for (int i = 0; i < n; i++) {
+        int status = 0;
+        assert_int_equal(waitpid(pid[i], &status, 0), pid[i]);
+        result[i] = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    }
     listen_end();
     for (int i = 1; i < n; i++)
         if (result[i] != result[0])

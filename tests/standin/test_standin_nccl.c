@@ -190,11 +190,6 @@ static void twins(struct rank *k)
     must(k->connected == ncclInvalidUsage, "two ranks on one device");
 }
 
-static int worst(int a, int b)
-{
-    return a > b ? a : b;
-}
-
 /* What the child says: nothing, or both of these, and then it aborts. */
 static const struct part {
     const char *name;
@@ -235,9 +230,11 @@ static void on_ranks(const void *arg)
             part->run(&k);
             _exit(0);
         }
-    while (wait(&status) > 0)
-        end = worst(end, WIFSIGNALED(status) ? 128 + WTERMSIG(status)
-                                             : WEXITSTATUS(status));
+    while (wait(&status) > 0) {
+        int e =
+            WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+        end = e > end ? e : end;
+    }
     _exit(end);
 }
 

@@ -30,11 +30,6 @@ struct run {
 
 /* ---- tensors ------------------------------------------------------------ */
 
-static int64_t length(const struct tensor *x)
-{
-    return x->size[0] * x->size[1] * x->size[2] * x->size[3];
-}
-
 static void *memory_of(const struct thing *pack, int64_t uid)
 {
     const struct fact *id =
@@ -62,8 +57,9 @@ static struct tensor *tensor_of(struct run *r, const struct thing *t)
            sizeof(x->stride));
     x->type = (int)thing_int(t, CUDNN_ATTR_TENSOR_DATA_TYPE);
     x->passing = thing_int(t, CUDNN_ATTR_TENSOR_IS_VIRTUAL);
+    int64_t length = x->size[0] * x->size[1] * x->size[2] * x->size[3];
     if (r->pack)
-        x->p = x->passing ? malloc((size_t)length(x) * sizeof(float))
+        x->p = x->passing ? malloc((size_t)length * sizeof(float))
                           : memory_of(r->pack, uid);
     r->failed |= r->pack && !x->p;
     return x;

@@ -49,20 +49,17 @@ static char *map(int fd, size_t n, int protection)
     return p;
 }
 
-static void map_device(struct device *d, size_t n)
-{
-    int fd = memfd_create("iz-standin", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, (off_t)n))
-        iz_standin_die("cannot make the memory of a device");
-    d->host = map(fd, n, PROT_READ | PROT_WRITE);
-    d->address = map(fd, n, PROT_NONE);
-    close(fd);
-}
-
 void iz_standin_map_devices(void)
 {
-    for (int i = 0; i < iz_standin_settings.devices; i++)
-        map_device(&devices[i], (size_t)iz_standin_settings.mem_bytes);
+    size_t n = (size_t)iz_standin_settings.mem_bytes;
+    for (int i = 0; i < iz_standin_settings.devices; i++) {
+        int fd = memfd_create("iz-standin", MFD_CLOEXEC);
+        if (fd < 0 || ftruncate(fd, (off_t)n))
+            iz_standin_die("cannot make the memory of a device");
+        devices[i].host = map(fd, n, PROT_READ | PROT_WRITE);
+        devices[i].address = map(fd, n, PROT_NONE);
+        close(fd);
+    }
 }
 
 int iz_standin_device_of(const void *p)

@@ -44,12 +44,6 @@ static int64_t numbers, streams_made;
 
 /* ---- the thread of a stream --------------------------------------------- */
 
-static void sleep_us(int64_t us)
-{
-    struct timespec t = {us / 1000000, us % 1000000 * 1000};
-    nanosleep(&t, NULL);
-}
-
 static void jitter(struct CUstream_st *s)
 {
     if (!iz_standin_settings.jitter_us)
@@ -57,7 +51,9 @@ static void jitter(struct CUstream_st *s)
     s->random ^= s->random << 13;
     s->random ^= s->random >> 7;
     s->random ^= s->random << 17;
-    sleep_us((int64_t)(s->random >> 16) % iz_standin_settings.jitter_us);
+    int64_t us = (int64_t)(s->random >> 16) % iz_standin_settings.jitter_us;
+    struct timespec t = {us / 1000000, us % 1000000 * 1000};
+    nanosleep(&t, NULL);
 }
 
 /* The first operation, which stays in the queue; NULL at the end. */

@@ -216,13 +216,6 @@ static void run_messages(const struct group *g)
 
 /* ---- groups ------------------------------------------------------------- */
 
-static void run_collectives(const struct group *g)
-{
-    for (const struct call *k = g->first; k; k = k->next)
-        if (!is_message(k) && !(agree(k) && all_gather(k)))
-            return;
-}
-
 static void group_free(struct group *g)
 {
     struct call *next;
@@ -243,8 +236,9 @@ static void run_group(void *arg)
     while (c->done != g->number && iz_wait_more(&w))
         continue;
     iz_fault(c, g->number);
-    if (!c->aborted)
-        run_collectives(g);
+    for (const struct call *k = g->first; k && !c->aborted; k = k->next)
+        if (!is_message(k) && !(agree(k) && all_gather(k)))
+            break;
     if (!c->aborted)
         run_messages(g);
     group_free(g);
@@ -315,16 +309,11 @@ static ncclResult_t add(struct call k)
 
 /* ---- calls -------------------------------------------------------------- */
 
-static int64_t type_bytes(ncclDataType_t t)
-{
-    static const int64_t bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-    return bytes[t];
-}
-
 static ncclResult_t submit(enum iz_verb verb, const void *src, void *dst,
                            size_t count, ncclDataType_t type, int root,
                            ncclComm_t c, cudaStream_t s)
 {
+    static const int64_t type_bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
     struct call k = {.comm = c,
                      .stream = s,
                      .sig = {.verb = verb,
@@ -335,7 +324,7 @@ static ncclResult_t submit(enum iz_verb verb, const void *src, void *dst,
                      .dst = dst};
     if (!c || type > ncclBfloat16 || root < 0 || root >= c->ranks)
         return ncclInvalidArgument;
-    k.bytes = k.sig.count * type_bytes(type);
+    k.bytes = k.sig.count * type_bytes[type];
     if (verb == IZ_SEND)
         k.sig.number = c->sent[root]++;
     if (verb == IZ_RECV)
@@ -396,22 +385,15 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
 }
 
 /* Waits for the calls that streams still hold. */
-static void finalize(struct ncclComm *c)
-{
-    struct iz_wait w = iz_wait_begin(c, "ncclCommDestroy");
-    while (c->done != c->issued) {
-        bool aborted = !iz_wait_more(&w);
-        if (aborted)
-            usleep(50);
-    }
-}
-
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
+    struct iz_wait w = iz_wait_begin(c, "ncclCommDestroy");
     iz_blocks("ncclCommDestroy");
     if (!c)
         return ncclSuccess;
-    finalize(c);
+    while (c->done != c->issued)
+        if (!iz_wait_more(&w)) /* aborted */
+            usleep(50);
     iz_board_close(c);
     free(c);
     return ncclSuccess;

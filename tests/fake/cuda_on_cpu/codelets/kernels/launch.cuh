@@ -160,39 +160,15 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu)
 
 /* Operations that the compiler of CUDA does not contract; this one must be told
  * with -ffp-contract=off. */
-static inline float __fadd_rn(float a, float b)
-{
-    return a + b;
-}
-
-static inline float __fsub_rn(float a, float b)
-{
-    return a - b;
-}
-
-static inline float __fmul_rn(float a, float b)
-{
-    return a * b;
-}
-
+static constexpr auto __fadd_rn = [](float a, float b) { return a + b; };
+static constexpr auto __fsub_rn = [](float a, float b) { return a - b; };
+static constexpr auto __fmul_rn = [](float a, float b) { return a * b; };
+static constexpr auto __dadd_rn = [](double a, double b) { return a + b; };
+static constexpr auto __dmul_rn = [](double a, double b) { return a * b; };
+static constexpr auto __fdividef = [](float a, float b) { return a / b; };
 static inline float __fmaf_rn(float a, float b, float c)
 {
     return fmaf(a, b, c);
-}
-
-static inline double __dadd_rn(double a, double b)
-{
-    return a + b;
-}
-
-static inline double __dmul_rn(double a, double b)
-{
-    return a * b;
-}
-
-static inline float __fdividef(float a, float b)
-{
-    return a / b;
 }
 
 /* The C library has declared a function of this name. */

@@ -54,7 +54,6 @@ static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
     emu_needs(80, "mma");
     emu_lanes<quad> as =
         emu_exchange("mma a", IZ_ALL_LANES, quad{{a[0], a[1], a[2], a[3]}});
-
     for (int i = 0; i < 4; i++) {
         quad q = as.at(4 * g + i);
         unpack<T>(row[0], i, q.r[0], q.r[2]);
@@ -62,7 +61,6 @@ static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
     }
     emu_lanes<pair> bs =
         emu_exchange("mma b", IZ_ALL_LANES, pair{{b[0], b[1]}});
-
     for (int i = 0; i < 8; i++) {
         pair p = bs.at(4 * (2 * t + i / 4) + i % 4);
         unpack<T>(col[i / 4], i % 4, p.r[0], p.r[1]);
@@ -100,7 +98,6 @@ static inline void iz_load_matrices(uint32_t (&r)[4], const uint16_t *row)
     int g = emu_lane() / 4, t = emu_lane() % 4;
     emu_needs(75, "ldmatrix");
     auto rows = emu_exchange("ldmatrix", IZ_ALL_LANES, row);
-
     for (int i = 0; i < 4; i++)
         memcpy(&r[i], row_of(rows, i, g) + 2 * t, sizeof(r[i]));
 }
@@ -110,7 +107,6 @@ static inline void iz_load_transposed(uint32_t (&r)[4], const uint16_t *row)
     int g = emu_lane() / 4, t = emu_lane() % 4;
     emu_needs(75, "ldmatrix");
     auto rows = emu_exchange("ldmatrix.trans", IZ_ALL_LANES, row);
-
     for (int i = 0; i < 4; i++)
         r[i] = row_of(rows, i, 2 * t)[g] |
                (uint32_t)row_of(rows, i, 2 * t + 1)[g] << 16;
