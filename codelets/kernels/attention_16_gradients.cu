@@ -82,7 +82,7 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     IZ_SHARED(uint16_t, ks);
     uint16_t *vs = ks + BK * P, *tiles = vs + BK * P;
     struct iz_attention_place here = iz_attention_place(a, a.group);
-    int group = here.head, k0 = here.tile * BK, stage = 0;
+    int group = here.head, k0 = here.tile * BK, half = 0;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - k0 - own;
     int part = 8 * C < DP ? (int)blockIdx.y * 8 * C : 0;
     int head = group * a.group, i0 = a.full ? 0 : k0 / BQ * BQ;
@@ -94,12 +94,12 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     load_queries<DP, BQ, NW>(tiles, a, head, i0);
     iz_copy_group();
     while (head < (group + 1) * a.group) {
-        const uint16_t *qs = tiles + stage, *ys = qs + BQ * P;
+        const uint16_t *qs = tiles + half, *ys = qs + BQ * P;
         bool more = i0 + BQ < a.seq;
         int start = a.full ? 0 : k0 / BQ * BQ;
         int next = more ? i0 + BQ : start, next_head = head + !more;
         if (next_head < (group + 1) * a.group)
-            load_queries<DP, BQ, NW>(tiles + TILE - stage, a, next_head, next);
+            load_queries<DP, BQ, NW>(tiles + TILE - half, a, next_head, next);
         iz_copy_group();
         iz_copy_wait<1>();
         __syncthreads(); /* these queries are there */
@@ -117,7 +117,7 @@ static __global__ void __launch_bounds__(32 * NW, 2)
         __syncthreads(); /* and used up */
         i0 = next;
         head = next_head;
-        stage = TILE - stage;
+        half = TILE - half;
     }
     /* From what the loop has left, so that no register has waited for it. */
     uint16_t *dk = (uint16_t *)a.dqkv + iz_head_k(a, head / a.group - 1) +
@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     int head = here.head, i0 = here.after * BM;
     int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - i0 - own;
-    int stage = 0;
+    int half = 0;
     int64_t ld = a.ld, row = (int64_t)head * a.seq + i0 + own;
     const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
     const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, head / a.group);
@@ -155,11 +155,11 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
                           a.d);
     load_pair<DP, BN, NW>(tiles, k, ld, k + a.kv, ld, a.seq, a.d);
     iz_copy_group();
-    for (int j0 = 0; j0 < end; j0 += BN, stage = TILE - stage) {
+    for (int j0 = 0; j0 < end; j0 += BN, half = TILE - half) {
         int next = j0 + BN;
-        const uint16_t *ks = tiles + stage, *vs = ks + BN * P;
+        const uint16_t *ks = tiles + half, *vs = ks + BN * P;
         if (next < end)
-            load_pair<DP, BN, NW>(tiles + TILE - stage, k + next * ld, ld,
+            load_pair<DP, BN, NW>(tiles + TILE - half, k + next * ld, ld,
                                   k + a.kv + next * ld, ld, a.seq - next, a.d);
         iz_copy_group();
         iz_copy_wait<1>();

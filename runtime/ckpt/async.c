@@ -290,15 +290,15 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
 {
     const struct iz_state_part *p = &s->state.arg[part];
     struct iz_engine *e = s->e;
-    struct iz_staging *stage = iz_next_staging(e, IZ_STAGING_SAVE);
+    struct iz_staging *staging = iz_next_staging(e, IZ_STAGING_SAVE);
     struct block_arg a = {s, part, block};
     bool frozen = p->array == IZ_FROZEN;
     int64_t first = p->first - iz_part_of(e, p->unit, frozen).first;
     struct range r = {e, p->unit, p->array, first + block * IZ_BLOCK,
                       iz_piece_block_elems(&s->piece[part], block)};
-    submit_snapshot(&r, stage->handle);
+    submit_snapshot(&r, staging->handle);
     struct iz_task t = iz_task_of(e, IZ_SAVE, IZ_ON_IO, run_write, p->unit);
-    iz_task_add(&t, stage->handle, frozen ? STARPU_RW : STARPU_R);
+    iz_task_add(&t, staging->handle, frozen ? STARPU_RW : STARPU_R);
     iz_task_add(&t, s->file, STARPU_R);
     t.urgency = iz_in_order(p->unit);
     t.bytes = 4.0 * (double)r.n;

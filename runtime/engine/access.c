@@ -50,12 +50,12 @@ static char *chunk_bytes(struct iz_engine *e, int unit, struct iz_chunk *k,
     if (state ? k->state != NULL : g->param != NULL)
         return state ? (char *)k->state
                      : (char *)g->param + k->param_first * size;
-    char *stage = e->staging[what].buffer[0].p;
+    char *buffer = e->staging[what].buffer[0].p;
     if (store)
-        iz_nvme_write(file, stage, at, bytes);
+        iz_nvme_write(file, buffer, at, bytes);
     else
-        iz_nvme_read(file, stage, at, bytes);
-    return stage;
+        iz_nvme_read(file, buffer, at, bytes);
+    return buffer;
 }
 
 /* A state of a chunk. */

@@ -150,17 +150,18 @@ static int open_scalars(struct iz_engine *e)
 static int open_comm(struct iz_engine *e)
 {
     const struct iz_plan *p = &e->plan;
-    bool staged = p->comm.staging_bytes > 0;
+    bool through_host = p->comm.staging_bytes > 0;
     struct iz_coll_gpu g = {.nccl = p->target.nccl};
     if (p->ranks > 1 && !p->target.nccl)
         iz_memory_note(e->memory, iz_handle_tier(e), IZ_MEM_COMM,
                        p->bytes.b[iz_handle_tier(e)][IZ_MEM_COMM]);
     if (p->ranks == 1 || !p->target.gpu)
         return 0;
-    g.buffer_bytes = staged ? p->comm.staging_bytes : p->comm.exchange_bytes;
-    g.buffer =
-        iz_memory_take(e->memory, staged ? IZ_TIER_CPU : IZ_TIER_DEVICE,
-                       staged ? IZ_MEM_STAGING : IZ_MEM_COMM, g.buffer_bytes);
+    g.buffer_bytes =
+        through_host ? p->comm.staging_bytes : p->comm.exchange_bytes;
+    g.buffer = iz_memory_take(
+        e->memory, through_host ? IZ_TIER_CPU : IZ_TIER_DEVICE,
+        through_host ? IZ_MEM_STAGING : IZ_MEM_COMM, g.buffer_bytes);
     return g.buffer ? iz_coll_gpu_open(e->coll, &g) : -ENOMEM;
 }
 

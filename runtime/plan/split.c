@@ -7,7 +7,7 @@
 #include "runtime/base/text.h"
 #include "runtime/plan/plan.h"
 
-#define STAGES 8 /* chunks on their way to the GPU and back */
+#define BUFFERS 8 /* chunks on their way to the GPU and back */
 
 static int64_t elems_of(const struct iz_plan_unit *g, int chunks)
 {
@@ -66,7 +66,7 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
         elem += iz_dtype_bytes(p->param_type);
     p->staging[IZ_STAGING_SPLIT].bytes = chunk * elem;
     p->staging[IZ_STAGING_SPLIT].n =
-        p->staging[IZ_STAGING_SPLIT].bytes ? STAGES : 0;
+        p->staging[IZ_STAGING_SPLIT].bytes ? BUFFERS : 0;
 }
 
 int iz_plan_split_check(const struct iz_config *c,

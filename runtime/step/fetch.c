@@ -68,15 +68,15 @@ static struct fetch_arg fetch_arg(const struct iz_engine *e, int unit,
 }
 
 /* shard: NULL if it is in its place in the whole.  Counts what moves between
- * host and GPU: the host's collectives stage, so that the whole goes up, and a
- * shard that is on the GPU comes down before. */
+ * host and GPU: if a collective passes through the host, the whole goes
+ * up, and a shard that is on the GPU comes down before. */
 static void submit_parts(struct iz_engine *e, enum iz_kind kind,
                          enum iz_where where, int unit,
                          starpu_data_handle_t whole, starpu_data_handle_t shard,
                          struct fetch_arg *a)
 {
     const struct iz_plan *p = &e->plan;
-    bool many = p->ranks > 1, staged = many && !p->target.nccl;
+    bool many = p->ranks > 1, through_host = many && !p->target.nccl;
     bool from_host = shard && p->zero.param_home != IZ_HOME_NONE;
     struct iz_task t = iz_task_of(e, kind, where, run_fetch, unit);
     if (!shard && !a->parts)
@@ -90,9 +90,9 @@ static void submit_parts(struct iz_engine *e, enum iz_kind kind,
     iz_task_add(&t, whole, shard ? STARPU_W : STARPU_RW);
     iz_task_add(&t, shard, STARPU_R);
     iz_submit_with(e, &t, a, sizeof(*a));
-    if (p->target.gpu && (staged || from_host))
-        e->counts.up_bytes += a->shard_bytes * (staged ? p->ranks : 1);
-    if (p->target.gpu && staged && !from_host)
+    if (p->target.gpu && (through_host || from_host))
+        e->counts.up_bytes += a->shard_bytes * (through_host ? p->ranks : 1);
+    if (p->target.gpu && through_host && !from_host)
         e->counts.down_bytes += a->shard_bytes;
 }
 

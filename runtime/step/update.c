@@ -53,9 +53,10 @@ static int find_spans(const struct update_arg *a, const struct iz_step *step,
     return k;
 }
 
-/* buf: gradient, state, parameters (unless staged with one of those), control,
- * list of touched rows: those alone are updated then, and their gradients are
- * packed.  The bits of an element do not depend on where a call begins. */
+/* buf: gradient, state, parameters (unless in the buffer of one of those),
+ * control, list of touched rows: those alone are updated then, and their
+ * gradients are packed.  The bits of an element do not depend on where a call
+ * begins. */
 static void run_update(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct update_arg *a = arg;
@@ -152,7 +153,7 @@ static struct update_arg update_arg(struct iz_engine *e, int unit,
 
 #define BEFORE_PASSES 4000
 
-/* param NULL: staged with one of the others. */
+/* param NULL: in the buffer of one of the others. */
 static void submit_update(struct iz_engine *e, int unit,
                           const struct iz_chunk *k, struct update_arg *a,
                           struct iz_access grad, starpu_data_handle_t state,
@@ -220,23 +221,23 @@ static void update_on_gpu(struct iz_engine *e, int unit,
     const struct iz_unit_memory *g = &e->unit[unit];
     bool down = e->plan.zero.param_home != IZ_HOME_NONE;
     bool apart = e->plan.zero.grads_apart;
-    starpu_data_handle_t stage = NULL;
+    starpu_data_handle_t staging = NULL;
     struct update_arg a = update_arg(e, unit, k);
     int64_t size = iz_dtype_bytes(a.grad_type);
     struct iz_access grad = {g->grad_apart_handle[0], STARPU_R};
     struct copy_arg copy = {.bytes = iz_param_bytes(e, k->count),
                             .always = a.early};
     if (down || !apart)
-        stage = iz_next_staging(e, IZ_STAGING_SPLIT)->handle;
+        staging = iz_next_staging(e, IZ_STAGING_SPLIT)->handle;
     if (apart) {
         a.grad_first -= iz_plan_host_elems(g->plan);
     } else {
         submit_copy(
             e, unit, IZ_ON_UP, g->grad_handle[0],
-            (struct iz_access){stage, STARPU_W},
+            (struct iz_access){staging, STARPU_W},
             (struct copy_arg){a.grad_first * size, k->count * size, true});
         copy.from = g->plan->chunk * size;
-        grad = (struct iz_access){stage, down ? STARPU_RW : STARPU_R};
+        grad = (struct iz_access){staging, down ? STARPU_RW : STARPU_R};
         a.grad_first = 0;
     }
     if (down && !apart) { /* parameters behind the gradient */
@@ -246,17 +247,17 @@ static void update_on_gpu(struct iz_engine *e, int unit,
     }
     submit_update(e, unit, k, &a, grad, k->state_handle,
                   !down   ? k->param_handle
-                  : apart ? stage
+                  : apart ? staging
                           : NULL);
     if (down)
-        submit_copy(e, unit, IZ_ON_DOWN, stage,
+        submit_copy(e, unit, IZ_ON_DOWN, staging,
                     (struct iz_access){k->param_handle, STARPU_RW}, copy);
 }
 
 /* Loads or stores what a chunk has on disk, through one staging buffer that
  * holds [state arrays][parameters]. */
 static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
-                       enum iz_kind kind, starpu_data_handle_t stage,
+                       enum iz_kind kind, starpu_data_handle_t staging,
                        const struct update_arg *a)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
@@ -270,7 +271,7 @@ static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
                        .urgency = IZ_BY_SUBMISSION};
     if (e->plan.zero.state_home == IZ_HOME_NVME) {
         io.arrays = iz_state_list(&a->states, io.array);
-        iz_disk_io(e, kind, unit, stage, mode, k->state_handle, io);
+        iz_disk_io(e, kind, unit, staging, mode, k->state_handle, io);
         io.at = io.bytes;
         mode = load ? STARPU_RW : STARPU_R;
     }
@@ -281,7 +282,7 @@ static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
     io.bytes = iz_param_bytes(e, p->chunk);
     io.array[0] = (struct iz_state_bytes){0, iz_param_bytes(e, 1), 1};
     io.arrays = 1;
-    iz_disk_io(e, kind, unit, stage, mode, k->param_handle, io);
+    iz_disk_io(e, kind, unit, staging, mode, k->param_handle, io);
 }
 
 /* On the host, or where everything is.  With anything on disk: load, update,
@@ -293,28 +294,28 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k)
     struct update_arg a = update_arg(e, unit, k);
     struct iz_access grad = {e->unit[unit].grad_handle[0], STARPU_R};
     starpu_data_handle_t state = k->state_handle, param = k->param_handle;
-    starpu_data_handle_t stage = NULL;
+    starpu_data_handle_t staging = NULL;
     bool state_disk = p->zero.state_home == IZ_HOME_NVME;
     bool param_disk = p->zero.param_home == IZ_HOME_NVME;
     if (state_disk || param_disk) {
-        stage = iz_next_staging(e, IZ_STAGING_STATE)->handle;
-        move_chunk(e, unit, k, IZ_LOAD, stage, &a);
+        staging = iz_next_staging(e, IZ_STAGING_STATE)->handle;
+        move_chunk(e, unit, k, IZ_LOAD, staging, &a);
     }
     if (state_disk)
-        state = stage;
+        state = staging;
     if (param_disk && state_disk) { /* parameters behind the states */
         a.param_buf = 1;
         a.param_at = iz_plan_chunk_bytes(p, e->unit[unit].plan);
         a.control_buf = 2;
         param = NULL;
     } else if (param_disk) {
-        param = stage;
+        param = staging;
     } else if (p->zero.params_up) {
         param = iz_next_staging(e, IZ_STAGING_UPDATE)->handle;
     }
     submit_update(e, unit, k, &a, grad, state, param);
-    if (stage)
-        move_chunk(e, unit, k, IZ_STORE, stage, &a);
+    if (staging)
+        move_chunk(e, unit, k, IZ_STORE, staging, &a);
     if (p->zero.params_up)
         submit_copy(
             e, unit, IZ_ON_UP, param,
