@@ -124,7 +124,7 @@ static void calibrate_adam(struct work *w)
     w->done += 28.0 * (double)w->v[0].cols;
 }
 
-static void (*const turns[WHATS])(struct work *w) = {
+static void (*const loops[WHATS])(struct work *w) = {
     products, products, attention, ops, squares, calibrate_adam};
 
 /* What stands in a file that only describes. */
@@ -167,7 +167,7 @@ static double rate_of(enum what what)
     }
     begin = calibrate_now_s();
     do {
-        turns[what](&w);
+        loops[what](&w);
         spent = calibrate_now_s() - begin;
     } while (spent < SECONDS);
     for (int i = 0; i < 10; i++)

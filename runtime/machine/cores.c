@@ -328,15 +328,15 @@ static bool solid(const struct iz_binding *b)
     return b->last - b->first + 1 == b->cores;
 }
 
-/* Whether b follows a as `step` cores and `turn` GPUs further on say. */
+/* Whether b follows a as `step` cores and `gpu_step` GPUs further on say. */
 static bool follows(const struct iz_binding *a, const struct iz_binding *b,
-                    int step, int turn)
+                    int step, int gpu_step)
 {
     return a->host == b->host && a->workers == b->workers &&
            a->cores == b->cores && a->shared == b->shared &&
            a->foreign == b->foreign && a->host_cores == b->host_cores &&
            (a->gpu < 0) == (b->gpu < 0) && solid(a) && solid(b) &&
-           b->first - a->first == step && b->gpu - a->gpu == turn;
+           b->first - a->first == step && b->gpu - a->gpu == gpu_step;
 }
 
 /* Ranks from the first of b on that one line can tell. */
@@ -344,9 +344,9 @@ static int count_alike(const struct iz_binding *b, int n)
 {
     int k = 1;
     if (n > 1) {
-        int step = b[1].first - b[0].first, turn = b[1].gpu - b[0].gpu;
-        while (k < n && step >= 0 && turn >= 0 &&
-               follows(&b[k - 1], &b[k], step, turn))
+        int step = b[1].first - b[0].first, gpu_step = b[1].gpu - b[0].gpu;
+        while (k < n && step >= 0 && gpu_step >= 0 &&
+               follows(&b[k - 1], &b[k], step, gpu_step))
             k++;
     }
     return k;

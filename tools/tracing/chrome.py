@@ -35,7 +35,7 @@ def put_tasks(w, rank):
     for i in range(len(t)):
         unit = t.unit[i]
         name = rank.units[unit] if 0 <= unit < len(rank.units) else ""
-        args = {"unit": name, "step": t.step[i] + 1, "turn": t.turn[i],
+        args = {"unit": name, "step": t.step[i] + 1, "position": t.position[i],
                 "job": t.job[i], "priority": t.priority[i]}
         if t.bytes[i]:
             args["bytes"] = t.bytes[i]

@@ -60,7 +60,7 @@ def step_ends(rank):
     t, clip = rank.tasks, rank.kinds.index("clip")
     last = 2 * len(rank.units)
     return sorted((t.step[i], t.end[i]) for i in range(len(t))
-                  if t.kind[i] == clip and t.turn[i] == last)
+                  if t.kind[i] == clip and t.position[i] == last)
 
 
 def window(ranks):
@@ -312,7 +312,7 @@ def matched(ranks):
         comm = PLACES.index("comm")
         for i in sorted((i for i in range(len(t)) if t.place[i] == comm),
                         key=t.begin.__getitem__):
-            key = t.kind[i], t.unit[i], t.step[i], t.turn[i]
+            key = t.kind[i], t.unit[i], t.step[i], t.position[i]
             n = count[key] = count.get(key, 0) + 1
             found.setdefault((*key, n), []).append((r, i))
     return [m for m in found.values() if len(m) == len(ranks) > 1]

@@ -50,7 +50,7 @@ class Graph:
         rank, t = self.ranks[0], self.ranks[0].tasks
         found = [self.node[i] for i in range(len(t))
                  if t.kind[i] == rank.kinds.index("clip") and
-                 t.turn[i] == 2 * len(rank.units) and
+                 t.position[i] == 2 * len(rank.units) and
                  begin <= t.end[i] <= end + 1e-3]
         found = sorted(found, key=self.end.get) or [
             max(self.order, key=self.end.get)]

@@ -25,7 +25,7 @@ class Tasks:
     def __init__(self):
         self.begin, self.end = array("d"), array("d")
         self.kind, self.worker, self.place = array("b"), array("h"), array("b")
-        self.unit, self.turn, self.step = array("i"), array("i"), array("i")
+        self.unit, self.position, self.step = array("i"), array("i"), array("i")
         self.bytes, self.flops = array("q"), array("d")
         self.job, self.priority = array("q"), array("i")
         # deps[first_dep[i]:first_dep[i + 1]]: indexes of the tasks before it
@@ -145,13 +145,13 @@ def split_tag(tag):
 def task_row(r, zero_ms, handle):
     """What fill() puts into the columns; sorted by the end."""
     kind, place, unit, size = split_tag(int(r["Tag"], 16))
-    step, turn = ([int(n) for n in r.get("Iteration", "").split()] + [-1, -1])[:2]
+    step, position = ([int(n) for n in r.get("Iteration", "").split()] + [-1, -1])[:2]
     data = [2 * handle[h] + (mode == "W")
             for h, mode in zip(r.get("Handles", "").split(),
                                r.get("Modes", "").split()) if h in handle]
     return ((float(r["EndTime"]) - zero_ms) * 1e3,
             (float(r.get("StartTime", 0)) - zero_ms) * 1e3, int(r["WorkerId"]),
-            kind, place, unit, turn, step, size, float(r.get("GFlop", 0)) * 1e9,
+            kind, place, unit, position, step, size, float(r.get("GFlop", 0)) * 1e9,
             int(r["JobId"]), int(r.get("Priority", 0)), data)
 
 
@@ -177,7 +177,7 @@ def fill(t, rows, before):
         t.end.append(end)
         t.worker.append(worker)
         last[worker] = end
-        for column, value in zip((t.kind, t.place, t.unit, t.turn, t.step,
+        for column, value in zip((t.kind, t.place, t.unit, t.position, t.step,
                                   t.bytes, t.flops, t.job, t.priority), more):
             column.append(value)
         t.data.extend(data)

@@ -80,11 +80,11 @@ def test_steps_and_places_in_the_graph(rank):
     t = rank.tasks
     assert sorted(set(t.step)) == [0, 1, 2]
     for i in of_kind(rank, "forward"):
-        assert t.turn[i] == t.unit[i] < UNITS - 1
+        assert t.position[i] == t.unit[i] < UNITS - 1
     for kind in ("backward", "adam"):
         for i in of_kind(rank, kind):
-            assert t.turn[i] == 2 * UNITS - 1 - t.unit[i]
-    assert {t.turn[i] for i in of_kind(rank, "clip")} == {2 * UNITS}
+            assert t.position[i] == 2 * UNITS - 1 - t.unit[i]
+    assert {t.position[i] for i in of_kind(rank, "clip")} == {2 * UNITS}
 
 
 # ---- bytes ----
@@ -421,7 +421,7 @@ def test_a_simulation_is_traced_the_same_each_time(tmp_path):
     says = [sample.trace(tmp_path / x) for x in "ab"]
     assert says[0] == says[1]
     a, b = (run.read_all(tmp_path / x / "raw")[0] for x in "ab")
-    for column in ("begin", "end", "kind", "worker", "place", "unit", "turn",
+    for column in ("begin", "end", "kind", "worker", "place", "unit", "position",
                    "step", "bytes", "flops", "deps"):
         assert getattr(a.tasks, column) == getattr(b.tasks, column)
     test_the_step_is_that_of_the_simulation(a, says[0])
