@@ -89,7 +89,9 @@ int iz_gpt2_open(struct iz_model **out, const void *target)
 
 static const struct iz_hf_name hf_names[] = {
     OURS("wte.weight"),
-    OURS("wpe.weight"),
+    {.tensor = "transformer.wpe.weight",
+     .param = "wpe.weight",
+     .layout = IZ_HF_FIRST_ROWS},
     WITH_BIAS("h.{}.ln_1"),
     WITH_BIAS("h.{}.attn.c_attn"),
     WITH_BIAS("h.{}.attn.c_proj"),
@@ -109,7 +111,7 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "n_layer", .key = "layers"},
     {.name = "n_head", .key = "heads"},
     {.name = "n_embd", .key = "width"},
-    {.name = "n_positions", .key = "seq"},
+    {.name = "n_positions", .key = "seq", .shorter = true},
     {.name = "n_ctx", .key = "seq"},
     {.name = "vocab_size", .key = "vocab"},
     {.name = "activation_function",

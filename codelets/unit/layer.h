@@ -136,6 +136,7 @@ enum iz_hf_layout {
     IZ_HF_SAME,       /* [rows, cols], a vector [cols]; cut by columns */
     IZ_HF_TRANSPOSED, /* [cols, rows]; cut by columns of the parameter, too */
     IZ_HF_ROWS,       /* [rows, cols]; cut by rows */
+    IZ_HF_FIRST_ROWS, /* those of a tensor that may have more; see `shorter` */
 };
 
 /* "h.{}.attn.c_attn.weight": {} is a number, the same in both names. */
@@ -162,6 +163,8 @@ struct iz_hf_key {
     const char *values;
     const char *types; /* "a|b": the types that have this row; NULL: all */
     bool null_is_zero; /* null in config.json means 0 here */
+    /* A setting may be less: the number of rows of IZ_HF_FIRST_ROWS. */
+    bool shorter;
     /* Members "a|b" that give this one its meaning: one of them must be
      * `with_value`, or the file is refused.  NULL: it needs none. */
     const char *with, *with_value;

@@ -137,7 +137,7 @@ static void print_model(FILE *out, const struct iz_section *model,
     print_head(out, "model",
                "izar's. `preset` is applied first, then the other keys. "
                "`import` also sets the shape; other keys may then only repeat "
-               "it.",
+               "it, but gpt2's `seq` may be smaller.",
                markdown);
     if (markdown)
         fputs("\nThese are the keys of gpt2; `build/models/NAME --help` lists "

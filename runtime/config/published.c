@@ -53,6 +53,14 @@ static void put_member(struct reader *r, const char *key, const char *text)
     fprintf(r->out, "%s\"%s\": %s", r->members++ ? ", " : "", key, text);
 }
 
+const char *iz_hf_config_shorter(const struct iz_hf *hf)
+{
+    for (const struct iz_hf_key *k = hf->keys; k->name; k++)
+        if (k->shorter)
+            return k->key;
+    return "";
+}
+
 static bool applies(const struct iz_hf_key *k, const struct iz_hf_type *t)
 {
     return !k->types || iz_word_among(t->name, k->types);

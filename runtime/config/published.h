@@ -25,6 +25,10 @@ const struct iz_hf_type *iz_hf_type(const struct iz_hf *hf, const void *self);
 char *iz_hf_config_text(const struct iz_section *model, const void *self,
                         enum iz_dtype t, const char *like);
 
+/* The key of the section "model" that may be set to less than the folder says;
+ * "": there is none. */
+const char *iz_hf_config_shorter(const struct iz_hf *hf);
+
 /* Copies folder/config.json into the run's output.  An export copies unknown
  * keys from this file, so the folder may be gone by then.  A resumed run keeps
  * an existing copy; a new run without an import (folder "") removes it.  On one

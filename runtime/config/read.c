@@ -193,13 +193,18 @@ static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
     }
 }
 
-/* What is written beside model.import may only repeat it. */
+/* What is written beside model.import may only repeat it, or ask for less where
+ * that has a meaning. */
 static void check_imported(struct reader *r, const char *full, const char *name,
                            const json_t *v)
 {
     const json_t *theirs = json_object_get(r->imported, name);
     char a[IZ_WHY_MAX / 2], b[IZ_WHY_MAX / 2];
     if (!theirs || iz_json_same(theirs, v))
+        return;
+    if (strcmp(iz_hf_config_shorter(r->model->hf), name) == 0 &&
+        json_is_integer(v) &&
+        json_integer_value(v) < json_integer_value(theirs))
         return;
     iz_json_describe(a, sizeof(a), v);
     iz_json_describe(b, sizeof(b), theirs);

@@ -120,6 +120,7 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
         t->cols = by_rows ? p->cols : cut[i];
         t->vector = p->rows == 1 && !by_rows;
         t->transposed = row->layout == IZ_HF_TRANSPOSED && !t->vector;
+        t->first = row->layout == IZ_HF_FIRST_ROWS;
     }
     return 0;
 }

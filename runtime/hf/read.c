@@ -12,7 +12,9 @@
 #include <unistd.h>
 
 #include "codelets/base/int64.h"
+#include "runtime/base/json.h"
 #include "runtime/base/text.h"
+#include "runtime/config/published.h"
 
 enum { RUN = 512 }; /* elements converted at a time */
 /* Of a transposition: runs of 64 bytes and more on both sides. */
@@ -22,6 +24,7 @@ struct iz_hf_reader {
     struct iz_hf_folder folder;
     struct iz_hf_map map;
     const struct iz_st_tensor **entry; /* per tensor of the map; NULL: none */
+    int64_t rows; /* of tensors whose first rows are read; 0: there are none */
     FILE *err;
 };
 
@@ -53,6 +56,8 @@ static int check_entry(const struct iz_hf_reader *r,
     int dims = iz_hf_shape(t, want);
     enum iz_dtype type;
     bool known = iz_st_dtype_read(e->dtype, &type);
+    if (t->first)
+        want[0] = r->rows;
     if (known && e->dims == dims && e->shape[0] == want[0] &&
         (dims == 1 || e->shape[1] == want[1]))
         return 0;
@@ -107,6 +112,18 @@ static int compare(struct iz_hf_reader *r)
     return faults ? -EINVAL : 0;
 }
 
+/* What the folder says of the key that may be set to less. */
+static int64_t published_rows(const struct iz_hf *hf, const char *path)
+{
+    char *text = iz_hf_config_read(hf, path, NULL);
+    json_t *root = text ? json_loads(text, 0, NULL) : NULL;
+    int64_t rows =
+        json_integer_value(json_object_get(root, iz_hf_config_shorter(hf)));
+    json_decref(root);
+    free(text);
+    return rows;
+}
+
 int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
                     const struct iz_model *model, const char *path, FILE *err)
 {
@@ -116,6 +133,7 @@ int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
     if (!r)
         return why;
     r->err = err;
+    r->rows = published_rows(hf, path);
     why = iz_hf_map_open(&r->map, hf, model);
     if (!why)
         why = iz_hf_folder_open(&r->folder, path, err);

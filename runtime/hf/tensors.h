@@ -22,6 +22,7 @@ struct iz_hf_tensor {
     bool transposed; /* it lies there as [cols, rows] */
     bool vector;     /* it has one dimension */
     bool tied;       /* a second name; see struct iz_hf_name */
+    bool first;      /* the first rows of a tensor that may have more */
 };
 
 struct iz_hf_map {

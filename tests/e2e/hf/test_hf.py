@@ -187,6 +187,25 @@ def test_what_means_nothing_may_be_there(place):
     assert hf.read(out) == plain
 
 
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_fewer_positions_than_published(ranks, place, nvme):
+    """The first rows of the table, no other number changed; more are refused."""
+    wide = {**run.MODEL, "seq": 21}
+    tensors = hf.gpt2_tensors(wide, "F32")
+    folder = written(place, "gpt2", tensors=tensors, config=hf.gpt2_config(wide),
+                     files=3)
+    out = place.folder / "out"
+    r = place.good(ranks, model(folder, home=(3, "nvme", "nvme"), nvme=nvme, **{
+        "run.steps": 0, "run.export": str(out)}))
+    name = "transformer.wpe.weight"
+    kind, _, data = tensors[name]
+    tensors[name] = (kind, (16, 24), data[:16 * ROW])
+    assert hf.read(out) == tensors and r.config["model"]["seq"] == 16
+    assert json.loads((out / "config.json").read_text())["n_positions"] == 16
+    run.refused(place.launch(ranks, {**model(folder), "model.seq": 22}),
+                "model.seq", "22", "21")
+
+
 @pytest.mark.single
 def test_rope_parameters_are_the_newer_place(place):
     """The same frequencies, told in either way, train alike."""
