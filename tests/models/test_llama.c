@@ -57,8 +57,9 @@ static void block(const struct iz_llama_config *c, double *const *p, double *x,
     int d = c->head_dim ? c->head_dim : c->width / c->heads;
     int64_t m = (int64_t)samples * c->seq, o = c->heads * d,
             ld = o + 2 * kv * d;
-    double *h = take(m * c->width), *qkv = take(m * ld), *y = take(m * o);
-    double *u = take(m * 2 * c->ffn), *g = take(m * c->ffn);
+    double *h = take(m * (c->width + ld + o + 3 * c->ffn));
+    double *qkv = h + m * c->width, *y = qkv + m * ld, *u = y + m * o;
+    double *g = u + m * 2 * c->ffn;
     double *const *norms = p + REST + c->qkv_bias;
     struct iz_rope rope = {.seq = c->seq,
                            .heads = c->heads + kv,
@@ -93,10 +94,6 @@ static void block(const struct iz_llama_config *c, double *const *p, double *x,
     }
     product(x, x, g, p[DOWN], NULL, m, c->ffn, c->width);
     free(h);
-    free(qkv);
-    free(y);
-    free(u);
-    free(g);
 }
 
 /* Tensors in checkpoint order: embedding, those of each layer, norm, and the

@@ -85,23 +85,16 @@ void emu_needs(int capability, const char *what)
  * Capability": maximum amount of shared memory per thread block. */
 static size_t shared_most(void)
 {
-    switch (device) {
-    case 70:
-        return 96 << 10;
-    case 75:
-        return 64 << 10;
-    case 80:
-        return 163 << 10;
-    case 86:
-    case 89:
-    case 120:
-        return 99 << 10;
-    case 90:
-        return SHARED_BYTES;
-    default:
-        emu_fail("no figures for compute capability %d.%d", device / 10,
-                 device % 10);
-    }
+    static const struct {
+        int capability;
+        size_t kib;
+    } most[] = {{70, 96}, {75, 64},  {80, 163}, {86, 99},
+                {89, 99}, {90, 227}, {120, 99}};
+    for (auto m : most)
+        if (m.capability == device)
+            return m.kib << 10;
+    emu_fail("no figures for compute capability %d.%d", device / 10,
+             device % 10);
 }
 
 void emu_fail(const char *fmt, ...)

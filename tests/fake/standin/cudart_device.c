@@ -235,23 +235,11 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr a, int dev)
     cudaError_t e = cudaGetDeviceProperties(&p, dev);
     if (e)
         return e;
-    switch (a) {
-    case cudaDevAttrMultiProcessorCount:
-        *value = p.multiProcessorCount;
-        break;
-    case cudaDevAttrComputeMode:
-        *value = cudaComputeModeDefault;
-        break;
-    case cudaDevAttrPciBusId:
-        *value = p.pciBusID;
-        break;
-    case cudaDevAttrComputeCapabilityMajor:
-        *value = p.major;
-        break;
-    case cudaDevAttrComputeCapabilityMinor:
-        *value = p.minor;
-        break;
-    }
+    *value = a == cudaDevAttrMultiProcessorCount      ? p.multiProcessorCount
+             : a == cudaDevAttrPciBusId               ? p.pciBusID
+             : a == cudaDevAttrComputeCapabilityMajor ? p.major
+             : a == cudaDevAttrComputeCapabilityMinor ? p.minor
+                                                      : cudaComputeModeDefault;
     return cudaSuccess;
 }
 
