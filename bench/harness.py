@@ -165,7 +165,7 @@ class Case:
         print("  " + figure_line(f), flush=True)
         return f["median"]
 
-    def narrow(self):
+    def bf16_products(self):
         """Whether this machine makes products of bf16."""
         try:
             self.call([self.program("bench/bench_gemm"), 1, 1, "bf16", 64, 1,

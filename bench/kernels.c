@@ -68,12 +68,12 @@ IZ_INLINE void limit_update(const struct buffers *b, bool half, bool copy)
 {
     float *restrict p = b->p, *restrict m = b->m, *restrict v = b->v;
     const float *restrict g = b->g;
-    const uint16_t *restrict narrow = b->half;
+    const uint16_t *restrict bf16 = b->half;
     uint16_t *restrict out = b->out;
     for (int64_t i = 0; i < PIECE; i++) {
         m[i] *= BY;
         v[i] *= BY;
-        p[i] += half ? (float)narrow[i] : g[i];
+        p[i] += half ? (float)bf16[i] : g[i];
         if (copy)
             out[i] = (uint16_t)(iz_float_bits(p[i]) >> 16);
     }
@@ -89,8 +89,7 @@ IZ_SIMD static void limit_adam(const struct buffers *b, const struct kernel *k)
         limit_update(b, false, false);
 }
 
-IZ_SIMD static void limit_narrow(const struct buffers *b,
-                                 const struct kernel *k)
+IZ_SIMD static void limit_to_16(const struct buffers *b, const struct kernel *k)
 {
     const float *restrict g = b->g;
     uint16_t *restrict out = b->out;
@@ -122,13 +121,13 @@ IZ_SIMD static void limit_add(const struct buffers *b, const struct kernel *k)
 {
     float *restrict p = b->p;
     const float *restrict wide = b->g;
-    const uint16_t *restrict narrow = b->half;
+    const uint16_t *restrict bf16 = b->half;
     if (k->in == IZ_F32)
         for (int64_t i = 0; i < PIECE; i++)
             p[i] += wide[i];
     else
         for (int64_t i = 0; i < PIECE; i++)
-            p[i] += (float)narrow[i];
+            p[i] += (float)bf16[i];
 }
 
 IZ_SIMD static void limit_write(const struct buffers *b, const struct kernel *k)
@@ -174,7 +173,7 @@ static void run_adam_wide(const struct buffers *b, const struct kernel *k)
     run_adam(b, &wide);
 }
 
-static void run_narrow(const struct buffers *b, const struct kernel *k)
+static void run_to_16(const struct buffers *b, const struct kernel *k)
 {
     iz_cast(b->out, k->out, b->g, IZ_F32, PIECE);
 }
@@ -232,9 +231,9 @@ static const struct kernel kernels[] = {
      .moments = IZ_MOMENT_BF16},
     {"m and v fp8 against adam", 16, run_adam_wide, run_adam,
      .moments = IZ_MOMENT_FP8},
-    {"fp32 to bf16", 6, limit_narrow, run_narrow, .out = IZ_BF16},
+    {"fp32 to bf16", 6, limit_to_16, run_to_16, .out = IZ_BF16},
     {"bf16 to fp32", 6, limit_widen, run_widen, .in = IZ_BF16},
-    {"fp32 to fp16", 6, limit_narrow, run_narrow, .out = IZ_F16},
+    {"fp32 to fp16", 6, limit_to_16, run_to_16, .out = IZ_F16},
     {"fp16 to fp32", 6, limit_widen, run_widen, .in = IZ_F16},
     {"norm2 fp32", 4, limit_read, run_norm2, .in = IZ_F32},
     {"norm2 bf16", 2, limit_read, run_norm2, .in = IZ_BF16},

@@ -355,8 +355,8 @@ static struct network network(struct iz_coll *c)
 struct machine {
     char name[64];
     int cores, gpus, ranks;
-    bool measured, narrow; /* narrow: products of bf16 gain something */
-    double per_s[WHATS];   /* of one core */
+    bool measured, bf16_gains; /* products of bf16 gain something */
+    double per_s[WHATS];       /* of one core */
     double disk_bytes, disk_per_s;
     struct gpu gpu;
     struct network network;
@@ -462,9 +462,9 @@ static int calibrate_describe(struct machine *m, const char *folder)
     if (folder && !statvfs(folder, &f))
         m->disk_bytes = (double)f.f_bavail * (double)f.f_frsize;
     m->disk_per_s = m->disk_bytes > 0 ? 1e9 : 0;
-    m->narrow = iz_gemm16_gain(M, FF, K) >= IZ_GEMM16_LEAST_GAIN;
+    m->bf16_gains = iz_gemm16_gain(M, FF, K) >= IZ_GEMM16_LEAST_GAIN;
     for (int w = 0; w < WHATS; w++)
-        if (w != PRODUCTS_16 || m->narrow)
+        if (w != PRODUCTS_16 || m->bf16_gains)
             m->per_s[w] = plausible[w];
     return m->gpus ? iz_device_use(0, &m->gpu.info) : 0;
 }
@@ -473,7 +473,7 @@ static int calibrate_measure(struct machine *m, const char *folder)
 {
     m->measured = true;
     for (int w = 0; w < WHATS; w++)
-        if (w != PRODUCTS_16 || m->narrow)
+        if (w != PRODUCTS_16 || m->bf16_gains)
             m->per_s[w] = on_all((enum what)w, m->cores);
     m->disk_per_s = disk(folder);
     int r = m->gpus ? measure_gpu(&m->gpu) : 0;

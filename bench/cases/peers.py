@@ -77,13 +77,13 @@ def against_torch(b):
     modes = torch_modes()
     if "compile" not in modes:
         absent(b, "torch.compile", "needs PyTorch 2 in IZ_BENCH_PYTHON")
-    narrow = b.narrow()
+    bf16_products = b.bf16_products()
     for name, model, samples, steps, types in SHAPES[:1] + SHAPES[2:] if b.quick \
             else SHAPES:
         for mode, dtype in itertools.product(modes, types):
             # PyTorch's products of bf16 take thirty times as long where the
             # processor has none.
-            if dtype == "bf16" and not narrow:
+            if dtype == "bf16" and not bf16_products:
                 absent(b, f"{mode}, {name}, bf16", "this machine makes no products "
                        "of bf16")
                 continue

@@ -81,7 +81,7 @@ def measure(b, name, program, model, micro, accum, dtype, steps):
 
 def run(b):
     for case in CASES:
-        if case[5] == "bf16" and not b.narrow():
+        if case[5] == "bf16" and not b.bf16_products():
             print(f"  {case[0]}: absent: this machine makes no products of bf16",
                   flush=True)
             continue

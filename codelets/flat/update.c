@@ -51,7 +51,7 @@ static const struct iz_alike *update_range(const struct iz_update *u,
 enum { TILE = 512 };
 
 /* States in fewer bytes, a tile of whole blocks at a time. */
-static void update_narrow(const struct iz_update *u)
+static void update_coded(const struct iz_update *u)
 {
     const struct iz_alike *s = u->span;
     int states = iz_optimizer(u->optimizer)->states;
@@ -83,7 +83,7 @@ void iz_update(const struct iz_update *u)
     float *state[IZ_STATES_MAX] = {NULL};
     assert(u->n >= 0 && u->spans > 0 && u->span[u->spans - 1].end >= u->n);
     if (u->type != IZ_MOMENT_F32) {
-        update_narrow(u);
+        update_coded(u);
         return;
     }
     for (int j = 0; j < iz_optimizer(u->optimizer)->states; j++)

@@ -66,8 +66,8 @@ static int chunk_of(const struct iz_heads *a, enum iz_dtype t)
     return n < a->all ? (int)n : a->all;
 }
 
-/* On tensor cores, whose kernels need compute capability 8.0. */
-static bool attention_narrow(const struct iz_exec *x, enum iz_dtype t)
+/* Their kernels need compute capability 8.0. */
+static bool on_tensor_cores(const struct iz_exec *x, enum iz_dtype t)
 {
     return t != IZ_F32 && x->capability >= 80;
 }
@@ -100,7 +100,7 @@ void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,
 {
     struct iz_heads h = heads_of(a);
     (void)scratch;
-    if (attention_narrow(x, a->o.dtype))
+    if (on_tensor_cores(x, a->o.dtype))
         iz_attention_fwd_16(&h, a->o.dtype, x->stream);
     else
         iz_attention_fwd_32(&h, a->o.dtype, x->stream);
@@ -118,7 +118,7 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
     iz_by_type(a->o.dtype, [&](auto zero) {
         delta_of<decltype(zero), sizeof(zero) == 2 ? 8 : 1>(&h, x->stream);
     });
-    if (attention_narrow(x, a->o.dtype))
+    if (on_tensor_cores(x, a->o.dtype))
         iz_attention_bwd_16(&h, a->o.dtype, x->stream);
     else
         iz_attention_bwd_32(&h, a->o.dtype, x->capability, x->stream);

@@ -110,7 +110,7 @@ static void launch_wide(struct iz_exec *x, const struct iz_update *u)
 /* ---- states in fewer bytes ---- */
 
 /* Goes to the kernel by value: less than the 4 KiB that every CUDA takes. */
-struct narrow {
+struct coded {
     int64_t n, at, first;
     uint64_t key;
     float *p;
@@ -131,7 +131,7 @@ static __device__ uint32_t place_in_block()
 }
 
 /* Random bits of the block of element i of state s. */
-static __device__ uint32_t bits_of_block(const struct narrow &k, int s,
+static __device__ uint32_t bits_of_block(const struct coded &k, int s,
                                          int64_t i)
 {
     return iz_block_bits(k.key + (unsigned)s, k.first + i);
@@ -139,13 +139,13 @@ static __device__ uint32_t bits_of_block(const struct narrow &k, int s,
 
 /* Elements of state s as fp32, from i on. */
 struct bf16 {
-    static __device__ void load(float (&to)[PER_THREAD], const struct narrow &k,
+    static __device__ void load(float (&to)[PER_THREAD], const struct coded &k,
                                 int s, int64_t i)
     {
         iz_load_row(to, (const iz_bf16 *)k.state[s].codes + k.at + i);
     }
 
-    static __device__ void store(const struct narrow &k,
+    static __device__ void store(const struct coded &k,
                                  const float (&x)[PER_THREAD], int s, int64_t i,
                                  bool mine)
     {
@@ -192,7 +192,7 @@ static __device__ uint32_t power_of_block(const float *x, uint32_t binades)
 }
 
 struct fp8 {
-    static __device__ void load(float (&to)[PER_THREAD], const struct narrow &k,
+    static __device__ void load(float (&to)[PER_THREAD], const struct coded &k,
                                 int s, int64_t i)
     {
         uint32_t c = load_codes(k.state[s].codes + k.at + i);
@@ -205,7 +205,7 @@ struct fp8 {
         }
     }
 
-    static __device__ void store(const struct narrow &k,
+    static __device__ void store(const struct coded &k,
                                  const float (&x)[PER_THREAD], int s, int64_t i,
                                  bool mine)
     {
@@ -231,7 +231,7 @@ struct fp8 {
 
 /* A thread's elements, from i on; a span may end between them. */
 template <class F, class G, class O>
-static __device__ void update_spans(const struct narrow &k,
+static __device__ void update_spans(const struct coded &k,
                                     float (&state)[F::STATES][PER_THREAD],
                                     const G *g, O *out, int64_t i)
 {
@@ -254,7 +254,7 @@ static __device__ void update_spans(const struct narrow &k,
  */
 template <class F, class T, class G, class O>
 static __global__ void __launch_bounds__(THREADS)
-    update_narrow(struct narrow k, const G *g, O *out)
+    update_coded(struct coded k, const G *g, O *out)
 {
     int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int64_t i = thread * PER_THREAD;
@@ -270,12 +270,12 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <class F, class T, class G, class O>
-static void launch_narrow(struct iz_exec *x, const struct iz_update *u)
+static void launch_coded(struct iz_exec *x, const struct iz_update *u)
 {
-    struct narrow k = {};
+    struct coded k = {};
     if (!iz_aligned(u->p, u->g, u->out) || u->n % IZ_MOMENT_BLOCK ||
         u->at % IZ_MOMENT_BLOCK || u->spans > IZ_ALIKE_MAX)
-        iz_die("update with narrow states: %lld elements, %d spans, or an "
+        iz_die("update with coded states: %lld elements, %d spans, or an "
                "address that is no multiple of 16",
                (long long)u->n, u->spans);
     k.n = u->n;
@@ -290,9 +290,8 @@ static void launch_narrow(struct iz_exec *x, const struct iz_update *u)
     }
     for (int s = 0; s < u->spans; s++)
         k.span[s] = u->span[s];
-    IZ_LAUNCH((update_narrow<F, T, G, O>),
-              iz_blocks(u->n, THREADS * PER_THREAD), THREADS, 0, x->stream, k,
-              (const G *)u->g, (O *)u->out);
+    IZ_LAUNCH((update_coded<F, T, G, O>), iz_blocks(u->n, THREADS * PER_THREAD),
+              THREADS, 0, x->stream, k, (const G *)u->g, (O *)u->out);
 }
 
 /* ---- the kernel of these types ---- */
@@ -305,9 +304,9 @@ static void update_by(struct iz_exec *x, const struct iz_update *u)
             using G = decltype(g);
             using O = decltype(out);
             if (u->type == IZ_MOMENT_FP8)
-                launch_narrow<F, fp8, G, O>(x, u);
+                launch_coded<F, fp8, G, O>(x, u);
             else if (u->type == IZ_MOMENT_BF16)
-                launch_narrow<F, bf16, G, O>(x, u);
+                launch_coded<F, bf16, G, O>(x, u);
             else
                 launch_wide<F, G, O>(x, u);
         });

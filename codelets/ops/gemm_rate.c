@@ -11,19 +11,19 @@
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
 
-/* One product y[m,n] = a[m,k] b[k,n], in fp32 or with bf16 operands; narrow is
- * a rounded. */
+/* One product y[m,n] = a[m,k] b[k,n], in fp32 or with bf16 operands; bf16: a,
+ * rounded. */
 struct sample {
     int m, n, k;
     float *a, *b, *y;
-    uint16_t *narrow;
+    uint16_t *bf16;
     void *scratch;
 };
 
 static void sample_close(struct sample *s)
 {
     free(s->a);
-    free(s->narrow);
+    free(s->bf16);
 }
 
 static struct iz_gemm16 product_16(const struct sample *s)
@@ -31,7 +31,7 @@ static struct iz_gemm16 product_16(const struct sample *s)
     return (struct iz_gemm16){.m = s->m,
                               .n = s->n,
                               .k = s->k,
-                              .a = s->narrow,
+                              .a = s->bf16,
                               .b = s->b,
                               .c = s->y,
                               .c_type = IZ_F32,
@@ -43,17 +43,17 @@ static int sample_open(struct sample *s, int m, int n, int k)
     size_t na = (size_t)m * (size_t)k, nb = (size_t)k * (size_t)n;
     *s = (struct sample){.m = m, .n = n, .k = k};
     struct iz_gemm16 g = product_16(s);
-    size_t bytes = na * sizeof(*s->narrow) + (size_t)iz_gemm16_scratch(&g);
+    size_t bytes = na * sizeof(*s->bf16) + (size_t)iz_gemm16_scratch(&g);
     s->a = calloc(na + nb + (size_t)m * (size_t)n, sizeof(*s->a));
-    s->narrow = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    if (!s->a || !s->narrow) {
+    s->bf16 = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    if (!s->a || !s->bf16) {
         sample_close(s);
         return -1;
     }
     s->b = s->a + na;
     s->y = s->b + nb;
-    s->scratch = (char *)s->narrow + (na * sizeof(*s->narrow) + 63) / 64 * 64;
-    iz_cast(s->narrow, IZ_BF16, s->a, IZ_F32, (int64_t)na);
+    s->scratch = (char *)s->bf16 + (na * sizeof(*s->bf16) + 63) / 64 * 64;
+    iz_cast(s->bf16, IZ_BF16, s->a, IZ_F32, (int64_t)na);
     return 0;
 }
 
@@ -109,7 +109,7 @@ double iz_gemm16_rate(int m, int n, int k, double seconds)
 double iz_gemm16_gain(int m, int n, int k)
 {
     struct sample s;
-    double wide = HUGE_VAL, narrow = HUGE_VAL;
+    double fp32_ns = HUGE_VAL, bf16_ns = HUGE_VAL;
     if (iz_gemm16_missing() || sample_open(&s, m, n, k))
         return 0;
     int64_t end = iz_cpu_ns() + 5000000;
@@ -117,11 +117,11 @@ double iz_gemm16_gain(int m, int n, int k)
         int64_t begin = iz_cpu_ns();
         sample_32(&s);
         int64_t between = iz_cpu_ns();
-        iz_cast(s.narrow, IZ_BF16, s.a, IZ_F32, (int64_t)s.m * s.k);
+        iz_cast(s.bf16, IZ_BF16, s.a, IZ_F32, (int64_t)s.m * s.k);
         sample_16(&s);
-        wide = fmin(wide, (double)(between - begin));
-        narrow = fmin(narrow, (double)(iz_cpu_ns() - between));
+        fp32_ns = fmin(fp32_ns, (double)(between - begin));
+        bf16_ns = fmin(bf16_ns, (double)(iz_cpu_ns() - between));
     }
     sample_close(&s);
-    return wide / narrow;
+    return fp32_ns / bf16_ns;
 }

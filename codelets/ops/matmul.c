@@ -292,8 +292,8 @@ static struct iz_adapter *adapter_of(const struct iz_linear *l)
 
 /* scale v a^T [M,rank] of the layer's input v, or scale v b of the gradient of
  * its output; in scratch. */
-static struct iz_view matmul_narrow(struct iz_exec *x, struct iz_view v,
-                                    const struct iz_adapter *f, bool gradient)
+static struct iz_view matmul_low_rank(struct iz_exec *x, struct iz_view v,
+                                      const struct iz_adapter *f, bool gradient)
 {
     struct iz_view t = iz_work(x, x->act, v.rows, f->a.rows);
     struct iz_linear l = {
@@ -311,7 +311,7 @@ void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     product_fwd(x, y, r, a, &base);
     if (f) {
         struct iz_linear wide = {.w = f->b, .out_in = true};
-        product_fwd(x, y, y, matmul_narrow(x, a, f, false), &wide);
+        product_fwd(x, y, y, matmul_low_rank(x, a, f, false), &wide);
     }
     iz_work_release(x, mark);
 }
@@ -325,7 +325,7 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
     product_da(x, da, dy, &base);
     if (f) {
         struct iz_linear wide = {.w = f->a};
-        product_fwd(x, da, da, matmul_narrow(x, dy, f, true), &wide);
+        product_fwd(x, da, da, matmul_low_rank(x, dy, f, true), &wide);
     }
     iz_work_release(x, mark);
 }
@@ -343,12 +343,12 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     matmul_product_dw(x, dy, a, &base);
     if (f && iz_wanted(x, f->da)) {
         struct iz_linear to_a = {.w = f->a, .dw = f->da, .out_in = true};
-        matmul_product_dw(x, matmul_narrow(x, dy, f, true), a, &to_a);
+        matmul_product_dw(x, matmul_low_rank(x, dy, f, true), a, &to_a);
     }
     iz_work_release(x, mark);
     if (f && iz_wanted(x, f->db)) {
         struct iz_linear to_b = {.w = f->b, .dw = f->db, .out_in = true};
-        matmul_product_dw(x, dy, matmul_narrow(x, a, f, false), &to_b);
+        matmul_product_dw(x, dy, matmul_low_rank(x, a, f, false), &to_b);
     }
     iz_work_release(x, mark);
 }

@@ -69,10 +69,10 @@ static struct iz_moments chunk_moments(struct iz_engine *e, int unit,
 
 /* Elements of a state between the host and a GPU at a time: their codes, and in
  * fp8 the powers, have room in the pinned buffer. */
-enum { NARROW = 1 << 20 };
+enum { CODES = 1 << 20 };
 
-static_assert(2 * NARROW <= IZ_BOUNCE_BYTES, "bf16");
-static_assert(NARROW % IZ_MOMENT_BLOCK == 0, "whole blocks");
+static_assert(2 * CODES <= IZ_BOUNCE_BYTES, "bf16");
+static_assert(CODES % IZ_MOMENT_BLOCK == 0, "whole blocks");
 
 /* Blocks of a state that lies on the GPU, those from element `at` on, as an
  * array in the pinned buffer: copied there, or back from there. */
@@ -101,7 +101,7 @@ static void move_moments(struct iz_engine *e, enum iz_home h,
         int64_t from = at;
         if (on_gpu(e, h)) {
             from = (at + i) % IZ_MOMENT_BLOCK;
-            k = min64(n - i, NARROW - from);
+            k = min64(n - i, CODES - from);
             near.p = e->bounce.buffer;
             near.n = round_up(from + k, IZ_MOMENT_BLOCK);
             copy_codes(e, &near, x, at + i - from, false);
@@ -159,7 +159,7 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
                        int64_t from, float *host, int64_t n, bool put)
 {
     struct iz_unit_memory *g = &e->unit[unit];
-    bool narrow = a >= IZ_STATE && e->plan.optimizer.moments != IZ_MOMENT_F32;
+    bool coded = a >= IZ_STATE && e->plan.optimizer.moments != IZ_MOMENT_F32;
     struct iz_chunk *chunks = a == IZ_FROZEN ? g->frozen : g->chunk;
     from -= iz_part_of(e, unit, a == IZ_FROZEN).first;
     for (int64_t left; n > 0; from += left, host += left, n -= left) {
@@ -170,7 +170,7 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
         bool state = a >= IZ_STATE || (a == IZ_MASTER && l.master);
         if (a == IZ_FROZEN) {
             move_params(e, unit, k, at, host, left, put);
-        } else if (narrow) {
+        } else if (coded) {
             struct iz_moments x = chunk_moments(e, unit, k, a);
             move_moments(e, k->home, &x, at, host, left, put);
         } else {

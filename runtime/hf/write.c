@@ -339,11 +339,11 @@ static void put_rows(struct iz_hf_writer *w, int i, const struct iz_hf_rect *r,
                      const float *in)
 {
     const struct iz_hf_tensor *t = &w->o.map->tensor[i];
-    bool narrow = r->cols < t->width;
-    for (int64_t k = 0; k < r->rows && narrow; k++)
+    bool partial = r->cols < t->width;
+    for (int64_t k = 0; k < r->rows && partial; k++)
         memcpy(w->turned + k * r->cols, in + k * t->width,
                (size_t)r->cols * sizeof(*in));
-    put_elements(w, i, iz_hf_place(t, r), narrow ? w->turned : in,
+    put_elements(w, i, iz_hf_place(t, r), partial ? w->turned : in,
                  r->rows * r->cols);
 }
 

@@ -96,7 +96,7 @@ def measured(request):
 
 
 @pytest.fixture(scope="session")
-def narrow_products(workplace, text):
+def bf16_products(workplace, text):
     """Skips where no products of bf16 can be made on the CPU."""
     with place_for(workplace, text) as p:
         r = p.launch(1, {"bf16.enabled": True, "run.cpu_products": "bf16"}, ["--plan"])

@@ -89,10 +89,10 @@ TUNED = {
              "parameters": [{"match": "h.[13].*.bias", "frozen": False},
                             {"match": "*lora_B*", "lr_scale": 8}]},
 }
-# narrow: products of bf16 too.  The scale of fp16 grows within a few steps.
+# bf16_products: products of bf16 too.  The scale of fp16 grows within a few steps.
 TYPES = {**{t: run.typed(t, initial_scale_power=8, loss_scale_window=2)
             for t in ("fp32", "bf16", "fp16")},
-         "narrow": {"bf16.enabled": True, "run.cpu_products": "bf16"}}
+         "bf16_products": {"bf16.enabled": True, "run.cpu_products": "bf16"}}
 UPDATES = {"adam": {}, "lion": {"optimizer": {
     "type": "Lion", "params": {"lr": 1e-3, "betas": [0.9, 0.99],
                                "weight_decay": 0.3}}}}

@@ -66,18 +66,18 @@ static void round_16(struct tensor *t)
     free(half);
 }
 
-static struct product narrow_new(enum iz_dtype dw, const int64_t s[3],
-                                 bool out_in)
+static struct product bf16_new(enum iz_dtype dw, const int64_t s[3],
+                               bool out_in)
 {
     struct product p = product_new(IZ_BF16, dw, s, out_in);
-    p.narrow = true;
+    p.bf16 = true;
     round_16(&p.s.t[A]);
     round_16(&p.s.t[DY]);
     return p;
 }
 
 /* Operands that bf16 holds: only the sums differ from the reference. */
-static void narrow_products_agree(void **state)
+static void bf16_products_agree(void **state)
 {
     static const int64_t size[][3] = {{1, 1, 1},    {3, 7, 1},    {1, 17, 3},
                                       {17, 1, 33},  {33, 17, 7},  {4, 16, 16},
@@ -87,7 +87,7 @@ static void narrow_products_agree(void **state)
     for (int i = 0; i < COUNT(size); i++)
         for (int how = 0; how < 4; how++) {
             struct product p =
-                narrow_new(how & 1 ? IZ_F32 : IZ_BF16, size[i], how & 2);
+                bf16_new(how & 1 ? IZ_F32 : IZ_BF16, size[i], how & 2);
             product_check_all(&p);
             p.add = how & 1;
             product_check(&p, GRADIENT_W);
@@ -118,27 +118,27 @@ static void check_same(struct product p[2])
 }
 
 /* The other operand is rounded as a cast does it, and nothing else is. */
-static void narrow_products_round_one_operand(void **state)
+static void bf16_products_round_one_operand(void **state)
 {
     static const int64_t size[3] = {130, 70, 90};
     struct product p[2];
     if (iz_gemm16_missing())
         skip();
     pair_new(p, IZ_BF16, size, true);
-    p[0].narrow = p[1].narrow = true;
+    p[0].bf16 = p[1].bf16 = true;
     round_16(&p[1].s.t[A]);
     round_16(&p[1].s.t[DY]);
     assert_memory_not_equal(p[0].s.t[A].v.p, p[1].s.t[A].v.p, 64);
     check_same(p);
 }
 
-static void narrow_is_for_bf16_weights_alone(void **state)
+static void bf16_products_are_for_bf16_weights_alone(void **state)
 {
     static const int64_t size[3] = {33, 17, 7};
     for (int t = 0; t < 3; t += 2) {
         struct product p[2];
         pair_new(p, fixture_types[t], size, false);
-        p[1].narrow = true;
+        p[1].bf16 = true;
         check_same(p);
     }
 }
@@ -322,9 +322,9 @@ int ops_cpu(void)
     const struct CMUnitTest tests[] = {
         SEEDED(exp_is_within_two_ulp),
         SEEDED(exp_keeps_special_values),
-        SEEDED(narrow_products_agree),
-        SEEDED(narrow_products_round_one_operand),
-        SEEDED(narrow_is_for_bf16_weights_alone),
+        SEEDED(bf16_products_agree),
+        SEEDED(bf16_products_round_one_operand),
+        SEEDED(bf16_products_are_for_bf16_weights_alone),
         SEEDED(matmul_gives_equal_bits_on_every_thread),
         SEEDED(formulas_agree_with_differences),
         SEEDED(slow_kernels_are_replaced_unless_the_user_chose_them),

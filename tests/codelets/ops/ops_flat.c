@@ -402,7 +402,7 @@ static enum iz_moment_type type_of(int i)
 
 /* States in fewer bytes: of one block, of half a warp more than a warp has, of
  * a block of threads and of more. */
-static void narrow_updates_have_the_bits_of_the_cpu(void **state)
+static void coded_updates_have_the_bits_of_the_cpu(void **state)
 {
     static const int64_t blocks[] = {0, 1, 2, 3, 16, 17, 37, 1027};
     for (int c = 0; c < 2 * 3 * 3 * 2; c++)
@@ -424,7 +424,7 @@ static void narrow_updates_have_the_bits_of_the_cpu(void **state)
 /* Without memory of the last step m and v are any numbers, from the smallest to
  * those whose square is near the end of fp32.  Then as many spans as a call may
  * have, each of one element. */
-static void narrow_updates_have_them_at_every_exponent(void **state)
+static void coded_updates_have_them_at_every_exponent(void **state)
 {
     for (int c = 0; c < 4; c++)
         check_update((struct update){.type = type_of(c),
@@ -493,8 +493,8 @@ int ops_flat(void)
         SEEDED(norm_scratch_is_exact),
         SEEDED(norm_shows_every_non_finite),
         SEEDED(updates_have_the_bits_of_the_cpu),
-        SEEDED(narrow_updates_have_the_bits_of_the_cpu),
-        SEEDED(narrow_updates_have_them_at_every_exponent),
+        SEEDED(coded_updates_have_the_bits_of_the_cpu),
+        SEEDED(coded_updates_have_them_at_every_exponent),
         SEEDED(what_is_not_finite_shows),
         SEEDED(an_odd_address_is_refused),
     };

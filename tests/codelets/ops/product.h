@@ -11,9 +11,9 @@ struct product {
     struct scene s;
     int64_t m, in, out, rank;
     bool out_in, add, with_r, with_b, in_place;
-    bool narrow, tf32, fused_db; /* as in struct iz_exec */
-    unsigned absent;             /* bit i: gradient i is no argument */
-    float scale;                 /* of the product, or of the adapter */
+    bool bf16, tf32, fused_db; /* as in struct iz_exec */
+    unsigned absent;           /* bit i: gradient i is no argument */
+    float scale;               /* of the product, or of the adapter */
     /* What intermediate roundings may add, in parts of the magnitudes that a
      * number is made of. */
     double slack;

@@ -340,7 +340,7 @@ def test_gradients_are_staged_only_where_the_host_adds(ranks, comm, c, start):
 @pytest.mark.parametrize("schedule, tracks", [("depth_first", 1),
                                              ("breadth_first", 3)])
 def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, tracks, start):
-    """Deep and narrow, so that boundaries are most of it: a GPU that holds them
+    """Deep and thin, so that boundaries are most of it: a GPU that holds them
     only as they pass.  Evaluation and text pass through the same slots."""
     c, layers, seq, micro = 32, 60, 16, 8
     row = {**ROW, **FAR, "ring": 2, "micro": micro, "schedule": schedule}

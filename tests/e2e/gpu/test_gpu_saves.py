@@ -61,7 +61,7 @@ def test_a_checkpoint_does_not_know_the_ratio(dtype, param, start, place):
 # ---- m and v in fewer bytes ----
 
 # stage, optimizer, param, ratio, type of the parameters
-NARROW = [(0, "none", "none", 1, "fp32"), (1, "none", "none", 1, "fp16"),
+CODED = [(0, "none", "none", 1, "fp32"), (1, "none", "none", 1, "fp16"),
           (3, "none", "none", 1, "bf16"), (2, "cpu", "none", 0.5, "bf16"),
           (3, "cpu", "none", 0, "fp32"), (3, "cpu", "cpu", 1, "fp32"),
           (3, "cpu", "cpu", 0.5, "bf16"), (3, "cpu", "cpu", 0.5, "fp32"),
@@ -70,8 +70,8 @@ NARROW = [(0, "none", "none", 1, "fp32"), (1, "none", "none", 1, "fp16"),
 
 @standin
 @pytest.mark.parametrize("kind", ("bf16", "fp8"))
-@pytest.mark.parametrize("stage, optimizer, param, ratio, dtype", NARROW)
-def test_narrow_states_have_the_bits_of_the_cpu(stage, optimizer, param, ratio, dtype,
+@pytest.mark.parametrize("stage, optimizer, param, ratio, dtype", CODED)
+def test_coded_states_have_the_bits_of_the_cpu(stage, optimizer, param, ratio, dtype,
                                                 kind, start):
     row = {**ROW, "dtype": dtype, "moments": kind, "steps": 4}
     gpu = start({**row, "stage": stage, "optimizer": optimizer, "param": param,
@@ -85,7 +85,7 @@ HALF = {**FAR, "ratio": 0.5, "ranks": 2, "delay_us": 300}
 @standin
 @pytest.mark.parametrize("comm", ("mpi", "nccl"))
 @pytest.mark.parametrize("kind", ("bf16", "fp8"))
-def test_narrow_states_of_two_ranks(kind, comm, start):
+def test_coded_states_of_two_ranks(kind, comm, start):
     """Sums that the host forms leave the GPU's chunks another way."""
     row = {**ROW, **HALF, "comm": comm, "moments": kind}
     gpu, cpu = start(row), start({**row, "ratio": 1, "device": "cpu"})
@@ -95,7 +95,7 @@ def test_narrow_states_of_two_ranks(kind, comm, start):
 @standin
 @pytest.mark.parametrize("kind", ("bf16", "fp8"))
 @pytest.mark.parametrize("param,dtype", [("cpu", "bf16"), ("none", "fp32")])
-def test_a_checkpoint_of_narrow_states_does_not_know_where_they_were(
+def test_a_checkpoint_of_coded_states_does_not_know_where_they_were(
         param, dtype, kind, start, place):
     """On the GPU, on both sides, on the CPU: one file, and each goes on."""
     base = {**ROW, "stage": 3, "dtype": dtype, "moments": kind}
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_narrow_states_does_not_know_where_they_were(
 
 @standin
 @pytest.mark.parametrize("ratio", (1, 0.4))
-def test_checkpoints_of_narrow_states_on_the_gpu_wait(ratio, start):
+def test_checkpoints_of_coded_states_on_the_gpu_wait(ratio, start):
     """What auto chooses; those on the host alone are saved beside training."""
     row = {**ROW, "stage": 2, "optimizer": "cpu", "ratio": ratio, "moments": "fp8"}
     wait, free = start(row, {**BESIDE, "run.save_mode": "sync"}), start(row, BESIDE)

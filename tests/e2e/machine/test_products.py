@@ -28,8 +28,8 @@ def asked(kind, **more):
 
 
 @pytest.mark.single
-def test_auto_takes_what_is_faster_and_says_why(place, narrow_products):
-    """Narrow layers are faster in fp32 on any machine: rounding and calling cost
+def test_auto_takes_what_is_faster_and_says_why(place, bf16_products):
+    """Small layers are faster in fp32 on any machine: rounding and calling cost
     more than the product."""
     model = {"layers": 2, "heads": 1, "width": 8, "seq": 8, "vocab": 256}
     r = place.good(1, asked("auto", model=model))
@@ -39,21 +39,21 @@ def test_auto_takes_what_is_faster_and_says_why(place, narrow_products):
 
 
 @pytest.mark.single
-def test_auto_without_instructions_says_so(place, narrow_products):
+def test_auto_without_instructions_says_so(place, bf16_products):
     r = place.good(1, asked("auto"), env=WITHOUT)
     assert products(r) == "fp32"
     assert "products in fp32: oneDNN multiplies no" in r.out, str(r)
 
 
 @pytest.mark.parametrize("ranks", (1, 3))
-def test_bf16_that_cannot_be_is_refused_once(ranks, place, narrow_products):
+def test_bf16_that_cannot_be_is_refused_once(ranks, place, bf16_products):
     r = place.launch(ranks, asked("bf16"), env=WITHOUT)
     run.refused(r, "run.cpu_products: bf16: rank 0: oneDNN multiplies no")
     assert r.err.count("run.cpu_products") == 1, str(r)
 
 
 @pytest.mark.single
-def test_a_resumed_run_keeps_its_products(place, narrow_products):
+def test_a_resumed_run_keeps_its_products(place, bf16_products):
     for kind in ("bf16", "fp32"):
         a = place.good(1, asked(kind), output=place.folder / kind)
         assert products(a) == kind
@@ -64,7 +64,7 @@ def test_a_resumed_run_keeps_its_products(place, narrow_products):
         assert b.config["run"]["cpu_products"] == kind
 
 
-def test_a_resumed_run_that_began_otherwise(place, narrow_products):
+def test_a_resumed_run_that_began_otherwise(place, bf16_products):
     a = place.good(2, asked("bf16"))
     path, effective = a.output / "config.json", a.config
     more = asked("auto", **{"run.steps": 4})
@@ -81,7 +81,7 @@ def test_a_resumed_run_that_began_otherwise(place, narrow_products):
 
 
 @pytest.mark.single
-def test_less_memory_by_products_of_fp32_is_offered(place, narrow_products):
+def test_less_memory_by_products_of_fp32_is_offered(place, bf16_products):
     """Rounded operands need scratch."""
     more = {"model": {**GPT2, "layers": 1}, "run.recompute": "full",
             "train_batch_size": 1, "run.memory_limit_bytes": 10**15}
@@ -99,7 +99,7 @@ def test_less_memory_by_products_of_fp32_is_offered(place, narrow_products):
 
 @pytest.mark.alone
 @pytest.mark.single
-def test_a_described_machine_makes_the_same_products(place, narrow_products):
+def test_a_described_machine_makes_the_same_products(place, bf16_products):
     path, machine = described(place)
     assert machine["core_bf16_flops_per_s"] >= machine["core_flops_per_s"]
     more = {"model": GPT2, "train_batch_size": 1, "run.workers": machine["cores"]}
@@ -125,7 +125,7 @@ def most_memory(config):
 
 
 @pytest.mark.single
-def test_what_is_timed_is_small(place, narrow_products):
+def test_what_is_timed_is_small(place, bf16_products):
     """The largest matrix of this model is a table, which nothing is multiplied
     with."""
     model = {"preset": "criteo-1m", "rows": 10**6, "unit_rows": 10**6, "dim": 64}

@@ -89,8 +89,8 @@ def check(row, sums, start, references, plain):
 
 @pytest.mark.parametrize("row", rows.cases(ROWS))
 def test_same_bits_as_the_plain_run(row, start, references, request):
-    if row["dtype"] == "narrow":  # a mark of one case asks for no fixture
-        request.getfixturevalue("narrow_products")
+    if row["dtype"] == "bf16_products":  # a mark of one case asks for no fixture
+        request.getfixturevalue("bf16_products")
     row = {"model": "gpt2", **whole(row)}
     left = {k: v for k, v in row.items() if k not in FREE}
     check(row, SUMS, start, references, {**left, **PLAIN})
@@ -106,11 +106,11 @@ ONE = {**PLAIN, "ranks": 1, "dtype": "fp32", "batch": BATCH, "steps": 4, "micro"
        "clip": 0.5}
 
 
-def test_narrow_products_change_bits(start, narrow_products):
+def test_bf16_products_change_bits(start, bf16_products):
     """They are what the key asks for, and near the others."""
-    wide, narrow = (start({**ONE, "dtype": x}) for x in ("bf16", "narrow"))
-    assert wide.bits != narrow.bits and wide.hash != narrow.hash
-    assert wide.losses == pytest.approx(narrow.losses, rel=1e-3)
+    fp32, bf16 = (start({**ONE, "dtype": x}) for x in ("bf16", "bf16_products"))
+    assert fp32.bits != bf16.bits and fp32.hash != bf16.hash
+    assert fp32.losses == pytest.approx(bf16.losses, rel=1e-3)
 
 
 def test_every_pair_of_settings_is_covered():

@@ -122,7 +122,7 @@ def test_other_ranks_go_on_with_lions_states(place):
     assert listed and all("MiB  lion: master, m  {" in x for x in listed)
 
 
-def test_other_ranks_and_kinds_go_on_with_narrow_states(place, nvme):
+def test_other_ranks_and_kinds_go_on_with_coded_states(place, nvme):
     """fp8's blocks are cut elsewhere in the files, not elsewhere in a group."""
     out = place.folder / "parts"
     c = {"run.save": True, "train_batch_size": 8, "gradient_accumulation_steps": 2,

@@ -221,7 +221,7 @@ def test_checkpoints_on_the_way_have_whole_tables(mode, start):
 
 @pytest.mark.parametrize("moments, ranks", [("bf16", 1), ("bf16", 2),
                                             ("fp8", 1), ("fp8", 2)])
-def test_narrow_moments_of_untouched_rows_stay(moments, ranks, start):
+def test_coded_moments_of_untouched_rows_stay(moments, ranks, start):
     """The bits of stage 0 at stage 3; rows of fp8 are whole blocks."""
     more = {**STEP, "run.state_dtype": moments, "run.steps": 6, "model.dim": 64}
     a = start("sparse", ranks, more, NONE)

@@ -7,10 +7,10 @@
 
 static void samples_are_the_tokens_of_each_format(void **state)
 {
-    uint16_t narrow[] = {1, 2, 65535, 4, 5};
-    uint32_t wide[] = {1, 2, 128255, 4, 5};
+    uint16_t tokens16[] = {1, 2, 65535, 4, 5};
+    uint32_t tokens32[] = {1, 2, 128255, 4, 5};
     int32_t input[4], target[4];
-    use(shard("a", 20240520, 1, 5, narrow, sizeof(narrow)), "", 0);
+    use(shard("a", 20240520, 1, 5, tokens16, sizeof(tokens16)), "", 0);
     struct iz_data *d = opened(2, 0, false);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 2);
     for (int i = 0; i < 2; i++) {
@@ -19,7 +19,7 @@ static void samples_are_the_tokens_of_each_format(void **state)
     }
     iz_data_close(&d);
     assert_null(d);
-    use(shard("b", 20240801, 7, 5, wide, sizeof(wide)), "", 0);
+    use(shard("b", 20240801, 7, 5, tokens32, sizeof(tokens32)), "", 0);
     d = opened(4, 0, false);
     iz_data_sample(d, IZ_TRAIN, 0, input, target);
     assert_int_equal(input[2], 128255);

@@ -441,7 +441,7 @@ static void a_gpu_that_is_full_takes_no_chunks(void **state)
 }
 
 /* Where they fit with half of them on the GPU, that is the way out. */
-static void narrow_states_are_shared_out_too(void **state)
+static void coded_states_are_shared_out_too(void **state)
 {
     for (int t = IZ_MOMENT_BF16; t <= IZ_MOMENT_FP8; t++) {
         struct iz_config c = offloaded(1, IZ_HOME_CPU);
@@ -510,7 +510,7 @@ int main(void)
         cmocka_unit_test(the_whole_optimizer_on_the_host_is_a_way_out),
         cmocka_unit_test(a_host_that_is_short_leaves_chunks_to_the_gpu),
         cmocka_unit_test(a_gpu_that_is_full_takes_no_chunks),
-        cmocka_unit_test(narrow_states_are_shared_out_too),
+        cmocka_unit_test(coded_states_are_shared_out_too),
         cmocka_unit_test(host_and_gpu_together_are_a_way_out),
         cmocka_unit_test(a_gpu_has_room_for_libraries),
         cmocka_unit_test(a_gpu_has_room_for_the_tables_of_pinned_memory),
