@@ -281,6 +281,7 @@ class Bench:
 
 
 GPT = {"layers": 6, "heads": 6, "width": 384, "seq": 256, "vocab": 256}
+GPT2_124M = {"layers": 12, "heads": 12, "width": 768, "seq": 256, "vocab": 50257}
 OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"},
            "offload_param": {"device": "cpu"}}
 

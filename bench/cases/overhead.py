@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the runtime itself costs: a task, its memory, its share of a step, and whether
 the workers ever wait for the thread that submits."""
-from harness import GPT, OFFLOAD, gpt_config
+from harness import GPT2_124M, OFFLOAD, gpt_config
 
 ABOUT = "the runtime itself: a task, its memory, its share of a step"
-
-GPT2_124M = {"layers": 12, "heads": 12, "width": 768, "seq": 1024, "vocab": 50257}
 
 
 def doors(b):
@@ -48,4 +46,4 @@ def run(b):
     step(b, "GPT 6x384, 4 micro-batches",
          gpt_config(accum=4, zero=OFFLOAD, steps=6), us)
     step(b, "GPT-2 124M", gpt_config(1, zero=OFFLOAD, steps=3 if b.quick else 6,
-                                     model={**GPT, **GPT2_124M}), us)
+                                     model={**GPT2_124M, "seq": 1024}), us)

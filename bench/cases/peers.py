@@ -11,14 +11,13 @@ import re
 import statistics
 import subprocess
 
-from harness import GPT, OFFLOAD, ROOT, first_line, gpt_config
+from harness import GPT, GPT2_124M, OFFLOAD, ROOT, first_line, gpt_config
 
 ABOUT = "tokens per second against PyTorch, DeepSpeed, FSDP2 and llm.c"
 
 PYTHON = os.environ.get("IZ_BENCH_PYTHON", "/usr/bin/python3")
 LLMC = os.environ.get("IZ_BENCH_LLMC")
 PEERS = ROOT / "bench" / "peers"
-GPT2_124M = {"layers": 12, "heads": 12, "width": 768, "seq": 256, "vocab": 50257}
 
 # name, model, samples, steps, types
 SHAPES = (("GPT 6x384, vocabulary 256", GPT, 4, 8, ("fp32", "bf16")),
