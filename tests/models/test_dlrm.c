@@ -113,17 +113,10 @@ static const struct twin_kind kind = {
             {TWIN_AT(iz_dlrm_config, unit_rows), 0},
             {TWIN_AT(iz_dlrm_config, top_layers), IZ_DLRM_LAYERS + 1}}};
 
-static struct iz_model *opened(void)
-{
-    struct iz_model *m;
-    assert_int_equal(iz_dlrm_open(&m, &odd), 0);
-    return m;
-}
-
 /* Every unit has unit_rows rows but the last; the head has the rest. */
 static void tables_are_cut_into_equal_units(void **state)
 {
-    struct iz_model *m = opened();
+    struct iz_model *m = twin_open(&kind, &odd);
     assert_int_equal(m->n_units, 5);
     for (int u = 0; u < 4; u++) {
         assert_int_equal(m->unit[u].param[0].rows, u < 3 ? 6 : 2);
@@ -141,7 +134,7 @@ static void tables_are_cut_into_equal_units(void **state)
  * bits of a category are those of an unsigned one. */
 static void a_record_becomes_rows_and_numbers(void **state)
 {
-    struct iz_model *m = opened();
+    struct iz_model *m = twin_open(&kind, &odd);
     int32_t record[8] = {1, 0, 7, -5, 3, 6, -1, 1000002}, target[2];
     struct {
         int32_t row[2][4];

@@ -56,7 +56,7 @@ static void fill_samples(struct twin *t)
     }
 }
 
-static struct iz_model *opened(const struct twin_kind *k, const void *config)
+struct iz_model *twin_open(const struct twin_kind *k, const void *config)
 {
     struct iz_model *m;
     assert_int_equal(k->open(&m, config), 0);
@@ -68,7 +68,7 @@ struct twin twin_new(const struct twin_kind *k, const void *config,
 {
     struct twin t = {.kind = k,
                      .config = config,
-                     .m = opened(k, config),
+                     .m = twin_open(k, config),
                      .type = type,
                      .samples = samples,
                      .loss_scale = 1};
@@ -249,7 +249,7 @@ void twin_load(struct twin *t, int i)
 
 int64_t twin_parameters(const struct twin_kind *k, const void *config)
 {
-    struct iz_model *m = opened(k, config);
+    struct iz_model *m = twin_open(k, config);
     int64_t n = 0;
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++)

@@ -63,6 +63,9 @@ struct twin {
 int twin_main(const struct twin_kind *k, const struct CMUnitTest *own,
               size_t n);
 
+/* A model that is possible; the caller's. */
+struct iz_model *twin_open(const struct twin_kind *k, const void *config);
+
 /* Parameters large enough that every path of the gradient counts. */
 struct twin twin_new(const struct twin_kind *k, const void *config,
                      enum iz_dtype type, int samples);
