@@ -33,7 +33,7 @@ void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                        const struct iz_linear *l, struct iz_view scratch);
 
-/* norm.cu */
+/* norm_layers.cu */
 void iz_norm_layer_fwd_cuda(struct iz_exec *x, struct iz_view y,
                             struct iz_view a, const struct iz_norm_layer *n,
                             bool again);

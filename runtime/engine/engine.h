@@ -153,7 +153,7 @@ struct iz_events {
     _Atomic int *stop;               /* set by a signal; borrowed */
 };
 
-/* How far the files of the checkpoint under way are; see runtime/ckpt/async.h.
+/* How far the files of the checkpoint under way are; see runtime/ckpt/save.h.
  */
 struct iz_seals {
     _Atomic int64_t step; /* as in struct iz_event, of this rank */

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "runtime/ckpt/async.h"
+#include "runtime/ckpt/save.h"
 #include "runtime/machine/arithmetic.h"
 #include "runtime/machine/cores.h"
 #include "runtime/machine/gpu_choice.h"

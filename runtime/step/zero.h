@@ -220,7 +220,7 @@ void iz_update_order_begin(struct iz_engine *e);
  * following steps. */
 void iz_update_order_end(struct iz_engine *e);
 
-/* ---- rows.c: rows of sparse tables ---- */
+/* ---- touched.c: rows of sparse tables ---- */
 
 /* Only the rows that a step touches are moved, of parameters and of gradients.
  * Every rank reads the samples of all ranks, so that all know the same rows and

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saving, as tasks or while training waits; see async.h.  Of the tasks every
+/* Saving, as tasks or while training waits; see save.h.  Of the tasks every
  * order is one of data:
  *   snapshot  reads a chunk's state, writes a buffer
  *   write     reads the buffer, reads `file`
@@ -7,7 +7,7 @@
  *   commit    reads `scalars`
  * and the first task of a save, which opens the file and copies the scalars,
  * writes both, so that two saves never mix. */
-#include "runtime/ckpt/async.h"
+#include "runtime/ckpt/save.h"
 
 #include <errno.h>
 #include <stdatomic.h>
