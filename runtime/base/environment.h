@@ -10,6 +10,10 @@ void iz_environment_keep(void);
 /* One line per variable, and what those have no effect for; nothing where none
  * is set. */
 void iz_environment_print(FILE *out);
+/* A variable that is no number, where StarPU ends the process for that; or
+ * NULL.
+ */
+const char *iz_environment_bad(void);
 /* Whole number in a variable, or `none` where it is not set.  Anything else
  * in it counts as not set, as StarPU has it. */
 int iz_environment_number(const char *name, int none);

@@ -2,9 +2,12 @@
 /* Where a run takes place and the plan of it: GPU, cores, products, memory. */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include "codelets/base/units.h"
 #include "codelets/ops/blas.h"
@@ -209,8 +212,41 @@ static bool refused(const struct run *r, const char *name, bool bad,
     return q >= 0;
 }
 
+/* The variable that names the folder in which StarPU makes .starpu for its
+ * measurements, or would end the process; NULL: it can. */
+static const char *bad_home(void)
+{
+    static const char *const homes[] = {"XDG_CACHE_HOME", "STARPU_HOME",
+                                        "HOME"};
+    const char *home = NULL, *name = NULL;
+    char path[4096];
+    for (int i = 0; i < 3 && !home; i++)
+        home = getenv(name = homes[i]);
+    if (!home || getenv("STARPU_PERF_MODEL_DIR"))
+        return NULL; /* it takes a temporary folder, or another */
+    snprintf(path, sizeof(path), "%s/.starpu", home);
+    for (char *p = path; *p;) {
+        p += 1 + strcspn(p + 1, "/");
+        char c = *p;
+        *p = 0;
+        if (mkdir(path, 0777) && errno != EEXIST && errno != EISDIR)
+            return name;
+        *p = c;
+    }
+    return access(path, W_OK) ? name : NULL;
+}
+
 static int check_environment(const struct run *r)
 {
+    const char *bad = iz_environment_bad();
+    if (refused(r, bad, bad != NULL,
+                "is not a number from 0 on, as StarPU wants it: unset it"))
+        return -EINVAL;
+    bad = bad_home();
+    if (refused(r, bad, bad != NULL,
+                "StarPU cannot write its measurements to .starpu in this "
+                "folder: set STARPU_HOME to another one"))
+        return -EINVAL;
     bool asked = iz_environment_number("STARPU_USE_NUMA", 0) != 0;
     if (refused(r, "STARPU_USE_NUMA", asked,
                 "StarPU would copy data between the host's memories by itself, "

@@ -76,9 +76,20 @@ def test_batch_that_ranks_do_not_divide_is_refused_once(place):
 @pytest.mark.parametrize("env, words", [
     ({"STARPU_SCHED": "quickest"}, ("STARPU_SCHED", "quickest", "lws")),
     *[({"IZ_YARDSTICK": side}, ("IZ_YARDSTICK: rank 0:", "from 64 to 8192"))
-      for side in ("9000", "63", "many", "-1")]])
+      for side in ("9000", "63", "many", "-1")],
+    *[({name: value}, (f"{name}: rank 0: is not a number",)) for name, value in (
+        ("STARPU_NCPU", "abc"), ("STARPU_NCPU", "-1"), ("STARPU_MIN_PRIO", "-3"),
+        ("STARPU_WORKERS_CPUID", "all"), ("STARPU_BACKOFF_MAX", "1k"))],
+    *[({name: "/proc/no"}, (f"{name}: rank 0: ", "another one"))
+      for name in ("STARPU_HOME", "XDG_CACHE_HOME")],
+    ({"HOME": "/proc/no", "STARPU_HOME": None}, ("HOME: rank 0: ", "STARPU_HOME"))])
 def test_bad_variable_is_named(env, words, place):
     run.refused(place.launch(1, {}, env=env), *words)
+
+
+def test_a_bad_variable_of_one_rank_ends_all(place):
+    r = place.apart([[], ["env", "STARPU_NCPU=two"]], {})
+    run.refused(r, "STARPU_NCPU: rank 1: is not a number")
 
 
 @pytest.mark.single
