@@ -474,6 +474,7 @@ static void print_notes(FILE *notes, const struct iz_config_file *file,
     fputs(optimizer ? "" : "\n", notes);
     if (ignored[0])
         fprintf(notes, "config: without effect here: %s\n", ignored + 2);
+    fflush(notes); /* before any message of what follows */
 }
 
 int iz_config_read(struct iz_config *c, const struct iz_section *model,
