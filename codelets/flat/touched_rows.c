@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-int64_t iz_rows_list_bytes(int units, int64_t rows)
+int64_t iz_touched_list_bytes(int units, int64_t rows)
 {
     return (units + 1) * (int64_t)sizeof(int64_t) +
            rows * (int64_t)sizeof(int32_t);
@@ -20,7 +20,7 @@ struct iz_touched iz_touched_of(const void *list, int units, int unit,
                                .cols = cols};
 }
 
-int64_t iz_rows_find(const int32_t *row, int64_t n, int64_t r)
+int64_t iz_touched_find(const int32_t *row, int64_t n, int64_t r)
 {
     int64_t low = 0, high = n;
     while (low < high) {
@@ -35,7 +35,7 @@ int64_t iz_rows_find(const int32_t *row, int64_t n, int64_t r)
 
 int64_t iz_touched_packed(const struct iz_touched *r, int64_t flat)
 {
-    int64_t row = flat / r->cols, k = iz_rows_find(r->row, r->n, row);
+    int64_t row = flat / r->cols, k = iz_touched_find(r->row, r->n, row);
     bool here = k < r->n && r->row[k] == row;
     return k * r->cols + (here ? flat - row * r->cols : 0);
 }
@@ -44,7 +44,7 @@ int64_t iz_touched_packed(const struct iz_touched *r, int64_t flat)
 bool iz_touched_next(const struct iz_touched *r, int64_t from, int64_t to,
                      struct iz_touched_piece *p)
 {
-    int64_t k = p->n ? p->next : iz_rows_find(r->row, r->n, from / r->cols);
+    int64_t k = p->n ? p->next : iz_touched_find(r->row, r->n, from / r->cols);
     if (k >= r->n || r->row[k] * r->cols >= to)
         return false;
     int64_t begin = r->row[k] * r->cols;

@@ -16,12 +16,12 @@ struct iz_touched {
 
 /* The touched rows of all units of a model are one buffer: first[units + 1],
  * then the rows of unit u from first[u] to first[u + 1] - 1. */
-int64_t iz_rows_list_bytes(int units, int64_t rows);
+int64_t iz_touched_list_bytes(int units, int64_t rows);
 struct iz_touched iz_touched_of(const void *list, int units, int unit,
                                 int64_t cols);
 
 /* Where row r is in row[n], ascending: the first that is not below it. */
-int64_t iz_rows_find(const int32_t *row, int64_t n, int64_t r);
+int64_t iz_touched_find(const int32_t *row, int64_t n, int64_t r);
 
 /* Elements of touched rows before a flat position: where it is, packed. */
 int64_t iz_touched_packed(const struct iz_touched *r, int64_t flat);

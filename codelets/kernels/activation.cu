@@ -138,7 +138,7 @@ void iz_swiglu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a)
     iz_by_type(a.dtype, [&](auto zero) {
         using T = decltype(zero);
         constexpr int per = 16 / sizeof(T);
-        bool whole = iz_rows_aligned<T>(y.cols, y.p, a.p);
+        bool whole = iz_pieces_aligned<T>(y.cols, y.p, a.p);
         IZ_LAUNCH((whole ? swiglu_fwd<T, per> : swiglu_fwd<T, 1>),
                   swiglu_grid(y, whole ? per : 1), THREADS, 0, x->stream,
                   (T *)y.p, (const T *)a.p, (int)y.cols);
@@ -151,7 +151,7 @@ void iz_swiglu_bwd_cuda(struct iz_exec *x, struct iz_view da, struct iz_view y,
     iz_by_type(a.dtype, [&](auto zero) {
         using T = decltype(zero);
         constexpr int per = 16 / sizeof(T);
-        bool whole = iz_rows_aligned<T>(y.cols, da.p, y.p, dy.p, a.p);
+        bool whole = iz_pieces_aligned<T>(y.cols, da.p, y.p, dy.p, a.p);
         IZ_LAUNCH((whole ? swiglu_bwd<T, per> : swiglu_bwd<T, 1>),
                   swiglu_grid(y, whole ? per : 1), THREADS, 0, x->stream,
                   (T *)da.p, (T *)y.p, (const T *)dy.p, (const T *)a.p,

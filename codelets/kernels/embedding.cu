@@ -234,7 +234,7 @@ void iz_table_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                iz_dtype_name(t->w.dtype));
     iz_by_type(y.dtype, [&](auto zero) {
         using T = decltype(zero);
-        bool pieces = iz_rows_aligned<T>(y.cols, y.p, t->w.p, wpe, kept);
+        bool pieces = iz_pieces_aligned<T>(y.cols, y.p, t->w.p, wpe, kept);
         IZ_LAUNCH((pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>),
                   iz_blocks(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p, l,
                   (const T *)t->w.p, (const T *)wpe, (const T *)kept,
@@ -305,7 +305,7 @@ void iz_table_bwd_cuda(struct iz_exec *x, struct iz_view dy,
                iz_dtype_name(dy.dtype));
     iz_by_type(dy.dtype, [&](auto zero) {
         using T = decltype(zero);
-        if (iz_rows_aligned<T>(dy.cols, dw.p, dwpe.p, dy.p))
+        if (iz_pieces_aligned<T>(dy.cols, dw.p, dwpe.p, dy.p))
             launch_backward<T, 16 / sizeof(T)>(x, dw, dwpe, dy, l, base);
         else
             launch_backward<T, 1>(x, dw, dwpe, dy, l, base);

@@ -351,7 +351,7 @@ template <class T> static pieces<T> pieces_of(struct iz_view v, int64_t first)
 
 template <class T> static bool whole(const pieces<T> &s)
 {
-    return iz_rows_aligned<T>(s.ld, s.p);
+    return iz_pieces_aligned<T>(s.ld, s.p);
 }
 
 template <class T, bool MEAN>
@@ -419,7 +419,7 @@ static void start_forward(struct iz_exec *x, struct iz_view y,
                               pieces_of<T>(y, first), pieces_of<T>(kept, 0),
                               pieces_of<const T>(a, first), again};
         if (whole(p.y) && whole(p.a) && whole(p.kept) &&
-            iz_rows_aligned<T>(p.n.c, p.n.w, p.n.b))
+            iz_pieces_aligned<T>(p.n.c, p.n.w, p.n.b))
             launch_forward<T, MEAN, 16 / sizeof(T)>(x, p);
         else
             launch_forward<T, MEAN, 1>(x, p);
@@ -496,7 +496,7 @@ static void start_backward(struct iz_exec *x, struct iz_view dx,
                                (int)(scratch.rows / (MEAN ? 2 : 1))};
         T *dw = (T *)n.dw.p, *db = (T *)n.db.p;
         if (whole(p.dx) && whole(p.r) && whole(p.dy) && whole(p.a) &&
-            iz_rows_aligned<T>(p.n.c, p.n.w))
+            iz_pieces_aligned<T>(p.n.c, p.n.w))
             launch_backward<T, MEAN, 16 / sizeof(T)>(x, p, dw, db);
         else
             launch_backward<T, MEAN, 1>(x, p, dw, db);

@@ -29,7 +29,7 @@ template <class... P> static inline bool iz_aligned(const P *...p)
 /* Whether rows of n elements, one behind the other, consist of whole aligned
  * pieces. */
 template <class T, class... P>
-static inline bool iz_rows_aligned(int64_t n, const P *...p)
+static inline bool iz_pieces_aligned(int64_t n, const P *...p)
 {
     return iz_aligned(p...) && n * sizeof(T) % 16 == 0;
 }

@@ -43,7 +43,7 @@ static inline int64_t row_in(struct iz_view v, const struct iz_table *t,
     if (!v.row)
         return at >= 0 && at < v.rows ? at : -1;
     r = (int32_t)at;
-    at = iz_rows_find(v.row, v.rows, r);
+    at = iz_touched_find(v.row, v.rows, r);
     return at < v.rows && v.row[at] == r ? at : -1;
 }
 

@@ -274,7 +274,7 @@ bool iz_plan_straight(const struct iz_plan *p, bool first)
 
 int64_t iz_plan_list_bytes(const struct iz_plan *p)
 {
-    return p->touched.reads ? iz_rows_list_bytes(p->n_units, p->touched.rows)
+    return p->touched.reads ? iz_touched_list_bytes(p->n_units, p->touched.rows)
                             : 0;
 }
 

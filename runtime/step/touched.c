@@ -38,10 +38,10 @@ int64_t iz_touched_first(const struct iz_touched_in *a,
 }
 
 void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
-                      struct iz_coll *c, int64_t unit)
+                      struct iz_coll *c, int64_t elem_bytes)
 {
     for (int k = 0; k <= a->ranks; k++)
-        c->first[k] = iz_touched_first(a, r, k) * unit;
+        c->first[k] = iz_touched_first(a, r, k) * elem_bytes;
 }
 
 struct list_arg {

@@ -252,9 +252,9 @@ struct iz_touched iz_touched_get(const struct iz_touched_in *a,
 int64_t iz_touched_first(const struct iz_touched_in *a,
                          const struct iz_touched *r, int rank);
 /* Fills c->first for the next collective of unequal parts: where each rank's
- * shard starts, in elements of `unit` each. */
+ * shard starts, in elements of `elem_bytes` each. */
 void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
-                      struct iz_coll *c, int64_t unit);
+                      struct iz_coll *c, int64_t elem_bytes);
 
 /* The counterparts of iz_fetch_gather and iz_fetch_publish for sparse tables:
  * of parameters from a shard into a slot, or of accumulators in place (shard

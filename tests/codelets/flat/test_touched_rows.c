@@ -120,14 +120,14 @@ static void rows_of_a_unit_are_its_part_of_the_list(void **state)
         int32_t row[5];
     } list = {{0, 2, 2, 5}, {3, 8, 0, 1, 9}};
     struct iz_touched r = iz_touched_of(&list, 3, 2, 4);
-    assert_int_equal(iz_rows_list_bytes(3, 5), 4 * 8 + 5 * 4);
+    assert_int_equal(iz_touched_list_bytes(3, 5), 4 * 8 + 5 * 4);
     assert_int_equal(r.n, 3);
     assert_int_equal(r.row[0], 0);
     assert_int_equal(r.row[2], 9);
     assert_int_equal(iz_touched_of(&list, 3, 1, 4).n, 0);
-    assert_int_equal(iz_rows_find(r.row, r.n, 1), 1);
-    assert_int_equal(iz_rows_find(r.row, r.n, 2), 2);
-    assert_int_equal(iz_rows_find(r.row, r.n, 10), 3);
+    assert_int_equal(iz_touched_find(r.row, r.n, 1), 1);
+    assert_int_equal(iz_touched_find(r.row, r.n, 2), 2);
+    assert_int_equal(iz_touched_find(r.row, r.n, 10), 3);
 }
 
 int main(void)
