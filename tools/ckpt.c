@@ -375,7 +375,7 @@ static int export_model(const struct options *o, struct checkpoint *c,
                                 .map = &map,
                                 .file_bytes = o->file_bytes,
                                 .file = IZ_HF_SINGLE,
-                                .config_file = IZ_HF_CONFIG};
+                                .config_file = IZ_PUBLISHED_CONFIG};
     char *text = NULL;
     struct stream *s = calloc(2 * (size_t)m->n_units, sizeof(*s));
     struct iz_hf_writer *w;
@@ -384,14 +384,14 @@ static int export_model(const struct options *o, struct checkpoint *c,
     config = iz_json_read(path, NULL);
     order.type = o->dtype >= 0 ? (enum iz_dtype)o->dtype : run_dtype(config);
     if (!err)
-        err = iz_hf_config_kept(
+        err = iz_published_kept(
             like, sizeof(like), o->dir,
             iz_json_text_of(json_object_get(config, "model"), "import"));
     if (!err)
         err = iz_hf_map_open(&map, p->section.hf, m);
     if (!err) {
         order.config = text =
-            iz_hf_config_text(&p->section, m->self, order.type, like);
+            iz_published_text(&p->section, m->self, order.type, like);
         err = text ? 0 : -EINVAL;
     }
     if (!err)

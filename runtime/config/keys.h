@@ -102,11 +102,11 @@ void iz_nest_end(struct iz_nest *n);
 #define IZ_WHY_MAX 512
 
 /* `5e8 (a number)`, `"x" (a string)`, `an object`. */
-void iz_json_describe(char *out, size_t size, const json_t *v);
+void iz_key_describe(char *out, size_t size, const json_t *v);
 /* Numbers compare as numbers. */
-bool iz_json_same(const json_t *a, const json_t *b);
+bool iz_key_same(const json_t *a, const json_t *b);
 /* Whether v is one of the JSON values of "a|b". */
-bool iz_json_among(const json_t *v, const char *values);
+bool iz_key_among(const json_t *v, const char *values);
 /* Stores v at the offset of k in the struct at `base`.  Returns false with the
  * reason in `why` (IZ_WHY_MAX bytes) if k does not accept v. */
 bool iz_key_store(char *why, void *base, const struct iz_key *k,

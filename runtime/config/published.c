@@ -53,7 +53,7 @@ static void put_member(struct reader *r, const char *key, const char *text)
     fprintf(r->out, "%s\"%s\": %s", r->members++ ? ", " : "", key, text);
 }
 
-const char *iz_hf_config_shorter(const struct iz_hf *hf)
+const char *iz_published_shorter(const struct iz_hf *hf)
 {
     for (const struct iz_hf_key *k = hf->keys; k->name; k++)
         if (k->shorter)
@@ -111,7 +111,7 @@ static void check_with(struct reader *r, const struct iz_hf_key *k,
     char name[64], want[160];
     for (int i = 0; iz_word(name, sizeof(name), k->with, i); i++) {
         const json_t *w = lookup(r->root, name);
-        if (w && iz_json_among(w, k->with_value))
+        if (w && iz_key_among(w, k->with_value))
             return;
     }
     snprintf(want, sizeof(want), "%s in %s", k->with_value, k->with);
@@ -140,7 +140,7 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
 static void read_constant(struct reader *r, const struct iz_hf_key *k)
 {
     const json_t *v = lookup(r->root, k->name);
-    if (v && !iz_json_among(v, k->values))
+    if (v && !iz_key_among(v, k->values))
         published_fault(r, k->name, "; this model only has ", v, k->values);
 }
 
@@ -196,11 +196,11 @@ static char *read_keys(struct reader *r, const struct iz_hf *hf)
     return NULL;
 }
 
-char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err)
+char *iz_published_read(const struct iz_hf *hf, const char *folder, FILE *err)
 {
     char path[IZ_PATH_MAX + 32], *text = NULL;
     struct reader r = {.path = path, .err = err};
-    snprintf(path, sizeof(path), "%s/" IZ_HF_CONFIG, folder);
+    snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, folder);
     json_t *root = iz_json_read(path, err);
     r.root = root;
     if (root)
@@ -211,7 +211,8 @@ char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err)
 
 /* ---- writing ---- */
 
-const struct iz_hf_type *iz_hf_type(const struct iz_hf *hf, const void *self)
+const struct iz_hf_type *iz_published_type(const struct iz_hf *hf,
+                                           const void *self)
 {
     const char *name = hf->type ? hf->type(self) : hf->types->name;
     for (const struct iz_hf_type *t = hf->types; name && t->name; t++)
@@ -282,17 +283,17 @@ static void put_rows(FILE *out, const struct iz_section *model,
         iz_nest_end(&n);
 }
 
-char *iz_hf_config_text(const struct iz_section *model, const void *self,
+char *iz_published_text(const struct iz_section *model, const void *self,
                         enum iz_dtype t, const char *like)
 {
     static const char *const types[] = {
         [IZ_F32] = "float32", [IZ_BF16] = "bfloat16", [IZ_F16] = "float16"};
-    const struct iz_hf_type *type = iz_hf_type(model->hf, self);
+    const struct iz_hf_type *type = iz_published_type(model->hf, self);
     struct iz_text text;
     FILE *out = type ? iz_text_open(&text) : NULL;
     if (!out) {
         fprintf(stderr, "izar: export: %s\n",
-                type ? "no memory for " IZ_HF_CONFIG
+                type ? "no memory for " IZ_PUBLISHED_CONFIG
                      : "no published type of model has this shape");
         return NULL;
     }
@@ -303,7 +304,7 @@ char *iz_hf_config_text(const struct iz_section *model, const void *self,
     fprintf(out, ",\n  \"torch_dtype\": \"%s\"\n}\n", types[t]);
     char *config = iz_text_close(&text);
     if (!config)
-        fprintf(stderr, "izar: no memory for " IZ_HF_CONFIG "\n");
+        fprintf(stderr, "izar: no memory for " IZ_PUBLISHED_CONFIG "\n");
     if (!err)
         return config;
     free(config);
@@ -330,11 +331,11 @@ static int copy_file(const char *to, const char *from)
     return err;
 }
 
-int iz_hf_config_keep(const char *output, const char *folder, bool goes_on)
+int iz_published_keep(const char *output, const char *folder, bool goes_on)
 {
     char kept[IZ_PATH_MAX + 32], from[IZ_PATH_MAX + 32];
     snprintf(kept, sizeof(kept), "%s/" KEPT, output);
-    snprintf(from, sizeof(from), "%s/" IZ_HF_CONFIG, folder);
+    snprintf(from, sizeof(from), "%s/" IZ_PUBLISHED_CONFIG, folder);
     if (goes_on && access(kept, F_OK) == 0)
         return 0;
     if (*folder)
@@ -343,7 +344,7 @@ int iz_hf_config_keep(const char *output, const char *folder, bool goes_on)
                                                 : 0;
 }
 
-int iz_hf_config_kept(char *path, size_t size, const char *output,
+int iz_published_kept(char *path, size_t size, const char *output,
                       const char *folder)
 {
     snprintf(path, size, "%s/" KEPT, output);
@@ -352,7 +353,7 @@ int iz_hf_config_kept(char *path, size_t size, const char *output,
     *path = 0;
     if (!folder || !*folder)
         return 0;
-    snprintf(path, size, "%s/" IZ_HF_CONFIG, folder);
+    snprintf(path, size, "%s/" IZ_PUBLISHED_CONFIG, folder);
     if (access(path, F_OK) == 0)
         return 0;
     fprintf(stderr,

@@ -9,34 +9,35 @@
 #include "codelets/flat/dtype.h"
 #include "runtime/config/config.h"
 
-#define IZ_HF_CONFIG "config.json"
+#define IZ_PUBLISHED_CONFIG "config.json"
 
 /* The shape that folder/config.json has, as a JSON object of the keys of
  * section "model"; malloc'ed.  NULL with all faults told on `err` (may be
  * NULL): a key is missing, or the model is of another kind. */
-char *iz_hf_config_read(const struct iz_hf *hf, const char *folder, FILE *err);
+char *iz_published_read(const struct iz_hf *hf, const char *folder, FILE *err);
 
 /* The type as which a model is published; NULL: none. */
-const struct iz_hf_type *iz_hf_type(const struct iz_hf *hf, const void *self);
+const struct iz_hf_type *iz_published_type(const struct iz_hf *hf,
+                                           const void *self);
 
 /* The text of config.json for weights of type t of the model that `self` is;
  * malloc'ed.  `like`: a file such as config.json, whose keys beyond those of
  * the table are kept; NULL or "": none.  NULL with the reason printed. */
-char *iz_hf_config_text(const struct iz_section *model, const void *self,
+char *iz_published_text(const struct iz_section *model, const void *self,
                         enum iz_dtype t, const char *like);
 
 /* The key of the section "model" that may be set to less than the folder says;
  * "": there is none. */
-const char *iz_hf_config_shorter(const struct iz_hf *hf);
+const char *iz_published_shorter(const struct iz_hf *hf);
 
 /* Copies folder/config.json into the run's output.  An export copies unknown
  * keys from this file, so the folder may be gone by then.  A resumed run keeps
  * an existing copy; a new run without an import (folder "") removes it.  On one
  * rank; negative errno with the reason printed. */
-int iz_hf_config_keep(const char *output, const char *folder, bool goes_on);
+int iz_published_keep(const char *output, const char *folder, bool goes_on);
 
 /* The file for `like` above: what the run kept or, of one that kept nothing,
  * that of the folder it imported (NULL or "": none, path is "").  On one rank;
  * negative errno with the reason printed. */
-int iz_hf_config_kept(char *path, size_t size, const char *output,
+int iz_published_kept(char *path, size_t size, const char *output,
                       const char *folder);

@@ -29,7 +29,7 @@ static bool expect(struct iz_faults *f, const char *key, bool is,
                    const char *what, const json_t *v)
 {
     char found[IZ_WHY_MAX / 2];
-    iz_json_describe(found, sizeof(found), v);
+    iz_key_describe(found, sizeof(found), v);
     if (!is)
         iz_fault(f, key, "expected %s, found %s", what, found);
     return is;
@@ -172,7 +172,7 @@ static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
 {
     const char *accept = k->accept;
     char found[IZ_WHY_MAX / 2];
-    iz_json_describe(found, sizeof(found), v);
+    iz_key_describe(found, sizeof(found), v);
     if (iz_word_among(accept, "any|bool|number|string") && !json_is_null(v))
         fprintf(r->ignored.out, ", %s", k->name);
     if (iz_word_among(accept, "bool|number|string")) {
@@ -188,7 +188,7 @@ static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
     } else if (strcmp(accept, "off") == 0) {
         if (!is_off(v))
             iz_fault(&r->faults, k->name, "not supported. %s", k->doc);
-    } else if (strcmp(accept, "any") != 0 && !iz_json_among(v, accept)) {
+    } else if (strcmp(accept, "any") != 0 && !iz_key_among(v, accept)) {
         iz_fault(&r->faults, k->name, "%s is not supported. %s", found, k->doc);
     }
 }
@@ -200,14 +200,14 @@ static void check_imported(struct reader *r, const char *full, const char *name,
 {
     const json_t *theirs = json_object_get(r->imported, name);
     char a[IZ_WHY_MAX / 2], b[IZ_WHY_MAX / 2];
-    if (!theirs || iz_json_same(theirs, v))
+    if (!theirs || iz_key_same(theirs, v))
         return;
-    if (strcmp(iz_hf_config_shorter(r->model->hf), name) == 0 &&
+    if (strcmp(iz_published_shorter(r->model->hf), name) == 0 &&
         json_is_integer(v) &&
         json_integer_value(v) < json_integer_value(theirs))
         return;
-    iz_json_describe(a, sizeof(a), v);
-    iz_json_describe(b, sizeof(b), theirs);
+    iz_key_describe(a, sizeof(a), v);
+    iz_key_describe(b, sizeof(b), theirs);
     iz_fault(&r->faults, full, "%s, but in %s/config.json it is %s", a,
              r->file->c.import, b);
 }
@@ -262,7 +262,7 @@ static void read_import(struct reader *r, const json_t *v)
         iz_fault(&r->faults, "model.import", "this model has no names for it");
         return;
     }
-    char *text = iz_hf_config_read(r->model->hf, folder, r->faults.err);
+    char *text = iz_published_read(r->model->hf, folder, r->faults.err);
     if (text)
         r->imported = json_loads(text, 0, NULL);
     else

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <strings.h>
 
-void iz_json_describe(char *out, size_t size, const json_t *v)
+void iz_key_describe(char *out, size_t size, const json_t *v)
 {
     static const char *const kinds[] = {
         [JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array",
@@ -31,20 +31,20 @@ void iz_json_describe(char *out, size_t size, const json_t *v)
     free(text);
 }
 
-bool iz_json_same(const json_t *a, const json_t *b)
+bool iz_key_same(const json_t *a, const json_t *b)
 {
     return json_is_number(a) && json_is_number(b)
                ? json_number_value(a) == json_number_value(b)
                : json_equal(a, b);
 }
 
-bool iz_json_among(const json_t *v, const char *values)
+bool iz_key_among(const json_t *v, const char *values)
 {
     char word[IZ_CONFIG_NAME_MAX];
     bool same = false;
     for (int i = 0; !same && iz_word(word, sizeof(word), values, i); i++) {
         json_t *w = json_loads(word, JSON_DECODE_ANY, NULL);
-        same = iz_json_same(w, v);
+        same = iz_key_same(w, v);
         json_decref(w);
     }
     return same;
@@ -53,7 +53,7 @@ bool iz_json_among(const json_t *v, const char *values)
 static bool mismatch(char *why, const char *expected, const json_t *v)
 {
     char found[IZ_WHY_MAX / 2];
-    iz_json_describe(found, sizeof(found), v);
+    iz_key_describe(found, sizeof(found), v);
     snprintf(why, IZ_WHY_MAX, "expected %s, found %s", expected, found);
     return false;
 }

@@ -263,7 +263,7 @@ int iz_hf_export_check(const struct iz_config *c,
 {
     if (!c->run.export[0])
         return 0;
-    if (section->hf && iz_hf_type(section->hf, m->self)) {
+    if (section->hf && iz_published_type(section->hf, m->self)) {
         struct iz_hf_map map = {0};
         char *text = NULL;
         int err = 0;
@@ -356,7 +356,7 @@ static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
                                   type ? (enum iz_dtype)(type - 1) : c->dtype,
                               .file_bytes = c->run.export_shard_bytes,
                               .file = IZ_HF_SINGLE,
-                              .config_file = IZ_HF_CONFIG};
+                              .config_file = IZ_PUBLISHED_CONFIG};
     if (c->lora.export == IZ_LORA_ADAPTER) {
         o->file_bytes = INT64_MAX;
         o->file = IZ_LORA_FILE;
@@ -366,9 +366,9 @@ static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
         err = iz_hf_map_open(map, section->hf, e->model);
         if (!err && e->coll->rank == 0)
             err =
-                iz_hf_config_kept(like, sizeof(like), c->run.output, c->import);
+                iz_published_kept(like, sizeof(like), c->run.output, c->import);
         if (!err && e->coll->rank == 0)
-            err = (*text = iz_hf_config_text(section, e->model->self, o->type,
+            err = (*text = iz_published_text(section, e->model->self, o->type,
                                              like))
                       ? 0
                       : -EINVAL;

@@ -115,10 +115,10 @@ static int compare(struct iz_hf_reader *r)
 /* What the folder says of the key that may be set to less. */
 static int64_t published_rows(const struct iz_hf *hf, const char *path)
 {
-    char *text = iz_hf_config_read(hf, path, NULL);
+    char *text = iz_published_read(hf, path, NULL);
     json_t *root = text ? json_loads(text, 0, NULL) : NULL;
     int64_t rows =
-        json_integer_value(json_object_get(root, iz_hf_config_shorter(hf)));
+        json_integer_value(json_object_get(root, iz_published_shorter(hf)));
     json_decref(root);
     free(text);
     return rows;

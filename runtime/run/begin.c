@@ -47,7 +47,7 @@ static int open_output(struct run *r)
     if (step < r->c.run.steps)
         s = iz_hf_export_check(&r->c, &r->p->section, r->model);
     if (!s)
-        s = iz_hf_config_keep(r->c.run.output, r->c.import, r->o.resume);
+        s = iz_published_keep(r->c.run.output, r->c.import, r->o.resume);
     if (s)
         return s;
     snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);

@@ -155,14 +155,14 @@ static int write_shards(struct iz_coll *c, void *arg)
 {
     const struct job *j = arg;
     struct iz_model *m = model_open();
-    char *config = iz_hf_config_text(&section, m->self, j->type, NULL);
+    char *config = iz_published_text(&section, m->self, j->type, NULL);
     struct iz_hf_map map;
     struct iz_hf_order o = {.folder = in_folder("%s", j->name),
                             .map = &map,
                             .type = j->type,
                             .file_bytes = j->file_bytes,
                             .file = IZ_HF_SINGLE,
-                            .config_file = IZ_HF_CONFIG,
+                            .config_file = IZ_PUBLISHED_CONFIG,
                             .config = config};
     struct iz_hf_writer *w;
     float in[ROOM];
@@ -391,7 +391,7 @@ static int keep(int i)
 {
     const char *to = in_folder("kept%d", i);
     int err = iz_durable_make_directories("test", to);
-    return err ? err : iz_hf_config_keep(to, in_folder("from"), false);
+    return err ? err : iz_published_keep(to, in_folder("from"), false);
 }
 
 static void what_a_run_keeps_of_an_import_is_on_the_disk(void **state)
@@ -409,7 +409,7 @@ static char *config_of(const char *text)
 {
     write_text(in_folder("config.json"), json(text));
     listen_begin();
-    char *out = iz_hf_config_read(&hf, folder, stderr);
+    char *out = iz_published_read(&hf, folder, stderr);
     listen_end();
     return out;
 }
@@ -428,7 +428,7 @@ static void shapes_are_read(const char *text, const char *want)
 static void model_says(struct toy t, const char *like, const char *const *words,
                        const char *shapes)
 {
-    char *text = iz_hf_config_text(&section, &t, IZ_BF16, like);
+    char *text = iz_published_text(&section, &t, IZ_BF16, like);
     assert_non_null(text);
     for (; *words; words++)
         if (!strstr(text, json(*words + (**words == '!'))) != (**words == '!'))
@@ -466,7 +466,7 @@ static void types_have_rows_of_their_own(void **state)
         "{'model_type': 'toy3', 'num_layers': 3, 'window': 'x', 'kind': 1}",
         "{'layers': 3, 'base': 10000.0, 'gated': true}");
     two.layers = 10;
-    assert_null(iz_hf_type(&hf, &two));
+    assert_null(iz_published_type(&hf, &two));
 }
 
 /* A tokenizer's ids go with the weights; what the table says wins. */
