@@ -300,7 +300,7 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
             p->frozen = was_frozen(&c->k, m->unit[u].name, p->name);
         }
     free((void *)(uintptr_t)c->k.names);
-    c->k.names = iz_state_names(m, &c->k.n_names);
+    c->k.names = iz_parts_names(m, &c->k.n_names);
     return c->k.names ? 0 : -ENOMEM;
 }
 

@@ -16,7 +16,7 @@ struct iz_ckpt_part {
     char name[64]; /* "h.3/m" */
     int64_t total, first, count;
     /* Copies elements [from, from + n) of the rank's piece into the run. Called
-     * with n <= IZ_BLOCK, in ascending order. */
+     * with n <= IZ_CKPT_BLOCK, in ascending order. */
     void (*put)(void *arg, int64_t from, const float *in, int64_t n);
     void *arg;
 };

@@ -22,18 +22,18 @@ static const char *array_name(const struct iz_engine *e, int a)
 static void engine_parts_put(void *arg, int64_t from, const float *in,
                              int64_t n)
 {
-    struct iz_state_part *a = arg;
+    struct iz_parts_range *a = arg;
     iz_access_put(a->e, a->unit, a->array, a->first + from, in, n);
 }
 
 /* A rank saves its shard; where it owns the whole it must also load the whole.
  */
-static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
+static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
                       bool load)
 {
     struct iz_part p = iz_part_of(e, u, a == IZ_FROZEN);
     struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
-    struct iz_state_part *arg = &s->arg[s->k.n_parts];
+    struct iz_parts_range *arg = &s->arg[s->k.n_parts];
     if (p.n == 0)
         return;
     s->k.n_parts++;
@@ -41,7 +41,7 @@ static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
         p.begin = 0;
         p.end = p.n;
     }
-    *arg = (struct iz_state_part){e, u, (enum iz_array)a, p.begin};
+    *arg = (struct iz_parts_range){e, u, (enum iz_array)a, p.begin};
     *q = (struct iz_ckpt_part){.total = p.n,
                                .first = p.begin,
                                .count = p.end - p.begin,
@@ -51,7 +51,7 @@ static void make_part(struct iz_state *s, struct iz_engine *e, int u, int a,
              a == IZ_FROZEN ? ".frozen" : "", array_name(e, a));
 }
 
-struct iz_ckpt_name *iz_state_names(const struct iz_model *m, int *n)
+struct iz_ckpt_name *iz_parts_names(const struct iz_model *m, int *n)
 {
     *n = 0;
     for (int u = 0; u < m->n_units; u++)
@@ -86,7 +86,7 @@ static const char *const scalar_names[SCALARS] = {
     "step",          "updates",         "loss_scale", "scale_iteration",
     "last_overflow", "hysteresis_left", "samples"};
 
-void iz_state_scalars(const struct iz_engine *e, const struct iz_control *c,
+void iz_parts_scalars(const struct iz_engine *e, const struct iz_control *c,
                       int64_t step, struct iz_ckpt_scalar *s)
 {
     double v[SCALARS] = {(double)step,
@@ -102,22 +102,22 @@ void iz_state_scalars(const struct iz_engine *e, const struct iz_control *c,
     }
 }
 
-void iz_state_close(struct iz_state *s)
+void iz_parts_close(struct iz_parts *s)
 {
     free(s->k.part);
     free((void *)s->k.names);
     free(s->k.scalar);
     free(s->arg);
-    *s = (struct iz_state){0};
+    *s = (struct iz_parts){0};
 }
 
-int iz_state_open(struct iz_state *s, struct iz_engine *e,
+int iz_parts_open(struct iz_parts *s, struct iz_engine *e,
                   const char *model_text, bool load)
 {
     int states = iz_optimizer(e->plan.optimizer.type)->states;
     int units = e->model->n_units, names;
-    struct iz_ckpt_name *name = iz_state_names(e->model, &names);
-    *s = (struct iz_state){
+    struct iz_ckpt_name *name = iz_parts_names(e->model, &names);
+    *s = (struct iz_parts){
         .k = {.dir = e->config->run.output,
               .keep_last = e->config->run.keep_last,
               .part =
@@ -132,7 +132,7 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
     if (!name || !s->k.part || !s->k.scalar || !s->arg) {
         fprintf(stderr, "izar: rank %d: out of memory for a checkpoint\n",
                 e->plan.rank);
-        iz_state_close(s);
+        iz_parts_close(s);
         return -ENOMEM;
     }
     for (int u = 0; u < units; u++) {
@@ -140,7 +140,7 @@ int iz_state_open(struct iz_state *s, struct iz_engine *e,
             make_part(s, e, u, a, load);
         make_part(s, e, u, IZ_FROZEN, load);
     }
-    iz_state_scalars(e, &e->scalar.control, e->step, s->k.scalar);
+    iz_parts_scalars(e, &e->scalar.control, e->step, s->k.scalar);
     return 0;
 }
 
@@ -203,17 +203,17 @@ static int find_newest(const struct iz_ckpt *k, int64_t *step,
     return mine < 0 ? -ENOENT : 0;
 }
 
-int iz_state_load(struct iz_engine *e, const char *model_text)
+int iz_parts_load(struct iz_engine *e, const char *model_text)
 {
-    struct iz_state s;
+    struct iz_parts s;
     int64_t step;
-    int r = iz_agree(e->coll, iz_state_open(&s, e, model_text, true));
+    int r = iz_agree(e->coll, iz_parts_open(&s, e, model_text, true));
     if (!r)
         r = find_newest(&s.k, &step, e->coll);
     if (!r)
         r = iz_ckpt_load(&s.k, step, e->coll);
     if (!r)
         r = take_scalars(e, s.k.scalar);
-    iz_state_close(&s);
+    iz_parts_close(&s);
     return iz_train_publish(e, r);
 }

@@ -7,30 +7,30 @@
 #include "runtime/step/train.h"
 
 /* Which elements of the engine a part of a checkpoint is. */
-struct iz_state_part {
+struct iz_parts_range {
     struct iz_engine *e;
     int unit;
     enum iz_array array;
     int64_t first; /* element of the unit with which the part begins */
 };
 
-struct iz_state {
+struct iz_parts {
     struct iz_ckpt k;
-    struct iz_state_part *arg; /* of each of k's parts */
+    struct iz_parts_range *arg; /* of each of k's parts */
 };
 
 /* What a rank saves or loads of the run.  -ENOMEM. */
-int iz_state_open(struct iz_state *s, struct iz_engine *e,
+int iz_parts_open(struct iz_parts *s, struct iz_engine *e,
                   const char *model_text, bool load);
-void iz_state_close(struct iz_state *s);
+void iz_parts_close(struct iz_parts *s);
 /* Of all parameters of m, in order, as the index lists them; malloc'ed, *n of
  * them.  NULL: no memory. */
-struct iz_ckpt_name *iz_state_names(const struct iz_model *m, int *n);
+struct iz_ckpt_name *iz_parts_names(const struct iz_model *m, int *n);
 /* The scalars after `step` steps, of which c is the control. */
-void iz_state_scalars(const struct iz_engine *e, const struct iz_control *c,
+void iz_parts_scalars(const struct iz_engine *e, const struct iz_control *c,
                       int64_t step, struct iz_ckpt_scalar *s);
 
 /* Loads the newest checkpoint of the run's output; model_text: what must be
  * equal for it to fit.  All ranks; negative errno on every one, reason printed;
  * -ENOENT if there is none. */
-int iz_state_load(struct iz_engine *e, const char *model_text);
+int iz_parts_load(struct iz_engine *e, const char *model_text);

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "codelets/base/int64.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
@@ -59,9 +60,9 @@ static int part_take(struct load *l, int i, const struct iz_safetensors *f,
     if (end > p->first + p->count)
         end = p->first + p->count;
     while (at < end && !err) {
-        int64_t b = (at - p->first) / IZ_BLOCK, from = p->first + b * IZ_BLOCK;
-        int64_t n =
-            (end - from < IZ_BLOCK ? end - from : IZ_BLOCK) - (at - from);
+        int64_t b = (at - p->first) / IZ_CKPT_BLOCK;
+        int64_t from = p->first + b * IZ_CKPT_BLOCK;
+        int64_t n = min64(end - from, IZ_CKPT_BLOCK) - (at - from);
         err = iz_safetensors_read(f, p, b, l->block);
         if (!err && l->put)
             part->put(part->arg, at - part->first, l->block + (at - from), n);
@@ -151,7 +152,7 @@ static int load_open(struct load *l)
             iz_durable_refuse("checkpoint", path, "is of another step", EINVAL);
     if (!err)
         err = iz_ckpt_index_check(l->index, l->k);
-    l->block = malloc(IZ_BLOCK * sizeof(*l->block));
+    l->block = malloc(IZ_CKPT_BLOCK * sizeof(*l->block));
     l->done = calloc((size_t)l->k->n_parts + 1, sizeof(*l->done));
     return err || (l->block && l->done) ? err : -ENOMEM;
 }

@@ -20,13 +20,13 @@ static_assert(sizeof(float) == 4, "tensors are fp32");
 
 int64_t iz_piece_blocks(const struct iz_piece *p)
 {
-    return p->count / IZ_BLOCK + (p->count % IZ_BLOCK != 0);
+    return p->count / IZ_CKPT_BLOCK + (p->count % IZ_CKPT_BLOCK != 0);
 }
 
 int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b)
 {
-    int64_t left = p->count - b * IZ_BLOCK;
-    return left < IZ_BLOCK ? left : IZ_BLOCK;
+    int64_t left = p->count - b * IZ_CKPT_BLOCK;
+    return left < IZ_CKPT_BLOCK ? left : IZ_CKPT_BLOCK;
 }
 
 /* ---- writing ---- */
@@ -209,7 +209,7 @@ const struct iz_piece *iz_safetensors_find(const struct iz_safetensors *s,
 int iz_safetensors_read(const struct iz_safetensors *s,
                         const struct iz_piece *p, int64_t b, float *out)
 {
-    int64_t from = b * IZ_BLOCK;
+    int64_t from = b * IZ_CKPT_BLOCK;
     int64_t n = iz_piece_block_elems(p, b);
     assert(b >= 0 && n > 0);
     int err = iz_st_read(&s->st, out, 4 * n, p->offset + 4 * from);

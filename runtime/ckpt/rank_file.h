@@ -26,7 +26,7 @@ struct iz_safetensors {
 };
 
 int64_t iz_piece_blocks(const struct iz_piece *p);
-/* IZ_BLOCK, fewer in the last. */
+/* IZ_CKPT_BLOCK, fewer in the last. */
 int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b);
 
 /* The bytes before the data; malloc'ed, *bytes of them.  Their number does not
@@ -44,7 +44,7 @@ void iz_safetensors_close(struct iz_safetensors **s);
 const struct iz_piece *iz_safetensors_find(const struct iz_safetensors *s,
                                            const char *name);
 
-/* Reads block b of a piece (IZ_BLOCK elements, fewer in the last) and checks
- * its hash. Negative errno with the reason printed. */
+/* Reads block b of a piece (IZ_CKPT_BLOCK elements, fewer in the last) and
+ * checks its hash. Negative errno with the reason printed. */
 int iz_safetensors_read(const struct iz_safetensors *s,
                         const struct iz_piece *p, int64_t b, float *out);

@@ -27,7 +27,7 @@
 
 struct iz_saver {
     struct iz_engine *e;
-    struct iz_state state; /* its scalars: of the step that is saved */
+    struct iz_parts parts; /* its scalars: of the step that is saved */
     struct iz_piece *piece;
     struct iz_ckpt_writer writer;
     starpu_data_handle_t file, scalars;
@@ -278,7 +278,7 @@ static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 static void run_write(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct block_arg *a = arg;
-    if (a->s->state.arg[a->part].array == IZ_FROZEN)
+    if (a->s->parts.arg[a->part].array == IZ_FROZEN)
         widen_frozen(a->s->e, buf[0],
                      iz_piece_block_elems(&a->s->piece[a->part], a->block));
     if (good(a->s))
@@ -288,13 +288,13 @@ static void run_write(struct iz_exec *x, void **buf, const void *arg)
 
 static void submit_block(struct iz_saver *s, int part, int64_t block)
 {
-    const struct iz_state_part *p = &s->state.arg[part];
+    const struct iz_parts_range *p = &s->parts.arg[part];
     struct iz_engine *e = s->e;
     struct iz_staging *staging = iz_next_staging(e, IZ_STAGING_SAVE);
     struct block_arg a = {s, part, block};
     bool frozen = p->array == IZ_FROZEN;
     int64_t first = p->first - iz_part_of(e, p->unit, frozen).first;
-    struct range r = {e, p->unit, p->array, first + block * IZ_BLOCK,
+    struct range r = {e, p->unit, p->array, first + block * IZ_CKPT_BLOCK,
                       iz_piece_block_elems(&s->piece[part], block)};
     submit_snapshot(&r, staging->handle);
     struct iz_task t = iz_task_of(e, IZ_SAVE, IZ_ON_IO, run_write, p->unit);
@@ -312,8 +312,8 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
 static void begin_file(struct iz_saver *s, const struct iz_control *c,
                        int64_t step)
 {
-    iz_state_scalars(s->e, c, step, s->state.k.scalar);
-    s->writer = (struct iz_ckpt_writer){.k = &s->state.k,
+    iz_parts_scalars(s->e, c, step, s->parts.k.scalar);
+    s->writer = (struct iz_ckpt_writer){.k = &s->parts.k,
                                         .piece = s->piece,
                                         .step = step,
                                         .rank = s->e->plan.rank,
@@ -345,7 +345,7 @@ static void run_commit(struct iz_exec *x, void **buf, const void *arg)
     const struct step_arg *a = arg;
     struct iz_saver *s = a->s;
     struct iz_engine *e = s->e;
-    int err = iz_ckpt_commit(&s->state.k, a->step, e->plan.ranks, e->seals.of);
+    int err = iz_ckpt_commit(&s->parts.k, a->step, e->plan.ranks, e->seals.of);
     fail(s, err);
     if (err)
         atomic_store(&e->seals.step, -1);
@@ -380,16 +380,16 @@ int iz_save_open(struct iz_saver **out, struct iz_engine *e,
     *out = s;
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
-    int err = iz_state_open(&s->state, e, model_text, false);
+    int err = iz_parts_open(&s->parts, e, model_text, false);
     if (!err) {
-        s->piece = calloc((size_t)s->state.k.n_parts + 1, sizeof(*s->piece));
+        s->piece = calloc((size_t)s->parts.k.n_parts + 1, sizeof(*s->piece));
         err = s->piece ? 0 : -ENOMEM;
     }
     err = iz_agree(e->coll, err);
     if (!err)
-        err = iz_ckpt_shares(&s->state.k, e->coll, s->piece);
+        err = iz_ckpt_shares(&s->parts.k, e->coll, s->piece);
     if (!err && e->plan.rank == 0)
-        err = iz_ckpt_dir_sweep(s->state.k.dir);
+        err = iz_ckpt_dir_sweep(s->parts.k.dir);
     err = iz_agree(e->coll, err);
     if (err)
         return err;
@@ -405,15 +405,15 @@ void iz_save_close(struct iz_saver **out)
         return;
     iz_graph_wait(s->e->graph);
     if (s->pending && s->e->plan.rank == 0)
-        iz_ckpt_dir_abort(s->state.k.dir, s->pending);
+        iz_ckpt_dir_abort(s->parts.k.dir, s->pending);
     if (s->file)
         starpu_data_unregister(s->file);
     if (s->scalars)
         starpu_data_unregister(s->scalars);
-    for (int i = 0; s->piece && i < s->state.k.n_parts; i++)
+    for (int i = 0; s->piece && i < s->parts.k.n_parts; i++)
         free(s->piece[i].hash);
     free(s->piece);
-    iz_state_close(&s->state);
+    iz_parts_close(&s->parts);
     free(s);
     *out = NULL;
 }
@@ -425,7 +425,7 @@ void iz_save_begin(struct iz_saver *s)
     atomic_store(&e->seals.step, 0);
     submit_step(s, e->step, run_begin, e->scalar.control_handle, STARPU_W,
                 STARPU_W);
-    for (int i = 0; i < s->state.k.n_parts; i++)
+    for (int i = 0; i < s->parts.k.n_parts; i++)
         for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]); b++)
             submit_block(s, i, b);
     submit_step(s, e->step, run_seal, NULL, STARPU_RW, STARPU_R);
@@ -461,7 +461,7 @@ int iz_save_finish(struct iz_saver *s)
     if (err || !s->pending || (s->failed && s->failed <= s->pending))
         return err;
     err =
-        iz_ckpt_gather_commit(&s->state.k, s->pending, e->coll, &e->seals.own);
+        iz_ckpt_gather_commit(&s->parts.k, s->pending, e->coll, &e->seals.own);
     if (!err) {
         atomic_store(&s->done, s->pending);
         s->pending = 0;
@@ -474,14 +474,14 @@ static void copy_blocks(struct iz_saver *s, float *block)
 {
     struct iz_progress progress;
     int64_t bytes = 0;
-    for (int i = 0; i < s->state.k.n_parts; i++)
+    for (int i = 0; i < s->parts.k.n_parts; i++)
         bytes += 4 * s->piece[i].count;
     iz_progress_begin(&progress, "saving", bytes);
-    for (int i = 0; i < s->state.k.n_parts; i++)
+    for (int i = 0; i < s->parts.k.n_parts; i++)
         for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]) && good(s); b++) {
-            const struct iz_state_part *p = &s->state.arg[i];
+            const struct iz_parts_range *p = &s->parts.arg[i];
             int64_t n = iz_piece_block_elems(&s->piece[i], b);
-            iz_access_get(s->e, p->unit, p->array, p->first + b * IZ_BLOCK,
+            iz_access_get(s->e, p->unit, p->array, p->first + b * IZ_CKPT_BLOCK,
                           block, n);
             fail(s, iz_ckpt_writer_block(&s->writer, i, b, block));
             iz_progress_add(&progress, 4 * n);
@@ -492,11 +492,11 @@ static void copy_blocks(struct iz_saver *s, float *block)
 int iz_save_now(struct iz_saver *s)
 {
     struct iz_engine *e = s->e;
-    float *block = malloc(IZ_BLOCK * sizeof(*block));
+    float *block = malloc(IZ_CKPT_BLOCK * sizeof(*block));
     iz_graph_wait(e->graph);
     s->pending = e->step;
     if (!block)
-        fail(s, iz_durable_refuse("checkpoint", s->state.k.dir, "cannot save",
+        fail(s, iz_durable_refuse("checkpoint", s->parts.k.dir, "cannot save",
                                   ENOMEM));
     begin_file(s, &e->scalar.control, e->step);
     copy_blocks(s, block);

@@ -200,7 +200,8 @@ int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
     const struct iz_piece *p = &w->piece[i];
     int64_t n = iz_piece_block_elems(p, b);
     p->hash[b] = iz_hash(in, 4 * n);
-    return writer_put(w, in, 4 * n, w->data + p->offset + 4 * b * IZ_BLOCK);
+    return writer_put(w, in, 4 * n,
+                      w->data + p->offset + 4 * b * IZ_CKPT_BLOCK);
 }
 
 static int header_write(const struct iz_ckpt_writer *w, uint64_t *hash)

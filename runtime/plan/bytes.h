@@ -37,7 +37,7 @@ void iz_bytes_print(const struct iz_bytes *t, FILE *out);
 
 /* Elements of a block of a checkpoint, which has a hash of its own and passes
  * through a buffer as a whole. */
-#define IZ_BLOCK (1 << 20)
+#define IZ_CKPT_BLOCK (1 << 20)
 
 /* What the index of a checkpoint says of a rank's file. */
 struct iz_ckpt_file {

@@ -100,7 +100,7 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
         elems = max64(elems, round_up(frozen, IZ_CHUNK_ALIGN));
     }
     add_staging(p, IZ_STAGING_SAVE, c->run.save_buffers,
-                4 * min64(elems, IZ_BLOCK));
+                4 * min64(elems, IZ_CKPT_BLOCK));
 }
 
 /* Of a contribution that the host adds: not where its accumulator takes the

@@ -123,10 +123,10 @@ static int open_engine(struct run *r)
                                 .coll = r->coll,
                                 .data = r->data,
                                 .stop = r->stop,
-                                .topo = r->topo,
+                                .cores = r->cores,
                                 .device = r->gpu.device};
     int64_t begin = iz_now_ns();
-    iz_cores_prepare(r->topo);
+    iz_cores_prepare(r->cores);
     int s =
         iz_run_agree(r, iz_train_open(&r->e, &t, &r->plan), "what was planned");
     if (!s)
@@ -140,7 +140,7 @@ static int open_engine(struct run *r)
     int64_t opened = iz_now_ns();
     r->open_s = (double)(opened - begin) * 1e-9;
     if (r->o.resume)
-        s = iz_state_load(r->e, r->model_text);
+        s = iz_parts_load(r->e, r->model_text);
     else if (r->c.import[0])
         s = iz_hf_import(r->e, &r->p->section);
     else

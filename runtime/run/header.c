@@ -104,7 +104,7 @@ static struct iz_binding *gather_bindings(const struct run *r)
     gethostname(own->name, sizeof(own->name) - 1);
     own->workers = r->workers;
     own->gpu = r->gpu.device;
-    iz_cores_describe(r->topo, own);
+    iz_cores_describe(r->cores, own);
     iz_coll_all_gather(r->coll, all, sizeof(*all), "bindings");
     return all;
 }

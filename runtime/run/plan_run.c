@@ -119,9 +119,9 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
     struct iz_machine m;
     if (!r->o.machine) {
         if (r->o.ranks) {
-            int started = iz_gpu_near(&r->gpu, r->topo, r->coll->local_size);
-            int here = iz_gpu_near(&r->gpu, r->topo, ranks_here(r));
-            r->workers = iz_cores_workers(r->topo, r->c.run.workers,
+            int started = iz_gpu_near(&r->gpu, r->cores, r->coll->local_size);
+            int here = iz_gpu_near(&r->gpu, r->cores, ranks_here(r));
+            r->workers = iz_cores_workers(r->cores, r->c.run.workers,
                                           (here + started - 1) / started);
         }
         if (r->workers < 1)
@@ -278,7 +278,7 @@ int iz_run_prepare(struct run *r)
     if (!s)
         s = iz_run_agree(
             r,
-            iz_cores_open(&r->topo, r->coll,
+            iz_cores_open(&r->cores, r->coll,
                           r->gpu.device < 0 ? NULL : r->gpu.info.pci,
                           &r->workers),
             "the list of cores");

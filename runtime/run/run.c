@@ -101,7 +101,7 @@ static void close_all(struct run *r)
     iz_train_close(&r->e);
     iz_data_close(&r->data);
     iz_plan_clear(&r->plan);
-    iz_cores_close(&r->topo);
+    iz_cores_close(&r->cores);
     iz_model_close(&r->model);
     free(r->model_text);
     if (r->claim > 0)

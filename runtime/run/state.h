@@ -17,7 +17,7 @@ struct run {
     struct iz_options o;
     struct iz_config c;
     struct iz_coll *coll;
-    struct iz_cores *topo;
+    struct iz_cores *cores;
     struct iz_gpu_choice gpu;
     struct iz_arithmetic arithmetic;
     struct iz_model *model;

@@ -275,16 +275,16 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     iz_loss_scale_init(&e->scalar.control.scale, c->config);
     e->scalar.loss_scale = (float)e->scalar.control.scale.scale;
     int r = open_graph_in_turn(e, c, iz_trace_open(e));
-    if (!r && c->topo)
-        iz_cores_bind(c->topo, e->graph);
+    if (!r && c->cores)
+        iz_cores_bind(c->cores, e->graph);
     if (!r)
         r = open_memory(e);
     if (!r)
         r = iz_alloc_open(e);
     if (!r)
         r = iz_order_open(e);
-    if (c->topo)
-        iz_cores_release(c->topo);
+    if (c->cores)
+        iz_cores_release(c->cores);
     if (r)
         iz_train_close(out);
     return r;

@@ -10,9 +10,9 @@ struct iz_train_config {
     const struct iz_model *model;
     struct iz_coll *coll;
     const struct iz_data *data;
-    _Atomic int *stop;     /* nonzero: finish the steps under way, then stop */
-    struct iz_cores *topo; /* binds the workers; NULL: they stay as they are */
-    int device;            /* index of the GPU, -1: none */
+    _Atomic int *stop;      /* nonzero: finish the steps under way, then stop */
+    struct iz_cores *cores; /* binds the workers; NULL: they stay as they are */
+    int device;             /* index of the GPU, -1: none */
     bool simulated;
     struct iz_rate rate[IZ_RATES]; /* zero: plausible ones */
 };

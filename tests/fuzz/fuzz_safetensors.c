@@ -25,7 +25,7 @@ static void published(const char *path)
 
 static void read_piece(const struct iz_safetensors *s, const struct iz_piece *p)
 {
-    float *block = malloc(IZ_BLOCK * sizeof(*block));
+    float *block = malloc(IZ_CKPT_BLOCK * sizeof(*block));
     assert(iz_safetensors_find(s, p->name));
     for (int64_t b = 0; b < iz_piece_blocks(p); b++)
         iz_safetensors_read(s, p, b, block);

@@ -5,7 +5,7 @@
 #include "codelets/base/mix.h"
 
 const int64_t small[ARRAYS] = {1000, 5, 1, 0};
-const int64_t large[ARRAYS] = {IZ_BLOCK + 7, 2 * IZ_BLOCK, 1, 3};
+const int64_t large[ARRAYS] = {IZ_CKPT_BLOCK + 7, 2 * IZ_CKPT_BLOCK, 1, 3};
 
 /* Any bits, not-a-numbers included. */
 static uint32_t bits(const struct state *s, int64_t i)
@@ -17,7 +17,8 @@ static uint32_t bits(const struct state *s, int64_t i)
 void get(void *arg, int64_t from, float *out, int64_t n)
 {
     struct state *s = arg;
-    s->wrong += n < 1 || n > IZ_BLOCK || from < 0 || from + n > s->part->count;
+    s->wrong +=
+        n < 1 || n > IZ_CKPT_BLOCK || from < 0 || from + n > s->part->count;
     for (int64_t i = 0; i < n; i++) {
         uint32_t b = bits(s, from + i);
         memcpy(out + i, &b, 4);
@@ -27,7 +28,7 @@ void get(void *arg, int64_t from, float *out, int64_t n)
 static void put(void *arg, int64_t from, const float *in, int64_t n)
 {
     struct state *s = arg;
-    s->wrong += n < 1 || n > IZ_BLOCK || from != s->put;
+    s->wrong += n < 1 || n > IZ_CKPT_BLOCK || from != s->put;
     s->put += n;
     for (int64_t i = 0; i < n; i++) {
         uint32_t b = bits(s, from + i);
@@ -110,12 +111,12 @@ const char *in_step(int step, const char *name)
 
 static int write_blocks(struct iz_ckpt_writer *w, const struct iz_ckpt *k)
 {
-    static float block[IZ_BLOCK];
+    static float block[IZ_CKPT_BLOCK];
     int err = iz_ckpt_writer_open(w);
     for (int i = 0; i < k->n_parts; i++) {
         const struct iz_piece *p = &w->piece[i];
         for (int64_t b = 0; b < iz_piece_blocks(p) && !err; b++) {
-            get(k->part[i].arg, p->first - k->part[i].first + b * IZ_BLOCK,
+            get(k->part[i].arg, p->first - k->part[i].first + b * IZ_CKPT_BLOCK,
                 block, iz_piece_block_elems(p, b));
             err = iz_ckpt_writer_block(w, i, b, block);
         }

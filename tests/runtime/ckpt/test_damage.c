@@ -200,7 +200,7 @@ static void no_header_breaks_the_reader(void **state)
     static const char *const words[] = {
         "99999999999999999",    "-1", "[",    "}",      "\"", "0",
         "18446744073709551615", ",",  "null", "\\u0000"};
-    static float block[IZ_BLOCK];
+    static float block[IZ_CKPT_BLOCK];
     int64_t bytes;
     int opened = 0;
     assert_int_equal(save_alone(5, 0), 0);
