@@ -70,24 +70,18 @@ static const struct kind kinds[] = {
     {"layernorm of bf16 with weights of fp32", 4e-6, true},
     {"rmsnorm of bf16 with weights of fp32", 2e-6, false}};
 
+enum { GIVEN = BIT(A) | BIT(W) | BIT(B), KEPT = BIT(MEAN) | BIT(RSTD) };
 /* rmsnorm leaves b, db and mean alone. */
-static struct pass norm_pass(struct norm *n, enum call call)
-{
-    const unsigned weights = BIT(A) | BIT(W) | BIT(B);
-    const unsigned kept = BIT(MEAN) | BIT(RSTD);
-    n->call = call;
-    if (call == FORWARD)
-        return (struct pass){norm_layer, weights, BIT(Y) | kept};
-    if (call == AGAIN)
-        return (struct pass){norm_layer, weights | kept, BIT(DX)};
-    return (struct pass){norm_layer, weights | kept | BIT(R) | BIT(DY),
-                         BIT(DX) | BIT(DW) | BIT(DB)};
-}
+static const struct pass norm_pass[] = {
+    [FORWARD] = {norm_layer, GIVEN, BIT(Y) | KEPT},
+    [AGAIN] = {norm_layer, GIVEN | KEPT, BIT(DX)},
+    [BACKWARD] = {norm_layer, GIVEN | KEPT | BIT(R) | BIT(DY),
+                  BIT(DX) | BIT(DW) | BIT(DB)}};
 
 static void norm_run(struct norm *n, enum call call)
 {
-    struct pass p = norm_pass(n, call);
-    scene_run(&n->s, &p, n);
+    n->call = call;
+    scene_run(&n->s, &norm_pass[call], n);
 }
 
 static void check_forward(struct norm *n)
@@ -128,9 +122,9 @@ static void check_norm(enum iz_dtype param, const int64_t *s)
     check_backward(&n);
     /* emulated, large ones would take long */
     if (!backend.become || s[0] * s[1] < 50000 || s[0] == 300) {
-        struct pass p = norm_pass(&n, BACKWARD);
-        scene_in_place(&n.s, &p, &n, 1, (const int[][2]){{DX, R}});
-        scene_in_place(&n.s, &p, &n, 1, (const int[][2]){{DX, DY}});
+        const struct pass *p = &norm_pass[BACKWARD];
+        scene_in_place(&n.s, p, &n, 1, (const int[][2]){{DX, R}});
+        scene_in_place(&n.s, p, &n, 1, (const int[][2]){{DX, DY}});
         n.no_r = true;
         check_backward(&n);
     }
