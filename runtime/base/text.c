@@ -71,7 +71,16 @@ int iz_refuse(FILE *err, const char *fmt, ...)
         vfprintf(t.out, fmt, args);
     va_end(args);
     char *text = iz_text_close(&t);
+    if (text)
+        iz_text_make_printable(text);
     fprintf(err, "izar: %s\n", text ? text : fmt);
     free(text);
     return -EINVAL;
+}
+
+void iz_text_make_printable(char *s)
+{
+    for (; *s; s++)
+        if ((unsigned char)*s < 0x20 || *s == 0x7f)
+            *s = '?';
 }

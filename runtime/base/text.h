@@ -29,6 +29,9 @@ FILE *iz_text_open(struct iz_text *t);
 /* The text, malloc'ed.  NULL: no memory, also in iz_text_open. */
 char *iz_text_close(struct iz_text *t);
 
+/* Puts ? for control characters: names in a message come from files, and must
+ * not break its line or reach a terminal as commands. */
+void iz_text_make_printable(char *s);
 /* Prints "izar: TEXT" as a line on `err`, unless that is NULL.  Returns
  * -EINVAL.
  */

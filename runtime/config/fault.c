@@ -9,16 +9,6 @@
 
 #define FAULT_MAX 1024
 
-/* What a user typed must not break the line. */
-static void config_fault_print_line(FILE *out, const char *s)
-{
-    for (; *s != '\0'; s++) {
-        unsigned char c = (unsigned char)*s;
-        fputc(c < 0x20 || c == 0x7f ? '?' : c, out);
-    }
-    fputc('\n', out);
-}
-
 /* The last override that sets `key` or a section it is in, or NULL. */
 static const char *override_of(const struct iz_faults *f, const char *key)
 {
@@ -47,7 +37,8 @@ void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     else
         snprintf(line, sizeof(line), "%s: %s%s%s", f->path, key ? key : "",
                  key ? ": " : "", what);
-    config_fault_print_line(f->err, line);
+    iz_text_make_printable(line);
+    fprintf(f->err, "%s\n", line);
 }
 
 static int min3(int a, int b, int c)

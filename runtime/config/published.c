@@ -53,6 +53,14 @@ static void put_member(struct reader *r, const char *key, const char *text)
     fprintf(r->out, "%s\"%s\": %s", r->members++ ? ", " : "", key, text);
 }
 
+const char *iz_published_name(const struct iz_hf *hf, const char *key)
+{
+    for (const struct iz_hf_key *k = hf->keys; k->name; k++)
+        if (k->key && strcmp(k->key, key) == 0)
+            return k->name;
+    return "model_type";
+}
+
 const char *iz_published_shorter(const struct iz_hf *hf)
 {
     for (const struct iz_hf_key *k = hf->keys; k->name; k++)

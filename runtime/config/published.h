@@ -26,6 +26,8 @@ const struct iz_hf_type *iz_published_type(const struct iz_hf *hf,
 char *iz_published_text(const struct iz_section *model, const void *self,
                         enum iz_dtype t, const char *like);
 
+/* The member of config.json that gives a key of the section "model". */
+const char *iz_published_name(const struct iz_hf *hf, const char *key);
 /* The key of the section "model" that may be set to less than the folder says;
  * "": there is none. */
 const char *iz_published_shorter(const struct iz_hf *hf);

@@ -268,7 +268,15 @@ static void read_import(struct reader *r, const json_t *v)
     else
         iz_fault(&r->faults, "model.import", "%s cannot be imported", folder);
     free(text);
-    json_object_foreach(r->imported, key, value) read_model_key(r, key, value);
+    json_object_foreach(r->imported, key, value)
+    {
+        const struct iz_key *k = iz_key_find(r->model->keys, key);
+        char why[IZ_WHY_MAX];
+        assert(k); /* the table of the model has no other */
+        if (!iz_key_store(why, r->model->target, k, value))
+            iz_fault(&r->faults, "model.import", "%s/config.json: %s: %s",
+                     folder, iz_published_name(r->model->hf, key), why);
+    }
 }
 
 static void read_model(struct reader *r, json_t *object)

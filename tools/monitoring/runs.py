@@ -90,7 +90,7 @@ class Run:
             fields = json.loads(line)
             if not isinstance(fields, dict):
                 raise ValueError
-        except ValueError:
+        except (ValueError, RecursionError):
             self.faulty += 1
             return
         step = fields.get("step")
@@ -156,7 +156,7 @@ class Run:
         try:
             config = json.loads((self.path.parent / "config.json").read_text())
             return int(config["run"]["steps"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def clock(self):

@@ -111,7 +111,7 @@ def find_fxt_tool(program):
     """That of the StarPU which the program runs with: each build has a format
     of its own."""
     r = subprocess.run(["ldd", program], capture_output=True, text=True)
-    m = re.search(r"libstarpu-\S+ => (\S+)", r.stdout)
+    m = re.search(r"libstarpu-\S+ => (.+) \(0x", r.stdout)
     for above in pathlib.Path(m.group(1)).parents[1:3] if m else ():
         tool = above / "bin/starpu_fxt_tool"
         if os.access(tool, os.X_OK):

@@ -343,8 +343,8 @@ CONFIGS = [
     ("gpt2", {"activation_function": "relu"}, {}, ["activation_function", "relu"]),
     ("gpt2", {"layer_norm_epsilon": 0.25}, {},
      ["layer_norm_epsilon", "0.25", "1e-05"]),
-    ("gpt2", {"n_head": None}, {}, ["model.heads", "null"]),
-    ("gpt2", {"n_embd": "24"}, {}, ["model.width", "24"]),
+    ("gpt2", {"n_head": None}, {}, ["in/config.json: n_head", "null"]),
+    ("gpt2", {"n_embd": "24"}, {}, ["in/config.json: n_embd", "24"]),
     ("qwen2", {}, {"model.qkv_bias": False}, ["model.qkv_bias", "config.json"]),
     ("mistral", {"sliding_window": 15}, {}, ["window"]),
     ("mistral", {"sliding_window": None}, {}, None),
@@ -366,7 +366,7 @@ CONFIGS = [
     ("llama", {"model_type": "gemma"}, {}, ["model_type"]),
     ("llama", {"max_position_embeddings": 15}, {}, ["context"]),
     ("qwen3", {"head_dim": 5}, {}, ["head_dim"]),
-    ("llama", {"hidden_size": None}, {}, ["width"])]
+    ("llama", {"hidden_size": None}, {}, ["in/config.json: hidden_size"])]
 
 
 @pytest.mark.single

@@ -4,6 +4,7 @@ simulation said of itself, which the program computes in C from its own log of
 tasks, and what the arithmetic of the model says."""
 import json
 import os
+import pathlib
 import re
 import resource
 import shutil
@@ -394,7 +395,9 @@ def large_trace(folder, target):
 def test_a_large_trace_fits_into_memory(folder, tmp_path):
     """Under 512 MiB of address space."""
     large_trace(folder, tmp_path)
-    program = (f"import sys; sys.path[:0] = {sys.path[:3]!r}\n"
+    here = pathlib.Path(__file__).resolve()
+    places = [str(here.parent), str(here.parents[3] / "tools")]
+    program = (f"import sys; sys.path[:0] = {places!r}\n"
                "import json, pathlib, sample, test_sample\n"
                f"f = pathlib.Path({str(tmp_path)!r})\n"
                "a = json.loads((sample.FILES / 'rank-0.json').read_text())\n"
