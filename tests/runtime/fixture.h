@@ -4,13 +4,6 @@
  * that end the job. */
 #pragma once
 
-/* cmocka.h needs these four. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -19,6 +12,7 @@
 #include <unistd.h>
 
 #include "runtime/comm/coll.h"
+#include "tests/codelets/base/dies.h"
 
 #define N_OF(a) ((int)(sizeof(a) / sizeof(a)[0]))
 

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether the installed cuDNN has plans for the attention of our models, on
  * described devices: no GPU is needed.  Kernels are compiled and not run. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "codelets/gpu/attention_cudnn.h"
 #include "codelets/ops/gpu_ops.h"
+#include "tests/codelets/base/dies.h"
 
 /* The device as the library writes it down itself.  What differs between the
  * two comes from NVIDIA's data sheets; the order of the clocks is all that is
