@@ -33,19 +33,19 @@ typedef uint32_t worker_mask[MASK_WORDS];
 struct iz_graph {
     struct iz_graph_config config;
     struct iz_shadow shadow;
-    struct iz_rate given[IZ_PLACES]; /* rates that the config had */
+    struct iz_rate given[IZ_WORKER_KINDS]; /* rates that the config had */
     int n_workers;
     bool gpu;
     unsigned comm_worker, comm_order;
-    worker_mask mask[IZ_PLACES]; /* workers of each place; empty: none */
-    unsigned *host_worker;       /* compute workers of the CPU */
+    worker_mask mask[IZ_WORKER_KINDS]; /* workers of each kind; empty: none */
+    unsigned *host_worker;             /* compute workers of the CPU */
     unsigned gpu_worker;
     struct worker *worker; /* by StarPU's number */
     int idle_hook;
     struct iz_futex ready; /* where idle workers sleep */
     int64_t submitted;
-    double bytes[IZ_PLACES]; /* of what was submitted */
-    int64_t waited_ns;       /* that the submitting thread waited for tasks */
+    double bytes[IZ_WORKER_KINDS]; /* of what was submitted */
+    int64_t waited_ns; /* that the submitting thread waited for tasks */
     int position;
     bool started;
 };

@@ -10,9 +10,11 @@
 #include "codelets/base/die.h"
 #include "codelets/task/state.h"
 
-/* Returns where it will be: what has no worker of its own is the host's. */
-static enum iz_where place(struct iz_graph *g, struct starpu_task *task,
-                           enum iz_where where)
+/* Returns of which kind they are: what has no worker of its own is the host's.
+ */
+static enum iz_where choose_workers(struct iz_graph *g,
+                                    struct starpu_task *task,
+                                    enum iz_where where)
 {
     if (where == IZ_ON_COMM && g->config.comm) {
         task->execute_on_a_specific_worker = 1;
@@ -79,13 +81,13 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
     return h;
 }
 
-_Static_assert(IZ_KINDS <= 16 && IZ_PLACES <= 1 << IZ_TAG_PLACE_BITS,
+_Static_assert(IZ_KINDS <= 16 && IZ_WORKER_KINDS <= 1 << IZ_TAG_WHERE_BITS,
                "a tag has four bits for each");
 
 static uint64_t tag(enum iz_where where, const struct iz_task *t)
 {
     uint64_t unit = (uint64_t)t->unit & ((UINT64_C(1) << IZ_TAG_UNIT_BITS) - 1);
-    uint64_t tag = (uint64_t)t->kind << IZ_TAG_PLACE_BITS | (uint64_t)where;
+    uint64_t tag = (uint64_t)t->kind << IZ_TAG_WHERE_BITS | (uint64_t)where;
     double most = (double)((INT64_C(1) << IZ_TAG_BYTES_BITS) - 1);
     return (tag << IZ_TAG_UNIT_BITS | unit) << IZ_TAG_BYTES_BITS |
            (uint64_t)(t->bytes < most ? t->bytes : most);
@@ -118,7 +120,7 @@ static void task_submit(struct iz_graph *g, const struct iz_task *t)
     task->priority = iz_kinds[t->kind].priority + t->urgency;
     task->flops = t->flops;
     task->name = iz_kinds[t->kind].codelet;
-    task->tag_id = tag(place(g, task, t->where), t);
+    task->tag_id = tag(choose_workers(g, task, t->where), t);
     if (g->config.simulated || (g->gpu && t->where == IZ_ON_COMPUTE)) {
         task->callback_func =
             g->config.simulated ? iz_end_simulated : iz_end_cuda;

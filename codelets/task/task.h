@@ -51,7 +51,7 @@ struct iz_shadow {
     int64_t bytes;
 };
 
-/* Which workers may run a task. */
+/* Kinds of workers: which ones may run a task. */
 enum iz_where {
     IZ_ON_COMPUTE, /* the GPU if there is one, else as IZ_ON_HOST */
     IZ_ON_HOST,    /* the CPU's compute workers */
@@ -59,15 +59,15 @@ enum iz_where {
     IZ_ON_UP,   /* copies to the GPU */
     IZ_ON_DOWN, /* copies to the host */
     IZ_ON_IO,   /* disk: workers that sleep in the kernel */
-    IZ_PLACES,
+    IZ_WORKER_KINDS,
     /* The comm worker's rate for an all-gather.  Data for several ranks of one
      * host cross the network once. */
-    IZ_RATE_GATHER = IZ_PLACES,
+    IZ_RATE_GATHER = IZ_WORKER_KINDS,
     IZ_RATES
 };
 
-/* The bytes of a task are those of its place: of memory for compute and host,
- * of the link for up and down, of the network for comm, of the disk. */
+/* The bytes of a task are those of its worker kind: of memory for compute and
+ * host, of the link for up and down, of the network for comm, of the disk. */
 
 struct iz_access {
     starpu_data_handle_t handle;
@@ -97,9 +97,10 @@ struct iz_task {
     bool ends_step; /* its end is marked in the trace */
 };
 
-/* The tag of a task in StarPU's trace: its kind, its place, its unit (all ones:
- * none) and its bytes, from the highest bit down.  Nothing else reads it. */
-enum { IZ_TAG_PLACE_BITS = 4, IZ_TAG_UNIT_BITS = 16, IZ_TAG_BYTES_BITS = 40 };
+/* The tag of a task in StarPU's trace: its kind, its workers' kind, its unit
+ * (all ones: none) and its bytes, from the highest bit down.  Nothing else
+ * reads it. */
+enum { IZ_TAG_WHERE_BITS = 4, IZ_TAG_UNIT_BITS = 16, IZ_TAG_BYTES_BITS = 40 };
 
 /* One executed task: times of CLOCK_MONOTONIC in ns. */
 struct iz_span {
@@ -153,7 +154,7 @@ void iz_submit(struct iz_graph *g, const struct iz_task *t);
 void iz_graph_wait(struct iz_graph *g); /* until every task has ended */
 /* Time that the submitting thread has waited in iz_submit and iz_graph_wait. */
 int64_t iz_graph_waited_ns(const struct iz_graph *g);
-/* Sum of `bytes` of the tasks submitted for a place. */
+/* Sum of `bytes` of the tasks submitted for a kind of workers. */
 double iz_graph_bytes(const struct iz_graph *g, enum iz_where where);
 
 /* Name of the scheduler in force. */
@@ -173,12 +174,12 @@ typedef void iz_worker_fn(void *arg, int i, struct iz_exec *x);
 void iz_graph_on_workers(struct iz_graph *g, iz_worker_fn *fn, void *arg);
 void iz_graph_on_device(struct iz_graph *g, iz_worker_fn *fn, void *arg);
 
-/* What a place does according to the config; zero: nobody said. */
+/* What such workers do according to the config; zero: nobody said. */
 struct iz_rate iz_graph_rate(const struct iz_graph *g, enum iz_where where);
 /* Number of StarPU's workers. */
 int iz_graph_workers(const struct iz_graph *g);
 
-/* Whether StarPU's worker w executes tasks of a place. */
+/* Whether StarPU's worker w is of a kind. */
 bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w);
 
 /* h with a span mixed in. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What StarPU's trace of a run needs beside the tasks: which steps it is taken
- * of, a buffer of the right size, names and places of the data, and a
+ * of, a buffer of the right size, names and homes of the data, and a
  * description of the run in a file beside it.  StarPU writes the trace itself;
  * tools/trace makes pictures of both. */
 #include <errno.h>
@@ -157,13 +157,13 @@ void iz_trace_close(struct iz_engine *e)
 
 /* ---- the description ---- */
 
-static const char *const place_names[IZ_PLACES] = {
+static const char *const worker_kinds[IZ_WORKER_KINDS] = {
     [IZ_ON_COMPUTE] = "compute", [IZ_ON_HOST] = "host", [IZ_ON_COMM] = "comm",
     [IZ_ON_UP] = "up",           [IZ_ON_DOWN] = "down", [IZ_ON_IO] = "io",
 };
 
-/* What a place could do at most: of the machine that is simulated, or what was
- * measured at the start. */
+/* What workers of a kind could do at most: of the machine that is simulated, or
+ * what was measured at the start. */
 static struct iz_rate rate_of(const struct iz_engine *e, enum iz_where p)
 {
     struct iz_rate r = iz_graph_rate(e->graph, p);
@@ -176,7 +176,7 @@ static struct iz_rate rate_of(const struct iz_engine *e, enum iz_where p)
 }
 
 /* The workers, what they could do, and the tasks' kinds. */
-static void write_places(const struct iz_engine *e, FILE *f)
+static void write_workers(const struct iz_engine *e, FILE *f)
 {
     const char *comma = "";
     fprintf(f, "\"kinds\": [");
@@ -188,22 +188,22 @@ static void write_places(const struct iz_engine *e, FILE *f)
                 iz_kinds[k].color, iz_kinds[k].priority);
     fprintf(f, "],\n\"workers\": [");
     for (int w = 0; w < iz_graph_workers(e->graph); w++) {
-        const char *place = "host";
-        for (enum iz_where p = 0; p < IZ_PLACES; p++)
+        const char *where = "host";
+        for (enum iz_where p = 0; p < IZ_WORKER_KINDS; p++)
             if (iz_graph_has(e->graph, p, w))
-                place = place_names[p];
-        fprintf(f, "%s\"%s\"", w ? ", " : "", place);
+                where = worker_kinds[p];
+        fprintf(f, "%s\"%s\"", w ? ", " : "", where);
     }
     fprintf(f, "],\n\"places\": [");
-    for (enum iz_where p = 0; p < IZ_PLACES; p++)
-        fprintf(f, "%s\"%s\"", p ? ", " : "", place_names[p]);
+    for (enum iz_where p = 0; p < IZ_WORKER_KINDS; p++)
+        fprintf(f, "%s\"%s\"", p ? ", " : "", worker_kinds[p]);
     fprintf(f, "],\n\"rates\": {");
-    for (enum iz_where p = 0; p < IZ_PLACES; p++) {
+    for (enum iz_where p = 0; p < IZ_WORKER_KINDS; p++) {
         struct iz_rate r = rate_of(e, p);
         if (r.flops_per_s <= 0 && r.bytes_per_s <= 0)
             continue;
         fprintf(f, "%s\"%s\": {\"flops_per_s\": %.0f, \"bytes_per_s\": %.0f}",
-                comma, place_names[p], r.flops_per_s, r.bytes_per_s);
+                comma, worker_kinds[p], r.flops_per_s, r.bytes_per_s);
         comma = ", ";
     }
     fprintf(f, "},\n");
@@ -277,7 +277,7 @@ static void trace_describe(const struct iz_engine *e)
     FILE *f = fopen(path, "w");
     if (f) {
         fprintf(f, "{");
-        write_places(e, f);
+        write_workers(e, f);
         write_data(e, f);
         write_run(e, f);
         fprintf(f, "}\n");

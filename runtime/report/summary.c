@@ -8,17 +8,17 @@
 #include "codelets/base/units.h"
 
 #define COLUMNS 96
-#define EACH 8 /* workers of one place that are told apart */
+#define EACH 8 /* workers of one kind that are told apart */
 
 /* ---- what is asked of the engine ---- */
 
-static enum iz_where place_of(const struct iz_engine *e, int w)
+static enum iz_where where_of(const struct iz_engine *e, int w)
 {
-    static const enum iz_where places[] = {IZ_ON_COMM, IZ_ON_UP, IZ_ON_DOWN,
-                                           IZ_ON_IO, IZ_ON_COMPUTE};
-    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
-        if (iz_graph_has(e->graph, places[i], w))
-            return places[i];
+    static const enum iz_where kinds[] = {IZ_ON_COMM, IZ_ON_UP, IZ_ON_DOWN,
+                                          IZ_ON_IO, IZ_ON_COMPUTE};
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        if (iz_graph_has(e->graph, kinds[i], w))
+            return kinds[i];
     return !e->plan.target.gpu && iz_graph_has(e->graph, IZ_ON_HOST, w)
                ? IZ_ON_COMPUTE
                : IZ_ON_HOST;
@@ -27,10 +27,10 @@ static enum iz_where place_of(const struct iz_engine *e, int w)
 int iz_summary_shares_open(struct iz_time_shares **out,
                            const struct iz_engine *e)
 {
-    enum iz_where place[STARPU_NMAXWORKERS];
+    enum iz_where where[STARPU_NMAXWORKERS];
     for (int w = 0; w < STARPU_NMAXWORKERS; w++)
-        place[w] = place_of(e, w);
-    return iz_time_shares_open(out, place, STARPU_NMAXWORKERS);
+        where[w] = where_of(e, w);
+    return iz_time_shares_open(out, where, STARPU_NMAXWORKERS);
 }
 
 /* A row of the table of workers; those of links come last. */
@@ -50,7 +50,7 @@ enum {
     LINKS_FROM = 2
 };
 
-/* Workers of a place, without the addresses of workers that are not there. */
+/* Workers of a kind, without the addresses of workers that are not there. */
 static int workers_of(const struct iz_engine *e, enum iz_where where,
                       int id[STARPU_NMAXWORKERS])
 {
@@ -228,7 +228,7 @@ static void write_links(const struct iz_summary *s, bool json, FILE *out)
     fputs(json ? "}}\n" : "", out);
 }
 
-/* The text has the mean of a place, and each of its workers where they are few;
+/* The text has the mean of a kind, and each of its workers where they are few;
  * JSON has each. */
 static void write_workers(const struct iz_summary *s, bool json, FILE *out)
 {

@@ -33,7 +33,7 @@ struct edge {
 };
 
 struct iz_time_shares {
-    enum iz_where place[STARPU_NMAXWORKERS];
+    enum iz_where where[STARPU_NMAXWORKERS];
     int workers, compute; /* all, and those that compute units */
     struct entry *entry;
     int n, room;
@@ -54,7 +54,7 @@ struct iz_time_shares {
     double worker_ns[STARPU_NMAXWORKERS], all_ns[IZ_USES_RUNNING];
 };
 
-int iz_time_shares_open(struct iz_time_shares **out, const enum iz_where *place,
+int iz_time_shares_open(struct iz_time_shares **out, const enum iz_where *where,
                         int workers)
 {
     struct iz_time_shares *t = calloc(1, sizeof(*t));
@@ -62,10 +62,10 @@ int iz_time_shares_open(struct iz_time_shares **out, const enum iz_where *place,
     if (!t)
         return -ENOMEM;
     assert(workers <= STARPU_NMAXWORKERS);
-    memcpy(t->place, place, (size_t)workers * sizeof(*place));
+    memcpy(t->where, where, (size_t)workers * sizeof(*where));
     t->workers = workers;
     for (int w = 0; w < workers; w++)
-        t->compute += place[w] == IZ_ON_COMPUTE;
+        t->compute += where[w] == IZ_ON_COMPUTE;
     return 0;
 }
 
@@ -88,12 +88,13 @@ static bool computes(enum iz_kind k)
 static enum iz_use use_of(const struct iz_time_shares *t,
                           const struct iz_span *s)
 {
-    static const enum iz_use links[IZ_PLACES] = {[IZ_ON_COMM] = IZ_USE_NETWORK,
-                                                 [IZ_ON_UP] = IZ_USE_UP,
-                                                 [IZ_ON_DOWN] = IZ_USE_DOWN,
-                                                 [IZ_ON_IO] = IZ_USE_DISK};
-    if (links[t->place[s->worker]])
-        return links[t->place[s->worker]];
+    static const enum iz_use links[IZ_WORKER_KINDS] = {
+        [IZ_ON_COMM] = IZ_USE_NETWORK,
+        [IZ_ON_UP] = IZ_USE_UP,
+        [IZ_ON_DOWN] = IZ_USE_DOWN,
+        [IZ_ON_IO] = IZ_USE_DISK};
+    if (links[t->where[s->worker]])
+        return links[t->where[s->worker]];
     if (s->kind == IZ_ADAM)
         return IZ_USE_OPTIMIZER;
     return computes(s->kind) || s->kind == IZ_SAMPLE ? IZ_USE_UNITS
@@ -223,7 +224,7 @@ static void time_shares_apply(struct iz_time_shares *t, const struct edge *g)
         return;
     enum iz_use use = use_of(t, &e->span);
     t->running[use] += g->change;
-    if (t->place[e->span.worker] == IZ_ON_COMPUTE)
+    if (t->where[e->span.worker] == IZ_ON_COMPUTE)
         t->own[use] += g->change;
     int64_t at = min64(max64(g->ns, t->swept), t->to);
     t->worker_ns[e->span.worker] -= g->change * (double)(at - t->swept);

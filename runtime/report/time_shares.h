@@ -43,9 +43,9 @@ struct iz_time_total {
 
 struct iz_time_shares;
 
-/* place[w]: what StarPU's worker w is for, IZ_ON_COMPUTE if it computes units;
+/* where[w]: what StarPU's worker w is for, IZ_ON_COMPUTE if it computes units;
  * copied. */
-int iz_time_shares_open(struct iz_time_shares **out, const enum iz_where *place,
+int iz_time_shares_open(struct iz_time_shares **out, const enum iz_where *where,
                         int workers);
 void iz_time_shares_close(struct iz_time_shares **t);
 

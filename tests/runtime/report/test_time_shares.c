@@ -13,7 +13,7 @@
  * disk, and a worker of the host beside a GPU. */
 enum { A, B, COMM, UP, DOWN, DISK, HOST, WORKERS };
 
-static const enum iz_where places[WORKERS] = {
+static const enum iz_where kinds[WORKERS] = {
     IZ_ON_COMPUTE, IZ_ON_COMPUTE, IZ_ON_COMM, IZ_ON_UP,
     IZ_ON_DOWN,    IZ_ON_IO,      IZ_ON_HOST};
 
@@ -21,7 +21,7 @@ static struct iz_time_shares *x;
 
 static int shares_open(void **state)
 {
-    return iz_time_shares_open(&x, places, WORKERS);
+    return iz_time_shares_open(&x, kinds, WORKERS);
 }
 
 static int shares_close(void **state)
