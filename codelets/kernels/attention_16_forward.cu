@@ -61,7 +61,7 @@ finish(float (&acc)[MT][C][4], const float (&top)[MT][2],
  * keys while the values are summed.  Late tiles have most keys: they go first.
  */
 template <enum iz_dtype T, int DP, int MT, int NW, int BN>
-static __global__ void __launch_bounds__(32 * NW) forward(struct iz_heads a)
+static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
 {
     constexpr int BM = 16 * MT * NW, P = pitch<DP>;
     constexpr int KEPT = DP <= 64 ? DP / 16 : 1; /* what registers have left */
@@ -126,7 +126,7 @@ void iz_attention_fwd_16(const struct iz_heads *a, enum iz_dtype t,
         constexpr int MT = DP <= 128 ? 2 : 1, BN = DP <= 96 ? 64 : 32;
         constexpr int BM = 16 * MT * NW;
         void (*k)(struct iz_heads) =
-            forward<decltype(type)::value, DP, MT, NW, BN>;
+            attend_16<decltype(type)::value, DP, MT, NW, BN>;
         IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW,
                   bytes_of<DP>(BM + 2 * BN), stream, *a);
     });

@@ -146,7 +146,7 @@ static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
 /* One tile of queries of one head against all keys that it sees; keys and
  * values take turns in shared memory. */
 template <class T, int DP, int B>
-static __global__ void __launch_bounds__(THREADS) forward(struct iz_heads a)
+static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
 {
     constexpr int R = B / SIDE;
     IZ_SHARED(float, qs);
@@ -342,7 +342,7 @@ void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
 {
     by_type_and_width(a, t, [&](auto zero, auto width) {
         constexpr int DP = decltype(width)::value, B = 64 * 64 / DP;
-        void (*k)(struct iz_heads) = forward<decltype(zero), DP, B>;
+        void (*k)(struct iz_heads) = attend_32<decltype(zero), DP, B>;
         IZ_LAUNCH(k, iz_attention_blocks(a, B, a->all), THREADS,
                   (bytes_of<DP, B>(2)), stream, *a);
     });

@@ -35,8 +35,8 @@ static __device__ int64_t row_of(int32_t token, int64_t first, int64_t vocab)
  * them in one go.  Moves with 16-bit types 4 bytes per element and wpe once. */
 template <class T, int N>
 static __global__ void __launch_bounds__(THREADS)
-    forward(T *y, struct lookup l, const T *wte, const T *wpe, const T *r,
-            int64_t seq, int64_t c)
+    embed(T *y, struct lookup l, const T *wte, const T *wpe, const T *r,
+          int64_t seq, int64_t c)
 {
     __shared__ int32_t tokens[WARPS];
     int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x;
@@ -235,7 +235,7 @@ void iz_table_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
     iz_by_type(y.dtype, [&](auto zero) {
         using T = decltype(zero);
         bool pieces = iz_pieces_aligned<T>(y.cols, y.p, t->w.p, wpe, kept);
-        IZ_LAUNCH((pieces ? forward<T, 16 / sizeof(T)> : forward<T, 1>),
+        IZ_LAUNCH((pieces ? embed<T, 16 / sizeof(T)> : embed<T, 1>),
                   iz_blocks(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p, l,
                   (const T *)t->w.p, (const T *)wpe, (const T *)kept,
                   t->wpe.rows, y.cols);

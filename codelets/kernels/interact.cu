@@ -27,7 +27,7 @@ static __device__ const T *vector_at(const T *z, const T *e, int i, int d)
 /* n vectors beside z; moves each element of e once and y. */
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    forward(T *y, const T *z, const T *e, int n, int d)
+    interact_fwd(T *y, const T *z, const T *e, int n, int d)
 {
     int64_t m = blockIdx.x, pairs = (int64_t)n * (n + 1) / 2;
     z += m * d;
@@ -49,7 +49,8 @@ static __global__ void __launch_bounds__(THREADS)
  * gradient. */
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    backward(T *dz, T *de, const T *dy, const T *z, const T *e, int n, int d)
+    interact_bwd(T *dz, T *de, const T *dy, const T *z, const T *e, int n,
+                 int d)
 {
     int64_t m = blockIdx.x, pairs = (int64_t)n * (n + 1) / 2;
     z += m * d;
@@ -83,7 +84,7 @@ void iz_interact_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view z,
     interact_check(z, e);
     iz_by_type(y.dtype, [&](auto zero) {
         using T = decltype(zero);
-        IZ_LAUNCH(forward<T>, (int)z.rows, THREADS, 0, x->stream, (T *)y.p,
+        IZ_LAUNCH(interact_fwd<T>, (int)z.rows, THREADS, 0, x->stream, (T *)y.p,
                   (const T *)z.p, (const T *)e.p, (int)(e.rows / z.rows),
                   (int)z.cols);
     });
@@ -96,8 +97,8 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
     interact_check(z, e);
     iz_by_type(dy.dtype, [&](auto zero) {
         using T = decltype(zero);
-        IZ_LAUNCH(backward<T>, (int)z.rows, THREADS, 0, x->stream, (T *)dz.p,
-                  (T *)de.p, (const T *)dy.p, (const T *)z.p, (const T *)e.p,
-                  (int)(e.rows / z.rows), (int)z.cols);
+        IZ_LAUNCH(interact_bwd<T>, (int)z.rows, THREADS, 0, x->stream,
+                  (T *)dz.p, (T *)de.p, (const T *)dy.p, (const T *)z.p,
+                  (const T *)e.p, (int)(e.rows / z.rows), (int)z.cols);
     });
 }

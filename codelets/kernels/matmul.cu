@@ -57,7 +57,7 @@ static void matmul_launch(struct iz_exec *x, O *sum, const T *dy, int64_t rows,
 
 /* As many shares of the rows as fill the GPU, a warp having 4 rows at least,
  * and as the scratch holds. */
-static int pieces_of(struct iz_view dy, struct iz_view scratch)
+static int row_shares(struct iz_view dy, struct iz_view scratch)
 {
     int64_t across = (dy.cols + 255) / 256, n = FULL / across;
     int64_t room = iz_view_bytes(scratch) / (dy.cols * (int64_t)sizeof(float));
@@ -72,7 +72,7 @@ template <class T, class O>
 static void sum_twice(struct iz_exec *x, O *sum, struct iz_view dy,
                       struct iz_view scratch)
 {
-    int pieces = pieces_of(dy, scratch);
+    int pieces = row_shares(dy, scratch);
     float *part = (float *)scratch.p;
     if (pieces == 1) {
         matmul_launch(x, sum, (const T *)dy.p, dy.rows, dy.cols, 1);

@@ -41,7 +41,7 @@ static int64_t longest_part(const struct iz_coll *c)
     return most;
 }
 
-static int64_t pieces_of(int64_t bytes, struct iz_coll_cut cut)
+static int64_t count_pieces(int64_t bytes, struct iz_coll_cut cut)
 {
     return (bytes + cut.bytes - 1) / cut.bytes;
 }
@@ -128,7 +128,7 @@ void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
 {
     struct gather g = {
         .f = {.c = c, .what = what}, .full = full, .cut = gather_cut(c)};
-    int64_t pieces = pieces_of(longest_part(c), g.cut);
+    int64_t pieces = count_pieces(longest_part(c), g.cut);
     int64_t all = c->first[c->size] - c->first[0], own = part(c, c->rank);
     iz_coll_begin(c, IZ_COLL_ALL_GATHER, all / c->size, what);
     if (pieces == 0 || c->size == 1)
@@ -278,7 +278,7 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
     iz_coll_count(c, all - own, own * (c->size - 1));
     iz_near_enter(c, full);
     int groups = d.cut.in_flight;
-    int64_t pieces = pieces_of(bytes, d.cut);
+    int64_t pieces = count_pieces(bytes, d.cut);
     for (int64_t k = 0; k < pieces + groups; k++) {
         int64_t at = k * d.cut.bytes;
         if (k >= groups)
