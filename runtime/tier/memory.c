@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "codelets/base/int64.h"
@@ -264,13 +263,6 @@ const struct iz_bytes *iz_memory_bytes(const struct iz_memory *m)
     return &m->count;
 }
 
-int64_t iz_memory_peak_resident(void)
-{
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return u.ru_maxrss * INT64_C(1024);
-}
-
 /* The number behind `head` in a file, which begins a line; -1: there is none,
  * such as "max". */
 static int64_t read_number(const char *path, const char *head)
@@ -291,51 +283,62 @@ int64_t iz_memory_resident(void)
     return max64(read_number("/proc/self/status", "VmRSS:"), 0) * 1024;
 }
 
-/* The process's own cgroup v2 directory, e.g. "/user.slice/job". */
-static void cgroup_path(char *out, size_t size)
+/* Not getrusage: that of the program which started this one may be larger. */
+int64_t iz_memory_peak_resident(void)
+{
+    return max64(read_number("/proc/self/status", "VmHWM:"), 0) * 1024;
+}
+
+/* Versions 2 and 1 of cgroups: what stands in front of a process's own folder
+ * in /proc/self/cgroup, where these folders are, and two files in each. */
+static const struct {
+    const char *mark, *root, *max, *used;
+} cgroups[] = {{"0::", "/sys/fs/cgroup", "memory.max", "memory.current"},
+               {":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+                "memory.usage_in_bytes"}};
+
+/* The process's own folder, e.g. "/user.slice/job"; "" if there is none. */
+static void cgroup_own(char *out, size_t size, const char *mark)
 {
     char line[512];
     FILE *f = fopen("/proc/self/cgroup", "r");
-    snprintf(out, size, "/sys/fs/cgroup");
-    while (f && fgets(line, sizeof(line), f))
-        if (!strncmp(line, "0::", 3)) {
-            line[strcspn(line, "\n")] = 0;
-            snprintf(out, size, "/sys/fs/cgroup%s", line + 3);
-        }
+    out[0] = 0;
+    while (f && fgets(line, sizeof(line), f)) {
+        const char *at = strstr(line, mark);
+        line[strcspn(line, "\n")] = 0;
+        if (at)
+            snprintf(out, size, "%s", at + strlen(mark));
+    }
     if (f)
         fclose(f);
 }
 
-/* Under a limit; numbers below zero are not known. */
-static int64_t left_of(int64_t max, int64_t used)
+/* What the limits leave of this folder and of all above it. */
+static int64_t cgroup_left(int version)
 {
-    return max >= 0 && used >= 0 ? max - used : INT64_MAX;
-}
-
-static int64_t cgroup_left(void)
-{
-    char dir[600], path[700];
-    cgroup_path(dir, sizeof(dir));
+    char own[512], path[700];
+    const char *root = cgroups[version].root;
     int64_t left = INT64_MAX;
-    /* A limit may stand at any level above us. */
-    for (char *end = dir + strlen(dir); end > dir + 13; *end = 0) {
-        snprintf(path, sizeof(path), "%s/memory.max", dir);
+    cgroup_own(own, sizeof(own), cgroups[version].mark);
+    for (;;) {
+        snprintf(path, sizeof(path), "%s%s/%s", root, own,
+                 cgroups[version].max);
         int64_t max = read_number(path, "");
-        snprintf(path, sizeof(path), "%s/memory.current", dir);
-        left = min64(left, left_of(max, read_number(path, "")));
-        while (end > dir && *end != '/')
-            end--;
+        snprintf(path, sizeof(path), "%s%s/%s", root, own,
+                 cgroups[version].used);
+        int64_t used = read_number(path, "");
+        if (max >= 0 && used >= 0) /* else not known, or "max" */
+            left = min64(left, max - used);
+        char *above = strrchr(own, '/');
+        if (!above)
+            return left;
+        *above = 0;
     }
-    int64_t max =
-        read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", "");
-    return min64(
-        left,
-        left_of(max, read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes",
-                                 "")));
 }
 
 int64_t iz_memory_available(void)
 {
     int64_t kib = read_number("/proc/meminfo", "MemAvailable:");
-    return min64(kib < 0 ? INT64_MAX : kib * 1024, cgroup_left());
+    return min64(kib < 0 ? INT64_MAX : kib * 1024,
+                 min64(cgroup_left(0), cgroup_left(1)));
 }

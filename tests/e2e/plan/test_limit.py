@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A state four times as large as the memory: refused with the way out, and
 trained from disk in bounded memory with the numbers of an unlimited run."""
+import contextlib
+import os
+import pathlib
 import re
 
 import pytest
@@ -96,3 +99,27 @@ def test_four_times_the_memory_trains_with_the_same_losses(ranks, place, nvme):
     assert peak <= limit + CONSTANT_MIB * run.MIB
     # All that is resident is less than the state alone.
     assert ranks > 1 or peak < STATE
+
+
+@pytest.mark.single
+def test_the_limit_of_a_cgroup_counts(place):
+    """Of one above the process's own, in both versions."""
+    top = pathlib.Path("/sys/fs/cgroup")
+    old = (top / "memory").is_dir()
+    group = top / ("memory" if old else "") / f"izar-{os.getpid()}"
+    limit = group / ("memory.limit_in_bytes" if old else "memory.max")
+    below = group / "below"
+    try:
+        below.mkdir(parents=True)
+        limit.write_text(str(300 * run.MIB))
+        place.wrap(f"#!/bin/sh\necho $$ >{below}/cgroup.procs\nexec {{}} \"$@\"\n")
+        r = place.launch(1, {"model": run.GPT2}, ["--plan"])
+    except OSError as e:
+        pytest.skip(str(e))
+    finally:
+        for folder in (below, group):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    if "cgroup.procs" in r.err:
+        pytest.skip(r.err)
+    run.refused(r, "not one block of this shape fits")
