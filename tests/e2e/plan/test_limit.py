@@ -122,4 +122,5 @@ def test_the_limit_of_a_cgroup_counts(place):
                 folder.rmdir()
     if "cgroup.procs" in r.err:
         pytest.skip(r.err)
-    run.refused(r, "not one block of this shape fits")
+    line = run.refused(r, "this run needs", "MiB of memory per rank")
+    assert float(re.findall(r"([\d.]+) MiB", line)[1]) < 300
