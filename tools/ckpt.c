@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
@@ -167,26 +166,6 @@ static int for_each(const struct options *o, struct iz_coll *coll)
 
 /* ---- list ---- */
 
-/* Bytes of all files; -1 after naming one that has another size. */
-static int64_t size_of(const struct checkpoint *c)
-{
-    int ranks = c->index->ranks;
-    int64_t sum = 0;
-    for (int q = 0; q < ranks; q++) {
-        struct iz_ckpt_file want = c->index->file[q];
-        char path[IZ_CKPT_FILE_PATH];
-        struct stat st;
-        snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, c->path, q, ranks);
-        if (stat(path, &st) != 0 || st.st_size != want.bytes) {
-            fprintf(stderr, "ckpt: %s is missing or not of %" PRId64 " bytes\n",
-                    path, want.bytes);
-            return -1;
-        }
-        sum += want.bytes;
-    }
-    return sum;
-}
-
 /* "adam: master, m, v": the optimizer, and what there is of a unit. */
 static void print_states(const struct checkpoint *c)
 {
@@ -212,7 +191,7 @@ static int list_one(const char *dir, int64_t step, struct iz_coll *coll)
         return err;
     }
     ranks = c.index->ranks;
-    int64_t bytes = size_of(&c);
+    int64_t bytes = iz_ckpt_index_bytes(c.index, c.path, stderr);
     if (bytes < 0) {
         printf("step %-8" PRId64 "  incomplete\n", step);
     } else {

@@ -8,9 +8,10 @@
 #include "codelets/flat/touched_rows.h"
 #include "codelets/gpu/flat_buffer.h"
 
+/* buf NULL: a dry run. */
 static void *unit_at(void **buf, int i)
 {
-    return i < 0 ? NULL : buf[i];
+    return i < 0 || !buf ? NULL : buf[i];
 }
 
 static struct iz_view view_of(const struct iz_param *p, enum iz_dtype type,
@@ -86,7 +87,7 @@ static void show_rows(const struct iz_unit_arg *a, void **buf,
                       struct iz_view *w, struct iz_view *dw)
 {
     const struct iz_unit_layout *l = a->layout;
-    if (a->at_rows < 0)
+    if (!unit_at(buf, a->at_rows))
         return;
     struct iz_touched r =
         iz_touched_of(buf[a->at_rows], l->model->n_units, l->unit, w->cols);
@@ -186,45 +187,54 @@ static float loss_scale(const struct iz_unit_arg *a, void **buf)
     return (float)(scale * weight);
 }
 
-void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
-{
-    const struct iz_unit_arg *a = arg;
-    const struct iz_unit_layout *l = a->layout;
-    const struct iz_model *m = l->model;
-    const struct iz_unit *u = &m->unit[l->unit];
+/* What a layer is called with, and what that points to. */
+struct frame {
     struct iz_view w[IZ_UNIT_PARAMS], dw[IZ_UNIT_PARAMS];
     struct iz_adapter adapter[IZ_UNIT_PARAMS / 2];
-    make_views(l, a->type, unit_at(buf, a->at_param), unit_at(buf, a->at_tied),
-               w);
-    make_gradient_views(l, a->type, unit_at(buf, a->at_grad),
-                        unit_at(buf, a->at_tied_grad), dw);
-    make_adapters(l, a->type, unit_at(buf, a->at_param),
-                  unit_at(buf, a->at_grad), adapter, w);
-    show_rows(a, buf, w, dw);
-    char *batch = unit_at(buf, a->at_batch);
-    struct iz_layer layer = {
-        .self = u->self,
+    struct iz_layer layer;
+};
+
+static void make_frame(struct frame *f, const struct iz_exec *x,
+                       const struct iz_unit_arg *a, void **buf)
+{
+    const struct iz_unit_layout *l = a->layout;
+    const struct iz_model *m = l->model;
+    char *own = unit_at(buf, a->at_param), *grad = unit_at(buf, a->at_grad);
+    char *batch = unit_at(buf, a->at_batch), *d = unit_at(buf, a->at_d);
+    int n = a->samples;
+    make_views(l, a->type, own, unit_at(buf, a->at_tied), f->w);
+    make_gradient_views(l, a->type, grad, unit_at(buf, a->at_tied_grad), f->dw);
+    make_adapters(l, a->type, own, grad, f->adapter, f->w);
+    show_rows(a, buf, f->w, f->dw);
+    f->layer = (struct iz_layer){
+        .self = m->unit[l->unit].self,
         .unit = l->unit,
-        .samples = a->samples,
-        .w = w,
-        .dw = dw,
-        .x =
-            boundary(x->act, m, l->unit - 1, a->samples, unit_at(buf, a->at_x)),
-        .y = boundary(x->act, m, l->unit, a->samples, unit_at(buf, a->at_y)),
-        .dy = boundary(x->act, m, l->unit, a->samples, unit_at(buf, a->at_d)),
-        .dx =
-            boundary(x->act, m, l->unit - 1, a->samples, unit_at(buf, a->at_d)),
+        .samples = n,
+        .w = f->w,
+        .dw = f->dw,
+        .x = boundary(x->act, m, l->unit - 1, n, unit_at(buf, a->at_x)),
+        .y = boundary(x->act, m, l->unit, n, unit_at(buf, a->at_y)),
+        .dy = boundary(x->act, m, l->unit, n, d),
+        .dx = boundary(x->act, m, l->unit - 1, n, d),
         .input = batch,
-        .target = batch ? batch + a->samples * m->input_bytes : NULL,
+        .target = batch ? batch + n * m->input_bytes : NULL,
         .loss = unit_at(buf, a->at_loss),
-        .loss_scale = loss_scale(a, buf),
         .row = a->row,
         .logits = unit_at(buf, a->at_logits),
     };
+}
+
+void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct iz_unit_arg *a = arg;
+    const struct iz_unit *u = &a->layout->model->unit[a->layout->unit];
+    struct frame f;
+    make_frame(&f, x, a, buf);
+    f.layer.loss_scale = loss_scale(a, buf);
     attach_save(x, a, buf);
     if (a->call == IZ_CALL_BACKWARD && a->at_save < 0 && u->forward)
-        recompute(x, u, layer);
-    call_layer(x, u, &layer, a->call);
+        recompute(x, u, f.layer);
+    call_layer(x, u, &f.layer, a->call);
     clear_gradients(x, a, buf);
 }
 
@@ -236,27 +246,16 @@ static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
                      int samples, int64_t rows, enum iz_dtype type,
                      enum iz_unit_call call, struct iz_adapter *probe)
 {
-    struct iz_adapter adapter[IZ_UNIT_PARAMS / 2];
     int64_t offset[IZ_UNIT_PARAMS] = {0};
     struct iz_unit_layout l = {.model = m, .unit = unit, .offset = offset};
-    struct iz_view w[IZ_UNIT_PARAMS], dw[IZ_UNIT_PARAMS];
-    make_views(&l, type, NULL, NULL, w);
-    make_gradient_views(&l, type, NULL, NULL, dw);
-    make_adapters(&l, type, NULL, NULL, adapter, w);
+    struct iz_unit_arg a = {.layout = &l, .samples = samples, .type = type};
+    struct frame f;
+    make_frame(&f, x, &a, NULL);
     if (rows)
-        dw[0].rows = rows;
+        f.dw[0].rows = rows;
     for (int i = 0; probe && i < iz_unit_base(&m->unit[unit]); i++)
-        w[i].adapter = &probe[i];
-    struct iz_layer a = {.self = m->unit[unit].self,
-                         .unit = unit,
-                         .samples = samples,
-                         .w = w,
-                         .dw = dw,
-                         .x = boundary(x->act, m, unit - 1, samples, NULL),
-                         .y = boundary(x->act, m, unit, samples, NULL),
-                         .dy = boundary(x->act, m, unit, samples, NULL),
-                         .dx = boundary(x->act, m, unit - 1, samples, NULL)};
-    call_layer(x, &m->unit[unit], &a, call);
+        f.w[i].adapter = &probe[i];
+    call_layer(x, &m->unit[unit], &f.layer, call);
 }
 
 static struct iz_exec dry_like(const struct iz_exec *like)

@@ -111,6 +111,11 @@ int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path,
                        bool quiet);
 void iz_ckpt_index_close(struct iz_ckpt_index **x);
 
+/* Bytes of all files in the checkpoint's folder; -EINVAL after naming one on
+ * `err` (which may be NULL) that is missing or has not the index's size. */
+int64_t iz_ckpt_index_bytes(const struct iz_ckpt_index *x, const char *dir,
+                            FILE *err);
+
 /* Whether the run has the model, arrays, parameters and scalars of the
  * checkpoint. -EINVAL with the first difference printed. */
 int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k);

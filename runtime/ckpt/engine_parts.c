@@ -189,7 +189,7 @@ static int find_newest(const struct iz_ckpt *k, int64_t *step,
 {
     int64_t mine = max64(iz_ckpt_dir_newest(k->dir, INT64_MAX), -1);
     int differs = 0;
-    int64_t *all = iz_agree_numbers(c, &mine, 1);
+    int64_t *all = iz_agree_numbers(c, &mine, 1, "checkpoints");
     for (int q = c->size - 1; q > 0; q--)
         differs = all[q] == all[0] ? differs : q;
     if (c->rank == 0 && differs)

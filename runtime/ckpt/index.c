@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
@@ -200,6 +201,22 @@ void iz_ckpt_index_close(struct iz_ckpt_index **x)
     free((*x)->path);
     free(*x);
     *x = NULL;
+}
+
+int64_t iz_ckpt_index_bytes(const struct iz_ckpt_index *x, const char *dir,
+                            FILE *err)
+{
+    int64_t sum = 0;
+    for (int q = 0; q < x->ranks; sum += x->file[q++].bytes) {
+        char path[IZ_CKPT_FILE_PATH];
+        struct stat st;
+        snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, dir, q, x->ranks);
+        if (stat(path, &st) || st.st_size != x->file[q].bytes)
+            return iz_refuse(
+                err, "checkpoint: %s is missing or not of %" PRId64 " bytes",
+                path, x->file[q].bytes);
+    }
+    return sum;
 }
 
 /* ---- comparing ---- */

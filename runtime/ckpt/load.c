@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "codelets/base/int64.h"
 #include "runtime/base/durable.h"
@@ -178,11 +177,7 @@ static bool usable(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
     bool ok = iz_ckpt_dir_find(dir, step, path) == 0;
     snprintf(name, sizeof(name), "%s/index.json", path);
     ok = ok && iz_ckpt_index_open(&x, name, true) == 0;
-    for (int q = 0; ok && q < x->ranks; q++) {
-        struct stat st;
-        snprintf(name, sizeof(name), "%s/" IZ_CKPT_FILE, path, q, x->ranks);
-        ok = stat(name, &st) == 0 && st.st_size == x->file[q].bytes;
-    }
+    ok = ok && iz_ckpt_index_bytes(x, path, NULL) >= 0;
     iz_ckpt_index_close(&x);
     return ok;
 }

@@ -41,7 +41,8 @@ static uint64_t parts_hash(const struct iz_ckpt *k)
 
 static int parts_check(const struct iz_ckpt *k, struct iz_coll *c)
 {
-    int64_t mine = (int64_t)parts_hash(k), *all = iz_agree_numbers(c, &mine, 1);
+    int64_t mine = (int64_t)parts_hash(k);
+    int64_t *all = iz_agree_numbers(c, &mine, 1, "arrays");
     int err = 0;
     for (int q = 0; q < c->size; q++)
         if (all[q] != all[0])
@@ -115,7 +116,7 @@ static int64_t *spans_gather(const struct iz_ckpt *k, struct iz_coll *c)
         mine[2 * i] = k->part[i].first;
         mine[2 * i + 1] = k->part[i].count;
     }
-    int64_t *all = iz_agree_numbers(c, mine, 2 * n);
+    int64_t *all = iz_agree_numbers(c, mine, 2 * n, "arrays");
     free(mine);
     return all;
 }
@@ -249,7 +250,7 @@ int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
                           struct iz_coll *c, const struct iz_ckpt_file *mine)
 {
     int64_t own[2] = {mine->bytes, (int64_t)mine->header_hash};
-    int64_t *all = iz_agree_numbers(c, own, 2);
+    int64_t *all = iz_agree_numbers(c, own, 2, "checkpoint");
     struct iz_ckpt_file *file = calloc((size_t)c->size, sizeof(*file));
     int err = file ? 0 : -ENOMEM;
     for (int64_t q = 0; q < c->size && file; q++)

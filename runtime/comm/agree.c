@@ -7,7 +7,8 @@
 
 #include "codelets/base/die.h"
 
-int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n)
+int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n,
+                          const char *what)
 {
     int64_t *all = calloc((size_t)c->size * (size_t)n + 1, sizeof(*all));
     if (!all)
@@ -15,7 +16,7 @@ int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n)
     if (n == 0)
         return all;
     memcpy(all + (int64_t)c->rank * n, mine, (size_t)n * sizeof(*all));
-    iz_coll_all_gather(c, all, n * (int64_t)sizeof(*all), "checkpoint");
+    iz_coll_all_gather(c, all, n * (int64_t)sizeof(*all), what);
     return all;
 }
 
@@ -24,7 +25,7 @@ int iz_agree(struct iz_coll *c, int err)
     int64_t mine = err, *all;
     if (iz_coll_all_ok(c, err == 0))
         return 0;
-    all = iz_agree_numbers(c, &mine, 1);
+    all = iz_agree_numbers(c, &mine, 1, "errors");
     for (int i = c->size - 1; i >= 0; i--)
         if (all[i])
             err = (int)all[i];

@@ -155,7 +155,8 @@ int iz_coll_refuser(struct iz_coll *c, bool refuses);
 
 /* Outside of steps: mine[n] of every rank, in order of ranks; malloc'ed.  All
  * ranks. */
-int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n);
+int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n,
+                          const char *what);
 
 /* The same result on all ranks: the error of the first rank that has one. */
 int iz_agree(struct iz_coll *c, int err);

@@ -101,26 +101,20 @@ static const char *read_wish(struct iz_engine *e)
 /* Ranks begin together (see `begin`), so all trace the same steps. */
 static void compare(const struct iz_engine *e, char *why, size_t size)
 {
-    int n = e->plan.ranks;
     const struct iz_trace *t = e->trace;
-    double *all = calloc((size_t)n * 2, sizeof(*all));
-    if (!all)
-        iz_die("no memory for the traces of %d ranks", n);
-    double *mine = all + (ptrdiff_t)2 * e->plan.rank;
-    mine[0] = t ? (double)t->from : -1;
-    mine[1] = t ? (double)t->to : -1;
-    iz_coll_gather_doubles(e->coll, all, 2, "traces");
+    int64_t mine[2] = {t ? t->from : -1, t ? t->to : -1};
+    int64_t *all = iz_agree_numbers(e->coll, mine, 2, "traces");
     bool same = mine[0] == all[0] && mine[1] == all[1];
     if (!same && !t)
         snprintf(why, size,
-                 "IZ_TRACE is not set, but rank 0 traces steps %.0f:%.0f",
-                 all[0], all[1]);
+                 "IZ_TRACE is not set, but rank 0 traces steps %lld:%lld",
+                 (long long)all[0], (long long)all[1]);
     else if (!same && all[0] < 0)
         snprintf(why, size, "IZ_TRACE: rank 0 takes none");
     else if (!same)
         snprintf(why, size,
-                 "IZ_TRACE_STEPS: %.0f:%.0f, those of rank 0 are %.0f:%.0f",
-                 mine[0], mine[1], all[0], all[1]);
+                 "IZ_TRACE_STEPS: %lld:%lld, those of rank 0 are %lld:%lld",
+                 t->from, t->to, (long long)all[0], (long long)all[1]);
     free(all);
 }
 

@@ -48,7 +48,7 @@ static int kept_choice(const struct iz_config *c, struct iz_coll *coll,
     char path[IZ_PATH_MAX + 32];
     snprintf(path, sizeof(path), "%s/config.json", c->run.output);
     int64_t mine = coll->rank ? 0 : kept_word(path, key, a, b);
-    int64_t *all = iz_agree_numbers(coll, &mine, 1);
+    int64_t *all = iz_agree_numbers(coll, &mine, 1, key);
     int64_t first = all[0];
     free(all);
     if (first != UNREADABLE)
@@ -177,7 +177,7 @@ static void choose_slices(struct iz_config *c,
         return;
     if (n < 1 || c->micro_batch % n)
         n = iz_plan_slices(c, on->gpu ? 1 : on->workers);
-    int64_t *all = iz_agree_numbers(coll, &n, 1);
+    int64_t *all = iz_agree_numbers(coll, &n, 1, "slices");
     c->run.slices = (int)all[0];
     free(all);
 }

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "codelets/flat/flat.h"
@@ -40,28 +39,16 @@ static int no_gpu(struct iz_gpu_choice *p, const struct iz_config *c,
     return -ENODEV;
 }
 
-/* Exact in a double: the same number on the same GPU of the same host. */
-static double identity(const struct iz_gpu_choice *p)
+/* The same number on the same GPU of the same host. */
+static int64_t identity(const struct iz_gpu_choice *p)
 {
     char name[128] = "";
     gethostname(name, sizeof(name) - 1);
-    return (double)(iz_mix_text(iz_mix_text(IZ_GOLDEN, name), p->info.pci) >>
-                    12);
-}
-
-/* A figure of each rank's GPU; malloc'ed. */
-static double *gather_figures(struct iz_coll *coll, double mine)
-{
-    double *all = calloc((size_t)coll->size, sizeof(*all));
-    if (!all)
-        iz_die("no memory for the GPUs of %d ranks", coll->size);
-    all[coll->rank] = mine;
-    iz_coll_gather_doubles(coll, all, 1, "GPUs");
-    return all;
+    return (int64_t)iz_mix_text(iz_mix_text(IZ_GOLDEN, name), p->info.pci);
 }
 
 /* Ranks on the same GPU as rank r. */
-static int count_same(const double *all, int n, int r)
+static int count_same(const int64_t *all, int n, int r)
 {
     int same = 0;
     for (int i = 0; i < n; i++)
@@ -73,7 +60,7 @@ static int count_same(const double *all, int n, int r)
 static void count_sharing(struct iz_gpu_choice *p, struct iz_coll *coll,
                           int *most)
 {
-    double *all = gather_figures(coll, identity(p));
+    int64_t mine = identity(p), *all = iz_agree_numbers(coll, &mine, 1, "GPUs");
     p->sharing = count_same(all, coll->size, coll->rank);
     for (int r = 0; r < coll->size; r++)
         *most = (int)max64(*most, count_same(all, coll->size, r));
@@ -133,13 +120,14 @@ static void too_old(const struct iz_gpu_choice *p, const struct iz_config *c,
  * things: from 8.0 on the kernels are the same.  The first rank says so. */
 static bool mixed(const struct iz_gpu_choice *p, struct iz_coll *coll)
 {
-    double *all = gather_figures(coll, p->info.capability);
+    int64_t mine = p->info.capability;
+    int64_t *all = iz_agree_numbers(coll, &mine, 1, "GPUs");
     int low = 0, high = 0;
     for (int r = 1; r < coll->size; r++) {
         low = all[r] < all[low] ? r : low;
         high = all[r] > all[high] ? r : high;
     }
-    double least = all[low] / 10, most = all[high] / 10;
+    double least = (double)all[low] / 10, most = (double)all[high] / 10;
     free(all);
     if (most <= least || least >= 8)
         return false;

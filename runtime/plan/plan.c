@@ -270,13 +270,19 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
         round_up(p->act.scratch_bytes, 64) + p->act.save_bytes + 4096;
 }
 
-int iz_plan_check_types(const struct iz_config *c,
-                        const struct iz_target *target, FILE *err)
+int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
+                  FILE *err)
 {
     int have = target->capability;
     const char *key = c->dtype == IZ_BF16 ? "bf16.enabled: true"
                       : c->run.tf32       ? "run.tf32: true"
                                           : NULL;
+    if (!target->gpu && c->zero.optimizer.ratio < 1)
+        return iz_refuse(err,
+                         "zero_optimization.offload_optimizer.ratio: %.15g "
+                         "leaves chunks to a GPU, and units are computed on "
+                         "the CPU: use 1.0",
+                         c->zero.optimizer.ratio);
     if (!target->gpu || have >= 80 || (!key && !target->cudnn))
         return 0;
     return iz_refuse(err,

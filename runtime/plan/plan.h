@@ -172,10 +172,11 @@ int iz_plan_slices(const struct iz_config *c, int workers);
 int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target);
-/* Whether the target's GPU computes in the types that the config asks for: 0,
- * or -EINVAL with the reason printed on `err` (which may be NULL). */
-int iz_plan_check_types(const struct iz_config *c,
-                        const struct iz_target *target, FILE *err);
+/* Whether the target computes in the types that the config asks for, and has
+ * the GPU of its ratio: 0, or -EINVAL with the reason printed on `err` (which
+ * may be NULL). */
+int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
+                  FILE *err);
 void iz_plan_clear(struct iz_plan *p);
 /* Counts the bytes of a plan whose parts are known (count.c). */
 void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
@@ -186,10 +187,6 @@ void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep);
 /* How the optimizer's chunks are divided between host and GPU (split.c):
  * sets host_chunks of all units and what p says of the split. */
 void iz_plan_split(struct iz_plan *p, const struct iz_config *c);
-/* Whether the target can honour the config's ratio: 0, or -EINVAL with the
- * reason printed on `err` (which may be NULL). */
-int iz_plan_split_check(const struct iz_config *c,
-                        const struct iz_target *target, FILE *err);
 /* Elements of a unit whose states are where the offloaded optimizer lives. */
 int64_t iz_plan_host_elems(const struct iz_plan_unit *g);
 void iz_plan_split_print(const struct iz_plan *p, FILE *out);

@@ -69,18 +69,6 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
         p->staging[IZ_STAGING_SPLIT].bytes ? BUFFERS : 0;
 }
 
-int iz_plan_split_check(const struct iz_config *c,
-                        const struct iz_target *target, FILE *err)
-{
-    if (c->zero.optimizer.ratio >= 1 || target->gpu)
-        return 0;
-    return iz_refuse(err,
-                     "zero_optimization.offload_optimizer.ratio: %.15g leaves "
-                     "chunks to a GPU, and units are computed on the CPU: use "
-                     "1.0",
-                     c->zero.optimizer.ratio);
-}
-
 void iz_plan_split_print(const struct iz_plan *p, FILE *out)
 {
     int chunks = 0, host = 0;

@@ -44,17 +44,11 @@ static int print_sample(struct run *r)
 
 static void print_hash(struct run *r)
 {
-    uint64_t sum = iz_train_hash(r->e);
-    /* 32 bits per double are exact; sums modulo 2^64 need no carry between. */
-    double *all = calloc((size_t)r->coll->size * 2, sizeof(*all));
-    if (!all)
-        iz_die("out of memory for the hash");
-    all[2 * r->coll->rank] = (double)(sum >> 32);
-    all[2 * r->coll->rank + 1] = (double)(sum & 0xffffffffU);
-    iz_coll_gather_doubles(r->coll, all, 2, "hash");
-    sum = 0;
+    int64_t mine = (int64_t)iz_train_hash(r->e);
+    int64_t *all = iz_agree_numbers(r->coll, &mine, 1, "hash");
+    uint64_t sum = 0;
     for (int i = 0; i < r->coll->size; i++)
-        sum += ((uint64_t)all[2 * i] << 32) + (uint64_t)all[2 * i + 1];
+        sum += (uint64_t)all[i];
     free(all);
     if (!iz_run_first(r))
         return;

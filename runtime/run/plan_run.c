@@ -181,9 +181,7 @@ static int make_plan(struct run *r)
     if (!f)
         f = iz_rules_check_sparse(r->model, &r->c, t.gpu, iz_run_err(r));
     if (!f)
-        f = iz_plan_check_types(&r->c, &t, iz_run_err(r));
-    if (!f)
-        f = iz_plan_split_check(&r->c, &t, iz_run_err(r));
+        f = iz_plan_check(&r->c, &t, iz_run_err(r));
     if (f)
         return iz_run_agree(r, f, NULL);
     int s = iz_run_agree(

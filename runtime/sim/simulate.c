@@ -60,6 +60,8 @@ static int prepare(struct simulation *s)
     r = iz_machine_target(&t, &s->machine, &s->c, s->ranks, stderr);
     if (!r)
         r = iz_rules_check_sparse(s->model, &s->c, t.gpu, stderr);
+    if (!r)
+        r = iz_plan_check(&s->c, &t, stderr);
     if (r)
         return r;
     int user = iz_environment_number("STARPU_NCPU", 0);
@@ -71,11 +73,7 @@ static int prepare(struct simulation *s)
     if (s->c.run.device_memory_limit_bytes)
         limit.device = s->c.run.device_memory_limit_bytes;
     limit.tables &= !s->c.run.device_memory_limit_bytes;
-    r = iz_plan_check_types(&s->c, &t, stderr);
-    if (!r)
-        r = iz_plan_split_check(&s->c, &t, stderr);
-    if (!r)
-        r = iz_plan_make(&s->plan, &s->c, s->model, s->ranks, 0, &t);
+    r = iz_plan_make(&s->plan, &s->c, s->model, s->ranks, 0, &t);
     return r ? r : iz_plan_fit(&s->plan, &s->c, s->model, &limit, stderr);
 }
 
