@@ -242,5 +242,4 @@ struct iz_engine {
     struct iz_trace *trace;
     int64_t step; /* steps submitted */
     bool simulated;
-    double gemm_rate; /* flop/s of all compute workers, 0: not measured */
 };

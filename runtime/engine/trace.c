@@ -23,6 +23,7 @@ struct iz_trace {
     long long from, to, first;
     int64_t begin_ns; /* when its first event was recorded */
     bool seen, on, done;
+    double gemm_rate; /* flop/s of all compute workers; 0: not measured */
 };
 
 /* ---- what to trace ---- */
@@ -149,6 +150,12 @@ void iz_trace_close(struct iz_engine *e)
     e->trace = NULL;
 }
 
+void iz_trace_rate(struct iz_engine *e, double gemm_rate)
+{
+    if (e->trace)
+        e->trace->gemm_rate = gemm_rate;
+}
+
 /* ---- the description ---- */
 
 static const char *const worker_kinds[IZ_WORKER_KINDS] = {
@@ -163,7 +170,7 @@ static struct iz_rate rate_of(const struct iz_engine *e, enum iz_where p)
     struct iz_rate r = iz_graph_rate(e->graph, p);
     bool computes = e->plan.target.gpu ? p == IZ_ON_COMPUTE : p == IZ_ON_HOST;
     if (computes && !e->simulated)
-        r.flops_per_s = e->gemm_rate / e->plan.tasks_at_once;
+        r.flops_per_s = e->trace->gemm_rate / e->plan.tasks_at_once;
     if (computes && r.flops_per_s <= 0)
         r = iz_graph_rate(e->graph, IZ_ON_COMPUTE);
     return r;

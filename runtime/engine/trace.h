@@ -8,6 +8,8 @@
  * errno on every rank with the reason printed by one. */
 int iz_trace_open(struct iz_engine *e);
 void iz_trace_close(struct iz_engine *e);
+/* What was measured, in flop/s of all compute workers: for the description. */
+void iz_trace_rate(struct iz_engine *e, double gemm_rate);
 /* Before the submission of a step: begins or ends the trace there. */
 void iz_trace_step(struct iz_engine *e);
 /* Ends the trace if it is being taken; waits for all tasks then. */

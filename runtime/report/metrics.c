@@ -17,6 +17,17 @@
 #include "runtime/report/summary.h"
 #include "runtime/report/time_shares.h"
 
+/* Of the main thread, between events: how long, and how long it waited. */
+struct watch {
+    int64_t seen_ns, seen_waited_ns, ns, waited_ns;
+};
+
+/* Of submission over execution. */
+struct lead {
+    double least_s, sum_s;
+    int64_t n;
+};
+
 struct iz_metrics {
     struct iz_engine *e;
     struct iz_time_shares *shares; /* of the rank that speaks */
@@ -33,10 +44,8 @@ struct iz_metrics {
     int64_t steps, skipped, lost_spans;
     double last_loss, last_eval;
     int64_t open_ns;
-    /* Of the main thread, between events: how long, and how long it waited. */
-    int64_t seen_ns, seen_waited_ns, watched_ns, waited_ns;
-    double least_lead_s, sum_lead_s; /* of submission over execution */
-    int64_t leads;
+    struct watch watch;
+    struct lead lead;
 };
 
 static int metrics_open_file(struct iz_metrics *m, FILE **f, const char *name)
@@ -170,18 +179,18 @@ static void watch(struct iz_metrics *m, int64_t time_ns)
     if (!m->shares)
         return;
     iz_time_shares_until(m->shares, time_ns);
-    if (m->seen_ns) {
-        m->watched_ns += time_ns - m->seen_ns;
-        m->waited_ns += waited - m->seen_waited_ns;
+    if (m->watch.seen_ns) {
+        m->watch.ns += time_ns - m->watch.seen_ns;
+        m->watch.waited_ns += waited - m->watch.seen_waited_ns;
     }
-    m->seen_ns = time_ns;
-    m->seen_waited_ns = waited;
+    m->watch.seen_ns = time_ns;
+    m->watch.seen_waited_ns = waited;
 }
 
 static double submitting(const struct iz_metrics *m)
 {
-    double waited = (double)m->waited_ns / (double)m->watched_ns;
-    return m->watched_ns <= 0 || waited > 1 ? 0 : 1 - waited;
+    double waited = (double)m->watch.waited_ns / (double)m->watch.ns;
+    return m->watch.ns <= 0 || waited > 1 ? 0 : 1 - waited;
 }
 
 /* ---- figures ---- */
@@ -306,20 +315,20 @@ static void count_lead(struct iz_metrics *m, const struct iz_event *v)
     double s =
         (double)(v->time_ns - e->events.submitted_ns[v->step % IZ_EVENTS]) *
         1e-9;
-    if (m->leads++ == 0 || s < m->least_lead_s)
-        m->least_lead_s = s;
-    m->sum_lead_s += s;
+    if (m->lead.n++ == 0 || s < m->lead.least_s)
+        m->lead.least_s = s;
+    m->lead.sum_s += s;
 }
 
 static void submission_json(struct iz_metrics *m)
 {
     const struct iz_engine *e = m->e;
-    if (m->leads)
+    if (m->lead.n)
         iz_metrics_line(m,
                         "{\"submission\": {\"seconds\": %.6f, "
                         "\"least_lead_s\": %.6f, \"mean_lead_s\": %.6f}}",
-                        (double)e->counts.submit_ns * 1e-9, m->least_lead_s,
-                        m->sum_lead_s / (double)m->leads);
+                        (double)e->counts.submit_ns * 1e-9, m->lead.least_s,
+                        m->lead.sum_s / (double)m->lead.n);
 }
 
 void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
@@ -352,7 +361,7 @@ void iz_metrics_pause(struct iz_metrics *m)
     drain(m);
     if (m->shares)
         iz_time_shares_stop(m->shares, false);
-    m->seen_ns = 0;
+    m->watch.seen_ns = 0;
     finish_line(m);
     m->last_ns = iz_now_ns();
 }

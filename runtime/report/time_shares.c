@@ -32,6 +32,12 @@ struct edge {
     int entry, change; /* +1: it begins, -1: it ends */
 };
 
+/* Tasks that run at one time: computations, of each kind what is due, of each
+ * use all, and of those what is on compute workers. */
+struct under_way {
+    int hiding, due[IZ_KINDS], running[IZ_USES_RUNNING], own[IZ_USES_RUNNING];
+};
+
 struct iz_time_shares {
     enum iz_where where[STARPU_NMAXWORKERS];
     int workers, compute; /* all, and those that compute units */
@@ -44,9 +50,7 @@ struct iz_time_shares {
      * and where the last calls put its end, oldest first. */
     bool open;
     int64_t swept, to, until[3];
-    /* Running now: computations, of each kind what is due, of each use all, and
-     * of those what is on compute workers. */
-    int hiding, due[IZ_KINDS], running[IZ_USES_RUNNING], own[IZ_USES_RUNNING];
+    struct under_way now;
     int64_t hidden_ns[IZ_KINDS];
     struct iz_kind_time kind[IZ_KINDS]; /* without the hidden part */
     double window_ns, own_ns[IZ_USES], busy_ns[IZ_USES_RUNNING];
@@ -172,14 +176,14 @@ static void account_idle(struct iz_time_shares *t, double ns)
 {
     int kinds = 0;
     for (int c = IZ_USE_OPTIMIZER; c < IZ_USES_RUNNING; c++)
-        kinds += t->running[c] > 0;
-    if (t->running[IZ_USE_UNITS])
+        kinds += t->now.running[c] > 0;
+    if (t->now.running[IZ_USE_UNITS])
         t->own_ns[IZ_USE_TASKS] += ns;
     else if (!kinds)
         t->own_ns[IZ_USE_NOTHING] += ns;
     else
         for (int c = IZ_USE_OPTIMIZER; c < IZ_USES_RUNNING; c++)
-            t->own_ns[c] += t->running[c] ? ns / kinds : 0;
+            t->own_ns[c] += t->now.running[c] ? ns / kinds : 0;
 }
 
 /* Time of the window during which the same tasks run. */
@@ -187,12 +191,12 @@ static void account_window(struct iz_time_shares *t, double ns)
 {
     int idle = t->compute;
     for (int c = 0; c < IZ_USES_RUNNING; c++) {
-        double tasks_ns = t->running[c] * ns;
-        idle -= t->own[c];
-        t->own_ns[c] += t->own[c] * ns;
-        t->busy_ns[c] += t->running[c] ? ns : 0;
+        double tasks_ns = t->now.running[c] * ns;
+        idle -= t->now.own[c];
+        t->own_ns[c] += t->now.own[c] * ns;
+        t->busy_ns[c] += t->now.running[c] ? ns : 0;
         t->task_ns[c] += tasks_ns;
-        t->beside_ns[c] += t->running[IZ_USE_UNITS] ? tasks_ns : 0;
+        t->beside_ns[c] += t->now.running[IZ_USE_UNITS] ? tasks_ns : 0;
     }
     t->window_ns += ns;
     if (idle > 0)
@@ -203,8 +207,8 @@ static void account_window(struct iz_time_shares *t, double ns)
  * edge nothing runs. */
 static void account(struct iz_time_shares *t, int64_t begin, int64_t end)
 {
-    for (int k = 0; k < IZ_KINDS && t->hiding; k++)
-        t->hidden_ns[k] += t->due[k] * (end - begin);
+    for (int k = 0; k < IZ_KINDS && t->now.hiding; k++)
+        t->hidden_ns[k] += t->now.due[k] * (end - begin);
     begin = max64(begin, t->swept);
     end = min64(end, t->to);
     if (end > begin)
@@ -215,17 +219,17 @@ static void time_shares_apply(struct iz_time_shares *t, const struct edge *g)
 {
     const struct entry *e = &t->entry[g->entry];
     if (e->hides)
-        t->hiding += g->change;
-    for (; !t->hiding && t->block <= g; t->block++)
+        t->now.hiding += g->change;
+    for (; !t->now.hiding && t->block <= g; t->block++)
         t->entry[t->block->entry].block_end = g->ns;
     if (e->hidden == DUE)
-        t->due[e->span.kind] += g->change;
+        t->now.due[e->span.kind] += g->change;
     if (!e->in_window)
         return;
     enum iz_use use = use_of(t, &e->span);
-    t->running[use] += g->change;
+    t->now.running[use] += g->change;
     if (t->where[e->span.worker] == IZ_ON_COMPUTE)
-        t->own[use] += g->change;
+        t->now.own[use] += g->change;
     int64_t at = min64(max64(g->ns, t->swept), t->to);
     t->worker_ns[e->span.worker] -= g->change * (double)(at - t->swept);
 }

@@ -222,7 +222,7 @@ int iz_run_start(struct run *r)
         s = iz_save_open(&r->saver, r->e, r->model_text);
     if (s)
         return s;
-    s = iz_metrics_open(&r->metrics, r->e, r->gemm_rate, !iz_run_first(r));
+    s = iz_metrics_open(&r->metrics, r->e, r->gemm.rate, !iz_run_first(r));
     if (!s)
         iz_metrics_line(r->metrics,
                         "{\"start\": {\"open_s\": %.3f, \"weights_s\": "

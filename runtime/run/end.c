@@ -62,7 +62,7 @@ static void report_failure(struct run *r)
     int64_t step = iz_ckpt_dir_newest(r->c.run.output, INT64_MAX);
     if (!iz_run_first(r))
         return;
-    if (r->failure == IZ_SCALE_AT_MINIMUM)
+    if (r->progress.failure == IZ_SCALE_AT_MINIMUM)
         fprintf(stderr,
                 "izar: gradients overflow at the smallest loss scale "
                 "(fp16.min_loss_scale %g): training diverges\n",
@@ -71,7 +71,7 @@ static void report_failure(struct run *r)
         fprintf(stderr,
                 "izar: the loss or its gradient is not finite after "
                 "step %lld: nothing was saved since\n",
-                (long long)r->taken);
+                (long long)r->progress.taken);
     if (step >= 0)
         fprintf(stderr,
                 "izar: the checkpoint of step %lld is intact: continue from "
@@ -85,7 +85,7 @@ static const char *ending(const struct run *r, int status)
         return "failed";
     if (status)
         return "not saved";
-    return r->stopped ? "interrupted" : "finished";
+    return r->progress.stopped ? "interrupted" : "finished";
 }
 
 static int export_weights(struct run *r)
@@ -93,7 +93,7 @@ static int export_weights(struct run *r)
     if (!r->c.run.export[0])
         return 0;
     /* It was exported, but the run ended before it could say so. */
-    bool there = iz_run_first(r) && r->begun >= r->c.run.steps &&
+    bool there = iz_run_first(r) && r->progress.begun >= r->c.run.steps &&
                  iz_hf_export_there(r->c.run.export);
     if (there)
         printf("run.export: %s is there already, and stays as it is\n",
@@ -117,24 +117,24 @@ static int check_order(struct run *r)
 int iz_run_finish(struct run *r)
 {
     int s = 0;
-    if (r->failure) {
+    if (r->progress.failure) {
         report_failure(r);
         iz_metrics_summary(r->metrics, "failed");
         return -ERANGE;
     }
     s = check_order(r);
-    if (!s && r->c.run.save && r->e->step > r->begun)
+    if (!s && r->c.run.save && r->e->step > r->progress.begun)
         s = iz_run_save_now(r);
-    if (!s && !r->stopped)
+    if (!s && !r->progress.stopped)
         s = export_weights(r);
-    if (!s && !r->stopped)
+    if (!s && !r->progress.stopped)
         s = print_sample(r);
     if (r->c.run.hash)
         print_hash(r);
     if (!s)
         s = check_order(r);
     iz_metrics_summary(r->metrics, ending(r, s));
-    if (!r->stopped || s)
+    if (!r->progress.stopped || s)
         return s;
     if (iz_run_first(r) && r->c.run.save)
         printf("interrupted: continue with the same command and --resume\n");

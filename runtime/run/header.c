@@ -11,6 +11,7 @@
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/environment.h"
+#include "runtime/engine/trace.h"
 #include "runtime/run/state.h"
 
 /* ---- the rate of products, also to estimate with ---- */
@@ -65,9 +66,9 @@ void iz_run_measure(struct run *r)
     else
         iz_graph_on_workers(r->e->graph, run_measure, &a);
     for (int w = 0; w < (gpu ? 1 : r->workers); w++)
-        r->gemm_rate += a.rate[w];
-    r->gemm_side = a.side;
-    r->e->gemm_rate = r->gemm_rate;
+        r->gemm.rate += a.rate[w];
+    r->gemm.side = a.side;
+    iz_trace_rate(r->e, r->gemm.rate);
 }
 
 /* ---- what is printed ---- */
@@ -117,13 +118,13 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     else
         iz_blas_name(blas, sizeof(blas));
     iz_blas_note(note, sizeof(note));
-    if (r->gemm_side)
-        snprintf(product, sizeof(product), " of %d cubed", r->gemm_side);
+    if (r->gemm.side)
+        snprintf(product, sizeof(product), " of %d cubed", r->gemm.side);
     iz_plan_print(&r->e->plan, r->model, stdout);
     printf("run:  %d rank%s; scheduler %s; %s, %.1f GFLOP/s in GEMM%s%s\n",
            r->coll->size, r->coll->size > 1 ? "s" : "",
            iz_graph_scheduler(r->e->graph),
-           r->gpu.device < 0 ? blas : r->gpu.info.name, r->gemm_rate * 1e-9,
+           r->gpu.device < 0 ? blas : r->gpu.info.name, r->gemm.rate * 1e-9,
            r->arithmetic.bf16_products ? " of bf16" : product,
            r->coll->size > 1 ? " on rank 0" : "");
     iz_binding_print(bindings, r->coll->size, stdout);

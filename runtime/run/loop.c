@@ -27,17 +27,17 @@ static void take_event(struct run *r)
     report_save(r);
     if (v.eval)
         return;
-    r->taken = v.step;
-    r->stopped |= v.stop;
-    if (v.failure && !r->failure)
-        r->failure = v.failure;
+    r->progress.taken = v.step;
+    r->progress.stopped |= v.stop;
+    if (v.failure && !r->progress.failure)
+        r->progress.failure = v.failure;
 }
 
 /* Every rank takes the same events before it submits the same step, so all end
  * at the same one. */
 static void throttle(struct run *r)
 {
-    while (r->e->step - r->taken >= r->c.run.in_flight)
+    while (r->e->step - r->progress.taken >= r->c.run.in_flight)
         take_event(r);
 }
 
@@ -51,7 +51,7 @@ static void take_all(struct run *r)
 int iz_run_save_now(struct run *r)
 {
     take_all(r);
-    if (r->failure)
+    if (r->progress.failure)
         return 0;
     int s = r->saver ? 0 : iz_save_open(&r->saver, r->e, r->model_text);
     if (!s)
@@ -79,7 +79,7 @@ static int save(struct run *r)
         take_all(r);
         s = end_saves(r);
     }
-    if (!s && !r->failure && !r->save_error)
+    if (!s && !r->progress.failure && !r->save_error)
         iz_save_begin(r->saver);
     return s;
 }
@@ -94,7 +94,7 @@ int iz_run_train(struct run *r)
     int s = 0;
     while (r->e->step < r->c.run.steps && !s) {
         throttle(r);
-        if (r->stopped || r->failure || r->save_error)
+        if (r->progress.stopped || r->progress.failure || r->save_error)
             break;
         iz_train_step(r->e);
         bool end = r->e->step == r->c.run.steps;

@@ -85,10 +85,10 @@ static int run_run_all(struct run *r)
     s = iz_run_start(r);
     if (s)
         return s;
-    r->taken = r->begun = r->e->step;
-    if (iz_run_first(r) && r->begun >= r->c.run.steps)
+    r->progress.taken = r->progress.begun = r->e->step;
+    if (iz_run_first(r) && r->progress.begun >= r->c.run.steps)
         printf("nothing left to train: step %lld of %lld\n",
-               (long long)r->begun, (long long)r->c.run.steps);
+               (long long)r->progress.begun, (long long)r->c.run.steps);
     catch_signals();
     s = iz_run_train(r);
     return s ? s : iz_run_finish(r);

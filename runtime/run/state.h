@@ -12,6 +12,19 @@
 #include "runtime/run/options.h"
 #include "runtime/run/run.h"
 
+/* The rate of matrix products that was measured at the start. */
+struct run_gemm {
+    double rate; /* flop/s of all compute workers of this rank */
+    int side;    /* of the product that a GPU was measured with; 0: none */
+};
+
+struct run_progress {
+    int64_t begun; /* step at which this process began */
+    int64_t taken; /* steps whose event came */
+    bool stopped;
+    enum iz_failure failure;
+};
+
 struct run {
     const struct iz_program *p;
     struct iz_options o;
@@ -29,17 +42,13 @@ struct run {
     int save_error;
     struct iz_metrics *metrics;
     int workers;
-    double gemm_rate;
-    int gemm_side; /* of the product that a GPU was measured with; 0: none */
+    struct run_gemm gemm;
     double open_s, init_s;    /* to allocate and connect; to set the weights */
     const char *why_messages; /* between ranks of one host; NULL: by choice */
     char *model_text;
-    int64_t begun; /* step at which this process began */
-    int64_t taken; /* steps whose event came */
-    bool stopped;
+    struct run_progress progress;
     int claim;         /* of the output folder, a descriptor; 0: none */
     _Atomic int *stop; /* the signal that asks for the end, or 0 */
-    enum iz_failure failure;
 };
 
 /* The model, and which of its parameters are updated how; then where it runs
