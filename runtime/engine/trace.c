@@ -195,7 +195,7 @@ static void write_workers(const struct iz_engine *e, FILE *f)
                 where = worker_kinds[p];
         fprintf(f, "%s\"%s\"", w ? ", " : "", where);
     }
-    fprintf(f, "],\n\"places\": [");
+    fprintf(f, "],\n\"worker_kinds\": [");
     for (enum iz_where p = 0; p < IZ_WORKER_KINDS; p++)
         fprintf(f, "%s\"%s\"", p ? ", " : "", worker_kinds[p]);
     fprintf(f, "],\n\"rates\": {");

@@ -6,8 +6,8 @@ import statistics
 
 COMPUTE = ("forward", "backward", "eval", "sample")
 TRANSFER = ("load", "fetch", "reduce", "offload", "store", "snapshot", "save")
-PLACES = ("compute", "host", "comm", "up", "down", "io")  # enum iz_where
-# What crosses each, as in PLACES.
+WORKER_KINDS = ("compute", "host", "comm", "up", "down", "io")  # enum iz_where
+# What crosses each, as in WORKER_KINDS.
 LINKS = {"network": "comm", "to the GPU": "up", "to the host": "down",
          "disk read": "io", "disk write": "io"}
 
@@ -92,7 +92,7 @@ def collect(groups, rank, begin, end, key):
             continue
         g = groups.setdefault(name, {
             "spans": [], "bytes": 0, "flops": 0.0, "hidden_us": 0.0,
-            "limit": rank.about["rates"].get(PLACES[t.place[i]]) or {}})
+            "limit": rank.about["rates"].get(WORKER_KINDS[t.where[i]]) or {}})
         g["spans"].append((t.begin[i], t.end[i]))
         g["bytes"] += t.bytes[i]
         g["flops"] += t.flops[i]
@@ -106,26 +106,26 @@ def part(some, of):
 
 # ---- workers ----
 
-def place_of_worker(rank, w):
-    places = rank.about["workers"]
-    return places[w] if w < len(places) else "host"
+def where_of_worker(rank, w):
+    workers = rank.about["workers"]
+    return workers[w] if w < len(workers) else "host"
 
 
 def worker_name(rank, w):
     """What a worker is there for, numbered where there are several."""
     title = {"compute": "GPU", "host": "CPU", "comm": "collectives",
              "up": "copies to GPU", "down": "copies to host", "io": "disk"}
-    place = place_of_worker(rank, w)
-    same = [i for i, p in enumerate(rank.about["workers"]) if p == place]
+    where = where_of_worker(rank, w)
+    same = [i for i, p in enumerate(rank.about["workers"]) if p == where]
     number = f" {same.index(w)}" if len(same) > 1 else ""
-    return title[place] + number
+    return title[where] + number
 
 
 def is_transfer(rank, i):
     """Moves bytes over a link, rather than adding within one memory."""
     t = rank.tasks
     return (rank.kinds[t.kind[i]] in TRANSFER and
-            PLACES[t.place[i]] not in ("compute", "host"))
+            WORKER_KINDS[t.where[i]] not in ("compute", "host"))
 
 
 def workers(ranks, begin, end):
@@ -145,7 +145,7 @@ def workers(ranks, begin, end):
             runtime_us = sum(b - a - taken.of(a, b) for a, b in own)
             rows.append({
                 "rank": rank.number, "worker": w, "name": worker_name(rank, w),
-                "place": place_of_worker(rank, w),
+                "where": where_of_worker(rank, w),
                 "tasks": len(work) + len(moves),
                 "busy_us": work_us, "transfer_us": moves_us,
                 "runtime_us": runtime_us,
@@ -156,15 +156,15 @@ def workers(ranks, begin, end):
 # ---- kinds ----
 
 def kinds(ranks, begin, end):
-    """Rows per kind and place: tasks that end in the window, with their rates
-    and the part of their time that a forward or backward ran beside them."""
+    """Rows per kind of tasks and workers: tasks that end in the window, with their
+    rates and the part of their time that a forward or backward ran beside them."""
     groups, rows = {}, []
     for rank in ranks:
         t = rank.tasks
         collect(groups, rank, begin, end,
-                lambda i, t=t: (t.kind[i], t.place[i]))
-    for kind, place in sorted(groups):
-        g, name = groups[kind, place], ranks[0].kinds[kind]
+                lambda i, t=t: (t.kind[i], t.where[i]))
+    for kind, where in sorted(groups):
+        g, name = groups[kind, where], ranks[0].kinds[kind]
         us = [b - a for a, b in g.pop("spans")]
         total, limit = sum(us), g.pop("limit")
         for what in ("bytes", "flops"):  # the limit is of flops where there are any
@@ -172,7 +172,7 @@ def kinds(ranks, begin, end):
             if what == "bytes" or g["flops"]:
                 g["limit_percent"] = part(rate, limit.get(f"{what}_per_s")) or None
         rows.append({
-            "kind": name, "place": PLACES[place], **g, "count": len(us),
+            "kind": name, "where": WORKER_KINDS[where], **g, "count": len(us),
             "total_us": total, "mean_us": total / len(us),
             "median_us": statistics.median(us), "max_us": max(us),
             "hidden_percent": (None if name in COMPUTE else
@@ -185,10 +185,10 @@ def kinds(ranks, begin, end):
 def link_of(rank, i):
     """Which link a task uses, or None."""
     t = rank.tasks
-    place, kind = PLACES[t.place[i]], rank.kinds[t.kind[i]]
-    if place == "io":
+    where, kind = WORKER_KINDS[t.where[i]], rank.kinds[t.kind[i]]
+    if where == "io":
         return "disk read" if kind == "load" else "disk write"
-    return next((k for k, p in LINKS.items() if p == place and t.bytes[i]), None)
+    return next((k for k, p in LINKS.items() if p == where and t.bytes[i]), None)
 
 
 def links(ranks, begin, end):
@@ -257,7 +257,7 @@ def memory(rank, begin, end):
     """{tier: {"plan": bytes, "classes": {class: plan}, "series": {class:
     [(time, bytes)]}}}: bytes in use, by class.  Classes without handles (scratch,
     the collectives' own buffers, files) count as in use all the time."""
-    where = rank.about["data"]
+    data = rank.about["data"]
     tiers, events = {}, {}
     for row in rank.about["plan"]:
         tier = tiers.setdefault(row["tier"],
@@ -266,8 +266,8 @@ def memory(rank, begin, end):
         tier["classes"][row["class"]] = row["bytes"]
     for h, a, b in live_spans(rank, begin, end):
         name, size = rank.handles[h]
-        if name in where and size:
-            key = where[name]["tier"], where[name]["class"]
+        if name in data and size:
+            key = data[name]["tier"], data[name]["class"]
             if key[0] in tiers:
                 events.setdefault(key, []).extend(((a, size), (b, -size)))
     for (tier, name), list_ in events.items():
@@ -309,8 +309,8 @@ def matched(ranks):
     found = {}
     for r, rank in enumerate(ranks):
         t, count = rank.tasks, {}
-        comm = PLACES.index("comm")
-        for i in sorted((i for i in range(len(t)) if t.place[i] == comm),
+        comm = WORKER_KINDS.index("comm")
+        for i in sorted((i for i in range(len(t)) if t.where[i] == comm),
                         key=t.begin.__getitem__):
             key = t.kind[i], t.unit[i], t.step[i], t.position[i]
             n = count[key] = count.get(key, 0) + 1

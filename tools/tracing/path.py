@@ -133,14 +133,14 @@ GAPS = ("between tasks: larger tasks (a larger micro-batch, fewer slices) or "
 RING = "fetches that wait for a free buffer: run.ring (now {ring})"
 
 
-def place_of(graph, kind, chain):
+def where_of(graph, kind, chain):
     """Where most of a kind's time on the path was spent."""
     time = {}
     for n in chain:
         if graph.kind(n) == kind:
             r, i = graph.who[n]
-            place = figures.PLACES[graph.ranks[r].tasks.place[i]]
-            time[place] = time.get(place, 0) + graph.end[n] - graph.begin[n]
+            where = figures.WORKER_KINDS[graph.ranks[r].tasks.where[i]]
+            time[where] = time.get(where, 0) + graph.end[n] - graph.begin[n]
     return max(time, key=time.get, default=None)
 
 
@@ -158,8 +158,8 @@ def words(graph, chain, saved, gap_percent):
     for kind in sorted(saved, key=saved.get, reverse=True)[:4]:
         if saved[kind] < 0.01:
             continue
-        place = place_of(graph, kind, chain)
-        text = (ADVICE.get((kind, place)) or ADVICE.get((kind, None)) or kind)
+        where = where_of(graph, kind, chain)
+        text = (ADVICE.get((kind, where)) or ADVICE.get((kind, None)) or kind)
         out.append(f"{text}. Half of it would save "
                    f"{100 * saved[kind]:.0f} % of a step.")
     if gap_percent >= 10:

@@ -7,7 +7,7 @@ import re
 from array import array
 
 # of a task's tag; see codelets/task/task.h
-PLACE_BITS, UNIT_BITS, BYTES_BITS = 4, 16, 40
+WHERE_BITS, UNIT_BITS, BYTES_BITS = 4, 16, 40
 TOKEN = re.compile(r'"([^"]*)"|(\S+)')
 WORKER = re.compile(r"(?:\d+_)?w(\d+)")
 # States of a worker in which it neither works for a task nor prepares one.
@@ -24,7 +24,7 @@ class Tasks:
 
     def __init__(self):
         self.begin, self.end = array("d"), array("d")
-        self.kind, self.worker, self.place = array("b"), array("h"), array("b")
+        self.kind, self.worker, self.where = array("b"), array("h"), array("b")
         self.unit, self.position, self.step = array("i"), array("i"), array("i")
         self.bytes, self.flops = array("q"), array("d")
         self.job, self.priority = array("q"), array("i")
@@ -135,23 +135,23 @@ def read_paje(rank, path):
 # ---- tasks.rec ----
 
 def split_tag(tag):
-    """(kind, place, unit, bytes); unit -1: none."""
+    """(kind, where, unit, bytes); unit -1: none."""
     unit = tag >> BYTES_BITS & ((1 << UNIT_BITS) - 1)
-    where = tag >> (UNIT_BITS + BYTES_BITS)
-    return (where >> PLACE_BITS, where & ((1 << PLACE_BITS) - 1),
+    top = tag >> (UNIT_BITS + BYTES_BITS)
+    return (top >> WHERE_BITS, top & ((1 << WHERE_BITS) - 1),
             -1 if unit >> 15 else unit, tag & ((1 << BYTES_BITS) - 1))
 
 
 def task_row(r, zero_ms, handle):
     """What fill() puts into the columns; sorted by the end."""
-    kind, place, unit, size = split_tag(int(r["Tag"], 16))
+    kind, where, unit, size = split_tag(int(r["Tag"], 16))
     step, position = ([int(n) for n in r.get("Iteration", "").split()] + [-1, -1])[:2]
     data = [2 * handle[h] + (mode == "W")
             for h, mode in zip(r.get("Handles", "").split(),
                                r.get("Modes", "").split()) if h in handle]
     return ((float(r["EndTime"]) - zero_ms) * 1e3,
             (float(r.get("StartTime", 0)) - zero_ms) * 1e3, int(r["WorkerId"]),
-            kind, place, unit, position, step, size, float(r.get("GFlop", 0)) * 1e9,
+            kind, where, unit, position, step, size, float(r.get("GFlop", 0)) * 1e9,
             int(r["JobId"]), int(r.get("Priority", 0)), data)
 
 
@@ -177,7 +177,7 @@ def fill(t, rows, before):
         t.end.append(end)
         t.worker.append(worker)
         last[worker] = end
-        for column, value in zip((t.kind, t.place, t.unit, t.position, t.step,
+        for column, value in zip((t.kind, t.where, t.unit, t.position, t.step,
                                   t.bytes, t.flops, t.job, t.priority), more):
             column.append(value)
         t.data.extend(data)

@@ -82,11 +82,11 @@ def kind_table(rows, colors):
     def row(k):
         speed = (rate(k["flops_per_s"], "FLOP") if k["flops"] else
                  rate(k["bytes_per_s"], "B"))
-        return [(colors[k["kind"]], k["kind"]), k["place"], k["count"],
+        return [(colors[k["kind"]], k["kind"]), k["where"], k["count"],
                 ms(k["total_us"]), ms(k["mean_us"]), ms(k["median_us"]),
                 ms(k["max_us"]), speed, percent(k["limit_percent"]),
                 percent(k["hidden_percent"])]
-    return table(["task", "place", "count", "total ms", "mean ms", "median ms",
+    return table(["task", "workers", "count", "total ms", "mean ms", "median ms",
                   "longest ms", "achieved", "% of limit", "hidden %"],
                  [row(k) for k in rows], 2)
 
@@ -101,7 +101,7 @@ def hidden_rows(kinds):
             continue
         name = "optimizer" if k["kind"] == "adam" else "the rest"
         if k["kind"] in figures.TRANSFER:
-            name = groups.get(k["place"], "copies and sums in memory")
+            name = groups.get(k["where"], "copies and sums in memory")
         sums[name] = [a + b for a, b in zip(
             sums.get(name, (0, 0.0, 0.0, 0)),
             (k["count"], k["total_us"], k["hidden_us"], k["bytes"]))]
@@ -207,8 +207,8 @@ def rank_data(rank, memory, begin, end, bins):
              if ready[i] <= end]
     series = figures.link_series(rank, begin, end, bins)
     links = {link: {"v": [round(v) for v in series[link]],
-                    "limit": rank.about["rates"].get(place, {}).get("bytes_per_s", 0)}
-             for link, place in figures.LINKS.items() if link in series}
+                    "limit": rank.about["rates"].get(where, {}).get("bytes_per_s", 0)}
+             for link, where in figures.LINKS.items() if link in series}
     tiers = {tier: {"plan": m["plan"], "classes": [
         {"name": name, "plan": m["classes"].get(name, 0),
          "points": columns(m["series"][name])}
@@ -285,8 +285,8 @@ UNSUNG = ("the rest", "copies and sums in memory")  # without a card
 
 def cards(window, workers, hidden, path):
     begin, end, steps = window
-    compute = [w for w in workers if w["place"] in ("compute", "host")]
-    gpu = [w for w in compute if w["place"] == "compute"] or compute
+    compute = [w for w in workers if w["where"] in ("compute", "host")]
+    gpu = [w for w in compute if w["where"] == "compute"] or compute
     busy = 100 * sum(w["busy_us"] for w in gpu) / ((end - begin) * len(gpu))
     items = [(duration((end - begin) / steps),
               f"a step (mean of {steps})"),

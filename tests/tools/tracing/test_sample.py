@@ -77,7 +77,7 @@ def test_counts(rank, says):
     assert says["lost_spans"] == 0
 
 
-def test_steps_and_places_in_the_graph(rank):
+def test_steps_and_positions_in_the_graph(rank):
     t = rank.tasks
     assert sorted(set(t.step)) == [0, 1, 2]
     for i in of_kind(rank, "forward"):
@@ -238,7 +238,7 @@ def two_ranks(folder, shift_us, host):
     ranks = [records.read_rank(a, folder) for a in (about, late)]
     for r in ranks:  # as if the copies up were collectives
         for i in of_kind(r, "fetch"):
-            r.tasks.place[i] = figures.PLACES.index("comm")
+            r.tasks.where[i] = figures.WORKER_KINDS.index("comm")
     records.align(ranks)
     return ranks
 
@@ -424,7 +424,7 @@ def test_a_simulation_is_traced_the_same_each_time(tmp_path):
     says = [sample.trace(tmp_path / x) for x in "ab"]
     assert says[0] == says[1]
     a, b = (run.read_all(tmp_path / x / "raw")[0] for x in "ab")
-    for column in ("begin", "end", "kind", "worker", "place", "unit", "position",
+    for column in ("begin", "end", "kind", "worker", "where", "unit", "position",
                    "step", "bytes", "flops", "deps"):
         assert getattr(a.tasks, column) == getattr(b.tasks, column)
     test_the_step_is_that_of_the_simulation(a, says[0])
