@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "codelets/base/int64.h"
 #include "codelets/flat/simd.h"
 
 /* Elements expanded at a time, in the first-level cache; those of the norm, so
@@ -27,11 +28,6 @@ static const void *flat_at(const void *x, enum iz_dtype type, int64_t i)
     return (const char *)x + i * iz_dtype_bytes(type);
 }
 
-static int64_t block_len(int64_t n, int64_t i)
-{
-    return n - i < BLOCK ? n - i : BLOCK;
-}
-
 /* Adds a value to the first level; a full block becomes a value of the next. */
 static void push(struct iz_norm2_level *l, double value)
 {
@@ -48,7 +44,7 @@ static double square_block(const void *x, enum iz_dtype type, int64_t n,
                            int64_t i)
 {
     float buf[BLOCK];
-    int64_t k = block_len(n, i);
+    int64_t k = min64(n - i, BLOCK);
     return iz_simd()->squares(as_f32(buf, flat_at(x, type, i), type, k), k);
 }
 

@@ -299,49 +299,30 @@ static inline uint32_t block_power(const float *x, uint32_t binades)
     return iz_block_power(most, binades);
 }
 
-static void load_m8(float *restrict y, const uint8_t *restrict x,
-                    const uint8_t *restrict power, int64_t n)
+static void load_8(float *restrict y, const uint8_t *restrict x,
+                   const uint8_t *restrict power, int64_t n, bool positive)
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
         uint32_t p = power[b / BLOCK];
         for (int i = 0; i < BLOCK; i++)
-            y[b + i] = iz_m8_load(x[b + i], p);
+            y[b + i] =
+                positive ? iz_v8_load(x[b + i], p) : iz_m8_load(x[b + i], p);
     }
 }
 
-static void load_v8(float *restrict y, const uint8_t *restrict x,
-                    const uint8_t *restrict power, int64_t n)
-{
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t p = power[b / BLOCK];
-        for (int i = 0; i < BLOCK; i++)
-            y[b + i] = iz_v8_load(x[b + i], p);
-    }
-}
-
-static void store_m8(uint8_t *restrict y, uint8_t *restrict power,
-                     const float *restrict x, int64_t n, uint64_t key,
-                     int64_t first)
+static void store_8(uint8_t *restrict y, uint8_t *restrict power,
+                    const float *restrict x, int64_t n, uint64_t key,
+                    int64_t first, bool positive)
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
         uint32_t h = iz_block_bits(key, first + b);
-        uint32_t p = block_power(x + b, IZ_M_BINADES);
+        uint32_t p = block_power(x + b, positive ? IZ_V_BINADES : IZ_M_BINADES);
         power[b / BLOCK] = (uint8_t)p;
-        for (int i = 0; i < BLOCK; i++)
-            y[b + i] = iz_m8_random(x[b + i], p, iz_random16(h, (uint32_t)i));
-    }
-}
-
-static void store_v8(uint8_t *restrict y, uint8_t *restrict power,
-                     const float *restrict x, int64_t n, uint64_t key,
-                     int64_t first)
-{
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t h = iz_block_bits(key, first + b);
-        uint32_t p = block_power(x + b, IZ_V_BINADES);
-        power[b / BLOCK] = (uint8_t)p;
-        for (int i = 0; i < BLOCK; i++)
-            y[b + i] = iz_v8_random(x[b + i], p, iz_random16(h, (uint32_t)i));
+        for (int i = 0; i < BLOCK; i++) {
+            uint32_t r = iz_random16(h, (uint32_t)i);
+            y[b + i] = positive ? iz_v8_random(x[b + i], p, r)
+                                : iz_m8_random(x[b + i], p, r);
+        }
     }
 }
 
@@ -364,8 +345,6 @@ const struct iz_simd IZ_SIMD_TABLE = {
             [IZ_OPTIMIZER_LION] = lion,
         },
     .store_m16 = store_m16,
-    .load_m8 = load_m8,
-    .load_v8 = load_v8,
-    .store_m8 = store_m8,
-    .store_v8 = store_v8,
+    .load_8 = load_8,
+    .store_8 = store_8,
 };

@@ -31,8 +31,8 @@ void iz_moment_load(float *out, const struct iz_moments *x, int64_t at,
     else if (x->type == IZ_MOMENT_BF16)
         iz_simd()->load_bf16(out, (uint16_t *)x->p + at, n);
     else
-        (x->which == IZ_MOMENT_M ? iz_simd()->load_m8 : iz_simd()->load_v8)(
-            out, codes + at, codes + x->n + at / IZ_MOMENT_BLOCK, n);
+        iz_simd()->load_8(out, codes + at, codes + x->n + at / IZ_MOMENT_BLOCK,
+                          n, x->which == IZ_MOMENT_V);
 }
 
 void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
@@ -46,8 +46,8 @@ void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
     else if (x->type == IZ_MOMENT_BF16)
         iz_simd()->store_m16((uint16_t *)x->p + at, in, n, key, first);
     else
-        (x->which == IZ_MOMENT_M ? iz_simd()->store_m8 : iz_simd()->store_v8)(
-            codes + at, codes + x->n + at / IZ_MOMENT_BLOCK, in, n, key, first);
+        iz_simd()->store_8(codes + at, codes + x->n + at / IZ_MOMENT_BLOCK, in,
+                           n, key, first, x->which == IZ_MOMENT_V);
 }
 
 /* The part of a block that begins at element `at` of an array: its place in the

@@ -40,17 +40,14 @@ struct iz_simd {
     /* n elements by the formula of an optimizer. */
     void (*update[IZ_OPTIMIZERS])(const union iz_consts *k,
                                   const struct iz_streams *s, int64_t n);
-    /* The arrays of moment.h: bf16; codes and powers of two of m and of v. */
+    /* The arrays of moment.h: bf16; codes and powers of two, of m or, without
+     * a sign, of v. */
     void (*store_m16)(uint16_t *y, const float *x, int64_t n, uint64_t key,
                       int64_t first);
-    void (*load_m8)(float *y, const uint8_t *x, const uint8_t *power,
-                    int64_t n);
-    void (*load_v8)(float *y, const uint8_t *x, const uint8_t *power,
-                    int64_t n);
-    void (*store_m8)(uint8_t *y, uint8_t *power, const float *x, int64_t n,
-                     uint64_t key, int64_t first);
-    void (*store_v8)(uint8_t *y, uint8_t *power, const float *x, int64_t n,
-                     uint64_t key, int64_t first);
+    void (*load_8)(float *y, const uint8_t *x, const uint8_t *power, int64_t n,
+                   bool positive);
+    void (*store_8)(uint8_t *y, uint8_t *power, const float *x, int64_t n,
+                    uint64_t key, int64_t first, bool positive);
 };
 
 enum { IZ_NORMAL_BLOCK = 256 }; /* normal numbers generated at a time */

@@ -93,13 +93,6 @@ row_gradient(T *d, const float *s, int64_t j, soft all, int32_t t, float scale)
     iz_store_row(d + j, v);
 }
 
-template <class T>
-static __device__ __forceinline__ void row_clear(T *d, int64_t n)
-{
-    for (int64_t j = threadIdx.x; j < n; j += THREADS)
-        iz_store(d + j, 0);
-}
-
 /* The same and the gradient of every row, d [gridDim.x, ld], which may be s.
  * Must move 4 + sizeof(T) bytes per logit.  The second reading goes backwards,
  * so that it finds in the L2 cache what the first read last; of two blocks per
@@ -116,7 +109,8 @@ static __global__ void __launch_bounds__(THREADS)
     d += i * ld;
     s += i * ld;
     if (t < 0) {
-        row_clear(d, n);
+        for (int64_t j = threadIdx.x; j < n; j += THREADS)
+            iz_store(d + j, 0);
         if (threadIdx.x == 0)
             loss[i] = 0;
         return;

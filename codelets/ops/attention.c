@@ -44,12 +44,6 @@ static struct iz_head head_at(const struct iz_attention *a, int64_t i,
     return h;
 }
 
-/* Heads of all samples. */
-static int64_t all_heads(const struct iz_attention *a)
-{
-    return a->o.rows / a->seq * a->heads;
-}
-
 /* Flops of one product of all heads, of the keys that are seen. */
 static double flops(const struct iz_attention *a)
 {
@@ -70,9 +64,9 @@ static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
                    float *dqkv, const float *dy)
 {
     const struct iz_attention_loops *loops = iz_attention_loops();
-    int64_t d = a->o.cols / a->heads;
+    int64_t d = a->o.cols / a->heads, heads = a->o.rows / a->seq * a->heads;
     struct iz_view work = iz_work(x, IZ_F32, 1, iz_head_floats(a->seq, d, bwd));
-    for (int64_t i = 0; !x->dry && i < all_heads(a); i++) {
+    for (int64_t i = 0; !x->dry && i < heads; i++) {
         struct iz_head h = head_at(a, i, dqkv, dy);
         h.work = work.p;
         (bwd ? loops->attention_bwd : loops->attention_fwd)(&h);

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "codelets/base/int64.h"
+
 #define FAULT_MAX 1024
 
 /* The last override that sets `key` or a section it is in, or NULL. */
@@ -41,12 +43,6 @@ void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     fprintf(f->err, "%s\n", line);
 }
 
-static int min3(int a, int b, int c)
-{
-    int m = a < b ? a : b;
-    return m < c ? m : c;
-}
-
 /* Insertions, deletions and replacements between a and b, case ignored. */
 static int distance(const char *a, const char *b)
 {
@@ -61,9 +57,9 @@ static int distance(const char *a, const char *b)
         row[0] = i + 1;
         for (int j = 0; j < nb; j++) {
             int same = strncasecmp(&a[i], &b[j], 1) == 0;
-            int next = min3(corner + !same, row[j] + 1, row[j + 1] + 1);
+            int64_t next = min64(corner + !same, min64(row[j], row[j + 1]) + 1);
             corner = row[j + 1];
-            row[j + 1] = next;
+            row[j + 1] = (int)next;
         }
     }
     return row[nb];

@@ -33,14 +33,6 @@ static void take_event(struct run *r)
         r->progress.failure = v.failure;
 }
 
-/* Every rank takes the same events before it submits the same step, so all end
- * at the same one. */
-static void throttle(struct run *r)
-{
-    while (r->e->step - r->progress.taken >= r->c.run.in_flight)
-        take_event(r);
-}
-
 static void take_all(struct run *r)
 {
     while (r->e->events.taken < r->e->events.due)
@@ -93,7 +85,10 @@ int iz_run_train(struct run *r)
 {
     int s = 0;
     while (r->e->step < r->c.run.steps && !s) {
-        throttle(r);
+        /* The same events on every rank before it submits the same step, so
+         * all end at the same one. */
+        while (r->e->step - r->progress.taken >= r->c.run.in_flight)
+            take_event(r);
         if (r->progress.stopped || r->progress.failure || r->save_error)
             break;
         iz_train_step(r->e);
