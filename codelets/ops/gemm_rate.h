@@ -3,7 +3,7 @@
 #pragma once
 
 /* Best rate of y[m,n] = a[m,k] b[k,n] in fp32 on the calling thread within
- * about `seconds`, flop/s. */
+ * about `seconds`, flop/s of processor time: others beside it do not count. */
 double iz_blas_rate(int m, int n, int k, double seconds);
 
 /* Like iz_blas_rate, with bf16 operands (codelets/ops/gemm16.h). */

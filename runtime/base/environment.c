@@ -79,23 +79,15 @@ void iz_environment_print(FILE *out)
 /* Whole numbers, or lists of them: StarPU ends the process on anything else. */
 static bool is_number(const char *s)
 {
-    static const char *const numbers[] = {"STARPU_NCPU",
-                                          "STARPU_NCPUS",
-                                          "STARPU_NCUDA",
-                                          "STARPU_RESERVE_NCPU",
-                                          "STARPU_MIN_PRIO",
-                                          "STARPU_MAX_PRIO",
-                                          "STARPU_WORKERS_NOBIND",
-                                          "STARPU_WORKERS_CPUID",
-                                          "STARPU_WORKERS_COREID",
-                                          "STARPU_WORKERS_CUDAID",
-                                          "STARPU_BACKOFF_MIN",
-                                          "STARPU_BACKOFF_MAX",
-                                          "STARPU_WORKER_TREE",
-                                          "STARPU_SILENT",
-                                          "STARPU_CALIBRATE",
-                                          "STARPU_PREFETCH",
-                                          "STARPU_MAIN_THREAD_BIND"};
+    static const char *const numbers[] = {
+        "STARPU_NCPU",           "STARPU_NCPUS",
+        "STARPU_NCUDA",          "STARPU_RESERVE_NCPU",
+        "STARPU_MIN_PRIO",       "STARPU_MAX_PRIO",
+        "STARPU_WORKERS_NOBIND", "STARPU_WORKERS_CPUID",
+        "STARPU_WORKERS_COREID", "STARPU_BACKOFF_MIN",
+        "STARPU_BACKOFF_MAX",    "STARPU_WORKER_TREE",
+        "STARPU_SILENT",         "STARPU_CALIBRATE",
+        "STARPU_PREFETCH",       "STARPU_MAIN_THREAD_BIND"};
     size_t name = strcspn(s, "=");
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
         if (strlen(numbers[i]) == name && !strncmp(numbers[i], s, name)) {
