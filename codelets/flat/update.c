@@ -55,7 +55,7 @@ static void update_coded(const struct iz_update *u)
 {
     const struct iz_alike *s = u->span;
     int states = iz_optimizer(u->optimizer)->states;
-    float tile[IZ_STATES_MAX][TILE];
+    _Alignas(64) float tile[IZ_STATES_MAX][TILE]; /* whole vectors */
     for (int64_t i = 0, n; i < u->n; i += n) {
         int64_t skip = (u->at + i) % IZ_MOMENT_BLOCK, from = u->at + i - skip;
         int64_t left = skip + u->n - i;
