@@ -15,7 +15,7 @@ void iz_buffer_copy(struct iz_exec *x, void *dst, const void *src,
 void iz_buffer_clear(struct iz_exec *x, void *p, int64_t bytes);
 
 /* iz_flat_sum, iz_flat_norm2 and iz_update with the same bits on both sides.
- **norm2 is host memory, pinned where there is a GPU. */
+ * *norm2 is host memory, pinned where there is a GPU. */
 void iz_buffer_sum(struct iz_exec *x, void *out, enum iz_dtype out_type,
                    bool accumulate, const void *const *in, int n_in,
                    enum iz_dtype in_type, int64_t n);

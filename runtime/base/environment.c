@@ -92,8 +92,10 @@ static bool is_number(const char *s)
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
         if (strlen(numbers[i]) == name && !strncmp(numbers[i], s, name)) {
             const char *value = s + name + 1;
+            const char *more =
+                strstr(s, "ID=") ? "0123456789 ,-" : "0123456789";
             return *value >= '0' && *value <= '9' &&
-                   !value[strspn(value, "0123456789 ,-")];
+                   !value[strspn(value, more)];
         }
     return true;
 }

@@ -78,8 +78,9 @@ def test_batch_that_ranks_do_not_divide_is_refused_once(place):
     *[({"IZ_YARDSTICK": side}, ("IZ_YARDSTICK: rank 0:", "from 64 to 8192"))
       for side in ("9000", "63", "many", "-1")],
     *[({name: value}, (f"{name}: rank 0: is not a number",)) for name, value in (
-        ("STARPU_NCPU", "abc"), ("STARPU_NCPU", "-1"), ("STARPU_MIN_PRIO", "-3"),
-        ("STARPU_WORKERS_CPUID", "all"), ("STARPU_BACKOFF_MAX", "1k"))],
+        ("STARPU_NCPU", "abc"), ("STARPU_NCPU", "-1"), ("STARPU_NCPU", "1-3"),
+        ("STARPU_MIN_PRIO", "-3"), ("STARPU_WORKERS_CPUID", "all"),
+        ("STARPU_BACKOFF_MAX", "1k"))],
     *[({name: "/proc/no"}, (f"{name}: rank 0: ", "another one"))
       for name in ("STARPU_HOME", "XDG_CACHE_HOME")],
     ({"HOME": "/proc/no", "STARPU_HOME": None}, ("HOME: rank 0: ", "STARPU_HOME"))])
