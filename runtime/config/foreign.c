@@ -48,6 +48,8 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {"prescale_gradients", "bool",
      "Gradients are summed in a wider type, then divided."},
     {"gradient_predivide_factor", "number", "See prescale_gradients."},
+    {"disable_allgather", "bool",
+     "The stage decides; DeepSpeed reads it and does nothing."},
     {"flops_profiler", "any", "The summary has the flops of every run."},
     {"comms_logger", "any", "The summary has the bytes of collectives."},
     {"activation_checkpointing.partition_activations", "bool",
@@ -153,7 +155,6 @@ const struct iz_foreign_key iz_foreign_keys[] = {
      "Gradients travel in the type of the parameters; for fp32 leave bf16 and "
      "fp16 off."},
     {"sparse_gradients", "false", "See parameters[].sparse; set false."},
-    {"disable_allgather", "false", "Set false."},
     {"graph_harvesting", "false", "No CUDA graphs here; set false."},
     {"sequence_parallel_size", "1", "No sequence parallelism here; set 1."},
     {"data_types.param_dtype", "null", "Use bf16.enabled or fp16.enabled."},
