@@ -18,19 +18,25 @@
 
 static _Atomic int stop_signal;
 
-/* Signals within two seconds count as one: at a job's time limit Slurm sends
- * SIGTERM twice within 20 ms. */
+/* SIGUSR1 is a batch system's warning and never ends a run at once.  At a job's
+ * time limit Slurm sends SIGTERM twice within 20 ms, and launchers hand a
+ * terminal's SIGINT on: repeated so soon, a signal counts once.  A person
+ * presses Ctrl-C twice in less than two seconds. */
 static void on_signal(int number)
 {
-    static const char text[] = "\nizar: finishing the step; once more, after "
-                               "two seconds, stops at once\n";
+    static const char text[] =
+        "\nizar: finishing the step; once more stops at once\n";
     static _Atomic int64_t first_ns;
+    int64_t soon_ns = number == SIGINT ? 200000000 : 2000000000;
     int64_t now = iz_now_ns(), first = 0;
-    if (!atomic_compare_exchange_strong(&first_ns, &first, now)) {
-        if (now - first > 2000000000)
+    if (number != SIGUSR1 &&
+        !atomic_compare_exchange_strong(&first_ns, &first, now)) {
+        if (now - first > soon_ns)
             _exit(128 + number);
         return;
     }
+    if (stop_signal)
+        return;
     stop_signal = number;
     if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
         return;

@@ -158,9 +158,8 @@ def handles_signals(pid):
     return int(caught, 16) >> signal.SIGUSR1 - 1 & 1
 
 
-@pytest.mark.single
-@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM))
-def test_second_signal_stops_at_once(number, place):
+def signalled_again(place, number):
+    """A run in steps of seconds that gets a signal until it has ended."""
     c = {**config(1), "run.inject_delay_us": 400000, "run.workers": 1}
     run_ = place.start(1, {**c, "run.steps": 10**6})
     run_.until(lambda: handles_signals(run_.process.pid), "the handlers")
@@ -169,10 +168,24 @@ def test_second_signal_stops_at_once(number, place):
     while run_.process.poll() is None:  # those of two seconds count as one
         run_.signal(number)
         time.sleep(0.2)
-    r = run_.finish()
+    return run_.finish()
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM))
+def test_second_signal_stops_at_once(number, place):
+    r = signalled_again(place, number)
     assert r.rc == 128 + number, str(r)
     # One that finishes its step saves it too.
     assert not (r.output / "checkpoints").exists()
+
+
+@pytest.mark.single
+def test_a_warning_may_come_again(place):
+    """SIGUSR1 says that the end is near, however often."""
+    r = signalled_again(place, signal.SIGUSR1)
+    assert r.rc == 0 and r.summary["reason"] == "interrupted", str(r)
+    assert r.saved
 
 
 @pytest.mark.single
