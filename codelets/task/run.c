@@ -71,7 +71,7 @@ static void log_task(const struct head *h, int id, int64_t begin_ns,
     log_span(&h->g->worker[id].log, &s);
     if (h->ends_step) {
         char text[32];
-        snprintf(text, sizeof(text), "end of step %d", h->step);
+        snprintf(text, sizeof(text), "end of step %d", h->step + 1);
         starpu_fxt_trace_user_event_string(text);
     }
 }

@@ -93,12 +93,12 @@ static uint64_t tag(enum iz_where where, const struct iz_task *t)
            (uint64_t)(t->bytes < most ? t->bytes : most);
 }
 
-/* StarPU forgets to clear the outer number when it is popped, so both are given
- * with every task. */
+/* Steps of a trace begin with 1, as those of a run do.  StarPU forgets to clear
+ * the outer number when it is popped, so both are given with every task. */
 static int submit_numbered(struct iz_graph *g, struct starpu_task *task,
                            int step)
 {
-    starpu_iteration_push((unsigned long)step);
+    starpu_iteration_push((unsigned long)step + 1);
     starpu_iteration_push((unsigned long)g->position);
     int r = starpu_task_submit(task);
     starpu_iteration_pop();

@@ -56,6 +56,7 @@ class Rank:
         self.ready = array("d")  # time, number, time, number, ...
         self.runtime_us = {}  # worker: [(begin, end)] of StarPU's own work
         self.zero_ms = None  # the begin of the trace in the files' time
+        self.shift_us = 0.0  # of that begin on the clock of all ranks
 
     @property
     def units(self):
@@ -145,13 +146,14 @@ def split_tag(tag):
 def task_row(r, zero_ms, handle):
     """What fill() puts into the columns; sorted by the end."""
     kind, where, unit, size = split_tag(int(r["Tag"], 16))
-    step, position = ([int(n) for n in r.get("Iteration", "").split()] + [-1, -1])[:2]
+    # steps from 0, as in the description; a trace counts them from 1
+    step, position = ([int(n) for n in r.get("Iteration", "").split()] + [0, -1])[:2]
     data = [2 * handle[h] + (mode == "W")
             for h, mode in zip(r.get("Handles", "").split(),
                                r.get("Modes", "").split()) if h in handle]
     return ((float(r["EndTime"]) - zero_ms) * 1e3,
             (float(r.get("StartTime", 0)) - zero_ms) * 1e3, int(r["WorkerId"]),
-            kind, where, unit, position, step, size, float(r.get("GFlop", 0)) * 1e9,
+            kind, where, unit, position, step - 1, size, float(r.get("GFlop", 0)) * 1e9,
             int(r["JobId"]), int(r.get("Priority", 0)), data)
 
 
@@ -211,22 +213,31 @@ def read_rank(about, folder):
     return rank
 
 
+def earliest(rank):
+    """The least time of all that is kept of a rank."""
+    never = float("inf")
+    return min(min(rank.tasks.begin), min(rank.ready[::2], default=never),
+               *(min(s)[0] for s in rank.runtime_us.values()))
+
+
 def align(ranks):
-    """Puts all ranks on the clock of the first.  Ranks of one host have one
-    clock; between hosts the trace began behind a barrier, at the same time."""
+    """Puts all ranks on one clock, which begins with what came first.  Ranks of
+    one host have one clock; between hosts the trace began behind a barrier, at
+    the same time."""
     first = {}
-    base = ranks[0].about["begin_ns"]
+    base = ranks[0].about
     for r in ranks:
         about = r.about
         host = first.setdefault(about["host"], about["begin_ns"])
-        same = about["host"] == ranks[0].about["host"]
-        shift = (about["begin_ns"] - (base if same else host)) / 1e3
-        t = r.tasks
-        if shift:
-            for column in (t.begin, t.end):
-                for i, v in enumerate(column):
-                    column[i] = v + shift
-            for i in range(0, len(r.ready), 2):
-                r.ready[i] += shift
-            r.runtime_us = {w: [(a + shift, b + shift) for a, b in s]
-                            for w, s in r.runtime_us.items()}
+        same = about["host"] == base["host"]
+        r.shift_us = (about["begin_ns"] - (base["begin_ns"] if same else host)) / 1e3
+    zero = min(earliest(r) + r.shift_us for r in ranks)
+    for r in ranks:
+        r.shift_us -= zero
+        for column in (r.tasks.begin, r.tasks.end):
+            for i, v in enumerate(column):
+                column[i] = v + r.shift_us
+        for i in range(0, len(r.ready), 2):
+            r.ready[i] += r.shift_us
+        r.runtime_us = {w: [(a + r.shift_us, b + r.shift_us) for a, b in s]
+                        for w, s in r.runtime_us.items()}

@@ -3,11 +3,15 @@
 bytes those that the run counts, and tracing changes no bit."""
 import collections
 import json
+import sys
 
 import pytest
 
 import run
 from rows import standin
+
+sys.path.insert(0, str(run.ROOT / "tools"))
+from tracing import starvz  # noqa: E402
 
 TRACE = run.ROOT / "tools" / "trace"
 UNITS = run.MODEL["layers"] + 2
@@ -20,12 +24,13 @@ CONFIG = {
 ALONE = {**CONFIG, "train_batch_size": 8}  # for one rank
 
 
-def trace(place, ranks, config, *options, env=None, rc=0, out=None):
+def trace(place, ranks, config, *options, env=None, rc=0, out=None, vz=False):
     """Runs tools/trace; returns the run and the trace's folder."""
     path = place.config(config)
     out = out or path.with_suffix(".trace")
     output = json.loads(path.read_text())["run"]["output"]
-    r = run.call(TRACE, out, "--no-starvz", *options, "--",
+    less = [] if vz else ["--no-starvz"]
+    r = run.call(TRACE, out, *less, *options, "--",
                  *place.command(ranks, path), output=output, env=env)
     assert r.rc == rc, str(r)
     return r, out
@@ -173,6 +178,38 @@ def test_what_ranks_cannot_trace_is_refused_once(settings, rank, words, place):
     r = place.apart([["env", *x.split()] for x in settings], CONFIG, timeout_s=60)
     run.refused(r, f"izar: rank {rank}: {words}")
     assert r.err.count("izar: ") == 1 and not r.steps, str(r)
+
+
+@pytest.mark.skipif(bool(starvz.missing()),
+                    reason="StarVZ is missing (tools/setup --starvz)")
+def test_starvz_has_the_tasks_of_all_ranks(place):
+    """One picture, and tables with names, steps, positions and colours."""
+    _, out = trace(place, 2, CONFIG, vz=True)
+    folder = out / "starvz"
+    assert (folder / "starvz.png").read_bytes()[:4] == b"\x89PNG"
+    rows = [x.split("|") for x in starvz.ask_r(f"""suppressMessages(library(starvz))
+        starvz_set_log(FALSE)
+        d <- starvz_read('{folder}/data', '{folder}/starvz.yaml', selective = FALSE)
+        a <- d$Application
+        cat(paste('task', a$Node, a$ResourceId, a$Value, a$Iteration,
+                  a$Subiteration, sep = '|'), sep = '\\n')
+        cat('\\n')
+        cat(paste('color', d$Colors$Value, d$Colors$Color, sep = '|'),
+            sep = '\\n')""").splitlines()]
+    events = json.loads((out / "trace.json").read_text())["traceEvents"]
+    threads = {(e["pid"], e["tid"]): e["args"]["name"].replace("CPU", "compute")
+               for e in events if e["name"] == "thread_name"}
+    kinds = {k["name"]: k for k in json.loads(
+        (out / "raw/rank-0.json").read_text())["kinds"]}
+    want = collections.Counter(
+        (str(e["pid"]), f'{e["pid"]}_CPU{e["tid"]} {threads[e["pid"], e["tid"]]}',
+         kinds[e["name"]]["codelet"], str(e["args"]["step"]),
+         str(e["args"]["position"])) for e in tasks(out))
+    assert collections.Counter(tuple(r[1:]) for r in rows if r[0] == "task") == want
+    assert {k[0] for k in want} == {"0", "1"} and {k[3] for k in want} == set("3456")
+    assert {w.split()[1] for _, w, *_ in want} == {"compute", "collectives"}
+    colors = {r[1]: r[2] for r in rows if r[0] == "color"}
+    assert colors == {k[2]: kinds[k[2]]["color"] for k in want}
 
 
 def test_a_command_without_a_trace_is_told(tmp_path):

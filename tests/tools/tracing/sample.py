@@ -12,6 +12,9 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from tracing import run  # noqa: E402
+
 FILES = HERE / "sample"
 CONVERTED = ("tasks.rec", "data.rec", "paje.trace")
 MACHINE = ROOT / "configs/machines/v100-32-dgx2.json"
@@ -44,10 +47,13 @@ def unpack(folder):
 def write(out):
     says = trace(out)
     (FILES / "simulation.json").write_text(json.dumps(says, indent=1) + "\n")
+    raw = (out / "raw").resolve()
     (FILES / "rank-0.json").write_text(
-        json.dumps(about(out / "raw"), indent=1) + "\n")
+        json.dumps(about(raw), indent=1) + "\n")
+    a = run.descriptions(raw)[0]
+    folder = run.convert(run.find_fxt_tool(a["program"]), raw, a)
     for name in CONVERTED:
-        data = (out / "raw/rank-0" / name).read_bytes()
+        data = (folder / name).read_bytes()
         (FILES / f"{name}.gz").write_bytes(gzip.compress(data, 9, mtime=0))
 
 

@@ -263,6 +263,22 @@ def test_ranks_of_several_hosts_begin_together(folder):
 
 # ---- the files ----
 
+@pytest.fixture
+def pair(folder, tmp_path):
+    """(StarVZ's folder, ranks) of the sample as two ranks, of which the second
+    began 250 us before the first."""
+    ranks = two_ranks(folder, -250, "sample")
+    for n in (0, 1):
+        raw = tmp_path / "raw" / f"rank-{n}"
+        raw.mkdir(parents=True)
+        for name in sample.CONVERTED:
+            shutil.copy(folder / name, raw / name)
+        (raw / "dag.dot").write_text(
+            'digraph G {\n\t "task_1"->"task_2"\n\t "task_2" [ href="x" ]\n}\n')
+    starvz.write(tmp_path / "starvz", ranks, tmp_path / "raw")
+    return tmp_path / "starvz", ranks
+
+
 def test_columns_are_found_by_name(rank, copy):
     """A StarPU that puts a new column in front changes nothing."""
     text = []
@@ -311,6 +327,20 @@ def test_trace_json_is_what_perfetto_reads(rank, tmp_path):
         assert e["dur"] >= 0 and (e["pid"], e["tid"]) in threads
 
 
+def test_trace_json_begins_at_zero_and_counts_steps_as_paje(pair):
+    """Perfetto drops events of negative times."""
+    place, ranks = pair
+    memories = [figures.memory(r, 0, max(r.tasks.end)) for r in ranks]
+    chrome.write(place / "trace.json", ranks, memories)
+    events = json.loads((place / "trace.json").read_text())["traceEvents"]
+    assert min(e["ts"] for e in events if "ts" in e) == 0
+    ends = sorted(e["name"] for e in events if e["ph"] == "i")
+    told = re.findall(r'"(end of step \d+)"', (place / "data/paje.trace").read_text())
+    assert ends == sorted(told) and ends[0] == "end of step 1"
+    steps = {e["args"]["step"] for e in events if e.get("cat") == "task"}
+    assert steps == {1, 2, 3}
+
+
 def test_the_report_needs_nothing_else(rank, tmp_path):
     text = (make(rank, tmp_path) / "report.html").read_text()
     for word in ("http:", "https:", "src=", "@import", "url("):
@@ -319,22 +349,68 @@ def test_the_report_needs_nothing_else(rank, tmp_path):
 
 # ---- StarVZ ----
 
-def test_starvz_gets_the_columns_that_it_knows(folder, tmp_path):
-    target = tmp_path / "paje.trace"
-    starvz.compatible(folder / "paje.trace", target)
+def test_starvz_gets_the_columns_that_it_knows(pair):
+    target = pair[0] / "data/paje.trace"
     header = re.search(r"%EventDef\s+\S+\s+20\n(.*?)%EndEventDef",
                        target.read_text(), re.S)[1]
     assert [x.split()[1] for x in header.splitlines()] == starvz.EVENT_20
     long = [e for _, e in records.paje_events(target, {"SetState"})
             if len(e) > 5]
-    assert len(long) == 246
+    assert len(long) == 2 * 246
     for e in long:
         assert list(e) == starvz.EVENT_20
-        assert e["Iteration"] in "012" and 0 <= int(e["Subiteration"]) <= 10
+        assert e["Iteration"] in "123" and 0 <= int(e["Subiteration"]) <= 10
+    assert not list((pair[0].parent / "raw").rglob("paje.trace"))
+
+
+def test_one_trace_has_all_ranks_on_one_clock(pair):
+    """Each task once per rank, 0.25 ms apart; the same numbers in the records."""
+    data, ranks = pair[0] / "data", pair[1]
+    assert min(map(records.earliest, ranks)) == 0
+    begins = [{}, {}]
+    for _, e in records.paje_events(data / "paje.trace", {"SetState"}):
+        if len(e) > 5:
+            rank, job = e["JobId"].split("_")
+            assert e["Container"].startswith(rank + "_w")
+            begins[int(rank)].setdefault(job, float(e["Time"]))
+    assert begins[0].keys() == begins[1].keys() and len(begins[0]) == 246
+    for job, begin in begins[0].items():
+        assert begin - begins[1][job] == pytest.approx(0.25, abs=1e-5)
+    tasks = [r for r in records.records(data / "tasks.rec") if "EndTime" in r]
+    for r in tasks:
+        rank, job = r["JobId"].split("_")
+        assert r["MPIRank"] == rank
+        assert float(r["EndTime"]) > begins[int(rank)].get(job, 0)
+        assert all(j.startswith(rank + "_") for j in r.get("DependsOn", "").split())
+    work = [r for r in tasks if r["Name"] == "clip" or r["Name"] == "adam"]
+    assert len(work) == 90
+    assert {r["Iteration"] for r in work} == {"1", "2", "3"}
+    assert {int(r["Subiteration"]) for r in work} == set(range(UNITS, 2 * UNITS))
+    edges = re.findall(r'"task_(.*?)"->"task_(.*?)"', (data / "dag.dot").read_text())
+    assert edges == [("0_1", "0_2"), ("1_1", "1_2")]
+
+
+WORKERS = ("CUDA0_0 compute", "CPU0 host 0", "CPU1 host 1", "CPU2 copies to GPU",
+           "CPU3 copies to host")
+
+
+def test_workers_are_called_by_what_they_do(pair):
+    names = [e["Name"] for _, e in records.paje_events(
+        pair[0] / "data/paje.trace", {"CreateContainer"}) if e["Type"] == "W"]
+    assert sorted(names) == sorted(f"{n}_{w}" for n in (0, 1) for w in WORKERS)
+
+
+def test_an_edited_configuration_stays(pair, folder):
+    place, ranks = pair
+    (place / "starvz.yaml").write_text("mine: 1\n")
+    for n in (0, 1):
+        shutil.copy(folder / "paje.trace", place.parent / f"raw/rank-{n}")
+    starvz.write(place, ranks, place.parent / "raw")
+    assert (place / "starvz.yaml").read_text() == "mine: 1\n"
 
 
 def test_colours_are_those_of_the_program(rank):
-    text = starvz.configuration(rank.about)
+    text = starvz.configuration([rank])
     for k in rank.about["kinds"]:
         line = f'  {k["name"]}: {{color: "{k["color"]}", use: TRUE}}'
         assert (line in text) == (k["name"] == k["codelet"])
@@ -343,31 +419,48 @@ def test_colours_are_those_of_the_program(rank):
     assert len(set(colors)) == len(colors)
 
 
+def test_a_picture_of_many_ranks_has_some(rank):
+    text = starvz.configuration([rank] * 9)
+    assert "selected_nodes" in text
+    assert "selected_nodes" not in starvz.configuration([rank] * 8)
+
+
 @pytest.mark.skipif(not shutil.which("pj_dump"), reason="pajeng is missing")
-@pytest.mark.parametrize("compatible", (False, True))
-def test_pj_dump_takes_the_trace(folder, tmp_path, compatible):
-    source = folder / "paje.trace"
-    if compatible:
-        source = tmp_path / "paje.trace"
-        starvz.compatible(folder / "paje.trace", source)
+def test_pj_dump_takes_the_trace(pair):
     # StarVZ sorts first, as pj_dump wants time to go on.
     r = subprocess.run(["pj_dump", "--user-defined", "--ignore-incomplete-links",
-                        source], capture_output=True, text=True)
+                        pair[0] / "data/paje.trace"], capture_output=True, text=True)
     assert r.returncode == 0 and "rror" not in r.stderr, r.stderr[-2000:]
     adam = [x for x in r.stdout.splitlines()
             if x.startswith("State") and ", adam," in x]
-    assert len(adam) == 45
+    assert len(adam) == 2 * 45
 
 
-@pytest.mark.skipif("Rscript" in starvz.missing() or bool(starvz.missing()),
-                    reason="R or StarVZ is missing")
-def test_starvz_draws(rank, folder, tmp_path):
-    raw = tmp_path / "raw" / "rank-0"
-    raw.mkdir(parents=True)
-    for name in sample.CONVERTED:
-        shutil.copy(folder / name, raw / name)
-    (raw / "dag.dot").write_text("digraph G {}\n")
-    assert starvz.draw(tmp_path, [rank])
+@pytest.mark.skipif(bool(starvz.missing()),
+                    reason="StarVZ is missing (tools/setup --starvz)")
+def test_starvz_draws(pair):
+    """Its tables, which it reads itself, have our tasks."""
+    place, ranks = pair
+    assert starvz.draw(place)
+    assert (place / "starvz.png").read_bytes()[:4] == b"\x89PNG"
+    a = starvz.ask_r(f"""suppressMessages(library(starvz))
+        starvz_set_log(FALSE)
+        d <- starvz_read('{place}/data', '{place}/starvz.yaml', selective = FALSE)
+        a <- d$Application
+        cat(paste(a$Node, a$ResourceId, a$Value, a$Iteration, a$Subiteration, sep = '|'), sep = '\\n')""")
+    codelet = {k["name"]: k["codelet"] for k in ranks[0].about["kinds"]}
+    names = dict(zip(("GPU", "CPU 0", "CPU 1", "copies to GPU", "copies to host"),
+                     WORKERS))
+    want = []
+    for r in ranks:
+        t = r.tasks
+        for i in range(len(t)):
+            worker = names[figures.worker_name(r, t.worker[i])]
+            want.append((str(r.number), f"{r.number}_{worker}",
+                         codelet[r.kinds[t.kind[i]]], str(t.step[i] + 1),
+                         str(t.position[i])))
+    rows = [x.split("|") for x in a.splitlines()]
+    assert sorted(map(tuple, rows)) == sorted(want)
 
 
 # ---- large traces ----
