@@ -11,6 +11,7 @@
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
 #include "runtime/ckpt/engine_parts.h"
+#include "runtime/config/imported.h"
 #include "runtime/config/published.h"
 #include "runtime/hf/tensors.h"
 #include "runtime/run/run.h"
@@ -354,7 +355,8 @@ static int export_model(const struct options *o, struct checkpoint *c,
                                 .map = &map,
                                 .file_bytes = o->file_bytes,
                                 .file = IZ_HF_SINGLE,
-                                .config_file = IZ_PUBLISHED_CONFIG};
+                                .config_file = IZ_PUBLISHED_CONFIG,
+                                .like = like};
     char *text = NULL;
     struct stream *s = calloc(2 * (size_t)m->n_units, sizeof(*s));
     struct iz_hf_writer *w;
@@ -363,7 +365,7 @@ static int export_model(const struct options *o, struct checkpoint *c,
     config = iz_json_read(path, NULL);
     order.type = o->dtype >= 0 ? (enum iz_dtype)o->dtype : run_dtype(config);
     if (!err)
-        err = iz_published_kept(
+        err = iz_imported_find(
             like, sizeof(like), o->dir,
             iz_json_text_of(json_object_get(config, "model"), "import"));
     if (!err)
@@ -384,10 +386,12 @@ static int export_model(const struct options *o, struct checkpoint *c,
     free(text);
     iz_hf_map_close(&map);
     json_decref(config);
-    if (!err)
-        printf("step %" PRId64 " is in %s as %s\n", c->step, o->out,
-               iz_dtype_name(order.type));
-    return err;
+    if (err)
+        return err;
+    printf("step %" PRId64 " is in %s as %s\n", c->step, o->out,
+           iz_dtype_name(order.type));
+    iz_imported_tell(o->out);
+    return 0;
 }
 
 static int export(const struct options *o, struct iz_coll *coll)

@@ -130,6 +130,36 @@ int iz_durable_replace(const char *who, const char *path, const char *text)
     return err;
 }
 
+/* In pieces. */
+static int copy_bytes(int to, int from, int64_t bytes)
+{
+    char piece[1 << 16];
+    int err = 0;
+    for (int64_t at = 0, n; at < bytes && !err; at += n) {
+        n = bytes - at < (int64_t)sizeof(piece) ? bytes - at
+                                                : (int64_t)sizeof(piece);
+        err = iz_durable_get(from, piece, n, at);
+        if (!err)
+            err = iz_durable_put(to, piece, n, at);
+    }
+    return err;
+}
+
+int iz_durable_copy(const char *who, const char *to, const char *from)
+{
+    int64_t bytes;
+    int in = open_plain(from, &bytes);
+    if (in < 0)
+        return iz_durable_refuse(who, from, "cannot read", errno);
+    int out = open(to, O_WRONLY | O_CREAT | O_CLOEXEC | O_EXCL, 0666);
+    int err = out < 0 ? iz_durable_refuse(who, to, "cannot create", errno) : 0;
+    int moved = err ? 0 : copy_bytes(out, in, bytes);
+    if (moved)
+        err = iz_durable_refuse(who, to, "cannot copy", -moved);
+    close(in);
+    return out < 0 ? err : iz_durable_close(who, to, out, err);
+}
+
 /* ---- directories ---- */
 
 int iz_durable_sync_directory(const char *who, const char *path)

@@ -25,6 +25,11 @@ int iz_durable_create(const char *who, const char *path, const char *text);
  * PATH.tmp first. */
 int iz_durable_replace(const char *who, const char *path, const char *text);
 
+/* Creates a file with the bytes of another, at most 1 GiB and not all of them
+ * in memory at once.  It must not exist; the other may be a symlink to a file.
+ */
+int iz_durable_copy(const char *who, const char *to, const char *from);
+
 /* For a synced file, or a synced directory of such files. */
 int iz_durable_rename(const char *who, const char *from, const char *to);
 int iz_durable_sync_directory(const char *who, const char *path);

@@ -6,10 +6,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "codelets/unit/layer.h"
-#include "runtime/base/durable.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/config/keys.h"
@@ -263,8 +261,10 @@ static bool is_ours(const struct iz_hf *hf, const struct iz_hf_type *t,
 static int put_rest(FILE *out, const struct iz_hf *hf,
                     const struct iz_hf_type *t, const char *like)
 {
+    char path[IZ_PATH_MAX + 64];
     const char *key = NULL;
-    json_t *root = iz_json_read(like, stderr);
+    snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, like);
+    json_t *root = iz_json_read(path, stderr);
     if (!root)
         return -EINVAL;
     while ((key = iz_json_key(root, key))) {
@@ -317,56 +317,4 @@ char *iz_published_text(const struct iz_section *model, const void *self,
         return config;
     free(config);
     return NULL;
-}
-
-/* ---- what a run keeps of the file it began from ---- */
-
-#define KEPT "imported.json"
-
-static int published_refuse(const char *path, int why)
-{
-    fprintf(stderr, "izar: %s: %s\n", path, strerror(why));
-    return -why;
-}
-
-static int copy_file(const char *to, const char *from)
-{
-    int64_t bytes;
-    char *text = iz_durable_read(from, &bytes);
-    int err = text ? iz_durable_replace("run.output", to, text)
-                   : published_refuse(from, errno);
-    free(text);
-    return err;
-}
-
-int iz_published_keep(const char *output, const char *folder, bool goes_on)
-{
-    char kept[IZ_PATH_MAX + 32], from[IZ_PATH_MAX + 32];
-    snprintf(kept, sizeof(kept), "%s/" KEPT, output);
-    snprintf(from, sizeof(from), "%s/" IZ_PUBLISHED_CONFIG, folder);
-    if (goes_on && access(kept, F_OK) == 0)
-        return 0;
-    if (*folder)
-        return copy_file(kept, from);
-    return remove(kept) != 0 && errno != ENOENT ? published_refuse(kept, errno)
-                                                : 0;
-}
-
-int iz_published_kept(char *path, size_t size, const char *output,
-                      const char *folder)
-{
-    snprintf(path, size, "%s/" KEPT, output);
-    if (access(path, F_OK) == 0)
-        return 0;
-    *path = 0;
-    if (!folder || !*folder)
-        return 0;
-    snprintf(path, size, "%s/" IZ_PUBLISHED_CONFIG, folder);
-    if (access(path, F_OK) == 0)
-        return 0;
-    fprintf(stderr,
-            "izar: %s: %s: keys that an export keeps of it are lost; put the "
-            "file back, or {} into %s/" KEPT " to go without them\n",
-            path, strerror(ENOENT), output);
-    return -ENOENT;
 }

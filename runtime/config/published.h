@@ -21,8 +21,8 @@ const struct iz_hf_type *iz_published_type(const struct iz_hf *hf,
                                            const void *self);
 
 /* The text of config.json for weights of type t of the model that `self` is;
- * malloc'ed.  `like`: a file such as config.json, whose keys beyond those of
- * the table are kept; NULL or "": none.  NULL with the reason printed. */
+ * malloc'ed.  `like`: a folder whose config.json has keys beyond those of the
+ * table, which are kept; NULL or "": none.  NULL with the reason printed. */
 char *iz_published_text(const struct iz_section *model, const void *self,
                         enum iz_dtype t, const char *like);
 
@@ -31,15 +31,3 @@ const char *iz_published_name(const struct iz_hf *hf, const char *key);
 /* The key of the section "model" that may be set to less than the folder says;
  * "": there is none. */
 const char *iz_published_shorter(const struct iz_hf *hf);
-
-/* Copies folder/config.json into the run's output.  An export copies unknown
- * keys from this file, so the folder may be gone by then.  A resumed run keeps
- * an existing copy; a new run without an import (folder "") removes it.  On one
- * rank; negative errno with the reason printed. */
-int iz_published_keep(const char *output, const char *folder, bool goes_on);
-
-/* The file for `like` above: what the run kept or, of one that kept nothing,
- * that of the folder it imported (NULL or "": none, path is "").  On one rank;
- * negative errno with the reason printed. */
-int iz_published_kept(char *path, size_t size, const char *output,
-                      const char *folder);

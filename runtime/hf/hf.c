@@ -12,6 +12,7 @@
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
+#include "runtime/config/imported.h"
 #include "runtime/config/lora.h"
 #include "runtime/config/published.h"
 #include "runtime/engine/access.h"
@@ -342,13 +343,15 @@ static void export_units(struct iz_engine *e, struct iz_hf_writer *w,
     iz_progress_end(&progress);
 }
 
-/* What is written; the text of its config on the first rank. */
+/* What is written; on the first rank the text of its config, and in `like` the
+ * folder whose other files go with it. */
 static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
-                      struct iz_engine *e, const struct iz_section *section)
+                      char like[IZ_PATH_MAX + 32], struct iz_engine *e,
+                      const struct iz_section *section)
 {
     const struct iz_config *c = e->config;
     int type = c->run.export_dtype, err;
-    char like[IZ_PATH_MAX + 32];
+    *like = '\0';
     *text = NULL;
     *o = (struct iz_hf_order){.folder = c->run.export,
                               .map = map,
@@ -356,7 +359,8 @@ static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
                                   type ? (enum iz_dtype)(type - 1) : c->dtype,
                               .file_bytes = c->run.export_shard_bytes,
                               .file = IZ_HF_SINGLE,
-                              .config_file = IZ_PUBLISHED_CONFIG};
+                              .config_file = IZ_PUBLISHED_CONFIG,
+                              .like = like};
     if (c->lora.export == IZ_LORA_ADAPTER) {
         o->file_bytes = INT64_MAX;
         o->file = IZ_LORA_FILE;
@@ -365,8 +369,8 @@ static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
     } else {
         err = iz_hf_map_open(map, section->hf, e->model);
         if (!err && e->coll->rank == 0)
-            err =
-                iz_published_kept(like, sizeof(like), c->run.output, c->import);
+            err = iz_imported_find(like, IZ_PATH_MAX + 32, c->run.output,
+                                   c->import);
         if (!err && e->coll->rank == 0)
             err = (*text = iz_published_text(section, e->model->self, o->type,
                                              like))
@@ -383,9 +387,9 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
     struct iz_hf_map map = {0};
     struct iz_hf_order o;
     struct iz_hf_writer *w;
-    char *text = NULL;
+    char *text = NULL, like[IZ_PATH_MAX + 32];
     iz_graph_wait(e->graph);
-    int err = buf ? open_order(&o, &map, &text, e, section) : -ENOMEM;
+    int err = buf ? open_order(&o, &map, &text, like, e, section) : -ENOMEM;
     err = iz_agree(e->coll, err);
     if (!err)
         err = iz_hf_write_open(&w, &o, e->coll);

@@ -114,6 +114,9 @@ struct iz_hf_order {
     int64_t file_bytes; /* tensors of a file at most, if there are several */
     const char *file;   /* its name, if it is one */
     const char *config_file, *config; /* name and text; of the first rank */
+    /* Whose files beside the config are copied (runtime/config/imported.h); of
+     * the first rank; NULL or "": nothing is. */
+    const char *like;
 };
 
 /* Whether the folder can be made, before there is something to write: makes its

@@ -18,6 +18,7 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 #include "runtime/config/config.h"
+#include "runtime/config/imported.h"
 
 #define WHO "export"
 #define PATH (IZ_PATH_MAX + 64)
@@ -76,9 +77,12 @@ bool iz_hf_is_empty(const char *path)
  * folder of that name without it is somebody's. */
 #define MARK "izar-unfinished"
 
-static const char *const names[] = {
-    MARK,        "config.json",   "adapter_config.json",
-    IZ_HF_INDEX, "*.safetensors", NULL};
+static const char *const names[] = {MARK,
+                                    "adapter_config.json",
+                                    IZ_HF_INDEX,
+                                    "*.safetensors",
+                                    IZ_IMPORTED_FILES,
+                                    NULL};
 
 static int check_tmp(const char *folder)
 {
@@ -270,6 +274,8 @@ static int make_folder(struct iz_hf_writer *w)
     err = put_text(w, MARK, "");
     if (!err)
         err = put_text(w, w->o.config_file, w->o.config);
+    if (!err)
+        err = iz_imported_copy(WHO, w->tmp, w->o.like);
     if (err || w->n_files == 1)
         return err;
     char *text = index_text(w);

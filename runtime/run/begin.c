@@ -7,8 +7,8 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 #include "runtime/ckpt/engine_parts.h"
+#include "runtime/config/imported.h"
 #include "runtime/config/lora.h"
-#include "runtime/config/published.h"
 #include "runtime/config/rules.h"
 #include "runtime/hf/hf.h"
 #include "runtime/run/state.h"
@@ -47,7 +47,7 @@ static int open_output(struct run *r)
     if (step < r->c.run.steps)
         s = iz_hf_export_check(&r->c, &r->p->section, r->model);
     if (!s)
-        s = iz_published_keep(r->c.run.output, r->c.import, r->o.resume);
+        s = iz_imported_keep(r->c.run.output, r->c.import, r->o.resume);
     if (s)
         return s;
     snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);

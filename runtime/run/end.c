@@ -7,6 +7,7 @@
 
 #include "codelets/base/die.h"
 #include "runtime/ckpt/ckpt.h"
+#include "runtime/config/imported.h"
 #include "runtime/hf/hf.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
@@ -101,10 +102,13 @@ static int export_weights(struct run *r)
     if (!iz_coll_all_ok(r->coll, !there))
         return 0;
     int s = iz_hf_export(r->e, &r->p->section);
-    if (!s && iz_run_first(r))
-        printf("exported step %lld to %s\n", (long long)r->e->step,
-               r->c.run.export);
-    return s;
+    if (s || !iz_run_first(r))
+        return s;
+    printf("exported step %lld to %s\n", (long long)r->e->step,
+           r->c.run.export);
+    if (r->c.lora.export == IZ_LORA_MERGED)
+        iz_imported_tell(r->c.run.export);
+    return 0;
 }
 
 /* Of what came after the last step's `clip` too. */

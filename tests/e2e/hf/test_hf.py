@@ -227,14 +227,34 @@ def content(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
+# Files beside the weights that an export has too; the model's bytes are any.
+BESIDE = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{ }\n",
+          "tokenizer.model": b"\0\1\n" * 50000, "generation_config.json": b"{}",
+          "chat_template.jinja": "{{ \N{BULLET} }}".encode(), "merges.txt": b""}
+
+
+def put_beside(folder):
+    """One of them as the Hub's cache has it, and files that stay where they are."""
+    for name, data in BESIDE.items():
+        (folder / name).write_bytes(data)
+    (folder / "blob").write_bytes(BESIDE["tokenizer.json"])
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("blob")
+    (folder / "README.md").write_text("of theirs")
+
+
 @pytest.mark.single
 def test_an_export_does_not_need_the_folder_any_more(place):
     """What it had beyond the model's own keys is in the run's output: by the
     tool, and at the end of a run that goes on without the folder."""
     folder, want = written(place, "qwen3"), place.folder / "want"
+    put_beside(folder)
     r = place.good(1, model(folder, **{"run.save": True, "run.steps": 2,
                                        "run.export": str(want)}))
-    assert json.loads((r.output / "imported.json").read_text()) == config_of("qwen3")
+    kept = content(r.output / "imported")
+    assert kept == {**BESIDE, "config.json": (folder / "config.json").read_bytes()}
+    assert content(want).items() >= BESIDE.items() and "tokenizer" not in r.out
+    assert set(content(want)) == {*kept, "model.safetensors"}
     eos = json.loads((want / "config.json").read_text())["eos_token_id"]
     assert eos == config_of("qwen3")["eos_token_id"]
     ckpt("export", r.output, "--out", place.folder / "again")
@@ -253,7 +273,7 @@ def test_an_export_that_would_lose_keys_is_refused(place):
     """Of a run that kept nothing; {} in its place says that they may go."""
     folder = written(place, "qwen3")
     r = place.good(1, model(folder, **{"run.save": True, "run.steps": 1}))
-    kept, out = r.output / "imported.json", place.folder / "lost"
+    kept, out = r.output / "imported/config.json", place.folder / "lost"
     kept.unlink()
     ckpt("export", r.output, "--out", place.folder / "there")
     shutil.rmtree(folder)
@@ -261,14 +281,25 @@ def test_an_export_that_would_lose_keys_is_refused(place):
         if text:
             kept.write_text(text)
         p = ckpt("export", r.output, "--out", out, rc=1)
-        assert str(kept) in p.err and not out.exists()
+        assert str(kept.parent) in p.err and not out.exists()
     kept.write_text("{}")
-    ckpt("export", r.output, "--out", out)
+    told = ckpt("export", r.output, "--out", out).out
     assert "eos_token_id" not in json.loads((out / "config.json").read_text())
+    assert "lost has no tokenizer" in told
     # Another model's run in the same place does not inherit them.
     shutil.rmtree(r.output / "checkpoints")
-    place.good(1, {"model": {"preset": "tiny"}}, output=r.output)
+    r = place.good(1, {"model": {"preset": "tiny"}, "run.export": str(out / "x")},
+                   output=r.output)
     assert not kept.exists()
+    assert "lost/x has no tokenizer" in r.out
+    # What is no file of ours is not removed, and what cannot be read not left out.
+    kept.parent.mkdir()
+    (kept.parent / "mine").touch()
+    r = place.launch(1, {"model": {"preset": "tiny"}}, output=r.output)
+    run.refused(r, "run.output", "imported", "mine")
+    folder = written(place, "qwen3", name="other")
+    (folder / "vocab.json").mkdir()
+    run.refused(place.launch(1, model(folder)), "vocab.json", "cannot read")
 
 
 @pytest.mark.single

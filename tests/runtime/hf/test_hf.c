@@ -6,6 +6,7 @@
 
 #include "codelets/base/mix.h"
 #include "runtime/base/durable.h"
+#include "runtime/config/imported.h"
 #include "runtime/config/published.h"
 #include "runtime/hf/tensors.h"
 #include "tests/runtime/disk.h"
@@ -391,7 +392,7 @@ static int keep(int i)
 {
     const char *to = in_folder("kept%d", i);
     int err = iz_durable_make_directories("test", to);
-    return err ? err : iz_published_keep(to, in_folder("from"), false);
+    return err ? err : iz_imported_keep(to, in_folder("from"), false);
 }
 
 static void what_a_run_keeps_of_an_import_is_on_the_disk(void **state)
@@ -399,7 +400,9 @@ static void what_a_run_keeps_of_an_import_is_on_the_disk(void **state)
     assert_int_equal(iz_durable_make_directories("test", in_folder("from")), 0);
     assert_int_equal(
         iz_durable_create("test", in_folder("from/config.json"), "{}"), 0);
-    assert_durable_or_refused(keep, "kept%d/imported.json");
+    assert_int_equal(
+        iz_durable_create("test", in_folder("from/tokenizer.model"), "t"), 0);
+    assert_durable_or_refused(keep, "kept%d/imported");
 }
 
 /* ---- config.json ---- */
@@ -480,7 +483,7 @@ static void keys_that_mean_nothing_are_kept(void **state)
                                         NULL};
     free(config_of("{'num_layers': 9, 'eos_token_id': [5, 6], 'kind': 3, "
                    "'torch_dtype': 'float64', 'mlp': 4}"));
-    model_says(toy, in_folder("config.json"), words,
+    model_says(toy, folder, words,
                "{'layers': 2, 'base': 10000.0, 'window': 0, 'gated': true}");
 }
 
