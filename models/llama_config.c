@@ -34,8 +34,8 @@ const struct iz_key iz_llama_keys[] = {
      "Turns in the original context below which a frequency is divided."},
     {KEY(rope_scaling_high_freq_factor, DOUBLE, 0, 1e6, NULL), "4",
      "Turns in the original context above which a frequency is kept."},
-    {KEY(rope_scaling_original_seq, INT, 1, MOST, NULL), "8192",
-     "Tokens of the original context."},
+    {KEY(rope_scaling_original_seq, INT, 0, MOST, NULL), "8192",
+     "Tokens of the original context; 0: `context`."},
     {KEY(norm_eps, DOUBLE, 1e-12, 1, NULL), "1e-5", "Added to mean squares."},
     {KEY(tie_embeddings, BOOL, 0, 0, NULL), "false",
      "Whether the output layer uses the embedding's matrix."},
@@ -75,13 +75,20 @@ static int llama_config_check(const struct iz_llama_config *c)
              (c->qkv_bias != (c->family == IZ_LLAMA_QWEN2) ||
               c->qk_norm != (c->family == IZ_LLAMA_QWEN3)))
         why = "family contradicts qkv_bias or qk_norm";
+    if (why)
+        fprintf(stderr, "llama: %s\n", why);
     else if (c->seq > c->context)
-        why = "seq is above context, the longest that the model is made for";
+        fprintf(stderr,
+                "llama: model.seq: %d is above model.context, %d, the longest "
+                "that the model is made for\n",
+                c->seq, c->context);
     else if (c->window && c->window < c->seq)
-        why = "window is below seq, but attention here has no window";
-    if (!why)
+        fprintf(stderr,
+                "llama: model.seq: %d is above model.window, %d, but attention "
+                "here has no window\n",
+                c->seq, c->window);
+    else
         return 0;
-    fprintf(stderr, "llama: %s\n", why);
     return -EINVAL;
 }
 
@@ -93,6 +100,8 @@ int iz_llama_complete(struct iz_llama_config *c)
         c->head_dim = c->width / c->heads;
     if (c->context == 0)
         c->context = c->seq;
+    if (c->rope_scaling_original_seq == 0)
+        c->rope_scaling_original_seq = c->context;
     if (c->family == IZ_LLAMA_AUTO && !(c->qkv_bias && c->qk_norm))
         c->family = c->qkv_bias  ? IZ_LLAMA_QWEN2
                     : c->qk_norm ? IZ_LLAMA_QWEN3

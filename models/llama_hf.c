@@ -91,7 +91,7 @@ static const struct iz_hf_key hf_keys[] = {
     {"rope_scaling.high_freq_factor", "rope_scaling_high_freq_factor", "4.0",
      .write = is_scaled},
     {"rope_scaling.original_max_position_embeddings",
-     "rope_scaling_original_seq", "8192", .write = is_scaled},
+     "rope_scaling_original_seq", "0", .write = is_scaled},
     {.name = "rope_scaling.rope_type",
      .values = "\"llama3\"|\"default\"",
      .write = is_scaled},

@@ -220,6 +220,31 @@ def test_rope_parameters_are_the_newer_place(place):
     assert d.losses[0] != a.losses[0]
 
 
+@pytest.mark.single
+@pytest.mark.parametrize("place_of", ("rope_scaling", "rope_parameters"))
+def test_the_original_context_is_the_context_if_it_is_not_told(place_of, place):
+    """As transformers has it: 64 here, and neither 32 nor 8192."""
+    c = {**config_of("llama"), "rope_scaling": None}
+    scaling = dict(config_of("llama")["rope_scaling"])
+    del scaling["original_max_position_embeddings"]
+    to = place.folder / "export"
+    a, b, d = (place.good(1, model(written(place, "llama", name=f"in{n}", config={
+        **c, place_of: {**scaling, **original}}), **{"run.export": f"{to}{n}"}))
+        for n, original in enumerate(
+            ({}, {"original_max_position_embeddings": 64},
+             {"original_max_position_embeddings": 8192})))
+    assert a.numbers == b.numbers and a.losses[0] != d.losses[0]
+    assert content(place.folder / "export0") == content(place.folder / "export1")
+
+
+@pytest.mark.single
+def test_a_sequence_longer_than_the_model_names_both_numbers(place):
+    """1024 is what model.seq is if nobody says it."""
+    c = model(written(place, "llama"))
+    del c["model"]["seq"]
+    run.refused(place.launch(1, c), "model.seq: 1024", "model.context, 64")
+
+
 # ---- what a run keeps of an import ----
 
 def content(folder):

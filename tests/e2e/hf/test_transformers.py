@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our folders as transformers and PEFT read them, where IZ_TEST_PYTHON names a
 Python that has both: their loss of one sample is ours."""
+import array
 import json
 import os
 
 import pytest
 
 import run
-from run import ckpt
+from run import ckpt, hf
 from test_hf import KINDS, STILL, model, written
 
 PYTHON = os.environ.get("IZ_TEST_PYTHON")
@@ -94,6 +95,23 @@ def test_the_tokenizer_goes_with_the_weights(kind, place):
     assert python(USE, out) == want
     ckpt("export", r.output, "--out", place.folder / "tool")
     assert python(USE, place.folder / "tool") == want
+
+
+def test_transformers_has_our_original_context(place, sample):
+    """Where the file tells none."""
+    scaling = dict(hf.LLAMA["llama"][1]["rope_scaling"])
+    del scaling["original_max_position_embeddings"]
+    c = hf.llama_config("llama", head_dim=24, rope_theta=4.0, rope_scaling=scaling)
+    tensors = hf.random_tensors(hf.llama_shapes(c), "F32")
+    tensors = {k: (t, shape, hf.encode(t, [8 * x for x in array.array("f", data)]))
+               for k, (t, shape, data) in tensors.items()}
+    r, other = (place.good(1, on(sample, **STILL, **model(
+        written(place, "llama", tensors=tensors, name=f"in{n}", config={
+            **c, "rope_scaling": {**scaling, **original}}))))
+        for n, original in enumerate(
+            ({}, {"original_max_position_embeddings": 8192})))
+    close(r.losses[0], theirs(place.folder / "in0", sample))
+    assert abs(r.losses[0] - other.losses[0]) > 100 * BOUND
 
 
 @pytest.mark.parametrize("targets", ("*", "*.c_attn.weight, h.2.mlp.*"))
