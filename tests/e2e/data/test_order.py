@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The function of docs/data.md says which sample comes when: the loss of every
+step is that of its windows, with weights that do not move."""
+import re
+
+import pytest
+
+import run
+from run import ROOT
+
+STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0,
+         "model": {**run.MODEL, "layers": 1}, "run.workers": 1}
+T = run.MODEL["seq"]
+
+
+@pytest.fixture(scope="module")
+def start():
+    text = (ROOT / "docs/data.md").read_text()
+    code, = re.findall(r"```python\n(.*?)```", text, re.S)
+    names = {}
+    exec(code, names)
+    return names["start"]
+
+
+def train_on(place, path, steps, batch=1, **more):
+    return place.good(1, {**STILL, "data.path": str(path), "data.val_fraction": 0,
+                          "train_batch_size": batch, "run.steps": steps, **more})
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("windows, rest, seed", [(11, 3, 7), (16, 0, 9 * 10**18),
+                                                 (17, 15, 0)])
+def test_every_window_comes_when_the_page_says(windows, rest, seed, place, start):
+    """One loss per window, over several epochs, and it is that of the window alone;
+    then two of four samples each, on two ranks."""
+    n = windows * T + 1 + rest
+    text = place.data.read_bytes()[200:200 + n]
+    path = place.folder / "text"
+    path.write_bytes(text)
+    steps = 6 * windows
+    r = train_on(place, path, steps, **{"run.seed": seed})
+    loss = {}
+    for i in range(steps):
+        loss.setdefault(start(i, n, T, seed), set()).add(r.losses[i])
+    assert all(len(x) == 1 for x in loss.values())
+    assert len(set.union(*loss.values())) == len(loss) > windows - (not rest)
+    alone = place.folder / "alone"
+    at = start(3, n, T, seed)
+    alone.write_bytes(text[at:at + T + 1])
+    # The seed, which also makes the weights, is the same.
+    one = train_on(place, alone, 1, **{"run.seed": seed})
+    assert {one.losses[0]} == loss[at]
+    b = place.good(2, {**STILL, "data.path": str(path), "data.val_fraction": 0,
+                       "train_batch_size": 8, "gradient_accumulation_steps": 2,
+                       "run.steps": 4, "run.seed": seed})
+    for s, got in enumerate(b.losses):
+        want = sum(r.losses[8 * s:8 * s + 8]) / 8
+        assert abs(got - want) < 1e-6
+
+
+@pytest.mark.single
+def test_validation_is_the_last_windows_in_order(place, start):
+    """Its windows are those of a run that trains on them alone, and training
+    does not have them."""
+    windows, held = 13, 3  # 0.2 * 13 + 1/2
+    n = windows * T + 1 + 5
+    text = place.data.read_bytes()[300:300 + n]
+    path = place.folder / "text"
+    path.write_bytes(text)
+    r = train_on(place, path, 10, **{"data.val_fraction": 0.2, "run.seed": 5,
+                                     "run.eval_batches": 2})
+    left = n - held * T
+    own = {}
+    for at in range(left - 1, n - 1, T):
+        part = place.folder / f"part{at}"
+        part.write_bytes(text[at:at + T + 1])
+        own[at] = train_on(place, part, 1, **{"run.seed": 5}).losses[0]
+    assert len(own) == held
+    first = list(own.values())[:2]
+    assert abs(r.validation[0] - sum(first) / 2) < 1e-6
+    (place.folder / "train").write_bytes(text[:left])
+    again = train_on(place, place.folder / "train", 10, **{"run.seed": 5})
+    assert again.losses == r.losses
+    assert not set(r.losses) & set(own.values())
