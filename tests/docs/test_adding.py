@@ -69,15 +69,23 @@ def apply_page(tree):
     return changed
 
 
-def check(*command, cwd):
+def check(*command, cwd, **more):
     """What a command printed, which must have succeeded; without the settings that
     make a test program report to somebody else."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("CMOCKA")}
+    env.update(more)
     done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
+
+
+def pkg_config_path():
+    """Where the build has looked for its libraries."""
+    options = json.loads(check("meson", "introspect", "--buildoptions", BUILD,
+                               cwd=ROOT).partition("\n")[0] or "[]")
+    return [o["value"] for o in options if o["name"] == "pkg_config_path"][0]
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +98,8 @@ def tree(tmp_path_factory):
         or n in ("__pycache__", "results", "corpus")])
     changed = apply_page(to)
     assert len(changed) >= 15, sorted(changed)
-    options = json.loads(check("meson", "introspect", "--buildoptions", BUILD,
-                               cwd=to).partition("\n")[0] or "[]")
-    path = [o["value"] for o in options if o["name"] == "pkg_config_path"][0]
     check("meson", "setup", "build", "-Dcuda=disabled", "-Dwerror=true",
-          "--pkg-config-path", ":".join(path), cwd=to)
+          "--pkg-config-path", ":".join(pkg_config_path()), cwd=to)
     check("ninja", "-C", "build", "models/mlp", "models/gpt2", "tests/test_ops",
           "tests/test_keys", "tests/codelets/gpu/update.emulated.o", cwd=to)
     text = subprocess.run(["build/models/gpt2", "--help-markdown"], cwd=to,
