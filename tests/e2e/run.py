@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -407,7 +408,7 @@ class Place:
     def wrap(self, script):
         """Runs the program by a script that names it {}."""
         path = self.folder / "program"
-        path.write_text(script.format(self.program))
+        path.write_text(script.format(shlex.quote(self.program)))
         path.chmod(0o755)
         self.program = str(path)
 

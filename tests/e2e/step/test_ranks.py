@@ -100,7 +100,7 @@ def test_memory_that_cannot_be_read(place):
     forbid = run.built("tests/forbid")
     if run.call(forbid, "true").rc:
         pytest.skip("no seccomp here")
-    place.wrap(f'#!/bin/sh\nexec {forbid} {{}} "$@"\n')
+    place.wrap(f'#!/bin/sh\nexec "{forbid}" {{}} "$@"\n')
     c, env = config("fp32"), {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
     r = place.launch(2, {**c, "run.host_comm": "memory"}, env=env)
     run.refused(r, "run.host_comm", "may not read the memory of rank")

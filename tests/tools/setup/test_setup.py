@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/setup with stand-ins for what it calls: what it builds where, and what it
+says when it cannot."""
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+EXPIRED = """\
+#!/bin/sh
+case "$*" in
+*indextargets*) echo "Debian|main|http://archive.example/debian" ;;
+*update*)
+    echo "E: Release file for http://archive.example/InRelease is expired."
+    echo "Done."
+    exit 100
+    ;;
+esac
+"""
+# A StarPU with CUDA, or none; other packages as they are.
+PKG_CONFIG = """\
+#!/bin/sh
+case "$*" in
+*includedir*starpu*) echo "{starpu}" ;;
+*starpu*) [ -n "{starpu}" ] && echo 1.4.10 ;;
+*) exec {real} "$@" ;;
+esac
+"""
+MESON = """\
+#!/bin/sh
+[ "$1" = setup ] || { echo 1.0.1; exit; }
+echo "meson $*" >>calls
+mkdir -p build
+touch build/build.ninja
+"""
+NINJA = """\
+#!/bin/sh
+echo "ninja $*" >>calls
+"""
+NVCC = """\
+#!/bin/sh
+echo "#$ TOP={}" >&2
+"""
+
+
+class Tree:
+    def __init__(self, folder, starpu):
+        self.folder, self.bin = folder / "a tree", folder / "bin"
+        self.calls = self.folder / "calls"
+        for name in ("setup", "patches"):
+            (shutil.copytree if name == "patches" else shutil.copy)(
+                ROOT / "tools" / name, self.make("tools") / name)
+        self.bin.mkdir()
+        toolkit = folder / "toolkit"
+        (toolkit / "include").mkdir(parents=True)
+        (toolkit / "include/cuda_runtime.h").touch()
+        (toolkit / "include/starpu_config.h").write_text(
+            "#define STARPU_USE_CUDA 1\n")
+        self.stub("nvcc", NVCC.format(toolkit))
+        self.stub("meson", MESON)
+        self.stub("ninja", NINJA)
+        self.stub("pkg-config", PKG_CONFIG.format(
+            starpu=toolkit / "include" if starpu else "",
+            real=shutil.which("pkg-config")))
+
+    def make(self, name):
+        path = self.folder / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def stub(self, name, text):
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def setup(self, *options):
+        """Its exit status, what it said, and what it called."""
+        self.calls.write_text("")
+        done = subprocess.run(
+            [self.folder / "tools/setup", *options], text=True, cwd=self.folder,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"})
+        return done.returncode, done.stdout, self.calls.read_text()
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """With CUDA, and with no GPU unless the test says so."""
+    if list(pathlib.Path("/dev").glob("nvidia*")) or os.path.exists("/dev/dxg"):
+        pytest.skip("a GPU is here")
+    tree = Tree(tmp_path, starpu=True)
+    tree.stub("nvidia-smi", "#!/bin/sh\nexit 9\n")
+    return tree
+
+
+def test_quick_overlooks_no_gpu_that_appears(tree):
+    status, out, calls = tree.setup("--quick")
+    assert status == 0 and "no GPU here: without kernels" in out, out
+    assert "meson setup build -Dcuda=disabled" in calls, calls
+    assert calls.endswith("ninja -C build models/gpt2\n"), calls
+    status, out, calls = tree.setup("--quick")
+    assert status == 0 and "meson" not in calls, out + calls
+    tree.stub("nvidia-smi", "#!/bin/sh\nexit 0\n")
+    status, out, calls = tree.setup("--quick")
+    assert "meson setup --reconfigure build -Dcuda=auto\n" in calls, out + calls
+    assert "meson" not in tree.setup()[2]
+
+
+def test_the_whole_set_up_has_kernels(tree):
+    assert tree.setup("--quick")[0] == 0
+    status, out, calls = tree.setup()
+    assert "meson setup --reconfigure build -Dcuda=auto\n" in calls, out + calls
+    assert status == 0 and calls.endswith("ninja -C build\n"), out + calls
+    assert "meson" not in tree.setup()[2]
+
+
+def test_the_reason_why_there_is_no_source(tmp_path):
+    tree = Tree(tmp_path, starpu=False)
+    tree.stub("apt-get", EXPIRED)
+    whole = tree.folder.rename(tmp_path / "tree")
+    tree.folder, tree.calls = whole, whole / "calls"
+    status, out, _ = tree.setup()
+    assert status == 1, out
+    assert "  | E: Release file for http://archive.example/InRelease is expired." in out
+    assert ".deps/source" in out and "keyring" not in out, out
+
+
+def test_blanks_in_the_path_of_a_build_of_starpu(tmp_path):
+    status, out, _ = Tree(tmp_path, starpu=False).setup()
+    assert status == 1 and "no path with blanks" in out, out
