@@ -103,8 +103,8 @@ def savings(graph, begin, end, kinds):
 
 
 ADVICE = {
-    ("forward", None): "forward: computation is the limit that should be",
-    ("backward", None): "backward: computation is the limit that should be",
+    ("forward", None): "forward: computation, which is what should take time",
+    ("backward", None): "backward: computation, which is what should take time",
     ("fetch", "comm"): "fetches over the network: more samples per step, or "
                        "run.schedule=breadth_first, which fetches a unit once "
                        "for all micro-batches",

@@ -57,11 +57,15 @@ function gutter(width) {
     return width < 700 ? 92 : 150;
 }
 
+// [[time, text]], all in one unit and with the decimals that tell them apart.
 function ticks(from, to, most) {
     const raw = (to - from) / most, power = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 5, 10].map(m => m * power).find(s => s >= raw);
+    const [unit, name] = to >= 1e6 ? [1e6, "s"] : to >= 1e3 ? [1e3, "ms"] : [1, "µs"];
+    const decimals = Math.max(0, -Math.floor(Math.log10(step / unit) + 1e-9));
     const out = [];
-    for (let t = Math.ceil(from / step) * step; t <= to; t += step) out.push(t);
+    for (let n = Math.ceil(from / step); n * step <= to; n++)
+        out.push([n * step, (n * step / unit).toFixed(decimals) + " " + name]);
     return out;
 }
 
@@ -91,7 +95,7 @@ class Panel {
         c.width = Math.round(width * ratio);
         c.height = Math.round(height * ratio);
         this.left = gutter(width);
-        this.width = width - this.left - 8;
+        this.width = Math.max(1, width - this.left - 8);
         this.bottom = height - 20;
         const g = this.g = c.getContext("2d");
         g.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -111,14 +115,14 @@ class Panel {
         g.textAlign = "center";
         g.textBaseline = "top";
         g.lineWidth = 1;
-        for (const t of ticks(view.from, view.to, most)) {
+        for (const [t, text] of ticks(view.from, view.to, most)) {
             const x = Math.round(this.x(t)) + 0.5;
             g.beginPath();
             g.moveTo(x, 0);
             g.lineTo(x, this.bottom);
             g.stroke();
             if (x < this.left + this.width - 24)
-                g.fillText(time(t).replace(/\.0+ /, " "), Math.max(x, this.left + 18), this.bottom + 5);
+                g.fillText(text, Math.max(x, this.left + 18), this.bottom + 5);
         }
     }
 
@@ -174,6 +178,12 @@ class Panel {
         });
         c.addEventListener("pointerleave", () => { down = null; showTip(null); });
         c.addEventListener("dblclick", () => zoom(...D.range));
+        c.addEventListener("wheel", e => {
+            if (!e.ctrlKey) return; // that scrolls the page
+            e.preventDefault();
+            const t = this.time(at(e)), by = e.deltaY < 0 ? 0.8 : 1.25;
+            zoom(t - (t - view.from) * by, t + (view.to - t) * by);
+        }, { passive: false });
     }
 }
 
@@ -197,6 +207,8 @@ function zoom(from, to) {
 }
 
 function renderAll() {
+    for (const e of document.querySelectorAll(".of"))
+        e.textContent = D.ranks.length > 1 ? ` of rank ${one().rank}` : "";
     for (const p of panels) p.render();
 }
 
@@ -514,12 +526,22 @@ for (const [id, sign] of [["left", -1], ["right", 1]])
         const from = Math.max(D.range[0], Math.min(D.range[1] - w, view.from + sign * w / 2));
         zoom(from, from + w);
     };
+// The step after the one that the view begins in; the first one of all.
 document.getElementById("step").onclick = () => {
-    const ends = [D.range[0], ...D.steps.map(s => s[1])];
-    const next = ends.findIndex(e => e > view.from + (view.to - view.from) * 0.02);
-    const n = next > 0 && next < ends.length ? next : 1;
-    zoom(ends[n - 1], ends[n] || D.range[1]);
+    const ends = D.steps.map(s => s[1]).filter(e => e > D.range[0] && e < D.range[1]);
+    const all = [D.range[0], ...ends, D.range[1]];
+    const whole = view.from === D.range[0] && view.to === D.range[1];
+    const now = all.findIndex(e => e > view.from + (view.to - view.from) * 0.02);
+    const n = whole || now < 1 || now + 1 >= all.length ? 1 : now + 1;
+    zoom(all[n - 1], all[n]);
 };
+const KEYS = { "+": "in", "-": "out", w: "in", s: "out", a: "left", d: "right",
+    ArrowLeft: "left", ArrowRight: "right", n: "step", 0: "all" };
+addEventListener("keydown", e => {
+    if (!(e.key in KEYS) || e.ctrlKey || e.altKey || e.metaKey || e.target.tagName === "SELECT") return;
+    e.preventDefault();
+    document.getElementById(KEYS[e.key]).click();
+});
 document.getElementById("theme").onclick = () => {
     const dark = luminance(css("--paper")) < 0.5;
     setTheme(dark ? "light" : "dark");

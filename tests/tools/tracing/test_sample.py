@@ -303,19 +303,19 @@ def test_a_trace_without_its_begin_is_refused(rank, copy):
         records.read_rank(rank.about, copy)
 
 
-def make(rank, folder):
-    memories = [figures.memory(rank, 0, max(rank.tasks.end))]
-    found = path.analyse([rank], *figures.window([rank]))
-    report.write(folder / "report.html", [rank], memories, found,
+def make(ranks, folder):
+    memories = [figures.memory(r, 0, max(r.tasks.end)) for r in ranks]
+    found = path.analyse(ranks, *figures.window(ranks))
+    report.write(folder / "report.html", ranks, memories, found,
                  "tools/simulate config.json", [])
-    chrome.write(folder / "trace.json", [rank], memories)
+    chrome.write(folder / "trace.json", ranks, memories)
     return folder
 
 
 def test_trace_json_is_what_perfetto_reads(rank, tmp_path):
     """The Trace Event Format: complete events with ts and dur in us, names of
     processes and threads, counters."""
-    events = json.loads((make(rank, tmp_path) / "trace.json").read_text())
+    events = json.loads((make([rank], tmp_path) / "trace.json").read_text())
     events = events["traceEvents"]
     assert {e["ph"] for e in events} == {"M", "X", "C", "i"}
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events
@@ -330,8 +330,7 @@ def test_trace_json_is_what_perfetto_reads(rank, tmp_path):
 def test_trace_json_begins_at_zero_and_counts_steps_as_paje(pair):
     """Perfetto drops events of negative times."""
     place, ranks = pair
-    memories = [figures.memory(r, 0, max(r.tasks.end)) for r in ranks]
-    chrome.write(place / "trace.json", ranks, memories)
+    make(ranks, place)
     events = json.loads((place / "trace.json").read_text())["traceEvents"]
     assert min(e["ts"] for e in events if "ts" in e) == 0
     ends = sorted(e["name"] for e in events if e["ph"] == "i")
@@ -342,7 +341,7 @@ def test_trace_json_begins_at_zero_and_counts_steps_as_paje(pair):
 
 
 def test_the_report_needs_nothing_else(rank, tmp_path):
-    text = (make(rank, tmp_path) / "report.html").read_text()
+    text = (make([rank], tmp_path) / "report.html").read_text()
     for word in ("http:", "https:", "src=", "@import", "url("):
         assert word not in text
 
@@ -496,7 +495,7 @@ def test_a_large_trace_fits_into_memory(folder, tmp_path):
                "a = json.loads((sample.FILES / 'rank-0.json').read_text())\n"
                "r = test_sample.records.read_rank(a, f)\n"
                f"assert len(r.tasks) >= {LARGE}\n"
-               "test_sample.make(r, f)\n")
+               "test_sample.make([r], f)\n")
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     r = subprocess.run([sys.executable, "-c", program], capture_output=True,
