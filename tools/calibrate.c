@@ -386,13 +386,14 @@ static int write_file(const char *path, const struct machine *m)
     FILE *f = fopen(path, "w");
     const struct gpu *g = &m->gpu;
     const struct network *n = &m->network;
+    int64_t reserve;
     const struct {
         const char *key;
         double value;
     } line[] = {
         {"gpus", m->gpus},
         {"cores", m->cores},
-        {"host_bytes", (double)iz_memory_available()},
+        {"host_bytes", (double)iz_memory_available(&reserve)},
         {"host_bytes_per_s", m->per_s[ADAM] * m->cores},
         {"core_flops_per_s", m->per_s[PRODUCTS]},
         {"core_bytes_per_s", m->per_s[OPS]},

@@ -324,7 +324,9 @@ const struct iz_key iz_config_keys[] = {
          "Check every chunk read from nvme against its checksum."),
     NUMBER("run.memory_limit_bytes", INT64, c.run.memory_limit_bytes, 0,
            COUNT_MAX, "0",
-           "Host memory that this rank's plan may use; 0: all that is free."),
+           "Host memory that this rank's plan may use; nothing is taken from "
+           "it. 0: what is free, less a reserve and what a process has beside "
+           "its plan."),
     NUMBER("run.device_memory_limit_bytes", INT64,
            c.run.device_memory_limit_bytes, 0, COUNT_MAX, "0",
            "GPU memory that this rank's plan may use; 0: all that is free."),

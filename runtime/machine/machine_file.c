@@ -198,6 +198,7 @@ struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
     return (struct iz_limits){.host =
                                   m->host_bytes / iz_machine_ranks(m, ranks),
                               .device = device,
+                              .beside = true,
                               .tables = true};
 }
 

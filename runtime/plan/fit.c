@@ -18,18 +18,50 @@
 #define RESERVE_PEERS 7
 #define RESERVE_SHARE 16
 
+/* Of a host, beside what ranks use: one part in 33, or 1 GiB. */
+#define HOST_RESERVE_PART 33
+#define HOST_RESERVE_LEAST (INT64_C(1) << 30)
+
+/* What a process has beside its plan: libraries with their buffers, StarPU,
+ * MPI, the log of tasks.  The resident set of an almost empty run is 211 MiB
+ * with one worker, 216 with 2, 225 with 4, 279 with 16, 351 with 32.  StarPU's
+ * state of a chunk's two handles: 40 units of 12 and of 48 chunks took 28 and
+ * 107 MiB more than such of one chunk. */
+#define PROCESS_BYTES (INT64_C(212) << 20)
+#define WORKER_BYTES (INT64_C(5) << 20)
+#define CHUNK_BYTES (INT64_C(60) << 10)
+
 /* The GPU's page tables have an entry of 8 bytes for each page of pinned
  * memory, and these are of 4 KiB unless the system has put them together: at
  * most one part in 512.  The driver keeps them on the GPU if nothing else is
  * asked for (its open modules: NV_MMU_VER3_PTE__SIZE, uvm_page_table_location).
  * The levels above them are less than a hundredth of that. */
-#define TABLE_PART 512
+#define TABLE_PART 512 /* so have the kernel's, of all that a process maps */
 
 int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks)
 {
     int64_t most = total_bytes / RESERVE_SHARE;
     int64_t peers = nccl_ranks > 1 ? min64(nccl_ranks - 1, RESERVE_PEERS) : 0;
     return min64(RESERVE_BYTES, most) + min64(peers * RESERVE_PEER_BYTES, most);
+}
+
+int64_t iz_plan_host_reserve(int64_t total_bytes)
+{
+    return max64(total_bytes / HOST_RESERVE_PART, HOST_RESERVE_LEAST);
+}
+
+int64_t iz_plan_beside(const struct iz_plan *p)
+{
+    int64_t chunks = 0;
+    for (int u = 0; u < p->n_units; u++)
+        chunks += p->unit[u].chunks;
+    return PROCESS_BYTES + p->target.workers * WORKER_BYTES +
+           chunks * CHUNK_BYTES + iz_plan_host_bytes(p) / TABLE_PART;
+}
+
+int64_t iz_plan_host_need(const struct iz_plan *p, const struct iz_limits *l)
+{
+    return iz_plan_host_bytes(p) + (l->beside ? iz_plan_beside(p) : 0);
 }
 
 #define RATIO_STEPS 20 /* in which a ratio is looked for */
@@ -184,7 +216,7 @@ int64_t iz_plan_device_need(const struct iz_plan *p, const struct iz_limits *l)
 
 bool iz_plan_within(const struct iz_plan *p, const struct iz_limits *l)
 {
-    return iz_plan_host_bytes(p) <= l->host &&
+    return iz_plan_host_need(p, l) <= l->host &&
            iz_plan_device_need(p, l) <= l->device;
 }
 
@@ -282,7 +314,7 @@ static void print_changes(const struct iz_plan *p, const struct iz_config *c,
             fprintf(err, "%.15g", d.zero.optimizer.ratio);
         glue = " and ";
     }
-    fprintf(err, " (%.1f MiB", iz_mib(iz_plan_host_bytes(&q)));
+    fprintf(err, " (%.1f MiB", iz_mib(iz_plan_host_need(&q, limit)));
     if (p->target.gpu)
         fprintf(err, " of the host, %.1f MiB of the GPU",
                 iz_mib(iz_plan_device_need(&q, limit)));
@@ -334,11 +366,11 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
         return 0;
     if (!err)
         return -ENOMEM;
-    if (iz_plan_host_bytes(p) > limit->host)
+    if (iz_plan_host_need(p, limit) > limit->host)
         fprintf(err,
                 "izar: this run needs %.1f MiB of memory per rank, there are "
                 "%.1f MiB:\n",
-                iz_mib(iz_plan_host_bytes(p)), iz_mib(limit->host));
+                iz_mib(iz_plan_host_need(p, limit)), iz_mib(limit->host));
     if (iz_plan_device_need(p, limit) > limit->device)
         fprintf(err,
                 "izar: this run needs %.1f MiB of the GPU's memory, there are "

@@ -25,16 +25,33 @@ static int ranks_here(const struct run *r)
     return r->o.ranks ? (int)((r->o.ranks * here + all - 1) / all) : (int)here;
 }
 
-static int64_t memory_limit(const struct run *r)
+/* A user's own limit is the plan's alone, and nothing is taken from it.  What
+ * the ranks that were started have already is free for them. */
+static int64_t memory_limit(struct run *r)
 {
     if (r->c.run.memory_limit_bytes)
         return r->c.run.memory_limit_bytes;
-    return iz_memory_available() / ranks_here(r);
+    r->free_bytes = iz_memory_available(&r->reserve_bytes) +
+                    iz_memory_own() * r->coll->local_size;
+    return r->free_bytes / ranks_here(r);
 }
 
 static void print_share(const struct run *r, FILE *out)
 {
-    if (r->o.machine || ranks_here(r) == 1)
+    if (r->o.machine)
+        return;
+    if (!r->c.run.memory_limit_bytes) {
+        fprintf(out, "this host: %.1f MiB are free for ranks",
+                iz_mib(r->free_bytes));
+        if (r->reserve_bytes)
+            fprintf(out, " beside a reserve of %.1f MiB",
+                    iz_mib(r->reserve_bytes));
+        fprintf(out,
+                "; a rank needs %.1f MiB of them beside its plan (libraries, "
+                "StarPU, page tables)\n",
+                iz_mib(iz_plan_beside(&r->plan)));
+    }
+    if (ranks_here(r) == 1)
         return;
     if (!r->c.run.memory_limit_bytes)
         fprintf(out,
@@ -133,6 +150,7 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
         t->bf16_products = r->arithmetic.bf16_products;
         *limit =
             (struct iz_limits){.host = memory_limit(r),
+                               .beside = !r->c.run.memory_limit_bytes,
                                .device = iz_gpu_memory(&r->gpu, &r->c),
                                .tables = !r->c.run.device_memory_limit_bytes};
         return 0;
@@ -167,8 +185,11 @@ void iz_run_print_plan(const struct run *r)
 static int fit_plan(struct run *r)
 {
     int s = iz_plan_fit(&r->plan, &r->c, r->model, &r->limit, NULL);
-    if (iz_coll_refuser(r->coll, s != 0) == r->coll->rank)
+    if (iz_coll_refuser(r->coll, s != 0) == r->coll->rank) {
         iz_plan_fit(&r->plan, &r->c, r->model, &r->limit, stderr);
+        if (!r->o.plan)
+            print_share(r, stderr);
+    }
     return s;
 }
 

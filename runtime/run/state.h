@@ -36,6 +36,7 @@ struct run {
     struct iz_model *model;
     struct iz_plan plan;
     struct iz_limits limit;
+    int64_t free_bytes, reserve_bytes; /* that made limit.host; see memory.h */
     struct iz_data *data;
     struct iz_engine *e;
     struct iz_saver *saver; /* of checkpoints; NULL: none so far */

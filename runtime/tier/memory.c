@@ -14,6 +14,7 @@
 #include "codelets/base/units.h"
 #include "codelets/gpu/device.h"
 #include "runtime/base/progress.h"
+#include "runtime/plan/plan.h"
 
 #define ALIGN 4096 /* of pieces of a pool: as disks want it */
 
@@ -283,6 +284,11 @@ int64_t iz_memory_resident(void)
     return max64(read_number("/proc/self/status", "VmRSS:"), 0) * 1024;
 }
 
+int64_t iz_memory_own(void)
+{
+    return max64(read_number("/proc/self/status", "RssAnon:"), 0) * 1024;
+}
+
 /* Not getrusage: that of the program which started this one may be larger. */
 int64_t iz_memory_peak_resident(void)
 {
@@ -336,9 +342,14 @@ static int64_t cgroup_left(int version)
     }
 }
 
-int64_t iz_memory_available(void)
+int64_t iz_memory_available(int64_t *reserve)
 {
+    int64_t group = min64(cgroup_left(0), cgroup_left(1));
     int64_t kib = read_number("/proc/meminfo", "MemAvailable:");
-    return min64(kib < 0 ? INT64_MAX : kib * 1024,
-                 min64(cgroup_left(0), cgroup_left(1)));
+    int64_t total = read_number("/proc/meminfo", "MemTotal:");
+    *reserve = iz_plan_host_reserve(max64(total, 0) * 1024);
+    int64_t host = kib < 0 ? INT64_MAX : max64(kib * 1024 - *reserve, 0);
+    if (group <= host)
+        *reserve = 0;
+    return min64(group, host);
 }

@@ -40,9 +40,12 @@ const struct iz_bytes *iz_memory_bytes(const struct iz_memory *m);
 /* Largest resident set of this process so far, bytes. */
 int64_t iz_memory_peak_resident(void);
 
-/* Resident set of this process now, bytes. */
+/* Resident set of this process now, bytes; of it, what is in no file. */
 int64_t iz_memory_resident(void);
+int64_t iz_memory_own(void);
 
-/* Memory that this host can still give, bytes: the smaller of MemAvailable and
- * the rest of the control group's limit. */
-int64_t iz_memory_available(void);
+/* Memory that this host can still give to the ranks of a run, bytes: what is
+ * available, less what plans leave of a host (*reserve); or the rest of a
+ * control group's limit if that is less, and then *reserve is 0: somebody has
+ * set it for what runs in the group. */
+int64_t iz_memory_available(int64_t *reserve);

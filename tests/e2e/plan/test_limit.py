@@ -124,3 +124,28 @@ def test_the_limit_of_a_cgroup_counts(place):
         pytest.skip(r.err)
     line = run.refused(r, "this run needs", "MiB of memory per rank")
     assert float(re.findall(r"([\d.]+) MiB", line)[1]) < 300
+    # No reserve: somebody has set this limit for what runs in the group.
+    free, beside = map(float, re.findall(r"([\d.]+) MiB", r.out[r.out.index("this host: "):])[:2])
+    assert free < 300 and beside > 222 and "reserve" not in r.out
+
+
+@pytest.mark.single
+def test_a_plan_leaves_the_host_a_reserve(place):
+    """A run is refused that would take all that is free."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / run.MIB
+    said = place.launch(1, {}, ["--plan"]).out
+    line = re.search(r"^this host: ([\d.]+) MiB are free for ranks beside a reserve of "
+                     r"([\d.]+) MiB; a rank needs ([\d.]+) MiB of them beside its plan",
+                     said, re.M)
+    if not line:
+        pytest.skip("a control group limits this host")
+    free, reserve, beside = map(float, line.groups())
+    assert reserve == pytest.approx(max(1024, total / 33), abs=0.1)
+    assert free + reserve < total
+    assert 222 < beside < CONSTANT_MIB
+    layers = int((free + reserve) * run.MIB / (16 * 12 * 768**2))
+    r = place.launch(1, {"model": {**run.GPT2, "layers": layers}})
+    line = run.refused(r, "this run needs", "MiB of memory per rank")
+    assert float(re.findall(r"([\d.]+) MiB", line)[1]) < total - reserve
+    assert "beside a reserve of" in r.err and not r.steps
+    assert "reserve" not in place.launch(1, limited(10**15), ["--plan"]).out

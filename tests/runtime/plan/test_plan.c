@@ -472,6 +472,30 @@ static void a_gpu_has_room_for_libraries(void **state)
     assert_int_equal(iz_plan_reserve(gib, 8), gib / 8);
 }
 
+static void
+a_host_keeps_a_reserve_and_what_ranks_have_beside_plans(void **state)
+{
+    const int64_t gib = INT64_C(1) << 30, mib = INT64_C(1) << 20;
+    assert_int_equal(iz_plan_host_reserve(8 * gib), gib);
+    assert_int_equal(iz_plan_host_reserve(24 * gib), gib);
+    assert_int_equal(iz_plan_host_reserve(330 * gib), 10 * gib);
+    struct iz_config c = plain(3, IZ_BF16);
+    make(&p, &c, 1, &target1);
+    struct iz_limits l = {.device = INT64_MAX, .host = iz_plan_host_bytes(&p)};
+    assert_true(iz_plan_within(&p, &l));
+    l.beside = true;
+    assert_false(iz_plan_within(&p, &l));
+    int64_t chunks = 0;
+    for (int u = 0; u < p.n_units; u++)
+        chunks += p.unit[u].chunks;
+    assert_int_equal(iz_plan_beside(&p), (212 + 5 * target1.workers) * mib +
+                                             chunks * 60 * 1024 + l.host / 512);
+    l.host += iz_plan_beside(&p);
+    assert_true(iz_plan_within(&p, &l));
+    l.host--;
+    assert_false(iz_plan_within(&p, &l));
+}
+
 /* All of the host's but the states is pinned: 8 bytes on the GPU for a page. */
 static void a_gpu_has_room_for_the_tables_of_pinned_memory(void **state)
 {
@@ -513,6 +537,8 @@ int main(void)
         cmocka_unit_test(coded_states_are_shared_out_too),
         cmocka_unit_test(host_and_gpu_together_are_a_way_out),
         cmocka_unit_test(a_gpu_has_room_for_libraries),
+        cmocka_unit_test(
+            a_host_keeps_a_reserve_and_what_ranks_have_beside_plans),
         cmocka_unit_test(a_gpu_has_room_for_the_tables_of_pinned_memory),
     };
     return cmocka_run_group_tests(tests, plans_open, plans_close);
