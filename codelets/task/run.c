@@ -61,6 +61,8 @@ static void *pointer(const struct iz_graph *g, starpu_data_handle_t handle,
 static void log_task(const struct head *h, int id, int64_t begin_ns,
                      int64_t end_ns)
 {
+    h->g->waiting[h->number % WAITING].ended = true;
+    atomic_fetch_add(&h->g->ended, 1);
     struct iz_span s = {.kind = (short)h->kind,
                         .worker = (short)id,
                         .unit = h->unit,
@@ -87,6 +89,7 @@ static void call(void *buffers[], struct head *h, struct worker *w)
     for (int i = 0; i < n; i++)
         buf[i] = pointer(h->g, STARPU_TASK_GET_HANDLE(task, i), buffers[i]);
     iz_stir(h->g); /* what this worker ended before made others ready */
+    atomic_fetch_add(&h->g->begun, 1);
     delay(h->g, w);
     w->idle = 0;
     w->exec.work.used = w->exec.save.used = 0;
@@ -154,6 +157,37 @@ void iz_stir(struct iz_graph *g)
     iz_futex_wake(&g->ready);
 }
 
+/* All tasks before the first that waits have ended, so it is ready. */
+static void die_stuck(const struct iz_graph *g)
+{
+    int64_t n = g->submitted, i = n > WAITING ? n - WAITING : 0;
+    const struct waiting *w = &g->waiting[i % WAITING];
+    while (i < n - 1 && w->ended)
+        w = &g->waiting[++i % WAITING];
+    iz_die("%lld tasks wait and all workers are idle for %g s: the scheduler "
+           "'%s' gives none of them the first, %s of unit %d in step %d: use "
+           "prio, without STARPU_SCHED and STARPU_SCHED_LIB",
+           (long long)(n - g->ended), g->config.stuck_s, iz_graph_scheduler(g),
+           iz_kinds[w->kind].name, w->unit, w->step + 1);
+}
+
+/* Whether tasks wait though no worker has one: a scheduler, or a variable of
+ * StarPU that nobody knows, may keep a task for ever.  It is an idle worker's
+ * time that counts: there is none while the process is stopped. */
+static void watch(const struct iz_graph *g, struct worker *w)
+{
+    int64_t ended = g->ended, begun = g->begun, now = iz_now_ns();
+    int64_t turn = now - w->looked_ns;
+    bool still = ended == begun && begun < g->submitted;
+    w->still_ns += turn < 4 * NAP_NS ? turn : 4 * NAP_NS;
+    if (!still || w->moves != begun + ended)
+        w->still_ns = 0;
+    w->moves = begun + ended;
+    w->looked_ns = now;
+    if (g->config.stuck_s > 0 && (double)w->still_ns * 1e-9 > g->config.stuck_s)
+        die_stuck(g);
+}
+
 unsigned iz_nap(void *arg)
 {
     struct iz_graph *g = arg;
@@ -167,8 +201,10 @@ unsigned iz_nap(void *arg)
         w->idle++;
     uint32_t seen = w->seen;
     w->seen = iz_futex_look(&g->ready);
-    if (w->idle == SPINS && seen == w->seen)
+    if (w->idle == SPINS && seen == w->seen) {
         iz_futex_sleep(&g->ready, seen, NAP_NS);
+        watch(g, w);
+    }
     return 1;
 }
 

@@ -61,7 +61,8 @@ static int open_workers(struct iz_graph *g)
 {
     g->worker = calloc((size_t)g->n_workers, sizeof(*g->worker));
     g->host_worker = calloc((size_t)g->config.workers, sizeof(*g->host_worker));
-    if (!g->worker || !g->host_worker)
+    g->waiting = calloc(WAITING, sizeof(*g->waiting));
+    if (!g->worker || !g->host_worker || !g->waiting)
         return -ENOMEM;
     for (int w = 0; w < g->n_workers; w++) {
         struct worker *k = &g->worker[w];
@@ -312,6 +313,7 @@ void iz_graph_close(struct iz_graph **out)
         free(g->worker[w].log.span);
     free(g->worker);
     free(g->host_worker);
+    free(g->waiting);
     free(g);
     *out = NULL;
 }

@@ -8,7 +8,8 @@
 #include "codelets/base/futex.h"
 #include "codelets/task/task.h"
 
-#define SPANS 32768 /* per worker; a power of two */
+#define SPANS 32768   /* per worker; a power of two */
+#define WAITING 65536 /* tasks whose names are kept; a power of two */
 #define MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
 
 /* Written by its worker, read by the submitting thread. */
@@ -26,6 +27,15 @@ struct worker {
     int index;           /* among the compute workers of the CPU */
     int idle;            /* empty turns since the last task */
     uint32_t seen;       /* of g->ready, before its last look for a task */
+    int64_t moves; /* begins and ends of all tasks, when it looked last, */
+    int64_t looked_ns, still_ns; /* then, and how long nothing has moved */
+};
+
+/* A task that may wait: what messages call it. */
+struct waiting {
+    enum iz_kind kind;
+    int unit, step;
+    _Atomic bool ended;
 };
 
 typedef uint32_t worker_mask[MASK_WORDS];
@@ -43,7 +53,8 @@ struct iz_graph {
     struct worker *worker; /* by StarPU's number */
     int idle_hook;
     struct iz_futex ready; /* where idle workers sleep */
-    int64_t submitted;
+    _Atomic int64_t submitted, begun, ended;
+    struct waiting *waiting; /* the last ones submitted, by their number */
     double bytes[IZ_WORKER_KINDS]; /* of what was submitted */
     int64_t waited_ns; /* that the submitting thread waited for tasks */
     int position;
@@ -60,6 +71,7 @@ struct head {
     bool gathers;
     int unit, step;
     bool ends_step;
+    int64_t number; /* of those submitted */
     int64_t begin_ns;
     _Alignas(16) char arg[];
 };

@@ -75,7 +75,13 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
                        .gathers = t->gathers,
                        .unit = t->unit,
                        .step = t->step,
+                       .number = g->submitted,
                        .ends_step = t->ends_step};
+    struct waiting *w = &g->waiting[h->number % WAITING];
+    w->kind = t->kind;
+    w->unit = t->unit;
+    w->step = t->step;
+    w->ended = false;
     if (t->arg_bytes)
         memcpy(h->arg, t->arg, t->arg_bytes);
     return h;

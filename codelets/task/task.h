@@ -126,8 +126,10 @@ struct iz_graph_config {
     int io_workers;  /* more workers for the disk */
     const char *scheduler; /* StarPU's name; STARPU_SCHED wins */
     int rank;              /* names the trace file */
-    int64_t work_bytes;    /* scratch of each worker that computes units */
-    int delay_us;          /* random delay before each task: 0 = none */
+    double
+        stuck_s; /* of idle workers while tasks wait: ends the job; 0: never */
+    int64_t work_bytes; /* scratch of each worker that computes units */
+    int delay_us;       /* random delay before each task: 0 = none */
     uint64_t delay_seed;
 };
 

@@ -4,6 +4,7 @@
 #include "runtime/step/train.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -191,6 +192,9 @@ static int take_scratch(struct iz_engine *e, char **scratch, int n)
     return 0;
 }
 
+/* Sooner than other ranks, which wait for this one, give up. */
+#define STUCK_S 60.0
+
 static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
 {
     const struct iz_config *c = e->config;
@@ -211,6 +215,7 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
         .scheduler = c->run.scheduler,
         .rank = p->rank,
         .simulated = t->simulated,
+        .stuck_s = fmin(c->run.comm_timeout_s / 2, STUCK_S),
         .work_bytes = p->act.scratch_bytes,
         .delay_us = c->run.inject_delay_us,
         .delay_seed = c->run.inject_seed * 64 + (uint64_t)p->rank};

@@ -46,3 +46,26 @@ def test_every_scheduler_has_the_bits_or_is_refused(ranks, disk, names, place,
 def test_one_that_aborts_is_refused_by_its_variable_too(place):
     r = place.launch(1, {}, env={"STARPU_SCHED": "modular-dmda"})
     run.refused(r, "STARPU_SCHED", "modular-dmda", "never end")
+
+
+@pytest.mark.parametrize("victim", (0, 1))
+@pytest.mark.parametrize("name, disk", (("prio", True), ("eager", False)))
+def test_a_task_that_no_worker_gets_ends_the_run(name, disk, victim, place, nvme):
+    """A scheduler of the user's own, which no list knows: the rank that is stuck
+    says so, before the other has waited too long for it."""
+    r = place.launch(2, {**config(disk, nvme, name), "run.comm_timeout_s": 6},
+                     env={"STARPU_SCHED_LIB": run.built("tests/libkeeper.so"),
+                          "KEEP_RANK": str(victim), "KEEP_TASK": "30"})
+    line = run.refused(r, f"rank {victim}: ", "tasks wait and all workers are idle for 3 s",
+                       f"the scheduler '{name}' gives none of them the first, ")
+    kind, unit, step = re.search(r"first, (\w+) of unit (-?\d+) in step (\d+):", line).groups()
+    assert kind in ("batch", "load", "fetch", "forward", "backward", "reduce", "norm")
+    assert int(unit) in {-1, *run.UNITS} and 1 <= int(step) <= 3
+
+
+@pytest.mark.single
+def test_a_slow_task_is_not_a_stuck_one(place):
+    """Tasks of up to 1.5 s; idle workers with tasks that wait end a run after
+    half a second."""
+    place.good(1, {"run.comm_timeout_s": 1, "run.inject_delay_us": 1500000,
+                   "run.steps": 1, "model.layers": 1})
