@@ -90,6 +90,23 @@ def test_the_header_shows_the_users_variables(place):
     assert len(r.last("workers")["compute"]) == 1
 
 
+def test_a_variable_that_starpu_does_not_read_is_said_to_be_none(place):
+    """Of those it makes from a format, and of misspelt ones; and what needs
+    another one."""
+    env = {"STARPU_SHED": "lws", "STARPU_LIMIT_CUDA_0_MEM": "9", "STARPU_NCPU": "1",
+           "STARPU_PERF_MODEL_HOMOGENEOUS_CPU": "1", "STARPU_LIMIT_CUDA_0_MEMORY": "9",
+           "STARPU_LIMIT_MAX_SUBMITTED_TASKS": "10"}
+    r = place.good(1, {"run.steps": 1}, env=env)
+    none = " (no effect: this StarPU reads no such variable)"
+    for name, value in env.items():
+        said = none if name in ("STARPU_SHED", "STARPU_LIMIT_CUDA_0_MEMORY") else \
+            " (no effect: without STARPU_LIMIT_MIN_SUBMITTED_TASKS)" if "MAX" in name else ""
+        assert f"environment: {name}={value}{said}\n" in r.out, r.out
+    r = place.good(1, {"run.steps": 1},
+                   env={**env, "STARPU_LIMIT_MIN_SUBMITTED_TASKS": "5"})
+    assert "TASKS=10\n" in r.out and "TASKS=5\n" in r.out
+
+
 def test_what_izar_sets_itself_is_not_shown(place):
     """Neither what the program sets, nor what a tool of ours names in IZ_SET."""
     r = place.good(1, {"run.steps": 1},
