@@ -3,9 +3,13 @@
  * only the comm worker (one thread) calls them; before and after, the main
  * thread does.  All ranks must make the same calls in the same order: the task
  * graph ensures that.  iz_die ends the job if a wait lasts longer than the
- * time-out, or if it is for a rank of this host whose process has ended. */
+ * time-out, or if it is for a rank of this host whose process has ended.  In a
+ * phase in which ranks use a disk, which may be slow, a rank of this host is
+ * waited for as long as its process lives and is not stopped, and one of
+ * another host 12 times as long. */
 #pragma once
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -13,9 +17,11 @@
 #include "codelets/ops/exec.h"
 
 struct iz_coll {
-    int rank, size;             /* in the run */
-    int local_rank, local_size; /* on this host */
-    double timeout_s;           /* set by the owner after open; 0 = none */
+    int rank, size;              /* in the run */
+    int local_rank, local_size;  /* on this host */
+    double timeout_s;            /* set by the owner after open; 0 = none */
+    _Atomic(const char *) phase; /* in which disks are used, for messages; NULL:
+                                    none.  Set by the owner. */
     int64_t sent_bytes, received_bytes; /* payload counted by the collectives */
     uint64_t order_hash; /* of all collectives started: kind, bytes, name */
     /* [size + 1]: where each rank's part starts.  The caller of a collective

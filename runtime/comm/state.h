@@ -118,6 +118,7 @@ struct iz_coll_state {
     bool seated;           /* seats tell processes */
     int *ends; /* of each rank of this host: a pidfd, or -1; or NULL */
     _Atomic double lost_s; /* when a rank was first seen to be gone, 0: none */
+    _Atomic double told_s; /* when a long wait was last told of */
     bool can_near, near;   /* memory of the host's ranks can be, is read */
     char why[160];         /* why it cannot */
     uint64_t number;       /* of collectives that read memory */

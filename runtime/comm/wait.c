@@ -7,7 +7,9 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -21,6 +23,8 @@
 /* How long a rank is gone before others say so: its own last words, or the
  * launcher, come first. */
 enum { LOST_S = 1 };
+
+enum { PATIENCE = 12 }; /* time-outs of a wait for another host's disk */
 
 #define SPIN_S 20e-6 /* what waking takes */
 #define LOOK_S 0.1   /* of a wait, before others are looked for */
@@ -107,12 +111,63 @@ static void check_all_there(const struct iz_coll *c, double now,
         iz_die("%s: rank %d is gone", what, lost);
 }
 
+/* By a signal or a debugger. */
+static bool is_stopped(const struct iz_coll *c, int r)
+{
+    char path[64], text[512];
+    if (!is_numbered(c, r))
+        return false;
+    snprintf(path, sizeof(path), "/proc/%lld/stat",
+             (long long)c->state->seat[r]->pid);
+    FILE *f = fopen(path, "r");
+    size_t n = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
+    if (f)
+        fclose(f);
+    text[n] = 0;
+    const char *name_end = strrchr(text, ')');
+    return name_end && (name_end[2] == 'T' || name_end[2] == 't');
+}
+
+/* Of the first two ranks of a host one may be the slow one. */
+static void tell_wait(const struct iz_coll *c, double now, double s,
+                      const char *phase)
+{
+    _Atomic double *told = &c->state->told_s;
+    if (c->local_rank > 1 || now - *told < c->timeout_s)
+        return;
+    *told = now;
+    fprintf(stderr,
+            "izar: rank %d: has waited %.0f s for the other ranks in %s, and "
+            "goes on: is a disk slow?\n",
+            c->rank, s, phase);
+}
+
+/* The time-out is over in a phase in which disks are used. */
+static void wait_for_disks(const struct iz_coll *c, double now, double s,
+                           const char *phase)
+{
+    bool all_near = c->state->seated && c->local_size == c->size;
+    for (int r = 0; c->state->seated && r < c->size; r++)
+        if (is_stopped(c, r))
+            iz_die("%s: rank %d is stopped", phase, r);
+    if (!all_near && s > PATIENCE * c->timeout_s)
+        iz_die("waited %g s for the other ranks in %s: is one dead or stopped, "
+               "or its disk very slow? run.comm_timeout_s, %d times of which "
+               "this is, allows for more",
+               PATIENCE * c->timeout_s, phase, PATIENCE);
+    tell_wait(c, now, s, phase);
+}
+
 double iz_coll_waited(const struct iz_coll *c, double start_s, const char *what)
 {
     double now = iz_coll_now(), s = now - start_s;
-    if (c->timeout_s > 0 && s > c->timeout_s)
+    const char *phase = c->phase;
+    bool late = c->timeout_s > 0 && s > c->timeout_s;
+    if (late && !phase)
         iz_die("waited %g s for %s: is another rank dead or stopped?",
                c->timeout_s, what);
+    if (late)
+        wait_for_disks(c, now, s, phase);
     if (s > LOOK_S)
         check_all_there(c, now, what);
     return s;

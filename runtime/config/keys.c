@@ -315,7 +315,11 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("run.log_interval", INT64, c.run.log_interval, 1, COUNT_MAX, "10",
            "Steps between printed lines."),
     NUMBER("run.comm_timeout_s", DOUBLE, c.run.comm_timeout_s, 0.001, 1e9,
-           "300.0", "A collective that waits longer than this ends the run."),
+           "300.0",
+           "A collective that waits longer than this ends the run. Where disks "
+           "are used (start, saves, end), a rank of the same host is waited "
+           "for while its process lives and is not stopped, one of another "
+           "host 12 times as long."),
     NUMBER("run.inject_delay_us", INT, c.run.inject_delay_us, 0, 1e9, "0",
            "Random delay of up to this before every task, for tests."),
     NUMBER("run.inject_seed", UINT64, c.run.inject_seed, 0, 9.2e18, "1",

@@ -121,6 +121,7 @@ static int check_order(struct run *r)
 int iz_run_finish(struct run *r)
 {
     int s = 0;
+    r->coll->phase = "the end of the run";
     if (r->progress.failure) {
         report_failure(r);
         iz_metrics_summary(r->metrics, "failed");

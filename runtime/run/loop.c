@@ -7,6 +7,8 @@
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
 
+#define SAVE "the save of a checkpoint" /* the phase, for messages */
+
 /* Of a save that has become a checkpoint. */
 static void report_save(struct run *r)
 {
@@ -45,9 +47,11 @@ int iz_run_save_now(struct run *r)
     take_all(r);
     if (r->progress.failure)
         return 0;
+    const char *before = atomic_exchange(&r->coll->phase, SAVE);
     int s = r->saver ? 0 : iz_save_open(&r->saver, r->e, r->model_text);
     if (!s)
         s = iz_save_now(r->saver);
+    r->coll->phase = before;
     iz_metrics_pause(r->metrics);
     report_save(r);
     return s;
@@ -56,7 +60,9 @@ int iz_run_save_now(struct run *r)
 /* The save under way, if any, becomes a checkpoint. */
 static int end_saves(struct run *r)
 {
+    r->coll->phase = SAVE;
     int s = r->saver ? iz_save_finish(r->saver) : 0;
+    r->coll->phase = NULL;
     report_save(r);
     return s;
 }

@@ -96,6 +96,7 @@ static int run_run_all(struct run *r)
         printf("nothing left to train: step %lld of %lld\n",
                (long long)r->progress.begun, (long long)r->c.run.steps);
     catch_signals();
+    r->coll->phase = NULL;
     s = iz_run_train(r);
     return s ? s : iz_run_finish(r);
 }

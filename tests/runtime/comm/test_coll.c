@@ -3,8 +3,8 @@
  * memory, by messages, and with both as on several hosts.  Sums are compared
  * bit by bit with a serial sum in rank order.  With an argument the last rank
  * stops ("late") or dies ("killed") before a barrier, or before an all-gather
- * ("late-read", "killed-read"); with "late-deaf" MPI_Abort never returns either
- * (see late.sh). */
+ * ("late-read", "killed-read"); with "late-deaf" MPI_Abort never returns
+ * either, and with "late-disk" the rank may wait for its disk (see late.sh). */
 #include "tests/runtime/fixture.h"
 
 #include <mpi.h>
@@ -310,6 +310,10 @@ static int end_late(const char *how)
     char full[64] = {0};
     coll->timeout_s = 0.5;
     deaf = strcmp(how, "late-deaf") == 0;
+    if (strcmp(how, "late-disk") == 0) {
+        coll->phase = "a save";
+        coll->state->seated = false; /* as if on another host */
+    }
     if (coll->rank == coll->size - 1) {
         if (strncmp(how, "killed", 6) == 0)
             raise(SIGKILL);

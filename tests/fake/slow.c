@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loaded before a program: on rank SLOW_RANK the first fsync of a file with
+ * SLOW_NAME in its path takes SLOW_S seconds, or sends the process the signal
+ * SLOW_SIGNAL. */
+#define _GNU_SOURCE /* syscall */
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static int number(const char *variable)
+{
+    const char *s = getenv(variable);
+    return s ? atoi(s) : 0;
+}
+
+static int is_slow(int fd)
+{
+    const char *rank = getenv("SLOW_RANK"), *name = getenv("SLOW_NAME");
+    const char *here = getenv("OMPI_COMM_WORLD_RANK");
+    char link[64], path[4096] = "";
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    return here && rank && name && !strcmp(here, rank) &&
+           readlink(link, path, sizeof(path) - 1) > 0 && strstr(path, name);
+}
+
+int fsync(int fd)
+{
+    static atomic_int seen;
+    if (is_slow(fd) && !atomic_fetch_add(&seen, 1)) {
+        if (number("SLOW_SIGNAL"))
+            raise(number("SLOW_SIGNAL"));
+        nanosleep(&(struct timespec){.tv_sec = number("SLOW_S")}, NULL);
+    }
+    return (int)syscall(SYS_fsync, fd);
+}
