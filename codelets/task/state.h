@@ -9,7 +9,7 @@
 #include "codelets/task/task.h"
 
 #define SPANS 32768   /* per worker; a power of two */
-#define WAITING 65536 /* tasks whose names are kept; a power of two */
+#define WAITING 32768 /* tasks whose names are kept; a power of two */
 #define MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
 
 /* Written by its worker, read by the submitting thread. */

@@ -29,8 +29,13 @@ void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     const char *set = override_of(f, key);
     va_list ap;
     f->count++;
-    if (!f->err)
+    if (!f->err || f->count > IZ_FAULTS_TOLD + 1)
         return;
+    if (f->count > IZ_FAULTS_TOLD) {
+        fprintf(f->err, "%s: there are more faults than these %d\n", f->path,
+                IZ_FAULTS_TOLD);
+        return;
+    }
     va_start(ap, fmt);
     vsnprintf(what, sizeof(what), fmt, ap);
     va_end(ap);

@@ -57,6 +57,9 @@ struct iz_faults {
     int n_set, count;
 };
 
+/* Of one config at most so many faults are told. */
+enum { IZ_FAULTS_TOLD = 100 };
+
 /* One line "place: key: text"; key may be NULL. */
 void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     IZ_PRINTF(3, 4);

@@ -53,6 +53,9 @@ struct paths {
 
 static int data_paths_add(struct paths *p, const char *path)
 {
+    if (!path[0])
+        return iz_refuse(stderr, "data.path or data.val_path: a name in its "
+                                 "list is empty");
     for (int i = 0; i < p->count; i++)
         if (strcmp(p->path[i], path) == 0)
             return iz_refuse(stderr, "data: %s is named twice", path);

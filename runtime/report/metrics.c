@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -118,6 +119,12 @@ void iz_metrics_close(struct iz_metrics **m)
 {
     if (!*m)
         return;
+    struct stat st;
+    if ((*m)->json && fstat(fileno((*m)->json), &st) == 0 && st.st_nlink == 0)
+        fprintf(stderr,
+                "izar: %s/metrics.jsonl was removed during the run: its lines "
+                "are lost\n",
+                (*m)->e->config->run.output);
     if ((*m)->json)
         fclose((*m)->json);
     if ((*m)->tasks)

@@ -3,6 +3,8 @@
  * output, engine. */
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
@@ -27,6 +29,11 @@ static int read_config(struct run *r)
 static int open_output(struct run *r)
 {
     char path[IZ_PATH_MAX + 32];
+    /* A folder that some ranks do not see is told of when it is read. */
+    if (r->o.resume &&
+        iz_coll_all_ok(r->coll, access(r->c.run.output, F_OK) != 0))
+        return iz_refuse(iz_run_err(r), "--resume: run.output: %s: %s",
+                         r->c.run.output, strerror(ENOENT));
     if (!iz_run_first(r))
         return 0;
     int s = iz_durable_make_directories("run.output", r->c.run.output);

@@ -112,7 +112,22 @@ def test_a_standard_output_that_takes_nothing_costs_no_step(reader, place):
     assert run.saved(place.folder / "out1") == [3]
 
 
+def test_metrics_that_are_removed_are_missed(place):
+    r = place.start(1, {"run.steps": 10**6, "run.inject_delay_us": 5000})
+    r.until_step(1)
+    (r.output / "metrics.jsonl").unlink()
+    r.signal(signal.SIGTERM)
+    assert "metrics.jsonl was removed during the run" in r.finish().err
+
+
 # ---- ends ----
+
+def test_resume_makes_no_folder(place):
+    r = place.launch(1, {}, ["--resume"])
+    run.refused(r, "--resume: run.output: ", str(r.output), "No such file")
+    assert not r.output.exists()
+
+
 
 def test_resume_of_what_was_exported_says_so(place):
     c = {**SAVE, "run.export": str(place.folder / "x")}

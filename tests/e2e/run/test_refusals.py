@@ -40,7 +40,20 @@ def test_bad_data_ends_all_ranks(place):
     run.refused(r, str(path), "No such file", everyone=True)
 
 
+@pytest.mark.single
+def test_an_empty_name_in_a_list_of_files_is_named(place):
+    run.refused(place.launch(1, {"data.path": f"{place.data},"}), "data.path", "is empty")
+
+
 # ---- config: the rest is in tests/runtime/config ----
+
+@pytest.mark.single
+def test_of_many_faults_some_are_told(place):
+    r = place.launch(1, {f"run.key{i}": 1 for i in range(300)})
+    lines = [x for x in r.err.splitlines() if "unknown key" in x]
+    assert r.rc == 1 and len(lines) == 100, str(r)
+    run.refused(r, "more faults than these 100")
+
 
 @pytest.mark.single
 @pytest.mark.parametrize("text, words", [
