@@ -23,10 +23,20 @@ static const char *override_of(const struct iz_faults *f, const char *key)
     return NULL;
 }
 
+/* One that sets something in the section `key`, which the file may have too. */
+static const char *override_in(const struct iz_faults *f, const char *key)
+{
+    size_t n = key ? strlen(key) : 0;
+    for (int i = f->n_set - 1; i >= 0 && n; i--)
+        if (strncmp(f->set[i], key, n) == 0 && f->set[i][n] == '.')
+            return f->set[i];
+    return NULL;
+}
+
 void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
 {
     char what[FAULT_MAX], line[2 * FAULT_MAX];
-    const char *set = override_of(f, key);
+    const char *set = override_of(f, key), *in = override_in(f, key);
     va_list ap;
     f->count++;
     if (!f->err || f->count > IZ_FAULTS_TOLD + 1)
@@ -42,7 +52,8 @@ void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     if (set)
         snprintf(line, sizeof(line), "--set %s: %s: %s", set, key, what);
     else
-        snprintf(line, sizeof(line), "%s: %s%s%s", f->path, key ? key : "",
+        snprintf(line, sizeof(line), "%s%s%s: %s%s%s", f->path,
+                 in ? ", --set " : "", in ? in : "", key ? key : "",
                  key ? ": " : "", what);
     iz_text_make_printable(line);
     fprintf(f->err, "%s\n", line);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "codelets/base/die.h"
@@ -86,6 +87,9 @@ static const char *read_wish(struct iz_engine *e)
     if (!IZ_FXT)
         return "IZ_TRACE: this StarPU was built without FxT, with which it "
                "takes traces";
+    struct stat st;
+    if (!stat(dir, &st) && !S_ISDIR(st.st_mode))
+        return "IZ_TRACE: is a file, and should be a folder";
     struct iz_trace *t = calloc(1, sizeof(*t));
     if (!t)
         iz_die("no memory for the trace");

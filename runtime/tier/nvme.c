@@ -2,7 +2,7 @@
 /* The nvme tier over io_uring: a call borrows a ring, keeps a few pieces of its
  * region in flight and gives the ring back.  No page cache and no thread of our
  * own. */
-#define _GNU_SOURCE /* O_DIRECT, asprintf */
+#define _GNU_SOURCE /* O_DIRECT, O_TMPFILE, asprintf */
 
 #include "runtime/tier/nvme.h"
 
@@ -69,8 +69,25 @@ struct transfer {
 
 /* ---- opening ---- */
 
+/* Without a name a crash leaves nothing; not all file systems can. */
+static int open_without_name(const char *path)
+{
+    char folder[4096];
+    const char *end = strrchr(path, '/');
+    int n =
+        end ? snprintf(folder, sizeof(folder), "%.*s", (int)(end - path), path)
+            : -1;
+    return n < 0 || n >= (int)sizeof(folder)
+               ? -1
+               : open(folder,
+                      O_RDWR | O_TMPFILE | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
+}
+
 static int file_create(struct iz_nvme *f)
 {
+    f->fd = open_without_name(f->path);
+    if (f->fd >= 0)
+        return 0;
     f->fd =
         open(f->path, O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
     int err = errno;

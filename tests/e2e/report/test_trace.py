@@ -155,6 +155,7 @@ def test_a_buffer_that_overflows_is_told(place):
 @pytest.mark.single
 @pytest.mark.parametrize("env,word", (
     ({"IZ_TRACE_STEPS": "1:2"}, "goes with IZ_TRACE"),
+    ({"IZ_TRACE": "/dev/null"}, "is a file"),
     ({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": "3"}, "is not a:b"),
     ({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": "5:5"}, "is not a:b"),
     ({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": "7:9"}, "after run.steps"),

@@ -280,6 +280,8 @@ static void faults_of_overrides_name_them(void **state)
                                       "0..3"},
         {"run.steps.x=7", "run.steps: expected an integer, found an object"},
         {"optimizer={\"params\": {\"lr\": -1}}", "optimizer.params.lr: -1 is"},
+        {"tensorboard.enabled=true",
+         ", --set tensorboard.enabled=true: tensorboard: not supported"},
         {"run.steps", "--set run.steps: expected key=value"},
         {"=3", "--set =3: expected key=value"},
         {"a\xff=3", "not UTF-8"},
