@@ -167,14 +167,15 @@ static void die_stuck(const struct iz_graph *g)
     iz_die("%lld tasks wait and all workers are idle for %g s: the scheduler "
            "'%s' gives none of them the first, %s of unit %d in step %d: use "
            "prio, without STARPU_SCHED and STARPU_SCHED_LIB",
-           (long long)(n - g->ended), g->config.stuck_s, iz_graph_scheduler(g),
-           iz_kinds[w->kind].name, w->unit, w->step + 1);
+           (long long)(n - g->ended), g->config.stuck_s,
+           starpu_sched_get_sched_policy()->policy_name, iz_kinds[w->kind].name,
+           w->unit, w->step + 1);
 }
 
 /* Whether tasks wait though no worker has one: a scheduler, or a variable of
  * StarPU that nobody knows, may keep a task for ever.  It is an idle worker's
  * time that counts: there is none while the process is stopped. */
-static void watch(const struct iz_graph *g, struct worker *w)
+static void watch_idle(const struct iz_graph *g, struct worker *w)
 {
     int64_t ended = g->ended, begun = g->begun, now = iz_now_ns();
     int64_t turn = now - w->looked_ns;
@@ -203,7 +204,7 @@ unsigned iz_nap(void *arg)
     w->seen = iz_futex_look(&g->ready);
     if (w->idle == SPINS && seen == w->seen) {
         iz_futex_sleep(&g->ready, seen, NAP_NS);
-        watch(g, w);
+        watch_idle(g, w);
     }
     return 1;
 }

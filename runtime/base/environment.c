@@ -61,7 +61,7 @@ static struct library library_open(void)
     struct library l = {NULL, 0};
     struct stat st;
     Dl_info where;
-    void *f = dlsym(RTLD_DEFAULT, "starpu_task_submit");
+    void *f = dlsym(RTLD_DEFAULT, "starpu_init");
     int fd = f && dladdr(f, &where) ? open(where.dli_fname, O_RDONLY) : -1;
     if (fd < 0)
         return l;
