@@ -182,6 +182,24 @@ def test_resident_memory_is_the_plan(ranks, home, dtype, place, nvme):
         1.1 * plan + CONSTANT_MIB * run.MIB
 
 
+def beside(r):
+    """MiB that --plan says a rank has beside its plan."""
+    return float(re.search(r"a rank needs ([\d.]+) MiB of them beside its plan", r.out)[1])
+
+
+def test_starpus_state_of_many_chunks_is_counted(place):
+    """Within the 2.5 MiB by which equal runs differ, and with huge pages."""
+    model = {**LARGE, "layers": 40, "width": 256}
+    said, peak = [], []
+    for chunk in (10**6, 65536):
+        c = {"model": model, "run.steps": 1, "zero_optimization.stage": 1,
+             "zero_optimization.sub_group_size": chunk}
+        said.append(beside(place.launch(1, c, ["--plan"])))
+        peak.append(place.good(1, c).summary["peak_resident_bytes"] / run.MIB)
+    assert said[1] - said[0] > 20
+    assert peak[1] - peak[0] < said[1] - said[0] + 10, (said, peak)
+
+
 # ---- parameter traffic ----
 
 # An embedding that is too large for the blocks' ring has a buffer of its own.
