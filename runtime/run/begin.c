@@ -3,7 +3,6 @@
  * output, engine. */
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "runtime/base/durable.h"
@@ -32,8 +31,10 @@ static int open_output(struct run *r)
     /* A folder that some ranks do not see is told of when it is read. */
     if (r->o.resume &&
         iz_coll_all_ok(r->coll, access(r->c.run.output, F_OK) != 0))
-        return iz_refuse(iz_run_err(r), "--resume: run.output: %s: %s",
-                         r->c.run.output, strerror(ENOENT));
+        return iz_refuse(iz_run_err(r),
+                         "--resume: no checkpoint in %s: there is no such "
+                         "folder",
+                         r->c.run.output);
     if (!iz_run_first(r))
         return 0;
     int s = iz_durable_make_directories("run.output", r->c.run.output);

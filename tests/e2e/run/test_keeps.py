@@ -124,7 +124,7 @@ def test_metrics_that_are_removed_are_missed(place):
 
 def test_resume_makes_no_folder(place):
     r = place.launch(1, {}, ["--resume"])
-    run.refused(r, "--resume: run.output: ", str(r.output), "No such file")
+    run.refused(r, "--resume: no checkpoint in", str(r.output), "no such folder")
     assert not r.output.exists()
 
 
