@@ -58,9 +58,12 @@ IZ_SIMD static void fill(struct iz_view y, struct iz_view r, const float *bias)
 
 static void product_count(struct iz_exec *x, const struct iz_product *p)
 {
-    iz_count(x, 2. * (double)iz_view_len(p->d) * (double)iz_product_k(p),
-             (double)(iz_view_bytes(p->a) + iz_view_bytes(p->b) +
-                      iz_view_bytes(p->c) + iz_view_bytes(p->d) +
+    int64_t n = iz_product_n(p), k = iz_product_k(p), m = p->d.rows;
+    int64_t c = p->c.rows * n * iz_dtype_bytes(p->c.dtype);
+
+    iz_count(x, 2. * (double)(m * n) * (double)k,
+             (double)(m * k * iz_dtype_bytes(p->a.dtype) + c +
+                      m * n * iz_dtype_bytes(p->d.dtype) + iz_view_bytes(p->b) +
                       iz_view_bytes(p->bias)));
 }
 
@@ -171,7 +174,9 @@ static void product_16(struct iz_exec *x, const struct iz_product *p)
 static void product_on_cpu(struct iz_exec *x, const struct iz_product *p,
                            const struct iz_linear *l)
 {
-    if (x->bf16_products && l->w.dtype == IZ_BF16 && l->scale == 0)
+    bool whole = p->d.cols == iz_product_n(p) &&
+                 p->a.cols == (p->ta ? p->d.rows : iz_product_k(p));
+    if (x->bf16_products && l->w.dtype == IZ_BF16 && l->scale == 0 && whole)
         product_16(x, p);
     else
         product_32(x, p);
@@ -190,7 +195,7 @@ static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     struct iz_product p = iz_product_fwd(y, r, a, l);
     int64_t mark = iz_work_mark(x);
     assert(l->scale == 0 || (l->b.rows == 0 && r.rows == 0));
-    assert(iz_product_n(&p) == y.cols && iz_product_k(&p) == a.cols);
+    assert(iz_product_n(&p) <= y.cols && iz_product_k(&p) <= a.cols);
     assert(y.rows == a.rows);
     product_count(x, &p);
     if (x->backend == IZ_CUDA) {
@@ -290,6 +295,15 @@ static struct iz_adapter *adapter_of(const struct iz_linear *l)
     return f && f->a.rows ? f : NULL;
 }
 
+/* The outputs that an adapter adds to, in the rows of all: v begins at the
+ * first one, and its rows are as long as before. */
+static struct iz_view outputs_of(struct iz_view v, const struct iz_adapter *f)
+{
+    if (v.p)
+        v.p = (char *)v.p + f->first * iz_dtype_bytes(v.dtype);
+    return v;
+}
+
 /* scale v a^T [M,rank] of the layer's input v, or scale v b of the gradient of
  * its output; in scratch. */
 static struct iz_view matmul_low_rank(struct iz_exec *x, struct iz_view v,
@@ -298,42 +312,40 @@ static struct iz_view matmul_low_rank(struct iz_exec *x, struct iz_view v,
     struct iz_view t = iz_work(x, x->act, v.rows, f->a.rows);
     struct iz_linear l = {
         .w = gradient ? f->b : f->a, .out_in = !gradient, .scale = f->scale};
-    product_fwd(x, t, IZ_NONE, v, &l);
+    product_fwd(x, t, IZ_NONE, gradient ? outputs_of(v, f) : v, &l);
     return t;
 }
 
 void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
                    struct iz_view a, const struct iz_linear *l)
 {
-    const struct iz_adapter *f = adapter_of(l);
     struct iz_linear base = base_of(l);
     int64_t mark = iz_work_mark(x);
     product_fwd(x, y, r, a, &base);
-    if (f) {
+    for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
         struct iz_linear wide = {.w = f->b, .out_in = true};
-        product_fwd(x, y, y, matmul_low_rank(x, a, f, false), &wide);
+        struct iz_view part = outputs_of(y, f);
+        product_fwd(x, part, part, matmul_low_rank(x, a, f, false), &wide);
+        iz_work_release(x, mark);
     }
-    iz_work_release(x, mark);
 }
 
 void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                   const struct iz_linear *l)
 {
-    const struct iz_adapter *f = adapter_of(l);
     struct iz_linear base = base_of(l);
     int64_t mark = iz_work_mark(x);
     product_da(x, da, dy, &base);
-    if (f) {
+    for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
         struct iz_linear wide = {.w = f->a};
         product_fwd(x, da, da, matmul_low_rank(x, dy, f, true), &wide);
+        iz_work_release(x, mark);
     }
-    iz_work_release(x, mark);
 }
 
 void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                   const struct iz_linear *l)
 {
-    const struct iz_adapter *f = adapter_of(l);
     struct iz_linear base = base_of(l);
     int64_t mark = iz_work_mark(x);
     if (l->w.adapter) {
@@ -341,14 +353,15 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
         l->w.adapter->out_in = l->out_in;
     }
     matmul_product_dw(x, dy, a, &base);
-    if (f && iz_wanted(x, f->da)) {
+    for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
         struct iz_linear to_a = {.w = f->a, .dw = f->da, .out_in = true};
-        matmul_product_dw(x, matmul_low_rank(x, dy, f, true), a, &to_a);
-    }
-    iz_work_release(x, mark);
-    if (f && iz_wanted(x, f->db)) {
         struct iz_linear to_b = {.w = f->b, .dw = f->db, .out_in = true};
-        matmul_product_dw(x, dy, matmul_low_rank(x, a, f, false), &to_b);
+        if (iz_wanted(x, f->da))
+            matmul_product_dw(x, matmul_low_rank(x, dy, f, true), a, &to_a);
+        iz_work_release(x, mark);
+        if (iz_wanted(x, f->db))
+            matmul_product_dw(x, outputs_of(dy, f),
+                              matmul_low_rank(x, a, f, false), &to_b);
+        iz_work_release(x, mark);
     }
-    iz_work_release(x, mark);
 }

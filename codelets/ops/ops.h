@@ -39,12 +39,15 @@ struct iz_linear {
 };
 
 /* What a product with the weight w adds: y += scale (x a^T) b^T, with a
- * [rank,in] and b [out,rank] (LoRA, arXiv 2106.09685).  The three products
- * below do so for every w that has one, and write da and db with dw; of an
- * adapter without a, they only tell how w lies. */
+ * [rank,in] and b [out,rank] (LoRA, arXiv 2106.09685).  b may have fewer rows:
+ * those of the outputs from `first` on.  The three products below do so for
+ * every w that has some, and write da and db with dw; of an adapter without a,
+ * they only tell how w lies. */
 struct iz_adapter {
     struct iz_view a, b, da, db;
     float scale;
+    int64_t first;
+    struct iz_adapter *next; /* of the same weight; NULL: none */
     bool seen, out_in; /* set by iz_matmul_dw: by a linear layer, as there */
 };
 

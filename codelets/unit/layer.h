@@ -29,6 +29,8 @@ struct iz_param {
      * that parameter is stored as [out, in]. */
     int adapts;
     bool out_in;
+    /* Of its b: the output that its first row adds to. */
+    int64_t first;
 };
 
 /* The arguments of one call of a layer function, on one micro-batch. */
@@ -67,7 +69,7 @@ struct iz_unit {
     struct iz_param *param;
     int n_params;
     /* Adapters at the end of `param`, first a and then b of each.  The runtime
-     * adds them (runtime/config/lora.h); the layer finds them in its views. */
+     * adds them (runtime/hf/lora.h); the layer finds them in its views. */
     int n_adapters;
     /* A parameter of an earlier unit that this unit uses too (one parameter,
      * one gradient); tied_unit is -1 if there is none. */

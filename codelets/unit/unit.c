@@ -73,7 +73,9 @@ static void make_adapters(const struct iz_unit_layout *l, enum iz_dtype type,
                                  .b = view_of(b, type, own, l->offset[i + 1]),
                                  .da = view_of(a, type, grad, l->offset[i]),
                                  .db = view_of(b, type, grad, l->offset[i + 1]),
-                                 .scale = l->model->adapter_scale};
+                                 .scale = l->model->adapter_scale,
+                                 .first = b->first,
+                                 .next = w[a->adapts].adapter};
         if (a->frozen)
             f->da = no_gradient(f->da);
         if (b->frozen)

@@ -321,9 +321,10 @@ static void check_boundaries(struct iz_config_file *file, struct iz_faults *f)
 static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_lora_config *l = &file->c.lora;
-    if (is_bad(file, "lora.rank|lora.targets"))
+    if (is_bad(file, "lora.rank|lora.targets|lora.import"))
         return;
-    if (l->rank > 0 && l->targets[strspn(l->targets, " ,")] == '\0')
+    if (l->rank > 0 && !l->import[0] &&
+        l->targets[strspn(l->targets, " ,")] == '\0')
         iz_fault(f, "lora.targets", "missing, and lora.rank is %d", l->rank);
     if (l->rank == 0 && l->targets[0] != '\0')
         iz_fault(f, "lora.targets", "there are no adapters: lora.rank is 0");

@@ -137,6 +137,7 @@ struct iz_lora_config {
     int rank; /* 0: no adapters */
     double alpha;
     char targets[IZ_PATH_MAX]; /* patterns with commas between */
+    char import[IZ_PATH_MAX];  /* folder of an adapter to begin with */
     enum iz_lora_export export;
 };
 

@@ -25,7 +25,8 @@ int iz_imported_keep(const char *output, const char *folder, bool goes_on);
 int iz_imported_find(char *path, size_t size, const char *output,
                      const char *folder);
 
-/* Copies what `from` (NULL or "": nothing) has of the files but for config.json. */
+/* Copies what `from` (NULL or "": nothing) has of the files but for
+ * config.json. */
 int iz_imported_copy(const char *who, const char *to, const char *from);
 
 /* Prints a line if an export in `folder` has no tokenizer. */

@@ -206,9 +206,14 @@ const struct iz_key iz_config_keys[] = {
            "parameters are frozen, unless a rule of `parameters` trains them."),
     NUMBER("lora.alpha", DOUBLE, c.lora.alpha, 0, 1e6, "0.0",
            "Adapters are multiplied by alpha / rank; 0 means alpha = rank."),
-    TEXT("lora.targets", c.lora.targets, "\"\"",
-         "Names of weights of linear layers, as in `parameters`, separated by "
-         "commas; \"*\": all of them."),
+    TEXT(
+        "lora.targets", c.lora.targets, "\"\"",
+        "Names of weights of linear layers, as in `parameters`, or of modules, "
+        "as in PEFT (q_proj), separated by commas; \"*\": all of them."),
+    TEXT("lora.import", c.lora.import, "\"\"",
+         "Folder of an adapter in the layout of PEFT to begin with. It sets "
+         "lora.rank and lora.alpha and, unless there are lora.targets, which "
+         "weights have an adapter."),
     WORD("lora.export", c.lora.export, "merged|adapter", "\"merged\"",
          "What run.export writes: the model with the adapters added to its "
          "weights, or the adapters alone in the layout of PEFT."),

@@ -4,6 +4,7 @@
 #include "runtime/config/config.h"
 
 #include "runtime/config/keys.h"
+#include "runtime/config/peft.h"
 #include "runtime/config/published.h"
 
 #include <assert.h>
@@ -508,6 +509,7 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     for (int i = 0; i < n_set; i++)
         apply_override(&r, root, set[i]);
     read_object(&r, "", root);
+    iz_peft_read(&file, &r.faults);
     iz_config_resolve(&file, &r.faults, ranks);
     char *ignored = iz_text_close(&r.ignored);
     if (notes && r.faults.count == 0)

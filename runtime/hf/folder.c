@@ -76,10 +76,10 @@ static int open_index(struct iz_hf_folder *f, const char *path)
     return why;
 }
 
-static int open_single(struct iz_hf_folder *f)
+static int open_single(struct iz_hf_folder *f, const char *name)
 {
     f->file = calloc(1, sizeof(*f->file));
-    return f->file ? add_file(f, IZ_HF_SINGLE) : -ENOMEM;
+    return f->file ? add_file(f, name) : -ENOMEM;
 }
 
 /* No name may be in two files. */
@@ -104,7 +104,7 @@ static int folder_open(struct iz_hf_folder *f)
         return -ENAMETOOLONG;
     }
     if (access(single, F_OK) == 0)
-        return open_single(f);
+        return open_single(f, IZ_HF_SINGLE);
     if (access(index, F_OK) == 0)
         return open_index(f, index);
     iz_refuse(f->err, "%s: has neither " IZ_HF_SINGLE " nor " IZ_HF_INDEX,
@@ -112,10 +112,11 @@ static int folder_open(struct iz_hf_folder *f)
     return -ENOENT;
 }
 
-int iz_hf_folder_open(struct iz_hf_folder *f, const char *path, FILE *err)
+int iz_hf_folder_open(struct iz_hf_folder *f, const char *path,
+                      const char *file, FILE *err)
 {
     *f = (struct iz_hf_folder){.path = path, .err = err};
-    int why = folder_open(f);
+    int why = file ? open_single(f, file) : folder_open(f);
     if (!why)
         why = check_unique(f);
     if (why)

@@ -188,7 +188,7 @@ void iz_hf_map_close(struct iz_hf_map *m)
     *m = (struct iz_hf_map){0};
 }
 
-static const char *bare(const struct iz_hf_map *m, const char *name)
+const char *iz_hf_bare(const struct iz_hf_map *m, const char *name)
 {
     size_t n = m->hf->prefix ? strlen(m->hf->prefix) : 0;
     return n && strncmp(name, m->hf->prefix, n) == 0 ? name + n : name;
@@ -198,7 +198,7 @@ const struct iz_hf_tensor *iz_hf_map_find(const struct iz_hf_map *m,
                                           const char *name)
 {
     for (int i = 0; i < m->n; i++)
-        if (strcmp(bare(m, m->tensor[i].name), bare(m, name)) == 0)
+        if (strcmp(iz_hf_bare(m, m->tensor[i].name), iz_hf_bare(m, name)) == 0)
             return &m->tensor[i];
     return NULL;
 }
@@ -208,8 +208,8 @@ bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name)
     const struct iz_hf_name *row = m->hf->names;
     char number[16];
     for (; row->tensor; row++) {
-        const char *pattern = bare(m, row->tensor);
-        if (!row->param && matches(pattern, bare(m, name), number))
+        const char *pattern = iz_hf_bare(m, row->tensor);
+        if (!row->param && matches(pattern, iz_hf_bare(m, name), number))
             return true;
     }
     return false;

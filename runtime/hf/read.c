@@ -25,6 +25,7 @@ struct iz_hf_reader {
     struct iz_hf_map map;
     const struct iz_st_tensor **entry; /* per tensor of the map; NULL: none */
     int64_t rows; /* of tensors whose first rows are read; 0: there are none */
+    const char *key; /* of the config: whose folder it is */
     FILE *err;
 };
 
@@ -33,7 +34,7 @@ struct iz_hf_reader {
 static void tell(const struct iz_hf_reader *r, const char *name,
                  const char *what)
 {
-    iz_refuse(r->err, "model.import: %s: %s", name, what);
+    iz_refuse(r->err, "%s: %s: %s", r->key, name, what);
 }
 
 static void shape_text(char *out, size_t size, const int64_t *shape, int dims)
@@ -64,13 +65,12 @@ static int check_entry(const struct iz_hf_reader *r,
     shape_text(have, sizeof(have), e->shape, e->dims);
     shape_text(need, sizeof(need), want, dims);
     if (known)
-        iz_refuse(r->err, "model.import: %s: has shape %s, the model needs %s",
+        iz_refuse(r->err, "%s: %s: has shape %s, the model needs %s", r->key,
                   e->name, have, need);
     else
         iz_refuse(r->err,
-                  "model.import: %s: has type %s; only F32, BF16 and F16 can "
-                  "be imported",
-                  e->name, e->dtype);
+                  "%s: %s: has type %s; only F32, BF16 and F16 can be imported",
+                  r->key, e->name, e->dtype);
     return 1;
 }
 
@@ -106,9 +106,8 @@ static int compare(struct iz_hf_reader *r)
             faults++;
         }
     if (faults && r->err)
-        fprintf(r->err,
-                "izar: model.import: %s does not fit the model: %d fault%s\n",
-                r->folder.path, faults, faults > 1 ? "s" : "");
+        fprintf(r->err, "izar: %s: %s does not fit the model: %d fault%s\n",
+                r->key, r->folder.path, faults, faults > 1 ? "s" : "");
     return faults ? -EINVAL : 0;
 }
 
@@ -124,24 +123,37 @@ static int64_t published_rows(const struct iz_hf *hf, const char *path)
     return rows;
 }
 
-int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
-                    const struct iz_model *model, const char *path, FILE *err)
+int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
+                        const struct iz_hf_source *from, FILE *err)
 {
     struct iz_hf_reader *r = calloc(1, sizeof(*r));
-    int why = -ENOMEM;
     *out = r;
-    if (!r)
-        return why;
+    if (!r) {
+        iz_hf_map_close(map);
+        return -ENOMEM;
+    }
     r->err = err;
-    r->rows = published_rows(hf, path);
-    why = iz_hf_map_open(&r->map, hf, model);
-    if (!why)
-        why = iz_hf_folder_open(&r->folder, path, err);
+    r->key = from->key;
+    r->rows = from->rows;
+    r->map = *map;
+    *map = (struct iz_hf_map){0};
+    int why = iz_hf_folder_open(&r->folder, from->path, from->file, err);
     if (!why)
         why = compare(r);
     if (why)
         iz_hf_read_close(out);
     return why;
+}
+
+int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
+                    const struct iz_model *model, const char *path, FILE *err)
+{
+    struct iz_hf_source from = {
+        .key = "model.import", .path = path, .rows = published_rows(hf, path)};
+    struct iz_hf_map map;
+    int why = iz_hf_map_open(&map, hf, model);
+    *out = NULL;
+    return why ? why : iz_hf_read_open_map(out, &map, &from, err);
 }
 
 void iz_hf_read_close(struct iz_hf_reader **r)

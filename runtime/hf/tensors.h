@@ -39,6 +39,8 @@ void iz_hf_map_close(struct iz_hf_map *m);
 /* The tensor that is called so, with or without the prefix; NULL: none. */
 const struct iz_hf_tensor *iz_hf_map_find(const struct iz_hf_map *m,
                                           const char *name);
+/* A tensor's name without the prefix. */
+const char *iz_hf_bare(const struct iz_hf_map *m, const char *name);
 /* Whether a tensor of this name is known to mean nothing. */
 bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name);
 
@@ -75,8 +77,10 @@ struct iz_hf_folder {
     FILE *err; /* for faults; NULL: they are not told */
 };
 
-/* Negative errno with the faults told. */
-int iz_hf_folder_open(struct iz_hf_folder *f, const char *path, FILE *err);
+/* Only the file of that name, if one is given.  Negative errno with the faults
+ * told. */
+int iz_hf_folder_open(struct iz_hf_folder *f, const char *path,
+                      const char *file, FILE *err);
 void iz_hf_folder_close(struct iz_hf_folder *f);
 
 /* ---- read.c: parameters out of a folder ---- */
@@ -91,6 +95,18 @@ struct iz_hf_reader;
 int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
                     const struct iz_model *model, const char *path, FILE *err);
 void iz_hf_read_close(struct iz_hf_reader **r);
+
+/* Where other tensors than those of a model come from. */
+struct iz_hf_source {
+    const char *key;  /* of the config */
+    const char *path; /* borrowed until close */
+    const char *file; /* NULL: as iz_hf_folder_open finds them */
+    int64_t rows;     /* of a tensor whose first rows are read */
+};
+
+/* As above; takes the map, also after an error. */
+int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
+                        const struct iz_hf_source *from, FILE *err);
 
 /* Elements [from, from + n) of a unit's flat array as fp32; padding is left as
  * it is.  -EINVAL, told, where a second name of a parameter has other values.

@@ -9,9 +9,10 @@
 #include "runtime/base/text.h"
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/config/imported.h"
-#include "runtime/config/lora.h"
 #include "runtime/config/rules.h"
+#include "runtime/hf/adapter.h"
 #include "runtime/hf/hf.h"
+#include "runtime/hf/lora.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
 
@@ -153,6 +154,8 @@ static int open_engine(struct run *r)
         s = iz_hf_import(r->e, &r->p->section);
     else
         s = iz_train_init(r->e);
+    if (!s && !r->o.resume && r->c.lora.import[0])
+        s = iz_adapter_import(r->e, r->p->section.hf);
     r->init_s = (double)(iz_now_ns() - opened) * 1e-9;
     return s;
 }
@@ -202,8 +205,14 @@ int iz_run_prepare_model(struct run *r)
         s = iz_run_agree(r, r->p->open(&r->model, r->p->section.target),
                          "the model");
     if (!s)
-        s = iz_run_agree(r, iz_lora_apply(r->model, &r->c, iz_run_err(r)),
-                         "the adapters");
+        s = iz_run_agree(
+            r, iz_lora_apply(r->model, &r->c, r->p->section.hf, iz_run_err(r)),
+            "the adapters");
+    if (!s && r->c.lora.import[0] && !r->o.resume)
+        s = iz_run_agree(
+            r,
+            iz_adapter_check(&r->c, r->p->section.hf, r->model, iz_run_err(r)),
+            "the adapters");
     if (!s)
         s = iz_run_agree(r, iz_rules_apply(r->model, &r->c, iz_run_err(r)),
                          "the rules");

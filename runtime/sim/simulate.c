@@ -9,8 +9,8 @@
 #include "codelets/base/units.h"
 #include "runtime/base/environment.h"
 #include "runtime/base/text.h"
-#include "runtime/config/lora.h"
 #include "runtime/engine/trace.h"
+#include "runtime/hf/lora.h"
 #include "runtime/machine/machine_file.h"
 #include "runtime/report/summary.h"
 #include "runtime/run/options.h"
@@ -51,7 +51,7 @@ static int prepare(struct simulation *s)
     if (!r)
         r = s->p->open(&s->model, s->p->section.target);
     if (!r)
-        r = iz_lora_apply(s->model, &s->c, stderr);
+        r = iz_lora_apply(s->model, &s->c, s->p->section.hf, stderr);
     if (!r)
         r = iz_rules_apply(s->model, &s->c, stderr);
     if (r)

@@ -20,6 +20,7 @@ command -v clang >/dev/null || {
 sources=(runtime/config/read.c runtime/config/check.c runtime/config/doc.c
     runtime/config/fault.c runtime/config/foreign.c runtime/config/keys.c
     runtime/config/store.c runtime/config/write.c runtime/config/published.c
+    runtime/config/peft.c
     runtime/data/data.c runtime/data/shard.c
     runtime/base/durable.c runtime/base/json.c runtime/base/text.c
     runtime/base/st_format.c runtime/ckpt/rank_file.c runtime/base/hash.c codelets/flat/cast.c codelets/flat/optimizer.c

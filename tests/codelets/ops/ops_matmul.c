@@ -75,16 +75,19 @@ static void unwanted_gradients_are_left_out(void **state)
 }
 
 /* An adapter's first product is rounded to the type of activations. */
-static void check_adapter(struct product *p, int64_t rank)
+static void check_adapter(struct product *p, int64_t rank, int64_t first,
+                          int64_t part)
 {
     struct tensor *t = p->s.t;
     enum iz_dtype act = t[A].v.dtype, param = t[W].v.dtype;
     p->s.n = PRODUCT_TENSORS;
     for (int i = 0; i < 2; i++) { /* the adapter, its gradient */
         t[i ? DLA : LA] = tensor_new(param, rank, p->in, 1);
-        t[i ? DLB : LB] = tensor_new(param, p->out, rank, 1);
+        t[i ? DLB : LB] = tensor_new(param, part, rank, 1);
     }
     p->rank = rank;
+    p->first = first;
+    p->part = part;
     p->scale = 0.75F;
     p->slack = act == IZ_F32 ? 0 : 2 * fixture_rounding(act, 1);
     check_large(p);
@@ -92,12 +95,23 @@ static void check_adapter(struct product *p, int64_t rank)
 
 static void check_rank_1(struct product *p)
 {
-    check_adapter(p, 1);
+    check_adapter(p, 1, 0, p->out);
 }
 
 static void check_rank_3(struct product *p)
 {
-    check_adapter(p, 3);
+    check_adapter(p, 3, 0, p->out);
+}
+
+/* Some of the outputs: the middle, and all but the first. */
+static void check_middle(struct product *p)
+{
+    check_adapter(p, 3, p->out / 3, p->out - p->out / 3 * 2);
+}
+
+static void check_end(struct product *p)
+{
+    check_adapter(p, 2, 1, p->out - 1);
 }
 
 static void an_adapter_adds_its_product(void **state)
@@ -106,6 +120,8 @@ static void an_adapter_adds_its_product(void **state)
         {1, 1, 1}, {5, 7, 3}, {17, 4, 33}, {4, 16, 16}};
     product_each(check_rank_1, size, 4, false);
     product_each(check_rank_3, size, 4, false);
+    product_each(check_middle, size, 4, false);
+    product_each(check_end, size + 1, 3, false);
 }
 
 static void matmul_shows_nan_and_overflow(void **state)

@@ -64,8 +64,8 @@ static struct iz_linear linear(struct iz_exec *x, const struct product *p,
     x->tf32 = p->tf32;
     x->fused_db = p->fused_db;
     if (p->rank) {
-        *f = (struct iz_adapter){v[LA], v[LB], v[DLA], v[DLB],
-                                 .scale = p->scale};
+        *f = (struct iz_adapter){
+            v[LA], v[LB], v[DLA], v[DLB], .scale = p->scale, .first = p->first};
         l.w.adapter = f;
         l.dw = (struct iz_view){.dtype = v[DW].dtype, .cols = v[DW].cols};
     }
@@ -126,8 +126,9 @@ static void add_weighed(struct want *to, const struct product *p, double x,
                         int64_t in, int64_t out)
 {
     want_add(to, x * (p->out_in ? of(p, W, out, in) : of(p, W, in, out)));
-    for (int64_t r = 0; r < p->rank; r++)
-        want_add(to, x * factor(p) * of(p, LB, out, r) * of(p, LA, r, in));
+    int64_t o = out - p->first;
+    for (int64_t r = 0; r < p->rank && o >= 0 && o < p->part; r++)
+        want_add(to, x * factor(p) * of(p, LB, o, r) * of(p, LA, r, in));
 }
 
 static struct want want_y(const void *arg, int64_t i, int64_t j)
@@ -181,9 +182,9 @@ static struct want want_dla(const void *arg, int64_t r, int64_t j)
     const struct product *p = arg;
     struct want w = {0, 0};
     for (int64_t i = 0; i < p->m; i++)
-        for (int64_t o = 0; o < p->out; o++)
-            want_add(&w, factor(p) * of(p, DY, i, o) * of(p, LB, o, r) *
-                             of(p, A, i, j));
+        for (int64_t o = 0; o < p->part; o++)
+            want_add(&w, factor(p) * of(p, DY, i, p->first + o) *
+                             of(p, LB, o, r) * of(p, A, i, j));
     return loosened(p, w);
 }
 
@@ -195,7 +196,7 @@ static struct want want_dlb(const void *arg, int64_t o, int64_t r)
     for (int64_t i = 0; i < p->m; i++)
         for (int64_t k = 0; k < p->in; k++)
             want_add(&w, factor(p) * of(p, A, i, k) * of(p, LA, r, k) *
-                             of(p, DY, i, o));
+                             of(p, DY, i, p->first + o));
     return loosened(p, w);
 }
 

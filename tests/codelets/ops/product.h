@@ -10,6 +10,7 @@ enum { Y, R, A, W, B, DY, DA, DW, DB, LA, LB, DLA, DLB, PRODUCT_TENSORS };
 struct product {
     struct scene s;
     int64_t m, in, out, rank;
+    int64_t first, part; /* the adapter's outputs */
     bool out_in, add, with_r, with_b, in_place;
     bool bf16, tf32, fused_db; /* as in struct iz_exec */
     unsigned absent;           /* bit i: gradient i is no argument */

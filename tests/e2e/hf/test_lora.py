@@ -2,6 +2,7 @@
 """Low-rank adapters: what they cost, what they compute, how they leave."""
 import array
 import json
+import random
 
 import pytest
 
@@ -197,11 +198,205 @@ def test_a_stacked_weight_shares_its_a(place):
     assert (c["r"], c["lora_alpha"]) == (2, 2.0)
 
 
+# ---- an adapter as a start ----
+
+STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0}
+SHARDED = {"zero_optimization.stage": 3, "zero_optimization.offload_optimizer": {
+    "device": "cpu"}, "zero_optimization.offload_param": {"device": "cpu"}}
+
+
+def llama(place):
+    place.use(run.built("models/llama"), LLAMA)
+
+
+def write_adapter(folder, tensors, **config):
+    """As PEFT writes one."""
+    folder.mkdir()
+    hf.write_file(folder / "adapter_model.safetensors", tensors)
+    (folder / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "bias": "none",
+        "lora_alpha": ALPHA, "lora_dropout": 0.05, "target_modules": ["any"],
+        "use_dora": False, "modules_to_save": None, "rank_pattern": {}, **config}))
+    return folder
+
+
+def random_adapter(modules, seed=5):
+    """{module: (inputs, outputs)} with random matrices."""
+    rng, out = random.Random(seed), {}
+    for name, (n_in, n_out) in modules.items():
+        for matrix, shape in (("A", (RANK, n_in)), ("B", (n_out, RANK))):
+            values = [rng.gauss(0, 0.3) for _ in range(shape[0] * shape[1])]
+            out[f"base_model.model.{name}.lora_{matrix}.weight"] = \
+                ("F32", shape, hf.encode("F32", values))
+    return out
+
+
+def llama_modules(*names):
+    sizes = {"self_attn.q_proj": (24, 24), "self_attn.k_proj": (24, 12),
+             "self_attn.v_proj": (24, 12), "self_attn.o_proj": (24, 24),
+             "mlp.gate_proj": (24, 20), "mlp.up_proj": (24, 20),
+             "mlp.down_proj": (20, 24)}
+    return {f"model.layers.{i}.{n}": sizes[n] for i in range(2) for n in sizes
+            if n.split(".")[1] in names}
+
+
+@pytest.mark.parametrize("kind, targets", [
+    ("gpt2", "*"), ("gpt2", SOME["lora"]["targets"]), ("llama", "*"),
+    ("llama", "q_proj, v_proj"), ("llama", "*gate_proj.weight,down_proj,qkv_proj")])
+def test_an_exported_adapter_is_a_start(kind, targets, place):
+    """Its step 0 has the loss behind the last step of the run that exported; its
+    own export is the same, bit for bit, from any ranks and homes."""
+    if kind == "llama":
+        llama(place)
+    c = {"lora": {"rank": RANK, "alpha": ALPHA, "targets": targets},
+         "optimizer.params.lr": 0.02, "train_batch_size": 12, "run.steps": 3}
+    base, first = place.folder / "base", place.folder / "first"
+    place.good(1, {**c, **STILL, "run.steps": 0, "run.export": str(base)})
+    c["model"] = {"import": str(base), "seq": 16}
+    place.good(1, {**c, **ADAPTER, "run.export": str(first)})
+    want = place.good(1, {**c, "run.steps": 4})
+    del c["lora"]
+    for ranks, home in ((1, {}), (2, SHARDED)):
+        again = place.folder / f"again{ranks}"
+        r = place.good(ranks, {**c, **STILL, **home, **ADAPTER, "run.steps": 4,
+                               "lora.import": str(first), "run.export": str(again)})
+        if ranks == 1:
+            assert r.losses[3] == want.losses[3]
+        assert abs(r.losses[3] - want.losses[3]) < 1e-6
+        assert adapters(again)[0] == adapters(first)[0]
+        assert r.config["lora"]["rank"] == RANK and r.config["lora"]["alpha"] == ALPHA
+
+
+def test_parts_of_stacked_weights_have_adapters_of_their_own(place):
+    """PEFT's choice for Llama, as PEFT writes it: what is merged with them has
+    their loss, and the tensors are the base and the products."""
+    llama(place)
+    modules = llama_modules("q_proj", "v_proj", "up_proj", "down_proj")
+    base, folder = place.folder / "base", place.folder / "adapter"
+    place.good(1, {**STILL, "run.steps": 0, "run.export": str(base)})
+    tensors = random_adapter(modules)
+    write_adapter(folder, tensors, target_modules=["q_proj", "v_proj"])
+    c = {**STILL, "run.eval_batches": 2, "train_batch_size": 12, "run.steps": 1,
+         "model": {"import": str(base), "seq": 16}}
+    plain = place.good(1, c)
+    for ranks, home in ((1, {}), (3, SHARDED)):
+        out = place.folder / f"out{ranks}x"
+        r = place.good(ranks, {**c, **home, "lora.import": str(folder),
+                               "run.export": str(out)})
+        merged = place.good(ranks, {**c, **home, "model.import": str(out)})
+        assert abs(r.losses[0] - merged.losses[0]) < 2e-6
+        assert abs(r.losses[0] - plain.losses[0]) > 1e-3
+        before, after = hf.read(base), hf.read(out)
+        for name, t in after.items():
+            module = name.removesuffix(".weight")
+            if module not in modules:
+                assert t == before[name], name
+                continue
+            delta = product(*(tensors[f"base_model.model.{module}.lora_{m}.weight"]
+                              for m in "AB"))
+            was, now = floats(before[name]), floats(t)
+            for o in range(t[1][0]):
+                for i in range(t[1][1]):
+                    at = o * t[1][1] + i
+                    assert abs(now[at] - was[at] - delta[o][i]) < 1e-6
+    names = [x.split()[0] for x in place.good(
+        1, {**c, "lora.import": str(folder)}, ["--parameters"]).out.splitlines()]
+    assert "layers.1.self_attn.q_proj.lora_A.weight" in names
+    assert "layers.1.self_attn.qkv_proj.lora_A.weight" not in names
+
+
+@pytest.mark.single
+def test_a_resumed_run_does_not_begin_again(place):
+    c = {**LORA, "run.steps": 4, "run.save": True}
+    folder = place.folder / "adapter"
+    place.good(1, {**LORA, **ADAPTER, "run.steps": 2, "run.export": str(folder)})
+    c["lora.import"] = str(folder)
+    whole = place.good(1, c)
+    out = place.folder / "halves"
+    place.good(1, {**c, "run.steps": 2}, output=out)
+    # Its values are of no use any more.
+    tensors = hf.read_file(folder / "adapter_model.safetensors")
+    hf.write_file(folder / "adapter_model.safetensors", {
+        k: (t, shape, bytes(len(x))) for k, (t, shape, x) in tensors.items()})
+    assert place.good(1, c, ["--resume"], output=out).numbers == whole.numbers
+
+
+@pytest.mark.single
+def test_adapters_that_a_rule_freezes_are_imported_too(place):
+    folder = place.folder / "adapter"
+    c = {**LORA, "optimizer.params.lr": 0.02}
+    place.good(1, {**c, **ADAPTER, "run.export": str(folder)})
+    want = place.good(1, {**c, "run.steps": 4})
+    r = place.good(2, {**c, **SHARDED, "lora.import": str(folder), "parameters": [
+        {"match": "h.[0-3].*lora_?.*", "frozen": True}], "run.steps": 4,
+        **STILL})
+    assert abs(r.losses[3] - want.losses[3]) < 1e-6
+
+
 # ---- refusals ----
+
+# Of an adapter of PEFT: what its config says, what the run's, what is told.
+FOREIGN = [
+    ({"use_rslora": True}, {}, ["lora.import", "use_rslora", "true"]),
+    ({"use_dora": True}, {}, ["use_dora"]),
+    ({"bias": "all"}, {}, ["bias", "all", '"none"']),
+    ({"modules_to_save": ["lm_head"]}, {}, ["modules_to_save"]),
+    ({"rank_pattern": {"q_proj": 4}}, {}, ["rank_pattern"]),
+    ({"alpha_pattern": {"q_proj": 4}}, {}, ["alpha_pattern"]),
+    ({"init_lora_weights": "pissa"}, {}, ["init_lora_weights", "pissa"]),
+    ({"layer_replication": [[0, 1]]}, {}, ["layer_replication"]),
+    ({"of_a_later_version": "on"}, {}, ["of_a_later_version"]),
+    ({"peft_type": "IA3"}, {}, ["peft_type", "IA3"]),
+    ({"r": 0}, {}, ["r is no rank"]), ({"r": "4"}, {}, ["r is no rank"]),
+    ({"lora_alpha": None}, {}, ["lora_alpha"]),
+    ({}, {"lora.rank": 8}, ["lora.rank: 8", "r is 4"]),
+    ({}, {"lora.alpha": 8.0}, ["lora.alpha: 8", "lora_alpha is 6"]),
+    ({"r": 2}, {}, ["layers.1.self_attn.q_proj.lora_A.weight", "[4, 24]", "[2, 24]"]),
+    ({}, {"lora.targets": "q_proj"}, ["layers.1.self_attn.v_proj.lora_A.weight", "no tensor"]),
+    ({}, {"lora.targets": "*"}, ["layers.0.self_attn.o_proj.lora_B.weight", "missing"])]
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("theirs, ours, words", FOREIGN)
+def test_an_adapter_of_another_kind_is_refused(theirs, ours, words, place):
+    llama(place)
+    folder = write_adapter(place.folder / "adapter", random_adapter(
+        llama_modules("q_proj", "v_proj")), **theirs)
+    r = place.launch(1, {"lora.import": str(folder), **ours})
+    run.refused(r, *words)
+    assert not r.steps
+
+
+@pytest.mark.single
+def test_tensors_that_are_none_of_the_adapters_are_named(place):
+    llama(place)
+    tensors = random_adapter(llama_modules("q_proj", "v_proj"))
+    head = "base_model.model.model."
+    missing = head + "layers.1.self_attn.v_proj.lora_B.weight"
+    del tensors[missing]
+    surplus = {"embed_tokens.lora_embedding_A": (4, 256), "norm.weight": (24,),
+               "layers.0.mlp.down_proj.lora_magnitude_vector": (24,)}
+    for name, shape in surplus.items():
+        n = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        tensors[head + name] = ("F32", shape, bytes(4 * n))
+    folder = write_adapter(place.folder / "adapter", tensors)
+    r = place.launch(1, {"lora.import": str(folder)})
+    run.refused(r, "lora.import", missing, "missing")
+    for name in surplus:
+        run.refused(r, "lora.import", head + name, "no tensor")
+    run.refused(r, str(folder), "4 faults")
+    r = place.launch(1, {"lora.import": str(place.folder / "none")})
+    run.refused(r, "none/adapter_config.json", "No such file")
+    run.refused(r, "lora.import", "none cannot be imported")
+    (folder / "adapter_model.safetensors").unlink()
+    r = place.launch(1, {"lora.import": str(folder)})
+    run.refused(r, "lora.import", "adapter_model.safetensors", "No such file")
+
 
 @pytest.mark.single
 @pytest.mark.parametrize("targets, words", [
     *[(t, (t, "linear layer")) for t in ("wte.weight", "*.bias", "ln_f*")],
+    ("c_atn", ("c_atn", "linear layer")),
     ("h.1.attn.c_atn.weight", ("the nearest is h.1.attn.c_attn.weight",))])
 def test_what_has_no_adapter_is_refused(targets, words, place):
     r = place.launch(1, {"lora": {"rank": 2, "targets": targets}})

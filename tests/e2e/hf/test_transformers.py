@@ -124,3 +124,29 @@ def test_peft_computes_our_loss(targets, place, sample):
     r = place.good(1, on(sample, **model(base), **lora, **{"run.steps": 4}))
     close(r.losses[3], theirs(base, sample, adapter))
     assert abs(r.losses[3] - r.losses[0]) > 100 * BOUND
+
+
+# PEFT's own choice of weights for a model, with matrices that are not zero.
+ADAPT = """
+import sys, peft, transformers
+transformers.set_seed(1)
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=400,
+                         init_lora_weights=False, lora_dropout=0.1)
+peft.get_peft_model(model, config).save_pretrained(sys.argv[1] + "-adapter")
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_of_peft_is_a_start(kind, place, sample):
+    base, out = written(place, kind), place.folder / "out"
+    python(ADAPT, base)
+    c = on(sample, **model(base), **{"lora.import": f"{base}-adapter"})
+    r = place.good(1, {**c, **STILL})
+    close(r.losses[0], theirs(base, sample, f"{base}-adapter"))
+    plain = place.good(1, on(sample, **model(base), **STILL))
+    assert abs(r.losses[0] - plain.losses[0]) > 20 * BOUND
+    c["optimizer.params.lr"] = 1e-2
+    place.good(1, {**c, "lora.export": "adapter", "run.export": str(out)})
+    r = place.good(1, {**c, "run.steps": 4})
+    close(r.losses[3], theirs(base, sample, out))

@@ -256,7 +256,7 @@ static void holds(const struct iz_hf_folder *f, const char *prefix, int unit,
 static void folder_is_right(const char *path)
 {
     struct iz_hf_folder f;
-    assert_int_equal(iz_hf_folder_open(&f, path, stderr), 0);
+    assert_int_equal(iz_hf_folder_open(&f, path, NULL, stderr), 0);
     for (int i = 0; i < N_OF(of_ends); i++)
         holds(&f, "model.", i ? UNITS - 1 : 0, &of_ends[i]);
     for (int i = 0; i < N_OF(of_block); i++) {

@@ -9,14 +9,21 @@
 #include "runtime/config/config.h"
 
 /* Appends an adapter to the unit's parameters for every weight of a linear
- * layer that a pattern of lora.targets matches.  -EINVAL with all patterns that
- * match none told on `err` (NULL: nothing is), or -ENOMEM. */
-int iz_lora_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
+ * layer that a pattern of lora.targets matches, or for every part of one that
+ * is a tensor of its own in published models (hf; NULL: there are none).
+ * Without patterns: for all that the folder of lora.import has.  -EINVAL with
+ * all patterns that match none told on `err` (NULL: nothing is), or -ENOMEM. */
+int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
+                  const struct iz_hf *hf, FILE *err);
 
 /* "HEADh.0.attn.c_attn.lora_A.weight" for "h.0.attn.c_attn.weight"; false: it
  * does not fit. */
 bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
                   char matrix);
+
+/* The folder of an adapter in the layout of PEFT. */
+#define IZ_LORA_FILE "adapter_model.safetensors"
+#define IZ_LORA_HEAD "base_model.model."
 
 /* w += scale b a in a part of a unit's parameters: `in` holds the n elements
  * from `first` on of the array that the weights of `frozen` lie in, end to end.

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Adapters in and out; see adapter.h. */
+#include "runtime/hf/adapter.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/base/int64.h"
+#include "runtime/base/json.h"
+#include "runtime/base/text.h"
+#include "runtime/engine/access.h"
+#include "runtime/hf/lora.h"
+
+#define TAIL ".weight"
+
+/* The adapter's tensors, two for each of the model's that has them: a and b. */
+struct layout {
+    struct iz_hf_map out, model;
+    bool fan_in_fan_out;
+};
+
+/* "x.weight" -> "base_model.model.x.lora_A.weight". */
+static int name_matrix(struct iz_hf_tensor *out, const char *of, char matrix)
+{
+    if (iz_lora_name(out->name, sizeof(out->name), IZ_LORA_HEAD, of, matrix))
+        return 0;
+    fprintf(stderr, "izar: lora.export: %s: the name is too long\n", of);
+    return -ENAMETOOLONG;
+}
+
+/* A tensor that is cut from a stacked weight has the whole of a and its own
+ * outputs of b; none of an adapter of other outputs.  -EINVAL: it has a part of
+ * the inputs. */
+static int add_pair(struct layout *l, const struct iz_hf_tensor *t,
+                    const struct iz_unit *u, int p, const int64_t *offset)
+{
+    const struct iz_param *a = &u->param[p], *b = &u->param[p + 1];
+    int64_t in = a->out_in ? t->cols : t->rows;
+    int64_t out = a->out_in ? t->rows : t->cols;
+    int64_t row = (a->out_in ? t->row : t->col) - b->first;
+    struct iz_hf_tensor *to = &l->out.tensor[l->out.n];
+    if (row < 0 || row + out > b->rows)
+        return 0;
+    if (in != a->cols)
+        return iz_refuse(stderr,
+                         "lora: %s: published models cut its inputs; export "
+                         "merged, and import none",
+                         a->name);
+    to[0] = (struct iz_hf_tensor){.unit = t->unit,
+                                  .param = p,
+                                  .offset = offset[p],
+                                  .width = a->cols,
+                                  .rows = a->rows,
+                                  .cols = a->cols};
+    to[1] = (struct iz_hf_tensor){.unit = t->unit,
+                                  .param = p + 1,
+                                  .offset = offset[p + 1],
+                                  .width = b->cols,
+                                  .row = row,
+                                  .rows = out,
+                                  .cols = b->cols};
+    l->fan_in_fan_out = t->transposed == a->out_in;
+    l->out.n += 2;
+    int err = name_matrix(&to[0], t->name, 'A');
+    return err ? err : name_matrix(&to[1], t->name, 'B');
+}
+
+static int add_unit(struct layout *l, const struct iz_model *m, int u)
+{
+    const struct iz_unit *unit = &m->unit[u];
+    int64_t offset[IZ_UNIT_PARAMS];
+    int err = 0;
+    iz_unit_offsets(unit, iz_unit_elems(unit, false), offset);
+    for (int p = iz_unit_base(unit); p < unit->n_params; p += 2)
+        for (int i = 0; i < l->model.n && !err; i++) {
+            const struct iz_hf_tensor *t = &l->model.tensor[i];
+            if (t->unit == u && t->param == unit->param[p].adapts && !t->tied)
+                err = add_pair(l, t, unit, p, offset);
+        }
+    return err;
+}
+
+static int layout_open(struct layout *l, const struct iz_hf *hf,
+                       const struct iz_model *m)
+{
+    int err = iz_hf_map_open(&l->model, hf, m);
+    if (!err && !(l->out.tensor = calloc(2 * (size_t)l->model.n + 2,
+                                         sizeof(*l->out.tensor))))
+        err = -ENOMEM;
+    for (int u = 0; u < m->n_units && !err; u++)
+        err = add_unit(l, m, u);
+    return err;
+}
+
+/* Nothing else may be trained: it would not be in the file. */
+static int check_trained(const struct iz_model *m)
+{
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < iz_unit_base(&m->unit[u]); i++) {
+            if (m->unit[u].param[i].frozen)
+                continue;
+            return iz_refuse(
+                stderr,
+                "lora.export: %s is trained, too, and would not be "
+                "in the adapter: export merged",
+                m->unit[u].param[i].name);
+        }
+    return 0;
+}
+
+/* The module of an adapter's matrix a, as a JSON string. */
+static void put_module(FILE *f, const struct iz_hf_tensor *a)
+{
+    char module[IZ_HF_NAME];
+    size_t n = strlen(a->name) - strlen(IZ_LORA_HEAD) - strlen(".lora_A" TAIL);
+    snprintf(module, sizeof(module), "%.*s", (int)n,
+             a->name + strlen(IZ_LORA_HEAD));
+    iz_json_print(f, module);
+}
+
+static char *config_text(const struct layout *l, const struct iz_model *m,
+                         const struct iz_config *c)
+{
+    struct iz_text text;
+    FILE *f = iz_text_open(&text);
+    if (!f)
+        return NULL;
+    fprintf(f,
+            "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": %s,\n"
+            "  \"base_model_name_or_path\": ",
+            m->vocab ? "\"CAUSAL_LM\"" : "null");
+    if (c->import[0])
+        iz_json_print(f, c->import);
+    else
+        fputs("null", f);
+    fprintf(f,
+            ",\n  \"r\": %d,\n  \"lora_alpha\": %.17g,\n"
+            "  \"lora_dropout\": 0.0,\n  \"bias\": \"none\",\n"
+            "  \"fan_in_fan_out\": %s,\n  \"inference_mode\": true,\n"
+            "  \"init_lora_weights\": true,\n  \"modules_to_save\": null,\n"
+            "  \"target_modules\": [",
+            c->lora.rank, c->lora.alpha, l->fan_in_fan_out ? "true" : "false");
+    for (int i = 0; i < l->out.n; i += 2) {
+        fputs(i ? ",\n    " : "\n    ", f);
+        put_module(f, &l->out.tensor[i]);
+    }
+    fputs("\n  ]\n}\n", f);
+    return iz_text_close(&text);
+}
+
+int iz_adapter_open(struct iz_hf_map *out, char **config,
+                    const struct iz_hf *hf, const struct iz_model *m,
+                    const struct iz_config *c)
+{
+    struct layout l = {0};
+    int err = layout_open(&l, hf, m);
+    *config = NULL;
+    if (!err)
+        err = check_trained(m);
+    if (!err && !(*config = config_text(&l, m, c)))
+        err = -ENOMEM;
+    iz_hf_map_close(&l.model);
+    if (err)
+        iz_hf_map_close(&l.out);
+    *out = l.out;
+    return err;
+}
+
+int iz_adapter_check_trained(const struct iz_model *m)
+{
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = iz_unit_base(&m->unit[u]); i < m->unit[u].n_params; i++)
+            if (m->unit[u].param[i].frozen)
+                return iz_refuse(stderr,
+                                 "run.export: %s is an adapter that a rule "
+                                 "freezes; such adapters cannot be exported",
+                                 m->unit[u].param[i].name);
+    return 0;
+}
+
+/* ---- import ---- */
+
+static const struct iz_hf_name no_names[] = {{0}};
+static const struct iz_hf no_hf = {.names = no_names};
+
+/* One of a stacked weight lies as several tensors with the same a. */
+static void tie_same(struct iz_hf_map *map)
+{
+    for (int i = 0; i < map->n; i += 2)
+        for (int k = 0; k < i && !map->tensor[i].tied; k += 2)
+            map->tensor[i].tied = map->tensor[k].unit == map->tensor[i].unit &&
+                                  map->tensor[k].param == map->tensor[i].param;
+}
+
+static int adapter_reader(struct iz_hf_reader **out, const struct iz_config *c,
+                          const struct iz_hf *hf, const struct iz_model *m,
+                          FILE *err)
+{
+    struct iz_hf_source from = {
+        .key = "lora.import", .path = c->lora.import, .file = IZ_LORA_FILE};
+    struct layout l = {0};
+    int why = layout_open(&l, hf, m);
+    *out = NULL;
+    iz_hf_map_close(&l.model);
+    if (why) {
+        iz_hf_map_close(&l.out);
+        return why;
+    }
+    l.out.hf = &no_hf;
+    tie_same(&l.out);
+    return iz_hf_read_open_map(out, &l.out, &from, err);
+}
+
+int iz_adapter_check(const struct iz_config *c, const struct iz_hf *hf,
+                     const struct iz_model *m, FILE *err)
+{
+    struct iz_hf_reader *r;
+    int why = adapter_reader(&r, c, hf, m, err);
+    iz_hf_read_close(&r);
+    return why;
+}
+
+/* What this rank owns of a unit's trained or frozen parameters: those that are
+ * no adapters keep their values. */
+static int import_unit(struct iz_engine *e, int u, bool frozen,
+                       struct iz_hf_reader *r, float *buf)
+{
+    struct iz_part p = iz_part_of(e, u, frozen);
+    int err = 0;
+    for (int64_t i = p.first, n; i < p.last && !err; i += n) {
+        n = min64(p.last - i, IZ_HF_PIECE);
+        iz_access_get(e, u, p.array, i, buf, n);
+        err = iz_hf_read(r, u, p.at + i, n, buf);
+        if (!err)
+            iz_access_put(e, u, p.array, i, buf, n);
+    }
+    return err;
+}
+
+/* Whether a rule has frozen one of them. */
+static bool has_frozen(const struct iz_unit *u)
+{
+    bool any = false;
+    for (int p = iz_unit_base(u); p < u->n_params; p++)
+        any |= u->param[p].frozen;
+    return any;
+}
+
+int iz_adapter_import(struct iz_engine *e, const struct iz_hf *hf)
+{
+    float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
+    struct iz_hf_reader *r;
+    int err = adapter_reader(&r, e->config, hf, e->model, stderr);
+    if (!err && !buf)
+        err = iz_refuse(stderr, "lora.import: no memory");
+    for (int u = 0; u < e->plan.n_units && !err; u++) {
+        if (e->model->unit[u].n_adapters > 0)
+            err = import_unit(e, u, false, r, buf);
+        if (!err && has_frozen(&e->model->unit[u]))
+            err = import_unit(e, u, true, r, buf);
+    }
+    iz_hf_read_close(&r);
+    free(buf);
+    return iz_train_publish(e, err);
+}

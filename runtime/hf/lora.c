@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Adapters as parameters of their units; see lora.h. */
+#define _DEFAULT_SOURCE /* strsep */
+
+#include "runtime/hf/lora.h"
+
+#include <errno.h>
+#include <fnmatch.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/base/die.h"
+#include "codelets/base/int64.h"
+#include "codelets/unit/unit.h"
+#include "runtime/base/st_format.h"
+#include "runtime/base/text.h"
+#include "runtime/config/rules.h"
+#include "runtime/hf/tensors.h"
+
+/* ---- making them ---- */
+
+/* The patterns of lora.targets, between commas. */
+struct targets {
+    char text[IZ_PATH_MAX];
+    const char *pattern[IZ_PATH_MAX / 2];
+    bool found[IZ_PATH_MAX / 2];
+    int n;
+};
+
+static void split(struct targets *t, const char *text)
+{
+    char *rest = t->text, *part;
+    memset(t, 0, sizeof(*t));
+    snprintf(t->text, sizeof(t->text), "%s", text);
+    while ((part = strsep(&rest, ","))) {
+        part += strspn(part, " ");
+        part[strcspn(part, " ")] = '\0';
+        if (*part)
+            t->pattern[t->n++] = part;
+    }
+}
+
+/* As PEFT has it: "q_proj" is every module of this name. */
+static bool ends_module(const char *end, const char *name)
+{
+    size_t n = strlen(name), k = strlen(end), tail = strlen(".weight");
+    if (n < k + tail || strcmp(name + n - tail, ".weight") != 0)
+        return false;
+    name += n - tail - k;
+    return strncmp(name, end, k) == 0 && (n == k + tail || name[-1] == '.');
+}
+
+static bool is_target(struct targets *t, const char *name)
+{
+    bool any = false;
+    for (int i = 0; i < t->n; i++)
+        if (fnmatch(t->pattern[i], name, 0) == 0 ||
+            ends_module(t->pattern[i], name))
+            any = t->found[i] = true;
+    return any;
+}
+
+bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
+                  char matrix)
+{
+    static const char tail[] = ".weight";
+    int n = (int)strlen(of), cut = (int)sizeof(tail) - 1;
+    if (n > cut && strcmp(of + n - cut, tail) == 0)
+        n -= cut;
+    return snprintf(out, size, "%s%.*s.lora_%c%s", head, n, of, matrix, tail) <
+           (int)size;
+}
+
+/* What an adapter adds to: all outputs of a weight, or those of the tensor that
+ * is a part of it in published models. */
+struct aim {
+    const char *name;
+    int target;
+    bool out_in;
+    int64_t first, outputs;
+};
+
+/* a is normal with the variance of PEFT's uniform one, 1 / (3 in); b is zero,
+ * so that the first step is that of the model without. */
+static int add_adapter(struct iz_unit *u, const struct aim *aim, int rank)
+{
+    const struct iz_param w = u->param[aim->target];
+    int64_t in = aim->out_in ? w.cols : w.rows;
+    struct iz_param *a = &u->param[u->n_params], *b = a + 1;
+    *a = (struct iz_param){.rows = rank,
+                           .cols = in,
+                           .init = IZ_INIT_NORMAL,
+                           .std = (float)sqrt(1 / (3.0 * (double)in)),
+                           .adapts = aim->target,
+                           .out_in = aim->out_in};
+    *b = (struct iz_param){.rows = aim->outputs,
+                           .cols = rank,
+                           .init = IZ_INIT_ZERO,
+                           .adapts = aim->target,
+                           .out_in = aim->out_in,
+                           .first = aim->first};
+    u->n_params += 2;
+    u->n_adapters++;
+    bool named = iz_lora_name(a->name, sizeof(a->name), "", aim->name, 'A') &&
+                 iz_lora_name(b->name, sizeof(b->name), "", aim->name, 'B');
+    return named ? 0 : -ENAMETOOLONG;
+}
+
+/* The tensors of a weight in published models, from *first on; their number. */
+static int tensors_of(const struct iz_hf_map *map, int unit, int param,
+                      int *first)
+{
+    int i = 0, n = 0;
+    while (i < map->n && (map->tensor[i].unit != unit ||
+                          map->tensor[i].param != param || map->tensor[i].tied))
+        i++;
+    *first = i;
+    while (i + n < map->n && map->tensor[i + n].unit == unit &&
+           map->tensor[i + n].param == param && !map->tensor[i + n].tied)
+        n++;
+    return n;
+}
+
+static struct aim part_of(const struct iz_hf_map *map, int tensor, bool out_in)
+{
+    const struct iz_hf_tensor *t = &map->tensor[tensor];
+    return (struct aim){.name = iz_hf_bare(map, t->name),
+                        .target = t->param,
+                        .out_in = out_in,
+                        .first = out_in ? t->row : t->col,
+                        .outputs = out_in ? t->rows : t->cols};
+}
+
+/* Where adapters are wanted: by patterns, or by a file that has them. */
+struct wish {
+    struct targets t;
+    const struct iz_st *file; /* NULL: by patterns */
+    struct iz_hf_map map;
+    int rank;
+};
+
+/* The matrix a of a published tensor; NULL: the file has none. */
+static const struct iz_st_tensor *in_file(const struct wish *w, int tensor)
+{
+    char name[IZ_HF_NAME];
+    const char *of = w->map.tensor[tensor].name;
+    return iz_lora_name(name, sizeof(name), IZ_LORA_HEAD, of, 'A')
+               ? iz_st_find(w->file, name)
+               : NULL;
+}
+
+/* Whether one adapter of the whole weight is the same: all parts have one, with
+ * equal a. */
+static bool alike(const struct wish *w, int first, int n)
+{
+    const struct iz_st_tensor *a = n ? in_file(w, first) : NULL, *b = a;
+    for (int i = 1; i < n && b; i++) {
+        b = in_file(w, first + i);
+        if (b && (b->bytes != a->bytes ||
+                  memcmp(a->data, b->data, (size_t)a->bytes) != 0))
+            b = NULL;
+    }
+    return b != NULL;
+}
+
+static bool is_part(struct wish *w, int tensor)
+{
+    return w->file ? in_file(w, tensor) != NULL
+                   : is_target(&w->t,
+                               iz_hf_bare(&w->map, w->map.tensor[tensor].name));
+}
+
+static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
+                         bool out_in)
+{
+    struct aim whole = {u->param[i].name, i, out_in, 0,
+                        out_in ? u->param[i].rows : u->param[i].cols};
+    int first, n = tensors_of(&w->map, unit, i, &first), err = 0;
+    if (w->file ? alike(w, first, n) : is_target(&w->t, u->param[i].name))
+        return add_adapter(u, &whole, w->rank);
+    for (int k = first; k < first + n && n > 1 && !err; k++)
+        if (is_part(w, k)) {
+            struct aim part = part_of(&w->map, k, out_in);
+            err = add_adapter(u, &part, w->rank);
+        }
+    return err;
+}
+
+static int add_adapters(struct iz_model *m, int unit, struct wish *w)
+{
+    struct iz_unit *u = &m->unit[unit];
+    int n = u->n_params, most = n, err = 0;
+    for (int i = 0; i < w->map.n; i++)
+        most += w->map.tensor[i].unit == unit;
+    struct iz_adapter *probe = calloc((size_t)n + 1, sizeof(*probe));
+    struct iz_param *list =
+        realloc(u->param, ((size_t)n + 2 * (size_t)most + 1) * sizeof(*list));
+    if (list)
+        u->param = list;
+    if (probe && list)
+        iz_unit_probe(m, unit, probe);
+    else
+        err = -ENOMEM;
+    for (int i = 0; i < n && !err; i++)
+        if (probe[i].seen)
+            err = add_to_weight(w, u, unit, i, probe[i].out_in);
+    free(probe);
+    return err;
+}
+
+/* Patterns that match none. */
+static int check_found(const struct iz_model *m, const struct targets *t,
+                       FILE *err)
+{
+    for (int i = 0; i < t->n; i++)
+        if (!t->found[i])
+            return iz_rules_none(m, "lora.targets", t->pattern[i],
+                                 "weight of a linear layer", err);
+    return 0;
+}
+
+static int lora_apply(struct iz_model *m, const struct iz_config *c,
+                      struct wish *w, FILE *err)
+{
+    int status = 0;
+    for (int u = 0; u < m->n_units && !status; u++) {
+        status = add_adapters(m, u, w);
+        if (status)
+            iz_refuse(err, "lora.targets: %s: adapters of %s: %s",
+                      c->lora.targets, m->unit[u].name,
+                      status == -ENAMETOOLONG ? "a name becomes too long"
+                                              : strerror(-status));
+    }
+    m->adapter_scale = (float)(c->lora.alpha / c->lora.rank);
+    return status ? status : check_found(m, &w->t, err);
+}
+
+int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
+                  const struct iz_hf *hf, FILE *err)
+{
+    const struct iz_lora_config *l = &c->lora;
+    bool from_file = l->import[0] && !l->targets[strspn(l->targets, " ,")];
+    char path[IZ_PATH_MAX + 64];
+    struct wish w = {.rank = l->rank};
+    struct iz_st file = {.fd = -1};
+    if (l->rank == 0)
+        return 0;
+    if (l->import[0] && !hf)
+        return iz_refuse(err, "lora.import: this model has no names for it");
+    snprintf(path, sizeof(path), "%s/" IZ_LORA_FILE, l->import);
+    split(&w.t, l->targets);
+    int status = hf ? iz_hf_map_open(&w.map, hf, m) : 0;
+    if (!status && from_file) {
+        status = iz_st_open(&file, "lora.import: ", path, err);
+        if (!status)
+            status = iz_st_map(&file);
+        w.file = &file;
+    }
+    if (!status)
+        status = lora_apply(m, c, &w, err);
+    iz_st_close(&file);
+    iz_hf_map_close(&w.map);
+    return status;
+}
+
+/* ---- merging them ---- */
+
+struct merge {
+    const struct iz_param *w, *a, *b;
+    const float *av, *bv; /* their values */
+    float scale;
+};
+
+/* Row i of w, columns [from, from + n). */
+static void merge_row(const struct merge *g, int64_t i, int64_t from,
+                      float *out, int64_t n)
+{
+    int64_t rank = g->a->rows, in = g->a->cols;
+    for (int64_t j = 0; j < n; j++) {
+        int64_t o = (g->a->out_in ? i : from + j) - g->b->first;
+        int64_t k = g->a->out_in ? from + j : i;
+        float sum = 0;
+        if (o < 0 || o >= g->b->rows)
+            continue;
+        for (int64_t r = 0; r < rank; r++)
+            sum += g->bv[o * rank + r] * g->av[r * in + k];
+        out[j] += g->scale * sum;
+    }
+}
+
+/* What of w, which begins at `at` in its array, is among the n elements from
+ * `first` on. */
+static void merge_range(const struct merge *g, int64_t at, int64_t first,
+                        float *in, int64_t n)
+{
+    int64_t cols = g->w->cols;
+    int64_t from = max64(first, at);
+    int64_t end = min64(at + g->w->rows * cols, first + n);
+    while (from < end) {
+        int64_t i = (from - at) / cols, j = (from - at) % cols;
+        int64_t k = min64(cols - j, end - from);
+        merge_row(g, i, j, in + (from - first), k);
+        from += k;
+    }
+}
+
+void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
+                   const float *trained, int64_t first, float *in, int64_t n)
+{
+    const struct iz_unit *u = &m->unit[unit];
+    int64_t *offset = calloc((size_t)u->n_params + 1, sizeof(*offset));
+    if (!offset)
+        iz_die("merging adapters: out of memory");
+    iz_unit_offsets(u, 0, offset);
+    for (int i = iz_unit_base(u); i < u->n_params; i += 2) {
+        const struct iz_param *a = &u->param[i];
+        struct merge g = {.w = &u->param[a->adapts],
+                          .a = a,
+                          .b = a + 1,
+                          .av = trained + offset[i],
+                          .bv = trained + offset[i + 1],
+                          .scale = m->adapter_scale};
+        if (g.w->frozen == frozen)
+            merge_range(&g, offset[a->adapts], first, in, n);
+    }
+    free(offset);
+}
