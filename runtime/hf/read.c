@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -245,6 +246,20 @@ static void hf_read_take(const struct iz_hf_tensor *t,
     }
 }
 
+/* A file that is damaged, or of a training that failed. */
+static int check_finite(const struct iz_hf_reader *r,
+                        const struct iz_hf_tensor *t,
+                        const struct iz_hf_rect *rect, const float *v)
+{
+    for (int64_t i = 0; i < rect->rows; i++)
+        for (int64_t k = 0; k < rect->cols; k++)
+            if (!isfinite(v[i * t->width + k])) {
+                tell(r, t->name, "has a value that is not finite");
+                return -EINVAL;
+            }
+    return 0;
+}
+
 /* What tensor i has of the range. */
 static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
                        int64_t n, float *out, float *second)
@@ -255,9 +270,11 @@ static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
     int64_t end = t->offset + (t->row + t->rows) * t->width;
     for (int k = 0; k < rects && !err; k++) {
         int64_t at = iz_hf_flat(t, &rect[k]) - from;
-        hf_read_take(t, r->entry[i], &rect[k], (t->tied ? second : out) + at);
-        if (t->tied)
-            err = same_values(r, t, &rect[k], out + at, second + at);
+        float *to = (t->tied ? second : out) + at;
+        hf_read_take(t, r->entry[i], &rect[k], to);
+        err = check_finite(r, t, &rect[k], to);
+        if (t->tied && !err)
+            err = same_values(r, t, &rect[k], out + at, to);
     }
     /* One that lies the other way round is needed whole again and again. */
     if (rects && (!t->transposed || from + n >= end))

@@ -109,8 +109,8 @@ int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
                         const struct iz_hf_source *from, FILE *err);
 
 /* Elements [from, from + n) of a unit's flat array as fp32; padding is left as
- * it is.  -EINVAL, told, where a second name of a parameter has other values.
- */
+ * it is.  -EINVAL, told, where a value is not finite, or a second name of a
+ * parameter has other values. */
 int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
                float *out);
 

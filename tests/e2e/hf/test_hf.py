@@ -387,6 +387,21 @@ def test_a_head_of_its_own_is_refused(ranks, place):
                 "lm_head.weight", "not equal")
 
 
+@pytest.mark.parametrize("ranks, dtype, bits", [
+    (1, "F32", b"\0\0\xc0\x7f"), (2, "BF16", b"\x80\xff"), (1, "F16", b"\0\x7c")])
+def test_what_is_not_finite_is_refused(ranks, dtype, bits, place):
+    """In the last element of a tensor that is transposed, and of one that is not;
+    NaN and both infinities."""
+    for kind, name in (("gpt2", "transformer.h.2.mlp.c_fc.weight"),
+                       ("llama", "model.layers.1.self_attn.k_proj.weight")):
+        t = tensors_of(kind, dtype)
+        t[name] = (*t[name][:2], t[name][2][:-len(bits)] + bits)
+        folder = written(place, kind, tensors=t, name=kind)
+        r = place.launch(ranks, {**model(folder), "train_batch_size": 4})
+        run.refused(r, "model.import", name, "not finite")
+        assert not r.steps
+
+
 # A config of a type with changes, beside settings: what is said of it, if it is
 # refused; every_fault_of_a_config_is_told in tests/runtime/hf has the rest.
 CONFIGS = [
