@@ -192,6 +192,7 @@ int main(int argc, char **argv)
         return 1;
     }
     iz_blas_open();
+    iz_blas_take_best(512, 384, 1536);
     for (int i = 0; i < threads; i++)
         j[i] = like;
     bench_threads(threads, gemm_work, j, sizeof(*j));

@@ -494,6 +494,7 @@ static int calibrate(struct iz_coll *c, const char *path, const char *folder,
     struct machine m = {.ranks = c->size};
     int r = 0;
     iz_blas_open();
+    iz_blas_take_best(M, K, FF);
     if (c->rank == 0)
         r = calibrate_describe(&m, folder);
     if (c->rank == 0 && !r && rates)

@@ -1,31 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls for which CBLAS has no standard: OpenBLAS, BLIS and MKL each have their
- * own, so they are looked up in the library that is there; see blas.h. */
+/* The choice of kernels; see blas.h.  What CBLAS has no standard for, OpenBLAS,
+ * BLIS and MKL each have their own calls for, which are looked up in the
+ * library that is there. */
 #define _GNU_SOURCE
 #include "codelets/ops/blas.h"
 
 #include <dlfcn.h>
-#include <stdbool.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "codelets/flat/simd.h"
+#include "codelets/ops/gemm.h"
+#include "codelets/ops/gemm16.h"
 #include "codelets/ops/gemm_rate.h"
 
 #define VARIABLE "OPENBLAS_CORETYPE"
-#define LEAST_GAIN 1.2 /* less than this is not worth other bits */
 
-/* OpenBLAS's names of kernels with the instructions of a SIMD level; the first
- * serves every processor that has them.  Best first. */
+/* OpenBLAS's kernels for every processor that has the instructions of a SIMD
+ * level.  Its others for the same level are these, or slower. */
 static const struct {
-    const char *level, *kernels[3];
-} known[] = {
-    {"avx512", {"SkylakeX", "Cooperlake", "Sapphirerapids"}},
-    {"avx2", {"Haswell", "Zen", "Excavator"}},
-};
+    const char *level, *kernels;
+} known[] = {{"avx512", "SkylakeX"}, {"avx2", "Haswell"}};
 
-static char note[256];
+enum { OWN, ONEDNN, FIRST_KNOWN };
+
+static char own[32]; /* what the library took by itself */
 
 struct openblas {
     char *(*core)(void), *(*config)(void);
@@ -47,6 +48,11 @@ static struct openblas openblas(void)
     return o;
 }
 
+bool iz_blas_is_users(void)
+{
+    return openblas().core && getenv(VARIABLE);
+}
+
 static bool processor_has(const char *level)
 {
     for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++)
@@ -55,75 +61,108 @@ static bool processor_has(const char *level)
     return false;
 }
 
-/* Better ones for this processor than those, or NULL. */
-static const char *better_kernels(const char *now)
-{
-    for (size_t l = 0; l < sizeof(known) / sizeof(known[0]); l++) {
-        for (int i = 0; i < 3; i++)
-            if (strcmp(known[l].kernels[i], now) == 0)
-                return NULL;
-        if (processor_has(known[l].level))
-            return known[l].kernels[0];
-    }
-    return NULL;
-}
-
-/* Takes the kernels of that name; returns the rate of a product. */
-static double rate_with(const struct openblas *o, const char *core)
-{
-    setenv(VARIABLE, core, 1);
-    o->quit();
-    o->init();
-    unsetenv(VARIABLE);
-    return iz_blas_rate(192, 192, 192, 0.002);
-}
-
-static void choose_kernels(void)
-{
-    struct openblas o = openblas();
-    const char *user = getenv(VARIABLE);
-    const char *better = o.core ? better_kernels(o.core()) : NULL;
-    if (!better)
-        return;
-    char had[32];
-    snprintf(had, sizeof(had), "%s", o.core());
-    if (user)
-        snprintf(note, sizeof(note),
-                 VARIABLE "=%s is set: this processor has the instructions of "
-                          "%s, whose kernels are faster",
-                 user, better);
-    else if (!o.quit || !o.init)
-        snprintf(note, sizeof(note),
-                 "OpenBLAS takes this processor for %s: set " VARIABLE
-                 "=%s, whose instructions it has",
-                 had, better);
-    else if (rate_with(&o, better) < LEAST_GAIN * rate_with(&o, had))
-        return;
-    else if (rate_with(&o, better) > 0)
-        snprintf(note, sizeof(note),
-                 "OpenBLAS took this processor for %s; izar uses the kernels "
-                 "of %s, whose instructions it has",
-                 had, better);
-}
-
 void iz_blas_open(void)
 {
     static const char *const calls[] = {"openblas_set_num_threads",
                                         "bli_thread_set_num_threads",
                                         "MKL_Set_Num_Threads"};
+    struct openblas o = openblas();
     for (int i = 0; i < 3; i++) {
         void (*set)(long) = NULL;
         *(void **)&set = symbol(calls[i]);
         if (set)
             set(1);
     }
-    choose_kernels();
+    iz_gemm_use_onednn(false);
+    snprintf(own, sizeof(own), "%s", o.core ? o.core() : "BLAS");
+}
+
+const char *iz_blas_kernels(int i)
+{
+    struct openblas o = openblas();
+    if (i == OWN)
+        return own;
+    if (i == ONEDNN)
+        return iz_gemm_onednn_missing() ? NULL : "oneDNN";
+    const char *name = known[i - FIRST_KNOWN].kernels;
+    bool other = o.core && o.quit && o.init && !iz_blas_is_users() &&
+                 strcmp(name, own) != 0;
+    return other && processor_has(known[i - FIRST_KNOWN].level) ? name : NULL;
+}
+
+/* Has OpenBLAS look for kernels again, for those of that name.  False: it has
+ * none of that name. */
+static bool take_openblas(const struct openblas *o, const char *name)
+{
+    if (strcmp(o->core(), name) == 0)
+        return true;
+    setenv(VARIABLE, name, 1);
+    o->quit();
+    o->init();
+    unsetenv(VARIABLE);
+    return strcmp(o->core(), name) == 0;
+}
+
+bool iz_blas_take(const char *name)
+{
+    struct openblas o = openblas();
+    int i = 0;
+    if (strcmp(name, "BLAS") == 0)
+        name = own;
+    for (; i < IZ_BLAS_KERNELS; i++)
+        if (iz_blas_kernels(i) && strcmp(iz_blas_kernels(i), name) == 0)
+            break;
+    if (i == IZ_BLAS_KERNELS)
+        return false;
+    iz_gemm_use_onednn(i == ONEDNN);
+    if (i == ONEDNN || !o.core || !o.quit || !o.init)
+        return true;
+    return take_openblas(&o, name) || i == OWN;
+}
+
+void iz_blas_rates(double rate[IZ_BLAS_KERNELS], int rows, int in, int out)
+{
+    enum { TURNS = 3 }; /* what disturbs one is likely to disturb the next */
+    double best = 0;
+    for (int k = 0; k < TURNS * IZ_BLAS_KERNELS; k++) {
+        int i = k % IZ_BLAS_KERNELS;
+        const char *name = iz_blas_kernels(i);
+        if (k < IZ_BLAS_KERNELS)
+            rate[i] = 0;
+        else if (rate[i] < best / 2)
+            continue; /* never the choice */
+        if (name && iz_blas_take(name))
+            rate[i] = fmax(rate[i], iz_blas_layer_rate(rows, in, out, 0.01));
+        best = fmax(best, rate[i]);
+    }
+}
+
+int iz_blas_best(const double rate[IZ_BLAS_KERNELS])
+{
+    double best = 0;
+    int i = 0;
+    for (int k = 0; k < IZ_BLAS_KERNELS; k++)
+        best = fmax(best, rate[k]);
+    while (rate[i] < IZ_BLAS_NEAR * best)
+        i++;
+    return i;
+}
+
+void iz_blas_take_best(int rows, int in, int out)
+{
+    double rate[IZ_BLAS_KERNELS];
+    iz_blas_rates(rate, rows, in, out);
+    iz_blas_take(iz_blas_kernels(iz_blas_best(rate)));
 }
 
 void iz_blas_name(char *out, size_t size)
 {
     struct openblas o = openblas();
     out[0] = 0;
+    if (iz_gemm_by_onednn()) {
+        iz_gemm16_name(out, size);
+        return;
+    }
     if (!o.config || !o.core)
         return;
     char version[64];
@@ -132,9 +171,4 @@ void iz_blas_name(char *out, size_t size)
     if (second && (second = strchr(second + 1, ' ')))
         *second = 0;
     snprintf(out, size, "%s %s", version, o.core());
-}
-
-void iz_blas_note(char *out, size_t size)
-{
-    snprintf(out, size, "%s", note);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one door to the CPU's BLAS: a single-threaded fp32 matrix product that
- * any number of workers may call at the same time. */
+/* The one door to fp32 matrix products on the CPU: single-threaded, and any
+ * number of workers may call at the same time.  Whose kernels compute them is
+ * chosen in codelets/ops/blas.h. */
 #pragma once
 
 #include <stdbool.h>
@@ -23,3 +24,7 @@ struct iz_gemm {
 };
 
 void iz_gemm_cpu(const struct iz_gemm *g);
+
+/* oneDNN's products in place of the BLAS library's; not while others call. */
+void iz_gemm_use_onednn(bool use);
+bool iz_gemm_by_onednn(void);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of bf16 matrices on the CPU, summed in fp32: one thread per caller,
- * through oneDNN where it was there at build time.  The bits of a product
+/* Products by oneDNN, where it was there at build time: of bf16 matrices,
+ * summed in fp32, and of fp32; one thread per caller.  The bits of a product
  * depend on its shape, on the processor, and on the variable ONEDNN_MAX_CPU_ISA
  * (DNNL_MAX_CPU_ISA) by which a user takes instructions from oneDNN. */
 #pragma once
@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "codelets/flat/dtype.h"
+#include "codelets/ops/gemm.h"
 
 /* m, n, k > 0: C = op(A) op(B) + bias in every row, or C += op(A) op(B) with
  * `add`.  A, B are bf16, row-major without gaps; op(A) is [m,k], op(B) [k,n],
@@ -29,6 +30,12 @@ struct iz_gemm16 {
 
 /* NULL if products of bf16 can be made here, else why not. */
 const char *iz_gemm16_missing(void);
+
+/* NULL if those of fp32 can, else why not. */
+const char *iz_gemm_onednn_missing(void);
+
+/* As iz_gemm_cpu (codelets/ops/gemm.h); m, n, k > 0. */
+void iz_gemm_onednn(const struct iz_gemm *g);
 
 /* "oneDNN 2.6.3", or "". */
 void iz_gemm16_name(char *out, size_t size);

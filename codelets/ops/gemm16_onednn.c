@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of bf16 through oneDNN's matmul primitive.  The library keeps what
- * it compiled for a shape in a cache of its own, so making the primitive again
- * for every product costs some microseconds. */
+/* Products of bf16 through oneDNN's matmul primitive, of fp32 through its
+ * sgemm. The library keeps what it compiled for a shape in a cache of its own,
+ * so making the primitive again for every product costs some microseconds. */
 #define _GNU_SOURCE
 #include <assert.h>
 #include <dlfcn.h>
@@ -22,7 +22,7 @@ struct layout {
 static struct {
     pthread_once_t once;
     dnnl_engine_t engine;
-    const char *missing;
+    const char *missing, *missing_16; /* the latter of bf16 alone */
 } here = {.once = PTHREAD_ONCE_INIT};
 
 static dnnl_data_type_t type_of(enum iz_dtype t)
@@ -129,14 +129,30 @@ static void look(void)
     else if (dnnl_engine_create(&here.engine, dnnl_cpu, 0))
         here.missing = "oneDNN has no engine for this processor";
     else if (product_open(&p, &small))
-        here.missing = "oneDNN multiplies no bf16 on this processor";
+        here.missing_16 = "oneDNN multiplies no bf16 on this processor";
     product_close(&p);
+}
+
+const char *iz_gemm_onednn_missing(void)
+{
+    pthread_once(&here.once, look);
+    return here.missing;
 }
 
 const char *iz_gemm16_missing(void)
 {
-    pthread_once(&here.once, look);
-    return here.missing;
+    const char *why = iz_gemm_onednn_missing();
+    return why ? why : here.missing_16;
+}
+
+void iz_gemm_onednn(const struct iz_gemm *g)
+{
+    one_thread();
+    int r = (int)dnnl_sgemm(g->ta ? 'T' : 'N', g->tb ? 'T' : 'N', g->m, g->n,
+                            g->k, g->alpha, g->a, g->lda, g->b, g->ldb, g->beta,
+                            g->c, g->ldc);
+    if (r)
+        iz_die("a product by oneDNN failed (%d)", r);
 }
 
 void iz_gemm16_name(char *out, size_t size)

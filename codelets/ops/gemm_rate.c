@@ -3,6 +3,7 @@
 #include "codelets/ops/gemm_rate.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +12,11 @@
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
 
-/* One product y[m,n] = a[m,k] b[k,n], in fp32 or with bf16 operands; bf16: a,
- * rounded. */
+/* One product y[m,n] = op(a)[m,k] op(b)[k,n], in fp32 or with bf16 operands;
+ * bf16: a, rounded. */
 struct sample {
     int m, n, k;
+    bool ta, tb;
     float *a, *b, *y;
     uint16_t *bf16;
     void *scratch;
@@ -52,6 +54,9 @@ static int sample_open(struct sample *s, int m, int n, int k)
     }
     s->b = s->a + na;
     s->y = s->b + nb;
+    /* Small integers, whose sums are exact. */
+    for (size_t i = 0; i < na + nb; i++)
+        s->a[i] = (float)(i * 7 % 5) - 2;
     s->scratch = (char *)s->bf16 + (na * sizeof(*s->bf16) + 63) / 64 * 64;
     iz_cast(s->bf16, IZ_BF16, s->a, IZ_F32, (int64_t)na);
     return 0;
@@ -63,9 +68,11 @@ static void sample_32(const struct sample *s)
                                   .n = s->n,
                                   .k = s->k,
                                   .a = s->a,
-                                  .lda = s->k,
+                                  .lda = s->ta ? s->m : s->k,
+                                  .ta = s->ta,
                                   .b = s->b,
-                                  .ldb = s->n,
+                                  .ldb = s->tb ? s->k : s->n,
+                                  .tb = s->tb,
                                   .c = s->y,
                                   .ldc = s->n,
                                   .alpha = 1});
@@ -77,23 +84,66 @@ static void sample_16(const struct sample *s)
     iz_gemm16(&g);
 }
 
+/* Of the fastest one within about `seconds`, but of three at least.  Time of
+ * the processor: others may hold it.  The first one is cold. */
+static double best_ns(void (*product)(const struct sample *s),
+                      const struct sample *s, double seconds)
+{
+    double best = HUGE_VAL;
+    int64_t end = iz_cpu_ns() + (int64_t)(seconds * 1e9);
+    for (int i = 0; i < 3 || iz_cpu_ns() < end; i++) {
+        int64_t begin = iz_cpu_ns();
+        product(s);
+        best = fmin(best, (double)(iz_cpu_ns() - begin + 1));
+    }
+    return best;
+}
+
 static double best_rate(void (*product)(const struct sample *s), int m, int n,
                         int k, double seconds)
 {
     struct sample s;
-    double best = 0;
     if (sample_open(&s, m, n, k))
         return 0;
-    /* Time of the processor: others may hold it.  The first one is cold. */
-    int64_t end = iz_cpu_ns() + (int64_t)(seconds * 1e9);
-    for (int i = 0; i < 3 || iz_cpu_ns() < end; i++) {
-        int64_t begin = iz_cpu_ns();
-        product(&s);
-        double rate = 2.0 * m * n * k * 1e9 / (double)(iz_cpu_ns() - begin + 1);
-        best = rate > best ? rate : best;
-    }
+    double ns = best_ns(product, &s, seconds);
     sample_close(&s);
-    return best;
+    return 2e9 * m * n * k / ns;
+}
+
+/* Whether the last product is right, looked at along its diagonal. */
+static bool sample_right(const struct sample *s)
+{
+    for (int i = 0; i < s->m && i < s->n; i++) {
+        double sum = 0;
+        for (int j = 0; j < s->k; j++)
+            sum += (double)s->a[s->ta ? j * s->m + i : i * s->k + j] *
+                   s->b[s->tb ? i * s->k + j : j * s->n + i];
+        if (sum != s->y[i * s->n + i])
+            return false;
+    }
+    return true;
+}
+
+double iz_blas_layer_rate(int rows, int in, int out, double seconds)
+{
+    /* y = x w, dx = dy w', dw = x' dy */
+    const struct sample shape[] = {{.m = rows, .n = out, .k = in},
+                                   {.m = rows, .n = in, .k = out, .tb = true},
+                                   {.m = in, .n = out, .k = rows, .ta = true}};
+    double ns = 0;
+    for (int i = 0; i < 3; i++) {
+        struct sample s;
+        if (sample_open(&s, shape[i].m, shape[i].n, shape[i].k))
+            return 0;
+        s.ta = shape[i].ta;
+        s.tb = shape[i].tb;
+        ns += best_ns(sample_32, &s, seconds / 3);
+        bool right = sample_right(&s);
+        sample_close(&s);
+        if (!right)
+            return 0;
+    }
+    return 6e9 * rows * in * out / ns;
 }
 
 double iz_blas_rate(int m, int n, int k, double seconds)

@@ -6,6 +6,11 @@
  * about `seconds`, flop/s of processor time: others beside it do not count. */
 double iz_blas_rate(int m, int n, int k, double seconds);
 
+/* Rate of the three products of a layer, whose matrix is [in,out], with `rows`
+ * rows of x: y, dx and dw, each the fastest within a third of about `seconds`;
+ * 0 if a result is wrong, or without memory. */
+double iz_blas_layer_rate(int rows, int in, int out, double seconds);
+
 /* Like iz_blas_rate, with bf16 operands (codelets/ops/gemm16.h). */
 double iz_gemm16_rate(int m, int n, int k, double seconds);
 

@@ -102,6 +102,7 @@ struct iz_run_config {
     enum iz_device_kind device;
     enum iz_comm comm;                  /* between GPUs */
     enum iz_host_comm host_comm;        /* between ranks of one host */
+    char cpu_kernels[32];               /* codelets/ops/blas.h; "auto" */
     enum iz_product_type cpu_products;  /* with bf16 weights on a CPU */
     enum iz_attention_by gpu_attention; /* on a GPU */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */

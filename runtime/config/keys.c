@@ -276,6 +276,13 @@ const struct iz_key iz_config_keys[] = {
          "buffers of the others where they are; refused if the system forbids "
          "it. messages: through MPI, as between hosts. auto: memory if the "
          "system allows it. The bits are the same."),
+    TEXT("run.cpu_kernels", c.run.cpu_kernels, "\"auto\"",
+         "On a CPU: whose kernels make products of fp32. oneDNN; a processor's "
+         "name in OpenBLAS, like SkylakeX or Haswell; BLAS: those that the "
+         "library takes by itself. auto: the library's own, or else the first "
+         "of oneDNN, SkylakeX and Haswell that has 0.95 of the best rate, as "
+         "measured at the start with products like the model's. A resumed run "
+         "keeps its first choice. OPENBLAS_CORETYPE in the environment wins."),
     WORD("run.cpu_products", c.run.cpu_products, "auto|fp32|bf16", "\"auto\"",
          "On a CPU, with parameters in bf16: fp32 widens weights before a "
          "product, bf16 rounds the other operand; sums are fp32. auto: bf16 if "

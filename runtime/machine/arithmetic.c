@@ -3,60 +3,72 @@
 #include "runtime/machine/arithmetic.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/ops/blas.h"
 #include "codelets/ops/gemm16.h"
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
+#include "runtime/base/hash.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/plan/plan.h"
 
-/* The product that is timed: at most so many rows, and a matrix of at most so
+/* A product that is timed: at most so many rows, and a matrix of at most so
  * many elements, with which it takes some milliseconds and MiB.  A larger
  * product has the rates of this one. */
 #define ROWS_MOST 512
 #define MATRIX_MOST (INT64_C(1) << 20)
+#define LAYER_MOST (INT64_C(1) << 18) /* where several kernels are timed */
 
-enum { UNREADABLE = -1 };
+#define LEAST_GAIN 1.2 /* less is no reason to tell a user */
 
-/* Which of auto, a, b (0, 1, 2) the config at `path` has for run.KEY.  A config
- * without the key was written before there was a choice, and means a. */
-static int64_t kept_word(const char *path, const char *key, const char *a,
-                         const char *b)
+#define OWN_KERNELS "BLAS" /* the library's, whatever they are called */
+
+/* What the run in the output folder started with for run.KEY, as read by rank
+ * 0: ""; if its config has no such key.  Collective.  Negative errno with the
+ * reason and `advice` printed: its config cannot be read. */
+static int kept_text(const struct iz_config *c, struct iz_coll *coll,
+                     const char *key, const char *advice, char text[32])
 {
-    json_t *j = iz_json_read(path, NULL);
-    const json_t *run = json_object_get(j, "run");
-    const char *text = json_string_value(json_object_get(run, key));
-    int64_t w = !run                            ? UNREADABLE
-                : !text || strcmp(text, a) == 0 ? 1
-                : strcmp(text, b) == 0          ? 2
-                                                : 0;
-    json_decref(j);
-    return w;
+    int64_t mine[5] = {0}; /* whether it can be read, and the text */
+    char path[IZ_PATH_MAX + 32];
+    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
+    if (coll->rank == 0) {
+        json_t *j = iz_json_read(path, NULL);
+        const json_t *run = json_object_get(j, "run");
+        const char *had = json_string_value(json_object_get(run, key));
+        mine[0] = run != NULL;
+        snprintf((char *)(mine + 1), 32, "%s", had ? had : "");
+        json_decref(j);
+    }
+    int64_t *all = iz_agree_numbers(coll, mine, 5, key);
+    bool readable = all[0];
+    memcpy(text, all + 1, 32);
+    free(all);
+    if (readable)
+        return 0;
+    return iz_refuse(coll->rank ? NULL : stderr,
+                     "run.%s: auto: %s does not tell what the run began with: "
+                     "set %s",
+                     key, path, advice);
 }
 
-/* Returns which of auto, a, b (0, 1, 2) the run in the output folder started
- * with, as read by rank 0.  Collective.  Negative errno with the reason
- * printed: its config cannot be read. */
+/* Which of auto, a, b (0, 1, 2) the run in the output folder started with.  A
+ * config without the key was written before there was a choice, and means a. */
 static int kept_choice(const struct iz_config *c, struct iz_coll *coll,
                        const char *key, const char *a, const char *b)
 {
-    char path[IZ_PATH_MAX + 32];
-    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
-    int64_t mine = coll->rank ? 0 : kept_word(path, key, a, b);
-    int64_t *all = iz_agree_numbers(coll, &mine, 1, key);
-    int64_t first = all[0];
-    free(all);
-    if (first != UNREADABLE)
-        return (int)first;
-    return iz_refuse(coll->rank ? NULL : stderr,
-                     "run.%s: auto: %s does not tell what the run began with: "
-                     "set %s or %s",
-                     key, path, a, b);
+    char text[32], advice[64];
+    snprintf(advice, sizeof(advice), "%s or %s", a, b);
+    int r = kept_text(c, coll, key, advice, text);
+    if (r)
+        return r;
+    return !*text || strcmp(text, a) == 0 ? 1 : strcmp(text, b) == 0 ? 2 : 0;
 }
 
 /* Refuses run.WORD if any rank has a reason against it.  kept: what goes on in
@@ -84,23 +96,110 @@ static const struct iz_unit *middle_unit(const struct iz_model *m)
     return &m->unit[u];
 }
 
-/* How many times faster bf16 is than fp32, for the largest matrix of the middle
- * unit and what one task multiplies with it; 0: not known. */
-static double bf16_gain(const struct iz_model *m, int samples)
+/* A layer like the model's: [rows,in] times [in,out]. */
+struct layer_shape {
+    int64_t rows, in, out;
+};
+
+/* The largest matrix of the middle unit, made smaller than `most` elements, and
+ * what one task multiplies with it; rows 0: there is none. */
+static struct layer_shape middle_layer(const struct iz_model *m, int samples,
+                                       int64_t most)
 {
     const struct iz_unit *u = middle_unit(m);
     if (!u->n_params)
-        return 0;
+        return (struct layer_shape){0};
     const struct iz_param *w = &u->param[0];
     for (int i = 1; i < u->n_params; i++)
         if (u->param[i].rows * u->param[i].cols > w->rows * w->cols)
             w = &u->param[i];
-    int64_t in = w->rows, out = w->cols, least = min64(in, out);
-    int64_t rows = u->out_elems ? samples * u->out_elems / least : samples;
-    while (in * out > MATRIX_MOST)
-        *(in > out ? &in : &out) /= 2;
-    rows = min64(max64(rows, 1), ROWS_MOST);
-    return iz_gemm16_gain((int)rows, (int)out, (int)in);
+    struct layer_shape l = {.in = w->rows, .out = w->cols};
+    l.rows =
+        u->out_elems ? samples * u->out_elems / min64(l.in, l.out) : samples;
+    while (l.in * l.out > most)
+        *(l.in > l.out ? &l.in : &l.out) /= 2;
+    l.rows = min64(max64(l.rows, 1), ROWS_MOST);
+    return l;
+}
+
+/* How many times faster bf16 is than fp32; 0: not known. */
+static double bf16_gain(const struct iz_model *m, int samples)
+{
+    struct layer_shape l = middle_layer(m, samples, MATRIX_MOST);
+    return l.rows ? iz_gemm16_gain((int)l.rows, (int)l.out, (int)l.in) : 0;
+}
+
+static int samples_of_task(const struct iz_config *c, int workers)
+{
+    int samples = c->micro_batch / (workers > 0 ? workers : 1);
+    return samples > 0 ? samples : 1;
+}
+
+/* The kernels that are best on the slowest rank, or the user's.  Ranks whose
+ * libraries take different ones have no common own ones. */
+static void measure_kernels(struct iz_arithmetic *a, const char **name,
+                            const struct iz_model *m, int samples,
+                            struct iz_coll *coll)
+{
+    struct layer_shape l = middle_layer(m, samples, LAYER_MOST);
+    enum { OWN = IZ_BLAS_KERNELS, USERS, NUMBERS };
+    const char *own = iz_blas_kernels(0);
+    int64_t mine[NUMBERS] = {[OWN] =
+                                 (int64_t)iz_hash(own, (int64_t)strlen(own)),
+                             [USERS] = iz_blas_is_users()};
+    double rate[IZ_BLAS_KERNELS] = {0}, best = 0;
+    if (l.rows)
+        iz_blas_rates(rate, (int)l.rows, (int)l.in, (int)l.out);
+    for (int i = 0; i < IZ_BLAS_KERNELS; i++)
+        mine[i] = (int64_t)rate[i];
+    int64_t *all = iz_agree_numbers(coll, mine, NUMBERS, "kernels");
+    bool same = true, users = false;
+    for (const int64_t *n = all; n < all + NUMBERS * coll->size; n += NUMBERS) {
+        same = same && n[OWN] == all[OWN];
+        users = users || n[USERS];
+        for (int i = 0; i < IZ_BLAS_KERNELS; i++)
+            rate[i] = fmin(rate[i], (double)n[i]);
+    }
+    free(all);
+    rate[0] = same ? rate[0] : 0;
+    for (int i = 1; i < IZ_BLAS_KERNELS; i++)
+        best = fmax(best, rate[i]);
+    if (users && rate[0] > 0 && best > LEAST_GAIN * rate[0])
+        snprintf(a->note, sizeof(a->note),
+                 "OPENBLAS_CORETYPE is set: without it products are %.1f times "
+                 "as fast here",
+                 best / rate[0]);
+    int i = users ? 0 : iz_blas_best(rate);
+    *name = i || same ? iz_blas_kernels(i) : OWN_KERNELS;
+}
+
+static int choose_kernels(struct iz_arithmetic *a, struct iz_config *c,
+                          const struct iz_model *m,
+                          const struct iz_arithmetic_for *on,
+                          struct iz_coll *coll)
+{
+    bool asked = strcmp(c->run.cpu_kernels, "auto") != 0;
+    const char *name = c->run.cpu_kernels;
+    char kept[32] = "auto", word[64];
+    if (on->gpu || !on->here)
+        return 0;
+    if (!asked && on->resume) {
+        int r = kept_text(c, coll, "cpu_kernels", OWN_KERNELS, kept);
+        if (r)
+            return r;
+        name = *kept ? kept : OWN_KERNELS; /* before there was a choice */
+    }
+    bool measured = strcmp(name, "auto") == 0;
+    if (measured)
+        measure_kernels(a, &name, m, samples_of_task(c, on->workers), coll);
+    bool here = iz_blas_take(name);
+    snprintf(word, sizeof(word), "cpu_kernels: %s", name);
+    int r =
+        refuse_word(coll, word, here ? NULL : "this machine does not have them",
+                    asked || measured ? NULL : OWN_KERNELS, "; use auto");
+    if (!r)
+        snprintf(c->run.cpu_kernels, sizeof(c->run.cpu_kernels), "%s", name);
+    return r;
 }
 
 static void measure_bf16(struct iz_arithmetic *a, const struct iz_config *c,
@@ -108,8 +207,7 @@ static void measure_bf16(struct iz_arithmetic *a, const struct iz_config *c,
                          struct iz_coll *coll)
 {
     const char *missing = iz_gemm16_missing();
-    int samples = c->micro_batch / (workers > 0 ? workers : 1);
-    double gain = missing ? 0 : bf16_gain(m, samples > 0 ? samples : 1);
+    double gain = missing ? 0 : bf16_gain(m, samples_of_task(c, workers));
     a->bf16_products = iz_coll_all_ok(coll, gain >= IZ_GEMM16_LEAST_GAIN);
     if (missing)
         snprintf(a->why, sizeof(a->why), "%s", missing);
@@ -218,7 +316,9 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
                          struct iz_coll *coll)
 {
     *a = (struct iz_arithmetic){0};
-    int r = choose_products(a, c, m, on, coll);
+    int r = choose_kernels(a, c, m, on, coll);
+    if (!r)
+        r = choose_products(a, c, m, on, coll);
     choose_slices(c, on, coll);
     return r ? r : choose_attention(a, c, on, coll);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of a run's arithmetic: products of fp32 or bf16
- * on CPUs (run.cpu_products), our attention kernels or cuDNN's on a GPU
- * (run.gpu_attention), and how many slices a micro-batch is cut into
- * (run.slices), whose gradients are added.  A new run whose config says "auto"
- * chooses; a resumed run keeps the choice, because another one gives other
- * bits. */
+/* The choice of a run's arithmetic: whose kernels make products on CPUs
+ * (run.cpu_kernels), products of fp32 or bf16 there (run.cpu_products), our
+ * attention kernels or cuDNN's on a GPU (run.gpu_attention), and how many
+ * slices a micro-batch is cut into (run.slices), whose gradients are added.  A
+ * new run whose config says "auto" chooses; a resumed run keeps the choice,
+ * because another one gives other bits. */
 #pragma once
 
 #include "codelets/unit/layer.h"
@@ -13,6 +13,7 @@
 
 struct iz_arithmetic {
     bool bf16_products;  /* on CPUs; false: fp32 */
+    char note[128];      /* sentence about slow kernels; otherwise "" */
     char why[128];       /* reason if auto chose fp32 products; otherwise "" */
     bool attention_kept; /* run.gpu_attention is what a resumed run had */
 };

@@ -112,12 +112,11 @@ static struct iz_binding *gather_bindings(const struct run *r)
 
 static void print_header(struct run *r, const struct iz_binding *bindings)
 {
-    char blas[128], note[256], product[32] = "";
+    char blas[128], product[32] = "";
     if (r->arithmetic.bf16_products)
         iz_gemm16_name(blas, sizeof(blas));
     else
         iz_blas_name(blas, sizeof(blas));
-    iz_blas_note(note, sizeof(note));
     if (r->gemm.side)
         snprintf(product, sizeof(product), " of %d cubed", r->gemm.side);
     iz_plan_print(&r->e->plan, r->model, stdout);
@@ -137,8 +136,8 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     printf("      train %lld %s, output %s\n",
            (long long)iz_data_windows(r->data, IZ_TRAIN),
            r->model->record.bytes ? "records" : "windows", r->c.run.output);
-    if (note[0])
-        printf("note: %s\n", note);
+    if (r->arithmetic.note[0])
+        printf("note: %s\n", r->arithmetic.note);
     fflush(stdout);
 }
 

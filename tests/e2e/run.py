@@ -113,7 +113,7 @@ def base_config(data, output):
         "run": {"output": str(output), "steps": 3, "workers": 2, "slices": 1,
                 "hash": True, "save": False, "recompute": "full",
                 # auto measures, and bits must not depend on that
-                "cpu_products": "fp32"},
+                "cpu_products": "fp32", "cpu_kernels": "BLAS"},
     }
 
 

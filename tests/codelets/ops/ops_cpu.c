@@ -288,33 +288,110 @@ static bool take_kernels(const char *name)
     return true;
 }
 
-static void slow_kernels_are_replaced_unless_the_user_chose_them(void **state)
+static bool offered(const char *name)
 {
-    char name[128], note[256], usual[128];
+    for (int i = 0; i < IZ_BLAS_KERNELS; i++)
+        if (iz_blas_kernels(i) && strcmp(iz_blas_kernels(i), name) == 0)
+            return true;
+    return false;
+}
+
+static void slow_kernels_are_replaced(void **state)
+{
+    char name[128], usual[128];
     iz_blas_open();
     iz_blas_name(usual, sizeof(usual));
     /* The last level of the list is what every processor has. */
-    if (!iz_simd_levels[0].runs || !take_kernels("Prescott"))
+    if (iz_blas_is_users() || !iz_simd_levels[0].runs ||
+        !take_kernels("Prescott"))
         skip();
-    iz_blas_name(name, sizeof(name));
-    assert_non_null(strstr(name, "Prescott"));
     iz_blas_open();
+    assert_string_equal(iz_blas_kernels(0), "Prescott");
+    iz_blas_take_best(256, 128, 512);
     iz_blas_name(name, sizeof(name));
-    iz_blas_note(note, sizeof(note));
     assert_null(strstr(name, "Prescott"));
-    assert_non_null(strstr(note, "for Prescott; izar uses"));
-    take_kernels("Prescott");
-    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
-    iz_blas_open();
-    unsetenv("OPENBLAS_CORETYPE");
+    assert_true(iz_blas_take("BLAS"));
     iz_blas_name(name, sizeof(name));
-    iz_blas_note(note, sizeof(note));
     assert_non_null(strstr(name, "Prescott"));
-    assert_non_null(strstr(note, "OPENBLAS_CORETYPE=Prescott is set"));
+    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
+    assert_true(iz_blas_is_users());
+    assert_false(offered("SkylakeX") || offered("Haswell"));
+    unsetenv("OPENBLAS_CORETYPE");
     take_kernels(NULL);
     iz_blas_open();
     iz_blas_name(name, sizeof(name));
     assert_string_equal(name, usual);
+}
+
+/* Near ones are not told apart, the library's own come first, and what is not
+ * there or wrong is never taken. */
+static void the_first_of_the_best_is_taken(void **state)
+{
+    static const struct {
+        double rate[IZ_BLAS_KERNELS];
+        int best;
+    } row[] = {{{100, 104, 0, 99}, 0}, {{94, 96, 100, 90}, 1},
+               {{24, 0, 150, 140}, 2}, {{0, 0, 0, 10}, 3},
+               {{24, 90, 0, 100}, 3},  {{0, 0, 0, 0}, 0}};
+    for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
+        assert_int_equal(iz_blas_best(row[i].rate), row[i].best);
+}
+
+enum { SIDE = 24, GAP = 3 };
+
+/* Every transposition, sizes down to 1, rows with gaps, C that is not read. */
+static void product_is_exact(const char *kernels, int m, int n, int k, bool ta,
+                             bool tb, float beta)
+{
+    float a[SIDE * (SIDE + GAP)], b[SIDE * (SIDE + GAP)];
+    float c[SIDE * (SIDE + GAP)], old = beta == 0 ? NAN : 1;
+    int lda = (ta ? m : k) + GAP, ldb = (tb ? k : n) + GAP, ldc = n + GAP;
+    for (int i = 0; i < SIDE * (SIDE + GAP); i++) {
+        a[i] = (float)(i * 5 % 7) - 3;
+        b[i] = (float)(i * 3 % 11) - 5;
+        c[i] = old;
+    }
+    iz_gemm_cpu(&(struct iz_gemm){.m = m,
+                                  .n = n,
+                                  .k = k,
+                                  .a = a,
+                                  .lda = lda,
+                                  .ta = ta,
+                                  .b = b,
+                                  .ldb = ldb,
+                                  .tb = tb,
+                                  .c = c,
+                                  .ldc = ldc,
+                                  .alpha = 2,
+                                  .beta = beta});
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < ldc; j++) {
+            float sum = 0, was = c[i * ldc + j];
+            for (int l = 0; l < k; l++)
+                sum += a[ta ? l * lda + i : i * lda + l] *
+                       b[tb ? (j % n) * ldb + l : l * ldb + j % n];
+            sum = 2 * sum + (beta == 0 ? 0 : beta * old);
+            if (j < n ? was != sum : memcmp(&was, &old, sizeof(old)) != 0)
+                fail_msg("%s [%d,%d,%d] %d %d beta %g at %d %d: %g for %g",
+                         kernels, m, n, k, ta, tb, beta, i, j, was, sum);
+        }
+}
+
+static void kernels_multiply_alike(void **state)
+{
+    static const int size[] = {1, 2, 7, 16, SIDE};
+    iz_blas_open();
+    for (int i = 0; i < IZ_BLAS_KERNELS; i++) {
+        if (!iz_blas_kernels(i))
+            continue;
+        assert_true(iz_blas_take(iz_blas_kernels(i)));
+        for (int s = 0; s < 5 * 5 * 5 * 8; s++)
+            product_is_exact(iz_blas_kernels(i), size[s / 8 % 5],
+                             size[s / 40 % 5], size[s / 200], s & 1, s & 2,
+                             s & 4 ? 1 : 0);
+    }
+    assert_false(iz_blas_take("NoSuchProcessor"));
+    assert_true(iz_blas_take("BLAS"));
 }
 
 int ops_cpu(void)
@@ -327,7 +404,9 @@ int ops_cpu(void)
         SEEDED(bf16_products_are_for_bf16_weights_alone),
         SEEDED(matmul_gives_equal_bits_on_every_thread),
         SEEDED(formulas_agree_with_differences),
-        SEEDED(slow_kernels_are_replaced_unless_the_user_chose_them),
+        SEEDED(slow_kernels_are_replaced),
+        SEEDED(the_first_of_the_best_is_taken),
+        SEEDED(kernels_multiply_alike),
     };
     return cmocka_run_group_tests_name("cpu", tests, NULL, NULL);
 }

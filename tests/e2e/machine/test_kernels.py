@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose kernels make a CPU's products of fp32: an OpenBLAS that takes slow ones by
+itself is noticed, and a resumed run keeps what it began with."""
+import json
+import pathlib
+import platform
+import re
+
+import pytest
+
+import run
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64",
+                                reason="OpenBLAS's names are those of x86")
+# What is multiplied must be worth a choice.
+MODEL = {"layers": 1, "heads": 2, "width": 128, "seq": 64, "vocab": 256}
+CONFIG = {"model": MODEL, "run.save": True}
+
+
+def asked(kernels, **more):
+    return {**CONFIG, "run.cpu_kernels": kernels, **more}
+
+
+def old(**more):
+    return {"LD_PRELOAD": run.built("tests/liboldblas.so"), **more}
+
+
+def multiplies(r):
+    """Whose products the header has measured."""
+    found = re.findall(r"^run: .*; (\S.*), [\d.]+ GFLOP/s in GEMM", r.out, re.M)
+    assert len(found) == 1, str(r)
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def slow(shared):
+    """Skips where OpenBLAS has one kind of kernels, or the processor is that old."""
+    r = shared.good(1, asked("BLAS"), env=old())
+    if "Prescott" not in multiplies(r):
+        pytest.skip("this BLAS library has no kernels of an old processor")
+    if " avx2 " not in pathlib.Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor is as old as the kernels")
+
+
+@pytest.mark.single
+def test_kernels_of_an_old_processor_are_replaced(slow, place):
+    r = place.good(1, asked("auto"), env=old())
+    assert "Prescott" not in multiplies(r)
+    assert r.config["run"]["cpu_kernels"] in ("oneDNN", "SkylakeX", "Haswell")
+
+
+def test_ranks_agree(slow, place):
+    """One of them has an old library, so its own kernels are no choice."""
+    r = place.good(2, asked("auto"), env=old(OLD_RANK="1"))
+    taken = r.config["run"]["cpu_kernels"]
+    assert taken in ("oneDNN", "SkylakeX", "Haswell")
+    assert place.good(2, asked(taken)).numbers == r.numbers
+
+
+@pytest.mark.single
+def test_the_users_own_choice_stays_and_is_told_what_it_costs(slow, place):
+    r = place.good(1, asked("auto"), env={"OPENBLAS_CORETYPE": "Prescott"})
+    assert "Prescott" in multiplies(r)
+    assert r.config["run"]["cpu_kernels"] == "Prescott"
+    # Without oneDNN nothing else may be tried.
+    if place.launch(1, asked("oneDNN"), ["--plan"]).rc == 0:
+        assert "note: OPENBLAS_CORETYPE is set: without it" in r.out, str(r)
+
+
+@pytest.mark.single
+def test_a_resumed_run_keeps_its_kernels(slow, place):
+    a = place.good(1, asked("auto"), env=old(), output=place.folder / "a")
+    taken = a.config["run"]["cpu_kernels"]
+    b = place.good(1, asked("auto", **{"run.steps": 6}), ["--resume"],
+                   output=place.folder / "a")
+    assert b.config["run"]["cpu_kernels"] == taken
+    once = place.good(1, asked(taken, **{"run.steps": 6}))
+    assert b.hash == once.hash
+    # before there was a choice
+    place.good(1, asked("BLAS"), output=place.folder / "b")
+    config = place.folder / "b" / "config.json"
+    effective = json.loads(config.read_text())
+    del effective["run"]["cpu_kernels"]
+    config.write_text(json.dumps(effective))
+    r = place.good(1, asked("auto", **{"run.steps": 6}), ["--resume"], env=old(),
+                   output=place.folder / "b")
+    assert "Prescott" in multiplies(r)
+
+
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_kernels_that_are_not_here_are_refused_once(ranks, place):
+    r = place.launch(ranks, asked("Zen99"))
+    run.refused(r, "run.cpu_kernels: Zen99: rank 0: this machine does not have them; "
+                "use auto")
+    assert r.err.count("run.cpu_kernels") == 1, str(r)
+
+
+@pytest.mark.single
+def test_kept_kernels_that_are_not_here_are_refused(place):
+    place.good(1, asked("BLAS"), output=place.folder / "a")
+    config = place.folder / "a" / "config.json"
+    effective = json.loads(config.read_text())
+    effective["run"]["cpu_kernels"] = "Zen99"
+    config.write_text(json.dumps(effective))
+    r = place.launch(1, asked("auto", **{"run.steps": 6}), ["--resume"],
+                     output=place.folder / "a")
+    run.refused(r, "run.cpu_kernels: Zen99: rank 0: this machine does not have them; "
+                "this run began with it: BLAS goes on with other bits")

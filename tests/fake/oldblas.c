@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loaded before a program: an OpenBLAS that is older than the processor, and
+ * takes kernels of long ago by itself.  It does so on rank OLD_RANK, or on all
+ * without that variable. */
+#define _GNU_SOURCE /* RTLD_NEXT */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+void openblas_set_num_threads(int n);
+
+/* The first call of the program. */
+void openblas_set_num_threads(int n)
+{
+    const char *rank = getenv("OLD_RANK");
+    const char *here = getenv("OMPI_COMM_WORLD_RANK");
+    void (*set)(int), (*quit)(void), (*init)(void);
+    *(void **)&set = dlsym(RTLD_NEXT, "openblas_set_num_threads");
+    *(void **)&quit = dlsym(RTLD_NEXT, "gotoblas_dynamic_quit");
+    *(void **)&init = dlsym(RTLD_NEXT, "gotoblas_dynamic_init");
+    set(n);
+    if (!quit || !init || (rank && (!here || strcmp(here, rank))))
+        return;
+    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
+    quit();
+    init();
+    unsetenv("OPENBLAS_CORETYPE");
+}
