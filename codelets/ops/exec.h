@@ -41,6 +41,7 @@ struct iz_rate {
     double flops_per_s, bytes_per_s, latency_s;
     double fused_flops_per_s; /* 0: flops_per_s */
     double squares_per_s;     /* of elements in the cache; 0: at no cost */
+    double all_bytes_per_s;   /* what the busy workers share; 0: no limit */
 };
 
 /* One sentence; "": nothing was refused. */

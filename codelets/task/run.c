@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tasks on their workers: calls, the log of spans, and what StarPU takes a task
  * to cost. */
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,6 +138,7 @@ void iz_end_simulated(void *arg)
     const struct head *h = arg;
     struct starpu_profiling_task_info *p =
         starpu_task_get_current()->profiling_info;
+    h->g->busy -= h->counted;
     log_task(h, starpu_worker_get_id(),
              (int64_t)(starpu_timing_timespec_to_us(&p->start_time) * 1e3),
              (int64_t)(starpu_timing_timespec_to_us(&p->end_time) * 1e3));
@@ -227,14 +229,33 @@ void iz_set_rates(struct iz_graph *g)
             g->config.rate[w] = plausible[w];
 }
 
+/* What the worker gets of a memory that it shares with the busy ones: at the
+ * task's start, which StarPU simulates by asking for its cost on the worker; to
+ * a scheduler that asks before, all are busy. */
+static double worker_bytes_per_s(struct head *h, struct starpu_task *task,
+                                 const struct iz_rate *r)
+{
+    struct iz_graph *g = h->g;
+    int busy = g->config.workers;
+    if (g->config.simulated && starpu_task_get_current() == task &&
+        iz_graph_has(g, IZ_ON_HOST, starpu_worker_get_id())) {
+        g->busy += !h->counted;
+        h->counted = true;
+        busy = g->busy;
+    }
+    return r->all_bytes_per_s > 0
+               ? fmin(r->bytes_per_s, r->all_bytes_per_s / busy)
+               : r->bytes_per_s;
+}
+
 static double cost_us(struct starpu_task *task,
                       struct starpu_perfmodel_arch *arch, unsigned impl)
 {
-    const struct head *h = task->cl_arg;
+    struct head *h = task->cl_arg;
     const struct iz_rate *r =
         &h->g->config.rate[h->gathers ? IZ_RATE_GATHER : (int)h->where];
     double compute = r->flops_per_s > 0 ? h->flops / r->flops_per_s : 0;
-    double memory = h->bytes / r->bytes_per_s;
+    double memory = h->bytes / worker_bytes_per_s(h, task, r);
     double squares = r->squares_per_s > 0 ? h->squares / r->squares_per_s : 0;
     double s =
         h->seconds > 0

@@ -56,6 +56,7 @@ struct iz_graph {
     _Atomic int64_t submitted, begun, ended;
     struct waiting *waiting; /* the last ones submitted, by their number */
     double bytes[IZ_WORKER_KINDS]; /* of what was submitted */
+    int busy; /* simulated: the CPU's compute workers that have a task */
     int64_t waited_ns; /* that the submitting thread waited for tasks */
     int position;
     bool started;
@@ -70,8 +71,8 @@ struct head {
     enum iz_where where;
     bool gathers;
     int unit, step;
-    bool ends_step;
-    int64_t number; /* of those submitted */
+    bool ends_step, counted; /* in g->busy */
+    int64_t number;          /* of those submitted */
     int64_t begin_ns;
     _Alignas(16) char arg[];
 };

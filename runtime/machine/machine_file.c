@@ -3,6 +3,7 @@
 #include "runtime/machine/machine_file.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -221,15 +222,20 @@ static struct iz_rate network(const struct iz_machine *m,
                                 seconds(m->message_ns) * (p->ranks - 1)};
 }
 
+/* A worker of the host has what its core gets of the memory, and all busy ones
+ * share what the host gives.  Where all cores get more than core_bytes_per_s of
+ * it, one alone does so too. */
 void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
                       struct iz_rate rate[IZ_RATES])
 {
     double ranks = iz_machine_ranks(m, p->ranks);
-    double workers = p->target.workers;
-    rate[IZ_ON_HOST] = (struct iz_rate){
-        .flops_per_s = (double)m->core_flops_per_s,
-        .bytes_per_s = (double)m->host_bytes_per_s / ranks / workers,
-        .latency_s = 1e-6};
+    double part = core_part(m, p->ranks), host = (double)m->host_bytes_per_s;
+    rate[IZ_ON_HOST] =
+        (struct iz_rate){.flops_per_s = (double)m->core_flops_per_s,
+                         .bytes_per_s = part * fmax((double)m->core_bytes_per_s,
+                                                    host / m->cores),
+                         .latency_s = 1e-6,
+                         .all_bytes_per_s = host / ranks};
     rate[IZ_ON_COMPUTE] = p->target.compute;
     rate[IZ_ON_COMPUTE].latency_s = p->target.gpu ? seconds(m->launch_ns) : 0;
     rate[IZ_ON_COMM] = network(m, p, false);
@@ -242,7 +248,7 @@ void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
     rate[IZ_ON_IO] =
         (struct iz_rate){.bytes_per_s = (double)m->disk_bytes_per_s / ranks / 2,
                          .latency_s = 100e-6};
-    double squares = (double)m->core_squares_per_s * core_part(m, p->ranks);
+    double squares = (double)m->core_squares_per_s * part;
     rate[IZ_ON_HOST].squares_per_s = rate[IZ_ON_COMM].squares_per_s = squares;
     if (!p->target.gpu) /* else they are passes of their own, in bytes */
         rate[IZ_ON_COMPUTE].squares_per_s = squares;

@@ -31,7 +31,7 @@ def config():
         "model": {"layers": LAYERS, "heads": 40, "width": WIDTH, "seq": SEQ,
                   "vocab": VOCAB},
         "data": {"path": "none", "bytes": True},
-        "run": {"ring": 2, "workers": 8, "recompute": "full",
+        "run": {"ring": 2, "workers": 20, "recompute": "full",
                 "device_memory_limit_bytes": 8 * GIB},
     }
 
@@ -348,6 +348,24 @@ def test_squares_of_a_machine_that_does_not_tell_their_rate(simulate, tmp_path):
         for x in (None, MACHINE["core_bytes_per_s"] // 4, 10**6))
     assert told(untold) == told(known)
     assert slow["step_s"] >= bare_elements() / 4 / 10**6  # four workers
+
+
+def test_a_worker_gets_of_the_memory_what_its_core_does(simulate, tmp_path):
+    """However much the host has; where its cores get more together, one does too."""
+    few, many, more = (told(simulate(*SMALL, "run.workers=1",
+                                     machine=machine(tmp_path, host_bytes_per_s=x)))
+                       for x in (16 * 10**9, 320 * 10**9, 960 * 10**9))
+    assert few == many
+    assert more["step_s"] < many["step_s"]
+
+
+def test_busy_workers_share_the_memory(simulate, tmp_path):
+    """16 at 8 GB/s of what gives 16: Adam takes as long as two of them would."""
+    rate = 16 * 10**9
+    shared, free = (simulate(*SMALL, "run.workers=16",
+                             machine=machine(tmp_path, host_bytes_per_s=x))["step_s"]
+                    for x in (rate, MACHINE["host_bytes_per_s"]))
+    assert free < bare_elements() * 28 / rate < shared
 
 
 def test_cores_that_multiply_bf16(simulate, tmp_path):
