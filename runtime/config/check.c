@@ -276,6 +276,9 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
     check_offload(file, f, "offload_param", &z->param);
     if (z->optimizer.ratio < 1)
         check_ratio(file, f);
+    file->c.zero.optimizer.ratio_auto =
+        *given(file, "zero_optimization.offload_optimizer.ratio") ==
+        IZ_GIVEN_AUTO;
 }
 
 static void resolve_run(struct iz_config_file *file, struct iz_faults *f)

@@ -58,8 +58,9 @@ struct iz_offload_config {
     char nvme_path[IZ_PATH_MAX];
     bool pin_memory;
     int buffer_count; /* staging buffers of the nvme tier */
-    double ratio; /* offload_optimizer only: part of the chunks that the host
-                     keeps and updates, the GPU the others */
+    double ratio;    /* offload_optimizer only: part of the chunks that the host
+                        keeps and updates, the GPU the others */
+    bool ratio_auto; /* the plan chooses it */
 };
 
 struct iz_zero_config {

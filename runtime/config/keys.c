@@ -159,7 +159,8 @@ const struct iz_key iz_config_keys[] = {
            "Part of the optimizer's states that the host keeps and updates, in "
            "whole chunks; the GPU keeps and updates the rest. A value below 1 "
            "needs a GPU, device cpu, parameters not on nvme, and stage 1 or "
-           "more (DeepSpeed: 3)."),
+           "more (DeepSpeed: 3). \"auto\": chosen before step 0 by what fits; "
+           "1 where there is nothing to share."),
     WORD("zero_optimization.offload_param.device", c.zero.param.home,
          "none|cpu|nvme", "\"none\"",
          "Home of the sharded parameters. Needs stage 3."),
@@ -433,6 +434,7 @@ const char *iz_config_auto(const struct iz_key *key)
         {"bf16.enabled", NULL},
         {"fp16.enabled", NULL},
         {"zero_optimization.offload_optimizer.device", NULL},
+        {"zero_optimization.offload_optimizer.ratio", NULL},
         {"zero_optimization.offload_param.device", NULL},
         {"zero_optimization.sub_group_size", NULL},
         {"zero_optimization.overlap_comm", NULL},

@@ -465,6 +465,7 @@ static void note_value(FILE *notes, const struct iz_config_file *file,
     iz_config_value(notes, k, file);
 }
 
+/* A ratio is chosen when the memory is known; the plan's table has it. */
 static void print_notes(FILE *notes, const struct iz_config_file *file,
                         bool optimizer, const char *ignored)
 {
@@ -473,7 +474,8 @@ static void print_notes(FILE *notes, const struct iz_config_file *file,
         "optimizer.params.eps", "optimizer.params.weight_decay"};
     const char *before = "config: \"auto\" stands for ";
     for (const struct iz_key *k = iz_config_keys; k->name; k++)
-        if (file->given[k - iz_config_keys] == IZ_GIVEN_AUTO) {
+        if (file->given[k - iz_config_keys] == IZ_GIVEN_AUTO &&
+            strcmp(k->name, "zero_optimization.offload_optimizer.ratio")) {
             note_value(notes, file, k, before);
             before = ", ";
         }

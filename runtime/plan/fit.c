@@ -381,6 +381,46 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
     return -ENOMEM;
 }
 
+/* ---- the ratio ---- */
+
+static bool ratio_fits(const struct iz_config *c, const struct iz_model *m,
+                       int ranks, int rank, const struct iz_target *t,
+                       const struct iz_limits *limit, bool keeps)
+{
+    struct iz_plan p;
+    if (iz_plan_make(&p, c, m, ranks, rank, t))
+        return false;
+    bool fits = !iz_plan_fit(&p, c, m, limit, NULL) &&
+                !(keeps && (p.act.recompute || p.micro_batches > 1));
+    iz_plan_clear(&p);
+    return fits;
+}
+
+/* The GPU updates a chunk many times as fast as the host, so it gets as many as
+ * fit.  Kept activations come first where a step has one micro-batch:
+ * recomputing takes longer than the updates that the host could not hide.  With
+ * several ones the sums of what the host updates take longer still. */
+void iz_plan_choose_ratio(struct iz_config *c, const struct iz_model *m,
+                          int ranks, int rank, const struct iz_target *t,
+                          const struct iz_limits *limit,
+                          bool (*all)(void *arg, bool ok), void *arg)
+{
+    double *ratio = &c->zero.optimizer.ratio;
+    bool on_host = c->run.state_dtype != IZ_MOMENT_F32 &&
+                   c->run.save_mode == IZ_SAVE_ASYNC;
+    bool divides = t->gpu && may_split(c) && !on_host;
+    if (!c->zero.optimizer.ratio_auto)
+        return;
+    for (int keeps = 1; divides && keeps >= 0; keeps--)
+        for (int i = 0; i <= RATIO_STEPS; i++) {
+            *ratio = (double)i / RATIO_STEPS;
+            bool ok = ratio_fits(c, m, ranks, rank, t, limit, keeps);
+            if (all ? all(arg, ok) : ok)
+                return;
+        }
+    *ratio = 1;
+}
+
 /* ---- the largest model ---- */
 
 #define MOST_BLOCKS (1 << 14)

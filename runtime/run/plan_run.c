@@ -193,6 +193,11 @@ static int fit_plan(struct run *r)
     return s;
 }
 
+static bool all_fit(void *coll, bool ok)
+{
+    return iz_coll_all_ok(coll, ok);
+}
+
 static int make_plan(struct run *r)
 {
     int ranks = iz_run_ranks(r);
@@ -205,6 +210,8 @@ static int make_plan(struct run *r)
         f = iz_plan_check(&r->c, &t, iz_run_err(r));
     if (f)
         return iz_run_agree(r, f, NULL);
+    iz_plan_choose_ratio(&r->c, r->model, ranks, rank, &t, &r->limit, all_fit,
+                         r->coll);
     int s = iz_run_agree(
         r, iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t),
         "the plan");

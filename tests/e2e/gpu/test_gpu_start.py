@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The start of a run on a GPU: what does not fit or cannot be done there is refused
 before step 0; StarPU's first measurement of a machine; which GPU."""
+import json
+
 import pytest
 
 import rows
@@ -30,6 +32,35 @@ def test_too_small_a_host_is_told_what_the_gpu_can_take(param, start):
     assert start({**row, "ratio": ratio}, some).numbers == whole.numbers
     run.refused(start({**row, "ratio": ratio + 0.05}, some, good=False),
                 "MiB of memory per rank")
+
+
+@standin
+@pytest.mark.parametrize("ranks, comm, param", [
+    (1, "mpi", "cpu"), (1, "mpi", "none"), (2, "mpi", "cpu"), (2, "nccl", "cpu")])
+def test_an_automatic_ratio_is_the_smallest_that_fits(ranks, comm, param, start, place):
+    """With the bits of any other.  The effective config has it as a number, with which
+    a run goes on; without a GPU the host has everything."""
+    row = {**ROW, **FAR, "ranks": ranks, "comm": comm, "param": param, "steps": 2,
+           "device": "cuda"}
+    some = {"model.layers": 20, "model.width": 48, "run.save_interval": 1}
+    key = "run.device_memory_limit_bytes"
+    output = place.folder / "chosen"
+    whole = start({**row, "steps": 3}, some)
+    room = start({**row, "ratio": 0.4}, some).bytes_in("device")
+    r = start({**row, "ratio": "auto"}, {**some, key: room}, output=output)
+    zero = json.loads((output / "config.json").read_text())["zero_optimization"]
+    ratio = zero["offload_optimizer"]["ratio"]
+    assert 0.3 < ratio <= 0.4 and "; effective ratio 0." in r.out
+    run.refused(start({**row, "ratio": ratio - 0.05}, {**some, key: room}, good=False),
+                "MiB of the GPU's memory")
+    again = start({**row, "ratio": ratio, "steps": 3}, {**some, key: room},
+                  output=output, options=["--resume"])
+    assert again.bits[-1:] == whole.bits[-1:] and again.hash == whole.hash
+    free = start({**row, "ratio": "auto", "steps": 3}, some)
+    assert "effective ratio 0.000" in free.out and free.numbers == whole.numbers
+    host = start({**row, "ratio": "auto", "device": "cpu", "steps": 3,
+                  "comm": "mpi"}, some)
+    assert "effective ratio" not in host.out and host.numbers == whole.numbers
 
 
 @standin

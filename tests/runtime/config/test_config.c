@@ -69,6 +69,7 @@ static void auto_is_what_the_trainer_takes_and_is_told(void **state)
              "config: without effect here: "
              "zero_optimization.contiguous_gradients, "
              "zero_optimization.reduce_bucket_size\n"));
+    assert_false(config.zero.optimizer.ratio_auto);
     effective();
     if (read_file(in_folder("effective.json"), NULL, 0, 3))
         fail_msg("%s", said);

@@ -431,6 +431,61 @@ static void a_host_that_is_short_leaves_chunks_to_the_gpu(void **state)
         }
 }
 
+static double chosen(struct iz_config c, struct iz_limits l,
+                     const struct iz_target *t)
+{
+    c.zero.optimizer.ratio = 1;
+    c.zero.optimizer.ratio_auto = true;
+    iz_plan_choose_ratio(&c, model, 1, 0, t, &l, NULL, NULL);
+    return c.zero.optimizer.ratio;
+}
+
+/* With one micro-batch, activations that can be kept are; otherwise, and where
+ * they never can, the GPU gets all that fits. */
+static void an_automatic_ratio_is_the_smallest_that_fits(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU);
+    struct iz_limits l = needs(c, 0.35);
+    l.host = INT64_MAX;
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    assert_true(chosen(c, l, &gpu_bf16) == 0.35);
+    l.device = INT64_MAX;
+    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    c.run.recompute = IZ_RECOMPUTE_AUTO;
+    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    c.zero.optimizer.ratio = 0.6;
+    c.micro_batch = 32;
+    make(&p, &c, 1, &gpu_bf16);
+    iz_plan_keep(&p, model, true);
+    l.device = iz_plan_device_bytes(&p);
+    assert_true(needs(c, 0).device <= l.device);
+    assert_true(chosen(c, l, &gpu_bf16) == 0.6);
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    c.run.recompute = IZ_RECOMPUTE_AUTO;
+    c.grad_accum = 2;
+    assert_true(chosen(c, l, &gpu_bf16) < 0.6);
+    l = needs(offloaded(1, IZ_HOME_CPU), 0.5);
+    l.device--;
+    assert_true(chosen(c, l, &gpu_bf16) == 1); /* nothing fits */
+}
+
+static void an_automatic_ratio_is_1_where_nothing_is_shared(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU);
+    struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
+    assert_true(chosen(c, l, &target1) == 1);
+    c.run.state_dtype = IZ_MOMENT_FP8;
+    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    c.run.save_mode = IZ_SAVE_ASYNC; /* which reads no coded states of a GPU */
+    assert_true(chosen(c, l, &gpu_bf16) == 1);
+    c = offloaded(1, IZ_HOME_NVME);
+    assert_true(chosen(c, l, &gpu_bf16) == 1);
+    c = offloaded(1, IZ_HOME_NONE);
+    c.zero.optimizer.home = IZ_HOME_NONE;
+    assert_true(chosen(c, l, &gpu_bf16) == 1);
+}
+
 static void a_gpu_that_is_full_takes_no_chunks(void **state)
 {
     struct iz_config c = offloaded(1, IZ_HOME_CPU);
@@ -533,6 +588,8 @@ int main(void)
         cmocka_unit_test(a_cpu_cannot_share_with_a_gpu),
         cmocka_unit_test(the_whole_optimizer_on_the_host_is_a_way_out),
         cmocka_unit_test(a_host_that_is_short_leaves_chunks_to_the_gpu),
+        cmocka_unit_test(an_automatic_ratio_is_the_smallest_that_fits),
+        cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
         cmocka_unit_test(a_gpu_that_is_full_takes_no_chunks),
         cmocka_unit_test(coded_states_are_shared_out_too),
         cmocka_unit_test(host_and_gpu_together_are_a_way_out),
