@@ -21,10 +21,10 @@ const char *const iz_bottleneck_names[IZ_BOTTLENECKS] = {
     [IZ_BOTTLENECK_GAPS] = "gaps",
 };
 
-enum iz_use iz_bottleneck_loss(const struct iz_time_total *u)
+static enum iz_use largest_loss(const struct iz_time_total *u, double least)
 {
     enum iz_use most = IZ_USES;
-    double share = IZ_BOTTLENECK_COST;
+    double share = least;
     for (int c = IZ_USE_OPTIMIZER; c < IZ_USES; c++)
         if (u->share[c] >= share) {
             share = u->share[c];
@@ -33,7 +33,13 @@ enum iz_use iz_bottleneck_loss(const struct iz_time_total *u)
     return most;
 }
 
-enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m)
+enum iz_use iz_bottleneck_loss(const struct iz_time_total *u)
+{
+    return largest_loss(u, IZ_BOTTLENECK_COST);
+}
+
+static enum iz_bottleneck limit_of(const struct iz_bottleneck_measured *m,
+                                   enum iz_use loss)
 {
     /* What the loss comes from, where that is full and where it is not. */
     static const struct {
@@ -49,7 +55,6 @@ enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m)
         [IZ_USE_NOTHING] = {IZ_BOTTLENECK_SUBMISSION, IZ_BOTTLENECK_GAPS},
         [IZ_USES] = {IZ_BOTTLENECK_COMPUTE, IZ_BOTTLENECK_COMPUTE},
     };
-    enum iz_use loss = iz_bottleneck_loss(&m->usage);
     double busy = loss == IZ_USE_NOTHING   ? m->submitting
                   : loss <= IZ_USE_SUMS    ? m->host_busy
                   : loss < IZ_USES_RUNNING ? m->usage.busy[loss]
@@ -59,12 +64,20 @@ enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m)
     return busy >= IZ_BOTTLENECK_FULL ? from[loss].full : from[loss].not_full;
 }
 
+enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m)
+{
+    return limit_of(m, iz_bottleneck_loss(&m->usage));
+}
+
 /* The setting that would move a limit.  Of traffic first what moves more than
  * it must, then what makes a step move less.  `ring` is room for a sentence. */
 static const char *advice(enum iz_bottleneck limit, enum iz_use link,
                           const struct iz_bottleneck_setting *s, char *ring,
                           size_t size)
 {
+    static const char part[] =
+        "a smaller offload_optimizer.ratio would give the GPU a larger part, "
+        "if its states fit there and the links have time";
     switch (limit) {
     case IZ_BOTTLENECK_COMPUTE:
         return s->recompute ? "run.recompute=none would save the repeated "
@@ -76,11 +89,17 @@ static const char *advice(enum iz_bottleneck limit, enum iz_use link,
         return !s->overlap ? "run.overlap=true would run it under the next "
                              "step's forward"
                : s->divisible
-                   ? "a smaller offload_optimizer.ratio would give the GPU a "
-                     "larger part, if its states fit there and the links have "
-                     "time"
+                   ? part
                    : "more samples a step (train_batch_size) would spread it";
+    case IZ_BOTTLENECK_WORKERS:
+        return "more workers (run.workers, or cores for the rank) would move "
+               "it";
+    case IZ_BOTTLENECK_SUBMISSION:
+        return "larger tasks (train_micro_batch_size_per_gpu, sub_group_size) "
+               "would need fewer";
     case IZ_BOTTLENECK_SUMS:
+        if (s->divisible && s->micro_batches == 1)
+            return part;
         return "more samples a micro-batch (train_micro_batch_size_per_gpu) "
                "would need fewer";
     case IZ_BOTTLENECK_TASKS:
@@ -131,6 +150,30 @@ static const char *advice(enum iz_bottleneck limit, enum iz_use link,
 
 /* ---- the sentence ---- */
 
+static const char *const loss_names[IZ_USES] = {
+    [IZ_USE_OPTIMIZER] = "the optimizer",
+    [IZ_USE_SUMS] = "sums, norms and copies",
+    [IZ_USE_NETWORK] = "the network, or a later rank",
+    [IZ_USE_UP] = "the link to the GPU",
+    [IZ_USE_DOWN] = "the link to the host",
+    [IZ_USE_DISK] = "the disk",
+    [IZ_USE_TASKS] = "too few tasks",
+    [IZ_USE_NOTHING] = "gaps between tasks",
+};
+
+/* Of small losses that are together worth a word: the largest one.  Not where
+ * compute itself can take less. */
+static enum iz_use small_loss(const struct iz_bottleneck_measured *m,
+                              const struct iz_bottleneck_setting *s)
+{
+    double lost = 1 - m->usage.share[IZ_USE_UNITS];
+    bool moves = s->recompute || (s->gpu && !s->half);
+    return iz_bottleneck_find(m) == IZ_BOTTLENECK_COMPUTE && !moves &&
+                   lost >= IZ_BOTTLENECK_COST
+               ? largest_loss(&m->usage, 0)
+               : IZ_USES;
+}
+
 void iz_bottleneck_text(char *out, size_t size,
                         const struct iz_bottleneck_measured *m,
                         const struct iz_bottleneck_setting *s)
@@ -150,20 +193,23 @@ void iz_bottleneck_text(char *out, size_t size,
         [IZ_BOTTLENECK_GAPS] = {"gaps between tasks: nothing runs",
                                 IZ_USE_NOTHING},
     };
-    static const char *const links[IZ_USES] = {
-        [IZ_USE_NETWORK] = "the network, or a later rank",
-        [IZ_USE_UP] = "the link to the GPU",
-        [IZ_USE_DOWN] = "the link to the host",
-        [IZ_USE_DISK] = "the disk",
-    };
     const double *share = m->usage.share;
     enum iz_bottleneck limit = iz_bottleneck_find(m);
-    enum iz_use loss = iz_bottleneck_loss(&m->usage);
+    enum iz_use loss = iz_bottleneck_loss(&m->usage), small = small_loss(m, s);
     bool late = limit == IZ_BOTTLENECK_LATE;
     char ring[96];
-    const char *setting = advice(limit, loss, s, ring, sizeof(ring));
+    const char *setting =
+        small < IZ_USES
+            ? advice(limit_of(m, small), small, s, ring, sizeof(ring))
+            : advice(limit, loss, s, ring, sizeof(ring));
     if (limit == IZ_BOTTLENECK_UNKNOWN)
         snprintf(out, size, "not known: that takes two steps");
+    else if (small < IZ_USES)
+        snprintf(out, size,
+                 "compute: forward and backward fill %.0f %% of the time; of "
+                 "the rest most, %.0f %%, goes to %s: %s",
+                 100 * share[IZ_USE_UNITS], 100 * share[small],
+                 loss_names[small], setting);
     else if (simple[limit].what)
         snprintf(out, size, "%s %.0f %% of the time%s; %s", simple[limit].what,
                  100 * share[simple[limit].use],
@@ -180,14 +226,12 @@ void iz_bottleneck_text(char *out, size_t size,
     else if (limit == IZ_BOTTLENECK_SUBMISSION)
         snprintf(out, size,
                  "submission: nothing runs %.0f %% of the time, and the main "
-                 "thread submits %.0f %% of it; larger tasks "
-                 "(train_micro_batch_size_per_gpu, sub_group_size) would need "
-                 "fewer",
-                 100 * share[IZ_USE_NOTHING], 100 * m->submitting);
+                 "thread submits %.0f %% of it; %s",
+                 100 * share[IZ_USE_NOTHING], 100 * m->submitting, setting);
     else
         snprintf(out, size,
                  "%s: compute waits %.0f %% of the time for it, and it works "
                  "%s%.0f %% of the time; %s",
-                 links[loss], 100 * share[loss], late ? "only " : "",
+                 loss_names[loss], 100 * share[loss], late ? "only " : "",
                  100 * m->usage.busy[loss], setting);
 }

@@ -365,6 +365,35 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
     assert_text(&m, &s, "run.parallel_micro_batches");
 }
 
+/* Losses that are small one by one may be large together. */
+static void small_losses_together_are_told(void **state)
+{
+    struct iz_bottleneck_setting s = {
+        .overlap = true, .divisible = true, .gpu = true, .half = true};
+    struct iz_bottleneck_measured m = measured(IZ_USE_OPTIMIZER, 0.09);
+    assert_text(&m, &s, "fill 91 %");
+    assert_text(&m, &s, "only more ranks");
+    m.usage.share[IZ_USE_SUMS] = 0.08;
+    m.usage.share[IZ_USE_UNITS] -= 0.08;
+    assert_int_equal(iz_bottleneck_find(&m), IZ_BOTTLENECK_COMPUTE);
+    assert_text(&m, &s, "fill 83 %");
+    assert_text(&m, &s, "9 %, goes to the optimizer: a smaller offload_opt");
+    m.host_busy = 0.9;
+    assert_text(&m, &s, "more workers (run.workers");
+    m.host_busy = 0;
+    m.usage.share[IZ_USE_OPTIMIZER] = 0.07;
+    m.usage.share[IZ_USE_UNITS] += 0.02;
+    assert_text(&m, &s, "copies: more samples a micro-batch");
+    s.micro_batches = 1; /* a GPU with a part of the states sums for them */
+    assert_text(&m, &s, "copies: a smaller offload_optimizer.ratio");
+    m.usage.share[IZ_USE_NOTHING] = 0.095;
+    m.usage.share[IZ_USE_UNITS] -= 0.095;
+    m.submitting = 1;
+    assert_text(&m, &s, "gaps between tasks: larger tasks");
+    s.recompute = true;
+    assert_text(&m, &s, "run.recompute=none");
+}
+
 /* With a log of its own. */
 #define SHARES(f) cmocka_unit_test_setup_teardown(f, shares_open, shares_close)
 
@@ -385,6 +414,7 @@ int main(void)
         SHARES(every_verdict_is_reached),
         SHARES(the_largest_loss_is_the_limit),
         SHARES(a_sentence_names_a_setting_that_would_move_it),
+        SHARES(small_losses_together_are_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
