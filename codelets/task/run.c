@@ -238,7 +238,7 @@ static double worker_bytes_per_s(struct head *h, struct starpu_task *task,
     struct iz_graph *g = h->g;
     int busy = g->config.workers;
     if (g->config.simulated && starpu_task_get_current() == task &&
-        iz_graph_has(g, IZ_ON_HOST, starpu_worker_get_id())) {
+        mask_has(g->mask[IZ_ON_HOST], starpu_worker_get_id())) {
         g->busy += !h->counted;
         h->counted = true;
         busy = g->busy;

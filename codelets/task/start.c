@@ -322,7 +322,7 @@ bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w)
 {
     if (where == IZ_ON_COMM)
         return g->config.comm && (unsigned)w == g->comm_worker;
-    return g->mask[where][w / 32] >> (w % 32) & 1;
+    return mask_has(g->mask[where], w);
 }
 
 struct iz_rate iz_graph_rate(const struct iz_graph *g, enum iz_where where)

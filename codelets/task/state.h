@@ -40,6 +40,11 @@ struct waiting {
 
 typedef uint32_t worker_mask[MASK_WORDS];
 
+static inline bool mask_has(const worker_mask m, int worker)
+{
+    return m[worker / 32] >> (worker % 32) & 1;
+}
+
 struct iz_graph {
     struct iz_graph_config config;
     struct iz_shadow shadow;
