@@ -32,6 +32,8 @@ enum iz_attention_by {
     IZ_ATTENTION_OWN,
     IZ_ATTENTION_CUDNN
 };
+/* Whether ranks are added per micro-batch, or micro-batches per rank. */
+enum iz_sum_first { IZ_SUM_AUTO, IZ_SUM_RANKS_FIRST, IZ_SUM_LOCAL_FIRST };
 enum iz_host_comm { IZ_HOST_AUTO, IZ_HOST_MEMORY, IZ_HOST_MESSAGES };
 enum iz_recompute { IZ_RECOMPUTE_AUTO, IZ_RECOMPUTE_FULL, IZ_RECOMPUTE_NONE };
 
@@ -114,6 +116,7 @@ struct iz_run_config {
     bool overlap;  /* false: barriers around the optimizer, for comparison */
     int in_flight; /* steps submitted ahead at most */
     int parallel_micro_batches; /* of a depth-first wave; 0 = workers */
+    enum iz_sum_first sum_order;
     int slices; /* tasks per micro-batch; 0 = enough to occupy all workers */
     int ring;   /* gathered-unit buffers; 0 = from the zero section */
     int64_t log_interval;

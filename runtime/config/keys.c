@@ -320,6 +320,15 @@ const struct iz_key iz_config_keys[] = {
            "one; the number must divide the micro-batch. 0: the smallest "
            "number that occupies all workers of the first rank; a resumed "
            "run keeps it. Another number adds in another order."),
+    WORD("run.sum_order", c.run.sum_order, "auto|ranks_first|local_first",
+         "\"auto\"",
+         "On several ranks, with several micro-batches: ranks_first adds each "
+         "micro-batch's gradient over the ranks; local_first adds a rank's "
+         "micro-batches where they are computed, and the ranks once per step. "
+         "In stage 3 local_first needs run.schedule breadth_first. auto: "
+         "local_first, but ranks_first for depth_first in stage 3 or with an "
+         "optimizer that a GPU offloads. A resumed run keeps its first choice. "
+         "Another order has other bits."),
     NUMBER("run.ring", INT, c.run.ring, 0, BATCH_MAX, "0",
            "Buffers of gathered units; 0: computed from zero_optimization."),
     BOOL("run.task_log", c.run.task_log, "false",

@@ -59,6 +59,7 @@ static int open_slots(struct iz_engine *e, struct iz_slot **out, int n,
 static int open_rings(struct iz_engine *e)
 {
     int64_t size = iz_dtype_bytes(e->plan.param_type);
+    int64_t sum = iz_dtype_bytes(e->plan.grad_type);
     int64_t boundary =
         iz_dtype_bytes(e->plan.target.act) * e->plan.act.boundary_elems;
     e->ring = calloc((size_t)e->plan.n_rings, sizeof(*e->ring));
@@ -67,7 +68,9 @@ static int open_rings(struct iz_engine *e)
         if (open_slots(e, &e->ring[i].param, r->params, r->elems * size,
                        IZ_DATUM_GATHERED) ||
             open_slots(e, &e->ring[i].grad, r->grads, r->grad_elems * size,
-                       IZ_DATUM_UNIT_GRAD))
+                       IZ_DATUM_UNIT_GRAD) ||
+            open_slots(e, &e->ring[i].sum, r->sums, r->grad_elems * sum,
+                       IZ_DATUM_RING_SUM))
             return -ENOMEM;
     }
     if (!e->ring)
@@ -194,6 +197,7 @@ void iz_alloc_close(struct iz_engine *e)
     for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
         free(e->ring[i].param);
         free(e->ring[i].grad);
+        free(e->ring[i].sum);
     }
     free(e->ring);
     free(e->boundaries.slot);
@@ -220,13 +224,25 @@ struct iz_staging *iz_next_staging(struct iz_engine *e, enum iz_staging_kind k)
     return s;
 }
 
+static starpu_data_handle_t next_slot(const struct iz_slot *s, int *next, int n)
+{
+    const struct iz_slot *now = s + *next;
+    *next = (*next + 1) % n;
+    return now->handle;
+}
+
 starpu_data_handle_t iz_next_grad(struct iz_engine *e, int unit)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
-    if (p->direct)
-        return e->unit[unit].grad_handle[0];
     struct iz_ring *r = &e->ring[p->ring];
-    struct iz_slot *s = &r->grad[r->next_grad];
-    r->next_grad = (r->next_grad + 1) % e->plan.ring[p->ring].grads;
-    return s->handle;
+    return p->direct
+               ? e->unit[unit].grad_handle[0]
+               : next_slot(r->grad, &r->next_grad, e->plan.ring[p->ring].grads);
+}
+
+starpu_data_handle_t iz_next_sum(struct iz_engine *e, int unit)
+{
+    int ring = e->unit[unit].plan->ring;
+    struct iz_ring *r = &e->ring[ring];
+    return next_slot(r->sum, &r->next_sum, e->plan.ring[ring].sums);
 }

@@ -16,6 +16,8 @@ void iz_alloc_close(struct iz_engine *e);
 struct iz_staging *iz_next_staging(struct iz_engine *e, enum iz_staging_kind k);
 /* Buffer for the next gradient contribution to a unit. */
 starpu_data_handle_t iz_next_grad(struct iz_engine *e, int unit);
+/* Buffer for the next sum of micro-batches, of a unit whose ring has some. */
+starpu_data_handle_t iz_next_sum(struct iz_engine *e, int unit);
 
 /* ---- unit_memory.c: what units own ---- */
 
@@ -34,6 +36,8 @@ enum iz_datum {
     IZ_DATUM_STATE,
     IZ_DATUM_GATHERED,
     IZ_DATUM_UNIT_GRAD,
+    IZ_DATUM_OWN_SUM,  /* of a rank's micro-batches, in a unit's own buffer */
+    IZ_DATUM_RING_SUM, /* the same in a ring */
     IZ_DATUM_BOUNDARY,
     IZ_DATUM_RAISED, /* a boundary that came back from the host */
     IZ_DATUM_SAVED,

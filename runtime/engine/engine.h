@@ -43,6 +43,9 @@ struct iz_unit_memory {
     /* Of the elements behind the host's, where the GPU has them; and the
      * sums of their squares, on the host. */
     starpu_data_handle_t grad_apart_handle[2], block_sums_handle;
+    /* A rank's sums over its micro-batches, for each accumulator: its own
+     * buffer, or the one of the ring that it has this time. */
+    starpu_data_handle_t sum_handle[2];
     int contributions[2]; /* of this step so far: the first one overwrites */
     starpu_data_handle_t norm2_handle;
     struct iz_chunk *chunk;
@@ -62,8 +65,8 @@ struct iz_slot {
 };
 
 struct iz_ring {
-    struct iz_slot *param, *grad;
-    int next_grad;
+    struct iz_slot *param, *grad, *sum;
+    int next_grad, next_sum;
 };
 
 /* Boundaries that live on the host pass through slots of the GPU. */

@@ -104,6 +104,7 @@ static int open_grads(struct iz_engine *e, struct iz_unit_memory *g, int u)
     int64_t n = iz_plan_grads(&e->plan, g->plan) - apart;
     int64_t size = iz_dtype_bytes(e->plan.grad_type);
     int64_t blocks = iz_norm_blocks(apart);
+    int64_t own = iz_plan_own_sum(&e->plan, g->plan);
     bool ok = true;
     for (int i = 0; ok && i <= g->plan->split_accum; i++) {
         ok = !n ||
@@ -111,6 +112,9 @@ static int open_grads(struct iz_engine *e, struct iz_unit_memory *g, int u)
         if (ok && apart)
             ok = iz_handle_take(e, &g->grad_apart_handle[i],
                                 IZ_DATUM_SPLIT_GRAD, u, apart * size);
+        if (ok && own)
+            ok = iz_handle_take(e, &g->sum_handle[i], IZ_DATUM_OWN_SUM, u,
+                                own * size);
     }
     if (ok && blocks)
         ok = iz_handle_take(e, &g->block_sums_handle, IZ_DATUM_BLOCK_SUMS, u,

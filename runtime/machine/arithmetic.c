@@ -280,6 +280,21 @@ static void choose_slices(struct iz_config *c,
     free(all);
 }
 
+/* ---- the order of sums ---- */
+
+static int choose_sums(struct iz_config *c, const struct iz_arithmetic_for *on,
+                       struct iz_coll *coll)
+{
+    enum iz_sum_first *first = &c->run.sum_order;
+    int w = 0;
+    if (*first == IZ_SUM_AUTO && on->resume)
+        w = kept_choice(c, coll, "sum_order", "ranks_first", "local_first");
+    if (w > 0)
+        *first = (enum iz_sum_first)w;
+    *first = iz_sum_choose(c, on->gpu);
+    return w < 0 ? w : 0;
+}
+
 /* ---- attention on a GPU ---- */
 
 int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, const char *why, bool kept)
@@ -320,5 +335,7 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
     if (!r)
         r = choose_products(a, c, m, on, coll);
     choose_slices(c, on, coll);
+    if (!r)
+        r = choose_sums(c, on, coll);
     return r ? r : choose_attention(a, c, on, coll);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of a run's arithmetic: whose kernels make products on CPUs
  * (run.cpu_kernels), products of fp32 or bf16 there (run.cpu_products), our
- * attention kernels or cuDNN's on a GPU (run.gpu_attention), and how many
- * slices a micro-batch is cut into (run.slices), whose gradients are added.  A
+ * attention kernels or cuDNN's on a GPU (run.gpu_attention), how many slices a
+ * micro-batch is cut into (run.slices), whose gradients are added, and in which
+ * order they are (run.sum_order).  A
  * new run whose config says "auto" chooses; a resumed run keeps the choice,
  * because another one gives other bits. */
 #pragma once

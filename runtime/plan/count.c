@@ -45,6 +45,8 @@ static void count_units(struct iz_plan *p)
         int64_t apart = iz_plan_grads_apart(p, g) * grad;
         b[grad_tier][IZ_MEM_GRAD] += (grads - apart) * accumulators;
         b[IZ_TIER_DEVICE][IZ_MEM_GRAD] += apart * accumulators;
+        b[IZ_TIER_DEVICE][IZ_MEM_GRAD] +=
+            iz_plan_own_sum(p, g) * grad * accumulators;
         file = p->zero.state_home == IZ_HOME_NVME;
         b[iz_plan_tier(p->zero.state_home)][IZ_MEM_STATE] +=
             file ? g->chunks * iz_plan_chunk_bytes(p, g)
@@ -108,7 +110,7 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
 static int64_t staged_elems(const struct iz_plan *p,
                             const struct iz_plan_unit *g)
 {
-    return iz_plan_straight(p, g->contributions == 1)
+    return iz_plan_straight(p, g->reductions == 1)
                ? 0
                : g->shard - iz_plan_grads_apart(p, g);
 }
@@ -211,7 +213,8 @@ static void count_rings(struct iz_plan *p)
         const struct iz_plan_ring *r = &p->ring[i];
         p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_RING] += r->elems * r->params * size;
         p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_GRAD_RING] +=
-            r->grad_elems * r->grads * size;
+            r->grad_elems *
+            (r->grads * size + r->sums * iz_dtype_bytes(p->grad_type));
     }
 }
 
@@ -261,6 +264,18 @@ int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g)
                                : g->shard + g->frozen.shard;
 }
 
+int64_t iz_plan_sent(const struct iz_plan_unit *g)
+{
+    return g->rows ? g->packed : g->padded;
+}
+
+int64_t iz_plan_own_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
+{
+    bool own = iz_sum_is_local(&p->sum) && !p->zero.sums_in_place &&
+               !p->zero.sums_ring;
+    return own && g->n ? iz_plan_sent(g) : 0;
+}
+
 int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     int64_t n = p->zero.grads_full ? g->padded : g->shard;
@@ -307,8 +322,8 @@ int64_t iz_plan_buffers(const struct iz_plan *p)
     for (int k = 0; k < IZ_STAGINGS; k++)
         n += p->staging[k].n;
     for (int i = 0; i < p->n_rings; i++)
-        n += p->ring[i].params + p->ring[i].grads;
+        n += p->ring[i].params + p->ring[i].grads + p->ring[i].sums;
     for (int u = 0; u < p->n_units; u++)
-        n += 6 + p->unit[u].chunks;
+        n += 8 + p->unit[u].chunks;
     return n;
 }

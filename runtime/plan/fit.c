@@ -70,6 +70,7 @@ int64_t iz_plan_host_need(const struct iz_plan *p, const struct iz_limits *l)
 enum change {
     FULL_RECOMPUTE,
     BOUNDARIES_TO_CPU,
+    RANKS_FIRST,
     DEPTH_FIRST,
     SMALL_RING,
     WIDE_PRODUCTS,
@@ -97,6 +98,7 @@ static const struct {
     [FULL_RECOMPUTE] = {"run.recompute=full", false},
     [BOUNDARIES_TO_CPU] = {"activation_checkpointing.cpu_checkpointing=true",
                            true},
+    [RANKS_FIRST] = {"run.sum_order=ranks_first", false},
     [DEPTH_FIRST] = {"run.schedule=depth_first", false},
     [SMALL_RING] = {"run.ring=2", false},
     [WIDE_PRODUCTS] = {"run.cpu_products=fp32", false},
@@ -140,7 +142,7 @@ static bool fewer_buffers(struct iz_offload_config *o, int buffers)
 }
 
 /* False: changed nothing. */
-static bool apply(enum change i, struct iz_config *c)
+static bool apply(enum change i, struct iz_config *c, bool gpu)
 {
     struct iz_offload_config *o = &c->zero.optimizer, *p = &c->zero.param;
     struct iz_config was = *c;
@@ -151,6 +153,9 @@ static bool apply(enum change i, struct iz_config *c)
     case BOUNDARIES_TO_CPU:
         c->cpu_checkpointing |= was.run.recompute != IZ_RECOMPUTE_NONE;
         return c->cpu_checkpointing && !was.cpu_checkpointing;
+    case RANKS_FIRST:
+        c->run.sum_order = IZ_SUM_RANKS_FIRST;
+        return iz_sum_choose(&was, gpu) != IZ_SUM_RANKS_FIRST;
     case DEPTH_FIRST:
         c->run.schedule = IZ_DEPTH_FIRST;
         return was.run.schedule != IZ_DEPTH_FIRST;
@@ -267,7 +272,7 @@ static bool plan_with(const struct iz_plan *p, struct iz_config *c,
     for (int i = 0; i < CHANGES; i++) {
         if (!(*used & 1U << i))
             continue;
-        if ((changes[i].gpu && !p->target.gpu) || !apply(i, c))
+        if ((changes[i].gpu && !p->target.gpu) || !apply(i, c, p->target.gpu))
             *used &= ~(1U << i);
         else if (splits(i))
             split = i;

@@ -53,7 +53,7 @@ static bool sums_squares(const struct iz_plan *p, const struct iz_plan_unit *g)
         return false;
     if (!gpu || (many && !p->target.nccl))
         return !gpu || p->zero.grads_down;
-    return p->zero.grads_down && !iz_plan_straight(p, g->contributions == 1);
+    return p->zero.grads_down && !iz_plan_straight(p, g->reductions == 1);
 }
 
 static void plan_unit(struct iz_plan *p, const struct iz_config *c,
@@ -82,6 +82,7 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
     g->split_accum = g->ties && many;
     g->direct = p->zero.grads_in_place && !g->ties;
     g->contributions = p->micro_batches * (g->split_accum ? 1 : 1 + g->ties);
+    g->reductions = iz_sum_is_local(&p->sum) ? 1 : g->contributions;
     g->sums_squares = sums_squares(p, g);
 }
 
@@ -135,14 +136,15 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
         g->ring = common ? 0 : p->n_rings++;
         struct iz_plan_ring *r = &p->ring[g->ring];
         r->elems = max64(r->elems, elems);
-        int64_t grad = g->rows ? g->packed : g->padded;
+        int64_t grad = iz_plan_sent(g);
         r->grad_elems = max64(r->grad_elems, grad);
         members += common;
         if (!common)
-            *r = (struct iz_plan_ring){elems, grad, 1, parallel};
+            *r = (struct iz_plan_ring){elems, grad, 1, parallel, 1};
     }
     p->ring[0].params = ring_slots(c, p->ring[0].elems, members);
     p->ring[0].grads = 2 * parallel;
+    p->ring[0].sums = 2; /* one is sent while the next one is formed */
     for (int i = 0; i < p->n_rings; i++) {
         bool needed = false;
         for (int u = 0; u < p->n_units; u++)
@@ -150,6 +152,8 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
                 p->unit[u].ring == i && p->unit[u].n && !p->unit[u].direct;
         if (!p->zero.fetch)
             p->ring[i].params = 0;
+        if (!needed || !p->zero.sums_ring)
+            p->ring[i].sums = 0;
         if (!needed)
             p->ring[i].grads = 0;
         /* All slices of a micro-batch are held until they are added. */
@@ -204,13 +208,20 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->zero.params_up =
         p->zero.grads_down && p->zero.param_home == IZ_HOME_NONE;
     p->zero.grads_in_place = stage <= 1 && once && !p->zero.grads_down;
-    p->zero.grads_full = stage < 1 || p->zero.grads_in_place;
+    p->param_type = c->dtype;
+    p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
+    p->sum = iz_sum_order_of(iz_sum_choose(c, gpu), p->slices, c->grad_accum,
+                             p->ranks, p->param_type, p->grad_type);
+    bool local = iz_sum_is_local(&p->sum), broad = p->wave == c->grad_accum;
+    p->zero.sums_in_place =
+        local && (stage < 1 || (stage < 3 && !broad && !p->zero.grads_down));
+    p->zero.sums_ring = local && !p->zero.sums_in_place && broad;
+    p->zero.grads_full =
+        stage < 1 || p->zero.grads_in_place || p->zero.sums_in_place;
     /* On a CPU the cpu tier is the memory that units are computed in: one rank
      * reads its parameters where they are. */
     enum iz_home near = gpu ? IZ_HOME_NONE : IZ_HOME_CPU;
     p->zero.fetch = stage == 3 && (p->ranks > 1 || p->zero.param_home > near);
-    p->param_type = c->dtype;
-    p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
     p->optimizer.type = c->optimizer.type;
     p->optimizer.moments = c->run.state_dtype;
     p->zero.pin_cpu =
@@ -273,12 +284,19 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
 }
 
 int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
-                  FILE *err)
+                  int ranks, FILE *err)
 {
     int have = target->capability;
     const char *key = c->dtype == IZ_BF16 ? "bf16.enabled: true"
                       : c->run.tf32       ? "run.tf32: true"
                                           : NULL;
+    if (!iz_sum_possible(c, ranks))
+        return iz_refuse(err,
+                         "run.sum_order: local_first: in stage 3 a rank has no "
+                         "whole gradient to add its micro-batches in, unless "
+                         "each unit's come together: set run.schedule to "
+                         "breadth_first, or use ranks_first, which has other "
+                         "bits");
     if (!target->gpu && c->zero.optimizer.ratio < 1)
         return iz_refuse(err,
                          "zero_optimization.offload_optimizer.ratio: %.15g "
@@ -300,6 +318,8 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_target *target)
 {
     memset(p, 0, sizeof(*p));
+    if (!iz_sum_possible(c, ranks))
+        return -EINVAL;
     p->ranks = ranks;
     p->rank = rank;
     p->target = *target;
@@ -381,6 +401,11 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
             p->slices, p->slices > 1 ? "s" : "", p->samples,
             p->samples > 1 ? "s" : "", p->target.workers,
             p->target.workers > 1 ? "s" : "", p->ring[0].params);
+    if (p->ranks > 1 && p->micro_batches > 1) {
+        fprintf(out, "      gradients are added over ");
+        iz_sum_order_print(&p->sum, out);
+        fprintf(out, "\n");
+    }
     if (m->table_rows)
         print_tables(p, m, out);
     iz_plan_split_print(p, out);

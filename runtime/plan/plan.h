@@ -8,6 +8,7 @@
 #include "runtime/config/config.h"
 #include "runtime/plan/bytes.h"
 #include "runtime/plan/state_layout.h"
+#include "runtime/plan/sum_order.h"
 
 /* Parameters that are never updated; the names mean what they do below. */
 struct iz_plan_frozen {
@@ -35,6 +36,7 @@ struct iz_plan_unit {
     bool split_accum;  /* ... and has an accumulator of its own */
     bool direct;       /* backward writes the gradient itself, no ring */
     int contributions; /* of a step to an accumulator */
+    int reductions;    /* ... after those of a rank were added on it alone */
     /* The last of them is a sum of the host, which takes the norm's squares
      * too; else they are a pass of their own. */
     bool sums_squares;
@@ -48,6 +50,7 @@ struct iz_plan_unit {
 struct iz_plan_ring {
     int64_t elems, grad_elems; /* of a buffer */
     int params, grads;         /* how many buffers of each */
+    int sums; /* of a rank's own sums, with grad_elems of the accumulators */
 };
 
 #define IZ_SLICES_MAX 64
@@ -107,6 +110,9 @@ struct iz_plan_zero {
     /* The gradients of those chunks are summed and kept on the GPU: not where
      * the collectives of the host form the sums. */
     bool grads_apart;
+    /* A rank's sum over its micro-batches: in the accumulator, which is whole
+     * then; else in buffers, of a ring where a wave has all micro-batches. */
+    bool sums_in_place, sums_ring;
     enum iz_home state_home, param_home;
     bool pin_cpu; /* lock the cpu tier into memory */
     /* Updates need neither the norm nor a loss scale: they may follow their
@@ -156,6 +162,7 @@ struct iz_plan {
     struct iz_plan_zero zero;
     struct iz_plan_activations act;
     enum iz_dtype param_type, grad_type; /* grad_type: of the accumulators */
+    struct iz_sum_order sum;
     struct iz_plan_optimizer optimizer;
     struct iz_plan_staging staging[IZ_STAGINGS];
     struct iz_plan_comm comm;
@@ -173,10 +180,10 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target);
 /* Whether the target computes in the types that the config asks for, and has
- * the GPU of its ratio: 0, or -EINVAL with the reason printed on `err` (which
- * may be NULL). */
+ * the GPU of its ratio, and whether so many ranks can add in its order: 0, or
+ * -EINVAL with the reason printed on `err` (which may be NULL). */
 int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
-                  FILE *err);
+                  int ranks, FILE *err);
 void iz_plan_clear(struct iz_plan *p);
 /* Counts the bytes of a plan whose parts are known (count.c). */
 void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
@@ -204,11 +211,16 @@ int64_t iz_plan_device_bytes(const struct iz_plan *p);
 int64_t iz_plan_gathered(const struct iz_plan_unit *g);
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g);
 int64_t iz_plan_filed(const struct iz_plan_unit *g);
+/* Elements of a whole gradient of its, as it is sent. */
+int64_t iz_plan_sent(const struct iz_plan_unit *g);
 /* Elements of an accumulator of its gradient; of its last ones, those that the
  * GPU has apart from the others. */
 int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_unit *g);
 int64_t iz_plan_grads_apart(const struct iz_plan *p,
                             const struct iz_plan_unit *g);
+/* Elements of a buffer of its own for the sum of a rank's micro-batches, or 0.
+ */
+int64_t iz_plan_own_sum(const struct iz_plan *p, const struct iz_plan_unit *g);
 /* Bytes of what lists the touched rows: a list (there are two), and scratch to
  * make one. */
 int64_t iz_plan_list_bytes(const struct iz_plan *p);

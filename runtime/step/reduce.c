@@ -23,6 +23,7 @@ struct reduce_arg {
     int ranks;
     bool accumulate;
     bool squares;         /* takes them too */
+    bool narrow;          /* the sum goes into the first slot as well */
     bool whole;           /* the accumulator has all ranks' parts */
     bool gpu, out_on_gpu; /* of several ranks' sums */
     enum iz_dtype wire, type, apart_type;
@@ -51,6 +52,9 @@ static void run_reduce(struct iz_exec *x, void **buf, const void *arg)
     if (!a->coll && !norm2) {
         iz_buffer_sum(x, out, a->type, a->accumulate, a->skip ? &behind : in,
                       a->slots, a->wire, n);
+        if (a->narrow)
+            iz_buffer_sum(x, full, a->wire, false, (const void *const *)buf, 1,
+                          a->type, n);
         return;
     }
     if (!a->coll) {
@@ -258,10 +262,45 @@ static void offload(struct iz_engine *e, int unit, int acc,
     submit_reduce(e, &t, &sum);
 }
 
+/* Adds a micro-batch to the sum of this rank alone.  True after the last one:
+ * slot[0] is what the rank gives then, or NULL, if that is in the accumulator.
+ */
+static bool add_own(struct iz_engine *e, int unit, int acc, bool last,
+                    starpu_data_handle_t *slot, struct reduce_arg a)
+{
+    const struct iz_plan *p = &e->plan;
+    struct iz_unit_memory *g = &e->unit[unit];
+    starpu_data_handle_t *sum =
+        p->zero.sums_in_place ? &g->grad_handle[acc] : &g->sum_handle[acc];
+    struct iz_task t =
+        iz_task_of(e, IZ_REDUCE, IZ_ON_COMPUTE, run_reduce, unit);
+    struct iz_access from[IZ_SLICES_MAX + 1];
+    int n = 0;
+    if (p->zero.sums_ring && !a.accumulate)
+        *sum = iz_next_sum(e, unit);
+    a.coll = NULL;
+    a.own = 0;
+    a.shard = iz_plan_sent(g->plan);
+    a.narrow = last && a.type != a.wire;
+    iz_task_add(&t, *sum, a.accumulate ? STARPU_RW : STARPU_W);
+    for (; n < a.slots; n++)
+        from[n] =
+            (struct iz_access){slot[n], n || !a.narrow ? STARPU_R : STARPU_RW};
+    if (a.rows.cols)
+        from[n++] = (struct iz_access){iz_touched_list(e, unit), STARPU_R};
+    t.more = from;
+    t.n_more = n;
+    t.urgency = last ? 0 : sum_urgency(e);
+    submit_reduce(e, &t, &a);
+    if (last && !a.narrow)
+        slot[0] = p->zero.sums_in_place ? NULL : *sum;
+    return last;
+}
+
 /* Elsewhere the sum is formed on the side where the gradient is computed, or by
  * the host's collectives. */
 void iz_reduce(struct iz_engine *e, int unit, int use,
-               const starpu_data_handle_t *slot, int slots)
+               starpu_data_handle_t *slot, int slots)
 {
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
@@ -286,6 +325,12 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     int n = 0;
     if (direct && !many)
         return;
+    if (iz_sum_is_local(&p->sum)) {
+        if (!add_own(e, unit, acc, last, slot, a))
+            return;
+        a.slots = slot[0] ? 1 : 0;
+        a.accumulate = false;
+    }
     if (p->zero.grads_full)
         a.own = g->plan->shard * p->rank;
     if (p->zero.grads_down && (!many || p->target.nccl)) {

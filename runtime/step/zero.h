@@ -195,9 +195,9 @@ void iz_disk_io(struct iz_engine *e, enum iz_kind kind, int unit,
 /* ---- reduce.c: what becomes of a unit's gradient ---- */
 
 /* Adds the contribution in `slots` (one per slice) to the accumulator; use: 0
- * the unit's own, 1 the tied one. */
+ * the unit's own, 1 the tied one.  Leaves slot[0] undefined. */
 void iz_reduce(struct iz_engine *e, int unit, int use,
-               const starpu_data_handle_t *slot, int slots);
+               starpu_data_handle_t *slot, int slots);
 /* After the last contribution: the sum of squares where the sums have not left
  * it; in stage 0 also the other ranks' parts of the gradient. */
 void iz_grad_norm(struct iz_engine *e, int unit);

@@ -105,7 +105,8 @@ KEYS = {"batch": "train_batch_size", "clip": "gradient_clipping",
         "moments": "run.state_dtype",
         **{k: f"run.{k}" for k in (
             "steps", "slices", "schedule", "scheduler", "overlap", "recompute",
-            "ring", "in_flight", "workers", "comm", "device")}}
+            "ring", "in_flight", "workers", "comm", "device")},
+        "sums": "run.sum_order"}
 PLAIN = {"stage": 0, "optimizer": "none", "param": "none",
          "schedule": "depth_first", "recompute": "full"}
 
@@ -116,6 +117,9 @@ def valid(row):
     optimizer, param = row.get("optimizer"), row.get("param", "none")
     if stage == 0 and (optimizer not in (None, "none") or ratio < 1) or \
             stage != 3 and param != "none":
+        return False
+    if row.get("sums") == "local_first" and stage == 3 and \
+            row.get("schedule", "breadth_first") == "depth_first":
         return False
     if ratio < 1 and (optimizer not in (None, "cpu") or param == "nvme"):
         return False

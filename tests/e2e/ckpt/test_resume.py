@@ -30,6 +30,7 @@ def config(ranks, kind="fp32", home=NONE, nvme=None):
     return {"train_batch_size": 12, "run.save": True,
             "gradient_accumulation_steps": 2,
             "train_micro_batch_size_per_gpu": 6 // ranks, "run.steps": 6,
+            "run.sum_order": "ranks_first",
             "scheduler": {"type": "WarmupCosineLR",
                           "params": {"warmup_num_steps": 2,
                                      "total_num_steps": 8}},
@@ -105,6 +106,7 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, saved_by, loaded_by,
         return place.good(ranks, {
             "train_batch_size": 12, "run.save": True, "run.workers": 1,
             "train_micro_batch_size_per_gpu": 3 if ranks == 4 else 2,
+            "run.sum_order": "ranks_first",
             "run.steps": steps, **run.offload(*home, nvme), **run.typed(dtype)},
             *more, output=output)
     first, whole = launch(saved_by, 3), launch(saved_by, 6)
@@ -120,6 +122,31 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, saved_by, loaded_by,
     for x, y in zip(whole.steps, more.steps):
         assert math.isclose(x["loss"], y["loss"], rel_tol=loss), str(more)
         assert math.isclose(x["grad_norm"], y["grad_norm"], rel_tol=norm), str(more)
+
+
+def test_a_resumed_run_keeps_its_order_of_sums(place):
+    """What auto chose when it began, in stages where it would choose otherwise."""
+    def begin(stage):
+        c = {**config(2), "run.sum_order": "auto", "zero_optimization.stage": stage}
+        whole, half = (place.good(2, {**c, "run.steps": n},
+                                  output=place.folder / f"{stage}-{n}")
+                       for n in (6, 3))
+        return c, whole, half
+    c, whole, half = begin(1)
+    assert half.config["run"]["sum_order"] == "local_first"
+    c["zero_optimization.stage"] = 3
+    r = place.launch(2, c, ["--resume"], output=half.output)
+    run.refused(r, "run.sum_order: local_first: in stage 3", "breadth_first")
+    r = place.good(2, {**c, "run.schedule": "breadth_first"}, ["--resume"],
+                   output=half.output)
+    assert r.numbers == whole.numbers
+    assert r.config["run"]["sum_order"] == "local_first"
+    c, whole, half = begin(3)
+    assert half.config["run"]["sum_order"] == "ranks_first"
+    r = place.good(2, {**c, "zero_optimization.stage": 1}, ["--resume"],
+                   output=half.output)
+    assert r.numbers == whole.numbers
+    assert r.config["run"]["sum_order"] == "ranks_first"
 
 
 # ---- signals ----

@@ -228,6 +228,7 @@ def fetched(place, n, schedule, ring, reuse, size):
         "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": G,
         "zero_optimization": zero, "run.schedule": schedule,
         "run.parallel_micro_batches": 1, "run.ring": ring,
+        "run.sum_order": "ranks_first",
         "bf16.enabled": size == 2})
 
 
@@ -283,3 +284,48 @@ def test_a_kept_copy_is_gathered_once_a_step(stage, place):
     r = place.good(2, {"model": MODEL, "zero_optimization.stage": stage})
     assert r.summary["fetched_bytes"] == \
         STEPS * 4 * (embed + LAYERS * block + head)
+
+
+# ---- gradient traffic ----
+
+@pytest.mark.parametrize("stage, schedule, home, dtype", [
+    (0, "depth_first", "none", "fp32"), (1, "depth_first", "none", "bf16"),
+    (1, "breadth_first", "cpu", "fp32"), (2, "depth_first", "nvme", "fp32"),
+    (2, "breadth_first", "none", "bf16"), (3, "breadth_first", "none", "fp32"),
+    (3, "breadth_first", "nvme", "bf16")])
+@pytest.mark.parametrize("ranks", (2, 3))
+def test_local_sums_are_sent_once_a_step(ranks, stage, schedule, home, dtype, place,
+                                         nvme):
+    """The embedding twice, as it is the head's weight too."""
+    embed, block, head = units(ranks)
+    once = STEPS * (2 * embed + LAYERS * block + head) * \
+        (4 if dtype == "fp32" else 2) * (ranks - 1) // ranks
+    sent = {}
+    for order in ("local_first", "ranks_first"):
+        r = place.good(ranks, {
+            "model": MODEL, "train_batch_size": G * ranks, "run.steps": STEPS,
+            "train_micro_batch_size_per_gpu": 1, "run.sum_order": order,
+            "run.schedule": schedule, "run.parallel_micro_batches": 1,
+            **run.typed(dtype),
+            **run.offload(stage, home, home if stage == 3 else "none", nvme)})
+        sent[order] = r.summary["sent_bytes"]
+    assert sent["ranks_first"] - sent["local_first"] == (G - 1) * once
+    assert sent["local_first"] > once
+
+
+def test_a_local_sum_takes_what_is_planned(place):
+    """A whole accumulator for all micro-batches of a step; or two of the ring's
+    and one of each other unit's for those that come together."""
+    embed, block, head = units(2)
+    whole = 2 * embed + LAYERS * block + head
+    ring = embed + 2 * block + head
+    for stage, schedule, want in ((2, "depth_first", whole // 2),
+                                  (2, "breadth_first", ring),
+                                  (3, "breadth_first", ring)):
+        r = {order: place.good(2, {
+            "model": MODEL, "train_batch_size": 2 * G, "run.sum_order": order,
+            "train_micro_batch_size_per_gpu": 1, "run.schedule": schedule,
+            "run.parallel_micro_batches": 1, "zero_optimization.stage": stage,
+            "run.steps": 1}).bytes_of("gradients", "unit gradients")
+            for order in ("local_first", "ranks_first")}
+        assert r["local_first"] - r["ranks_first"] == 4 * want, schedule

@@ -26,6 +26,7 @@ SUMS = {
     "tuned": tuple(TUNED),
     "update": tuple(UPDATES),
     "moments": ("fp32", "bf16", "fp8"),
+    "sums": ("ranks_first", "local_first"),
 }
 # What must not.
 PLACES = {"stage": (0, 1, 2, 3), "optimizer": ("none", "cpu", "nvme"),
@@ -65,7 +66,7 @@ if run.FULL:
     ROWS += list(full_rows())
 
 OTHER_SUMS = {"model": tuple(MODELS)[1:], "ranks": (1, 2, 3),
-              "dtype": ("fp32", "bf16", "fp16")}
+              "dtype": ("fp32", "bf16", "fp16"), "sums": SUMS["sums"]}
 OTHER_FREE = {k: FREE[k] for k in PLAIN}
 OTHERS = cover.rows({**OTHER_SUMS, **OTHER_FREE}, valid)
 
@@ -128,6 +129,14 @@ def test_what_changes_the_bits_does(start):
         {}, {"run.seed": 2}, {"gradient_clipping": 0.5000001},
         {"run.state_dtype": "bf16"}, {"run.state_dtype": "fp8"}, UPDATES["lion"])]
     assert len({r.hash for r in runs}) == len({str(r.bits) for r in runs}) == 6
+
+
+def test_the_order_of_sums_changes_the_bits(start):
+    """Where there are several ranks and micro-batches; otherwise it is one."""
+    for ranks, micro, orders in ((2, 2, 2), (1, 2, 1), (2, BATCH // 2, 1)):
+        row = {**ONE, "ranks": ranks, "micro": micro}
+        runs = [start(row, {"run.sum_order": x}) for x in SUMS["sums"]]
+        assert len({str(r.numbers) for r in runs}) == orders, (ranks, micro)
 
 
 @pytest.mark.single
