@@ -26,6 +26,7 @@ SUMS = {
     "micro": (1, 2, 0),  # samples of a micro-batch; 0: all of the rank's
     "clip": (0.0, 0.5),
     "tuned": tuple(TUNED),
+    "sums": ("ranks_first", "local_first"),
 }
 FREE = {
     "stage": (0, 1, 2, 3),
@@ -59,7 +60,7 @@ if run.FULL:
 
 # Two chunks of a shard of a block on three ranks.
 PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "gpu", "device": "cuda",
-         "batch": BATCH, "chunk": 2048, "steps": 3}
+         "batch": BATCH, "chunk": 2048, "steps": 3, "sums": "ranks_first"}
 ROW = {**PLACE, "ranks": 1, "dtype": "bf16", "micro": 0, "clip": 0.5}
 FAR = {"stage": 3, "optimizer": "cpu", "param": "cpu"}
 ON_CPU = {} if REAL else {"device": "cpu"}
@@ -98,7 +99,7 @@ def test_lion_has_the_same_bits(kind, dtype, stage, optimizer, param, ratio, sta
 def test_other_models_have_the_same_bits(model, dtype, stage, optimizer, param, ranks,
                                          start):
     row = {**PLAIN, "model": model, "ranks": ranks, "dtype": dtype, "batch": 12,
-           "micro": 2}
+           "micro": 2, "sums": "ranks_first"}
     cpu = start({**row, "device": "cpu"})
     gpu = start({**row, "device": "cuda", "stage": stage, "optimizer": optimizer,
                  "param": param})
@@ -170,6 +171,23 @@ def test_bytes_over_the_bus_are_the_planned_ones(ranks, comm, stage, optimizer, 
     real, planned = traffic(row)
     assert real["h2d_bytes"] == ranks * planned["up_bytes"]
     assert real["d2h_bytes"] == ranks * planned["down_bytes"]
+
+
+@standin
+@pytest.mark.parametrize("comm", ("mpi", "nccl"))
+@pytest.mark.parametrize("stage, schedule, ratio", [
+    (2, "depth_first", 1), (2, "breadth_first", 1), (3, "breadth_first", 1),
+    (1, "depth_first", 0.4)])
+def test_local_sums_come_down_once_a_step(comm, stage, schedule, ratio, start, traffic):
+    """Parameters on the GPU: only gradients come down.  Three micro-batches."""
+    row = {**ROW, "ranks": 2, "comm": comm, "micro": 4, "stage": stage,
+           "schedule": schedule, "optimizer": "cpu", "ratio": ratio}
+    start(row)  # StarPU measures the bus of two GPUs
+    each, _ = traffic(row)
+    once, planned = traffic({**row, "sums": "local_first"})
+    assert each["d2h_bytes"] == 3 * once["d2h_bytes"] > 0
+    assert once["h2d_bytes"] == 2 * planned["up_bytes"]
+    assert once["d2h_bytes"] == 2 * planned["down_bytes"]
 
 
 @standin
