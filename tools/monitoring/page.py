@@ -7,7 +7,7 @@ import json
 import math
 import pathlib
 
-from monitoring.runs import finite, not_finite, pieces, shown, span, thinned
+from monitoring.runs import finite, item, not_finite, pieces, shown, span, thinned
 from monitoring.scale import Scale, text, wide
 
 WIDE, HIGH = 560, 250  # of a picture, in units of its own
@@ -96,7 +96,7 @@ class Picture:
 
 
 def table(runs):
-    head = ("run", "step", "loss", "validation", "items/s", "ended")
+    head = ("run", "step", "loss", "validation", f"{item(runs)}s/s", "ended")
     rows = limits = ""
     for i, r in enumerate(runs):
         values = [r.last_step, *(v if v is None else format(v, form) for v, form in (

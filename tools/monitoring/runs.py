@@ -262,6 +262,12 @@ def span(runs):
     return (min(steps), max(steps)) if steps else ()
 
 
+def item(runs):
+    """What all runs count: token, image; "item" if they differ."""
+    names = {r.item for r in runs}
+    return names.pop() if len(names) == 1 else "item"
+
+
 def shown(runs, only=()):
     """The series that are worth a picture: asked for, or with values that vary."""
     out = []
@@ -272,5 +278,5 @@ def shown(runs, only=()):
             continue
         if any(r.points(s.key) for r in runs) and \
                 (only or s.key != "loss_scale" or len(values) > 1):
-            out.append(s)
+            out.append(s._replace(unit=s.unit.replace("item", item(runs))))
     return out
