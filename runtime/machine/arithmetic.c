@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/ops/blas.h"
@@ -30,19 +31,21 @@
 #define OWN_KERNELS "BLAS" /* the library's, whatever they are called */
 
 /* What the run in the output folder started with for run.KEY, as read by rank
- * 0: ""; if its config has no such key.  Collective.  Negative errno with the
- * reason and `advice` printed: its config cannot be read. */
+ * 0; "" if its config has no such key, or if nothing can be resumed there,
+ * which is said elsewhere.  Collective.  Negative errno with the reason and
+ * `advice` printed: its config cannot be read. */
 static int kept_text(const struct iz_config *c, struct iz_coll *coll,
                      const char *key, const char *advice, char text[32])
 {
     int64_t mine[5] = {0}; /* whether it can be read, and the text */
-    char path[IZ_PATH_MAX + 32];
+    char path[IZ_PATH_MAX + 32], saved[IZ_PATH_MAX + 32];
     snprintf(path, sizeof(path), "%s/config.json", c->run.output);
+    snprintf(saved, sizeof(saved), "%s/checkpoints", c->run.output);
     if (coll->rank == 0) {
         json_t *j = iz_json_read(path, NULL);
         const json_t *run = json_object_get(j, "run");
         const char *had = json_string_value(json_object_get(run, key));
-        mine[0] = run != NULL;
+        mine[0] = run || access(saved, F_OK);
         snprintf((char *)(mine + 1), 32, "%s", had ? had : "");
         json_decref(j);
     }
@@ -197,7 +200,7 @@ static int choose_kernels(struct iz_arithmetic *a, struct iz_config *c,
     int r =
         refuse_word(coll, word, here ? NULL : "this machine does not have them",
                     asked || measured ? NULL : OWN_KERNELS, "; use auto");
-    if (!r)
+    if (!r && !asked)
         snprintf(c->run.cpu_kernels, sizeof(c->run.cpu_kernels), "%s", name);
     return r;
 }

@@ -113,7 +113,8 @@ def base_config(data, output):
         "run": {"output": str(output), "steps": 3, "workers": 2, "slices": 1,
                 "hash": True, "save": False, "recompute": "full",
                 # auto measures, and bits must not depend on that
-                "cpu_products": "fp32", "cpu_kernels": "BLAS"},
+                "cpu_products": "fp32", "cpu_kernels": "BLAS",
+                "sum_order": "ranks_first"},
     }
 
 

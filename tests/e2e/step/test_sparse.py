@@ -128,16 +128,17 @@ def head_shard(ranks):
 
 @pytest.mark.parametrize("ranks", (2, 3))
 @pytest.mark.parametrize("stage", (1, 3))
-def test_only_touched_rows_are_moved(stage, ranks, start, place):
-    """Per step a gather of the parameters and, per micro-batch, a
-    reduce-scatter of the gradients: of rows that the step reads."""
+@pytest.mark.parametrize("order", ("ranks_first", "local_first"))
+def test_only_touched_rows_are_moved(order, stage, ranks, start, place):
+    """Per step a gather of the parameters and a reduce-scatter of the gradients,
+    or one per micro-batch: of rows that the step reads."""
     data, read = epoch(place, 12)
     steps, micros = 4, 2
     r = start("sparse", ranks, {
         **STEP, "data.path": data, "data.val_fraction": 0,
         "train_micro_batch_size_per_gpu": 6 // ranks,
         "gradient_accumulation_steps": micros, "run.steps": steps,
-        "run.ring": 9, "run.schedule": "breadth_first",
+        "run.ring": 9, "run.schedule": "breadth_first", "run.sum_order": order,
         "zero_optimization": {"stage": stage}})
     shard, units = zip(*shards(read, ranks))
     head = head_shard(ranks)
@@ -145,7 +146,8 @@ def test_only_touched_rows_are_moved(stage, ranks, start, place):
     assert r.summary["fetched_bytes"] == 4 * steps * everything
     own = [u[0] for u in units] + [head]
     rest = [sum(u[1:]) for u in units] + [(ranks - 1) * head]
-    sent = 4 * (sum(own) * (ranks - 1) + micros * sum(rest))
+    times = micros if order == "ranks_first" else 1
+    sent = 4 * (sum(own) * (ranks - 1) + times * sum(rest))
     scalars = 8 * (4 + len(own)) * (ranks - 1)
     # the initial weights that are kept whole; a little is said at both ends
     once = 4 * (sum(shard) + head) * (ranks - 1) if stage < 3 else 0
@@ -235,7 +237,7 @@ def test_coded_moments_of_untouched_rows_stay(moments, ranks, start):
     {"run.eval_batches": 2, "run.eval_interval": 1}])
 def test_schedules_and_evaluation_do_not_change_the_bits(settings, start):
     more = {**STEP, "run.steps": 5, "train_micro_batch_size_per_gpu": 3,
-            "run.slices": 3, "run.ring": 2}
+            "run.slices": 3, "run.ring": 2, "run.sum_order": "ranks_first"}
     plain = start("sparse", 2, {**more, "run.ring": 5}, NONE)
     r = start("sparse", 2, {**more, **settings}, CPU)
     assert (r.bits[:5], r.hash) == plain.numbers
