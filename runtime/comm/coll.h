@@ -148,6 +148,9 @@ void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x,
 double iz_coll_now(void);
 double iz_coll_waited(const struct iz_coll *c, double start_s,
                       const char *what);
+/* The same in a call of a library that all ranks are in: none is at a disk. */
+double iz_coll_called(const struct iz_coll *c, double start_s,
+                      const char *what);
 
 void iz_coll_barrier(struct iz_coll *c, const char *what);
 /* Copies `bytes` bytes at p from rank `root` to all ranks. */

@@ -59,7 +59,7 @@ static void look(struct iz_nccl *n)
     if (since == 0 || !again)
         return;
     snprintf(text, sizeof(text), "%s (%s through NCCL)", n->what, n->verb);
-    iz_coll_waited(n->coll, since, text);
+    iz_coll_called(n->coll, since, text);
 }
 
 static void *watch(void *arg)

@@ -158,10 +158,11 @@ static void wait_for_disks(const struct iz_coll *c, double now, double s,
     tell_wait(c, now, s, phase);
 }
 
-double iz_coll_waited(const struct iz_coll *c, double start_s, const char *what)
+/* phase: one in which disks are used, or NULL. */
+static double coll_waited(const struct iz_coll *c, double start_s,
+                          const char *what, const char *phase)
 {
     double now = iz_coll_now(), s = now - start_s;
-    const char *phase = c->phase;
     bool late = c->timeout_s > 0 && s > c->timeout_s;
     if (late && !phase)
         iz_die("waited %g s for %s: is another rank dead or stopped?",
@@ -171,6 +172,16 @@ double iz_coll_waited(const struct iz_coll *c, double start_s, const char *what)
     if (s > LOOK_S)
         check_all_there(c, now, what);
     return s;
+}
+
+double iz_coll_waited(const struct iz_coll *c, double start_s, const char *what)
+{
+    return coll_waited(c, start_s, what, c->phase);
+}
+
+double iz_coll_called(const struct iz_coll *c, double start_s, const char *what)
+{
+    return coll_waited(c, start_s, what, NULL);
 }
 
 /* A sixteenth of the wait so far, so that it ends late by no more than that. */
