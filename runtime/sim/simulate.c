@@ -68,8 +68,10 @@ static int prepare(struct simulation *s)
     if (user || s->c.run.workers)
         t.workers = user ? user : s->c.run.workers;
     struct iz_limits limit = iz_machine_limits(&s->machine, s->ranks);
-    if (s->c.run.memory_limit_bytes)
+    if (s->c.run.memory_limit_bytes) {
         limit.host = s->c.run.memory_limit_bytes;
+        limit.beside = false; /* it is for the plan alone */
+    }
     if (s->c.run.device_memory_limit_bytes)
         limit.device = s->c.run.device_memory_limit_bytes;
     limit.tables &= !s->c.run.device_memory_limit_bytes;
