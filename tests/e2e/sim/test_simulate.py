@@ -400,7 +400,7 @@ def elements():
 def test_a_ratio_relieves_the_host(simulate):
     whole, half = (simulate(*SHARED, *x, machine=MACHINES / "h200-141.json")
                    for x in ((), (RATIO + "0.5",)))
-    assert whole["limited_by"] == "optimizer", whole
+    assert whole["limited_by"] in ("optimizer", "sums"), whole
     assert "a smaller offload_optimizer.ratio" in " ".join(whole["out"].split())
     assert "effective ratio 0.5" in half["out"]
     assert half["step_s"] < 0.8 * whole["step_s"]
