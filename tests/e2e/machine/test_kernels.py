@@ -22,6 +22,8 @@ def asked(kernels, **more):
 
 
 def old(**more):
+    """A library before all others, which is the sanitizers' place: so no test here
+    is one of theirs."""
     return {"LD_PRELOAD": run.built("tests/liboldblas.so"), **more}
 
 
@@ -42,7 +44,6 @@ def slow(shared):
         pytest.skip("this processor is as old as the kernels")
 
 
-@pytest.mark.single
 def test_kernels_of_an_old_processor_are_replaced(slow, place):
     r = place.good(1, asked("auto"), env=old())
     assert "Prescott" not in multiplies(r)
@@ -57,7 +58,6 @@ def test_ranks_agree(slow, place):
     assert place.good(2, asked(taken)).numbers == r.numbers
 
 
-@pytest.mark.single
 def test_the_users_own_choice_stays_and_is_told_what_it_costs(slow, place):
     r = place.good(1, asked("auto"), env={"OPENBLAS_CORETYPE": "Prescott"})
     assert "Prescott" in multiplies(r)
@@ -67,7 +67,6 @@ def test_the_users_own_choice_stays_and_is_told_what_it_costs(slow, place):
         assert "note: OPENBLAS_CORETYPE is set: without it" in r.out, str(r)
 
 
-@pytest.mark.single
 def test_a_resumed_run_keeps_its_kernels(slow, place):
     a = place.good(1, asked("auto"), env=old(), output=place.folder / "a")
     taken = a.config["run"]["cpu_kernels"]
