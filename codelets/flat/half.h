@@ -36,6 +36,34 @@ static inline uint16_t iz_bf16_round(float x)
     return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : even);
 }
 
+/* ---- fp32 in two halves ----
+ *
+ * The upper half of x is the nearest bf16, and of two equally near ones that
+ * away from zero.  The lower half is what x lies beyond it, in units in the
+ * last place of x.  Both together are x.  Rounding to even would not do: 65537
+ * numbers round to an even bf16, and a lower half has 65536 values.  NaN stays
+ * NaN, but becomes quiet: there are fewer NaN among bf16. */
+
+IZ_EITHER uint16_t iz_upper(float x)
+{
+    uint32_t u = iz_float_bits(x), nan = (u >> 16) | 0x40u;
+    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan
+                                                      : (u + 0x8000u) >> 16);
+}
+
+IZ_EITHER uint16_t iz_lower(float x)
+{
+    uint32_t u = iz_float_bits(x);
+    uint32_t sign = (u & 0x7fffffffu) > 0x7f800000u ? 0 : 0x8000u;
+    return (uint16_t)(u & (0x7fffu | sign));
+}
+
+IZ_EITHER float iz_join(uint16_t upper, uint16_t lower)
+{
+    return iz_bits_float(((uint32_t)upper << 16) + lower -
+                         ((uint32_t)(lower & 0x8000u) << 1));
+}
+
 static inline float iz_f16_load(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16;

@@ -5,32 +5,46 @@
  * makes of twice as many instructions: it narrows before it chooses. */
 #include <immintrin.h>
 
-/* Each of 8 numbers that is not NaN as bf16, in the lower half of its place. */
-static inline __m256i bf16_of(__m256 x)
+/* Each of 8 numbers that is not NaN as bf16, in the lower half of its place;
+ * a number between two of them to the even one, or away from zero. */
+static inline __m256i bf16_of(__m256 x, bool away)
 {
     __m256i u = _mm256_castps_si256(x), upper = _mm256_srli_epi32(u, 16);
-    __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+    __m256i odd = away ? _mm256_set1_epi32(1)
+                       : _mm256_and_si256(upper, _mm256_set1_epi32(1));
     __m256i half = _mm256_add_epi32(u, _mm256_set1_epi32(0x7fff));
     return _mm256_srli_epi32(_mm256_add_epi32(half, odd), 16);
 }
 
-static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
-                              int64_t n)
+static inline void to_bf16(uint16_t *restrict y, const float *restrict x,
+                           int64_t n, bool away)
 {
     enum { in_order = 0xd8 }; /* packing keeps the two lanes apart */
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
         __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + 8);
-        __m256i two = _mm256_packus_epi32(bf16_of(a), bf16_of(b));
+        __m256i two = _mm256_packus_epi32(bf16_of(a, away), bf16_of(b, away));
         _mm256_storeu_si256((void *)(y + i),
                             _mm256_permute4x64_epi64(two, in_order));
         /* NaN, in either: seldom, so it is looked for once. */
         if (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)))
             for (int64_t j = i; j < i + 16; j++)
-                y[j] = iz_bf16_round(x[j]);
+                y[j] = away ? iz_upper(x[j]) : iz_bf16_round(x[j]);
     }
     for (; i < n; i++)
-        y[i] = iz_bf16_round(x[i]);
+        y[i] = away ? iz_upper(x[i]) : iz_bf16_round(x[i]);
+}
+
+static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
+                              int64_t n)
+{
+    to_bf16(y, x, n, false);
+}
+
+static inline void round_upper(uint16_t *restrict y, const float *restrict x,
+                               int64_t n)
+{
+    to_bf16(y, x, n, true);
 }
 
 static inline void load_f16(float *restrict y, const uint16_t *restrict x,

@@ -27,6 +27,13 @@ static inline void round_f16(uint16_t *restrict y, const float *restrict x,
         y[i] = iz_f16_round(x[i]);
 }
 
+static inline void round_upper(uint16_t *restrict y, const float *restrict x,
+                               int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_upper(x[i]);
+}
+
 static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
                               int64_t n)
 {

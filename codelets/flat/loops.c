@@ -11,7 +11,7 @@
 #include "codelets/flat/half.h"
 #include "codelets/flat/moment_code.h"
 
-/* load_f16, round_f16 and round_bf16. */
+/* load_f16, round_f16, round_bf16 and round_upper. */
 #include IZ_HALF_ROWS
 
 extern const struct iz_simd IZ_SIMD_TABLE;
@@ -23,6 +23,19 @@ static inline void load_bf16(float *restrict y, const uint16_t *restrict x,
 {
     for (int64_t i = 0; i < n; i++)
         y[i] = iz_bf16_load(x[i]);
+}
+
+static void keep_lower(uint16_t *restrict y, const float *restrict x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_lower(x[i]);
+}
+
+static void join(float *restrict y, const uint16_t *restrict upper,
+                 const uint16_t *restrict lower, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = iz_join(upper[i], lower[i]);
 }
 
 static void loops_add(float *y, const float *a, const float *b, int64_t n)
@@ -208,7 +221,7 @@ static inline void copy_out(const struct iz_streams *s, int64_t i, int64_t n)
     if (s->out_type == IZ_F32)
         memcpy((float *)s->out + i, s->p + i, (size_t)n * sizeof(float));
     else if (s->out_type == IZ_BF16)
-        round_bf16((uint16_t *)s->out + i, s->p + i, n);
+        round_upper((uint16_t *)s->out + i, s->p + i, n);
     else
         round_f16((uint16_t *)s->out + i, s->p + i, n);
 }
@@ -331,6 +344,9 @@ const struct iz_simd IZ_SIMD_TABLE = {
     .load_f16 = load_f16,
     .round_bf16 = round_bf16,
     .round_f16 = round_f16,
+    .round_upper = round_upper,
+    .keep_lower = keep_lower,
+    .join = join,
     .add = loops_add,
     .add_bf16 = add_bf16,
     .set_pair = set_pair,

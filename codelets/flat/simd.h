@@ -27,6 +27,11 @@ struct iz_simd {
     void (*load_f16)(float *y, const uint16_t *x, int64_t n);
     void (*round_bf16)(uint16_t *y, const float *x, int64_t n);
     void (*round_f16)(uint16_t *y, const float *x, int64_t n);
+    /* The halves of half.h. */
+    void (*round_upper)(uint16_t *y, const float *x, int64_t n);
+    void (*keep_lower)(uint16_t *y, const float *x, int64_t n);
+    void (*join)(float *y, const uint16_t *upper, const uint16_t *lower,
+                 int64_t n);
     void (*add)(float *y, const float *a, const float *b, int64_t n);
     void (*add_bf16)(float *y, const uint16_t *x, int64_t n);
     /* y = a + b, and y = y + (a + b), of bf16. */

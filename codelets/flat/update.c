@@ -20,23 +20,24 @@ struct iz_moments iz_update_state(const struct iz_update *u, int i)
                                u->room};
 }
 
-/* Elements [i, i + n), whose states are fp32 from state[] on.  The first of
- * them is of span s or of a later one; returns the span of the last. */
+/* Elements [i, i + n), whose master is at p and whose states are fp32 from
+ * state[] on.  The first of them is of span s or of a later one; returns the
+ * span of the last. */
 static const struct iz_alike *update_range(const struct iz_update *u,
-                                           const struct iz_alike *s,
+                                           const struct iz_alike *s, float *p,
                                            float *const *state, int64_t i,
                                            int64_t n)
 {
     int64_t g_size = iz_dtype_bytes(u->g_type);
     int64_t out_size = iz_dtype_bytes(u->out_type);
     for (int64_t begin = i, end = i + n, k; i < end; i += k) {
-        struct iz_streams t = {.p = u->p + i,
+        struct iz_streams t = {.p = p + (i - begin),
                                .g = (const char *)u->g + i * g_size,
                                .g_type = u->g_type,
                                .out_type = u->out_type};
         for (int j = 0; j < IZ_STATES_MAX && state[j]; j++)
             t.state[j] = state[j] + (i - begin);
-        if (u->out)
+        if (u->out && !u->lower)
             t.out = (char *)u->out + i * out_size;
         while (s->end <= i)
             s++;
@@ -46,31 +47,41 @@ static const struct iz_alike *update_range(const struct iz_update *u,
     return s;
 }
 
-/* Elements whose states are fp32 at a time: they stay in the first-level cache,
- * and are enough for the loops over them to overlap in the processor. */
+/* Elements that are widened at a time: they stay in the first-level cache, and
+ * are enough for the loops over them to overlap in the processor. */
 enum { TILE = 512 };
 
-/* States in fewer bytes, a tile of whole blocks at a time. */
-static void update_coded(const struct iz_update *u)
+/* States in fewer bytes or a master in halves, a tile of whole blocks at a
+ * time. */
+static void update_in_tiles(const struct iz_update *u)
 {
     const struct iz_alike *s = u->span;
     int states = iz_optimizer(u->optimizer)->states;
+    bool coded = u->type != IZ_MOMENT_F32;
+    uint16_t *upper = u->out;
     _Alignas(64) float tile[IZ_STATES_MAX][TILE]; /* whole vectors */
+    _Alignas(64) float master[TILE];
     for (int64_t i = 0, n; i < u->n; i += n) {
         int64_t skip = (u->at + i) % IZ_MOMENT_BLOCK, from = u->at + i - skip;
         int64_t left = skip + u->n - i;
         int64_t room =
             (left + IZ_MOMENT_BLOCK - 1) / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
         float *state[IZ_STATES_MAX] = {NULL};
+        float *p = u->lower ? master : u->p + i;
         room = room < TILE ? room : TILE;
         n = (left < room ? left : room) - skip;
         for (int j = 0; j < states; j++) {
             struct iz_moments x = iz_update_state(u, j);
-            iz_moment_load(tile[j], &x, from, room);
-            state[j] = tile[j] + skip;
+            if (coded)
+                iz_moment_load(tile[j], &x, from, room);
+            state[j] = (coded ? tile[j] : (float *)x.p + from) + skip;
         }
-        s = update_range(u, s, state, i, n);
-        for (int j = 0; j < states; j++) {
+        if (u->lower)
+            iz_join_halves(master, upper + i, u->lower + i, n);
+        s = update_range(u, s, p, state, i, n);
+        if (u->lower)
+            iz_split(upper + i, u->lower + i, master, n);
+        for (int j = 0; coded && j < states; j++) {
             struct iz_moments x = iz_update_state(u, j);
             iz_moment_store(&x, from, tile[j], room, u->key + (uint64_t)j,
                             u->first + i - skip);
@@ -82,11 +93,12 @@ void iz_update(const struct iz_update *u)
 {
     float *state[IZ_STATES_MAX] = {NULL};
     assert(u->n >= 0 && u->spans > 0 && u->span[u->spans - 1].end >= u->n);
-    if (u->type != IZ_MOMENT_F32) {
-        update_coded(u);
+    assert(!u->lower || (u->out && u->out_type == IZ_BF16 && !u->p));
+    if (u->type != IZ_MOMENT_F32 || u->lower) {
+        update_in_tiles(u);
         return;
     }
     for (int j = 0; j < iz_optimizer(u->optimizer)->states; j++)
         state[j] = (float *)u->state[j] + u->at;
-    update_range(u, u->span, state, 0, u->n);
+    update_range(u, u->span, u->p, state, 0, u->n);
 }

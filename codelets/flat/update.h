@@ -21,10 +21,12 @@ struct iz_alike iz_alike_of(const struct iz_step *s);
 enum { IZ_ALIKE_MAX = IZ_MOMENT_BLOCK };
 
 /* One update of n elements.  p is their fp32 master and g their gradient.  p
- * and the states are updated in place; out receives the new p as out_type and
- * may be NULL.  p, g and out begin with the first element.  An array of states
- * has `room` elements, and the first element is at `at` in it.  No two buffers
- * overlap.
+ * and the states are updated in place; out receives the new p as out_type, a
+ * parameter (iz_cast_params), and may be NULL.  With `lower` there is no p: the
+ * master is the parameters in out, bf16, and these lower halves (iz_join), and
+ * both are updated.  p, lower, g and out begin with the first element.  An
+ * array of states has `room` elements, and the first element is at `at` in it.
+ * No two buffers overlap.
  *
  * States in fewer bytes (see moment.h) are widened, updated in fp32 and rounded
  * again.  The random bits of the i-th state depend on key + i and on the
@@ -32,14 +34,15 @@ enum { IZ_ALIKE_MAX = IZ_MOMENT_BLOCK };
  * `at` by whole blocks.  If only a part of a block is updated, its other
  * elements keep their values.
  *
- * A GPU needs, with states in fewer bytes: at and n in whole blocks, p, g and
- * out aligned to 16 bytes, and states in bf16 to 8. */
+ * A GPU needs, with states in fewer bytes: at and n in whole blocks, p, lower,
+ * g and out aligned to 16 bytes, and states in bf16 to 8. */
 struct iz_update {
     enum iz_optimizer_type optimizer;
     enum iz_moment_type type; /* of the states */
     enum iz_dtype g_type, out_type;
     int64_t n, at, room;
     float *p;
+    uint16_t *lower; /* of the master; NULL: it is p */
     void *state[IZ_STATES_MAX];
     const void *g;
     void *out;

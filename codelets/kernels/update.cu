@@ -50,6 +50,84 @@ static __device__ void update_elem(const union iz_consts &k, float &p,
         state[i][j] = s[i];
 }
 
+/* ---- master and parameters ---- */
+
+/* N numbers of 16 bits, at once where they are 8 bytes. */
+template <int N>
+static __device__ void load_halves(uint32_t (&to)[N], const uint16_t *p)
+{
+    if constexpr (N == 4) {
+        uint2 two = *(const uint2 *)p;
+        to[0] = two.x & 0xffffu;
+        to[1] = two.x >> 16;
+        to[2] = two.y & 0xffffu;
+        to[3] = two.y >> 16;
+    } else {
+        for (int j = 0; j < N; j++)
+            to[j] = p[j];
+    }
+}
+
+template <int N>
+static __device__ void store_halves(uint16_t *p, const uint32_t (&h)[N])
+{
+    if constexpr (N == 4) {
+        uint2 two;
+        two.x = h[0] | h[1] << 16;
+        two.y = h[2] | h[3] << 16;
+        *(uint2 *)p = two;
+    } else {
+        for (int j = 0; j < N; j++)
+            p[j] = (uint16_t)h[j];
+    }
+}
+
+/* The masters of N elements: where `lower` is, in two halves. */
+template <int N, class O>
+static __device__ void load_master(float (&p)[N], const float *master,
+                                   const uint16_t *lower, const O *out)
+{
+    uint32_t low[N], high[N];
+    if (!lower) {
+        iz_load_row(p, master);
+        return;
+    }
+    load_halves(low, lower);
+    load_halves(high, (const uint16_t *)out);
+    for (int j = 0; j < N; j++)
+        p[j] = iz_join((uint16_t)high[j], (uint16_t)low[j]);
+}
+
+/* And their parameters, unless out is NULL. */
+template <int N, class O>
+static __device__ void store_master(float *master, uint16_t *lower, O *out,
+                                    const float (&p)[N])
+{
+    uint32_t half[N];
+    if (lower) {
+        for (int j = 0; j < N; j++)
+            half[j] = iz_lower(p[j]);
+        store_halves(lower, half);
+    } else {
+        iz_store_row(master, p);
+    }
+    if (!out)
+        return;
+    if constexpr (std::is_same<O, iz_bf16>::value) {
+        for (int j = 0; j < N; j++)
+            half[j] = iz_upper(p[j]);
+        store_halves((uint16_t *)out, half);
+    } else {
+        iz_store_row(out, p);
+    }
+}
+
+/* Element i of an array that may be none. */
+template <class T> IZ_EITHER T *elem_of(T *p, int64_t i)
+{
+    return p ? p + i : p;
+}
+
 /* ---- states in fp32 ---- */
 
 /* n elements that are updated alike; no two buffers overlap. */
@@ -57,11 +135,12 @@ struct wide {
     union iz_consts consts;
     int64_t n;
     float *p, *state[IZ_STATES_MAX];
+    uint16_t *lower;
     bool aligned; /* all buffers, to 16 bytes */
 };
 
 /* Moves per element 8 bytes of p, 8 of each state, the gradient and the copy:
- * with Adam and both of these in 16 bits 28. */
+ * with Adam and both of these in 16 bits 28, and 26 with p in two halves. */
 template <class F, class G, class O>
 static __global__ void __launch_bounds__(THREADS)
     update_wide(struct wide w, const G *g, O *out)
@@ -70,16 +149,14 @@ static __global__ void __launch_bounds__(THREADS)
         constexpr int N = decltype(count)::value;
         float p[N], grad[N], state[F::STATES][N];
         iz_load_row(grad, g + i);
-        iz_load_row(p, w.p + i);
+        load_master(p, w.p + i, elem_of(w.lower, i), out + i);
         for (int s = 0; s < F::STATES; s++)
             iz_load_row(state[s], w.state[s] + i);
         for (int j = 0; j < N; j++)
             update_elem<F, N>(w.consts, p[j], state, j, grad[j]);
-        iz_store_row(w.p + i, p);
+        store_master(w.p + i, elem_of(w.lower, i), elem_of(out, i), p);
         for (int s = 0; s < F::STATES; s++)
             iz_store_row(w.state[s] + i, state[s]);
-        if (out)
-            iz_store_row(out + i, p);
     });
 }
 
@@ -90,12 +167,15 @@ static void launch_wide(struct iz_exec *x, const struct iz_update *u)
     for (int64_t i = 0, s = 0; i < u->n; i = u->span[s++].end) {
         int64_t end = u->span[s].end < u->n ? u->span[s].end : u->n;
         const G *g = (const G *)u->g + i;
-        O *out = u->out ? (O *)u->out + i : NULL;
+        O *out = elem_of((O *)u->out, i);
+        float *p = elem_of(u->p, i);
+        uint16_t *lower = elem_of(u->lower, i);
         struct wide w = {u->span[s].consts,
                          end - i,
-                         u->p + i,
+                         p,
                          {},
-                         iz_aligned(u->p + i, g, out)};
+                         lower,
+                         iz_aligned(p, lower, g, out)};
         if (end <= i)
             iz_die("update: span %d of %d is empty", (int)s, u->spans);
         for (int j = 0; j < F::STATES; j++) {
@@ -114,6 +194,7 @@ struct coded {
     int64_t n, at, first;
     uint64_t key;
     float *p;
+    uint16_t *lower;
     struct {
         unsigned char *codes; /* of the array's first element */
         unsigned char *power; /* fp8: of its first block */
@@ -238,20 +319,18 @@ static __device__ void update_spans(const struct coded &k,
     float p[PER_THREAD], grad[PER_THREAD];
     int s = 0;
     iz_load_row(grad, g + i);
-    iz_load_row(p, k.p + i);
+    load_master(p, k.p + i, elem_of(k.lower, i), out + i);
     for (int j = 0; j < PER_THREAD; j++) {
         while (k.span[s].end <= i + j)
             s++;
         update_elem<F, PER_THREAD>(k.span[s].consts, p[j], state, j, grad[j]);
     }
-    iz_store_row(k.p + i, p);
-    if (out)
-        iz_store_row(out + i, p);
+    store_master(k.p + i, elem_of(k.lower, i), elem_of(out, i), p);
 }
 
 /* Moves per element the gradient, the copy, 8 bytes of p, and of each state 4
- * in bf16, 2.03 in fp8: with Adam, gradient and copy in 16 bits 20 and 16.06.
- */
+ * in bf16, 2.03 in fp8: with Adam, gradient and copy in 16 bits 20 and 16.06,
+ * and 2 less with p in two halves. */
 template <class F, class T, class G, class O>
 static __global__ void __launch_bounds__(THREADS)
     update_coded(struct coded k, const G *g, O *out)
@@ -273,7 +352,7 @@ template <class F, class T, class G, class O>
 static void launch_coded(struct iz_exec *x, const struct iz_update *u)
 {
     struct coded k = {};
-    if (!iz_aligned(u->p, u->g, u->out) || u->n % IZ_MOMENT_BLOCK ||
+    if (!iz_aligned(u->p, u->lower, u->g, u->out) || u->n % IZ_MOMENT_BLOCK ||
         u->at % IZ_MOMENT_BLOCK || u->spans > IZ_ALIKE_MAX)
         iz_die("update with coded states: %lld elements, %d spans, or an "
                "address that is no multiple of 16",
@@ -283,6 +362,7 @@ static void launch_coded(struct iz_exec *x, const struct iz_update *u)
     k.first = u->first;
     k.key = u->key;
     k.p = u->p;
+    k.lower = u->lower;
     for (int s = 0; s < F::STATES; s++) {
         k.state[s].codes = (unsigned char *)u->state[s];
         k.state[s].power = k.state[s].codes + u->room;
@@ -317,6 +397,8 @@ void iz_update_cuda(struct iz_exec *x, const struct iz_update *u)
 {
     if (u->n == 0)
         return;
+    if (u->lower && (u->p || !u->out || u->out_type != IZ_BF16))
+        iz_die("update: halves of a master without parameters in bf16");
     switch (u->optimizer) {
     case IZ_OPTIMIZER_ADAM:
     case IZ_OPTIMIZER_ADAMW:

@@ -306,6 +306,15 @@ static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
         iz_fault(f, "run.save_mode",
                  "async cannot read states of run.state_dtype from nvme; use "
                  "auto or sync");
+    if (run->save_mode == IZ_SAVE_ASYNC && run->master == IZ_MASTER_REMAINDER)
+        iz_fault(f, "run.save_mode",
+                 "async cannot put the two halves of run.master together; use "
+                 "auto or sync");
+    if (run->master == IZ_MASTER_REMAINDER && file->c.dtype != IZ_BF16)
+        iz_fault(f, "run.master",
+                 "remainder, but parameters are %s: the master of a bf16 "
+                 "parameter alone has 16 bits more; set bf16.enabled",
+                 iz_dtype_name(file->c.dtype));
     if (run->eval_interval > 0 && run->eval_batches == 0 &&
         !is_bad(file, "run.eval_batches"))
         iz_fault(f, "run.eval_interval",

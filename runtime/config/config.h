@@ -88,6 +88,10 @@ struct iz_data_config {
  * auto: where it must. */
 enum iz_save_mode { IZ_SAVE_AUTO, IZ_SAVE_ASYNC, IZ_SAVE_SYNC };
 
+/* How the fp32 master of a bf16 parameter is kept: whole, or as what the
+ * parameter lacks. */
+enum iz_master_form { IZ_MASTER_FULL, IZ_MASTER_REMAINDER };
+
 struct iz_run_config {
     char output[IZ_PATH_MAX]; /* directory: metrics, effective config,
                                  checkpoints */
@@ -130,6 +134,7 @@ struct iz_run_config {
     int64_t
         memory_limit_bytes; /* of this rank's node share; 0 = what is free */
     enum iz_moment_type state_dtype; /* of the optimizer's states */
+    enum iz_master_form master;
     bool hash;                       /* print a hash of the final weights */
     char export[IZ_PATH_MAX]; /* folder for the final weights; "": none */
     int export_dtype;         /* 0: that of the parameters, else 1 + iz_dtype */

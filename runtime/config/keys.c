@@ -244,8 +244,8 @@ const struct iz_key iz_config_keys[] = {
     WORD("run.save_mode", c.run.save_mode, "auto|async|sync", "\"auto\"",
          "While a checkpoint of save_interval is written, training goes on "
          "(async) or waits (sync). auto: sync if states are on nvme with "
-         "nvme_checksum or state_dtype, or on a GPU with state_dtype; "
-         "otherwise async. The losses are the same bit for bit."),
+         "nvme_checksum or state_dtype, or on a GPU with state_dtype, or if "
+         "run.master is remainder; otherwise async. The losses are the same bit for bit."),
     NUMBER("run.save_buffers", INT, c.run.save_buffers, 1, 1e6, "8",
            "Buffers between states and the file of an asynchronous save, each "
            "of at most 4 MiB. With enough for all states, no update waits for "
@@ -361,6 +361,10 @@ const struct iz_key iz_config_keys[] = {
          "Type of the optimizer's states. Each takes 4 bytes per parameter in "
          "fp32, 2 in bf16, 1.02 in fp8; bf16 and fp8 are rounded "
          "stochastically, and in fp8 64 elements share a power of two."),
+    WORD("run.master", c.run.master, "full|remainder", "\"full\"",
+         "How the fp32 master of a bf16 parameter is kept: full, 4 bytes, or "
+         "as the remainder, the 16 bits that the parameter lacks. Both have "
+         "the same bits; remainder needs bf16."),
     TEXT("run.export", c.run.export, "\"\"",
          "Folder for the final weights as a Hugging Face model; must not exist "
          "or be empty. Empty: none."),

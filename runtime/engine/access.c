@@ -128,11 +128,32 @@ static void move_params(struct iz_engine *e, int unit, struct iz_chunk *k,
     for (int64_t i = 0, m; i < n; i += m) {
         m = min64(n - i, CAST);
         if (put)
-            iz_cast(buf, type, host + i, IZ_F32, m);
+            iz_cast_params(buf, type, host + i, m);
         move_bytes(e, e->plan.zero.param_home, param + i * size, buf, m * size,
                    put);
         if (!put)
             iz_cast(host + i, IZ_F32, buf, type, m);
+    }
+}
+
+/* n masters of a chunk from element `at` on, whose lower halves are in its
+ * states, and whose upper ones are its parameters. */
+static void move_halves(struct iz_engine *e, int unit, struct iz_chunk *k,
+                        int64_t at, float *host, int64_t n, bool put)
+{
+    uint16_t upper[CAST], lower[CAST];
+    int64_t size = sizeof(*upper);
+    char *low = chunk_bytes(e, unit, k, IZ_STAGING_STATE, false) + at * size;
+    char *high = chunk_bytes(e, unit, k, IZ_STAGING_PARAM, false) + at * size;
+    for (int64_t i = 0, m; i < n; i += m) {
+        m = min64(n - i, CAST);
+        if (put)
+            iz_split(upper, lower, host + i, m);
+        move_bytes(e, k->home, low + i * size, (char *)lower, m * size, put);
+        move_bytes(e, e->plan.zero.param_home, high + i * size, (char *)upper,
+                   m * size, put);
+        if (!put)
+            iz_join_halves(host + i, upper, lower, m);
     }
 }
 
@@ -168,8 +189,11 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
         left = min64(k->count - at, n);
         struct iz_state_layout l = iz_chunk_states(e, unit, k);
         bool state = a >= IZ_STATE || (a == IZ_MASTER && l.master);
+        bool halves = a == IZ_MASTER && l.lower;
         if (a == IZ_FROZEN) {
             move_params(e, unit, k, at, host, left, put);
+        } else if (halves) {
+            move_halves(e, unit, k, at, host, left, put);
         } else if (coded) {
             struct iz_moments x = chunk_moments(e, unit, k, a);
             move_moments(e, k->home, &x, at, host, left, put);
@@ -183,7 +207,7 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
         }
         if (put && state)
             chunk_bytes(e, unit, k, IZ_STAGING_STATE, true);
-        if (put && state && a == IZ_MASTER)
+        if (put && state && a == IZ_MASTER && !halves)
             move_params(e, unit, k, at, host, left, true);
         if (put && a < IZ_STATE)
             chunk_bytes(e, unit, k, IZ_STAGING_PARAM, true);

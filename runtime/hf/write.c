@@ -334,7 +334,7 @@ static void put_elements(struct iz_hf_writer *w, int i, int64_t at,
     const struct file *f = w->file;
     while (i >= f->first + f->n)
         f++;
-    iz_cast(w->cast, w->o.type, in, IZ_F32, n);
+    iz_cast_params(w->cast, w->o.type, in, n);
     w->err = hf_write_put(f->fd, f->name, w->cast, n * size,
                           f->header_bytes + w->tensor[i].offset + at * size);
 }

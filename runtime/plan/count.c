@@ -91,7 +91,8 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
                (p->target.gpu && p->zero.state_home == IZ_HOME_NONE);
     bool wait = c->run.save_mode == IZ_SAVE_SYNC ||
                 (disk && c->run.nvme_checksum) ||
-                (far && p->optimizer.moments != IZ_MOMENT_F32);
+                (far && p->optimizer.moments != IZ_MOMENT_F32) ||
+                p->optimizer.remainder;
     int64_t elems = 0;
     p->staging[IZ_STAGING_SAVE].n = 0;
     if (!c->run.save_interval || wait)

@@ -224,6 +224,7 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->zero.fetch = stage == 3 && (p->ranks > 1 || p->zero.param_home > near);
     p->optimizer.type = c->optimizer.type;
     p->optimizer.moments = c->run.state_dtype;
+    p->optimizer.remainder = c->run.master == IZ_MASTER_REMAINDER;
     p->zero.pin_cpu =
         (p->zero.state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
         (p->zero.param_home != IZ_HOME_NONE && c->zero.param.pin_memory);

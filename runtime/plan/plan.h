@@ -123,6 +123,7 @@ struct iz_plan_zero {
 struct iz_plan_optimizer {
     enum iz_optimizer_type type;
     enum iz_moment_type moments; /* how its states are kept */
+    bool remainder;              /* and its master, in 16 bits */
 };
 
 /* Buffers of the collectives of a GPU's memory. */

@@ -11,11 +11,12 @@ struct iz_state_layout iz_plan_states(const struct iz_plan *p,
                  (home == IZ_HOME_NONE) != (p->zero.param_home == IZ_HOME_NONE);
     struct iz_state_layout l = {.room = room,
                                 .master = p->param_type != IZ_F32 || apart,
+                                .lower = p->optimizer.remainder,
                                 .states =
                                     iz_optimizer(p->optimizer.type)->states,
                                 .type = p->optimizer.moments,
                                 .optimizer = p->optimizer.type};
-    l.bytes = l.master ? 4 * room : 0;
+    l.bytes = l.master ? iz_master_bytes(&l) * room : 0;
     for (int i = 0; i < l.states; i++) {
         l.at[i] = l.bytes;
         l.bytes += iz_moment_bytes(l.type, room);
@@ -38,7 +39,7 @@ int iz_state_list(const struct iz_state_layout *l,
         (int)iz_moment_bytes(l->type, IZ_MOMENT_BLOCK) / IZ_MOMENT_BLOCK;
     int n = 0;
     if (l->master)
-        out[n++] = (struct iz_state_bytes){0, 4, 1};
+        out[n++] = (struct iz_state_bytes){0, iz_master_bytes(l), 1};
     for (int i = 0; i < l->states; i++) {
         out[n++] = (struct iz_state_bytes){l->at[i], bytes, 1};
         if (l->type == IZ_MOMENT_FP8)
@@ -51,6 +52,7 @@ int iz_state_list(const struct iz_state_layout *l,
 double iz_state_traffic(const struct iz_plan *p, int64_t n)
 {
     int states = iz_optimizer(p->optimizer.type)->states;
-    return 12.0 * (double)n + /* the gradient, and the master both ways */
+    /* The gradient, the master and its parameter; halves go both ways. */
+    return (p->optimizer.remainder ? 10.0 : 12.0) * (double)n +
            2.0 * states * (double)iz_moment_bytes(p->optimizer.moments, n);
 }

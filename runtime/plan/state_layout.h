@@ -21,7 +21,9 @@ enum { IZ_STATE_BYTES = 1 + 2 * IZ_STATES_MAX };
 struct iz_state_layout {
     int64_t room;  /* elements that each array has room for */
     int64_t bytes; /* of all arrays */
-    bool master;   /* fp32, at byte 0; else the parameters are their own */
+    bool master;   /* at byte 0; else the parameters are their own */
+    bool lower;    /* of the master only the lower halves of iz_split: the upper
+                      ones are the parameters */
     int states;
     int64_t at[IZ_STATES_MAX]; /* byte at which a state begins */
     enum iz_moment_type type;  /* of every state */
@@ -32,6 +34,12 @@ struct iz_state_layout {
  * are their own master where the optimizer sees them. */
 struct iz_state_layout iz_plan_states(const struct iz_plan *p,
                                       enum iz_home home, int64_t room);
+
+/* Of an element's master, where the layout has one. */
+static inline int iz_master_bytes(const struct iz_state_layout *l)
+{
+    return l->lower ? 2 : 4;
+}
 
 /* State i of a chunk whose arrays begin at `chunk`. */
 struct iz_moments iz_state_array(const struct iz_state_layout *l, void *chunk,

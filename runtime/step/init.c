@@ -71,7 +71,9 @@ static void init_chunk(const struct init *a, int u, bool frozen,
     int64_t first = iz_part_of(e, u, frozen).first;
     int64_t state_bytes = iz_plan_chunk_bytes(p, &p->unit[u]);
     bool state_file = !frozen && !k->state, param_file = !e->unit[u].param;
-    float *state = k->state, *master = NULL, buf[BLOCK];
+    void *state = k->state;
+    struct iz_state_layout l = iz_chunk_states(e, u, k);
+    float buf[BLOCK];
     char *param = param_file ? e->staging[IZ_STAGING_PARAM].buffer[i].p
                              : (char *)e->unit[u].param + k->param_first * size;
     if (state_file) {
@@ -80,15 +82,16 @@ static void init_chunk(const struct init *a, int u, bool frozen,
     }
     if (param_file)
         memset(param, 0, (size_t)(k->filed * size));
-    if (!frozen && iz_chunk_states(e, u, k).master)
-        master = state;
     for (int64_t at = 0; at < k->count; at += BLOCK) {
         int64_t n = min64(k->count - at, BLOCK);
         memset(buf, 0, sizeof(buf)); /* padding */
         step_init_fill(e, u, frozen, buf, first + k->first + at, n);
-        if (master)
-            memcpy(master + at, buf, (size_t)n * sizeof(*buf));
-        iz_cast(param + at * size, p->param_type, buf, IZ_F32, n);
+        if (!frozen && l.lower)
+            iz_split((uint16_t *)param + at, (uint16_t *)state + at, buf, n);
+        else
+            iz_cast_params(param + at * size, p->param_type, buf, n);
+        if (!frozen && l.master && !l.lower)
+            memcpy((float *)state + at, buf, (size_t)n * sizeof(*buf));
     }
     if (state_file)
         iz_nvme_write(e->file.state, state, k->state_at, state_bytes);

@@ -65,6 +65,7 @@ static void run_update(struct iz_exec *x, void **buf, const void *arg)
     const char *grad = (char *)buf[0] + a->grad_first * grad_size;
     char *param = (char *)buf[a->param_buf] + a->param_at;
     float *master = l->master ? buf[1] : (float *)param;
+    uint16_t *lower = buf[1];
     struct iz_step step = a->step;
     struct iz_alike span[IZ_ALIKE_MAX];
     struct iz_touched rows = {0};
@@ -108,7 +109,10 @@ static void run_update(struct iz_exec *x, void **buf, const void *arg)
             u.n = t.n;
             u.spans = 1;
         }
-        u.p = master + u.at;
+        if (l->lower)
+            u.lower = lower + u.at;
+        else
+            u.p = master + u.at;
         u.g = grad + g * grad_size;
         u.first = a->first + u.at;
         if (l->master)
@@ -181,7 +185,7 @@ static void submit_update(struct iz_engine *e, int unit,
 /* ---- between host and GPU ---- */
 
 struct copy_arg {
-    int64_t from, bytes;
+    int64_t from, to, bytes;
     bool always; /* in a step that is skipped, too: the control is not read */
 };
 
@@ -190,7 +194,8 @@ static void update_run_copy(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct copy_arg *a = arg;
     if (a->always || !((const struct iz_control *)buf[2])->skip)
-        iz_buffer_copy(x, buf[1], (char *)buf[0] + a->from, a->bytes);
+        iz_buffer_copy(x, (char *)buf[1] + a->to, (char *)buf[0] + a->from,
+                       a->bytes);
 }
 
 static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
@@ -235,11 +240,16 @@ static void update_on_gpu(struct iz_engine *e, int unit,
         submit_copy(
             e, unit, IZ_ON_UP, g->grad_handle[0],
             (struct iz_access){staging, STARPU_W},
-            (struct copy_arg){a.grad_first * size, k->count * size, true});
+            (struct copy_arg){a.grad_first * size, 0, k->count * size, true});
         copy.from = g->plan->chunk * size;
         grad = (struct iz_access){staging, down ? STARPU_RW : STARPU_R};
         a.grad_first = 0;
     }
+    if (down && a.states.lower)
+        submit_copy(
+            e, unit, IZ_ON_UP, k->param_handle,
+            (struct iz_access){staging, apart ? STARPU_W : STARPU_RW},
+            (struct copy_arg){0, copy.from, copy.bytes, true});
     if (down && !apart) { /* parameters behind the gradient */
         a.param_buf = 0;
         a.param_at = copy.from;
@@ -287,7 +297,8 @@ static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
 
 /* On the host, or where everything is.  With anything on disk: load, update,
  * store.  A 16-bit copy is loaded too: a skipped step must store what it found.
- * Parameters that live on the GPU go up through a buffer. */
+ * Parameters that live on the GPU go up through a buffer, and come down into it
+ * before if they are the upper halves of their masters. */
 static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k)
 {
     const struct iz_plan *p = &e->plan;
@@ -313,6 +324,10 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k)
     } else if (p->zero.params_up) {
         param = iz_next_staging(e, IZ_STAGING_UPDATE)->handle;
     }
+    if (p->zero.params_up && a.states.lower)
+        submit_copy(e, unit, IZ_ON_DOWN, k->param_handle,
+                    (struct iz_access){param, STARPU_W},
+                    (struct copy_arg){0, 0, iz_param_bytes(e, k->count), true});
     submit_update(e, unit, k, &a, grad, state, param);
     if (staging)
         move_chunk(e, unit, k, IZ_STORE, staging, &a);
@@ -320,7 +335,7 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k)
         submit_copy(
             e, unit, IZ_ON_UP, param,
             (struct iz_access){k->param_handle, STARPU_RW},
-            (struct copy_arg){0, iz_param_bytes(e, k->count), p->zero.early});
+            (struct copy_arg){0, 0, iz_param_bytes(e, k->count), p->zero.early});
 }
 
 void iz_update_unit(struct iz_engine *e, int unit)

@@ -102,7 +102,7 @@ KEYS = {"batch": "train_batch_size", "clip": "gradient_clipping",
         "overlap_comm": "zero_optimization.overlap_comm",
         "reuse": "zero_optimization.stage3_max_reuse_distance",
         "delay_us": "run.inject_delay_us", "wave": "run.parallel_micro_batches",
-        "moments": "run.state_dtype",
+        "moments": "run.state_dtype", "master": "run.master",
         **{k: f"run.{k}" for k in (
             "steps", "slices", "schedule", "scheduler", "overlap", "recompute",
             "ring", "in_flight", "workers", "comm", "device")},
@@ -120,6 +120,9 @@ def valid(row):
         return False
     if row.get("sums") == "local_first" and stage == 3 and \
             row.get("schedule", "breadth_first") == "depth_first":
+        return False
+    if row.get("master") == "remainder" and \
+            not row.get("dtype", "bf16").startswith("bf16"):
         return False
     if ratio < 1 and (optimizer not in (None, "cpu") or param == "nvme"):
         return False

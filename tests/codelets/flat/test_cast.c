@@ -122,6 +122,52 @@ static void cast_finds_every_nan(void **state)
     }
 }
 
+/* Of all fp32 numbers, infinity and NaN: the halves are the same number again,
+ * the upper one is the nearest bf16, and only of two equally near ones not the
+ * even one. */
+static void halves_lose_nothing(void **state)
+{
+    enum { N = 4096 };
+    float x[N], back[N];
+    uint16_t upper[N], lower[N], even[N], param[N];
+    for (uint64_t base = 0; base < UINT64_C(1) << 32; base += N) {
+        uint32_t wrong = 0;
+        for (uint32_t i = 0; i < N; i++)
+            x[i] = iz_bits_float((uint32_t)base + i);
+        iz_split(upper, lower, x, N);
+        iz_cast_params(param, IZ_BF16, x, N);
+        iz_join_halves(back, upper, lower, N);
+        iz_cast(even, IZ_BF16, x, IZ_F32, N);
+        for (uint32_t i = 0; i < N; i++) {
+            uint32_t u = (uint32_t)base + i, a = u & 0x7fffffffu;
+            uint32_t b = iz_float_bits(back[i]);
+            uint32_t tie = a <= 0x7f800000u && (u & 0x1ffffu) == 0x8000u;
+            uint32_t nan = u | 0x400000u, quiet = b | 0x8000u;
+            wrong |= a > 0x7f800000u ? quiet ^ (nan | 0x8000u) : b ^ u;
+            wrong |= (uint32_t)upper[i] ^ ((uint32_t)even[i] + tie);
+            wrong |= (uint32_t)param[i] ^ upper[i];
+        }
+        assert_int_equal(wrong, 0);
+    }
+}
+
+/* At lengths that no vector divides, and not beyond the end. */
+static void halves_of_any_length(void **state)
+{
+    enum { N = 70 };
+    for (int n = 0; n < N; n++) {
+        float x[N], back[N] = {0};
+        uint16_t upper[N] = {0}, lower[N] = {0};
+        for (int i = 0; i < N; i++)
+            x[i] = iz_bits_float((uint32_t)random_bits() & 0xff7fffffu);
+        iz_split(upper, lower, x, n);
+        iz_join_halves(back, upper, lower, n);
+        assert_memory_equal(back, x, (size_t)n * sizeof(*x));
+        for (int i = n; i < N; i++)
+            assert_true(upper[i] == 0 && lower[i] == 0 && back[i] == 0);
+    }
+}
+
 /* Every pattern of one 16-bit type to the other, at odd lengths and places. */
 static void cast_between_halves_rounds_once(void **state)
 {
@@ -174,6 +220,8 @@ int main(void)
         cmocka_unit_test(cast_overflows_to_infinity),
         cmocka_unit_test(cast_keeps_nan),
         cmocka_unit_test(cast_finds_every_nan),
+        cmocka_unit_test(halves_lose_nothing),
+        cmocka_unit_test(halves_of_any_length),
         cmocka_unit_test(cast_between_halves_rounds_once),
         cmocka_unit_test(cast_touches_n_elements_only),
     };

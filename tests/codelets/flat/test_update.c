@@ -145,6 +145,7 @@ struct arrays {
     enum iz_moment_type type;
     enum iz_dtype g_type, out_type;
     float *p;
+    uint16_t *lower; /* of the master, instead of p; or NULL */
     void *state[IZ_STATES_MAX], *g, *out;
 };
 
@@ -217,7 +218,8 @@ static struct iz_update update_of(const struct arrays *a,
         .n = n,
         .at = from,
         .room = a->room,
-        .p = a->p + from,
+        .p = a->lower ? NULL : a->p + from,
+        .lower = a->lower ? a->lower + from : NULL,
         .state = {a->state[0], a->state[1]},
         .g = fixture_at(a->g, a->g_type, from),
         .out = a->out ? fixture_at(a->out, a->out_type, from) : NULL,
@@ -264,7 +266,7 @@ static void update_scalar(const struct arrays *a, const struct iz_step *s)
         iz_moment_store(&x, 0, wide[k], whole, u.key + (uint64_t)k, u.first);
         free(wide[k]);
     }
-    iz_cast(a->out, a->out_type, a->p, IZ_F32, a->n);
+    iz_cast_params(a->out, a->out_type, a->p, a->n);
 }
 
 /* ---- cases -------------------------------------------------------------- */
@@ -354,6 +356,34 @@ static void bits_do_not_depend_on_pieces(void **state)
     }
 }
 
+/* Cut anywhere, too. */
+static void a_master_in_halves_has_the_same_bits(void **state)
+{
+    for (int c = 0; c < KINDS * 3 * 3; c++) {
+        enum iz_moment_type type = (enum iz_moment_type)(c % 3);
+        int64_t unit = type == IZ_MOMENT_FP8 ? IZ_MOMENT_BLOCK : 1;
+        struct arrays a = arrays_new(&kinds[c / 9], 5003, type,
+                                     fixture_types[c / 3 % 3], IZ_BF16);
+        struct arrays b = arrays_copy(&a);
+        struct iz_step s = a.kind->cases[1];
+        b.lower = take((size_t)b.n * 2);
+        iz_split(b.out, b.lower, b.p, b.n);
+        for (s.t = 1; s.t <= 5; s.t++) {
+            new_gradients(&a, 1 / s.grad_scale);
+            memcpy(b.g, a.g, (size_t)(a.n * iz_dtype_bytes(a.g_type)));
+            update(&a, &s, 0, a.n);
+            for (int64_t at = 0, n; at < a.n; at += n) {
+                n = unit * random_piece(1400, a.n);
+                n = n < a.n - at ? n : a.n - at;
+                update(&b, &s, at, n);
+            }
+        }
+        iz_join_halves(b.p, b.out, b.lower, b.n);
+        free(b.lower);
+        arrays_equal(&a, &b);
+    }
+}
+
 /* Up to a few tiles of the loop, whole ones and begun ones, with a copy and
  * without; what lies behind stays. */
 static void updates_touch_n_elements_only(void **state)
@@ -424,6 +454,7 @@ int main(void)
         cmocka_unit_test(updates_follow_their_formula),
         cmocka_unit_test(bits_are_those_of_the_scalar_loop),
         cmocka_unit_test(bits_do_not_depend_on_pieces),
+        cmocka_unit_test(a_master_in_halves_has_the_same_bits),
         cmocka_unit_test(updates_touch_n_elements_only),
         cmocka_unit_test(states_come_to_rest),
         cmocka_unit_test(what_is_not_finite_shows),

@@ -231,6 +231,7 @@ struct update {
     enum iz_moment_type type;
     enum iz_dtype g, out;
     bool copies, wild, uncorrected;
+    bool halves; /* the master is out and, in P, lower halves */
     int64_t n, before, after; /* elements of m and v before and behind */
     int64_t span;             /* length of one */
     double beta1, beta2;
@@ -291,7 +292,8 @@ static void update(struct iz_exec *x, const struct iz_view *v, const void *arg)
                                    .n = k->n,
                                    .at = k->before,
                                    .room = k->before + k->n + k->after,
-                                   .p = at(v[P], k->odd),
+                                   .p = k->halves ? NULL : at(v[P], k->odd),
+                                   .lower = k->halves ? at(v[P], k->odd) : NULL,
                                    .state = {moment_of(k, v[STATE].p, 0).p,
                                              moment_of(k, v[STATE].p, 1).p},
                                    .g = at(v[G], k->odd),
@@ -339,7 +341,7 @@ static struct scene update_new(const struct update *k)
     int64_t all = k->before + k->n + k->after;
     struct scene s = {
         .n = TENSORS,
-        .t = {[P] = flat_new(IZ_F32, k->n, k->odd),
+        .t = {[P] = flat_new(k->halves ? IZ_BF16 : IZ_F32, k->n, k->odd),
               [STATE] = bytes_new(2 * iz_moment_bytes(k->type, all)),
               [G] = flat_new(k->g, k->n, k->odd),
               [OUT] = flat_new(k->out, k->n, k->odd)},
@@ -393,6 +395,27 @@ static void updates_have_the_bits_of_the_cpu(void **state)
                                  .span = MOST / 4,
                                  .beta1 = 0.9,
                                  .beta2 = 0.95});
+}
+
+/* At once and one by one, with states in any bytes. */
+static void a_master_in_halves_has_the_bits_of_the_cpu(void **state)
+{
+    for (int c = 0; c < 3 * 3 * 3; c++) {
+        enum iz_moment_type type = (enum iz_moment_type)(c % 3);
+        int64_t n = c / 9 * 37 * BLOCK;
+        int odd = type == IZ_MOMENT_F32 ? c / 3 % 3 : 0;
+        check_update((struct update){.type = type,
+                                     .g = fixture_types[c / 3 % 3],
+                                     .out = IZ_BF16,
+                                     .copies = true,
+                                     .halves = true,
+                                     .n = n + odd,
+                                     .odd = odd,
+                                     .after = BLOCK - odd,
+                                     .span = 1000,
+                                     .beta1 = 0.9,
+                                     .beta2 = 0.95});
+    }
 }
 
 static enum iz_moment_type type_of(int i)
@@ -493,6 +516,7 @@ int ops_flat(void)
         SEEDED(norm_scratch_is_exact),
         SEEDED(norm_shows_every_non_finite),
         SEEDED(updates_have_the_bits_of_the_cpu),
+        SEEDED(a_master_in_halves_has_the_bits_of_the_cpu),
         SEEDED(coded_updates_have_the_bits_of_the_cpu),
         SEEDED(coded_updates_have_them_at_every_exponent),
         SEEDED(what_is_not_finite_shows),

@@ -63,6 +63,23 @@ def test_three_and_three_are_six(ranks, kind, a, b, references, place, nvme):
             sum(x["skipped"] for x in want.steps[:3])
 
 
+@pytest.mark.parametrize("first", ("full", "remainder"))
+@pytest.mark.parametrize("home", (NONE, (2, "cpu", "none"), NVME),
+                         ids=lambda h: "-".join(h[1:]))
+def test_a_checkpoint_has_whole_masters(home, first, references, place, nvme):
+    """However these are kept: the files of both are equal, and either goes on with
+    those of the other."""
+    other = {"full": "remainder", "remainder": "full"}[first]
+    a = {**config(2, "bf16", home, nvme), "run.master": first}
+    b = {**config(2, "bf16", NONE), "run.master": other}
+    if "masters" not in references:
+        references["masters"] = place.good(2, config(2, "bf16"))
+    want = references["masters"]
+    r = place.halves(2, {**a, "run.steps": 3}, b)
+    assert r.numbers == want.numbers, str(r)
+    assert {k: r.files[k] for k in want.files} == want.files
+
+
 @pytest.mark.single
 def test_resumed_run_goes_on_from_the_newest_of_several(place):
     out = place.folder / "several"

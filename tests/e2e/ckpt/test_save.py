@@ -63,6 +63,16 @@ def test_moments_in_fewer_bytes_are_saved_alike(dtype, home, place, nvme):
                     "run.save_mode", "state_dtype")
 
 
+@pytest.mark.single
+def test_a_remainder_waits_for_its_save_and_needs_bf16(place):
+    c = config(**{"bf16.enabled": True, "run.master": "remainder"})
+    assert place.good(1, c).saved == [2, 4, 6]
+    run.refused(place.launch(1, {**c, "run.save_mode": "async"}),
+                "run.save_mode", "run.master")
+    run.refused(place.launch(1, config(**{"run.master": "remainder"})),
+                "run.master", "fp32", "bf16.enabled")
+
+
 def spans(r, *kinds):
     return [t for t in r.tasks if t["task"] in kinds]
 

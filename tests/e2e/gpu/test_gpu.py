@@ -33,6 +33,7 @@ FREE = {
     "optimizer": ("none", "cpu", "nvme"),
     "param": ("none", "cpu", "nvme"),
     "ratio": (1, 0.7, 0.3, 0),
+    "master": ("full", "remainder"),
     "comm": ("mpi", "nccl"),
     "schedule": ("depth_first", "breadth_first"),
     "scheduler": ("eager", "lws", "prio", "dmda"),
@@ -150,6 +151,7 @@ def traffic(counted):
 
 # Two ranks' shards have the same length.
 @standin
+@pytest.mark.parametrize("master", ("full", "remainder"))
 @pytest.mark.parametrize("ranks,comm,stage,optimizer,micro,param,ratio", [
     (1, "mpi", 0, "none", 0, "none", 1), (1, "mpi", 2, "cpu", 0, "none", 1),
     (1, "mpi", 3, "cpu", 0, "cpu", 1), (1, "mpi", 3, "nvme", 0, "nvme", 1),
@@ -163,9 +165,9 @@ def traffic(counted):
     (2, "mpi", 2, "cpu", 0, "none", 1), (2, "mpi", 1, "none", 0, "none", 1),
     (2, "mpi", 0, "none", 4, "none", 1)])
 def test_bytes_over_the_bus_are_the_planned_ones(ranks, comm, stage, optimizer, micro,
-                                                 param, ratio, start, traffic):
+                                                 param, ratio, master, start, traffic):
     row = {**ROW, "ranks": ranks, "comm": comm, "micro": micro, "stage": stage,
-           "optimizer": optimizer, "param": param, "ratio": ratio}
+           "optimizer": optimizer, "param": param, "ratio": ratio, "master": master}
     if ranks > 1:
         start(row)  # StarPU measures the bus of two GPUs
     real, planned = traffic(row)
@@ -195,6 +197,22 @@ def test_local_sums_come_down_once_a_step(comm, stage, schedule, ratio, start, t
         0.3 < more / (2 * a_step) < 0.5
     assert once["h2d_bytes"] == 2 * planned["up_bytes"]
     assert once["d2h_bytes"] == 2 * planned["down_bytes"]
+
+
+@standin
+@pytest.mark.parametrize("ratio", (1, 0.4, 0))
+@pytest.mark.parametrize("param", ("none", "cpu"))
+def test_upper_halves_come_to_the_lower_ones(param, ratio, traffic):
+    """Where masters are updated on one side and parameters live on the other, these
+    go both ways."""
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": param, "ratio": ratio}
+    more = {kept: traffic({**row, "master": kept})[0] for kept in ("full", "remainder")}
+    far = 1 - ratio if param == "cpu" else ratio
+    way = "h2d_bytes" if param == "cpu" else "d2h_bytes"
+    extra = {k: more["remainder"][k] - more["full"][k] for k in more["full"]}
+    both_steps = 2 * 2 * run.parameters(run.MODEL)
+    assert extra.pop(way) == pytest.approx(far * both_steps, rel=0.1)
+    assert extra == {k: 0 for k in extra}
 
 
 @standin

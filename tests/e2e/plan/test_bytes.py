@@ -38,6 +38,15 @@ def test_bytes_per_parameter_are_the_papers(stage, ranks, place):
     assert per == pytest.approx(PAPER[stage](ranks), rel=1e-3), r.out
 
 
+@pytest.mark.parametrize("ranks", (1, 4))
+def test_a_remainder_has_two_bytes_of_four(ranks, place):
+    whole, rest = (
+        planned(place.launch(1, big(**{"zero_optimization.stage": 1, "run.master": kept}),
+                             ["--plan", "--ranks", ranks]).out, ("optimizer",))
+        for kept in ("full", "remainder"))
+    assert rest == pytest.approx(whole * 10 / 12, rel=1e-5)
+
+
 @pytest.mark.parametrize("home", ("none", "cpu", "nvme"))
 def test_a_home_moves_bytes_and_adds_none(home, place, nvme):
     zero = run.offload(3, home, home, nvme)

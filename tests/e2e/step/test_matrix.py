@@ -33,6 +33,7 @@ PLACES = {"stage": (0, 1, 2, 3), "optimizer": ("none", "cpu", "nvme"),
           "param": ("none", "cpu", "nvme")}
 FREE = {
     **PLACES,
+    "master": ("full", "remainder"),
     "schedule": ("depth_first", "breadth_first"),
     "scheduler": ("eager", "lws", "prio", "dmda", "dmdas"),
     "delay_us": (0, 300),

@@ -256,7 +256,10 @@ static void call(decltype(&iz_update) op, struct iz_exec *x,
     struct iz_update u = *given;
     enqueue(x, [=]() mutable {
         u.span = span.data();
-        u.p = reach(u.p, u.n * iz_dtype_bytes(IZ_F32));
+        if (u.lower)
+            u.lower = reach(u.lower, u.n * iz_dtype_bytes(IZ_BF16));
+        else
+            u.p = reach(u.p, u.n * iz_dtype_bytes(IZ_F32));
         u.g = reach(u.g, u.n * iz_dtype_bytes(u.g_type));
         u.out = reach(u.out, u.n * iz_dtype_bytes(u.out_type));
         for (int i = 0; i < iz_optimizer(u.optimizer)->states; i++)
