@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of 16 bits, for levels without an instruction for it: included by loops.c
- * alone. */
+/* Rows of 16 bits, for levels without an instruction for it: included by
+ * loops.c alone. */
 static inline void load_f16(float *restrict y, const uint16_t *restrict x,
                             int64_t n)
 {

@@ -170,11 +170,7 @@ static void launch_wide(struct iz_exec *x, const struct iz_update *u)
         O *out = elem_of((O *)u->out, i);
         float *p = elem_of(u->p, i);
         uint16_t *lower = elem_of(u->lower, i);
-        struct wide w = {u->span[s].consts,
-                         end - i,
-                         p,
-                         {},
-                         lower,
+        struct wide w = {u->span[s].consts,           end - i, p, {}, lower,
                          iz_aligned(p, lower, g, out)};
         if (end <= i)
             iz_die("update: span %d of %d is empty", (int)s, u->spans);

@@ -135,7 +135,7 @@ struct iz_run_config {
         memory_limit_bytes; /* of this rank's node share; 0 = what is free */
     enum iz_moment_type state_dtype; /* of the optimizer's states */
     enum iz_master_form master;
-    bool hash;                       /* print a hash of the final weights */
+    bool hash;                /* print a hash of the final weights */
     char export[IZ_PATH_MAX]; /* folder for the final weights; "": none */
     int export_dtype;         /* 0: that of the parameters, else 1 + iz_dtype */
     int64_t export_shard_bytes; /* tensors of a file at most */

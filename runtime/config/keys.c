@@ -245,7 +245,8 @@ const struct iz_key iz_config_keys[] = {
          "While a checkpoint of save_interval is written, training goes on "
          "(async) or waits (sync). auto: sync if states are on nvme with "
          "nvme_checksum or state_dtype, or on a GPU with state_dtype, or if "
-         "run.master is remainder; otherwise async. The losses are the same bit for bit."),
+         "run.master is remainder; otherwise async. The losses are the same "
+         "bit for bit."),
     NUMBER("run.save_buffers", INT, c.run.save_buffers, 1, 1e6, "8",
            "Buffers between states and the file of an asynchronous save, each "
            "of at most 4 MiB. With enough for all states, no update waits for "

@@ -246,10 +246,9 @@ static void update_on_gpu(struct iz_engine *e, int unit,
         a.grad_first = 0;
     }
     if (down && a.states.lower)
-        submit_copy(
-            e, unit, IZ_ON_UP, k->param_handle,
-            (struct iz_access){staging, apart ? STARPU_W : STARPU_RW},
-            (struct copy_arg){0, copy.from, copy.bytes, true});
+        submit_copy(e, unit, IZ_ON_UP, k->param_handle,
+                    (struct iz_access){staging, apart ? STARPU_W : STARPU_RW},
+                    (struct copy_arg){0, copy.from, copy.bytes, true});
     if (down && !apart) { /* parameters behind the gradient */
         a.param_buf = 0;
         a.param_at = copy.from;
@@ -332,10 +331,10 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k)
     if (staging)
         move_chunk(e, unit, k, IZ_STORE, staging, &a);
     if (p->zero.params_up)
-        submit_copy(
-            e, unit, IZ_ON_UP, param,
-            (struct iz_access){k->param_handle, STARPU_RW},
-            (struct copy_arg){0, 0, iz_param_bytes(e, k->count), p->zero.early});
+        submit_copy(e, unit, IZ_ON_UP, param,
+                    (struct iz_access){k->param_handle, STARPU_RW},
+                    (struct copy_arg){0, 0, iz_param_bytes(e, k->count),
+                                      p->zero.early});
 }
 
 void iz_update_unit(struct iz_engine *e, int unit)

@@ -231,7 +231,7 @@ struct update {
     enum iz_moment_type type;
     enum iz_dtype g, out;
     bool copies, wild, uncorrected;
-    bool halves; /* the master is out and, in P, lower halves */
+    bool halves;              /* the master is out and, in P, lower halves */
     int64_t n, before, after; /* elements of m and v before and behind */
     int64_t span;             /* length of one */
     double beta1, beta2;
