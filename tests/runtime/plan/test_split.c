@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An offloaded optimizer shared out between the host and a GPU: what each then
+ * holds, the ratio that "auto" chooses, the ratio as a way out. */
+#include "tests/runtime/plan/plans.h"
+
+#include "codelets/base/int64.h"
+
+/* Of all units: elements owned and those of the host; the longest share of the
+ * host and the longest chunk of those that it shares; blocks on the GPU. */
+struct counts {
+    int64_t owned, host, longest, chunk, blocks;
+};
+
+static struct counts count(const struct iz_plan *plan)
+{
+    struct counts n = {0};
+    for (int u = 0; u < plan->n_units; u++) {
+        const struct iz_plan_unit *g = &plan->unit[u];
+        int64_t host = iz_plan_host_elems(g);
+        n.owned += g->owned;
+        n.host += host;
+        n.longest = max64(n.longest, host);
+        n.blocks += (g->owned - host + 1023) / 1024;
+        if (g->host_chunks < g->chunks)
+            n.chunk = max64(n.chunk, g->chunk);
+    }
+    return n;
+}
+
+/* As near to the ratio as the chunk that is cut allows, although a unit's own
+ * share is not a number of chunks. */
+static void the_ratio_is_met_to_half_a_chunk(void **state)
+{
+    for (int ranks = 1; ranks <= 8; ranks++)
+        for (int i = 0; i <= 20; i++) {
+            struct iz_config c = offloaded(i / 20.0, IZ_HOME_CPU);
+            int64_t chunk = 0;
+            make(&p, &c, ranks, &gpu_bf16);
+            struct counts n = count(&p);
+            for (int u = 0; u < p.n_units; u++) {
+                const struct iz_plan_unit *g = &p.unit[u];
+                chunk = max64(chunk, g->chunk);
+                assert_true(g->host_chunks >= 0 && g->host_chunks <= g->chunks);
+            }
+            assert_true(fabs((double)n.host -
+                             c.zero.optimizer.ratio * (double)n.owned) <=
+                        (double)chunk / 2);
+            assert_true(p.zero.split == (i < 20));
+            assert_true(i > 0 || n.host == 0);
+            assert_true(i < 20 || n.host == n.owned);
+        }
+}
+
+/* 12 bytes of every element, here or there, and with NCCL 2 of its gradient:
+ * two buffers in fp32 on the host are shorter, and it has 8 bytes for each
+ * block of 1024.  Where the host's collectives sum, the gradient stays and
+ * needs room in the eight buffers of a chunk, as parameters do that live on the
+ * host. */
+static void check_ratio(enum iz_home home, bool nccl)
+{
+    struct iz_target target = gpu_bf16;
+    struct iz_config all = offloaded(1, home), some = offloaded(0.6, home);
+    int64_t device[IZ_MEM_CLASSES] = {0}, cpu[IZ_MEM_CLASSES] = {0};
+    target.nccl = nccl;
+    make(&p, &all, 2, &target);
+    make(&q, &some, 2, &target);
+    struct counts whole = count(&p), part = count(&q);
+    int64_t moved = part.owned - part.host;
+    assert_true(moved > 0 && q.zero.grads_apart == nccl && !p.zero.grads_apart);
+    device[IZ_MEM_STATE] = cpu[IZ_MEM_STATE] = 12 * moved;
+    device[IZ_MEM_STAGING] =
+        8 * part.chunk * ((home == IZ_HOME_CPU ? 2 : 0) + (nccl ? 0 : 2));
+    if (nccl) {
+        device[IZ_MEM_GRAD] = cpu[IZ_MEM_GRAD] = 2 * moved;
+        cpu[IZ_MEM_STAGING] = 2 * 4 * (whole.longest - part.longest);
+        cpu[IZ_MEM_BATCH] = -8 * part.blocks;
+        assert_true(cpu[IZ_MEM_STAGING] >= 0);
+    }
+    for (int c = 0; c < IZ_MEM_CLASSES; c++) {
+        assert_int_equal(q.bytes.b[IZ_TIER_DEVICE][c] -
+                             p.bytes.b[IZ_TIER_DEVICE][c],
+                         device[c]);
+        assert_int_equal(p.bytes.b[IZ_TIER_CPU][c] - q.bytes.b[IZ_TIER_CPU][c],
+                         cpu[c]);
+    }
+}
+
+static void the_ratio_moves_states_and_gradients(void **state)
+{
+    for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++) {
+        check_ratio((enum iz_home)home, false);
+        check_ratio((enum iz_home)home, true);
+    }
+}
+
+/* In fp32 a master of its own is needed where the parameters are not. */
+static void fp32_has_a_master_on_the_other_side_only(void **state)
+{
+    for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++) {
+        struct iz_config c = offloaded(0.5, (enum iz_home)home);
+        bool near = home == IZ_HOME_NONE;
+        c.dtype = IZ_F32;
+        c.grad_accum_fp32 = true;
+        make(&p, &c, 2, &gpu_bf16);
+        struct counts n = count(&p);
+        assert_int_equal(p.bytes.b[IZ_TIER_CPU][IZ_MEM_STATE],
+                         n.host * (near ? 12 : 8));
+        assert_int_equal(p.bytes.b[IZ_TIER_DEVICE][IZ_MEM_STATE],
+                         (n.owned - n.host) * (near ? 8 : 12));
+    }
+}
+
+static void a_cpu_cannot_share_with_a_gpu(void **state)
+{
+    struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
+    assert_int_equal(iz_plan_check(&c, &gpu_bf16, 1, NULL), 0);
+    assert_fails(iz_plan_check(&c, &target2, 1, stderr), -EINVAL,
+                 "zero_optimization.offload_optimizer.ratio: 0.5 leaves chunks "
+                 "to a GPU");
+    c.zero.optimizer.ratio = 1;
+    assert_int_equal(iz_plan_check(&c, &target2, 1, NULL), 0);
+}
+
+/* The plan does not fit, and that is said. */
+static void assert_way(const struct iz_config *c, struct iz_limits l,
+                       const char *words)
+{
+    make(&p, c, 1, &gpu_bf16);
+    assert_int_equal(fit(&p, c, l), -ENOMEM);
+    assert_said(words);
+}
+
+/* Where the GPU is too small for its part, the host can have all. */
+static void the_whole_optimizer_on_the_host_is_a_way_out(void **state)
+{
+    struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
+    struct iz_limits l = needs(c, 1);
+    l.host = INT64_MAX;
+    assert_way(&c, l, WAY "ratio=1 (");
+    assert_said("effective ratio 0.500");
+}
+
+/* As much of the optimizer on the host as there is room for, and no more on the
+ * GPU than it takes. */
+static void a_host_that_is_short_leaves_chunks_to_the_gpu(void **state)
+{
+    static const int part[] = {0, 7, 19};
+    for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++)
+        for (int k = 0; k < 3; k++) {
+            struct iz_config c = offloaded(1, (enum iz_home)home);
+            struct iz_limits l = needs(c, part[k] / 20.0);
+            int64_t more = needs(c, (part[k] + 1) / 20.0).host;
+            char want[100];
+            assert_true(more > l.host);
+            snprintf(want, sizeof(want), WAY "ratio=%.15g (", part[k] / 20.0);
+            assert_way(&c, l, want);
+            l.host = more - 1;
+            assert_way(&c, l, want);
+            /* From a smaller part that the GPU has no room for, as well. */
+            c.zero.optimizer.ratio = 0;
+            if (k > 0)
+                assert_way(&c, l, want);
+        }
+}
+
+static double chosen(struct iz_config c, struct iz_limits l,
+                     const struct iz_target *t)
+{
+    c.zero.optimizer.ratio = 1;
+    c.zero.optimizer.ratio_auto = true;
+    iz_plan_choose_ratio(&c, model, 1, 0, t, &l, NULL, NULL);
+    return c.zero.optimizer.ratio;
+}
+
+/* With one micro-batch, activations that can be kept are; otherwise, and where
+ * they never can, the GPU gets all that fits. */
+static void an_automatic_ratio_is_the_smallest_that_fits(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU);
+    struct iz_limits l = needs(c, 0.35);
+    l.host = INT64_MAX;
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    assert_true(chosen(c, l, &gpu_bf16) == 0.35);
+    l.device = INT64_MAX;
+    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    c.run.recompute = IZ_RECOMPUTE_AUTO;
+    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    c.zero.optimizer.ratio = 0.6;
+    c.micro_batch = 32;
+    make(&p, &c, 1, &gpu_bf16);
+    iz_plan_keep(&p, model, true);
+    l.device = iz_plan_device_bytes(&p);
+    assert_true(needs(c, 0).device <= l.device);
+    assert_true(chosen(c, l, &gpu_bf16) == 0.6);
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    c.run.recompute = IZ_RECOMPUTE_AUTO;
+    c.grad_accum = 2;
+    assert_true(chosen(c, l, &gpu_bf16) < 0.6);
+    l = needs(offloaded(1, IZ_HOME_CPU), 0.5);
+    l.device--;
+    assert_true(chosen(c, l, &gpu_bf16) == 1); /* nothing fits */
+}
+
+static void an_automatic_ratio_is_1_where_nothing_is_shared(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU);
+    struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
+    assert_true(chosen(c, l, &target1) == 1);
+    c.run.state_dtype = IZ_MOMENT_FP8;
+    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    c.run.save_mode = IZ_SAVE_ASYNC; /* which reads no coded states of a GPU */
+    assert_true(chosen(c, l, &gpu_bf16) == 1);
+    c = offloaded(1, IZ_HOME_NVME);
+    assert_true(chosen(c, l, &gpu_bf16) == 1);
+    c = offloaded(1, IZ_HOME_NONE);
+    c.zero.optimizer.home = IZ_HOME_NONE;
+    assert_true(chosen(c, l, &gpu_bf16) == 1);
+}
+
+static void a_gpu_that_is_full_takes_no_chunks(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU);
+    struct iz_limits l = needs(c, 0.5);
+    l.device--;
+    assert_way(&c, l, WAY "device=nvme (");
+    assert_null(strstr(said, "ratio="));
+}
+
+/* Where they fit with half of them on the GPU, that is the way out. */
+static void coded_states_are_shared_out_too(void **state)
+{
+    for (int t = IZ_MOMENT_BF16; t <= IZ_MOMENT_FP8; t++) {
+        struct iz_config c = offloaded(1, IZ_HOME_CPU);
+        c.run.state_dtype = (enum iz_moment_type)t;
+        assert_way(&c, needs(c, 0.5), WAY "ratio=0.5 (");
+    }
+}
+
+/* Neither holds all states, both together do. */
+static void host_and_gpu_together_are_a_way_out(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_NONE);
+    struct iz_limits l = needs(c, 0.5);
+    c.zero.optimizer.home = IZ_HOME_NONE;
+    assert_way(&c, l,
+               WAY "device=cpu and zero_optimization.offload_optimizer."
+                   "ratio=0.5 (");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_ratio_is_met_to_half_a_chunk),
+        cmocka_unit_test(the_ratio_moves_states_and_gradients),
+        cmocka_unit_test(fp32_has_a_master_on_the_other_side_only),
+        cmocka_unit_test(a_cpu_cannot_share_with_a_gpu),
+        cmocka_unit_test(the_whole_optimizer_on_the_host_is_a_way_out),
+        cmocka_unit_test(a_host_that_is_short_leaves_chunks_to_the_gpu),
+        cmocka_unit_test(an_automatic_ratio_is_the_smallest_that_fits),
+        cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
+        cmocka_unit_test(a_gpu_that_is_full_takes_no_chunks),
+        cmocka_unit_test(coded_states_are_shared_out_too),
+        cmocka_unit_test(host_and_gpu_together_are_a_way_out),
+    };
+    return cmocka_run_group_tests(tests, plans_open, plans_close);
+}
