@@ -19,10 +19,15 @@
 struct iz_coll {
     int rank, size;              /* in the run */
     int local_rank, local_size;  /* on this host */
+    int sum_group;               /* ranks of a group: see
+                                    iz_coll_reduce_scatter.  Set by the owner
+                                    after open; divides size, 0 = size */
     double timeout_s;            /* set by the owner after open; 0 = none */
     _Atomic(const char *) phase; /* in which disks are used, for messages; NULL:
                                     none.  Set by the owner. */
     int64_t sent_bytes, received_bytes; /* payload counted by the collectives */
+    /* Sent to ranks of other hosts by gathers and sums, but NCCL's gathers. */
+    int64_t far_bytes;
     uint64_t order_hash; /* of all collectives started: kind, bytes, name */
     /* [size + 1]: where each rank's part starts.  The caller of a collective
      * with unequal parts fills it; the next such collective overwrites it. */
@@ -38,6 +43,10 @@ struct iz_coll {
 int iz_coll_open(struct iz_coll **out, int *argc, char ***argv);
 /* The first rank of the host of rank r. */
 int iz_coll_host(const struct iz_coll *c, int r);
+bool iz_coll_same_host(const struct iz_coll *c, int r);
+/* The largest group of consecutive ranks that no host cuts, of equal groups. */
+int iz_coll_host_group(const struct iz_coll *c);
+int iz_coll_sum_group(const struct iz_coll *c);
 /* Chooses how ranks of one host exchange data: by reading each other's memory
  * (wanted, and the default after open if the system allows it) or by messages.
  * All ranks must call it with the same value.  Returns NULL, or the reason why
@@ -54,10 +63,12 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
 /* `full`: size * shard elements of type `wire` (clobbered).  Rank r computes,
  * for each element i of its own shard, sum = ((full_0[i] + full_1[i]) +
  * full_2[i]) + ... in fp32, ranks in order, and then out[i] = accumulate ?
- * out[i] + sum : sum, rounded to `out_type`.  out: shard elements; it may be
- * this rank's own shard inside `full` when accumulate is false and out_type ==
- * wire.  If norm2 is not NULL, *norm2 becomes iz_flat_norm2 of the final out,
- * computed in the same pass. */
+ * out[i] + sum : sum, rounded to `out_type`.  With several groups of sum_group
+ * consecutive ranks each has such a sum, rounded to `wire`, and the groups'
+ * sums are added, in order and in fp32.  out: shard elements; it may be this
+ * rank's own shard inside `full` when accumulate is false and out_type == wire.
+ * If norm2 is not NULL, *norm2 becomes iz_flat_norm2 of the final out, computed
+ * in the same pass. */
 void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
                             enum iz_dtype out_type, bool accumulate, void *full,
                             enum iz_dtype wire, int64_t shard, double *norm2,

@@ -85,7 +85,7 @@ static struct iz_coll_cut gather_cut(const struct iz_coll *c)
 {
     if (c->local_size == c->size)
         return (struct iz_coll_cut){GATHER_NEAR, 2};
-    return (struct iz_coll_cut){GATHER_FAR, IZ_FLIGHT_GROUPS};
+    return (struct iz_coll_cut){GATHER_FAR, IZ_FLIGHT_PIECES};
 }
 
 static void gather_post(struct gather *g, int64_t k)
@@ -172,9 +172,17 @@ static void need_scratch(struct iz_coll *c, int64_t bytes, const char *what)
     s->scratch_bytes = bytes;
 }
 
-/* The next pieces of the shard come into parts of the scratch while piece k is
- * being summed from another. */
+/* Ranks whose contributions are added in one sum, in order. */
+struct team {
+    int first, step, n, self; /* self: this rank's place */
+    int flight;               /* its first group of messages */
+};
+
+/* The next pieces come into slots of the scratch while piece k is being summed
+ * from another.  A group's sums are formed in `full`, where its contribution
+ * was, for every rank with this one's position. */
 struct reduction {
+    struct team within, between; /* the group; this position in all groups */
     struct iz_flight f;
     char *out, *full;
     enum iz_dtype out_type, wire;
@@ -189,7 +197,7 @@ struct reduction {
 static int direct_source(const struct reduction *d)
 {
     const struct iz_coll *c = d->f.c;
-    if (d->accumulate || d->out_type != d->wire ||
+    if (d->accumulate || d->out_type != d->wire || d->between.n > 1 ||
         d->out == d->full + c->first[c->rank])
         return -1;
     for (int r = 0; r < c->size; r++)
@@ -198,56 +206,160 @@ static int direct_source(const struct reduction *d)
     return -1;
 }
 
-/* Where the piece at `at` of this rank's part as rank `from` has it is, or
- * will be when the group has arrived. */
-static char *reduce_source(const struct reduction *d, int group, int from,
-                           int64_t at)
+static int team_rank(const struct team *t, int i)
 {
-    const struct iz_coll *c = d->f.c;
-    int slot = from < c->rank ? from : from - 1;
-    if (from == c->rank)
-        return d->full + c->first[from] + at;
-    if (from == d->direct)
-        return d->out + at;
-    return c->state->scratch + (group * (c->size - 1) + slot) * d->cut.bytes;
+    return t->first + i * t->step;
 }
 
-static void reduce_post(struct reduction *d, int group, int64_t at)
+/* The k-th to receive from and to send to. */
+static int team_from(const struct team *t, int k)
+{
+    return team_rank(t, (t->self + t->n - k) % t->n);
+}
+
+static int team_to(const struct team *t, int k)
+{
+    return team_rank(t, (t->self + k) % t->n);
+}
+
+/* Place of `from` among the others of the team. */
+static int team_slot(const struct team *t, int from)
+{
+    int i = (from - t->first) / t->step;
+    return i < t->self ? i : i - 1;
+}
+
+/* Where the piece at `at` of the owner's part as rank `from` has it is, or will
+ * be when it has arrived in the slot. */
+static char *reduce_source(const struct reduction *d, const struct team *t,
+                           int slot, int from, int owner, int64_t at)
 {
     const struct iz_coll *c = d->f.c;
-    int64_t own = piece_bytes(c, c->rank, at, d->cut);
-    for (int k = 1; k < c->size; k++) {
-        int from = peer_from(c, k), to = peer_to(c, k);
-        int64_t bytes = piece_bytes(c, to, at, d->cut);
-        if (own && !iz_is_near(c, from))
-            iz_flight_recv(&d->f, group, reduce_source(d, group, from, at), own,
-                           from);
-        if (bytes && !iz_is_near(c, to))
-            iz_flight_send(&d->f, group, d->full + c->first[to] + at, bytes,
-                           to);
+    int64_t place = slot * (c->size - 1) + team_slot(t, from);
+    if (from == c->rank)
+        return d->full + c->first[owner] + at;
+    if (from == d->direct)
+        return d->out + at;
+    if (t == &d->within)
+        place += owner / t->n * (t->n - 1);
+    else
+        place += t->n * (d->within.n - 1);
+    return c->state->scratch + place * d->cut.bytes;
+}
+
+static void reduce_recv(struct reduction *d, const struct team *t, int slot,
+                        int from, int owner, int64_t at)
+{
+    const struct iz_coll *c = d->f.c;
+    int64_t bytes = piece_bytes(c, owner, at, d->cut);
+    if (bytes && !iz_is_near(c, from))
+        iz_flight_recv(&d->f, t->flight + slot,
+                       reduce_source(d, t, slot, from, owner, at), bytes, from);
+}
+
+static void reduce_send(struct reduction *d, const struct team *t, int slot,
+                        int to, int owner, int64_t at)
+{
+    const struct iz_coll *c = d->f.c;
+    int64_t bytes = piece_bytes(c, owner, at, d->cut);
+    if (bytes && !iz_is_near(c, to))
+        iz_flight_send(&d->f, t->flight + slot, d->full + c->first[owner] + at,
+                       bytes, to);
+}
+
+/* What the group gives to the parts that ranks with its members' positions own,
+ * and room for what other groups give. */
+static void reduce_post(struct reduction *d, int slot, int64_t at)
+{
+    const struct team *in = &d->within, *over = &d->between;
+    for (int i = 1; i < in->n; i++) {
+        int from = team_from(in, i), to = team_to(in, i);
+        for (int k = 0; k < over->n; k++) {
+            reduce_recv(d, in, slot, from, team_rank(over, k), at);
+            reduce_send(d, in, slot, to, to - in->first + k * in->n, at);
+        }
+    }
+    for (int k = 1; k < over->n; k++)
+        reduce_recv(d, over, slot, team_from(over, k), d->f.c->rank, at);
+}
+
+/* Reads what near ranks of the team have of it, as soon as they have formed the
+ * sums of so many pieces. */
+static void reduce_near(struct reduction *d, const struct team *t, int slot,
+                        int owner, int64_t at, int64_t pieces)
+{
+    struct iz_coll *c = d->f.c;
+    int64_t bytes = piece_bytes(c, owner, at, d->cut);
+    for (int i = 1; bytes && i < t->n; i++) {
+        int from = team_from(t, i);
+        if (iz_is_near(c, from))
+            iz_near_read(c, from, reduce_source(d, t, slot, from, owner, at),
+                         c->first[owner] + at, bytes, pieces, d->f.what);
     }
 }
 
-static void reduce_sum(struct reduction *d, int group, int64_t at)
+/* The last sum goes to `out`, that of a group of several into its place. */
+static void reduce_add(struct reduction *d, const struct team *t, int slot,
+                       int owner, int64_t at)
 {
     struct iz_coll *c = d->f.c;
     const void **piece = c->state->piece;
-    int64_t bytes = piece_bytes(c, c->rank, at, d->cut);
     int64_t size = iz_dtype_bytes(d->wire);
-    char *out = d->out + at / size * iz_dtype_bytes(d->out_type);
-    for (int k = 1; bytes && k < c->size; k++) {
-        int from = peer_from(c, k);
-        if (iz_is_near(c, from))
-            iz_near_read(c, from, reduce_source(d, group, from, at),
-                         c->first[c->rank] + at, bytes, 0, d->f.what);
-    }
-    iz_flight_wait(&d->f, group);
-    if (!bytes)
-        return;
-    for (int r = 0; r < c->size; r++)
-        piece[r] = reduce_source(d, group, r, at);
-    iz_flat_sum_norm2(d->norm2, out, d->out_type, d->accumulate, piece, c->size,
-                      d->wire, bytes / size);
+    int64_t n = piece_bytes(c, owner, at, d->cut) / size;
+    for (int i = 0; i < t->n; i++)
+        piece[i] = reduce_source(d, t, slot, team_rank(t, i), owner, at);
+    if (n && t == &d->within && d->between.n > 1)
+        iz_flat_sum(d->full + c->first[owner] + at, d->wire, false, piece, t->n,
+                    d->wire, n);
+    else if (n)
+        iz_flat_sum_norm2(d->norm2,
+                          d->out + at / size * iz_dtype_bytes(d->out_type),
+                          d->out_type, d->accumulate, piece, t->n, d->wire, n);
+}
+
+/* Piece k of what the group adds; its sums go to the groups that want them. */
+static void reduce_within(struct reduction *d, int64_t k)
+{
+    const struct team *in = &d->within, *over = &d->between;
+    int slot = (int)(k % d->cut.in_flight);
+    int64_t at = k * d->cut.bytes;
+    for (int i = 0; i < over->n; i++)
+        reduce_near(d, in, slot, team_rank(over, i), at, 0);
+    iz_flight_wait(&d->f, in->flight + slot);
+    for (int i = 0; i < over->n; i++)
+        reduce_add(d, in, slot, team_rank(over, i), at);
+    if (over->n > 1)
+        iz_near_announce(d->f.c, k + 1);
+    for (int i = 1; i < over->n; i++)
+        reduce_send(d, over, slot, team_to(over, i), team_to(over, i), at);
+}
+
+static void reduce_between(struct reduction *d, int64_t k)
+{
+    const struct team *over = &d->between;
+    int slot = (int)(k % d->cut.in_flight), own = d->f.c->rank;
+    int64_t at = k * d->cut.bytes;
+    reduce_near(d, over, slot, own, at, k + 1);
+    iz_flight_wait(&d->f, over->flight + slot);
+    reduce_add(d, over, slot, own, at);
+}
+
+static void set_teams(struct reduction *d)
+{
+    const struct iz_coll *c = d->f.c;
+    int g = iz_coll_sum_group(c), group = c->rank / g, at = c->rank % g;
+    d->within = (struct team){group * g, 1, g, at, 0};
+    d->between = (struct team){at, g, c->size / g, group, IZ_FLIGHT_PIECES};
+}
+
+static int64_t reduce_received(const struct reduction *d)
+{
+    const struct iz_coll *c = d->f.c;
+    const struct team *over = &d->between;
+    int64_t bytes = (over->n - 1) * part(c, c->rank);
+    for (int k = 0; k < over->n; k++)
+        bytes += (d->within.n - 1) * part(c, team_rank(over, k));
+    return bytes;
 }
 
 void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
@@ -274,17 +386,19 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
     if (bytes == 0)
         return;
     need_scratch(c, iz_coll_scratch_bytes(c->size, bytes), what);
+    set_teams(&d);
     d.direct = direct_source(&d);
-    iz_coll_count(c, all - own, own * (c->size - 1));
+    iz_coll_count(c, all - own, reduce_received(&d));
     iz_near_enter(c, full);
-    int groups = d.cut.in_flight;
+    int slots = d.cut.in_flight, later = d.between.n > 1 ? slots / 2 : slots;
     int64_t pieces = count_pieces(bytes, d.cut);
-    for (int64_t k = 0; k < pieces + groups; k++) {
-        int64_t at = k * d.cut.bytes;
-        if (k >= groups)
-            reduce_sum(&d, (int)(k % groups), at - groups * d.cut.bytes);
+    for (int64_t k = 0; k < pieces + slots; k++) {
+        if (k >= slots && later < slots)
+            reduce_between(&d, k - slots);
+        if (k >= later && k - later < pieces)
+            reduce_within(&d, k - later);
         if (k < pieces)
-            reduce_post(&d, (int)(k % groups), at);
+            reduce_post(&d, (int)(k % slots), k * d.cut.bytes);
     }
     if (norm2)
         *norm2 = iz_norm2_end(&squares);

@@ -26,7 +26,8 @@ static void comm_mpi_check(int rc, const char *what)
     iz_die("%s: MPI says: %s", what, text);
 }
 
-/* Of each group 2 * size requests: a piece to and from each rank. */
+/* Of each group 2 * size requests: of a piece, at most one to and from each
+ * rank, or one for each part of the ranks. */
 static MPI_Request *requests_of(const struct iz_coll *c, int group)
 {
     return (MPI_Request *)c->state->requests + (ptrdiff_t)2 * c->size * group;
@@ -91,6 +92,8 @@ void iz_flight_send(struct iz_flight *f, int group, const void *p,
                     int64_t bytes, int to)
 {
     MPI_Request *r = requests_of(f->c, group) + f->n[group]++;
+    if (!iz_coll_same_host(f->c, to))
+        f->c->far_bytes += bytes;
     comm_mpi_check(MPI_Isend(p, (int)bytes, MPI_BYTE, to, 0, MPI_COMM_WORLD, r),
                    f->what);
 }

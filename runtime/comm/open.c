@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "runtime/comm/state.h"
 
 enum { SEAT_BYTES = 4096 };
@@ -89,6 +90,27 @@ static void find_hosts(struct iz_coll *c, MPI_Comm host)
 int iz_coll_host(const struct iz_coll *c, int r)
 {
     return c->state->host[r];
+}
+
+bool iz_coll_same_host(const struct iz_coll *c, int r)
+{
+    return c->state->host[r] == c->state->host[c->rank];
+}
+
+/* The greatest common divisor of where hosts begin among the ranks. */
+int iz_coll_host_group(const struct iz_coll *c)
+{
+    const int *host = c->state->host;
+    int64_t g = c->size;
+    for (int r = 1; r < c->size; r++)
+        if (host[r] != host[r - 1])
+            g = gcd64(g, r);
+    return (int)g;
+}
+
+int iz_coll_sum_group(const struct iz_coll *c)
+{
+    return c->sum_group ? c->sum_group : c->size;
 }
 
 /* A few cache lines of each rank that all ranks of the host see. */

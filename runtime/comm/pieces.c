@@ -38,5 +38,5 @@ struct iz_coll_cut iz_coll_cut(const struct iz_coll *c, int64_t shard_bytes)
     int64_t half = piece / 2 / REDUCE_STEP * REDUCE_STEP;
     if (c->local_size == c->size || half < REDUCE_LEAST)
         return (struct iz_coll_cut){piece, 2};
-    return (struct iz_coll_cut){half, IZ_FLIGHT_GROUPS};
+    return (struct iz_coll_cut){half, IZ_FLIGHT_PIECES};
 }

@@ -59,8 +59,9 @@ void iz_coll_sleep(const struct iz_coll *c, double start_s, const char *what,
                    struct iz_futex *f, uint32_t seen);
 
 /* The messages of one collective.  Of n pieces that are in flight at the same
- * time number k is in group k % n of the requests. */
-enum { IZ_FLIGHT_GROUPS = 4 };
+ * time number k is in group k % n of the requests; sums of groups of ranks have
+ * as many further ones. */
+enum { IZ_FLIGHT_PIECES = 4, IZ_FLIGHT_GROUPS = 2 * IZ_FLIGHT_PIECES };
 struct iz_flight {
     struct iz_coll *c;
     const char *what;
@@ -81,7 +82,8 @@ void iz_flight_wait(struct iz_flight *f, int group);
 struct iz_seat {
     struct iz_futex moved;   /* one of the counters has */
     _Atomic uint64_t at;     /* number of the collective that `full` is for */
-    _Atomic uint64_t pieces; /* of it: far pieces that have arrived in `full` */
+    _Atomic uint64_t pieces; /* of it: those that others may read, of what has
+                                arrived or been summed in `full` */
     _Atomic uint64_t left;   /* the last collective that it read others for */
     uint64_t full;           /* address in that process */
     int64_t pid;
@@ -98,10 +100,10 @@ void iz_near_forbid(void);
 void iz_near_enter(struct iz_coll *c, const void *full);
 /* Ends when all of the host have read what they need. */
 void iz_near_leave(struct iz_coll *c, const char *what);
-/* This rank's far pieces [0, n) have arrived. */
+/* This rank's pieces [0, n) have arrived, or their sums are formed. */
 void iz_near_announce(struct iz_coll *c, int64_t n);
-/* Copies bytes of rank r's `full`, as soon as `pieces` far ones of it have
- * arrived. */
+/* Copies bytes of rank r's `full`, as soon as it has announced so many pieces.
+ */
 void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
                   int64_t bytes, int64_t pieces, const char *what);
 

@@ -89,18 +89,22 @@ static void all_gather_gives_all_shards_to_all(void **state)
         check_gather(shards[k]);
 }
 
-/* Element i of the buffer of rank r; sums of them depend on their order. */
-static float element(int r, int64_t i, enum iz_dtype t)
+static float rounded(float x, enum iz_dtype t)
 {
-    uint64_t h = iz_mix((uint64_t)i * 64 + (uint64_t)r);
-    float x = (float)((double)(h >> 11) * 0x1p-53 - 0.5);
     uint16_t y;
-    x *= (float)(1 << (h % 8));
     if (t == IZ_F32)
         return x;
     iz_cast(&y, t, &x, IZ_F32, 1);
     iz_cast(&x, IZ_F32, &y, t, 1);
     return x;
+}
+
+/* Element i of the buffer of rank r; sums of them depend on their order. */
+static float element(int r, int64_t i, enum iz_dtype t)
+{
+    uint64_t h = iz_mix((uint64_t)i * 64 + (uint64_t)r);
+    float x = (float)((double)(h >> 11) * 0x1p-53 - 0.5);
+    return rounded(x * (float)(1 << (h % 8)), t);
 }
 
 static void fill(void *p, int r, enum iz_dtype t, int64_t n)
@@ -109,6 +113,35 @@ static void fill(void *p, int r, enum iz_dtype t, int64_t n)
         float x = element(r, i, t);
         iz_cast((char *)p + i * iz_dtype_bytes(t), t, &x, IZ_F32, 1);
     }
+}
+
+/* The slow sum of what all ranks have at i: a group's is rounded. */
+static float slow_sum(int64_t i, enum iz_dtype t)
+{
+    int g = iz_coll_sum_group(coll);
+    volatile float sum = 0;
+    for (int k = 0; k < coll->size; k += g) {
+        volatile float x = element(k, i, t);
+        for (int r = k + 1; r < k + g; r++)
+            x = x + element(r, i, t);
+        float y = g < coll->size ? rounded(x, t) : x;
+        sum = k ? sum + y : y;
+    }
+    return sum;
+}
+
+/* Bytes that this rank sends to other hosts, of elements of so many bytes. */
+static int64_t far_of(int64_t wire)
+{
+    int g = iz_coll_sum_group(coll), n = 0;
+    int64_t elems = 0;
+    for (int owner = 0; owner < coll->size; owner++) {
+        bool own = owner % g == coll->rank % g;
+        int to = own ? owner : coll->rank / g * g + owner % g;
+        n = coll->state->host[to] != coll->state->host[coll->rank];
+        elems += n * (coll->first[owner + 1] - coll->first[owner]);
+    }
+    return elems * wire;
 }
 
 struct reduce_case {
@@ -121,17 +154,15 @@ static void check_reduce(const struct reduce_case *k)
 {
     int64_t all = cut_parts(k->shard), at = coll->first[coll->rank];
     int64_t n = coll->first[coll->rank + 1] - at, sent = coll->sent_bytes;
+    int64_t far = coll->far_bytes, to_far = far_of(iz_dtype_bytes(k->wire));
     int64_t wire = iz_dtype_bytes(k->wire), bytes = n * iz_dtype_bytes(k->out);
     char *full = take(all * wire), *own = take(bytes), *want = take(bytes);
     char *out = k->in_place ? full + at * wire : own;
     double norm2 = -1;
     fill(own, 99, k->out, n);
     fill(full, coll->rank, k->wire, all);
-    for (int64_t i = 0; i < n; i++) { /* the serial sum */
-        volatile float x = element(0, at + i, k->wire);
-
-        for (int r = 1; r < coll->size; r++)
-            x = x + element(r, at + i, k->wire);
+    for (int64_t i = 0; i < n; i++) {
+        volatile float x = slow_sum(at + i, k->wire);
         float sum = k->accumulate ? element(99, i, k->out) + x : x;
         iz_cast(want + i * iz_dtype_bytes(k->out), k->out, &sum, IZ_F32, 1);
     }
@@ -144,6 +175,7 @@ static void check_reduce(const struct reduce_case *k)
     assert_memory_equal(out, want, (size_t)bytes);
     assert_true(norm2 == iz_flat_norm2(want, k->out, n));
     assert_int_equal(coll->sent_bytes - sent, (all - n) * wire);
+    assert_int_equal(coll->far_bytes - far, to_far);
     free(full);
     free(own);
     free(want);
@@ -328,6 +360,23 @@ static int end_late(const char *how)
     return 0;
 }
 
+static void groups_are_added_first(void **state)
+{
+    for (int g = 1; g < coll->size; g++)
+        if (coll->size % g == 0) {
+            coll->sum_group = g;
+            for (int t = 0; t < 3; t++) {
+                check_reduce(&(struct reduce_case){300001, floats[t], IZ_F32,
+                                                   t == 1, false});
+                check_reduce(&(struct reduce_case){-1 - t, floats[t], IZ_BF16,
+                                                   t == 0, false});
+                check_reduce(&(struct reduce_case){70001, floats[t], floats[t],
+                                                   false, t != 1});
+            }
+        }
+    coll->sum_group = 0;
+}
+
 /* ---- as on several hosts ---- */
 
 static void need_memory(void)
@@ -358,8 +407,11 @@ static void moves_between_hosts(void **state)
         }
         coll->local_size = coll->rank < cut ? cut : coll->size - cut;
         all_gather_gives_all_shards_to_all(NULL);
+        assert_int_equal(coll->size % iz_coll_host_group(coll), 0);
+        assert_int_equal(cut % iz_coll_host_group(coll), 0);
         reduce_scatter_of_any_length(NULL);
         parts_may_have_different_lengths(NULL);
+        groups_are_added_first(NULL);
     }
     coll->local_size = local_size;
     memcpy(s->host, host, n * sizeof(*host));
@@ -404,6 +456,7 @@ static int check_all(void)
         cmocka_unit_test(reduce_scatter_is_the_serial_sum),
         cmocka_unit_test(reduce_scatter_of_any_length),
         cmocka_unit_test(parts_may_have_different_lengths),
+        cmocka_unit_test(groups_are_added_first),
     };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_numbered),
