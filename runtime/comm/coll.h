@@ -43,7 +43,6 @@ struct iz_coll {
 int iz_coll_open(struct iz_coll **out, int *argc, char ***argv);
 /* The first rank of the host of rank r. */
 int iz_coll_host(const struct iz_coll *c, int r);
-bool iz_coll_same_host(const struct iz_coll *c, int r);
 /* The largest group of consecutive ranks that no host cuts, of equal groups. */
 int iz_coll_host_group(const struct iz_coll *c);
 int iz_coll_sum_group(const struct iz_coll *c);

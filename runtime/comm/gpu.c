@@ -35,7 +35,10 @@ static void exchange_once(struct iz_coll *c)
         iz_die("the others wait for the first exchange");
     iz_nccl_all_gather(g->comm, stream, g->buffer, part, "the first one");
     iz_nccl_exchange(g->comm, stream, g->buffer + c->size * part, g->buffer,
-                     part, "the first one");
+                     part,
+                     &(struct iz_nccl_team){
+                         .step = 1, .n = c->size, .self = c->rank, .parts = 1},
+                     "the first one");
     iz_device_stream_close(stream);
 }
 
@@ -92,39 +95,64 @@ static struct iz_exec on_gpu(const struct iz_exec *x)
     return y;
 }
 
-/* Elements [first, first + n) of all ranks' parts in the buffer. */
+/* What the team has of this rank's parts comes into the buffer. */
+static void exchange_parts(struct iz_coll *c, struct iz_exec *x,
+                           const struct iz_coll_gpu_sum *r,
+                           const struct iz_nccl_team *t)
+{
+    int64_t bytes = r->shard * iz_dtype_bytes(r->wire);
+    char *buffer = c->gpu->buffer, *full = r->full;
+    for (int j = 0; j < t->parts; j++) {
+        int64_t part = t->part + t->self * t->step + j * t->apart;
+        iz_buffer_copy(x, buffer + (j * t->n + t->self) * bytes,
+                       full + part * bytes, bytes);
+    }
+    iz_nccl_exchange(c->gpu->comm, x->stream, buffer, full, bytes, t, r->what);
+}
+
+/* Elements [first, first + n) of what `ranks` of them have in the buffer from
+ * part `from` on. */
 static void add_parts(const struct iz_coll *c, struct iz_exec *x,
-                      const struct iz_coll_gpu_sum *r, int64_t first, int64_t n,
-                      void *out, enum iz_dtype type, bool accumulate)
+                      const struct iz_coll_gpu_sum *r, int from, int ranks,
+                      int64_t first, int64_t n, void *out, enum iz_dtype type,
+                      bool accumulate)
 {
     const void *part[IZ_SUM_INPUTS_MAX];
-    for (int i = 0; i < c->size; i++)
-        part[i] =
-            c->gpu->buffer + (i * r->shard + first) * iz_dtype_bytes(r->wire);
-    iz_buffer_sum(x, out, type, accumulate, part, c->size, r->wire, n);
+    for (int i = 0; i < ranks; i++)
+        part[i] = c->gpu->buffer +
+                  ((from + i) * r->shard + first) * iz_dtype_bytes(r->wire);
+    iz_buffer_sum(x, out, type, accumulate, part, ranks, r->wire, n);
 }
 
 /* All ranks' parts come into the buffer in rank order, are added there, and
- * leave for the host if that is where they belong. */
+ * leave for the host if that is where they belong.  With several groups of
+ * ranks those of this one come first, for all ranks with this one's position;
+ * the group's sums take their places in `full`, and are exchanged in turn. */
 static void reduce_nccl(struct iz_coll *c, struct iz_exec *x,
                         const struct iz_coll_gpu_sum *r)
 {
     int64_t bytes = r->shard * iz_dtype_bytes(r->wire);
     int64_t n = r->shard - r->n_apart;
-    char *buffer = c->gpu->buffer;
+    int g = iz_coll_sum_group(c), groups = c->size / g, at = c->rank % g;
+    struct iz_nccl_team in = {c->rank - at, 1, g, at, 0, groups, g};
+    struct iz_nccl_team over = {at, g, groups, c->rank / g, at, 1, 0};
     struct iz_exec y = on_gpu(x);
     assert(c->size <= IZ_SUM_INPUTS_MAX &&
            bytes * c->size <= c->gpu->buffer_bytes);
     assert(!r->norm2 && (r->out_on_gpu || !r->accumulate));
-    iz_buffer_copy(x, buffer + c->rank * bytes,
-                   (char *)r->full + c->rank * bytes, bytes);
     note(c, r->what, bytes);
-    iz_nccl_exchange(c->gpu->comm, x->stream, buffer, r->full, bytes, r->what);
+    exchange_parts(c, x, r, &in);
+    for (int j = 0; groups > 1 && j < groups; j++)
+        add_parts(c, &y, r, j * g, g, 0, r->shard,
+                  (char *)r->full + (at + j * g) * bytes, r->wire, false);
+    if (groups > 1)
+        exchange_parts(c, x, r, &over);
+    int last = groups > 1 ? groups : g;
     void *sum = r->out_on_gpu ? r->out : r->full;
     if (n)
-        add_parts(c, &y, r, 0, n, sum, r->out_type, r->accumulate);
+        add_parts(c, &y, r, 0, last, 0, n, sum, r->out_type, r->accumulate);
     if (r->n_apart)
-        add_parts(c, &y, r, n, r->n_apart, r->apart, r->apart_type,
+        add_parts(c, &y, r, 0, last, n, r->n_apart, r->apart, r->apart_type,
                   r->accumulate_apart);
     if (n && !r->out_on_gpu)
         iz_buffer_copy(x, r->out, sum, n * iz_dtype_bytes(r->out_type));

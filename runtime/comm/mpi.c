@@ -92,7 +92,7 @@ void iz_flight_send(struct iz_flight *f, int group, const void *p,
                     int64_t bytes, int to)
 {
     MPI_Request *r = requests_of(f->c, group) + f->n[group]++;
-    if (!iz_coll_same_host(f->c, to))
+    if (f->c->state->host[to] != f->c->state->host[f->c->rank])
         f->c->far_bytes += bytes;
     comm_mpi_check(MPI_Isend(p, (int)bytes, MPI_BYTE, to, 0, MPI_COMM_WORLD, r),
                    f->what);

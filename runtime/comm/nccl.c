@@ -172,19 +172,28 @@ void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
 }
 
 void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
-                      const void *full, int64_t part_bytes, const char *what)
+                      const void *full, int64_t part_bytes,
+                      const struct iz_nccl_team *t, const char *what)
 {
     size_t bytes = (size_t)part_bytes;
     begin(n, "reduce-scatter", what);
     comm_nccl_check(n, ncclGroupStart());
-    for (int k = 1; k < n->coll->size; k++) {
-        int to = (n->coll->rank + k) % n->coll->size;
-        int from = (n->coll->rank + n->coll->size - k) % n->coll->size;
-        comm_nccl_check(n, ncclSend((const char *)full + to * part_bytes, bytes,
-                                    ncclUint8, to, n->comm, stream));
-        comm_nccl_check(n, ncclRecv((char *)in + from * part_bytes, bytes,
-                                    ncclUint8, from, n->comm, stream));
-    }
+    for (int k = 1; k < t->n; k++)
+        for (int j = 0; j < t->parts; j++) {
+            int to = (t->self + k) % t->n, from = (t->self + t->n - k) % t->n;
+            int rank = t->first + to * t->step;
+            int64_t part = t->part + to * t->step + j * t->apart;
+            if (iz_coll_host(n->coll, rank) !=
+                iz_coll_host(n->coll, n->coll->rank))
+                n->coll->far_bytes += part_bytes;
+            comm_nccl_check(n,
+                            ncclSend((const char *)full + part * part_bytes,
+                                     bytes, ncclUint8, rank, n->comm, stream));
+            comm_nccl_check(
+                n, ncclRecv((char *)in + (j * t->n + from) * part_bytes, bytes,
+                            ncclUint8, t->first + from * t->step, n->comm,
+                            stream));
+        }
     comm_nccl_check(n, ncclGroupEnd());
     wait_done(n, stream);
 }

@@ -21,7 +21,15 @@ void iz_nccl_close(struct iz_nccl **n);
 /* In place on device memory. */
 void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
                         int64_t shard_bytes, const char *what);
-/* Part r of every rank's `full` comes to rank r: in[k] is what rank k had.  The
- * own part is not moved. */
+/* Ranks that exchange parts of their buffers: member k is rank first + k * step
+ * and gets the parts part + k * step + j * apart, j from 0 to parts - 1. */
+struct iz_nccl_team {
+    int first, step, n, self; /* self: this rank is that member */
+    int part, parts, apart;
+};
+
+/* in[j * n + k] becomes what member k's `full` has of this rank's part j, but
+ * for the own ones, which are not moved. */
 void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
-                      const void *full, int64_t part_bytes, const char *what);
+                      const void *full, int64_t part_bytes,
+                      const struct iz_nccl_team *t, const char *what);

@@ -30,7 +30,8 @@ void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
 }
 
 void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
-                      const void *full, int64_t part_bytes, const char *what)
+                      const void *full, int64_t part_bytes,
+                      const struct iz_nccl_team *t, const char *what)
 {
     iz_die("%s: built without NCCL", what);
 }

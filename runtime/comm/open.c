@@ -92,11 +92,6 @@ int iz_coll_host(const struct iz_coll *c, int r)
     return c->state->host[r];
 }
 
-bool iz_coll_same_host(const struct iz_coll *c, int r)
-{
-    return c->state->host[r] == c->state->host[c->rank];
-}
-
 /* The greatest common divisor of where hosts begin among the ranks. */
 int iz_coll_host_group(const struct iz_coll *c)
 {

@@ -121,8 +121,9 @@ struct iz_run_config {
     int in_flight; /* steps submitted ahead at most */
     int parallel_micro_batches; /* of a depth-first wave; 0 = workers */
     enum iz_sum_first sum_order;
-    int slices; /* tasks per micro-batch; 0 = enough to occupy all workers */
-    int ring;   /* gathered-unit buffers; 0 = from the zero section */
+    int sum_group; /* 0: the ranks of a host */
+    int slices;    /* tasks per micro-batch; 0 = enough to occupy all workers */
+    int ring;      /* gathered-unit buffers; 0 = from the zero section */
     int64_t log_interval;
     bool task_log; /* every task of rank 0 with its times: output/tasks.jsonl */
     double comm_timeout_s;

@@ -330,6 +330,14 @@ const struct iz_key iz_config_keys[] = {
          "local_first, but ranks_first for depth_first in stage 3 or with an "
          "optimizer that a GPU offloads. A resumed run keeps its first choice. "
          "Another order has other bits."),
+    NUMBER("run.sum_group", INT, c.run.sum_group, 0, 65536, "0",
+           "Gradients are added within groups of so many consecutive ranks, "
+           "then over the groups, so that between hosts each group sends one "
+           "contribution, in the type of the parameters. It must divide the "
+           "number of ranks; 1 or all of them: no groups. 0: the ranks of a "
+           "host when the run began, or, if hosts are unequal, the largest "
+           "number with no group on two hosts; a run resumed with as many "
+           "ranks keeps it. Another number has other bits."),
     NUMBER("run.ring", INT, c.run.ring, 0, BATCH_MAX, "0",
            "Buffers of gathered units; 0: computed from zero_optimization."),
     BOOL("run.task_log", c.run.task_log, "false",

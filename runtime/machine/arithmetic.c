@@ -44,9 +44,10 @@ static int kept_text(const struct iz_config *c, struct iz_coll *coll,
     if (coll->rank == 0) {
         json_t *j = iz_json_read(path, NULL);
         const json_t *run = json_object_get(j, "run");
-        const char *had = json_string_value(json_object_get(run, key));
+        const json_t *had = json_object_get(run, key);
         mine[0] = run || access(saved, F_OK);
-        snprintf((char *)(mine + 1), 32, "%s", had ? had : "");
+        if (json_is_string(had))
+            snprintf((char *)(mine + 1), 32, "%s", json_string_value(had));
         json_decref(j);
     }
     int64_t *all = iz_agree_numbers(coll, mine, 5, key);
@@ -298,6 +299,45 @@ static int choose_sums(struct iz_config *c, const struct iz_arithmetic_for *on,
     return w < 0 ? w : 0;
 }
 
+/* Groups of the run in the output folder, if it had as many ranks; 0: not
+ * known.  A config without the key was written before there were groups. */
+static int64_t kept_group(const struct iz_config *c, int ranks)
+{
+    char path[IZ_PATH_MAX + 32];
+    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
+    json_t *j = iz_json_read(path, NULL);
+    const json_t *run = json_object_get(j, "run");
+    int64_t batch = json_integer_value(json_object_get(j, "train_batch_size"));
+    int64_t micro = json_integer_value(
+        json_object_get(j, "train_micro_batch_size_per_gpu"));
+    int64_t accum =
+        json_integer_value(json_object_get(j, "gradient_accumulation_steps"));
+    int64_t g = json_integer_value(json_object_get(run, "sum_group"));
+    json_decref(j);
+    if (!run || batch != micro * accum * ranks)
+        return 0;
+    return g ? g : ranks;
+}
+
+static int choose_groups(struct iz_config *c,
+                         const struct iz_arithmetic_for *on,
+                         struct iz_coll *coll)
+{
+    char text[32];
+    int r = 0;
+    if (c->run.sum_group || !on->here)
+        return 0;
+    int64_t g = on->resume && coll->rank == 0 ? kept_group(c, coll->size) : 0;
+    if (on->resume && coll->size > 1)
+        r = kept_text(c, coll, "sum_group", "the ranks of a group", text);
+    if (!g)
+        g = iz_coll_host_group(coll);
+    int64_t *all = iz_agree_numbers(coll, &g, 1, "groups");
+    c->run.sum_group = (int)all[0];
+    free(all);
+    return r;
+}
+
 /* ---- attention on a GPU ---- */
 
 int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, const char *why, bool kept)
@@ -340,5 +380,7 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
     choose_slices(c, on, coll);
     if (!r)
         r = choose_sums(c, on, coll);
+    if (!r)
+        r = choose_groups(c, on, coll);
     return r ? r : choose_attention(a, c, on, coll);
 }

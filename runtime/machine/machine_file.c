@@ -188,6 +188,7 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
         .cudnn = gpu && c->run.gpu_attention == IZ_ATTENTION_CUDNN,
         .act = gpu ? params : IZ_F32,
         .capability = m->gpu_capability,
+        .host_group = (int)gcd64(iz_machine_ranks(m, ranks), ranks),
         .compute = compute_rate(m, params, bf16_products, ranks)};
     return 0;
 }
@@ -203,20 +204,51 @@ struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
                               .tables = true};
 }
 
-/* Collectives among all ranks: each of the N - 1 messages starts anew.  In an
- * exchange every rank receives bytes of its own, over its share of the slowest
- * link in between.  In an all-gather the ranks of a node receive the same ones:
- * a ring that passes all ranks of a node before it leaves it crosses the node's
- * link once. */
+/* How long a sum among ranks of a group, or among the groups, moves one part of
+ * each: what is near comes from peers, while what is far shares the link of the
+ * node.  near, far: parts that a rank receives. */
+static double sum_level(const struct iz_machine *m, int ranks, int64_t near,
+                        int64_t far)
+{
+    int share = iz_machine_ranks(m, ranks);
+    double link = (double)m->node_bytes_per_s / share;
+    double peer = (double)m->peer_bytes_per_s, seconds = 0;
+    if (near)
+        seconds = (double)near / peer;
+    if (far)
+        seconds =
+            fmax(seconds, (double)far / (share > 1 ? fmin(link, peer) : link));
+    return seconds;
+}
+
+/* Bytes per second of the N - 1 parts that the first rank receives: of all
+ * parts of its position from its group, then of its own from the others. */
+static double sum_rate(const struct iz_machine *m, const struct iz_plan *p)
+{
+    int near = iz_machine_ranks(m, p->ranks), g = iz_sum_group(&p->sum);
+    int64_t groups = p->ranks / g, peers = min64(g, near) - 1;
+    int64_t beside = (near - 1) / g; /* groups of which the node has a member */
+    double s =
+        sum_level(m, p->ranks, peers * groups, (g - 1 - peers) * groups) +
+        sum_level(m, p->ranks, beside, groups - 1 - beside);
+    return s > 0 ? (p->ranks - 1) / s : 0;
+}
+
+/* Collectives among all ranks: each of the N - 1 messages starts anew.  In a
+ * sum every rank receives bytes of its own.  In an all-gather the ranks of a
+ * node receive the same ones: a ring that passes all ranks of a node before it
+ * leaves it crosses the node's link once. */
 static struct iz_rate network(const struct iz_machine *m,
                               const struct iz_plan *p, bool gathers)
 {
     int near = iz_machine_ranks(m, p->ranks);
     double peer = (double)m->peer_bytes_per_s, bytes = peer;
-    if (p->ranks > near)
-        bytes = (double)m->node_bytes_per_s / (gathers ? 1 : near);
-    if (near > 1 && bytes > peer)
+    if (gathers && p->ranks > near)
+        bytes = (double)m->node_bytes_per_s;
+    if (gathers && near > 1 && bytes > peer)
         bytes = peer;
+    if (!gathers && p->ranks > 1)
+        bytes = sum_rate(m, p);
     return (struct iz_rate){.bytes_per_s = bytes,
                             .latency_s =
                                 seconds(m->message_ns) * (p->ranks - 1)};

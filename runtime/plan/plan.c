@@ -210,8 +210,9 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->zero.grads_in_place = stage <= 1 && once && !p->zero.grads_down;
     p->param_type = c->dtype;
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
+    int group = c->run.sum_group ? c->run.sum_group : p->target.host_group;
     p->sum = iz_sum_order_of(iz_sum_choose(c, gpu), p->slices, c->grad_accum,
-                             p->ranks, p->param_type, p->grad_type);
+                             p->ranks, group, p->param_type, p->grad_type);
     bool local = iz_sum_is_local(&p->sum), broad = p->wave == c->grad_accum;
     p->zero.sums_in_place =
         local && (stage < 1 || (stage < 3 && !broad && !p->zero.grads_down));
@@ -291,6 +292,11 @@ int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
     const char *key = c->dtype == IZ_BF16 ? "bf16.enabled: true"
                       : c->run.tf32       ? "run.tf32: true"
                                           : NULL;
+    if (c->run.sum_group && ranks % c->run.sum_group)
+        return iz_refuse(err,
+                         "run.sum_group: %d: groups of so many do not divide "
+                         "%d rank%s: set a divisor, or 0",
+                         c->run.sum_group, ranks, ranks > 1 ? "s" : "");
     if (!iz_sum_possible(c, ranks))
         return iz_refuse(err,
                          "run.sum_order: local_first: in stage 3 a rank has no "
@@ -319,7 +325,8 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_target *target)
 {
     memset(p, 0, sizeof(*p));
-    if (!iz_sum_possible(c, ranks))
+    if (!iz_sum_possible(c, ranks) ||
+        (c->run.sum_group && ranks % c->run.sum_group))
         return -EINVAL;
     p->ranks = ranks;
     p->rank = rank;
@@ -402,7 +409,8 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
             p->slices, p->slices > 1 ? "s" : "", p->samples,
             p->samples > 1 ? "s" : "", p->target.workers,
             p->target.workers > 1 ? "s" : "", p->ring[0].params);
-    if (p->ranks > 1 && p->micro_batches > 1) {
+    if (p->ranks > 1 &&
+        (p->micro_batches > 1 || iz_sum_group(&p->sum) < p->ranks)) {
         fprintf(out, "      gradients are added over ");
         iz_sum_order_print(&p->sum, out);
         fprintf(out, "\n");

@@ -69,6 +69,7 @@ struct iz_target {
     bool cudnn;         /* on a GPU, what cuDNN fuses is left to it */
     enum iz_dtype act;  /* type of activations */
     int capability;     /* compute capability of the GPU, 90 for 9.0 */
+    int host_group;     /* what run.sum_group 0 means; 0: all ranks */
     /* Rates of a worker that computes units; zero if times are not predicted.
      */
     struct iz_rate compute;

@@ -21,22 +21,36 @@ bool iz_sum_possible(const struct iz_config *c, int ranks)
 }
 
 struct iz_sum_order iz_sum_order_of(enum iz_sum_first first, int slices,
-                                    int micro_batches, int ranks,
+                                    int micro_batches, int ranks, int group,
                                     enum iz_dtype wire, enum iz_dtype kept)
 {
+    int groups = group > 1 ? ranks / group : 1;
     struct iz_sum_level s = {IZ_SUM_SLICES, slices, IZ_F32, IZ_F32};
     struct iz_sum_level m = {IZ_SUM_MICRO_BATCHES, micro_batches, kept, kept};
-    struct iz_sum_level r = {IZ_SUM_RANKS, ranks, IZ_F32, IZ_F32};
+    struct iz_sum_level r = {IZ_SUM_RANKS, ranks / groups, IZ_F32, IZ_F32};
+    struct iz_sum_level g = {IZ_SUM_GROUPS, groups, IZ_F32, IZ_F32};
     bool many = ranks > 1;
     /* With one micro-batch a rank sends what it has without an accumulator. */
-    if (many && first == IZ_SUM_LOCAL_FIRST && micro_batches > 1) {
+    bool local = many && first == IZ_SUM_LOCAL_FIRST && micro_batches > 1;
+    if (local)
         m.given = wire;
-        r.given = kept;
-        return (struct iz_sum_order){wire, {s, m, r}};
-    }
-    if (many)
+    else if (many)
         s.given = wire;
-    return (struct iz_sum_order){wire, {s, r, m}};
+    if (local)
+        r.given = g.given = kept;
+    if (groups > 1)
+        r.given = wire; /* a link carries it */
+    if (local)
+        return (struct iz_sum_order){wire, {s, m, r, g}};
+    return (struct iz_sum_order){wire, {s, r, g, m}};
+}
+
+int iz_sum_group(const struct iz_sum_order *o)
+{
+    int i = 0;
+    while (o->level[i].over != IZ_SUM_RANKS)
+        i++;
+    return o->level[i].n;
 }
 
 bool iz_sum_is_local(const struct iz_sum_order *o)
@@ -46,7 +60,8 @@ bool iz_sum_is_local(const struct iz_sum_order *o)
 
 void iz_sum_order_print(const struct iz_sum_order *o, FILE *out)
 {
-    static const char *const words[] = {"slices", "micro-batches", "ranks"};
+    static const char *const words[] = {"slices", "micro-batches", "ranks",
+                                        "groups"};
     const char *glue = "";
     for (int i = 0; i < IZ_SUM_LEVELS; i++) {
         const struct iz_sum_level *l = &o->level[i];

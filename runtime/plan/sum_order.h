@@ -10,7 +10,12 @@
 #include "codelets/flat/dtype.h"
 #include "runtime/config/config.h"
 
-enum iz_sum_over { IZ_SUM_SLICES, IZ_SUM_MICRO_BATCHES, IZ_SUM_RANKS };
+enum iz_sum_over {
+    IZ_SUM_SLICES,
+    IZ_SUM_MICRO_BATCHES,
+    IZ_SUM_RANKS, /* of a group: consecutive ones */
+    IZ_SUM_GROUPS /* next to the level of ranks, which is below */
+};
 
 /* The n sums of the level below, in order: the first one begins the running
  * sum, each other one is added to it in fp32.  The running sum is rounded to
@@ -21,7 +26,7 @@ struct iz_sum_level {
     enum iz_dtype kept, given;
 };
 
-#define IZ_SUM_LEVELS 3
+#define IZ_SUM_LEVELS 4
 
 /* From the contributions up.  A contribution has the type `wire`. */
 struct iz_sum_order {
@@ -37,10 +42,13 @@ enum iz_sum_first iz_sum_choose(const struct iz_config *c, bool gpu);
  * gradient, but of the unit whose micro-batches come together. */
 bool iz_sum_possible(const struct iz_config *c, int ranks);
 
-/* kept: type of the accumulators. */
+/* group: divides the ranks; 1 and all of them mean the same, one group.  kept:
+ * type of the accumulators. */
 struct iz_sum_order iz_sum_order_of(enum iz_sum_first first, int slices,
-                                    int micro_batches, int ranks,
+                                    int micro_batches, int ranks, int group,
                                     enum iz_dtype wire, enum iz_dtype kept);
+/* Ranks of a group. */
+int iz_sum_group(const struct iz_sum_order *o);
 /* Whether several micro-batches are added below several ranks. */
 bool iz_sum_is_local(const struct iz_sum_order *o);
 /* As words, from the contributions up, without levels of one. */

@@ -388,7 +388,7 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         "\"gemm_percent\": %.2f, \"optimizer_hidden_percent\": %.1f, "
         "\"comm_hidden_percent\": %.1f, \"tasks\": %lld, "
         "\"fetched_bytes\": %lld, \"sent_bytes\": %lld, "
-        "\"up_bytes\": %lld, \"down_bytes\": %lld, "
+        "\"far_bytes\": %lld, \"up_bytes\": %lld, \"down_bytes\": %lld, "
         "\"peak_resident_bytes\": %lld, \"skipped_steps\": %lld, "
         "\"order_hash\": \"%016llx\"}}",
         reason, (long long)e->step,
@@ -399,9 +399,9 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         hidden_percent(m, IZ_KINDS_LINKS),
         (long long)iz_graph_submitted(e->graph),
         (long long)e->counts.fetched_bytes, (long long)e->coll->sent_bytes,
-        (long long)e->counts.up_bytes, (long long)e->counts.down_bytes,
-        (long long)iz_memory_peak_resident(), (long long)m->skipped,
-        (unsigned long long)e->coll->order_hash);
+        (long long)e->coll->far_bytes, (long long)e->counts.up_bytes,
+        (long long)e->counts.down_bytes, (long long)iz_memory_peak_resident(),
+        (long long)m->skipped, (unsigned long long)e->coll->order_hash);
 }
 
 void iz_metrics_summary(struct iz_metrics *m, const char *reason)

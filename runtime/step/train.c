@@ -271,6 +271,7 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     e->config = c->config;
     e->model = c->model;
     e->coll = c->coll;
+    e->coll->sum_group = iz_sum_group(&plan->sum);
     e->data = c->data;
     e->events.stop = c->stop;
     e->simulated = c->simulated;

@@ -4,8 +4,9 @@
  * the element alone.  Before each update a slow sum of them is formed for every
  * element of the accumulator that this rank updates, from the order that the
  * plan declares and nothing else; the job ends if a bit differs.  SUMMED_FAULT:
- * the slow sum takes the other order, or rounds to no type ("order", "types"),
- * and the job should end. */
+ * the slow sum takes the other order, or no groups of ranks, or rounds to no
+ * type
+ * ("order", "groups", "types"), and the job should end. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +118,7 @@ struct slow {
     const struct iz_sum_order *order;
     int64_t step, i;
     int unit, use;
-    int at[IZ_SUM_LEVELS]; /* slice, micro-batch, rank */
+    int at[IZ_SUM_LEVELS]; /* slice, micro-batch, rank of a group, group */
     bool no_types;
 };
 
@@ -130,7 +131,9 @@ static float slow_sum(struct slow *s, int levels)
     if (levels == 0) {
         int64_t micro =
             s->step * p->micro_batches + s->at[IZ_SUM_MICRO_BATCHES];
-        int64_t row = micro * p->ranks + s->at[IZ_SUM_RANKS];
+        int64_t rank =
+            s->at[IZ_SUM_GROUPS] * iz_sum_group(s->order) + s->at[IZ_SUM_RANKS];
+        int64_t row = micro * p->ranks + rank;
         int64_t slice = row * p->slices + s->at[IZ_SUM_SLICES];
         struct source of = {slice * p->samples, s->unit, s->use};
         return contribution(of, s->i, s->order->wire);
@@ -176,10 +179,16 @@ static void compare(struct iz_engine *e, int unit)
     const struct iz_plan *p = &e->plan;
     const struct iz_plan_unit *g = &p->unit[unit];
     struct iz_sum_order order = p->sum;
+    bool local = iz_sum_is_local(&order);
     if (has_fault("order"))
-        order = iz_sum_order_of(
-            iz_sum_is_local(&order) ? IZ_SUM_RANKS_FIRST : IZ_SUM_LOCAL_FIRST,
-            p->slices, p->micro_batches, p->ranks, p->param_type, p->grad_type);
+        order =
+            iz_sum_order_of(local ? IZ_SUM_RANKS_FIRST : IZ_SUM_LOCAL_FIRST,
+                            p->slices, p->micro_batches, p->ranks,
+                            iz_sum_group(&order), p->param_type, p->grad_type);
+    if (has_fault("groups"))
+        order = iz_sum_order_of(local ? IZ_SUM_LOCAL_FIRST : IZ_SUM_RANKS_FIRST,
+                                p->slices, p->micro_batches, p->ranks, p->ranks,
+                                p->param_type, p->grad_type);
     struct slow s = {.p = p,
                      .order = &order,
                      .step = e->step,

@@ -200,6 +200,24 @@ def test_local_sums_come_down_once_a_step(comm, stage, schedule, ratio, start, t
 
 
 @standin
+@pytest.mark.parametrize("stage, dtype, optimizer, ratio, sums", [
+    (0, "fp32", "none", 1, "local_first"), (1, "bf16", "none", 1, "ranks_first"),
+    (2, "fp16", "cpu", 1, "local_first"), (3, "bf16", "cpu", 0.4, "ranks_first")])
+def test_groups_of_ranks_have_the_bits_of_the_cpu(stage, dtype, optimizer, ratio, sums,
+                                                  start):
+    row = {**ROW, "ranks": 4, "stage": stage, "dtype": dtype, "micro": 3, "sums": sums,
+           "schedule": "breadth_first"}
+    gpu = {**row, "optimizer": optimizer, "ratio": ratio}
+    found = {}
+    for g in (2, 4):
+        group = {"run.sum_group": g}
+        found[g] = start({**row, "device": "cpu"}, group).numbers
+        for comm in ("nccl", "mpi"):
+            assert start({**gpu, "comm": comm}, group).numbers == found[g], comm
+    assert found[2] != found[4]
+
+
+@standin
 @pytest.mark.parametrize("ratio", (1, 0.4, 0))
 @pytest.mark.parametrize("param", ("none", "cpu"))
 def test_upper_halves_come_to_the_lower_ones(param, ratio, traffic):

@@ -266,17 +266,21 @@ def test_a_trillion_on_512_ranks_is_simulated_in_seconds(simulate, monkeypatch):
     assert 0.9 < s["flop_per_s"] * 4 / 3 / 53e12 < 1
 
 
-def test_collectives_cost_what_a_node_receives(simulate, tmp_path):
+@pytest.mark.parametrize("group, parts", [(0, 1), (16, 1), (32, 16), (8, 2),
+                                          (1, 16)])
+def test_collectives_cost_what_a_node_receives(group, parts, simulate, tmp_path):
     """Two nodes of 16 with a slow link between them, which is then the step:
-    parameters enter a node once, of a sum each of its ranks receives a part."""
+    parameters enter a node once, of a sum each of its ranks receives so many parts
+    from the other node."""
     slow = machine(tmp_path, node_bytes_per_s=10**9, message_ns=0)
     s = simulate(*SMALL, "run.ring=8", "train_batch_size=32",
-                 "train_micro_batch_size_per_gpu=1", ranks=32, machine=slow)
+                 "train_micro_batch_size_per_gpu=1", f"run.sum_group={group}",
+                 ranks=32, machine=slow)
     c, layers = 1024, 6
     embed, blocks, head = (8192 + SEQ) * c, layers * (12 * c * c + 13 * c), 2 * c
     gathers = 2 * (embed + blocks + head)  # the ring holds all: once a step
     sums = 2 * (2 * embed + blocks + head)  # both uses of the embedding
-    link_s = (gathers + 16 * sums) * 31 / 32 * 1e-9
+    link_s = (gathers * 31 + sums * 16 * parts) / 32 * 1e-9
     assert link_s <= s["step_s"] < 1.05 * link_s, s["out"]
 
 

@@ -8,6 +8,8 @@ import pytest
 import run
 
 ACCUM = "data_types.grad_accum_dtype"
+GROUP = "run.sum_group"
+MESSAGES = {"run.host_comm": "messages"}
 ORDERS = ("ranks_first", "local_first")
 BROAD = {"run.schedule": "breadth_first"}
 PLACES = {
@@ -16,7 +18,9 @@ PLACES = {
 # Ranks, samples of a micro-batch, slices, type, and more.
 SUMS = [(3, 2, 2, "fp32", {}), (3, 2, 1, "bf16", {}), (2, 1, 1, "fp16", {}),
         (3, 2, 2, "bf16", {ACCUM: "bf16"}), (2, 4, 4, "bf16", {}),
-        (1, 2, 2, "bf16", {ACCUM: "bf16"}), (2, 8, 2, "bf16", {ACCUM: "fp32"})]
+        (1, 2, 2, "bf16", {ACCUM: "bf16"}), (2, 8, 2, "bf16", {ACCUM: "fp32"}),
+        (4, 4, 2, "bf16", {GROUP: 2}), (6, 4, 1, "fp16", {GROUP: 3}),
+        (4, 8, 1, "bf16", {GROUP: 2}), (4, 4, 1, "fp32", {GROUP: 2, **MESSAGES})]
 
 
 def config(case, order, place="1"):
@@ -30,6 +34,8 @@ def config(case, order, place="1"):
 
 CASES = [(SUMS[i % len(SUMS)], order, p) for i, (order, p) in enumerate(
     (o, p) for p in PLACES for o in ORDERS if (o, p) != ("local_first", "3"))]
+CASES += [(SUMS[7 + i % 4], order, p) for i, (order, p) in enumerate(
+    (o, p) for o in ORDERS for p in ("0", "2 broad", "3 broad"))]
 CASES += [(s, order, "1") for s in SUMS for order in ORDERS
           if (s, order, "1") not in CASES]
 
@@ -44,14 +50,17 @@ def test_a_sum_has_the_declared_bits(case, order, where, place):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("fault", ("order", "types"))
+@pytest.mark.parametrize("fault", ("order", "groups", "types"))
 def test_another_order_or_type_is_noticed(fault, order, place):
     place.program = run.built("tests/summed")
-    r = place.launch(3, config(SUMS[3], order), env={"SUMMED_FAULT": fault})
+    case = SUMS[7] if fault == "groups" else SUMS[3]
+    r = place.launch(case[0], config(case, order), env={"SUMMED_FAULT": fault})
     assert r.rc and re.search("summed: step 0, unit [0-9]+, element", r.err), str(r)
 
 
 def test_the_declaration_is_printed(place):
+    r = place.launch(4, config(SUMS[7], "local_first"), ["--plan"])
+    assert "then 2 ranks in fp32 (as bf16), then 2 groups in fp32\n" in r.out, str(r)
     for order, words in (("ranks_first", "2 slices in fp32 (as bf16), then 3 ranks in "
                           "fp32, then 4 micro-batches in fp32"),
                          ("local_first", "2 slices in fp32, then 4 micro-batches in "

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums within groups of ranks, then over groups: the same bits on any placement."""
+import json
+import shutil
+
+import pytest
+
+import run
+
+GROUP = "run.sum_group"
+STAGES = [(0, "fp32", {}), (1, "bf16", {}), (2, "fp16", {}),
+          (3, "bf16", {"run.schedule": "breadth_first"}), (3, "fp32", {})]
+MESSAGES = {"run.host_comm": "messages"}
+
+
+def config(stage, dtype="bf16", **more):
+    return {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2,
+            "zero_optimization.stage": stage, "run.sum_order": "auto",
+            **run.typed(dtype, initial_scale_power=4), **more}
+
+
+def on(hosts):
+    """Ranks of one letter are on one host."""
+    return {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": hosts}
+
+
+@pytest.mark.parametrize("stage, dtype, more", STAGES)
+def test_a_group_has_its_bits_on_any_placement(stage, dtype, more, place):
+    found = {}
+    for g in (1, 2, 4):
+        c = config(stage, dtype, **more, **{GROUP: g})
+        runs = [place.good(4, c), place.good(4, c, env=on("aabb")),
+                place.good(4, c, env=on("abbc")),
+                place.good(4, {**c, **MESSAGES})]
+        found[g] = runs[0].numbers
+        for r in runs[1:]:
+            assert r.numbers == found[g], str(r)
+            assert r.summary["order_hash"] == runs[0].summary["order_hash"]
+            assert r.summary["sent_bytes"] == runs[0].summary["sent_bytes"]
+    assert found[1] == found[4] != found[2]
+
+
+@pytest.mark.parametrize("hosts, want", [
+    ("aaaa", 4), ("aabb", 2), ("abcd", 1), ("abab", 1), ("aaab", 1), ("aaaabb", 2)])
+def test_the_default_is_a_host(hosts, want, place):
+    r = place.good(len(hosts), config(1, train_batch_size=24), env=on(hosts))
+    assert r.config["run"]["sum_group"] == want
+    groups = len(hosts) // want if want > 1 else 1
+    assert (f"then {groups} groups in fp32" in r.out) == (groups > 1), str(r)
+
+
+def test_one_contribution_of_a_group_crosses(place):
+    """Of a gradient a rank sends one of four parts to the other host, not two."""
+    far = {}
+    for g in (2, 4):
+        for steps in (1, 2):
+            r = place.good(4, config(1, "fp32", **{GROUP: g, "run.steps": steps}),
+                           env=on("aabb"))
+            far[g, steps] = r.summary["far_bytes"]
+    parts = {g: far[g, 2] - far[g, 1] for g in (2, 4)}
+    m, c = run.MODEL, run.MODEL["width"]
+    embed, block, head = (-(-n // 256) * 64 * 4 for n in (
+        (m["vocab"] + m["seq"]) * c, 12 * c * c + 13 * c, 2 * c))
+    blocks = m["layers"] * block
+    assert parts[4] - parts[2] == 2 * embed + blocks + head
+    assert parts[2] == 2 * embed + blocks + head + embed + blocks + head
+
+
+def test_a_resumed_run_keeps_its_groups(place):
+    """On another placement, and only with as many ranks."""
+    whole, half = (place.good(4, config(1, **{"run.steps": n, "run.save": True}),
+                              output=place.folder / f"to-{n}", env=on("aabb"))
+                   for n in (6, 3))
+    assert half.config["run"]["sum_group"] == 2
+
+    def resume(ranks, name):
+        out = place.folder / name
+        shutil.copytree(half.output, out)
+        return place.good(ranks, config(1, **{"run.steps": 6, "run.save": True}),
+                          ["--resume"], output=out)
+    r = resume(4, "four")
+    assert r.numbers == whole.numbers and r.config["run"]["sum_group"] == 2
+    assert resume(2, "two").config["run"]["sum_group"] == 2
+
+
+def test_a_run_of_before_goes_on_without_groups(place):
+    c = config(1, **{"run.steps": 6, "run.save": True, GROUP: 4})
+    whole = place.good(4, c)
+    half = place.good(4, {**c, "run.steps": 3}, output=place.folder / "half")
+    was = half.config
+    del was["run"]["sum_group"]
+    (half.output / "config.json").write_text(json.dumps(was))
+    r = place.good(4, {**c, GROUP: 0}, ["--resume"], output=half.output,
+                   env=on("aabb"))
+    assert r.numbers == whole.numbers and r.config["run"]["sum_group"] == 4
+
+
+@pytest.mark.parametrize("group", (3, 8))
+def test_a_group_divides_the_ranks(group, place):
+    r = place.launch(4, config(1, **{GROUP: group}))
+    run.refused(r, f"run.sum_group: {group}: groups of so many do not divide 4 ranks")
+    r = place.launch(4, config(1, **{GROUP: group}), ["--plan"])
+    run.refused(r, "run.sum_group", "4 ranks")
