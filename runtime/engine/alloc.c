@@ -69,7 +69,7 @@ static int open_rings(struct iz_engine *e)
                        IZ_DATUM_GATHERED) ||
             open_slots(e, &e->ring[i].grad, r->grads, r->grad_elems * size,
                        IZ_DATUM_UNIT_GRAD) ||
-            open_slots(e, &e->ring[i].sum, r->sums, r->grad_elems * sum,
+            open_slots(e, &e->ring[i].sum, r->sums, r->sum_elems * sum,
                        IZ_DATUM_RING_SUM))
             return -ENOMEM;
     }

@@ -103,11 +103,11 @@ static int open_grads(struct iz_engine *e, struct iz_unit_memory *g, int u)
     int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
     int64_t n = iz_plan_grads(&e->plan, g->plan) - apart;
     int64_t size = iz_dtype_bytes(e->plan.grad_type);
-    int64_t blocks = iz_norm_blocks(apart);
+    int64_t blocks = iz_norm_blocks(iz_plan_squared(&e->plan, g->plan));
     int64_t own = iz_plan_own_sum(&e->plan, g->plan);
     bool ok = true;
     for (int i = 0; ok && i <= g->plan->split_accum; i++) {
-        ok = !n ||
+        ok = !n || (i && e->plan.zero.sums_near) ||
              iz_handle_take(e, &g->grad_handle[i], IZ_DATUM_GRAD, u, n * size);
         if (ok && apart)
             ok = iz_handle_take(e, &g->grad_apart_handle[i],

@@ -39,11 +39,12 @@ static void count_units(struct iz_plan *p)
         int64_t grads = iz_plan_grads(p, g) * grad;
         int64_t host = iz_plan_host_elems(g);
         int accumulators = g->split_accum ? 2 : 1;
+        int below = p->zero.sums_near ? 1 : accumulators;
         bool file = p->zero.param_home == IZ_HOME_NVME;
         b[iz_plan_tier(p->zero.param_home)][IZ_MEM_PARAM] +=
             (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
         int64_t apart = iz_plan_grads_apart(p, g) * grad;
-        b[grad_tier][IZ_MEM_GRAD] += (grads - apart) * accumulators;
+        b[grad_tier][IZ_MEM_GRAD] += (grads - apart) * below;
         b[IZ_TIER_DEVICE][IZ_MEM_GRAD] += apart * accumulators;
         b[IZ_TIER_DEVICE][IZ_MEM_GRAD] +=
             iz_plan_own_sum(p, g) * grad * accumulators;
@@ -111,7 +112,7 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
 static int64_t staged_elems(const struct iz_plan *p,
                             const struct iz_plan_unit *g)
 {
-    return iz_plan_straight(p, g->reductions == 1)
+    return p->zero.sums_near || iz_plan_straight(p, g->reductions == 1)
                ? 0
                : g->shard - iz_plan_grads_apart(p, g);
 }
@@ -179,12 +180,12 @@ static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
         device + (p->act.boundaries_down ? 0 : home);
 }
 
-/* Sums of the blocks of gradients that the GPU has apart. */
+/* Sums of blocks that the GPU takes. */
 static int64_t square_bytes(const struct iz_plan *p)
 {
     int64_t blocks = 0;
     for (int u = 0; u < p->n_units; u++)
-        blocks += iz_norm_blocks(iz_plan_grads_apart(p, &p->unit[u]));
+        blocks += iz_norm_blocks(iz_plan_squared(p, &p->unit[u]));
     return 8 * blocks;
 }
 
@@ -214,8 +215,8 @@ static void count_rings(struct iz_plan *p)
         const struct iz_plan_ring *r = &p->ring[i];
         p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_RING] += r->elems * r->params * size;
         p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_GRAD_RING] +=
-            r->grad_elems *
-            (r->grads * size + r->sums * iz_dtype_bytes(p->grad_type));
+            r->grad_elems * r->grads * size +
+            r->sum_elems * r->sums * iz_dtype_bytes(p->grad_type);
     }
 }
 
@@ -270,11 +271,28 @@ int64_t iz_plan_sent(const struct iz_plan_unit *g)
     return g->rows ? g->packed : g->padded;
 }
 
+int64_t iz_plan_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
+{
+    bool local = iz_sum_is_local(&p->sum) && !p->zero.sums_in_place;
+    if (p->zero.sums_near)
+        return g->n && g->contributions > 1 ? iz_plan_host_elems(g) : 0;
+    return local && g->n ? iz_plan_sent(g) : 0;
+}
+
+/* Not near that of a unit with two uses: others come between them. */
+bool iz_plan_ring_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
+{
+    return p->zero.sums_ring && !(p->zero.sums_near && g->ties);
+}
+
 int64_t iz_plan_own_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
-    bool own = iz_sum_is_local(&p->sum) && !p->zero.sums_in_place &&
-               !p->zero.sums_ring;
-    return own && g->n ? iz_plan_sent(g) : 0;
+    return iz_plan_ring_sum(p, g) ? 0 : iz_plan_sum(p, g);
+}
+
+int64_t iz_plan_squared(const struct iz_plan *p, const struct iz_plan_unit *g)
+{
+    return !p->zero.sums_near ? iz_plan_grads_apart(p, g) : g->n ? g->owned : 0;
 }
 
 int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_unit *g)

@@ -367,8 +367,12 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
         if (!iz_plan_within(p, limit))
             iz_plan_keep(p, m, false);
     }
-    if (iz_plan_within(p, limit))
+    if (iz_plan_within(p, limit)) {
+        iz_plan_near(p, c, m, true);
+        if (!iz_plan_within(p, limit))
+            iz_plan_near(p, c, m, false);
         return 0;
+    }
     if (!err)
         return -ENOMEM;
     if (iz_plan_host_need(p, limit) > limit->host)

@@ -49,7 +49,8 @@ static void plan_rows(struct iz_plan *p, const struct iz_model *m, int u)
 static bool sums_squares(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     bool many = p->ranks > 1, gpu = p->target.gpu;
-    if (g->split_accum || (g->direct && !many))
+    bool none = p->zero.grads_apart && !g->host_chunks;
+    if (g->split_accum || (g->direct && !many) || none || p->zero.sums_near)
         return false;
     if (!gpu || (many && !p->target.nccl))
         return !gpu || p->zero.grads_down;
@@ -83,7 +84,6 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
     g->direct = p->zero.grads_in_place && !g->ties;
     g->contributions = p->micro_batches * (g->split_accum ? 1 : 1 + g->ties);
     g->reductions = iz_sum_is_local(&p->sum) ? 1 : g->contributions;
-    g->sums_squares = sums_squares(p, g);
 }
 
 /* ---- rings ---- */
@@ -140,11 +140,10 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
         r->grad_elems = max64(r->grad_elems, grad);
         members += common;
         if (!common)
-            *r = (struct iz_plan_ring){elems, grad, 1, parallel, 1};
+            *r = (struct iz_plan_ring){elems, grad, 1, parallel, 0, 0};
     }
     p->ring[0].params = ring_slots(c, p->ring[0].elems, members);
     p->ring[0].grads = 2 * parallel;
-    p->ring[0].sums = 2; /* one is sent while the next one is formed */
     for (int i = 0; i < p->n_rings; i++) {
         bool needed = false;
         for (int u = 0; u < p->n_units; u++)
@@ -152,14 +151,39 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
                 p->unit[u].ring == i && p->unit[u].n && !p->unit[u].direct;
         if (!p->zero.fetch)
             p->ring[i].params = 0;
-        if (!needed || !p->zero.sums_ring)
-            p->ring[i].sums = 0;
         if (!needed)
             p->ring[i].grads = 0;
         /* All slices of a micro-batch are held until they are added. */
         else if (p->ring[i].grads < p->slices)
             p->ring[i].grads = p->slices;
     }
+}
+
+/* Of ring 0 one sum is sent while the next one is formed. */
+static void plan_sums(struct iz_plan *p)
+{
+    for (int i = 0; i < p->n_rings; i++)
+        p->ring[i].sum_elems = p->ring[i].sums = 0;
+    for (int u = 0; u < p->n_units; u++) {
+        struct iz_plan_unit *g = &p->unit[u];
+        struct iz_plan_ring *r = &p->ring[g->ring];
+        g->sums_squares = sums_squares(p, g);
+        if (iz_plan_ring_sum(p, g))
+            r->sum_elems = max64(r->sum_elems, iz_plan_sum(p, g));
+        r->sums = !r->sum_elems ? 0 : g->ring ? 1 : 2;
+    }
+}
+
+void iz_plan_near(struct iz_plan *p, const struct iz_config *c,
+                  const struct iz_model *m, bool near)
+{
+    if (p->ranks > 1 || !p->zero.grads_down)
+        return;
+    p->zero.sums_near = near;
+    p->zero.sums_ring =
+        near && p->micro_batches > 1 && p->wave == p->micro_batches;
+    plan_sums(p);
+    iz_plan_count(p, c, m);
 }
 
 /* ---- schedule ---- */
@@ -351,6 +375,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
         p->first_trained++;
     plan_costs(p, m);
     plan_rings(p, c);
+    plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
     p->act.recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
     p->act.boundaries_down = c->cpu_checkpointing;
@@ -415,6 +440,9 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         iz_sum_order_print(&p->sum, out);
         fprintf(out, "\n");
     }
+    if (p->zero.sums_near && p->micro_batches > 1)
+        fprintf(out, "      the GPU adds the micro-batches; their sums come "
+                     "down once a step\n");
     if (m->table_rows)
         print_tables(p, m, out);
     iz_plan_split_print(p, out);

@@ -50,7 +50,8 @@ struct iz_plan_unit {
 struct iz_plan_ring {
     int64_t elems, grad_elems; /* of a buffer */
     int params, grads;         /* how many buffers of each */
-    int sums; /* of a rank's own sums, with grad_elems of the accumulators */
+    int64_t sum_elems;
+    int sums; /* of a rank's own sums, with elements of the accumulators */
 };
 
 #define IZ_SLICES_MAX 64
@@ -114,6 +115,10 @@ struct iz_plan_zero {
     /* A rank's sum over its micro-batches: in the accumulator, which is whole
      * then; else in buffers, of a ring where a wave has all micro-batches. */
     bool sums_in_place, sums_ring;
+    /* On one rank that offloads its optimizer the GPU adds, takes the squares,
+     * and sends each sum to the host once per step.  The bits are the same, so
+     * memory alone decides (fit.c). */
+    bool sums_near;
     enum iz_home state_home, param_home;
     bool pin_cpu; /* lock the cpu tier into memory */
     /* Updates need neither the norm nor a loss scale: they may follow their
@@ -190,6 +195,9 @@ void iz_plan_clear(struct iz_plan *p);
 /* Counts the bytes of a plan whose parts are known (count.c). */
 void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
                    const struct iz_model *m);
+/* Counts anew with sums near or not, where they can be. */
+void iz_plan_near(struct iz_plan *p, const struct iz_config *c,
+                  const struct iz_model *m, bool near);
 /* Counts anew with activations kept, or recomputed. */
 void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep);
 
@@ -220,9 +228,13 @@ int64_t iz_plan_sent(const struct iz_plan_unit *g);
 int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_unit *g);
 int64_t iz_plan_grads_apart(const struct iz_plan *p,
                             const struct iz_plan_unit *g);
-/* Elements of a buffer of its own for the sum of a rank's micro-batches, or 0.
- */
+/* Elements of a buffer for the sum of a rank's contributions, or 0; whether it
+ * is one of the ring's; and those of a buffer of the unit's own. */
+int64_t iz_plan_sum(const struct iz_plan *p, const struct iz_plan_unit *g);
+bool iz_plan_ring_sum(const struct iz_plan *p, const struct iz_plan_unit *g);
 int64_t iz_plan_own_sum(const struct iz_plan *p, const struct iz_plan_unit *g);
+/* Elements whose squares the GPU adds block by block: the last ones. */
+int64_t iz_plan_squared(const struct iz_plan *p, const struct iz_plan_unit *g);
 /* Bytes of what lists the touched rows: a list (there are two), and scratch to
  * make one. */
 int64_t iz_plan_list_bytes(const struct iz_plan *p);

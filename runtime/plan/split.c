@@ -58,8 +58,6 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
     p->zero.divided = divided && c->zero.optimizer.ratio < 1;
     p->zero.split = chunk > 0;
     p->zero.grads_apart = p->zero.split && (p->ranks == 1 || p->target.nccl);
-    for (int u = 0; p->zero.grads_apart && u < p->n_units; u++)
-        p->unit[u].sums_squares &= p->unit[u].host_chunks > 0;
     if (!p->zero.grads_apart)
         elem = iz_dtype_bytes(p->grad_type);
     if (p->zero.param_home != IZ_HOME_NONE)

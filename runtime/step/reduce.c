@@ -159,6 +159,7 @@ static int add_squares(struct iz_engine *e, int unit, struct reduce_arg *a,
 
 struct norm_arg {
     int64_t n, own, blocks; /* blocks: whose sums of squares the GPU has */
+    int64_t at;             /* the first of those that are taken now */
     enum iz_dtype type;
     bool add; /* the tied use's accumulator comes on top */
     bool whole;
@@ -180,28 +181,54 @@ static void run_squares(struct iz_exec *x, void **buf, const void *arg)
     const void *tied = a->add ? buf[2] : NULL;
     if (a->add)
         iz_buffer_sum(x, buf[0], a->type, true, &tied, 1, a->type, a->n);
-    iz_buffer_squares(x, buf[1], buf[0], a->type, a->n);
+    iz_buffer_squares(x, (double *)buf[1] + a->at, buf[0], a->type, a->n);
 }
 
-/* The squares of what the GPU keeps, block by block: the host adds them, in the
- * step's last sum, which holds a staging buffer while it waits. */
-static void submit_squares(struct iz_engine *e, int unit)
+/* The squares of n elements of a sum that the GPU has, block by block: the host
+ * adds them, in the step's last sum, which holds a staging buffer while it
+ * waits.  tied: what is added to the sum first.  at: their first block. */
+static void submit_squares(struct iz_engine *e, int unit,
+                           starpu_data_handle_t sum, starpu_data_handle_t tied,
+                           int64_t n, int64_t at)
 {
     struct iz_unit_memory *g = &e->unit[unit];
-    struct norm_arg a = {.n = iz_plan_grads_apart(&e->plan, g->plan),
-                         .type = e->plan.grad_type,
-                         .add = g->plan->split_accum};
+    struct norm_arg a = {
+        .n = n, .at = at, .type = e->plan.grad_type, .add = tied != NULL};
     struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_COMPUTE, run_squares, unit);
-    iz_task_add(&t, g->grad_apart_handle[0], a.add ? STARPU_RW : STARPU_R);
-    iz_task_add(&t, g->block_sums_handle, STARPU_W);
-    if (a.add)
-        iz_task_add(&t, g->grad_apart_handle[1], STARPU_R);
+    iz_task_add(&t, sum, a.add ? STARPU_RW : STARPU_R);
+    iz_task_add(&t, g->block_sums_handle, at ? STARPU_RW : STARPU_W);
+    iz_task_add(&t, tied, STARPU_R);
     t.urgency = iz_in_order(unit) + 3500;
     t.bytes = pass_bytes(a.n, &a, true);
     iz_submit_with(e, &t, &a, sizeof(a));
 }
 
+/* Of what the GPU keeps apart. */
+static void submit_squares_apart(struct iz_engine *e, int unit)
+{
+    struct iz_unit_memory *g = &e->unit[unit];
+    int64_t first = e->plan.zero.sums_near ? iz_plan_host_elems(g->plan) : 0;
+    submit_squares(e, unit, g->grad_apart_handle[0], g->grad_apart_handle[1],
+                   iz_plan_grads_apart(&e->plan, g->plan),
+                   iz_norm_blocks(first));
+}
+
 /* ---- to the accumulators ---- */
+
+/* The GPU of a single rank adds n elements of a contribution, behind the first
+ * `skip` ones. */
+static void add_part(struct iz_engine *e, int unit, starpu_data_handle_t sum,
+                     starpu_data_handle_t contribution, int64_t skip, int64_t n,
+                     struct reduce_arg a)
+{
+    struct iz_task t =
+        iz_task_of(e, IZ_REDUCE, IZ_ON_COMPUTE, run_reduce, unit);
+    iz_task_add(&t, sum, a.accumulate ? STARPU_RW : STARPU_W);
+    iz_task_add(&t, contribution, STARPU_R);
+    a.shard = n;
+    a.skip = skip;
+    submit_reduce(e, &t, &a);
+}
 
 /* From the GPU to the host: straight into the accumulator where that can be,
  * else through a pinned buffer, from which the host adds.  What the GPU keeps
@@ -220,15 +247,9 @@ static void offload(struct iz_engine *e, int unit, int acc,
     starpu_data_handle_t to =
         straight ? host : iz_next_staging(e, IZ_STAGING_GRAD)->handle;
     struct reduce_arg move = a, sum = a;
-    if (apart && !many) {
-        struct iz_task t =
-            iz_task_of(e, IZ_REDUCE, IZ_ON_COMPUTE, run_reduce, unit);
-        iz_task_add(&t, g->grad_apart_handle[acc], mode);
-        iz_task_add(&t, contribution, STARPU_R);
-        a.shard = apart;
-        a.skip = iz_plan_host_elems(g->plan);
-        submit_reduce(e, &t, &a);
-    }
+    if (apart && !many)
+        add_part(e, unit, g->grad_apart_handle[acc], contribution,
+                 iz_plan_host_elems(g->plan), apart, a);
     if (many || to) {
         struct iz_task t =
             iz_task_of(e, to ? IZ_OFFLOAD : IZ_REDUCE,
@@ -246,7 +267,7 @@ static void offload(struct iz_engine *e, int unit, int acc,
     e->counts.down_bytes += iz_plan_host_elems(g->plan) *
                             iz_dtype_bytes(many ? move.type : move.wire);
     if (apart && last && g->plan->sums_squares)
-        submit_squares(e, unit);
+        submit_squares_apart(e, unit);
     if (straight)
         return;
     struct iz_access from[3] = {{to, STARPU_R}};
@@ -260,6 +281,42 @@ static void offload(struct iz_engine *e, int unit, int acc,
     sum.shard -= apart;
     sum.wire = move.type;
     submit_reduce(e, &t, &sum);
+}
+
+/* Where the GPU of a single rank forms the sums and takes their squares: what
+ * the host updates comes down after the last contribution. */
+static void add_near(struct iz_engine *e, int unit, int acc, bool last,
+                     starpu_data_handle_t contribution, struct reduce_arg a)
+{
+    const struct iz_plan *p = &e->plan;
+    struct iz_unit_memory *g = &e->unit[unit];
+    starpu_data_handle_t sum = contribution;
+    int64_t host = iz_plan_host_elems(g->plan);
+    int64_t apart = iz_plan_grads_apart(p, g->plan);
+    if (apart)
+        add_part(e, unit, g->grad_apart_handle[acc], contribution, host, apart,
+                 a);
+    if (iz_plan_sum(p, g->plan)) {
+        if (iz_plan_ring_sum(p, g->plan) && !a.accumulate)
+            g->sum_handle[acc] = iz_next_sum(e, unit);
+        sum = g->sum_handle[acc];
+        add_part(e, unit, sum, contribution, 0, host, a);
+        a.wire = a.type;
+    }
+    if (!last || acc) /* the tied use comes first */
+        return;
+    if (host) {
+        struct iz_task t =
+            iz_task_of(e, IZ_OFFLOAD, IZ_ON_DOWN, run_offload, unit);
+        submit_squares(e, unit, sum, g->sum_handle[1], host, 0);
+        iz_task_add(&t, sum, STARPU_R);
+        iz_task_add(&t, g->grad_handle[0], STARPU_W);
+        a.shard = host;
+        submit_reduce(e, &t, &a);
+        e->counts.down_bytes += host * iz_dtype_bytes(a.wire);
+    }
+    if (apart)
+        submit_squares_apart(e, unit);
 }
 
 /* Adds a micro-batch to the sum of this rank alone.  True after the last one:
@@ -276,7 +333,7 @@ static bool add_own(struct iz_engine *e, int unit, int acc, bool last,
         iz_task_of(e, IZ_REDUCE, IZ_ON_COMPUTE, run_reduce, unit);
     struct iz_access from[IZ_SLICES_MAX + 1];
     int n = 0;
-    if (p->zero.sums_ring && !a.accumulate)
+    if (iz_plan_ring_sum(p, g->plan) && !a.accumulate)
         *sum = iz_next_sum(e, unit);
     a.coll = NULL;
     a.own = 0;
@@ -325,6 +382,10 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     int n = 0;
     if (direct && !many)
         return;
+    if (p->zero.sums_near) {
+        add_near(e, unit, acc, last, slot[0], a);
+        return;
+    }
     if (iz_sum_is_local(&p->sum)) {
         if (!add_own(e, unit, acc, last, slot, a))
             return;
@@ -400,13 +461,13 @@ static void submit_norm(struct iz_engine *e, int unit)
 {
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
-    int64_t apart = iz_plan_grads_apart(p, g->plan);
-    int64_t n = apart ? iz_plan_host_elems(g->plan) : iz_cost_shard(p, g->plan);
+    int64_t squared = iz_plan_squared(p, g->plan);
+    int64_t n = squared ? g->plan->owned - squared : iz_cost_shard(p, g->plan);
     bool gpu = p->target.gpu && !p->zero.grads_down;
-    struct norm_arg a = {.n = apart ? n : g->plan->shard,
-                         .blocks = iz_norm_blocks(apart),
+    struct norm_arg a = {.n = squared ? n : g->plan->shard,
+                         .blocks = iz_norm_blocks(squared),
                          .type = p->grad_type,
-                         .add = (n || !apart) && g->plan->split_accum,
+                         .add = n && g->plan->split_accum,
                          .whole = p->zero.grads_full,
                          .rows = iz_touched_in(e, unit)};
     struct iz_task t =
@@ -414,15 +475,16 @@ static void submit_norm(struct iz_engine *e, int unit)
                    run_norm, unit);
     if (p->zero.grads_full)
         a.own = g->plan->shard * p->rank;
-    if (apart)
-        submit_squares(e, unit);
+    if (squared && !p->zero.sums_near)
+        submit_squares_apart(e, unit);
     iz_task_add(&t, g->norm2_handle, STARPU_W);
-    iz_task_add(&t, g->grad_handle[0], a.add ? STARPU_RW : STARPU_R);
+    if (n)
+        iz_task_add(&t, g->grad_handle[0], a.add ? STARPU_RW : STARPU_R);
     iz_task_add(&t, a.add ? g->grad_handle[1] : iz_touched_list(e, unit),
                 STARPU_R);
-    if (apart)
+    if (squared)
         iz_task_add(&t, g->block_sums_handle, STARPU_R);
-    t.bytes = pass_bytes(n, &a, gpu);
+    t.bytes = n ? pass_bytes(n, &a, gpu) : 8 * (double)a.blocks;
     t.squares = a.add && !gpu ? (double)n : 0;
     iz_submit_with(e, &t, &a, sizeof(a));
 }

@@ -67,6 +67,14 @@ FAR = {"stage": 3, "optimizer": "cpu", "param": "cpu"}
 ON_CPU = {} if REAL else {"device": "cpu"}
 
 
+def far_sums(start, row, changes=None):
+    """A run whose GPU has a byte too little to add what the host updates."""
+    changes = changes or {}
+    r = start(row, changes)
+    return start(row, {**changes, "run.device_memory_limit_bytes":
+                       r.bytes_in("device") - 1})
+
+
 @pytest.mark.parametrize("row", rows.cases(ROWS))
 def test_same_bits_as_the_plain_run(row, start, references):
     key = tuple(row[k] for k in SUMS)
@@ -107,12 +115,12 @@ def test_other_models_have_the_same_bits(model, dtype, stage, optimizer, param, 
     assert gpu.numbers == cpu.numbers, str(gpu)
 
 
-# Of several contributions to an offloaded gradient the host adds the last one.
-# A single one of bf16 comes down as it is, but for the embedding's two, or is
-# added by the host's collectives.
+# A single rank's GPU takes the squares of offloaded gradients, and the host adds
+# them.  With several ranks the host adds the last contribution, or its
+# collectives do.
 @pytest.mark.parametrize("ranks,comm,optimizer,micro,left", [
     (1, "mpi", "none", 0, UNITS), (1, "mpi", "none", 8, UNITS),
-    (1, "mpi", "cpu", 0, UNITS - {0}), (1, "mpi", "cpu", 8, {0}),
+    (1, "mpi", "cpu", 0, UNITS), (1, "mpi", "cpu", 8, UNITS),
     (2, "mpi", "none", 0, UNITS), (2, "mpi", "cpu", 0, set()),
     (2, "mpi", "cpu", 6, {0})] + ([] if REAL else [
     (2, "nccl", "none", 0, UNITS), (2, "nccl", "cpu", 0, UNITS - {0}),
@@ -122,6 +130,14 @@ def test_a_unit_has_a_norm_task_only_without_a_sum(ranks, comm, optimizer, micro
     row = {**ROW, "ranks": ranks, "micro": micro, "stage": 3, "optimizer": optimizer,
            "comm": comm}
     assert start(row, {"run.task_log": True}).units("norm") == left
+
+
+@standin
+@pytest.mark.parametrize("micro,left", [(0, UNITS - {0}), (8, {0})])
+def test_a_gpu_without_room_leaves_the_host_sums_and_squares(micro, left, start):
+    row = {**ROW, "micro": micro, "stage": 3, "optimizer": "cpu"}
+    r = far_sums(start, row, {"run.task_log": True})
+    assert r.units("norm") == left
 
 
 # ---- bytes ----
@@ -234,6 +250,32 @@ def test_upper_halves_come_to_the_lower_ones(param, ratio, traffic):
 
 
 @standin
+@pytest.mark.parametrize("schedule", ("depth_first", "breadth_first"))
+@pytest.mark.parametrize("dtype, micro, stage, param, ratio", [
+    ("bf16", 4, 3, "cpu", 1), ("bf16", 4, 2, "none", 0.4), ("fp16", 8, 1, "none", 1),
+    ("fp32", 8, 3, "cpu", 0.4), ("bf16", 0, 3, "cpu", 1)])
+def test_a_single_gpu_sends_each_sum_once(schedule, dtype, micro, stage, param, ratio,
+                                          start, traffic):
+    """In the accumulators' type, of what the host updates, whatever the number of
+    micro-batches or uses.  Without room for that the host adds: the same bits."""
+    row = {**ROW, "dtype": dtype, "micro": micro, "stage": stage, "optimizer": "cpu",
+           "param": param, "ratio": ratio, "schedule": schedule}
+    size = 4 if dtype == "fp32" else 2
+    apart = sum(on_gpu(run.MODEL, ratio, ROW["chunk"])) if ratio < 1 else 0
+    host = sum(padded(n) for n in unit_elems(run.MODEL)) - apart
+    once, planned = traffic(row)
+    assert once["d2h_bytes"] == 2 * (
+        (4 if micro else size) * host + (size * apart if param == "cpu" else 0))
+    assert once["h2d_bytes"] == planned["up_bytes"]
+    assert once["d2h_bytes"] == planned["down_bytes"]
+    near, far = start(row), far_sums(start, row)
+    cpu = start({**row, "device": "cpu", "ratio": 1})
+    words = "the GPU adds the micro-batches; their sums come down once a step"
+    assert (words in near.out) == (micro > 0) and words not in far.out
+    assert near.numbers == cpu.numbers and far.numbers == cpu.numbers
+
+
+@standin
 def test_a_links_rate_is_that_of_its_own_copies(start):
     """The updated parameters of a shard go up; what the host's collectives take
     up and down beside that is not in the seconds of this copy."""
@@ -267,7 +309,7 @@ def test_offload_moves_what_the_arithmetic_says(traffic):
     # embedding and head have slots of their own; of two block slots the last
     # two blocks are still there when backward begins
     up = embed + head + block * (2 * layers - 2)
-    down = 2 * embed + head + block * layers  # the tied weight: two uses
+    down = embed + head + block * layers
     assert real["h2d_bytes"] == 2 * up
     assert real["d2h_bytes"] == 2 * down
 
@@ -276,13 +318,16 @@ def state_elems(r, tier, per_element):
     return r.memory.get(("optimizer", tier), (0, 0))[1] // per_element
 
 
+def unit_elems(model):
+    c = model["width"]
+    return [(model["vocab"] + model["seq"]) * c,
+            *[12 * c * c + 13 * c] * model["layers"], 2 * c]
+
+
 def on_gpu(model, ratio, chunk):
     """Elements of each unit that the GPU updates, on one rank."""
-    c = model["width"]
-    units = [(model["vocab"] + model["seq"]) * c]
-    units += [12 * c * c + 13 * c] * model["layers"] + [2 * c]
     want = have = 0
-    for n in map(padded, units):
+    for n in map(padded, unit_elems(model)):
         want += ratio * n
         host = min((min(k * chunk, n) for k in range(-(-n // chunk) + 1)),
                    key=lambda e: (abs(e - (want - have)), e))
@@ -315,14 +360,15 @@ def test_the_gradients_of_what_the_gpu_updates_stay_there(dtype, micro, param,
     assert abs(host - ratio * (host + gpu)) <= chunk / 2
     assert f"effective ratio {host / (host + gpu):.3f}" in r.out
     uses = gpu + apart[0]  # the embedding's weight has two
-    micros = BATCH // micro if micro else 1
+    wide = 4 if micro else size
     saved_up, added_down = (0, gpu) if param == "cpu" else (gpu, 0)
     assert whole["h2d_bytes"] - some["h2d_bytes"] == 2 * size * saved_up
     assert whole["d2h_bytes"] - some["d2h_bytes"] == \
-        2 * size * (micros * uses - added_down)
+        2 * (wide * gpu - size * added_down)
     assert some["h2d_bytes"] == planned["up_bytes"]
     assert some["d2h_bytes"] == planned["down_bytes"]
-    kept = 4 * uses if micro else size * gpu
+    embed = padded((256 + 16) * run.MODEL["width"]) - apart[0]  # the host's
+    kept = 4 * (uses + host + embed) if micro else size * (gpu + embed)
     assert r.memory[("gradients", "device")] == (kept, kept)
 
 
@@ -368,7 +414,7 @@ def test_states_beyond_the_gpu_train_there(start):
     """Four times as much as the GPU may hold, and the same losses."""
     large, row = model(40, 64), {**ROW, "dtype": "fp32", "micro": 4, "steps": 2}
     plain = start({**row, "device": "cpu"}, large)
-    r = start({**row, **FAR, "ring": 2}, large)
+    r = far_sums(start, {**row, **FAR, "ring": 2}, large)
     used = sum(have for (name, tier), (_, have) in r.memory.items()
                if tier == "device" and name != "scratch")
     assert 4 * used < 16 * run.parameters(large["model"])
@@ -382,14 +428,15 @@ def test_gradients_are_staged_only_where_the_host_adds(ranks, comm, c, start):
     """One contribution comes straight down, but of the tied embedding there are
     two, whether it is larger than a block or smaller; of two micro-batches
     every unit has two.  Two buffers, in the type of the wire, or in fp32 where
-    ranks were added."""
+    ranks were added.  None if the GPU adds."""
     row = {**ROW, **FAR, "ranks": ranks, "comm": comm}
     embed = padded((256 + 16) * c)
     block = padded(12 * c * c + 13 * c)
     each = 2 * (2 if ranks == 1 else 4)
     staged = {}
     for micro in (0, 12 // ranks):
-        r = start({**row, "micro": micro}, model(2, c))
+        r = (far_sums(start, {**row, "micro": micro}, model(2, c)) if ranks == 1
+             else start({**row, "micro": micro}, model(2, c)))
         staged[micro] = r.memory[("staging", "cpu")][1]
     bounce = staged[0] - each * padded(embed // ranks)
     assert staged[12 // ranks] == \
@@ -418,7 +465,8 @@ def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, tracks, start):
                                                 ("cpu", cpu)) if n}, str(r)
     assert far.numbers == near.numbers
     assert run.sampled(far) == run.sampled(near)
-    tight = {**small, "run.device_memory_limit_bytes": far.bytes_in("device")}
+    least = far_sums(start, host, small).bytes_in("device")
+    tight = {**small, "run.device_memory_limit_bytes": least}
     start(host, tight)
     r = start(row, tight, good=False)
     run.refused(r, "MiB of the GPU's memory")
