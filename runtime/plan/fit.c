@@ -356,6 +356,17 @@ static void suggest(const struct iz_plan *p, const struct iz_config *c,
     print_changes(p, c, m, limit, used, err);
 }
 
+/* With the sums of a single rank on the GPU, else with them on the host. */
+static bool fits_either_way(struct iz_plan *p, const struct iz_config *c,
+                            const struct iz_model *m,
+                            const struct iz_limits *limit)
+{
+    iz_plan_near(p, c, m, true);
+    if (!iz_plan_within(p, limit))
+        iz_plan_near(p, c, m, false);
+    return iz_plan_within(p, limit);
+}
+
 int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 const struct iz_model *m, const struct iz_limits *limit,
                 FILE *err)
@@ -364,15 +375,11 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
     bool lean = p->act.boundaries_down && p->target.gpu;
     if (c->run.recompute == IZ_RECOMPUTE_AUTO && !lean) {
         iz_plan_keep(p, m, true);
-        if (!iz_plan_within(p, limit))
+        if (!fits_either_way(p, c, m, limit))
             iz_plan_keep(p, m, false);
     }
-    if (iz_plan_within(p, limit)) {
-        iz_plan_near(p, c, m, true);
-        if (!iz_plan_within(p, limit))
-            iz_plan_near(p, c, m, false);
+    if (fits_either_way(p, c, m, limit))
         return 0;
-    }
     if (!err)
         return -ENOMEM;
     if (iz_plan_host_need(p, limit) > limit->host)

@@ -116,10 +116,12 @@ def test_copies_and_optimizer_are_hidden(offload):
     assert offload["lost_spans"] == 0
 
 
-def test_boundaries_on_the_host_are_hidden(simulate, offload):
+def test_boundaries_on_the_host_are_hidden(simulate):
     """Each crosses once each way, but three that are still there when backward
     begins.  The embedding makes one, every block one."""
-    s = simulate("activation_checkpointing.cpu_checkpointing=true")
+    free = "run.device_memory_limit_bytes=0"
+    offload = simulate(free)
+    s = simulate(free, "activation_checkpointing.cpu_checkpointing=true")
     moved = (LAYERS + 1 - 3) * 8 * SEQ * WIDTH * 2
     assert s["up_bytes"] == offload["up_bytes"] + moved
     assert s["down_bytes"] == offload["down_bytes"] + moved
@@ -347,11 +349,12 @@ def test_squares_of_a_machine_that_does_not_tell_their_rate(simulate, tmp_path):
     """As if read once more, in fp32; on a GPU too, whose host takes them where
     it sums several micro-batches."""
     untold, known, slow = (simulate(
-        *SMALL, "train_micro_batch_size_per_gpu=4",
+        *SMALL, "train_micro_batch_size_per_gpu=4", "train_batch_size=16", ranks=2,
         machine=machine(tmp_path, core_squares_per_s=x))
         for x in (None, MACHINE["core_bytes_per_s"] // 4, 10**6))
     assert told(untold) == told(known)
-    assert slow["step_s"] >= bare_elements() / 4 / 10**6  # four workers
+    # two ranks, four workers
+    assert slow["step_s"] >= bare_elements() / 2 / 4 / 10**6
 
 
 def test_a_worker_gets_of_the_memory_what_its_core_does(simulate, tmp_path):
@@ -408,18 +411,20 @@ def test_a_ratio_relieves_the_host(simulate):
     assert "a smaller offload_optimizer.ratio" in " ".join(whole["out"].split())
     assert "effective ratio 0.5" in half["out"]
     assert half["step_s"] < 0.8 * whole["step_s"]
-    # In fp16 and of half of the elements: parameters come down, gradients do not,
-    # of which the embedding has two.  States, 12 bytes, and gradients are on the
-    # GPU, and of the embedding two buffers for its gradient are half as long.
-    chunk, embedding = 2 * (1 << 20), (VOCAB + SEQ) * 2048
+    # In fp16 and of half of the elements: parameters come down, gradients do not.
+    # States, 12 bytes, and gradients are on the GPU.
+    chunk = 2 * (1 << 20)
     assert half["up_bytes"] == whole["up_bytes"]
-    assert abs(whole["down_bytes"] - half["down_bytes"] - embedding) <= chunk
+    assert abs(whole["down_bytes"] - half["down_bytes"]) <= chunk
     left = whole["host_bytes"] - half["host_bytes"]
     sums = elements() / 2 / 1024 * 8
-    assert abs(left - 7 * elements() - 2 * embedding + sums) <= 9 * chunk
+    assert abs(left - 7 * elements() + sums) <= 9 * chunk
     came = half["device_bytes"] - whole["device_bytes"]
     stages = 8 * 2 * (1 << 20)  # of a chunk's parameters
-    assert abs(came - 7 * elements() - stages) <= 8 * chunk
+    # The two gradients of the embedding are added on the GPU, in a buffer for what
+    # the host updates.
+    buffer = (VOCAB + SEQ) * 2048
+    assert abs(came - 7 * elements() - stages + buffer) <= 8 * chunk
 
 
 def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(simulate):
