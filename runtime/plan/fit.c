@@ -225,6 +225,17 @@ bool iz_plan_within(const struct iz_plan *p, const struct iz_limits *l)
            iz_plan_device_need(p, l) <= l->device;
 }
 
+/* With the sums of a single rank on the GPU, else with them on the host. */
+static bool fits_either_way(struct iz_plan *p, const struct iz_config *c,
+                            const struct iz_model *m,
+                            const struct iz_limits *limit)
+{
+    iz_plan_near(p, c, m, true);
+    if (!iz_plan_within(p, limit))
+        iz_plan_near(p, c, m, false);
+    return iz_plan_within(p, limit);
+}
+
 static bool make(const struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, struct iz_plan *q)
 {
@@ -251,7 +262,7 @@ static void least_split(const struct iz_plan *p, struct iz_config *c,
         c->zero.optimizer.ratio = (double)i / RATIO_STEPS;
         if (!make(p, c, m, &r))
             continue;
-        if (iz_plan_within(&r, limit)) {
+        if (fits_either_way(&r, c, m, limit)) {
             iz_plan_clear(q);
             *q = r;
             return;
@@ -279,7 +290,7 @@ static bool plan_with(const struct iz_plan *p, struct iz_config *c,
     }
     if (!make(p, c, m, q))
         return false;
-    if (split >= 0 && !iz_plan_within(q, limit))
+    if (!fits_either_way(q, c, m, limit) && split >= 0)
         least_split(p, c, m, limit, q);
     if (split >= 0 && c->zero.optimizer.ratio == before)
         *used &= ~(1U << split);
@@ -354,17 +365,6 @@ static void suggest(const struct iz_plan *p, const struct iz_config *c,
             used = less;
     }
     print_changes(p, c, m, limit, used, err);
-}
-
-/* With the sums of a single rank on the GPU, else with them on the host. */
-static bool fits_either_way(struct iz_plan *p, const struct iz_config *c,
-                            const struct iz_model *m,
-                            const struct iz_limits *limit)
-{
-    iz_plan_near(p, c, m, true);
-    if (!iz_plan_within(p, limit))
-        iz_plan_near(p, c, m, false);
-    return iz_plan_within(p, limit);
 }
 
 int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
@@ -489,7 +489,7 @@ static bool fits_blocks(const struct iz_plan *p, const struct iz_config *c,
     if (!with_blocks(m, b, n, &grown))
         return false;
     if (!iz_plan_make(&q, c, &grown, p->ranks, p->rank, &p->target)) {
-        fit = iz_plan_within(&q, limit);
+        fit = fits_either_way(&q, c, &grown, limit);
         for (int u = 0; u < q.n_units; u++)
             *params += (double)(q.unit[u].n + q.unit[u].frozen.n);
         iz_plan_clear(&q);
