@@ -30,6 +30,14 @@
 
 #define OWN_KERNELS "BLAS" /* the library's, whatever they are called */
 
+/* Config of the run in the output folder; NULL: it cannot be read. */
+static json_t *kept_config(const struct iz_config *c)
+{
+    char path[IZ_PATH_MAX + 32];
+    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
+    return iz_json_read(path, NULL);
+}
+
 /* What the run in the output folder started with for run.KEY, as read by rank
  * 0; "" if its config has no such key, or if nothing can be resumed there,
  * which is said elsewhere.  Collective.  Negative errno with the reason and
@@ -42,7 +50,7 @@ static int kept_text(const struct iz_config *c, struct iz_coll *coll,
     snprintf(path, sizeof(path), "%s/config.json", c->run.output);
     snprintf(saved, sizeof(saved), "%s/checkpoints", c->run.output);
     if (coll->rank == 0) {
-        json_t *j = iz_json_read(path, NULL);
+        json_t *j = kept_config(c);
         const json_t *run = json_object_get(j, "run");
         const json_t *had = json_object_get(run, key);
         mine[0] = run || access(saved, F_OK);
@@ -259,9 +267,7 @@ static int choose_products(struct iz_arithmetic *a, struct iz_config *c,
  */
 static int64_t kept_slices(const struct iz_config *c)
 {
-    char path[IZ_PATH_MAX + 32];
-    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
-    json_t *j = iz_json_read(path, NULL);
+    json_t *j = kept_config(c);
     int64_t micro = json_integer_value(
         json_object_get(j, "train_micro_batch_size_per_gpu"));
     int64_t n = json_integer_value(
@@ -303,9 +309,7 @@ static int choose_sums(struct iz_config *c, const struct iz_arithmetic_for *on,
  * known.  A config without the key was written before there were groups. */
 static int64_t kept_group(const struct iz_config *c, int ranks)
 {
-    char path[IZ_PATH_MAX + 32];
-    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
-    json_t *j = iz_json_read(path, NULL);
+    json_t *j = kept_config(c);
     const json_t *run = json_object_get(j, "run");
     int64_t batch = json_integer_value(json_object_get(j, "train_batch_size"));
     int64_t micro = json_integer_value(
