@@ -223,13 +223,14 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
     return iz_graph_open(&e->graph, &g);
 }
 
-/* With GPUs, one rank of each host first: the others then read what its StarPU
- * has measured of the bus.  r: what this rank has met so far; all ranks come
- * here, or some would wait. */
+/* One rank of each host first: the others then read what its StarPU has
+ * measured of the bus, which it may also do for a run on the CPU; at the same
+ * time, one would read files that another is writing.  r: what this rank has
+ * met so far; all ranks come here, or some would wait. */
 static int open_graph_in_turn(struct iz_engine *e,
                               const struct iz_train_config *t, int r)
 {
-    bool turns = e->plan.target.gpu && !t->simulated && e->plan.ranks > 1;
+    bool turns = !t->simulated && e->plan.ranks > 1;
     bool first = !turns || e->coll->local_rank == 0;
     if (!r && first)
         r = open_graph(e, t);

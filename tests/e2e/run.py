@@ -126,9 +126,11 @@ def environment(extra=None):
     # Shorter than the usual 0.15 s on every core, in more than a thousand runs.
     env["IZ_YARDSTICK"] = "64"
     # What StarPU measures once belongs to one build: another one, with a GPU or
-    # without, would measure again and say so.
-    home = BUILD / "starpu-home"
-    home.mkdir(exist_ok=True)
+    # without, would measure again and say so.  Tests that run side by side measure
+    # for themselves, or one would read a file that another is writing.
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+    home = BUILD / "starpu-home" / worker
+    home.mkdir(parents=True, exist_ok=True)
     env["STARPU_HOME"] = str(home)
     if os.geteuid() == 0:
         env["OMPI_ALLOW_RUN_AS_ROOT"] = "1"

@@ -64,15 +64,17 @@ def test_an_automatic_ratio_is_the_smallest_that_fits(ranks, comm, param, start,
 
 
 @standin
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_first_start_on_a_machine(ranks, start, tmp_path):
+@pytest.mark.parametrize("ranks, device", [(1, "cuda"), (2, "cuda"), (3, "cpu")])
+def test_first_start_on_a_machine(ranks, device, start, tmp_path):
     """StarPU then measures the bus, which resets all GPUs; one rank does, and each
-    goes on with its own."""
-    row = {**ROW, "ranks": ranks, "comm": "nccl" if ranks > 1 else ROW["comm"]}
+    goes on with its own.  It does so for a run on the CPU too."""
+    row = {**ROW, "ranks": ranks, "device": device,
+           "comm": "nccl" if (ranks, device) == (2, "cuda") else ROW["comm"]}
     aloud = {"STARPU_SILENT": None}
     known = start(row, env=aloud)
     first = start(row, env={**aloud, "STARPU_HOME": str(tmp_path)})
     assert first.numbers == known.numbers
+    assert first.err.count("calibrating...") == 1, str(first)
     assert first.err.count("CUDA 0...") == 1, str(first)
 
 
