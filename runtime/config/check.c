@@ -328,6 +328,11 @@ static void check_boundaries(struct iz_config_file *file, struct iz_faults *f)
         iz_fault(f, "activation_checkpointing.cpu_checkpointing",
                  "true, but run.recompute none keeps all activations where "
                  "units are computed; choose full");
+    if (file->c.boundary_path[0] && !file->c.cpu_checkpointing)
+        iz_fault(f, "activation_checkpointing.nvme_path",
+                 "%s, but activation_checkpointing.cpu_checkpointing is "
+                 "false: all stays where units are computed",
+                 file->c.boundary_path);
 }
 
 static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)

@@ -178,6 +178,7 @@ struct iz_config {
     enum iz_dtype dtype;    /* of parameters and gradients: fp32, bf16, fp16 */
     bool grad_accum_fp32;   /* accumulators between micro-batches */
     bool cpu_checkpointing; /* boundaries of units live on the host */
+    char boundary_path[IZ_PATH_MAX]; /* or in a file in this folder; "": no */
     struct iz_hyper optimizer;
     struct iz_lr_config lr;
     struct iz_fp16_config fp16;

@@ -200,7 +200,12 @@ const struct iz_key iz_config_keys[] = {
          "false",
          "Keep each unit's input activation in host memory and copy it through "
          "a few GPU buffers. run.recompute auto then means full. On the CPU it "
-         "saves nothing."),
+         "saves nothing, unless they go on to activation_checkpointing."
+         "nvme_path."),
+    TEXT("activation_checkpointing.nvme_path", c.boundary_path, "null",
+         "Existing directory: what cpu_checkpointing takes out of the GPU's "
+         "memory is kept in a file there, and not in host memory. On the CPU "
+         "it is taken out of memory."),
 
     NUMBER("lora.rank", INT, c.lora.rank, 0, 4096, "0",
            "Rank of the adapters (LoRA); 0: none. With adapters all other "

@@ -60,8 +60,6 @@ static int open_rings(struct iz_engine *e)
 {
     int64_t size = iz_dtype_bytes(e->plan.param_type);
     int64_t sum = iz_dtype_bytes(e->plan.grad_type);
-    int64_t boundary =
-        iz_dtype_bytes(e->plan.target.act) * e->plan.act.boundary_elems;
     e->ring = calloc((size_t)e->plan.n_rings, sizeof(*e->ring));
     for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
         const struct iz_plan_ring *r = &e->plan.ring[i];
@@ -76,10 +74,23 @@ static int open_rings(struct iz_engine *e)
     if (!e->ring)
         return -ENOMEM;
     return open_slots(e, &e->boundaries.slot, e->plan.act.boundary_slots,
-                      boundary, IZ_DATUM_RAISED);
+                      iz_plan_boundary_room(&e->plan), IZ_DATUM_RAISED);
 }
 
-/* The last boundary is used at once: it never goes to the host. */
+/* The last boundary is used at once: it never goes elsewhere. */
+static bool open_boundary(struct iz_engine *e, struct iz_track *t, int u)
+{
+    const struct iz_plan *p = &e->plan;
+    int64_t bytes = iz_plan_boundary_bytes(p, e->model, u);
+    if (p->act.boundary_slots && u + 2 == p->n_units)
+        return true;
+    if (p->act.boundary_home != IZ_HOME_NVME)
+        return iz_handle_take(e, &t->boundary_handle[u], IZ_DATUM_BOUNDARY, u,
+                              bytes);
+    t->boundary_handle[u] = iz_handle_token(e, IZ_DATUM_BOUNDARY, u);
+    return true;
+}
+
 static int open_track(struct iz_engine *e, int b)
 {
     const struct iz_plan *p = &e->plan;
@@ -87,7 +98,7 @@ static int open_track(struct iz_engine *e, int b)
     int units = e->model->n_units;
     int64_t batch =
         (e->model->input_bytes + e->model->target_bytes) * p->samples;
-    int64_t d = iz_dtype_bytes(p->target.act) * p->act.boundary_elems;
+    int64_t d = iz_plan_boundary_room(p);
     double *loss = e->scalar.sums + p->n_units + b;
     t->batch = iz_handle_take(e, &t->batch_handle, IZ_DATUM_BATCH, b, batch);
     t->boundary_handle = calloc((size_t)units, sizeof(*t->boundary_handle));
@@ -99,12 +110,9 @@ static int open_track(struct iz_engine *e, int b)
     t->weight_handle =
         iz_handle_open(e, loss + p->tracks, sizeof(*loss), IZ_DATUM_SCALAR, b);
     for (int u = 0; u + 1 < units; u++) {
-        int64_t bytes = iz_plan_boundary_bytes(p, e->model, u);
         bool kept = !p->act.recompute && u >= p->first_trained;
         int64_t saved = kept ? p->cost[u].save_bytes : 0;
-        if (!(p->act.boundary_slots && u + 2 == units) &&
-            !iz_handle_take(e, &t->boundary_handle[u], IZ_DATUM_BOUNDARY, u,
-                            bytes))
+        if (!open_boundary(e, t, u))
             return -ENOMEM;
         if (saved &&
             !iz_handle_take(e, &t->saved_handle[u], IZ_DATUM_SAVED, u, saved))

@@ -205,7 +205,7 @@ struct iz_passes {
 
 /* The nvme tier. */
 struct iz_files {
-    struct iz_nvme *state, *param;
+    struct iz_nvme *state, *param, *boundary;
 };
 
 /* Of the main thread, for copies to and from a GPU between steps. */

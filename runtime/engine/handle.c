@@ -41,7 +41,7 @@ enum iz_tier iz_datum_tier(const struct iz_plan *p, enum iz_datum d)
     case IZ_DATUM_STAGING:
         return IZ_TIER_CPU;
     case IZ_DATUM_BOUNDARY:
-        return p->act.boundaries_down ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+        return iz_plan_tier(p->act.boundary_home);
     case IZ_DATUM_BATCH:
     case IZ_DATUM_BLOCK_SUMS:
     case IZ_DATUM_SQUARES:

@@ -196,18 +196,17 @@ static void close_unit(struct iz_unit_memory *g)
 /* ---- disk ---- */
 
 static int open_tier_file(struct iz_engine *e, struct iz_nvme **f,
-                          const char *what, const struct iz_offload_config *c,
+                          const char *what, const char *dir,
                           enum iz_class class, int64_t bytes)
 {
     char name[64];
     int r = 0;
-    if (c->home != IZ_HOME_NVME)
+    if (!bytes)
         return 0;
     snprintf(name, sizeof(name), "izar-%d-rank%d-%s", (int)getpid(),
              e->plan.rank, what);
     if (!e->simulated)
-        r = iz_nvme_open(f, c->nvme_path, name, bytes,
-                         e->config->run.nvme_checksum);
+        r = iz_nvme_open(f, dir, name, bytes, e->config->run.nvme_checksum);
     if (!r)
         iz_memory_note(e->memory, IZ_TIER_NVME, class, bytes);
     return r;
@@ -231,11 +230,19 @@ static int open_files(struct iz_engine *e)
             param += g->frozen.chunk * size;
         }
     }
-    int r = open_tier_file(e, &e->file.state, "state", &z->optimizer,
+    if (z->optimizer.home != IZ_HOME_NVME)
+        state = 0;
+    if (z->param.home != IZ_HOME_NVME)
+        param = 0;
+    int r = open_tier_file(e, &e->file.state, "state", z->optimizer.nvme_path,
                            IZ_MEM_STATE, state);
+    if (!r)
+        r = open_tier_file(e, &e->file.param, "param", z->param.nvme_path,
+                           IZ_MEM_PARAM, param);
     return r ? r
-             : open_tier_file(e, &e->file.param, "param", &z->param,
-                              IZ_MEM_PARAM, param);
+             : open_tier_file(e, &e->file.boundary, "boundary",
+                              e->config->boundary_path, IZ_MEM_BOUNDARY,
+                              iz_plan_boundary_file(&e->plan));
 }
 
 int iz_unit_memory_open(struct iz_engine *e)
@@ -255,5 +262,6 @@ void iz_unit_memory_close(struct iz_engine *e)
         close_unit(&e->unit[u]);
     iz_nvme_close(&e->file.state);
     iz_nvme_close(&e->file.param);
+    iz_nvme_close(&e->file.boundary);
     free(e->unit);
 }

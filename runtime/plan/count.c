@@ -14,6 +14,10 @@
  * is in reserve. */
 #define SPARE_SLOTS 2
 
+/* Boundaries between a GPU and their file at once: two are written or read
+ * while two more are copied. */
+#define BOUNDARY_STAGING 4
+
 enum iz_tier iz_plan_tier(enum iz_home h)
 {
     static const enum iz_tier tiers[] = {IZ_TIER_DEVICE, IZ_TIER_CPU,
@@ -157,27 +161,45 @@ int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
     return iz_dtype_bytes(p->target.act) * m->unit[unit].out_elems * p->samples;
 }
 
-/* One of each unit and a gradient, per track.  On the host all but the last,
- * which backward begins with; the GPU then has slots for what is under way. */
+int64_t iz_plan_boundary_room(const struct iz_plan *p)
+{
+    return iz_dtype_bytes(p->target.act) * p->act.boundary_elems;
+}
+
+int64_t iz_plan_boundary_file(const struct iz_plan *p)
+{
+    bool file = p->act.boundary_home == IZ_HOME_NVME;
+    return file ? p->tracks * (int64_t)(p->n_units - 2) *
+                      iz_plan_boundary_room(p)
+                : 0;
+}
+
+/* One of each unit and a gradient, per track.  Elsewhere all but the last,
+ * which backward begins with; slots then have what is under way. */
 static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
 {
     int64_t sum = 0, largest = 0, bytes = 0;
-    bool slots = p->act.boundaries_down && p->target.gpu;
+    enum iz_home to = p->act.boundary_home;
+    bool slots = to == IZ_HOME_NVME || (to == IZ_HOME_CPU && p->target.gpu);
     for (int u = 0; u + 1 < m->n_units; u++) {
         bytes = iz_plan_boundary_bytes(p, m, u);
         sum += bytes;
         largest = max64(largest, bytes);
     }
     p->act.boundary_elems = largest / iz_dtype_bytes(p->target.act);
+    if (to == IZ_HOME_NVME)
+        p->act.boundary_elems = round_up(p->act.boundary_elems, IZ_CHUNK_ALIGN);
     p->act.boundary_slots = slots ? (int)min64(p->tracks + SPARE_SLOTS,
                                                p->tracks * (m->n_units - 1))
                                   : 0;
     int64_t home = p->tracks * (slots ? sum - bytes : sum);
-    int64_t device = (p->tracks + p->act.boundary_slots) * largest;
-    p->bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] =
-        p->act.boundaries_down ? home : 0;
+    if (to == IZ_HOME_NVME)
+        home = iz_plan_boundary_file(p);
+    for (int t = 0; t < IZ_TIERS; t++)
+        p->bytes.b[t][IZ_MEM_BOUNDARY] = 0;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] =
-        device + (p->act.boundaries_down ? 0 : home);
+        (p->tracks + p->act.boundary_slots) * iz_plan_boundary_room(p);
+    p->bytes.b[iz_plan_tier(to)][IZ_MEM_BOUNDARY] += home;
 }
 
 /* Sums of blocks that the GPU takes. */
@@ -229,6 +251,9 @@ void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
     count_saves(p, c);
     count_copies(p);
     count_activations(p, m);
+    if (p->act.boundary_home == IZ_HOME_NVME && p->target.gpu)
+        add_staging(p, IZ_STAGING_BOUNDARY, BOUNDARY_STAGING,
+                    iz_plan_boundary_room(p));
     count_rings(p);
     int64_t shard = 0;
     for (int u = 0; u < p->n_units; u++)

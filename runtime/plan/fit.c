@@ -372,7 +372,7 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 FILE *err)
 {
     /* What lives on the host so that the GPU has room is not kept there. */
-    bool lean = p->act.boundaries_down && p->target.gpu;
+    bool lean = p->act.boundary_slots > 0;
     if (c->run.recompute == IZ_RECOMPUTE_AUTO && !lean) {
         iz_plan_keep(p, m, true);
         if (!fits_either_way(p, c, m, limit))

@@ -378,7 +378,9 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
     p->act.recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
-    p->act.boundaries_down = c->cpu_checkpointing;
+    p->act.boundary_home = c->boundary_path[0]    ? IZ_HOME_NVME
+                           : c->cpu_checkpointing ? IZ_HOME_CPU
+                                                  : IZ_HOME_NONE;
     iz_plan_count(p, c, m);
     return 0;
 }
@@ -414,6 +416,10 @@ static void print_tables(const struct iz_plan *p, const struct iz_model *m,
 
 void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
 {
+    static const char *const boundaries[] = {
+        [IZ_HOME_NONE] = "",
+        [IZ_HOME_CPU] = ", boundaries on the host",
+        [IZ_HOME_NVME] = ", boundaries on nvme"};
     int64_t n = 0, frozen = 0;
     for (int u = 0; u < p->n_units; u++) {
         n += p->unit[u].n;
@@ -426,7 +432,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
     fprintf(out, " in %d units, %d rank%s, %s, activations %s%s\n", m->n_units,
             p->ranks, p->ranks > 1 ? "s" : "", iz_dtype_name(p->param_type),
             p->act.recompute ? "recomputed" : "kept",
-            p->act.boundaries_down ? ", boundaries on the host" : "");
+            boundaries[p->act.boundary_home]);
     fprintf(out,
             "      %d micro-batch%s a step, %d at a time, %d slice%s of %d "
             "sample%s; %d worker%s; ring of %d units\n",

@@ -78,10 +78,11 @@ struct iz_target {
 
 /* Buffers on the way between disk, host and GPU. */
 enum iz_staging_kind {
-    IZ_STAGING_STATE,  /* a chunk's states, from and to disk */
-    IZ_STAGING_PARAM,  /* a shard of parameters, from disk */
-    IZ_STAGING_GRAD,   /* gradients, from a GPU to their accumulator */
-    IZ_STAGING_UPDATE, /* updated chunks, to a GPU */
+    IZ_STAGING_STATE,    /* a chunk's states, from and to disk */
+    IZ_STAGING_PARAM,    /* a shard of parameters, from disk */
+    IZ_STAGING_GRAD,     /* gradients, from a GPU to their accumulator */
+    IZ_STAGING_UPDATE,   /* updated chunks, to a GPU */
+    IZ_STAGING_BOUNDARY, /* boundaries, between a GPU and their file */
     /* On the GPU, for a chunk of the split: [gradient][parameters], the
      * gradient unless it is there, the parameters if they live on the host. */
     IZ_STAGING_SPLIT,
@@ -146,8 +147,9 @@ struct iz_plan_touched {
 
 struct iz_plan_activations {
     bool recompute;
-    /* Boundaries live on the host; on a GPU they pass through so many slots. */
-    bool boundaries_down;
+    /* Home of boundaries; if they are not computed there, they pass through so
+     * many slots. */
+    enum iz_home boundary_home;
     int boundary_slots;
     int64_t save_bytes, scratch_bytes,
         boundary_elems; /* largest of all units */
@@ -243,6 +245,10 @@ int64_t iz_plan_list_scratch_bytes(const struct iz_plan *p,
 /* Bytes of a unit's output, for one track. */
 int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
                                const struct iz_model *m, int unit);
+/* Of the largest one, and of each in a file: there they lie by track, then by
+ * unit, but for the last unit with an output. */
+int64_t iz_plan_boundary_room(const struct iz_plan *p);
+int64_t iz_plan_boundary_file(const struct iz_plan *p);
 /* Whether a contribution comes from a GPU straight into the host's accumulator:
  * nothing is to be added and the type is right. */
 bool iz_plan_straight(const struct iz_plan *p, bool first);

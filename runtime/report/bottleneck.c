@@ -124,6 +124,9 @@ static const char *advice(enum iz_bottleneck limit, enum iz_use link,
                : s->state_on_disk
                    ? "offload_optimizer.device=cpu, or more samples a step, "
                      "would relieve it"
+               : s->boundary_on_disk
+                   ? "boundaries in memory (no activation_checkpointing."
+                     "nvme_path) would relieve it"
                    : "a larger run.save_interval would save less often";
     case IZ_BOTTLENECK_LATE:
         snprintf(ring, size,

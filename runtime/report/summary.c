@@ -91,6 +91,7 @@ static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
         .half = c->dtype != IZ_F32,
         .param_on_disk = p->zero.param_home == IZ_HOME_NVME,
         .state_on_disk = p->zero.state_home == IZ_HOME_NVME,
+        .boundary_on_disk = p->act.boundary_home == IZ_HOME_NVME,
         .divisible = p->target.gpu && p->zero.state_home == IZ_HOME_CPU &&
                      p->zero.param_home != IZ_HOME_NVME &&
                      c->zero.optimizer.ratio > 0,
@@ -188,7 +189,8 @@ static double link_bytes(const struct iz_engine *e, const struct place_row *r)
     if (rows && r->use == IZ_USE_NETWORK)
         return (double)e->coll->received_bytes;
     if (rows && r->use == IZ_USE_DISK)
-        return file_bytes(e->file.state) + file_bytes(e->file.param);
+        return file_bytes(e->file.state) + file_bytes(e->file.param) +
+               file_bytes(e->file.boundary);
     return iz_graph_bytes(e->graph, r->where);
 }
 

@@ -123,10 +123,14 @@ static int check_disk(const struct run *r)
     int s = check_free(r, r->c.zero.optimizer.nvme_path,
                        "zero_optimization.offload_optimizer.nvme_path",
                        b[IZ_MEM_STATE]);
+    if (!s)
+        s = check_free(r, r->c.zero.param.nvme_path,
+                       "zero_optimization.offload_param.nvme_path",
+                       b[IZ_MEM_PARAM]);
     return s ? s
-             : check_free(r, r->c.zero.param.nvme_path,
-                          "zero_optimization.offload_param.nvme_path",
-                          b[IZ_MEM_PARAM]);
+             : check_free(r, r->c.boundary_path,
+                          "activation_checkpointing.nvme_path",
+                          b[IZ_MEM_BOUNDARY]);
 }
 
 /* What the plan is for: this machine, or the one of --machine. */

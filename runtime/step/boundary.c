@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Activations between units whose home is the host (cpu_checkpointing).
- * Forward writes a boundary into a slot of the GPU, a copy takes it down before
- * the slot is given to another, and a copy brings it up ahead of the backward
- * that recomputes from it.  As for parameters, the order of uses is known and
- * the write-after-read dependency on a slot limits how far copies run ahead. */
+/* Activations between units whose home is not where units are computed: the
+ * host of a GPU (cpu_checkpointing), or a file.  Forward writes a boundary into
+ * a slot, a copy takes it home before the slot is given to another, and a copy
+ * brings it back ahead of the backward that recomputes from it.  As for
+ * parameters, the order of uses is known and the write-after-read dependency on
+ * a slot limits how far copies run ahead. */
 #include "runtime/step/zero.h"
 
 #include <limits.h>
 
 #include "codelets/base/die.h"
+#include "runtime/engine/alloc.h"
 
 /* A boundary of a pass is a content: unit * tracks + track.  A call is a
  * position of the pass: step * tracks + track, with steps as in iz_order_unit.
@@ -36,22 +38,56 @@ static void boundary_run_copy(struct iz_exec *x, void **buf, const void *arg)
     iz_buffer_copy(x, buf[0], buf[1], *(const int64_t *)arg);
 }
 
-/* Between a slot and the content's home. */
-static void boundary_copy(struct iz_engine *e, enum iz_where where, int content,
-                          const struct iz_slot *slot)
+/* Between a slot of the GPU and a buffer of the host. */
+static void boundary_copy(struct iz_engine *e, bool back, int unit,
+                          starpu_data_handle_t slot, starpu_data_handle_t host)
 {
-    bool up = where == IZ_ON_UP;
-    int unit = content / e->boundaries.tracks;
     int64_t bytes = iz_plan_boundary_bytes(&e->plan, e->model, unit);
-    starpu_data_handle_t home =
-        e->track[content % e->boundaries.tracks].boundary_handle[unit];
-    struct iz_task t = iz_task_of(e, up ? IZ_FETCH : IZ_OFFLOAD, where,
-                                  boundary_run_copy, unit);
-    iz_task_add(&t, up ? slot->handle : home, STARPU_W);
-    iz_task_add(&t, up ? home : slot->handle, STARPU_R);
+    struct iz_task t =
+        iz_task_of(e, back ? IZ_FETCH : IZ_OFFLOAD,
+                   back ? IZ_ON_UP : IZ_ON_DOWN, boundary_run_copy, unit);
+    iz_task_add(&t, back ? slot : host, STARPU_W);
+    iz_task_add(&t, back ? host : slot, STARPU_R);
     t.bytes = (double)bytes;
     iz_submit_with(e, &t, &bytes, sizeof(bytes));
-    *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
+    *(back ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
+}
+
+/* Between a buffer of the host and the file; the token is the content's region
+ * there. */
+static void boundary_io(struct iz_engine *e, bool back, int unit, int track,
+                        starpu_data_handle_t host, starpu_data_handle_t token)
+{
+    enum { BEFORE_UPDATES = 1 }; /* in the order of submission */
+    int64_t bytes = iz_plan_boundary_room(&e->plan);
+    struct iz_io a = {
+        .file = e->file.boundary,
+        .offset = (track * (int64_t)(e->plan.n_units - 2) + unit) * bytes,
+        .bytes = bytes,
+        .urgency = BEFORE_UPDATES};
+    iz_disk_io(e, back ? IZ_LOAD : IZ_STORE, unit, host,
+               back ? STARPU_W : STARPU_R, token, a);
+}
+
+/* Between a slot and the content's home. */
+static void boundary_move(struct iz_engine *e, bool back, int content,
+                          const struct iz_slot *slot)
+{
+    int unit = content / e->boundaries.tracks;
+    int track = content % e->boundaries.tracks;
+    starpu_data_handle_t home = e->track[track].boundary_handle[unit];
+    bool file = e->plan.act.boundary_home == IZ_HOME_NVME;
+    bool gpu = e->plan.target.gpu;
+    starpu_data_handle_t host =
+        !gpu   ? slot->handle
+        : file ? iz_next_staging(e, IZ_STAGING_BOUNDARY)->handle
+               : home;
+    if (file && back)
+        boundary_io(e, back, unit, track, host, home);
+    if (gpu)
+        boundary_copy(e, back, unit, slot->handle, host);
+    if (file && !back)
+        boundary_io(e, back, unit, track, host, home);
 }
 
 /* The slot whose content is read last after position `from`. */
@@ -70,7 +106,7 @@ static struct iz_slot *last_used(const struct iz_engine *e, int from)
     return best;
 }
 
-/* NULL: the content is not on the GPU. */
+/* NULL: the content is at home. */
 static struct iz_slot *slot_of(const struct iz_engine *e, int content)
 {
     for (int i = 0; i < e->plan.act.boundary_slots; i++)
@@ -95,7 +131,7 @@ starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
         return e->track[track].boundary_handle[unit];
     struct iz_slot *s = last_used(e, at);
     if (s->unit >= 0 && next_use(e, s->unit, at) != NEVER)
-        boundary_copy(e, IZ_ON_DOWN, s->unit, s);
+        boundary_move(e, false, s->unit, s);
     s->unit = at;
     return s->handle;
 }
@@ -129,7 +165,7 @@ void iz_boundary_ahead(struct iz_engine *e, int unit, int track)
         struct iz_slot *s = last_used(e, from);
         if (s->unit >= 0 && next_use(e, s->unit, from) != NEVER)
             return;
-        boundary_copy(e, IZ_ON_UP, content, s);
+        boundary_move(e, true, content, s);
         s->unit = content;
     }
 }

@@ -126,7 +126,8 @@ def valid(row):
         return False
     if ratio < 1 and (optimizer not in (None, "cpu") or param == "nvme"):
         return False
-    return not (row.get("recompute") == "none" and row.get("boundaries") == "host")
+    return not (row.get("recompute") == "none" and
+                row.get("boundaries") in ("host", "disk"))
 
 
 def valid_on_gpu(row):
@@ -150,7 +151,9 @@ def config_of(row, nvme):
         config[KEYS["micro"]] = row["batch"] // row["ranks"]
     if "boundaries" in row:
         config["activation_checkpointing.cpu_checkpointing"] = \
-            row["boundaries"] == "host"
+            row["boundaries"] != "near"
+    if row.get("boundaries") == "disk":
+        config["activation_checkpointing.nvme_path"] = str(nvme)
     if row["optimizer"] != "none" and "ratio" in row:
         config["zero_optimization.offload_optimizer.ratio"] = row["ratio"]
     if row.get("model") == "sparse":

@@ -41,7 +41,7 @@ FREE = {
     "jitter_us": (0, 500),
     "overlap": (True, False),
     "recompute": ("full", "none"),
-    "boundaries": ("gpu", "host"),
+    "boundaries": ("near", "host", "disk"),
     "ring": (0, 1, 3),
     "workers": (1, 2),
 }
@@ -60,7 +60,7 @@ if run.FULL:
     ROWS += random.Random(11).sample(list(filter(valid_on_gpu, every)), 300)
 
 # Two chunks of a shard of a block on three ranks.
-PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "gpu", "device": "cuda",
+PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "near", "device": "cuda",
          "batch": BATCH, "chunk": 2048, "steps": 3, "sums": "ranks_first"}
 ROW = {**PLACE, "ranks": 1, "dtype": "bf16", "micro": 0, "clip": 0.5}
 FAR = {"stage": 3, "optimizer": "cpu", "param": "cpu"}
@@ -385,19 +385,27 @@ def test_breadth_first_divides_the_way_up(traffic):
     ("depth_first", 0, 1, 1), ("depth_first", 8, 3, 1),
     ("breadth_first", 8, 1, 3), ("breadth_first", 3, 1, 8)])
 def test_boundaries_on_the_host_cross_once_each_way(schedule, micro, waves,
-                                                    tracks, traffic):
+                                                    tracks, start, traffic):
     """All but those that the slots still hold when backward begins, which are
-    one for each micro-batch under way and two more."""
+    one for each micro-batch under way and two more.  From the host's memory to a
+    file and back they go in whole pages."""
     c, layers, seq = 16, 8, 16
     row = {**ROW, **FAR, "ring": 2, "micro": micro, "schedule": schedule}
     near, _ = traffic(row, **model(layers, c))
     far, planned = traffic({**row, "boundaries": "host"}, **model(layers, c))
     boundary = (micro or BATCH) * seq * c * 4  # fp32 on the stand-in
-    moved = waves * ((layers + 1) * tracks - (tracks + 2)) * boundary
+    times = waves * ((layers + 1) * tracks - (tracks + 2))
+    moved = times * boundary
     assert far["h2d_bytes"] - near["h2d_bytes"] == 2 * moved
     assert far["d2h_bytes"] - near["d2h_bytes"] == 2 * moved
     assert far["h2d_bytes"] == planned["up_bytes"]
     assert far["d2h_bytes"] == planned["down_bytes"]
+    filed = {**row, "boundaries": "disk"}
+    assert traffic(filed, **model(layers, c))[0] == far
+    r = start(filed, model(layers, c))
+    disk, region = r.last("links")["disk"]["bytes"], -(-boundary // 8192) * 8192
+    assert disk == 2 * row["steps"] * times * region
+    assert r.bytes_in("nvme") == tracks * layers * region
 
 
 @standin

@@ -46,13 +46,13 @@ FREE = {
     "comm": ("mpi", "nccl"),
     "schedule": ("depth_first", "breadth_first"),
     "recompute": ("full", "none"),
-    "boundaries": ("gpu", "host"),
+    "boundaries": ("near", "host", "disk"),
     "jitter_us": (0, 200),
 }
 FACTORS = {**SUMS, **FREE}
 ROWS = cover.rows(FACTORS, valid_on_gpu)
 # Several chunks of a block's shard.
-PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "gpu", "batch": 2,
+PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "near", "batch": 2,
          "clip": 0.5, "chunk": 2048, "device": "cuda", "steps": 3}
 FAR = {"stage": 3, "optimizer": "cpu", "param": "cpu"}
 

@@ -102,6 +102,27 @@ def test_four_times_the_memory_trains_with_the_same_losses(ranks, place, nvme):
 
 
 @pytest.mark.single
+def test_boundaries_beyond_the_memory_train_from_disk(place, nvme):
+    """Of four micro-batches side by side, several times as many bytes as all else.
+    One more of each, before the last unit, and six slots are no file's."""
+    config = {"model": {**MODEL, "width": 32, "seq": 256}, "train_batch_size": 8,
+              "train_micro_batch_size_per_gpu": 2, "run.steps": 2,
+              "run.schedule": "breadth_first", "run.recompute": "full"}
+    disk = {"activation_checkpointing.cpu_checkpointing": True,
+            "activation_checkpointing.nvme_path": str(nvme)}
+    free = place.good(1, config)
+    r = place.good(1, {**config, **disk})
+    assert r.numbers == free.numbers
+    one = 2 * 256 * 32 * 4
+    far = 4 * MODEL["layers"] * one
+    assert r.bytes_in("nvme") == far
+    assert free.bytes_in("device") - r.bytes_in("device") == far + (4 - 6) * one
+    limit = limited(r.bytes_in("device", "cpu"))
+    run.refused(place.launch(1, {**config, **limit}), "MiB of memory per rank")
+    assert place.good(1, {**config, **disk, **limit}).numbers == free.numbers
+
+
+@pytest.mark.single
 def test_the_limit_of_a_cgroup_counts(place):
     """Of one above the process's own, in both versions."""
     top = pathlib.Path("/sys/fs/cgroup")

@@ -40,6 +40,7 @@ FREE = {
     "overlap": (True, False),
     "overlap_comm": (True, False),
     "recompute": ("full", "none"),
+    "boundaries": ("near", "disk"),
     "ring": (0, 1, 3),
     "in_flight": (1, 3),
     "chunk": (10**9, 2048),

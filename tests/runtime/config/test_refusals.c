@@ -148,6 +148,9 @@ static const char *const refusals[][2] = {
     {"'activation_checkpointing': {'cpu_checkpointing': true}, 'run': "
      "{'recompute': 'none'}",
      "cpu_checkpointing: true, but run.recompute none keeps"},
+    {"'activation_checkpointing': {'nvme_path': '/tmp'}",
+     "nvme_path: /tmp, but activation_checkpointing.cpu_checkpointing is "
+     "false"},
     {"'steps_per_print': 3, 'run': {'log_interval': 4}",
      "steps_per_print: 3, but run.log_interval is 4"},
     {"'run': {'eval_interval': 4}",

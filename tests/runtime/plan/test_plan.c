@@ -143,6 +143,12 @@ static void boundaries_on_the_host_leave_slots(void **state)
                          (2 * tracks + 2) * one);
         assert_int_equal(p.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY],
                          32 * tracks * one);
+        strcpy(c.boundary_path, "disk");
+        make(&p, &c, 1, &gpu_bf16);
+        assert_int_equal(p.bytes.b[IZ_TIER_NVME][IZ_MEM_BOUNDARY],
+                         32 * tracks * one);
+        assert_int_equal(p.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY], 0);
+        c.boundary_path[0] = 0;
     }
 }
 

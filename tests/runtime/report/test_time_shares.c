@@ -347,6 +347,8 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
     m = measured(IZ_USE_DISK, 0.25);
     m.usage.busy[IZ_USE_DISK] = 0.9;
     assert_text(&m, &s, "run.save_interval");
+    s.boundary_on_disk = true;
+    assert_text(&m, &s, "activation_checkpointing.nvme_path");
     s.state_on_disk = true;
     assert_text(&m, &s, "offload_optimizer.device=cpu");
     s.param_on_disk = true;
