@@ -333,7 +333,8 @@ const struct iz_key iz_config_keys[] = {
          "micro-batches where they are computed, and the ranks once per step. "
          "In stage 3 local_first needs run.schedule breadth_first. auto: "
          "local_first, but ranks_first for depth_first in stage 3 or with an "
-         "optimizer that a GPU offloads. A resumed run keeps its first choice. "
+         "optimizer that a GPU offloads, and where only that fits. A resumed "
+         "run keeps its first choice. "
          "Another order has other bits."),
     NUMBER("run.sum_group", INT, c.run.sum_group, 0, 65536, "0",
            "Gradients are added within groups of so many consecutive ranks, "

@@ -292,6 +292,7 @@ static void choose_slices(struct iz_config *c,
 
 /* ---- the order of sums ---- */
 
+/* Without one that is kept, the plan chooses (iz_plan_choose). */
 static int choose_sums(struct iz_config *c, const struct iz_arithmetic_for *on,
                        struct iz_coll *coll)
 {
@@ -301,7 +302,6 @@ static int choose_sums(struct iz_config *c, const struct iz_arithmetic_for *on,
         w = kept_choice(c, coll, "sum_order", "ranks_first", "local_first");
     if (w > 0)
         *first = (enum iz_sum_first)w;
-    *first = iz_sum_choose(c, on->gpu);
     return w < 0 ? w : 0;
 }
 

@@ -416,10 +416,10 @@ static bool ratio_fits(const struct iz_config *c, const struct iz_model *m,
  * fit.  Kept activations come first where a step has one micro-batch:
  * recomputing takes longer than the updates that the host could not hide.  With
  * several ones the sums of what the host updates take longer still. */
-void iz_plan_choose_ratio(struct iz_config *c, const struct iz_model *m,
-                          int ranks, int rank, const struct iz_target *t,
-                          const struct iz_limits *limit,
-                          bool (*all)(void *arg, bool ok), void *arg)
+static void choose_ratio(struct iz_config *c, const struct iz_model *m,
+                         int ranks, int rank, const struct iz_target *t,
+                         const struct iz_limits *limit,
+                         bool (*all)(void *arg, bool ok), void *arg)
 {
     double *ratio = &c->zero.optimizer.ratio;
     bool on_host = c->run.state_dtype != IZ_MOMENT_F32 &&
@@ -435,6 +435,29 @@ void iz_plan_choose_ratio(struct iz_config *c, const struct iz_model *m,
                 return;
         }
     *ratio = 1;
+}
+
+void iz_plan_choose(struct iz_config *c, const struct iz_model *m, int ranks,
+                    int rank, const struct iz_target *t,
+                    const struct iz_limits *limit,
+                    bool (*all)(void *arg, bool ok), void *arg)
+{
+    struct iz_config first = *c;
+    bool open = c->run.sum_order == IZ_SUM_AUTO && ranks > 1;
+    c->run.sum_order = iz_sum_choose(c, t->gpu);
+    choose_ratio(c, m, ranks, rank, t, limit, all, arg);
+    if (!open || c->run.sum_order == IZ_SUM_RANKS_FIRST)
+        return;
+    bool ok = ratio_fits(c, m, ranks, rank, t, limit, false);
+    if (all ? all(arg, ok) : ok)
+        return;
+    struct iz_config local = *c;
+    *c = first;
+    c->run.sum_order = IZ_SUM_RANKS_FIRST;
+    choose_ratio(c, m, ranks, rank, t, limit, all, arg);
+    ok = ratio_fits(c, m, ranks, rank, t, limit, false);
+    if (!(all ? all(arg, ok) : ok))
+        *c = local;
 }
 
 /* ---- the largest model ---- */

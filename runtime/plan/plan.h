@@ -290,12 +290,14 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 FILE *err);
 
 /* Replaces a ratio "auto" by the smallest one, in steps of 0.05, that fits on
- * all ranks; 1 where nothing can be divided or nothing fits.  all(arg, ok) says
- * whether all ranks find it to fit; NULL: this one is alone. */
-void iz_plan_choose_ratio(struct iz_config *c, const struct iz_model *m,
-                          int ranks, int rank, const struct iz_target *t,
-                          const struct iz_limits *limit,
-                          bool (*all)(void *arg, bool ok), void *arg);
+ * all ranks; 1 where nothing can be divided or nothing fits.  Replaces an order
+ * of sums "auto" by the one that is faster if it fits, then by the other if
+ * that does.  all(arg, ok) says whether all ranks find it to fit; NULL: this
+ * one is alone. */
+void iz_plan_choose(struct iz_config *c, const struct iz_model *m, int ranks,
+                    int rank, const struct iz_target *t,
+                    const struct iz_limits *limit,
+                    bool (*all)(void *arg, bool ok), void *arg);
 
 /* Blocks of the largest model of this shape that fits with this config, 0: not
  * one; *params: its parameters. */

@@ -214,8 +214,8 @@ static int make_plan(struct run *r)
         f = iz_plan_check(&r->c, &t, ranks, iz_run_err(r));
     if (f)
         return iz_run_agree(r, f, NULL);
-    iz_plan_choose_ratio(&r->c, r->model, ranks, rank, &t, &r->limit, all_fit,
-                         r->coll);
+    iz_plan_choose(&r->c, r->model, ranks, rank, &t, &r->limit, all_fit,
+                   r->coll);
     int s = iz_run_agree(
         r, iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t),
         "the plan");

@@ -75,7 +75,7 @@ static int prepare(struct simulation *s)
     if (s->c.run.device_memory_limit_bytes)
         limit.device = s->c.run.device_memory_limit_bytes;
     limit.tables &= !s->c.run.device_memory_limit_bytes;
-    iz_plan_choose_ratio(&s->c, s->model, s->ranks, 0, &t, &limit, NULL, NULL);
+    iz_plan_choose(&s->c, s->model, s->ranks, 0, &t, &limit, NULL, NULL);
     r = iz_plan_make(&s->plan, &s->c, s->model, s->ranks, 0, &t);
     return r ? r : iz_plan_fit(&s->plan, &s->c, s->model, &limit, stderr);
 }

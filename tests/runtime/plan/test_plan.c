@@ -152,6 +152,34 @@ static void boundaries_on_the_host_leave_slots(void **state)
     }
 }
 
+/* Local sums if they fit; if nothing fits, what is said is about them. */
+static void an_automatic_order_of_sums_is_one_that_fits(void **state)
+{
+    struct iz_config c = plain(3, IZ_BF16);
+    int64_t need[2] = {0};
+    c.grad_accum = 4;
+    c.run.schedule = IZ_BREADTH_FIRST;
+    for (int k = 0; k < 2; k++) {
+        c.run.sum_order = k ? IZ_SUM_RANKS_FIRST : IZ_SUM_LOCAL_FIRST;
+        make(&p, &c, 2, &target2);
+        need[k] = iz_plan_host_need(&p, &(struct iz_limits){.host = INT64_MAX});
+    }
+    assert_true(need[0] > need[1]);
+    const struct {
+        int64_t host;
+        enum iz_sum_first order;
+    } cases[] = {{need[0], IZ_SUM_LOCAL_FIRST},
+                 {need[0] - 1, IZ_SUM_RANKS_FIRST},
+                 {need[1], IZ_SUM_RANKS_FIRST},
+                 {need[1] - 1, IZ_SUM_LOCAL_FIRST}};
+    for (int i = 0; i < 4; i++) {
+        struct iz_limits l = {.host = cases[i].host};
+        c.run.sum_order = IZ_SUM_AUTO;
+        iz_plan_choose(&c, model, 2, 0, &target2, &l, NULL, NULL);
+        assert_int_equal(c.run.sum_order, cases[i].order);
+    }
+}
+
 /* There is one memory: the same bytes, on its other tier. */
 static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
 {
@@ -256,6 +284,7 @@ int main(void)
         cmocka_unit_test(activations_are_kept_where_they_fit),
         cmocka_unit_test(boundaries_on_the_host_leave_slots),
         cmocka_unit_test(updates_are_early_that_wait_for_no_norm),
+        cmocka_unit_test(an_automatic_order_of_sums_is_one_that_fits),
         cmocka_unit_test(boundaries_of_a_cpu_are_on_the_host_anyway),
         cmocka_unit_test(every_worker_has_a_buffer_for_what_goes_up),
         cmocka_unit_test(a_gpu_has_room_for_libraries),

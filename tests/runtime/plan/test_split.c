@@ -178,7 +178,7 @@ static double chosen(struct iz_config c, struct iz_limits l,
 {
     c.zero.optimizer.ratio = 1;
     c.zero.optimizer.ratio_auto = true;
-    iz_plan_choose_ratio(&c, model, 1, 0, t, &l, NULL, NULL);
+    iz_plan_choose(&c, model, 1, 0, t, &l, NULL, NULL);
     return c.zero.optimizer.ratio;
 }
 
