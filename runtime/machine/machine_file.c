@@ -40,6 +40,7 @@ static const struct field {
     {"fp32_flops_per_s", AT(flops_per_s[IZ_F32]), 0},
     {"bf16_flops_per_s", AT(flops_per_s[IZ_BF16]), 0},
     {"fp16_flops_per_s", AT(flops_per_s[IZ_F16]), 0},
+    {"gpu_fused_flops_per_s", AT(gpu_fused_flops_per_s), OPTIONAL},
     {"up_bytes_per_s", AT(up_bytes_per_s), 0},
     {"down_bytes_per_s", AT(down_bytes_per_s), 0},
     {"peer_bytes_per_s", AT(peer_bytes_per_s), 0},
@@ -153,9 +154,12 @@ static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
                            part,
             .bytes_per_s = (double)m->core_bytes_per_s * part,
             .fused_flops_per_s = (double)m->core_fused_flops_per_s * part};
-    return (struct iz_rate){.flops_per_s = (double)m->flops_per_s[t],
-                            .bytes_per_s = (double)m->gpu_bytes_per_s,
-                            .latency_s = seconds(m->kernel_ns)};
+    return (struct iz_rate){
+        .flops_per_s = (double)m->flops_per_s[t],
+        .bytes_per_s = (double)m->gpu_bytes_per_s,
+        .fused_flops_per_s =
+            (double)(t == IZ_F32 ? 0 : m->gpu_fused_flops_per_s),
+        .latency_s = seconds(m->kernel_ns)};
 }
 
 int iz_machine_target(struct iz_target *t, const struct iz_machine *m,

@@ -25,6 +25,7 @@ struct iz_machine {
     /* Of one GPU; up and down: between it and the host. */
     int gpu_capability;                                 /* 90 for 9.0 */
     int64_t gpu_bytes, gpu_bytes_per_s, flops_per_s[3]; /* by enum iz_dtype */
+    int64_t gpu_fused_flops_per_s; /* as core_fused_flops_per_s, of 16 bits */
     int64_t up_bytes_per_s, down_bytes_per_s;
     int64_t peer_bytes_per_s; /* between GPUs of a node, each way */
     /* Latencies: between dependent tasks, of a kernel, of a copy, of a
