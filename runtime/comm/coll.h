@@ -59,6 +59,18 @@ void iz_coll_close(struct iz_coll **c);
 void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
                         const char *what);
 
+/* The same within groups of n consecutive ranks, n divides their number: the
+ * rank at position i of its group owns bytes [i, i + 1) * shard_bytes.  All
+ * ranks call it. */
+void iz_coll_all_gather_among(struct iz_coll *c, void *full,
+                              int64_t shard_bytes, int n, const char *what);
+
+/* For a copy of all shards in each group of n consecutive ranks: the rank at
+ * position j of a group receives in `out`, in order, those of the size / n
+ * ranks from j * size / n on.  own: this rank's shard, not in `out`. */
+void iz_coll_deal(struct iz_coll *c, void *out, const void *own,
+                  int64_t shard_bytes, int n, const char *what);
+
 /* `full`: size * shard elements of type `wire` (clobbered).  Rank r computes,
  * for each element i of its own shard, sum = ((full_0[i] + full_1[i]) +
  * full_2[i]) + ... in fp32, ranks in order, and then out[i] = accumulate ?

@@ -3,6 +3,7 @@
  * is read.  The others are far: messages.  The sums are our own: MPI fixes no
  * order of summation. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
@@ -61,31 +62,42 @@ static void equal_parts(struct iz_coll *c, int64_t length)
 
 /* ---- all-gather ---- */
 
-/* A far shard comes to each host once, to the rank whose position there is the
- * owner's, modulo their number; the others of the host read it from that rank.
- * True if rank `to` is the one for the shard of `owner`, a rank far from it. */
-static bool brings(const struct iz_coll *c, int to, int owner)
-{
-    const struct iz_coll_state *s = c->state;
-    int ranks = 0;
-    if (!s->near)
-        return true;
-    for (int r = 0; r < c->size; r++)
-        ranks += s->host[r] == s->host[to];
-    return s->index[owner] % ranks == s->index[to];
-}
-
 struct gather {
     struct iz_flight f;
     char *full;
     struct iz_coll_cut cut;
+    int first, end; /* ranks that take part with this one */
 };
 
-static struct iz_coll_cut gather_cut(const struct iz_coll *c)
+static bool takes_part(const struct gather *g, int r)
 {
-    if (c->local_size == c->size)
-        return (struct iz_coll_cut){GATHER_NEAR, 2};
-    return (struct iz_coll_cut){GATHER_FAR, IZ_FLIGHT_PIECES};
+    return r >= g->first && r < g->end;
+}
+
+/* A far shard comes to each host once, to the rank whose position there among
+ * those that take part is the owner's, modulo their number; the others of the
+ * host read it from that rank.  True if rank `to` is the one for the shard of
+ * `owner`, a rank far from it. */
+static bool brings(const struct gather *g, int to, int owner)
+{
+    const struct iz_coll_state *s = g->f.c->state;
+    int ranks = 0, before = 0;
+    if (!s->near)
+        return true;
+    for (int r = g->first; r < g->end; r++) {
+        ranks += s->host[r] == s->host[to];
+        before += r < to && s->host[r] == s->host[to];
+    }
+    return s->index[owner] % ranks == before;
+}
+
+/* For n ranks from `first` on. */
+static struct iz_coll_cut gather_cut(const struct iz_coll *c, int first, int n)
+{
+    for (int r = first; r < first + n; r++)
+        if (iz_coll_host(c, r) != iz_coll_host(c, c->rank))
+            return (struct iz_coll_cut){GATHER_FAR, IZ_FLIGHT_PIECES};
+    return (struct iz_coll_cut){GATHER_NEAR, 2};
 }
 
 static void gather_post(struct gather *g, int64_t k)
@@ -97,10 +109,11 @@ static void gather_post(struct gather *g, int64_t k)
     for (int i = 1; i < c->size; i++) {
         int from = peer_from(c, i), to = peer_to(c, i);
         int64_t bytes = piece_bytes(c, from, at, g->cut);
-        if (bytes && !iz_is_near(c, from) && brings(c, c->rank, from))
+        if (bytes && !iz_is_near(c, from) && brings(g, c->rank, from))
             iz_flight_recv(&g->f, group, g->full + c->first[from] + at, bytes,
                            from);
-        if (own && !iz_is_near(c, to) && brings(c, to, c->rank))
+        if (own && takes_part(g, to) && !iz_is_near(c, to) &&
+            brings(g, to, c->rank))
             iz_flight_send(&g->f, group, g->full + c->first[c->rank] + at, own,
                            to);
     }
@@ -112,10 +125,11 @@ static void gather_near(struct gather *g, int64_t k, bool brought)
     struct iz_coll *c = g->f.c;
     for (int i = 1; i < c->size; i++) {
         int r = peer_from(c, i);
-        for (int owner = 0; iz_is_near(c, r) && owner < c->size; owner++) {
+        bool reads = takes_part(g, r) && iz_is_near(c, r);
+        for (int owner = g->first; reads && owner < g->end; owner++) {
             int64_t bytes = piece_bytes(c, owner, k * g->cut.bytes, g->cut);
             int64_t at = c->first[owner] + k * g->cut.bytes;
-            bool has = brought ? !iz_is_near(c, owner) && brings(c, r, owner)
+            bool has = brought ? !iz_is_near(c, owner) && brings(g, r, owner)
                                : owner == r;
             if (has && bytes)
                 iz_near_read(c, r, g->full + at, at, bytes, brought ? k + 1 : 0,
@@ -124,16 +138,21 @@ static void gather_near(struct gather *g, int64_t k, bool brought)
     }
 }
 
-void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
+/* Among n ranks from `first` on; the parts of others are empty. */
+static void gather_parts(struct iz_coll *c, void *full, int first, int n,
+                         const char *what)
 {
-    struct gather g = {
-        .f = {.c = c, .what = what}, .full = full, .cut = gather_cut(c)};
+    struct gather g = {.f = {.c = c, .what = what},
+                       .full = full,
+                       .cut = gather_cut(c, first, n),
+                       .first = first,
+                       .end = first + n};
     int64_t pieces = count_pieces(longest_part(c), g.cut);
     int64_t all = c->first[c->size] - c->first[0], own = part(c, c->rank);
     iz_coll_begin(c, IZ_COLL_ALL_GATHER, all / c->size, what);
-    if (pieces == 0 || c->size == 1)
+    if (pieces == 0 || n == 1)
         return;
-    iz_coll_count(c, own * (c->size - 1), all - own);
+    iz_coll_count(c, own * (n - 1), all - own);
     iz_near_enter(c, full);
     for (int64_t k = 0; k < pieces + g.cut.in_flight; k++) {
         int64_t done = k - g.cut.in_flight;
@@ -150,11 +169,96 @@ void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
     iz_near_leave(c, what);
 }
 
+void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
+{
+    gather_parts(c, full, 0, c->size, what);
+}
+
 void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
                         const char *what)
 {
-    equal_parts(c, shard_bytes);
-    iz_coll_all_gather_parts(c, full, what);
+    iz_coll_all_gather_among(c, full, shard_bytes, c->size, what);
+}
+
+void iz_coll_all_gather_among(struct iz_coll *c, void *full,
+                              int64_t shard_bytes, int n, const char *what)
+{
+    int first = c->rank - c->rank % n;
+    for (int r = 0; r <= c->size; r++)
+        c->first[r] = (r < first       ? 0
+                       : r > first + n ? n
+                                       : r - first) *
+                      shard_bytes;
+    gather_parts(c, full, first, n, what);
+}
+
+/* ---- shards for a copy in each group ---- */
+
+struct deal {
+    struct iz_flight f;
+    const char *own;
+    char *out;
+    int64_t bytes; /* of a shard */
+    int n;
+    struct iz_coll_cut cut;
+};
+
+static bool takes_shard(const struct deal *d, int to, int owner)
+{
+    return owner / (d->f.c->size / d->n) == to % d->n;
+}
+
+static char *place_of(const struct deal *d, int owner)
+{
+    return d->out + owner % (d->f.c->size / d->n) * d->bytes;
+}
+
+static void deal_piece(struct deal *d, int64_t k, bool near)
+{
+    struct iz_coll *c = d->f.c;
+    int group = (int)(k % d->cut.in_flight);
+    int64_t at = k * d->cut.bytes, bytes = min64(d->cut.bytes, d->bytes - at);
+    for (int i = 1; i < c->size; i++) {
+        int from = peer_from(c, i), to = peer_to(c, i);
+        bool mine = takes_shard(d, c->rank, from);
+        if (mine && near && iz_is_near(c, from))
+            iz_near_read(c, from, place_of(d, from) + at, at, bytes, 0,
+                         d->f.what);
+        if (mine && !near && !iz_is_near(c, from))
+            iz_flight_recv(&d->f, group, place_of(d, from) + at, bytes, from);
+        if (!near && takes_shard(d, to, c->rank) && !iz_is_near(c, to))
+            iz_flight_send(&d->f, group, d->own + at, bytes, to);
+    }
+}
+
+void iz_coll_deal(struct iz_coll *c, void *out, const void *own,
+                  int64_t shard_bytes, int n, const char *what)
+{
+    struct deal d = {.f = {.c = c, .what = what},
+                     .own = own,
+                     .out = out,
+                     .bytes = shard_bytes,
+                     .n = n,
+                     .cut = gather_cut(c, 0, c->size)};
+    int64_t pieces = count_pieces(shard_bytes, d.cut);
+    bool self = takes_shard(&d, c->rank, c->rank);
+    int64_t moved = (c->size / n - self) * shard_bytes;
+    iz_coll_begin(c, IZ_COLL_DEAL, shard_bytes, what);
+    if (pieces == 0)
+        return;
+    if (self)
+        memcpy(place_of(&d, c->rank), own, (size_t)shard_bytes);
+    iz_coll_count(c, moved, moved);
+    iz_near_enter(c, own);
+    for (int64_t k = 0; k < pieces + d.cut.in_flight; k++) {
+        if (k >= d.cut.in_flight)
+            iz_flight_wait(&d.f, (int)(k % d.cut.in_flight));
+        if (k < pieces) {
+            deal_piece(&d, k, false);
+            deal_piece(&d, k, true);
+        }
+    }
+    iz_near_leave(c, what);
 }
 
 /* ---- reduce-scatter ---- */

@@ -26,6 +26,7 @@ void iz_gone_close(struct iz_coll *c);
 enum iz_coll_kind {
     IZ_COLL_ALL_GATHER,
     IZ_COLL_REDUCE_SCATTER,
+    IZ_COLL_DEAL,
     IZ_COLL_DOUBLES,
     IZ_COLL_BARRIER,
     IZ_COLL_BROADCAST,

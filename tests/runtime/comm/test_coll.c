@@ -89,6 +89,43 @@ static void all_gather_gives_all_shards_to_all(void **state)
         check_gather(shards[k]);
 }
 
+/* A copy in each group, and a unit gathered from it: all shards in order. */
+static void check_copy(int64_t shard, int n)
+{
+    int share = coll->size / n, at = coll->rank % n;
+    int64_t all = shard * coll->size, part = shard * share, wrong = 0;
+    int64_t sent = coll->sent_bytes, received = coll->received_bytes;
+    int64_t moved = (share - (coll->rank / share == at)) * shard;
+    unsigned char *own = take(shard), *full = take(all);
+    memset(full, 0x5a, (size_t)all + 1);
+    for (int64_t i = 0; i < shard; i++)
+        own[i] = byte_of(0, coll->rank * shard + i);
+    iz_coll_deal(coll, full + at * part, own, shard, n, "copy");
+    assert_int_equal(coll->sent_bytes - sent, moved);
+    assert_int_equal(coll->received_bytes - received, moved);
+    for (int64_t i = 0; i < all; i++)
+        wrong +=
+            full[i] != (i / (part ? part : 1) == at ? byte_of(0, i) : 0x5a);
+    assert_int_equal(wrong, 0);
+    sent = coll->sent_bytes;
+    iz_coll_all_gather_among(coll, full, part, n, "gather");
+    for (int64_t i = 0; i < all; i++)
+        wrong += full[i] != byte_of(0, i);
+    assert_int_equal(wrong, 0);
+    assert_int_equal(full[all], 0x5a);
+    assert_int_equal(coll->sent_bytes - sent, (n - 1) * part);
+    free(own);
+    free(full);
+}
+
+static void groups_have_copies_of_all_shards(void **state)
+{
+    static const int64_t shards[] = {0, 1, 7, 4096, 1000003, 4194305};
+    for (int n = 1; n <= coll->size; n++)
+        for (int k = 0; k < 6 && coll->size % n == 0; k++)
+            check_copy(shards[k], n);
+}
+
 static float rounded(float x, enum iz_dtype t)
 {
     uint16_t y;
@@ -409,6 +446,7 @@ static void moves_between_hosts(void **state)
         all_gather_gives_all_shards_to_all(NULL);
         assert_int_equal(coll->size % iz_coll_host_group(coll), 0);
         assert_int_equal(cut % iz_coll_host_group(coll), 0);
+        groups_have_copies_of_all_shards(NULL);
         reduce_scatter_of_any_length(NULL);
         parts_may_have_different_lengths(NULL);
         groups_are_added_first(NULL);
@@ -453,6 +491,7 @@ static int check_all(void)
 {
     const struct CMUnitTest moves[] = {
         cmocka_unit_test(all_gather_gives_all_shards_to_all),
+        cmocka_unit_test(groups_have_copies_of_all_shards),
         cmocka_unit_test(reduce_scatter_is_the_serial_sum),
         cmocka_unit_test(reduce_scatter_of_any_length),
         cmocka_unit_test(parts_may_have_different_lengths),
