@@ -217,7 +217,8 @@ static const struct iz_rate plausible[IZ_RATES] = {
     [IZ_ON_COMPUTE] = {400e12, 3e12, 5e-6}, [IZ_ON_HOST] = {50e9, 10e9, 1e-6},
     [IZ_ON_COMM] = {0, 10e9, 10e-6},        [IZ_ON_UP] = {0, 25e9, 10e-6},
     [IZ_ON_DOWN] = {0, 25e9, 10e-6},        [IZ_ON_IO] = {0, 2e9, 50e-6},
-    [IZ_RATE_GATHER] = {0, 10e9, 10e-6},
+    [IZ_RATE_GATHER] = {0, 10e9, 10e-6},    [IZ_RATE_GROUP] = {0, 10e9, 10e-6},
+    [IZ_RATE_COPY] = {0, 10e9, 10e-6},
 };
 
 void iz_set_rates(struct iz_graph *g)
@@ -252,8 +253,7 @@ static double cost_us(struct starpu_task *task,
                       struct starpu_perfmodel_arch *arch, unsigned impl)
 {
     struct head *h = task->cl_arg;
-    const struct iz_rate *r =
-        &h->g->config.rate[h->gathers ? IZ_RATE_GATHER : (int)h->where];
+    const struct iz_rate *r = &h->g->config.rate[h->rate];
     double compute = r->flops_per_s > 0 ? h->flops / r->flops_per_s : 0;
     double memory = h->bytes / worker_bytes_per_s(h, task, r);
     double squares = r->squares_per_s > 0 ? h->squares / r->squares_per_s : 0;

@@ -73,8 +73,7 @@ struct head {
     void (*run)(struct iz_exec *x, void **buf, const void *arg);
     double flops, bytes, squares, seconds;
     enum iz_kind kind;
-    enum iz_where where;
-    bool gathers;
+    enum iz_where where, rate;
     int unit, step;
     bool ends_step, counted; /* in g->busy */
     int64_t number;          /* of those submitted */

@@ -72,7 +72,7 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
                        .seconds = t->seconds,
                        .kind = t->kind,
                        .where = t->where,
-                       .gathers = t->gathers,
+                       .rate = t->rate ? t->rate : t->where,
                        .unit = t->unit,
                        .step = t->step,
                        .number = g->submitted,

@@ -60,9 +60,12 @@ enum iz_where {
     IZ_ON_DOWN, /* copies to the host */
     IZ_ON_IO,   /* disk: workers that sleep in the kernel */
     IZ_WORKER_KINDS,
-    /* The comm worker's rate for an all-gather.  Data for several ranks of one
-     * host cross the network once. */
+    /* The comm worker's rates for an all-gather, of which data for several
+     * ranks of one host cross the network once; for one within a group of
+     * ranks; and for what brings a group its copy of all parameters. */
     IZ_RATE_GATHER = IZ_WORKER_KINDS,
+    IZ_RATE_GROUP,
+    IZ_RATE_COPY,
     IZ_RATES
 };
 
@@ -91,10 +94,10 @@ struct iz_task {
     int urgency;         /* added to the kind's priority */
     double flops, bytes; /* for the scheduler's cost and the trace */
     double squares;      /* elements that it squares while it has them */
-    bool gathers; /* on the comm worker: what it receives, all ranks receive */
-    double seconds; /* if known: what it costs */
-    int unit, step; /* what the trace and the messages call it */
-    bool ends_step; /* its end is marked in the trace */
+    enum iz_where rate;  /* of a collective, IZ_RATE_...; else 0 */
+    double seconds;      /* if known: what it costs */
+    int unit, step;      /* what the trace and the messages call it */
+    bool ends_step;      /* its end is marked in the trace */
 };
 
 /* The tag of a task in StarPU's trace: its kind, its workers' kind, its unit

@@ -26,7 +26,8 @@ struct iz_coll {
     _Atomic(const char *) phase; /* in which disks are used, for messages; NULL:
                                     none.  Set by the owner. */
     int64_t sent_bytes, received_bytes; /* payload counted by the collectives */
-    /* Sent to ranks of other hosts by gathers and sums, but NCCL's gathers. */
+    /* Sent to ranks of other hosts by gathers, sums and copies, but NCCL's
+     * gathers among all ranks. */
     int64_t far_bytes;
     uint64_t order_hash; /* of all collectives started: kind, bytes, name */
     /* [size + 1]: where each rank's part starts.  The caller of a collective
@@ -112,9 +113,10 @@ bool iz_coll_hear_order(const struct iz_coll *c, const double *all, int per,
  * -EPROTO with the differing ranks printed. */
 int iz_coll_check_order(struct iz_coll *c);
 
-/* Counts, and adds to order_hash, a collective that another library does. */
-void iz_coll_note(struct iz_coll *c, const char *what, int64_t sent_bytes,
-                  int64_t received_bytes);
+/* Counts, and adds to order_hash, a collective that another library does.
+ * bytes: the same on all ranks. */
+void iz_coll_note(struct iz_coll *c, const char *what, int64_t bytes,
+                  int64_t sent_bytes, int64_t received_bytes);
 
 /* Collectives of GPU memory, through NCCL or through the host's collectives.
  * The caller passes the exec of the comm worker; the operation is complete when
@@ -135,11 +137,15 @@ int iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g);
 int iz_coll_gpu_connect(struct iz_coll *c);
 void iz_coll_gpu_close(struct iz_coll *c);
 
-/* Like iz_coll_all_gather with `full` on the GPU.  `shard` is this rank's part;
- * it may be anywhere, not only at its place in `full`. */
+/* Like iz_coll_all_gather_among with `full` on the GPU.  `shard` is this rank's
+ * part; it may be anywhere, not only at its place in `full`. */
 void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
-                            const void *shard, int64_t shard_bytes,
+                            const void *shard, int64_t shard_bytes, int n,
                             const char *what);
+/* Like iz_coll_deal with `out` and `own` on the GPU. */
+void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
+                      const void *own, int64_t shard_bytes, int n,
+                      const char *what);
 /* Like iz_coll_reduce_scatter with `full` on the GPU, and `out` there too or on
  * the host; the same bits. */
 struct iz_coll_gpu_sum {

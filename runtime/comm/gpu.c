@@ -33,7 +33,8 @@ static void exchange_once(struct iz_coll *c)
     void *stream = iz_device_stream_open();
     if (!stream)
         iz_die("the others wait for the first exchange");
-    iz_nccl_all_gather(g->comm, stream, g->buffer, part, "the first one");
+    iz_nccl_all_gather(g->comm, stream, g->buffer, part, c->size,
+                       "the first one");
     iz_nccl_exchange(g->comm, stream, g->buffer + c->size * part, g->buffer,
                      part,
                      &(struct iz_nccl_team){
@@ -62,30 +63,56 @@ void iz_coll_gpu_close(struct iz_coll *c)
     c->gpu = NULL;
 }
 
-static void note(struct iz_coll *c, const char *what, int64_t shard_bytes)
+/* Every rank gives so many others as much as it gets from them. */
+static void note(struct iz_coll *c, const char *what, int64_t shard_bytes,
+                 int others)
 {
-    int64_t bytes = shard_bytes * (c->size - 1);
-    iz_coll_note(c, what, bytes, bytes);
+    int64_t moved = shard_bytes * others;
+    iz_coll_note(c, what, shard_bytes, moved, moved);
 }
 
 void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
-                            const void *shard, int64_t shard_bytes,
+                            const void *shard, int64_t shard_bytes, int n,
                             const char *what)
 {
     struct iz_coll_gpu *g = c->gpu;
-    int64_t at = c->rank * shard_bytes;
+    int64_t at = c->rank % n * shard_bytes;
     char *mine = (g->nccl ? (char *)full : g->buffer) + at;
     if (mine != shard)
         iz_buffer_copy(x, mine, shard, shard_bytes);
     if (g->nccl) {
-        note(c, what, shard_bytes);
-        iz_nccl_all_gather(g->comm, x->stream, full, shard_bytes, what);
+        note(c, what, shard_bytes, n - 1);
+        iz_nccl_all_gather(g->comm, x->stream, full, shard_bytes, n, what);
         return;
     }
-    assert(shard_bytes * c->size <= g->buffer_bytes);
+    assert(shard_bytes * n <= g->buffer_bytes);
     iz_device_wait(x->stream);
-    iz_coll_all_gather(c, g->buffer, shard_bytes, what);
-    iz_buffer_copy(x, full, g->buffer, shard_bytes * c->size);
+    iz_coll_all_gather_among(c, g->buffer, shard_bytes, n, what);
+    iz_buffer_copy(x, full, g->buffer, shard_bytes * n);
+}
+
+/* Through the host: the shard comes down behind what it is dealt into. */
+void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
+                      const void *own, int64_t shard_bytes, int n,
+                      const char *what)
+{
+    struct iz_coll_gpu *g = c->gpu;
+    int share = c->size / n;
+    bool self = c->rank / share == c->rank % n;
+    char *shard = g->buffer + share * shard_bytes;
+    if (g->nccl) {
+        if (self)
+            iz_buffer_copy(x, (char *)out + c->rank % share * shard_bytes, own,
+                           shard_bytes);
+        note(c, what, shard_bytes, share - self);
+        iz_nccl_deal(g->comm, x->stream, out, own, shard_bytes, n, what);
+        return;
+    }
+    assert(shard_bytes * (share + 1) <= g->buffer_bytes);
+    iz_buffer_copy(x, shard, own, shard_bytes);
+    iz_device_wait(x->stream);
+    iz_coll_deal(c, g->buffer, shard, shard_bytes, n, what);
+    iz_buffer_copy(x, out, g->buffer, shard_bytes * share);
 }
 
 static struct iz_exec on_gpu(const struct iz_exec *x)
@@ -140,7 +167,7 @@ static void reduce_nccl(struct iz_coll *c, struct iz_exec *x,
     assert(c->size <= IZ_SUM_INPUTS_MAX &&
            bytes * c->size <= c->gpu->buffer_bytes);
     assert(!r->norm2 && (r->out_on_gpu || !r->accumulate));
-    note(c, r->what, bytes);
+    note(c, r->what, bytes, c->size - 1);
     exchange_parts(c, x, r, &in);
     for (int j = 0; groups > 1 && j < groups; j++)
         add_parts(c, &y, r, j * g, g, 0, r->shard,

@@ -161,13 +161,62 @@ void iz_nccl_close(struct iz_nccl **n)
 
 /* ---- collectives -------------------------------------------------------- */
 
-void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
-                        int64_t shard_bytes, const char *what)
+/* Between ncclGroupStart and ncclGroupEnd. */
+static void send_to(struct iz_nccl *n, void *stream, const void *p,
+                    int64_t bytes, int rank)
 {
-    const char *mine = (char *)full + n->coll->rank * shard_bytes;
+    const struct iz_coll *c = n->coll;
+    if (iz_coll_host(c, rank) != iz_coll_host(c, c->rank))
+        n->coll->far_bytes += bytes;
+    comm_nccl_check(
+        n, ncclSend(p, (size_t)bytes, ncclUint8, rank, n->comm, stream));
+}
+
+static void recv_from(struct iz_nccl *n, void *stream, void *p, int64_t bytes,
+                      int rank)
+{
+    comm_nccl_check(
+        n, ncclRecv(p, (size_t)bytes, ncclUint8, rank, n->comm, stream));
+}
+
+/* A group has no communicator of its own, which would take memory. */
+void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
+                        int64_t shard_bytes, int ranks, const char *what)
+{
+    int at = n->coll->rank % ranks, first = n->coll->rank - at;
+    char *mine = (char *)full + at * shard_bytes;
     begin(n, "all-gather", what);
-    comm_nccl_check(n, ncclAllGather(mine, full, (size_t)shard_bytes, ncclUint8,
-                                     n->comm, stream));
+    if (ranks == n->coll->size) {
+        comm_nccl_check(n, ncclAllGather(mine, full, (size_t)shard_bytes,
+                                         ncclUint8, n->comm, stream));
+    } else {
+        comm_nccl_check(n, ncclGroupStart());
+        for (int k = 1; k < ranks; k++) {
+            int to = (at + k) % ranks, from = (at + ranks - k) % ranks;
+            send_to(n, stream, mine, shard_bytes, first + to);
+            recv_from(n, stream, (char *)full + from * shard_bytes, shard_bytes,
+                      first + from);
+        }
+        comm_nccl_check(n, ncclGroupEnd());
+    }
+    wait_done(n, stream);
+}
+
+void iz_nccl_deal(struct iz_nccl *n, void *stream, void *out, const void *own,
+                  int64_t shard_bytes, int ranks, const char *what)
+{
+    int self = n->coll->rank, size = n->coll->size, share = size / ranks;
+    begin(n, "copy", what);
+    comm_nccl_check(n, ncclGroupStart());
+    for (int k = 1; k < size; k++) {
+        int to = (self + k) % size, from = (self + size - k) % size;
+        if (to % ranks == self / share)
+            send_to(n, stream, own, shard_bytes, to);
+        if (self % ranks == from / share)
+            recv_from(n, stream, (char *)out + from % share * shard_bytes,
+                      shard_bytes, from);
+    }
+    comm_nccl_check(n, ncclGroupEnd());
     wait_done(n, stream);
 }
 
@@ -175,7 +224,6 @@ void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
                       const void *full, int64_t part_bytes,
                       const struct iz_nccl_team *t, const char *what)
 {
-    size_t bytes = (size_t)part_bytes;
     begin(n, "reduce-scatter", what);
     comm_nccl_check(n, ncclGroupStart());
     for (int k = 1; k < t->n; k++)
@@ -183,16 +231,10 @@ void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
             int to = (t->self + k) % t->n, from = (t->self + t->n - k) % t->n;
             int rank = t->first + to * t->step;
             int64_t part = t->part + to * t->step + j * t->apart;
-            if (iz_coll_host(n->coll, rank) !=
-                iz_coll_host(n->coll, n->coll->rank))
-                n->coll->far_bytes += part_bytes;
-            comm_nccl_check(n,
-                            ncclSend((const char *)full + part * part_bytes,
-                                     bytes, ncclUint8, rank, n->comm, stream));
-            comm_nccl_check(
-                n, ncclRecv((char *)in + (j * t->n + from) * part_bytes, bytes,
-                            ncclUint8, t->first + from * t->step, n->comm,
-                            stream));
+            send_to(n, stream, (const char *)full + part * part_bytes,
+                    part_bytes, rank);
+            recv_from(n, stream, (char *)in + (j * t->n + from) * part_bytes,
+                      part_bytes, t->first + from * t->step);
         }
     comm_nccl_check(n, ncclGroupEnd());
     wait_done(n, stream);

@@ -24,7 +24,13 @@ void iz_nccl_close(struct iz_nccl **n)
 }
 
 void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
-                        int64_t shard_bytes, const char *what)
+                        int64_t shard_bytes, int ranks, const char *what)
+{
+    iz_die("%s: built without NCCL", what);
+}
+
+void iz_nccl_deal(struct iz_nccl *n, void *stream, void *out, const void *own,
+                  int64_t shard_bytes, int ranks, const char *what)
 {
     iz_die("%s: built without NCCL", what);
 }

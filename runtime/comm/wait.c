@@ -218,9 +218,9 @@ void iz_coll_count(struct iz_coll *c, int64_t to_others, int64_t from_others)
     c->received_bytes += from_others;
 }
 
-void iz_coll_note(struct iz_coll *c, const char *what, int64_t sent_bytes,
-                  int64_t received_bytes)
+void iz_coll_note(struct iz_coll *c, const char *what, int64_t bytes,
+                  int64_t sent_bytes, int64_t received_bytes)
 {
-    iz_coll_begin(c, IZ_COLL_NOTE, sent_bytes, what);
+    iz_coll_begin(c, IZ_COLL_NOTE, bytes, what);
     iz_coll_count(c, sent_bytes, received_bytes);
 }

@@ -262,6 +262,27 @@ static void check_ratio(struct iz_config_file *file, struct iz_faults *f)
                  ratio);
 }
 
+static void check_copies(struct iz_config_file *file, struct iz_faults *f)
+{
+    const struct iz_zero_config *z = &file->c.zero;
+    static const char key[] = "zero_optimization.zero_hpz_partition_size";
+    if (z->hpz_partition <= 1 ||
+        is_bad(file, "zero_optimization.stage|"
+                     "zero_optimization.offload_param.device"))
+        return;
+    if (z->stage != 3)
+        iz_fault(f, key,
+                 "%d needs zero_optimization.stage 3, found %d: there every "
+                 "rank has all parameters anyway",
+                 z->hpz_partition, z->stage);
+    else if (z->param.home == IZ_HOME_NVME)
+        iz_fault(f, key,
+                 "%d needs offload_param.device none or cpu, found nvme: a "
+                 "copy in memory is larger than the shards that memory has no "
+                 "room for",
+                 z->hpz_partition);
+}
+
 static void check_zero(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_zero_config *z = &file->c.zero;
@@ -274,6 +295,7 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
                  "needs zero_optimization.stage 1, 2 or 3, found 0");
     check_offload(file, f, "offload_optimizer", &z->optimizer);
     check_offload(file, f, "offload_param", &z->param);
+    check_copies(file, f);
     if (z->optimizer.ratio < 1)
         check_ratio(file, f);
     file->c.zero.optimizer.ratio_auto =

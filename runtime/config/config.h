@@ -69,7 +69,9 @@ struct iz_zero_config {
     int stage;
     struct iz_offload_config optimizer, param;
     int64_t sub_group_size; /* elements per optimizer chunk */
-    bool overlap_comm;      /* false: collectives do not run beside compute */
+    int hpz_partition; /* consecutive ranks that have a copy of the parameters'
+                          shards among them; 1: there are no copies */
+    bool overlap_comm; /* false: collectives do not run beside compute */
     int64_t prefetch_bucket_size; /* elements fetched ahead; sets the ring */
     int64_t max_live_parameters;  /* elements; upper bound of the ring */
     int64_t max_reuse_distance; /* elements; 0: a slot is never reused within a

@@ -178,6 +178,13 @@ const struct iz_key iz_config_keys[] = {
            COUNT_MAX, "1000000000",
            "Elements of one chunk of optimizer states: one adam task. A chunk "
            "never spans two units. 0: the default."),
+    NUMBER("zero_optimization.zero_hpz_partition_size", INT,
+           c.zero.hpz_partition, 1, 65536, "1",
+           "So many consecutive ranks, best those of a host, have a copy of "
+           "all parameters among them, and a unit is gathered from it without "
+           "leaving them. The copy is renewed after every update. Needs stage "
+           "3 and parameters not on nvme, and must divide the number of "
+           "ranks; 1: no copies, and so are all ranks."),
     BOOL("zero_optimization.overlap_comm", c.zero.overlap_comm, "true",
          "Collectives run beside compute. DeepSpeed's default is true only "
          "for stage 3; the losses are the same bit for bit."),

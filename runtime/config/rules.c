@@ -66,6 +66,9 @@ static const char *update_refusal(const struct iz_param *p,
     if (gpu)
         return "the kernels of a GPU read and update whole tables: use "
                "run.device: cpu, or sparse: false";
+    if (c->zero.hpz_partition > 1)
+        return "zero_optimization.zero_hpz_partition_size copies whole "
+               "shards, and a step touches a few rows: set it to 1";
     if (c->run.state_dtype == IZ_MOMENT_FP8 && p->cols % IZ_MOMENT_BLOCK)
         return "run.state_dtype: fp8 shares an exponent among 64 numbers, and "
                "its rows are no multiple of 64, so rows that no sample reads "

@@ -38,6 +38,8 @@ struct iz_unit_memory {
     struct iz_segment *segment; /* of parameters that are updated alike */
     void *param;                /* full or shard; NULL when on disk */
     starpu_data_handle_t param_handle;
+    starpu_data_handle_t copy_handle; /* of a group's copy; NULL: none */
+    int64_t copied; /* version that it is of; -1: of none, frozen or not */
     /* Accumulators: of its own unit and of the tied use. */
     starpu_data_handle_t grad_handle[2];
     /* Of the elements behind the host's, where the GPU has them; and the

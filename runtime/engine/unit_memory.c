@@ -80,6 +80,16 @@ static int open_params(struct iz_engine *e, struct iz_unit_memory *g, int u)
     return register_pieces(e, g, u);
 }
 
+static int open_copy(struct iz_engine *e, struct iz_unit_memory *g, int u)
+{
+    int64_t n = iz_plan_copied(&e->plan, g->plan);
+    g->copied = -1;
+    return n && !iz_handle_take(e, &g->copy_handle, IZ_DATUM_COPY, u,
+                                n * iz_dtype_bytes(e->plan.param_type))
+               ? -ENOMEM
+               : 0;
+}
+
 static int open_states(struct iz_engine *e, struct iz_unit_memory *g, int u)
 {
     for (int i = 0; i < g->plan->chunks; i++) {
@@ -176,6 +186,8 @@ static int open_unit(struct iz_engine *e, int u)
     int r = open_layout(e, g, u);
     if (!r)
         r = open_params(e, g, u);
+    if (!r)
+        r = open_copy(e, g, u);
     if (!r)
         r = open_states(e, g, u);
     return r ? r : open_grads(e, g, u);

@@ -235,27 +235,43 @@ static double sum_rate(const struct iz_machine *m, const struct iz_plan *p)
     double s =
         sum_level(m, p->ranks, peers * groups, (g - 1 - peers) * groups) +
         sum_level(m, p->ranks, beside, groups - 1 - beside);
-    return s > 0 ? (p->ranks - 1) / s : 0;
+    return s > 0 ? (p->ranks - 1) / s : (double)m->peer_bytes_per_s;
 }
 
-/* Collectives among all ranks: each of the N - 1 messages starts anew.  In a
- * sum every rank receives bytes of its own.  In an all-gather the ranks of a
- * node receive the same ones: a ring that passes all ranks of a node before it
+/* Bytes per second in an all-gather among n ranks, of which those of a node
+ * receive the same bytes: a ring that passes all ranks of a node before it
  * leaves it crosses the node's link once. */
-static struct iz_rate network(const struct iz_machine *m,
-                              const struct iz_plan *p, bool gathers)
+static double gather_rate(const struct iz_machine *m, const struct iz_plan *p,
+                          int n)
 {
     int near = iz_machine_ranks(m, p->ranks);
-    double peer = (double)m->peer_bytes_per_s, bytes = peer;
-    if (gathers && p->ranks > near)
-        bytes = (double)m->node_bytes_per_s;
-    if (gathers && near > 1 && bytes > peer)
-        bytes = peer;
-    if (!gathers && p->ranks > 1)
-        bytes = sum_rate(m, p);
-    return (struct iz_rate){.bytes_per_s = bytes,
-                            .latency_s =
-                                seconds(m->message_ns) * (p->ranks - 1)};
+    double peer = (double)m->peer_bytes_per_s;
+    double node = (double)m->node_bytes_per_s;
+    if (near % n == 0)
+        return peer; /* no group is on two nodes */
+    return near > 1 ? fmin(node, peer) : node;
+}
+
+/* Bytes per second of the shards that a rank receives for its group's copy: of
+ * all that the ranks of a node receive one part in ranks / near is there, and
+ * the others share its link. */
+static double copy_rate(const struct iz_machine *m, const struct iz_plan *p)
+{
+    int near = iz_machine_ranks(m, p->ranks);
+    double peer = (double)m->peer_bytes_per_s;
+    double link = (double)m->node_bytes_per_s / near;
+    if (p->ranks <= near)
+        return peer;
+    link *= (double)p->ranks / (p->ranks - near);
+    return near > 1 ? fmin(link, peer) : link;
+}
+
+/* A collective with so many messages, each of which starts anew. */
+static struct iz_rate network(const struct iz_machine *m, double bytes_per_s,
+                              int messages)
+{
+    return (struct iz_rate){.bytes_per_s = bytes_per_s,
+                            .latency_s = seconds(m->message_ns) * messages};
 }
 
 /* A worker of the host has what its core gets of the memory, and all busy ones
@@ -274,8 +290,11 @@ void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
                          .all_bytes_per_s = host / ranks};
     rate[IZ_ON_COMPUTE] = p->target.compute;
     rate[IZ_ON_COMPUTE].latency_s = p->target.gpu ? seconds(m->launch_ns) : 0;
-    rate[IZ_ON_COMM] = network(m, p, false);
-    rate[IZ_RATE_GATHER] = network(m, p, true);
+    int others = p->ranks - 1, group = p->zero.group;
+    rate[IZ_ON_COMM] = network(m, sum_rate(m, p), others);
+    rate[IZ_RATE_GATHER] = network(m, gather_rate(m, p, p->ranks), others);
+    rate[IZ_RATE_GROUP] = network(m, gather_rate(m, p, group), group - 1);
+    rate[IZ_RATE_COPY] = network(m, copy_rate(m, p), p->ranks / group);
     rate[IZ_ON_UP] = (struct iz_rate){.bytes_per_s = (double)m->up_bytes_per_s,
                                       .latency_s = seconds(m->copy_ns)};
     rate[IZ_ON_DOWN] =

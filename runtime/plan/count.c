@@ -47,6 +47,8 @@ static void count_units(struct iz_plan *p)
         bool file = p->zero.param_home == IZ_HOME_NVME;
         b[iz_plan_tier(p->zero.param_home)][IZ_MEM_PARAM] +=
             (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
+        b[iz_plan_tier(p->zero.param_home)][IZ_MEM_COPY] +=
+            iz_plan_copied(p, g) * param;
         int64_t apart = iz_plan_grads_apart(p, g) * grad;
         b[grad_tier][IZ_MEM_GRAD] += (grads - apart) * below;
         b[IZ_TIER_DEVICE][IZ_MEM_GRAD] += apart * accumulators;
@@ -291,6 +293,13 @@ int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g)
                                : g->shard + g->frozen.shard;
 }
 
+int64_t iz_plan_copied(const struct iz_plan *p, const struct iz_plan_unit *g)
+{
+    return p->zero.group < p->ranks
+               ? (g->padded + g->frozen.padded) / p->zero.group
+               : 0;
+}
+
 int64_t iz_plan_sent(const struct iz_plan_unit *g)
 {
     return g->rows ? g->packed : g->padded;
@@ -368,6 +377,6 @@ int64_t iz_plan_buffers(const struct iz_plan *p)
     for (int i = 0; i < p->n_rings; i++)
         n += p->ring[i].params + p->ring[i].grads + p->ring[i].sums;
     for (int u = 0; u < p->n_units; u++)
-        n += 8 + p->unit[u].chunks;
+        n += 9 + p->unit[u].chunks;
     return n;
 }

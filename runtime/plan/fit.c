@@ -73,6 +73,7 @@ enum change {
     RANKS_FIRST,
     DEPTH_FIRST,
     SMALL_RING,
+    NO_COPIES,
     WIDE_PRODUCTS,
     SMALL_MICRO_BATCH,
     STAGE_THREE,
@@ -101,6 +102,7 @@ static const struct {
     [RANKS_FIRST] = {"run.sum_order=ranks_first", false},
     [DEPTH_FIRST] = {"run.schedule=depth_first", false},
     [SMALL_RING] = {"run.ring=2", false},
+    [NO_COPIES] = {"zero_optimization.zero_hpz_partition_size=1", false},
     [WIDE_PRODUCTS] = {"run.cpu_products=fp32", false},
     [SMALL_MICRO_BATCH] = {"train_micro_batch_size_per_gpu=1 and "
                            "gradient_accumulation_steps=",
@@ -162,6 +164,9 @@ static bool apply(enum change i, struct iz_config *c, bool gpu)
     case SMALL_RING:
         c->run.ring = 2;
         return was.run.ring != 2;
+    case NO_COPIES:
+        c->zero.hpz_partition = 1;
+        return was.zero.hpz_partition > 1;
     case WIDE_PRODUCTS:
         c->run.cpu_products = IZ_PRODUCTS_F32;
         return c->dtype == IZ_BF16 && was.run.cpu_products != IZ_PRODUCTS_F32;
@@ -196,7 +201,7 @@ static bool apply(enum change i, struct iz_config *c, bool gpu)
     case PARAMS_TO_DISK:
         return set_home(p, IZ_HOME_NVME,
                         c->zero.stage == 3 && p->home != IZ_HOME_NVME &&
-                            o->ratio >= 1);
+                            c->zero.hpz_partition <= 1 && o->ratio >= 1);
     case FOUR_STATE_BUFFERS:
         return fewer_buffers(o, 4);
     case FEW_STATE_BUFFERS:

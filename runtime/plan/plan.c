@@ -227,6 +227,8 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     p->zero.params_full = stage < 3;
     p->zero.states_full = stage < 1;
     p->zero.param_home = c->zero.param.home;
+    p->zero.group =
+        c->zero.hpz_partition > 1 ? c->zero.hpz_partition : p->ranks;
     p->zero.state_home = c->zero.optimizer.home;
     p->zero.grads_down = gpu && p->zero.state_home != IZ_HOME_NONE;
     p->zero.params_up =
@@ -309,6 +311,12 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
         round_up(p->act.scratch_bytes, 64) + p->act.save_bytes + 4096;
 }
 
+/* Whether groups of this kind are equal. */
+static bool divides(int group, int ranks)
+{
+    return group == 0 || ranks % group == 0;
+}
+
 int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
                   int ranks, FILE *err)
 {
@@ -316,7 +324,13 @@ int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
     const char *key = c->dtype == IZ_BF16 ? "bf16.enabled: true"
                       : c->run.tf32       ? "run.tf32: true"
                                           : NULL;
-    if (c->run.sum_group && ranks % c->run.sum_group)
+    if (!divides(c->zero.hpz_partition, ranks))
+        return iz_refuse(err,
+                         "zero_optimization.zero_hpz_partition_size: %d: "
+                         "groups of so many do not divide %d rank%s: set a "
+                         "divisor, or 1",
+                         c->zero.hpz_partition, ranks, ranks > 1 ? "s" : "");
+    if (!divides(c->run.sum_group, ranks))
         return iz_refuse(err,
                          "run.sum_group: %d: groups of so many do not divide "
                          "%d rank%s: set a divisor, or 0",
@@ -349,8 +363,8 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_target *target)
 {
     memset(p, 0, sizeof(*p));
-    if (!iz_sum_possible(c, ranks) ||
-        (c->run.sum_group && ranks % c->run.sum_group))
+    if (!iz_sum_possible(c, ranks) || !divides(c->run.sum_group, ranks) ||
+        !divides(c->zero.hpz_partition, ranks))
         return -EINVAL;
     p->ranks = ranks;
     p->rank = rank;
@@ -446,6 +460,11 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         iz_sum_order_print(&p->sum, out);
         fprintf(out, "\n");
     }
+    if (p->zero.group < p->ranks)
+        fprintf(out,
+                "      every %d ranks have a copy of the parameters: a fetch "
+                "does not leave them\n",
+                p->zero.group);
     if (p->zero.sums_near && p->micro_batches > 1)
         fprintf(out, "      the GPU adds the micro-batches; their sums come "
                      "down once a step\n");

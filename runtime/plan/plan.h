@@ -101,6 +101,9 @@ struct iz_plan_staging {
 struct iz_plan_zero {
     bool params_full, grads_full, states_full; /* on every rank, or shards */
     bool fetch; /* units are copied or gathered into a ring */
+    /* Consecutive ranks that a fetch does not leave.  Less than all: they have
+     * a copy of all shards among them. */
+    int group;
     /* Backward may write a gradient where it is kept: once per step. */
     bool grads_in_place;
     /* On a GPU: gradients are kept on the host, and parameters on the GPU are
@@ -223,6 +226,8 @@ int64_t iz_plan_device_bytes(const struct iz_plan *p);
 int64_t iz_plan_gathered(const struct iz_plan_unit *g);
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g);
 int64_t iz_plan_filed(const struct iz_plan_unit *g);
+/* Of a rank's part of its group's copy; 0: there are none. */
+int64_t iz_plan_copied(const struct iz_plan *p, const struct iz_plan_unit *g);
 /* Elements of a whole gradient of its, as it is sent. */
 int64_t iz_plan_sent(const struct iz_plan_unit *g);
 /* Elements of an accumulator of its gradient; of its last ones, those that the

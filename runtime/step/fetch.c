@@ -14,11 +14,13 @@ struct fetch_part {
     int64_t shard_bytes, from, at;
 };
 
+/* Shards of the ranks of a group, which is all of them if there are no copies.
+ */
 struct fetch_arg {
     struct iz_coll *coll;
     struct fetch_part part[2];
-    int parts, rank;
-    int64_t shard_bytes; /* of all parts */
+    int parts, rank, group; /* rank: in its group */
+    int64_t shard_bytes;    /* of all parts */
     bool gpu, gathers;
     bool apart; /* the shard is not in its place in the whole */
     const char *unit;
@@ -35,14 +37,23 @@ static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
         const char *own = a->apart ? (char *)buf[1] + p->from : place;
         if (a->gathers && a->gpu) {
             iz_coll_gpu_all_gather(a->coll, x, whole, own, p->shard_bytes,
-                                   a->unit);
+                                   a->group, a->unit);
             continue;
         }
         if (a->apart)
             iz_buffer_copy(x, place, own, p->shard_bytes);
         if (a->gathers)
-            iz_coll_all_gather(a->coll, whole, p->shard_bytes, a->unit);
+            iz_coll_all_gather_among(a->coll, whole, p->shard_bytes, a->group,
+                                     a->unit);
     }
+}
+
+static void add_fetched(struct fetch_arg *a, int64_t shard_bytes, int64_t from,
+                        int64_t at)
+{
+    if (shard_bytes)
+        a->part[a->parts++] = (struct fetch_part){shard_bytes, from, at};
+    a->shard_bytes += shard_bytes;
 }
 
 /* Of the trained elements, of elem_bytes each, and the frozen ones. */
@@ -51,19 +62,18 @@ static struct fetch_arg fetch_arg(const struct iz_engine *e, int unit,
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     bool file = e->plan.zero.param_home == IZ_HOME_NVME;
-    int64_t before = file ? p->chunk * p->chunks : p->shard;
+    int group = e->plan.zero.group;
+    int64_t shard = p->padded / group;
+    int64_t before = file ? p->chunk * p->chunks : shard;
     struct fetch_arg a = {.coll = e->coll,
-                          .rank = e->plan.rank,
+                          .rank = e->plan.rank % group,
+                          .group = group,
                           .gpu = e->plan.target.gpu,
                           .unit = iz_unit_name(e, unit)};
-    if (p->shard)
-        a.part[a.parts++] = (struct fetch_part){p->shard * elem_bytes, 0, 0};
-    if (frozen && p->frozen.shard)
-        a.part[a.parts++] =
-            (struct fetch_part){p->frozen.shard * elem_bytes,
-                                before * elem_bytes, p->padded * elem_bytes};
-    for (int i = 0; i < a.parts; i++)
-        a.shard_bytes += a.part[i].shard_bytes;
+    add_fetched(&a, shard * elem_bytes, 0, 0);
+    if (frozen)
+        add_fetched(&a, p->frozen.padded / group * elem_bytes,
+                    before * elem_bytes, p->padded * elem_bytes);
     return a;
 }
 
@@ -82,16 +92,18 @@ static void submit_parts(struct iz_engine *e, enum iz_kind kind,
     if (!shard && !a->parts)
         return;
     a->apart = shard != NULL;
-    a->gathers = t.gathers = many && where == IZ_ON_COMM;
+    a->gathers = many && where == IZ_ON_COMM;
+    if (a->gathers)
+        t.rate = a->group < p->ranks ? IZ_RATE_GROUP : IZ_RATE_GATHER;
     /* What the link or the network moves; a copy within the host is both. */
     t.bytes = (double)(a->shard_bytes * (where == IZ_ON_UP ? 1
-                                         : many            ? p->ranks - 1
+                                         : many            ? a->group - 1
                                                            : 2));
     iz_task_add(&t, whole, shard ? STARPU_W : STARPU_RW);
     iz_task_add(&t, shard, STARPU_R);
     iz_submit_with(e, &t, a, sizeof(*a));
     if (p->target.gpu && (through_host || from_host))
-        e->counts.up_bytes += a->shard_bytes * (through_host ? p->ranks : 1);
+        e->counts.up_bytes += a->shard_bytes * (through_host ? a->group : 1);
     if (p->target.gpu && through_host && !from_host)
         e->counts.down_bytes += a->shard_bytes;
 }
@@ -135,6 +147,58 @@ static starpu_data_handle_t load_shard(struct iz_engine *e, int unit)
     return s->handle;
 }
 
+/* buf: copy, shard. */
+static void run_copy(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct fetch_arg *a = arg;
+    for (int i = 0; i < a->parts; i++) {
+        const struct fetch_part *p = &a->part[i];
+        char *copy = (char *)buf[0] + p->at;
+        const char *own = (char *)buf[1] + p->from;
+        if (a->gpu)
+            iz_coll_gpu_deal(a->coll, x, copy, own, p->shard_bytes, a->group,
+                             a->unit);
+        else
+            iz_coll_deal(a->coll, copy, own, p->shard_bytes, a->group, a->unit);
+    }
+}
+
+/* Renews the group's copy where the unit has changed since: just before it is
+ * needed.  The collectives of a whole model at once would be in the way of its
+ * first fetches, which wait for no updates but their own.  Frozen parameters
+ * are copied once. */
+static void renew_copy(struct iz_engine *e, int unit)
+{
+    const struct iz_plan *p = &e->plan;
+    struct iz_unit_memory *g = &e->unit[unit];
+    const struct iz_plan_unit *s = g->plan;
+    int group = p->zero.group, share = p->ranks / group;
+    bool all = g->copied < 0;
+    struct fetch_arg a = {.coll = e->coll,
+                          .group = group,
+                          .gpu = p->target.gpu &&
+                                 p->zero.param_home == IZ_HOME_NONE,
+                          .unit = iz_unit_name(e, unit)};
+    struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_COMM, run_copy, unit);
+    if (!g->copy_handle || g->copied == g->version)
+        return;
+    add_fetched(&a, iz_param_bytes(e, s->shard), 0, 0);
+    if (all)
+        add_fetched(&a, iz_param_bytes(e, s->frozen.shard),
+                    iz_param_bytes(e, s->shard),
+                    iz_param_bytes(e, s->padded / group));
+    t.rate = IZ_RATE_COPY;
+    t.bytes = (double)(a.shard_bytes * share);
+    iz_task_add(&t, g->copy_handle, all ? STARPU_W : STARPU_RW);
+    iz_task_add(&t, g->param_handle, STARPU_R);
+    iz_submit_with(e, &t, &a, sizeof(a));
+    if (a.gpu && !p->target.nccl) {
+        e->counts.down_bytes += a.shard_bytes;
+        e->counts.up_bytes += a.shard_bytes * share;
+    }
+    g->copied = g->version;
+}
+
 /* To a GPU, a shard of the host goes up on a mover of its own: beside the
  * collectives of other units, if those are the GPUs' own. */
 static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
@@ -143,11 +207,13 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
     struct iz_unit_memory *g = &e->unit[unit];
     starpu_data_handle_t shard = p->zero.param_home == IZ_HOME_NVME
                                      ? load_shard(e, unit)
-                                     : g->param_handle;
+                                 : g->copy_handle ? g->copy_handle
+                                                  : g->param_handle;
     bool from_host = p->target.gpu && p->zero.param_home != IZ_HOME_NONE;
     bool alone = p->ranks == 1, nccl = p->target.nccl && !alone;
     bool up = from_host && (alone || nccl);
     struct fetch_arg a = fetch_arg(e, unit, iz_param_bytes(e, 1), true);
+    renew_copy(e, unit);
     if (g->plan->rows)
         iz_touched_gather(e, IZ_FETCH, unit, slot->handle, shard,
                           iz_param_bytes(e, 1));

@@ -180,7 +180,7 @@ static void submit_rows(struct iz_engine *e, struct iz_task *t,
                          fetched, iz_unit_name(e, t->unit)};
     t->bytes = (double)(e->plan.unit[t->unit].packed * elem_bytes) *
                (ranks > 1 ? (double)(ranks - 1) / ranks : 2);
-    t->gathers = ranks > 1;
+    t->rate = ranks > 1 ? IZ_RATE_GATHER : 0;
     iz_submit_with(e, t, &a, sizeof(a));
 }
 

@@ -106,6 +106,7 @@ KEYS = {"batch": "train_batch_size", "clip": "gradient_clipping",
         **{k: f"run.{k}" for k in (
             "steps", "slices", "schedule", "scheduler", "overlap", "recompute",
             "ring", "in_flight", "workers", "comm", "device")},
+        "group": "zero_optimization.zero_hpz_partition_size",
         "sums": "run.sum_order"}
 PLAIN = {"stage": 0, "optimizer": "none", "param": "none",
          "schedule": "depth_first", "recompute": "full"}
@@ -117,6 +118,10 @@ def valid(row):
     optimizer, param = row.get("optimizer"), row.get("param", "none")
     if stage == 0 and (optimizer not in (None, "none") or ratio < 1) or \
             stage != 3 and param != "none":
+        return False
+    if row.get("group", 1) > 1 and (  # so many that a fetch leaves some out
+            stage != 3 or param == "nvme" or row.get("ranks", 4) != 4 or
+            row.get("model") == "sparse"):
         return False
     if row.get("sums") == "local_first" and stage == 3 and \
             row.get("schedule", "breadth_first") == "depth_first":

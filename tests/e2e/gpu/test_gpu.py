@@ -233,6 +233,57 @@ def test_groups_of_ranks_have_the_bits_of_the_cpu(stage, dtype, optimizer, ratio
     assert found[2] != found[4]
 
 
+# Copies of the parameters in two groups of two ranks, where parameters live.
+COPIES = {**ROW, "ranks": 4, "group": 2, "stage": 3, "micro": 3, "delay_us": 300,
+          "jitter_us": 500}
+
+
+@standin
+@pytest.mark.parametrize("comm", ("nccl", "mpi"))
+@pytest.mark.parametrize("dtype, optimizer, param, ratio, tuned, ring", [
+    ("fp32", "none", "none", 1, "all", 1), ("bf16", "cpu", "none", 0.4, "lora", 3),
+    ("fp16", "cpu", "cpu", 1, "frozen", 1), ("bf16", "nvme", "cpu", 1, "lora", 3),
+    ("fp32", "nvme", "none", 1, "top", 1)])
+def test_copies_have_the_bits_of_the_cpu(comm, dtype, optimizer, param, ratio, tuned,
+                                         ring, start, references):
+    row = {**COPIES, "comm": comm, "dtype": dtype, "optimizer": optimizer,
+           "param": param, "ratio": ratio, "tuned": tuned, "ring": ring}
+    key = "copies", dtype, tuned
+    if key not in references:
+        references[key] = start({**ROW, "ranks": 4, "micro": 3, "dtype": dtype,
+                                 "tuned": tuned, "device": "cpu"}).numbers
+    r = start(row)
+    assert r.numbers == references[key], str(r)
+    assert r.bytes_of("parameter copies") > 0
+
+
+@standin
+@pytest.mark.parametrize("comm", ("nccl", "mpi"))
+@pytest.mark.parametrize("param", ("none", "cpu"))
+def test_bytes_of_copies_over_the_bus_are_the_planned_ones(comm, param, start, traffic):
+    row = {**COPIES, "comm": comm, "optimizer": "cpu", "param": param, "jitter_us": 0,
+           "delay_us": 0}
+    start(row)  # StarPU measures the bus of four GPUs
+    real, planned = traffic(row)
+    assert real["h2d_bytes"] == 4 * planned["up_bytes"]
+    assert real["d2h_bytes"] == 4 * planned["down_bytes"]
+
+
+@standin
+@pytest.mark.parametrize("param", ("none", "cpu"))
+def test_fetches_of_copies_stay_on_the_host(param, start):
+    """More of them do not send more to the other one.  (GPUs of one machine are not
+    on two hosts for NCCL, which sends as much.)"""
+    def sent(steps, ring, comm, **env):
+        r = start({**COPIES, "comm": comm, "optimizer": "cpu", "param": param,
+                   "steps": steps, "ring": ring}, {"run.sum_group": 4}, env=env)
+        return r.summary["far_bytes"], r.summary["sent_bytes"]
+    hosts = {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "aabb"}
+    few, many, more = (sent(*x, "mpi", **hosts) for x in ((2, 0), (2, 1), (3, 1)))
+    assert few[0] == many[0] < more[0] and few[1] < many[1]
+    assert sent(3, 1, "nccl")[1] - sent(2, 1, "nccl")[1] == more[1] - many[1]
+
+
 @standin
 @pytest.mark.parametrize("ratio", (1, 0.4, 0))
 @pytest.mark.parametrize("param", ("none", "cpu"))

@@ -30,7 +30,7 @@ SUMS = {
 }
 # What must not.
 PLACES = {"stage": (0, 1, 2, 3), "optimizer": ("none", "cpu", "nvme"),
-          "param": ("none", "cpu", "nvme")}
+          "param": ("none", "cpu", "nvme"), "group": (1, 2)}
 FREE = {
     **PLACES,
     "master": ("full", "remainder"),

@@ -247,6 +247,12 @@ def test_coded_moments_of_untouched_rows_stay(moments, ranks, start):
     assert a.numbers == b.numbers
 
 
+def test_copies_of_sparse_tables_are_refused(start):
+    r = start("sparse", 4, {"zero_optimization.zero_hpz_partition_size": 2,
+                            "train_batch_size": 4}, CPU, good=False)
+    run.refused(r, "sparse: true for tables", "zero_hpz_partition_size copies whole")
+
+
 @pytest.mark.parametrize("settings", [
     {}, {"run.slices": 3}, {"run.inject_delay_us": 400},
     {"run.overlap": False}, {"run.in_flight": 1},

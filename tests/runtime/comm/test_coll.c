@@ -340,7 +340,7 @@ static void order_hash_shows_a_different_order(void **state)
     iz_coll_barrier(coll, "another");
     assert_int_equal(iz_coll_check_order(coll), 0);
     /* What another library does, as NCCL: sizes count too. */
-    iz_coll_note(coll, "u.1", coll->rank == coll->size - 1 ? 64 : 32, 32);
+    iz_coll_note(coll, "u.1", coll->rank == coll->size - 1 ? 64 : 32, 32, 32);
     assert_int_equal(iz_coll_check_order(coll), coll->size == 1 ? 0 : -EPROTO);
     coll->order_hash = before;
 }

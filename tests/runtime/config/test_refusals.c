@@ -129,6 +129,11 @@ static const char *const refusals[][2] = {
     {"'zero_optimization': {'stage': 3, 'offload_optimizer': {'device': 'cpu', "
      "'ratio': 0.4}}, 'run': {'device': 'cpu'}",
      "ratio: 0.4 leaves chunks to a GPU, run.device is cpu"},
+    {"'zero_optimization': {'stage': 2, 'zero_hpz_partition_size': 2}",
+     "zero_hpz_partition_size: 2 needs zero_optimization.stage 3, found 2"},
+    {"'zero_optimization': {'stage': 3, 'zero_hpz_partition_size': 2, "
+     "'offload_param': {'device': 'nvme', 'nvme_path': '/x'}}",
+     "zero_hpz_partition_size: 2 needs offload_param.device none or cpu"},
     {"'fp16': {'enabled': true}, 'run': {'cpu_products': 'bf16'}",
      "cpu_products: bf16, but parameters are fp16; set bf16.enabled"},
     {"'run': {'gpu_attention': 'cudnn'}",

@@ -88,6 +88,33 @@ static void placement_moves_bytes_and_adds_none(void **state)
                 p.bytes.b[IZ_TIER_DEVICE][IZ_MEM_PARAM]);
 }
 
+static void copies_live_where_parameters_do(void **state)
+{
+    for (int h = 1; h <= 8; h *= 2)
+        for (int k = 0; k < 2; k++) {
+            struct iz_config c = offloaded(1, k ? IZ_HOME_CPU : IZ_HOME_NONE);
+            enum iz_tier tier = k ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+            c.zero.hpz_partition = h;
+            make(&p, &c, 8, &gpu_bf16);
+            int64_t shards = p.bytes.b[tier][IZ_MEM_PARAM];
+            assert_true(shards > 0);
+            assert_true(p.bytes.b[tier][IZ_MEM_COPY] ==
+                        (h == 1 || h == 8 ? 0 : shards * 8 / h));
+            assert_true(p.bytes.b[!tier][IZ_MEM_COPY] == 0);
+        }
+}
+
+static void copies_have_groups_of_one_length(void **state)
+{
+    struct iz_config c = plain(3, IZ_BF16);
+    c.zero.hpz_partition = 3;
+    assert_fails(iz_plan_check(&c, &target1, 8, stderr), -EINVAL,
+                 "zero_hpz_partition_size: 3: groups of so many do not divide "
+                 "8 ranks");
+    assert_int_equal(iz_plan_make(&q, &c, model, 8, 0, &target1), -EINVAL);
+    assert_int_equal(iz_plan_check(&c, &target1, 9, stderr), 0);
+}
+
 static void what_does_not_fit_is_refused_with_a_way_out(void **state)
 {
     struct iz_config c = plain(3, IZ_BF16);
@@ -279,6 +306,8 @@ int main(void)
         cmocka_unit_test(shards_cover_every_unit),
         cmocka_unit_test(large_buffers_begin_with_a_huge_page),
         cmocka_unit_test(placement_moves_bytes_and_adds_none),
+        cmocka_unit_test(copies_live_where_parameters_do),
+        cmocka_unit_test(copies_have_groups_of_one_length),
         cmocka_unit_test(what_does_not_fit_is_refused_with_a_way_out),
         cmocka_unit_test(no_more_staging_buffers_are_taken_away_than_must),
         cmocka_unit_test(activations_are_kept_where_they_fit),
