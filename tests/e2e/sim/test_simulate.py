@@ -286,6 +286,21 @@ def test_collectives_cost_what_a_node_receives(group, parts, simulate, tmp_path)
     assert link_s <= s["step_s"] < 1.05 * link_s, s["out"]
 
 
+@pytest.mark.parametrize("ring", (2, 8))
+def test_copies_cross_the_link_once_a_step(ring, simulate, tmp_path):
+    """Of all parameters a node has one half already, whatever is fetched."""
+    slow = machine(tmp_path, node_bytes_per_s=10**9, message_ns=0)
+    s = simulate(*SMALL, f"run.ring={ring}", "train_batch_size=32",
+                 "train_micro_batch_size_per_gpu=1",
+                 "zero_optimization.zero_hpz_partition_size=16", ranks=32, machine=slow)
+    c, layers = 1024, 6
+    embed, blocks, head = (8192 + SEQ) * c, layers * (12 * c * c + 13 * c), 2 * c
+    copies = 2 * (embed + blocks + head)
+    sums = 2 * (2 * embed + blocks + head)
+    link_s = (copies + sums) * 16 / 32 * 1e-9
+    assert link_s <= s["step_s"] < 1.05 * link_s, s["out"]
+
+
 def test_what_does_not_fit_is_refused(simulate):
     r = simulate("run.device_memory_limit_bytes=3600000000", refused=True)
     assert "of the GPU's memory" in r.stderr and "it fits with" in r.stderr
