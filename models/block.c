@@ -62,7 +62,8 @@ struct kept {
     struct iz_norm_layer norm_1, norm_2, norm_q, norm_k; /* q, k: of heads */
     struct iz_view q, k; /* [M,HD], [M,KD] before their norms */
     struct iz_view x2;   /* [M,C] after attention */
-    struct iz_view u; /* before the nonlinearity: [M,F], or gate, up [M,2F] */
+    /* Widened, before the nonlinearity: [M,F], or gate, up [M,2F]. */
+    struct iz_view u;
 };
 
 static void head_norm_saves(struct iz_exec *x, const struct iz_layer *a,
@@ -93,8 +94,21 @@ static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
         head_norm_saves(x, a, &b, m);
     b.x2 = iz_save(x, x->act, m, c->width);
     b.norm_2 = norm(x, a, NORM_2, iz_save, m, 1);
-    b.u = iz_save(x, x->act, m, (c->llama ? 2 : 1) * (int64_t)c->hidden);
+    b.u =
+        iz_save_widened(x, x->act, m, (c->llama ? 2 : 1) * (int64_t)c->hidden);
     return b;
+}
+
+/* u from x2; again: with norm_2's saved statistics. */
+static void widen_forward(struct iz_exec *x, const struct iz_layer *a,
+                          const struct kept *b, bool again)
+{
+    struct iz_linear fc = linear(a, FC);
+    int64_t mark = iz_work_mark(x);
+    struct iz_view h = iz_work(x, x->act, b->x2.rows, b->x2.cols); /* [M,C] */
+    iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, again);
+    iz_matmul_fwd(x, b->u, IZ_NONE, h, &fc); /* [M,F] or [M,2F] */
+    iz_work_release(x, mark);
 }
 
 /* Queries and keys as attention takes them. */
@@ -125,7 +139,7 @@ static void block_forward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *c = a->self;
     struct kept b = block_saves(x, a);
     struct iz_linear qkv = linear(a, QKV), proj = linear(a, ATTN_PROJ);
-    struct iz_linear fc = linear(a, FC), mlp = linear(a, MLP_PROJ);
+    struct iz_linear mlp = linear(a, MLP_PROJ);
     struct iz_view in = tokens(a->x, c->width), out = tokens(a->y, c->width);
     int64_t mark = iz_work_mark(x);
     struct iz_view h = iz_work(x, x->act, in.rows, c->width); /* [M,C] */
@@ -134,9 +148,10 @@ static void block_forward(struct iz_exec *x, const struct iz_layer *a)
     positions_forward(x, c, &b);
     iz_attention_fwd(x, &b.attn);                /* [M,HD] */
     iz_matmul_fwd(x, b.x2, in, b.attn.o, &proj); /* [M,C] */
-    iz_norm_layer_fwd(x, h, b.x2, &b.norm_2, false);
-    iz_matmul_fwd(x, b.u, IZ_NONE, h, &fc); /* [M,F] or [M,2F] */
     iz_work_release(x, mark);
+    widen_forward(x, a, &b, false);
+    if (a->again)
+        return;
     struct iz_view g = iz_work(x, x->act, in.rows, c->hidden);
     if (c->llama)
         iz_swiglu_fwd(x, g, b.u);
@@ -210,6 +225,8 @@ static void block_backward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *c = a->self;
     struct kept b = block_saves(x, a);
     struct iz_view dx = tokens(a->dx, c->width);
+    if (x->widens)
+        widen_forward(x, a, &b, true);
     block_mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
     attention_backward(x, a, &b, dx, tokens(a->x, c->width));
 }

@@ -50,6 +50,12 @@ struct iz_view iz_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
     return exec_take(&x->save, "save", t, rows, cols);
 }
 
+struct iz_view iz_save_widened(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                               int64_t cols)
+{
+    return x->widens ? iz_work(x, t, rows, cols) : iz_save(x, t, rows, cols);
+}
+
 struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act)
 {
     return (struct iz_exec){.backend = b,

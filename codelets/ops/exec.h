@@ -69,7 +69,8 @@ struct iz_exec {
     struct iz_cuda *cuda;
     struct iz_arena work; /* scratch of this task */
     struct iz_arena save; /* what forward keeps for backward */
-    double flops, bytes;  /* counted by every op; bytes = compulsory traffic */
+    bool widens; /* widened activations are not kept: see iz_save_widened */
+    double flops, bytes; /* counted by every op; bytes = compulsory traffic */
     /* In a dry run with rates: seconds of all ops, one after the other. */
     struct iz_rate rate;
     double seconds;
@@ -87,6 +88,12 @@ void iz_work_release(struct iz_exec *x, int64_t mark);
  * and backward of a layer must make the same calls in the same order. */
 struct iz_view iz_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
                        int64_t cols);
+
+/* Like iz_save, for an activation that is much wider than what it is computed
+ * from.  With x->widens it is scratch of the task instead, to the task's end,
+ * and the layer's backward computes it again before it uses it. */
+struct iz_view iz_save_widened(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                               int64_t cols);
 
 /* An exec for a dry run, all counters zero. */
 struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act);

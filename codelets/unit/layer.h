@@ -52,6 +52,9 @@ struct iz_layer {
     const void *input,
         *target; /* records of the micro-batch, samples * bytes; set for the
                   * first and the last unit, and for units with reads_input */
+    /* Forward, repeated for a backward: y is thrown away, so what only y needs
+     * may be left out. */
+    bool again;
     /* Last unit only.  It writes *loss: the mean over the targets of the
      * micro-batch that count.  The gradients are those of loss * loss_scale. */
     double *loss;
@@ -83,8 +86,8 @@ struct iz_unit {
     int kind;
     const void *self; /* constants of its layer; set to the model's by open */
     /* Training forward; it takes memory for whatever backward needs with
-     * iz_save.  NULL in the last unit, whose backward computes loss and
-     * gradients in one go. */
+     * iz_save or iz_save_widened.  NULL in the last unit, whose backward
+     * computes loss and gradients in one go. */
     void (*forward)(struct iz_exec *x, const struct iz_layer *a);
     void (*backward)(struct iz_exec *x, const struct iz_layer *a);
     /* Last unit only: loss without gradients, and logits of one row (NULL if

@@ -153,18 +153,22 @@ static void call_layer(struct iz_exec *x, const struct iz_unit *u,
     case IZ_CALL_GENERATE:
         u->generate(x, l);
         break;
+    case IZ_CALL_AGAIN:
+        l->again = true;
+        u->forward(x, l);
+        break;
     }
 }
 
-/* Recomputation: forward again into scratch, its output thrown away, so that
- * backward finds what it would have kept. */
+/* Forward again into scratch, its output thrown away, so that backward finds
+ * what it would have kept. */
 static void recompute(struct iz_exec *x, const struct iz_unit *u,
                       struct iz_layer l)
 {
     int64_t mark = iz_work_mark(x);
     struct iz_view y = iz_work(x, x->act, l.samples, u->out_elems);
     l.y = y;
-    u->forward(x, &l);
+    call_layer(x, u, &l, IZ_CALL_AGAIN);
     iz_work_release(x, mark);
     x->save.used = 0;
 }
@@ -233,8 +237,9 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     struct frame f;
     make_frame(&f, x, a, buf);
     f.layer.loss_scale = loss_scale(a, buf);
+    x->widens = a->repeat == IZ_REPEAT_WIDENED;
     attach_save(x, a, buf);
-    if (a->call == IZ_CALL_BACKWARD && a->at_save < 0 && u->forward)
+    if (a->call == IZ_CALL_BACKWARD && a->repeat == IZ_REPEAT_FULL)
         recompute(x, u, f.layer);
     call_layer(x, u, &f.layer, a->call);
     clear_gradients(x, a, buf);
@@ -270,6 +275,43 @@ static struct iz_exec dry_like(const struct iz_exec *like)
     return x;
 }
 
+/* The part of a unit with a forward.  c has that of its backward. */
+static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
+                         int unit, int samples, int64_t rows,
+                         enum iz_dtype param_type, const struct iz_exec *like)
+{
+    struct iz_exec x = dry_like(like);
+    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD, NULL);
+    c->save_bytes[IZ_REPEAT_NONE] =
+        max64(c->save_bytes[IZ_REPEAT_NONE], x.save.peak);
+    c->work_bytes = max64(c->work_bytes, x.work.peak);
+    c->forward_flops = x.flops;
+    c->forward_bytes = x.bytes;
+    c->forward_s = x.seconds;
+    x = dry_like(like);
+    x.widens = true;
+    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD, NULL);
+    int64_t most = x.work.peak;
+    x = dry_like(like);
+    x.widens = true;
+    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD, NULL);
+    most = max64(most, x.work.peak);
+    c->save_bytes[IZ_REPEAT_WIDENED] = x.save.peak;
+    c->work_bytes = max64(c->work_bytes,
+                          most - (c->save_bytes[IZ_REPEAT_NONE] - x.save.peak));
+    c->repeat_flops[IZ_REPEAT_WIDENED] = x.flops - c->backward_flops;
+    c->repeat_bytes[IZ_REPEAT_WIDENED] = x.bytes - c->backward_bytes;
+    c->repeat_s[IZ_REPEAT_WIDENED] = x.seconds - c->backward_s;
+    x = dry_like(like);
+    /* It also writes its output into scratch. */
+    iz_work(&x, x.act, samples, m->unit[unit].out_elems);
+    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_AGAIN, NULL);
+    c->work_bytes = max64(c->work_bytes, x.work.peak);
+    c->repeat_flops[IZ_REPEAT_FULL] = x.flops;
+    c->repeat_bytes[IZ_REPEAT_FULL] = x.bytes;
+    c->repeat_s[IZ_REPEAT_FULL] = x.seconds;
+}
+
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
                                  int samples, int64_t rows,
                                  enum iz_dtype param_type,
@@ -278,23 +320,14 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     const struct iz_unit *u = &m->unit[unit];
     struct iz_unit_cost c = {0};
     struct iz_exec x = dry_like(like);
-    if (u->forward) {
-        /* A recomputed forward also writes its output into scratch. */
-        iz_work(&x, x.act, samples, u->out_elems);
-        dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD, NULL);
-        c.save_bytes = x.save.peak;
-        c.work_bytes = x.work.peak;
-        c.forward_flops = x.flops;
-        c.forward_bytes = x.bytes;
-        c.forward_s = x.seconds;
-    }
-    x = dry_like(like);
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD, NULL);
-    c.save_bytes = max64(c.save_bytes, x.save.peak);
-    c.work_bytes = max64(c.work_bytes, x.work.peak);
+    c.save_bytes[IZ_REPEAT_NONE] = x.save.peak;
+    c.work_bytes = x.work.peak;
     c.backward_flops = x.flops;
     c.backward_bytes = x.bytes;
     c.backward_s = x.seconds;
+    if (u->forward)
+        forward_cost(&c, m, unit, samples, rows, param_type, like);
     for (int call = IZ_CALL_EVALUATE; call <= IZ_CALL_GENERATE; call++) {
         if (call == IZ_CALL_EVALUATE ? !u->evaluate : !u->generate)
             continue;
@@ -302,7 +335,8 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
         dry_call(&x, m, unit, call == IZ_CALL_GENERATE ? 1 : samples, rows,
                  param_type, (enum iz_unit_call)call, NULL);
         c.work_bytes = max64(c.work_bytes, x.work.peak);
-        c.save_bytes = max64(c.save_bytes, x.save.peak);
+        c.save_bytes[IZ_REPEAT_NONE] =
+            max64(c.save_bytes[IZ_REPEAT_NONE], x.save.peak);
     }
     return c;
 }

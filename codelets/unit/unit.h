@@ -10,7 +10,17 @@ enum iz_unit_call {
     IZ_CALL_FORWARD,
     IZ_CALL_BACKWARD,
     IZ_CALL_EVALUATE,
-    IZ_CALL_GENERATE
+    IZ_CALL_GENERATE,
+    IZ_CALL_AGAIN /* forward, inside a backward */
+};
+
+/* What a unit's backward repeats of its forward, which keeps the rest: nothing,
+ * what makes the widened activations (iz_save_widened), or all. */
+enum iz_repeat {
+    IZ_REPEAT_NONE,
+    IZ_REPEAT_WIDENED,
+    IZ_REPEAT_FULL,
+    IZ_REPEATS
 };
 
 /* Where the parameters of a unit lie in its flat buffer; shared by all tasks of
@@ -33,9 +43,9 @@ struct iz_unit_arg {
     signed char at_grad, at_tied_grad;
     signed char at_batch;         /* input records, then target records */
     signed char at_x, at_y, at_d; /* boundaries; d: dy in, dx out */
-    signed char at_save;   /* kept activations; -1: scratch (recomputed) */
-    signed char at_loss;   /* double */
-    signed char at_scale;  /* float: loss scale */
+    signed char at_save;          /* kept activations; -1: scratch */
+    signed char at_loss;          /* double */
+    signed char at_scale;         /* float: loss scale */
     signed char at_weight; /* double: of this call's loss in the step's */
     signed char at_logits; /* float[vocab] */
     /* Only for a sparse table: the list of touched rows
@@ -43,7 +53,8 @@ struct iz_unit_arg {
      * do parameters if `packed`. */
     signed char at_rows;
     bool packed;
-    int64_t save_bytes;
+    enum iz_repeat repeat; /* in training */
+    int64_t save_bytes;    /* of the call */
     int64_t row;
 };
 
@@ -52,11 +63,14 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg);
 /* Bytes and flops of a unit on `samples` samples, from dry runs of its
  * functions. */
 struct iz_unit_cost {
-    int64_t save_bytes; /* what forward keeps */
-    int64_t work_bytes; /* scratch of the hungriest call, kept part excluded */
-    double forward_flops, backward_flops; /* backward without recomputation */
+    int64_t save_bytes[IZ_REPEATS]; /* what forward keeps; FULL: nothing */
+    /* Scratch of the hungriest call, without save_bytes[IZ_REPEAT_NONE]. */
+    int64_t work_bytes;
+    double forward_flops, backward_flops; /* backward without what it repeats */
     double forward_bytes, backward_bytes;
     double forward_s, backward_s; /* at the given rates; 0 without */
+    double repeat_flops[IZ_REPEATS], repeat_bytes[IZ_REPEATS];
+    double repeat_s[IZ_REPEATS];
 };
 /* rows: the gradient is of so many rows of a sparse table, 0: dense.  like:
  * side, type of activations and rates of the exec that will run it. */

@@ -346,10 +346,6 @@ static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
 
 static void check_boundaries(struct iz_config_file *file, struct iz_faults *f)
 {
-    if (file->c.cpu_checkpointing && file->c.run.recompute == IZ_RECOMPUTE_NONE)
-        iz_fault(f, "activation_checkpointing.cpu_checkpointing",
-                 "true, but run.recompute none keeps all activations where "
-                 "units are computed; choose full");
     if (file->c.boundary_path[0] && !file->c.cpu_checkpointing)
         iz_fault(f, "activation_checkpointing.nvme_path",
                  "%s, but activation_checkpointing.cpu_checkpointing is "
@@ -387,8 +383,8 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
     resolve_scheduler(file, f);
     check_fp16(file, f);
     check_zero(file, f);
-    check_boundaries(file, f);
     resolve_run(file, f);
+    check_boundaries(file, f);
     resolve_lora(file, f);
 }
 

@@ -35,7 +35,12 @@ enum iz_attention_by {
 /* Whether ranks are added per micro-batch, or micro-batches per rank. */
 enum iz_sum_first { IZ_SUM_AUTO, IZ_SUM_RANKS_FIRST, IZ_SUM_LOCAL_FIRST };
 enum iz_host_comm { IZ_HOST_AUTO, IZ_HOST_MEMORY, IZ_HOST_MESSAGES };
-enum iz_recompute { IZ_RECOMPUTE_AUTO, IZ_RECOMPUTE_FULL, IZ_RECOMPUTE_NONE };
+enum iz_recompute {
+    IZ_RECOMPUTE_AUTO,
+    IZ_RECOMPUTE_FULL,
+    IZ_RECOMPUTE_WIDENED,
+    IZ_RECOMPUTE_NONE
+};
 
 enum iz_lr_kind { IZ_LR_CONST, IZ_LR_WARMUP, IZ_LR_DECAY, IZ_LR_COSINE };
 

@@ -206,7 +206,7 @@ const struct iz_key iz_config_keys[] = {
     BOOL("activation_checkpointing.cpu_checkpointing", c.cpu_checkpointing,
          "false",
          "Keep each unit's input activation in host memory and copy it through "
-         "a few GPU buffers. run.recompute auto then means full. On the CPU it "
+         "a few GPU buffers. On the CPU it "
          "saves nothing, unless they go on to activation_checkpointing."
          "nvme_path."),
     TEXT("activation_checkpointing.nvme_path", c.boundary_path, "null",
@@ -317,9 +317,12 @@ const struct iz_key iz_config_keys[] = {
          "depth_first: one micro-batch goes through all units before the next. "
          "breadth_first: one unit handles all micro-batches before the next "
          "unit, so parameters are fetched once per step and direction."),
-    WORD("run.recompute", c.run.recompute, "auto|full|none", "\"auto\"",
-         "Backward repeats the forward of its unit (full) or uses kept "
-         "activations (none); auto: none if memory allows."),
+    WORD(
+        "run.recompute", c.run.recompute, "auto|full|widened|none", "\"auto\"",
+        "What backward repeats of its unit's forward; it uses kept activations "
+        "for the rest. full: all; widened: what makes the widest activations, "
+        "which are not kept; none: nothing; auto: unit by unit as little as "
+        "memory allows."),
     BOOL("run.overlap", c.run.overlap, "true",
          "false: barriers around the optimizer, for comparison. The losses "
          "are the same bit for bit."),

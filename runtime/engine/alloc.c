@@ -110,8 +110,7 @@ static int open_track(struct iz_engine *e, int b)
     t->weight_handle =
         iz_handle_open(e, loss + p->tracks, sizeof(*loss), IZ_DATUM_SCALAR, b);
     for (int u = 0; u + 1 < units; u++) {
-        bool kept = !p->act.recompute && u >= p->first_trained;
-        int64_t saved = kept ? p->cost[u].save_bytes : 0;
+        int64_t saved = iz_plan_saved(p, e->model, u, p->unit[u].repeat);
         if (!open_boundary(e, t, u))
             return -ENOMEM;
         if (saved &&

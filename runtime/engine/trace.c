@@ -264,11 +264,13 @@ static void write_run(const struct iz_engine *e, FILE *f)
             (long long)e->step, (long long)t->begin_ns);
     fprintf(f,
             "\"stage_fetches\": %s, \"micro_batches\": %d, \"slices\": %d, "
-            "\"wave\": %d,\n\"ring\": %d, \"recompute\": %s, "
+            "\"wave\": %d,\n\"ring\": %d, \"recompute\": [%d, %d, %d], "
             "\"compute_workers\": %d,\n\"units\": [",
             words[p->zero.fetch], p->micro_batches, p->slices, p->wave,
-            p->n_rings ? p->ring[0].params : 0, words[p->act.recompute],
-            p->tasks_at_once);
+            p->n_rings ? p->ring[0].params : 0,
+            iz_plan_repeating(p, e->model, IZ_REPEAT_NONE),
+            iz_plan_repeating(p, e->model, IZ_REPEAT_WIDENED),
+            iz_plan_repeating(p, e->model, IZ_REPEAT_FULL), p->tasks_at_once);
     for (int u = 0; u < e->model->n_units; u++)
         fprintf(f, "%s\"%s\"", u ? ", " : "", e->model->unit[u].name);
     fprintf(f, "]\n");

@@ -18,6 +18,22 @@
  * while two more are copied. */
 #define BOUNDARY_STAGING 4
 
+/* What a process has beside its plan: libraries with their buffers, StarPU,
+ * MPI, the log of tasks.  The resident set of an almost empty run is 211 MiB
+ * with one worker, 216 with 2, 225 with 4, 279 with 16, 351 with 32.  StarPU's
+ * state of a chunk's two handles: 40 units of 12 and of 48 chunks took 28 and
+ * 107 MiB more than such of one chunk. */
+#define PROCESS_BYTES (INT64_C(212) << 20)
+#define WORKER_BYTES (INT64_C(5) << 20)
+#define CHUNK_BYTES (INT64_C(60) << 10)
+
+/* The GPU's page tables have an entry of 8 bytes for each page of pinned
+ * memory, and these are of 4 KiB unless the system has put them together: at
+ * most one part in 512.  The driver keeps them on the GPU if nothing else is
+ * asked for (its open modules: NV_MMU_VER3_PTE__SIZE, uvm_page_table_location).
+ * The levels above them are less than a hundredth of that. */
+#define TABLE_PART 512 /* so have the kernel's, of all that a process maps */
+
 enum iz_tier iz_plan_tier(enum iz_home h)
 {
     static const enum iz_tier tiers[] = {IZ_TIER_DEVICE, IZ_TIER_CPU,
@@ -213,17 +229,24 @@ static int64_t square_bytes(const struct iz_plan *p)
     return 8 * blocks;
 }
 
-static void count_activations(struct iz_plan *p, const struct iz_model *m)
+int64_t iz_plan_saved(const struct iz_plan *p, const struct iz_model *m,
+                      int unit, enum iz_repeat repeat)
+{
+    return m->unit[unit].forward && unit >= p->first_trained
+               ? p->cost[unit].save_bytes[repeat]
+               : 0;
+}
+
+void iz_plan_count_activations(struct iz_plan *p, const struct iz_model *m)
 {
     int64_t saved = 0;
     for (int u = 0; u < m->n_units; u++)
-        if (m->unit[u].forward && u >= p->first_trained)
-            saved += p->cost[u].save_bytes;
+        saved += iz_plan_saved(p, m, u, p->unit[u].repeat);
     count_boundaries(p, m);
     int64_t(*b)[IZ_MEM_CLASSES] = p->bytes.b;
     /* Kernels read samples and write losses and logits in pinned memory. */
     enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
-    b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = p->act.recompute ? 0 : saved * p->tracks;
+    b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = saved * p->tracks;
     b[near][IZ_MEM_BATCH] =
         p->tracks * p->samples * (m->input_bytes + m->target_bytes) +
         4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_units + 2 * p->tracks) +
@@ -252,7 +275,7 @@ void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
     count_staging(p, c);
     count_saves(p, c);
     count_copies(p);
-    count_activations(p, m);
+    iz_plan_count_activations(p, m);
     if (p->act.boundary_home == IZ_HOME_NVME && p->target.gpu)
         add_staging(p, IZ_STAGING_BOUNDARY, BOUNDARY_STAGING,
                     iz_plan_boundary_room(p));
@@ -265,12 +288,6 @@ void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
         p->bytes.b[near][IZ_MEM_COMM] += iz_coll_scratch_bytes(p->ranks, shard);
 }
 
-void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep)
-{
-    p->act.recompute = !keep;
-    count_activations(p, m);
-}
-
 int64_t iz_plan_host_bytes(const struct iz_plan *p)
 {
     int64_t cpu = iz_bytes_tier(&p->bytes, IZ_TIER_CPU);
@@ -280,6 +297,39 @@ int64_t iz_plan_host_bytes(const struct iz_plan *p)
 int64_t iz_plan_device_bytes(const struct iz_plan *p)
 {
     return p->target.gpu ? iz_bytes_tier(&p->bytes, IZ_TIER_DEVICE) : 0;
+}
+
+int64_t iz_plan_beside(const struct iz_plan *p)
+{
+    int64_t chunks = 0;
+    for (int u = 0; u < p->n_units; u++)
+        chunks += p->unit[u].chunks;
+    return PROCESS_BYTES + p->target.workers * WORKER_BYTES +
+           chunks * CHUNK_BYTES + iz_plan_host_bytes(p) / TABLE_PART;
+}
+
+int64_t iz_plan_host_need(const struct iz_plan *p, const struct iz_limits *l)
+{
+    return iz_plan_host_bytes(p) + (l->beside ? iz_plan_beside(p) : 0);
+}
+
+/* All of the host's tier is pinned but the states; see iz_memory_open_gpu. */
+static int64_t table_bytes(const struct iz_plan *p)
+{
+    int64_t pinned = iz_bytes_tier(&p->bytes, IZ_TIER_CPU) -
+                     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STATE];
+    return p->target.gpu ? (pinned + TABLE_PART - 1) / TABLE_PART : 0;
+}
+
+int64_t iz_plan_device_need(const struct iz_plan *p, const struct iz_limits *l)
+{
+    return iz_plan_device_bytes(p) + (l->tables ? table_bytes(p) : 0);
+}
+
+bool iz_plan_within(const struct iz_plan *p, const struct iz_limits *l)
+{
+    return iz_plan_host_need(p, l) <= l->host &&
+           iz_plan_device_need(p, l) <= l->device;
 }
 
 int64_t iz_plan_gathered(const struct iz_plan_unit *g)

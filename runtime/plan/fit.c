@@ -22,22 +22,6 @@
 #define HOST_RESERVE_PART 33
 #define HOST_RESERVE_LEAST (INT64_C(1) << 30)
 
-/* What a process has beside its plan: libraries with their buffers, StarPU,
- * MPI, the log of tasks.  The resident set of an almost empty run is 211 MiB
- * with one worker, 216 with 2, 225 with 4, 279 with 16, 351 with 32.  StarPU's
- * state of a chunk's two handles: 40 units of 12 and of 48 chunks took 28 and
- * 107 MiB more than such of one chunk. */
-#define PROCESS_BYTES (INT64_C(212) << 20)
-#define WORKER_BYTES (INT64_C(5) << 20)
-#define CHUNK_BYTES (INT64_C(60) << 10)
-
-/* The GPU's page tables have an entry of 8 bytes for each page of pinned
- * memory, and these are of 4 KiB unless the system has put them together: at
- * most one part in 512.  The driver keeps them on the GPU if nothing else is
- * asked for (its open modules: NV_MMU_VER3_PTE__SIZE, uvm_page_table_location).
- * The levels above them are less than a hundredth of that. */
-#define TABLE_PART 512 /* so have the kernel's, of all that a process maps */
-
 int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks)
 {
     int64_t most = total_bytes / RESERVE_SHARE;
@@ -50,25 +34,11 @@ int64_t iz_plan_host_reserve(int64_t total_bytes)
     return max64(total_bytes / HOST_RESERVE_PART, HOST_RESERVE_LEAST);
 }
 
-int64_t iz_plan_beside(const struct iz_plan *p)
-{
-    int64_t chunks = 0;
-    for (int u = 0; u < p->n_units; u++)
-        chunks += p->unit[u].chunks;
-    return PROCESS_BYTES + p->target.workers * WORKER_BYTES +
-           chunks * CHUNK_BYTES + iz_plan_host_bytes(p) / TABLE_PART;
-}
-
-int64_t iz_plan_host_need(const struct iz_plan *p, const struct iz_limits *l)
-{
-    return iz_plan_host_bytes(p) + (l->beside ? iz_plan_beside(p) : 0);
-}
-
 #define RATIO_STEPS 20 /* in which a ratio is looked for */
 
 /* Cheapest first. */
 enum change {
-    FULL_RECOMPUTE,
+    LEAST_RECOMPUTE,
     BOUNDARIES_TO_CPU,
     RANKS_FIRST,
     DEPTH_FIRST,
@@ -96,7 +66,7 @@ static const struct {
     const char *text;
     bool gpu;
 } changes[CHANGES] = {
-    [FULL_RECOMPUTE] = {"run.recompute=full", false},
+    [LEAST_RECOMPUTE] = {"run.recompute=auto", false},
     [BOUNDARIES_TO_CPU] = {"activation_checkpointing.cpu_checkpointing=true",
                            true},
     [RANKS_FIRST] = {"run.sum_order=ranks_first", false},
@@ -149,12 +119,14 @@ static bool apply(enum change i, struct iz_config *c, bool gpu)
     struct iz_offload_config *o = &c->zero.optimizer, *p = &c->zero.param;
     struct iz_config was = *c;
     switch (i) {
-    case FULL_RECOMPUTE:
-        c->run.recompute = IZ_RECOMPUTE_FULL;
-        return was.run.recompute != IZ_RECOMPUTE_FULL;
+    case LEAST_RECOMPUTE: /* planned as full, which is its last resort */
+        if (was.run.recompute == IZ_RECOMPUTE_FULL)
+            return false;
+        c->run.recompute = IZ_RECOMPUTE_AUTO;
+        return was.run.recompute != IZ_RECOMPUTE_AUTO;
     case BOUNDARIES_TO_CPU:
-        c->cpu_checkpointing |= was.run.recompute != IZ_RECOMPUTE_NONE;
-        return c->cpu_checkpointing && !was.cpu_checkpointing;
+        c->cpu_checkpointing = true;
+        return !was.cpu_checkpointing;
     case RANKS_FIRST:
         c->run.sum_order = IZ_SUM_RANKS_FIRST;
         return iz_sum_choose(&was, gpu) != IZ_SUM_RANKS_FIRST;
@@ -209,25 +181,6 @@ static bool apply(enum change i, struct iz_config *c, bool gpu)
     default: /* FEW_PARAM_BUFFERS */
         return fewer_buffers(p, 2);
     }
-}
-
-/* All of the host's tier is pinned but the states; see iz_memory_open_gpu. */
-static int64_t table_bytes(const struct iz_plan *p)
-{
-    int64_t pinned = iz_bytes_tier(&p->bytes, IZ_TIER_CPU) -
-                     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STATE];
-    return p->target.gpu ? (pinned + TABLE_PART - 1) / TABLE_PART : 0;
-}
-
-int64_t iz_plan_device_need(const struct iz_plan *p, const struct iz_limits *l)
-{
-    return iz_plan_device_bytes(p) + (l->tables ? table_bytes(p) : 0);
-}
-
-bool iz_plan_within(const struct iz_plan *p, const struct iz_limits *l)
-{
-    return iz_plan_host_need(p, l) <= l->host &&
-           iz_plan_device_need(p, l) <= l->device;
 }
 
 /* With the sums of a single rank on the GPU, else with them on the host. */
@@ -372,17 +325,22 @@ static void suggest(const struct iz_plan *p, const struct iz_config *c,
     print_changes(p, c, m, limit, used, err);
 }
 
+/* Activations come before sums near: what the host adds may be hidden. */
+static void keep_most(struct iz_plan *p, const struct iz_config *c,
+                      const struct iz_model *m, const struct iz_limits *limit)
+{
+    iz_plan_repeat(p, m, IZ_REPEAT_FULL);
+    iz_plan_near(p, c, m, false);
+    if (iz_plan_within(p, limit) || fits_either_way(p, c, m, limit))
+        iz_plan_keep(p, m, limit);
+}
+
 int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 const struct iz_model *m, const struct iz_limits *limit,
                 FILE *err)
 {
-    /* What lives on the host so that the GPU has room is not kept there. */
-    bool lean = p->act.boundary_slots > 0;
-    if (c->run.recompute == IZ_RECOMPUTE_AUTO && !lean) {
-        iz_plan_keep(p, m, true);
-        if (!fits_either_way(p, c, m, limit))
-            iz_plan_keep(p, m, false);
-    }
+    if (c->run.recompute == IZ_RECOMPUTE_AUTO)
+        keep_most(p, c, m, limit);
     if (fits_either_way(p, c, m, limit))
         return 0;
     if (!err)
@@ -412,7 +370,7 @@ static bool ratio_fits(const struct iz_config *c, const struct iz_model *m,
     if (iz_plan_make(&p, c, m, ranks, rank, t))
         return false;
     bool fits = !iz_plan_fit(&p, c, m, limit, NULL) &&
-                !(keeps && (p.act.recompute || p.micro_batches > 1));
+                !(keeps && (iz_plan_repeats(&p) || p.micro_batches > 1));
     iz_plan_clear(&p);
     return fits;
 }

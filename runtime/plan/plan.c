@@ -293,8 +293,10 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
                               : iz_unit_cost(m, u, p->samples, p->unit[u].rows,
                                              p->param_type, &like);
         /* Every kept buffer is a whole number of cache lines. */
-        p->cost[u].save_bytes = round_up(p->cost[u].save_bytes, 64);
-        p->act.save_bytes = max64(p->act.save_bytes, p->cost[u].save_bytes);
+        int64_t *save = p->cost[u].save_bytes;
+        for (int r = 0; r < IZ_REPEATS; r++)
+            save[r] = round_up(save[r], 64);
+        p->act.save_bytes = max64(p->act.save_bytes, save[IZ_REPEAT_NONE]);
         p->act.scratch_bytes =
             max64(p->act.scratch_bytes, p->cost[u].work_bytes);
         p->step_flops +=
@@ -362,6 +364,11 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target)
 {
+    static const enum iz_repeat repeats[] = {
+        [IZ_RECOMPUTE_AUTO] = IZ_REPEAT_FULL,
+        [IZ_RECOMPUTE_FULL] = IZ_REPEAT_FULL,
+        [IZ_RECOMPUTE_WIDENED] = IZ_REPEAT_WIDENED,
+        [IZ_RECOMPUTE_NONE] = IZ_REPEAT_NONE};
     memset(p, 0, sizeof(*p));
     if (!iz_sum_possible(c, ranks) || !divides(c->run.sum_group, ranks) ||
         !divides(c->zero.hpz_partition, ranks))
@@ -391,11 +398,11 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     plan_rings(p, c);
     plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
-    p->act.recompute = c->run.recompute != IZ_RECOMPUTE_NONE;
     p->act.boundary_home = c->boundary_path[0]    ? IZ_HOME_NVME
                            : c->cpu_checkpointing ? IZ_HOME_CPU
                                                   : IZ_HOME_NONE;
     iz_plan_count(p, c, m);
+    iz_plan_repeat(p, m, repeats[c->run.recompute]);
     return 0;
 }
 
@@ -445,7 +452,9 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         fprintf(out, " (%.2fM trained)", (double)n / 1e6);
     fprintf(out, " in %d units, %d rank%s, %s, activations %s%s\n", m->n_units,
             p->ranks, p->ranks > 1 ? "s" : "", iz_dtype_name(p->param_type),
-            p->act.recompute ? "recomputed" : "kept",
+            !iz_plan_repeats(p)                        ? "kept"
+            : p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_SAVED] ? "kept in part"
+                                                       : "recomputed",
             boundaries[p->act.boundary_home]);
     fprintf(out,
             "      %d micro-batch%s a step, %d at a time, %d slice%s of %d "
@@ -454,6 +463,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
             p->slices, p->slices > 1 ? "s" : "", p->samples,
             p->samples > 1 ? "s" : "", p->target.workers,
             p->target.workers > 1 ? "s" : "", p->ring[0].params);
+    iz_plan_repeat_print(p, m, out);
     if (p->ranks > 1 &&
         (p->micro_batches > 1 || iz_sum_group(&p->sum) < p->ranks)) {
         fprintf(out, "      gradients are added over ");

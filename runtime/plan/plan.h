@@ -40,6 +40,7 @@ struct iz_plan_unit {
     /* The last of them is a sum of the host, which takes the norm's squares
      * too; else they are a pass of their own. */
     bool sums_squares;
+    enum iz_repeat repeat; /* by its backward */
     /* For a sparse table: the largest number of rows that a step can touch,
      * and their length.  packed: rows x cols, rounded up to cache lines.  All
      * 0 for a dense unit. */
@@ -149,7 +150,6 @@ struct iz_plan_touched {
 };
 
 struct iz_plan_activations {
-    bool recompute;
     /* Home of boundaries; if they are not computed there, they pass through so
      * many slots. */
     enum iz_home boundary_home;
@@ -180,7 +180,14 @@ struct iz_plan {
     struct iz_plan_comm comm;
     struct iz_plan_touched touched;
     struct iz_bytes bytes;
-    double step_flops; /* of one rank and step, recomputation excluded */
+    double step_flops; /* of one rank and step, without what is repeated */
+};
+
+/* Memory that a rank may use, bytes. */
+struct iz_limits {
+    int64_t host, device;
+    bool beside; /* count on the host what a process has beside its plan */
+    bool tables; /* count the GPU's page tables for pinned memory */
 };
 
 /* The least number of slices with which a micro-batch occupies these workers,
@@ -200,11 +207,30 @@ void iz_plan_clear(struct iz_plan *p);
 /* Counts the bytes of a plan whose parts are known (count.c). */
 void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
                    const struct iz_model *m);
+/* Counts anew what is kept from forward to backward, and what is near it. */
+void iz_plan_count_activations(struct iz_plan *p, const struct iz_model *m);
 /* Counts anew with sums near or not, where they can be. */
 void iz_plan_near(struct iz_plan *p, const struct iz_config *c,
                   const struct iz_model *m, bool near);
-/* Counts anew with activations kept, or recomputed. */
-void iz_plan_keep(struct iz_plan *p, const struct iz_model *m, bool keep);
+/* Counts anew with units that repeat this, but no more than gains memory. */
+void iz_plan_repeat(struct iz_plan *p, const struct iz_model *m,
+                    enum iz_repeat repeat);
+/* Lets units repeat less, of the flops as many less as memory allows: p is
+ * within the limits and stays there. */
+void iz_plan_keep(struct iz_plan *p, const struct iz_model *m,
+                  const struct iz_limits *limit);
+/* Of the flops of all forwards, those that backwards repeat; 0: none does. */
+double iz_plan_repeats(const struct iz_plan *p);
+/* How many units that have something to keep repeat this. */
+int iz_plan_repeating(const struct iz_plan *p, const struct iz_model *m,
+                      enum iz_repeat repeat);
+/* Bytes that a unit which repeats this keeps from forward to backward, for one
+ * track. */
+int64_t iz_plan_saved(const struct iz_plan *p, const struct iz_model *m,
+                      int unit, enum iz_repeat repeat);
+/* A line with that part and these numbers, if anything is repeated. */
+void iz_plan_repeat_print(const struct iz_plan *p, const struct iz_model *m,
+                          FILE *out);
 
 /* How the optimizer's chunks are divided between host and GPU (split.c):
  * sets host_chunks of all units and what p says of the split. */
@@ -263,12 +289,6 @@ enum iz_tier iz_plan_grad_tier(const struct iz_plan *p);
 /* Separate buffers of a tier at most: what their alignment may cost. */
 int64_t iz_plan_buffers(const struct iz_plan *p);
 
-/* Memory that a rank may use, bytes. */
-struct iz_limits {
-    int64_t host, device;
-    bool beside; /* count on the host what a process has beside its plan */
-    bool tables; /* count the GPU's page tables for pinned memory */
-};
 /* Bytes of host memory that a rank needs; with l->beside, beside its plan too.
  */
 int64_t iz_plan_host_need(const struct iz_plan *p, const struct iz_limits *l);
@@ -287,8 +307,8 @@ int64_t iz_plan_host_reserve(int64_t total_bytes);
 /* Bytes that a rank's process has beside its plan; see l->beside. */
 int64_t iz_plan_beside(const struct iz_plan *p);
 
-/* Fits the plan into the limits: with recompute "auto" keeps activations if
- * they fit.  Where nothing fits, prints the table and the smallest change of
+/* Fits the plan into the limits: with recompute "auto" units keep what fits.
+ * Where nothing fits, prints the table and the smallest change of
  * the config that would, and returns -ENOMEM. */
 int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 const struct iz_model *m, const struct iz_limits *limit,

@@ -69,6 +69,13 @@ enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m)
     return limit_of(m, iz_bottleneck_loss(&m->usage));
 }
 
+/* Whether activations that are not kept for want of memory are those of more
+ * micro-batches than must be under way. */
+static bool waves(const struct iz_bottleneck_setting *s)
+{
+    return s->repeats && s->breadth_first && s->micro_batches > 1;
+}
+
 /* The setting that would move a limit.  Of traffic first what moves more than
  * it must, then what makes a step move less.  `ring` is room for a sentence. */
 static const char *advice(enum iz_bottleneck limit, enum iz_use link,
@@ -80,8 +87,15 @@ static const char *advice(enum iz_bottleneck limit, enum iz_use link,
         "if its states fit there and the links have time";
     switch (limit) {
     case IZ_BOTTLENECK_COMPUTE:
-        return s->recompute ? "run.recompute=none would save the repeated "
-                              "forwards, if the activations fit"
+        return s->repeats && s->repeats_asked
+                   ? "run.recompute=auto would repeat only the forwards that "
+                     "memory has no room to keep"
+               : waves(s) ? "run.schedule=depth_first would leave room to keep "
+                            "more activations"
+               : s->repeats && s->samples > 1
+                   ? "fewer samples a micro-batch "
+                     "(train_micro_batch_size_per_gpu) would leave room to "
+                     "keep more activations"
                : s->gpu && !s->half
                    ? "bf16.enabled=true would use the tensor cores"
                    : "only more ranks or faster processors would move it";
@@ -170,7 +184,8 @@ static enum iz_use small_loss(const struct iz_bottleneck_measured *m,
                               const struct iz_bottleneck_setting *s)
 {
     double lost = 1 - m->usage.share[IZ_USE_UNITS];
-    bool moves = s->recompute || (s->gpu && !s->half);
+    bool moves = (s->repeats && (s->repeats_asked || s->samples > 1)) ||
+                 waves(s) || (s->gpu && !s->half);
     return iz_bottleneck_find(m) == IZ_BOTTLENECK_COMPUTE && !moves &&
                    lost >= IZ_BOTTLENECK_COST
                ? largest_loss(&m->usage, 0)

@@ -83,7 +83,8 @@ static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
     const struct iz_plan *p = &e->plan;
     return (struct iz_bottleneck_setting){
         .gpu = p->target.gpu,
-        .recompute = p->act.recompute,
+        .repeats = iz_plan_repeats(p) > 0,
+        .repeats_asked = c->run.recompute != IZ_RECOMPUTE_AUTO,
         .overlap = c->run.overlap,
         .overlap_comm = c->zero.overlap_comm,
         .breadth_first = c->run.schedule == IZ_BREADTH_FIRST,
@@ -97,6 +98,7 @@ static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
                      c->zero.optimizer.ratio > 0,
         .few_slices = iz_plan_slices(c, p->target.workers) > p->slices,
         .workers = p->target.workers,
+        .samples = c->micro_batch,
         .ring = p->ring[0].params,
         .slices = p->slices,
         .micro_batches = p->micro_batches,

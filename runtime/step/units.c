@@ -98,22 +98,19 @@ static void set_cost(const struct iz_engine *e, const struct iz_call *c,
 {
     const struct iz_unit_cost *k = &e->plan.cost[c->unit];
     bool backward = c->call == IZ_CALL_BACKWARD;
-    bool forward =
-        c->call == IZ_CALL_FORWARD || (backward && e->plan.act.recompute);
+    enum iz_repeat r = e->plan.unit[c->unit].repeat;
     if (backward) {
-        t->flops = k->backward_flops;
-        t->bytes = k->backward_bytes;
-        t->seconds = k->backward_s;
-    }
-    if (forward) {
-        t->flops += k->forward_flops;
-        t->seconds += k->forward_s;
-    }
-    if (forward || !backward)
-        t->bytes += k->forward_bytes;
-    /* The last unit's loss alone is its one product of three. */
-    if (!forward && !backward)
+        t->flops = k->backward_flops + k->repeat_flops[r];
+        t->bytes = k->backward_bytes + k->repeat_bytes[r];
+        t->seconds = k->backward_s + k->repeat_s[r];
+    } else if (c->call == IZ_CALL_FORWARD) {
+        t->flops = k->forward_flops;
+        t->bytes = k->forward_bytes;
+        t->seconds = k->forward_s;
+    } else {
+        /* The last unit's loss alone is its one product of three. */
         t->flops = k->backward_flops / 3;
+    }
 }
 
 /* Which buffers a call reads and writes; backward may work in what forward
@@ -130,11 +127,16 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
     bool training = c->kind == IZ_FORWARD || backward;
     bool batch = first || last || e->model->unit[u].reads_input;
     bool rows = e->plan.zero.fetch || backward;
+    /* What is not kept takes its place in scratch. */
+    enum iz_repeat repeat = training ? e->plan.unit[u].repeat : IZ_REPEAT_NONE;
+    enum iz_repeat saves =
+        repeat == IZ_REPEAT_WIDENED ? repeat : IZ_REPEAT_NONE;
     struct iz_unit_arg a = {.layout = &e->unit[u].layout,
                             .call = c->call,
                             .samples = c->samples,
                             .type = e->plan.param_type,
-                            .save_bytes = e->plan.cost[u].save_bytes,
+                            .repeat = repeat,
+                            .save_bytes = e->plan.cost[u].save_bytes[saves],
                             .row = c->row,
                             .packed = e->plan.zero.fetch};
     struct iz_task t = iz_task_of(e, c->kind, IZ_ON_COMPUTE, iz_unit_run, u);

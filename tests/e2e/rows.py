@@ -129,10 +129,7 @@ def valid(row):
     if row.get("master") == "remainder" and \
             not row.get("dtype", "bf16").startswith("bf16"):
         return False
-    if ratio < 1 and (optimizer not in (None, "cpu") or param == "nvme"):
-        return False
-    return not (row.get("recompute") == "none" and
-                row.get("boundaries") in ("host", "disk"))
+    return not (ratio < 1 and (optimizer not in (None, "cpu") or param == "nvme"))
 
 
 def valid_on_gpu(row):
@@ -196,3 +193,20 @@ def cases(rows):
     for row in rows:
         marks = [pytest.mark.single] if row.get("ranks") == 1 else []
         yield pytest.param(row, id=name_of(row), marks=marks)
+
+
+# ---- activations ----
+
+def check_mixes(start, row, *tiers):
+    """Runs whose memory, of these tiers, lets units keep some activations have
+    the bits of those that keep all and none."""
+    key = "run." + "device_" * (row["device"] == "cuda") + "memory_limit_bytes"
+    none, full = (start({**row, "recompute": r}) for r in ("none", "full"))
+    assert none.numbers == full.numbers
+    least, most = (r.bytes_in(*tiers) for r in (full, none))
+    for part in (0.35, 0.6, 0.95):
+        r = start({**row, "recompute": "auto"},
+                  {key: int(least + part * (most - least))})
+        kept = r.bytes_of("activations")
+        assert 0 < kept <= part * (most - least) < none.bytes_of("activations")
+        assert r.numbers == full.numbers, str(r)

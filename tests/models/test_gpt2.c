@@ -81,7 +81,7 @@ static void check_directions(struct iz_gpt2_config c, int samples)
         for (int64_t k = 0; w->v.rows > 1 && k < iz_view_len(w->v); k++)
             w->d[k] = ((float *)w->v.p)[k] *= 0.1F;
     }
-    twin_train(&t, true);
+    twin_train(&t, IZ_REPEAT_NONE);
     assert_true(fabs(t.got - loss(&t, NULL)) <= 1e-5 * t.got);
     for (int u = 0, i = 0; u < t.m->n_units; u++)
         for (int k = 0; k < t.m->unit[u].n_params; k++, i++)
@@ -101,7 +101,7 @@ static double loss_with(int u, int i, double value)
 {
     struct twin t = twin_new(&kind, &tiny, IZ_F32, 1);
     twin_set(&t, twin_first(&t, u) + i, value);
-    twin_train(&t, true);
+    twin_train(&t, IZ_REPEAT_NONE);
     double got = t.got;
     twin_free(&t);
     return got;

@@ -4,7 +4,7 @@
  * planner relies on. */
 #pragma once
 
-#include "codelets/unit/layer.h"
+#include "codelets/unit/unit.h"
 #include "tests/codelets/ops/fixture.h"
 #include "tests/codelets/ops/reference.h"
 
@@ -56,6 +56,7 @@ struct twin {
     struct tensor *y, d;   /* boundaries; gradient, in and out in one place */
     struct iz_exec *saved; /* of each unit, when activations are kept */
     float loss_scale;      /* 1 */
+    bool again;            /* a call is a forward for a backward */
     double got;            /* the loss of the program */
 };
 
@@ -75,10 +76,9 @@ int twin_first(const struct twin *t, int unit);
 /* All elements of parameter i become the value. */
 void twin_set(struct twin *t, int i, double value);
 
-/* Forward and backward of all units; `keep` the saved activations or compute
- * them again right before each backward.  Every call is made dry first and has
- * arenas of exactly that size. */
-void twin_train(struct twin *t, bool keep);
+/* Forward and backward of all units; what a backward repeats is not kept. Every
+ * call is made dry first and has arenas of exactly that size. */
+void twin_train(struct twin *t, enum iz_repeat repeat);
 /* The last unit alone, by its evaluate or generate. */
 typedef void twin_layer(struct iz_exec *x, const struct iz_layer *a);
 void twin_call_last(struct twin *t, twin_layer *f, float *logits);

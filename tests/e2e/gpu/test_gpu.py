@@ -40,7 +40,7 @@ FREE = {
     "delay_us": (0, 300),
     "jitter_us": (0, 500),
     "overlap": (True, False),
-    "recompute": ("full", "none"),
+    "recompute": ("full", "widened", "none"),
     "boundaries": ("near", "host", "disk"),
     "ring": (0, 1, 3),
     "workers": (1, 2),
@@ -83,6 +83,15 @@ def test_same_bits_as_the_plain_run(row, start, references):
         references[key] = start({**PLACE, **left, **ON_CPU}).numbers
     r = start({**PLACE, **row})
     assert len(r.bits) == 3 and r.numbers == references[key], str(r)
+
+
+# On one rank with one micro-batch nothing else depends on the memory.
+@pytest.mark.parametrize("row", rows.cases([
+    {"model": "gpt2", "ranks": 1, "dtype": "bf16", **FAR, "boundaries": "host"},
+    {"model": "gpt2", "ranks": 2, "dtype": "fp32", "stage": 2, "micro": 4},
+    {"model": "llama", "ranks": 1, "dtype": "fp16", **FAR, "ratio": 0.4}]))
+def test_units_that_repeat_differently_have_the_same_bits(row, start):
+    rows.check_mixes(start, {**ROW, **row}, "device")
 
 
 # Lion's one state on either side, in every type.

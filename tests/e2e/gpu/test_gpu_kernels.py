@@ -45,7 +45,7 @@ FREE = {
     "ratio": (1, 0.4),
     "comm": ("mpi", "nccl"),
     "schedule": ("depth_first", "breadth_first"),
-    "recompute": ("full", "none"),
+    "recompute": ("full", "widened", "none"),
     "boundaries": ("near", "host", "disk"),
     "jitter_us": (0, 200),
 }

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models beside GPT-2: they learn, count their parameters, speak of what they
 read, and are continued.  Their bits are in test_matrix.py."""
+import json
+import re
+
 import pytest
 
 import rows
@@ -114,6 +117,27 @@ def test_preset_is_planned_for_another_machine(preset, millions, place):
                          "train_batch_size": 8},
                      ["--plan", "--ranks", 8, "--machine", machine])
     assert r.rc == 0 and f"{millions}M parameters" in r.out, str(r)
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("samples, accum, near, percent", [
+    (4, "bf16", True, None), (2, "fp32", False, None), (8, "bf16", False, "16.9")])
+def test_14b_at_128k_tokens_repeats_what_the_docs_say(samples, accum, near, percent,
+                                                      place):
+    """On one H200 with a host of 128 GiB."""
+    config = json.loads((run.ROOT / "configs/gpt2-14b.json").read_text())
+    change = {"train_micro_batch_size_per_gpu": samples,
+              "gradient_accumulation_steps": 64 // samples,
+              "zero_optimization.offload_optimizer.ratio": 0.5,
+              "data_types.grad_accum_dtype": accum, "run.master": "remainder",
+              "run.schedule": "depth_first", "run.ring": 2}
+    path = place.folder / "14b.json"
+    path.write_text(json.dumps(run.merge(config, change)))
+    r = run.call(run.PROGRAM, path, "--plan", "--machine",
+                 run.ROOT / "configs/machines/h200-141.json")
+    assert r.rc == 0 and ("the GPU adds the micro-batches" in r.out) == near, str(r)
+    found = re.search(r"backward repeats ([\d.]+) %", r.out)
+    assert (found and found.group(1)) == percent, str(r)
 
 
 @pytest.mark.single

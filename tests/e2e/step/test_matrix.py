@@ -39,7 +39,7 @@ FREE = {
     "delay_us": (0, 300),
     "overlap": (True, False),
     "overlap_comm": (True, False),
-    "recompute": ("full", "none"),
+    "recompute": ("full", "widened", "none"),
     "boundaries": ("near", "disk"),
     "ring": (0, 1, 3),
     "in_flight": (1, 3),
@@ -107,6 +107,21 @@ def test_other_models_have_the_same_bits(row, start, references):
 
 ONE = {**PLAIN, "ranks": 1, "dtype": "fp32", "batch": BATCH, "steps": 4, "micro": 0,
        "clip": 0.5}
+
+
+MIXED = {**PLAIN, "batch": 12, "steps": 3, "micro": 2, "slices": 1}
+
+
+@pytest.mark.parametrize("row", rows.cases([
+    {"model": "gpt2", "ranks": 2, "dtype": "bf16", "stage": 3, "param": "cpu",
+     "optimizer": "cpu"},
+    {"model": "gpt2", "ranks": 1, "dtype": "fp32", "schedule": "breadth_first"},
+    {"model": "gpt2", "ranks": 1, "dtype": "fp16", "tuned": "lora"},
+    {"model": "gpt2", "ranks": 1, "dtype": "bf16", "tuned": "top"},
+    {"model": "all of llama", "ranks": 2, "dtype": "fp16", "stage": 1},
+    {"model": "vit", "ranks": 1, "dtype": "fp32"}]))
+def test_units_that_repeat_differently_have_the_same_bits(row, start):
+    rows.check_mixes(start, {**MIXED, **row, "device": "cpu"}, "device", "cpu")
 
 
 def test_bf16_products_change_bits(start, bf16_products):

@@ -150,9 +150,6 @@ static const char *const refusals[][2] = {
      "offload_optimizer.device: given twice"},
     {"'zero_optimization': {'cpu_offload': 1}",
      "cpu_offload: expected a boolean, found 1"},
-    {"'activation_checkpointing': {'cpu_checkpointing': true}, 'run': "
-     "{'recompute': 'none'}",
-     "cpu_checkpointing: true, but run.recompute none keeps"},
     {"'activation_checkpointing': {'nvme_path': '/tmp'}",
      "nvme_path: /tmp, but activation_checkpointing.cpu_checkpointing is "
      "false"},

@@ -9,6 +9,13 @@ static int fit_host(struct iz_plan *plan, const struct iz_config *c,
     return fit(plan, c, (struct iz_limits){.host = bytes});
 }
 
+static void assert_repeats(int none, int widened, int full)
+{
+    assert_int_equal(iz_plan_repeating(&p, model, IZ_REPEAT_NONE), none);
+    assert_int_equal(iz_plan_repeating(&p, model, IZ_REPEAT_WIDENED), widened);
+    assert_int_equal(iz_plan_repeating(&p, model, IZ_REPEAT_FULL), full);
+}
+
 static double bytes_per_param(void)
 {
     double sum = 0, params = 0;
@@ -148,11 +155,62 @@ static void activations_are_kept_where_they_fit(void **state)
     make(&p, &c, 1, &target1);
     int64_t lean = iz_plan_host_bytes(&p);
     assert_int_equal(fit_host(&p, &c, INT64_MAX), 0);
-    assert_false(p.act.recompute);
-    assert_true(iz_plan_host_bytes(&p) > lean);
+    assert_repeats(32, 0, 0);
+    int64_t most = iz_plan_host_bytes(&p);
+    assert_true(most > lean);
     assert_int_equal(fit_host(&p, &c, lean), 0);
-    assert_true(p.act.recompute);
+    assert_repeats(0, 0, 32);
     assert_true(iz_plan_host_bytes(&p) == lean);
+    assert_true(iz_plan_repeats(&p) > 0.6 && iz_plan_repeats(&p) < 0.8);
+    /* A block keeps 9 C numbers of a token and three statistics, of which what
+     * is widened is 4 C. */
+    int64_t tokens = 1024, width = 2560, all = (most - lean) / 32;
+    assert_true(all == tokens * (9 * width * 4 + 4 * (4 + 32)));
+}
+
+/* Every step of memory is used, by what saves most flops with it. */
+static void units_keep_what_memory_allows(void **state)
+{
+    struct iz_config c = plain(3, IZ_BF16);
+    make(&p, &c, 1, &target1);
+    int64_t lean = iz_plan_host_bytes(&p), all, widened;
+    iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
+    all = (iz_plan_host_bytes(&p) - lean) / 32;
+    iz_plan_repeat(&p, model, IZ_REPEAT_WIDENED);
+    widened = (iz_plan_host_bytes(&p) - lean) / 32;
+    assert_true(all - widened == INT64_C(4) * 4 * 1024 * 2560);
+    double most = 1;
+    for (int64_t more = 0; more <= 32 * all; more += all / 7) {
+        assert_int_equal(fit_host(&p, &c, lean + more), 0);
+        int n[IZ_REPEATS];
+        for (int r = 0; r < IZ_REPEATS; r++)
+            n[r] = iz_plan_repeating(&p, model, (enum iz_repeat)r);
+        int64_t kept = n[IZ_REPEAT_NONE] * all + n[IZ_REPEAT_WIDENED] * widened;
+        assert_int_equal(n[0] + n[1] + n[2], 32);
+        assert_true(iz_plan_host_bytes(&p) == lean + kept && kept <= more);
+        assert_true(!n[IZ_REPEAT_FULL] || more - kept < widened);
+        assert_true(!n[IZ_REPEAT_WIDENED] || more - kept < all - widened);
+        assert_true(iz_plan_repeats(&p) <= most);
+        most = iz_plan_repeats(&p);
+    }
+    assert_int_equal(fit_host(&p, &c, lean + 32 * all), 0);
+    assert_repeats(32, 0, 0);
+    /* A byte less than all: one unit repeats a product. */
+    assert_int_equal(fit_host(&p, &c, lean + 32 * all - 1), 0);
+    assert_repeats(31, 1, 0);
+}
+
+static void what_is_asked_for_is_repeated(void **state)
+{
+    struct iz_config c = plain(3, IZ_BF16);
+    c.run.recompute = IZ_RECOMPUTE_WIDENED;
+    make(&p, &c, 1, &target1);
+    int64_t need = iz_plan_host_bytes(&p);
+    assert_int_equal(fit_host(&p, &c, INT64_MAX), 0);
+    assert_repeats(0, 32, 0);
+    assert_true(iz_plan_host_bytes(&p) == need);
+    assert_int_equal(fit_host(&p, &c, need - 1), -ENOMEM);
+    assert_said("it fits with run.recompute=auto (");
 }
 
 /* 32 blocks and an embedding pass on 33 boundaries. */
@@ -218,7 +276,7 @@ static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
     assert_true(q.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] > 0);
     assert_true(iz_plan_host_bytes(&p) == iz_plan_host_bytes(&q));
     assert_int_equal(fit_host(&q, &c, INT64_MAX), 0);
-    assert_false(q.act.recompute);
+    assert_true(iz_plan_repeats(&q) == 0);
 }
 
 /* Clipping needs the norm of all gradients, fp16 to know that all are finite.
@@ -311,6 +369,8 @@ int main(void)
         cmocka_unit_test(what_does_not_fit_is_refused_with_a_way_out),
         cmocka_unit_test(no_more_staging_buffers_are_taken_away_than_must),
         cmocka_unit_test(activations_are_kept_where_they_fit),
+        cmocka_unit_test(units_keep_what_memory_allows),
+        cmocka_unit_test(what_is_asked_for_is_repeated),
         cmocka_unit_test(boundaries_on_the_host_leave_slots),
         cmocka_unit_test(updates_are_early_that_wait_for_no_norm),
         cmocka_unit_test(an_automatic_order_of_sums_is_one_that_fits),

@@ -198,7 +198,7 @@ static void an_automatic_ratio_is_the_smallest_that_fits(void **state)
     c.zero.optimizer.ratio = 0.6;
     c.micro_batch = 32;
     make(&p, &c, 1, &gpu_bf16);
-    iz_plan_keep(&p, model, true);
+    iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
     l.device = iz_plan_device_bytes(&p);
     assert_true(needs(c, 0).device <= l.device);
     assert_true(chosen(c, l, &gpu_bf16) == 0.6);
