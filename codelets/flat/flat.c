@@ -186,6 +186,22 @@ void iz_flat_sum(void *out, enum iz_dtype out_type, bool accumulate,
     iz_flat_sum_norm2(NULL, out, out_type, accumulate, in, n_in, in_type, n);
 }
 
+void iz_flat_add_squares(double *sum, void *out, enum iz_dtype out_type,
+                         bool accumulate, const void *in, enum iz_dtype in_type,
+                         int64_t n)
+{
+    int64_t most = sum ? BLOCK : n;
+    for (int64_t i = 0; i < n; i += most) {
+        int64_t k = min64(n - i, most);
+        const void *from = in ? flat_at(in, in_type, i) : NULL;
+        char *dst = (char *)out + i * iz_dtype_bytes(out_type);
+        if (in)
+            iz_flat_sum(dst, out_type, accumulate, &from, 1, in_type, k);
+        if (sum)
+            sum[i / BLOCK] = square_block(dst, out_type, k, 0);
+    }
+}
+
 uint64_t iz_flat_hash(int64_t first, const float *x, int64_t n)
 {
     return iz_simd()->hash((uint64_t)first, x, n);

@@ -243,7 +243,7 @@ starpu_data_handle_t iz_next_grad(struct iz_engine *e, int unit)
     const struct iz_plan_unit *p = e->unit[unit].plan;
     struct iz_ring *r = &e->ring[p->ring];
     return p->direct
-               ? e->unit[unit].grad_handle[0]
+               ? e->unit[unit].grad_handle[0][0]
                : next_slot(r->grad, &r->next_grad, e->plan.ring[p->ring].grads);
 }
 

@@ -40,11 +40,12 @@ struct iz_unit_memory {
     starpu_data_handle_t param_handle;
     starpu_data_handle_t copy_handle; /* of a group's copy; NULL: none */
     int64_t copied; /* version that it is of; -1: of none, frozen or not */
-    /* Accumulators: of its own unit and of the tied use. */
-    starpu_data_handle_t grad_handle[2];
-    /* Of the elements behind the host's, where the GPU has them; and the
-     * sums of their squares, on the host. */
-    starpu_data_handle_t grad_apart_handle[2], block_sums_handle;
+    /* Accumulators, of its own unit and of the tied use: the pieces, which
+     * follow one another in memory; and what the GPU has apart, behind them. */
+    starpu_data_handle_t grad_handle[2][IZ_PIECES_MAX], grad_apart_handle[2];
+    /* Sums of the blocks' squares, on the host, which follow one another too:
+     * of each piece, then of what is apart; NULL: none. */
+    starpu_data_handle_t block_sums_handle[IZ_PIECES_MAX + 1];
     /* A rank's sums over its micro-batches, for each accumulator: its own
      * buffer, or the one of the ring that it has this time. */
     starpu_data_handle_t sum_handle[2];

@@ -108,17 +108,40 @@ static int open_states(struct iz_engine *e, struct iz_unit_memory *g, int u)
     return 0;
 }
 
+/* n handles whose memory follows one another; one of no bytes is none. */
+static bool take_pieces(struct iz_engine *e, starpu_data_handle_t *handle,
+                        enum iz_datum d, int u, const int64_t *bytes, int n)
+{
+    int64_t all = 0;
+    for (int i = 0; i < n; i++)
+        all += bytes[i];
+    if (!all)
+        return true;
+    char *p = iz_memory_take(e->memory, iz_datum_tier(&e->plan, d),
+                             iz_datum_infos[d].class, all);
+    for (int i = 0; p && i < n; p += bytes[i++])
+        if (bytes[i])
+            handle[i] = iz_handle_open(e, p, bytes[i], d, u);
+    return p;
+}
+
 static int open_grads(struct iz_engine *e, struct iz_unit_memory *g, int u)
 {
-    int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
-    int64_t n = iz_plan_grads(&e->plan, g->plan) - apart;
+    const struct iz_plan_unit *p = g->plan;
+    int64_t apart = iz_plan_grads_apart(&e->plan, p);
     int64_t size = iz_dtype_bytes(e->plan.grad_type);
-    int64_t blocks = iz_norm_blocks(iz_plan_squared(&e->plan, g->plan));
-    int64_t own = iz_plan_own_sum(&e->plan, g->plan);
-    bool ok = true;
-    for (int i = 0; ok && i <= g->plan->split_accum; i++) {
-        ok = !n || (i && e->plan.zero.sums_near) ||
-             iz_handle_take(e, &g->grad_handle[i], IZ_DATUM_GRAD, u, n * size);
+    int64_t own = iz_plan_own_sum(&e->plan, p);
+    int64_t piece[IZ_PIECES_MAX + 1], sums[IZ_PIECES_MAX + 1];
+    bool squared = iz_plan_squared(&e->plan, p), ok = true;
+    for (int i = 0; i <= p->pieces; i++) {
+        int64_t n = iz_plan_piece(&e->plan, p, i);
+        piece[i] = n * size;
+        sums[i] = squared ? iz_norm_blocks(n) * (int64_t)sizeof(double) : 0;
+    }
+    for (int i = 0; ok && i <= p->split_accum; i++) {
+        ok = (i && e->plan.zero.sums_near) ||
+             take_pieces(e, g->grad_handle[i], IZ_DATUM_GRAD, u, piece,
+                         p->pieces);
         if (ok && apart)
             ok = iz_handle_take(e, &g->grad_apart_handle[i],
                                 IZ_DATUM_SPLIT_GRAD, u, apart * size);
@@ -126,9 +149,9 @@ static int open_grads(struct iz_engine *e, struct iz_unit_memory *g, int u)
             ok = iz_handle_take(e, &g->sum_handle[i], IZ_DATUM_OWN_SUM, u,
                                 own * size);
     }
-    if (ok && blocks)
-        ok = iz_handle_take(e, &g->block_sums_handle, IZ_DATUM_BLOCK_SUMS, u,
-                            8 * blocks);
+    if (ok)
+        ok = take_pieces(e, g->block_sums_handle, IZ_DATUM_BLOCK_SUMS, u, sums,
+                         p->pieces + 1);
     g->norm2_handle = iz_handle_open(e, e->scalar.sums + u, sizeof(double),
                                      IZ_DATUM_SQUARES, u);
     return ok ? 0 : -ENOMEM;

@@ -303,7 +303,7 @@ int64_t iz_plan_beside(const struct iz_plan *p)
 {
     int64_t chunks = 0;
     for (int u = 0; u < p->n_units; u++)
-        chunks += p->unit[u].chunks;
+        chunks += p->unit[u].chunks + p->unit[u].pieces / 2;
     return PROCESS_BYTES + p->target.workers * WORKER_BYTES +
            chunks * CHUNK_BYTES + iz_plan_host_bytes(p) / TABLE_PART;
 }
@@ -376,7 +376,17 @@ int64_t iz_plan_own_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
 
 int64_t iz_plan_squared(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
-    return !p->zero.sums_near ? iz_plan_grads_apart(p, g) : g->n ? g->owned : 0;
+    bool comm = p->ranks > 1 && !p->target.nccl && !g->split_accum;
+    return p->zero.grads_down && !comm && g->n ? g->owned : 0;
+}
+
+int64_t iz_plan_piece(const struct iz_plan *p, const struct iz_plan_unit *g,
+                      int i)
+{
+    int64_t apart = iz_plan_grads_apart(p, g);
+    return i == g->pieces
+               ? apart
+               : min64(iz_plan_grads(p, g) - apart - i * g->piece, g->piece);
 }
 
 int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_unit *g)

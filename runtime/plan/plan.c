@@ -159,6 +159,16 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
     }
 }
 
+/* Where the host adds to it its workers do, each to other pieces. */
+static void cut_accumulator(const struct iz_plan *p, struct iz_plan_unit *g)
+{
+    bool cut = p->zero.grads_down && !p->zero.sums_near;
+    int64_t n = iz_plan_grads(p, g) - iz_plan_grads_apart(p, g);
+    int64_t chunks = (n + g->chunk - 1) / g->chunk, most = IZ_PIECES_MAX;
+    g->piece = (cut ? (chunks + most - 1) / most : chunks) * g->chunk;
+    g->pieces = n ? (int)((n + g->piece - 1) / g->piece) : 0;
+}
+
 /* Of ring 0 one sum is sent while the next one is formed. */
 static void plan_sums(struct iz_plan *p)
 {
@@ -168,6 +178,7 @@ static void plan_sums(struct iz_plan *p)
         struct iz_plan_unit *g = &p->unit[u];
         struct iz_plan_ring *r = &p->ring[g->ring];
         g->sums_squares = sums_squares(p, g);
+        cut_accumulator(p, g);
         if (iz_plan_ring_sum(p, g))
             r->sum_elems = max64(r->sum_elems, iz_plan_sum(p, g));
         r->sums = !r->sum_elems ? 0 : g->ring ? 1 : 2;

@@ -30,6 +30,10 @@ struct iz_plan_unit {
     int chunks;
     int host_chunks; /* of an offloaded optimizer: the first ones are updated by
                         the host, the others by the GPU, with states there */
+    /* Of an accumulator, but for what is apart: so many, of so many elements,
+     * all of them whole chunks but the last.  The host's workers share them. */
+    int pieces;
+    int64_t piece;
     struct iz_plan_frozen frozen;
     int ring;          /* which ring of gathered units and of unit gradients */
     int ties;          /* other units that use one of its parameters too */
@@ -56,6 +60,7 @@ struct iz_plan_ring {
 };
 
 #define IZ_SLICES_MAX 64
+#define IZ_PIECES_MAX 16
 #define IZ_BOUNCE_BYTES (INT64_C(1) << 22) /* pinned, for single copies */
 
 /* Chunks of the optimizer are multiples of this many elements: whole disk pages
@@ -266,7 +271,11 @@ int64_t iz_plan_grads_apart(const struct iz_plan *p,
 int64_t iz_plan_sum(const struct iz_plan *p, const struct iz_plan_unit *g);
 bool iz_plan_ring_sum(const struct iz_plan *p, const struct iz_plan_unit *g);
 int64_t iz_plan_own_sum(const struct iz_plan *p, const struct iz_plan_unit *g);
-/* Elements whose squares the GPU adds block by block: the last ones. */
+/* Elements of piece i of an accumulator; i = pieces: of what is apart. */
+int64_t iz_plan_piece(const struct iz_plan *p, const struct iz_plan_unit *g,
+                      int i);
+/* Elements whose squares are added block by block, piece by piece, before the
+ * blocks are: all or none. */
 int64_t iz_plan_squared(const struct iz_plan *p, const struct iz_plan_unit *g);
 /* Bytes of what lists the touched rows: a list (there are two), and scratch to
  * make one. */

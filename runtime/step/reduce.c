@@ -2,7 +2,9 @@
 /* Where a unit's gradient goes: into the accumulator of its shard, on this side
  * or the other, summed in an order that does not depend on timing; and the sum
  * of its squares, which the last sum of a step takes on its way if the host
- * does it, and which else is a pass of its own.  See zero.h. */
+ * does it, and which else is a pass of its own.  What the host adds and squares
+ * of a GPU's gradients are tasks of pieces, for all of its workers.  See
+ * zero.h. */
 #include "runtime/step/zero.h"
 
 #include <assert.h>
@@ -18,7 +20,6 @@ struct reduce_arg {
     int64_t own;          /* first element of it in the accumulator */
     int64_t skip;         /* elements in front of the contribution */
     int64_t n_apart;      /* of the shard, that the GPU sums apart */
-    int64_t blocks;       /* whose sums of squares the GPU has */
     int slots; /* contributions of slices; 0: it is in the accumulator */
     int ranks;
     bool accumulate;
@@ -32,7 +33,7 @@ struct reduce_arg {
 };
 
 /* buf: accumulator; the slices' contributions; list of touched rows; sum of
- * squares, and sums of the blocks that the GPU keeps. */
+ * squares; other pieces of the accumulator. */
 static void run_reduce(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
@@ -61,8 +62,6 @@ static void run_reduce(struct iz_exec *x, void **buf, const void *arg)
         struct iz_norm2 s = {0};
         iz_flat_sum_norm2(&s, out, a->type, a->accumulate, in, a->slots,
                           a->wire, n);
-        if (a->blocks)
-            iz_norm2_add_blocks(&s, *next, a->blocks);
         *norm2 = iz_norm2_end(&s);
         return;
     }
@@ -94,7 +93,7 @@ static void run_reduce(struct iz_exec *x, void **buf, const void *arg)
 
 /* What leaves a GPU for the host, and with several ranks also what the GPU sums
  * apart.  buf: contribution, the host's part if there is any, the accumulator
- * on the GPU if there is one. */
+ * on the GPU if there is one, other pieces of the host's. */
 static void run_offload(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
@@ -141,25 +140,78 @@ static int sum_urgency(const struct iz_engine *e)
     return iz_updates_early(e) && iz_updates_first(e) ? 0 : -3500;
 }
 
-/* The sum that leaves the whole gradient in the accumulator gives its squares,
- * too. */
-static int add_squares(struct iz_engine *e, int unit, struct reduce_arg *a,
-                       struct iz_access *from, int n)
+/* ---- pieces of an accumulator on the host ---- */
+
+/* What is done to piece i, whose first element is `first`. */
+struct piece_arg {
+    int64_t first, n;
+    bool adds, accumulate, squares;
+    enum iz_dtype from, type;
+};
+
+/* buf: the piece; what is added to it, sums of its blocks' squares. */
+static void run_piece(struct iz_exec *x, void **buf, const void *arg)
 {
-    struct iz_unit_memory *g = &e->unit[unit];
-    a->squares = true;
-    a->blocks = iz_norm_blocks(iz_plan_grads_apart(&e->plan, g->plan));
-    from[n++] = (struct iz_access){g->norm2_handle, STARPU_W};
-    if (a->blocks)
-        from[n++] = (struct iz_access){g->block_sums_handle, STARPU_R};
+    const struct piece_arg *a = arg;
+    const char *in = a->adds ? buf[1] : NULL;
+    double *sums = a->squares ? buf[1 + a->adds] : NULL;
+    if (in)
+        in += a->first * iz_dtype_bytes(a->from);
+    iz_flat_add_squares(sums, buf[0], a->type, a->accumulate, in, a->from,
+                        a->n);
+}
+
+/* from, NULL or of the whole accumulator's length, is added to piece i, and its
+ * squares are taken.  The workers of the host share the pieces. */
+static void submit_piece(struct iz_engine *e, struct iz_task t, int acc, int i,
+                         starpu_data_handle_t from, struct piece_arg a)
+{
+    struct iz_unit_memory *g = &e->unit[t.unit];
+    double size = (double)iz_dtype_bytes(a.type);
+    a.n = iz_plan_piece(&e->plan, g->plan, i);
+    a.adds = from;
+    iz_task_add(&t, g->grad_handle[acc][i],
+                !a.adds        ? STARPU_R
+                : a.accumulate ? STARPU_RW
+                               : STARPU_W);
+    iz_task_add(&t, from, STARPU_R);
+    if (a.squares)
+        iz_task_add(&t, g->block_sums_handle[i], STARPU_W);
+    t.bytes = (double)a.n * size;
+    if (a.adds)
+        t.bytes = (double)a.n * ((double)iz_dtype_bytes(a.from) +
+                                 size * (a.accumulate ? 2 : 1));
+    t.squares = a.squares && a.adds ? (double)a.n : 0;
+    iz_submit_with(e, &t, &a, sizeof(a));
+}
+
+/* All pieces, from the host's buffer of a contribution. */
+static void add_pieces(struct iz_engine *e, int unit, int acc,
+                       starpu_data_handle_t from, struct piece_arg a)
+{
+    struct iz_task t = iz_task_of(e, IZ_REDUCE, IZ_ON_HOST, run_piece, unit);
+    t.urgency = sum_urgency(e) + iz_in_order(unit);
+    for (int i = 0; i < e->unit[unit].plan->pieces; i++) {
+        submit_piece(e, t, acc, i, from, a);
+        a.first += e->unit[unit].plan->piece;
+    }
+}
+
+/* Appends those which a task that is given the first one as the whole
+ * accumulator writes as well; returns how many there are now. */
+static int other_pieces(const struct iz_unit_memory *g, int acc,
+                        enum starpu_data_access_mode mode, struct iz_access *to,
+                        int n)
+{
+    for (int i = 1; i < g->plan->pieces; i++)
+        to[n++] = (struct iz_access){g->grad_handle[acc][i], mode};
     return n;
 }
 
 /* ---- squares that the GPU forms ---- */
 
 struct norm_arg {
-    int64_t n, own, blocks; /* blocks: whose sums of squares the GPU has */
-    int64_t at;             /* the first of those that are taken now */
+    int64_t n, own;
     enum iz_dtype type;
     bool add; /* the tied use's accumulator comes on top */
     bool whole;
@@ -181,36 +233,25 @@ static void run_squares(struct iz_exec *x, void **buf, const void *arg)
     const void *tied = a->add ? buf[2] : NULL;
     if (a->add)
         iz_buffer_sum(x, buf[0], a->type, true, &tied, 1, a->type, a->n);
-    iz_buffer_squares(x, (double *)buf[1] + a->at, buf[0], a->type, a->n);
+    iz_buffer_squares(x, buf[1], buf[0], a->type, a->n);
 }
 
-/* The squares of n elements of a sum that the GPU has, block by block: the host
- * adds them, in the step's last sum, which holds a staging buffer while it
- * waits.  tied: what is added to the sum first.  at: their first block. */
-static void submit_squares(struct iz_engine *e, int unit,
-                           starpu_data_handle_t sum, starpu_data_handle_t tied,
-                           int64_t n, int64_t at)
+/* The squares, block by block, of piece i of a sum that the GPU has.  tied:
+ * what is added to the sum first. */
+static void submit_squares(struct iz_engine *e, int unit, int i,
+                           starpu_data_handle_t sum, starpu_data_handle_t tied)
 {
     struct iz_unit_memory *g = &e->unit[unit];
-    struct norm_arg a = {
-        .n = n, .at = at, .type = e->plan.grad_type, .add = tied != NULL};
+    struct norm_arg a = {.n = iz_plan_piece(&e->plan, g->plan, i),
+                         .type = e->plan.grad_type,
+                         .add = tied != NULL};
     struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_COMPUTE, run_squares, unit);
     iz_task_add(&t, sum, a.add ? STARPU_RW : STARPU_R);
-    iz_task_add(&t, g->block_sums_handle, at ? STARPU_RW : STARPU_W);
+    iz_task_add(&t, g->block_sums_handle[i], STARPU_W);
     iz_task_add(&t, tied, STARPU_R);
     t.urgency = iz_in_order(unit) + 3500;
     t.bytes = pass_bytes(a.n, &a, true);
     iz_submit_with(e, &t, &a, sizeof(a));
-}
-
-/* Of what the GPU keeps apart. */
-static void submit_squares_apart(struct iz_engine *e, int unit)
-{
-    struct iz_unit_memory *g = &e->unit[unit];
-    int64_t first = e->plan.zero.sums_near ? iz_plan_host_elems(g->plan) : 0;
-    submit_squares(e, unit, g->grad_apart_handle[0], g->grad_apart_handle[1],
-                   iz_plan_grads_apart(&e->plan, g->plan),
-                   iz_norm_blocks(first));
 }
 
 /* ---- to the accumulators ---- */
@@ -240,13 +281,14 @@ static void offload(struct iz_engine *e, int unit, int acc,
 {
     struct iz_unit_memory *g = &e->unit[unit];
     int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
-    starpu_data_handle_t host = g->grad_handle[acc];
+    starpu_data_handle_t host = g->grad_handle[acc][0];
     bool many = a.coll != NULL, first = !a.accumulate;
     bool straight = !host || iz_plan_straight(&e->plan, first);
     enum starpu_data_access_mode mode = first ? STARPU_W : STARPU_RW;
     starpu_data_handle_t to =
         straight ? host : iz_next_staging(e, IZ_STAGING_GRAD)->handle;
-    struct reduce_arg move = a, sum = a;
+    struct iz_access pieces[IZ_PIECES_MAX];
+    struct reduce_arg move = a;
     if (apart && !many)
         add_part(e, unit, g->grad_apart_handle[acc], contribution,
                  iz_plan_host_elems(g->plan), apart, a);
@@ -262,25 +304,18 @@ static void offload(struct iz_engine *e, int unit, int acc,
             iz_task_add(&t, g->grad_apart_handle[acc], mode);
         if (!straight)
             move.type = many ? IZ_F32 : move.wire;
+        t.more = pieces;
+        t.n_more = straight ? other_pieces(g, acc, STARPU_W, pieces, 0) : 0;
         submit_reduce(e, &t, &move);
     }
     e->counts.down_bytes += iz_plan_host_elems(g->plan) *
                             iz_dtype_bytes(many ? move.type : move.wire);
-    if (apart && last && g->plan->sums_squares)
-        submit_squares_apart(e, unit);
-    if (straight)
-        return;
-    struct iz_access from[3] = {{to, STARPU_R}};
-    struct iz_task t = iz_task_of(e, IZ_REDUCE, IZ_ON_HOST, run_reduce, unit);
-    iz_task_add(&t, host, mode);
-    t.more = from;
-    t.n_more =
-        last && g->plan->sums_squares ? add_squares(e, unit, &sum, from, 1) : 1;
-    t.urgency = sum_urgency(e);
-    sum.coll = NULL;
-    sum.shard -= apart;
-    sum.wire = move.type;
-    submit_reduce(e, &t, &sum);
+    if (!straight)
+        add_pieces(e, unit, acc, to,
+                   (struct piece_arg){.accumulate = !first,
+                                      .squares = last && g->plan->sums_squares,
+                                      .from = move.type,
+                                      .type = a.type});
 }
 
 /* Where the GPU of a single rank forms the sums and takes their squares: what
@@ -308,15 +343,13 @@ static void add_near(struct iz_engine *e, int unit, int acc, bool last,
     if (host) {
         struct iz_task t =
             iz_task_of(e, IZ_OFFLOAD, IZ_ON_DOWN, run_offload, unit);
-        submit_squares(e, unit, sum, g->sum_handle[1], host, 0);
+        submit_squares(e, unit, 0, sum, g->sum_handle[1]);
         iz_task_add(&t, sum, STARPU_R);
-        iz_task_add(&t, g->grad_handle[0], STARPU_W);
+        iz_task_add(&t, g->grad_handle[0][0], STARPU_W);
         a.shard = host;
         submit_reduce(e, &t, &a);
         e->counts.down_bytes += host * iz_dtype_bytes(a.wire);
     }
-    if (apart)
-        submit_squares_apart(e, unit);
 }
 
 /* Adds a micro-batch to the sum of this rank alone.  True after the last one:
@@ -328,7 +361,7 @@ static bool add_own(struct iz_engine *e, int unit, int acc, bool last,
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
     starpu_data_handle_t *sum =
-        p->zero.sums_in_place ? &g->grad_handle[acc] : &g->sum_handle[acc];
+        p->zero.sums_in_place ? g->grad_handle[acc] : &g->sum_handle[acc];
     struct iz_task t =
         iz_task_of(e, IZ_REDUCE, IZ_ON_COMPUTE, run_reduce, unit);
     struct iz_access from[IZ_SLICES_MAX + 1];
@@ -378,7 +411,8 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
                            .apart_type = p->grad_type,
                            .unit = iz_unit_name(e, unit),
                            .rows = iz_touched_in(e, unit)};
-    struct iz_access from[IZ_SLICES_MAX + 3]; /* rows, squares, blocks */
+    /* rows, squares */
+    struct iz_access from[IZ_SLICES_MAX + 2 + IZ_PIECES_MAX];
     int n = 0;
     if (direct && !many)
         return;
@@ -399,17 +433,20 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
         return;
     }
     assert(slots <= IZ_SLICES_MAX);
+    enum starpu_data_access_mode mode =
+        a.accumulate || whole ? STARPU_RW : STARPU_W;
     for (int i = 0; i < a.slots; i++)
         from[n++] =
             (struct iz_access){slot[i], i || !many ? STARPU_R : STARPU_RW};
     if (a.rows.cols)
         from[n++] = (struct iz_access){iz_touched_list(e, unit), STARPU_R};
-    if (last && g->plan->sums_squares)
-        n = add_squares(e, unit, &a, from, n);
+    a.squares = last && g->plan->sums_squares;
+    if (a.squares)
+        from[n++] = (struct iz_access){g->norm2_handle, STARPU_W};
+    n = other_pieces(g, acc, mode, from, n);
     struct iz_task t = iz_task_of(
         e, IZ_REDUCE, many ? IZ_ON_COMM : IZ_ON_COMPUTE, run_reduce, unit);
-    iz_task_add(&t, g->grad_handle[acc],
-                a.accumulate || whole ? STARPU_RW : STARPU_W);
+    iz_task_add(&t, g->grad_handle[acc][0], mode);
     t.more = from;
     t.n_more = n;
     t.urgency = many ? 0 : sum_urgency(e);
@@ -424,8 +461,8 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
 
 /* ---- squares that no sum has left ---- */
 
-/* buf: sum of squares; accumulator, unless the GPU has all; tied accumulator or
- * list of touched rows; sums of the blocks that the GPU keeps. */
+/* buf: sum of squares; accumulator; tied accumulator or list of touched rows.
+ */
 static void run_norm(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct norm_arg *a = arg;
@@ -439,66 +476,92 @@ static void run_norm(struct iz_exec *x, void **buf, const void *arg)
     int64_t at = own * iz_dtype_bytes(a->type);
     char *acc = (char *)buf[1] + at;
     const void *tied = a->add ? (char *)buf[2] + at : NULL;
-    if (!a->blocks && a->add) {
+    if (a->add)
         iz_buffer_sum_norm2(x, buf[0], acc, a->type, true, &tied, 1, a->type,
                             n);
-        return;
-    }
-    if (!a->blocks) {
+    else
         iz_buffer_norm2(x, buf[0], acc, a->type, n);
-        return;
-    }
-    struct iz_norm2 s = {0};
-    if (a->add)
-        iz_flat_sum_norm2(&s, acc, a->type, true, &tied, 1, a->type, n);
-    else if (n)
-        iz_norm2_add(&s, acc, a->type, n);
-    iz_norm2_add_blocks(&s, buf[1 + (n > 0) + a->add], a->blocks);
-    *(double *)buf[0] = iz_norm2_end(&s);
 }
 
 static void submit_norm(struct iz_engine *e, int unit)
 {
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
-    int64_t squared = iz_plan_squared(p, g->plan);
-    int64_t n = squared ? g->plan->owned - squared : iz_cost_shard(p, g->plan);
-    bool gpu = p->target.gpu && !p->zero.grads_down;
-    struct norm_arg a = {.n = squared ? n : g->plan->shard,
-                         .blocks = iz_norm_blocks(squared),
+    int64_t n = iz_cost_shard(p, g->plan);
+    struct norm_arg a = {.n = g->plan->shard,
                          .type = p->grad_type,
-                         .add = n && g->plan->split_accum,
+                         .add = g->plan->split_accum,
                          .whole = p->zero.grads_full,
                          .rows = iz_touched_in(e, unit)};
-    struct iz_task t =
-        iz_task_of(e, IZ_NORM, p->zero.grads_down ? IZ_ON_HOST : IZ_ON_COMPUTE,
-                   run_norm, unit);
+    struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_COMPUTE, run_norm, unit);
     if (p->zero.grads_full)
         a.own = g->plan->shard * p->rank;
-    if (squared && !p->zero.sums_near)
-        submit_squares_apart(e, unit);
     iz_task_add(&t, g->norm2_handle, STARPU_W);
-    if (n)
-        iz_task_add(&t, g->grad_handle[0], a.add ? STARPU_RW : STARPU_R);
-    iz_task_add(&t, a.add ? g->grad_handle[1] : iz_touched_list(e, unit),
+    iz_task_add(&t, g->grad_handle[0][0], a.add ? STARPU_RW : STARPU_R);
+    iz_task_add(&t, a.add ? g->grad_handle[1][0] : iz_touched_list(e, unit),
                 STARPU_R);
-    if (squared)
-        iz_task_add(&t, g->block_sums_handle, STARPU_R);
-    t.bytes = n ? pass_bytes(n, &a, gpu) : 8 * (double)a.blocks;
-    t.squares = a.add && !gpu ? (double)n : 0;
+    t.bytes = pass_bytes(n, &a, p->target.gpu);
+    t.squares = a.add && !p->target.gpu ? (double)n : 0;
     iz_submit_with(e, &t, &a, sizeof(a));
+}
+
+/* buf: sum of squares, sums of the first blocks; those of the others follow. */
+static void run_blocks(struct iz_exec *x, void **buf, const void *arg)
+{
+    struct iz_norm2 s = {0};
+    iz_norm2_add_blocks(&s, buf[1], *(const int64_t *)arg);
+    *(double *)buf[0] = iz_norm2_end(&s);
+}
+
+/* The order is that of a pass over the whole, whoever squared which piece. */
+static void submit_blocks(struct iz_engine *e, int unit)
+{
+    struct iz_unit_memory *g = &e->unit[unit];
+    int64_t blocks = iz_norm_blocks(iz_plan_squared(&e->plan, g->plan));
+    struct iz_access from[IZ_PIECES_MAX + 1];
+    struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_HOST, run_blocks, unit);
+    iz_task_add(&t, g->norm2_handle, STARPU_W);
+    for (int i = 0; i <= g->plan->pieces; i++)
+        if (g->block_sums_handle[i])
+            from[t.n_more++] =
+                (struct iz_access){g->block_sums_handle[i], STARPU_R};
+    t.more = from;
+    t.bytes = (double)blocks * sizeof(double);
+    iz_submit_with(e, &t, &blocks, sizeof(blocks));
+}
+
+/* Of pieces whose last sum has not taken their squares; the tied use's are
+ * added first. */
+static void square_pieces(struct iz_engine *e, int unit)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_HOST, run_piece, unit);
+    struct piece_arg a = {.accumulate = true,
+                          .squares = true,
+                          .from = e->plan.grad_type,
+                          .type = e->plan.grad_type};
+    for (int i = 0; i < g->plan->pieces; i++)
+        submit_piece(e, t, 0, i, g->grad_handle[1][i], a);
 }
 
 void iz_grad_norm(struct iz_engine *e, int unit)
 {
     struct iz_unit_memory *g = &e->unit[unit];
+    const struct iz_plan *p = &e->plan;
     if (!g->plan->n)
         return;
     assert(g->contributions[0] == g->plan->contributions);
     g->contributions[0] = g->contributions[1] = 0;
-    if (!g->plan->sums_squares)
+    if (iz_plan_grads_apart(p, g->plan))
+        submit_squares(e, unit, g->plan->pieces, g->grad_apart_handle[0],
+                       g->grad_apart_handle[1]);
+    if (!g->plan->sums_squares && !iz_plan_squared(p, g->plan))
         submit_norm(e, unit);
-    if (e->plan.zero.states_full && e->plan.ranks > 1)
-        iz_fetch_gather(e, IZ_REDUCE, unit, g->grad_handle[0],
-                        iz_dtype_bytes(e->plan.grad_type));
+    else if (!g->plan->sums_squares && !p->zero.sums_near)
+        square_pieces(e, unit);
+    if (iz_plan_squared(p, g->plan))
+        submit_blocks(e, unit);
+    if (p->zero.states_full && p->ranks > 1)
+        iz_fetch_gather(e, IZ_REDUCE, unit, g->grad_handle[0][0],
+                        iz_dtype_bytes(p->grad_type));
 }

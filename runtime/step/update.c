@@ -217,6 +217,18 @@ static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
 
 /* ---- chunks ---- */
 
+/* The piece of the accumulator with a chunk's gradient, which is read; a: where
+ * it begins there. */
+static struct iz_access update_grad(const struct iz_engine *e, int unit,
+                                    const struct iz_chunk *k,
+                                    struct update_arg *a)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    int64_t i = g->plan->pieces > 1 ? k->first / g->plan->piece : 0;
+    a->grad_first -= i * g->plan->piece;
+    return (struct iz_access){g->grad_handle[0][i], STARPU_R};
+}
+
 /* A chunk of an offloaded optimizer whose states are on the GPU.  A gradient
  * that is on the host goes up into a buffer, behind which there is room for
  * parameters; new parameters that live on the host come down through one. */
@@ -237,9 +249,9 @@ static void update_on_gpu(struct iz_engine *e, int unit,
     if (apart) {
         a.grad_first -= iz_plan_host_elems(g->plan);
     } else {
+        starpu_data_handle_t from = update_grad(e, unit, k, &a).handle;
         submit_copy(
-            e, unit, IZ_ON_UP, g->grad_handle[0],
-            (struct iz_access){staging, STARPU_W},
+            e, unit, IZ_ON_UP, from, (struct iz_access){staging, STARPU_W},
             (struct copy_arg){a.grad_first * size, 0, k->count * size, true});
         copy.from = g->plan->chunk * size;
         grad = (struct iz_access){staging, down ? STARPU_RW : STARPU_R};
@@ -302,7 +314,7 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k)
 {
     const struct iz_plan *p = &e->plan;
     struct update_arg a = update_arg(e, unit, k);
-    struct iz_access grad = {e->unit[unit].grad_handle[0], STARPU_R};
+    struct iz_access grad = update_grad(e, unit, k, &a);
     starpu_data_handle_t state = k->state_handle, param = k->param_handle;
     starpu_data_handle_t staging = NULL;
     bool state_disk = p->zero.state_home == IZ_HOME_NVME;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts the program the way a user does, always under a time limit, and reads
 back what it left: exit status, both streams and metrics.jsonl."""
+import collections
 import contextlib
 import copy
 import json
@@ -215,9 +216,16 @@ class Result:
     def tasks(self):
         return read_lines(self.output / "tasks.jsonl")
 
-    def units(self, task):
-        """The units that have such a task; of the losses it has none."""
-        return {t["unit"] for t in self.tasks if t["task"] == task} - {-1}
+    def units(self, task, times=1):
+        """The units that have such a task so many times in a step, or more; of the
+        losses it has none."""
+        return {unit for unit, n in self.per_step(task).items() if n >= times}
+
+    def per_step(self, task):
+        """How many such tasks a unit has in the first step."""
+        return collections.Counter(t["unit"] for t in self.tasks if t["task"] == task
+                                   and t["step"] == self.tasks[0]["step"]
+                                   and t["unit"] >= 0)
 
     @property
     def summary(self):

@@ -195,7 +195,7 @@ static void compare(struct iz_engine *e, int unit)
                      .unit = unit,
                      .no_types = has_fault("types")};
     const char *acc = (const char *)starpu_variable_get_local_ptr(
-        e->unit[unit].grad_handle[0]);
+        e->unit[unit].grad_handle[0][0]);
     int64_t size = iz_dtype_bytes(p->grad_type);
     int64_t first = p->zero.states_full ? 0 : g->shard * p->rank;
     int64_t before = p->zero.grads_full ? 0 : g->shard * p->rank;

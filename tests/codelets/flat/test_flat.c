@@ -112,6 +112,39 @@ static void norm_of_pieces_is_that_of_the_whole(void **state)
     free(x);
 }
 
+/* Either part of it, or both. */
+static void check_add_squares(enum iz_dtype out_type, enum iz_dtype in_type,
+                              bool accumulate, int64_t n)
+{
+    size_t bytes = (size_t)(n * iz_dtype_bytes(out_type));
+    char *in = take((size_t)n * 4), *out = take((size_t)n * 4);
+    char *got = take((size_t)n * 4), *want = take((size_t)n * 4);
+    int64_t blocks = iz_norm_blocks(n);
+    double *sum = take((size_t)blocks * 8), *squares = take((size_t)blocks * 8);
+    flat_fill(in, in_type, n, 4.0);
+    flat_fill(out, out_type, n, 4.0);
+    memcpy(want, out, bytes);
+    iz_flat_sum(want, out_type, accumulate, (const void *[]){in}, 1, in_type,
+                n);
+    for (int i = 0; i < 3; i++) {
+        bool adds = i<2, takes = i> 0;
+        memcpy(got, out, bytes);
+        memset(sum, 1, (size_t)blocks * 8);
+        iz_flat_squares(squares, adds ? want : out, out_type, n);
+        iz_flat_add_squares(takes ? sum : NULL, got, out_type, accumulate,
+                            adds ? in : NULL, in_type, n);
+        assert_memory_equal(got, adds ? want : out, bytes);
+        if (takes)
+            assert_memory_equal(sum, squares, (size_t)blocks * 8);
+    }
+    free(in);
+    free(out);
+    free(got);
+    free(want);
+    free(sum);
+    free(squares);
+}
+
 /* The sum, alone or with the sum of its squares: the same elements.  Of one
  * input that is added by the function for that. */
 static void check_sum(enum iz_dtype out_type, enum iz_dtype in_type, int n_in,
@@ -157,6 +190,14 @@ static void sum_is_in_order_and_rounded_once(void **state)
         for (int s = 0; s < 5 * 2; s++)
             check_sum(fixture_types[k % 3], fixture_types[k / 3 % 3],
                       1 + k / 9 % 4, k / 36 != 0, sizes[s / 2], s % 2 != 0);
+}
+
+static void a_sum_squares_what_it_stores(void **state)
+{
+    static const int64_t sizes[] = {1, 1024, 2051};
+    for (int k = 0; k < 3 * 3 * 2 * 3; k++)
+        check_add_squares(fixture_types[k % 3], fixture_types[k / 3 % 3],
+                          k / 9 % 2 != 0, sizes[k / 18]);
 }
 
 static void sum_may_overwrite_an_input(void **state)
@@ -237,6 +278,7 @@ int main(void)
         cmocka_unit_test(norm_shows_every_non_finite),
         cmocka_unit_test(norm_of_pieces_is_that_of_the_whole),
         cmocka_unit_test(sum_is_in_order_and_rounded_once),
+        cmocka_unit_test(a_sum_squares_what_it_stores),
         cmocka_unit_test(sum_may_overwrite_an_input),
         cmocka_unit_test(hash_does_not_depend_on_pieces),
         cmocka_unit_test(hash_sees_bits_and_positions),

@@ -126,7 +126,7 @@ def test_other_models_have_the_same_bits(model, dtype, stage, optimizer, param, 
 
 # A single rank's GPU takes the squares of offloaded gradients, and the host adds
 # them.  With several ranks the host adds the last contribution, or its
-# collectives do.
+# collectives do.  Where squares are taken block by block, another task adds those.
 @pytest.mark.parametrize("ranks,comm,optimizer,micro,left", [
     (1, "mpi", "none", 0, UNITS), (1, "mpi", "none", 8, UNITS),
     (1, "mpi", "cpu", 0, UNITS), (1, "mpi", "cpu", 8, UNITS),
@@ -138,7 +138,8 @@ def test_a_unit_has_a_norm_task_only_without_a_sum(ranks, comm, optimizer, micro
                                                    left, start):
     row = {**ROW, "ranks": ranks, "micro": micro, "stage": 3, "optimizer": optimizer,
            "comm": comm}
-    assert start(row, {"run.task_log": True}).units("norm") == left
+    r = start(row, {"run.task_log": True})
+    assert r.units("norm", 1 if optimizer == "none" else 2) == left
 
 
 @standin
@@ -146,7 +147,31 @@ def test_a_unit_has_a_norm_task_only_without_a_sum(ranks, comm, optimizer, micro
 def test_a_gpu_without_room_leaves_the_host_sums_and_squares(micro, left, start):
     row = {**ROW, "micro": micro, "stage": 3, "optimizer": "cpu"}
     r = far_sums(start, row, {"run.task_log": True})
-    assert r.units("norm") == left
+    assert r.units("norm", 2) == left and r.units("norm") == UNITS
+
+
+@standin
+@pytest.mark.parametrize("width", (24, 64))
+@pytest.mark.parametrize("ranks, comm", [(1, "mpi"), (2, "nccl")])
+def test_the_hosts_sums_are_cut_for_all_workers(ranks, comm, width, start):
+    """Into at most 16 pieces of whole chunks.  The tied embedding has a sum of
+    micro-batches for each use; the task that adds them takes their squares."""
+    row = {**ROW, **FAR, "ranks": ranks, "comm": comm, "micro": 4, "workers": 2}
+    more = {**model(2, width), "run.task_log": True}
+    r = far_sums(start, row, more) if ranks == 1 else start(row, more)
+
+    def pieces(n):
+        chunks = -(-padded(-(-n // ranks)) // ROW["chunk"])
+        return -(-chunks // -(-chunks // 16))
+
+    block = pieces(12 * width * width + 13 * width)
+    embed = pieces((256 + 16) * width)
+    times = BATCH // ranks // 4 - (ranks > 1)  # the first comes straight
+    assert min(block, embed) > 1
+    sums, squares = r.per_step("reduce"), r.per_step("norm")
+    assert [sums[u] for u in range(4)] == [
+        2 * times * embed, times * block, times * block, times], str(sums)
+    assert [squares[u] for u in range(4)] == [embed + 1, 1, 1, 1], str(squares)
 
 
 # ---- bytes ----

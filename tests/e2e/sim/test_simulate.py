@@ -372,6 +372,17 @@ def test_squares_of_a_machine_that_does_not_tell_their_rate(simulate, tmp_path):
     assert slow["step_s"] >= bare_elements() / 2 / 4 / 10**6
 
 
+def test_all_workers_of_the_host_share_a_sum(simulate, tmp_path):
+    """Squares so slow that they are the step: of two units at a time there are pieces
+    for eight workers."""
+    rate = 10**5
+    s = simulate(*SMALL, "run.workers=8", "train_micro_batch_size_per_gpu=4",
+                 "train_batch_size=16", "zero_optimization.sub_group_size=200000",
+                 ranks=2, machine=machine(tmp_path, core_squares_per_s=rate))
+    squares_s = bare_elements() / 2 / rate / 8
+    assert squares_s < s["step_s"] < 1.5 * squares_s
+
+
 def test_a_worker_gets_of_the_memory_what_its_core_does(simulate, tmp_path):
     """However much the host has; where its cores get more together, one does too."""
     few, many, more = (told(simulate(*SMALL, "run.workers=1",

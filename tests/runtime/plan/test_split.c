@@ -6,7 +6,7 @@
 #include "codelets/base/int64.h"
 
 /* Of all units: elements owned and those of the host; the longest share of the
- * host and the longest chunk of those that it shares; blocks on the GPU. */
+ * host and the longest chunk of those that it shares; blocks of the norm. */
 struct counts {
     int64_t owned, host, longest, chunk, blocks;
 };
@@ -20,7 +20,7 @@ static struct counts count(const struct iz_plan *plan)
         n.owned += g->owned;
         n.host += host;
         n.longest = max64(n.longest, host);
-        n.blocks += (g->owned - host + 1023) / 1024;
+        n.blocks += (g->owned + 1023) / 1024;
         if (g->host_chunks < g->chunks)
             n.chunk = max64(n.chunk, g->chunk);
     }
@@ -53,9 +53,9 @@ static void the_ratio_is_met_to_half_a_chunk(void **state)
 
 /* 12 bytes of every element, here or there, and with NCCL 2 of its gradient:
  * two buffers in fp32 on the host are shorter, and it has 8 bytes for each
- * block of 1024.  Where the host's collectives sum, the gradient stays and
- * needs room in the eight buffers of a chunk, as parameters do that live on the
- * host. */
+ * block of 1024, whoever squares it.  Where the host's collectives sum, the
+ * gradient stays and needs room in the eight buffers of a chunk, as parameters
+ * do that live on the host. */
 static void check_ratio(enum iz_home home, bool nccl)
 {
     struct iz_target target = gpu_bf16;
@@ -73,7 +73,6 @@ static void check_ratio(enum iz_home home, bool nccl)
     if (nccl) {
         device[IZ_MEM_GRAD] = cpu[IZ_MEM_GRAD] = 2 * moved;
         cpu[IZ_MEM_STAGING] = 2 * 4 * (whole.longest - part.longest);
-        cpu[IZ_MEM_BATCH] = -8 * part.blocks;
         assert_true(cpu[IZ_MEM_STAGING] >= 0);
     }
     for (int c = 0; c < IZ_MEM_CLASSES; c++) {
@@ -83,6 +82,11 @@ static void check_ratio(enum iz_home home, bool nccl)
         assert_int_equal(p.bytes.b[IZ_TIER_CPU][c] - q.bytes.b[IZ_TIER_CPU][c],
                          cpu[c]);
     }
+    int64_t batch = q.bytes.b[IZ_TIER_CPU][IZ_MEM_BATCH];
+    target.nccl = false;
+    make(&q, &some, 2, &target);
+    assert_int_equal(batch - q.bytes.b[IZ_TIER_CPU][IZ_MEM_BATCH],
+                     nccl ? 8 * part.blocks : 0);
 }
 
 static void the_ratio_moves_states_and_gradients(void **state)
