@@ -369,16 +369,15 @@ static bool ratio_fits(const struct iz_config *c, const struct iz_model *m,
     struct iz_plan p;
     if (iz_plan_make(&p, c, m, ranks, rank, t))
         return false;
-    bool fits = !iz_plan_fit(&p, c, m, limit, NULL) &&
-                !(keeps && (iz_plan_repeats(&p) || p.micro_batches > 1));
+    bool fits =
+        !iz_plan_fit(&p, c, m, limit, NULL) && !(keeps && iz_plan_repeats(&p));
     iz_plan_clear(&p);
     return fits;
 }
 
 /* The GPU updates a chunk many times as fast as the host, so it gets as many as
- * fit.  Kept activations come first where a step has one micro-batch:
- * recomputing takes longer than the updates that the host could not hide.  With
- * several ones the sums of what the host updates take longer still. */
+ * fit.  Kept activations come first: recomputing takes longer than the updates
+ * and sums that the host could not hide. */
 static void choose_ratio(struct iz_config *c, const struct iz_model *m,
                          int ranks, int rank, const struct iz_target *t,
                          const struct iz_limits *limit,
