@@ -3,6 +3,7 @@
 training runs and simulations.  A case is a module of bench/cases with ABOUT and
 run(bench)."""
 import contextlib
+import ctypes
 import json
 import os
 import pathlib
@@ -20,14 +21,20 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DROP = ("STARPU_SCHED", "STARPU_NCPU", "STARPU_NCPUS", "OPENBLAS_CORETYPE")
 
 
-def first_line(*argv):
-    """Of what a command prints; "absent" if it is not there."""
+def printed(*argv):
+    """What a command prints, or says where it prints nothing; None if it is not there."""
     try:
         out = subprocess.run(argv, capture_output=True, text=True, check=False,
                              timeout=30)
     except (OSError, subprocess.SubprocessError):
-        return "absent"
-    return ((out.stdout or out.stderr).splitlines() or ["?"])[0].strip()
+        return None
+    return out.stdout or out.stderr
+
+
+def first_line(*argv):
+    """Of what a command prints; "absent" if it is not there."""
+    text = printed(*argv)
+    return "absent" if text is None else (text.splitlines() or ["?"])[0].strip()
 
 
 def package(name):
@@ -102,6 +109,22 @@ def text_file(folder):
         words = "the of and to in that is was he for it with as his on be at by".split()
         path.write_text(" ".join(words[i * i % 18] for i in range(700000)))
     return path
+
+
+LIBC = ctypes.CDLL(None)
+
+
+def with_parent():
+    """In a new process, before it starts a program (preexec_fn): the kernel kills it
+    when its parent is gone, also by SIGKILL (prctl(2), PR_SET_PDEATHSIG)."""
+    LIBC.prctl(1, signal.SIGKILL)
+
+
+def write_json(path, value):
+    """A kill leaves the old file or the new one."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(value, indent=1))
+    new.replace(path)
 
 
 def json_lines(path):

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* usage: ops [--cpu] [--out FILE.json] [--tiny]
+/* usage: ops [--cpu] [--out FILE.json] [--skip N] [--tiny]
  * Times every op in the shapes of a block, on a GPU of a 1.5B, a 7B and a 14B
  * model and on one thread of the CPU of a small GPT, against two yardsticks of
  * the same run: a copy and the best matrix product.  Bytes are the compulsory
  * ones and flops those of products, as the op itself counts them.  Medians; the
  * inputs are random and rotate over memory larger than the cache.  Works on the
- * stand-in with --tiny. */
+ * stand-in with --tiny.  --skip leaves out the first N ops. */
 #include "bench/ops.h"
 
 #include <math.h>
@@ -434,8 +434,11 @@ int main(int argc, char **argv)
             b.backend = IZ_CPU;
         } else if (!strcmp(argv[i], "--out") && i + 1 < argc) {
             b.json = fopen(argv[++i], "w");
+        } else if (!strcmp(argv[i], "--skip") && i + 1 < argc) {
+            b.skip = atoi(argv[++i]);
         } else {
-            fprintf(stderr, "usage: ops [--cpu] [--out FILE.json] [--tiny]\n");
+            fprintf(stderr, "usage: ops [--cpu] [--out FILE.json] [--skip N] "
+                            "[--tiny]\n");
             return 2;
         }
     }

@@ -19,6 +19,7 @@ struct bench {
     double copy;    /* bytes/s of a copy, read and written */
     double gemm;    /* best flop/s of a product so far */
     int lines;      /* of ops in the result so far */
+    int skip;       /* so many ops that an earlier result has */
     char *pattern;  /* numbers in -1..1 of the type act */
     char *positive; /* fp32 numbers in 0..1 */
     enum iz_dtype act;

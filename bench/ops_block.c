@@ -303,7 +303,7 @@ static void time_ops(struct bench *b, struct job *j, int64_t m, char *mem,
     struct iz_exec x = j->x;
     for (int i = 0; i < OPS; i++) {
         j->op = &ops[i];
-        if (left_out(j))
+        if (left_out(j) || b->skip-- > 0)
             continue;
         prepare(j, mem, bytes);
         double s = bench_time(b, run_op, j);

@@ -4,7 +4,9 @@ parsing, fitted exponents.  No timing."""
 import importlib.machinery
 import importlib.util
 import json
+import os
 import pathlib
+import select
 import subprocess
 import sys
 
@@ -208,3 +210,20 @@ def test_every_case_is_listed():
     bad = subprocess.run([ROOT / "bench/run", "nonsense"], capture_output=True,
                          text=True, check=False)
     assert bad.returncode == 2 and "no case nonsense" in bad.stderr
+
+
+def test_a_program_is_killed_with_its_parent():
+    code = """import subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import harness
+p = subprocess.Popen(["sleep", "600"], preexec_fn=harness.with_parent)
+print(p.pid, flush=True)
+p.wait()
+"""
+    p = subprocess.Popen([sys.executable, "-c", code, ROOT / "bench"], text=True,
+                         stdout=subprocess.PIPE)
+    child = os.pidfd_open(int(p.stdout.readline()))
+    p.kill()
+    p.communicate()
+    assert select.select([child], [], [], 60)[0], "it lives on"
+    os.close(child)
