@@ -13,8 +13,7 @@
 
 #include "codelets/base/build.h"
 #include "codelets/flat/dtype.h"
-
-#include "codelets/base/die.h"
+#include "codelets/kernels/launch_check.h"
 
 typedef __nv_bfloat16 iz_bf16;
 typedef __half iz_f16;
@@ -24,10 +23,11 @@ typedef __half iz_f16;
  * at the launch ends the job. */
 #define IZ_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)              \
     do {                                                                       \
+        iz_launch_forget();                                                    \
         iz_launch_allow((const void *)(kernel), (shared_bytes), __FILE__);     \
         (kernel)<<<(grid), (block), (shared_bytes), (cudaStream_t)(stream)>>>( \
             __VA_ARGS__);                                                      \
-        iz_launch_check(cudaPeekAtLastError(), #kernel, __FILE__);             \
+        iz_launch_check(cudaGetLastError(), #kernel, __FILE__);                \
     } while (0)
 
 /* Declares `type *name`, the dynamic shared memory of the block, aligned to 128
@@ -35,14 +35,6 @@ typedef __half iz_f16;
 #define IZ_SHARED(type, name)                                                  \
     extern __shared__ __align__(128) unsigned char iz_shared_bytes[];          \
     type *name = reinterpret_cast<type *>(iz_shared_bytes)
-
-static inline void iz_launch_check(cudaError_t err, const char *kernel,
-                                   const char *where)
-{
-    if (err != cudaSuccess)
-        iz_die("launch of %s in %s: %s", kernel, where,
-               cudaGetErrorString(err));
-}
 
 /* More than 48 KiB of dynamic shared memory has to be asked for. */
 static inline void iz_launch_allow(const void *kernel, size_t shared_bytes,

@@ -14,6 +14,7 @@
 #include <cuda_runtime_api.h>
 
 #include "codelets/flat/flat.h"
+#include "codelets/kernels/launch_check.h"
 #include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/base/dies.h"
 #include "tests/fake/standin/standin.h"
@@ -145,6 +146,21 @@ static void test_unknown_stream_is_refused(void **state)
     assert_int_equal(cudaStreamQuery(s), cudaErrorInvalidResourceHandle);
     assert_int_equal(cudaGetLastError(), cudaErrorInvalidResourceHandle);
     assert_int_equal(cudaGetLastError(), cudaSuccess);
+}
+
+static void wrong_launch(const void *arg)
+{
+    iz_launch_check(cudaErrorInvalidValue, "k", "f.cu");
+}
+
+/* What another call of the thread has left is not the next launch's. */
+static void test_a_launch_is_not_blamed_for_others(void **state)
+{
+    assert_int_equal(cudaFree(state), cudaErrorInvalidValue);
+    iz_launch_forget();
+    iz_launch_check(cudaGetLastError(), "k", "f.cu");
+    iz_launch_check(cudaErrorNotReady, "k", "f.cu");
+    dies(wrong_launch, NULL, "launch of k in f.cu: ");
 }
 
 /* ---- memory ------------------------------------------------------------- */
@@ -414,6 +430,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_streams_run_side_by_side),
         cmocka_unit_test(test_an_event_is_its_last_recording),
         cmocka_unit_test(test_unknown_stream_is_refused),
+        cmocka_unit_test(test_a_launch_is_not_blamed_for_others),
         cmocka_unit_test(test_memory_is_poisoned),
         cmocka_unit_test(test_memory_ends),
         cmocka_unit_test(test_pinned_ranges),
