@@ -393,7 +393,7 @@ static int write_file(const char *path, const struct machine *m)
     } line[] = {
         {"gpus", m->gpus},
         {"cores", m->cores},
-        {"host_bytes", (double)iz_memory_available(&reserve)},
+        {"host_bytes", (double)iz_memory_available(m->gpus > 0, &reserve)},
         {"host_bytes_per_s", m->per_s[ADAM] * m->cores},
         {"core_flops_per_s", m->per_s[PRODUCTS]},
         {"core_bytes_per_s", m->per_s[OPS]},

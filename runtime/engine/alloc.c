@@ -194,7 +194,7 @@ int iz_alloc_open(struct iz_engine *e)
         return -ENOMEM;
     for (int i = 0; i < (int)(sizeof(open) / sizeof(open[0])) && !r; i++)
         r = open[i](e);
-    return r;
+    return r ? r : iz_memory_lock(e->memory);
 }
 
 void iz_alloc_close(struct iz_engine *e)

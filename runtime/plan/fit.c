@@ -12,26 +12,36 @@
 /* NCCL connects every pair of ranks at the first exchange: on eight H100 that
  * took 3.3 GB on each (NVIDIA/nccl, issue 1685), 470 MB for each other rank.
  * Ranks of other hosts share the channels of the network.  Of a small memory
- * the libraries get one part of RESERVE_SHARE, and NCCL another. */
+ * the libraries get one part of RESERVE_SHARE, and NCCL another.  On a large
+ * card there is twice as much for libraries that load kernels in the middle of
+ * a step, of which the free memory at the start tells nothing. */
 #define RESERVE_BYTES (INT64_C(768) << 20)
+#define RESERVE_LARGE_BYTES (INT64_C(1536) << 20)
+#define LARGE_BYTES (INT64_C(64) << 30) /* a card with more is large */
 #define RESERVE_PEER_BYTES (INT64_C(470) * 1000 * 1000)
 #define RESERVE_PEERS 7
 #define RESERVE_SHARE 16
 
-/* Of a host, beside what ranks use: one part in 33, or 1 GiB. */
+/* Of a host, beside what ranks use: one part in 33, or 1 GiB; with a GPU 4 GiB,
+ * as CUDA's part on the host is 1 to 2 GiB and pinned memory cannot be swapped,
+ * but no more than a quarter. */
 #define HOST_RESERVE_PART 33
 #define HOST_RESERVE_LEAST (INT64_C(1) << 30)
+#define HOST_RESERVE_GPU (INT64_C(4) << 30)
 
 int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks)
 {
     int64_t most = total_bytes / RESERVE_SHARE;
     int64_t peers = nccl_ranks > 1 ? min64(nccl_ranks - 1, RESERVE_PEERS) : 0;
-    return min64(RESERVE_BYTES, most) + min64(peers * RESERVE_PEER_BYTES, most);
+    int64_t own =
+        total_bytes > LARGE_BYTES ? RESERVE_LARGE_BYTES : RESERVE_BYTES;
+    return min64(own, most) + min64(peers * RESERVE_PEER_BYTES, most);
 }
 
-int64_t iz_plan_host_reserve(int64_t total_bytes)
+int64_t iz_plan_host_reserve(int64_t total_bytes, bool gpu)
 {
-    return max64(total_bytes / HOST_RESERVE_PART, HOST_RESERVE_LEAST);
+    int64_t least = max64(total_bytes / HOST_RESERVE_PART, HOST_RESERVE_LEAST);
+    return gpu ? max64(least, min64(HOST_RESERVE_GPU, total_bytes / 4)) : least;
 }
 
 #define RATIO_STEPS 20 /* in which a ratio is looked for */

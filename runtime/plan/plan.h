@@ -312,7 +312,7 @@ int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks);
 
 /* Bytes of a host of total_bytes that no plan uses: its system and its other
  * programs have them. */
-int64_t iz_plan_host_reserve(int64_t total_bytes);
+int64_t iz_plan_host_reserve(int64_t total_bytes, bool gpu);
 /* Bytes that a rank's process has beside its plan; see l->beside. */
 int64_t iz_plan_beside(const struct iz_plan *p);
 

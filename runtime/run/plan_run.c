@@ -31,7 +31,7 @@ static int64_t memory_limit(struct run *r)
 {
     if (r->c.run.memory_limit_bytes)
         return r->c.run.memory_limit_bytes;
-    r->free_bytes = iz_memory_available(&r->reserve_bytes) +
+    r->free_bytes = iz_memory_available(r->gpu.device >= 0, &r->reserve_bytes) +
                     iz_memory_own() * r->coll->local_size;
     return r->free_bytes / ranks_here(r);
 }

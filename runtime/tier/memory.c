@@ -22,6 +22,7 @@ struct block {
     struct block *next;
     void *p;
     size_t bytes;
+    bool waits; /* to be settled */
 };
 
 /* One allocation that is given out from front to back. */
@@ -130,21 +131,31 @@ enum {
 };
 
 struct settling {
-    const struct block *b;
+    struct block *blocks;
     bool locks;
     struct iz_progress progress;
-    _Atomic size_t next;
-    atomic_int error; /* errno */
+    _Atomic size_t next; /* stretch, counted over all blocks that wait */
+    atomic_int error;    /* errno */
 };
+
+static size_t stretches(const struct block *b)
+{
+    return b->waits ? (b->bytes + STRETCH - 1) / STRETCH : 0;
+}
 
 static void settle_part(void *arg, int i, struct iz_exec *x)
 {
     struct settling *s = arg;
-    size_t at;
-    while ((at = atomic_fetch_add(&s->next, STRETCH)) < s->b->bytes &&
-           !s->error) {
-        char *p = (char *)s->b->p + at;
-        size_t n = s->b->bytes - at < STRETCH ? s->b->bytes - at : STRETCH;
+    while (!s->error) {
+        size_t at = atomic_fetch_add(&s->next, 1);
+        const struct block *b = s->blocks;
+        for (; b && at >= stretches(b); b = b->next)
+            at -= stretches(b);
+        if (!b)
+            return;
+        at *= STRETCH;
+        char *p = (char *)b->p + at;
+        size_t n = b->bytes - at < STRETCH ? b->bytes - at : STRETCH;
         if (!s->locks)
             memset(p, 0, n);
         else if (mlock(p, n))
@@ -153,19 +164,27 @@ static void settle_part(void *arg, int i, struct iz_exec *x)
     }
 }
 
-/* Gives the pages memory, by the calling thread or by all workers, so that they
- * come to lie near the cores of this rank, and locks them there if asked.
- * Calling workers takes milliseconds.  0, or -1 with errno. */
-static int settle(const struct iz_memory *m, const struct block *b, bool locks)
+/* Gives the pages of all blocks that wait memory, by the calling thread or by
+ * all workers, so that they come to lie near the cores of this rank, and locks
+ * them there if asked.  Calling workers takes milliseconds.  0, or -1 with
+ * errno. */
+static int settle(struct iz_memory *m, bool locks)
 {
-    struct settling s = {.b = b, .locks = locks};
+    struct settling s = {.blocks = m->blocks, .locks = locks};
+    size_t bytes = 0;
+    for (struct block *b = m->blocks; b; b = b->next)
+        bytes += b->waits ? b->bytes : 0;
+    if (!bytes)
+        return 0;
     iz_progress_begin(&s.progress, locks ? "locking memory" : "taking memory",
-                      (int64_t)b->bytes);
-    if (b->bytes < (size_t)SHARED * STRETCH)
+                      (int64_t)bytes);
+    if (bytes < (size_t)SHARED * STRETCH)
         settle_part(&s, 0, NULL);
     else
         iz_graph_on_workers(m->graph, settle_part, &s);
     iz_progress_end(&s.progress);
+    for (struct block *b = m->blocks; b; b = b->next)
+        b->waits = false;
     errno = s.error;
     return s.error ? -1 : 0;
 }
@@ -177,7 +196,8 @@ static int open_cpu_pool(struct iz_memory *m, int64_t bytes, const char *wish)
         memory_refuse(IZ_TIER_CPU, IZ_MEM_PARAM, bytes, "allocating");
         return -ENOMEM;
     }
-    settle(m, b, false);
+    b->waits = true;
+    settle(m, false);
     const char *why = iz_device_pin(b->p, (int64_t)b->bytes);
     if (why) {
         fprintf(stderr,
@@ -239,12 +259,23 @@ void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
         if (!b)
             return memory_refuse(tier, c, bytes, "allocating");
         p = b->p;
-        if (tier == IZ_TIER_CPU && m->pin_cpu && settle(m, b, true))
-            return memory_refuse(tier, c, bytes, "pin_memory: locking");
+        b->waits = tier == IZ_TIER_CPU && m->pin_cpu;
     }
     if (p)
         m->count.b[tier][c] += bytes;
     return p;
+}
+
+int iz_memory_lock(struct iz_memory *m)
+{
+    int64_t bytes = 0;
+    for (struct block *b = m->blocks; b; b = b->next)
+        bytes += b->waits ? (int64_t)b->bytes : 0;
+    if (!settle(m, true))
+        return 0;
+    fprintf(stderr, "izar: pin_memory: locking %.1f MiB failed: %s\n",
+            iz_mib(bytes), strerror(errno));
+    return -ENOMEM;
 }
 
 struct iz_shadow iz_memory_shadow(const struct iz_memory *m)
@@ -342,12 +373,12 @@ static int64_t cgroup_left(int version)
     }
 }
 
-int64_t iz_memory_available(int64_t *reserve)
+int64_t iz_memory_available(bool gpu, int64_t *reserve)
 {
     int64_t group = min64(cgroup_left(0), cgroup_left(1));
     int64_t kib = read_number("/proc/meminfo", "MemAvailable:");
     int64_t total = read_number("/proc/meminfo", "MemTotal:");
-    *reserve = iz_plan_host_reserve(max64(total, 0) * 1024);
+    *reserve = iz_plan_host_reserve(max64(total, 0) * 1024, gpu);
     int64_t host = kib < 0 ? INT64_MAX : max64(kib * 1024 - *reserve, 0);
     if (group <= host)
         *reserve = 0;

@@ -30,6 +30,10 @@ void iz_memory_close(struct iz_memory **m);
  * Close frees it.  NULL with the reason printed if the system refuses. */
 void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
                      int64_t bytes);
+/* Locks what was taken of the cpu tier since, if pin_cpu says so, by all
+ * workers at once: one thread takes seconds for 10 GiB.  Negative errno with
+ * the reason printed. */
+int iz_memory_lock(struct iz_memory *m);
 /* The stand-in addresses under which StarPU knows device memory. */
 struct iz_shadow iz_memory_shadow(const struct iz_memory *m);
 /* Counts memory that was allocated elsewhere (files, libraries). */
@@ -45,7 +49,8 @@ int64_t iz_memory_resident(void);
 int64_t iz_memory_own(void);
 
 /* Memory that this host can still give to the ranks of a run, bytes: what is
- * available, less what plans leave of a host (*reserve); or the rest of a
+ * available, less what plans leave of a host, of one with a GPU more
+ * (*reserve); or the rest of a
  * control group's limit if that is less, and then *reserve is 0: somebody has
  * set it for what runs in the group. */
-int64_t iz_memory_available(int64_t *reserve);
+int64_t iz_memory_available(bool gpu, int64_t *reserve);

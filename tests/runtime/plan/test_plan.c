@@ -82,6 +82,34 @@ static void large_buffers_begin_with_a_huge_page(void **state)
     iz_memory_close(&m);
 }
 
+static long locked_kib(void)
+{
+    char line[128];
+    long kib = -1;
+    FILE *f = fopen("/proc/self/status", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f))
+        sscanf(line, "VmLck: %ld", &kib);
+    fclose(f);
+    return kib;
+}
+
+/* Not one by one as they are taken: all workers lock them at once. */
+static void all_that_was_taken_is_locked_together(void **state)
+{
+    struct iz_memory *m;
+    long before = locked_kib();
+    assert_int_equal(iz_memory_open(&m, NULL, true), 0);
+    for (int i = 0; i < 3; i++)
+        assert_non_null(iz_memory_take(m, IZ_TIER_CPU, IZ_MEM_STATE, 8192));
+    assert_int_equal(locked_kib(), before);
+    assert_int_equal(iz_memory_lock(m), 0);
+    assert_int_equal(locked_kib(), before + 24);
+    assert_int_equal(iz_memory_lock(m), 0);
+    iz_memory_close(&m);
+    assert_int_equal(locked_kib(), before);
+}
+
 static void placement_moves_bytes_and_adds_none(void **state)
 {
     struct iz_config a = plain(3, IZ_BF16), b = offloaded(1, IZ_HOME_CPU);
@@ -308,11 +336,11 @@ static void every_worker_has_a_buffer_for_what_goes_up(void **state)
 static void a_gpu_has_room_for_libraries(void **state)
 {
     const int64_t gib = INT64_C(1) << 30, peer = 470000000;
-    assert_int_equal(iz_plan_reserve(140 * gib, 0), 3 * gib / 4);
-    assert_int_equal(iz_plan_reserve(140 * gib, 1), 3 * gib / 4);
-    assert_int_equal(iz_plan_reserve(140 * gib, 2), 3 * gib / 4 + peer);
-    assert_int_equal(iz_plan_reserve(140 * gib, 8), 3 * gib / 4 + 7 * peer);
-    assert_int_equal(iz_plan_reserve(140 * gib, 64), 3 * gib / 4 + 7 * peer);
+    assert_int_equal(iz_plan_reserve(140 * gib, 0), 3 * gib / 2);
+    assert_int_equal(iz_plan_reserve(140 * gib, 1), 3 * gib / 2);
+    assert_int_equal(iz_plan_reserve(140 * gib, 2), 3 * gib / 2 + peer);
+    assert_int_equal(iz_plan_reserve(64 * gib, 8), 3 * gib / 4 + 7 * peer);
+    assert_int_equal(iz_plan_reserve(140 * gib, 64), 3 * gib / 2 + 7 * peer);
     assert_int_equal(iz_plan_reserve(gib, 8), gib / 8);
 }
 
@@ -320,9 +348,12 @@ static void
 a_host_keeps_a_reserve_and_what_ranks_have_beside_plans(void **state)
 {
     const int64_t gib = INT64_C(1) << 30, mib = INT64_C(1) << 20;
-    assert_int_equal(iz_plan_host_reserve(8 * gib), gib);
-    assert_int_equal(iz_plan_host_reserve(24 * gib), gib);
-    assert_int_equal(iz_plan_host_reserve(330 * gib), 10 * gib);
+    assert_int_equal(iz_plan_host_reserve(8 * gib, false), gib);
+    assert_int_equal(iz_plan_host_reserve(24 * gib, false), gib);
+    assert_int_equal(iz_plan_host_reserve(330 * gib, false), 10 * gib);
+    assert_int_equal(iz_plan_host_reserve(8 * gib, true), 2 * gib);
+    assert_int_equal(iz_plan_host_reserve(128 * gib, true), 4 * gib);
+    assert_int_equal(iz_plan_host_reserve(330 * gib, true), 10 * gib);
     struct iz_config c = plain(3, IZ_BF16);
     make(&p, &c, 1, &target1);
     struct iz_limits l = {.device = INT64_MAX, .host = iz_plan_host_bytes(&p)};
@@ -363,6 +394,7 @@ int main(void)
         cmocka_unit_test(the_zero_papers_table_holds),
         cmocka_unit_test(shards_cover_every_unit),
         cmocka_unit_test(large_buffers_begin_with_a_huge_page),
+        cmocka_unit_test(all_that_was_taken_is_locked_together),
         cmocka_unit_test(placement_moves_bytes_and_adds_none),
         cmocka_unit_test(copies_live_where_parameters_do),
         cmocka_unit_test(copies_have_groups_of_one_length),
