@@ -363,6 +363,16 @@ void iz_graph_on_workers(struct iz_graph *g, iz_worker_fn *fn, void *arg)
         on_worker, &a, (unsigned)g->config.workers, g->host_worker, "izar");
 }
 
+void iz_graph_on_copies(struct iz_graph *g, iz_worker_fn *fn, void *arg)
+{
+    struct on_workers a = {g, fn, arg};
+    unsigned ids[2], n = 0;
+    for (int w = 0; g->gpu && w < g->n_workers && n < 2; w++)
+        if (mask_has(g->mask[IZ_ON_UP], w) || mask_has(g->mask[IZ_ON_DOWN], w))
+            ids[n++] = (unsigned)w;
+    starpu_execute_on_specific_workers(on_worker, &a, n, ids, "izar");
+}
+
 void iz_graph_on_device(struct iz_graph *g, iz_worker_fn *fn, void *arg)
 {
     struct on_workers a = {g, fn, arg};

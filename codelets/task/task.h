@@ -174,10 +174,12 @@ int64_t iz_graph_spans(struct iz_graph *g,
                        void *arg);
 
 /* Runs fn(arg, i, its exec) on every compute worker i of the CPU at the same
- * time and waits; iz_graph_on_device does so on the GPU's worker (i = 0). */
+ * time and waits; iz_graph_on_device does so on the GPU's worker (i = 0),
+ * iz_graph_on_copies on those that only copy to and from it. */
 typedef void iz_worker_fn(void *arg, int i, struct iz_exec *x);
 void iz_graph_on_workers(struct iz_graph *g, iz_worker_fn *fn, void *arg);
 void iz_graph_on_device(struct iz_graph *g, iz_worker_fn *fn, void *arg);
+void iz_graph_on_copies(struct iz_graph *g, iz_worker_fn *fn, void *arg);
 
 /* What such workers do according to the config; zero: nobody said. */
 struct iz_rate iz_graph_rate(const struct iz_graph *g, enum iz_where where);

@@ -18,7 +18,8 @@ struct iz_cores {
     int n_cores, host_cores;
     bool shared; /* a core computes for several ranks */
     bool bind;
-    bool gpu; /* one core drives it */
+    bool gpu;
+    int spare; /* first cores without compute workers */
     hwloc_cpuset_t core[CORES_MAX], all;
     hwloc_cpuset_t before; /* where the calling thread was; NULL: still there */
     hwloc_cpuset_t shared_by; /* processors that it may use, and others may */
@@ -152,6 +153,14 @@ static int share_cores(struct iz_cores *t, struct iz_coll *coll)
     return r;
 }
 
+/* Of a GPU's driver, which polls, and of the movers, which wake up in the
+ * middle of Adam on all others and must not wait for their turn. */
+int iz_cores_spare(int cores, bool gpu)
+{
+    enum { MANY = 8 };
+    return !gpu ? 0 : cores >= MANY ? 2 : cores > 1;
+}
+
 /* A user's setting wins: STARPU_NCPU is the number of compute workers, and
  * STARPU_RESERVE_NCPU and a core for a bound main thread count where no number
  * is given. */
@@ -159,7 +168,7 @@ static int count_workers(const struct iz_cores *t, int cores, int wanted)
 {
     int user = iz_environment_number("STARPU_NCPU",
                                      iz_environment_number("STARPU_NCPUS", -1));
-    int spare = (t->gpu && cores > 1) +
+    int spare = iz_cores_spare(cores, t->gpu) +
                 iz_environment_number("STARPU_RESERVE_NCPU", 0) +
                 (iz_environment_number("STARPU_MAIN_THREAD_BIND", 0) > 0);
     if (user >= 0)
@@ -236,6 +245,10 @@ int iz_cores_open(struct iz_cores **out, struct iz_coll *coll, const char *pci,
     for (int i = 0; i < t->n_cores; i++)
         hwloc_bitmap_or(t->all, t->all, t->core[i]);
     *workers = count_workers(t, t->n_cores, *workers);
+    /* A user may want more workers than that: then only the driver's. */
+    t->spare = t->n_cores - *workers < iz_cores_spare(t->n_cores, t->gpu)
+                   ? t->gpu && t->n_cores > 1
+                   : iz_cores_spare(t->n_cores, t->gpu);
     if (*workers > 0)
         return 0;
     fprintf(stderr,
@@ -273,9 +286,15 @@ void iz_cores_prepare(struct iz_cores *t)
 static void bind_here(void *arg, int i, struct iz_exec *x)
 {
     struct iz_cores *t = arg;
-    int first = t->gpu && t->n_cores > 1, n = t->n_cores - first;
-    int core = x->backend == IZ_CUDA ? 0 : first + i % n;
+    int n = t->n_cores - t->spare;
+    int core = x->backend == IZ_CUDA ? 0 : t->spare + i % n;
     hwloc_set_cpubind(t->machine, t->core[core], HWLOC_CPUBIND_THREAD);
+}
+
+static void bind_mover(void *arg, int i, struct iz_exec *x)
+{
+    struct iz_cores *t = arg;
+    hwloc_set_cpubind(t->machine, t->core[1], HWLOC_CPUBIND_THREAD);
 }
 
 /* The calling thread, to all cores of the rank, if it can go back later. */
@@ -303,6 +322,8 @@ void iz_cores_bind(struct iz_cores *t, struct iz_graph *g)
     iz_graph_on_workers(g, bind_here, t);
     if (t->gpu)
         iz_graph_on_device(g, bind_here, t);
+    if (t->spare > 1)
+        iz_graph_on_copies(g, bind_mover, t);
 }
 
 void iz_cores_describe(const struct iz_cores *t, struct iz_binding *b)

@@ -15,13 +15,14 @@ struct iz_cores;
  * a rank with a GPU, that are near it; what several ranks of the host may use
  * is divided between them (cores_share.h), and refused where it cannot be.
  * workers: run.workers, or STARPU_NCPU,
- * or one per core, less one for the thread that drives the GPU; *workers is
- * set.  pci: of this rank's GPU, or NULL.  All ranks.  Negative errno with the
- * reason printed. */
+ * or one per core, less iz_cores_spare; *workers is set.  pci: of this rank's
+ * GPU, or NULL.  All ranks.  Negative errno with the reason printed. */
 int iz_cores_open(struct iz_cores **out, struct iz_coll *coll, const char *pci,
                   int *workers);
 /* Workers of each of `ranks` on this host, that share this rank's cores. */
 int iz_cores_workers(const struct iz_cores *t, int wanted, int ranks);
+/* Of `cores`, those without a compute worker, beside a GPU. */
+int iz_cores_spare(int cores, bool gpu);
 /* Whether ranks with the GPU at `pci` share cores with this rank, which has one
  * too. */
 bool iz_cores_near(const struct iz_cores *t, const char *pci);
@@ -30,8 +31,9 @@ void iz_cores_close(struct iz_cores **t);
 /* To be called before iz_graph_open: StarPU leaves binding to us unless the
  * user set it. */
 void iz_cores_prepare(struct iz_cores *t);
-/* Binds compute worker i to the rank's core i (modulo their number), and the
- * calling thread to all of them: what it touches comes to lie near them. */
+/* Binds compute worker i to the rank's core i (modulo their number) behind the
+ * spare ones, those that copy to the second spare one, and the calling thread
+ * to all of them: what it touches comes to lie near them. */
 void iz_cores_bind(struct iz_cores *t, struct iz_graph *g);
 /* Lets the calling thread go where it was before: threads that libraries start
  * from it later would stay on the workers' cores. */

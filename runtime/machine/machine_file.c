@@ -10,6 +10,7 @@
 #include "codelets/base/int64.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
+#include "runtime/machine/cores.h"
 
 #define MOST INT64_C(4000000000000000000)
 
@@ -169,7 +170,7 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
     enum iz_product_type asked = c->run.cpu_products;
     int cores = m->cores / iz_machine_ranks(m, ranks);
     bool gpu = m->gpus > 0;
-    int workers = gpu && cores > 1 ? cores - 1 : cores;
+    int workers = cores - iz_cores_spare(cores, gpu);
     const char *type = iz_dtype_name(params);
     if (gpu && m->flops_per_s[params] <= 0)
         return iz_refuse(err,
