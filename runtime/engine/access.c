@@ -115,45 +115,62 @@ static void move_moments(struct iz_engine *e, enum iz_home h,
     }
 }
 
-enum { CAST = 8192 }; /* elements at a time */
+char *iz_access_way(const struct iz_engine *e, enum iz_home h, int half,
+                    char *place)
+{
+    return on_gpu(e, h) ? (char *)e->bounce.buffer + half * IZ_BOUNCE_BYTES / 2
+                        : place;
+}
+
+void iz_access_pass(struct iz_engine *e, char *place, char *way, int64_t bytes,
+                    bool put)
+{
+    if (way == place)
+        return;
+    iz_device_copy(e->bounce.stream, put ? place : way, put ? way : place,
+                   bytes);
+    iz_device_wait(e->bounce.stream);
+}
 
 /* n parameters of a chunk from element `at` on, in their type on one side. */
 static void move_params(struct iz_engine *e, int unit, struct iz_chunk *k,
                         int64_t at, float *host, int64_t n, bool put)
 {
-    char buf[CAST * 4];
+    enum iz_home h = e->plan.zero.param_home;
     enum iz_dtype type = e->plan.param_type;
     int64_t size = iz_dtype_bytes(type);
     char *param = chunk_bytes(e, unit, k, IZ_STAGING_PARAM, false) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
-        m = min64(n - i, CAST);
+        m = min64(n - i, IZ_BOUNCE_BYTES / size);
+        char *place = param + i * size, *way = iz_access_way(e, h, 0, place);
         if (put)
-            iz_cast_params(buf, type, host + i, m);
-        move_bytes(e, e->plan.zero.param_home, param + i * size, buf, m * size,
-                   put);
+            iz_cast_params(way, type, host + i, m);
+        iz_access_pass(e, place, way, m * size, put);
         if (!put)
-            iz_cast(host + i, IZ_F32, buf, type, m);
+            iz_cast(host + i, IZ_F32, way, type, m);
     }
 }
 
 /* n masters of a chunk from element `at` on, whose lower halves are in its
- * states, and whose upper ones are its parameters. */
+ * states, and whose upper ones are its parameters.  Each has half of the pinned
+ * buffer. */
 static void move_halves(struct iz_engine *e, int unit, struct iz_chunk *k,
                         int64_t at, float *host, int64_t n, bool put)
 {
-    uint16_t upper[CAST], lower[CAST];
-    int64_t size = sizeof(*upper);
+    const int64_t size = sizeof(uint16_t), half = IZ_BOUNCE_BYTES / 2;
     char *low = chunk_bytes(e, unit, k, IZ_STAGING_STATE, false) + at * size;
     char *high = chunk_bytes(e, unit, k, IZ_STAGING_PARAM, false) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
-        m = min64(n - i, CAST);
+        char *place[2] = {low + i * size, high + i * size};
+        char *way[2] = {iz_access_way(e, k->home, 0, place[0]),
+                        iz_access_way(e, e->plan.zero.param_home, 1, place[1])};
+        m = min64(n - i, half / size);
         if (put)
-            iz_split(upper, lower, host + i, m);
-        move_bytes(e, k->home, low + i * size, (char *)lower, m * size, put);
-        move_bytes(e, e->plan.zero.param_home, high + i * size, (char *)upper,
-                   m * size, put);
+            iz_split((uint16_t *)way[1], (uint16_t *)way[0], host + i, m);
+        for (int p = 0; p < 2; p++)
+            iz_access_pass(e, place[p], way[p], m * size, put);
         if (!put)
-            iz_join_halves(host + i, upper, lower, m);
+            iz_join_halves(host + i, (uint16_t *)way[1], (uint16_t *)way[0], m);
     }
 }
 

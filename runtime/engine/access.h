@@ -31,3 +31,13 @@ void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    float *out, int64_t n);
 void iz_access_put(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    const float *in, int64_t n);
+
+/* Where to write the numbers of a place whose home is h, or to read them:
+ * there, or in the first or second half of a pinned buffer of IZ_BOUNCE_BYTES,
+ * if that is a GPU. */
+char *iz_access_way(const struct iz_engine *e, enum iz_home h, int half,
+                    char *place);
+/* Copies between the place and that way to it, if it is not the place itself:
+ * to the place with `put`. */
+void iz_access_pass(struct iz_engine *e, char *place, char *way, int64_t bytes,
+                    bool put);

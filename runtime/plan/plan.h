@@ -61,7 +61,7 @@ struct iz_plan_ring {
 
 #define IZ_SLICES_MAX 64
 #define IZ_PIECES_MAX 16
-#define IZ_BOUNCE_BYTES (INT64_C(1) << 22) /* pinned, for single copies */
+#define IZ_BOUNCE_BYTES (INT64_C(1) << 25) /* pinned, for single copies */
 
 /* Chunks of the optimizer are multiples of this many elements: whole disk pages
  * for every element type. */

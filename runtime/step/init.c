@@ -55,25 +55,87 @@ static void step_init_fill(const struct iz_engine *e, int u, bool frozen,
 
 struct init {
     struct iz_engine *e;
+    bool gpu;             /* something lives there */
     int most;             /* workers that may take part */
     _Atomic int64_t next; /* chunk, counted over all units */
     struct iz_progress progress;
 };
 
+/* Elements [at, at + n) of a chunk.  The values of the first go to `param` and,
+ * where its states have a master, to `state`. */
+struct window {
+    struct iz_engine *e;
+    const struct iz_chunk *k;
+    int u;
+    bool frozen;
+    int64_t at, n;
+    char *param, *state;
+    _Atomic int64_t next;
+};
+
+static void fill_blocks(void *arg, int i, struct iz_exec *x)
+{
+    enum { BLOCK = 4096 };
+    struct window *w = arg;
+    struct iz_state_layout l = iz_chunk_states(w->e, w->u, w->k);
+    int64_t first = iz_part_of(w->e, w->u, w->frozen).first + w->k->first;
+    float buf[BLOCK];
+    int64_t b;
+    while ((b = atomic_fetch_add(&w->next, BLOCK)) < w->n) {
+        int64_t n = min64(w->n - b, BLOCK);
+        char *param = w->param + iz_param_bytes(w->e, b);
+        memset(buf, 0, sizeof(buf)); /* padding */
+        step_init_fill(w->e, w->u, w->frozen, buf, first + w->at + b, n);
+        if (!w->frozen && l.lower)
+            iz_split((uint16_t *)param, (uint16_t *)w->state + b, buf, n);
+        else
+            iz_cast_params(param, w->e->plan.param_type, buf, n);
+        if (!w->frozen && l.master && !l.lower)
+            memcpy((float *)w->state + b, buf, (size_t)n * sizeof(*buf));
+    }
+}
+
+/* A chunk that is at `param` and `state`, through the pinned buffer if that is
+ * a GPU's memory.  With a GPU this is the main thread, and all workers help. */
+static void fill_chunk(const struct init *a, int u, bool frozen,
+                       const struct iz_chunk *k, char *param, char *state)
+{
+    enum { FEW = 1 << 16 }; /* take less than it takes to call the workers */
+    struct iz_engine *e = a->e;
+    struct iz_state_layout l = iz_chunk_states(e, u, k);
+    int64_t size = iz_param_bytes(e, 1);
+    int64_t own = frozen || !(l.master || l.lower) ? 0 : l.lower ? 2 : 4;
+    int64_t most = a->gpu ? IZ_BOUNCE_BYTES / 8 : k->count;
+    for (int64_t at = 0; at < k->count; at += most) {
+        int64_t n = min64(k->count - at, most);
+        char *place[2] = {param + at * size, own ? state + at * own : NULL};
+        struct window w = {
+            .e = e,
+            .k = k,
+            .u = u,
+            .frozen = frozen,
+            .at = at,
+            .n = n,
+            .param = iz_access_way(e, e->plan.zero.param_home, 0, place[0]),
+            .state = own ? iz_access_way(e, k->home, 1, place[1]) : NULL};
+        if (a->gpu && n > FEW)
+            iz_graph_on_workers(e->graph, fill_blocks, &w);
+        else
+            fill_blocks(&w, 0, NULL);
+        iz_access_pass(e, place[0], w.param, n * size, true);
+        iz_access_pass(e, place[1], w.state, n * own, true);
+    }
+}
+
 /* One chunk, where it is, or put together for the disk by worker i. */
 static void init_chunk(const struct init *a, int u, bool frozen,
                        const struct iz_chunk *k, int i)
 {
-    enum { BLOCK = 4096 };
     struct iz_engine *e = a->e;
-    const struct iz_plan *p = &e->plan;
     int64_t size = iz_param_bytes(e, 1);
-    int64_t first = iz_part_of(e, u, frozen).first;
-    int64_t state_bytes = iz_plan_chunk_bytes(p, &p->unit[u]);
+    int64_t state_bytes = iz_plan_chunk_bytes(&e->plan, &e->plan.unit[u]);
     bool state_file = !frozen && !k->state, param_file = !e->unit[u].param;
     void *state = k->state;
-    struct iz_state_layout l = iz_chunk_states(e, u, k);
-    float buf[BLOCK];
     char *param = param_file ? e->staging[IZ_STAGING_PARAM].buffer[i].p
                              : (char *)e->unit[u].param + k->param_first * size;
     if (state_file) {
@@ -82,17 +144,7 @@ static void init_chunk(const struct init *a, int u, bool frozen,
     }
     if (param_file)
         memset(param, 0, (size_t)(k->filed * size));
-    for (int64_t at = 0; at < k->count; at += BLOCK) {
-        int64_t n = min64(k->count - at, BLOCK);
-        memset(buf, 0, sizeof(buf)); /* padding */
-        step_init_fill(e, u, frozen, buf, first + k->first + at, n);
-        if (!frozen && l.lower)
-            iz_split((uint16_t *)param + at, (uint16_t *)state + at, buf, n);
-        else
-            iz_cast_params(param + at * size, p->param_type, buf, n);
-        if (!frozen && l.master && !l.lower)
-            memcpy((float *)state + at, buf, (size_t)n * sizeof(*buf));
-    }
+    fill_chunk(a, u, frozen, k, param, state);
     if (state_file)
         iz_nvme_write(e->file.state, state, k->state_at, state_bytes);
     if (param_file)
@@ -104,7 +156,7 @@ static int chunks_of(const struct iz_plan_unit *g)
     return g->chunks + g->frozen.chunks;
 }
 
-/* Every worker takes the next chunk. */
+/* Every worker takes the next chunk; with a GPU the main thread takes all. */
 static void init_chunks(void *arg, int i, struct iz_exec *x)
 {
     struct init *a = arg;
@@ -140,19 +192,6 @@ static void init_range(struct init *a, int u, bool frozen, int64_t from,
     }
 }
 
-static int init_serial(struct init *a)
-{
-    float *buf = malloc(PIECE * sizeof(*buf));
-    if (!buf)
-        return -ENOMEM;
-    for (int u = 0; u < a->e->plan.n_units; u++) {
-        init_range(a, u, false, 0, INT64_MAX, buf);
-        init_range(a, u, true, 0, INT64_MAX, buf);
-    }
-    free(buf);
-    return 0;
-}
-
 /* Each needs a buffer for what lives on disk. */
 static int workers_for_init(const struct iz_engine *e)
 {
@@ -170,29 +209,28 @@ static int no_memory(const struct iz_engine *e)
     return -ENOMEM;
 }
 
-static int init_all(struct iz_engine *e)
+static void init_all(struct iz_engine *e)
 {
     const struct iz_plan *p = &e->plan;
     struct init a = {.e = e, .most = workers_for_init(e)};
-    bool on_gpu =
+    a.gpu =
         p->target.gpu && (p->zero.param_home == IZ_HOME_NONE ||
                           p->zero.state_home == IZ_HOME_NONE || p->zero.split);
     int64_t owned = 0;
-    int r = 0;
     for (int u = 0; u < p->n_units; u++)
         owned += p->unit[u].owned + p->unit[u].frozen.owned;
     iz_progress_begin(&a.progress, "initial weights", 4 * owned);
-    if (on_gpu)
-        r = init_serial(&a);
+    if (a.gpu)
+        init_chunks(&a, 0, NULL);
     else
         iz_graph_on_workers(e->graph, init_chunks, &a);
     iz_progress_end(&a.progress);
-    return r ? no_memory(e) : 0;
 }
 
 int iz_train_init(struct iz_engine *e)
 {
-    return iz_train_publish(e, init_all(e));
+    init_all(e);
+    return iz_train_publish(e, 0);
 }
 
 int iz_train_init_adapters(struct iz_engine *e)
