@@ -372,37 +372,44 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
 
 /* ---- the ratio ---- */
 
-static bool ratio_fits(const struct iz_config *c, const struct iz_model *m,
-                       int ranks, int rank, const struct iz_target *t,
-                       const struct iz_limits *limit, bool keeps)
+/* What a plan with this config repeats of its forward; above 1: it does not
+ * fit. */
+static double fitting_repeats(const struct iz_config *c,
+                              const struct iz_model *m, int ranks, int rank,
+                              const struct iz_target *t,
+                              const struct iz_limits *limit)
 {
     struct iz_plan p;
     if (iz_plan_make(&p, c, m, ranks, rank, t))
-        return false;
-    bool fits =
-        !iz_plan_fit(&p, c, m, limit, NULL) && !(keeps && iz_plan_repeats(&p));
+        return 2;
+    double part = iz_plan_fit(&p, c, m, limit, NULL) ? 2 : iz_plan_repeats(&p);
     iz_plan_clear(&p);
-    return fits;
+    return part;
 }
 
 /* The GPU updates a chunk many times as fast as the host, so it gets as many as
- * fit.  Kept activations come first: recomputing takes longer than the updates
- * and sums that the host could not hide. */
+ * fit.  Kept activations come first, to a tenth of the forward: repeating takes
+ * longer than the updates and sums that the host could not hide. */
 static void choose_ratio(struct iz_config *c, const struct iz_model *m,
                          int ranks, int rank, const struct iz_target *t,
                          const struct iz_limits *limit,
                          bool (*all)(void *arg, bool ok), void *arg)
 {
-    double *ratio = &c->zero.optimizer.ratio;
+    enum { TENTHS = 10 };
+    double *ratio = &c->zero.optimizer.ratio, repeats[RATIO_STEPS + 1];
     bool on_host = c->run.state_dtype != IZ_MOMENT_F32 &&
                    c->run.save_mode == IZ_SAVE_ASYNC;
     bool divides = t->gpu && may_split(c) && !on_host;
     if (!c->zero.optimizer.ratio_auto)
         return;
-    for (int keeps = 1; divides && keeps >= 0; keeps--)
+    for (int i = 0; divides && i <= RATIO_STEPS; i++) {
+        *ratio = (double)i / RATIO_STEPS;
+        repeats[i] = fitting_repeats(c, m, ranks, rank, t, limit);
+    }
+    for (int part = 0; divides && part <= TENTHS; part++)
         for (int i = 0; i <= RATIO_STEPS; i++) {
             *ratio = (double)i / RATIO_STEPS;
-            bool ok = ratio_fits(c, m, ranks, rank, t, limit, keeps);
+            bool ok = repeats[i] * TENTHS <= part;
             if (all ? all(arg, ok) : ok)
                 return;
         }
@@ -420,14 +427,14 @@ void iz_plan_choose(struct iz_config *c, const struct iz_model *m, int ranks,
     choose_ratio(c, m, ranks, rank, t, limit, all, arg);
     if (!open || c->run.sum_order == IZ_SUM_RANKS_FIRST)
         return;
-    bool ok = ratio_fits(c, m, ranks, rank, t, limit, false);
+    bool ok = fitting_repeats(c, m, ranks, rank, t, limit) <= 1;
     if (all ? all(arg, ok) : ok)
         return;
     struct iz_config local = *c;
     *c = first;
     c->run.sum_order = IZ_SUM_RANKS_FIRST;
     choose_ratio(c, m, ranks, rank, t, limit, all, arg);
-    ok = ratio_fits(c, m, ranks, rank, t, limit, false);
+    ok = fitting_repeats(c, m, ranks, rank, t, limit) <= 1;
     if (!(all ? all(arg, ok) : ok))
         *c = local;
 }

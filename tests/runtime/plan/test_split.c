@@ -208,6 +208,11 @@ static void an_automatic_ratio_is_the_smallest_that_fits(void **state)
         l.device = iz_plan_device_bytes(&p);
         assert_true(needs(c, 0).device <= l.device);
         assert_true(chosen(c, l, &gpu_bf16) == 0.6);
+        /* A host that has room for half of the states: most are kept then. */
+        l.host = needs(c, 0.5).host;
+        double half = chosen(c, l, &gpu_bf16);
+        assert_true(half > 0.3 && half <= 0.5);
+        l.host = INT64_MAX;
         c.run.recompute = IZ_RECOMPUTE_FULL;
         assert_true(chosen(c, l, &gpu_bf16) == 0);
     }
