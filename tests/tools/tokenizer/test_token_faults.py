@@ -254,7 +254,8 @@ def test_an_interrupt_leaves_complete_shards_alone(place):
     p, process = waiting(folder)
     os.killpg(p.pid, signal.SIGINT)  # as Ctrl-C does: to all its processes
     said = p.communicate(timeout=TIMEOUT_S)[1]
-    assert p.returncode == -signal.SIGINT and is_gone(process) and not said
+    assert p.returncode == -signal.SIGINT and not said
+    until(lambda: is_gone(process))
     assert not list(folder.glob("out*.tmp"))
     complete(folder)
 
