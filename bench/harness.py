@@ -256,7 +256,9 @@ class Case:
             self.remember(config)
             self.call([*(prefix or ranks_line(ranks)), self.program(program), path],
                       **more)
-            return Training(json_lines(out / "out/metrics.jsonl"))
+            tasks = out / "out/tasks.jsonl"
+            return Training(json_lines(out / "out/metrics.jsonl"),
+                            json_lines(tasks) if tasks.exists() else [])
 
 
 class Training:
@@ -264,8 +266,9 @@ class Training:
 
     SKIP = 2  # steps in which memory is touched for the first time
 
-    def __init__(self, lines):
+    def __init__(self, lines, tasks=()):
         self.lines = lines
+        self.tasks = tasks
         steps = [x for x in lines if "seconds" in x]
         self.steps = steps[self.SKIP:] or steps
         self.summary = self.last("summary")
