@@ -108,34 +108,21 @@ static double run(const struct disk *d, enum what what, int i)
     return gb_per_s(&j, s->threads);
 }
 
-/* A round of one kind; every round begins with another one of the shapes. */
+/* A round of one kind; every round begins with another one of the shapes.  Of
+ * several disks only ours is measured. */
 static void nvme_measure(const struct disk *d, enum what what, int round)
 {
     double gb[SHAPES];
-    for (int i = 0; i < SHAPES; i++) {
-        int s = (round + i) % SHAPES;
+    int first = iz_nvme_disks(d->f)->n > 1 ? OURS : 0;
+    for (int i = first; i < SHAPES; i++) {
+        int s = first ? i : (round + i) % SHAPES;
         gb[s] = run(d, what, s);
     }
     printf("{\"what\": \"%s\"", names[what]);
-    for (int i = 0; i < SHAPES; i++)
+    for (int i = first; i < SHAPES; i++)
         printf(", \"%s\": %.3f", shapes[i].name, gb[i]);
     printf("}\n");
     fflush(stdout);
-}
-
-/* The file has no name any more; its descriptor knows the one that it had. */
-static int descriptor_of(const char *name)
-{
-    char link[64], path[4096];
-    for (int fd = 0; fd < 1024; fd++) {
-        snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-        ssize_t n = readlink(link, path, sizeof(path) - 1);
-        path[n < 0 ? 0 : n] = '\0';
-        if (strstr(path, name))
-            return fd;
-    }
-    fprintf(stderr, "nvme: %s is not open\n", name);
-    exit(1);
 }
 
 int main(int argc, char **argv)
@@ -145,14 +132,14 @@ int main(int argc, char **argv)
     struct disk d;
     char name[64];
     if (argc < 2 || bytes < 16 * CHUNK || rounds < 1) {
-        fprintf(stderr, "usage: nvme FOLDER [MIB [ROUNDS]]\n");
+        fprintf(stderr, "usage: nvme FOLDER[,FOLDER...] [MIB [ROUNDS]]\n");
         return 2;
     }
     bytes = bytes / (16 * CHUNK) * (16 * CHUNK);
     snprintf(name, sizeof(name), "bench-nvme-%d", (int)getpid());
     if (iz_nvme_open(&d.f, argv[1], name, bytes, false))
         return 1;
-    d.fd = descriptor_of(name);
+    d.fd = iz_nvme_disks(d.f)->disk[0].fd;
     /* A chunk for every thread, on huge pages as a run's buffers are: some
      * disks take a page per entry of their queue, and are slow with small ones.
      */

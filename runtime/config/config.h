@@ -208,6 +208,7 @@ enum iz_key_type {
     IZ_KEY_UINT64, /* uint64_t */
     IZ_KEY_DOUBLE, /* double */
     IZ_KEY_STRING, /* char[size] */
+    IZ_KEY_LIST,   /* the same, several with commas: in JSON also an array */
     IZ_KEY_PAIR,   /* double[2] */
     /* int-sized enum, one of `words` ("a|b|c", value = position); the word null
      * stands for JSON's null */
@@ -223,6 +224,11 @@ struct iz_key {
     const char *fallback; /* default, as JSON text */
     const char *doc;      /* one sentence */
 };
+
+static inline bool iz_key_is_text(const struct iz_key *k)
+{
+    return k->type == IZ_KEY_STRING || k->type == IZ_KEY_LIST;
+}
 
 /* "gpt2-124m": model.preset = name applies `json` before the other keys. */
 struct iz_preset {

@@ -20,6 +20,11 @@
         KEY(name, STRING, field, fallback, doc),                               \
             .size = sizeof(((struct iz_config_file *)0)->field)                \
     }
+#define LIST(name, field, fallback, doc)                                       \
+    {                                                                          \
+        KEY(name, LIST, field, fallback, doc),                                 \
+            .size = sizeof(((struct iz_config_file *)0)->field)                \
+    }
 #define WORD(name, field, words_, fallback, doc)                               \
     {                                                                          \
         KEY(name, ENUM, field, fallback, doc), .words = (words_)               \
@@ -142,9 +147,10 @@ const struct iz_key iz_config_keys[] = {
          "none|cpu|nvme", "\"none\"",
          "Home of master weights and moments. Needs stage 1 or more, also "
          "for nvme (DeepSpeed: 3)."),
-    TEXT("zero_optimization.offload_optimizer.nvme_path",
+    LIST("zero_optimization.offload_optimizer.nvme_path",
          c.zero.optimizer.nvme_path, "null",
-         "Folder of the files when device is nvme."),
+         "Folder of the files when device is nvme, or several on different "
+         "disks, which share the bytes as their measured rates are."),
     BOOL("zero_optimization.offload_optimizer.pin_memory",
          c.zero.optimizer.pin_memory, "true",
          "Lock the host memory of this home, also without a GPU. A normal user "
@@ -164,8 +170,8 @@ const struct iz_key iz_config_keys[] = {
     WORD("zero_optimization.offload_param.device", c.zero.param.home,
          "none|cpu|nvme", "\"none\"",
          "Home of the sharded parameters. Needs stage 3."),
-    TEXT("zero_optimization.offload_param.nvme_path", c.zero.param.nvme_path,
-         "null", "Folder of the files when device is nvme."),
+    LIST("zero_optimization.offload_param.nvme_path", c.zero.param.nvme_path,
+         "null", "Folder of the files when device is nvme, or several."),
     BOOL("zero_optimization.offload_param.pin_memory", c.zero.param.pin_memory,
          "true",
          "Lock the host memory of this home, also without a GPU. A normal user "
@@ -209,8 +215,9 @@ const struct iz_key iz_config_keys[] = {
          "a few GPU buffers. On the CPU it "
          "saves nothing, unless they go on to activation_checkpointing."
          "nvme_path."),
-    TEXT("activation_checkpointing.nvme_path", c.boundary_path, "null",
-         "Existing directory: what cpu_checkpointing takes out of the GPU's "
+    LIST("activation_checkpointing.nvme_path", c.boundary_path, "null",
+         "Existing directory, or several: what cpu_checkpointing takes out of "
+         "the GPU's "
          "memory is kept in a file there, and not in host memory. On the CPU "
          "it is taken out of memory."),
 
@@ -219,7 +226,7 @@ const struct iz_key iz_config_keys[] = {
            "parameters are frozen, unless a rule of `parameters` trains them."),
     NUMBER("lora.alpha", DOUBLE, c.lora.alpha, 0, 1e6, "0.0",
            "Adapters are multiplied by alpha / rank; 0 means alpha = rank."),
-    TEXT(
+    LIST(
         "lora.targets", c.lora.targets, "\"\"",
         "Names of weights of linear layers, as in `parameters`, or of modules, "
         "as in PEFT (q_proj), separated by commas; \"*\": all of them."),
@@ -231,11 +238,11 @@ const struct iz_key iz_config_keys[] = {
          "What run.export writes: the model with the adapters added to its "
          "weights, or the adapters alone in the layout of PEFT."),
 
-    TEXT("data.path", c.data.path, "\"\"",
+    LIST("data.path", c.data.path, "\"\"",
          "Training data: token shards (.bin with a header of 256 integers), "
          "with data.bytes any files, or the model's records. One file, a "
          "pattern (*.bin), or several separated by commas. See docs/data.md."),
-    TEXT("data.val_path", c.data.val_path, "\"\"",
+    LIST("data.val_path", c.data.val_path, "\"\"",
          "Validation data, named in the same way; empty: the last "
          "val_fraction of data.path."),
     NUMBER("data.val_fraction", DOUBLE, c.data.val_fraction, 0, 0.9, "0.05",

@@ -124,7 +124,7 @@ static bool is_section(const char *name)
 
 static bool is_auto(const struct iz_key *k, const json_t *v)
 {
-    return is_word(v, "auto") && k->type != IZ_KEY_STRING &&
+    return is_word(v, "auto") && !iz_key_is_text(k) &&
            (!k->words || !strstr(k->words, "auto"));
 }
 
@@ -384,7 +384,7 @@ static bool is_text(const struct reader *r, const char *name)
     const struct iz_key *k = iz_key_find(iz_config_keys, name);
     if (!k && r->model && starts_section(name, "model"))
         k = iz_key_find(r->model->keys, name + strlen("model."));
-    return k && k->type == IZ_KEY_STRING;
+    return k && iz_key_is_text(k);
 }
 
 /* A path that looks like a number is still a path.  New reference. */

@@ -125,18 +125,54 @@ static bool store_pair(char *why, double *at, const struct iz_key *k,
     return true;
 }
 
+static bool too_long(char *why, const struct iz_key *k, size_t n)
+{
+    snprintf(why, IZ_WHY_MAX, "%zu bytes, at most %zu fit", n, k->size - 1);
+    return false;
+}
+
+/* An array of strings is a list with commas. */
+static bool store_list(char *why, char *at, const struct iz_key *k,
+                       const json_t *v)
+{
+    const json_t *e;
+    size_t i, used = 0;
+    memset(at, 0, k->size);
+    json_array_foreach(v, i, e)
+    {
+        const char *s = json_string_value(e);
+        size_t n = json_string_length(e);
+        if (!s)
+            return mismatch(why, "strings", e);
+        if (!n || strchr(s, ',')) {
+            snprintf(why, IZ_WHY_MAX, "\"%.60s\" %s", s,
+                     n ? "has a comma" : "is no member of a list");
+            return false;
+        }
+        if (used + n + 1 >= k->size)
+            return too_long(why, k, used + n + 1);
+        if (i > 0)
+            at[used++] = ',';
+        memcpy(at + used, s, n);
+        used += n;
+    }
+    return true;
+}
+
 static bool store_string(char *why, char *at, const struct iz_key *k,
                          const json_t *v)
 {
+    size_t n = json_string_length(v);
+    if (k->type == IZ_KEY_LIST && json_is_array(v))
+        return store_list(why, at, k, v);
     if (!json_is_string(v))
-        return mismatch(why, "a string", v);
-    if (json_string_length(v) >= k->size) {
-        snprintf(why, IZ_WHY_MAX, "%zu bytes, at most %zu fit",
-                 json_string_length(v), k->size - 1);
-        return false;
-    }
+        return mismatch(
+            why, k->type == IZ_KEY_LIST ? "a string or strings" : "a string",
+            v);
+    if (n >= k->size)
+        return too_long(why, k, n);
     memset(at, 0, k->size);
-    memcpy(at, json_string_value(v), json_string_length(v));
+    memcpy(at, json_string_value(v), n);
     return true;
 }
 
@@ -174,7 +210,7 @@ static void store_null(void *at, const struct iz_key *k)
         [IZ_KEY_DOUBLE] = sizeof(double), [IZ_KEY_PAIR] = 2 * sizeof(double),
         [IZ_KEY_ENUM] = sizeof(int),
     };
-    memset(at, 0, k->type == IZ_KEY_STRING ? k->size : bytes[k->type]);
+    memset(at, 0, iz_key_is_text(k) ? k->size : bytes[k->type]);
 }
 
 bool iz_key_store(char *why, void *base, const struct iz_key *k,
@@ -205,6 +241,7 @@ bool iz_key_store(char *why, void *base, const struct iz_key *k,
     case IZ_KEY_PAIR:
         return store_pair(why, at, k, v);
     case IZ_KEY_STRING:
+    case IZ_KEY_LIST:
         return store_string(why, at, k, v);
     case IZ_KEY_ENUM:
         return store_word(why, at, k, v);

@@ -100,6 +100,7 @@ void iz_config_value(FILE *out, const struct iz_key *k, const void *base)
         fputc(']', out);
         break;
     case IZ_KEY_STRING:
+    case IZ_KEY_LIST:
         iz_json_print(out, at);
         break;
     case IZ_KEY_ENUM:

@@ -94,6 +94,19 @@ static void print_place(const struct run *r)
     printf("\n");
 }
 
+/* How several disks share a file. */
+static void print_disks(const struct iz_nvme *f, const char *what)
+{
+    const struct iz_disks *s = f ? iz_nvme_disks(f) : NULL;
+    if (!s || s->n < 2)
+        return;
+    printf("      %s on disks, MiB of %d:", what, IZ_DISKS_TURNS);
+    for (const struct iz_disk *d = s->disk; d < s->disk + s->n; d++)
+        printf("%s %d in %.*s (%.2f GB/s)", d == s->disk ? "" : ",", d->turns,
+               (int)(strrchr(d->path, '/') - d->path), d->path, d->rate * 1e-9);
+    printf("\n");
+}
+
 /* Of all ranks, in order; malloc'ed. */
 static struct iz_binding *gather_bindings(const struct run *r)
 {
@@ -131,6 +144,9 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
         printf("      products in fp32: %s\n", r->arithmetic.why);
     print_place(r);
     iz_environment_print(stdout);
+    print_disks(r->e->file.state, "states");
+    print_disks(r->e->file.param, "parameters");
+    print_disks(r->e->file.boundary, "boundaries");
     if (r->why_messages)
         printf("      ranks of one host send messages: %s\n", r->why_messages);
     printf("      train %lld %s, output %s\n",

@@ -97,23 +97,27 @@ static int check_locked(const struct run *r)
     return -ENOMEM;
 }
 
-static int check_free(const struct run *r, const char *path, const char *key,
+/* Of all folders of a list. */
+static int check_free(const struct run *r, const char *folders, const char *key,
                       int64_t need)
 {
+    char path[IZ_PATH_MAX];
     struct statvfs f;
-    if (!need)
-        return 0;
-    if (statvfs(path, &f)) {
-        int why = errno;
-        fprintf(stderr, "izar: %s: %s: %s\n", key, path, strerror(why));
-        return -why;
+    int64_t have = 0;
+    for (int i = 0; need && iz_disks_folder(folders, i, path, sizeof(path));
+         i++) {
+        if (statvfs(path, &f)) {
+            int why = errno;
+            fprintf(stderr, "izar: %s: %s: %s\n", key, path, strerror(why));
+            return -why;
+        }
+        have += (int64_t)f.f_bavail * (int64_t)f.f_frsize;
     }
-    int64_t have = (int64_t)f.f_bavail * (int64_t)f.f_frsize;
     if (need * r->coll->local_size <= have)
         return 0;
     fprintf(stderr,
             "izar: %s: %s has %.1f MiB free, this run needs %.1f MiB there\n",
-            key, path, iz_mib(have), iz_mib(need * r->coll->local_size));
+            key, folders, iz_mib(have), iz_mib(need * r->coll->local_size));
     return -ENOSPC;
 }
 

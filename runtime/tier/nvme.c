@@ -2,13 +2,10 @@
 /* The nvme tier over io_uring: a call borrows a ring, keeps a few pieces of its
  * region in flight and gives the ring back.  No page cache and no thread of our
  * own. */
-#define _GNU_SOURCE /* O_DIRECT, O_TMPFILE, asprintf */
-
 #include "runtime/tier/nvme.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <liburing.h>
 #include <pthread.h>
@@ -16,12 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
-#include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 
 #define RINGS 4  /* callers at a time; more of them wait for a ring */
@@ -36,9 +30,7 @@ struct region {
 };
 
 struct iz_nvme {
-    char *path; /* for messages: the name is removed while the file lives */
-    int fd;
-    bool linked; /* the name could not be removed at once */
+    struct iz_disks disks;
     bool checksum;
     int64_t bytes;
     _Atomic int64_t read, written;
@@ -69,71 +61,6 @@ struct transfer {
 
 /* ---- opening ---- */
 
-/* Without a name a crash leaves nothing; not all file systems can. */
-static int open_without_name(const char *path)
-{
-    char folder[4096];
-    const char *end = strrchr(path, '/');
-    int n =
-        end ? snprintf(folder, sizeof(folder), "%.*s", (int)(end - path), path)
-            : -1;
-    return n < 0 || n >= (int)sizeof(folder)
-               ? -1
-               : open(folder,
-                      O_RDWR | O_TMPFILE | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
-}
-
-static int file_create(struct iz_nvme *f)
-{
-    f->fd = open_without_name(f->path);
-    if (f->fd >= 0)
-        return 0;
-    f->fd =
-        open(f->path, O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
-    int err = errno;
-    if (f->fd >= 0) {
-        f->linked = unlink(f->path) != 0;
-        return 0;
-    }
-    if (err == EINVAL)
-        unlink(f->path); /* some file systems create, then refuse the flag */
-    return iz_durable_refuse(
-        "nvme", f->path,
-        err == EINVAL   ? "the file system has no O_DIRECT (tmpfs?)"
-        : err == EEXIST ? "another run uses this name, or a crash left it"
-                        : "cannot create",
-        err);
-}
-
-static int no_space(const struct iz_nvme *f, int64_t free_bytes, int err)
-{
-    fprintf(stderr,
-            "izar: nvme: %s: cannot allocate %" PRId64 " bytes (%" PRId64
-            " MiB), %" PRId64 " bytes (%" PRId64 " MiB) are free: %s\n",
-            f->path, f->bytes, f->bytes >> 20, free_bytes, free_bytes >> 20,
-            strerror(err));
-    return -err;
-}
-
-/* Space is claimed now, not in the middle of a step.  The first write to
- * freshly allocated extents is slow all the same (the file system marks each as
- * written): 0.3 GB/s where a second write does 2.4-4.9. */
-static int file_allocate(struct iz_nvme *f)
-{
-    struct statvfs st;
-    int err;
-    if (fstatvfs(f->fd, &st) != 0)
-        return iz_durable_refuse("nvme", f->path, "cannot ask for free space",
-                                 errno);
-    int64_t free_bytes = (int64_t)st.f_bavail * (int64_t)st.f_frsize;
-    if (f->bytes > free_bytes) /* trying would fill the disk for others */
-        return no_space(f, free_bytes, ENOSPC);
-    do
-        err = posix_fallocate(f->fd, 0, f->bytes);
-    while (err == EINTR);
-    return err ? no_space(f, free_bytes, err) : 0;
-}
-
 static int rings_open(struct iz_nvme *f)
 {
     while (f->n_rings < RINGS) {
@@ -152,7 +79,7 @@ static int rings_open(struct iz_nvme *f)
     return 0;
 }
 
-int iz_nvme_open(struct iz_nvme **out, const char *dir, const char *name,
+int iz_nvme_open(struct iz_nvme **out, const char *folders, const char *name,
                  int64_t bytes, bool checksum)
 {
     struct iz_nvme *f = calloc(1, sizeof(*f));
@@ -162,16 +89,11 @@ int iz_nvme_open(struct iz_nvme **out, const char *dir, const char *name,
         return -ENOMEM;
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->ring_free, NULL);
-    f->fd = -1;
     f->checksum = checksum;
     f->bytes = round_up(bytes, IZ_NVME_ALIGN);
-    if (asprintf(&f->path, "%s/%s", dir, name) < 0)
-        f->path = NULL;
-    int err = f->path ? rings_open(f) : -ENOMEM;
+    int err = rings_open(f);
     if (!err)
-        err = file_create(f);
-    if (!err)
-        err = file_allocate(f);
+        err = iz_disks_open(&f->disks, folders, name, f->bytes);
     if (err)
         iz_nvme_close(&f);
     *out = f;
@@ -186,14 +108,10 @@ void iz_nvme_close(struct iz_nvme **out)
     assert(f->n_idle == f->n_rings); /* nothing in flight */
     for (int i = 0; i < f->n_rings; i++)
         io_uring_queue_exit(&f->ring[i]);
-    if (f->fd >= 0)
-        close(f->fd);
-    if (f->linked && f->path)
-        unlink(f->path);
+    iz_disks_close(&f->disks);
     pthread_cond_destroy(&f->ring_free);
     pthread_mutex_destroy(&f->lock);
     free(f->region);
-    free(f->path);
     free(f);
     *out = NULL;
 }
@@ -223,27 +141,32 @@ static void ring_give(struct iz_nvme *f, int i)
 IZ_NORETURN static void transfer_die(const struct transfer *t, int64_t offset,
                                      int64_t bytes, const char *why)
 {
+    int64_t at, n;
+    const struct iz_disk *d = iz_disks_find(&t->f->disks, offset, &at, &n);
     iz_die("nvme: %s of %" PRId64 " bytes at offset %" PRId64 " of %s: %s",
-           t->write ? "write" : "read", bytes, offset, t->f->path, why);
+           t->write ? "write" : "read", bytes, at, d->path, why);
 }
 
 static void piece_queue(struct transfer *t, struct piece *p)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(t->ring);
+    int64_t at, n;
+    const struct iz_disk *d = iz_disks_find(&t->f->disks, p->offset, &at, &n);
     assert(sqe); /* the ring has DEPTH entries, as many as there are pieces */
-    io_uring_prep_rw(t->write ? IORING_OP_WRITE : IORING_OP_READ, sqe, t->f->fd,
+    io_uring_prep_rw(t->write ? IORING_OP_WRITE : IORING_OP_READ, sqe, d->fd,
                      t->buf + (p->offset - t->offset), (unsigned)p->bytes,
-                     (uint64_t)p->offset);
+                     (uint64_t)at);
     io_uring_sqe_set_data(sqe, p);
 }
 
 /* True if a piece of the region was left to be queued. */
 static bool piece_next(struct transfer *t, struct piece *p)
 {
-    int64_t left = t->bytes - t->issued;
+    int64_t left = t->bytes - t->issued, offset = t->offset + t->issued, at, n;
     if (left == 0)
         return false;
-    *p = (struct piece){t->offset + t->issued, min64(left, PIECE), 0};
+    iz_disks_find(&t->f->disks, offset, &at, &n);
+    *p = (struct piece){offset, min64(min64(left, PIECE), n), 0};
     t->issued += p->bytes;
     piece_queue(t, p);
     return true;
@@ -339,7 +262,8 @@ static void region_grow(struct iz_nvme *f)
     int64_t n = f->max_regions ? 2 * f->max_regions : 256;
     struct region *r = realloc(f->region, (size_t)n * sizeof(*r));
     if (!r)
-        iz_die("nvme: no memory for %" PRId64 " checksums of %s", n, f->path);
+        iz_die("nvme: no memory for %" PRId64 " checksums of %s", n,
+               f->disks.disk[0].path);
     f->region = r;
     f->max_regions = n;
 }
@@ -372,11 +296,13 @@ static void region_check(struct iz_nvme *f, const void *buf, int64_t offset,
     if (r.offset != offset || r.bytes != bytes)
         return;
     uint64_t hash = iz_hash(buf, bytes);
+    int64_t n;
+    const struct iz_disk *d = iz_disks_find(&f->disks, offset, &at, &n);
     if (hash != r.hash)
         iz_die("nvme: %" PRId64 " bytes read at offset %" PRId64
                " of %s are not "
                "those written: checksum %016" PRIx64 ", written %016" PRIx64,
-               bytes, offset, f->path, hash, r.hash);
+               bytes, at, d->path, hash, r.hash);
 }
 
 /* ---- public ---- */
@@ -406,4 +332,9 @@ void iz_nvme_counts(const struct iz_nvme *f, int64_t *read, int64_t *written)
 {
     *read = atomic_load(&f->read);
     *written = atomic_load(&f->written);
+}
+
+const struct iz_disks *iz_nvme_disks(const struct iz_nvme *f)
+{
+    return &f->disks;
 }

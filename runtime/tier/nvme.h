@@ -1,22 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nvme tier: one preallocated file per rank, read and written in large
- * aligned pieces past the page cache (O_DIRECT, io_uring).  A call blocks its
- * thread, which sleeps in the kernel meanwhile. */
+/* The nvme tier: one preallocated file per rank, or one on each of several
+ * disks, read and written in large aligned pieces past the page cache
+ * (O_DIRECT, io_uring).  A call blocks its thread, which sleeps in the kernel
+ * meanwhile. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "runtime/tier/disks.h"
+
 #define IZ_NVME_ALIGN 4096
 
 struct iz_nvme;
 
-/* Creates dir/name with `bytes` (rounded up to the alignment) of allocated
+/* Creates folder/name with `bytes` (rounded up to the alignment) of allocated
  * space and removes the name at once where the file system allows, so that a
- * crash leaves nothing behind.  Refuses with the reason printed: directory
- * missing, not writable, not enough space (asked and free bytes), no O_DIRECT.
- * Negative errno. */
-int iz_nvme_open(struct iz_nvme **out, const char *dir, const char *name,
+ * crash leaves nothing behind.  folders: one, or several with commas, over
+ * which the bytes are dealt by their measured rates (disks.h).  Refuses with
+ * the reason printed: a folder missing, not writable, not enough space (asked
+ * and free bytes), no O_DIRECT.  Negative errno. */
+int iz_nvme_open(struct iz_nvme **out, const char *folders, const char *name,
                  int64_t bytes, bool checksum);
 void iz_nvme_close(struct iz_nvme **f);
 
@@ -30,3 +34,6 @@ void iz_nvme_write(struct iz_nvme *f, const void *buf, int64_t offset,
 
 /* Bytes read and written so far. */
 void iz_nvme_counts(const struct iz_nvme *f, int64_t *read, int64_t *written);
+
+/* Its shares and rates, as long as it is open. */
+const struct iz_disks *iz_nvme_disks(const struct iz_nvme *f);

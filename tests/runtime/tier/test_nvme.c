@@ -18,6 +18,7 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 
+#include "codelets/base/int64.h"
 #include "runtime/tier/nvme.h"
 
 #define PAGE ((int64_t)IZ_NVME_ALIGN)
@@ -31,11 +32,17 @@ static char *aligned(int64_t bytes)
     return p;
 }
 
-static struct iz_nvme *opened(int64_t bytes, bool checksum)
+static struct iz_nvme *opened_in(const char *folders, int64_t bytes,
+                                 bool checksum)
 {
     struct iz_nvme *f = NULL;
-    assert_int_equal(iz_nvme_open(&f, folder, "state-0", bytes, checksum), 0);
+    assert_int_equal(iz_nvme_open(&f, folders, "state-0", bytes, checksum), 0);
     return f;
+}
+
+static struct iz_nvme *opened(int64_t bytes, bool checksum)
+{
+    return opened_in(folder, bytes, checksum);
 }
 
 static void fill(char *p, int64_t bytes, uint64_t seed)
@@ -65,20 +72,19 @@ static int open_nameless(int flags)
 
 /* ---- transfers ---- */
 
-static void what_is_written_comes_back(void **state)
+static void all_comes_back(const char *folders, int64_t size)
 {
-    const int64_t size = 12 * MIB;
     char *model = aligned(size), *buf = aligned(size);
     for (int checksum = 0; checksum < 2; checksum++) {
-        struct iz_nvme *f = opened(size, checksum != 0);
+        struct iz_nvme *f = opened_in(folders, size, checksum != 0);
         iz_nvme_write(f, memset(model, 0, (size_t)size), 0, size);
         for (int i = 0; i < 60; i++) {
             int64_t pages = random_below(800) + 1;
-            int64_t at = random_below(2000) * PAGE;
+            int64_t at = random_below(size / PAGE - pages) * PAGE;
             fill(buf, pages * PAGE, random_next());
             iz_nvme_write(f, buf, at, pages * PAGE);
             memcpy(model + at, buf, (size_t)(pages * PAGE));
-            at = random_below(2000) * PAGE;
+            at = random_below(size / PAGE - pages) * PAGE;
             iz_nvme_read(f, buf, at, pages * PAGE);
             assert_memory_equal(buf, model + at, pages * PAGE);
         }
@@ -90,6 +96,123 @@ static void what_is_written_comes_back(void **state)
     free(model);
     free(buf);
 }
+
+static void what_is_written_comes_back(void **state)
+{
+    all_comes_back(folder, 12 * MIB);
+}
+
+/* ---- several disks ---- */
+
+/* Folders below the test's own, as a list. */
+static const char *folders(int n)
+{
+    static char list[4096];
+    char name[16], *p = list;
+    for (int i = 0; i < n; i++) {
+        snprintf(name, sizeof(name), "disk%d", i);
+        mkdir(in_folder(name), 0700);
+        p += sprintf(p, "%s%s", i ? "," : "", in_folder(name));
+    }
+    return list;
+}
+
+static void several_disks_hold_what_is_written(void **state)
+{
+    all_comes_back(folders(2), 12 * MIB);
+    all_comes_back(folders(3), 150 * MIB + 3 * PAGE);
+}
+
+static void disks_share_the_bytes_by_their_turns(void **state)
+{
+    const int64_t size = 200 * MIB + 5 * PAGE;
+    struct iz_nvme *f = opened_in(folders(3), size, false);
+    const struct iz_disks *s = iz_nvme_disks(f);
+    int64_t all = 0, turns = 0;
+    struct stat is;
+    assert_int_equal(s->n, 3);
+    for (int i = 0; i < s->n; i++) {
+        const struct iz_disk *d = &s->disk[i];
+        assert_true(d->rate > 0);
+        assert_int_equal(fstat(d->fd, &is), 0);
+        assert_int_equal(is.st_size, d->bytes);
+        assert_in_range(is.st_size, 3 * d->turns * MIB, 4 * d->turns * MIB);
+        all += is.st_size;
+        turns += d->turns;
+    }
+    assert_int_equal(all, size);
+    assert_int_equal(turns, IZ_DISKS_TURNS);
+    iz_nvme_close(&f);
+}
+
+/* No byte has the place of another, none is left out, and any few turns are
+ * shared as all are. */
+static void turns_are_dealt_by_rates(void **state)
+{
+    static const struct {
+        int n, turns[IZ_DISKS_MAX];
+        double rate[IZ_DISKS_MAX];
+    } cases[] = {
+        {1, {64}, {0}},
+        {2, {32, 32}, {1e9, 1e9}},
+        {2, {48, 16}, {3e9, 1e9}},
+        {3, {39, 19, 6}, {6e9, 3e9, 1e9}},
+        {2, {63, 1}, {1e12, 1}},
+        {8, {8, 8, 8, 8, 8, 8, 8, 8}, {1, 1, 1, 1, 1, 1, 1, 1}},
+    };
+    for (int c = 0; c < N_OF(cases); c++) {
+        struct iz_disks s = {.n = cases[c].n};
+        int64_t at, n, end[IZ_DISKS_MAX] = {0};
+        for (int i = 0; i < s.n; i++)
+            s.disk[i].rate = cases[c].rate[i];
+        iz_disks_deal(&s);
+        for (int i = 0; i < s.n; i++)
+            assert_int_equal(s.disk[i].turns, cases[c].turns[i]);
+        for (int64_t t = 0; t < 3 * IZ_DISKS_TURNS; t++) {
+            const struct iz_disk *d = iz_disks_find(&s, t * MIB + 17, &at, &n);
+            int i = (int)(d - s.disk);
+            int64_t share = (t + 1) * d->turns / IZ_DISKS_TURNS;
+            assert_int_equal(at, end[i] * MIB + 17);
+            assert_true(s.n == 1 ? n > MIB : n == MIB - 17);
+            end[i]++;
+            assert_in_range(end[i], max64(share - 1, 0), share + 1);
+        }
+    }
+}
+
+static int open_one_missing(struct iz_coll *c, void *arg)
+{
+    char list[8192];
+    struct iz_nvme *f;
+    snprintf(list, sizeof(list), "%s,%s", folders(1), in_folder("none"));
+    return -iz_nvme_open(&f, list, "state-0", MIB, false);
+}
+
+static int read_beyond_a_disk(struct iz_coll *c, void *arg)
+{
+    struct iz_nvme *f = opened_in(folders(2), 80 * MIB, false);
+    if (ftruncate(iz_nvme_disks(f)->disk[1].fd, MIB) != 0)
+        return 1;
+    iz_nvme_read(f, aligned(80 * MIB), 0, 80 * MIB);
+    return 0;
+}
+
+static void the_faulty_one_of_several_disks_is_named(void **state)
+{
+    char many[4096], *p = many;
+    struct iz_nvme *f;
+    all_return(1, open_one_missing, NULL, ENOENT);
+    assert_said("none/state-0: cannot create");
+    assert_int_equal(rmdir(in_folder("disk0")), 0); /* nothing was left */
+    all_return(1, read_beyond_a_disk, NULL, DIED);
+    assert_said("disk1/state-0: the file ends before it");
+    for (int i = 0; i <= IZ_DISKS_MAX; i++)
+        p += sprintf(p, "%s%s", i ? "," : "", folder);
+    assert_fails(iz_nvme_open(&f, many, "x", MIB, false), -E2BIG,
+                 "too many folders");
+}
+
+/* ---- callers ---- */
 
 struct caller {
     struct iz_nvme *f;
@@ -390,6 +513,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(what_is_written_comes_back),
+        CASE(several_disks_hold_what_is_written),
+        CASE(disks_share_the_bytes_by_their_turns),
+        CASE(turns_are_dealt_by_rates),
+        CASE(the_faulty_one_of_several_disks_is_named),
         CASE(many_threads_call_at_once),
         CASE(signals_do_not_disturb),
         CASE(bytes_are_counted),

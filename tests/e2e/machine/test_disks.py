@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Homes on several disks: the bits of one disk, whatever their rates are."""
+import re
+
+import pytest
+
+import run
+
+# Several turns of 1 MiB of each kind.
+BIG = {"model.width": 192, "model.heads": 6}
+
+
+def homes(folders):
+    config = run.offload(3, "nvme", "nvme", "")
+    for section in ("offload_optimizer", "offload_param"):
+        config["zero_optimization"][section]["nvme_path"] = folders
+    return {**config, **BIG, "activation_checkpointing.cpu_checkpointing": True,
+            "activation_checkpointing.nvme_path": folders, "run.nvme_checksum": True}
+
+
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_several_disks_change_no_bit(ranks, place, nvme):
+    folders = [nvme / "a", nvme / "b", nvme / "c"]
+    for f in folders:
+        f.mkdir(exist_ok=True)
+    one = place.good(ranks, homes(str(nvme)))
+    three = place.good(ranks, homes([str(f) for f in folders]))
+    assert three.numbers == one.numbers
+    assert "on disks" not in one.out
+    for what in ("states", "parameters", "boundaries"):
+        line = re.search(rf"{what} on disks, MiB of 64: (.*)", three.out)[1]
+        shares = re.findall(r"(\d+) in (\S+) \(([\d.]+) GB/s\)", line)
+        assert [x[1] for x in shares] == [str(f) for f in folders]
+        assert sum(int(x[0]) for x in shares) == 64
+    assert not any(list(f.iterdir()) for f in folders)
+
+
+def test_a_folder_of_the_list_that_is_missing_is_named(place, nvme):
+    r = place.launch(1, homes([str(nvme), str(nvme / "none")]))
+    run.refused(r, "offload_optimizer.nvme_path", str(nvme / "none"), "No such file")
+    assert not list(nvme.glob("izar*"))
