@@ -14,6 +14,7 @@
 
 #define MOST 64
 #define LONGEST 160
+#define MOST_NUMBER (1 << 20) /* more than anything here can be */
 
 extern char **environ;
 
@@ -132,6 +133,9 @@ static const char *no_effect(const char *name, size_t n)
         {"STARPU_PROFILING", measures, ""},
         {"STARPU_CODELET_PROFILING", measures, ""},
         {"STARPU_MEMORY_STATS", "StarPU allocates no data", ""},
+        {"STARPU_STATS", "without STARPU_ENABLE_STATS", "STARPU_ENABLE_STATS"},
+        {"STARPU_TRACE_BUFFER_SIZE", "without STARPU_FXT_TRACE",
+         "STARPU_FXT_TRACE"},
         {"STARPU_GENERATE_TRACE", "without STARPU_FXT_TRACE: use tools/trace",
          "STARPU_FXT_TRACE"},
         {"STARPU_LIMIT_MAX_SUBMITTED_TASKS",
@@ -201,5 +205,7 @@ int iz_environment_number(const char *name, int none)
     const char *s = getenv(name);
     char *end;
     long v = s ? strtol(s, &end, 10) : 0;
-    return !s || end == s || *end || v < 0 || v > 1 << 20 ? none : (int)v;
+    if (!s || end == s || *end || v < 0)
+        return none;
+    return v > MOST_NUMBER ? MOST_NUMBER : (int)v;
 }

@@ -14,6 +14,6 @@ void iz_environment_print(FILE *out);
  * NULL.
  */
 const char *iz_environment_bad(void);
-/* Whole number in a variable, or `none` where it is not set.  Anything else
- * in it counts as not set, as StarPU has it. */
+/* Whole number in a variable, at most 2^20, or `none` where it is not set.
+ * Anything else in it counts as not set, as StarPU has it. */
 int iz_environment_number(const char *name, int none);

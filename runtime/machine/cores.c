@@ -252,8 +252,8 @@ int iz_cores_open(struct iz_cores **out, struct iz_coll *coll, const char *pci,
     if (*workers > 0)
         return 0;
     fprintf(stderr,
-            "izar: rank %d: STARPU_NCPU or STARPU_RESERVE_NCPU leaves no "
-            "worker on %d core%s\n",
+            "izar: rank %d: STARPU_NCPU, STARPU_RESERVE_NCPU or "
+            "STARPU_MAIN_THREAD_BIND leaves no worker on %d core%s\n",
             coll->rank, t->n_cores, t->n_cores > 1 ? "s" : "");
     return -EINVAL;
 }

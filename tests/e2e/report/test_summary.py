@@ -95,12 +95,16 @@ def test_a_variable_that_starpu_does_not_read_is_said_to_be_none(place):
     another one."""
     env = {"STARPU_SHED": "lws", "STARPU_LIMIT_CUDA_0_MEM": "9", "STARPU_NCPU": "1",
            "STARPU_PERF_MODEL_HOMOGENEOUS_CPU": "1", "STARPU_LIMIT_CUDA_0_MEMORY": "9",
-           "STARPU_LIMIT_MAX_SUBMITTED_TASKS": "10"}
+           "STARPU_LIMIT_MAX_SUBMITTED_TASKS": "10", "STARPU_STATS": "1",
+           "STARPU_TRACE_BUFFER_SIZE": "4"}
     r = place.good(1, {"run.steps": 1}, env=env)
-    none = " (no effect: this StarPU reads no such variable)"
+    none = "this StarPU reads no such variable"
+    why = {"STARPU_SHED": none, "STARPU_LIMIT_CUDA_0_MEMORY": none,
+           "STARPU_LIMIT_MAX_SUBMITTED_TASKS": "without STARPU_LIMIT_MIN_SUBMITTED_TASKS",
+           "STARPU_STATS": "without STARPU_ENABLE_STATS",
+           "STARPU_TRACE_BUFFER_SIZE": "without STARPU_FXT_TRACE"}
     for name, value in env.items():
-        said = none if name in ("STARPU_SHED", "STARPU_LIMIT_CUDA_0_MEMORY") else \
-            " (no effect: without STARPU_LIMIT_MIN_SUBMITTED_TASKS)" if "MAX" in name else ""
+        said = f" (no effect: {why[name]})" if name in why else ""
         assert f"environment: {name}={value}{said}\n" in r.out, r.out
     r = place.good(1, {"run.steps": 1},
                    env={**env, "STARPU_LIMIT_MIN_SUBMITTED_TASKS": "5"})
@@ -133,6 +137,8 @@ def test_cores_can_be_kept_free(place):
 
 @pytest.mark.parametrize("sets,env,words", (
     ({}, {"STARPU_NCPU": "0"}, ("STARPU_NCPU", "leaves no worker")),
+    ({"run.memory_limit_bytes": 10**14}, {"STARPU_NCPU": str(10**14)},
+     ("1048576 compute workers", "are more than")),
     ({}, {"STARPU_NCUDA": "2"}, ("STARPU_NCUDA", "one GPU")),
     ({"run.device": "cpu"}, {"STARPU_NCUDA": "1"},
      ("STARPU_NCUDA", "contradicts run.device")),
