@@ -127,7 +127,7 @@ def run(tree, program, **settings):
     (tree / "config.json").write_text(json.dumps(config))
     done = subprocess.run([f"build/models/{program}", "config.json"], cwd=tree,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=240,
+                          stderr=subprocess.STDOUT, text=True, timeout=600,
                           env={**os.environ, "STARPU_HOME": str(tree)})
     shutil.rmtree(config["run"]["output"], ignore_errors=True)
     return done.returncode, done.stdout

@@ -301,7 +301,7 @@ def alive(pid):
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def all_gone(pids, within_s=30):
+def all_gone(pids, within_s=TIMEOUT_S):
     """Whether all have ended, now or soon: a launcher may end before its ranks."""
     end = time.monotonic() + within_s
     while any(map(alive, pids)) and time.monotonic() < end:
@@ -384,11 +384,14 @@ class Run:
         self.until(there, f"step {step}")
 
     def kill(self):
-        """mpirun puts its ranks into process groups of their own."""
-        for pid in [*self.pids(), self.process.pid]:
+        """mpirun puts its ranks into process groups of their own.  One that writes to
+        a disk may be there for a while, with its lock on the output."""
+        pids = self.pids()
+        for pid in [*pids, self.process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        all_gone(pids)
 
     def finish(self, timeout_s=TIMEOUT_S):
         late = None

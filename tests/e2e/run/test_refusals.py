@@ -7,14 +7,13 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
 import run
 from inputs import MAGIC16, MAGIC32, TOKENS, shard
 
-PROMPT_S = 30  # "within seconds", on a busy machine
+PROMPT_S = 100  # "within seconds", on a busy machine; run.comm_timeout_s is 300
 
 
 # ---- data: the rest is in tests/runtime/data ----
@@ -328,13 +327,12 @@ FOREVER = {"run.steps": 10**6, "run.inject_delay_us": 3000, "run.save": True,
 @pytest.mark.parametrize("ranks, victim", [(2, 0), (2, 1), (3, 1)])
 def test_killed_rank_ends_the_others(ranks, victim, place):
     run_ = place.start(ranks, FOREVER)
-    run_.until_step(4)
+    run_.until(lambda: run.saved(run_.output), "a checkpoint")
     pids = run_.pids()
     assert len(pids) == ranks
-    begin = time.monotonic()
     run_.signal(signal.SIGKILL, victim)
     r = run_.finish(PROMPT_S)
-    assert time.monotonic() - begin < PROMPT_S and r.rc != 0, str(r)
+    assert r.rc != 0, str(r)
     # the launcher's word or that of a rank that saw it first
     assert "Killed" in r.err or f"rank {victim} is gone" in r.err, str(r)
     assert run.all_gone(pids)
@@ -344,7 +342,8 @@ def test_killed_rank_ends_the_others(ranks, victim, place):
 
 
 def test_stopped_rank_is_noticed(place):
-    run_ = place.start(2, {**FOREVER, "run.comm_timeout_s": 3})
+    run_ = place.start(2, {**FOREVER, "run.comm_timeout_s": 3,
+                           "run.save_interval": 0})  # a save has other words
     run_.until_step(2)
     pids = run_.pids()
     run_.signal(signal.SIGSTOP, 1)

@@ -6,7 +6,7 @@ import pytest
 
 import run
 
-SAVES = {"run.save": True, "run.save_interval": 1, "run.comm_timeout_s": 1,
+SAVES = {"run.save": True, "run.save_interval": 1, "run.comm_timeout_s": 2,
          "train_batch_size": 2}
 WAITS = "for the other ranks in {}, and goes on: is a disk slow?"
 
@@ -22,7 +22,7 @@ def slow(rank, name, **more):
     (0, "index.json", "the save of a checkpoint"),
     (0, "config.json", "the start of the run")))
 def test_a_save_or_start_may_take_longer_than_a_wait(victim, name, phase, mode, place):
-    r = place.good(2, {**SAVES, "run.save_mode": mode}, env=slow(victim, name, S=3))
+    r = place.good(2, {**SAVES, "run.save_mode": mode}, env=slow(victim, name, S=5))
     assert r.saved[-1] == 3
     assert f"izar: rank {1 - victim}: has waited" in r.err, str(r)
     assert WAITS.format(phase) in r.err, str(r)
@@ -37,7 +37,7 @@ def test_a_rank_that_ends_or_stops_in_a_save_is_found(number, mode, place):
     pids = []
     try:
         r.until(lambda: pids.extend(r.pids()) or len(pids) >= 2, "ranks")
-        end = r.finish(60)
+        end = r.finish()
     finally:
         r.kill()
     stops = ("rank 1 is stopped", "is another rank dead or stopped?")

@@ -39,6 +39,10 @@ TaskPlugin=task/affinity
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
+# what a busy machine may need
+MessageTimeout=60
+UnkillableStepTimeout=300
+KillWait=200
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cores}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE
 """

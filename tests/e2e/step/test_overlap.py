@@ -69,9 +69,11 @@ def test_adam_runs_under_the_next_steps_forward(place):
 
 
 def test_updates_on_disk_go_before_the_rest_of_the_backward(place, nvme):
-    """Where every core computes, a disk would be idle until the backward ends."""
+    """Where every core computes, a disk would be idle until the backward ends, which
+    lasts long enough here for any disk."""
     config = {**CONFIG, **run.offload(2, "nvme", "none", nvme), "run.workers": 1,
               "run.slices": 1, "gradient_clipping": 0, "run.steps": 12,
+              "train_batch_size": 64,
               "run.task_log": True}
     tasks = place.good(1, config).tasks
     before = 0

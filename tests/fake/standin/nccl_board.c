@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TIMEOUT_S 60
+#define TIMEOUT_S 200
 
 /* ---- waiting ------------------------------------------------------------ */
 

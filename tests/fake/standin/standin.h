@@ -9,7 +9,7 @@
  * (1) of that, IZ_STANDIN_PAGEABLE=abort: asynchronous copies from or to memory
  * that is not pinned end the program instead of being counted,
  * IZ_STANDIN_STATS: a file to which a line of JSON is added at exit,
- * IZ_STANDIN_TIMEOUT_S (60): how long a rank waits for others in the stand-in
+ * IZ_STANDIN_TIMEOUT_S (200): how long a rank waits for others in the stand-in
  * for NCCL.  What goes wrong there on purpose:
  * IZ_STANDIN_FAULT=RANK:GROUP:SIGNAL, that rank's process gets the signal (a
  * number) when a stream begins its group of calls with this number;

@@ -8,9 +8,9 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-# fails MODE: two ranks end with a failure within 30 s, not by a signal of ours.
+# fails MODE: two ranks end with a failure within 90 s, not by a signal of ours.
 fails() {
-    timeout 30 mpirun --oversubscribe -np 2 "$prog" "$1" >"$log" 2>&1
+    timeout 90 mpirun --oversubscribe -np 2 "$prog" "$1" >"$log" 2>&1
     status=$?
     if [ $status -eq 0 ] || [ $status -eq 124 ] || [ $status -eq 142 ]; then
         echo "FAILED: $1: status $status"
