@@ -169,7 +169,8 @@ struct iz_coll_gpu_sum {
 void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x,
                                 const struct iz_coll_gpu_sum *s);
 
-/* For a caller that waits in a loop of its own since start_s (iz_coll_now):
+/* For a caller that waits in a loop of its own since start_s (iz_coll_now, a
+ * clock for waits, in which the time that this process was stopped is missing):
  * returns how long the wait has lasted.  It must be called again and again,
  * because it ends the job after the time-out, or once a rank of this host is
  * known to be gone. */

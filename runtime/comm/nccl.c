@@ -53,7 +53,7 @@ static void look(struct iz_nccl *n)
 {
     char text[256];
     double since = n->since_s, now = iz_coll_now();
-    bool again = since == n->seen_s && now - n->looked_s < 10e-9 * WATCH_NS;
+    bool again = since == n->seen_s && now - n->looked_s < 5e-9 * WATCH_NS;
     n->seen_s = since;
     n->looked_s = now;
     if (since == 0 || !again)

@@ -61,16 +61,33 @@ static int metrics_open_file(struct iz_metrics *m, FILE **f, const char *name)
     return -why;
 }
 
+/* The processes of a run that was just killed may be there for a moment. */
+static int lock_soon(int fd, const char *output)
+{
+    enum { TRIES = 100, TELL = 20 };
+    for (int i = 0; flock(fd, LOCK_EX | LOCK_NB); i++) {
+        if (errno != EWOULDBLOCK || i == TRIES)
+            return errno;
+        if (i == TELL)
+            fprintf(stderr,
+                    "izar: run.output: another run writes into %s: waiting a "
+                    "few seconds for its end\n",
+                    output);
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    }
+    return 0;
+}
+
 int iz_metrics_claim(const char *output)
 {
     char path[IZ_PATH_MAX + 32], last;
     snprintf(path, sizeof(path), "%s/metrics.jsonl", output);
     int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    int why = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) ? errno : 0;
+    int why = fd < 0 ? errno : lock_soon(fd, output);
     if (why == EWOULDBLOCK)
         fprintf(stderr,
-                "izar: run.output: another run writes into %s: wait for its "
-                "end, or choose another directory\n",
+                "izar: run.output: another run writes into %s and goes on: "
+                "wait for its end, or choose another directory\n",
                 output);
     else if (fd < 0)
         fprintf(stderr, "izar: %s: %s\n", path, strerror(why));

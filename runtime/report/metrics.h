@@ -14,8 +14,9 @@ struct iz_metrics;
 int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
                     double gemm_rate, bool quiet);
 /* Makes this process the only one that writes into the output folder, until it
- * ends; ends a line that a crash tore.  Returns a descriptor to be held, or
- * negative errno with the reason printed. */
+ * ends, for which another one has five seconds; ends a line that a crash tore.
+ * Returns a descriptor to be held, or negative errno with the reason printed.
+ */
 int iz_metrics_claim(const char *output);
 /* Takes one event of the run; call in the order of events. */
 void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v);

@@ -377,11 +377,13 @@ class Run:
                 raise AssertionError(f"ended before {what}\n{self.finish()}")
             time.sleep(0.01)
 
+    def step(self):
+        """The last that it has told of."""
+        return max((x.get("step", 0) for x in
+                    read_lines(self.output / "metrics.jsonl")), default=0)
+
     def until_step(self, step):
-        def there():
-            return any(x.get("step", 0) >= step
-                       for x in read_lines(self.output / "metrics.jsonl"))
-        self.until(there, f"step {step}")
+        self.until(lambda: self.step() >= step, f"step {step}")
 
     def kill(self):
         """mpirun puts its ranks into process groups of their own.  One that writes to

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is the user's stays: files beside ours, bits on another number of cores,
 lines of a log; and what ends a run says so."""
+import fcntl
 import json
 import os
 import signal
@@ -60,11 +61,21 @@ def test_a_second_run_in_the_same_folder_is_refused(place):
     first = place.start(1, {**c, "run.steps": 10**6}, output=place.folder / "one")
     first.until_step(2)
     r = place.launch(1, {**c, "run.steps": 9}, ["--resume"], output=first.output)
-    run.refused(r, "run.output", "another run writes into", str(first.output))
+    run.refused(r, "run.output", "another run writes into", str(first.output), "goes on")
     first.signal(signal.SIGTERM)
     assert first.finish().rc == 0
     assert "nothing left" in place.good(1, {**c, "run.steps": 1}, ["--resume"],
                                         output=first.output).out
+
+
+def test_a_run_that_is_about_to_end_is_waited_for(place):
+    """As one that was killed while it writes to a disk."""
+    out = place.good(1, {**SAVE, "run.steps": 1}).output
+    with open(out / "metrics.jsonl") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        r = place.start(1, {**SAVE, "run.steps": 2}, ["--resume"], output=out)
+        r.until(lambda: "waiting a few seconds" in r.text(1), "the message")
+    assert r.finish().rc == 0 and run.saved(out) == [2]
 
 
 # ---- the same bits on other cores ----

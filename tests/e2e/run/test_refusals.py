@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -356,6 +357,20 @@ def test_stopped_rank_is_noticed(place):
              if "izar: rank 0: waited 3 s for" in x]
     assert len(lines) == 1 and "dead or stopped" in lines[0], str(r)
     assert run.all_gone(pids)
+
+
+def test_ranks_that_were_stopped_together_go_on(place):
+    """As by a batch system, or with the whole machine, for longer than a wait may
+    last."""
+    run_ = place.start(2, {**FOREVER, "run.comm_timeout_s": 3})
+    run_.until_step(2)
+    run_.signal(signal.SIGSTOP)
+    time.sleep(7)
+    run_.signal(signal.SIGCONT)
+    run_.until_step(run_.step() + 3)
+    run_.signal(signal.SIGTERM)
+    r = run_.finish()
+    assert r.rc == 0 and r.summary["reason"] == "interrupted", str(r)
 
 
 @pytest.mark.parametrize("fault, words", [
