@@ -372,8 +372,11 @@ class Run:
     def until(self, condition, what):
         """Waits for what must come while the run goes on."""
         end = time.monotonic() + TIMEOUT_S
-        while not condition():
-            if self.process.poll() is not None or time.monotonic() > end:
+        while True:
+            over = self.process.poll() is not None or time.monotonic() > end
+            if condition():
+                return
+            if over:
                 raise AssertionError(f"ended before {what}\n{self.finish()}")
             time.sleep(0.01)
 

@@ -60,7 +60,7 @@ def memory(tmp_path):
         assert not takes_direct_io(folder)
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def all_placements(folder, *more, env=None):
@@ -93,7 +93,7 @@ def test_what_there_is_stays_when_it_is_ended(tmp_path):
     p = subprocess.Popen(line_of("--phases", "near,train"), cwd=tmp_path,
                          stdout=subprocess.PIPE, text=True)
     rows = tmp_path / "gpu-train.json"
-    end = time.monotonic() + 300
+    end = time.monotonic() + 600
     while not rows.is_file() and p.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
     p.send_signal(signal.SIGTERM)

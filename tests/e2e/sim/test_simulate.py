@@ -261,7 +261,7 @@ def test_a_trillion_on_512_ranks_is_simulated_in_seconds(simulate, monkeypatch):
                  "activation_checkpointing.cpu_checkpointing=true", ranks=512)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert spent < 30
+    assert spent < 60
     assert after.ru_maxrss * 1024 < 500e6
     assert hides(s), s
     # 9 of 11 products count: two thirds of the forward are done twice
