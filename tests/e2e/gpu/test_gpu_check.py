@@ -21,13 +21,13 @@ pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
 
 def line_of(*more):
     return [sys.executable, run.ROOT / "tools/gpu-check", "--build", run.BUILD, "--tiny",
-            "--quick", "--out", "gpu.json", *map(str, more)]
+            "--quick", "--limit", "1800", "--out", "gpu.json", *map(str, more)]
 
 
 def check(folder, *more, env=None):
     """Status, text and the JSON."""
     p = subprocess.run(line_of(*more), cwd=folder, capture_output=True, text=True,
-                       env={**os.environ, **(env or {})}, timeout=600)
+                       env={**os.environ, **(env or {})}, timeout=1800)
     return p.returncode, p.stdout + p.stderr, json.loads(
         (folder / "gpu.json").read_text())
 
@@ -66,7 +66,7 @@ def memory(tmp_path):
 def all_placements(folder, *more, env=None):
     """Without --quick, of which the rows on nvme are no part."""
     line = [x for x in line_of("--phases", "equal", *more) if x != "--quick"]
-    p = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=900,
+    p = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=1800,
                        env={**os.environ, **(env or {})})
     return p, json.loads((folder / "gpu.json").read_text())
 
@@ -226,7 +226,7 @@ def test_killed_in_every_phase_it_loses_and_repeats_nothing(tmp_path):
     there = tmp_path / "there"
     there.mkdir()
     p = subprocess.run([*line, "--resume", "../gpu.json"], cwd=there, env=env, text=True,
-                       capture_output=True, timeout=900)
+                       capture_output=True, timeout=1800)
     assert p.returncode == 0, p.stdout + p.stderr
     end = parts(there / "gpu.json")
     assert {k: end.get(k) for k in known} == known
@@ -252,9 +252,10 @@ def test_a_pack_runs_where_there_is_no_xz(tmp_path):
     there.mkdir()
     subprocess.run([sys.executable, "-m", "tarfile", "-e", "../pack.tar.gz"], cwd=there,
                    check=True, timeout=600)
-    p = subprocess.run([sys.executable, there / "pack/tools/gpu-check", "--tiny", "--quick", "--phases",
+    p = subprocess.run([sys.executable, there / "pack/tools/gpu-check", "--tiny", "--quick",
+                        "--limit", "1800", "--phases",
                         "ops,bench,train"], cwd=there, capture_output=True, text=True,
-                       timeout=600, env={**os.environ, "LD_LIBRARY_PATH": cuda})
+                       timeout=1800, env={**os.environ, "LD_LIBRARY_PATH": cuda})
     assert p.returncode == 0, p.stdout + p.stderr
     found = json.loads((there / "gpu-check.json").read_text())["phases"]
     assert {r["status"] for r in found.values()} == {"passed"}
