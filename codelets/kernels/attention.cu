@@ -119,7 +119,7 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
         delta_of<decltype(zero), sizeof(zero) == 2 ? 8 : 1>(&h, x->stream);
     });
     if (on_tensor_cores(x, a->o.dtype))
-        iz_attention_bwd_16(&h, a->o.dtype, x->stream);
+        iz_attention_bwd_16(&h, a->o.dtype, x->capability, x->stream);
     else
         iz_attention_bwd_32(&h, a->o.dtype, x->capability, x->stream);
 }

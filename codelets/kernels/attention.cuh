@@ -96,7 +96,7 @@ template <class F> static inline void iz_by_width(int d, const F &f)
 void iz_attention_fwd_16(const struct iz_heads *a, enum iz_dtype t,
                          void *stream);
 void iz_attention_bwd_16(const struct iz_heads *a, enum iz_dtype t,
-                         void *stream);
+                         int capability, void *stream);
 void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
                          void *stream);
 void iz_attention_bwd_32(const struct iz_heads *a, enum iz_dtype t,

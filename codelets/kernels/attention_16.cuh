@@ -95,19 +95,29 @@ static __device__ __forceinline__ void clear(float (&s)[MT][N][4])
         s[i / (4 * N)][i / 4 % N][i % 4] = 0;
 }
 
+/* 16 MT rows in shared memory into registers, where `kept` has room for all
+ * pieces of 16 columns. */
+template <int DP, int MT, int K>
+static __device__ __forceinline__ void keep_rows(uint32_t (&kept)[K][MT][4],
+                                                 const uint16_t *rows)
+{
+#pragma unroll
+    for (int k = 0; K == DP / 16 && k < K; k++)
+        load_columns<DP>(kept[k], rows, 16 * k);
+}
+
 /* s[16 MT, 8 N] = a[16 MT, DP] b[8 N, DP]^T: two sets of rows in shared memory.
- * kept has room for all of a or for one piece of 16 columns; where it has for
- * all, a is only read the `first` time. */
+ * Where kept has room for all of a, it has them already. */
 template <enum iz_dtype T, int DP, int MT, int N, int K>
 static __device__ __forceinline__ void
 rows_by_rows(float (&s)[MT][N][4], uint32_t (&kept)[K][MT][4],
-             const uint16_t *a, const uint16_t *b, bool first)
+             const uint16_t *a, const uint16_t *b)
 {
     clear(s);
 #pragma unroll
     for (int k = 0; k < DP / 16; k++) {
-        if (first || K < DP / 16)
-            load_columns<DP>(kept[k % K], a, 16 * k);
+        if (K < DP / 16)
+            load_columns<DP>(kept[0], a, 16 * k);
         add_columns<T, DP>(s, kept[k % K], b + 16 * k);
     }
 }
@@ -117,7 +127,7 @@ static __device__ __forceinline__ void
 rows_by_rows(float (&s)[MT][N][4], const uint16_t *a, const uint16_t *b)
 {
     uint32_t piece[1][MT][4];
-    rows_by_rows<T, DP>(s, piece, a, b, true);
+    rows_by_rows<T, DP>(s, piece, a, b);
 }
 
 /* acc[16 MT, 8 C] += p[16 MT, 8 N] b[8 N, 8 C], b in shared memory. */

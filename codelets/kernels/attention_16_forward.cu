@@ -85,6 +85,11 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
     load_rows<DP, BM, NW>(qs, q + i0 * ld, ld, a.seq - i0, a.d);
     load_rows<DP, BN, NW>(ks, k, ld, a.seq, a.d);
     iz_copy_group();
+    if (KEPT > 1) {
+        iz_copy_wait<0>();
+        __syncthreads();
+        keep_rows<DP>(kept, qs + own * P);
+    }
     for (int j0 = 0; j0 < end; j0 += BN) {
         bool live = a.full || j0 < i0 + own + 16 * MT;
         iz_copy_wait<0>();
@@ -92,7 +97,7 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
         load_rows<DP, BN, NW>(vs, v + j0 * ld, ld, a.seq - j0, a.d);
         iz_copy_group();
         if (live) {
-            rows_by_rows<T, DP>(s, kept, qs + own * P, ks, j0 == 0);
+            rows_by_rows<T, DP>(s, kept, qs + own * P, ks);
             if (a.full)
                 mask_end(s, a.seq - j0, -INFINITY);
             else if (j0 + BN > i0 + own + 1)

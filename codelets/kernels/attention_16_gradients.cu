@@ -19,6 +19,9 @@ load_pair(uint16_t *to, const uint16_t *a, int lda, const uint16_t *b, int ldb,
 /* Elements of BQ queries in shared memory: q, dy, then lse and delta. */
 template <int DP, int BQ> constexpr int query_tile = 2 * BQ *pitch<DP> + 4 * BQ;
 
+/* Keys of a block of NW warps that have one role each, or both. */
+template <int ROLES, int NW> constexpr int key_rows = 16 * ROLES *NW;
+
 /* Starts the copy of what key_grads reads of BQ queries of a head, from row i0
  * on: queries, gradients of the output, lse and delta. */
 template <int DP, int BQ, int NW>
@@ -38,22 +41,53 @@ load_queries(uint16_t *to, const struct iz_heads &a, int head, int i0)
     }
 }
 
-/* Scores (a row per key) and the gradients of their probabilities become
- * probabilities and the gradients of the scores, before `scale`. */
+/* Scores, a row per key, become probabilities. */
 template <int MT, int N>
 static __device__ __forceinline__ void
-grad_by_key(float (&s)[MT][N][4], float (&ds)[MT][N][4], const float *stats,
-            float scale2)
+probabilities(float (&s)[MT][N][4], const float *lse, float scale2)
 {
 #pragma unroll
     for (int i = 0; i < MT * N * 4; i++) {
-        int m = i / (4 * N), j = i / 4 % N, e = i % 4, c = frag_col(j, e);
-        s[m][j][e] = iz_exp2(s[m][j][e] * scale2 - stats[c] * LOG2E);
-        ds[m][j][e] = s[m][j][e] * (ds[m][j][e] - stats[8 * N + c]);
+        int m = i / (4 * N), j = i / 4 % N, e = i % 4;
+        s[m][j][e] = iz_exp2(s[m][j][e] * scale2 - lse[frag_col(j, e)] * LOG2E);
     }
 }
 
-/* The same with a row per query. */
+/* A warp's fragments, for the other one of its pair. */
+template <int MT, int N>
+static __device__ __forceinline__ void hand_over(float *to,
+                                                 const float (&s)[MT][N][4])
+{
+#pragma unroll
+    for (int i = 0; i < MT * N; i++)
+        iz_store_row<4>(to + (32 * i + threadIdx.x % 32) * 4, s[i / N][i % N]);
+}
+
+template <int MT, int N>
+static __device__ __forceinline__ void take_over(float (&s)[MT][N][4],
+                                                 const float *from)
+{
+#pragma unroll
+    for (int i = 0; i < MT * N; i++)
+        iz_load_row<4>(s[i / N][i % N], from + (32 * i + threadIdx.x % 32) * 4);
+}
+
+/* Gradients of probabilities p, a row per key, become those of the scores,
+ * before `scale`. */
+template <int MT, int N>
+static __device__ __forceinline__ void grad_by_key(float (&ds)[MT][N][4],
+                                                   const float (&p)[MT][N][4],
+                                                   const float *delta)
+{
+#pragma unroll
+    for (int i = 0; i < MT * N * 4; i++) {
+        int m = i / (4 * N), j = i / 4 % N, e = i % 4;
+        ds[m][j][e] = p[m][j][e] * (ds[m][j][e] - delta[frag_col(j, e)]);
+    }
+}
+
+/* Scores, a row per query, and the gradients of their probabilities become
+ * probabilities and the gradients of the scores, before `scale`. */
 template <int MT, int N>
 static __device__ __forceinline__ void
 grad_by_query(float (&s)[MT][N][4], float (&ds)[MT][N][4],
@@ -70,51 +104,75 @@ grad_by_query(float (&s)[MT][N][4], float (&ds)[MT][N][4],
 
 /* dk and dv of one tile of BK keys of a group of heads, over all queries of
  * these that see the first of its keys, head by head and BQ at a time; the next
- * queries arrive meanwhile.  The tile's
- * columns may be shared out over blockIdx.y, 8 C each, so that the sums fit
- * into registers; the scores are then formed by each.  Early tiles have most
- * queries: they go first. */
-template <enum iz_dtype T, int DP, int MT, int NW, int BQ, int C>
+ * queries arrive meanwhile.  There are two roles: one forms the probabilities
+ * and sums dv, the other takes them, forms the gradients of the scores and sums
+ * dk.  A warp has 32 keys and both ROLES where registers hold both sums, else a
+ * pair of warps has the keys and each warp one role: what it loads of the
+ * queries then still serves two products.  The tile's columns may be shared out
+ * over blockIdx.y, 8 C each, so that a sum fits into registers; the scores are
+ * then formed by each.  Early tiles have most queries: they go first. */
+template <enum iz_dtype T, int DP, int ROLES, int NW, int BQ, int C>
 static __global__ void __launch_bounds__(32 * NW, 2)
     key_grads(struct iz_heads a)
 {
-    constexpr int BK = 16 * MT * NW, P = pitch<DP>, TILE = query_tile<DP, BQ>;
+    constexpr int MT = 2, P = pitch<DP>, TILE = query_tile<DP, BQ>;
+    constexpr int BK = key_rows<ROLES, NW>;
     IZ_SHARED(uint16_t, ks);
-    uint16_t *vs = ks + BK * P, *tiles = vs + BK * P;
+    uint16_t *tiles = ks + 2 * BK * P;
     struct iz_attention_place here = iz_attention_place(a, a.group);
     int group = here.head, k0 = here.tile * BK, half = 0;
-    int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - k0 - own;
+    int own = (int)threadIdx.x / (64 / ROLES) * 16 * MT;
+    int first = ROLES == 1 ? (int)threadIdx.x / 32 % 2 : 0; /* its role */
     int part = 8 * C < DP ? (int)blockIdx.y * 8 * C : 0;
     int head = group * a.group, i0 = a.full ? 0 : k0 / BQ * BQ;
     int64_t ld = a.ld;
     const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, group) + k0 * ld;
-    float s[MT][BQ / 8][4], ds[MT][BQ / 8][4];
-    float acc_k[MT][C][4] = {}, acc_v[MT][C][4] = {};
+    uint16_t *mine = ks + (first * BK + own) * P; /* keys, or values */
+    float *handed = (float *)(tiles + 2 * TILE) + own * BQ;
+    float s[ROLES][MT][BQ / 8][4], acc[ROLES][MT][C][4] = {};
     load_pair<DP, BK, NW>(ks, k, ld, k + a.kv, ld, a.seq - k0, a.d);
     load_queries<DP, BQ, NW>(tiles, a, head, i0);
     iz_copy_group();
     while (head < (group + 1) * a.group) {
-        const uint16_t *qs = tiles + half, *ys = qs + BQ * P;
-        bool more = i0 + BQ < a.seq;
+        const uint16_t *tile = tiles + half;
+        const float *stats = (const float *)(tile + 2 * BQ * P);
+        bool more = i0 + BQ < a.seq, live = a.full || i0 + BQ > k0 + own;
         int start = a.full ? 0 : k0 / BQ * BQ;
         int next = more ? i0 + BQ : start, next_head = head + !more;
+        iz_copy_wait<0>();
+        __syncthreads(); /* these queries are there, the last are used up */
         if (next_head < (group + 1) * a.group)
             load_queries<DP, BQ, NW>(tiles + TILE - half, a, next_head, next);
         iz_copy_group();
-        iz_copy_wait<1>();
-        __syncthreads(); /* these queries are there */
-        if (a.full || i0 + BQ > k0 + own) {
-            rows_by_rows<T, DP>(s, ks + own * P, qs);
-            rows_by_rows<T, DP>(ds, vs + own * P, ys);
-            grad_by_key(s, ds, (const float *)(ys + BQ * P), a.scale * LOG2E);
-            if (!a.full && i0 < k0 + own + 16 * MT - 1) {
-                mask<true>(s, k0 + own, i0, 0);
-                mask<true>(ds, k0 + own, i0, 0);
+        if (live) {
+#pragma unroll
+            for (int r = 0; r < ROLES; r++)
+                rows_by_rows<T, DP>(s[r], mine + r * BK * P,
+                                    tile + (first + r) * BQ * P);
+            if (first == 0) {
+                probabilities(s[0], stats, a.scale * LOG2E);
+                if (!a.full && i0 < k0 + own + 16 * MT - 1)
+                    mask<true>(s[0], k0 + own, i0, 0);
             }
-            add_product<T, DP>(acc_v, s, ys + part);
-            add_product<T, DP>(acc_k, ds, qs + part);
         }
-        __syncthreads(); /* and used up */
+        if (ROLES == 1) {
+            if (live && first == 0)
+                hand_over(handed, s[0]);
+            __syncthreads(); /* probabilities are there */
+        }
+        if (live) {
+            if (ROLES == 2) {
+                grad_by_key(s[ROLES - 1], s[0], stats + BQ);
+            } else if (first == 1) {
+                float p[MT][BQ / 8][4];
+                take_over(p, handed);
+                grad_by_key(s[0], p, stats + BQ);
+            }
+#pragma unroll
+            for (int r = 0; r < ROLES; r++)
+                add_product<T, DP>(acc[r], s[r],
+                                   tile + (1 - first - r) * BQ * P + part);
+        }
         i0 = next;
         head = next_head;
         half = TILE - half;
@@ -122,13 +180,17 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     /* From what the loop has left, so that no register has waited for it. */
     uint16_t *dk = (uint16_t *)a.dqkv + iz_head_k(a, head / a.group - 1) +
                    (k0 + own) * ld + part;
-    store_rows<T, DP>(dk, ld, left, a.d - part, ks + own * P, acc_k, a.scale);
-    store_rows<T, DP>(dk + a.kv, ld, left, a.d - part, vs + own * P, acc_v, 1);
+#pragma unroll
+    for (int r = 0; r < ROLES; r++)
+        store_rows<T, DP>(first + r ? dk : dk + a.kv, ld, a.seq - k0 - own,
+                          a.d - part, mine + r * BK * P, acc[r],
+                          first + r ? a.scale : 1);
 }
 
 /* dq of one tile of BM queries of one head, over all keys that it sees, BN at a
- * time; the next keys arrive meanwhile. */
-template <enum iz_dtype T, int DP, int MT, int NW, int BN>
+ * time; the next keys arrive meanwhile.  Registers keep K pieces of 16 columns
+ * of queries and gradients: all, or one. */
+template <enum iz_dtype T, int DP, int MT, int NW, int BN, int K>
 static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
 {
     constexpr int BM = 16 * MT * NW, P = pitch<DP>, TILE = 2 * BN * P;
@@ -145,6 +207,7 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     const uint16_t *dy = (const uint16_t *)a.dy + iz_head_o(a, head);
     float acc[MT][DP / 8][4] = {}, s[MT][BN / 8][4], ds[MT][BN / 8][4];
     float lse2[MT][2], delta[MT][2];
+    uint32_t q_kept[K][MT][4], y_kept[K][MT][4];
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
         int r = frag_row(i / 2, i % 2 * 2);
@@ -153,8 +216,15 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     }
     load_pair<DP, BM, NW>(qs, q + i0 * ld, ld, dy + i0 * a.c, a.c, a.seq - i0,
                           a.d);
+    iz_copy_group();
     load_pair<DP, BN, NW>(tiles, k, ld, k + a.kv, ld, a.seq, a.d);
     iz_copy_group();
+    if (K > 1) {
+        iz_copy_wait<1>();
+        __syncthreads();
+        keep_rows<DP>(q_kept, qs + own * P);
+        keep_rows<DP>(y_kept, ys + own * P);
+    }
     for (int j0 = 0; j0 < end; j0 += BN, half = TILE - half) {
         int next = j0 + BN;
         const uint16_t *ks = tiles + half, *vs = ks + BN * P;
@@ -165,8 +235,8 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
         iz_copy_wait<1>();
         __syncthreads(); /* these keys are there */
         if (a.full || j0 < i0 + own + 16 * MT) {
-            rows_by_rows<T, DP>(s, qs + own * P, ks);
-            rows_by_rows<T, DP>(ds, ys + own * P, vs);
+            rows_by_rows<T, DP>(s, q_kept, qs + own * P, ks);
+            rows_by_rows<T, DP>(ds, y_kept, ys + own * P, vs);
             grad_by_query(s, ds, lse2, delta, a.scale * LOG2E);
             if (a.full)
                 mask_end(ds, a.seq - j0, 0);
@@ -181,29 +251,40 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
 }
 
 /* Tiles are as large as registers allow without spills.  More than 128 columns
- * take up to 133 KiB of shared memory, which not every GPU has: attention.c
+ * take up to 141 KiB of shared memory, which not every GPU has: attention.c
  * refuses it there. */
-template <enum iz_dtype T, int DP>
+template <enum iz_dtype T, int DP, int MQ, int KQ>
 static void run_gradients(const struct iz_heads *a, void *stream)
 {
     constexpr int NW = 4, BQ = 32, BN = 32, C = DP <= 128 ? DP / 8 : 16;
-    constexpr int MK = DP <= 64 ? 2 : 1, BK = 16 * MK * NW;
-    constexpr int MQ = DP <= 96 ? 2 : 1, BM = 16 * MQ * NW;
-    void (*keys)(struct iz_heads) = key_grads<T, DP, MK, NW, BQ, C>;
-    void (*queries)(struct iz_heads) = query_grads<T, DP, MQ, NW, BN>;
+    constexpr int ROLES = DP <= 64 ? 2 : 1, BK = key_rows<ROLES, NW>;
+    constexpr int BM = 16 * MQ * NW;
+    void (*keys)(struct iz_heads) = key_grads<T, DP, ROLES, NW, BQ, C>;
+    void (*queries)(struct iz_heads) = query_grads<T, DP, MQ, NW, BN, KQ>;
     dim3 grid((unsigned)iz_attention_blocks(a, BK, a->all / a->group),
               DP / (8 * C));
-    int bytes =
-        bytes_of<DP>(2 * BK) + 2 * query_tile<DP, BQ> * (int)sizeof(uint16_t);
+    int bytes = bytes_of<DP>(2 * BK) +
+                2 * query_tile<DP, BQ> * (int)sizeof(uint16_t) +
+                (2 - ROLES) * BK * BQ * (int)sizeof(float);
     IZ_LAUNCH(keys, grid, 32 * NW, bytes, stream, *a);
     IZ_LAUNCH(queries, iz_attention_blocks(a, BM, a->all), 32 * NW,
               bytes_of<DP>(2 * BM + 4 * BN), stream, *a);
 }
 
+/* A multiprocessor of 9.0 and 10.0 has room for two blocks of the larger tile
+ * of 128 columns, one of 8.0 for one, and others have not. */
 void iz_attention_bwd_16(const struct iz_heads *a, enum iz_dtype t,
-                         void *stream)
+                         int capability, void *stream)
 {
     by_type_and_width(a, t, [&](auto type, auto width) {
-        run_gradients<decltype(type)::value, decltype(width)::value>(a, stream);
+        constexpr enum iz_dtype T = decltype(type)::value;
+        constexpr int DP = decltype(width)::value;
+        if constexpr (DP != 128)
+            run_gradients<T, DP, DP <= 96 ? 2 : 1, DP <= 64 ? DP / 16 : 1>(
+                a, stream);
+        else if (capability >= 90 && capability < 120)
+            run_gradients<T, DP, 2, 1>(a, stream);
+        else
+            run_gradients<T, DP, 1, DP / 16>(a, stream);
     });
 }
