@@ -29,6 +29,9 @@ struct bench {
 /* Bytes of each of the two patterns. */
 #define PATTERN_BYTES (INT64_C(16) << 20)
 
+/* Logits at a time, as a run has them on all but the largest GPUs. */
+#define BENCH_LOGITS_BYTES (INT64_C(256) << 20)
+
 /* Sets of tensors that the inputs of an op rotate over, at most. */
 enum { BENCH_SETS = 8 };
 

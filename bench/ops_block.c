@@ -242,6 +242,7 @@ static int64_t scratch_bytes(struct job *j)
     for (int i = 0; i < OPS; i++) {
         j->x = iz_exec_dry(j->bench->backend, j->bench->act);
         j->x.capability = j->bench->capability;
+        j->x.logits_bytes = BENCH_LOGITS_BYTES;
         j->op = &ops[i];
         run_op(j, 0);
         most = max64(most, j->x.work.peak);

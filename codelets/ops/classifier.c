@@ -94,8 +94,9 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
     struct iz_exec e = iz_exec_dry(IZ_CUDA, x->act);
     struct iz_classifier_parts p = {0};
     int64_t m = c->a.rows, v = c->w.rows, ld;
+    assert(x->logits_bytes > 0);
     ld = (v + CUDA_ROW_ALIGN - 1) / CUDA_ROW_ALIGN * CUDA_ROW_ALIGN;
-    p.rows = chunk_rows(m, ld, iz_classifier_chunk_bytes);
+    p.rows = chunk_rows(m, ld, x->logits_bytes);
     e.work.base = base;
     p.product = iz_work(&e, IZ_U8, 1, IZ_PRODUCT_SCRATCH);
     p.loss = iz_work(&e, IZ_U8, m, sizeof(double)).p;

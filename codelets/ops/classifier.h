@@ -22,10 +22,6 @@ struct iz_classifier_parts {
     int64_t bytes;          /* of all scratch */
 };
 
-/* Bytes of logits in a chunk on a GPU, if a row does not have more: the more
- * rows, the fewer passes over dw. */
-extern const int64_t iz_classifier_chunk_bytes;
-
 /* base: the scratch, or NULL to learn its size. */
 struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
                                                const struct iz_classifier *c,

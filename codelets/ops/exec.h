@@ -58,6 +58,9 @@ struct iz_exec {
     bool cudnn;         /* on a GPU: attention's forward is cuDNN's */
     enum iz_dtype act;  /* type of activations: fp32 on the CPU */
     int capability;     /* compute capability of the GPU, 90 for 9.0 */
+    /* On a GPU: of fp32 logits that the classifier computes at a time, if a row
+     * does not have more.  Sums over chunks depend on it. */
+    int64_t logits_bytes;
     /* In a dry run by a GPU's worker: the libraries prepare for the operations
      * that are counted, and the first refusal is recorded here.  NULL: the
      * libraries are not involved. */

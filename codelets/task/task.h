@@ -119,7 +119,8 @@ struct iz_graph_config {
     enum iz_dtype act;        /* type of activations */
     int capability;           /* of the GPU, and: */
     bool tf32, bf16_products; /* as in struct iz_exec */
-    bool cudnn;               /* the same */
+    bool cudnn;               /* the same, and: */
+    int64_t logits_bytes;
     /* For schedulers that ask what a task costs, and for a simulation, which
      * takes the cost for the truth.  Zero: plausible rates. */
     struct iz_rate rate[IZ_RATES];

@@ -119,6 +119,7 @@ struct iz_run_config {
     char cpu_kernels[32];               /* codelets/ops/blas.h; "auto" */
     enum iz_product_type cpu_products;  /* with bf16 weights on a CPU */
     enum iz_attention_by gpu_attention; /* on a GPU */
+    int64_t gpu_logits_bytes;           /* at a time, there; 0: chosen */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */
     int64_t device_memory_limit_bytes; /* of the GPU; 0 = what is free */
     int workers; /* compute workers of each rank; 0 = its cores */

@@ -20,8 +20,8 @@ static const struct {
     {"data_types.", "data_types", "DeepSpeed's."},
     {"zero_optimization.", "zero_optimization",
      "DeepSpeed's. Stage, homes and sizes never change a result: for a given "
-     "number of ranks, run.sum_order and run.sum_group the losses are the same "
-     "bit for bit."},
+     "number of ranks, run.sum_order, run.sum_group and, on a GPU, "
+     "run.gpu_logits_bytes the losses are the same bit for bit."},
     {"activation_checkpointing.", "activation_checkpointing", "DeepSpeed's."},
     {"lora.", "lora", "izar's. Low-rank adapters, arXiv 2106.09685."},
     {"data.", "data", "izar's."},

@@ -342,6 +342,38 @@ static int choose_groups(struct iz_config *c,
     return r;
 }
 
+/* ---- logits on a GPU ---- */
+
+/* Bytes at a time of the run in the output folder, 0: not known.  A config
+ * without the key was written when there was one size. */
+static int64_t kept_logits(const struct iz_config *c)
+{
+    json_t *j = kept_config(c);
+    const json_t *run = json_object_get(j, "run");
+    const json_t *had = json_object_get(run, "gpu_logits_bytes");
+    int64_t n = had ? json_integer_value(had) : run ? IZ_LOGITS_BYTES : 0;
+    json_decref(j);
+    return n;
+}
+
+/* Without one that is kept, the plan chooses (iz_plan_choose). */
+static int keep_logits(struct iz_config *c, const struct iz_arithmetic_for *on,
+                       struct iz_coll *coll)
+{
+    int64_t n = coll->rank == 0 ? kept_logits(c) : 0;
+    char text[32];
+    int r = 0;
+    if (c->run.gpu_logits_bytes || !on->resume)
+        return 0;
+    if (on->gpu)
+        r = kept_text(c, coll, "gpu_logits_bytes", "the bytes of a chunk",
+                      text);
+    int64_t *all = iz_agree_numbers(coll, &n, 1, "logits");
+    c->run.gpu_logits_bytes = all[0];
+    free(all);
+    return r;
+}
+
 /* ---- attention on a GPU ---- */
 
 int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, const char *why, bool kept)
@@ -386,5 +418,7 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
         r = choose_sums(c, on, coll);
     if (!r)
         r = choose_groups(c, on, coll);
-    return r ? r : choose_attention(a, c, on, coll);
+    if (!r)
+        r = choose_attention(a, c, on, coll);
+    return r ? r : keep_logits(c, on, coll);
 }

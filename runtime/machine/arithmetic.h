@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of a run's arithmetic: whose kernels make products on CPUs
  * (run.cpu_kernels), products of fp32 or bf16 there (run.cpu_products), our
- * attention kernels or cuDNN's on a GPU (run.gpu_attention), how many slices a
+ * attention kernels or cuDNN's on a GPU (run.gpu_attention), how many logits
+ * are computed there at a time (run.gpu_logits_bytes), how many slices a
  * micro-batch is cut into (run.slices), and in which order gradients are added
  * (run.sum_order, run.sum_group).  A new run whose config says "auto" chooses;
  * a resumed run keeps the choice, because another one gives other bits. */

@@ -3,6 +3,7 @@
  * config with which it would, and the largest model of a shape that does: the
  * same units with more or fewer of the kind that repeats.  See plan.h. */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "codelets/base/int64.h"
@@ -51,6 +52,7 @@ enum change {
     LEAST_RECOMPUTE,
     BOUNDARIES_TO_CPU,
     RANKS_FIRST,
+    FEW_LOGITS,
     DEPTH_FIRST,
     SMALL_RING,
     NO_COPIES,
@@ -80,6 +82,7 @@ static const struct {
     [BOUNDARIES_TO_CPU] = {"activation_checkpointing.cpu_checkpointing=true",
                            true},
     [RANKS_FIRST] = {"run.sum_order=ranks_first", false},
+    [FEW_LOGITS] = {"run.gpu_logits_bytes=268435456", true},
     [DEPTH_FIRST] = {"run.schedule=depth_first", false},
     [SMALL_RING] = {"run.ring=2", false},
     [NO_COPIES] = {"zero_optimization.zero_hpz_partition_size=1", false},
@@ -140,6 +143,9 @@ static bool apply(enum change i, struct iz_config *c, bool gpu)
     case RANKS_FIRST:
         c->run.sum_order = IZ_SUM_RANKS_FIRST;
         return iz_sum_choose(&was, gpu) != IZ_SUM_RANKS_FIRST;
+    case FEW_LOGITS:
+        c->run.gpu_logits_bytes = IZ_LOGITS_BYTES;
+        return was.run.gpu_logits_bytes > IZ_LOGITS_BYTES;
     case DEPTH_FIRST:
         c->run.schedule = IZ_DEPTH_FIRST;
         return was.run.schedule != IZ_DEPTH_FIRST;
@@ -373,16 +379,18 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
 /* ---- the ratio ---- */
 
 /* What a plan with this config repeats of its forward; above 1: it does not
- * fit. */
+ * fit.  *near (may be NULL): whether its sums are near. */
 static double fitting_repeats(const struct iz_config *c,
                               const struct iz_model *m, int ranks, int rank,
                               const struct iz_target *t,
-                              const struct iz_limits *limit)
+                              const struct iz_limits *limit, bool *near)
 {
     struct iz_plan p;
     if (iz_plan_make(&p, c, m, ranks, rank, t))
         return 2;
     double part = iz_plan_fit(&p, c, m, limit, NULL) ? 2 : iz_plan_repeats(&p);
+    if (near)
+        *near = p.zero.sums_near;
     iz_plan_clear(&p);
     return part;
 }
@@ -404,7 +412,7 @@ static void choose_ratio(struct iz_config *c, const struct iz_model *m,
         return;
     for (int i = 0; divides && i <= RATIO_STEPS; i++) {
         *ratio = (double)i / RATIO_STEPS;
-        repeats[i] = fitting_repeats(c, m, ranks, rank, t, limit);
+        repeats[i] = fitting_repeats(c, m, ranks, rank, t, limit, NULL);
     }
     for (int part = 0; divides && part <= TENTHS; part++)
         for (int i = 0; i <= RATIO_STEPS; i++) {
@@ -416,10 +424,10 @@ static void choose_ratio(struct iz_config *c, const struct iz_model *m,
     *ratio = 1;
 }
 
-void iz_plan_choose(struct iz_config *c, const struct iz_model *m, int ranks,
-                    int rank, const struct iz_target *t,
-                    const struct iz_limits *limit,
-                    bool (*all)(void *arg, bool ok), void *arg)
+static void choose_order(struct iz_config *c, const struct iz_model *m,
+                         int ranks, int rank, const struct iz_target *t,
+                         const struct iz_limits *limit,
+                         bool (*all)(void *arg, bool ok), void *arg)
 {
     struct iz_config first = *c;
     bool open = c->run.sum_order == IZ_SUM_AUTO && ranks > 1;
@@ -427,16 +435,48 @@ void iz_plan_choose(struct iz_config *c, const struct iz_model *m, int ranks,
     choose_ratio(c, m, ranks, rank, t, limit, all, arg);
     if (!open || c->run.sum_order == IZ_SUM_RANKS_FIRST)
         return;
-    bool ok = fitting_repeats(c, m, ranks, rank, t, limit) <= 1;
+    bool ok = fitting_repeats(c, m, ranks, rank, t, limit, NULL) <= 1;
     if (all ? all(arg, ok) : ok)
         return;
     struct iz_config local = *c;
     *c = first;
     c->run.sum_order = IZ_SUM_RANKS_FIRST;
     choose_ratio(c, m, ranks, rank, t, limit, all, arg);
-    ok = fitting_repeats(c, m, ranks, rank, t, limit) <= 1;
+    ok = fitting_repeats(c, m, ranks, rank, t, limit, NULL) <= 1;
     if (!(all ? all(arg, ok) : ok))
         *c = local;
+}
+
+/* ---- logits ---- */
+
+/* Large chunks pass fewer times over the head's weights and their gradient,
+ * which by arithmetic saves less than memory for activations does. */
+static void choose_logits(struct iz_config *c, const struct iz_model *m,
+                          int ranks, int rank, const struct iz_target *t,
+                          const struct iz_limits *limit,
+                          bool (*all)(void *arg, bool ok), void *arg)
+{
+    int64_t *bytes = &c->run.gpu_logits_bytes;
+    bool ok = limit->device > LARGE_BYTES, near[2] = {false, false};
+    double part[2];
+    if (!t->gpu || *bytes)
+        return;
+    for (int i = 0; ok && i < 2; i++) {
+        *bytes = i ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
+        part[i] = fitting_repeats(c, m, ranks, rank, t, limit, &near[i]);
+    }
+    ok = ok && part[1] <= fmin(part[0], 1) && near[1] == near[0];
+    ok = all ? all(arg, ok) : ok;
+    *bytes = ok ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
+}
+
+void iz_plan_choose(struct iz_config *c, const struct iz_model *m, int ranks,
+                    int rank, const struct iz_target *t,
+                    const struct iz_limits *limit,
+                    bool (*all)(void *arg, bool ok), void *arg)
+{
+    choose_order(c, m, ranks, rank, t, limit, all, arg);
+    choose_logits(c, m, ranks, rank, t, limit, all, arg);
 }
 
 /* ---- the largest model ---- */

@@ -287,7 +287,13 @@ static bool same_cost(const struct iz_plan *p, const struct iz_model *m, int u,
     return same;
 }
 
-static void plan_costs(struct iz_plan *p, const struct iz_model *m)
+int64_t iz_plan_logits_bytes(const struct iz_config *c)
+{
+    return c->run.gpu_logits_bytes ? c->run.gpu_logits_bytes : IZ_LOGITS_BYTES;
+}
+
+static void plan_costs(struct iz_plan *p, const struct iz_config *c,
+                       const struct iz_model *m)
 {
     int tasks = p->micro_batches * p->slices;
     struct iz_exec like = {.backend = p->target.gpu ? IZ_CUDA : IZ_CPU,
@@ -295,6 +301,7 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
                            .bf16_products = p->target.bf16_products,
                            .capability = p->target.capability,
                            .cudnn = p->target.cudnn,
+                           .logits_bytes = iz_plan_logits_bytes(c),
                            .rate = p->target.compute};
     for (int u = 0; u < m->n_units; u++) {
         int same = 0;
@@ -405,7 +412,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     iz_plan_split(p, c);
     while (p->first_trained + 1 < m->n_units && !p->unit[p->first_trained].n)
         p->first_trained++;
-    plan_costs(p, m);
+    plan_costs(p, c, m);
     plan_rings(p, c);
     plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;

@@ -63,6 +63,10 @@ struct iz_plan_ring {
 #define IZ_PIECES_MAX 16
 #define IZ_BOUNCE_BYTES (INT64_C(1) << 25) /* pinned, for single copies */
 
+/* Logits that a GPU computes at a time, and more of them for a large one. */
+#define IZ_LOGITS_BYTES (INT64_C(256) << 20)
+#define IZ_LOGITS_LARGE_BYTES (INT64_C(1) << 30)
+
 /* Chunks of the optimizer are multiples of this many elements: whole disk pages
  * for every element type. */
 #define IZ_CHUNK_ALIGN 2048
@@ -323,11 +327,16 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 const struct iz_model *m, const struct iz_limits *limit,
                 FILE *err);
 
+/* run.gpu_logits_bytes, or what 0 is until iz_plan_choose has chosen. */
+int64_t iz_plan_logits_bytes(const struct iz_config *c);
+
 /* Replaces a ratio "auto" by the smallest one, in steps of 0.05, that fits on
  * all ranks; 1 where nothing can be divided or nothing fits.  Replaces an order
  * of sums "auto" by the one that is faster if it fits, then by the other if
- * that does.  all(arg, ok) says whether all ranks find it to fit; NULL: this
- * one is alone. */
+ * that does.  On a GPU, chooses the bytes of logits (run.gpu_logits_bytes 0):
+ * IZ_LOGITS_LARGE_BYTES if a plan may use more than 64 GiB of it and nothing
+ * more is repeated for them.  all(arg, ok) says whether all ranks find it to
+ * fit; NULL: this one is alone. */
 void iz_plan_choose(struct iz_config *c, const struct iz_model *m, int ranks,
                     int rank, const struct iz_target *t,
                     const struct iz_limits *limit,

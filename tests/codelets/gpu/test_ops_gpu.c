@@ -12,8 +12,10 @@
 #include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/ops/scene.h"
 
-struct backend backend = {
-    .x = {.backend = IZ_CUDA}, .device = true, .large = true, .piece = 128};
+struct backend backend = {.x = {.backend = IZ_CUDA, .logits_bytes = 256 << 20},
+                          .device = true,
+                          .large = true,
+                          .piece = 128};
 
 /* Opens the GPU and its libraries; false with the reason printed. */
 static bool gpu_open(void)

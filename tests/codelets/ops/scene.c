@@ -211,6 +211,7 @@ static void run_once(struct scene *s, const struct pass *p, const void *arg,
     x.act = x.backend == IZ_CPU ? IZ_F32 : s->t[0].v.dtype;
     struct iz_exec dry = iz_exec_dry(x.backend, x.act);
     dry.capability = x.capability;
+    dry.logits_bytes = x.logits_bytes;
     call(p, &dry, s, NULL, arg);
     views_up(at, s, p->reads);
     work = strips_take(dry.work.peak, turns++, false);

@@ -54,6 +54,7 @@ ROWS = cover.rows(FACTORS, valid_on_gpu)
 # Several chunks of a block's shard.
 PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "near", "batch": 2,
          "clip": 0.5, "chunk": 2048, "device": "cuda", "steps": 3}
+LOGITS = {"run.gpu_logits_bytes": 20 << 10}  # 20 rows of them
 FAR = {"stage": 3, "optimizer": "cpu", "param": "cpu"}
 
 
@@ -66,7 +67,7 @@ def go(place, nvme):
         row = {**PLACE, **row, "ranks": ranks, "micro": micro}
         # of the order of a kernel's threads: other bits for other orders
         seed = zlib.crc32(repr(sorted(row.items())).encode())
-        return place.good(ranks, {**rows.config_of(row, nvme), **(changes or {})}, env={
+        return place.good(ranks, {**rows.config_of(row, nvme), **LOGITS, **(changes or {})}, env={
             **rows.environment(place, row, IZ_SEED=seed), **(env or {})})
     return go
 

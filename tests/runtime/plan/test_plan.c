@@ -298,6 +298,55 @@ static void an_automatic_order_of_sums_is_one_that_fits(void **state)
     }
 }
 
+/* Of a plan whose units keep everything. */
+static int64_t keeps_all(struct iz_config c, int64_t logits)
+{
+    c.run.gpu_logits_bytes = logits;
+    make(&p, &c, 1, &gpu_bf16);
+    iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
+    return iz_plan_device_bytes(&p);
+}
+
+static int64_t logits_chosen(struct iz_config c, int64_t device,
+                             const struct iz_target *t)
+{
+    struct iz_limits l = {.host = INT64_MAX, .device = device};
+    iz_plan_choose(&c, model, 1, 0, t, &l, NULL, NULL);
+    return c.run.gpu_logits_bytes;
+}
+
+/* A large GPU has more of them at a time if it repeats nothing for it. */
+static void logits_take_what_activations_leave(void **state)
+{
+    struct iz_config c = plain(0, IZ_BF16);
+    c.micro_batch = 24;
+    int64_t few = keeps_all(c, 0), many = keeps_all(c, IZ_LOGITS_LARGE_BYTES);
+    assert_true(few > INT64_C(64) << 30);
+    /* logits in fp32, and their gradients in bf16 */
+    assert_true(many > few + (INT64_C(1) << 30));
+    assert_true(keeps_all(c, IZ_LOGITS_BYTES) == few);
+    assert_true(logits_chosen(c, many, &gpu_bf16) == IZ_LOGITS_LARGE_BYTES);
+    assert_true(logits_chosen(c, many - 1, &gpu_bf16) == IZ_LOGITS_BYTES);
+    assert_true(logits_chosen(c, few / 16, &gpu_bf16) == IZ_LOGITS_BYTES);
+    assert_true(logits_chosen(c, many, &target2) == 0);
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    assert_true(logits_chosen(c, many, &gpu_bf16) == IZ_LOGITS_LARGE_BYTES);
+    assert_true(logits_chosen(c, INT64_C(64) << 30, &gpu_bf16) ==
+                IZ_LOGITS_BYTES);
+    c.run.gpu_logits_bytes = 12345;
+    assert_true(logits_chosen(c, many, &gpu_bf16) == 12345);
+    /* What is asked for and too much is the way out. */
+    c.run.gpu_logits_bytes = IZ_LOGITS_LARGE_BYTES;
+    c.cpu_checkpointing = true;
+    make(&p, &c, 1, &gpu_bf16);
+    assert_int_equal(
+        fit(&p, &c,
+            (struct iz_limits){.host = INT64_MAX,
+                               .device = iz_plan_device_bytes(&p) - 1}),
+        -ENOMEM);
+    assert_said("it fits with run.gpu_logits_bytes=268435456 (");
+}
+
 /* There is one memory: the same bytes, on its other tier. */
 static void boundaries_of_a_cpu_are_on_the_host_anyway(void **state)
 {
@@ -411,6 +460,7 @@ int main(void)
         cmocka_unit_test(boundaries_on_the_host_leave_slots),
         cmocka_unit_test(updates_are_early_that_wait_for_no_norm),
         cmocka_unit_test(an_automatic_order_of_sums_is_one_that_fits),
+        cmocka_unit_test(logits_take_what_activations_leave),
         cmocka_unit_test(boundaries_of_a_cpu_are_on_the_host_anyway),
         cmocka_unit_test(every_worker_has_a_buffer_for_what_goes_up),
         cmocka_unit_test(a_gpu_has_room_for_libraries),

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides the bits of a GPU's products beside their operands: how many logits
+are computed at a time.  By the program with its own kernels on the stand-in, with a
+stand-in for cuBLASLt."""
+import json
+
+import pytest
+
+import rows
+import run
+from test_gpu_kernels import MODELS
+
+pytestmark = [pytest.mark.skipif(run.GPU != "kernels",
+                                 reason="needs the programs with GPU kernels"),
+              pytest.mark.usefixtures("known_gpu")]
+CONFIG = {"run.device": "cuda", "run.save": True,
+          "train_batch_size": 4}
+LOGITS = "gpu_logits_bytes"
+FEW, DEFAULT = 20 << 10, 256 << 20
+
+
+@pytest.fixture
+def go(place):
+    """Starts a run, or one that goes on where there is an output of that name."""
+    rows.use(place, "gpt2", MODELS, kernels=True)
+
+    def go(out, steps=2, ranks=1, good=True, options=(), env=None, **keys):
+        output = place.folder / out
+        act = place.good if good else place.launch
+        return act(ranks, {**CONFIG, "run.steps": steps,
+                           **{f"run.{k}": v for k, v in keys.items()}},
+                   options or (["--resume"] if output.exists() else ()), output,
+                   {"IZ_STANDIN_DEVICES": "2", "STARPU_SILENT": "1", **(env or {})})
+    return go
+
+
+def chosen(r, key):
+    return r.config["run"][key]
+
+
+def test_a_resumed_run_computes_as_many_logits_at_a_time(go):
+    whole, many = go("whole", 4, **{LOGITS: FEW}), go("many", 4)
+    assert chosen(many, LOGITS) == DEFAULT
+    assert whole.hash != many.hash, f"{whole}\n{many}"
+    for steps, keys in ((2, {LOGITS: FEW}), (3, {}), (4, {})):
+        part = go("part", steps, **keys)
+        assert chosen(part, LOGITS) == FEW
+    assert part.hash == whole.hash, f"{part}\n{whole}"
+
+
+@pytest.mark.parametrize("begun, goes_on", ((FEW, FEW), (0, DEFAULT)))
+def test_steps_on_the_cpu_forget_no_logits(begun, goes_on, go):
+    go("out", 1, **{LOGITS: begun}, device="cuda" if begun else "cpu")
+    assert chosen(go("out", 2, device="cpu"), LOGITS) == begun
+    assert chosen(go("out", 3), LOGITS) == goes_on
+
+
+def test_a_run_from_before_there_was_a_choice(go):
+    """And one whose config cannot be read is not gone on with."""
+    path = go("out", 1, **{LOGITS: FEW}).output / "config.json"
+    config = json.loads(path.read_text())
+    del config["run"][LOGITS]
+    path.write_text(json.dumps(config))
+    assert chosen(go("out", 2), LOGITS) == DEFAULT
+    path.unlink()
+    words = {"gpu_attention": "own", "sum_group": 1}
+    run.refused(go("out", 3, good=False, **words), f"run.{LOGITS}: auto:",
+                "config.json does not tell", "set the bytes of a chunk")
