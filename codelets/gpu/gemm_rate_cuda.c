@@ -7,49 +7,16 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
-#include "codelets/base/mix.h"
+#include "codelets/gpu/pattern.h"
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
 
-/* Products between two looks at the clock, and random elements that the
- * operands repeat: a product of zeros would draw less power and run faster. */
-enum { PRODUCTS = 10, PATTERN = 1 << 18 };
+enum { PRODUCTS = 10 }; /* between two looks at the clock */
 
 static void gemm_rate_cuda_check(cudaError_t e, const char *call)
 {
     if (e != cudaSuccess)
         iz_die("%s: %s", call, cudaGetErrorString(e));
-}
-
-/* PATTERN numbers, uniform in [-1, 1). */
-static void make_pattern(void *to, enum iz_dtype t)
-{
-    for (uint64_t i = 0; i < PATTERN; i++) {
-        float f = (float)(iz_mix(i * IZ_GOLDEN) >> 40) * 0x1p-23f - 1;
-        iz_cast((char *)to + (int64_t)i * iz_dtype_bytes(t), t, &f, IZ_F32, 1);
-    }
-}
-
-/* Fills device memory with the pattern, doubling what is there. */
-static void gemm_rate_cuda_fill(char *p, int64_t bytes, enum iz_dtype t)
-{
-    int64_t done = PATTERN * iz_dtype_bytes(t);
-    void *pattern = malloc((size_t)done);
-    if (!pattern)
-        iz_die("no memory for %lld bytes of random numbers", (long long)done);
-    make_pattern(pattern, t);
-    done = done < bytes ? done : bytes;
-    gemm_rate_cuda_check(
-        cudaMemcpy(p, pattern, (size_t)done, cudaMemcpyHostToDevice),
-        "cudaMemcpy");
-    free(pattern);
-    while (done < bytes) {
-        int64_t n = done < bytes - done ? done : bytes - done;
-        gemm_rate_cuda_check(
-            cudaMemcpy(p + done, p, (size_t)n, cudaMemcpyDeviceToDevice),
-            "cudaMemcpy");
-        done += n;
-    }
 }
 
 /* Seconds of PRODUCTS products. */
@@ -118,8 +85,7 @@ double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
     p.a.p = mem + IZ_PRODUCT_SCRATCH;
     p.b.p = (char *)p.a.p + room(p.a);
     p.d.p = (char *)p.a.p + operands;
-    gemm_rate_cuda_fill(p.a.p, operands, x->act);
-    gemm_rate_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    iz_pattern_fill(p.a.p, operands, x->act);
     double rate = best_rate(
         x, &p,
         (struct iz_view){

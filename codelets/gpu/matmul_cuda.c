@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrix products with weights on a GPU, through cuBLASLt: the only file that
- * knows this library.  A product is one call; how the library does it is asked
- * once per shape, types and alignment, and kept.
+/* Matrix products with weights on a GPU, through cuBLASLt, which this file and
+ * product_choice.c know.  A product is one call; how the library does it is
+ * asked once per shape, types and alignment, and kept.
  *
  * The bias is added by the product (BIAS epilogue).  GELU is not, although the
  * library could: the backward needs the sum before GELU too, so the product
@@ -13,16 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cublasLt.h>
-
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
-#include "codelets/kernels/cuda_lib.h"
+#include "codelets/gpu/matmul_cuda.h"
 #include "codelets/ops/gpu_ops.h"
-
-#define PLANS 512
-#define WORKSPACE_ALIGN 256
-#define WORKSPACE_BYTES (IZ_PRODUCT_SCRATCH - WORKSPACE_ALIGN)
 
 /* Reductions of a product whose k is split.  The same inputs have to give the
  * same bits.  By its documentation ("Results Reproducibility") the library
@@ -34,26 +28,6 @@
  * like OUTPUT_TYPE it rounds every partial sum to the type of the output. */
 #define REDUCTIONS                                                             \
     (CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
-
-/* All that the choice of an algorithm depends on; no padding. */
-struct key {
-    int64_t m, n, k, lda, ldb, ldd, ta, tb, in, out, use, compute;
-    int64_t align_a, align_b, align_c, align_d, align_bias;
-};
-
-struct plan {
-    struct key key;
-    bool taken, possible;
-    cublasLtMatmulDescOpaque_t op;
-    cublasLtMatrixLayoutOpaque_t a, b, d; /* c has the layout of d */
-    cublasLtMatmulAlgo_t algo;
-};
-
-/* Open addressing; entries are never removed. */
-struct iz_cublas {
-    cublasLtHandle_t lt;
-    struct plan plan[PLANS];
-};
 
 int iz_cublas_open(struct iz_cublas **out)
 {
@@ -81,7 +55,7 @@ void iz_cublas_close(struct iz_cublas **b)
 }
 
 static void matmul_cuda_check(cublasStatus_t s, const char *call,
-                              const struct key *k)
+                              const struct iz_product_key *k)
 {
     if (s != CUBLAS_STATUS_SUCCESS)
         iz_die("%s for [%lld,%lld] [%lld,%lld], %s to %s: %s", call,
@@ -111,31 +85,32 @@ static const void *added_to(const struct iz_product *p)
     return p->add ? p->d.p : p->c.rows ? p->c.p : NULL;
 }
 
-static struct key key_of(const struct iz_exec *x, const struct iz_product *p)
+static struct iz_product_key key_of(const struct iz_exec *x,
+                                    const struct iz_product *p)
 {
     bool tf32 = x->tf32 && p->a.dtype == IZ_F32;
     const void *c = added_to(p);
-    return (struct key){.m = p->d.rows,
-                        .n = iz_product_n(p),
-                        .k = iz_product_k(p),
-                        .lda = p->a.cols,
-                        .ldb = p->b.cols,
-                        .ldd = p->d.cols,
-                        .ta = p->ta,
-                        .tb = p->tb,
-                        .in = p->a.dtype,
-                        .out = p->d.dtype,
-                        .use = p->use,
-                        .compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                        : CUBLAS_COMPUTE_32F,
-                        .align_a = alignment(p->a.p),
-                        .align_b = alignment(p->b.p),
-                        .align_c = alignment(c ? c : p->d.p),
-                        .align_d = alignment(p->d.p),
-                        .align_bias = alignment(p->use ? p->bias.p : NULL)};
+    return (struct iz_product_key){
+        .m = p->d.rows,
+        .n = iz_product_n(p),
+        .k = iz_product_k(p),
+        .lda = p->a.cols,
+        .ldb = p->b.cols,
+        .ldd = p->d.cols,
+        .ta = p->ta,
+        .tb = p->tb,
+        .in = p->a.dtype,
+        .out = p->d.dtype,
+        .use = p->use,
+        .compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
+        .align_a = alignment(p->a.p),
+        .align_b = alignment(p->b.p),
+        .align_c = alignment(c ? c : p->d.p),
+        .align_d = alignment(p->d.p),
+        .align_bias = alignment(p->use ? p->bias.p : NULL)};
 }
 
-static uint64_t hash_of(const struct key *k)
+uint64_t iz_product_hash(const struct iz_product_key *k)
 {
     int64_t field[sizeof(*k) / sizeof(int64_t)];
     uint64_t h = 0;
@@ -145,14 +120,14 @@ static uint64_t hash_of(const struct key *k)
     return h;
 }
 
-static void set(struct plan *q, cublasLtMatmulDescAttributes_t attr,
+static void set(struct iz_product_plan *q, cublasLtMatmulDescAttributes_t attr,
                 const void *value, size_t size)
 {
     matmul_cuda_check(cublasLtMatmulDescSetAttribute(&q->op, attr, value, size),
                       "cublasLtMatmulDescSetAttribute", &q->key);
 }
 
-static void set_operation(struct plan *q, int64_t transposed,
+static void set_operation(struct iz_product_plan *q, int64_t transposed,
                           cublasLtMatmulDescAttributes_t attr)
 {
     int32_t op = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -161,7 +136,7 @@ static void set_operation(struct plan *q, int64_t transposed,
 
 /* The search reads the alignment of the vector off its address, so it gets one
  * that is aligned as the key says and no better. */
-static void set_bias(struct plan *q)
+static void set_bias(struct iz_product_plan *q)
 {
     static const uint32_t epilogue[] = {
         [IZ_BIAS_NONE] = CUBLASLT_EPILOGUE_DEFAULT,
@@ -182,8 +157,9 @@ static void set_bias(struct plan *q)
 
 /* A row-major matrix with rows of `cols` elements: to the library, which counts
  * by columns, the same memory is the transposed matrix. */
-static void set_layout(struct plan *q, cublasLtMatrixLayoutOpaque_t *m,
-                       int64_t type, int64_t rows, int64_t cols, int64_t ld)
+static void set_layout(struct iz_product_plan *q,
+                       cublasLtMatrixLayoutOpaque_t *m, int64_t type,
+                       int64_t rows, int64_t cols, int64_t ld)
 {
     assert(ld >= cols);
     matmul_cuda_check(cublasLtMatrixLayoutInit(m, data_type(type),
@@ -194,9 +170,9 @@ static void set_layout(struct plan *q, cublasLtMatrixLayoutOpaque_t *m,
 
 /* d = op(a) op(b) by rows is d' = op(b)' op(a)' by columns, so the operands
  * change places and nothing is copied. */
-static void matmul_cuda_describe(struct plan *q)
+static void matmul_cuda_describe(struct iz_product_plan *q)
 {
-    const struct key *k = &q->key;
+    const struct iz_product_key *k = &q->key;
     matmul_cuda_check(cublasLtMatmulDescInit(
                           &q->op, (cublasComputeType_t)k->compute, CUDA_R_32F),
                       "cublasLtMatmulDescInit", k);
@@ -210,7 +186,8 @@ static void matmul_cuda_describe(struct plan *q)
     set_layout(q, &q->d, k->out, k->m, k->n, k->ldd);
 }
 
-static void prefer(cublasLtMatmulPreferenceOpaque_t *pref, const struct key *k,
+static void prefer(cublasLtMatmulPreferenceOpaque_t *pref,
+                   const struct iz_product_key *k,
                    cublasLtMatmulPreferenceAttributes_t attr, uint32_t value)
 {
     matmul_cuda_check(
@@ -219,9 +196,9 @@ static void prefer(cublasLtMatmulPreferenceOpaque_t *pref, const struct key *k,
 }
 
 static void describe_wish(cublasLtMatmulPreferenceOpaque_t *pref,
-                          const struct key *k)
+                          const struct iz_product_key *k)
 {
-    uint64_t bytes = WORKSPACE_BYTES;
+    uint64_t bytes = IZ_PRODUCT_WORKSPACE;
     matmul_cuda_check(cublasLtMatmulPreferenceInit(pref),
                       "cublasLtMatmulPreferenceInit", k);
     matmul_cuda_check(cublasLtMatmulPreferenceSetAttribute(
@@ -240,37 +217,56 @@ static void describe_wish(cublasLtMatmulPreferenceOpaque_t *pref,
 }
 
 /* What the library may refuse for whatever reason: the job has another way. */
-static bool is_optional(const struct key *k)
+static bool is_optional(const struct iz_product_key *k)
 {
     return k->use != IZ_BIAS_NONE;
 }
 
-/* The library's first choice that exists; none leaves the plan impossible. */
-static void matmul_cuda_choose(struct iz_cublas *b, struct plan *q)
+bool iz_product_in_order(const cublasLtMatmulAlgo_t *a)
+{
+    uint32_t scheme = 0;
+    return !cublasLtMatmulAlgoConfigGetAttribute(
+               a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+               sizeof(scheme), NULL) &&
+           !(scheme & ~(uint32_t)REDUCTIONS);
+}
+
+int iz_product_search(struct iz_cublas *b, struct iz_product_plan *q,
+                      cublasLtMatmulAlgo_t algo[IZ_PRODUCT_ALGOS])
 {
     cublasLtMatmulPreferenceOpaque_t pref;
-    cublasLtMatmulHeuristicResult_t found[4];
-    int n = 0;
+    cublasLtMatmulHeuristicResult_t found[IZ_PRODUCT_ALGOS];
+    int n = 0, usable = 0;
+    set_bias(q); /* an address may have come in between */
     describe_wish(&pref, &q->key);
     cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(
-        b->lt, &q->op, &q->b, &q->a, &q->d, &q->d, &pref, 4, found, &n);
+        b->lt, &q->op, &q->b, &q->a, &q->d, &q->d, &pref, IZ_PRODUCT_ALGOS,
+        found, &n);
     for (int i = 0; s == CUBLAS_STATUS_SUCCESS && i < n; i++)
-        if (found[i].state == CUBLAS_STATUS_SUCCESS) {
-            q->algo = found[i].algo;
-            q->possible = true;
-            return;
-        }
-    if (!is_optional(&q->key))
+        if (found[i].state == CUBLAS_STATUS_SUCCESS &&
+            iz_product_in_order(&found[i].algo))
+            algo[usable++] = found[i].algo;
+    if (!usable && !is_optional(&q->key))
         matmul_cuda_check(
             s != CUBLAS_STATUS_SUCCESS ? s : CUBLAS_STATUS_NOT_SUPPORTED,
             "cublasLtMatmulAlgoGetHeuristic", &q->key);
+    return usable;
 }
 
-static struct plan *plan_of(struct iz_cublas *b, const struct key *k)
+void iz_product_take_first(struct iz_cublas *b, struct iz_product_plan *q)
 {
-    uint64_t h = hash_of(k);
-    for (uint64_t i = 0; i < PLANS; i++) {
-        struct plan *q = &b->plan[(h + i) % PLANS];
+    cublasLtMatmulAlgo_t algo[IZ_PRODUCT_ALGOS];
+    q->possible = iz_product_search(b, q, algo) > 0;
+    if (q->possible)
+        q->algo = algo[0];
+}
+
+static struct iz_product_plan *plan_of(struct iz_cublas *b,
+                                       const struct iz_product_key *k)
+{
+    uint64_t h = iz_product_hash(k);
+    for (uint64_t i = 0; i < IZ_PRODUCT_PLANS; i++) {
+        struct iz_product_plan *q = &b->plan[(h + i) % IZ_PRODUCT_PLANS];
         if (q->taken && memcmp(&q->key, k, sizeof(*k)) == 0)
             return q;
         if (q->taken)
@@ -278,36 +274,51 @@ static struct plan *plan_of(struct iz_cublas *b, const struct key *k)
         q->key = *k;
         q->taken = true;
         matmul_cuda_describe(q);
-        matmul_cuda_choose(b, q);
+        iz_product_take_first(b, q);
         return q;
     }
-    iz_die("more than %d kinds of matrix products", PLANS);
+    iz_die("more than %d kinds of matrix products", IZ_PRODUCT_PLANS);
+}
+
+/* Without memory every operand has the alignment that arenas give. */
+void iz_product_ask(struct iz_exec *x, const struct iz_product *p)
+{
+    struct iz_product_key k = key_of(x, p);
+    struct iz_product_plan *q = plan_of(x->cuda->blas, &k);
+    q->asked = *p;
+    q->calls++;
+}
+
+cublasStatus_t iz_product_enqueue(struct iz_exec *x, struct iz_product_plan *q,
+                                  const struct iz_product *p,
+                                  struct iz_view scratch)
+{
+    const void *c = added_to(p);
+    float alpha = p->scale != 0 ? p->scale : 1, beta = c ? 1 : 0;
+    uintptr_t space = ((uintptr_t)scratch.p + IZ_PRODUCT_ALIGN - 1) /
+                      IZ_PRODUCT_ALIGN * IZ_PRODUCT_ALIGN;
+    assert(p->a.dtype == p->b.dtype &&
+           (!p->c.rows || p->c.dtype == p->d.dtype));
+    assert(!p->use || p->bias.dtype == p->d.dtype);
+    assert(iz_view_bytes(scratch) >= IZ_PRODUCT_SCRATCH);
+    if (p->use != IZ_BIAS_NONE)
+        set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias.p,
+            sizeof(p->bias.p));
+    return cublasLtMatmul(x->cuda->blas->lt, &q->op, &alpha, p->b.p, &q->b,
+                          p->a.p, &q->a, &beta, c ? c : p->d.p, &q->d, p->d.p,
+                          &q->d, &q->algo, (void *)space, IZ_PRODUCT_WORKSPACE,
+                          (cudaStream_t)x->stream);
 }
 
 bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
                      struct iz_view scratch)
 {
-    struct key k = key_of(x, p);
-    struct plan *q = plan_of(x->cuda->blas, &k);
-    const void *c = added_to(p);
-    float alpha = p->scale != 0 ? p->scale : 1, beta = c ? 1 : 0;
-    uintptr_t space = ((uintptr_t)scratch.p + WORKSPACE_ALIGN - 1) /
-                      WORKSPACE_ALIGN * WORKSPACE_ALIGN;
-    assert(p->a.dtype == p->b.dtype &&
-           (!p->c.rows || p->c.dtype == p->d.dtype));
-    assert(!p->use || p->bias.dtype == p->d.dtype);
-    assert(iz_view_bytes(scratch) >= IZ_PRODUCT_SCRATCH);
+    struct iz_product_key k = key_of(x, p);
+    struct iz_product_plan *q = plan_of(x->cuda->blas, &k);
     if (!q->possible)
         return false;
-    if (p->use != IZ_BIAS_NONE)
-        set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias.p,
-            sizeof(p->bias.p));
-    matmul_cuda_check(cublasLtMatmul(x->cuda->blas->lt, &q->op, &alpha, p->b.p,
-                                     &q->b, p->a.p, &q->a, &beta,
-                                     c ? c : p->d.p, &q->d, p->d.p, &q->d,
-                                     &q->algo, (void *)space, WORKSPACE_BYTES,
-                                     (cudaStream_t)x->stream),
-                      "cublasLtMatmul", &k);
+    matmul_cuda_check(iz_product_enqueue(x, q, p, scratch), "cublasLtMatmul",
+                      &k);
     return true;
 }
 

@@ -174,12 +174,11 @@ static void round_to(struct iz_exec *x, T *out, struct iz_view in)
               (const float *)in.p, n);
 }
 
-static void classifier_product(struct iz_exec *x, struct iz_view scratch,
-                               struct iz_view d, bool add, struct iz_view a,
-                               bool ta, struct iz_view b, bool tb)
+static void classifier_product(struct iz_exec *x,
+                               const struct iz_classifier_parts &p,
+                               const struct iz_product &q)
 {
-    struct iz_product p = {a, b, {}, d, {}, ta, tb, add, IZ_BIAS_NONE, 0};
-    iz_product_cuda(x, &p, scratch);
+    iz_product_cuda(x, &q, p.product);
 }
 
 /* A chunk of rows after the other.  T: type of the activations, of the
@@ -196,7 +195,7 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
         struct iz_view logits = iz_view_rows(p.logits, 0, n);
         struct iz_view d = iz_view_rows(p.grad, 0, n);
         const float *s = (const float *)logits.p;
-        classifier_product(x, p.product, logits, false, a, false, c->w, true);
+        classifier_product(x, p, iz_classifier_logits(logits, a, c->w));
         if (!grad) {
             IZ_LAUNCH(rows_fwd, (unsigned)n, THREADS, 0, x->stream, p.loss + at,
                       s, p.target + at, vocab, ld);
@@ -205,9 +204,9 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
         IZ_LAUNCH(rows_bwd<T>, (unsigned)n, THREADS, 0, x->stream, (T *)d.p,
                   p.loss + at, s, p.target + at, vocab, ld, scale);
         if (p.dw.rows) /* reads a, which da may replace */
-            classifier_product(x, p.product, p.dw, at > 0, d, true, a, false);
-        classifier_product(x, p.product, iz_view_rows(c->da, at, n), false, d,
-                           false, c->w, false);
+            classifier_product(x, p, iz_classifier_dw(p.dw, d, a, at > 0));
+        classifier_product(
+            x, p, iz_classifier_da(iz_view_rows(c->da, at, n), d, c->w));
     }
     if (p.dw.rows && p.dw.p != c->dw.p && grad)
         round_to(x, (T *)c->dw.p, p.dw);

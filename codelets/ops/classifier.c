@@ -11,6 +11,7 @@
 
 #include "codelets/base/build.h"
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "codelets/ops/gpu_ops.h"
 #include "codelets/ops/row_math.h"
 
@@ -112,6 +113,45 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
     return p;
 }
 
+struct iz_product iz_classifier_logits(struct iz_view logits, struct iz_view a,
+                                       struct iz_view w)
+{
+    return (struct iz_product){.a = a, .b = w, .tb = true, .d = logits};
+}
+
+struct iz_product iz_classifier_da(struct iz_view da, struct iz_view d,
+                                   struct iz_view w)
+{
+    return (struct iz_product){.a = d, .b = w, .d = da};
+}
+
+struct iz_product iz_classifier_dw(struct iz_view dw, struct iz_view d,
+                                   struct iz_view a, bool add)
+{
+    return (struct iz_product){.a = d, .ta = true, .b = a, .d = dw, .add = add};
+}
+
+/* The products of each chunk, as iz_classifier_cuda makes them. */
+static void ask_cuda(struct iz_exec *x, const struct iz_classifier *c,
+                     const struct iz_classifier_parts *p)
+{
+    for (int64_t at = 0; at < c->a.rows; at += p->rows) {
+        int64_t n = min64(p->rows, c->a.rows - at);
+        struct iz_view a = iz_view_rows(c->a, at, n);
+        struct iz_view d = iz_view_rows(p->grad, 0, n);
+        struct iz_product q =
+            iz_classifier_logits(iz_view_rows(p->logits, 0, n), a, c->w);
+        iz_product_ask(x, &q);
+        if (!c->da.rows)
+            continue;
+        q = iz_classifier_da(iz_view_rows(c->da, at, n), d, c->w);
+        iz_product_ask(x, &q);
+        q = iz_classifier_dw(p->dw, d, a, at > 0);
+        if (p->dw.rows)
+            iz_product_ask(x, &q);
+    }
+}
+
 /* The products that iz_matmul_* count on a CPU. */
 static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
                        const struct iz_classifier_parts *p)
@@ -134,6 +174,8 @@ static void on_cuda(struct iz_exec *x, const struct iz_classifier *c)
     struct iz_classifier_parts p = iz_classifier_parts(x, c, NULL);
     struct iz_view scratch = iz_work(x, IZ_U8, 1, p.bytes);
     count_cuda(x, c, &p);
+    if (x->asks_products)
+        ask_cuda(x, c, &p);
     if (!x->dry)
         iz_classifier_cuda(x, c, check_targets(c->target, c->a.rows, c->w.rows),
                            scratch);

@@ -3,7 +3,7 @@
  * to know it too, so its arithmetic is C. */
 #pragma once
 
-#include "codelets/ops/ops.h"
+#include "codelets/ops/product.h"
 
 IZ_C_BEGIN
 
@@ -26,5 +26,14 @@ struct iz_classifier_parts {
 struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
                                                const struct iz_classifier *c,
                                                void *base);
+
+/* The products of a chunk of rows: logits [n,cols] of a [n,C], and da and the
+ * part of dw that the gradient d [n,cols] of these logits gives. */
+struct iz_product iz_classifier_logits(struct iz_view logits, struct iz_view a,
+                                       struct iz_view w);
+struct iz_product iz_classifier_da(struct iz_view da, struct iz_view d,
+                                   struct iz_view w);
+struct iz_product iz_classifier_dw(struct iz_view dw, struct iz_view d,
+                                   struct iz_view a, bool add);
 
 IZ_C_END

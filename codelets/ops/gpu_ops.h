@@ -11,6 +11,8 @@
  * libraries end the job (iz_die). */
 #pragma once
 
+#include <stddef.h>
+
 #include "codelets/flat/update.h"
 #include "codelets/ops/ops.h"
 
@@ -108,6 +110,25 @@ void iz_update_cuda(struct iz_exec *x, const struct iz_update *u);
  * about `seconds`, flop/s; waits.  Called outside of steps. */
 double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
                          double seconds);
+
+/* product_choice.c, outside of steps: which of cuBLASLt's algorithms the
+ * products that a dry run has asked for have. */
+struct iz_product; /* product.h */
+struct iz_product_choice {
+    int asked, timed, others; /* kinds; others: not by the library's first */
+    double seconds;           /* that were measured */
+    double first_s, best_s;   /* of all calls of a dry run: before and after */
+};
+void iz_product_ask(struct iz_exec *x, const struct iz_product *p);
+/* Times them on operands in x's work arena, those with most flops first, until
+ * budget_s are spent: the others have the library's first.  list: what
+ * iz_product_take takes. */
+void iz_product_time(struct iz_exec *x, double budget_s, char *list,
+                     size_t size, struct iz_product_choice *c);
+/* False with the reason: the list is of another version of the library, or
+ * holds what is no algorithm of a product of this run. */
+bool iz_product_take(struct iz_exec *x, const char *list,
+                     struct iz_product_choice *c, struct iz_refusal *why);
 
 /* cuda_lib.c: handles of the libraries for a compute worker; waits.  -errno
  * with the reason printed; close accepts NULL. */

@@ -14,6 +14,7 @@
 struct iz_hf; /* codelets/unit/layer.h */
 
 #define IZ_PATH_MAX 1024
+#define IZ_PRODUCTS_MAX 8192 /* bytes of a list of algorithms */
 #define IZ_MATCH_MAX 128
 #define IZ_RULES_MAX 64
 
@@ -119,6 +120,7 @@ struct iz_run_config {
     char cpu_kernels[32];               /* codelets/ops/blas.h; "auto" */
     enum iz_product_type cpu_products;  /* with bf16 weights on a CPU */
     enum iz_attention_by gpu_attention; /* on a GPU */
+    char gpu_products[IZ_PRODUCTS_MAX]; /* "auto", "first", "timed", a list */
     int64_t gpu_logits_bytes;           /* at a time, there; 0: chosen */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */
     int64_t device_memory_limit_bytes; /* of the GPU; 0 = what is free */

@@ -40,29 +40,36 @@ static json_t *kept_config(const struct iz_config *c)
 
 /* What the run in the output folder started with for run.KEY, as read by rank
  * 0; "" if its config has no such key, or if nothing can be resumed there,
- * which is said elsewhere.  Collective.  Negative errno with the reason and
- * `advice` printed: its config cannot be read. */
-static int kept_text(const struct iz_config *c, struct iz_coll *coll,
-                     const char *key, const char *advice, char text[32])
+ * which is said elsewhere.  Collective.  False: its config cannot be read. */
+static bool kept_string(const struct iz_config *c, struct iz_coll *coll,
+                        const char *key, char *text, size_t size)
 {
-    int64_t mine[5] = {0}; /* whether it can be read, and the text */
-    char path[IZ_PATH_MAX + 32], saved[IZ_PATH_MAX + 32];
-    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
+    char saved[IZ_PATH_MAX + 32];
+    bool readable = false;
     snprintf(saved, sizeof(saved), "%s/checkpoints", c->run.output);
+    memset(text, 0, size);
     if (coll->rank == 0) {
         json_t *j = kept_config(c);
         const json_t *run = json_object_get(j, "run");
         const json_t *had = json_object_get(run, key);
-        mine[0] = run || access(saved, F_OK);
+        readable = run || access(saved, F_OK);
         if (json_is_string(had))
-            snprintf((char *)(mine + 1), 32, "%s", json_string_value(had));
+            snprintf(text, size, "%s", json_string_value(had));
         json_decref(j);
     }
-    int64_t *all = iz_agree_numbers(coll, mine, 5, key);
-    bool readable = all[0];
-    memcpy(text, all + 1, 32);
-    free(all);
-    if (readable)
+    iz_coll_broadcast(coll, &readable, sizeof(readable), 0, key);
+    iz_coll_broadcast(coll, text, (int64_t)size, 0, key);
+    return readable;
+}
+
+/* The same; negative errno with the reason and `advice` printed: its config
+ * cannot be read. */
+static int kept_text(const struct iz_config *c, struct iz_coll *coll,
+                     const char *key, const char *advice, char text[32])
+{
+    char path[IZ_PATH_MAX + 32];
+    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
+    if (kept_string(c, coll, key, text, 32))
         return 0;
     return iz_refuse(coll->rank ? NULL : stderr,
                      "run.%s: auto: %s does not tell what the run began with: "
@@ -342,6 +349,35 @@ static int choose_groups(struct iz_config *c,
     return r;
 }
 
+/* ---- products on a GPU ---- */
+
+bool iz_arithmetic_is_list(const char *products)
+{
+    return strncmp(products, "cublasLt ", 9) == 0;
+}
+
+int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why)
+{
+    return refuse_word(coll, "gpu_products", why, NULL,
+                       "; use first or timed, which may have other bits");
+}
+
+/* A run that measures does so when its products are known (begin.c).  Its
+ * config has been read when this comes, or is not needed. */
+static void choose_algorithms(struct iz_config *c,
+                              const struct iz_arithmetic_for *on,
+                              struct iz_coll *coll)
+{
+    char *own = c->run.gpu_products, kept[IZ_PRODUCTS_MAX] = "";
+    bool open = strcmp(own, "auto") == 0;
+    if (on->resume && (open || strcmp(own, "timed") == 0))
+        kept_string(c, coll, "gpu_products", kept, sizeof(kept));
+    if (iz_arithmetic_is_list(kept) || (open && *kept))
+        snprintf(own, sizeof(kept), "%s", kept);
+    if (on->gpu && strcmp(own, "auto") == 0)
+        snprintf(own, sizeof(kept), "first");
+}
+
 /* ---- logits on a GPU ---- */
 
 /* Bytes at a time of the run in the output folder, 0: not known.  A config
@@ -420,5 +456,9 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
         r = choose_groups(c, on, coll);
     if (!r)
         r = choose_attention(a, c, on, coll);
-    return r ? r : keep_logits(c, on, coll);
+    if (!r)
+        r = keep_logits(c, on, coll);
+    if (!r)
+        choose_algorithms(c, on, coll);
+    return r;
 }

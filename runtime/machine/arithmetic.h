@@ -2,7 +2,8 @@
 /* The choice of a run's arithmetic: whose kernels make products on CPUs
  * (run.cpu_kernels), products of fp32 or bf16 there (run.cpu_products), our
  * attention kernels or cuDNN's on a GPU (run.gpu_attention), how many logits
- * are computed there at a time (run.gpu_logits_bytes), how many slices a
+ * are computed there at a time (run.gpu_logits_bytes) and by which algorithms
+ * products are formed (run.gpu_products), how many slices a
  * micro-batch is cut into (run.slices), and in which order gradients are added
  * (run.sum_order, run.sum_group).  A new run whose config says "auto" chooses;
  * a resumed run keeps the choice, because another one gives other bits. */
@@ -38,6 +39,12 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
                          const struct iz_model *m,
                          const struct iz_arithmetic_for *on,
                          struct iz_coll *coll);
+
+/* Whether run.gpu_products is a list of algorithms. */
+bool iz_arithmetic_is_list(const char *products);
+
+/* Refuses such a list, as below. */
+int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why);
 
 /* Refuses cuDNN's attention if any rank has a reason `why` against it (NULL:
  * none).  Collective; negative errno with the reason printed by one

@@ -3,8 +3,10 @@
  * output, engine. */
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "codelets/ops/gpu_ops.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 #include "runtime/ckpt/engine_parts.h"
@@ -24,11 +26,17 @@ static int read_config(struct run *r)
                           iz_run_first(r) ? stdout : NULL, iz_run_err(r));
 }
 
+static int write_config(const struct run *r)
+{
+    char path[IZ_PATH_MAX + 32];
+    snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
+    return iz_config_write(&r->c, &r->p->section, path);
+}
+
 /* The effective config beside the output; a run that would write over another
  * one's checkpoints is refused. */
 static int open_output(struct run *r)
 {
-    char path[IZ_PATH_MAX + 32];
     /* A folder that some ranks do not see is told of when it is read. */
     if (r->o.resume &&
         iz_coll_all_ok(r->coll, access(r->c.run.output, F_OK) != 0))
@@ -59,8 +67,7 @@ static int open_output(struct run *r)
         s = iz_imported_keep(r->c.run.output, r->c.import, r->o.resume);
     if (s)
         return s;
-    snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
-    return iz_config_write(&r->c, &r->p->section, path);
+    return write_config(r);
 }
 
 /* The model section as text: what a checkpoint must agree with. */
@@ -93,36 +100,81 @@ static int open_data(struct run *r)
                               val);
 }
 
-/* What the engine's tasks will want of cuDNN, and why it cannot be had. */
-struct attention_wish {
-    const struct iz_engine *e;
+/* What the engine's tasks will want of the GPU's libraries, and why it cannot
+ * be had. */
+struct library_wish {
+    struct run *r;
+    bool products; /* by other algorithms than the library's first */
     struct iz_refusal refusal;
 };
 
 /* A generated text's last token comes from one sample. */
-static void ask_cudnn(void *arg, int i, struct iz_exec *x)
+static void ask_libraries(void *arg, int i, struct iz_exec *x)
 {
-    struct attention_wish *w = arg;
-    const struct iz_engine *e = w->e;
+    struct library_wish *w = arg;
+    const struct iz_engine *e = w->r->e;
+    struct iz_exec like = *x;
+    like.asks_products = w->products;
     for (int u = 0; u < e->model->n_units; u++) {
-        iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, x,
+        iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, &like,
                     &w->refusal);
-        if (e->config->run.sample_tokens > 0)
+        if (e->config->run.sample_tokens > 0 && x->cudnn)
             iz_unit_ask(e->model, u, 1, e->plan.param_type, x, &w->refusal);
     }
 }
 
-/* Asks cuDNN for all that the plan's tasks will want of it, and has it make
- * that ready.  Collective. */
-static int prepare_attention(const struct run *r)
+#define PRODUCTS_BUDGET_S 20.0
+
+static void time_products(void *arg, int i, struct iz_exec *x)
 {
-    struct attention_wish w = {.e = r->e};
-    if (!r->e->plan.target.cudnn)
-        return 0;
-    iz_graph_on_device(r->e->graph, ask_cudnn, &w);
-    return iz_arithmetic_refuse_cudnn(r->coll,
-                                      w.refusal.why[0] ? w.refusal.why : NULL,
-                                      r->arithmetic.attention_kept);
+    struct run *r = ((struct library_wish *)arg)->r;
+    iz_product_time(x, PRODUCTS_BUDGET_S, r->c.run.gpu_products,
+                    sizeof(r->c.run.gpu_products), &r->products);
+}
+
+static void take_products(void *arg, int i, struct iz_exec *x)
+{
+    struct library_wish *w = arg;
+    iz_product_take(x, w->r->c.run.gpu_products, &w->r->products, &w->refusal);
+}
+
+/* The algorithms of products: a list, or what rank 0 measures.  All ranks take
+ * the same. */
+static int prepare_products(struct library_wish *w)
+{
+    struct run *r = w->r;
+    char *list = r->c.run.gpu_products;
+    bool timed = !iz_arithmetic_is_list(list);
+    if (timed && iz_run_first(r))
+        iz_graph_on_device(r->e->graph, time_products, w);
+    if (timed)
+        iz_coll_broadcast(r->coll, list, sizeof(r->c.run.gpu_products), 0,
+                          "algorithms of products");
+    iz_graph_on_device(r->e->graph, take_products, w);
+    int s = iz_arithmetic_refuse_list(
+        r->coll, w->refusal.why[0] ? w->refusal.why : NULL);
+    if (!s && timed)
+        s = iz_run_agree(r, iz_run_first(r) ? write_config(r) : 0,
+                         "the config");
+    return s;
+}
+
+/* Asks the GPU's libraries for all that the plan's tasks will want of them, and
+ * has them make that ready.  Collective. */
+static int prepare_libraries(struct run *r)
+{
+    struct library_wish w = {.r = r,
+                             .products =
+                                 r->gpu.device >= 0 &&
+                                 strcmp(r->c.run.gpu_products, "first") != 0};
+    bool cudnn = r->e->plan.target.cudnn;
+    if (cudnn || w.products)
+        iz_graph_on_device(r->e->graph, ask_libraries, &w);
+    int s = !cudnn ? 0
+                   : iz_arithmetic_refuse_cudnn(
+                         r->coll, w.refusal.why[0] ? w.refusal.why : NULL,
+                         r->arithmetic.attention_kept);
+    return s || !w.products ? s : prepare_products(&w);
 }
 
 static int open_engine(struct run *r)
@@ -143,7 +195,7 @@ static int open_engine(struct run *r)
     if (!s)
         s = iz_run_agree(r, iz_coll_gpu_connect(r->coll), "the connections");
     if (!s)
-        s = prepare_attention(r);
+        s = prepare_libraries(r);
     if (s)
         return s;
     int64_t opened = iz_now_ns();

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "codelets/ops/gpu_ops.h"
 #include "runtime/ckpt/save.h"
 #include "runtime/machine/arithmetic.h"
 #include "runtime/machine/cores.h"
@@ -44,6 +45,7 @@ struct run {
     struct iz_metrics *metrics;
     int workers;
     struct run_gemm gemm;
+    struct iz_product_choice products; /* on the GPU */
     double open_s, init_s;    /* to allocate and connect; to set the weights */
     const char *why_messages; /* between ranks of one host; NULL: by choice */
     char *model_text;

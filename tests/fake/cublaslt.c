@@ -9,12 +9,13 @@
 #include <string.h>
 
 #include <cublasLt.h>
+#include <cuda_runtime_api.h>
 
 #include "codelets/base/mix.h"
 #include "codelets/flat/dtype.h"
 #include "tests/fake/cuda_on_cpu/launch.h"
 
-enum { SPOILED = 64 << 10 };
+enum { SPOILED = 64 << 10, OFFERS = 8 };
 
 struct fake_cublaslt fake_cublaslt;
 
@@ -36,7 +37,34 @@ struct wish {
 struct algo {
     uint64_t problem, workspace;
     uint32_t align[5]; /* of A, B, C, D and the bias */
+    uint32_t parts;    /* that k is added in, of fp32: other bits for others */
+    uint32_t reductions; /* its scheme */
+    float ms;
 };
+
+/* What a search finds: IZ_CUBLASLT, milliseconds with commas between, "!"
+ * after one that adds in no fixed order whatever was wished; after ";" those of
+ * the next rank, if they are others.  One otherwise. */
+static int offers(struct algo a[])
+{
+    const char *text = getenv("IZ_CUBLASLT");
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *next;
+    for (long r = rank ? strtol(rank, NULL, 10) : 0;
+         r > 0 && text && (next = strchr(text, ';')); r--)
+        text = next + 1;
+    int n = 0;
+    char *end;
+    do {
+        a[n] = (struct algo){.parts = 1 + (uint32_t)n};
+        a[n].ms = text ? strtof(text, &end) : 0;
+        if (text && *end == '!') {
+            a[n].reductions = CUBLASLT_REDUCTION_SCHEME_INPLACE;
+            end++;
+        }
+        text = text && *end == ',' ? end + 1 : NULL;
+    } while (++n < OFFERS && text);
+    return n;
+}
 
 static struct op *op_of(cublasLtMatmulDesc_t d)
 {
@@ -199,8 +227,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtMatmulHeuristicResult_t found[], int *n)
 {
     const struct wish *w = (const struct wish *)p->data;
-    struct algo g = {.problem = problem(d, a, b, c, out),
-                     .workspace = w->workspace};
+    struct algo g[OFFERS];
     if (!h || wanted < 2 ||
         !fits(op_of(d), layout_of(a), layout_of(b), layout_of(out)) ||
         memcmp(c, out, sizeof(*c)) != 0)
@@ -220,13 +247,60 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     /* only sums that do not depend on who comes first */
     if (w->reductions & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
         return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(g.align, w->align, sizeof(w->align));
-    g.align[4] = align_of(op_of(d)->bias);
-    memset(found, 0, 2 * sizeof(*found));
+    memset(found, 0, (size_t)wanted * sizeof(*found));
     found[0].state = CUBLAS_STATUS_NOT_SUPPORTED;
-    memcpy(&found[1].algo, &g, sizeof(g));
-    *n = 2;
+    int have = offers(g);
+    for (*n = 1; *n < wanted && *n <= have; (*n)++) {
+        struct algo *one = &g[*n - 1];
+        one->problem = problem(d, a, b, c, out);
+        one->workspace = w->workspace;
+        memcpy(one->align, w->align, sizeof(w->align));
+        one->align[4] = align_of(op_of(d)->bias);
+        memcpy(&found[*n].algo, one, sizeof(*one));
+    }
     return CUBLAS_STATUS_SUCCESS;
+}
+
+/* As the header says: of an algorithm, not of addresses. */
+cublasStatus_t
+cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
+                        const cublasLtMatmulAlgo_t *algo,
+                        cublasLtMatmulHeuristicResult_t *result)
+{
+    struct algo g;
+    memcpy(&g, algo, sizeof(g));
+    result->workspaceSize = (size_t)g.workspace;
+    return h && g.problem == problem(d, a, b, c, out)
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t
+cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                     cublasLtMatmulAlgoConfigAttributes_t attr,
+                                     void *value, size_t size, size_t *written)
+{
+    struct algo g;
+    memcpy(&g, algo, sizeof(g));
+    if (attr != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME || size != 4)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(value, &g.reductions, size);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+size_t cublasLtGetVersion(void)
+{
+    const char *text = getenv("IZ_CUBLASLT_VERSION");
+    return text ? strtoul(text, NULL, 10) : CUBLAS_VERSION;
+}
+
+/* No time passes here but what the last product pretended to take. */
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b)
+{
+    *ms = fake_cublaslt.ms;
+    return cudaSuccess;
 }
 
 static enum iz_dtype dtype(int64_t t)
@@ -275,6 +349,7 @@ struct product {
     const void *pa, *pb, *c;
     void *d, *workspace;
     size_t workspace_bytes;
+    int64_t parts;
     struct operand a, b;
     double alpha, beta;
 };
@@ -282,8 +357,13 @@ struct product {
 static double element(const struct product *p, int64_t i, int64_t j)
 {
     double s = 0;
-    for (int64_t k = 0; k < p->a.cols; k++)
-        s += p->a.x[i * p->a.cols + k] * p->b.x[k * p->b.cols + j];
+    int64_t each = (p->a.cols + p->parts - 1) / p->parts;
+    for (int64_t from = 0; from < p->a.cols; from += each) {
+        double part = 0;
+        for (int64_t k = from; k < from + each && k < p->a.cols; k++)
+            part += p->a.x[i * p->a.cols + k] * p->b.x[k * p->b.cols + j];
+        s = p->parts > 1 ? (double)((float)s + (float)part) : part;
+    }
     s *= p->alpha;
     if (p->beta != 0)
         s += p->beta * get(p->c, p->l.type, j * p->l.ld + i);
@@ -399,9 +479,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
                           .d = out,
                           .workspace = workspace,
                           .workspace_bytes = workspace_bytes,
+                          .parts = g.parts,
                           .alpha = *(const float *)alpha,
                           .beta = *(const float *)beta};
     fake_cublaslt.products++;
+    fake_cublaslt.ms = g.ms;
     fake_cublaslt.sums += is_sum(&p->o);
     fake_cublaslt.compute = p->o.compute;
     emu_enqueue(stream, run, p);
