@@ -337,11 +337,13 @@ static int head_open(struct iz_model *m, const struct iz_block *b,
     return iz_unit_params(u, ends->head, ends->n_head, "");
 }
 
-/* A part of a block; in = 0: a norm. */
+/* A part of a block; in = 0: a norm.  stacked: outputs of its matrices, if it
+ * has several. */
 struct part {
     const char *name;
     int64_t in, out;
     float std;
+    int64_t stacked[IZ_STACKED];
 };
 
 /* Writes the weight and, where the block has one, the bias; returns the next
@@ -352,8 +354,12 @@ static int add_part(struct iz_param *list, int n, const struct iz_block *b,
     int64_t rows = b->llama ? p->out : p->in, cols = b->llama ? p->in : p->out;
     char full[64];
     snprintf(full, sizeof(full), "%s.weight", p->name);
-    list[n++] = p->in ? weight(full, rows, cols, p->std)
-                      : vector(full, p->out, IZ_INIT_ONE);
+    list[n] = p->in ? weight(full, rows, cols, p->std)
+                    : vector(full, p->out, IZ_INIT_ONE);
+    memcpy(list[n].outputs, p->stacked, sizeof(p->stacked));
+    if (p->in && !p->stacked[0])
+        list[n].outputs[0] = p->out;
+    list[n++].out_rows = b->llama;
     snprintf(full, sizeof(full), "%s.bias", p->name);
     if (!b->llama)
         list[n++] = vector(full, p->out, IZ_INIT_ZERO);
@@ -364,18 +370,22 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
                      const struct iz_block_names *name, int i)
 {
     int64_t w = b->width, f = b->hidden, d = b->head_dim, o = b->heads * d;
-    int64_t qkv = o + 2 * b->kv_heads * d;
+    int64_t kv = b->kv_heads * d, qkv = o + 2 * kv;
     /* So that the sum over all residual additions keeps its variance. */
     float residual = IZ_BLOCK_STD / sqrtf(2 * (float)b->layers);
     const struct part part[PARTS] = {
-        [NORM_1] = {name->norm_1, 0, w, 0},
-        [QKV] = {name->qkv, w, qkv, IZ_BLOCK_STD},
-        [ATTN_PROJ] = {name->attn_proj, o, w, residual},
-        [NORM_2] = {name->norm_2, 0, w, 0},
-        [FC] = {name->fc, w, b->llama ? 2 * f : f, IZ_BLOCK_STD},
-        [MLP_PROJ] = {name->mlp_proj, f, w, residual}};
-    const struct part of_heads[] = {{name->q_norm, 0, d, 0},
-                                    {name->k_norm, 0, d, 0}};
+        [NORM_1] = {name->norm_1, 0, w, 0, {0}},
+        [QKV] = {name->qkv, w, qkv, IZ_BLOCK_STD, {o, kv, kv}},
+        [ATTN_PROJ] = {name->attn_proj, o, w, residual, {0}},
+        [NORM_2] = {name->norm_2, 0, w, 0, {0}},
+        [FC] = {name->fc,
+                w,
+                b->llama ? 2 * f : f,
+                IZ_BLOCK_STD,
+                {f, b->llama ? f : 0}},
+        [MLP_PROJ] = {name->mlp_proj, f, w, residual, {0}}};
+    const struct part of_heads[] = {{name->q_norm, 0, d, 0, {0}},
+                                    {name->k_norm, 0, d, 0, {0}}};
     struct iz_param list[BLOCK_MOST];
     char prefix[32], bias[64];
     int n = 0;

@@ -111,8 +111,15 @@ static void squares(struct work *w)
 /* Far beyond the caches: what the cores get of the memory. */
 static void calibrate_adam(struct work *w)
 {
-    static const struct iz_step o = {
-        {IZ_OPTIMIZER_ADAMW, 1e-3, 0.9, 0.999, 1e-8, 0, true, true}, 1, 1};
+    static const struct iz_step o = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
+                                               .lr = 1e-3,
+                                               .beta1 = 0.9,
+                                               .beta2 = 0.999,
+                                               .eps = 1e-8,
+                                               .adamw = true,
+                                               .bias_correction = true},
+                                     .t = 1,
+                                     .grad_scale = 1};
     struct iz_alike all = iz_alike_of(&o);
     iz_update(&(struct iz_update){.optimizer = o.hyper.type,
                                   .n = w->v[0].cols,

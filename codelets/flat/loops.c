@@ -156,7 +156,7 @@ static void normal(float *restrict out, uint64_t key, uint64_t block, float std)
     }
 }
 
-/* ---- updates: see adam.h, lion.h ---- */
+/* ---- updates: see adam.h, lion.h, muon.h ---- */
 
 static inline void moments(const struct iz_adam_consts *c, bool l2, int64_t n,
                            const float *restrict p, float *restrict m,
@@ -253,14 +253,20 @@ static inline void adam_in_tiles(const struct iz_adam_consts *c, bool l2,
     }
 }
 
+static void adam_streams(const struct iz_adam_consts *k,
+                         const struct iz_streams *streams, int64_t n)
+{
+    const struct iz_streams s = *streams;
+    if (k->l2 == 0)
+        adam_in_tiles(k, false, &s, n);
+    else
+        adam_in_tiles(k, true, &s, n);
+}
+
 static void loops_adam(const union iz_consts *k,
                        const struct iz_streams *streams, int64_t n)
 {
-    const struct iz_streams s = *streams;
-    if (k->adam.l2 == 0)
-        adam_in_tiles(&k->adam, false, &s, n);
-    else
-        adam_in_tiles(&k->adam, true, &s, n);
+    adam_streams(&k->adam, streams, n);
 }
 
 static inline void lion_tile(const struct iz_lion_consts *c, int64_t n,
@@ -284,6 +290,55 @@ static void lion(const union iz_consts *k, const struct iz_streams *streams,
         len = tile(n - i);
         lion_tile(&k->lion, len, s.p + i, s.state[0] + i,
                   gradients(&s, buf, i, len));
+        copy_out(&s, i, len);
+    }
+}
+
+static inline void muon_tile(const struct iz_muon_consts *c, int64_t n,
+                             float *restrict m, float *restrict d,
+                             const float *restrict g)
+{
+    const struct iz_muon_consts k = *c;
+    for (int64_t i = 0; i < n; i++) {
+        float gi = g[i] * k.adam.scale;
+        m[i] = iz_muon_m(&k, m[i], gi);
+        d[i] = iz_muon_d(&k, m[i], gi);
+    }
+}
+
+/* The parameters of matrices stay as they are. */
+static void muon(const union iz_consts *k, const struct iz_streams *streams,
+                 int64_t n)
+{
+    const struct iz_streams s = *streams;
+    float buf[TILE];
+    if (!k->muon.matrix) {
+        adam_streams(&k->muon.adam, streams, n);
+        return;
+    }
+    for (int64_t i = 0, len; i < n; i += len) {
+        len = tile(n - i);
+        muon_tile(&k->muon, len, s.state[0] + i, s.d + i,
+                  gradients(&s, buf, i, len));
+    }
+}
+
+static inline void along_tile(const struct iz_along_consts *c, int64_t n,
+                              float *restrict p, const float *restrict o)
+{
+    const struct iz_along_consts k = *c;
+    for (int64_t i = 0; i < n; i++)
+        p[i] = iz_along_p(&k, p[i], o[i]);
+}
+
+static void along(const union iz_consts *k, const struct iz_streams *streams,
+                  int64_t n)
+{
+    const struct iz_streams s = *streams;
+    float buf[TILE];
+    for (int64_t i = 0, len; i < n; i += len) {
+        len = tile(n - i);
+        along_tile(&k->along, len, s.p + i, gradients(&s, buf, i, len));
         copy_out(&s, i, len);
     }
 }
@@ -359,6 +414,8 @@ const struct iz_simd IZ_SIMD_TABLE = {
             [IZ_OPTIMIZER_ADAM] = loops_adam,
             [IZ_OPTIMIZER_ADAMW] = loops_adam,
             [IZ_OPTIMIZER_LION] = lion,
+            [IZ_OPTIMIZER_MUON] = muon,
+            [IZ_OPTIMIZER_ALONG] = along,
         },
     .store_m16 = store_m16,
     .load_8 = load_8,

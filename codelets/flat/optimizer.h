@@ -10,6 +10,7 @@
 #include "codelets/flat/adam.h"
 #include "codelets/flat/lion.h"
 #include "codelets/flat/moment.h"
+#include "codelets/flat/muon.h"
 
 IZ_C_BEGIN
 
@@ -18,12 +19,24 @@ enum iz_optimizer_type {
     IZ_OPTIMIZER_ADAM,
     IZ_OPTIMIZER_ADAMW,
     IZ_OPTIMIZER_LION,
-    IZ_OPTIMIZERS
+    IZ_OPTIMIZER_MUON,
+    IZ_OPTIMIZERS,
+    /* No word: the last pass of those that update matrices as such. */
+    IZ_OPTIMIZER_ALONG = IZ_OPTIMIZERS,
+    IZ_UPDATES
 };
-#define IZ_OPTIMIZER_TYPES "Adam|AdamW|Lion" /* in this order */
+#define IZ_OPTIMIZER_TYPES "Adam|AdamW|Lion|Muon" /* in this order */
 
 /* Largest number of states of a parameter, in addition to its fp32 master. */
 enum { IZ_STATES_MAX = 2 };
+
+/* What an update of a matrix [out, in] is multiplied by; torch.optim.Muon's
+ * adjust_lr_fn. */
+enum iz_shape_scale {
+    IZ_SCALE_ORIGINAL,  /* sqrt(max(1, out / in)), Jordan's */
+    IZ_SCALE_RMS_ADAMW, /* 0.2 sqrt(max(out, in)), Moonlight's */
+};
+#define IZ_SHAPE_SCALES "original|match_rms_adamw" /* in this order */
 
 /* The numbers of a config's block "optimizer"; an optimizer's entry lists the
  * ones that it has. */
@@ -32,6 +45,12 @@ struct iz_hyper {
     double lr, beta1, beta2, eps, weight_decay;
     bool adamw;           /* decay the parameter; false: add wd * p to g (L2) */
     bool bias_correction; /* divide m and v by 1 - beta^t */
+    double momentum;
+    bool nesterov;
+    double adam_lr; /* of what Muon leaves to Adam: adam_rate times lr */
+    double adam_rate;
+    int ns_steps; /* Newton-Schulz's iterations */
+    enum iz_shape_scale shape_scale;
 };
 
 /* The numbers of one update, with its lr and the decay of the updated range. */
@@ -39,12 +58,15 @@ struct iz_step {
     struct iz_hyper hyper;
     int64_t t;        /* 1-based number of this update */
     float grad_scale; /* multiplies g: clip / (loss scale * N * G) */
+    bool matrix;      /* the range is of matrices that are updated as such */
 };
 
 /* What the formula needs of that, rounded to fp32 once. */
 union iz_consts {
     struct iz_adam_consts adam;
     struct iz_lion_consts lion;
+    struct iz_muon_consts muon;
+    struct iz_along_consts along;
 };
 
 /* A key of optimizer.params that the optimizer has. */
@@ -62,6 +84,7 @@ struct iz_optimizer_state {
 
 struct iz_optimizer {
     const char *type; /* word of IZ_OPTIMIZER_TYPES */
+    bool matrices;    /* those of blocks are updated as such */
     const char *name; /* in checkpoints: equal names can follow each other */
     const struct iz_optimizer_param *param; /* ends with key = NULL */
     int states;
@@ -70,6 +93,9 @@ struct iz_optimizer {
 };
 
 const struct iz_optimizer *iz_optimizer(enum iz_optimizer_type t);
+
+/* What the update of a matrix is multiplied by. */
+double iz_shape_scale_of(const struct iz_hyper *a, int64_t out, int64_t in);
 
 /* Whether the optimizer has this key of optimizer.params. */
 const struct iz_optimizer_param *

@@ -15,6 +15,7 @@
 /* The arrays of an update, states in fp32; out may be NULL. */
 struct iz_streams {
     float *p, *state[IZ_STATES_MAX];
+    float *d; /* Muon's, of matrices */
     const void *g;
     enum iz_dtype g_type;
     void *out;
@@ -43,8 +44,8 @@ struct iz_simd {
     /* out [IZ_NORMAL_BLOCK]: the elements from block * IZ_NORMAL_BLOCK on. */
     void (*normal)(float *out, uint64_t key, uint64_t block, float std);
     /* n elements by the formula of an optimizer. */
-    void (*update[IZ_OPTIMIZERS])(const union iz_consts *k,
-                                  const struct iz_streams *s, int64_t n);
+    void (*update[IZ_UPDATES])(const union iz_consts *k,
+                               const struct iz_streams *s, int64_t n);
     /* The arrays of moment.h: bf16; codes and powers of two, of m or, without
      * a sign, of v. */
     void (*store_m16)(uint16_t *y, const float *x, int64_t n, uint64_t key,

@@ -37,6 +37,8 @@ static const struct iz_alike *update_range(const struct iz_update *u,
                                .out_type = u->out_type};
         for (int j = 0; j < IZ_STATES_MAX && state[j]; j++)
             t.state[j] = state[j] + (i - begin);
+        if (u->d)
+            t.d = u->d + i;
         if (u->out && !u->lower)
             t.out = (char *)u->out + i * out_size;
         while (s->end <= i)

@@ -34,6 +34,10 @@ enum { IZ_ALIKE_MAX = IZ_MOMENT_BLOCK };
  * `at` by whole blocks.  If only a part of a block is updated, its other
  * elements keep their values.
  *
+ * d: of Muon, where the directions of its matrices go; the first element's. Its
+ * last pass is IZ_OPTIMIZER_ALONG, which has no states: g is what Newton-Schulz
+ * has made of them.
+ *
  * A GPU needs, with states in fewer bytes: at and n in whole blocks, p, lower,
  * g and out aligned to 16 bytes, and states in bf16 to 8. */
 struct iz_update {
@@ -45,6 +49,7 @@ struct iz_update {
     uint16_t *lower; /* of the master; NULL: it is p */
     void *state[IZ_STATES_MAX];
     const void *g;
+    float *d;
     void *out;
     uint64_t key;
     int64_t first;

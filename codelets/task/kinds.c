@@ -14,6 +14,7 @@ const struct iz_kind_info iz_kinds[IZ_KINDS] = {
     [IZ_NORM] = {"norm", "norm", 0xf0e442, 4500},
     [IZ_CLIP] = {"clip", "norm", 0x000000, 9500},
     [IZ_ADAM] = {"adam", "adam", 0xd55e00, 3000},
+    [IZ_MUON] = {"muon", "adam", 0xb04a00, 3100},
     [IZ_STORE] = {"store", "offload", 0xe69f00, 8000},
     [IZ_SNAPSHOT] = {"snapshot", "save", 0xaa4499, 3900},
     [IZ_SAVE] = {"save", "save", 0xddcc77, 7000},

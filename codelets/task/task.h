@@ -26,6 +26,7 @@ enum iz_kind {
     IZ_NORM,     /* sums: squares of a gradient shard, losses */
     IZ_CLIP,     /* the scalars of a step: loss, norm, scale, learning rate */
     IZ_ADAM,     /* one chunk of the optimizer */
+    IZ_MUON,     /* what Muon does to a matrix; to and from its owner */
     IZ_STORE,    /* staging buffer -> nvme */
     IZ_SNAPSHOT, /* a part of the states into a buffer of a checkpoint */
     IZ_SAVE,     /* such a buffer to the checkpoint's file */

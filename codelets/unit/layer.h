@@ -13,15 +13,23 @@
 
 enum iz_init { IZ_INIT_ZERO, IZ_INIT_ONE, IZ_INIT_NORMAL };
 
+enum { IZ_STACKED = 3 }; /* matrices of one parameter, at most */
+
 struct iz_param {
     char name[64]; /* logical name, as in checkpoints: "h.3.attn.c_attn.weight"
                     */
     int64_t rows, cols; /* a vector has rows = 1 */
     enum iz_init init;
     float std; /* of IZ_INIT_NORMAL */
+    /* Of a weight of a block: outputs of each matrix that it stacks, such as
+     * those of queries, keys and values; outputs are rows of it or columns.  An
+     * optimizer of matrices updates each as such.  All 0: of no matrix. */
+    int64_t outputs[IZ_STACKED];
+    bool out_rows;
     /* Set by the runtime (runtime/config/rules.h), not by a model. */
     double lr_scale, weight_decay;
-    bool frozen; /* has no gradient: its view in dw is absent (rows = 0) */
+    bool by_matrix; /* its matrices are updated as such */
+    bool frozen;    /* has no gradient: its view in dw is absent (rows = 0) */
     /* A step moves and updates only the rows it touches; views may contain just
      * those rows (struct iz_view). */
     bool sparse;

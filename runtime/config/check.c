@@ -181,6 +181,35 @@ static void resolve_defaults(struct iz_config_file *file,
     }
 }
 
+/* muon_lr and adam_lr replace lr; the scheduler's rate is Muon's. */
+static void resolve_muon(struct iz_config_file *file, struct iz_faults *f)
+{
+    struct iz_hyper *o = &file->c.optimizer;
+    if (is_bad(file, OPTIMIZER "lr|" OPTIMIZER "muon_lr|" OPTIMIZER "adam_lr"))
+        return;
+    if (!is_given(file, OPTIMIZER "adam_lr"))
+        o->adam_lr = o->lr;
+    if (is_given(file, OPTIMIZER "muon_lr"))
+        o->lr = file->muon_lr;
+    if (o->lr == 0 && o->adam_lr > 0)
+        iz_fault(f, OPTIMIZER "muon_lr",
+                 "0, but adam_lr is %.15g: freeze the matrices by a rule of "
+                 "parameters",
+                 o->adam_lr);
+    o->adam_rate = o->lr > 0 ? o->adam_lr / o->lr : 1;
+    if (file->ns_method)
+        iz_fault(f, OPTIMIZER "ns_method",
+                 "gram rounds to fp16, which has other bits; use standard");
+    if (o->adam_lr != o->lr &&
+        (file->c.lr.kind == IZ_LR_WARMUP || file->c.lr.kind == IZ_LR_DECAY))
+        iz_fault(f, OPTIMIZER "adam_lr",
+                 "%.15g, muon_lr is %.15g, and %s has one rate for all: use "
+                 "WarmupCosineLR, or one lr",
+                 o->adam_lr, o->lr,
+                 file->c.lr.kind == IZ_LR_WARMUP ? "WarmupLR"
+                                                 : "WarmupDecayLR");
+}
+
 static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
 {
     bool adamw_type = file->c.optimizer.type == IZ_OPTIMIZER_ADAMW;
@@ -190,6 +219,14 @@ static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
     check_params(file, f, OPTIMIZER, o->type);
     resolve_defaults(file, o);
     file->c.optimizer.adamw = adamw_type || file->adam_w_mode;
+    if (o->matrices)
+        resolve_muon(file, f);
+    else
+        for (int i = 0; i < file->c.n_rules; i++)
+            if (file->c.rule[i].given[IZ_RULE_MUON])
+                iz_fault(f, "parameters",
+                         "rule %d has use_muon, and optimizer.type is %s", i,
+                         o->type);
     if (adamw_type && !file->adam_w_mode)
         iz_fault(f, "optimizer.params.adam_w_mode",
                  "false contradicts type AdamW; write type Adam");
@@ -405,6 +442,7 @@ void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)
         .fp16 = c->dtype == IZ_F16,
         .grad_accum_dtype = 1 + (int)(c->grad_accum_fp32 ? IZ_F32 : c->dtype),
         .adam_w_mode = c->optimizer.adamw,
+        .muon_lr = c->optimizer.lr,
         .warmup_type = c->lr.log_warmup ? 0 : 1};
     for (int i = 0; iz_config_keys[i].name; i++)
         file->given[i] = has_param(c, iz_config_keys[i].name) ? IZ_GIVEN_VALUE

@@ -168,6 +168,7 @@ enum {
     IZ_RULE_SPARSE,
     IZ_RULE_DECAY,
     IZ_RULE_LR,
+    IZ_RULE_MUON,
     IZ_RULE_KEYS
 };
 
@@ -175,7 +176,7 @@ enum {
  * match one, a later one overrides what it gives. */
 struct iz_rule {
     char match[IZ_MATCH_MAX]; /* a pattern as in a shell: * ? [...] */
-    bool frozen, sparse;
+    bool frozen, sparse, use_muon;
     double weight_decay, lr_scale;
     bool given[IZ_RULE_KEYS]; /* in the order of iz_rule_keys */
 };

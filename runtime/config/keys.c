@@ -65,6 +65,26 @@ const struct iz_key iz_config_keys[] = {
          "false."),
     NUMBER("optimizer.params.lr", DOUBLE, c.optimizer.lr, 0, 1e6, "0.001",
            "Learning rate, unless the scheduler sets it."),
+    NUMBER("optimizer.params.muon_lr", DOUBLE, muon_lr, 0, 1e6, "null",
+           "Muon: rate of the matrices of blocks. null: lr."),
+    NUMBER("optimizer.params.adam_lr", DOUBLE, c.optimizer.adam_lr, 0, 1e6,
+           "null",
+           "Muon: rate of everything else, which is AdamW's. null: lr."),
+    NUMBER("optimizer.params.momentum", DOUBLE, c.optimizer.momentum, 0,
+           0.999999999, "0.95", "Muon: decay of the average of gradients."),
+    BOOL("optimizer.params.nesterov", c.optimizer.nesterov, "true",
+         "Muon: Nesterov's momentum."),
+    NUMBER("optimizer.params.ns_steps", INT, c.optimizer.ns_steps, 1, 99, "5",
+           "Muon: iterations of Newton-Schulz."),
+    WORD("optimizer.params.ns_method", ns_method, "standard|gram",
+         "\"standard\"",
+         "Muon: the iteration. DeepSpeed's default gram is refused: it is the "
+         "same in real numbers, but rounds to fp16."),
+    WORD("optimizer.params.adjust_lr_fn", c.optimizer.shape_scale,
+         IZ_SHAPE_SCALES, "\"original\"",
+         "Muon: what the update of a matrix [out, in] is multiplied by. "
+         "original: sqrt(max(1, out/in)); match_rms_adamw: "
+         "0.2 sqrt(max(out, in))."),
     NUMBER("optimizer.params.betas", PAIR, c.optimizer.beta1, 0, 0.999999999,
            "[0.9, 0.999]", "Decay of the first and of the second moment."),
     NUMBER("optimizer.params.eps", DOUBLE, c.optimizer.eps, 0, 1, "1e-08",
@@ -471,6 +491,9 @@ const struct iz_key iz_rule_keys[] = {
     [IZ_RULE_LR] = {RULE("lr_scale", DOUBLE, lr_scale,
                          "Multiplies the learning rate of the step."),
                     .min = 0, .max = 1e6},
+    [IZ_RULE_MUON] = {RULE("use_muon", BOOL, use_muon,
+                           "With Muon, false: these matrices of blocks are "
+                           "AdamW's.")},
     [IZ_RULE_KEYS] = {.name = NULL},
 };
 

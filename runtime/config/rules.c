@@ -44,6 +44,14 @@ static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
                 p->frozen = r->frozen;
             if (r->given[IZ_RULE_SPARSE])
                 p->sparse = r->sparse;
+            if (!r->given[IZ_RULE_MUON])
+                continue;
+            if (r->use_muon && !p->outputs[0])
+                return iz_refuse(err,
+                                 "parameters[%d].use_muon: true for %s, which "
+                                 "is no matrix of a block: AdamW updates it",
+                                 i, p->name);
+            p->by_matrix = r->use_muon;
         }
     char key[64];
     snprintf(key, sizeof(key), "parameters[%d].match", i);
@@ -93,6 +101,30 @@ int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
     return 0;
 }
 
+int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,
+                            bool gpu, FILE *err)
+{
+    const struct iz_optimizer *o = iz_optimizer(c->optimizer.type);
+    bool found = false;
+    if (!o->matrices)
+        return 0;
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < m->unit[u].n_params; i++)
+            found |=
+                m->unit[u].param[i].by_matrix && !m->unit[u].param[i].frozen;
+    if (!found)
+        iz_refuse(err,
+                  "optimizer.type: %s, but it would train no matrix of a block "
+                  "of %s: use AdamW",
+                  o->type, m->name);
+    else if (gpu)
+        iz_refuse(err,
+                  "optimizer.type: %s: its products run on the CPU alone, and "
+                  "units are computed on a GPU: use run.device: cpu, or AdamW",
+                  o->type);
+    return found && !gpu ? 0 : -ENOTSUP;
+}
+
 static int check_trained(const struct iz_model *m, FILE *err)
 {
     for (int u = 0; u < m->n_units; u++)
@@ -111,6 +143,8 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
             p->weight_decay = c->optimizer.weight_decay;
             p->lr_scale = 1;
             p->sparse = false;
+            p->by_matrix =
+                iz_optimizer(c->optimizer.type)->matrices && p->outputs[0];
             p->frozen = c->lora.rank > 0 && k < iz_unit_base(&m->unit[u]);
         }
     for (int i = 0; i < c->n_rules; i++) {
@@ -132,9 +166,10 @@ void iz_rules_print(const struct iz_model *m, FILE *out)
             if (p->frozen)
                 fprintf(out, "frozen\n");
             else
-                fprintf(out, "weight_decay %g  lr_scale %g%s\n",
+                fprintf(out, "weight_decay %g  lr_scale %g%s%s\n",
                         p->weight_decay, p->lr_scale,
-                        p->sparse ? "  sparse" : "");
+                        p->sparse ? "  sparse" : "",
+                        p->by_matrix ? "  by matrices" : "");
         }
 }
 
@@ -146,12 +181,14 @@ struct iz_segment *iz_rules_segments(const struct iz_unit *u)
     for (int i = 0; s && i < u->n_params; i++) {
         const struct iz_param *p = &u->param[i];
         struct iz_segment next = {.lr_scale = p->lr_scale,
-                                  .weight_decay = p->weight_decay};
+                                  .weight_decay = p->weight_decay,
+                                  .by_matrix = p->by_matrix};
         if (p->frozen)
             continue;
         at += p->rows * p->cols;
         if (n == 0 || s[n - 1].lr_scale != next.lr_scale ||
-            s[n - 1].weight_decay != next.weight_decay)
+            s[n - 1].weight_decay != next.weight_decay ||
+            s[n - 1].by_matrix != next.by_matrix)
             s[n++] = next;
         s[n - 1].end = at;
     }

@@ -14,6 +14,11 @@
  * -ENOMEM. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
+/* Whether there is something for an optimizer of matrices, in a run without a
+ * GPU: 0, or -ENOTSUP with the reason printed on `err`, which may be NULL. */
+int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,
+                            bool gpu, FILE *err);
+
 /* Whether sparse tensors can be updated by this config, and with a GPU:
  * -ENOTSUP if not.  c NULL: whether the tensors can be sparse at all, -EINVAL
  * if not.  The reason is printed on `err`, which may be NULL. */
@@ -32,6 +37,7 @@ void iz_rules_print(const struct iz_model *m, FILE *out);
 struct iz_segment {
     int64_t end; /* the last one holds the padding too: INT64_MAX */
     double lr_scale, weight_decay;
+    bool by_matrix;
 };
 
 /* Segments of a unit, in order; malloc'ed, NULL: no memory. */

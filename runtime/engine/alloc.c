@@ -41,6 +41,42 @@ static int open_rows(struct iz_engine *e)
     return ok ? 0 : -ENOMEM;
 }
 
+/* ---- matrices ---- */
+
+static starpu_data_handle_t *open_tokens(struct iz_engine *e, int n, int x)
+{
+    starpu_data_handle_t *h = calloc((size_t)n, sizeof(starpu_data_handle_t));
+    for (int i = 0; h && i < n; i++)
+        h[i] = iz_handle_token(e, IZ_DATUM_MATRIX_PART, x);
+    return h;
+}
+
+static int open_matrices(struct iz_engine *e)
+{
+    const struct iz_plan_matrices *p = &e->plan.matrices;
+    struct iz_matrix_buffer *b = calloc((size_t)p->buffers + 1, sizeof(*b));
+    e->matrices.buffer = b;
+    for (int i = 0; b && i < p->buffers; i++) {
+        b[i].chunk = open_tokens(e, p->chunks, i);
+        b[i].matrix = open_tokens(e, p->most, i);
+        if (!b[i].chunk || !b[i].matrix ||
+            !iz_handle_take(e, &b[i].handle, IZ_DATUM_MATRIX, i,
+                            p->elems * (int64_t)sizeof(float)))
+            return -ENOMEM;
+    }
+    return b ? 0 : -ENOMEM;
+}
+
+static void close_matrices(struct iz_engine *e)
+{
+    struct iz_matrix_buffer *b = e->matrices.buffer;
+    for (int i = 0; b && i < e->plan.matrices.buffers; i++) {
+        free(b[i].chunk);
+        free(b[i].matrix);
+    }
+    free(b);
+}
+
 /* ---- rings and tracks ---- */
 
 static int open_slots(struct iz_engine *e, struct iz_slot **out, int n,
@@ -178,8 +214,8 @@ static int open_comm(struct iz_engine *e)
 int iz_alloc_open(struct iz_engine *e)
 {
     static int (*const open[])(struct iz_engine *) = {
-        iz_unit_memory_open, open_staging, open_rows, open_rings,
-        open_tracks,         open_scalars, open_comm};
+        iz_unit_memory_open, open_staging, open_matrices, open_rows,
+        open_rings,          open_tracks,  open_scalars,  open_comm};
     const struct iz_plan *p = &e->plan;
     bool real = p->target.gpu && !e->simulated;
     int r = 0;
@@ -215,6 +251,7 @@ void iz_alloc_close(struct iz_engine *e)
     free(e->track);
     for (int k = 0; k < IZ_STAGINGS; k++)
         free(e->staging[k].buffer);
+    close_matrices(e);
     iz_coll_gpu_close(e->coll);
     free(e->scalar.gathered);
     free(e->seals.of);
@@ -229,6 +266,14 @@ struct iz_staging *iz_next_staging(struct iz_engine *e, enum iz_staging_kind k)
     struct iz_staging *s = &r->buffer[r->next];
     r->next = (r->next + 1) % e->plan.staging[k].n;
     return s;
+}
+
+struct iz_matrix_buffer *iz_next_matrices(struct iz_engine *e)
+{
+    struct iz_matrix_ring *r = &e->matrices;
+    struct iz_matrix_buffer *b = &r->buffer[r->next];
+    r->next = (r->next + 1) % e->plan.matrices.buffers;
+    return b;
 }
 
 static starpu_data_handle_t next_slot(const struct iz_slot *s, int *next, int n)

@@ -19,6 +19,9 @@ starpu_data_handle_t iz_next_grad(struct iz_engine *e, int unit);
 /* Buffer for the next sum of micro-batches, of a unit whose ring has some. */
 starpu_data_handle_t iz_next_sum(struct iz_engine *e, int unit);
 
+/* Buffer for the next unit whose matrices are updated as such. */
+struct iz_matrix_buffer *iz_next_matrices(struct iz_engine *e);
+
 /* ---- unit_memory.c: what units own ---- */
 
 /* Parameters, gradients and states, in memory or in files.  -errno, with the
@@ -51,6 +54,8 @@ enum iz_datum {
     IZ_DATUM_BLOCK_SUMS, /* squares of the blocks that the GPU keeps */
     IZ_DATUM_SQUARES,    /* a unit's sum of squares */
     IZ_DATUM_SCALAR,     /* losses, control */
+    IZ_DATUM_MATRIX,     /* a unit's, to update its matrices */
+    IZ_DATUM_MATRIX_PART,
     IZ_DATUM_PIECE, /* a part of a parameter that has a handle of its own */
     IZ_DATA
 };

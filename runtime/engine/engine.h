@@ -96,6 +96,19 @@ struct iz_staging {
     starpu_data_handle_t handle;
 };
 
+/* A buffer that a unit passes through whose matrices are updated as such: fp32
+ * of all its trained parameters.  Its tasks touch parts of it beside each
+ * other, so they read its handle, and what one leaves to the next is in tokens:
+ * of chunks, what the optimizer writes of each; of matrices. */
+struct iz_matrix_buffer {
+    starpu_data_handle_t handle, *chunk, *matrix;
+};
+
+struct iz_matrix_ring {
+    struct iz_matrix_buffer *buffer;
+    int next;
+};
+
 /* Staging buffers of one kind take turns. */
 struct iz_staging_ring {
     struct iz_staging *buffer;
@@ -236,6 +249,7 @@ struct iz_engine {
     struct iz_unit_memory *unit;
     struct iz_ring *ring;
     struct iz_staging_ring staging[IZ_STAGINGS];
+    struct iz_matrix_ring matrices;
     struct iz_touched_lists touched;
     struct iz_track *track;
     struct iz_boundaries boundaries;

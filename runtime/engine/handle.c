@@ -27,6 +27,8 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_BLOCK_SUMS] = {"block sums", IZ_MEM_BATCH},
     [IZ_DATUM_SQUARES] = {"squares", IZ_MEM_BATCH},
     [IZ_DATUM_SCALAR] = {"scalar", IZ_MEM_CLASSES},
+    [IZ_DATUM_MATRIX] = {"matrices", IZ_MEM_MATRIX},
+    [IZ_DATUM_MATRIX_PART] = {"matrix", IZ_MEM_CLASSES},
     [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
 };
 

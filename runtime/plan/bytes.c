@@ -10,7 +10,8 @@ const char *const iz_class_names[IZ_MEM_CLASSES] = {
     [IZ_MEM_RING] = "gathered units", [IZ_MEM_GRAD_RING] = "unit gradients",
     [IZ_MEM_BOUNDARY] = "boundaries", [IZ_MEM_SAVED] = "activations",
     [IZ_MEM_SCRATCH] = "scratch",     [IZ_MEM_STAGING] = "staging",
-    [IZ_MEM_BATCH] = "batches",       [IZ_MEM_COMM] = "collectives",
+    [IZ_MEM_BATCH] = "batches",       [IZ_MEM_MATRIX] = "matrices",
+    [IZ_MEM_COMM] = "collectives",
 };
 
 const char *const iz_tier_names[IZ_TIERS] = {"device", "cpu", "nvme"};

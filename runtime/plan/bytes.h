@@ -19,6 +19,7 @@ enum iz_class {
     IZ_MEM_SCRATCH,   /* of each compute worker */
     IZ_MEM_STAGING,   /* buffers between nvme and the rest */
     IZ_MEM_BATCH,     /* samples and scalars */
+    IZ_MEM_MATRIX,    /* units whose matrices are updated as such */
     IZ_MEM_COMM,      /* receive buffers of collectives */
     IZ_MEM_CLASSES
 };

@@ -280,6 +280,8 @@ void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
         add_staging(p, IZ_STAGING_BOUNDARY, BOUNDARY_STAGING,
                     iz_plan_boundary_room(p));
     count_rings(p);
+    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_MATRIX] =
+        p->matrices.buffers * p->matrices.elems * (int64_t)sizeof(float);
     int64_t shard = 0;
     for (int u = 0; u < p->n_units; u++)
         shard = max64(shard, p->unit[u].shard * 4);
@@ -430,8 +432,8 @@ enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
 
 int64_t iz_plan_buffers(const struct iz_plan *p)
 {
-    int64_t n =
-        16 + p->act.boundary_slots + p->tracks * (2 * (int64_t)p->n_units + 3);
+    int64_t n = 16 + p->matrices.buffers + p->act.boundary_slots +
+                p->tracks * (2 * (int64_t)p->n_units + 3);
     for (int k = 0; k < IZ_STAGINGS; k++)
         n += p->staging[k].n;
     for (int i = 0; i < p->n_rings; i++)

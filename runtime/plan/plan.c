@@ -321,6 +321,7 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
             tasks * (p->cost[u].forward_flops +
                      (u < p->first_trained ? 0 : p->cost[u].backward_flops));
     }
+    p->act.scratch_bytes = max64(p->act.scratch_bytes, p->matrices.work_bytes);
     /* Tasks on flat buffers need little: the norm's partial sums. */
     if (p->target.gpu)
         for (int u = 0; u < p->n_units; u++)
@@ -410,6 +411,10 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     for (int u = 0; u < m->n_units; u++)
         plan_unit(p, c, m, u);
     iz_plan_split(p, c);
+    if (iz_plan_find_matrices(p, c, m)) {
+        iz_plan_clear(p);
+        return -ENOMEM;
+    }
     while (p->first_trained + 1 < m->n_units && !p->unit[p->first_trained].n)
         p->first_trained++;
     plan_costs(p, c, m);
@@ -429,6 +434,7 @@ void iz_plan_clear(struct iz_plan *p)
     free(p->unit);
     free(p->ring);
     free(p->cost);
+    free(p->matrices.list);
     memset(p, 0, sizeof(*p));
 }
 
@@ -499,5 +505,6 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
     if (m->table_rows)
         print_tables(p, m, out);
     iz_plan_split_print(p, out);
+    iz_plan_matrices_print(p, out);
     iz_bytes_print(&p->bytes, out);
 }

@@ -4,6 +4,7 @@
  * allocates exactly this. */
 #pragma once
 
+#include "codelets/ops/orthogonal.h"
 #include "codelets/unit/unit.h"
 #include "runtime/config/config.h"
 #include "runtime/plan/bytes.h"
@@ -49,6 +50,28 @@ struct iz_plan_unit {
      * and their length.  packed: rows x cols, rounded up to cache lines.  All
      * 0 for a dense unit. */
     int64_t rows, cols, packed;
+    int matrix, matrices; /* the first one in the plan's list, how many */
+};
+
+/* A matrix that is updated as such: rows of a parameter, or columns, which
+ * covers [begin, end) of its unit's trained ones. */
+struct iz_plan_matrix {
+    int64_t first, rows, cols, stride;
+    int64_t begin, end;
+    double scale, flops; /* of its update; of a dry run */
+    int owner;           /* the rank that makes it */
+};
+
+/* All of them, unit by unit, and the buffers that a unit passes through to be
+ * updated: fp32 of all its trained parameters. */
+struct iz_plan_matrices {
+    struct iz_plan_matrix *list;
+    int n, steps;     /* of the iteration */
+    int most, chunks; /* of a unit that has some, at most */
+    int buffers;
+    int64_t elems;      /* of each */
+    int64_t work_bytes; /* of a task */
+    double flops;       /* of this rank and step */
 };
 
 /* Buffers of one size that take turns. */
@@ -188,6 +211,7 @@ struct iz_plan {
     struct iz_plan_staging staging[IZ_STAGINGS];
     struct iz_plan_comm comm;
     struct iz_plan_touched touched;
+    struct iz_plan_matrices matrices;
     struct iz_bytes bytes;
     double step_flops; /* of one rank and step, without what is repeated */
 };
@@ -240,6 +264,15 @@ int64_t iz_plan_saved(const struct iz_plan *p, const struct iz_model *m,
 /* A line with that part and these numbers, if anything is repeated. */
 void iz_plan_repeat_print(const struct iz_plan *p, const struct iz_model *m,
                           FILE *out);
+
+/* Finds the matrices that are updated as such (matrices.c): 0 or -ENOMEM. */
+int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
+                          const struct iz_model *m);
+/* What the update of one does to its unit's buffer. */
+struct iz_orthogonal iz_plan_orthogonal(const struct iz_plan *p,
+                                        const struct iz_plan_matrix *a,
+                                        float *unit);
+void iz_plan_matrices_print(const struct iz_plan *p, FILE *out);
 
 /* How the optimizer's chunks are divided between host and GPU (split.c):
  * sets host_chunks of all units and what p says of the split. */

@@ -25,7 +25,17 @@ struct update_arg {
     struct iz_touched_in rows;
     int at_rows;      /* buffer that lists the touched rows, 0: dense */
     bool whole_grads; /* those of all ranks' touched rows */
-    _Atomic int64_t *updated;
+    /* Of matrices that are updated as such: the buffer of their unit; 0: there
+     * are none in the chunk.  along: this is the last pass. */
+    int matrix_buf;
+    bool along;
+    _Atomic int64_t *updated; /* NULL: a pass follows */
+};
+
+/* The buffers of a unit's matrices, and the pass over its chunks. */
+struct passes {
+    struct iz_matrix_buffer *matrices; /* NULL: it has none */
+    bool along;
 };
 
 /* How the elements from i on of the chunk are updated, as far as one call takes
@@ -44,6 +54,7 @@ static int find_spans(const struct update_arg *a, const struct iz_step *step,
         end = min64(s->end - a->first, a->n);
         own.hyper.lr *= s->lr_scale;
         own.hyper.weight_decay = s->weight_decay;
+        own.matrix = s->by_matrix;
         span[k] = iz_alike_of(&own);
         span[k].end = end - i;
     }
@@ -51,6 +62,37 @@ static int find_spans(const struct update_arg *a, const struct iz_step *step,
         end -= end % IZ_MOMENT_BLOCK;
     *n = end - i;
     return k;
+}
+
+/* The last pass over a chunk's matrices; g, their updates, are in buf[0]. */
+static void update_along(struct iz_exec *x, const struct update_arg *a,
+                         const struct iz_step *step, struct iz_update u,
+                         char *param)
+{
+    const struct iz_segment *s = a->segment;
+    const float *g = u.g;
+    float *master = u.p;
+    uint16_t *lower = u.lower;
+    struct iz_alike span;
+    u.optimizer = step->hyper.type;
+    for (int64_t i = 0; i < a->n; s++) {
+        struct iz_step own = *step;
+        int64_t n = min64(s->end - a->first, a->n) - i;
+        if (n > 0 && s->by_matrix) {
+            own.hyper.lr *= s->lr_scale;
+            own.hyper.weight_decay = s->weight_decay;
+            span = iz_alike_of(&own);
+            u.span = &span;
+            u.n = n;
+            u.g = g + i;
+            u.p = master ? master + i : NULL;
+            u.lower = lower ? lower + i : NULL;
+            if (a->states.master)
+                u.out = param + i * iz_dtype_bytes(a->param_type);
+            iz_buffer_update(x, &u);
+        }
+        i += max64(n, 0);
+    }
 }
 
 /* buf: gradient, state, parameters (unless in the buffer of one of those),
@@ -92,6 +134,19 @@ static void run_update(struct iz_exec *x, void **buf, const void *arg)
                           .span = span};
     for (int s = 0; s < l->states; s++)
         u.state[s] = (char *)buf[1] + l->at[s];
+    if (a->along) {
+        u = (struct iz_update){.type = IZ_MOMENT_F32,
+                               .g_type = IZ_F32,
+                               .out_type = a->param_type,
+                               .spans = 1,
+                               .g = grad,
+                               .p = l->lower ? NULL : master,
+                               .lower = l->lower ? lower : NULL};
+        step.hyper.type = IZ_OPTIMIZER_ALONG;
+        update_along(x, a, &step, u, param);
+        atomic_fetch_add(a->updated, 1);
+        return;
+    }
     for (;; u.at += u.n) {
         int64_t g;
         if (a->at_rows) {
@@ -114,13 +169,16 @@ static void run_update(struct iz_exec *x, void **buf, const void *arg)
         else
             u.p = master + u.at;
         u.g = grad + g * grad_size;
+        if (a->matrix_buf)
+            u.d = (float *)buf[a->matrix_buf] + a->first + u.at;
         u.first = a->first + u.at;
         if (l->master)
             u.out = param + u.at * iz_dtype_bytes(a->param_type);
         /* on the CPU iz_update in codelets/flat/update.c */
         iz_buffer_update(x, &u);
     }
-    atomic_fetch_add(a->updated, 1);
+    if (a->updated)
+        atomic_fetch_add(a->updated, 1);
 }
 
 static struct update_arg update_arg(struct iz_engine *e, int unit,
@@ -161,8 +219,9 @@ static struct update_arg update_arg(struct iz_engine *e, int unit,
 static void submit_update(struct iz_engine *e, int unit,
                           const struct iz_chunk *k, struct update_arg *a,
                           struct iz_access grad, starpu_data_handle_t state,
-                          starpu_data_handle_t param)
+                          starpu_data_handle_t param, const struct passes *pass)
 {
+    struct iz_access more[IZ_UNIT_PARAMS * IZ_STACKED];
     const struct iz_plan_unit *p = e->unit[unit].plan;
     int64_t n = p->rows ? min64(p->packed, k->count) : k->count;
     struct iz_task t = iz_task_of(
@@ -179,6 +238,17 @@ static void submit_update(struct iz_engine *e, int unit,
         iz_task_add(&t, e->scalar.control_handle, STARPU_R);
     if (a->rows.cols)
         a->at_rows = iz_task_add(&t, iz_touched_list(e, unit), STARPU_R);
+    if (pass->along) {
+        iz_matrices_add(e, unit, k, pass->matrices, &t, more);
+    } else if (pass->matrices) {
+        int64_t i = k - e->unit[unit].chunk;
+        bool in = iz_matrices_in(e, unit, k);
+        a->matrix_buf =
+            in ? iz_task_add(&t, pass->matrices->handle, STARPU_R) : 0;
+        iz_task_add(&t, pass->matrices->chunk[i], STARPU_W);
+        if (in)
+            a->updated = NULL;
+    }
     iz_submit_with(e, &t, a, sizeof(*a));
 }
 
@@ -269,7 +339,8 @@ static void update_on_gpu(struct iz_engine *e, int unit,
     submit_update(e, unit, k, &a, grad, k->state_handle,
                   !down   ? k->param_handle
                   : apart ? staging
-                          : NULL);
+                          : NULL,
+                  &(struct passes){0});
     if (down)
         submit_copy(e, unit, IZ_ON_DOWN, staging,
                     (struct iz_access){k->param_handle, STARPU_RW}, copy);
@@ -310,15 +381,23 @@ static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
  * store.  A 16-bit copy is loaded too: a skipped step must store what it found.
  * Parameters that live on the GPU go up through a buffer, and come down into it
  * before if they are the upper halves of their masters. */
-static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k)
+static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
+                         const struct passes *pass)
 {
     const struct iz_plan *p = &e->plan;
     struct update_arg a = update_arg(e, unit, k);
-    struct iz_access grad = update_grad(e, unit, k, &a);
+    struct iz_access grad =
+        pass->along ? (struct iz_access){pass->matrices->handle, STARPU_R}
+                    : update_grad(e, unit, k, &a);
     starpu_data_handle_t state = k->state_handle, param = k->param_handle;
     starpu_data_handle_t staging = NULL;
     bool state_disk = p->zero.state_home == IZ_HOME_NVME;
     bool param_disk = p->zero.param_home == IZ_HOME_NVME;
+    if (pass->along) {
+        a.along = true;
+        a.grad_type = IZ_F32;
+        a.grad_first = a.first;
+    }
     if (state_disk || param_disk) {
         staging = iz_next_staging(e, IZ_STAGING_STATE)->handle;
         move_chunk(e, unit, k, IZ_LOAD, staging, &a);
@@ -339,7 +418,7 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k)
         submit_copy(e, unit, IZ_ON_DOWN, k->param_handle,
                     (struct iz_access){param, STARPU_W},
                     (struct copy_arg){0, 0, iz_param_bytes(e, k->count), true});
-    submit_update(e, unit, k, &a, grad, state, param);
+    submit_update(e, unit, k, &a, grad, state, param, pass);
     if (staging)
         move_chunk(e, unit, k, IZ_STORE, staging, &a);
     if (p->zero.params_up)
@@ -354,12 +433,19 @@ void iz_update_unit(struct iz_engine *e, int unit)
     struct iz_unit_memory *g = &e->unit[unit];
     if (!g->plan->n)
         return;
+    struct passes pass = {.matrices = iz_matrices_begin(e, unit)};
     for (int i = 0; i < g->plan->chunks; i++) {
         struct iz_chunk *k = &g->chunk[i];
         if (!iz_on_disk(e) && k->home != e->plan.zero.state_home)
             update_on_gpu(e, unit, k);
         else
-            update_chunk(e, unit, k);
+            update_chunk(e, unit, k, &pass);
     }
+    if (pass.matrices)
+        iz_matrices_update(e, unit, pass.matrices);
+    pass.along = true;
+    for (int i = 0; pass.matrices && i < g->plan->chunks; i++)
+        if (iz_matrices_in(e, unit, &g->chunk[i]))
+            update_chunk(e, unit, &g->chunk[i], &pass);
     g->version++;
 }

@@ -212,6 +212,23 @@ void iz_clip_eval(struct iz_engine *e, int64_t step);
 /* Submits the updates of a unit's chunks. */
 void iz_update_unit(struct iz_engine *e, int unit);
 
+/* ---- matrices.c: updates of whole matrices ---- */
+
+/* Buffer for the directions of a unit's matrices, free by then; NULL: it has
+ * none. */
+struct iz_matrix_buffer *iz_matrices_begin(struct iz_engine *e, int unit);
+/* Whether a chunk has elements of matrices. */
+bool iz_matrices_in(const struct iz_engine *e, int unit,
+                    const struct iz_chunk *k);
+/* After the directions of all chunks: makes updates of them. */
+void iz_matrices_update(struct iz_engine *e, int unit,
+                        struct iz_matrix_buffer *b);
+/* Adds to t that it reads the updates of a chunk; `more` has room for so many
+ * accesses as the unit has matrices. */
+void iz_matrices_add(struct iz_engine *e, int unit, const struct iz_chunk *k,
+                     const struct iz_matrix_buffer *b, struct iz_task *t,
+                     struct iz_access *more);
+
 /* ---- update_order.c: the order of updates through the disk ---- */
 
 /* Call before a step is submitted. */

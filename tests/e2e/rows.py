@@ -95,7 +95,10 @@ TYPES = {**{t: run.typed(t, initial_scale_power=8, loss_scale_window=2)
          "bf16_products": {"bf16.enabled": True, "run.cpu_products": "bf16"}}
 UPDATES = {"adam": {}, "lion": {"optimizer": {
     "type": "Lion", "params": {"lr": 1e-3, "betas": [0.9, 0.99],
-                               "weight_decay": 0.3}}}}
+                               "weight_decay": 0.3}}},
+    "muon": {"optimizer": {
+        "type": "Muon", "params": {"muon_lr": 0.02, "adam_lr": 1e-3,
+                                   "weight_decay": 0.3}}}}
 KEYS = {"batch": "train_batch_size", "clip": "gradient_clipping",
         "micro": "train_micro_batch_size_per_gpu",
         "chunk": "zero_optimization.sub_group_size",
@@ -126,6 +129,8 @@ def valid(row):
     if row.get("sums") == "local_first" and stage == 3 and \
             row.get("schedule", "breadth_first") == "depth_first":
         return False
+    if row.get("update") == "muon" and row.get("tuned") == "lora":
+        return False  # which leaves it no matrix
     if row.get("master") == "remainder" and \
             not row.get("dtype", "bf16").startswith("bf16"):
         return False

@@ -354,12 +354,12 @@ static struct scene update_new(const struct update *k)
 static const struct pass updates = {update, ~0u,
                                     BIT(P) | BIT(STATE) | BIT(OUT)};
 
-/* Some updates of the same state by every optimizer; Adam's kernel is AdamW's.
- */
+/* Some updates of the same state by every optimizer that has a kernel; Adam's
+ * is AdamW's. */
 static void check_update(struct update k)
 {
     int first = k.t ? k.t : 1;
-    for (int o = IZ_OPTIMIZER_ADAMW; o < IZ_OPTIMIZERS; o++) {
+    for (int o = IZ_OPTIMIZER_ADAMW; o < IZ_OPTIMIZER_MUON; o++) {
         k.optimizer = (enum iz_optimizer_type)o;
         struct scene s = update_new(&k);
         for (k.t = first; k.t < first + UPDATES; k.t++)

@@ -23,7 +23,9 @@ KINDS = {**{t: run.typed(t, initial_scale_power=18, loss_scale_window=2)
          "moments of bf16": {"run.state_dtype": "bf16"},
          "moments of fp8": {"run.state_dtype": "fp8"},
          "lion": rows.UPDATES["lion"],
-         "lion of fp8": {**rows.UPDATES["lion"], "run.state_dtype": "fp8"}}
+         "lion of fp8": {**rows.UPDATES["lion"], "run.state_dtype": "fp8"},
+         "muon": rows.UPDATES["muon"],
+         "muon of fp8": {**rows.UPDATES["muon"], "run.state_dtype": "fp8"}}
 
 
 def config(ranks, kind="fp32", home=NONE, nvme=None):
@@ -45,7 +47,9 @@ CASES = [(n, *case) for n in (1, 2) for case in BOTH] + [
     (2, "moments of fp8", NVME, NVME),
     (2, "moments of bf16", HOMES[1], (3, "cpu", "cpu")),
     (2, "lion", NVME, (1, "cpu", "none")),
-    (2, "lion of fp8", (2, "none", "none"), (3, "nvme", "cpu"))]
+    (2, "lion of fp8", (2, "none", "none"), (3, "nvme", "cpu")),
+    (1, "muon", HOMES[1], NVME), (2, "muon", NVME, (1, "cpu", "none")),
+    (2, "muon of fp8", (2, "none", "none"), (3, "nvme", "cpu"))]
 
 
 @pytest.mark.parametrize("ranks, kind, a, b", CASES, ids=lambda x: "-".join(

@@ -108,6 +108,11 @@ def test_lion_has_the_same_bits(kind, dtype, stage, optimizer, param, ratio, sta
     assert r.numbers == want.numbers, str(r)
 
 
+def test_muon_is_refused(start):
+    r = start({**ROW, "update": "muon", "device": "cuda"}, good=False)
+    run.refused(r, "optimizer.type", "run.device: cpu")
+
+
 @standin
 @pytest.mark.parametrize("model", ("llama", "all of llama", "vit", "dlrm"))
 @pytest.mark.parametrize("dtype, stage, optimizer, param, ranks", [

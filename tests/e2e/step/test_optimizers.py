@@ -150,7 +150,8 @@ def test_the_states_of_another_optimizer_are_refused(first, second, has, wants, 
     ("eps", 1e-8, "Lion has no such parameter"),
     ("bias_correction", True, "Lion has no such parameter"),
     ("adam_w_mode", True, "Lion has no such parameter"),
-    ("nesterov", True, "unknown key")])
+    ("nesterov", True, "Lion has no such parameter"),
+    ("dampening", 0, "unknown key")])
 def test_numbers_that_lion_has_not_are_refused(key, value, words, place):
     r = place.launch(1, config(**{f"optimizer.params.{key}": value}))
     run.refused(r, f"optimizer.params.{key}", words)

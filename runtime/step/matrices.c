@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Updates of whole matrices, between the two passes over their chunks: the
+ * directions come to their owners, which make updates of them, and those go
+ * back; see zero.h. */
+#include "runtime/step/zero.h"
+
+#include <stdlib.h>
+
+#include "codelets/base/die.h"
+#include "runtime/engine/alloc.h"
+
+static const struct iz_plan_matrix *matrices_of(const struct iz_engine *e,
+                                                int unit)
+{
+    return e->plan.matrices.list + e->unit[unit].plan->matrix;
+}
+
+/* Whether every rank has all chunks: nothing has to come to the owners. */
+static bool all_here(const struct iz_engine *e)
+{
+    return e->plan.ranks == 1 || e->plan.zero.states_full;
+}
+
+/* Whether a chunk has elements of the matrix's parameter. */
+static bool meets(const struct iz_engine *e, int unit, const struct iz_chunk *k,
+                  const struct iz_plan_matrix *a)
+{
+    int64_t first = iz_chunk_first(e, unit, k);
+    return a->begin < first + k->count && a->end > first;
+}
+
+bool iz_matrices_in(const struct iz_engine *e, int unit,
+                    const struct iz_chunk *k)
+{
+    const struct iz_plan_matrix *a = matrices_of(e, unit);
+    for (int i = 0; i < e->unit[unit].plan->matrices; i++)
+        if (meets(e, unit, k, &a[i]))
+            return true;
+    return false;
+}
+
+static void run_nothing(struct iz_exec *x, void **buf, const void *arg)
+{
+    (void)x;
+    (void)buf;
+    (void)arg;
+}
+
+struct iz_matrix_buffer *iz_matrices_begin(struct iz_engine *e, int unit)
+{
+    struct iz_matrix_buffer *b;
+    if (!e->unit[unit].plan->matrices)
+        return NULL;
+    b = iz_next_matrices(e);
+    struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_HOST, run_nothing, unit);
+    iz_task_add(&t, b->handle, STARPU_W);
+    iz_submit(e->graph, &t);
+    return b;
+}
+
+/* ---- to the owners and back ---- */
+
+struct move_arg {
+    struct iz_coll *coll;
+    const struct iz_plan_matrix *matrix;
+    int matrices;
+    int64_t shard_bytes; /* 0: every rank has all chunks */
+    bool back;
+    const char *unit;
+};
+
+/* buf: the unit's buffer. */
+static void run_move(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct move_arg *a = arg;
+    struct iz_coll_range range[IZ_UNIT_PARAMS];
+    const int64_t size = sizeof(float);
+    int n = 0;
+    (void)x;
+    for (int i = 0; i < a->matrices; i++) {
+        const struct iz_plan_matrix *m = &a->matrix[i];
+        if (i == 0 || m->begin != m[-1].begin)
+            range[n++] = (struct iz_coll_range){m->begin * size, m->end * size,
+                                                m->owner};
+    }
+    if (a->back)
+        iz_coll_from_owners(a->coll, buf[0], a->shard_bytes, range, n, a->unit);
+    else
+        iz_coll_to_owners(a->coll, buf[0], a->shard_bytes, range, n, a->unit);
+}
+
+/* What crosses the network for a rank: of all ranges what is in its shard but
+ * not its own, at most. */
+static double crossing_bytes(const struct iz_engine *e, int unit)
+{
+    const struct iz_plan_matrix *a = matrices_of(e, unit);
+    double sum = 0;
+    for (int i = 0; i < e->unit[unit].plan->matrices; i++)
+        sum += (double)(a[i].rows * a[i].cols);
+    return sum * sizeof(float) / (e->plan.zero.states_full ? 1 : e->plan.ranks);
+}
+
+static void submit_move(struct iz_engine *e, int unit,
+                        struct iz_matrix_buffer *b, bool back)
+{
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    struct move_arg a = {.coll = e->coll,
+                         .matrix = matrices_of(e, unit),
+                         .matrices = p->matrices,
+                         .shard_bytes = e->plan.zero.states_full
+                                            ? 0
+                                            : p->shard * (int64_t)sizeof(float),
+                         .back = back,
+                         .unit = iz_unit_name(e, unit)};
+    struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_COMM, run_move, unit);
+    /* Nothing may be written over what comes back; where it went away before,
+     * that has waited. */
+    int n = 0, chunks = back && !all_here(e) ? 0 : p->chunks;
+    struct iz_access *more =
+        calloc((size_t)(chunks + p->matrices), sizeof(*more));
+    if (!more)
+        iz_die("no memory for a task on %s", a.unit);
+    for (int i = 0; i < chunks; i++)
+        more[n++] = (struct iz_access){b->chunk[i], STARPU_R};
+    for (int i = 0; i < p->matrices; i++)
+        more[n++] =
+            (struct iz_access){b->matrix[i], back ? STARPU_RW : STARPU_W};
+    t.more = more;
+    t.n_more = n;
+    t.bytes = crossing_bytes(e, unit);
+    iz_task_add(&t, b->handle, STARPU_R);
+    iz_submit_with(e, &t, &a, sizeof(a));
+    free(more);
+}
+
+/* ---- the updates ---- */
+
+struct matrix_arg {
+    struct iz_plan_matrix matrix;
+    const struct iz_plan *plan;
+    bool early; /* no step is skipped; the control is not read */
+};
+
+/* buf: the unit's buffer, the matrix, control. */
+static void run_matrix(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct matrix_arg *a = arg;
+    struct iz_orthogonal m = iz_plan_orthogonal(a->plan, &a->matrix, buf[0]);
+    if (a->early || !((const struct iz_control *)buf[2])->skip)
+        iz_orthogonal(x, &m);
+}
+
+/* Of chunks that have some of it, or of what has come with the others. */
+static void submit_matrix(struct iz_engine *e, int unit,
+                          struct iz_matrix_buffer *b, int i)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    struct matrix_arg a = {.matrix = matrices_of(e, unit)[i],
+                           .plan = &e->plan,
+                           .early = e->plan.zero.early};
+    struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_HOST, run_matrix, unit);
+    struct iz_access *more = calloc((size_t)g->plan->chunks + 1, sizeof(*more));
+    if (!more)
+        iz_die("no memory for a task on %s", iz_unit_name(e, unit));
+    for (int k = 0; k < g->plan->chunks && all_here(e); k++)
+        if (meets(e, unit, &g->chunk[k], &a.matrix))
+            more[t.n_more++] = (struct iz_access){b->chunk[k], STARPU_R};
+    t.more = more;
+    t.flops = a.matrix.flops;
+    t.urgency = iz_in_order(unit);
+    iz_task_add(&t, b->handle, STARPU_R);
+    iz_task_add(&t, b->matrix[i], all_here(e) ? STARPU_W : STARPU_RW);
+    if (!a.early)
+        iz_task_add(&t, e->scalar.control_handle, STARPU_R);
+    iz_submit_with(e, &t, &a, sizeof(a));
+    free(more);
+}
+
+void iz_matrices_update(struct iz_engine *e, int unit,
+                        struct iz_matrix_buffer *b)
+{
+    const struct iz_plan_matrix *a = matrices_of(e, unit);
+    if (!all_here(e))
+        submit_move(e, unit, b, false);
+    for (int i = 0; i < e->unit[unit].plan->matrices; i++)
+        if (a[i].owner == e->plan.rank)
+            submit_matrix(e, unit, b, i);
+    if (e->plan.ranks > 1)
+        submit_move(e, unit, b, true);
+}
+
+void iz_matrices_add(struct iz_engine *e, int unit, const struct iz_chunk *k,
+                     const struct iz_matrix_buffer *b, struct iz_task *t,
+                     struct iz_access *more)
+{
+    const struct iz_plan_matrix *a = matrices_of(e, unit);
+    for (int i = 0; i < e->unit[unit].plan->matrices; i++)
+        if (meets(e, unit, k, &a[i]))
+            more[t->n_more++] = (struct iz_access){b->matrix[i], STARPU_R};
+    t->more = more;
+}

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Muon learns as PyTorch's does, each matrix of a stacked weight by itself, and
+what it cannot do is refused.  Its bits are in test_matrix.py."""
+import array
+import json
+
+import pytest
+
+import golden
+import muon
+import rows
+import run
+from run import hf
+
+MUON = rows.UPDATES["muon"]
+CONFIG = {**MUON, "train_batch_size": 12, "run.steps": 4}
+
+
+@pytest.mark.parametrize("ranks, home", ((1, (0, "none", "none")),
+                                         (2, (3, "cpu", "cpu"))))
+@pytest.mark.parametrize("kind", muon.SCALES)
+def test_losses_are_those_of_pytorchs_muon(kind, ranks, home, place):
+    place.use(run.built("models/gpt2" if kind == "gpt2" else "models/llama"))
+    folder = hf.write(place.folder / "in", golden.tensors(kind), golden.config(kind))
+    data = place.folder / "window"
+    data.write_bytes(golden.TEXT)
+    r = place.good(ranks, {
+        "model": {"import": str(folder), "seq": golden.SEQ},
+        "data": {"path": str(data), "val_fraction": 0},
+        "gradient_clipping": golden.CLIP, "run.steps": muon.STEPS,
+        "optimizer": {"type": "Muon", "params": {
+            **muon.PARAMS, "adjust_lr_fn": muon.SCALES[kind]}},
+        "train_batch_size": 2, **run.offload(*home, None)})
+    own, exact = json.loads(muon.FILE.read_text())[kind]
+    assert own[-1] < 0.95 * own[0] and own != exact
+    assert r.losses == pytest.approx(own, rel=1e-4)  # whose iteration is in bf16
+    assert r.losses == pytest.approx(exact, rel=2e-5)
+
+
+@pytest.mark.parametrize("kind", muon.SCALES)
+def test_the_file_is_what_pytorch_computes(kind):
+    torch = pytest.importorskip("torch", minversion="2.9")
+    for exact, want in enumerate(json.loads(muon.FILE.read_text())[kind]):
+        assert muon.train(torch, kind, exact) == pytest.approx(want, rel=1e-4)
+
+
+def numbers(r):
+    return {k: array.array("f", x) for k, x in run.arrays(r.output, 20).items()}
+
+
+def test_accumulation_changes_little(place):
+    """Of 20 steps: the same samples in one micro-batch or in four."""
+    def one(micro):
+        return numbers(place.good(1, {
+            **MUON, "train_batch_size": 8, "train_micro_batch_size_per_gpu": micro,
+            "run.steps": 20, "run.save": True, "run.sum_order": "auto"}))
+    a, b = one(8), one(2)
+    pairs = [(x, y) for k in a if k.endswith("/master") for x, y in zip(a[k], b[k])]
+    far = sum((x - y) ** 2 for x, y in pairs) / sum(x * x for x, _ in pairs)
+    assert 0 < far ** 0.5 <= 3.6e-4
+
+
+def test_ranks_change_bits_by_their_sums_alone(place):
+    """One sample makes the same gradient on any number of ranks."""
+    data = place.folder / "window"
+    data.write_bytes(golden.TEXT)
+    one = {**MUON, "data": {"path": str(data), "val_fraction": 0},
+           "model.seq": golden.SEQ, "run.steps": 4}
+    hashes = {place.good(n, {**one, "train_batch_size": n,
+                             "zero_optimization.stage": stage}).hash
+              for n, stage in ((1, 0), (2, 0), (2, 3), (4, 2), (4, 3))}
+    assert len(hashes) == 1  # sums of 2 and 4 equal numbers are exact
+
+
+def test_other_ranks_go_on_and_ckpt_lists_the_states(place, nvme):
+    out = place.folder / "parts"
+    want = place.good(1, CONFIG)
+    place.halves(3, {**CONFIG, "run.save": True, "run.steps": 2},
+                 {**CONFIG, "run.save": True, "run.steps": 3}, output=out, again=1)
+    got = place.good(2, {**CONFIG, "run.save": True,
+                         **run.offload(3, "nvme", "nvme", nvme)}, ["--resume"],
+                     output=out)
+    assert got.losses == pytest.approx(want.losses, rel=1e-4)
+    listed = run.ckpt("list", out).out.splitlines()
+    assert listed and all("muon: master, m, v  {" in x for x in listed)
+
+
+def stacks(ranks):
+    """Of a block of the tests' model: where each weight's matrices begin and end,
+    and the rank that makes their updates."""
+    w = run.MODEL["width"]
+    at, found = 0, []
+    for size, shapes in ((2 * w, ()), (3 * w * w, 3 * [(w, w)]), (3 * w, ()),
+                         (w * w, [(w, w)]), (3 * w, ()), (4 * w * w, [(w, 4 * w)]),
+                         (4 * w, ()), (4 * w * w, [(4 * w, w)])):
+        flops = sum(min(x) * (2 * x[0] * x[1] + min(x) ** 2) for x in shapes)
+        if shapes:
+            found.append([at, at + size, flops])
+        at += size
+    shard = (at + w + 64 * ranks - 1) // (64 * ranks) * 64
+    return found, shard
+
+
+def owners(found, ranks, total):
+    load, owner = [0] * ranks, {}
+    for begin, end, flops in sorted(found, key=lambda x: -x[2]):
+        r = min(range(ranks), key=lambda r: (load[r], total[r]))
+        load[r] += flops
+        total[r] += flops
+        owner[begin, end] = r
+    return owner
+
+
+def sent_by_first(ranks, stage):
+    """Bytes that rank 0 sends in a step, as docs/zero.md has them."""
+    total, sent = [0] * ranks, 0
+    found, shard = stacks(ranks)
+    for _ in range(run.MODEL["layers"]):
+        for (begin, end), owner in owners(found, ranks, total).items():
+            parts = [max(0, min(end, (r + 1) * shard) - max(begin, r * shard))
+                     for r in range(ranks)]
+            if stage == 0:
+                sent += (owner == 0) * (ranks - 1) * (end - begin)
+            else:
+                sent += parts[0] if owner else sum(parts[1:])
+    return 4 * sent
+
+
+@pytest.mark.parametrize("ranks, stage", ((2, 0), (2, 1), (3, 2), (3, 3), (4, 1)))
+def test_the_bytes_are_those_of_the_documentation(ranks, stage, place):
+    """Beside those of AdamW, which are the same for the rest."""
+    c = {"train_batch_size": 12, "zero_optimization.stage": stage}
+    muon_, adam = (place.good(ranks, {**c, **more}).summary["sent_bytes"]
+                   for more in (MUON, {}))
+    assert muon_ - adam == 3 * sent_by_first(ranks, stage) > 0
+
+
+# ---- what is refused ----
+
+def test_what_is_no_muon_is_refused(place):
+    lora = {"lora": {"rank": 2, "targets": "*attn*"}}
+    cases = [
+        ({"optimizer.params.momentum": 1.5}, "optimizer.params.momentum", "1.5"),
+        ({"optimizer.params.ns_steps": 0}, "optimizer.params.ns_steps", "0"),
+        ({"optimizer.params.ns_method": "gram"}, "optimizer.params.ns_method", "gram"),
+        ({"optimizer.params.adjust_lr_fn": "none"}, "adjust_lr_fn", "match_rms_adamw"),
+        ({"optimizer.params.bias_correction": True}, "bias_correction",
+         "Muon has no such parameter"),
+        ({"optimizer.params.per_head_muon": True}, "per_head_muon", "set false"),
+        ({"optimizer.params.muon_rate": 1}, "muon_rate", "unknown key"),
+        ({"optimizer.params.muon_lr": 0}, "optimizer.params.muon_lr", "freeze"),
+        ({"scheduler": {"type": "WarmupLR"}}, "optimizer.params.adam_lr", "WarmupLR"),
+        ({"parameters": [{"match": "wte.weight", "use_muon": True}]},
+         "use_muon", "wte.weight"),
+        ({"parameters": [{"match": "h.*", "use_muon": False}]}, "optimizer.type",
+         "no matrix"),
+        (lora, "optimizer.type", "no matrix"),
+    ]
+    for more, key, words in cases:
+        run.refused(place.launch(1, {**CONFIG, **more}), key, words)
+    r = place.launch(1, {"parameters": [{"match": "h.*", "use_muon": False}]})
+    run.refused(r, "use_muon", "AdamW")
+
+
+def test_matrices_that_do_not_fit_are_refused(place):
+    c = {**CONFIG, "model": {**run.MODEL, "width": 96}}
+    shown = place.launch(1, c, ["--plan"]).out
+    need, block = run.planned(shown, ("matrices",)), 12 * 96 * 96 + 13 * 96
+    assert need == pytest.approx(2 * 4 * block, rel=0.02)  # two units at a time
+    limit = int(run.planned(shown, ("total",)) - need / 2)
+    r = place.launch(1, {**c, "run.memory_limit_bytes": limit})
+    assert r.rc and not r.steps and "this run needs" in r.err
+    assert "\n  matrices " in r.err and "izar: it fits with " in r.err, str(r)
+
+
+def test_rules_leave_matrices_to_adamw(place):
+    """use_muon: false for all but one makes the others learn as AdamW's do."""
+    plain = place.launch(1, CONFIG, ["--parameters"])
+    assert plain.out.count("by matrices") == 4 * run.MODEL["layers"]
+    some = {**CONFIG, "parameters": [{"match": "h.[0-3].*", "use_muon": False}]}
+    r = place.launch(1, some, ["--parameters"])
+    assert r.out.count("by matrices") == 4
+    a, b = place.good(1, CONFIG), place.good(1, some)
+    assert a.losses[0] == b.losses[0] and a.hash != b.hash
+    assert "muon" in {x["task"] for x in a.lines if "task" in x} or "  muon " in a.out
+
+
+@pytest.mark.parametrize("stage", (0, 3))
+def test_messages_bring_what_memory_does(stage, place):
+    c = {**MUON, "train_batch_size": 12, "zero_optimization.stage": stage,
+         "model.width": 192}  # a range is many messages
+    near, far = (place.good(3, {**c, "run.host_comm": x}) for x in ("memory", "messages"))
+    assert near.numbers == far.numbers
+    assert near.summary["sent_bytes"] == far.summary["sent_bytes"]
