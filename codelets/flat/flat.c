@@ -155,25 +155,39 @@ static void store_block(char *dst, enum iz_dtype out_type, bool accumulate,
     iz_cast(dst, out_type, sum, IZ_F32, k);
 }
 
+/* Two gradients of bf16 are added to fp32 by one loop, which needs no blocks.
+ */
+static bool adds_pair(enum iz_dtype out_type, bool accumulate, int n_in,
+                      enum iz_dtype in_type)
+{
+    return accumulate && out_type == IZ_F32 && in_type == IZ_BF16 && n_in == 2;
+}
+
+/* iz_flat_sum of the elements [i, i + k): at most a block, unless it is that
+ * of a pair. */
+static void sum_some(char *dst, enum iz_dtype out_type, bool accumulate,
+                     const void *const *in, int n_in, enum iz_dtype in_type,
+                     int64_t i, int64_t k)
+{
+    if (adds_pair(out_type, accumulate, n_in, in_type))
+        iz_simd()->add_pair((float *)dst, flat_at(in[0], IZ_BF16, i),
+                            flat_at(in[1], IZ_BF16, i), k);
+    else
+        store_block(dst, out_type, accumulate, in, n_in, in_type, i, k);
+}
+
 void iz_flat_sum_norm2(struct iz_norm2 *norm2, void *out,
                        enum iz_dtype out_type, bool accumulate,
                        const void *const *in, int n_in, enum iz_dtype in_type,
                        int64_t n)
 {
-    /* Two gradients of bf16 are added to fp32 by one loop, which needs no
-     * blocks. */
-    bool pair =
-        accumulate && out_type == IZ_F32 && in_type == IZ_BF16 && n_in == 2;
-    int64_t most = pair && !norm2 ? n : BLOCK;
+    int64_t most =
+        !norm2 && adds_pair(out_type, accumulate, n_in, in_type) ? n : BLOCK;
     assert(n_in >= 1);
     for (int64_t i = 0; i < n; i += most) {
         int64_t k = n - i < most ? n - i : most;
         char *dst = (char *)out + i * iz_dtype_bytes(out_type);
-        if (pair)
-            iz_simd()->add_pair((float *)dst, flat_at(in[0], IZ_BF16, i),
-                                flat_at(in[1], IZ_BF16, i), k);
-        else
-            store_block(dst, out_type, accumulate, in, n_in, in_type, i, k);
+        sum_some(dst, out_type, accumulate, in, n_in, in_type, i, k);
         if (norm2)
             iz_norm2_add(norm2, dst, out_type, k);
     }
@@ -187,18 +201,20 @@ void iz_flat_sum(void *out, enum iz_dtype out_type, bool accumulate,
 }
 
 void iz_flat_add_squares(double *sum, void *out, enum iz_dtype out_type,
-                         bool accumulate, const void *in, enum iz_dtype in_type,
-                         int64_t n)
+                         bool accumulate, const void *const *in, int n_in,
+                         enum iz_dtype in_type, int64_t n)
 {
-    int64_t most = sum ? BLOCK : n;
-    for (int64_t i = 0; i < n; i += most) {
-        int64_t k = min64(n - i, most);
-        const void *from = in ? flat_at(in, in_type, i) : NULL;
+    if (!sum) {
+        if (n_in)
+            iz_flat_sum(out, out_type, accumulate, in, n_in, in_type, n);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        int64_t k = min64(n - i, BLOCK);
         char *dst = (char *)out + i * iz_dtype_bytes(out_type);
-        if (in)
-            iz_flat_sum(dst, out_type, accumulate, &from, 1, in_type, k);
-        if (sum)
-            sum[i / BLOCK] = square_block(dst, out_type, k, 0);
+        if (n_in)
+            sum_some(dst, out_type, accumulate, in, n_in, in_type, i, k);
+        sum[i / BLOCK] = square_block(dst, out_type, k, 0);
     }
 }
 

@@ -80,11 +80,11 @@ void iz_flat_sum_norm2(struct iz_norm2 *norm2, void *out,
                        const void *const *in, int n_in, enum iz_dtype in_type,
                        int64_t n);
 
-/* in is added to out, or NULL; then the squares of out as it is stored, block
- * by block, unless sum is NULL, while it is in the cache. */
+/* iz_flat_sum, if there are inputs; then the squares of out as it is stored,
+ * block by block, unless sum is NULL, while it is in the cache. */
 void iz_flat_add_squares(double *sum, void *out, enum iz_dtype out_type,
-                         bool accumulate, const void *in, enum iz_dtype in_type,
-                         int64_t n);
+                         bool accumulate, const void *const *in, int n_in,
+                         enum iz_dtype in_type, int64_t n);
 
 /* Hash of the bits and the positions of x: the sum modulo 2^64 over the pieces
  * of a buffer is the hash of the buffer, however it is cut.  first: index of

@@ -220,7 +220,7 @@ static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
     p->bytes.b[iz_plan_tier(to)][IZ_MEM_BOUNDARY] += home;
 }
 
-/* Sums of blocks that the GPU takes. */
+/* Sums of the blocks of pieces. */
 static int64_t square_bytes(const struct iz_plan *p)
 {
     int64_t blocks = 0;
@@ -379,7 +379,8 @@ int64_t iz_plan_own_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
 int64_t iz_plan_squared(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     bool comm = p->ranks > 1 && !p->target.nccl && !g->split_accum;
-    return p->zero.grads_down && !comm && g->n ? g->owned : 0;
+    bool cut = p->target.gpu ? p->zero.grads_down : g->pieces > 1;
+    return cut && !comm && g->n ? g->owned : 0;
 }
 
 int64_t iz_plan_piece(const struct iz_plan *p, const struct iz_plan_unit *g,

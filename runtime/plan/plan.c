@@ -159,12 +159,20 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
     }
 }
 
-/* Where the host adds to it its workers do, each to other pieces. */
+/* Where the host adds to it its workers do, each to other pieces.  They are not
+ * cut where a rank updates a part of one that has all ranks' parts, where a
+ * backward or a list of rows writes it as one, and where a collective adds all
+ * that there is to add. */
 static void cut_accumulator(const struct iz_plan *p, struct iz_plan_unit *g)
 {
-    bool cut = p->zero.grads_down && !p->zero.sums_near;
+    bool gpu = p->target.gpu, many = p->ranks > 1;
+    bool adds = !many || (g->split_accum && !p->zero.grads_full);
+    bool cut = gpu ? p->zero.grads_down && !p->zero.sums_near
+                   : adds && !g->direct && !g->rows;
     int64_t n = iz_plan_grads(p, g) - iz_plan_grads_apart(p, g);
     int64_t chunks = (n + g->chunk - 1) / g->chunk, most = IZ_PIECES_MAX;
+    if (!gpu)
+        most = max64(min64(most, p->target.workers), 1);
     g->piece = (cut ? (chunks + most - 1) / most : chunks) * g->chunk;
     g->pieces = n ? (int)((n + g->piece - 1) / g->piece) : 0;
 }

@@ -3,7 +3,7 @@
  * or the other, summed in an order that does not depend on timing; and the sum
  * of its squares, which the last sum of a step takes on its way if the host
  * does it, and which else is a pass of its own.  What the host adds and squares
- * of a GPU's gradients are tasks of pieces, for all of its workers.  See
+ * outside its collectives are tasks of pieces, for all of its workers.  See
  * zero.h. */
 #include "runtime/step/zero.h"
 
@@ -145,49 +145,53 @@ static int sum_urgency(const struct iz_engine *e)
 /* What is done to piece i, whose first element is `first`. */
 struct piece_arg {
     int64_t first, n;
-    bool adds, accumulate, squares;
+    int inputs;
+    bool accumulate, squares;
     enum iz_dtype from, type;
 };
 
-/* buf: the piece; what is added to it, sums of its blocks' squares. */
+/* buf: the piece; what is added to it; sums of its blocks' squares. */
 static void run_piece(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct piece_arg *a = arg;
-    const char *in = a->adds ? buf[1] : NULL;
-    double *sums = a->squares ? buf[1 + a->adds] : NULL;
-    if (in)
-        in += a->first * iz_dtype_bytes(a->from);
-    iz_flat_add_squares(sums, buf[0], a->type, a->accumulate, in, a->from,
-                        a->n);
+    const void *in[IZ_SLICES_MAX];
+    for (int i = 0; i < a->inputs; i++)
+        in[i] = (char *)buf[1 + i] + a->first * iz_dtype_bytes(a->from);
+    iz_flat_add_squares(a->squares ? buf[1 + a->inputs] : NULL, buf[0], a->type,
+                        a->accumulate, in, a->inputs, a->from, a->n);
 }
 
-/* from, NULL or of the whole accumulator's length, is added to piece i, and its
- * squares are taken.  The workers of the host share the pieces. */
+/* The inputs, of the whole accumulator's length unless a.first stays 0, are
+ * added to piece i, and its squares are taken.  The workers of the host share
+ * the pieces. */
 static void submit_piece(struct iz_engine *e, struct iz_task t, int acc, int i,
-                         starpu_data_handle_t from, struct piece_arg a)
+                         const starpu_data_handle_t *from, struct piece_arg a)
 {
     struct iz_unit_memory *g = &e->unit[t.unit];
+    struct iz_access more[IZ_SLICES_MAX + 1];
     double size = (double)iz_dtype_bytes(a.type);
     a.n = iz_plan_piece(&e->plan, g->plan, i);
-    a.adds = from;
     iz_task_add(&t, g->grad_handle[acc][i],
-                !a.adds        ? STARPU_R
+                !a.inputs      ? STARPU_R
                 : a.accumulate ? STARPU_RW
                                : STARPU_W);
-    iz_task_add(&t, from, STARPU_R);
+    for (int k = 0; k < a.inputs; k++)
+        more[t.n_more++] = (struct iz_access){from[k], STARPU_R};
     if (a.squares)
-        iz_task_add(&t, g->block_sums_handle[i], STARPU_W);
+        more[t.n_more++] =
+            (struct iz_access){g->block_sums_handle[i], STARPU_W};
+    t.more = more;
     t.bytes = (double)a.n * size;
-    if (a.adds)
-        t.bytes = (double)a.n * ((double)iz_dtype_bytes(a.from) +
+    if (a.inputs)
+        t.bytes = (double)a.n * ((double)(a.inputs * iz_dtype_bytes(a.from)) +
                                  size * (a.accumulate ? 2 : 1));
-    t.squares = a.squares && a.adds ? (double)a.n : 0;
+    t.squares = a.squares && a.inputs ? (double)a.n : 0;
     iz_submit_with(e, &t, &a, sizeof(a));
 }
 
-/* All pieces, from the host's buffer of a contribution. */
+/* All pieces, from the buffers of contributions on the host. */
 static void add_pieces(struct iz_engine *e, int unit, int acc,
-                       starpu_data_handle_t from, struct piece_arg a)
+                       const starpu_data_handle_t *from, struct piece_arg a)
 {
     struct iz_task t = iz_task_of(e, IZ_REDUCE, IZ_ON_HOST, run_piece, unit);
     t.urgency = sum_urgency(e) + iz_in_order(unit);
@@ -311,8 +315,9 @@ static void offload(struct iz_engine *e, int unit, int acc,
     e->counts.down_bytes += iz_plan_host_elems(g->plan) *
                             iz_dtype_bytes(many ? move.type : move.wire);
     if (!straight)
-        add_pieces(e, unit, acc, to,
-                   (struct piece_arg){.accumulate = !first,
+        add_pieces(e, unit, acc, &to,
+                   (struct piece_arg){.inputs = 1,
+                                      .accumulate = !first,
                                       .squares = last && g->plan->sums_squares,
                                       .from = move.type,
                                       .type = a.type});
@@ -433,6 +438,16 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
         return;
     }
     assert(slots <= IZ_SLICES_MAX);
+    a.squares = last && g->plan->sums_squares;
+    if (!many && g->plan->pieces > 1) {
+        add_pieces(e, unit, acc, slot,
+                   (struct piece_arg){.inputs = slots,
+                                      .accumulate = a.accumulate,
+                                      .squares = a.squares,
+                                      .from = a.wire,
+                                      .type = a.type});
+        return;
+    }
     enum starpu_data_access_mode mode =
         a.accumulate || whole ? STARPU_RW : STARPU_W;
     for (int i = 0; i < a.slots; i++)
@@ -440,7 +455,6 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
             (struct iz_access){slot[i], i || !many ? STARPU_R : STARPU_RW};
     if (a.rows.cols)
         from[n++] = (struct iz_access){iz_touched_list(e, unit), STARPU_R};
-    a.squares = last && g->plan->sums_squares;
     if (a.squares)
         from[n++] = (struct iz_access){g->norm2_handle, STARPU_W};
     n = other_pieces(g, acc, mode, from, n);
@@ -536,12 +550,13 @@ static void square_pieces(struct iz_engine *e, int unit)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
     struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_HOST, run_piece, unit);
-    struct piece_arg a = {.accumulate = true,
+    struct piece_arg a = {.inputs = g->plan->split_accum,
+                          .accumulate = true,
                           .squares = true,
                           .from = e->plan.grad_type,
                           .type = e->plan.grad_type};
     for (int i = 0; i < g->plan->pieces; i++)
-        submit_piece(e, t, 0, i, g->grad_handle[1][i], a);
+        submit_piece(e, t, 0, i, &g->grad_handle[1][i], a);
 }
 
 void iz_grad_norm(struct iz_engine *e, int unit)

@@ -114,25 +114,26 @@ static void norm_of_pieces_is_that_of_the_whole(void **state)
 
 /* Either part of it, or both. */
 static void check_add_squares(enum iz_dtype out_type, enum iz_dtype in_type,
-                              bool accumulate, int64_t n)
+                              int n_in, bool accumulate, int64_t n)
 {
     size_t bytes = (size_t)(n * iz_dtype_bytes(out_type));
-    char *in = take((size_t)n * 4), *out = take((size_t)n * 4);
+    char *in = take((size_t)n * 8), *out = take((size_t)n * 4);
+    const void *from[] = {in, in + n * 4};
     char *got = take((size_t)n * 4), *want = take((size_t)n * 4);
     int64_t blocks = iz_norm_blocks(n);
     double *sum = take((size_t)blocks * 8), *squares = take((size_t)blocks * 8);
     flat_fill(in, in_type, n, 4.0);
+    flat_fill(in + n * 4, in_type, n, 4.0);
     flat_fill(out, out_type, n, 4.0);
     memcpy(want, out, bytes);
-    iz_flat_sum(want, out_type, accumulate, (const void *[]){in}, 1, in_type,
-                n);
+    iz_flat_sum(want, out_type, accumulate, from, n_in, in_type, n);
     for (int i = 0; i < 3; i++) {
         bool adds = i<2, takes = i> 0;
         memcpy(got, out, bytes);
         memset(sum, 1, (size_t)blocks * 8);
         iz_flat_squares(squares, adds ? want : out, out_type, n);
-        iz_flat_add_squares(takes ? sum : NULL, got, out_type, accumulate,
-                            adds ? in : NULL, in_type, n);
+        iz_flat_add_squares(takes ? sum : NULL, got, out_type, accumulate, from,
+                            adds ? n_in : 0, in_type, n);
         assert_memory_equal(got, adds ? want : out, bytes);
         if (takes)
             assert_memory_equal(sum, squares, (size_t)blocks * 8);
@@ -195,9 +196,9 @@ static void sum_is_in_order_and_rounded_once(void **state)
 static void a_sum_squares_what_it_stores(void **state)
 {
     static const int64_t sizes[] = {1, 1024, 2051};
-    for (int k = 0; k < 3 * 3 * 2 * 3; k++)
+    for (int k = 0; k < 3 * 3 * 2 * 3 * 2; k++)
         check_add_squares(fixture_types[k % 3], fixture_types[k / 3 % 3],
-                          k / 9 % 2 != 0, sizes[k / 18]);
+                          1 + k / 54, k / 9 % 2 != 0, sizes[k / 18 % 3]);
 }
 
 static void sum_may_overwrite_an_input(void **state)

@@ -42,3 +42,23 @@ def test_the_pass_and_the_sum_give_the_same_bits(dtype, place):
         "zero_optimization.stage": stage, **run.typed(dtype)}) for stage in (0, 2))
     assert in_place.units("norm") == UNITS - {0} and summed.units("norm") == set()
     assert summed.numbers == in_place.numbers
+
+
+# The model's blocks have 3 chunks of 4096 elements, its embedding has 2.
+@pytest.mark.parametrize("ranks,changes,sums,squares", (
+    (1, {}, {0: 2 * 2, 1: 2, 2: 2, 3: 1}, {0: 1, 1: 1, 2: 1}),
+    (1, {"run.slices": 2}, {0: 2 * 2, 1: 2, 2: 2, 3: 1}, {0: 1, 1: 1, 2: 1}),
+    (1, ACCUMULATED, {0: 2 * 4 * 2, 1: 4 * 2, 2: 4 * 2, 3: 4}, {0: 2 + 1, 1: 1, 2: 1}),
+    (2, ACCUMULATED, {0: 2 * 2, 1: 2, 2: 2, 3: 2}, {0: 2 + 1}),
+))
+def test_all_workers_share_a_sum(ranks, changes, sums, squares, place):
+    """Squares: a task per piece of the tied embedding, and one of all blocks."""
+    def numbers(workers):
+        r = place.good(ranks, {"zero_optimization.stage": 2, "model.layers": 2,
+                               "zero_optimization.sub_group_size": 4096 // ranks,
+                               "run.slices": 1, **changes, "run.workers": workers,
+                               "run.task_log": True})
+        if workers > 1:
+            assert (r.per_step("reduce"), r.per_step("norm")) == (sums, squares)
+        return r.numbers
+    assert numbers(2) == numbers(1)
