@@ -7,46 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/units.h"
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
-#include "runtime/ckpt/engine_parts.h"
-#include "runtime/config/imported.h"
-#include "runtime/config/published.h"
-#include "runtime/hf/tensors.h"
-#include "runtime/run/run.h"
-
-#include "codelets/base/units.h"
-#include "programs.h" /* of all models; the build writes it */
-
-enum { PROGRAMS = sizeof(programs) / sizeof(programs[0]) };
-
-struct options {
-    const struct command *command;
-    const char *dir, *out;
-    int64_t step; /* -1: the newest */
-    int dtype;    /* -1: that of the run */
-    int64_t file_bytes;
-};
+#include "tools/ckpt.h"
 
 struct command {
     const char *name;
-    int (*run)(const struct options *o, struct iz_coll *coll);
+    int (*run)(const struct ckpt_options *o, struct iz_coll *coll);
     int (*one)(const char *dir, int64_t step, struct iz_coll *coll);
-};
-
-/* A checkpoint as its own index describes it. */
-struct checkpoint {
-    int64_t step;
-    char path[IZ_CKPT_PATH];
-    struct iz_ckpt_index *index;
-    struct iz_ckpt k;
-    char *model_text;
 };
 
 /* ---- opening ---- */
 
-static void checkpoint_close(struct checkpoint *c)
+void checkpoint_close(struct checkpoint *c)
 {
     free(c->k.part);
     free((void *)(uintptr_t)c->k.names);
@@ -120,8 +95,7 @@ static int ckpt_describe(struct checkpoint *c, const char *dir)
     return 0;
 }
 
-/* Negative errno with the reason printed. */
-static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
+int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
 {
     char path[IZ_CKPT_FILE_PATH];
     *c = (struct checkpoint){.step = step};
@@ -140,9 +114,7 @@ static int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
     return err;
 }
 
-/* The step that was asked for, or the newest.  -ENOENT with the reason printed
- * if there is none. */
-static int64_t first_step(const struct options *o)
+int64_t checkpoint_step(const struct ckpt_options *o)
 {
     int64_t step =
         o->step >= 0 ? o->step : iz_ckpt_dir_newest(o->dir, INT64_MAX);
@@ -153,9 +125,9 @@ static int64_t first_step(const struct options *o)
 
 /* Calls the command's one() for the step that was asked for, or for all from
  * the newest on; the first error. */
-static int for_each(const struct options *o, struct iz_coll *coll)
+static int for_each(const struct ckpt_options *o, struct iz_coll *coll)
 {
-    int64_t step = first_step(o);
+    int64_t step = checkpoint_step(o);
     int err = step < 0 ? (int)step : 0;
     while (step >= 0) {
         int r = o->command->one(o->dir, step, coll);
@@ -221,219 +193,29 @@ static int verify_one(const char *dir, int64_t step, struct iz_coll *coll)
     return err;
 }
 
-/* ---- export ---- */
-
-/* The weights of a unit on their way out: those of an array, which in the
- * unit's parameters end to end begin at `at`. */
-struct stream {
-    struct iz_hf_writer *w;
-    int unit;
-    int64_t at;
-};
-
-static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
-{
-    const struct stream *s = arg;
-    iz_hf_write(s->w, s->unit, s->at + from, in, n);
-}
-
-/* Only the master weights are read; s[2 * units]. */
-static void set_streams(struct checkpoint *c, const struct iz_model *m,
-                        struct iz_hf_writer *w, struct stream *s)
-{
-    for (int i = 0; i < c->k.n_parts; i++)
-        c->k.part[i].count = 0;
-    for (int n = 0; n < 2 * m->n_units; n++) {
-        const struct iz_unit *unit = &m->unit[n / 2];
-        bool frozen = n % 2;
-        char name[64];
-        s[n] =
-            (struct stream){w, n / 2, frozen ? iz_unit_elems(unit, false) : 0};
-        snprintf(name, sizeof(name), "%s%s/master", unit->name,
-                 frozen ? ".frozen" : "");
-        for (int i = 0; i < c->k.n_parts; i++)
-            if (strcmp(c->k.part[i].name, name) == 0) {
-                c->k.part[i].count = c->k.part[i].total;
-                c->k.part[i].put = pass_on;
-                c->k.part[i].arg = &s[n];
-            }
-    }
-}
-
-/* What the index says of a parameter: whether it was frozen. */
-static bool was_frozen(const struct iz_ckpt *k, const char *unit,
-                       const char *param)
-{
-    int i = 0;
-    while (i < k->n_names && strcmp(k->names[i].name, param) != 0)
-        i++;
-    return i < k->n_names && strcmp(k->names[i].array, unit) != 0;
-}
-
-/* The parameters that the model has, in place of those of the index: the load
- * compares them. */
-static int set_names(struct checkpoint *c, struct iz_model *m)
-{
-    for (int u = 0; u < m->n_units; u++)
-        for (int i = 0; i < m->unit[u].n_params; i++) {
-            struct iz_param *p = &m->unit[u].param[i];
-            p->frozen = was_frozen(&c->k, m->unit[u].name, p->name);
-        }
-    free((void *)(uintptr_t)c->k.names);
-    c->k.names = iz_parts_names(m, &c->k.n_names);
-    return c->k.names ? 0 : -ENOMEM;
-}
-
-static const struct iz_program *find_program(const struct checkpoint *c)
-{
-    const char *name =
-        iz_json_text_of(json_object_get(c->index->root, "model"), "name");
-    if (json_object_get(json_object_get(c->index->root, "model"),
-                        "lora_rank")) {
-        fprintf(stderr,
-                "ckpt: %s has adapters: export it with run.export of a run "
-                "with --resume\n",
-                c->path);
-        return NULL;
-    }
-    for (int i = 0; i < PROGRAMS; i++)
-        if (strcmp(programs[i]->name, name) == 0 && programs[i]->section.hf)
-            return programs[i];
-    fprintf(stderr, "ckpt: %s: a model \"%s\" cannot be exported\n", c->path,
-            name);
-    return NULL;
-}
-
-/* The section "model" of the index as overrides of a config. */
-static int read_shape(const struct checkpoint *c, const struct iz_program *p)
-{
-    const json_t *model = json_object_get(c->index->root, "model");
-    char **set = calloc((size_t)iz_json_count(model) + 1, sizeof(*set));
-    char batch[] = "train_batch_size=1";
-    const char *key = NULL;
-    struct iz_config config;
-    int n = 0, err;
-    if (!set)
-        return -ENOMEM;
-    set[n++] = batch;
-    while ((key = iz_json_key(model, key))) {
-        char *value = iz_json_dump(json_object_get(model, key));
-        size_t bytes = strlen(key) + (value ? strlen(value) : 0) + 16;
-        if (value && strcmp(key, "name") != 0 && (set[n] = malloc(bytes)))
-            snprintf(set[n++], bytes, "model.%s=%s", key, value);
-        free(value);
-    }
-    err = iz_config_read(&config, &p->section, NULL, set, n, 1, NULL, stderr);
-    while (--n > 0)
-        free(set[n]);
-    free(set);
-    return err;
-}
-
-static bool is_enabled(const json_t *config, const char *section)
-{
-    return json_is_true(
-        json_object_get(json_object_get(config, section), "enabled"));
-}
-
-/* The type of the parameters of the run that wrote `config`. */
-static enum iz_dtype run_dtype(const json_t *config)
-{
-    if (is_enabled(config, "fp16"))
-        return IZ_F16;
-    return is_enabled(config, "bf16") ? IZ_BF16 : IZ_F32;
-}
-
-static int export_model(const struct options *o, struct checkpoint *c,
-                        const struct iz_program *p, struct iz_model *m,
-                        struct iz_coll *coll)
-{
-    char path[IZ_PATH_MAX + 32], like[IZ_PATH_MAX + 32];
-    json_t *config; /* the run's effective one; NULL: not there */
-    struct iz_hf_map map = {0};
-    struct iz_hf_order order = {.folder = o->out,
-                                .map = &map,
-                                .file_bytes = o->file_bytes,
-                                .file = IZ_HF_SINGLE,
-                                .config_file = IZ_PUBLISHED_CONFIG,
-                                .like = like};
-    char *text = NULL;
-    struct stream *s = calloc(2 * (size_t)m->n_units, sizeof(*s));
-    struct iz_hf_writer *w;
-    int err = s ? set_names(c, m) : -ENOMEM;
-    snprintf(path, sizeof(path), "%s/config.json", o->dir);
-    config = iz_json_read(path, NULL);
-    order.type = o->dtype >= 0 ? (enum iz_dtype)o->dtype : run_dtype(config);
-    if (!err)
-        err = iz_imported_find(
-            like, sizeof(like), o->dir,
-            iz_json_text_of(json_object_get(config, "model"), "import"));
-    if (!err)
-        err = iz_hf_map_open(&map, p->section.hf, m);
-    if (!err) {
-        order.config = text =
-            iz_published_text(&p->section, m->self, order.type, like);
-        err = text ? 0 : -EINVAL;
-    }
-    if (!err)
-        err = iz_hf_write_open(&w, &order, coll);
-    if (!err) {
-        set_streams(c, m, w, s);
-        err = iz_ckpt_load(&c->k, c->step, coll);
-        err = iz_hf_write_close(&w, err);
-    }
-    free(s);
-    free(text);
-    iz_hf_map_close(&map);
-    json_decref(config);
-    if (err)
-        return err;
-    printf("step %" PRId64 " is in %s as %s\n", c->step, o->out,
-           iz_dtype_name(order.type));
-    iz_imported_tell(o->out);
-    return 0;
-}
-
-static int export(const struct options *o, struct iz_coll *coll)
-{
-    int64_t step = first_step(o);
-    struct iz_model *m = NULL;
-    struct checkpoint c;
-    int err = step < 0 ? (int)step : checkpoint_open(&c, o->dir, step);
-    if (err)
-        return err;
-    const struct iz_program *p = find_program(&c);
-    err = p ? read_shape(&c, p) : -EINVAL;
-    if (!err)
-        err = p->open(&m, p->section.target);
-    if (!err)
-        err = export_model(o, &c, p, m, coll);
-    iz_model_close(&m);
-    checkpoint_close(&c);
-    return err;
-}
-
 /* ---- the command line ---- */
 
 static const struct command commands[] = {{"list", for_each, list_one},
                                           {"verify", for_each, verify_one},
-                                          {"export", export, NULL}};
+                                          {"export", ckpt_export, NULL}};
 
 enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 
 static void usage(FILE *out)
 {
-    fputs("usage: ckpt list DIR\n"
-          "       ckpt verify DIR [--step N]\n"
-          "       ckpt export DIR --out FOLDER [--step N] "
-          "[--dtype fp32|bf16|fp16]\n"
-          "                       [--shard-bytes N]\n\n"
-          "DIR is a run's output.  list prints its checkpoints, newest first; "
-          "verify reads\nall of them (or one) and compares every checksum; "
-          "export writes the weights of\nthe newest one (or of step N) as a "
-          "Hugging Face model, in the run's type unless\nanother is given.\n"
-          "Exit status: 0 all is well, 1 it is not, 2 usage.\n",
-          out);
+    fputs(
+        "usage: ckpt list DIR\n"
+        "       ckpt verify DIR [--step N]\n"
+        "       ckpt export DIR --out FOLDER [--step N] "
+        "[--dtype fp32|bf16|fp16]\n"
+        "                       [--shard-bytes N] [--adapter]\n\n"
+        "DIR is a run's output.  list prints its checkpoints, newest first; "
+        "verify reads\nall of them (or one) and compares every checksum; "
+        "export writes the weights of\nthe newest one (or of step N) as a "
+        "Hugging Face model, in the run's type unless\nanother is given, "
+        "with adapters of LoRA added to them, or with --adapter these\nalone.\n"
+        "Exit status: 0 all is well, 1 it is not, 2 usage.\n",
+        out);
 }
 
 /* -1: not a whole number >= 0. */
@@ -451,9 +233,10 @@ static int read_dtype(const char *text)
     return -1;
 }
 
-static bool read_option(struct options *o, const char *name, const char *value)
+static bool read_option(struct ckpt_options *o, const char *name,
+                        const char *value)
 {
-    bool is_export = o->command->run == export;
+    bool is_export = o->command->run == ckpt_export;
     if (strcmp(name, "--step") == 0 && o->command->one != list_one)
         return (o->step = whole(value)) >= 0;
     if (strcmp(name, "--out") == 0 && is_export)
@@ -465,27 +248,35 @@ static bool read_option(struct options *o, const char *name, const char *value)
     return false;
 }
 
-static bool read_options(struct options *o, int argc, char **argv)
+static bool read_options(struct ckpt_options *o, int argc, char **argv)
 {
-    *o = (struct options){.step = -1, .dtype = -1, .file_bytes = 5000000000};
+    *o = (struct ckpt_options){
+        .step = -1, .dtype = -1, .file_bytes = 5000000000};
     if (argc < 3 || argv[2][0] == '-')
         return false;
     o->dir = argv[2];
     for (int i = 0; i < COMMANDS; i++)
         if (strcmp(commands[i].name, argv[1]) == 0)
             o->command = &commands[i];
-    for (int i = 3; o->command && i < argc; i += 2)
-        if (i + 1 == argc || !read_option(o, argv[i], argv[i + 1])) {
+    for (int i = 3; o->command && i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (strcmp(argv[i], "--adapter") == 0 &&
+            o->command->run == ckpt_export) {
+            o->adapter = true;
+        } else if (value && read_option(o, argv[i], value)) {
+            i++;
+        } else {
             fprintf(stderr, "ckpt: %s %s: not understood\n", argv[i],
-                    i + 1 < argc ? argv[i + 1] : "");
+                    value ? value : "");
             return false;
         }
-    return o->command && (o->out || o->command->run != export);
+    }
+    return o->command && (o->out || o->command->run != ckpt_export);
 }
 
 int main(int argc, char **argv)
 {
-    struct options o;
+    struct ckpt_options o;
     struct iz_coll *coll = NULL;
     if (argc == 2 && strcmp(argv[1], "--help") == 0) {
         usage(stdout);

@@ -144,7 +144,9 @@ static void export_part(struct iz_engine *e, int u, bool frozen,
         n = min64(p.end - i, IZ_HF_PIECE);
         iz_access_get(e, u, p.array, i, buf, n);
         if (trained)
-            iz_lora_merge(e->model, u, frozen, trained, i, buf, n);
+            iz_lora_merge(e->model, u, frozen,
+                          trained + iz_lora_first(&e->model->unit[u]), i, buf,
+                          n);
         iz_hf_write(w, u, p.at + i, buf, n);
         iz_progress_add(progress, 4 * n);
     }

@@ -132,13 +132,26 @@ static struct aim part_of(const struct iz_hf_map *map, int tensor, bool out_in)
                         .outputs = out_in ? t->rows : t->cols};
 }
 
-/* Where adapters are wanted: by patterns, or by a file that has them. */
+/* Where adapters are wanted: by patterns, by a file that has them, or by what
+ * parameters there are. */
 struct wish {
     struct targets t;
-    const struct iz_st *file; /* NULL: by patterns */
+    const struct iz_st *file; /* or NULL, and: */
+    bool (*has)(const void *arg, const char *name);
+    const void *arg;
     struct iz_hf_map map;
     int rank;
+    double alpha;
 };
+
+/* Not of one by a file. */
+static bool is_wanted(struct wish *w, const char *name)
+{
+    char a[IZ_HF_NAME];
+    if (!w->has)
+        return is_target(&w->t, name);
+    return iz_lora_name(a, sizeof(a), "", name, 'A') && w->has(w->arg, a);
+}
 
 /* The matrix a of a published tensor; NULL: the file has none. */
 static const struct iz_st_tensor *in_file(const struct wish *w, int tensor)
@@ -166,9 +179,9 @@ static bool alike(const struct wish *w, int first, int n)
 
 static bool is_part(struct wish *w, int tensor)
 {
-    return w->file ? in_file(w, tensor) != NULL
-                   : is_target(&w->t,
-                               iz_hf_bare(&w->map, w->map.tensor[tensor].name));
+    return w->file
+               ? in_file(w, tensor) != NULL
+               : is_wanted(w, iz_hf_bare(&w->map, w->map.tensor[tensor].name));
 }
 
 static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
@@ -177,7 +190,7 @@ static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
     struct aim whole = {u->param[i].name, i, out_in, 0,
                         out_in ? u->param[i].rows : u->param[i].cols};
     int first, n = tensors_of(&w->map, unit, i, &first), err = 0;
-    if (w->file ? alike(w, first, n) : is_target(&w->t, u->param[i].name))
+    if (w->file ? alike(w, first, n) : is_wanted(w, u->param[i].name))
         return add_adapter(u, &whole, w->rank);
     for (int k = first; k < first + n && n > 1 && !err; k++)
         if (is_part(w, k)) {
@@ -220,19 +233,17 @@ static int check_found(const struct iz_model *m, const struct targets *t,
     return 0;
 }
 
-static int lora_apply(struct iz_model *m, const struct iz_config *c,
-                      struct wish *w, FILE *err)
+static int lora_apply(struct iz_model *m, struct wish *w, FILE *err)
 {
     int status = 0;
     for (int u = 0; u < m->n_units && !status; u++) {
         status = add_adapters(m, u, w);
         if (status)
-            iz_refuse(err, "lora.targets: %s: adapters of %s: %s",
-                      c->lora.targets, m->unit[u].name,
+            iz_refuse(err, "lora.targets: adapters of %s: %s", m->unit[u].name,
                       status == -ENAMETOOLONG ? "a name becomes too long"
                                               : strerror(-status));
     }
-    m->adapter_scale = (float)(c->lora.alpha / c->lora.rank);
+    m->adapter_scale = (float)(w->alpha / w->rank);
     return status ? status : check_found(m, &w->t, err);
 }
 
@@ -242,7 +253,7 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
     const struct iz_lora_config *l = &c->lora;
     bool from_file = l->import[0] && !l->targets[strspn(l->targets, " ,")];
     char path[IZ_PATH_MAX + 64];
-    struct wish w = {.rank = l->rank};
+    struct wish w = {.rank = l->rank, .alpha = l->alpha};
     struct iz_st file = {.fd = -1};
     if (l->rank == 0)
         return 0;
@@ -258,8 +269,21 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
         w.file = &file;
     }
     if (!status)
-        status = lora_apply(m, c, &w, err);
+        status = lora_apply(m, &w, err);
     iz_st_close(&file);
+    iz_hf_map_close(&w.map);
+    return status;
+}
+
+int iz_lora_restore(struct iz_model *m, int rank, double alpha,
+                    const struct iz_hf *hf,
+                    bool (*has)(const void *arg, const char *name),
+                    const void *arg)
+{
+    struct wish w = {.has = has, .arg = arg, .rank = rank, .alpha = alpha};
+    int status = iz_hf_map_open(&w.map, hf, m);
+    if (!status)
+        status = lora_apply(m, &w, stderr);
     iz_hf_map_close(&w.map);
     return status;
 }
@@ -305,10 +329,19 @@ static void merge_range(const struct merge *g, int64_t at, int64_t first,
     }
 }
 
+int64_t iz_lora_first(const struct iz_unit *u)
+{
+    int64_t n = iz_unit_elems(u, false);
+    for (int i = iz_unit_base(u); i < u->n_params; i++)
+        n -= u->param[i].rows * u->param[i].cols;
+    return n;
+}
+
 void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
-                   const float *trained, int64_t first, float *in, int64_t n)
+                   const float *adapters, int64_t first, float *in, int64_t n)
 {
     const struct iz_unit *u = &m->unit[unit];
+    int64_t start = iz_lora_first(u);
     int64_t *offset = calloc((size_t)u->n_params + 1, sizeof(*offset));
     if (!offset)
         iz_die("merging adapters: out of memory");
@@ -318,8 +351,8 @@ void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
         struct merge g = {.w = &u->param[a->adapts],
                           .a = a,
                           .b = a + 1,
-                          .av = trained + offset[i],
-                          .bv = trained + offset[i + 1],
+                          .av = adapters + (offset[i] - start),
+                          .bv = adapters + (offset[i + 1] - start),
                           .scale = m->adapter_scale};
         if (g.w->frozen == frozen)
             merge_range(&g, offset[a->adapts], first, in, n);

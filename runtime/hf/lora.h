@@ -16,6 +16,13 @@
 int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
                   const struct iz_hf *hf, FILE *err);
 
+/* The adapters that a checkpoint has: has(arg, name) says whether there is a
+ * parameter of that name.  Negative errno, -EINVAL with the reason printed. */
+int iz_lora_restore(struct iz_model *m, int rank, double alpha,
+                    const struct iz_hf *hf,
+                    bool (*has)(const void *arg, const char *name),
+                    const void *arg);
+
 /* "HEADh.0.attn.c_attn.lora_A.weight" for "h.0.attn.c_attn.weight"; false: it
  * does not fit. */
 bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
@@ -25,8 +32,12 @@ bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
 #define IZ_LORA_FILE "adapter_model.safetensors"
 #define IZ_LORA_HEAD "base_model.model."
 
+/* Where the adapters, all of them trained, begin among the unit's trained
+ * parameters, which they end. */
+int64_t iz_lora_first(const struct iz_unit *u);
+
 /* w += scale b a in a part of a unit's parameters: `in` holds the n elements
  * from `first` on of the array that the weights of `frozen` lie in, end to end.
- * trained: all trained parameters of the unit. */
+ * adapters: of the unit, all of them. */
 void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
-                   const float *trained, int64_t first, float *in, int64_t n);
+                   const float *adapters, int64_t first, float *in, int64_t n);

@@ -150,9 +150,49 @@ def test_a_run_with_adapters_is_continued(place):
     run.refused(r, "lora_alpha")
     r = place.launch(1, {"run.steps": 4}, ["--resume"], output=out)
     run.refused(r, "lora_rank")
-    assert "adapters" in ckpt("export", out, "--out", place.folder / "x", rc=1).err
     r = place.good(1, c, ["--resume"], output=out)
     assert r.numbers == whole.numbers
+
+
+def files(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize("ranks,changes", (
+    (1, {**LORA, "run.slices": 2}),
+    (2, {**SOME, "bf16.enabled": True, "zero_optimization.stage": 3}),
+    (1, {**LORA, "parameters": [{"match": "h.3.ln_1.*", "frozen": False}]})))
+def test_the_tool_exports_what_the_run_does(ranks, changes, place):
+    """Merged, and where nothing else is trained the adapters alone."""
+    base = place.folder / "base"
+    hf.write(base, hf.gpt2_tensors(run.MODEL, "F32"), hf.gpt2_config(run.MODEL))
+    for kind in ("merged", "adapter"):
+        if kind == "adapter" and "parameters" in changes:
+            r = ckpt("export", out, "--out", place.folder / "x", "--adapter", rc=1)
+            assert "h.3.ln_1.weight is trained" in r.err
+            continue
+        out, ours = place.folder / f"run-{kind}", place.folder / kind
+        place.good(ranks, {**changes, "run.save": True, "lora.export": kind,
+                           "model.import": str(base), "run.export": str(ours)},
+                   output=out)
+        ckpt("export", out, "--out", place.folder / f"tool-{kind}",
+             *(["--adapter"] if kind == "adapter" else []))
+        assert files(place.folder / f"tool-{kind}") == files(ours)
+
+
+@pytest.mark.single
+def test_the_tool_exports_adapters_of_parts(place):
+    """Of stacked weights, and refuses them where there are none."""
+    parts = {"lora": {"rank": RANK, "alpha": ALPHA, "targets": "q_proj, *gate_up*"},
+             "run.save": True, "lora.export": "adapter"}
+    out, ours = place.folder / "run", place.folder / "ours"
+    llama(place)
+    place.good(1, {**parts, "run.export": str(ours)}, output=out)
+    ckpt("export", out, "--out", place.folder / "tool", "--adapter")
+    assert files(place.folder / "tool") == files(ours)
+    plain = place.good(1, {"run.save": True})
+    r = ckpt("export", plain.output, "--out", place.folder / "x", "--adapter", rc=1)
+    assert "no adapters" in r.err
 
 
 # ---- the layout of PEFT ----

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the program `ckpt` share: a checkpoint as its own index
+ * describes it, and what the command line says. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "runtime/ckpt/ckpt.h"
+#include "runtime/comm/coll.h"
+
+struct ckpt_options {
+    const struct command *command;
+    const char *dir, *out;
+    int64_t step; /* -1: the newest */
+    int dtype;    /* -1: that of the run */
+    int64_t file_bytes;
+    bool adapter; /* alone */
+};
+
+struct checkpoint {
+    int64_t step;
+    char path[IZ_CKPT_PATH];
+    struct iz_ckpt_index *index;
+    struct iz_ckpt k;
+    char *model_text;
+};
+
+/* The step that was asked for, or the newest.  Negative errno with the reason
+ * printed, here and below. */
+int64_t checkpoint_step(const struct ckpt_options *o);
+
+int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step);
+void checkpoint_close(struct checkpoint *c);
+
+/* The weights of the checkpoint as a folder in the layout of Hugging Face. */
+int ckpt_export(const struct ckpt_options *o, struct iz_coll *coll);

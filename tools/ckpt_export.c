@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The weights of a checkpoint, and adapters merged into them or alone, as a
+ * folder in the layout of Hugging Face. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/base/int64.h"
+#include "runtime/base/json.h"
+#include "runtime/ckpt/engine_parts.h"
+#include "runtime/config/imported.h"
+#include "runtime/config/peft.h"
+#include "runtime/config/published.h"
+#include "runtime/hf/adapter.h"
+#include "runtime/hf/lora.h"
+#include "runtime/hf/tensors.h"
+#include "runtime/run/run.h"
+#include "tools/ckpt.h"
+
+#include "programs.h" /* of all models; the build writes it */
+
+enum { PROGRAMS = sizeof(programs) / sizeof(programs[0]) };
+
+/* The weights of a unit on their way out: those of an array, which in the
+ * unit's parameters end to end begin at `at`.  adapters: to be merged, NULL:
+ * none; buf: for that, of a block. */
+struct stream {
+    const struct iz_model *m;
+    struct iz_hf_writer *w;
+    int unit;
+    bool frozen;
+    int64_t at;
+    float *adapters, *buf;
+};
+
+static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
+{
+    const struct stream *s = arg;
+    if (s->adapters) {
+        memcpy(s->buf, in, (size_t)n * sizeof(*in));
+        iz_lora_merge(s->m, s->unit, s->frozen, s->adapters, from, s->buf, n);
+        in = s->buf;
+    }
+    iz_hf_write(s->w, s->unit, s->at + from, in, n);
+}
+
+static void keep_adapters(void *arg, int64_t from, const float *in, int64_t n)
+{
+    const struct stream *s = arg;
+    const struct iz_unit *u = &s->m->unit[s->unit];
+    int64_t first = iz_lora_first(u), at = max64(from, first);
+    int64_t end = min64(from + n, iz_unit_elems(u, false));
+    if (at < end)
+        memcpy(s->adapters + (at - first), in + (at - from),
+               (size_t)(end - at) * sizeof(*in));
+}
+
+/* Only master weights are read, of what is trained or, `all`, also of what is
+ * frozen: `put` gets those of array n for s[n], n < 2 * units. */
+static void set_streams(struct checkpoint *c, const struct iz_model *m,
+                        void (*put)(void *, int64_t, const float *, int64_t),
+                        bool all, struct stream *s)
+{
+    for (int i = 0; i < c->k.n_parts; i++)
+        c->k.part[i].count = 0;
+    for (int n = 0; n < 2 * m->n_units; n += all ? 1 : 2) {
+        char name[64];
+        snprintf(name, sizeof(name), "%s%s/master", m->unit[n / 2].name,
+                 n % 2 ? ".frozen" : "");
+        for (int i = 0; i < c->k.n_parts; i++)
+            if (strcmp(c->k.part[i].name, name) == 0) {
+                c->k.part[i].count = c->k.part[i].total;
+                c->k.part[i].put = put;
+                c->k.part[i].arg = &s[n];
+            }
+    }
+}
+
+static void streams_close(struct stream *s, const struct iz_model *m)
+{
+    for (int n = 0; s && n < 2 * m->n_units; n += 2)
+        free(s[n].adapters);
+    free(s ? s->buf : NULL);
+    free(s);
+}
+
+/* Before the writer is there; the adapters have been read if they are to be
+ * merged. */
+static int streams_open(struct stream **out, struct checkpoint *c,
+                        const struct iz_model *m, bool merge,
+                        struct iz_coll *coll)
+{
+    struct stream *s = *out = calloc(2 * (size_t)m->n_units, sizeof(*s));
+    float *buf = malloc(IZ_CKPT_BLOCK * sizeof(*buf));
+    bool ok = s && buf, any = false;
+    if (!s) {
+        free(buf);
+        return -ENOMEM;
+    }
+    for (int n = 0; n < 2 * m->n_units; n++) {
+        const struct iz_unit *u = &m->unit[n / 2];
+        int64_t trained = iz_unit_elems(u, false);
+        s[n] = (struct stream){.m = m,
+                               .unit = n / 2,
+                               .frozen = n % 2,
+                               .at = n % 2 ? trained : 0,
+                               .buf = buf};
+        if (!merge || !u->n_adapters)
+            continue;
+        any = true;
+        s[n].adapters =
+            n % 2 ? s[n - 1].adapters
+                  : malloc((size_t)(trained - iz_lora_first(u)) * sizeof(*buf));
+        ok = ok && s[n].adapters;
+    }
+    if (!ok)
+        return -ENOMEM;
+    set_streams(c, m, keep_adapters, false, s);
+    return any ? iz_ckpt_load(&c->k, c->step, coll) : 0;
+}
+
+/* What the index says of a parameter: whether it was frozen. */
+static bool was_frozen(const struct iz_ckpt *k, const char *unit,
+                       const char *param)
+{
+    int i = 0;
+    while (i < k->n_names && strcmp(k->names[i].name, param) != 0)
+        i++;
+    return i < k->n_names && strcmp(k->names[i].array, unit) != 0;
+}
+
+/* The parameters that the model has, in place of those of the index: the load
+ * compares them. */
+static int set_names(struct checkpoint *c, struct iz_model *m)
+{
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < m->unit[u].n_params; i++) {
+            struct iz_param *p = &m->unit[u].param[i];
+            p->frozen = was_frozen(&c->k, m->unit[u].name, p->name);
+        }
+    free((void *)(uintptr_t)c->k.names);
+    c->k.names = iz_parts_names(m, &c->k.n_names);
+    return c->k.names ? 0 : -ENOMEM;
+}
+
+static const struct iz_program *find_program(const struct checkpoint *c)
+{
+    const char *name =
+        iz_json_text_of(json_object_get(c->index->root, "model"), "name");
+    for (int i = 0; i < PROGRAMS; i++)
+        if (strcmp(programs[i]->name, name) == 0 && programs[i]->section.hf)
+            return programs[i];
+    fprintf(stderr, "ckpt: %s: a model \"%s\" cannot be exported\n", c->path,
+            name);
+    return NULL;
+}
+
+/* The section "model" of the index as overrides of a config. */
+static int read_shape(const struct checkpoint *c, const struct iz_program *p)
+{
+    const json_t *model = json_object_get(c->index->root, "model");
+    char **set = calloc((size_t)iz_json_count(model) + 1, sizeof(*set));
+    char batch[] = "train_batch_size=1";
+    const char *key = NULL;
+    struct iz_config config;
+    int n = 0, err;
+    if (!set)
+        return -ENOMEM;
+    set[n++] = batch;
+    while ((key = iz_json_key(model, key))) {
+        char *value = iz_json_dump(json_object_get(model, key));
+        size_t bytes = strlen(key) + (value ? strlen(value) : 0) + 16;
+        bool shape = strcmp(key, "name") != 0 && strncmp(key, "lora_", 5) != 0;
+        if (value && shape && (set[n] = malloc(bytes)))
+            snprintf(set[n++], bytes, "model.%s=%s", key, value);
+        free(value);
+    }
+    err = iz_config_read(&config, &p->section, NULL, set, n, 1, NULL, stderr);
+    while (--n > 0)
+        free(set[n]);
+    free(set);
+    return err;
+}
+
+static bool is_enabled(const json_t *config, const char *section)
+{
+    return json_is_true(
+        json_object_get(json_object_get(config, section), "enabled"));
+}
+
+/* The type of the parameters of the run that wrote `config`. */
+static enum iz_dtype run_dtype(const json_t *config)
+{
+    if (is_enabled(config, "fp16"))
+        return IZ_F16;
+    return is_enabled(config, "bf16") ? IZ_BF16 : IZ_F32;
+}
+
+static bool has_name(const void *arg, const char *name)
+{
+    const struct iz_ckpt *k = arg;
+    int i = 0;
+    while (i < k->n_names && strcmp(k->names[i].name, name) != 0)
+        i++;
+    return i < k->n_names;
+}
+
+/* The adapters that the checkpoint has, and in *l what its index says of all.
+ */
+static int add_adapters(const struct checkpoint *c, const struct iz_program *p,
+                        struct iz_model *m, struct iz_lora_config *l)
+{
+    const json_t *model = json_object_get(c->index->root, "model");
+    l->rank = (int)max64(iz_json_count_of(model, "lora_rank"), 0);
+    l->alpha = json_number_value(json_object_get(model, "lora_alpha"));
+    return l->rank ? iz_lora_restore(m, l->rank, l->alpha, p->section.hf,
+                                     has_name, &c->k)
+                   : 0;
+}
+
+/* What is written: the model with its adapters merged, or these alone. */
+static int open_order(struct iz_hf_order *order, struct iz_hf_map *map,
+                      char **text, const struct ckpt_options *o,
+                      const struct iz_program *p, const struct iz_model *m,
+                      const struct iz_config *like_run)
+{
+    int err = iz_adapter_check_trained(m);
+    if (err)
+        return err;
+    if (o->adapter) {
+        order->file_bytes = INT64_MAX;
+        order->file = IZ_LORA_FILE;
+        order->config_file = IZ_PEFT_CONFIG;
+        err = iz_adapter_open(map, text, p->section.hf, m, like_run);
+    } else {
+        err = iz_hf_map_open(map, p->section.hf, m);
+        *text = err ? NULL
+                    : iz_published_text(&p->section, m->self, order->type,
+                                        order->like);
+        err = err || *text ? err : -EINVAL;
+    }
+    order->config = *text;
+    return err;
+}
+
+static int export_model(const struct ckpt_options *o, struct checkpoint *c,
+                        const struct iz_program *p, struct iz_model *m,
+                        struct iz_coll *coll)
+{
+    char path[IZ_PATH_MAX + 32], like[IZ_PATH_MAX + 32] = "";
+    json_t *config; /* the run's effective one; NULL: not there */
+    struct iz_config run = {0};
+    struct iz_hf_map map = {0};
+    struct iz_hf_order order = {.folder = o->out,
+                                .map = &map,
+                                .file_bytes = o->file_bytes,
+                                .file = IZ_HF_SINGLE,
+                                .config_file = IZ_PUBLISHED_CONFIG,
+                                .like = like};
+    char *text = NULL;
+    struct stream *s = NULL;
+    struct iz_hf_writer *w;
+    int err = add_adapters(c, p, m, &run.lora);
+    if (!err && o->adapter && !run.lora.rank)
+        err = iz_refuse(stderr, "ckpt: --adapter: %s has no adapters", c->path);
+    if (!err)
+        err = set_names(c, m);
+    snprintf(path, sizeof(path), "%s/config.json", o->dir);
+    config = iz_json_read(path, NULL);
+    snprintf(run.import, sizeof(run.import), "%s",
+             iz_json_text_of(json_object_get(config, "model"), "import"));
+    order.type = o->dtype >= 0 ? (enum iz_dtype)o->dtype : run_dtype(config);
+    if (!err && !o->adapter)
+        err = iz_imported_find(like, sizeof(like), o->dir, run.import);
+    if (!err)
+        err = open_order(&order, &map, &text, o, p, m, &run);
+    if (!err)
+        err = streams_open(&s, c, m, !o->adapter, coll);
+    if (!err)
+        err = iz_hf_write_open(&w, &order, coll);
+    if (!err) {
+        for (int n = 0; n < 2 * m->n_units; n++)
+            s[n].w = w;
+        set_streams(c, m, pass_on, !o->adapter, s);
+        err = iz_ckpt_load(&c->k, c->step, coll);
+        err = iz_hf_write_close(&w, err);
+    }
+    streams_close(s, m);
+    free(text);
+    iz_hf_map_close(&map);
+    json_decref(config);
+    if (err)
+        return err;
+    printf("step %" PRId64 " is in %s as %s\n", c->step, o->out,
+           iz_dtype_name(order.type));
+    iz_imported_tell(o->out);
+    return 0;
+}
+
+int ckpt_export(const struct ckpt_options *o, struct iz_coll *coll)
+{
+    struct iz_model *m = NULL;
+    struct checkpoint c;
+    int64_t step = checkpoint_step(o);
+    int err = step < 0 ? (int)step : checkpoint_open(&c, o->dir, step);
+    if (err)
+        return err;
+    const struct iz_program *p = find_program(&c);
+    err = p ? read_shape(&c, p) : -EINVAL;
+    if (!err)
+        err = p->open(&m, p->section.target);
+    if (!err)
+        err = export_model(o, &c, p, m, coll);
+    iz_model_close(&m);
+    checkpoint_close(&c);
+    return err;
+}
