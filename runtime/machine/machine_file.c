@@ -275,6 +275,32 @@ static struct iz_rate network(const struct iz_machine *m, double bytes_per_s,
                             .latency_s = seconds(m->message_ns) * messages};
 }
 
+int iz_machine_check(const struct iz_machine *m, const struct iz_plan *p,
+                     FILE *err)
+{
+    int near = iz_machine_ranks(m, p->ranks);
+    bool gpu = p->target.gpu;
+    const struct {
+        const char *key, *use;
+        bool used;
+        int64_t bytes_per_s;
+    } rate[] = {
+        {"peer_bytes_per_s", "ranks of a node exchange bytes", near > 1,
+         m->peer_bytes_per_s},
+        {"node_bytes_per_s", "the ranks are on several nodes", near < p->ranks,
+         m->node_bytes_per_s},
+        {"disk_bytes_per_s", "the plan has bytes on nvme",
+         iz_bytes_tier(&p->bytes, IZ_TIER_NVME) > 0, m->disk_bytes_per_s},
+        {"up_bytes_per_s", "there is a GPU", gpu, m->up_bytes_per_s},
+        {"down_bytes_per_s", "there is a GPU", gpu, m->down_bytes_per_s},
+    };
+    for (size_t i = 0; i < sizeof(rate) / sizeof(rate[0]); i++)
+        if (rate[i].used && rate[i].bytes_per_s <= 0)
+            return iz_refuse(err, "--machine: %s: %s is 0, and %s", m->name,
+                             rate[i].key, rate[i].use);
+    return 0;
+}
+
 /* A worker of the host has what its core gets of the memory, and all busy ones
  * share what the host gives.  Where all cores get more than core_bytes_per_s of
  * it, one alone does so too. */

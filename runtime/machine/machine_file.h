@@ -44,6 +44,9 @@ int iz_machine_ranks(const struct iz_machine *m, int ranks);
 int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
                       const struct iz_config *c, int ranks, FILE *err);
 struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks);
+/* Refuses a machine without a rate that a run of this plan needs. */
+int iz_machine_check(const struct iz_machine *m, const struct iz_plan *p,
+                     FILE *err);
 /* What one worker of each place of a rank does. */
 void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
                       struct iz_rate rate[IZ_RATES]);

@@ -79,6 +79,8 @@ static int prepare(struct simulation *s)
     limit.tables &= !s->c.run.device_memory_limit_bytes;
     iz_plan_choose(&s->c, s->model, s->ranks, 0, &t, &limit, NULL, NULL);
     r = iz_plan_make(&s->plan, &s->c, s->model, s->ranks, 0, &t);
+    if (!r)
+        r = iz_machine_check(&s->machine, &s->plan, stderr);
     return r ? r : iz_plan_fit(&s->plan, &s->c, s->model, &limit, stderr);
 }
 

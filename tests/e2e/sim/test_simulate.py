@@ -147,6 +147,8 @@ def test_a_barrier_before_the_optimizer_costs_its_time(simulate, offload):
     assert s["step_s"] < offload["step_s"] + 0.1 * alone_s
 
 
+NVME = ("zero_optimization.offload_optimizer.device=nvme",
+        "zero_optimization.offload_optimizer.nvme_path=/none")
 SMALL = ("model.layers=6", "model.width=1024", "model.heads=16",
          "model.vocab=8192", "run.device_memory_limit_bytes=0",
          "run.workers=4")
@@ -316,9 +318,14 @@ RATIO = "zero_optimization.offload_optimizer.ratio="
     ({"gpu_bytes": None, "gpu_byte": 1}, (),
      ["gpu_bytes: is missing", "gpu_byte: unknown key"]),
     (BARE, (RATIO + "0.5",),
-     ["offload_optimizer.ratio: 0.5 leaves chunks to a GPU"])])
+     ["offload_optimizer.ratio: 0.5 leaves chunks to a GPU"]),
+    ({"peer_bytes_per_s": 0}, (), ["peer_bytes_per_s is 0"]),
+    ({"gpus": 1, "node_bytes_per_s": 0}, (), ["node_bytes_per_s is 0"]),
+    ({"up_bytes_per_s": 0}, (), ["up_bytes_per_s is 0"]),
+    ({"disk_bytes_per_s": 0}, NVME, ["disk_bytes_per_s is 0"])])
 def test_what_a_machine_lacks_is_refused(changes, sets, words, simulate, tmp_path):
-    r = simulate(*SMALL, *sets, machine=machine(tmp_path, **changes), refused=True)
+    r = simulate(*SMALL, *sets, "train_micro_batch_size_per_gpu=4", ranks=2,
+                 machine=machine(tmp_path, **changes), refused=True)
     assert all(w in r.stderr for w in words), r.stderr
 
 
