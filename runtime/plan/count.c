@@ -184,12 +184,16 @@ int64_t iz_plan_boundary_room(const struct iz_plan *p)
     return iz_dtype_bytes(p->target.act) * p->act.boundary_elems;
 }
 
+int64_t iz_plan_boundary_at(const struct iz_plan *p, int track, int unit)
+{
+    return (track * (int64_t)(p->n_units - 2) + unit) *
+           iz_plan_boundary_room(p);
+}
+
 int64_t iz_plan_boundary_file(const struct iz_plan *p)
 {
     bool file = p->act.boundary_home == IZ_HOME_NVME;
-    return file ? p->tracks * (int64_t)(p->n_units - 2) *
-                      iz_plan_boundary_room(p)
-                : 0;
+    return file ? iz_plan_boundary_at(p, p->tracks, 0) : 0;
 }
 
 /* One of each unit and a gradient, per track.  Elsewhere all but the last,

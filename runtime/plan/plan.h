@@ -325,6 +325,7 @@ int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
 /* Of the largest one, and of each in a file: there they lie by track, then by
  * unit, but for the last unit with an output. */
 int64_t iz_plan_boundary_room(const struct iz_plan *p);
+int64_t iz_plan_boundary_at(const struct iz_plan *p, int track, int unit);
 int64_t iz_plan_boundary_file(const struct iz_plan *p);
 /* Whether a contribution comes from a GPU straight into the host's accumulator:
  * nothing is to be added and the type is right. */

@@ -59,12 +59,10 @@ static void boundary_io(struct iz_engine *e, bool back, int unit, int track,
                         starpu_data_handle_t host, starpu_data_handle_t token)
 {
     enum { BEFORE_UPDATES = 1 }; /* in the order of submission */
-    int64_t bytes = iz_plan_boundary_room(&e->plan);
-    struct iz_io a = {
-        .file = e->file.boundary,
-        .offset = (track * (int64_t)(e->plan.n_units - 2) + unit) * bytes,
-        .bytes = bytes,
-        .urgency = BEFORE_UPDATES};
+    struct iz_io a = {.file = e->file.boundary,
+                      .offset = iz_plan_boundary_at(&e->plan, track, unit),
+                      .bytes = iz_plan_boundary_room(&e->plan),
+                      .urgency = BEFORE_UPDATES};
     iz_disk_io(e, back ? IZ_LOAD : IZ_STORE, unit, host,
                back ? STARPU_W : STARPU_R, token, a);
 }
