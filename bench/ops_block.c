@@ -91,6 +91,7 @@ static const struct op {
     {"attention", .call = ATTENTION},
     {"attention by cuDNN", ATTENTION, .cudnn = true},
     {"attention backward", .call = ATTENTION_BWD},
+    {"... by cuDNN", ATTENTION_BWD, .cudnn = true},
     {"c_proj [C,C]", PRODUCT, .in = 1, .out = 1},
     {"c_proj da", PRODUCT_DA, .in = 1, .out = 1},
     {"c_proj dw", PRODUCT_DW, .in = 1, .out = 1},
@@ -231,7 +232,7 @@ static void run_op(void *arg, int i)
 {
     struct job *j = arg;
     j->x.fused_db = j->op->fused_db;
-    j->x.cudnn = j->op->cudnn;
+    j->x.cudnn = j->x.cudnn_bwd = j->op->cudnn;
     call_op(j, j->op, &j->t[i % j->sets]);
 }
 
@@ -291,7 +292,8 @@ static bool left_out(struct job *j)
     if (!j->op->cudnn)
         return false;
     asking.ask = &why;
-    if (!iz_cudnn_missing() && iz_attention_ask_cudnn(&asking, &a))
+    if (!iz_cudnn_missing() &&
+        iz_attention_ask_cudnn(&asking, &a, j->op->call == ATTENTION_BWD))
         return false;
     if (why.why[0])
         fprintf(stderr, "left out: %s: %s\n", j->op->name, why.why);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention's forward through cuDNN.  The library is loaded at the first
+/* Attention through cuDNN.  The library is loaded at the first
  * use, so a program that was built with cuDNN also runs on machines without it.
  */
 #pragma once
@@ -16,7 +16,8 @@ int iz_cudnn_open(struct iz_cudnn **out, void *stream, const char *described,
                   struct iz_refusal *why);
 void iz_cudnn_close(struct iz_cudnn **c);
 
-/* Prepares a plan for attention of this shape and type that needs no more
- * scratch than IZ_CUDNN_SCRATCH.  False, with the reason, if there is none. */
-bool iz_cudnn_plan(struct iz_cudnn *c, const struct iz_attention *a,
-                   struct iz_refusal *why);
+/* Prepares a plan for attention of this shape and type, or for its gradient,
+ * that needs no more scratch than IZ_CUDNN_SCRATCH or iz_cudnn_bwd_bytes.
+ * bytes: what it needs.  False, with the reason, if there is none. */
+bool iz_cudnn_plan(struct iz_cudnn *c, const struct iz_attention *a, bool back,
+                   int64_t *bytes, struct iz_refusal *why);

@@ -17,7 +17,8 @@ void iz_cudnn_close(struct iz_cudnn **c)
     *c = NULL;
 }
 
-bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
+bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a,
+                            bool back)
 {
     snprintf(x->ask->why, sizeof(x->ask->why), "%s", iz_cudnn_missing());
     return false;
@@ -25,6 +26,13 @@ bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
 
 void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
                             struct iz_view scratch)
+{
+    iz_die("%s", iz_cudnn_missing());
+}
+
+void iz_attention_bwd_cudnn(struct iz_exec *x, struct iz_view dqkv,
+                            struct iz_view dy, const struct iz_attention *a,
+                            struct iz_view delta, struct iz_view scratch)
 {
     iz_die("%s", iz_cudnn_missing());
 }

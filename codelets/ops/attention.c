@@ -104,11 +104,18 @@ static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
                columns_most(x));
 }
 
+/* Whether the library can, where that is asked; one refusal is enough. */
+static void cudnn_ask(struct iz_exec *x, const struct iz_attention *a,
+                      bool back)
+{
+    if (x->ask && !x->ask->why[0])
+        iz_attention_ask_cudnn(x, a, back);
+}
+
 static void cudnn_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     struct iz_view scratch = iz_work(x, IZ_U8, 1, IZ_CUDNN_SCRATCH);
-    if (x->ask && !x->ask->why[0])
-        iz_attention_ask_cudnn(x, a);
+    cudnn_ask(x, a, false);
     if (iz_runs(x, IZ_CUDA))
         iz_attention_fwd_cudnn(x, a, scratch);
 }
@@ -122,12 +129,29 @@ static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
         iz_attention_fwd_cuda(x, a, IZ_NONE);
 }
 
+/* One sample after the other, or the scratch would grow with them. */
+static void cudnn_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
+                      const struct iz_attention *a)
+{
+    int64_t bytes = iz_cudnn_bwd_bytes(a->seq, a->heads, iz_attention_keys(a),
+                                       a->o.cols / a->heads);
+    struct iz_view delta = iz_work(x, IZ_F32, a->heads, a->seq);
+    struct iz_view scratch = iz_work(x, IZ_U8, 1, bytes);
+    cudnn_ask(x, a, true);
+    if (iz_runs(x, IZ_CUDA))
+        iz_attention_bwd_cudnn(x, dqkv, dy, a, delta, scratch);
+}
+
 /* The scratch has the dy . o of every row of every head. */
 static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                      const struct iz_attention *a)
 {
-    struct iz_view delta = iz_work(x, IZ_F32, a->lse.rows, a->lse.cols);
     check_cuda(x, a);
+    if (x->cudnn_bwd) {
+        cudnn_bwd(x, dqkv, dy, a);
+        return;
+    }
+    struct iz_view delta = iz_work(x, IZ_F32, a->lse.rows, a->lse.cols);
     if (iz_runs(x, IZ_CUDA))
         iz_attention_bwd_cuda(x, dqkv, dy, a, delta);
 }

@@ -56,6 +56,7 @@ struct iz_exec {
     bool fused_db; /* on a GPU: the library sums db beside dw: to measure */
     bool bf16_products; /* on the CPU: products with bf16 weights are of bf16 */
     bool cudnn;         /* on a GPU: attention's forward is cuDNN's */
+    bool cudnn_bwd;     /* ... and its backward */
     enum iz_dtype act;  /* type of activations: fp32 on the CPU */
     int capability;     /* compute capability of the GPU, 90 for 9.0 */
     /* On a GPU: of fp32 logits that the classifier computes at a time, if a row

@@ -127,6 +127,7 @@ static void open_cuda(void *arg, int i, struct iz_exec *x)
     x->tf32 = g->config.tf32;
     x->capability = g->config.capability;
     x->cudnn = g->config.cudnn;
+    x->cudnn_bwd = g->config.cudnn_bwd;
     x->logits_bytes = g->config.logits_bytes;
     x->stream = iz_device_worker_stream();
     if (iz_cuda_open(&x->cuda))

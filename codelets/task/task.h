@@ -120,7 +120,7 @@ struct iz_graph_config {
     enum iz_dtype act;        /* type of activations */
     int capability;           /* of the GPU, and: */
     bool tf32, bf16_products; /* as in struct iz_exec */
-    bool cudnn;               /* the same, and: */
+    bool cudnn, cudnn_bwd;    /* the same, and: */
     int64_t logits_bytes;
     /* For schedulers that ask what a task costs, and for a simulation, which
      * takes the cost for the truth.  Zero: plausible rates. */

@@ -271,6 +271,7 @@ static struct iz_exec dry_like(const struct iz_exec *like)
     x.bf16_products = like->bf16_products;
     x.capability = like->capability;
     x.cudnn = like->cudnn;
+    x.cudnn_bwd = like->cudnn_bwd;
     x.logits_bytes = like->logits_bytes;
     x.rate = like->rate;
     return x;

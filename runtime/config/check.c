@@ -70,6 +70,15 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
     file->grad_accum = file->c.grad_accum = (int)g;
 }
 
+static void check_attention(struct iz_faults *f, const char *key,
+                            enum iz_attention_by by, enum iz_dtype params)
+{
+    if (by == IZ_ATTENTION_CUDNN && params == IZ_F32)
+        iz_fault(f, key,
+                 "cudnn, but parameters are fp32, which cuDNN would round: set "
+                 "bf16.enabled or fp16.enabled, or use own");
+}
+
 static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_config *c = &file->c;
@@ -97,10 +106,9 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
         iz_fault(f, "run.cpu_products",
                  "bf16, but parameters are %s; set bf16.enabled",
                  names[c->dtype]);
-    if (c->run.gpu_attention == IZ_ATTENTION_CUDNN && c->dtype == IZ_F32)
-        iz_fault(f, "run.gpu_attention",
-                 "cudnn, but parameters are fp32, which cuDNN would round: set "
-                 "bf16.enabled or fp16.enabled, or use own");
+    check_attention(f, "run.gpu_attention", c->run.gpu_attention, c->dtype);
+    check_attention(f, "run.gpu_attention_backward",
+                    c->run.gpu_attention_backward, c->dtype);
     const char *products = c->run.gpu_products;
     if (strcmp(products, "auto") != 0 && strcmp(products, "first") != 0 &&
         strcmp(products, "timed") != 0 && strncmp(products, "cublasLt ", 9))

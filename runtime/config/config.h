@@ -27,7 +27,7 @@ enum iz_order { IZ_DEPTH_FIRST, IZ_BREADTH_FIRST };
 enum iz_device_kind { IZ_DEVICE_AUTO, IZ_DEVICE_CUDA, IZ_DEVICE_CPU };
 enum iz_comm { IZ_COMM_AUTO, IZ_COMM_NCCL, IZ_COMM_MPI };
 enum iz_product_type { IZ_PRODUCTS_AUTO, IZ_PRODUCTS_F32, IZ_PRODUCTS_BF16 };
-/* Whose kernels do on a GPU what is fused: attention's forward. */
+/* Whose kernels do attention on a GPU: its forward, its backward. */
 enum iz_attention_by {
     IZ_ATTENTION_AUTO,
     IZ_ATTENTION_OWN,
@@ -119,7 +119,8 @@ struct iz_run_config {
     enum iz_host_comm host_comm;        /* between ranks of one host */
     char cpu_kernels[32];               /* codelets/ops/blas.h; "auto" */
     enum iz_product_type cpu_products;  /* with bf16 weights on a CPU */
-    enum iz_attention_by gpu_attention; /* on a GPU */
+    enum iz_attention_by gpu_attention; /* on a GPU, and: */
+    enum iz_attention_by gpu_attention_backward;
     char gpu_products[IZ_PRODUCTS_MAX]; /* "auto", "first", "timed", a list */
     int64_t gpu_logits_bytes;           /* at a time, there; 0: chosen */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */

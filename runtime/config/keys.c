@@ -331,9 +331,16 @@ const struct iz_key iz_config_keys[] = {
          "faster with it. A resumed run keeps its first choice."),
     WORD("run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn", "\"auto\"",
          "On a GPU, with 16-bit parameters: the kernel for the forward of "
-         "attention, izar's own or cuDNN's. The backward is always izar's. "
+         "attention, izar's own or cuDNN's. "
          "auto: own, because neither was timed on a GPU. A resumed run keeps "
          "its first choice, even after steps on a CPU."),
+    WORD("run.gpu_attention_backward", c.run.gpu_attention_backward,
+         "auto|own|cudnn", "\"auto\"",
+         "The same for the backward of attention. cudnn: its kernels that have "
+         "a fixed order, sample by sample; they take 2 bytes of the GPU's "
+         "memory for each score of each head, which the plan counts. auto: "
+         "own. A resumed run keeps its first choice, even after steps on a "
+         "CPU."),
     TEXT("run.gpu_products", c.run.gpu_products, "\"auto\"",
          "On a GPU: by which of cuBLASLt's algorithms products are formed. "
          "first: what the library estimates to be best. timed: the fastest of "

@@ -412,31 +412,36 @@ static int keep_logits(struct iz_config *c, const struct iz_arithmetic_for *on,
 
 /* ---- attention on a GPU ---- */
 
-int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, const char *why, bool kept)
+int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, bool back, const char *why,
+                               bool kept)
 {
-    return refuse_word(coll, "gpu_attention: cudnn", why, kept ? "own" : NULL,
-                       "; use own");
+    return refuse_word(
+        coll, back ? "gpu_attention_backward: cudnn" : "gpu_attention: cudnn",
+        why, kept ? "own" : NULL, "; use own");
 }
 
 static int choose_attention(struct iz_arithmetic *a, struct iz_config *c,
-                            const struct iz_arithmetic_for *on,
+                            bool back, const struct iz_arithmetic_for *on,
                             struct iz_coll *coll)
 {
-    enum iz_attention_by *by = &c->run.gpu_attention;
+    enum iz_attention_by *by =
+        back ? &c->run.gpu_attention_backward : &c->run.gpu_attention;
     if (*by == IZ_ATTENTION_AUTO && on->resume && c->dtype != IZ_F32) {
-        int w = kept_choice(c, coll, "gpu_attention", "own", "cudnn");
+        int w = kept_choice(c, coll,
+                            back ? "gpu_attention_backward" : "gpu_attention",
+                            "own", "cudnn");
         if (w < 0)
             return w;
         *by = (enum iz_attention_by)w;
-        a->attention_kept = *by != IZ_ATTENTION_AUTO;
+        a->attention_kept[back] = *by != IZ_ATTENTION_AUTO;
     }
     if (!on->gpu)
         return 0;
     if (*by == IZ_ATTENTION_AUTO)
         *by = IZ_ATTENTION_OWN;
     return *by == IZ_ATTENTION_CUDNN
-               ? iz_arithmetic_refuse_cudnn(coll, iz_cudnn_missing(),
-                                            a->attention_kept)
+               ? iz_arithmetic_refuse_cudnn(coll, back, iz_cudnn_missing(),
+                                            a->attention_kept[back])
                : 0;
 }
 
@@ -455,7 +460,9 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
     if (!r)
         r = choose_groups(c, on, coll);
     if (!r)
-        r = choose_attention(a, c, on, coll);
+        r = choose_attention(a, c, false, on, coll);
+    if (!r)
+        r = choose_attention(a, c, true, on, coll);
     if (!r)
         r = keep_logits(c, on, coll);
     if (!r)

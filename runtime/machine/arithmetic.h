@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of a run's arithmetic: whose kernels make products on CPUs
  * (run.cpu_kernels), products of fp32 or bf16 there (run.cpu_products), our
- * attention kernels or cuDNN's on a GPU (run.gpu_attention), how many logits
+ * attention kernels or cuDNN's on a GPU (run.gpu_attention, and
+ * run.gpu_attention_backward), how many logits
  * are computed there at a time (run.gpu_logits_bytes) and by which algorithms
  * products are formed (run.gpu_products), how many slices a
  * micro-batch is cut into (run.slices), and in which order gradients are added
@@ -14,10 +15,11 @@
 #include "runtime/config/config.h"
 
 struct iz_arithmetic {
-    bool bf16_products;  /* on CPUs; false: fp32 */
-    char note[128];      /* sentence about slow kernels; otherwise "" */
-    char why[128];       /* reason if auto chose fp32 products; otherwise "" */
-    bool attention_kept; /* run.gpu_attention is what a resumed run had */
+    bool bf16_products; /* on CPUs; false: fp32 */
+    char note[128];     /* sentence about slow kernels; otherwise "" */
+    char why[128];      /* reason if auto chose fp32 products; otherwise "" */
+    /* run.gpu_attention, and ..._backward, is what a resumed run had */
+    bool attention_kept[2];
 };
 
 /* What the choice is for. */
@@ -46,8 +48,8 @@ bool iz_arithmetic_is_list(const char *products);
 /* Refuses such a list, as below. */
 int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why);
 
-/* Refuses cuDNN's attention if any rank has a reason `why` against it (NULL:
- * none).  Collective; negative errno with the reason printed by one
- * rank. */
-int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, const char *why,
+/* Refuses cuDNN's attention, or its backward, if any rank has a reason `why`
+ * against it (NULL: none).  Collective; negative errno with the reason printed
+ * by one rank. */
+int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, bool back, const char *why,
                                bool kept);

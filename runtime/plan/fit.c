@@ -53,6 +53,7 @@ enum change {
     BOUNDARIES_TO_CPU,
     RANKS_FIRST,
     FEW_LOGITS,
+    OWN_BACKWARD,
     DEPTH_FIRST,
     SMALL_RING,
     NO_COPIES,
@@ -83,6 +84,7 @@ static const struct {
                            true},
     [RANKS_FIRST] = {"run.sum_order=ranks_first", false},
     [FEW_LOGITS] = {"run.gpu_logits_bytes=268435456", true},
+    [OWN_BACKWARD] = {"run.gpu_attention_backward=own", true},
     [DEPTH_FIRST] = {"run.schedule=depth_first", false},
     [SMALL_RING] = {"run.ring=2", false},
     [NO_COPIES] = {"zero_optimization.zero_hpz_partition_size=1", false},
@@ -146,6 +148,9 @@ static bool apply(enum change i, struct iz_config *c, bool gpu)
     case FEW_LOGITS:
         c->run.gpu_logits_bytes = IZ_LOGITS_BYTES;
         return was.run.gpu_logits_bytes > IZ_LOGITS_BYTES;
+    case OWN_BACKWARD:
+        c->run.gpu_attention_backward = IZ_ATTENTION_OWN;
+        return was.run.gpu_attention_backward == IZ_ATTENTION_CUDNN;
     case DEPTH_FIRST:
         c->run.schedule = IZ_DEPTH_FIRST;
         return was.run.schedule != IZ_DEPTH_FIRST;
@@ -215,6 +220,8 @@ static bool make(const struct iz_plan *p, const struct iz_config *c,
 {
     struct iz_target t = p->target;
     t.bf16_products = t.bf16_products && c->run.cpu_products != IZ_PRODUCTS_F32;
+    t.cudnn_bwd =
+        t.cudnn_bwd && c->run.gpu_attention_backward == IZ_ATTENTION_CUDNN;
     return !iz_plan_make(q, c, m, p->ranks, p->rank, &t);
 }
 
@@ -351,6 +358,21 @@ static void keep_most(struct iz_plan *p, const struct iz_config *c,
         iz_plan_keep(p, m, limit);
 }
 
+/* How much of the GPU's memory cuDNN's backward wants, by another plan. */
+static void print_backward(const struct iz_plan *p, const struct iz_config *c,
+                           const struct iz_model *m, FILE *err)
+{
+    struct iz_config own = *c;
+    struct iz_plan q;
+    if (!apply(OWN_BACKWARD, &own, true) || !make(p, &own, m, &q))
+        return;
+    fprintf(err,
+            "izar: run.gpu_attention_backward: cudnn: %lld bytes of it are for "
+            "a matrix of scores of each head\n",
+            (long long)(p->act.scratch_bytes - q.act.scratch_bytes));
+    iz_plan_clear(&q);
+}
+
 int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 const struct iz_model *m, const struct iz_limits *limit,
                 FILE *err)
@@ -372,6 +394,8 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 "%.1f MiB:\n",
                 iz_mib(iz_plan_device_need(p, limit)), iz_mib(limit->device));
     iz_plan_print(p, m, err);
+    if (p->target.cudnn_bwd && iz_plan_device_need(p, limit) > limit->device)
+        print_backward(p, c, m, err);
     suggest(p, c, m, limit, err);
     return -ENOMEM;
 }

@@ -309,6 +309,7 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
                            .bf16_products = p->target.bf16_products,
                            .capability = p->target.capability,
                            .cudnn = p->target.cudnn,
+                           .cudnn_bwd = p->target.cudnn_bwd,
                            .logits_bytes = iz_plan_logits_bytes(c),
                            .rate = p->target.compute};
     for (int u = 0; u < m->n_units; u++) {
@@ -353,6 +354,10 @@ int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
     const char *key = c->dtype == IZ_BF16 ? "bf16.enabled: true"
                       : c->run.tf32       ? "run.tf32: true"
                                           : NULL;
+    const char *cudnn = target->cudnn ? "run.gpu_attention: cudnn"
+                        : target->cudnn_bwd
+                            ? "run.gpu_attention_backward: cudnn"
+                            : NULL;
     if (!divides(c->zero.hpz_partition, ranks))
         return iz_refuse(err,
                          "zero_optimization.zero_hpz_partition_size: %d: "
@@ -377,13 +382,12 @@ int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
                          "leaves chunks to a GPU, and units are computed on "
                          "the CPU: use 1.0",
                          c->zero.optimizer.ratio);
-    if (!target->gpu || have >= 80 || (!key && !target->cudnn))
+    if (!target->gpu || have >= 80 || (!key && !cudnn))
         return 0;
     return iz_refuse(err,
                      "%s: needs compute capability 8.0, the GPU has %d.%d: use "
                      "%s",
-                     key ? key : "run.gpu_attention: cudnn", have / 10,
-                     have % 10,
+                     key ? key : cudnn, have / 10, have % 10,
                      key ? "fp16.enabled or fp32, or run.device: cpu" : "own");
 }
 

@@ -100,7 +100,8 @@ struct iz_target {
     bool gpu;           /* units are computed on a GPU with memory of its own */
     bool nccl;          /* between GPUs; else collectives go through the host */
     bool bf16_products; /* products with bf16 weights on a CPU are of bf16 */
-    bool cudnn;         /* on a GPU, what cuDNN fuses is left to it */
+    bool cudnn;         /* on a GPU, attention's forward is cuDNN's */
+    bool cudnn_bwd;     /* ... and its backward */
     enum iz_dtype act;  /* type of activations */
     int capability;     /* compute capability of the GPU, 90 for 9.0 */
     int host_group;     /* what run.sum_group 0 means; 0: all ranks */

@@ -100,26 +100,29 @@ static int open_data(struct run *r)
                               val);
 }
 
-/* What the engine's tasks will want of the GPU's libraries, and why it cannot
- * be had. */
+/* What the engine's tasks will want of one of the GPU's libraries, and why it
+ * cannot be had. */
 struct library_wish {
     struct run *r;
-    bool products; /* by other algorithms than the library's first */
+    bool forward, backward; /* attention by cuDNN */
+    bool products;          /* by other algorithms than the library's first */
     struct iz_refusal refusal;
 };
 
 /* A generated text's last token comes from one sample. */
-static void ask_libraries(void *arg, int i, struct iz_exec *x)
+static void ask_library(void *arg, int i, struct iz_exec *x)
 {
     struct library_wish *w = arg;
     const struct iz_engine *e = w->r->e;
     struct iz_exec like = *x;
+    like.cudnn = w->forward;
+    like.cudnn_bwd = w->backward;
     like.asks_products = w->products;
     for (int u = 0; u < e->model->n_units; u++) {
         iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, &like,
                     &w->refusal);
-        if (e->config->run.sample_tokens > 0 && x->cudnn)
-            iz_unit_ask(e->model, u, 1, e->plan.param_type, x, &w->refusal);
+        if (e->config->run.sample_tokens > 0 && w->forward)
+            iz_unit_ask(e->model, u, 1, e->plan.param_type, &like, &w->refusal);
     }
 }
 
@@ -159,22 +162,31 @@ static int prepare_products(struct library_wish *w)
     return s;
 }
 
+/* Has cuDNN make its plans for the forward or the backward, if it is to. */
+static int prepare_attention(struct run *r, bool back)
+{
+    const struct iz_target *t = &r->e->plan.target;
+    struct library_wish w = {.r = r, .forward = !back, .backward = back};
+    if (back ? !t->cudnn_bwd : !t->cudnn)
+        return 0;
+    iz_graph_on_device(r->e->graph, ask_library, &w);
+    return iz_arithmetic_refuse_cudnn(r->coll, back,
+                                      w.refusal.why[0] ? w.refusal.why : NULL,
+                                      r->arithmetic.attention_kept[back]);
+}
+
 /* Asks the GPU's libraries for all that the plan's tasks will want of them, and
  * has them make that ready.  Collective. */
 static int prepare_libraries(struct run *r)
 {
-    struct library_wish w = {.r = r,
-                             .products =
-                                 r->gpu.device >= 0 &&
-                                 strcmp(r->c.run.gpu_products, "first") != 0};
-    bool cudnn = r->e->plan.target.cudnn;
-    if (cudnn || w.products)
-        iz_graph_on_device(r->e->graph, ask_libraries, &w);
-    int s = !cudnn ? 0
-                   : iz_arithmetic_refuse_cudnn(
-                         r->coll, w.refusal.why[0] ? w.refusal.why : NULL,
-                         r->arithmetic.attention_kept);
-    return s || !w.products ? s : prepare_products(&w);
+    struct library_wish w = {.r = r, .products = true};
+    int s = prepare_attention(r, false);
+    if (!s)
+        s = prepare_attention(r, true);
+    if (s || r->gpu.device < 0 || strcmp(r->c.run.gpu_products, "first") == 0)
+        return s;
+    iz_graph_on_device(r->e->graph, ask_library, &w);
+    return prepare_products(&w);
 }
 
 static int open_engine(struct run *r)

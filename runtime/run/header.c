@@ -88,6 +88,8 @@ static void print_place(const struct run *r)
         printf(", shared by %d ranks", p->sharing);
     if (r->e->plan.target.cudnn)
         printf("; forward of attention by cuDNN");
+    if (r->e->plan.target.cudnn_bwd)
+        printf("; backward of attention by cuDNN");
     if (r->coll->size > 1)
         printf("; collectives through %s",
                p->nccl ? "NCCL" : "MPI and pinned memory");

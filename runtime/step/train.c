@@ -207,6 +207,7 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
         .tf32 = c->run.tf32,
         .bf16_products = p->target.bf16_products,
         .cudnn = p->target.cudnn,
+        .cudnn_bwd = p->target.cudnn_bwd,
         .logits_bytes = iz_plan_logits_bytes(c),
         .comm = p->ranks > 1,
         .comm_alone = !c->zero.overlap_comm,

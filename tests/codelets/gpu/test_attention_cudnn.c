@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention whose forward is cuDNN's, on the stand-in for that library: what
- * the graph that we describe computes, where it reads and writes, and that our
- * own backward understands what it leaves, all against double precision.  And
- * which of the library's plans are taken. */
+/* Attention by cuDNN, on the stand-in for that library: what the graphs that we
+ * describe compute, where they read and write, and that our own backward
+ * understands what the forward leaves, all against double precision.  And which
+ * of the library's plans are taken. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,28 +36,50 @@ static int reset_fake(void **state)
     return fixture_seed(state);
 }
 
-/* A scene is run twice. */
-static void check(enum iz_dtype type, struct shape s, bool full)
+/* A scene is run twice; a backward is of one sample. */
+static void check(enum iz_dtype type, struct shape s, bool full, bool fwd,
+                  bool bwd)
 {
     struct attention t = attention_new(type, s, 2);
     t.full = full;
-    t.cudnn = true;
+    t.cudnn = fwd;
+    t.cudnn_bwd = bwd;
     attention_check(&t);
-    assert_int_equal(fake->runs, 2);
+    assert_int_equal(fake->runs, 2 * fwd + 2 * bwd * s.samples);
     fake->runs = 0;
     attention_free(&t);
     iz_cudnn_close(&backend.x.cuda->dnn);
 }
 
 /* Widths and groups of the models, and lengths of no round number. */
+static const struct shape shape[] = {
+    {1, 1, 1, 8, 1},   {3, 5, 2, 16, 2},   {2, 64, 3, 64, 3}, {1, 33, 2, 80, 2},
+    {2, 37, 4, 64, 1}, {1, 40, 6, 128, 2}, {1, 20, 2, 256, 1}};
+
 static void forward_and_our_backward_agree_with_double(void **state)
 {
-    static const struct shape shape[] = {{1, 1, 1, 8, 1},   {3, 5, 2, 16, 2},
-                                         {2, 64, 3, 64, 3}, {1, 33, 2, 80, 2},
-                                         {2, 37, 4, 64, 1}, {1, 40, 6, 128, 2},
-                                         {1, 20, 2, 256, 1}};
     for (int i = 0; i < 4 * COUNT(shape); i++)
-        check(i % 2 ? IZ_F16 : IZ_BF16, shape[i / 4], i / 2 % 2);
+        check(i % 2 ? IZ_F16 : IZ_BF16, shape[i / 4], i / 2 % 2, true, false);
+}
+
+/* After our forward, and after the library's. */
+static void backward_agrees_with_double(void **state)
+{
+    for (int i = 0; i < 4 * COUNT(shape); i++)
+        check(i % 2 ? IZ_F16 : IZ_BF16, shape[i / 4], i / 2 % 2, i % 3 == 0,
+              true);
+}
+
+/* As much as is planned, which the stand-in overwrites. */
+static void a_backward_has_a_matrix_of_scores_for_each_head(void **state)
+{
+    int64_t most = iz_cudnn_bwd_bytes(65, 4, 2, 16) - 256;
+    assert_int_equal(iz_cudnn_bwd_bytes(64, 3, 3, 64),
+                     2 * 3 * 64 * 128 + IZ_CUDNN_SCRATCH);
+    assert_int_equal(most, 2 * 4 * 128 * 128 + 4 * 4 * 65 * 16 +
+                               IZ_CUDNN_SCRATCH - 256);
+    fake->config[0].workspace = most;
+    check(IZ_BF16, (struct shape){2, 65, 4, 16, 2}, false, false, true);
 }
 
 static void a_plan_is_made_once_per_shape(void **state)
@@ -66,6 +88,8 @@ static void a_plan_is_made_once_per_shape(void **state)
         attention_new(IZ_BF16, (struct shape){2, 9, 2, 8, 2}, 1);
     struct attention b =
         attention_new(IZ_BF16, (struct shape){2, 9, 2, 8, 1}, 1);
+    struct attention c =
+        attention_new(IZ_BF16, (struct shape){5, 9, 2, 8, 1}, 1);
     a.cudnn = b.cudnn = true;
     for (int i = 0; i < 3; i++) {
         attention_run(&a, false);
@@ -76,13 +100,19 @@ static void a_plan_is_made_once_per_shape(void **state)
     a.full = true;
     attention_run(&a, false);
     assert_int_equal(fake->plans, 3);
+    b.cudnn_bwd = c.cudnn_bwd = true;
+    attention_run(&b, true);
+    attention_run(&c, true);
+    assert_int_equal(fake->plans, 4);
+    assert_int_equal(fake->runs, 2 * 6 + 2 + 2 * (2 + 5));
     iz_cudnn_close(&backend.x.cuda->dnn);
     attention_free(&a);
     attention_free(&b);
+    attention_free(&c);
 }
 
 /* The worker's handle and its stream. */
-static bool ask(enum iz_dtype type, struct iz_refusal *why)
+static bool ask(enum iz_dtype type, bool back, struct iz_refusal *why)
 {
     struct iz_cuda cuda = {NULL, NULL};
     struct attention t = attention_new(type, (struct shape){2, 9, 4, 16, 2}, 1);
@@ -90,13 +120,14 @@ static bool ask(enum iz_dtype type, struct iz_refusal *why)
     struct iz_view v[ATTENTION_TENSORS];
     for (int i = 0; i < ATTENTION_TENSORS; i++)
         v[i] = t.s.t[i].v;
-    t.cudnn = true;
+    t.cudnn = !back;
+    t.cudnn_bwd = back;
     x.capability = backend.x.capability;
     x.cuda = &cuda;
     x.stream = &cuda;
     x.ask = why;
     why->why[0] = 0;
-    attention_forward(&x, v, &t);
+    (back ? attention_backward : attention_forward)(&x, v, &t);
     assert_int_equal(fake->runs, 0);
     if (cuda.dnn)
         assert_ptr_equal(fake->stream, &cuda);
@@ -105,10 +136,10 @@ static bool ask(enum iz_dtype type, struct iz_refusal *why)
     return !why->why[0];
 }
 
-static void refused(enum iz_dtype type, const char *reason)
+static void refused(enum iz_dtype type, bool back, const char *reason)
 {
     struct iz_refusal why;
-    assert_false(ask(type, &why));
+    assert_false(ask(type, back, &why));
     if (!strstr(why.why, reason))
         fail_msg("it said: %s", why.why);
 }
@@ -117,36 +148,44 @@ static void refused(enum iz_dtype type, const char *reason)
 static void the_first_plan_that_will_do_is_taken(void **state)
 {
     struct iz_refusal why;
-    assert_true(ask(IZ_F16, &why));
+    assert_true(ask(IZ_F16, false, &why));
     assert_int_equal(fake->plans, 1);
     fake->configs = 3;
     fake->config[0].varies = true;
     fake->config[1].workspace = IZ_CUDNN_SCRATCH;
     fake->config[2].workspace = 0;
-    assert_true(ask(IZ_F16, &why));
+    assert_true(ask(IZ_F16, false, &why));
     fake->config[2].broken = true;
-    refused(IZ_F16, "attention of 2 samples of 9, 4 heads of 16 columns, keys "
-                    "of 2: its kernel: cuDNN 9.19.0: CUDNN_STATUS_BAD_PARAM: "
-                    "it does not compile");
+    refused(IZ_F16, false,
+            "attention of 2 samples of 9, 4 heads of 16 columns, keys "
+            "of 2: its kernel: cuDNN 9.19.0: CUDNN_STATUS_BAD_PARAM: "
+            "it does not compile");
 }
 
 static void the_chosen_plan_is_run(void **state)
 {
     fake->configs = 2;
     fake->config[0].varies = true;
-    check(IZ_BF16, (struct shape){1, 7, 1, 8, 1}, false);
+    check(IZ_BF16, (struct shape){1, 7, 1, 8, 1}, false, true, false);
     assert_int_equal(fake->chosen, 1);
 }
 
 static void what_cannot_be_is_refused(void **state)
 {
-    refused(IZ_F32, "cuDNN's attention is of bf16 and fp16");
+    refused(IZ_F32, false, "cuDNN's attention is of bf16 and fp16");
     fake->config[0].workspace = 4 * 2 * 4 * 9 * 9 + IZ_CUDNN_SCRATCH;
-    refused(IZ_BF16, "cuDNN wants 0.1 MiB beside the tensors, 63 KiB are");
+    refused(IZ_BF16, false,
+            "cuDNN wants 68128 bytes beside the tensors, 65280 are");
+    fake->config[0].workspace = iz_cudnn_bwd_bytes(9, 4, 2, 16);
+    refused(IZ_BF16, true,
+            "backward of attention of 1 samples of 9, 4 heads of 16 columns, "
+            "keys of 2: cuDNN wants 133376 bytes beside the tensors, 133120");
     fake->config[0].varies = true;
-    refused(IZ_BF16, "a second run of it may give other bits");
+    refused(IZ_BF16, false, "a second run of it may give other bits");
+    refused(IZ_BF16, true, "a second run of it may give other bits");
     fake->configs = 0;
-    refused(IZ_BF16, "cuDNN 9.19.0: CUDNN_STATUS_NOT_SUPPORTED: no engine");
+    refused(IZ_BF16, false,
+            "cuDNN 9.19.0: CUDNN_STATUS_NOT_SUPPORTED: no engine");
 }
 
 static struct attention odd;
@@ -169,6 +208,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(forward_and_our_backward_agree_with_double,
+                               reset_fake),
+        cmocka_unit_test_setup(backward_agrees_with_double, reset_fake),
+        cmocka_unit_test_setup(a_backward_has_a_matrix_of_scores_for_each_head,
                                reset_fake),
         cmocka_unit_test_setup(a_plan_is_made_once_per_shape, reset_fake),
         cmocka_unit_test_setup(the_first_plan_that_will_do_is_taken,

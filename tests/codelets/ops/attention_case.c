@@ -50,10 +50,12 @@ void attention_forward(struct iz_exec *x, const struct iz_view *v,
     iz_attention_fwd(x, &a);
 }
 
-static void attention_backward(struct iz_exec *x, const struct iz_view *v,
-                               const void *arg)
+void attention_backward(struct iz_exec *x, const struct iz_view *v,
+                        const void *arg)
 {
-    struct iz_attention a = attention_of(v, arg);
+    const struct attention *t = arg;
+    struct iz_attention a = attention_of(v, t);
+    x->cudnn_bwd = t->cudnn_bwd;
     iz_attention_bwd(x, v[DQKV], v[DY], &a);
 }
 

@@ -13,8 +13,8 @@ enum { QKV, O, LSE, DQKV, DY, ATTENTION_TENSORS };
 struct attention {
     struct scene s;
     struct shape shape;
-    bool full;  /* not causal */
-    bool cudnn; /* the forward */
+    bool full;             /* not causal */
+    bool cudnn, cudnn_bwd; /* whose kernels */
     /* What is expected of these tensors; owned, NULL until attention_double. */
     struct near *o, *lse, *dqkv;
 };
@@ -22,7 +22,7 @@ struct attention {
 /* scale: of queries, keys and values. */
 struct attention attention_new(enum iz_dtype act, struct shape s, double scale);
 void attention_free(struct attention *t);
-scene_op attention_forward;
+scene_op attention_forward, attention_backward;
 void attention_run(struct attention *t, bool backward);
 
 /* Attention and its gradient in double precision, and how far a kernel may be

@@ -14,7 +14,9 @@ struct head {
     bool last;     /* of its group */
     const double *q, *k, *v, *dy;
     struct near *o, *lse, *dq, *dk, *dv;
+    bool parts;          /* what each head adds to shared keys is rounded */
     struct near *p, *ds; /* scratch: probabilities, gradients of scores */
+    struct near *part;   /* ... and this head's dk or dv [n,d] */
     double scale;
     enum iz_dtype type;
 };
@@ -122,6 +124,20 @@ static void add(const struct head *h, struct near *out, struct near a,
     }
 }
 
+/* Adds this head's part, which is still to be multiplied by `by`. */
+static void join(const struct head *h, struct near *out, double by)
+{
+    for (int64_t i = 0; i < h->n; i++)
+        for (int64_t x = 0; x < h->d; x++) {
+            struct near *g = h->part + i * h->d + x;
+            struct near whole = {g->is * by, g->within * by};
+            out[i * h->ld + x].is += g->is;
+            out[i * h->ld + x].within +=
+                h->parts ? rounded(h, whole) / by : g->within;
+            *g = (struct near){0, 0};
+        }
+}
+
 static void finish(const struct head *h, struct near *out, double by)
 {
     for (int64_t i = 0; i < h->n; i++)
@@ -138,12 +154,17 @@ static void head_bwd(const struct head *h)
     for (int64_t i = 0; i < h->n; i++) {
         scores_grad(h, i);
         for (int64_t j = 0; j < keys_seen(h, i); j++) {
-            struct near ds = h->ds[i * h->n + j], p = h->p[i * h->n + j];
+            struct near ds = h->ds[i * h->n + j];
             add(h, h->dq + i * ld, ds, h->k + j * ld, n);
-            add(h, h->dk + j * ld, ds, h->q + i * ld, all);
-            add(h, h->dv + j * ld, p, h->dy + i * h->c, all);
+            add(h, h->part + j * h->d, ds, h->q + i * ld, all);
         }
     }
+    join(h, h->dk, h->scale);
+    for (int64_t i = 0; i < h->n; i++)
+        for (int64_t j = 0; j < keys_seen(h, i); j++)
+            add(h, h->part + j * h->d, h->p[i * h->n + j], h->dy + i * h->c,
+                all);
+    join(h, h->dv, 1);
     finish(h, h->dq, h->scale);
     if (!h->last)
         return;
@@ -189,8 +210,10 @@ void attention_double(struct attention *a)
                      .ld = t[QKV].v.cols,
                      .full = a->full,
                      .group = s->heads / s->kv_heads,
+                     .parts = a->cudnn_bwd && s->heads != s->kv_heads,
                      .p = take(s->seq * s->seq),
                      .ds = take(s->seq * s->seq),
+                     .part = take(s->seq * s->d),
                      .scale = 1 / sqrt((double)s->d),
                      .type = t[QKV].v.dtype};
     a->o = take(iz_view_len(t[O].v));
@@ -206,4 +229,5 @@ void attention_double(struct attention *a)
     }
     free(h.p);
     free(h.ds);
+    free(h.part);
 }

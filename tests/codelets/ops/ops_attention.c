@@ -29,13 +29,14 @@ static bool acts(enum iz_dtype t)
 }
 
 static void check_shape(enum iz_dtype act, struct shape s, bool full,
-                        bool cudnn)
+                        bool cudnn, bool cudnn_bwd)
 {
     if (!possible(act, &s))
         return;
     struct attention t = attention_new(act, s, 2);
     t.full = full;
     t.cudnn = cudnn;
+    t.cudnn_bwd = cudnn_bwd;
     attention_check(&t);
     attention_free(&t);
 }
@@ -44,7 +45,7 @@ static void check_shapes(const struct shape *s, int n, bool full)
 {
     for (int k = 0; k < 3 * n; k++)
         if (backend_acts(fixture_types[k % 3]))
-            check_shape(fixture_types[k % 3], s[k / 3], full, false);
+            check_shape(fixture_types[k % 3], s[k / 3], full, false, false);
 }
 
 /* Every width of a kernel, filled and not, and every length of a tile; widths
@@ -104,7 +105,8 @@ static void attention_of_all_keys_agrees(void **state)
     check_shapes(large, backend.large ? COUNT(large) : 0, true);
 }
 
-/* cuDNN's forward, whose results our backward takes. */
+/* cuDNN's forward, whose results our backward takes, and its backward, which
+ * takes those of either. */
 static void attention_by_cudnn_agrees(void **state)
 {
     static const struct shape shape[] = {
@@ -116,7 +118,11 @@ static void attention_by_cudnn_agrees(void **state)
         skip();
     for (int i = 0; i < 2 * COUNT(shape); i++)
         check_shape(backend.act(i % 2 ? IZ_F16 : IZ_BF16), shape[i / 2],
-                    i / 2 % 3 == 1, true);
+                    i / 2 % 3 == 1, true, false);
+    for (int i = 0; i < 2 * COUNT(shape); i++)
+        if (shape[i / 2].d <= 128)
+            check_shape(backend.act(i % 2 ? IZ_F16 : IZ_BF16), shape[i / 2],
+                        i / 2 % 3 == 1, i / 2 % 2, true);
 }
 
 /* Without tensor cores, and at 7.5 with less shared memory: every width and

@@ -10,7 +10,7 @@
 
 #include "codelets/flat/half.h"
 
-enum { TENSORS = 32, OPERANDS = 4 };
+enum { TENSORS = 40, OPERANDS = 4 };
 
 /* One that an operation names; p: in its type, also where it is virtual. */
 struct tensor {
@@ -42,6 +42,20 @@ static void *memory_of(const struct thing *pack, int64_t uid)
     return NULL;
 }
 
+static int64_t length(const struct tensor *x)
+{
+    return x->size[0] * x->size[1] * x->size[2] * x->size[3];
+}
+
+/* Elements from the first to the last one in memory. */
+static int64_t extent(const struct tensor *x)
+{
+    int64_t n = 1;
+    for (int i = 0; i < 4; i++)
+        n += (x->size[i] - 1) * x->stride[i];
+    return n;
+}
+
 static struct tensor *tensor_of(struct run *r, const struct thing *t)
 {
     int64_t uid = thing_int(t, CUDNN_ATTR_TENSOR_UNIQUE_ID);
@@ -57,9 +71,8 @@ static struct tensor *tensor_of(struct run *r, const struct thing *t)
            sizeof(x->stride));
     x->type = (int)thing_int(t, CUDNN_ATTR_TENSOR_DATA_TYPE);
     x->passing = thing_int(t, CUDNN_ATTR_TENSOR_IS_VIRTUAL);
-    int64_t length = x->size[0] * x->size[1] * x->size[2] * x->size[3];
     if (r->pack)
-        x->p = x->passing ? malloc((size_t)length * sizeof(float))
+        x->p = x->passing ? malloc((size_t)extent(x) * sizeof(float))
                           : memory_of(r->pack, uid);
     r->failed |= r->pack && !x->p;
     return x;
@@ -112,18 +125,24 @@ static bool step(int64_t at[4], const int64_t size[4])
 
 /* ---- operations --------------------------------------------------------- */
 
-enum kind { PRODUCT, REDUCTION, OTHER };
+enum kind { PRODUCT, REDUCTION, VIEW, OTHER };
 
 static enum kind kind_of(const struct thing *op)
 {
-    return op->kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR ? PRODUCT
-           : op->kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR
-               ? REDUCTION
-               : OTHER;
+    switch (op->kind) {
+    case CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR:
+        return PRODUCT;
+    case CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR:
+        return REDUCTION;
+    case CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR:
+        return VIEW;
+    default:
+        return OTHER;
+    }
 }
 
-/* What it names, as far as it has it: of a product A, B, of a reduction X, of
- * others X, B, T; and last the result. */
+/* What it names, as far as it has it: of a product A, B, of a reduction or a
+ * view X, of others X, B, T; and last the result. */
 static void operands(struct run *r, const struct thing *op,
                      struct tensor *v[OPERANDS])
 {
@@ -136,6 +155,10 @@ static void operands(struct run *r, const struct thing *op,
                        CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
                        CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
                        CUDNN_ATTR_OPERATION_REDUCTION_YDESC},
+        [VIEW] = {CUDNN_ATTR_OPERATION_RESHAPE_XDESC,
+                  CUDNN_ATTR_OPERATION_RESHAPE_XDESC,
+                  CUDNN_ATTR_OPERATION_RESHAPE_XDESC,
+                  CUDNN_ATTR_OPERATION_RESHAPE_YDESC},
         [OTHER] = {CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
                    CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
                    CUDNN_ATTR_OPERATION_POINTWISE_TDESC,
@@ -163,21 +186,41 @@ static void multiply(struct tensor *const v[OPERANDS])
     } while (step(at, c->size));
 }
 
+/* What is together in x for each element of y: neighbours, all of a row or
+ * some heads. */
 static void reduce(struct tensor *const v[OPERANDS], int64_t how)
 {
     const struct tensor *x = v[0], *y = v[3];
-    int64_t at[4] = {0};
+    int64_t at[4] = {0}, part[4];
+    for (int i = 0; i < 4; i++)
+        part[i] = x->size[i] / y->size[i];
     do {
         bool largest = how == CUDNN_REDUCE_TENSOR_MAX;
         double all = largest ? -INFINITY : 0;
-        for (int64_t k = 0; k < x->size[3]; k++) {
-            double e = get(x, (int64_t[]){at[0], at[1], at[2], k}, x->size);
+        int64_t k[4] = {0}, in[4];
+        do {
+            for (int i = 0; i < 4; i++)
+                in[i] = at[i] * part[i] + k[i];
+            double e = get(x, in, x->size);
             if (!largest)
                 all += e;
             else if (!(e <= all))
                 all = e;
-        }
+        } while (step(k, part));
         put(y, at, all);
+    } while (step(at, y->size));
+}
+
+/* The elements stay where they are in memory, in an order of the result's. */
+static void view(struct tensor *const v[OPERANDS])
+{
+    const struct tensor *y = v[3];
+    struct tensor x = *v[0];
+    int64_t at[4] = {0};
+    memcpy(x.size, y->size, sizeof(x.size));
+    memcpy(x.stride, y->stride, sizeof(x.stride));
+    do {
+        put(y, at, get(&x, at, y->size));
     } while (step(at, y->size));
 }
 
@@ -231,8 +274,13 @@ static bool fits(const struct thing *op, struct tensor *const v[OPERANDS])
     const struct tensor *y = v[3];
     if (!v[0] || !y || (product && !v[1]))
         return false;
+    if (kind_of(op) == VIEW)
+        return length(v[0]) == length(y);
+    for (int i = 0; kind_of(op) == REDUCTION && i < 4; i++)
+        if (v[0]->size[i] % y->size[i])
+            return false;
     if (kind_of(op) == REDUCTION)
-        return y->size[3] == 1 && !memcmp(y->size, v[0]->size, 3 * 8);
+        return true;
     if (product && (v[0]->size[3] != v[1]->size[2] ||
                     v[0]->size[2] != y->size[2] || v[1]->size[3] != y->size[3]))
         return false;
@@ -266,6 +314,8 @@ static void execute(struct run *r, const struct thing *op)
         return;
     if (kind_of(op) == PRODUCT)
         multiply(v);
+    else if (kind_of(op) == VIEW)
+        view(v);
     else if (kind_of(op) == REDUCTION)
         reduce(v,
                thing_int(thing_at(op, CUDNN_ATTR_OPERATION_REDUCTION_DESC, 0),

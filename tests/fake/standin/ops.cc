@@ -272,7 +272,8 @@ static void call(decltype(&iz_update) op, struct iz_exec *x,
 
 /* ---- the libraries ---- */
 
-/* What a test wants cuDNN to be: "gone", or without any plan: "none". */
+/* What a test wants cuDNN to be: "gone", or without any plan: "none",
+ * or without one for the backward: "no backward". */
 static bool cudnn_is(const char *what)
 {
     const char *is = getenv("IZ_STANDIN_CUDNN");
@@ -291,12 +292,21 @@ void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
     iz_attention_fwd_cuda(x, a, scratch);
 }
 
-bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a)
+void iz_attention_bwd_cudnn(struct iz_exec *x, struct iz_view dqkv,
+                            struct iz_view dy, const struct iz_attention *a,
+                            struct iz_view, struct iz_view scratch)
 {
-    if (cudnn_is("none"))
+    iz_attention_bwd_cuda(x, dqkv, dy, a, scratch);
+}
+
+bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a,
+                            bool back)
+{
+    bool none = cudnn_is("none") || (back && cudnn_is("no backward"));
+    if (none)
         snprintf(x->ask->why, sizeof(x->ask->why), "no plan for %lld tokens",
                  (long long)a->seq);
-    return !cudnn_is("none");
+    return !none;
 }
 
 /* There is no cuBLASLt, so nothing to choose from. */
