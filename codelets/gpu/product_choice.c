@@ -9,30 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cuda_runtime_api.h>
-
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
-#include "codelets/gpu/device.h"
 #include "codelets/gpu/matmul_cuda.h"
 #include "codelets/gpu/pattern.h"
+#include "codelets/gpu/stopwatch.h"
 
 enum {
-    REPEATS = 3,
     WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t),
     ENTRY = 17 * (WORDS + 1) + 1 /* of a list, as text */
 };
 
 #define HEX "0123456789abcdef"
-
-/* Less is no reason for other bits: of the time of the library's first. */
-#define GAIN 0.98
-
-static void choice_check(cudaError_t e, const char *call)
-{
-    if (e != cudaSuccess)
-        iz_die("%s: %s", call, cudaGetErrorString(e));
-}
 
 /* ---- the products that were asked for ---- */
 
@@ -65,11 +52,6 @@ static int asked_plans(struct iz_cublas *b,
 
 /* ---- times ---- */
 
-struct stopwatch {
-    cudaEvent_t at[2];
-    double spent_s, budget_s;
-};
-
 /* Gives p memory of the scratch arena: [workspace][what is read][d],
  * with random numbers.  False: there is too little. */
 static bool place(struct iz_exec *x, struct iz_product *p,
@@ -98,64 +80,43 @@ static bool place(struct iz_exec *x, struct iz_product *p,
     return true;
 }
 
-/* Seconds of one product; less than 0: the library refuses it after all. */
-static double time_product(struct iz_exec *x, struct iz_product_plan *q,
-                           const struct iz_product *p, struct iz_view scratch,
-                           struct stopwatch *w)
-{
-    float ms = 0;
-    choice_check(cudaEventRecord(w->at[0], (cudaStream_t)x->stream),
-                 "cudaEventRecord");
-    if (iz_product_enqueue(x, q, p, scratch) != CUBLAS_STATUS_SUCCESS)
-        return -1;
-    choice_check(cudaEventRecord(w->at[1], (cudaStream_t)x->stream),
-                 "cudaEventRecord");
-    iz_device_wait(x->stream);
-    choice_check(cudaEventElapsedTime(&ms, w->at[0], w->at[1]),
-                 "cudaEventElapsedTime");
-    w->spent_s += (double)ms / 1e3;
-    return (double)ms / 1e3;
-}
+/* A product that is timed, by the algorithm of q; the library may refuse it
+ * after all. */
+struct timed {
+    struct iz_product_plan *q;
+    struct iz_product p;
+    struct iz_view scratch;
+};
 
-/* The best of some; the first call only warms up. */
-static double time_best(struct iz_exec *x, struct iz_product_plan *q,
-                        const struct iz_product *p, struct iz_view scratch,
-                        struct stopwatch *w)
+static bool run_product(struct iz_exec *x, const void *arg)
 {
-    double best = -1;
-    for (int i = 0; i <= REPEATS; i++) {
-        double s = time_product(x, q, p, scratch, w);
-        if (s < 0)
-            return -1;
-        if (i == 1 || (i > 1 && s < best))
-            best = s;
-    }
-    return best;
+    const struct timed *t = arg;
+    return iz_product_enqueue(x, t->q, &t->p, t->scratch) ==
+           CUBLAS_STATUS_SUCCESS;
 }
 
 /* Gives q the fastest of its algorithms; false, and the first one: there was
  * too little memory or time to try all. */
 static bool take_fastest(struct iz_exec *x, struct iz_product_plan *q,
-                         struct stopwatch *w, struct iz_product_choice *c)
+                         struct iz_stopwatch *w, struct iz_product_choice *c)
 {
     cublasLtMatmulAlgo_t algo[IZ_PRODUCT_ALGOS];
-    struct iz_product p = q->asked;
-    struct iz_view scratch;
+    struct timed t = {.q = q, .p = q->asked};
     int n = iz_product_search(x->cuda->blas, q, algo), best = 0;
     double first = 0, least = 0;
-    if (w->spent_s >= w->budget_s || !place(x, &p, &scratch))
+    if (iz_stopwatch_over(w) || !place(x, &t.p, &t.scratch))
         return false;
-    for (int i = 0; i < n && w->spent_s < w->budget_s; i++) {
+    for (int i = 0; i < n && !iz_stopwatch_over(w); i++) {
         q->algo = algo[i];
-        double s = time_best(x, q, &p, scratch, w);
+        double s = iz_stopwatch_best(w, x, run_product, &t);
         if (i == 0)
             first = least = s;
-        else if (s >= 0 && s < (best ? least : first * GAIN)) {
+        else if (s >= 0 && s < (best ? least : first * IZ_STOPWATCH_GAIN)) {
             best = i;
             least = s;
         }
     }
-    bool whole = w->spent_s < w->budget_s && first >= 0;
+    bool whole = !iz_stopwatch_over(w) && first >= 0;
     q->algo = algo[whole ? best : 0];
     if (!whole)
         return false;
@@ -191,12 +152,10 @@ void iz_product_time(struct iz_exec *x, double budget_s, char *list,
                      size_t size, struct iz_product_choice *c)
 {
     struct iz_product_plan *q[IZ_PRODUCT_PLANS];
-    struct stopwatch w = {.budget_s = budget_s};
+    struct iz_stopwatch w;
     int n = asked_plans(x->cuda->blas, q);
     int used = snprintf(list, size, "cublasLt %zu", cublasLtGetVersion());
-    for (int i = 0; i < 2; i++)
-        choice_check(cudaEventCreateWithFlags(&w.at[i], cudaEventDefault),
-                     "cudaEventCreate");
+    iz_stopwatch_open(&w, budget_s);
     for (int i = 0; i < n; i++) {
         c->timed += take_fastest(x, q[i], &w, c);
         char entry[ENTRY];
@@ -206,8 +165,7 @@ void iz_product_time(struct iz_exec *x, double budget_s, char *list,
         memcpy(list + used, entry, (size_t)more + 1);
         used += more;
     }
-    for (int i = 0; i < 2; i++)
-        choice_check(cudaEventDestroy(w.at[i]), "cudaEventDestroy");
+    iz_stopwatch_close(&w);
     c->seconds = w.spent_s;
 }
 

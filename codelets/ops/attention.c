@@ -120,9 +120,30 @@ static void cudnn_fwd(struct iz_exec *x, const struct iz_attention *a)
         iz_attention_fwd_cudnn(x, a, scratch);
 }
 
+/* Counts a call of this shape. */
+static void note_kind(struct iz_attention_choice *c,
+                      const struct iz_attention *a)
+{
+    int i = 0;
+    for (; i < c->asked; i++) {
+        const struct iz_attention *b = &c->kind[i];
+        if (a->qkv.rows == b->qkv.rows && a->qkv.cols == b->qkv.cols &&
+            a->o.cols == b->o.cols && a->seq == b->seq &&
+            a->heads == b->heads && a->full == b->full)
+            break;
+    }
+    if (i == IZ_ATTENTION_KINDS)
+        iz_die("more than %d kinds of attention", IZ_ATTENTION_KINDS);
+    c->kind[i] = *a;
+    c->calls[i]++;
+    c->asked = i == c->asked ? i + 1 : c->asked;
+}
+
 static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     check_cuda(x, a);
+    if (x->kinds_of_attention)
+        note_kind(x->kinds_of_attention, a);
     if (x->cudnn)
         cudnn_fwd(x, a);
     else if (iz_runs(x, IZ_CUDA))

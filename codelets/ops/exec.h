@@ -67,6 +67,9 @@ struct iz_exec {
      * libraries are not involved. */
     struct iz_refusal *ask;
     bool asks_products; /* ... and for matrix products */
+    /* In a dry run on a GPU: where the forwards of attention are noted (see
+     * gpu_ops.h), or NULL. */
+    struct iz_attention_choice *kinds_of_attention;
     /* On a GPU: the CUDA stream that work is enqueued on, and the handles of
      * its libraries (struct iz_cuda).  A mover, which copies, has a stream too.
      */

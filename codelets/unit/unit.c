@@ -353,6 +353,7 @@ void iz_unit_ask(const struct iz_model *m, int unit, int samples,
     x.cuda = like->cuda;
     x.tf32 = like->tf32;
     x.asks_products = like->asks_products;
+    x.kinds_of_attention = like->kinds_of_attention;
     x.ask = why;
     if (u->forward)
         dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD, NULL);

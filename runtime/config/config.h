@@ -31,7 +31,8 @@ enum iz_product_type { IZ_PRODUCTS_AUTO, IZ_PRODUCTS_F32, IZ_PRODUCTS_BF16 };
 enum iz_attention_by {
     IZ_ATTENTION_AUTO,
     IZ_ATTENTION_OWN,
-    IZ_ATTENTION_CUDNN
+    IZ_ATTENTION_CUDNN,
+    IZ_ATTENTION_TIMED
 };
 /* Whether ranks are added per micro-batch, or micro-batches per rank. */
 enum iz_sum_first { IZ_SUM_AUTO, IZ_SUM_RANKS_FIRST, IZ_SUM_LOCAL_FIRST };

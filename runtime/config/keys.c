@@ -329,11 +329,16 @@ const struct iz_key iz_config_keys[] = {
          "product, bf16 rounds the other operand; sums are fp32. auto: bf16 if "
          "a quick measurement at the start shows that the model's products are "
          "faster with it. A resumed run keeps its first choice."),
-    WORD("run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn", "\"auto\"",
-         "On a GPU, with 16-bit parameters: the kernel for the forward of "
-         "attention, izar's own or cuDNN's. "
-         "auto: own, because neither was timed on a GPU. A resumed run keeps "
-         "its first choice, even after steps on a CPU."),
+    WORD(
+        "run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn|timed",
+        "\"auto\"",
+        "On a GPU, with 16-bit parameters: the kernel for the forward of "
+        "attention, izar's own or cuDNN's. "
+        "timed: the faster one, measured by rank 0 before step 0, or own where "
+        "cuDNN cannot be used; another new run may measure another choice, "
+        "with other bits. The config beside the output then has the choice. "
+        "auto: own. A resumed run keeps its first choice, even after steps on "
+        "a CPU."),
     WORD("run.gpu_attention_backward", c.run.gpu_attention_backward,
          "auto|own|cudnn", "\"auto\"",
          "The same for the backward of attention. cudnn: its kernels that have "

@@ -20,6 +20,7 @@ struct iz_arithmetic {
     char why[128];      /* reason if auto chose fp32 products; otherwise "" */
     /* run.gpu_attention, and ..._backward, is what a resumed run had */
     bool attention_kept[2];
+    char attention_why[160]; /* why its forward is not timed; otherwise "" */
 };
 
 /* What the choice is for. */

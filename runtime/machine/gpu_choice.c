@@ -287,7 +287,7 @@ struct iz_target iz_gpu_target(const struct iz_gpu_choice *p,
         .workers = workers,
         .gpu = gpu,
         .nccl = p->nccl,
-        .cudnn = gpu && c->run.gpu_attention == IZ_ATTENTION_CUDNN,
+        .cudnn = gpu && iz_plan_cudnn(c, p->info.capability),
         .cudnn_bwd = gpu && c->run.gpu_attention_backward == IZ_ATTENTION_CUDNN,
         .act = gpu ? iz_cuda_act(c->dtype) : IZ_F32,
         .capability = p->info.capability};

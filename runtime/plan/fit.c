@@ -358,7 +358,7 @@ static void keep_most(struct iz_plan *p, const struct iz_config *c,
         iz_plan_keep(p, m, limit);
 }
 
-/* How much of the GPU's memory cuDNN's backward wants, by another plan. */
+/* How much more of the GPU's memory cuDNN's backward takes than ours. */
 static void print_backward(const struct iz_plan *p, const struct iz_config *c,
                            const struct iz_model *m, FILE *err)
 {
@@ -366,10 +366,12 @@ static void print_backward(const struct iz_plan *p, const struct iz_config *c,
     struct iz_plan q;
     if (!apply(OWN_BACKWARD, &own, true) || !make(p, &own, m, &q))
         return;
-    fprintf(err,
-            "izar: run.gpu_attention_backward: cudnn: %lld bytes of it are for "
-            "a matrix of scores of each head\n",
-            (long long)(p->act.scratch_bytes - q.act.scratch_bytes));
+    int64_t more = p->act.scratch_bytes - q.act.scratch_bytes;
+    if (more > 0)
+        fprintf(err,
+                "izar: run.gpu_attention_backward: cudnn takes %lld bytes more "
+                "than own: a matrix of the scores of each head\n",
+                (long long)more);
     iz_plan_clear(&q);
 }
 

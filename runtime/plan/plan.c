@@ -347,6 +347,13 @@ static bool divides(int group, int ranks)
     return group == 0 || ranks % group == 0;
 }
 
+bool iz_plan_cudnn(const struct iz_config *c, int capability)
+{
+    enum iz_attention_by by = c->run.gpu_attention;
+    return by == IZ_ATTENTION_CUDNN ||
+           (by == IZ_ATTENTION_TIMED && capability >= 80 && c->dtype != IZ_F32);
+}
+
 int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
                   int ranks, FILE *err)
 {

@@ -232,6 +232,10 @@ int iz_plan_slices(const struct iz_config *c, int workers);
 int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target);
+/* Whether attention's forward on a GPU of this capability is, or may turn out
+ * to be, cuDNN's. */
+bool iz_plan_cudnn(const struct iz_config *c, int capability);
+
 /* Whether the target computes in the types that the config asks for, and has
  * the GPU of its ratio, and whether so many ranks can add in its order: 0, or
  * -EINVAL with the reason printed on `err` (which may be NULL). */

@@ -123,6 +123,17 @@ static void print_products(const struct iz_product_choice *p)
     printf("\n");
 }
 
+/* Who was timed; otherwise nothing. */
+static void print_attention(const struct iz_attention_choice *a)
+{
+    if (a->why.why[0])
+        printf("      forward of attention: own, not timed: %s\n", a->why.why);
+    else if (a->seconds > 0)
+        printf("      forward of attention: %s; per micro-batch own takes "
+               "%.3f ms, cudnn %.3f ms\n",
+               a->cudnn ? "cudnn" : "own", 1e3 * a->own_s, 1e3 * a->cudnn_s);
+}
+
 /* Of all ranks, in order; malloc'ed. */
 static struct iz_binding *gather_bindings(const struct run *r)
 {
@@ -160,6 +171,7 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
         printf("      products in fp32: %s\n", r->arithmetic.why);
     print_place(r);
     print_products(&r->products);
+    print_attention(&r->attention);
     iz_environment_print(stdout);
     print_disks(r->e->file.state, "states");
     print_disks(r->e->file.param, "parameters");

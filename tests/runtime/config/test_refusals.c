@@ -143,6 +143,8 @@ static const char *const refusals[][2] = {
      "cpu_products: bf16, but parameters are fp16; set bf16.enabled"},
     {"'run': {'gpu_attention': 'cudnn'}",
      "gpu_attention: cudnn, but parameters are fp32, which cuDNN would"},
+    {"'run': {'gpu_attention_backward': 'cudnn'}",
+     "gpu_attention_backward: cudnn, but parameters are fp32, which cuDNN"},
     {"'zero_optimization': {'contiguous_gradients': 3}",
      "contiguous_gradients: expected a boolean, found 3"},
     {"'zero_optimization': {'max_live_parameters': -1}",
