@@ -91,7 +91,7 @@ static const struct op {
     {"attention", .call = ATTENTION},
     {"attention by cuDNN", ATTENTION, .cudnn = true},
     {"attention backward", .call = ATTENTION_BWD},
-    {"... by cuDNN", ATTENTION_BWD, .cudnn = true},
+    {"attn backward by cuDNN", ATTENTION_BWD, .cudnn = true},
     {"c_proj [C,C]", PRODUCT, .in = 1, .out = 1},
     {"c_proj da", PRODUCT_DA, .in = 1, .out = 1},
     {"c_proj dw", PRODUCT_DW, .in = 1, .out = 1},
