@@ -107,6 +107,10 @@ struct iz_matrix_buffer {
 struct iz_matrix_ring {
     struct iz_matrix_buffer *buffer;
     int next;
+    /* Where the unit is whose updates are still to go back and along; NULL:
+     * there is none. */
+    struct iz_matrix_buffer *held;
+    int held_unit;
 };
 
 /* Staging buffers of one kind take turns. */

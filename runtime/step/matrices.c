@@ -185,6 +185,10 @@ void iz_matrices_update(struct iz_engine *e, int unit,
     for (int i = 0; i < e->unit[unit].plan->matrices; i++)
         if (a[i].owner == e->plan.rank)
             submit_matrix(e, unit, b, i);
+}
+
+void iz_matrices_back(struct iz_engine *e, int unit, struct iz_matrix_buffer *b)
+{
     if (e->plan.ranks > 1)
         submit_move(e, unit, b, true);
 }

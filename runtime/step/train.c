@@ -109,9 +109,18 @@ static void barrier(struct iz_engine *e)
         iz_graph_wait(e->graph);
 }
 
+/* The units from `from` on that are updated; returns the next one. */
+static int publish_units(struct iz_engine *e, int from, int end)
+{
+    for (; from < end && !iz_update_held(e, from); from++)
+        iz_fetch_publish(e, from, false);
+    return from;
+}
+
 void iz_train_step(struct iz_engine *e)
 {
     int all = e->plan.micro_batches, wave = e->plan.wave;
+    int published = 0;
     bool early = iz_updates_early(e);
     int64_t begin = iz_cpu_ns();
     iz_trace_step(e);
@@ -126,8 +135,10 @@ void iz_train_step(struct iz_engine *e)
                           iz_order_position(e, 2 * e->model->n_units - 2 - u));
         if (!early || u < e->update_order.late)
             iz_update_unit(e, u);
-        iz_fetch_publish(e, u, false);
+        published = publish_units(e, published, u + 1);
     }
+    iz_update_end(e);
+    publish_units(e, published, e->plan.n_units);
     barrier(e);
     e->events.submitted_ns[e->step % IZ_EVENTS] = iz_now_ns();
     e->counts.submit_ns += iz_cpu_ns() - begin;

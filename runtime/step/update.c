@@ -441,11 +441,34 @@ void iz_update_unit(struct iz_engine *e, int unit)
         else
             update_chunk(e, unit, k, &pass);
     }
-    if (pass.matrices)
-        iz_matrices_update(e, unit, pass.matrices);
-    pass.along = true;
-    for (int i = 0; pass.matrices && i < g->plan->chunks; i++)
+    if (!pass.matrices) {
+        g->version++;
+        return;
+    }
+    iz_matrices_update(e, unit, pass.matrices);
+    iz_update_end(e);
+    e->matrices.held = pass.matrices;
+    e->matrices.held_unit = unit;
+    if (e->plan.ranks == 1)
+        iz_update_end(e);
+}
+
+void iz_update_end(struct iz_engine *e)
+{
+    struct passes pass = {.matrices = e->matrices.held, .along = true};
+    int unit = e->matrices.held_unit;
+    struct iz_unit_memory *g = &e->unit[unit];
+    if (!pass.matrices)
+        return;
+    iz_matrices_back(e, unit, pass.matrices);
+    for (int i = 0; i < g->plan->chunks; i++)
         if (iz_matrices_in(e, unit, &g->chunk[i]))
             update_chunk(e, unit, &g->chunk[i], &pass);
     g->version++;
+    e->matrices.held = NULL;
+}
+
+bool iz_update_held(const struct iz_engine *e, int unit)
+{
+    return e->matrices.held && e->matrices.held_unit == unit;
 }

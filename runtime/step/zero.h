@@ -209,8 +209,13 @@ void iz_clip_eval(struct iz_engine *e, int64_t step);
 
 /* ---- update.c: the optimizer ---- */
 
-/* Submits the updates of a unit's chunks. */
+/* Submits the updates of a unit's chunks.  Of a unit with matrices, on several
+ * ranks, the end is held until the next such unit's directions are on their
+ * way: the comm worker would wait for updates before it moves those. */
 void iz_update_unit(struct iz_engine *e, int unit);
+/* Submits what is held; before a step ends. */
+void iz_update_end(struct iz_engine *e);
+bool iz_update_held(const struct iz_engine *e, int unit);
 
 /* ---- matrices.c: updates of whole matrices ---- */
 
@@ -220,9 +225,12 @@ struct iz_matrix_buffer *iz_matrices_begin(struct iz_engine *e, int unit);
 /* Whether a chunk has elements of matrices. */
 bool iz_matrices_in(const struct iz_engine *e, int unit,
                     const struct iz_chunk *k);
-/* After the directions of all chunks: makes updates of them. */
+/* After the directions of all chunks: the owners make updates of them. */
 void iz_matrices_update(struct iz_engine *e, int unit,
                         struct iz_matrix_buffer *b);
+/* The updates go to the ranks that have the chunks. */
+void iz_matrices_back(struct iz_engine *e, int unit,
+                      struct iz_matrix_buffer *b);
 /* Adds to t that it reads the updates of a chunk; `more` has room for so many
  * accesses as the unit has matrices. */
 void iz_matrices_add(struct iz_engine *e, int unit, const struct iz_chunk *k,

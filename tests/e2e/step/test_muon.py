@@ -135,6 +135,35 @@ def test_the_bytes_are_those_of_the_documentation(ranks, stage, place):
     assert muon_ - adam == 3 * sent_by_first(ranks, stage) > 0
 
 
+def moves(r, step):
+    """Tasks of the first rank's comm worker, in order: (kind, unit)."""
+    comm = {t["worker"] for t in r.tasks if t["task"] == "clip"}
+    return [(t["task"], t["unit"]) for t in r.tasks
+            if t["worker"] in comm and t["step"] == step]
+
+
+@pytest.mark.parametrize("stage, clip", ((0, 0), (1, 0.1), (2, 0), (3, 0.1)))
+def test_directions_do_not_wait_for_updates_of_another_unit(stage, clip, place):
+    """The comm worker keeps the order of submission.  There a unit's updates go
+    back behind the next unit's directions, or, with all of these on every rank,
+    behind the next unit's gradient."""
+    r = place.good(2, {**CONFIG, "zero_optimization.stage": stage,
+                       "gradient_clipping": clip, "run.task_log": True})
+    units = list(range(1, 1 + run.MODEL["layers"]))[::1 if clip else -1]
+    for step in range(CONFIG["run.steps"]):
+        order = moves(r, step)
+        if stage == 0:
+            want = [x for u in units for x in (("reduce", u), ("muon", u))]
+            want[1:-1] = [x for a, b in zip(units, units[1:])
+                          for x in (("reduce", b), ("muon", a))]
+            last = {x: i for i, x in enumerate(order)}
+            assert sorted(want, key=last.get) == want, order
+        else:
+            want = [x for a, b in zip(units, units[1:]) for x in (b, a)]
+            assert ([u for kind, u in order if kind == "muon"]
+                    == [units[0], *want, units[-1]]), order
+
+
 # ---- what is refused ----
 
 def test_what_is_no_muon_is_refused(place):
