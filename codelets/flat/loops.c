@@ -415,6 +415,7 @@ const struct iz_simd IZ_SIMD_TABLE = {
             [IZ_OPTIMIZER_ADAMW] = loops_adam,
             [IZ_OPTIMIZER_LION] = lion,
             [IZ_OPTIMIZER_MUON] = muon,
+            [IZ_OPTIMIZER_DIRECTION] = muon,
             [IZ_OPTIMIZER_ALONG] = along,
         },
     .store_m16 = store_m16,

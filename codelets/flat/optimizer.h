@@ -21,8 +21,10 @@ enum iz_optimizer_type {
     IZ_OPTIMIZER_LION,
     IZ_OPTIMIZER_MUON,
     IZ_OPTIMIZERS,
-    /* No word: the last pass of those that update matrices as such. */
-    IZ_OPTIMIZER_ALONG = IZ_OPTIMIZERS,
+    /* No words: the first pass over what is nothing but matrices that are
+     * updated as such, and their last pass. */
+    IZ_OPTIMIZER_DIRECTION = IZ_OPTIMIZERS,
+    IZ_OPTIMIZER_ALONG,
     IZ_UPDATES
 };
 #define IZ_OPTIMIZER_TYPES "Adam|AdamW|Lion|Muon" /* in this order */
@@ -80,6 +82,7 @@ struct iz_optimizer_state {
     const char *name;     /* in checkpoints, behind the name of a unit */
     enum iz_moment which; /* how it is kept in fewer bytes: with a sign as m, or
                              never negative as v */
+    bool of_elements;     /* matrices that are updated as such have none */
 };
 
 struct iz_optimizer {

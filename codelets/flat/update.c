@@ -17,7 +17,12 @@ struct iz_moments iz_update_state(const struct iz_update *u, int i)
 {
     return (struct iz_moments){u->state[i], u->type,
                                iz_optimizer(u->optimizer)->state[i].which,
-                               u->room};
+                               u->room - u->lacks[i].all};
+}
+
+int64_t iz_update_at(const struct iz_update *u, int i)
+{
+    return u->at - u->lacks[i].before;
 }
 
 /* Elements [i, i + n), whose master is at p and whose states are fp32 from
@@ -64,7 +69,7 @@ static void update_in_tiles(const struct iz_update *u)
     _Alignas(64) float tile[IZ_STATES_MAX][TILE]; /* whole vectors */
     _Alignas(64) float master[TILE];
     for (int64_t i = 0, n; i < u->n; i += n) {
-        int64_t skip = (u->at + i) % IZ_MOMENT_BLOCK, from = u->at + i - skip;
+        int64_t skip = (u->at + i) % IZ_MOMENT_BLOCK;
         int64_t left = skip + u->n - i;
         int64_t room =
             (left + IZ_MOMENT_BLOCK - 1) / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
@@ -74,6 +79,7 @@ static void update_in_tiles(const struct iz_update *u)
         n = (left < room ? left : room) - skip;
         for (int j = 0; j < states; j++) {
             struct iz_moments x = iz_update_state(u, j);
+            int64_t from = iz_update_at(u, j) + i - skip;
             if (coded)
                 iz_moment_load(tile[j], &x, from, room);
             state[j] = (coded ? tile[j] : (float *)x.p + from) + skip;
@@ -85,8 +91,8 @@ static void update_in_tiles(const struct iz_update *u)
             iz_split(upper + i, u->lower + i, master, n);
         for (int j = 0; coded && j < states; j++) {
             struct iz_moments x = iz_update_state(u, j);
-            iz_moment_store(&x, from, tile[j], room, u->key + (uint64_t)j,
-                            u->first + i - skip);
+            iz_moment_store(&x, iz_update_at(u, j) + i - skip, tile[j], room,
+                            u->key + (uint64_t)j, u->first + i - skip);
         }
     }
 }
@@ -101,6 +107,6 @@ void iz_update(const struct iz_update *u)
         return;
     }
     for (int j = 0; j < iz_optimizer(u->optimizer)->states; j++)
-        state[j] = (float *)u->state[j] + u->at;
+        state[j] = (float *)u->state[j] + iz_update_at(u, j);
     update_range(u, u->span, u->p, state, 0, u->n);
 }

@@ -25,8 +25,9 @@ enum { IZ_ALIKE_MAX = IZ_MOMENT_BLOCK };
  * parameter (iz_cast_params), and may be NULL.  With `lower` there is no p: the
  * master is the parameters in out, bf16, and these lower halves (iz_join), and
  * both are updated.  p, lower, g and out begin with the first element.  An
- * array of states has `room` elements, and the first element is at `at` in it.
- * No two buffers overlap.
+ * array of states has `room` elements, and the first element is at `at` in it;
+ * one that lacks whole blocks has fewer, and the first element is nearer to its
+ * begin.  No two buffers overlap.
  *
  * States in fewer bytes (see moment.h) are widened, updated in fp32 and rounded
  * again.  The random bits of the i-th state depend on key + i and on the
@@ -34,9 +35,10 @@ enum { IZ_ALIKE_MAX = IZ_MOMENT_BLOCK };
  * `at` by whole blocks.  If only a part of a block is updated, its other
  * elements keep their values.
  *
- * d: of Muon, where the directions of its matrices go; the first element's. Its
- * last pass is IZ_OPTIMIZER_ALONG, which has no states: g is what Newton-Schulz
- * has made of them.
+ * d: of Muon, where the directions of its matrices go; the first element's.
+ * Blocks that have m alone are updated by IZ_OPTIMIZER_DIRECTION.  The last
+ * pass is IZ_OPTIMIZER_ALONG, which has no states: g is what Newton-Schulz has
+ * made of the directions.
  *
  * A GPU needs, with states in fewer bytes: at and n in whole blocks, p, lower,
  * g and out aligned to 16 bytes, and states in bf16 to 8. */
@@ -48,6 +50,9 @@ struct iz_update {
     float *p;
     uint16_t *lower; /* of the master; NULL: it is p */
     void *state[IZ_STATES_MAX];
+    struct {
+        int64_t all, before; /* elements that it lacks, and before the first */
+    } lacks[IZ_STATES_MAX];
     const void *g;
     float *d;
     void *out;
@@ -58,8 +63,9 @@ struct iz_update {
     int spans;                   /* at most IZ_ALIKE_MAX */
 };
 
-/* The i-th state of u as an array of moment.h. */
+/* The i-th state of u as an array of moment.h, and where u begins in it. */
 struct iz_moments iz_update_state(const struct iz_update *u, int i);
+int64_t iz_update_at(const struct iz_update *u, int i);
 
 /* On the CPU, one pass over memory. */
 void iz_update(const struct iz_update *u);

@@ -175,7 +175,7 @@ static void launch_wide(struct iz_exec *x, const struct iz_update *u)
         if (end <= i)
             iz_die("update: span %d of %d is empty", (int)s, u->spans);
         for (int j = 0; j < F::STATES; j++) {
-            w.state[j] = (float *)u->state[j] + u->at + i;
+            w.state[j] = (float *)u->state[j] + iz_update_at(u, j) + i;
             w.aligned = w.aligned && iz_aligned(w.state[j]);
         }
         IZ_LAUNCH((update_wide<F, G, O>), iz_blocks(w.n, THREADS * PER_THREAD),
@@ -187,13 +187,14 @@ static void launch_wide(struct iz_exec *x, const struct iz_update *u)
 
 /* Goes to the kernel by value: less than the 4 KiB that every CUDA takes. */
 struct coded {
-    int64_t n, at, first;
+    int64_t n, first;
     uint64_t key;
     float *p;
     uint16_t *lower;
     struct {
         unsigned char *codes; /* of the array's first element */
         unsigned char *power; /* fp8: of its first block */
+        int64_t at;           /* the first element in the array */
         bool positive;        /* never negative */
     } state[IZ_STATES_MAX];
     struct iz_alike span[IZ_ALIKE_MAX];
@@ -219,7 +220,7 @@ struct bf16 {
     static __device__ void load(float (&to)[PER_THREAD], const struct coded &k,
                                 int s, int64_t i)
     {
-        iz_load_row(to, (const iz_bf16 *)k.state[s].codes + k.at + i);
+        iz_load_row(to, (const iz_bf16 *)k.state[s].codes + k.state[s].at + i);
     }
 
     static __device__ void store(const struct coded &k,
@@ -234,7 +235,7 @@ struct bf16 {
         two.x = c[0] | c[1] << 16;
         two.y = c[2] | c[3] << 16;
         if (mine)
-            *(uint2 *)(k.state[s].codes + 2 * (k.at + i)) = two;
+            *(uint2 *)(k.state[s].codes + 2 * (k.state[s].at + i)) = two;
     }
 };
 
@@ -272,8 +273,9 @@ struct fp8 {
     static __device__ void load(float (&to)[PER_THREAD], const struct coded &k,
                                 int s, int64_t i)
     {
-        uint32_t c = load_codes(k.state[s].codes + k.at + i);
-        uint32_t power = k.state[s].power[(k.at + i) / IZ_MOMENT_BLOCK];
+        int64_t at = k.state[s].at + i;
+        uint32_t c = load_codes(k.state[s].codes + at);
+        uint32_t power = k.state[s].power[at / IZ_MOMENT_BLOCK];
 
         for (int j = 0; j < PER_THREAD; j++) {
             uint32_t one = c >> 8 * j & 0xffu;
@@ -299,9 +301,9 @@ struct fp8 {
                                     : iz_m8_random(x[j], power, r);
             c |= one << 8 * j;
         }
-        store_codes(k.state[s].codes + k.at + i, c);
+        store_codes(k.state[s].codes + k.state[s].at + i, c);
         if (threadIdx.x % LANES == 0)
-            k.state[s].power[(k.at + i) / IZ_MOMENT_BLOCK] =
+            k.state[s].power[(k.state[s].at + i) / IZ_MOMENT_BLOCK] =
                 (unsigned char)power;
     }
 };
@@ -354,15 +356,16 @@ static void launch_coded(struct iz_exec *x, const struct iz_update *u)
                "address that is no multiple of 16",
                (long long)u->n, u->spans);
     k.n = u->n;
-    k.at = u->at;
     k.first = u->first;
     k.key = u->key;
     k.p = u->p;
     k.lower = u->lower;
     for (int s = 0; s < F::STATES; s++) {
-        k.state[s].codes = (unsigned char *)u->state[s];
-        k.state[s].power = k.state[s].codes + u->room;
-        k.state[s].positive = iz_update_state(u, s).which == IZ_MOMENT_V;
+        struct iz_moments m = iz_update_state(u, s);
+        k.state[s].codes = (unsigned char *)m.p;
+        k.state[s].power = k.state[s].codes + m.n;
+        k.state[s].at = iz_update_at(u, s);
+        k.state[s].positive = m.which == IZ_MOMENT_V;
     }
     for (int s = 0; s < u->spans; s++)
         k.span[s] = u->span[s];

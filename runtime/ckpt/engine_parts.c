@@ -34,17 +34,20 @@ static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
     struct iz_part p = iz_part_of(e, u, a == IZ_FROZEN);
     struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
     struct iz_parts_range *arg = &s->arg[s->k.n_parts];
-    if (p.n == 0)
-        return;
-    s->k.n_parts++;
     if (load && e->plan.zero.states_full) {
         p.begin = 0;
         p.end = p.n;
     }
-    *arg = (struct iz_parts_range){e, u, (enum iz_array)a, p.begin};
-    *q = (struct iz_ckpt_part){.total = p.n,
-                               .first = p.begin,
-                               .count = p.end - p.begin,
+    int64_t total = iz_array_at(e, u, (enum iz_array)a, p.n);
+    int64_t begin = iz_array_at(e, u, (enum iz_array)a, p.begin);
+    int64_t end = iz_array_at(e, u, (enum iz_array)a, p.end);
+    if (total == 0)
+        return;
+    s->k.n_parts++;
+    *arg = (struct iz_parts_range){e, u, (enum iz_array)a, begin};
+    *q = (struct iz_ckpt_part){.total = total,
+                               .first = begin,
+                               .count = end - begin,
                                .put = engine_parts_put,
                                .arg = arg};
     snprintf(q->name, sizeof(q->name), "%s%s/%s", e->model->unit[u].name,

@@ -104,7 +104,7 @@ struct range {
     struct iz_engine *e;
     int unit;
     enum iz_array array;
-    int64_t from, n; /* from: of those that this rank owns */
+    int64_t from, n; /* from: of those of the array that this rank owns */
 };
 
 static bool in_params(const struct range *r, const struct iz_chunk *k)
@@ -123,6 +123,13 @@ static int64_t array_base(const struct range *r, const struct iz_chunk *k)
 {
     struct iz_state_layout l = iz_chunk_states(r->e, r->unit, k);
     return r->array < IZ_STATE ? 0 : l.at[r->array - IZ_STATE];
+}
+
+static int64_t array_room(const struct range *r, const struct iz_chunk *k)
+{
+    struct iz_state_layout l = iz_chunk_states(r->e, r->unit, k);
+    return l.room -
+           (r->array < IZ_STATE ? 0 : iz_state_lacks(&l, r->array - IZ_STATE));
 }
 
 /* Copies to `buffer` from what lives there. */
@@ -144,11 +151,10 @@ static struct iz_task snapshot_task(const struct range *r, enum iz_home home,
 static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
                              int64_t done)
 {
-    struct iz_unit_memory *g = &r->e->unit[r->unit];
-    enum iz_home home =
-        home_of(r, &g->chunk[(r->from + done) / g->plan->chunk]);
+    int64_t begin = done, at, n;
+    enum iz_home home = home_of(
+        r, iz_array_chunk(r->e, r->unit, r->array, r->from + done, &at, &n));
     struct iz_access more[PIECES_MAX];
-    int64_t begin = done;
     struct snapshot_arg a = {.at = done,
                              .type = r->array == IZ_MASTER
                                          ? IZ_MOMENT_F32
@@ -158,14 +164,15 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
                       ->state[r->array - IZ_STATE]
                       .which;
     for (; done < r->n; a.n++) {
-        int64_t pos = r->from + done, at = pos % g->plan->chunk;
-        struct iz_chunk *k = &g->chunk[pos / g->plan->chunk];
-        int64_t n = min64(k->count - at, r->n - done);
+        struct iz_chunk *k =
+            iz_array_chunk(r->e, r->unit, r->array, r->from + done, &at, &n);
+        n = min64(n, r->n - done);
         if (home_of(r, k) != home)
             break;
         if (a.n == PIECES_MAX)
             iz_die("checkpoint: a block of more than %d chunks", PIECES_MAX);
-        a.source[a.n] = (struct source){array_base(r, k), at, n, k->count};
+        a.source[a.n] =
+            (struct source){array_base(r, k), at, n, array_room(r, k)};
         more[a.n] = (struct iz_access){
             in_params(r, k) ? k->param_handle : k->state_handle, STARPU_R};
         done += n;
@@ -235,24 +242,25 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
 /* ---- from the disk ---- */
 
 /* A file holds whole chunks, so that what is read beyond the end of the last
- * one is padding. */
+ * one is padding.  What a packed array has may lie anywhere, and is all that is
+ * read. */
 static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
 {
-    struct iz_unit_memory *g = &r->e->unit[r->unit];
     bool frozen = r->array == IZ_FROZEN;
-    int64_t chunk = frozen ? g->frozen->filed : g->plan->chunk;
     int64_t size = frozen ? iz_dtype_bytes(r->e->plan.param_type) : 4;
     int64_t to = frozen ? raw_at(r->e, r->n) : 0;
-    for (int64_t done = 0, n; done < r->n; done += n) {
-        int64_t pos = r->from + done, at = pos % chunk;
-        struct iz_chunk *k = &(frozen ? g->frozen : g->chunk)[pos / chunk];
+    for (int64_t done = 0, n, at; done < r->n; done += n) {
+        struct iz_chunk *k =
+            iz_array_chunk(r->e, r->unit, r->array, r->from + done, &at, &n);
         bool params = in_params(r, k);
-        n = min64(chunk - at, r->n - done);
+        n = min64(n, r->n - done);
         struct iz_io io = {.file = params ? r->e->file.param : r->e->file.state,
                            .offset = (params ? k->param_at : k->state_at) +
                                      array_base(r, k) + size * at,
-                           .bytes = whole_pages(size * n),
+                           .bytes = size * n,
                            .at = to + size * done};
+        if (io.offset % IZ_NVME_ALIGN == 0 && io.at % IZ_NVME_ALIGN == 0)
+            io.bytes = whole_pages(io.bytes);
         iz_disk_io(r->e, IZ_LOAD, r->unit, buffer, done ? STARPU_RW : STARPU_W,
                    params ? k->param_handle : k->state_handle, io);
     }
@@ -293,7 +301,9 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
     struct iz_staging *staging = iz_next_staging(e, IZ_STAGING_SAVE);
     struct block_arg a = {s, part, block};
     bool frozen = p->array == IZ_FROZEN;
-    int64_t first = p->first - iz_part_of(e, p->unit, frozen).first;
+    int64_t first =
+        p->first -
+        iz_array_at(e, p->unit, p->array, iz_part_of(e, p->unit, frozen).first);
     struct range r = {e, p->unit, p->array, first + block * IZ_CKPT_BLOCK,
                       iz_piece_block_elems(&s->piece[part], block)};
     submit_snapshot(&r, staging->handle);

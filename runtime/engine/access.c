@@ -40,13 +40,12 @@ static void move_bytes(struct iz_engine *e, enum iz_home h, char *place,
 static char *chunk_bytes(struct iz_engine *e, int unit, struct iz_chunk *k,
                          enum iz_staging_kind what, bool store)
 {
-    struct iz_unit_memory *g = &e->unit[unit];
+    const struct iz_unit_memory *g = &e->unit[unit];
     bool state = what == IZ_STAGING_STATE;
     int64_t size = iz_dtype_bytes(e->plan.param_type);
     struct iz_nvme *file = state ? e->file.state : e->file.param;
     int64_t at = state ? k->state_at : k->param_at;
-    int64_t bytes =
-        state ? iz_plan_chunk_bytes(&e->plan, g->plan) : k->filed * size;
+    int64_t bytes = state ? k->state_bytes : k->filed * size;
     if (state ? k->state != NULL : g->param != NULL)
         return state ? (char *)k->state
                      : (char *)g->param + k->param_first * size;
@@ -191,19 +190,45 @@ struct iz_part iz_part_of(const struct iz_engine *e, int unit, bool frozen)
         .at = frozen ? p->n : 0};
 }
 
+int64_t iz_array_at(const struct iz_engine *e, int unit, enum iz_array a,
+                    int64_t at)
+{
+    const struct iz_optimizer *o = iz_optimizer(e->plan.optimizer.type);
+    bool packed = a >= IZ_STATE && o->state[a - IZ_STATE].of_elements;
+    return packed ? at - iz_plan_lacks(&e->plan, e->unit[unit].plan, at) : at;
+}
+
+struct iz_chunk *iz_array_chunk(const struct iz_engine *e, int unit,
+                                enum iz_array a, int64_t at, int64_t *in,
+                                int64_t *left)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    bool frozen = a == IZ_FROZEN;
+    int n = frozen ? g->plan->frozen.chunks : g->plan->chunks;
+    int64_t first = iz_part_of(e, unit, frozen).first, begin;
+    at += iz_array_at(e, unit, a, first);
+    for (int i = 0; i < n; i++) {
+        struct iz_chunk *k = &(frozen ? g->frozen : g->chunk)[i];
+        begin = first + k->first;
+        *in = at - iz_array_at(e, unit, a, begin);
+        *left = iz_array_at(e, unit, a, begin + k->count) - at;
+        if (*left > 0)
+            return k;
+    }
+    assert(!"an element that no chunk has");
+    return NULL;
+}
+
 /* In fp32 the parameters are the master.  Parameters are rounded to their type
  * on the way. */
 static void move_array(struct iz_engine *e, int unit, enum iz_array a,
                        int64_t from, float *host, int64_t n, bool put)
 {
-    struct iz_unit_memory *g = &e->unit[unit];
     bool coded = a >= IZ_STATE && e->plan.optimizer.moments != IZ_MOMENT_F32;
-    struct iz_chunk *chunks = a == IZ_FROZEN ? g->frozen : g->chunk;
-    from -= iz_part_of(e, unit, a == IZ_FROZEN).first;
-    for (int64_t left; n > 0; from += left, host += left, n -= left) {
-        struct iz_chunk *k = &chunks[from / chunks->filed];
-        int64_t at = from % chunks->filed;
-        left = min64(k->count - at, n);
+    from -= iz_array_at(e, unit, a, iz_part_of(e, unit, a == IZ_FROZEN).first);
+    for (int64_t left, at; n > 0; from += left, host += left, n -= left) {
+        struct iz_chunk *k = iz_array_chunk(e, unit, a, from, &at, &left);
+        left = min64(left, n);
         struct iz_state_layout l = iz_chunk_states(e, unit, k);
         bool state = a >= IZ_STATE || (a == IZ_MASTER && l.master);
         bool halves = a == IZ_MASTER && l.lower;

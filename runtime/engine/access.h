@@ -9,7 +9,8 @@ static inline struct iz_state_layout
 iz_chunk_states(const struct iz_engine *e, int unit, const struct iz_chunk *k)
 {
     return iz_plan_states(&e->plan, k->home,
-                          k->state ? k->count : e->unit[unit].plan->chunk);
+                          k->state ? k->count : e->unit[unit].plan->chunk,
+                          k->lacks);
 }
 
 /* IZ_STATE and on: the optimizer's states. */
@@ -24,9 +25,20 @@ struct iz_part {
 };
 struct iz_part iz_part_of(const struct iz_engine *e, int unit, bool frozen);
 
-/* Elements [from, from + n) of a unit's trained parameters (IZ_FROZEN: of its
- * frozen ones), which this rank owns, or of their padding; no task runs.
- * put(MASTER) also sets the parameters of compute type. */
+/* Where element `at` of a unit is in an array of it: before that, states of
+ * elements lack what iz_plan_lacks says. */
+int64_t iz_array_at(const struct iz_engine *e, int unit, enum iz_array a,
+                    int64_t at);
+/* The chunk with element `at` of what this rank has of an array, counted from
+ * where that begins.  *in: where it is in the chunk's array; *left: how many
+ * there are from it on. */
+struct iz_chunk *iz_array_chunk(const struct iz_engine *e, int unit,
+                                enum iz_array a, int64_t at, int64_t *in,
+                                int64_t *left);
+
+/* Elements [from, from + n) of an array of a unit's trained parameters
+ * (IZ_FROZEN: of its frozen ones), which this rank owns, or of their padding;
+ * no task runs.  put(MASTER) also sets the parameters of compute type. */
 void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    float *out, int64_t n);
 void iz_access_put(struct iz_engine *e, int unit, enum iz_array a, int64_t from,

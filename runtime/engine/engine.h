@@ -21,6 +21,8 @@
 struct iz_chunk {
     enum iz_home home;          /* of its states */
     int64_t first, count;       /* in the owned elements of the unit */
+    int64_t lacks;              /* see iz_plan_chunk_lacks */
+    int64_t state_bytes;        /* in a file */
     int64_t param_first;        /* in its parameters in memory */
     int64_t filed;              /* elements between two chunks of a file */
     float *state;               /* see iz_chunk_states; NULL when on disk */

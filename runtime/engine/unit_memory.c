@@ -101,7 +101,7 @@ static int open_states(struct iz_engine *e, struct iz_unit_memory *g, int u)
         }
         k->state = iz_handle_take(
             e, &k->state_handle, own ? IZ_DATUM_STATE : IZ_DATUM_SPLIT_STATE, u,
-            iz_plan_states(&e->plan, k->home, k->count).bytes);
+            iz_plan_states(&e->plan, k->home, k->count, k->lacks).bytes);
         if (!k->state)
             return -ENOMEM;
     }
@@ -189,8 +189,11 @@ static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
     g->segment = iz_rules_segments(unit);
     if (!g->offset || !g->chunk || !g->frozen || !g->segment)
         return -ENOMEM;
-    for (int i = 0; i < p->chunks; i++)
+    for (int i = 0; i < p->chunks; i++) {
         g->chunk[i].home = i < p->host_chunks ? z->state_home : IZ_HOME_NONE;
+        g->chunk[i].lacks = iz_plan_chunk_lacks(&e->plan, p, i);
+        g->chunk[i].state_bytes = iz_plan_chunk_bytes(&e->plan, p, i);
+    }
     iz_unit_offsets(unit, p->padded, g->offset);
     g->layout = (struct iz_unit_layout){
         .model = e->model, .unit = u, .offset = g->offset, .n = p->padded};
@@ -257,7 +260,7 @@ static int open_files(struct iz_engine *e)
             struct iz_chunk *k = &e->unit[u].chunk[i];
             k->state_at = state;
             k->param_at = param;
-            state += iz_plan_chunk_bytes(&e->plan, g);
+            state += k->state_bytes;
             param += g->chunk * size;
         }
         for (int i = 0; i < g->frozen.chunks; i++) {

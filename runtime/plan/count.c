@@ -42,10 +42,28 @@ enum iz_tier iz_plan_tier(enum iz_home h)
 }
 
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
-                            const struct iz_plan_unit *g)
+                            const struct iz_plan_unit *g, int chunk)
 {
-    return round_up(iz_plan_states(p, p->zero.state_home, g->chunk).bytes,
+    return round_up(iz_plan_states(p, p->zero.state_home, g->chunk,
+                                   iz_plan_chunk_lacks(p, g, chunk))
+                        .bytes,
                     PAGE_BYTES);
+}
+
+/* In memory the last one has no room for more than it has. */
+static void count_states(struct iz_plan *p, const struct iz_plan_unit *g)
+{
+    for (int i = 0; i < g->chunks; i++) {
+        enum iz_home home =
+            i < g->host_chunks ? p->zero.state_home : IZ_HOME_NONE;
+        p->bytes.b[iz_plan_tier(home)][IZ_MEM_STATE] +=
+            home == IZ_HOME_NVME
+                ? iz_plan_chunk_bytes(p, g, i)
+                : iz_plan_states(p, home,
+                                 min64(g->chunk, g->owned - i * g->chunk),
+                                 iz_plan_chunk_lacks(p, g, i))
+                      .bytes;
+    }
 }
 
 static void count_units(struct iz_plan *p)
@@ -57,7 +75,6 @@ static void count_units(struct iz_plan *p)
     for (int u = 0; u < p->n_units; u++) {
         const struct iz_plan_unit *g = &p->unit[u];
         int64_t grads = iz_plan_grads(p, g) * grad;
-        int64_t host = iz_plan_host_elems(g);
         int accumulators = g->split_accum ? 2 : 1;
         int below = p->zero.sums_near ? 1 : accumulators;
         bool file = p->zero.param_home == IZ_HOME_NVME;
@@ -70,12 +87,7 @@ static void count_units(struct iz_plan *p)
         b[IZ_TIER_DEVICE][IZ_MEM_GRAD] += apart * accumulators;
         b[IZ_TIER_DEVICE][IZ_MEM_GRAD] +=
             iz_plan_own_sum(p, g) * grad * accumulators;
-        file = p->zero.state_home == IZ_HOME_NVME;
-        b[iz_plan_tier(p->zero.state_home)][IZ_MEM_STATE] +=
-            file ? g->chunks * iz_plan_chunk_bytes(p, g)
-                 : iz_plan_states(p, p->zero.state_home, host).bytes;
-        b[IZ_TIER_DEVICE][IZ_MEM_STATE] +=
-            iz_plan_states(p, IZ_HOME_NONE, g->owned - host).bytes;
+        count_states(p, g);
     }
 }
 
@@ -93,7 +105,8 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
     for (int u = 0; u < p->n_units; u++) {
         if (p->unit[u].n)
             chunk = max64(chunk, p->unit[u].chunk);
-        state = max64(state, iz_plan_chunk_bytes(p, &p->unit[u]));
+        for (int i = 0; i < p->unit[u].chunks; i++)
+            state = max64(state, iz_plan_chunk_bytes(p, &p->unit[u], i));
         shard = max64(shard, iz_plan_filed(&p->unit[u]));
     }
     bool states = p->zero.state_home == IZ_HOME_NVME;

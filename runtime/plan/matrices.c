@@ -148,6 +148,56 @@ int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
     return load && p->matrices.list ? 0 : -ENOMEM;
 }
 
+/* ---- states of elements ---- */
+
+/* Whole blocks of a matrix's parameter, [*begin, *end); false: of a matrix
+ * before it, or there are none. */
+static bool whole_blocks(const struct iz_plan *p, const struct iz_plan_unit *g,
+                         int i, int64_t *begin, int64_t *end)
+{
+    const struct iz_plan_matrix *a = p->matrices.list + g->matrix + i;
+    *begin = round_up(a->begin, IZ_MOMENT_BLOCK);
+    *end = a->end - a->end % IZ_MOMENT_BLOCK;
+    return *begin < *end && (i == 0 || a[-1].begin != a->begin);
+}
+
+int64_t iz_plan_lacks(const struct iz_plan *p, const struct iz_plan_unit *g,
+                      int64_t at)
+{
+    int64_t n = 0, begin, end;
+    for (int i = 0; i < g->matrices; i++)
+        if (whole_blocks(p, g, i, &begin, &end))
+            n += max64(min64(at, end) - begin, 0);
+    return n;
+}
+
+bool iz_plan_lacks_from(const struct iz_plan *p, const struct iz_plan_unit *g,
+                        int64_t at, int64_t *end)
+{
+    int64_t from, to;
+    *end = INT64_MAX;
+    for (int i = 0; i < g->matrices; i++) {
+        if (!whole_blocks(p, g, i, &from, &to) || at >= to)
+            continue;
+        *end = at < from ? from : to;
+        return at >= from;
+    }
+    return false;
+}
+
+int64_t iz_plan_chunk_lacks(const struct iz_plan *p,
+                            const struct iz_plan_unit *g, int chunk)
+{
+    int64_t at = chunk * g->chunk, n = min64(g->chunk, g->owned - at);
+    int64_t least = g->matrices ? n : 0;
+    for (int q = 0; q < p->ranks && g->matrices; q++) {
+        int64_t first = at + (p->zero.states_full ? 0 : q * g->shard);
+        least = min64(least, iz_plan_lacks(p, g, first + n) -
+                                 iz_plan_lacks(p, g, first));
+    }
+    return least;
+}
+
 void iz_plan_matrices_print(const struct iz_plan *p, FILE *out)
 {
     const struct iz_plan_matrices *a = &p->matrices;

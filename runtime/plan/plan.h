@@ -278,6 +278,19 @@ struct iz_orthogonal iz_plan_orthogonal(const struct iz_plan *p,
                                         const struct iz_plan_matrix *a,
                                         float *unit);
 void iz_plan_matrices_print(const struct iz_plan *p, FILE *out);
+/* Blocks of IZ_MOMENT_BLOCK elements that lie wholly in matrices of one
+ * parameter lack the optimizer's states of elements, and the arrays of those
+ * are packed.  Elements of a unit that lack them before its element `at`, which
+ * begins a block or ends the unit. */
+int64_t iz_plan_lacks(const struct iz_plan *p, const struct iz_plan_unit *g,
+                      int64_t at);
+/* Whether the block that begins at `at` lacks them.  *end: as far as the next
+ * ones do alike. */
+bool iz_plan_lacks_from(const struct iz_plan *p, const struct iz_plan_unit *g,
+                        int64_t at, int64_t *end);
+/* Of a chunk, on any rank at least: all plan the same bytes. */
+int64_t iz_plan_chunk_lacks(const struct iz_plan *p,
+                            const struct iz_plan_unit *g, int chunk);
 
 /* How the optimizer's chunks are divided between host and GPU (split.c):
  * sets host_chunks of all units and what p says of the split. */
@@ -288,7 +301,7 @@ void iz_plan_split_print(const struct iz_plan *p, FILE *out);
 
 /* Bytes of a chunk's states in a file: whole pages. */
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
-                            const struct iz_plan_unit *g);
+                            const struct iz_plan_unit *g, int chunk);
 
 /* Bytes of host memory that the plan needs (without a GPU the device tier is
  * host memory too), and of the GPU's. */

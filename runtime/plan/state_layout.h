@@ -19,7 +19,8 @@ struct iz_state_bytes {
 enum { IZ_STATE_BYTES = 1 + 2 * IZ_STATES_MAX };
 
 struct iz_state_layout {
-    int64_t room;  /* elements that each array has room for */
+    int64_t room;  /* elements that the chunk has room for */
+    int64_t lacks; /* of them, how many have no state of elements */
     int64_t bytes; /* of all arrays */
     bool master;   /* at byte 0; else the parameters are their own */
     bool lower;    /* of the master only the lower halves of iz_split: the upper
@@ -30,10 +31,15 @@ struct iz_state_layout {
     enum iz_optimizer_type optimizer;
 };
 
-/* Of a chunk with this home and room for so many elements.  Parameters in fp32
- * are their own master where the optimizer sees them. */
+/* Of a chunk with this home and room for so many elements; lacks: see
+ * iz_plan_chunk_lacks.  Parameters in fp32 are their own master where the
+ * optimizer sees them. */
 struct iz_state_layout iz_plan_states(const struct iz_plan *p,
-                                      enum iz_home home, int64_t room);
+                                      enum iz_home home, int64_t room,
+                                      int64_t lacks);
+
+/* Elements that state i lacks. */
+int64_t iz_state_lacks(const struct iz_state_layout *l, int i);
 
 /* Of an element's master, where the layout has one. */
 static inline int iz_master_bytes(const struct iz_state_layout *l)
@@ -49,5 +55,5 @@ struct iz_moments iz_state_array(const struct iz_state_layout *l, void *chunk,
 int iz_state_list(const struct iz_state_layout *l,
                   struct iz_state_bytes out[IZ_STATE_BYTES]);
 
-/* Bytes that an update of n elements reads and writes. */
-double iz_state_traffic(const struct iz_plan *p, int64_t n);
+/* Bytes that an update of n elements reads and writes; lacks: of them. */
+double iz_state_traffic(const struct iz_plan *p, int64_t n, int64_t lacks);

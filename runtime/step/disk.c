@@ -2,6 +2,10 @@
 /* Chunks between files and buffers; see zero.h. */
 #include "runtime/step/zero.h"
 
+#include <string.h>
+
+#include "codelets/base/int64.h"
+
 struct io_arg {
     struct iz_io io;
     struct iz_touched_in rows;
@@ -9,12 +13,30 @@ struct io_arg {
     bool whole; /* all of a chunk that is touched at all */
 };
 
+/* Not whole pages, of a part of a packed array. */
+static void read_between(struct iz_nvme *file, char *to, int64_t offset,
+                         int64_t bytes)
+{
+    enum { ROOM = 1 << 16 };
+    _Alignas(IZ_NVME_ALIGN) char page[ROOM];
+    for (int64_t n; bytes > 0; to += n, offset += n, bytes -= n) {
+        int64_t skip = offset % IZ_NVME_ALIGN;
+        n = min64(bytes, ROOM - skip);
+        iz_nvme_read(file, page, offset - skip,
+                     round_up(skip + n, IZ_NVME_ALIGN));
+        memcpy(to, page + skip, (size_t)n);
+    }
+}
+
 /* Bytes [from, to) of the chunk. */
 static void move(const struct io_arg *a, char *buffer, int64_t from, int64_t to)
 {
     const struct iz_io *io = &a->io;
     char *p = buffer + io->at + from;
-    if (a->store)
+    bool pages = (io->at | io->offset | io->bytes) % IZ_NVME_ALIGN == 0;
+    if (!a->store && !pages)
+        read_between(io->file, p, io->offset + from, to - from);
+    else if (a->store)
         iz_nvme_write(io->file, p, io->offset + from, to - from);
     else
         iz_nvme_read(io->file, p, io->offset + from, to - from);

@@ -133,20 +133,19 @@ static void init_chunk(const struct init *a, int u, bool frozen,
 {
     struct iz_engine *e = a->e;
     int64_t size = iz_param_bytes(e, 1);
-    int64_t state_bytes = iz_plan_chunk_bytes(&e->plan, &e->plan.unit[u]);
     bool state_file = !frozen && !k->state, param_file = !e->unit[u].param;
     void *state = k->state;
     char *param = param_file ? e->staging[IZ_STAGING_PARAM].buffer[i].p
                              : (char *)e->unit[u].param + k->param_first * size;
     if (state_file) {
         state = e->staging[IZ_STAGING_STATE].buffer[i].p;
-        memset(state, 0, (size_t)state_bytes);
+        memset(state, 0, (size_t)k->state_bytes);
     }
     if (param_file)
         memset(param, 0, (size_t)(k->filed * size));
     fill_chunk(a, u, frozen, k, param, state);
     if (state_file)
-        iz_nvme_write(e->file.state, state, k->state_at, state_bytes);
+        iz_nvme_write(e->file.state, state, k->state_at, k->state_bytes);
     if (param_file)
         iz_nvme_write(e->file.param, param, k->param_at, k->filed * size);
 }

@@ -13,6 +13,8 @@ struct update_arg {
     struct iz_step step; /* lr, t and grad_scale come from the control, decay
                             from the segments */
     int64_t n, grad_first;
+    const struct iz_plan *plan;
+    const struct iz_plan_unit *unit;
     const struct iz_segment *segment; /* of the unit; of its elements, this */
     int64_t first;                    /* one is the chunk's first */
     enum iz_dtype grad_type, param_type;
@@ -62,6 +64,26 @@ static int find_spans(const struct update_arg *a, const struct iz_step *step,
         end -= end % IZ_MOMENT_BLOCK;
     *n = end - i;
     return k;
+}
+
+/* From where u is in the chunk on: elements that have all states, or those of
+ * matrices that lack some; no further than one kind reaches. */
+static void choose_states(const struct update_arg *a, struct iz_update *u)
+{
+    const struct iz_state_layout *l = &a->states;
+    int64_t from = a->first + u->at, end;
+    int64_t before = iz_plan_lacks(a->plan, a->unit, from) -
+                     iz_plan_lacks(a->plan, a->unit, a->first);
+    u->optimizer = iz_plan_lacks_from(a->plan, a->unit, from, &end)
+                       ? IZ_OPTIMIZER_DIRECTION
+                       : l->optimizer;
+    u->n = min64(u->n, end - from);
+    for (int s = 0; s < l->states; s++) {
+        if (!iz_optimizer(l->optimizer)->state[s].of_elements)
+            continue;
+        u->lacks[s].all = l->lacks;
+        u->lacks[s].before = before;
+    }
 }
 
 /* The last pass over a chunk's matrices; g, their updates, are in buf[0]. */
@@ -125,8 +147,7 @@ static void run_update(struct iz_exec *x, void **buf, const void *arg)
         if (!a->whole_grads)
             packed = iz_touched_first(&a->rows, &rows, a->rows.rank);
     }
-    struct iz_update u = {.optimizer = l->optimizer,
-                          .type = l->type,
+    struct iz_update u = {.type = l->type,
                           .g_type = a->grad_type,
                           .out_type = a->param_type,
                           .room = l->room,
@@ -164,6 +185,7 @@ static void run_update(struct iz_exec *x, void **buf, const void *arg)
             u.n = t.n;
             u.spans = 1;
         }
+        choose_states(a, &u);
         if (l->lower)
             u.lower = lower + u.at;
         else
@@ -196,6 +218,8 @@ static struct update_arg update_arg(struct iz_engine *e, int unit,
         .grad_first =
             p->rows ? 0
                     : k->first + (shard_of_full ? p->shard * e->plan.rank : 0),
+        .plan = &e->plan,
+        .unit = p,
         .segment = e->unit[unit].segment,
         .first = iz_chunk_first(e, unit, k),
         .grad_type = e->plan.grad_type,
@@ -224,11 +248,12 @@ static void submit_update(struct iz_engine *e, int unit,
     struct iz_access more[IZ_UNIT_PARAMS * IZ_STACKED];
     const struct iz_plan_unit *p = e->unit[unit].plan;
     int64_t n = p->rows ? min64(p->packed, k->count) : k->count;
+    int64_t lacks = p->rows ? 0 : k->lacks;
     struct iz_task t = iz_task_of(
         e, IZ_ADAM, k->home == IZ_HOME_NONE ? IZ_ON_COMPUTE : IZ_ON_HOST,
         run_update, unit);
     t.urgency = iz_updates_first(e) ? BEFORE_PASSES : iz_in_order(unit);
-    t.bytes = iz_state_traffic(&e->plan, n);
+    t.bytes = iz_state_traffic(&e->plan, n, lacks);
     iz_task_add(&t, grad.handle, grad.mode);
     iz_task_add(&t, state, STARPU_RW);
     /* A 16-bit copy is overwritten, an fp32 master updated; a skipped step
@@ -357,7 +382,7 @@ static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
     enum starpu_data_access_mode mode = load ? STARPU_W : STARPU_R;
     struct iz_io io = {.file = e->file.state,
                        .offset = k->state_at,
-                       .bytes = iz_plan_chunk_bytes(&e->plan, p),
+                       .bytes = k->state_bytes,
                        .first = a->first,
                        .count = k->count,
                        .urgency = IZ_BY_SUBMISSION};
@@ -406,7 +431,7 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
         state = staging;
     if (param_disk && state_disk) { /* parameters behind the states */
         a.param_buf = 1;
-        a.param_at = iz_plan_chunk_bytes(p, e->unit[unit].plan);
+        a.param_at = k->state_bytes;
         a.control_buf = 2;
         param = NULL;
     } else if (param_disk) {

@@ -44,14 +44,15 @@ static void pass_over(struct passed *x, struct iz_step s, int64_t from,
 {
     float v[MANY] = {0};
     struct iz_alike first = iz_alike_of(&s);
-    struct iz_update u = {.optimizer = IZ_OPTIMIZER_MUON,
+    struct iz_update u = {.optimizer = from % 2 ? IZ_OPTIMIZER_DIRECTION
+                                                : IZ_OPTIMIZER_MUON,
                           .g_type = IZ_F32,
                           .out_type = IZ_BF16,
                           .n = n,
                           .at = from,
                           .room = MANY,
                           .p = x->p + from,
-                          .state = {x->m, v},
+                          .state = {x->m, from % 2 ? NULL : v},
                           .g = x->g + from,
                           .d = x->d + from,
                           .out = x->out + from,

@@ -26,7 +26,10 @@ CASES = [(FP32, 1, NONE), (FP32, 2, (1, "cpu", "none")), (BF16, 1, NVME),
          (FP16, 2, (3, "none", "none")), (FP32, 1, (3, "cpu", "cpu")),
          ({**BF16, **FROZEN}, 1, NVME), ({**FP16, **FROZEN}, 3, (3, "none", "none")),
          ({**FP32, **FROZEN}, 2, (2, "nvme", "none")), ({**BF16, **FROZEN}, 2, NONE),
-         (rows.UPDATES["lion"], 2, (3, "cpu", "cpu"))]
+         (rows.UPDATES["lion"], 2, (3, "cpu", "cpu")),
+         # Of its v some blocks alone, which begin anywhere in pages of a file.
+         (rows.UPDATES["muon"], 2, NVME),
+         ({**rows.UPDATES["muon"], **BF16}, 3, (2, "cpu", "none"))]
 
 
 @pytest.mark.parametrize("more, ranks, home", CASES)

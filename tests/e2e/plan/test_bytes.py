@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+import rows
 import run
 from inputs import described
 from run import GPT2, planned
@@ -45,6 +46,19 @@ def test_a_remainder_has_two_bytes_of_four(ranks, place):
                              ["--plan", "--ranks", ranks]).out, ("optimizer",))
         for kept in ("full", "remainder"))
     assert rest == pytest.approx(whole * 10 / 12, rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", (1, 4))
+@pytest.mark.parametrize("home", ("none", "nvme"))
+@pytest.mark.parametrize("kept, v", (("fp32", 4), ("fp8", 65 / 64)))
+def test_matrices_of_muon_have_no_v(kept, v, home, ranks, place, nvme):
+    adam, muon = (
+        planned(place.launch(1, big(**run.offload(1, home, "none", nvme), **more, **{
+            "run.state_dtype": kept}), ["--plan", "--ranks", ranks]).out,
+            ("optimizer",)) for more in ({}, rows.UPDATES["muon"]))
+    matrices = 12 * GPT2["width"] ** 2 * GPT2["layers"]
+    assert adam - muon == pytest.approx(matrices * v / ranks,
+                                        rel=4e-2 if home == "nvme" else 6e-3)
 
 
 @pytest.mark.parametrize("home", ("none", "cpu", "nvme"))
