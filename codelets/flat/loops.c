@@ -10,6 +10,7 @@
 #include "codelets/base/mix.h"
 #include "codelets/flat/half.h"
 #include "codelets/flat/moment_code.h"
+#include "codelets/flat/nf4.h"
 
 /* load_f16, round_f16, round_bf16 and round_upper. */
 #include IZ_HALF_ROWS
@@ -394,6 +395,58 @@ static void store_8(uint8_t *restrict y, uint8_t *restrict power,
     }
 }
 
+/* ---- weights in 4 bits: see nf4.h ---- */
+
+static const float nf4_value[16] = {
+    -1.0f,         -0.696192801f, -0.525073051f,  -0.394917488f,
+    -0.284441382f, -0.184773430f, -0.0910500363f, 0.0f,
+    0.0795802996f, 0.160930201f,  0.246112302f,   0.337915242f,
+    0.440709829f,  0.562617004f,  0.722956836f,   1.0f};
+
+/* A code is the number of limits below x: the middle between two values, which
+ * itself has the lower code. */
+static inline uint32_t nf4_code(float x)
+{
+    uint32_t c = 0;
+    for (int i = 0; i < 15; i++)
+        c += x > (nf4_value[i] + nf4_value[i + 1]) / 2;
+    return c;
+}
+
+static void store_4(uint8_t *restrict y, float *restrict scale,
+                    const float *restrict x, int64_t n)
+{
+    for (int64_t b = 0; b < n; b += IZ_NF4_BLOCK) {
+        uint8_t code[IZ_NF4_BLOCK];
+        float most = 0;
+        for (int i = 0; i < IZ_NF4_BLOCK; i++)
+            most = fabsf(x[b + i]) > most ? fabsf(x[b + i]) : most;
+        float inverse = 1.0f / (most > 1e-38f ? most : 1e-38f);
+        for (int i = 0; i < IZ_NF4_BLOCK; i++)
+            code[i] = (uint8_t)nf4_code(x[b + i] * inverse);
+        for (int i = 0; i < IZ_NF4_BLOCK / 2; i++)
+            y[b / 2 + i] = (uint8_t)(code[2 * i] << 4 | code[2 * i + 1]);
+        scale[b / IZ_NF4_BLOCK] = most;
+    }
+}
+
+static void load_4(float *restrict y, const uint8_t *restrict x,
+                   const float *restrict scale, int64_t n)
+{
+    float pair[256][2], values[IZ_NF4_BLOCK];
+    for (int c = 0; c < 256; c++) {
+        pair[c][0] = nf4_value[c >> 4];
+        pair[c][1] = nf4_value[c & 15];
+    }
+    for (int64_t b = 0; b < n; b += IZ_NF4_BLOCK) {
+        float s = scale[b / IZ_NF4_BLOCK];
+        for (int i = 0; i < IZ_NF4_BLOCK / 2; i++)
+            memcpy(values + 2 * i, pair[x[b / 2 + i]], sizeof(pair[0]));
+        for (int i = 0; i < IZ_NF4_BLOCK; i++)
+            y[b + i] = values[i] * s;
+    }
+}
+
 const struct iz_simd IZ_SIMD_TABLE = {
     .load_bf16 = load_bf16,
     .load_f16 = load_f16,
@@ -421,4 +474,6 @@ const struct iz_simd IZ_SIMD_TABLE = {
     .store_m16 = store_m16,
     .load_8 = load_8,
     .store_8 = store_8,
+    .store_4 = store_4,
+    .load_4 = load_4,
 };

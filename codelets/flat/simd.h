@@ -54,6 +54,9 @@ struct iz_simd {
                    bool positive);
     void (*store_8)(uint8_t *y, uint8_t *power, const float *x, int64_t n,
                     uint64_t key, int64_t first, bool positive);
+    /* Whole blocks of nf4.h: codes, and scales in fp32. */
+    void (*store_4)(uint8_t *y, float *scale, const float *x, int64_t n);
+    void (*load_4)(float *y, const uint8_t *x, const float *scale, int64_t n);
 };
 
 enum { IZ_NORMAL_BLOCK = 256 }; /* normal numbers generated at a time */

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Weights in 4 bits: what bitsandbytes makes of a matrix and back, and the same
+ * bits however long the group and at every SIMD level. */
+#include <math.h>
+#include <string.h>
+
+#include "codelets/flat/nf4.h"
+#include "tests/codelets/flat/flat_test.h"
+#include "tests/codelets/flat/nf4_reference.h"
+
+enum { N = IZ_NF4_GROUP, SCALES = IZ_NF4_SCALES };
+
+static struct iz_nf4_group g;
+static float x[N], scale[SCALES];
+
+/* As in nf4_reference.py. */
+static float nf4_weight(int i)
+{
+    uint32_t u = (uint32_t)i * 2654435761u + 12345u;
+    return (float)(((double)(u >> 8) / 16777216 - 0.5) / (1 + i / 64));
+}
+
+static float of_bits(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, sizeof(f));
+    return f;
+}
+
+/* A matrix of one group. */
+static void quantise(const float *w, int64_t n)
+{
+    double sum = iz_nf4_codes(&g, scale, w, n);
+    iz_nf4_scales(&g, scale, n, iz_nf4_mean(&sum, n));
+}
+
+static void a_group_is_that_of_bitsandbytes(void **state)
+{
+    for (int i = 0; i < REFERENCE_N; i++)
+        x[i] = nf4_weight(i);
+    quantise(x, REFERENCE_N);
+    assert_memory_equal(g.code, reference_code, sizeof(reference_code));
+    assert_memory_equal(g.scale, reference_scale, sizeof(reference_scale));
+    assert_memory_equal(&g.most, &reference_most, 4);
+    assert_memory_equal(&g.mean, &reference_mean, 4);
+}
+
+static void its_weights_are_those_of_bitsandbytes(void **state)
+{
+    float out[REFERENCE_N];
+    memset(&g, 0, sizeof(g));
+    memcpy(g.code, reference_code, sizeof(reference_code));
+    memcpy(g.scale, reference_scale, sizeof(reference_scale));
+    g.most = of_bits(reference_most);
+    g.mean = of_bits(reference_mean);
+    iz_nf4_load(out, IZ_F32, &g, REFERENCE_N);
+    assert_memory_equal(out, reference_fp32, sizeof(reference_fp32));
+    iz_nf4_load(out, IZ_BF16, &g, REFERENCE_N);
+    assert_memory_equal(out, reference_bf16, sizeof(reference_bf16));
+    iz_nf4_load(out, IZ_F16, &g, REFERENCE_N);
+    assert_memory_equal(out, reference_fp16, sizeof(reference_fp16));
+}
+
+/* Code 15 is 1, so with most 1 and mean 0 each block shows its scale. */
+static void every_code_of_a_scale_is_known(void **state)
+{
+    memset(&g, 0, sizeof(g));
+    memset(g.code, 0xff, sizeof(g.code));
+    g.most = 1;
+    for (int i = 0; i < SCALES; i++)
+        g.scale[i] = (uint8_t)i;
+    iz_nf4_load(x, IZ_F32, &g, N);
+    for (int i = 0; i < SCALES; i++)
+        assert_memory_equal(&x[i * IZ_NF4_BLOCK], &reference_dynamic[i], 4);
+}
+
+/* Of all 256 codes none is nearer to a scale than its own. */
+static void scales_take_the_nearest_code(void **state)
+{
+    flat_fill(x, IZ_F32, N, 1.0);
+    for (int i = 0; i < N; i++)
+        x[i] *= expf(random_float(6.0));
+    quantise(x, N);
+    for (int b = 0; b < SCALES; b++) {
+        float v = (scale[b] - g.mean) * (1.0f / g.most);
+        double own =
+            fabs((double)v - (double)of_bits(reference_dynamic[g.scale[b]]));
+        for (int c = 0; c < 256; c++)
+            assert_true(
+                fabs((double)v - (double)of_bits(reference_dynamic[c])) >=
+                own * (1 - 1e-6));
+    }
+}
+
+/* Weights that are all equal, or zero, and the smallest numbers. */
+static void equal_weights_are_kept(void **state)
+{
+    const float values[] = {0, -0.0f, 1, -3e-5f, 1e-42f, 3e38f};
+    for (size_t k = 0; k < sizeof(values) / sizeof(values[0]); k++) {
+        float out[200];
+        for (int i = 0; i < 200; i++)
+            x[i] = values[k];
+        quantise(x, 200);
+        iz_nf4_load(out, IZ_F32, &g, 200);
+        for (int i = 0; i < 200; i++)
+            assert_true(values[k] < 1e-38f && values[k] > -1e-38f
+                            ? fabsf(out[i]) <= fabsf(values[k])
+                            : out[i] == values[k]);
+    }
+}
+
+/* The first level's bits, which the others must have. */
+static struct iz_nf4_group first;
+static bool has_first;
+
+static void bits_are_those_of_every_level(void **state)
+{
+    for (int i = 0; i < N; i++)
+        x[i] = nf4_weight(i * 7 + 1);
+    quantise(x, N);
+    if (has_first)
+        assert_memory_equal(&g, &first, sizeof(g));
+    first = g;
+    has_first = true;
+}
+
+/* A block depends on no other but through the mean and the magnitude. */
+static void shorter_groups_have_the_same_codes(void **state)
+{
+    struct iz_nf4_group part;
+    float some[SCALES];
+    flat_fill(x, IZ_F32, N, 2.0);
+    quantise(x, N);
+    for (int64_t n = 64; n < N; n += 64 * random_piece(80, 200)) {
+        iz_nf4_codes(&part, some, x, n);
+        assert_memory_equal(part.code, g.code, (size_t)n / 2);
+        assert_memory_equal(some, scale, (size_t)n / 64 * sizeof(float));
+        for (size_t i = (size_t)n / 2; i < sizeof(part.code); i++)
+            assert_int_equal(part.code[i], 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_group_is_that_of_bitsandbytes),
+        cmocka_unit_test(its_weights_are_those_of_bitsandbytes),
+        cmocka_unit_test(every_code_of_a_scale_is_known),
+        cmocka_unit_test(scales_take_the_nearest_code),
+        cmocka_unit_test(equal_weights_are_kept),
+        cmocka_unit_test(bits_are_those_of_every_level),
+        cmocka_unit_test(shorter_groups_have_the_same_codes),
+    };
+    return levels_run("nf4", tests, sizeof(tests) / sizeof(tests[0]));
+}
