@@ -30,7 +30,7 @@ struct stream {
     const struct iz_model *m;
     struct iz_hf_writer *w;
     int unit;
-    bool frozen;
+    enum iz_unit_part part;
     int64_t at;
     float *adapters, *buf;
 };
@@ -40,7 +40,7 @@ static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
     const struct stream *s = arg;
     if (s->adapters) {
         memcpy(s->buf, in, (size_t)n * sizeof(*in));
-        iz_lora_merge(s->m, s->unit, s->frozen, s->adapters, from, s->buf, n);
+        iz_lora_merge(s->m, s->unit, s->part, s->adapters, from, s->buf, n);
         in = s->buf;
     }
     iz_hf_write(s->w, s->unit, s->at + from, in, n);
@@ -51,7 +51,7 @@ static void keep_adapters(void *arg, int64_t from, const float *in, int64_t n)
     const struct stream *s = arg;
     const struct iz_unit *u = &s->m->unit[s->unit];
     int64_t first = iz_lora_first(u), at = max64(from, first);
-    int64_t end = min64(from + n, iz_unit_elems(u, false));
+    int64_t end = min64(from + n, iz_unit_elems(u, IZ_PART_TRAINED));
     if (at < end)
         memcpy(s->adapters + (at - first), in + (at - from),
                (size_t)(end - at) * sizeof(*in));
@@ -101,10 +101,10 @@ static int streams_open(struct stream **out, struct checkpoint *c,
     }
     for (int n = 0; n < 2 * m->n_units; n++) {
         const struct iz_unit *u = &m->unit[n / 2];
-        int64_t trained = iz_unit_elems(u, false);
+        int64_t trained = iz_unit_elems(u, IZ_PART_TRAINED);
         s[n] = (struct stream){.m = m,
                                .unit = n / 2,
-                               .frozen = n % 2,
+                               .part = n % 2 ? IZ_PART_FROZEN : IZ_PART_TRAINED,
                                .at = n % 2 ? trained : 0,
                                .buf = buf};
         if (!merge || !u->n_adapters)
@@ -149,6 +149,14 @@ static const struct iz_program *find_program(const struct checkpoint *c)
 {
     const char *name =
         iz_json_text_of(json_object_get(c->index->root, "model"), "name");
+    if (json_object_get(json_object_get(c->index->root, "model"),
+                        "base_dtype")) {
+        fprintf(stderr,
+                "ckpt: %s has parameters in 4 bits: export it with run.export "
+                "of a run with --resume\n",
+                c->path);
+        return NULL;
+    }
     for (int i = 0; i < PROGRAMS; i++)
         if (strcmp(programs[i]->name, name) == 0 && programs[i]->section.hf)
             return programs[i];

@@ -8,6 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "codelets/base/int64.h"
+#include "codelets/flat/nf4.h"
+
 static void close_model(struct iz_model *m)
 {
     for (int u = 0; m->unit && u < m->n_units; u++)
@@ -67,24 +70,58 @@ int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
     return 0;
 }
 
-int64_t iz_unit_elems(const struct iz_unit *u, bool frozen)
+int64_t iz_unit_elems(const struct iz_unit *u, enum iz_unit_part part)
 {
     int64_t n = 0;
     for (int i = 0; i < u->n_params; i++)
-        if (u->param[i].frozen == frozen)
+        if (iz_param_part(&u->param[i]) == part)
             n += u->param[i].rows * u->param[i].cols;
     return n;
 }
 
-void iz_unit_offsets(const struct iz_unit *u, int64_t frozen_at,
+void iz_unit_offsets(const struct iz_unit *u, const int64_t from[IZ_PARTS],
                      int64_t *offset)
 {
-    int64_t at[2] = {0, frozen_at};
+    int64_t at[IZ_PARTS] = {from[0], from[1], from[2]};
     for (int i = 0; i < u->n_params; i++) {
         const struct iz_param *p = &u->param[i];
-        offset[i] = at[p->frozen];
-        at[p->frozen] += p->rows * p->cols;
+        offset[i] = at[iz_param_part(p)];
+        at[iz_param_part(p)] += p->rows * p->cols;
     }
+}
+
+bool iz_unit_next_nf4(const struct iz_unit *u, struct iz_nf4_matrix *m)
+{
+    m->first += m->n;
+    m->group += m->groups;
+    m->stacked += m->n > 0;
+    m->n = m->groups = 0;
+    for (; m->param < u->n_params; m->param++, m->stacked = 0) {
+        const struct iz_param *p = &u->param[m->param];
+        bool stack = p->out_rows && m->stacked < IZ_STACKED;
+        int64_t rows = stack         ? p->outputs[m->stacked]
+                       : !m->stacked ? p->rows
+                                     : 0;
+        if (!p->nf4 || !rows)
+            continue;
+        m->n = rows * p->cols;
+        m->groups = iz_nf4_groups(m->n);
+        return true;
+    }
+    return false;
+}
+
+int64_t iz_unit_nf4_group(const struct iz_unit *u, int64_t g, int64_t *first)
+{
+    struct iz_nf4_matrix m = {0};
+    while (iz_unit_next_nf4(u, &m) && g >= m.group + m.groups)
+        ;
+    *first = m.first;
+    if (!m.n)
+        return 0;
+    int64_t at = (g - m.group) * IZ_NF4_GROUP;
+    *first += at;
+    return min64(m.n - at, IZ_NF4_GROUP);
 }
 
 bool iz_unit_ties_trained(const struct iz_model *m, int unit)

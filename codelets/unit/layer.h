@@ -30,6 +30,7 @@ struct iz_param {
     double lr_scale, weight_decay;
     bool by_matrix; /* its matrices are updated as such */
     bool frozen;    /* has no gradient: its view in dw is absent (rows = 0) */
+    bool nf4;       /* frozen, and kept in 4 bits (codelets/flat/nf4.h) */
     /* A step moves and updates only the rows it touches; views may contain just
      * those rows (struct iz_view). */
     bool sparse;
@@ -221,12 +222,34 @@ static inline int iz_unit_base(const struct iz_unit *u)
     return u->n_params - 2 * u->n_adapters;
 }
 
-/* Elements of a unit's trained or of its frozen parameters. */
-int64_t iz_unit_elems(const struct iz_unit *u, bool frozen);
+/* A unit's flat array has its trained parameters, then the frozen ones, then
+ * those that are kept in 4 bits. */
+enum iz_unit_part { IZ_PART_TRAINED, IZ_PART_FROZEN, IZ_PART_NF4, IZ_PARTS };
+
+static inline enum iz_unit_part iz_param_part(const struct iz_param *p)
+{
+    return p->nf4 ? IZ_PART_NF4 : p->frozen ? IZ_PART_FROZEN : IZ_PART_TRAINED;
+}
+
+/* Elements of a part. */
+int64_t iz_unit_elems(const struct iz_unit *u, enum iz_unit_part part);
 /* Writes offset[n_params], where each parameter starts in the unit's flat
- * array: the trained ones follow one another from 0, the frozen ones from
- * frozen_at. */
-void iz_unit_offsets(const struct iz_unit *u, int64_t frozen_at,
+ * array: those of a part follow one another from from[part] on. */
+void iz_unit_offsets(const struct iz_unit *u, const int64_t from[IZ_PARTS],
                      int64_t *offset);
+
+/* A matrix of the part in 4 bits, which has groups of its own: one of those
+ * that a parameter stacks, if they follow one another, or all of it. */
+struct iz_nf4_matrix {
+    int param, stacked;    /* which of the parameter's */
+    int64_t first, n;      /* elements of the part, end to end */
+    int64_t group, groups; /* of all of the part */
+};
+/* Goes on to the next one, from {0} to the first; false: there are no more.
+ * Then first and group are what all have together. */
+bool iz_unit_next_nf4(const struct iz_unit *u, struct iz_nf4_matrix *m);
+/* Elements of group g, and the first of them in the part, end to end; 0 behind
+ * the last group. */
+int64_t iz_unit_nf4_group(const struct iz_unit *u, int64_t g, int64_t *first);
 /* Whether the unit uses a trained parameter of another unit. */
 bool iz_unit_ties_trained(const struct iz_model *m, int unit);

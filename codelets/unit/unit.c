@@ -119,7 +119,7 @@ static void clear_gradients(struct iz_exec *x, const struct iz_unit_arg *a,
     const struct iz_unit *u = &l->model->unit[l->unit];
     if (a->at_grad >= 0 && a->at_rows < 0) {
         clear_uncovered(x, buf[a->at_grad], l->n, a->type, 0,
-                        iz_unit_elems(u, false));
+                        iz_unit_elems(u, IZ_PART_TRAINED));
     }
     if (a->at_tied_grad >= 0) {
         const struct iz_param *t =

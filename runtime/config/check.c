@@ -335,6 +335,16 @@ static void check_copies(struct iz_config_file *file, struct iz_faults *f)
                  z->hpz_partition);
 }
 
+static void check_base(struct iz_config_file *file, struct iz_faults *f)
+{
+    int group = file->c.zero.hpz_partition;
+    if (file->c.base_dtype == IZ_BASE_NF4 && group > 1)
+        iz_fault(f, "model.base_dtype",
+                 "nf4, and zero_optimization.zero_hpz_partition_size is %d: "
+                 "copies of parameters in 4 bits are not built; set it to 1",
+                 group);
+}
+
 static void check_zero(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_zero_config *z = &file->c.zero;
@@ -348,6 +358,7 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
     check_offload(file, f, "offload_optimizer", &z->optimizer);
     check_offload(file, f, "offload_param", &z->param);
     check_copies(file, f);
+    check_base(file, f);
     if (z->optimizer.ratio < 1)
         check_ratio(file, f);
     file->c.zero.optimizer.ratio_auto =

@@ -183,6 +183,10 @@ struct iz_rule {
     bool given[IZ_RULE_KEYS]; /* in the order of iz_rule_keys */
 };
 
+/* How the matrices of blocks are kept, all of them frozen: in the type of the
+ * parameters, or in 4 bits (codelets/flat/nf4.h). */
+enum iz_base_dtype { IZ_BASE_PARAMS, IZ_BASE_NF4 };
+
 struct iz_config {
     int64_t train_batch_size; /* samples per step, all ranks */
     int micro_batch;          /* samples per task chain */
@@ -199,6 +203,7 @@ struct iz_config {
     struct iz_data_config data;
     struct iz_run_config run;
     char import[IZ_PATH_MAX]; /* model.import: initial weights; "": random */
+    enum iz_base_dtype base_dtype;
     struct iz_lora_config lora;
     struct iz_rule rule[IZ_RULES_MAX];
     int n_rules;

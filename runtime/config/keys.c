@@ -460,6 +460,9 @@ const struct iz_key iz_config_keys[] = {
     TEXT("model.import", c.import, "\"\"",
          "Folder of a Hugging Face model: config.json sets the shape, and the "
          "weights start from its safetensors. Empty: random weights."),
+    WORD("model.base_dtype", c.base_dtype, "null|nf4", "null",
+         "nf4: the matrices of blocks, all of them frozen, are kept in 4 bits, "
+         "as bitsandbytes has them. null: in the type of the parameters."),
     {.name = NULL},
 };
 

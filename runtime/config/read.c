@@ -287,9 +287,18 @@ static void read_model(struct reader *r, json_t *object)
     json_t *v;
     read_import(r, json_object_get(object, "import"));
     read_preset(r, json_object_get(object, "preset"));
-    json_object_foreach(object, key, v) if (strcmp(key, "preset") != 0 &&
-                                            strcmp(key, "import") != 0)
-        read_model_key(r, key, v);
+    json_object_foreach(object, key, v)
+    {
+        char name[IZ_CONFIG_NAME_MAX];
+        snprintf(name, sizeof(name), "model.%s", key);
+        const struct iz_key *k = iz_key_find(iz_config_keys, name);
+        if (strcmp(key, "preset") == 0 || strcmp(key, "import") == 0)
+            continue;
+        if (k)
+            read_key(r, k, v);
+        else
+            read_model_key(r, key, v);
+    }
     json_decref(r->imported);
 }
 

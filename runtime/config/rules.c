@@ -134,6 +134,31 @@ static int check_trained(const struct iz_model *m, FILE *err)
                           "nothing to train");
 }
 
+/* Marks the matrices of blocks for model.base_dtype. */
+static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
+{
+    bool found = false;
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < m->unit[u].n_params; i++) {
+            struct iz_param *p = &m->unit[u].param[i];
+            p->nf4 = c->base_dtype == IZ_BASE_NF4 && p->outputs[0];
+            if (p->nf4 && !p->frozen)
+                return iz_refuse(err,
+                                 "model.base_dtype: nf4: %s is trained, and 4 "
+                                 "bits have no room for its updates: freeze it "
+                                 "(lora.rank, or a rule of parameters), or set "
+                                 "null",
+                                 p->name);
+            found |= p->nf4;
+        }
+    return found || c->base_dtype == IZ_BASE_PARAMS
+               ? 0
+               : iz_refuse(err,
+                           "model.base_dtype: nf4: %s has no matrix of a "
+                           "block: set null",
+                           m->name);
+}
+
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
 {
     int status = 0;
@@ -153,6 +178,8 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
     }
     if (!status)
         status = iz_rules_check_sparse(m, NULL, false, err);
+    if (!status)
+        status = apply_base(m, c, err);
     return status ? status : check_trained(m, err);
 }
 
@@ -164,7 +191,7 @@ void iz_rules_print(const struct iz_model *m, FILE *out)
             fprintf(out, "%-40s [%" PRId64 ", %" PRId64 "]  ", p->name, p->rows,
                     p->cols);
             if (p->frozen)
-                fprintf(out, "frozen\n");
+                fprintf(out, "frozen%s\n", p->nf4 ? "  nf4" : "");
             else
                 fprintf(out, "weight_decay %g  lr_scale %g%s%s\n",
                         p->weight_decay, p->lr_scale,

@@ -8,10 +8,10 @@
 #include "codelets/unit/layer.h"
 #include "runtime/config/config.h"
 
-/* Sets weight decay and rate of every parameter, and which are frozen: without
- * a rule, all but the adapters if there are any.  -EINVAL
- * with all patterns that match nothing told on `err` (NULL: nothing is), or
- * -ENOMEM. */
+/* Sets weight decay and rate of every parameter, which are frozen (without a
+ * rule, all but the adapters if there are any), and which of these are kept in
+ * 4 bits.  -EINVAL with the reason told on `err` (NULL: nothing is), with all
+ * patterns that match nothing, or -ENOMEM. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
 /* Whether there is something for an optimizer of matrices, in a run without a

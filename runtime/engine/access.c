@@ -173,10 +173,25 @@ static void move_halves(struct iz_engine *e, int unit, struct iz_chunk *k,
     }
 }
 
-struct iz_part iz_part_of(const struct iz_engine *e, int unit, bool frozen)
+struct iz_part iz_part_of_array(const struct iz_engine *e, int unit,
+                                enum iz_array a)
+{
+    if (a == IZ_NF4_WORDS)
+        return iz_param_nf4_words(e, unit);
+    return iz_part_of(e, unit,
+                      a == IZ_NF4      ? IZ_PART_NF4
+                      : a == IZ_FROZEN ? IZ_PART_FROZEN
+                                       : IZ_PART_TRAINED);
+}
+
+struct iz_part iz_part_of(const struct iz_engine *e, int unit,
+                          enum iz_unit_part part)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     const struct iz_plan_frozen *f = &p->frozen;
+    bool frozen = part == IZ_PART_FROZEN;
+    if (part == IZ_PART_NF4)
+        return iz_param_nf4_values(e, unit);
     int64_t n = frozen ? f->n : p->n, shard = frozen ? f->shard : p->shard;
     int64_t own = shard * e->plan.rank;
     int64_t first = e->plan.zero.states_full ? 0 : own;
@@ -205,7 +220,7 @@ struct iz_chunk *iz_array_chunk(const struct iz_engine *e, int unit,
     const struct iz_unit_memory *g = &e->unit[unit];
     bool frozen = a == IZ_FROZEN;
     int n = frozen ? g->plan->frozen.chunks : g->plan->chunks;
-    int64_t first = iz_part_of(e, unit, frozen).first, begin;
+    int64_t first = iz_part_of_array(e, unit, a).first, begin;
     at += iz_array_at(e, unit, a, first);
     for (int i = 0; i < n; i++) {
         struct iz_chunk *k = &(frozen ? g->frozen : g->chunk)[i];
@@ -225,7 +240,11 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
                        int64_t from, float *host, int64_t n, bool put)
 {
     bool coded = a >= IZ_STATE && e->plan.optimizer.moments != IZ_MOMENT_F32;
-    from -= iz_array_at(e, unit, a, iz_part_of(e, unit, a == IZ_FROZEN).first);
+    from -= iz_array_at(e, unit, a, iz_part_of_array(e, unit, a).first);
+    if (a == IZ_NF4_WORDS) {
+        iz_param_nf4_move(e, unit, from * 4, (char *)host, n * 4, put);
+        return;
+    }
     for (int64_t left, at; n > 0; from += left, host += left, n -= left) {
         struct iz_chunk *k = iz_array_chunk(e, unit, a, from, &at, &left);
         left = min64(left, n);
@@ -259,7 +278,10 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
 void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    float *out, int64_t n)
 {
-    move_array(e, unit, a, from, out, n, false);
+    if (a == IZ_NF4)
+        iz_param_nf4_get(e, unit, from, out, n);
+    else
+        move_array(e, unit, a, from, out, n, false);
 }
 
 void iz_access_put(struct iz_engine *e, int unit, enum iz_array a, int64_t from,

@@ -2,7 +2,7 @@
 /* Reads and writes parameters and states where they live, when no task runs. */
 #pragma once
 
-#include "runtime/engine/engine.h"
+#include "runtime/engine/param_nf4.h"
 
 /* How a chunk's states lie, in memory or in a file. */
 static inline struct iz_state_layout
@@ -13,17 +13,11 @@ iz_chunk_states(const struct iz_engine *e, int unit, const struct iz_chunk *k)
                           k->lacks);
 }
 
-/* IZ_STATE and on: the optimizer's states. */
-enum iz_array { IZ_FROZEN = -1, IZ_MASTER, IZ_STATE };
-
-/* A unit's trained or frozen parameters, n without padding.  This rank owns
- * [first, last); what all ranks have together is cut into [begin, end). */
-struct iz_part {
-    enum iz_array array; /* IZ_MASTER or IZ_FROZEN */
-    int64_t n, first, last, begin, end;
-    int64_t at; /* where they begin in all of the unit's, end to end */
-};
-struct iz_part iz_part_of(const struct iz_engine *e, int unit, bool frozen);
+struct iz_part iz_part_of(const struct iz_engine *e, int unit,
+                          enum iz_unit_part part);
+/* Those that an array is of: all but IZ_NF4_WORDS have a part's elements. */
+struct iz_part iz_part_of_array(const struct iz_engine *e, int unit,
+                                enum iz_array a);
 
 /* Where element `at` of a unit is in an array of it: before that, states of
  * elements lack what iz_plan_lacks says. */
@@ -37,8 +31,9 @@ struct iz_chunk *iz_array_chunk(const struct iz_engine *e, int unit,
                                 int64_t *left);
 
 /* Elements [from, from + n) of an array of a unit's trained parameters
- * (IZ_FROZEN: of its frozen ones), which this rank owns, or of their padding;
- * no task runs.  put(MASTER) also sets the parameters of compute type. */
+ * (IZ_FROZEN and below: of the others), which this rank owns, or of their
+ * padding; no task runs.  put(MASTER) also sets the parameters of compute type;
+ * IZ_NF4 is only read. */
 void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    float *out, int64_t n);
 void iz_access_put(struct iz_engine *e, int unit, enum iz_array a, int64_t from,

@@ -35,6 +35,7 @@ void iz_unit_memory_close(struct iz_engine *e);
  * the place in its ring. */
 enum iz_datum {
     IZ_DATUM_PARAM,
+    IZ_DATUM_NF4,  /* parameters in 4 bits */
     IZ_DATUM_COPY, /* this rank's part of its group's copy */
     IZ_DATUM_GRAD,
     IZ_DATUM_STATE,

@@ -80,6 +80,19 @@ static int open_params(struct iz_engine *e, struct iz_unit_memory *g, int u)
     return register_pieces(e, g, u);
 }
 
+static int open_nf4(struct iz_engine *e, struct iz_unit_memory *g, int u)
+{
+    int64_t bytes = iz_plan_nf4_held(&e->plan, g->plan);
+    if (!bytes)
+        return 0;
+    if (e->plan.zero.param_home == IZ_HOME_NVME) {
+        g->nf4_handle = iz_handle_token(e, IZ_DATUM_NF4, u);
+        return 0;
+    }
+    g->nf4 = iz_handle_take(e, &g->nf4_handle, IZ_DATUM_NF4, u, bytes);
+    return g->nf4 ? 0 : -ENOMEM;
+}
+
 static int open_copy(struct iz_engine *e, struct iz_unit_memory *g, int u)
 {
     int64_t n = iz_plan_copied(&e->plan, g->plan);
@@ -194,7 +207,8 @@ static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
         g->chunk[i].lacks = iz_plan_chunk_lacks(&e->plan, p, i);
         g->chunk[i].state_bytes = iz_plan_chunk_bytes(&e->plan, p, i);
     }
-    iz_unit_offsets(unit, p->padded, g->offset);
+    int64_t from[IZ_PARTS] = {0, p->padded, p->padded + p->frozen.padded};
+    iz_unit_offsets(unit, from, g->offset);
     g->layout = (struct iz_unit_layout){
         .model = e->model, .unit = u, .offset = g->offset, .n = p->padded};
     if (unit->tied_unit >= 0) {
@@ -212,6 +226,8 @@ static int open_unit(struct iz_engine *e, int u)
     int r = open_layout(e, g, u);
     if (!r)
         r = open_params(e, g, u);
+    if (!r)
+        r = open_nf4(e, g, u);
     if (!r)
         r = open_copy(e, g, u);
     if (!r)
@@ -267,6 +283,8 @@ static int open_files(struct iz_engine *e)
             e->unit[u].frozen[i].param_at = param;
             param += g->frozen.chunk * size;
         }
+        e->unit[u].nf4_at = param;
+        param += iz_plan_nf4_filed(g);
     }
     if (z->optimizer.home != IZ_HOME_NVME)
         state = 0;

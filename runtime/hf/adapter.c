@@ -71,7 +71,8 @@ static int add_unit(struct layout *l, const struct iz_model *m, int u)
     const struct iz_unit *unit = &m->unit[u];
     int64_t offset[IZ_UNIT_PARAMS];
     int err = 0;
-    iz_unit_offsets(unit, iz_unit_elems(unit, false), offset);
+    int64_t from[IZ_PARTS] = {0, iz_unit_elems(unit, IZ_PART_TRAINED)};
+    iz_unit_offsets(unit, from, offset);
     for (int p = iz_unit_base(unit); p < unit->n_params; p += 2)
         for (int i = 0; i < l->model.n && !err; i++) {
             const struct iz_hf_tensor *t = &l->model.tensor[i];

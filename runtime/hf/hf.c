@@ -41,6 +41,30 @@ static int import_part(struct iz_engine *e, int u, bool frozen,
     return err;
 }
 
+struct values {
+    struct iz_engine *e;
+    struct iz_hf_reader *r;
+};
+
+static int import_values(void *arg, int unit, int64_t from, float *out,
+                         int64_t n)
+{
+    const struct values *v = arg;
+    int64_t at = iz_part_of(v->e, unit, IZ_PART_NF4).at;
+    return iz_hf_read(v->r, unit, at + from, n, out);
+}
+
+/* All ranks: what is kept in 4 bits has scales that they make together. */
+static int import_nf4(struct iz_engine *e, struct iz_hf_reader *r)
+{
+    struct values v = {e, r};
+    struct iz_nf4_source from = {import_values, &v};
+    int err = 0;
+    for (int u = 0; u < e->plan.n_units && !err; u++)
+        err = iz_param_nf4_fill(e, u, &from);
+    return err;
+}
+
 static int import_units(struct iz_engine *e, struct iz_hf_reader *r)
 {
     float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
@@ -83,6 +107,8 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
                                                stderr));
     if (!err)
         err = agree(e, import_units(e, r));
+    if (!err)
+        err = agree(e, import_nf4(e, r));
     iz_hf_read_close(&r);
     return err ? err : iz_train_init_adapters(e);
 }
@@ -135,16 +161,16 @@ static float *gather_trained(struct iz_engine *e, int u)
 }
 
 /* trained: what is merged, or NULL. */
-static void export_part(struct iz_engine *e, int u, bool frozen,
+static void export_part(struct iz_engine *e, int u, enum iz_unit_part part,
                         const float *trained, struct iz_hf_writer *w,
                         float *buf, struct iz_progress *progress)
 {
-    struct iz_part p = iz_part_of(e, u, frozen);
+    struct iz_part p = iz_part_of(e, u, part);
     for (int64_t i = p.begin, n; i < p.end; i += n) {
         n = min64(p.end - i, IZ_HF_PIECE);
         iz_access_get(e, u, p.array, i, buf, n);
         if (trained)
-            iz_lora_merge(e->model, u, frozen,
+            iz_lora_merge(e->model, u, part,
                           trained + iz_lora_first(&e->model->unit[u]), i, buf,
                           n);
         iz_hf_write(w, u, p.at + i, buf, n);
@@ -157,20 +183,21 @@ static void export_units(struct iz_engine *e, struct iz_hf_writer *w,
                          float *buf)
 {
     bool alone = e->config->lora.export == IZ_LORA_ADAPTER;
-    int parts = alone ? 1 : 2;
+    int parts = alone ? 1 : IZ_PARTS;
     struct iz_progress progress;
     int64_t mine = 0;
     for (int u = 0; u < e->plan.n_units; u++)
-        for (int frozen = 0; frozen < parts; frozen++) {
-            struct iz_part p = iz_part_of(e, u, frozen);
+        for (int part = 0; part < parts; part++) {
+            struct iz_part p = iz_part_of(e, u, (enum iz_unit_part)part);
             mine += p.end - p.begin;
         }
     iz_progress_begin(&progress, "exporting", 4 * mine);
     for (int u = 0; u < e->plan.n_units; u++) {
         bool merges = !alone && e->model->unit[u].n_adapters > 0;
         float *trained = merges ? gather_trained(e, u) : NULL;
-        for (int frozen = 0; frozen < parts; frozen++)
-            export_part(e, u, frozen, trained, w, buf, &progress);
+        for (int part = 0; part < parts; part++)
+            export_part(e, u, (enum iz_unit_part)part, trained, w, buf,
+                        &progress);
         free(trained);
     }
     iz_progress_end(&progress);

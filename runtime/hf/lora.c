@@ -331,13 +331,13 @@ static void merge_range(const struct merge *g, int64_t at, int64_t first,
 
 int64_t iz_lora_first(const struct iz_unit *u)
 {
-    int64_t n = iz_unit_elems(u, false);
+    int64_t n = iz_unit_elems(u, IZ_PART_TRAINED);
     for (int i = iz_unit_base(u); i < u->n_params; i++)
         n -= u->param[i].rows * u->param[i].cols;
     return n;
 }
 
-void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
+void iz_lora_merge(const struct iz_model *m, int unit, enum iz_unit_part part,
                    const float *adapters, int64_t first, float *in, int64_t n)
 {
     const struct iz_unit *u = &m->unit[unit];
@@ -345,7 +345,7 @@ void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
     int64_t *offset = calloc((size_t)u->n_params + 1, sizeof(*offset));
     if (!offset)
         iz_die("merging adapters: out of memory");
-    iz_unit_offsets(u, 0, offset);
+    iz_unit_offsets(u, (int64_t[IZ_PARTS]){0}, offset);
     for (int i = iz_unit_base(u); i < u->n_params; i += 2) {
         const struct iz_param *a = &u->param[i];
         struct merge g = {.w = &u->param[a->adapts],
@@ -354,7 +354,7 @@ void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
                           .av = adapters + (offset[i] - start),
                           .bv = adapters + (offset[i + 1] - start),
                           .scale = m->adapter_scale};
-        if (g.w->frozen == frozen)
+        if (iz_param_part(g.w) == part)
             merge_range(&g, offset[a->adapts], first, in, n);
     }
     free(offset);

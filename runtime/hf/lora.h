@@ -36,8 +36,7 @@ bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
  * parameters, which they end. */
 int64_t iz_lora_first(const struct iz_unit *u);
 
-/* w += scale b a in a part of a unit's parameters: `in` holds the n elements
- * from `first` on of the array that the weights of `frozen` lie in, end to end.
- * adapters: of the unit, all of them. */
-void iz_lora_merge(const struct iz_model *m, int unit, bool frozen,
+/* w += scale b a in a unit's parameters: `in` holds the n elements from `first`
+ * on of a part of them, end to end.  adapters: of the unit, all of them. */
+void iz_lora_merge(const struct iz_model *m, int unit, enum iz_unit_part part,
                    const float *adapters, int64_t first, float *in, int64_t n);

@@ -153,18 +153,20 @@ static int add_params(struct iz_hf_map *m, const struct iz_model *model,
     for (int u = 0; u < model->n_units && !err; u++) {
         const struct iz_unit *unit = &model->unit[u];
         struct iz_hf_tensor like = {.unit = u, .tied = tied};
-        int64_t at[2] = {0, iz_unit_elems(unit, false)};
+        int64_t at[IZ_PARTS] = {0};
+        for (int i = 1; i < IZ_PARTS; i++)
+            at[i] = at[i - 1] + iz_unit_elems(unit, (enum iz_unit_part)(i - 1));
         for (int p = 0; p < iz_unit_base(unit) && !err; p++) {
             like.param = p;
             like.width = unit->param[p].cols;
-            like.offset = at[unit->param[p].frozen];
+            int64_t *end = &at[iz_param_part(&unit->param[p])];
+            like.offset = *end;
             err = add_param(m, model, &like, &found);
             if (!err && !tied && found != 1)
                 err = hf_map_refuse(
                     &unit->param[p],
                     "its name in published checkpoints is not known");
-            at[unit->param[p].frozen] +=
-                unit->param[p].rows * unit->param[p].cols;
+            *end += unit->param[p].rows * unit->param[p].cols;
         }
     }
     return err;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "codelets/flat/flat.h"
+#include "codelets/flat/nf4.h"
 #include "codelets/flat/touched_rows.h"
 #include "runtime/comm/coll.h"
 
@@ -17,6 +18,10 @@
 /* Boundaries between a GPU and their file at once: two are written or read
  * while two more are copied. */
 #define BOUNDARY_STAGING 4
+
+/* Units in 4 bits: while one is turned into weights, the next one is gathered.
+ */
+#define NF4_STAGING 2
 
 /* What a process has beside its plan: libraries with their buffers, StarPU,
  * MPI, the log of tasks.  The resident set of an almost empty run is 211 MiB
@@ -80,6 +85,8 @@ static void count_units(struct iz_plan *p)
         bool file = p->zero.param_home == IZ_HOME_NVME;
         b[iz_plan_tier(p->zero.param_home)][IZ_MEM_PARAM] +=
             (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
+        b[iz_plan_tier(p->zero.param_home)][IZ_MEM_PARAM] +=
+            file ? iz_plan_nf4_filed(g) : iz_plan_nf4_held(p, g);
         b[iz_plan_tier(p->zero.param_home)][IZ_MEM_COPY] +=
             iz_plan_copied(p, g) * param;
         int64_t apart = iz_plan_grads_apart(p, g) * grad;
@@ -101,20 +108,25 @@ static void add_staging(struct iz_plan *p, enum iz_staging_kind k, int n,
 
 static void count_staging(struct iz_plan *p, const struct iz_config *c)
 {
-    int64_t chunk = 0, shard = 0, state = 0;
+    int64_t chunk = 0, shard = 0, state = 0, nf4 = 0;
+    int64_t size = iz_dtype_bytes(p->param_type);
     for (int u = 0; u < p->n_units; u++) {
-        if (p->unit[u].n)
-            chunk = max64(chunk, p->unit[u].chunk);
-        for (int i = 0; i < p->unit[u].chunks; i++)
-            state = max64(state, iz_plan_chunk_bytes(p, &p->unit[u], i));
-        shard = max64(shard, iz_plan_filed(&p->unit[u]));
+        const struct iz_plan_unit *g = &p->unit[u];
+        if (g->n)
+            chunk = max64(chunk, g->chunk);
+        for (int i = 0; i < g->chunks; i++)
+            state = max64(state, iz_plan_chunk_bytes(p, g, i));
+        shard = max64(shard, iz_plan_filed(g) * size + iz_plan_nf4_filed(g));
+        nf4 = max64(nf4, iz_plan_nf4_whole(p, g));
     }
     bool states = p->zero.state_home == IZ_HOME_NVME;
-    int64_t param =
-        p->zero.param_home == IZ_HOME_NVME ? iz_dtype_bytes(p->param_type) : 0;
+    bool params = p->zero.param_home == IZ_HOME_NVME;
     add_staging(p, IZ_STAGING_STATE, c->zero.optimizer.buffer_count,
-                (states ? state : 0) + chunk * param);
-    add_staging(p, IZ_STAGING_PARAM, c->zero.param.buffer_count, shard * param);
+                (states ? state : 0) + (params ? chunk * size : 0));
+    add_staging(p, IZ_STAGING_PARAM, c->zero.param.buffer_count,
+                params ? shard : 0);
+    add_staging(p, IZ_STAGING_NF4, NF4_STAGING,
+                p->ranks > 1 && !p->zero.params_full ? nf4 : 0);
 }
 
 static void count_saves(struct iz_plan *p, const struct iz_config *c)
@@ -137,6 +149,7 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
         int64_t frozen = p->unit[u].frozen.shard;
         elems = max64(elems, round_up(p->unit[u].shard, IZ_CHUNK_ALIGN));
         elems = max64(elems, round_up(frozen, IZ_CHUNK_ALIGN));
+        elems = max64(elems, iz_plan_nf4_filed(&p->unit[u]) / 4);
     }
     add_staging(p, IZ_STAGING_SAVE, c->run.save_buffers,
                 4 * min64(elems, IZ_CKPT_BLOCK));
@@ -351,9 +364,34 @@ bool iz_plan_within(const struct iz_plan *p, const struct iz_limits *l)
            iz_plan_device_need(p, l) <= l->device;
 }
 
+bool iz_plan_fetches(const struct iz_plan *p, const struct iz_plan_unit *g)
+{
+    return p->zero.fetch || g->nf4.n;
+}
+
 int64_t iz_plan_gathered(const struct iz_plan_unit *g)
 {
-    return g->rows ? g->packed : g->padded + g->frozen.padded;
+    return g->rows ? g->packed : g->padded + g->frozen.padded + g->nf4.n;
+}
+
+int64_t iz_plan_nf4_shard(const struct iz_plan_unit *g)
+{
+    return g->nf4.shard * (int64_t)sizeof(struct iz_nf4_group);
+}
+
+int64_t iz_plan_nf4_whole(const struct iz_plan *p, const struct iz_plan_unit *g)
+{
+    return iz_plan_nf4_shard(g) * p->ranks;
+}
+
+int64_t iz_plan_nf4_held(const struct iz_plan *p, const struct iz_plan_unit *g)
+{
+    return p->zero.params_full ? iz_plan_nf4_whole(p, g) : iz_plan_nf4_shard(g);
+}
+
+int64_t iz_plan_nf4_filed(const struct iz_plan_unit *g)
+{
+    return round_up(iz_plan_nf4_shard(g), PAGE_BYTES);
 }
 
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g)
@@ -457,6 +495,6 @@ int64_t iz_plan_buffers(const struct iz_plan *p)
     for (int i = 0; i < p->n_rings; i++)
         n += p->ring[i].params + p->ring[i].grads + p->ring[i].sums;
     for (int u = 0; u < p->n_units; u++)
-        n += 9 + p->unit[u].chunks;
+        n += 10 + p->unit[u].chunks;
     return n;
 }

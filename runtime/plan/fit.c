@@ -559,7 +559,8 @@ static bool fits_blocks(const struct iz_plan *p, const struct iz_config *c,
     if (!iz_plan_make(&q, c, &grown, p->ranks, p->rank, &p->target)) {
         fit = fits_either_way(&q, c, &grown, limit);
         for (int u = 0; u < q.n_units; u++)
-            *params += (double)(q.unit[u].n + q.unit[u].frozen.n);
+            *params +=
+                (double)(q.unit[u].n + q.unit[u].frozen.n + q.unit[u].nf4.n);
         iz_plan_clear(&q);
     }
     free(grown.unit);

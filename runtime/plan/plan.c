@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/units.h"
 #include "codelets/flat/flat.h"
 #include "runtime/base/text.h"
 
@@ -63,7 +64,7 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
     struct iz_plan_unit *g = &p->unit[u];
     struct iz_plan_frozen part[2]; /* trained, frozen */
     for (int i = 0; i < 2; i++) {
-        int64_t n = iz_unit_elems(&m->unit[u], i == 1);
+        int64_t n = iz_unit_elems(&m->unit[u], (enum iz_unit_part)i);
         int64_t shard = round_up((n + p->ranks - 1) / p->ranks, ALIGN_SHARD);
         int64_t owned = p->zero.states_full ? shard * p->ranks : shard;
         int64_t chunk = chunk_elems(c, owned);
@@ -78,6 +79,11 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
     g->chunk = part[0].chunk;
     g->chunks = part[0].chunks;
     g->frozen = part[1];
+    struct iz_nf4_matrix all = {0};
+    while (iz_unit_next_nf4(&m->unit[u], &all))
+        ;
+    g->nf4 = (struct iz_plan_nf4){all.first, all.group,
+                                  (all.group + p->ranks - 1) / p->ranks};
     plan_rows(p, m, u);
     bool many = p->micro_batches > 1;
     g->split_accum = g->ties && many;
@@ -145,11 +151,13 @@ static void plan_rings(struct iz_plan *p, const struct iz_config *c)
     p->ring[0].params = ring_slots(c, p->ring[0].elems, members);
     p->ring[0].grads = 2 * parallel;
     for (int i = 0; i < p->n_rings; i++) {
-        bool needed = false;
-        for (int u = 0; u < p->n_units; u++)
-            needed |=
-                p->unit[u].ring == i && p->unit[u].n && !p->unit[u].direct;
-        if (!p->zero.fetch)
+        bool needed = false, fetched = false;
+        for (int u = 0; u < p->n_units; u++) {
+            const struct iz_plan_unit *g = &p->unit[u];
+            needed |= g->ring == i && g->n && !g->direct;
+            fetched |= g->ring == i && iz_plan_fetches(p, g);
+        }
+        if (!fetched)
             p->ring[i].params = 0;
         if (!needed)
             p->ring[i].grads = 0;
@@ -389,6 +397,9 @@ int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
                          "leaves chunks to a GPU, and units are computed on "
                          "the CPU: use 1.0",
                          c->zero.optimizer.ratio);
+    if (target->gpu && c->base_dtype == IZ_BASE_NF4)
+        return iz_refuse(err, "model.base_dtype: nf4: no kernel of a GPU reads "
+                              "4 bits yet: use run.device: cpu, or null");
     if (!target->gpu || have >= 80 || (!key && !cudnn))
         return 0;
     return iz_refuse(err,
@@ -484,10 +495,12 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         [IZ_HOME_NONE] = "",
         [IZ_HOME_CPU] = ", boundaries on the host",
         [IZ_HOME_NVME] = ", boundaries on nvme"};
-    int64_t n = 0, frozen = 0;
+    int64_t n = 0, frozen = 0, nf4 = 0, nf4_bytes = 0;
     for (int u = 0; u < p->n_units; u++) {
         n += p->unit[u].n;
-        frozen += p->unit[u].frozen.n;
+        frozen += p->unit[u].frozen.n + p->unit[u].nf4.n;
+        nf4 += p->unit[u].nf4.n;
+        nf4_bytes += iz_plan_nf4_whole(p, &p->unit[u]);
     }
     fprintf(out, "plan: %s, %.2fM parameters", m->name,
             (double)(n + frozen) / 1e6);
@@ -506,6 +519,12 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
             p->slices, p->slices > 1 ? "s" : "", p->samples,
             p->samples > 1 ? "s" : "", p->target.workers,
             p->target.workers > 1 ? "s" : "", p->ring[0].params);
+    if (nf4)
+        fprintf(out,
+                "      %.2fM of the parameters are in 4 bits: %.2f MiB on all "
+                "ranks together, %.2f bits each\n",
+                (double)nf4 / 1e6, iz_mib(nf4_bytes),
+                8 * (double)nf4_bytes / (double)nf4);
     iz_plan_repeat_print(p, m, out);
     if (p->ranks > 1 &&
         (p->micro_batches > 1 || iz_sum_group(&p->sum) < p->ranks)) {

@@ -85,6 +85,8 @@ static char *model_text(const struct run *r)
     if (r->c.lora.rank)
         fprintf(f, ", \"lora_rank\": %d, \"lora_alpha\": %.17g", r->c.lora.rank,
                 r->c.lora.alpha);
+    if (r->c.base_dtype == IZ_BASE_NF4)
+        fputs(", \"base_dtype\": \"nf4\"", f);
     fputc('}', f);
     return iz_text_close(&text);
 }

@@ -6,9 +6,10 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "runtime/engine/alloc.h"
 
-/* Trained or frozen parameters: bytes of a shard, and where they begin in what
+/* A part of a unit's parameters: bytes of a shard, and where they begin in what
  * is fetched and in the whole. */
 struct fetch_part {
     int64_t shard_bytes, from, at;
@@ -56,13 +57,13 @@ static void add_fetched(struct fetch_arg *a, int64_t shard_bytes, int64_t from,
     a->shard_bytes += shard_bytes;
 }
 
-/* Of the trained elements, of elem_bytes each, and the frozen ones. */
+/* Of the trained elements, of elem_bytes each, and the frozen ones; in groups
+ * of one rank all of them are there. */
 static struct fetch_arg fetch_arg(const struct iz_engine *e, int unit,
-                                  int64_t elem_bytes, bool frozen)
+                                  int group, int64_t elem_bytes, bool frozen)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     bool file = e->plan.zero.param_home == IZ_HOME_NVME;
-    int group = e->plan.zero.group;
     int64_t shard = p->padded / group;
     int64_t before = file ? p->chunk * p->chunks : shard;
     struct fetch_arg a = {.coll = e->coll,
@@ -92,12 +93,12 @@ static void submit_parts(struct iz_engine *e, enum iz_kind kind,
     if (!shard && !a->parts)
         return;
     a->apart = shard != NULL;
-    a->gathers = many && where == IZ_ON_COMM;
+    a->gathers = a->group > 1 && where == IZ_ON_COMM;
     if (a->gathers)
         t.rate = a->group < p->ranks ? IZ_RATE_GROUP : IZ_RATE_GATHER;
     /* What the link or the network moves; a copy within the host is both. */
     t.bytes = (double)(a->shard_bytes * (where == IZ_ON_UP ? 1
-                                         : many            ? a->group - 1
+                                         : a->gathers      ? a->group - 1
                                                            : 2));
     iz_task_add(&t, whole, shard ? STARPU_W : STARPU_RW);
     iz_task_add(&t, shard, STARPU_R);
@@ -111,7 +112,8 @@ static void submit_parts(struct iz_engine *e, enum iz_kind kind,
 void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int unit,
                      starpu_data_handle_t whole, int64_t elem_bytes)
 {
-    struct fetch_arg a = fetch_arg(e, unit, elem_bytes, false);
+    struct fetch_arg a =
+        fetch_arg(e, unit, e->plan.zero.group, elem_bytes, false);
     if (e->unit[unit].plan->rows)
         iz_touched_gather(e, kind, unit, whole, NULL, elem_bytes);
     else
@@ -136,6 +138,21 @@ static void load_chunks(struct iz_engine *e, int unit, struct iz_staging *s,
     }
 }
 
+/* Parameters in 4 bits follow the others in the buffer. */
+static void load_nf4(struct iz_engine *e, int unit, struct iz_staging *s)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    int64_t filed = iz_plan_nf4_filed(g->plan), n;
+    for (int64_t i = 0; i < filed; i += n) {
+        n = min64(filed - i, IZ_NF4_PIECE);
+        struct iz_io a = {.file = e->file.param,
+                          .offset = g->nf4_at + i,
+                          .bytes = n,
+                          .at = iz_param_bytes(e, iz_plan_filed(g->plan)) + i};
+        iz_disk_io(e, IZ_LOAD, unit, s->handle, STARPU_RW, g->nf4_handle, a);
+    }
+}
+
 /* Shards on disk first come into a staging buffer, chunk by chunk. */
 static starpu_data_handle_t load_shard(struct iz_engine *e, int unit)
 {
@@ -144,6 +161,7 @@ static starpu_data_handle_t load_shard(struct iz_engine *e, int unit)
     load_chunks(e, unit, s, g->chunk, g->plan->chunks, 0);
     load_chunks(e, unit, s, g->frozen, g->plan->frozen.chunks,
                 g->plan->chunk * g->plan->chunks);
+    load_nf4(e, unit, s);
     return s->handle;
 }
 
@@ -199,6 +217,63 @@ static void renew_copy(struct iz_engine *e, int unit)
     g->copied = g->version;
 }
 
+struct weigh_arg {
+    const struct iz_unit *unit;
+    int64_t from; /* bytes before the groups in their buffer */
+    int64_t at;   /* and before the values in the slot */
+    int64_t groups;
+    enum iz_dtype type;
+};
+
+/* buf: slot, groups. */
+static void run_weigh(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct weigh_arg *a = arg;
+    const struct iz_nf4_group *g = (void *)((char *)buf[1] + a->from);
+    int64_t first, n;
+    for (int64_t i = 0; i < a->groups; i++) {
+        n = iz_unit_nf4_group(a->unit, i, &first);
+        iz_nf4_load((char *)buf[0] + a->at + first * iz_dtype_bytes(a->type),
+                    a->type, &g[i], n);
+    }
+}
+
+/* Makes weights of what is in 4 bits, in the slot behind the other parameters,
+ * from where it lives, or from where it was loaded or gathered to. */
+static void submit_weigh(struct iz_engine *e, int unit, struct iz_slot *slot,
+                         starpu_data_handle_t loaded)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    const struct iz_plan *p = &e->plan;
+    const struct iz_plan_unit *u = g->plan;
+    struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_HOST, run_weigh, unit);
+    starpu_data_handle_t from = loaded ? loaded : g->nf4_handle;
+    struct weigh_arg a = {.unit = &e->model->unit[unit],
+                          .from =
+                              loaded ? iz_param_bytes(e, iz_plan_filed(u)) : 0,
+                          .at = iz_param_bytes(e, u->padded + u->frozen.padded),
+                          .groups = u->nf4.groups,
+                          .type = p->param_type};
+    if (!u->nf4.n)
+        return;
+    if (p->ranks > 1 && !p->zero.params_full) {
+        struct iz_staging *s = iz_next_staging(e, IZ_STAGING_NF4);
+        struct fetch_arg all = {.coll = e->coll,
+                                .rank = p->rank,
+                                .group = p->ranks,
+                                .unit = iz_unit_name(e, unit)};
+        add_fetched(&all, iz_plan_nf4_shard(u), a.from, 0);
+        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, s->handle, from, &all);
+        from = s->handle;
+        a.from = 0;
+    }
+    t.bytes = (double)(iz_plan_nf4_whole(p, u) + iz_param_bytes(e, u->nf4.n));
+    iz_task_add(&t, slot->handle, STARPU_RW);
+    iz_task_add(&t, from, STARPU_R);
+    iz_submit_with(e, &t, &a, sizeof(a));
+    e->counts.fetched_bytes += iz_plan_nf4_whole(p, u);
+}
+
 /* To a GPU, a shard of the host goes up on a mover of its own: beside the
  * collectives of other units, if those are the GPUs' own. */
 static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
@@ -212,7 +287,9 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
     bool from_host = p->target.gpu && p->zero.param_home != IZ_HOME_NONE;
     bool alone = p->ranks == 1, nccl = p->target.nccl && !alone;
     bool up = from_host && (alone || nccl);
-    struct fetch_arg a = fetch_arg(e, unit, iz_param_bytes(e, 1), true);
+    struct fetch_arg a =
+        fetch_arg(e, unit, p->zero.params_full ? 1 : p->zero.group,
+                  iz_param_bytes(e, 1), true);
     renew_copy(e, unit);
     if (g->plan->rows)
         iz_touched_gather(e, IZ_FETCH, unit, slot->handle, shard,
@@ -222,12 +299,15 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
                      slot->handle, shard, &a);
     if (from_host && nccl)
         submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, slot->handle, NULL, &a);
+    submit_weigh(e, unit, slot,
+                 p->zero.param_home == IZ_HOME_NVME ? shard : NULL);
     slot->unit = unit;
     slot->version = g->version;
     slot->waiting = true;
     g->slot = slot;
     if (!g->plan->rows)
-        e->counts.fetched_bytes += iz_param_bytes(e, iz_plan_gathered(g->plan));
+        e->counts.fetched_bytes +=
+            iz_param_bytes(e, iz_plan_gathered(g->plan) - g->plan->nf4.n);
 }
 
 static struct iz_slot *find_slot(struct iz_engine *e, int unit)
@@ -287,10 +367,10 @@ static void mark_used(struct iz_engine *e, const struct iz_uses *u, int from)
 
 void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
 {
-    if (!e->plan.zero.fetch)
-        return;
     mark_used(e, u, from);
     for (int j = from; j < u->n; j++) {
+        if (!iz_plan_fetches(&e->plan, e->unit[u->unit[j]].plan))
+            continue;
         struct iz_slot *s = find_slot(e, u->unit[j]);
         if (s && (reusable(e, s) || u->next[u->unit[j]] < j))
             continue;
@@ -308,7 +388,7 @@ void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
 
 starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit)
 {
-    if (!e->plan.zero.fetch)
+    if (!iz_plan_fetches(&e->plan, e->unit[unit].plan))
         return e->unit[unit].param_handle;
     struct iz_slot *s = find_slot(e, unit);
     if (!s)
@@ -316,12 +396,29 @@ starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit)
     return s->handle;
 }
 
+/* Each rank has made those of its shard alone. */
+static void publish_nf4(struct iz_engine *e, int unit)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    const struct iz_plan *p = &e->plan;
+    struct fetch_arg a = {.coll = e->coll,
+                          .rank = p->rank,
+                          .group = p->ranks,
+                          .unit = iz_unit_name(e, unit)};
+    add_fetched(&a, iz_plan_nf4_shard(g->plan), 0, 0);
+    if (p->zero.params_full && p->ranks > 1 && g->nf4)
+        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, g->nf4_handle, NULL, &a);
+}
+
 /* Padding past a short last chunk is never touched: the pieces cover the owned
  * elements exactly, so only the part behind them needs the all-gather. */
 void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
 {
     struct iz_unit_memory *g = &e->unit[unit];
-    struct fetch_arg a = fetch_arg(e, unit, iz_param_bytes(e, 1), frozen);
+    struct fetch_arg a =
+        fetch_arg(e, unit, e->plan.zero.group, iz_param_bytes(e, 1), frozen);
+    if (frozen)
+        publish_nf4(e, unit);
     if (!e->plan.zero.params_full || e->plan.zero.states_full ||
         e->plan.ranks == 1)
         return;

@@ -28,20 +28,31 @@ static uint64_t stream_of(const struct iz_model *m, int u, int p)
     return stream;
 }
 
-/* Initial values of elements [from, from + n) of a unit's trained or of its
- * frozen parameters, which depend on the seed, the parameter and the position
- * alone.  Behind the last one there is nothing to set. */
-static void step_init_fill(const struct iz_engine *e, int u, bool frozen,
-                           float *out, int64_t from, int64_t n)
+/* Where a part begins in the unit's flat array. */
+static int64_t part_begin(const struct iz_engine *e, int u,
+                          enum iz_unit_part part)
+{
+    const struct iz_plan_unit *p = &e->plan.unit[u];
+    return part == IZ_PART_TRAINED  ? 0
+           : part == IZ_PART_FROZEN ? p->padded
+                                    : p->padded + p->frozen.padded;
+}
+
+/* Initial values of elements [from, from + n) of a part of a unit's
+ * parameters, which depend on the seed, the parameter and the position alone.
+ * Behind the last one there is nothing to set. */
+static void step_init_fill(const struct iz_engine *e, int u,
+                           enum iz_unit_part part, float *out, int64_t from,
+                           int64_t n)
 {
     const struct iz_unit *unit = &e->model->unit[u];
-    int64_t before = frozen ? e->plan.unit[u].padded : 0;
+    int64_t before = part_begin(e, u, part);
     for (int p = 0; p < unit->n_params; p++) {
         const struct iz_param *q = &unit->param[p];
         int64_t begin = e->unit[u].offset[p] - before;
         int64_t i = from > begin ? from : begin;
         int64_t end = begin + q->rows * q->cols;
-        if (q->frozen != frozen)
+        if (iz_param_part(q) != part)
             continue;
         if (end > from + n)
             end = from + n;
@@ -178,14 +189,14 @@ static void init_chunks(void *arg, int i, struct iz_exec *x)
 /* What this rank owns of elements [from, end) of a unit's trained or frozen
  * parameters, through the main thread, which can copy to a GPU between steps.
  */
-static void init_range(struct init *a, int u, bool frozen, int64_t from,
-                       int64_t end, float *buf)
+static void init_range(struct init *a, int u, enum iz_unit_part part,
+                       int64_t from, int64_t end, float *buf)
 {
-    struct iz_part p = iz_part_of(a->e, u, frozen);
+    struct iz_part p = iz_part_of(a->e, u, part);
     end = min64(end, p.last);
     for (int64_t i = max64(from, p.first), n; i < end; i += n) {
         n = min64(end - i, PIECE);
-        step_init_fill(a->e, u, frozen, buf, i, n);
+        step_init_fill(a->e, u, part, buf, i, n);
         iz_access_put(a->e, u, p.array, i, buf, n);
         iz_progress_add(&a->progress, 4 * n);
     }
@@ -226,10 +237,23 @@ static void init_all(struct iz_engine *e)
     iz_progress_end(&a.progress);
 }
 
+static int initial_values(void *arg, int unit, int64_t from, float *out,
+                          int64_t n)
+{
+    step_init_fill(arg, unit, IZ_PART_NF4, out, from, n);
+    return 0;
+}
+
 int iz_train_init(struct iz_engine *e)
 {
+    struct iz_nf4_source initial = {initial_values, e};
+    int err = 0;
     init_all(e);
-    return iz_train_publish(e, 0);
+    for (int u = 0; u < e->plan.n_units && !err; u++)
+        err = iz_param_nf4_fill(e, u, &initial);
+    if (err)
+        no_memory(e);
+    return iz_train_publish(e, err);
 }
 
 int iz_train_init_adapters(struct iz_engine *e)
@@ -241,9 +265,9 @@ int iz_train_init_adapters(struct iz_engine *e)
         const struct iz_unit *unit = &e->model->unit[u];
         for (int p = iz_unit_base(unit); p < unit->n_params; p++) {
             const struct iz_param *q = &unit->param[p];
-            int64_t begin =
-                e->unit[u].offset[p] - (q->frozen ? e->plan.unit[u].padded : 0);
-            init_range(&a, u, q->frozen, begin, begin + q->rows * q->cols, buf);
+            enum iz_unit_part part = iz_param_part(q);
+            int64_t begin = e->unit[u].offset[p] - part_begin(e, u, part);
+            init_range(&a, u, part, begin, begin + q->rows * q->cols, buf);
         }
     }
     free(buf);
@@ -267,10 +291,11 @@ int iz_train_publish(struct iz_engine *e, int err)
     return 0;
 }
 
-/* Of this rank's shard of a unit's trained or frozen parameters. */
-static uint64_t hash_shard(struct iz_engine *e, int u, bool frozen, float *buf)
+/* Of this rank's shard of a part of a unit's parameters. */
+static uint64_t hash_shard(struct iz_engine *e, int u, enum iz_unit_part part,
+                           float *buf)
 {
-    struct iz_part p = iz_part_of(e, u, frozen);
+    struct iz_part p = iz_part_of(e, u, part);
     uint64_t sum = 0;
     for (int64_t i = p.begin, n; i < p.end; i += n) {
         n = min64(p.end - i, PIECE);
@@ -288,7 +313,8 @@ uint64_t iz_train_hash(struct iz_engine *e)
         iz_die("out of memory for the hash");
     iz_graph_wait(e->graph);
     for (int u = 0; u < e->plan.n_units; u++)
-        sum += hash_shard(e, u, false, buf) + hash_shard(e, u, true, buf);
+        for (int part = 0; part < IZ_PARTS; part++)
+            sum += hash_shard(e, u, (enum iz_unit_part)part, buf);
     free(buf);
     return sum;
 }

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parameters in 4 bits where they live; see param_nf4.h. */
+#include "runtime/engine/param_nf4.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/base/die.h"
+#include "codelets/base/int64.h"
+#include "runtime/comm/coll.h"
+
+enum { RUN = 64 }; /* groups that are filled at a time */
+
+static const int64_t group_bytes = sizeof(struct iz_nf4_group);
+
+/* ---- parts ---- */
+
+/* This rank's groups [first, last). */
+struct groups {
+    int64_t first, last;
+};
+
+static struct groups own_groups(const struct iz_engine *e, int unit)
+{
+    const struct iz_plan_nf4 *p = &e->unit[unit].plan->nf4;
+    int64_t first = min64(p->shard * e->plan.rank, p->groups);
+    return (struct groups){first, min64(first + p->shard, p->groups)};
+}
+
+struct iz_part iz_param_nf4_values(const struct iz_engine *e, int unit)
+{
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    const struct iz_unit *u = &e->model->unit[unit];
+    struct groups g = own_groups(e, unit);
+    struct iz_part q = {
+        .array = IZ_NF4, .n = p->nf4.n, .at = p->n + p->frozen.n};
+    iz_unit_nf4_group(u, g.first, &q.first);
+    iz_unit_nf4_group(u, g.last, &q.last);
+    q.begin = q.first;
+    q.end = q.last;
+    return q;
+}
+
+struct iz_part iz_param_nf4_words(const struct iz_engine *e, int unit)
+{
+    struct groups g = own_groups(e, unit);
+    int64_t first = g.first * group_bytes / 4, last = g.last * group_bytes / 4;
+    return (struct iz_part){.array = IZ_NF4_WORDS,
+                            .n = e->unit[unit].plan->nf4.groups * group_bytes /
+                                 4,
+                            .first = first,
+                            .last = last,
+                            .begin = first,
+                            .end = last};
+}
+
+/* ---- where they live ---- */
+
+int64_t iz_param_nf4_own(const struct iz_engine *e, int unit)
+{
+    return e->plan.zero.params_full
+               ? iz_plan_nf4_shard(e->unit[unit].plan) * e->plan.rank
+               : 0;
+}
+
+void iz_param_nf4_move(struct iz_engine *e, int unit, int64_t from, char *host,
+                       int64_t n, bool put)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    char *own = (char *)g->nf4 + iz_param_nf4_own(e, unit);
+    int64_t filed = iz_plan_nf4_filed(g->plan);
+    for (int64_t k; n > 0; from += k, host += k, n -= k) {
+        int64_t at = from / IZ_NF4_PIECE * IZ_NF4_PIECE;
+        int64_t bytes = min64(filed - at, IZ_NF4_PIECE);
+        char *piece = own + at;
+        k = min64(at + bytes - from, n);
+        if (!g->nf4) {
+            piece = e->staging[IZ_STAGING_PARAM].buffer[0].p;
+            iz_nvme_read(e->file.param, piece, g->nf4_at + at, bytes);
+        }
+        char *place = piece + (from - at);
+        memcpy(put ? place : host, put ? host : place, (size_t)k);
+        if (!g->nf4 && put)
+            iz_nvme_write(e->file.param, piece, g->nf4_at + at, bytes);
+    }
+}
+
+/* The groups that elements [from, from + n) lie in. */
+static struct groups groups_of(const struct iz_unit *u, int64_t from, int64_t n)
+{
+    struct iz_nf4_matrix m = {0};
+    struct groups g = {-1, 0};
+    while (iz_unit_next_nf4(u, &m)) {
+        int64_t first = max64(from - m.first, 0);
+        int64_t last = min64(from + n - m.first, m.n);
+        if (first >= last)
+            continue;
+        if (g.first < 0)
+            g.first = m.group + first / IZ_NF4_GROUP;
+        g.last = m.group + iz_nf4_groups(last);
+    }
+    return g;
+}
+
+void iz_param_nf4_get(struct iz_engine *e, int unit, int64_t from, float *out,
+                      int64_t n)
+{
+    const struct iz_unit *u = &e->model->unit[unit];
+    enum iz_dtype type = e->plan.param_type;
+    struct groups g = groups_of(u, from, n);
+    int64_t bytes = (g.last - g.first) * group_bytes, first;
+    int64_t own = own_groups(e, unit).first;
+    float values[IZ_NF4_GROUP];
+    struct iz_nf4_group *group = malloc((size_t)bytes);
+    if (!group)
+        iz_die("%s: no memory to read parameters in 4 bits", u->name);
+    iz_param_nf4_move(e, unit, (g.first - own) * group_bytes, (char *)group,
+                      bytes, false);
+    for (int64_t i = g.first, k; n > 0; i++, from += k, out += k, n -= k) {
+        int64_t count = iz_unit_nf4_group(u, i, &first);
+        k = min64(first + count - from, n);
+        iz_nf4_load(values, type, &group[i - g.first], count);
+        iz_cast(out, IZ_F32,
+                (char *)values + (from - first) * iz_dtype_bytes(type), type,
+                k);
+    }
+    free(group);
+}
+
+/* ---- into 4 bits ---- */
+
+/* What a unit passes through: the groups of this rank, their scales, and the
+ * sums of the scales of all ranks' groups. */
+struct filling {
+    struct iz_nf4_group *group;
+    float *scale, *values;
+    double *sum;
+    struct groups own;
+};
+
+/* The values of a run of groups follow one another. */
+static int fill_codes(struct filling *f, int unit, const struct iz_unit *u,
+                      const struct iz_nf4_source *from)
+{
+    int64_t begin, first, n;
+    int err = 0;
+    for (int64_t g = f->own.first; g < f->own.last && !err; g += RUN) {
+        int64_t end = min64(g + RUN, f->own.last);
+        iz_unit_nf4_group(u, g, &begin);
+        n = iz_unit_nf4_group(u, end - 1, &first);
+        err = from->read(from->arg, unit, begin, f->values, first + n - begin);
+        for (int64_t i = g; i < end && !err; i++) {
+            int64_t at = i - f->own.first;
+            n = iz_unit_nf4_group(u, i, &first);
+            f->sum[i] =
+                iz_nf4_codes(&f->group[at], f->scale + at * IZ_NF4_SCALES,
+                             f->values + (first - begin), n);
+        }
+    }
+    return err;
+}
+
+static void fill_scales(struct filling *f, const struct iz_unit *u)
+{
+    struct iz_nf4_matrix m = {0};
+    while (iz_unit_next_nf4(u, &m)) {
+        float mean = iz_nf4_mean(f->sum + m.group, m.n);
+        int64_t last = min64(m.group + m.groups, f->own.last), first;
+        for (int64_t g = max64(m.group, f->own.first); g < last; g++) {
+            int64_t at = g - f->own.first, n = iz_unit_nf4_group(u, g, &first);
+            iz_nf4_scales(&f->group[at], f->scale + at * IZ_NF4_SCALES, n,
+                          mean);
+        }
+    }
+}
+
+static int filling_open(struct filling *f, struct iz_engine *e, int unit)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    size_t shard = (size_t)g->plan->nf4.shard;
+    size_t all = shard * (size_t)e->plan.ranks;
+    char *own = (char *)g->nf4 + iz_param_nf4_own(e, unit);
+    *f = (struct filling){
+        .group = g->nf4 ? (void *)own
+                        : (void *)e->staging[IZ_STAGING_PARAM].buffer[0].p,
+        .scale = malloc(shard * IZ_NF4_SCALES * sizeof(float)),
+        .values = malloc(RUN * IZ_NF4_GROUP * sizeof(float)),
+        .sum = calloc(all, sizeof(double)),
+        .own = own_groups(e, unit)};
+    return f->scale && f->values && f->sum ? 0 : -ENOMEM;
+}
+
+int iz_param_nf4_fill(struct iz_engine *e, int unit,
+                      const struct iz_nf4_source *from)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    const struct iz_unit *u = &e->model->unit[unit];
+    int64_t filed = iz_plan_nf4_filed(g->plan);
+    struct filling f;
+    if (!g->plan->nf4.n)
+        return 0;
+    int err = filling_open(&f, e, unit);
+    if (!err && !g->nf4)
+        memset(f.group, 0, (size_t)filed);
+    if (!err)
+        err = fill_codes(&f, unit, u, from);
+    err = iz_agree(e->coll, err);
+    if (!err && e->plan.ranks > 1)
+        iz_coll_all_gather(e->coll, f.sum,
+                           g->plan->nf4.shard * (int64_t)sizeof(double),
+                           "scales in 4 bits");
+    if (!err)
+        fill_scales(&f, u);
+    for (int64_t at = 0; at < filed && !err && !g->nf4; at += IZ_NF4_PIECE)
+        iz_nvme_write(e->file.param, (char *)f.group + at, g->nf4_at + at,
+                      min64(filed - at, IZ_NF4_PIECE));
+    free(f.scale);
+    free(f.values);
+    free(f.sum);
+    return err;
+}

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A base in 4 bits: wherever it lives, the bits of a run whose base has its values."""
+import array
+
+import pytest
+
+import run
+from run import hf
+
+# No multiple of 64 divides these matrices, and one of each block has two groups.
+MODEL = {**run.MODEL, "width": 66, "layers": 3}
+LORA = {"lora": {"rank": 4, "alpha": 6.0, "targets": "*"},
+        "train_batch_size": 12, "run.steps": 4, "optimizer.params.lr": 0.02}
+NF4 = {"model.base_dtype": "nf4"}
+ADAPTER = {"lora.export": "adapter"}
+GROUP = 64 * 256
+GROUP_BYTES = GROUP // 2 + 256 + 4 + 4
+
+
+@pytest.fixture
+def base(place):
+    """The config of a run that starts from a folder."""
+    place.model = {**MODEL}
+    folder = hf.write(place.folder / "in", hf.gpt2_tensors(MODEL, "F32"),
+                      hf.gpt2_config(MODEL))
+    return {**LORA, "model.import": str(folder)}
+
+
+def dequantised(place, base, dtype="fp32"):
+    """The same with the values that its base has in 4 bits; adapters begin at
+    zero, and so does what they add."""
+    out = place.folder / f"values-{dtype}"
+    if not out.exists():
+        place.good(1, {**base, **NF4, **run.typed(dtype), "run.steps": 1,
+                       "optimizer.params.lr": 0.0, "run.export": str(out)})
+    return {**base, "model.import": str(out)}
+
+
+def trained(place, ranks, config, name, **more):
+    """A run's numbers, and the adapter that it leaves."""
+    folder = place.folder / name
+    r = place.good(ranks, {**config, **ADAPTER, "run.export": str(folder)}, **more)
+    return r.bits, (folder / "adapter_model.safetensors").read_bytes()
+
+
+def groups(model):
+    """Of a block's matrices."""
+    c = model["width"]
+    return sum(-(-c * n // GROUP) for n in (3 * c, c, 4 * c, 4 * c))
+
+
+# Ranks, stage, homes of optimizer and parameters, type, and more.
+CASES = [
+    (1, 0, "none", "none", "fp32", {}),
+    (1, 3, "none", "none", "bf16", {"run.ring": 1}),
+    (1, 3, "cpu", "nvme", "fp16", {"run.save_interval": 1}),
+    (2, 0, "none", "none", "bf16", {"run.sum_order": "local_first"}),
+    (2, 1, "cpu", "none", "fp32", {"train_micro_batch_size_per_gpu": 2}),
+    (3, 2, "none", "none", "bf16", {"run.schedule": "breadth_first"}),
+    (3, 3, "none", "none", "fp32", {"run.ring": 2}),
+    (4, 3, "none", "cpu", "bf16", {"train_micro_batch_size_per_gpu": 1}),
+    (2, 3, "nvme", "nvme", "bf16", {"run.nvme_checksum": True,
+                                    "run.save_interval": 2}),
+    (2, 3, "none", "nvme", "fp32", {"run.save_interval": 1,
+                                    "run.save_mode": "async"}),
+]
+
+
+@pytest.mark.parametrize("ranks, stage, optimizer, param, dtype, more", CASES)
+def test_the_bits_are_those_of_its_values(ranks, stage, optimizer, param, dtype,
+                                          more, place, base, nvme):
+    c = {**base, **run.typed(dtype), **more, "run.eval_batches": 1}
+    zero = run.offload(stage, optimizer, param, nvme)
+    want = trained(place, ranks, dequantised(place, {
+        **c, "run.save_interval": 0, "run.save_mode": "auto"}, dtype), "plain")
+    have = trained(place, ranks, {**c, **zero, **NF4, "run.save": True,
+                                  "run.inject_delay_us": 300}, "nf4")
+    assert have == want
+
+
+def test_the_values_are_others_and_near(place, base):
+    """Or the test above would compare a run with itself."""
+    out = place.folder / "values-fp32"
+    dequantised(place, base)
+    before, after = hf.gpt2_tensors(MODEL, "F32"), hf.read(out)
+    for name, (_, shape, data) in before.items():
+        was, now = (array.array("f", x[name][2]) for x in (before, after))
+        if len(shape) == 1 or "wte" in name or "wpe" in name:
+            assert was == now, name
+            continue
+        error = sum((a - b)**2 for a, b in zip(was, now)) / sum(a * a for a in was)
+        assert 0.05 < error**0.5 < 0.15, name
+        assert len(set(now[:64])) <= 16 < len(set(was[:64])), name
+
+
+# How it is saved and with how many ranks, then the same of the run that goes on.
+RESUMED = [
+    (2, run_zero, 3, again) for run_zero, again in (
+        ((3, "none", "nvme"), (0, "none", "none")),
+        ((0, "none", "none"), (3, "none", "nvme")),
+        ((2, "cpu", "none"), (3, "none", "cpu")))
+]
+
+
+@pytest.mark.parametrize("ranks, first, again, second", RESUMED)
+def test_a_checkpoint_means_the_same_elsewhere(ranks, first, again, second, place,
+                                               base, nvme):
+    results = []
+    for name, more, zeros in (
+            ("plain", dequantised(place, base, "bf16"), [{}, {}]),
+            ("nf4", {**base, **NF4}, [run.offload(*z, nvme) for z in (first, second)])):
+        c = {**more, **ADAPTER, "bf16.enabled": True, "run.save": True,
+             "run.nvme_checksum": True,
+             "run.export": str(place.folder / name)}
+        out = place.folder / f"out-{name}"
+        r = place.halves(ranks, {**c, **zeros[0], "run.steps": 2, "run.export": ""},
+                         {**c, **zeros[1]}, output=out, again=again)
+        results.append((r.bits, (place.folder / name /
+                                 "adapter_model.safetensors").read_bytes()))
+    assert results[0] == results[1]
+
+
+def test_bytes_are_those_of_the_arithmetic(place, base, nvme):
+    """Whole groups to each rank, in memory, on the wire and in a checkpoint."""
+    n = groups(MODEL)
+    assert n == 6
+    each = -(-n // 2) * GROUP_BYTES
+    layers = MODEL["layers"]
+    c = {**base, "run.save": True, "run.steps": 1, "run.ring": 9,
+         "zero_optimization.stage": 3}
+    r, plain = (place.good(2, {**c, **more}) for more in (NF4, {}))
+    width = MODEL["width"]
+    weights = 12 * width * width
+    others = 2 * width + 2 * width + 3 * width + width + 4 * width + width
+    less = (-(-(weights + others) // 2 // 64) - -(-others // 2 // 64)) * 64 * 4
+    assert plain.bytes_of("parameters") - r.bytes_of("parameters") == \
+        layers * (less - each)
+    assert r.bytes_of("staging") - plain.bytes_of("staging") == 2 * 2 * each
+    # Each block is gathered once; the scales' sums are 8 bytes for each group.
+    sent = plain.summary["sent_bytes"] - r.summary["sent_bytes"]
+    assert abs(sent - layers * (less - each)) < 1024
+    file = next(k for k in r.files if k.endswith("rank-00000-of-00002.safetensors"))
+    assert b"h.0.base/nf4" in r.files[file] and b"h.0.base/nf4" not in plain.files[file]
+    size = sum(len(x) for x in r.files.values())
+    was = sum(len(x) for x in plain.files.values())
+    assert abs(was - size - layers * (4 * weights - n * GROUP_BYTES)) < 4096
+    run.ckpt("verify", r.output)
+
+
+# ---- refusals ----
+
+def test_what_is_trained_is_refused_by_name(place, base):
+    r = place.launch(1, {**base, **NF4, "parameters": [
+        {"match": "h.1.mlp.c_fc.weight", "frozen": False}]})
+    run.refused(r, "model.base_dtype: nf4", "h.1.mlp.c_fc.weight", "trained")
+    r = place.launch(1, {**base, **NF4, "lora": {}})
+    run.refused(r, "model.base_dtype: nf4", "h.0.attn.c_attn.weight", "trained")
+
+
+def test_what_is_not_built_is_refused_by_name(place, base):
+    r = place.launch(1, {**base, "model.base_dtype": "int8"})
+    run.refused(r, "model.base_dtype", "int8", "nf4")
+    r = place.launch(2, {**base, **NF4, "zero_optimization.stage": 3,
+                         "zero_optimization.zero_hpz_partition_size": 2})
+    run.refused(r, "model.base_dtype", "zero_hpz_partition_size")
+
+
+def test_a_checkpoint_is_exported_by_its_run(place, base):
+    """Without adapters too."""
+    r = place.good(1, {**base, **NF4, "lora": {}, "run.save": True, "parameters": [
+        {"match": "*", "frozen": True}, {"match": "ln_f.*", "frozen": False}]})
+    x = run.ckpt("export", r.output, "--out", place.folder / "no", rc=1)
+    assert "4 bits" in x.err, str(x)
+
+
+def test_a_checkpoint_has_either(place, base):
+    c = {**base, "run.save": True, "run.steps": 1}
+    r = place.good(1, c)
+    x = place.launch(1, {**c, **NF4, "run.steps": 2}, ["--resume"], output=r.output)
+    run.refused(x, "base_dtype")
