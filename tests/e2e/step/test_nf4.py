@@ -120,6 +120,29 @@ def test_a_checkpoint_means_the_same_elsewhere(ranks, first, again, second, plac
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("stage, param", ((1, "none"), (3, "none"), (3, "nvme")))
+def test_a_checkpoint_beside_training_is_the_same(stage, param, place, base, nvme):
+    async_, sync = (place.good(2, {
+        **base, **NF4, **run.offload(stage, "none", param, nvme), "run.save": True,
+        "run.save_interval": 2, "run.save_mode": mode}) for mode in ("async", "sync"))
+    assert async_.saved == [2, 4] and async_.files == sync.files
+
+
+def test_a_unit_of_several_pieces(place, nvme):
+    """Of 4 MiB in a file, each a block of a checkpoint."""
+    c = {**LORA, **NF4, "model": {"width": 1024, "heads": 8, "layers": 1},
+         "bf16.enabled": True, "run.steps": 2, "run.save": True,
+         "run.save_interval": 1, "train_batch_size": 2, "optimizer.params.lr": 0.0}
+    results = []
+    for ranks, zero in ((1, {}), (1, run.offload(3, "none", "nvme", nvme)),
+                        (2, {"zero_optimization.stage": 3})):
+        out = place.folder / f"export{len(results)}"
+        r = place.good(ranks, {**c, **zero, "run.export": str(out)})
+        results.append((r.numbers, r.files, hf.read(out)))
+    assert results[0] == results[1]
+    assert results[0][2] == results[2][2]  # half of it is one piece
+
+
 def test_bytes_are_those_of_the_arithmetic(place, base, nvme):
     """Whole groups to each rank, in memory, on the wire and in a checkpoint."""
     n = groups(MODEL)
