@@ -88,6 +88,8 @@ TUNED = {
     "lora": {"lora": {"rank": 3, "alpha": 5, "targets": "*attn*,h.2.*"},
              "parameters": [{"match": "h.[13].*.bias", "frozen": False},
                             {"match": "*lora_B*", "lr_scale": 8}]},
+    "nf4": {"lora": {"rank": 3, "targets": "*"}, "model.base_dtype": "nf4",
+            "parameters": [{"match": "h.[13].*.bias", "frozen": False}]},
 }
 # bf16_products: products of bf16 too.  The scale of fp16 grows within a few steps.
 TYPES = {**{t: run.typed(t, initial_scale_power=8, loss_scale_window=2)
@@ -124,12 +126,12 @@ def valid(row):
         return False
     if row.get("group", 1) > 1 and (  # so many that a fetch leaves some out
             stage != 3 or param == "nvme" or row.get("ranks", 4) != 4 or
-            row.get("model") == "sparse"):
+            row.get("model") == "sparse" or row.get("tuned") == "nf4"):
         return False
     if row.get("sums") == "local_first" and stage == 3 and \
             row.get("schedule", "breadth_first") == "depth_first":
         return False
-    if row.get("update") == "muon" and row.get("tuned") == "lora":
+    if row.get("update") == "muon" and row.get("tuned") in ("lora", "nf4"):
         return False  # which leaves it no matrix
     if row.get("master") == "remainder" and \
             not row.get("dtype", "bf16").startswith("bf16"):
