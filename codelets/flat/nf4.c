@@ -92,6 +92,8 @@ double iz_nf4_codes(struct iz_nf4_group *g, float *scale, const float *x,
         memcpy(last, x + n - rest, (size_t)rest * sizeof(*x));
         iz_simd()->store_4(g->code + (n - rest) / 2, scale + whole, last,
                            IZ_NF4_BLOCK);
+        /* Nothing but zeros is behind the last weight. */
+        memset(g->code + (n + 1) / 2, 0, (size_t)(IZ_NF4_BLOCK - rest) / 2);
     }
     for (int64_t b = 0; b < blocks_of(n); b++)
         sum += scale[b];

@@ -247,8 +247,9 @@ static void put_key(FILE *out, const struct iz_hf_key *k,
 static bool is_ours(const struct iz_hf *hf, const struct iz_hf_type *t,
                     const char *member)
 {
+    /* What is written is in no fewer bits. */
     static const char others[] = "architectures|model_type|torch_dtype|dtype|"
-                                 "transformers_version";
+                                 "transformers_version|quantization_config";
     size_t n = strlen(member);
     for (const struct iz_hf_key *k = hf->keys; k->name; k++)
         if (applies(k, t) && strncmp(k->name, member, n) == 0 &&

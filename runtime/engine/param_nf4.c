@@ -130,23 +130,48 @@ void iz_param_nf4_get(struct iz_engine *e, int unit, int64_t from, float *out,
 
 /* ---- into 4 bits ---- */
 
-/* What a unit passes through: the groups of this rank, their scales, and the
- * sums of the scales of all ranks' groups. */
+/* What a unit passes through: the groups of this rank and their scales, none
+ * of those that are ready; and the sums of the scales of all ranks' groups. */
 struct filling {
     struct iz_nf4_group *group;
     float *scale, *values;
+    bool *ready;
     double *sum;
     struct groups own;
 };
 
-/* The values of a run of groups follow one another. */
+/* Those of a matrix that are this rank's. */
+static struct groups own_of(const struct filling *f,
+                            const struct iz_nf4_matrix *m)
+{
+    return (struct groups){max64(m->group, f->own.first),
+                           min64(m->group + m->groups, f->own.last)};
+}
+
+static void fill_ready(struct filling *f, int unit,
+                       const struct iz_nf4_matrix *m,
+                       const struct iz_nf4_source *from)
+{
+    struct groups own = own_of(f, m);
+    for (int64_t g = own.first; g < own.last && from->group; g++) {
+        int64_t at = g - f->own.first;
+        f->ready[at] =
+            from->group(from->arg, unit, m, g - m->group, &f->group[at]);
+    }
+}
+
+/* The values of a run of groups of a matrix follow one another. */
 static int fill_codes(struct filling *f, int unit, const struct iz_unit *u,
+                      const struct iz_nf4_matrix *m,
                       const struct iz_nf4_source *from)
 {
+    struct groups own = own_of(f, m);
     int64_t begin, first, n;
     int err = 0;
-    for (int64_t g = f->own.first; g < f->own.last && !err; g += RUN) {
-        int64_t end = min64(g + RUN, f->own.last);
+    for (int64_t g = own.first; g < own.last && !err; g += RUN) {
+        int64_t end = min64(g + RUN, own.last);
+        if (f->ready[g - f->own.first])
+            continue;
         iz_unit_nf4_group(u, g, &begin);
         n = iz_unit_nf4_group(u, end - 1, &first);
         err = from->read(from->arg, unit, begin, f->values, first + n - begin);
@@ -161,16 +186,29 @@ static int fill_codes(struct filling *f, int unit, const struct iz_unit *u,
     return err;
 }
 
+static int fill_matrices(struct filling *f, int unit, const struct iz_unit *u,
+                         const struct iz_nf4_source *from)
+{
+    struct iz_nf4_matrix m = {0};
+    int err = 0;
+    while (!err && iz_unit_next_nf4(u, &m)) {
+        fill_ready(f, unit, &m, from);
+        err = fill_codes(f, unit, u, &m, from);
+    }
+    return err;
+}
+
 static void fill_scales(struct filling *f, const struct iz_unit *u)
 {
     struct iz_nf4_matrix m = {0};
     while (iz_unit_next_nf4(u, &m)) {
         float mean = iz_nf4_mean(f->sum + m.group, m.n);
-        int64_t last = min64(m.group + m.groups, f->own.last), first;
-        for (int64_t g = max64(m.group, f->own.first); g < last; g++) {
+        struct groups own = own_of(f, &m);
+        for (int64_t g = own.first, first; g < own.last; g++) {
             int64_t at = g - f->own.first, n = iz_unit_nf4_group(u, g, &first);
-            iz_nf4_scales(&f->group[at], f->scale + at * IZ_NF4_SCALES, n,
-                          mean);
+            if (!f->ready[at])
+                iz_nf4_scales(&f->group[at], f->scale + at * IZ_NF4_SCALES, n,
+                              mean);
         }
     }
 }
@@ -186,9 +224,10 @@ static int filling_open(struct filling *f, struct iz_engine *e, int unit)
                         : (void *)e->staging[IZ_STAGING_PARAM].buffer[0].p,
         .scale = malloc(shard * IZ_NF4_SCALES * sizeof(float)),
         .values = malloc(RUN * IZ_NF4_GROUP * sizeof(float)),
+        .ready = calloc(shard, sizeof(bool)),
         .sum = calloc(all, sizeof(double)),
         .own = own_groups(e, unit)};
-    return f->scale && f->values && f->sum ? 0 : -ENOMEM;
+    return f->scale && f->values && f->ready && f->sum ? 0 : -ENOMEM;
 }
 
 int iz_param_nf4_fill(struct iz_engine *e, int unit,
@@ -204,7 +243,7 @@ int iz_param_nf4_fill(struct iz_engine *e, int unit,
     if (!err && !g->nf4)
         memset(f.group, 0, (size_t)filed);
     if (!err)
-        err = fill_codes(&f, unit, u, from);
+        err = fill_matrices(&f, unit, u, from);
     err = iz_agree(e->coll, err);
     if (!err && e->plan.ranks > 1)
         iz_coll_all_gather(e->coll, f.sum,
@@ -217,6 +256,7 @@ int iz_param_nf4_fill(struct iz_engine *e, int unit,
                       min64(filed - at, IZ_NF4_PIECE));
     free(f.scale);
     free(f.values);
+    free(f.ready);
     free(f.sum);
     return err;
 }

@@ -38,6 +38,10 @@ void iz_param_nf4_get(struct iz_engine *e, int unit, int64_t from, float *out,
 /* Where values come from: [from, from + n) of a unit's. */
 struct iz_nf4_source {
     int (*read)(void *arg, int unit, int64_t from, float *out, int64_t n);
+    /* Group g of a matrix that is in 4 bits there already; false: it is not.
+     * NULL: none is. */
+    bool (*group)(void *arg, int unit, const struct iz_nf4_matrix *m, int64_t g,
+                  struct iz_nf4_group *out);
     void *arg;
 };
 /* Brings all values of a unit into 4 bits, each rank those of its shard.  All

@@ -54,11 +54,18 @@ static int import_values(void *arg, int unit, int64_t from, float *out,
     return iz_hf_read(v->r, unit, at + from, n, out);
 }
 
+static bool import_group(void *arg, int unit, const struct iz_nf4_matrix *m,
+                         int64_t g, struct iz_nf4_group *out)
+{
+    const struct values *v = arg;
+    return iz_hf_read_nf4(v->r, unit, m, g, out);
+}
+
 /* All ranks: what is kept in 4 bits has scales that they make together. */
 static int import_nf4(struct iz_engine *e, struct iz_hf_reader *r)
 {
     struct values v = {e, r};
-    struct iz_nf4_source from = {import_values, &v};
+    struct iz_nf4_source from = {import_values, import_group, &v};
     int err = 0;
     for (int u = 0; u < e->plan.n_units && !err; u++)
         err = iz_param_nf4_fill(e, u, &from);

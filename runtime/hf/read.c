@@ -25,6 +25,8 @@ struct iz_hf_reader {
     struct iz_hf_folder folder;
     struct iz_hf_map map;
     const struct iz_st_tensor **entry; /* per tensor of the map; NULL: none */
+    struct iz_hf_nf4 *nf4; /* per tensor of the map, those in 4 bits */
+    const struct iz_model *model;
     int64_t rows; /* of tensors whose first rows are read; 0: there are none */
     const char *key; /* of the config: whose folder it is */
     FILE *err;
@@ -75,11 +77,71 @@ static int check_entry(const struct iz_hf_reader *r,
     return 1;
 }
 
+/* Whether the entry belongs to a tensor in 4 bits; then it has its place. */
+static bool take_part(struct iz_hf_reader *r, const struct iz_st_tensor *e)
+{
+    enum iz_hf_nf4_part part;
+    char of[IZ_HF_NAME];
+    const struct iz_hf_tensor *t =
+        iz_hf_nf4_name(e->name, &part, of) ? iz_hf_map_find(&r->map, of) : NULL;
+    if (!t)
+        return false;
+    r->nf4[t - r->map.tensor].part[part] = e;
+    return true;
+}
+
+/* Whether a tensor is in 4 bits there: for what it must be, see check_nf4. */
+static bool in_nf4(const struct iz_hf_reader *r, int i)
+{
+    bool any = r->entry[i] && strcmp(r->entry[i]->dtype, "U8") == 0;
+    for (int k = 0; k < IZ_HF_NF4_PARTS; k++)
+        any |= r->nf4[i].part[k] != NULL;
+    return any;
+}
+
+/* The matrix of the model that a tensor is, all of it; false: it is none. */
+static bool find_matrix(const struct iz_hf_reader *r,
+                        const struct iz_hf_tensor *t, struct iz_nf4_matrix *m)
+{
+    const struct iz_unit *u = &r->model->unit[t->unit];
+    int64_t at =
+        iz_unit_elems(u, IZ_PART_TRAINED) + iz_unit_elems(u, IZ_PART_FROZEN);
+    *m = (struct iz_nf4_matrix){0};
+    while (iz_unit_next_nf4(u, m))
+        if (at + m->first == t->offset + t->row * t->width &&
+            m->param == t->param && m->n == t->rows * t->cols &&
+            t->cols == t->width && !t->transposed)
+            return true;
+    return false;
+}
+
+/* 1 if a tensor in 4 bits cannot be taken as it is, after saying so. */
+static int check_nf4(struct iz_hf_reader *r, int i)
+{
+    const struct iz_hf_tensor *t = &r->map.tensor[i];
+    struct iz_nf4_matrix m;
+    const char *why =
+        !r->entry[i] ? "is missing"
+        : !r->model || !find_matrix(r, t, &m)
+            ? "is in 4 bits there and not in this run: only matrices of blocks "
+              "can be, with model.base_dtype: nf4"
+            : NULL;
+    r->nf4[i].code = r->entry[i];
+    r->nf4[i].n = t->rows * t->cols;
+    if (!why)
+        why = iz_hf_nf4_check(&r->nf4[i]);
+    if (why)
+        tell(r, t->name, why);
+    return why != NULL;
+}
+
 /* Gives the entry its place in the map; the number of faults. */
 static int take_entry(struct iz_hf_reader *r, const struct iz_st_tensor *e)
 {
     const struct iz_hf_tensor *t = iz_hf_map_find(&r->map, e->name);
     ptrdiff_t i = t ? t - r->map.tensor : 0;
+    if (!t && take_part(r, e))
+        return 0;
     if (!t && iz_hf_map_ignores(&r->map, e->name))
         return 0;
     if (!t || r->entry[i]) {
@@ -89,20 +151,25 @@ static int take_entry(struct iz_hf_reader *r, const struct iz_st_tensor *e)
         return 1;
     }
     r->entry[i] = e;
-    return check_entry(r, t, e);
+    return 0;
 }
 
 static int compare(struct iz_hf_reader *r)
 {
     int faults = 0;
     r->entry = calloc((size_t)r->map.n + 1, sizeof(*r->entry));
-    if (!r->entry)
+    r->nf4 = calloc((size_t)r->map.n + 1, sizeof(*r->nf4));
+    if (!r->entry || !r->nf4)
         return -ENOMEM;
     for (int i = 0; i < r->folder.n_files; i++)
         for (int k = 0; k < r->folder.file[i].n; k++)
             faults += take_entry(r, &r->folder.file[i].tensor[k]);
     for (int i = 0; i < r->map.n; i++)
-        if (!r->entry[i] && !r->map.tensor[i].tied) {
+        if (in_nf4(r, i)) {
+            faults += check_nf4(r, i);
+        } else if (r->entry[i]) {
+            faults += check_entry(r, &r->map.tensor[i], r->entry[i]);
+        } else if (!r->map.tensor[i].tied) {
             tell(r, r->map.tensor[i].name, "is missing");
             faults++;
         }
@@ -136,6 +203,7 @@ int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
     r->err = err;
     r->key = from->key;
     r->rows = from->rows;
+    r->model = from->model;
     r->map = *map;
     *map = (struct iz_hf_map){0};
     int why = iz_hf_folder_open(&r->folder, from->path, from->file, err);
@@ -149,8 +217,10 @@ int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
 int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
                     const struct iz_model *model, const char *path, FILE *err)
 {
-    struct iz_hf_source from = {
-        .key = "model.import", .path = path, .rows = published_rows(hf, path)};
+    struct iz_hf_source from = {.key = "model.import",
+                                .path = path,
+                                .rows = published_rows(hf, path),
+                                .model = model};
     struct iz_hf_map map;
     int why = iz_hf_map_open(&map, hf, model);
     *out = NULL;
@@ -164,6 +234,7 @@ void iz_hf_read_close(struct iz_hf_reader **r)
     iz_hf_folder_close(&(*r)->folder);
     iz_hf_map_close(&(*r)->map);
     free((*r)->entry);
+    free((*r)->nf4);
     free(*r);
     *r = NULL;
 }
@@ -302,8 +373,24 @@ int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
     /* Tied tensors come last in the map: what they are compared with is there.
      */
     for (int i = 0; i < r->map.n && !err; i++)
-        if (r->map.tensor[i].unit == unit && r->entry[i])
+        if (r->map.tensor[i].unit == unit && r->entry[i] && !r->nf4[i].code)
             err = read_tensor(r, i, from, n, out, second);
     free(second);
     return err;
+}
+
+bool iz_hf_read_nf4(const struct iz_hf_reader *r, int unit,
+                    const struct iz_nf4_matrix *m, int64_t g,
+                    struct iz_nf4_group *out)
+{
+    struct iz_nf4_matrix found;
+    for (int i = 0; i < r->map.n; i++) {
+        const struct iz_hf_tensor *t = &r->map.tensor[i];
+        if (t->unit != unit || t->param != m->param || !r->nf4[i].code ||
+            !find_matrix(r, t, &found) || found.group != m->group)
+            continue;
+        iz_hf_nf4_group(&r->nf4[i], g, out);
+        return true;
+    }
+    return false;
 }

@@ -4,6 +4,7 @@
  * written. */
 #pragma once
 
+#include "codelets/flat/nf4.h"
 #include "codelets/unit/layer.h"
 #include "runtime/base/st_format.h"
 #include "runtime/comm/coll.h"
@@ -83,6 +84,35 @@ int iz_hf_folder_open(struct iz_hf_folder *f, const char *path,
                       const char *file, FILE *err);
 void iz_hf_folder_close(struct iz_hf_folder *f);
 
+/* ---- nf4.c: tensors in 4 bits, as transformers saves those of bitsandbytes
+ * ---- */
+
+/* What belongs to such a tensor beside its codes. */
+enum iz_hf_nf4_part {
+    IZ_HF_NF4_SCALE,
+    IZ_HF_NF4_MOST,
+    IZ_HF_NF4_VALUES,  /* of a code of a weight */
+    IZ_HF_NF4_DYNAMIC, /* of a code of a scale */
+    IZ_HF_NF4_STATE,
+    IZ_HF_NF4_PARTS
+};
+
+struct iz_hf_nf4 {
+    const struct iz_st_tensor *code, *part[IZ_HF_NF4_PARTS];
+    int64_t n;  /* weights */
+    float mean; /* of the scales */
+};
+
+/* Whether a tensor of this name is such a part, and then the name of the tensor
+ * that it belongs to. */
+bool iz_hf_nf4_name(const char *name, enum iz_hf_nf4_part *part,
+                    char of[IZ_HF_NAME]);
+/* Sets the mean, given all else.  What keeps it from being read; NULL: it can.
+ */
+const char *iz_hf_nf4_check(struct iz_hf_nf4 *t);
+void iz_hf_nf4_group(const struct iz_hf_nf4 *t, int64_t g,
+                     struct iz_nf4_group *out);
+
 /* ---- read.c: parameters out of a folder ---- */
 
 /* Any range of them: only the pages that hold it are read. */
@@ -98,10 +128,12 @@ void iz_hf_read_close(struct iz_hf_reader **r);
 
 /* Where other tensors than those of a model come from. */
 struct iz_hf_source {
-    const char *key;  /* of the config */
-    const char *path; /* borrowed until close */
-    const char *file; /* NULL: as iz_hf_folder_open finds them */
-    int64_t rows;     /* of a tensor whose first rows are read */
+    const char *key;              /* of the config */
+    const char *path;             /* borrowed until close */
+    const char *file;             /* NULL: as iz_hf_folder_open finds them */
+    int64_t rows;                 /* of a tensor whose first rows are read */
+    const struct iz_model *model; /* whose parameters may be in 4 bits; or NULL
+                                   */
 };
 
 /* As above; takes the map, also after an error. */
@@ -113,6 +145,10 @@ int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
  * parameter has other values. */
 int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
                float *out);
+/* Group g of a matrix that is in 4 bits there; false: it is not. */
+bool iz_hf_read_nf4(const struct iz_hf_reader *r, int unit,
+                    const struct iz_nf4_matrix *m, int64_t g,
+                    struct iz_nf4_group *out);
 
 /* ---- write.c: a folder is written ---- */
 

@@ -246,7 +246,7 @@ static int initial_values(void *arg, int unit, int64_t from, float *out,
 
 int iz_train_init(struct iz_engine *e)
 {
-    struct iz_nf4_source initial = {initial_values, e};
+    struct iz_nf4_source initial = {.read = initial_values, .arg = e};
     int err = 0;
     init_all(e);
     for (int u = 0; u < e->plan.n_units && !err; u++)

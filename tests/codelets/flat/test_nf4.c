@@ -131,11 +131,11 @@ static void shorter_groups_have_the_same_codes(void **state)
     float some[SCALES];
     flat_fill(x, IZ_F32, N, 2.0);
     quantise(x, N);
-    for (int64_t n = 64; n < N; n += 64 * random_piece(80, 200)) {
+    for (int64_t n = 64; n < N; n += random_piece(5000, 5000)) {
         iz_nf4_codes(&part, some, x, n);
-        assert_memory_equal(part.code, g.code, (size_t)n / 2);
+        assert_memory_equal(part.code, g.code, (size_t)n / 64 * 32);
         assert_memory_equal(some, scale, (size_t)n / 64 * sizeof(float));
-        for (size_t i = (size_t)n / 2; i < sizeof(part.code); i++)
+        for (size_t i = ((size_t)n + 1) / 2; i < sizeof(part.code); i++)
             assert_int_equal(part.code[i], 0);
     }
 }
