@@ -40,6 +40,10 @@ enum iz_shape_scale {
 };
 #define IZ_SHAPE_SCALES "original|match_rms_adamw" /* in this order */
 
+/* On what Newton-Schulz iterates; see codelets/ops/orthogonal.h. */
+enum iz_ns_method { IZ_NS_STANDARD, IZ_NS_GRAM };
+#define IZ_NS_METHODS "standard|gram" /* in this order */
+
 /* The numbers of a config's block "optimizer"; an optimizer's entry lists the
  * ones that it has. */
 struct iz_hyper {
@@ -52,6 +56,7 @@ struct iz_hyper {
     double adam_lr; /* of what Muon leaves to Adam: adam_rate times lr */
     double adam_rate;
     int ns_steps; /* Newton-Schulz's iterations */
+    enum iz_ns_method ns_method;
     enum iz_shape_scale shape_scale;
 };
 

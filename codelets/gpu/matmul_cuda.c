@@ -294,7 +294,8 @@ cublasStatus_t iz_product_enqueue(struct iz_exec *x, struct iz_product_plan *q,
                                   struct iz_view scratch)
 {
     const void *c = added_to(p);
-    float alpha = p->scale != 0 ? p->scale : 1, beta = c ? 1 : 0;
+    float alpha = p->scale != 0 ? p->scale : 1;
+    float beta = !c ? 0 : p->keep != 0 ? p->keep : 1;
     uintptr_t space = ((uintptr_t)scratch.p + IZ_PRODUCT_ALIGN - 1) /
                       IZ_PRODUCT_ALIGN * IZ_PRODUCT_ALIGN;
     assert(p->a.dtype == p->b.dtype &&

@@ -3,6 +3,7 @@
  * compute worker, and the matrix product that they are built of. */
 #pragma once
 
+#include "codelets/ops/orthogonal.h"
 #include "codelets/ops/product.h"
 
 IZ_C_BEGIN
@@ -36,5 +37,15 @@ void iz_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
  * one type.  y may be r. */
 void iz_bias_rows_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                        struct iz_view b);
+
+/* y [rows,cols] of 16 bits = m divided by its norm; sums: scratch of
+ * IZ_ORTHOGONAL_SUMS + 1.  And back: m = its scale times y. */
+void iz_normalise_rows_cuda(struct iz_exec *x, struct iz_view y,
+                            const struct iz_orthogonal *m, double *sums);
+void iz_spread_rows_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
+                         struct iz_view y);
+/* d = c + a I, squares of one type. */
+void iz_shift_square_cuda(struct iz_exec *x, struct iz_view d, struct iz_view c,
+                          float a);
 
 IZ_C_END

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Updates on a GPU, with the bits of update.c: the formulas are the functions
- * of the CPU's loops (adam.h, lion.h), compiled without contraction here too,
- * and so are those of states in fewer bytes (moment_code.h).  Only a NaN may
- * have other bits than there: a GPU knows one. */
+ * of the CPU's loops (adam.h, lion.h, muon.h), compiled without contraction
+ * here too, and so are those of states in fewer bytes (moment_code.h).  Only a
+ * NaN may have other bits than there: a GPU knows one. */
 #include "codelets/kernels/launch.cuh"
 
 #include "codelets/flat/moment_code.h"
@@ -12,10 +12,11 @@
  * gaps. */
 enum { THREADS = 256, PER_THREAD = 4 };
 
-/* ---- formulas: an element with gradient g; s: its states ---- */
+/* ---- formulas: an element with gradient g; s: its states, and behind them the
+ * direction that is all that comes of it where MOVES is 0 ---- */
 
 struct adam {
-    enum { STATES = 2 };
+    enum { STATES = 2, MOVES = 1 };
     static __device__ void update(const union iz_consts &k, float &p, float *s,
                                   float g)
     {
@@ -27,7 +28,7 @@ struct adam {
 };
 
 struct lion {
-    enum { STATES = 1 };
+    enum { STATES = 1, MOVES = 1 };
     static __device__ void update(const union iz_consts &k, float &p, float *s,
                                   float g)
     {
@@ -37,16 +38,58 @@ struct lion {
     }
 };
 
-/* Element j of rows of states. */
+/* Of Muon's matrices. */
+struct direction {
+    enum { STATES = 1, MOVES = 0 };
+    static __device__ void update(const union iz_consts &k, float &, float *s,
+                                  float g)
+    {
+        g = g * k.muon.adam.scale;
+        s[0] = iz_muon_m(&k.muon, s[0], g);
+        s[1] = iz_muon_d(&k.muon, s[0], g);
+    }
+};
+
+struct along {
+    enum { STATES = 0, MOVES = 1 };
+    static __device__ void update(const union iz_consts &k, float &p, float *,
+                                  float g)
+    {
+        p = iz_along_p(&k.along, p, g);
+    }
+};
+
+/* Elements of both kinds. */
+struct muon {
+    enum { STATES = 2, MOVES = 1 };
+    static __device__ void update(const union iz_consts &k, float &p, float *s,
+                                  float g)
+    {
+        if (k.muon.matrix) {
+            float one[2] = {s[0], 0};
+            direction::update(k, p, one, g);
+            s[0] = one[0];
+            s[2] = one[1];
+        } else {
+            union iz_consts own;
+            own.adam = k.muon.adam;
+            adam::update(own, p, s, g);
+        }
+    }
+};
+
+/* Element j of rows of states, and of the row of directions. */
 template <class F, int N>
 static __device__ void update_elem(const union iz_consts &k, float &p,
-                                   float (&state)[F::STATES][N], int j, float g)
+                                   float (&state)[F::STATES + 1][N], int j,
+                                   float g)
 {
-    float s[F::STATES];
+    float s[F::STATES + 1];
     for (int i = 0; i < F::STATES; i++)
         s[i] = state[i][j];
+    s[F::STATES] = 0;
     F::update(k, p, s, g);
-    for (int i = 0; i < F::STATES; i++)
+    for (int i = 0; i <= F::STATES; i++)
         state[i][j] = s[i];
 }
 
@@ -134,7 +177,7 @@ template <class T> IZ_EITHER T *elem_of(T *p, int64_t i)
 struct wide {
     union iz_consts consts;
     int64_t n;
-    float *p, *state[IZ_STATES_MAX];
+    float *p, *d, *state[IZ_STATES_MAX];
     uint16_t *lower;
     bool aligned; /* all buffers, to 16 bytes */
 };
@@ -147,17 +190,40 @@ static __global__ void __launch_bounds__(THREADS)
 {
     iz_each<THREADS, PER_THREAD>(w.n, w.aligned, [&](int64_t i, auto count) {
         constexpr int N = decltype(count)::value;
-        float p[N], grad[N], state[F::STATES][N];
+        float p[N], grad[N], state[F::STATES + 1][N];
         iz_load_row(grad, g + i);
-        load_master(p, w.p + i, elem_of(w.lower, i), out + i);
+        if constexpr (F::MOVES)
+            load_master(p, w.p + i, elem_of(w.lower, i), out + i);
         for (int s = 0; s < F::STATES; s++)
             iz_load_row(state[s], w.state[s] + i);
         for (int j = 0; j < N; j++)
             update_elem<F, N>(w.consts, p[j], state, j, grad[j]);
-        store_master(w.p + i, elem_of(w.lower, i), elem_of(out, i), p);
+        if constexpr (F::MOVES)
+            store_master(w.p + i, elem_of(w.lower, i), elem_of(out, i), p);
+        else
+            iz_store_row(w.d + i, state[F::STATES]);
         for (int s = 0; s < F::STATES; s++)
             iz_store_row(w.state[s] + i, state[s]);
     });
+}
+
+/* The elements [i, end) of one span. */
+template <class F, class G, class O>
+static void launch_span(struct iz_exec *x, const struct iz_update *u, int64_t i,
+                        int64_t end, const union iz_consts *k)
+{
+    const G *g = (const G *)u->g + i;
+    O *out = elem_of((O *)u->out, i);
+    float *p = elem_of(u->p, i), *d = elem_of(u->d, i);
+    uint16_t *lower = elem_of(u->lower, i);
+    struct wide w = {
+        *k, end - i, p, d, {}, lower, iz_aligned(p, d, lower, g, out)};
+    for (int j = 0; j < F::STATES; j++) {
+        w.state[j] = (float *)u->state[j] + iz_update_at(u, j) + i;
+        w.aligned = w.aligned && iz_aligned(w.state[j]);
+    }
+    IZ_LAUNCH((update_wide<F, G, O>), iz_blocks(w.n, THREADS * PER_THREAD),
+              THREADS, 0, x->stream, w, g, out);
 }
 
 /* Every span by a launch of its own. */
@@ -166,20 +232,20 @@ static void launch_wide(struct iz_exec *x, const struct iz_update *u)
 {
     for (int64_t i = 0, s = 0; i < u->n; i = u->span[s++].end) {
         int64_t end = u->span[s].end < u->n ? u->span[s].end : u->n;
-        const G *g = (const G *)u->g + i;
-        O *out = elem_of((O *)u->out, i);
-        float *p = elem_of(u->p, i);
-        uint16_t *lower = elem_of(u->lower, i);
-        struct wide w = {u->span[s].consts,           end - i, p, {}, lower,
-                         iz_aligned(p, lower, g, out)};
+        union iz_consts k = u->span[s].consts;
         if (end <= i)
             iz_die("update: span %d of %d is empty", (int)s, u->spans);
-        for (int j = 0; j < F::STATES; j++) {
-            w.state[j] = (float *)u->state[j] + iz_update_at(u, j) + i;
-            w.aligned = w.aligned && iz_aligned(w.state[j]);
+        if constexpr (std::is_same<F, muon>::value) {
+            if (k.muon.matrix) {
+                launch_span<direction, G, O>(x, u, i, end, &k);
+                continue;
+            }
+            struct iz_adam_consts own = k.muon.adam;
+            k.adam = own;
+            launch_span<adam, G, O>(x, u, i, end, &k);
+        } else {
+            launch_span<F, G, O>(x, u, i, end, &k);
         }
-        IZ_LAUNCH((update_wide<F, G, O>), iz_blocks(w.n, THREADS * PER_THREAD),
-                  THREADS, 0, x->stream, w, g, out);
     }
 }
 
@@ -189,7 +255,7 @@ static void launch_wide(struct iz_exec *x, const struct iz_update *u)
 struct coded {
     int64_t n, first;
     uint64_t key;
-    float *p;
+    float *p, *d;
     uint16_t *lower;
     struct {
         unsigned char *codes; /* of the array's first element */
@@ -311,7 +377,7 @@ struct fp8 {
 /* A thread's elements, from i on; a span may end between them. */
 template <class F, class G, class O>
 static __device__ void update_spans(const struct coded &k,
-                                    float (&state)[F::STATES][PER_THREAD],
+                                    float (&state)[F::STATES + 1][PER_THREAD],
                                     const G *g, O *out, int64_t i)
 {
     float p[PER_THREAD], grad[PER_THREAD];
@@ -324,6 +390,8 @@ static __device__ void update_spans(const struct coded &k,
         update_elem<F, PER_THREAD>(k.span[s].consts, p[j], state, j, grad[j]);
     }
     store_master(k.p + i, elem_of(k.lower, i), elem_of(out, i), p);
+    if (k.d)
+        iz_store_row(k.d + i, state[F::STATES]);
 }
 
 /* Moves per element the gradient, the copy, 8 bytes of p, and of each state 4
@@ -336,7 +404,7 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int64_t i = thread * PER_THREAD;
     bool mine = i < k.n; /* with all of its block */
-    float state[F::STATES][PER_THREAD] = {};
+    float state[F::STATES + 1][PER_THREAD] = {};
     if (mine) {
         for (int s = 0; s < F::STATES; s++)
             T::load(state[s], k, s, i);
@@ -350,8 +418,9 @@ template <class F, class T, class G, class O>
 static void launch_coded(struct iz_exec *x, const struct iz_update *u)
 {
     struct coded k = {};
-    if (!iz_aligned(u->p, u->lower, u->g, u->out) || u->n % IZ_MOMENT_BLOCK ||
-        u->at % IZ_MOMENT_BLOCK || u->spans > IZ_ALIKE_MAX)
+    if (!iz_aligned(u->p, u->d, u->lower, u->g, u->out) ||
+        u->n % IZ_MOMENT_BLOCK || u->at % IZ_MOMENT_BLOCK ||
+        u->spans > IZ_ALIKE_MAX)
         iz_die("update with coded states: %lld elements, %d spans, or an "
                "address that is no multiple of 16",
                (long long)u->n, u->spans);
@@ -359,6 +428,7 @@ static void launch_coded(struct iz_exec *x, const struct iz_update *u)
     k.first = u->first;
     k.key = u->key;
     k.p = u->p;
+    k.d = u->d;
     k.lower = u->lower;
     for (int s = 0; s < F::STATES; s++) {
         struct iz_moments m = iz_update_state(u, s);
@@ -405,6 +475,17 @@ void iz_update_cuda(struct iz_exec *x, const struct iz_update *u)
         break;
     case IZ_OPTIMIZER_LION:
         update_by<lion>(x, u);
+        break;
+    case IZ_OPTIMIZER_MUON:
+        update_by<muon>(x, u);
+        break;
+    case IZ_OPTIMIZER_DIRECTION:
+        update_by<direction>(x, u);
+        break;
+    case IZ_OPTIMIZER_ALONG:
+        iz_by_type(u->out_type, [&](auto out) {
+            launch_wide<along, float, decltype(out)>(x, u);
+        });
         break;
     default:
         iz_die("update: no kernel for optimizer %d", (int)u->optimizer);

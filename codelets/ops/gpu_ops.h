@@ -15,6 +15,7 @@
 
 #include "codelets/flat/update.h"
 #include "codelets/ops/ops.h"
+#include "codelets/ops/orthogonal.h"
 
 IZ_C_BEGIN
 
@@ -120,6 +121,10 @@ void iz_flat_squares_cuda(struct iz_exec *x, double *sum, const void *p,
 void iz_flat_norm2_cuda(struct iz_exec *x, double *norm2, const void *p,
                         enum iz_dtype type, int64_t n, struct iz_view scratch);
 void iz_update_cuda(struct iz_exec *x, const struct iz_update *u);
+
+/* orthogonal_cuda.c */
+void iz_orthogonal_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
+                        struct iz_view scratch);
 
 /* gemm_rate_cuda.c: best rate of y[m,n] = a[m,k] b[k,n] of type x->act within
  * about `seconds`, flop/s; waits.  Called outside of steps. */

@@ -14,16 +14,16 @@ enum iz_product_bias {
     IZ_BIAS_SUM_B, /* bias[j] = sum over k of op(b)[k,j]; n elements */
 };
 
-/* d = scale op(a) op(b) + c + bias (scale 0 for 1), or d += op(a) op(b) with
- * `add`.  op(a) is [m,k], op(b) [k,n], d and c [m,n], and ta, tb say that the
- * matrix is stored transposed.  d has m rows, and b gives n and k: rows of the
- * others may be longer.  a and b have one type, and so have c, d and bias.  c
- * may be absent or d. */
+/* d = scale op(a) op(b) + keep c + bias (scale or keep 0 for 1), or d += op(a)
+ * op(b) with `add`.  op(a) is [m,k], op(b) [k,n], d and c [m,n], and ta, tb say
+ * that the matrix is stored transposed.  d has m rows, and b gives n and k:
+ * rows of the others may be longer.  a and b have one type, and so have c, d
+ * and bias.  c may be absent or d. */
 struct iz_product {
     struct iz_view a, b, c, d, bias;
     bool ta, tb, add;
     enum iz_product_bias use;
-    float scale;
+    float scale, keep;
 };
 
 static inline int64_t iz_product_n(const struct iz_product *p)

@@ -81,9 +81,13 @@ void iz_graph_give(struct iz_graph *g, char *const *scratch,
                    struct iz_shadow shadow)
 {
     g->shadow = shadow;
-    for (int i = 0; i < (g->gpu ? 1 : g->config.workers); i++)
-        g->worker[g->gpu ? g->gpu_worker : g->host_worker[i]].exec.work =
-            (struct iz_arena){.base = scratch[i], .size = g->config.work_bytes};
+    int64_t host = g->gpu ? g->config.host_work_bytes : g->config.work_bytes;
+    if (g->gpu)
+        g->worker[g->gpu_worker].exec.work =
+            (struct iz_arena){.base = scratch[0], .size = g->config.work_bytes};
+    for (int i = 0; i < g->config.workers && host; i++)
+        g->worker[g->host_worker[i]].exec.work =
+            (struct iz_arena){.base = scratch[g->gpu + i], .size = host};
 }
 
 /* On a mover: a stream of its own.  A thread's naps take 50 us more than asked

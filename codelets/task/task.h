@@ -133,8 +133,9 @@ struct iz_graph_config {
     int rank;              /* names the trace file */
     double
         stuck_s; /* of idle workers while tasks wait: ends the job; 0: never */
-    int64_t work_bytes; /* scratch of each worker that computes units */
-    int delay_us;       /* random delay before each task: 0 = none */
+    int64_t work_bytes;      /* scratch of each worker that computes units */
+    int64_t host_work_bytes; /* with a GPU: of each worker of the host */
+    int delay_us;            /* random delay before each task: 0 = none */
     uint64_t delay_seed;
 };
 
@@ -145,7 +146,8 @@ struct iz_graph;
  * GPU for that: memory of a GPU and pinned memory are to be taken later. */
 int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c);
 /* What tasks need of memory, borrowed until close: work_bytes of scratch for
- * each compute worker i of the CPU, or scratch[0] for the GPU's. */
+ * each compute worker i of the CPU; or scratch[0] for the GPU's, and if there
+ * are host_work_bytes so many in scratch[1 + i]. */
 void iz_graph_give(struct iz_graph *g, char *const *scratch,
                    struct iz_shadow shadow);
 /* Waits for all tasks, stops StarPU. */

@@ -198,10 +198,13 @@ static struct iz_orthogonal matrix_new(int shape, int64_t gap)
     return m;
 }
 
+/* In real numbers both iterations are one. */
 static void an_update_is_that_in_double(void **state)
 {
-    for (int i = 0; i < SHAPES * 2; i++) {
-        struct iz_orthogonal m = matrix_new(i / 2, i % 2 * GAP);
+    for (int i = 0; i < SHAPES * 8; i++) {
+        struct iz_orthogonal m = matrix_new(i / 8, i % 2 * GAP);
+        m.gram = i / 2 % 2;
+        m.steps = i / 4 % 2 ? 5 : 2;
         double *want = expected(&m);
         float beside = m.p[m.stride - 1];
         orthogonal(&m);
@@ -215,10 +218,30 @@ static void an_update_is_that_in_double(void **state)
     }
 }
 
+/* Five iterations on the matrix, or on its square, which is formed twice and
+ * applied twice. */
+static void flops_are_those_of_the_products(void **state)
+{
+    for (int i = 0; i < SHAPES * 2; i++) {
+        struct iz_orthogonal m = matrix_new(i / 2, 0);
+        struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
+        double n = (double)min64(m.rows, m.cols);
+        double elems = (double)(m.rows * m.cols);
+        m.gram = i % 2;
+        iz_orthogonal(&x, &m);
+        assert_true(x.flops == (m.gram && m.rows != m.cols
+                                    ? 8 * n * elems + 28 * n * n * n
+                                    : 20 * n * elems + 10 * n * n * n));
+        free(m.p);
+    }
+}
+
 static void bits_do_not_depend_on_the_place(void **state)
 {
-    for (int i = 0; i < SHAPES; i++) {
-        struct iz_orthogonal a = matrix_new(i, GAP), b = a;
+    for (int i = 0; i < SHAPES * 2; i++) {
+        struct iz_orthogonal a = matrix_new(i / 2, GAP), b;
+        a.gram = i % 2;
+        b = a;
         b.p = take((size_t)(a.rows * a.stride) * sizeof(float));
         memcpy(b.p, a.p, (size_t)(a.rows * a.stride) * sizeof(float));
         orthogonal(&a);
@@ -234,9 +257,10 @@ static void bits_do_not_depend_on_the_place(void **state)
  * what the quintic leaves of singular values, whatever their size. */
 static void singular_values_come_near_one(void **state)
 {
-    for (int e = -6; e <= 12; e += 6) {
+    for (int e = -6; e <= 12; e += 3) {
         struct iz_orthogonal m = matrix_new(5, 0);
         m.scale = 1;
+        m.gram = e % 2;
         for (int64_t i = 0; i < m.rows * m.cols; i++)
             m.p[i] *= (float)pow(10, e);
         orthogonal(&m);
@@ -270,6 +294,7 @@ int main(void)
         cmocka_unit_test(passes_follow_their_formula),
         cmocka_unit_test(passes_do_not_depend_on_pieces_and_levels),
         cmocka_unit_test(an_update_is_that_in_double),
+        cmocka_unit_test(flops_are_those_of_the_products),
         cmocka_unit_test(bits_do_not_depend_on_the_place),
         cmocka_unit_test(singular_values_come_near_one),
         cmocka_unit_test(a_matrix_of_zeros_stays_and_nan_is_seen),

@@ -103,6 +103,12 @@ struct reacher {
         k.loss = reach(k.loss, sizeof(*k.loss));
     }
 
+    void one(struct iz_orthogonal &m)
+    {
+        m.p = reach(m.p,
+                    ((m.rows - 1) * m.stride + m.cols) * (int64_t)sizeof(*m.p));
+    }
+
     void one(struct iz_rope &)
     {
     }
@@ -261,6 +267,7 @@ static void call(decltype(&iz_update) op, struct iz_exec *x,
         else
             u.p = reach(u.p, u.n * iz_dtype_bytes(IZ_F32));
         u.g = reach(u.g, u.n * iz_dtype_bytes(u.g_type));
+        u.d = reach(u.d, u.n * iz_dtype_bytes(IZ_F32));
         u.out = reach(u.out, u.n * iz_dtype_bytes(u.out_type));
         for (int i = 0; i < iz_optimizer(u.optimizer)->states; i++)
             u.state[i] = reach(u.state[i], iz_moment_bytes(u.type, u.room));
