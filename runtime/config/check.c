@@ -205,9 +205,6 @@ static void resolve_muon(struct iz_config_file *file, struct iz_faults *f)
                  "parameters",
                  o->adam_lr);
     o->adam_rate = o->lr > 0 ? o->adam_lr / o->lr : 1;
-    if (file->ns_method)
-        iz_fault(f, OPTIMIZER "ns_method",
-                 "gram rounds to fp16, which has other bits; use standard");
     if (o->adam_lr != o->lr &&
         (file->c.lr.kind == IZ_LR_WARMUP || file->c.lr.kind == IZ_LR_DECAY))
         iz_fault(f, OPTIMIZER "adam_lr",
@@ -229,7 +226,12 @@ static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
     file->c.optimizer.adamw = adamw_type || file->adam_w_mode;
     if (o->matrices)
         resolve_muon(file, f);
-    else
+    if (o->matrices && file->c.zero.optimizer.ratio < 1)
+        iz_fault(f, "zero_optimization.offload_optimizer.ratio",
+                 "%.15g, but %s's matrices cross all chunks of a unit, which "
+                 "one side updates: use 1.0",
+                 file->c.zero.optimizer.ratio, o->type);
+    if (!o->matrices)
         for (int i = 0; i < file->c.n_rules; i++)
             if (file->c.rule[i].given[IZ_RULE_MUON])
                 iz_fault(f, "parameters",

@@ -34,6 +34,8 @@ enum iz_attention_by {
     IZ_ATTENTION_CUDNN,
     IZ_ATTENTION_TIMED
 };
+/* Which side updates Muon's matrices where units are computed on a GPU. */
+enum iz_muon_by { IZ_MUON_AUTO, IZ_MUON_HOST, IZ_MUON_GPU };
 /* Whether ranks are added per micro-batch, or micro-batches per rank. */
 enum iz_sum_first { IZ_SUM_AUTO, IZ_SUM_RANKS_FIRST, IZ_SUM_LOCAL_FIRST };
 enum iz_host_comm { IZ_HOST_AUTO, IZ_HOST_MEMORY, IZ_HOST_MESSAGES };
@@ -122,6 +124,7 @@ struct iz_run_config {
     enum iz_product_type cpu_products;  /* with bf16 weights on a CPU */
     enum iz_attention_by gpu_attention; /* on a GPU, and: */
     enum iz_attention_by gpu_attention_backward;
+    enum iz_muon_by muon_products;      /* of a run that computes on a GPU */
     char gpu_products[IZ_PRODUCTS_MAX]; /* "auto", "first", "timed", a list */
     int64_t gpu_logits_bytes;           /* at a time, there; 0: chosen */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */

@@ -76,10 +76,12 @@ const struct iz_key iz_config_keys[] = {
          "Muon: Nesterov's momentum."),
     NUMBER("optimizer.params.ns_steps", INT, c.optimizer.ns_steps, 1, 99, "5",
            "Muon: iterations of Newton-Schulz."),
-    WORD("optimizer.params.ns_method", ns_method, "standard|gram",
+    WORD("optimizer.params.ns_method", c.optimizer.ns_method, IZ_NS_METHODS,
          "\"standard\"",
-         "Muon: the iteration. DeepSpeed's default gram is refused: it is the "
-         "same in real numbers, but rounds to fp16."),
+         "Muon: the iteration. gram, DeepSpeed's default, iterates on the "
+         "square X X^T of a matrix that is not square: the same in real "
+         "numbers, with fewer flops where one side is over 1.5 times the "
+         "other."),
     WORD("optimizer.params.adjust_lr_fn", c.optimizer.shape_scale,
          IZ_SHAPE_SCALES, "\"original\"",
          "Muon: what the update of a matrix [out, in] is multiplied by. "
@@ -346,6 +348,11 @@ const struct iz_key iz_config_keys[] = {
          "memory for each score of each head, which the plan counts. auto: "
          "own. A resumed run keeps its first choice, even after steps on a "
          "CPU."),
+    WORD("run.muon_products", c.run.muon_products, "auto|host|gpu", "\"auto\"",
+         "Where units are computed on a GPU: which side makes the updates of "
+         "Muon's matrices. host: its workers, in fp32, with the bits of a run "
+         "on a CPU. gpu: products of bf16, of fp16 with ns_method gram, whose "
+         "sums are fp32. auto: gpu. A resumed run keeps its first choice."),
     TEXT("run.gpu_products", c.run.gpu_products, "\"auto\"",
          "On a GPU: by which of cuBLASLt's algorithms products are formed. "
          "first: what the library estimates to be best. timed: the fastest of "

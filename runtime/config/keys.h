@@ -22,7 +22,6 @@ struct iz_config_file {
     int grad_accum_dtype, communication_dtype; /* 0: null, else 1 + iz_dtype */
     bool adam_w_mode, torch_adam;
     double muon_lr;
-    int ns_method;   /* 0: standard, 1: gram */
     int warmup_type; /* 0: log, 1: linear */
     int64_t steps_per_print;
     /* Whether the file or an override gives iz_config_keys[i]. */

@@ -102,7 +102,7 @@ int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
 }
 
 int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,
-                            bool gpu, FILE *err)
+                            FILE *err)
 {
     const struct iz_optimizer *o = iz_optimizer(c->optimizer.type);
     bool found = false;
@@ -112,17 +112,13 @@ int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,
         for (int i = 0; i < m->unit[u].n_params; i++)
             found |=
                 m->unit[u].param[i].by_matrix && !m->unit[u].param[i].frozen;
-    if (!found)
-        iz_refuse(err,
-                  "optimizer.type: %s, but it would train no matrix of a block "
-                  "of %s: use AdamW",
-                  o->type, m->name);
-    else if (gpu)
-        iz_refuse(err,
-                  "optimizer.type: %s: its products run on the CPU alone, and "
-                  "units are computed on a GPU: use run.device: cpu, or AdamW",
-                  o->type);
-    return found && !gpu ? 0 : -ENOTSUP;
+    if (found)
+        return 0;
+    iz_refuse(err,
+              "optimizer.type: %s, but it would train no matrix of a block of "
+              "%s: use AdamW",
+              o->type, m->name);
+    return -ENOTSUP;
 }
 
 static int check_trained(const struct iz_model *m, FILE *err)

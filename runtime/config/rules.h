@@ -14,10 +14,10 @@
  * patterns that match nothing, or -ENOMEM. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
-/* Whether there is something for an optimizer of matrices, in a run without a
- * GPU: 0, or -ENOTSUP with the reason printed on `err`, which may be NULL. */
+/* Whether there is something for an optimizer of matrices: 0, or -ENOTSUP with
+ * the reason printed on `err`, which may be NULL. */
 int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,
-                            bool gpu, FILE *err);
+                            FILE *err);
 
 /* Whether sparse tensors can be updated by this config, and with a GPU:
  * -ENOTSUP if not.  c NULL: whether the tensors can be sparse at all, -EINVAL

@@ -59,10 +59,15 @@ static int open_matrices(struct iz_engine *e)
     for (int i = 0; b && i < p->buffers; i++) {
         b[i].chunk = open_tokens(e, p->chunks, i);
         b[i].matrix = open_tokens(e, p->most, i);
-        if (!b[i].chunk || !b[i].matrix ||
-            !iz_handle_take(e, &b[i].handle, IZ_DATUM_MATRIX, i,
-                            p->elems * (int64_t)sizeof(float)))
+        if (!b[i].chunk || !b[i].matrix)
             return -ENOMEM;
+        for (int s = 0; s < IZ_SIDES; s++)
+            if ((s == IZ_ABOVE ? p->above : p->below) &&
+                !iz_handle_take(e, &b[i].handle[s],
+                                s == IZ_ABOVE ? IZ_DATUM_MATRIX_ABOVE
+                                              : IZ_DATUM_MATRIX,
+                                i, p->elems * (int64_t)sizeof(float)))
+                return -ENOMEM;
     }
     return b ? 0 : -ENOMEM;
 }

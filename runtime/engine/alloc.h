@@ -52,10 +52,11 @@ enum iz_datum {
     IZ_DATUM_SPLIT_STATE, /* on the GPU, of an offloaded optimizer */
     IZ_DATUM_SPLIT_STAGING,
     IZ_DATUM_SPLIT_GRAD,
-    IZ_DATUM_BLOCK_SUMS, /* squares of the blocks of each piece */
-    IZ_DATUM_SQUARES,    /* a unit's sum of squares */
-    IZ_DATUM_SCALAR,     /* losses, control */
-    IZ_DATUM_MATRIX,     /* a unit's, to update its matrices */
+    IZ_DATUM_BLOCK_SUMS,   /* squares of the blocks of each piece */
+    IZ_DATUM_SQUARES,      /* a unit's sum of squares */
+    IZ_DATUM_SCALAR,       /* losses, control */
+    IZ_DATUM_MATRIX,       /* a unit's, to update its matrices */
+    IZ_DATUM_MATRIX_ABOVE, /* the same on a GPU */
     IZ_DATUM_MATRIX_PART,
     IZ_DATUM_PIECE, /* a part of a parameter that has a handle of its own */
     IZ_DATA

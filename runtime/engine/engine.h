@@ -104,12 +104,17 @@ struct iz_staging {
     starpu_data_handle_t handle;
 };
 
+enum iz_side { IZ_BELOW, IZ_ABOVE, IZ_SIDES }; /* of a GPU: host, device */
+
 /* A buffer that a unit passes through whose matrices are updated as such: fp32
- * of all its trained parameters.  Its tasks touch parts of it beside each
- * other, so they read its handle, and what one leaves to the next is in tokens:
- * of chunks, what the optimizer writes of each; of matrices. */
+ * of all its trained parameters, on either side or on both.  Its tasks touch
+ * parts of it beside each other, so they read its handle, and what one leaves
+ * to the next is in tokens: of chunks, what the optimizer writes of each; of
+ * matrices. */
 struct iz_matrix_buffer {
-    starpu_data_handle_t handle, *chunk, *matrix;
+    starpu_data_handle_t handle[IZ_SIDES], *chunk, *matrix;
+    enum iz_side at; /* where its unit is at this point of the submission */
+    bool gathered;   /* a task has waited for all chunks */
 };
 
 struct iz_matrix_ring {

@@ -29,6 +29,7 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_SQUARES] = {"squares", IZ_MEM_BATCH},
     [IZ_DATUM_SCALAR] = {"scalar", IZ_MEM_CLASSES},
     [IZ_DATUM_MATRIX] = {"matrices", IZ_MEM_MATRIX},
+    [IZ_DATUM_MATRIX_ABOVE] = {"matrices above", IZ_MEM_MATRIX},
     [IZ_DATUM_MATRIX_PART] = {"matrix", IZ_MEM_CLASSES},
     [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
 };
@@ -48,6 +49,7 @@ enum iz_tier iz_datum_tier(const struct iz_plan *p, enum iz_datum d)
         return IZ_TIER_CPU;
     case IZ_DATUM_BOUNDARY:
         return iz_plan_tier(p->act.boundary_home);
+    case IZ_DATUM_MATRIX:
     case IZ_DATUM_BATCH:
     case IZ_DATUM_BLOCK_SUMS:
     case IZ_DATUM_SQUARES:

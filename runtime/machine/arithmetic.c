@@ -482,6 +482,29 @@ static int choose_attention(struct iz_arithmetic *a, struct iz_config *c,
                : 0;
 }
 
+/* ---- the side of Muon's products ---- */
+
+static int choose_muon(struct iz_config *c, const struct iz_arithmetic_for *on,
+                       struct iz_coll *coll)
+{
+    enum iz_muon_by *by = &c->run.muon_products;
+    if (!iz_optimizer(c->optimizer.type)->matrices)
+        return 0;
+    if (*by == IZ_MUON_GPU && !on->gpu)
+        return refuse_word(coll, "muon_products: gpu",
+                           "units are computed on the CPU", NULL,
+                           ": use auto or host");
+    if (*by == IZ_MUON_AUTO && on->resume) {
+        int w = kept_choice(c, coll, "muon_products", "host", "gpu");
+        if (w < 0)
+            return w;
+        *by = (enum iz_muon_by)w;
+    }
+    if (*by == IZ_MUON_AUTO && on->gpu)
+        *by = IZ_MUON_GPU;
+    return 0;
+}
+
 int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
                          const struct iz_model *m,
                          const struct iz_arithmetic_for *on,
@@ -500,6 +523,8 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
         r = choose_attention(a, c, false, on, coll);
     if (!r)
         r = choose_attention(a, c, true, on, coll);
+    if (!r)
+        r = choose_muon(c, on, coll);
     if (!r)
         r = keep_logits(c, on, coll);
     if (!r)

@@ -185,6 +185,11 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
                          "run.cpu_products: bf16: the cores of %s make no "
                          "products of bf16 (its core_bf16_flops_per_s is 0)",
                          m->name);
+    if (!gpu && c->run.muon_products == IZ_MUON_GPU)
+        return iz_refuse(err,
+                         "run.muon_products: gpu: %s has none: use auto or "
+                         "host",
+                         m->name);
     *t = (struct iz_target){
         .workers = workers > 0 ? workers : 1,
         .gpu = gpu,

@@ -297,6 +297,24 @@ static void count_rings(struct iz_plan *p)
     }
 }
 
+int64_t iz_plan_host_scratch(const struct iz_plan *p)
+{
+    return p->target.gpu && !p->matrices.on_gpu ? p->matrices.work_bytes : 0;
+}
+
+static void count_matrices(struct iz_plan *p)
+{
+    const struct iz_plan_matrices *a = &p->matrices;
+    int64_t bytes = a->buffers * a->elems * (int64_t)sizeof(float);
+    enum iz_tier host = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+    if (a->below)
+        p->bytes.b[host][IZ_MEM_MATRIX] += bytes;
+    if (a->above)
+        p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_MATRIX] += bytes;
+    p->bytes.b[IZ_TIER_CPU][IZ_MEM_SCRATCH] =
+        iz_plan_host_scratch(p) * p->target.workers;
+}
+
 void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
                    const struct iz_model *m)
 {
@@ -310,8 +328,7 @@ void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
         add_staging(p, IZ_STAGING_BOUNDARY, BOUNDARY_STAGING,
                     iz_plan_boundary_room(p));
     count_rings(p);
-    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_MATRIX] =
-        p->matrices.buffers * p->matrices.elems * (int64_t)sizeof(float);
+    count_matrices(p);
     int64_t shard = 0;
     for (int u = 0; u < p->n_units; u++)
         shard = max64(shard, p->unit[u].shard * 4);
@@ -488,7 +505,8 @@ enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)
 
 int64_t iz_plan_buffers(const struct iz_plan *p)
 {
-    int64_t n = 16 + p->matrices.buffers + p->act.boundary_slots +
+    int64_t n = 16 + 2 * p->matrices.buffers + p->target.workers +
+                p->act.boundary_slots +
                 p->tracks * (2 * (int64_t)p->n_units + 3);
     for (int k = 0; k < IZ_STAGINGS; k++)
         n += p->staging[k].n;

@@ -25,6 +25,7 @@ struct iz_orthogonal iz_plan_orthogonal(const struct iz_plan *p,
                                   .cols = a->cols,
                                   .stride = a->stride,
                                   .steps = p->matrices.steps,
+                                  .gram = p->matrices.gram,
                                   .scale = a->scale};
 }
 
@@ -49,10 +50,12 @@ matrix_of(const struct iz_param *p, const struct iz_hyper *o, int i, int64_t at)
 /* What a dry run counts. */
 static void count_matrix(struct iz_plan *p, struct iz_plan_matrix *a)
 {
-    struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
+    struct iz_exec x =
+        iz_exec_dry(p->matrices.on_gpu ? IZ_CUDA : IZ_CPU, IZ_F32);
     struct iz_orthogonal m = iz_plan_orthogonal(p, a, NULL);
     iz_orthogonal(&x, &m);
     a->flops = x.flops;
+    a->bytes = x.bytes;
     p->matrices.work_bytes = max64(p->matrices.work_bytes, x.work.peak);
 }
 
@@ -133,7 +136,13 @@ int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
                           const struct iz_model *m)
 {
     int n = 0;
+    bool gpu = p->target.gpu;
+    bool near = gpu && p->zero.state_home == IZ_HOME_NONE;
     p->matrices.steps = c->optimizer.ns_steps;
+    p->matrices.gram = c->optimizer.ns_method == IZ_NS_GRAM;
+    p->matrices.on_gpu = gpu && c->run.muon_products != IZ_MUON_HOST;
+    p->matrices.above = gpu && (near || p->matrices.on_gpu);
+    p->matrices.below = !near || !p->matrices.on_gpu || p->ranks > 1;
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++)
             n += matrices_of(&m->unit[u].param[i]);
@@ -203,8 +212,11 @@ void iz_plan_matrices_print(const struct iz_plan *p, FILE *out)
     const struct iz_plan_matrices *a = &p->matrices;
     if (a->n)
         fprintf(out,
-                "      %d matrices are updated as such: %.3g Gflop a step on "
+                "      %d matrices are updated as such%s: %.3g Gflop a step on "
                 "rank %d, %d unit%s at a time\n",
-                a->n, a->flops / 1e9, p->rank, a->buffers,
-                a->buffers > 1 ? "s" : "");
+                a->n,
+                !p->target.gpu ? ""
+                : a->on_gpu    ? " on the GPU"
+                               : " on the host",
+                a->flops / 1e9, p->rank, a->buffers, a->buffers > 1 ? "s" : "");
 }

@@ -338,7 +338,9 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
             tasks * (p->cost[u].forward_flops +
                      (u < p->first_trained ? 0 : p->cost[u].backward_flops));
     }
-    p->act.scratch_bytes = max64(p->act.scratch_bytes, p->matrices.work_bytes);
+    if (p->matrices.on_gpu == p->target.gpu)
+        p->act.scratch_bytes =
+            max64(p->act.scratch_bytes, p->matrices.work_bytes);
     /* Tasks on flat buffers need little: the norm's partial sums. */
     if (p->target.gpu)
         for (int u = 0; u < p->n_units; u++)
@@ -400,6 +402,15 @@ int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
     if (target->gpu && c->base_dtype == IZ_BASE_NF4)
         return iz_refuse(err, "model.base_dtype: nf4: no kernel of a GPU reads "
                               "4 bits yet: use run.device: cpu, or null");
+    if (target->gpu && have < 80 && iz_optimizer(c->optimizer.type)->matrices &&
+        c->optimizer.ns_method == IZ_NS_STANDARD &&
+        c->run.muon_products != IZ_MUON_HOST)
+        return iz_refuse(err,
+                         "optimizer.params.ns_method: standard: its products "
+                         "on a GPU are of bf16, which needs compute capability "
+                         "8.0, the GPU has %d.%d: use gram, whose are of fp16, "
+                         "or run.muon_products: host",
+                         have / 10, have % 10);
     if (!target->gpu || have >= 80 || (!key && !cudnn))
         return 0;
     return iz_refuse(err,

@@ -66,7 +66,8 @@ struct iz_plan_unit {
 struct iz_plan_matrix {
     int64_t first, rows, cols, stride;
     int64_t begin, end;
-    double scale, flops; /* of its update; of a dry run */
+    double scale;        /* of its update */
+    double flops, bytes; /* of a dry run */
     int owner;           /* the rank that makes it */
 };
 
@@ -74,7 +75,11 @@ struct iz_plan_matrix {
  * updated: fp32 of all its trained parameters. */
 struct iz_plan_matrices {
     struct iz_plan_matrix *list;
-    int n, steps;     /* of the iteration */
+    int n, steps;      /* of the iteration */
+    bool gram, on_gpu; /* whose side makes them, if units are on a GPU */
+    /* The buffers are there: in the memory of the host (of a run on the CPU,
+     * in the only one), and of the GPU. */
+    bool below, above;
     int most, chunks; /* of a unit that has some, at most */
     int buffers;
     int64_t elems;      /* of each */
@@ -286,6 +291,8 @@ int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
 struct iz_orthogonal iz_plan_orthogonal(const struct iz_plan *p,
                                         const struct iz_plan_matrix *a,
                                         float *unit);
+/* Scratch of each worker of the host, of a run that computes on a GPU. */
+int64_t iz_plan_host_scratch(const struct iz_plan *p);
 void iz_plan_matrices_print(const struct iz_plan *p, FILE *out);
 /* Blocks of IZ_MOMENT_BLOCK elements that lie wholly in matrices of one
  * parameter lack the optimizer's states of elements, and the arrays of those

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Updates of whole matrices, between the two passes over their chunks: the
  * directions come to their owners, which make updates of them, and those go
- * back; see zero.h. */
+ * back; see zero.h.  Where units are computed on a GPU, a unit's buffer is on
+ * the side of its states, on the side of the products and, for the exchange, on
+ * the host: what these are not equal in is copied. */
 #include "runtime/step/zero.h"
 
 #include <stdlib.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "runtime/engine/alloc.h"
 
 static const struct iz_plan_matrix *matrices_of(const struct iz_engine *e,
@@ -27,6 +30,12 @@ static bool meets(const struct iz_engine *e, int unit, const struct iz_chunk *k,
 {
     int64_t first = iz_chunk_first(e, unit, k);
     return a->begin < first + k->count && a->end > first;
+}
+
+enum iz_side iz_matrices_side(const struct iz_engine *e)
+{
+    bool gpu = e->plan.target.gpu;
+    return gpu && e->plan.zero.state_home == IZ_HOME_NONE ? IZ_ABOVE : IZ_BELOW;
 }
 
 bool iz_matrices_in(const struct iz_engine *e, int unit,
@@ -53,9 +62,109 @@ struct iz_matrix_buffer *iz_matrices_begin(struct iz_engine *e, int unit)
         return NULL;
     b = iz_next_matrices(e);
     struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_HOST, run_nothing, unit);
-    iz_task_add(&t, b->handle, STARPU_W);
+    for (int s = 0; s < IZ_SIDES; s++)
+        if (b->handle[s])
+            iz_task_add(&t, b->handle[s], STARPU_W);
     iz_submit(e->graph, &t);
+    b->gathered = false;
+    b->at = iz_matrices_side(e);
     return b;
+}
+
+/* ---- what a task waits for ---- */
+
+/* The task reads what all chunks have left, if no task before has, and writes
+ * all of the unit's matrices.  *more is the caller's to free. */
+static void add_all(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
+                    struct iz_task *t, struct iz_access **more)
+{
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    struct iz_access *a = calloc((size_t)(p->chunks + p->matrices), sizeof(*a));
+    if (!a)
+        iz_die("no memory for a task on %s", iz_unit_name(e, unit));
+    for (int i = 0; i < p->chunks && !b->gathered; i++)
+        a[t->n_more++] = (struct iz_access){b->chunk[i], STARPU_R};
+    for (int i = 0; i < p->matrices; i++)
+        a[t->n_more++] = (struct iz_access){b->matrix[i], STARPU_RW};
+    b->gathered = true;
+    t->more = *more = a;
+}
+
+/* ---- between host and GPU ---- */
+
+struct raise_arg {
+    const struct iz_plan_matrix *matrix;
+    int matrices, owner; /* owner: only its, unless it is -1 */
+    int64_t begin, end;  /* only in these elements of the unit */
+};
+
+/* f(arg, first, count) for each range; returns the elements of all. */
+static int64_t each_range(const struct raise_arg *a,
+                          void (*f)(void *arg, int64_t first, int64_t n),
+                          void *arg)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < a->matrices; i++) {
+        const struct iz_plan_matrix *m = &a->matrix[i];
+        int64_t begin = max64(m->begin, a->begin), end = min64(m->end, a->end);
+        bool other = a->owner >= 0 && m->owner != a->owner;
+        if (other || begin >= end || (i > 0 && m->begin == m[-1].begin))
+            continue;
+        if (f)
+            f(arg, begin, end - begin);
+        sum += end - begin;
+    }
+    return sum;
+}
+
+struct raise {
+    struct iz_exec *x;
+    float *from, *to;
+};
+
+static void raise_range(void *arg, int64_t first, int64_t n)
+{
+    const struct raise *r = arg;
+    iz_buffer_copy(r->x, r->to + first, r->from + first,
+                   n * (int64_t)sizeof(*r->to));
+}
+
+/* buf: from, to. */
+static void run_raise(struct iz_exec *x, void **buf, const void *arg)
+{
+    struct raise r = {x, buf[0], buf[1]};
+    each_range(arg, raise_range, &r);
+}
+
+/* Copies to a side, if the unit's buffer is not used there yet: what this rank
+ * owns of it, or else what it has states of. */
+static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
+                  enum iz_side to, bool owned)
+{
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    bool up = to == IZ_ABOVE, full = e->plan.zero.states_full;
+    struct raise_arg a = {.matrix = matrices_of(e, unit),
+                          .matrices = p->matrices,
+                          .owner = owned ? e->plan.rank : -1,
+                          .begin = owned || full ? 0 : p->shard * e->plan.rank,
+                          .end = p->padded};
+    struct iz_access *more;
+    if (b->at == to)
+        return;
+    if (!owned && !full)
+        a.end = a.begin + p->shard;
+    struct iz_task t =
+        iz_task_of(e, IZ_MUON, up ? IZ_ON_UP : IZ_ON_DOWN, run_raise, unit);
+    int64_t bytes = each_range(&a, NULL, NULL) * (int64_t)sizeof(float);
+    t.bytes = (double)bytes;
+    t.urgency = iz_in_order(unit);
+    iz_task_add(&t, b->handle[b->at], STARPU_R);
+    iz_task_add(&t, b->handle[to], STARPU_R);
+    add_all(e, unit, b, &t, &more);
+    iz_submit_with(e, &t, &a, sizeof(a));
+    free(more);
+    *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
+    b->at = to;
 }
 
 /* ---- to the owners and back ---- */
@@ -113,22 +222,11 @@ static void submit_move(struct iz_engine *e, int unit,
                          .back = back,
                          .unit = iz_unit_name(e, unit)};
     struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_COMM, run_move, unit);
-    /* Nothing may be written over what comes back; where it went away before,
-     * that has waited. */
-    int n = 0, chunks = back && !all_here(e) ? 0 : p->chunks;
-    struct iz_access *more =
-        calloc((size_t)(chunks + p->matrices), sizeof(*more));
-    if (!more)
-        iz_die("no memory for a task on %s", a.unit);
-    for (int i = 0; i < chunks; i++)
-        more[n++] = (struct iz_access){b->chunk[i], STARPU_R};
-    for (int i = 0; i < p->matrices; i++)
-        more[n++] =
-            (struct iz_access){b->matrix[i], back ? STARPU_RW : STARPU_W};
-    t.more = more;
-    t.n_more = n;
+    struct iz_access *more;
+    /* Nothing may be written over what comes back. */
+    add_all(e, unit, b, &t, &more);
     t.bytes = crossing_bytes(e, unit);
-    iz_task_add(&t, b->handle, STARPU_R);
+    iz_task_add(&t, b->handle[IZ_BELOW], STARPU_R);
     iz_submit_with(e, &t, &a, sizeof(a));
     free(more);
 }
@@ -158,18 +256,21 @@ static void submit_matrix(struct iz_engine *e, int unit,
     struct matrix_arg a = {.matrix = matrices_of(e, unit)[i],
                            .plan = &e->plan,
                            .early = e->plan.zero.early};
-    struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_HOST, run_matrix, unit);
+    struct iz_task t =
+        iz_task_of(e, IZ_MUON, b->at == IZ_ABOVE ? IZ_ON_COMPUTE : IZ_ON_HOST,
+                   run_matrix, unit);
     struct iz_access *more = calloc((size_t)g->plan->chunks + 1, sizeof(*more));
     if (!more)
         iz_die("no memory for a task on %s", iz_unit_name(e, unit));
-    for (int k = 0; k < g->plan->chunks && all_here(e); k++)
+    for (int k = 0; k < g->plan->chunks && !b->gathered; k++)
         if (meets(e, unit, &g->chunk[k], &a.matrix))
             more[t.n_more++] = (struct iz_access){b->chunk[k], STARPU_R};
     t.more = more;
     t.flops = a.matrix.flops;
+    t.bytes = a.matrix.bytes;
     t.urgency = iz_in_order(unit);
-    iz_task_add(&t, b->handle, STARPU_R);
-    iz_task_add(&t, b->matrix[i], all_here(e) ? STARPU_W : STARPU_RW);
+    iz_task_add(&t, b->handle[b->at], STARPU_R);
+    iz_task_add(&t, b->matrix[i], b->gathered ? STARPU_RW : STARPU_W);
     if (!a.early)
         iz_task_add(&t, e->scalar.control_handle, STARPU_R);
     iz_submit_with(e, &t, &a, sizeof(a));
@@ -180,17 +281,23 @@ void iz_matrices_update(struct iz_engine *e, int unit,
                         struct iz_matrix_buffer *b)
 {
     const struct iz_plan_matrix *a = matrices_of(e, unit);
-    if (!all_here(e))
+    if (!all_here(e)) {
+        bring(e, unit, b, IZ_BELOW, false);
         submit_move(e, unit, b, false);
+    }
+    bring(e, unit, b, e->plan.matrices.on_gpu ? IZ_ABOVE : IZ_BELOW, true);
     for (int i = 0; i < e->unit[unit].plan->matrices; i++)
         if (a[i].owner == e->plan.rank)
             submit_matrix(e, unit, b, i);
+    if (e->plan.ranks > 1)
+        bring(e, unit, b, IZ_BELOW, true);
 }
 
 void iz_matrices_back(struct iz_engine *e, int unit, struct iz_matrix_buffer *b)
 {
     if (e->plan.ranks > 1)
         submit_move(e, unit, b, true);
+    bring(e, unit, b, iz_matrices_side(e), false);
 }
 
 void iz_matrices_add(struct iz_engine *e, int unit, const struct iz_chunk *k,

@@ -192,11 +192,16 @@ struct iz_event iz_train_event(struct iz_engine *e)
 
 /* ---- open, close ---- */
 
-static int take_scratch(struct iz_engine *e, char **scratch, int n)
+/* Of those that compute units, then of the host's workers beside a GPU. */
+static int take_scratch(struct iz_engine *e, char **scratch)
 {
+    int units = e->plan.tasks_at_once, n = units;
+    int64_t host = iz_plan_host_scratch(&e->plan);
+    n += host ? e->plan.target.workers : 0;
     for (int w = 0; w < n; w++) {
-        scratch[w] = iz_memory_take(e->memory, IZ_TIER_DEVICE, IZ_MEM_SCRATCH,
-                                    e->plan.act.scratch_bytes);
+        scratch[w] = iz_memory_take(
+            e->memory, w < units ? IZ_TIER_DEVICE : IZ_TIER_CPU, IZ_MEM_SCRATCH,
+            w < units ? e->plan.act.scratch_bytes : host);
         if (!scratch[w])
             return -ENOMEM;
     }
@@ -230,6 +235,7 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
         .simulated = t->simulated,
         .stuck_s = fmin(c->run.comm_timeout_s / 2, STUCK_S),
         .work_bytes = p->act.scratch_bytes,
+        .host_work_bytes = iz_plan_host_scratch(p),
         .delay_us = c->run.inject_delay_us,
         .delay_seed = c->run.inject_seed * 64 + (uint64_t)p->rank};
     memcpy(g.rate, t->rate, sizeof(g.rate));
@@ -255,7 +261,7 @@ static int open_graph_in_turn(struct iz_engine *e,
 /* After StarPU's start (see iz_graph_open), and by workers that are bound. */
 static int open_memory(struct iz_engine *e)
 {
-    int n = e->plan.tasks_at_once;
+    int n = e->plan.tasks_at_once + e->plan.target.workers;
     char **scratch = calloc((size_t)n, sizeof(*scratch));
     int r = scratch ? 0 : -ENOMEM;
     if (!r && e->simulated)
@@ -268,7 +274,7 @@ static int open_memory(struct iz_engine *e)
             e->config->run.device == IZ_DEVICE_AUTO ? "run.device: auto"
                                                     : "run.device: cuda");
     if (!r)
-        r = take_scratch(e, scratch, n);
+        r = take_scratch(e, scratch);
     if (!r)
         iz_graph_give(e->graph, scratch, iz_memory_shadow(e->memory));
     free(scratch);

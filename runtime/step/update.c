@@ -269,7 +269,9 @@ static void submit_update(struct iz_engine *e, int unit,
         int64_t i = k - e->unit[unit].chunk;
         bool in = iz_matrices_in(e, unit, k);
         a->matrix_buf =
-            in ? iz_task_add(&t, pass->matrices->handle, STARPU_R) : 0;
+            in ? iz_task_add(&t, pass->matrices->handle[iz_matrices_side(e)],
+                             STARPU_R)
+               : 0;
         iz_task_add(&t, pass->matrices->chunk[i], STARPU_W);
         if (in)
             a->updated = NULL;
@@ -282,15 +284,42 @@ static void submit_update(struct iz_engine *e, int unit,
 struct copy_arg {
     int64_t from, to, bytes;
     bool always; /* in a step that is skipped, too: the control is not read */
+    /* Of a chunk's parameters, which begin with element `first` of the unit and
+     * have `size` bytes: those of matrices or the others alone.  NULL: all. */
+    const struct iz_segment *segment;
+    bool matrices;
+    int64_t first, size;
 };
+
+/* Copies the parts that are asked for, unless x is NULL; returns their bytes.
+ */
+static int64_t copy_parts(struct iz_exec *x, const struct copy_arg *a, char *to,
+                          const char *from)
+{
+    const struct iz_segment *s = a->segment;
+    int64_t sum = 0, n = s ? a->bytes / a->size : 0;
+    for (int64_t i = 0, end; i < n; i = end) {
+        while (s->end <= a->first + i)
+            s++;
+        end = min64(s->end - a->first, n);
+        if (s->by_matrix != a->matrices)
+            continue;
+        if (x)
+            iz_buffer_copy(x, to + i * a->size, from + i * a->size,
+                           (end - i) * a->size);
+        sum += (end - i) * a->size;
+    }
+    if (!s && x)
+        iz_buffer_copy(x, to, from, a->bytes);
+    return s ? sum : a->bytes;
+}
 
 /* buf: from, to, control. */
 static void update_run_copy(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct copy_arg *a = arg;
     if (a->always || !((const struct iz_control *)buf[2])->skip)
-        iz_buffer_copy(x, (char *)buf[1] + a->to, (char *)buf[0] + a->from,
-                       a->bytes);
+        copy_parts(x, a, (char *)buf[1] + a->to, (char *)buf[0] + a->from);
 }
 
 static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
@@ -298,6 +327,9 @@ static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
                         struct copy_arg a)
 {
     bool up = where == IZ_ON_UP;
+    int64_t bytes = copy_parts(NULL, &a, NULL, NULL);
+    if (!bytes)
+        return;
     struct iz_task t =
         iz_task_of(e, up ? IZ_FETCH : IZ_OFFLOAD, where, update_run_copy, unit);
     iz_task_add(&t, from, STARPU_R);
@@ -305,9 +337,9 @@ static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
     if (!a.always)
         iz_task_add(&t, e->scalar.control_handle, STARPU_R);
     t.urgency = iz_in_order(unit);
-    t.bytes = (double)a.bytes;
+    t.bytes = (double)bytes;
     iz_submit_with(e, &t, &a, sizeof(a));
-    *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += a.bytes;
+    *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
 }
 
 /* ---- chunks ---- */
@@ -345,9 +377,11 @@ static void update_on_gpu(struct iz_engine *e, int unit,
         a.grad_first -= iz_plan_host_elems(g->plan);
     } else {
         starpu_data_handle_t from = update_grad(e, unit, k, &a).handle;
-        submit_copy(
-            e, unit, IZ_ON_UP, from, (struct iz_access){staging, STARPU_W},
-            (struct copy_arg){a.grad_first * size, 0, k->count * size, true});
+        submit_copy(e, unit, IZ_ON_UP, from,
+                    (struct iz_access){staging, STARPU_W},
+                    (struct copy_arg){.from = a.grad_first * size,
+                                      .bytes = k->count * size,
+                                      .always = true});
         copy.from = g->plan->chunk * size;
         grad = (struct iz_access){staging, down ? STARPU_RW : STARPU_R};
         a.grad_first = 0;
@@ -355,7 +389,8 @@ static void update_on_gpu(struct iz_engine *e, int unit,
     if (down && a.states.lower)
         submit_copy(e, unit, IZ_ON_UP, k->param_handle,
                     (struct iz_access){staging, apart ? STARPU_W : STARPU_RW},
-                    (struct copy_arg){0, copy.from, copy.bytes, true});
+                    (struct copy_arg){
+                        .to = copy.from, .bytes = copy.bytes, .always = true});
     if (down && !apart) { /* parameters behind the gradient */
         a.param_buf = 0;
         a.param_at = copy.from;
@@ -412,8 +447,10 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
     const struct iz_plan *p = &e->plan;
     struct update_arg a = update_arg(e, unit, k);
     struct iz_access grad =
-        pass->along ? (struct iz_access){pass->matrices->handle, STARPU_R}
-                    : update_grad(e, unit, k, &a);
+        pass->along
+            ? (struct iz_access){pass->matrices->handle[iz_matrices_side(e)],
+                                 STARPU_R}
+            : update_grad(e, unit, k, &a);
     starpu_data_handle_t state = k->state_handle, param = k->param_handle;
     starpu_data_handle_t staging = NULL;
     bool state_disk = p->zero.state_home == IZ_HOME_NVME;
@@ -439,18 +476,27 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
     } else if (p->zero.params_up) {
         param = iz_next_staging(e, IZ_STAGING_UPDATE)->handle;
     }
+    /* A pass writes the parameters of matrices or the others, and to join the
+     * halves of a master the first one reads all. */
+    struct copy_arg copy = {.bytes = iz_param_bytes(e, k->count),
+                            .always = true,
+                            .first = a.first,
+                            .size = iz_param_bytes(e, 1),
+                            .matrices = pass->along};
+    if (pass->along)
+        copy.segment = a.segment;
     if (p->zero.params_up && a.states.lower)
         submit_copy(e, unit, IZ_ON_DOWN, k->param_handle,
-                    (struct iz_access){param, STARPU_W},
-                    (struct copy_arg){0, 0, iz_param_bytes(e, k->count), true});
+                    (struct iz_access){param, STARPU_W}, copy);
     submit_update(e, unit, k, &a, grad, state, param, pass);
     if (staging)
         move_chunk(e, unit, k, IZ_STORE, staging, &a);
+    if (pass->matrices)
+        copy.segment = a.segment;
+    copy.always = p->zero.early;
     if (p->zero.params_up)
         submit_copy(e, unit, IZ_ON_UP, param,
-                    (struct iz_access){k->param_handle, STARPU_RW},
-                    (struct copy_arg){0, 0, iz_param_bytes(e, k->count),
-                                      p->zero.early});
+                    (struct iz_access){k->param_handle, STARPU_RW}, copy);
 }
 
 void iz_update_unit(struct iz_engine *e, int unit)

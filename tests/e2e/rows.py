@@ -108,6 +108,7 @@ KEYS = {"batch": "train_batch_size", "clip": "gradient_clipping",
         "reuse": "zero_optimization.stage3_max_reuse_distance",
         "delay_us": "run.inject_delay_us", "wave": "run.parallel_micro_batches",
         "moments": "run.state_dtype", "master": "run.master",
+        "products": "run.muon_products",
         **{k: f"run.{k}" for k in (
             "steps", "slices", "schedule", "scheduler", "overlap", "recompute",
             "ring", "in_flight", "workers", "comm", "device")},

@@ -108,9 +108,36 @@ def test_lion_has_the_same_bits(kind, dtype, stage, optimizer, param, ratio, sta
     assert r.numbers == want.numbers, str(r)
 
 
-def test_muon_is_refused(start):
-    r = start({**ROW, "update": "muon", "device": "cuda"}, good=False)
-    run.refused(r, "optimizer.type", "run.device: cpu")
+# Muon's matrices on either side of the link, with their states on either side,
+# on one rank and on several, which meet on the host.
+@standin
+@pytest.mark.parametrize("products", ("host", "gpu"))
+@pytest.mark.parametrize("ranks, dtype, stage, optimizer, param, more", [
+    (1, "fp32", 0, "none", "none", {}), (1, "bf16", 3, "cpu", "cpu", {}),
+    (1, "bf16", 1, "cpu", "none", {"master": "remainder", "chunk": 2048}),
+    (1, "fp16", 3, "nvme", "nvme", {"clip": 0.5}),
+    (2, "fp32", 0, "none", "none", {"delay_us": 300, "jitter_us": 500}),
+    (2, "bf16", 2, "none", "none", {"comm": "nccl", "moments": "bf16"}),
+    (2, "fp16", 2, "cpu", "none", {"chunk": 2048, "delay_us": 300}),
+    (3, "bf16", 3, "cpu", "cpu", {"comm": "nccl", "moments": "fp8"}),
+    (3, "fp32", 1, "nvme", "none", {"schedule": "breadth_first"}),
+    (3, "bf16", 3, "none", "none", {"master": "remainder", "clip": 0.5})])
+def test_muon_has_the_same_bits(ranks, dtype, stage, optimizer, param, more, products,
+                                start):
+    row = {**ROW, "ranks": ranks, "dtype": dtype, "micro": 2, "tuned": "rules",
+           "update": "muon", **{k: more[k] for k in ("clip", "moments") if k in more}}
+    want = start({**row, **ON_CPU})
+    r = start({**row, **more, "stage": stage, "optimizer": optimizer, "param": param,
+               "products": products})
+    assert r.numbers == want.numbers, str(r)
+    where = "GPU" if products == "gpu" else "host"
+    assert f"are updated as such on the {where}" in r.out
+
+
+def test_muon_with_a_ratio_is_refused(start):
+    r = start({**ROW, "update": "muon", "device": "cuda", "optimizer": "cpu", "stage": 2,
+               "ratio": 0.4}, good=False)
+    run.refused(r, "offload_optimizer.ratio", "0.4", "use 1.0")
 
 
 @standin

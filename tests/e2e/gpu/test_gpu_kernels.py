@@ -223,3 +223,55 @@ def test_overflow_is_skipped_as_on_the_cpu(go):
     assert skipped[0] and not all(skipped), str(gpu)
     assert [x["loss_scale"] for x in gpu.steps] == \
         [x["loss_scale"] for x in cpu.steps]
+
+
+# Products of bf16, or fp16 with gram, whatever the parameters are; with `host` of
+# fp32.  Twelve samples, two units of matrices that take turns in two buffers.
+MUON = ("standard", "gram", "host")
+
+
+def muon_row(kind, **more):
+    products = "host" if kind == "host" else "gpu"
+    method = kind if kind == "gram" else "standard"
+    row = {"model": "gpt2", "dtype": "bf16", "split": "micro", "update": "muon",
+           "products": products, **more}
+    return row, {"optimizer.params.ns_method": method}
+
+
+@pytest.mark.parametrize("dtype", SUMS["dtype"])
+@pytest.mark.parametrize("kind", MUON)
+def test_muon_is_near_that_of_the_cpu(kind, dtype, go):
+    row, changes = muon_row(kind, dtype=dtype)
+    cpu = {**row, "products": "auto"}
+    close(go(row, changes), go(cpu, {**changes, "run.device": "cpu"}),
+          dtype if kind == "host" else "bf16")
+
+
+@pytest.mark.parametrize("kind", MUON)
+@pytest.mark.parametrize("more", [
+    {"stage": 3, "optimizer": "cpu", "param": "cpu"},
+    {"stage": 2, "optimizer": "cpu", "jitter_us": 200},
+    {"stage": 3, "optimizer": "nvme", "param": "nvme", "recompute": "none"}])
+def test_muon_has_the_same_bits(kind, more, go):
+    row, changes = muon_row(kind)
+    plain = go(row, changes)
+    r = go({**row, **more}, changes)
+    assert r.numbers == plain.numbers, str(r)
+
+
+@pytest.mark.parametrize("comm", ("mpi", "nccl"))
+@pytest.mark.parametrize("kind", MUON)
+def test_muon_has_the_same_bits_on_two_ranks(kind, comm, go):
+    row, changes = muon_row(kind, split="ranks", comm=comm)
+    plain = go(row, changes)
+    for more in ({"stage": 1, "moments": "fp8"}, {"stage": 3, "optimizer": "cpu"}):
+        one = plain if "moments" not in more else go({**row, "moments": "fp8"}, changes)
+        r = go({**row, **more}, changes)
+        assert r.numbers == one.numbers, str(r)
+
+
+def test_muon_before_tensor_cores_of_bf16(go):
+    row, changes = muon_row("gram", dtype="fp32")
+    old = {"IZ_STANDIN_CAPABILITY": "75"}
+    close(go(row, changes, old), go({**row, "products": "auto"},
+                                    {**changes, "run.device": "cpu"}), "bf16")

@@ -192,7 +192,9 @@ def test_what_is_no_muon_is_refused(place):
     cases = [
         ({"optimizer.params.momentum": 1.5}, "optimizer.params.momentum", "1.5"),
         ({"optimizer.params.ns_steps": 0}, "optimizer.params.ns_steps", "0"),
-        ({"optimizer.params.ns_method": "gram"}, "optimizer.params.ns_method", "gram"),
+        ({"optimizer.params.ns_method": "fast"}, "optimizer.params.ns_method", "fast"),
+        ({"run.device": "cpu", "run.muon_products": "gpu"}, "run.muon_products",
+         "units are computed on the CPU"),
         ({"optimizer.params.adjust_lr_fn": "none"}, "adjust_lr_fn", "match_rms_adamw"),
         ({"optimizer.params.bias_correction": True}, "bias_correction",
          "Muon has no such parameter"),
