@@ -170,6 +170,21 @@ def test_bytes_are_those_of_the_arithmetic(place, base, nvme):
     run.ckpt("verify", r.output)
 
 
+def test_the_plan_counts_four_bits(place):
+    place.use(run.built("models/llama"), {"preset": "llama-3-8b", "seq": 512})
+    c = {**LORA, **NF4, "bf16.enabled": True, "zero_optimization.stage": 3,
+         "train_batch_size": 2, "data.path": "none", "run.memory_limit_bytes": 1 << 36}
+    r = place.launch(1, c, ["--plan", "--ranks", "2"])
+    assert r.rc == 0, str(r)
+    # Of 32 blocks q, k, v, o, gate, up and down of Llama 3 8B.
+    n = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)
+    assert f"{n / 1e6:.2f}M of the parameters are in 4 bits" in r.out, str(r)
+    assert "4.13 bits each" in r.out
+    whole = n // GROUP * GROUP_BYTES
+    others = run.planned(r.out, ["parameters"]) - whole / 2
+    assert 0 < others < 2 * 1.2e9  # embedding, head and adapters, half of them
+
+
 # ---- refusals ----
 
 def test_what_is_trained_is_refused_by_name(place, base):
