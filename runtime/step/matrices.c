@@ -48,6 +48,19 @@ bool iz_matrices_in(const struct iz_engine *e, int unit,
     return false;
 }
 
+bool iz_matrices_alone(const struct iz_engine *e, int unit,
+                       const struct iz_chunk *k)
+{
+    const struct iz_plan_matrix *a = matrices_of(e, unit);
+    int64_t first = iz_chunk_first(e, unit, k), left = k->count;
+    for (int i = 0; i < e->unit[unit].plan->matrices; i++)
+        if (meets(e, unit, k, &a[i]) &&
+            (i == 0 || a[i].begin != a[i - 1].begin))
+            left -=
+                min64(a[i].end, first + k->count) - max64(a[i].begin, first);
+    return left == 0;
+}
+
 static void run_nothing(struct iz_exec *x, void **buf, const void *arg)
 {
     (void)x;

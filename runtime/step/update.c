@@ -31,6 +31,7 @@ struct update_arg {
      * are none in the chunk.  along: this is the last pass. */
     int matrix_buf;
     bool along;
+    bool still; /* masters and parameters stay as they are, and may be absent */
     _Atomic int64_t *updated; /* NULL: a pass follows */
 };
 
@@ -186,7 +187,7 @@ static void run_update(struct iz_exec *x, void **buf, const void *arg)
             u.spans = 1;
         }
         choose_states(a, &u);
-        if (l->lower)
+        if (l->lower && !a->still)
             u.lower = lower + u.at;
         else
             u.p = master + u.at;
@@ -194,7 +195,7 @@ static void run_update(struct iz_exec *x, void **buf, const void *arg)
         if (a->matrix_buf)
             u.d = (float *)buf[a->matrix_buf] + a->first + u.at;
         u.first = a->first + u.at;
-        if (l->master)
+        if (l->master && !a->still)
             u.out = param + u.at * iz_dtype_bytes(a->param_type);
         /* on the CPU iz_update in codelets/flat/update.c */
         iz_buffer_update(x, &u);
@@ -406,12 +407,17 @@ static void update_on_gpu(struct iz_engine *e, int unit,
                     (struct iz_access){k->param_handle, STARPU_RW}, copy);
 }
 
-/* Loads or stores what a chunk has on disk, through one staging buffer that
- * holds [state arrays][parameters]. */
+/* Loads or stores what a pass over a chunk uses of what it has on disk, through
+ * one staging buffer that holds [state arrays][parameters].  Where there are
+ * matrices, masters and states are regions of their own: the first pass over
+ * nothing but matrices leaves masters and parameters alone, and the last one
+ * has no states. */
 static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
                        enum iz_kind kind, starpu_data_handle_t staging,
                        const struct update_arg *a)
 {
+    bool in = iz_matrices_in(e, unit, k);
+    int64_t masters = in ? a->states.at[0] : 0;
     const struct iz_plan_unit *p = e->unit[unit].plan;
     bool load = kind == IZ_LOAD;
     enum starpu_data_access_mode mode = load ? STARPU_W : STARPU_R;
@@ -422,12 +428,22 @@ static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
                        .count = k->count,
                        .urgency = IZ_BY_SUBMISSION};
     if (e->plan.zero.state_home == IZ_HOME_NVME) {
-        io.arrays = iz_state_list(&a->states, io.array);
-        iz_disk_io(e, kind, unit, staging, mode, k->state_handle, io);
-        io.at = io.bytes;
-        mode = load ? STARPU_RW : STARPU_R;
+        io.arrays = in ? 0 : iz_state_list(&a->states, io.array);
+        if (masters && !a->still) {
+            io.bytes = masters;
+            iz_disk_io(e, kind, unit, staging, mode, k->state_handle, io);
+            mode = load ? STARPU_RW : STARPU_R;
+        }
+        io.at = masters;
+        io.offset = k->state_at + masters;
+        io.bytes = k->state_bytes - masters;
+        if (!a->along) {
+            iz_disk_io(e, kind, unit, staging, mode, k->state_handle, io);
+            mode = load ? STARPU_RW : STARPU_R;
+        }
+        io.at = k->state_bytes;
     }
-    if (e->plan.zero.param_home != IZ_HOME_NVME)
+    if (e->plan.zero.param_home != IZ_HOME_NVME || a->still)
         return;
     io.file = e->file.param;
     io.offset = k->param_at;
@@ -460,6 +476,7 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
         a.grad_type = IZ_F32;
         a.grad_first = a.first;
     }
+    a.still = iz_on_disk(e) && !pass->along && iz_matrices_alone(e, unit, k);
     if (state_disk || param_disk) {
         staging = iz_next_staging(e, IZ_STAGING_STATE)->handle;
         move_chunk(e, unit, k, IZ_LOAD, staging, &a);

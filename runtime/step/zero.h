@@ -227,6 +227,9 @@ enum iz_side iz_matrices_side(const struct iz_engine *e);
 /* Whether a chunk has elements of matrices. */
 bool iz_matrices_in(const struct iz_engine *e, int unit,
                     const struct iz_chunk *k);
+/* Whether it has no others. */
+bool iz_matrices_alone(const struct iz_engine *e, int unit,
+                       const struct iz_chunk *k);
 /* After the directions of all chunks: the owners make updates of them. */
 void iz_matrices_update(struct iz_engine *e, int unit,
                         struct iz_matrix_buffer *b);

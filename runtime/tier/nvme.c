@@ -284,25 +284,33 @@ static void region_set(struct iz_nvme *f, struct region r)
     pthread_mutex_unlock(&f->lock);
 }
 
+static void region_compare(struct iz_nvme *f, const struct region *r,
+                           const void *buf)
+{
+    uint64_t hash = iz_hash(buf, r->bytes);
+    int64_t at, n;
+    const struct iz_disk *d = iz_disks_find(&f->disks, r->offset, &at, &n);
+    if (hash != r->hash)
+        iz_die("nvme: %" PRId64 " bytes read at offset %" PRId64
+               " of %s are not "
+               "those written: checksum %016" PRIx64 ", written %016" PRIx64,
+               r->bytes, at, d->path, hash, r->hash);
+}
+
+/* All regions that lie wholly in what was read. */
 static void region_check(struct iz_nvme *f, const void *buf, int64_t offset,
                          int64_t bytes)
 {
     struct region r = {0};
-    pthread_mutex_lock(&f->lock);
-    int64_t at = region_find(f, offset);
-    if (at < f->n_regions)
-        r = f->region[at];
-    pthread_mutex_unlock(&f->lock);
-    if (r.offset != offset || r.bytes != bytes)
-        return;
-    uint64_t hash = iz_hash(buf, bytes);
-    int64_t n;
-    const struct iz_disk *d = iz_disks_find(&f->disks, offset, &at, &n);
-    if (hash != r.hash)
-        iz_die("nvme: %" PRId64 " bytes read at offset %" PRId64
-               " of %s are not "
-               "those written: checksum %016" PRIx64 ", written %016" PRIx64,
-               bytes, at, d->path, hash, r.hash);
+    int64_t end = offset + bytes, from = offset, at;
+    for (; from < end; from = r.offset + r.bytes) {
+        pthread_mutex_lock(&f->lock);
+        at = region_find(f, from);
+        r = at < f->n_regions ? f->region[at] : (struct region){end, 1, 0};
+        pthread_mutex_unlock(&f->lock);
+        if (r.offset >= offset && r.offset + r.bytes <= end)
+            region_compare(f, &r, (const char *)buf + (r.offset - offset));
+    }
 }
 
 /* ---- public ---- */

@@ -26,8 +26,9 @@ void iz_nvme_close(struct iz_nvme **f);
 
 /* Offset, bytes and buf aligned to IZ_NVME_ALIGN.  Any thread; regions in
  * flight must not overlap (the task graph sees to that).  Errors end the job:
- * iz_die with file, offset and reason.  With checksum on, a read region that
- * was written as one region must have the checksum it was written with. */
+ * iz_die with file, offset and reason.  With checksum on, each region of
+ * what is read that was written as one must have the checksum it was written
+ * with. */
 void iz_nvme_read(struct iz_nvme *f, void *buf, int64_t offset, int64_t bytes);
 void iz_nvme_write(struct iz_nvme *f, const void *buf, int64_t offset,
                    int64_t bytes);

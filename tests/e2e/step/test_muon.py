@@ -106,10 +106,9 @@ def test_other_ranks_go_on_and_ckpt_lists_the_states(place, nvme):
     assert listed and all("muon: master, m, v  {" in x for x in listed)
 
 
-def stacks(ranks):
+def stacks(ranks, w=run.MODEL["width"]):
     """Of a block of the tests' model: where each weight's matrices begin and end,
     and the rank that makes their updates."""
-    w = run.MODEL["width"]
     at, found = 0, []
     for size, shapes in ((2 * w, ()), (3 * w * w, 3 * [(w, w)]), (3 * w, ()),
                          (w * w, [(w, w)]), (3 * w, ()), (4 * w * w, [(w, 4 * w)]),
@@ -183,6 +182,43 @@ def test_directions_do_not_wait_for_updates_of_another_unit(stage, clip, place):
             want = [x for a, b in zip(units, units[1:]) for x in (b, a)]
             assert ([u for kind, u in order if kind == "muon"]
                     == [units[0], *want, units[-1]]), order
+
+
+@pytest.mark.parametrize("dtype", ("fp32", "bf16"))
+def test_only_masters_pass_the_disk_twice(dtype, place, nvme):
+    """Those of chunks with matrices and others; m and v, and the masters of chunks
+    of matrices alone, pass it once a step."""
+    c = {**CONFIG, **run.offload(1, "nvme", "none", nvme), **run.typed(dtype),
+         "model.width": 48}
+    c["zero_optimization"]["sub_group_size"] = 2048
+    r = place.good(1, c)
+    found, shard = stacks(1, 48)
+    mixed = 0
+    for at in range(0, shard, 2048):
+        end = min(at + 2048, shard)
+        inside = [min(e, end) - max(b, at) for b, e, _ in found if b < end and e > at]
+        mixed += 0 < sum(inside) < end - at
+    masters = 4 * 2048 * mixed * run.MODEL["layers"] * (dtype == "bf16")
+    once = r.memory["optimizer", "nvme"][1]
+    assert r.last("links")["disk"]["bytes"] == 2 * c["run.steps"] * (once + masters)
+
+
+@pytest.mark.parametrize("more", (
+    {**run.typed("bf16"), "run.master": "remainder", "run.state_dtype": "fp8"},
+    {**run.typed("fp16", initial_scale_power=18), "run.nvme_checksum": True}),
+    ids=("halves", "skipped"))
+def test_what_a_pass_leaves_on_disk_stays(more, place, nvme):
+    c = {**CONFIG, **more, "model.width": 48, "gradient_clipping": 0.5}
+    seen = set()
+    for home in ((1, "none", "none"), (3, "nvme", "nvme"), (3, "cpu", "nvme"),
+                 (2, "nvme", "none")):
+        one = {**c, **run.offload(*home, nvme)}
+        one["zero_optimization"]["sub_group_size"] = 2048
+        if "nvme" not in home:
+            one.pop("run.nvme_checksum", None)
+        r = place.good(2, one)
+        seen.add((tuple(r.losses), r.hash))
+    assert len(seen) == 1
 
 
 # ---- what is refused ----

@@ -494,6 +494,9 @@ static void a_changed_byte_is_noticed_in_the_region_as_written(void **state)
         {true, MIB - 1, 0, MIB, true},
         {true, MIB + PAGE, MIB + PAGE, PAGE, true},
         {true, 4 * MIB - 1, 3 * MIB, MIB, true},
+        {true, 5, 0, 2 * MIB,
+         true}, /* of several, in all that were read whole */
+        {true, MIB + PAGE, MIB, 2 * MIB, true},
         {false, 0, 0, MIB, false},
         {true, -1, 0, MIB, false},
         {true, MIB, 0, MIB, false},
