@@ -399,6 +399,10 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
     iz_plan_print(p, m, err);
     if (p->target.cudnn_bwd && iz_plan_device_need(p, limit) > limit->device)
         print_backward(p, c, m, err);
+    iz_plan_matrices_refuse(p, m,
+                            limit->host - iz_plan_host_need(p, limit) +
+                                p->act.scratch_bytes * p->tasks_at_once,
+                            err);
     suggest(p, c, m, limit, err);
     return -ENOMEM;
 }

@@ -220,3 +220,51 @@ void iz_plan_matrices_print(const struct iz_plan *p, FILE *out)
                                : " on the host",
                 a->flops / 1e9, p->rank, a->buffers, a->buffers > 1 ? "s" : "");
 }
+
+static int64_t bytes_of_update(const struct iz_plan_matrix *a)
+{
+    int64_t side = min64(a->rows, a->cols);
+    return (a->rows * a->cols + 2 * side * side) * (int64_t)sizeof(float);
+}
+
+/* Whose update takes most, of all units; its unit in *unit. */
+static const struct iz_plan_matrix *largest_matrix(const struct iz_plan *p,
+                                                   int *unit)
+{
+    const struct iz_plan_matrix *best = p->matrices.list;
+    for (int u = 0; u < p->n_units; u++)
+        for (int i = 0; i < p->unit[u].matrices; i++) {
+            const struct iz_plan_matrix *a =
+                &p->matrices.list[p->unit[u].matrix + i];
+            if (a != best && bytes_of_update(a) <= bytes_of_update(best))
+                continue;
+            best = a;
+            *unit = u;
+        }
+    return best;
+}
+
+void iz_plan_matrices_refuse(const struct iz_plan *p, const struct iz_model *m,
+                             int64_t left, FILE *err)
+{
+    int u = 0, i = 0;
+    int64_t work = p->matrices.work_bytes;
+    int64_t beside = p->act.scratch_bytes - round_up(work, 64);
+    left = left / p->tasks_at_once - beside;
+    if (p->target.gpu || !p->matrices.n || left <= 0 || left >= work ||
+        beside != p->act.save_bytes + IZ_SCRATCH_SPARE)
+        return;
+    const struct iz_plan_matrix *a = largest_matrix(p, &u);
+    const struct iz_param *q = m->unit[u].param;
+    for (int64_t at = 0;; at += q[i].frozen ? 0 : q[i].rows * q[i].cols, i++)
+        if (at == a->begin && !q[i].frozen)
+            break;
+    fprintf(err,
+            "izar: %s: Muon updates a matrix of %lld x %lld as such, which "
+            "takes %.2f MiB in each of %d workers, and %.2f MiB would fit: "
+            "with {\"match\": \"%s\", \"use_muon\": false} in "
+            "\"parameters\" it is AdamW's\n",
+            q[i].name, (long long)a->rows, (long long)a->cols,
+            (double)work / (1 << 20), p->tasks_at_once,
+            (double)left / (1 << 20), q[i].name);
+}

@@ -347,8 +347,8 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
             p->act.scratch_bytes =
                 max64(p->act.scratch_bytes,
                       iz_flat_norm2_scratch_bytes(p->unit[u].padded));
-    p->act.scratch_bytes =
-        round_up(p->act.scratch_bytes, 64) + p->act.save_bytes + 4096;
+    p->act.scratch_bytes = round_up(p->act.scratch_bytes, 64) +
+                           p->act.save_bytes + IZ_SCRATCH_SPARE;
 }
 
 /* Whether groups of this kind are equal. */

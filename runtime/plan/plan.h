@@ -103,6 +103,9 @@ struct iz_plan_ring {
 #define IZ_LOGITS_BYTES (INT64_C(256) << 20)
 #define IZ_LOGITS_LARGE_BYTES (INT64_C(1) << 30)
 
+/* Of scratch, beside what was counted. */
+#define IZ_SCRATCH_SPARE 4096
+
 /* Chunks of the optimizer are multiples of this many elements: whole disk pages
  * for every element type. */
 #define IZ_CHUNK_ALIGN 2048
@@ -294,6 +297,10 @@ struct iz_orthogonal iz_plan_orthogonal(const struct iz_plan *p,
 /* Scratch of each worker of the host, of a run that computes on a GPU. */
 int64_t iz_plan_host_scratch(const struct iz_plan *p);
 void iz_plan_matrices_print(const struct iz_plan *p, FILE *out);
+/* Where the update of a matrix sets the scratch of all workers, and the run
+ * would have `left` bytes for that: names its parameter. */
+void iz_plan_matrices_refuse(const struct iz_plan *p, const struct iz_model *m,
+                             int64_t left, FILE *err);
 /* Blocks of IZ_MOMENT_BLOCK elements that lie wholly in matrices of one
  * parameter lack the optimizer's states of elements, and the arrays of those
  * are packed.  Elements of a unit that lack them before its element `at`, which

@@ -261,6 +261,20 @@ def test_matrices_that_do_not_fit_are_refused(place):
     assert "\n  matrices " in r.err and "izar: it fits with " in r.err, str(r)
 
 
+def test_a_matrix_too_large_for_its_scratch_is_named(place):
+    c = {**CONFIG, "model": {**run.MODEL, "width": 192}, "run.workers": 2}
+    shown = place.launch(1, c, ["--plan"]).out
+    work = 4 * (192 * 768 + 2 * 192 ** 2)
+    limit = int(run.planned(shown, ("total",)) - work)
+    r = place.launch(1, {**c, "run.memory_limit_bytes": limit})
+    run.refused(r, "izar: h.0.mlp.c_fc.weight: Muon updates a matrix of 192 x 768",
+                f"takes {work / 2 ** 20:.2f} MiB in each of 2 workers",
+                f"{work / 2 ** 21:.2f} MiB would fit", '"use_muon": false')
+    less = {**c, "gradient_accumulation_steps": 1}
+    r = place.launch(1, {**less, "run.memory_limit_bytes": 1 << 20})
+    assert r.rc and "Muon updates a matrix" not in r.err  # nothing would be left
+
+
 def test_rules_leave_matrices_to_adamw(place):
     """use_muon: false for all but one makes the others learn as AdamW's do."""
     plain = place.launch(1, CONFIG, ["--parameters"])
