@@ -78,7 +78,7 @@ struct muon {
     }
 };
 
-/* Element j of rows of states, and of the row of directions. */
+/* Element j of rows of states. */
 template <class F, int N>
 static __device__ void update_elem(const union iz_consts &k, float &p,
                                    float (&state)[F::STATES + 1][N], int j,

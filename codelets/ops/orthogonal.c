@@ -62,8 +62,8 @@ static void form_gram(const struct iteration *t, struct iz_strided g,
 }
 
 /* y = h x + keep x, with a square on the shorter side. */
-static void apply(const struct iteration *t, struct iz_strided y,
-                  struct iz_strided h, struct iz_strided x, float keep)
+static void apply_square(const struct iteration *t, struct iz_strided y,
+                         struct iz_strided h, struct iz_strided x, float keep)
 {
     if (t->tall)
         form(t, y, 1, x, false, h, false, keep, x);
@@ -86,7 +86,7 @@ static struct iz_strided iterate(const struct iteration *t, int steps,
     for (int i = 0; i < steps; i++) {
         form_gram(t, g, x);
         form(t, h, quintic_c, g, false, g, false, quintic_b, g);
-        apply(t, y, h, x, quintic_a);
+        apply_square(t, y, h, x, quintic_a);
         swap(&x, &y);
     }
     return x;
@@ -105,7 +105,7 @@ static struct iz_strided iterate_gram(const struct iteration *t, int steps,
     form_gram(t, r, x);
     for (int i = 0; i < steps; i++) {
         if (i == RESTART) {
-            apply(t, y, q, x, 0);
+            apply_square(t, y, q, x, 0);
             swap(&x, &y);
             form_gram(t, r, x);
             fresh = true;
@@ -124,7 +124,7 @@ static struct iz_strided iterate_gram(const struct iteration *t, int steps,
         multiply(t, r, z, w, quintic_a, w);
     }
     if (steps) {
-        apply(t, y, q, x, 0);
+        apply_square(t, y, q, x, 0);
         swap(&x, &y);
     }
     return x;

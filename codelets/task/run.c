@@ -272,12 +272,14 @@ struct starpu_codelet iz_codelets[IZ_KINDS];
  * on the GPU takes the pointers as they are. */
 static void codelet_init_cuda(struct starpu_codelet *c)
 {
+    static int nodes[IZ_GPU_DATA]; /* StarPU's own have room for few */
+    for (int i = 0; i < IZ_GPU_DATA; i++)
+        nodes[i] = STARPU_SPECIFIC_NODE_CPU;
     c->where |= STARPU_CUDA;
     c->cuda_funcs[0] = run_cuda;
     c->cuda_flags[0] = STARPU_CUDA_ASYNC;
     c->specific_nodes = 1;
-    for (int i = 0; i < STARPU_NMAXBUFS; i++)
-        c->nodes[i] = STARPU_SPECIFIC_NODE_CPU;
+    c->dyn_nodes = nodes;
 }
 
 static unsigned codelet_color(const char *codelet)

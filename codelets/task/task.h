@@ -79,6 +79,9 @@ struct iz_access {
 };
 
 #define IZ_TASK_DATA 16
+/* Of a task at most, with a GPU; but clip and snapshot may have more.  A unit's
+ * chunks and matrices are less. */
+#define IZ_GPU_DATA 1024
 
 struct iz_task {
     enum iz_kind kind;

@@ -514,3 +514,22 @@ def test_tune_says_when_nothing_fits(tmp_path):
     base["run"]["device_memory_limit_bytes"] = 1 << 20
     said, _ = tune(tmp_path, base, rc=1)
     assert "nothing fits" in said
+
+
+def test_muon_costs_what_its_side_does(tmp_path):
+    """Many chunks of a block; the copies of its matrices beside the others."""
+    c = config()
+    c["model"].update(layers=4, width=1280, heads=20)
+    c["optimizer"] = {"type": "Muon", "params": {"ns_method": "gram"}}
+    c["zero_optimization"]["sub_group_size"] = 400000
+    c["run"].update(workers=4)
+    path = tmp_path / "muon.json"
+    path.write_text(json.dumps(c))
+    host, gpu = (simulate_file(path, f"run.muon_products={x}") for x in ("host", "gpu"))
+    assert all("\n  muon " in x["out"] for x in (host, gpu))
+    assert host["step_s"] > 2 * gpu["step_s"]
+    moved = 4 * 4 * 12 * 1280 * 1280  # bytes of four blocks' matrices, a step
+    for way in ("up_bytes", "down_bytes"):
+        assert gpu[way] - host[way] == moved
+    r = simulate_file(path, "optimizer.params.ns_method=standard", refused=True)
+    assert "ns_method: standard" in r.stderr and "8.0" in r.stderr
