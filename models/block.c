@@ -86,6 +86,7 @@ static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
                               .heads = c->heads,
                               .kv_heads = c->kv_heads,
                               .full = c->full}};
+    b.attn.begins = a->begins;
     b.norm_1 = norm(x, a, NORM_1, iz_save, m, 1);
     b.attn.qkv = iz_save(x, x->act, m, (c->heads + 2 * c->kv_heads) * d);
     b.attn.o = iz_save(x, x->act, m, c->heads * d);
@@ -120,14 +121,14 @@ static void positions_forward(struct iz_exec *x, const struct iz_block *c,
         iz_headnorm_fwd(x, b->attn.qkv, b->k, &b->norm_k, b->q.cols);
     }
     if (c->llama)
-        iz_rope(x, b->attn.qkv, &c->rope, false);
+        iz_rope(x, b->attn.qkv, b->attn.begins, &c->rope, false);
 }
 
 static void positions_backward(struct iz_exec *x, const struct iz_block *c,
                                const struct kept *b, struct iz_view dqkv)
 {
     if (c->llama)
-        iz_rope(x, dqkv, &c->rope, true);
+        iz_rope(x, dqkv, b->attn.begins, &c->rope, true);
     if (c->qk_norm) {
         iz_headnorm_bwd(x, dqkv, b->q, &b->norm_q, 0);
         iz_headnorm_bwd(x, dqkv, b->k, &b->norm_k, b->q.cols);
@@ -233,18 +234,34 @@ static void block_backward(struct iz_exec *x, const struct iz_layer *a)
 
 /* ---- the ends ---- */
 
+/* Of tokens and, but with llama, of their positions. */
+static struct iz_table embedding(const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    struct iz_table t = {.w = a->w[0],
+                         .dw = gradient(a, 0),
+                         .row = a->input,
+                         .vocabulary = true,
+                         .begins = a->begins};
+    if (c->llama)
+        return t;
+    t.wpe = a->w[1];
+    t.dwpe = gradient(a, 1);
+    return t;
+}
+
 static void tokens_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    iz_embedding_fwd(x, tokens(a->y, c->width), a->input, a->w[0],
-                     c->llama ? IZ_NONE : a->w[1]);
+    struct iz_table t = embedding(a);
+    iz_table_fwd(x, tokens(a->y, c->width), IZ_NONE, &t);
 }
 
 static void tokens_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    iz_embedding_bwd(x, a->dw[0], c->llama ? IZ_NONE : a->dw[1],
-                     tokens(a->dy, c->width), a->input);
+    struct iz_table t = embedding(a);
+    iz_table_bwd(x, tokens(a->dy, c->width), &t);
 }
 
 /* Which parameter of the head is the matrix. */
@@ -411,6 +428,7 @@ int iz_block_open(struct iz_model *m, const struct iz_block *b,
                   const struct iz_ends *ends)
 {
     int rc = embed_open(&m->unit[0], b, ends);
+    m->knows_documents = !b->full;
     for (int i = 0; rc == 0 && i < b->layers; i++)
         rc = add_block(&m->unit[1 + i], b, names, i);
     return rc ? rc : head_open(m, b, ends);

@@ -72,6 +72,27 @@ static bool on_tensor_cores(const struct iz_exec *x, enum iz_dtype t)
     return t != IZ_F32 && x->capability >= 80;
 }
 
+static __global__ void __launch_bounds__(256)
+    copy_begins(int32_t *to, const int32_t *from, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (i < n)
+        to[i] = from[i];
+}
+
+/* Every block reads them, some several times: from pinned memory once. */
+static const int32_t *begins_of(const struct iz_attention *a, void *room,
+                                void *stream)
+{
+    int64_t n = iz_view_len(a->begins);
+    int32_t *to = (int32_t *)room;
+    if (!n)
+        return NULL;
+    IZ_LAUNCH(copy_begins, (int)((n + 255) / 256), 256, 0, stream, to,
+              (const int32_t *)a->begins.p, n);
+    return to;
+}
+
 static struct iz_heads heads_of(const struct iz_attention *a)
 {
     struct iz_heads h = {};
@@ -99,7 +120,7 @@ void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,
                            struct iz_view scratch)
 {
     struct iz_heads h = heads_of(a);
-    (void)scratch;
+    h.begins = begins_of(a, scratch.p, x->stream);
     if (on_tensor_cores(x, a->o.dtype))
         iz_attention_fwd_16(&h, a->o.dtype, x->stream);
     else
@@ -115,6 +136,7 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
     h.dy = dy.p;
     h.dqkv = dqkv.p;
     h.delta = (float *)scratch.p;
+    h.begins = begins_of(a, h.delta + iz_view_len(a->lse), x->stream);
     iz_by_type(a->o.dtype, [&](auto zero) {
         delta_of<decltype(zero), sizeof(zero) == 2 ? 8 : 1>(&h, x->stream);
     });

@@ -22,7 +22,35 @@ struct iz_heads {
     int chunk; /* heads that blocks take at a time: whole groups */
     bool full; /* not causal */
     float scale;
+    /* [all / heads, seq], in device memory, or NULL: as in ops.h.  It ascends
+     * within a sample. */
+    const int32_t *begins;
 };
+
+/* The first key that row i of a sample sees; of rows behind the last, what that
+ * one sees. */
+static __device__ __forceinline__ int iz_head_begins(const struct iz_heads &a,
+                                                     int sample, int i)
+{
+    return a.begins ? a.begins[(int64_t)sample * a.seq + min(i, a.seq - 1)] : 0;
+}
+
+/* The first row of a sample that sees no key before `key`, which is not less;
+ * seq if there is none. */
+static __device__ __forceinline__ int iz_head_ends(const struct iz_heads &a,
+                                                   int sample, int key)
+{
+    int from = min(key, a.seq), n = a.begins ? a.seq - from : 0;
+    if (!a.begins)
+        return a.seq;
+    while (n > 0) {
+        int half = n / 2;
+        bool sees = iz_head_begins(a, sample, from + half) < key;
+        from = sees ? from + half + 1 : from;
+        n = sees ? n - half - 1 : half;
+    }
+    return from;
+}
 
 /* First element of a head: its queries in a [M,ld], its output in a [M,C]. */
 static __device__ __forceinline__ int64_t iz_head_q(const struct iz_heads &a,

@@ -197,6 +197,22 @@ static __device__ __forceinline__ void mask(float (&s)[MT][N][4], int row,
     }
 }
 
+/* Sets the elements of keys before the query's document; row and col as
+ * above, in a sample. */
+template <bool by_key, int MT, int N>
+static __device__ __forceinline__ void
+mask_documents(float (&s)[MT][N][4], const struct iz_heads &a, int sample,
+               int row, int col, float to)
+{
+#pragma unroll
+    for (int i = 0; i < MT * N * 4; i++) {
+        int m = i / (4 * N), j = i / 4 % N, e = i % 4;
+        int r = row + frag_row(m, e), c = col + frag_col(j, e);
+        if ((by_key ? r : c) < iz_head_begins(a, sample, by_key ? c : r))
+            s[m][j][e] = to;
+    }
+}
+
 /* Sets the elements of the keys from column `left` on: those after the last. */
 template <int MT, int N>
 static __device__ __forceinline__ void mask_end(float (&s)[MT][N][4], int left,

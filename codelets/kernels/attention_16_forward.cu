@@ -3,6 +3,8 @@
  * the logarithms of its sums of exponentials, which gradients start from. */
 #include "codelets/kernels/attention_16.cuh"
 
+#include <float.h>
+
 /* Over the four lanes that share a row. */
 static __device__ __forceinline__ float attention_16_forward_row_sum(float v)
 {
@@ -70,7 +72,10 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
     struct iz_attention_place here = iz_attention_place(a, 1);
     int head = here.head, i0 = here.after * BM;
     int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
-    int own = (int)threadIdx.x / 32 * 16 * MT;
+    int own = (int)threadIdx.x / 32 * 16 * MT, sample = head / a.heads;
+    int start = iz_head_begins(a, sample, i0) / BN * BN;
+    /* The first key that all queries of the warp see. */
+    int clear = iz_head_begins(a, sample, i0 + own + 16 * MT - 1);
     int64_t ld = a.ld;
     const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
     const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, head / a.group);
@@ -79,18 +84,18 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
     uint32_t kept[KEPT][MT][4];
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
-        top[i / 2][i % 2] = -INFINITY;
+        top[i / 2][i % 2] = -FLT_MAX; /* finite: differences are numbers */
         sum[i / 2][i % 2] = 0;
     }
     load_rows<DP, BM, NW>(qs, q + i0 * ld, ld, a.seq - i0, a.d);
-    load_rows<DP, BN, NW>(ks, k, ld, a.seq, a.d);
+    load_rows<DP, BN, NW>(ks, k + start * ld, ld, a.seq - start, a.d);
     iz_copy_group();
     if (KEPT > 1) {
         iz_copy_wait<0>();
         __syncthreads();
         keep_rows<DP>(kept, qs + own * P);
     }
-    for (int j0 = 0; j0 < end; j0 += BN) {
+    for (int j0 = start; j0 < end; j0 += BN) {
         bool live = a.full || j0 < i0 + own + 16 * MT;
         iz_copy_wait<0>();
         __syncthreads(); /* keys are there, the last values are used up */
@@ -102,6 +107,8 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
                 mask_end(s, a.seq - j0, -INFINITY);
             else if (j0 + BN > i0 + own + 1)
                 mask<false>(s, i0 + own, j0, -INFINITY);
+            if (j0 < clear)
+                mask_documents<false>(s, a, sample, i0 + own, j0, -INFINITY);
 #pragma unroll
             for (int i = 0; i < 2 * MT; i++)
                 soften(s[i / 2], acc[i / 2], i % 2, &top[i / 2][i % 2],

@@ -125,6 +125,7 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     int first = ROLES == 1 ? (int)threadIdx.x / 32 % 2 : 0; /* its role */
     int part = 8 * C < DP ? (int)blockIdx.y * 8 * C : 0;
     int head = group * a.group, i0 = a.full ? 0 : k0 / BQ * BQ;
+    int sample = group / a.kv_heads, stop = iz_head_ends(a, sample, k0 + BK);
     int64_t ld = a.ld;
     const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, group) + k0 * ld;
     uint16_t *mine = ks + (first * BK + own) * P; /* keys, or values */
@@ -136,7 +137,7 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     while (head < (group + 1) * a.group) {
         const uint16_t *tile = tiles + half;
         const float *stats = (const float *)(tile + 2 * BQ * P);
-        bool more = i0 + BQ < a.seq, live = a.full || i0 + BQ > k0 + own;
+        bool more = i0 + BQ < stop, live = a.full || i0 + BQ > k0 + own;
         int start = a.full ? 0 : k0 / BQ * BQ;
         int next = more ? i0 + BQ : start, next_head = head + !more;
         iz_copy_wait<0>();
@@ -153,6 +154,8 @@ static __global__ void __launch_bounds__(32 * NW, 2)
                 probabilities(s[0], stats, a.scale * LOG2E);
                 if (!a.full && i0 < k0 + own + 16 * MT - 1)
                     mask<true>(s[0], k0 + own, i0, 0);
+                if (k0 + own < iz_head_begins(a, sample, i0 + BQ - 1))
+                    mask_documents<true>(s[0], a, sample, k0 + own, i0, 0);
             }
         }
         if (ROLES == 1) {
@@ -200,7 +203,10 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     int head = here.head, i0 = here.after * BM;
     int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - i0 - own;
-    int half = 0;
+    int half = 0, sample = head / a.heads;
+    int start = iz_head_begins(a, sample, i0) / BN * BN;
+    /* The first key that all queries of the warp see. */
+    int clear = iz_head_begins(a, sample, i0 + own + 16 * MT - 1);
     int64_t ld = a.ld, row = (int64_t)head * a.seq + i0 + own;
     const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
     const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, head / a.group);
@@ -217,7 +223,8 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     load_pair<DP, BM, NW>(qs, q + i0 * ld, ld, dy + i0 * a.c, a.c, a.seq - i0,
                           a.d);
     iz_copy_group();
-    load_pair<DP, BN, NW>(tiles, k, ld, k + a.kv, ld, a.seq, a.d);
+    load_pair<DP, BN, NW>(tiles, k + start * ld, ld, k + a.kv + start * ld, ld,
+                          a.seq - start, a.d);
     iz_copy_group();
     if (K > 1) {
         iz_copy_wait<1>();
@@ -225,7 +232,7 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
         keep_rows<DP>(q_kept, qs + own * P);
         keep_rows<DP>(y_kept, ys + own * P);
     }
-    for (int j0 = 0; j0 < end; j0 += BN, half = TILE - half) {
+    for (int j0 = start; j0 < end; j0 += BN, half = TILE - half) {
         int next = j0 + BN;
         const uint16_t *ks = tiles + half, *vs = ks + BN * P;
         if (next < end)
@@ -242,6 +249,8 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
                 mask_end(ds, a.seq - j0, 0);
             else if (j0 + BN > i0 + own + 1)
                 mask<false>(ds, i0 + own, j0, 0);
+            if (j0 < clear)
+                mask_documents<false>(ds, a, sample, i0 + own, j0, 0);
             add_product<T, DP>(acc, ds, ks);
         }
         __syncthreads(); /* and used up */

@@ -13,6 +13,8 @@
 #include "codelets/kernels/attention.cuh"
 #include "codelets/kernels/launch.cuh"
 
+#include <float.h>
+
 enum { THREADS = 256, SIDE = 16 };
 
 /* Elements from one row in shared memory to the next. */
@@ -116,17 +118,18 @@ store_rows(T *to, int64_t ld, int left, int d, const float (&acc)[R][DP / 16],
 }
 
 /* One more tile of scores of one row: turns them into exponentials relative to
- * the largest score so far, and what was summed before as well.  `live` keys
- * are seen.  sum is this thread's part. */
+ * the largest score so far, and what was summed before as well.  The keys from
+ * `first` to `live` are seen.  sum is this thread's part. */
 template <int R, int N>
 static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
-                                              float *top, float *sum, int live,
-                                              float scale)
+                                              float *top, float *sum, int first,
+                                              int live, float scale)
 {
     float high = *top, keep;
 #pragma unroll
     for (int j = 0; j < R; j++) {
-        s[j] = thread_col(j) < live ? s[j] * scale : -INFINITY;
+        bool seen = thread_col(j) >= first && thread_col(j) < live;
+        s[j] = seen ? s[j] * scale : -INFINITY;
         high = fmaxf(high, s[j]);
     }
     high = iz_lanes_max<SIDE>(high); /* that share a row */
@@ -159,19 +162,20 @@ static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
     const T *v = k + a.kv;
     float *lse = a.lse + (int64_t)head * a.seq + i0;
     float acc[R][DP / 16] = {}, s[R][R], top[R], sum[R], inv[R];
-    int end = a.full ? a.seq : i0 + 1;
+    int end = a.full ? a.seq : i0 + 1, sample = head / a.heads, first[R];
     for (int i = 0; i < R; i++) {
-        top[i] = -INFINITY;
+        top[i] = -FLT_MAX; /* finite: differences are numbers */
         sum[i] = 0;
+        first[i] = iz_head_begins(a, sample, i0 + thread_row(i));
     }
     load_rows<DP, B>(qs, q + i0 * ld, ld, left, a.d);
-    for (int j0 = 0; j0 < end; j0 += B) {
+    for (int j0 = iz_head_begins(a, sample, i0) / B * B; j0 < end; j0 += B) {
         __syncthreads();
         load_rows<DP, B>(ks, k + j0 * ld, ld, a.seq - j0, a.d);
         __syncthreads();
         rows_by_rows<DP>(s, qs, ks);
         for (int i = 0; i < R; i++)
-            soften(s[i], acc[i], &top[i], &sum[i],
+            soften(s[i], acc[i], &top[i], &sum[i], first[i] - j0,
                    a.full ? a.seq - j0 : i0 - j0 + thread_row(i) + 1, a.scale);
         attention_32_put(w, s);
         __syncthreads();
@@ -210,7 +214,8 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
     float *ys = qs + B * pitch<DP>, *w = ys + B * pitch<DP>;
     struct iz_attention_place here = iz_attention_place(a, a.group);
     int group = here.head, k0 = here.tile * B, head = group * a.group;
-    int start = a.full ? 0 : k0, i0 = start;
+    int start = a.full ? 0 : k0, i0 = start, sample = group / a.kv_heads;
+    int stop = iz_head_ends(a, sample, k0 + B);
     int64_t ld = a.ld, first = iz_head_k(a, group) + k0 * ld;
     const T *k = (const T *)a.qkv + first;
     T *dk = (T *)a.dqkv + first;
@@ -230,7 +235,9 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
         rows_by_rows<DP>(ds, vs, ys);
         for (int i = 0; i < R * R; i++) {
             int t = i0 + thread_col(i % R);
-            bool dead = t >= a.seq || (!a.full && k0 + thread_row(i / R) > t);
+            int key = k0 + thread_row(i / R);
+            bool dead = t >= a.seq || (!a.full && key > t) ||
+                        key < iz_head_begins(a, sample, t);
             grad(&s[i / R][i % R], &ds[i / R][i % R], dead ? 0 : lse[t],
                  dead ? 0 : delta[t], dead, a.scale);
         }
@@ -243,7 +250,7 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
         add_product<DP>(acc_k, w, qs);
         __syncthreads();
         i0 += B;
-        if (i0 >= a.seq) {
+        if (i0 >= stop) {
             i0 = start;
             head++;
         }
@@ -272,8 +279,9 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
     const T *dy = (const T *)a.dy + iz_head_o(a, head) + i0 * a.c;
     T *dq = (T *)a.dqkv + iz_head_q(a, head) + i0 * ld;
     float acc[R][DP / 16] = {}, s[R][R], ds[R][R], by[R], lse[R], delta[R];
-    int end = a.full ? a.seq : i0 + 1;
+    int end = a.full ? a.seq : i0 + 1, sample = head / a.heads, first[R];
     for (int i = 0; i < R; i++) {
+        first[i] = iz_head_begins(a, sample, i0 + thread_row(i));
         bool dead = thread_row(i) >= left;
         lse[i] = dead ? 0 : a.lse[at + thread_row(i)];
         delta[i] = dead ? 0 : a.delta[at + thread_row(i)];
@@ -281,7 +289,7 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
     }
     load_rows<DP, B>(qs, q + i0 * ld, ld, left, a.d);
     load_rows<DP, B>(ys, dy, a.c, left, a.d);
-    for (int j0 = 0; j0 < end; j0 += B) {
+    for (int j0 = iz_head_begins(a, sample, i0) / B * B; j0 < end; j0 += B) {
         load_rows<DP, B>(ks, k + j0 * ld, ld, a.seq - j0, a.d);
         load_rows<DP, B>(vs, k + a.kv + j0 * ld, ld, a.seq - j0, a.d);
         __syncthreads();
@@ -289,8 +297,9 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
         rows_by_rows<DP>(ds, ys, vs);
         for (int i = 0; i < R * R; i++) {
             int seen = a.full ? a.seq - 1 : i0 + thread_row(i / R);
+            int key = j0 + thread_col(i % R);
             grad(&s[i / R][i % R], &ds[i / R][i % R], lse[i / R], delta[i / R],
-                 j0 + thread_col(i % R) > seen, a.scale);
+                 key > seen || key < first[i / R], a.scale);
         }
         attention_32_put(w, ds);
         __syncthreads();

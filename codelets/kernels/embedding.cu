@@ -17,10 +17,12 @@ enum {
     SLOT = IZ_EMBEDDING_SLOT
 };
 
-/* Tokens, and the part of the vocabulary that a table has. */
+/* Tokens, and the part of the vocabulary that a table has.  Or positions, the
+ * token being what is taken from the number of a row of its sample. */
 struct lookup {
     const int32_t *token; /* [rows] */
     int64_t rows, first, vocab;
+    bool positions;
 };
 
 /* The table's row of a token, or its number of rows. */
@@ -30,19 +32,28 @@ static __device__ int64_t row_of(int32_t token, int64_t first, int64_t vocab)
     return row >= 0 && row < vocab ? row : vocab;
 }
 
+/* Of the token of row t. */
+static __device__ uint64_t row_at(const struct lookup &l, int64_t t)
+{
+    return l.positions ? (uint64_t)(t % l.vocab - l.token[t])
+                       : (uint64_t)row_of(l.token[t], l.first, l.vocab);
+}
+
 /* y [rows, c], a warp per row and 32 N columns of it; r or zeros where the
  * table has not the token.  The tokens lie in host memory, so a block reads
  * them in one go.  Moves with 16-bit types 4 bytes per element and wpe once. */
 template <class T, int N>
 static __global__ void __launch_bounds__(THREADS)
     embed(T *y, struct lookup l, const T *wte, const T *wpe, const T *r,
-          int64_t seq, int64_t c)
+          const int32_t *begins, int64_t seq, int64_t c)
 {
-    __shared__ int32_t tokens[WARPS];
+    __shared__ int32_t tokens[WARPS], starts[WARPS];
     int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x;
     float v[N], p[N];
-    if (threadIdx.x < WARPS && row < l.rows)
+    if (threadIdx.x < WARPS && row < l.rows) {
         tokens[threadIdx.x] = l.token[row];
+        starts[threadIdx.x] = begins ? begins[row] : 0;
+    }
     __syncthreads();
     row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     if (row >= l.rows)
@@ -51,7 +62,7 @@ static __global__ void __launch_bounds__(THREADS)
     const T *from = r ? r + row * c : NULL;
     if (at_table < l.vocab)
         from = wte + at_table * c;
-    wpe += wpe ? row % seq * c : 0;
+    wpe += wpe ? (row % seq - starts[threadIdx.x / 32]) * c : 0;
     for (int64_t at = threadIdx.x % 32 * N; at < c; at += 32 * N) {
         for (int j = 0; j < N; j++)
             v[j] = 0;
@@ -74,11 +85,8 @@ static __global__ void __launch_bounds__(RUN / 2)
     __shared__ uint64_t key[RUN];
     int64_t base = (int64_t)blockIdx.x * RUN;
     for (int i = threadIdx.x; i < RUN; i += RUN / 2)
-        key[i] = base + i < l.rows
-                     ? (uint64_t)row_of(l.token[base + i], l.first, l.vocab)
-                               << 32 |
-                           (base + i)
-                     : UINT64_MAX;
+        key[i] = base + i < l.rows ? row_at(l, base + i) << 32 | (base + i)
+                                   : UINT64_MAX;
     for (int size = 2; size <= RUN; size *= 2)
         for (int step = size / 2; step > 0; step /= 2) {
             int i = threadIdx.x / step * 2 * step + threadIdx.x % step;
@@ -227,7 +235,7 @@ static __global__ void __launch_bounds__(THREADS)
 void iz_table_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                        const struct iz_table *t)
 {
-    struct lookup l = {t->row, y.rows, t->first, t->w.rows};
+    struct lookup l = {t->row, y.rows, t->first, t->w.rows, false};
     void *wpe = t->wpe.rows ? t->wpe.p : NULL, *kept = r.rows ? r.p : NULL;
     if (t->w.dtype != y.dtype || (t->wpe.rows && t->wpe.dtype != y.dtype))
         iz_die("embedding of %s with weights of %s", iz_dtype_name(y.dtype),
@@ -238,7 +246,7 @@ void iz_table_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
         IZ_LAUNCH((pieces ? embed<T, 16 / sizeof(T)> : embed<T, 1>),
                   iz_blocks(y.rows, WARPS), THREADS, 0, x->stream, (T *)y.p, l,
                   (const T *)t->w.p, (const T *)wpe, (const T *)kept,
-                  t->wpe.rows, y.cols);
+                  (const int32_t *)t->begins.p, t->wpe.rows, y.cols);
     });
 }
 
@@ -284,12 +292,18 @@ static void launch_tokens(struct iz_exec *x, struct iz_view dwte,
 template <class T, int N>
 static void launch_backward(struct iz_exec *x, struct iz_view dwte,
                             struct iz_view dwpe, struct iz_view dy,
-                            const struct lookup &l, char *scratch)
+                            const struct lookup &l, const int32_t *begins,
+                            char *scratch)
 {
+    struct lookup of_positions = {begins, dy.rows, 0, dwpe.rows, true};
     dim3 grid(iz_blocks(dwpe.rows, WARPS), iz_blocks(dy.cols, 32 * N));
     if (dwte.p)
         launch_tokens<T, N>(x, dwte, dy, l, scratch);
-    if (dwpe.rows && dwpe.p)
+    if (!dwpe.rows || !dwpe.p)
+        return;
+    if (begins) /* documents may be many: positions are sorted as tokens are */
+        launch_tokens<T, N>(x, dwpe, dy, of_positions, scratch);
+    else
         IZ_LAUNCH((sum_positions<T, N>), grid, THREADS, 0, x->stream,
                   (T *)dwpe.p, (const T *)dy.p, dwpe.rows, dy.rows, dy.cols);
 }
@@ -298,7 +312,8 @@ void iz_table_bwd_cuda(struct iz_exec *x, struct iz_view dy,
                        const struct iz_table *t, struct iz_view scratch)
 {
     struct iz_view dw = t->dw, dwpe = t->dwpe;
-    struct lookup l = {t->row, dy.rows, t->first, dw.rows};
+    struct lookup l = {t->row, dy.rows, t->first, dw.rows, false};
+    const int32_t *begins = (const int32_t *)t->begins.p;
     char *base = (char *)scratch.p;
     if (dw.dtype != dy.dtype || (dwpe.rows && dwpe.dtype != dy.dtype))
         iz_die("embedding's gradient of %s from %s", iz_dtype_name(dw.dtype),
@@ -306,8 +321,9 @@ void iz_table_bwd_cuda(struct iz_exec *x, struct iz_view dy,
     iz_by_type(dy.dtype, [&](auto zero) {
         using T = decltype(zero);
         if (iz_pieces_aligned<T>(dy.cols, dw.p, dwpe.p, dy.p))
-            launch_backward<T, 16 / sizeof(T)>(x, dw, dwpe, dy, l, base);
+            launch_backward<T, 16 / sizeof(T)>(x, dw, dwpe, dy, l, begins,
+                                               base);
         else
-            launch_backward<T, 1>(x, dw, dwpe, dy, l, base);
+            launch_backward<T, 1>(x, dw, dwpe, dy, l, begins, base);
     });
 }

@@ -16,6 +16,7 @@ struct job {
     int heads, half; /* half a head */
     int each;        /* rows of a block */
     bool back;
+    const int32_t *begins; /* [rows] in pinned memory, or NULL */
 };
 
 /* The fraction of a circle is exact but for one rounding to double. */
@@ -51,7 +52,9 @@ static __global__ void __launch_bounds__(THREADS)
     int left = j.rows - first < j.each ? (int)(j.rows - first) : j.each;
     int per = j.half / N;
     for (int i = (int)threadIdx.x; i < left * j.half; i += THREADS) {
-        float v = angle_of((first + i / j.half) % j.seq, f.f[i % j.half]);
+        int64_t row = first + i / j.half;
+        int64_t at = row % j.seq - (j.begins ? j.begins[row] : 0);
+        float v = angle_of(at, f.f[i % j.half]);
         cs[i] = cosf(v);
         sn[i] = j.back ? -sinf(v) : sinf(v);
     }
@@ -63,13 +66,13 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
-                  bool back)
+void iz_rope_cuda(struct iz_exec *x, struct iz_view a, struct iz_view begins,
+                  const struct iz_rope *r, bool back)
 {
     struct iz_rope_turns f = {};
     int half = r->d / 2;
     struct job j = {a.rows, a.cols,         r->seq, r->heads,
-                    half,   THREADS / half, back};
+                    half,   THREADS / half, back,   (int32_t *)begins.p};
     int64_t blocks = (j.rows + j.each - 1) / j.each;
     if (blocks > INT32_MAX)
         iz_die("rope of %lld rows: too many", (long long)j.rows);

@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "codelets/base/die.h"
 #include "codelets/flat/simd.h"
@@ -35,6 +36,8 @@ static struct iz_head head_at(const struct iz_attention *a, int64_t i,
                         .first = head % group == 0,
                         .last = head % group == group - 1,
                         .full = a->full};
+    if (a->begins.p)
+        h.begins = (int32_t *)a->begins.p + row;
     if (dqkv) {
         h.dy = dy + row * c + head * d;
         h.dq = dqkv + row * ld + head * d;
@@ -58,6 +61,8 @@ static void attention_check(const struct iz_attention *a)
     assert(a->heads % keys == 0 && a->qkv.rows == a->o.rows);
     assert(a->qkv.cols == a->o.cols / a->heads * (a->heads + 2 * keys));
     assert(iz_view_len(a->lse) == a->o.rows * a->heads);
+    assert(!a->begins.rows ||
+           (!a->full && iz_view_len(a->begins) == a->o.rows));
 }
 
 static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
@@ -108,7 +113,11 @@ static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
 static void cudnn_ask(struct iz_exec *x, const struct iz_attention *a,
                       bool back)
 {
-    if (x->ask && !x->ask->why[0])
+    if (x->ask && !x->ask->why[0] && a->begins.rows)
+        snprintf(x->ask->why, sizeof(x->ask->why),
+                 "cuDNN's attention does not keep documents apart, as "
+                 "data.document_end asks");
+    else if (x->ask && !x->ask->why[0])
         iz_attention_ask_cudnn(x, a, back);
 }
 
@@ -146,8 +155,12 @@ static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
         note_kind(x->kinds_of_attention, a);
     if (x->cudnn)
         cudnn_fwd(x, a);
-    else if (iz_runs(x, IZ_CUDA))
-        iz_attention_fwd_cuda(x, a, IZ_NONE);
+    else {
+        struct iz_view begins =
+            iz_work(x, IZ_I32, a->begins.rows, a->begins.cols);
+        if (iz_runs(x, IZ_CUDA))
+            iz_attention_fwd_cuda(x, a, begins);
+    }
 }
 
 /* One sample after the other, or the scratch would grow with them. */
@@ -163,7 +176,8 @@ static void cudnn_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
         iz_attention_bwd_cudnn(x, dqkv, dy, a, delta, scratch);
 }
 
-/* The scratch has the dy . o of every row of every head. */
+/* The scratch has the dy . o of every row of every head, then the documents'
+ * beginnings. */
 static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                      const struct iz_attention *a)
 {
@@ -172,7 +186,8 @@ static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
         cudnn_bwd(x, dqkv, dy, a);
         return;
     }
-    struct iz_view delta = iz_work(x, IZ_F32, a->lse.rows, a->lse.cols);
+    struct iz_view delta =
+        iz_work(x, IZ_F32, 1, iz_view_len(a->lse) + iz_view_len(a->begins));
     if (iz_runs(x, IZ_CUDA))
         iz_attention_bwd_cuda(x, dqkv, dy, a, delta);
 }

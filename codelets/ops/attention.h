@@ -16,7 +16,10 @@ struct iz_head {
     float *out, *lse; /* lse: [seq] */
     int64_t d, ld, ldo, seq;
     bool first, last;
-    bool full;   /* not causal */
+    bool full; /* not causal */
+    /* [seq] or NULL: the first key that a row sees; never less than that of the
+     * row before, never after the row. */
+    const int32_t *begins;
     float *work; /* [iz_head_floats], 64-byte aligned, kept within a group */
 };
 

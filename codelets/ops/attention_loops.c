@@ -11,6 +11,7 @@
 #include "codelets/ops/attention.h"
 
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -228,10 +229,11 @@ static void write_rows(float *restrict to, int64_t ld,
 
 /* ---- a tile of scores ---- */
 
-/* Queries from i0 against keys from j0. */
+/* Queries from i0 against keys from j0, the first of them from `start`. */
 struct tile {
-    int64_t i0, j0, keys;
-    bool full;
+    int64_t i0, j0, keys, start;
+    bool full, hides; /* hides: keys before the document of a query */
+    int32_t begins[ROWS] ALIGNED; /* the first key that each query sees */
 };
 
 /* The first query of a tile that sees the key: negative where all do. */
@@ -291,6 +293,29 @@ static void to_keys(float *sum, const struct tile *t, const float *s,
     }
 }
 
+/* Before the first tile of the queries from i0.  Keys that none of them sees
+ * are skipped, but for those that share a panel with one that is seen: so a
+ * document that begins with a tile has the tiles that it has alone. */
+static void first_tile(struct tile *t, const struct iz_head *h, int64_t i0)
+{
+    t->i0 = i0;
+    t->j0 = t->keys = t->start = 0;
+    t->full = h->full;
+    t->hides = false;
+    if (!h->begins)
+        return;
+    for (int64_t q = 0; q < ROWS; q++)
+        t->begins[q] = h->begins[i0 + q < h->seq ? i0 + q : h->seq - 1];
+    t->j0 = t->start = t->begins[0] / PANEL * PANEL;
+}
+
+/* Of the queries from c to c + LANES, those that do not see the key because it
+ * lies before their document. */
+static inline ivec before_document(const struct tile *t, int64_t c, int64_t key)
+{
+    return *(const ivec *)(t->begins + c) > (int32_t)(t->j0 + key);
+}
+
 /* Tiles of the queries from i0: as many keys as they see. */
 static bool next_tile(struct tile *t, const struct iz_head *h)
 {
@@ -300,6 +325,7 @@ static bool next_tile(struct tile *t, const struct iz_head *h)
         end = h->seq;
     left = end - t->j0;
     t->keys = left < KEYS ? left : KEYS;
+    t->hides = h->begins && t->begins[ROWS - 1] > t->j0;
     return left > 0;
 }
 
@@ -317,7 +343,7 @@ static float power_of(const struct iz_head *h)
 /* ---- forward ---- */
 
 /* most = max(most, s), where keys that a query does not see become -infinity.
- */
+ * A query may see no key of the tile. */
 static void maxima(float *most, float *s, const struct tile *t)
 {
     vec m[ROWS / LANES];
@@ -329,6 +355,9 @@ static void maxima(float *most, float *s, const struct tile *t)
             int64_t hidden = sees(t, j) - v * LANES;
             if (hidden > 0)
                 *x = pick(first_lanes(hidden), (vec){0} - INFINITY, *x);
+            if (t->hides)
+                *x = pick(before_document(t, v * LANES, j), (vec){0} - INFINITY,
+                          *x);
             m[v] = pick(*x > m[v], *x, m[v]);
         }
     memcpy(most, m, sizeof(m));
@@ -368,18 +397,19 @@ static void rescale(float *restrict sum, float *restrict total,
 static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
 {
     int64_t rows = h->seq - i0 < ROWS ? h->seq - i0 : ROWS;
-    struct tile t = {.i0 = i0, .full = h->full};
+    struct tile t;
     float most[ROWS] ALIGNED, before[ROWS], total[ROWS] ALIGNED = {0};
     float by = power_of(h);
     for (int q = 0; q < ROWS; q++)
-        most[q] = -INFINITY;
+        most[q] = -FLT_MAX; /* finite: differences are numbers */
+    first_tile(&t, h, i0);
     memset(w->sum, 0, (size_t)(ROWS * w->c) * sizeof(*w->sum));
     pack_tile(w->q, w->qt, w->c, h->q + i0 * h->ld, h->ld, rows, h->d);
     while (next_tile(&t, h)) {
         scores(w->s, &t, w->keys, w->qt, w->c, h->d);
         memcpy(before, most, sizeof(most));
         maxima(most, w->s, &t);
-        if (t.j0)
+        if (t.j0 > t.start)
             rescale(w->sum, total, before, most, by, w->c);
         exponentials(w->s, total, most, by, &t);
         to_queries(w->sum, &t, w->s, w->values, w->c);
@@ -446,6 +476,11 @@ static void softmax_bwd(float *s, float *ds, const float *lse,
                 e = pick(hidden, (vec){0}, e);
                 de = pick(hidden, (vec){0}, de);
             }
+            if (t->hides) {
+                ivec hidden = before_document(t, c, j);
+                e = pick(hidden, (vec){0}, e);
+                de = pick(hidden, (vec){0}, de);
+            }
             *p = e;
             *g = de;
         }
@@ -455,8 +490,9 @@ static void softmax_bwd(float *s, float *ds, const float *lse,
 static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
 {
     int64_t rows = h->seq - i0 < ROWS ? h->seq - i0 : ROWS, c = w->c;
-    struct tile t = {.i0 = i0, .full = h->full};
+    struct tile t;
     float lse[ROWS] ALIGNED, delta[ROWS] ALIGNED;
+    first_tile(&t, h, i0);
     pack_tile(w->q, w->qt, c, h->q + i0 * h->ld, h->ld, rows, h->d);
     pack_tile(w->dy, w->dyt, c, h->dy + i0 * h->ldo, h->ldo, rows, h->d);
     row_sums(lse, delta, h, i0, rows);

@@ -9,6 +9,7 @@
 
 #include "codelets/base/build.h"
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "codelets/flat/touched_rows.h"
 #include "codelets/ops/embedding.h"
 #include "codelets/ops/gpu_ops.h"
@@ -51,7 +52,7 @@ static inline int64_t row_in(struct iz_view v, const struct iz_table *t,
 static void lookup_cpu(struct iz_view y, struct iz_view r,
                        const struct iz_table *a, float *row)
 {
-    int64_t c = y.cols;
+    int64_t c = y.cols, seq = a->wpe.rows;
     for (int64_t t = 0; t < y.rows; t++) {
         float *to = (float *)y.p + t * c;
         int64_t v = row_in(a->w, a, a->row[t]);
@@ -61,9 +62,9 @@ static void lookup_cpu(struct iz_view y, struct iz_view r,
             memset(to, 0, (size_t)c * sizeof(*to));
         else if (r.p != y.p)
             memcpy(to, row_at(r, t), (size_t)c * sizeof(*to));
-        if (a->wpe.rows) {
-            iz_cast(row, IZ_F32, row_at(a->wpe, t % a->wpe.rows), a->wpe.dtype,
-                    c);
+        if (seq) {
+            int64_t at = iz_position(a->begins.p, t, seq);
+            iz_cast(row, IZ_F32, row_at(a->wpe, at), a->wpe.dtype, c);
             add_row(to, row, c);
         }
     }
@@ -96,14 +97,17 @@ void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
                      .w = wte, .row = token, .vocabulary = true, .wpe = wpe});
 }
 
-/* first[v] = the first position of row v or -1, next[t] = the following one. */
-static void link_positions(int32_t *first, int32_t *next,
-                           const struct iz_table *a, int64_t n)
+/* first[v] = the first of the n rows that read row v of dw, or with `positions`
+ * of dwpe, or -1; next[t] = the following one. */
+static void link_rows(int32_t *first, int32_t *next, const struct iz_table *a,
+                      bool positions, int64_t n)
 {
-    for (int64_t v = 0; v < a->dw.rows; v++)
+    int64_t rows = positions ? a->dwpe.rows : a->dw.rows;
+    for (int64_t v = 0; v < rows; v++)
         first[v] = -1;
     for (int64_t t = n - 1; t >= 0; t--) {
-        int64_t v = row_in(a->dw, a, a->row[t]);
+        int64_t v = positions ? iz_position(a->begins.p, t, rows)
+                              : row_in(a->dw, a, a->row[t]);
         if (v >= 0) {
             next[t] = first[v];
             first[v] = (int32_t)t;
@@ -111,12 +115,12 @@ static void link_positions(int32_t *first, int32_t *next,
     }
 }
 
-static void bwd_token(struct iz_view dwte, struct iz_view dy,
-                      const int32_t *first, const int32_t *next, float *row)
+static void add_linked(struct iz_view dw, struct iz_view dy,
+                       const int32_t *first, const int32_t *next, float *row)
 {
     int64_t c = dy.cols;
-    for (int64_t v = 0; v < dwte.rows; v++) {
-        struct iz_view to = iz_view_rows(dwte, v, 1);
+    for (int64_t v = 0; v < dw.rows; v++) {
+        struct iz_view to = iz_view_rows(dw, v, 1);
         if (first[v] < 0) {
             memset(to.p, 0, (size_t)iz_view_bytes(to));
             continue;
@@ -128,30 +132,20 @@ static void bwd_token(struct iz_view dwte, struct iz_view dy,
     }
 }
 
-static void bwd_position(struct iz_view dwpe, struct iz_view dy, float *row)
-{
-    int64_t c = dy.cols;
-    for (int64_t p = 0; p < dwpe.rows; p++) {
-        struct iz_view to = iz_view_rows(dwpe, p, 1);
-        memset(row, 0, (size_t)c * sizeof(*row));
-        for (int64_t t = p; t < dy.rows; t += dwpe.rows)
-            add_row(row, (float *)dy.p + t * c, c);
-        iz_cast(to.p, to.dtype, row, IZ_F32, c);
-    }
-}
-
 static void bwd_on_cpu(struct iz_exec *x, struct iz_view dy,
                        const struct iz_table *t)
 {
     struct iz_view row = iz_work(x, IZ_F32, 1, dy.cols);
-    struct iz_view first = iz_work(x, IZ_I32, 1, t->dw.rows);
+    struct iz_view first =
+        iz_work(x, IZ_I32, 1, max64(t->dw.rows, t->dwpe.rows));
     struct iz_view next = iz_work(x, IZ_I32, 1, dy.rows);
-    if (!x->dry && iz_wanted(x, t->dw)) {
-        link_positions(first.p, next.p, t, dy.rows);
-        bwd_token(t->dw, dy, first.p, next.p, row.p);
+    for (int k = 0; k < 2; k++) {
+        struct iz_view to = k ? t->dwpe : t->dw;
+        if (x->dry || !iz_wanted(x, to))
+            continue;
+        link_rows(first.p, next.p, t, k, dy.rows);
+        add_linked(to, dy, first.p, next.p, row.p);
     }
-    if (!x->dry && iz_wanted(x, t->dwpe))
-        bwd_position(t->dwpe, dy, row.p);
 }
 
 void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
@@ -170,8 +164,8 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
     if (x->backend == IZ_CPU) {
         bwd_on_cpu(x, dy, t);
     } else {
-        int64_t bytes =
-            iz_embedding_scratch_of(dy.rows, t->dw.rows, dy.cols).total;
+        int64_t rows = max64(t->dw.rows, t->begins.rows ? t->dwpe.rows : 0);
+        int64_t bytes = iz_embedding_scratch_of(dy.rows, rows, dy.cols).total;
         struct iz_view scratch = iz_work(x, IZ_U8, 1, bytes);
         if (!x->dry)
             iz_table_bwd_cuda(x, dy, t, scratch);

@@ -69,8 +69,8 @@ void iz_gelu_bwd_cuda(struct iz_exec *x, struct iz_view du, struct iz_view y,
 void iz_swiglu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
 void iz_swiglu_bwd_cuda(struct iz_exec *x, struct iz_view da, struct iz_view y,
                         struct iz_view dy, struct iz_view a);
-void iz_rope_cuda(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
-                  bool back);
+void iz_rope_cuda(struct iz_exec *x, struct iz_view a, struct iz_view begins,
+                  const struct iz_rope *r, bool back);
 
 /* attention.cu */
 void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,

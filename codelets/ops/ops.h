@@ -23,6 +23,16 @@ IZ_C_BEGIN
 
 #define IZ_NONE ((struct iz_view){0})
 
+/* Where documents of a sample are apart, ops that know positions get `begins`,
+ * int32 [M]: of each row the row of its sample at which its document begins;
+ * absent: a sample is one document.  This is row t of a sample, counted within
+ * its document.  On a GPU the array lies in pinned host memory. */
+static inline int64_t iz_position(const int32_t *begins, int64_t row,
+                                  int64_t seq)
+{
+    return row % seq - (begins ? begins[row] : 0);
+}
+
 /* Whether the gradient v is to be computed. */
 static inline bool iz_wanted(const struct iz_exec *x, struct iz_view v)
 {
@@ -95,9 +105,9 @@ void iz_headnorm_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
 enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
 
 /* Rotary positions of the first `heads` heads of d columns, d even.  Columns i
- * and i + d/2 turn by t theta^(-2i/d), t being the row mod seq.  With a factor
- * other than 1 (Llama 3), frequencies that turn at most low_freq_factor times
- * in original_seq tokens are divided by it, those that turn at least
+ * and i + d/2 turn by t theta^(-2i/d), t being the row's position.  With a
+ * factor other than 1 (Llama 3), frequencies that turn at most low_freq_factor
+ * times in original_seq tokens are divided by it, those that turn at least
  * high_freq_factor times are kept, and between them the two are mixed. */
 struct iz_rope {
     int64_t seq;
@@ -108,8 +118,8 @@ struct iz_rope {
 
 /* Turns the heads of a [M,ld] in place, the other way where `back`: the
  * gradient of a rotation is the rotation back. */
-void iz_rope(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
-             bool back);
+void iz_rope(struct iz_exec *x, struct iz_view a, struct iz_view begins,
+             const struct iz_rope *r, bool back);
 
 /* The d/2 frequencies of r: full circles per token of columns i and i + d/2.
  * The CPU and the GPU share this arithmetic. */
@@ -137,6 +147,8 @@ struct iz_attention {
     int heads;
     int kv_heads; /* 0: as many as heads */
     bool full;    /* a row sees all keys of its sample; else none after it */
+    struct iz_view begins; /* nor, if it is there, those before its document;
+                            * not with `full` */
 };
 
 /* Of kv_heads. */
@@ -170,7 +182,8 @@ struct iz_table {
     int64_t first;
     bool vocabulary; /* all rows are here: iz_die on others */
     struct iz_view wpe,
-        dwpe; /* [seq,C], added to the rows t mod seq; or absent */
+        dwpe; /* [seq,C], added to the rows of its position; or absent */
+    struct iz_view begins;
 };
 
 /* y[t] = row[t] of the table where it is here, else r[t], + wpe: y and r [M,C];

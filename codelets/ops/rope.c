@@ -57,28 +57,34 @@ IZ_SIMD static void turn_row(float *row, const float *cs, const float *sn,
     }
 }
 
-/* Position by position, so that all samples use its angles. */
-static void turn_cpu(struct iz_view a, const struct iz_rope *r, bool back)
+/* Row by row of all samples, so that rows at the same position in their
+ * documents share its angles. */
+static void turn_cpu(struct iz_view a, const int32_t *begins,
+                     const struct iz_rope *r, bool back)
 {
     struct iz_rope_turns f;
     float cs[IZ_ROPE_MOST / 2], sn[IZ_ROPE_MOST / 2];
     iz_rope_turns_of(&f, r);
-    for (int64_t t = 0; t < r->seq; t++) {
-        angles(cs, sn, &f, t, r->d / 2, back);
-        for (int64_t row = t; row < a.rows; row += r->seq)
+    int64_t now = -1;
+    for (int64_t t = 0; t < r->seq; t++)
+        for (int64_t row = t; row < a.rows; row += r->seq) {
+            int64_t at = iz_position(begins, row, r->seq);
+            if (at != now)
+                angles(cs, sn, &f, at, r->d / 2, back);
+            now = at;
             turn_row((float *)a.p + row * a.cols, cs, sn, r->heads, r->d / 2);
-    }
+        }
 }
 
-void iz_rope(struct iz_exec *x, struct iz_view a, const struct iz_rope *r,
-             bool back)
+void iz_rope(struct iz_exec *x, struct iz_view a, struct iz_view begins,
+             const struct iz_rope *r, bool back)
 {
     int64_t cols = (int64_t)r->heads * r->d;
     assert(r->d % 2 == 0 && r->d <= IZ_ROPE_MOST && cols <= a.cols);
     assert(r->factor > 0 && a.rows % r->seq == 0);
     iz_count(x, 0, 2. * (double)(a.rows * cols * iz_dtype_bytes(a.dtype)));
     if (iz_runs(x, IZ_CPU))
-        turn_cpu(a, r, back);
+        turn_cpu(a, begins.p, r, back);
     if (iz_runs(x, IZ_CUDA))
-        iz_rope_cuda(x, a, r, back);
+        iz_rope_cuda(x, a, begins, r, back);
 }

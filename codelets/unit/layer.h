@@ -61,6 +61,9 @@ struct iz_layer {
     const void *input,
         *target; /* records of the micro-batch, samples * bytes; set for the
                   * first and the last unit, and for units with reads_input */
+    /* Where the model's documents are apart: int32 [samples, tokens], as ops.h
+     * has it; absent otherwise. */
+    struct iz_view begins;
     /* Forward, repeated for a backward: y is thrown away, so what only y needs
      * may be left out. */
     bool again;
@@ -128,6 +131,11 @@ struct iz_model {
     /* Without records: the tokens per window and the number of valid tokens,
      * which are 0..vocab-1.  Input and target are windows of int32. */
     int tokens, vocab;
+    /* Set by a model whose layers heed `begins`. */
+    bool knows_documents;
+    /* Set by the runtime: documents do not see each other, every layer gets
+     * `begins`. */
+    bool documents_apart;
     struct iz_record record;
     const char *item; /* what is counted per second: "token", "image" */
     /* Rows of embedding tables, and how many of them a sample reads.  0: the
@@ -215,6 +223,14 @@ void iz_model_close(struct iz_model **model);
 /* Gives u a copy of n parameters, each name after the prefix; 0 or -ENOMEM. */
 int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
                    const char *prefix);
+
+/* Bytes per sample of what a data set hands over: input and target records,
+ * and where documents begin if they are apart. */
+static inline int64_t iz_model_sample_bytes(const struct iz_model *m)
+{
+    int64_t begins = m->documents_apart ? 4 * (int64_t)m->tokens : 0;
+    return m->input_bytes + m->target_bytes + begins;
+}
 
 /* The number of a unit's parameters without its adapters. */
 static inline int iz_unit_base(const struct iz_unit *u)

@@ -228,6 +228,12 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
         .row = a->row,
         .logits = unit_at(buf, a->at_logits),
     };
+    if (m->documents_apart)
+        f->layer.begins = (struct iz_view){
+            .p = batch ? batch + n * (m->input_bytes + m->target_bytes) : NULL,
+            .dtype = IZ_I32,
+            .rows = n,
+            .cols = m->tokens};
 }
 
 void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)

@@ -41,7 +41,7 @@ struct iz_unit_arg {
     enum iz_dtype type;            /* of parameters and unit gradients */
     signed char at_param, at_tied; /* flat parameters */
     signed char at_grad, at_tied_grad;
-    signed char at_batch;         /* input records, then target records */
+    signed char at_batch;         /* input records, target records, begins */
     signed char at_x, at_y, at_d; /* boundaries; d: dy in, dx out */
     signed char at_save;          /* kept activations; -1: scratch */
     signed char at_loss;          /* double */

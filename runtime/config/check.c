@@ -71,12 +71,19 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
 }
 
 static void check_attention(struct iz_faults *f, const char *key,
-                            enum iz_attention_by by, enum iz_dtype params)
+                            enum iz_attention_by by, const struct iz_config *c)
 {
-    if (by == IZ_ATTENTION_CUDNN && params == IZ_F32)
+    if (by == IZ_ATTENTION_CUDNN && c->dtype == IZ_F32)
         iz_fault(f, key,
                  "cudnn, but parameters are fp32, which cuDNN would round: set "
                  "bf16.enabled or fp16.enabled, or use own");
+    if ((by == IZ_ATTENTION_CUDNN || by == IZ_ATTENTION_TIMED) &&
+        c->data.document_end >= 0)
+        iz_fault(f, key,
+                 "%s, but data.document_end is %d, and cuDNN's attention does "
+                 "not keep documents apart: use own",
+                 by == IZ_ATTENTION_CUDNN ? "cudnn" : "timed",
+                 c->data.document_end);
 }
 
 static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
@@ -106,9 +113,9 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
         iz_fault(f, "run.cpu_products",
                  "bf16, but parameters are %s; set bf16.enabled",
                  names[c->dtype]);
-    check_attention(f, "run.gpu_attention", c->run.gpu_attention, c->dtype);
+    check_attention(f, "run.gpu_attention", c->run.gpu_attention, c);
     check_attention(f, "run.gpu_attention_backward",
-                    c->run.gpu_attention_backward, c->dtype);
+                    c->run.gpu_attention_backward, c);
     const char *products = c->run.gpu_products;
     if (strcmp(products, "auto") != 0 && strcmp(products, "first") != 0 &&
         strcmp(products, "timed") != 0 && strncmp(products, "cublasLt ", 9))

@@ -92,7 +92,9 @@ struct iz_data_config {
     char path[IZ_PATH_MAX];
     char val_path[IZ_PATH_MAX]; /* "" : the last val_fraction of path */
     double val_fraction;
-    bool bytes; /* the files are raw bytes: token = byte (vocab 256) */
+    bool bytes;       /* the files are raw bytes: token = byte (vocab 256) */
+    int document_end; /* the token that ends a document; -1: documents of a
+                         sample are not told apart */
 };
 
 /* Whether training waits while a checkpoint of run.save_interval is written;

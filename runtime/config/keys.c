@@ -4,6 +4,7 @@
  */
 #include "runtime/config/keys.h"
 
+#include <limits.h>
 #include <string.h>
 
 /* Designated initializers, one line per kind of key. */
@@ -271,6 +272,12 @@ const struct iz_key iz_config_keys[] = {
            "Part of data.path kept for validation when val_path is empty."),
     BOOL("data.bytes", c.data.bytes, "false",
          "The files are raw bytes: one token each, 0..255."),
+    NUMBER("data.document_end", INT, c.data.document_end, -1, INT_MAX, "-1",
+           "Token that ends a document. The documents of a sample then do not "
+           "see each other: positions begin again at each, attention stays "
+           "inside one, and the token behind its end is no target. Of models "
+           "of text; attention on a GPU is then izar's own. -1: a sample is "
+           "one text."),
 
     TEXT("run.output", c.run.output, "\"out\"",
          "Folder for metrics, effective config and checkpoints."),

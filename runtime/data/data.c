@@ -39,7 +39,8 @@ struct iz_data {
     struct stream train, val;
     struct split split[2];
     int seq;
-    int ahead; /* targets are so many tokens behind their inputs */
+    int ahead;        /* targets are so many tokens behind their inputs */
+    int document_end; /* -1: documents are not told apart */
     const struct iz_model *model; /* whose records they are; NULL: tokens */
     uint64_t seed;
 };
@@ -198,6 +199,7 @@ static void stream_read(const struct stream *t, int64_t at, int32_t *out,
     }
 }
 
+/* Of the targets [at, at + n). */
 static int64_t stream_learnt(const struct stream *t, int64_t at, int64_t n)
 {
     int64_t learnt = 0;
@@ -206,6 +208,35 @@ static int64_t stream_learnt(const struct stream *t, int64_t at, int64_t n)
         learnt += iz_shard_learnt(&t->shard[k], at - t->first[k], here);
         at += here;
         n -= here;
+    }
+    return learnt;
+}
+
+/* The first token of a document is no target of the last one of another. */
+static void ignore_first(const struct iz_data *d, const int32_t *input,
+                         int32_t *target, int64_t n)
+{
+    for (int64_t i = 0; d->document_end >= 0 && i < n; i++)
+        if (input[i] == d->document_end)
+            target[i] = -1;
+}
+
+/* Of the targets of a sample that begins at `at`. */
+static int64_t sample_learnt(const struct iz_data *d, const struct stream *t,
+                             int64_t at)
+{
+    enum { AT_ONCE = 512 };
+    int32_t input[AT_ONCE], target[AT_ONCE];
+    int64_t learnt = 0, here;
+    if (d->document_end < 0)
+        return stream_learnt(t, at + 1, d->seq);
+    for (int64_t i = 0; i < d->seq; i += here) {
+        here = min64(d->seq - i, AT_ONCE);
+        stream_read(t, at + i, input, here, false);
+        stream_read(t, at + i + 1, target, here, true);
+        ignore_first(d, input, target, here);
+        for (int64_t k = 0; k < here; k++)
+            learnt += target[k] >= 0;
     }
     return learnt;
 }
@@ -255,9 +286,38 @@ static int split_check(const struct iz_data *d, enum iz_split s,
             s == IZ_VAL ? "; see data.val_path, data.val_fraction" : "");
     if (!iz_data_masked(d, s) || iz_data_learnt(d, s, 0, windows) > 0)
         return 0;
-    return iz_refuse(stderr,
-                     "data: %s: the mask leaves nothing to be learnt for %s",
-                     path, use);
+    return iz_refuse(stderr, "data: %s: %s nothing to be learnt for %s", path,
+                     d->document_end < 0
+                         ? "the mask leaves"
+                         : "the mask or data.document_end leaves",
+                     use);
+}
+
+/* A token that ends no document is a typing error, which would change nothing.
+ */
+static int documents_check(const struct iz_data *d, const char *path, int vocab)
+{
+    const struct stream *t = &d->train;
+    int end = d->document_end;
+    int32_t token[512];
+    if (end >= vocab)
+        return iz_refuse(stderr,
+                         "data.document_end: %d is outside the vocabulary of "
+                         "%d",
+                         end, vocab);
+    for (int64_t at = 0, here; end >= 0; at += here) {
+        here = min64(stream_count(t) - at, 512);
+        if (here == 0)
+            return iz_refuse(stderr,
+                             "data.document_end: %s has no token %d: no "
+                             "document ends",
+                             path, end);
+        stream_read(t, at, token, here, false);
+        for (int64_t i = 0; i < here; i++)
+            if (token[i] == end)
+                return 0;
+    }
+    return 0;
 }
 
 static int splits_open(struct iz_data *d, const struct iz_data_config *c,
@@ -267,6 +327,9 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
     int err = stream_open(&d->train, c->path, c->bytes, vocab, d->model);
     if (!err && own_val)
         err = stream_open(&d->val, c->val_path, c->bytes, vocab, d->model);
+    if (err)
+        return err;
+    err = documents_check(d, c->path, vocab);
     if (err)
         return err;
     split_one_stream(d, own_val ? 0 : c->val_fraction);
@@ -298,7 +361,10 @@ int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
 {
     assert(seq > 0 && vocab > 0);
     return data_open(out, c,
-                     (struct iz_data){.seq = seq, .ahead = 1, .seed = seed},
+                     (struct iz_data){.seq = seq,
+                                      .ahead = 1,
+                                      .document_end = c->document_end,
+                                      .seed = seed},
                      vocab, need_val);
 }
 
@@ -309,9 +375,11 @@ int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
     if (c->bytes)
         return iz_refuse(
             stderr, "data.bytes: true: %s reads records, no tokens", m->name);
-    return data_open(out, c,
-                     (struct iz_data){.seq = 1, .model = m, .seed = seed}, 0,
-                     need_val);
+    return data_open(
+        out, c,
+        (struct iz_data){
+            .seq = 1, .document_end = -1, .model = m, .seed = seed},
+        0, need_val);
 }
 
 void iz_data_close(struct iz_data **d)
@@ -322,6 +390,17 @@ void iz_data_close(struct iz_data **d)
     stream_close(&(*d)->val);
     free(*d);
     *d = NULL;
+}
+
+int iz_data_tell(struct iz_model *m, const struct iz_data_config *c, FILE *err)
+{
+    m->documents_apart = c->document_end >= 0;
+    if (!m->documents_apart || m->knows_documents)
+        return 0;
+    iz_refuse(err,
+              "data.document_end: %d, but the layers of %s know no documents",
+              c->document_end, m->name);
+    return -ENOTSUP;
 }
 
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s)
@@ -385,7 +464,7 @@ static int64_t sample_start(const struct iz_data *d, enum iz_split which,
 
 bool iz_data_masked(const struct iz_data *d, enum iz_split s)
 {
-    return d->split[s].stream->shard[0].mask.at != NULL;
+    return d->document_end >= 0 || d->split[s].stream->shard[0].mask.at != NULL;
 }
 
 int64_t iz_data_learnt(const struct iz_data *d, enum iz_split which,
@@ -393,8 +472,8 @@ int64_t iz_data_learnt(const struct iz_data *d, enum iz_split which,
 {
     int64_t learnt = 0;
     for (int64_t i = first; i < first + n; i++)
-        learnt += stream_learnt(d->split[which].stream,
-                                sample_start(d, which, i) + 1, d->seq);
+        learnt +=
+            sample_learnt(d, d->split[which].stream, sample_start(d, which, i));
     return learnt;
 }
 
@@ -405,6 +484,19 @@ void iz_data_sample(const struct iz_data *d, enum iz_split which, int64_t index,
     int64_t at = sample_start(d, which, index);
     stream_read(s->stream, at, input, d->seq, false);
     stream_read(s->stream, at + 1, target, d->seq, true);
+    ignore_first(d, input, target, d->seq);
+}
+
+void iz_data_documents(const struct iz_data *d, int n, const int32_t *input,
+                       int32_t *begins)
+{
+    assert(d->document_end >= 0);
+    for (int64_t i = 0; i < (int64_t)n * d->seq; i++) {
+        int32_t at = (int32_t)(i % d->seq);
+        begins[i] = at == 0                           ? 0
+                    : input[i - 1] == d->document_end ? at
+                                                      : begins[i - 1];
+    }
 }
 
 static const void *record_at(const struct stream *t, int64_t at)

@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "codelets/unit/layer.h"
 #include "runtime/config/config.h"
@@ -29,11 +30,16 @@ int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
                          bool need_val);
 void iz_data_close(struct iz_data **d);
 
+/* Whether the model's documents are apart, as data.document_end asks.
+ * -ENOTSUP, with the reason on `err`, if it knows none. */
+int iz_data_tell(struct iz_model *m, const struct iz_data_config *c, FILE *err);
+
 /* Windows of seq tokens (+ 1 for the target) in a split. */
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s);
 
-/* Whether a loss mask excludes targets of a split, and how many of those of
- * samples [first, first + n) none excludes.  Thread-safe. */
+/* Whether targets of a split are excluded, by a loss mask or behind the end of
+ * a document, and how many of those of samples [first, first + n) are not.
+ * Thread-safe. */
 bool iz_data_masked(const struct iz_data *d, enum iz_split s);
 int64_t iz_data_learnt(const struct iz_data *d, enum iz_split s, int64_t first,
                        int64_t n);
@@ -41,10 +47,17 @@ int64_t iz_data_learnt(const struct iz_data *d, enum iz_split s, int64_t first,
 /* Sample number `index` (0, 1, ... over all epochs; each epoch a new
  * permutation of the training windows by a counter-based generator; validation
  * in file order) as int32: input[seq] and target[seq] = the following tokens,
- * or -1 where the loss mask beside a shard excludes one.
+ * or -1 where the loss mask beside a shard excludes one, and behind
+ * data.document_end.
  * Thread-safe, allocates nothing. */
 void iz_data_sample(const struct iz_data *d, enum iz_split s, int64_t index,
                     int32_t *input, int32_t *target);
+
+/* Where the documents of n samples begin: of each token, at its place in
+ * input [n, seq], the first one of its document in the sample.  Needs
+ * data.document_end. */
+void iz_data_documents(const struct iz_data *d, int n, const int32_t *input,
+                       int32_t *begins);
 
 /* Samples first to first + n - 1, as a model that reads tokens or records takes
  * them. */

@@ -137,8 +137,7 @@ static int open_track(struct iz_engine *e, int b)
     const struct iz_plan *p = &e->plan;
     struct iz_track *t = &e->track[b];
     int units = e->model->n_units;
-    int64_t batch =
-        (e->model->input_bytes + e->model->target_bytes) * p->samples;
+    int64_t batch = iz_model_sample_bytes(e->model) * p->samples;
     int64_t d = iz_plan_boundary_room(p);
     double *loss = e->scalar.sums + p->n_units + b;
     t->batch = iz_handle_take(e, &t->batch_handle, IZ_DATUM_BATCH, b, batch);

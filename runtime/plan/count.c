@@ -277,11 +277,11 @@ void iz_plan_count_activations(struct iz_plan *p, const struct iz_model *m)
     /* Kernels read samples and write losses and logits in pinned memory. */
     enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
     b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = saved * p->tracks;
-    b[near][IZ_MEM_BATCH] =
-        p->tracks * p->samples * (m->input_bytes + m->target_bytes) +
-        4 * (int64_t)m->vocab + 8 * ((int64_t)p->n_units + 2 * p->tracks) +
-        square_bytes(p) + 2 * iz_plan_list_bytes(p) +
-        iz_plan_list_scratch_bytes(p, m);
+    b[near][IZ_MEM_BATCH] = p->tracks * p->samples * iz_model_sample_bytes(m) +
+                            4 * (int64_t)m->vocab +
+                            8 * ((int64_t)p->n_units + 2 * p->tracks) +
+                            square_bytes(p) + 2 * iz_plan_list_bytes(p) +
+                            iz_plan_list_scratch_bytes(p, m);
     b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->act.scratch_bytes * p->tasks_at_once;
 }
 

@@ -327,6 +327,9 @@ int iz_run_prepare_model(struct run *r)
         s = iz_run_agree(r, r->p->open(&r->model, r->p->section.target),
                          "the model");
     if (!s)
+        s = iz_run_agree(r, iz_data_tell(r->model, &r->c.data, iz_run_err(r)),
+                         NULL);
+    if (!s)
         s = iz_run_agree(
             r, iz_lora_apply(r->model, &r->c, r->p->section.hf, iz_run_err(r)),
             "the adapters");

@@ -9,6 +9,7 @@
 #include "codelets/base/units.h"
 #include "runtime/base/environment.h"
 #include "runtime/base/text.h"
+#include "runtime/data/data.h"
 #include "runtime/engine/trace.h"
 #include "runtime/hf/lora.h"
 #include "runtime/machine/machine_file.h"
@@ -50,6 +51,8 @@ static int prepare(struct simulation *s)
                            s->o.n_set, s->ranks, stdout, stderr);
     if (!r)
         r = s->p->open(&s->model, s->p->section.target);
+    if (!r)
+        r = iz_data_tell(s->model, &s->c.data, stderr);
     if (!r)
         r = iz_lora_apply(s->model, &s->c, s->p->section.hf, stderr);
     if (!r)

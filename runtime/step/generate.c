@@ -82,10 +82,12 @@ int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,
     iz_graph_wait(e->graph);
     memcpy(out, prompt, (size_t)n_prompt * 4);
     struct pick_arg a = {.text = out,
-                         .seq = (int)(e->model->input_bytes / 4),
+                         .seq = e->model->tokens,
                          .vocab = e->model->vocab,
                          .temperature = temperature,
                          .seed = e->config->run.seed};
+    /* A text is one document. */
+    memset(e->track[0].batch, 0, (size_t)iz_model_sample_bytes(e->model));
     fill_window(e->track[0].batch, out, n_prompt, a.seq);
     for (a.at = n_prompt; a.at < n_prompt + n; a.at++) {
         /* Tasks wait in memory; a signal ends the text on all ranks at once. */

@@ -11,6 +11,7 @@ struct batch_arg {
     enum iz_split split;
     int64_t first, samples; /* samples from the first on */
     int64_t input_bytes;    /* of all */
+    int64_t begins_at;      /* where documents begin, in the batch; 0: not */
     double tasks;           /* whose losses are added; 0: all targets count */
 };
 
@@ -31,7 +32,8 @@ static void run_count(struct iz_exec *x, void **buf, const void *arg)
 void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
                     int64_t samples)
 {
-    struct batch_arg a = {e->data, split, first, samples, 0, 0};
+    struct batch_arg a = {
+        .data = e->data, .split = split, .first = first, .samples = samples};
     struct iz_task t = iz_task_of(e, IZ_BATCH, IZ_ON_HOST, run_count, -1);
     if (!is_masked(e, split))
         return;
@@ -60,6 +62,9 @@ static void run_batch(struct iz_exec *x, void **buf, const void *arg)
     *(double *)buf[1] = weight(a, a->tasks > 0 ? buf[2] : NULL);
     iz_data_batch(a->data, a->split, a->first, (int)a->samples, input,
                   input + a->input_bytes);
+    if (a->begins_at)
+        iz_data_documents(a->data, (int)a->samples, buf[0],
+                          (int32_t *)(input + a->begins_at));
 }
 
 void iz_units_batch(struct iz_engine *e, struct iz_track *track,
@@ -73,6 +78,8 @@ void iz_units_batch(struct iz_engine *e, struct iz_track *track,
                           .input_bytes =
                               e->plan.samples * e->model->input_bytes,
                           .tasks = masked ? (double)tasks : 0};
+    if (e->model->documents_apart)
+        a.begins_at = a.input_bytes + e->plan.samples * e->model->target_bytes;
     struct iz_task t = iz_task_of(e, IZ_BATCH, IZ_ON_HOST, run_batch, 0);
     iz_task_add(&t, track->batch_handle, STARPU_W);
     iz_task_add(&t, track->weight_handle, STARPU_W);
@@ -125,7 +132,8 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
     bool backward = c->call == IZ_CALL_BACKWARD;
     bool generate = c->call == IZ_CALL_GENERATE;
     bool training = c->kind == IZ_FORWARD || backward;
-    bool batch = first || last || e->model->unit[u].reads_input;
+    bool batch = first || last || e->model->unit[u].reads_input ||
+                 e->model->documents_apart;
     bool rows = e->plan.zero.fetch || backward;
     /* What is not kept takes its place in scratch. */
     enum iz_repeat repeat = training ? e->plan.unit[u].repeat : IZ_REPEAT_NONE;

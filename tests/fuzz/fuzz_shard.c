@@ -37,7 +37,7 @@ static void read_all(const struct iz_data *d, int seq)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct iz_data_config c = {.val_fraction = 0.2};
+    struct iz_data_config c = {.val_fraction = 0.2, .document_end = -1};
     char mask[IZ_PATH_MAX];
     struct iz_data *d;
     if (size < 4)

@@ -3,19 +3,34 @@
 #include "tests/codelets/ops/attention_case.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct attention attention_new(enum iz_dtype act, struct shape s, double scale)
 {
     int64_t m = s.samples * s.seq, c = s.heads * s.d;
     int64_t ld = c + 2 * s.kv_heads * s.d;
-    return (struct attention){
+    struct attention t = {
         .s = {.n = ATTENTION_TENSORS,
+              .pinned = BIT(BEGINS),
               .t = {[QKV] = tensor_new(act, m, ld, scale),
                     [O] = tensor_new(act, m, c, 1),
                     [LSE] = tensor_new(IZ_F32, s.samples * s.heads, s.seq, 1),
                     [DQKV] = tensor_new(act, m, ld, 1),
-                    [DY] = tensor_new(act, m, c, 1)}},
+                    [DY] = tensor_new(act, m, c, 1),
+                    [BEGINS] = bytes_new(m * 4)}},
         .shape = s};
+    t.begins = t.s.t[BEGINS].v.p;
+    memset(t.begins, 0, (size_t)m * 4);
+    return t;
+}
+
+void attention_cut(struct attention *t, bool (*starts)(int64_t i))
+{
+    t->apart = true;
+    for (int64_t i = 0; i < t->shape.samples * t->shape.seq; i++) {
+        int32_t at = (int32_t)(i % t->shape.seq);
+        t->begins[i] = at == 0 || starts(at) ? at : t->begins[i - 1];
+    }
 }
 
 void attention_free(struct attention *t)
@@ -38,7 +53,11 @@ static struct iz_attention attention_of(const struct iz_view *v,
                                  .seq = s->seq,
                                  .heads = (int)s->heads,
                                  .kv_heads = none ? 0 : (int)s->kv_heads,
-                                 .full = t->full};
+                                 .full = t->full,
+                                 .begins = {.p = v[BEGINS].p,
+                                            .dtype = IZ_I32,
+                                            .rows = t->apart ? s->samples : 0,
+                                            .cols = s->seq}};
 }
 
 void attention_forward(struct iz_exec *x, const struct iz_view *v,
@@ -62,9 +81,9 @@ void attention_backward(struct iz_exec *x, const struct iz_view *v,
 void attention_run(struct attention *t, bool backward)
 {
     static const struct pass pass[2] = {
-        {attention_forward, BIT(QKV), BIT(O) | BIT(LSE)},
-        {attention_backward, BIT(QKV) | BIT(O) | BIT(LSE) | BIT(DY),
-         BIT(DQKV)}};
+        {attention_forward, BIT(QKV) | BIT(BEGINS), BIT(O) | BIT(LSE)},
+        {attention_backward,
+         BIT(QKV) | BIT(O) | BIT(LSE) | BIT(DY) | BIT(BEGINS), BIT(DQKV)}};
     scene_run(&t->s, &pass[backward], t);
 }
 

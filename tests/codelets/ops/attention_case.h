@@ -8,13 +8,17 @@ struct shape {
     int64_t samples, seq, heads, d, kv_heads;
 };
 
-enum { QKV, O, LSE, DQKV, DY, ATTENTION_TENSORS };
+enum { QKV, O, LSE, DQKV, DY, BEGINS, ATTENTION_TENSORS };
 
 struct attention {
     struct scene s;
     struct shape shape;
     bool full;             /* not causal */
     bool cudnn, cudnn_bwd; /* whose kernels */
+    /* [samples * seq]: see ops.h; the scene's own, used if `apart`, which is
+     * set by attention_cut: documents begin at rows i where starts(i). */
+    int32_t *begins;
+    bool apart;
     /* What is expected of these tensors; owned, NULL until attention_double. */
     struct near *o, *lse, *dqkv;
 };
@@ -22,6 +26,7 @@ struct attention {
 /* scale: of queries, keys and values. */
 struct attention attention_new(enum iz_dtype act, struct shape s, double scale);
 void attention_free(struct attention *t);
+void attention_cut(struct attention *t, bool (*starts)(int64_t i));
 scene_op attention_forward, attention_backward;
 void attention_run(struct attention *t, bool backward);
 

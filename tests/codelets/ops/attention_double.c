@@ -9,9 +9,10 @@
  * apart in qkv, c in o. */
 struct head {
     int64_t n, d, c, ld;
-    bool full;     /* not causal */
-    int64_t group; /* heads that share keys */
-    bool last;     /* of its group */
+    bool full;             /* not causal */
+    const int32_t *begins; /* or NULL */
+    int64_t group;         /* heads that share keys */
+    bool last;             /* of its group */
     const double *q, *k, *v, *dy;
     struct near *o, *lse, *dq, *dk, *dv;
     bool parts;          /* what each head adds to shared keys is rounded */
@@ -38,7 +39,12 @@ static struct near dot(const double *a, const double *b, int64_t n)
     return s;
 }
 
-/* Keys that row i sees. */
+/* Keys that row i sees: from this one on, up to the next function's. */
+static int64_t first_key(const struct head *h, int64_t i)
+{
+    return h->begins ? h->begins[i] : 0;
+}
+
 static int64_t keys_seen(const struct head *h, int64_t i)
 {
     return h->full ? h->n : i + 1;
@@ -50,19 +56,19 @@ static void softmax(const struct head *h, int64_t i)
 {
     struct near *p = h->p + i * h->n;
     double max = -INFINITY, sum = 0, off = 0;
-    for (int64_t j = 0; j < keys_seen(h, i); j++) {
+    for (int64_t j = first_key(h, i); j < keys_seen(h, i); j++) {
         p[j] = dot(h->q + i * h->ld, h->k + j * h->ld, h->d);
         p[j].is *= h->scale;
         p[j].within *= h->scale * steps(h->d + 4); /* a sum in fp32 */
         max = fmax(max, p[j].is);
         off = fmax(off, p[j].within);
     }
-    for (int64_t j = 0; j < keys_seen(h, i); j++)
+    for (int64_t j = first_key(h, i); j < keys_seen(h, i); j++)
         sum += exp(p[j].is - max);
     h->lse[i].is = max + log(sum);
     h->lse[i].within = off + steps(keys_seen(h, i) + 7) +
                        4 * steps(1) * (fabs(max) + fabs(log(sum)));
-    for (int64_t j = 0; j < keys_seen(h, i); j++) {
+    for (int64_t j = first_key(h, i); j < keys_seen(h, i); j++) {
         double e = p[j].within + h->lse[i].within + steps(4) * (1 + fabs(max));
         p[j].is = exp(p[j].is - h->lse[i].is);
         p[j].within = p[j].is * e;
@@ -80,7 +86,7 @@ static void output(const struct head *h, int64_t i)
 {
     for (int64_t x = 0; x < h->d; x++) {
         struct near o = {0, 0};
-        for (int64_t j = 0; j < keys_seen(h, i); j++) {
+        for (int64_t j = first_key(h, i); j < keys_seen(h, i); j++) {
             struct near p = h->p[i * h->n + j];
             double v = h->v[j * h->ld + x];
             o.is += p.is * v;
@@ -102,7 +108,7 @@ static void scores_grad(const struct head *h, int64_t i)
         delta.is += dy[x] * o.is;
         delta.within += fabs(dy[x]) * (o.within + steps(h->d) * fabs(o.is));
     }
-    for (int64_t j = 0; j < keys_seen(h, i); j++) {
+    for (int64_t j = first_key(h, i); j < keys_seen(h, i); j++) {
         struct near p = h->p[i * h->n + j];
         struct near dp = dot(dy, h->v + j * h->ld, h->d);
         double off = dp.within * steps(h->d) + delta.within;
@@ -153,7 +159,7 @@ static void head_bwd(const struct head *h)
     int64_t ld = h->ld, n = h->n + 4, all = h->group * h->n + 4;
     for (int64_t i = 0; i < h->n; i++) {
         scores_grad(h, i);
-        for (int64_t j = 0; j < keys_seen(h, i); j++) {
+        for (int64_t j = first_key(h, i); j < keys_seen(h, i); j++) {
             struct near ds = h->ds[i * h->n + j];
             add(h, h->dq + i * ld, ds, h->k + j * ld, n);
             add(h, h->part + j * h->d, ds, h->q + i * ld, all);
@@ -161,7 +167,7 @@ static void head_bwd(const struct head *h)
     }
     join(h, h->dk, h->scale);
     for (int64_t i = 0; i < h->n; i++)
-        for (int64_t j = 0; j < keys_seen(h, i); j++)
+        for (int64_t j = first_key(h, i); j < keys_seen(h, i); j++)
             add(h, h->part + j * h->d, h->p[i * h->n + j], h->dy + i * h->c,
                 all);
     join(h, h->dv, 1);
@@ -189,6 +195,7 @@ static void head_at(struct head *h, const struct attention *a, int64_t i)
     int64_t v = k + s->kv_heads * s->d;
     const double *qkv = a->s.t[QKV].d;
     h->last = head % h->group == h->group - 1;
+    h->begins = a->apart ? a->begins + row : NULL;
     h->q = qkv + q;
     h->k = qkv + k;
     h->v = qkv + v;

@@ -263,6 +263,145 @@ static void a_sample_does_not_see_its_neighbours(void **state)
     attention_free(&one);
 }
 
+/* ---- documents that do not see each other ---- */
+
+static bool anywhere(int64_t i)
+{
+    return fixture_below(3) == 0;
+}
+
+static bool seldom(int64_t i)
+{
+    return fixture_below(60) == 0;
+}
+
+static bool at_each(int64_t i)
+{
+    return true;
+}
+
+static bool at_tiles(int64_t i)
+{
+    return i % 128 == 0;
+}
+
+static bool at_last(int64_t i)
+{
+    return i == 64;
+}
+
+/* Documents of one row and of several tiles, whose borders lie anywhere in a
+ * tile, or on its edge; groups of heads. */
+static void documents_agree_with_double(void **state)
+{
+    static bool (*const starts[])(int64_t) = {anywhere, seldom, at_each,
+                                              at_tiles, at_last};
+    static const struct shape shape[] = {
+        {1, 1, 1, 8, 1},     {3, 5, 2, 16, 2},   {2, 65, 3, 17, 3},
+        {1, 130, 4, 64, 2},  {2, 257, 1, 32, 1}, {1, 300, 2, 40, 1},
+        {1, 140, 2, 128, 2}, {1, 97, 1, 200, 1}};
+    for (int i = 0; i < 3 * COUNT(shape) * COUNT(starts); i++) {
+        enum iz_dtype act = fixture_types[i % 3];
+        const struct shape *s = &shape[i / 3 % COUNT(shape)];
+        if (!backend_acts(act) || !possible(act, s))
+            continue;
+        struct attention t = attention_new(act, *s, 2);
+        attention_cut(&t, starts[i / 3 / COUNT(shape)]);
+        attention_check(&t);
+        attention_free(&t);
+    }
+}
+
+/* The rows of `from` from row `at` on. */
+static void take_rows(struct tensor *to, const struct tensor *from, int64_t at)
+{
+    memcpy(to->v.p, iz_view_rows(from->v, at, to->v.rows).p,
+           (size_t)iz_view_bytes(to->v));
+}
+
+/* A document that begins with a tile has the bits that it has alone. */
+static void check_alone(enum iz_dtype act, int64_t at, int64_t n)
+{
+    enum { T = 461 };
+    struct attention all =
+        attention_new(act, (struct shape){1, T, 4, 24, 2}, 2);
+    struct attention one =
+        attention_new(act, (struct shape){1, n, 4, 24, 2}, 2);
+    attention_cut(&all, at_tiles);
+    for (int32_t i = 256; i < 384; i++) /* of two tiles */
+        all.begins[i] = 128;
+    for (int i = 0; i < 2; i++)
+        take_rows(&one.s.t[i ? DY : QKV], &all.s.t[i ? DY : QKV], at);
+    for (int i = 0; i < 4; i++)
+        attention_run(i % 2 ? &one : &all, i / 2);
+    fixture_same_bits("o", iz_view_rows(all.s.t[O].v, at, n), one.s.t[O].v);
+    fixture_same_bits("dqkv", iz_view_rows(all.s.t[DQKV].v, at, n),
+                      one.s.t[DQKV].v);
+    for (int64_t h = 0; h < 4; h++)
+        assert_memory_equal((float *)all.s.t[LSE].v.p + h * T + at,
+                            (float *)one.s.t[LSE].v.p + h * n,
+                            (size_t)n * sizeof(float));
+    attention_free(&all);
+    attention_free(&one);
+}
+
+static void a_document_has_the_bits_that_it_has_alone(void **state)
+{
+    for (int i = 0; i < 3; i++) {
+        if (!acts(fixture_types[i]))
+            continue;
+        check_alone(fixture_types[i], 0, 128);
+        check_alone(fixture_types[i], 128, 256);
+        check_alone(fixture_types[i], 384, 77);
+    }
+}
+
+/* How many of the tiles of 128 rows a tensor has, in its columns from c0 to c1,
+ * are not numbers somewhere. */
+static int tiles_spoilt(struct tensor *t, int64_t c0, int64_t c1)
+{
+    int n = 0;
+    tensor_load(t);
+    for (int64_t i0 = 0; i0 < t->v.rows; i0 += 128) {
+        bool spoilt = false;
+        for (int64_t i = i0; i < i0 + 128; i++)
+            for (int64_t c = c0; c < c1; c++)
+                spoilt |= isnan(t->d[i * t->v.cols + c]);
+        n += spoilt;
+    }
+    return n;
+}
+
+/* What is computed of a NaN is NaN, though it weighs 0: so what is not spoilt
+ * by a document was not computed with it. */
+static void other_documents_are_skipped(void **state)
+{
+    enum { T = 512, TILES = T / 128, C = 16, LD = 3 * C };
+    for (int k = 0; k < 3 * TILES; k++) {
+        enum iz_dtype act = fixture_types[k % 3];
+        if (!acts(act))
+            continue;
+        for (int apart = 0; apart < 2; apart++) {
+            struct attention t =
+                attention_new(act, (struct shape){1, T, 1, C, 1}, 1);
+            int64_t from = k / 3 * 128, sees = apart ? 1 : TILES - k / 3;
+            if (apart)
+                attention_cut(&t, at_tiles);
+            for (int64_t i = from; i < from + 128; i++)
+                for (int c = C; c < LD; c++)
+                    t.s.t[QKV].d[i * LD + c] = NAN;
+            tensor_store(&t.s.t[QKV]);
+            attention_run(&t, false);
+            assert_int_equal(tiles_spoilt(&t.s.t[O], 0, C), sees);
+            attention_run(&t, true);
+            assert_int_equal(tiles_spoilt(&t.s.t[DQKV], 0, C), sees);
+            if (apart)
+                assert_int_equal(tiles_spoilt(&t.s.t[DQKV], C, LD), 1);
+            attention_free(&t);
+        }
+    }
+}
+
 static double objective(void *arg)
 {
     struct attention *t = arg;
@@ -277,6 +416,7 @@ static double objective(void *arg)
         .kv_heads = s->kv_heads,
         .c = s->heads * s->d,
         .full = t->full,
+        .begins = t->apart ? t->begins : NULL,
     };
     ref_attention(&r);
     return fixture_dot(t->s.t[O].d, t->s.t[DY].d, iz_view_len(t->s.t[O].v));
@@ -285,12 +425,14 @@ static double objective(void *arg)
 /* The gradient in double against differences of another reference. */
 static void double_agrees_with_differences(void **state)
 {
-    for (int full = 0; full < 2; full++) {
+    for (int kind = 0; kind < 3; kind++) {
         struct attention t =
             attention_new(IZ_F32, (struct shape){2, 7, 4, 5, 2}, 2);
         struct tensor *v = t.s.t;
         double *want = tensor_want(&v[QKV]);
-        t.full = full;
+        t.full = kind == 1;
+        if (kind == 2)
+            attention_cut(&t, anywhere);
         attention_double(&t);
         ref_gradient(want, objective, &t, v[QKV].d, iz_view_len(v[QKV].v));
         objective(&t);
@@ -362,6 +504,9 @@ int ops_attention(void)
         SEEDED(attention_weighs_no_key_more_than_once),
         SEEDED(no_row_sees_a_later_one),
         SEEDED(a_sample_does_not_see_its_neighbours),
+        SEEDED(documents_agree_with_double),
+        SEEDED(a_document_has_the_bits_that_it_has_alone),
+        SEEDED(other_documents_are_skipped),
         SEEDED(impossible_heads_are_refused),
     };
     const struct iz_simd_level *best = NULL;

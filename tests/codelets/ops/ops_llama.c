@@ -116,7 +116,7 @@ static void rope_run(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
 {
     const struct turn *t = arg;
-    iz_rope(x, v[0], &t->r, t->back);
+    iz_rope(x, v[0], IZ_NONE, &t->r, t->back);
 }
 
 /* A cosine errs by the rounding of its angle and its own, 3e-7 together, 4e-7

@@ -149,11 +149,13 @@ void ref_attention(const struct ref_attention *p)
         for (int64_t h = 0; h < p->heads; h++)
             for (int64_t i = 0; i < p->seq; i++) {
                 const double *row = p->qkv + b * p->seq * ld;
-                const double *k = row + p->c + h * n / p->heads * d;
+                int64_t first = p->begins ? p->begins[b * p->seq + i] : 0;
+                const double *k =
+                    row + first * ld + p->c + h * n / p->heads * d;
                 attend(p->o + (b * p->seq + i) * p->c + h * d,
                        p->lse ? p->lse + (b * p->heads + h) * p->seq + i : NULL,
                        row + i * ld + h * d, k, k + n * d,
-                       p->full ? p->seq : i + 1, d, ld);
+                       (p->full ? p->seq : i + 1) - first, d, ld);
             }
 }
 

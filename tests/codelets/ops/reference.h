@@ -46,6 +46,7 @@ struct ref_attention {
     const double *qkv;
     int64_t samples, seq, heads, c, kv_heads;
     bool full;
+    const int32_t *begins; /* [samples*seq]: the first key that a row sees */
 };
 void ref_attention(const struct ref_attention *p);
 

@@ -88,13 +88,13 @@ struct reacher {
 
     void one(struct iz_attention &a)
     {
-        all(a.qkv, a.o, a.lse);
+        all(a.qkv, a.o, a.lse, a.begins);
     }
 
     void one(struct iz_table &t)
     {
         one(t.row);
-        all(t.w, t.dw, t.wpe, t.dwpe);
+        all(t.w, t.dw, t.wpe, t.dwpe, t.begins);
     }
 
     void one(struct iz_classifier &k)
